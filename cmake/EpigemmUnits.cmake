@@ -1,0 +1,100 @@
+# One object library per kind of source, each with its own include paths and flags (nothing is set globally): torch's
+# headers reach csrc/torch alone, CUTLASS's headers csrc/gemm/sm90 alone.
+#
+# Sets EPIGEMM_OBJECTS, the list of object libraries that make up the module.
+set(csrc "${PROJECT_SOURCE_DIR}/csrc")
+set(EPIGEMM_OBJECTS "")
+
+# epigemm_objects(name SOURCES ...): compiled position-independent and hidden, with csrc/ and the generated headers.
+function(epigemm_objects name)
+  cmake_parse_arguments(PARSE_ARGV 1 arg "" "" "SOURCES")
+  add_library(${name} OBJECT ${arg_SOURCES})
+  target_include_directories(${name} PRIVATE "${csrc}" "${EPIGEMM_GENERATED_DIR}")
+  # Every source's compiler options, so that the linker can drop what is not used.
+  target_compile_options(
+    ${name} PRIVATE $<$<COMPILE_LANGUAGE:CXX>:-Wall -Wextra -ffunction-sections -fdata-sections>
+                    $<$<COMPILE_LANGUAGE:CUDA>:-Xcompiler=-ffunction-sections,-fdata-sections>)
+  set_target_properties(
+    ${name} PROPERTIES CXX_STANDARD 17 CXX_STANDARD_REQUIRED ON CXX_EXTENSIONS OFF CUDA_STANDARD 17
+                       CUDA_STANDARD_REQUIRED ON CUDA_EXTENSIONS OFF POSITION_INDEPENDENT_CODE ON
+                       CXX_VISIBILITY_PRESET hidden CUDA_VISIBILITY_PRESET hidden VISIBILITY_INLINES_HIDDEN ON
+                       CUDA_ARCHITECTURES OFF)
+  set(EPIGEMM_OBJECTS ${EPIGEMM_OBJECTS} ${name} PARENT_SCOPE)
+endfunction()
+
+# --- the registry and the dispatcher: plain C++ -------------------------------------------------------------------
+file(GLOB core_sources CONFIGURE_DEPENDS "${csrc}/epilogue/*.cpp" "${csrc}/gemm/*.cpp"
+     "${csrc}/elementwise/*.cpp")
+if(EPIGEMM_GEMM_ARCHITECTURES)
+  file(GLOB sm90_sources CONFIGURE_DEPENDS "${csrc}/gemm/sm90/*.cpp")
+endif()
+epigemm_objects(epigemm_core SOURCES ${core_sources} ${sm90_sources})
+
+# --- CPU kernels: the same file once per x86-64 level, chosen at run time -----------------------------------------
+# Neither flag changes a value: both only let comparisons and square roots vectorise. NaN and infinity stay exact.
+set(cpu_flags -O3 -fno-math-errno -fno-trapping-math)
+set(cpu_levels baseline)
+set(cpu_flags_x86_64_v3 -mavx2 -mfma -mf16c -mbmi2)
+set(cpu_flags_x86_64_v4 ${cpu_flags_x86_64_v3} -mavx512f -mavx512dq -mavx512bw -mavx512vl)
+if(CMAKE_SYSTEM_PROCESSOR MATCHES "^(x86_64|AMD64|amd64)$")
+  list(APPEND cpu_levels x86_64_v3 x86_64_v4)
+endif()
+
+file(GLOB cpu_sources CONFIGURE_DEPENDS "${csrc}/cpu/*.cpp")
+set(cpu_kernels "${csrc}/cpu/kernels.cpp")
+list(REMOVE_ITEM cpu_sources "${cpu_kernels}")
+epigemm_objects(epigemm_cpu SOURCES ${cpu_sources})
+target_compile_options(epigemm_cpu PRIVATE ${cpu_flags})
+foreach(level IN LISTS cpu_levels)
+  epigemm_objects(epigemm_cpu_${level} SOURCES "${cpu_kernels}")
+  target_compile_definitions(epigemm_cpu_${level} PRIVATE EPIGEMM_CPU_LEVEL=${level})
+  target_compile_options(epigemm_cpu_${level} PRIVATE ${cpu_flags} ${cpu_flags_${level}})
+  string(TOUPPER "EPIGEMM_CPU_HAS_${level}" has)
+  target_compile_definitions(epigemm_cpu PRIVATE ${has}=1)
+endforeach()
+
+# --- the binding: torch's stable ABI ------------------------------------------------------------------------------
+set(EPIGEMM_WITH_SM90 0)
+if(EPIGEMM_GEMM_ARCHITECTURES)
+  set(EPIGEMM_WITH_SM90 1)
+endif()
+set(EPIGEMM_COMPILER "${CMAKE_CXX_COMPILER_ID} ${CMAKE_CXX_COMPILER_VERSION}")
+string(REGEX MATCH "^[0-9]+\\.[0-9]+" EPIGEMM_TORCH_HEADERS "${EPIGEMM_TORCH_VERSION}")
+if(NOT EPIGEMM_WITH_CUDA)
+  set(EPIGEMM_NVCC_VERSION "")
+  set(EPIGEMM_CUTLASS_VERSION "")
+endif()
+configure_file("${PROJECT_SOURCE_DIR}/cmake/build_config.h.in" "${EPIGEMM_GENERATED_DIR}/build_config.h" @ONLY)
+
+file(GLOB torch_sources CONFIGURE_DEPENDS "${csrc}/torch/*.cpp")
+epigemm_objects(epigemm_torch SOURCES ${torch_sources})
+target_include_directories(epigemm_torch SYSTEM PRIVATE "${EPIGEMM_TORCH_PATH}/include"
+                                                        "${EPIGEMM_TORCH_PATH}/include/torch/csrc/api/include")
+# Nothing newer than the ABI of torch 2.10, whatever torch the headers are from.
+target_compile_definitions(epigemm_torch PRIVATE TORCH_TARGET_VERSION=0x020a000000000000)
+
+# What was built, for every plain C++ source that asks: strings, so a header rather than quoted definitions.
+foreach(target epigemm_core epigemm_torch)
+  target_compile_options(${target} PRIVATE "SHELL:-include \"${EPIGEMM_GENERATED_DIR}/build_config.h\"")
+endforeach()
+
+# --- CUDA ---------------------------------------------------------------------------------------------------------
+if(NOT EPIGEMM_WITH_CUDA)
+  return()
+endif()
+
+set(cuda_flags -O3 --expt-relaxed-constexpr)
+file(GLOB elementwise_sources CONFIGURE_DEPENDS "${csrc}/elementwise/*.cu")
+epigemm_objects(epigemm_elementwise SOURCES ${EPIGEMM_ELEMENTWISE_SOURCES} ${elementwise_sources})
+target_compile_options(epigemm_elementwise PRIVATE ${cuda_flags} ${EPIGEMM_ELEMENTWISE_FLAGS})
+
+if(EPIGEMM_GEMM_ARCHITECTURES)
+  include(EpigemmJobs)
+  epigemm_objects(epigemm_sm90 SOURCES ${EPIGEMM_SM90_SOURCES})
+  target_compile_options(epigemm_sm90 PRIVATE ${cuda_flags} ${EPIGEMM_GEMM_FLAGS})
+  # CUTLASS leaves the waits for a programmatic dependent launch out of its kernels unless asked.
+  target_compile_definitions(epigemm_sm90 PRIVATE NDEBUG CUTLASS_ENABLE_GDC_FOR_SM90)
+  target_include_directories(epigemm_sm90 SYSTEM PRIVATE "${EPIGEMM_CUTLASS_PATH}/include"
+                                                         "${EPIGEMM_CUTLASS_PATH}/tools/util/include")
+  set_target_properties(epigemm_sm90 PROPERTIES JOB_POOL_COMPILE epigemm_gemm)
+endif()

@@ -1,0 +1,42 @@
+// D = epilogue(x), element by element: what travels from the binding to the CUDA kernels and to the CPU loop.
+#pragma once
+
+#include "epilogue/registry.h"
+#include "gemm/problem.h"
+
+namespace epigemm {
+
+constexpr int kMaxDimensions = 64;  // torch's own limit
+
+// Every tensor of the problem as base pointer + strides over one index space: out, x, then the per-column operands,
+// which have stride 0 along all axes but the last.
+struct ElementwiseProblem {
+  static constexpr int kOut = 0, kX = 1, kFirstOperand = 2;
+  static constexpr int kTensors = kFirstOperand + kMaxOperands;
+
+  EpilogueId epilogue = EpilogueId::bias;
+  ElementType element = ElementType::Float32;
+  int dimensions = 0;
+  int64_t sizes[kMaxDimensions] = {};
+  int64_t strides[kTensors][kMaxDimensions] = {};  // elements; the last axis is the fastest
+  void* out = nullptr;
+  const void* x = nullptr;
+  OperandValue operands[kMaxOperands];
+  int multiprocessors = 0;  // 0 on a CPU
+  void* stream = nullptr;   // cudaStream_t
+
+  int64_t elements() const {
+    int64_t product = 1;
+    for (int axis = 0; axis < dimensions; ++axis) product *= sizes[axis];
+    return product;
+  }
+};
+
+// Drops axes of size 1, orders the rest by out's strides and merges those that every tensor walks as one, so that the
+// kernels see the fewest axes: a contiguous problem without per-column operands ends as one axis, with them as two.
+void simplify(ElementwiseProblem& problem);
+
+// After simplify: one or two axes, x and out contiguous over both, per-column operands contiguous along the last.
+bool is_contiguous(const ElementwiseProblem& problem);
+
+}  // namespace epigemm

@@ -1,0 +1,61 @@
+// What an epilogue may read, one declaration per operand. See docs/adding-an-epilogue.md.
+//
+// A functor lists its operands in the order in which `apply` takes them:
+//
+//   static constexpr auto operands = operand_list(accumulator(), per_column("bias"), scalar("scale"));
+//
+// From that one list the Hopper GEMM derives its epilogue tree, the elementwise CUDA kernel its loads, the CPU loop its
+// buffers and the torch binding its argument checks.
+#pragma once
+
+#include <array>
+
+#if defined(__CUDACC__)
+#define EPIGEMM_HOST_DEVICE __host__ __device__ __forceinline__
+#else
+// always_inline: the CPU kernels are compiled once per instruction set; an out-of-line copy of a functor, merged by the
+// linker across those units, could hand AVX-512 code to a machine without it.
+#define EPIGEMM_HOST_DEVICE inline __attribute__((always_inline))
+#endif
+
+namespace epigemm {
+
+enum class OperandKind {
+  Accumulator,  // the product of one output element (linear) or x itself (elementwise)
+  PerColumn,    // a vector of length N, broadcast along M; absent = zeros
+  Scalar,       // one number, by value or read on the device from a 0-d tensor
+};
+
+enum class OperandElement {
+  Input,    // the element type of x
+  Compute,  // the type of the epilogue's arithmetic: fp32, for fp64 tensors fp64
+};
+
+struct Operand {
+  OperandKind kind;
+  OperandElement element;
+  const char* name;
+};
+
+constexpr Operand accumulator() { return {OperandKind::Accumulator, OperandElement::Compute, "accumulator"}; }
+constexpr Operand per_column(const char* name) { return {OperandKind::PerColumn, OperandElement::Input, name}; }
+// For vectors that were folded from others: rounding them to 16 bits again would cost accuracy for nothing.
+constexpr Operand folded_per_column(const char* name) {
+  return {OperandKind::PerColumn, OperandElement::Compute, name};
+}
+constexpr Operand scalar(const char* name) { return {OperandKind::Scalar, OperandElement::Compute, name}; }
+
+template <class... Operands>
+constexpr std::array<Operand, sizeof...(Operands)> operand_list(Operands... operands) {
+  return {operands...};
+}
+
+template <class Functor>
+constexpr bool has_per_column_operand() {
+  for (std::size_t i = 0; i < Functor::operands.size(); ++i) {
+    if (Functor::operands[i].kind == OperandKind::PerColumn) return true;
+  }
+  return false;
+}
+
+}  // namespace epigemm

@@ -1,0 +1,44 @@
+// The epilogues at run time: names, operand lists, forms; built from registry.def alone.
+#pragma once
+
+#include <cstdint>
+
+#include "epilogue/operands.h"
+
+namespace epigemm {
+
+enum class EpilogueId : int {
+#define EPIGEMM_EPILOGUE(name, Functor, forms) name,
+#include "epilogue/registry.def"
+#undef EPIGEMM_EPILOGUE
+};
+
+constexpr int kEpilogueCount = 0
+#define EPIGEMM_EPILOGUE(name, Functor, forms) +1
+#include "epilogue/registry.def"
+#undef EPIGEMM_EPILOGUE
+    ;
+
+// The accumulator not counted. Bounds the operand arrays that travel as kernel arguments.
+constexpr int kMaxOperands = 4;
+
+struct EpilogueInfo {
+  EpilogueId id;
+  const char* name;
+  bool linear;              // has fused GEMM kernels
+  const Operand* operands;  // accumulator first
+  int operand_count;        // accumulator included
+};
+
+const EpilogueInfo* epilogues();                   // kEpilogueCount of them, in the order of registry.def
+const EpilogueInfo& epilogue_info(EpilogueId id);  // by id
+const EpilogueInfo* find_epilogue(const char* name, std::size_t length);  // nullptr when there is none of that name
+
+// The value of one operand in one call.
+struct OperandValue {
+  const void* data = nullptr;  // PerColumn: the vector, null = absent; Scalar: a number on the device, null = by value
+  int64_t stride = 0;          // PerColumn: elements from one column's value to the next
+  double value = 0;            // Scalar by value
+};
+
+}  // namespace epigemm

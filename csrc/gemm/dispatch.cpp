@@ -1,0 +1,218 @@
+#include "gemm/dispatch.h"
+
+#include <algorithm>
+#include <limits>
+#include <sstream>
+
+#include "gemm/sm90/tile_costs.h"
+
+namespace epigemm {
+namespace {
+
+constexpr int kTmaAlignment = 16;  // bytes: what the tensor memory accelerator asks of pointers and row strides
+constexpr int64_t kLargestExtent = std::numeric_limits<int32_t>::max();  // the kernels' problem shape is 32-bit
+
+int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+int64_t round_up(int64_t a, int64_t b) { return ceil_div(a, b) * b; }
+
+int alignment_of(const void* pointer) {
+  const auto address = reinterpret_cast<uintptr_t>(pointer);
+  return static_cast<int>(address == 0 ? 256 : std::min<uintptr_t>(address & (~address + 1), 256));
+}
+
+std::string misaligned_row(const char* argument, int64_t row_stride, int bytes) {
+  std::ostringstream reason;
+  reason << argument << " has a row stride of " << row_stride << " elements (" << row_stride * bytes
+         << " bytes); fused kernels need a multiple of " << kTmaAlignment << " bytes";
+  return reason.str();
+}
+
+// What the hardware and the kernels cannot do.
+std::string not_covered(const ProblemTraits& t) {
+  std::ostringstream reason;
+  const int bytes = element_bytes(t.element);
+  if (!epilogue_info(t.epilogue).linear) {
+    reason << "epilogue '" << epilogue_info(t.epilogue).name << "' has no GEMM kernels";
+  } else if (t.capability == 0) {
+    reason << "the tensors are not on a CUDA device";
+  } else if (t.capability / 10 != 9) {
+    reason << "fused kernels exist for compute capability 9.0 (Hopper); this device has " << t.capability / 10 << "."
+           << t.capability % 10;
+  } else if (t.element == ElementType::Float64) {
+    reason << "fused kernels exist for float16, bfloat16 and float32 (as TF32), not for float64";
+  } else if (t.element == ElementType::Float32 && t.arithmetic == Arithmetic::IEEE) {
+    reason
+        << "the precision in force asks for IEEE fp32 products, which no fused kernel computes (TF32 would: precision "
+           "'high')";
+  } else if (t.m == 0 || t.n == 0 || t.k == 0) {
+    reason << "the product is empty (M = " << t.m << ", N = " << t.n << ", K = " << t.k << ")";
+  } else if (t.m > kLargestExtent || t.n > kLargestExtent || t.k > kLargestExtent) {
+    reason << "M, N and K must be below 2^31";
+  } else if (t.alignment < kTmaAlignment) {
+    reason << "x, weight or out starts at an address aligned to " << t.alignment << " bytes; fused kernels need "
+           << kTmaAlignment;
+  } else if (t.x_row_stride < t.k || t.weight_row_stride < t.k) {
+    reason << "the rows of " << (t.x_row_stride < t.k ? "x" : "weight") << " overlap (an expanded tensor)";
+  } else if (t.x_row_stride * bytes % kTmaAlignment != 0) {
+    reason << misaligned_row("x", t.x_row_stride, bytes);
+  } else if (t.weight_row_stride * bytes % kTmaAlignment != 0) {
+    reason << misaligned_row("weight", t.weight_row_stride, bytes);
+  } else if (t.out_row_stride * bytes % kTmaAlignment != 0) {
+    reason << misaligned_row("out", t.out_row_stride, bytes);
+  } else if (!t.operands_contiguous) {
+    reason << "a per-column operand is not contiguous";
+  }
+  return reason.str();
+}
+
+// --- Cost model -----------------------------------------------------------------------------------------------------
+
+constexpr double kBytesPerMicrosecond = 4.3e6;  // device memory of an H200, all multiprocessors together
+constexpr double kLaunchMicroseconds = 5;       // prologue, pipeline fill and the last store
+
+struct Grid {
+  int64_t clusters_m, clusters_n;
+  int64_t clusters() const { return clusters_m * clusters_n; }
+};
+
+Grid grid_of(const ProblemTraits& t, const sm90::Tile& tile) {
+  return {ceil_div(ceil_div(t.m, tile.m), tile.cluster_m), ceil_div(ceil_div(t.n, tile.n), tile.cluster_n)};
+}
+
+int64_t waves(const ProblemTraits& t, const sm90::Tile& tile, int64_t clusters) {
+  return ceil_div(clusters * tile.cluster_m * tile.cluster_n, std::max(1, t.multiprocessors));
+}
+
+double traffic_microseconds(const ProblemTraits& t) {
+  const double m = static_cast<double>(t.m), n = static_cast<double>(t.n), k = static_cast<double>(t.k);
+  return element_bytes(t.element) * (m * k + n * k + m * n) / kBytesPerMicrosecond;
+}
+
+const sm90::TileCost& cost_of(const ProblemTraits& t, int index) {
+  const sm90::TileCosts& costs = sm90::kTileCosts[index];
+  return element_bytes(t.element) == 4 ? costs.in_tf32 : costs.in_16_bits;
+}
+
+// Whole waves of tiles, each as long as its mainloop and what shows of its epilogue; or memory, where that is longer.
+// With one row of tiles a kernel streams the weight at 1 / 1.35 of the memory's speed, with several, each of which
+// reads it, at 1 / 1.7 (measured at M = 64 and 128).
+double fused_microseconds(const ProblemTraits& t, int index) {
+  constexpr double kOneRowTraffic = 1.35, kManyRowsTraffic = 1.7;
+  const sm90::Tile& tile = sm90::kTiles[index];
+  const sm90::TileCost& cost = cost_of(t, index);
+  const double products = 1e-6 * tile.m * tile.n * static_cast<double>(t.k);
+  const double per_tile = products / cost.products_per_microsecond + cost.epilogue_microseconds;
+  const double compute = static_cast<double>(waves(t, tile, grid_of(t, tile).clusters())) * per_tile;
+  const double traffic_factor = grid_of(t, tile).clusters_m * tile.cluster_m == 1 ? kOneRowTraffic : kManyRowsTraffic;
+  return kLaunchMicroseconds + std::max(compute, traffic_factor * traffic_microseconds(t));
+}
+
+// PyTorch's GEMM, then one elementwise kernel over the output. cuBLAS splits K where tiles are few, which our kernels
+// do not, so it is modelled as perfectly balanced. The launches count more than the kernels take: a call of two kernels
+// is two calls from Python.
+double second_path_microseconds(const ProblemTraits& t) {
+  constexpr double kBalancedShare = 0.92, kTrafficFactor = 1.35, kGemmLaunch = 5, kElementwiseLaunch = 3;
+  const double products = 1e-6 * static_cast<double>(t.m) * static_cast<double>(t.n) * static_cast<double>(t.k);
+  const double compute =
+      products / (cost_of(t, 0).products_per_microsecond * kBalancedShare * std::max(1, t.multiprocessors));
+  const double elementwise = kElementwiseLaunch + 2.0 * element_bytes(t.element) * static_cast<double>(t.m) *
+                                                      static_cast<double>(t.n) / kBytesPerMicrosecond;
+  // PyTorch's own GEMM adds a bias at no cost.
+  const double epilogue = t.epilogue == EpilogueId::bias ? 0 : elementwise;
+  return kGemmLaunch + std::max(compute, kTrafficFactor * traffic_microseconds(t)) + epilogue;
+}
+
+// A strip of `swizzle` clusters is walked across before the kernel moves on, so that the operands of a wave stay in L2:
+// the wider the better. But CUTLASS pads the grid to whole strips along *both* axes, and a padded tile costs as much as
+// a real one (at M = 1024 a strip of 8 doubles the work of 128-row tiles), so take the widest that pads next to
+// nothing.
+int choose_swizzle(const ProblemTraits& t, const sm90::Tile& tile) {
+  constexpr double kMostPadding = 1.04;
+  const Grid grid = grid_of(t, tile);
+  for (int swizzle = 8; swizzle > 1; swizzle /= 2) {
+    const int64_t padded = round_up(grid.clusters_m, swizzle) * round_up(grid.clusters_n, swizzle);
+    if (static_cast<double>(padded) <= kMostPadding * static_cast<double>(grid.clusters()) &&
+        waves(t, tile, padded) == waves(t, tile, grid.clusters())) {
+      return swizzle;
+    }
+  }
+  return 1;
+}
+
+// Walk across the direction in which the cluster lies: its CTAs already share one operand by multicast, neighbours in
+// the walk then share the other through L2.
+Plan plan_for(const ProblemTraits& t, int index) {
+  const sm90::Tile& tile = sm90::kTiles[index];
+  return {index, tile.cluster_m > tile.cluster_n ? Raster::AlongN : Raster::AlongM, choose_swizzle(t, tile)};
+}
+
+std::string not_fastest(const ProblemTraits& t) {
+  // Within the model's error the fused kernel has the benefit of the doubt.
+  constexpr double kClearlyFaster = 0.92;
+  const double fused = best_candidate(t).microseconds, second = second_path_microseconds(t);
+  if (second >= kClearlyFaster * fused) return std::string();
+  std::ostringstream reason;
+  reason.precision(3);
+  reason << "PyTorch's GEMM and one elementwise kernel are expected to be faster (" << second << " us against " << fused
+         << " us fused)";
+  return reason.str();
+}
+
+}  // namespace
+
+ProblemTraits traits_of(const Problem& problem) {
+  ProblemTraits traits;
+  traits.epilogue = problem.epilogue;
+  traits.element = problem.element;
+  traits.arithmetic = problem.arithmetic;
+  traits.m = problem.m;
+  traits.n = problem.n;
+  traits.k = problem.k;
+  traits.x_row_stride = problem.x.row_stride;
+  traits.weight_row_stride = problem.weight.row_stride;
+  traits.out_row_stride = problem.out.row_stride;
+  traits.alignment =
+      std::min({alignment_of(problem.x.data), alignment_of(problem.weight.data), alignment_of(problem.out.data)});
+  traits.capability = problem.capability;
+  traits.multiprocessors = problem.multiprocessors;
+  const EpilogueInfo& epilogue = epilogue_info(problem.epilogue);
+  for (int i = 1; i < epilogue.operand_count; ++i) {
+    const OperandValue& value = problem.operands[i - 1];
+    if (epilogue.operands[i].kind == OperandKind::PerColumn && value.data && value.stride != 1 && problem.n > 1) {
+      traits.operands_contiguous = false;
+    }
+  }
+  return traits;
+}
+
+std::string why_not_covered(const ProblemTraits& traits) { return not_covered(traits); }
+
+std::string why_not_fused(const ProblemTraits& traits) {
+  const std::string reason = not_covered(traits);
+  return reason.empty() ? not_fastest(traits) : reason;
+}
+
+std::vector<Candidate> rank_candidates(const ProblemTraits& traits) {
+  std::vector<Candidate> candidates;
+  for (int index = 0; index < sm90::kTileCount; ++index) {
+    candidates.push_back({plan_for(traits, index), fused_microseconds(traits, index)});
+  }
+  std::stable_sort(candidates.begin(), candidates.end(),
+                   [](const Candidate& a, const Candidate& b) { return a.microseconds < b.microseconds; });
+  return candidates;
+}
+
+Candidate best_candidate(const ProblemTraits& traits) {
+  int best = 0;
+  double least = std::numeric_limits<double>::infinity();
+  for (int index = 0; index < sm90::kTileCount; ++index) {
+    const double microseconds = fused_microseconds(traits, index);
+    if (microseconds < least) {
+      least = microseconds;
+      best = index;
+    }
+  }
+  return {plan_for(traits, best), least};
+}
+
+}  // namespace epigemm

@@ -1,0 +1,44 @@
+// Which kernel runs a problem, and why not: pure functions of numbers, the same on a machine without a GPU.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "gemm/problem.h"
+
+namespace epigemm {
+
+// All that the choice depends on.
+struct ProblemTraits {
+  EpilogueId epilogue = EpilogueId::bias;
+  ElementType element = ElementType::Float16;
+  Arithmetic arithmetic = Arithmetic::IEEE;
+  int64_t m = 0, n = 0, k = 0;
+  int64_t x_row_stride = 0, weight_row_stride = 0, out_row_stride = 0;  // elements
+  int alignment = 0;                // bytes: the largest power of two that divides every matrix pointer
+  bool operands_contiguous = true;  // every per-column vector has stride 1
+  int capability = 0;
+  int multiprocessors = 0;
+};
+
+ProblemTraits traits_of(const Problem& problem);
+
+// A plan and the time that the cost model expects of it.
+struct Candidate {
+  Plan plan;
+  double microseconds = 0;
+};
+
+// Empty when a fused kernel can run the problem; else what stands in the way, in words.
+std::string why_not_covered(const ProblemTraits& traits);
+
+// Empty when, besides, it is expected to be at least as fast as PyTorch's GEMM followed by one elementwise kernel.
+std::string why_not_fused(const ProblemTraits& traits);
+
+// Every tile with its best raster order and swizzle, fastest first. Meaningful where a fused kernel covers the problem.
+std::vector<Candidate> rank_candidates(const ProblemTraits& traits);
+
+// The first of rank_candidates, without building the list.
+Candidate best_candidate(const ProblemTraits& traits);
+
+}  // namespace epigemm

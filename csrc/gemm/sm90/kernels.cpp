@@ -1,0 +1,54 @@
+#include "gemm/sm90/kernels.h"
+
+#include "gemm/sm90/tiles.h"
+
+namespace epigemm::sm90 {
+
+#define EPIGEMM_DECLARE(name)                                        \
+  const char* launch_##name##_float16(Problem const&, Plan const&);  \
+  const char* launch_##name##_bfloat16(Problem const&, Plan const&); \
+  const char* launch_##name##_tf32(Problem const&, Plan const&);
+#define EPIGEMM_DECLARE_LINEAR_AND_ELEMENTWISE(name) EPIGEMM_DECLARE(name)
+#define EPIGEMM_DECLARE_ELEMENTWISE_ONLY(name)
+#define EPIGEMM_EPILOGUE(name, Functor, forms) EPIGEMM_DECLARE_##forms(name)
+#include "epilogue/registry.def"
+#undef EPIGEMM_EPILOGUE
+
+namespace {
+
+struct Unit {
+  Launch float16, bfloat16, tf32;
+};
+
+#define EPIGEMM_UNIT_LINEAR_AND_ELEMENTWISE(name) \
+  {&launch_##name##_float16, &launch_##name##_bfloat16, &launch_##name##_tf32},
+#define EPIGEMM_UNIT_ELEMENTWISE_ONLY(name) {nullptr, nullptr, nullptr},
+constexpr Unit kUnits[] = {
+#define EPIGEMM_EPILOGUE(name, Functor, forms) EPIGEMM_UNIT_##forms(name)
+#include "epilogue/registry.def"
+#undef EPIGEMM_EPILOGUE
+};
+
+}  // namespace
+
+Launch find_launch(EpilogueId epilogue, ElementType element) {
+  const Unit& unit = kUnits[static_cast<int>(epilogue)];
+  switch (element) {
+    case ElementType::Float16:
+      return unit.float16;
+    case ElementType::BFloat16:
+      return unit.bfloat16;
+    case ElementType::Float32:
+      return unit.tf32;
+    default:
+      return nullptr;
+  }
+}
+
+int kernel_count() {
+  int units = 0;
+  for (const Unit& unit : kUnits) units += unit.float16 ? 3 : 0;
+  return units * kTileCount;
+}
+
+}  // namespace epigemm::sm90

@@ -1,0 +1,143 @@
+// epigemm::_elementwise_out and _fold_batch_norm_out, on CPU and CUDA.
+#include <torch/csrc/stable/c/shim.h>
+
+#include "cpu/kernels.h"
+#include "elementwise/fold.h"
+#include "torch/arguments.h"
+
+#if EPIGEMM_WITH_CUDA
+#include "elementwise/launch.h"
+#endif
+
+namespace epigemm::binding {
+namespace {
+
+ElementwiseProblem make_problem(const Name& epilogue_name, const Tensor& x, const std::optional<Tensor>& bias,
+                                const std::vector<Tensor>& operands, const std::vector<double>& scalars,
+                                const Tensor& out) {
+  const EpilogueInfo& epilogue = epilogue_named(epilogue_name);
+  ElementwiseProblem problem;
+  problem.epilogue = epilogue.id;
+  problem.element = element_of(x, "x");
+  check(element_of(out, "out") == problem.element, "out must have x's dtype");
+  check(out.is_cuda() == x.is_cuda() && out.get_device_index() == x.get_device_index(), "out must be on x's device");
+  problem.dimensions = static_cast<int>(x.dim());
+  check(problem.dimensions <= kMaxDimensions, "x has ", problem.dimensions, " dimensions, at most ", kMaxDimensions,
+        " are supported");
+  bool same_shape = out.dim() == x.dim();
+  for (int axis = 0; same_shape && axis < problem.dimensions; ++axis) {
+    same_shape = out.size(axis) == x.size(axis);
+    problem.sizes[axis] = x.size(axis);
+    problem.strides[ElementwiseProblem::kX][axis] = x.stride(axis);
+    problem.strides[ElementwiseProblem::kOut][axis] = out.stride(axis);
+  }
+  check(same_shape, "out has shape ", shape_text(out), ", expected x's, ", shape_text(x));
+  const int last = problem.dimensions - 1;
+  fill_operands(epilogue, x, last >= 0 ? problem.sizes[last] : 1, bias, operands, scalars, problem.operands);
+  for (int i = 1; last >= 0 && i < epilogue.operand_count; ++i) {
+    problem.strides[ElementwiseProblem::kFirstOperand + i - 1][last] = problem.operands[i - 1].stride;
+  }
+  problem.x = x.const_data_ptr();
+  problem.out = out.mutable_data_ptr();
+  return problem;
+}
+
+void parallel_for(int64_t begin, int64_t end, int64_t grain, void (*body)(int64_t, int64_t, void*), void* context) {
+  STABLE_TORCH_ERROR_CODE_CHECK(torch_parallel_for(begin, end, grain, body, context));
+}
+
+void elementwise_out_cpu(const Name& epilogue, const Tensor& x, const std::optional<Tensor>& bias,
+                         const std::vector<Tensor>& operands, const std::vector<double>& scalars, const Tensor& out) {
+  ElementwiseProblem problem = make_problem(epilogue, x, bias, operands, scalars, out);
+  if (problem.elements() == 0) return;
+  simplify(problem);
+  cpu::run(problem, &parallel_for);
+}
+
+FoldVector fold_vector(const std::optional<Tensor>& vector, const Tensor& out, const char* argument) {
+  if (!vector) return {};
+  check(vector->dim() == 1 && vector->size(0) == out.size(1), argument, " has shape ", shape_text(*vector),
+        ", expected [", out.size(1), "]");
+  check(vector->is_cuda() == out.is_cuda() && vector->get_device_index() == out.get_device_index(), argument,
+        " is on another device than out");
+  return {vector->const_data_ptr(), vector->stride(0), element_of(*vector, argument)};
+}
+
+FoldProblem make_fold(const std::optional<Tensor>& bias, const std::optional<Tensor>& scale,
+                      const std::optional<Tensor>& running_mean, const std::optional<Tensor>& running_var,
+                      const std::optional<Tensor>& bn_weight, const std::optional<Tensor>& bn_bias, double eps,
+                      const Tensor& out) {
+  check(out.dim() == 2 && out.size(0) == 2 && out.is_contiguous(), "out must be contiguous of shape [2, N], got ",
+        shape_text(out));
+  FoldProblem problem;
+  problem.element = element_of(out, "out");
+  check(problem.element == ElementType::Float32 || problem.element == ElementType::Float64,
+        "out must be float32 or float64");
+  problem.bias = fold_vector(bias, out, "bias");
+  problem.scale = fold_vector(scale, out, "scale");
+  problem.mean = fold_vector(running_mean, out, "running_mean");
+  problem.variance = fold_vector(running_var, out, "running_var");
+  problem.gamma = fold_vector(bn_weight, out, "bn_weight");
+  problem.beta = fold_vector(bn_bias, out, "bn_bias");
+  problem.eps = eps;
+  problem.columns = out.size(1);
+  problem.multiplier = out.mutable_data_ptr();
+  problem.offset = static_cast<char*>(problem.multiplier) + problem.columns * element_bytes(problem.element);
+  return problem;
+}
+
+void fold_batch_norm_out_cpu(const std::optional<Tensor>& bias, const std::optional<Tensor>& scale,
+                             const std::optional<Tensor>& running_mean, const std::optional<Tensor>& running_var,
+                             const std::optional<Tensor>& bn_weight, const std::optional<Tensor>& bn_bias, double eps,
+                             const Tensor& out) {
+  fold_cpu(make_fold(bias, scale, running_mean, running_var, bn_weight, bn_bias, eps, out));
+}
+
+#if EPIGEMM_WITH_CUDA
+
+void check_launched() {
+  const std::string error = cuda::last_error();
+  check(error.empty(), "the kernel could not be launched: ", error);
+}
+
+void elementwise_out_cuda(const Name& epilogue, const Tensor& x, const std::optional<Tensor>& bias,
+                          const std::vector<Tensor>& operands, const std::vector<double>& scalars, const Tensor& out) {
+  ElementwiseProblem problem = make_problem(epilogue, x, bias, operands, scalars, out);
+  if (problem.elements() == 0) return;
+  simplify(problem);
+  const int device = x.get_device_index();
+  const torch::stable::accelerator::DeviceGuard guard(device);
+  problem.multiprocessors = cuda::device(device).multiprocessors;
+  problem.stream = current_stream(device);
+  cuda::launch(problem);
+  check_launched();
+}
+
+void fold_batch_norm_out_cuda(const std::optional<Tensor>& bias, const std::optional<Tensor>& scale,
+                              const std::optional<Tensor>& running_mean, const std::optional<Tensor>& running_var,
+                              const std::optional<Tensor>& bn_weight, const std::optional<Tensor>& bn_bias, double eps,
+                              const Tensor& out) {
+  FoldProblem problem = make_fold(bias, scale, running_mean, running_var, bn_weight, bn_bias, eps, out);
+  const int device = out.get_device_index();
+  const torch::stable::accelerator::DeviceGuard guard(device);
+  problem.stream = current_stream(device);
+  fold_cuda(problem);
+  check_launched();
+}
+
+#endif
+
+}  // namespace
+}  // namespace epigemm::binding
+
+STABLE_TORCH_LIBRARY_IMPL(epigemm, CPU, m) {
+  m.impl("_elementwise_out", TORCH_BOX(&epigemm::binding::elementwise_out_cpu));
+  m.impl("_fold_batch_norm_out", TORCH_BOX(&epigemm::binding::fold_batch_norm_out_cpu));
+}
+
+#if EPIGEMM_WITH_CUDA
+STABLE_TORCH_LIBRARY_IMPL(epigemm, CUDA, m) {
+  m.impl("_elementwise_out", TORCH_BOX(&epigemm::binding::elementwise_out_cuda));
+  m.impl("_fold_batch_norm_out", TORCH_BOX(&epigemm::binding::fold_batch_norm_out_cuda));
+}
+#endif

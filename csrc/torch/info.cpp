@@ -1,0 +1,77 @@
+// epigemm::_build_info, _registry and _cuda_status: what this binary is, as JSON.
+#include "cpu/kernels.h"
+#include "torch/arguments.h"
+
+#if EPIGEMM_WITH_CUDA
+#include "elementwise/launch.h"
+#endif
+#if EPIGEMM_WITH_SM90
+#include "gemm/sm90/kernels.h"
+#endif
+
+namespace epigemm::binding {
+namespace {
+
+int gemm_kernels() {
+#if EPIGEMM_WITH_SM90
+  return sm90::kernel_count();
+#else
+  return 0;
+#endif
+}
+
+std::string build_info() {
+  std::ostringstream json;
+  json << "{\"version\": \"" << EPIGEMM_VERSION << "\", \"cuda\": " << (EPIGEMM_WITH_CUDA ? "true" : "false")
+       << ", \"cuda_toolkit\": \"" << EPIGEMM_CUDA_TOOLKIT << "\", \"cutlass\": \"" << EPIGEMM_CUTLASS_VERSION
+       << "\", \"torch_headers\": \"" << EPIGEMM_TORCH_HEADERS << "\", \"torch_floor\": \"2.10\""
+       << ", \"elementwise_architectures\": \"" << EPIGEMM_ELEMENTWISE_ARCHITECTURES << "\", \"gemm_architectures\": \""
+       << EPIGEMM_GEMM_ARCHITECTURES << "\", \"compiler\": \"" << EPIGEMM_COMPILER
+       << "\", \"gemm_kernels\": " << gemm_kernels() << ", \"cpu_level\": \"" << cpu::level() << "\"}";
+  return json.str();
+}
+
+const char* kind_name(OperandKind kind) {
+  constexpr const char* names[] = {"accumulator", "per_column", "scalar"};
+  return names[static_cast<int>(kind)];
+}
+
+void write_epilogue(std::ostream& json, const EpilogueInfo& epilogue) {
+  json << "{\"name\": \"" << epilogue.name << "\", \"linear\": " << (epilogue.linear ? "true" : "false")
+       << ", \"elementwise\": true, \"operands\": [{\"kind\": \"accumulator\"}";
+  for (int i = 1; i < epilogue.operand_count; ++i) {
+    const Operand& operand = epilogue.operands[i];
+    json << ", {\"kind\": \"" << kind_name(operand.kind) << "\", \"name\": \"" << operand.name << "\", \"element\": \""
+         << (operand.element == OperandElement::Input ? "input" : "compute") << "\"}";
+  }
+  json << "]}";
+}
+
+std::string registry() {
+  std::ostringstream json;
+  json << "[";
+  for (int i = 0; i < kEpilogueCount; ++i) {
+    if (i) json << ", ";
+    write_epilogue(json, epilogues()[i]);
+  }
+  json << "]";
+  return json.str();
+}
+
+std::string cuda_status(int64_t device) {
+#if EPIGEMM_WITH_CUDA
+  return cuda::status(static_cast<int>(device));
+#else
+  (void)device;
+  return "epigemm was built without CUDA";
+#endif
+}
+
+}  // namespace
+}  // namespace epigemm::binding
+
+STABLE_TORCH_LIBRARY_IMPL(epigemm, CompositeExplicitAutograd, m) {
+  m.impl("_build_info", TORCH_BOX(&epigemm::binding::build_info));
+  m.impl("_registry", TORCH_BOX(&epigemm::binding::registry));
+  m.impl("_cuda_status", TORCH_BOX(&epigemm::binding::cuda_status));
+}

@@ -1,0 +1,39 @@
+// The operators' schemas. The public ones are implemented in Python (epigemm/registration.py), where autograd, fake
+// kernels and allocation live; those with a leading underscore are the kernels underneath.
+#include <torch/csrc/stable/library.h>
+
+STABLE_TORCH_LIBRARY(epigemm, m) {
+  m.def(
+      "linear(str epilogue, Tensor x, Tensor weight, Tensor? bias, Tensor[] operands, float[] scalars, str precision)"
+      " -> Tensor");
+  m.def(
+      "linear_out(str epilogue, Tensor x, Tensor weight, Tensor? bias, Tensor[] operands, float[] scalars, str "
+      "precision,"
+      " Tensor(a!) out) -> ()");
+  m.def("elementwise(str epilogue, Tensor x, Tensor? bias, Tensor[] operands, float[] scalars) -> Tensor");
+  m.def(
+      "elementwise_out(str epilogue, Tensor x, Tensor? bias, Tensor[] operands, float[] scalars, Tensor(a!) out) -> "
+      "()");
+  m.def(
+      "fold_batch_norm(Tensor like, Tensor? bias, Tensor? scale, Tensor? running_mean, Tensor? running_var,"
+      " Tensor? bn_weight, Tensor? bn_bias, float eps) -> Tensor");
+
+  m.def(
+      "_fused_linear_out(str epilogue, Tensor x, Tensor weight, Tensor? bias, Tensor[] operands, float[] scalars,"
+      " str arithmetic, int[] plan, Tensor(a!) out) -> bool");
+  m.def(
+      "_elementwise_out(str epilogue, Tensor x, Tensor? bias, Tensor[] operands, float[] scalars, Tensor(a!) out) -> "
+      "()");
+  m.def(
+      "_fold_batch_norm_out(Tensor? bias, Tensor? scale, Tensor? running_mean, Tensor? running_var, Tensor? bn_weight,"
+      " Tensor? bn_bias, float eps, Tensor(a!) out) -> ()");
+  m.def(
+      "_plan_linear(str epilogue, int m, int n, int k, int x_row_stride, int weight_row_stride, int out_row_stride,"
+      " int alignment, str dtype, str arithmetic, int capability, int multiprocessors) -> str");
+  m.def(
+      "_explain_linear(str epilogue, Tensor x, Tensor weight, Tensor? bias, Tensor[] operands, float[] scalars,"
+      " str arithmetic, Tensor out) -> str");
+  m.def("_build_info() -> str");
+  m.def("_registry() -> str");
+  m.def("_cuda_status(int device) -> str");
+}

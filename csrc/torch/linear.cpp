@@ -1,0 +1,225 @@
+// epigemm::_fused_linear_out, _explain_linear and _plan_linear: tensors -> Problem -> Plan -> launch.
+#include <cstring>
+
+#include "gemm/dispatch.h"
+#include "gemm/sm90/tiles.h"
+#include "torch/arguments.h"
+
+#if EPIGEMM_WITH_CUDA
+#include "elementwise/launch.h"
+#endif
+#if EPIGEMM_WITH_SM90
+#include "gemm/sm90/kernels.h"
+#endif
+
+namespace epigemm::binding {
+namespace {
+
+// A call as the kernels see it, or why they cannot see it.
+struct LinearCall {
+  Problem problem;
+  std::string not_representable;
+};
+
+// All leading axes as the rows of one matrix, without a copy. False when no single row stride reaches them all.
+bool as_matrix(const Tensor& tensor, int64_t rows, int64_t columns, Matrix* matrix) {
+  const auto sizes = tensor.sizes();
+  const auto strides = tensor.strides();
+  const int64_t last = static_cast<int64_t>(sizes.size()) - 1;
+  matrix->data = tensor.data_ptr();
+  // One row has no stride that anything could walk; any that the hardware accepts will do.
+  matrix->row_stride = (columns + 15) / 16 * 16;
+  if (columns > 1 && strides[last] != 1) return false;
+  if (rows <= 1) return true;
+  int64_t expected = -1;
+  for (int64_t axis = last - 1; axis >= 0; --axis) {
+    if (sizes[axis] == 1) continue;
+    if (expected < 0) {
+      matrix->row_stride = strides[axis];
+    } else if (strides[axis] != expected) {
+      return false;
+    }
+    expected = strides[axis] * sizes[axis];
+  }
+  return true;
+}
+
+void check_shapes(const Tensor& x, const Tensor& weight, const Tensor& out) {
+  check(weight.dim() == 2, "weight has shape ", shape_text(weight), ", expected [out_features, in_features]");
+  check(x.dim() >= 1 && x.size(x.dim() - 1) == weight.size(1), "x has shape ", shape_text(x),
+        ", its last dimension must be weight's in_features, ", weight.size(1));
+  bool fits = out.dim() == x.dim() && out.size(out.dim() - 1) == weight.size(0);
+  for (int64_t axis = 0; fits && axis + 1 < x.dim(); ++axis) fits = out.size(axis) == x.size(axis);
+  check(fits, "out has shape ", shape_text(out), ", expected x's with ", weight.size(0),
+        " in place of the last dimension");
+}
+
+void set_device(const Tensor& x, Problem* problem) {
+#if EPIGEMM_WITH_CUDA
+  if (x.is_cuda()) {
+    problem->device = x.get_device_index();
+    problem->capability = cuda::device(problem->device).capability;
+    problem->multiprocessors = cuda::device(problem->device).multiprocessors;
+  }
+#else
+  (void)x, (void)problem;
+#endif
+}
+
+LinearCall make_call(const Name& epilogue_name, const Tensor& x, const Tensor& weight,
+                     const std::optional<Tensor>& bias, const std::vector<Tensor>& operands,
+                     const std::vector<double>& scalars, const Name& arithmetic, const Tensor& out) {
+  const EpilogueInfo& epilogue = epilogue_named(epilogue_name);
+  check_shapes(x, weight, out);
+  LinearCall call;
+  Problem& problem = call.problem;
+  problem.epilogue = epilogue.id;
+  problem.element = element_of(x, "x");
+  check(element_of(weight, "weight") == problem.element && element_of(out, "out") == problem.element,
+        "x, weight and out must have the same dtype");
+  check(weight.is_cuda() == x.is_cuda() && out.is_cuda() == x.is_cuda() &&
+            weight.get_device_index() == x.get_device_index() && out.get_device_index() == x.get_device_index(),
+        "x, weight and out must be on the same device");
+  problem.arithmetic = arithmetic_named(arithmetic);
+  problem.n = weight.size(0);
+  problem.k = weight.size(1);
+  problem.m = 1;
+  for (int64_t axis = 0; axis + 1 < x.dim(); ++axis) problem.m *= x.size(axis);
+  fill_operands(epilogue, x, problem.n, bias, operands, scalars, problem.operands);
+  set_device(x, &problem);
+  if (!as_matrix(x, problem.m, problem.k, &problem.x)) {
+    call.not_representable =
+        "x is not a row-major matrix: its last dimension must be contiguous and the others one stride apart";
+  } else if (!as_matrix(weight, problem.n, problem.k, &problem.weight)) {
+    call.not_representable = "weight is not row-major: its in_features must be contiguous";
+  } else if (!as_matrix(out, problem.m, problem.n, &problem.out)) {
+    call.not_representable = "out is not a row-major matrix";
+  }
+  return call;
+}
+
+// A forced plan asks whether a kernel can run, not whether it should.
+std::string why_not(const LinearCall& call, bool forced) {
+  const ProblemTraits traits = traits_of(call.problem);
+  std::string reason = call.not_representable;
+  if (reason.empty()) reason = forced ? why_not_covered(traits) : why_not_fused(traits);
+#if !EPIGEMM_WITH_SM90
+  if (reason.empty()) reason = "epigemm was built without the Hopper GEMM kernels";
+#endif
+  return reason;
+}
+
+void write_plan(std::ostream& json, const Candidate& candidate, ElementType element) {
+  const sm90::Tile& tile = sm90::kTiles[candidate.plan.tile];
+  json << "\"tile_index\": " << candidate.plan.tile << ", \"tile\": \"" << tile.m << "x" << tile.n << "x"
+       << sm90::kTileKBytes / element_bytes(element) << "\", \"cluster\": \"" << tile.cluster_m << "x" << tile.cluster_n
+       << "\", \"schedule\": \"" << (tile.schedule == sm90::Schedule::Cooperative ? "cooperative" : "pingpong")
+       << "\", \"raster\": \"" << (candidate.plan.raster == Raster::AlongM ? "along_m" : "along_n")
+       << "\", \"swizzle\": " << candidate.plan.swizzle << ", \"predicted_us\": " << candidate.microseconds;
+}
+
+std::string plan_json(const ProblemTraits& traits, const std::string& why_not) {
+  std::ostringstream json;
+  json << "{\"fused\": " << (why_not.empty() ? "true" : "false") << ", \"why_not\": \"" << why_not << "\"";
+  if (why_not.empty()) {
+    const std::vector<Candidate> candidates = rank_candidates(traits);
+    json << ", ";
+    write_plan(json, candidates.front(), traits.element);
+    json << ", \"candidates\": [";
+    for (std::size_t i = 0; i < candidates.size(); ++i) {
+      json << (i ? ", {" : "{");
+      write_plan(json, candidates[i], traits.element);
+      json << "}";
+    }
+    json << "]";
+  }
+  json << "}";
+  return json.str();
+}
+
+std::string explain_linear(const Name& epilogue, const Tensor& x, const Tensor& weight,
+                           const std::optional<Tensor>& bias, const std::vector<Tensor>& operands,
+                           const std::vector<double>& scalars, const Name& arithmetic, const Tensor& out) {
+  const LinearCall call = make_call(epilogue, x, weight, bias, operands, scalars, arithmetic, out);
+  return plan_json(traits_of(call.problem), why_not(call, /*forced=*/false));
+}
+
+ElementType element_named(const Name& name) {
+  for (ElementType element :
+       {ElementType::Float16, ElementType::BFloat16, ElementType::Float32, ElementType::Float64}) {
+    if (name.text == element_name(element)) return element;
+  }
+  check(false, "dtype '", name.text, "' is unknown; there are float16, bfloat16, float32, float64");
+  return ElementType::Float32;
+}
+
+std::string plan_linear(const Name& epilogue, int64_t m, int64_t n, int64_t k, int64_t x_row_stride,
+                        int64_t weight_row_stride, int64_t out_row_stride, int64_t alignment, const Name& dtype,
+                        const Name& arithmetic, int64_t capability, int64_t multiprocessors) {
+  check(m >= 0 && n >= 0 && k >= 0, "m, n and k must not be negative, got ", m, ", ", n, ", ", k);
+  check(multiprocessors > 0, "multiprocessors must be positive, got ", multiprocessors);
+  ProblemTraits traits;
+  traits.epilogue = epilogue_named(epilogue).id;
+  traits.element = element_named(dtype);
+  traits.arithmetic = arithmetic_named(arithmetic);
+  traits.m = m;
+  traits.n = n;
+  traits.k = k;
+  traits.x_row_stride = x_row_stride;
+  traits.weight_row_stride = weight_row_stride;
+  traits.out_row_stride = out_row_stride;
+  traits.alignment = static_cast<int>(alignment);
+  traits.capability = static_cast<int>(capability);
+  traits.multiprocessors = static_cast<int>(multiprocessors);
+  return plan_json(traits, why_not_fused(traits));
+}
+
+#if EPIGEMM_WITH_SM90
+
+Plan plan_of(const std::vector<int64_t>& forced, const ProblemTraits& traits) {
+  if (forced.empty()) return best_candidate(traits).plan;
+  check(forced.size() == 3, "plan must be [tile_index, raster, max_swizzle] or empty, got ", forced.size(), " numbers");
+  check(forced[0] >= 0 && forced[0] < sm90::kTileCount, "plan: tile_index must be in 0..", sm90::kTileCount - 1,
+        ", got ", forced[0]);
+  check(forced[1] == 0 || forced[1] == 1, "plan: raster must be 0 (along M) or 1 (along N), got ", forced[1]);
+  check(forced[2] >= 1 && forced[2] <= 8, "plan: max_swizzle must be in 1..8, got ", forced[2]);
+  return {static_cast<int>(forced[0]), static_cast<Raster>(forced[1]), static_cast<int>(forced[2])};
+}
+
+#endif
+
+#if EPIGEMM_WITH_CUDA
+
+bool fused_linear_out(const Name& epilogue, const Tensor& x, const Tensor& weight, const std::optional<Tensor>& bias,
+                      const std::vector<Tensor>& operands, const std::vector<double>& scalars, const Name& arithmetic,
+                      const std::vector<int64_t>& forced_plan, const Tensor& out) {
+  LinearCall call = make_call(epilogue, x, weight, bias, operands, scalars, arithmetic, out);
+  if (!why_not(call, /*forced=*/!forced_plan.empty()).empty()) return false;
+#if EPIGEMM_WITH_SM90
+  Problem& problem = call.problem;
+  const Plan plan = plan_of(forced_plan, traits_of(problem));
+  const torch::stable::accelerator::DeviceGuard guard(problem.device);
+  problem.stream = current_stream(problem.device);
+  const char* refused = sm90::find_launch(problem.epilogue, problem.element)(problem, plan);
+  check(!refused, "the fused kernel could not be launched: ", refused ? refused : "", " ", cuda::last_error());
+#else
+  (void)forced_plan;
+#endif
+  return true;
+}
+
+#endif
+
+}  // namespace
+}  // namespace epigemm::binding
+
+STABLE_TORCH_LIBRARY_IMPL(epigemm, CompositeExplicitAutograd, m) {
+  m.impl("_plan_linear", TORCH_BOX(&epigemm::binding::plan_linear));
+  m.impl("_explain_linear", TORCH_BOX(&epigemm::binding::explain_linear));
+}
+
+#if EPIGEMM_WITH_CUDA
+STABLE_TORCH_LIBRARY_IMPL(epigemm, CUDA, m) {
+  m.impl("_fused_linear_out", TORCH_BOX(&epigemm::binding::fused_linear_out));
+}
+#endif

@@ -1,0 +1,46 @@
+"""epigemm: a linear layer and everything that follows it element by element in one kernel, for PyTorch."""
+
+from __future__ import annotations
+
+from importlib.metadata import PackageNotFoundError, version
+
+from epigemm import nn
+from epigemm._native import build_info
+from epigemm.explain import Explanation, explain
+from epigemm.functional import (
+    bias_relu,
+    linear,
+    linear_relu,
+    linear_relu_div,
+    linear_scale,
+    linear_scale_batch_norm,
+    linear_sigmoid_scale_residual,
+    relu_div,
+    scale_batch_norm,
+    sigmoid,
+    sigmoid_scale_residual,
+)
+
+try:
+    __version__ = version("epigemm")
+except PackageNotFoundError:  # Imported from a folder that was never installed.
+    __version__ = str(build_info()["version"])
+
+__all__ = [
+    "Explanation",
+    "__version__",
+    "bias_relu",
+    "build_info",
+    "explain",
+    "linear",
+    "linear_relu",
+    "linear_relu_div",
+    "linear_scale",
+    "linear_scale_batch_norm",
+    "linear_sigmoid_scale_residual",
+    "nn",
+    "relu_div",
+    "scale_batch_norm",
+    "sigmoid",
+    "sigmoid_scale_residual",
+]

@@ -1,0 +1,302 @@
+"""Argument checks: every message names the argument, what was got and what is accepted.
+
+They run before anything is allocated or launched, for calls through the public functions and through
+`torch.ops.epigemm.*` alike. What torch reports as RuntimeError (shapes, dtypes, devices) is one here as well.
+"""
+
+from __future__ import annotations
+
+import math
+import numbers
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from epigemm import overlap
+from epigemm.epilogues import EPILOGUES, Epilogue, compute_dtype
+from epigemm.precision import ARITHMETIC, DEFAULT, unknown_precision
+
+DTYPES = frozenset((torch.float16, torch.bfloat16, torch.float32, torch.float64))
+_STRIDED = torch.strided
+
+
+def epilogue_named(name: str, *, linear: bool) -> Epilogue:
+    """The registered epilogue called `name`, with a linear form where asked; ValueError without."""
+    epilogue = EPILOGUES.get(name)
+    if epilogue is None or (linear and not epilogue.linear):
+        accepted = ", ".join(repr(e.name) for e in EPILOGUES.values() if e.linear or not linear)
+        raise ValueError(f"epilogue: got {name!r}; accepted are {accepted}")
+    return epilogue
+
+
+def linear(
+    epilogue: Epilogue,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    operands: Sequence[Tensor],
+    scalars: Sequence[float],
+    arithmetic: str,
+    out: Tensor | None,
+) -> None:
+    """Check the arguments of a linear call, all of them tensors already."""
+    _require_matrix_like("x", x)
+    dtype = x.dtype
+    _require_like("weight", weight, dtype, x)
+    shape = weight.shape
+    if len(shape) != 2:
+        raise RuntimeError(
+            f"weight: got shape {_shape(weight)}; accepted is [out_features, in_features] (2 dimensions)"
+        )
+    columns = shape[0]
+    if x.dim() == 0 or x.shape[-1] != shape[1]:
+        raise RuntimeError(
+            f"x: got shape {_shape(x)}; accepted is [..., in_features] with in_features = {shape[1]}, "
+            f"as weight has shape {_shape(weight)}"
+        )
+    _require_operands(epilogue, x, bias, operands, scalars, columns)
+    if arithmetic != DEFAULT and arithmetic not in ARITHMETIC:
+        raise unknown_precision(arithmetic)
+    if out is not None:
+        _require_out(out, (*x.shape[:-1], columns), x)
+
+
+def elementwise(
+    epilogue: Epilogue,
+    x: Tensor,
+    bias: Tensor | None,
+    operands: Sequence[Tensor],
+    scalars: Sequence[float],
+    out: Tensor | None,
+) -> None:
+    """Check the arguments of an elementwise call, all of them tensors already."""
+    _require_matrix_like("x", x)
+    if bias is not None or epilogue.vectors:
+        rows_of_vectors(x)
+    _require_operands(epilogue, x, bias, operands, scalars, x.shape[-1] if x.dim() else 1)
+    if out is not None:
+        _require_out(out, x.shape, x)
+
+
+def fold_batch_norm(like: Tensor, vectors: dict[str, Tensor | None], eps: float, columns: int | None) -> int:
+    """Check the vectors of a BatchNorm fold and return their common length.
+
+    Args:
+        like: gives the device and the type of the arithmetic.
+        vectors: the vectors by name, absent ones None.
+        eps: BatchNorm's epsilon.
+        columns: the length they must have; None: that of the first.
+    """
+    check_eps(eps)
+    _require_matrix_like("like", like)
+    for name, vector in vectors.items():
+        if vector is None:
+            continue
+        _require_strided(name, vector)
+        compute = compute_dtype(like.dtype)
+        if vector.dtype != compute and (compute == torch.float64 or vector.dtype != like.dtype):
+            accepted = _names({like.dtype, compute})
+            raise RuntimeError(
+                f"{name}: got dtype {vector.dtype}; accepted is {accepted}, as x has {like.dtype}"
+            )
+        _require_device(name, vector, like)
+        if columns is None and vector.dim() == 1:
+            columns = vector.shape[0]
+        _require_length(name, vector, columns)
+    if columns is None:
+        raise ValueError(f"{', '.join(vectors)}: got None for all; at least one vector is needed")
+    return columns
+
+
+def check_eps(eps: float) -> None:
+    """TypeError unless `eps` is a real number, ValueError unless it is finite and not negative."""
+    if type(eps) is not float:
+        _require_number("eps", eps)
+    if not 0.0 <= eps < math.inf:
+        raise ValueError(f"eps: got {eps!r}; accepted is a finite number >= 0")
+
+
+def running_statistics(running_mean: Tensor | None, running_var: Tensor | None) -> None:
+    """ValueError where inference BatchNorm is asked for without its statistics."""
+    for name, vector in (("running_mean", running_mean), ("running_var", running_var)):
+        if vector is None:
+            raise ValueError(
+                f"{name}: got None; inference BatchNorm accepts a tensor of shape [N]. With batch statistics use "
+                "epigemm.linear_scale followed by torch.nn.functional.batch_norm."
+            )
+
+
+def tensors(**arguments: object) -> None:
+    """TypeError unless each argument is a tensor."""
+    for name, value in arguments.items():
+        if not isinstance(value, Tensor):
+            raise TypeError(f"{name}: got {_kind(value)}; accepted is a torch.Tensor")
+
+
+def optional_tensors(**arguments: object) -> None:
+    """TypeError unless each argument is a tensor or None."""
+    for name, value in arguments.items():
+        if value is not None and not isinstance(value, Tensor):
+            raise TypeError(f"{name}: got {_kind(value)}; accepted is a torch.Tensor or None")
+
+
+def rows_of_vectors(x: Tensor) -> None:
+    """RuntimeError unless x has a last dimension for per-column vectors to lie along."""
+    if x.dim() == 0:
+        raise RuntimeError(
+            "x: got a 0-dimensional tensor; accepted are shapes [..., N], for there are vectors of length N"
+        )
+
+
+def precision(value: object) -> str:
+    """A caller's `precision`; TypeError unless a string, ValueError unless one of the accepted."""
+    if not isinstance(value, str):
+        raise TypeError(f"precision: got {_kind(value)}; accepted is a string or None")
+    if value not in ARITHMETIC:
+        raise unknown_precision(value)
+    return value
+
+
+def scalar_number(name: str, value: object) -> float:
+    """A Python number as a float; TypeError otherwise."""
+    _require_number(name, value, "a number or a 0-dimensional tensor")
+    return float(value)  # type: ignore[arg-type]
+
+
+def scalar_tensor(name: str, value: Tensor, x: Tensor) -> None:
+    """RuntimeError unless `value` is a floating 0-dimensional tensor beside x."""
+    _require_strided(name, value)
+    if value.dim() != 0:
+        raise RuntimeError(
+            f"{name}: got shape {_shape(value)}; accepted is a number or a 0-dimensional tensor"
+        )
+    if value.dtype not in DTYPES:
+        raise RuntimeError(f"{name}: got dtype {value.dtype}; accepted are {_names(DTYPES)}")
+    _require_device(name, value, x)
+
+
+def output_overlap(out: Tensor, x: Tensor, others: Sequence[Tensor | None], *, in_place: bool) -> None:
+    """RuntimeError where writing `out` would race with reading an input, or with itself.
+
+    Args:
+        out: the tensor that is written.
+        x: the first input.
+        others: the further inputs.
+        in_place: whether `out` may be exactly the same view as `x`.
+    """
+    if out.is_meta:
+        return
+    if not (in_place and overlap.is_same_view(out, x)) and overlap.overlaps(out, x):
+        accepted = "x itself or memory that x does not use" if in_place else "memory that x does not use"
+        raise RuntimeError(f"out: some of its elements share memory with x; accepted is {accepted}")
+    if any(other is not None and overlap.overlaps(out, other) for other in others):
+        raise RuntimeError(
+            "out: some of its elements share memory with another input; accepted is memory of its own"
+        )
+    if overlap.overlaps_itself(out):
+        raise RuntimeError(
+            f"out: several indices address the same element (shape {_shape(out)}, strides {tuple(out.stride())}); "
+            "accepted is a tensor without internal overlap"
+        )
+
+
+def _require_operands(
+    epilogue: Epilogue,
+    x: Tensor,
+    bias: Tensor | None,
+    operands: Sequence[Tensor],
+    scalars: Sequence[float],
+    columns: int,
+) -> None:
+    if bias is not None:
+        if not epilogue.takes_bias:
+            raise RuntimeError(f"bias: got a tensor; the epilogue {epilogue.name!r} accepts None")
+        _require_like("bias", bias, x.dtype, x)
+        _require_length("bias", bias, columns)
+    vectors = epilogue.vectors
+    scalar = epilogue.scalar
+    if not vectors and scalar is None and not operands and not scalars:
+        return
+    given = len(operands) - len(vectors)
+    if given < 0 or given + len(scalars) != (scalar is not None):
+        expected = [vector.name for vector in vectors] + ([scalar.name] if scalar else [])
+        raise RuntimeError(
+            f"operands, scalars: got {len(operands)} tensors and {len(scalars)} numbers; the epilogue "
+            f"{epilogue.name!r} accepts {expected} (vectors first; a scalar as a 0-d tensor or as a number)"
+        )
+    for vector, tensor in zip(vectors, operands, strict=False):
+        _require_like(vector.name, tensor, vector.dtype(x.dtype), x)
+        _require_length(vector.name, tensor, columns)
+    if scalar is not None and given:
+        _require_like(scalar.name, operands[-1], scalar.dtype(x.dtype), x)
+        if operands[-1].dim() != 0:
+            raise RuntimeError(
+                f"{scalar.name}: got shape {_shape(operands[-1])}; accepted is a 0-dimensional tensor"
+            )
+
+
+def _require_out(out: Tensor, shape: Sequence[int], x: Tensor) -> None:
+    _require_like("out", out, x.dtype, x)
+    if out.shape != tuple(shape):
+        raise RuntimeError(f"out: got shape {_shape(out)}; accepted is {list(shape)}")
+    if out.is_neg():
+        raise RuntimeError(
+            "out: got a lazily negated view; accepted is a tensor whose memory holds its own values"
+        )
+
+
+def _require_matrix_like(name: str, x: Tensor) -> None:
+    _require_strided(name, x)
+    if x.dtype not in DTYPES:
+        raise RuntimeError(f"{name}: got dtype {x.dtype}; accepted are {_names(DTYPES)}")
+
+
+def _require_like(name: str, tensor: Tensor, dtype: torch.dtype, x: Tensor) -> None:
+    # One expression on the road of every call; what is wrong is found out only when something is.
+    if (
+        tensor.dtype == dtype
+        and tensor.device == x.device
+        and tensor.layout is _STRIDED
+        and not tensor.is_nested
+    ):
+        return
+    _require_strided(name, tensor)
+    if tensor.dtype != dtype:
+        raise RuntimeError(f"{name}: got dtype {tensor.dtype}; accepted is {dtype}, as x has {x.dtype}")
+    _require_device(name, tensor, x)
+
+
+def _require_device(name: str, tensor: Tensor, x: Tensor) -> None:
+    if tensor.device != x.device:
+        raise RuntimeError(f"{name}: got device {tensor.device}; accepted is {x.device}, where x is")
+
+
+def _require_length(name: str, vector: Tensor, columns: int | None) -> None:
+    if vector.dim() != 1 or vector.shape[0] != columns:
+        raise RuntimeError(
+            f"{name}: got shape {_shape(vector)}; accepted is [{'N' if columns is None else columns}]"
+        )
+
+
+def _require_strided(name: str, tensor: Tensor) -> None:
+    if tensor.layout is not _STRIDED or tensor.is_nested:
+        kind = "a nested tensor" if tensor.is_nested else f"layout {tensor.layout}"
+        raise RuntimeError(f"{name}: got {kind}; accepted is a dense (torch.strided) tensor")
+
+
+def _require_number(name: str, value: object, accepted: str = "a number") -> None:
+    if isinstance(value, bool) or not isinstance(value, (numbers.Real, torch.SymFloat, torch.SymInt)):
+        raise TypeError(f"{name}: got {_kind(value)}; accepted is {accepted}")
+
+
+def _shape(tensor: Tensor) -> list[int]:
+    return list(tensor.shape)
+
+
+def _kind(value: object) -> str:
+    return "None" if value is None else type(value).__name__
+
+
+def _names(dtypes: frozenset[torch.dtype] | set[torch.dtype]) -> str:
+    return ", ".join(sorted(str(dtype) for dtype in dtypes))

@@ -1,0 +1,218 @@
+"""The Python half of the epilogue registry: operands, PyTorch reference and sample inputs of every epilogue.
+
+The list itself is `csrc/epilogue/registry.def`; a test asserts that both halves name the same epilogues and
+operands.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+ACCUMULATOR = "accumulator"
+PER_COLUMN = "per_column"
+SCALAR = "scalar"
+
+
+def compute_dtype(dtype: torch.dtype) -> torch.dtype:
+    """The type of the epilogue's arithmetic for tensors of `dtype`: fp64 for fp64, else fp32."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+@dataclass(frozen=True)
+class Operand:
+    """One operand of an epilogue: what it is broadcast along, its name and its element type.
+
+    `folded` operands have the type of the epilogue's arithmetic (`compute_dtype`), the others that of x.
+    """
+
+    kind: str
+    name: str
+    folded: bool = False
+
+    def dtype(self, x_dtype: torch.dtype) -> torch.dtype:
+        """The element type that this operand has beside an x of `x_dtype`."""
+        return compute_dtype(x_dtype) if self.folded else x_dtype
+
+
+class EpilogueInputs(NamedTuple):
+    """What an epilogue reads beside the accumulator, in the order of the operator's arguments."""
+
+    bias: Tensor | None
+    operands: list[Tensor]
+    scalars: list[float]
+
+
+class Epilogue:
+    """One epilogue: its name and formula, its operands, and a differentiable reference in plain PyTorch.
+
+    Args:
+        name: the registry's name.
+        formula: the mathematics, for people.
+        compute: `compute(z, *operands, *scalars)` in the type of the epilogue's arithmetic; z is the
+            accumulator, plus the bias where the epilogue takes one.
+        operands: what it reads, the accumulator first.
+        linear: whether it can follow a matrix product; elementwise-only otherwise.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        formula: str,
+        compute: Callable[..., Tensor],
+        *operands: Operand,
+        linear: bool = True,
+    ) -> None:
+        self.name = name
+        self.formula = formula
+        self.compute = compute
+        self.operands = (Operand(ACCUMULATOR, ACCUMULATOR), *operands)
+        self.linear = linear
+        self.takes_bias = any(operand.name == "bias" for operand in operands)
+        self.vectors = tuple(o for o in operands if o.kind == PER_COLUMN and o.name != "bias")
+        scalars = [o for o in operands if o.kind == SCALAR]
+        self.scalar = scalars[0] if scalars else None
+
+    def __repr__(self) -> str:
+        return f"Epilogue({self.name}: {self.formula})"
+
+    def reference(
+        self, acc: Tensor, bias: Tensor | None, operands: Sequence[Tensor], scalars: Sequence[float]
+    ) -> Tensor:
+        """The epilogue in plain differentiable PyTorch, rounded once to the dtype of `acc`.
+
+        Args:
+            acc: `[..., N]`, the product (linear) or x (elementwise).
+            bias: `[N]` or None.
+            operands: the operands after the accumulator and the bias: vectors, then a scalar given as a 0-d
+                tensor.
+            scalars: the scalar when it is a Python number, else empty.
+        """
+        z = acc.to(compute_dtype(acc.dtype))
+        if bias is not None:
+            z = z + bias.to(z.dtype)
+        return self.compute(z, *operands, *scalars).to(acc.dtype)
+
+    def sample_inputs(
+        self,
+        columns: int,
+        dtype: torch.dtype,
+        device: torch.device | str = "cpu",
+        *,
+        generator: torch.Generator | None = None,
+        with_bias: bool = True,
+        scalar_as_tensor: bool = False,
+    ) -> EpilogueInputs:
+        """Random operands with both signs, for tests and benchmarks.
+
+        Args:
+            columns: N, the length of every per-column vector.
+            dtype: the element type of x.
+            device: where the tensors live; the numbers are drawn on the CPU, so they are the same everywhere.
+            generator: a CPU generator; the default one if None.
+            with_bias: False leaves the bias out where the epilogue takes one.
+            scalar_as_tensor: True gives the scalar as a 0-d tensor instead of a number.
+        """
+
+        def draw(*shape: int, of: torch.dtype) -> Tensor:
+            return torch.randn(*shape, generator=generator, dtype=torch.float64).to(device=device, dtype=of)
+
+        bias = draw(columns, of=dtype) if self.takes_bias and with_bias else None
+        operands = [draw(columns, of=vector.dtype(dtype)) for vector in self.vectors]
+        if self.scalar is None:
+            return EpilogueInputs(bias, operands, [])
+        # Away from zero: a divisor near zero would make every comparison one of rounding errors.
+        number = torch.randn((), generator=generator, dtype=torch.float64)
+        number = torch.where(number < 0, number - 0.5, number + 0.5)
+        if scalar_as_tensor:
+            return EpilogueInputs(bias, [*operands, number.to(device, compute_dtype(dtype))], [])
+        return EpilogueInputs(bias, operands, [float(number)])
+
+
+_BIAS = Operand(PER_COLUMN, "bias")
+
+
+def _identity(z: Tensor) -> Tensor:
+    return z
+
+
+def _sigmoid_scale_residual(z: Tensor, scale: float | Tensor) -> Tensor:
+    return z + scale * torch.sigmoid(z)
+
+
+def _scale_batch_norm(acc: Tensor, multiplier: Tensor, offset: Tensor) -> Tensor:
+    return multiplier * acc + offset
+
+
+def _relu_div(z: Tensor, divisor: float | Tensor) -> Tensor:
+    return torch.relu(z) / divisor
+
+
+BIAS = Epilogue("bias", "D = acc + bias[n]", _identity, _BIAS)
+BIAS_RELU = Epilogue("bias_relu", "D = relu(acc + bias[n])", torch.relu, _BIAS)
+SIGMOID_SCALE_RESIDUAL = Epilogue(
+    "sigmoid_scale_residual",
+    "z = acc + bias[n]; D = z + scale * sigmoid(z)",
+    _sigmoid_scale_residual,
+    _BIAS,
+    Operand(SCALAR, "scale", folded=True),
+)
+SCALE_BATCH_NORM = Epilogue(
+    "scale_batch_norm",
+    "D = multiplier[n] * acc + offset[n]",
+    _scale_batch_norm,
+    Operand(PER_COLUMN, "multiplier", folded=True),
+    Operand(PER_COLUMN, "offset", folded=True),
+)
+RELU_DIV = Epilogue(
+    "relu_div",
+    "D = relu(acc + bias[n]) / divisor",
+    _relu_div,
+    _BIAS,
+    Operand(SCALAR, "divisor", folded=True),
+)
+SIGMOID = Epilogue("sigmoid", "D = sigmoid(acc)", torch.sigmoid, linear=False)
+
+EPILOGUES: dict[str, Epilogue] = {
+    epilogue.name: epilogue
+    for epilogue in (BIAS, BIAS_RELU, SIGMOID_SCALE_RESIDUAL, SCALE_BATCH_NORM, RELU_DIV, SIGMOID)
+}
+
+
+FOLDED = ("bias", "scale", "running_mean", "running_var", "bn_weight", "bn_bias")
+"""The vectors that fold into scale_batch_norm's multiplier and offset, in the operator's order."""
+
+
+def fold_batch_norm_reference(like: Tensor, vectors: Sequence[Tensor | None], eps: float) -> Tensor:
+    """The fold of scale and inference BatchNorm into `multiplier` and `offset`, in differentiable PyTorch.
+
+        multiplier = scale * g,  offset = (bias * scale - mean) * g + bn_bias,  g = bn_weight / sqrt(var + eps)
+
+    An absent vector stands for what leaves the others alone: bias, mean and bn_bias 0, scale and bn_weight 1;
+    without `running_var` there is no normalisation (g = bn_weight). Returns `[2, N]` in the epilogue's
+    arithmetic type.
+
+    Args:
+        like: gives the device and the arithmetic type; its values do not matter.
+        vectors: those of `FOLDED`, in that order.
+        eps: BatchNorm's epsilon.
+    """
+    bias, scale, running_mean, running_var, bn_weight, bn_bias = vectors
+    # The offset is a difference of products: in fp64 it loses nothing that fp32 holds. MPS has no fp64.
+    wide = torch.float32 if like.device.type == "mps" else torch.float64
+
+    def read(vector: Tensor | None, absent: float) -> Tensor:
+        return like.new_full((), absent, dtype=wide) if vector is None else vector.to(wide)
+
+    gain = read(bn_weight, 1.0)
+    if running_var is not None:
+        gain = gain / torch.sqrt(running_var.to(wide) + eps)
+    scaled = read(scale, 1.0)
+    multiplier = scaled * gain
+    offset = (read(bias, 0.0) * scaled - read(running_mean, 0.0)) * gain + read(bn_bias, 0.0)
+    # Every vector is in the offset: its shape is the full one.
+    return torch.stack((multiplier.expand_as(offset), offset)).to(compute_dtype(like.dtype))

@@ -1,0 +1,273 @@
+"""`explain`: which kernels a call would launch, why these, and what was ruled out; it launches nothing."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from epigemm import checks, execution, functional
+from epigemm import precision as _precision
+from epigemm._native import cuda_status, ops
+from epigemm.epilogues import BIAS, EPILOGUES, Epilogue, compute_dtype
+
+FUSED = "fused"
+GEMM_ELEMENTWISE = "gemm+elementwise"
+ELEMENTWISE = "elementwise"
+REFERENCE = "reference"
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """What one call would do.
+
+    Attributes:
+        op: the public function and the epilogue behind it.
+        path: "fused" (one GEMM kernel with the epilogue in it), "gemm+elementwise" (torch's GEMM, then one
+            elementwise kernel in place), "elementwise" (one kernel), or "reference" (plain PyTorch
+            operations, where epigemm has no kernels).
+        kernel: the kernel that does most of the work.
+        arithmetic: what the numbers are multiplied and accumulated in.
+        reasons: why this path; for a path that is not fused, what ruled the fused kernel out.
+        candidates: the fused kernels that were compared, best first, with their predicted microseconds.
+        backward: what the derivative will use.
+        kernels: every launch, in order.
+    """
+
+    op: str
+    path: str
+    kernel: str
+    arithmetic: str
+    reasons: list[str]
+    candidates: list[dict[str, Any]] = field(default_factory=list)
+    backward: str = ""
+    kernels: list[str] = field(default_factory=list)
+
+    def __str__(self) -> str:
+        """The explanation for people: one line a fact."""
+        lines = [f"{self.op}", f"  path:       {self.path}", f"  kernel:     {self.kernel}"]
+        lines += [f"  arithmetic: {self.arithmetic}"]
+        lines += _listed("because", self.reasons)
+        lines += _listed("launches", [f"{i}. {kernel}" for i, kernel in enumerate(self.kernels, 1)])
+        lines += _listed("compared", [_candidate_text(candidate) for candidate in self.candidates])
+        lines += [f"  backward:   {self.backward}"]
+        return "\n".join(lines)
+
+
+def explain(fn_or_name: Callable[..., Tensor] | str, *args: Any, **kwargs: Any) -> Explanation:
+    """Tell which kernels `fn(*args, **kwargs)` would launch and why.
+
+    Args:
+        fn_or_name: a public function of epigemm, or its name.
+        args: the function's arguments.
+        kwargs: its keyword arguments, `out=` and `precision=` included.
+
+    Returns:
+        An `Explanation`; print it to read it. For a result of its own the call is explained with a fresh
+        `out`, which is allocated.
+
+    Raises:
+        ValueError: `fn_or_name` is no public function of epigemm.
+        Exception: whatever the call itself raises for these arguments.
+
+    Example:
+        >>> print(epigemm.explain("linear_relu", torch.randn(8, 64), torch.randn(32, 64)))  # doctest: +SKIP
+    """
+    name = fn_or_name if isinstance(fn_or_name, str) else getattr(fn_or_name, "__name__", "")
+    function = getattr(functional, name) if name in functional.__all__ else None
+    if function is None or (callable(fn_or_name) and fn_or_name is not function):
+        accepted = ", ".join(functional.__all__)
+        raise ValueError(
+            f"fn_or_name: got {fn_or_name!r}; accepted are epigemm's functions or their names: {accepted}"
+        )
+    recorder = _Recorder()
+    with torch.no_grad(), recorder:
+        function(*args, **kwargs)
+    everything = [*args, *kwargs.values()]
+    differentiates = torch.is_grad_enabled() and any(
+        isinstance(value, Tensor) and value.requires_grad for value in everything
+    )
+    return recorder.explanation(name, differentiates)
+
+
+class _Recorder(TorchFunctionMode):
+    """Catches the operators that a public function calls, in place of running them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.folds: list[str] = []
+        self.call: tuple[str, tuple[Any, ...]] | None = None
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        name = _operator_name(func)
+        if name == "fold_batch_norm":
+            like, *vectors, _ = args
+            columns = next(vector.shape[0] for vector in vectors if vector is not None)
+            self.folds.append(f"fold of {columns} columns into multiplier and offset (fold_batch_norm)")
+            return torch.empty((2, columns), dtype=compute_dtype(like.dtype), device=like.device)
+        if name is not None:
+            self.call = (name, args)
+            return args[1]
+        return func(*args, **(kwargs or {}))
+
+    def explanation(self, function: str, differentiates: bool) -> Explanation:
+        assert self.call is not None
+        operator, args = self.call
+        epilogue = EPILOGUES[args[0]]
+        op = f"{function}: epigemm::{operator}, epilogue {epilogue.name}: {epilogue.formula}"
+        out = args[-1] if operator.endswith("_out") else None
+        given = args[1:-1] if out is not None else args[1:]
+        if operator.startswith("linear"):
+            found = _explain_linear(epilogue, given, out)
+            backward = _BACKWARD_LINEAR
+        else:
+            found = _explain_elementwise(epilogue, given, out)
+            backward = _BACKWARD_ELEMENTWISE
+        if out is not None:
+            backward = "none: a call with out= has no derivative"
+        elif not differentiates:
+            backward = f"not needed: no argument requires grad (otherwise: {backward})"
+        kernels = [*(f"{_owner(given[0])} {fold}" for fold in self.folds), *found.pop("kernels")]
+        return Explanation(op=op, backward=backward, kernels=kernels, **found)
+
+
+_BACKWARD_LINEAR = (
+    "the registry's differentiable PyTorch reference for the epilogue, from a recomputed product; "
+    "the gradients' products are epigemm::linear calls of the same precision"
+)
+_BACKWARD_ELEMENTWISE = "the registry's differentiable PyTorch reference"
+
+
+def _operator_name(func: Any) -> str | None:
+    for name in ("linear", "linear_out", "elementwise", "elementwise_out", "fold_batch_norm"):
+        packet = getattr(ops, name)
+        if func is packet or func is packet.default:
+            return name
+    return None
+
+
+def _explain_linear(epilogue: Epilogue, call: tuple[Any, ...], out: Tensor | None) -> dict[str, Any]:
+    x, weight, bias, operands, scalars, precision = call
+    checks.linear(epilogue, x, weight, bias, operands, scalars, precision, out)
+    if out is not None:
+        checks.output_overlap(out, x, (weight, bias, *operands), in_place=False)
+    arithmetic = execution.linear_arithmetic(x, precision)
+    plan: dict[str, Any] = {"fused": False, "why_not": _no_kernels(x)}
+    if not plan["why_not"]:
+        written = x.new_empty((*x.shape[:-1], weight.shape[0])) if out is None else out
+        plan = json.loads(
+            ops._explain_linear(epilogue.name, x, weight, bias, operands, scalars, arithmetic, written)
+        )
+    found = {"arithmetic": _arithmetic_text(x.dtype, arithmetic), "candidates": plan.get("candidates", [])}
+    if plan["fused"]:
+        kernel = f"epigemm fused GEMM, {_tile_text(plan)}, epilogue {epilogue.name}"
+        reason = f"fastest by prediction of {len(found['candidates'])} fused kernels: {plan['predicted_us']:.1f} us"
+        return {**found, "path": FUSED, "kernel": kernel, "reasons": [reason], "kernels": [kernel]}
+    reasons = [f"no fused kernel: {plan['why_not']}", *_second_path_notes(x, precision, out)]
+    found["arithmetic"] = _arithmetic_text(x.dtype, _torch_arithmetic(x, precision))
+    gemm = "torch GEMM (mm)" if bias is None or epilogue is not BIAS else "torch GEMM (addmm, with the bias)"
+    kernels = [gemm]
+    if epilogue is not BIAS:
+        kernels.append(f"{_owner(x)} {epilogue.name}, in place on the product")
+    path = GEMM_ELEMENTWISE if execution.has_native_kernels(x) else REFERENCE
+    return {**found, "path": path, "kernel": gemm, "reasons": reasons, "kernels": kernels}
+
+
+def _explain_elementwise(epilogue: Epilogue, call: tuple[Any, ...], out: Tensor | None) -> dict[str, Any]:
+    x, bias, operands, scalars = call
+    checks.elementwise(epilogue, x, bias, operands, scalars, out)
+    if out is not None:
+        checks.output_overlap(out, x, (bias, *operands), in_place=True)
+    kernel = f"{_owner(x)} {epilogue.name}"
+    reason = f"elementwise functions are one kernel; x is {_name(x.dtype)} on {x.device}"
+    path = ELEMENTWISE
+    if not execution.has_native_kernels(x):
+        path, reason = REFERENCE, _no_kernels(x)
+    return {
+        "arithmetic": _name(compute_dtype(x.dtype)),
+        "path": path,
+        "kernel": kernel,
+        "reasons": [reason],
+        "kernels": [kernel],
+    }
+
+
+def _no_kernels(x: Tensor) -> str:
+    """Why none of epigemm's kernels runs on x's device; empty where they do."""
+    if x.is_cuda:
+        return cuda_status(x.get_device())
+    return "" if x.is_cpu else f"x is on {x.device}; epigemm has kernels for CUDA and CPU"
+
+
+def _second_path_notes(x: Tensor, precision: str, out: Tensor | None) -> list[str]:
+    notes = []
+    device_type = x.device.type
+    if x.dtype == torch.float32 and _precision.needs_override(precision, device_type):
+        setting = _precision.torch_setting(device_type)
+        notes.append(
+            f"precision={precision!r}: torch's setting {setting!r} is switched to 'ieee' for this GEMM"
+        )
+    if x.dim() != 2 and not _flattens(x):
+        notes.append("x: its leading dimensions are not one stride apart, torch copies it first")
+    if out is not None and out.dim() != 2 and not _flattens(out):
+        notes.append(
+            "out: its leading dimensions are not one stride apart, the product is written elsewhere and copied"
+        )
+    return notes
+
+
+def _torch_arithmetic(x: Tensor, precision: str) -> str:
+    """What torch's own fp32 GEMM computes in: its setting, unless the call asks for more accuracy."""
+    setting = _precision.torch_setting(x.device.type)
+    if setting == "none" or _precision.needs_override(precision, x.device.type):
+        return _precision.IEEE
+    return setting
+
+
+def _flattens(tensor: Tensor) -> bool:
+    try:
+        tensor.view(-1, tensor.shape[-1])
+    except RuntimeError:
+        return False
+    return True
+
+
+def _owner(x: Tensor) -> str:
+    if not execution.has_native_kernels(x):
+        return "PyTorch reference,"
+    return "epigemm CUDA kernel," if x.is_cuda else "epigemm CPU loop,"
+
+
+def _arithmetic_text(dtype: torch.dtype, arithmetic: str) -> str:
+    if dtype == torch.float64:
+        return "float64"
+    if dtype == torch.float32 and arithmetic == _precision.IEEE:
+        return "ieee float32"
+    return f"{arithmetic if dtype == torch.float32 else _name(dtype)} products, float32 accumulation"
+
+
+def _tile_text(plan: dict[str, Any]) -> str:
+    return (
+        f"tile {plan['tile']}, cluster {plan['cluster']}, {plan['schedule']}, raster {plan['raster']}, "
+        f"swizzle {plan['swizzle']}"
+    )
+
+
+def _candidate_text(candidate: dict[str, Any]) -> str:
+    return f"{candidate['predicted_us']:9.1f} us  {_tile_text(candidate)}"
+
+
+def _listed(title: str, items: Sequence[str]) -> list[str]:
+    heads = [f"{title}:"] + [""] * len(items)
+    return [f"  {head:<11} {item}" for head, item in zip(heads, items, strict=False)]
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

@@ -1,0 +1,430 @@
+"""The public functions.
+
+Conventions, for all of them: `x` is `[..., in_features]` (linear) or of any shape (elementwise), `weight` is
+`[out_features, in_features]`, both as in `torch.nn.functional.linear`. Tensors are fp16, bf16, fp32 or fp64;
+`x`, `weight` and `bias` share one dtype, and so does the result. Accumulation and epilogue are fp32 (fp64 for
+fp64) and the result is rounded once. A bias of None stands for no bias.
+
+Keyword arguments:
+    out: write the result there instead of allocating it: exact shape, dtype and device, no gradients. It may
+        not overlap an input, except that an elementwise function may write x itself.
+    precision: what an fp32 matrix product gets: None follows torch's settings
+        (`torch.set_float32_matmul_precision`, `torch.backends.cuda.matmul.fp32_precision`), "highest" or
+        "ieee" is full fp32, "high", "medium" or "tf32" allows TF32. The derivative's products follow it too.
+
+Errors: TypeError for arguments that are no tensors or numbers, ValueError for values out of range (unknown
+precision, negative or non-finite eps, missing running statistics), RuntimeError for shapes, dtypes, devices
+and layouts that do not fit and for `out=` with gradients. Nothing is launched before the checks have passed.
+
+All are differentiable to any order in reverse mode and traceable by `torch.compile(fullgraph=True)`. Under
+`torch.func.grad`, `jvp` and what builds on them, they compute by plain PyTorch operations, unfused. Under autocast
+the linear functions cast `x`, `weight` and `bias` to the autocast dtype, as `torch.nn.functional.linear` does.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from epigemm import checks, roads
+from epigemm.epilogues import BIAS, BIAS_RELU, RELU_DIV, SIGMOID, SIGMOID_SCALE_RESIDUAL
+
+__all__ = [
+    "bias_relu",
+    "linear",
+    "linear_relu",
+    "linear_relu_div",
+    "linear_scale",
+    "linear_scale_batch_norm",
+    "linear_sigmoid_scale_residual",
+    "relu_div",
+    "scale_batch_norm",
+    "sigmoid",
+    "sigmoid_scale_residual",
+]
+
+
+def linear(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    *,
+    out: Tensor | None = None,
+    precision: str | None = None,
+) -> Tensor:
+    """D = x @ weight.T + bias.
+
+    Matches `torch.nn.functional.linear(x, weight, bias)`.
+
+    Args:
+        x: `[..., K]`.
+        weight: `[N, K]`.
+        bias: `[N]` or None.
+        out: `[..., N]`, see the module's page.
+        precision: see the module's page.
+
+    Returns:
+        `[..., N]`, contiguous.
+
+    Raises:
+        TypeError: an argument is no tensor (or None where that is accepted), or the precision no string.
+        ValueError: unknown precision.
+        RuntimeError: a shape, dtype, device or layout that does not fit; `out` overlaps an input or itself, or is
+            given where a gradient is needed.
+
+    Example:
+        >>> epigemm.linear(torch.randn(8, 64), torch.randn(32, 64)).shape
+        torch.Size([8, 32])
+    """
+    return roads.linear(BIAS, x, weight, bias, None, precision, out)
+
+
+def linear_relu(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    *,
+    out: Tensor | None = None,
+    precision: str | None = None,
+) -> Tensor:
+    """D = relu(x @ weight.T + bias).
+
+    Matches `torch.relu(torch.nn.functional.linear(x, weight, bias))`; NaN stays NaN.
+
+    Args:
+        x: `[..., K]`.
+        weight: `[N, K]`.
+        bias: `[N]` or None.
+        out: `[..., N]`, see the module's page.
+        precision: see the module's page.
+
+    Returns:
+        `[..., N]`, contiguous.
+
+    Raises:
+        TypeError: an argument is no tensor (or None where that is accepted), or the precision no string.
+        ValueError: unknown precision.
+        RuntimeError: a shape, dtype, device or layout that does not fit; `out` overlaps an input or itself, or is
+            given where a gradient is needed.
+
+    Example:
+        >>> epigemm.linear_relu(torch.randn(8, 64), torch.randn(32, 64), torch.randn(32)).shape
+        torch.Size([8, 32])
+    """
+    return roads.linear(BIAS_RELU, x, weight, bias, None, precision, out)
+
+
+def linear_sigmoid_scale_residual(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    scale: float | Tensor = 1.0,
+    *,
+    out: Tensor | None = None,
+    precision: str | None = None,
+) -> Tensor:
+    """D = z + scale * sigmoid(z),  z = x @ weight.T + bias.
+
+    Matches `z = torch.nn.functional.linear(x, weight, bias); torch.sigmoid(z) * scale + z`.
+
+    Args:
+        x: `[..., K]`.
+        weight: `[N, K]`.
+        bias: `[N]` or None.
+        scale: a number, or a 0-d floating tensor on x's device (read there, without synchronising; gradients
+            flow to it).
+        out: `[..., N]`, see the module's page.
+        precision: see the module's page.
+
+    Returns:
+        `[..., N]`, contiguous.
+
+    Raises:
+        TypeError: an argument is no tensor (or None where that is accepted), or the precision no string,
+            or scale neither a number nor a tensor.
+        ValueError: unknown precision.
+        RuntimeError: a shape, dtype, device or layout that does not fit; `out` overlaps an input or itself, or is
+            given where a gradient is needed.
+
+    Example:
+        >>> epigemm.linear_sigmoid_scale_residual(torch.randn(8, 64), torch.randn(32, 64), scale=2.0).shape
+        torch.Size([8, 32])
+    """
+    return roads.linear(SIGMOID_SCALE_RESIDUAL, x, weight, bias, scale, precision, out)
+
+
+def linear_relu_div(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    divisor: float | Tensor = 1.0,
+    *,
+    out: Tensor | None = None,
+    precision: str | None = None,
+) -> Tensor:
+    """D = relu(x @ weight.T + bias) / divisor.
+
+    Matches `torch.relu(torch.nn.functional.linear(x, weight, bias)) / divisor`; a divisor of 0 gives inf and
+    NaN as there.
+
+    Args:
+        x: `[..., K]`.
+        weight: `[N, K]`.
+        bias: `[N]` or None.
+        divisor: a number, or a 0-d floating tensor on x's device (read there, without synchronising;
+            gradients flow to it).
+        out: `[..., N]`, see the module's page.
+        precision: see the module's page.
+
+    Returns:
+        `[..., N]`, contiguous.
+
+    Raises:
+        TypeError: an argument is no tensor (or None where that is accepted), or the precision no string,
+            or divisor neither a number nor a tensor.
+        ValueError: unknown precision.
+        RuntimeError: a shape, dtype, device or layout that does not fit; `out` overlaps an input or itself, or is
+            given where a gradient is needed.
+
+    Example:
+        >>> epigemm.linear_relu_div(torch.randn(8, 64), torch.randn(32, 64), divisor=2.0).shape
+        torch.Size([8, 32])
+    """
+    return roads.linear(RELU_DIV, x, weight, bias, divisor, precision, out)
+
+
+def linear_scale(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    scale: Tensor | None,
+    *,
+    out: Tensor | None = None,
+    precision: str | None = None,
+) -> Tensor:
+    """D = (x @ weight.T + bias) * scale, scale per column.
+
+    Matches `torch.nn.functional.linear(x, weight, bias) * scale`. `scale` and `scale * bias` are rounded to
+    fp32 (fp64 for fp64), the weight is not touched. This is what comes before BatchNorm in training mode.
+
+    Args:
+        x: `[..., K]`.
+        weight: `[N, K]`.
+        bias: `[N]` or None.
+        scale: `[N]`, of x's dtype or fp32 (fp64 beside fp64), or None for 1.
+        out: `[..., N]`, see the module's page.
+        precision: see the module's page.
+
+    Returns:
+        `[..., N]`, contiguous.
+
+    Raises:
+        TypeError: an argument is no tensor (or None where that is accepted), or the precision no string.
+        ValueError: unknown precision.
+        RuntimeError: a shape, dtype, device or layout that does not fit; `out` overlaps an input or itself, or is
+            given where a gradient is needed.
+
+    Example:
+        >>> epigemm.linear_scale(torch.randn(8, 64), torch.randn(32, 64), None, torch.randn(32)).shape
+        torch.Size([8, 32])
+    """
+    if bias is None and scale is None:
+        return roads.linear(BIAS, x, weight, None, None, precision, out)
+    return roads.linear_folded(x, weight, (bias, scale, None, None, None, None), 0.0, precision, out)
+
+
+def linear_scale_batch_norm(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    scale: Tensor | None,
+    running_mean: Tensor,
+    running_var: Tensor,
+    bn_weight: Tensor | None = None,
+    bn_bias: Tensor | None = None,
+    eps: float = 1e-5,
+    *,
+    out: Tensor | None = None,
+    precision: str | None = None,
+) -> Tensor:
+    """D = (z * scale - running_mean) / sqrt(running_var + eps) * bn_weight + bn_bias,  z = x @ weight.T + bias.
+
+    Matches `torch.nn.functional.batch_norm(torch.nn.functional.linear(x, weight, bias) * scale, running_mean,
+    running_var, bn_weight, bn_bias, training=False, eps=eps)` for x of shape `[M, K]`. All vectors fold into
+    one multiply-add per element, on the device and in fp32 (fp64 for fp64), at every call: the running
+    statistics are read live, the weight is not touched.
+
+    Args:
+        x: `[..., K]`.
+        weight: `[N, K]`.
+        bias: `[N]` or None.
+        scale: `[N]` or None for 1. This and the following vectors: of x's dtype or fp32 (fp64 beside fp64).
+        running_mean: `[N]`.
+        running_var: `[N]`.
+        bn_weight: `[N]` or None for 1 (`affine=False`).
+        bn_bias: `[N]` or None for 0.
+        eps: a finite number >= 0.
+        out: `[..., N]`, see the module's page.
+        precision: see the module's page.
+
+    Returns:
+        `[..., N]`, contiguous.
+
+    Raises:
+        TypeError: an argument is no tensor (or None where that is accepted), or the precision no string.
+        ValueError: unknown precision; negative or non-finite eps; missing running statistics.
+        RuntimeError: a shape, dtype, device or layout that does not fit; `out` overlaps an input or itself, or is
+            given where a gradient is needed.
+
+    Example:
+        >>> n = torch.rand(32)
+        >>> epigemm.linear_scale_batch_norm(torch.randn(8, 64), torch.randn(32, 64), n, n, n, n, n, n).shape
+        torch.Size([8, 32])
+    """
+    checks.running_statistics(running_mean, running_var)
+    vectors = (bias, scale, running_mean, running_var, bn_weight, bn_bias)
+    return roads.linear_folded(x, weight, vectors, eps, precision, out)
+
+
+def sigmoid(x: Tensor, *, out: Tensor | None = None) -> Tensor:
+    """D = 1 / (1 + exp(-x)).
+
+    Matches `torch.sigmoid(x)` for floating x.
+
+    Args:
+        x: any shape and layout.
+        out: x's shape; x itself for in place.
+
+    Returns:
+        A tensor laid out as `torch.empty_like(x)`.
+
+    Raises:
+        TypeError: an argument is no tensor (or None where that is accepted).
+        RuntimeError: a shape, dtype, device or layout that does not fit; `out` overlaps an input without being x,
+            or itself, or is given where a gradient is needed.
+
+    Example:
+        >>> epigemm.sigmoid(torch.zeros(3))
+        tensor([0.5000, 0.5000, 0.5000])
+    """
+    return roads.elementwise(SIGMOID, x, None, None, out)
+
+
+def bias_relu(x: Tensor, bias: Tensor | None, *, out: Tensor | None = None) -> Tensor:
+    """D = relu(x + bias), bias along the last dimension.
+
+    Matches `torch.relu(x + bias)`; NaN stays NaN.
+
+    Args:
+        x: `[..., N]`.
+        bias: `[N]` or None.
+        out: x's shape; x itself for in place.
+
+    Returns:
+        A tensor laid out as `torch.empty_like(x)`.
+
+    Raises:
+        TypeError: an argument is no tensor (or None where that is accepted).
+        RuntimeError: a shape, dtype, device or layout that does not fit; `out` overlaps an input without being x,
+            or itself, or is given where a gradient is needed.
+
+    Example:
+        >>> epigemm.bias_relu(torch.tensor([[-2.0, 1.0]]), torch.tensor([1.0, 1.0]))
+        tensor([[0., 2.]])
+    """
+    return roads.elementwise(BIAS_RELU, x, bias, None, out)
+
+
+def sigmoid_scale_residual(x: Tensor, scale: float | Tensor = 1.0, *, out: Tensor | None = None) -> Tensor:
+    """D = x + scale * sigmoid(x).
+
+    Matches `torch.sigmoid(x) * scale + x`.
+
+    Args:
+        x: any shape and layout.
+        scale: a number, or a 0-d floating tensor on x's device.
+        out: x's shape; x itself for in place.
+
+    Returns:
+        A tensor laid out as `torch.empty_like(x)`.
+
+    Raises:
+        TypeError: an argument is no tensor (or None where that is accepted),
+            or scale neither a number nor a tensor.
+        RuntimeError: a shape, dtype, device or layout that does not fit; `out` overlaps an input without being x,
+            or itself, or is given where a gradient is needed.
+
+    Example:
+        >>> epigemm.sigmoid_scale_residual(torch.zeros(2), 2.0)
+        tensor([1., 1.])
+    """
+    return roads.elementwise(SIGMOID_SCALE_RESIDUAL, x, None, scale, out)
+
+
+def scale_batch_norm(
+    x: Tensor,
+    scale: Tensor | None,
+    running_mean: Tensor,
+    running_var: Tensor,
+    bn_weight: Tensor | None = None,
+    bn_bias: Tensor | None = None,
+    eps: float = 1e-5,
+    *,
+    out: Tensor | None = None,
+) -> Tensor:
+    """D = (x * scale - running_mean) / sqrt(running_var + eps) * bn_weight + bn_bias, vectors along the last dimension.
+
+    Matches `torch.nn.functional.batch_norm(x * scale, running_mean, running_var, bn_weight, bn_bias,
+    training=False, eps=eps)` for x of shape `[M, N]`.
+
+    Args:
+        x: `[..., N]`.
+        scale: `[N]` or None for 1. This and the following vectors: of x's dtype or fp32 (fp64 beside fp64).
+        running_mean: `[N]`.
+        running_var: `[N]`.
+        bn_weight: `[N]` or None for 1 (`affine=False`).
+        bn_bias: `[N]` or None for 0.
+        eps: a finite number >= 0.
+        out: x's shape; x itself for in place.
+
+    Returns:
+        A tensor laid out as `torch.empty_like(x)`.
+
+    Raises:
+        TypeError: an argument is no tensor (or None where that is accepted).
+        ValueError: negative or non-finite eps; missing running statistics.
+        RuntimeError: a shape, dtype, device or layout that does not fit; `out` overlaps an input without being x,
+            or itself, or is given where a gradient is needed.
+
+    Example:
+        >>> n = torch.ones(2)
+        >>> epigemm.scale_batch_norm(torch.ones(1, 2), n, n, n, n, n)
+        tensor([[1., 1.]])
+    """
+    checks.running_statistics(running_mean, running_var)
+    return roads.elementwise_folded(x, (None, scale, running_mean, running_var, bn_weight, bn_bias), eps, out)
+
+
+def relu_div(x: Tensor, divisor: float | Tensor = 1.0, *, out: Tensor | None = None) -> Tensor:
+    """D = relu(x) / divisor.
+
+    Matches `torch.relu(x) / divisor`; a divisor of 0 gives inf and NaN as there.
+
+    Args:
+        x: any shape and layout.
+        divisor: a number, or a 0-d floating tensor on x's device.
+        out: x's shape; x itself for in place.
+
+    Returns:
+        A tensor laid out as `torch.empty_like(x)`.
+
+    Raises:
+        TypeError: an argument is no tensor (or None where that is accepted),
+            or divisor neither a number nor a tensor.
+        RuntimeError: a shape, dtype, device or layout that does not fit; `out` overlaps an input without being x,
+            or itself, or is given where a gradient is needed.
+
+    Example:
+        >>> epigemm.relu_div(torch.tensor([-1.0, 3.0]), 2.0)
+        tensor([0.0000, 1.5000])
+    """
+    return roads.elementwise(RELU_DIV, x, None, divisor, out)

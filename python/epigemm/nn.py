@@ -1,0 +1,385 @@
+"""Modules over `epigemm.functional`, made to stand where the layers that they replace stood.
+
+Parameters are named and initialised as in `torch.nn.Linear` and `torch.nn.BatchNorm1d`; `from_linear` and
+`from_layers` share the parameter objects of existing layers, so that optimisers and state dicts go on
+working. The fused layers call no submodule's `forward`: hooks on the shared layers do not fire.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from epigemm import functional
+
+__all__ = [
+    "LinearReLU",
+    "LinearReLUDiv",
+    "LinearScaleBatchNorm1d",
+    "LinearSigmoidScaleResidual",
+    "Sigmoid",
+    "linear_scale_batch_norm1d",
+]
+
+
+class _FusedLinear(nn.Module):
+    """The parameters of an `nn.Linear`, under the same names and with the same initialisation.
+
+    It is no subclass of `nn.Linear`: code that rewrites those (quantisers, adapters) would drop what follows
+    the product.
+    """
+
+    weight: Tensor
+    bias: Tensor | None
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        bias: bool = True,
+        *,
+        precision: str | None = None,
+        device: Any = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        self._adopt(nn.Linear(in_features, out_features, bias, device=device, dtype=dtype))
+        self.precision = precision
+
+    def _adopt(self, linear: nn.Linear) -> None:
+        self.weight = linear.weight
+        self.register_parameter("bias", linear.bias)
+
+    @property
+    def in_features(self) -> int:
+        """K, the size of x's last dimension."""
+        return self.weight.shape[1]
+
+    @property
+    def out_features(self) -> int:
+        """N, the size of the result's last dimension."""
+        return self.weight.shape[0]
+
+    def extra_repr(self) -> str:
+        """The constructor's arguments, as `nn.Linear` prints them."""
+        text = (
+            f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}"
+        )
+        return text if self.precision is None else f"{text}, precision={self.precision!r}"
+
+
+def _sharing(module: Any, linear: nn.Linear) -> Any:
+    """`module`, freshly made on the meta device, with the parameters of `linear` in place of its own."""
+    if not isinstance(linear, nn.Linear):
+        raise TypeError(f"linear: got {type(linear).__name__}; accepted is a torch.nn.Linear")
+    module._adopt(linear)
+    module.training = linear.training
+    return module
+
+
+class LinearReLU(_FusedLinear):
+    """relu(x @ weight.T + bias): an `nn.Linear` and the ReLU after it in one kernel.
+
+    Args:
+        in_features: K.
+        out_features: N.
+        bias: whether there is one.
+        precision: see `epigemm.functional`.
+        device: where the parameters live.
+        dtype: their type.
+
+    Shape:
+        `[..., K]` to `[..., N]`.
+
+    Example:
+        >>> epigemm.nn.LinearReLU(64, 32)(torch.randn(8, 64)).shape
+        torch.Size([8, 32])
+    """
+
+    @classmethod
+    def from_linear(cls, linear: nn.Linear, *, precision: str | None = None) -> LinearReLU:
+        """The fused layer over the parameter objects of `linear`."""
+        module: LinearReLU = _sharing(cls(0, 0, device="meta", precision=precision), linear)
+        return module
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Apply the layer."""
+        return functional.linear_relu(x, self.weight, self.bias, precision=self.precision)
+
+
+class LinearSigmoidScaleResidual(_FusedLinear):
+    """z + scale * sigmoid(z),  z = x @ weight.T + bias, in one kernel.
+
+    Args:
+        in_features: K.
+        out_features: N.
+        scale: a number, or a 0-d tensor (an `nn.Parameter` is learned).
+        bias: whether there is one.
+        precision: see `epigemm.functional`.
+        device: where the parameters live.
+        dtype: their type.
+
+    Shape:
+        `[..., K]` to `[..., N]`.
+
+    Example:
+        >>> epigemm.nn.LinearSigmoidScaleResidual(64, 32, scale=2.0)(torch.randn(8, 64)).shape
+        torch.Size([8, 32])
+    """
+
+    scale: float | Tensor
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        scale: float | Tensor = 1.0,
+        bias: bool = True,
+        *,
+        precision: str | None = None,
+        device: Any = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__(in_features, out_features, bias, precision=precision, device=device, dtype=dtype)
+        _set_scalar(self, "scale", scale)
+
+    @classmethod
+    def from_linear(
+        cls, linear: nn.Linear, scale: float | Tensor = 1.0, *, precision: str | None = None
+    ) -> LinearSigmoidScaleResidual:
+        """The fused layer over the parameter objects of `linear`."""
+        module: LinearSigmoidScaleResidual = _sharing(
+            cls(0, 0, scale, device="meta", precision=precision), linear
+        )
+        return module
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Apply the layer."""
+        return functional.linear_sigmoid_scale_residual(
+            x, self.weight, self.bias, self.scale, precision=self.precision
+        )
+
+    def extra_repr(self) -> str:
+        """The constructor's arguments."""
+        return f"{super().extra_repr()}, scale={_scalar_repr(self.scale)}"
+
+
+class LinearReLUDiv(_FusedLinear):
+    """relu(x @ weight.T + bias) / divisor in one kernel.
+
+    Args:
+        in_features: K.
+        out_features: N.
+        divisor: a number, or a 0-d tensor (an `nn.Parameter` is learned).
+        bias: whether there is one.
+        precision: see `epigemm.functional`.
+        device: where the parameters live.
+        dtype: their type.
+
+    Shape:
+        `[..., K]` to `[..., N]`.
+
+    Example:
+        >>> epigemm.nn.LinearReLUDiv(64, 32, divisor=2.0)(torch.randn(8, 64)).shape
+        torch.Size([8, 32])
+    """
+
+    divisor: float | Tensor
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        divisor: float | Tensor = 1.0,
+        bias: bool = True,
+        *,
+        precision: str | None = None,
+        device: Any = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__(in_features, out_features, bias, precision=precision, device=device, dtype=dtype)
+        _set_scalar(self, "divisor", divisor)
+
+    @classmethod
+    def from_linear(
+        cls, linear: nn.Linear, divisor: float | Tensor = 1.0, *, precision: str | None = None
+    ) -> LinearReLUDiv:
+        """The fused layer over the parameter objects of `linear`."""
+        module: LinearReLUDiv = _sharing(cls(0, 0, divisor, device="meta", precision=precision), linear)
+        return module
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Apply the layer."""
+        return functional.linear_relu_div(x, self.weight, self.bias, self.divisor, precision=self.precision)
+
+    def extra_repr(self) -> str:
+        """The constructor's arguments."""
+        return f"{super().extra_repr()}, divisor={_scalar_repr(self.divisor)}"
+
+
+def _set_scalar(module: nn.Module, name: str, value: float | Tensor) -> None:
+    # A tensor must follow the module to its device and dtype. It is no state of the layer that is replaced:
+    # not persistent.
+    if isinstance(value, Tensor) and not isinstance(value, nn.Parameter):
+        module.register_buffer(name, value, persistent=False)
+    else:
+        setattr(module, name, value)
+
+
+def _scalar_repr(value: float | Tensor) -> str:
+    return "tensor" if isinstance(value, Tensor) else str(value)
+
+
+def linear_scale_batch_norm1d(
+    x: Tensor, linear: nn.Linear, scale: Tensor | None, bn: nn.BatchNorm1d, *, precision: str | None = None
+) -> Tensor:
+    """bn(linear(x) * scale) for existing layers, fused as far as their mode allows.
+
+    With running statistics and `bn` in eval mode, one kernel computes all of it
+    (`epigemm.linear_scale_batch_norm`). Where BatchNorm uses the batch's own statistics (training mode, or no
+    running ones), product, bias and scale are one kernel and `bn` itself
+    follows: statistics, `num_batches_tracked`, `momentum=None` and errors are torch's own.
+
+    Args:
+        x: `[M, K]`.
+        linear: the matrix product and its bias.
+        scale: `[N]` or None for 1.
+        bn: over N features.
+        precision: see `epigemm.functional`.
+
+    Returns:
+        `[M, N]`. Under autocast it has the autocast dtype, where unfused PyTorch promotes to the dtype of
+        `scale`.
+
+    Raises:
+        ValueError: x is not 2-D (BatchNorm1d takes dimension 1 of a 3-D tensor, a linear layer the last one).
+    """
+    if x.dim() != 2:
+        raise ValueError(f"x: got shape {list(x.shape)}; accepted is [M, K] (2 dimensions)")
+    if bn.training or bn.running_mean is None or bn.running_var is None:
+        result: Tensor = bn(
+            functional.linear_scale(x, linear.weight, linear.bias, scale, precision=precision)
+        )
+        return result
+    return functional.linear_scale_batch_norm(
+        x,
+        linear.weight,
+        linear.bias,
+        scale,
+        bn.running_mean,
+        bn.running_var,
+        bn.weight,
+        bn.bias,
+        bn.eps,
+        precision=precision,
+    )
+
+
+class LinearScaleBatchNorm1d(nn.Module):
+    """bn(linear(x) * scale): a linear layer, a learned scale per column and BatchNorm.
+
+    What is fused in which mode: see `linear_scale_batch_norm1d`. State: `linear.weight`, `linear.bias`, `scale`,
+    and all of `nn.BatchNorm1d`'s under `bn.`. Random numbers are drawn in that order: `nn.Linear`'s
+    initialisation, then `scale` from the standard normal distribution.
+
+    Args:
+        in_features: K.
+        out_features: N.
+        bias: whether the linear layer has one.
+        eps: BatchNorm's epsilon.
+        momentum: BatchNorm's momentum; None for the cumulative average.
+        affine: whether BatchNorm has a weight and a bias.
+        track_running_stats: whether there are running statistics; without them, eval mode uses the batch's
+            own, too.
+        precision: see `epigemm.functional`.
+        device: where the parameters live.
+        dtype: their type.
+
+    Shape:
+        `[M, K]` to `[M, N]`.
+
+    Example:
+        >>> epigemm.nn.LinearScaleBatchNorm1d(64, 32).eval()(torch.randn(8, 64)).shape
+        torch.Size([8, 32])
+    """
+
+    scale: Tensor | None
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        bias: bool = True,
+        *,
+        eps: float = 1e-5,
+        momentum: float | None = 0.1,
+        affine: bool = True,
+        track_running_stats: bool = True,
+        precision: str | None = None,
+        device: Any = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        self.linear = nn.Linear(in_features, out_features, bias, device=device, dtype=dtype)
+        self.scale = nn.Parameter(torch.randn(out_features, device=device, dtype=dtype))
+        self.bn = nn.BatchNorm1d(
+            out_features, eps, momentum, affine, track_running_stats, device=device, dtype=dtype
+        )
+        self.precision = precision
+
+    @classmethod
+    def from_layers(
+        cls,
+        linear: nn.Linear,
+        scale: Tensor | None,
+        bn: nn.BatchNorm1d,
+        *,
+        precision: str | None = None,
+    ) -> LinearScaleBatchNorm1d:
+        """The fused layer over existing layers, which it shares.
+
+        A `scale` that is no Parameter becomes a buffer of the same name.
+        """
+        for name, layer, accepted in (("linear", linear, nn.Linear), ("bn", bn, nn.BatchNorm1d)):
+            if not isinstance(layer, accepted):
+                raise TypeError(
+                    f"{name}: got {type(layer).__name__}; accepted is a torch.nn.{accepted.__name__}"
+                )
+        module = cls.__new__(cls)
+        nn.Module.__init__(module)
+        module.linear = linear
+        if isinstance(scale, nn.Parameter):
+            module.scale = scale
+        else:
+            module.register_buffer("scale", scale)
+        module.bn = bn
+        module.precision = precision
+        module.training = bn.training
+        return module
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Apply the layer."""
+        return linear_scale_batch_norm1d(x, self.linear, self.scale, self.bn, precision=self.precision)
+
+    def extra_repr(self) -> str:
+        """What the submodules do not print."""
+        scale = "None" if self.scale is None else f"[{self.scale.shape[0]}]"
+        return f"scale={scale}" if self.precision is None else f"scale={scale}, precision={self.precision!r}"
+
+
+class Sigmoid(nn.Module):
+    """1 / (1 + exp(-x)), in place of `nn.Sigmoid`.
+
+    Shape:
+        Any.
+
+    Example:
+        >>> epigemm.nn.Sigmoid()(torch.zeros(2))
+        tensor([0.5000, 0.5000])
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Apply the layer."""
+        return functional.sigmoid(x)

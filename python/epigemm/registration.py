@@ -1,0 +1,254 @@
+"""Registers the operators' implementation, fake kernels, derivatives and vmap rules with torch.
+
+The schemas come from the native module; this is what makes `torch.ops.epigemm.*` right when called directly,
+under autograd, `torch.compile` and `torch.func`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+from epigemm import checks, execution, gradients
+from epigemm._native import ops
+from epigemm.epilogues import FOLDED, compute_dtype
+
+_LIBRARY = torch.library.Library("epigemm", "IMPL")  # type: ignore[no-untyped-call]
+
+
+def _linear(
+    epilogue: str,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    operands: Sequence[Tensor],
+    scalars: Sequence[float],
+    precision: str,
+) -> Tensor:
+    _refuse_forward_mode("linear")
+    spec = checks.epilogue_named(epilogue, linear=True)
+    checks.linear(spec, x, weight, bias, operands, scalars, precision, None)
+    return execution.linear_forward(spec, x, weight, bias, operands, scalars, precision)
+
+
+def _linear_fake(
+    epilogue: str,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    operands: Sequence[Tensor],
+    scalars: Sequence[float],
+    precision: str,
+) -> Tensor:
+    spec = checks.epilogue_named(epilogue, linear=True)
+    checks.linear(spec, x, weight, bias, operands, scalars, precision, None)
+    return x.new_empty((*x.shape[:-1], weight.shape[0]))
+
+
+def _linear_out(
+    epilogue: str,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    operands: Sequence[Tensor],
+    scalars: Sequence[float],
+    precision: str,
+    out: Tensor,
+) -> None:
+    spec = checks.epilogue_named(epilogue, linear=True)
+    checks.linear(spec, x, weight, bias, operands, scalars, precision, out)
+    checks.output_overlap(out, x, (weight, bias, *operands), in_place=False)
+    execution.linear_forward(spec, x, weight, bias, operands, scalars, precision, out)
+
+
+def _linear_out_fake(
+    epilogue: str,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    operands: Sequence[Tensor],
+    scalars: Sequence[float],
+    precision: str,
+    out: Tensor,
+) -> None:
+    spec = checks.epilogue_named(epilogue, linear=True)
+    checks.linear(spec, x, weight, bias, operands, scalars, precision, out)
+
+
+def _elementwise(
+    epilogue: str, x: Tensor, bias: Tensor | None, operands: Sequence[Tensor], scalars: Sequence[float]
+) -> Tensor:
+    _refuse_forward_mode("elementwise")
+    spec = checks.epilogue_named(epilogue, linear=False)
+    checks.elementwise(spec, x, bias, operands, scalars, None)
+    return execution.elementwise_forward(spec, x, bias, operands, scalars)
+
+
+def _elementwise_fake(
+    epilogue: str, x: Tensor, bias: Tensor | None, operands: Sequence[Tensor], scalars: Sequence[float]
+) -> Tensor:
+    spec = checks.epilogue_named(epilogue, linear=False)
+    checks.elementwise(spec, x, bias, operands, scalars, None)
+    return torch.empty_like(x)
+
+
+def _elementwise_out(
+    epilogue: str,
+    x: Tensor,
+    bias: Tensor | None,
+    operands: Sequence[Tensor],
+    scalars: Sequence[float],
+    out: Tensor,
+) -> None:
+    spec = checks.epilogue_named(epilogue, linear=False)
+    checks.elementwise(spec, x, bias, operands, scalars, out)
+    checks.output_overlap(out, x, (bias, *operands), in_place=True)
+    execution.elementwise_forward(spec, x, bias, operands, scalars, out)
+
+
+def _elementwise_out_fake(
+    epilogue: str,
+    x: Tensor,
+    bias: Tensor | None,
+    operands: Sequence[Tensor],
+    scalars: Sequence[float],
+    out: Tensor,
+) -> None:
+    spec = checks.epilogue_named(epilogue, linear=False)
+    checks.elementwise(spec, x, bias, operands, scalars, out)
+
+
+def _fold_batch_norm(like: Tensor, *vectors_and_eps: Any) -> Tensor:
+    _refuse_forward_mode("fold_batch_norm")
+    *vectors, eps = vectors_and_eps
+    columns = checks.fold_batch_norm(like, dict(zip(FOLDED, vectors, strict=True)), eps, None)
+    return execution.fold_batch_norm_forward(like, columns, vectors, eps)
+
+
+def _fold_batch_norm_fake(like: Tensor, *vectors_and_eps: Any) -> Tensor:
+    *vectors, eps = vectors_and_eps
+    columns = checks.fold_batch_norm(like, dict(zip(FOLDED, vectors, strict=True)), eps, None)
+    return like.new_empty((2, columns), dtype=compute_dtype(like.dtype))
+
+
+def _refuse_forward_mode(name: str) -> None:
+    # Below autograd the tangents cannot be seen any more: without this they would be dropped in silence.
+    if forward_ad._current_level >= 0:
+        raise NotImplementedError(
+            f"epigemm::{name}: forward-mode derivatives (torch.func.jvp, dual tensors) are not supported; "
+            "accepted are reverse-mode ones"
+        )
+
+
+def _refuse_gradients(op: Any) -> Callable[..., None]:
+    """The autograd kernel of an operator that writes into `out`."""
+
+    def autograd(keyset: Any, *args: Any) -> None:
+        if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in _tensors_in(args)):
+            raise RuntimeError(
+                f"{op._opname}(): functions with out=... arguments don't support automatic differentiation, "
+                "but one of the arguments requires grad."
+            )
+        with torch._C._AutoDispatchBelowAutograd():
+            op.redispatch(keyset & torch._C._after_autograd_keyset, *args)
+
+    return autograd
+
+
+def _bump_version(op: Any) -> Callable[..., None]:
+    """The ADInplaceOrView kernel: whoever saved `out` for a backward pass must notice that it was written."""
+
+    def adinplaceorview(keyset: Any, *args: Any) -> None:
+        mark_written(args[-1])
+        with torch._C._AutoDispatchBelowADInplaceOrView():
+            op.redispatch(keyset & torch._C._after_ADInplaceOrView_keyset, *args)
+
+    return adinplaceorview
+
+
+def mark_written(out: Tensor) -> None:
+    """Bump the version counter of a tensor that a kernel writes outside of torch's sight."""
+    if not out.is_inference():
+        torch.autograd.graph.increment_version(out)
+
+
+def _tensors_in(args: Sequence[Any]) -> list[Tensor]:
+    flat = [leaf for arg in args for leaf in (arg if isinstance(arg, (list, tuple)) else (arg,))]
+    return [leaf for leaf in flat if isinstance(leaf, Tensor)]
+
+
+def _vmap(op: Any) -> Callable[..., tuple[Tensor, int]]:
+    """The vmap rule of `linear` and `elementwise`: a batch of x alone is one more leading dimension."""
+
+    def rule(info: Any, in_dims: Sequence[Any], *args: Any) -> tuple[Tensor, int]:
+        name, x, *others = args
+        if in_dims[1] is not None and x.dim() > 1 and not _any_batched(in_dims[2:]):
+            return op(name, x.movedim(in_dims[1], 0), *others), 0
+        return _one_by_one(op, info, in_dims, args)
+
+    return rule
+
+
+def _fold_batch_norm_vmap(info: Any, in_dims: Sequence[Any], *args: Any) -> tuple[Tensor, int | None]:
+    """The vmap rule of `fold_batch_norm`, which does not read the values of `like`."""
+    if not _any_batched(in_dims[1:]):
+        return ops.fold_batch_norm(*args), None
+    return _one_by_one(ops.fold_batch_norm, info, (None, *in_dims[1:]), args)
+
+
+def _one_by_one(op: Any, info: Any, in_dims: Sequence[Any], args: Sequence[Any]) -> tuple[Tensor, int]:
+    return torch.stack([op(*_select(args, in_dims, index)) for index in range(info.batch_size)]), 0
+
+
+def _any_batched(in_dims: Any) -> bool:
+    return any(_any_batched(dim) if isinstance(dim, (list, tuple)) else dim is not None for dim in in_dims)
+
+
+def _select(args: Sequence[Any], in_dims: Sequence[Any], index: int) -> list[Any]:
+    def pick(arg: Any, dim: Any) -> Any:
+        if isinstance(dim, (list, tuple)):
+            return [pick(a, d) for a, d in zip(arg, dim, strict=True)]
+        return arg if dim is None else arg.select(dim, index)
+
+    return [pick(arg, dim) for arg, dim in zip(args, in_dims, strict=True)]
+
+
+def _implement(name: str, kernel: Callable[..., Any], key: str, *, with_keyset: bool = False) -> None:
+    _LIBRARY.impl(name, kernel, key, with_keyset=with_keyset)  # type: ignore[no-untyped-call]
+
+
+def _register() -> None:
+    for name, implementation, fake in (
+        ("linear", _linear, _linear_fake),
+        ("linear_out", _linear_out, _linear_out_fake),
+        ("elementwise", _elementwise, _elementwise_fake),
+        ("elementwise_out", _elementwise_out, _elementwise_out_fake),
+        ("fold_batch_norm", _fold_batch_norm, _fold_batch_norm_fake),
+    ):
+        _implement(name, implementation, "CompositeExplicitAutograd")
+        torch.library.register_fake(f"epigemm::{name}", fake, lib=_LIBRARY)
+    for name, backward, setup_context in (
+        ("linear", gradients.linear_backward, gradients.linear_setup_context),
+        ("elementwise", gradients.elementwise_backward, gradients.elementwise_setup_context),
+        ("fold_batch_norm", gradients.fold_batch_norm_backward, gradients.fold_batch_norm_setup_context),
+    ):
+        torch.library.register_autograd(
+            f"epigemm::{name}", backward, setup_context=setup_context, lib=_LIBRARY
+        )
+    for name in ("linear_out", "elementwise_out"):
+        op = getattr(ops, name).default
+        _implement(name, _refuse_gradients(op), "Autograd", with_keyset=True)
+        _implement(name, _bump_version(op), "ADInplaceOrView", with_keyset=True)
+    for name, rule in (
+        ("linear", _vmap(ops.linear)),
+        ("elementwise", _vmap(ops.elementwise)),
+        ("fold_batch_norm", _fold_batch_norm_vmap),
+    ):
+        torch.library.register_vmap(f"epigemm::{name}", rule, lib=_LIBRARY)
+
+
+_register()

@@ -1,0 +1,269 @@
+"""From the public functions to `execution`, by one of two roads.
+
+The operators `torch.ops.epigemm.*` are right everywhere: under autograd, torch.compile, vmap, fake tensors,
+subclasses. But an operator with a registered derivative costs microseconds a call even when nothing
+requires grad; so plain tensors that need none of this go straight.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+from torch.nn import Parameter
+
+from epigemm import checks, execution, registration
+from epigemm._native import ops
+from epigemm.epilogues import (
+    BIAS,
+    FOLDED,
+    SCALE_BATCH_NORM,
+    Epilogue,
+    compute_dtype,
+    fold_batch_norm_reference,
+)
+from epigemm.precision import DEFAULT, needs_override
+
+# Looked up once: the direct road is measured in hundreds of nanoseconds.
+_is_compiling = torch.compiler.is_compiling
+_tracing_state = torch._C._get_tracing_state
+_functorch_interpreter = torch._C._functorch.peek_interpreter_stack
+_dispatch_modes = torch._C._len_torch_dispatch_stack
+_DERIVATIVES = (torch._C._functorch.TransformType.Grad, torch._C._functorch.TransformType.Jvp)
+_has_function_mode = torch._C._is_torch_function_mode_enabled
+_any_autocast = torch._C._is_any_autocast_enabled
+
+
+def linear(
+    epilogue: Epilogue,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    scalar: float | Tensor | None,
+    precision: str | None,
+    out: Tensor | None,
+) -> Tensor:
+    """D = epilogue(x @ weight.T), for an epilogue with a bias and at most one scalar."""
+    direct = _runs_directly((x, weight, bias, out, scalar if isinstance(scalar, Tensor) else None))
+    if not direct:
+        checks.tensors(x=x, weight=weight)
+        checks.optional_tensors(bias=bias, out=out)
+    if _any_autocast():
+        x, weight, bias = _autocast(x, weight, bias)
+    operands, scalars = _scalar_operand(epilogue, scalar, x)
+    precision = DEFAULT if precision is None else checks.precision(precision)
+    if not direct:
+        return _call_linear(epilogue, x, weight, bias, operands, scalars, precision, out)
+    checks.linear(epilogue, x, weight, bias, operands, scalars, precision, out)
+    if out is not None:
+        checks.output_overlap(out, x, (weight, bias, *operands), in_place=False)
+        registration.mark_written(out)
+    return execution.linear_forward(epilogue, x, weight, bias, operands, scalars, precision, out)
+
+
+def linear_folded(
+    x: Tensor,
+    weight: Tensor,
+    vectors: tuple[Tensor | None, ...],
+    eps: float,
+    precision: str | None,
+    out: Tensor | None,
+) -> Tensor:
+    """D = multiplier * (x @ weight.T) + offset, both folded from `vectors` (those of `FOLDED`)."""
+    direct = _runs_directly((x, weight, out, *vectors))
+    if not direct:
+        checks.tensors(x=x, weight=weight)
+        checks.optional_tensors(out=out, **dict(zip(FOLDED, vectors, strict=True)))
+    if _any_autocast():
+        x, weight, bias = _autocast(x, weight, vectors[0])
+        vectors = (bias, *vectors[1:])
+    precision = DEFAULT if precision is None else checks.precision(precision)
+    # Both launches are checked before the first one.
+    checks.linear(BIAS, x, weight, vectors[0], (), (), precision, out)
+    columns = checks.fold_batch_norm(x, dict(zip(FOLDED, vectors, strict=True)), eps, weight.shape[0])
+    if not direct:
+        operands = _call_fold(x, vectors, eps)
+        return _call_linear(SCALE_BATCH_NORM, x, weight, None, operands, (), precision, out)
+    if out is not None:
+        checks.output_overlap(out, x, (weight, *vectors), in_place=False)
+        registration.mark_written(out)
+    operands = execution.fold_batch_norm_forward(x, columns, vectors, eps).unbind(0)
+    return execution.linear_forward(SCALE_BATCH_NORM, x, weight, None, operands, (), precision, out)
+
+
+def _call_linear(
+    epilogue: Epilogue,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    operands: Sequence[Tensor],
+    scalars: Sequence[float],
+    precision: str,
+    out: Tensor | None,
+) -> Tensor:
+    if _in_functional_derivative():
+        return _linear_reference(epilogue, x, weight, bias, operands, scalars, precision, out)
+    if out is None:
+        result: Tensor = ops.linear(epilogue.name, x, weight, bias, operands, scalars, precision)
+        return result
+    ops.linear_out(epilogue.name, x, weight, bias, operands, scalars, precision, out)
+    return out
+
+
+def elementwise(
+    epilogue: Epilogue, x: Tensor, bias: Tensor | None, scalar: float | Tensor | None, out: Tensor | None
+) -> Tensor:
+    """D = epilogue(x), for an epilogue with at most a bias and one scalar."""
+    direct = _runs_directly((x, bias, out, scalar if isinstance(scalar, Tensor) else None))
+    if not direct:
+        checks.tensors(x=x)
+        checks.optional_tensors(bias=bias, out=out)
+    operands, scalars = _scalar_operand(epilogue, scalar, x)
+    if not direct:
+        return _call_elementwise(epilogue, x, bias, operands, scalars, out)
+    checks.elementwise(epilogue, x, bias, operands, scalars, out)
+    if out is not None:
+        checks.output_overlap(out, x, (bias, *operands), in_place=True)
+        registration.mark_written(out)
+    return execution.elementwise_forward(epilogue, x, bias, operands, scalars, out)
+
+
+def elementwise_folded(
+    x: Tensor, vectors: tuple[Tensor | None, ...], eps: float, out: Tensor | None
+) -> Tensor:
+    """D = multiplier * x + offset, both folded from `vectors` (those of `FOLDED`)."""
+    direct = _runs_directly((x, out, *vectors))
+    if not direct:
+        checks.tensors(x=x)
+        checks.optional_tensors(out=out, **dict(zip(FOLDED, vectors, strict=True)))
+    checks.rows_of_vectors(x)
+    checks.elementwise(BIAS, x, None, (), (), out)
+    columns = checks.fold_batch_norm(x, dict(zip(FOLDED, vectors, strict=True)), eps, x.shape[-1])
+    if not direct:
+        operands = _call_fold(x, vectors, eps)
+        return _call_elementwise(SCALE_BATCH_NORM, x, None, operands, (), out)
+    if out is not None:
+        checks.output_overlap(out, x, vectors, in_place=True)
+        registration.mark_written(out)
+    operands = execution.fold_batch_norm_forward(x, columns, vectors, eps).unbind(0)
+    return execution.elementwise_forward(SCALE_BATCH_NORM, x, None, operands, (), out)
+
+
+def _call_elementwise(
+    epilogue: Epilogue,
+    x: Tensor,
+    bias: Tensor | None,
+    operands: Sequence[Tensor],
+    scalars: Sequence[float],
+    out: Tensor | None,
+) -> Tensor:
+    if _in_functional_derivative():
+        checks.elementwise(epilogue, x, bias, operands, scalars, out)
+        _refuse_out(out)
+        return epilogue.reference(x, bias, operands, scalars)
+    if out is None:
+        result: Tensor = ops.elementwise(epilogue.name, x, bias, operands, scalars)
+        return result
+    ops.elementwise_out(epilogue.name, x, bias, operands, scalars, out)
+    return out
+
+
+def _call_fold(x: Tensor, vectors: Sequence[Tensor | None], eps: float) -> Sequence[Tensor]:
+    fold = fold_batch_norm_reference if _in_functional_derivative() else _fold_operator
+    return fold(x, vectors, eps).unbind(0)
+
+
+def _fold_operator(x: Tensor, vectors: Sequence[Tensor | None], eps: float) -> Tensor:
+    folded: Tensor = ops.fold_batch_norm(x, *vectors, eps)
+    return folded
+
+
+def _in_functional_derivative() -> bool:
+    """Whether `torch.func.grad`, `jvp` or what builds on them is at work.
+
+    torch does not compose them with the derivatives of registered operators. The references compose with everything.
+    """
+    if _is_compiling():
+        return False
+    interpreters = torch._C._functorch.get_interpreter_stack()
+    return interpreters is not None and any(i.key() in _DERIVATIVES for i in interpreters)
+
+
+def _linear_reference(
+    epilogue: Epilogue,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    operands: Sequence[Tensor],
+    scalars: Sequence[float],
+    precision: str,
+    out: Tensor | None,
+) -> Tensor:
+    checks.linear(epilogue, x, weight, bias, operands, scalars, precision, out)
+    _refuse_out(out)
+    if x.dtype == torch.float32 and needs_override(precision, x.device.type):
+        raise NotImplementedError(
+            f"precision: got {precision!r} under torch.func.grad or jvp, where torch's fp32 setting is less accurate; "
+            "accepted is None, or change torch's setting"
+        )
+    return epilogue.reference(torch.nn.functional.linear(x, weight), bias, operands, scalars)
+
+
+def _refuse_out(out: Tensor | None) -> None:
+    if out is not None:
+        raise RuntimeError(
+            "out: got a tensor under torch.func.grad or jvp; accepted is None, out= has no derivative"
+        )
+
+
+def _runs_directly(arguments: tuple[object, ...]) -> bool:
+    """Whether nothing between Python and the kernels would have to do with this call."""
+    if (
+        _is_compiling()
+        or _functorch_interpreter() is not None
+        or _dispatch_modes()
+        or _has_function_mode()
+        or _tracing_state() is not None
+        or forward_ad._current_level >= 0
+    ):
+        return False
+    grad = torch.is_grad_enabled()
+    for argument in arguments:
+        kind = type(argument)
+        if kind is Tensor or kind is Parameter:
+            if grad and argument.requires_grad:  # type: ignore[attr-defined]
+                return False
+        elif argument is not None:
+            return False
+    return True
+
+
+def _scalar_operand(
+    epilogue: Epilogue, scalar: float | Tensor | None, x: Tensor
+) -> tuple[tuple[Tensor, ...], tuple[float, ...]]:
+    """The scalar as the operators take it: a tensor operand or a number."""
+    if epilogue.scalar is None:
+        return (), ()
+    if type(scalar) is float:
+        return (), (scalar,)
+    name = epilogue.scalar.name
+    if isinstance(scalar, Tensor):
+        checks.scalar_tensor(name, scalar, x)
+        return (scalar.to(compute_dtype(x.dtype)),), ()
+    return (), (checks.scalar_number(name, scalar),)
+
+
+def _autocast(x: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
+    """The matrix product's inputs as autocast wants them: its dtype for floating tensors, fp64 left alone."""
+    device_type = x.device.type
+    if not torch.is_autocast_enabled(device_type):
+        return x, weight, bias
+    dtype = torch.get_autocast_dtype(device_type)
+
+    def cast(tensor: Tensor) -> Tensor:
+        wide = tensor.dtype == torch.float64 or not tensor.is_floating_point()
+        return tensor if wide or tensor.device.type != device_type else tensor.to(dtype)
+
+    return cast(x), cast(weight), None if bias is None else cast(bias)
