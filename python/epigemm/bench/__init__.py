@@ -1,0 +1,20 @@
+"""Benchmarks: the fused ops against what PyTorch users have today.
+
+``python -m epigemm.bench`` measures every model of the problem set, checks each result against float64 before
+its time counts, and prints one line per alternative. The rooms, in the order in which data passes through
+them:
+
+==================  ====================================================================================
+``formulas``        each epilogue as plain PyTorch operations, with random parameters and our public call
+``cases``           problem x shape x arithmetic: what is computed, and its input tensors
+``peers``           the alternatives: ours, eager, ``torch.compile``, cuBLASLt, QuACK, Triton, the bare
+product ``accuracy``        the float64 reference and the derived bound that every result is held against
+``timing``          in turn (interleaved, cache flushed) and alone (after a pause)
+``records``         plain data classes: what was measured
+``runner``          cases x peers -> records
+``plans``           the sweep over every plan of the fused kernel
+``report, plots``   records -> tables, JSON, CSV, PNG
+==================  ====================================================================================
+
+Needs the extra: ``pip install epigemm[bench]`` (rich for tables, matplotlib for plots).
+"""

@@ -1,0 +1,313 @@
+"""The command line of ``python -m epigemm.bench``."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import json
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from epigemm.bench import cases, environment, peers, plans, plots, report
+from epigemm.bench.cases import DTYPES, PRECISIONS, Case, Setting, Shape
+from epigemm.bench.runner import Runner
+from epigemm.bench.timing import Effort
+
+OK, WRONG, USAGE = 0, 1, 2
+_CPU_TIME_BUDGET_S = 40.0
+_EPILOG = """\
+examples:
+  python -m epigemm.bench                                  every model at its real size, all peers
+  python -m epigemm.bench --quick --exclude max_autotune   the same, shorter
+  python -m epigemm.bench --cases linear/bias_relu --dtypes bf16 --sizes 1024x8192x8192 4096x4096x4096
+  python -m epigemm.bench --cases bias_relu --dtypes bf16 --sweep-m 16:16384 --output results
+  python -m epigemm.bench --plans --dtypes bf16            every plan of the fused kernel against torch.mm
+  python -m epigemm.bench --render results/bench.json --plots results
+exit status: 0 fine, 1 one of our results is wrong or missing, 2 wrong usage
+"""
+
+
+def parse_sweep(texts: Sequence[str]) -> list[int]:
+    """Values of M: ``["16", "64,256"]``, or a range that doubles: ``["16:16384"]``.
+
+    Raises:
+        ValueError: not positive integers, or a range that runs backwards.
+    """
+    values: list[int] = []
+    for part in ",".join(texts).split(","):
+        low, colon, high = part.strip().partition(":")
+        if not low.isdigit() or int(low) < 1 or (colon and (not high.isdigit() or int(high) < int(low))):
+            raise ValueError(f"--sweep-m: expected M, M,M,... or LOW:HIGH (doubling), got {part!r}")
+        m = int(low)
+        while m <= int(high or low):
+            values.append(m)
+            m *= 2
+    return sorted(set(values))
+
+
+def parser() -> argparse.ArgumentParser:
+    """All options."""
+    p = argparse.ArgumentParser(
+        prog="python -m epigemm.bench",
+        description="Check and time the fused ops against what PyTorch users have today.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    what = p.add_argument_group("what to compute")
+    what.add_argument(
+        "--cases", nargs="+", default=[], metavar="NAME", help="names, parts of names, patterns, or 2/76"
+    )
+    what.add_argument(
+        "--sizes", nargs="+", default=[], metavar="MxNxK", help="in place of the models' (elementwise: MxN)"
+    )
+    what.add_argument(
+        "--sweep-m", nargs="+", default=[], metavar="M", help="replace M: 16 64,256 or 16:16384 (doubling)"
+    )
+    what.add_argument("--dtypes", nargs="+", choices=list(DTYPES), default=["fp32", "bf16"])
+    what.add_argument(
+        "--precision", nargs="+", choices=list(PRECISIONS), help="for fp32; GPU: both, CPU: highest"
+    )
+    what.add_argument("--device", default="", help="cuda (default where there is one), cuda:1, cpu")
+    what.add_argument("--seed", type=int, default=0)
+    what.add_argument("--list", action="store_true", help="list cases and peers, run nothing")
+    what.add_argument("--plans", action="store_true", help="sweep every plan of the fused kernel instead")
+    what.add_argument("--all-plans", action="store_true", help="with --plans: print all of them")
+    who = p.add_argument_group("against what")
+    who.add_argument("--peers", nargs="+", default=[], metavar="NAME", help="these alone, beside epigemm")
+    who.add_argument("--no-peers", action="store_true", help="epigemm alone")
+    who.add_argument("--exclude", nargs="+", default=[], metavar="NAME", help="leave these out")
+    how = p.add_argument_group("how long")
+    how.add_argument("--rounds", type=int, help="calls in turn of each alternative, at least (15)")
+    how.add_argument("--quick", action="store_true", help="few rounds, nothing measured alone")
+    how.add_argument(
+        "--time-budget",
+        type=float,
+        metavar="S",
+        help=f"start no slow peer after so many seconds (CPU: {_CPU_TIME_BUDGET_S:g})",
+    )
+    out = p.add_argument_group("what to keep")
+    out.add_argument("--json", type=Path, metavar="FILE", help="the record; rewritten after every case")
+    out.add_argument("--csv", type=Path, metavar="FILE", help="one line per measurement")
+    out.add_argument("--plots", type=Path, metavar="DIR", help="PNG files")
+    out.add_argument(
+        "--output", type=Path, metavar="DIR", help="bench.json, bench.csv and plots in one folder"
+    )
+    out.add_argument(
+        "--trees", metavar="csrc=HASH,python=HASH", help="git trees of the source, where git is missing"
+    )
+    out.add_argument(
+        "--render", type=Path, metavar="JSON", help="run nothing: CSV and plots from an earlier record"
+    )
+    return p
+
+
+def _effort(options: argparse.Namespace, device: torch.device) -> Effort:
+    effort = (
+        Effort() if device.type == "cuda" else Effort(rounds=10, max_rounds=40, alone_calls=10, pause_s=0.1)
+    )
+    if options.quick:
+        effort = dataclasses.replace(effort, rounds=5, min_ms=5.0, max_rounds=20, pause_s=None)
+    if options.plans:
+        effort = dataclasses.replace(effort, rounds=10, min_ms=0.0)
+    if options.rounds is not None:
+        if options.rounds < 1:
+            raise ValueError(f"--rounds: expected at least 1, got {options.rounds}")
+        effort = dataclasses.replace(
+            effort, rounds=options.rounds, max_rounds=max(options.rounds, effort.max_rounds)
+        )
+    return effort
+
+
+def _device(name: str) -> torch.device:
+    """The device asked for, else a GPU where there is one.
+
+    Raises:
+        ValueError: neither a CPU nor a GPU that torch sees.
+    """
+    device = torch.device(name or ("cuda" if torch.cuda.is_available() else "cpu"))
+    if device.type not in ("cuda", "cpu"):
+        raise ValueError(f"--device: expected cuda, cuda:N or cpu, got {name!r}")
+    if device.type == "cuda":
+        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        if (device.index or 0) >= count:
+            raise ValueError(f"--device: got {name!r}, but torch sees {count} GPUs")
+        torch.cuda.set_device(device.index or 0)
+    return device
+
+
+def _settings(options: argparse.Namespace, device: torch.device) -> list[Setting]:
+    precisions = options.precision or (PRECISIONS if device.type == "cuda" else PRECISIONS[:1])
+    chosen = [
+        Setting(dtype, precision)
+        for dtype in options.dtypes
+        for precision in (precisions if dtype == "fp32" else ["highest"])
+    ]
+    return list(dict.fromkeys(chosen))
+
+
+def _select(options: argparse.Namespace, device: torch.device) -> list[Case]:
+    patterns = options.cases or (["linear/bias_relu"] if options.plans else [])
+    chosen = cases.select_cases(
+        patterns=patterns,
+        sizes=[Shape.parse(text) for text in options.sizes],
+        sweep_m=parse_sweep(options.sweep_m) if options.sweep_m else [],
+        settings=_settings(options, device),
+        real=device.type == "cuda",
+    )
+    if options.plans:
+        chosen = [case for case in chosen if case.shape.k and not case.problem.training]
+    if not chosen:
+        raise ValueError("no case is left: --sizes MxNxK go with linear problems, MxN with elementwise ones")
+    return chosen
+
+
+@contextlib.contextmanager
+def _progress(total: int) -> Iterator[Any]:
+    """A progress display on standard error: a bar on a terminal, plain lines elsewhere."""
+    import rich.console
+    import rich.progress
+
+    console = rich.console.Console(stderr=True)
+    started = time.monotonic()
+    if not console.is_terminal:
+        done = 0
+
+        def plain(text: str, finished: bool) -> None:
+            nonlocal done
+            done += finished
+            if finished:
+                print(
+                    f"[{time.monotonic() - started:6.1f} s] {done}/{total} {text}",
+                    file=sys.stderr,
+                    flush=True,
+                )
+
+        yield plain
+        return
+    columns = (
+        rich.progress.SpinnerColumn(),
+        rich.progress.BarColumn(bar_width=24),
+        rich.progress.MofNCompleteColumn(),
+        rich.progress.TimeElapsedColumn(),
+        rich.progress.TextColumn("{task.description}"),
+    )
+    with rich.progress.Progress(*columns, console=console, transient=True) as bar:
+        task = bar.add_task("", total=total)
+        yield lambda text, finished: bar.update(task, description=text, advance=int(finished))
+
+
+def _outputs(options: argparse.Namespace) -> tuple[Path | None, Path | None, Path | None]:
+    folder = options.output
+    if folder is None:
+        return options.json, options.csv, options.plots
+    return options.json or folder / "bench.json", options.csv or folder / "bench.csv", options.plots or folder
+
+
+def _keep(options: argparse.Namespace, record: dict[str, Any]) -> list[Path]:
+    json_path, csv_path, plots_path = _outputs(options)
+    written: list[Path] = []
+    if json_path:
+        report.write_json(record, json_path)
+        written.append(json_path)
+    if csv_path:
+        report.write_csv(record, csv_path)
+        written.append(csv_path)
+    return written + (plots.write_plots(record, plots_path) if plots_path else [])
+
+
+def _list(
+    console: report.Console, chosen: Sequence[Case], wanted: Sequence[peers.Peer], device: torch.device
+) -> int:
+    rows = [
+        [case.name, ", ".join(case.models), case.problem.formula.formula]
+        for case in (cases.fitting(case, device) for case in chosen)
+    ]
+    console.table(f"{len(rows)} cases on {device}", ["case", "problem", "formula"], rows)
+    console.table("peers", ["name", "what"], [[p.name, report.plain(p.absent() or p.title)] for p in wanted])
+    return OK
+
+
+def _sweep_plans(
+    console: report.Console,
+    options: argparse.Namespace,
+    device: torch.device,
+    chosen: Sequence[Case],
+    run: report.Run,
+) -> int:
+    sweeps: list[plans.PlanSweep] = []
+    json_path, _, _ = _outputs(options)
+    with _progress(len(chosen)) as progress:
+        for case in chosen:
+            sweeps.append(plans.sweep(case, device, _effort(options, device), options.seed))
+            progress(case.name, True)
+            if json_path:
+                record = report.to_record(run) | {"plans": [dataclasses.asdict(s) for s in sweeps]}
+                report.write_json(record, json_path)
+    for sweep in sweeps:
+        plans.show(console, sweep, everything=options.all_plans)
+    plans.summarise(console, sweeps)
+    return WRONG if any(sweep.failed for sweep in sweeps) else OK
+
+
+def _measure(
+    console: report.Console,
+    options: argparse.Namespace,
+    device: torch.device,
+    chosen: Sequence[Case],
+    run: report.Run,
+    available: Sequence[peers.Peer],
+) -> int:
+    budget = options.time_budget
+    if budget is None and device.type == "cpu":
+        budget = _CPU_TIME_BUDGET_S
+    json_path, _, _ = _outputs(options)
+    runner = Runner(device, available, _effort(options, device), budget, options.seed)
+    with _progress(runner.steps(chosen)) as progress:
+        runner.progress = progress
+        run.ceilings = runner.ceilings(_settings(options, device))
+        for result, group in runner.run(chosen):
+            if not any(result is known for known in run.results):
+                run.results.append(result)
+            if json_path:
+                report.write_json(report.to_record(run), json_path)
+            console.group(result, group)
+    run.complete = True
+    for path in _keep(options, report.to_record(run)):
+        console.line(f"wrote {path}")
+    console.summary(run)
+    return WRONG if run.failed else OK
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the benchmark; returns the exit status."""
+    options = parser().parse_args(arguments)
+    console = report.Console()
+    try:
+        if options.render:
+            for path in _keep(options, json.loads(options.render.read_text())):
+                console.line(f"wrote {path}")
+            return OK
+        device = _device(options.device)
+        chosen = _select(options, device)
+        wanted = peers.select_peers(options.peers, options.exclude, only_ours=options.no_peers)
+        about = environment.describe(device, options.trees)
+        effort = _effort(options, device)
+    except (ValueError, OSError) as error:
+        print(f"epigemm.bench: {error}", file=sys.stderr)
+        return USAGE
+    if options.list:
+        return _list(console, chosen, wanted, device)
+    available, absent = peers.present(wanted)
+    run = report.Run(about, dataclasses.asdict(effort), absent)
+    console.line(environment.headline(about))
+    for name, reason in absent.items():
+        console.line(report.plain(f"absent: {name}: {reason}"))
+    if options.plans:
+        return _sweep_plans(console, options, device, chosen, run)
+    return _measure(console, options, device, chosen, run, available)

@@ -1,0 +1,347 @@
+"""The alternatives: ours, and what else a PyTorch user can run for the same result.
+
+A :class:`Peer` says where it is absent or does not apply, and prepares an :class:`Alternative` bound to the
+tensors of one case. All imports of third-party packages happen when a peer is asked for.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import epigemm
+from epigemm.bench.cases import Case, Data, train_batch_norm
+from epigemm.bench.records import EAGER, OURS
+from epigemm.bench.timing import Run
+
+# Eager PyTorch stores at most this many results before the final one: the product, then two elementwise
+# steps.
+_EAGER_ROUNDINGS = 3
+
+
+@dataclass(frozen=True)
+class Alternative:
+    """Something to run on one case.
+
+    Attributes:
+        name, title: the peer's.
+        run: one call; returns the result.
+        intermediate_roundings: roundings to the output dtype before the final one, for the error bound.
+        checked: False for what computes something else (the bare product, the copy).
+        close: frees what ``run`` holds beyond its tensors.
+    """
+
+    name: str
+    title: str
+    run: Run
+    intermediate_roundings: int = _EAGER_ROUNDINGS
+    checked: bool = True
+    close: Callable[[], object] = lambda: None
+
+
+@dataclass(frozen=True)
+class Peer:
+    """A kind of alternative.
+
+    Attributes:
+        name: what ``--peers`` and ``--exclude`` take.
+        title: what tables show.
+        prepare: binds it to the tensors of a case; ``out`` may be written by every alternative.
+        applies: why it takes no part in a case ("" when it does).
+        packages: the modules it imports and the command that installs them.
+        slow_on: device types on which preparing it takes many seconds, so that it is measured after all
+            others.
+    """
+
+    name: str
+    title: str
+    prepare: Callable[[Case, Data, Tensor], Alternative]
+    applies: Callable[[Case, torch.device], str] = lambda case, device: ""
+    packages: tuple[tuple[str, str], ...] = ()
+    slow_on: tuple[str, ...] = ()
+
+    def absent(self) -> str:
+        """Why it cannot be used on this machine at all, or ""."""
+        for module, install in self.packages:
+            try:
+                if importlib.util.find_spec(module.partition(".")[0]) is None:
+                    return f"{module.partition('.')[0]} is not installed ({install})"
+                importlib.import_module(module)
+            except Exception as error:  # a broken installation must not end the run
+                return f"{module} does not import: {type(error).__name__}: {error}"
+        return ""
+
+
+def native_plan(case: Case, data: Data, out: Tensor) -> dict[str, Any]:
+    """What our dispatcher would run for a linear case and why; empty for elementwise ones."""
+    if data.weight is None:
+        return {}
+    native = case.problem.formula.native(data.x, data.parameters)
+    text = torch.ops.epigemm._explain_linear(
+        case.problem.formula.epilogue,
+        data.x,
+        data.weight,
+        native.bias,
+        native.operands,
+        native.scalars,
+        case.setting.arithmetic,
+        out,
+    )
+    plan: dict[str, Any] = json.loads(text)
+    return plan
+
+
+def _ours(case: Case, data: Data, out: Tensor) -> Alternative:
+    formula, p = case.problem.formula, data.parameters
+    x, weight = data.x, data.weight
+
+    def linear() -> Tensor:
+        assert weight is not None
+        formula.linear(x, weight, p, out)
+        return out
+
+    def training() -> Tensor:
+        assert weight is not None
+        scale = p.vectors["scale"]
+        return train_batch_norm(epigemm.linear_scale(x, weight, p.linear_bias, scale), p)
+
+    def elementwise() -> Tensor:
+        formula.elementwise(x, p, out)
+        return out
+
+    run = elementwise if weight is None else training if case.problem.training else linear
+    # Only the second path rounds the product to the output dtype before the epilogue.
+    second_path = weight is not None and not native_plan(case, data, out).get("fused", False)
+    return Alternative(OURS, "epigemm", run, intermediate_roundings=int(second_path))
+
+
+def _plain_forward(case: Case, data: Data) -> Callable[[Tensor], Tensor]:
+    problem, p, weight = case.problem, data.parameters, data.weight
+    if weight is None:
+        return lambda x: problem.finish(x, p)
+    return lambda x: problem.finish(F.linear(x, weight, p.linear_bias), p)
+
+
+def _eager(case: Case, data: Data, out: Tensor) -> Alternative:
+    forward, x = _plain_forward(case, data), data.x
+    return Alternative(EAGER, "eager", lambda: forward(x))
+
+
+def _compiled(name: str, title: str, mode: str) -> Callable[[Case, Data, Tensor], Alternative]:
+    def prepare(case: Case, data: Data, out: Tensor) -> Alternative:
+        # Dynamo keeps its cache by code object, which all cases share: without a reset it stops compiling
+        # after eight.
+        torch.compiler.reset()
+        compiled: Callable[[Tensor], Tensor] = torch.compile(
+            _plain_forward(case, data), dynamic=False, mode=mode
+        )
+        return Alternative(name, title, lambda: compiled(data.x))
+
+    return prepare
+
+
+def _bare_product(case: Case, data: Data, out: Tensor) -> Alternative:
+    assert data.weight is not None
+    x, transposed = data.x, data.weight.t()
+    return Alternative("mm", "torch.mm alone", lambda: torch.mm(x, transposed, out=out), checked=False)
+
+
+def _copy(case: Case, data: Data, out: Tensor) -> Alternative:
+    return Alternative("copy", "copy x to out", lambda: out.copy_(data.x), checked=False)
+
+
+def _addmm_activation(case: Case, data: Data, out: Tensor) -> Alternative:
+    assert data.weight is not None
+    x, transposed, bias = data.x, data.weight.t(), data.parameters.vectors["bias"]
+
+    def run() -> Tensor:
+        return torch._addmm_activation(bias, x, transposed, beta=1, alpha=1, use_gelu=False)
+
+    return Alternative("addmm_activation", "torch._addmm_activation", run)
+
+
+def _nvmath(case: Case, data: Data, out: Tensor) -> Alternative:
+    """CuBLASLt with its epilogue, over all algorithms that its heuristics offer.
+
+    D^T = W x^T, because cuBLASLt adds a bias along the rows of a column-major result: the transpose is our
+    layout.
+    """
+    advanced: Any = importlib.import_module("nvmath.linalg.advanced")
+    compute_type: Any = importlib.import_module("nvmath.bindings.cublas").ComputeType
+    tf32 = case.setting.arithmetic == "tf32"
+    options = {"compute_type": compute_type.COMPUTE_32F_FAST_TF32 if tf32 else compute_type.COMPUTE_32F}
+    relu = case.problem.formula.epilogue == "bias_relu"
+    epilog = advanced.MatmulEpilog.RELU_BIAS if relu else advanced.MatmulEpilog.BIAS
+    bias = data.parameters.vectors.get("bias", data.parameters.linear_bias)
+    product: Any = advanced.Matmul(data.weight, data.x.t(), options=options)
+    product.plan(epilog=epilog, epilog_inputs={"bias": bias})
+    product.autotune(iterations=5)
+
+    def run() -> Tensor:
+        result: Tensor = product.execute()
+        return result.t()
+
+    return Alternative("nvmath", "cuBLASLt autotuned (nvmath)", run, close=product.free)
+
+
+def _quack(case: Case, data: Data, out: Tensor) -> Alternative:
+    assert data.weight is not None
+    gemm_act: Any = importlib.import_module("quack.gemm_interface").gemm_act
+    transposed, bias = data.weight.t(), data.parameters.vectors["bias"]
+
+    def run() -> Tensor:
+        gemm_act(
+            data.x, transposed, bias=bias, activation="relu", postact_out=out, store_preact=False, tuned=True
+        )
+        return out
+
+    return Alternative("quack", "QuACK gemm_act, tuned", run)
+
+
+def _triton_tf32x3(case: Case, data: Data, out: Tensor) -> Alternative:
+    assert data.weight is not None
+    kernel: Any = importlib.import_module("epigemm.bench.peers_triton").LinearReLU()
+    weight, bias = data.weight, data.parameters.vectors["bias"]
+    return Alternative("triton_tf32x3", "Triton tf32x3", lambda: kernel(data.x, weight, bias, out))
+
+
+def _only_linear(case: Case, device: torch.device) -> str:
+    return "" if case.shape.k else "there is no matrix product"
+
+
+def _only_elementwise(case: Case, device: torch.device) -> str:
+    return "there is a matrix product" if case.shape.k else ""
+
+
+def _fuses(
+    epilogues: Sequence[str],
+    who: str,
+    *,
+    settings: Callable[[Case], bool] = lambda case: True,
+    only: str = "",
+) -> Callable[[Case, torch.device], str]:
+    """Applies to linear cases of some epilogues on CUDA, in evaluation mode."""
+
+    def applies(case: Case, device: torch.device) -> str:
+        if device.type != "cuda":
+            return "needs a GPU"
+        if not case.shape.k:
+            return "there is no matrix product"
+        if case.problem.training or case.problem.formula.epilogue not in epilogues:
+            return f"{who} cannot fuse {case.problem.formula.formula}"
+        return "" if settings(case) else only
+
+    return applies
+
+
+def _autotuned_products(case: Case, device: torch.device) -> str:
+    """Max-autotune chooses among matrix products; without one it is plain ``torch.compile``."""
+    return _only_linear(case, device) or ("" if device.type == "cuda" else "needs a GPU")
+
+
+def all_peers() -> list[Peer]:
+    """Every alternative, ours first."""
+    return [
+        Peer(OURS, "epigemm", _ours),
+        Peer(EAGER, "eager", _eager),
+        Peer("mm", "torch.mm alone", _bare_product, _only_linear),
+        Peer("copy", "copy x to out", _copy, _only_elementwise),
+        Peer(
+            "addmm_activation",
+            "torch._addmm_activation",
+            _addmm_activation,
+            _fuses(("bias_relu",), "torch._addmm_activation"),
+        ),
+        Peer(
+            "nvmath",
+            "cuBLASLt autotuned (nvmath)",
+            _nvmath,
+            _fuses(("bias_relu", "bias"), "cuBLASLt"),
+            packages=(
+                ("nvmath.linalg.advanced", "pip install nvmath-python[cu13]"),
+                ("nvmath.bindings.cublas", "pip install nvmath-python[cu13]"),
+            ),
+        ),
+        Peer(
+            "triton_tf32x3",
+            "Triton tf32x3",
+            _triton_tf32x3,
+            _fuses(
+                ("bias_relu",),
+                "this kernel",
+                settings=lambda case: (
+                    case.setting.dtype_name == "fp32" and case.setting.precision == "highest"
+                ),
+                only="for fp32 at highest",
+            ),
+            packages=(("triton", "comes with CUDA builds of torch"),),
+        ),
+        Peer(
+            "compile",
+            "torch.compile",
+            _compiled("compile", "torch.compile", "default"),
+            slow_on=("cpu",),
+        ),
+        Peer(
+            "quack",
+            "QuACK gemm_act, tuned",
+            _quack,
+            _fuses(
+                ("bias_relu",),
+                "QuACK's gemm_act",
+                settings=lambda case: case.setting.dtype_name != "fp32",
+                only="16-bit only",
+            ),
+            packages=(("quack.gemm_interface", "pip install quack-kernels"),),
+            slow_on=("cuda",),
+        ),
+        Peer(
+            "max_autotune",
+            "torch.compile max-autotune",
+            # Without CUDA graphs, which would hide launch cost from this alternative alone.
+            _compiled("max_autotune", "torch.compile max-autotune", "max-autotune-no-cudagraphs"),
+            _autotuned_products,
+            slow_on=("cuda",),
+        ),
+    ]
+
+
+def select_peers(wanted: Sequence[str], excluded: Sequence[str], *, only_ours: bool) -> list[Peer]:
+    """The peers of a run; ours always takes part.
+
+    Raises:
+        ValueError: a name is not a peer's.
+    """
+    peers = all_peers()
+    names = [peer.name for peer in peers]
+    for name in (*wanted, *excluded):
+        if name not in names:
+            raise ValueError(f"peers: got {name!r}; accepted are {', '.join(names)}")
+    if only_ours:
+        return peers[:1]
+    chosen = [p for p in peers if p.name == OURS or not wanted or p.name in wanted]
+    return [p for p in chosen if p.name == OURS or p.name not in excluded]
+
+
+def present(peers: Sequence[Peer]) -> tuple[list[Peer], dict[str, str]]:
+    """Split into those that this machine has, and the absent ones with the reason."""
+    reasons = {peer.name: peer.absent() for peer in peers}
+    return [p for p in peers if not reasons[p.name]], {name: why for name, why in reasons.items() if why}
+
+
+def poisoned(alternative: Alternative, out: Tensor) -> Alternative:
+    """The same, with ``out`` filled with NaN first: whatever a call does not write then shows."""
+
+    def run() -> Tensor:
+        out.fill_(float("nan"))
+        return alternative.run()
+
+    return replace(alternative, run=run)

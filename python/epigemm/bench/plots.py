@@ -1,0 +1,267 @@
+"""Plots of a record: speedup bars per case, and throughput over size with the measured ceilings drawn in.
+
+They are made from the JSON record, so that they can be drawn again later without the GPU.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from epigemm.bench.records import BASELINES, EAGER, OURS
+from epigemm.bench.report import INSTALL
+
+_COLOURS = {
+    OURS: "#d1495b",
+    EAGER: "#6c757d",
+    "mm": "#30638e",
+    "copy": "#30638e",
+    "compile": "#edae49",
+    "max_autotune": "#b5651d",
+    "addmm_activation": "#3c8d5a",
+    "nvmath": "#7a5195",
+    "quack": "#00798c",
+    "triton_tf32x3": "#9c9a3c",
+}
+_TITLES = {
+    "mm": "torch.mm alone",
+    "copy": "copy x to out",
+    "compile": "torch.compile",
+    "max_autotune": "torch.compile max-autotune",
+    "addmm_activation": "torch._addmm_activation",
+    "nvmath": "cuBLASLt autotuned",
+    "quack": "QuACK, tuned",
+    "triton_tf32x3": "Triton tf32x3",
+}
+
+
+def _pyplot() -> Any:
+    try:
+        matplotlib: Any = importlib.import_module("matplotlib")
+    except ImportError:
+        raise SystemExit(f"epigemm.bench needs matplotlib for plots: {INSTALL}") from None
+    matplotlib.use("Agg")
+    return importlib.import_module("matplotlib.pyplot")
+
+
+def _arithmetic(case: Mapping[str, Any]) -> str:
+    if case["dtype"] != "fp32":
+        return str(case["dtype"])
+    return "fp32 high (TF32)" if case["precision"] == "high" else "fp32 highest"
+
+
+def _kind(case: Mapping[str, Any]) -> str:
+    return "linear" if len(case["shape"]) == 3 else "elementwise"
+
+
+def _shape(case: Mapping[str, Any]) -> str:
+    return "x".join(map(str, case["shape"]))
+
+
+def _measured(case: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+    """Alternative -> its in-turn record, each once."""
+    found: dict[str, Mapping[str, Any]] = {}
+    for group in case["groups"]:
+        for m in group["measurements"]:
+            if m["in_turn"]:
+                found.setdefault(m["alternative"], m["in_turn"])
+    return found
+
+
+def _device(record: Mapping[str, Any]) -> str:
+    environment = record["environment"]
+    gpu, cpu = environment["gpu"], environment["cpu"]
+    name = gpu["name"] if gpu else f"{cpu['name']}, {cpu['threads']} threads"
+    return f"{name}, torch {environment['torch']}"
+
+
+def _order(alternatives: set[str]) -> list[str]:
+    known = [name for name in _COLOURS if name in alternatives]
+    return known + sorted(alternatives - set(known))
+
+
+def _save(plt: Any, figure: Any, path: Path) -> Path:
+    figure.savefig(path, dpi=140, bbox_inches="tight")
+    plt.close(figure)
+    return path
+
+
+def _speedup_bars(plt: Any, record: Mapping[str, Any], arithmetic: str, kind: str, path: Path) -> Path | None:
+    """Horizontal bars, one group per case: how many times faster than eager each alternative is."""
+    cases = [
+        c
+        for c in record["cases"]
+        if _arithmetic(c) == arithmetic
+        and _kind(c) == kind
+        and EAGER in _measured(c)
+        and OURS in _measured(c)
+    ]
+    if not cases:
+        return None
+    measured = [_measured(case) for case in cases]
+    names = _order(set().union(*measured) - {EAGER})
+    count = sum(len(set(m) - {EAGER}) for m in measured)
+    figure, axes = plt.subplots(figsize=(9.5, 1.4 + 0.27 * count + 0.3 * len(cases)), layout="constrained")
+    position, ticks, labelled, widest = 0.0, [], set(), 1.0
+    for m in measured:
+        present = [name for name in names if name in m]
+        ticks.append(position + (len(present) - 1) / 2)
+        for name in present:
+            value = m[name].get("times_faster_than_eager")
+            if value is None:
+                position += 1
+                continue
+            widest = max(widest, value)
+            label = None if name in labelled else _TITLES.get(name, name)
+            labelled.add(name)
+            axes.barh(position, value, 0.86, color=_COLOURS.get(name, "#444444"), label=label, zorder=2)
+            axes.annotate(
+                f"{value:.2f}", (value, position), (4, 0), textcoords="offset points", va="center", fontsize=8
+            )
+            position += 1
+        position += 1.1
+    axes.axvline(1.0, color=_COLOURS[EAGER], linewidth=1.2, zorder=3)
+    axes.set_yticks(ticks, [_case_label(case) for case in cases], fontsize=9)
+    axes.margins(y=0.015)
+    axes.invert_yaxis()
+    axes.set_xlim(0, widest * 1.12)
+    axes.set_xlabel("times faster than eager PyTorch (line at 1)")
+    axes.set_title(f"{kind}, {arithmetic}\n{_device(record)}", fontsize=11, loc="left")
+    axes.grid(axis="x", alpha=0.3, zorder=0)
+    axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1.0), fontsize=8, frameon=False)
+    return _save(plt, figure, path)
+
+
+def _case_label(case: Mapping[str, Any]) -> str:
+    name = case["problem"].split("/", 1)[1].replace("_", " ").replace(":", ", ")
+    return f"{name}\n{_shape(case)}"
+
+
+def _ceiling(record: Mapping[str, Any], case: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    name = _arithmetic(case) if _kind(case) == "linear" else "copy"
+    return next((c for c in record["ceilings"] if c["name"] == name), None)
+
+
+def _roof(ceiling: float, copy: float, case: Mapping[str, Any]) -> float:
+    """TFLOP/s that neither the measured product nor the measured copy bandwidth allows to exceed."""
+    return float(min(ceiling, copy * case["flops"] / case["bytes"] / 1e3))
+
+
+def _throughput_over_m(
+    plt: Any, record: Mapping[str, Any], cases: Sequence[Mapping[str, Any]], path: Path
+) -> Path:
+    """TFLOP/s against M for one problem, N, K and arithmetic."""
+    cases = sorted(cases, key=lambda case: case["shape"][0])
+    figure, axes = plt.subplots(figsize=(9, 5.2), layout="constrained")
+    for name in _order(set().union(*(_measured(case) for case in cases))):
+        points = [(c["shape"][0], _measured(c)[name]["throughput"]) for c in cases if name in _measured(c)]
+        axes.plot(
+            *zip(*points, strict=True),
+            marker="o",
+            markersize=4,
+            linewidth=2.2 if name == OURS else 1.3,
+            color=_COLOURS.get(name, "#444444"),
+            label=_TITLES.get(name, name),
+            zorder=3 if name == OURS else 2,
+        )
+    _draw_roof(axes, record, cases)
+    sizes = [case["shape"][0] for case in cases]
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(sizes, [str(size) for size in sizes], fontsize=8, rotation=45 if len(sizes) > 8 else 0)
+    axes.minorticks_off()
+    axes.set_ylim(bottom=0)
+    axes.set_xlabel("M (rows of x)")
+    axes.set_ylabel("TFLOP/s")
+    _, n, k = cases[0]["shape"]
+    title = f"{cases[0]['problem']}, {_arithmetic(cases[0])}, N = {n}, K = {k}\n{_device(record)}"
+    axes.set_title(title, fontsize=11, loc="left")
+    axes.grid(alpha=0.3)
+    axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1.0), fontsize=8, frameon=False)
+    return _save(plt, figure, path)
+
+
+def _draw_roof(axes: Any, record: Mapping[str, Any], cases: Sequence[Mapping[str, Any]]) -> None:
+    ceiling = _ceiling(record, cases[0])
+    copy = next((c for c in record["ceilings"] if c["name"] == "copy"), None)
+    if ceiling is None or copy is None:
+        return
+    roof = [_roof(ceiling["value"], copy["value"], case) for case in cases]
+    axes.plot(
+        [case["shape"][0] for case in cases],
+        roof,
+        color="black",
+        linestyle="--",
+        linewidth=1.1,
+        label=f"measured ceilings:\n{ceiling['value']:.3g} TFLOP/s, {copy['value']:.4g} GB/s",
+    )
+
+
+def _throughput_bars(
+    plt: Any, record: Mapping[str, Any], cases: Sequence[Mapping[str, Any]], path: Path
+) -> Path:
+    """Throughput per case, ours beside eager and the bare product, the measured ceiling as a line."""
+    unit = next(iter(_measured(cases[0]).values()))["unit"]
+    figure, axes = plt.subplots(figsize=(2.4 + 1.5 * len(cases), 5.0), layout="constrained")
+    names = (OURS, EAGER, *(b for b in BASELINES if any(b in _measured(c) for c in cases)))
+    width = 0.8 / len(names)
+    for index, name in enumerate(names):
+        places = [i + (index - (len(names) - 1) / 2) * width for i in range(len(cases))]
+        values = [_measured(case).get(name, {}).get("throughput") or 0.0 for case in cases]
+        bars = axes.bar(
+            places, values, width * 0.94, color=_COLOURS[name], label=_TITLES.get(name, name), zorder=2
+        )
+        axes.bar_label(bars, fmt="%.3g", fontsize=7, padding=2)
+    ceiling = _ceiling(record, cases[0])
+    if ceiling is not None:
+        label = f"measured ceiling: {ceiling['value']:.4g} {ceiling['unit']}"
+        axes.axhline(ceiling["value"], color="black", linestyle="--", linewidth=1.1, label=label)
+    axes.set_xticks(range(len(cases)), [_case_label(case).replace(" ", "\n") for case in cases], fontsize=8)
+    axes.set_ylabel(unit)
+    title = f"{_kind(cases[0])}, {_arithmetic(cases[0])}\n{_device(record)}"
+    axes.set_title(title, fontsize=11, loc="left")
+    axes.margins(y=0.12)
+    axes.grid(axis="y", alpha=0.3, zorder=0)
+    axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1.0), fontsize=8, frameon=False)
+    return _save(plt, figure, path)
+
+
+def _slug(*parts: str) -> str:
+    text = "-".join(parts).lower()
+    return "".join(c if c.isalnum() or c == "-" else "_" for c in text).replace("__", "_").strip("_")
+
+
+def write_plots(record: Mapping[str, Any], folder: Path) -> list[Path]:
+    """Draw every plot that a record has data for.
+
+    Returns:
+        The files written.
+
+    Raises:
+        SystemExit: matplotlib is not installed; names the extra that installs it.
+    """
+    plt = _pyplot()
+    folder.mkdir(parents=True, exist_ok=True)
+    written: list[Path] = []
+    timed = [case for case in record["cases"] if _measured(case)]
+    sweeps: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {}
+    for case in timed:
+        if _kind(case) == "linear":
+            key = (case["problem"], _arithmetic(case), *case["shape"][1:])
+            sweeps.setdefault(key, []).append(case)
+    for (problem, arithmetic, n, k), cases in sweeps.items():
+        if len(cases) > 2:
+            name = _slug("throughput", problem, arithmetic, f"n{n}", f"k{k}") + ".png"
+            written.append(_throughput_over_m(plt, record, cases, folder / name))
+    swept = {id(case) for cases in sweeps.values() if len(cases) > 2 for case in cases}
+    for kind, arithmetic in dict.fromkeys((_kind(case), _arithmetic(case)) for case in timed):
+        bars = _speedup_bars(
+            plt, record, arithmetic, kind, folder / (_slug("speedup", kind, arithmetic) + ".png")
+        )
+        written += [bars] if bars else []
+        chosen = [c for c in timed if (_kind(c), _arithmetic(c)) == (kind, arithmetic) and id(c) not in swept]
+        if chosen:
+            name = _slug("throughput", kind, arithmetic) + ".png"
+            written.append(_throughput_bars(plt, record, chosen, folder / name))
+    return written
