@@ -1,0 +1,1 @@
+"""The test suite of epigemm: table-driven over the registry of epilogues."""

@@ -1,0 +1,77 @@
+"""Fixtures, the `gpu` and `slow` markers, and a summary of what was skipped and why."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+import pytest
+import torch
+from hypothesis import HealthCheck, settings
+
+from tests.support.cases import cuda_unavailable
+from tests.support.untyped import backends
+
+settings.register_profile(
+    "epigemm",
+    deadline=None,
+    max_examples=60,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
+)
+settings.load_profile("epigemm")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip `gpu` tests where no kernel can run, giving the reason that the library itself gives."""
+    reason = cuda_unavailable()
+    if not reason:
+        return
+    skip = pytest.mark.skip(reason=f"gpu: {reason}")
+    for item in items:
+        if item.get_closest_marker("gpu") is not None:
+            item.add_marker(skip)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say what ran where: a green run that skipped every GPU test must not look like a full one."""
+    reason = cuda_unavailable()
+    gpu = (
+        f"{torch.cuda.get_device_name(0)} x{torch.cuda.device_count()}" if not reason else f"none ({reason})"
+    )
+    terminalreporter.section("epigemm")
+    terminalreporter.write_line(f"torch {torch.__version__}, CUDA device: {gpu}")
+    skipped: Counter[str] = Counter()
+    for report in terminalreporter.stats.get("skipped", []):
+        text = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
+        skipped[text.removeprefix("Skipped: ")] += 1
+    for text, count in skipped.most_common():
+        terminalreporter.write_line(f"skipped {count}: {text}")
+    if not skipped:
+        terminalreporter.write_line("nothing was skipped")
+
+
+@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def device(request: pytest.FixtureRequest) -> torch.device:
+    """Every device that the test runs on: the CPU always, a GPU where there is one."""
+    return torch.device(str(request.param))
+
+
+@pytest.fixture
+def rng(request: pytest.FixtureRequest) -> torch.Generator:
+    """A CPU generator whose seed depends on the test's own name alone, so that a failure repeats."""
+    seed = sum(ord(letter) * 31 ** (index % 7) for index, letter in enumerate(request.node.nodeid))
+    return torch.Generator().manual_seed(seed % 2**31)
+
+
+@pytest.fixture(autouse=True)
+def global_state() -> Iterator[None]:
+    """Each test starts from torch's default settings, and a failing one cannot colour the next."""
+    torch.manual_seed(0)
+    yield
+    torch.set_float32_matmul_precision("highest")
+    backends.mkldnn.matmul.fp32_precision = "none"
+    backends.fp32_precision = "none"
+    backends.cuda.matmul.fp32_precision = "none"
+    torch.set_default_dtype(torch.float32)
+    torch.set_grad_enabled(True)

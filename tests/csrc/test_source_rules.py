@@ -1,0 +1,96 @@
+"""Rules of the source tree that no compiler checks: who may include what, and what the registry says."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.support.cases import REGISTRY
+
+ROOT = Path(__file__).parents[2]
+CSRC = ROOT / "csrc"
+
+pytestmark = pytest.mark.skipif(not CSRC.is_dir(), reason="sources are not at hand")
+
+SUFFIXES = {".h", ".hpp", ".cuh", ".cpp", ".cu", ".in", ".def", ".inc"}
+INCLUDE = re.compile(r'^\s*#\s*include\s*[<"]([^>"]+)[>"]', re.M)
+
+
+def sources() -> list[Path]:
+    return sorted(path for path in CSRC.rglob("*") if path.suffix in SUFFIXES)
+
+
+def includes(path: Path) -> list[str]:
+    """What a file includes from outside of the source tree."""
+    return [name for name in INCLUDE.findall(path.read_text()) if not (CSRC / name).exists()]
+
+
+def violations(pattern: str, allowed: str) -> list[str]:
+    return [
+        f"{path.relative_to(ROOT)}: {name}"
+        for path in sources()
+        for name in includes(path)
+        if re.match(pattern, name) and path.relative_to(CSRC).parts[0] != allowed
+    ]
+
+
+def test_the_tree_is_being_read() -> None:
+    assert len(sources()) > 10
+    assert any(re.match(r"torch/", name) for path in sources() for name in includes(path))
+    assert any(re.match(r"(cutlass|cute)/", name) for path in sources() for name in includes(path))
+
+
+def test_torch_headers_only_in_csrc_torch() -> None:
+    assert violations(r"(torch|ATen|c10|caffe2)/", "torch") == []
+
+
+def test_only_the_stable_part_of_torch() -> None:
+    """One binary serves later torches only through the stable headers."""
+    stable = re.compile(r"torch/(csrc/stable/|csrc/inductor/aoti_torch/|headeronly/)")
+    for path in sources():
+        for name in includes(path):
+            if name.startswith("torch/"):
+                assert stable.match(name), f"{path.relative_to(ROOT)}: {name}"
+
+
+def test_cutlass_headers_only_in_csrc_gemm() -> None:
+    assert violations(r"(cutlass|cute)/", "gemm") == []
+
+
+def test_no_python_below_the_binding() -> None:
+    for path in sources():
+        assert not any(re.match(r"(Python\.h|pybind11)", name) for name in includes(path)), path
+
+
+def test_no_second_spelling_of_a_formula() -> None:
+    """exp, sigmoid and relu are spelled in csrc/epilogue alone; kernels only call `apply`."""
+    calls = re.compile(r"\b(?:std::|::)?(expf?|__expf|tanhf?|fmaxf|erff?)\s*\(")
+    for path in sources():
+        if path.relative_to(CSRC).parts[0] in {"epilogue", "torch"}:
+            continue
+        code = re.sub(r"//.*", "", path.read_text())
+        assert not calls.findall(code), path.relative_to(ROOT)
+
+
+def test_registry_file_equals_the_module() -> None:
+    """The installed module was built from this very list (else: rebuild)."""
+    lines = re.findall(
+        r"^EPIGEMM_EPILOGUE\((\w+), (\w+), (\w+)\)$", (CSRC / "epilogue/registry.def").read_text(), re.M
+    )
+    assert {name: forms == "LINEAR_AND_ELEMENTWISE" for name, _, forms in lines} == {
+        name: entry["linear"] for name, entry in REGISTRY.items()
+    }
+    for name, functor, _ in lines:
+        header = (CSRC / "epilogue" / f"{name}.h").read_text()
+        assert re.search(rf"\bstruct {functor}\b", header)
+
+
+def test_no_number_of_multiprocessors_in_the_code() -> None:
+    """Devices differ: the count is read at run time. Only the cost model's constants may say where they were taken."""
+    for path in sources():
+        code = re.sub(r"//.*", "", path.read_text())
+        for line in code.splitlines():
+            if re.search(r"\b(132|114|108|78)\b", line):
+                assert "constexpr double" in line, f"{path.relative_to(ROOT)}: {line.strip()}"

@@ -1,0 +1,222 @@
+"""The elementwise kernels: every epilogue, dtype and layout, against float64."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.support import reference
+from tests.support.arithmetic import BF16, STORAGE, Arithmetic
+from tests.support.cases import ELEMENTWISE, Operands, cuda_unavailable, draw_operands, poisoned, signed
+from tests.support.layouts import LAYOUTS
+
+dtypes = pytest.mark.parametrize("arithmetic", STORAGE, ids=lambda a: a.name)
+epilogues = pytest.mark.parametrize("name", ELEMENTWISE)
+
+DEVICES = ["cpu"] if cuda_unavailable() else ["cpu", "cuda"]
+# Around one 16-byte access of each dtype, one warp, one block, one chunk of a CPU thread.
+LENGTHS = [1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 31, 33, 255, 256, 257, 1023, 1025, 40000]
+
+
+def run(name: str, x: torch.Tensor, operands: Operands, out: torch.Tensor | None = None) -> torch.Tensor:
+    if out is None:
+        out = poisoned(x.shape, x.dtype, x.device)
+    torch.ops.epigemm.elementwise_out(name, x, operands.bias, operands.tensors, operands.scalars, out)
+    return out
+
+
+def check(
+    name: str, x: torch.Tensor, operands: Operands, arithmetic: Arithmetic, actual: torch.Tensor
+) -> None:
+    reference.assert_within(actual, reference.elementwise(name, x, operands, arithmetic))
+
+
+def columns_of(x: torch.Tensor) -> int:
+    return x.shape[-1] if x.dim() else 1
+
+
+@epilogues
+@dtypes
+@pytest.mark.parametrize("length", LENGTHS)
+def test_lengths(
+    name: str, arithmetic: Arithmetic, length: int, device: torch.device, rng: torch.Generator
+) -> None:
+    for shape in [(length,), (3, length), (length, 1)]:
+        x = signed(shape, rng).to(device, arithmetic.dtype)
+        operands = draw_operands(name, shape[-1], arithmetic, device, rng)
+        check(name, x, operands, arithmetic, run(name, x, operands))
+
+
+@epilogues
+@dtypes
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_layouts(
+    name: str, arithmetic: Arithmetic, layout: str, device: torch.device, rng: torch.Generator
+) -> None:
+    """Any layout of x, of out, and of both; what lies between the elements of out is left alone."""
+    for shape in [(24, 40), (7, 33)]:
+        values = signed(shape, rng).to(device, arithmetic.dtype)
+        operands = draw_operands(name, shape[1], arithmetic, device, rng)
+        x = LAYOUTS[layout](values)
+        expected = run(name, values, operands)
+        check(name, values, operands, arithmetic, expected)
+        assert torch.equal(run(name, x, operands), expected)
+        for given_x in (x, values):
+            out = LAYOUTS[layout](poisoned(shape, arithmetic.dtype, device))
+            assert torch.equal(run(name, given_x, operands, out), expected)
+
+
+@epilogues
+@dtypes
+def test_strided_vectors(
+    name: str, arithmetic: Arithmetic, device: torch.device, rng: torch.Generator
+) -> None:
+    x = signed((9, 40), rng).to(device, arithmetic.dtype)
+    operands = draw_operands(name, 40, arithmetic, device, rng)
+    expected = run(name, x, operands)
+    for change in (LAYOUTS["misaligned"], LAYOUTS["every_second_column"]):
+        assert torch.equal(run(name, x, operands.map(change)), expected)
+    one = draw_operands(name, 1, arithmetic, device, rng)
+    expanded = one.map(lambda vector: vector.expand(40) if vector.dim() else vector)
+    check(name, x, expanded, arithmetic, run(name, x, expanded))
+
+
+@epilogues
+@dtypes
+def test_in_place(name: str, arithmetic: Arithmetic, device: torch.device, rng: torch.Generator) -> None:
+    for layout in LAYOUTS.values():
+        x = layout(signed((24, 40), rng).to(device, arithmetic.dtype))
+        operands = draw_operands(name, 40, arithmetic, device, rng)
+        expected = run(name, x.clone(), operands)
+        run(name, x, operands, x)
+        assert torch.equal(x, expected)
+
+
+@epilogues
+@dtypes
+@pytest.mark.parametrize("shape", [(0,), (0, 5), (5, 0), (2, 0, 3)], ids=str)
+def test_empty(
+    name: str, arithmetic: Arithmetic, shape: tuple[int, ...], device: torch.device, rng: torch.Generator
+) -> None:
+    x = torch.empty(shape, dtype=arithmetic.dtype, device=device)
+    operands = draw_operands(name, shape[-1], arithmetic, device, rng)
+    assert run(name, x, operands).shape == shape
+    assert torch.ops.epigemm.elementwise(
+        name, x, operands.bias, operands.tensors, operands.scalars
+    ).shape == torch.Size(shape)
+
+
+@epilogues
+@dtypes
+def test_zero_dimensions(
+    name: str, arithmetic: Arithmetic, device: torch.device, rng: torch.Generator
+) -> None:
+    """A 0-d x is one element; an epilogue with vectors needs a last dimension to lay them along."""
+    operands = draw_operands(name, 1, arithmetic, device, rng)
+    x = signed((), rng).to(device, arithmetic.dtype)
+    if any(
+        tensor.dim()
+        for tensor in [*operands.tensors, *([operands.bias] if operands.bias is not None else [])]
+    ):
+        with pytest.raises(RuntimeError, match="x"):
+            run(name, x, operands)
+        operands.bias = None
+        if any(tensor.dim() for tensor in operands.tensors):
+            return
+    check(name, x, operands, arithmetic, run(name, x, operands))
+
+
+@epilogues
+@dtypes
+def test_without_bias_and_with_tensor_scalars(
+    name: str, arithmetic: Arithmetic, device: torch.device, rng: torch.Generator
+) -> None:
+    x = signed((9, 40), rng).to(device, arithmetic.dtype)
+    for with_bias in (True, False):
+        operands = draw_operands(name, 40, arithmetic, device, rng, with_bias=with_bias, tensor_scalars=True)
+        actual = run(name, x, operands)
+        check(name, x, operands, arithmetic, actual)
+        by_value = Operands(
+            operands.bias,
+            [tensor for tensor in operands.tensors if tensor.dim()],
+            [float(tensor) for tensor in operands.tensors if not tensor.dim()],
+        )
+        assert torch.equal(run(name, x, by_value), actual)
+
+
+@epilogues
+@dtypes
+def test_allocating_op_keeps_the_layout_rule_of_torch(
+    name: str, arithmetic: Arithmetic, device: torch.device, rng: torch.Generator
+) -> None:
+    """Dense inputs keep their strides, as torch's own unary operators do; values equal the `_out` twin's."""
+    operands = draw_operands(name, 40, arithmetic, device, rng)
+    for x in (signed((24, 40), rng), signed((40, 24), rng).mT, signed((24, 80), rng)[:, ::2]):
+        x = x.to(arithmetic.dtype).to(device)
+        actual = torch.ops.epigemm.elementwise(name, x, operands.bias, operands.tensors, operands.scalars)
+        assert torch.equal(actual, run(name, x, operands))
+        assert actual.stride() == torch.empty_like(x).stride()
+
+
+@st.composite
+def strided(draw: st.DrawFn) -> torch.Tensor:
+    """A view of random values: slices with steps and offsets, permutations, expansions."""
+    rank = draw(st.integers(1, 4))
+    shape = [draw(st.integers(1, 9)) for _ in range(rank)]
+    steps = [draw(st.integers(1, 3)) for _ in range(rank)]
+    offsets = [draw(st.integers(0, 2)) for _ in range(rank)]
+    seed = draw(st.integers(0, 2**16))
+    full = [size * step + offset for size, step, offset in zip(shape, steps, offsets, strict=True)]
+    base = signed(tuple(full), torch.Generator().manual_seed(seed))
+    for dim, (size, step, offset) in enumerate(zip(shape, steps, offsets, strict=True)):
+        base = base.narrow(dim, offset, size * step)
+    view = base[tuple(slice(None, None, step) for step in steps)]
+    view = view.permute(draw(st.permutations(range(rank))))
+    for dim in range(rank):
+        if draw(st.booleans()) and draw(st.booleans()):
+            view = view.narrow(dim, 0, 1).expand(
+                [draw(st.integers(1, 5)) if at == dim else -1 for at in range(rank)]
+            )
+    return view
+
+
+def copy_layout(view: torch.Tensor, dtype: torch.dtype, device: str) -> torch.Tensor:
+    """The same strides and offset over storage of another dtype on another device."""
+    storage = view.untyped_storage().size() // view.element_size()
+    flat = view.as_strided((storage,), (1,), 0).to(dtype).to(device)
+    return flat.as_strided(view.shape, view.stride(), view.storage_offset())
+
+
+@given(view=strided(), name=st.sampled_from(ELEMENTWISE), arithmetic=st.sampled_from(STORAGE), data=st.data())
+def test_any_view(view: torch.Tensor, name: str, arithmetic: Arithmetic, data: st.DataObject) -> None:
+    rng = torch.Generator().manual_seed(7)
+    order = data.draw(st.permutations(range(view.dim())))
+    for device in DEVICES:
+        x = copy_layout(view, arithmetic.dtype, device)
+        assert x.stride() == view.stride()
+        operands = draw_operands(name, columns_of(x), arithmetic, device, rng)
+        inverse = [order.index(dim) for dim in range(view.dim())]
+        out = poisoned(tuple(x.shape[dim] for dim in order), x.dtype, device).permute(inverse)
+        check(name, x, operands, arithmetic, run(name, x, operands, out))
+
+
+@pytest.mark.gpu
+@pytest.mark.slow
+def test_more_than_2_31_elements() -> None:
+    """Element indices beyond int32 in every code path: contiguous, strided, and with a vector operand."""
+    rows, columns = 2**16 + 8, 2**15 + 8
+    assert rows * columns > 2**31
+    x = torch.empty(rows, columns, dtype=torch.bfloat16, device="cuda").uniform_(-4, 4)
+    rng = torch.Generator().manual_seed(3)
+    for name in ELEMENTWISE:
+        operands = draw_operands(name, columns, BF16, "cuda", rng)
+        for view in (x, x[:, 1:-3], x[::1].mT[1:].mT):
+            kept = operands.map(lambda vector, view=view: vector[: view.shape[1]] if vector.dim() else vector)
+            out = poisoned(view.shape, view.dtype, "cuda")
+            run(name, view, kept, out)
+            for rows_checked in (slice(0, 2), slice(rows // 2, rows // 2 + 2), slice(rows - 2, rows)):
+                check(name, view[rows_checked], kept, BF16, out[rows_checked])
+            assert not bool(out.isnan().any()), "elements were never written"
+            del out

@@ -1,0 +1,165 @@
+"""NaN, infinities, signed zeros, subnormals, saturation and division by zero, as eager torch has them."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from epigemm import epilogues
+from tests.support import reference
+from tests.support.arithmetic import STORAGE, Arithmetic
+from tests.support.cases import ELEMENTWISE, LINEAR, Operands, declared, draw_operands, poisoned
+from tests.support.problems import Problem
+
+dtypes = pytest.mark.parametrize("arithmetic", STORAGE, ids=lambda a: a.name)
+
+INF, NAN = float("inf"), float("nan")
+DIVISORS = [0.0, -0.0, INF, -INF, NAN, 1e-30, -1e-30, 1e-40, 3e38, 2.0**-149]
+
+
+def specials(arithmetic: Arithmetic) -> torch.Tensor:
+    info = torch.finfo(arithmetic.dtype)
+    subnormal = info.smallest_normal / 4
+    values = [0.0, 1.0, 3.5, 17.0, 30.0, 88.0, 89.0, 104.0, 710.0, 746.0, 1e4, info.max, info.smallest_normal]
+    values += [subnormal, info.smallest_normal * info.eps, info.eps, INF]
+    tensor = torch.tensor([*values, *(-value for value in values), NAN], dtype=torch.float64)
+    return tensor.to(arithmetic.dtype)
+
+
+def run(name: str, x: torch.Tensor, operands: Operands) -> torch.Tensor:
+    out = poisoned(x.shape, x.dtype, x.device) * 0 + 123.0
+    out.fill_(123.0)
+    torch.ops.epigemm.elementwise_out(name, x, operands.bias, operands.tensors, operands.scalars, out)
+    return out
+
+
+def eager(name: str, x: torch.Tensor, operands: Operands) -> torch.Tensor:
+    """The registry's reference in the tensors' own dtype: plain torch operators."""
+    return epilogues.EPILOGUES[name].reference(x, operands.bias, operands.tensors, operands.scalars)
+
+
+def assert_same_exceptions(actual: torch.Tensor, expected: torch.Tensor) -> None:
+    assert torch.equal(actual.isnan(), expected.isnan()), (actual, expected)
+    infinite = expected.isinf()
+    assert torch.equal(actual.isinf(), infinite), (actual, expected)
+    assert torch.equal(actual[infinite], expected[infinite])
+
+
+@pytest.mark.parametrize("name", ELEMENTWISE)
+@dtypes
+def test_special_values_of_x(
+    name: str, arithmetic: Arithmetic, device: torch.device, rng: torch.Generator
+) -> None:
+    """Each special value in every column position of a vector access and in a scalar tail."""
+    values = specials(arithmetic)
+    for roll in range(9):
+        x = torch.stack([values.roll(roll), values.flip(0)]).to(device)
+        operands = draw_operands(name, x.shape[1], arithmetic, device, rng)
+        actual = run(name, x, operands)
+        assert_same_exceptions(actual, eager(name, x, operands))
+        bounded = reference.elementwise(name, x, operands, arithmetic)
+        moderate = bounded.expected.abs() < torch.finfo(arithmetic.dtype).max / 4
+        kept = reference.Bounded(bounded.expected[moderate], bounded.tolerance[moderate])
+        reference.assert_within(actual[moderate], kept)
+
+
+@pytest.mark.parametrize("name", ELEMENTWISE)
+@dtypes
+@pytest.mark.parametrize("special", [NAN, INF, -INF], ids=str)
+def test_special_values_of_operands(
+    name: str, arithmetic: Arithmetic, special: float, device: torch.device, rng: torch.Generator
+) -> None:
+    x = specials(arithmetic).to(device).expand(3, -1)
+    operands = draw_operands(name, x.shape[1], arithmetic, device, rng)
+    vectors = [tensor for tensor in [operands.bias, *operands.tensors] if tensor is not None]
+    for vector in vectors:
+        kept = vector.clone()
+        vector[::5] = special
+        assert_same_exceptions(run(name, x, operands), eager(name, x, operands))
+        vector.copy_(kept)
+
+
+@pytest.mark.parametrize("name", [name for name in ELEMENTWISE if declared(name, "scalar")])
+@dtypes
+@pytest.mark.parametrize("scalar", DIVISORS, ids=str)
+@pytest.mark.parametrize("tensor_scalars", [False, True], ids=["number", "tensor"])
+def test_special_scalars(
+    name: str,
+    arithmetic: Arithmetic,
+    scalar: float,
+    tensor_scalars: bool,
+    device: torch.device,
+    rng: torch.Generator,
+) -> None:
+    """Division by zero gives inf and nan, never an error; tiny divisors overflow to inf, not to nan."""
+    x = specials(arithmetic).to(device).expand(2, -1)
+    operands = draw_operands(name, x.shape[1], arithmetic, device, rng, tensor_scalars=tensor_scalars)
+    operands.scalars = [scalar for _ in operands.scalars]
+    operands.tensors = [torch.full_like(t, scalar) if t.dim() == 0 else t for t in operands.tensors]
+    operands.bias = None
+    expected = operands
+    if (
+        tensor_scalars
+        and device.type == "cuda"
+        and arithmetic.dtype != torch.float64
+        and 0 < abs(scalar) < 2.0**-128
+    ):
+        # The reciprocal overflows: both spellings act as torch does on CUDA when it divides by a *number*.
+        expected = Operands(None, [t for t in operands.tensors if t.dim()], [scalar])
+    assert_same_exceptions(run(name, x, operands), eager(name, x, expected))
+
+
+@dtypes
+def test_relu_keeps_nan_and_clears_negative_values(arithmetic: Arithmetic, device: torch.device) -> None:
+    for name in ("bias_relu", "relu_div"):
+        if name not in ELEMENTWISE:
+            continue
+        scalars = [2.0 for _ in declared(name, "scalar")]
+        x = torch.tensor([NAN, -INF, -1.0, -0.0, 0.0, 4.0, INF], dtype=arithmetic.dtype, device=device)
+        actual = run(name, x, Operands(None, [], scalars)).tolist()
+        assert actual[0] != actual[0]
+        assert actual[1:5] == [0.0] * 4
+        assert actual[5] == (2.0 if scalars else 4.0) and actual[6] == INF
+
+
+@dtypes
+def test_sigmoid_saturates_to_exactly_zero_and_one(arithmetic: Arithmetic, device: torch.device) -> None:
+    if "sigmoid" not in ELEMENTWISE:
+        pytest.skip("no sigmoid registered")
+    x = torch.tensor([-INF, -6e4, -1e3, 0.0, 1e3, 6e4, INF], dtype=arithmetic.dtype, device=device)
+    actual = run("sigmoid", x, Operands())
+    assert actual.tolist() == [0.0, 0.0, 0.0, 0.5, 1.0, 1.0, 1.0]
+
+
+@dtypes
+def test_the_plain_epilogue_is_the_identity_on_every_special_value(
+    arithmetic: Arithmetic, device: torch.device
+) -> None:
+    """Without a bias: subnormals survive bit for bit (a kernel built with flush-to-zero would lose them)."""
+    if "bias" not in ELEMENTWISE:
+        pytest.skip("no plain epilogue registered")
+    x = specials(arithmetic).to(device)
+    actual = run("bias", x, Operands())
+    assert torch.equal(actual.nan_to_num(nan=7.0), x.nan_to_num(nan=7.0))
+
+
+@pytest.mark.parametrize("name", LINEAR)
+@dtypes
+@pytest.mark.parametrize("special", [NAN, INF, -INF], ids=str)
+def test_linear_puts_exceptions_where_torch_does(
+    name: str, arithmetic: Arithmetic, special: float, device: torch.device, rng: torch.Generator
+) -> None:
+    """One special value in x spreads over its row, one in weight over its column, and through the epilogue."""
+    x = torch.randint(1, 3, (24, 32), generator=rng).to(device, arithmetic.dtype)
+    weight = torch.randint(1, 3, (40, 32), generator=rng).to(device, arithmetic.dtype)
+    operands = draw_operands(name, 40, arithmetic, device, rng)
+    for where in ("x", "weight", "both"):
+        a, b = x.clone(), weight.clone()
+        if where != "weight":
+            a[3, 7] = special
+        if where != "x":
+            b[11, 7] = special
+            b[12, 9] = 0.0
+        problem = Problem(name, arithmetic, a, b, operands)
+        out = torch.full((24, 40), 123.0, dtype=arithmetic.dtype, device=device)
+        assert_same_exceptions(problem.run(out), eager(name, a @ b.mT, operands))

@@ -1,0 +1,166 @@
+"""The drop-in models of examples/kernelbench against the plain PyTorch originals beside them."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+FOLDER = Path(__file__).parents[2] / "examples" / "kernelbench"
+EXPECTED = {
+    "gemm_add_relu",
+    "gemm_sigmoid_scaling_residual_add",
+    "gemm_scale_batch_norm",
+    "gemm_relu_divide",
+    "sigmoid",
+}
+FILES = sorted(path for path in FOLDER.glob("*.py") if not path.stem.startswith("_"))
+
+pytestmark = pytest.mark.skipif(not FOLDER.is_dir(), reason="examples are not at hand")
+problems = pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+
+# Constructor arguments, and M and K, at the earlier size: 128; 1024 -> 512, and 16 x 16384.
+EARLIER: dict[str, tuple[tuple[Any, ...], tuple[int, int]]] = {
+    "gemm_add_relu": ((1024, 512, (512,)), (128, 1024)),
+    "gemm_sigmoid_scaling_residual_add": ((1024, 512, 2.0), (128, 1024)),
+    "gemm_scale_batch_norm": ((1024, 512, (512,)), (128, 1024)),
+    "gemm_relu_divide": ((1024, 512, 2.0), (128, 1024)),
+    "sigmoid": ((), (16, 16384)),
+}
+
+
+def load(path: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(f"kernelbench_{path.stem}", path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def pair(path: Path, device: torch.device | str = "cpu") -> tuple[nn.Module, nn.Module, torch.Tensor]:
+    """The original and ours, made under the same seed, and an input: U[0,1) drawn on the CPU and moved."""
+    module = load(path)
+    arguments, shape = EARLIER[path.stem]
+    models = []
+    for kind in (module.Model, module.ModelNew):
+        torch.manual_seed(42)
+        models.append(kind(*arguments).to(device))
+    return models[0], models[1], torch.rand(*shape).to(device)
+
+
+def test_all_problems_are_there() -> None:
+    assert {path.stem for path in FILES} >= EXPECTED
+
+
+@problems
+def test_same_seed_same_parameters(path: Path) -> None:
+    original, ours, _ = pair(path)
+    assert list(original.state_dict()) == list(ours.state_dict())
+    assert [name for name, _ in original.named_parameters()] == [name for name, _ in ours.named_parameters()]
+    for name, tensor in original.state_dict().items():
+        assert torch.equal(ours.state_dict()[name], tensor), name
+
+
+@problems
+def test_same_number_of_random_draws(path: Path) -> None:
+    """What is drawn after the model is made must not depend on which model it was."""
+    module = load(path)
+    arguments, _ = EARLIER[path.stem]
+    draws = []
+    for kind in (module.Model, module.ModelNew):
+        torch.manual_seed(7)
+        kind(*arguments)
+        draws.append(torch.rand(4))
+    assert torch.equal(draws[0], draws[1])
+
+
+@problems
+def test_state_dicts_load_both_ways(path: Path) -> None:
+    original, ours, x = pair(path)
+    with torch.no_grad():
+        for tensor in original.state_dict().values():
+            if tensor.is_floating_point():
+                tensor.add_(torch.rand_like(tensor) * 0.1)
+    ours.load_state_dict(original.state_dict(), strict=True)
+    original.eval(), ours.eval()
+    torch.testing.assert_close(ours(x), original(x), rtol=1e-4, atol=1e-4)
+    fresh, _, _ = pair(path)
+    fresh.load_state_dict(ours.state_dict(), strict=True)
+    fresh.eval()
+    assert torch.equal(fresh(x), original(x))
+
+
+@problems
+@pytest.mark.parametrize("training", [False, True], ids=["eval", "train"])
+def test_outputs_agree(path: Path, training: bool, device: torch.device) -> None:
+    """fp32, atol = rtol = 1e-4, over several batches: running statistics agree as well."""
+    original, ours, x = pair(path, device)
+    original.train(training), ours.train(training)
+    for batch in (x, 1 - x, x * 8 - 4):
+        with torch.no_grad():
+            torch.testing.assert_close(ours(batch), original(batch), rtol=1e-4, atol=1e-4)
+    for (name, mine), (_, other) in zip(ours.named_buffers(), original.named_buffers(), strict=True):
+        torch.testing.assert_close(mine, other, rtol=1e-4, atol=1e-4, msg=name)
+
+
+@problems
+def test_gradients_agree(path: Path) -> None:
+    original, ours, x = pair(path)
+    # Not output.sum(): BatchNorm makes the gradients of that vanish, and noise would be compared with noise.
+    upstream = torch.randn(original(x).shape)
+    for model in (original, ours):
+        model(x.requires_grad_()).backward(upstream)
+    for (name, mine), (_, other) in zip(ours.named_parameters(), original.named_parameters(), strict=True):
+        assert mine.grad is not None and other.grad is not None
+        scale = float(other.grad.abs().max()) + 1
+        torch.testing.assert_close(mine.grad, other.grad, rtol=1e-3, atol=1e-4 * scale, msg=name)
+
+
+@problems
+def test_ours_is_ours(path: Path) -> None:
+    """The drop-in calls an epigemm operator; the original does not."""
+    original, ours, x = pair(path)
+    for model, expected in ((original, False), (ours, True)):
+        with (
+            torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile,
+            torch.no_grad(),
+        ):
+            model(x)
+        assert any(event.key.startswith("epigemm::") for event in profile.key_averages()) is expected
+
+
+@problems
+def test_harness_functions(path: Path) -> None:
+    """The public harness calls get_init_inputs() and get_inputs(); the sizes are the real ones."""
+    module = load(path)
+    model_arguments = module.get_init_inputs()
+    assert isinstance(model_arguments, list)
+    if path.stem == "sigmoid":
+        assert model_arguments == []
+    else:
+        assert model_arguments[0] in {8192, 4096}
+
+
+@pytest.mark.gpu
+@pytest.mark.slow
+@problems
+@pytest.mark.parametrize("training", [False, True], ids=["eval", "train"])
+def test_real_sizes(path: Path, training: bool) -> None:
+    module = load(path)
+    inputs = [tensor.cuda() for tensor in module.get_inputs()]
+    outputs = []
+    for kind in (module.Model, module.ModelNew):
+        torch.manual_seed(42)
+        model = kind(*module.get_init_inputs()).cuda().train(training)
+        with torch.no_grad():
+            outputs.append(model(*inputs))
+        del model
+    for part in range(0, outputs[0].shape[0], 512):
+        torch.testing.assert_close(
+            outputs[1][part : part + 512], outputs[0][part : part + 512], rtol=1e-4, atol=1e-4
+        )

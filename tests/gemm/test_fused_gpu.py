@@ -1,0 +1,272 @@
+"""The Hopper kernels alone: every tile, raster and swizzle, tile edges, and when they must decline."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.support import reference
+from tests.support.arithmetic import BF16, FP16, FP32, FP64, FUSED_ARITHMETICS, TF32, Arithmetic
+from tests.support.cases import LINEAR, draw_operands, fused_unavailable, has_bias, poisoned, signed
+from tests.support.layouts import LAYOUTS
+from tests.support.problems import EMPTY_SHAPES, Problem, make, ternary
+
+pytestmark = pytest.mark.gpu
+
+arithmetics = pytest.mark.parametrize("arithmetic", FUSED_ARITHMETICS, ids=lambda a: a.name)
+epilogues = pytest.mark.parametrize("name", LINEAR)
+
+KERNELS = int(json.loads(torch.ops.epigemm._build_info())["gemm_kernels"])
+TILES = KERNELS // (len(LINEAR) * len(FUSED_ARITHMETICS))
+RASTERS = {"along_m": 0, "along_n": 1}
+SWIZZLES = [1, 2, 4, 8]
+DEVICE = torch.device("cuda")
+
+
+@pytest.fixture(autouse=True)
+def hopper() -> None:
+    if reason := fused_unavailable():
+        pytest.skip(f"gpu: {reason}")
+
+
+def explained(problem: Problem) -> dict[str, Any]:
+    text = torch.ops.epigemm._explain_linear(
+        problem.name,
+        problem.x,
+        problem.weight,
+        problem.operands.bias,
+        problem.operands.tensors,
+        problem.operands.scalars,
+        problem.arithmetic.schema_arithmetic,
+        problem.out(),
+    )
+    plan: dict[str, Any] = json.loads(text)
+    return plan
+
+
+def run_plan(problem: Problem, plan: list[int]) -> torch.Tensor:
+    actual = problem.run_fused(plan)
+    assert actual is not None, f"declined plan {plan}: {explained(problem)['why_not']}"
+    problem.check(actual, second_path=False)
+    return actual
+
+
+def test_tile_count() -> None:
+    assert TILES > 0 and TILES * len(LINEAR) * len(FUSED_ARITHMETICS) == KERNELS
+    header = Path(__file__).parents[2] / "csrc" / "gemm" / "sm90" / "tiles.h"
+    if header.exists():
+        assert len(re.findall(r"^\s*\{\d+, \d+, \d, \d, Schedule::", header.read_text(), re.M)) == TILES
+
+
+@epilogues
+@arithmetics
+@pytest.mark.parametrize("tile", range(max(TILES, 1)))
+def test_every_tile(name: str, arithmetic: Arithmetic, tile: int, rng: torch.Generator) -> None:
+    for shape in [(384, 512, 256), (129, 264, 136), (1, 8, 8), (200, 1032, 64)]:
+        for swizzle in (1, 4):
+            run_plan(make(name, arithmetic, shape, DEVICE, rng), [tile, swizzle % 2, swizzle])
+
+
+@pytest.mark.parametrize("tile", range(max(TILES, 1)))
+@pytest.mark.parametrize("raster", RASTERS.values(), ids=RASTERS.keys())
+@pytest.mark.parametrize("swizzle", SWIZZLES)
+def test_every_raster_and_swizzle(tile: int, raster: int, swizzle: int, rng: torch.Generator) -> None:
+    """Which tile is computed when must not matter: the same bits for every order, and all of them right."""
+    for name in LINEAR:
+        for shape in [(1100, 1304, 96), (3000, 136, 64), (72, 4104, 64)]:
+            problem = make(name, BF16, shape, DEVICE, rng)
+            actual = run_plan(problem, [tile, raster, swizzle])
+            assert torch.equal(actual, run_plan(problem, [tile, 0, 1]))
+
+
+@arithmetics
+@pytest.mark.parametrize("m", [1, 63, 64, 65, 127, 128, 129, 192, 200, 255, 257])
+def test_tile_edges(arithmetic: Arithmetic, m: int, rng: torch.Generator) -> None:
+    for name in LINEAR:
+        for n in [8, 64, 120, 128, 136, 192, 200, 248, 256, 264]:
+            problem = make(name, arithmetic, (m, n, 72), DEVICE, rng)
+            actual = problem.run_fused()
+            if actual is None:
+                assert not explained(problem)["fused"]
+                actual = run_plan(problem, [n % TILES, 0, 1])
+            problem.check(actual, second_path=False)
+
+
+@arithmetics
+@pytest.mark.parametrize("size", [127, 128, 129, 255, 257, 64, 63, 192, 200])
+def test_any_size_through_the_public_op(arithmetic: Arithmetic, size: int, rng: torch.Generator) -> None:
+    """Odd N or K declines the fused kernel; whoever answers is right."""
+    for name in LINEAR:
+        for shape in [(size, 128, 64), (128, size, 64), (128, 128, size), (size, size, size)]:
+            problem = make(name, arithmetic, shape, DEVICE, rng)
+            problem.check(problem.run(), second_path=True)
+
+
+@arithmetics
+@pytest.mark.parametrize("k", [8, 16, 24, 40, 56, 64, 72, 128, 1000, 8192])
+def test_lengths_of_k(arithmetic: Arithmetic, k: int, rng: torch.Generator) -> None:
+    for tile in range(max(TILES, 1)):
+        run_plan(make("bias", arithmetic, (130, 136, k), DEVICE, rng), [tile, 0, 1])
+
+
+@epilogues
+@arithmetics
+@pytest.mark.parametrize("layout", ["padded_rows", "every_second_row"])
+def test_strided_operands_stay_fused(
+    name: str, arithmetic: Arithmetic, layout: str, rng: torch.Generator
+) -> None:
+    """Row strides of whole 16-byte units cost nothing: x, weight and out may all have them."""
+    change = LAYOUTS[layout]
+    problem = make(name, arithmetic, (256, 256, 128), DEVICE, rng, x_layout=change, weight_layout=change)
+    run_plan(problem, [0, 0, 1])
+
+
+@epilogues
+def test_vectors_need_no_alignment(name: str, rng: torch.Generator) -> None:
+    """Bias and folded vectors are read element by element."""
+    for arithmetic in FUSED_ARITHMETICS:
+        problem = make(name, arithmetic, (256, 256, 128), DEVICE, rng)
+        problem.operands = problem.operands.map(LAYOUTS["misaligned"])
+        run_plan(problem, [0, 0, 1])
+        problem.check(problem.run(), second_path=True)
+        problem.operands = problem.operands.map(lambda v: v.repeat_interleave(2)[::2] if v.dim() else v)
+        problem.check(problem.run(), second_path=True)
+
+
+@epilogues
+@arithmetics
+def test_absent_bias_and_tensor_scalars(name: str, arithmetic: Arithmetic, rng: torch.Generator) -> None:
+    for with_bias in (True, False):
+        for tensor_scalars in (True, False):
+            problem = make(
+                name,
+                arithmetic,
+                (256, 256, 128),
+                DEVICE,
+                rng,
+                with_bias=with_bias and has_bias(name),
+                tensor_scalars=tensor_scalars,
+            )
+            run_plan(problem, [0, 0, 1])
+
+
+@epilogues
+@arithmetics
+def test_integers_are_exact(name: str, arithmetic: Arithmetic, rng: torch.Generator) -> None:
+    m, n, k = 300, 520, 1024
+    x = ternary((m, k), rng).to(DEVICE, arithmetic.dtype)
+    weight = ternary((n, k), rng).to(DEVICE, arithmetic.dtype)
+    operands = draw_operands(name, n, arithmetic, DEVICE, rng)
+    operands = operands.map(lambda tensor: ternary(tuple(tensor.shape), rng).to(tensor))
+    operands.scalars = [2.0 for _ in operands.scalars]
+    problem = Problem(name, arithmetic, x, weight, operands)
+    acc = x.double() @ weight.double().mT
+    assert float(acc.abs().max()) <= 256
+    bounded = reference.after_epilogue(
+        name, reference.Bounded(acc, torch.zeros_like(acc)), operands, arithmetic
+    )
+    for tile in range(max(TILES, 1)):
+        actual = problem.run_fused([tile, 0, 2])
+        assert actual is not None
+        reference.assert_within(actual, bounded)
+        if torch.equal(bounded.expected, (bounded.expected * 2).round() / 2):
+            assert torch.equal(actual, bounded.expected.to(arithmetic.dtype))
+
+
+def test_plans_that_do_not_exist_are_refused(rng: torch.Generator) -> None:
+    problem = make("bias", BF16, (256, 256, 128), DEVICE, rng)
+    for plan in ([TILES, 0, 1], [-1, 0, 1], [0, 2, 1], [0, 0, 0], [0, 0], [0]):
+        with pytest.raises(RuntimeError, match="plan"):
+            problem.run_fused(plan)
+
+
+@pytest.mark.parametrize("arithmetic", [FP32, FP64], ids=lambda a: a.name)
+def test_uncovered_arithmetics_decline(arithmetic: Arithmetic, rng: torch.Generator) -> None:
+    for name in LINEAR:
+        problem = make(name, arithmetic, (1024, 1024, 1024), DEVICE, rng)
+        assert problem.run_fused() is None
+        plan = explained(problem)
+        assert plan["fused"] is False and plan["why_not"]
+
+
+@arithmetics
+@pytest.mark.parametrize("layout", ["misaligned", "odd_rows", "transposed", "every_second_column"], ids=str)
+def test_uncovered_layouts_decline_and_say_why(
+    arithmetic: Arithmetic, layout: str, rng: torch.Generator
+) -> None:
+    for name in LINEAR:
+        for operand in ("x", "weight"):
+            problem = make(
+                name,
+                arithmetic,
+                (1024, 1024, 1024),
+                DEVICE,
+                rng,
+                x_layout=LAYOUTS[layout if operand == "x" else "contiguous"],
+                weight_layout=LAYOUTS[layout if operand == "weight" else "contiguous"],
+            )
+            assert problem.run_fused() is None, (name, operand)
+            plan = explained(problem)
+            assert plan["fused"] is False and plan["why_not"], (name, operand)
+            problem.check(problem.run(), second_path=True)
+
+
+@epilogues
+@arithmetics
+def test_explain_says_fused_exactly_when_the_call_fuses(
+    name: str, arithmetic: Arithmetic, rng: torch.Generator
+) -> None:
+    shapes = [(2048, 2048, 2048), (1, 8, 8), (16, 4096, 1024), (127, 128, 72), (64, 129, 64), (64, 128, 63)]
+    fused = []
+    for shape in [*shapes, *EMPTY_SHAPES]:
+        problem = make(name, arithmetic, shape, DEVICE, rng)
+        plan = explained(problem)
+        launched = problem.run_fused() is not None
+        assert plan["fused"] is launched, (shape, plan["why_not"])
+        assert bool(plan["why_not"]) is not launched
+        fused.append(launched)
+    assert fused[0], "a large aligned problem must fuse"
+
+
+def test_large_problem_fuses_and_is_right(rng: torch.Generator) -> None:
+    for arithmetic in (FP16, BF16, TF32):
+        problem = make("bias_relu", arithmetic, (1024, 8192, 8192), DEVICE, rng)
+        actual = problem.run_fused()
+        assert actual is not None
+        problem.check(actual, second_path=False)
+
+
+def test_out_frame_is_left_alone(rng: torch.Generator) -> None:
+    """TMA stores are clipped at the edge of the output, not of its tile."""
+    for arithmetic in FUSED_ARITHMETICS:
+        problem = make("bias", arithmetic, (130, 136, 64), DEVICE, rng)
+        for tile in range(max(TILES, 1)):
+            frame = torch.full((300, 512), 5.0, dtype=arithmetic.dtype, device=DEVICE)
+            out = frame[8:138, 16:152]
+            out.fill_(float("nan"))
+            launched = torch.ops.epigemm._fused_linear_out(
+                "bias", problem.x, problem.weight, problem.operands.bias, [], [],
+                arithmetic.schema_arithmetic, [tile, 0, 1], out,
+            )  # fmt: skip
+            assert launched
+            problem.check(out, second_path=False)
+            out.fill_(5.0)
+            assert bool((frame == 5.0).all())
+
+
+def test_leading_dimensions_fuse_without_copies(rng: torch.Generator) -> None:
+    operands = draw_operands("bias", 256, BF16, DEVICE, rng)
+    weight = signed((256, 128), rng).to(DEVICE, torch.bfloat16)
+    x = signed((4, 64, 128), rng).to(DEVICE, torch.bfloat16)
+    problem = Problem("bias", BF16, x, weight, operands)
+    run_plan(problem, [0, 0, 1])
+    torch.cuda.synchronize()
+    out = poisoned((4, 64, 256), torch.bfloat16, DEVICE)
+    before = torch.cuda.memory_stats()["allocation.all.allocated"]
+    torch.ops.epigemm._fused_linear_out("bias", x, weight, operands.bias, [], [], "ieee", [0, 0, 1], out)
+    assert torch.cuda.memory_stats()["allocation.all.allocated"] - before <= 1, "at most a workspace"

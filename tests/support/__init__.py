@@ -1,0 +1,1 @@
+"""What the tests share: arithmetics and their derived tolerances, registry cases, tensor layouts."""

@@ -1,0 +1,160 @@
+"""float64 references, and error bounds that are derived instead of tuned.
+
+Write u for the relative error of one operation, and for n of them gamma_n(u) = n u / (1 - n u).
+
+1. The product. A sum of K products in precision u, in any order, is off by at most gamma_K(u) (|x| |W|^T)
+   (Higham, Accuracy and Stability, section 3.1). fp32 accumulation has u = 2^-24; tensor cores truncate
+   instead of rounding: u = 2^-23. Where fp32 operands are rounded on their way in (TF32 keeps ten
+   explicit bits and hardware may truncate: d = 2^-10), each product is off by a further
+   (1 + d)^2 - 1 of itself.
+2. The second path stores the product before the epilogue reads it: one more rounding to the dtype,
+   u_dtype |acc|. cuBLAS may also split K and round the partial sums of 16-bit products; whatever the number of
+   parts, they sum to at most |x| |W|^T, hence 2 u_dtype |x| |W|^T there (one rounding of each part, one of each sum).
+3. The epilogue f turns an error e of its accumulator into at most max |f(acc +- e) - f(acc)|. That is e
+   times f's Lipschitz constant on [acc - e, acc + e], read at the ends of the interval, because e is
+   small against f's curvature: no constant has to be written down for each epilogue.
+4. The epilogue's own operations are backward stable: each is exact for operands perturbed by some u. We take
+   `EPILOGUE_OPERATIONS` of them for every operand and propagate each as in 3, where cancellation shows.
+5. One rounding to the output dtype at the end: u_dtype |f| and, for results that may be flushed to zero, the
+   smallest normal number (fp16 is never flushed: its smallest subnormal one).
+
+For fp64 the reference commits the same errors as the implementation, so the bound doubles.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from epigemm import epilogues
+from tests.support.arithmetic import Arithmetic
+from tests.support.cases import Operands
+
+EPILOGUE_OPERATIONS = (
+    8  # the longest built-in has 6: add bias, negate, exp, add one, divide, fused multiply-add
+)
+PROBE = (
+    2.0**-20
+)  # relative perturbation by which operand sensitivities are read: small, and far above float64's own error
+
+
+@dataclass
+class Bounded:
+    """An expected result in float64 and how far from it a correct implementation may be."""
+
+    expected: torch.Tensor
+    tolerance: torch.Tensor
+
+
+def gamma(operations: int, unit: float) -> float:
+    """Bound of the relative error that `operations` roundings of relative error `unit` accumulate."""
+    assert operations * unit < 0.5
+    return operations * unit / (1 - operations * unit)
+
+
+def wide(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().to(torch.float64)
+
+
+def evaluate(name: str, acc: torch.Tensor, operands: Operands) -> torch.Tensor:
+    """The registry's reference in float64."""
+    exact = operands.map(wide)
+    result = epilogues.EPILOGUES[name].reference(acc, exact.bias, exact.tensors, exact.scalars)
+    assert result.dtype is torch.float64
+    return result
+
+
+def product(
+    x: torch.Tensor, weight: torch.Tensor, arithmetic: Arithmetic, *, second_path: bool = False
+) -> Bounded:
+    """x @ weight.T in float64 and the error of its accumulation (steps 1 and 2)."""
+    exact = wide(x) @ wide(weight).mT
+    magnitude = wide(x).abs() @ wide(weight).abs().mT
+    inputs = (1 + arithmetic.input_rounding) ** 2 - 1
+    error = (inputs + gamma(x.shape[-1], arithmetic.accumulation_unit) * (1 + inputs)) * magnitude
+    if second_path:
+        unit = arithmetic.output_unit
+        split_k = 2 * unit * magnitude if x.is_cuda and unit > 2.0**-24 else 0.0
+        error = error + unit * (exact.abs() + error) + arithmetic.output_floor + split_k
+    return Bounded(exact, error)
+
+
+def _deviation(name: str, acc: torch.Tensor, error: torch.Tensor, operands: Operands) -> torch.Tensor:
+    """Step 3."""
+    center = evaluate(name, acc, operands)
+    ends = [evaluate(name, acc + sign * error, operands) - center for sign in (1, -1)]
+    return torch.maximum(ends[0].abs(), ends[1].abs())
+
+
+def _perturbations(acc: torch.Tensor, operands: Operands) -> list[tuple[torch.Tensor, Operands]]:
+    """Every operand, one at a time, off by a relative +-PROBE."""
+    cases: list[tuple[torch.Tensor, Operands]] = []
+    for factor in (1 + PROBE, 1 - PROBE):
+        cases.append((acc * factor, operands))
+        if operands.bias is not None:
+            cases.append((acc, Operands(wide(operands.bias) * factor, operands.tensors, operands.scalars)))
+        for index, tensor in enumerate(operands.tensors):
+            tensors = list(operands.tensors)
+            tensors[index] = wide(tensor) * factor
+            cases.append((acc, Operands(operands.bias, tensors, operands.scalars)))
+        for index, scalar in enumerate(operands.scalars):
+            scalars = list(operands.scalars)
+            scalars[index] = scalar * factor
+            cases.append((acc, Operands(operands.bias, operands.tensors, scalars)))
+    return cases
+
+
+def after_epilogue(name: str, accumulator: Bounded, operands: Operands, arithmetic: Arithmetic) -> Bounded:
+    """The epilogue of a bounded accumulator (steps 3 to 5)."""
+    acc = accumulator.expected
+    expected = evaluate(name, acc, operands)
+    tolerance = _deviation(name, acc, accumulator.tolerance, operands)
+    unit = EPILOGUE_OPERATIONS * arithmetic.epilogue_unit
+    tolerance = tolerance + unit * expected.abs()
+    for perturbed_acc, perturbed in _perturbations(acc, operands):
+        tolerance = tolerance + unit / PROBE * (evaluate(name, perturbed_acc, perturbed) - expected).abs()
+    tolerance = tolerance + arithmetic.output_unit * (expected.abs() + tolerance) + arithmetic.output_floor
+    return Bounded(expected, tolerance * (2 if arithmetic.dtype is torch.float64 else 1))
+
+
+def linear(
+    name: str,
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    operands: Operands,
+    arithmetic: Arithmetic,
+    *,
+    second_path: bool = False,
+) -> Bounded:
+    """D = epilogue(x @ weight.T)."""
+    return after_epilogue(name, product(x, weight, arithmetic, second_path=second_path), operands, arithmetic)
+
+
+def elementwise(name: str, x: torch.Tensor, operands: Operands, arithmetic: Arithmetic) -> Bounded:
+    """D = epilogue(x): the accumulator is exact."""
+    acc = wide(x)
+    return after_epilogue(name, Bounded(acc, torch.zeros_like(acc)), operands, arithmetic)
+
+
+def assert_within(actual: torch.Tensor, bounded: Bounded) -> None:
+    """Each element lies within its own bound; NaN and infinities stand exactly where they should."""
+    expected, tolerance = bounded.expected, bounded.tolerance
+    assert actual.shape == expected.shape, f"shape {tuple(actual.shape)}, expected {tuple(expected.shape)}"
+    result = wide(actual)
+    assert torch.equal(result.isnan(), expected.isnan()), (
+        "NaN in other places than expected (or never written)"
+    )
+    largest = torch.finfo(actual.dtype).max
+    finite = expected.isfinite() & (expected.abs() + tolerance.nan_to_num(0.0) <= largest)
+    infinite = expected.isinf()
+    assert torch.equal(result[infinite], expected[infinite]), "infinities differ"
+    error, allowed = (result - expected).abs()[finite], tolerance[finite]
+    if error.numel() and not bool((error <= allowed).all()):
+        ratio = error / allowed
+        worst = int(ratio.nan_to_num(torch.inf).argmax())
+        raise AssertionError(
+            f"{int((error > allowed).sum())} of {error.numel()} elements out of bounds; the worst is "
+            f"{result[finite][worst].item():.9g}, expected {expected[finite][worst].item():.9g} "
+            f"+- {allowed[worst].item():.3g}"
+        )
