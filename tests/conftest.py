@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
+from epigemm.bench import environment
 from tests.support.cases import cuda_unavailable
 from tests.support.untyped import backends
 
@@ -20,6 +23,14 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
 )
 settings.load_profile("epigemm")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """A record of the run, for benchmarks/results."""
+    parser.addoption(
+        "--summary-json", type=Path, help="write what ran, where and with which result to this file"
+    )
+    parser.addoption("--trees", help="csrc=HASH,python=HASH: git trees of the source, where git is missing")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -49,6 +60,17 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         terminalreporter.write_line(f"skipped {count}: {text}")
     if not skipped:
         terminalreporter.write_line("nothing was skipped")
+    if path := terminalreporter.config.getoption("--summary-json"):
+        device = torch.device("cpu" if reason else "cuda")
+        about = environment.describe(device, terminalreporter.config.getoption("--trees"))
+        about["command"] = ["python", "-m", "pytest", *about["command"][3:]]
+        outcomes = {
+            name: len(terminalreporter.stats.get(name, []))
+            for name in ("passed", "failed", "error", "skipped")
+        }
+        failed = [report.nodeid for report in terminalreporter.stats.get("failed", [])]
+        record = {"environment": about, "outcomes": outcomes, "failed": failed, "skipped": dict(skipped)}
+        path.write_text(json.dumps(record, indent=2) + "\n")
 
 
 @pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])

@@ -1,0 +1,97 @@
+"""Launch every CUDA kernel once, at small shapes, and compare with float64: a target for compute-sanitizer.
+
+    compute-sanitizer --tool memcheck python tools/run_every_kernel.py
+    compute-sanitizer --tool racecheck python tools/run_every_kernel.py
+
+Shapes leave every tile partly empty along M and N, so that the predicated edges run too.
+"""
+
+from __future__ import annotations
+
+import sys
+
+import torch
+from torch import Tensor
+
+from epigemm._native import ops
+from epigemm.epilogues import EPILOGUES, Epilogue, EpilogueInputs, fold_batch_norm_reference
+
+DEVICE = torch.device("cuda")
+TILES = 5
+M, N, K = 200, 328, 136  # rows of 16 bytes, but no multiple of any tile
+TOLERANCE = {torch.float16: 4e-3, torch.bfloat16: 3e-2, torch.float32: 4e-3, torch.float64: 1e-12}
+
+
+def expect_close(name: str, actual: Tensor, expected: Tensor, tolerance: float) -> None:
+    """Exit with a message unless the relative Frobenius error is within the tolerance (NaN never is)."""
+    error = ((actual.double() - expected).norm() / expected.norm()).item()
+    if not error <= tolerance:
+        sys.exit(f"{name}: relative error {error:.3g}, tolerance {tolerance:.3g}")
+
+
+def inputs(epilogue: Epilogue, dtype: torch.dtype, columns: int) -> EpilogueInputs:
+    """Random operands of one epilogue."""
+    return epilogue.sample_inputs(columns, dtype, DEVICE)
+
+
+def reference(epilogue: Epilogue, acc: Tensor, drawn: EpilogueInputs) -> Tensor:
+    """The epilogue in float64."""
+    bias = None if drawn.bias is None else drawn.bias.double()
+    return epilogue.reference(acc, bias, [operand.double() for operand in drawn.operands], drawn.scalars)
+
+
+def run_fused(epilogue: Epilogue, dtype: torch.dtype) -> int:
+    """Every tile of one epilogue and element type."""
+    x = torch.randn(M, K, device=DEVICE).to(dtype)
+    weight = (torch.randn(N, K, device=DEVICE) / K**0.5).to(dtype)
+    drawn = inputs(epilogue, dtype, N)
+    expected = reference(epilogue, x.double() @ weight.double().t(), drawn)
+    for tile in range(TILES):
+        out = torch.full((M, N), float("nan"), dtype=dtype, device=DEVICE)
+        plan = [tile, tile % 2, 2]
+        if not ops._fused_linear_out(epilogue.name, x, weight, *drawn, "tf32", plan, out):
+            sys.exit(f"{epilogue.name} {dtype}: no fused kernel on this device")
+        expect_close(f"{epilogue.name} {dtype} tile {tile}", out, expected, TOLERANCE[dtype])
+    return TILES
+
+
+def run_elementwise(epilogue: Epilogue, dtype: torch.dtype) -> int:
+    """Wide rows, rows that vectors do not divide, a ragged end without vectors, and a strided layout."""
+    wide, odd = torch.randn(70, 264, device=DEVICE), torch.randn(70, 263, device=DEVICE)
+    layouts = {"wide": wide, "odd": odd, "single": odd[0], "strided": wide.t()[::2]}
+    for name, values in layouts.items():
+        x = values.to(dtype)
+        drawn = inputs(epilogue, dtype, x.shape[-1])
+        out = torch.full_like(x, float("nan"))
+        ops._elementwise_out(epilogue.name, x, *drawn, out)
+        expected = reference(epilogue, x.double(), drawn)
+        expect_close(f"{epilogue.name} {dtype} {name}", out, expected, TOLERANCE[dtype])
+    return len(layouts)
+
+
+def run_fold() -> int:
+    """The BatchNorm fold in both types."""
+    for dtype in (torch.float32, torch.float64):
+        vectors = [torch.rand(N, device=DEVICE, dtype=dtype) + 0.5 for _ in range(6)]
+        folded = torch.empty(2, N, device=DEVICE, dtype=dtype)
+        ops._fold_batch_norm_out(*vectors, 1e-5, folded)
+        expected = fold_batch_norm_reference(folded, vectors, 1e-5)
+        expect_close(f"fold {dtype}", folded, expected.double(), 1e-6)
+    return 2
+
+
+def main() -> None:
+    """Run everything and say how much that was."""
+    torch.manual_seed(0)
+    launches = run_fold()
+    for epilogue in EPILOGUES.values():
+        for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64):
+            launches += run_elementwise(epilogue, dtype)
+            if epilogue.linear and dtype != torch.float64:
+                launches += run_fused(epilogue, dtype)
+    torch.cuda.synchronize()
+    print(f"{launches} launches, all within tolerance")
+
+
+if __name__ == "__main__":
+    main()
