@@ -81,7 +81,7 @@ EPIGEMM_HOST_DEVICE T exp(T x) {
 }
 
 template <class T>
-EPIGEMM_HOST_DEVICE T reciprocal(T x) {
+EPIGEMM_HOST_DEVICE T reciprocal_normal(T x) {
   return T(1) / x;
 }
 
@@ -95,14 +95,22 @@ EPIGEMM_HOST_DEVICE T divide(T numerator, T denominator) {
 __device__ __forceinline__ float exp(float x) { return ::expf(x); }
 __device__ __forceinline__ double exp(double x) { return ::exp(x); }
 
-// At most 1 ulp off, subnormal results included. The exact division would add a slow-path branch per element to every
-// epilogue with a sigmoid.
+// At most 1 ulp off, subnormal results included.
 __device__ __forceinline__ float reciprocal(float x) {
   float result;
   asm("rcp.approx.f32 %0, %1;" : "=f"(result) : "f"(x));
   return result;
 }
 __device__ __forceinline__ double reciprocal(double x) { return 1.0 / x; }
+
+// The same in one instruction, for |x| below 2^126, where the result is not subnormal. The exact division would add a
+// slow-path branch per element to every epilogue with a sigmoid.
+__device__ __forceinline__ float reciprocal_normal(float x) {
+  float result;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
+  return result;
+}
+__device__ __forceinline__ double reciprocal_normal(double x) { return 1.0 / x; }
 
 // One Newton step on numerator * (1 / denominator) (Markstein 1990): within 0.5 ulp and a hair for normal quotients.
 // The denominator of an epilogue is the same for every element, so its reciprocal is computed once and a quotient costs
@@ -119,10 +127,12 @@ __device__ __forceinline__ double divide(double numerator, double denominator) {
 
 #endif
 
-// sigmoid(x) = 1 / (1 + exp(-x)); exp overflows to infinity on the far left, which gives the right limit, 0.
+// sigmoid(x) = 1 / (1 + exp(-x)); exp overflows to infinity on the far left, which gives the right limit, 0. The
+// quarters cancel exactly: they keep the reciprocal out of the subnormal range, the product then rounds into it.
 template <class T>
 EPIGEMM_HOST_DEVICE T sigmoid(T x) {
-  return reciprocal(T(1) + exp(-x));
+  const T quarter = T(0.25);
+  return quarter * reciprocal_normal(quarter * exp(-x) + quarter);
 }
 
 }  // namespace epigemm::math

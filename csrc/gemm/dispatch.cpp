@@ -51,6 +51,10 @@ std::string not_covered(const ProblemTraits& t) {
   } else if (t.alignment < kTmaAlignment) {
     reason << "x, weight or out starts at an address aligned to " << t.alignment << " bytes; fused kernels need "
            << kTmaAlignment;
+  } else if (t.k * bytes % kTmaAlignment != 0 || t.n * bytes % kTmaAlignment != 0) {
+    const bool k = t.k * bytes % kTmaAlignment != 0;
+    reason << (k ? "K = " : "N = ") << (k ? t.k : t.n) << " elements are " << (k ? t.k : t.n) * bytes
+           << " bytes; fused kernels need rows of a multiple of " << kTmaAlignment << " bytes";
   } else if (t.x_row_stride < t.k || t.weight_row_stride < t.k) {
     reason << "the rows of " << (t.x_row_stride < t.k ? "x" : "weight") << " overlap (an expanded tensor)";
   } else if (t.x_row_stride * bytes % kTmaAlignment != 0) {
