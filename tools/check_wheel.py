@@ -89,8 +89,13 @@ def symbol_problems(module: Path) -> Iterator[str]:
             yield f"undefined symbol {name} is not one of torch's stable ABI"
 
 
-def wgmma_counts(module: Path) -> dict[str, int]:
-    """For each CUTLASS kernel built for GEMM_ARCHITECTURE, how many wgmma instructions its disassembly has.
+# What the disassembly of every Hopper GEMM must contain: wgmma, and the wait for the kernel ahead, without which a
+# programmatic dependent launch reads inputs that are still being written (CUTLASS leaves it out unless a macro asks).
+REQUIRED_INSTRUCTIONS = ("HGMMA", "ACQBULK")
+
+
+def instruction_counts(module: Path) -> dict[str, dict[str, int]]:
+    """For each CUTLASS kernel built for GEMM_ARCHITECTURE, how often its disassembly has each required instruction.
 
     cuobjdump prints sm_90's elementwise kernels along with sm_90a's: the name tells a GEMM.
     """
@@ -98,7 +103,7 @@ def wgmma_counts(module: Path) -> dict[str, int]:
     folder = Path(cuda_tool("nvdisasm")).parent
     environment = {**os.environ, "PATH": f"{folder}{os.pathsep}{os.environ['PATH']}"}
     command = [cuobjdump, "-arch", GEMM_ARCHITECTURE, "-sass", str(module)]
-    counts: dict[str, int] = {}
+    counts: dict[str, dict[str, int]] = {}
     kernel = ""
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as disassembly:
         assert disassembly.stdout is not None
@@ -107,27 +112,30 @@ def wgmma_counts(module: Path) -> dict[str, int]:
             if head:
                 kernel = head.group(1)
                 if GEMM_KERNEL in kernel:
-                    counts[kernel] = 0
-            elif "HGMMA" in line and kernel in counts:
-                counts[kernel] += 1
+                    counts[kernel] = dict.fromkeys(REQUIRED_INSTRUCTIONS, 0)
+            elif kernel in counts:
+                for instruction in REQUIRED_INSTRUCTIONS:
+                    counts[kernel][instruction] += instruction in line
     if disassembly.returncode != 0:
         raise SystemExit(f"check_wheel: {' '.join(command)} failed")
     return counts
 
 
 def kernel_problems(module: Path, expected: int | None) -> Iterator[str]:
-    """Every Hopper GEMM kernel uses wgmma (HGMMA in the disassembly)."""
-    counts = wgmma_counts(module)
+    """Every Hopper GEMM kernel uses wgmma and waits for the kernel ahead."""
+    counts = instruction_counts(module)
+    complete = sum(all(found.values()) for found in counts.values())
     print(
-        f"{GEMM_ARCHITECTURE} GEMM kernels: {len(counts)}, with HGMMA: {sum(count > 0 for count in counts.values())}"
+        f"{GEMM_ARCHITECTURE} GEMM kernels: {len(counts)}, with {' and '.join(REQUIRED_INSTRUCTIONS)}: {complete}"
     )
     if not counts:
         yield f"the module has no GEMM kernel for {GEMM_ARCHITECTURE}"
     if expected is not None and len(counts) != expected:
         yield f"the module has {len(counts)} GEMM kernels for {GEMM_ARCHITECTURE}, expected are {expected}"
-    for kernel, count in counts.items():
-        if count == 0:
-            yield f"no HGMMA in {kernel}"
+    for kernel, found in counts.items():
+        for instruction, count in found.items():
+            if count == 0:
+                yield f"no {instruction} in {kernel}"
 
 
 def main() -> int:

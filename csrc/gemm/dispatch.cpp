@@ -10,7 +10,8 @@ namespace epigemm {
 namespace {
 
 constexpr int kTmaAlignment = 16;  // bytes: what the tensor memory accelerator asks of pointers and row strides
-constexpr int64_t kLargestExtent = std::numeric_limits<int32_t>::max();  // the kernels' problem shape is 32-bit
+// The kernels' problem shape is 32-bit, and they round it up to whole tiles.
+constexpr int64_t kLargestExtent = std::numeric_limits<int32_t>::max() - 1024;
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 int64_t round_up(int64_t a, int64_t b) { return ceil_div(a, b) * b; }
@@ -47,7 +48,7 @@ std::string not_covered(const ProblemTraits& t) {
   } else if (t.m == 0 || t.n == 0 || t.k == 0) {
     reason << "the product is empty (M = " << t.m << ", N = " << t.n << ", K = " << t.k << ")";
   } else if (t.m > kLargestExtent || t.n > kLargestExtent || t.k > kLargestExtent) {
-    reason << "M, N and K must be below 2^31";
+    reason << "M, N and K must be at most " << kLargestExtent;
   } else if (t.alignment < kTmaAlignment) {
     reason << "x, weight or out starts at an address aligned to " << t.alignment << " bytes; fused kernels need "
            << kTmaAlignment;

@@ -75,6 +75,8 @@ class Epilogue:
         self.takes_bias = any(operand.name == "bias" for operand in operands)
         self.vectors = tuple(o for o in operands if o.kind == PER_COLUMN and o.name != "bias")
         scalars = [o for o in operands if o.kind == SCALAR]
+        if len(scalars) > 1:
+            raise ValueError(f"operands: got {len(scalars)} scalars for {name!r}; accepted is at most one")
         self.scalar = scalars[0] if scalars else None
 
     def __repr__(self) -> str:

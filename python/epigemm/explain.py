@@ -100,6 +100,7 @@ class _Recorder(TorchFunctionMode):
 
     def __init__(self) -> None:
         super().__init__()
+        self.casts: list[str] = []
         self.folds: list[str] = []
         self.call: tuple[str, tuple[Any, ...]] | None = None
 
@@ -115,6 +116,12 @@ class _Recorder(TorchFunctionMode):
         if name is not None:
             self.call = (name, args)
             return args[1]
+        if func is Tensor.to and isinstance(args[1], torch.dtype) and args[0].dtype != args[1]:
+            source, dtype = args
+            self.casts.append(
+                f"torch cast of {list(source.shape)} from {_name(source.dtype)} to {_name(dtype)}"
+            )
+            return torch.empty_like(source, dtype=dtype)
         return func(*args, **(kwargs or {}))
 
     def explanation(self, function: str, differentiates: bool) -> Explanation:
@@ -134,7 +141,7 @@ class _Recorder(TorchFunctionMode):
             backward = "none: a call with out= has no derivative"
         elif not differentiates:
             backward = f"not needed: no argument requires grad (otherwise: {backward})"
-        kernels = [*(f"{_owner(given[0])} {fold}" for fold in self.folds), *found.pop("kernels")]
+        kernels = [*self.casts, *(f"{_owner(given[0])} {fold}" for fold in self.folds), *found.pop("kernels")]
         return Explanation(op=op, backward=backward, kernels=kernels, **found)
 
 

@@ -34,10 +34,11 @@ def linear_backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     if ctx.epilogue == BIAS.name:
         grad_bias = _sum_rows(grad) if needs_bias else None
     else:
-        acc = _product(x, weight, ctx.precision)
+        acc = _accumulator(x, weight, ctx.precision)
         grad_acc, grad_bias, *grad_operands = _epilogue_gradients(
-            ctx, acc, bias, operands, grad, (needs_acc, needs_bias, *needs_operands)
+            ctx, acc, bias, operands, grad.to(acc.dtype), (needs_acc, needs_bias, *needs_operands)
         )
+        grad_acc = None if grad_acc is None else grad_acc.to(x.dtype)
     grad_x = grad_weight = None
     if needs_acc:
         assert grad_acc is not None
@@ -125,6 +126,22 @@ def _tracked(tensor: Tensor | None) -> Tensor:
     """An alias for autograd to follow: a tensor may be two arguments at once, and it may have a graph behind it."""
     assert tensor is not None
     return tensor.view_as(tensor) if tensor.requires_grad else tensor.detach().requires_grad_()
+
+
+def _accumulator(x: Tensor, weight: Tensor, precision: str) -> Tensor:
+    """x @ weight.T as the forward's epilogue saw it.
+
+    Rounded to 16 bits it could overflow where the forward did not, or carry a small sum with the bias across
+    the kink of a relu.
+    """
+    if x.dtype not in (torch.float16, torch.bfloat16):
+        return _product(x, weight, precision)
+    rows = _rows(x)
+    if x.is_cuda and not torch.is_grad_enabled():
+        acc = torch.mm(rows, weight.t(), out_dtype=torch.float32)
+    else:  # elsewhere there is no such product, and it has no derivative of its own
+        acc = torch.mm(rows.float(), weight.float().t())
+    return acc.reshape(*x.shape[:-1], weight.shape[0])
 
 
 def _product(x: Tensor, weight: Tensor, precision: str) -> Tensor:

@@ -101,7 +101,7 @@ class LinearReLU(_FusedLinear):
     @classmethod
     def from_linear(cls, linear: nn.Linear, *, precision: str | None = None) -> LinearReLU:
         """The fused layer over the parameter objects of `linear`."""
-        module: LinearReLU = _sharing(cls(0, 0, device="meta", precision=precision), linear)
+        module: LinearReLU = _sharing(cls(1, 1, device="meta", precision=precision), linear)
         return module
 
     def forward(self, x: Tensor) -> Tensor:
@@ -151,7 +151,7 @@ class LinearSigmoidScaleResidual(_FusedLinear):
     ) -> LinearSigmoidScaleResidual:
         """The fused layer over the parameter objects of `linear`."""
         module: LinearSigmoidScaleResidual = _sharing(
-            cls(0, 0, scale, device="meta", precision=precision), linear
+            cls(1, 1, scale, device="meta", precision=precision), linear
         )
         return module
 
@@ -207,7 +207,7 @@ class LinearReLUDiv(_FusedLinear):
         cls, linear: nn.Linear, divisor: float | Tensor = 1.0, *, precision: str | None = None
     ) -> LinearReLUDiv:
         """The fused layer over the parameter objects of `linear`."""
-        module: LinearReLUDiv = _sharing(cls(0, 0, divisor, device="meta", precision=precision), linear)
+        module: LinearReLUDiv = _sharing(cls(1, 1, divisor, device="meta", precision=precision), linear)
         return module
 
     def forward(self, x: Tensor) -> Tensor:

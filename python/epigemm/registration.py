@@ -201,6 +201,10 @@ def _fold_batch_norm_vmap(info: Any, in_dims: Sequence[Any], *args: Any) -> tupl
 
 
 def _one_by_one(op: Any, info: Any, in_dims: Sequence[Any], args: Sequence[Any]) -> tuple[Tensor, int]:
+    if info.batch_size == 0:
+        raise ValueError(
+            f"{op}: got an empty batch of weights or vectors under vmap; accepted is an empty batch of x alone"
+        )
     return torch.stack([op(*_select(args, in_dims, index)) for index in range(info.batch_size)]), 0
 
 

@@ -216,6 +216,33 @@ def test_uncovered_layouts_decline_and_say_why(
             problem.check(problem.run(), second_path=True)
 
 
+@arithmetics
+@pytest.mark.parametrize("shape", [(512, 512, 65), (512, 499, 64), (1, 10, 64)], ids=str)
+def test_odd_extents_decline_whatever_the_row_stride(
+    arithmetic: Arithmetic, shape: tuple[int, int, int], rng: torch.Generator
+) -> None:
+    """K and N themselves must be whole 16-byte units: CUTLASS refuses a launch by them, not by the strides alone."""
+    rows = LAYOUTS["aligned_rows"]
+    for name in LINEAR:
+        problem = make(name, arithmetic, shape, DEVICE, rng, x_layout=rows, weight_layout=rows)
+        assert problem.run_fused() is None, name
+        problem.check(problem.run(), second_path=True)
+
+
+@pytest.mark.slow
+def test_more_than_2_to_the_31_elements(rng: torch.Generator) -> None:
+    """Row offsets of x beyond 32 bits."""
+    m, n, k = 140_000, 256, 16_384
+    x = torch.randn(m, k, dtype=torch.bfloat16, device=DEVICE)
+    weight = torch.randn(n, k, dtype=torch.bfloat16, device=DEVICE)
+    out = poisoned((m, n), torch.bfloat16, DEVICE)
+    assert torch.ops.epigemm._fused_linear_out("bias_relu", x, weight, None, [], [], "ieee", [3, 1, 1], out)
+    rows = torch.tensor([0, 1, 131_070, 131_071, 131_072, 139_999], device=DEVICE)
+    expected = torch.relu(x[rows].double() @ weight.double().t())
+    torch.testing.assert_close(out[rows].double(), expected, rtol=2**-8, atol=1e-2)
+    assert not out.isnan().any()
+
+
 @epilogues
 @arithmetics
 def test_explain_says_fused_exactly_when_the_call_fuses(

@@ -25,6 +25,12 @@ def padded_rows(values: torch.Tensor) -> torch.Tensor:
     return view.copy_(values)
 
 
+def aligned_rows(values: torch.Tensor) -> torch.Tensor:
+    """A row stride that is a multiple of 16 bytes even where the rows themselves are not."""
+    wide = torch.full((*values.shape[:-1], (values.shape[-1] // 64 + 1) * 64), 7.0).to(values)
+    return wide[..., : values.shape[-1]].copy_(values)
+
+
 def odd_rows(values: torch.Tensor) -> torch.Tensor:
     """A row stride that is not a multiple of 16 bytes."""
     wide = torch.full((*values.shape[:-1], values.shape[-1] + 3), 7.0).to(values)
@@ -51,6 +57,7 @@ LAYOUTS: dict[str, Layout] = {
     "contiguous": contiguous,
     "transposed": transposed,
     "padded_rows": padded_rows,
+    "aligned_rows": aligned_rows,
     "odd_rows": odd_rows,
     "every_second_column": every_second_column,
     "every_second_row": every_second_row,
