@@ -91,7 +91,11 @@ def assert_well_formed(plan: dict[str, Any], query: Query) -> None:
 def test_large_aligned_problems_fuse(epilogue: str, dtype: str, arithmetic: str) -> None:
     for m in (1024, 16384):
         query = Query(epilogue=epilogue, m=m, dtype=dtype, arithmetic=arithmetic)
-        assert_well_formed(query.plan(), query)
+        plan = query.plan()
+        if epilogue == "bias" and not plan["fused"]:  # PyTorch's GEMM adds a bias itself
+            assert "adds a bias" in plan["why_not"]
+        else:
+            assert_well_formed(plan, query)
 
 
 @pytest.mark.parametrize("m", ROWS)

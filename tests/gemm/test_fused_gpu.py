@@ -257,7 +257,8 @@ def test_explain_says_fused_exactly_when_the_call_fuses(
         assert plan["fused"] is launched, (shape, plan["why_not"])
         assert bool(plan["why_not"]) is not launched
         fused.append(launched)
-    assert fused[0], "a large aligned problem must fuse"
+    # A bias alone PyTorch's GEMM adds too, and where both are as fast it keeps the call.
+    assert fused[0] or name == "bias", "a large aligned problem must fuse"
 
 
 def test_large_problem_fuses_and_is_right(rng: torch.Generator) -> None:
