@@ -21,10 +21,6 @@ __device__ double load(const FoldVector& vector, int64_t column, double absent) 
 
 template <class Element>
 __global__ void fold_kernel(FoldProblem problem) {
-#if __CUDA_ARCH__ >= 900
-  // The GEMM that follows may be launched now; it waits for this kernel's results all the same.
-  asm volatile("griddepcontrol.launch_dependents;");
-#endif
   const int64_t column = int64_t(blockIdx.x) * blockDim.x + threadIdx.x;
   if (column >= problem.columns) return;
   const FoldedColumn folded = fold_column(
