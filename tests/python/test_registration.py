@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch._dynamo.testing
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from tests.support.arithmetic import BF16, FP32, FP64, Arithmetic
