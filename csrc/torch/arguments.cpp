@@ -118,7 +118,7 @@ void* current_stream(int device) {
   }();
   check(get_stream, "this build of torch has no CUDA");
   void* stream = nullptr;
-  STABLE_TORCH_ERROR_CODE_CHECK(get_stream(device, &stream));
+  check_code(get_stream(device, &stream));
   return stream;
 }
 

@@ -32,6 +32,9 @@ void check(bool condition, const Parts&... parts) {
   throw std::runtime_error(message.str());
 }
 
+// For calls into torch's C interface. The headers' own macro has changed its name between torch 2.10 and 2.13.
+inline void check_code(AOTITorchError code) { check(code == AOTI_TORCH_SUCCESS, "torch's stable interface failed"); }
+
 const EpilogueInfo& epilogue_named(const Name& name);
 Arithmetic arithmetic_named(const Name& name);
 
@@ -57,10 +60,10 @@ struct torch::stable::detail::ToImpl<epigemm::binding::Name> {
     const auto handle = torch::stable::detail::to<StringHandle>(value);
     std::size_t length = 0;
     const char* data = nullptr;
-    STABLE_TORCH_ERROR_CODE_CHECK(torch_string_length(handle, &length));
-    STABLE_TORCH_ERROR_CODE_CHECK(torch_string_c_str(handle, &data));
+    epigemm::binding::check_code(torch_string_length(handle, &length));
+    epigemm::binding::check_code(torch_string_c_str(handle, &data));
     epigemm::binding::Name name{std::string(data, length)};
-    STABLE_TORCH_ERROR_CODE_CHECK(torch_delete_string(handle));
+    epigemm::binding::check_code(torch_delete_string(handle));
     return name;
   }
 };

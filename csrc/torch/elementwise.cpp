@@ -43,7 +43,7 @@ ElementwiseProblem make_problem(const Name& epilogue_name, const Tensor& x, cons
 }
 
 void parallel_for(int64_t begin, int64_t end, int64_t grain, void (*body)(int64_t, int64_t, void*), void* context) {
-  STABLE_TORCH_ERROR_CODE_CHECK(torch_parallel_for(begin, end, grain, body, context));
+  check_code(torch_parallel_for(begin, end, grain, body, context));
 }
 
 void elementwise_out_cpu(const Name& epilogue, const Tensor& x, const std::optional<Tensor>& bias,
