@@ -1,6 +1,6 @@
 # Reads csrc/epilogue/registry.def and generates, in the build folder, what exists once per epilogue.
 #
-# Sets EPIGEMM_GENERATED_DIR, EPIGEMM_SM90_SOURCES and EPIGEMM_ELEMENTWISE_SOURCES.
+# Sets EPIGEMM_GENERATED_DIR, EPIGEMM_SM90_SOURCES, EPIGEMM_REPAIR_SOURCES and EPIGEMM_ELEMENTWISE_SOURCES.
 set(EPIGEMM_GENERATED_DIR "${PROJECT_BINARY_DIR}/generated")
 set(EPIGEMM_GEMM_ELEMENTS float16 bfloat16 tf32)
 set(registry "${PROJECT_SOURCE_DIR}/csrc/epilogue/registry.def")
@@ -9,6 +9,7 @@ set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS "${registry}")
 file(STRINGS "${registry}" lines REGEX "^EPIGEMM_EPILOGUE")
 set(EPIGEMM_EPILOGUE_INCLUDES "")
 set(EPIGEMM_SM90_SOURCES "")
+set(EPIGEMM_REPAIR_SOURCES "")
 set(EPIGEMM_ELEMENTWISE_SOURCES "")
 
 # Sets EPIGEMM_NAME, EPIGEMM_FUNCTOR (and EPIGEMM_ELEMENT for a GEMM) in the generated unit.
@@ -33,6 +34,8 @@ foreach(line IN LISTS lines)
     foreach(EPIGEMM_ELEMENT IN LISTS EPIGEMM_GEMM_ELEMENTS)
       epigemm_unit(EPIGEMM_SM90_SOURCES gemm/sm90/unit.cu.in sm90/${EPIGEMM_NAME}_${EPIGEMM_ELEMENT}.cu)
     endforeach()
+    epigemm_unit(EPIGEMM_SM90_SOURCES gemm/split/unit.cu.in split/${EPIGEMM_NAME}.cu)
+    epigemm_unit(EPIGEMM_REPAIR_SOURCES gemm/split/repair_unit.cu.in split/${EPIGEMM_NAME}_repair.cu)
   endif()
 endforeach()
 

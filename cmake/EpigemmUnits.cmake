@@ -24,9 +24,10 @@ endfunction()
 
 # --- the registry and the dispatcher: plain C++ -------------------------------------------------------------------
 file(GLOB core_sources CONFIGURE_DEPENDS "${csrc}/epilogue/*.cpp" "${csrc}/gemm/*.cpp"
-     "${csrc}/elementwise/*.cpp")
+     "${csrc}/gemm/split/dispatch.cpp" "${csrc}/elementwise/*.cpp")
 if(EPIGEMM_GEMM_ARCHITECTURES)
-  file(GLOB sm90_sources CONFIGURE_DEPENDS "${csrc}/gemm/sm90/*.cpp")
+  file(GLOB sm90_sources CONFIGURE_DEPENDS "${csrc}/gemm/sm90/*.cpp" "${csrc}/gemm/split/kernels.cpp"
+       "${csrc}/gemm/split/repair.cpp")
 endif()
 epigemm_objects(epigemm_core SOURCES ${core_sources} ${sm90_sources})
 
@@ -84,7 +85,7 @@ if(NOT EPIGEMM_WITH_CUDA)
 endif()
 
 set(cuda_flags -O3 --expt-relaxed-constexpr)
-file(GLOB elementwise_sources CONFIGURE_DEPENDS "${csrc}/elementwise/*.cu")
+file(GLOB elementwise_sources CONFIGURE_DEPENDS "${csrc}/elementwise/*.cu" "${csrc}/gemm/split/*.cu")
 epigemm_objects(epigemm_elementwise SOURCES ${EPIGEMM_ELEMENTWISE_SOURCES} ${elementwise_sources})
 target_compile_options(epigemm_elementwise PRIVATE ${cuda_flags} ${EPIGEMM_ELEMENTWISE_FLAGS})
 
@@ -97,4 +98,7 @@ if(EPIGEMM_GEMM_ARCHITECTURES)
   target_include_directories(epigemm_sm90 SYSTEM PRIVATE "${EPIGEMM_CUTLASS_PATH}/include"
                                                          "${EPIGEMM_CUTLASS_PATH}/tools/util/include")
   set_target_properties(epigemm_sm90 PROPERTIES JOB_POOL_COMPILE epigemm_gemm)
+  # Behind the GEMMs on pieces; plain CUDA for the same architectures.
+  epigemm_objects(epigemm_repair SOURCES ${EPIGEMM_REPAIR_SOURCES})
+  target_compile_options(epigemm_repair PRIVATE ${cuda_flags} ${EPIGEMM_GEMM_FLAGS})
 endif()

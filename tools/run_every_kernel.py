@@ -8,18 +8,20 @@ Shapes leave every tile partly empty along M and N, so that the predicated edges
 
 from __future__ import annotations
 
-import json
+import math
 import sys
 
 import torch
 from torch import Tensor
 
-from epigemm._native import ops
+from epigemm._native import build_info, ops
+from epigemm.bench.gradings.products import SCALED, SPLIT, forced_into
 from epigemm.epilogues import EPILOGUES, Epilogue, EpilogueInputs, fold_batch_norm_reference
 
 DEVICE = torch.device("cuda")
 M, N, K = 200, 328, 136  # rows of 16 bytes, but no multiple of any tile
 TOLERANCE = {torch.float16: 4e-3, torch.bfloat16: 3e-2, torch.float32: 4e-3, torch.float64: 1e-12}
+PIECES_TOLERANCE = {SPLIT: 1e-6, SCALED: 4e-3}
 
 
 def expect_close(name: str, actual: Tensor, expected: Tensor, tolerance: float) -> None:
@@ -40,19 +42,13 @@ def reference(epilogue: Epilogue, acc: Tensor, drawn: EpilogueInputs) -> Tensor:
     return epilogue.reference(acc, bias, [operand.double() for operand in drawn.operands], drawn.scalars)
 
 
-def tile_count() -> int:
-    """How many tiles the build has: every one is a candidate for a problem that all of them cover."""
-    plan = ops._plan_linear("bias_relu", 4096, 4096, 4096, 4096, 4096, 4096, 256, "bfloat16", "ieee", 90, 132)
-    return len(json.loads(plan)["candidates"])
-
-
 def run_fused(epilogue: Epilogue, dtype: torch.dtype) -> int:
     """Every tile of one epilogue and element type."""
     x = torch.randn(M, K, device=DEVICE).to(dtype)
     weight = (torch.randn(N, K, device=DEVICE) / K**0.5).to(dtype)
     drawn = inputs(epilogue, dtype, N)
     expected = reference(epilogue, x.double() @ weight.double().t(), drawn)
-    tiles = tile_count()
+    tiles = int(build_info()["tiles"])
     for tile in range(tiles):
         out = torch.full((M, N), float("nan"), dtype=dtype, device=DEVICE)
         plan = [tile, tile % 2, 2]
@@ -60,6 +56,36 @@ def run_fused(epilogue: Epilogue, dtype: torch.dtype) -> int:
             sys.exit(f"{epilogue.name} {dtype}: no fused kernel on this device")
         expect_close(f"{epilogue.name} {dtype} tile {tile}", out, expected, TOLERANCE[dtype])
     return tiles
+
+
+def run_on_pieces(epilogue: Epilogue, arithmetic: str) -> int:
+    """Every tile of one epilogue on fp16 pieces, each also where the range guard recomputes."""
+    tiles = int(build_info()[f"{arithmetic}_tiles"])
+    weight = torch.randn(K, N, device=DEVICE).t() / K**0.5  # transposed: the other way of reading a matrix
+    drawn = inputs(epilogue, torch.float32, N)
+    for spoiled in (False, True):
+        x = torch.randn(M, K, device=DEVICE)
+        if spoiled:
+            x[M - 1, 1:] *= 2.0**-40  # more than two pieces hold
+            x[0, 0] = math.inf
+        expected = reference(epilogue, x.double() @ weight.double().t(), drawn)
+        finite = expected.isfinite().all(dim=1)
+        for tile in range(tiles):
+            out = torch.full((M, N), float("nan"), device=DEVICE)
+            forced_into(
+                out,
+                epilogue.name,
+                x,
+                weight,
+                arithmetic,
+                bias=drawn.bias,
+                operands=drawn.operands,
+                scalars=drawn.scalars,
+                plan=(tile, tile % 2, 2),
+            )
+            name = f"{epilogue.name} {arithmetic} tile {tile}{' spoiled' * spoiled}"
+            expect_close(name, out[finite], expected[finite], PIECES_TOLERANCE[arithmetic])
+    return 2 * tiles
 
 
 def run_elementwise(epilogue: Epilogue, dtype: torch.dtype) -> int:
@@ -96,6 +122,8 @@ def main() -> None:
             launches += run_elementwise(epilogue, dtype)
             if epilogue.linear and dtype != torch.float64:
                 launches += run_fused(epilogue, dtype)
+        if epilogue.linear:
+            launches += run_on_pieces(epilogue, SPLIT) + run_on_pieces(epilogue, SCALED)
     torch.cuda.synchronize()
     print(f"{launches} launches, all within tolerance")
 

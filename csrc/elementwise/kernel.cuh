@@ -6,38 +6,13 @@
 #include <utility>
 
 #include "elementwise/launch.h"
+#include "elementwise/operands.cuh"
 #include "elementwise/problem.h"
-#include "elementwise/types.cuh"
 
 namespace epigemm::cuda {
 
 constexpr int kThreads = 256;
 constexpr int kVectorBytes = 16;  // the widest access of a thread
-// What the epilogue needs besides x.
-template <class Compute>
-struct Operands {
-  const void* data[kMaxOperands];
-  Compute values[kMaxOperands];
-};
-
-template <class Functor, class Element, int Index>
-struct OperandTraits {
-  static constexpr Operand operand = Functor::operands[Index];
-  using Compute = typename ComputeType<Element>::type;
-  using Stored = std::conditional_t<operand.element == OperandElement::Input, Element, Compute>;
-};
-
-// A scalar is the same for every element; a vector's value follows its offset.
-template <class Functor, class Element, int Index, class Compute>
-__device__ __forceinline__ Compute load_operand(const Operands<Compute>& operands, int64_t offset) {
-  using Traits = OperandTraits<Functor, Element, Index>;
-  const auto* data = static_cast<const typename Traits::Stored*>(operands.data[Index - 1]);
-  if constexpr (Traits::operand.kind == OperandKind::Scalar) {
-    return data ? to_compute(*data) : operands.values[Index - 1];
-  } else {
-    return data ? to_compute(data[offset]) : Compute(0);
-  }
-}
 
 template <class Element>
 struct alignas(kVectorBytes) Vector {
@@ -93,9 +68,6 @@ struct OperandVector {
     for (int i = 0; i < kSize; ++i) values[i] = to_compute(wide.values[i]);
   }
 };
-
-template <class Functor>
-using OperandIndices = std::make_integer_sequence<int, static_cast<int>(Functor::operands.size()) - 1>;
 
 // All operands of kSize consecutive columns, loaded once, applied to any number of rows.
 template <class Functor, class Element, Columns Mode, class Indices = OperandIndices<Functor>>

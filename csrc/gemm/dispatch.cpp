@@ -4,17 +4,13 @@
 #include <limits>
 #include <sstream>
 
+#include "gemm/grid.h"
 #include "gemm/sm90/tile_costs.h"
 
 namespace epigemm {
 namespace {
 
 constexpr int kTmaAlignment = 16;  // bytes: what the tensor memory accelerator asks of pointers and row strides
-// The kernels' problem shape is 32-bit, and they round it up to whole tiles.
-constexpr int64_t kLargestExtent = std::numeric_limits<int32_t>::max() - 1024;
-
-int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
-int64_t round_up(int64_t a, int64_t b) { return ceil_div(a, b) * b; }
 
 int alignment_of(const void* pointer) {
   const auto address = reinterpret_cast<uintptr_t>(pointer);
@@ -41,10 +37,9 @@ std::string not_covered(const ProblemTraits& t) {
            << t.capability % 10;
   } else if (t.element == ElementType::Float64) {
     reason << "fused kernels exist for float16, bfloat16 and float32 (as TF32), not for float64";
-  } else if (t.element == ElementType::Float32 && t.arithmetic == Arithmetic::IEEE) {
-    reason
-        << "the precision in force asks for IEEE fp32 products, which no fused kernel computes (TF32 would: precision "
-           "'high')";
+  } else if (t.element == ElementType::Float32 && t.arithmetic != Arithmetic::TF32) {
+    reason << "the precision in force asks for IEEE fp32 products, which no fused kernel computes (on fp16 pieces, "
+              "precision 'highest', one is as accurate)";
   } else if (t.m == 0 || t.n == 0 || t.k == 0) {
     reason << "the product is empty (M = " << t.m << ", N = " << t.n << ", K = " << t.k << ")";
   } else if (t.m > kLargestExtent || t.n > kLargestExtent || t.k > kLargestExtent) {
@@ -75,18 +70,11 @@ std::string not_covered(const ProblemTraits& t) {
 constexpr double kBytesPerMicrosecond = 4.3e6;  // device memory of an H200, all multiprocessors together
 constexpr double kLaunchMicroseconds = 5;       // prologue, pipeline fill and the last store
 
-struct Grid {
-  int64_t clusters_m, clusters_n;
-  int64_t clusters() const { return clusters_m * clusters_n; }
-};
-
 Grid grid_of(const ProblemTraits& t, const sm90::Tile& tile) {
   return {ceil_div(ceil_div(t.m, tile.m), tile.cluster_m), ceil_div(ceil_div(t.n, tile.n), tile.cluster_n)};
 }
 
-int64_t waves(const ProblemTraits& t, const sm90::Tile& tile, int64_t clusters) {
-  return ceil_div(clusters * tile.cluster_m * tile.cluster_n, std::max(1, t.multiprocessors));
-}
+int ctas_per_cluster(const sm90::Tile& tile) { return tile.cluster_m * tile.cluster_n; }
 
 double traffic_microseconds(const ProblemTraits& t) {
   const double m = static_cast<double>(t.m), n = static_cast<double>(t.n), k = static_cast<double>(t.k);
@@ -112,7 +100,8 @@ double fused_microseconds(const ProblemTraits& t, int index) {
   const sm90::TileCost& cost = cost_of(t, index);
   const double products = 1e-6 * tile.m * tile.n * static_cast<double>(t.k);
   const double per_tile = products / cost.products_per_microsecond + cost.epilogue_microseconds;
-  const double compute = static_cast<double>(waves(t, tile, grid_of(t, tile).clusters())) * per_tile;
+  const double compute =
+      static_cast<double>(waves(grid_of(t, tile).clusters(), ctas_per_cluster(tile), t.multiprocessors)) * per_tile;
   return kLaunchMicroseconds + std::max(compute, traffic_factor(t, tile) * traffic_microseconds(t));
 }
 
@@ -132,28 +121,12 @@ double second_path_microseconds(const ProblemTraits& t) {
   return second_path_is_one_kernel(t) ? gemm : gemm + elementwise;
 }
 
-// A strip of `swizzle` clusters is walked across before the kernel moves on, so that the operands of a wave stay in L2:
-// the wider the better. But CUTLASS pads the grid to whole strips along *both* axes, and a padded tile costs as much as
-// a real one (at M = 1024 a strip of 8 doubles the work of 128-row tiles), so take the widest that pads next to
-// nothing.
-int choose_swizzle(const ProblemTraits& t, const sm90::Tile& tile) {
-  constexpr double kMostPadding = 1.04;
-  const Grid grid = grid_of(t, tile);
-  for (int swizzle = 8; swizzle > 1; swizzle /= 2) {
-    const int64_t padded = round_up(grid.clusters_m, swizzle) * round_up(grid.clusters_n, swizzle);
-    if (static_cast<double>(padded) <= kMostPadding * static_cast<double>(grid.clusters()) &&
-        waves(t, tile, padded) == waves(t, tile, grid.clusters())) {
-      return swizzle;
-    }
-  }
-  return 1;
-}
-
 // Walk across the direction in which the cluster lies: its CTAs already share one operand by multicast, neighbours in
 // the walk then share the other through L2.
 Plan plan_for(const ProblemTraits& t, int index) {
   const sm90::Tile& tile = sm90::kTiles[index];
-  return {index, tile.cluster_m > tile.cluster_n ? Raster::AlongN : Raster::AlongM, choose_swizzle(t, tile)};
+  return {index, tile.cluster_m > tile.cluster_n ? Raster::AlongN : Raster::AlongM,
+          choose_swizzle(grid_of(t, tile), ctas_per_cluster(tile), t.multiprocessors)};
 }
 
 // How many times slower than a fused kernel the second path may be predicted and still be taken. Two kernels must be

@@ -20,8 +20,10 @@ constexpr const char* element_name(ElementType element) {
 
 // What fp32 operands are multiplied in; without meaning for the other element types.
 enum class Arithmetic {
-  IEEE,  // every product and sum in fp32
-  TF32,  // products of 10-bit mantissas on the tensor cores, sums in fp32
+  IEEE,    // every product and sum in fp32
+  TF32,    // products of 10-bit mantissas on the tensor cores, sums in fp32
+  Split,   // three products of two fp16 pieces: fp32's accuracy (gemm/split)
+  Scaled,  // one product of fp16 pieces, every row scaled to fp16's range: TF32's mantissas at twice its rate
 };
 
 // A row-major matrix: columns are adjacent.

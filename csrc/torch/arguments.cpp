@@ -3,6 +3,7 @@
 #include <dlfcn.h>
 
 #include <cstring>
+#include <utility>
 
 namespace epigemm::binding {
 namespace {
@@ -49,9 +50,15 @@ const EpilogueInfo& epilogue_named(const Name& name) {
 }
 
 Arithmetic arithmetic_named(const Name& name) {
-  if (name.text == "ieee") return Arithmetic::IEEE;
-  check(name.text == "tf32", "arithmetic '", name.text, "' is unknown; there are ieee, tf32");
-  return Arithmetic::TF32;
+  constexpr std::pair<const char*, Arithmetic> known[] = {{"ieee", Arithmetic::IEEE},
+                                                          {"tf32", Arithmetic::TF32},
+                                                          {"split", Arithmetic::Split},
+                                                          {"scaled", Arithmetic::Scaled}};
+  for (const auto& [text, arithmetic] : known) {
+    if (name.text == text) return arithmetic;
+  }
+  check(false, "arithmetic '", name.text, "' is unknown; there are ieee, tf32, split, scaled");
+  return Arithmetic::IEEE;
 }
 
 ElementType element_of(const Tensor& tensor, const char* argument) {

@@ -1,5 +1,6 @@
 // epigemm::_build_info, _registry and _cuda_status: what this binary is, as JSON.
 #include "cpu/kernels.h"
+#include "gemm/split/tiles.h"
 #include "torch/arguments.h"
 
 #if EPIGEMM_WITH_CUDA
@@ -7,6 +8,7 @@
 #endif
 #if EPIGEMM_WITH_SM90
 #include "gemm/sm90/kernels.h"
+#include "gemm/split/kernels.h"
 #endif
 
 namespace epigemm::binding {
@@ -14,7 +16,7 @@ namespace {
 
 int gemm_kernels() {
 #if EPIGEMM_WITH_SM90
-  return sm90::kernel_count();
+  return sm90::kernel_count() + split::kernel_count();
 #else
   return 0;
 #endif
@@ -27,7 +29,9 @@ std::string build_info() {
        << "\", \"torch_headers\": \"" << EPIGEMM_TORCH_HEADERS << "\", \"torch_floor\": \"2.10\""
        << ", \"elementwise_architectures\": \"" << EPIGEMM_ELEMENTWISE_ARCHITECTURES << "\", \"gemm_architectures\": \""
        << EPIGEMM_GEMM_ARCHITECTURES << "\", \"compiler\": \"" << EPIGEMM_COMPILER
-       << "\", \"gemm_kernels\": " << gemm_kernels() << ", \"cpu_level\": \"" << cpu::level() << "\"}";
+       << "\", \"gemm_kernels\": " << gemm_kernels() << ", \"tiles\": " << sm90::kTileCount
+       << ", \"split_tiles\": " << split::kSplitTileCount << ", \"scaled_tiles\": " << split::kScaledTileCount
+       << ", \"cpu_level\": \"" << cpu::level() << "\"}";
   return json.str();
 }
 

@@ -3,7 +3,7 @@
 
 #include "gemm/dispatch.h"
 #include "gemm/sm90/tiles.h"
-#include "torch/arguments.h"
+#include "torch/plans.h"
 
 #if EPIGEMM_WITH_CUDA
 #include "elementwise/launch.h"
@@ -109,32 +109,20 @@ std::string why_not(const LinearCall& call, bool forced) {
   return reason;
 }
 
-void write_plan(std::ostream& json, const Candidate& candidate, ElementType element) {
-  const sm90::Tile& tile = sm90::kTiles[candidate.plan.tile];
-  json << "\"tile_index\": " << candidate.plan.tile << ", \"tile\": \"" << tile.m << "x" << tile.n << "x"
-       << sm90::kTileKBytes / element_bytes(element) << "\", \"cluster\": \"" << tile.cluster_m << "x" << tile.cluster_n
-       << "\", \"schedule\": \"" << (tile.schedule == sm90::Schedule::Cooperative ? "cooperative" : "pingpong")
-       << "\", \"raster\": \"" << (candidate.plan.raster == Raster::AlongM ? "along_m" : "along_n")
-       << "\", \"swizzle\": " << candidate.plan.swizzle << ", \"predicted_us\": " << candidate.microseconds;
+TileText describe(int index, ElementType element) {
+  const sm90::Tile& tile = sm90::kTiles[index];
+  return {tile.m,
+          tile.n,
+          sm90::kTileKBytes / element_bytes(element),
+          tile.cluster_m,
+          tile.cluster_n,
+          tile.schedule,
+          /*transposed=*/false};
 }
 
 std::string plan_json(const ProblemTraits& traits, const std::string& why_not) {
-  std::ostringstream json;
-  json << "{\"fused\": " << (why_not.empty() ? "true" : "false") << ", \"why_not\": \"" << why_not << "\"";
-  if (why_not.empty()) {
-    const std::vector<Candidate> candidates = rank_candidates(traits);
-    json << ", ";
-    write_plan(json, candidates.front(), traits.element);
-    json << ", \"candidates\": [";
-    for (std::size_t i = 0; i < candidates.size(); ++i) {
-      json << (i ? ", {" : "{");
-      write_plan(json, candidates[i], traits.element);
-      json << "}";
-    }
-    json << "]";
-  }
-  json << "}";
-  return json.str();
+  const std::vector<Candidate> candidates = why_not.empty() ? rank_candidates(traits) : std::vector<Candidate>{};
+  return binding::plan_json(why_not, candidates, [&](int index) { return describe(index, traits.element); });
 }
 
 std::string explain_linear(const Name& epilogue, const Tensor& x, const Tensor& weight,
@@ -142,15 +130,6 @@ std::string explain_linear(const Name& epilogue, const Tensor& x, const Tensor& 
                            const std::vector<double>& scalars, const Name& arithmetic, const Tensor& out) {
   const LinearCall call = make_call(epilogue, x, weight, bias, operands, scalars, arithmetic, out);
   return plan_json(traits_of(call.problem), why_not(call, /*forced=*/false));
-}
-
-ElementType element_named(const Name& name) {
-  for (ElementType element :
-       {ElementType::Float16, ElementType::BFloat16, ElementType::Float32, ElementType::Float64}) {
-    if (name.text == element_name(element)) return element;
-  }
-  check(false, "dtype '", name.text, "' is unknown; there are float16, bfloat16, float32, float64");
-  return ElementType::Float32;
 }
 
 std::string plan_linear(const Name& epilogue, int64_t m, int64_t n, int64_t k, int64_t x_row_stride,
@@ -177,13 +156,7 @@ std::string plan_linear(const Name& epilogue, int64_t m, int64_t n, int64_t k, i
 #if EPIGEMM_WITH_SM90
 
 Plan plan_of(const std::vector<int64_t>& forced, const ProblemTraits& traits) {
-  if (forced.empty()) return best_candidate(traits).plan;
-  check(forced.size() == 3, "plan must be [tile_index, raster, max_swizzle] or empty, got ", forced.size(), " numbers");
-  check(forced[0] >= 0 && forced[0] < sm90::kTileCount, "plan: tile_index must be in 0..", sm90::kTileCount - 1,
-        ", got ", forced[0]);
-  check(forced[1] == 0 || forced[1] == 1, "plan: raster must be 0 (along M) or 1 (along N), got ", forced[1]);
-  check(forced[2] >= 1 && forced[2] <= 8, "plan: max_swizzle must be in 1..8, got ", forced[2]);
-  return {static_cast<int>(forced[0]), static_cast<Raster>(forced[1]), static_cast<int>(forced[2])};
+  return forced.empty() ? best_candidate(traits).plan : forced_plan(forced, sm90::kTileCount);
 }
 
 #endif

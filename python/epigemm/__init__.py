@@ -20,6 +20,7 @@ from epigemm.functional import (
     sigmoid,
     sigmoid_scale_residual,
 )
+from epigemm.packs import PackedWeight, pack
 
 try:
     __version__ = version("epigemm")
@@ -28,6 +29,7 @@ except PackageNotFoundError:  # Imported from a folder that was never installed.
 
 __all__ = [
     "Explanation",
+    "PackedWeight",
     "__version__",
     "bias_relu",
     "build_info",
@@ -39,6 +41,7 @@ __all__ = [
     "linear_scale_batch_norm",
     "linear_sigmoid_scale_residual",
     "nn",
+    "pack",
     "relu_div",
     "scale_batch_norm",
     "sigmoid",

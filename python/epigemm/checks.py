@@ -158,6 +158,26 @@ def precision(value: object) -> str:
     return value
 
 
+def flag(name: str, value: object) -> bool:
+    """A caller's switch; TypeError unless True or False."""
+    if not isinstance(value, bool):
+        raise TypeError(f"{name}: got {_kind(value)}; accepted is True or False")
+    return value
+
+
+def packable(weight: object) -> None:
+    """TypeError unless a tensor, RuntimeError unless an fp32 matrix: what is split into fp16 pieces."""
+    tensors(weight=weight)
+    assert isinstance(weight, Tensor)
+    _require_strided("weight", weight)
+    if weight.dtype != torch.float32:
+        raise RuntimeError(f"weight: got dtype {weight.dtype}; accepted is torch.float32")
+    if weight.dim() != 2:
+        raise RuntimeError(
+            f"weight: got shape {_shape(weight)}; accepted is [out_features, in_features] (2 dimensions)"
+        )
+
+
 def scalar_number(name: str, value: object) -> float:
     """A Python number as a float; TypeError otherwise."""
     _require_number(name, value, "a number or a 0-dimensional tensor")

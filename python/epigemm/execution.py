@@ -1,17 +1,22 @@
 """Runs a checked call: one fused kernel where there is one, else torch's GEMM and one elementwise kernel.
 
+A fused kernel multiplies the tensors as they are, or fp32 ones on fp16 pieces (`epigemm.split`).
+
 Nothing here looks at autograd or checks arguments: `functional` and `registration` come here when that is
 done. Outputs are allocated by torch, so that running out of memory stays `torch.OutOfMemoryError`.
 """
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from epigemm import packs, plans, split
 from epigemm import precision as _precision
 from epigemm._native import cuda_status, ops
 from epigemm.epilogues import BIAS, Epilogue, compute_dtype, fold_batch_norm_reference
@@ -31,18 +36,138 @@ def linear_forward(
     scalars: Sequence[float],
     precision: str,
     out: Tensor | None = None,
+    *,
+    keep_pack: bool = False,
+    strict: bool = False,
 ) -> Tensor:
-    """D = epilogue(x @ weight.T) into `out`, or into a new contiguous tensor of shape `[..., N]`."""
-    if x.is_cuda and not cuda_status(x.get_device()):
+    """D = epilogue(x @ weight.T) into `out`, or into a new contiguous tensor of shape `[..., N]`.
+
+    Args:
+        epilogue: what follows the product.
+        x: `[..., K]`.
+        weight: `[N, K]`.
+        bias: `[N]` or None.
+        operands: the epilogue's vectors, then its scalar if that is a tensor.
+        scalars: its scalar if that is a number.
+        precision: what an fp32 product gets, `DEFAULT` for torch's setting.
+        out: where the result goes.
+        keep_pack: whether the weight belongs to someone who keeps its pack (see `epigemm.packs`).
+        strict: raise instead of running torch's GEMM.
+
+    Raises:
+        RuntimeError: `strict`, and no fused kernel would run.
+        torch.OutOfMemoryError: no memory for the result; or `strict`, and none for the fused kernel.
+    """
+    if plans.has_gpu_kernels(x):
         if out is None:
             out = x.new_empty((*x.shape[:-1], weight.shape[0]))
         arithmetic = linear_arithmetic(x, precision)
-        if _fused_linear_out(epilogue.name, x, weight, bias, operands, scalars, arithmetic, [], out):
+        if arithmetic in packs.PIECES:
+            call = (epilogue, x, weight, bias, operands, scalars, arithmetic, out)
+            if _on_pieces(*call, keep_pack=keep_pack, strict=strict):
+                return out
+            arithmetic = _precision.INSTEAD[arithmetic]
+        # The kernels do no IEEE fp32 products: no need to ask them.
+        may_fuse = arithmetic != _precision.IEEE or x.dtype != torch.float32
+        if may_fuse and _fused_linear_out(
+            epilogue.name, x, weight, bias, operands, scalars, arithmetic, [], out
+        ):
             return out
+    if strict:
+        require_fused(epilogue, x, weight, bias, operands, scalars, precision, out, keep_pack)
     if epilogue is BIAS:
         return _gemm(x, weight, bias, precision, out)
     out = _gemm(x, weight, None, precision, out)
     return elementwise_forward(epilogue, out, bias, operands, scalars, out)
+
+
+def _on_pieces(
+    epilogue: Epilogue,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    operands: Sequence[Tensor],
+    scalars: Sequence[float],
+    arithmetic: str,
+    out: Tensor,
+    *,
+    keep_pack: bool,
+    strict: bool,
+) -> bool:
+    """Run an fp32 call on fp16 pieces; False where it does not run there, or there is no memory for them."""
+    choice = split.choose(epilogue, x, weight, (bias, *operands), arithmetic, out, keep_pack)
+    if choice.why_not:
+        split.declined(choice, weight)
+        return False
+    try:
+        split.run(choice, epilogue, x, weight, bias, operands, scalars, arithmetic, out)
+    except torch.OutOfMemoryError:
+        if strict:
+            raise
+        split.ran_out_of_memory(x, weight, arithmetic)
+        return False
+    split.ran(x, weight, arithmetic)
+    return True
+
+
+def require_fused(
+    epilogue: Epilogue,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    operands: Sequence[Tensor],
+    scalars: Sequence[float],
+    precision: str,
+    out: Tensor | None,
+    keep_pack: bool,
+) -> None:
+    """RuntimeError unless one fused kernel would run; says why none does."""
+    if not has_native_kernels(x):
+        reasons = [no_kernels(x)]
+    else:
+        if out is None:
+            out = x.new_empty((*x.shape[:-1], weight.shape[0]))
+        arithmetic = linear_arithmetic(x, precision)
+        reasons = []
+        if plans.has_gpu_kernels(x) and arithmetic in packs.PIECES:
+            choice = split.choose(epilogue, x, weight, (bias, *operands), arithmetic, out, keep_pack)
+            if not choice.why_not:
+                return
+            reasons.append(choice.why_not)
+        plan = fused_plan(epilogue, x, weight, bias, operands, scalars, arithmetic, out)
+        if plan["fused"]:
+            return
+        reasons.append(str(plan["why_not"]))
+    raise RuntimeError(
+        "strict: got True for a call that no fused kernel would run "
+        f"({'; '.join(dict.fromkeys(reasons))}); accepted there is False"
+    )
+
+
+def fused_plan(
+    epilogue: Epilogue,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    operands: Sequence[Tensor],
+    scalars: Sequence[float],
+    arithmetic: str,
+    out: Tensor,
+) -> dict[str, Any]:
+    """What dispatch says about one kernel on the tensors as they are."""
+    plan: dict[str, Any] = json.loads(
+        ops._explain_linear(
+            epilogue.name,
+            x,
+            weight,
+            bias,
+            operands,
+            scalars,
+            _precision.INSTEAD.get(arithmetic, arithmetic),
+            out,
+        )
+    )
+    return plan
 
 
 def elementwise_forward(
@@ -76,7 +201,14 @@ def fold_batch_norm_forward(
 
 def has_native_kernels(x: Tensor) -> bool:
     """Whether epigemm's elementwise kernels run on x's device; otherwise the PyTorch reference stands in."""
-    return x.is_cpu or (x.is_cuda and not cuda_status(x.get_device()))
+    return x.is_cpu or plans.has_gpu_kernels(x)
+
+
+def no_kernels(x: Tensor) -> str:
+    """Why none of epigemm's kernels runs on x's device; empty where they do."""
+    if x.is_cuda:
+        return cuda_status(x.get_device())
+    return "" if x.is_cpu else f"x is on {x.device}; epigemm has kernels for CUDA and CPU"
 
 
 def linear_arithmetic(x: Tensor, precision: str) -> str:

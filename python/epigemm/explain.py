@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,9 +10,9 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from epigemm import checks, execution, functional
+from epigemm import checks, execution, functional, packs, plans, split
 from epigemm import precision as _precision
-from epigemm._native import cuda_status, ops
+from epigemm._native import ops
 from epigemm.epilogues import BIAS, EPILOGUES, Epilogue, compute_dtype
 
 FUSED = "fused"
@@ -28,7 +27,8 @@ class Explanation:
 
     Attributes:
         op: the public function and the epilogue behind it.
-        path: "fused" (one GEMM kernel with the epilogue in it), "gemm+elementwise" (torch's GEMM, then one
+        path: "fused" (one GEMM kernel with the epilogue in it; fp32 on fp16 pieces needs helpers before and after
+            it, see `kernels`), "gemm+elementwise" (torch's GEMM, then one
             elementwise kernel in place), "elementwise" (one kernel), or "reference" (plain PyTorch
             operations, where epigemm has no kernels).
         kernel: the kernel that does most of the work.
@@ -89,10 +89,15 @@ def explain(fn_or_name: Callable[..., Tensor] | str, *args: Any, **kwargs: Any) 
     with torch.no_grad(), recorder:
         function(*args, **kwargs)
     everything = [*args, *kwargs.values()]
-    differentiates = torch.is_grad_enabled() and any(
-        isinstance(value, Tensor) and value.requires_grad for value in everything
+    wants_gradients = torch.is_grad_enabled()
+    differentiates = wants_gradients and any(
+        isinstance(value, Tensor) and value.requires_grad for value in map(_unpacked, everything)
     )
-    return recorder.explanation(name, differentiates)
+    return recorder.explanation(name, differentiates, wants_gradients)
+
+
+def _unpacked(value: Any) -> Any:
+    return value.weight if isinstance(value, packs.PackedWeight) else value
 
 
 class _Recorder(TorchFunctionMode):
@@ -124,15 +129,18 @@ class _Recorder(TorchFunctionMode):
             return torch.empty_like(source, dtype=dtype)
         return func(*args, **(kwargs or {}))
 
-    def explanation(self, function: str, differentiates: bool) -> Explanation:
+    def explanation(self, function: str, differentiates: bool, wants_gradients: bool) -> Explanation:
         assert self.call is not None
         operator, args = self.call
         epilogue = EPILOGUES[args[0]]
         op = f"{function}: epigemm::{operator}, epilogue {epilogue.name}: {epilogue.formula}"
-        out = args[-1] if operator.endswith("_out") else None
-        given = args[1:-1] if out is not None else args[1:]
+        given = args[1:]
+        out = None
+        if operator.endswith("_out"):
+            out = given[_OUT[operator]]
+            given = given[: _OUT[operator]] + given[_OUT[operator] + 1 :]
         if operator.startswith("linear"):
-            found = _explain_linear(epilogue, given, out)
+            found = _explain_linear(epilogue, given, out, wants_gradients)
             backward = _BACKWARD_LINEAR
         else:
             found = _explain_elementwise(epilogue, given, out)
@@ -144,6 +152,9 @@ class _Recorder(TorchFunctionMode):
         kernels = [*self.casts, *(f"{_owner(given[0])} {fold}" for fold in self.folds), *found.pop("kernels")]
         return Explanation(op=op, backward=backward, kernels=kernels, **found)
 
+
+_OUT = {"linear_out": 6, "elementwise_out": 4}
+"""Where `out` stands among an operator's arguments after the epilogue."""
 
 _BACKWARD_LINEAR = (
     "the registry's differentiable PyTorch reference for the epilogue, from a recomputed product; "
@@ -160,24 +171,45 @@ def _operator_name(func: Any) -> str | None:
     return None
 
 
-def _explain_linear(epilogue: Epilogue, call: tuple[Any, ...], out: Tensor | None) -> dict[str, Any]:
-    x, weight, bias, operands, scalars, precision = call
+def _explain_linear(
+    epilogue: Epilogue, call: tuple[Any, ...], out: Tensor | None, wants_gradients: bool
+) -> dict[str, Any]:
+    x, weight, bias, operands, scalars, precision, keep_pack, strict = call
     checks.linear(epilogue, x, weight, bias, operands, scalars, precision, out)
     if out is not None:
         checks.output_overlap(out, x, (weight, bias, *operands), in_place=False)
+    if strict:
+        execution.require_fused(epilogue, x, weight, bias, operands, scalars, precision, out, keep_pack)
     arithmetic = execution.linear_arithmetic(x, precision)
-    plan: dict[str, Any] = {"fused": False, "why_not": _no_kernels(x)}
-    if not plan["why_not"]:
+    reasons: list[str] = []
+    unavailable = execution.no_kernels(x)
+    if not unavailable:
         written = x.new_empty((*x.shape[:-1], weight.shape[0])) if out is None else out
-        plan = json.loads(
-            ops._explain_linear(epilogue.name, x, weight, bias, operands, scalars, arithmetic, written)
-        )
+        if plans.has_gpu_kernels(x) and arithmetic in packs.PIECES:
+            changing = wants_gradients and weight.requires_grad
+            choice = split.choose(
+                epilogue,
+                x,
+                weight,
+                (bias, *operands),
+                arithmetic,
+                written,
+                keep_pack and not changing,
+                reuse=not changing,
+            )
+            if not choice.why_not:
+                return _explain_pieces(epilogue, x, weight, arithmetic, choice, changing)
+            reasons = [f"not on fp16 pieces: {choice.why_not}", *_memory_notes(x, weight, arithmetic)]
+        arithmetic = _precision.INSTEAD.get(arithmetic, arithmetic)
+        plan = execution.fused_plan(epilogue, x, weight, bias, operands, scalars, arithmetic, written)
+    else:
+        plan = {"fused": False, "why_not": unavailable}
     found = {"arithmetic": _arithmetic_text(x.dtype, arithmetic), "candidates": plan.get("candidates", [])}
     if plan["fused"]:
         kernel = f"epigemm fused GEMM, {_tile_text(plan)}, epilogue {epilogue.name}"
-        reason = f"fastest by prediction of {len(found['candidates'])} fused kernels: {plan['predicted_us']:.1f} us"
-        return {**found, "path": FUSED, "kernel": kernel, "reasons": [reason], "kernels": [kernel]}
-    reasons = [f"no fused kernel: {plan['why_not']}", *_second_path_notes(x, precision, out)]
+        reasons.append(_fastest(plan))
+        return {**found, "path": FUSED, "kernel": kernel, "reasons": reasons, "kernels": [kernel]}
+    reasons += [f"no fused kernel: {plan['why_not']}", *_second_path_notes(x, precision, out)]
     found["arithmetic"] = _arithmetic_text(x.dtype, _torch_arithmetic(x, precision))
     gemm = "torch GEMM (mm)" if bias is None or epilogue is not BIAS else "torch GEMM (addmm, with the bias)"
     kernels = [gemm]
@@ -185,6 +217,50 @@ def _explain_linear(epilogue: Epilogue, call: tuple[Any, ...], out: Tensor | Non
         kernels.append(f"{_owner(x)} {epilogue.name}, in place on the product")
     path = GEMM_ELEMENTWISE if execution.has_native_kernels(x) else REFERENCE
     return {**found, "path": path, "kernel": gemm, "reasons": reasons, "kernels": kernels}
+
+
+def _explain_pieces(
+    epilogue: Epilogue, x: Tensor, weight: Tensor, arithmetic: str, choice: split.Choice, changing: bool
+) -> dict[str, Any]:
+    """A call on fp16 pieces."""
+    n, k = weight.shape
+    problem = (epilogue.name, x.numel() // k, n, k, choice.source != split.PER_CALL, arithmetic)
+    plan = plans.ask(*problem, *plans.device_numbers(x.get_device()))
+    kernel = f"epigemm fused GEMM on fp16 pieces, {_tile_text(plan)}, epilogue {epilogue.name}"
+    rival = "torch's fp32 GEMM" if arithmetic == _precision.SPLIT else "torch's TF32 GEMM"
+    reasons = [
+        f"{_fastest(plan)}, against {plan['second_path_us']:.1f} us for {rival}",
+        _CHANGING if changing else split.describe_source(choice, weight),
+        "a guard on the device finds tiles whose rows have too wide a range for fp16 pieces, or infinities or NaN; "
+        "the last launch recomputes them",
+        *_memory_notes(x, weight, arithmetic),
+    ]
+    return {
+        "path": FUSED,
+        "kernel": kernel,
+        "arithmetic": _PIECES_TEXT[arithmetic],
+        "reasons": reasons,
+        "candidates": plan["candidates"],
+        "kernels": split.describe_launches(choice, x, kernel),
+    }
+
+
+_CHANGING = "the weight is split at every call: a gradient of it is asked for, so it is about to change"
+_PIECES_TEXT = {
+    _precision.SPLIT: "split: three products of two fp16 pieces, float32 accumulation; fp32's accuracy",
+    _precision.SCALED: "scaled: products of fp16 numbers, each row scaled to fp16's range, float32 accumulation; "
+    "tf32's mantissas",
+}
+
+
+def _fastest(plan: dict[str, Any]) -> str:
+    return f"fastest by prediction of {len(plan['candidates'])} fused kernels: {plan['predicted_us']:.1f} us"
+
+
+def _memory_notes(x: Tensor, weight: Tensor, arithmetic: str) -> list[str]:
+    if not split.lacked_memory(x, weight, arithmetic):
+        return []
+    return ["the last call of these sizes found no memory for fp16 pieces and ran without them"]
 
 
 def _explain_elementwise(epilogue: Epilogue, call: tuple[Any, ...], out: Tensor | None) -> dict[str, Any]:
@@ -196,7 +272,7 @@ def _explain_elementwise(epilogue: Epilogue, call: tuple[Any, ...], out: Tensor 
     reason = f"elementwise functions are one kernel; x is {_name(x.dtype)} on {x.device}"
     path = ELEMENTWISE
     if not execution.has_native_kernels(x):
-        path, reason = REFERENCE, _no_kernels(x)
+        path, reason = REFERENCE, execution.no_kernels(x)
     return {
         "arithmetic": _name(compute_dtype(x.dtype)),
         "path": path,
@@ -204,13 +280,6 @@ def _explain_elementwise(epilogue: Epilogue, call: tuple[Any, ...], out: Tensor 
         "reasons": [reason],
         "kernels": [kernel],
     }
-
-
-def _no_kernels(x: Tensor) -> str:
-    """Why none of epigemm's kernels runs on x's device; empty where they do."""
-    if x.is_cuda:
-        return cuda_status(x.get_device())
-    return "" if x.is_cpu else f"x is on {x.device}; epigemm has kernels for CUDA and CPU"
 
 
 def _second_path_notes(x: Tensor, precision: str, out: Tensor | None) -> list[str]:
@@ -221,9 +290,9 @@ def _second_path_notes(x: Tensor, precision: str, out: Tensor | None) -> list[st
         notes.append(
             f"precision={precision!r}: torch's setting {setting!r} is switched to 'ieee' for this GEMM"
         )
-    if x.dim() != 2 and not _flattens(x):
+    if x.dim() != 2 and not split.flattens(x):
         notes.append("x: its leading dimensions are not one stride apart, torch copies it first")
-    if out is not None and out.dim() != 2 and not _flattens(out):
+    if out is not None and out.dim() != 2 and not split.flattens(out):
         notes.append(
             "out: its leading dimensions are not one stride apart, the product is written elsewhere and copied"
         )
@@ -236,14 +305,6 @@ def _torch_arithmetic(x: Tensor, precision: str) -> str:
     if setting == "none" or _precision.needs_override(precision, x.device.type):
         return _precision.IEEE
     return setting
-
-
-def _flattens(tensor: Tensor) -> bool:
-    try:
-        tensor.view(-1, tensor.shape[-1])
-    except RuntimeError:
-        return False
-    return True
 
 
 def _owner(x: Tensor) -> str:

@@ -9,12 +9,21 @@ Keyword arguments:
     out: write the result there instead of allocating it: exact shape, dtype and device, no gradients. It may
         not overlap an input, except that an elementwise function may write x itself.
     precision: what an fp32 matrix product gets: None follows torch's settings
-        (`torch.set_float32_matmul_precision`, `torch.backends.cuda.matmul.fp32_precision`), "highest" or
-        "ieee" is full fp32, "high", "medium" or "tf32" allows TF32. The derivative's products follow it too.
+        (`torch.set_float32_matmul_precision`, `torch.backends.cuda.matmul.fp32_precision`; "none" and "ieee" there
+        are "highest" here, "tf32" and "bf16" are "high"). "highest" keeps fp32's accuracy: three products of fp16
+        pieces on the tensor cores where these are at least as accurate as fp32 products and faster, else fp32
+        products. "ieee" is always the latter. "high" and "medium" allow 10-bit mantissas: one product of scaled
+        fp16 numbers, or TF32 where that is faster. "tf32" is always TF32. The derivative's products follow it too.
+    strict: RuntimeError, before anything is launched, where no fused kernel would run; the message says why.
+        torch.OutOfMemoryError where there is no memory for fp16 pieces, without which fp32 products run
+        elsewhere.
+
+A weight may be an `epigemm.PackedWeight`, which holds its fp16 pieces.
 
 Errors: TypeError for arguments that are no tensors or numbers, ValueError for values out of range (unknown
 precision, negative or non-finite eps, missing running statistics), RuntimeError for shapes, dtypes, devices
-and layouts that do not fit and for `out=` with gradients. Nothing is launched before the checks have passed.
+and layouts that do not fit, for `out=` with gradients and by `strict`. Nothing is launched before the checks have
+passed.
 
 All are differentiable to any order in reverse mode and traceable by `torch.compile(fullgraph=True)`. Under
 `torch.func.grad`, `jvp` and what builds on them, they compute by plain PyTorch operations, unfused. Under autocast
@@ -27,6 +36,7 @@ from torch import Tensor
 
 from epigemm import checks, roads
 from epigemm.epilogues import BIAS, BIAS_RELU, RELU_DIV, SIGMOID, SIGMOID_SCALE_RESIDUAL
+from epigemm.packs import PackedWeight
 
 __all__ = [
     "bias_relu",
@@ -45,11 +55,12 @@ __all__ = [
 
 def linear(
     x: Tensor,
-    weight: Tensor,
+    weight: Tensor | PackedWeight,
     bias: Tensor | None = None,
     *,
     out: Tensor | None = None,
     precision: str | None = None,
+    strict: bool = False,
 ) -> Tensor:
     """D = x @ weight.T + bias.
 
@@ -57,10 +68,11 @@ def linear(
 
     Args:
         x: `[..., K]`.
-        weight: `[N, K]`.
+        weight: `[N, K]`, a tensor or an `epigemm.PackedWeight`.
         bias: `[N]` or None.
         out: `[..., N]`, see the module's page.
         precision: see the module's page.
+        strict: see the module's page.
 
     Returns:
         `[..., N]`, contiguous.
@@ -69,22 +81,23 @@ def linear(
         TypeError: an argument is no tensor (or None where that is accepted), or the precision no string.
         ValueError: unknown precision.
         RuntimeError: a shape, dtype, device or layout that does not fit; `out` overlaps an input or itself, or is
-            given where a gradient is needed.
+            given where a gradient is needed; `strict`, and no fused kernel would run.
 
     Example:
         >>> epigemm.linear(torch.randn(8, 64), torch.randn(32, 64)).shape
         torch.Size([8, 32])
     """
-    return roads.linear(BIAS, x, weight, bias, None, precision, out)
+    return roads.linear(BIAS, x, weight, bias, None, precision, out, strict)
 
 
 def linear_relu(
     x: Tensor,
-    weight: Tensor,
+    weight: Tensor | PackedWeight,
     bias: Tensor | None = None,
     *,
     out: Tensor | None = None,
     precision: str | None = None,
+    strict: bool = False,
 ) -> Tensor:
     """D = relu(x @ weight.T + bias).
 
@@ -92,10 +105,11 @@ def linear_relu(
 
     Args:
         x: `[..., K]`.
-        weight: `[N, K]`.
+        weight: `[N, K]`, a tensor or an `epigemm.PackedWeight`.
         bias: `[N]` or None.
         out: `[..., N]`, see the module's page.
         precision: see the module's page.
+        strict: see the module's page.
 
     Returns:
         `[..., N]`, contiguous.
@@ -104,23 +118,24 @@ def linear_relu(
         TypeError: an argument is no tensor (or None where that is accepted), or the precision no string.
         ValueError: unknown precision.
         RuntimeError: a shape, dtype, device or layout that does not fit; `out` overlaps an input or itself, or is
-            given where a gradient is needed.
+            given where a gradient is needed; `strict`, and no fused kernel would run.
 
     Example:
         >>> epigemm.linear_relu(torch.randn(8, 64), torch.randn(32, 64), torch.randn(32)).shape
         torch.Size([8, 32])
     """
-    return roads.linear(BIAS_RELU, x, weight, bias, None, precision, out)
+    return roads.linear(BIAS_RELU, x, weight, bias, None, precision, out, strict)
 
 
 def linear_sigmoid_scale_residual(
     x: Tensor,
-    weight: Tensor,
+    weight: Tensor | PackedWeight,
     bias: Tensor | None = None,
     scale: float | Tensor = 1.0,
     *,
     out: Tensor | None = None,
     precision: str | None = None,
+    strict: bool = False,
 ) -> Tensor:
     """D = z + scale * sigmoid(z),  z = x @ weight.T + bias.
 
@@ -128,12 +143,13 @@ def linear_sigmoid_scale_residual(
 
     Args:
         x: `[..., K]`.
-        weight: `[N, K]`.
+        weight: `[N, K]`, a tensor or an `epigemm.PackedWeight`.
         bias: `[N]` or None.
         scale: a number, or a 0-d floating tensor on x's device (read there, without synchronising; gradients
             flow to it).
         out: `[..., N]`, see the module's page.
         precision: see the module's page.
+        strict: see the module's page.
 
     Returns:
         `[..., N]`, contiguous.
@@ -143,23 +159,24 @@ def linear_sigmoid_scale_residual(
             or scale neither a number nor a tensor.
         ValueError: unknown precision.
         RuntimeError: a shape, dtype, device or layout that does not fit; `out` overlaps an input or itself, or is
-            given where a gradient is needed.
+            given where a gradient is needed; `strict`, and no fused kernel would run.
 
     Example:
         >>> epigemm.linear_sigmoid_scale_residual(torch.randn(8, 64), torch.randn(32, 64), scale=2.0).shape
         torch.Size([8, 32])
     """
-    return roads.linear(SIGMOID_SCALE_RESIDUAL, x, weight, bias, scale, precision, out)
+    return roads.linear(SIGMOID_SCALE_RESIDUAL, x, weight, bias, scale, precision, out, strict)
 
 
 def linear_relu_div(
     x: Tensor,
-    weight: Tensor,
+    weight: Tensor | PackedWeight,
     bias: Tensor | None = None,
     divisor: float | Tensor = 1.0,
     *,
     out: Tensor | None = None,
     precision: str | None = None,
+    strict: bool = False,
 ) -> Tensor:
     """D = relu(x @ weight.T + bias) / divisor.
 
@@ -168,12 +185,13 @@ def linear_relu_div(
 
     Args:
         x: `[..., K]`.
-        weight: `[N, K]`.
+        weight: `[N, K]`, a tensor or an `epigemm.PackedWeight`.
         bias: `[N]` or None.
         divisor: a number, or a 0-d floating tensor on x's device (read there, without synchronising;
             gradients flow to it).
         out: `[..., N]`, see the module's page.
         precision: see the module's page.
+        strict: see the module's page.
 
     Returns:
         `[..., N]`, contiguous.
@@ -183,23 +201,24 @@ def linear_relu_div(
             or divisor neither a number nor a tensor.
         ValueError: unknown precision.
         RuntimeError: a shape, dtype, device or layout that does not fit; `out` overlaps an input or itself, or is
-            given where a gradient is needed.
+            given where a gradient is needed; `strict`, and no fused kernel would run.
 
     Example:
         >>> epigemm.linear_relu_div(torch.randn(8, 64), torch.randn(32, 64), divisor=2.0).shape
         torch.Size([8, 32])
     """
-    return roads.linear(RELU_DIV, x, weight, bias, divisor, precision, out)
+    return roads.linear(RELU_DIV, x, weight, bias, divisor, precision, out, strict)
 
 
 def linear_scale(
     x: Tensor,
-    weight: Tensor,
+    weight: Tensor | PackedWeight,
     bias: Tensor | None,
     scale: Tensor | None,
     *,
     out: Tensor | None = None,
     precision: str | None = None,
+    strict: bool = False,
 ) -> Tensor:
     """D = (x @ weight.T + bias) * scale, scale per column.
 
@@ -208,11 +227,12 @@ def linear_scale(
 
     Args:
         x: `[..., K]`.
-        weight: `[N, K]`.
+        weight: `[N, K]`, a tensor or an `epigemm.PackedWeight`.
         bias: `[N]` or None.
         scale: `[N]`, of x's dtype or fp32 (fp64 beside fp64), or None for 1.
         out: `[..., N]`, see the module's page.
         precision: see the module's page.
+        strict: see the module's page.
 
     Returns:
         `[..., N]`, contiguous.
@@ -221,20 +241,18 @@ def linear_scale(
         TypeError: an argument is no tensor (or None where that is accepted), or the precision no string.
         ValueError: unknown precision.
         RuntimeError: a shape, dtype, device or layout that does not fit; `out` overlaps an input or itself, or is
-            given where a gradient is needed.
+            given where a gradient is needed; `strict`, and no fused kernel would run.
 
     Example:
         >>> epigemm.linear_scale(torch.randn(8, 64), torch.randn(32, 64), None, torch.randn(32)).shape
         torch.Size([8, 32])
     """
-    if bias is None and scale is None:
-        return roads.linear(BIAS, x, weight, None, None, precision, out)
-    return roads.linear_folded(x, weight, (bias, scale, None, None, None, None), 0.0, precision, out)
+    return roads.linear_folded(x, weight, (bias, scale, None, None, None, None), 0.0, precision, out, strict)
 
 
 def linear_scale_batch_norm(
     x: Tensor,
-    weight: Tensor,
+    weight: Tensor | PackedWeight,
     bias: Tensor | None,
     scale: Tensor | None,
     running_mean: Tensor,
@@ -245,6 +263,7 @@ def linear_scale_batch_norm(
     *,
     out: Tensor | None = None,
     precision: str | None = None,
+    strict: bool = False,
 ) -> Tensor:
     """D = (z * scale - running_mean) / sqrt(running_var + eps) * bn_weight + bn_bias,  z = x @ weight.T + bias.
 
@@ -255,7 +274,7 @@ def linear_scale_batch_norm(
 
     Args:
         x: `[..., K]`.
-        weight: `[N, K]`.
+        weight: `[N, K]`, a tensor or an `epigemm.PackedWeight`.
         bias: `[N]` or None.
         scale: `[N]` or None for 1. This and the following vectors: of x's dtype or fp32 (fp64 beside fp64).
         running_mean: `[N]`.
@@ -265,6 +284,7 @@ def linear_scale_batch_norm(
         eps: a finite number >= 0.
         out: `[..., N]`, see the module's page.
         precision: see the module's page.
+        strict: see the module's page.
 
     Returns:
         `[..., N]`, contiguous.
@@ -273,7 +293,7 @@ def linear_scale_batch_norm(
         TypeError: an argument is no tensor (or None where that is accepted), or the precision no string.
         ValueError: unknown precision; negative or non-finite eps; missing running statistics.
         RuntimeError: a shape, dtype, device or layout that does not fit; `out` overlaps an input or itself, or is
-            given where a gradient is needed.
+            given where a gradient is needed; `strict`, and no fused kernel would run.
 
     Example:
         >>> n = torch.rand(32)
@@ -282,7 +302,7 @@ def linear_scale_batch_norm(
     """
     checks.running_statistics(running_mean, running_var)
     vectors = (bias, scale, running_mean, running_var, bn_weight, bn_bias)
-    return roads.linear_folded(x, weight, vectors, eps, precision, out)
+    return roads.linear_folded(x, weight, vectors, eps, precision, out, strict)
 
 
 def sigmoid(x: Tensor, *, out: Tensor | None = None) -> Tensor:

@@ -18,15 +18,17 @@ from epigemm.epilogues import BIAS, EPILOGUES, fold_batch_norm_reference
 
 def linear_setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     """Save what `linear_backward` needs."""
-    epilogue, x, weight, bias, operands, scalars, precision = inputs
+    # Arguments at the end that have their default value may be missing; strict is the forward call's alone.
+    epilogue, x, weight, bias, operands, scalars, precision, *keep_pack_and_strict = inputs
     ctx.save_for_backward(x, weight, bias, *operands)
     ctx.epilogue, ctx.scalars, ctx.precision = epilogue, scalars, precision
+    ctx.keep_pack = bool(keep_pack_and_strict and keep_pack_and_strict[0])
 
 
 def linear_backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     """Gradients of `epigemm::linear`, in the order of its arguments."""
     x, weight, bias, *operands = ctx.saved_tensors
-    _, needs_x, needs_weight, needs_bias, needs_operands, _, _ = ctx.needs_input_grad
+    _, needs_x, needs_weight, needs_bias, needs_operands, *others = ctx.needs_input_grad
     needs_acc = needs_x or needs_weight
     grad_acc: Tensor | None = grad
     grad_bias: Tensor | None = None
@@ -34,7 +36,7 @@ def linear_backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     if ctx.epilogue == BIAS.name:
         grad_bias = _sum_rows(grad) if needs_bias else None
     else:
-        acc = _accumulator(x, weight, ctx.precision)
+        acc = _accumulator(x, weight, ctx.precision, ctx.keep_pack)
         grad_acc, grad_bias, *grad_operands = _epilogue_gradients(
             ctx, acc, bias, operands, grad.to(acc.dtype), (needs_acc, needs_bias, *needs_operands)
         )
@@ -46,7 +48,16 @@ def linear_backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
             grad_x = _product(grad_acc, weight.t(), ctx.precision)
         if needs_weight:
             grad_weight = _product(_rows(grad_acc).t(), _rows(x).t(), ctx.precision)
-    return None, grad_x, grad_weight, grad_bias, grad_operands, _none_like(ctx.scalars), None
+    # One more for each argument after the scalars.
+    return (
+        None,
+        grad_x,
+        grad_weight,
+        grad_bias,
+        grad_operands,
+        _none_like(ctx.scalars),
+        *(None for _ in others[1:]),
+    )
 
 
 def elementwise_setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -128,14 +139,14 @@ def _tracked(tensor: Tensor | None) -> Tensor:
     return tensor.view_as(tensor) if tensor.requires_grad else tensor.detach().requires_grad_()
 
 
-def _accumulator(x: Tensor, weight: Tensor, precision: str) -> Tensor:
+def _accumulator(x: Tensor, weight: Tensor, precision: str, keep_pack: bool) -> Tensor:
     """x @ weight.T as the forward's epilogue saw it.
 
     Rounded to 16 bits it could overflow where the forward did not, or carry a small sum with the bias across
     the kink of a relu.
     """
     if x.dtype not in (torch.float16, torch.bfloat16):
-        return _product(x, weight, precision)
+        return _product(x, weight, precision, keep_pack)
     rows = _rows(x)
     if x.is_cuda and not torch.is_grad_enabled():
         acc = torch.mm(rows, weight.t(), out_dtype=torch.float32)
@@ -144,8 +155,8 @@ def _accumulator(x: Tensor, weight: Tensor, precision: str) -> Tensor:
     return acc.reshape(*x.shape[:-1], weight.shape[0])
 
 
-def _product(x: Tensor, weight: Tensor, precision: str) -> Tensor:
-    product: Tensor = ops.linear(BIAS.name, x, weight, None, [], [], precision)
+def _product(x: Tensor, weight: Tensor, precision: str, keep_pack: bool = False) -> Tensor:
+    product: Tensor = ops.linear(BIAS.name, x, weight, None, [], [], precision, keep_pack)
     return product
 
 

@@ -3,6 +3,10 @@
 Parameters are named and initialised as in `torch.nn.Linear` and `torch.nn.BatchNorm1d`; `from_linear` and
 `from_layers` share the parameter objects of existing layers, so that optimisers and state dicts go on
 working. The fused layers call no submodule's `forward`: hooks on the shared layers do not fire.
+
+Where fp32 products run on fp16 pieces, a layer keeps those of its weight between calls that need no gradient of the
+weight. They follow the weight's changes and are in no copy, pickle or state dict; `epigemm.packs` says which
+changes torch does not count: after those, call `repack()`.
 """
 
 from __future__ import annotations
@@ -12,7 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from epigemm import functional
+from epigemm import functional, packs, roads
+from epigemm.epilogues import BIAS_RELU, RELU_DIV, SIGMOID_SCALE_RESIDUAL, Epilogue
 
 __all__ = [
     "LinearReLU",
@@ -33,6 +38,7 @@ class _FusedLinear(nn.Module):
 
     weight: Tensor
     bias: Tensor | None
+    strict: bool = False  # on the class too: pickles of earlier versions have none
 
     def __init__(
         self,
@@ -41,12 +47,14 @@ class _FusedLinear(nn.Module):
         bias: bool = True,
         *,
         precision: str | None = None,
+        strict: bool = False,
         device: Any = None,
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
         self._adopt(nn.Linear(in_features, out_features, bias, device=device, dtype=dtype))
         self.precision = precision
+        self.strict = strict
 
     def _adopt(self, linear: nn.Linear) -> None:
         self.weight = linear.weight
@@ -62,12 +70,34 @@ class _FusedLinear(nn.Module):
         """N, the size of the result's last dimension."""
         return self.weight.shape[0]
 
+    def repack(self) -> None:
+        """Split the weight into fp16 pieces again, into the memory that is kept for them.
+
+        Needed after a change that torch does not count (see `epigemm.packs`), and before a CUDA graph is captured
+        that shall use the kept pieces instead of splitting the weight at every replay. Does nothing where
+        fp32 products do not run on fp16 pieces.
+
+        Raises:
+            RuntimeError: the current stream is being captured into a CUDA graph.
+        """
+        packs.repack(self.weight, self.precision)
+
+    def _apply_fused(self, epilogue: Epilogue, x: Tensor, scalar: float | Tensor | None = None) -> Tensor:
+        return roads.linear(
+            epilogue, x, self.weight, self.bias, scalar, self.precision, None, self.strict, keep_pack=True
+        )
+
     def extra_repr(self) -> str:
         """The constructor's arguments, as `nn.Linear` prints them."""
         text = (
             f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}"
         )
-        return text if self.precision is None else f"{text}, precision={self.precision!r}"
+        return f"{text}{_call_repr(self.precision, self.strict)}"
+
+
+def _call_repr(precision: str | None, strict: bool) -> str:
+    """What is not the default of a layer's calls, to be printed after other things."""
+    return ("" if precision is None else f", precision={precision!r}") + (", strict=True" if strict else "")
 
 
 def _sharing(module: Any, linear: nn.Linear) -> Any:
@@ -87,6 +117,7 @@ class LinearReLU(_FusedLinear):
         out_features: N.
         bias: whether there is one.
         precision: see `epigemm.functional`.
+        strict: see `epigemm.functional`.
         device: where the parameters live.
         dtype: their type.
 
@@ -99,14 +130,16 @@ class LinearReLU(_FusedLinear):
     """
 
     @classmethod
-    def from_linear(cls, linear: nn.Linear, *, precision: str | None = None) -> LinearReLU:
+    def from_linear(
+        cls, linear: nn.Linear, *, precision: str | None = None, strict: bool = False
+    ) -> LinearReLU:
         """The fused layer over the parameter objects of `linear`."""
-        module: LinearReLU = _sharing(cls(1, 1, device="meta", precision=precision), linear)
+        module: LinearReLU = _sharing(cls(1, 1, device="meta", precision=precision, strict=strict), linear)
         return module
 
     def forward(self, x: Tensor) -> Tensor:
         """Apply the layer."""
-        return functional.linear_relu(x, self.weight, self.bias, precision=self.precision)
+        return self._apply_fused(BIAS_RELU, x)
 
 
 class LinearSigmoidScaleResidual(_FusedLinear):
@@ -118,6 +151,7 @@ class LinearSigmoidScaleResidual(_FusedLinear):
         scale: a number, or a 0-d tensor (an `nn.Parameter` is learned).
         bias: whether there is one.
         precision: see `epigemm.functional`.
+        strict: see `epigemm.functional`.
         device: where the parameters live.
         dtype: their type.
 
@@ -139,27 +173,33 @@ class LinearSigmoidScaleResidual(_FusedLinear):
         bias: bool = True,
         *,
         precision: str | None = None,
+        strict: bool = False,
         device: Any = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        super().__init__(in_features, out_features, bias, precision=precision, device=device, dtype=dtype)
+        super().__init__(
+            in_features, out_features, bias, precision=precision, strict=strict, device=device, dtype=dtype
+        )
         _set_scalar(self, "scale", scale)
 
     @classmethod
     def from_linear(
-        cls, linear: nn.Linear, scale: float | Tensor = 1.0, *, precision: str | None = None
+        cls,
+        linear: nn.Linear,
+        scale: float | Tensor = 1.0,
+        *,
+        precision: str | None = None,
+        strict: bool = False,
     ) -> LinearSigmoidScaleResidual:
         """The fused layer over the parameter objects of `linear`."""
         module: LinearSigmoidScaleResidual = _sharing(
-            cls(1, 1, scale, device="meta", precision=precision), linear
+            cls(1, 1, scale, device="meta", precision=precision, strict=strict), linear
         )
         return module
 
     def forward(self, x: Tensor) -> Tensor:
         """Apply the layer."""
-        return functional.linear_sigmoid_scale_residual(
-            x, self.weight, self.bias, self.scale, precision=self.precision
-        )
+        return self._apply_fused(SIGMOID_SCALE_RESIDUAL, x, self.scale)
 
     def extra_repr(self) -> str:
         """The constructor's arguments."""
@@ -175,6 +215,7 @@ class LinearReLUDiv(_FusedLinear):
         divisor: a number, or a 0-d tensor (an `nn.Parameter` is learned).
         bias: whether there is one.
         precision: see `epigemm.functional`.
+        strict: see `epigemm.functional`.
         device: where the parameters live.
         dtype: their type.
 
@@ -196,23 +237,33 @@ class LinearReLUDiv(_FusedLinear):
         bias: bool = True,
         *,
         precision: str | None = None,
+        strict: bool = False,
         device: Any = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        super().__init__(in_features, out_features, bias, precision=precision, device=device, dtype=dtype)
+        super().__init__(
+            in_features, out_features, bias, precision=precision, strict=strict, device=device, dtype=dtype
+        )
         _set_scalar(self, "divisor", divisor)
 
     @classmethod
     def from_linear(
-        cls, linear: nn.Linear, divisor: float | Tensor = 1.0, *, precision: str | None = None
+        cls,
+        linear: nn.Linear,
+        divisor: float | Tensor = 1.0,
+        *,
+        precision: str | None = None,
+        strict: bool = False,
     ) -> LinearReLUDiv:
         """The fused layer over the parameter objects of `linear`."""
-        module: LinearReLUDiv = _sharing(cls(1, 1, divisor, device="meta", precision=precision), linear)
+        module: LinearReLUDiv = _sharing(
+            cls(1, 1, divisor, device="meta", precision=precision, strict=strict), linear
+        )
         return module
 
     def forward(self, x: Tensor) -> Tensor:
         """Apply the layer."""
-        return functional.linear_relu_div(x, self.weight, self.bias, self.divisor, precision=self.precision)
+        return self._apply_fused(RELU_DIV, x, self.divisor)
 
     def extra_repr(self) -> str:
         """The constructor's arguments."""
@@ -233,7 +284,13 @@ def _scalar_repr(value: float | Tensor) -> str:
 
 
 def linear_scale_batch_norm1d(
-    x: Tensor, linear: nn.Linear, scale: Tensor | None, bn: nn.BatchNorm1d, *, precision: str | None = None
+    x: Tensor,
+    linear: nn.Linear,
+    scale: Tensor | None,
+    bn: nn.BatchNorm1d,
+    *,
+    precision: str | None = None,
+    strict: bool = False,
 ) -> Tensor:
     """bn(linear(x) * scale) for existing layers, fused as far as their mode allows.
 
@@ -248,6 +305,7 @@ def linear_scale_batch_norm1d(
         scale: `[N]` or None for 1.
         bn: over N features.
         precision: see `epigemm.functional`.
+        strict: see `epigemm.functional`.
 
     Returns:
         `[M, N]`. Under autocast it has the autocast dtype, where unfused PyTorch promotes to the dtype of
@@ -258,23 +316,15 @@ def linear_scale_batch_norm1d(
     """
     if x.dim() != 2:
         raise ValueError(f"x: got shape {list(x.shape)}; accepted is [M, K] (2 dimensions)")
+    weight, bias = linear.weight, linear.bias
     if bn.training or bn.running_mean is None or bn.running_var is None:
+        scaling = (bias, scale, None, None, None, None)
         result: Tensor = bn(
-            functional.linear_scale(x, linear.weight, linear.bias, scale, precision=precision)
+            roads.linear_folded(x, weight, scaling, 0.0, precision, None, strict, keep_pack=True)
         )
         return result
-    return functional.linear_scale_batch_norm(
-        x,
-        linear.weight,
-        linear.bias,
-        scale,
-        bn.running_mean,
-        bn.running_var,
-        bn.weight,
-        bn.bias,
-        bn.eps,
-        precision=precision,
-    )
+    vectors = (bias, scale, bn.running_mean, bn.running_var, bn.weight, bn.bias)
+    return roads.linear_folded(x, weight, vectors, bn.eps, precision, None, strict, keep_pack=True)
 
 
 class LinearScaleBatchNorm1d(nn.Module):
@@ -294,6 +344,7 @@ class LinearScaleBatchNorm1d(nn.Module):
         track_running_stats: whether there are running statistics; without them, eval mode uses the batch's
             own, too.
         precision: see `epigemm.functional`.
+        strict: see `epigemm.functional`.
         device: where the parameters live.
         dtype: their type.
 
@@ -306,6 +357,7 @@ class LinearScaleBatchNorm1d(nn.Module):
     """
 
     scale: Tensor | None
+    strict: bool = False
 
     def __init__(
         self,
@@ -318,6 +370,7 @@ class LinearScaleBatchNorm1d(nn.Module):
         affine: bool = True,
         track_running_stats: bool = True,
         precision: str | None = None,
+        strict: bool = False,
         device: Any = None,
         dtype: torch.dtype | None = None,
     ) -> None:
@@ -328,6 +381,7 @@ class LinearScaleBatchNorm1d(nn.Module):
             out_features, eps, momentum, affine, track_running_stats, device=device, dtype=dtype
         )
         self.precision = precision
+        self.strict = strict
 
     @classmethod
     def from_layers(
@@ -337,6 +391,7 @@ class LinearScaleBatchNorm1d(nn.Module):
         bn: nn.BatchNorm1d,
         *,
         precision: str | None = None,
+        strict: bool = False,
     ) -> LinearScaleBatchNorm1d:
         """The fused layer over existing layers, which it shares.
 
@@ -356,17 +411,24 @@ class LinearScaleBatchNorm1d(nn.Module):
             module.register_buffer("scale", scale)
         module.bn = bn
         module.precision = precision
+        module.strict = strict
         module.training = bn.training
         return module
 
     def forward(self, x: Tensor) -> Tensor:
         """Apply the layer."""
-        return linear_scale_batch_norm1d(x, self.linear, self.scale, self.bn, precision=self.precision)
+        return linear_scale_batch_norm1d(
+            x, self.linear, self.scale, self.bn, precision=self.precision, strict=self.strict
+        )
+
+    def repack(self) -> None:
+        """Split the linear layer's weight into fp16 pieces again, as `LinearReLU.repack` does."""
+        packs.repack(self.linear.weight, self.precision)
 
     def extra_repr(self) -> str:
         """What the submodules do not print."""
         scale = "None" if self.scale is None else f"[{self.scale.shape[0]}]"
-        return f"scale={scale}" if self.precision is None else f"scale={scale}, precision={self.precision!r}"
+        return f"scale={scale}{_call_repr(self.precision, self.strict)}"
 
 
 class Sigmoid(nn.Module):

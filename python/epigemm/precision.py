@@ -17,10 +17,19 @@ DEFAULT = "default"
 """The operators' spelling of `precision=None`: follow torch's setting when the operator runs."""
 
 IEEE = "ieee"
+"""Every product and sum in fp32: torch's own GEMM."""
 TF32 = "tf32"
+"""Products of 10-bit mantissas on the tensor cores."""
+SPLIT = "split"
+"""Three products of two fp16 pieces: fp32's accuracy on the tensor cores, where that holds and is faster."""
+SCALED = "scaled"
+"""One product of fp16 numbers, each row scaled to fp16's range: TF32's mantissas at twice its rate."""
 
-ARITHMETIC = {"highest": IEEE, "ieee": IEEE, "high": TF32, "medium": TF32, "tf32": TF32}
+ARITHMETIC = {"highest": SPLIT, "ieee": IEEE, "high": SCALED, "medium": SCALED, "tf32": TF32}
 """Accepted values of `precision=` and the arithmetic that each asks for."""
+
+INSTEAD = {SPLIT: IEEE, SCALED: TF32}
+"""What takes over where the kernels on fp16 pieces do not cover a call, or are not the fastest."""
 
 # The new settings API alone: reading the legacy flags raises once the new ones were written (torch 2.9+).
 _SETTINGS: dict[str, Any] = {
@@ -45,7 +54,9 @@ def torch_setting(device_type: str) -> str:
 
 
 def resolve(precision: str, device_type: str) -> str:
-    """The arithmetic, "ieee" or "tf32", that an fp32 call on `device_type` gets.
+    """The arithmetic that an fp32 call on `device_type` asks for: "split", "ieee", "scaled" or "tf32".
+
+    The first and third hold where dispatch takes them; `INSTEAD` says what runs elsewhere.
 
     Args:
         precision: a key of `ARITHMETIC`, or `DEFAULT`.
@@ -55,7 +66,7 @@ def resolve(precision: str, device_type: str) -> str:
         ValueError: `precision` is none of them.
     """
     if precision == DEFAULT:
-        return TF32 if torch_setting(device_type) == TF32 else IEEE
+        return SCALED if torch_setting(device_type) in (TF32, "bf16") else SPLIT
     try:
         return ARITHMETIC[precision]
     except KeyError:
@@ -67,7 +78,7 @@ def needs_override(precision: str, device_type: str) -> bool:
 
     The other way round, a setting more accurate than the call's, needs nothing.
     """
-    return ARITHMETIC.get(precision) == IEEE and torch_setting(device_type) not in ("none", IEEE)
+    return ARITHMETIC.get(precision) in (IEEE, SPLIT) and torch_setting(device_type) not in ("none", IEEE)
 
 
 @contextmanager

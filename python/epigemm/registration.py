@@ -28,11 +28,15 @@ def _linear(
     operands: Sequence[Tensor],
     scalars: Sequence[float],
     precision: str,
+    keep_pack: bool = False,
+    strict: bool = False,
 ) -> Tensor:
     _refuse_forward_mode("linear")
     spec = checks.epilogue_named(epilogue, linear=True)
     checks.linear(spec, x, weight, bias, operands, scalars, precision, None)
-    return execution.linear_forward(spec, x, weight, bias, operands, scalars, precision)
+    return execution.linear_forward(
+        spec, x, weight, bias, operands, scalars, precision, keep_pack=keep_pack, strict=strict
+    )
 
 
 def _linear_fake(
@@ -43,6 +47,8 @@ def _linear_fake(
     operands: Sequence[Tensor],
     scalars: Sequence[float],
     precision: str,
+    keep_pack: bool = False,
+    strict: bool = False,
 ) -> Tensor:
     spec = checks.epilogue_named(epilogue, linear=True)
     checks.linear(spec, x, weight, bias, operands, scalars, precision, None)
@@ -58,11 +64,15 @@ def _linear_out(
     scalars: Sequence[float],
     precision: str,
     out: Tensor,
+    keep_pack: bool = False,
+    strict: bool = False,
 ) -> None:
     spec = checks.epilogue_named(epilogue, linear=True)
     checks.linear(spec, x, weight, bias, operands, scalars, precision, out)
     checks.output_overlap(out, x, (weight, bias, *operands), in_place=False)
-    execution.linear_forward(spec, x, weight, bias, operands, scalars, precision, out)
+    execution.linear_forward(
+        spec, x, weight, bias, operands, scalars, precision, out, keep_pack=keep_pack, strict=strict
+    )
 
 
 def _linear_out_fake(
@@ -74,6 +84,8 @@ def _linear_out_fake(
     scalars: Sequence[float],
     precision: str,
     out: Tensor,
+    keep_pack: bool = False,
+    strict: bool = False,
 ) -> None:
     spec = checks.epilogue_named(epilogue, linear=True)
     checks.linear(spec, x, weight, bias, operands, scalars, precision, out)
@@ -161,9 +173,10 @@ def _refuse_gradients(op: Any) -> Callable[..., None]:
 
 def _bump_version(op: Any) -> Callable[..., None]:
     """The ADInplaceOrView kernel: whoever saved `out` for a backward pass must notice that it was written."""
+    out = [argument.name for argument in op._schema.arguments].index("out")
 
     def adinplaceorview(keyset: Any, *args: Any) -> None:
-        mark_written(args[-1])
+        mark_written(args[out])
         with torch._C._AutoDispatchBelowADInplaceOrView():
             op.redispatch(keyset & torch._C._after_ADInplaceOrView_keyset, *args)
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 from torch.nn import Parameter
 
-from epigemm import checks, execution, registration
+from epigemm import checks, execution, packs, registration
 from epigemm._native import ops
 from epigemm.epilogues import (
     BIAS,
@@ -24,6 +24,7 @@ from epigemm.epilogues import (
     compute_dtype,
     fold_batch_norm_reference,
 )
+from epigemm.packs import PackedWeight
 from epigemm.precision import DEFAULT, needs_override
 
 # Looked up once: the direct road is measured in hundreds of nanoseconds.
@@ -39,58 +40,88 @@ _any_autocast = torch._C._is_any_autocast_enabled
 def linear(
     epilogue: Epilogue,
     x: Tensor,
-    weight: Tensor,
+    weight: Tensor | PackedWeight,
     bias: Tensor | None,
     scalar: float | Tensor | None,
     precision: str | None,
     out: Tensor | None,
+    strict: bool = False,
+    keep_pack: bool = False,
 ) -> Tensor:
-    """D = epilogue(x @ weight.T), for an epilogue with a bias and at most one scalar."""
+    """D = epilogue(x @ weight.T), for an epilogue with a bias and at most one scalar.
+
+    `keep_pack`: the weight belongs to a module, which keeps its pack.
+    """
+    if isinstance(weight, PackedWeight):
+        weight, keep_pack = weight.weight, True
     direct = _runs_directly((x, weight, bias, out, scalar if isinstance(scalar, Tensor) else None))
     if not direct:
         checks.tensors(x=x, weight=weight)
         checks.optional_tensors(bias=bias, out=out)
+        keep_pack = _keeps_pack(weight, keep_pack)
     if _any_autocast():
         x, weight, bias = _autocast(x, weight, bias)
     operands, scalars = _scalar_operand(epilogue, scalar, x)
     precision = DEFAULT if precision is None else checks.precision(precision)
+    checks.flag("strict", strict)
     if not direct:
-        return _call_linear(epilogue, x, weight, bias, operands, scalars, precision, out)
+        return _call_linear(epilogue, x, weight, bias, operands, scalars, precision, out, keep_pack, strict)
     checks.linear(epilogue, x, weight, bias, operands, scalars, precision, out)
     if out is not None:
         checks.output_overlap(out, x, (weight, bias, *operands), in_place=False)
+    result = execution.linear_forward(
+        epilogue, x, weight, bias, operands, scalars, precision, out, keep_pack=keep_pack, strict=strict
+    )
+    if out is not None:
         registration.mark_written(out)
-    return execution.linear_forward(epilogue, x, weight, bias, operands, scalars, precision, out)
+    return result
 
 
 def linear_folded(
     x: Tensor,
-    weight: Tensor,
+    weight: Tensor | PackedWeight,
     vectors: tuple[Tensor | None, ...],
     eps: float,
     precision: str | None,
     out: Tensor | None,
+    strict: bool = False,
+    keep_pack: bool = False,
 ) -> Tensor:
     """D = multiplier * (x @ weight.T) + offset, both folded from `vectors` (those of `FOLDED`)."""
+    if all(vector is None for vector in vectors):
+        return linear(BIAS, x, weight, None, None, precision, out, strict, keep_pack)
+    if isinstance(weight, PackedWeight):
+        weight, keep_pack = weight.weight, True
     direct = _runs_directly((x, weight, out, *vectors))
     if not direct:
         checks.tensors(x=x, weight=weight)
         checks.optional_tensors(out=out, **dict(zip(FOLDED, vectors, strict=True)))
+        keep_pack = _keeps_pack(weight, keep_pack)
     if _any_autocast():
         x, weight, bias = _autocast(x, weight, vectors[0])
         vectors = (bias, *vectors[1:])
     precision = DEFAULT if precision is None else checks.precision(precision)
-    # Both launches are checked before the first one.
+    checks.flag("strict", strict)
+    # All launches are checked before the first one.
     checks.linear(BIAS, x, weight, vectors[0], (), (), precision, out)
     columns = checks.fold_batch_norm(x, dict(zip(FOLDED, vectors, strict=True)), eps, weight.shape[0])
     if not direct:
         operands = _call_fold(x, vectors, eps)
-        return _call_linear(SCALE_BATCH_NORM, x, weight, None, operands, (), precision, out)
+        return _call_linear(
+            SCALE_BATCH_NORM, x, weight, None, operands, (), precision, out, keep_pack, strict
+        )
     if out is not None:
         checks.output_overlap(out, x, (weight, *vectors), in_place=False)
-        registration.mark_written(out)
+    if strict:
+        likes = x.new_empty((2, columns), dtype=compute_dtype(x.dtype)).unbind(0)
+        execution.require_fused(SCALE_BATCH_NORM, x, weight, None, likes, (), precision, out, keep_pack)
     operands = execution.fold_batch_norm_forward(x, columns, vectors, eps).unbind(0)
-    return execution.linear_forward(SCALE_BATCH_NORM, x, weight, None, operands, (), precision, out)
+    result = execution.linear_forward(
+        SCALE_BATCH_NORM, x, weight, None, operands, (), precision, out, keep_pack=keep_pack, strict=strict
+    )
+    if out is not None:
+        registration.mark_written(out)
+    return result
 
 
 def _call_linear(
@@ -102,14 +133,31 @@ def _call_linear(
     scalars: Sequence[float],
     precision: str,
     out: Tensor | None,
+    keep_pack: bool,
+    strict: bool,
 ) -> Tensor:
     if _in_functional_derivative():
-        return _linear_reference(epilogue, x, weight, bias, operands, scalars, precision, out)
+        return _linear_reference(epilogue, x, weight, bias, operands, scalars, precision, out, strict)
     if out is None:
-        result: Tensor = ops.linear(epilogue.name, x, weight, bias, operands, scalars, precision)
+        result: Tensor = ops.linear(
+            epilogue.name, x, weight, bias, operands, scalars, precision, keep_pack, strict
+        )
         return result
-    ops.linear_out(epilogue.name, x, weight, bias, operands, scalars, precision, out)
+    ops.linear_out(epilogue.name, x, weight, bias, operands, scalars, precision, out, keep_pack, strict)
     return out
+
+
+def _keeps_pack(weight: Tensor, keep_pack: bool) -> bool:
+    """Whether the weight's pack is kept on the road of an operator.
+
+    A weight that a gradient is asked for is about to change, by whatever means: its pack would be made
+    again in any case, and must not outlive a change that nothing counts.
+    """
+    if not (torch.is_grad_enabled() and weight.requires_grad):
+        return keep_pack
+    if not _is_compiling():
+        packs.expire(weight)
+    return False
 
 
 def elementwise(
@@ -200,9 +248,14 @@ def _linear_reference(
     scalars: Sequence[float],
     precision: str,
     out: Tensor | None,
+    strict: bool,
 ) -> Tensor:
     checks.linear(epilogue, x, weight, bias, operands, scalars, precision, out)
     _refuse_out(out)
+    if strict:
+        raise RuntimeError(
+            "strict: got True under torch.func.grad or jvp, where no fused kernel runs; accepted there is False"
+        )
     if x.dtype == torch.float32 and needs_override(precision, x.device.type):
         raise NotImplementedError(
             f"precision: got {precision!r} under torch.func.grad or jvp, where torch's fp32 setting is less accurate; "

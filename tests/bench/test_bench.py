@@ -66,7 +66,12 @@ def test_record_has_what_every_measurement_needs(record: dict[str, Any]) -> None
         assert case["bytes"] > 0 and case["formula"] and case["groups"]
         if case["problem"].startswith("linear"):
             assert case["plan"]["fused"] is False and case["plan"]["why_not"]
+            assert case["plan"]["arithmetic"] == "ieee" and case["plan_plain"]["fused"] is False
+            assert case["fp16_products"] == 3
+        else:
+            assert case["plan"] == {} == case["plan_plain"] and case["fp16_products"] == 0
         for group in case["groups"]:
+            assert group["bar_ms"] == {"in_turn": None, "alone": None}  # its yardsticks need a GPU
             alternatives = {measurement["alternative"] for measurement in group["measurements"]}
             assert {"epigemm", "eager"} <= alternatives
             for measurement in group["measurements"]:
@@ -104,6 +109,8 @@ def test_files(folder: Path, record: dict[str, Any]) -> None:
     with (folder / "bench.csv").open() as file:
         rows = list(csv.DictReader(file))
     assert {row["case"] for row in rows} == {case["case"] for case in record["cases"]}
+    text = (folder / "bench.md").read_text()
+    assert all(case["case"] in text for case in record["cases"])
     plots = sorted(path.name for path in folder.glob("*.png"))
     assert any("speedup" in name for name in plots) and any("throughput" in name for name in plots)
     for path in folder.glob("*.png"):

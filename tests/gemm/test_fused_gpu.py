@@ -21,8 +21,8 @@ pytestmark = pytest.mark.gpu
 arithmetics = pytest.mark.parametrize("arithmetic", FUSED_ARITHMETICS, ids=lambda a: a.name)
 epilogues = pytest.mark.parametrize("name", LINEAR)
 
-KERNELS = int(json.loads(torch.ops.epigemm._build_info())["gemm_kernels"])
-TILES = KERNELS // (len(LINEAR) * len(FUSED_ARITHMETICS))
+BUILD = json.loads(torch.ops.epigemm._build_info())
+TILES = int(BUILD["tiles"]) if BUILD["gemm_kernels"] else 0
 RASTERS = {"along_m": 0, "along_n": 1}
 SWIZZLES = [1, 2, 4, 8]
 DEVICE = torch.device("cuda")
@@ -57,7 +57,8 @@ def run_plan(problem: Problem, plan: list[int]) -> torch.Tensor:
 
 
 def test_tile_count() -> None:
-    assert TILES > 0 and TILES * len(LINEAR) * len(FUSED_ARITHMETICS) == KERNELS
+    on_pieces = BUILD["split_tiles"] + BUILD["scaled_tiles"]
+    assert TILES > 0 and BUILD["gemm_kernels"] == len(LINEAR) * (TILES * len(FUSED_ARITHMETICS) + on_pieces)
     header = Path(__file__).parents[2] / "csrc" / "gemm" / "sm90" / "tiles.h"
     if header.exists():
         assert len(re.findall(r"^\s*\{\d+, \d+, \d, \d, Schedule::", header.read_text(), re.M)) == TILES

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 
 import epigemm
+from epigemm import packs, plans
+from tests.python.pieces import Road
 from tests.support.arithmetic import STORAGE, Arithmetic
 from tests.support.cases import fused_unavailable
 from tests.support.public import PUBLIC, PUBLIC_ELEMENTWISE, PUBLIC_LINEAR, Public
 
+# The package's `explain` is the function.
+explain_module: Any = importlib.import_module("epigemm.explain")
 functions = pytest.mark.parametrize("function", PUBLIC, ids=lambda f: f.name)
 
 
@@ -78,6 +84,82 @@ def test_says_how_the_derivative_is_made(function: Public, rng: torch.Generator)
     assert "reference" in epigemm.explain(function.name, **arguments).backward
 
 
+# --- fp32 on fp16 pieces --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("function", PUBLIC_LINEAR, ids=lambda f: f.name)
+def test_launches_on_fp16_pieces(function: Public, road: Road, rng: torch.Generator) -> None:
+    """Every launch in order, the arithmetic, the guard, what else was considered, and that it launches nothing."""
+    arguments = function.draw(rng, shape=road.size, device=road.device)
+    explanation = epigemm.explain(function.name, **arguments)
+    assert explanation.path == "fused" and explanation.arithmetic.startswith("split: three products")
+    words = ["split of weight", "split of x", "fused GEMM on fp16 pieces", "repair"]
+    if "scale" in function.vectors:
+        words.insert(0, "fold")
+    assert len(explanation.kernels) == len(words)
+    assert all(word in kernel for word, kernel in zip(words, explanation.kernels, strict=True))
+    assert explanation.kernel == explanation.kernels[-2]
+    reasons = " ".join(explanation.reasons)
+    assert "against" in reasons and "torch's fp32 GEMM" in reasons and "guard" in reasons
+    assert all(candidate["predicted_us"] > 0 for candidate in explanation.candidates)
+    assert not road.take() and not packs.kept(arguments["weight"])
+    packed = {**arguments, "weight": epigemm.pack(arguments["weight"])}
+    assert len(epigemm.explain(function.name, **packed).kernels) == len(words) - 1
+
+
+def weight_notes(weight: torch.Tensor | epigemm.PackedWeight, road: Road) -> str:
+    return next(
+        reason for reason in epigemm.explain("linear", road.x(), weight).reasons if "weight" in reason
+    )
+
+
+def test_what_it_says_of_a_pack(road: Road, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not kept, kept and current, stale, not made on purpose, or not believed because of a gradient."""
+    weight = road.weight()
+    assert "split at every call: no pack of it is kept" in weight_notes(weight, road)
+    packed = epigemm.pack(weight)
+    for each in (weight, packed):
+        assert "kept and current" in weight_notes(each, road)
+    weight.mul_(2)
+    assert "stale" in weight_notes(packed, road) and "same memory" in weight_notes(packed, road)
+    assert "its kept pack is stale" in weight_notes(weight, road)
+    assert not packs.kept(weight)[2].is_current(weight), "explaining made the pack"
+    parameter = torch.nn.Parameter(road.weight())
+    packs.keep(parameter, 2)
+    assert "a gradient of it is asked for" in weight_notes(parameter, road)
+    assert "split of weight" in epigemm.explain("linear", road.x(), parameter).kernels[0]
+    with torch.no_grad():
+        assert "kept and current" in weight_notes(parameter, road)
+        monkeypatch.setattr(packs, "capturing", lambda device: True)
+        assert "at every replay" in weight_notes(parameter, road)
+
+
+def test_a_module_about_to_pack_says_so(road: Road) -> None:
+    call: tuple[Any, ...] = ("bias", road.x(), road.weight(), None, [], [], "highest", True, False)
+    recorder = explain_module._Recorder()
+    with recorder:
+        torch.ops.epigemm.linear(*call)
+    reasons = recorder.explanation("linear", False, False).reasons
+    assert any("made by this call and kept" in reason for reason in reasons)
+
+
+def test_scaled_arithmetic_is_named(road: Road, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plans, "split_plan", lambda *_: plans.SplitPlan("", 1.0, 100.0))
+    ask = plans.ask
+    # A size that is small enough for a CPU is not one that dispatch would put there.
+    monkeypatch.setattr(plans, "ask", lambda epilogue, m, n, k, *rest: ask(epilogue, 8192, 8192, 8192, *rest))
+    explanation = epigemm.explain("linear", road.x(), road.weight(), precision="high")
+    assert explanation.arithmetic.startswith("scaled: ")
+    assert any("torch's TF32 GEMM" in reason for reason in explanation.reasons)
+
+
+def test_copies_are_listed(road: Road) -> None:
+    m, n, k = road.size
+    x = torch.randn(2, m, k, device=road.device).transpose(0, 1)
+    kernels = epigemm.explain("linear", x, torch.randn(2 * n - 1, k, device=road.device)).kernels
+    assert "torch copy of x" in kernels[0] and "torch copy of the result" in kernels[-1]
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("function", [f for f in PUBLIC_LINEAR if f.name != "linear"], ids=lambda f: f.name)
 def test_fused_on_hopper(function: Public, rng: torch.Generator) -> None:
@@ -86,7 +168,7 @@ def test_fused_on_hopper(function: Public, rng: torch.Generator) -> None:
     for dtype, precision, arithmetic in (
         (torch.bfloat16, None, "bfloat16"),
         (torch.float16, None, "float16"),
-        (torch.float32, "high", "tf32"),
+        (torch.float32, "tf32", "tf32"),
     ):
         arguments = function.draw(rng, shape=(2048, 2048, 2048), dtype=dtype, device="cuda")
         explanation = epigemm.explain(function.name, **arguments, precision=precision)

@@ -28,7 +28,7 @@ def configure(matmul: str, widest: str) -> None:
     MATMUL.fp32_precision = matmul
 
 
-ACCEPTED = {"highest": "ieee", "ieee": "ieee", "high": "tf32", "medium": "tf32", "tf32": "tf32"}
+ACCEPTED = {"highest": "split", "ieee": "ieee", "high": "scaled", "medium": "scaled", "tf32": "tf32"}
 
 
 @pytest.mark.parametrize(("value", "arithmetic"), ACCEPTED.items())
@@ -41,14 +41,16 @@ def test_per_call_values(value: str, arithmetic: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("setting", "arithmetic"), [("highest", "ieee"), ("high", "tf32"), ("medium", "tf32")]
+    ("setting", "arithmetic"), [("highest", "split"), ("high", "scaled"), ("medium", "scaled")]
 )
 def test_default_follows_the_old_api(setting: str, arithmetic: str) -> None:
     torch.set_float32_matmul_precision(setting)
     assert precision.resolve("default", "cuda") == arithmetic
 
 
-@pytest.mark.parametrize(("setting", "arithmetic"), [("ieee", "ieee"), ("tf32", "tf32"), ("none", "ieee")])
+@pytest.mark.parametrize(
+    ("setting", "arithmetic"), [("ieee", "split"), ("tf32", "scaled"), ("none", "split")]
+)
 def test_default_follows_the_new_api(setting: str, arithmetic: str) -> None:
     MATMUL.fp32_precision = setting
     assert precision.resolve("default", "cuda") == arithmetic
@@ -57,7 +59,7 @@ def test_default_follows_the_new_api(setting: str, arithmetic: str) -> None:
 def test_default_follows_the_setting_of_all_backends() -> None:
     backends.fp32_precision = "tf32"
     MATMUL.fp32_precision = "none"
-    assert precision.resolve("default", "cuda") == "tf32"
+    assert precision.resolve("default", "cuda") == "scaled"
 
 
 def test_mixing_both_apis_never_raises() -> None:
@@ -69,15 +71,28 @@ def test_mixing_both_apis_never_raises() -> None:
             MATMUL.fp32_precision = new
             for wish in (None, *ACCEPTED):
                 epigemm.linear_relu(x, weight, precision=wish)
-            assert (
-                precision.resolve("default", "cuda") == ("tf32" if new == "tf32" else "ieee") or new == "none"
-            )
+            expected = "scaled" if new == "tf32" else "split"
+            assert precision.resolve("default", "cuda") == expected or new == "none"
 
 
 def test_tf32_of_the_new_api_wins_over_an_older_highest() -> None:
     torch.set_float32_matmul_precision("highest")
     MATMUL.fp32_precision = "tf32"
-    assert precision.resolve("default", "cuda") == "tf32"
+    assert precision.resolve("default", "cuda") == "scaled"
+
+
+def test_bf16_asks_for_no_more_than_ten_bits() -> None:
+    backends.mkldnn.matmul.fp32_precision = "bf16"
+    assert precision.resolve("default", "cpu") == "scaled"
+
+
+@pytest.mark.parametrize("setting", ["none", "ieee", "tf32"])
+def test_an_override_is_needed_where_torch_would_be_less_accurate(setting: str) -> None:
+    MATMUL.fp32_precision = setting
+    for wish, arithmetic in ACCEPTED.items():
+        expected = setting == "tf32" and arithmetic in ("split", "ieee")
+        assert precision.needs_override(wish, "cuda") == expected
+    assert not precision.needs_override("default", "cuda")
 
 
 @pytest.mark.parametrize("wish", [None, *ACCEPTED])

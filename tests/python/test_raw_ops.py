@@ -53,6 +53,19 @@ def test_bad_linear_arguments(name: str, rng: torch.Generator) -> None:
         assert bool(out.isnan().all())
 
 
+@pytest.mark.parametrize("keep_pack", [False, True])
+def test_writing_out_is_counted(keep_pack: bool, rng: torch.Generator) -> None:
+    """Whatever arguments follow `out` in the schema."""
+    arguments = linear_arguments("bias", rng)
+    out = torch.empty(9, 16)
+    before = out._version
+    ops.linear_out(*arguments, out, keep_pack, False)
+    assert out._version > before
+    torch.testing.assert_close(out, ops.linear(*arguments, keep_pack))
+    with pytest.raises(RuntimeError, match="strict: got True"):
+        ops.linear(*arguments, keep_pack, True)
+
+
 @pytest.mark.parametrize("name", [name for name in ELEMENTWISE if name not in LINEAR])
 def test_elementwise_only_epilogues_are_refused_by_linear(name: str) -> None:
     with pytest.raises((RuntimeError, ValueError), match=rf"epilogue: got '{name}'; accepted"):

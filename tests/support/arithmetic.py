@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
+
+from epigemm.bench.gradings import bounds
 
 
 @dataclass(frozen=True)
@@ -16,6 +19,9 @@ class Arithmetic:
     precision: str | None = None  # `precision=` of the call
     input_rounding: float = 0.0  # relative error made by rounding one operand of the product on its way in
     tensor_cores: bool = False  # sums of products may be truncated instead of rounded
+    product_bound: Callable[[int], float] | None = (
+        None  # |error| / |A||B| over K, where it has its own derivation
+    )
 
     @property
     def op_precision(self) -> str:
@@ -58,8 +64,11 @@ FP16 = Arithmetic("fp16", torch.float16, tensor_cores=True)
 BF16 = Arithmetic("bf16", torch.bfloat16, tensor_cores=True)
 FP32 = Arithmetic("ieee", torch.float32, "ieee")
 TF32 = Arithmetic("tf32", torch.float32, "tf32", input_rounding=2.0**-10, tensor_cores=True)
+SPLIT = Arithmetic("split", torch.float32, "highest", tensor_cores=True, product_bound=bounds.split)
+SCALED = Arithmetic("scaled", torch.float32, "high", tensor_cores=True, product_bound=bounds.scaled)
 FP64 = Arithmetic("fp64", torch.float64)
 
 ARITHMETICS = [FP16, BF16, FP32, TF32, FP64]
 FUSED_ARITHMETICS = [FP16, BF16, TF32]  # what the Hopper kernels cover
+SPLIT_ARITHMETICS = [SPLIT, SCALED]  # fp32 from fp16 pieces: kernels with a road of their own
 STORAGE = [FP16, BF16, FP32, FP64]  # one for each dtype: where the product's arithmetic plays no part

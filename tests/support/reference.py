@@ -6,7 +6,8 @@ Write u for the relative error of one operation, and for n of them gamma_n(u) = 
    (Higham, Accuracy and Stability, section 3.1). fp32 accumulation has u = 2^-24; tensor cores truncate
    instead of rounding: u = 2^-23. Where fp32 operands are rounded on their way in (TF32 keeps ten
    explicit bits and hardware may truncate: d = 2^-10), each product is off by a further
-   (1 + d)^2 - 1 of itself.
+   (1 + d)^2 - 1 of itself. The split and the scaled product have a bound of their own, derived in
+   epigemm/bench/gradings/bounds.py.
 2. The second path stores the product before the epilogue reads it: one more rounding to the dtype,
    u_dtype |acc|. cuBLAS may also split K and round the partial sums of 16-bit products; whatever the number of
    parts, they sum to at most |x| |W|^T, hence 2 u_dtype |x| |W|^T there (one rounding of each part, one of each sum).
@@ -65,14 +66,22 @@ def evaluate(name: str, acc: torch.Tensor, operands: Operands) -> torch.Tensor:
     return result
 
 
+def _product_bound(k: int, arithmetic: Arithmetic) -> float:
+    """|error| / |A||B| of a sum of k products (step 1)."""
+    if arithmetic.product_bound is not None:
+        return arithmetic.product_bound(k)
+    inputs = (1 + arithmetic.input_rounding) ** 2 - 1
+    return inputs + gamma(k, arithmetic.accumulation_unit) * (1 + inputs)
+
+
 def product(
     x: torch.Tensor, weight: torch.Tensor, arithmetic: Arithmetic, *, second_path: bool = False
 ) -> Bounded:
     """x @ weight.T in float64 and the error of its accumulation (steps 1 and 2)."""
     exact = wide(x) @ wide(weight).mT
     magnitude = wide(x).abs() @ wide(weight).abs().mT
-    inputs = (1 + arithmetic.input_rounding) ** 2 - 1
-    error = (inputs + gamma(x.shape[-1], arithmetic.accumulation_unit) * (1 + inputs)) * magnitude
+    # An infinite or NaN sum is what it is: no error is added to it (inf - inf would hide a relu's 0 behind NaN).
+    error = torch.where(exact.isfinite(), _product_bound(x.shape[-1], arithmetic) * magnitude, 0.0)
     if second_path:
         unit = arithmetic.output_unit
         split_k = 2 * unit * magnitude if x.is_cuda and unit > 2.0**-24 else 0.0

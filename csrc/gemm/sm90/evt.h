@@ -1,6 +1,9 @@
 // From an epilogue's operand list to a CUTLASS epilogue visitor tree (EVT): one compute node over one load node per
 // operand,
 //   Sm90EVT<Sm90Compute<functor>, node(operand 0), node(operand 1), ...>.
+//
+// A kernel may compute the transpose of D (its rows are D's columns): then a vector along D's columns is broadcast
+// along the kernel's rows.
 #pragma once
 
 #include <utility>
@@ -32,30 +35,35 @@ struct Lift {
   };
 };
 
-// The load node of one operand, and the arguments that it takes from a problem.
-template <OperandKind Kind, class Element, class TileShape>
-struct Node;
-
-template <class Element, class TileShape>
-struct Node<OperandKind::Accumulator, Element, TileShape> {
+// What the functor's accumulator is: here the mainloop's sums as they are.
+struct PlainAccumulator {
   using Type = fusion::Sm90AccFetch;
 };
 
-template <class Element, class TileShape>
-struct Node<OperandKind::PerColumn, Element, TileShape> {
-  using Type = fusion::Sm90RowBroadcast</*Stages=*/0, TileShape, Element, float>;
+template <class Element, class TileShape, bool Transposed>
+using VectorAlongColumns =
+    std::conditional_t<Transposed, fusion::Sm90ColBroadcast</*Stages=*/0, TileShape, Element, float>,
+                       fusion::Sm90RowBroadcast</*Stages=*/0, TileShape, Element, float>>;
+
+// The load node of one operand, and the arguments that it takes from a problem.
+template <OperandKind Kind, class Element, class TileShape, bool Transposed>
+struct Node;
+
+template <class Element, class TileShape, bool Transposed>
+struct Node<OperandKind::PerColumn, Element, TileShape, Transposed> {
+  using Type = VectorAlongColumns<Element, TileShape, Transposed>;
 
   static typename Type::Arguments arguments(OperandValue const& value) {
     return {
-        /*ptr_row=*/static_cast<Element const*>(value.data),
+        /*ptr=*/static_cast<Element const*>(value.data),
         /*null_default=*/Element(0),
-        /*dRow=*/{},
+        /*stride=*/{},
     };
   }
 };
 
-template <class Element, class TileShape>
-struct Node<OperandKind::Scalar, Element, TileShape> {
+template <class Element, class TileShape, bool Transposed>
+struct Node<OperandKind::Scalar, Element, TileShape, Transposed> {
   using Type = fusion::Sm90ScalarBroadcast<float>;
 
   static typename Type::Arguments arguments(OperandValue const& value) {
@@ -67,13 +75,25 @@ struct Node<OperandKind::Scalar, Element, TileShape> {
   }
 };
 
-template <class Functor, class ElementInput, class ElementOutput, class TileShape>
+template <class Functor, class ElementInput, class ElementOutput, class TileShape, bool Transposed = false,
+          class Accumulator = PlainAccumulator>
 struct EpilogueTree {
   template <std::size_t Index>
-  using NodeOf =
-      Node<Functor::operands[Index].kind,
-           std::conditional_t<Functor::operands[Index].element == OperandElement::Input, ElementInput, float>,
-           TileShape>;
+  using ElementOf = std::conditional_t<Functor::operands[Index].element == OperandElement::Input, ElementInput, float>;
+
+  template <std::size_t Index>
+  static constexpr bool is_accumulator = Functor::operands[Index].kind == OperandKind::Accumulator;
+
+  template <std::size_t Index>
+  static auto make_node() {
+    if constexpr (is_accumulator<Index>) {
+      return Accumulator{};
+    } else {
+      return Node<Functor::operands[Index].kind, ElementOf<Index>, TileShape, Transposed>{};
+    }
+  }
+  template <std::size_t Index>
+  using NodeOf = decltype(make_node<Index>());
 
   using Compute = fusion::Sm90Compute<Lift<Functor>::template Compute, ElementOutput, /*ElementCompute=*/float,
                                       cutlass::FloatRoundStyle::round_to_nearest>;
@@ -83,22 +103,27 @@ struct EpilogueTree {
 
   using Operands = std::make_index_sequence<Functor::operands.size()>;
   using Type = decltype(make_type(Operands{}));
+  using AccumulatorArguments = typename Accumulator::Type::Arguments;
 
-  static typename Type::Arguments arguments(OperandValue const* operands) { return arguments(operands, Operands{}); }
+  static typename Type::Arguments arguments(OperandValue const* operands,
+                                            AccumulatorArguments const& accumulator = {}) {
+    return arguments(operands, accumulator, Operands{});
+  }
 
  private:
   template <std::size_t... Index>
-  static typename Type::Arguments arguments(OperandValue const* operands, std::index_sequence<Index...>) {
+  static typename Type::Arguments arguments(OperandValue const* operands, AccumulatorArguments const& accumulator,
+                                            std::index_sequence<Index...>) {
     return {
-        /*children=*/node_arguments<Index>(operands)...,
+        /*children=*/node_arguments<Index>(operands, accumulator)...,
         /*compute node=*/{},
     };
   }
 
   template <std::size_t Index>
-  static auto node_arguments(OperandValue const* operands) {
-    if constexpr (Functor::operands[Index].kind == OperandKind::Accumulator) {
-      return typename NodeOf<Index>::Type::Arguments{};
+  static auto node_arguments(OperandValue const* operands, AccumulatorArguments const& accumulator) {
+    if constexpr (is_accumulator<Index>) {
+      return accumulator;
     } else {
       return NodeOf<Index>::arguments(operands[Index - 1]);  // the accumulator takes no slot
     }

@@ -9,10 +9,10 @@
 #include "cutlass/gemm/collective/collective_builder.hpp"
 #include "cutlass/gemm/device/gemm_universal_adapter.h"
 #include "cutlass/gemm/kernel/gemm_universal.hpp"
-#include "cutlass/util/packed_stride.hpp"
 #include "gemm/problem.h"
 #include "gemm/sm90/evt.h"
 #include "gemm/sm90/kernels.h"
+#include "gemm/sm90/run.h"
 #include "gemm/sm90/tiles.h"
 
 namespace epigemm::sm90 {
@@ -105,18 +105,8 @@ struct Kernel {
   }
 
   static const char* launch(Problem const& problem, Plan const& plan) {
-    static_assert(Gemm::ArchTag::kMinComputeCapability == 90);
-    auto const stream = static_cast<cudaStream_t>(problem.stream);
-    auto const arguments = Kernel::arguments(problem, plan);
-    cutlass::Status status = Gemm::can_implement(arguments);
-    if (status != cutlass::Status::kSuccess) return cutlass::cutlassGetStatusString(status);
-    Gemm gemm;
-    status = gemm.initialize(arguments, /*workspace=*/nullptr, stream);  // the persistent scheduler needs none
-    if (status != cutlass::Status::kSuccess) return cutlass::cutlassGetStatusString(status);
-    // Programmatic dependent launch: barriers and descriptors are set up while the kernel ahead drains (BatchNorm's
-    // fold is one of N threads); every warp then waits for its results.
-    status = gemm.run(stream, /*cuda_adapter=*/nullptr, /*launch_with_pdl=*/!reads_scalar_early(problem));
-    return status == cutlass::Status::kSuccess ? nullptr : cutlass::cutlassGetStatusString(status);
+    // Behind BatchNorm's fold (N threads) the GEMM's set-up overlaps with the kernel ahead.
+    return run<Gemm>(arguments(problem, plan), problem.stream, /*dependent=*/!reads_scalar_early(problem));
   }
 };
 

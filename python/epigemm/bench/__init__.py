@@ -7,13 +7,17 @@ them:
 ==================  ====================================================================================
 ``formulas``        each epilogue as plain PyTorch operations, with random parameters and our public call
 ``cases``           problem x shape x arithmetic: what is computed, and its input tensors
-``peers``           the alternatives: ours, eager, ``torch.compile``, cuBLASLt, QuACK, Triton, the bare
-product ``accuracy``        the float64 reference and the derived bound that every result is held against
+``pieces``          what dispatch says of fp32 on fp16 pieces, and the bytes that these take
+``peers``           the alternatives: ours, eager, ``torch.compile``, cuBLASLt, QuACK, Triton; the yardsticks
+``accuracy``        the float64 reference and the derived bound that every result is held against
 ``timing``          in turn (interleaved, cache flushed) and alone (after a pause)
+``memory``          what an fp32 call allocates besides its result, and keeps
 ``records``         plain data classes: what was measured
 ``runner``          cases x peers -> records
-``plans``           the sweep over every plan of the fused kernel
-``report, plots``   records -> tables, JSON, CSV, PNG
+``plans``           the sweep over every plan of the fused kernels (``plan_kernels``: the families of them)
+``report``          records -> JSON, CSV, the console
+``tables, plots``   JSON -> tables (console, Markdown) and PNG
+``gradings``        a benchmark of its own: the accuracy of the fp32 products
 ==================  ====================================================================================
 
 Needs the extra: ``pip install epigemm[bench]`` (rich for tables, matplotlib for plots).

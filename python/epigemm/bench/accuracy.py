@@ -9,7 +9,7 @@ from the operands *as stored*, so their own rounding to the dtype is no error.
 * IEEE fp32, rounded to nearest, in any order. A sum of K terms has ``|err| <= K u |A||B|`` in the worst case
   and ``lambda sqrt(K) u |A||B|`` with high probability when roundings are independent and of mean zero
   (Higham and Mary, 2019). We take ``delta = (min(K, 2 sqrt(K)) + 2) u |A||B|``: tight enough that TF32 in
-  disguise fails it at K = 8192.
+  disguise fails it at K = 8192. fp32 on two fp16 pieces promises no larger errors and is held to the same.
 * Products of 16-bit operands are exact in fp32; tensor cores *truncate* when they accumulate. One instruction
   takes at least 8 terms, aligns them to the largest exponent and truncates twice by at most 2u |s|, where the
   partial sum |s| averages at most |A||B| / 2 over the K/8 instructions: ``delta = (K/4 + 2) u |A||B|``,
@@ -19,7 +19,7 @@ from the operands *as stored*, so their own rounding to the dtype is no error.
   at most 2v, scales the exact sum z; the fluctuation obeys Hoeffding's inequality: at most
   ``lambda v sqrt(sum p_k^2)`` except with probability ``2 exp(-lambda^2 / 2)``; lambda = 7 makes that 5e-11
   an entry. So ``delta`` grows by ``2v |z| + 7 v sqrt((x^2) @ (W^2)^T)``, far less than the worst case
-  ``2v |A||B|`` would allow.
+  ``2v |A||B|`` would allow. One pass over scaled fp16 operands rounds them to the same 11 bits, to nearest.
 
 **The epilogue** f is evaluated in fp32 on a perturbed argument. Its own operations are charged as a backward
 error of 4 u (|acc| + |bias|) on the argument and of 4 u |v| on each per-column operand v (where operands

@@ -63,13 +63,18 @@ class Setting:
 
     @property
     def arithmetic(self) -> str:
-        """What the native op is told about fp32 tensors: "ieee" or "tf32" (16-bit dtypes ignore it)."""
+        """What PyTorch multiplies fp32 tensors in: "ieee" or "tf32" (16-bit dtypes ignore it)."""
         return "tf32" if self.dtype_name == "fp32" and self.precision == "high" else "ieee"
 
-    def __str__(self) -> str:
+    @property
+    def pieces(self) -> str:
+        """The arithmetic on fp16 pieces that stands in for it: "split", "scaled", or "" for 16-bit dtypes."""
         if self.dtype_name != "fp32":
-            return self.dtype_name
-        return "fp32 high (TF32)" if self.precision == "high" else "fp32 highest"
+            return ""
+        return "scaled" if self.precision == "high" else "split"
+
+    def __str__(self) -> str:
+        return f"fp32 {self.precision}" if self.dtype_name == "fp32" else self.dtype_name
 
 
 @dataclass(frozen=True)
@@ -122,6 +127,11 @@ class Case:
     def name(self) -> str:
         """Unique within a run, and what ``--cases`` matches against."""
         return f"{self.problem.name} {self.shape} {self.setting}"
+
+    @property
+    def on_pieces(self) -> bool:
+        """Whether it is an fp32 product, which may run on fp16 pieces."""
+        return self.shape.k is not None and bool(self.setting.pieces)
 
     @property
     def flops(self) -> int:
@@ -187,6 +197,17 @@ _LARGE_BATCH = Shape(16384, 4096, 4096)
 _EARLIER = Shape(128, 512, 1024)
 _SIGMOID = Shape(4096, 393216)
 _SIGMOID_EARLIER = Shape(16, 16384)
+
+FP32_SIZES = (
+    _REAL,
+    _LARGE_BATCH,
+    Shape(4096, 4096, 4096),
+    Shape(8192, 8192, 8192),
+    Shape(256, 8192, 8192),
+    Shape(128, 8192, 8192),
+    Shape(16, 8192, 8192),
+)
+"""From squares to small batches: where an fp32 product on tensor cores is measured with one epilogue."""
 
 # (epilogue, kind, training) -> the problems that ask for it. Problems 33 and 39 never call eval(): they
 # train.
@@ -279,6 +300,16 @@ def select_cases(
                 case = Case(problem, shape, asked, models)
                 cases.setdefault(case.name, case)
     return list(cases.values())
+
+
+def fp32_cases(settings: Sequence[Setting]) -> list[Case]:
+    """Every linear problem at its models' real sizes, and bias + ReLU at all of `FP32_SIZES`."""
+
+    def select(pattern: str, sizes: Sequence[Shape]) -> list[Case]:
+        return select_cases(patterns=[pattern], sizes=sizes, sweep_m=[], settings=settings, real=True)
+
+    chosen = [*select("linear/*", ()), *select("linear/bias_relu", FP32_SIZES)]
+    return list({case.name: case for case in chosen}.values())
 
 
 def fitting(case: Case, device: torch.device) -> Case:

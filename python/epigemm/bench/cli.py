@@ -14,8 +14,9 @@ from typing import Any
 
 import torch
 
-from epigemm.bench import cases, environment, peers, plans, plots, report
+from epigemm.bench import cases, environment, peers, plans, plots, report, tables
 from epigemm.bench.cases import DTYPES, PRECISIONS, Case, Setting, Shape
+from epigemm.bench.records import PlanSweep
 from epigemm.bench.runner import Runner
 from epigemm.bench.timing import Effort
 
@@ -27,6 +28,7 @@ examples:
   python -m epigemm.bench --quick --exclude max_autotune   the same, shorter
   python -m epigemm.bench --cases linear/bias_relu --dtypes bf16 --sizes 1024x8192x8192 4096x4096x4096
   python -m epigemm.bench --cases bias_relu --dtypes bf16 --sweep-m 16:16384 --output results
+  python -m epigemm.bench --fp32 --output results          fp32: every layer, and bias + ReLU from 16 rows to 16384
   python -m epigemm.bench --plans --dtypes bf16            every plan of the fused kernel against torch.mm
   python -m epigemm.bench --render results/bench.json --plots results
 exit status: 0 fine, 1 one of our results is wrong or missing, 2 wrong usage
@@ -69,6 +71,9 @@ def parser() -> argparse.ArgumentParser:
     what.add_argument(
         "--sweep-m", nargs="+", default=[], metavar="M", help="replace M: 16 64,256 or 16:16384 (doubling)"
     )
+    what.add_argument(
+        "--fp32", action="store_true", help="fp32's own selection: every layer, and bias + ReLU at more sizes"
+    )
     what.add_argument("--dtypes", nargs="+", choices=list(DTYPES), default=["fp32", "bf16"])
     what.add_argument(
         "--precision", nargs="+", choices=list(PRECISIONS), help="for fp32; GPU: both, CPU: highest"
@@ -95,14 +100,18 @@ def parser() -> argparse.ArgumentParser:
     out.add_argument("--json", type=Path, metavar="FILE", help="the record; rewritten after every case")
     out.add_argument("--csv", type=Path, metavar="FILE", help="one line per measurement")
     out.add_argument("--plots", type=Path, metavar="DIR", help="PNG files")
+    out.add_argument("--markdown", type=Path, metavar="FILE", help="tables for people")
     out.add_argument(
-        "--output", type=Path, metavar="DIR", help="bench.json, bench.csv and plots in one folder"
+        "--output", type=Path, metavar="DIR", help="bench.json, bench.csv, bench.md and plots in one folder"
     )
     out.add_argument(
         "--trees", metavar="csrc=HASH,python=HASH", help="git trees of the source, where git is missing"
     )
     out.add_argument(
-        "--render", type=Path, metavar="JSON", help="run nothing: CSV and plots from an earlier record"
+        "--render",
+        type=Path,
+        metavar="JSON",
+        help="run nothing: CSV, tables and plots from an earlier record",
     )
     return p
 
@@ -152,6 +161,11 @@ def _settings(options: argparse.Namespace, device: torch.device) -> list[Setting
 
 
 def _select(options: argparse.Namespace, device: torch.device) -> list[Case]:
+    if options.fp32:
+        if options.cases or options.sizes or options.sweep_m:
+            raise ValueError("--fp32: is a selection of its own, without --cases, --sizes and --sweep-m")
+        options.dtypes = ["fp32"]
+        return cases.fp32_cases(_settings(options, device))
     patterns = options.cases or (["linear/bias_relu"] if options.plans else [])
     chosen = cases.select_cases(
         patterns=patterns,
@@ -202,23 +216,29 @@ def _progress(total: int) -> Iterator[Any]:
         yield lambda text, finished: bar.update(task, description=text, advance=int(finished))
 
 
-def _outputs(options: argparse.Namespace) -> tuple[Path | None, Path | None, Path | None]:
-    folder = options.output
-    if folder is None:
-        return options.json, options.csv, options.plots
-    return options.json or folder / "bench.json", options.csv or folder / "bench.csv", options.plots or folder
+def _output(options: argparse.Namespace, kind: str, name: str) -> Path | None:
+    """Where a kind of file goes: its own option, else ``name`` in the folder of ``--output``, else nowhere."""
+    chosen: Path | None = getattr(options, kind)
+    return chosen or (options.output / name if options.output else None)
+
+
+def _json(options: argparse.Namespace) -> Path | None:
+    return _output(options, "json", "bench.json")
 
 
 def _keep(options: argparse.Namespace, record: dict[str, Any]) -> list[Path]:
-    json_path, csv_path, plots_path = _outputs(options)
     written: list[Path] = []
-    if json_path:
-        report.write_json(record, json_path)
-        written.append(json_path)
-    if csv_path:
-        report.write_csv(record, csv_path)
-        written.append(csv_path)
-    return written + (plots.write_plots(record, plots_path) if plots_path else [])
+    if path := _json(options):
+        report.write_json(record, path)
+        written.append(path)
+    if path := _output(options, "csv", "bench.csv"):
+        report.write_csv(record, path)
+        written.append(path)
+    if path := _output(options, "markdown", "bench.md"):
+        tables.write_markdown(record, environment.headline(record["environment"]), path)
+        written.append(path)
+    folder = _output(options, "plots", "")
+    return written + (plots.write_plots(record, folder) if folder else [])
 
 
 def _list(
@@ -240,18 +260,20 @@ def _sweep_plans(
     chosen: Sequence[Case],
     run: report.Run,
 ) -> int:
-    sweeps: list[plans.PlanSweep] = []
-    json_path, _, _ = _outputs(options)
+    sweeps: list[PlanSweep] = []
+    record = report.to_record(run)
     with _progress(len(chosen)) as progress:
-        for case in chosen:
-            sweeps.append(plans.sweep(case, device, _effort(options, device), options.seed))
+        for index, case in enumerate(chosen, 1):
+            sweeps += plans.sweep(case, device, _effort(options, device), options.seed)
+            record = report.with_plans(record, sweeps, complete=index == len(chosen))
+            if path := _json(options):
+                report.write_json(record, path)
             progress(case.name, True)
-            if json_path:
-                record = report.to_record(run) | {"plans": [dataclasses.asdict(s) for s in sweeps]}
-                report.write_json(record, json_path)
+    if path := _output(options, "markdown", "bench.md"):
+        tables.write_markdown(record, environment.headline(record["environment"]), path)
     for sweep in sweeps:
         plans.show(console, sweep, everything=options.all_plans)
-    plans.summarise(console, sweeps)
+    plans.summarise(console, sweeps, tables.plans(record))
     return WRONG if any(sweep.failed for sweep in sweeps) else OK
 
 
@@ -266,7 +288,7 @@ def _measure(
     budget = options.time_budget
     if budget is None and device.type == "cpu":
         budget = _CPU_TIME_BUDGET_S
-    json_path, _, _ = _outputs(options)
+    json_path = _json(options)
     runner = Runner(device, available, _effort(options, device), budget, options.seed)
     with _progress(runner.steps(chosen)) as progress:
         runner.progress = progress

@@ -13,10 +13,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from typing import NoReturn
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 import epigemm
 from epigemm import epilogues
@@ -87,6 +88,7 @@ class Formula:
         draw: random parameters.
         pointwise: z -> D in plain PyTorch (any floating dtype); z is the product plus ``linear_bias``.
         linear: our fused call into ``out``.
+        module: our module over existing tensors, which keeps its weight's pieces.
         elementwise: our standalone call into ``out``.
         native: operands of the generic native op (with the linear layer's bias).
     """
@@ -97,6 +99,7 @@ class Formula:
     draw: Callable[[Draw], Parameters]
     pointwise: Callable[[Tensor, Parameters], Tensor]
     linear: Callable[[Tensor, Tensor, Parameters, Tensor], object]
+    module: Callable[[Tensor, Parameters], nn.Module]
     elementwise: Callable[[Tensor, Parameters, Tensor], object]
     native: Callable[[Tensor, Parameters], NativeOperands]
 
@@ -105,6 +108,42 @@ def _call_linear_op(epilogue: str, x: Tensor, weight: Tensor, native: NativeOper
     torch.ops.epigemm.linear_out(
         epilogue, x, weight, native.bias, native.operands, native.scalars, "default", out
     )
+
+
+def _frozen(tensor: Tensor) -> nn.Parameter:
+    return nn.Parameter(tensor, requires_grad=False)
+
+
+def _layer(weight: Tensor, bias: Tensor | None) -> nn.Linear:
+    """An ``nn.Linear`` over existing tensors."""
+    n, k = weight.shape
+    layer = nn.Linear(k, n, bias=bias is not None, device="meta")
+    layer.weight = _frozen(weight)
+    if bias is not None:
+        layer.bias = _frozen(bias)
+    return layer
+
+
+class _LinearOp(nn.Module):
+    """A registered epilogue that has no module of its own, behind the generic op."""
+
+    def __init__(self, epilogue: str, weight: Tensor, native: NativeOperands) -> None:
+        super().__init__()
+        self.weight, self._epilogue, self._native = _frozen(weight), epilogue, native
+
+    def forward(self, x: Tensor) -> Tensor:
+        native = self._native
+        result: Tensor = torch.ops.epigemm.linear(
+            self._epilogue,
+            x,
+            self.weight,
+            native.bias,
+            native.operands,
+            native.scalars,
+            "default",
+            keep_pack=True,
+        )
+        return result
 
 
 def _call_elementwise_op(epilogue: str, x: Tensor, native: NativeOperands, out: Tensor) -> None:
@@ -119,6 +158,7 @@ def _bias_relu() -> Formula:
         draw=lambda draw: Parameters({"bias": draw.normal()}),
         pointwise=lambda z, p: torch.relu(z + p.vectors["bias"]),
         linear=lambda x, w, p, out: epigemm.linear_relu(x, w, p.vectors["bias"], out=out),
+        module=lambda w, p: epigemm.nn.LinearReLU.from_linear(_layer(w, p.vectors["bias"])),
         elementwise=lambda x, p, out: epigemm.bias_relu(x, p.vectors["bias"], out=out),
         native=lambda x, p: NativeOperands(bias=p.vectors["bias"]),
     )
@@ -136,6 +176,9 @@ def _sigmoid_scale_residual() -> Formula:
         pointwise=pointwise,
         linear=lambda x, w, p, out: epigemm.linear_sigmoid_scale_residual(
             x, w, p.linear_bias, p.scalars["scale"], out=out
+        ),
+        module=lambda w, p: epigemm.nn.LinearSigmoidScaleResidual.from_linear(
+            _layer(w, p.linear_bias), p.scalars["scale"]
         ),
         elementwise=lambda x, p, out: epigemm.sigmoid_scale_residual(x, p.scalars["scale"], out=out),
         native=lambda x, p: NativeOperands(bias=p.linear_bias, scalars=[p.scalars["scale"]]),
@@ -171,6 +214,16 @@ def _scale_batch_norm() -> Formula:
         folded = torch.ops.epigemm.fold_batch_norm(x, p.linear_bias, *arguments(p), EPS)
         return NativeOperands(operands=[folded[0], folded[1]])
 
+    def module(weight: Tensor, p: Parameters) -> nn.Module:
+        bn = nn.BatchNorm1d(weight.shape[0], EPS, MOMENTUM, device="meta")
+        bn.running_mean, bn.running_var = p.vectors["running_mean"], p.vectors["running_var"]
+        bn.weight, bn.bias = _frozen(p.vectors["weight"]), _frozen(p.vectors["bn_bias"])
+        # Only training counts batches, and only its cases have a counter.
+        bn.num_batches_tracked = p.vectors.get("num_batches_tracked", bn.num_batches_tracked)
+        return epigemm.nn.LinearScaleBatchNorm1d.from_layers(
+            _layer(weight, p.linear_bias), p.vectors["scale"], bn
+        )
+
     return Formula(
         epilogue="scale_batch_norm",
         formula="batch_norm(scale * z)",
@@ -180,6 +233,7 @@ def _scale_batch_norm() -> Formula:
         linear=lambda x, w, p, out: epigemm.linear_scale_batch_norm(
             x, w, p.linear_bias, *arguments(p), EPS, out=out
         ),
+        module=module,
         elementwise=lambda x, p, out: epigemm.scale_batch_norm(x, *arguments(p), EPS, out=out),
         native=native,
     )
@@ -195,13 +249,16 @@ def _relu_div() -> Formula:
         linear=lambda x, w, p, out: epigemm.linear_relu_div(
             x, w, p.linear_bias, p.scalars["divisor"], out=out
         ),
+        module=lambda w, p: epigemm.nn.LinearReLUDiv.from_linear(
+            _layer(w, p.linear_bias), p.scalars["divisor"]
+        ),
         elementwise=lambda x, p, out: epigemm.relu_div(x, p.scalars["divisor"], out=out),
         native=lambda x, p: NativeOperands(bias=p.linear_bias, scalars=[p.scalars["divisor"]]),
     )
 
 
 def _sigmoid() -> Formula:
-    def no_linear(x: Tensor, w: Tensor, p: Parameters, out: Tensor) -> object:
+    def no_linear(*arguments: object) -> NoReturn:
         raise NotImplementedError("the registry declares sigmoid as elementwise only")
 
     return Formula(
@@ -211,6 +268,7 @@ def _sigmoid() -> Formula:
         draw=lambda draw: Parameters(),
         pointwise=lambda z, p: torch.sigmoid(z),
         linear=no_linear,
+        module=no_linear,
         elementwise=lambda x, p, out: epigemm.sigmoid(x, out=out),
         native=lambda x, p: NativeOperands(),
     )
@@ -247,6 +305,7 @@ def registered_formula(epilogue: epilogues.Epilogue) -> Formula:
         draw=draw,
         pointwise=pointwise,
         linear=lambda x, w, p, out: _call_linear_op(epilogue.name, x, w, native(x, p), out),
+        module=lambda w, p: _LinearOp(epilogue.name, w, native(w, p)),
         elementwise=lambda x, p, out: _call_elementwise_op(epilogue.name, x, native(x, p), out),
         native=native,
     )

@@ -1,5 +1,8 @@
 """The alternatives: ours, and what else a PyTorch user can run for the same result.
 
+Besides them the yardsticks, which compute something else: the bare product, a copy; and for fp32 products the
+fp16 product of the same size and one pass over x, which together say what a call on fp16 pieces may take.
+
 A :class:`Peer` says where it is absent or does not apply, and prepares an :class:`Alternative` bound to the
 tensors of one case. All imports of third-party packages happen when a peer is asked for.
 """
@@ -19,12 +22,14 @@ from torch import Tensor
 
 import epigemm
 from epigemm.bench.cases import Case, Data, train_batch_norm
-from epigemm.bench.records import EAGER, OURS
+from epigemm.bench.pieces import plan_split, why_not_on_pieces
+from epigemm.bench.records import EAGER, FP16_PRODUCT, MAX_AUTOTUNE, OURS, PASS, PLAIN, TRITON
 from epigemm.bench.timing import Run
 
 # Eager PyTorch stores at most this many results before the final one: the product, then two elementwise
 # steps.
 _EAGER_ROUNDINGS = 3
+_PLAIN_TITLE = "epigemm, weight split per call"
 
 
 @dataclass(frozen=True)
@@ -80,10 +85,24 @@ class Peer:
         return ""
 
 
-def native_plan(case: Case, data: Data, out: Tensor) -> dict[str, Any]:
-    """What our dispatcher would run for a linear case and why; empty for elementwise ones."""
+def native_plan(case: Case, data: Data, out: Tensor, *, packed: bool = True) -> dict[str, Any]:
+    """What our dispatcher would run for a linear case and why; empty for elementwise ones.
+
+    ``packed`` says whether an fp32 weight's pieces are kept.
+    """
     if data.weight is None:
         return {}
+    if not case.on_pieces:
+        return explain_linear(case, data, out)
+    why_not = why_not_on_pieces(case, data, out, packed=packed)
+    if not why_not:
+        return plan_split(case, data.x.device, packed=packed) | {"arithmetic": case.setting.pieces}
+    plan = explain_linear(case, data, out) | {"arithmetic": case.setting.arithmetic}
+    return plan if plan["fused"] else plan | {"why_not": why_not}
+
+
+def explain_linear(case: Case, data: Data, out: Tensor) -> dict[str, Any]:
+    """What the dispatcher of the kernels without pieces says."""
     native = case.problem.formula.native(data.x, data.parameters)
     text = torch.ops.epigemm._explain_linear(
         case.problem.formula.epilogue,
@@ -99,7 +118,8 @@ def native_plan(case: Case, data: Data, out: Tensor) -> dict[str, Any]:
     return plan
 
 
-def _ours(case: Case, data: Data, out: Tensor) -> Alternative:
+def _function(case: Case, data: Data, out: Tensor) -> Run:
+    """Our public function on plain tensors."""
     formula, p = case.problem.formula, data.parameters
     x, weight = data.x, data.weight
 
@@ -117,10 +137,35 @@ def _ours(case: Case, data: Data, out: Tensor) -> Alternative:
         formula.elementwise(x, p, out)
         return out
 
-    run = elementwise if weight is None else training if case.problem.training else linear
-    # Only the second path rounds the product to the output dtype before the epilogue.
-    second_path = weight is not None and not native_plan(case, data, out).get("fused", False)
-    return Alternative(OURS, "epigemm", run, intermediate_roundings=int(second_path))
+    return elementwise if weight is None else training if case.problem.training else linear
+
+
+def _module(case: Case, data: Data) -> Run:
+    """Our module, as users of fp32 have it: it keeps the weight's pieces after its first call."""
+    assert data.weight is not None
+    x, module = data.x, case.problem.formula.module(data.weight, data.parameters)
+    module.train(case.problem.training)
+
+    def run() -> Tensor:
+        result: Tensor = module(x)
+        return result
+
+    return run
+
+
+def _roundings(plan: dict[str, Any]) -> int:
+    """Only the second path rounds the product to the output dtype before the epilogue."""
+    return 0 if plan.get("fused", True) else 1
+
+
+def _ours(case: Case, data: Data, out: Tensor) -> Alternative:
+    run = _module(case, data) if case.on_pieces else _function(case, data, out)
+    return Alternative(OURS, "epigemm", run, intermediate_roundings=_roundings(native_plan(case, data, out)))
+
+
+def _ours_plain(case: Case, data: Data, out: Tensor) -> Alternative:
+    roundings = _roundings(native_plan(case, data, out, packed=False))
+    return Alternative(PLAIN, _PLAIN_TITLE, _function(case, data, out), intermediate_roundings=roundings)
 
 
 def _plain_forward(case: Case, data: Data) -> Callable[[Tensor], Tensor]:
@@ -156,6 +201,20 @@ def _bare_product(case: Case, data: Data, out: Tensor) -> Alternative:
 
 def _copy(case: Case, data: Data, out: Tensor) -> Alternative:
     return Alternative("copy", "copy x to out", lambda: out.copy_(data.x), checked=False)
+
+
+def _fp16_product(case: Case, data: Data, out: Tensor) -> Alternative:
+    assert data.weight is not None
+    x, transposed = data.x.half(), data.weight.half().t()
+    result = torch.empty_like(out, dtype=torch.float16)
+    return Alternative(
+        FP16_PRODUCT, "torch.mm on fp16", lambda: torch.mm(x, transposed, out=result), checked=False
+    )
+
+
+def _pass(case: Case, data: Data, out: Tensor) -> Alternative:
+    target = torch.empty_like(data.x)
+    return Alternative(PASS, "one pass over x (copy)", lambda: target.copy_(data.x), checked=False)
 
 
 def _addmm_activation(case: Case, data: Data, out: Tensor) -> Alternative:
@@ -210,11 +269,17 @@ def _triton_tf32x3(case: Case, data: Data, out: Tensor) -> Alternative:
     assert data.weight is not None
     kernel: Any = importlib.import_module("epigemm.bench.peers_triton").LinearReLU()
     weight, bias = data.weight, data.parameters.vectors["bias"]
-    return Alternative("triton_tf32x3", "Triton tf32x3", lambda: kernel(data.x, weight, bias, out))
+    return Alternative(TRITON, "Triton tf32x3", lambda: kernel(data.x, weight, bias, out))
 
 
 def _only_linear(case: Case, device: torch.device) -> str:
     return "" if case.shape.k else "there is no matrix product"
+
+
+def _only_on_pieces(case: Case, device: torch.device) -> str:
+    if not case.on_pieces:
+        return _only_linear(case, device) or "fp32 only"
+    return "" if device.type == "cuda" else "needs a GPU: nothing runs on fp16 pieces elsewhere"
 
 
 def _only_elementwise(case: Case, device: torch.device) -> str:
@@ -251,9 +316,12 @@ def all_peers() -> list[Peer]:
     """Every alternative, ours first."""
     return [
         Peer(OURS, "epigemm", _ours),
+        Peer(PLAIN, _PLAIN_TITLE, _ours_plain, _only_on_pieces),
         Peer(EAGER, "eager", _eager),
         Peer("mm", "torch.mm alone", _bare_product, _only_linear),
         Peer("copy", "copy x to out", _copy, _only_elementwise),
+        Peer(FP16_PRODUCT, "torch.mm on fp16", _fp16_product, _only_on_pieces),
+        Peer(PASS, "one pass over x (copy)", _pass, _only_on_pieces),
         Peer(
             "addmm_activation",
             "torch._addmm_activation",
@@ -271,7 +339,7 @@ def all_peers() -> list[Peer]:
             ),
         ),
         Peer(
-            "triton_tf32x3",
+            TRITON,
             "Triton tf32x3",
             _triton_tf32x3,
             _fuses(
@@ -304,10 +372,10 @@ def all_peers() -> list[Peer]:
             slow_on=("cuda",),
         ),
         Peer(
-            "max_autotune",
+            MAX_AUTOTUNE,
             "torch.compile max-autotune",
             # Without CUDA graphs, which would hide launch cost from this alternative alone.
-            _compiled("max_autotune", "torch.compile max-autotune", "max-autotune-no-cudagraphs"),
+            _compiled(MAX_AUTOTUNE, "torch.compile max-autotune", "max-autotune-no-cudagraphs"),
             _autotuned_products,
             slow_on=("cuda",),
         ),
@@ -338,10 +406,14 @@ def present(peers: Sequence[Peer]) -> tuple[list[Peer], dict[str, str]]:
 
 
 def poisoned(alternative: Alternative, out: Tensor) -> Alternative:
-    """The same, with ``out`` filled with NaN first: whatever a call does not write then shows."""
+    """The same, with ``out`` filled with NaN first: whatever a call does not write then shows.
+
+    So is what the allocator is likely to hand out for a result of the same size.
+    """
 
     def run() -> Tensor:
         out.fill_(float("nan"))
+        torch.full_like(out, float("nan"))
         return alternative.run()
 
     return replace(alternative, run=run)

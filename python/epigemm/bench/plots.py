@@ -10,11 +10,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from epigemm.bench.records import BASELINES, EAGER, OURS
+from epigemm.bench.records import BAR_EFFICIENCY, BASELINES, EAGER, OURS, PLAIN, YARDSTICKS
 from epigemm.bench.report import INSTALL
+from epigemm.bench.tables import arithmetic as _arithmetic
+from epigemm.bench.tables import sweeps_over_m
 
 _COLOURS = {
     OURS: "#d1495b",
+    PLAIN: "#e69aa4",
     EAGER: "#6c757d",
     "mm": "#30638e",
     "copy": "#30638e",
@@ -26,6 +29,7 @@ _COLOURS = {
     "triton_tf32x3": "#9c9a3c",
 }
 _TITLES = {
+    PLAIN: "epigemm, weight split per call",
     "mm": "torch.mm alone",
     "copy": "copy x to out",
     "compile": "torch.compile",
@@ -46,12 +50,6 @@ def _pyplot() -> Any:
     return importlib.import_module("matplotlib.pyplot")
 
 
-def _arithmetic(case: Mapping[str, Any]) -> str:
-    if case["dtype"] != "fp32":
-        return str(case["dtype"])
-    return "fp32 high (TF32)" if case["precision"] == "high" else "fp32 highest"
-
-
 def _kind(case: Mapping[str, Any]) -> str:
     return "linear" if len(case["shape"]) == 3 else "elementwise"
 
@@ -61,11 +59,11 @@ def _shape(case: Mapping[str, Any]) -> str:
 
 
 def _measured(case: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
-    """Alternative -> its in-turn record, each once."""
+    """Alternative -> its in-turn record, each once; without the yardsticks, which compute something else."""
     found: dict[str, Mapping[str, Any]] = {}
     for group in case["groups"]:
         for m in group["measurements"]:
-            if m["in_turn"]:
+            if m["in_turn"] and m["alternative"] not in YARDSTICKS:
                 found.setdefault(m["alternative"], m["in_turn"])
     return found
 
@@ -139,9 +137,15 @@ def _case_label(case: Mapping[str, Any]) -> str:
     return f"{name}\n{_shape(case)}"
 
 
-def _ceiling(record: Mapping[str, Any], case: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    name = _arithmetic(case) if _kind(case) == "linear" else "copy"
-    return next((c for c in record["ceilings"] if c["name"] == name), None)
+def _ceiling(record: Mapping[str, Any], case: Mapping[str, Any]) -> tuple[float, str] | None:
+    """The measured limit of a case, and its label: for products on fp16 pieces, fp16's rate over their number."""
+    products = case.get("fp16_products") or 0
+    name = "copy" if _kind(case) == "elementwise" else "fp16" if products else _arithmetic(case)
+    found = next((c for c in record["ceilings"] if c["name"] == name), None)
+    if found is None:
+        return None
+    value = found["value"] / max(products, 1)
+    return value, f"{value:.4g} {found['unit']}" + (f" (fp16 / {products})" if products > 1 else "")
 
 
 def _roof(ceiling: float, copy: float, case: Mapping[str, Any]) -> float:
@@ -153,7 +157,6 @@ def _throughput_over_m(
     plt: Any, record: Mapping[str, Any], cases: Sequence[Mapping[str, Any]], path: Path
 ) -> Path:
     """TFLOP/s against M for one problem, N, K and arithmetic."""
-    cases = sorted(cases, key=lambda case: case["shape"][0])
     figure, axes = plt.subplots(figsize=(9, 5.2), layout="constrained")
     for name in _order(set().union(*(_measured(case) for case in cases))):
         points = [(c["shape"][0], _measured(c)[name]["throughput"]) for c in cases if name in _measured(c)]
@@ -167,18 +170,10 @@ def _throughput_over_m(
             zorder=3 if name == OURS else 2,
         )
     _draw_roof(axes, record, cases)
-    sizes = [case["shape"][0] for case in cases]
-    axes.set_xscale("log", base=2)
-    axes.set_xticks(sizes, [str(size) for size in sizes], fontsize=8, rotation=45 if len(sizes) > 8 else 0)
-    axes.minorticks_off()
+    _m_axis(axes, cases)
     axes.set_ylim(bottom=0)
-    axes.set_xlabel("M (rows of x)")
     axes.set_ylabel("TFLOP/s")
-    _, n, k = cases[0]["shape"]
-    title = f"{cases[0]['problem']}, {_arithmetic(cases[0])}, N = {n}, K = {k}\n{_device(record)}"
-    axes.set_title(title, fontsize=11, loc="left")
-    axes.grid(alpha=0.3)
-    axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1.0), fontsize=8, frameon=False)
+    _sweep_title(axes, record, cases)
     return _save(plt, figure, path)
 
 
@@ -187,14 +182,15 @@ def _draw_roof(axes: Any, record: Mapping[str, Any], cases: Sequence[Mapping[str
     copy = next((c for c in record["ceilings"] if c["name"] == "copy"), None)
     if ceiling is None or copy is None:
         return
-    roof = [_roof(ceiling["value"], copy["value"], case) for case in cases]
+    value, label = ceiling
+    roof = [_roof(value, copy["value"], case) for case in cases]
     axes.plot(
         [case["shape"][0] for case in cases],
         roof,
         color="black",
         linestyle="--",
         linewidth=1.1,
-        label=f"measured ceilings:\n{ceiling['value']:.3g} TFLOP/s, {copy['value']:.4g} GB/s",
+        label=f"measured ceilings:\n{label}, {copy['value']:.4g} GB/s",
     )
 
 
@@ -215,8 +211,8 @@ def _throughput_bars(
         axes.bar_label(bars, fmt="%.3g", fontsize=7, padding=2)
     ceiling = _ceiling(record, cases[0])
     if ceiling is not None:
-        label = f"measured ceiling: {ceiling['value']:.4g} {ceiling['unit']}"
-        axes.axhline(ceiling["value"], color="black", linestyle="--", linewidth=1.1, label=label)
+        value, label = ceiling
+        axes.axhline(value, color="black", linestyle="--", linewidth=1.1, label=f"measured ceiling: {label}")
     axes.set_xticks(range(len(cases)), [_case_label(case).replace(" ", "\n") for case in cases], fontsize=8)
     axes.set_ylabel(unit)
     title = f"{_kind(cases[0])}, {_arithmetic(cases[0])}\n{_device(record)}"
@@ -225,6 +221,64 @@ def _throughput_bars(
     axes.grid(axis="y", alpha=0.3, zorder=0)
     axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1.0), fontsize=8, frameon=False)
     return _save(plt, figure, path)
+
+
+def _speedup_over_m(
+    plt: Any, record: Mapping[str, Any], cases: Sequence[Mapping[str, Any]], path: Path
+) -> Path:
+    """How many times faster than eager each alternative is, against M; the line at 1 must not be crossed."""
+    figure, axes = plt.subplots(figsize=(9, 4.6), layout="constrained")
+    key = "times_faster_than_eager"
+    for name in _order(set().union(*(_measured(case) for case in cases)) - {EAGER}):
+        points = [
+            (c["shape"][0], m[name][key]) for c in cases if name in (m := _measured(c)) and m[name][key]
+        ]
+        if points:
+            style = {"color": _COLOURS.get(name, "#444444"), "label": _TITLES.get(name, name)}
+            axes.plot(*zip(*points, strict=True), marker="o", markersize=4, zorder=3, **style)
+    axes.axhline(1.0, color=_COLOURS[EAGER], linewidth=1.2)
+    _m_axis(axes, cases)
+    axes.set_ylim(bottom=0)
+    axes.set_ylabel("times faster than eager PyTorch")
+    _sweep_title(axes, record, cases)
+    return _save(plt, figure, path)
+
+
+def _ceiling_bars(plt: Any, record: Mapping[str, Any], path: Path) -> Path | None:
+    """How much of its own ceiling each fp32 call reaches: the fp16 products and one pass over x, then all else."""
+    cases = [c for c in record["cases"] if _measured(c).get(OURS, {}).get("times_bar")]
+    if not cases:
+        return None
+    figure, axes = plt.subplots(figsize=(9.5, 1.4 + 0.42 * len(cases)), layout="constrained")
+    reached = [BAR_EFFICIENCY / _measured(case)[OURS]["times_bar"] for case in cases]
+    bars = axes.barh(range(len(cases)), reached, 0.7, color=_COLOURS[OURS], zorder=2)
+    axes.bar_label(bars, fmt="%.3f", fontsize=8, padding=3)
+    axes.axvline(BAR_EFFICIENCY, color="black", linestyle="--", linewidth=1.1, zorder=3)
+    axes.set_yticks(range(len(cases)), [case["case"] for case in cases], fontsize=8)
+    axes.invert_yaxis()
+    axes.set_xlim(0, max(1.1, *(1.1 * value for value in reached)))
+    axes.set_xlabel(
+        f"(fp16 products + one pass over x) / epigemm's time, in turn; the line is at {BAR_EFFICIENCY}"
+    )
+    axes.set_title(f"fp32 on fp16 pieces\n{_device(record)}", fontsize=11, loc="left")
+    axes.grid(axis="x", alpha=0.3, zorder=0)
+    return _save(plt, figure, path)
+
+
+def _m_axis(axes: Any, cases: Sequence[Mapping[str, Any]]) -> None:
+    sizes = [case["shape"][0] for case in cases]
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(sizes, [str(size) for size in sizes], fontsize=8, rotation=45 if len(sizes) > 8 else 0)
+    axes.minorticks_off()
+    axes.set_xlabel("M (rows of x)")
+
+
+def _sweep_title(axes: Any, record: Mapping[str, Any], cases: Sequence[Mapping[str, Any]]) -> None:
+    _, n, k = cases[0]["shape"]
+    title = f"{cases[0]['problem']}, {_arithmetic(cases[0])}, N = {n}, K = {k}\n{_device(record)}"
+    axes.set_title(title, fontsize=11, loc="left")
+    axes.grid(alpha=0.3)
+    axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1.0), fontsize=8, frameon=False)
 
 
 def _slug(*parts: str) -> str:
@@ -245,16 +299,16 @@ def write_plots(record: Mapping[str, Any], folder: Path) -> list[Path]:
     folder.mkdir(parents=True, exist_ok=True)
     written: list[Path] = []
     timed = [case for case in record["cases"] if _measured(case)]
-    sweeps: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {}
-    for case in timed:
-        if _kind(case) == "linear":
-            key = (case["problem"], _arithmetic(case), *case["shape"][1:])
-            sweeps.setdefault(key, []).append(case)
-    for (problem, arithmetic, n, k), cases in sweeps.items():
-        if len(cases) > 2:
-            name = _slug("throughput", problem, arithmetic, f"n{n}", f"k{k}") + ".png"
-            written.append(_throughput_over_m(plt, record, cases, folder / name))
-    swept = {id(case) for cases in sweeps.values() if len(cases) > 2 for case in cases}
+    sweeps = sweeps_over_m(timed)
+    for cases in sweeps:
+        _, n, k = cases[0]["shape"]
+        name = _slug(cases[0]["problem"], _arithmetic(cases[0]), f"n{n}", f"k{k}") + ".png"
+        written.append(_throughput_over_m(plt, record, cases, folder / f"throughput-{name}"))
+        if all(EAGER in _measured(case) for case in cases):
+            written.append(_speedup_over_m(plt, record, cases, folder / f"speedup-{name}"))
+    ceilings = _ceiling_bars(plt, record, folder / "ceiling-fp32.png")
+    written += [ceilings] if ceilings else []
+    swept = {id(case) for cases in sweeps for case in cases}
     for kind, arithmetic in dict.fromkeys((_kind(case), _arithmetic(case)) for case in timed):
         bars = _speedup_bars(
             plt, record, arithmetic, kind, folder / (_slug("speedup", kind, arithmetic) + ".png")

@@ -8,8 +8,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 OURS = "epigemm"
+PLAIN = "epigemm_plain"
 EAGER = "eager"
+MAX_AUTOTUNE = "max_autotune"
+TRITON = "triton_tf32x3"
+FP16_PRODUCT = "fp16_mm"
+PASS = "pass_x"
+
+OWN = (OURS, PLAIN)
 BASELINES = ("mm", "copy")
+YARDSTICKS = (FP16_PRODUCT, PASS)
+NOT_PEERS = (*OWN, *BASELINES, *YARDSTICKS)
+
+BAR_EFFICIENCY = 0.95
+"""How close to its yardsticks an fp32 call is asked to come."""
 
 
 @dataclass(frozen=True)
@@ -68,6 +80,26 @@ class Timing:
         return (self.q3_ms - self.q1_ms) / self.median_ms
 
 
+@dataclass(frozen=True)
+class Memory:
+    """Device memory of one call, in bytes.
+
+    Attributes:
+        peak: what a call had allocated at its height, beyond what was there before it and the result.
+        asked: the same in bytes as they were asked for, before the allocator rounds them up.
+        kept: what a first call leaves behind for later ones (a weight's pack), in bytes as asked for.
+        predicted: the part of ``asked`` that follows from the layout of the pieces; None where no pieces are
+            made. A fold of BatchNorm's vectors comes on top.
+        predicted_kept: ``kept`` by that layout.
+    """
+
+    peak: int
+    asked: int
+    kept: int
+    predicted: int | None = None
+    predicted_kept: int | None = None
+
+
 @dataclass
 class Measurement:
     """One alternative on one case.
@@ -80,6 +112,7 @@ class Measurement:
         in_turn: all alternatives interleaved, cache flushed before each call.
         alone: this one by itself after a pause.
         host_us: what the call costs the host until it returns, in microseconds.
+        memory: for fp32 products on a GPU: ours and eager's.
         error: why there is no measurement ("" otherwise).
     """
 
@@ -89,6 +122,7 @@ class Measurement:
     in_turn: Timing | None = None
     alone: Timing | None = None
     host_us: float = math.nan
+    memory: Memory | None = None
     error: str = ""
 
     @property
@@ -118,14 +152,38 @@ class Group:
         theirs = None if other is None else other.alone if alone else other.in_turn
         return None if ours is None or theirs is None else theirs.median_ms / ours.median_ms
 
+    def bar(self, products: int, *, alone: bool = False) -> float | None:
+        """Milliseconds that a call on fp16 pieces may take: (products + one pass over x) / 0.95.
+
+        Both are measured in the same run, so that it holds whatever the clocks do: ``torch.mm`` on fp16
+        tensors of the same size, and a copy of x. None where one of them is missing.
+        """
+        times: list[float] = []
+        for name in YARDSTICKS:
+            yardstick = self.find(name)
+            timing = None if yardstick is None else yardstick.alone if alone else yardstick.in_turn
+            if timing is None or not products:
+                return None
+            times.append(timing.median_ms)
+        product, copy = times
+        return (products * product + copy) / BAR_EFFICIENCY
+
+    def times_bar(self, m: Measurement, products: int, *, alone: bool = False) -> float | None:
+        """A measurement's time as a multiple of the bar (at most 1: met)."""
+        bar, timing = self.bar(products, alone=alone), m.alone if alone else m.in_turn
+        return None if bar is None or timing is None else timing.median_ms / bar
+
 
 @dataclass
 class CaseResult:
     """Everything measured on one case.
 
     Attributes:
-        plan: what our dispatcher says about this call ("fused", "tile", "why_not", ...); empty where it has
-            no say.
+        fp16_products: how many fp16 products an fp32 call on fp16 pieces costs: 3 at "highest", 1 at "high",
+            0 for what is no fp32 product.
+        plan: what our dispatcher says about this call ("fused", "tile", "why_not", ...), with the weight's
+            pieces kept; empty where it has no say.
+        plan_plain: the same where the weight is split at every call; fp32 products only.
         skipped: alternative -> why it takes no part in this case.
     """
 
@@ -139,7 +197,9 @@ class CaseResult:
     training: bool
     flops: int
     bytes: int
+    fp16_products: int = 0
     plan: dict[str, object] = field(default_factory=dict)
+    plan_plain: dict[str, object] = field(default_factory=dict)
     skipped: dict[str, str] = field(default_factory=dict)
     groups: list[Group] = field(default_factory=list)
 
@@ -154,7 +214,7 @@ class CaseResult:
 
     def failed(self) -> list[Measurement]:
         """Our own measurements that are wrong or did not run."""
-        ours = [m for g in self.groups for m in g.measurements if m.alternative == OURS]
+        ours = [m for g in self.groups for m in g.measurements if m.alternative in OWN]
         return [m for m in ours if m.wrong or m.error]
 
 
@@ -166,3 +226,52 @@ class Ceiling:
     value: float
     unit: str
     timing: Timing
+
+
+@dataclass(frozen=True)
+class PlanTiming:
+    """One plan: what it is, its time, and how many times faster than the bare product it is.
+
+    ``predicted_us`` is what the cost model expects, where it considers the plan.
+    """
+
+    tile_index: int
+    tile: str
+    cluster: str
+    schedule: str
+    raster: str
+    swizzle: int
+    dispatched: bool
+    timing: Timing
+    times_faster_than_mm: float
+    accuracy: Accuracy
+    predicted_us: float | None = None
+
+
+@dataclass
+class PlanSweep:
+    """All plans of one family of kernels on one case, right ones first, fastest first.
+
+    Attributes:
+        arithmetic: the family: a 16-bit dtype, "tf32", "split" or "scaled".
+        why_not: why dispatch would take none of them ("" where it would).
+        mm: the bare product in PyTorch.
+        dispatched: dispatch's own choice.
+        split_x: for fp16 pieces the part of every call that splits x, alone.
+        refused: the plans that could not be launched, with the error.
+    """
+
+    case: str
+    shape: tuple[int, ...]
+    arithmetic: str
+    why_not: str
+    mm: Timing | None = None
+    dispatched: Timing | None = None
+    split_x: Timing | None = None
+    plans: list[PlanTiming] = field(default_factory=list)
+    refused: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def failed(self) -> bool:
+        """Whether a plan gave a wrong result or none."""
+        return bool(self.refused) or any(not plan.accuracy.ok for plan in self.plans)

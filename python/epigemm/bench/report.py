@@ -1,4 +1,4 @@
-"""Records -> JSON, CSV and tables."""
+"""Records -> JSON, CSV and what the console shows."""
 
 from __future__ import annotations
 
@@ -11,7 +11,22 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from epigemm.bench.records import BASELINES, EAGER, OURS, CaseResult, Ceiling, Group, Measurement, Timing
+from epigemm.bench import tables
+from epigemm.bench.records import (
+    BASELINES,
+    EAGER,
+    MAX_AUTOTUNE,
+    NOT_PEERS,
+    OURS,
+    OWN,
+    YARDSTICKS,
+    CaseResult,
+    Ceiling,
+    Group,
+    Measurement,
+    PlanSweep,
+    Timing,
+)
 from epigemm.bench.runner import throughput
 
 SCHEMA = 1
@@ -50,7 +65,7 @@ def _measurement_record(result: CaseResult, group: Group, measurement: Measureme
     record = dataclasses.asdict(measurement)
     record["ok"] = not measurement.wrong and not measurement.error
     for key, timing in (("in_turn", measurement.in_turn), ("alone", measurement.alone)):
-        if timing is None:
+        if timing is None or measurement.alternative in YARDSTICKS:
             continue
         alone = key == "alone"
         value, unit = throughput(result, timing.median_ms)
@@ -59,7 +74,10 @@ def _measurement_record(result: CaseResult, group: Group, measurement: Measureme
             "unit": unit,
             "times_faster_than_eager": group.ratio(measurement, EAGER, alone=alone),
             "times_faster_than_baseline": group.ratio(measurement, *BASELINES, alone=alone),
+            "times_faster_than_max_autotune": group.ratio(measurement, MAX_AUTOTUNE, alone=alone),
         }
+        if measurement.alternative in OWN:
+            record[key]["times_bar"] = group.times_bar(measurement, result.fp16_products, alone=alone)
     return record
 
 
@@ -69,7 +87,14 @@ def to_record(run: Run) -> dict[str, Any]:
     for result in run.results:
         record = dataclasses.asdict(result)
         record["groups"] = [
-            {"name": g.name, "measurements": [_measurement_record(result, g, m) for m in g.measurements]}
+            {
+                "name": g.name,
+                "bar_ms": {
+                    "in_turn": g.bar(result.fp16_products),
+                    "alone": g.bar(result.fp16_products, alone=True),
+                },
+                "measurements": [_measurement_record(result, g, m) for m in g.measurements],
+            }
             for g in result.groups
         ]
         cases.append(record)
@@ -84,6 +109,11 @@ def to_record(run: Run) -> dict[str, Any]:
     }
     finite: dict[str, Any] = _finite(record)
     return finite
+
+
+def with_plans(record: Mapping[str, Any], sweeps: Sequence[PlanSweep], *, complete: bool) -> dict[str, Any]:
+    """The record of a run that swept plans."""
+    return {**record, "complete": complete, "plans": _finite([dataclasses.asdict(sweep) for sweep in sweeps])}
 
 
 def write_json(record: Mapping[str, Any], path: Path) -> None:
@@ -113,6 +143,12 @@ _CSV_COLUMNS = (
     "vs_baseline",
     "alone_vs_eager",
     "alone_vs_baseline",
+    "vs_max_autotune",
+    "alone_vs_max_autotune",
+    "times_bar",
+    "alone_times_bar",
+    "peak_bytes",
+    "kept_bytes",
     "host_us",
     "fraction_of_bound",
     "relative_error",
@@ -123,7 +159,7 @@ _CSV_COLUMNS = (
 
 def _csv_row(case: Mapping[str, Any], group: str, m: Mapping[str, Any]) -> dict[str, Any]:
     turn, alone = m["in_turn"] or {}, m["alone"] or {}
-    checks = m["accuracy"].values()
+    checks, memory = m["accuracy"].values(), m.get("memory") or {}
 
     def worst(key: str) -> Any:
         return max((a[key] for a in checks if a[key] is not None), default="")
@@ -150,6 +186,12 @@ def _csv_row(case: Mapping[str, Any], group: str, m: Mapping[str, Any]) -> dict[
         "vs_baseline": turn.get("times_faster_than_baseline", ""),
         "alone_vs_eager": alone.get("times_faster_than_eager", ""),
         "alone_vs_baseline": alone.get("times_faster_than_baseline", ""),
+        "vs_max_autotune": turn.get("times_faster_than_max_autotune", ""),
+        "alone_vs_max_autotune": alone.get("times_faster_than_max_autotune", ""),
+        "times_bar": turn.get("times_bar", ""),
+        "alone_times_bar": alone.get("times_bar", ""),
+        "peak_bytes": memory.get("peak", ""),
+        "kept_bytes": memory.get("kept", ""),
         "host_us": m["host_us"],
         "fraction_of_bound": worst("fraction_of_bound"),
         "relative_error": worst("relative_error"),
@@ -202,7 +244,7 @@ def _plan_text(plan: Mapping[str, Any]) -> str:
     if not plan:
         return ""
     if plan.get("fused"):
-        parts = (plan.get(key) for key in ("tile", "cluster", "schedule", "raster", "swizzle"))
+        parts = (plan.get(key) for key in ("arithmetic", "tile", "cluster", "schedule", "raster", "swizzle"))
         return "fused " + " ".join(str(part) for part in parts if part is not None)
     return f"gemm + elementwise: {plan.get('why_not', '')}"
 
@@ -249,6 +291,9 @@ class Console:
         base = "torch.mm" if result.flops else "copy"
         columns = ["alternative", "in turn\nms", "\nIQR", "alone\nms", "\nIQR", f"in turn\n{unit}"]
         columns += [f"{when}\nvs {what}" for when in ("in turn", "alone") for what in ("eager", base)]
+        columns += (
+            [f"{when}\n/ bar" for when in ("in turn", "alone")] if group.bar(result.fp16_products) else []
+        )
         columns += ["host\nus", "error\nof bound"]
         models = f" (problem {', '.join(result.models)})" if result.models else ""
         self.line()
@@ -259,9 +304,16 @@ class Console:
         )
         if result.plan and group is result.groups[0]:
             self.line(f"  plan: {plain(_plan_text(result.plan))}")
+            if _plan_text(result.plan_plain) != _plan_text(result.plan):
+                self.line(f"  plan, weight split per call: {plain(_plan_text(result.plan_plain))}")
 
     def _row(self, result: CaseResult, group: Group, m: Measurement) -> list[str]:
-        rate = throughput(result, m.in_turn.median_ms)[0] if m.in_turn else math.nan
+        yardstick = m.alternative in YARDSTICKS
+        ratios = (group.ratio(m, *to, alone=a) for a in (False, True) for to in ((EAGER,), BASELINES))
+        products = result.fp16_products
+        bars = (
+            group.times_bar(m, products, alone=a) if m.alternative in OWN else None for a in (False, True)
+        )
         title = f"[bold]{plain(m.title)}[/]" if m.alternative == OURS else plain(m.title)
         return [
             title,
@@ -269,17 +321,18 @@ class Console:
             _spread(m.in_turn),
             _ms(m.alone),
             _spread(m.alone),
-            f"{rate:.4g}" if m.in_turn else "",
-            _ratio(group.ratio(m, EAGER)),
-            _ratio(group.ratio(m, *BASELINES)),
-            _ratio(group.ratio(m, EAGER, alone=True)),
-            _ratio(group.ratio(m, *BASELINES, alone=True)),
+            f"{throughput(result, m.in_turn.median_ms)[0]:.4g}" if m.in_turn and not yardstick else "",
+            *("" if yardstick else _ratio(ratio) for ratio in ratios),
+            *([_ratio(bar) for bar in bars] if group.bar(products) else []),
             f"{m.host_us:.0f}" if math.isfinite(m.host_us) else "",
             _check(m),
         ]
 
     def summary(self, run: Run) -> None:
         """One line per case: ours against eager, the bare product and the best of the peers. Printed last."""
+        for table in tables.fp32_tables(to_record(run)):
+            self.line()
+            self.table(plain(table.title), table.columns, ([plain(c) for c in row] for row in table.rows))
         columns = ["case", "in turn\nms", "\nTFLOP/s", "\nGB/s"]
         columns += [f"{when}\nvs {what}" for when in ("in turn", "alone") for what in ("eager", "bare")]
         columns += ["eager\nvs bare", "vs best\npeer", "best\npeer", "path", "check"]
@@ -299,7 +352,7 @@ class Console:
         wrong = [(r.case, m) for r in run.results for m in r.failed()]
         for case, m in wrong:
             self.line(f"[bold red]FAILED[/]: {plain(case)}: {_check(m)}")
-        others = sum(m.wrong for r in run.results for _, m in r.rows if m.alternative != OURS)
+        others = sum(m.wrong for r in run.results for _, m in r.rows if m.alternative not in OWN)
         if others:
             self.line(
                 f"[yellow]{others} results of other alternatives left their bound and were not timed[/]"
@@ -316,7 +369,7 @@ def best_peer(result: CaseResult) -> tuple[float, Measurement] | None:
     for group in result.groups:
         ours = group.find(OURS)
         for m in group.measurements:
-            if ours is None or m.in_turn is None or m.alternative in (OURS, *BASELINES):
+            if ours is None or m.in_turn is None or m.alternative in NOT_PEERS:
                 continue
             ratio = group.ratio(ours, m.alternative)
             if ratio is not None:

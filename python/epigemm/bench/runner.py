@@ -21,11 +21,14 @@ from torch import Tensor
 
 from epigemm.bench.accuracy import Reference
 from epigemm.bench.cases import Case, Data, Setting, fitting, make_data
+from epigemm.bench.memory import measure_memory
 from epigemm.bench.peers import Alternative, Peer, native_plan, poisoned
 from epigemm.bench.records import (
     BASELINES,
     EAGER,
     OURS,
+    OWN,
+    PLAIN,
     CaseResult,
     Ceiling,
     Group,
@@ -36,6 +39,7 @@ from epigemm.bench.timing import Effort, Timer, make_timer
 
 MAIN, SLOW = "main", "slow"
 _UNIFORM, _SIGNED = "uniform", "signed"
+_FP16_PRODUCTS = {"split": 3, "scaled": 1}
 
 
 @contextmanager
@@ -53,6 +57,7 @@ def matmul_precision(setting: Setting) -> Iterator[None]:
 class _Prepared:
     """One alternative on its way through a group; ``alternative`` is None once it has failed."""
 
+    peer: Peer
     measurement: Measurement
     alternative: Alternative | None
 
@@ -136,6 +141,8 @@ class Runner:
             data = make_data(case, self.device, self.seed)
             out = torch.empty(case.shape.m, case.shape.n, dtype=case.setting.dtype, device=self.device)
             result.plan = native_plan(case, data, out)
+            if case.on_pieces:
+                result.plan_plain = native_plan(case, data, out, packed=False)
         except Exception as error:
             group.measurements.append(Measurement(OURS, "epigemm", error=_describe(error)))
             return
@@ -149,6 +156,21 @@ class Runner:
         for p in prepared:
             if p.alternative is not None:
                 p.alternative.close()
+        if case.on_pieces and self.device.type == "cuda" and group.name == MAIN:
+            self._measure_memory(case, data, out, result, ready)
+
+    def _measure_memory(
+        self, case: Case, data: Data, out: Tensor, result: CaseResult, ready: Sequence[_Prepared]
+    ) -> None:
+        """Our own and eager's, one after the other, once nothing else runs."""
+        for p in ready:
+            if p.peer.name not in (*OWN, EAGER):
+                continue
+            plan = result.plan_plain if p.peer.name == PLAIN else result.plan
+            try:
+                p.measurement.memory = measure_memory(case, data, out, p.peer, plan)
+            except Exception as error:
+                p.measurement.error = _describe(error)
 
     def _applying(self, case: Case, result: CaseResult, peers: Sequence[Peer]) -> list[Peer]:
         reasons = {peer.name: peer.applies(case, self.device) for peer in peers}
@@ -163,11 +185,11 @@ class Runner:
             measurement.host_us = self._timer.warm_up(alternative.run)
         except Exception as error:  # one alternative that fails must not take the others with it
             measurement.error = _describe(error)
-            return _Prepared(measurement, None)
-        return _Prepared(measurement, alternative)
+            return _Prepared(peer, measurement, None)
+        return _Prepared(peer, measurement, alternative)
 
     def _check(self, case: Case, data: Data, out: Tensor, prepared: Sequence[_Prepared]) -> None:
-        """Ours on signed and on uniform inputs, the others on uniform ones; x ends as it began."""
+        """Our own on signed and on uniform inputs, the others on uniform ones; x ends as it began."""
         for kind, signed in ((_SIGNED, True), (_UNIFORM, False)):
             data.refill(signed, self.seed + 1)
             checked = [
@@ -175,7 +197,7 @@ class Runner:
                 for p in prepared
                 if p.alternative is not None
                 and p.alternative.checked
-                and (p.measurement.alternative == OURS or not signed)
+                and (p.measurement.alternative in OWN or not signed)
             ]
             if not checked:
                 continue
@@ -214,7 +236,8 @@ class Runner:
         side, copied = (8192, 1 << 30) if cuda else (1024, 1 << 26)
         effort = Effort(rounds=8, min_ms=0.0)
         found: list[Ceiling] = []
-        for setting in settings:
+        on_pieces = cuda and any(setting.pieces for setting in settings)
+        for setting in dict.fromkeys([*settings, *([Setting("fp16", "highest")] if on_pieces else [])]):
             with torch.no_grad(), matmul_precision(setting):
                 a, b = (torch.rand(side, side, device=self.device).to(setting.dtype) for _ in range(2))
                 timing = self._ceiling(partial(torch.mm, a, b), effort)
@@ -248,6 +271,7 @@ def _empty_result(case: Case) -> CaseResult:
         training=case.problem.training,
         flops=case.flops,
         bytes=case.bytes,
+        fp16_products=_FP16_PRODUCTS[case.setting.pieces] if case.on_pieces else 0,
     )
 
 

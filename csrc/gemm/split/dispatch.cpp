@@ -1,0 +1,142 @@
+#include "gemm/split/dispatch.h"
+
+#include <algorithm>
+#include <limits>
+#include <sstream>
+
+#include "gemm/grid.h"
+#include "gemm/split/layout.h"
+#include "gemm/split/tile_costs.h"
+
+namespace epigemm::split {
+namespace {
+
+// Below, three products of 22 bits are no better than one of 24: rounding the operands, which SGEMM does not do, is
+// most of the error. From a recorded sweep (docs/numerics.md): from here on both the largest and the rms error are
+// below SGEMM's for every class of data.
+constexpr int64_t kLeastK = 128;
+// The single product is summed on the tensor cores alone, which truncate: from 16384 on the error on all-positive data
+// would exceed that of cuBLAS's TF32, which splits such long sums.
+constexpr int64_t kLeastScaledK = 16, kMostScaledK = 8192;
+
+std::string not_covered(const SplitTraits& t) {
+  std::ostringstream reason;
+  if (!epilogue_info(t.epilogue).linear) {
+    reason << "epilogue '" << epilogue_info(t.epilogue).name << "' has no GEMM kernels";
+  } else if (t.capability == 0) {
+    reason << "the tensors are not on a CUDA device";
+  } else if (t.capability / 10 != 9) {
+    reason << "fused kernels exist for compute capability 9.0 (Hopper); this device has " << t.capability / 10 << "."
+           << t.capability % 10;
+  } else if (t.m == 0 || t.n == 0 || t.k == 0) {
+    reason << "the product is empty (M = " << t.m << ", N = " << t.n << ", K = " << t.k << ")";
+  } else if (t.m > kLargestExtent || t.n > kLargestExtent || t.k > kMostColumns) {
+    reason << "M and N must be at most " << kLargestExtent << " and K at most " << kMostColumns;
+  } else if (t.arithmetic == Arithmetic::Split && t.k < kLeastK) {
+    reason << "K = " << t.k << " is below " << kLeastK
+           << ", from where on the split's error is below that of an IEEE fp32 product";
+  } else if (t.arithmetic == Arithmetic::Scaled && (t.k < kLeastScaledK || t.k > kMostScaledK)) {
+    reason << "K = " << t.k << " is outside " << kLeastScaledK << ".." << kMostScaledK
+           << ", where one scaled fp16 product is as accurate as TF32";
+  }
+  return reason.str();
+}
+
+// --- Cost model -----------------------------------------------------------------------------------------------------
+
+constexpr double kBytesPerMicrosecond = 4.3e6;  // device memory of an H200, all multiprocessors together
+
+double as_double(int64_t x) { return static_cast<double>(x); }
+
+int piece_bytes(const SplitTraits& t) { return t.arithmetic == Arithmetic::Split ? 4 : 2; }
+
+// A row is read once as fp32 and written once as pieces.
+double split_microseconds(const SplitTraits& t, int64_t rows) {
+  constexpr double kLaunch = 5, kTrafficFactor = 1.15;
+  return kLaunch + kTrafficFactor * as_double(rows) * as_double(t.k) * (4 + piece_bytes(t)) / kBytesPerMicrosecond;
+}
+
+Grid grid_of(const SplitTraits& t, const Tile& tile) {
+  return {ceil_div(ceil_div(t.m, tile.m), tile.cluster_m), ceil_div(ceil_div(t.n, tile.n), tile.cluster_n)};
+}
+
+int ctas_per_cluster(const Tile& tile) { return tile.cluster_m * tile.cluster_n; }
+
+// Whole waves of tiles, each as long as its mainloop and what shows of its epilogue; or memory, where that is longer.
+double gemm_microseconds(const SplitTraits& t, int index) {
+  constexpr double kLaunch = 3, kTrafficFactor = 1.15;
+  const Tile& tile = tile_of(t.arithmetic, index);
+  const TileCost& cost = cost_of(t.arithmetic, index);
+  const double per_tile = as_double(ceil_div(t.k, kTileK)) * cost.step_microseconds + cost.epilogue_microseconds;
+  const int64_t rounds = waves(grid_of(t, tile).clusters(), ctas_per_cluster(tile), t.multiprocessors);
+  const double bytes = piece_bytes(t) * as_double(t.k) * as_double(t.m + t.n) + 4 * as_double(t.m) * as_double(t.n);
+  return kLaunch + std::max(as_double(rounds) * per_tile, kTrafficFactor * bytes / kBytesPerMicrosecond);
+}
+
+double call_microseconds(const SplitTraits& t, int index) {
+  constexpr double kGuard = 2;
+  return split_microseconds(t, t.m) + (t.packed ? 0 : split_microseconds(t, t.n)) + gemm_microseconds(t, index) +
+         kGuard;
+}
+
+// Along M: the CTAs at work then share their part of the weight, the larger operand, through L2.
+Plan plan_for(const SplitTraits& t, int index) {
+  const Tile& tile = tile_of(t.arithmetic, index);
+  return {index, Raster::AlongM, choose_swizzle(grid_of(t, tile), ctas_per_cluster(tile), t.multiprocessors)};
+}
+
+std::string not_fastest(const SplitTraits& t) {
+  const double fused = best_candidate(t).microseconds, second = second_path_microseconds(t);
+  if (fused <= second) return std::string();
+  std::ostringstream reason;
+  reason.precision(4);
+  reason << "PyTorch's GEMM and one elementwise kernel are expected to be faster (" << second << " us against " << fused
+         << " us on fp16 pieces" << (t.packed ? ")" : ", of which the weight takes its share at every call: see pack)");
+  return reason.str();
+}
+
+// cuBLAS at its measured rate. Its SGEMM works in rows of 32 at the least and does not hide the operands' traffic well
+// (M = 16 to 128, K and N 4096 and 8192: within a third); one row is a product of its own, bound by memory. Its TF32
+// GEMM is bound by the one or by the other.
+double gemm_second_path_microseconds(const SplitTraits& t) {
+  constexpr double kSgemmProducts = 0.194, kTF32Products = 1.43;  // millions a microsecond and multiprocessor
+  constexpr double kLaunch = 5, kBoundTrafficFactor = 1.35, kVisibleTraffic = 0.6;
+  const double m = as_double(t.m), n = as_double(t.n), k = as_double(t.k);
+  const double traffic = 4 * (m * k + n * k + m * n) / kBytesPerMicrosecond;
+  const double products = 1e-6 * as_double(round_up(t.m, 32)) * n * k / std::max(1, t.multiprocessors);
+  if (t.arithmetic == Arithmetic::Scaled) {
+    return kLaunch + std::max(products / kTF32Products, kBoundTrafficFactor * traffic);
+  }
+  if (t.m == 1) return kLaunch + kBoundTrafficFactor * traffic;
+  return kLaunch + products / kSgemmProducts + kVisibleTraffic * traffic;
+}
+
+}  // namespace
+
+double second_path_microseconds(const SplitTraits& t) {
+  constexpr double kElementwiseLaunch = 3;
+  const double gemm = gemm_second_path_microseconds(t);
+  if (t.epilogue == EpilogueId::bias) return gemm;  // PyTorch's GEMM adds it
+  return gemm + kElementwiseLaunch + 2 * 4 * as_double(t.m) * as_double(t.n) / kBytesPerMicrosecond;
+}
+
+std::string why_not_covered(const SplitTraits& traits) { return not_covered(traits); }
+
+std::string why_not_fused(const SplitTraits& traits) {
+  const std::string reason = not_covered(traits);
+  return reason.empty() ? not_fastest(traits) : reason;
+}
+
+std::vector<Candidate> rank_candidates(const SplitTraits& traits) {
+  std::vector<Candidate> candidates;
+  for (int index = 0; index < tile_count(traits.arithmetic); ++index) {
+    candidates.push_back({plan_for(traits, index), call_microseconds(traits, index)});
+  }
+  std::stable_sort(candidates.begin(), candidates.end(),
+                   [](const Candidate& a, const Candidate& b) { return a.microseconds < b.microseconds; });
+  return candidates;
+}
+
+Candidate best_candidate(const SplitTraits& traits) { return rank_candidates(traits).front(); }
+
+}  // namespace epigemm::split

@@ -1,0 +1,133 @@
+"""The products that are graded: functions from fp32 x [M, K] and weight [N, K] to ``x @ weight.T``, fp32 [M, N]."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import epigemm
+from epigemm._native import ops
+from epigemm.packs import pack_bytes
+
+Product = Callable[[Tensor, Tensor], Tensor]
+
+SGEMM, TF32, SPLIT, SCALED = "sgemm", "tf32", "split", "scaled"
+PIECES = {SPLIT: 2, SCALED: 1}
+PRECISION = {SPLIT: "highest", SCALED: "high"}  # the precision of a call under which dispatch considers them
+RIVAL = {SPLIT: SGEMM, SCALED: TF32}  # what each stands in for, and must not be less accurate than
+ANY_TILE = (0, 0, 1)  # tile, raster, swizzle
+
+
+@contextmanager
+def matmul_setting(setting: str) -> Iterator[None]:
+    """torch's fp32 setting for CUDA products, "ieee" or "tf32", put back afterwards."""
+    matmul: Any = torch.backends.cuda.matmul
+    before = matmul.fp32_precision
+    matmul.fp32_precision = setting
+    try:
+        yield
+    finally:
+        matmul.fp32_precision = before
+
+
+def sgemm(x: Tensor, weight: Tensor) -> Tensor:
+    """cuBLAS's fp32 product (on a CPU: its library's)."""
+    with matmul_setting("ieee"):
+        return torch.mm(x, weight.t())
+
+
+def tf32(x: Tensor, weight: Tensor) -> Tensor:
+    """cuBLAS's TF32 product."""
+    with matmul_setting("tf32"):
+        return torch.mm(x, weight.t())
+
+
+def make_pack(matrix: Tensor, arithmetic: str) -> Tensor:
+    """`matrix` split by the native operator."""
+    pieces = PIECES[arithmetic]
+    size = pack_bytes(matrix.shape[0], matrix.shape[1], pieces)
+    pack = torch.empty(size, dtype=torch.uint8, device=matrix.device)
+    ops._split_rows_out(matrix, pieces, pack)
+    return pack
+
+
+def make_workspace(x: Tensor, weight: Tensor, arithmetic: str, *, packed: bool = False) -> Tensor:
+    """What the native operator needs besides its operands: room for x's pieces, and the weight's unless packed."""
+    k, pieces = x.shape[1], PIECES[arithmetic]
+    size = pack_bytes(x.shape[0], k, pieces) + (0 if packed else pack_bytes(weight.shape[0], k, pieces))
+    return torch.empty(size, dtype=torch.uint8, device=x.device)
+
+
+def forced_into(
+    out: Tensor,
+    epilogue: str,
+    x: Tensor,
+    weight: Tensor,
+    arithmetic: str,
+    *,
+    bias: Tensor | None = None,
+    operands: Sequence[Tensor] = (),
+    scalars: Sequence[float] = (),
+    plan: Sequence[int] = ANY_TILE,
+    pack: Tensor | None = None,
+    workspace: Tensor | None = None,
+) -> Tensor:
+    """The split or scaled kernels with a given plan, whether or not dispatch would choose them."""
+    if workspace is None:
+        workspace = make_workspace(x, weight, arithmetic, packed=pack is not None)
+    ops._split_linear_out(
+        epilogue,
+        x,
+        weight,
+        pack,
+        workspace,
+        bias,
+        list(operands),
+        list(scalars),
+        arithmetic,
+        list(plan),
+        out,
+    )
+    return out
+
+
+def forced(arithmetic: str, plan: Sequence[int] = ANY_TILE) -> Product:
+    """The bare product by the split or the scaled kernels; N must be a multiple of 4."""
+
+    def product(x: Tensor, weight: Tensor) -> Tensor:
+        out = torch.full((x.shape[0], weight.shape[0]), float("nan"), device=x.device)
+        return forced_into(out, "bias", x, weight, arithmetic, plan=plan)
+
+    return product
+
+
+def public(precision: str) -> Product:
+    """What a user gets from `epigemm.linear` at a precision."""
+
+    def product(x: Tensor, weight: Tensor) -> Tensor:
+        return epigemm.linear(x, weight, precision=precision)
+
+    return product
+
+
+def plan_of(
+    epilogue: str, m: int, n: int, k: int, arithmetic: str, *, packed: bool = False
+) -> dict[str, Any]:
+    """What dispatch chooses for a problem on the current GPU."""
+    properties = torch.cuda.get_device_properties(torch.cuda.current_device())
+    capability = 10 * properties.major + properties.minor
+    text = ops._plan_split(
+        epilogue, m, n, k, packed, arithmetic, capability, properties.multi_processor_count
+    )
+    plan: dict[str, Any] = json.loads(text)
+    return plan
+
+
+def on_gpu() -> dict[str, Product]:
+    """The four products, ours by force so that they are seen where dispatch would not take them."""
+    return {SGEMM: sgemm, TF32: tf32, SPLIT: forced(SPLIT), SCALED: forced(SCALED)}

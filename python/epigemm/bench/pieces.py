@@ -1,0 +1,80 @@
+"""The fp32 kernels on fp16 pieces, as the benchmark asks about them: dispatch's answers, and the bytes of a call."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from epigemm import packs, plans, split
+from epigemm._native import cuda_status
+from epigemm.bench.cases import Case, Data
+from epigemm.epilogues import EPILOGUES
+
+# A problem and a GPU for which dispatch is certain to list every tile: only its descriptions are of interest.
+_LARGE = (8192, 8192, 8192)
+_HOPPER = (90, 132)
+_NO_GPU = (0, 1)
+
+
+def _index(device: torch.device) -> int:
+    return torch.cuda.current_device() if device.index is None else device.index
+
+
+def why_no_kernels(device: torch.device) -> str:
+    """Why no fused kernel can run on a device at all; empty where they can."""
+    if device.type != "cuda":
+        return "the fused kernels need a GPU"
+    return cuda_status(_index(device)) or plans.no_gemm_kernels()
+
+
+def why_not_on_pieces(case: Case, data: Data, out: Tensor, *, packed: bool) -> str:
+    """Why an fp32 call would not run on fp16 pieces, its weight's being kept or made for it; empty where it would."""
+    assert data.weight is not None
+    why_not = why_no_kernels(data.x.device)
+    if why_not:
+        return why_not
+    formula = case.problem.formula
+    native = formula.native(data.x, data.parameters)
+    operands = (native.bias, *native.operands)
+    arithmetic = case.setting.pieces
+    return split.choose(
+        EPILOGUES[formula.epilogue], data.x, data.weight, operands, arithmetic, out, packed
+    ).why_not
+
+
+def plan_split(case: Case, device: torch.device, *, packed: bool) -> dict[str, Any]:
+    """What dispatch says about the kernels on fp16 pieces alone, candidates included."""
+    gpu = plans.device_numbers(_index(device)) if device.type == "cuda" else _NO_GPU
+    m, n, k = case.shape.m, case.shape.n, case.shape.k or 0
+    return plans.ask(case.problem.formula.epilogue, m, n, k, packed, case.setting.pieces, *gpu)
+
+
+def describe_tiles(epilogue: str, arithmetic: str) -> list[dict[str, Any]]:
+    """The description of every tile of "split" or "scaled", by index, whatever dispatch would choose."""
+    candidates = plans.ask(epilogue, *_LARGE, True, arithmetic, *_HOPPER)["candidates"]
+    return sorted(candidates, key=lambda candidate: int(candidate["tile_index"]))
+
+
+def pack_of(weight: Tensor, arithmetic: str) -> Tensor:
+    """A weight's pieces."""
+    pieces = packs.PIECES[arithmetic]
+    size = packs.pack_bytes(weight.shape[0], weight.shape[1], pieces)
+    pack = torch.empty(size, dtype=torch.uint8, device=weight.device)
+    torch.ops.epigemm._split_rows_out(weight, pieces, pack)
+    return pack
+
+
+def workspace_bytes(case: Case, *, packed: bool) -> int:
+    """What a call asks of the allocator besides its result: x's pieces, and the weight's unless they are kept."""
+    shape, pieces = case.shape, packs.PIECES[case.setting.pieces]
+    assert shape.k
+    weight = 0 if packed else packs.pack_bytes(shape.n, shape.k, pieces)
+    return packs.pack_bytes(shape.m, shape.k, pieces) + weight
+
+
+def kept_bytes(case: Case) -> int:
+    """The bytes of a weight's pack."""
+    assert case.shape.k
+    return packs.pack_bytes(case.shape.n, case.shape.k, packs.PIECES[case.setting.pieces])

@@ -1,0 +1,373 @@
+"""Weights in fp16 pieces, kept between calls: the *packs* of fp32 products on tensor cores.
+
+A product on fp16 pieces needs both operands split. That of x is made at every call. That of a weight may be
+kept: modules of `epigemm.nn` and `PackedWeight` keep it, a call on a plain weight uses a kept one that is
+current, and otherwise splits the weight for this call alone.
+
+A pack belongs to a weight by the identity of the tensor object, dies with it, and is made again, into the
+same memory, when the weight has changed. Changes are seen by torch's version counter, by the storage that
+the weight stands in, and by the steps of torch's optimisers (fused ones do not count versions). A write that
+none of these sees (through `weight.data`, by a replayed CUDA graph, by a collective) needs `repack()`.
+
+While a gradient of the weight is asked for, no pack is kept: the weight is about to change. Under CUDA graph
+capture a call uses a kept pack only if it was made on purpose, by `pack` or `repack()`: the graph is then
+frozen to it. Otherwise the graph splits the weight itself, at every replay.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import weakref
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from epigemm import checks, plans
+from epigemm import precision as _precision
+from epigemm._native import ops
+from epigemm.epilogues import BIAS
+
+PIECES = {_precision.SPLIT: 2, _precision.SCALED: 1}
+"""The arithmetics on fp16 pieces and how many pieces each has. They do not share packs."""
+
+_SECTION = 256
+_INTERLEAVE = 64
+_MANY_ROWS = 8192  # a weight that dispatch does not pack for this many rows of x is not worth packing
+
+_Mark = tuple[Any, ...]
+_split_rows_out = ops._split_rows_out.default
+
+
+def _round_up(size: int, multiple: int) -> int:
+    return -(-size // multiple) * multiple
+
+
+def pack_bytes(rows: int, columns: int, pieces: int) -> int:
+    """Bytes of a [rows, columns] matrix in pieces, as csrc/gemm/split/layout.h lays it out.
+
+    Scales and facts of the rows, then the pieces, each section of whole 256 bytes.
+    """
+    padded = _round_up(columns, _INTERLEAVE if pieces == 2 else 8)
+    return 2 * _round_up(4 * rows, _SECTION) + _round_up(2 * pieces * rows * padded, _SECTION)
+
+
+class KeptPack:
+    """The pieces of one weight: the buffer, and what the weight was when they were made.
+
+    Attributes:
+        buffer: uint8, `pack_bytes` long.
+        frozen: made on purpose; a captured CUDA graph may read it.
+    """
+
+    def __init__(self, buffer: Tensor, pieces: int) -> None:
+        self.buffer = buffer
+        self.frozen = False
+        self._pieces = pieces
+        self._mark: _Mark | None = None
+        # Holds the storage's identity, not its memory: no later storage can pass for it.
+        self._storage: StorageWeakRef | None = None
+        self._seen: int | None = None
+        self._written: Any = None  # the event behind the kernel that wrote the buffer
+        self._ready: set[int] = set()  # streams that run after it
+
+    def is_current(self, weight: Tensor) -> bool:
+        """Whether the weight is as it was when the buffer was written."""
+        return self._mark == _mark(weight)
+
+    def is_settled(self, weight: Tensor) -> bool:
+        """Whether the last call on this stale pack saw the weight as it is now."""
+        return self._seen == weight._version
+
+    def see(self, weight: Tensor) -> None:
+        """Remember what a call that did without this stale pack saw."""
+        self._seen = weight._version
+
+    def expire(self) -> None:
+        """The weight was written, or is about to be, where its version counter may not show it."""
+        self._mark = self._seen = None
+
+    def write(self, weight: Tensor) -> None:
+        """Split the weight into the buffer, on the current stream."""
+        self._mark = None
+        mark = _mark(weight)
+        storage = StorageWeakRef(weight.untyped_storage())  # type: ignore[no-untyped-call]
+        _split_rows_out(weight, self._pieces, self.buffer)
+        if weight.is_cuda:
+            stream = torch.cuda.current_stream(weight.device)
+            self._written = stream.record_event()
+            self._ready = {stream.cuda_stream}
+        self._storage, self._mark = storage, mark
+
+    def read(self) -> Tensor:
+        """The buffer, for a kernel that is launched next on the current stream."""
+        if self._written is not None:
+            device = self.buffer.device
+            if torch._C._cuda_getCurrentRawStream(device.index) not in self._ready:
+                self._join(device)
+        return self.buffer
+
+    def _join(self, device: torch.device) -> None:
+        # Inside a capture nothing outside may be waited for: whoever captures has synchronised before, as
+        # torch.cuda.graph does, and replays come later still.
+        if capturing(device):
+            return
+        stream = torch.cuda.current_stream(device)
+        stream.wait_event(self._written)
+        self.buffer.record_stream(stream)
+        self._ready.add(stream.cuda_stream)
+
+
+class _Owner:
+    """A weight, weakly, and its packs by number of pieces."""
+
+    def __init__(self, weight: Tensor) -> None:
+        key = id(weight)
+        self.weight = weakref.ref(weight, lambda reference: _forget(key, reference))
+        self.packs: dict[int, KeptPack] = {}
+
+
+# By id: a weakref dictionary would cost microseconds a call. An id is reused only after `_forget` ran.
+_owners: dict[int, _Owner] = {}
+_lock = threading.RLock()
+_watching_optimisers = False
+
+
+def _forget(key: int, reference: Any) -> None:
+    # Without the lock: the collector may call this anywhere, and each step is one bytecode.
+    owner = _owners.get(key)
+    if owner is not None and owner.weight is reference:
+        _owners.pop(key, None)
+
+
+def _mark(weight: Tensor) -> _Mark:
+    storage: int = weight.untyped_storage()._cdata
+    return storage, weight.data_ptr(), weight._version, weight.shape, weight.stride()
+
+
+def capturing(device: torch.device) -> bool:
+    """Whether the current stream of a device is being captured into a CUDA graph."""
+    if device.type != "cuda":
+        return False
+    if device.index == torch.cuda.current_device():
+        return bool(torch.cuda.is_current_stream_capturing())
+    with torch.cuda.device(device):
+        return bool(torch.cuda.is_current_stream_capturing())
+
+
+def find(weight: Tensor, pieces: int) -> KeptPack | None:
+    """The weight's kept pack, current or not."""
+    owner = _owners.get(id(weight))
+    if owner is None or owner.weight() is not weight:
+        return None
+    return owner.packs.get(pieces)
+
+
+def keep(weight: Tensor, pieces: int, *, frozen: bool = False, rewrite: bool = False) -> KeptPack:
+    """The weight's kept pack, made or made again, into the same memory, where it is not current.
+
+    Args:
+        weight: fp32 [N, K]; no inference tensor, which has no version counter.
+        pieces: 2 for "split", 1 for "scaled".
+        frozen: the pack is made on purpose (see the module's page).
+        rewrite: split the weight again even if the pack looks current.
+
+    Raises:
+        torch.OutOfMemoryError: no memory for a new pack; what was kept stays as it was.
+    """
+    with _lock, torch.no_grad():
+        found = find(weight, pieces)
+        size = pack_bytes(weight.shape[0], weight.shape[1], pieces)
+        if found is None or found.buffer.shape[0] != size or found.buffer.device != weight.device:
+            found = KeptPack(_allocate(size, weight.device), pieces)
+            rewrite = True
+        if rewrite or not found.is_current(weight):
+            found.write(weight)
+        found.frozen = found.frozen or frozen
+        _owner_of(weight).packs[pieces] = found
+        return found
+
+
+def expire(weight: Tensor) -> None:
+    """Have the weight's packs made again before their next use."""
+    owner = _owners.get(id(weight))
+    if owner is not None and owner.weight() is weight:
+        for pack in list(owner.packs.values()):
+            pack.expire()
+
+
+def kept(weight: Tensor) -> dict[int, KeptPack]:
+    """The weight's kept packs by number of pieces."""
+    owner = _owners.get(id(weight))
+    return dict(owner.packs) if owner is not None and owner.weight() is weight else {}
+
+
+def _owner_of(weight: Tensor) -> _Owner:
+    global _watching_optimisers
+    owner = _owners.get(id(weight))
+    if owner is None or owner.weight() is not weight:
+        owner = _owners[id(weight)] = _Owner(weight)
+    if not _watching_optimisers:
+        register_optimizer_step_post_hook(_after_optimiser_step)
+        _watching_optimisers = True
+    return owner
+
+
+def _after_optimiser_step(optimiser: Any, args: Any, kwargs: Any) -> None:
+    # Fused optimisers write parameters without counting it as a new version.
+    for group in optimiser.param_groups if _owners else ():
+        for parameter in group["params"]:
+            expire(parameter)
+
+
+def _allocate(size: int, device: torch.device) -> Tensor:
+    # No inference tensor: it will be written again, outside of inference mode.
+    with torch.inference_mode(False):
+        if device.type != "cuda":
+            return torch.empty(size, dtype=torch.uint8, device=device)
+        # The current thread may be allocating from the private pool of a CUDA graph that is being warmed up
+        # (torch.compile does that), where nothing may outlive the call. Another thread is not.
+        with ThreadPoolExecutor(max_workers=1) as elsewhere:
+            buffer = elsewhere.submit(_allocate_on_default_stream, size, device).result()
+        home, stream = torch.cuda.default_stream(device), torch.cuda.current_stream(device)
+        if stream != home:
+            stream.wait_stream(home)
+            buffer.record_stream(stream)
+        return buffer
+
+
+def _allocate_on_default_stream(size: int, device: torch.device) -> Tensor:
+    with torch.inference_mode(False), torch.cuda.stream(torch.cuda.default_stream(device)):
+        return torch.empty(size, dtype=torch.uint8, device=device)
+
+
+def worth_packing(weight: Tensor, arithmetic: str) -> bool:
+    """Whether some call on this weight would run on its pack."""
+    if weight.dtype != torch.float32 or weight.dim() != 2 or weight.is_inference():
+        return False
+    if arithmetic not in PIECES or not plans.has_gpu_kernels(weight):
+        return False
+    problem = (_MANY_ROWS, *weight.shape)
+    return not plans.split_plan(BIAS.name, *problem, True, arithmetic, weight.get_device()).why_not
+
+
+def repack(weight: Tensor, precision: str | None) -> None:
+    """Split the weight again into every pack that is kept of it, and into the one that `precision` asks for.
+
+    Args:
+        weight: the weight; where nothing would run on a pack of it, nothing happens.
+        precision: as of the calls to come.
+
+    Raises:
+        RuntimeError: the current stream is being captured into a CUDA graph.
+        torch.OutOfMemoryError: no memory for a pack that is not there yet.
+    """
+    # A compiled function breaks its graph here. Without a compiler at work there is nothing to import it for.
+    compiler = sys.modules.get("torch._dynamo")
+    run = _repack if compiler is None else compiler.disable(_repack)
+    run(weight, precision)
+
+
+def _repack(weight: Tensor, precision: str | None) -> None:
+    wish = _precision.DEFAULT if precision is None else precision
+    arithmetic = _precision.resolve(wish, weight.device.type)
+    pieces = set(kept(weight))
+    if worth_packing(weight, arithmetic):
+        pieces.add(PIECES[arithmetic])
+    if not pieces:
+        return
+    if capturing(weight.device):
+        raise RuntimeError(
+            "repack: got a call under CUDA graph capture; accepted is one before it. A captured call on a weight "
+            "that was not packed on purpose splits it at every replay by itself."
+        )
+    for count in sorted(pieces):
+        keep(weight, count, frozen=True, rewrite=True)
+
+
+class PackedWeight:
+    """A weight together with its fp16 pieces: accepted wherever a linear function takes a weight.
+
+    Every linear function accepts it in place of `weight` and then finds the pieces instead of making them. The
+    pack is kept as long as the weight lives, is shared by everything that uses the same tensor object, and is
+    made again, into the same memory, when the weight has changed (see `epigemm.packs` for the changes
+    that torch does not count and that need `repack()`). Where fp32 products do not run on fp16 pieces (CPUs,
+    GPUs other than Hopper, small K) nothing is held and calls run as on the weight itself. Copies and
+    pickles hold a weight and make a pack of their own.
+
+    Args:
+        weight: fp32 `[N, K]`, a `torch.nn.Parameter` or any other strided tensor.
+        precision: that of the calls to come; None follows torch's setting.
+
+    Raises:
+        TypeError: `weight` is no tensor, or `precision` no string.
+        ValueError: unknown precision.
+        RuntimeError: `weight` is not fp32, not two-dimensional or not strided.
+        torch.OutOfMemoryError: no memory for the pack.
+
+    Example:
+        >>> packed = epigemm.PackedWeight(torch.randn(32, 64))
+        >>> epigemm.linear_relu(torch.randn(8, 64), packed).shape
+        torch.Size([8, 32])
+    """
+
+    def __init__(self, weight: Tensor, precision: str | None = None) -> None:
+        checks.packable(weight)
+        self._weight = weight
+        self._precision = None if precision is None else checks.precision(precision)
+        self.repack()
+
+    @property
+    def weight(self) -> Tensor:
+        """The tensor object that was given."""
+        return self._weight
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that are held for the weight's pieces: about as many as for the weight; 0 where none are."""
+        return sum(pack.buffer.nbytes for pack in kept(self._weight).values())
+
+    def repack(self) -> None:
+        """Split the weight again, into the same memory: CUDA graphs that were captured with the pack see it.
+
+        Raises:
+            RuntimeError: the current stream is being captured into a CUDA graph.
+        """
+        repack(self._weight, self._precision)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return PackedWeight, (self._weight, self._precision)
+
+    def __repr__(self) -> str:
+        return f"PackedWeight(shape={list(self._weight.shape)}, device={self._weight.device}, nbytes={self.nbytes})"
+
+
+def pack(weight: Tensor, *, precision: str | None = None) -> PackedWeight:
+    """Split an fp32 weight into fp16 pieces, once, for the calls to come.
+
+    Matches the weight itself in every linear function: `epigemm.linear(x, epigemm.pack(weight))` is
+    `epigemm.linear(x, weight)`, without splitting the weight at each call.
+
+    Args:
+        weight: fp32 `[N, K]`.
+        precision: that of the calls to come; None follows torch's setting.
+
+    Returns:
+        A `PackedWeight`.
+
+    Raises:
+        TypeError: `weight` is no tensor, or `precision` no string.
+        ValueError: unknown precision.
+        RuntimeError: `weight` is not fp32, not two-dimensional or not strided.
+        torch.OutOfMemoryError: no memory for the pack.
+
+    Example:
+        >>> packed = epigemm.pack(torch.randn(32, 64))
+        >>> epigemm.linear(torch.randn(8, 64), packed).shape
+        torch.Size([8, 32])
+    """
+    return PackedWeight(weight, precision)

@@ -1,0 +1,102 @@
+"""What dispatch says about an fp32 product on fp16 pieces, asked once for each problem and remembered."""
+
+from __future__ import annotations
+
+import functools
+import json
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from epigemm._native import build_info, cuda_status, ops
+
+_REMEMBERED = 8192  # problems; beyond, the oldest are asked for again
+
+_COPY_LAUNCH_US = 3.0
+_BYTES_PER_US = 4.3e6  # device memory of an H200
+
+
+class SplitPlan(NamedTuple):
+    """Dispatch's answer, for a weight that is packed already or not.
+
+    Attributes:
+        why_not: what rules the kernels out, or why they are not the fastest; empty where they run.
+        predicted_us: the whole call on fp16 pieces; infinite where it cannot run.
+        second_path_us: torch's GEMM in the arithmetic that would take over, and the elementwise kernel.
+    """
+
+    why_not: str
+    predicted_us: float
+    second_path_us: float
+
+
+def has_gpu_kernels(tensor: Tensor) -> bool:
+    """Whether epigemm's CUDA kernels run where `tensor` is."""
+    return tensor.is_cuda and not cuda_status(tensor.get_device())
+
+
+@functools.cache
+def no_gemm_kernels() -> str:
+    """Why this build cannot run any GEMM kernel; empty when it can."""
+    return "" if build_info()["gemm_kernels"] else "epigemm was built without the Hopper GEMM kernels"
+
+
+@functools.cache
+def device_numbers(device: int) -> tuple[int, int]:
+    """Compute capability (90 for 9.0) and number of multiprocessors of a CUDA device."""
+    properties = torch.cuda.get_device_properties(device)
+    return 10 * properties.major + properties.minor, properties.multi_processor_count
+
+
+def ask(
+    epilogue: str,
+    m: int,
+    n: int,
+    k: int,
+    packed: bool,
+    arithmetic: str,
+    capability: int,
+    multiprocessors: int,
+) -> dict[str, Any]:
+    """All that dispatch says, candidates included."""
+    answer: dict[str, Any] = json.loads(
+        ops._plan_split(epilogue, m, n, k, packed, arithmetic, capability, multiprocessors)
+    )
+    return answer
+
+
+@functools.lru_cache(maxsize=_REMEMBERED)
+def split_plan(
+    epilogue: str, m: int, n: int, k: int, packed: bool, arithmetic: str, device: int
+) -> SplitPlan:
+    """The plan of a product of [M, K] and [N, K] in "split" or "scaled" arithmetic on a CUDA device."""
+    answer = ask(epilogue, m, n, k, packed, arithmetic, *device_numbers(device))
+    why_not = no_gemm_kernels() or str(answer["why_not"])
+    return SplitPlan(why_not, float(answer.get("predicted_us", "inf")), float(answer["second_path_us"]))
+
+
+@functools.lru_cache(maxsize=_REMEMBERED)
+def tf32_microseconds(
+    epilogue: str, m: int, n: int, k: int, strides: tuple[int, int, int], alignment: int, device: int
+) -> float:
+    """The predicted time of the fused TF32 kernel; infinite where it does not run.
+
+    Args:
+        epilogue: its name.
+        m: rows of x.
+        n: rows of the weight.
+        k: columns of both.
+        strides: row strides of x, weight and out, in elements.
+        alignment: bytes by which the addresses of all three divide.
+        device: the CUDA device.
+    """
+    answer = json.loads(
+        ops._plan_linear(epilogue, m, n, k, *strides, alignment, "float32", "tf32", *device_numbers(device))
+    )
+    return float(answer["predicted_us"]) if answer["fused"] else float("inf")
+
+
+def copy_microseconds(m: int, n: int) -> float:
+    """What it costs to copy an fp32 result from a padded temporary."""
+    return _COPY_LAUNCH_US + 8 * m * n / _BYTES_PER_US
