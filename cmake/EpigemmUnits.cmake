@@ -1,5 +1,5 @@
 # One object library per kind of source, each with its own include paths and flags (nothing is set globally): torch's
-# headers reach csrc/torch alone, CUTLASS's headers csrc/gemm/sm90 alone.
+# headers reach csrc/torch alone, CUTLASS's headers csrc/gemm/sm90 and csrc/gemm/split alone.
 #
 # Sets EPIGEMM_OBJECTS, the list of object libraries that make up the module.
 set(csrc "${PROJECT_SOURCE_DIR}/csrc")
@@ -91,10 +91,12 @@ target_compile_options(epigemm_elementwise PRIVATE ${cuda_flags} ${EPIGEMM_ELEME
 
 if(EPIGEMM_GEMM_ARCHITECTURES)
   include(EpigemmJobs)
-  epigemm_objects(epigemm_sm90 SOURCES ${EPIGEMM_SM90_SOURCES})
+  epigemm_objects(epigemm_sm90 SOURCES ${EPIGEMM_SM90_SOURCES} "${csrc}/gemm/sm90/driver.cu")
   target_compile_options(epigemm_sm90 PRIVATE ${cuda_flags} ${EPIGEMM_GEMM_FLAGS})
   # CUTLASS leaves the waits for a programmatic dependent launch out of its kernels unless asked.
-  target_compile_definitions(epigemm_sm90 PRIVATE NDEBUG CUTLASS_ENABLE_GDC_FOR_SM90)
+  # The driver's function for descriptors is called by its name: driver.cu.
+  target_compile_definitions(epigemm_sm90 PRIVATE NDEBUG CUTLASS_ENABLE_GDC_FOR_SM90
+                                                  CUTLASS_ENABLE_DIRECT_CUDA_DRIVER_CALL)
   target_include_directories(epigemm_sm90 SYSTEM PRIVATE "${EPIGEMM_CUTLASS_PATH}/include"
                                                          "${EPIGEMM_CUTLASS_PATH}/tools/util/include")
   set_target_properties(epigemm_sm90 PROPERTIES JOB_POOL_COMPILE epigemm_gemm)

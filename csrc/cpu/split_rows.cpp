@@ -1,5 +1,4 @@
-// The split on a CPU, row by row: the same bits as on a GPU. It serves the tests and weights that are packed before
-// they move, not speed.
+// The split on a CPU, row by row: the same bits as on a GPU. It serves the tests, not speed.
 #include "gemm/split/split_rows.h"
 
 #include "cpu/types.h"

@@ -51,7 +51,7 @@ enum class Raster { AlongM = 0, AlongN = 1 };
 
 // Which kernel runs a problem, and how.
 struct Plan {
-  int tile = 0;  // index into sm90::kTiles
+  int tile = 0;  // index into the tiles of the problem's arithmetic
   Raster raster = Raster::AlongM;
   int swizzle = 1;  // width of the strips of tiles that are walked together, in clusters
 };

@@ -6,11 +6,11 @@
 STABLE_TORCH_LIBRARY(epigemm, m) {
   m.def(
       "linear(str epilogue, Tensor x, Tensor weight, Tensor? bias, Tensor[] operands, float[] scalars, str precision,"
-      " bool keep_pack=False, bool strict=False) -> Tensor");
+      " str pack='find', bool strict=False) -> Tensor");
   m.def(
       "linear_out(str epilogue, Tensor x, Tensor weight, Tensor? bias, Tensor[] operands, float[] scalars, str "
       "precision,"
-      " Tensor(a!) out, bool keep_pack=False, bool strict=False) -> ()");
+      " Tensor(a!) out, str pack='find', bool strict=False) -> ()");
   m.def("elementwise(str epilogue, Tensor x, Tensor? bias, Tensor[] operands, float[] scalars) -> Tensor");
   m.def(
       "elementwise_out(str epilogue, Tensor x, Tensor? bias, Tensor[] operands, float[] scalars, Tensor(a!) out) -> "
@@ -39,8 +39,8 @@ STABLE_TORCH_LIBRARY(epigemm, m) {
       "_split_linear_out(str epilogue, Tensor x, Tensor weight, Tensor? pack, Tensor(b!) workspace, Tensor? bias,"
       " Tensor[] operands, float[] scalars, str arithmetic, int[] plan, Tensor(a!) out) -> ()");
   m.def(
-      "_plan_split(str epilogue, int m, int n, int k, bool packed, str arithmetic, int capability, int multiprocessors)"
-      " -> str");
+      "_plan_split(str epilogue, int m, int n, int k, bool packed, str arithmetic, bool tf32_allowed, int capability,"
+      " int multiprocessors) -> str");
   m.def("_build_info() -> str");
   m.def("_registry() -> str");
   m.def("_cuda_status(int device) -> str");

@@ -70,7 +70,7 @@ Arithmetic pieces_arithmetic(const Name& name) {
 }
 
 std::string plan_split(const Name& epilogue, int64_t m, int64_t n, int64_t k, bool packed, const Name& arithmetic,
-                       int64_t capability, int64_t multiprocessors) {
+                       bool tf32_allowed, int64_t capability, int64_t multiprocessors) {
   check(m >= 0 && n >= 0 && k >= 0, "m, n and k must not be negative, got ", m, ", ", n, ", ", k);
   check(multiprocessors > 0, "multiprocessors must be positive, got ", multiprocessors);
   split::SplitTraits traits;
@@ -80,6 +80,7 @@ std::string plan_split(const Name& epilogue, int64_t m, int64_t n, int64_t k, bo
   traits.n = n;
   traits.k = k;
   traits.packed = packed;
+  traits.tf32_allowed = tf32_allowed;
   traits.capability = static_cast<int>(capability);
   traits.multiprocessors = static_cast<int>(multiprocessors);
   const std::string why_not = why_not_fused(traits);
@@ -125,6 +126,7 @@ SplitCall make_call(const Name& epilogue_name, const Tensor& x, const Tensor& we
   call.pieces = arithmetic == Arithmetic::Split ? 2 : 1;
   check(call.x.columns == call.weight.columns, "x has shape ", shape_text(x), " and weight ", shape_text(weight),
         ": the last dimensions must agree");
+  check(x.is_cuda(), "x must be on a CUDA device");
   check_same_device(weight, x, "weight");
   check_same_device(out, x, "out");
   Problem& problem = call.problem.problem;
@@ -148,8 +150,16 @@ SplitCall make_call(const Name& epilogue_name, const Tensor& x, const Tensor& we
 }
 
 split::SplitTraits traits_of(const Problem& problem, bool packed) {
-  return {problem.epilogue,   problem.arithmetic,     problem.m, problem.n, problem.k, packed,
-          problem.capability, problem.multiprocessors};
+  split::SplitTraits traits;
+  traits.epilogue = problem.epilogue;
+  traits.arithmetic = problem.arithmetic;
+  traits.m = problem.m;
+  traits.n = problem.n;
+  traits.k = problem.k;
+  traits.packed = packed;
+  traits.capability = problem.capability;
+  traits.multiprocessors = problem.multiprocessors;
+  return traits;
 }
 
 #endif
@@ -164,8 +174,8 @@ void split_linear_out(const Name& epilogue, const Tensor& x, const Tensor& weigh
   Problem& problem = call.problem.problem;
   const split::SplitTraits traits = traits_of(problem, pack.has_value());
   // A forced plan may run where the split is not the more accurate product: that is how its limit is measured.
-  std::string why_not = why_not_covered(traits);
-  if (!plan_numbers.empty() && problem.capability / 10 == 9 && problem.m && problem.n && problem.k) why_not.clear();
+  std::string why_not = why_not_possible(traits);
+  if (why_not.empty() && plan_numbers.empty()) why_not = why_not_accurate(traits);
   check(why_not.empty(), why_not);
   const Plan plan =
       plan_numbers.empty() ? best_candidate(traits).plan : forced_plan(plan_numbers, split::tile_count(arithmetic));

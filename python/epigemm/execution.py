@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,6 +21,7 @@ from epigemm import precision as _precision
 from epigemm._native import cuda_status, ops
 from epigemm.epilogues import BIAS, Epilogue, compute_dtype, fold_batch_norm_reference
 
+_ONE_PASS = _precision.Roads((_precision.IEEE,), False)
 _any_autocast = torch._C._is_any_autocast_enabled
 _fused_linear_out = ops._fused_linear_out.default
 _elementwise_out = ops._elementwise_out.default
@@ -37,7 +38,7 @@ def linear_forward(
     precision: str,
     out: Tensor | None = None,
     *,
-    keep_pack: bool = False,
+    pack_use: str = packs.FIND,
     strict: bool = False,
 ) -> Tensor:
     """D = epilogue(x @ weight.T) into `out`, or into a new contiguous tensor of shape `[..., N]`.
@@ -51,7 +52,7 @@ def linear_forward(
         scalars: its scalar if that is a number.
         precision: what an fp32 product gets, `DEFAULT` for torch's setting.
         out: where the result goes.
-        keep_pack: whether the weight belongs to someone who keeps its pack (see `epigemm.packs`).
+        pack_use: what the call may do with the weight's pack (see `epigemm.packs`).
         strict: raise instead of running torch's GEMM.
 
     Raises:
@@ -61,20 +62,19 @@ def linear_forward(
     if plans.has_gpu_kernels(x):
         if out is None:
             out = x.new_empty((*x.shape[:-1], weight.shape[0]))
-        arithmetic = linear_arithmetic(x, precision)
-        if arithmetic in packs.PIECES:
-            call = (epilogue, x, weight, bias, operands, scalars, arithmetic, out)
-            if _on_pieces(*call, keep_pack=keep_pack, strict=strict):
+        roads = linear_roads(x, precision)
+        for arithmetic in roads.fused:
+            if arithmetic in packs.PIECES:
+                call = (epilogue, x, weight, bias, operands, scalars, arithmetic, out)
+                if _on_pieces(*call, pack_use, tf32_allowed=roads.tf32_allowed, strict=strict):
+                    return out
+            # The kernels do no IEEE fp32 products: no need to ask them.
+            elif arithmetic == _precision.IEEE and x.dtype == torch.float32:
+                continue
+            elif _fused_linear_out(epilogue.name, x, weight, bias, operands, scalars, arithmetic, [], out):
                 return out
-            arithmetic = _precision.INSTEAD[arithmetic]
-        # The kernels do no IEEE fp32 products: no need to ask them.
-        may_fuse = arithmetic != _precision.IEEE or x.dtype != torch.float32
-        if may_fuse and _fused_linear_out(
-            epilogue.name, x, weight, bias, operands, scalars, arithmetic, [], out
-        ):
-            return out
     if strict:
-        require_fused(epilogue, x, weight, bias, operands, scalars, precision, out, keep_pack)
+        require_fused(epilogue, x, weight, bias, operands, scalars, precision, out, pack_use)
     if epilogue is BIAS:
         return _gemm(x, weight, bias, precision, out)
     out = _gemm(x, weight, None, precision, out)
@@ -90,24 +90,92 @@ def _on_pieces(
     scalars: Sequence[float],
     arithmetic: str,
     out: Tensor,
+    pack_use: str,
     *,
-    keep_pack: bool,
+    tf32_allowed: bool,
     strict: bool,
 ) -> bool:
     """Run an fp32 call on fp16 pieces; False where it does not run there, or there is no memory for them."""
-    choice = split.choose(epilogue, x, weight, (bias, *operands), arithmetic, out, keep_pack)
+    choice = split.choose(
+        epilogue,
+        x,
+        weight,
+        (bias, *operands),
+        arithmetic,
+        out,
+        pack_use,
+        tf32_allowed=tf32_allowed,
+        ignore_shortage=strict,
+    )
     if choice.why_not:
         split.declined(choice, weight)
         return False
+    call = (epilogue, x, weight, bias, operands, scalars, arithmetic, out)
     try:
-        split.run(choice, epilogue, x, weight, bias, operands, scalars, arithmetic, out)
-    except torch.OutOfMemoryError:
-        if strict:
-            raise
-        split.ran_out_of_memory(x, weight, arithmetic)
-        return False
-    split.ran(x, weight, arithmetic)
-    return True
+        split.run(choice, *call)
+    except torch.OutOfMemoryError as error:
+        shortage = error
+    else:
+        split.ran(choice, x, weight, arithmetic)
+        return True
+    split.ran_out_of_memory(choice, x, weight, arithmetic)
+    # Memory for one call may be there where memory to keep is not.
+    may_do = choice.source == split.MAKE
+    if may_do and _on_pieces(*call, packs.FIND, tf32_allowed=tf32_allowed, strict=strict):
+        return True
+    if strict:
+        raise shortage
+    return False
+
+
+class Considered(NamedTuple):
+    """One fused kernel that a call is tried on.
+
+    Attributes:
+        arithmetic: what it multiplies in.
+        why_not: why it does not run; empty where it does.
+        choice: for a product on fp16 pieces, how it would run.
+        plan: for any other, dispatch's answer.
+    """
+
+    arithmetic: str
+    why_not: str
+    choice: split.Choice | None
+    plan: dict[str, Any]
+
+
+def considered(
+    epilogue: Epilogue,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    operands: Sequence[Tensor],
+    scalars: Sequence[float],
+    precision: str,
+    out: Tensor,
+    pack_use: str,
+    *,
+    strict: bool = False,
+) -> Iterator[Considered]:
+    """What `linear_forward` tries, in the same order, and what comes of it; launches nothing."""
+    roads = linear_roads(x, precision)
+    for arithmetic in roads.fused:
+        if arithmetic not in packs.PIECES:
+            plan = _fused_plan(epilogue, x, weight, bias, operands, scalars, arithmetic, out)
+            yield Considered(arithmetic, "" if plan["fused"] else str(plan["why_not"]), None, plan)
+        elif plans.has_gpu_kernels(x):
+            choice = split.choose(
+                epilogue,
+                x,
+                weight,
+                (bias, *operands),
+                arithmetic,
+                out,
+                pack_use,
+                tf32_allowed=roads.tf32_allowed,
+                ignore_shortage=strict,
+            )
+            yield Considered(arithmetic, choice.why_not, choice, {})
 
 
 def require_fused(
@@ -119,32 +187,24 @@ def require_fused(
     scalars: Sequence[float],
     precision: str,
     out: Tensor | None,
-    keep_pack: bool,
+    pack_use: str,
 ) -> None:
     """RuntimeError unless one fused kernel would run; says why none does."""
-    if not has_native_kernels(x):
-        reasons = [no_kernels(x)]
-    else:
+    reasons = [no_kernels(x)]
+    if has_native_kernels(x):
         if out is None:
             out = x.new_empty((*x.shape[:-1], weight.shape[0]))
-        arithmetic = linear_arithmetic(x, precision)
-        reasons = []
-        if plans.has_gpu_kernels(x) and arithmetic in packs.PIECES:
-            choice = split.choose(epilogue, x, weight, (bias, *operands), arithmetic, out, keep_pack)
-            if not choice.why_not:
-                return
-            reasons.append(choice.why_not)
-        plan = fused_plan(epilogue, x, weight, bias, operands, scalars, arithmetic, out)
-        if plan["fused"]:
+        call = (epilogue, x, weight, bias, operands, scalars, precision, out, pack_use)
+        reasons = [found.why_not for found in considered(*call, strict=True)]
+        if "" in reasons:
             return
-        reasons.append(str(plan["why_not"]))
     raise RuntimeError(
         "strict: got True for a call that no fused kernel would run "
         f"({'; '.join(dict.fromkeys(reasons))}); accepted there is False"
     )
 
 
-def fused_plan(
+def _fused_plan(
     epilogue: Epilogue,
     x: Tensor,
     weight: Tensor,
@@ -163,7 +223,7 @@ def fused_plan(
             bias,
             operands,
             scalars,
-            _precision.INSTEAD.get(arithmetic, arithmetic),
+            arithmetic,
             out,
         )
     )
@@ -211,9 +271,9 @@ def no_kernels(x: Tensor) -> str:
     return "" if x.is_cpu else f"x is on {x.device}; epigemm has kernels for CUDA and CPU"
 
 
-def linear_arithmetic(x: Tensor, precision: str) -> str:
-    """The arithmetic of a call on x; only fp32 has a choice."""
-    return _precision.resolve(precision, x.device.type) if x.dtype == torch.float32 else _precision.IEEE
+def linear_roads(x: Tensor, precision: str) -> _precision.Roads:
+    """What a call on x may run on; only fp32 has a choice."""
+    return _precision.roads(precision, x.device.type) if x.dtype == torch.float32 else _ONE_PASS
 
 
 def _gemm(x: Tensor, weight: Tensor, bias: Tensor | None, precision: str, out: Tensor | None) -> Tensor:

@@ -174,61 +174,82 @@ def _operator_name(func: Any) -> str | None:
 def _explain_linear(
     epilogue: Epilogue, call: tuple[Any, ...], out: Tensor | None, wants_gradients: bool
 ) -> dict[str, Any]:
-    x, weight, bias, operands, scalars, precision, keep_pack, strict = call
+    x, weight, bias, operands, scalars, precision, pack_use, strict = call
     checks.linear(epilogue, x, weight, bias, operands, scalars, precision, out)
     if out is not None:
         checks.output_overlap(out, x, (weight, bias, *operands), in_place=False)
+    changing = wants_gradients and weight.requires_grad
+    pack_use = packs.NONE if changing else pack_use
     if strict:
-        execution.require_fused(epilogue, x, weight, bias, operands, scalars, precision, out, keep_pack)
-    arithmetic = execution.linear_arithmetic(x, precision)
+        execution.require_fused(epilogue, x, weight, bias, operands, scalars, precision, out, pack_use)
+    plan: dict[str, Any] = {}
     reasons: list[str] = []
     unavailable = execution.no_kernels(x)
-    if not unavailable:
-        written = x.new_empty((*x.shape[:-1], weight.shape[0])) if out is None else out
-        if plans.has_gpu_kernels(x) and arithmetic in packs.PIECES:
-            changing = wants_gradients and weight.requires_grad
-            choice = split.choose(
-                epilogue,
-                x,
-                weight,
-                (bias, *operands),
-                arithmetic,
-                written,
-                keep_pack and not changing,
-                reuse=not changing,
-            )
-            if not choice.why_not:
-                return _explain_pieces(epilogue, x, weight, arithmetic, choice, changing)
-            reasons = [f"not on fp16 pieces: {choice.why_not}", *_memory_notes(x, weight, arithmetic)]
-        arithmetic = _precision.INSTEAD.get(arithmetic, arithmetic)
-        plan = execution.fused_plan(epilogue, x, weight, bias, operands, scalars, arithmetic, written)
+    if unavailable:
+        reasons.append(f"no fused kernel: {unavailable}")
     else:
-        plan = {"fused": False, "why_not": unavailable}
-    found = {"arithmetic": _arithmetic_text(x.dtype, arithmetic), "candidates": plan.get("candidates", [])}
-    if plan["fused"]:
-        kernel = f"epigemm fused GEMM, {_tile_text(plan)}, epilogue {epilogue.name}"
-        reasons.append(_fastest(plan))
-        return {**found, "path": FUSED, "kernel": kernel, "reasons": reasons, "kernels": [kernel]}
-    reasons += [f"no fused kernel: {plan['why_not']}", *_second_path_notes(x, precision, out)]
-    found["arithmetic"] = _arithmetic_text(x.dtype, _torch_arithmetic(x, precision))
+        written = x.new_empty((*x.shape[:-1], weight.shape[0])) if out is None else out
+        tried = (epilogue, x, weight, bias, operands, scalars, precision, written, pack_use)
+        for found in execution.considered(*tried):
+            plan = found.plan or plan
+            if found.choice is not None and not found.why_not:
+                return _explain_pieces(epilogue, x, weight, found.arithmetic, found.choice, changing, reasons)
+            if not found.why_not:
+                return _explain_fused(epilogue, x, found, reasons)
+            reasons += _why_not(x, weight, found, "two fp16 pieces instead" if reasons else "fp16 pieces")
+    reasons += _second_path_notes(x, precision, out)
     gemm = "torch GEMM (mm)" if bias is None or epilogue is not BIAS else "torch GEMM (addmm, with the bias)"
     kernels = [gemm]
     if epilogue is not BIAS:
         kernels.append(f"{_owner(x)} {epilogue.name}, in place on the product")
-    path = GEMM_ELEMENTWISE if execution.has_native_kernels(x) else REFERENCE
-    return {**found, "path": path, "kernel": gemm, "reasons": reasons, "kernels": kernels}
+    return {
+        "arithmetic": _arithmetic_text(x.dtype, _torch_arithmetic(x, precision)),
+        "candidates": plan.get("candidates", []),
+        "path": GEMM_ELEMENTWISE if execution.has_native_kernels(x) else REFERENCE,
+        "kernel": gemm,
+        "reasons": reasons,
+        "kernels": kernels,
+    }
+
+
+def _why_not(x: Tensor, weight: Tensor, found: execution.Considered, pieces: str) -> list[str]:
+    if found.choice is None:
+        return [f"no fused kernel: {found.why_not}"]
+    return [f"not on {pieces}: {found.why_not}", *_memory_notes(x, weight, found.arithmetic)]
+
+
+def _explain_fused(
+    epilogue: Epilogue, x: Tensor, found: execution.Considered, reasons: list[str]
+) -> dict[str, Any]:
+    """A call on one kernel that multiplies the tensors as they are."""
+    kernel = f"epigemm fused GEMM, {_tile_text(found.plan)}, epilogue {epilogue.name}"
+    return {
+        "arithmetic": _arithmetic_text(x.dtype, found.arithmetic),
+        "candidates": found.plan["candidates"],
+        "path": FUSED,
+        "kernel": kernel,
+        "reasons": [*reasons, _fastest(found.plan)],
+        "kernels": [kernel],
+    }
 
 
 def _explain_pieces(
-    epilogue: Epilogue, x: Tensor, weight: Tensor, arithmetic: str, choice: split.Choice, changing: bool
+    epilogue: Epilogue,
+    x: Tensor,
+    weight: Tensor,
+    arithmetic: str,
+    choice: split.Choice,
+    changing: bool,
+    before: list[str],
 ) -> dict[str, Any]:
     """A call on fp16 pieces."""
     n, k = weight.shape
-    problem = (epilogue.name, x.numel() // k, n, k, choice.source != split.PER_CALL, arithmetic)
+    problem = (epilogue.name, x.numel() // k, n, k, choice.packed, arithmetic, choice.tf32_allowed)
     plan = plans.ask(*problem, *plans.device_numbers(x.get_device()))
     kernel = f"epigemm fused GEMM on fp16 pieces, {_tile_text(plan)}, epilogue {epilogue.name}"
-    rival = "torch's fp32 GEMM" if arithmetic == _precision.SPLIT else "torch's TF32 GEMM"
+    rival = "torch's TF32 GEMM" if choice.tf32_allowed else "torch's fp32 GEMM"
     reasons = [
+        *before,
         f"{_fastest(plan)}, against {plan['second_path_us']:.1f} us for {rival}",
         _CHANGING if changing else split.describe_source(choice, weight),
         "a guard on the device finds tiles whose rows have too wide a range for fp16 pieces, or infinities or NaN; "
@@ -258,9 +279,13 @@ def _fastest(plan: dict[str, Any]) -> str:
 
 
 def _memory_notes(x: Tensor, weight: Tensor, arithmetic: str) -> list[str]:
-    if not split.lacked_memory(x, weight, arithmetic):
-        return []
-    return ["the last call of these sizes found no memory for fp16 pieces and ran without them"]
+    lacked = split.lacked_memory(x, weight, arithmetic)
+    notes = []
+    if split.MAKE in lacked:
+        notes.append("the last call of these sizes found no memory to keep the weight's pack")
+    if lacked and lacked != [split.MAKE]:
+        notes.append("the last call of these sizes found no memory for fp16 pieces and ran without them")
+    return notes
 
 
 def _explain_elementwise(epilogue: Epilogue, call: tuple[Any, ...], out: Tensor | None) -> dict[str, Any]:
@@ -301,10 +326,9 @@ def _second_path_notes(x: Tensor, precision: str, out: Tensor | None) -> list[st
 
 def _torch_arithmetic(x: Tensor, precision: str) -> str:
     """What torch's own fp32 GEMM computes in: its setting, unless the call asks for more accuracy."""
-    setting = _precision.torch_setting(x.device.type)
-    if setting == "none" or _precision.needs_override(precision, x.device.type):
+    if not execution.linear_roads(x, precision).tf32_allowed:
         return _precision.IEEE
-    return setting
+    return _precision.torch_setting(x.device.type)
 
 
 def _owner(x: Tensor) -> str:

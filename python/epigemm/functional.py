@@ -12,8 +12,11 @@ Keyword arguments:
         (`torch.set_float32_matmul_precision`, `torch.backends.cuda.matmul.fp32_precision`; "none" and "ieee" there
         are "highest" here, "tf32" and "bf16" are "high"). "highest" keeps fp32's accuracy: three products of fp16
         pieces on the tensor cores where these are at least as accurate as fp32 products and faster, else fp32
-        products. "ieee" is always the latter. "high" and "medium" allow 10-bit mantissas: one product of scaled
-        fp16 numbers, or TF32 where that is faster. "tf32" is always TF32. The derivative's products follow it too.
+        products. "ieee" is always the latter. "high" and "medium" allow TF32's error, at most: one product of scaled
+        fp16 numbers, or a TF32 kernel where that is faster. So does "tf32", by a TF32 kernel alone. Where neither runs,
+        torch's GEMM does, for which torch's own setting decides: under "highest" or "ieee" its products are fp32 ones,
+        more accurate and slower than asked for, and "high" and "medium" try the products of "highest" before. The
+        derivative's products follow it too.
     strict: RuntimeError, before anything is launched, where no fused kernel would run; the message says why.
         torch.OutOfMemoryError where there is no memory for fp16 pieces, without which fp32 products run
         elsewhere.

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from epigemm import packs
 from epigemm._native import ops
 from epigemm.epilogues import BIAS, EPILOGUES, fold_batch_norm_reference
 
@@ -19,10 +20,10 @@ from epigemm.epilogues import BIAS, EPILOGUES, fold_batch_norm_reference
 def linear_setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     """Save what `linear_backward` needs."""
     # Arguments at the end that have their default value may be missing; strict is the forward call's alone.
-    epilogue, x, weight, bias, operands, scalars, precision, *keep_pack_and_strict = inputs
+    epilogue, x, weight, bias, operands, scalars, precision, *pack_and_strict = inputs
     ctx.save_for_backward(x, weight, bias, *operands)
     ctx.epilogue, ctx.scalars, ctx.precision = epilogue, scalars, precision
-    ctx.keep_pack = bool(keep_pack_and_strict and keep_pack_and_strict[0])
+    ctx.pack = pack_and_strict[0] if pack_and_strict else packs.FIND
 
 
 def linear_backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
@@ -36,7 +37,7 @@ def linear_backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     if ctx.epilogue == BIAS.name:
         grad_bias = _sum_rows(grad) if needs_bias else None
     else:
-        acc = _accumulator(x, weight, ctx.precision, ctx.keep_pack)
+        acc = _accumulator(x, weight, ctx.precision, ctx.pack)
         grad_acc, grad_bias, *grad_operands = _epilogue_gradients(
             ctx, acc, bias, operands, grad.to(acc.dtype), (needs_acc, needs_bias, *needs_operands)
         )
@@ -139,14 +140,14 @@ def _tracked(tensor: Tensor | None) -> Tensor:
     return tensor.view_as(tensor) if tensor.requires_grad else tensor.detach().requires_grad_()
 
 
-def _accumulator(x: Tensor, weight: Tensor, precision: str, keep_pack: bool) -> Tensor:
+def _accumulator(x: Tensor, weight: Tensor, precision: str, pack: str) -> Tensor:
     """x @ weight.T as the forward's epilogue saw it.
 
     Rounded to 16 bits it could overflow where the forward did not, or carry a small sum with the bias across
     the kink of a relu.
     """
     if x.dtype not in (torch.float16, torch.bfloat16):
-        return _product(x, weight, precision, keep_pack)
+        return _product(x, weight, precision, pack)
     rows = _rows(x)
     if x.is_cuda and not torch.is_grad_enabled():
         acc = torch.mm(rows, weight.t(), out_dtype=torch.float32)
@@ -155,8 +156,8 @@ def _accumulator(x: Tensor, weight: Tensor, precision: str, keep_pack: bool) -> 
     return acc.reshape(*x.shape[:-1], weight.shape[0])
 
 
-def _product(x: Tensor, weight: Tensor, precision: str, keep_pack: bool = False) -> Tensor:
-    product: Tensor = ops.linear(BIAS.name, x, weight, None, [], [], precision, keep_pack)
+def _product(x: Tensor, weight: Tensor, precision: str, pack: str = packs.FIND) -> Tensor:
+    product: Tensor = ops.linear(BIAS.name, x, weight, None, [], [], precision, pack)
     return product
 
 

@@ -4,9 +4,9 @@ Parameters are named and initialised as in `torch.nn.Linear` and `torch.nn.Batch
 `from_layers` share the parameter objects of existing layers, so that optimisers and state dicts go on
 working. The fused layers call no submodule's `forward`: hooks on the shared layers do not fire.
 
-Where fp32 products run on fp16 pieces, a layer keeps those of its weight between calls that need no gradient of the
-weight. They follow the weight's changes and are in no copy, pickle or state dict; `epigemm.packs` says which
-changes torch does not count: after those, call `repack()`.
+Where fp32 products run on fp16 pieces, a layer keeps those of its weight, if that is an `nn.Parameter`, between
+calls that need no gradient of the weight. They follow the weight's changes and are in no copy, pickle or state dict;
+`epigemm.packs` says which changes torch does not count: after those, call `repack()`.
 """
 
 from __future__ import annotations
@@ -84,7 +84,15 @@ class _FusedLinear(nn.Module):
 
     def _apply_fused(self, epilogue: Epilogue, x: Tensor, scalar: float | Tensor | None = None) -> Tensor:
         return roads.linear(
-            epilogue, x, self.weight, self.bias, scalar, self.precision, None, self.strict, keep_pack=True
+            epilogue,
+            x,
+            self.weight,
+            self.bias,
+            scalar,
+            self.precision,
+            None,
+            self.strict,
+            _pack_use(self.weight),
         )
 
     def extra_repr(self) -> str:
@@ -93,6 +101,15 @@ class _FusedLinear(nn.Module):
             f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}"
         )
         return f"{text}{_call_repr(self.precision, self.strict)}"
+
+
+def _pack_use(weight: Tensor) -> str:
+    """What a layer's call may do with its weight's pack.
+
+    A weight that is no parameter (parametrised, or handed in by `torch.func.functional_call`) may be gone
+    after the call.
+    """
+    return packs.KEEP if isinstance(weight, nn.Parameter) else packs.FIND
 
 
 def _call_repr(precision: str | None, strict: bool) -> str:
@@ -320,11 +337,11 @@ def linear_scale_batch_norm1d(
     if bn.training or bn.running_mean is None or bn.running_var is None:
         scaling = (bias, scale, None, None, None, None)
         result: Tensor = bn(
-            roads.linear_folded(x, weight, scaling, 0.0, precision, None, strict, keep_pack=True)
+            roads.linear_folded(x, weight, scaling, 0.0, precision, None, strict, _pack_use(weight))
         )
         return result
     vectors = (bias, scale, bn.running_mean, bn.running_var, bn.weight, bn.bias)
-    return roads.linear_folded(x, weight, vectors, bn.eps, precision, None, strict, keep_pack=True)
+    return roads.linear_folded(x, weight, vectors, bn.eps, precision, None, strict, _pack_use(weight))
 
 
 class LinearScaleBatchNorm1d(nn.Module):

@@ -1,15 +1,17 @@
 """Weights in fp16 pieces, kept between calls: the *packs* of fp32 products on tensor cores.
 
 A product on fp16 pieces needs both operands split. That of x is made at every call. That of a weight may be
-kept: modules of `epigemm.nn` and `PackedWeight` keep it, a call on a plain weight uses a kept one that is
-current, and otherwise splits the weight for this call alone.
+kept: modules of `epigemm.nn` (for an `nn.Parameter`: other weights may be made for one call) and `PackedWeight`
+keep it, a call on a plain weight uses a kept one that is current, and otherwise splits the weight for this call
+alone.
 
-A pack belongs to a weight by the identity of the tensor object, dies with it, and is made again, into the
-same memory, when the weight has changed. Changes are seen by torch's version counter, by the storage that
-the weight stands in, and by the steps of torch's optimisers (fused ones do not count versions). A write that
-none of these sees (through `weight.data`, by a replayed CUDA graph, by a collective) needs `repack()`.
+A pack belongs to a weight by the identity of the tensor object, dies with it, and is made again when the weight
+has changed: into the same memory, unless the weight stands elsewhere now and nobody made the pack on purpose.
+Changes are seen by torch's version counter, by the storage that the weight stands in, and by the steps of torch's
+optimisers (fused ones do not count versions). A write that none of these sees (through `weight.data`, by a
+replayed CUDA graph, by a collective) needs `repack()`.
 
-While a gradient of the weight is asked for, no pack is kept: the weight is about to change. Under CUDA graph
+While a gradient of the weight is asked for, no pack is kept or used: the weight is about to change. Under CUDA graph
 capture a call uses a kept pack only if it was made on purpose, by `pack` or `repack()`: the graph is then
 frozen to it. Otherwise the graph splits the weight itself, at every replay.
 """
@@ -35,6 +37,12 @@ from epigemm.epilogues import BIAS
 PIECES = {_precision.SPLIT: 2, _precision.SCALED: 1}
 """The arithmetics on fp16 pieces and how many pieces each has. They do not share packs."""
 
+# What a call may do with its weight's pack: the argument `pack` of the operators.
+KEEP = "keep"  # use it, and make it where there is none: the weight belongs to someone who keeps its pack
+FIND = "find"  # use one that is kept and current, make none
+NONE = "none"  # neither: a gradient of the weight is asked for
+_USES = (KEEP, FIND, NONE)
+
 _SECTION = 256
 _INTERLEAVE = 64
 _MANY_ROWS = 8192  # a weight that dispatch does not pack for this many rows of x is not worth packing
@@ -45,6 +53,13 @@ _split_rows_out = ops._split_rows_out.default
 
 def _round_up(size: int, multiple: int) -> int:
     return -(-size // multiple) * multiple
+
+
+def checked_use(pack: str) -> str:
+    """An operator's `pack`; ValueError unless it is one of the accepted."""
+    if pack not in _USES:
+        raise ValueError(f"pack: got {pack!r}; accepted are {', '.join(map(repr, _USES))}")
+    return pack
 
 
 def pack_bytes(rows: int, columns: int, pieces: int) -> int:
@@ -69,6 +84,9 @@ class KeptPack:
         self.frozen = False
         self._pieces = pieces
         self._mark: _Mark | None = None
+        self._place: tuple[int, int] | None = (
+            None  # storage and address of the weight, also of one that has changed
+        )
         # Holds the storage's identity, not its memory: no later storage can pass for it.
         self._storage: StorageWeakRef | None = None
         self._seen: int | None = None
@@ -78,6 +96,10 @@ class KeptPack:
     def is_current(self, weight: Tensor) -> bool:
         """Whether the weight is as it was when the buffer was written."""
         return self._mark == _mark(weight)
+
+    def has_moved(self, weight: Tensor) -> bool:
+        """Whether the weight stood elsewhere when the buffer was written."""
+        return self._place != _place(weight)
 
     def is_settled(self, weight: Tensor) -> bool:
         """Whether the last call on this stale pack saw the weight as it is now."""
@@ -92,16 +114,23 @@ class KeptPack:
         self._mark = self._seen = None
 
     def write(self, weight: Tensor) -> None:
-        """Split the weight into the buffer, on the current stream."""
+        """Split the weight into the buffer, on the current stream.
+
+        Nothing here waits for readers of what was in it. A weight is written where it stands by whoever has waited for
+        its readers, which are the pack's readers too; unchanged, it gives the same bits again. One that stands
+        elsewhere has waited for nobody: see `keep`.
+        """
         self._mark = None
         mark = _mark(weight)
         storage = StorageWeakRef(weight.untyped_storage())  # type: ignore[no-untyped-call]
         _split_rows_out(weight, self._pieces, self.buffer)
         if weight.is_cuda:
             stream = torch.cuda.current_stream(weight.device)
+            if stream.cuda_stream not in self._ready:
+                self.buffer.record_stream(stream)
             self._written = stream.record_event()
             self._ready = {stream.cuda_stream}
-        self._storage, self._mark = storage, mark
+        self._storage, self._place, self._mark = storage, _place(weight), mark
 
     def read(self) -> Tensor:
         """The buffer, for a kernel that is launched next on the current stream."""
@@ -144,9 +173,13 @@ def _forget(key: int, reference: Any) -> None:
         _owners.pop(key, None)
 
 
-def _mark(weight: Tensor) -> _Mark:
+def _place(weight: Tensor) -> tuple[int, int]:
     storage: int = weight.untyped_storage()._cdata
-    return storage, weight.data_ptr(), weight._version, weight.shape, weight.stride()
+    return storage, weight.data_ptr()
+
+
+def _mark(weight: Tensor) -> _Mark:
+    return *_place(weight), weight._version, weight.shape, weight.stride()
 
 
 def capturing(device: torch.device) -> bool:
@@ -168,7 +201,11 @@ def find(weight: Tensor, pieces: int) -> KeptPack | None:
 
 
 def keep(weight: Tensor, pieces: int, *, frozen: bool = False, rewrite: bool = False) -> KeptPack:
-    """The weight's kept pack, made or made again, into the same memory, where it is not current.
+    """The weight's kept pack, made or made again where it is not current.
+
+    That is into the same memory, which captured graphs may read if the pack is frozen. But if the weight stands
+    elsewhere by now (`weight.data = other`), a product on another stream may still read the old pieces, and nothing has
+    ordered this stream behind it: a pack that is not frozen gets new memory then.
 
     Args:
         weight: fp32 [N, K]; no inference tensor, which has no version counter.
@@ -177,12 +214,15 @@ def keep(weight: Tensor, pieces: int, *, frozen: bool = False, rewrite: bool = F
         rewrite: split the weight again even if the pack looks current.
 
     Raises:
-        torch.OutOfMemoryError: no memory for a new pack; what was kept stays as it was.
+        torch.OutOfMemoryError: no memory for a new pack.
     """
     with _lock, torch.no_grad():
         found = find(weight, pieces)
         size = pack_bytes(weight.shape[0], weight.shape[1], pieces)
-        if found is None or found.buffer.shape[0] != size or found.buffer.device != weight.device:
+        if found is not None and not _serves(found, weight, size):
+            del _owner_of(weight).packs[pieces]  # before the new one takes its memory
+            found = None
+        if found is None:
             found = KeptPack(_allocate(size, weight.device), pieces)
             rewrite = True
         if rewrite or not found.is_current(weight):
@@ -190,6 +230,19 @@ def keep(weight: Tensor, pieces: int, *, frozen: bool = False, rewrite: bool = F
         found.frozen = found.frozen or frozen
         _owner_of(weight).packs[pieces] = found
         return found
+
+
+def _serves(pack: KeptPack, weight: Tensor, size: int) -> bool:
+    """Whether the weight may be split into the memory of its pack."""
+    fits = pack.buffer.shape[0] == size and pack.buffer.device == weight.device
+    return fits and (pack.frozen or not pack.has_moved(weight))
+
+
+def drop(weight: Tensor) -> None:
+    """Forget the weight's packs and free their memory."""
+    with _lock:
+        if kept(weight):
+            _owners.pop(id(weight), None)
 
 
 def expire(weight: Tensor) -> None:
@@ -245,21 +298,29 @@ def _allocate_on_default_stream(size: int, device: torch.device) -> Tensor:
         return torch.empty(size, dtype=torch.uint8, device=device)
 
 
-def worth_packing(weight: Tensor, arithmetic: str) -> bool:
-    """Whether some call on this weight would run on its pack."""
-    if weight.dtype != torch.float32 or weight.dim() != 2 or weight.is_inference():
-        return False
-    if arithmetic not in PIECES or not plans.has_gpu_kernels(weight):
-        return False
-    problem = (_MANY_ROWS, *weight.shape)
-    return not plans.split_plan(BIAS.name, *problem, True, arithmetic, weight.get_device()).why_not
+def _is_packable(weight: Tensor) -> bool:
+    """Whether kernels run on pieces of it, and its changes are seen."""
+    right = weight.dtype == torch.float32 and weight.dim() == 2 and weight.layout == torch.strided
+    return right and not weight.is_inference() and plans.has_gpu_kernels(weight)
+
+
+def _worth_packing(weight: Tensor, precision: str) -> int | None:
+    """The number of pieces that some call on this weight would run on, at `precision`."""
+    roads = _precision.roads(precision, weight.device.type)
+    for arithmetic in roads.fused:
+        if arithmetic in PIECES:
+            problem = (_MANY_ROWS, *weight.shape, True, arithmetic, roads.tf32_allowed, weight.get_device())
+            if not plans.split_plan(BIAS.name, *problem).why_not:
+                return PIECES[arithmetic]
+    return None
 
 
 def repack(weight: Tensor, precision: str | None) -> None:
     """Split the weight again into every pack that is kept of it, and into the one that `precision` asks for.
 
     Args:
-        weight: the weight; where nothing would run on a pack of it, nothing happens.
+        weight: the weight. One that has left the reach of the kernels, by its dtype or device, loses its packs; where
+            nothing would run on a pack of it, nothing happens.
         precision: as of the calls to come.
 
     Raises:
@@ -273,11 +334,12 @@ def repack(weight: Tensor, precision: str | None) -> None:
 
 
 def _repack(weight: Tensor, precision: str | None) -> None:
-    wish = _precision.DEFAULT if precision is None else precision
-    arithmetic = _precision.resolve(wish, weight.device.type)
-    pieces = set(kept(weight))
-    if worth_packing(weight, arithmetic):
-        pieces.add(PIECES[arithmetic])
+    wanted = None
+    if _is_packable(weight):
+        wanted = _worth_packing(weight, _precision.DEFAULT if precision is None else precision)
+    else:
+        drop(weight)
+    pieces = set(kept(weight)) | ({wanted} if wanted else set())
     if not pieces:
         return
     if capturing(weight.device):
@@ -333,6 +395,8 @@ class PackedWeight:
 
     def repack(self) -> None:
         """Split the weight again, into the same memory: CUDA graphs that were captured with the pack see it.
+
+        Frees it where the weight has left the reach of the kernels, by its dtype or device.
 
         Raises:
             RuntimeError: the current stream is being captured into a CUDA graph.

@@ -23,7 +23,7 @@ class SplitPlan(NamedTuple):
     Attributes:
         why_not: what rules the kernels out, or why they are not the fastest; empty where they run.
         predicted_us: the whole call on fp16 pieces; infinite where it cannot run.
-        second_path_us: torch's GEMM in the arithmetic that would take over, and the elementwise kernel.
+        second_path_us: torch's GEMM, in TF32 where that is allowed, and the elementwise kernel.
     """
 
     why_not: str
@@ -56,22 +56,26 @@ def ask(
     k: int,
     packed: bool,
     arithmetic: str,
+    tf32_allowed: bool,
     capability: int,
     multiprocessors: int,
 ) -> dict[str, Any]:
-    """All that dispatch says, candidates included."""
+    """All that dispatch says, candidates included.
+
+    `tf32_allowed`: to torch's GEMM, which would take over.
+    """
     answer: dict[str, Any] = json.loads(
-        ops._plan_split(epilogue, m, n, k, packed, arithmetic, capability, multiprocessors)
+        ops._plan_split(epilogue, m, n, k, packed, arithmetic, tf32_allowed, capability, multiprocessors)
     )
     return answer
 
 
 @functools.lru_cache(maxsize=_REMEMBERED)
 def split_plan(
-    epilogue: str, m: int, n: int, k: int, packed: bool, arithmetic: str, device: int
+    epilogue: str, m: int, n: int, k: int, packed: bool, arithmetic: str, tf32_allowed: bool, device: int
 ) -> SplitPlan:
     """The plan of a product of [M, K] and [N, K] in "split" or "scaled" arithmetic on a CUDA device."""
-    answer = ask(epilogue, m, n, k, packed, arithmetic, *device_numbers(device))
+    answer = ask(epilogue, m, n, k, packed, arithmetic, tf32_allowed, *device_numbers(device))
     why_not = no_gemm_kernels() or str(answer["why_not"])
     return SplitPlan(why_not, float(answer.get("predicted_us", "inf")), float(answer["second_path_us"]))
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -19,7 +19,7 @@ DEFAULT = "default"
 IEEE = "ieee"
 """Every product and sum in fp32: torch's own GEMM."""
 TF32 = "tf32"
-"""Products of 10-bit mantissas on the tensor cores."""
+"""Products of 10-bit mantissas on the tensor cores; torch's GEMM computes them only where its setting says so."""
 SPLIT = "split"
 """Three products of two fp16 pieces: fp32's accuracy on the tensor cores, where that holds and is faster."""
 SCALED = "scaled"
@@ -28,8 +28,23 @@ SCALED = "scaled"
 ARITHMETIC = {"highest": SPLIT, "ieee": IEEE, "high": SCALED, "medium": SCALED, "tf32": TF32}
 """Accepted values of `precision=` and the arithmetic that each asks for."""
 
-INSTEAD = {SPLIT: IEEE, SCALED: TF32}
-"""What takes over where the kernels on fp16 pieces do not cover a call, or are not the fastest."""
+_REDUCED = (TF32, "bf16")  # torch's settings under which its own fp32 GEMM rounds the operands
+
+
+class Roads(NamedTuple):
+    """What an fp32 call may run on.
+
+    Attributes:
+        fused: the arithmetics whose kernels are tried, in this order; torch's GEMM comes after the last.
+        tf32_allowed: whether torch's GEMM may use TF32 there.
+    """
+
+    fused: tuple[str, ...]
+    tf32_allowed: bool
+
+
+_IEEE_ROADS = Roads((IEEE,), False)
+_SPLIT_ROADS = Roads((SPLIT, IEEE), False)
 
 # The new settings API alone: reading the legacy flags raises once the new ones were written (torch 2.9+).
 _SETTINGS: dict[str, Any] = {
@@ -53,24 +68,32 @@ def torch_setting(device_type: str) -> str:
     return "none" if setting is None else str(setting.fp32_precision)
 
 
-def resolve(precision: str, device_type: str) -> str:
-    """The arithmetic that an fp32 call on `device_type` asks for: "split", "ieee", "scaled" or "tf32".
+def roads(precision: str, device_type: str) -> Roads:
+    """In which arithmetics an fp32 call on `device_type` is tried, the one asked for first.
 
-    The first and third hold where dispatch takes them; `INSTEAD` says what runs elsewhere.
+    Under a setting of torch's that keeps its GEMM in IEEE fp32, a call that would do with TF32 has SGEMM for its last
+    resort. The split is faster than that, and as accurate.
 
     Args:
         precision: a key of `ARITHMETIC`, or `DEFAULT`.
-        device_type: whose setting `DEFAULT` follows.
+        device_type: whose setting torch's GEMM follows.
 
     Raises:
         ValueError: `precision` is none of them.
     """
-    if precision == DEFAULT:
-        return SCALED if torch_setting(device_type) in (TF32, "bf16") else SPLIT
-    try:
-        return ARITHMETIC[precision]
-    except KeyError:
-        raise unknown_precision(precision) from None
+    if precision != DEFAULT and precision not in ARITHMETIC:
+        raise unknown_precision(precision)
+    asked = ARITHMETIC.get(precision)
+    if asked == IEEE:
+        return _IEEE_ROADS
+    if asked == SPLIT:
+        return _SPLIT_ROADS
+    tf32_allowed = torch_setting(device_type) in _REDUCED
+    if asked == TF32:
+        return Roads((TF32,), tf32_allowed)
+    if tf32_allowed:
+        return Roads((SCALED, TF32), True)
+    return _SPLIT_ROADS if asked is None else Roads((SCALED, TF32, SPLIT), False)
 
 
 def needs_override(precision: str, device_type: str) -> bool:

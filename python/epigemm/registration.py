@@ -13,11 +13,40 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from epigemm import checks, execution, gradients
+from epigemm import checks, execution, gradients, packs
 from epigemm._native import ops
 from epigemm.epilogues import FOLDED, compute_dtype
 
-_LIBRARY = torch.library.Library("epigemm", "IMPL")  # type: ignore[no-untyped-call]
+
+class _Library(torch.library.Library):
+    """torch's, except that the derivative of `linear` takes a look at the arguments before it runs the operator."""
+
+    def impl(self, op_name: Any, fn: Any, dispatch_key: str = "", **options: Any) -> None:
+        """As torch's: `register_autograd` comes here with the kernel that it has made."""
+        if (op_name, dispatch_key) == ("linear", "Autograd"):
+            fn = _without_packs_of_changing_weights(fn)
+        super().impl(op_name, fn, dispatch_key, **options)  # type: ignore[no-untyped-call]
+
+
+def _without_packs_of_changing_weights(kernel: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """`kernel`, the autograd kernel of `linear`, with no use of the pack of a weight that a gradient is asked for.
+
+    Such a weight is about to change, by whatever means: its pack would be made again in any case, and must not outlive
+    a change that nothing counts, so that the operator has it expire. Only here is it known of every call, compiled
+    ones included: below autograd no kernel sees whether gradients are enabled, and a graph is traced through here.
+    """
+    names = [argument.name for argument in ops.linear.default._schema.arguments]
+    weight, pack = names.index("weight"), names.index("pack")
+
+    def autograd(keyset: Any, *args: Any) -> Tensor:
+        if torch.is_grad_enabled() and args[weight].requires_grad:
+            args = (*args[:pack], packs.NONE, *args[pack + 1 :])
+        return kernel(keyset, *args)
+
+    return autograd
+
+
+_LIBRARY = _Library("epigemm", "IMPL")  # type: ignore[no-untyped-call]
 
 
 def _linear(
@@ -28,14 +57,17 @@ def _linear(
     operands: Sequence[Tensor],
     scalars: Sequence[float],
     precision: str,
-    keep_pack: bool = False,
+    pack: str = packs.FIND,
     strict: bool = False,
 ) -> Tensor:
     _refuse_forward_mode("linear")
     spec = checks.epilogue_named(epilogue, linear=True)
     checks.linear(spec, x, weight, bias, operands, scalars, precision, None)
+    pack_use = packs.checked_use(pack)
+    if pack_use == packs.NONE:
+        packs.expire(weight)
     return execution.linear_forward(
-        spec, x, weight, bias, operands, scalars, precision, keep_pack=keep_pack, strict=strict
+        spec, x, weight, bias, operands, scalars, precision, pack_use=pack_use, strict=strict
     )
 
 
@@ -47,7 +79,7 @@ def _linear_fake(
     operands: Sequence[Tensor],
     scalars: Sequence[float],
     precision: str,
-    keep_pack: bool = False,
+    pack: str = packs.FIND,
     strict: bool = False,
 ) -> Tensor:
     spec = checks.epilogue_named(epilogue, linear=True)
@@ -64,14 +96,15 @@ def _linear_out(
     scalars: Sequence[float],
     precision: str,
     out: Tensor,
-    keep_pack: bool = False,
+    pack: str = packs.FIND,
     strict: bool = False,
 ) -> None:
     spec = checks.epilogue_named(epilogue, linear=True)
     checks.linear(spec, x, weight, bias, operands, scalars, precision, out)
     checks.output_overlap(out, x, (weight, bias, *operands), in_place=False)
+    pack_use = packs.checked_use(pack)
     execution.linear_forward(
-        spec, x, weight, bias, operands, scalars, precision, out, keep_pack=keep_pack, strict=strict
+        spec, x, weight, bias, operands, scalars, precision, out, pack_use=pack_use, strict=strict
     )
 
 
@@ -84,7 +117,7 @@ def _linear_out_fake(
     scalars: Sequence[float],
     precision: str,
     out: Tensor,
-    keep_pack: bool = False,
+    pack: str = packs.FIND,
     strict: bool = False,
 ) -> None:
     spec = checks.epilogue_named(epilogue, linear=True)
@@ -235,7 +268,7 @@ def _select(args: Sequence[Any], in_dims: Sequence[Any], index: int) -> list[Any
 
 
 def _implement(name: str, kernel: Callable[..., Any], key: str, *, with_keyset: bool = False) -> None:
-    _LIBRARY.impl(name, kernel, key, with_keyset=with_keyset)  # type: ignore[no-untyped-call]
+    _LIBRARY.impl(name, kernel, key, with_keyset=with_keyset)
 
 
 def _register() -> None:

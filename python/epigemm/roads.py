@@ -46,31 +46,30 @@ def linear(
     precision: str | None,
     out: Tensor | None,
     strict: bool = False,
-    keep_pack: bool = False,
+    pack_use: str = packs.FIND,
 ) -> Tensor:
     """D = epilogue(x @ weight.T), for an epilogue with a bias and at most one scalar.
 
-    `keep_pack`: the weight belongs to a module, which keeps its pack.
+    `pack_use`: what the call may do with the weight's pack, `packs.KEEP` for a module's own.
     """
     if isinstance(weight, PackedWeight):
-        weight, keep_pack = weight.weight, True
+        weight, pack_use = weight.weight, packs.KEEP
     direct = _runs_directly((x, weight, bias, out, scalar if isinstance(scalar, Tensor) else None))
     if not direct:
         checks.tensors(x=x, weight=weight)
         checks.optional_tensors(bias=bias, out=out)
-        keep_pack = _keeps_pack(weight, keep_pack)
     if _any_autocast():
         x, weight, bias = _autocast(x, weight, bias)
     operands, scalars = _scalar_operand(epilogue, scalar, x)
     precision = DEFAULT if precision is None else checks.precision(precision)
     checks.flag("strict", strict)
     if not direct:
-        return _call_linear(epilogue, x, weight, bias, operands, scalars, precision, out, keep_pack, strict)
+        return _call_linear(epilogue, x, weight, bias, operands, scalars, precision, out, pack_use, strict)
     checks.linear(epilogue, x, weight, bias, operands, scalars, precision, out)
     if out is not None:
         checks.output_overlap(out, x, (weight, bias, *operands), in_place=False)
     result = execution.linear_forward(
-        epilogue, x, weight, bias, operands, scalars, precision, out, keep_pack=keep_pack, strict=strict
+        epilogue, x, weight, bias, operands, scalars, precision, out, pack_use=pack_use, strict=strict
     )
     if out is not None:
         registration.mark_written(out)
@@ -85,18 +84,17 @@ def linear_folded(
     precision: str | None,
     out: Tensor | None,
     strict: bool = False,
-    keep_pack: bool = False,
+    pack_use: str = packs.FIND,
 ) -> Tensor:
     """D = multiplier * (x @ weight.T) + offset, both folded from `vectors` (those of `FOLDED`)."""
     if all(vector is None for vector in vectors):
-        return linear(BIAS, x, weight, None, None, precision, out, strict, keep_pack)
+        return linear(BIAS, x, weight, None, None, precision, out, strict, pack_use)
     if isinstance(weight, PackedWeight):
-        weight, keep_pack = weight.weight, True
+        weight, pack_use = weight.weight, packs.KEEP
     direct = _runs_directly((x, weight, out, *vectors))
     if not direct:
         checks.tensors(x=x, weight=weight)
         checks.optional_tensors(out=out, **dict(zip(FOLDED, vectors, strict=True)))
-        keep_pack = _keeps_pack(weight, keep_pack)
     if _any_autocast():
         x, weight, bias = _autocast(x, weight, vectors[0])
         vectors = (bias, *vectors[1:])
@@ -107,17 +105,15 @@ def linear_folded(
     columns = checks.fold_batch_norm(x, dict(zip(FOLDED, vectors, strict=True)), eps, weight.shape[0])
     if not direct:
         operands = _call_fold(x, vectors, eps)
-        return _call_linear(
-            SCALE_BATCH_NORM, x, weight, None, operands, (), precision, out, keep_pack, strict
-        )
+        return _call_linear(SCALE_BATCH_NORM, x, weight, None, operands, (), precision, out, pack_use, strict)
     if out is not None:
         checks.output_overlap(out, x, (weight, *vectors), in_place=False)
     if strict:
         likes = x.new_empty((2, columns), dtype=compute_dtype(x.dtype)).unbind(0)
-        execution.require_fused(SCALE_BATCH_NORM, x, weight, None, likes, (), precision, out, keep_pack)
+        execution.require_fused(SCALE_BATCH_NORM, x, weight, None, likes, (), precision, out, pack_use)
     operands = execution.fold_batch_norm_forward(x, columns, vectors, eps).unbind(0)
     result = execution.linear_forward(
-        SCALE_BATCH_NORM, x, weight, None, operands, (), precision, out, keep_pack=keep_pack, strict=strict
+        SCALE_BATCH_NORM, x, weight, None, operands, (), precision, out, pack_use=pack_use, strict=strict
     )
     if out is not None:
         registration.mark_written(out)
@@ -133,31 +129,18 @@ def _call_linear(
     scalars: Sequence[float],
     precision: str,
     out: Tensor | None,
-    keep_pack: bool,
+    pack_use: str,
     strict: bool,
 ) -> Tensor:
     if _in_functional_derivative():
         return _linear_reference(epilogue, x, weight, bias, operands, scalars, precision, out, strict)
     if out is None:
         result: Tensor = ops.linear(
-            epilogue.name, x, weight, bias, operands, scalars, precision, keep_pack, strict
+            epilogue.name, x, weight, bias, operands, scalars, precision, pack_use, strict
         )
         return result
-    ops.linear_out(epilogue.name, x, weight, bias, operands, scalars, precision, out, keep_pack, strict)
+    ops.linear_out(epilogue.name, x, weight, bias, operands, scalars, precision, out, pack_use, strict)
     return out
-
-
-def _keeps_pack(weight: Tensor, keep_pack: bool) -> bool:
-    """Whether the weight's pack is kept on the road of an operator.
-
-    A weight that a gradient is asked for is about to change, by whatever means: its pack would be made
-    again in any case, and must not outlive a change that nothing counts.
-    """
-    if not (torch.is_grad_enabled() and weight.requires_grad):
-        return keep_pack
-    if not _is_compiling():
-        packs.expire(weight)
-    return False
 
 
 def elementwise(

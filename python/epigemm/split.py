@@ -5,6 +5,7 @@ Everything here is about CUDA tensors whose device epigemm's kernels run on.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -17,7 +18,7 @@ from epigemm.epilogues import Epilogue
 from epigemm.precision import SCALED
 
 KEPT = "kept"  # a current pack is at hand
-KEEP = "keep"  # it is made now, and kept
+MAKE = "make"  # it is made now, and kept
 PER_CALL = "per call"  # the weight is split into this call's workspace
 
 _ROW_ALIGNMENT = 4  # elements: the kernels store 16 bytes at a time
@@ -30,9 +31,11 @@ class Choice(NamedTuple):
 
     Attributes:
         why_not: why it does not; empty where it does.
-        source: where the weight's pieces come from: `KEPT`, `KEEP` or `PER_CALL`.
+        source: where the weight's pieces come from: `KEPT`, `MAKE` or `PER_CALL`.
         pack: the weight's kept pack, current or not.
         plan: dispatch's answer.
+        packed: whether it is that for a weight whose pieces are there; a pack for many calls is not charged to one.
+        tf32_allowed: whether it compares with a GEMM of torch's that may use TF32.
         padded: whether the result is written to a padded temporary and copied.
     """
 
@@ -40,6 +43,8 @@ class Choice(NamedTuple):
     source: str
     pack: packs.KeptPack | None
     plan: plans.SplitPlan
+    packed: bool
+    tf32_allowed: bool
     padded: bool
 
 
@@ -50,9 +55,10 @@ def choose(
     operands: Sequence[Tensor | None],
     arithmetic: str,
     out: Tensor,
-    keep_pack: bool,
+    pack_use: str,
     *,
-    reuse: bool = True,
+    tf32_allowed: bool,
+    ignore_shortage: bool = False,
 ) -> Choice:
     """Whether and how `epilogue(x @ weight.T)` runs on fp16 pieces; launches nothing.
 
@@ -63,22 +69,28 @@ def choose(
         operands: the bias and the further operands.
         arithmetic: "split" or "scaled".
         out: where the result goes, `[..., N]`.
-        keep_pack: whether the weight belongs to someone who keeps its pack.
-        reuse: whether a kept pack counts at all.
+        pack_use: what the call may do with the weight's pack: `packs.KEEP`, `FIND` or `NONE`.
+        tf32_allowed: whether torch's GEMM, which would take over, may use TF32.
+        ignore_shortage: do not count what the last call of these sizes found no memory for.
     """
     n, k = weight.shape
     device = x.get_device()
     m = out.numel() // n if n else 0
 
     def plan_for(packed: bool) -> plans.SplitPlan:
-        return plans.split_plan(epilogue.name, m, n, k, packed, arithmetic, device)
+        return plans.split_plan(epilogue.name, m, n, k, packed, arithmetic, tf32_allowed, device)
 
-    pack = packs.find(weight, packs.PIECES[arithmetic]) if reuse else None
-    source, plan = _source(weight, pack, keep_pack, plan_for)
-    if plan.why_not:
-        return Choice(plan.why_not, source, pack, plan, False)
+    pack = None if pack_use == packs.NONE else packs.find(weight, packs.PIECES[arithmetic])
+    source, packed = _source(weight, pack, pack_use == packs.KEEP, plan_for)
+    if source == MAKE and not ignore_shortage and _is_short(x, weight, arithmetic, MAKE):
+        source, packed = PER_CALL, False
+    plan = plan_for(packed)
+    why_not = plan.why_not
+    if not why_not and not ignore_shortage and _is_short(x, weight, arithmetic, source):
+        why_not = "the last call of these sizes found no memory for fp16 pieces, and there is not enough yet"
+    if why_not:
+        return Choice(why_not, source, pack, plan, packed, tf32_allowed, False)
     padded = not _is_storable(out, m, n)
-    why_not = ""
     if padded and plan.predicted_us + plans.copy_microseconds(m, n) > plan.second_path_us:
         why_not = "out is no matrix with rows of whole 16 bytes, and copying the result takes what was gained"
     elif arithmetic == SCALED:
@@ -88,24 +100,22 @@ def choose(
                 f"the fused TF32 kernel is expected to be faster ({tf32:.1f} us against {plan.predicted_us:.1f} us "
                 "on scaled fp16)"
             )
-    return Choice(why_not, source, pack, plan, padded)
+    return Choice(why_not, source, pack, plan, packed, tf32_allowed, padded)
 
 
 def _source(
-    weight: Tensor, pack: packs.KeptPack | None, keep_pack: bool, plan_for: Callable[[bool], plans.SplitPlan]
-) -> tuple[str, plans.SplitPlan]:
-    """Where the weight's pieces come from, and the plan that goes with it."""
-    captured = (keep_pack or pack is not None) and packs.capturing(weight.device)
-    if pack is not None and pack.is_current(weight) and (not captured or (keep_pack and pack.frozen)):
-        return KEPT, plan_for(True)
-    if not keep_pack or captured or weight.is_inference():
-        return PER_CALL, plan_for(False)
+    weight: Tensor, pack: packs.KeptPack | None, keeps: bool, plan_for: Callable[[bool], plans.SplitPlan]
+) -> tuple[str, bool]:
+    """Where the weight's pieces come from, and whether dispatch may take them as there already."""
+    captured = (keeps or pack is not None) and packs.capturing(weight.device)
+    if pack is not None and pack.is_current(weight) and (not captured or (keeps and pack.frozen)):
+        return KEPT, True
+    if not keeps or captured or weight.is_inference():
+        return PER_CALL, False
     if pack is None:
-        return KEEP, plan_for(True)  # made once, for many calls
-    plan = plan_for(False)
-    if plan.why_not and pack.is_settled(weight):
-        plan = plan_for(True)  # stale, yet the weight stays as it is: worth it again
-    return KEEP, plan
+        return MAKE, True  # made once, for many calls
+    # Stale: worth it for this call alone, or again for many, the weight staying as it is.
+    return MAKE, bool(plan_for(False).why_not) and pack.is_settled(weight)
 
 
 def run(
@@ -130,7 +140,7 @@ def run(
     pieces = packs.PIECES[arithmetic]
     size = packs.pack_bytes(m, k, pieces)
     pack = choice.pack
-    if choice.source == KEEP:
+    if choice.source == MAKE:
         pack = packs.keep(weight, pieces)
     elif choice.source == PER_CALL:
         pack = None
@@ -165,33 +175,55 @@ def _workspace(size: int, x: Tensor) -> Tensor:
 
 def declined(choice: Choice, weight: Tensor) -> None:
     """A call went elsewhere: a weight that stays as it is will be worth packing again."""
-    if choice.source == KEEP and choice.pack is not None:
+    if choice.source == MAKE and choice.pack is not None:
         choice.pack.see(weight)
 
 
-_no_memory: tuple[int, int, int, str] | None = None  # the last call that found none, until it does again
+_Call = tuple[torch.device, int, int, int, str, str]
+_shortages: dict[_Call, int] = {}  # calls that found no memory, and the bytes that they needed
+_MOST_SHORTAGES = 256
 
 
-def _call_key(x: Tensor, weight: Tensor, arithmetic: str) -> tuple[int, int, int, str]:
-    return x.numel(), weight.shape[0], weight.shape[1], arithmetic
+def ran_out_of_memory(choice: Choice, x: Tensor, weight: Tensor, arithmetic: str) -> None:
+    """Remember that a call got no memory for its pieces: trying costs much, as the allocator empties its cache."""
+    if len(_shortages) >= _MOST_SHORTAGES:
+        _shortages.clear()
+    n, k = weight.shape
+    pieces = packs.PIECES[arithmetic]
+    size = packs.pack_bytes(x.numel() // k, k, pieces)
+    if choice.source != KEPT:
+        size += packs.pack_bytes(n, k, pieces)
+    _shortages[_call(x, weight, arithmetic, choice.source)] = size
 
 
-def ran_out_of_memory(x: Tensor, weight: Tensor, arithmetic: str) -> None:
-    """Remember, for `explain`, that a call fell back for want of memory."""
-    global _no_memory
-    _no_memory = _call_key(x, weight, arithmetic)
-
-
-def ran(x: Tensor, weight: Tensor, arithmetic: str) -> None:
+def ran(choice: Choice, x: Tensor, weight: Tensor, arithmetic: str) -> None:
     """A call ran on fp16 pieces."""
-    global _no_memory
-    if _no_memory is not None and _no_memory == _call_key(x, weight, arithmetic):
-        _no_memory = None
+    if _shortages:
+        _shortages.pop(_call(x, weight, arithmetic, choice.source), None)
 
 
-def lacked_memory(x: Tensor, weight: Tensor, arithmetic: str) -> bool:
-    """Whether the last call of these sizes found no memory for its pieces."""
-    return _no_memory == _call_key(x, weight, arithmetic)
+def lacked_memory(x: Tensor, weight: Tensor, arithmetic: str) -> list[str]:
+    """The sources of the weight's pieces that the last call of these sizes found no memory for."""
+    sources = (KEPT, MAKE, PER_CALL)
+    return [source for source in sources if _call(x, weight, arithmetic, source) in _shortages]
+
+
+def _call(x: Tensor, weight: Tensor, arithmetic: str, source: str) -> _Call:
+    return x.device, x.numel(), weight.shape[0], weight.shape[1], arithmetic, source
+
+
+def _is_short(x: Tensor, weight: Tensor, arithmetic: str, source: str) -> bool:
+    """Whether such a call found no memory, and would find none now."""
+    needed = _shortages.get(_call(x, weight, arithmetic, source)) if _shortages else None
+    return needed is not None and (packs.capturing(x.device) or _free_bytes(x.device) < needed)
+
+
+def _free_bytes(device: torch.device) -> int:
+    """What the device and torch's allocator have left; fragments count too."""
+    if device.type != "cuda":
+        return sys.maxsize
+    unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return int(torch.cuda.mem_get_info(device)[0]) + unused
 
 
 def describe_source(choice: Choice, weight: Tensor) -> str:
@@ -199,10 +231,10 @@ def describe_source(choice: Choice, weight: Tensor) -> str:
     pack = choice.pack
     if choice.source == KEPT:
         return "the weight's pack is kept and current"
-    if choice.source == KEEP and pack is None:
+    if choice.source == MAKE and pack is None:
         return "the weight's pack is made by this call and kept"
-    if choice.source == KEEP:
-        return "the weight's pack is stale: the weight has changed; it is made again, into the same memory"
+    if choice.source == MAKE:
+        return f"the weight's pack is stale: the weight has changed; it is made again, {_where_again(pack, weight)}"
     if pack is None:
         return "the weight is split at every call: no pack of it is kept (epigemm.pack and modules keep one)"
     if packs.capturing(weight.device):
@@ -211,6 +243,11 @@ def describe_source(choice: Choice, weight: Tensor) -> str:
             "on purpose by repack()"
         )
     return "the weight is split at every call: its kept pack is stale, and this call does not keep one"
+
+
+def _where_again(pack: packs.KeptPack | None, weight: Tensor) -> str:
+    moved = pack is not None and not pack.frozen and pack.has_moved(weight)
+    return "into new memory, as the weight stands elsewhere now" if moved else "into the same memory"
 
 
 def describe_launches(choice: Choice, x: Tensor, gemm: str) -> list[str]:

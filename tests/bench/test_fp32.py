@@ -67,12 +67,12 @@ def test_both_of_our_rows_compute_what_eager_computes(problem: Problem, name: st
 
 def test_our_row_on_fp32_is_a_module_that_owns_its_weight(monkeypatch: pytest.MonkeyPatch) -> None:
     """Only a call that says so may keep the pieces; the other row must not find them."""
-    asked: list[tuple[bool, int]] = []
+    asked: list[tuple[str, int]] = []
     forward = epigemm.execution.linear_forward
 
-    def spy(*args: Any, keep_pack: bool = False, **kwargs: Any) -> torch.Tensor:
-        asked.append((keep_pack, id(args[2])))
-        result: torch.Tensor = forward(*args, keep_pack=keep_pack, **kwargs)
+    def spy(*args: Any, pack_use: str = packs.FIND, **kwargs: Any) -> torch.Tensor:
+        asked.append((pack_use, id(args[2])))
+        result: torch.Tensor = forward(*args, pack_use=pack_use, **kwargs)
         return result
 
     monkeypatch.setattr("epigemm.execution.linear_forward", spy)
@@ -83,8 +83,8 @@ def test_our_row_on_fp32_is_a_module_that_owns_its_weight(monkeypatch: pytest.Mo
         with torch.no_grad():
             alternative(OURS, case, data, out).run()
             alternative(PLAIN, case, data, out).run()
-        (keeps, module_weight), (plain_keeps, plain_weight) = asked
-        assert keeps and not plain_keeps, problem.name
+        (use, module_weight), (plain_use, plain_weight) = asked
+        assert (use, plain_use) == (packs.KEEP, packs.FIND), problem.name
         assert plain_weight == id(data.weight) != module_weight
 
 

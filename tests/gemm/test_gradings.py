@@ -249,6 +249,23 @@ def test_emulated_tensor_cores_stay_within_the_derived_bounds() -> None:
             assert scaled > 10 * split or name in ("wide_20", "columns_15"), "only repaired results agree"
 
 
+@pytest.mark.parametrize("k", [1, 31, 32, 33, 63, 64, 65, 1000, 4032, 4095, 4096, 100_000])
+def test_one_bound_covers_both_promotions(k: int) -> None:
+    """Its truncation and promotions are those of every 64; every 32, where the kernels do that, is no worse."""
+    every = emulation.promotion(k)
+    assert every == (32 if k <= 4032 else 64)
+    within = min(k, every)
+    lost = 2 * EPS * (within + -(-within // emulation.MMA_K)) + EPS * (-(-k // every) + 1)
+    assert bounds.SPLIT_PIECES + bounds.SPLIT_RANGE + lost <= bounds.split(k)
+
+
+def test_emulated_long_sums_stay_within_the_bound() -> None:
+    for name in ("uniform_linear", "positive"):
+        x, weight = data.BY_NAME[name].make(8, 8, 4096, 0, CPU)
+        found = float(ratios(emulation.split_product(x, weight), Exact.of(x, weight)).max())
+        assert found <= bounds.split(4096) / EPS
+
+
 def test_scaled_rounds_as_tf32_does() -> None:
     x, weight = data.BY_NAME["uniform_linear"].make(*SMALL, 256, 0, CPU)
     exact_ = Exact.of(x, weight)

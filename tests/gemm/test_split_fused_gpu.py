@@ -11,8 +11,8 @@ import torch
 import epigemm
 from epigemm._native import ops
 from epigemm.bench.gradings import products
-from epigemm.packs import pack_bytes
-from tests.support.arithmetic import SPLIT_ARITHMETICS, Arithmetic
+from epigemm.packs import PIECES, pack_bytes
+from tests.support.arithmetic import SCALED, SPLIT_ARITHMETICS, Arithmetic
 from tests.support.cases import LINEAR, draw_operands, fused_unavailable, has_bias, signed
 from tests.support.layouts import LAYOUTS
 from tests.support.problems import EMPTY_SHAPES, Problem, make, ternary
@@ -172,7 +172,7 @@ def test_a_kept_pack_changes_nothing(
 def test_packs_and_workspaces_need_no_clean_memory(arithmetic: Arithmetic, rng: torch.Generator) -> None:
     """K = 77 leaves padding columns, which the split must write as zeros over whatever was there."""
     problem = make("bias", arithmetic, (40, 36, 77), DEVICE, rng)
-    pieces = products.PIECES[arithmetic.name]
+    pieces = PIECES[arithmetic.name]
     size = pack_bytes(36, 77, pieces)
     packs = [torch.full((size,), byte, dtype=torch.uint8, device=DEVICE) for byte in (0, POISON)]
     for pack in packs:
@@ -405,6 +405,30 @@ def test_calls_do_not_synchronise(function: Public, rng: torch.Generator) -> Non
         finally:
             torch.cuda.set_sync_debug_mode("default")
         torch.cuda.synchronize()
+
+
+@pytest.mark.parametrize("tile", [1, 2])
+def test_the_repair_reads_the_facts_of_its_own_call(tile: int, rng: torch.Generator) -> None:
+    """Pingpong tiles, few enough that the repair starts while the split of x runs, in a workspace of clean facts.
+
+    The repair must not decide by what the call before has left there.
+    """
+    m, n, k, calls = 512, 512, 8192, 200
+    if tile >= tile_count(SCALED):
+        pytest.skip("gpu: no such tile is built")
+    clean, weight = (signed((rows, k), rng, mixed=False).to(DEVICE, torch.float32) for rows in (m, n))
+    spoiled, pack = clean.clone(), products.make_pack(weight, SCALED.name)
+    spoiled[m // 2 + 5, k // 2 + 7] = math.nan
+    expected = spoiled.isnan().any(1, keepdim=True).expand(m, n)
+    workspace = products.make_workspace(clean, weight, SCALED.name, packed=True)
+    out, wrong = torch.empty(m, n, device=DEVICE), torch.zeros((), dtype=torch.int64, device=DEVICE)
+    for _ in range(calls):
+        for x in (clean, spoiled):
+            products.forced_into(
+                out, "bias", x, weight, SCALED.name, plan=[tile, 0, 1], pack=pack, workspace=workspace
+            )
+        wrong += (out.isnan() != expected).sum()
+    assert int(wrong) == 0
 
 
 @tiles

@@ -208,6 +208,30 @@ def test_batch_norm_layers_keep_theirs(training: bool, road: Road) -> None:
         torch.testing.assert_close(module(x), expected, rtol=1e-3, atol=1e-3)
 
 
+class Doubled(nn.Module):
+    def forward(self, weight: Tensor) -> Tensor:
+        return 2 * weight
+
+
+def test_weights_made_for_one_call_keep_no_pack(road: Road) -> None:
+    """Parametrised ones, and those of functional_call: packing them would cost every call what only many repay."""
+    both, x = Plain(road), road.x(road.rows_worth_a_pack_alone())
+    owners = len(packs._owners)
+    other = torch.randn_like(both.linear.weight)
+    handed = {"weight": other, "bias": both.linear.bias}
+    with torch.no_grad():
+        actual = torch.func.functional_call(both.fused, handed, (x,))
+        torch.testing.assert_close(actual, torch.relu(x @ other.t() + both.linear.bias), rtol=1e-3, atol=1e-3)
+        assert not road.take() and not packs.kept(other), "worth a pack that is there, not one for this call"
+        torch.nn.utils.parametrize.register_parametrization(both.fused, "weight", Doubled())
+        for given, launched in ((x, []), (road.x(), [False])):
+            expected = torch.relu(2 * given @ both.linear.weight.t() + both.linear.bias)
+            torch.testing.assert_close(both.fused(given), expected, rtol=1e-3, atol=1e-3)
+            assert packed(road) == launched
+    both.fused.repack()
+    assert len(packs._owners) == owners
+
+
 def test_repack_does_nothing_where_nothing_is_packed() -> None:
     for dtype in (torch.float32, torch.bfloat16, torch.float64):
         module = epigemm.nn.LinearReLU(256, 256, dtype=dtype)
@@ -264,6 +288,13 @@ def test_compiled_modules_find_their_packs(backend: str, road: Road) -> None:
     torch.testing.assert_close(result, torch.relu(both.linear(x)), rtol=1e-4, atol=1e-4)
     assert packed(road) == [False], "a gradient of the weight is asked for"
     result.square().mean().backward()
+    with torch.no_grad():
+        both.fused(x)
+    for _ in range(2):
+        both.linear.weight.data.mul_(1.5)  # counted by nothing, after an evaluation has made a pack
+        torch.testing.assert_close(compiled(x), torch.relu(both.linear(x)), rtol=1e-4, atol=1e-4)
+        both.both(x)  # nor does the evaluation after it believe that pack
+    assert packed(road)[-4:] == [False, True, False, True]
     optimise = torch.optim.SGD([both.linear.weight], lr=0.5, fused=True)
     optimise.step()
     check()

@@ -69,7 +69,8 @@ class Road:
         _, n, k = self.size
         for rows in range(16, 4096, 16):
             fused = [
-                plans.ask("bias", rows, n, k, packed, "split", *HOPPER)["fused"] for packed in (True, False)
+                plans.ask("bias", rows, n, k, packed, "split", False, *HOPPER)["fused"]
+                for packed in (True, False)
             ]
             if fused == [True, False]:
                 return rows
@@ -157,9 +158,11 @@ def watched(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> Iterator[R
     remembered = (plans.split_plan, plans.tf32_microseconds)
     for asked in remembered:
         asked.cache_clear()
+    split._shortages.clear()
     try:
         yield road
     finally:
+        split._shortages.clear()
         for asked in remembered:
             asked.cache_clear()
 

@@ -135,7 +135,7 @@ def test_what_it_says_of_a_pack(road: Road, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_a_module_about_to_pack_says_so(road: Road) -> None:
-    call: tuple[Any, ...] = ("bias", road.x(), road.weight(), None, [], [], "highest", True, False)
+    call: tuple[Any, ...] = ("bias", road.x(), road.weight(), None, [], [], "highest", "keep", False)
     recorder = explain_module._Recorder()
     with recorder:
         torch.ops.epigemm.linear(*call)
@@ -150,7 +150,32 @@ def test_scaled_arithmetic_is_named(road: Road, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(plans, "ask", lambda epilogue, m, n, k, *rest: ask(epilogue, 8192, 8192, 8192, *rest))
     explanation = epigemm.explain("linear", road.x(), road.weight(), precision="high")
     assert explanation.arithmetic.startswith("scaled: ")
+    assert any("torch's fp32 GEMM" in reason for reason in explanation.reasons)
+    torch.set_float32_matmul_precision("high")
+    explanation = epigemm.explain("linear", road.x(), road.weight())
     assert any("torch's TF32 GEMM" in reason for reason in explanation.reasons)
+
+
+def test_a_stale_packs_plan_is_the_one_that_was_chosen(road: Road) -> None:
+    """Made again for this call: the time includes the weight's split, and agrees with dispatch's for a plain weight."""
+    weight, x = road.weight(), road.x()
+    packed = epigemm.pack(weight)
+    kept = epigemm.explain("linear", x, packed)
+    weight.mul_(2)
+    stale, plain = epigemm.explain("linear", x, packed), epigemm.explain("linear", x, weight)
+    assert stale.candidates == plain.candidates
+    assert stale.candidates[0]["predicted_us"] > kept.candidates[0]["predicted_us"]
+
+
+def test_strict_is_explained_with_the_pack_as_it_is(road: Road) -> None:
+    """A pack that is worth it alone, and a gradient for which it does not count."""
+    weight = torch.nn.Parameter(road.weight())
+    x, packed = road.x(road.rows_worth_a_pack_alone()), epigemm.pack(weight)
+    with torch.no_grad():
+        assert epigemm.explain("linear", x, packed, strict=True).path == "fused"
+    for call in (epigemm.explain, lambda name, *args, **options: epigemm.linear(*args, **options)):
+        with pytest.raises(RuntimeError, match="strict: got True"):
+            call("linear", x, packed, strict=True)
 
 
 def test_copies_are_listed(road: Road) -> None:

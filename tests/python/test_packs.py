@@ -7,7 +7,8 @@ import gc
 import pickle
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -156,8 +157,44 @@ def test_an_address_that_comes_back_is_not_the_old_weight() -> None:
         weight.data = torch.empty(0)
         weight.data = torch.from_numpy(memory)
         assert not pack.is_current(weight)
-    packs.keep(weight, 2)
-    assert pack.is_current(weight)
+    address = pack.buffer.data_ptr()
+    again = packs.keep(weight, 2)
+    assert again.is_current(weight)
+    assert again.buffer.data_ptr() != address, "a product on another stream may still read the old pieces"
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_only_graphs_need_the_same_memory_for_a_weight_that_moved(frozen: bool, road: Road) -> None:
+    """In place, the weight's writer has waited for its readers; `weight.data = other` waits for nobody."""
+    weight = Parameter(road.weight())
+    pack = packs.keep(weight, 2, frozen=frozen)
+    in_place: list[Callable[[Tensor], Any]] = [SEEN["mul_"], packs.expire, SEEN["AdamW fused"]]
+    for change in in_place:
+        change(weight)
+        assert packs.keep(weight, 2) is pack
+    point_elsewhere(weight)
+    packs.expire(weight)
+    assert (packs.keep(weight, 2) is pack) == frozen
+    assert kept(weight, 2) == fresh(weight, 2)
+
+
+@pytest.mark.parametrize("change", ["bfloat16", "double", "flat", "away"])
+def test_repack_frees_what_nobody_can_use_any_more(
+    change: str, road: Road, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = torch.nn.Linear(road.size[2], road.size[1], device=road.device)
+    packed = epigemm.pack(module.weight)
+    buffer = weakref.ref(packs.kept(module.weight)[2].buffer)
+    if change == "away":
+        module.cpu()
+        monkeypatch.setattr("epigemm.plans.has_gpu_kernels", lambda tensor: tensor.is_cuda)
+    elif change == "flat":
+        module.weight.data = module.weight.data.flatten()
+    else:
+        getattr(module, change)()
+    packed.repack()
+    assert packed.nbytes == 0 and not packs.kept(module.weight) and buffer() is None
+    packed.repack()
 
 
 def test_a_change_of_shape_or_device_makes_a_pack_of_its_own(road: Road) -> None:
@@ -382,7 +419,7 @@ def test_capture_reads_packs_made_on_purpose_alone(road: Road, monkeypatch: pyte
     def launched() -> list[bool]:
         with monkeypatch.context() as patch:
             patch.setattr(packs, "capturing", lambda device: True)
-            torch.ops.epigemm.linear("bias", x, weight, None, [], [], "highest", True)
+            torch.ops.epigemm.linear("bias", x, weight, None, [], [], "highest", "keep")
             epigemm.linear(x, weight)
         return [launch.packed for launch in road.take()]
 
@@ -409,7 +446,7 @@ def test_threads_make_one_pack(road: Road) -> None:
         barrier.wait()
         try:
             for _ in range(5):
-                torch.ops.epigemm.linear("bias", x, weight, None, [], [], "highest", True)
+                torch.ops.epigemm.linear("bias", x, weight, None, [], [], "highest", "keep")
                 packs.expire(weight)
         except Exception as error:
             failures.append(error)
@@ -428,25 +465,145 @@ def test_threads_make_one_pack(road: Road) -> None:
 # --- no memory ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("what", ["pack", "workspace"])
-def test_without_memory_torch_multiplies(what: str, road: Road, monkeypatch: pytest.MonkeyPatch) -> None:
+class Memory:
+    """What the allocator gives and tells: nothing to those that are refused."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self.free = 0
+        self.refused: list[str] = []
+        self._patch = patch
+
+    def refuse(self, *what: str) -> None:
+        """Packs, workspaces, or both."""
+        where = {"pack": (packs, "_allocate"), "workspace": (split, "_workspace")}
+        for name in what:
+            self._patch.setattr(*where[name], self._failing(name))
+        self._patch.setattr(split, "_free_bytes", lambda device: self.free)
+
+    def _failing(self, name: str) -> Callable[..., Tensor]:
+        def fails(*arguments: Any) -> Tensor:
+            self.refused.append(name)
+            raise torch.OutOfMemoryError("no memory, for the test")
+
+        return fails
+
+    def take(self) -> list[str]:
+        """What was refused since the last time."""
+        taken, self.refused = self.refused, []
+        return taken
+
+
+def notes(*arguments: Any) -> str:
+    return " ".join(epigemm.explain("linear", *arguments).reasons)
+
+
+CALL: tuple[Any, ...] = (None, [], [], "highest")
+
+
+def test_without_memory_torch_multiplies(road: Road) -> None:
+    """Tried once, then again only when there is enough."""
     weight, x = road.weight(), road.x()
-
-    def fails(*arguments: Any, **options: Any) -> Tensor:
-        raise torch.OutOfMemoryError("no memory, for the test")
-
-    call: tuple[Any, ...] = ("bias", x, weight, None, [], [], "highest")
-    with monkeypatch.context() as patch:
-        if what == "pack":
-            patch.setattr(packs, "_allocate", fails)
-        else:
-            patch.setattr(split, "_workspace", fails)
-        road.check(torch.ops.epigemm.linear(*call, what == "pack"), x, weight)
-        assert not road.take() and not packs.kept(weight)
-        notes = " ".join(epigemm.explain("linear", x, weight).reasons)
-        assert "found no memory for fp16 pieces" in notes
+    with pytest.MonkeyPatch.context() as patch:
+        memory = Memory(patch)
+        memory.refuse("workspace")
+        for refused in (["workspace"], [], []):
+            road.check(epigemm.linear(x, weight), x, weight)
+            assert memory.take() == refused
+        assert "found no memory for fp16 pieces" in notes(x, weight)
         with pytest.raises(torch.OutOfMemoryError):
-            torch.ops.epigemm.linear(*call, what == "pack", True)
-    road.check(torch.ops.epigemm.linear(*call, True), x, weight)
+            epigemm.linear(x, weight, strict=True)
+        memory.take()
+        epigemm.linear(x[:-1], weight)
+        assert memory.take() == ["workspace"], "another call"
+        memory.free = pack_size(x, 2) + pack_size(weight, 2) - 1
+        epigemm.linear(x, weight)
+        assert not memory.take()
+        memory.free += 1
+        epigemm.linear(x, weight)
+        assert memory.take() == ["workspace"] and not road.take()
+        with monkeypatched_capture(patch):
+            epigemm.linear(x, weight)
+            assert not memory.take(), "nothing is asked for in a capture"
+    road.check(epigemm.linear(x, weight), x, weight)
     assert len(road.take()) == 1
-    assert "found no memory" not in " ".join(epigemm.explain("linear", x, weight).reasons)
+    assert "found no memory" not in notes(x, weight)
+
+
+@contextmanager
+def monkeypatched_capture(patch: pytest.MonkeyPatch) -> Iterator[None]:
+    with patch.context() as inner:
+        inner.setattr(packs, "capturing", lambda device: True)
+        yield
+
+
+def test_without_memory_to_keep_a_call_splits_for_itself(road: Road) -> None:
+    weight, x = Parameter(road.weight(), requires_grad=False), road.x()
+    module = epigemm.nn.LinearReLU(weight.shape[1], weight.shape[0], bias=False, device="meta")
+    module.weight = weight
+    with pytest.MonkeyPatch.context() as patch:
+        memory = Memory(patch)
+        memory.refuse("pack")
+        for refused in (["pack"], []):
+            torch.testing.assert_close(module(x), torch.relu(x @ weight.t()), rtol=1e-4, atol=1e-4)
+            assert memory.take() == refused
+        assert [launch.packed for launch in road.take()] == [False, False] and not packs.kept(weight)
+        assert "found no memory to keep the weight's pack" in notes(x, weight)
+        memory.free = 1 << 60
+        module(x)
+        assert memory.take() == ["pack"]
+        few = road.x(road.rows_worth_a_pack_alone())
+        module(few)
+        assert memory.take() == ["pack"], "dispatch would not split the weight for so few rows"
+        road.take()
+        memory.free = 0
+        module(few)
+        assert not memory.take() and not road.take()
+    module(x)
+    assert [launch.packed for launch in road.take()] == [True]
+
+
+@pytest.mark.parametrize("refused", ["pack", "workspace"])
+def test_strict_calls_tell_of_missing_memory(refused: str, road: Road) -> None:
+    weight, x = road.weight(), road.x()
+    use = "keep" if refused == "pack" else "find"
+    with pytest.MonkeyPatch.context() as patch:
+        memory = Memory(patch)
+        memory.refuse("pack", "workspace")
+        for _ in range(2):
+            with pytest.raises(torch.OutOfMemoryError):
+                torch.ops.epigemm.linear("bias", x, weight, *CALL, use, True)
+            assert memory.take()[0] == refused
+    assert not packs.kept(weight)
+
+
+# --- the operators, called directly ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("use", ["keep", "find", "none"])
+@pytest.mark.parametrize("compiled", [False, True])
+def test_the_operator_believes_no_pack_where_a_gradient_is_wanted(
+    use: str, compiled: bool, road: Road
+) -> None:
+    torch.compiler.reset()
+    weight, x = Parameter(road.weight()), road.x()
+    epigemm.pack(weight)
+
+    def call(given: Tensor) -> Tensor:
+        result: Tensor = torch.ops.epigemm.linear("bias", given, weight, *CALL, use)
+        return result
+
+    run: Callable[[Tensor], Tensor] = (
+        torch.compile(call, backend="aot_eager", fullgraph=True) if compiled else call
+    )
+    for _ in range(2):
+        with torch.no_grad():
+            road.check(call(x), x, weight)
+        weight.data.mul_(2)  # counted by nothing
+        result = run(x)
+        road.check(result, x, weight)
+        backward(result.sum())
+    with torch.no_grad():
+        packs.keep(weight, 2)
+        road.check(run(x), x, weight)
+    launches = [launch.packed for launch in road.take() if launch.shape == road.size]
+    assert launches == [use != "none", False, use == "keep", False, use != "none"]

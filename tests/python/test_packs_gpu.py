@@ -184,6 +184,53 @@ def test_a_pack_outlives_its_last_reader(road: Road) -> None:
     assert torch.equal(result, expected)
 
 
+def test_a_pack_outlives_the_stream_that_rewrote_it(road: Road) -> None:
+    """Made again on a side stream that had never read it, then freed: the same promise."""
+    x = road.x()
+    side = cuda.Stream()
+    linear, module = layer(road)
+    with torch.no_grad():
+        module(x)
+        address = packs.kept(module.weight)[2].buffer.data_ptr()
+        size = packs.kept(module.weight)[2].buffer.shape[0]
+        linear.weight.mul_(2)
+        expected = torch.relu(linear(x))
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            cuda._sleep(SPIN)
+            result = module(x)
+            for parameter in linear.parameters():
+                parameter.record_stream(side)
+        assert packs.kept(module.weight)[2].buffer.data_ptr() == address
+    del linear, module
+    gc.collect()
+    for _ in range(4):
+        torch.full((size,), 255, dtype=torch.uint8, device="cuda")
+    side.synchronize()
+    torch.testing.assert_close(result, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_new_data_leaves_the_readers_of_the_old_alone(road: Road) -> None:
+    """`weight.data = other` waits for nobody: the pack is made elsewhere while a side stream reads the old one."""
+    x, other = road.x(), road.weight()
+    side = cuda.Stream()
+    linear, module = layer(road)
+    with torch.no_grad():
+        expected = module(x).clone()
+        before = packs.kept(module.weight)[2].buffer
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            cuda._sleep(SPIN)
+            result = module(x)
+            for parameter in linear.parameters():
+                parameter.record_stream(side)
+        linear.weight.data = other
+        agree(module(x), linear, x)
+        assert packs.kept(module.weight)[2].buffer.data_ptr() != before.data_ptr()
+    side.synchronize()
+    assert torch.equal(result, expected)
+
+
 def test_threads_on_streams_of_their_own(road: Road) -> None:
     linear, module = layer(road)
     x = road.x()

@@ -37,7 +37,7 @@ def test_per_call_values(value: str, arithmetic: str) -> None:
     assert precision.ARITHMETIC == ACCEPTED
     for setting in ("highest", "high", "medium"):
         torch.set_float32_matmul_precision(setting)
-        assert precision.resolve(value, "cuda") == arithmetic
+        assert precision.roads(value, "cuda").fused[0] == arithmetic
 
 
 @pytest.mark.parametrize(
@@ -45,7 +45,7 @@ def test_per_call_values(value: str, arithmetic: str) -> None:
 )
 def test_default_follows_the_old_api(setting: str, arithmetic: str) -> None:
     torch.set_float32_matmul_precision(setting)
-    assert precision.resolve("default", "cuda") == arithmetic
+    assert precision.roads("default", "cuda").fused[0] == arithmetic
 
 
 @pytest.mark.parametrize(
@@ -53,13 +53,13 @@ def test_default_follows_the_old_api(setting: str, arithmetic: str) -> None:
 )
 def test_default_follows_the_new_api(setting: str, arithmetic: str) -> None:
     MATMUL.fp32_precision = setting
-    assert precision.resolve("default", "cuda") == arithmetic
+    assert precision.roads("default", "cuda").fused[0] == arithmetic
 
 
 def test_default_follows_the_setting_of_all_backends() -> None:
     backends.fp32_precision = "tf32"
     MATMUL.fp32_precision = "none"
-    assert precision.resolve("default", "cuda") == "scaled"
+    assert precision.roads("default", "cuda").fused[0] == "scaled"
 
 
 def test_mixing_both_apis_never_raises() -> None:
@@ -72,18 +72,36 @@ def test_mixing_both_apis_never_raises() -> None:
             for wish in (None, *ACCEPTED):
                 epigemm.linear_relu(x, weight, precision=wish)
             expected = "scaled" if new == "tf32" else "split"
-            assert precision.resolve("default", "cuda") == expected or new == "none"
+            assert precision.roads("default", "cuda").fused[0] == expected or new == "none"
 
 
 def test_tf32_of_the_new_api_wins_over_an_older_highest() -> None:
     torch.set_float32_matmul_precision("highest")
     MATMUL.fp32_precision = "tf32"
-    assert precision.resolve("default", "cuda") == "scaled"
+    assert precision.roads("default", "cuda").fused[0] == "scaled"
 
 
 def test_bf16_asks_for_no_more_than_ten_bits() -> None:
     backends.mkldnn.matmul.fp32_precision = "bf16"
-    assert precision.resolve("default", "cpu") == "scaled"
+    assert precision.roads("default", "cpu").fused[0] == "scaled"
+
+
+@pytest.mark.parametrize("setting", ["none", "ieee", "tf32"])
+def test_what_runs_in_which_order(setting: str) -> None:
+    """Where torch's GEMM keeps to IEEE, a call that would do with TF32 is tried on the split before."""
+    MATMUL.fp32_precision = setting
+    allowed = setting == "tf32"
+    scaled = ("scaled", "tf32") if allowed else ("scaled", "tf32", "split")
+    expected = {
+        "highest": (("split", "ieee"), False),
+        "ieee": (("ieee",), False),
+        "high": (scaled, allowed),
+        "medium": (scaled, allowed),
+        "tf32": (("tf32",), allowed),
+        "default": (scaled, True) if allowed else (("split", "ieee"), False),
+    }
+    for wish, roads in expected.items():
+        assert precision.roads(wish, "cuda") == roads, wish
 
 
 @pytest.mark.parametrize("setting", ["none", "ieee", "tf32"])
@@ -177,6 +195,6 @@ def test_the_setting_reaches_the_kernel() -> None:
 @pytest.mark.parametrize("value", ["fast", "", "TF32"])
 def test_unknown_values_list_the_accepted(value: str) -> None:
     with pytest.raises(ValueError, match="precision: got") as caught:
-        precision.resolve(value, "cuda")
+        precision.roads(value, "cuda")
     for accepted in ACCEPTED:
         assert repr(accepted) in str(caught.value)

@@ -53,17 +53,28 @@ def test_bad_linear_arguments(name: str, rng: torch.Generator) -> None:
         assert bool(out.isnan().all())
 
 
-@pytest.mark.parametrize("keep_pack", [False, True])
-def test_writing_out_is_counted(keep_pack: bool, rng: torch.Generator) -> None:
+@pytest.mark.parametrize("pack", ["keep", "find", "none"])
+def test_writing_out_is_counted(pack: str, rng: torch.Generator) -> None:
     """Whatever arguments follow `out` in the schema."""
     arguments = linear_arguments("bias", rng)
     out = torch.empty(9, 16)
     before = out._version
-    ops.linear_out(*arguments, out, keep_pack, False)
+    ops.linear_out(*arguments, out, pack, False)
     assert out._version > before
-    torch.testing.assert_close(out, ops.linear(*arguments, keep_pack))
+    torch.testing.assert_close(out, ops.linear(*arguments, pack))
     with pytest.raises(RuntimeError, match="strict: got True"):
-        ops.linear(*arguments, keep_pack, True)
+        ops.linear(*arguments, pack, True)
+
+
+@pytest.mark.parametrize("pack", ["", "kept", "True"])
+def test_bad_uses_of_packs(pack: str, rng: torch.Generator) -> None:
+    arguments = linear_arguments("bias", rng)
+    with pytest.raises(ValueError, match=f"pack: got '{pack}'; accepted are 'keep', 'find', 'none'"):
+        ops.linear(*arguments, pack)
+    out = poisoned((9, 16), torch.float32, "cpu")
+    with pytest.raises(ValueError, match=f"pack: got '{pack}'"):
+        ops.linear_out(*arguments, out, pack)
+    assert bool(out.isnan().all())
 
 
 @pytest.mark.parametrize("name", [name for name in ELEMENTWISE if name not in LINEAR])

@@ -238,11 +238,63 @@ def test_scaled_against_the_tf32_kernel(road: Road, monkeypatch: pytest.MonkeyPa
         epigemm.linear(given, packed, precision="high")
         return [launch.arithmetic for launch in road.take()]
 
+    torch.set_float32_matmul_precision("high")
     assert launched(x, float("inf")) == ["scaled"]
     assert launched(x, 1.0) == []
     assert launched(x.t().contiguous().t(), 1.0) == ["scaled"], "TF32 needs rows"
     reasons = " ".join(epigemm.explain("linear", x, packed, precision="high").reasons)
     assert "TF32 kernel is expected to be faster" in reasons
+
+
+@pytest.mark.parametrize("torchs", ["highest", "none", "ieee", "high", "tf32"])
+@pytest.mark.parametrize("first", ["scaled", "tf32", "split", "torch"])
+def test_the_order_at_high(torchs: str, first: str, road: Road, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Scaled pieces, the TF32 kernel, and where torch's GEMM keeps to IEEE the split, before that GEMM runs."""
+    settings(torchs)
+    reduced = torchs in ("high", "tf32")
+    order = ["scaled", "tf32", *([] if reduced else ["split"]), "torch"]
+    ready = order[order.index(first) :] if first in order else ["torch"]
+    tried: list[str] = []
+
+    def split_plan(*problem: Any) -> plans.SplitPlan:
+        arithmetic, tf32_allowed = problem[5:7]
+        assert tf32_allowed == reduced
+        tried.append(arithmetic)
+        return plans.SplitPlan("" if arithmetic in ready else f"no {arithmetic}", 10.0, 100.0)
+
+    def fused(epilogue: str, *call: Any) -> bool:
+        tried.append(call[5])
+        if "tf32" in ready:
+            call[-1].copy_(F.linear(*call[:2]))
+        return "tf32" in ready
+
+    def explained(*call: Any) -> dict[str, Any]:
+        tile = {"tile": "", "cluster": "", "schedule": "", "raster": "", "swizzle": 1, "predicted_us": 1.0}
+        return {"fused": "tf32" in ready, "why_not": f"no {call[6]}", "candidates": [tile], **tile}
+
+    monkeypatch.setattr(plans, "split_plan", split_plan)
+    monkeypatch.setattr(plans, "tf32_microseconds", lambda *_: float("inf"))
+    monkeypatch.setattr(execution, "_fused_linear_out", fused)
+    monkeypatch.setattr(execution, "_fused_plan", explained)
+    ask = plans.ask
+    monkeypatch.setattr(plans, "ask", lambda epilogue, m, n, k, *rest: ask(epilogue, 8192, 8192, 8192, *rest))
+    x, weight = road.x(), road.weight()
+    torch.testing.assert_close(
+        epigemm.linear(x, weight, precision="high"), F.linear(x, weight), rtol=0.0, atol=5e-3
+    )
+    assert tried == [each for each in order[: order.index(ready[0]) + 1] if each != "torch"]
+    launched = [launch.arithmetic for launch in road.take()]
+    assert launched == [each for each in ready[:1] if each in ("scaled", "split")]
+    explanation = epigemm.explain("linear", x, weight, precision="high")
+    if ready[0] == "torch":
+        assert explanation.path == "gemm+elementwise"
+        told = [reason.split(": ")[1] for reason in explanation.reasons]
+        assert told == [f"no {each}" for each in order[:-1]]
+        with pytest.raises(RuntimeError, match=f"strict: got True .*({'; '.join(told)})"):
+            epigemm.linear(x, weight, precision="high", strict=True)
+    else:
+        assert explanation.path == "fused" and explanation.arithmetic.startswith(ready[0])
+        epigemm.linear(x, weight, precision="high", strict=True)
 
 
 def test_gradients_products_run_there_too(road: Road) -> None:

@@ -2,8 +2,8 @@
 
 It exists so that the gradings themselves are tested where no kernel runs, and so that the guard's bound can be
 attacked without one. `split_product` and `scaled_product` follow the formulas of docs/numerics.md; their sums are
-exact (float64) and rounded once, or add as tensor cores do: 16 products at a time, truncated, with a rounded
-promotion every 64.
+exact (float64) and rounded once, or add as tensor cores do: 16 products at a time, truncated. The large products of the
+split are promoted by rounded additions, every 64 of a long sum and every 32 of a short one; the scaled ones never.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ LOW_SCALE = 2.0**11
 EXPONENT_RANGE = (-114, 126)
 TINY = 2.0**-14
 MMA_K = 16
-PROMOTION = 64
+INTERLEAVE = 64  # the kernels' K is a multiple of it
+LONG_SUM, SHORT_PROMOTION, LONG_PROMOTION = 4096, 32, 64
 
 
 @dataclass(frozen=True)
@@ -76,14 +77,20 @@ def truncated(values: Tensor) -> Tensor:
     return torch.where(beyond, torch.nextafter(nearest, torch.zeros_like(nearest)), nearest)
 
 
-def tensor_core_sum(x: Tensor, weight: Tensor, promotion: int) -> Tensor:
+def promotion(k: int) -> int:
+    """After how many products of a sum of K the kernels of the split promote."""
+    padded = -(-k // INTERLEAVE) * INTERLEAVE
+    return LONG_PROMOTION if padded >= LONG_SUM else SHORT_PROMOTION
+
+
+def tensor_core_sum(x: Tensor, weight: Tensor, every: int) -> Tensor:
     """x @ weight.T as tensor cores add: truncated every 16 of K; promoted by rounded additions (0: never)."""
     total = torch.zeros(x.shape[0], weight.shape[0], dtype=torch.float32, device=x.device)
     partial = torch.zeros_like(total)
     for start in range(0, x.shape[1], MMA_K):
         part = slice(start, start + MMA_K)
         partial = truncated(partial.double() + x[:, part] @ weight[:, part].mT)
-        if promotion and (start + MMA_K) % promotion == 0:
+        if every and (start + MMA_K) % every == 0:
             total, partial = total + partial, torch.zeros_like(partial)
     return total + partial
 
@@ -102,7 +109,7 @@ def split_product(x: Tensor, weight: Tensor, *, tensor_cores: bool = True, guard
     """x @ weight.T by three products of fp16 pieces. fp32 [M, K] and [N, K] to fp32 [M, N]."""
     a, b = split(x), split(weight)
     if tensor_cores:
-        large = tensor_core_sum(a.high, b.high, PROMOTION)
+        large = tensor_core_sum(a.high, b.high, promotion(x.shape[1]))
         pieces = torch.cat([a.low, a.high], 1), torch.cat([b.high, b.low], 1)
         small = tensor_core_sum(*pieces, 0)
         acc = (large.double() + small.double() / LOW_SCALE).float()
@@ -116,7 +123,7 @@ def split_product(x: Tensor, weight: Tensor, *, tensor_cores: bool = True, guard
 def scaled_product(x: Tensor, weight: Tensor) -> Tensor:
     """x @ weight.T by the high pieces alone."""
     a, b = split(x), split(weight)
-    product = _unscale(tensor_core_sum(a.high, b.high, PROMOTION), a, b)
+    product = _unscale(tensor_core_sum(a.high, b.high, 0), a, b)
     bad = a.special[:, None] | b.special[None, :]
     return _repaired(product, x, weight, bad | unsafe_pairs(a, b))
 

@@ -1,7 +1,6 @@
 #include "gemm/split/dispatch.h"
 
 #include <algorithm>
-#include <limits>
 #include <sstream>
 
 #include "gemm/grid.h"
@@ -13,13 +12,15 @@ namespace {
 
 // Below, three products of 22 bits are no better than one of 24: rounding the operands, which SGEMM does not do, is
 // most of the error. From a recorded sweep (docs/numerics.md): from here on both the largest and the rms error are
-// below SGEMM's for every class of data.
+// below SGEMM's for every class of dense data.
 constexpr int64_t kLeastK = 128;
 // The single product is summed on the tensor cores alone, which truncate: from 16384 on the error on all-positive data
 // would exceed that of cuBLAS's TF32, which splits such long sums.
 constexpr int64_t kLeastScaledK = 16, kMostScaledK = 8192;
 
-std::string not_covered(const SplitTraits& t) {
+}  // namespace
+
+std::string why_not_possible(const SplitTraits& t) {
   std::ostringstream reason;
   if (!epilogue_info(t.epilogue).linear) {
     reason << "epilogue '" << epilogue_info(t.epilogue).name << "' has no GEMM kernels";
@@ -32,7 +33,13 @@ std::string not_covered(const SplitTraits& t) {
     reason << "the product is empty (M = " << t.m << ", N = " << t.n << ", K = " << t.k << ")";
   } else if (t.m > kLargestExtent || t.n > kLargestExtent || t.k > kMostColumns) {
     reason << "M and N must be at most " << kLargestExtent << " and K at most " << kMostColumns;
-  } else if (t.arithmetic == Arithmetic::Split && t.k < kLeastK) {
+  }
+  return reason.str();
+}
+
+std::string why_not_accurate(const SplitTraits& t) {
+  std::ostringstream reason;
+  if (t.arithmetic == Arithmetic::Split && t.k < kLeastK) {
     reason << "K = " << t.k << " is below " << kLeastK
            << ", from where on the split's error is below that of an IEEE fp32 product";
   } else if (t.arithmetic == Arithmetic::Scaled && (t.k < kLeastScaledK || t.k > kMostScaledK)) {
@@ -41,6 +48,8 @@ std::string not_covered(const SplitTraits& t) {
   }
   return reason.str();
 }
+
+namespace {
 
 // --- Cost model -----------------------------------------------------------------------------------------------------
 
@@ -62,15 +71,23 @@ Grid grid_of(const SplitTraits& t, const Tile& tile) {
 
 int ctas_per_cluster(const Tile& tile) { return tile.cluster_m * tile.cluster_n; }
 
-// Whole waves of tiles, each as long as its mainloop and what shows of its epilogue; or memory, where that is longer.
+// What the CTAs load between them; those of a cluster share by multicast.
+double loaded_bytes(const SplitTraits& t, const Tile& tile) {
+  const double rows = as_double(tile.m) / tile.cluster_n + as_double(tile.n) / tile.cluster_m;
+  return as_double(grid_of(t, tile).clusters() * ctas_per_cluster(tile)) * rows * as_double(t.k) * piece_bytes(t);
+}
+
+// Whole waves of tiles, each as long as its mainloop and what shows of its epilogue; or memory, or L2, where that is
+// longer.
 double gemm_microseconds(const SplitTraits& t, int index) {
-  constexpr double kLaunch = 3, kTrafficFactor = 1.15;
+  constexpr double kLaunch = 3, kL2BytesPerMicrosecond = 6.2e6;
   const Tile& tile = tile_of(t.arithmetic, index);
   const TileCost& cost = cost_of(t.arithmetic, index);
   const double per_tile = as_double(ceil_div(t.k, kTileK)) * cost.step_microseconds + cost.epilogue_microseconds;
   const int64_t rounds = waves(grid_of(t, tile).clusters(), ctas_per_cluster(tile), t.multiprocessors);
   const double bytes = piece_bytes(t) * as_double(t.k) * as_double(t.m + t.n) + 4 * as_double(t.m) * as_double(t.n);
-  return kLaunch + std::max(as_double(rounds) * per_tile, kTrafficFactor * bytes / kBytesPerMicrosecond);
+  return kLaunch + std::max({as_double(rounds) * per_tile, cost.traffic_factor * bytes / kBytesPerMicrosecond,
+                             loaded_bytes(t, tile) / kL2BytesPerMicrosecond});
 }
 
 double call_microseconds(const SplitTraits& t, int index) {
@@ -95,20 +112,23 @@ std::string not_fastest(const SplitTraits& t) {
   return reason.str();
 }
 
-// cuBLAS at its measured rate. Its SGEMM works in rows of 32 at the least and does not hide the operands' traffic well
-// (M = 16 to 128, K and N 4096 and 8192: within a third); one row is a product of its own, bound by memory. Its TF32
-// GEMM is bound by the one or by the other.
+// Rows that cuBLAS's SGEMM works on for M, in the shapes measured (M = 16 to 128).
+int64_t sgemm_rows(int64_t m) { return m > 32 && m <= 64 ? 64 : round_up(m, 32); }
+
+// cuBLAS at its measured rate, rather too fast than too slow. A short grid of SGEMM takes as long as one of its CTAs
+// needs to walk along K; one row is a product of its own, bound by memory. The TF32 GEMM is bound by the one or by the
+// other.
 double gemm_second_path_microseconds(const SplitTraits& t) {
   constexpr double kSgemmProducts = 0.194, kTF32Products = 1.43;  // millions a microsecond and multiprocessor
-  constexpr double kLaunch = 5, kBoundTrafficFactor = 1.35, kVisibleTraffic = 0.6;
+  constexpr double kLaunch = 5, kSgemmStep = 0.0025, kBoundTrafficFactor = 1.35, kVisibleTraffic = 0.15;
   const double m = as_double(t.m), n = as_double(t.n), k = as_double(t.k);
   const double traffic = 4 * (m * k + n * k + m * n) / kBytesPerMicrosecond;
-  const double products = 1e-6 * as_double(round_up(t.m, 32)) * n * k / std::max(1, t.multiprocessors);
-  if (t.arithmetic == Arithmetic::Scaled) {
-    return kLaunch + std::max(products / kTF32Products, kBoundTrafficFactor * traffic);
+  const double columns = 1e-6 * n * k / std::max(1, t.multiprocessors);
+  if (t.tf32_allowed) {
+    return kLaunch + std::max(as_double(round_up(t.m, 32)) * columns / kTF32Products, kBoundTrafficFactor * traffic);
   }
   if (t.m == 1) return kLaunch + kBoundTrafficFactor * traffic;
-  return kLaunch + products / kSgemmProducts + kVisibleTraffic * traffic;
+  return kLaunch + kSgemmStep * k + as_double(sgemm_rows(t.m)) * columns / kSgemmProducts + kVisibleTraffic * traffic;
 }
 
 }  // namespace
@@ -120,16 +140,17 @@ double second_path_microseconds(const SplitTraits& t) {
   return gemm + kElementwiseLaunch + 2 * 4 * as_double(t.m) * as_double(t.n) / kBytesPerMicrosecond;
 }
 
-std::string why_not_covered(const SplitTraits& traits) { return not_covered(traits); }
-
 std::string why_not_fused(const SplitTraits& traits) {
-  const std::string reason = not_covered(traits);
+  std::string reason = why_not_possible(traits);
+  if (reason.empty()) reason = why_not_accurate(traits);
   return reason.empty() ? not_fastest(traits) : reason;
 }
 
 std::vector<Candidate> rank_candidates(const SplitTraits& traits) {
   std::vector<Candidate> candidates;
   for (int index = 0; index < tile_count(traits.arithmetic); ++index) {
+    const Tile& tile = tile_of(traits.arithmetic, index);
+    if (tile.transposed && traits.m > tile.m) continue;  // the weight would stream by more than once
     candidates.push_back({plan_for(traits, index), call_microseconds(traits, index)});
   }
   std::stable_sort(candidates.begin(), candidates.end(),

@@ -13,16 +13,19 @@ struct SplitTraits {
   EpilogueId epilogue = EpilogueId::bias;
   Arithmetic arithmetic = Arithmetic::Split;  // or Scaled
   int64_t m = 0, n = 0, k = 0;
-  bool packed = false;  // the weight's pieces are there already
+  bool packed = false;        // the weight's pieces are there already
+  bool tf32_allowed = false;  // to PyTorch's GEMM, which would take over
   int capability = 0;
   int multiprocessors = 0;
 };
 
-// Empty when the kernels can run the problem at the accuracy that the arithmetic promises; else what stands in the way.
-std::string why_not_covered(const SplitTraits& traits);
+// Empty when the kernels can run the problem; else what stands in the way.
+std::string why_not_possible(const SplitTraits& traits);
 
-// Empty when, besides, the call is expected to be faster than cuBLAS's fp32 GEMM and an elementwise kernel (Split) or
-// than its TF32 one (Scaled).
+// Empty when they do so at the accuracy that the arithmetic promises.
+std::string why_not_accurate(const SplitTraits& traits);
+
+// Empty when, besides both, the call is expected to be faster than PyTorch's GEMM and an elementwise kernel.
 std::string why_not_fused(const SplitTraits& traits);
 
 // Every tile with its best raster order and swizzle, fastest first. The times are those of the whole call: splitting x
@@ -30,7 +33,7 @@ std::string why_not_fused(const SplitTraits& traits);
 std::vector<Candidate> rank_candidates(const SplitTraits& traits);
 Candidate best_candidate(const SplitTraits& traits);
 
-// What the user had: the GEMM of PyTorch in the same precision, then one elementwise kernel.
+// What the user had: PyTorch's GEMM, in TF32 where that is allowed, then one elementwise kernel.
 double second_path_microseconds(const SplitTraits& traits);
 
 }  // namespace epigemm::split

@@ -3,9 +3,8 @@
 // One buffer, its sections at multiples of 256 bytes:
 //   roots   fp32[rows]    2^(-e / 2) for the row's scale 2^e
 //   facts   int32[rows]   what the range guard has to know of the row (guard.h)
-//   pieces  fp16          two pieces: [rows, columns / 64, 2, 64], 64 hi and then their 64 lo, so that what one stage
-//   of
-//                         the mainloop reads of a row is 256 bytes in one place; one piece: [rows, columns]
+//   pieces  fp16          two pieces: [rows, columns / 64, 2, 64], 64 hi and then their 64 lo: what a stage of the
+//                         mainloop reads of a row is 256 bytes in one place; one piece: [rows, columns]
 // Columns are padded with zeros.
 #pragma once
 

@@ -20,7 +20,7 @@ struct RepairArguments {
   float* out;
   int64_t out_row_stride;
   cuda::Operands<float> operands;
-  bool everything;
+  bool facts_are_there;  // before the GEMM ahead has finished
 };
 
 // --- the guard -----------------------------------------------------------------------------------------------------
@@ -41,11 +41,11 @@ __device__ inline RangeFacts facts_of_rows(const int32_t* facts, int64_t first, 
   // Four at a time: `first` is a multiple of the tile's size, the section of facts is aligned.
   const int64_t whole = first + (end - first) / 4 * 4;
   for (int64_t row = first + 4 * int64_t(threadIdx.x); row < whole; row += 4 * kThreads) {
-    const int4 four = *reinterpret_cast<const int4*>(facts + row);
+    const int4 four = __ldcg(reinterpret_cast<const int4*>(facts + row));
     mine = combine(combine(mine, range_facts(four.x)), range_facts(four.y));
     mine = combine(combine(mine, range_facts(four.z)), range_facts(four.w));
   }
-  if (whole + threadIdx.x < end) mine = combine(mine, range_facts(facts[whole + threadIdx.x]));
+  if (whole + threadIdx.x < end) mine = combine(mine, range_facts(__ldcg(facts + whole + threadIdx.x)));
   mine = across_warp(mine);
   __syncthreads();  // the previous call's result has been read
   if (threadIdx.x % 32 == 0) of_warp[threadIdx.x / 32] = mine;
@@ -94,23 +94,27 @@ template <class Functor>
 __device__ inline void repair_tile(const RepairArguments& p, int64_t m0, int64_t n0) {
   const RangeFacts x = facts_of_rows(p.x_facts, m0, min(m0 + fp32_tile::kTileM, p.x.rows));
   const RangeFacts weight = facts_of_rows(p.weight_facts, n0, min(n0 + fp32_tile::kTileN, p.weight.rows));
-  const bool all = p.everything || out_of_range(x, weight, p.x.columns);
+  const bool all = out_of_range(x, weight, p.x.columns);
   if (all || has_non_finite(x.flags | weight.flags)) recompute_tile<Functor>(p, m0, n0, !all);
+}
+
+__device__ __forceinline__ void wait_for_gemm() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
 }
 
 template <class Functor>
 __global__ void __launch_bounds__(kThreads, kCtasPerMultiprocessor)
     repair_kernel(const __grid_constant__ RepairArguments p) {
-  // All rows at once: the answer nearly always, and only 8 KB or so to read. This kernel starts when every CTA of the
-  // GEMM has seen the end of the splits (kernels that wrote the facts) and says so, and looks while the GEMM works.
+  if (!p.facts_are_there) wait_for_gemm();
+  // All rows at once: the answer nearly always, and only 8 KB or so to read.
   const RangeFacts x = facts_of_rows(p.x_facts, 0, p.x.rows);
   const RangeFacts weight = facts_of_rows(p.weight_facts, 0, p.weight.rows);
   const bool nothing = !out_of_range(x, weight, p.x.columns) && !has_non_finite(x.flags | weight.flags);
-#if __CUDA_ARCH__ >= 900
-  // The GEMM ahead must have finished whatever this kernel does: whoever comes next waits for this kernel alone.
-  asm volatile("griddepcontrol.wait;" ::: "memory");
-#endif
-  if (nothing && !p.everything) return;
+  // In any case, even to return: whoever comes next waits for this kernel alone.
+  wait_for_gemm();
+  if (nothing) return;
 
   const int64_t tiles_m = (p.x.rows + fp32_tile::kTileM - 1) / fp32_tile::kTileM;
   const int64_t tiles_n = (p.weight.rows + fp32_tile::kTileN - 1) / fp32_tile::kTileN;
@@ -128,7 +132,10 @@ inline RepairArguments repair_arguments(RepairProblem const& repair) {
                             static_cast<float*>(problem.out.data),
                             problem.out.row_stride,
                             {},
-                            repair.everything};
+                            // This kernel starts when every CTA of the GEMM allows it. The split's mainloop does so
+                            // when it has seen the end of the kernels that wrote the facts; CUTLASS's own, which the
+                            // scaled product has, may do so before.
+                            problem.arithmetic == Arithmetic::Split};
   for (int i = 0; i < kMaxOperands; ++i) {
     arguments.operands.data[i] = problem.operands[i].data;
     arguments.operands.values[i] = static_cast<float>(problem.operands[i].value);

@@ -10,7 +10,6 @@ namespace epigemm::split {
 struct RepairProblem {
   SplitProblem split;
   StridedMatrix x, weight;
-  bool everything = false;  // recompute every tile, whatever the guard says
 };
 
 // Enqueues the repair on the problem's stream. Check cuda::last_error() afterwards.

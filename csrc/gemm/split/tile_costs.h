@@ -7,21 +7,22 @@
 namespace epigemm::split {
 
 struct TileCost {
-  double step_microseconds;      // one stage of K (64) of one tile, at sustained clocks
+  double step_microseconds;      // one stage of K (64) of one tile, at sustained clocks, if its bytes come in time
   double epilogue_microseconds;  // what the epilogue adds to each tile beyond what the schedule hides
+  double traffic_factor;         // bound by memory: the time over that of a copy of as many bytes
 };
 
 constexpr TileCost kSplitTileCosts[] = {
-    {1.05, 2.0},  // 128x128 2x1
-    {0.57, 1.5},  // 128x64 1x2
-    {0.60, 1.0},  // 64x128 transposed
-    {0.40, 1.0},  // 16x128 transposed
+    {1.05, 2.0, 1.15},  // 128x128 2x1
+    {0.50, 1.5, 1.15},  // 128x64 1x2
+    {0.45, 1.0, 1.17},  // 64x128 transposed
+    {0.32, 1.0, 1.05},  // 16x128 transposed
 };
 
 constexpr TileCost kScaledTileCosts[] = {
-    {0.77, 3.0},  // 128x256 2x1 cooperative
-    {0.39, 1.0},  // 128x128 2x1 pingpong
-    {0.28, 0.5},  // 64x128 1x2 pingpong
+    {0.77, 3.0, 1.15},  // 128x256 2x1 cooperative
+    {0.39, 1.0, 1.15},  // 128x128 2x1 pingpong
+    {0.28, 0.5, 1.15},  // 64x128 1x2 pingpong
 };
 
 static_assert(sizeof(kSplitTileCosts) / sizeof(TileCost) == kSplitTileCount, "every tile needs its measured cost");

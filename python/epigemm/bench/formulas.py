@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import epigemm
-from epigemm import epilogues
+from epigemm import epilogues, packs
 
 EPS = 1e-5
 MOMENTUM = 0.1
@@ -141,7 +141,7 @@ class _LinearOp(nn.Module):
             native.operands,
             native.scalars,
             "default",
-            keep_pack=True,
+            packs.KEEP,
         )
         return result
 

@@ -11,9 +11,10 @@ from epigemm import packs, plans, split
 from epigemm._native import cuda_status
 from epigemm.bench.cases import Case, Data
 from epigemm.epilogues import EPILOGUES
+from epigemm.precision import SCALED
 
-# A problem and a GPU for which dispatch is certain to list every tile: only its descriptions are of interest.
-_LARGE = (8192, 8192, 8192)
+# A problem and a GPU for which dispatch lists every tile, also those for few rows: only descriptions are of interest.
+_FEW_ROWS = (16, 8192, 8192)
 _HOPPER = (90, 132)
 _NO_GPU = (0, 1)
 
@@ -40,20 +41,36 @@ def why_not_on_pieces(case: Case, data: Data, out: Tensor, *, packed: bool) -> s
     operands = (native.bias, *native.operands)
     arithmetic = case.setting.pieces
     return split.choose(
-        EPILOGUES[formula.epilogue], data.x, data.weight, operands, arithmetic, out, packed
+        EPILOGUES[formula.epilogue],
+        data.x,
+        data.weight,
+        operands,
+        arithmetic,
+        out,
+        packs.KEEP if packed else packs.FIND,
+        tf32_allowed=_tf32_allowed(arithmetic),
     ).why_not
+
+
+def _tf32_allowed(arithmetic: str) -> bool:
+    """To torch's GEMM: cases run under torch's setting of their own precision."""
+    return arithmetic == SCALED
 
 
 def plan_split(case: Case, device: torch.device, *, packed: bool) -> dict[str, Any]:
     """What dispatch says about the kernels on fp16 pieces alone, candidates included."""
     gpu = plans.device_numbers(_index(device)) if device.type == "cuda" else _NO_GPU
     m, n, k = case.shape.m, case.shape.n, case.shape.k or 0
-    return plans.ask(case.problem.formula.epilogue, m, n, k, packed, case.setting.pieces, *gpu)
+    arithmetic = case.setting.pieces
+    problem = (case.problem.formula.epilogue, m, n, k, packed, arithmetic)
+    return plans.ask(*problem, _tf32_allowed(arithmetic), *gpu)
 
 
 def describe_tiles(epilogue: str, arithmetic: str) -> list[dict[str, Any]]:
     """The description of every tile of "split" or "scaled", by index, whatever dispatch would choose."""
-    candidates = plans.ask(epilogue, *_LARGE, True, arithmetic, *_HOPPER)["candidates"]
+    candidates = plans.ask(epilogue, *_FEW_ROWS, True, arithmetic, _tf32_allowed(arithmetic), *_HOPPER)[
+        "candidates"
+    ]
     return sorted(candidates, key=lambda candidate: int(candidate["tile_index"]))
 
 

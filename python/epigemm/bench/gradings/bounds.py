@@ -15,7 +15,9 @@ such an element, on both sides ``2 K 2^-25 max``: 2^-14 by the same reasoning.
 
 **Accumulation.** One MMA adds 16 products to an accumulator. Each of the 17 terms loses less than one unit of the
 last of 24 places of the largest of them, 2^-23 of it. Promoted every 64 (four MMAs), the large products lose ``68 *
-2 eps``, and every promotion rounds once: ``ceil(K / 64) eps``. The 2K small products are never promoted; lo is kept
+2 eps``, and every promotion rounds once: ``ceil(K / 64) eps``. The kernels do that from K = 4096 on; below they promote
+every 32, which loses ``34 * 2 eps`` and rounds ``ceil(K / 32)`` times: at most as much in all, so that one bound covers
+both. The 2K small products are never promoted; lo is kept
 2^11 larger, ``|lo hi| <= |a||b|``, and the factor 2^-11 leaves ``(2K + K/8) 2^-9 eps``. The fused multiply-add that
 joins both sums rounds once more.
 """
@@ -24,7 +26,7 @@ from __future__ import annotations
 
 EPS = 2.0**-24
 MMA_K = 16
-PROMOTION = 64
+PROMOTION = 64  # of a long sum; see above for short ones
 SPLIT_PIECES = 3 * 2.0**-22
 SPLIT_RANGE = 2.0**-24
 SCALED_PIECES = 2 * 2.0**-11 + 2.0**-22
@@ -37,7 +39,7 @@ def _tensor_cores(k: int) -> float:
 
 
 def split(k: int) -> float:
-    """Bound of |error| / |A||B| of the split product, guard included."""
+    """Bound of |error| / |A||B| of the split product, guard included, whether promoted every 32 or every 64."""
     promoted = _tensor_cores(min(k, PROMOTION)) + EPS * (-(-k // PROMOTION) + 1)
     small = 2.0**-11 * 2 * _tensor_cores(2 * k)
     return SPLIT_PIECES + SPLIT_RANGE + (promoted + small) * (1 + SPLIT_PIECES)

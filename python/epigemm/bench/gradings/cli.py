@@ -20,6 +20,7 @@ from epigemm.bench.gradings.exact import GRADERS, Verdict
 from epigemm.bench.gradings.products import SCALED, SPLIT, Product
 from epigemm.bench.gradings.special import K as SPECIAL_K
 from epigemm.bench.gradings.special import special_verdicts
+from epigemm.packs import PIECES
 
 SCHEMA = 1
 OK, WRONG, USAGE = 0, 1, 2
@@ -50,12 +51,12 @@ def verdicts(graded: Mapping[str, Product], device: torch.device) -> dict[str, l
 
 
 def _verdicts(name: str, product: Product, device: torch.device) -> Iterator[Verdict]:
-    low = products.SCALED in name or products.PRECISION[SCALED] in name
+    low = SCALED in name or products.PRECISION[SCALED] in name
     for grader, function in GRADERS.items():
         if not (low and grader == "representation"):
             yield from function(product, device)
     if low:
-        rival = None if name == products.SCALED else products.tf32
+        rival = None if name == SCALED else products.tf32
         yield from special_verdicts(product, device, max(bounds.scaled(SPECIAL_K), 2.0**-8), rival)
     else:
         yield from special_verdicts(product, device)
@@ -65,7 +66,7 @@ def plans() -> list[dict[str, Any]]:
     """What dispatch chooses, for the record."""
     found = []
     for m, n, k in PLANNED:
-        for arithmetic in products.PIECES:
+        for arithmetic in PIECES:
             plan = products.plan_of("bias_relu", m, n, k, arithmetic, packed=True)
             kept = ("fused", "why_not", "tile", "predicted_us", "second_path_us")
             about = {"shape": (m, n, k), "arithmetic": arithmetic}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -11,13 +10,13 @@ import torch
 from torch import Tensor
 
 import epigemm
+from epigemm import plans, precision
 from epigemm._native import ops
-from epigemm.packs import pack_bytes
+from epigemm.packs import PIECES, pack_bytes
 
 Product = Callable[[Tensor, Tensor], Tensor]
 
-SGEMM, TF32, SPLIT, SCALED = "sgemm", "tf32", "split", "scaled"
-PIECES = {SPLIT: 2, SCALED: 1}
+SGEMM, TF32, SPLIT, SCALED = "sgemm", precision.TF32, precision.SPLIT, precision.SCALED
 PRECISION = {SPLIT: "highest", SCALED: "high"}  # the precision of a call under which dispatch considers them
 RIVAL = {SPLIT: SGEMM, SCALED: TF32}  # what each stands in for, and must not be less accurate than
 ANY_TILE = (0, 0, 1)  # tile, raster, swizzle
@@ -106,11 +105,11 @@ def forced(arithmetic: str, plan: Sequence[int] = ANY_TILE) -> Product:
     return product
 
 
-def public(precision: str) -> Product:
+def public(wish: str) -> Product:
     """What a user gets from `epigemm.linear` at a precision."""
 
     def product(x: Tensor, weight: Tensor) -> Tensor:
-        return epigemm.linear(x, weight, precision=precision)
+        return epigemm.linear(x, weight, precision=wish)
 
     return product
 
@@ -119,13 +118,8 @@ def plan_of(
     epilogue: str, m: int, n: int, k: int, arithmetic: str, *, packed: bool = False
 ) -> dict[str, Any]:
     """What dispatch chooses for a problem on the current GPU."""
-    properties = torch.cuda.get_device_properties(torch.cuda.current_device())
-    capability = 10 * properties.major + properties.minor
-    text = ops._plan_split(
-        epilogue, m, n, k, packed, arithmetic, capability, properties.multi_processor_count
-    )
-    plan: dict[str, Any] = json.loads(text)
-    return plan
+    gpu = plans.device_numbers(torch.cuda.current_device())
+    return plans.ask(epilogue, m, n, k, packed, arithmetic, arithmetic == SCALED, *gpu)
 
 
 def on_gpu() -> dict[str, Product]:
