@@ -18,35 +18,44 @@ constexpr int64_t kLeastK = 128;
 // would exceed that of cuBLAS's TF32, which splits such long sums.
 constexpr int64_t kLeastScaledK = 16, kMostScaledK = 8192;
 
+template <class... Parts>
+std::string text(const Parts&... parts) {
+  std::ostringstream stream;
+  stream.precision(4);
+  (stream << ... << parts);
+  return stream.str();
+}
+
 }  // namespace
 
 std::string why_not_possible(const SplitTraits& t) {
-  std::ostringstream reason;
   if (!epilogue_info(t.epilogue).linear) {
-    reason << "epilogue '" << epilogue_info(t.epilogue).name << "' has no GEMM kernels";
-  } else if (t.capability == 0) {
-    reason << "the tensors are not on a CUDA device";
-  } else if (t.capability / 10 != 9) {
-    reason << "fused kernels exist for compute capability 9.0 (Hopper); this device has " << t.capability / 10 << "."
-           << t.capability % 10;
-  } else if (t.m == 0 || t.n == 0 || t.k == 0) {
-    reason << "the product is empty (M = " << t.m << ", N = " << t.n << ", K = " << t.k << ")";
-  } else if (t.m > kLargestExtent || t.n > kLargestExtent || t.k > kMostColumns) {
-    reason << "M and N must be at most " << kLargestExtent << " and K at most " << kMostColumns;
+    return text("epilogue '", epilogue_info(t.epilogue).name, "' has no GEMM kernels");
   }
-  return reason.str();
+  if (t.capability == 0) return "the tensors are not on a CUDA device";
+  if (t.capability / 10 != 9) {
+    return text("fused kernels exist for compute capability 9.0 (Hopper); this device has ", t.capability / 10, ".",
+                t.capability % 10);
+  }
+  if (t.m == 0 || t.n == 0 || t.k == 0) {
+    return text("the product is empty (M = ", t.m, ", N = ", t.n, ", K = ", t.k, ")");
+  }
+  if (t.m > kLargestExtent || t.n > kLargestExtent || t.k > kMostColumns) {
+    return text("M and N must be at most ", kLargestExtent, " and K at most ", kMostColumns);
+  }
+  return std::string();
 }
 
 std::string why_not_accurate(const SplitTraits& t) {
-  std::ostringstream reason;
   if (t.arithmetic == Arithmetic::Split && t.k < kLeastK) {
-    reason << "K = " << t.k << " is below " << kLeastK
-           << ", from where on the split's error is below that of an IEEE fp32 product";
-  } else if (t.arithmetic == Arithmetic::Scaled && (t.k < kLeastScaledK || t.k > kMostScaledK)) {
-    reason << "K = " << t.k << " is outside " << kLeastScaledK << ".." << kMostScaledK
-           << ", where one scaled fp16 product is as accurate as TF32";
+    return text("K = ", t.k, " is below ", kLeastK,
+                ", from where on the split's error is below that of an IEEE fp32 product");
   }
-  return reason.str();
+  if (t.arithmetic == Arithmetic::Scaled && (t.k < kLeastScaledK || t.k > kMostScaledK)) {
+    return text("K = ", t.k, " is outside ", kLeastScaledK, "..", kMostScaledK,
+                ", where one scaled fp16 product is as accurate as TF32");
+  }
+  return std::string();
 }
 
 namespace {
@@ -105,11 +114,8 @@ Plan plan_for(const SplitTraits& t, int index) {
 std::string not_fastest(const SplitTraits& t) {
   const double fused = best_candidate(t).microseconds, second = second_path_microseconds(t);
   if (fused <= second) return std::string();
-  std::ostringstream reason;
-  reason.precision(4);
-  reason << "PyTorch's GEMM and one elementwise kernel are expected to be faster (" << second << " us against " << fused
-         << " us on fp16 pieces" << (t.packed ? ")" : ", of which the weight takes its share at every call: see pack)");
-  return reason.str();
+  return text("PyTorch's GEMM and one elementwise kernel are expected to be faster (", second, " us against ", fused,
+              " us on fp16 pieces", t.packed ? ")" : ", of which the weight takes its share at every call: see pack)");
 }
 
 // Rows that cuBLAS's SGEMM works on for M, in the shapes measured (M = 16 to 128).

@@ -20,7 +20,7 @@ struct RepairArguments {
   float* out;
   int64_t out_row_stride;
   cuda::Operands<float> operands;
-  bool facts_are_there;  // before the GEMM ahead has finished
+  bool x_facts_are_there;  // before the GEMM ahead has finished
 };
 
 // --- the guard -----------------------------------------------------------------------------------------------------
@@ -107,10 +107,10 @@ __device__ __forceinline__ void wait_for_gemm() {
 template <class Functor>
 __global__ void __launch_bounds__(kThreads, kCtasPerMultiprocessor)
     repair_kernel(const __grid_constant__ RepairArguments p) {
-  if (!p.facts_are_there) wait_for_gemm();
-  // All rows at once: the answer nearly always, and only 8 KB or so to read.
-  const RangeFacts x = facts_of_rows(p.x_facts, 0, p.x.rows);
+  // All rows at once: the answer nearly always, and only some KB to read. The weight was split before x: done long ago.
   const RangeFacts weight = facts_of_rows(p.weight_facts, 0, p.weight.rows);
+  if (!p.x_facts_are_there) wait_for_gemm();
+  const RangeFacts x = facts_of_rows(p.x_facts, 0, p.x.rows);
   const bool nothing = !out_of_range(x, weight, p.x.columns) && !has_non_finite(x.flags | weight.flags);
   // In any case, even to return: whoever comes next waits for this kernel alone.
   wait_for_gemm();
