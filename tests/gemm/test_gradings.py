@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from epigemm.bench import environment, report
-from epigemm.bench.gradings import bounds, cli, data, exact, special, sweep
+from epigemm.bench import environment, report, timing
+from epigemm.bench.gradings import bounds, cli, cost, data, exact, special, sweep
 from epigemm.bench.gradings.bounds import EPS
 from epigemm.bench.gradings.measures import Errors, Exact, errors, ratios
 from epigemm.bench.gradings.products import Product
@@ -305,7 +305,9 @@ def record(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     monkeypatch.setattr(cli, "verdicts", lambda graded, device: {name: [] for name in graded})
     found = cli.grade(EMULATED, EMULATED, CPU, classes=data.CLASSES[:2], ks=[64, 128], size=SMALL)
     about = environment.describe(CPU, "csrc=" + "0" * 40 + ",python=" + "1" * 40)
-    plain: dict[str, Any] = json.loads(json.dumps(report._finite({"environment": about} | found)))
+    guard = cost.measure(CPU, shapes=[(8, 16, 32)], effort=timing.Effort(rounds=2, min_ms=0.0))
+    everything = {"environment": about, "guard": guard} | found
+    plain: dict[str, Any] = json.loads(json.dumps(report._finite(everything)))
     return plain
 
 
@@ -320,7 +322,9 @@ def test_the_record_is_complete_and_can_be_shown(
     path = tmp_path / "gradings.json"
     path.write_text(json.dumps(record))
     assert cli.main(["--render", str(path), "--output", str(tmp_path)]) == cli.WRONG
-    assert "a check that failed" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "a check that failed" in shown and "8x16x32" in shown
+    assert all(ms > 0 for ms in record["guard"][0]["ms"].values())
     assert sorted(p.name for p in tmp_path.glob("*.png")) == [
         "gradings-scaled-over-tf32.png",
         "gradings-split-over-sgemm.png",

@@ -14,7 +14,7 @@ import torch
 
 from epigemm._native import cuda_status
 from epigemm.bench import environment, report
-from epigemm.bench.gradings import bounds, products, show, sweep
+from epigemm.bench.gradings import bounds, cost, products, show, sweep
 from epigemm.bench.gradings.data import BY_NAME, DataClass
 from epigemm.bench.gradings.exact import GRADERS, Verdict
 from epigemm.bench.gradings.products import SCALED, SPLIT, Product
@@ -115,7 +115,7 @@ def _record(options: argparse.Namespace, device: torch.device) -> dict[str, Any]
         f"public {precision}": products.public(precision) for precision in products.PRECISION.values()
     }
     found = grade(graded, checked, device, classes=classes, ks=ks)
-    return {"schema": SCHEMA, "environment": about, "plans": plans()} | found
+    return {"schema": SCHEMA, "environment": about, "plans": plans(), "guard": cost.measure(device)} | found
 
 
 def failed(record: Mapping[str, Any]) -> bool:

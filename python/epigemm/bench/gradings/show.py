@@ -38,6 +38,15 @@ def tables(console: Console, record: Mapping[str, Any]) -> None:
             ["data", "K"],
             rows,
         )
+    guarded = record.get("guard", [])
+    if guarded:
+        rows = [
+            ["x".join(map(str, found["shape"])), *(f"{ms:.3f}" for ms in found["ms"].values())]
+            for found in guarded
+        ]
+        console.table(
+            "Range guard: ms of a call, by what is computed again", ["M x N x K", *guarded[0]["ms"]], rows
+        )
     for product, verdicts in record["verdicts"].items():
         failed = [v for v in verdicts if not v["ok"]]
         console.line(plain(f"{product}: {len(verdicts) - len(failed)} of {len(verdicts)} checks passed"))
