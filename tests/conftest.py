@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import atexit
 import json
+import os
+import shutil
+import tempfile
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +18,11 @@ from hypothesis import HealthCheck, settings
 from epigemm.bench import environment
 from tests.support.cases import cuda_unavailable
 from tests.support.untyped import backends
+
+# Code that Inductor has kept from an earlier version of an operator would be run again.
+if "TORCHINDUCTOR_CACHE_DIR" not in os.environ:
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = tempfile.mkdtemp(prefix="epigemm-inductor-")
+    atexit.register(shutil.rmtree, os.environ["TORCHINDUCTOR_CACHE_DIR"], ignore_errors=True)
 
 settings.register_profile(
     "epigemm",

@@ -210,6 +210,7 @@ def test_a_change_of_shape_or_device_makes_a_pack_of_its_own(road: Road) -> None
 
 
 def test_a_pack_dies_with_its_weight(road: Road) -> None:
+    gc.collect()  # what earlier tests have left
     weight = Parameter(road.weight())
     packed = epigemm.pack(weight)
     buffer = weakref.ref(packs.kept(weight)[2].buffer)
