@@ -77,6 +77,10 @@ class Road:
         raise AssertionError("dispatch knows no such problem")
 
 
+AT_HIGHEST: tuple[Any, ...] = (None, [], [], "highest")
+"""The rest of the operator `linear`'s arguments for the bare product: bias, operands, scalars, precision."""
+
+
 def decode(pack: Tensor, rows: int, columns: int, pieces: int) -> Tensor:
     """The fp64 matrix whose pieces a pack holds."""
     section = -(-4 * rows // 256) * 256

@@ -7,8 +7,7 @@ import gc
 import pickle
 import threading
 import weakref
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -16,8 +15,8 @@ import torch
 from torch import Tensor
 
 import epigemm
-from epigemm import packs, split
-from tests.python.pieces import Road, decode, held, pack_size
+from epigemm import packs
+from tests.python.pieces import AT_HIGHEST, Road, decode, held, pack_size
 from tests.support.untyped import backward
 
 Parameter = torch.nn.Parameter
@@ -463,120 +462,6 @@ def test_threads_make_one_pack(road: Road) -> None:
     assert kept(weight, 2) == fresh(weight, 2)
 
 
-# --- no memory ------------------------------------------------------------------------------------------------------
-
-
-class Memory:
-    """What the allocator gives and tells: nothing to those that are refused."""
-
-    def __init__(self, patch: pytest.MonkeyPatch) -> None:
-        self.free = 0
-        self.refused: list[str] = []
-        self._patch = patch
-
-    def refuse(self, *what: str) -> None:
-        """Packs, workspaces, or both."""
-        where = {"pack": (packs, "_allocate"), "workspace": (split, "_workspace")}
-        for name in what:
-            self._patch.setattr(*where[name], self._failing(name))
-        self._patch.setattr(split, "_free_bytes", lambda device: self.free)
-
-    def _failing(self, name: str) -> Callable[..., Tensor]:
-        def fails(*arguments: Any) -> Tensor:
-            self.refused.append(name)
-            raise torch.OutOfMemoryError("no memory, for the test")
-
-        return fails
-
-    def take(self) -> list[str]:
-        """What was refused since the last time."""
-        taken, self.refused = self.refused, []
-        return taken
-
-
-def notes(*arguments: Any) -> str:
-    return " ".join(epigemm.explain("linear", *arguments).reasons)
-
-
-CALL: tuple[Any, ...] = (None, [], [], "highest")
-
-
-def test_without_memory_torch_multiplies(road: Road) -> None:
-    """Tried once, then again only when there is enough."""
-    weight, x = road.weight(), road.x()
-    with pytest.MonkeyPatch.context() as patch:
-        memory = Memory(patch)
-        memory.refuse("workspace")
-        for refused in (["workspace"], [], []):
-            road.check(epigemm.linear(x, weight), x, weight)
-            assert memory.take() == refused
-        assert "found no memory for fp16 pieces" in notes(x, weight)
-        with pytest.raises(torch.OutOfMemoryError):
-            epigemm.linear(x, weight, strict=True)
-        memory.take()
-        epigemm.linear(x[:-1], weight)
-        assert memory.take() == ["workspace"], "another call"
-        memory.free = pack_size(x, 2) + pack_size(weight, 2) - 1
-        epigemm.linear(x, weight)
-        assert not memory.take()
-        memory.free += 1
-        epigemm.linear(x, weight)
-        assert memory.take() == ["workspace"] and not road.take()
-        with monkeypatched_capture(patch):
-            epigemm.linear(x, weight)
-            assert not memory.take(), "nothing is asked for in a capture"
-    road.check(epigemm.linear(x, weight), x, weight)
-    assert len(road.take()) == 1
-    assert "found no memory" not in notes(x, weight)
-
-
-@contextmanager
-def monkeypatched_capture(patch: pytest.MonkeyPatch) -> Iterator[None]:
-    with patch.context() as inner:
-        inner.setattr(packs, "capturing", lambda device: True)
-        yield
-
-
-def test_without_memory_to_keep_a_call_splits_for_itself(road: Road) -> None:
-    weight, x = Parameter(road.weight(), requires_grad=False), road.x()
-    module = epigemm.nn.LinearReLU(weight.shape[1], weight.shape[0], bias=False, device="meta")
-    module.weight = weight
-    with pytest.MonkeyPatch.context() as patch:
-        memory = Memory(patch)
-        memory.refuse("pack")
-        for refused in (["pack"], []):
-            torch.testing.assert_close(module(x), torch.relu(x @ weight.t()), rtol=1e-4, atol=1e-4)
-            assert memory.take() == refused
-        assert [launch.packed for launch in road.take()] == [False, False] and not packs.kept(weight)
-        assert "found no memory to keep the weight's pack" in notes(x, weight)
-        memory.free = 1 << 60
-        module(x)
-        assert memory.take() == ["pack"]
-        few = road.x(road.rows_worth_a_pack_alone())
-        module(few)
-        assert memory.take() == ["pack"], "dispatch would not split the weight for so few rows"
-        road.take()
-        memory.free = 0
-        module(few)
-        assert not memory.take() and not road.take()
-    module(x)
-    assert [launch.packed for launch in road.take()] == [True]
-
-
-@pytest.mark.parametrize("refused", ["pack", "workspace"])
-def test_strict_calls_tell_of_missing_memory(refused: str, road: Road) -> None:
-    weight, x = road.weight(), road.x()
-    use = "keep" if refused == "pack" else "find"
-    with pytest.MonkeyPatch.context() as patch:
-        memory = Memory(patch)
-        memory.refuse("pack", "workspace")
-        for _ in range(2):
-            with pytest.raises(torch.OutOfMemoryError):
-                torch.ops.epigemm.linear("bias", x, weight, *CALL, use, True)
-            assert memory.take()[0] == refused
-    assert not packs.kept(weight)
-
-
 # --- the operators, called directly ---------------------------------------------------------------------------------
 
 
@@ -590,7 +475,7 @@ def test_the_operator_believes_no_pack_where_a_gradient_is_wanted(
     epigemm.pack(weight)
 
     def call(given: Tensor) -> Tensor:
-        result: Tensor = torch.ops.epigemm.linear("bias", given, weight, *CALL, use)
+        result: Tensor = torch.ops.epigemm.linear("bias", given, weight, *AT_HIGHEST, use)
         return result
 
     run: Callable[[Tensor], Tensor] = (
