@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from importlib.metadata import PackageNotFoundError, version
 
-from epigemm import fusion, nn
+from epigemm import nn
 from epigemm._native import build_info
 from epigemm.explain import Explanation, explain
 from epigemm.functional import (
@@ -20,7 +20,6 @@ from epigemm.functional import (
     sigmoid,
     sigmoid_scale_residual,
 )
-from epigemm.fusion import FusionReport, fuse, unfuse
 from epigemm.packs import PackedWeight, pack
 
 try:
@@ -30,14 +29,11 @@ except PackageNotFoundError:  # Imported from a folder that was never installed.
 
 __all__ = [
     "Explanation",
-    "FusionReport",
     "PackedWeight",
     "__version__",
     "bias_relu",
     "build_info",
     "explain",
-    "fuse",
-    "fusion",
     "linear",
     "linear_relu",
     "linear_relu_div",
@@ -50,5 +46,4 @@ __all__ = [
     "scale_batch_norm",
     "sigmoid",
     "sigmoid_scale_residual",
-    "unfuse",
 ]
