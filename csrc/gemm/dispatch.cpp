@@ -5,12 +5,14 @@
 #include <sstream>
 
 #include "gemm/grid.h"
+#include "gemm/narrow/tile_costs.h"
 #include "gemm/sm90/tile_costs.h"
 
 namespace epigemm {
 namespace {
 
-constexpr int kTmaAlignment = 16;  // bytes: what the tensor memory accelerator asks of pointers and row strides
+constexpr int64_t kMostGridRows = 65535;  // tiles along either axis of a narrow kernel
+constexpr int kTmaAlignment = 16;         // bytes: what the tensor memory accelerator asks of pointers and row strides
 
 int alignment_of(const void* pointer) {
   const auto address = reinterpret_cast<uintptr_t>(pointer);
@@ -105,6 +107,33 @@ double fused_microseconds(const ProblemTraits& t, int index) {
   return kLaunchMicroseconds + std::max(compute, traffic_factor(t, tile) * traffic_microseconds(t));
 }
 
+int64_t narrow_steps(const ProblemTraits& t) { return ceil_div(t.k * element_bytes(t.element), narrow::kTileKBytes); }
+
+// Its CTAs are all on the multiprocessors at once, or nearly: memory's speed, L2's, or that of the CTA with the longest
+// way along K.
+double narrow_microseconds(const ProblemTraits& t, int index, int splits) {
+  constexpr double kTrafficFactor = 1.1, kL2BytesPerMicrosecond = 6.2e6;
+  const narrow::Tile& tile = narrow::kTiles[index];
+  const narrow::TileCosts& costs = narrow::kTileCosts[index];
+  const narrow::TileCost& cost = element_bytes(t.element) == 4 ? costs.in_tf32 : costs.in_16_bits;
+  const int64_t tiles = ceil_div(t.m, tile.m) * ceil_div(t.n, tile.n);
+  const double loaded =
+      static_cast<double>(tiles * narrow_steps(t)) * narrow::kTileKBytes * static_cast<double>(tile.m + tile.n);
+  const int64_t rounds = waves(tiles * splits, 1, t.multiprocessors);
+  const double compute = static_cast<double>(rounds * ceil_div(narrow_steps(t), splits)) * cost.stage_microseconds;
+  return kLaunchMicroseconds + cost.finish_microseconds +
+         std::max({compute, kTrafficFactor * traffic_microseconds(t), loaded / kL2BytesPerMicrosecond});
+}
+
+// Whether a narrow tile is worth a look: no taller than M asks for, and a part of K for every CTA.
+bool narrow_suits(const ProblemTraits& t, int index, int splits) {
+  const narrow::Tile& tile = narrow::kTiles[index];
+  const bool tall_enough = t.m <= tile.m || tile.m >= 64;
+  const bool needed = tile.m == 16 || 2 * t.m > tile.m;
+  return tall_enough && needed && splits <= narrow_steps(t) && ceil_div(t.m, tile.m) <= kMostGridRows &&
+         ceil_div(t.n, tile.n) <= kMostGridRows;
+}
+
 // PyTorch's own GEMM adds a bias at no cost; every other epilogue is a second kernel.
 bool second_path_is_one_kernel(const ProblemTraits& t) { return t.epilogue == EpilogueId::bias; }
 
@@ -186,27 +215,51 @@ std::string why_not_fused(const ProblemTraits& traits) {
   return reason.empty() ? not_fastest(traits) : reason;
 }
 
+std::string why_not_planned(const ProblemTraits& traits, const Plan& plan) {
+  if (!is_narrow(plan.tile)) {
+    return plan.splits == 1 ? std::string() : "splits must be 1 for a large tile, got " + std::to_string(plan.splits);
+  }
+  const narrow::Tile& tile = narrow::kTiles[plan.tile - sm90::kTileCount];
+  if (plan.splits > narrow_steps(traits)) return "K is too short for " + std::to_string(plan.splits) + " splits";
+  if (ceil_div(traits.m, tile.m) > kMostGridRows || ceil_div(traits.n, tile.n) > kMostGridRows) {
+    return "M or N is too large for a narrow tile";
+  }
+  return std::string();
+}
+
+namespace {
+
+// Calls visit(candidate) for every plan worth a look.
+template <class Visit>
+void visit_candidates(const ProblemTraits& traits, Visit visit) {
+  for (int index = 0; index < sm90::kTileCount; ++index) {
+    visit(Candidate{plan_for(traits, index), fused_microseconds(traits, index)});
+  }
+  for (int index = 0; index < narrow::kTileCount; ++index) {
+    for (int splits = 1; splits <= narrow::kMostSplits; splits *= 2) {
+      if (!narrow_suits(traits, index, splits)) continue;
+      visit(Candidate{{sm90::kTileCount + index, Raster::AlongM, /*swizzle=*/1, splits},
+                      narrow_microseconds(traits, index, splits)});
+    }
+  }
+}
+
+}  // namespace
+
 std::vector<Candidate> rank_candidates(const ProblemTraits& traits) {
   std::vector<Candidate> candidates;
-  for (int index = 0; index < sm90::kTileCount; ++index) {
-    candidates.push_back({plan_for(traits, index), fused_microseconds(traits, index)});
-  }
+  visit_candidates(traits, [&](const Candidate& candidate) { candidates.push_back(candidate); });
   std::stable_sort(candidates.begin(), candidates.end(),
                    [](const Candidate& a, const Candidate& b) { return a.microseconds < b.microseconds; });
   return candidates;
 }
 
 Candidate best_candidate(const ProblemTraits& traits) {
-  int best = 0;
-  double least = std::numeric_limits<double>::infinity();
-  for (int index = 0; index < sm90::kTileCount; ++index) {
-    const double microseconds = fused_microseconds(traits, index);
-    if (microseconds < least) {
-      least = microseconds;
-      best = index;
-    }
-  }
-  return {plan_for(traits, best), least};
+  Candidate best{{}, std::numeric_limits<double>::infinity()};
+  visit_candidates(traits, [&](const Candidate& candidate) {
+    if (candidate.microseconds < best.microseconds) best = candidate;
+  });
+  return best;
 }
 
 }  // namespace epigemm

@@ -4,9 +4,15 @@
 #include <string>
 #include <vector>
 
+#include "gemm/narrow/tiles.h"
 #include "gemm/problem.h"
+#include "gemm/sm90/tiles.h"
 
 namespace epigemm {
+
+// The tiles of a plan: the large ones, then the narrow ones.
+constexpr int kTileCount = sm90::kTileCount + narrow::kTileCount;
+constexpr bool is_narrow(int tile) { return tile >= sm90::kTileCount; }
 
 // All that the choice depends on.
 struct ProblemTraits {
@@ -35,7 +41,11 @@ std::string why_not_covered(const ProblemTraits& traits);
 // Empty when, besides, it is expected to be at least as fast as PyTorch's GEMM followed by one elementwise kernel.
 std::string why_not_fused(const ProblemTraits& traits);
 
-// Every tile with its best raster order and swizzle, fastest first. Meaningful where a fused kernel covers the problem.
+// Empty when a covered problem can run under this plan.
+std::string why_not_planned(const ProblemTraits& traits, const Plan& plan);
+
+// Every tile with its best raster order and swizzle, or with every split of K, fastest first. Meaningful where a fused
+// kernel covers the problem.
 std::vector<Candidate> rank_candidates(const ProblemTraits& traits);
 
 // The first of rank_candidates, without building the list.

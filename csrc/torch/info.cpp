@@ -1,5 +1,6 @@
 // epigemm::_build_info, _registry and _cuda_status: what this binary is, as JSON.
 #include "cpu/kernels.h"
+#include "gemm/dispatch.h"
 #include "gemm/split/tiles.h"
 #include "torch/arguments.h"
 
@@ -29,7 +30,7 @@ std::string build_info() {
        << "\", \"torch_headers\": \"" << EPIGEMM_TORCH_HEADERS << "\", \"torch_floor\": \"2.10\""
        << ", \"elementwise_architectures\": \"" << EPIGEMM_ELEMENTWISE_ARCHITECTURES << "\", \"gemm_architectures\": \""
        << EPIGEMM_GEMM_ARCHITECTURES << "\", \"compiler\": \"" << EPIGEMM_COMPILER
-       << "\", \"gemm_kernels\": " << gemm_kernels() << ", \"tiles\": " << sm90::kTileCount
+       << "\", \"gemm_kernels\": " << gemm_kernels() << ", \"tiles\": " << kTileCount
        << ", \"split_tiles\": " << split::kSplitTileCount << ", \"scaled_tiles\": " << split::kScaledTileCount
        << ", \"cpu_level\": \"" << cpu::level() << "\"}";
   return json.str();

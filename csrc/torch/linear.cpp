@@ -2,7 +2,6 @@
 #include <cstring>
 
 #include "gemm/dispatch.h"
-#include "gemm/sm90/tiles.h"
 #include "torch/plans.h"
 
 #if EPIGEMM_WITH_CUDA
@@ -110,14 +109,13 @@ std::string why_not(const LinearCall& call, bool forced) {
 }
 
 TileText describe(int index, ElementType element) {
+  const int k = sm90::kTileKBytes / element_bytes(element);
+  if (is_narrow(index)) {
+    const narrow::Tile& tile = narrow::kTiles[index - sm90::kTileCount];
+    return {tile.m, tile.n, k, 1, 1, "narrow", /*transposed=*/false};
+  }
   const sm90::Tile& tile = sm90::kTiles[index];
-  return {tile.m,
-          tile.n,
-          sm90::kTileKBytes / element_bytes(element),
-          tile.cluster_m,
-          tile.cluster_n,
-          tile.schedule,
-          /*transposed=*/false};
+  return {tile.m, tile.n, k, tile.cluster_m, tile.cluster_n, schedule_name(tile.schedule), /*transposed=*/false};
 }
 
 std::string plan_json(const ProblemTraits& traits, const std::string& why_not) {
@@ -156,7 +154,11 @@ std::string plan_linear(const Name& epilogue, int64_t m, int64_t n, int64_t k, i
 #if EPIGEMM_WITH_SM90
 
 Plan plan_of(const std::vector<int64_t>& forced, const ProblemTraits& traits) {
-  return forced.empty() ? best_candidate(traits).plan : forced_plan(forced, sm90::kTileCount);
+  if (forced.empty()) return best_candidate(traits).plan;
+  const Plan plan = forced_plan(forced, kTileCount);
+  const std::string reason = why_not_planned(traits, plan);
+  check(reason.empty(), "plan: ", reason);
+  return plan;
 }
 
 #endif
@@ -173,7 +175,7 @@ bool fused_linear_out(const Name& epilogue, const Tensor& x, const Tensor& weigh
   const Plan plan = plan_of(forced_plan, traits_of(problem));
   const torch::stable::accelerator::DeviceGuard guard(problem.device);
   problem.stream = current_stream(problem.device);
-  const char* refused = sm90::find_launch(problem.epilogue, problem.element)(problem, plan);
+  const char* refused = sm90::find_launch(problem.epilogue, problem.element, plan.tile)(problem, plan);
   check(!refused, "the fused kernel could not be launched: ", refused ? refused : "", " ", cuda::last_error());
 #else
   (void)forced_plan;

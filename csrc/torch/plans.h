@@ -13,9 +13,13 @@ namespace epigemm::binding {
 struct TileText {
   int m, n, k;  // elements
   int cluster_m, cluster_n;
-  sm90::Schedule schedule;
+  const char* schedule;
   bool transposed;
 };
+
+constexpr const char* schedule_name(sm90::Schedule schedule) {
+  return schedule == sm90::Schedule::Cooperative ? "cooperative" : "pingpong";
+}
 
 using DescribeTile = std::function<TileText(int tile_index)>;
 
@@ -23,7 +27,7 @@ using DescribeTile = std::function<TileText(int tile_index)>;
 std::string plan_json(const std::string& why_not, const std::vector<Candidate>& candidates,
                       const DescribeTile& describe, const std::string& more = "");
 
-// [tile_index, raster, max_swizzle] as a plan.
+// [tile_index, raster, max_swizzle] or [tile_index, raster, max_swizzle, splits] as a plan.
 Plan forced_plan(const std::vector<int64_t>& numbers, int tile_count);
 
 ElementType element_named(const Name& name);

@@ -86,7 +86,8 @@ std::string plan_split(const Name& epilogue, int64_t m, int64_t n, int64_t k, bo
   const std::string why_not = why_not_fused(traits);
   const auto describe = [&](int index) -> TileText {
     const split::Tile& tile = split::tile_of(traits.arithmetic, index);
-    return {tile.m, tile.n, split::kTileK, tile.cluster_m, tile.cluster_n, tile.schedule, tile.transposed};
+    return {tile.m,         tile.n, split::kTileK, tile.cluster_m, tile.cluster_n, schedule_name(tile.schedule),
+            tile.transposed};
   };
   std::ostringstream more;
   more << ", \"second_path_us\": " << second_path_microseconds(traits);
@@ -179,6 +180,7 @@ void split_linear_out(const Name& epilogue, const Tensor& x, const Tensor& weigh
   check(why_not.empty(), why_not);
   const Plan plan =
       plan_numbers.empty() ? best_candidate(traits).plan : forced_plan(plan_numbers, split::tile_count(arithmetic));
+  check(plan.splits == 1, "plan: splits must be 1 on fp16 pieces, got ", plan.splits);
 
   const int64_t x_bytes = split::split_bytes(problem.m, problem.k, call.pieces);
   const int64_t weight_bytes = split::split_bytes(problem.n, problem.k, call.pieces);

@@ -23,6 +23,8 @@ constexpr Tile kTiles[] = {
     {256, 128, 1, 2, Schedule::Cooperative},
     // For grids whose last wave the 128-wide tiles would leave half empty.
     {128, 192, 2, 1, Schedule::Pingpong},
+    // Large grids: the rate of the large tiles, with an epilogue that runs under the next tile's mainloop.
+    {192, 128, 1, 2, Schedule::Pingpong},
     // The workhorse: nearly the large tiles' rate, and its epilogue runs under the next tile's mainloop.
     {128, 128, 2, 1, Schedule::Pingpong},
     // M up to 64, where a taller tile computes rows that nobody asked for, and small grids.
