@@ -209,4 +209,8 @@ Candidate best_candidate(const ProblemTraits& traits) {
   return {plan_for(traits, best), least};
 }
 
+Candidate invariant_candidate(const ProblemTraits& traits) {
+  return {plan_for(traits, sm90::kInvariantTile), fused_microseconds(traits, sm90::kInvariantTile)};
+}
+
 }  // namespace epigemm

@@ -10,7 +10,9 @@ void write_plan(std::ostream& json, const Candidate& candidate, const DescribeTi
        << (tile.schedule == sm90::Schedule::Cooperative ? "cooperative" : "pingpong")
        << (tile.transposed ? " transposed" : "") << "\", \"raster\": \""
        << (candidate.plan.raster == Raster::AlongM ? "along_m" : "along_n")
-       << "\", \"swizzle\": " << candidate.plan.swizzle << ", \"predicted_us\": " << candidate.microseconds;
+       << "\", \"swizzle\": " << candidate.plan.swizzle << ", \"plan\": [" << candidate.plan.tile << ", "
+       << static_cast<int>(candidate.plan.raster) << ", " << candidate.plan.swizzle << ", " << candidate.plan.splits
+       << "], \"predicted_us\": " << candidate.microseconds;
 }
 
 }  // namespace
@@ -35,13 +37,17 @@ std::string plan_json(const std::string& why_not, const std::vector<Candidate>& 
 }
 
 Plan forced_plan(const std::vector<int64_t>& numbers, int tile_count) {
-  check(numbers.size() == 3, "plan must be [tile_index, raster, max_swizzle] or empty, got ", numbers.size(),
+  check(numbers.size() == 3 || numbers.size() == 4,
+        "plan must be [tile_index, raster, max_swizzle, splits], splits left out for 1, or empty, got ", numbers.size(),
         " numbers");
   check(numbers[0] >= 0 && numbers[0] < tile_count, "plan: tile_index must be in 0..", tile_count - 1, ", got ",
         numbers[0]);
   check(numbers[1] == 0 || numbers[1] == 1, "plan: raster must be 0 (along M) or 1 (along N), got ", numbers[1]);
   check(numbers[2] >= 1 && numbers[2] <= 8, "plan: max_swizzle must be in 1..8, got ", numbers[2]);
-  return {static_cast<int>(numbers[0]), static_cast<Raster>(numbers[1]), static_cast<int>(numbers[2])};
+  const int64_t splits = numbers.size() == 4 ? numbers[3] : 1;
+  check(splits == 1, "plan: splits must be 1, got ", splits);
+  return {static_cast<int>(numbers[0]), static_cast<Raster>(numbers[1]), static_cast<int>(numbers[2]),
+          static_cast<int>(splits)};
 }
 
 ElementType element_named(const Name& name) {
