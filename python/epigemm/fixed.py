@@ -1,6 +1,6 @@
 """The road of a batch-invariant call: every choice is made by N, K, dtype and precision, and none by M.
 
-A kernel gives each result the same sequence of operations, whatever its row and tile: one tile of the Hopper kernels, on
+Each result is the same sequence of operations, whatever its row and tile: one tile of the Hopper kernels, on
 the tensors as they are or on fp16 pieces, or IEEE fp32 multiply-adds. Where TMA could not read or write the tensors,
 copies of them, padded with zeros, are multiplied. On a CPU each row is a call of its own.
 """
@@ -63,7 +63,7 @@ def choose(epilogue: Epilogue, x: Tensor, weight: Tensor, precision: str) -> Roa
     m = math.prod(x.shape[:-1])
     if not m or not n or not k:
         return Road(EMPTY)
-    if x.is_cpu:
+    if x.is_cpu and not plans.has_gpu_kernels(x):
         return Road(ROWS)
     if reason := execution.no_kernels(x) or plans.no_gemm_kernels():
         _refuse(x, reason)
@@ -102,8 +102,9 @@ def _fp32_road(x: Tensor, sizes: tuple[str, int, int, int], asked: str) -> Road:
 
 
 def _refuse(x: Tensor, reason: str) -> NoReturn:
+    got = f"{str(x.dtype).removeprefix('torch.')} on {x.device}"
     raise RuntimeError(
-        f"x: got {str(x.dtype).removeprefix('torch.')} on {x.device} in the batch-invariant mode, where no kernel computes "
+        f"x: got {got} in the batch-invariant mode, where no kernel computes "
         f"it in a fixed order ({reason}); accepted there are float16, bfloat16 and float32 on a Hopper GPU, and "
         "tensors on a CPU"
     )

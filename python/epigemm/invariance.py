@@ -22,7 +22,7 @@ import torch
 from epigemm import checks
 
 active = False
-"""Whether the mode is on in some thread: all that a call reads where it is not, and what compiled code is guarded by."""
+"""Whether the mode is on in some thread: all that a call reads where it is not; compiled code is guarded by it."""
 
 _everywhere = False
 _threads_on = 0
@@ -45,8 +45,8 @@ _thread = _Thread()
 def enabled() -> bool:
     """Whether the mode is on for a call made here.
 
-    While torch.compile traces it counts as on as soon as it is on in any thread: Dynamo can guard a compiled function by
-    `active`, but by nothing that belongs to a thread.
+    While torch.compile traces it counts as on as soon as it is on in any thread: Dynamo can guard a compiled function
+    by `active`, but by nothing that belongs to a thread.
     """
     if not active:
         return False
@@ -68,7 +68,7 @@ def is_batch_invariant() -> bool:
 
 
 def set_batch_invariant(enabled: bool) -> None:
-    """Switch the batch-invariant mode on or off for the whole process: every thread that is in no `batch_invariant` block.
+    """Switch the batch-invariant mode for the whole process: every thread that is in no `batch_invariant` block.
 
     Args:
         enabled: whether it is on.
@@ -94,8 +94,8 @@ class batch_invariant(ContextDecorator):
     version of epigemm. Calls run on one kernel that N, K, dtype and precision choose; the elementwise functions are
     so by nature. Derivatives are not covered. See `docs/batch-invariance.md`.
 
-    A context manager and a decorator of functions, which like torch's grad mode belongs to the current thread and may be
-    nested. Compiled functions take it from any thread that is in it.
+    A context manager and a decorator of functions, which like torch's grad mode belongs to the current thread and may
+    be nested. Compiled functions take it from any thread that is in it.
 
     Args:
         enabled: False leaves the mode for the time of the block.

@@ -337,8 +337,8 @@ def linear_scale_batch_norm1d(
     if bn.training or bn.running_mean is None or bn.running_var is None:
         if invariance.active and invariance.enabled():
             raise RuntimeError(
-                "bn: got one that normalises by the batch's own statistics in the batch-invariant mode, where no row may "
-                "depend on others; accepted there are running statistics and eval()"
+                "bn: got one that normalises by the batch's own statistics in the batch-invariant mode, where no row "
+                "may depend on others; accepted there are running statistics and eval()"
             )
         scaling = (bias, scale, None, None, None, None)
         result: Tensor = bn(

@@ -105,7 +105,7 @@ def choose(
 
 
 def choose_fixed(weight: Tensor, arithmetic: str, out: Tensor, pack_use: str) -> Choice:
-    """As `choose`, for a call that runs on fp16 pieces whatever the time: of them, only where they come from is open."""
+    """As `choose`, for a call that runs on fp16 pieces whatever the time: only where they come from is open."""
     n = weight.shape[0]
     pack = None if pack_use == packs.NONE else packs.find(weight, packs.PIECES[arithmetic])
     source, packed = _source(weight, pack, pack_use == packs.KEEP, lambda packed: _UNTIMED)
