@@ -351,7 +351,7 @@ def test_a_decorated_compiled_function(rng: torch.Generator) -> None:
 
 def test_operators_called_directly_have_an_argument_instead(rng: torch.Generator) -> None:
     x, weight = torch.randn(33, 70, generator=rng), torch.randn(48, 70, generator=rng)
-    call = ("bias_relu", x, weight, None, [], [], "default")
+    call: tuple[Any, ...] = ("bias_relu", x, weight, None, [], [], "default")
     with epigemm.batch_invariant():
         expected = bits(epigemm.linear_relu(x, weight))
         ordinary = bits(torch.ops.epigemm.linear(*call))

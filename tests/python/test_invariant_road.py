@@ -1,4 +1,4 @@
-"""The road of batch-invariant calls on a GPU; on a CPU with PyTorch in place of the kernels, to see what is launched."""
+"""The road of batch-invariant calls on a GPU: on a CPU, with PyTorch in place of the kernels, what is launched."""
 
 from __future__ import annotations
 
@@ -87,7 +87,8 @@ def product(m: int, n: int, k: int, dtype: torch.dtype = torch.float32) -> tuple
     return torch.randn(m, k).to(dtype), torch.randn(n, k).to(dtype), torch.randn(n).to(dtype)
 
 
-def check(actual: Tensor, x: Tensor, weight: Tensor, bias: Tensor) -> None:
+def check(actual: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None) -> None:
+    assert bias is not None
     expected = torch.relu(x.double() @ weight.double().t() + bias.double())
     tolerance = 2e-2 if x.dtype is torch.bfloat16 else 5e-3 if x.dtype is torch.float16 else 1e-3
     torch.testing.assert_close(actual.double(), expected, rtol=tolerance, atol=tolerance * x.shape[-1] ** 0.5)
@@ -145,10 +146,9 @@ def test_16_bits_in_any_layout(
 
 def test_folded_vectors_are_padded_too(launches: Launches) -> None:
     x, weight, bias = product(6, 13, 20, torch.float16)
-    vectors = [torch.rand(13) + 0.5 for _ in range(4)]
-    actual = epigemm.linear_scale_batch_norm(x, weight, bias, None, *vectors)
+    mean, var, gain, offset = (torch.rand(13) + 0.5 for _ in range(4))
+    actual = epigemm.linear_scale_batch_norm(x, weight, bias, None, mean, var, gain, offset)
     with epigemm.batch_invariant(False):
-        mean, var, gain, offset = vectors
         z = x.double() @ weight.double().t() + bias.double()
         expected = (z - mean) / torch.sqrt(var.double() + 1e-5) * gain + offset
     torch.testing.assert_close(actual.double(), expected, rtol=2e-2, atol=2e-2)
@@ -217,10 +217,10 @@ def test_doubles_are_refused_before_anything_is_launched(
     monkeypatch.setattr(execution, "_fold_batch_norm_out", launched)
     monkeypatch.setattr(execution, "_torch_linear", launched)
     x, weight, bias = product(4, 16, 256, torch.float64)
-    vectors = [torch.rand(16, dtype=torch.float64) for _ in range(4)]
+    vector = torch.rand(16, dtype=torch.float64)
     for call in (
         lambda: epigemm.linear_relu(x, weight, bias),
-        lambda: epigemm.linear_scale_batch_norm(x, weight, bias, None, *vectors),
+        lambda: epigemm.linear_scale_batch_norm(x, weight, bias, None, vector, vector, vector, vector),
         lambda: epigemm.explain("linear_relu", x, weight, bias),
     ):
         with pytest.raises(
