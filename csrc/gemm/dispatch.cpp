@@ -262,4 +262,8 @@ Candidate best_candidate(const ProblemTraits& traits) {
   return best;
 }
 
+Candidate invariant_candidate(const ProblemTraits& traits) {
+  return {plan_for(traits, sm90::kInvariantTile), fused_microseconds(traits, sm90::kInvariantTile)};
+}
+
 }  // namespace epigemm

@@ -51,4 +51,8 @@ std::vector<Candidate> rank_candidates(const ProblemTraits& traits);
 // The first of rank_candidates, without building the list.
 Candidate best_candidate(const ProblemTraits& traits);
 
+// The plan of a batch-invariant call: always the same tile, which nothing splits along K, so that a row's bits do not
+// depend on M or on where the row stands. M decides over the swizzle alone, which orders the tiles.
+Candidate invariant_candidate(const ProblemTraits& traits);
+
 }  // namespace epigemm

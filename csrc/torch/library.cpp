@@ -6,11 +6,11 @@
 STABLE_TORCH_LIBRARY(epigemm, m) {
   m.def(
       "linear(str epilogue, Tensor x, Tensor weight, Tensor? bias, Tensor[] operands, float[] scalars, str precision,"
-      " str pack='find', bool strict=False) -> Tensor");
+      " str pack='find', bool strict=False, bool invariant=False) -> Tensor");
   m.def(
       "linear_out(str epilogue, Tensor x, Tensor weight, Tensor? bias, Tensor[] operands, float[] scalars, str "
       "precision,"
-      " Tensor(a!) out, str pack='find', bool strict=False) -> ()");
+      " Tensor(a!) out, str pack='find', bool strict=False, bool invariant=False) -> ()");
   m.def("elementwise(str epilogue, Tensor x, Tensor? bias, Tensor[] operands, float[] scalars) -> Tensor");
   m.def(
       "elementwise_out(str epilogue, Tensor x, Tensor? bias, Tensor[] operands, float[] scalars, Tensor(a!) out) -> "
@@ -32,6 +32,9 @@ STABLE_TORCH_LIBRARY(epigemm, m) {
       "_plan_linear(str epilogue, int m, int n, int k, int x_row_stride, int weight_row_stride, int out_row_stride,"
       " int alignment, str dtype, str arithmetic, int capability, int multiprocessors) -> str");
   m.def(
+      "_plan_linear_invariant(str epilogue, int m, int n, int k, str dtype, str arithmetic, int capability,"
+      " int multiprocessors) -> str");
+  m.def(
       "_explain_linear(str epilogue, Tensor x, Tensor weight, Tensor? bias, Tensor[] operands, float[] scalars,"
       " str arithmetic, Tensor out) -> str");
   m.def("_split_rows_out(Tensor matrix, int pieces, Tensor(a!) pack) -> ()");
@@ -41,6 +44,12 @@ STABLE_TORCH_LIBRARY(epigemm, m) {
   m.def(
       "_plan_split(str epilogue, int m, int n, int k, bool packed, str arithmetic, bool tf32_allowed, int capability,"
       " int multiprocessors) -> str");
+  m.def(
+      "_plan_split_invariant(str epilogue, int m, int n, int k, bool packed, str arithmetic, int capability,"
+      " int multiprocessors) -> str");
+  m.def(
+      "_fp32_linear_out(str epilogue, Tensor x, Tensor weight, Tensor? bias, Tensor[] operands, float[] scalars,"
+      " Tensor(a!) out) -> ()");
   m.def("_build_info() -> str");
   m.def("_registry() -> str");
   m.def("_cuda_status(int device) -> str");

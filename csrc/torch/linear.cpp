@@ -151,6 +151,26 @@ std::string plan_linear(const Name& epilogue, int64_t m, int64_t n, int64_t k, i
   return plan_json(traits, why_not_fused(traits));
 }
 
+// What a batch-invariant call on aligned, row-major tensors runs on.
+std::string plan_linear_invariant(const Name& epilogue, int64_t m, int64_t n, int64_t k, const Name& dtype,
+                                  const Name& arithmetic, int64_t capability, int64_t multiprocessors) {
+  check(m >= 0 && n >= 0 && k >= 0, "m, n and k must not be negative, got ", m, ", ", n, ", ", k);
+  check(multiprocessors > 0, "multiprocessors must be positive, got ", multiprocessors);
+  ProblemTraits traits;
+  traits.epilogue = epilogue_named(epilogue).id;
+  traits.element = element_named(dtype);
+  traits.arithmetic = arithmetic_named(arithmetic);
+  traits.m = m;
+  traits.n = n;
+  traits.k = traits.x_row_stride = traits.weight_row_stride = k;
+  traits.out_row_stride = n;
+  traits.alignment = 16;
+  traits.capability = static_cast<int>(capability);
+  traits.multiprocessors = static_cast<int>(multiprocessors);
+  return binding::plan_json(why_not_covered(traits), {invariant_candidate(traits)},
+                            [&](int index) { return describe(index, traits.element); });
+}
+
 #if EPIGEMM_WITH_SM90
 
 Plan plan_of(const std::vector<int64_t>& forced, const ProblemTraits& traits) {
@@ -190,6 +210,7 @@ bool fused_linear_out(const Name& epilogue, const Tensor& x, const Tensor& weigh
 
 STABLE_TORCH_LIBRARY_IMPL(epigemm, CompositeExplicitAutograd, m) {
   m.impl("_plan_linear", TORCH_BOX(&epigemm::binding::plan_linear));
+  m.impl("_plan_linear_invariant", TORCH_BOX(&epigemm::binding::plan_linear_invariant));
   m.impl("_explain_linear", TORCH_BOX(&epigemm::binding::explain_linear));
 }
 

@@ -37,7 +37,7 @@ std::string plan_json(const std::string& why_not, const std::vector<Candidate>& 
 
 Plan forced_plan(const std::vector<int64_t>& numbers, int tile_count) {
   check(numbers.size() == 3 || numbers.size() == 4,
-        "plan must be [tile_index, raster, max_swizzle], the same with splits, or empty, got ", numbers.size(),
+        "plan must be [tile_index, raster, max_swizzle, splits], splits left out for 1, or empty, got ", numbers.size(),
         " numbers");
   check(numbers[0] >= 0 && numbers[0] < tile_count, "plan: tile_index must be in 0..", tile_count - 1, ", got ",
         numbers[0]);

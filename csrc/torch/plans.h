@@ -27,7 +27,7 @@ using DescribeTile = std::function<TileText(int tile_index)>;
 std::string plan_json(const std::string& why_not, const std::vector<Candidate>& candidates,
                       const DescribeTile& describe, const std::string& more = "");
 
-// [tile_index, raster, max_swizzle] or [tile_index, raster, max_swizzle, splits] as a plan.
+// [tile_index, raster, max_swizzle, splits] as a plan; splits may be left out for 1.
 Plan forced_plan(const std::vector<int64_t>& numbers, int tile_count);
 
 ElementType element_named(const Name& name);

@@ -69,8 +69,8 @@ Arithmetic pieces_arithmetic(const Name& name) {
   return arithmetic;
 }
 
-std::string plan_split(const Name& epilogue, int64_t m, int64_t n, int64_t k, bool packed, const Name& arithmetic,
-                       bool tf32_allowed, int64_t capability, int64_t multiprocessors) {
+split::SplitTraits planned_traits(const Name& epilogue, int64_t m, int64_t n, int64_t k, bool packed,
+                                  const Name& arithmetic, int64_t capability, int64_t multiprocessors) {
   check(m >= 0 && n >= 0 && k >= 0, "m, n and k must not be negative, got ", m, ", ", n, ", ", k);
   check(multiprocessors > 0, "multiprocessors must be positive, got ", multiprocessors);
   split::SplitTraits traits;
@@ -80,18 +80,36 @@ std::string plan_split(const Name& epilogue, int64_t m, int64_t n, int64_t k, bo
   traits.n = n;
   traits.k = k;
   traits.packed = packed;
-  traits.tf32_allowed = tf32_allowed;
   traits.capability = static_cast<int>(capability);
   traits.multiprocessors = static_cast<int>(multiprocessors);
+  return traits;
+}
+
+TileText describe(const split::SplitTraits& traits, int index) {
+  const split::Tile& tile = split::tile_of(traits.arithmetic, index);
+  return {tile.m, tile.n, split::kTileK, tile.cluster_m, tile.cluster_n, schedule_name(tile.schedule), tile.transposed};
+}
+
+std::string plan_split(const Name& epilogue, int64_t m, int64_t n, int64_t k, bool packed, const Name& arithmetic,
+                       bool tf32_allowed, int64_t capability, int64_t multiprocessors) {
+  split::SplitTraits traits = planned_traits(epilogue, m, n, k, packed, arithmetic, capability, multiprocessors);
+  traits.tf32_allowed = tf32_allowed;
   const std::string why_not = why_not_fused(traits);
-  const auto describe = [&](int index) -> TileText {
-    const split::Tile& tile = split::tile_of(traits.arithmetic, index);
-    return {tile.m,         tile.n, split::kTileK, tile.cluster_m, tile.cluster_n, schedule_name(tile.schedule),
-            tile.transposed};
-  };
   std::ostringstream more;
   more << ", \"second_path_us\": " << second_path_microseconds(traits);
-  return plan_json(why_not, why_not.empty() ? rank_candidates(traits) : std::vector<Candidate>{}, describe, more.str());
+  return plan_json(
+      why_not, why_not.empty() ? rank_candidates(traits) : std::vector<Candidate>{},
+      [&](int index) { return describe(traits, index); }, more.str());
+}
+
+// What a batch-invariant call runs on. "why_not_accurate" is a reason that K alone gives: another arithmetic takes
+// over.
+std::string plan_split_invariant(const Name& epilogue, int64_t m, int64_t n, int64_t k, bool packed,
+                                 const Name& arithmetic, int64_t capability, int64_t multiprocessors) {
+  const split::SplitTraits traits = planned_traits(epilogue, m, n, k, packed, arithmetic, capability, multiprocessors);
+  return plan_json(
+      why_not_possible(traits), {invariant_candidate(traits)}, [&](int index) { return describe(traits, index); },
+      ", \"why_not_accurate\": \"" + why_not_accurate(traits) + "\"");
 }
 
 #if EPIGEMM_WITH_CUDA
@@ -117,6 +135,15 @@ Matrix output_matrix(const Tensor& out, int64_t rows, int64_t columns) {
   return {out.data_ptr(), row_stride};
 }
 
+// Any row-major matrix: the fp32 kernel stores single elements.
+Matrix any_output_matrix(const Tensor& out, int64_t rows, int64_t columns) {
+  check(out.dim() == 2 && out.size(0) == rows && out.size(1) == columns, "out has shape ", shape_text(out),
+        ", expected [", rows, ", ", columns, "]");
+  check(element_of(out, "out") == ElementType::Float32, "out must be float32");
+  check(out.stride(1) == 1 || columns <= 1, "out must be row-major");
+  return {out.data_ptr(), out.stride(0)};
+}
+
 SplitCall make_call(const Name& epilogue_name, const Tensor& x, const Tensor& weight, const std::optional<Tensor>& bias,
                     const std::vector<Tensor>& operands, const std::vector<double>& scalars, Arithmetic arithmetic,
                     const Tensor& out) {
@@ -137,7 +164,8 @@ SplitCall make_call(const Name& epilogue_name, const Tensor& x, const Tensor& we
   problem.m = call.x.rows;
   problem.n = call.weight.rows;
   problem.k = call.x.columns;
-  problem.out = output_matrix(out, problem.m, problem.n);
+  problem.out = arithmetic == Arithmetic::IEEE ? any_output_matrix(out, problem.m, problem.n)
+                                               : output_matrix(out, problem.m, problem.n);
   fill_operands(epilogue, x, problem.n, bias, operands, scalars, problem.operands);
   for (int i = 1; i < epilogue.operand_count; ++i) {
     const OperandValue& value = problem.operands[i - 1];
@@ -210,6 +238,24 @@ void split_linear_out(const Name& epilogue, const Tensor& x, const Tensor& weigh
 #endif
 }
 
+void fp32_linear_out(const Name& epilogue, const Tensor& x, const Tensor& weight, const std::optional<Tensor>& bias,
+                     const std::vector<Tensor>& operands, const std::vector<double>& scalars, Tensor out) {
+#if EPIGEMM_WITH_SM90
+  SplitCall call = make_call(epilogue, x, weight, bias, operands, scalars, Arithmetic::IEEE, out);
+  Problem& problem = call.problem.problem;
+  const std::string why_not = why_not_possible(traits_of(problem, /*packed=*/false));
+  check(why_not.empty(), why_not);
+  const torch::stable::accelerator::DeviceGuard guard(problem.device);
+  problem.stream = current_stream(problem.device);
+  split::find_fp32(problem.epilogue)({call.problem, call.x, call.weight});
+  const std::string error = cuda::last_error();
+  check(error.empty(), "the fp32 kernel could not be launched: ", error);
+#else
+  (void)epilogue, (void)x, (void)weight, (void)bias, (void)operands, (void)scalars, (void)out;
+  check(false, "epigemm was built without the Hopper GEMM kernels");
+#endif
+}
+
 #endif
 
 }  // namespace
@@ -217,11 +263,13 @@ void split_linear_out(const Name& epilogue, const Tensor& x, const Tensor& weigh
 
 STABLE_TORCH_LIBRARY_IMPL(epigemm, CompositeExplicitAutograd, m) {
   m.impl("_plan_split", TORCH_BOX(&epigemm::binding::plan_split));
+  m.impl("_plan_split_invariant", TORCH_BOX(&epigemm::binding::plan_split_invariant));
   m.impl("_split_rows_out", TORCH_BOX(&epigemm::binding::split_rows_out));
 }
 
 #if EPIGEMM_WITH_CUDA
 STABLE_TORCH_LIBRARY_IMPL(epigemm, CUDA, m) {
   m.impl("_split_linear_out", TORCH_BOX(&epigemm::binding::split_linear_out));
+  m.impl("_fp32_linear_out", TORCH_BOX(&epigemm::binding::fp32_linear_out));
 }
 #endif

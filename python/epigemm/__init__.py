@@ -20,6 +20,7 @@ from epigemm.functional import (
     sigmoid,
     sigmoid_scale_residual,
 )
+from epigemm.invariance import batch_invariant, is_batch_invariant, set_batch_invariant
 from epigemm.packs import PackedWeight, pack
 
 try:
@@ -31,9 +32,11 @@ __all__ = [
     "Explanation",
     "PackedWeight",
     "__version__",
+    "batch_invariant",
     "bias_relu",
     "build_info",
     "explain",
+    "is_batch_invariant",
     "linear",
     "linear_relu",
     "linear_relu_div",
@@ -44,6 +47,7 @@ __all__ = [
     "pack",
     "relu_div",
     "scale_batch_norm",
+    "set_batch_invariant",
     "sigmoid",
     "sigmoid_scale_residual",
 ]

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from epigemm import checks, execution, functional, packs, plans, split
+from epigemm import checks, execution, fixed, functional, packs, plans, split
 from epigemm import precision as _precision
 from epigemm._native import ops
 from epigemm.epilogues import BIAS, EPILOGUES, Epilogue, compute_dtype
@@ -174,7 +174,7 @@ def _operator_name(func: Any) -> str | None:
 def _explain_linear(
     epilogue: Epilogue, call: tuple[Any, ...], out: Tensor | None, wants_gradients: bool
 ) -> dict[str, Any]:
-    x, weight, bias, operands, scalars, precision, pack_use, strict = call
+    x, weight, bias, operands, scalars, precision, pack_use, strict, invariant = call
     checks.linear(epilogue, x, weight, bias, operands, scalars, precision, out)
     if out is not None:
         checks.output_overlap(out, x, (weight, bias, *operands), in_place=False)
@@ -182,6 +182,10 @@ def _explain_linear(
     pack_use = packs.NONE if changing else pack_use
     if strict:
         execution.require_fused(epilogue, x, weight, bias, operands, scalars, precision, out, pack_use)
+    if invariant:
+        road = fixed.choose(epilogue, x, weight, precision)
+        if road.kind != fixed.EMPTY:
+            return _explain_fixed(epilogue, x, weight, precision, road, out, pack_use)
     plan: dict[str, Any] = {}
     reasons: list[str] = []
     unavailable = execution.no_kernels(x)
@@ -230,6 +234,60 @@ def _explain_fused(
         "kernel": kernel,
         "reasons": [*reasons, _fastest(found.plan)],
         "kernels": [kernel],
+    }
+
+
+_INVARIANT = (
+    "batch invariant: N, K, dtype and precision choose the kernel, not M; nothing splits a sum over K"
+)
+
+
+def _explain_fixed(
+    epilogue: Epilogue,
+    x: Tensor,
+    weight: Tensor,
+    precision: str,
+    road: fixed.Road,
+    out: Tensor | None,
+    pack_use: str,
+) -> dict[str, Any]:
+    """A call in the batch-invariant mode."""
+    before = [_INVARIANT, *road.passed_over]
+    if road.kind == fixed.ROWS:
+        gemm = "torch GEMM (mm) of one row" if epilogue is not BIAS else "torch GEMM (addmm) of one row"
+        kernels = (
+            [gemm] if epilogue is BIAS else [gemm, f"{_owner(x)} {epilogue.name}, in place on the product"]
+        )
+        return {
+            "arithmetic": _arithmetic_text(x.dtype, _torch_arithmetic(x, precision)),
+            "path": GEMM_ELEMENTWISE,
+            "kernel": gemm,
+            "reasons": [*before, "on a CPU each row is a call of its own"],
+            "kernels": [f"for each row: {kernel}" for kernel in kernels],
+        }
+    if road.kind == fixed.FP32:
+        kernel = f"epigemm fused GEMM in fp32 multiply-adds, tile 128x64, epilogue {epilogue.name}"
+        arithmetic = _arithmetic_text(x.dtype, _precision.IEEE)
+        launches = [kernel]
+    elif road.kind == fixed.PIECES:
+        kernel = f"epigemm fused GEMM on fp16 pieces, {_tile_text(road.plan)}, epilogue {epilogue.name}"
+        arithmetic = _PIECES_TEXT[road.arithmetic]
+        written = x.new_empty((*x.shape[:-1], weight.shape[0])) if out is None else out
+        choice = split.choose_fixed(weight, road.arithmetic, written, pack_use)
+        before.append(split.describe_source(choice, weight))
+        launches = split.describe_launches(choice, x, kernel)
+    else:
+        kernel = f"epigemm fused GEMM, {_tile_text(road.plan)}, epilogue {epilogue.name}"
+        arithmetic = _arithmetic_text(x.dtype, road.arithmetic)
+        before.append("tensors that TMA cannot read or write are copied and padded to whole 16 bytes first")
+        launches = [kernel]
+    return {
+        "arithmetic": arithmetic,
+        "path": FUSED,
+        "kernel": kernel,
+        "reasons": before,
+        "candidates": road.plan.get("candidates", []),
+        "kernels": launches,
     }
 
 

@@ -21,6 +21,8 @@ Keyword arguments:
         torch.OutOfMemoryError where there is no memory for fp16 pieces, without which fp32 products run
         elsewhere.
 
+In the mode `epigemm.batch_invariant()` a row's bits do not depend on the other rows of x.
+
 A weight may be an `epigemm.PackedWeight`, which holds its fp16 pieces.
 
 Errors: TypeError for arguments that are no tensors or numbers, ValueError for values out of range (unknown

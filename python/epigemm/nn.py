@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from epigemm import functional, packs, roads
+from epigemm import functional, invariance, packs, roads
 from epigemm.epilogues import BIAS_RELU, RELU_DIV, SIGMOID_SCALE_RESIDUAL, Epilogue
 
 __all__ = [
@@ -335,6 +335,11 @@ def linear_scale_batch_norm1d(
         raise ValueError(f"x: got shape {list(x.shape)}; accepted is [M, K] (2 dimensions)")
     weight, bias = linear.weight, linear.bias
     if bn.training or bn.running_mean is None or bn.running_var is None:
+        if invariance.active and invariance.enabled():
+            raise RuntimeError(
+                "bn: got one that normalises by the batch's own statistics in the batch-invariant mode, where no row "
+                "may depend on others; accepted there are running statistics and eval()"
+            )
         scaling = (bias, scale, None, None, None, None)
         result: Tensor = bn(
             roads.linear_folded(x, weight, scaling, 0.0, precision, None, strict, _pack_use(weight))

@@ -101,6 +101,28 @@ def tf32_microseconds(
     return float(answer["predicted_us"]) if answer["fused"] else float("inf")
 
 
+@functools.lru_cache(maxsize=_REMEMBERED)
+def invariant_plan(
+    epilogue: str, m: int, n: int, k: int, dtype: str, arithmetic: str, device: int
+) -> dict[str, Any]:
+    """The plan of a batch-invariant product of aligned tensors in 16 bits or TF32 on a CUDA device."""
+    answer: dict[str, Any] = json.loads(
+        ops._plan_linear_invariant(epilogue, m, n, k, dtype, arithmetic, *device_numbers(device))
+    )
+    return answer
+
+
+@functools.lru_cache(maxsize=_REMEMBERED)
+def invariant_split_plan(
+    epilogue: str, m: int, n: int, k: int, arithmetic: str, device: int
+) -> dict[str, Any]:
+    """The plan of a batch-invariant product in "split" or "scaled" arithmetic on a CUDA device."""
+    answer: dict[str, Any] = json.loads(
+        ops._plan_split_invariant(epilogue, m, n, k, True, arithmetic, *device_numbers(device))
+    )
+    return answer
+
+
 def copy_microseconds(m: int, n: int) -> float:
     """What it costs to copy an fp32 result from a padded temporary."""
     return _COPY_LAUNCH_US + 8 * m * n / _BYTES_PER_US

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from epigemm import checks, execution, gradients, packs
+from epigemm import checks, execution, fixed, gradients, packs
 from epigemm._native import ops
 from epigemm.epilogues import FOLDED, compute_dtype
 
@@ -59,6 +59,7 @@ def _linear(
     precision: str,
     pack: str = packs.FIND,
     strict: bool = False,
+    invariant: bool = False,
 ) -> Tensor:
     _refuse_forward_mode("linear")
     spec = checks.epilogue_named(epilogue, linear=True)
@@ -66,9 +67,8 @@ def _linear(
     pack_use = packs.checked_use(pack)
     if pack_use == packs.NONE:
         packs.expire(weight)
-    return execution.linear_forward(
-        spec, x, weight, bias, operands, scalars, precision, pack_use=pack_use, strict=strict
-    )
+    forward = fixed.linear_forward if invariant else execution.linear_forward
+    return forward(spec, x, weight, bias, operands, scalars, precision, pack_use=pack_use, strict=strict)
 
 
 def _linear_fake(
@@ -81,6 +81,7 @@ def _linear_fake(
     precision: str,
     pack: str = packs.FIND,
     strict: bool = False,
+    invariant: bool = False,
 ) -> Tensor:
     spec = checks.epilogue_named(epilogue, linear=True)
     checks.linear(spec, x, weight, bias, operands, scalars, precision, None)
@@ -98,14 +99,14 @@ def _linear_out(
     out: Tensor,
     pack: str = packs.FIND,
     strict: bool = False,
+    invariant: bool = False,
 ) -> None:
     spec = checks.epilogue_named(epilogue, linear=True)
     checks.linear(spec, x, weight, bias, operands, scalars, precision, out)
     checks.output_overlap(out, x, (weight, bias, *operands), in_place=False)
     pack_use = packs.checked_use(pack)
-    execution.linear_forward(
-        spec, x, weight, bias, operands, scalars, precision, out, pack_use=pack_use, strict=strict
-    )
+    forward = fixed.linear_forward if invariant else execution.linear_forward
+    forward(spec, x, weight, bias, operands, scalars, precision, out, pack_use=pack_use, strict=strict)
 
 
 def _linear_out_fake(
@@ -119,6 +120,7 @@ def _linear_out_fake(
     out: Tensor,
     pack: str = packs.FIND,
     strict: bool = False,
+    invariant: bool = False,
 ) -> None:
     spec = checks.epilogue_named(epilogue, linear=True)
     checks.linear(spec, x, weight, bias, operands, scalars, precision, out)

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 from torch.nn import Parameter
 
-from epigemm import checks, execution, packs, registration
+from epigemm import checks, execution, fixed, invariance, packs, registration
 from epigemm._native import ops
 from epigemm.epilogues import (
     BIAS,
@@ -63,12 +63,16 @@ def linear(
     operands, scalars = _scalar_operand(epilogue, scalar, x)
     precision = DEFAULT if precision is None else checks.precision(precision)
     checks.flag("strict", strict)
+    invariant = invariance.active and invariance.enabled()
     if not direct:
-        return _call_linear(epilogue, x, weight, bias, operands, scalars, precision, out, pack_use, strict)
+        return _call_linear(
+            epilogue, x, weight, bias, operands, scalars, precision, out, pack_use, strict, invariant
+        )
     checks.linear(epilogue, x, weight, bias, operands, scalars, precision, out)
     if out is not None:
         checks.output_overlap(out, x, (weight, bias, *operands), in_place=False)
-    result = execution.linear_forward(
+    forward = fixed.linear_forward if invariant else execution.linear_forward
+    result = forward(
         epilogue, x, weight, bias, operands, scalars, precision, out, pack_use=pack_use, strict=strict
     )
     if out is not None:
@@ -103,16 +107,22 @@ def linear_folded(
     # All launches are checked before the first one.
     checks.linear(BIAS, x, weight, vectors[0], (), (), precision, out)
     columns = checks.fold_batch_norm(x, dict(zip(FOLDED, vectors, strict=True)), eps, weight.shape[0])
+    invariant = invariance.active and invariance.enabled()
     if not direct:
         operands = _call_fold(x, vectors, eps)
-        return _call_linear(SCALE_BATCH_NORM, x, weight, None, operands, (), precision, out, pack_use, strict)
+        return _call_linear(
+            SCALE_BATCH_NORM, x, weight, None, operands, (), precision, out, pack_use, strict, invariant
+        )
     if out is not None:
         checks.output_overlap(out, x, (weight, *vectors), in_place=False)
     if strict:
         likes = x.new_empty((2, columns), dtype=compute_dtype(x.dtype)).unbind(0)
         execution.require_fused(SCALE_BATCH_NORM, x, weight, None, likes, (), precision, out, pack_use)
+    if invariant:
+        fixed.choose(SCALE_BATCH_NORM, x, weight, precision)
     operands = execution.fold_batch_norm_forward(x, columns, vectors, eps).unbind(0)
-    result = execution.linear_forward(
+    forward = fixed.linear_forward if invariant else execution.linear_forward
+    result = forward(
         SCALE_BATCH_NORM, x, weight, None, operands, (), precision, out, pack_use=pack_use, strict=strict
     )
     if out is not None:
@@ -131,15 +141,23 @@ def _call_linear(
     out: Tensor | None,
     pack_use: str,
     strict: bool,
+    invariant: bool,
 ) -> Tensor:
     if _in_functional_derivative():
+        if invariant:
+            raise RuntimeError(
+                "batch_invariant: got a call under torch.func.grad or jvp, where plain PyTorch operations compute it; "
+                "accepted there are calls outside of the mode"
+            )
         return _linear_reference(epilogue, x, weight, bias, operands, scalars, precision, out, strict)
     if out is None:
         result: Tensor = ops.linear(
-            epilogue.name, x, weight, bias, operands, scalars, precision, pack_use, strict
+            epilogue.name, x, weight, bias, operands, scalars, precision, pack_use, strict, invariant
         )
         return result
-    ops.linear_out(epilogue.name, x, weight, bias, operands, scalars, precision, out, pack_use, strict)
+    ops.linear_out(
+        epilogue.name, x, weight, bias, operands, scalars, precision, out, pack_use, strict, invariant
+    )
     return out
 
 

@@ -21,6 +21,7 @@ KEPT = "kept"  # a current pack is at hand
 MAKE = "make"  # it is made now, and kept
 PER_CALL = "per call"  # the weight is split into this call's workspace
 
+_UNTIMED = plans.SplitPlan("", 0.0, float("inf"))  # of calls that have no other road
 _ROW_ALIGNMENT = 4  # elements: the kernels store 16 bytes at a time
 _TMA_BYTES = 16
 _split_linear_out = ops._split_linear_out.default
@@ -103,6 +104,16 @@ def choose(
     return Choice(why_not, source, pack, plan, packed, tf32_allowed, padded)
 
 
+def choose_fixed(weight: Tensor, arithmetic: str, out: Tensor, pack_use: str) -> Choice:
+    """As `choose`, for a call that runs on fp16 pieces whatever the time: only where they come from is open."""
+    n = weight.shape[0]
+    pack = None if pack_use == packs.NONE else packs.find(weight, packs.PIECES[arithmetic])
+    source, packed = _source(weight, pack, pack_use == packs.KEEP, lambda packed: _UNTIMED)
+    return Choice(
+        "", source, pack, _UNTIMED, packed, False, not _is_storable(out, out.numel() // n if n else 0, n)
+    )
+
+
 def _source(
     weight: Tensor, pack: packs.KeptPack | None, keeps: bool, plan_for: Callable[[bool], plans.SplitPlan]
 ) -> tuple[str, bool]:
@@ -128,8 +139,11 @@ def run(
     scalars: Sequence[float],
     arithmetic: str,
     out: Tensor,
+    plan: Sequence[int] = (),
 ) -> None:
     """Launch what `choose` has chosen.
+
+    `plan`: the GEMM's, instead of dispatch's.
 
     Raises:
         torch.OutOfMemoryError: no memory for pieces; nothing but perhaps the kept pack was written.
@@ -162,7 +176,7 @@ def run(
         [operand.contiguous() for operand in operands],
         scalars,
         arithmetic,
-        [],
+        plan,
         target,
     )
     if choice.padded:

@@ -135,7 +135,7 @@ def test_what_it_says_of_a_pack(road: Road, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_a_module_about_to_pack_says_so(road: Road) -> None:
-    call: tuple[Any, ...] = ("bias", road.x(), road.weight(), None, [], [], "highest", "keep", False)
+    call: tuple[Any, ...] = ("bias", road.x(), road.weight(), None, [], [], "highest", "keep", False, False)
     recorder = explain_module._Recorder()
     with recorder:
         torch.ops.epigemm.linear(*call)

@@ -33,6 +33,11 @@ constexpr Tile kTiles[] = {
 
 constexpr int kTileCount = sizeof(kTiles) / sizeof(kTiles[0]);
 
+// The tile of batch-invariant calls, whatever their M: near the best rate at many rows, and no taller than that needs.
+// Another one may change the last bits of results: to users that is a change of behaviour.
+constexpr int kInvariantTile = 4;
+static_assert(kTiles[kInvariantTile].m == 128 && kTiles[kInvariantTile].n == 128, "the 128x128 tile");
+
 constexpr int kTileKBytes = 128;
 
 }  // namespace epigemm::sm90

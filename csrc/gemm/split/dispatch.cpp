@@ -166,4 +166,9 @@ std::vector<Candidate> rank_candidates(const SplitTraits& traits) {
 
 Candidate best_candidate(const SplitTraits& traits) { return rank_candidates(traits).front(); }
 
+Candidate invariant_candidate(const SplitTraits& traits) {
+  const int tile = invariant_tile(traits.arithmetic);
+  return {plan_for(traits, tile), call_microseconds(traits, tile)};
+}
+
 }  // namespace epigemm::split

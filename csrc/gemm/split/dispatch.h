@@ -33,6 +33,9 @@ std::string why_not_fused(const SplitTraits& traits);
 std::vector<Candidate> rank_candidates(const SplitTraits& traits);
 Candidate best_candidate(const SplitTraits& traits);
 
+// The plan of a batch-invariant call, as epigemm::invariant_candidate.
+Candidate invariant_candidate(const SplitTraits& traits);
+
 // What the user had: PyTorch's GEMM, in TF32 where that is allowed, then one elementwise kernel.
 double second_path_microseconds(const SplitTraits& traits);
 

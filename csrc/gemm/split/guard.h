@@ -50,4 +50,10 @@ EPIGEMM_HOST_DEVICE bool out_of_range(const RangeFacts& x, const RangeFacts& wei
 
 EPIGEMM_HOST_DEVICE bool has_non_finite(int32_t flags) { return (flags & (kInfinite | kNaN)) != 0; }
 
+// Whether the result of one row of x and one of the weight, given by their facts, is recomputed. It depends on these
+// two rows alone: a row's results do not change with its neighbours.
+EPIGEMM_HOST_DEVICE bool is_rejected(int32_t x, int32_t weight, int64_t columns) {
+  return has_non_finite(x | weight) || out_of_range(range_facts(x), range_facts(weight), columns);
+}
+
 }  // namespace epigemm::split

@@ -1,4 +1,5 @@
-// The repair kernel: looks at the rows' facts, and recomputes the tiles that need it from the fp32 operands.
+// The repair kernel: looks at the rows' facts, and recomputes the results that need it from the fp32 operands. Beside
+// it the same product without pieces, of all results.
 #pragma once
 
 #include <algorithm>
@@ -68,9 +69,9 @@ __device__ __forceinline__ void store(const RepairArguments& p, int64_t row, int
   p.out[row * p.out_row_stride + column] = apply<Functor>(p, column, z, cuda::OperandIndices<Functor>{});
 }
 
-// Where only some numbers are not finite, the other rows and columns of the tile keep what they have.
-template <class Functor>
-__device__ inline void recompute_tile(const RepairArguments& p, int64_t m0, int64_t n0, bool only_non_finite) {
+// Everything: all results of the tile; else those that the guard rejects, and the others keep what they have.
+template <class Functor, bool Everything>
+__device__ inline void recompute_tile(const RepairArguments& p, int64_t m0, int64_t n0) {
   __shared__ fp32_tile::Shared shared;
   fp32_tile::ThreadTile tile;
   fp32_tile::multiply(p.x, p.weight, m0, n0, shared, tile);
@@ -82,7 +83,7 @@ __device__ inline void recompute_tile(const RepairArguments& p, int64_t m0, int6
     for (int j = 0; j < fp32_tile::kAcross; ++j) {
       const int64_t column = n0 + tile.column0() + j;
       if (column >= p.weight.rows) break;
-      if (only_non_finite && !has_non_finite(p.x_facts[row] | p.weight_facts[column])) continue;
+      if (!Everything && !is_rejected(p.x_facts[row], p.weight_facts[column], p.x.columns)) continue;
       store<Functor>(p, row, column, tile.sums[i][j]);
     }
   }
@@ -94,8 +95,19 @@ template <class Functor>
 __device__ inline void repair_tile(const RepairArguments& p, int64_t m0, int64_t n0) {
   const RangeFacts x = facts_of_rows(p.x_facts, m0, min(m0 + fp32_tile::kTileM, p.x.rows));
   const RangeFacts weight = facts_of_rows(p.weight_facts, n0, min(n0 + fp32_tile::kTileN, p.weight.rows));
-  const bool all = out_of_range(x, weight, p.x.columns);
-  if (all || has_non_finite(x.flags | weight.flags)) recompute_tile<Functor>(p, m0, n0, !all);
+  if (out_of_range(x, weight, p.x.columns) || has_non_finite(x.flags | weight.flags)) {
+    recompute_tile<Functor, /*Everything=*/false>(p, m0, n0);
+  }
+}
+
+// Calls f(m0, n0) for the tiles of this CTA.
+template <class F>
+__device__ __forceinline__ void for_each_tile(const RepairArguments& p, F f) {
+  const int64_t tiles_m = (p.x.rows + fp32_tile::kTileM - 1) / fp32_tile::kTileM;
+  const int64_t tiles_n = (p.weight.rows + fp32_tile::kTileN - 1) / fp32_tile::kTileN;
+  for (int64_t tile = blockIdx.x; tile < tiles_m * tiles_n; tile += gridDim.x) {
+    f(tile % tiles_m * fp32_tile::kTileM, tile / tiles_m * fp32_tile::kTileN);
+  }
 }
 
 __device__ __forceinline__ void wait_for_gemm() {
@@ -115,12 +127,14 @@ __global__ void __launch_bounds__(kThreads, kCtasPerMultiprocessor)
   // In any case, even to return: whoever comes next waits for this kernel alone.
   wait_for_gemm();
   if (nothing) return;
+  for_each_tile(p, [&](int64_t m0, int64_t n0) { repair_tile<Functor>(p, m0, n0); });
+}
 
-  const int64_t tiles_m = (p.x.rows + fp32_tile::kTileM - 1) / fp32_tile::kTileM;
-  const int64_t tiles_n = (p.weight.rows + fp32_tile::kTileN - 1) / fp32_tile::kTileN;
-  for (int64_t tile = blockIdx.x; tile < tiles_m * tiles_n; tile += gridDim.x) {
-    repair_tile<Functor>(p, tile % tiles_m * fp32_tile::kTileM, tile / tiles_m * fp32_tile::kTileN);
-  }
+// The whole product in fp32 multiply-adds: every result has the same chain of additions, wherever it stands.
+template <class Functor>
+__global__ void __launch_bounds__(kThreads, kCtasPerMultiprocessor)
+    fp32_kernel(const __grid_constant__ RepairArguments p) {
+  for_each_tile(p, [&](int64_t m0, int64_t n0) { recompute_tile<Functor, /*Everything=*/true>(p, m0, n0); });
 }
 
 inline RepairArguments repair_arguments(RepairProblem const& repair) {
@@ -143,25 +157,35 @@ inline RepairArguments repair_arguments(RepairProblem const& repair) {
   return arguments;
 }
 
-template <class Functor>
-void launch_repair(RepairProblem const& repair) {
-  Problem const& problem = repair.split.problem;
+inline unsigned ctas_of(Problem const& problem) {
   const int64_t tiles = ((problem.m + fp32_tile::kTileM - 1) / fp32_tile::kTileM) *
                         ((problem.n + fp32_tile::kTileN - 1) / fp32_tile::kTileN);
   const int64_t most = int64_t(kCtasPerMultiprocessor) * problem.multiprocessors;
+  return static_cast<unsigned>(std::min(tiles, most));
+}
 
+template <class Functor>
+void launch_repair(RepairProblem const& repair) {
+  Problem const& problem = repair.split.problem;
   // Programmatic dependent launch: this kernel is ready when the GEMM ends.
   cudaLaunchAttribute attribute{};
   attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
   attribute.val.programmaticStreamSerializationAllowed = 1;
   cudaLaunchConfig_t config{};
-  config.gridDim = dim3(static_cast<unsigned>(std::min(tiles, most)));
+  config.gridDim = dim3(ctas_of(problem));
   config.blockDim = dim3(kThreads);
   config.stream = static_cast<cudaStream_t>(problem.stream);
   config.attrs = &attribute;
   config.numAttrs = 1;
   // A failure stays the runtime's last error, which the caller asks for.
   static_cast<void>(cudaLaunchKernelEx(&config, repair_kernel<Functor>, repair_arguments(repair)));
+}
+
+template <class Functor>
+void launch_fp32(RepairProblem const& repair) {
+  Problem const& problem = repair.split.problem;
+  fp32_kernel<Functor>
+      <<<ctas_of(problem), kThreads, 0, static_cast<cudaStream_t>(problem.stream)>>>(repair_arguments(repair));
 }
 
 }  // namespace epigemm::split

@@ -18,4 +18,8 @@ using Repair = void (*)(RepairProblem const&);
 // nullptr when there is no linear form of this epilogue.
 Repair find_repair(EpilogueId epilogue);
 
+// The whole product in IEEE fp32, from operands of any strides; `split.x` and `split.weight` are not read. Its results
+// do not depend on M: what batch-invariant calls run on where pieces will not do.
+Repair find_fp32(EpilogueId epilogue);
+
 }  // namespace epigemm::split

@@ -45,6 +45,11 @@ constexpr const Tile& tile_of(Arithmetic arithmetic, int index) {
   return arithmetic == Arithmetic::Split ? kSplitTiles[index] : kScaledTiles[index];
 }
 
+// The tile of batch-invariant calls, whatever their M (see sm90::kInvariantTile).
+constexpr int invariant_tile(Arithmetic arithmetic) { return arithmetic == Arithmetic::Split ? 0 : 1; }
+static_assert(kSplitTiles[0].m == 128 && kSplitTiles[0].n == 128, "the 128x128 tile");
+static_assert(kScaledTiles[1].m == 128 && kScaledTiles[1].n == 128, "the 128x128 tile");
+
 // fp16 elements along K of one stage: 128 bytes, the widest swizzle that TMA has.
 constexpr int kTileK = 64;
 

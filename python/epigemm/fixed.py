@@ -1,0 +1,271 @@
+"""The road of a batch-invariant call: every choice is made by N, K, dtype and precision, and none by M.
+
+Each result is the same sequence of operations, whatever its row and tile: one tile of the Hopper kernels, on
+the tensors as they are or on fp16 pieces, or IEEE fp32 multiply-adds. Where TMA could not read or write the tensors,
+copies of them, padded with zeros, are multiplied. On a CPU each row is a call of its own.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple, NoReturn
+
+import torch
+from torch import Tensor
+
+from epigemm import execution, packs, plans, split
+from epigemm import precision as _precision
+from epigemm._native import ops
+from epigemm.epilogues import Epilogue
+
+TENSORS = "tensors"  # 16 bits and TF32: the tensors as they are
+PIECES = "pieces"  # fp32 on fp16 pieces
+FP32 = "fp32"  # fp32 in multiply-adds
+ROWS = "rows"  # a CPU, row by row
+EMPTY = "empty"  # no products at all
+
+_TMA_BYTES = 16
+_ORDER = {
+    _precision.SCALED: (_precision.SCALED, _precision.SPLIT, _precision.IEEE),
+    _precision.SPLIT: (_precision.SPLIT, _precision.IEEE),
+    _precision.TF32: (_precision.TF32,),
+    _precision.IEEE: (_precision.IEEE,),
+}
+"""What an fp32 call runs on, by what it asks for: the first that is accurate enough for its K."""
+_fused_linear_out = ops._fused_linear_out.default
+_fp32_linear_out = ops._fp32_linear_out.default
+
+
+class Road(NamedTuple):
+    """How a batch-invariant call runs.
+
+    Attributes:
+        kind: one of this module's constants.
+        arithmetic: what fp32 operands are multiplied in.
+        plan: dispatch's answer, where it was asked.
+        passed_over: why an arithmetic that comes before is not used: words about K.
+    """
+
+    kind: str
+    arithmetic: str = _precision.IEEE
+    plan: dict[str, Any] = {}  # noqa: RUF012
+    passed_over: tuple[str, ...] = ()
+
+
+def choose(epilogue: Epilogue, x: Tensor, weight: Tensor, precision: str) -> Road:
+    """How `epilogue(x @ weight.T)` runs in the batch-invariant mode; launches nothing.
+
+    Raises:
+        RuntimeError: nothing there computes it in a fixed order.
+    """
+    n, k = weight.shape
+    m = math.prod(x.shape[:-1])
+    if not m or not n or not k:
+        return Road(EMPTY)
+    if x.is_cpu and not plans.has_gpu_kernels(x):
+        return Road(ROWS)
+    if reason := execution.no_kernels(x) or plans.no_gemm_kernels():
+        _refuse(x, reason)
+    if x.dtype == torch.float64:
+        _refuse(x, "fused kernels exist for float16, bfloat16 and float32, not for float64")
+    sizes = (epilogue.name, m, n, k)
+    if x.dtype != torch.float32:
+        return _on_tensors(x, sizes, _precision.IEEE)
+    asked = execution.linear_roads(x, precision).fused[0]
+    return _on_tensors(x, sizes, asked) if asked == _precision.TF32 else _fp32_road(x, sizes, asked)
+
+
+def _on_tensors(x: Tensor, sizes: tuple[str, int, int, int], arithmetic: str) -> Road:
+    epilogue, m, n, k = sizes
+    aligned = (epilogue, m, _padded(n, x.dtype), _padded(k, x.dtype))
+    plan = plans.invariant_plan(*aligned, str(x.dtype).removeprefix("torch."), arithmetic, x.get_device())
+    if plan["why_not"]:
+        _refuse(x, plan["why_not"])
+    return Road(TENSORS, arithmetic, plan)
+
+
+def _fp32_road(x: Tensor, sizes: tuple[str, int, int, int], asked: str) -> Road:
+    device = x.get_device()
+    # The limits of the fp32 kernel are those of the pieces.
+    if reason := plans.invariant_split_plan(*sizes, _precision.SPLIT, device)["why_not"]:
+        _refuse(x, reason)
+    passed_over: list[str] = []
+    for arithmetic in _ORDER[asked]:
+        if arithmetic == _precision.IEEE:
+            break
+        plan = plans.invariant_split_plan(*sizes, arithmetic, device)
+        if not plan["why_not_accurate"]:
+            return Road(PIECES, arithmetic, plan, tuple(passed_over))
+        passed_over.append(plan["why_not_accurate"])
+    return Road(FP32, _precision.IEEE, {}, tuple(passed_over))
+
+
+def _refuse(x: Tensor, reason: str) -> NoReturn:
+    got = f"{str(x.dtype).removeprefix('torch.')} on {x.device}"
+    raise RuntimeError(
+        f"x: got {got} in the batch-invariant mode, where no kernel computes "
+        f"it in a fixed order ({reason}); accepted there are float16, bfloat16 and float32 on a Hopper GPU, and "
+        "tensors on a CPU"
+    )
+
+
+def linear_forward(
+    epilogue: Epilogue,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    operands: Sequence[Tensor],
+    scalars: Sequence[float],
+    precision: str,
+    out: Tensor | None = None,
+    *,
+    pack_use: str = packs.FIND,
+    strict: bool = False,
+) -> Tensor:
+    """As `execution.linear_forward`, with bits that do not depend on M.
+
+    Raises:
+        RuntimeError: nothing computes the call in a fixed order, or `strict` and no fused kernel does.
+        torch.OutOfMemoryError: no memory for the result, for copies or for fp16 pieces.
+    """
+    road = choose(epilogue, x, weight, precision)
+    if strict and road.kind in (ROWS, EMPTY):
+        execution.require_fused(epilogue, x, weight, bias, operands, scalars, precision, out, pack_use)
+    if road.kind == EMPTY:
+        return execution.linear_forward(epilogue, x, weight, bias, operands, scalars, precision, out)
+    if out is None:
+        out = x.new_empty((*x.shape[:-1], weight.shape[0]))
+    if road.kind == ROWS:
+        _row_by_row(epilogue, x, weight, bias, operands, scalars, precision, out)
+    elif road.kind == PIECES:
+        _run_on_pieces(road, epilogue, x, weight, bias, operands, scalars, out, pack_use)
+    elif road.kind == FP32:
+        _run_fp32(epilogue, x, weight, bias, operands, scalars, out)
+    else:
+        _run_on_tensors(road, epilogue, x, weight, bias, operands, scalars, out)
+    return out
+
+
+def _run_on_tensors(
+    road: Road,
+    epilogue: Epilogue,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    operands: Sequence[Tensor],
+    scalars: Sequence[float],
+    out: Tensor,
+) -> None:
+    call = (scalars, road.arithmetic, road.plan["plan"])
+    if _fused_linear_out(epilogue.name, x, weight, bias, operands, *call, out):
+        return
+    # Zeros add nothing to a sum, and copies change no bits: these results are those of tensors that TMA can read.
+    n, k = weight.shape
+    width, depth = _padded(n, x.dtype), _padded(k, x.dtype)
+    target = torch.empty((math.prod(x.shape[:-1]), width), dtype=out.dtype, device=out.device)
+    ran = _fused_linear_out(
+        epilogue.name,
+        _padded_copy(x.reshape(-1, k), 0, depth - k),
+        _padded_copy(weight, width - n, depth - k),
+        None if bias is None else _padded_vector(bias, width - n),
+        [
+            _padded_vector(operand, width - n) if index < len(epilogue.vectors) else operand
+            for index, operand in enumerate(operands)
+        ],
+        *call,
+        target,
+    )
+    if not ran:
+        raise RuntimeError("x: got tensors that no fused kernel covers, even copied and padded to 16 bytes")
+    out.copy_(target[:, :n].view(out.shape))
+
+
+def _padded(size: int, dtype: torch.dtype) -> int:
+    step = _TMA_BYTES // dtype.itemsize
+    return -(-size // step) * step
+
+
+def _padded_copy(matrix: Tensor, rows: int, columns: int) -> Tensor:
+    return torch.nn.functional.pad(matrix, (0, columns, 0, rows)).contiguous()
+
+
+def _padded_vector(vector: Tensor, more: int) -> Tensor:
+    return torch.nn.functional.pad(vector, (0, more)).contiguous()
+
+
+def _run_on_pieces(
+    road: Road,
+    epilogue: Epilogue,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    operands: Sequence[Tensor],
+    scalars: Sequence[float],
+    out: Tensor,
+    pack_use: str,
+) -> None:
+    choice = split.choose_fixed(weight, road.arithmetic, out, pack_use)
+    call = (epilogue, x, weight, bias, operands, scalars, road.arithmetic, out, road.plan["plan"])
+    try:
+        split.run(choice, *call)
+    except torch.OutOfMemoryError:
+        if choice.source != split.MAKE:
+            raise
+        # Memory for one call may be there where memory to keep is not: the pieces are the same.
+        split.run(choice._replace(source=split.PER_CALL), *call)
+
+
+def _run_fp32(
+    epilogue: Epilogue,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    operands: Sequence[Tensor],
+    scalars: Sequence[float],
+    out: Tensor,
+) -> None:
+    rows = x.reshape(-1, weight.shape[1])
+    target = _matrix_for(out)
+    _fp32_linear_out(
+        epilogue.name,
+        rows,
+        weight,
+        None if bias is None else bias.contiguous(),
+        [operand.contiguous() for operand in operands],
+        scalars,
+        target,
+    )
+    if target.data_ptr() != out.data_ptr():
+        out.copy_(target.view(out.shape))
+
+
+def _matrix_for(out: Tensor) -> Tensor:
+    """`out` as one row-major matrix, or a new matrix where it is none."""
+    if split.flattens(out):
+        matrix = out.view(-1, out.shape[-1])
+        if matrix.stride(1) == 1:
+            return matrix
+    return torch.empty((math.prod(out.shape[:-1]), out.shape[-1]), dtype=out.dtype, device=out.device)
+
+
+def _row_by_row(
+    epilogue: Epilogue,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    operands: Sequence[Tensor],
+    scalars: Sequence[float],
+    precision: str,
+    out: Tensor,
+) -> None:
+    """Each row alone, always at the same addresses: math libraries choose their code by the alignment of operands."""
+    rows = x.reshape(-1, weight.shape[1])
+    target = out.view(-1, out.shape[-1]) if split.flattens(out) else out.new_empty((len(rows), out.shape[-1]))
+    row, result = x.new_empty((1, rows.shape[1])), x.new_empty((1, out.shape[-1]))
+    for index in range(rows.shape[0]):
+        row.copy_(rows[index : index + 1])
+        execution.linear_forward(epilogue, row, weight, bias, operands, scalars, precision, result)
+        target[index : index + 1].copy_(result)
+    if not split.flattens(out):
+        out.copy_(target.view(out.shape))

@@ -1,0 +1,284 @@
+"""Batch invariance on a GPU, bit by bit: every epilogue and arithmetic, rows in every company and place."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import epigemm
+from epigemm import fixed
+from tests.support.cases import fused_unavailable, poisoned, signed
+from tests.support.invariance import assert_each_row_alone, assert_rows_keep_their_bits, bits
+from tests.support.layouts import LAYOUTS
+from tests.support.public import PUBLIC_ELEMENTWISE, PUBLIC_LINEAR, Public
+
+pytestmark = pytest.mark.gpu
+
+CALLS: list[tuple[torch.dtype, str | None]] = [
+    (torch.float16, None),
+    (torch.bfloat16, None),
+    (torch.float32, "highest"),
+    (torch.float32, "high"),
+    (torch.float32, "tf32"),
+    (torch.float32, "ieee"),
+]
+functions = pytest.mark.parametrize("function", PUBLIC_LINEAR, ids=lambda f: f.name)
+calls = pytest.mark.parametrize(("dtype", "precision"), CALLS, ids=str)
+cuda: Any = torch.cuda
+
+
+@pytest.fixture(autouse=True)
+def inside() -> Iterator[None]:
+    if reason := fused_unavailable():
+        pytest.skip(f"gpu: {reason}")
+    with epigemm.batch_invariant():
+        yield
+
+
+def drawn(
+    function: Public,
+    shape: tuple[int, int, int],
+    dtype: torch.dtype,
+    precision: str | None,
+    rng: torch.Generator,
+) -> tuple[Callable[[Tensor], Tensor], Tensor]:
+    """The call as a function of x alone, and an x."""
+    arguments = function.draw(rng, shape=shape, dtype=dtype, device="cuda")
+    x = arguments.pop("x")
+    return lambda rows: function.call(rows, **arguments, precision=precision), x
+
+
+@functions
+@calls
+@pytest.mark.parametrize("shape", [(2300, 1024, 1024), (700, 520, 4096), (300, 72, 200)], ids=str)
+def test_rows_keep_their_bits(
+    function: Public,
+    dtype: torch.dtype,
+    precision: str | None,
+    shape: tuple[int, int, int],
+    rng: torch.Generator,
+) -> None:
+    call, x = drawn(function, shape, dtype, precision, rng)
+    assert_rows_keep_their_bits(call, x, rng)
+    rows = [0, 1, 63, 64, 127, 128, 255, shape[0] // 2, shape[0] - 1]
+    assert_each_row_alone(call, x, rows)
+    together = bits(call(x))
+    for m in (1, 2, 15, 16, 17, 64, 65, 128, 129, 256, 257):
+        assert torch.equal(bits(call(x[:m])), together[:m]), f"M = {m}"
+
+
+@functions
+@calls
+def test_each_row_alone(
+    function: Public, dtype: torch.dtype, precision: str | None, rng: torch.Generator
+) -> None:
+    call, x = drawn(function, (260, 264, 512), dtype, precision, rng)
+    assert_each_row_alone(call, x, list(range(260)))
+
+
+@functions
+@calls
+@pytest.mark.parametrize("shape", [(200, 13, 77), (131, 257, 130), (40, 1, 1), (90, 30, 9001)], ids=str)
+def test_sizes_that_no_kernel_is_made_for(
+    function: Public,
+    dtype: torch.dtype,
+    precision: str | None,
+    shape: tuple[int, int, int],
+    rng: torch.Generator,
+) -> None:
+    """N and K in odd numbers: padded copies, padded results, multiply-adds."""
+    call, x = drawn(function, shape, dtype, precision, rng)
+    assert_rows_keep_their_bits(call, x, rng)
+    assert_each_row_alone(call, x, [0, 1, 7, shape[0] - 1])
+
+
+@calls
+@pytest.mark.parametrize("shape", [(133, 96, 256), (133, 37, 75)], ids=str)
+def test_layouts(
+    dtype: torch.dtype, precision: str | None, shape: tuple[int, int, int], rng: torch.Generator
+) -> None:
+    """Of x, weight and out, leading dimensions, and the weight packed: copies change no bits."""
+    m, n, k = shape
+    x, weight, bias = (signed(size, rng, mixed=False).to("cuda", dtype) for size in ((m, k), (n, k), (n,)))
+
+    def run(x: Tensor, weight: Any, **options: Any) -> Tensor:
+        return epigemm.linear_relu(x, weight, bias, precision=precision, **options)
+
+    expected = bits(run(x, weight))
+    for name, layout in LAYOUTS.items():
+        assert torch.equal(bits(run(layout(x), weight)), expected), name
+        assert torch.equal(bits(run(x, layout(weight))), expected), name
+        out = layout(poisoned((m, n), dtype, "cuda"))
+        assert torch.equal(bits(run(x, weight, out=out)), expected), name
+    assert torch.equal(bits(run(x.view(7, 19, k), weight)).view(m, n), expected)
+    assert torch.equal(
+        bits(run(x.view(7, 19, k).transpose(0, 1), weight)).transpose(0, 1).reshape(m, n), expected
+    )
+    assert torch.equal(bits(run(x[5], weight)), expected[5])
+    if dtype is torch.float32:
+        packed = epigemm.pack(weight, precision=precision)
+        assert torch.equal(bits(run(x, packed)), expected)
+        assert torch.equal(bits(run(x[3:4], packed)), expected[3:4])
+
+
+def awkward(x: Tensor) -> list[int]:
+    """Writes rows that the guard rejects, or that are no numbers, between ordinary ones; returns their indices."""
+    k = x.shape[1]
+    rows = list(range(2, x.shape[0], 11))
+    for index, row in enumerate(rows):
+        match index % 7:
+            case 0:
+                x[row, index % k] = float("nan")
+            case 1:
+                x[row, (3 * index) % k] = float("inf")
+            case 2:
+                x[row, ::2], x[row, 1::2] = 1e30, 1e-30
+            case 3:
+                x[row] *= 1e-38
+            case 4:
+                x[row, k // 2] = 3e38
+            case 5:
+                x[row] = 0.0
+            case _:
+                x[row, ::3] = float("-inf")
+                x[row, 1] = float("nan")
+    return rows
+
+
+@functions
+@pytest.mark.parametrize("precision", ["highest", "high", "ieee", "tf32"])
+@pytest.mark.parametrize("awkward_weight", [False, True])
+def test_the_guard_looks_at_single_rows(
+    function: Public, precision: str, awkward_weight: bool, rng: torch.Generator
+) -> None:
+    """Rows that are recomputed leave their neighbours alone, which keep the bits of a clean batch."""
+    arguments = function.draw(rng, shape=(520, 320, 512), device="cuda")
+    x = arguments.pop("x")
+    if awkward_weight:
+        awkward(arguments["weight"])
+
+    def call(rows: Tensor) -> Tensor:
+        return function.call(rows, **arguments, precision=precision)
+
+    clean = bits(call(x))
+    mixed = x.clone()
+    rows = awkward(mixed)
+    ordinary = torch.ones(520, dtype=torch.bool, device="cuda")
+    ordinary[rows] = False
+    assert torch.equal(bits(call(mixed))[ordinary], clean[ordinary])
+    assert_rows_keep_their_bits(call, mixed, rng)
+    assert_each_row_alone(call, mixed, [*rows[:14], 0, 1, 3, 12, 519])
+
+
+def test_the_guard_has_something_to_do(rng: torch.Generator) -> None:
+    """Without its work, rows of two magnitudes would be wrong: the test above is not an empty one."""
+    x, weight = (signed((64, 512), rng, mixed=False).float().cuda() for _ in range(2))
+    x[5, ::2] = 0.0
+    x[5, 1::2] *= 1e-30
+    x[5, 0] = 1e30
+    weight[:, 0] = 0.0
+    result = epigemm.linear(x, weight, precision="highest")[5].double()
+    expected = weight.double() @ x[5].double()
+    scale = weight.double().abs() @ x[5].double().abs()
+    assert float((result - expected).abs().div(scale).max()) < 1e-6
+
+
+@functions
+@calls
+def test_the_numbers_are_those_of_the_ordinary_call(
+    function: Public, dtype: torch.dtype, precision: str | None, rng: torch.Generator
+) -> None:
+    for shape in ((300, 264, 512), (33, 13, 77)):
+        call, x = drawn(function, shape, dtype, precision, rng)
+        invariant = call(x).double()
+        with epigemm.batch_invariant(False):
+            ordinary = call(x).double()
+        tolerance = {torch.float16: 4e-3, torch.bfloat16: 3e-2}.get(dtype, 4e-3)
+        torch.testing.assert_close(invariant, ordinary, rtol=tolerance, atol=tolerance * shape[2] ** 0.5 / 8)
+
+
+@functions
+@calls
+def test_graphs_and_repeated_calls(
+    function: Public, dtype: torch.dtype, precision: str | None, rng: torch.Generator
+) -> None:
+    """The same bits every time, and at every replay of a graph that was captured in the mode."""
+    call, x = drawn(function, (160, 256, 512), dtype, precision, rng)
+    expected = bits(call(x))
+    for _ in range(3):
+        assert torch.equal(bits(call(x)), expected)
+    rows = x[32:96].clone()
+    call(rows)
+    torch.cuda.synchronize()
+    graph = cuda.CUDAGraph()
+    with cuda.graph(graph):
+        captured = call(rows)
+    with epigemm.batch_invariant(False):
+        for start in (0, 32, 96):
+            rows.copy_(x[start : start + 64])
+            graph.replay()
+            assert torch.equal(bits(captured), expected[start : start + 64])
+
+
+@pytest.mark.parametrize("mode", ["default", "reduce-overhead"])
+@calls
+def test_compiled(mode: str, dtype: torch.dtype, precision: str | None, rng: torch.Generator) -> None:
+    call, x = drawn(PUBLIC_LINEAR[1], (200, 256, 512), dtype, precision, rng)
+    torch.compiler.reset()
+    compiled = torch.compile(call, mode=mode, fullgraph=True, dynamic=False)
+    with epigemm.batch_invariant(False):
+        for _ in range(3):
+            compiled(x[:40])
+    expected = bits(call(x))
+    for _ in range(3):
+        assert torch.equal(bits(compiled(x[:40]).clone()), expected[:40])
+    for _ in range(3):
+        assert torch.equal(bits(compiled(x[7:8]).clone()), expected[7:8])
+
+
+def test_modules_and_their_packs(rng: torch.Generator) -> None:
+    layer = epigemm.nn.LinearReLU(512, 256, device="cuda")
+    x = signed((300, 512), rng, mixed=False).float().cuda()
+    with torch.no_grad():
+        together = bits(layer(x))
+        for rows in (slice(0, 1), slice(3, 40), slice(128, 300)):
+            assert torch.equal(bits(layer(x[rows])), together[rows])
+        torch.cuda.synchronize()
+        assert epigemm.explain("linear_relu", x, layer.weight).path == "fused"
+    assert torch.equal(bits(layer(x).detach()), together), "where the weight is about to change"
+
+
+@pytest.mark.parametrize("function", PUBLIC_ELEMENTWISE, ids=lambda f: f.name)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("n", [1, 3, 8, 37, 512, 1001])
+def test_elementwise_functions(function: Public, dtype: torch.dtype, n: int, rng: torch.Generator) -> None:
+    """Kernels for aligned and for any other memory: one function of each element."""
+    arguments = function.draw(rng, shape=(150, n, 1), dtype=dtype, device="cuda")
+    x = arguments.pop("x")
+    assert_rows_keep_their_bits(lambda rows: function.call(rows, **arguments), x, rng)
+    assert_each_row_alone(lambda rows: function.call(rows, **arguments), x, [0, 1, 2, 3, 77, 149])
+    expected = bits(function.call(x, **arguments))
+    for name, layout in LAYOUTS.items():
+        assert torch.equal(bits(function.call(layout(x), **arguments)), expected), name
+
+
+def test_doubles_are_refused() -> None:
+    x, weight = (torch.randn(8, 16, dtype=torch.float64, device="cuda") for _ in range(2))
+    with pytest.raises(RuntimeError, match=r"x: got float64 on cuda:0 in the batch-invariant mode"):
+        epigemm.linear(x, weight)
+
+
+@calls
+def test_the_road_does_not_depend_on_m(dtype: torch.dtype, precision: str | None) -> None:
+    for n, k in ((4096, 4096), (24, 100), (7, 12000)):
+        weight = torch.empty(n, k, dtype=dtype, device="cuda")
+        roads = set()
+        for m in (1, 8, 64, 100, 1000, 20000):
+            x = torch.empty(1, 1, dtype=dtype, device="cuda").expand(m, k)
+            road = fixed.choose(epigemm.epilogues.BIAS_RELU, x, weight, precision or "default")
+            roads.add((road.kind, road.arithmetic, road.plan.get("tile")))
+        assert len(roads) == 1

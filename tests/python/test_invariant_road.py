@@ -1,0 +1,277 @@
+"""The road of batch-invariant calls on a GPU: on a CPU, with PyTorch in place of the kernels, what is launched."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import epigemm
+from epigemm import execution, fixed, packs, plans, split
+from epigemm.epilogues import EPILOGUES, SCALE_BATCH_NORM
+from tests.python.pieces import HOPPER, stand_in
+from tests.support.layouts import LAYOUTS
+
+DTYPES = [torch.float16, torch.bfloat16]
+
+
+def is_covered(matrix: Tensor, rows: int, columns: int) -> bool:
+    """What TMA asks of a matrix."""
+    flat = matrix.view(rows, columns) if split.flattens(matrix) else None
+    if flat is None or flat.stride(1) != 1:
+        return False
+    size = matrix.element_size()
+    return flat.data_ptr() % 16 == 0 and columns * size % 16 == 0 and flat.stride(0) * size % 16 == 0
+
+
+class Launches:
+    """Stand-ins of the three native operators, and what they were called with."""
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[str, list[int]]] = []
+        self.short = 0  # calls that find no memory
+
+    def tensors(self, name: str, x: Tensor, weight: Tensor, *others: Any) -> bool:
+        bias, operands, scalars, _, plan, out = others
+        (n, k), m = weight.shape, x.numel() // x.shape[-1]
+        assert len(plan) == 4
+        covered = is_covered(x, m, k) and is_covered(weight, n, k) and is_covered(out, m, n)
+        if not covered or not all(operand.is_contiguous() for operand in operands):
+            return False
+        self.seen.append(("tensors", [m, n, k]))
+        product = (x.double() @ weight.double().t()).to(x.dtype)
+        out.copy_(EPILOGUES[name].reference(product, bias, operands, scalars))
+        return True
+
+    def pieces(self, *arguments: Any) -> None:
+        if self.short:
+            self.short -= 1
+            raise torch.OutOfMemoryError
+        pack, arithmetic, plan = arguments[3], arguments[8], arguments[9]
+        assert len(plan) == 4
+        stand_in(*arguments)
+        self.seen.append((arithmetic, [int(pack is not None)]))
+
+    def fp32(self, name: str, x: Tensor, weight: Tensor, *others: Any) -> None:
+        bias, operands, scalars, out = others
+        assert x.dim() == out.dim() == 2 and out.stride(1) == 1
+        assert all(operand.is_contiguous() for operand in (bias, *operands) if operand is not None)
+        self.seen.append(("fp32", []))
+        product = (x.double() @ weight.double().t()).to(x.dtype)
+        out.copy_(EPILOGUES[name].reference(product, bias, operands, scalars))
+
+
+@pytest.fixture
+def launches(monkeypatch: pytest.MonkeyPatch) -> Iterator[Launches]:
+    found = Launches()
+    monkeypatch.setattr(fixed, "_fused_linear_out", found.tensors)
+    monkeypatch.setattr(fixed, "_fp32_linear_out", found.fp32)
+    monkeypatch.setattr(split, "_split_linear_out", found.pieces)
+    monkeypatch.setattr(plans, "has_gpu_kernels", lambda tensor: tensor.is_cpu)
+    monkeypatch.setattr(plans, "device_numbers", lambda device: HOPPER)
+    monkeypatch.setattr(plans, "no_gemm_kernels", lambda: "")
+    monkeypatch.setattr(packs, "capturing", lambda device: False)
+    remembered = (plans.invariant_plan, plans.invariant_split_plan)
+    for asked in remembered:
+        asked.cache_clear()
+    with epigemm.batch_invariant():
+        yield found
+    for asked in remembered:
+        asked.cache_clear()
+
+
+def product(m: int, n: int, k: int, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor, Tensor]:
+    return torch.randn(m, k).to(dtype), torch.randn(n, k).to(dtype), torch.randn(n).to(dtype)
+
+
+def check(actual: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None) -> None:
+    assert bias is not None
+    expected = torch.relu(x.double() @ weight.double().t() + bias.double())
+    tolerance = 2e-2 if x.dtype is torch.bfloat16 else 5e-3 if x.dtype is torch.float16 else 1e-3
+    torch.testing.assert_close(actual.double(), expected, rtol=tolerance, atol=tolerance * x.shape[-1] ** 0.5)
+
+
+# What fp32 runs on, by torch's setting, the call's precision, and K.
+FP32_ROADS = [
+    ("highest", None, 128, "split"),
+    ("highest", None, 127, "fp32"),
+    ("highest", "highest", 4096, "split"),
+    ("highest", "ieee", 4096, "fp32"),
+    ("highest", "high", 512, "scaled"),
+    ("highest", "high", 8193, "split"),
+    ("highest", "medium", 15, "fp32"),
+    ("highest", "tf32", 15, "tensors"),
+    ("high", None, 512, "scaled"),
+    ("high", None, 8193, "split"),
+    ("high", "highest", 512, "split"),
+    ("high", "tf32", 512, "tensors"),
+]
+
+
+@pytest.mark.parametrize(("setting", "precision", "k", "road"), FP32_ROADS, ids=str)
+def test_fp32_roads(launches: Launches, setting: str, precision: str | None, k: int, road: str) -> None:
+    """N, K and precision decide; M does not, nor do layouts."""
+    torch.set_float32_matmul_precision(setting)
+    x, weight, bias = product(130, 12, k)
+    for m in (1, 2, 16, 64, 65, 130):
+        check(
+            epigemm.linear_relu(x[:m], weight, bias, precision=precision),
+            x[:m],
+            weight,
+            bias,
+        )
+    check(epigemm.linear_relu(x.t().contiguous().t(), weight, bias, precision=precision), x, weight, bias)
+    assert {kind for kind, _ in launches.seen} == {road}
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("shape", [(5, 16, 24), (1, 16, 24), (5, 15, 21), (1, 1, 1), (7, 3, 64)], ids=str)
+@pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
+def test_16_bits_in_any_layout(
+    launches: Launches, dtype: torch.dtype, shape: tuple[int, int, int], layout: Any
+) -> None:
+    """What TMA cannot read or write is copied and padded, and multiplied by the same kernel."""
+    x, weight, bias = product(*shape, dtype)
+    for given_x, given_weight in ((layout(x), weight), (x, layout(weight))):
+        check(epigemm.linear_relu(given_x, given_weight, bias), x, weight, bias)
+        out = layout(torch.empty(shape[:2], dtype=dtype))
+        assert epigemm.linear_relu(given_x, given_weight, bias, out=out) is out
+        check(out, x, weight, bias)
+    assert len(launches.seen) == 4
+    assert all(n % 8 == 0 and k % 8 == 0 and m == shape[0] for _, (m, n, k) in launches.seen)
+
+
+def test_folded_vectors_are_padded_too(launches: Launches) -> None:
+    x, weight, bias = product(6, 13, 20, torch.float16)
+    mean, var, gain, offset = (torch.rand(13) + 0.5 for _ in range(4))
+    actual = epigemm.linear_scale_batch_norm(x, weight, bias, None, mean, var, gain, offset)
+    with epigemm.batch_invariant(False):
+        z = x.double() @ weight.double().t() + bias.double()
+        expected = (z - mean) / torch.sqrt(var.double() + 1e-5) * gain + offset
+    torch.testing.assert_close(actual.double(), expected, rtol=2e-2, atol=2e-2)
+    assert launches.seen == [("tensors", [6, 16, 24])]
+
+
+def test_a_scalar_tensor_is_no_vector(launches: Launches) -> None:
+    x, weight, bias = product(6, 1, 20, torch.float16)
+    actual = epigemm.linear_relu_div(x, weight, bias, torch.tensor(2.0))
+    check(actual.double() * 2, x, weight, bias)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
+@pytest.mark.parametrize("k", [64, 192])
+def test_fp32_results_in_any_layout(launches: Launches, layout: Any, k: int) -> None:
+    """In multiply-adds and on pieces, whose kernels store whole 16 bytes."""
+    for n in (12, 13):
+        x, weight, bias = product(10, n, k)
+        out = layout(torch.empty(10, n))
+        assert epigemm.linear_relu(layout(x), layout(weight), layout(bias[None])[0], out=out) is out
+        check(out, x, weight, bias)
+        split_out = torch.empty(5, 2, n).transpose(0, 1)
+        epigemm.linear_relu(x.view(2, 5, k), weight, bias, out=split_out)
+        check(split_out.reshape(10, n), x, weight, bias)
+    assert {kind for kind, _ in launches.seen} == {"fp32" if k == 64 else "split"}
+
+
+def test_packs_are_used_and_made_as_ever(launches: Launches) -> None:
+    x, weight, bias = product(4, 16, 256)
+    layer = epigemm.nn.LinearReLU(256, 16)
+    with torch.no_grad():
+        epigemm.linear_relu(x, weight, bias)
+        layer(x)
+        layer(x)
+        assert list(packs.kept(layer.weight)) == [2]
+        layer.weight.mul_(2)
+        check(layer(x), x, layer.weight, layer.bias)
+        packed = epigemm.pack(weight)
+        check(epigemm.linear_relu(x, packed, bias), x, weight, bias)
+    layer(x)
+    assert launches.seen == [("split", [int(packed)]) for packed in (False, True, True, True, True, False)]
+
+
+def test_without_memory_it_raises(launches: Launches) -> None:
+    """Any other road has other bits. A pack of this call alone has the same."""
+    x, weight, bias = product(4, 16, 256)
+    launches.short = 1
+    with pytest.raises(torch.OutOfMemoryError):
+        epigemm.linear_relu(x, weight, bias)
+    assert not launches.seen
+    layer = epigemm.nn.LinearReLU(256, 16)
+    launches.short = 1
+    with torch.no_grad():
+        check(layer(x), x, layer.weight, layer.bias)
+    assert launches.seen == [("split", [0])]
+
+
+def test_doubles_are_refused_before_anything_is_launched(
+    launches: Launches, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not even the fold of a BatchNorm."""
+
+    def launched(*_: Any) -> None:
+        raise AssertionError
+
+    monkeypatch.setattr(execution, "_fold_batch_norm_out", launched)
+    monkeypatch.setattr(execution, "_torch_linear", launched)
+    x, weight, bias = product(4, 16, 256, torch.float64)
+    vector = torch.rand(16, dtype=torch.float64)
+    for call in (
+        lambda: epigemm.linear_relu(x, weight, bias),
+        lambda: epigemm.linear_scale_batch_norm(x, weight, bias, None, vector, vector, vector, vector),
+        lambda: epigemm.explain("linear_relu", x, weight, bias),
+    ):
+        with pytest.raises(
+            RuntimeError, match=r"x: got float64 on cpu in the batch-invariant mode.*; accepted"
+        ):
+            call()
+
+
+@pytest.mark.parametrize(
+    ("device", "words"), [((80, 108), "8.0"), ((100, 148), "10.0")], ids=["ampere", "blackwell"]
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+def test_other_gpus_are_refused(
+    launches: Launches, monkeypatch: pytest.MonkeyPatch, device: Any, words: str, dtype: torch.dtype
+) -> None:
+    monkeypatch.setattr(plans, "device_numbers", lambda _: device)
+    x, weight, bias = product(4, 16, 256, dtype)
+    for precision in (None, "ieee", "tf32"):
+        with pytest.raises(RuntimeError, match=rf"x: got .*this device has {words}\); accepted"):
+            epigemm.linear_relu(x, weight, bias, precision=precision)
+    assert not launches.seen
+
+
+def test_strict_calls_pass(launches: Launches) -> None:
+    """Every road is a fused kernel."""
+    for dtype in (torch.float32, torch.float16):
+        x, weight, bias = product(3, 13, 21, dtype)
+        check(epigemm.linear_relu(x, weight, bias, strict=True), x, weight, bias)
+
+
+def test_explain_shows_the_fixed_plan(launches: Launches) -> None:
+    x, weight, bias = product(3, 16, 256)
+    for precision, words in (
+        ("highest", "on fp16 pieces, tile 128x128x64"),
+        ("high", "on fp16 pieces, tile 128x128x64"),
+        ("tf32", "fused GEMM, tile 128x128x32"),
+        ("ieee", "in fp32 multiply-adds"),
+    ):
+        explanation = epigemm.explain("linear_relu", x, weight, bias, precision=precision)
+        assert explanation.path == "fused" and words in explanation.kernel
+        assert "batch invariant" in explanation.reasons[0]
+        assert len(explanation.candidates) == (precision != "ieee")
+    assert "K = 64 is below 128" in str(epigemm.explain("linear_relu", x[:, :64], weight[:, :64], bias))
+    assert not launches.seen
+
+
+def test_dispatch_is_not_asked_about_other_roads(launches: Launches, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No predicted time plays a part."""
+    for name in ("split_plan", "tf32_microseconds", "ask"):
+        monkeypatch.setattr(plans, name, lambda *_: pytest.fail("dispatch was asked"))
+    x, weight, bias = product(3, 16, 256)
+    for precision in ("highest", "high", "tf32", "ieee"):
+        epigemm.linear_relu(x, weight, bias, precision=precision)
+    assert SCALE_BATCH_NORM.vectors and len(launches.seen) == 4
