@@ -5,7 +5,7 @@
 #include <sstream>
 
 #include "gemm/grid.h"
-#include "gemm/narrow/tile_costs.h"
+#include "gemm/narrow/cost.h"
 #include "gemm/sm90/tile_costs.h"
 
 namespace epigemm {
@@ -108,22 +108,6 @@ double fused_microseconds(const ProblemTraits& t, int index) {
 }
 
 int64_t narrow_steps(const ProblemTraits& t) { return ceil_div(t.k * element_bytes(t.element), narrow::kTileKBytes); }
-
-// Its CTAs are all on the multiprocessors at once, or nearly: memory's speed, L2's, or that of the CTA with the longest
-// way along K.
-double narrow_microseconds(const ProblemTraits& t, int index, int splits) {
-  constexpr double kTrafficFactor = 1.1, kL2BytesPerMicrosecond = 6.2e6;
-  const narrow::Tile& tile = narrow::kTiles[index];
-  const narrow::TileCosts& costs = narrow::kTileCosts[index];
-  const narrow::TileCost& cost = element_bytes(t.element) == 4 ? costs.in_tf32 : costs.in_16_bits;
-  const int64_t tiles = ceil_div(t.m, tile.m) * ceil_div(t.n, tile.n);
-  const double loaded =
-      static_cast<double>(tiles * narrow_steps(t)) * narrow::kTileKBytes * static_cast<double>(tile.m + tile.n);
-  const int64_t rounds = waves(tiles * splits, 1, t.multiprocessors);
-  const double compute = static_cast<double>(rounds * ceil_div(narrow_steps(t), splits)) * cost.stage_microseconds;
-  return kLaunchMicroseconds + cost.finish_microseconds +
-         std::max({compute, kTrafficFactor * traffic_microseconds(t), loaded / kL2BytesPerMicrosecond});
-}
 
 // Whether a narrow tile is worth a look: no taller than M asks for, and a part of K for every CTA.
 bool narrow_suits(const ProblemTraits& t, int index, int splits) {
@@ -239,7 +223,8 @@ void visit_candidates(const ProblemTraits& traits, Visit visit) {
     for (int splits = 1; splits <= narrow::kMostSplits; splits *= 2) {
       if (!narrow_suits(traits, index, splits)) continue;
       visit(Candidate{{sm90::kTileCount + index, Raster::AlongM, /*swizzle=*/1, splits},
-                      narrow_microseconds(traits, index, splits)});
+                      narrow::microseconds(index, splits, traits.m, traits.n, narrow_steps(traits),
+                                           traffic_microseconds(traits), traits.multiprocessors)});
     }
   }
 }

@@ -1,5 +1,5 @@
 // The tiles of the narrow kernels, for products with few rows or few tiles. Adding one = adding a row here, and its
-// measured cost in tile_costs.h. Free of CUTLASS, so that dispatch can reason about tiles on a machine without a GPU.
+// measured cost in cost.h. Free of CUTLASS, so that dispatch can reason about tiles on a machine without a GPU.
 #pragma once
 
 namespace epigemm::narrow {
