@@ -32,6 +32,7 @@ examples:
   python -m epigemm.bench --grid --time-budget 300 --output sweep   M = 1 to 65536 on seven layers, the best peer named
   python -m epigemm.bench --grid --peers eager mm addmm_activation --output sweep   the same without what tunes for long
   python -m epigemm.bench --plans --dtypes bf16            every plan of the fused kernel against torch.mm
+  python -m epigemm.bench --plans --grid --time-budget 300 --output plans   the same at every point of the grid
   python -m epigemm.bench --render results/bench.json --plots results
 exit status: 0 fine, 1 one of our results is wrong or missing, 2 wrong usage
 """
@@ -94,7 +95,11 @@ def parser() -> argparse.ArgumentParser:
     what.add_argument("--seed", type=int, default=0)
     what.add_argument("--list", action="store_true", help="list cases and peers, run nothing")
     what.add_argument("--plans", action="store_true", help="sweep every plan of the fused kernel instead")
-    what.add_argument("--all-plans", action="store_true", help="with --plans: print all of them")
+    what.add_argument(
+        "--all-plans",
+        action="store_true",
+        help="with --plans: print all of them; with --grid too: every order",
+    )
     who = p.add_argument_group("against what")
     who.add_argument("--peers", nargs="+", default=[], metavar="NAME", help="these alone, beside epigemm")
     who.add_argument("--no-peers", action="store_true", help="epigemm alone")
@@ -133,7 +138,7 @@ def _effort(options: argparse.Namespace, device: torch.device) -> Effort:
         Effort() if device.type == "cuda" else Effort(rounds=10, max_rounds=40, alone_calls=10, pause_s=0.1)
     )
     if options.grid:
-        effort = grid.EFFORT
+        effort = grid.PLAN_EFFORT if options.plans else grid.EFFORT
     if options.quick:
         effort = dataclasses.replace(effort, rounds=5, min_ms=5.0, max_rounds=20, pause_s=None)
     if options.plans and not options.grid:
@@ -323,6 +328,23 @@ def _budget(options: argparse.Namespace, device: torch.device) -> float | None:
     return budget
 
 
+def _sweep_plans_of_grid(
+    console: report.Console,
+    options: argparse.Namespace,
+    device: torch.device,
+    chosen: Sequence[Case],
+    run: report.Run,
+    available: Sequence[peers.Peer],
+) -> int:
+    effort, budget = _effort(options, device), _budget(options, device)
+    sweep = grid.PlanGrid(device, available, effort, budget, options.seed, every_order=options.all_plans)
+    with _progress(len(chosen)) as progress:
+        sweep.progress = progress
+        points = grid.measure_plans(sweep, chosen, run, options.output)
+    grid.show_plans(console, points, sweep.left_out)
+    return WRONG if any(point.failed for point in points) else OK
+
+
 def _measure_grid(
     console: report.Console,
     options: argparse.Namespace,
@@ -381,7 +403,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return OK
         device = _device(options.device)
         chosen = _select(options, device)
-        names = options.peers or (grid.PEERS if options.grid else [])
+        default = (grid.EVERYWHERE if options.plans else grid.PEERS) if options.grid else ()
+        names = options.peers or default
         wanted = peers.select_peers(names, options.exclude, only_ours=options.no_peers)
         about = environment.describe(device, options.trees)
         effort = _effort(options, device)
@@ -395,7 +418,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     console.line(environment.headline(about))
     for name, reason in absent.items():
         console.line(report.plain(f"absent: {name}: {reason}"))
-    if options.plans:
+    if options.plans and not options.grid:
         return _sweep_plans(console, options, device, chosen, run)
-    measure = _measure_grid if options.grid else _measure
+    measure = (_sweep_plans_of_grid if options.plans else _measure_grid) if options.grid else _measure
     return measure(console, options, device, chosen, run, available)

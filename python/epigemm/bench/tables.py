@@ -241,7 +241,8 @@ def plans(record: Mapping[str, Any]) -> Table | None:
             [
                 sweep["case"],
                 sweep["arithmetic"],
-                " ".join(str(best[key]) for key in ("tile", "cluster", "schedule", "raster", "swizzle")),
+                " ".join(str(best[key]) for key in ("tile", "cluster", "schedule", "raster", "swizzle"))
+                + (f" splits {best['splits']}" if best.get("splits", 1) > 1 else ""),
                 _significant(fastest),
                 _significant(split_x),
                 _number(best["times_faster_than_mm"], 3),

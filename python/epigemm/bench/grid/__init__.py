@@ -15,10 +15,28 @@ result are checked instead of all of it, and peers that take long to prepare are
 ============  ===========================================================================================
 """
 
-from epigemm.bench.grid.command import measure, show, write
+from epigemm.bench.grid.command import measure, measure_plans, show, show_plans, write
+from epigemm.bench.grid.plans import EFFORT as PLAN_EFFORT
+from epigemm.bench.grid.plans import PlanGrid
 from epigemm.bench.grid.points import EVERYWHERE, LAYERS, ROWS, SOMEWHERE, select, sizes
 from epigemm.bench.grid.runner import EFFORT, GridRunner
 
 PEERS = (*EVERYWHERE, *SOMEWHERE)
 
-__all__ = ["EFFORT", "LAYERS", "PEERS", "ROWS", "GridRunner", "measure", "select", "show", "sizes", "write"]
+__all__ = [
+    "EFFORT",
+    "EVERYWHERE",
+    "LAYERS",
+    "PEERS",
+    "PLAN_EFFORT",
+    "ROWS",
+    "GridRunner",
+    "PlanGrid",
+    "measure",
+    "measure_plans",
+    "select",
+    "show",
+    "show_plans",
+    "sizes",
+    "write",
+]

@@ -11,6 +11,7 @@ from typing import Any
 from epigemm.bench import environment, plots, report
 from epigemm.bench.cases import Case
 from epigemm.bench.grid import figures, tables
+from epigemm.bench.grid.plans import PlanGrid, PlanPoint
 from epigemm.bench.grid.runner import GridRunner
 from epigemm.bench.records import CaseResult
 
@@ -79,6 +80,55 @@ def write(records: Sequence[Mapping[str, Any]], folder: Path) -> list[Path]:
         written.append(folder / "sweep.md")
         tables.write_markdown(records, where, written[-1])
     return written
+
+
+def measure_plans(
+    sweep: PlanGrid, cases: Sequence[Case], run: report.Run, folder: Path | None
+) -> list[PlanPoint]:
+    """Measure every plan at every point; ``folder`` takes ``plans.json`` as far as it has come."""
+    found: list[PlanPoint] = []
+    written = time.monotonic()
+    for point in sweep.sweep(cases):
+        found.append(point)
+        if folder and time.monotonic() - written > _WRITE_EVERY_S:
+            _write_plans(run, found, sweep.left_out, folder)
+            written = time.monotonic()
+    run.complete = True
+    if folder:
+        _write_plans(run, found, sweep.left_out, folder)
+    return found
+
+
+def _write_plans(
+    run: report.Run, found: Sequence[PlanPoint], left_out: Mapping[str, str], folder: Path
+) -> None:
+    record = report.to_record(run) | {"left_out": dict(left_out)}
+    record["plan_points"] = report.finite([dataclasses.asdict(point) for point in found])
+    report.write_json(record, folder / "plans.json")
+
+
+def show_plans(console: report.Console, points: Sequence[PlanPoint], left_out: Mapping[str, str]) -> None:
+    """One line for each point: the fastest plan, and how it compares with what was measured beside it."""
+    names = list(dict.fromkeys(other.name for point in points for other in point.others))
+    rows = []
+    for point in points:
+        best = next((plan for plan in point.plans if plan.ok), None)
+        if best is None:
+            console.line(report.plain(f"{_size(point)}: no plan: {point.error or point.why_not}"))
+            continue
+        others = {other.name: f"{other.us / best.us:.3f}" for other in point.others}
+        cells = (f"{best.us:.4g}", f"{best.name} {best.plan}", *(others.get(name, "") for name in names))
+        rows.append([_size(point), *cells, str(len(point.plans)), str(len(point.refused))])
+        for plan in (plan for plan in point.plans if not plan.ok):
+            console.line(report.plain(f"{_size(point)}: WRONG: {plan.name} {plan.plan}"))
+    columns = ("point", "us", "best plan", *(f"vs {name}" for name in names), "plans", "refused")
+    console.table("Plans", columns, ([report.plain(cell) for cell in row] for row in rows))
+    for why in dict.fromkeys(left_out.values()):
+        console.line(report.plain(f"{list(left_out.values()).count(why)} points: {why}"))
+
+
+def _size(point: PlanPoint) -> str:
+    return f"{point.problem} {point.m}x{point.n}x{point.k} {point.arithmetic}"
 
 
 def show(console: report.Console, records: Sequence[Mapping[str, Any]]) -> None:

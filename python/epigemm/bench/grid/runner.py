@@ -90,7 +90,9 @@ class GridRunner(Runner):
         some points, together with ours, eager and the bare product again: only what was measured in turn may
         be divided.
         """
-        fitting = [case for case in cases if self._fits(case)]
+        reasons = {case.name: why_no_room(case, self.device) for case in cases}
+        self.left_out |= {name: why for name, why in reasons.items() if why}
+        fitting = [case for case in cases if not reasons[case.name]]
         self._inputs = Inputs(self.device, fitting, self.seed) if fitting else None
         results: dict[str, CaseResult] = {}
         everywhere = [peer for peer in self.peers if peer.name not in SOMEWHERE]
@@ -125,15 +127,6 @@ class GridRunner(Runner):
             chosen = set(some([case.shape for case in part]))
             found += [case for case in part if case.shape in chosen]
         return found
-
-    def _fits(self, case: Case) -> bool:
-        needed, available = needed_bytes(case), _MEMORY_SHARE * _available_bytes(self.device)
-        if needed <= available:
-            return True
-        self.left_out[case.name] = (
-            f"needs {needed / 1e9:.1f} GB of memory, {available / 1e9:.1f} are to be had"
-        )
-        return False
 
     def _why_stop(self, name: str) -> str:
         """The next point has up to twice the rows of the last, and is not begun if that would not end in time."""
@@ -171,6 +164,14 @@ class GridRunner(Runner):
 
     def _release(self) -> None:
         """Nothing: the next point uses the same memory, and returning it costs more than a point."""
+
+
+def why_no_room(case: Case, device: torch.device) -> str:
+    """Why a point does not fit into memory; empty where it does."""
+    needed, available = needed_bytes(case), _MEMORY_SHARE * _available_bytes(device)
+    if needed <= available:
+        return ""
+    return f"left out: needs {needed / 1e9:.1f} GB of memory, {available / 1e9:.1f} are to be had"
 
 
 def _available_bytes(device: torch.device) -> int:
