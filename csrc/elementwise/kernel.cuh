@@ -8,7 +8,7 @@
 #include "elementwise/launch.h"
 #include "elementwise/operands.cuh"
 #include "elementwise/problem.h"
-#include "elementwise/rounded.cuh"
+#include "epilogue/rounded.h"
 
 namespace epigemm::cuda {
 
@@ -27,6 +27,18 @@ enum class Columns {
   Aligned,    // every vector of x starts at a multiple of its length within a row: wide loads
   Unaligned,  // the column wraps around inside a vector: element by element
 };
+
+// What functors compute in: fp32, or fp64 for fp64; marked where the result has 16 bits.
+template <class Element>
+using Argument = std::conditional_t<sizeof(Element) == 2, Rounded, typename ComputeType<Element>::type>;
+
+template <class Functor, class Element, class... Values>
+__device__ __forceinline__ typename ComputeType<Element>::type apply(typename ComputeType<Element>::type accumulator,
+                                                                     Values... values) {
+  using Compute = typename ComputeType<Element>::type;
+  return static_cast<Compute>(
+      Functor::apply(Argument<Element>(accumulator), static_cast<Argument<Element>>(values)...));
+}
 
 // The values of one operand at kSize consecutive columns.
 template <class Functor, class Element, int Index, Columns Mode>

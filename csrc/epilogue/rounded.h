@@ -1,15 +1,16 @@
-// The arithmetic of elementwise kernels whose results are rounded to 16 bits: fp32, with the shortest instructions for
-// what a functor calls from epilogue/math.h. Include before the functor, so that its calls find these.
+// The arithmetic of a result that will be rounded to 16 bits: fp32, with the shortest instructions for what a functor
+// calls from math.h. CUDA only; include it before the functors, so that their calls find these.
 //
 // On an H200 a multiprocessor can spend 28 instructions on a 16-bit element before it is slower than its memory, and
 // every one of them keeps a thread longer from its next load. Their errors, of a few units in fp32's last place, are
 // thousands of times below the half unit of the 16 bits that the result is rounded to.
 #pragma once
 
-#include "elementwise/types.cuh"
 #include "epilogue/math.h"
 
-namespace epigemm::cuda {
+#if defined(__CUDACC__)
+
+namespace epigemm {
 
 // A float that will be rounded to 16 bits.
 struct Rounded {
@@ -28,6 +29,8 @@ __device__ __forceinline__ Rounded operator-(Rounded a) { return Rounded(-a.valu
 __device__ __forceinline__ bool operator<(Rounded a, Rounded b) { return a.value < b.value; }
 __device__ __forceinline__ bool operator>(Rounded a, Rounded b) { return a.value > b.value; }
 
+#if defined(__CUDA_ARCH__)
+
 // Two instructions in place of eight. Rounding x log2(e) moves the argument by one unit in its last place, so the
 // error grows with |x|: 2^-17 at the ends of the range. Subnormal results are zero.
 __device__ __forceinline__ Rounded exp(Rounded x) {
@@ -38,36 +41,24 @@ __device__ __forceinline__ Rounded exp(Rounded x) {
 
 __device__ __forceinline__ Rounded reciprocal_normal(Rounded x) { return Rounded(math::reciprocal_normal(x.value)); }
 
-// What functors compute in: fp32, or fp64 for fp64; marked where the result has 16 bits.
-template <class Element>
-using Argument = std::conditional_t<sizeof(Element) == 2, Rounded, typename ComputeType<Element>::type>;
-
-template <class Functor, class Element, class... Operands>
-__device__ __forceinline__ typename ComputeType<Element>::type apply(typename ComputeType<Element>::type accumulator,
-                                                                     Operands... operands) {
-  using Compute = typename ComputeType<Element>::type;
-  return static_cast<Compute>(
-      Functor::apply(Argument<Element>(accumulator), static_cast<Argument<Element>>(operands)...));
-}
-
-}  // namespace epigemm::cuda
-
-namespace epigemm::math {
-
-#if defined(__CUDA_ARCH__)
+namespace math {
 
 // One instruction in place of a comparison and a selection; like them it keeps a NaN.
-__device__ __forceinline__ cuda::Rounded relu(cuda::Rounded x) {
+__device__ __forceinline__ Rounded relu(Rounded x) {
   float result;
   asm("max.NaN.f32 %0, %1, 0f00000000;" : "=f"(result) : "f"(x.value));
-  return cuda::Rounded(result);
+  return Rounded(result);
 }
 
 // Without the Newton step: at most two units in fp32's last place off.
-__device__ __forceinline__ cuda::Rounded divide(cuda::Rounded numerator, cuda::Rounded denominator) {
-  return cuda::Rounded(numerator.value * reciprocal(denominator.value));
+__device__ __forceinline__ Rounded divide(Rounded numerator, Rounded denominator) {
+  return Rounded(numerator.value * reciprocal(denominator.value));
 }
+
+}  // namespace math
 
 #endif
 
-}  // namespace epigemm::math
+}  // namespace epigemm
+
+#endif
