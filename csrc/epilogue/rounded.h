@@ -26,8 +26,13 @@ __device__ __forceinline__ Rounded operator+(Rounded a, Rounded b) { return Roun
 __device__ __forceinline__ Rounded operator-(Rounded a, Rounded b) { return Rounded(a.value - b.value); }
 __device__ __forceinline__ Rounded operator*(Rounded a, Rounded b) { return Rounded(a.value * b.value); }
 __device__ __forceinline__ Rounded operator-(Rounded a) { return Rounded(-a.value); }
+__device__ __forceinline__ Rounded operator/(Rounded a, Rounded b) { return Rounded(a.value / b.value); }
 __device__ __forceinline__ bool operator<(Rounded a, Rounded b) { return a.value < b.value; }
 __device__ __forceinline__ bool operator>(Rounded a, Rounded b) { return a.value > b.value; }
+__device__ __forceinline__ bool operator<=(Rounded a, Rounded b) { return a.value <= b.value; }
+__device__ __forceinline__ bool operator>=(Rounded a, Rounded b) { return a.value >= b.value; }
+__device__ __forceinline__ bool operator==(Rounded a, Rounded b) { return a.value == b.value; }
+__device__ __forceinline__ bool operator!=(Rounded a, Rounded b) { return a.value != b.value; }
 
 #if defined(__CUDA_ARCH__)
 
@@ -42,6 +47,8 @@ __device__ __forceinline__ Rounded exp(Rounded x) {
 __device__ __forceinline__ Rounded reciprocal_normal(Rounded x) { return Rounded(math::reciprocal_normal(x.value)); }
 
 namespace math {
+
+using epigemm::exp;  // defined outside, where the templates of math.h find it by its argument
 
 // One instruction in place of a comparison and a selection; like them it keeps a NaN.
 __device__ __forceinline__ Rounded relu(Rounded x) {
