@@ -304,3 +304,18 @@ def test_wrong_usage_exits_with_two(arguments: list[str], capsys: pytest.Capture
 def test_the_grid_by_default() -> None:
     found = grid.select([], grid.sizes(grid.ROWS, grid.LAYERS), [Setting("bf16", "highest")])
     assert len(found) == 17 * 7 and {case.problem.name for case in found} == {"linear/bias_relu"}
+
+
+@pytest.mark.gpu
+def test_a_small_grid_on_a_gpu(tmp_path: Path) -> None:
+    sizes = ["--sweep-m", "1", "64", "1024", "--sizes", "1x1024x512"]
+    wanted = ["--cases", "linear/bias_relu", "linear/relu_div", "--peers", "eager", "mm", "addmm_activation"]
+    assert main(["--grid", *sizes, *wanted, "--output", str(tmp_path)]) == 0
+    for arithmetic in ("bf16", "fp16", "fp32_high"):
+        record = json.loads((tmp_path / f"sweep-bias_relu-{arithmetic}.json").read_text())
+        assert record["grid"]["floor"]["empty kernel"]["median_ms"] > 0
+        for case in record["cases"]:
+            names = [m["alternative"] for m in case["groups"][0]["measurements"] if m["ok"]]
+            assert names == ["epigemm", "eager", "mm", "addmm_activation"]
+        summary = record["grid"]["summary"]
+        assert summary["points"] == 3 and summary["small_m_share"] > 0

@@ -132,3 +132,13 @@ def test_tiles_are_found_where_dispatch_takes_none(dtype: str) -> None:
     large = plan_kernels.one_pass_tiles(case_of(Shape(4096, 4096, 4096), dtype), {"fused": False}, HOPPER)
     assert found and {t["tile_index"] for t in found} >= {t["tile_index"] for t in large}
     assert all(t["tile"] and t["cluster"] and t["schedule"] for t in found)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["bf16", "fp32"])
+def test_plans_of_a_small_grid_on_a_gpu(dtype: str, tmp_path: Path) -> None:
+    command = ["--plans", "--grid", "--sweep-m", "8", "512", "--sizes", "1x1024x512", "--dtypes", dtype]
+    assert main([*command, "--peers", "mm", "--output", str(tmp_path)]) == 0
+    found = json.loads((tmp_path / "plans.json").read_text())["plan_points"]
+    assert {point["m"] for point in found} == {8, 512}
+    assert all(point["plans"] and not point["error"] and point["others"] for point in found)

@@ -98,7 +98,7 @@ def test_measures_of_zeros_and_nan() -> None:
     assert float(ratios(torch.zeros(2, 2), exact_).max()) == 0
     assert errors(torch.full((2, 2), 1e-40), exact_).max_ratio == math.inf
     found = errors(torch.full((2, 2), math.nan), exact_)
-    assert found.max_ratio == math.inf and found.notfinite == 4
+    assert found.max_ratio == math.inf and found.not_finite == 4
 
 
 def test_blas_measure_rejects_low_precision() -> None:
