@@ -8,6 +8,7 @@
 #include "elementwise/launch.h"
 #include "elementwise/operands.cuh"
 #include "elementwise/problem.h"
+#include "epilogue/rounded.h"
 
 namespace epigemm::cuda {
 
@@ -27,6 +28,18 @@ enum class Columns {
   Unaligned,  // the column wraps around inside a vector: element by element
 };
 
+// What functors compute in: fp32, or fp64 for fp64; marked where the result has 16 bits.
+template <class Element>
+using Argument = std::conditional_t<sizeof(Element) == 2, Rounded, typename ComputeType<Element>::type>;
+
+template <class Functor, class Element, class... Values>
+__device__ __forceinline__ typename ComputeType<Element>::type apply(typename ComputeType<Element>::type accumulator,
+                                                                     Values... values) {
+  using Compute = typename ComputeType<Element>::type;
+  return static_cast<Compute>(
+      Functor::apply(Argument<Element>(accumulator), static_cast<Argument<Element>>(values)...));
+}
+
 // The values of one operand at kSize consecutive columns.
 template <class Functor, class Element, int Index, Columns Mode>
 struct OperandVector {
@@ -39,7 +52,8 @@ struct OperandVector {
     if constexpr (Traits::operand.kind == OperandKind::Scalar) {
       fill(load_operand<Functor, Element, Index>(operands, 0));
     } else if constexpr (Mode == Columns::None) {
-      fill(Compute(0));
+      // x + -0 is x, so that no addition is left; with +0 a zero's sign would be.
+      fill(sizeof(Element) == 2 ? Compute(-0.0) : Compute(0));
     } else if constexpr (Mode == Columns::Aligned) {
       load_wide(operands.data[Index - 1], column);
     } else {
@@ -82,15 +96,16 @@ struct VectorEpilogue<Functor, Element, Mode, std::integer_sequence<int, Index..
       : OperandVector<Functor, Element, Index + 1, Mode>(operands, column, columns)... {}
 
   __device__ __forceinline__ Vector<Element> operator()(const Vector<Element>& x) const {
-    Compute results[Vector<Element>::kSize];
-#pragma unroll
-    for (int i = 0; i < Vector<Element>::kSize; ++i) {
-      results[i] =
-          Functor::apply(to_compute(x.values[i]), OperandVector<Functor, Element, Index + 1, Mode>::values[i]...);
-    }
+    Compute values[Vector<Element>::kSize];
     Vector<Element> out;
 #pragma unroll
-    for (int i = 0; i < Vector<Element>::kSize; i += 2) from_compute_pair<Element>(results + i, out.values + i);
+    for (int i = 0; i < Vector<Element>::kSize; i += 2) to_compute_pair(x.values + i, values + i);
+#pragma unroll
+    for (int i = 0; i < Vector<Element>::kSize; ++i) {
+      values[i] = apply<Functor, Element>(values[i], OperandVector<Functor, Element, Index + 1, Mode>::values[i]...);
+    }
+#pragma unroll
+    for (int i = 0; i < Vector<Element>::kSize; i += 2) from_compute_pair<Element>(values + i, out.values + i);
     return out;
   }
 };
@@ -115,8 +130,28 @@ struct Divider {
   }
 };
 
+// One element, its operands read where `offset_of` says.
+template <class Functor, class Element, class Compute, class OffsetOf, int... Index>
+__device__ __forceinline__ Element apply_one(Element x, const Operands<Compute>& operands, OffsetOf offset_of,
+                                             std::integer_sequence<int, Index...>) {
+  return from_compute<Element>(
+      apply<Functor, Element>(to_compute(x), load_operand<Functor, Element, Index + 1>(operands, offset_of(Index))...));
+}
+
+// What remains after the last whole vector.
+template <class Functor, class Element, class Compute>
+__device__ __forceinline__ void finish_elements(const Element* x, Element* out, int elements, uint32_t column,
+                                                uint32_t columns, const Operands<Compute>& operands) {
+#pragma unroll 1
+  for (int i = 0; i < elements; ++i) {
+    out[i] = apply_one<Functor>(x[i], operands, [column](int) { return column; }, OperandIndices<Functor>{});
+    if (++column == columns) column = 0;
+  }
+}
+
 // x and out contiguous and 16-byte aligned, as one run of elements. One vector a thread: more in flight gained nothing
-// on an H200 and lost 2% on fp32, since eight blocks a multiprocessor already keep its memory busy.
+// on an H200 and lost 2% on fp32, since eight blocks a multiprocessor already keep its memory busy. The last elements
+// have a path of their own, or every vector would be taken apart and put together again where the paths join.
 template <class Functor, class Element, Columns Mode>
 __global__ void __launch_bounds__(kThreads)
     contiguous_kernel(const Element* x, Element* out, int64_t elements, Divider columns,
@@ -124,37 +159,30 @@ __global__ void __launch_bounds__(kThreads)
   constexpr int kSize = Vector<Element>::kSize;
   const int64_t index = (int64_t(blockIdx.x) * kThreads + threadIdx.x) * kSize;
   if (index >= elements) return;
-  const bool whole = index + kSize <= elements;
-  Vector<Element> vector{};
-  if (whole) {
-    vector = *reinterpret_cast<const Vector<Element>*>(x + index);
-  } else {
-#pragma unroll
-    for (int i = 0; i < kSize; ++i) {  // unrolled, so that the vector stays in registers
-      if (index + i < elements) vector.values[i] = x[index + i];
-    }
-  }
   uint32_t column = 0;
   if constexpr (Mode != Columns::None) columns.divide(index, column);
-  vector = VectorEpilogue<Functor, Element, Mode>(operands, column, columns.count)(vector);
-  if (whole) {
-    *reinterpret_cast<Vector<Element>*>(out + index) = vector;
-  } else {
-#pragma unroll
-    for (int i = 0; i < kSize; ++i) {
-      if (index + i < elements) out[index + i] = vector.values[i];
+  if constexpr (Mode != Columns::Aligned) {  // whose rows are whole vectors
+    if (index + kSize > elements) {
+      const int rest = static_cast<int>(elements - index);
+      return finish_elements<Functor>(x + index, out + index, rest, column, columns.count, operands);
     }
   }
+  const auto vector = *reinterpret_cast<const Vector<Element>*>(x + index);
+  const VectorEpilogue<Functor, Element, Mode> epilogue(operands, column, columns.count);
+  *reinterpret_cast<Vector<Element>*>(out + index) = epilogue(vector);
 }
 
 // As above for 16-bit elements with wide per-column operands: each thread applies those of its columns to kRows rows.
 // An fp32 vector beside bf16 elements is twice their bytes; read once per row it would come from L2 twice as often as x
-// from memory. Beside fp32 elements the longer stride between a thread's rows costs more than it saves (2% on an H200).
+// from memory. Five blocks a multiprocessor keep enough loads in flight; with the registers of two folded vectors there
+// would be four. Beside fp32 elements the longer stride between a thread's rows costs more than it saves (2% on an
+// H200).
 constexpr int kRows = 4;
 
 template <class Functor, class Element>
-__global__ void __launch_bounds__(kThreads) rows_kernel(const Element* x, Element* out, int64_t rows, Divider vectors,
-                                                        Operands<typename ComputeType<Element>::type> operands) {
+__global__ void __launch_bounds__(kThreads, 5)
+    rows_kernel(const Element* x, Element* out, int64_t rows, Divider vectors,
+                Operands<typename ComputeType<Element>::type> operands) {
   constexpr int kSize = Vector<Element>::kSize;
   uint32_t vector_in_row = 0;
   const int64_t first_row = kRows * vectors.divide(int64_t(blockIdx.x) * kThreads + threadIdx.x, vector_in_row);
@@ -180,14 +208,6 @@ struct StridedIndex {
   int64_t strides[ElementwiseProblem::kTensors][kMaxDimensions];
 };
 
-template <class Functor, class Element, class Compute, int... Index>
-__device__ __forceinline__ Element apply_strided(Element x, const Operands<Compute>& operands, const int64_t* offsets,
-                                                 std::integer_sequence<int, Index...>) {
-  return from_compute<Element>(Functor::apply(
-      to_compute(x),
-      load_operand<Functor, Element, Index + 1>(operands, offsets[ElementwiseProblem::kFirstOperand + Index])...));
-}
-
 // Any layout: one thread an element, its offsets by division. `Linear` is 32 bits where the element count allows:
 // 64-bit division costs three times as much.
 template <class Functor, class Element, class Linear>
@@ -206,8 +226,10 @@ __global__ void __launch_bounds__(kThreads)
 #pragma unroll
       for (int tensor = 0; tensor < kTensors; ++tensor) offsets[tensor] += coordinate * index.strides[tensor][axis];
     }
-    out[offsets[ElementwiseProblem::kOut]] = apply_strided<Functor, Element>(
-        x[offsets[ElementwiseProblem::kX]], operands, offsets, OperandIndices<Functor>{});
+    out[offsets[ElementwiseProblem::kOut]] = apply_one<Functor>(
+        x[offsets[ElementwiseProblem::kX]], operands,
+        [&offsets](int operand) { return offsets[ElementwiseProblem::kFirstOperand + operand]; },
+        OperandIndices<Functor>{});
   }
 }
 

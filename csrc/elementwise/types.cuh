@@ -33,6 +33,19 @@ __device__ __forceinline__ Element from_compute(typename ComputeType<Element>::t
   }
 }
 
+// Two at a time: bf16 is the upper half of a float, so that one instruction makes each of a pair.
+template <class Element>
+__device__ __forceinline__ void to_compute_pair(const Element* in, typename ComputeType<Element>::type* out) {
+  if constexpr (std::is_same_v<Element, __nv_bfloat16>) {
+    const auto both = *reinterpret_cast<const uint32_t*>(in);
+    out[0] = __uint_as_float(both << 16);
+    out[1] = __uint_as_float(both & 0xffff0000u);
+  } else {
+    out[0] = to_compute(in[0]);
+    out[1] = to_compute(in[1]);
+  }
+}
+
 // Two at a time: one instruction rounds and packs a pair of 16-bit floats.
 template <class Element>
 __device__ __forceinline__ void from_compute_pair(const typename ComputeType<Element>::type* in, Element* out) {

@@ -307,7 +307,7 @@ def record(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     about = environment.describe(CPU, "csrc=" + "0" * 40 + ",python=" + "1" * 40)
     guard = cost.measure(CPU, shapes=[(8, 16, 32)], effort=timing.Effort(rounds=2, min_ms=0.0))
     everything = {"environment": about, "guard": guard} | found
-    plain: dict[str, Any] = json.loads(json.dumps(report._finite(everything)))
+    plain: dict[str, Any] = json.loads(json.dumps(report.finite(everything)))
     return plain
 
 

@@ -49,6 +49,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -75,6 +76,13 @@ class _Chunk:
     columns: Tensor | slice
     acc: Tensor
     delta: Tensor
+
+
+class Judge(Protocol):
+    """What results are held against."""
+
+    def compare(self, out: Tensor, intermediate_roundings: int) -> Accuracy:
+        """See `Reference.compare`."""
 
 
 class Reference:

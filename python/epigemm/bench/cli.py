@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from epigemm.bench import cases, environment, peers, plans, plots, report, tables
+from epigemm.bench import cases, environment, grid, peers, plans, plots, report, tables
 from epigemm.bench.cases import DTYPES, PRECISIONS, Case, Setting, Shape
 from epigemm.bench.records import PlanSweep
 from epigemm.bench.runner import Runner
@@ -29,7 +29,10 @@ examples:
   python -m epigemm.bench --cases linear/bias_relu --dtypes bf16 --sizes 1024x8192x8192 4096x4096x4096
   python -m epigemm.bench --cases bias_relu --dtypes bf16 --sweep-m 16:16384 --output results
   python -m epigemm.bench --fp32 --output results          fp32: every layer, and bias + ReLU from 16 rows to 16384
+  python -m epigemm.bench --grid --time-budget 300 --output sweep   M = 1 to 65536 on seven layers, the best peer named
+  python -m epigemm.bench --grid --peers eager mm addmm_activation --output sweep   the same without what tunes for long
   python -m epigemm.bench --plans --dtypes bf16            every plan of the fused kernel against torch.mm
+  python -m epigemm.bench --plans --grid --time-budget 300 --output plans   the same at every point of the grid
   python -m epigemm.bench --render results/bench.json --plots results
 exit status: 0 fine, 1 one of our results is wrong or missing, 2 wrong usage
 """
@@ -74,15 +77,29 @@ def parser() -> argparse.ArgumentParser:
     what.add_argument(
         "--fp32", action="store_true", help="fp32's own selection: every layer, and bias + ReLU at more sizes"
     )
-    what.add_argument("--dtypes", nargs="+", choices=list(DTYPES), default=["fp32", "bf16"])
     what.add_argument(
-        "--precision", nargs="+", choices=list(PRECISIONS), help="for fp32; GPU: both, CPU: highest"
+        "--grid",
+        action="store_true",
+        help="M = 1 to 65536 (or --sweep-m) on seven layers (or the N, K of --sizes), of linear/bias_relu",
+    )
+    what.add_argument(
+        "--dtypes", nargs="+", choices=list(DTYPES), help="default: fp32 bf16; with --grid: bf16 fp16 fp32"
+    )
+    what.add_argument(
+        "--precision",
+        nargs="+",
+        choices=list(PRECISIONS),
+        help="for fp32; GPU: both, CPU: highest; with --grid: high",
     )
     what.add_argument("--device", default="", help="cuda (default where there is one), cuda:1, cpu")
     what.add_argument("--seed", type=int, default=0)
     what.add_argument("--list", action="store_true", help="list cases and peers, run nothing")
     what.add_argument("--plans", action="store_true", help="sweep every plan of the fused kernel instead")
-    what.add_argument("--all-plans", action="store_true", help="with --plans: print all of them")
+    what.add_argument(
+        "--all-plans",
+        action="store_true",
+        help="with --plans: print all of them; with --grid too: every order",
+    )
     who = p.add_argument_group("against what")
     who.add_argument("--peers", nargs="+", default=[], metavar="NAME", help="these alone, beside epigemm")
     who.add_argument("--no-peers", action="store_true", help="epigemm alone")
@@ -94,7 +111,7 @@ def parser() -> argparse.ArgumentParser:
         "--time-budget",
         type=float,
         metavar="S",
-        help=f"start no slow peer after so many seconds (CPU: {_CPU_TIME_BUDGET_S:g})",
+        help=f"start no slow peer, and with --grid no point, after so many seconds (CPU: {_CPU_TIME_BUDGET_S:g})",
     )
     out = p.add_argument_group("what to keep")
     out.add_argument("--json", type=Path, metavar="FILE", help="the record; rewritten after every case")
@@ -120,9 +137,11 @@ def _effort(options: argparse.Namespace, device: torch.device) -> Effort:
     effort = (
         Effort() if device.type == "cuda" else Effort(rounds=10, max_rounds=40, alone_calls=10, pause_s=0.1)
     )
+    if options.grid:
+        effort = grid.PLAN_EFFORT if options.plans else grid.EFFORT
     if options.quick:
         effort = dataclasses.replace(effort, rounds=5, min_ms=5.0, max_rounds=20, pause_s=None)
-    if options.plans:
+    if options.plans and not options.grid:
         effort = dataclasses.replace(effort, rounds=10, min_ms=0.0)
     if options.rounds is not None:
         if options.rounds < 1:
@@ -152,12 +171,26 @@ def _device(name: str) -> torch.device:
 
 def _settings(options: argparse.Namespace, device: torch.device) -> list[Setting]:
     precisions = options.precision or (PRECISIONS if device.type == "cuda" else PRECISIONS[:1])
+    dtypes = options.dtypes or ["fp32", "bf16"]
+    if options.grid:
+        precisions, dtypes = options.precision or ["high"], options.dtypes or ["bf16", "fp16", "fp32"]
     chosen = [
         Setting(dtype, precision)
-        for dtype in options.dtypes
+        for dtype in dtypes
         for precision in (precisions if dtype == "fp32" else ["highest"])
     ]
     return list(dict.fromkeys(chosen))
+
+
+def _layers(shapes: Sequence[Shape]) -> list[tuple[int, int]]:
+    """The (N, K) of sizes of linear problems.
+
+    Raises:
+        ValueError: a size without K.
+    """
+    if any(shape.k is None for shape in shapes):
+        raise ValueError("--sizes: --grid takes MxNxK, of which it replaces M")
+    return list(dict.fromkeys((shape.n, shape.k or 0) for shape in shapes))
 
 
 def _select(options: argparse.Namespace, device: torch.device) -> list[Case]:
@@ -166,6 +199,15 @@ def _select(options: argparse.Namespace, device: torch.device) -> list[Case]:
             raise ValueError("--fp32: is a selection of its own, without --cases, --sizes and --sweep-m")
         options.dtypes = ["fp32"]
         return cases.fp32_cases(_settings(options, device))
+    if options.grid:
+        return grid.select(
+            options.cases,
+            grid.sizes(
+                parse_sweep(options.sweep_m) if options.sweep_m else grid.ROWS,
+                _layers([Shape.parse(text) for text in options.sizes]) or grid.LAYERS,
+            ),
+            _settings(options, device),
+        )
     patterns = options.cases or (["linear/bias_relu"] if options.plans else [])
     chosen = cases.select_cases(
         patterns=patterns,
@@ -227,6 +269,8 @@ def _json(options: argparse.Namespace) -> Path | None:
 
 
 def _keep(options: argparse.Namespace, record: dict[str, Any]) -> list[Path]:
+    if "grid" in record and options.output:
+        return grid.write([record], options.output)
     written: list[Path] = []
     if path := _json(options):
         report.write_json(record, path)
@@ -277,6 +321,51 @@ def _sweep_plans(
     return WRONG if any(sweep.failed for sweep in sweeps) else OK
 
 
+def _budget(options: argparse.Namespace, device: torch.device) -> float | None:
+    if options.time_budget is None and device.type == "cpu":
+        return _CPU_TIME_BUDGET_S
+    budget: float | None = options.time_budget
+    return budget
+
+
+def _sweep_plans_of_grid(
+    console: report.Console,
+    options: argparse.Namespace,
+    device: torch.device,
+    chosen: Sequence[Case],
+    run: report.Run,
+    available: Sequence[peers.Peer],
+) -> int:
+    effort, budget = _effort(options, device), _budget(options, device)
+    sweep = grid.PlanGrid(device, available, effort, budget, options.seed, every_order=options.all_plans)
+    with _progress(len(chosen)) as progress:
+        sweep.progress = progress
+        points = grid.measure_plans(sweep, chosen, run, options.output)
+    grid.show_plans(console, points, sweep.left_out)
+    return WRONG if any(point.failed for point in points) else OK
+
+
+def _measure_grid(
+    console: report.Console,
+    options: argparse.Namespace,
+    device: torch.device,
+    chosen: Sequence[Case],
+    run: report.Run,
+    available: Sequence[peers.Peer],
+) -> int:
+    runner = grid.GridRunner(
+        device, available, _effort(options, device), _budget(options, device), options.seed
+    )
+    with _progress(runner.grid_steps(chosen)) as progress:
+        runner.progress = progress
+        records = grid.measure(runner, chosen, run, options.output)
+    grid.show(console, records)
+    if options.output:
+        for path in grid.write(records, options.output):
+            console.line(f"wrote {path}")
+    return WRONG if run.failed else OK
+
+
 def _measure(
     console: report.Console,
     options: argparse.Namespace,
@@ -285,11 +374,8 @@ def _measure(
     run: report.Run,
     available: Sequence[peers.Peer],
 ) -> int:
-    budget = options.time_budget
-    if budget is None and device.type == "cpu":
-        budget = _CPU_TIME_BUDGET_S
     json_path = _json(options)
-    runner = Runner(device, available, _effort(options, device), budget, options.seed)
+    runner = Runner(device, available, _effort(options, device), _budget(options, device), options.seed)
     with _progress(runner.steps(chosen)) as progress:
         runner.progress = progress
         run.ceilings = runner.ceilings(_settings(options, device))
@@ -317,7 +403,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return OK
         device = _device(options.device)
         chosen = _select(options, device)
-        wanted = peers.select_peers(options.peers, options.exclude, only_ours=options.no_peers)
+        default = (grid.EVERYWHERE if options.plans else grid.PEERS) if options.grid else ()
+        names = options.peers or default
+        wanted = peers.select_peers(names, options.exclude, only_ours=options.no_peers)
         about = environment.describe(device, options.trees)
         effort = _effort(options, device)
     except (ValueError, OSError) as error:
@@ -330,6 +418,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     console.line(environment.headline(about))
     for name, reason in absent.items():
         console.line(report.plain(f"absent: {name}: {reason}"))
-    if options.plans:
+    if options.plans and not options.grid:
         return _sweep_plans(console, options, device, chosen, run)
-    return _measure(console, options, device, chosen, run, available)
+    measure = (_sweep_plans_of_grid if options.plans else _measure_grid) if options.grid else _measure
+    return measure(console, options, device, chosen, run, available)

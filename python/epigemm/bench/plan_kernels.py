@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import json
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import product
 from typing import Any
 
 import torch
@@ -17,6 +19,23 @@ from epigemm.bench.peers import explain_linear
 from epigemm.bench.pieces import describe_tiles, pack_of, plan_split, workspace_bytes
 from epigemm.bench.timing import Run
 from epigemm.packs import PIECES
+from epigemm.plans import device_numbers
+
+RASTERS = ("along_m", "along_n")
+SWIZZLES = (1, 2, 4, 8)
+NARROW = "narrow"
+"""In the schedule of kernels that take one order of tiles only."""
+
+_SMALL, _LARGE = 16, 4096
+_ALIGNED = 128  # bytes: what torch's allocator gives at least
+
+
+def plan_numbers(description: Mapping[str, Any]) -> list[int]:
+    """What the native operators take as ``plan``; a description may leave out the order of the tiles."""
+    if "plan" in description:
+        return [int(number) for number in description["plan"]]
+    raster, swizzle = description.get("raster", RASTERS[0]), description.get("swizzle", 1)
+    return [int(description["tile_index"]), RASTERS.index(raster), int(swizzle)]
 
 
 @dataclass(frozen=True)
@@ -37,16 +56,28 @@ class Family:
     bind: Callable[[Sequence[int]], Run]
     split_x: Run | None = None
 
-    def predicted_us(self, tile: int, raster: str, swizzle: int) -> float | None:
+    def predicted_us(self, numbers: Sequence[int]) -> float | None:
         """What the cost model expects of a plan; None for one that it does not consider."""
         for candidate in self.plan.get("candidates", []):
-            if (candidate["tile_index"], candidate["raster"], candidate["swizzle"]) == (
-                tile,
-                raster,
-                swizzle,
-            ):
+            if plan_numbers(candidate) == list(numbers):
                 return float(candidate["predicted_us"])
         return None
+
+    def plans(self, *, every_order: bool = True) -> list[tuple[dict[str, Any], list[int]]]:
+        """Each tile's description with the numbers of a plan to run it by.
+
+        ``every_order`` takes each tile in every raster order and swizzle, in place of the one that its
+        description names (if any).
+        """
+        found: dict[tuple[int, ...], dict[str, Any]] = {}
+        for tile in self.tiles:
+            own = plan_numbers(tile)
+            names_order = "plan" in tile or "raster" in tile
+            walked = NARROW not in tile["schedule"] and (every_order or not names_order)
+            orders = product(range(len(RASTERS)), SWIZZLES) if walked else [(own[1], own[2])]
+            for raster, swizzle in orders:
+                found.setdefault((own[0], raster, swizzle, *own[3:]), tile)
+        return [(tile, list(numbers)) for numbers, tile in found.items()]
 
 
 def families(case: Case, data: Data, out: Tensor) -> list[Family]:
@@ -79,9 +110,40 @@ def _one_pass(case: Case, data: Data, out: Tensor) -> Family:
         return run
 
     plan = explain_linear(case, data, out)
-    tiles = {int(candidate["tile_index"]): candidate for candidate in plan.get("candidates", [])}
     name = arithmetic if case.on_pieces else case.setting.dtype_name
-    return Family(name, plan, [tiles[index] for index in sorted(tiles)], bind)
+    gpu = device_numbers(torch.cuda.current_device() if data.x.device.index is None else data.x.device.index)
+    return Family(name, plan, one_pass_tiles(case, plan, gpu), bind)
+
+
+def one_pass_tiles(case: Case, plan: Mapping[str, Any], gpu: tuple[int, int]) -> list[dict[str, Any]]:
+    """The tiles that dispatch considers for a call; where it would take none of them, those of other sizes.
+
+    Args:
+        case: what is computed.
+        plan: what dispatch says about it.
+        gpu: compute capability and number of multiprocessors.
+    """
+    candidates = list(plan.get("candidates", []))
+    if not candidates:
+        n, k = case.shape.n, case.shape.k or 0
+        for size in ((_SMALL, n, k), (_LARGE, n, k), (_SMALL, _LARGE, _LARGE), (_LARGE, _LARGE, _LARGE)):
+            candidates += _candidates(case, *size, gpu)
+    tiles: dict[tuple[int, ...], dict[str, Any]] = {}
+    for candidate in candidates:
+        numbers = plan_numbers(candidate)
+        tiles.setdefault((numbers[0], *numbers[3:]), candidate)
+    return [tiles[key] for key in sorted(tiles)]
+
+
+def _candidates(case: Case, m: int, n: int, k: int, gpu: tuple[int, int]) -> list[dict[str, Any]]:
+    strides, dtype = (k, k, n), str(case.setting.dtype).removeprefix("torch.")
+    answer: dict[str, Any] = json.loads(
+        ops._plan_linear(
+            case.problem.formula.epilogue, m, n, k, *strides, _ALIGNED, dtype, case.setting.arithmetic, *gpu
+        )
+    )
+    found: list[dict[str, Any]] = answer.get("candidates", [])
+    return found
 
 
 def _on_pieces(case: Case, data: Data, out: Tensor) -> Family:
@@ -113,4 +175,7 @@ def _on_pieces(case: Case, data: Data, out: Tensor) -> Family:
         return workspace
 
     plan = plan_split(case, x.device, packed=True)
-    return Family(arithmetic, plan, describe_tiles(epilogue, arithmetic), bind, split_x)
+    # The tiles' order at this size, where dispatch has one for them.
+    described = {int(tile["tile_index"]): tile for tile in describe_tiles(epilogue, arithmetic)}
+    described |= {int(tile["tile_index"]): tile for tile in plan.get("candidates", [])}
+    return Family(arithmetic, plan, [described[index] for index in sorted(described)], bind, split_x)

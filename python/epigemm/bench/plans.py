@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import product
 from typing import Any
 
 import torch
@@ -18,30 +17,23 @@ from torch import Tensor
 from epigemm.bench.accuracy import Reference
 from epigemm.bench.cases import Case, Data, make_data
 from epigemm.bench.pieces import why_no_kernels
-from epigemm.bench.plan_kernels import Family, families
+from epigemm.bench.plan_kernels import RASTERS, Family, families, plan_numbers
 from epigemm.bench.records import Accuracy, PlanSweep, PlanTiming, Timing
 from epigemm.bench.report import Console, plain
 from epigemm.bench.runner import matmul_precision
 from epigemm.bench.tables import Table
 from epigemm.bench.timing import Effort, Run, make_timer
 
-RASTERS = ("along_m", "along_n")
-SWIZZLES = (1, 2, 4, 8)
 _SHOWN = 12
 
 
 @dataclass(frozen=True)
 class _Plan:
     tile: dict[str, Any]
-    raster: int
-    swizzle: int
-
-    def numbers(self) -> list[int]:
-        return [int(self.tile["tile_index"]), self.raster, self.swizzle]
+    numbers: list[int]
 
     def is_dispatched(self, answer: dict[str, Any]) -> bool:
-        chosen = tuple(answer.get(key) for key in ("tile_index", "raster", "swizzle"))
-        return chosen == (self.tile["tile_index"], RASTERS[self.raster], self.swizzle)
+        return "tile_index" in answer and plan_numbers(answer) == self.numbers
 
 
 def sweep(case: Case, device: torch.device, effort: Effort, seed: int = 0) -> list[PlanSweep]:
@@ -72,16 +64,16 @@ def _check_all(
     case: Case, data: Data, out: Tensor, family: Family, seed: int, refused: dict[str, str]
 ) -> list[tuple[_Plan, Accuracy]]:
     """Hold every plan's result against float64; those that cannot be launched are told apart in ``refused``."""
-    plans = [_Plan(*parts) for parts in product(family.tiles, range(len(RASTERS)), SWIZZLES)]
+    plans = [_Plan(tile, numbers) for tile, numbers in family.plans()]
     reference = Reference(case, data, seed) if plans else None
     launched: list[tuple[_Plan, Accuracy]] = []
     for plan in plans:
         assert reference is not None
         out.fill_(float("nan"))
         try:
-            accuracy = reference.compare(family.bind(plan.numbers())(), intermediate_roundings=0)
+            accuracy = reference.compare(family.bind(plan.numbers)(), intermediate_roundings=0)
         except RuntimeError as error:
-            refused[str(plan.numbers())] = str(error).splitlines()[0]
+            refused[str(plan.numbers)] = str(error).splitlines()[0]
             continue
         launched.append((plan, accuracy))
     return launched
@@ -103,7 +95,7 @@ def _time_all(
         others["dispatched"] = family.bind([])
     if family.split_x is not None:
         others["split_x"] = family.split_x
-    runs = [*others.values(), *(family.bind(plan.numbers()) for plan, _ in checked)]
+    runs = [*others.values(), *(family.bind(plan.numbers) for plan, _ in checked)]
     timer = make_timer(data.x.device)
     host_us = max(timer.warm_up(run) for run in runs)
     timings = [Timing.of(samples) for samples in timer.in_turn(runs, effort, host_us)]
@@ -120,15 +112,14 @@ def _time_all(
                 tile=str(plan.tile["tile"]),
                 cluster=str(plan.tile["cluster"]),
                 schedule=str(plan.tile["schedule"]),
-                raster=RASTERS[plan.raster],
-                swizzle=plan.swizzle,
+                raster=RASTERS[plan.numbers[1]],
+                swizzle=plan.numbers[2],
+                splits=plan.numbers[3] if len(plan.numbers) > 3 else 1,
                 dispatched=plan.is_dispatched(family.plan),
                 timing=timing,
                 times_faster_than_mm=measured["mm"].median_ms / timing.median_ms,
                 accuracy=accuracy,
-                predicted_us=family.predicted_us(
-                    int(plan.tile["tile_index"]), RASTERS[plan.raster], plan.swizzle
-                ),
+                predicted_us=family.predicted_us(plan.numbers),
             )
         )
     result.plans.sort(key=lambda p: (not p.accuracy.ok, p.timing.median_ms))
@@ -164,6 +155,7 @@ def show(console: Console, result: PlanSweep, *, everything: bool = False) -> No
         "schedule",
         "raster",
         "swizzle",
+        "splits",
         "ms",
         "IQR",
         "predicted",
@@ -178,6 +170,7 @@ def show(console: Console, result: PlanSweep, *, everything: bool = False) -> No
             plan.schedule,
             plan.raster,
             str(plan.swizzle),
+            str(plan.splits),
             f"{plan.timing.median_ms:.4g}",
             f"{100 * plan.timing.spread:.1f}%",
             "" if plan.predicted_us is None else f"{plan.predicted_us / 1e3:.4g}",

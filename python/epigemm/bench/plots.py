@@ -41,7 +41,27 @@ _TITLES = {
 }
 
 
-def _pyplot() -> Any:
+def line_style(name: str, *, dots: bool = False) -> dict[str, Any]:
+    """How an alternative's line looks over a size: ours stands out. ``dots``: too few points for a line."""
+    ours = name == OURS
+    if dots:
+        return line_style(name) | {"linestyle": "none", "marker": "D", "markersize": 6}
+    return {
+        "color": _COLOURS.get(name, "#444444"),
+        "label": _TITLES.get(name, name),
+        "marker": "o",
+        "markersize": 4,
+        "linewidth": 2.2 if ours else 1.3,
+        "zorder": 3 if ours else 2,
+    }
+
+
+def pyplot() -> Any:
+    """Pyplot with the backend that draws files.
+
+    Raises:
+        SystemExit: matplotlib is not installed; names the extra that installs it.
+    """
     try:
         matplotlib: Any = importlib.import_module("matplotlib")
     except ImportError:
@@ -68,19 +88,22 @@ def _measured(case: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
     return found
 
 
-def _device(record: Mapping[str, Any]) -> str:
+def device_line(record: Mapping[str, Any]) -> str:
+    """The machine and torch's version, for titles."""
     environment = record["environment"]
     gpu, cpu = environment["gpu"], environment["cpu"]
     name = gpu["name"] if gpu else f"{cpu['name']}, {cpu['threads']} threads"
     return f"{name}, torch {environment['torch']}"
 
 
-def _order(alternatives: set[str]) -> list[str]:
+def in_order(alternatives: set[str]) -> list[str]:
+    """Alternatives as legends list them."""
     known = [name for name in _COLOURS if name in alternatives]
     return known + sorted(alternatives - set(known))
 
 
-def _save(plt: Any, figure: Any, path: Path) -> Path:
+def save(plt: Any, figure: Any, path: Path) -> Path:
+    """Write a figure and let go of it."""
     figure.savefig(path, dpi=140, bbox_inches="tight")
     plt.close(figure)
     return path
@@ -99,7 +122,7 @@ def _speedup_bars(plt: Any, record: Mapping[str, Any], arithmetic: str, kind: st
     if not cases:
         return None
     measured = [_measured(case) for case in cases]
-    names = _order(set().union(*measured) - {EAGER})
+    names = in_order(set().union(*measured) - {EAGER})
     count = sum(len(set(m) - {EAGER}) for m in measured)
     figure, axes = plt.subplots(figsize=(9.5, 1.4 + 0.27 * count + 0.3 * len(cases)), layout="constrained")
     position, ticks, labelled, widest = 0.0, [], set(), 1.0
@@ -126,10 +149,10 @@ def _speedup_bars(plt: Any, record: Mapping[str, Any], arithmetic: str, kind: st
     axes.invert_yaxis()
     axes.set_xlim(0, widest * 1.12)
     axes.set_xlabel("times faster than eager PyTorch (line at 1)")
-    axes.set_title(f"{kind}, {arithmetic}\n{_device(record)}", fontsize=11, loc="left")
+    axes.set_title(f"{kind}, {arithmetic}\n{device_line(record)}", fontsize=11, loc="left")
     axes.grid(axis="x", alpha=0.3, zorder=0)
     axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1.0), fontsize=8, frameon=False)
-    return _save(plt, figure, path)
+    return save(plt, figure, path)
 
 
 def _case_label(case: Mapping[str, Any]) -> str:
@@ -158,23 +181,15 @@ def _throughput_over_m(
 ) -> Path:
     """TFLOP/s against M for one problem, N, K and arithmetic."""
     figure, axes = plt.subplots(figsize=(9, 5.2), layout="constrained")
-    for name in _order(set().union(*(_measured(case) for case in cases))):
+    for name in in_order(set().union(*(_measured(case) for case in cases))):
         points = [(c["shape"][0], _measured(c)[name]["throughput"]) for c in cases if name in _measured(c)]
-        axes.plot(
-            *zip(*points, strict=True),
-            marker="o",
-            markersize=4,
-            linewidth=2.2 if name == OURS else 1.3,
-            color=_COLOURS.get(name, "#444444"),
-            label=_TITLES.get(name, name),
-            zorder=3 if name == OURS else 2,
-        )
+        axes.plot(*zip(*points, strict=True), **line_style(name))
     _draw_roof(axes, record, cases)
     _m_axis(axes, cases)
     axes.set_ylim(bottom=0)
     axes.set_ylabel("TFLOP/s")
     _sweep_title(axes, record, cases)
-    return _save(plt, figure, path)
+    return save(plt, figure, path)
 
 
 def _draw_roof(axes: Any, record: Mapping[str, Any], cases: Sequence[Mapping[str, Any]]) -> None:
@@ -215,12 +230,12 @@ def _throughput_bars(
         axes.axhline(value, color="black", linestyle="--", linewidth=1.1, label=f"measured ceiling: {label}")
     axes.set_xticks(range(len(cases)), [_case_label(case).replace(" ", "\n") for case in cases], fontsize=8)
     axes.set_ylabel(unit)
-    title = f"{_kind(cases[0])}, {_arithmetic(cases[0])}\n{_device(record)}"
+    title = f"{_kind(cases[0])}, {_arithmetic(cases[0])}\n{device_line(record)}"
     axes.set_title(title, fontsize=11, loc="left")
     axes.margins(y=0.12)
     axes.grid(axis="y", alpha=0.3, zorder=0)
     axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1.0), fontsize=8, frameon=False)
-    return _save(plt, figure, path)
+    return save(plt, figure, path)
 
 
 def _speedup_over_m(
@@ -229,19 +244,18 @@ def _speedup_over_m(
     """How many times faster than eager each alternative is, against M; the line at 1 must not be crossed."""
     figure, axes = plt.subplots(figsize=(9, 4.6), layout="constrained")
     key = "times_faster_than_eager"
-    for name in _order(set().union(*(_measured(case) for case in cases)) - {EAGER}):
+    for name in in_order(set().union(*(_measured(case) for case in cases)) - {EAGER}):
         points = [
             (c["shape"][0], m[name][key]) for c in cases if name in (m := _measured(c)) and m[name][key]
         ]
         if points:
-            style = {"color": _COLOURS.get(name, "#444444"), "label": _TITLES.get(name, name)}
-            axes.plot(*zip(*points, strict=True), marker="o", markersize=4, zorder=3, **style)
+            axes.plot(*zip(*points, strict=True), **line_style(name))
     axes.axhline(1.0, color=_COLOURS[EAGER], linewidth=1.2)
     _m_axis(axes, cases)
     axes.set_ylim(bottom=0)
     axes.set_ylabel("times faster than eager PyTorch")
     _sweep_title(axes, record, cases)
-    return _save(plt, figure, path)
+    return save(plt, figure, path)
 
 
 def _ceiling_bars(plt: Any, record: Mapping[str, Any], path: Path) -> Path | None:
@@ -260,13 +274,17 @@ def _ceiling_bars(plt: Any, record: Mapping[str, Any], path: Path) -> Path | Non
     axes.set_xlabel(
         f"(fp16 products + one pass over x) / epigemm's time, in turn; the line is at {BAR_EFFICIENCY}"
     )
-    axes.set_title(f"fp32 on fp16 pieces\n{_device(record)}", fontsize=11, loc="left")
+    axes.set_title(f"fp32 on fp16 pieces\n{device_line(record)}", fontsize=11, loc="left")
     axes.grid(axis="x", alpha=0.3, zorder=0)
-    return _save(plt, figure, path)
+    return save(plt, figure, path)
 
 
 def _m_axis(axes: Any, cases: Sequence[Mapping[str, Any]]) -> None:
-    sizes = [case["shape"][0] for case in cases]
+    rows_axis(axes, [case["shape"][0] for case in cases])
+
+
+def rows_axis(axes: Any, sizes: Sequence[int]) -> None:
+    """M in powers of two."""
     axes.set_xscale("log", base=2)
     axes.set_xticks(sizes, [str(size) for size in sizes], fontsize=8, rotation=45 if len(sizes) > 8 else 0)
     axes.minorticks_off()
@@ -275,13 +293,36 @@ def _m_axis(axes: Any, cases: Sequence[Mapping[str, Any]]) -> None:
 
 def _sweep_title(axes: Any, record: Mapping[str, Any], cases: Sequence[Mapping[str, Any]]) -> None:
     _, n, k = cases[0]["shape"]
-    title = f"{cases[0]['problem']}, {_arithmetic(cases[0])}, N = {n}, K = {k}\n{_device(record)}"
+    title = f"{cases[0]['problem']}, {_arithmetic(cases[0])}, N = {n}, K = {k}\n{device_line(record)}"
     axes.set_title(title, fontsize=11, loc="left")
     axes.grid(alpha=0.3)
     axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1.0), fontsize=8, frameon=False)
 
 
-def _slug(*parts: str) -> str:
+def level_lines(axes: Any, *levels: float) -> None:
+    """Horizontal lines: the first is the one not to fall below."""
+    for index, level in enumerate(levels):
+        axes.axhline(level, color=_COLOURS[EAGER], linewidth=1.2, linestyle=":" if index else "-", zorder=1)
+
+
+def panels(plt: Any, count: int, title: str) -> tuple[Any, list[Any], Any]:
+    """A figure of ``count`` small plots in rows of four, and a place for the legend after the last."""
+    columns = min(4, count + 1)
+    rows = -(-(count + 1) // columns)
+    figure, grid = plt.subplots(
+        rows, columns, figsize=(4.6 * columns, 3.7 * rows), layout="constrained", squeeze=False
+    )
+    figure.suptitle(title, fontsize=12, x=0.01, ha="left")
+    cells = list(grid.flat)
+    for cell in cells[count:]:
+        cell.set_axis_off()
+    for cell in cells[:count]:
+        cell.grid(alpha=0.3)
+    return figure, cells[:count], cells[count]
+
+
+def slug(*parts: str) -> str:
+    """Words as a file's name."""
     text = "-".join(parts).lower()
     return "".join(c if c.isalnum() or c == "-" else "_" for c in text).replace("__", "_").strip("_")
 
@@ -295,14 +336,14 @@ def write_plots(record: Mapping[str, Any], folder: Path) -> list[Path]:
     Raises:
         SystemExit: matplotlib is not installed; names the extra that installs it.
     """
-    plt = _pyplot()
+    plt = pyplot()
     folder.mkdir(parents=True, exist_ok=True)
     written: list[Path] = []
     timed = [case for case in record["cases"] if _measured(case)]
     sweeps = sweeps_over_m(timed)
     for cases in sweeps:
         _, n, k = cases[0]["shape"]
-        name = _slug(cases[0]["problem"], _arithmetic(cases[0]), f"n{n}", f"k{k}") + ".png"
+        name = slug(cases[0]["problem"], _arithmetic(cases[0]), f"n{n}", f"k{k}") + ".png"
         written.append(_throughput_over_m(plt, record, cases, folder / f"throughput-{name}"))
         if all(EAGER in _measured(case) for case in cases):
             written.append(_speedup_over_m(plt, record, cases, folder / f"speedup-{name}"))
@@ -311,11 +352,11 @@ def write_plots(record: Mapping[str, Any], folder: Path) -> list[Path]:
     swept = {id(case) for cases in sweeps for case in cases}
     for kind, arithmetic in dict.fromkeys((_kind(case), _arithmetic(case)) for case in timed):
         bars = _speedup_bars(
-            plt, record, arithmetic, kind, folder / (_slug("speedup", kind, arithmetic) + ".png")
+            plt, record, arithmetic, kind, folder / (slug("speedup", kind, arithmetic) + ".png")
         )
         written += [bars] if bars else []
         chosen = [c for c in timed if (_kind(c), _arithmetic(c)) == (kind, arithmetic) and id(c) not in swept]
         if chosen:
-            name = _slug("throughput", kind, arithmetic) + ".png"
+            name = slug("throughput", kind, arithmetic) + ".png"
             written.append(_throughput_bars(plt, record, chosen, folder / name))
     return written

@@ -50,14 +50,14 @@ class Run:
         return any(result.failed() for result in self.results)
 
 
-def _finite(value: Any) -> Any:
-    """JSON knows no NaN and no infinity: both become null."""
+def finite(value: Any) -> Any:
+    """Plain data that JSON can hold: JSON knows no NaN and no infinity: both become null."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):
-        return {str(k): _finite(v) for k, v in value.items()}
+        return {str(k): finite(v) for k, v in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_finite(v) for v in value]
+        return [finite(v) for v in value]
     return value
 
 
@@ -107,13 +107,13 @@ def to_record(run: Run) -> dict[str, Any]:
         "ceilings": [dataclasses.asdict(ceiling) for ceiling in run.ceilings],
         "cases": cases,
     }
-    finite: dict[str, Any] = _finite(record)
-    return finite
+    plain_data: dict[str, Any] = finite(record)
+    return plain_data
 
 
 def with_plans(record: Mapping[str, Any], sweeps: Sequence[PlanSweep], *, complete: bool) -> dict[str, Any]:
     """The record of a run that swept plans."""
-    return {**record, "complete": complete, "plans": _finite([dataclasses.asdict(sweep) for sweep in sweeps])}
+    return {**record, "complete": complete, "plans": finite([dataclasses.asdict(sweep) for sweep in sweeps])}
 
 
 def write_json(record: Mapping[str, Any], path: Path) -> None:

@@ -19,7 +19,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from epigemm.bench.accuracy import Reference
+from epigemm.bench.accuracy import Judge, Reference
 from epigemm.bench.cases import Case, Data, Setting, fitting, make_data
 from epigemm.bench.memory import measure_memory
 from epigemm.bench.peers import Alternative, Peer, native_plan, poisoned
@@ -101,7 +101,7 @@ class Runner:
         quick = [peer for peer in self.peers if not self.is_slow(peer)]
         for case in cases:
             case = fitting(case, self.device)
-            result = _empty_result(case)
+            result = empty_result(case)
             results.append((case, result))
             yield result, self._add_group(case, result, MAIN, quick)
         for case, result in results:
@@ -129,11 +129,15 @@ class Runner:
         with torch.no_grad(), matmul_precision(case.setting):
             self._measure(case, result, group, peers)
         result.groups.append(group)
+        self._release()
+        self.progress(case.name, True)
+        return group
+
+    def _release(self) -> None:
+        """Return a case's memory before the next one allocates its own."""
         gc.collect()
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
-        self.progress(case.name, True)
-        return group
 
     def _measure(self, case: Case, result: CaseResult, group: Group, peers: Sequence[Peer]) -> None:
         self.progress(f"{case.name}: preparing", False)
@@ -144,7 +148,7 @@ class Runner:
             if case.on_pieces:
                 result.plan_plain = native_plan(case, data, out, packed=False)
         except Exception as error:
-            group.measurements.append(Measurement(OURS, "epigemm", error=_describe(error)))
+            group.measurements.append(Measurement(OURS, "epigemm", error=describe_error(error)))
             return
         prepared = [self._prepare(case, data, out, peer) for peer in self._applying(case, result, peers)]
         group.measurements += [p.measurement for p in prepared]
@@ -170,7 +174,7 @@ class Runner:
             try:
                 p.measurement.memory = measure_memory(case, data, out, p.peer, plan)
             except Exception as error:
-                p.measurement.error = _describe(error)
+                p.measurement.error = describe_error(error)
 
     def _applying(self, case: Case, result: CaseResult, peers: Sequence[Peer]) -> list[Peer]:
         reasons = {peer.name: peer.applies(case, self.device) for peer in peers}
@@ -184,7 +188,7 @@ class Runner:
             alternative = peer.prepare(case, data, out)
             measurement.host_us = self._timer.warm_up(alternative.run)
         except Exception as error:  # one alternative that fails must not take the others with it
-            measurement.error = _describe(error)
+            measurement.error = describe_error(error)
             return _Prepared(peer, measurement, None)
         return _Prepared(peer, measurement, alternative)
 
@@ -205,13 +209,13 @@ class Runner:
             for p in checked:
                 self._check_one(reference, kind, out, p)
 
-    def _check_one(self, reference: Reference, kind: str, out: Tensor, p: _Prepared) -> None:
+    def _check_one(self, reference: Judge, kind: str, out: Tensor, p: _Prepared) -> None:
         assert p.alternative is not None
         try:
             result = poisoned(p.alternative, out).run()
             p.measurement.accuracy[kind] = reference.compare(result, p.alternative.intermediate_roundings)
         except Exception as error:
-            p.measurement.error = _describe(error)
+            p.measurement.error = describe_error(error)
             p.alternative.close()
             p.alternative = None
 
@@ -253,12 +257,14 @@ class Runner:
         return Timing.of(self._timer.in_turn([run], effort, host_us)[0])
 
 
-def _describe(error: Exception) -> str:
+def describe_error(error: Exception) -> str:
+    """An exception in one line."""
     first = str(error).strip().splitlines()
     return f"{type(error).__name__}: {first[0][:300] if first else ''}"
 
 
-def _empty_result(case: Case) -> CaseResult:
+def empty_result(case: Case) -> CaseResult:
+    """The record of a case before anything is measured."""
     shape = case.shape
     return CaseResult(
         case=case.name,

@@ -59,7 +59,7 @@ def _ms(record: Mapping[str, Any] | None, key: str) -> float | None:
     return timing["median_ms"] if timing else None
 
 
-def _ratio(case: Mapping[str, Any], other: str, when: str, name: str = OURS) -> float | None:
+def times_faster(case: Mapping[str, Any], other: str, when: str, name: str = OURS) -> float | None:
     """How many times faster ``name`` is than ``other``, both from one group; None where none has both."""
     for group in case["groups"]:
         by_name = {m["alternative"]: _ms(m, when) for m in group["measurements"]}
@@ -109,11 +109,11 @@ def fp32_speed(record: Mapping[str, Any], when: str) -> Table | None:
             [
                 case["case"],
                 _significant(_ms(ours, when)),
-                *(_number(_ratio(case, other, when)) for other in (EAGER, MAX_AUTOTUNE, TRITON)),
+                *(_number(times_faster(case, other, when)) for other in (EAGER, MAX_AUTOTUNE, TRITON)),
                 _number(bar, 3),
                 "" if bar is None else f"{100 * BAR_EFFICIENCY / bar:.1f}%",
                 _significant(_ms(timed(case, PLAIN), when)),
-                _number(_ratio(case, EAGER, when, PLAIN)),
+                _number(times_faster(case, EAGER, when, PLAIN)),
                 path(case),
             ]
         )
@@ -156,7 +156,9 @@ def over_m(record: Mapping[str, Any]) -> list[Table]:
     """One table for each sweep over M: ours against eager, and where it is least ahead."""
     tables = []
     for cases in sweeps_over_m(record["cases"]):
-        ratios = [(ratio, c["shape"][0]) for c in cases if (ratio := _ratio(c, EAGER, IN_TURN)) is not None]
+        ratios = [
+            (ratio, c["shape"][0]) for c in cases if (ratio := times_faster(c, EAGER, IN_TURN)) is not None
+        ]
         if not ratios:
             continue
         least, m = min(ratios)
@@ -181,8 +183,8 @@ def _over_m_row(case: Mapping[str, Any]) -> list[str]:
         str(case["shape"][0]),
         _significant(_ms(timed(case, OURS), IN_TURN)),
         _significant(_ms(timed(case, EAGER), IN_TURN)),
-        _both(lambda when: _number(_ratio(case, EAGER, when), 3)),
-        _both(lambda when: _number(_ratio(case, EAGER, when, PLAIN), 3)),
+        _both(lambda when: _number(times_faster(case, EAGER, when), 3)),
+        _both(lambda when: _number(times_faster(case, EAGER, when, PLAIN), 3)),
         path(case),
     ]
 
@@ -194,9 +196,9 @@ def layers(record: Mapping[str, Any], kind: str) -> Table | None:
         [
             case["case"],
             _both(lambda when, c=case: _significant(_ms(timed(c, OURS), when))),  # type: ignore[misc]
-            _both(lambda when, c=case: _number(_ratio(c, EAGER, when))),  # type: ignore[misc]
-            _both(lambda when, c=case: _number(_ratio(c, base, when), 3)),  # type: ignore[misc]
-            _number(_ratio(case, base, IN_TURN, EAGER), 3),
+            _both(lambda when, c=case: _number(times_faster(c, EAGER, when))),  # type: ignore[misc]
+            _both(lambda when, c=case: _number(times_faster(c, base, when), 3)),  # type: ignore[misc]
+            _number(times_faster(case, base, IN_TURN, EAGER), 3),
             _best_peer(case),
         ]
         for case in record["cases"]
@@ -216,7 +218,9 @@ def layers(record: Mapping[str, Any], kind: str) -> Table | None:
 
 def _best_peer(case: Mapping[str, Any]) -> str:
     names = {m["alternative"] for g in case["groups"] for m in g["measurements"]} - set(NOT_PEERS) - {EAGER}
-    ratios = [(ratio, name) for name in sorted(names) if (ratio := _ratio(case, name, IN_TURN)) is not None]
+    ratios = [
+        (ratio, name) for name in sorted(names) if (ratio := times_faster(case, name, IN_TURN)) is not None
+    ]
     if not ratios:
         return ""
     ratio, name = min(ratios)
@@ -237,7 +241,8 @@ def plans(record: Mapping[str, Any]) -> Table | None:
             [
                 sweep["case"],
                 sweep["arithmetic"],
-                " ".join(str(best[key]) for key in ("tile", "cluster", "schedule", "raster", "swizzle")),
+                " ".join(str(best[key]) for key in ("tile", "cluster", "schedule", "raster", "swizzle"))
+                + (f" splits {best['splits']}" if best.get("splits", 1) > 1 else ""),
                 _significant(fastest),
                 _significant(split_x),
                 _number(best["times_faster_than_mm"], 3),

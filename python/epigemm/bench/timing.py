@@ -69,6 +69,10 @@ class Timer(abc.ABC):
     def synchronize(self) -> None:
         """Wait for everything on the device."""
 
+    @abc.abstractmethod
+    def nothing(self) -> dict[str, Run]:
+        """Calls that do nothing: their time is the least that this timer can show."""
+
     def warm_up(self, run: Run) -> float:
         """Run a few times; the median microseconds for which a call keeps the host busy."""
         host: list[float] = []
@@ -120,6 +124,11 @@ class CpuTimer(Timer):
     def synchronize(self) -> None:
         """Nothing to wait for."""
 
+    def nothing(self) -> dict[str, Run]:
+        """A Python call."""
+        empty = torch.empty(0)
+        return {"empty call": lambda: empty}
+
 
 class CudaTimer(Timer):
     """CUDA events around each call, the L2 cache flushed before it."""
@@ -153,6 +162,16 @@ class CudaTimer(Timer):
     def synchronize(self) -> None:
         """Wait for the device."""
         torch.cuda.synchronize(self.device)
+
+    def nothing(self) -> dict[str, Run]:
+        """No kernel between the events, and one that ends at once."""
+        spin: Any = torch.cuda._sleep
+
+        def empty_kernel() -> Tensor:
+            spin(0)
+            return self._flush
+
+        return {"no kernel": lambda: self._flush, "empty kernel": empty_kernel}
 
 
 def make_timer(device: torch.device) -> Timer:

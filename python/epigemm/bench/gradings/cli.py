@@ -136,7 +136,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             if reason:
                 raise ValueError(f"gradings need a GPU that the kernels run on: {reason}")
             record = _record(options, torch.device("cuda", torch.cuda.current_device()))
-            record = json.loads(json.dumps(report._finite(record), allow_nan=False))
+            record = json.loads(json.dumps(report.finite(record), allow_nan=False))
     except (ValueError, OSError) as error:
         print(f"epigemm.bench.gradings: {error}", file=sys.stderr)
         return USAGE

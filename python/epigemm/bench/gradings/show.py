@@ -8,7 +8,7 @@ from typing import Any
 
 from epigemm.bench.gradings.data import BY_NAME
 from epigemm.bench.gradings.products import RIVAL
-from epigemm.bench.plots import _device, _pyplot, _save
+from epigemm.bench.plots import device_line, pyplot, save
 from epigemm.bench.report import Console, plain
 
 _SHOWN_K = (16, 64, 256, 1024, 4096, 8192, 32768)
@@ -86,7 +86,7 @@ def plot(record: Mapping[str, Any], arithmetic: str, folder: Path) -> Path | Non
     names = list(dict.fromkeys(p["data"] for p in record["sweep"] if arithmetic in p["errors"]))
     if not names:
         return None
-    plt = _pyplot()
+    plt = pyplot()
     columns = 4
     rows = -(-len(names) // columns)
     figure, grid = plt.subplots(
@@ -100,11 +100,11 @@ def plot(record: Mapping[str, Any], arithmetic: str, folder: Path) -> Path | Non
     rival = _NAMES[RIVAL[arithmetic]]
     figure.suptitle(
         f"Error of the {_NAMES[arithmetic]} product over {rival}'s, against K (below 1: ours is more accurate)\n"
-        f"{_device(record)}",
+        f"{device_line(record)}",
         fontsize=11,
     )
     folder.mkdir(parents=True, exist_ok=True)
-    return _save(plt, figure, folder / f"gradings-{arithmetic}-over-{RIVAL[arithmetic]}.png")
+    return save(plt, figure, folder / f"gradings-{arithmetic}-over-{RIVAL[arithmetic]}.png")
 
 
 def plots(record: Mapping[str, Any], folder: Path) -> list[Path]:
