@@ -41,4 +41,11 @@ std::vector<Candidate> rank_candidates(const ProblemTraits& traits);
 // The first of rank_candidates, without building the list.
 Candidate best_candidate(const ProblemTraits& traits);
 
+// why_not_fused and, where that is empty, best_candidate, at the cost of one of them.
+struct Decision {
+  std::string why_not;
+  Candidate best;
+};
+Decision decide(const ProblemTraits& traits);
+
 }  // namespace epigemm
