@@ -188,8 +188,8 @@ def elementwise(
     operands, scalars = _scalar_operand(epilogue, scalar, x)
     if not direct:
         return _call_elementwise(epilogue, x, bias, operands, scalars, out)
-    if out is None and bias is None and execution.has_native_kernels(x):
-        return _elementwise_checked_below(epilogue, x, operands, scalars)
+    if out is None and (bias is None or x.dim()) and execution.has_native_kernels(x):
+        return _elementwise_checked_below(epilogue, x, bias, operands, scalars)
     checks.elementwise(epilogue, x, bias, operands, scalars, out)
     if out is not None:
         checks.output_overlap(out, x, (bias, *operands), in_place=True)
@@ -198,13 +198,17 @@ def elementwise(
 
 
 def _elementwise_checked_below(
-    epilogue: Epilogue, x: Tensor, operands: Sequence[Tensor], scalars: Sequence[float]
+    epilogue: Epilogue,
+    x: Tensor,
+    bias: Tensor | None,
+    operands: Sequence[Tensor],
+    scalars: Sequence[float],
 ) -> Tensor:
-    """As `_linear_checked_below`."""
+    """As `_linear_checked_below`, for every device with kernels."""
     try:
-        return execution.elementwise_forward(epilogue, x, None, operands, scalars)
+        return execution.elementwise_forward(epilogue, x, bias, operands, scalars)
     except RuntimeError:
-        checks.elementwise(epilogue, x, None, operands, scalars, None)
+        checks.elementwise(epilogue, x, bias, operands, scalars, None)
         raise
 
 
