@@ -2,11 +2,12 @@
 
 #include <algorithm>
 #include <limits>
-#include <sstream>
+#include <utility>
 
 #include "gemm/grid.h"
 #include "gemm/narrow/cost.h"
 #include "gemm/sm90/tile_costs.h"
+#include "gemm/text.h"
 
 namespace epigemm {
 namespace {
@@ -20,51 +21,59 @@ int alignment_of(const void* pointer) {
 }
 
 std::string misaligned_row(const char* argument, int64_t row_stride, int bytes) {
-  std::ostringstream reason;
-  reason << argument << " has a row stride of " << row_stride << " elements (" << row_stride * bytes
-         << " bytes); fused kernels need a multiple of " << kTmaAlignment << " bytes";
-  return reason.str();
+  return text(argument, " has a row stride of ", row_stride, " elements (", row_stride * bytes,
+              " bytes); fused kernels need a multiple of ", kTmaAlignment, " bytes");
 }
 
-// What the hardware and the kernels cannot do.
-std::string not_covered(const ProblemTraits& t) {
-  std::ostringstream reason;
-  const int bytes = element_bytes(t.element);
+std::string misaligned_length(const char* extent, int64_t length, int bytes) {
+  return text(extent, " = ", length, " elements are ", length * bytes,
+              " bytes; fused kernels need rows of a multiple of ", kTmaAlignment, " bytes");
+}
+
+// What the kernels do not compute, wherever the operands lie.
+std::string not_computed(const ProblemTraits& t) {
   if (!epilogue_info(t.epilogue).linear) {
-    reason << "epilogue '" << epilogue_info(t.epilogue).name << "' has no GEMM kernels";
-  } else if (t.capability == 0) {
-    reason << "the tensors are not on a CUDA device";
-  } else if (t.capability / 10 != 9) {
-    reason << "fused kernels exist for compute capability 9.0 (Hopper); this device has " << t.capability / 10 << "."
-           << t.capability % 10;
-  } else if (t.element == ElementType::Float64) {
-    reason << "fused kernels exist for float16, bfloat16 and float32 (as TF32), not for float64";
-  } else if (t.element == ElementType::Float32 && t.arithmetic != Arithmetic::TF32) {
-    reason << "the precision in force asks for IEEE fp32 products, which no fused kernel computes (on fp16 pieces, "
-              "precision 'highest', one is as accurate)";
-  } else if (t.m == 0 || t.n == 0 || t.k == 0) {
-    reason << "the product is empty (M = " << t.m << ", N = " << t.n << ", K = " << t.k << ")";
-  } else if (t.m > kLargestExtent || t.n > kLargestExtent || t.k > kLargestExtent) {
-    reason << "M, N and K must be at most " << kLargestExtent;
-  } else if (t.alignment < kTmaAlignment) {
-    reason << "x, weight or out starts at an address aligned to " << t.alignment << " bytes; fused kernels need "
-           << kTmaAlignment;
-  } else if (t.k * bytes % kTmaAlignment != 0 || t.n * bytes % kTmaAlignment != 0) {
-    const bool k = t.k * bytes % kTmaAlignment != 0;
-    reason << (k ? "K = " : "N = ") << (k ? t.k : t.n) << " elements are " << (k ? t.k : t.n) * bytes
-           << " bytes; fused kernels need rows of a multiple of " << kTmaAlignment << " bytes";
-  } else if (t.x_row_stride < t.k || t.weight_row_stride < t.k) {
-    reason << "the rows of " << (t.x_row_stride < t.k ? "x" : "weight") << " overlap (an expanded tensor)";
-  } else if (t.x_row_stride * bytes % kTmaAlignment != 0) {
-    reason << misaligned_row("x", t.x_row_stride, bytes);
-  } else if (t.weight_row_stride * bytes % kTmaAlignment != 0) {
-    reason << misaligned_row("weight", t.weight_row_stride, bytes);
-  } else if (t.out_row_stride * bytes % kTmaAlignment != 0) {
-    reason << misaligned_row("out", t.out_row_stride, bytes);
-  } else if (!t.operands_contiguous) {
-    reason << "a per-column operand is not contiguous";
+    return text("epilogue '", epilogue_info(t.epilogue).name, "' has no GEMM kernels");
   }
-  return reason.str();
+  if (t.capability == 0) return "the tensors are not on a CUDA device";
+  if (t.capability / 10 != 9) {
+    return text("fused kernels exist for compute capability 9.0 (Hopper); this device has ", t.capability / 10, ".",
+                t.capability % 10);
+  }
+  if (t.element == ElementType::Float64) {
+    return "fused kernels exist for float16, bfloat16 and float32 (as TF32), not for float64";
+  }
+  if (t.element == ElementType::Float32 && t.arithmetic != Arithmetic::TF32) {
+    return "the precision in force asks for IEEE fp32 products, which no fused kernel computes (on fp16 pieces, "
+           "precision 'highest', one is as accurate)";
+  }
+  if (t.m == 0 || t.n == 0 || t.k == 0) {
+    return text("the product is empty (M = ", t.m, ", N = ", t.n, ", K = ", t.k, ")");
+  }
+  if (t.m > kLargestExtent || t.n > kLargestExtent || t.k > kLargestExtent) {
+    return text("M, N and K must be at most ", kLargestExtent);
+  }
+  return std::string();
+}
+
+// What the hardware cannot load or store.
+std::string not_addressable(const ProblemTraits& t) {
+  const int bytes = element_bytes(t.element);
+  const auto fits = [&](int64_t elements) { return elements * bytes % kTmaAlignment == 0; };
+  if (t.alignment < kTmaAlignment) {
+    return text("x, weight or out starts at an address aligned to ", t.alignment, " bytes; fused kernels need ",
+                kTmaAlignment);
+  }
+  if (!fits(t.k)) return misaligned_length("K", t.k, bytes);
+  if (!fits(t.n)) return misaligned_length("N", t.n, bytes);
+  if (t.x_row_stride < t.k || t.weight_row_stride < t.k) {
+    return text("the rows of ", t.x_row_stride < t.k ? "x" : "weight", " overlap (an expanded tensor)");
+  }
+  if (!fits(t.x_row_stride)) return misaligned_row("x", t.x_row_stride, bytes);
+  if (!fits(t.weight_row_stride)) return misaligned_row("weight", t.weight_row_stride, bytes);
+  if (!fits(t.out_row_stride)) return misaligned_row("out", t.out_row_stride, bytes);
+  if (!t.operands_contiguous) return "a per-column operand is not contiguous";
+  return std::string();
 }
 
 // --- Cost model -----------------------------------------------------------------------------------------------------
@@ -150,19 +159,16 @@ double largest_handicap(const ProblemTraits& t) {
   return element_bytes(t.element) == 4 ? 1.0 : 1.05;
 }
 
-std::string not_fastest(const ProblemTraits& t) {
+std::string not_fastest(const ProblemTraits& t, double fused_microseconds) {
   // From Python to the GPU: a shorter call waits for its host, and two kernels are two calls.
   constexpr double kOneCall = 20, kTwoCalls = 30;
   const bool one_kernel = second_path_is_one_kernel(t);
-  const double fused = std::max(kOneCall, best_candidate(t).microseconds);
+  const double fused = std::max(kOneCall, fused_microseconds);
   const double second = std::max(one_kernel ? kOneCall : kTwoCalls, second_path_microseconds(t));
   if (second >= largest_handicap(t) * fused) return std::string();
-  std::ostringstream reason;
-  reason.precision(4);
-  reason << (one_kernel ? "PyTorch's GEMM, which adds a bias itself, is expected to be at least as fast ("
-                        : "PyTorch's GEMM and one elementwise kernel are expected to be faster (")
-         << second << " us against " << fused << " us fused)";
-  return reason.str();
+  return text(one_kernel ? "PyTorch's GEMM, which adds a bias itself, is expected to be at least as fast ("
+                         : "PyTorch's GEMM and one elementwise kernel are expected to be faster (",
+              second, " us against ", fused, " us fused)");
 }
 
 }  // namespace
@@ -192,11 +198,18 @@ ProblemTraits traits_of(const Problem& problem) {
   return traits;
 }
 
-std::string why_not_covered(const ProblemTraits& traits) { return not_covered(traits); }
+std::string why_not_covered(const ProblemTraits& traits) {
+  std::string reason = not_computed(traits);
+  return reason.empty() ? not_addressable(traits) : reason;
+}
 
-std::string why_not_fused(const ProblemTraits& traits) {
-  const std::string reason = not_covered(traits);
-  return reason.empty() ? not_fastest(traits) : reason;
+std::string why_not_fused(const ProblemTraits& traits) { return decide(traits).why_not; }
+
+Decision decide(const ProblemTraits& traits) {
+  std::string reason = why_not_covered(traits);
+  if (!reason.empty()) return {std::move(reason), {}};
+  const Candidate best = best_candidate(traits);
+  return {not_fastest(traits, best.microseconds), best};
 }
 
 std::string why_not_planned(const ProblemTraits& traits, const Plan& plan) {

@@ -54,5 +54,11 @@ Candidate best_candidate(const ProblemTraits& traits);
 // The plan of a batch-invariant call: always the same tile, which nothing splits along K, so that a row's bits do not
 // depend on M or on where the row stands. M decides over the swizzle alone, which orders the tiles.
 Candidate invariant_candidate(const ProblemTraits& traits);
+// why_not_fused and, where that is empty, best_candidate, at the cost of one of them.
+struct Decision {
+  std::string why_not;
+  Candidate best;
+};
+Decision decide(const ProblemTraits& traits);
 
 }  // namespace epigemm

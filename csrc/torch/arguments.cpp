@@ -8,45 +8,40 @@
 namespace epigemm::binding {
 namespace {
 
-using torch::headeronly::ScalarType;
-
 ElementType compute_element(ElementType element) {
   return element == ElementType::Float64 ? ElementType::Float64 : ElementType::Float32;
 }
 
-void check_device(const Tensor& tensor, const Tensor& x, const char* argument) {
-  check(tensor.is_cuda() == x.is_cuda() && tensor.get_device_index() == x.get_device_index(), argument,
-        " is on another device than x");
+void check_device(const TensorView& tensor, const TensorView& x, const char* argument) {
+  check(tensor.is_beside(x), argument, " is on another device than x");
 }
 
-void check_element(const Tensor& tensor, ElementType wanted, const char* argument) {
+void check_element(const TensorView& tensor, ElementType wanted, const char* argument) {
   const ElementType got = element_of(tensor, argument);
   check(got == wanted, argument, " has dtype ", element_name(got), ", expected ", element_name(wanted));
 }
 
-OperandValue vector_value(const Tensor& vector, const Operand& operand, ElementType input, int64_t columns) {
-  check(vector.dim() == 1 && vector.size(0) == columns, operand.name, " has shape ", shape_text(vector), ", expected [",
+OperandValue vector_value(const TensorView& vector, const Operand& operand, ElementType input, int64_t columns) {
+  check(vector.dim() == 1 && vector.size(0) == columns, operand.name, " has shape ", Shape{vector}, ", expected [",
         columns, "]");
   check_element(vector, operand.element == OperandElement::Input ? input : compute_element(input), operand.name);
-  return {vector.const_data_ptr(), vector.stride(0), 0};
+  return {vector.data(), vector.stride(0), 0};
 }
 
-OperandValue scalar_value(const Tensor& scalar, const Operand& operand, ElementType input) {
-  check(scalar.numel() == 1, operand.name, " has shape ", shape_text(scalar), ", expected one element");
+OperandValue scalar_value(const TensorView& scalar, const Operand& operand, ElementType input) {
+  check(scalar.numel() == 1, operand.name, " has shape ", Shape{scalar}, ", expected one element");
   check_element(scalar, compute_element(input), operand.name);
-  return {scalar.const_data_ptr(), 0, 0};
+  return {scalar.data(), 0, 0};
 }
 
 }  // namespace
 
 const EpilogueInfo& epilogue_named(const Name& name) {
-  const EpilogueInfo* info = find_epilogue(name.text.data(), name.text.size());
-  if (!info) {
-    std::string known;
-    for (int i = 0; i < kEpilogueCount; ++i) known += std::string(i ? ", " : "") + epilogues()[i].name;
-    check(false, "epilogue '", name.text, "' is unknown; there are ", known);
-  }
-  return *info;
+  const EpilogueInfo* info = find_epilogue(name.text().data(), name.text().size());
+  if (info) return *info;
+  std::string known;
+  for (int i = 0; i < kEpilogueCount; ++i) known += std::string(i ? ", " : "") + epilogues()[i].name;
+  fail("epilogue '", name.text(), "' is unknown; there are ", known);
 }
 
 Arithmetic arithmetic_named(const Name& name) {
@@ -55,39 +50,23 @@ Arithmetic arithmetic_named(const Name& name) {
                                                           {"split", Arithmetic::Split},
                                                           {"scaled", Arithmetic::Scaled}};
   for (const auto& [text, arithmetic] : known) {
-    if (name.text == text) return arithmetic;
+    if (name.text() == text) return arithmetic;
   }
-  check(false, "arithmetic '", name.text, "' is unknown; there are ieee, tf32, split, scaled");
-  return Arithmetic::IEEE;
+  fail("arithmetic '", name.text(), "' is unknown; there are ieee, tf32, split, scaled");
 }
 
-ElementType element_of(const Tensor& tensor, const char* argument) {
-  switch (tensor.scalar_type()) {
-    case ScalarType::Half:
-      return ElementType::Float16;
-    case ScalarType::BFloat16:
-      return ElementType::BFloat16;
-    case ScalarType::Float:
-      return ElementType::Float32;
-    case ScalarType::Double:
-      return ElementType::Float64;
-    default:
-      break;
-  }
-  check(false, argument, " has an unsupported dtype; accepted are float16, bfloat16, float32 and float64");
-  return ElementType::Float32;
+ElementType element_of(const TensorView& tensor, const char* argument) {
+  const int32_t dtype = tensor.dtype();
+  if (dtype == aoti_torch_dtype_float16()) return ElementType::Float16;
+  if (dtype == aoti_torch_dtype_bfloat16()) return ElementType::BFloat16;
+  if (dtype == aoti_torch_dtype_float32()) return ElementType::Float32;
+  if (dtype == aoti_torch_dtype_float64()) return ElementType::Float64;
+  fail(argument, " has an unsupported dtype; accepted are float16, bfloat16, float32 and float64");
 }
 
-std::string shape_text(const Tensor& tensor) {
-  std::ostringstream text;
-  text << "[";
-  for (int64_t axis = 0; axis < tensor.dim(); ++axis) text << (axis ? ", " : "") << tensor.size(axis);
-  text << "]";
-  return text.str();
-}
-
-void fill_operands(const EpilogueInfo& epilogue, const Tensor& x, int64_t columns, const std::optional<Tensor>& bias,
-                   const std::vector<Tensor>& tensors, const std::vector<double>& scalars, OperandValue* values) {
+void fill_operands(const EpilogueInfo& epilogue, const TensorView& x, int64_t columns,
+                   const std::optional<TensorView>& bias, const List<TensorView>& tensors, const List<double>& scalars,
+                   OperandValue* values) {
   const ElementType input = element_of(x, "x");
   std::size_t next_tensor = 0, next_scalar = 0;
   bool takes_bias = false;
@@ -99,20 +78,20 @@ void fill_operands(const EpilogueInfo& epilogue, const Tensor& x, int64_t column
       if (!bias) continue;
       check_device(*bias, x, operand.name);
       value = vector_value(*bias, operand, input, columns);
-    } else if (operand.kind == OperandKind::Scalar && next_scalar < scalars.size()) {
-      value.value = scalars[next_scalar++];
+    } else if (operand.kind == OperandKind::Scalar && next_scalar < scalars.values.size()) {
+      value.value = scalars.values[next_scalar++];
     } else {
-      check(next_tensor < tensors.size(), "epilogue '", epilogue.name, "' needs operand ", operand.name);
-      const Tensor& tensor = tensors[next_tensor++];
+      check(next_tensor < tensors.values.size(), "epilogue '", epilogue.name, "' needs operand ", operand.name);
+      const TensorView& tensor = tensors.values[next_tensor++];
       check_device(tensor, x, operand.name);
       value = operand.kind == OperandKind::Scalar ? scalar_value(tensor, operand, input)
                                                   : vector_value(tensor, operand, input, columns);
     }
   }
   check(takes_bias || !bias, "epilogue '", epilogue.name, "' takes no bias");
-  check(next_tensor == tensors.size() && next_scalar == scalars.size(), "epilogue '", epilogue.name, "' takes ",
-        next_tensor, " operand tensors and ", next_scalar, " scalars here, got ", tensors.size(), " and ",
-        scalars.size());
+  check(next_tensor == tensors.values.size() && next_scalar == scalars.values.size(), "epilogue '", epilogue.name,
+        "' takes ", next_tensor, " operand tensors and ", next_scalar, " scalars here, got ", tensors.values.size(),
+        " and ", scalars.values.size());
 }
 
 // Only CUDA builds of torch have the function, in a library that CPU builds lack: looked up, so that one module serves

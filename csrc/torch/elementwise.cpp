@@ -12,15 +12,14 @@
 namespace epigemm::binding {
 namespace {
 
-ElementwiseProblem make_problem(const Name& epilogue_name, const Tensor& x, const std::optional<Tensor>& bias,
-                                const std::vector<Tensor>& operands, const std::vector<double>& scalars,
-                                const Tensor& out) {
+ElementwiseProblem make_problem(const Name& epilogue_name, const TensorView& x, const std::optional<TensorView>& bias,
+                                const List<TensorView>& operands, const List<double>& scalars, const TensorView& out) {
   const EpilogueInfo& epilogue = epilogue_named(epilogue_name);
   ElementwiseProblem problem;
   problem.epilogue = epilogue.id;
   problem.element = element_of(x, "x");
   check(element_of(out, "out") == problem.element, "out must have x's dtype");
-  check(out.is_cuda() == x.is_cuda() && out.get_device_index() == x.get_device_index(), "out must be on x's device");
+  check(out.is_beside(x), "out must be on x's device");
   problem.dimensions = static_cast<int>(x.dim());
   check(problem.dimensions <= kMaxDimensions, "x has ", problem.dimensions, " dimensions, at most ", kMaxDimensions,
         " are supported");
@@ -31,14 +30,14 @@ ElementwiseProblem make_problem(const Name& epilogue_name, const Tensor& x, cons
     problem.strides[ElementwiseProblem::kX][axis] = x.stride(axis);
     problem.strides[ElementwiseProblem::kOut][axis] = out.stride(axis);
   }
-  check(same_shape, "out has shape ", shape_text(out), ", expected x's, ", shape_text(x));
+  check(same_shape, "out has shape ", Shape{out}, ", expected x's, ", Shape{x});
   const int last = problem.dimensions - 1;
   fill_operands(epilogue, x, last >= 0 ? problem.sizes[last] : 1, bias, operands, scalars, problem.operands);
   for (int i = 1; last >= 0 && i < epilogue.operand_count; ++i) {
     problem.strides[ElementwiseProblem::kFirstOperand + i - 1][last] = problem.operands[i - 1].stride;
   }
-  problem.x = x.const_data_ptr();
-  problem.out = out.mutable_data_ptr();
+  problem.x = x.data();
+  problem.out = out.mutable_data();
   return problem;
 }
 
@@ -46,29 +45,28 @@ void parallel_for(int64_t begin, int64_t end, int64_t grain, void (*body)(int64_
   check_code(torch_parallel_for(begin, end, grain, body, context));
 }
 
-void elementwise_out_cpu(const Name& epilogue, const Tensor& x, const std::optional<Tensor>& bias,
-                         const std::vector<Tensor>& operands, const std::vector<double>& scalars, const Tensor& out) {
+void elementwise_out_cpu(const Name& epilogue, const TensorView& x, const std::optional<TensorView>& bias,
+                         const List<TensorView>& operands, const List<double>& scalars, const TensorView& out) {
   ElementwiseProblem problem = make_problem(epilogue, x, bias, operands, scalars, out);
   if (problem.elements() == 0) return;
   simplify(problem);
   cpu::run(problem, &parallel_for);
 }
 
-FoldVector fold_vector(const std::optional<Tensor>& vector, const Tensor& out, const char* argument) {
+FoldVector fold_vector(const std::optional<TensorView>& vector, const TensorView& out, const char* argument) {
   if (!vector) return {};
-  check(vector->dim() == 1 && vector->size(0) == out.size(1), argument, " has shape ", shape_text(*vector),
-        ", expected [", out.size(1), "]");
-  check(vector->is_cuda() == out.is_cuda() && vector->get_device_index() == out.get_device_index(), argument,
-        " is on another device than out");
-  return {vector->const_data_ptr(), vector->stride(0), element_of(*vector, argument)};
+  check(vector->dim() == 1 && vector->size(0) == out.size(1), argument, " has shape ", Shape{*vector}, ", expected [",
+        out.size(1), "]");
+  check(vector->is_beside(out), argument, " is on another device than out");
+  return {vector->data(), vector->stride(0), element_of(*vector, argument)};
 }
 
-FoldProblem make_fold(const std::optional<Tensor>& bias, const std::optional<Tensor>& scale,
-                      const std::optional<Tensor>& running_mean, const std::optional<Tensor>& running_var,
-                      const std::optional<Tensor>& bn_weight, const std::optional<Tensor>& bn_bias, double eps,
-                      const Tensor& out) {
+FoldProblem make_fold(const std::optional<TensorView>& bias, const std::optional<TensorView>& scale,
+                      const std::optional<TensorView>& running_mean, const std::optional<TensorView>& running_var,
+                      const std::optional<TensorView>& bn_weight, const std::optional<TensorView>& bn_bias, double eps,
+                      const TensorView& out) {
   check(out.dim() == 2 && out.size(0) == 2 && out.is_contiguous(), "out must be contiguous of shape [2, N], got ",
-        shape_text(out));
+        Shape{out});
   FoldProblem problem;
   problem.element = element_of(out, "out");
   check(problem.element == ElementType::Float32 || problem.element == ElementType::Float64,
@@ -81,15 +79,15 @@ FoldProblem make_fold(const std::optional<Tensor>& bias, const std::optional<Ten
   problem.beta = fold_vector(bn_bias, out, "bn_bias");
   problem.eps = eps;
   problem.columns = out.size(1);
-  problem.multiplier = out.mutable_data_ptr();
+  problem.multiplier = out.mutable_data();
   problem.offset = static_cast<char*>(problem.multiplier) + problem.columns * element_bytes(problem.element);
   return problem;
 }
 
-void fold_batch_norm_out_cpu(const std::optional<Tensor>& bias, const std::optional<Tensor>& scale,
-                             const std::optional<Tensor>& running_mean, const std::optional<Tensor>& running_var,
-                             const std::optional<Tensor>& bn_weight, const std::optional<Tensor>& bn_bias, double eps,
-                             const Tensor& out) {
+void fold_batch_norm_out_cpu(const std::optional<TensorView>& bias, const std::optional<TensorView>& scale,
+                             const std::optional<TensorView>& running_mean,
+                             const std::optional<TensorView>& running_var, const std::optional<TensorView>& bn_weight,
+                             const std::optional<TensorView>& bn_bias, double eps, const TensorView& out) {
   fold_cpu(make_fold(bias, scale, running_mean, running_var, bn_weight, bn_bias, eps, out));
 }
 
@@ -100,26 +98,26 @@ void check_launched() {
   check(error.empty(), "the kernel could not be launched: ", error);
 }
 
-void elementwise_out_cuda(const Name& epilogue, const Tensor& x, const std::optional<Tensor>& bias,
-                          const std::vector<Tensor>& operands, const std::vector<double>& scalars, const Tensor& out) {
+void elementwise_out_cuda(const Name& epilogue, const TensorView& x, const std::optional<TensorView>& bias,
+                          const List<TensorView>& operands, const List<double>& scalars, const TensorView& out) {
   ElementwiseProblem problem = make_problem(epilogue, x, bias, operands, scalars, out);
   if (problem.elements() == 0) return;
   simplify(problem);
-  const int device = x.get_device_index();
-  const torch::stable::accelerator::DeviceGuard guard(device);
+  const int device = x.device();
+  const CurrentDevice guard(device);
   problem.multiprocessors = cuda::device(device).multiprocessors;
   problem.stream = current_stream(device);
   cuda::launch(problem);
   check_launched();
 }
 
-void fold_batch_norm_out_cuda(const std::optional<Tensor>& bias, const std::optional<Tensor>& scale,
-                              const std::optional<Tensor>& running_mean, const std::optional<Tensor>& running_var,
-                              const std::optional<Tensor>& bn_weight, const std::optional<Tensor>& bn_bias, double eps,
-                              const Tensor& out) {
+void fold_batch_norm_out_cuda(const std::optional<TensorView>& bias, const std::optional<TensorView>& scale,
+                              const std::optional<TensorView>& running_mean,
+                              const std::optional<TensorView>& running_var, const std::optional<TensorView>& bn_weight,
+                              const std::optional<TensorView>& bn_bias, double eps, const TensorView& out) {
   FoldProblem problem = make_fold(bias, scale, running_mean, running_var, bn_weight, bn_bias, eps, out);
-  const int device = out.get_device_index();
-  const torch::stable::accelerator::DeviceGuard guard(device);
+  const int device = out.device();
+  const CurrentDevice guard(device);
   problem.stream = current_stream(device);
   fold_cuda(problem);
   check_launched();

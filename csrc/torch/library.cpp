@@ -20,10 +20,10 @@ STABLE_TORCH_LIBRARY(epigemm, m) {
       " Tensor? bn_weight, Tensor? bn_bias, float eps) -> Tensor");
 
   m.def(
-      "_fused_linear_out(str epilogue, Tensor x, Tensor weight, Tensor? bias, Tensor[] operands, float[] scalars,"
-      " str arithmetic, int[] plan, Tensor(a!) out) -> bool");
+      "_fused_linear_out(str epilogue, Tensor x, Tensor weight, Tensor? bias, Tensor[]? operands, float[]? scalars,"
+      " str arithmetic, int[]? plan, Tensor(a!) out) -> bool");
   m.def(
-      "_elementwise_out(str epilogue, Tensor x, Tensor? bias, Tensor[] operands, float[] scalars, Tensor(a!) out) -> "
+      "_elementwise_out(str epilogue, Tensor x, Tensor? bias, Tensor[]? operands, float[]? scalars, Tensor(a!) out) -> "
       "()");
   m.def(
       "_fold_batch_norm_out(Tensor? bias, Tensor? scale, Tensor? running_mean, Tensor? running_var, Tensor? bn_weight,"
@@ -35,12 +35,12 @@ STABLE_TORCH_LIBRARY(epigemm, m) {
       "_plan_linear_invariant(str epilogue, int m, int n, int k, str dtype, str arithmetic, int capability,"
       " int multiprocessors) -> str");
   m.def(
-      "_explain_linear(str epilogue, Tensor x, Tensor weight, Tensor? bias, Tensor[] operands, float[] scalars,"
+      "_explain_linear(str epilogue, Tensor x, Tensor weight, Tensor? bias, Tensor[]? operands, float[]? scalars,"
       " str arithmetic, Tensor out) -> str");
   m.def("_split_rows_out(Tensor matrix, int pieces, Tensor(a!) pack) -> ()");
   m.def(
       "_split_linear_out(str epilogue, Tensor x, Tensor weight, Tensor? pack, Tensor(b!) workspace, Tensor? bias,"
-      " Tensor[] operands, float[] scalars, str arithmetic, int[] plan, Tensor(a!) out) -> ()");
+      " Tensor[]? operands, float[]? scalars, str arithmetic, int[]? plan, Tensor(a!) out) -> ()");
   m.def(
       "_plan_split(str epilogue, int m, int n, int k, bool packed, str arithmetic, bool tf32_allowed, int capability,"
       " int multiprocessors) -> str");
@@ -48,7 +48,7 @@ STABLE_TORCH_LIBRARY(epigemm, m) {
       "_plan_split_invariant(str epilogue, int m, int n, int k, bool packed, str arithmetic, int capability,"
       " int multiprocessors) -> str");
   m.def(
-      "_fp32_linear_out(str epilogue, Tensor x, Tensor weight, Tensor? bias, Tensor[] operands, float[] scalars,"
+      "_fp32_linear_out(str epilogue, Tensor x, Tensor weight, Tensor? bias, Tensor[]? operands, float[]? scalars,"
       " Tensor(a!) out) -> ()");
   m.def("_build_info() -> str");
   m.def("_registry() -> str");

@@ -21,42 +21,39 @@ struct LinearCall {
 };
 
 // All leading axes as the rows of one matrix, without a copy. False when no single row stride reaches them all.
-bool as_matrix(const Tensor& tensor, int64_t rows, int64_t columns, Matrix* matrix) {
-  const auto sizes = tensor.sizes();
-  const auto strides = tensor.strides();
-  const int64_t last = static_cast<int64_t>(sizes.size()) - 1;
-  matrix->data = tensor.data_ptr();
+bool as_matrix(const TensorView& tensor, int64_t rows, int64_t columns, Matrix* matrix) {
+  const int64_t last = tensor.dim() - 1;
+  matrix->data = const_cast<void*>(tensor.data());  // the kernels write to `out` alone
   // One row has no stride that anything could walk; any that the hardware accepts will do.
   matrix->row_stride = (columns + 15) / 16 * 16;
-  if (columns > 1 && strides[last] != 1) return false;
+  if (columns > 1 && tensor.stride(last) != 1) return false;
   if (rows <= 1) return true;
   int64_t expected = -1;
   for (int64_t axis = last - 1; axis >= 0; --axis) {
-    if (sizes[axis] == 1) continue;
+    if (tensor.size(axis) == 1) continue;
     if (expected < 0) {
-      matrix->row_stride = strides[axis];
-    } else if (strides[axis] != expected) {
+      matrix->row_stride = tensor.stride(axis);
+    } else if (tensor.stride(axis) != expected) {
       return false;
     }
-    expected = strides[axis] * sizes[axis];
+    expected = tensor.stride(axis) * tensor.size(axis);
   }
   return true;
 }
 
-void check_shapes(const Tensor& x, const Tensor& weight, const Tensor& out) {
-  check(weight.dim() == 2, "weight has shape ", shape_text(weight), ", expected [out_features, in_features]");
-  check(x.dim() >= 1 && x.size(x.dim() - 1) == weight.size(1), "x has shape ", shape_text(x),
+void check_shapes(const TensorView& x, const TensorView& weight, const TensorView& out) {
+  check(weight.dim() == 2, "weight has shape ", Shape{weight}, ", expected [out_features, in_features]");
+  check(x.dim() >= 1 && x.size(x.dim() - 1) == weight.size(1), "x has shape ", Shape{x},
         ", its last dimension must be weight's in_features, ", weight.size(1));
   bool fits = out.dim() == x.dim() && out.size(out.dim() - 1) == weight.size(0);
   for (int64_t axis = 0; fits && axis + 1 < x.dim(); ++axis) fits = out.size(axis) == x.size(axis);
-  check(fits, "out has shape ", shape_text(out), ", expected x's with ", weight.size(0),
-        " in place of the last dimension");
+  check(fits, "out has shape ", Shape{out}, ", expected x's with ", weight.size(0), " in place of the last dimension");
 }
 
-void set_device(const Tensor& x, Problem* problem) {
+void set_device(const TensorView& x, Problem* problem) {
 #if EPIGEMM_WITH_CUDA
   if (x.is_cuda()) {
-    problem->device = x.get_device_index();
+    problem->device = x.device();
     problem->capability = cuda::device(problem->device).capability;
     problem->multiprocessors = cuda::device(problem->device).multiprocessors;
   }
@@ -65,9 +62,9 @@ void set_device(const Tensor& x, Problem* problem) {
 #endif
 }
 
-LinearCall make_call(const Name& epilogue_name, const Tensor& x, const Tensor& weight,
-                     const std::optional<Tensor>& bias, const std::vector<Tensor>& operands,
-                     const std::vector<double>& scalars, const Name& arithmetic, const Tensor& out) {
+LinearCall make_call(const Name& epilogue_name, const TensorView& x, const TensorView& weight,
+                     const std::optional<TensorView>& bias, const List<TensorView>& operands,
+                     const List<double>& scalars, const Name& arithmetic, const TensorView& out) {
   const EpilogueInfo& epilogue = epilogue_named(epilogue_name);
   check_shapes(x, weight, out);
   LinearCall call;
@@ -76,9 +73,7 @@ LinearCall make_call(const Name& epilogue_name, const Tensor& x, const Tensor& w
   problem.element = element_of(x, "x");
   check(element_of(weight, "weight") == problem.element && element_of(out, "out") == problem.element,
         "x, weight and out must have the same dtype");
-  check(weight.is_cuda() == x.is_cuda() && out.is_cuda() == x.is_cuda() &&
-            weight.get_device_index() == x.get_device_index() && out.get_device_index() == x.get_device_index(),
-        "x, weight and out must be on the same device");
+  check(weight.is_beside(x) && out.is_beside(x), "x, weight and out must be on the same device");
   problem.arithmetic = arithmetic_named(arithmetic);
   problem.n = weight.size(0);
   problem.k = weight.size(1);
@@ -94,18 +89,25 @@ LinearCall make_call(const Name& epilogue_name, const Tensor& x, const Tensor& w
   } else if (!as_matrix(out, problem.m, problem.n, &problem.out)) {
     call.not_representable = "out is not a row-major matrix";
   }
+  problem.out.data = out.mutable_data();
   return call;
 }
 
-// A forced plan asks whether a kernel can run, not whether it should.
-std::string why_not(const LinearCall& call, bool forced) {
+// What becomes of a call. A forced plan asks whether a kernel can run, not whether it should.
+Decision decide(const LinearCall& call, const std::vector<int64_t>& forced) {
+  if (!call.not_representable.empty()) return {call.not_representable, {}};
   const ProblemTraits traits = traits_of(call.problem);
-  std::string reason = call.not_representable;
-  if (reason.empty()) reason = forced ? why_not_covered(traits) : why_not_fused(traits);
-#if !EPIGEMM_WITH_SM90
-  if (reason.empty()) reason = "epigemm was built without the Hopper GEMM kernels";
+  Decision decision = forced.empty() ? epigemm::decide(traits) : Decision{why_not_covered(traits), {}};
+#if EPIGEMM_WITH_SM90
+  if (decision.why_not.empty() && !forced.empty()) {
+    decision.best.plan = forced_plan(forced, kTileCount);
+    const std::string reason = why_not_planned(traits, decision.best.plan);
+    check(reason.empty(), "plan: ", reason);
+  }
+#else
+  if (decision.why_not.empty()) decision.why_not = "epigemm was built without the Hopper GEMM kernels";
 #endif
-  return reason;
+  return decision;
 }
 
 TileText describe(int index, ElementType element) {
@@ -123,11 +125,11 @@ std::string plan_json(const ProblemTraits& traits, const std::string& why_not) {
   return binding::plan_json(why_not, candidates, [&](int index) { return describe(index, traits.element); });
 }
 
-std::string explain_linear(const Name& epilogue, const Tensor& x, const Tensor& weight,
-                           const std::optional<Tensor>& bias, const std::vector<Tensor>& operands,
-                           const std::vector<double>& scalars, const Name& arithmetic, const Tensor& out) {
+std::string explain_linear(const Name& epilogue, const TensorView& x, const TensorView& weight,
+                           const std::optional<TensorView>& bias, const List<TensorView>& operands,
+                           const List<double>& scalars, const Name& arithmetic, const TensorView& out) {
   const LinearCall call = make_call(epilogue, x, weight, bias, operands, scalars, arithmetic, out);
-  return plan_json(traits_of(call.problem), why_not(call, /*forced=*/false));
+  return plan_json(traits_of(call.problem), decide(call, /*forced=*/{}).why_not);
 }
 
 std::string plan_linear(const Name& epilogue, int64_t m, int64_t n, int64_t k, int64_t x_row_stride,
@@ -171,34 +173,22 @@ std::string plan_linear_invariant(const Name& epilogue, int64_t m, int64_t n, in
                             [&](int index) { return describe(index, traits.element); });
 }
 
-#if EPIGEMM_WITH_SM90
-
-Plan plan_of(const std::vector<int64_t>& forced, const ProblemTraits& traits) {
-  if (forced.empty()) return best_candidate(traits).plan;
-  const Plan plan = forced_plan(forced, kTileCount);
-  const std::string reason = why_not_planned(traits, plan);
-  check(reason.empty(), "plan: ", reason);
-  return plan;
-}
-
-#endif
-
 #if EPIGEMM_WITH_CUDA
 
-bool fused_linear_out(const Name& epilogue, const Tensor& x, const Tensor& weight, const std::optional<Tensor>& bias,
-                      const std::vector<Tensor>& operands, const std::vector<double>& scalars, const Name& arithmetic,
-                      const std::vector<int64_t>& forced_plan, const Tensor& out) {
+bool fused_linear_out(const Name& epilogue, const TensorView& x, const TensorView& weight,
+                      const std::optional<TensorView>& bias, const List<TensorView>& operands,
+                      const List<double>& scalars, const Name& arithmetic, const List<int64_t>& forced,
+                      const TensorView& out) {
   LinearCall call = make_call(epilogue, x, weight, bias, operands, scalars, arithmetic, out);
-  if (!why_not(call, /*forced=*/!forced_plan.empty()).empty()) return false;
+  const Decision decision = decide(call, forced.values);
+  if (!decision.why_not.empty()) return false;
 #if EPIGEMM_WITH_SM90
   Problem& problem = call.problem;
-  const Plan plan = plan_of(forced_plan, traits_of(problem));
-  const torch::stable::accelerator::DeviceGuard guard(problem.device);
+  const CurrentDevice guard(problem.device);
   problem.stream = current_stream(problem.device);
+  const Plan& plan = decision.best.plan;
   const char* refused = sm90::find_launch(problem.epilogue, problem.element, plan.tile)(problem, plan);
   check(!refused, "the fused kernel could not be launched: ", refused ? refused : "", " ", cuda::last_error());
-#else
-  (void)forced_plan;
 #endif
   return true;
 }

@@ -52,10 +52,9 @@ Plan forced_plan(const std::vector<int64_t>& numbers, int tile_count) {
 ElementType element_named(const Name& name) {
   for (ElementType element :
        {ElementType::Float16, ElementType::BFloat16, ElementType::Float32, ElementType::Float64}) {
-    if (name.text == element_name(element)) return element;
+    if (name.text() == element_name(element)) return element;
   }
-  check(false, "dtype '", name.text, "' is unknown; there are float16, bfloat16, float32, float64");
-  return ElementType::Float32;
+  fail("dtype '", name.text(), "' is unknown; there are float16, bfloat16, float32, float64");
 }
 
 }  // namespace epigemm::binding

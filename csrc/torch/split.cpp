@@ -19,29 +19,27 @@ namespace {
 using split::SplitMatrix;
 using split::StridedMatrix;
 
-StridedMatrix strided(const Tensor& tensor, const char* argument) {
-  check(tensor.dim() == 2, argument, " has shape ", shape_text(tensor), ", expected 2 dimensions");
+StridedMatrix strided(const TensorView& tensor, const char* argument) {
+  check(tensor.dim() == 2, argument, " has shape ", Shape{tensor}, ", expected 2 dimensions");
   check(element_of(tensor, argument) == ElementType::Float32, argument, " must be float32");
-  return {static_cast<const float*>(tensor.const_data_ptr()), tensor.size(0), tensor.size(1), tensor.stride(0),
-          tensor.stride(1)};
+  return {static_cast<const float*>(tensor.data()), tensor.size(0), tensor.size(1), tensor.stride(0), tensor.stride(1)};
 }
 
 // Bytes for pieces. Sections are laid out from an address that is aligned for all of them.
-void* buffer_of(const Tensor& buffer, int64_t bytes, const char* argument) {
-  check(buffer.scalar_type() == torch::headeronly::ScalarType::Byte && buffer.dim() == 1 && buffer.is_contiguous(),
-        argument, " must be a contiguous one-dimensional uint8 tensor");
+void* buffer_of(const TensorView& buffer, int64_t bytes, const char* argument) {
+  check(buffer.dtype() == aoti_torch_dtype_uint8() && buffer.dim() == 1 && buffer.is_contiguous(), argument,
+        " must be a contiguous one-dimensional uint8 tensor");
   check(buffer.size(0) >= bytes, argument, " has ", buffer.size(0), " bytes, expected at least ", bytes);
-  check(reinterpret_cast<uintptr_t>(buffer.data_ptr()) % split::kBufferAlignment == 0, argument,
+  check(reinterpret_cast<uintptr_t>(buffer.data()) % split::kBufferAlignment == 0, argument,
         " must start at a multiple of ", split::kBufferAlignment, " bytes");
-  return buffer.data_ptr();
+  return buffer.mutable_data();
 }
 
-void check_same_device(const Tensor& tensor, const Tensor& x, const char* argument) {
-  check(tensor.is_cuda() == x.is_cuda() && tensor.get_device_index() == x.get_device_index(), argument,
-        " is on another device");
+void check_same_device(const TensorView& tensor, const TensorView& x, const char* argument) {
+  check(tensor.is_beside(x), argument, " is on another device");
 }
 
-void split_rows_out(const Tensor& matrix, int64_t pieces, Tensor pack) {
+void split_rows_out(const TensorView& matrix, int64_t pieces, const TensorView& pack) {
   check(pieces == 1 || pieces == 2, "pieces must be 1 or 2, got ", pieces);
   const StridedMatrix rows = strided(matrix, "matrix");
   const int count = static_cast<int>(pieces);
@@ -52,8 +50,8 @@ void split_rows_out(const Tensor& matrix, int64_t pieces, Tensor pack) {
     return;
   }
 #if EPIGEMM_WITH_CUDA
-  const int device = matrix.get_device_index();
-  const torch::stable::accelerator::DeviceGuard guard(device);
+  const int device = matrix.device();
+  const CurrentDevice guard(device);
   split::split_rows_cuda(rows, count, buffer, current_stream(device));
   const std::string error = cuda::last_error();
   check(error.empty(), "the rows could not be split: ", error);
@@ -65,7 +63,7 @@ void split_rows_out(const Tensor& matrix, int64_t pieces, Tensor pack) {
 Arithmetic pieces_arithmetic(const Name& name) {
   const Arithmetic arithmetic = arithmetic_named(name);
   check(arithmetic == Arithmetic::Split || arithmetic == Arithmetic::Scaled, "arithmetic must be split or scaled, got ",
-        name.text);
+        name.text());
   return arithmetic;
 }
 
@@ -123,36 +121,36 @@ struct SplitCall {
 };
 
 // The kernels store whole 16 bytes: what is left of the last four columns is written too, so it must be the caller's.
-Matrix output_matrix(const Tensor& out, int64_t rows, int64_t columns) {
+Matrix output_matrix(const TensorView& out, int64_t rows, int64_t columns) {
   const int64_t width = split::round_up_to(columns, 4);
-  check(out.dim() == 2 && out.size(0) == rows && out.size(1) == width, "out has shape ", shape_text(out),
-        ", expected [", rows, ", ", width, "]: N rounded up to 16 bytes");
+  check(out.dim() == 2 && out.size(0) == rows && out.size(1) == width, "out has shape ", Shape{out}, ", expected [",
+        rows, ", ", width, "]: N rounded up to 16 bytes");
   check(element_of(out, "out") == ElementType::Float32, "out must be float32");
   const int64_t row_stride = rows > 1 ? out.stride(0) : width;
   check(out.stride(1) == 1 && row_stride % 4 == 0 && row_stride >= width &&
-            reinterpret_cast<uintptr_t>(out.data_ptr()) % 16 == 0,
+            reinterpret_cast<uintptr_t>(out.data()) % 16 == 0,
         "out must be row-major, its rows and its start at multiples of 16 bytes");
-  return {out.data_ptr(), row_stride};
+  return {out.mutable_data(), row_stride};
 }
 
 // Any row-major matrix: the fp32 kernel stores single elements.
-Matrix any_output_matrix(const Tensor& out, int64_t rows, int64_t columns) {
-  check(out.dim() == 2 && out.size(0) == rows && out.size(1) == columns, "out has shape ", shape_text(out),
-        ", expected [", rows, ", ", columns, "]");
+Matrix any_output_matrix(const TensorView& out, int64_t rows, int64_t columns) {
+  check(out.dim() == 2 && out.size(0) == rows && out.size(1) == columns, "out has shape ", Shape{out}, ", expected [",
+        rows, ", ", columns, "]");
   check(element_of(out, "out") == ElementType::Float32, "out must be float32");
   check(out.stride(1) == 1 || columns <= 1, "out must be row-major");
-  return {out.data_ptr(), out.stride(0)};
+  return {out.mutable_data(), out.stride(0)};
 }
 
-SplitCall make_call(const Name& epilogue_name, const Tensor& x, const Tensor& weight, const std::optional<Tensor>& bias,
-                    const std::vector<Tensor>& operands, const std::vector<double>& scalars, Arithmetic arithmetic,
-                    const Tensor& out) {
+SplitCall make_call(const Name& epilogue_name, const TensorView& x, const TensorView& weight,
+                    const std::optional<TensorView>& bias, const List<TensorView>& operands,
+                    const List<double>& scalars, Arithmetic arithmetic, const TensorView& out) {
   const EpilogueInfo& epilogue = epilogue_named(epilogue_name);
   SplitCall call;
   call.x = strided(x, "x");
   call.weight = strided(weight, "weight");
   call.pieces = arithmetic == Arithmetic::Split ? 2 : 1;
-  check(call.x.columns == call.weight.columns, "x has shape ", shape_text(x), " and weight ", shape_text(weight),
+  check(call.x.columns == call.weight.columns, "x has shape ", Shape{x}, " and weight ", Shape{weight},
         ": the last dimensions must agree");
   check(x.is_cuda(), "x must be on a CUDA device");
   check_same_device(weight, x, "weight");
@@ -172,7 +170,7 @@ SplitCall make_call(const Name& epilogue_name, const Tensor& x, const Tensor& we
     check(epilogue.operands[i].kind != OperandKind::PerColumn || !value.data || value.stride == 1 || problem.n == 1,
           epilogue.operands[i].name, " must be contiguous");
   }
-  problem.device = x.get_device_index();
+  problem.device = x.device();
   problem.capability = cuda::device(problem.device).capability;
   problem.multiprocessors = cuda::device(problem.device).multiprocessors;
   return call;
@@ -193,10 +191,11 @@ split::SplitTraits traits_of(const Problem& problem, bool packed) {
 
 #endif
 
-void split_linear_out(const Name& epilogue, const Tensor& x, const Tensor& weight, const std::optional<Tensor>& pack,
-                      Tensor workspace, const std::optional<Tensor>& bias, const std::vector<Tensor>& operands,
-                      const std::vector<double>& scalars, const Name& arithmetic_name,
-                      const std::vector<int64_t>& plan_numbers, Tensor out) {
+void split_linear_out(const Name& epilogue, const TensorView& x, const TensorView& weight,
+                      const std::optional<TensorView>& pack, const TensorView& workspace,
+                      const std::optional<TensorView>& bias, const List<TensorView>& operands,
+                      const List<double>& scalars, const Name& arithmetic_name, const List<int64_t>& plan_numbers,
+                      const TensorView& out) {
 #if EPIGEMM_WITH_SM90
   const Arithmetic arithmetic = pieces_arithmetic(arithmetic_name);
   SplitCall call = make_call(epilogue, x, weight, bias, operands, scalars, arithmetic, out);
@@ -204,11 +203,10 @@ void split_linear_out(const Name& epilogue, const Tensor& x, const Tensor& weigh
   const split::SplitTraits traits = traits_of(problem, pack.has_value());
   // A forced plan may run where the split is not the more accurate product: that is how its limit is measured.
   std::string why_not = why_not_possible(traits);
-  if (why_not.empty() && plan_numbers.empty()) why_not = why_not_accurate(traits);
+  if (why_not.empty() && plan_numbers.values.empty()) why_not = why_not_accurate(traits);
   check(why_not.empty(), why_not);
-  const Plan plan =
-      plan_numbers.empty() ? best_candidate(traits).plan : forced_plan(plan_numbers, split::tile_count(arithmetic));
-  check(plan.splits == 1, "plan: splits must be 1 on fp16 pieces, got ", plan.splits);
+  const Plan plan = plan_numbers.values.empty() ? best_candidate(traits).plan
+                                                : forced_plan(plan_numbers.values, split::tile_count(arithmetic));
 
   const int64_t x_bytes = split::split_bytes(problem.m, problem.k, call.pieces);
   const int64_t weight_bytes = split::split_bytes(problem.n, problem.k, call.pieces);
@@ -222,7 +220,7 @@ void split_linear_out(const Name& epilogue, const Tensor& x, const Tensor& weigh
   call.problem.x = split::split_view(buffer, problem.m, problem.k, call.pieces);
   call.problem.weight = split::split_view(weight_buffer, problem.n, problem.k, call.pieces);
 
-  const torch::stable::accelerator::DeviceGuard guard(problem.device);
+  const CurrentDevice guard(problem.device);
   problem.stream = current_stream(problem.device);
   if (!pack) split::split_rows_cuda(call.weight, call.pieces, weight_buffer, problem.stream);
   split::split_rows_cuda(call.x, call.pieces, buffer, problem.stream);
@@ -238,14 +236,15 @@ void split_linear_out(const Name& epilogue, const Tensor& x, const Tensor& weigh
 #endif
 }
 
-void fp32_linear_out(const Name& epilogue, const Tensor& x, const Tensor& weight, const std::optional<Tensor>& bias,
-                     const std::vector<Tensor>& operands, const std::vector<double>& scalars, Tensor out) {
+void fp32_linear_out(const Name& epilogue, const TensorView& x, const TensorView& weight,
+                     const std::optional<TensorView>& bias, const List<TensorView>& operands,
+                     const List<double>& scalars, const TensorView& out) {
 #if EPIGEMM_WITH_SM90
   SplitCall call = make_call(epilogue, x, weight, bias, operands, scalars, Arithmetic::IEEE, out);
   Problem& problem = call.problem.problem;
   const std::string why_not = why_not_possible(traits_of(problem, /*packed=*/false));
   check(why_not.empty(), why_not);
-  const torch::stable::accelerator::DeviceGuard guard(problem.device);
+  const CurrentDevice guard(problem.device);
   problem.stream = current_stream(problem.device);
   split::find_fp32(problem.epilogue)({call.problem, call.x, call.weight});
   const std::string error = cuda::last_error();

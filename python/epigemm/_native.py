@@ -33,6 +33,12 @@ ops: Any = torch.ops.epigemm
 """The namespace of the package's operators."""
 
 
+def entry(name: str) -> Any:
+    """What calls the operator `name`, without the layer of Python above it that its OpOverload is."""
+    overload = getattr(ops, name).default
+    return getattr(overload, "_op", overload)
+
+
 def build_info() -> dict[str, Any]:
     """What the native module was built with: versions, architectures, number of GEMM kernels."""
     info: dict[str, Any] = json.loads(ops._build_info())

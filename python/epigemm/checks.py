@@ -90,11 +90,19 @@ def fold_batch_norm(like: Tensor, vectors: dict[str, Tensor | None], eps: float,
     """
     check_eps(eps)
     _require_matrix_like("like", like)
+    dtype, device = like.dtype, like.device
+    compute = compute_dtype(dtype)
     for name, vector in vectors.items():
-        if vector is None:
+        # As in _require_like, for both dtypes and the length.
+        if vector is None or (
+            (vector.dtype is dtype or vector.dtype is compute)
+            and vector.device == device
+            and vector.layout is _STRIDED
+            and not vector.is_nested
+            and vector.shape == (columns,)
+        ):
             continue
         _require_strided(name, vector)
-        compute = compute_dtype(like.dtype)
         if vector.dtype != compute and (compute == torch.float64 or vector.dtype != like.dtype):
             accepted = _names({like.dtype, compute})
             raise RuntimeError(

@@ -83,17 +83,16 @@ class _FusedLinear(nn.Module):
         packs.repack(self.weight, self.precision)
 
     def _apply_fused(self, epilogue: Epilogue, x: Tensor, scalar: float | Tensor | None = None) -> Tensor:
-        return roads.linear(
-            epilogue,
-            x,
-            self.weight,
-            self.bias,
-            scalar,
-            self.precision,
-            None,
-            self.strict,
-            _pack_use(self.weight),
-        )
+        # Module.__getattr__ takes half a microsecond for a parameter. Who replaces one by something that is none
+        # (torch.nn.utils.parametrize, weight norm) takes it out of this dictionary.
+        weight: Tensor | None = self._parameters.get("weight")
+        if weight is None:
+            weight = self.weight
+        bias: Tensor | None = self._parameters.get("bias")
+        if bias is None:
+            bias = self.bias
+        pack_use = _pack_use(weight)
+        return roads.linear(epilogue, x, weight, bias, scalar, self.precision, None, self.strict, pack_use)
 
     def extra_repr(self) -> str:
         """The constructor's arguments, as `nn.Linear` prints them."""

@@ -24,10 +24,10 @@ def is_same_view(a: Tensor, b: Tensor) -> bool:
 
 def overlaps(a: Tensor, b: Tensor) -> bool:
     """Whether some byte belongs to both tensors."""
-    if a.numel() == 0 or b.numel() == 0:
-        return False
     a_start, b_start = a.data_ptr(), b.data_ptr()
     if a_start + _span(a) <= b_start or b_start + _span(b) <= a_start:
+        return False
+    if a.numel() == 0 or b.numel() == 0:
         return False
     if a.is_contiguous() and b.is_contiguous():
         return True
@@ -60,6 +60,8 @@ def _dims(a: Tensor) -> list[_Dimension]:
 
 
 def _span(a: Tensor) -> int:
+    if a.is_contiguous():
+        return a.nbytes
     return sum(step * last for step, last in _dims(a)) + a.element_size()
 
 

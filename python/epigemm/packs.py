@@ -18,6 +18,7 @@ frozen to it. Otherwise the graph splits the weight itself, at every replay.
 
 from __future__ import annotations
 
+import functools
 import sys
 import threading
 import weakref
@@ -31,7 +32,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from epigemm import checks, plans
 from epigemm import precision as _precision
-from epigemm._native import ops
+from epigemm._native import entry
 from epigemm.epilogues import BIAS
 
 PIECES = {_precision.SPLIT: 2, _precision.SCALED: 1}
@@ -48,7 +49,7 @@ _INTERLEAVE = 64
 _MANY_ROWS = 8192  # a weight that dispatch does not pack for this many rows of x is not worth packing
 
 _Mark = tuple[Any, ...]
-_split_rows_out = ops._split_rows_out.default
+_split_rows_out = entry("_split_rows_out")
 
 
 def _round_up(size: int, multiple: int) -> int:
@@ -62,6 +63,7 @@ def checked_use(pack: str) -> str:
     return pack
 
 
+@functools.lru_cache(maxsize=8192)
 def pack_bytes(rows: int, columns: int, pieces: int) -> int:
     """Bytes of a [rows, columns] matrix in pieces, as csrc/gemm/split/layout.h lays it out.
 
@@ -186,7 +188,7 @@ def capturing(device: torch.device) -> bool:
     """Whether the current stream of a device is being captured into a CUDA graph."""
     if device.type != "cuda":
         return False
-    if device.index == torch.cuda.current_device():
+    if device.index == torch._C._cuda_getDevice():
         return bool(torch.cuda.is_current_stream_capturing())
     with torch.cuda.device(device):
         return bool(torch.cuda.is_current_stream_capturing())

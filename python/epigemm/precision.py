@@ -46,12 +46,28 @@ class Roads(NamedTuple):
 _IEEE_ROADS = Roads((IEEE,), False)
 _SPLIT_ROADS = Roads((SPLIT, IEEE), False)
 
+_SCALED_ROADS = Roads((SCALED, TF32), True)
+_ALL_ROADS = Roads((SCALED, TF32, SPLIT), False)
+
+# By precision, for a setting of torch's that keeps its GEMM in fp32 and for one that allows it TF32.
+_ROADS = {
+    DEFAULT: (_SPLIT_ROADS, _SCALED_ROADS),
+    "highest": (_SPLIT_ROADS, _SPLIT_ROADS),
+    "ieee": (_IEEE_ROADS, _IEEE_ROADS),
+    "high": (_ALL_ROADS, _SCALED_ROADS),
+    "medium": (_ALL_ROADS, _SCALED_ROADS),
+    "tf32": (Roads((TF32,), False), Roads((TF32,), True)),
+}
+
 # The new settings API alone: reading the legacy flags raises once the new ones were written (torch 2.9+).
 _SETTINGS: dict[str, Any] = {
     "cuda": torch.backends.cuda.matmul,
     "cpu": torch.backends.mkldnn.matmul,  # type: ignore[attr-defined]  # set on the module object itself
 }
 _LOCK = threading.RLock()
+# To read them through the objects above takes several times as long.
+_BACKENDS = {"cuda": "cuda", "cpu": "mkldnn"}
+_read_setting: Any = torch._C._get_fp32_precision_getter
 
 
 def unknown_precision(precision: object) -> ValueError:
@@ -64,8 +80,8 @@ def unknown_precision(precision: object) -> ValueError:
 
 def torch_setting(device_type: str) -> str:
     """torch's fp32 matmul setting for a device type: "none", "ieee", "tf32" or "bf16"."""
-    setting = _SETTINGS.get(device_type)
-    return "none" if setting is None else str(setting.fp32_precision)
+    backend = _BACKENDS.get(device_type)
+    return "none" if backend is None else str(_read_setting(backend, "matmul"))
 
 
 def roads(precision: str, device_type: str) -> Roads:
@@ -81,19 +97,11 @@ def roads(precision: str, device_type: str) -> Roads:
     Raises:
         ValueError: `precision` is none of them.
     """
-    if precision != DEFAULT and precision not in ARITHMETIC:
+    by_setting = _ROADS.get(precision)
+    if by_setting is None:
         raise unknown_precision(precision)
-    asked = ARITHMETIC.get(precision)
-    if asked == IEEE:
-        return _IEEE_ROADS
-    if asked == SPLIT:
-        return _SPLIT_ROADS
-    tf32_allowed = torch_setting(device_type) in _REDUCED
-    if asked == TF32:
-        return Roads((TF32,), tf32_allowed)
-    if tf32_allowed:
-        return Roads((SCALED, TF32), True)
-    return _SPLIT_ROADS if asked is None else Roads((SCALED, TF32, SPLIT), False)
+    in_fp32, in_tf32 = by_setting
+    return in_fp32 if in_fp32 is in_tf32 or torch_setting(device_type) not in _REDUCED else in_tf32
 
 
 def needs_override(precision: str, device_type: str) -> bool:

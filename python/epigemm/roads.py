@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 from torch.nn import Parameter
 
-from epigemm import checks, execution, fixed, invariance, packs, registration
+from epigemm import checks, execution, fixed, invariance, packs, plans, registration
 from epigemm._native import ops
 from epigemm.epilogues import (
     BIAS,
@@ -25,10 +25,11 @@ from epigemm.epilogues import (
     fold_batch_norm_reference,
 )
 from epigemm.packs import PackedWeight
-from epigemm.precision import DEFAULT, needs_override
+from epigemm.precision import DEFAULT, IEEE, needs_override
 
 # Looked up once: the direct road is measured in hundreds of nanoseconds.
 _is_compiling = torch.compiler.is_compiling
+_grad_enabled = torch.is_grad_enabled
 _tracing_state = torch._C._get_tracing_state
 _functorch_interpreter = torch._C._functorch.peek_interpreter_stack
 _dispatch_modes = torch._C._len_torch_dispatch_stack
@@ -62,11 +63,16 @@ def linear(
         x, weight, bias = _autocast(x, weight, bias)
     operands, scalars = _scalar_operand(epilogue, scalar, x)
     precision = DEFAULT if precision is None else checks.precision(precision)
-    checks.flag("strict", strict)
+    if strict is not False:
+        checks.flag("strict", strict)
     invariant = invariance.active and invariance.enabled()
     if not direct:
         return _call_linear(
             epilogue, x, weight, bias, operands, scalars, precision, out, pack_use, strict, invariant
+        )
+    if out is None and not invariant and x.dtype is not torch.float32 and plans.has_gpu_kernels(x):
+        return _linear_checked_below(
+            epilogue, x, weight, bias, operands, scalars, precision, pack_use, strict
         )
     checks.linear(epilogue, x, weight, bias, operands, scalars, precision, out)
     if out is not None:
@@ -78,6 +84,34 @@ def linear(
     if out is not None:
         registration.mark_written(out)
     return result
+
+
+def _linear_checked_below(
+    epilogue: Epilogue,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    operands: Sequence[Tensor],
+    scalars: Sequence[float],
+    precision: str,
+    pack_use: str,
+    strict: bool,
+) -> Tensor:
+    """A call on a GPU, in no choice of arithmetics: the operator sees for itself whether the arguments fit.
+
+    Only where they do not are they checked in Python, which takes longer than the operator, but says more.
+    """
+    try:
+        out = execution.new_output(x, weight)
+        ran = execution.fused_once(epilogue, x, weight, bias, operands, scalars, IEEE, out)
+    except (RuntimeError, IndexError):
+        checks.linear(epilogue, x, weight, bias, operands, scalars, precision, None)
+        raise
+    if ran:
+        return out
+    return execution.second_path(
+        epilogue, x, weight, bias, operands, scalars, precision, out, pack_use, strict=strict
+    )
 
 
 def linear_folded(
@@ -172,11 +206,28 @@ def elementwise(
     operands, scalars = _scalar_operand(epilogue, scalar, x)
     if not direct:
         return _call_elementwise(epilogue, x, bias, operands, scalars, out)
+    if out is None and (bias is None or x.dim()) and execution.has_native_kernels(x):
+        return _elementwise_checked_below(epilogue, x, bias, operands, scalars)
     checks.elementwise(epilogue, x, bias, operands, scalars, out)
     if out is not None:
         checks.output_overlap(out, x, (bias, *operands), in_place=True)
         registration.mark_written(out)
     return execution.elementwise_forward(epilogue, x, bias, operands, scalars, out)
+
+
+def _elementwise_checked_below(
+    epilogue: Epilogue,
+    x: Tensor,
+    bias: Tensor | None,
+    operands: Sequence[Tensor],
+    scalars: Sequence[float],
+) -> Tensor:
+    """As `_linear_checked_below`, for every device with kernels."""
+    try:
+        return execution.elementwise_forward(epilogue, x, bias, operands, scalars)
+    except RuntimeError:
+        checks.elementwise(epilogue, x, bias, operands, scalars, None)
+        raise
 
 
 def elementwise_folded(
@@ -283,7 +334,7 @@ def _runs_directly(arguments: tuple[object, ...]) -> bool:
         or forward_ad._current_level >= 0
     ):
         return False
-    grad = torch.is_grad_enabled()
+    grad = _grad_enabled()
     for argument in arguments:
         kind = type(argument)
         if kind is Tensor or kind is Parameter:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from epigemm import packs, plans
-from epigemm._native import ops
+from epigemm._native import entry
 from epigemm.epilogues import Epilogue
 from epigemm.precision import SCALED
 
@@ -24,7 +24,7 @@ PER_CALL = "per call"  # the weight is split into this call's workspace
 _UNTIMED = plans.SplitPlan("", 0.0, float("inf"))  # of calls that have no other road
 _ROW_ALIGNMENT = 4  # elements: the kernels store 16 bytes at a time
 _TMA_BYTES = 16
-_split_linear_out = ops._split_linear_out.default
+_split_linear_out = entry("_split_linear_out")
 
 
 class Choice(NamedTuple):
@@ -173,10 +173,10 @@ def run(
         None if pack is None else pack.read(),
         workspace,
         None if bias is None else bias.contiguous(),
-        [operand.contiguous() for operand in operands],
-        scalars,
+        [operand.contiguous() for operand in operands] or None,
+        scalars or None,
         arithmetic,
-        plan,
+        plan or None,
         target,
     )
     if choice.padded:
@@ -292,9 +292,12 @@ def flattens(tensor: Tensor) -> bool:
 
 def _is_storable(out: Tensor, m: int, n: int) -> bool:
     """Whether the kernels can write `out`: a row-major matrix, every row from a multiple of 16 bytes on and as long."""
+    if n % _ROW_ALIGNMENT or out.data_ptr() % _TMA_BYTES:
+        return False
+    if out.is_contiguous():
+        return True
     stride = _row_stride(out, m, n)
-    rows_fit = n % _ROW_ALIGNMENT == 0 and stride is not None and stride % _ROW_ALIGNMENT == 0
-    return rows_fit and out.data_ptr() % _TMA_BYTES == 0
+    return stride is not None and stride % _ROW_ALIGNMENT == 0
 
 
 def _tf32_microseconds(

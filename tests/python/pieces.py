@@ -114,10 +114,10 @@ def stand_in(
     pack: Tensor | None,
     workspace: Tensor,
     bias: Tensor | None,
-    operands: list[Tensor],
-    scalars: list[float],
+    operands: list[Tensor] | None,
+    scalars: list[float] | None,
     arithmetic: str,
-    plan: list[int],
+    plan: list[int] | None,
     out: Tensor,
 ) -> None:
     """The native operator in PyTorch, as strict about its arguments."""
@@ -126,6 +126,7 @@ def stand_in(
     assert workspace.shape[0] == x_bytes + (0 if pack is not None else weight_bytes)
     assert out.shape == (m, -(-n // 4) * 4) and out.stride(1) == 1 and out.data_ptr() % 16 == 0
     assert m == 1 or out.stride(0) % 4 == 0
+    operands, scalars = operands or [], scalars or []
     assert all(operand.is_contiguous() for operand in (bias, *operands) if operand is not None)
     torch.ops.epigemm._split_rows_out(x, pieces, workspace[:x_bytes])
     if pack is None:

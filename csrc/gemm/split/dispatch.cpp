@@ -1,11 +1,12 @@
 #include "gemm/split/dispatch.h"
 
 #include <algorithm>
-#include <sstream>
+#include <limits>
 
 #include "gemm/grid.h"
 #include "gemm/split/layout.h"
 #include "gemm/split/tile_costs.h"
+#include "gemm/text.h"
 
 namespace epigemm::split {
 namespace {
@@ -17,14 +18,6 @@ constexpr int64_t kLeastK = 128;
 // The single product is summed on the tensor cores alone, which truncate: from 16384 on the error on all-positive data
 // would exceed that of cuBLAS's TF32, which splits such long sums.
 constexpr int64_t kLeastScaledK = 16, kMostScaledK = 8192;
-
-template <class... Parts>
-std::string text(const Parts&... parts) {
-  std::ostringstream stream;
-  stream.precision(4);
-  (stream << ... << parts);
-  return stream.str();
-}
 
 }  // namespace
 
@@ -111,6 +104,12 @@ Plan plan_for(const SplitTraits& t, int index) {
   return {index, Raster::AlongM, choose_swizzle(grid_of(t, tile), ctas_per_cluster(tile), t.multiprocessors)};
 }
 
+// The rows of a transposed tile: with more, the weight would stream by more than once.
+bool is_candidate(const SplitTraits& t, int index) {
+  const Tile& tile = tile_of(t.arithmetic, index);
+  return !tile.transposed || t.m <= tile.m;
+}
+
 std::string not_fastest(const SplitTraits& t) {
   const double fused = best_candidate(t).microseconds, second = second_path_microseconds(t);
   if (fused <= second) return std::string();
@@ -155,8 +154,7 @@ std::string why_not_fused(const SplitTraits& traits) {
 std::vector<Candidate> rank_candidates(const SplitTraits& traits) {
   std::vector<Candidate> candidates;
   for (int index = 0; index < tile_count(traits.arithmetic); ++index) {
-    const Tile& tile = tile_of(traits.arithmetic, index);
-    if (tile.transposed && traits.m > tile.m) continue;  // the weight would stream by more than once
+    if (!is_candidate(traits, index)) continue;
     candidates.push_back({plan_for(traits, index), call_microseconds(traits, index)});
   }
   std::stable_sort(candidates.begin(), candidates.end(),
@@ -164,7 +162,19 @@ std::vector<Candidate> rank_candidates(const SplitTraits& traits) {
   return candidates;
 }
 
-Candidate best_candidate(const SplitTraits& traits) { return rank_candidates(traits).front(); }
+Candidate best_candidate(const SplitTraits& traits) {
+  int best = 0;
+  double least = std::numeric_limits<double>::infinity();
+  for (int index = 0; index < tile_count(traits.arithmetic); ++index) {
+    if (!is_candidate(traits, index)) continue;
+    const double microseconds = call_microseconds(traits, index);
+    if (microseconds < least) {
+      least = microseconds;
+      best = index;
+    }
+  }
+  return {plan_for(traits, best), least};
+}
 
 Candidate invariant_candidate(const SplitTraits& traits) {
   const int tile = invariant_tile(traits.arithmetic);

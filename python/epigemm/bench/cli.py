@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from epigemm.bench import cases, environment, grid, peers, plans, plots, report, tables
+from epigemm.bench import cases, environment, grid, host, peers, plans, plots, report, tables
 from epigemm.bench.cases import DTYPES, PRECISIONS, Case, Setting, Shape
 from epigemm.bench.records import PlanSweep
 from epigemm.bench.runner import Runner
@@ -33,6 +33,7 @@ examples:
   python -m epigemm.bench --grid --peers eager mm addmm_activation --output sweep   the same without what tunes for long
   python -m epigemm.bench --plans --dtypes bf16            every plan of the fused kernel against torch.mm
   python -m epigemm.bench --plans --grid --time-budget 300 --output plans   the same at every point of the grid
+  python -m epigemm.bench --host --output results          what a call costs the host, from Python to the launch
   python -m epigemm.bench --render results/bench.json --plots results
 exit status: 0 fine, 1 one of our results is wrong or missing, 2 wrong usage
 """
@@ -100,6 +101,7 @@ def parser() -> argparse.ArgumentParser:
         action="store_true",
         help="with --plans: print all of them; with --grid too: every order",
     )
+    what.add_argument("--host", action="store_true", help="the host's time of small calls instead")
     who = p.add_argument_group("against what")
     who.add_argument("--peers", nargs="+", default=[], metavar="NAME", help="these alone, beside epigemm")
     who.add_argument("--no-peers", action="store_true", help="epigemm alone")
@@ -392,6 +394,21 @@ def _measure(
     return WRONG if run.failed else OK
 
 
+def _host(console: report.Console, options: argparse.Namespace, device: torch.device) -> int:
+    """``--host``: host.json and host.md in the folder of ``--output``, and a table."""
+    shapes = [Shape.parse(text) for text in options.sizes]
+    if len(shapes) > 1 or any(shape.k is None for shape in shapes):
+        raise ValueError("--host: takes one size, MxNxK")
+    effort = host.HostEffort(turns=3, calls=10) if options.quick else host.HostEffort()
+    record = host.run(shapes[0] if shapes else None, device, effort, options.trees)
+    console.line(environment.headline(record["environment"]))
+    shown = host.table(record)
+    console.table(shown.title, shown.columns, shown.rows)
+    for path in host.write(record, options.output) if options.output else []:
+        console.line(f"wrote {path}")
+    return OK
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the benchmark; returns the exit status."""
     options = parser().parse_args(arguments)
@@ -402,6 +419,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 console.line(f"wrote {path}")
             return OK
         device = _device(options.device)
+        if options.host:
+            return _host(console, options, device)
         chosen = _select(options, device)
         default = (grid.EVERYWHERE if options.plans else grid.PEERS) if options.grid else ()
         names = options.peers or default
