@@ -105,12 +105,15 @@ double fused_microseconds(const ProblemTraits& t, int index) {
   return kLaunchMicroseconds + std::max(compute, traffic_factor(t, tile) * traffic_microseconds(t));
 }
 
-// PyTorch's own GEMM adds a bias at no cost; every other epilogue is a second kernel.
-bool second_path_is_one_kernel(const ProblemTraits& t) { return t.epilogue == EpilogueId::bias; }
+// Adding the ReLU too takes a result without gaps between its rows.
+bool second_path_is_one_kernel(const ProblemTraits& t) {
+  const bool gaps = t.m > 1 && t.out_row_stride != t.n;
+  return epigemm::second_path_is_one_kernel(t.epilogue, t.has_bias) && (t.epilogue == EpilogueId::bias || !gaps);
+}
 
 // PyTorch's GEMM, then one elementwise kernel over the output. cuBLAS splits K where tiles are few, which our kernels
 // do not, so it is modelled as perfectly balanced.
-double second_path_microseconds(const ProblemTraits& t) {
+double modelled_second_path(const ProblemTraits& t) {
   constexpr double kBalancedShare = 0.92, kTrafficFactor = 1.35, kGemmLaunch = 5, kElementwiseLaunch = 3;
   const double products = 1e-6 * static_cast<double>(t.m) * static_cast<double>(t.n) * static_cast<double>(t.k);
   const double compute =
@@ -142,17 +145,67 @@ std::string not_fastest(const ProblemTraits& t) {
   constexpr double kOneCall = 20, kTwoCalls = 30;
   const bool one_kernel = second_path_is_one_kernel(t);
   const double fused = std::max(kOneCall, best_candidate(t).microseconds);
-  const double second = std::max(one_kernel ? kOneCall : kTwoCalls, second_path_microseconds(t));
+  const double second = std::max(one_kernel ? kOneCall : kTwoCalls, modelled_second_path(t));
   if (second >= largest_handicap(t) * fused) return std::string();
   std::ostringstream reason;
   reason.precision(4);
-  reason << (one_kernel ? "PyTorch's GEMM, which adds a bias itself, is expected to be at least as fast ("
-                        : "PyTorch's GEMM and one elementwise kernel are expected to be faster (")
+  const bool with_relu = t.epilogue == EpilogueId::bias_relu;
+  reason << (!one_kernel ? "PyTorch's GEMM and one elementwise kernel are expected to be faster ("
+             : with_relu ? "PyTorch's GEMM, which adds a bias and ReLU itself, is expected to be at least as fast ("
+                         : "PyTorch's GEMM, which adds a bias itself, is expected to be at least as fast (")
          << second << " us against " << fused << " us fused)";
   return reason.str();
 }
 
+// The measured plan was the best at the edge of M's bucket, and its swizzle fitted the grid there.
+Plan fitted(const ProblemTraits& t, Plan plan) {
+  if (plan.tile < sm90::kTileCount && t.m != tuned::bucket_edge(t.m)) {
+    const sm90::Tile& tile = sm90::kTiles[plan.tile];
+    plan.swizzle = fitting_swizzle(plan.swizzle, grid_of(t, tile), ctas_per_cluster(tile), t.multiprocessors);
+  }
+  return plan;
+}
+
+std::optional<tuned::Choice> find_measured(const ProblemTraits& t) {
+  tuned::Key key;
+  key.epilogue = t.epilogue;
+  key.element = t.element;
+  key.arithmetic = t.arithmetic;
+  key.one_kernel = second_path_is_one_kernel(t);
+  key.tf32_allowed = t.element == ElementType::Float32;
+  key.n = t.n;
+  key.k = t.k;
+  key.m = tuned::bucket_edge(t.m);
+  return t.device < 0 ? std::nullopt : tuned::find(t.device, key);
+}
+
 }  // namespace
+
+bool second_path_is_one_kernel(EpilogueId epilogue, bool has_bias) {
+  return epilogue == EpilogueId::bias || (epilogue == EpilogueId::bias_relu && has_bias);
+}
+
+double second_path_microseconds(const ProblemTraits& traits) { return modelled_second_path(traits); }
+
+std::string slower_as_measured(const tuned::Choice& choice) {
+  std::ostringstream reason;
+  reason.precision(4);
+  reason << "PyTorch's own path was measured to be faster (" << choice.second_path_microseconds << " us against "
+         << choice.fused_microseconds << " us fused)";
+  return reason.str();
+}
+
+std::optional<tuned::Choice> measured_choice(const ProblemTraits& traits) {
+  std::optional<tuned::Choice> choice = find_measured(traits);
+  if (choice && !not_covered(traits).empty()) return std::nullopt;
+  if (choice) choice->plan = fitted(traits, choice->plan);
+  return choice;
+}
+
+Plan chosen_plan(const ProblemTraits& traits) {
+  const std::optional<tuned::Choice> measured = find_measured(traits);
+  return measured ? fitted(traits, measured->plan) : best_candidate(traits).plan;
+}
 
 ProblemTraits traits_of(const Problem& problem) {
   ProblemTraits traits;
@@ -169,6 +222,9 @@ ProblemTraits traits_of(const Problem& problem) {
       std::min({alignment_of(problem.x.data), alignment_of(problem.weight.data), alignment_of(problem.out.data)});
   traits.capability = problem.capability;
   traits.multiprocessors = problem.multiprocessors;
+  traits.device = problem.capability ? problem.device : -1;
+  // Where an epilogue has a bias it is its first operand.
+  traits.has_bias = problem.operands[0].data != nullptr;
   const EpilogueInfo& epilogue = epilogue_info(problem.epilogue);
   for (int i = 1; i < epilogue.operand_count; ++i) {
     const OperandValue& value = problem.operands[i - 1];
@@ -183,7 +239,11 @@ std::string why_not_covered(const ProblemTraits& traits) { return not_covered(tr
 
 std::string why_not_fused(const ProblemTraits& traits) {
   const std::string reason = not_covered(traits);
-  return reason.empty() ? not_fastest(traits) : reason;
+  if (!reason.empty()) return reason;
+  if (const std::optional<tuned::Choice> measured = find_measured(traits)) {
+    return measured->fused() ? std::string() : slower_as_measured(*measured);
+  }
+  return not_fastest(traits);
 }
 
 std::vector<Candidate> rank_candidates(const ProblemTraits& traits) {

@@ -54,6 +54,7 @@ struct Plan {
   int tile = 0;  // index into the tiles of the problem's arithmetic
   Raster raster = Raster::AlongM;
   int swizzle = 1;  // width of the strips of tiles that are walked together, in clusters
+  int splits = 1;   // CTAs that share the K of one tile
 };
 
 }  // namespace epigemm

@@ -1,6 +1,7 @@
 // epigemm::_build_info, _registry and _cuda_status: what this binary is, as JSON.
 #include "cpu/kernels.h"
 #include "gemm/split/tiles.h"
+#include "gemm/tuned.h"
 #include "torch/arguments.h"
 
 #if EPIGEMM_WITH_CUDA
@@ -30,6 +31,7 @@ std::string build_info() {
        << ", \"elementwise_architectures\": \"" << EPIGEMM_ELEMENTWISE_ARCHITECTURES << "\", \"gemm_architectures\": \""
        << EPIGEMM_GEMM_ARCHITECTURES << "\", \"compiler\": \"" << EPIGEMM_COMPILER
        << "\", \"gemm_kernels\": " << gemm_kernels() << ", \"tiles\": " << sm90::kTileCount
+       << ", \"tiles_fingerprint\": \"" << tuned::tiles_fingerprint() << "\""
        << ", \"split_tiles\": " << split::kSplitTileCount << ", \"scaled_tiles\": " << split::kScaledTileCount
        << ", \"cpu_level\": \"" << cpu::level() << "\"}";
   return json.str();

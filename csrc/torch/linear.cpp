@@ -120,21 +120,27 @@ TileText describe(int index, ElementType element) {
           /*transposed=*/false};
 }
 
-std::string plan_json(const ProblemTraits& traits, const std::string& why_not) {
-  const std::vector<Candidate> candidates = why_not.empty() ? rank_candidates(traits) : std::vector<Candidate>{};
-  return binding::plan_json(why_not, candidates, [&](int index) { return describe(index, traits.element); });
+// `representable`: the tensors are matrices, so that the traits tell all about them.
+std::string plan_json(const ProblemTraits& traits, const std::string& why_not, bool representable) {
+  Answer answer{why_not, {}, std::nullopt, second_path_microseconds(traits)};
+  if (representable && why_not_covered(traits).empty()) {
+    answer.candidates = rank_candidates(traits);
+    answer.measured = measured_choice(traits);
+  }
+  return binding::plan_json(answer, [&](int index) { return describe(index, traits.element); });
 }
 
 std::string explain_linear(const Name& epilogue, const Tensor& x, const Tensor& weight,
                            const std::optional<Tensor>& bias, const std::vector<Tensor>& operands,
                            const std::vector<double>& scalars, const Name& arithmetic, const Tensor& out) {
   const LinearCall call = make_call(epilogue, x, weight, bias, operands, scalars, arithmetic, out);
-  return plan_json(traits_of(call.problem), why_not(call, /*forced=*/false));
+  return plan_json(traits_of(call.problem), why_not(call, /*forced=*/false), call.not_representable.empty());
 }
 
 std::string plan_linear(const Name& epilogue, int64_t m, int64_t n, int64_t k, int64_t x_row_stride,
                         int64_t weight_row_stride, int64_t out_row_stride, int64_t alignment, const Name& dtype,
-                        const Name& arithmetic, int64_t capability, int64_t multiprocessors) {
+                        const Name& arithmetic, int64_t capability, int64_t multiprocessors, bool has_bias,
+                        int64_t device) {
   check(m >= 0 && n >= 0 && k >= 0, "m, n and k must not be negative, got ", m, ", ", n, ", ", k);
   check(multiprocessors > 0, "multiprocessors must be positive, got ", multiprocessors);
   ProblemTraits traits;
@@ -150,13 +156,15 @@ std::string plan_linear(const Name& epilogue, int64_t m, int64_t n, int64_t k, i
   traits.alignment = static_cast<int>(alignment);
   traits.capability = static_cast<int>(capability);
   traits.multiprocessors = static_cast<int>(multiprocessors);
-  return plan_json(traits, why_not_fused(traits));
+  traits.has_bias = has_bias;
+  traits.device = static_cast<int>(device);
+  return plan_json(traits, why_not_fused(traits), /*representable=*/true);
 }
 
 #if EPIGEMM_WITH_SM90
 
 Plan plan_of(const std::vector<int64_t>& forced, const ProblemTraits& traits) {
-  return forced.empty() ? best_candidate(traits).plan : forced_plan(forced, sm90::kTileCount);
+  return forced.empty() ? chosen_plan(traits) : forced_plan(forced, sm90::kTileCount);
 }
 
 #endif

@@ -70,7 +70,7 @@ Arithmetic pieces_arithmetic(const Name& name) {
 }
 
 std::string plan_split(const Name& epilogue, int64_t m, int64_t n, int64_t k, bool packed, const Name& arithmetic,
-                       bool tf32_allowed, int64_t capability, int64_t multiprocessors) {
+                       bool tf32_allowed, int64_t capability, int64_t multiprocessors, bool has_bias, int64_t device) {
   check(m >= 0 && n >= 0 && k >= 0, "m, n and k must not be negative, got ", m, ", ", n, ", ", k);
   check(multiprocessors > 0, "multiprocessors must be positive, got ", multiprocessors);
   split::SplitTraits traits;
@@ -83,14 +83,18 @@ std::string plan_split(const Name& epilogue, int64_t m, int64_t n, int64_t k, bo
   traits.tf32_allowed = tf32_allowed;
   traits.capability = static_cast<int>(capability);
   traits.multiprocessors = static_cast<int>(multiprocessors);
-  const std::string why_not = why_not_fused(traits);
+  traits.has_bias = has_bias;
+  traits.device = static_cast<int>(device);
+  Answer answer{why_not_fused(traits), {}, std::nullopt, second_path_microseconds(traits)};
+  if (why_not_possible(traits).empty()) {
+    answer.candidates = rank_candidates(traits);
+    answer.measured = measured_choice(traits);
+  }
   const auto describe = [&](int index) -> TileText {
     const split::Tile& tile = split::tile_of(traits.arithmetic, index);
     return {tile.m, tile.n, split::kTileK, tile.cluster_m, tile.cluster_n, tile.schedule, tile.transposed};
   };
-  std::ostringstream more;
-  more << ", \"second_path_us\": " << second_path_microseconds(traits);
-  return plan_json(why_not, why_not.empty() ? rank_candidates(traits) : std::vector<Candidate>{}, describe, more.str());
+  return plan_json(answer, describe);
 }
 
 #if EPIGEMM_WITH_CUDA
@@ -157,8 +161,10 @@ split::SplitTraits traits_of(const Problem& problem, bool packed) {
   traits.n = problem.n;
   traits.k = problem.k;
   traits.packed = packed;
+  traits.has_bias = problem.operands[0].data != nullptr;
   traits.capability = problem.capability;
   traits.multiprocessors = problem.multiprocessors;
+  traits.device = problem.device;
   return traits;
 }
 
@@ -178,7 +184,7 @@ void split_linear_out(const Name& epilogue, const Tensor& x, const Tensor& weigh
   if (why_not.empty() && plan_numbers.empty()) why_not = why_not_accurate(traits);
   check(why_not.empty(), why_not);
   const Plan plan =
-      plan_numbers.empty() ? best_candidate(traits).plan : forced_plan(plan_numbers, split::tile_count(arithmetic));
+      plan_numbers.empty() ? chosen_plan(traits) : forced_plan(plan_numbers, split::tile_count(arithmetic));
 
   const int64_t x_bytes = split::split_bytes(problem.m, problem.k, call.pieces);
   const int64_t weight_bytes = split::split_bytes(problem.n, problem.k, call.pieces);

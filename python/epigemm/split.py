@@ -66,7 +66,7 @@ def choose(
         epilogue: what follows the product.
         x: fp32 `[..., K]`.
         weight: fp32 `[N, K]`.
-        operands: the bias and the further operands.
+        operands: the bias or None, and the further operands.
         arithmetic: "split" or "scaled".
         out: where the result goes, `[..., N]`.
         pack_use: what the call may do with the weight's pack: `packs.KEEP`, `FIND` or `NONE`.
@@ -76,9 +76,10 @@ def choose(
     n, k = weight.shape
     device = x.get_device()
     m = out.numel() // n if n else 0
+    has_bias = operands[0] is not None
 
     def plan_for(packed: bool) -> plans.SplitPlan:
-        return plans.split_plan(epilogue.name, m, n, k, packed, arithmetic, tf32_allowed, device)
+        return plans.split_plan(epilogue.name, m, n, k, packed, arithmetic, tf32_allowed, device, has_bias)
 
     pack = None if pack_use == packs.NONE else packs.find(weight, packs.PIECES[arithmetic])
     source, packed = _source(weight, pack, pack_use == packs.KEEP, plan_for)
@@ -148,8 +149,7 @@ def run(
     workspace = _workspace(size, x)
     target = out
     if choice.padded:
-        width = -(-n // _ROW_ALIGNMENT) * _ROW_ALIGNMENT
-        target = torch.empty((m, width), dtype=out.dtype, device=out.device)
+        target = torch.empty((m, stored_width(n)), dtype=out.dtype, device=out.device)
     elif out.dim() != 2:
         target = out.view(m, n)
     _split_linear_out(
@@ -162,7 +162,7 @@ def run(
         [operand.contiguous() for operand in operands],
         scalars,
         arithmetic,
-        [],
+        choice.plan.numbers,
         target,
     )
     if choice.padded:
@@ -276,6 +276,11 @@ def flattens(tensor: Tensor) -> bool:
     return True
 
 
+def stored_width(n: int) -> int:
+    """Columns that the kernels write."""
+    return -(-n // _ROW_ALIGNMENT) * _ROW_ALIGNMENT
+
+
 def _is_storable(out: Tensor, m: int, n: int) -> bool:
     """Whether the kernels can write `out`: a row-major matrix, every row from a multiple of 16 bytes on and as long."""
     stride = _row_stride(out, m, n)
@@ -286,7 +291,7 @@ def _is_storable(out: Tensor, m: int, n: int) -> bool:
 def _tf32_microseconds(
     epilogue: Epilogue, x: Tensor, weight: Tensor, operands: Sequence[Tensor | None], out: Tensor, m: int
 ) -> float:
-    """The predicted time of the fused TF32 kernel on these tensors; infinite where it does not run on them."""
+    """What the fused TF32 kernel takes on these tensors, measured or predicted; infinite where it does not run."""
     n, k = weight.shape
     x_stride, weight_stride, out_stride = (
         _row_stride(x, m, k),
@@ -298,7 +303,9 @@ def _tf32_microseconds(
         return float("inf")
     addresses = x.data_ptr() | weight.data_ptr() | out.data_ptr() | _TMA_BYTES
     strides = (x_stride, weight_stride, out_stride)
-    return plans.tf32_microseconds(epilogue.name, m, n, k, strides, addresses & -addresses, x.get_device())
+    alignment = addresses & -addresses
+    has_bias = operands[0] is not None
+    return plans.tf32_microseconds(epilogue.name, m, n, k, strides, alignment, x.get_device(), has_bias)
 
 
 def _row_stride(tensor: Tensor, rows: int, columns: int) -> int | None:

@@ -136,10 +136,10 @@ def test_what_it_says_of_a_pack(road: Road, monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_a_module_about_to_pack_says_so(road: Road) -> None:
     call: tuple[Any, ...] = ("bias", road.x(), road.weight(), None, [], [], "highest", "keep", False)
-    recorder = explain_module._Recorder()
+    recorder = explain_module.Recorder()
     with recorder:
         torch.ops.epigemm.linear(*call)
-    reasons = recorder.explanation("linear", False, False).reasons
+    reasons = explain_module._explanation("linear", recorder, False, False).reasons
     assert any("made by this call and kept" in reason for reason in reasons)
 
 
