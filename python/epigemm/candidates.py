@@ -20,6 +20,8 @@ from epigemm.epilogues import Epilogue
 TORCH: tuple[int, ...] = ()
 """In place of a plan: torch's own path."""
 
+_fused_linear_out = ops._fused_linear_out.default
+_split_linear_out = ops._split_linear_out.default
 _RASTERS = ("along_m", "along_n")
 _SWIZZLES = (1, 2, 4, 8)
 _HOPELESS = 3.0  # times the best predicted time
@@ -159,7 +161,7 @@ def _rival(call: Call, out: Tensor) -> Candidate:
 def _fused(call: Call, arithmetic: str, out: Tensor, plan: list[int]) -> Tensor:
     """One kernel on the tensors as they are."""
     head = (call.epilogue.name, call.x, call.weight, call.bias, call.operands, call.scalars)
-    if not ops._fused_linear_out(*head, arithmetic, plan, out):
+    if not _fused_linear_out(*head, arithmetic, plan, out):
         raise RuntimeError(f"plan {plan}: the fused kernel does not cover this call")
     return out
 
@@ -189,7 +191,7 @@ def _on_pieces(call: Call, kind: Kind) -> Callable[[list[int]], Tensor]:
 
     def run(plan: list[int]) -> Tensor:
         head = (call.epilogue.name, call.x, call.weight, pack, workspace, bias, call.operands, call.scalars)
-        ops._split_linear_out(*head, arithmetic, plan, target)
+        _split_linear_out(*head, arithmetic, plan, target)
         return target
 
     return run

@@ -104,6 +104,7 @@ class Entry:
         return [*indices, *flags, self.n, self.k, self.m, *self.plan, *times]
 
 
+_NO_DEVICE = -1  # rows for it are checked and put nowhere
 _LEAST_US, _MOST_US = 1e-3, 1e12  # whole nanoseconds that an int64 holds
 
 Entries = dict[Key, Entry]
@@ -116,7 +117,12 @@ def cache_dir() -> Path:
     """The folder of the user's caches: `EPIGEMM_CACHE_DIR`, else epigemm's in `XDG_CACHE_HOME` or ~/.cache."""
     if chosen := os.environ.get("EPIGEMM_CACHE_DIR"):
         return Path(chosen)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "epigemm"
+    if shared := os.environ.get("XDG_CACHE_HOME"):
+        return Path(shared) / "epigemm"
+    try:
+        return Path.home() / ".cache" / "epigemm"
+    except RuntimeError:  # a user without a home
+        return Path(tempfile.gettempdir()) / "epigemm"
 
 
 def slug(gpu: str) -> str:
@@ -160,6 +166,10 @@ def read(path: Path) -> Entries:
     if not isinstance(table.get("entries"), list):
         raise ValueError("it must have a list of entries")
     entries = [Entry.from_json(value) for value in table["entries"]]
+    try:
+        install(_NO_DEVICE, entries)
+    except RuntimeError as error:
+        raise ValueError(str(error)) from error
     return {entry.key: entry for entry in entries}
 
 
@@ -209,7 +219,7 @@ def load(device: int) -> None:
     for path, shipped in ((shipped_path(gpu), True), (cache_path(gpu), False)):
         try:
             install(device, read(path).values(), shipped=shipped)
-        except (OSError, ValueError, RuntimeError) as error:
+        except (OSError, ValueError) as error:
             _warn_once(path, f"the measured choices in {path} are ignored: {_first_line(error)}")
 
 

@@ -124,7 +124,9 @@ def test_a_relu_behind_a_bias_is_no_second_kernel(n: int, k: int) -> None:
             query.plan(),
             replace(query, has_bias=False).plan(),
         )
-        assert relu["second_path_us"] == bias["second_path_us"] < bare["second_path_us"]
+        assert relu["second_path_us"] <= bias["second_path_us"] < bare["second_path_us"]
+        if m >= 64:  # cuBLAS is a little ahead of us there
+            assert not relu["fused"]
         gaps = replace(query, out_row_stride=n + 8).plan()["second_path_us"]
         assert (gaps > relu["second_path_us"]) == (m > 1)
         if not relu["fused"]:
