@@ -2,10 +2,9 @@
 
 #include <atomic>
 #include <cstdio>
-#include <map>
+#include <deque>
+#include <memory>
 #include <mutex>
-#include <shared_mutex>
-#include <unordered_map>
 
 #include "gemm/split/tiles.h"
 
@@ -26,12 +25,39 @@ struct Hash {
   }
 };
 
-using Table = std::unordered_map<Key, Choice, Hash>;
+// A hash table that readers walk without a lock: a row is prepended to its chain, and nothing is ever taken out. The
+// row that it replaces stays behind it, for those who are just reading it.
+class Table {
+ public:
+  void add(const Row& row) {
+    std::atomic<const Node*>& chain = chains_[chain_of(row.first)];
+    nodes_.push_back({row, chain.load(std::memory_order_relaxed)});
+    chain.store(&nodes_.back(), std::memory_order_release);
+  }
+
+  const Choice* find(const Key& key) const {
+    const Node* node = chains_[chain_of(key)].load(std::memory_order_acquire);
+    while (node && !(node->row.first == key)) node = node->next;
+    return node ? &node->row.second : nullptr;
+  }
+
+ private:
+  struct Node {
+    Row row;
+    const Node* next;
+  };
+
+  static constexpr std::size_t kChains = 8192;
+  static std::size_t chain_of(const Key& key) { return Hash()(key) % kChains; }
+
+  std::deque<Node> nodes_;  // whose addresses stay
+  std::atomic<const Node*> chains_[kChains] = {};
+};
 
 struct Tables {
-  std::shared_mutex mutex;
-  std::map<int, Table> of_device;
-  std::atomic<bool> any{false};
+  std::mutex mutex;  // of writers
+  std::vector<std::unique_ptr<Table>> owned;
+  std::atomic<Table*> of_device[kMostDevices] = {};
 };
 
 Tables& tables() {
@@ -73,28 +99,24 @@ int64_t bucket_edge(int64_t m) {
 
 void load(int device, const std::vector<Row>& rows) {
   Tables& all = tables();
-  const std::unique_lock<std::shared_mutex> lock(all.mutex);
-  Table& table = all.of_device[device];
-  for (const auto& [key, choice] : rows) table.insert_or_assign(key, choice);
-  if (!rows.empty()) all.any.store(true, std::memory_order_release);
+  const std::lock_guard<std::mutex> lock(all.mutex);
+  Table* table = all.of_device[device].load(std::memory_order_relaxed);
+  if (!table) {
+    all.owned.push_back(std::make_unique<Table>());
+    table = all.owned.back().get();
+  }
+  for (const Row& row : rows) table->add(row);
+  all.of_device[device].store(table, std::memory_order_release);
 }
 
-void clear(int device) {
-  Tables& all = tables();
-  const std::unique_lock<std::shared_mutex> lock(all.mutex);
-  all.of_device.erase(device);
-  all.any.store(!all.of_device.empty(), std::memory_order_release);
-}
+// The table itself stays: another thread may be reading it.
+void clear(int device) { tables().of_device[device].store(nullptr, std::memory_order_release); }
 
 std::optional<Choice> find(int device, const Key& key) {
-  Tables& all = tables();
-  if (!all.any.load(std::memory_order_acquire)) return std::nullopt;
-  const std::shared_lock<std::shared_mutex> lock(all.mutex);
-  const auto table = all.of_device.find(device);
-  if (table == all.of_device.end()) return std::nullopt;
-  const auto found = table->second.find(key);
-  if (found == table->second.end()) return std::nullopt;
-  return found->second;
+  if (device < 0 || device >= kMostDevices) return std::nullopt;
+  const Table* table = tables().of_device[device].load(std::memory_order_acquire);
+  const Choice* choice = table ? table->find(key) : nullptr;
+  return choice ? std::optional<Choice>(*choice) : std::nullopt;
 }
 
 std::string tiles_fingerprint() {

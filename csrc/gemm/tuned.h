@@ -42,11 +42,14 @@ constexpr int64_t kLargestBucket = 65536;
 // midpoints: below 64 the kernels' rows are padded to powers of two anyway). Larger m fall into the last bucket.
 int64_t bucket_edge(int64_t m);
 
-// Adds rows to a device's table; a row replaces the one of the same key. Safe beside lookups from other threads.
+constexpr int kMostDevices = 64;
+
+// Adds rows to a device's table, by its index below kMostDevices; a row replaces the one of the same key. Safe beside
+// lookups from other threads.
 void load(int device, const std::vector<Row>& rows);
 void clear(int device);
 
-// Neither allocates nor, while no table has any row, takes a lock.
+// Neither allocates nor takes a lock.
 std::optional<Choice> find(int device, const Key& key);
 
 // Changes whenever a plan's numbers may mean another kernel than before.

@@ -65,7 +65,7 @@ tuned::Choice choice_of(const int64_t* row, const tuned::Key& key, bool shipped)
 
 // Device -1: the rows are only checked.
 void load_tuned(int64_t device, const std::vector<int64_t>& numbers, bool shipped) {
-  check(device >= -1, "device must not be negative, got ", device);
+  check(device >= -1 && device < tuned::kMostDevices, "device must be the index of a CUDA device, got ", device);
   check(numbers.size() % kColumns == 0, "rows must hold ", static_cast<int>(kColumns), " numbers each, got ",
         numbers.size());
   std::vector<tuned::Row> rows;
@@ -76,7 +76,10 @@ void load_tuned(int64_t device, const std::vector<int64_t>& numbers, bool shippe
   if (device >= 0) tuned::load(static_cast<int>(device), rows);
 }
 
-void clear_tuned(int64_t device) { tuned::clear(static_cast<int>(device)); }
+void clear_tuned(int64_t device) {
+  check(device >= 0 && device < tuned::kMostDevices, "device must be the index of a CUDA device, got ", device);
+  tuned::clear(static_cast<int>(device));
+}
 
 int64_t tuned_bucket(int64_t m) { return tuned::bucket_edge(m); }
 

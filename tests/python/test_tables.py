@@ -87,12 +87,23 @@ on_pieces = st.tuples(st.just("float32"), st.sampled_from(["split", "scaled"]))
 @st.composite
 def entries(draw: st.DrawFn) -> Entry:
     dtype, arithmetic = draw(on_tensors | on_pieces)
-    flags = [draw(st.booleans()) for _ in range(3)]
+    packed, bias, tf32_allowed = draw(st.tuples(st.booleans(), st.booleans(), st.booleans()))
     m = int(ops._tuned_bucket(draw(st.integers(1, 70000))))
     plan = (draw(st.integers(0, 2)), draw(st.integers(0, 1)), draw(st.integers(1, 8)), 1)
     epilogue = draw(st.sampled_from([each["name"] for each in registry()]))
     return Entry(
-        epilogue, dtype, arithmetic, *flags, draw(sizes), draw(sizes), m, plan, draw(times), draw(times)
+        epilogue,
+        dtype,
+        arithmetic,
+        packed,
+        bias,
+        tf32_allowed,
+        draw(sizes),
+        draw(sizes),
+        m,
+        plan,
+        draw(times),
+        draw(times),
     )
 
 
