@@ -27,9 +27,9 @@ class Explanation:
     Attributes:
         op: the public function and the epilogue behind it.
         path: "fused" (one GEMM kernel with the epilogue in it; fp32 on fp16 pieces needs helpers before and after
-            it, see `kernels`), "gemm+elementwise" (torch's GEMM, then one
-            elementwise kernel in place), "elementwise" (one kernel), or "reference" (plain PyTorch
-            operations, where epigemm has no kernels).
+            it, see `kernels`), "gemm+elementwise" (torch's GEMM, then one elementwise kernel in place where the
+            GEMM does not do everything), "elementwise" (one kernel), or "reference" (plain PyTorch operations,
+            where epigemm has no kernels).
         kernel: the kernel that does most of the work.
         arithmetic: what the numbers are multiplied and accumulated in.
         reasons: why this path; for a path that is not fused, what ruled the fused kernel out.
