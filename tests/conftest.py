@@ -24,6 +24,10 @@ if "TORCHINDUCTOR_CACHE_DIR" not in os.environ:
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = tempfile.mkdtemp(prefix="epigemm-inductor-")
     atexit.register(shutil.rmtree, os.environ["TORCHINDUCTOR_CACHE_DIR"], ignore_errors=True)
 
+# What a user has measured on this machine is not what these tests expect of dispatch.
+os.environ["EPIGEMM_CACHE_DIR"] = tempfile.mkdtemp(prefix="epigemm-cache-")
+atexit.register(shutil.rmtree, os.environ["EPIGEMM_CACHE_DIR"], ignore_errors=True)
+
 settings.register_profile(
     "epigemm",
     deadline=None,

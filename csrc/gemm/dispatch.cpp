@@ -127,19 +127,23 @@ bool narrow_suits(const ProblemTraits& t, int index, int splits) {
          ceil_div(t.n, tile.n) <= kMostGridRows;
 }
 
-// PyTorch's own GEMM adds a bias at no cost; every other epilogue is a second kernel.
-bool second_path_is_one_kernel(const ProblemTraits& t) { return t.epilogue == EpilogueId::bias; }
+// PyTorch's own GEMM adds a bias, and a ReLU with it, at no cost; every other epilogue is a second kernel.
+// Adding the ReLU too takes a result without gaps between its rows.
+bool second_path_is_one_kernel(const ProblemTraits& t) {
+  const bool gaps = t.m > 1 && t.out_row_stride != t.n;
+  return epigemm::second_path_is_one_kernel(t.epilogue, t.has_bias) && (t.epilogue == EpilogueId::bias || !gaps);
+}
 
-// PyTorch's GEMM, then one elementwise kernel over the output. cuBLAS splits K where tiles are few, which our kernels
-// do not, so it is modelled as perfectly balanced.
-double second_path_microseconds(const ProblemTraits& t) {
-  constexpr double kBalancedShare = 0.92, kTrafficFactor = 1.35, kGemmLaunch = 5, kElementwiseLaunch = 3;
+// PyTorch's GEMM, then one elementwise kernel over the output. cuBLAS splits K where tiles are few, so it is modelled
+// as perfectly balanced.
+double modelled_second_path(const ProblemTraits& t) {
+  constexpr double kBalancedShare = 0.92, kGemmLaunch = 6, kElementwiseLaunch = 3;
   const double products = 1e-6 * static_cast<double>(t.m) * static_cast<double>(t.n) * static_cast<double>(t.k);
   const double compute =
       products / (cost_of(t, 0).products_per_microsecond * kBalancedShare * std::max(1, t.multiprocessors));
   const double elementwise = kElementwiseLaunch + 2.0 * element_bytes(t.element) * static_cast<double>(t.m) *
                                                       static_cast<double>(t.n) / kBytesPerMicrosecond;
-  const double gemm = kGemmLaunch + std::max(compute, kTrafficFactor * traffic_microseconds(t));
+  const double gemm = kGemmLaunch + std::max(compute, traffic_microseconds(t));
   return second_path_is_one_kernel(t) ? gemm : gemm + elementwise;
 }
 
@@ -156,22 +160,77 @@ Plan plan_for(const ProblemTraits& t, int index) {
 // way: in 16 bits, where cuBLAS is within 3% of ours either way, only a clear win is worth leaving what the user had.
 double largest_handicap(const ProblemTraits& t) {
   if (!second_path_is_one_kernel(t)) return 0.95;
-  return element_bytes(t.element) == 4 ? 1.0 : 1.05;
+  return element_bytes(t.element) == 4 ? 1.0 : 1.03;
+}
+
+// Both paths as their callers see them. From Python to the GPU a short call waits for its host, and two kernels are two
+// calls.
+struct Times {
+  double fused, second;
+};
+
+Times times_to_compare(const ProblemTraits& t, double fused_microseconds) {
+  constexpr double kOneCall = 20, kTwoCalls = 30;
+  if (second_path_is_one_kernel(t)) return {fused_microseconds, modelled_second_path(t)};
+  return {std::max(kOneCall, fused_microseconds), std::max(kTwoCalls, modelled_second_path(t))};
+}
+
+bool is_fastest(const ProblemTraits& t, double fused_microseconds) {
+  const Times times = times_to_compare(t, fused_microseconds);
+  return times.second >= largest_handicap(t) * times.fused;
 }
 
 std::string not_fastest(const ProblemTraits& t, double fused_microseconds) {
-  // From Python to the GPU: a shorter call waits for its host, and two kernels are two calls.
-  constexpr double kOneCall = 20, kTwoCalls = 30;
-  const bool one_kernel = second_path_is_one_kernel(t);
-  const double fused = std::max(kOneCall, fused_microseconds);
-  const double second = std::max(one_kernel ? kOneCall : kTwoCalls, second_path_microseconds(t));
-  if (second >= largest_handicap(t) * fused) return std::string();
-  return text(one_kernel ? "PyTorch's GEMM, which adds a bias itself, is expected to be at least as fast ("
-                         : "PyTorch's GEMM and one elementwise kernel are expected to be faster (",
-              second, " us against ", fused, " us fused)");
+  if (is_fastest(t, fused_microseconds)) return std::string();
+  const Times times = times_to_compare(t, fused_microseconds);
+  const bool with_relu = t.epilogue == EpilogueId::bias_relu;
+  return text(!second_path_is_one_kernel(t) ? "PyTorch's GEMM and one elementwise kernel are expected to be faster ("
+              : with_relu ? "PyTorch's GEMM, which adds a bias and ReLU itself, is expected to be at least as fast ("
+                          : "PyTorch's GEMM, which adds a bias itself, is expected to be at least as fast (",
+              times.second, " us against ", times.fused, " us fused)");
+}
+
+// The measured plan was the best at the edge of M's bucket, and its swizzle fitted the grid there.
+Plan fitted(const ProblemTraits& t, Plan plan) {
+  if (plan.tile < sm90::kTileCount && t.m != tuned::bucket_edge(t.m)) {
+    const sm90::Tile& tile = sm90::kTiles[plan.tile];
+    plan.swizzle = fitting_swizzle(plan.swizzle, grid_of(t, tile), ctas_per_cluster(tile), t.multiprocessors);
+  }
+  return plan;
+}
+
+std::optional<tuned::Choice> find_measured(const ProblemTraits& t) {
+  tuned::Key key;
+  key.epilogue = t.epilogue;
+  key.element = t.element;
+  key.arithmetic = t.arithmetic;
+  key.one_kernel = second_path_is_one_kernel(t);
+  key.tf32_allowed = t.element == ElementType::Float32;
+  key.n = t.n;
+  key.k = t.k;
+  key.m = tuned::bucket_edge(t.m);
+  return t.device < 0 ? std::nullopt : tuned::find(t.device, key);
 }
 
 }  // namespace
+
+bool second_path_is_one_kernel(EpilogueId epilogue, bool has_bias) {
+  return epilogue == EpilogueId::bias || (epilogue == EpilogueId::bias_relu && has_bias);
+}
+
+double second_path_microseconds(const ProblemTraits& traits) { return modelled_second_path(traits); }
+
+std::string slower_as_measured(const tuned::Choice& choice) {
+  return text("PyTorch's own path was measured to be faster (", choice.second_path_microseconds, " us against ",
+              choice.fused_microseconds, " us fused)");
+}
+
+std::optional<tuned::Choice> measured_choice(const ProblemTraits& traits) {
+  std::optional<tuned::Choice> choice = find_measured(traits);
+  if (choice && !why_not_covered(traits).empty()) return std::nullopt;
+  if (choice) choice->plan = fitted(traits, choice->plan);
+  return choice;
+}
 
 ProblemTraits traits_of(const Problem& problem) {
   ProblemTraits traits;
@@ -188,6 +247,9 @@ ProblemTraits traits_of(const Problem& problem) {
       std::min({alignment_of(problem.x.data), alignment_of(problem.weight.data), alignment_of(problem.out.data)});
   traits.capability = problem.capability;
   traits.multiprocessors = problem.multiprocessors;
+  traits.device = problem.capability ? problem.device : -1;
+  // Where an epilogue has a bias it is its first operand.
+  traits.has_bias = problem.operands[0].data != nullptr;
   const EpilogueInfo& epilogue = epilogue_info(problem.epilogue);
   for (int i = 1; i < epilogue.operand_count; ++i) {
     const OperandValue& value = problem.operands[i - 1];
@@ -203,13 +265,22 @@ std::string why_not_covered(const ProblemTraits& traits) {
   return reason.empty() ? not_addressable(traits) : reason;
 }
 
-std::string why_not_fused(const ProblemTraits& traits) { return decide(traits).why_not; }
+std::string why_not_fused(const ProblemTraits& traits) {
+  std::string reason = why_not_covered(traits);
+  if (!reason.empty()) return reason;
+  if (const std::optional<tuned::Choice> measured = find_measured(traits)) {
+    return measured->fused() ? std::string() : slower_as_measured(*measured);
+  }
+  return not_fastest(traits, best_candidate(traits).microseconds);
+}
 
 Decision decide(const ProblemTraits& traits) {
-  std::string reason = why_not_covered(traits);
-  if (!reason.empty()) return {std::move(reason), {}};
+  if (!why_not_covered(traits).empty()) return {};
+  if (const std::optional<tuned::Choice> measured = find_measured(traits)) {
+    return {measured->fused(), fitted(traits, measured->plan)};
+  }
   const Candidate best = best_candidate(traits);
-  return {not_fastest(traits, best.microseconds), best};
+  return {is_fastest(traits, best.microseconds), best.plan};
 }
 
 std::string why_not_planned(const ProblemTraits& traits, const Plan& plan) {

@@ -1,12 +1,14 @@
 // Which kernel runs a problem, and why not: pure functions of numbers, the same on a machine without a GPU.
 #pragma once
 
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "gemm/narrow/tiles.h"
 #include "gemm/problem.h"
 #include "gemm/sm90/tiles.h"
+#include "gemm/tuned.h"
 
 namespace epigemm {
 
@@ -23,8 +25,10 @@ struct ProblemTraits {
   int64_t x_row_stride = 0, weight_row_stride = 0, out_row_stride = 0;  // elements
   int alignment = 0;                // bytes: the largest power of two that divides every matrix pointer
   bool operands_contiguous = true;  // every per-column vector has stride 1
+  bool has_bias = true;             // only where the epilogue has one does it count
   int capability = 0;
   int multiprocessors = 0;
+  int device = -1;  // whose measured choices count; -1: nobody's
 };
 
 ProblemTraits traits_of(const Problem& problem);
@@ -38,11 +42,24 @@ struct Candidate {
 // Empty when a fused kernel can run the problem; else what stands in the way, in words.
 std::string why_not_covered(const ProblemTraits& traits);
 
-// Empty when, besides, it is expected to be at least as fast as PyTorch's GEMM followed by one elementwise kernel.
+// Empty when, besides, it was measured, or else is expected, to be at least as fast as PyTorch's own path: its GEMM,
+// and one elementwise kernel where the GEMM does not do everything.
 std::string why_not_fused(const ProblemTraits& traits);
 
 // Empty when a covered problem can run under this plan.
 std::string why_not_planned(const ProblemTraits& traits, const Plan& plan);
+
+// What was measured for problems like this one; nothing where no fused kernel covers it. The plan is made to fit.
+std::optional<tuned::Choice> measured_choice(const ProblemTraits& traits);
+
+// Whether PyTorch's own path is a single kernel: cuBLAS adds a bias itself, and a ReLU with it.
+bool second_path_is_one_kernel(EpilogueId epilogue, bool has_bias);
+
+// What the cost model expects of PyTorch's own path.
+double second_path_microseconds(const ProblemTraits& traits);
+
+// Why a measurement speaks against the fused kernels.
+std::string slower_as_measured(const tuned::Choice& choice);
 
 // Every tile with its best raster order and swizzle, or with every split of K, fastest first. Meaningful where a fused
 // kernel covers the problem.
@@ -54,10 +71,12 @@ Candidate best_candidate(const ProblemTraits& traits);
 // The plan of a batch-invariant call: always the same tile, which nothing splits along K, so that a row's bits do not
 // depend on M or on where the row stands. M decides over the swizzle alone, which orders the tiles.
 Candidate invariant_candidate(const ProblemTraits& traits);
-// why_not_fused and, where that is empty, best_candidate, at the cost of one of them.
+
+// What becomes of a problem, without words, which take longer than all the rest: whether a fused kernel runs it, that
+// is, why_not_fused is empty, and which; the measured plan, else best_candidate's.
 struct Decision {
-  std::string why_not;
-  Candidate best;
+  bool fused = false;
+  Plan plan;
 };
 Decision decide(const ProblemTraits& traits);
 

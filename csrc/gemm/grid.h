@@ -27,16 +27,25 @@ inline int64_t waves(int64_t clusters, int ctas_per_cluster, int multiprocessors
 // the wider the better. But CUTLASS pads the grid to whole strips along *both* axes, and a padded tile costs as much as
 // a real one (at M = 1024 a strip of 8 doubles the work of 128-row tiles), so take the widest that pads next to
 // nothing.
-inline int choose_swizzle(const Grid& grid, int ctas_per_cluster, int multiprocessors) {
+inline bool pads_next_to_nothing(const Grid& grid, int swizzle, int ctas_per_cluster, int multiprocessors) {
   constexpr double kMostPadding = 1.04;
+  const int64_t padded = round_up(grid.clusters_m, swizzle) * round_up(grid.clusters_n, swizzle);
+  return static_cast<double>(padded) <= kMostPadding * static_cast<double>(grid.clusters()) &&
+         waves(padded, ctas_per_cluster, multiprocessors) == waves(grid.clusters(), ctas_per_cluster, multiprocessors);
+}
+
+inline int choose_swizzle(const Grid& grid, int ctas_per_cluster, int multiprocessors) {
   for (int swizzle = 8; swizzle > 1; swizzle /= 2) {
-    const int64_t padded = round_up(grid.clusters_m, swizzle) * round_up(grid.clusters_n, swizzle);
-    if (static_cast<double>(padded) <= kMostPadding * static_cast<double>(grid.clusters()) &&
-        waves(padded, ctas_per_cluster, multiprocessors) == waves(grid.clusters(), ctas_per_cluster, multiprocessors)) {
-      return swizzle;
-    }
+    if (pads_next_to_nothing(grid, swizzle, ctas_per_cluster, multiprocessors)) return swizzle;
   }
   return 1;
+}
+
+// A swizzle that was measured with another number of rows: kept where it fits this grid too.
+inline int fitting_swizzle(int measured, const Grid& grid, int ctas_per_cluster, int multiprocessors) {
+  return pads_next_to_nothing(grid, measured, ctas_per_cluster, multiprocessors)
+             ? measured
+             : choose_swizzle(grid, ctas_per_cluster, multiprocessors);
 }
 
 }  // namespace epigemm

@@ -2,6 +2,7 @@
 #include "cpu/kernels.h"
 #include "gemm/dispatch.h"
 #include "gemm/split/tiles.h"
+#include "gemm/tuned.h"
 #include "torch/arguments.h"
 
 #if EPIGEMM_WITH_CUDA
@@ -30,7 +31,8 @@ std::string build_info() {
        << "\", \"torch_headers\": \"" << EPIGEMM_TORCH_HEADERS << "\", \"torch_floor\": \"2.10\""
        << ", \"elementwise_architectures\": \"" << EPIGEMM_ELEMENTWISE_ARCHITECTURES << "\", \"gemm_architectures\": \""
        << EPIGEMM_GEMM_ARCHITECTURES << "\", \"compiler\": \"" << EPIGEMM_COMPILER
-       << "\", \"gemm_kernels\": " << gemm_kernels() << ", \"tiles\": " << kTileCount
+       << "\", \"gemm_kernels\": " << gemm_kernels() << ", \"tiles\": " << kTileCount << ", \"tiles_fingerprint\": \""
+       << tuned::tiles_fingerprint() << "\""
        << ", \"split_tiles\": " << split::kSplitTileCount << ", \"scaled_tiles\": " << split::kScaledTileCount
        << ", \"cpu_level\": \"" << cpu::level() << "\"}";
   return json.str();

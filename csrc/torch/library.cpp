@@ -30,7 +30,8 @@ STABLE_TORCH_LIBRARY(epigemm, m) {
       " Tensor? bn_bias, float eps, Tensor(a!) out) -> ()");
   m.def(
       "_plan_linear(str epilogue, int m, int n, int k, int x_row_stride, int weight_row_stride, int out_row_stride,"
-      " int alignment, str dtype, str arithmetic, int capability, int multiprocessors) -> str");
+      " int alignment, str dtype, str arithmetic, int capability, int multiprocessors,"
+      " bool has_bias=True, int device=-1) -> str");
   m.def(
       "_plan_linear_invariant(str epilogue, int m, int n, int k, str dtype, str arithmetic, int capability,"
       " int multiprocessors) -> str");
@@ -43,13 +44,16 @@ STABLE_TORCH_LIBRARY(epigemm, m) {
       " Tensor[]? operands, float[]? scalars, str arithmetic, int[]? plan, Tensor(a!) out) -> ()");
   m.def(
       "_plan_split(str epilogue, int m, int n, int k, bool packed, str arithmetic, bool tf32_allowed, int capability,"
-      " int multiprocessors) -> str");
+      " int multiprocessors, bool has_bias=True, int device=-1) -> str");
   m.def(
       "_plan_split_invariant(str epilogue, int m, int n, int k, bool packed, str arithmetic, int capability,"
       " int multiprocessors) -> str");
   m.def(
       "_fp32_linear_out(str epilogue, Tensor x, Tensor weight, Tensor? bias, Tensor[]? operands, float[]? scalars,"
       " Tensor(a!) out) -> ()");
+  m.def("_load_tuned(int device, int[] rows, bool shipped) -> ()");
+  m.def("_clear_tuned(int device) -> ()");
+  m.def("_tuned_bucket(int m) -> int");
   m.def("_build_info() -> str");
   m.def("_registry() -> str");
   m.def("_cuda_status(int device) -> str");

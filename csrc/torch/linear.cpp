@@ -93,21 +93,14 @@ LinearCall make_call(const Name& epilogue_name, const TensorView& x, const Tenso
   return call;
 }
 
-// What becomes of a call. A forced plan asks whether a kernel can run, not whether it should.
-Decision decide(const LinearCall& call, const std::vector<int64_t>& forced) {
-  if (!call.not_representable.empty()) return {call.not_representable, {}};
-  const ProblemTraits traits = traits_of(call.problem);
-  Decision decision = forced.empty() ? epigemm::decide(traits) : Decision{why_not_covered(traits), {}};
-#if EPIGEMM_WITH_SM90
-  if (decision.why_not.empty() && !forced.empty()) {
-    decision.best.plan = forced_plan(forced, kTileCount);
-    const std::string reason = why_not_planned(traits, decision.best.plan);
-    check(reason.empty(), "plan: ", reason);
-  }
-#else
-  if (decision.why_not.empty()) decision.why_not = "epigemm was built without the Hopper GEMM kernels";
+// Why no fused kernel runs a call; empty where one does.
+std::string why_not(const LinearCall& call) {
+  std::string reason = call.not_representable;
+  if (reason.empty()) reason = why_not_fused(traits_of(call.problem));
+#if !EPIGEMM_WITH_SM90
+  if (reason.empty()) reason = "epigemm was built without the Hopper GEMM kernels";
 #endif
-  return decision;
+  return reason;
 }
 
 TileText describe(int index, ElementType element) {
@@ -120,21 +113,27 @@ TileText describe(int index, ElementType element) {
   return {tile.m, tile.n, k, tile.cluster_m, tile.cluster_n, schedule_name(tile.schedule), /*transposed=*/false};
 }
 
-std::string plan_json(const ProblemTraits& traits, const std::string& why_not) {
-  const std::vector<Candidate> candidates = why_not.empty() ? rank_candidates(traits) : std::vector<Candidate>{};
-  return binding::plan_json(why_not, candidates, [&](int index) { return describe(index, traits.element); });
+// `representable`: the tensors are matrices, so that the traits tell all about them.
+std::string plan_json(const ProblemTraits& traits, const std::string& why_not, bool representable) {
+  Answer answer{why_not, {}, std::nullopt, second_path_microseconds(traits)};
+  if (representable && why_not_covered(traits).empty()) {
+    answer.candidates = rank_candidates(traits);
+    answer.measured = measured_choice(traits);
+  }
+  return binding::plan_json(answer, [&](int index) { return describe(index, traits.element); });
 }
 
 std::string explain_linear(const Name& epilogue, const TensorView& x, const TensorView& weight,
                            const std::optional<TensorView>& bias, const List<TensorView>& operands,
                            const List<double>& scalars, const Name& arithmetic, const TensorView& out) {
   const LinearCall call = make_call(epilogue, x, weight, bias, operands, scalars, arithmetic, out);
-  return plan_json(traits_of(call.problem), decide(call, /*forced=*/{}).why_not);
+  return plan_json(traits_of(call.problem), why_not(call), call.not_representable.empty());
 }
 
 std::string plan_linear(const Name& epilogue, int64_t m, int64_t n, int64_t k, int64_t x_row_stride,
                         int64_t weight_row_stride, int64_t out_row_stride, int64_t alignment, const Name& dtype,
-                        const Name& arithmetic, int64_t capability, int64_t multiprocessors) {
+                        const Name& arithmetic, int64_t capability, int64_t multiprocessors, bool has_bias,
+                        int64_t device) {
   check(m >= 0 && n >= 0 && k >= 0, "m, n and k must not be negative, got ", m, ", ", n, ", ", k);
   check(multiprocessors > 0, "multiprocessors must be positive, got ", multiprocessors);
   ProblemTraits traits;
@@ -150,7 +149,9 @@ std::string plan_linear(const Name& epilogue, int64_t m, int64_t n, int64_t k, i
   traits.alignment = static_cast<int>(alignment);
   traits.capability = static_cast<int>(capability);
   traits.multiprocessors = static_cast<int>(multiprocessors);
-  return plan_json(traits, why_not_fused(traits));
+  traits.has_bias = has_bias;
+  traits.device = static_cast<int>(device);
+  return plan_json(traits, why_not_fused(traits), /*representable=*/true);
 }
 
 // What a batch-invariant call on aligned, row-major tensors runs on.
@@ -169,24 +170,40 @@ std::string plan_linear_invariant(const Name& epilogue, int64_t m, int64_t n, in
   traits.alignment = 16;
   traits.capability = static_cast<int>(capability);
   traits.multiprocessors = static_cast<int>(multiprocessors);
-  return binding::plan_json(why_not_covered(traits), {invariant_candidate(traits)},
-                            [&](int index) { return describe(index, traits.element); });
+  const Answer answer{why_not_covered(traits), {invariant_candidate(traits)}, std::nullopt, 0};
+  return binding::plan_json(answer, [&](int index) { return describe(index, traits.element); });
 }
 
 #if EPIGEMM_WITH_CUDA
+
+// What becomes of a call. A forced plan asks whether a kernel can run, not whether it should.
+Decision decide(const ProblemTraits& traits, const std::vector<int64_t>& forced) {
+#if EPIGEMM_WITH_SM90
+  if (forced.empty()) return epigemm::decide(traits);
+  if (!why_not_covered(traits).empty()) return {};
+  const Plan plan = forced_plan(forced, kTileCount);
+  const std::string reason = why_not_planned(traits, plan);
+  check(reason.empty(), "plan: ", reason);
+  return {true, plan};
+#else
+  (void)traits, (void)forced;
+  return {};
+#endif
+}
 
 bool fused_linear_out(const Name& epilogue, const TensorView& x, const TensorView& weight,
                       const std::optional<TensorView>& bias, const List<TensorView>& operands,
                       const List<double>& scalars, const Name& arithmetic, const List<int64_t>& forced,
                       const TensorView& out) {
   LinearCall call = make_call(epilogue, x, weight, bias, operands, scalars, arithmetic, out);
-  const Decision decision = decide(call, forced.values);
-  if (!decision.why_not.empty()) return false;
-#if EPIGEMM_WITH_SM90
+  if (!call.not_representable.empty()) return false;
   Problem& problem = call.problem;
+  const Decision decision = decide(traits_of(problem), forced.values);
+  if (!decision.fused) return false;
+#if EPIGEMM_WITH_SM90
   const CurrentDevice guard(problem.device);
   problem.stream = current_stream(problem.device);
-  const Plan& plan = decision.best.plan;
+  const Plan& plan = decision.plan;
   const char* refused = sm90::find_launch(problem.epilogue, problem.element, plan.tile)(problem, plan);
   check(!refused, "the fused kernel could not be launched: ", refused ? refused : "", " ", cuda::last_error());
 #endif

@@ -1,37 +1,63 @@
 #include "torch/plans.h"
 
+#include <algorithm>
+
 namespace epigemm::binding {
 namespace {
 
-void write_plan(std::ostream& json, const Candidate& candidate, const DescribeTile& describe) {
+// `measured`: microseconds, 0 where only the cost model's are known.
+void write_plan(std::ostream& json, const Candidate& candidate, double measured, const DescribeTile& describe) {
+  const Plan& plan = candidate.plan;
   const TileText tile = describe(candidate.plan.tile);
   json << "\"tile_index\": " << candidate.plan.tile << ", \"tile\": \"" << tile.m << "x" << tile.n << "x" << tile.k
        << "\", \"cluster\": \"" << tile.cluster_m << "x" << tile.cluster_n << "\", \"schedule\": \"" << tile.schedule
        << (tile.transposed ? " transposed" : "") << "\", \"raster\": \""
-       << (candidate.plan.raster == Raster::AlongM ? "along_m" : "along_n")
-       << "\", \"swizzle\": " << candidate.plan.swizzle << ", \"splits\": " << candidate.plan.splits << ", \"plan\": ["
-       << candidate.plan.tile << ", " << static_cast<int>(candidate.plan.raster) << ", " << candidate.plan.swizzle
-       << ", " << candidate.plan.splits << "], \"predicted_us\": " << candidate.microseconds;
+       << (candidate.plan.raster == Raster::AlongM ? "along_m" : "along_n") << "\", \"swizzle\": " << plan.swizzle
+       << ", \"splits\": " << plan.splits << ", \"plan\": [" << plan.tile << ", " << static_cast<int>(plan.raster)
+       << ", " << plan.swizzle << ", " << plan.splits << "], \"predicted_us\": " << candidate.microseconds;
+  if (measured > 0) json << ", \"measured_us\": " << measured;
+}
+
+bool same_plan(const Plan& a, const Plan& b) {
+  return a.tile == b.tile && a.raster == b.raster && a.swizzle == b.swizzle && a.splits == b.splits;
+}
+
+// The measured plan first. The model's time for it is that of its tile, with whatever raster and swizzle.
+std::vector<Candidate> with_measured(std::vector<Candidate> candidates, const Plan& measured) {
+  double predicted = 0;
+  for (const Candidate& candidate : candidates) {
+    if (candidate.plan.tile == measured.tile) predicted = candidate.microseconds;
+  }
+  const auto is_measured = [&](const Candidate& candidate) { return same_plan(candidate.plan, measured); };
+  candidates.erase(std::remove_if(candidates.begin(), candidates.end(), is_measured), candidates.end());
+  candidates.insert(candidates.begin(), {measured, predicted});
+  return candidates;
 }
 
 }  // namespace
 
-std::string plan_json(const std::string& why_not, const std::vector<Candidate>& candidates,
-                      const DescribeTile& describe, const std::string& more) {
+std::string plan_json(const Answer& answer, const DescribeTile& describe, const std::string& more) {
+  const std::optional<tuned::Choice>& measured = answer.measured;
+  const std::vector<Candidate> candidates =
+      measured ? with_measured(answer.candidates, measured->plan) : answer.candidates;
+  const auto measured_us = [&](std::size_t i) { return measured && i == 0 ? measured->fused_microseconds : 0; };
+  const char* source = !measured ? "model" : measured->shipped ? "default" : "cache";
+  const bool fused = answer.why_not.empty();
   std::ostringstream json;
-  json << "{\"fused\": " << (why_not.empty() ? "true" : "false") << ", \"why_not\": \"" << why_not << "\"" << more;
-  if (why_not.empty()) {
+  json << "{\"fused\": " << (fused ? "true" : "false") << ", \"why_not\": \"" << answer.why_not << "\", \"source\": \""
+       << source << "\", \"second_path_us\": " << answer.second_path_microseconds << more;
+  if (measured) json << ", \"second_path_measured_us\": " << measured->second_path_microseconds;
+  if (fused) {
     json << ", ";
-    write_plan(json, candidates.front(), describe);
-    json << ", \"candidates\": [";
-    for (std::size_t i = 0; i < candidates.size(); ++i) {
-      json << (i ? ", {" : "{");
-      write_plan(json, candidates[i], describe);
-      json << "}";
-    }
-    json << "]";
+    write_plan(json, candidates.front(), measured_us(0), describe);
   }
-  json << "}";
+  json << ", \"candidates\": [";
+  for (std::size_t i = 0; i < candidates.size(); ++i) {
+    json << (i ? ", {" : "{");
+    write_plan(json, candidates[i], measured_us(i), describe);
+    json << "}";
+  }
+  json << "]}";
   return json.str();
 }
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <functional>
+#include <optional>
 
 #include "gemm/dispatch.h"
 #include "gemm/sm90/tiles.h"
@@ -23,11 +24,20 @@ constexpr const char* schedule_name(sm90::Schedule schedule) {
 
 using DescribeTile = std::function<TileText(int tile_index)>;
 
-// {"fused", "why_not"} and, where fused, the first candidate's plan and the list of all of them.
-std::string plan_json(const std::string& why_not, const std::vector<Candidate>& candidates,
-                      const DescribeTile& describe, const std::string& more = "");
+// What dispatch knows about a problem: why no fused kernel runs, if none does; the cost model's candidates, none where
+// no kernel covers the problem; and what was measured.
+struct Answer {
+  std::string why_not;
+  std::vector<Candidate> candidates;
+  std::optional<tuned::Choice> measured;
+  double second_path_microseconds = 0;
+};
 
-// [tile_index, raster, max_swizzle, splits] as a plan; splits may be left out for 1.
+// {"fused", "why_not", "source", "second_path_us", "candidates"} and, where fused, the plan of the first candidate.
+// `more`: further members.
+std::string plan_json(const Answer& answer, const DescribeTile& describe, const std::string& more = "");
+
+// [tile_index, raster, max_swizzle] or, with the CTAs that share the K of a tile, [..., splits], as a plan.
 Plan forced_plan(const std::vector<int64_t>& numbers, int tile_count);
 
 ElementType element_named(const Name& name);

@@ -89,15 +89,17 @@ TileText describe(const split::SplitTraits& traits, int index) {
 }
 
 std::string plan_split(const Name& epilogue, int64_t m, int64_t n, int64_t k, bool packed, const Name& arithmetic,
-                       bool tf32_allowed, int64_t capability, int64_t multiprocessors) {
+                       bool tf32_allowed, int64_t capability, int64_t multiprocessors, bool has_bias, int64_t device) {
   split::SplitTraits traits = planned_traits(epilogue, m, n, k, packed, arithmetic, capability, multiprocessors);
   traits.tf32_allowed = tf32_allowed;
-  const std::string why_not = why_not_fused(traits);
-  std::ostringstream more;
-  more << ", \"second_path_us\": " << second_path_microseconds(traits);
-  return plan_json(
-      why_not, why_not.empty() ? rank_candidates(traits) : std::vector<Candidate>{},
-      [&](int index) { return describe(traits, index); }, more.str());
+  traits.has_bias = has_bias;
+  traits.device = static_cast<int>(device);
+  Answer answer{why_not_fused(traits), {}, std::nullopt, second_path_microseconds(traits)};
+  if (why_not_possible(traits).empty()) {
+    answer.candidates = rank_candidates(traits);
+    answer.measured = measured_choice(traits);
+  }
+  return plan_json(answer, [&](int index) { return describe(traits, index); });
 }
 
 // What a batch-invariant call runs on. "why_not_accurate" is a reason that K alone gives: another arithmetic takes
@@ -105,8 +107,9 @@ std::string plan_split(const Name& epilogue, int64_t m, int64_t n, int64_t k, bo
 std::string plan_split_invariant(const Name& epilogue, int64_t m, int64_t n, int64_t k, bool packed,
                                  const Name& arithmetic, int64_t capability, int64_t multiprocessors) {
   const split::SplitTraits traits = planned_traits(epilogue, m, n, k, packed, arithmetic, capability, multiprocessors);
+  const Answer answer{why_not_possible(traits), {invariant_candidate(traits)}, std::nullopt, 0};
   return plan_json(
-      why_not_possible(traits), {invariant_candidate(traits)}, [&](int index) { return describe(traits, index); },
+      answer, [&](int index) { return describe(traits, index); },
       ", \"why_not_accurate\": \"" + why_not_accurate(traits) + "\"");
 }
 
@@ -184,8 +187,10 @@ split::SplitTraits traits_of(const Problem& problem, bool packed) {
   traits.n = problem.n;
   traits.k = problem.k;
   traits.packed = packed;
+  traits.has_bias = problem.operands[0].data != nullptr;
   traits.capability = problem.capability;
   traits.multiprocessors = problem.multiprocessors;
+  traits.device = problem.device;
   return traits;
 }
 
@@ -205,7 +210,7 @@ void split_linear_out(const Name& epilogue, const TensorView& x, const TensorVie
   std::string why_not = why_not_possible(traits);
   if (why_not.empty() && plan_numbers.values.empty()) why_not = why_not_accurate(traits);
   check(why_not.empty(), why_not);
-  const Plan plan = plan_numbers.values.empty() ? best_candidate(traits).plan
+  const Plan plan = plan_numbers.values.empty() ? chosen_plan(traits)
                                                 : forced_plan(plan_numbers.values, split::tile_count(arithmetic));
 
   const int64_t x_bytes = split::split_bytes(problem.m, problem.k, call.pieces);

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from importlib.metadata import PackageNotFoundError, version
 
-from epigemm import nn
+from epigemm import nn, tuning
 from epigemm._native import build_info
 from epigemm.explain import Explanation, explain
 from epigemm.functional import (
@@ -22,15 +23,20 @@ from epigemm.functional import (
 )
 from epigemm.invariance import batch_invariant, is_batch_invariant, set_batch_invariant
 from epigemm.packs import PackedWeight, pack
+from epigemm.tuning import Tuning, tune
 
 try:
     __version__ = version("epigemm")
 except PackageNotFoundError:  # Imported from a folder that was never installed.
     __version__ = str(build_info()["version"])
 
+if os.environ.get("EPIGEMM_TUNE", "0") not in ("", "0"):
+    tuning.enable()
+
 __all__ = [
     "Explanation",
     "PackedWeight",
+    "Tuning",
     "__version__",
     "batch_invariant",
     "bias_relu",
@@ -50,4 +56,6 @@ __all__ = [
     "set_batch_invariant",
     "sigmoid",
     "sigmoid_scale_residual",
+    "tune",
+    "tuning",
 ]

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -19,13 +19,19 @@ from torch import Tensor
 from epigemm import packs, plans, split
 from epigemm import precision as _precision
 from epigemm._native import cuda_status, entry, ops
-from epigemm.epilogues import BIAS, Epilogue, compute_dtype, fold_batch_norm_reference
+from epigemm.epilogues import BIAS, BIAS_RELU, Epilogue, compute_dtype, fold_batch_norm_reference
 
+_GEMM_WITH_RELU_DEVICES = ("cuda",)
+_GEMM_WITH_RELU_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 _ONE_PASS = _precision.Roads((_precision.IEEE,), False)
 _any_autocast = torch._C._is_any_autocast_enabled
 _fused_linear_out = entry("_fused_linear_out")
 _elementwise_out = entry("_elementwise_out")
 _fold_batch_norm_out = entry("_fold_batch_norm_out")
+_addmm_activation_out = torch.ops.aten._addmm_activation.out
+
+on_first_call: Callable[..., None] | None = None
+"""Sees every call before it is dispatched, while `epigemm.tuning` measures choices as they come up."""
 
 
 def linear_forward(
@@ -62,6 +68,8 @@ def linear_forward(
     if plans.has_gpu_kernels(x):
         if out is None:
             out = new_output(x, weight)
+        if on_first_call is not None:
+            on_first_call(epilogue, x, weight, bias, operands, scalars, precision, out, pack_use)
         if x.dtype is not torch.float32:
             if fused_once(epilogue, x, weight, bias, operands, scalars, _precision.IEEE, out):
                 return out
@@ -69,7 +77,7 @@ def linear_forward(
             epilogue, x, weight, bias, operands, scalars, precision, out, pack_use, strict=strict
         ):
             return out
-    return second_path(epilogue, x, weight, bias, operands, scalars, precision, out, pack_use, strict=strict)
+    return unfused(epilogue, x, weight, bias, operands, scalars, precision, out, pack_use, strict=strict)
 
 
 def new_output(x: Tensor, weight: Tensor) -> Tensor:
@@ -127,7 +135,7 @@ def _fp32_fused(
     return False
 
 
-def second_path(
+def unfused(
     epilogue: Epilogue,
     x: Tensor,
     weight: Tensor,
@@ -140,13 +148,45 @@ def second_path(
     *,
     strict: bool,
 ) -> Tensor:
-    """What no fused kernel took: torch's GEMM and one elementwise kernel; RuntimeError where `strict`."""
+    """What no fused kernel took: torch's own path; RuntimeError where `strict`."""
     if strict:
         require_fused(epilogue, x, weight, bias, operands, scalars, precision, out, pack_use)
+    return second_path(epilogue, x, weight, bias, operands, scalars, precision, out)
+
+
+def second_path(
+    epilogue: Epilogue,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    operands: Sequence[Tensor],
+    scalars: Sequence[float],
+    precision: str,
+    out: Tensor | None,
+) -> Tensor:
+    """The call by torch's GEMM, and one elementwise kernel where the GEMM does not do everything."""
     if epilogue is BIAS:
         return _gemm(x, weight, bias, precision, out)
+    if gemm_adds_relu(epilogue, x, bias, out):
+        return _gemm(x, weight, bias, precision, out, relu=True)
     out = _gemm(x, weight, None, precision, out)
     return elementwise_forward(epilogue, out, bias, operands, scalars, out)
+
+
+def gemm_adds_relu(epilogue: Epilogue, x: Tensor, bias: Tensor | None, out: Tensor | None) -> bool:
+    """Whether torch's GEMM adds the bias and applies the ReLU itself, rounding once.
+
+    cuBLASLt does in these dtypes and layouts. Without any K torch would leave the ReLU out.
+    """
+    return (
+        epilogue is BIAS_RELU
+        and bias is not None
+        and x.device.type in _GEMM_WITH_RELU_DEVICES
+        and x.dtype in _GEMM_WITH_RELU_DTYPES
+        and bias.is_contiguous()
+        and (out is None or out.is_contiguous())
+        and x.numel() > 0
+    )
 
 
 def _on_pieces(
@@ -344,27 +384,35 @@ def linear_roads(x: Tensor, precision: str) -> _precision.Roads:
     return _precision.roads(precision, x.device.type) if x.dtype == torch.float32 else _ONE_PASS
 
 
-def _gemm(x: Tensor, weight: Tensor, bias: Tensor | None, precision: str, out: Tensor | None) -> Tensor:
-    """x @ weight.T, plus bias, by torch's GEMM."""
+def _gemm(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    precision: str,
+    out: Tensor | None,
+    *,
+    relu: bool = False,
+) -> Tensor:
+    """x @ weight.T, plus bias, with a ReLU behind it where that is asked for, by torch's GEMM."""
     if (
         precision != _precision.DEFAULT
         and x.dtype == torch.float32
         and _precision.needs_override(precision, x.device.type)
     ):
         with _precision.full_fp32(x.device.type):
-            return _torch_linear(x, weight, bias, out)
-    return _torch_linear(x, weight, bias, out)
+            return _torch_linear(x, weight, bias, out, relu)
+    return _torch_linear(x, weight, bias, out, relu)
 
 
-def _torch_linear(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor | None) -> Tensor:
+def _torch_linear(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor | None, relu: bool) -> Tensor:
     if out is None:
         # Under autocast an operator called directly must keep its dtype: torch casts this function, but none
         # with out=.
-        if not _any_autocast():
+        if not relu and not _any_autocast():
             return torch.nn.functional.linear(x, weight, bias).contiguous()
         out = new_output(x, weight)
     if x.dim() == 2:
-        _gemm_2d(x, weight, bias, out)
+        _gemm_2d(x, weight, bias, out, relu)
         return out
     rows, columns = math.prod(x.shape[:-1]), weight.shape[0]
     x = x.reshape(rows, x.shape[-1])
@@ -373,14 +421,16 @@ def _torch_linear(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor | 
     except RuntimeError:
         # Leading dimensions of a caller's `out` that no single stride can walk.
         flat = out.new_empty((rows, columns))
-        _gemm_2d(x, weight, bias, flat)
+        _gemm_2d(x, weight, bias, flat, relu)
         return out.copy_(flat.view(out.shape))
-    _gemm_2d(x, weight, bias, flat)
+    _gemm_2d(x, weight, bias, flat, relu)
     return out
 
 
-def _gemm_2d(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> None:
+def _gemm_2d(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor, relu: bool) -> None:
     if bias is None:
         torch.mm(x, weight.t(), out=out)
+    elif relu:
+        _addmm_activation_out(bias, x, weight.t(), use_gelu=False, out=out)
     else:
         torch.addmm(bias, x, weight.t(), out=out)

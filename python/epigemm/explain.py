@@ -8,12 +8,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
 
-from epigemm import checks, execution, fixed, functional, packs, plans, split
+from epigemm import checks, execution, fixed, packs, plans, split, tables
 from epigemm import precision as _precision
-from epigemm._native import ops
-from epigemm.epilogues import BIAS, EPILOGUES, Epilogue, compute_dtype
+from epigemm.epilogues import BIAS, Epilogue, compute_dtype
+from epigemm.recording import Recorder, dtype_name, record
 
 FUSED = "fused"
 GEMM_ELEMENTWISE = "gemm+elementwise"
@@ -28,13 +27,14 @@ class Explanation:
     Attributes:
         op: the public function and the epilogue behind it.
         path: "fused" (one GEMM kernel with the epilogue in it; fp32 on fp16 pieces needs helpers before and after
-            it, see `kernels`), "gemm+elementwise" (torch's GEMM, then one
-            elementwise kernel in place), "elementwise" (one kernel), or "reference" (plain PyTorch
-            operations, where epigemm has no kernels).
+            it, see `kernels`), "gemm+elementwise" (torch's GEMM, then one elementwise kernel in place where the
+            GEMM does not do everything), "elementwise" (one kernel), or "reference" (plain PyTorch operations,
+            where epigemm has no kernels).
         kernel: the kernel that does most of the work.
         arithmetic: what the numbers are multiplied and accumulated in.
         reasons: why this path; for a path that is not fused, what ruled the fused kernel out.
-        candidates: the fused kernels that were compared, best first, with their predicted microseconds.
+        candidates: the fused kernels that were compared, best first, with their predicted microseconds
+            (`predicted_us`) and, where that is known, what was measured (`measured_us`).
         backward: what the derivative will use.
         kernels: every launch, in order.
     """
@@ -78,97 +78,44 @@ def explain(fn_or_name: Callable[..., Tensor] | str, *args: Any, **kwargs: Any) 
     Example:
         >>> print(epigemm.explain("linear_relu", torch.randn(8, 64), torch.randn(32, 64)))  # doctest: +SKIP
     """
-    name = fn_or_name if isinstance(fn_or_name, str) else getattr(fn_or_name, "__name__", "")
-    function = getattr(functional, name) if name in functional.__all__ else None
-    if function is None or (callable(fn_or_name) and fn_or_name is not function):
-        accepted = ", ".join(functional.__all__)
-        raise ValueError(
-            f"fn_or_name: got {fn_or_name!r}; accepted are epigemm's functions or their names: {accepted}"
-        )
-    recorder = _Recorder()
-    with torch.no_grad(), recorder:
-        function(*args, **kwargs)
+    name, recorder = record(fn_or_name, *args, **kwargs)
     everything = [*args, *kwargs.values()]
     wants_gradients = torch.is_grad_enabled()
     differentiates = wants_gradients and any(
         isinstance(value, Tensor) and value.requires_grad for value in map(_unpacked, everything)
     )
-    return recorder.explanation(name, differentiates, wants_gradients)
+    return _explanation(name, recorder, differentiates, wants_gradients)
 
 
 def _unpacked(value: Any) -> Any:
     return value.weight if isinstance(value, packs.PackedWeight) else value
 
 
-class _Recorder(TorchFunctionMode):
-    """Catches the operators that a public function calls, in place of running them."""
+def _explanation(
+    function: str, recorder: Recorder, differentiates: bool, wants_gradients: bool
+) -> Explanation:
+    operator, epilogue, given, out = recorder.taken_apart()
+    op = f"{function}: epigemm::{operator}, epilogue {epilogue.name}: {epilogue.formula}"
+    if operator.startswith("linear"):
+        found = _explain_linear(epilogue, given, out, wants_gradients)
+        backward = _BACKWARD_LINEAR
+    else:
+        found = _explain_elementwise(epilogue, given, out)
+        backward = _BACKWARD_ELEMENTWISE
+    if out is not None:
+        backward = "none: a call with out= has no derivative"
+    elif not differentiates:
+        backward = f"not needed: no argument requires grad (otherwise: {backward})"
+    folds = [f"{_owner(given[0])} {fold}" for fold in recorder.folds]
+    kernels = [*recorder.casts, *folds, *found.pop("kernels")]
+    return Explanation(op=op, backward=backward, kernels=kernels, **found)
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.casts: list[str] = []
-        self.folds: list[str] = []
-        self.call: tuple[str, tuple[Any, ...]] | None = None
-
-    def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        name = _operator_name(func)
-        if name == "fold_batch_norm":
-            like, *vectors, _ = args
-            columns = next(vector.shape[0] for vector in vectors if vector is not None)
-            self.folds.append(f"fold of {columns} columns into multiplier and offset (fold_batch_norm)")
-            return torch.empty((2, columns), dtype=compute_dtype(like.dtype), device=like.device)
-        if name is not None:
-            self.call = (name, args)
-            return args[1]
-        if func is Tensor.to and isinstance(args[1], torch.dtype) and args[0].dtype != args[1]:
-            source, dtype = args
-            self.casts.append(
-                f"torch cast of {list(source.shape)} from {_name(source.dtype)} to {_name(dtype)}"
-            )
-            return torch.empty_like(source, dtype=dtype)
-        return func(*args, **(kwargs or {}))
-
-    def explanation(self, function: str, differentiates: bool, wants_gradients: bool) -> Explanation:
-        assert self.call is not None
-        operator, args = self.call
-        epilogue = EPILOGUES[args[0]]
-        op = f"{function}: epigemm::{operator}, epilogue {epilogue.name}: {epilogue.formula}"
-        given = args[1:]
-        out = None
-        if operator.endswith("_out"):
-            out = given[_OUT[operator]]
-            given = given[: _OUT[operator]] + given[_OUT[operator] + 1 :]
-        if operator.startswith("linear"):
-            found = _explain_linear(epilogue, given, out, wants_gradients)
-            backward = _BACKWARD_LINEAR
-        else:
-            found = _explain_elementwise(epilogue, given, out)
-            backward = _BACKWARD_ELEMENTWISE
-        if out is not None:
-            backward = "none: a call with out= has no derivative"
-        elif not differentiates:
-            backward = f"not needed: no argument requires grad (otherwise: {backward})"
-        kernels = [*self.casts, *(f"{_owner(given[0])} {fold}" for fold in self.folds), *found.pop("kernels")]
-        return Explanation(op=op, backward=backward, kernels=kernels, **found)
-
-
-_OUT = {"linear_out": 6, "elementwise_out": 4}
-"""Where `out` stands among an operator's arguments after the epilogue."""
 
 _BACKWARD_LINEAR = (
     "the registry's differentiable PyTorch reference for the epilogue, from a recomputed product; "
     "the gradients' products are epigemm::linear calls of the same precision"
 )
 _BACKWARD_ELEMENTWISE = "the registry's differentiable PyTorch reference"
-
-
-def _operator_name(func: Any) -> str | None:
-    for name in ("linear", "linear_out", "elementwise", "elementwise_out", "fold_batch_norm"):
-        packet = getattr(ops, name)
-        if func is packet or func is packet.default:
-            return name
-    return None
 
 
 def _explain_linear(
@@ -197,14 +144,20 @@ def _explain_linear(
         for found in execution.considered(*tried):
             plan = found.plan or plan
             if found.choice is not None and not found.why_not:
-                return _explain_pieces(epilogue, x, weight, found.arithmetic, found.choice, changing, reasons)
+                call = (epilogue, x, weight, found.arithmetic, found.choice, bias is not None)
+                return _explain_pieces(*call, changing, reasons)
             if not found.why_not:
                 return _explain_fused(epilogue, x, found, reasons)
             reasons += _why_not(x, weight, found, "two fp16 pieces instead" if reasons else "fp16 pieces")
     reasons += _second_path_notes(x, precision, out)
-    gemm = "torch GEMM (mm)" if bias is None or epilogue is not BIAS else "torch GEMM (addmm, with the bias)"
+    with_relu = execution.gemm_adds_relu(epilogue, x, bias, out)
+    gemm = "torch GEMM (mm)"
+    if with_relu:
+        gemm = "torch GEMM (_addmm_activation, with the bias and the ReLU)"
+    elif bias is not None and epilogue is BIAS:
+        gemm = "torch GEMM (addmm, with the bias)"
     kernels = [gemm]
-    if epilogue is not BIAS:
+    if epilogue is not BIAS and not with_relu:
         kernels.append(f"{_owner(x)} {epilogue.name}, in place on the product")
     return {
         "arithmetic": _arithmetic_text(x.dtype, _torch_arithmetic(x, precision)),
@@ -217,9 +170,13 @@ def _explain_linear(
 
 
 def _why_not(x: Tensor, weight: Tensor, found: execution.Considered, pieces: str) -> list[str]:
+    source = found.plan.get("source", "model") if found.choice is None else found.choice.plan.source
+    why_not = found.why_not
+    if source != "model" and "measured" in why_not:
+        why_not += f": {tables.source_text(source, x.get_device())}"
     if found.choice is None:
-        return [f"no fused kernel: {found.why_not}"]
-    return [f"not on {pieces}: {found.why_not}", *_memory_notes(x, weight, found.arithmetic)]
+        return [f"no fused kernel: {why_not}"]
+    return [f"not on {pieces}: {why_not}", *_memory_notes(x, weight, found.arithmetic)]
 
 
 def _explain_fused(
@@ -232,7 +189,7 @@ def _explain_fused(
         "candidates": found.plan["candidates"],
         "path": FUSED,
         "kernel": kernel,
-        "reasons": [*reasons, _fastest(found.plan)],
+        "reasons": [*reasons, _fastest(found.plan, x, "torch's own path")],
         "kernels": [kernel],
     }
 
@@ -297,18 +254,20 @@ def _explain_pieces(
     weight: Tensor,
     arithmetic: str,
     choice: split.Choice,
+    has_bias: bool,
     changing: bool,
     before: list[str],
 ) -> dict[str, Any]:
     """A call on fp16 pieces."""
     n, k = weight.shape
     problem = (epilogue.name, x.numel() // k, n, k, choice.packed, arithmetic, choice.tf32_allowed)
-    plan = plans.ask(*problem, *plans.device_numbers(x.get_device()))
+    device = x.get_device()
+    plan = plans.ask(*problem, *plans.device_numbers(device), has_bias, device)
     kernel = f"epigemm fused GEMM on fp16 pieces, {_tile_text(plan)}, epilogue {epilogue.name}"
     rival = "torch's TF32 GEMM" if choice.tf32_allowed else "torch's fp32 GEMM"
     reasons = [
         *before,
-        f"{_fastest(plan)}, against {plan['second_path_us']:.1f} us for {rival}",
+        _fastest(plan, x, rival),
         _CHANGING if changing else split.describe_source(choice, weight),
         "a guard on the device finds tiles whose rows have too wide a range for fp16 pieces, or infinities or NaN; "
         "the last launch recomputes them",
@@ -332,8 +291,14 @@ _PIECES_TEXT = {
 }
 
 
-def _fastest(plan: dict[str, Any]) -> str:
-    return f"fastest by prediction of {len(plan['candidates'])} fused kernels: {plan['predicted_us']:.1f} us"
+def _fastest(plan: dict[str, Any], x: Tensor, rival: str) -> str:
+    """Why this kernel: its time, that of torch's own path, and where they come from."""
+    source = plan.get("source", "model")
+    how = "by prediction" if source == "model" else "as measured"
+    text = f"fastest {how} of {len(plan['candidates'])} fused kernels: {plans.fused_us(plan):.1f} us"
+    if "second_path_us" in plan:
+        text += f", against {plans.second_path_us(plan):.1f} us for {rival}"
+    return f"{text}: {tables.source_text(source, x.get_device())}"
 
 
 def _memory_notes(x: Tensor, weight: Tensor, arithmetic: str) -> list[str]:
@@ -352,12 +317,12 @@ def _explain_elementwise(epilogue: Epilogue, call: tuple[Any, ...], out: Tensor 
     if out is not None:
         checks.output_overlap(out, x, (bias, *operands), in_place=True)
     kernel = f"{_owner(x)} {epilogue.name}"
-    reason = f"elementwise functions are one kernel; x is {_name(x.dtype)} on {x.device}"
+    reason = f"elementwise functions are one kernel; x is {dtype_name(x.dtype)} on {x.device}"
     path = ELEMENTWISE
     if not execution.has_native_kernels(x):
         path, reason = REFERENCE, execution.no_kernels(x)
     return {
-        "arithmetic": _name(compute_dtype(x.dtype)),
+        "arithmetic": dtype_name(compute_dtype(x.dtype)),
         "path": path,
         "kernel": kernel,
         "reasons": [reason],
@@ -400,24 +365,26 @@ def _arithmetic_text(dtype: torch.dtype, arithmetic: str) -> str:
         return "float64"
     if dtype == torch.float32 and arithmetic == _precision.IEEE:
         return "ieee float32"
-    return f"{arithmetic if dtype == torch.float32 else _name(dtype)} products, float32 accumulation"
+    return f"{arithmetic if dtype == torch.float32 else dtype_name(dtype)} products, float32 accumulation"
 
 
 def _tile_text(plan: dict[str, Any]) -> str:
     return (
         f"tile {plan['tile']}, cluster {plan['cluster']}, {plan['schedule']}, raster {plan['raster']}, "
-        f"swizzle {plan['swizzle']}"
+        f"swizzle {plan['swizzle']}{_splits_text(plan)}"
     )
 
 
+def _splits_text(plan: dict[str, Any]) -> str:
+    splits = plan.get("splits", 1)
+    return f", K in {splits} parts" if splits > 1 else ""
+
+
 def _candidate_text(candidate: dict[str, Any]) -> str:
-    return f"{candidate['predicted_us']:9.1f} us  {_tile_text(candidate)}"
+    how = "measured" if "measured_us" in candidate else "predicted"
+    return f"{plans.fused_us(candidate):9.1f} us {how:<9}  {_tile_text(candidate)}"
 
 
 def _listed(title: str, items: Sequence[str]) -> list[str]:
     heads = [f"{title}:"] + [""] * len(items)
     return [f"  {head:<11} {item}" for head, item in zip(heads, items, strict=False)]
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from epigemm import tables
 from epigemm._native import build_info, cuda_status, ops
 
 _REMEMBERED = 8192  # problems; beyond, the oldest are asked for again
@@ -24,16 +25,31 @@ class SplitPlan(NamedTuple):
         why_not: what rules the kernels out, or why they are not the fastest; empty where they run.
         predicted_us: the whole call on fp16 pieces; infinite where it cannot run.
         second_path_us: torch's GEMM, in TF32 where that is allowed, and the elementwise kernel.
+        numbers: the plan, as the native operator takes it.
+        source: "model", or where the times were measured: "cache" or "default".
+
+    The times are measured ones where there are such.
     """
 
     why_not: str
     predicted_us: float
     second_path_us: float
+    numbers: tuple[int, ...] = ()
+    source: str = "model"
 
 
 def has_gpu_kernels(tensor: Tensor) -> bool:
     """Whether epigemm's CUDA kernels run where `tensor` is."""
-    return tensor.is_cuda and not cuda_status(tensor.get_device())
+    return tensor.is_cuda and _usable(tensor.get_device())
+
+
+@functools.cache
+def _usable(device: int) -> bool:
+    """Whether the kernels run on a CUDA device; the first question brings in what was measured on it."""
+    if cuda_status(device):
+        return False
+    tables.load(device)
+    return True
 
 
 @functools.cache
@@ -59,32 +75,68 @@ def ask(
     tf32_allowed: bool,
     capability: int,
     multiprocessors: int,
+    has_bias: bool = True,
+    device: int = -1,
 ) -> dict[str, Any]:
     """All that dispatch says, candidates included.
 
-    `tf32_allowed`: to torch's GEMM, which would take over.
+    `tf32_allowed`: to torch's GEMM, which would take over. `device`: whose measured choices count; -1: nobody's.
     """
+    gpu = (capability, multiprocessors)
     answer: dict[str, Any] = json.loads(
-        ops._plan_split(epilogue, m, n, k, packed, arithmetic, tf32_allowed, capability, multiprocessors)
+        ops._plan_split(epilogue, m, n, k, packed, arithmetic, tf32_allowed, *gpu, has_bias, device)
     )
     return answer
 
 
+def forget() -> None:
+    """Ask dispatch again for everything: it has learned something."""
+    split_plan.cache_clear()
+    tf32_microseconds.cache_clear()
+
+
 @functools.lru_cache(maxsize=_REMEMBERED)
 def split_plan(
-    epilogue: str, m: int, n: int, k: int, packed: bool, arithmetic: str, tf32_allowed: bool, device: int
+    epilogue: str,
+    m: int,
+    n: int,
+    k: int,
+    packed: bool,
+    arithmetic: str,
+    tf32_allowed: bool,
+    device: int,
+    has_bias: bool = True,
 ) -> SplitPlan:
     """The plan of a product of [M, K] and [N, K] in "split" or "scaled" arithmetic on a CUDA device."""
-    answer = ask(epilogue, m, n, k, packed, arithmetic, tf32_allowed, *device_numbers(device))
+    problem = (epilogue, m, n, k, packed, arithmetic, tf32_allowed)
+    answer = ask(*problem, *device_numbers(device), has_bias, device)
     why_not = no_gemm_kernels() or str(answer["why_not"])
-    return SplitPlan(why_not, float(answer.get("predicted_us", "inf")), float(answer["second_path_us"]))
+    numbers = tuple(answer.get("plan", ()))
+    return SplitPlan(why_not, fused_us(answer), second_path_us(answer), numbers, str(answer["source"]))
+
+
+def fused_us(answer: dict[str, Any]) -> float:
+    """What dispatch says a fused call takes: as measured, else as predicted; infinite where it does not run."""
+    return float(answer.get("measured_us", answer.get("predicted_us", "inf")))
+
+
+def second_path_us(answer: dict[str, Any]) -> float:
+    """The same of torch's own path."""
+    return float(answer.get("second_path_measured_us", answer["second_path_us"]))
 
 
 @functools.lru_cache(maxsize=_REMEMBERED)
 def tf32_microseconds(
-    epilogue: str, m: int, n: int, k: int, strides: tuple[int, int, int], alignment: int, device: int
+    epilogue: str,
+    m: int,
+    n: int,
+    k: int,
+    strides: tuple[int, int, int],
+    alignment: int,
+    device: int,
+    has_bias: bool = True,
 ) -> float:
-    """The predicted time of the fused TF32 kernel; infinite where it does not run.
+    """The measured or predicted time of the fused TF32 kernel; infinite where it does not run.
 
     Args:
         epilogue: its name.
@@ -94,11 +146,11 @@ def tf32_microseconds(
         strides: row strides of x, weight and out, in elements.
         alignment: bytes by which the addresses of all three divide.
         device: the CUDA device.
+        has_bias: whether there is one, where the epilogue takes it.
     """
-    answer = json.loads(
-        ops._plan_linear(epilogue, m, n, k, *strides, alignment, "float32", "tf32", *device_numbers(device))
-    )
-    return float(answer["predicted_us"]) if answer["fused"] else float("inf")
+    problem = (epilogue, m, n, k, *strides, alignment, "float32", "tf32")
+    answer = json.loads(ops._plan_linear(*problem, *device_numbers(device), has_bias, device))
+    return fused_us(answer)
 
 
 @functools.lru_cache(maxsize=_REMEMBERED)

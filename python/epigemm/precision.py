@@ -116,9 +116,18 @@ def needs_override(precision: str, device_type: str) -> bool:
 def full_fp32(device_type: str) -> Iterator[None]:
     """Run torch's fp32 GEMMs in full fp32, whatever the setting says.
 
-    torch has no per-call choice, so the process-wide setting is switched and put back; the lock keeps two
-    such calls from restoring each other's value. A GEMM that another thread launches meanwhile is at worst
-    more accurate.
+    torch has no per-call choice, so the process-wide setting is switched and put back. A GEMM that another thread
+    launches meanwhile is at worst more accurate.
+    """
+    with switched(device_type, IEEE):
+        yield
+
+
+@contextmanager
+def switched(device_type: str, value: str) -> Iterator[None]:
+    """Run torch's fp32 GEMMs under a setting, and put the old one back.
+
+    The lock keeps two such calls from restoring each other's value.
     """
     setting = _SETTINGS[device_type]
     with _LOCK:
@@ -127,7 +136,7 @@ def full_fp32(device_type: str) -> Iterator[None]:
         # cleared then, so that it goes on following the wider one.
         setting.fp32_precision = "none"
         inherited = setting.fp32_precision == before
-        setting.fp32_precision = IEEE
+        setting.fp32_precision = value
         try:
             yield
         finally:

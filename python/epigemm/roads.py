@@ -70,7 +70,13 @@ def linear(
         return _call_linear(
             epilogue, x, weight, bias, operands, scalars, precision, out, pack_use, strict, invariant
         )
-    if out is None and not invariant and x.dtype is not torch.float32 and plans.has_gpu_kernels(x):
+    if (
+        out is None
+        and not invariant
+        and x.dtype is not torch.float32
+        and execution.on_first_call is None
+        and plans.has_gpu_kernels(x)
+    ):
         return _linear_checked_below(
             epilogue, x, weight, bias, operands, scalars, precision, pack_use, strict
         )
@@ -109,7 +115,7 @@ def _linear_checked_below(
         raise
     if ran:
         return out
-    return execution.second_path(
+    return execution.unfused(
         epilogue, x, weight, bias, operands, scalars, precision, out, pack_use, strict=strict
     )
 

@@ -67,7 +67,7 @@ def choose(
         epilogue: what follows the product.
         x: fp32 `[..., K]`.
         weight: fp32 `[N, K]`.
-        operands: the bias and the further operands.
+        operands: the bias or None, and the further operands.
         arithmetic: "split" or "scaled".
         out: where the result goes, `[..., N]`.
         pack_use: what the call may do with the weight's pack: `packs.KEEP`, `FIND` or `NONE`.
@@ -77,9 +77,10 @@ def choose(
     n, k = weight.shape
     device = x.get_device()
     m = out.numel() // n if n else 0
+    has_bias = operands[0] is not None
 
     def plan_for(packed: bool) -> plans.SplitPlan:
-        return plans.split_plan(epilogue.name, m, n, k, packed, arithmetic, tf32_allowed, device)
+        return plans.split_plan(epilogue.name, m, n, k, packed, arithmetic, tf32_allowed, device, has_bias)
 
     pack = None if pack_use == packs.NONE else packs.find(weight, packs.PIECES[arithmetic])
     source, packed = _source(weight, pack, pack_use == packs.KEEP, plan_for)
@@ -162,8 +163,7 @@ def run(
     workspace = _workspace(size, x)
     target = out
     if choice.padded:
-        width = -(-n // _ROW_ALIGNMENT) * _ROW_ALIGNMENT
-        target = torch.empty((m, width), dtype=out.dtype, device=out.device)
+        target = torch.empty((m, stored_width(n)), dtype=out.dtype, device=out.device)
     elif out.dim() != 2:
         target = out.view(m, n)
     _split_linear_out(
@@ -176,7 +176,7 @@ def run(
         [operand.contiguous() for operand in operands] or None,
         scalars or None,
         arithmetic,
-        plan or None,
+        plan or choice.plan.numbers or None,
         target,
     )
     if choice.padded:
@@ -290,6 +290,11 @@ def flattens(tensor: Tensor) -> bool:
     return True
 
 
+def stored_width(n: int) -> int:
+    """Columns that the kernels write."""
+    return -(-n // _ROW_ALIGNMENT) * _ROW_ALIGNMENT
+
+
 def _is_storable(out: Tensor, m: int, n: int) -> bool:
     """Whether the kernels can write `out`: a row-major matrix, every row from a multiple of 16 bytes on and as long."""
     if n % _ROW_ALIGNMENT or out.data_ptr() % _TMA_BYTES:
@@ -303,7 +308,7 @@ def _is_storable(out: Tensor, m: int, n: int) -> bool:
 def _tf32_microseconds(
     epilogue: Epilogue, x: Tensor, weight: Tensor, operands: Sequence[Tensor | None], out: Tensor, m: int
 ) -> float:
-    """The predicted time of the fused TF32 kernel on these tensors; infinite where it does not run on them."""
+    """What the fused TF32 kernel takes on these tensors, measured or predicted; infinite where it does not run."""
     n, k = weight.shape
     x_stride, weight_stride, out_stride = (
         _row_stride(x, m, k),
@@ -315,7 +320,9 @@ def _tf32_microseconds(
         return float("inf")
     addresses = x.data_ptr() | weight.data_ptr() | out.data_ptr() | _TMA_BYTES
     strides = (x_stride, weight_stride, out_stride)
-    return plans.tf32_microseconds(epilogue.name, m, n, k, strides, addresses & -addresses, x.get_device())
+    alignment = addresses & -addresses
+    has_bias = operands[0] is not None
+    return plans.tf32_microseconds(epilogue.name, m, n, k, strides, alignment, x.get_device(), has_bias)
 
 
 def _row_stride(tensor: Tensor, rows: int, columns: int) -> int | None:

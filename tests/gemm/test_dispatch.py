@@ -17,9 +17,12 @@ from tests.support.cases import ELEMENTWISE, LINEAR
 
 @dataclass(frozen=True)
 class Query:
-    """Arguments of `_plan_linear`, in its order: a large aligned problem on an H200 unless said otherwise."""
+    """Arguments of `_plan_linear`, in its order: a large aligned problem on an H200 unless said otherwise.
 
-    epilogue: str = "bias_relu"
+    Against its epilogue torch needs two kernels.
+    """
+
+    epilogue: str = "relu_div"
     m: int = 1024
     n: int = 8192
     k: int = 8192
@@ -31,6 +34,7 @@ class Query:
     arithmetic: str = "ieee"
     capability: int = 90
     multiprocessors: int = 132
+    has_bias: bool = True
 
     def plan(self) -> dict[str, Any]:
         values = asdict(self)
@@ -92,7 +96,7 @@ def test_large_aligned_problems_fuse(epilogue: str, dtype: str, arithmetic: str)
     for m in (1024, 16384):
         query = Query(epilogue=epilogue, m=m, dtype=dtype, arithmetic=arithmetic)
         plan = query.plan()
-        if epilogue == "bias" and not plan["fused"]:  # PyTorch's GEMM adds a bias itself
+        if epilogue in {"bias", "bias_relu"} and not plan["fused"]:  # PyTorch's GEMM does all of it
             assert "adds a bias" in plan["why_not"]
         else:
             assert_well_formed(plan, query)
@@ -108,6 +112,32 @@ def test_plans_are_well_formed(m: int, n: int, k: int) -> None:
             assert_well_formed(plan, query)
         else:
             assert plan["why_not"]
+
+
+@pytest.mark.parametrize(("n", "k"), SIZES)
+def test_a_relu_behind_a_bias_is_no_second_kernel(n: int, k: int) -> None:
+    """cuBLAS applies both, where there is a bias and the result has no gaps between its rows."""
+    for m in ROWS:
+        query = Query(epilogue="bias_relu", m=m, n=n, k=k)
+        bias, relu, bare = (
+            replace(query, epilogue="bias").plan(),
+            query.plan(),
+            replace(query, has_bias=False).plan(),
+        )
+        assert relu["second_path_us"] <= bias["second_path_us"] < bare["second_path_us"]
+        if m >= 64:  # cuBLAS is a little ahead of us there
+            assert not relu["fused"]
+        gaps = replace(query, out_row_stride=n + 8).plan()["second_path_us"]
+        assert (gaps > relu["second_path_us"]) == (m > 1)
+        if not relu["fused"]:
+            assert "adds a bias and ReLU itself" in relu["why_not"]
+
+
+def test_candidates_are_told_where_torch_is_expected_to_be_faster() -> None:
+    plan = Query(epilogue="bias", m=128).plan()
+    assert not plan["fused"] and plan["source"] == "model" and "tile" not in plan
+    assert plan["candidates"][0]["predicted_us"] > plan["second_path_us"] > 0
+    assert Query(dtype="float64").plan()["candidates"] == []
 
 
 def test_swizzle_never_pads_the_main_shapes() -> None:

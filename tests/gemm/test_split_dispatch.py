@@ -22,7 +22,7 @@ def ask(
     k: int,
     arithmetic: str = SPLIT,
     *,
-    epilogue: str = "bias_relu",
+    epilogue: str = "relu_div",
     packed: bool = True,
     tf32_allowed: bool | None = None,
     device: tuple[int, int] = H200,
@@ -107,6 +107,7 @@ sizes = st.integers(1, 40000)
 def test_any_size_gets_a_plan_or_a_reason(m: int, n: int, k: int, arithmetic: str, packed: bool) -> None:
     plan = ask(m, n, k, arithmetic, packed=packed)
     assert plan["fused"] == (plan["why_not"] == "")
+    assert plan["source"] == "model"
     if not plan["fused"]:
         return
     times = [candidate["predicted_us"] for candidate in plan["candidates"]]

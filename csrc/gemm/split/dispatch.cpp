@@ -136,19 +136,58 @@ double gemm_second_path_microseconds(const SplitTraits& t) {
   return kLaunch + kSgemmStep * k + as_double(sgemm_rows(t.m)) * columns / kSgemmProducts + kVisibleTraffic * traffic;
 }
 
+// The measured plan was the best at the edge of M's bucket, and its swizzle fitted the grid there.
+Plan fitted(const SplitTraits& t, Plan plan) {
+  if (t.m != tuned::bucket_edge(t.m)) {
+    const Tile& tile = tile_of(t.arithmetic, plan.tile);
+    plan.swizzle = fitting_swizzle(plan.swizzle, grid_of(t, tile), ctas_per_cluster(tile), t.multiprocessors);
+  }
+  return plan;
+}
+
+std::optional<tuned::Choice> find_measured(const SplitTraits& t) {
+  tuned::Key key;
+  key.epilogue = t.epilogue;
+  key.element = ElementType::Float32;
+  key.arithmetic = t.arithmetic;
+  key.packed = t.packed;
+  key.one_kernel = second_path_is_one_kernel(t.epilogue, t.has_bias);
+  key.tf32_allowed = t.tf32_allowed;
+  key.n = t.n;
+  key.k = t.k;
+  key.m = tuned::bucket_edge(t.m);
+  return t.device < 0 ? std::nullopt : tuned::find(t.device, key);
+}
+
 }  // namespace
 
 double second_path_microseconds(const SplitTraits& t) {
   constexpr double kElementwiseLaunch = 3;
   const double gemm = gemm_second_path_microseconds(t);
-  if (t.epilogue == EpilogueId::bias) return gemm;  // PyTorch's GEMM adds it
+  if (second_path_is_one_kernel(t.epilogue, t.has_bias)) return gemm;
   return gemm + kElementwiseLaunch + 2 * 4 * as_double(t.m) * as_double(t.n) / kBytesPerMicrosecond;
 }
 
 std::string why_not_fused(const SplitTraits& traits) {
   std::string reason = why_not_possible(traits);
   if (reason.empty()) reason = why_not_accurate(traits);
-  return reason.empty() ? not_fastest(traits) : reason;
+  if (!reason.empty()) return reason;
+  if (const std::optional<tuned::Choice> measured = find_measured(traits)) {
+    return measured->fused() ? std::string() : slower_as_measured(*measured);
+  }
+  return not_fastest(traits);
+}
+
+std::optional<tuned::Choice> measured_choice(const SplitTraits& traits) {
+  std::optional<tuned::Choice> choice = find_measured(traits);
+  if (choice && !why_not_possible(traits).empty()) return std::nullopt;
+  if (choice) choice->plan = fitted(traits, choice->plan);
+  return choice;
+}
+
+Plan chosen_plan(const SplitTraits& traits) {
+  const std::optional<tuned::Choice> measured = find_measured(traits);
+  return measured ? fitted(traits, measured->plan) : best_candidate(traits).plan;
 }
 
 std::vector<Candidate> rank_candidates(const SplitTraits& traits) {

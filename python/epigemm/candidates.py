@@ -1,0 +1,197 @@
+"""The ways to run one call: every plan of the fused kernels that cover it, and torch's own path, ready to be timed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import product
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from epigemm import execution, packs, plans, split
+from epigemm import precision as _precision
+from epigemm._native import ops
+from epigemm.epilogues import Epilogue
+
+TORCH: tuple[int, ...] = ()
+"""In place of a plan: torch's own path."""
+
+_fused_linear_out = ops._fused_linear_out.default
+_split_linear_out = ops._split_linear_out.default
+_RASTERS = ("along_m", "along_n")
+_SWIZZLES = (1, 2, 4, 8)
+_HOPELESS = 3.0  # times the best predicted time
+
+
+@dataclass(frozen=True)
+class Call:
+    """A checked call, as `execution.linear_forward` takes it."""
+
+    epilogue: Epilogue
+    x: Tensor
+    weight: Tensor
+    bias: Tensor | None
+    operands: Sequence[Tensor]
+    scalars: Sequence[float]
+    precision: str
+    pack_use: str
+
+    @property
+    def rows(self) -> int:
+        """M."""
+        k = self.weight.shape[1]
+        return self.x.numel() // k if k else 0
+
+    def at(self, rows: int) -> Call:
+        """The same call with random x of so many rows, and with ones for the epilogue's further operands."""
+        generator = torch.Generator(self.x.device).manual_seed(0)
+        shape = (rows, self.weight.shape[1])
+        x = torch.randn(shape, generator=generator, device=self.x.device, dtype=self.x.dtype)
+        return replace(self, x=x, operands=[torch.ones_like(each) for each in self.operands])
+
+    def new_out(self) -> Tensor:
+        """Room for the result."""
+        return self.x.new_empty((*self.x.shape[:-1], self.weight.shape[0]))
+
+    def as_considered(self, out: Tensor | None = None) -> tuple[Any, ...]:
+        """As `execution.considered` takes it."""
+        head = (self.epilogue, self.x, self.weight, self.bias, self.operands, self.scalars, self.precision)
+        return (*head, self.new_out() if out is None else out, self.pack_use)
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One of the ways: `plan` is `TORCH` or tile index, raster, swizzle and splits."""
+
+    plan: tuple[int, ...]
+    text: str
+    run: Callable[[], Tensor]
+
+
+class Kind(NamedTuple):
+    """What tells one family of kernels from another.
+
+    Attributes:
+        arithmetic: what they multiply in.
+        packed: on fp16 pieces: whether the weight's count as there already.
+        tf32_allowed: fp32: whether torch's GEMM may use TF32.
+        source: where dispatch's choice among them comes from: "model", "cache" or "default".
+    """
+
+    arithmetic: str
+    packed: bool
+    tf32_allowed: bool
+    source: str
+
+
+@dataclass(frozen=True)
+class Family:
+    """The kernels of one arithmetic, and what they stand against.
+
+    Attributes:
+        kind: which ones.
+        candidates: every plan.
+        rival: torch's own path.
+        setting: torch's fp32 setting under which the rival is to be timed.
+    """
+
+    kind: Kind
+    candidates: list[Candidate]
+    rival: Candidate
+    setting: Callable[[], AbstractContextManager[None]]
+
+
+def families(call: Call, wanted: Callable[[Kind], bool] = lambda kind: True) -> Iterator[Family]:
+    """Each arithmetic that the call may run in and whose kernels cover it, in the order in which they are tried."""
+    out = call.new_out()
+    roads = execution.linear_roads(call.x, call.precision)
+    for found in execution.considered(*call.as_considered(out)):
+        on_pieces = found.choice is not None
+        packed = found.choice is not None and found.choice.packed
+        # Dispatch compares the fused TF32 kernel with a TF32 GEMM, whatever torch's setting is.
+        tf32_allowed = call.x.dtype == torch.float32 and (roads.tf32_allowed or not on_pieces)
+        answer = found.plan
+        if on_pieces:
+            answer = _ask_about_pieces(call, found.arithmetic, packed, tf32_allowed)
+        numbers = list(_every_plan(answer["candidates"]))
+        kind = Kind(found.arithmetic, packed, tf32_allowed, answer["source"])
+        if not numbers or plans.no_gemm_kernels() or not wanted(kind):
+            continue
+        bind = _on_pieces(call, kind) if on_pieces else partial(_fused, call, kind.arithmetic, out)
+        candidates = [Candidate(plan, text, partial(bind, list(plan))) for plan, text in numbers]
+        setting: Callable[[], AbstractContextManager[None]] = nullcontext
+        if tf32_allowed and not roads.tf32_allowed:
+            setting = partial(_precision.switched, call.x.device.type, _precision.TF32)
+        yield Family(kind, candidates, _rival(call, out), setting)
+
+
+def _every_plan(answers: Sequence[dict[str, Any]]) -> Iterator[tuple[tuple[int, ...], str]]:
+    """The numbers and the description of dispatch's candidates; where tiles are walked, in every order."""
+    best = min((float(answer["predicted_us"]) for answer in answers), default=0.0)
+    seen: set[tuple[int, ...]] = set()
+    for answer in answers:
+        tile, raster, swizzle, splits = answer["plan"]
+        orders = [(raster, swizzle)]
+        if answer["schedule"] != "narrow":  # its tiles are all at work at once, or nearly
+            orders = list(product(range(len(_RASTERS)), _SWIZZLES))
+        if answer["predicted_us"] > _HOPELESS * best:
+            continue
+        for raster, swizzle in orders:
+            numbers = (tile, raster, swizzle, splits)
+            if numbers in seen:
+                continue
+            seen.add(numbers)
+            text = (
+                f"tile {answer['tile']}, cluster {answer['cluster']}, {answer['schedule']}, raster "
+                f"{_RASTERS[raster]}, swizzle {swizzle}"
+            )
+            yield numbers, text if splits == 1 else f"{text}, K in {splits} parts"
+
+
+def _rival(call: Call, out: Tensor) -> Candidate:
+    arguments = (call.epilogue, call.x, call.weight, call.bias, call.operands, call.scalars, call.precision)
+    run = partial(execution.second_path, *arguments, out)
+    return Candidate(TORCH, "torch's own path", run)
+
+
+def _fused(call: Call, arithmetic: str, out: Tensor, plan: list[int]) -> Tensor:
+    """One kernel on the tensors as they are."""
+    head = (call.epilogue.name, call.x, call.weight, call.bias, call.operands, call.scalars)
+    if not _fused_linear_out(*head, arithmetic, plan, out):
+        raise RuntimeError(f"plan {plan}: the fused kernel does not cover this call")
+    return out
+
+
+def _ask_about_pieces(call: Call, arithmetic: str, packed: bool, tf32_allowed: bool) -> dict[str, Any]:
+    n, k = call.weight.shape
+    gpu = plans.device_numbers(call.x.get_device())
+    problem = (call.epilogue.name, call.rows, n, k, packed, arithmetic, tf32_allowed)
+    return plans.ask(*problem, *gpu, call.bias is not None, call.x.get_device())
+
+
+def _on_pieces(call: Call, kind: Kind) -> Callable[[list[int]], Tensor]:
+    """The launches of a call on fp16 pieces, with a plan still to come; without the copy of a padded result."""
+    arithmetic, packed = kind.arithmetic, kind.packed
+    pieces = packs.PIECES[arithmetic]
+    (m, k), n = call.x.shape, call.weight.shape[0]
+    size = packs.pack_bytes(m, k, pieces)
+    pack = None
+    if packed:
+        pack = call.x.new_empty(packs.pack_bytes(n, k, pieces), dtype=torch.uint8)
+        ops._split_rows_out(call.weight, pieces, pack)
+    else:
+        size += packs.pack_bytes(n, k, pieces)
+    workspace = call.x.new_empty(size, dtype=torch.uint8)
+    target = call.x.new_empty(m, split.stored_width(n))
+    bias = None if call.bias is None else call.bias.contiguous()
+
+    def run(plan: list[int]) -> Tensor:
+        head = (call.epilogue.name, call.x, call.weight, pack, workspace, bias, call.operands, call.scalars)
+        _split_linear_out(*head, arithmetic, plan, target)
+        return target
+
+    return run

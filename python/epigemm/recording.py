@@ -1,0 +1,91 @@
+"""What a call of a public function asks of the operators, found out without running them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from epigemm import functional
+from epigemm._native import ops
+from epigemm.epilogues import EPILOGUES, Epilogue, compute_dtype
+
+
+def record(fn_or_name: Callable[..., Tensor] | str, *args: Any, **kwargs: Any) -> tuple[str, Recorder]:
+    """The name of a public function, and what the call asks of the operators.
+
+    Raises:
+        ValueError: `fn_or_name` is no public function of epigemm.
+        Exception: whatever the call itself raises for these arguments.
+    """
+    name = fn_or_name if isinstance(fn_or_name, str) else getattr(fn_or_name, "__name__", "")
+    function = getattr(functional, name) if name in functional.__all__ else None
+    if function is None or (callable(fn_or_name) and fn_or_name is not function):
+        accepted = ", ".join(functional.__all__)
+        raise ValueError(
+            f"fn_or_name: got {fn_or_name!r}; accepted are epigemm's functions or their names: {accepted}"
+        )
+    recorder = Recorder()
+    with torch.no_grad(), recorder:
+        function(*args, **kwargs)
+    return name, recorder
+
+
+class Recorder(TorchFunctionMode):
+    """Catches the operators that a public function calls, in place of running them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.casts: list[str] = []
+        self.folds: list[str] = []
+        self.call: tuple[str, tuple[Any, ...]] | None = None
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        name = _operator_name(func)
+        if name == "fold_batch_norm":
+            like, *vectors, _ = args
+            columns = next(vector.shape[0] for vector in vectors if vector is not None)
+            self.folds.append(f"fold of {columns} columns into multiplier and offset (fold_batch_norm)")
+            return torch.empty((2, columns), dtype=compute_dtype(like.dtype), device=like.device)
+        if name is not None:
+            self.call = (name, args)
+            return args[1]
+        if func is Tensor.to and isinstance(args[1], torch.dtype) and args[0].dtype != args[1]:
+            source, dtype = args
+            self.casts.append(
+                f"torch cast of {list(source.shape)} from {dtype_name(source.dtype)} to {dtype_name(dtype)}"
+            )
+            return torch.empty_like(source, dtype=dtype)
+        return func(*args, **(kwargs or {}))
+
+    def taken_apart(self) -> tuple[str, Epilogue, tuple[Any, ...], Tensor | None]:
+        """The operator that was called, the epilogue, the arguments after it without `out`, and `out`."""
+        assert self.call is not None
+        operator, args = self.call
+        epilogue, given = EPILOGUES[args[0]], args[1:]
+        if not operator.endswith("_out"):
+            return operator, epilogue, given, None
+        at = _OUT[operator]
+        return operator, epilogue, given[:at] + given[at + 1 :], given[at]
+
+
+_OUT = {"linear_out": 6, "elementwise_out": 4}
+"""Where `out` stands among an operator's arguments after the epilogue."""
+
+
+def _operator_name(func: Any) -> str | None:
+    for name in ("linear", "linear_out", "elementwise", "elementwise_out", "fold_batch_norm"):
+        packet = getattr(ops, name)
+        if func is packet or func is packet.default:
+            return name
+    return None
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """A dtype as people call it: "bfloat16"."""
+    return str(dtype).removeprefix("torch.")

@@ -1,0 +1,268 @@
+"""Measured choices on disk: a user's cache, the table that ships with the package, and dispatch's copy of both.
+
+A file belongs to one kind of GPU and one set of kernels. What is wrong with it is never the caller's problem: the cost
+model decides where no measurement is to be had.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import re
+import tempfile
+import warnings
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from epigemm._native import build_info, ops, registry
+
+FORMAT = 1
+ELEMENTS = ("float16", "bfloat16", "float32")
+ARITHMETICS = ("ieee", "tf32", "split", "scaled")
+SHIPPED = Path(__file__).with_name("tuned")
+"""The folder of the tables that come with the package."""
+
+Key = tuple[str, str, str, bool, bool, bool, int, int, int]
+
+
+@dataclass(frozen=True)
+class Entry:
+    """The best fused plan for one kind of call, and how it compares with torch's own path.
+
+    Attributes:
+        epilogue: its name.
+        dtype: of x: "float16", "bfloat16" or "float32".
+        arithmetic: "ieee" for 16 bits; "tf32", "split" or "scaled" for fp32.
+        packed: on fp16 pieces: whether the weight's were there already.
+        bias: whether there was one.
+        tf32_allowed: fp32: whether torch's GEMM could use TF32.
+        n: rows of the weight.
+        k: columns of x and the weight.
+        m: rows of x: the edge of the bucket of M for which it was measured.
+        plan: tile index, raster, swizzle, splits.
+        fused_us: microseconds of a call with this plan.
+        torch_us: microseconds of torch's own path. The faster one runs.
+    """
+
+    epilogue: str
+    dtype: str
+    arithmetic: str
+    packed: bool
+    bias: bool
+    tf32_allowed: bool
+    n: int
+    k: int
+    m: int
+    plan: tuple[int, int, int, int]
+    fused_us: float
+    torch_us: float
+
+    @property
+    def key(self) -> Key:
+        """What it was measured for."""
+        flags = (self.packed, self.bias, self.tf32_allowed)
+        return (self.epilogue, self.dtype, self.arithmetic, *flags, self.n, self.k, self.m)
+
+    @classmethod
+    def from_json(cls, value: Any) -> Entry:
+        """The entry that a file holds; ValueError where it is none."""
+        if not isinstance(value, dict) or set(value) != {each.name for each in fields(cls)}:
+            raise ValueError(f"an entry must be an object with {[each.name for each in fields(cls)]}")
+        plan = value["plan"]
+        if not isinstance(plan, list) or len(plan) != 4 or not all(type(each) is int for each in plan):
+            raise ValueError(f"plan must be four integers, got {plan!r}")
+        for name in ("n", "k", "m"):
+            if type(value[name]) is not int or not 0 < value[name] < 2**31:
+                raise ValueError(f"{name} must be a positive integer, got {value[name]!r}")
+        for name in ("packed", "bias", "tf32_allowed"):
+            if type(value[name]) is not bool:
+                raise ValueError(f"{name} must be true or false, got {value[name]!r}")
+        for name in ("fused_us", "torch_us"):
+            if type(value[name]) not in (int, float) or not _LEAST_US <= value[name] < _MOST_US:
+                raise ValueError(f"{name} must be a time in microseconds, got {value[name]!r}")
+        entry = cls(**{**value, "plan": tuple(plan)})
+        entry.row()
+        return entry
+
+    def to_json(self) -> dict[str, Any]:
+        """As `from_json` takes it."""
+        return {each.name: getattr(self, each.name) for each in fields(self)}
+
+    def row(self) -> list[int]:
+        """As `_load_tuned` takes it; ValueError for a name that it does not know."""
+        known = ([epilogue["name"] for epilogue in registry()], ELEMENTS, ARITHMETICS)
+        names = (self.epilogue, self.dtype, self.arithmetic)
+        indices = [list(each).index(name) for each, name in zip(known, names, strict=True)]
+        flags = [int(flag) for flag in (self.packed, self.bias, self.tf32_allowed)]
+        times = [round(1e3 * us) for us in (self.fused_us, self.torch_us)]
+        return [*indices, *flags, self.n, self.k, self.m, *self.plan, *times]
+
+
+_NO_DEVICE = -1  # rows for it are checked and put nowhere
+_LEAST_US, _MOST_US = 1e-3, 1e12  # whole nanoseconds that an int64 holds
+
+Entries = dict[Key, Entry]
+
+
+# --- where -----------------------------------------------------------------------------------------------------------
+
+
+def cache_dir() -> Path:
+    """The folder of the user's caches: `EPIGEMM_CACHE_DIR`, else epigemm's in `XDG_CACHE_HOME` or ~/.cache."""
+    if chosen := os.environ.get("EPIGEMM_CACHE_DIR"):
+        return Path(chosen)
+    if shared := os.environ.get("XDG_CACHE_HOME"):
+        return Path(shared) / "epigemm"
+    try:
+        return Path.home() / ".cache" / "epigemm"
+    except RuntimeError:  # a user without a home
+        return Path(tempfile.gettempdir()) / "epigemm"
+
+
+def slug(gpu: str) -> str:
+    """A GPU's name as part of a file name: "NVIDIA H200" -> "nvidia-h200"."""
+    return re.sub(r"[^a-z0-9]+", "-", gpu.lower()).strip("-")
+
+
+def cache_path(gpu: str) -> Path:
+    """The file of the user's cache for one kind of GPU and this very set of kernels."""
+    info = build_info()
+    return cache_dir() / f"{slug(gpu)}-{info['version']}-{info['tiles_fingerprint']}-{FORMAT}.json"
+
+
+def shipped_path(gpu: str) -> Path:
+    """The file of the table that comes with the package."""
+    return SHIPPED / f"{slug(gpu)}.json"
+
+
+# --- reading and writing ---------------------------------------------------------------------------------------------
+
+
+def read(path: Path) -> Entries:
+    """What a file holds; nothing where there is none, or it is of another format or other kernels.
+
+    Raises:
+        ValueError: it is damaged.
+        OSError: it cannot be read.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return {}
+    try:
+        table = json.loads(text)
+    except RecursionError as error:
+        raise ValueError("too deeply nested") from error
+    if not isinstance(table, dict) or type(table.get("format")) is not int:
+        raise ValueError("it must be an object with the number of its format")
+    if table["format"] != FORMAT or table.get("kernels") != build_info()["tiles_fingerprint"]:
+        return {}
+    if not isinstance(table.get("entries"), list):
+        raise ValueError("it must have a list of entries")
+    entries = [Entry.from_json(value) for value in table["entries"]]
+    try:
+        install(_NO_DEVICE, entries)
+    except RuntimeError as error:
+        raise ValueError(str(error)) from error
+    return {entry.key: entry for entry in entries}
+
+
+def write(path: Path, gpu: str, entries: Entries) -> None:
+    """Put a whole file in place at once: a reader sees the old one or the new one."""
+    info = build_info()
+    about = {"format": FORMAT, "gpu": gpu, "epigemm": info["version"], "kernels": info["tiles_fingerprint"]}
+    lines = [json.dumps(entries[key].to_json()) for key in sorted(entries)]
+    text = json.dumps({**about, "torch": torch.__version__})[:-1]
+    text += ', "entries": [\n' + ",\n".join(lines) + "\n]}\n"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".tmp")
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(text)
+        Path(temporary).chmod(0o644)
+        Path(temporary).replace(path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+def merge(path: Path, gpu: str, entries: Iterable[Entry]) -> None:
+    """Add entries to a file, beside other processes that do so too; a damaged file is begun anew."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with _locked(path.with_suffix(".lock")):
+        try:
+            known = read(path)
+        except ValueError:
+            known = {}
+        write(path, gpu, {**known, **{entry.key: entry for entry in entries}})
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    with path.open("a") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)  # let go when the file is closed
+        yield
+
+
+# --- dispatch's copy -------------------------------------------------------------------------------------------------
+
+
+def load(device: int) -> None:
+    """Give dispatch what was measured on a CUDA device: the shipped table, then the user's own over it."""
+    gpu = torch.cuda.get_device_name(device)
+    for path, shipped in ((shipped_path(gpu), True), (cache_path(gpu), False)):
+        try:
+            install(device, read(path).values(), shipped=shipped)
+        except (OSError, ValueError) as error:
+            _warn_once(path, f"the measured choices in {path} are ignored: {_first_line(error)}")
+
+
+def install(device: int, entries: Iterable[Entry], *, shipped: bool = False) -> None:
+    """Give dispatch measured choices for a CUDA device; RuntimeError for plans that this build does not have."""
+    rows = [number for entry in entries for number in entry.row()]
+    if rows:
+        ops._load_tuned(device, rows, shipped)
+
+
+def remember(device: int, entries: Iterable[Entry]) -> None:
+    """Give dispatch new measurements, and keep them in the user's cache where that can be written."""
+    entries = list(entries)
+    install(device, entries)
+    gpu = torch.cuda.get_device_name(device)
+    path = cache_path(gpu)
+    try:
+        merge(path, gpu, entries)
+    except OSError as error:
+        _warn_once(
+            path.parent, f"measured choices last as long as this process: {path} cannot be written: {error}"
+        )
+
+
+def source_text(source: str, device: int) -> str:
+    """Where a choice comes from, for people: "model", "cache" or "default" as dispatch says it."""
+    if source == "cache":
+        return "measured on this GPU (cache)"
+    if source != "default":
+        return "cost model"
+    gpu = torch.cuda.get_device_name(device).removeprefix("NVIDIA ")
+    article = "an" if gpu[0] in "AEFHILMNORSX" else "a"
+    return f"measured on {article} {gpu} (default table)"
+
+
+_warned: set[Path] = set()
+
+
+def _warn_once(about: Path, message: str) -> None:
+    if about not in _warned:
+        _warned.add(about)
+        warnings.warn(f"epigemm: {message}", RuntimeWarning, stacklevel=2)
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]

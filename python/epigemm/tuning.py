@@ -1,0 +1,296 @@
+"""The choice between kernels by measurement: `tune`, and measuring calls as they come up (`enable`, `EPIGEMM_TUNE=1`).
+
+What is measured goes into dispatch's table and the cache on disk (`epigemm.tables`), and decides from the next call on.
+"""
+
+from __future__ import annotations
+
+import statistics
+import threading
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+
+from epigemm import checks, execution, packs, plans, tables
+from epigemm._native import ops
+from epigemm.bench.timing import Effort, make_timer
+from epigemm.candidates import TORCH, Call, Candidate, Kind, families
+from epigemm.epilogues import Epilogue
+from epigemm.recording import dtype_name, record
+from epigemm.tables import Entry
+
+_ROUGH = Effort(rounds=3, min_ms=0.0, max_rounds=3)
+_CAREFUL = Effort(rounds=11, min_ms=5.0, max_rounds=40)
+_FINALISTS, _WITHIN = 6, 1.15  # measured with care: so many, no slower than this times the fastest
+
+
+@dataclass(frozen=True)
+class Timed:
+    """One way to run a call.
+
+    Attributes:
+        arithmetic: what it multiplies in; "torch" for torch's own path.
+        text: the kernel.
+        plan: tile index, raster, swizzle, splits; empty for torch's own path.
+        measured_us: the median of its calls, in microseconds.
+        chosen: whether it runs from now on.
+    """
+
+    arithmetic: str
+    text: str
+    plan: tuple[int, ...]
+    measured_us: float
+    chosen: bool
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """What `tune` found; print it to read it.
+
+    Attributes:
+        problem: what was measured: epilogue, dtype, M (the edge of the call's bucket), N and K.
+        candidates: every way to run the call, for each arithmetic the fastest first.
+        entries: what dispatch and the cache remember; empty where no fused kernel covers the call.
+    """
+
+    problem: str
+    candidates: list[Timed] = field(default_factory=list)
+    entries: list[Entry] = field(default_factory=list)
+
+    def __str__(self) -> str:
+        """A table: the time of each candidate, and which one runs."""
+        lines = [self.problem]
+        for each in self.candidates:
+            mark = "<- chosen" if each.chosen else ""
+            lines.append(f"  {each.measured_us:9.1f} us  {each.arithmetic:<6}  {each.text} {mark}".rstrip())
+        if not self.entries:
+            lines.append("  no fused kernel covers this call: there is nothing to choose")
+        return "\n".join(lines)
+
+
+def tune(fn_or_name: Callable[..., Tensor] | str, *args: Any, **kwargs: Any) -> Tuning:
+    """Measure every way to run `fn(*args, **kwargs)` on its GPU, and choose the fastest from now on.
+
+    Measured are all fused kernels that cover the call, with every raster order and swizzle, and torch's own path, on
+    random `x` with as many rows as the edge of the call's bucket of M: 1, 2, 4, ... 64, 96, 128, 192, 256, ... 65536.
+    The choice holds for every call of that bucket with the same epilogue, dtype, arithmetic, N and K, in this process
+    and, by way of the cache (`epigemm.tables.cache_path`), in later ones. The results of calls are as accurate as
+    before.
+
+    Args:
+        fn_or_name: a public linear function of epigemm, or its name.
+        args: the function's arguments; `x` on a CUDA device.
+        kwargs: its keyword arguments, `precision=` included.
+
+    Returns:
+        A `Tuning` with the time of every candidate.
+
+    Raises:
+        ValueError: `fn_or_name` is no public linear function of epigemm.
+        RuntimeError: `x` is not on a CUDA device that epigemm's kernels run on; or the current stream is being
+            captured into a CUDA graph, or torch.compile is tracing.
+        Exception: whatever the call itself raises for these arguments.
+
+    Example:
+        >>> print(epigemm.tune("linear_relu", x, weight, bias))  # doctest: +SKIP
+    """
+    name, recorder = record(fn_or_name, *args, **kwargs)
+    operator, epilogue, given, out = recorder.taken_apart()
+    if not operator.startswith("linear"):
+        raise ValueError(
+            f"fn_or_name: got {name!r}, which has one kernel only; accepted are linear functions"
+        )
+    x, weight, bias, operands, scalars, precision, pack_use = given[:7]
+    checks.linear(epilogue, x, weight, bias, operands, scalars, precision, out)
+    if not plans.has_gpu_kernels(x):
+        why = execution.no_kernels(x) or "it is on the CPU"
+        raise RuntimeError(
+            f"x: got device {x.device}; accepted is a CUDA device that epigemm's kernels run on ({why})"
+        )
+    if not _may_measure(x):
+        raise RuntimeError(
+            "tune: got a call during CUDA graph capture or under tracing; accepted is a plain call"
+        )
+    call = Call(epilogue, x, weight, bias, operands, scalars, precision, pack_use)
+    with _LOCK:
+        found = measure(call)
+        _remember(x.get_device(), found.entries)
+    return _with_choice(call, found)
+
+
+def entry_for(call: Call, kind: Kind) -> Entry:
+    """What a measurement of a family of kernels is kept as, its results still to come."""
+    n, k = call.weight.shape
+    return Entry(
+        epilogue=call.epilogue.name,
+        dtype=dtype_name(call.x.dtype),
+        arithmetic=kind.arithmetic,
+        packed=kind.packed,
+        bias=call.bias is not None,
+        tf32_allowed=kind.tf32_allowed,
+        n=n,
+        k=k,
+        m=bucket(call),
+        plan=(0, 0, 1, 1),
+        fused_us=0.0,
+        torch_us=0.0,
+    )
+
+
+def bucket(call: Call) -> int:
+    """The edge of the call's bucket of M."""
+    return int(ops._tuned_bucket(call.rows))
+
+
+def measure(call: Call, wanted: Callable[[Kind], bool] = lambda kind: True) -> Tuning:
+    """Time every way to run a call, for the wanted families of kernels.
+
+    It remembers nothing, so that no candidate is marked as chosen.
+    """
+    m, device = bucket(call), call.x.device
+    n, k = call.weight.shape
+    gpu = torch.cuda.get_device_name(device)
+    result = Tuning(
+        f"{call.epilogue.name}, {dtype_name(call.x.dtype)}, M = {call.rows} measured as {m}, N = {n}, K = {k}, on {gpu}"
+    )
+    with torch.no_grad(), torch.cuda.device(device):
+        for family in families(call.at(m), wanted):
+            with family.setting():
+                timings = _time([family.rival, *family.candidates], device)
+            _add(result, entry_for(call, family.kind), timings)
+    return result
+
+
+class _Timing(NamedTuple):
+    rough: bool  # sorts behind what was timed with care
+    us: float
+    of: Candidate
+
+
+def _add(result: Tuning, about: Entry, timings: Sequence[_Timing]) -> None:
+    """One family's times into the result, and its best plan into the entries."""
+    torch_us = next(timing.us for timing in timings if timing.of.plan == TORCH)
+    ordered = sorted(timings, key=lambda timing: timing[:2])
+    best = next(timing for timing in ordered if timing.of.plan != TORCH)
+    found = {"plan": best.of.plan, "fused_us": best.us, "torch_us": torch_us}
+    result.entries.append(Entry(**{**vars(about), **found}))
+    for _, us, of in ordered:
+        arithmetic = "torch" if of.plan == TORCH else about.arithmetic
+        result.candidates.append(Timed(arithmetic, of.text, of.plan, us, chosen=False))
+
+
+def _time(candidates: Sequence[Candidate], device: torch.device) -> list[_Timing]:
+    """All of them roughly; then those that may be the fastest, and the first one, with care."""
+    timer = make_timer(device)
+    runs = [candidate.run for candidate in candidates]
+    for run in runs:
+        run()  # the first call loads the kernel
+    host_us = max(timer.warm_up(run) for run in (runs[0], runs[-1]))
+    times = [statistics.median(samples) for samples in timer.in_turn(runs, _ROUGH, host_us)]
+    fast = sorted(range(1, len(runs)), key=times.__getitem__)[:_FINALISTS]
+    finalists = [0, *(i for i in fast if times[i] <= _WITHIN * times[fast[0]])]
+    careful = timer.in_turn([runs[i] for i in finalists], _CAREFUL, host_us)
+    for index, samples in zip(finalists, careful, strict=True):
+        times[index] = statistics.median(samples)
+    return [
+        _Timing(index not in finalists, 1e3 * times[index], candidate)
+        for index, candidate in enumerate(candidates)
+    ]
+
+
+def _with_choice(call: Call, found: Tuning) -> Tuning:
+    """The candidates, the one that this very call now takes marked."""
+    considered = execution.considered(*call.as_considered())
+    taken = next((each for each in considered if not each.why_not), None)
+    arithmetic = "torch" if taken is None else taken.arithmetic
+    best = {entry.arithmetic: entry.plan for entry in found.entries}
+    wanted = (arithmetic, best.get(arithmetic, TORCH))
+    marked, seen = [], False
+    for each in found.candidates:
+        chosen = not seen and (each.arithmetic, each.plan) == wanted
+        seen = seen or chosen
+        marked.append(Timed(each.arithmetic, each.text, each.plan, each.measured_us, chosen))
+    return Tuning(found.problem, marked, found.entries)
+
+
+def _remember(device: int, entries: Sequence[Entry]) -> None:
+    if entries:
+        tables.remember(device, entries)
+        plans.forget()
+
+
+# --- calls as they come up -------------------------------------------------------------------------------------------
+
+_LOCK = threading.RLock()
+_seen: set[tuple[Any, ...]] = set()
+
+
+def enable() -> None:
+    """Measure, at its first call, whatever has no measured choice yet; `EPIGEMM_TUNE=1` does so from the start.
+
+    Such a first call takes as long as its measurement, up to seconds. Nothing is measured while a CUDA graph is being
+    captured, while torch.compile traces, or for tensors that are not on a CUDA device with epigemm's kernels.
+    """
+    execution.on_first_call = _see
+
+
+def disable() -> None:
+    """Measure no more calls; what was measured stays."""
+    execution.on_first_call = None
+
+
+def is_enabled() -> bool:
+    """Whether first calls are measured."""
+    return execution.on_first_call is not None
+
+
+def _see(
+    epilogue: Epilogue,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    operands: Sequence[Tensor],
+    scalars: Sequence[float],
+    precision: str,
+    out: Tensor,
+    pack_use: str,
+) -> None:
+    """Measure a call that has not been seen before, if it may be measured and nothing is known of it."""
+    seen = (
+        epilogue.name,
+        x.device,
+        x.dtype,
+        x.shape,
+        weight.shape,
+        bias is None,
+        execution.linear_roads(x, precision),
+        pack_use,
+    )
+    if seen in _seen or not _may_measure(x) or not _LOCK.acquire(blocking=False):
+        return
+    try:
+        _seen.add(seen)
+        call = Call(epilogue, x, weight, bias, operands, scalars, precision, pack_use)
+        if call.rows and call.weight.numel():
+            unknown = measure(call, lambda kind: kind.source == "model")
+            _remember(x.get_device(), unknown.entries)
+    except torch.OutOfMemoryError as error:
+        message = f"epigemm: a call was not measured: {str(error).splitlines()[0]}"
+        warnings.warn(message, RuntimeWarning, stacklevel=2)
+    finally:
+        _LOCK.release()
+
+
+def _may_measure(x: Tensor) -> bool:
+    """Whether x is a plain tensor that nobody traces, and kernels that are launched now run now."""
+    return (
+        type(x) in (Tensor, Parameter)
+        and not torch.compiler.is_compiling()
+        and not torch._C._len_torch_dispatch_stack()
+        and not packs.capturing(x.device)
+    )

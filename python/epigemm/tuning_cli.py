@@ -1,0 +1,226 @@
+"""The command that measures a grid of calls and writes a table of choices: `python -m epigemm.tune`."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from epigemm import packs, plans, tables
+from epigemm._native import ops, registry
+from epigemm.candidates import Call, Kind
+from epigemm.epilogues import EPILOGUES, Epilogue
+from epigemm.execution import no_kernels
+from epigemm.precision import DEFAULT
+from epigemm.tuning import Tuning, entry_for, measure
+
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+WEIGHTS = "8192x8192,4096x4096,11008x4096,4096x11008,28672x8192,8192x28672,1024x1024,2048x2048"
+_LARGEST = 65536
+
+
+class Setup(NamedTuple):
+    """One call of the grid, but for M.
+
+    Attributes:
+        epilogue: what follows the product.
+        dtype: of x and the weight.
+        n: rows of the weight.
+        k: columns of it.
+        setting: torch's fp32 setting: "ieee" or "tf32".
+        pack_use: for fp32: with the weight's pack kept, or without.
+    """
+
+    epilogue: Epilogue
+    dtype: torch.dtype
+    n: int
+    k: int
+    setting: str
+    pack_use: str
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command; 0 where the table was written."""
+    options = _parser().parse_args(arguments)
+    device = torch.device("cuda", options.device)
+    why_not = "torch sees no CUDA device" if not torch.cuda.is_available() else ""
+    why_not = why_not or no_kernels(torch.empty(0, device=device)) or plans.no_gemm_kernels()
+    if why_not:
+        print(f"nothing to measure: {why_not}")
+        return 1
+    gpu = torch.cuda.get_device_name(device)
+    output: Path = options.output or tables.shipped_path(gpu)
+    try:
+        known = {} if options.again else tables.read(output)
+    except ValueError as error:
+        print(f"{output} is begun anew: {error}")
+        known = {}
+    until = time.monotonic() + options.time_budget
+    finished = True
+    try:
+        for setup in setups(options):
+            for m in buckets(options.sizes):
+                if time.monotonic() > until:
+                    finished = False
+                    break
+                _measure(setup, m, device, known)
+    finally:
+        if known:
+            tables.write(output, gpu, known)
+            print(
+                f"{len(known)} choices in {output}" + ("" if finished else ": the time was up before the end")
+            )
+    return 0
+
+
+def buckets(sizes: tuple[int, int]) -> list[int]:
+    """The edges of all buckets of M from the first to the last of `sizes`."""
+    first, last = sizes
+    edges = [int(ops._tuned_bucket(first))]
+    while edges[-1] < min(last, _LARGEST):
+        edges.append(int(ops._tuned_bucket(edges[-1] + 1)))
+    return edges
+
+
+def setups(options: argparse.Namespace) -> Iterator[Setup]:
+    """Every call of the grid but for M, the first weights in all ways before the next ones."""
+    for n, k in options.weights:
+        for dtype in options.dtypes:
+            for epilogue in options.epilogues:
+                if dtype != torch.float32:
+                    yield Setup(epilogue, dtype, n, k, "ieee", packs.NONE)
+                    continue
+                for setting in options.settings:
+                    for pack_use in (packs.KEEP, packs.NONE):
+                        yield Setup(epilogue, dtype, n, k, setting, pack_use)
+
+
+def make_call(setup: Setup, m: int, device: torch.device) -> Call:
+    """Such a call, on random tensors."""
+    generator = torch.Generator(device).manual_seed(0)
+
+    def draw(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator, device=device, dtype=setup.dtype)
+
+    inputs = setup.epilogue.sample_inputs(setup.n, setup.dtype, device)
+    return Call(
+        setup.epilogue,
+        draw(m, setup.k),
+        draw(setup.n, setup.k) / setup.k**0.5,
+        inputs.bias,
+        inputs.operands,
+        inputs.scalars,
+        DEFAULT,
+        setup.pack_use,
+    )
+
+
+def _measure(setup: Setup, m: int, device: torch.device, known: tables.Entries) -> None:
+    """Measure what is not known yet, and add it."""
+    before = torch.backends.cuda.matmul.fp32_precision
+    torch.backends.cuda.matmul.fp32_precision = setup.setting
+    try:
+        call = make_call(setup, m, device)
+
+        def is_unknown(kind: Kind) -> bool:
+            return entry_for(call, kind).key not in known
+
+        found = measure(call, is_unknown)
+    except torch.OutOfMemoryError as error:
+        print(f"{setup.epilogue.name}, M = {m}, N = {setup.n}, K = {setup.k}: {str(error).splitlines()[0]}")
+        return
+    finally:
+        torch.backends.cuda.matmul.fp32_precision = before
+    known.update({entry.key: entry for entry in found.entries})
+    _show(found)
+
+
+def _show(found: Tuning) -> None:
+    for entry in found.entries:
+        faster = "fused" if entry.fused_us <= entry.torch_us else "torch"
+        print(
+            f"{found.problem.partition(', on ')[0]}: {entry.arithmetic}{' packed' if entry.packed else ''}: plan "
+            f"{list(entry.plan)} {entry.fused_us:.1f} us, torch {entry.torch_us:.1f} us: {faster}",
+            flush=True,
+        )
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m epigemm.tune",
+        description="Measure every way to run a grid of calls on this GPU, and write the best into a table.",
+    )
+    parser.add_argument("--sizes", type=_sizes, default=(1, _LARGEST), help="M, first:last (default 1:65536)")
+    parser.add_argument(
+        "--weights", type=_weights, default=_weights(WEIGHTS), help=f"NxK,NxK,... (default {WEIGHTS})"
+    )
+    parser.add_argument(
+        "--dtypes",
+        type=_dtypes,
+        default=list(DTYPES.values()),
+        help="of bf16,fp16,fp32 (default: all)",
+    )
+    linear = [each["name"] for each in registry() if each["linear"]]
+    parser.add_argument(
+        "--epilogues",
+        type=_epilogues,
+        default=[EPILOGUES[name] for name in linear],
+        help=f"of {','.join(linear)} (default: all)",
+    )
+    parser.add_argument(
+        "--settings",
+        type=_settings,
+        default=["ieee", "tf32"],
+        help="torch's settings for fp32 products: of ieee,tf32 (default: both)",
+    )
+    parser.add_argument("--output", type=Path, help="the table (default: the one in the package)")
+    parser.add_argument(
+        "--again", action="store_true", help="measure what the table holds too, and begin it anew"
+    )
+    parser.add_argument("--time-budget", type=float, default=float("inf"), help="seconds (default: no limit)")
+    parser.add_argument("--device", type=int, default=0, help="index of the CUDA device (default 0)")
+    return parser
+
+
+def _sizes(text: str) -> tuple[int, int]:
+    first, _, last = text.partition(":")
+    sizes = int(first), int(last or first)
+    if not 0 < sizes[0] <= sizes[1]:
+        raise argparse.ArgumentTypeError(f"got {text!r}; accepted is FIRST:LAST with 0 < FIRST <= LAST")
+    return sizes
+
+
+def _weights(text: str) -> list[tuple[int, int]]:
+    try:
+        weights = [(int(n), int(k)) for n, k in (each.split("x") for each in text.split(","))]
+    except ValueError:
+        weights = [(0, 0)]
+    if any(n < 1 or k < 1 for n, k in weights):
+        raise argparse.ArgumentTypeError(f"got {text!r}; accepted is NxK,NxK,... with positive numbers")
+    return weights
+
+
+def _chosen(text: str, accepted: Sequence[str]) -> list[str]:
+    chosen = text.split(",")
+    if not set(chosen) <= set(accepted):
+        raise argparse.ArgumentTypeError(f"got {text!r}; accepted are {','.join(accepted)}")
+    return chosen
+
+
+def _dtypes(text: str) -> list[torch.dtype]:
+    return [DTYPES[name] for name in _chosen(text, list(DTYPES))]
+
+
+def _epilogues(text: str) -> list[Epilogue]:
+    return [
+        EPILOGUES[name] for name in _chosen(text, [each["name"] for each in registry() if each["linear"]])
+    ]
+
+
+def _settings(text: str) -> list[str]:
+    return _chosen(text, ["ieee", "tf32"])

@@ -1,0 +1,145 @@
+"""Measured choices on a GPU: what tune() finds is used, right, kept, and never looked for in a capture."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import epigemm
+from epigemm import candidates, execution, packs, plans, tables, tuning
+from epigemm._native import ops
+from epigemm.epilogues import BIAS_RELU, RELU_DIV
+from tests.support import reference
+from tests.support.arithmetic import BF16, SCALED, SPLIT, TF32, Arithmetic
+from tests.support.cases import Operands, fused_unavailable
+
+pytestmark = pytest.mark.gpu
+
+N, K = 512, 1024
+
+
+@pytest.fixture(autouse=True)
+def empty_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """No measured choice to begin with; what was there is loaded again afterwards."""
+    if reason := fused_unavailable():
+        pytest.skip(f"gpu: {reason}")
+    monkeypatch.setenv("EPIGEMM_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(tables, "SHIPPED", tmp_path / "tuned")
+    monkeypatch.setattr(tuning, "_seen", set())
+    monkeypatch.setattr(execution, "on_first_call", None)
+    plans._usable(0)
+    ops._clear_tuned(0)
+    plans.forget()
+    yield
+    monkeypatch.undo()
+    ops._clear_tuned(0)
+    tables.load(0)
+    plans.forget()
+
+
+def draw(m: int, dtype: torch.dtype = torch.bfloat16) -> tuple[Tensor, Tensor, Tensor]:
+    x, weight, bias = torch.randn(m, K), torch.randn(N, K) / K**0.5, torch.randn(N)
+    return x.to("cuda", dtype), weight.to("cuda", dtype), bias.to("cuda", dtype)
+
+
+def source(x: Tensor, weight: Tensor, bias: Tensor) -> str:
+    plan = execution._fused_plan(BIAS_RELU, x, weight, bias, (), (), "ieee", x.new_empty(x.shape[0], N))
+    return str(plan["source"])
+
+
+@pytest.mark.parametrize("m", [1, 100])
+def test_what_tune_finds_is_used(m: int) -> None:
+    x, weight, bias = draw(m)
+    found = epigemm.tune("linear_relu", x, weight, bias)
+    (entry,) = found.entries
+    (chosen,) = [each for each in found.candidates if each.chosen]
+    assert (chosen.arithmetic == "torch") == (entry.torch_us < entry.fused_us)
+    explanation = epigemm.explain("linear_relu", x, weight, bias)
+    assert (explanation.path == "fused") == (chosen.arithmetic != "torch")
+    assert any("measured on this GPU (cache)" in reason for reason in explanation.reasons)
+    if chosen.arithmetic != "torch":
+        assert explanation.candidates[0]["plan"] == list(chosen.plan)
+    actual = epigemm.linear_relu(x, weight, bias)
+    bounded = reference.linear("bias_relu", x, weight, Operands(bias=bias), BF16, second_path=True)
+    reference.assert_within(actual, bounded)
+
+
+@pytest.mark.parametrize(
+    ("arithmetic", "precision", "setting"),
+    [
+        (BF16, "default", "ieee"),
+        (SPLIT, "highest", "ieee"),
+        (SCALED, "high", "tf32"),
+        (TF32, "high", "tf32"),
+    ],
+    ids=lambda value: getattr(value, "name", value),
+)
+@pytest.mark.parametrize("m", [16, 128])
+def test_every_candidate_is_right(m: int, arithmetic: Arithmetic, precision: str, setting: str) -> None:
+    torch.backends.cuda.matmul.fp32_precision = setting
+    x, weight, bias = draw(m, arithmetic.dtype)
+    for pack_use in (packs.KEEP, packs.NONE):
+        call = candidates.Call(RELU_DIV, x, weight, bias, (), (2.0,), precision, pack_use).at(m)
+        name = "ieee" if arithmetic is BF16 else arithmetic.name
+        (family,) = candidates.families(call, lambda kind, name=name: kind.arithmetic == name)  # type: ignore[misc]
+        operands = Operands(bias=bias, scalars=[2.0])
+        bounded = reference.linear("relu_div", call.x, weight, operands, arithmetic, second_path=False)
+        assert len({candidate.plan for candidate in family.candidates}) == len(family.candidates) > 2
+        for candidate in family.candidates:
+            reference.assert_within(candidate.run()[:, :N], bounded)
+
+
+def test_a_capture_is_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, weight, bias = draw(32)
+    epigemm.linear_relu(x, weight, bias)
+    tuning.enable()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = epigemm.linear_relu(x, weight, bias)
+    graph.replay()
+    torch.cuda.synchronize()
+    assert source(x, weight, bias) == "model"
+    actual = epigemm.linear_relu(x, weight, bias)
+    assert source(x, weight, bias) == "cache"
+    torch.testing.assert_close(captured, actual, rtol=2e-2, atol=1e-2)
+    measured: list[Any] = []
+    monkeypatch.setattr(tuning, "measure", lambda *_: measured.append(_))
+    epigemm.linear_relu(x, weight, bias)
+    assert not measured
+
+
+def test_a_compiled_call_is_measured_when_it_runs() -> None:
+    tuning.enable()
+    x, weight, bias = draw(32)
+    compiled = torch.compile(epigemm.linear_relu, fullgraph=True)
+    actual = compiled(x, weight, bias)
+    bounded = reference.linear("bias_relu", x, weight, Operands(bias=bias), BF16, second_path=True)
+    reference.assert_within(actual, bounded)
+
+
+CHILD = """
+import torch, epigemm
+x, weight = (torch.randn(*size, device="cuda", dtype=torch.bfloat16) for size in ((32, 1024), (512, 1024)))
+print(" ".join(epigemm.explain("linear_relu", x, weight, weight[:, 0].contiguous()).reasons))
+"""
+
+
+def test_a_second_process_finds_the_cache() -> None:
+    x, weight, bias = draw(32)
+    environment = {**os.environ, "EPIGEMM_TUNE": "0"}
+
+    def ask() -> str:
+        command = [sys.executable, "-c", CHILD]
+        done = subprocess.run(command, check=True, capture_output=True, text=True, env=environment)
+        return done.stdout
+
+    epigemm.tune("linear_relu", x, weight, bias)
+    assert "measured on this GPU (cache)" in ask()
