@@ -207,6 +207,11 @@ std::optional<tuned::Choice> measured_choice(const ProblemTraits& traits) {
   return choice;
 }
 
+bool is_slower_as_measured(const ProblemTraits& traits) {
+  const std::optional<tuned::Choice> measured = find_measured(traits);
+  return measured && !measured->fused();
+}
+
 Plan chosen_plan(const ProblemTraits& traits) {
   const std::optional<tuned::Choice> measured = find_measured(traits);
   return measured ? fitted(traits, measured->plan) : best_candidate(traits).plan;

@@ -43,6 +43,9 @@ std::string why_not_fused(const ProblemTraits& traits);
 // What was measured for problems like this one; nothing where no fused kernel covers it. The plan is made to fit.
 std::optional<tuned::Choice> measured_choice(const ProblemTraits& traits);
 
+// Whether PyTorch's own path was measured to be faster: why_not_fused's answer without its words, which take longer.
+bool is_slower_as_measured(const ProblemTraits& traits);
+
 // The plan that runs where a fused kernel does: the measured one, else best_candidate's.
 Plan chosen_plan(const ProblemTraits& traits);
 

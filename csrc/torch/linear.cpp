@@ -175,6 +175,7 @@ bool fused_linear_out(const Name& epilogue, const Tensor& x, const Tensor& weigh
                       const std::vector<Tensor>& operands, const std::vector<double>& scalars, const Name& arithmetic,
                       const std::vector<int64_t>& forced_plan, const Tensor& out) {
   LinearCall call = make_call(epilogue, x, weight, bias, operands, scalars, arithmetic, out);
+  if (forced_plan.empty() && is_slower_as_measured(traits_of(call.problem))) return false;
   if (!why_not(call, /*forced=*/!forced_plan.empty()).empty()) return false;
 #if EPIGEMM_WITH_SM90
   Problem& problem = call.problem;
