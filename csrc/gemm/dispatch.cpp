@@ -200,6 +200,7 @@ Plan fitted(const ProblemTraits& t, Plan plan) {
 }
 
 std::optional<tuned::Choice> find_measured(const ProblemTraits& t) {
+  if (t.device < 0) return std::nullopt;
   tuned::Key key;
   key.epilogue = t.epilogue;
   key.element = t.element;
@@ -209,7 +210,9 @@ std::optional<tuned::Choice> find_measured(const ProblemTraits& t) {
   key.n = t.n;
   key.k = t.k;
   key.m = tuned::bucket_edge(t.m);
-  return t.device < 0 ? std::nullopt : tuned::find(t.device, key);
+  std::optional<tuned::Choice> choice = tuned::find(t.device, key);
+  if (choice && !why_not_planned(t, choice->plan).empty()) choice.reset();  // M beyond the last bucket's edge
+  return choice;
 }
 
 }  // namespace

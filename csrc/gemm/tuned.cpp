@@ -6,6 +6,7 @@
 #include <memory>
 #include <mutex>
 
+#include "gemm/narrow/tiles.h"
 #include "gemm/split/tiles.h"
 
 namespace epigemm::tuned {
@@ -76,6 +77,12 @@ void add(std::string* text, const split::Tile& tile) {
   *text += tile.transposed ? "transposed," : "";
 }
 
+void add(std::string* text, const narrow::Tile& tile) {
+  for (const int number : {tile.m, tile.n, tile.stages, tile.ctas_per_multiprocessor}) {
+    *text += std::to_string(number) + ",";
+  }
+}
+
 template <class Tile, std::size_t count>
 void add_all(std::string* text, const char* name, const Tile (&tiles)[count]) {
   *text += name;
@@ -122,6 +129,7 @@ std::optional<Choice> find(int device, const Key& key) {
 std::string tiles_fingerprint() {
   std::string text;
   add_all(&text, "sm90:", sm90::kTiles);
+  add_all(&text, "narrow:", narrow::kTiles);
   add_all(&text, "split:", split::kSplitTiles);
   add_all(&text, "scaled:", split::kScaledTiles);
   uint64_t hash = 0xcbf29ce484222325u;  // FNV-1a

@@ -54,7 +54,7 @@ tuned::Key key_of(const int64_t* row) {
 tuned::Choice choice_of(const int64_t* row, const tuned::Key& key, bool shipped) {
   constexpr double kMicrosecond = 1e-3;
   check(row[kFusedNanoseconds] > 0 && row[kSecondPathNanoseconds] > 0, "rows: times must be positive");
-  const int tiles = on_pieces(key.arithmetic) ? split::tile_count(key.arithmetic) : sm90::kTileCount;
+  const int tiles = on_pieces(key.arithmetic) ? split::tile_count(key.arithmetic) : kTileCount;
   tuned::Choice choice;
   choice.plan = forced_plan({row + kTile, row + kSplits + 1}, tiles);
   choice.fused_microseconds = kMicrosecond * static_cast<double>(row[kFusedNanoseconds]);
