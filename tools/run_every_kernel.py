@@ -48,14 +48,15 @@ def run_fused(epilogue: Epilogue, dtype: torch.dtype) -> int:
     weight = (torch.randn(N, K, device=DEVICE) / K**0.5).to(dtype)
     drawn = inputs(epilogue, dtype, N)
     expected = reference(epilogue, x.double() @ weight.double().t(), drawn)
-    tiles = int(build_info()["tiles"])
-    for tile in range(tiles):
+    tiles, narrow = int(build_info()["tiles"]), int(build_info()["narrow_tiles"])
+    plans = [[tile, tile % 2, 2, 1] for tile in range(tiles)]
+    plans += [[tile, 0, 1, 2] for tile in range(tiles - narrow, tiles)]
+    for plan in plans:
         out = torch.full((M, N), float("nan"), dtype=dtype, device=DEVICE)
-        plan = [tile, tile % 2, 2]
         if not ops._fused_linear_out(epilogue.name, x, weight, *drawn, "tf32", plan, out):
             sys.exit(f"{epilogue.name} {dtype}: no fused kernel on this device")
-        expect_close(f"{epilogue.name} {dtype} tile {tile}", out, expected, TOLERANCE[dtype])
-    return tiles
+        expect_close(f"{epilogue.name} {dtype} plan {plan}", out, expected, TOLERANCE[dtype])
+    return len(plans)
 
 
 def run_on_pieces(epilogue: Epilogue, arithmetic: str) -> int:

@@ -23,6 +23,7 @@ epilogues = pytest.mark.parametrize("name", LINEAR)
 
 BUILD = json.loads(torch.ops.epigemm._build_info())
 TILES = int(BUILD["tiles"]) if BUILD["gemm_kernels"] else 0
+NARROW_TILES = range(TILES - int(BUILD["narrow_tiles"]), TILES) if TILES else range(1)
 RASTERS = {"along_m": 0, "along_n": 1}
 SWIZZLES = [1, 2, 4, 8]
 DEVICE = torch.device("cuda")
@@ -59,9 +60,11 @@ def run_plan(problem: Problem, plan: list[int]) -> torch.Tensor:
 def test_tile_count() -> None:
     on_pieces = BUILD["split_tiles"] + BUILD["scaled_tiles"]
     assert TILES > 0 and BUILD["gemm_kernels"] == len(LINEAR) * (TILES * len(FUSED_ARITHMETICS) + on_pieces)
-    header = Path(__file__).parents[2] / "csrc" / "gemm" / "sm90" / "tiles.h"
-    if header.exists():
-        assert len(re.findall(r"^\s*\{\d+, \d+, \d, \d, Schedule::", header.read_text(), re.M)) == TILES
+    csrc = Path(__file__).parents[2] / "csrc" / "gemm"
+    if csrc.exists():
+        large, narrow = ((csrc / family / "tiles.h").read_text() for family in ("sm90", "narrow"))
+        assert len(re.findall(r"^\s*\{\d+, \d+, \d, \d, Schedule::", large, re.M)) == NARROW_TILES.start
+        assert len(re.findall(r"^\s*\{\d+, \d+, \d+, \d\},", narrow, re.M)) == len(NARROW_TILES)
 
 
 @epilogues
@@ -83,6 +86,27 @@ def test_every_raster_and_swizzle(tile: int, raster: int, swizzle: int, rng: tor
             problem = make(name, BF16, shape, DEVICE, rng)
             actual = run_plan(problem, [tile, raster, swizzle])
             assert torch.equal(actual, run_plan(problem, [tile, 0, 1]))
+
+
+@epilogues
+@arithmetics
+@pytest.mark.parametrize("tile", NARROW_TILES)
+def test_every_split(name: str, arithmetic: Arithmetic, tile: int, rng: torch.Generator) -> None:
+    """K shared out evenly, unevenly and one stage each; the bits are the same at every call."""
+    for shape in [(17, 264, 1024), (129, 136, 1160), (1, 72, 520), (300, 520, 2048)]:
+        problem = make(name, arithmetic, shape, DEVICE, rng)
+        for splits in (1, 2, 4, 8):
+            actual = run_plan(problem, [tile, 0, 1, splits])
+            assert torch.equal(actual, run_plan(problem, [tile, 0, 1, splits]))
+
+
+@pytest.mark.parametrize("tile", [0, NARROW_TILES.start])
+def test_a_split_that_cannot_be_is_refused(tile: int, rng: torch.Generator) -> None:
+    problem = make("bias", BF16, (16, 128, 64), DEVICE, rng)
+    with pytest.raises(RuntimeError, match="plan: "):
+        problem.run_fused([tile, 0, 1, 2])
+    with pytest.raises(RuntimeError, match="splits must be 1, 2, 4 or 8, got 3"):
+        problem.run_fused([tile, 0, 1, 3])
 
 
 @arithmetics
@@ -237,7 +261,7 @@ def test_more_than_2_to_the_31_elements(rng: torch.Generator) -> None:
     x = torch.randn(m, k, dtype=torch.bfloat16, device=DEVICE)
     weight = torch.randn(n, k, dtype=torch.bfloat16, device=DEVICE)
     out = poisoned((m, n), torch.bfloat16, DEVICE)
-    assert torch.ops.epigemm._fused_linear_out("bias_relu", x, weight, None, [], [], "ieee", [3, 1, 1], out)
+    assert torch.ops.epigemm._fused_linear_out("bias_relu", x, weight, None, [], [], "ieee", [4, 1, 1], out)
     rows = torch.tensor([0, 1, 131_070, 131_071, 131_072, 139_999], device=DEVICE)
     expected = torch.relu(x[rows].double() @ weight.double().t())
     torch.testing.assert_close(out[rows].double(), expected, rtol=2**-8, atol=1e-2)

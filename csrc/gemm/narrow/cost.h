@@ -17,7 +17,7 @@ struct TileCost {
 
 // In the order of kTiles.
 constexpr TileCost kTileCosts[] = {
-    {0.114, 5.37},  // 16x64
+    {0.115, 5.37},  // 16x64
     {0.193, 5.53},  // 16x128
     {0.128, 5.50},  // 32x64: between its neighbours
     {0.143, 5.63},  // 64x64
@@ -31,7 +31,7 @@ static_assert(sizeof(kTileCosts) / sizeof(kTileCosts[0]) == kTileCount, "every t
 // The multiprocessors that clusters of so many CTAs can use: a cluster lies in one part of the chip, whose numbers of
 // multiprocessors its size does not divide.
 inline int usable_multiprocessors(int splits, int multiprocessors) {
-  return multiprocessors * (splits == 8 ? 28 : splits == 4 ? 30 : 33) / 33;
+  return splits > 2 ? multiprocessors * 10 / 11 : multiprocessors;
 }
 
 // `steps`: stages along K. `traffic_microseconds`: what the operands and the result take at the memory's full speed.

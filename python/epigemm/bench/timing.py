@@ -1,7 +1,9 @@
 """How long one call takes, measured so that alternatives can be compared.
 
 **In turn.** All alternatives of a case run interleaved, round by round, each round starting with another one,
-in one process. Before every timed call the L2 cache is flushed (a buffer of twice its size is written).
+in one process. Before every timed call the L2 cache is flushed (a buffer of twice its size is read: the
+cache is full of somebody else's data, as between two layers of a model, but none of it has to be written back, which
+would slow down whoever comes first).
 Whatever the clocks do, they do to all alternatives alike.
 
 **Alone.** Sustained load lowers a GPU's clocks, so each alternative is also measured by itself after a pause.
@@ -136,12 +138,12 @@ class CudaTimer(Timer):
     def __init__(self, device: torch.device) -> None:
         super().__init__(device)
         l2_bytes = torch.cuda.get_device_properties(device).L2_cache_size
-        self._flush = torch.empty(max(2 * l2_bytes, 64 << 20), dtype=torch.int8, device=device)
+        self._flush = torch.zeros(max(2 * l2_bytes, 64 << 20) // 4, dtype=torch.float32, device=device)
 
     @property
     def flushed_bytes(self) -> int:
-        """How much is written before every timed call."""
-        return self._flush.numel()
+        """How much is read before every timed call."""
+        return self._flush.nbytes
 
     def round(self, runs: Sequence[Run], host_us: float) -> list[float]:
         """See the base class; the host runs ahead by half as much again as the slowest call needs."""
@@ -151,7 +153,7 @@ class CudaTimer(Timer):
         for run in runs:
             start, end = (cuda.Event(enable_timing=True) for _ in range(2))
             cuda._sleep(cycles)
-            self._flush.zero_()
+            self._flush.sum()
             start.record()
             run()
             end.record()
