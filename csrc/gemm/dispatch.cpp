@@ -123,6 +123,9 @@ bool narrow_suits(const ProblemTraits& t, int index, int splits) {
   const narrow::Tile& tile = narrow::kTiles[index];
   const bool tall_enough = t.m <= tile.m || tile.m >= 64;
   const bool needed = tile.m == 16 || 2 * t.m > tile.m;
+  // The tensor cores truncate when they accumulate: to be no less accurate than cuBLAS, which splits long sums, no TF32
+  // accumulator takes more than 8192 products.
+  if (element_bytes(t.element) == 4 && ceil_div(t.k, splits) > 8192) return false;
   return tall_enough && needed && splits <= narrow_steps(t) && ceil_div(t.m, tile.m) <= kMostGridRows &&
          ceil_div(t.n, tile.n) <= kMostGridRows;
 }
@@ -131,7 +134,8 @@ bool narrow_suits(const ProblemTraits& t, int index, int splits) {
 // Adding the ReLU too takes a result without gaps between its rows.
 bool second_path_is_one_kernel(const ProblemTraits& t) {
   const bool gaps = t.m > 1 && t.out_row_stride != t.n;
-  return epigemm::second_path_is_one_kernel(t.epilogue, t.has_bias) && (t.epilogue == EpilogueId::bias || !gaps);
+  const bool adds_relu = !gaps && t.n > 1;
+  return epigemm::second_path_is_one_kernel(t.epilogue, t.has_bias) && (t.epilogue == EpilogueId::bias || adds_relu);
 }
 
 // PyTorch's GEMM, then one elementwise kernel over the output. cuBLAS splits K where tiles are few, so it is modelled

@@ -167,16 +167,19 @@ def second_path(
     """The call by torch's GEMM, and one elementwise kernel where the GEMM does not do everything."""
     if epilogue is BIAS:
         return _gemm(x, weight, bias, precision, out)
-    if gemm_adds_relu(epilogue, x, bias, out):
+    if gemm_adds_relu(epilogue, x, weight, bias, out):
         return _gemm(x, weight, bias, precision, out, relu=True)
     out = _gemm(x, weight, None, precision, out)
     return elementwise_forward(epilogue, out, bias, operands, scalars, out)
 
 
-def gemm_adds_relu(epilogue: Epilogue, x: Tensor, bias: Tensor | None, out: Tensor | None) -> bool:
+def gemm_adds_relu(
+    epilogue: Epilogue, x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor | None
+) -> bool:
     """Whether torch's GEMM adds the bias and applies the ReLU itself, rounding once.
 
-    cuBLASLt does in these dtypes and layouts. Without any K torch would leave the ReLU out.
+    cuBLASLt does in these dtypes and layouts. Without any K torch would leave the ReLU out; a single column it
+    computes as a matrix times a vector, and rounds before it adds the bias.
     """
     return (
         epilogue is BIAS_RELU
@@ -186,6 +189,7 @@ def gemm_adds_relu(epilogue: Epilogue, x: Tensor, bias: Tensor | None, out: Tens
         and bias.is_contiguous()
         and (out is None or out.is_contiguous())
         and x.numel() > 0
+        and weight.shape[0] > 1
     )
 
 
@@ -266,10 +270,11 @@ def considered(
     strict: bool = False,
 ) -> Iterator[Considered]:
     """What `linear_forward` tries, in the same order, and what comes of it; launches nothing."""
+    plans.has_gpu_kernels(x)  # the first question brings in what was measured on the GPU
     roads = linear_roads(x, precision)
     for arithmetic in roads.fused:
         if arithmetic not in packs.PIECES:
-            plan = _fused_plan(epilogue, x, weight, bias, operands, scalars, arithmetic, out)
+            plan = fused_plan(epilogue, x, weight, bias, operands, scalars, arithmetic, out)
             yield Considered(arithmetic, "" if plan["fused"] else str(plan["why_not"]), None, plan)
         elif plans.has_gpu_kernels(x):
             choice = split.choose(
@@ -312,7 +317,7 @@ def require_fused(
     )
 
 
-def _fused_plan(
+def fused_plan(
     epilogue: Epilogue,
     x: Tensor,
     weight: Tensor,

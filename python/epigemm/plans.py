@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -89,10 +90,20 @@ def ask(
     return answer
 
 
+_forgetting: list[Callable[[], None]] = []
+
+
+def on_forget(clear: Callable[[], None]) -> None:
+    """Have a memory of what dispatch said cleared by `forget` too."""
+    _forgetting.append(clear)
+
+
 def forget() -> None:
     """Ask dispatch again for everything: it has learned something."""
     split_plan.cache_clear()
     tf32_microseconds.cache_clear()
+    for clear in _forgetting:
+        clear()
 
 
 @functools.lru_cache(maxsize=_REMEMBERED)

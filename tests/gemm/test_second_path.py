@@ -89,13 +89,13 @@ def test_nan_and_infinities_are_those_of_torch_relu(
 
 
 def test_where_torchs_gemm_does_not_add_the_relu(in_one_kernel: torch.device) -> None:
-    """Another epilogue, no bias, gaps in bias or out, float64, an empty sum: the ReLU is ours, and the result right."""
+    """Another epilogue, no bias, gaps in bias or out, float64, an empty sum, one column: the ReLU is ours, and the result right."""
     x, weight, bias = draw((24, 40, 32), FP32, in_one_kernel)
     gaps = torch.empty(24, 48, device=x.device)[:, :40]
     spread = torch.randn(80, device=x.device)[::2]
-    assert execution.gemm_adds_relu(BIAS_RELU, x, bias, None)
+    assert execution.gemm_adds_relu(BIAS_RELU, x, weight, bias, None)
     for epilogue in (BIAS, RELU_DIV):
-        assert not execution.gemm_adds_relu(epilogue, x, bias, None)
+        assert not execution.gemm_adds_relu(epilogue, x, weight, bias, None)
     cases: list[tuple[Any, ...]] = [
         (x, weight, None, None),
         (x, weight, spread, None),
@@ -103,6 +103,7 @@ def test_where_torchs_gemm_does_not_add_the_relu(in_one_kernel: torch.device) ->
         (x.double(), weight.double(), bias.double(), None),
         (x[:, :0], weight[:, :0], bias, None),
         (x[:0], weight, bias, None),
+        (x, weight[:1], bias[:1], None),
     ]
     for call in cases:
         assert "epigemm::_elementwise_out" in launched(*call)

@@ -275,7 +275,7 @@ def test_the_order_at_high(torchs: str, first: str, road: Road, monkeypatch: pyt
     monkeypatch.setattr(plans, "split_plan", split_plan)
     monkeypatch.setattr(plans, "tf32_microseconds", lambda *_: float("inf"))
     monkeypatch.setattr(execution, "_fused_linear_out", fused)
-    monkeypatch.setattr(execution, "_fused_plan", explained)
+    monkeypatch.setattr(execution, "fused_plan", explained)
     ask = plans.ask
     monkeypatch.setattr(plans, "ask", lambda epilogue, m, n, k, *rest: ask(epilogue, 8192, 8192, 8192, *rest))
     x, weight = road.x(), road.weight()

@@ -100,7 +100,7 @@ def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Stage]:
         (plans, "device_numbers", lambda device: HOPPER),
         (plans, "no_gemm_kernels", lambda: ""),
         (packs, "capturing", lambda device: stage.capturing),
-        (execution, "_fused_plan", fused_plan),
+        (execution, "fused_plan", fused_plan),
         (execution, "_fused_linear_out", fused),
         (candidates, "_fused_linear_out", fused),
         (candidates, "_split_linear_out", split),
@@ -136,7 +136,7 @@ def test_the_fastest_is_chosen_remembered_and_used(stage: Stage, tmp_path: Path)
     assert (entry.epilogue, entry.dtype, entry.m, entry.n, entry.k) == ("relu_div", "bfloat16", 64, 256, 128)
     (chosen,) = [each for each in found.candidates if each.chosen]
     assert chosen.plan == entry.plan
-    plan = execution._fused_plan(RELU_DIV, x, weight, bias, [], [2.0], "ieee", x)
+    plan = execution.fused_plan(RELU_DIV, x, weight, bias, [], [2.0], "ieee", x)
     assert plan["fused"] and plan["source"] == "cache" and plan["plan"] == list(entry.plan)
     explanation = epigemm.explain("linear_relu_div", x, weight, bias, 2.0)
     assert explanation.path == "fused"
