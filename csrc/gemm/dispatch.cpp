@@ -1,6 +1,7 @@
 #include "gemm/dispatch.h"
 
 #include <algorithm>
+#include <cmath>
 #include <limits>
 #include <utility>
 
@@ -118,14 +119,19 @@ double fused_microseconds(const ProblemTraits& t, int index) {
 
 int64_t narrow_steps(const ProblemTraits& t) { return ceil_div(t.k * element_bytes(t.element), narrow::kTileKBytes); }
 
+// The tensor cores truncate when they accumulate. cuBLAS splits long TF32 sums: with more products in one accumulator
+// than this, the error on all-positive data would exceed its own.
+constexpr int64_t kMostTF32Products = 12288;
+
+bool sums_accurately(const ProblemTraits& t, int splits) {
+  return element_bytes(t.element) != 4 || ceil_div(t.k, splits) <= kMostTF32Products;
+}
+
 // Whether a narrow tile is worth a look: no taller than M asks for, and a part of K for every CTA.
 bool narrow_suits(const ProblemTraits& t, int index, int splits) {
   const narrow::Tile& tile = narrow::kTiles[index];
   const bool tall_enough = t.m <= tile.m || tile.m >= 64;
   const bool needed = tile.m == 16 || 2 * t.m > tile.m;
-  // The tensor cores truncate when they accumulate: to be no less accurate than cuBLAS, which splits long sums, no TF32
-  // accumulator takes more than 8192 products.
-  if (element_bytes(t.element) == 4 && ceil_div(t.k, splits) > 8192) return false;
   return tall_enough && needed && splits <= narrow_steps(t) && ceil_div(t.m, tile.m) <= kMostGridRows &&
          ceil_div(t.n, tile.n) <= kMostGridRows;
 }
@@ -186,6 +192,10 @@ bool is_fastest(const ProblemTraits& t, double fused_microseconds) {
 
 std::string not_fastest(const ProblemTraits& t, double fused_microseconds) {
   if (is_fastest(t, fused_microseconds)) return std::string();
+  if (std::isinf(fused_microseconds)) {
+    return text("K = ", t.k, " is above ", kMostTF32Products, ", from where on a TF32 kernel that does not split K is ",
+                "less accurate than cuBLAS");
+  }
   const Times times = times_to_compare(t, fused_microseconds);
   const bool with_relu = t.epilogue == EpilogueId::bias_relu;
   return text(!second_path_is_one_kernel(t) ? "PyTorch's GEMM and one elementwise kernel are expected to be faster ("
@@ -307,12 +317,12 @@ namespace {
 // Calls visit(candidate) for every plan worth a look.
 template <class Visit>
 void visit_candidates(const ProblemTraits& traits, Visit visit) {
-  for (int index = 0; index < sm90::kTileCount; ++index) {
+  for (int index = 0; index < sm90::kTileCount && sums_accurately(traits, /*splits=*/1); ++index) {
     visit(Candidate{plan_for(traits, index), fused_microseconds(traits, index)});
   }
   for (int index = 0; index < narrow::kTileCount; ++index) {
     for (int splits = 1; splits <= narrow::kMostSplits; splits *= 2) {
-      if (!narrow_suits(traits, index, splits)) continue;
+      if (!narrow_suits(traits, index, splits) || !sums_accurately(traits, splits)) continue;
       visit(Candidate{{sm90::kTileCount + index, Raster::AlongM, /*swizzle=*/1, splits},
                       narrow::microseconds(index, splits, traits.m, traits.n, narrow_steps(traits),
                                            traffic_microseconds(traits), traits.multiprocessors)});

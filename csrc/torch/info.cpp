@@ -31,8 +31,9 @@ std::string build_info() {
        << "\", \"torch_headers\": \"" << EPIGEMM_TORCH_HEADERS << "\", \"torch_floor\": \"2.10\""
        << ", \"elementwise_architectures\": \"" << EPIGEMM_ELEMENTWISE_ARCHITECTURES << "\", \"gemm_architectures\": \""
        << EPIGEMM_GEMM_ARCHITECTURES << "\", \"compiler\": \"" << EPIGEMM_COMPILER
-       << "\", \"gemm_kernels\": " << gemm_kernels() << ", \"tiles\": " << kTileCount << ", \"narrow_tiles\": " << narrow::kTileCount << ", \"tiles_fingerprint\": \""
-       << tuned::tiles_fingerprint() << "\""
+       << "\", \"gemm_kernels\": " << gemm_kernels() << ", \"tiles\": " << kTileCount
+       << ", \"narrow_tiles\": " << narrow::kTileCount << ", \"tiles_fingerprint\": \"" << tuned::tiles_fingerprint()
+       << "\""
        << ", \"split_tiles\": " << split::kSplitTileCount << ", \"scaled_tiles\": " << split::kScaledTileCount
        << ", \"cpu_level\": \"" << cpu::level() << "\"}";
   return json.str();

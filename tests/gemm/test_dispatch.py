@@ -133,6 +133,17 @@ def test_a_relu_behind_a_bias_is_no_second_kernel(n: int, k: int) -> None:
             assert "adds a bias and ReLU itself" in relu["why_not"]
 
 
+def test_long_tf32_sums_are_split_or_left_to_cublas() -> None:
+    for m, k in [(16, 16384), (512, 16384), (4096, 32768), (64, 200_000)]:
+        plan = Query(m=m, n=512, k=k, dtype="float32", arithmetic="tf32").plan()
+        for candidate in plan["candidates"]:
+            assert k / candidate["splits"] <= 12288, candidate
+        assert plan["fused"] or plan["why_not"]
+    assert "less accurate than cuBLAS" in Query(k=200_000, dtype="float32", arithmetic="tf32").plan()["why_not"]
+    assert any(c["splits"] == 1 for c in Query(k=12288, dtype="float32", arithmetic="tf32").plan()["candidates"])
+    assert any(c["splits"] == 1 for c in Query(k=200_000).plan()["candidates"]), "16 bits round more than that"
+
+
 def test_candidates_are_told_where_torch_is_expected_to_be_faster() -> None:
     plan = Query(epilogue="bias", m=128).plan()
     assert not plan["fused"] and plan["source"] == "model" and "tile" not in plan

@@ -59,7 +59,8 @@ def test_bias_and_relu_in_one_kernel(
 ) -> None:
     x, weight, bias = draw(shape, arithmetic, in_one_kernel)
     check(second_path(x, weight, bias), x, weight, bias, arithmetic)
-    assert "aten::_addmm_activation" in launched(x, weight, bias)
+    # A single column is a matrix times a vector to torch, which rounds before it adds the bias.
+    assert ("aten::_addmm_activation" in launched(x, weight, bias)) == (shape[1] > 1)
     out = torch.full((shape[0], shape[1]), float("nan"), dtype=x.dtype, device=x.device)
     assert second_path(x, weight, bias, out) is out
     check(out, x, weight, bias, arithmetic)
@@ -89,7 +90,7 @@ def test_nan_and_infinities_are_those_of_torch_relu(
 
 
 def test_where_torchs_gemm_does_not_add_the_relu(in_one_kernel: torch.device) -> None:
-    """Another epilogue, no bias, gaps in bias or out, float64, an empty sum, one column: the ReLU is ours, and the result right."""
+    """Another epilogue, no bias, gaps in bias or out, float64, an empty sum, one column: ours, and right."""
     x, weight, bias = draw((24, 40, 32), FP32, in_one_kernel)
     gaps = torch.empty(24, 48, device=x.device)[:, :40]
     spread = torch.randn(80, device=x.device)[::2]
