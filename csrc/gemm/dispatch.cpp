@@ -119,12 +119,13 @@ double fused_microseconds(const ProblemTraits& t, int index) {
 
 int64_t narrow_steps(const ProblemTraits& t) { return ceil_div(t.k * element_bytes(t.element), narrow::kTileKBytes); }
 
-// The tensor cores truncate when they accumulate. cuBLAS splits long TF32 sums: with more products in one accumulator
-// than this, the error on all-positive data would exceed its own.
-constexpr int64_t kMostTF32Products = 12288;
+// The tensor cores truncate when they accumulate, and cuBLAS splits long TF32 sums: where it may do so, an accumulator
+// of ours takes no more products than its own, or the error on all-positive data would be larger (H200).
+constexpr int64_t kLongTF32Sum = 12288, kMostTF32Products = 4096;
 
 bool sums_accurately(const ProblemTraits& t, int splits) {
-  return element_bytes(t.element) != 4 || ceil_div(t.k, splits) <= kMostTF32Products;
+  const bool is_long = element_bytes(t.element) == 4 && t.k > kLongTF32Sum;
+  return !is_long || ceil_div(t.k, splits) <= kMostTF32Products;
 }
 
 // Whether a narrow tile is worth a look: no taller than M asks for, and a part of K for every CTA.
@@ -193,8 +194,8 @@ bool is_fastest(const ProblemTraits& t, double fused_microseconds) {
 std::string not_fastest(const ProblemTraits& t, double fused_microseconds) {
   if (is_fastest(t, fused_microseconds)) return std::string();
   if (std::isinf(fused_microseconds)) {
-    return text("K = ", t.k, " is above ", kMostTF32Products, ", from where on a TF32 kernel that does not split K is ",
-                "less accurate than cuBLAS");
+    return text("K = ", t.k, " is above ", kLongTF32Sum,
+                ", from where on cuBLAS splits K: a TF32 kernel that does not is ", "less accurate than cuBLAS");
   }
   const Times times = times_to_compare(t, fused_microseconds);
   const bool with_relu = t.epilogue == EpilogueId::bias_relu;
