@@ -128,13 +128,13 @@ bool sums_accurately(const ProblemTraits& t, int splits) {
   return !is_long || ceil_div(t.k, splits) <= kMostTF32Products;
 }
 
-// Whether a narrow tile is worth a look: no taller than M asks for, and a part of K for every CTA.
+// Whether a narrow tile is worth a look: no taller than M asks for, a part of K for every CTA, and a place.
 bool narrow_suits(const ProblemTraits& t, int index, int splits) {
   const narrow::Tile& tile = narrow::kTiles[index];
   const bool tall_enough = t.m <= tile.m || tile.m >= 64;
   const bool needed = tile.m == 16 || 2 * t.m > tile.m;
-  return tall_enough && needed && splits <= narrow_steps(t) && ceil_div(t.m, tile.m) <= kMostGridRows &&
-         ceil_div(t.n, tile.n) <= kMostGridRows;
+  return tall_enough && needed && splits <= narrow_steps(t) &&
+         narrow::all_at_once(index, splits, t.m, t.n, t.multiprocessors);
 }
 
 // PyTorch's own GEMM adds a bias, and a ReLU with it, at no cost; every other epilogue is a second kernel.
@@ -146,15 +146,19 @@ bool second_path_is_one_kernel(const ProblemTraits& t) {
 }
 
 // PyTorch's GEMM, then one elementwise kernel over the output. cuBLAS splits K where tiles are few, so it is modelled
-// as perfectly balanced.
+// as perfectly balanced, at the price of adding up the parts.
 double modelled_second_path(const ProblemTraits& t) {
-  constexpr double kBalancedShare = 0.92, kGemmLaunch = 6, kElementwiseLaunch = 3;
+  constexpr double kBalancedShare = 0.92, kGemmLaunch = 7, kAddingUp = 1.5, kElementwiseLaunch = 3;
+  const double traffic_factor = element_bytes(t.element) == 4 ? 1.1 : 1.0;
   const double products = 1e-6 * static_cast<double>(t.m) * static_cast<double>(t.n) * static_cast<double>(t.k);
   const double compute =
       products / (cost_of(t, 0).products_per_microsecond * kBalancedShare * std::max(1, t.multiprocessors));
   const double elementwise = kElementwiseLaunch + 2.0 * element_bytes(t.element) * static_cast<double>(t.m) *
                                                       static_cast<double>(t.n) / kBytesPerMicrosecond;
-  const double gemm = kGemmLaunch + std::max(compute, traffic_microseconds(t));
+  constexpr int64_t kTile = 128, kLongSum = 4096;
+  const bool splits = t.k >= kLongSum && ceil_div(t.m, kTile) * ceil_div(t.n, kTile) < t.multiprocessors / 2;
+  const double gemm =
+      kGemmLaunch + (splits ? kAddingUp : 0) + std::max(compute, traffic_factor * traffic_microseconds(t));
   return second_path_is_one_kernel(t) ? gemm : gemm + elementwise;
 }
 

@@ -34,6 +34,14 @@ inline int usable_multiprocessors(int splits, int multiprocessors) {
   return splits > 2 ? multiprocessors * 10 / 11 : multiprocessors;
 }
 
+// Whether all CTAs of a plan find a place at once: what the kernels are for, and what their costs were fitted to. Large
+// tiles are faster where there are more.
+inline bool all_at_once(int index, int splits, int64_t m, int64_t n, int multiprocessors) {
+  const Tile& tile = kTiles[index];
+  const int64_t places = int64_t(usable_multiprocessors(splits, multiprocessors)) * tile.ctas_per_multiprocessor;
+  return ceil_div(m, tile.m) * ceil_div(n, tile.n) * splits <= places;
+}
+
 // `steps`: stages along K. `traffic_microseconds`: what the operands and the result take at the memory's full speed.
 inline double microseconds(int index, int splits, int64_t m, int64_t n, int64_t steps, double traffic_microseconds,
                            int multiprocessors) {
@@ -42,9 +50,7 @@ inline double microseconds(int index, int splits, int64_t m, int64_t n, int64_t 
   const int64_t ctas = ceil_div(m, tile.m) * ceil_div(n, tile.n) * splits;
   const int usable = std::max(1, usable_multiprocessors(splits, multiprocessors));
   const int64_t sharing = std::min<int64_t>(tile.ctas_per_multiprocessor, ceil_div(ctas, usable));
-  const int64_t rounds = ceil_div(ctas, int64_t(usable) * tile.ctas_per_multiprocessor);
-  const double walk =
-      static_cast<double>(rounds * sharing * ceil_div(steps, splits)) * kTileCosts[index].stage_microseconds;
+  const double walk = static_cast<double>(sharing * ceil_div(steps, splits)) * kTileCosts[index].stage_microseconds;
   // Close to the larger of the two, and more where they are alike.
   const double body = std::sqrt(std::sqrt(std::pow(walk, 4) + std::pow(traffic_microseconds, 4)));
   return kTileCosts[index].fixed_microseconds + (splits > 1 ? kReduction : 0) + body;
