@@ -139,9 +139,15 @@ def test_long_tf32_sums_are_split_or_left_to_cublas() -> None:
         for candidate in plan["candidates"]:
             assert k / candidate["splits"] <= 4096, candidate
         assert plan["fused"] or plan["why_not"]
-    assert "less accurate than cuBLAS" in Query(k=200_000, dtype="float32", arithmetic="tf32").plan()["why_not"]
-    assert any(c["splits"] == 1 for c in Query(k=12288, dtype="float32", arithmetic="tf32").plan()["candidates"])
-    assert any(c["splits"] == 1 for c in Query(k=200_000).plan()["candidates"]), "16 bits round more than that"
+    assert (
+        "less accurate than cuBLAS" in Query(k=200_000, dtype="float32", arithmetic="tf32").plan()["why_not"]
+    )
+    assert any(
+        c["splits"] == 1 for c in Query(k=12288, dtype="float32", arithmetic="tf32").plan()["candidates"]
+    )
+    assert any(c["splits"] == 1 for c in Query(k=200_000).plan()["candidates"]), (
+        "16 bits round more than that"
+    )
 
 
 def test_candidates_are_told_where_torch_is_expected_to_be_faster() -> None:

@@ -1,0 +1,132 @@
+"""What PyTorch does to any module: meta devices, assigned states, modes, functional calls.
+
+Copies, pickles, `.to(dtype)`: `test_modules.py`; the packs of changed weights: `test_packs.py`.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import epigemm
+from tests.support.untyped import torch as untyped
+
+ROWS, IN, OUT = 9, 24, 16
+Layers = Callable[..., nn.Module]
+LAYERS: dict[str, Layers] = {
+    "LinearReLU": lambda **o: epigemm.nn.LinearReLU(IN, OUT, **o),
+    "LinearSigmoidScaleResidual": lambda **o: epigemm.nn.LinearSigmoidScaleResidual(IN, OUT, scale=2.0, **o),
+    "LinearReLUDiv": lambda **o: epigemm.nn.LinearReLUDiv(IN, OUT, divisor=-2.0, **o),
+    "LinearScaleBatchNorm1d": lambda **o: epigemm.nn.LinearScaleBatchNorm1d(IN, OUT, **o),
+}
+layers = pytest.mark.parametrize("make", LAYERS.values(), ids=LAYERS)
+
+
+def x_of(dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.randn(ROWS, IN, dtype=dtype)
+
+
+@layers
+@pytest.mark.parametrize("assign", [False, True], ids=["copied", "assigned"])
+@pytest.mark.parametrize("context", [False, True], ids=["argument", "context"])
+def test_made_on_the_meta_device(make: Layers, assign: bool, context: bool) -> None:
+    filled, x = make().eval(), x_of()
+    if context:
+        with torch.device("meta"):
+            module = make().eval()
+    else:
+        module = make(device="meta").eval()
+    assert all(tensor.is_meta for tensor in (*module.parameters(), *module.buffers()))
+    assert module(x.to("meta")).shape == (ROWS, OUT)
+    state = filled.state_dict()
+    if not assign:
+        module.to_empty(device="cpu")
+    module.load_state_dict(state, assign=assign)
+    assert torch.equal(module(x), filled(x))
+    if assign:
+        assert all(value.data_ptr() == state[name].data_ptr() for name, value in module.state_dict().items())
+    assert all(isinstance(p, nn.Parameter) and p.requires_grad for p in module.parameters())
+
+
+@layers
+def test_inference_mode(make: Layers) -> None:
+    module, x = make().eval(), x_of()
+    expected = module(x).detach()
+    with torch.inference_mode():
+        result = module(x)
+    assert result.is_inference() and torch.equal(result, expected)
+
+
+@layers
+@pytest.mark.parametrize("training", [False, True], ids=["inference", "training"])
+def test_autocast(make: Layers, training: bool) -> None:
+    """The type of the product is autocast's, the gradients those of the parameters."""
+    module, x = make().train(training), x_of()
+    exact = copy.deepcopy(module)(x)
+    with torch.autocast("cpu", torch.bfloat16):
+        result = module(x)
+    assert result.dtype is torch.bfloat16
+    torch.testing.assert_close(result.float(), exact, rtol=0.05, atol=0.1)
+    result.float().square().sum().backward()
+    assert all(p.grad is not None and p.grad.dtype is p.dtype for p in module.parameters())
+
+
+@layers
+def test_deterministic_algorithms(make: Layers) -> None:
+    """Nothing of ours refuses, and forward and backward give the same bits twice."""
+    first = make()
+    second, x = copy.deepcopy(first), x_of()
+    torch.use_deterministic_algorithms(True)
+    try:
+        results = []
+        for module in (first, second):
+            module(x).square().sum().backward()
+            results.append([p.grad for p in module.parameters()])
+    finally:
+        torch.use_deterministic_algorithms(False)
+    for one, other in zip(*results, strict=True):
+        assert one is not None and other is not None and torch.equal(one, other)
+
+
+@layers
+def test_functional_calls_and_gradients_of_samples(make: Layers) -> None:
+    """torch.func: an ensemble by vmap, and the gradient of each sample, against one at a time."""
+    modules, x = [make(dtype=torch.float64).eval() for _ in range(3)], x_of(torch.float64)
+    base = modules[0]
+    parameters, buffers = untyped.func.stack_module_state(modules)
+
+    def call(parameters: Any, buffers: Any, x: Tensor) -> Tensor:
+        result: Tensor = untyped.func.functional_call(base, (parameters, buffers), (x,))
+        return result
+
+    ensemble = untyped.func.vmap(call, (0, 0, None))(parameters, buffers, x)
+    torch.testing.assert_close(ensemble, torch.stack([module(x) for module in modules]))
+
+    def loss(parameters: Any, row: Tensor) -> Tensor:
+        return call(parameters, dict(base.named_buffers()), row.unsqueeze(0)).square().sum()
+
+    own = {name: p.detach() for name, p in base.named_parameters()}
+    found = untyped.func.vmap(untyped.func.grad(loss), (None, 0))(own, x)
+    for row in range(ROWS):
+        base.zero_grad()
+        base(x[row : row + 1]).square().sum().backward()
+        for name, parameter in base.named_parameters():
+            torch.testing.assert_close(found[name][row], parameter.grad)
+
+
+@pytest.mark.parametrize("convert", ["half", "bfloat16", "double"])
+def test_a_scale_that_is_a_tensor_is_converted_and_copied(convert: str) -> None:
+    """A buffer or a parameter: it follows the layer's type, and is in its copies."""
+    for scale in (torch.tensor(2.0), nn.Parameter(torch.tensor(2.0))):
+        module = epigemm.nn.LinearSigmoidScaleResidual(IN, OUT, scale=scale)
+        expected = module(x := x_of()).detach()
+        converted = getattr(copy.deepcopy(module), convert)()
+        assert converted.scale.dtype is converted.weight.dtype
+        result = converted(x.to(converted.weight.dtype))
+        torch.testing.assert_close(result.float(), expected, rtol=0.03, atol=0.03)
+        assert isinstance(module.scale, Tensor) and module.scale.dtype is torch.float32

@@ -1,0 +1,130 @@
+"""How often a call is compiled, and what becomes of a compiled one: saved, loaded, packaged.
+
+Graph breaks, dynamic=True, export in one process: `test_registration.py`.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch._dynamo.testing import CompileCounterWithBackend
+
+import epigemm
+from tests.support.public import PUBLIC, Public
+from tests.support.untyped import backward
+from tests.support.untyped import torch as untyped
+
+functions = pytest.mark.parametrize("function", PUBLIC, ids=lambda f: f.name)
+SCALED = [function for function in PUBLIC if function.scalar]
+
+
+def counting(call: Any, dynamic: bool | None = None) -> tuple[Any, Any]:
+    """`call` compiled without graph breaks, and the count of its compilations."""
+    torch.compiler.reset()
+    counter: Any = CompileCounterWithBackend("aot_eager")
+    return torch.compile(call, fullgraph=True, dynamic=dynamic, backend=counter), counter
+
+
+@functions
+@pytest.mark.parametrize("training", [False, True], ids=["inference", "training"])
+def test_one_recompile_over_all_rows(function: Public, training: bool, rng: torch.Generator) -> None:
+    """With torch's default (dynamic=None): the second M makes a graph for all others, 0 and 1 have their own."""
+    compiled, counter = counting(function.call)
+    arguments = function.draw(rng, tensor_scalar=True)
+    columns = arguments.pop("x").shape[1]
+    for rows, compilations in ((9, 1), (5, 2), (64, 2), (129, 2), (2, 2), (1000, 2), (1, 3), (0, 4), (4, 4)):
+        x = torch.randn(rows, columns, generator=rng, requires_grad=training)
+        result, expected = compiled(x, **arguments), function.call(x, **arguments)
+        torch.testing.assert_close(result, expected)
+        if training:
+            backward(result.sum())
+        assert counter.frame_count <= compilations, rows
+    assert counter.frame_count <= 4
+
+
+@pytest.mark.parametrize("function", SCALED, ids=lambda f: f.name)
+@pytest.mark.parametrize("dynamic", [None, False, True], ids=str)
+def test_a_scale_as_a_tensor_never_recompiles(
+    function: Public, dynamic: bool | None, rng: torch.Generator
+) -> None:
+    compiled, counter = counting(function.call, dynamic)
+    arguments = function.draw(rng)
+    for value in (0.5, -1.0, 1.0, 2.0, 1e-3):
+        arguments[function.scalar] = torch.tensor(value)
+        torch.testing.assert_close(compiled(**arguments), function.call(**arguments))
+    assert counter.frame_count == 1
+
+
+@pytest.mark.parametrize("function", SCALED, ids=lambda f: f.name)
+def test_a_scale_as_a_number_recompiles_for_each_value(function: Public, rng: torch.Generator) -> None:
+    """The number is a constant of the graph: the right one each time. What changes ought to be a tensor."""
+    compiled, counter = counting(function.call)
+    values = (0.5, -1.0, 2.0)
+    for _ in range(2):
+        for value in values:
+            arguments = function.draw(rng) | {function.scalar: value}
+            torch.testing.assert_close(compiled(**arguments), function.call(**arguments))
+    assert len(values) <= counter.frame_count <= len(values) + 1
+
+
+class Model(nn.Module):
+    """One layer of each kind, with numbers and tensors for scales, and torch's operators between."""
+
+    def __init__(self, tensor_operands: bool = False) -> None:
+        super().__init__()
+        scale = torch.tensor(2.0)
+        self.first = epigemm.nn.LinearSigmoidScaleResidual(24, 16, scale=scale)
+        self.norm = epigemm.nn.LinearScaleBatchNorm1d(16, 8)
+        self.last = epigemm.nn.LinearReLUDiv(8, 8, divisor=scale if tensor_operands else 2.0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = self.last(self.norm(self.first(x)).tanh()) + 1
+        return result
+
+
+def exported(model: nn.Module) -> Any:
+    rows = untyped.export.Dim("rows", min=2, max=4096)
+    with torch.no_grad():
+        return untyped.export.export(model, (torch.randn(9, 24),), dynamic_shapes=({0: rows},))
+
+
+def test_exported_programs_are_saved_and_loaded(tmp_path: Path) -> None:
+    model = Model().eval()
+    untyped.export.save(exported(model), tmp_path / "model.pt2")
+    loaded = untyped.export.load(tmp_path / "model.pt2").module()
+    for rows in (9, 2, 100):
+        x = torch.randn(rows, 24)
+        torch.testing.assert_close(loaded(x), model(x))
+
+
+def packaged(model: nn.Module, path: Path) -> Any:
+    return untyped._inductor.aoti_load_package(
+        untyped._inductor.aoti_compile_and_package(exported(model), package_path=str(path))
+    )
+
+
+@pytest.mark.slow
+def test_packages_of_aotinductor(tmp_path: Path) -> None:
+    """They call the operators of the process that loads them, which has to import epigemm."""
+    model = Model(tensor_operands=True).eval()
+    loaded = packaged(model, tmp_path / "model.pt2")
+    for rows in (9, 100):
+        x = torch.randn(rows, 24)
+        with torch.no_grad():
+            torch.testing.assert_close(loaded(x), model(x))
+
+
+@pytest.mark.slow
+@pytest.mark.xfail(
+    raises=RuntimeError, strict=False, reason="AOTInductor hands an empty list of tensors over as None"
+)
+def test_packages_of_epilogues_without_tensor_operands(tmp_path: Path) -> None:
+    """A documented no: the layer loads and says at its first call which argument it got. No wrong number."""
+    model = epigemm.nn.LinearReLU(24, 16).eval()
+    x = torch.randn(9, 24)
+    with torch.no_grad():
+        torch.testing.assert_close(packaged(model, tmp_path / "model.pt2")(x), model(x))
