@@ -25,7 +25,7 @@ import locate
 MODULE = "epigemm/_C.so"
 LARGEST_WHEEL_MB = 40
 GEMM_ARCHITECTURE = "sm_90a"
-GEMM_KERNEL = "cutlass13device_kernel"
+GEMM_KERNELS = ("cutlass13device_kernel", "epigemm6narrow6kernel")
 ALLOWED_LIBRARIES = re.compile(
     r"libtorch_cpu\.so|libstdc\+\+\.so\.6|libgcc_s\.so\.1|ld-linux-[\w-]+\.so\.\d|lib(c|m|dl|rt|pthread)\.so\.\d"
 )
@@ -95,7 +95,7 @@ REQUIRED_INSTRUCTIONS = ("HGMMA", "ACQBULK")
 
 
 def instruction_counts(module: Path) -> dict[str, dict[str, int]]:
-    """For each CUTLASS kernel built for GEMM_ARCHITECTURE, how often its disassembly has each required instruction.
+    """For each GEMM kernel of GEMM_ARCHITECTURE, how often its disassembly has each required instruction.
 
     cuobjdump prints sm_90's elementwise kernels along with sm_90a's: the name tells a GEMM.
     """
@@ -111,7 +111,7 @@ def instruction_counts(module: Path) -> dict[str, dict[str, int]]:
             head = re.match(r"\s*Function : (\S+)", line)
             if head:
                 kernel = head.group(1)
-                if GEMM_KERNEL in kernel:
+                if any(name in kernel for name in GEMM_KERNELS):
                     counts[kernel] = dict.fromkeys(REQUIRED_INSTRUCTIONS, 0)
             elif kernel in counts:
                 for instruction in REQUIRED_INSTRUCTIONS:

@@ -230,7 +230,8 @@ std::optional<tuned::Choice> find_measured(const ProblemTraits& t) {
   key.k = t.k;
   key.m = tuned::bucket_edge(t.m);
   std::optional<tuned::Choice> choice = tuned::find(t.device, key);
-  if (choice && !why_not_planned(t, choice->plan).empty()) choice.reset();  // M beyond the last bucket's edge
+  // M beyond the last bucket's edge; a table older than what is known of long sums.
+  if (choice && (!why_not_planned(t, choice->plan).empty() || !sums_accurately(t, choice->plan.splits))) choice.reset();
   return choice;
 }
 

@@ -70,6 +70,11 @@ _BACKENDS = {"cuda": "cuda", "cpu": "mkldnn"}
 _read_setting: Any = torch._C._get_fp32_precision_getter
 
 
+_callers: dict[str, str] = {}
+"""By device type, while `switched` has replaced it: the setting that everybody but its block goes by."""
+_switches = 0
+
+
 def unknown_precision(precision: object) -> ValueError:
     """The error for a `precision` that is not in `ARITHMETIC`."""
     accepted = ", ".join(repr(name) for name in ARITHMETIC)
@@ -81,7 +86,13 @@ def unknown_precision(precision: object) -> ValueError:
 def torch_setting(device_type: str) -> str:
     """torch's fp32 matmul setting for a device type: "none", "ieee", "tf32" or "bf16"."""
     backend = _BACKENDS.get(device_type)
-    return "none" if backend is None else str(_read_setting(backend, "matmul"))
+    if backend is None:
+        return "none"
+    while True:
+        before = _switches
+        setting = _callers.get(device_type) or str(_read_setting(backend, "matmul"))
+        if before == _switches:  # nobody has switched it meanwhile
+            return setting
 
 
 def roads(precision: str, device_type: str) -> Roads:
@@ -129,9 +140,13 @@ def switched(device_type: str, value: str) -> Iterator[None]:
 
     The lock keeps two such calls from restoring each other's value.
     """
+    global _switches
     setting = _SETTINGS[device_type]
     with _LOCK:
         before = setting.fp32_precision
+        outer = _callers.get(device_type)
+        _callers[device_type] = before if outer is None else outer
+        _switches += 1
         # A setting that is only inherited from a wider one reads the same after it was cleared: leave it
         # cleared then, so that it goes on following the wider one.
         setting.fp32_precision = "none"
@@ -141,3 +156,6 @@ def switched(device_type: str, value: str) -> Iterator[None]:
             yield
         finally:
             setting.fp32_precision = "none" if inherited else before
+            if outer is None:
+                _callers.pop(device_type, None)
+            _switches += 1

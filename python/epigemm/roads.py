@@ -55,7 +55,8 @@ def linear(
     """
     if isinstance(weight, PackedWeight):
         weight, pack_use = weight.weight, packs.KEEP
-    direct = _runs_directly((x, weight, bias, out, scalar if isinstance(scalar, Tensor) else None))
+    given = (x, weight, bias, out, scalar if isinstance(scalar, Tensor) else None)
+    direct = x is not None and weight is not None and _runs_directly(given)
     if not direct:
         checks.tensors(x=x, weight=weight)
         checks.optional_tensors(bias=bias, out=out)
@@ -96,20 +97,20 @@ def _linear_on_gpu(
     strict: bool,
 ) -> Tensor:
     """A call into a new tensor, by the shortest road that is known for its like."""
-    key = None if strict else shortcut.key_of(epilogue, x, weight, bias, precision, pack_use)
-    if bias is not None and shortcut.answers(key):
-        try:
+    try:
+        key = None if strict else shortcut.key_of(epilogue, x, weight, bias, precision, pack_use)
+        if bias is not None and shortcut.answers(key):
             return shortcut.run(epilogue, x, weight, bias)
-        except RuntimeError:
-            checks.linear(epilogue, x, weight, bias, operands, scalars, precision, None)
-            raise
+    except RuntimeError:
+        checks.linear(epilogue, x, weight, bias, operands, scalars, precision, None)
+        raise
     call = (epilogue, x, weight, bias, operands, scalars, precision)
     if x.dtype is not torch.float32:
         result = _linear_checked_below(*call, pack_use, strict)
     else:
         checks.linear(*call, None)
         result = execution.linear_forward(*call, None, pack_use=pack_use, strict=strict)
-    shortcut.remember(key, epilogue, x, weight, bias, precision)
+    shortcut.remember(key, epilogue, x, weight, bias, precision, result)
     return result
 
 
@@ -156,7 +157,7 @@ def linear_folded(
         return linear(BIAS, x, weight, None, None, precision, out, strict, pack_use)
     if isinstance(weight, PackedWeight):
         weight, pack_use = weight.weight, packs.KEEP
-    direct = _runs_directly((x, weight, out, *vectors))
+    direct = x is not None and weight is not None and _runs_directly((x, weight, out, *vectors))
     if not direct:
         checks.tensors(x=x, weight=weight)
         checks.optional_tensors(out=out, **dict(zip(FOLDED, vectors, strict=True)))
@@ -226,7 +227,8 @@ def elementwise(
     epilogue: Epilogue, x: Tensor, bias: Tensor | None, scalar: float | Tensor | None, out: Tensor | None
 ) -> Tensor:
     """D = epilogue(x), for an epilogue with at most a bias and one scalar."""
-    direct = _runs_directly((x, bias, out, scalar if isinstance(scalar, Tensor) else None))
+    given = (x, bias, out, scalar if isinstance(scalar, Tensor) else None)
+    direct = x is not None and _runs_directly(given)
     if not direct:
         checks.tensors(x=x)
         checks.optional_tensors(bias=bias, out=out)
@@ -261,7 +263,7 @@ def elementwise_folded(
     x: Tensor, vectors: tuple[Tensor | None, ...], eps: float, out: Tensor | None
 ) -> Tensor:
     """D = multiplier * x + offset, both folded from `vectors` (those of `FOLDED`)."""
-    direct = _runs_directly((x, out, *vectors))
+    direct = x is not None and _runs_directly((x, out, *vectors))
     if not direct:
         checks.tensors(x=x)
         checks.optional_tensors(out=out, **dict(zip(FOLDED, vectors, strict=True)))

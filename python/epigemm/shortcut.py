@@ -64,21 +64,28 @@ def run(epilogue: Epilogue, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 
 
 def remember(
-    key: Key | None, epilogue: Epilogue, x: Tensor, weight: Tensor, bias: Tensor | None, precision: str
+    key: Key | None,
+    epilogue: Epilogue,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    precision: str,
+    out: Tensor,
 ) -> None:
     """Judge a call that has just been answered, unless it was judged before."""
     if key is None or key in _verdicts:
         return
     if len(_verdicts) >= _REMEMBERED:
         _verdicts.clear()
-    _verdicts[key] = bias is not None and _is_torchs(epilogue, x, weight, bias, precision)
+    _verdicts[key] = bias is not None and _is_torchs(epilogue, x, weight, bias, precision, out)
 
 
-def _is_torchs(epilogue: Epilogue, x: Tensor, weight: Tensor, bias: Tensor, precision: str) -> bool:
+def _is_torchs(
+    epilogue: Epilogue, x: Tensor, weight: Tensor, bias: Tensor, precision: str, out: Tensor
+) -> bool:
     """Whether torch takes one kernel and dispatch expects it to be the faster one, at these sizes."""
     (m, k), n = x.shape, weight.shape[0]
     strided = x.layout is _STRIDED and weight.layout is _STRIDED and bias.layout is _STRIDED
-    out = execution.new_output(x, weight)
     one_kernel = epilogue is BIAS or execution.gemm_adds_relu(epilogue, x, weight, bias, out)
     if not strided or not one_kernel or not plans.has_gpu_kernels(x):
         return False
@@ -87,9 +94,20 @@ def _is_torchs(epilogue: Epilogue, x: Tensor, weight: Tensor, bias: Tensor, prec
     roads = execution.linear_roads(x, precision)
     for arithmetic in roads.fused:
         if arithmetic in packs.PIECES:
-            problem = (epilogue.name, m, n, k, True, arithmetic, roads.tf32_allowed, x.get_device(), True)
-            if not plans.split_plan(*problem).why_not:
-                return False
+            for packed in (True, False):
+                problem = (
+                    epilogue.name,
+                    m,
+                    n,
+                    k,
+                    packed,
+                    arithmetic,
+                    roads.tf32_allowed,
+                    x.get_device(),
+                    True,
+                )
+                if not plans.split_plan(*problem).why_not:
+                    return False
         elif arithmetic != _precision.IEEE or x.dtype is not torch.float32:
             plan = execution.fused_plan(epilogue, x, weight, bias, (), (), arithmetic, out)
             if plan["fused"] or not plan["candidates"]:

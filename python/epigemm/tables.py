@@ -7,6 +7,7 @@ model decides where no measurement is to be had.
 from __future__ import annotations
 
 import fcntl
+import functools
 import json
 import os
 import re
@@ -96,12 +97,17 @@ class Entry:
 
     def row(self) -> list[int]:
         """As `_load_tuned` takes it; ValueError for a name that it does not know."""
-        known = ([epilogue["name"] for epilogue in registry()], ELEMENTS, ARITHMETICS)
+        known = (_epilogue_names(), ELEMENTS, ARITHMETICS)
         names = (self.epilogue, self.dtype, self.arithmetic)
-        indices = [list(each).index(name) for each, name in zip(known, names, strict=True)]
+        indices = [each.index(name) for each, name in zip(known, names, strict=True)]
         flags = [int(flag) for flag in (self.packed, self.bias, self.tf32_allowed)]
         times = [round(1e3 * us) for us in (self.fused_us, self.torch_us)]
         return [*indices, *flags, self.n, self.k, self.m, *self.plan, *times]
+
+
+@functools.cache
+def _epilogue_names() -> tuple[str, ...]:
+    return tuple(epilogue["name"] for epilogue in registry())
 
 
 _NO_DEVICE = -1  # rows for it are checked and put nowhere
@@ -219,7 +225,7 @@ def load(device: int) -> None:
     for path, shipped in ((shipped_path(gpu), True), (cache_path(gpu), False)):
         try:
             install(device, read(path).values(), shipped=shipped)
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RuntimeError) as error:
             _warn_once(path, f"the measured choices in {path} are ignored: {_first_line(error)}")
 
 

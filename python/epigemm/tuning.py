@@ -277,9 +277,13 @@ def _see(
         _seen.add(seen)
         call = Call(epilogue, x, weight, bias, operands, scalars, precision, pack_use)
         if call.rows and call.weight.numel():
-            unknown = measure(call, lambda kind: kind.source == "model")
+            # What needs torch's setting switched, which every thread would see, is left to `tune`.
+            in_tf32 = execution.linear_roads(x, precision).tf32_allowed
+            unknown = measure(
+                call, lambda kind: kind.source == "model" and (in_tf32 or not kind.tf32_allowed)
+            )
             _remember(x.get_device(), unknown.entries)
-    except torch.OutOfMemoryError as error:
+    except RuntimeError as error:  # no memory; a graph that another thread is capturing
         message = f"epigemm: a call was not measured: {str(error).splitlines()[0]}"
         warnings.warn(message, RuntimeWarning, stacklevel=2)
     finally:

@@ -168,6 +168,14 @@ def test_a_plan_never_runs_what_it_does_not_cover(changed: dict[str, Any]) -> No
     assert plan["source"] == "model" and plan["candidates"] == []
 
 
+def test_a_measured_tf32_sum_that_is_too_long_does_not_run() -> None:
+    """cuBLAS splits such sums: one accumulator would be less accurate, however fast it was."""
+    entry = replace(BASE, dtype="float32", arithmetic="tf32", tf32_allowed=True, k=200_000, plan=(0, 0, 1, 1))
+    tables.install(DEVICE, [entry])
+    plan = ask(entry)
+    assert not plan["fused"] and plan["source"] == "model" and "less accurate than cuBLAS" in plan["why_not"]
+
+
 def test_accuracy_comes_before_a_measurement() -> None:
     """Below K = 128 the split is not as accurate as fp32, however fast it was."""
     entry = replace(ON_PIECES, k=64)

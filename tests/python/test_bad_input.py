@@ -87,6 +87,15 @@ def test_not_a_tensor(function: Public, name: str, value: object, draw: Draw) ->
 
 
 @functions
+@pytest.mark.parametrize("name", ["x", "weight"])
+def test_none_stands_for_no_required_tensor(function: Public, name: str, draw: Draw) -> None:
+    arguments = draw(function)
+    if name in arguments:
+        with pytest.raises(TypeError, match=f"{name}: got None"):
+            function.call(**{**arguments, name: None})
+
+
+@functions
 def test_numpy_is_not_a_tensor(function: Public, draw: Draw) -> None:
     arguments = draw(function)
     arguments["x"] = arguments["x"].numpy()

@@ -143,6 +143,22 @@ def test_settings_are_restored_when_the_call_fails() -> None:
     assert state() == before
 
 
+def test_what_one_call_switches_no_other_call_goes_by() -> None:
+    """Another thread's call must not take the switched setting for torch's, least of all remember it."""
+    MATMUL.fp32_precision = "tf32"
+    for _ in range(2):
+        with precision.full_fp32("cuda"):
+            assert MATMUL.fp32_precision == "ieee"
+            assert precision.torch_setting("cuda") == "tf32"
+            assert precision.needs_override("ieee", "cuda")
+            with precision.switched("cuda", "tf32"):
+                assert precision.torch_setting("cuda") == "tf32"
+            assert MATMUL.fp32_precision == "ieee"
+        assert precision.torch_setting("cuda") == "tf32"
+    MATMUL.fp32_precision = "ieee"
+    assert precision.torch_setting("cuda") == "ieee"
+
+
 def test_overrides_from_several_threads_restore_the_setting() -> None:
     """Two calls that switch the process-wide setting at once must not restore each other's value."""
     MATMUL.fp32_precision = "tf32"

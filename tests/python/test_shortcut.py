@@ -32,7 +32,7 @@ def test_nothing_on_a_cpu_has_a_key() -> None:
     x, weight, bias = draw("cpu", torch.float32)
     assert shortcut.key_of(BIAS_RELU, x, weight, bias, DEFAULT, packs.FIND) is None
     assert not shortcut.answers(None)
-    shortcut.remember(None, BIAS_RELU, x, weight, bias, DEFAULT)
+    shortcut.remember(None, BIAS_RELU, x, weight, bias, DEFAULT, x)
     assert not shortcut._verdicts
 
 
@@ -41,7 +41,7 @@ def test_forgetting_and_a_full_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shortcut, "_REMEMBERED", 3)
     x, weight, bias = draw("cpu", torch.float32)
     for number in range(5):
-        shortcut.remember((number,), BIAS, x, weight, bias, DEFAULT)
+        shortcut.remember((number,), BIAS, x, weight, bias, DEFAULT, x)
         assert shortcut.answers((number,)) and len(shortcut._verdicts) <= 3
     plans.forget()
     assert not shortcut.answers((4,))
@@ -73,10 +73,10 @@ def test_what_is_never_torchs() -> None:
     assert shortcut.key_of(RELU_DIV, x, weight, bias, DEFAULT, packs.FIND) is None
     assert shortcut.key_of(BIAS, x, weight, None, DEFAULT, packs.FIND) is None
     assert shortcut.key_of(BIAS, x[None], weight, bias, DEFAULT, packs.FIND) is None
-    assert not shortcut._is_torchs(BIAS_RELU, x, weight[:1], bias[:1], DEFAULT)
+    assert not shortcut._is_torchs(BIAS_RELU, x, weight[:1], bias[:1], DEFAULT, x[:, :1].contiguous())
     if not fused_unavailable():
         x, weight, bias = draw("cuda", torch.bfloat16, 16384, 4096, 4096)
-        assert not shortcut._is_torchs(BIAS_RELU, x, weight, bias, DEFAULT), (
+        assert not shortcut._is_torchs(BIAS_RELU, x, weight, bias, DEFAULT, x @ weight.t()), (
             "the fused kernel is faster there"
         )
 
