@@ -9,12 +9,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from hypothesis import settings
 
 from tests.support.untyped import backends
 
 
 def _op_db() -> list[Any]:
-    # The import freezes the flags of torch.backends, which other tests set, and adds variables and warning filters.
+    # The import freezes the flags of torch.backends, which other tests set, adds variables and warning filters, and
+    # replaces the profile of hypothesis that conftest.py has loaded.
     flags, frozen = backends.flags_frozen.__globals__, "__allow_nonbracketed_mutation_flag"
     allowed, environment = flags[frozen], dict(os.environ)
     try:
@@ -22,6 +24,7 @@ def _op_db() -> list[Any]:
             from torch.testing._internal.common_methods_invocations import op_db
     finally:
         flags[frozen] = allowed
+        settings.load_profile("epigemm")
         for added in os.environ.keys() - environment.keys():
             del os.environ[added]
     return list(op_db)
