@@ -56,7 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     gpu = torch.cuda.get_device_name(device)
     output: Path = options.output or tables.shipped_path(gpu)
     try:
-        known = {} if options.again else tables.read(output)
+        known = tables.read(output)
     except ValueError as error:
         print(f"{output} is begun anew: {error}")
         known = {}
@@ -68,7 +68,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 if time.monotonic() > until:
                     finished = False
                     break
-                _measure(setup, m, device, known)
+                _measure(setup, m, device, known, again=options.again)
     finally:
         if known:
             tables.write(output, gpu, known)
@@ -120,15 +120,15 @@ def make_call(setup: Setup, m: int, device: torch.device) -> Call:
     )
 
 
-def _measure(setup: Setup, m: int, device: torch.device, known: tables.Entries) -> None:
-    """Measure what is not known yet, and add it."""
+def _measure(setup: Setup, m: int, device: torch.device, known: tables.Entries, *, again: bool) -> None:
+    """Measure what is not known yet, or all of it `again`, and add it."""
     before = torch.backends.cuda.matmul.fp32_precision
     torch.backends.cuda.matmul.fp32_precision = setup.setting
     try:
         call = make_call(setup, m, device)
 
         def is_unknown(kind: Kind) -> bool:
-            return entry_for(call, kind).key not in known
+            return again or entry_for(call, kind).key not in known
 
         found = measure(call, is_unknown)
     except torch.OutOfMemoryError as error:
@@ -180,7 +180,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--output", type=Path, help="the table (default: the one in the package)")
     parser.add_argument(
-        "--again", action="store_true", help="measure what the table holds too, and begin it anew"
+        "--again", action="store_true", help="measure what the table holds too; its other choices stay"
     )
     parser.add_argument("--time-budget", type=float, default=float("inf"), help="seconds (default: no limit)")
     parser.add_argument("--device", type=int, default=0, help="index of the CUDA device (default 0)")

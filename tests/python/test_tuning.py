@@ -35,6 +35,7 @@ class Stage:
     us: Callable[[tuple[int, ...]], float] = lambda plan: 50.0 + plan[0] + plan[1] / 2 + plan[2] / 10
     ran: list[tuple[str, tuple[int, ...]]] = field(default_factory=list)
     capturing: bool = False
+    under_load: Callable[[tuple[int, ...]], float] = lambda plan: 1.0
 
     def make_timer(self, device: torch.device) -> Stage:
         return self
@@ -42,12 +43,26 @@ class Stage:
     def warm_up(self, run: Run) -> float:
         return 1.0
 
-    def in_turn(self, runs: Sequence[Run], effort: Effort, host_us: float) -> list[list[float]]:
-        return [[self.time_of(run) / 1e3] * 3 for run in runs]
+    def in_turn(
+        self, runs: Sequence[Run], effort: Effort, host_us: float, rest_s: float = 0.0
+    ) -> list[list[float]]:
+        """A load lasts from the third of six rounds on; a rest ends it."""
+        return [
+            [self.time_of(run) / 1e3 * (self.load_of(run) if i > 2 and not rest_s else 1.0) for i in range(6)]
+            for run in runs
+        ]
+
+    def load_of(self, run: Any) -> float:
+        plan = self.plan_of(run)
+        return 1.0 if plan is None else self.under_load(plan)
 
     def time_of(self, run: Any) -> float:
-        plan = run.args[-1] if isinstance(run.args[-1], list) else None
-        return TORCH_US if plan is None else self.us(tuple(plan))
+        plan = self.plan_of(run)
+        return TORCH_US if plan is None else self.us(plan)
+
+    @staticmethod
+    def plan_of(run: Any) -> tuple[int, ...] | None:
+        return tuple(run.args[-1]) if isinstance(run.args[-1], list) else None
 
 
 @pytest.fixture
@@ -145,6 +160,19 @@ def test_the_fastest_is_chosen_remembered_and_used(stage: Stage, tmp_path: Path)
     text = str(explanation)
     assert "50.1 us measured" in text and "us predicted" in text
     assert tables.read(tables.cache_path("NVIDIA H200")) == {entry.key: entry}
+
+
+@pytest.mark.parametrize(
+    ("slower_under_load", "chosen"), [(1.05, 1), (1.2, 2)], ids=["a little", "more than it is faster rested"]
+)
+def test_long_calls_must_do_well_under_load_too(stage: Stage, slower_under_load: float, chosen: int) -> None:
+    stage.us = lambda plan: {1: 300.0, 2: 315.0}.get(plan[0], 330.0)
+    stage.under_load = lambda plan: slower_under_load if plan[0] == 1 else 1.0
+    found = epigemm.tune("linear_relu", *draw())
+    assert found.entries[0].plan[0] == chosen
+    assert found.entries[0].fused_us == pytest.approx(
+        300.0 * slower_under_load**0.5 if chosen == 1 else 315.0
+    )
 
 
 def test_every_candidate_is_measured_and_shown(stage: Stage) -> None:
@@ -348,11 +376,14 @@ def test_a_grid_is_measured_once(stage: Stage) -> None:
     known: tables.Entries = {}
     setup = tuning_cli.Setup(BIAS_RELU, torch.bfloat16, 64, 32, "ieee", packs.NONE)
     for _ in range(2):
-        tuning_cli._measure(setup, 64, torch.device("cpu"), known)
+        tuning_cli._measure(setup, 64, torch.device("cpu"), known, again=False)
     (entry,) = known.values()
     assert entry.m == 64 and entry.bias and plans_tried(stage) > 8
-    tuning_cli._measure(setup, 64, torch.device("cpu"), known)
+    tuning_cli._measure(setup, 64, torch.device("cpu"), known, again=False)
     assert plans_tried(stage) == 0 and len(known) == 1
+    stage.us = lambda plan: 20.0
+    tuning_cli._measure(setup, 64, torch.device("cpu"), known, again=True)
+    assert [each.fused_us for each in known.values()] == [20.0]
 
 
 def test_the_command_says_why_it_does_nothing() -> None:
