@@ -23,6 +23,7 @@ from epigemm.epilogues import BIAS, BIAS_RELU, Epilogue, compute_dtype, fold_bat
 
 _GEMM_WITH_RELU_DEVICES = ("cuda",)
 _GEMM_WITH_RELU_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
+_LONG_SUM, _CUBLAS_TILE, _FEW_TILES = 4096, 128, 132
 _ONE_PASS = _precision.Roads((_precision.IEEE,), False)
 _any_autocast = torch._C._is_any_autocast_enabled
 _fused_linear_out = entry("_fused_linear_out")
@@ -167,16 +168,21 @@ def second_path(
     """The call by torch's GEMM, and one elementwise kernel where the GEMM does not do everything."""
     if epilogue is BIAS:
         return _gemm(x, weight, bias, precision, out)
-    if gemm_adds_relu(epilogue, x, weight, bias, out):
+    if gemm_adds_relu(epilogue, x, weight, bias, precision, out):
         return _gemm(x, weight, bias, precision, out, relu=True)
     out = _gemm(x, weight, None, precision, out)
     return elementwise_forward(epilogue, out, bias, operands, scalars, out)
 
 
 def gemm_adds_relu(
-    epilogue: Epilogue, x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor | None
+    epilogue: Epilogue,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    precision: str,
+    out: Tensor | None,
 ) -> bool:
-    """Whether torch's GEMM adds the bias and applies the ReLU itself, rounding once.
+    """Whether torch's GEMM is to add the bias and apply the ReLU itself, rounding once.
 
     cuBLASLt does in these dtypes and layouts. Without any K torch would leave the ReLU out; a single column it
     computes as a matrix times a vector, and rounds before it adds the bias.
@@ -190,7 +196,19 @@ def gemm_adds_relu(
         and (out is None or out.is_contiguous())
         and x.numel() > 0
         and weight.shape[0] > 1
+        and not _would_split_k(x, weight, precision)
     )
+
+
+def _would_split_k(x: Tensor, weight: Tensor, precision: str) -> bool:
+    """Whether cuBLAS's plain fp32 product splits a long K over the GPU, as it cannot with a ReLU behind it.
+
+    On an H200 the product with a ReLU took 201 us at 16x8192x8192, the plain one and a kernel for the ReLU 155.
+    """
+    n, k = weight.shape
+    if x.dtype != torch.float32 or k < _LONG_SUM or linear_roads(x, precision).tf32_allowed:
+        return False
+    return -(-x.numel() // (k * _CUBLAS_TILE)) * -(-n // _CUBLAS_TILE) < _FEW_TILES
 
 
 def _on_pieces(

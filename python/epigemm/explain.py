@@ -150,7 +150,7 @@ def _explain_linear(
                 return _explain_fused(epilogue, x, found, reasons)
             reasons += _why_not(x, weight, found, "two fp16 pieces instead" if reasons else "fp16 pieces")
     reasons += _second_path_notes(x, precision, out)
-    with_relu = execution.gemm_adds_relu(epilogue, x, weight, bias, out)
+    with_relu = execution.gemm_adds_relu(epilogue, x, weight, bias, precision, out)
     gemm = "torch GEMM (mm)"
     if with_relu:
         gemm = "torch GEMM (_addmm_activation, with the bias and the ReLU)"

@@ -86,7 +86,7 @@ def _is_torchs(
     """Whether torch takes one kernel and dispatch expects it to be the faster one, at these sizes."""
     (m, k), n = x.shape, weight.shape[0]
     strided = x.layout is _STRIDED and weight.layout is _STRIDED and bias.layout is _STRIDED
-    one_kernel = epilogue is BIAS or execution.gemm_adds_relu(epilogue, x, weight, bias, out)
+    one_kernel = epilogue is BIAS or execution.gemm_adds_relu(epilogue, x, weight, bias, precision, out)
     if not strided or not one_kernel or not plans.has_gpu_kernels(x):
         return False
     if x.dtype is torch.float32 and _precision.needs_override(precision, "cuda"):

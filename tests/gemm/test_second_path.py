@@ -11,7 +11,7 @@ from torch import Tensor
 import epigemm
 from epigemm import execution
 from epigemm.epilogues import BIAS, BIAS_RELU, RELU_DIV
-from epigemm.precision import DEFAULT
+from epigemm.precision import DEFAULT, Roads
 from tests.support import reference
 from tests.support.arithmetic import BF16, FP16, FP32, FP64, STORAGE, Arithmetic
 from tests.support.cases import Operands
@@ -94,9 +94,9 @@ def test_where_torchs_gemm_does_not_add_the_relu(in_one_kernel: torch.device) ->
     x, weight, bias = draw((24, 40, 32), FP32, in_one_kernel)
     gaps = torch.empty(24, 48, device=x.device)[:, :40]
     spread = torch.randn(80, device=x.device)[::2]
-    assert execution.gemm_adds_relu(BIAS_RELU, x, weight, bias, None)
+    assert execution.gemm_adds_relu(BIAS_RELU, x, weight, bias, DEFAULT, None)
     for epilogue in (BIAS, RELU_DIV):
-        assert not execution.gemm_adds_relu(epilogue, x, weight, bias, None)
+        assert not execution.gemm_adds_relu(epilogue, x, weight, bias, DEFAULT, None)
     cases: list[tuple[Any, ...]] = [
         (x, weight, None, None),
         (x, weight, spread, None),
@@ -110,6 +110,31 @@ def test_where_torchs_gemm_does_not_add_the_relu(in_one_kernel: torch.device) ->
         assert "epigemm::_elementwise_out" in launched(*call)
         expected = torch.relu(torch.nn.functional.linear(*call[:3]))
         torch.testing.assert_close(second_path(*call), expected)
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype", "tf32", "expected"),
+    [
+        ((16, 8192, 8192), torch.float32, False, False),
+        ((16, 8192, 8192), torch.float32, True, True),
+        ((16, 8192, 8192), torch.bfloat16, False, True),
+        ((16, 8192, 2048), torch.float32, False, True),
+        ((512, 8192, 8192), torch.float32, False, True),
+    ],
+    ids=["few tiles, long K", "TF32", "16 bits", "short K", "tiles for all multiprocessors"],
+)
+def test_a_plain_fp32_product_that_splits_k_comes_without_the_relu(
+    shape: tuple[int, int, int],
+    dtype: torch.dtype,
+    tf32: bool,
+    expected: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    m, n, k = shape
+    x, weight, bias = (torch.empty(size, dtype=dtype, device="meta") for size in ((m, k), (n, k), (n,)))
+    monkeypatch.setattr(execution, "linear_roads", lambda x, precision: Roads(("ieee",), tf32))
+    monkeypatch.setattr(execution, "_GEMM_WITH_RELU_DEVICES", ("meta",))
+    assert execution.gemm_adds_relu(BIAS_RELU, x, weight, bias, DEFAULT, None) is expected
 
 
 def test_bias_alone_stays_addmm(device: torch.device) -> None:
