@@ -103,6 +103,24 @@ def run_elementwise(epilogue: Epilogue, dtype: torch.dtype) -> int:
     return len(layouts)
 
 
+def run_derivative(epilogue: Epilogue, dtype: torch.dtype) -> int:
+    """Wide rows, rows that vectors do not divide, and tensors that begin between two vectors."""
+    shapes = {"wide": (70, 264), "odd": (70, 263), "shifted": (70, 264)}
+    for name, (rows, columns) in shapes.items():
+        shift = int(name == "shifted")
+        x, grad = (
+            torch.randn(rows * columns + shift, device=DEVICE).to(dtype)[shift:].view(rows, columns)
+            for _ in range(2)
+        )
+        drawn = inputs(epilogue, dtype, columns)
+        out = torch.full_like(x, float("nan"))
+        ops._derivative_out(epilogue.name, grad, x, *drawn, out)
+        variable = x.double().requires_grad_()
+        expected = torch.autograd.grad(reference(epilogue, variable, drawn), variable, grad.double())[0]
+        expect_close(f"derivative of {epilogue.name} {dtype} {name}", out, expected, TOLERANCE[dtype])
+    return len(shapes)
+
+
 def run_fold() -> int:
     """The BatchNorm fold in both types."""
     for dtype in (torch.float32, torch.float64):
@@ -120,7 +138,7 @@ def main() -> None:
     launches = run_fold()
     for epilogue in EPILOGUES.values():
         for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64):
-            launches += run_elementwise(epilogue, dtype)
+            launches += run_elementwise(epilogue, dtype) + run_derivative(epilogue, dtype)
             if epilogue.linear and dtype != torch.float64:
                 launches += run_fused(epilogue, dtype)
         if epilogue.linear:

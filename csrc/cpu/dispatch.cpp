@@ -7,15 +7,15 @@
 namespace epigemm {
 namespace cpu {
 
-extern const Kernel kernels_baseline[];
-extern const Kernel kernels_x86_64_v3[];
-extern const Kernel kernels_x86_64_v4[];
+extern const Kernels kernels_baseline[];
+extern const Kernels kernels_x86_64_v3[];
+extern const Kernels kernels_x86_64_v4[];
 
 namespace {
 
 struct Level {
   const char* name;
-  const Kernel* kernels;
+  const Kernels* kernels;
 };
 
 Level choose_level() {
@@ -63,17 +63,19 @@ void fold(const FoldProblem& problem) {
   }
 }
 
-}  // namespace
+const Kernels& kernels_of(const ElementwiseProblem& problem) {
+  return chosen_level().kernels[static_cast<int>(problem.epilogue)];
+}
 
-const char* level() { return chosen_level().name; }
-
-void run(const ElementwiseProblem& problem, ParallelFor parallel_for) {
+template <class Problem>
+void run_in_parallel(const Problem& problem, void (*kernel)(const Problem&, int64_t, int64_t),
+                     ParallelFor parallel_for) {
   // Below this many elements a thread's start costs more than it saves; torch's own grain size.
   constexpr int64_t kGrain = 32768;
   struct Context {
-    const ElementwiseProblem* problem;
-    Kernel kernel;
-  } context{&problem, chosen_level().kernels[static_cast<int>(problem.epilogue)]};
+    const Problem* problem;
+    void (*kernel)(const Problem&, int64_t, int64_t);
+  } context{&problem, kernel};
   parallel_for(
       0, problem.elements(), kGrain,
       [](int64_t begin, int64_t end, void* opaque) {
@@ -81,6 +83,18 @@ void run(const ElementwiseProblem& problem, ParallelFor parallel_for) {
         context->kernel(*context->problem, begin, end);
       },
       &context);
+}
+
+}  // namespace
+
+const char* level() { return chosen_level().name; }
+
+void run(const ElementwiseProblem& problem, ParallelFor parallel_for) {
+  run_in_parallel(problem, kernels_of(problem).forward, parallel_for);
+}
+
+void run_derivative(const DerivativeProblem& problem, ParallelFor parallel_for) {
+  run_in_parallel(problem, kernels_of(problem).derivative, parallel_for);
 }
 
 }  // namespace cpu

@@ -5,6 +5,8 @@
 
 #include "cpu/types.h"
 #include "elementwise/problem.h"
+#include "epilogue/dual.h"  // before the functors
+
 #include "epilogue/headers.h"
 
 #define EPIGEMM_CONCATENATE_(a, b) a##b
@@ -26,6 +28,7 @@ struct Loop {
 
   struct Buffers {
     alignas(64) Compute x[kBlock];
+    alignas(64) Compute grad[kBlock];
     alignas(64) Compute operands[kOperands + 1][kBlock];
   };
 
@@ -67,6 +70,39 @@ struct Loop {
     }
   }
 
+  template <int... Index>
+  static void differentiate(Buffers& buffers, int count, std::integer_sequence<int, Index...>) {
+    using Number = Dual<Compute>;
+    for (int i = 0; i < count; ++i) {
+      const Number variable(buffers.x[i], buffers.grad[i]);
+      buffers.x[i] = Functor::apply(variable, Number(buffers.operands[Index][i], Compute(0))...).derivative;
+    }
+  }
+
+  // Elements [begin, end) of the derivative times grad, all tensors contiguous.
+  template <int... Index>
+  static void run_derivative(const DerivativeProblem& problem, int64_t begin, int64_t end,
+                             std::integer_sequence<int, Index...> indices) {
+    const int64_t row = problem.sizes[problem.dimensions - 1];
+    Buffers buffers;
+    for (int64_t i = begin; i < end;) {
+      const int64_t column = i % row;
+      const int count = static_cast<int>(std::min({end - i, row - column, int64_t(kBlock)}));
+      gather(static_cast<const Element*>(problem.x) + i, 1, buffers.x, count);
+      gather(static_cast<const Element*>(problem.grad) + i, 1, buffers.grad, count);
+      (gather_operand<Index>(problem, column * problem.operands[Index].stride, problem.operands[Index].stride,
+                             buffers.operands[Index], count),
+       ...);
+      differentiate(buffers, count, indices);
+      scatter(buffers.x, static_cast<Element*>(problem.out) + i, 1, count);
+      i += count;
+    }
+  }
+
+  static void run_derivative(const DerivativeProblem& problem, int64_t begin, int64_t end) {
+    run_derivative(problem, begin, end, std::make_integer_sequence<int, kOperands>{});
+  }
+
   // `count` elements along the last axis, from the given offsets on.
   template <int... Index>
   static void block(const ElementwiseProblem& problem, const int64_t* offsets, int count,
@@ -102,26 +138,41 @@ struct Loop {
   }
 };
 
+// Calls body with a value of the CPU type that `element` names.
+template <class Body>
+void with_element_type(ElementType element, Body body) {
+  switch (element) {
+    case ElementType::Float16:
+      return body(Float16{});
+    case ElementType::BFloat16:
+      return body(BFloat16{});
+    case ElementType::Float64:
+      return body(double{});
+    default:
+      return body(float{});
+  }
+}
+
 template <class Functor>
 void run(const ElementwiseProblem& problem, int64_t begin, int64_t end) {
-  switch (problem.element) {
-    case ElementType::Float16:
-      return Loop<Functor, Float16>::run(problem, begin, end);
-    case ElementType::BFloat16:
-      return Loop<Functor, BFloat16>::run(problem, begin, end);
-    case ElementType::Float64:
-      return Loop<Functor, double>::run(problem, begin, end);
-    default:
-      return Loop<Functor, float>::run(problem, begin, end);
-  }
+  with_element_type(problem.element, [&](auto element) { Loop<Functor, decltype(element)>::run(problem, begin, end); });
+}
+
+template <class Functor>
+void run_derivative(const DerivativeProblem& problem, int64_t begin, int64_t end) {
+  with_element_type(problem.element,
+                    [&](auto element) { Loop<Functor, decltype(element)>::run_derivative(problem, begin, end); });
 }
 
 }  // namespace
 
-using Kernel = void (*)(const ElementwiseProblem&, int64_t, int64_t);
+struct Kernels {
+  void (*forward)(const ElementwiseProblem&, int64_t, int64_t);
+  void (*derivative)(const DerivativeProblem&, int64_t, int64_t);
+};
 
-extern const Kernel EPIGEMM_CONCATENATE(kernels_, EPIGEMM_CPU_LEVEL)[] = {
-#define EPIGEMM_EPILOGUE(name, Functor, forms) &run<Functor>,
+extern const Kernels EPIGEMM_CONCATENATE(kernels_, EPIGEMM_CPU_LEVEL)[] = {
+#define EPIGEMM_EPILOGUE(name, Functor, forms) {&run<Functor>, &run_derivative<Functor>},
 #include "epilogue/registry.def"
 #undef EPIGEMM_EPILOGUE
 };

@@ -5,9 +5,12 @@
 
 namespace epigemm::cpu {
 
-// Computes elements [begin, end) of the simplified problem, in the order of its axes. One per epilogue and instruction
+// Computes elements [begin, end) of the problem, in the order of its axes. One of each per epilogue and instruction
 // set.
-using Kernel = void (*)(const ElementwiseProblem& problem, int64_t begin, int64_t end);
+struct Kernels {
+  void (*forward)(const ElementwiseProblem& problem, int64_t begin, int64_t end);    // simplified
+  void (*derivative)(const DerivativeProblem& problem, int64_t begin, int64_t end);  // contiguous
+};
 
 // Runs body(begin, end, context) over pieces of [begin, end) in parallel; the binding passes torch's own, so that
 // torch's thread settings hold.
@@ -19,5 +22,8 @@ const char* level();
 
 // Computes the whole simplified problem.
 void run(const ElementwiseProblem& problem, ParallelFor parallel_for);
+
+// Computes the whole contiguous problem.
+void run_derivative(const DerivativeProblem& problem, ParallelFor parallel_for);
 
 }  // namespace epigemm::cpu

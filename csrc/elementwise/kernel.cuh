@@ -40,6 +40,21 @@ __device__ __forceinline__ typename ComputeType<Element>::type apply(typename Co
       Functor::apply(Argument<Element>(accumulator), static_cast<Argument<Element>>(values)...));
 }
 
+// What stands for an absent vector beside 16-bit elements: x + -0 is x, so that no addition is left where the compiler
+// knows of it; with +0 a zero's sign would depend on whether it does.
+template <class Element>
+constexpr __device__ typename ComputeType<Element>::type absent() {
+  using Compute = typename ComputeType<Element>::type;
+  return sizeof(Element) == 2 ? Compute(-0.0) : Compute(0);
+}
+
+template <class Functor, class Element, int Index, class Compute>
+__device__ __forceinline__ Compute load_or_absent(const Operands<Compute>& operands, int64_t offset) {
+  constexpr bool kVector = OperandTraits<Functor, Element, Index>::operand.kind == OperandKind::PerColumn;
+  if (kVector && !operands.data[Index - 1]) return absent<Element>();
+  return load_operand<Functor, Element, Index>(operands, offset);
+}
+
 // The values of one operand at kSize consecutive columns.
 template <class Functor, class Element, int Index, Columns Mode>
 struct OperandVector {
@@ -52,14 +67,13 @@ struct OperandVector {
     if constexpr (Traits::operand.kind == OperandKind::Scalar) {
       fill(load_operand<Functor, Element, Index>(operands, 0));
     } else if constexpr (Mode == Columns::None) {
-      // x + -0 is x, so that no addition is left; with +0 a zero's sign would be.
-      fill(sizeof(Element) == 2 ? Compute(-0.0) : Compute(0));
+      fill(absent<Element>());
     } else if constexpr (Mode == Columns::Aligned) {
       load_wide(operands.data[Index - 1], column);
     } else {
 #pragma unroll
       for (int i = 0; i < kSize; ++i) {
-        values[i] = load_operand<Functor, Element, Index>(operands, column);
+        values[i] = load_or_absent<Functor, Element, Index>(operands, column);
         if (++column == columns) column = 0;
       }
     }
@@ -76,7 +90,7 @@ struct OperandVector {
     struct alignas(sizeof(Stored) * kSize < kVectorBytes ? sizeof(Stored) * kSize : kVectorBytes) Wide {
       Stored values[kSize];
     };
-    if (!data) return fill(Compute(0));
+    if (!data) return fill(absent<Element>());
     const Wide wide = *reinterpret_cast<const Wide*>(static_cast<const Stored*>(data) + column);
 #pragma unroll
     for (int i = 0; i < kSize; ++i) values[i] = to_compute(wide.values[i]);
@@ -134,8 +148,8 @@ struct Divider {
 template <class Functor, class Element, class Compute, class OffsetOf, int... Index>
 __device__ __forceinline__ Element apply_one(Element x, const Operands<Compute>& operands, OffsetOf offset_of,
                                              std::integer_sequence<int, Index...>) {
-  return from_compute<Element>(
-      apply<Functor, Element>(to_compute(x), load_operand<Functor, Element, Index + 1>(operands, offset_of(Index))...));
+  return from_compute<Element>(apply<Functor, Element>(
+      to_compute(x), load_or_absent<Functor, Element, Index + 1>(operands, offset_of(Index))...));
 }
 
 // What remains after the last whole vector.

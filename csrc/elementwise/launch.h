@@ -10,6 +10,9 @@ namespace epigemm::cuda {
 // Enqueues D = epilogue(x) on the problem's stream; the problem has been simplified. Check last_error() afterwards.
 void launch(const ElementwiseProblem& problem);
 
+// Enqueues the epilogue's derivative, times grad; as above.
+void launch_derivative(const DerivativeProblem& problem);
+
 // The error of the latest launch, cleared; empty when there is none.
 std::string last_error();
 

@@ -32,6 +32,11 @@ struct ElementwiseProblem {
   }
 };
 
+// grad_x = grad * d epilogue(x) / dx, into out; grad, x and out contiguous.
+struct DerivativeProblem : ElementwiseProblem {
+  const void* grad = nullptr;
+};
+
 // Drops axes of size 1, orders the rest by out's strides and merges those that every tensor walks as one, so that the
 // kernels see the fewest axes: a contiguous problem without per-column operands ends as one axis, with them as two.
 void simplify(ElementwiseProblem& problem);

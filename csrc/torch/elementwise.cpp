@@ -1,4 +1,4 @@
-// epigemm::_elementwise_out and _fold_batch_norm_out, on CPU and CUDA.
+// epigemm::_elementwise_out, _derivative_out and _fold_batch_norm_out, on CPU and CUDA.
 #include <torch/csrc/stable/c/shim.h>
 
 #include "cpu/kernels.h"
@@ -12,10 +12,10 @@
 namespace epigemm::binding {
 namespace {
 
-ElementwiseProblem make_problem(const Name& epilogue_name, const TensorView& x, const std::optional<TensorView>& bias,
-                                const List<TensorView>& operands, const List<double>& scalars, const TensorView& out) {
+void fill_problem(const Name& epilogue_name, const TensorView& x, const std::optional<TensorView>& bias,
+                  const List<TensorView>& operands, const List<double>& scalars, const TensorView& out,
+                  ElementwiseProblem& problem) {
   const EpilogueInfo& epilogue = epilogue_named(epilogue_name);
-  ElementwiseProblem problem;
   problem.epilogue = epilogue.id;
   problem.element = element_of(x, "x");
   check(element_of(out, "out") == problem.element, "out must have x's dtype");
@@ -38,6 +38,34 @@ ElementwiseProblem make_problem(const Name& epilogue_name, const TensorView& x, 
   }
   problem.x = x.data();
   problem.out = out.mutable_data();
+}
+
+ElementwiseProblem make_problem(const Name& epilogue, const TensorView& x, const std::optional<TensorView>& bias,
+                                const List<TensorView>& operands, const List<double>& scalars, const TensorView& out) {
+  ElementwiseProblem problem;
+  fill_problem(epilogue, x, bias, operands, scalars, out, problem);
+  return problem;
+}
+
+DerivativeProblem make_derivative(const Name& epilogue, const TensorView& grad, const TensorView& x,
+                                  const std::optional<TensorView>& bias, const List<TensorView>& operands,
+                                  const List<double>& scalars, const TensorView& out) {
+  DerivativeProblem problem;
+  fill_problem(epilogue, x, bias, operands, scalars, out, problem);
+  check(element_of(grad, "grad") == problem.element, "grad must have x's dtype");
+  check(grad.is_beside(x), "grad must be on x's device");
+  bool same_shape = grad.dim() == x.dim();
+  for (int axis = 0; same_shape && axis < problem.dimensions; ++axis) same_shape = grad.size(axis) == x.size(axis);
+  check(same_shape, "grad has shape ", Shape{grad}, ", expected x's, ", Shape{x});
+  check(grad.is_contiguous() && x.is_contiguous() && out.is_contiguous(), "grad, x and out must be contiguous");
+  for (int i = 1; i < epilogue_info(problem.epilogue).operand_count; ++i) {
+    const OperandValue& operand = problem.operands[i - 1];
+    check(!operand.data || operand.stride <= 1, "vectors must be contiguous");
+  }
+  if (problem.dimensions == 0) problem.sizes[problem.dimensions++] = 1;
+  constexpr int64_t kMostColumns = int64_t(1) << 30;  // which the kernels count in 32 bits
+  check(problem.sizes[problem.dimensions - 1] <= kMostColumns, "x has more than 2^30 columns");
+  problem.grad = grad.data();
   return problem;
 }
 
@@ -51,6 +79,13 @@ void elementwise_out_cpu(const Name& epilogue, const TensorView& x, const std::o
   if (problem.elements() == 0) return;
   simplify(problem);
   cpu::run(problem, &parallel_for);
+}
+
+void derivative_out_cpu(const Name& epilogue, const TensorView& grad, const TensorView& x,
+                        const std::optional<TensorView>& bias, const List<TensorView>& operands,
+                        const List<double>& scalars, const TensorView& out) {
+  const DerivativeProblem problem = make_derivative(epilogue, grad, x, bias, operands, scalars, out);
+  if (problem.elements() > 0) cpu::run_derivative(problem, &parallel_for);
 }
 
 FoldVector fold_vector(const std::optional<TensorView>& vector, const TensorView& out, const char* argument) {
@@ -111,6 +146,18 @@ void elementwise_out_cuda(const Name& epilogue, const TensorView& x, const std::
   check_launched();
 }
 
+void derivative_out_cuda(const Name& epilogue, const TensorView& grad, const TensorView& x,
+                         const std::optional<TensorView>& bias, const List<TensorView>& operands,
+                         const List<double>& scalars, const TensorView& out) {
+  DerivativeProblem problem = make_derivative(epilogue, grad, x, bias, operands, scalars, out);
+  if (problem.elements() == 0) return;
+  const int device = x.device();
+  const CurrentDevice guard(device);
+  problem.stream = current_stream(device);
+  cuda::launch_derivative(problem);
+  check_launched();
+}
+
 void fold_batch_norm_out_cuda(const std::optional<TensorView>& bias, const std::optional<TensorView>& scale,
                               const std::optional<TensorView>& running_mean,
                               const std::optional<TensorView>& running_var, const std::optional<TensorView>& bn_weight,
@@ -130,12 +177,14 @@ void fold_batch_norm_out_cuda(const std::optional<TensorView>& bias, const std::
 
 STABLE_TORCH_LIBRARY_IMPL(epigemm, CPU, m) {
   m.impl("_elementwise_out", TORCH_BOX(&epigemm::binding::elementwise_out_cpu));
+  m.impl("_derivative_out", TORCH_BOX(&epigemm::binding::derivative_out_cpu));
   m.impl("_fold_batch_norm_out", TORCH_BOX(&epigemm::binding::fold_batch_norm_out_cpu));
 }
 
 #if EPIGEMM_WITH_CUDA
 STABLE_TORCH_LIBRARY_IMPL(epigemm, CUDA, m) {
   m.impl("_elementwise_out", TORCH_BOX(&epigemm::binding::elementwise_out_cuda));
+  m.impl("_derivative_out", TORCH_BOX(&epigemm::binding::derivative_out_cuda));
   m.impl("_fold_batch_norm_out", TORCH_BOX(&epigemm::binding::fold_batch_norm_out_cuda));
 }
 #endif

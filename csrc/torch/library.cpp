@@ -26,6 +26,9 @@ STABLE_TORCH_LIBRARY(epigemm, m) {
       "_elementwise_out(str epilogue, Tensor x, Tensor? bias, Tensor[]? operands, float[]? scalars, Tensor(a!) out) -> "
       "()");
   m.def(
+      "_derivative_out(str epilogue, Tensor grad, Tensor x, Tensor? bias, Tensor[]? operands, float[]? scalars,"
+      " Tensor(a!) out) -> ()");
+  m.def(
       "_fold_batch_norm_out(Tensor? bias, Tensor? scale, Tensor? running_mean, Tensor? running_var, Tensor? bn_weight,"
       " Tensor? bn_bias, float eps, Tensor(a!) out) -> ()");
   m.def(

@@ -54,9 +54,9 @@ class TensorView {
   }
 
   bool is_contiguous() const {
+    if (numel() == 0) return true;
     int64_t expected = 1;
     for (int64_t axis = dim_ - 1; axis >= 0; --axis) {
-      if (sizes_[axis] == 0) return true;
       if (sizes_[axis] != 1 && strides_[axis] != expected) return false;
       expected *= sizes_[axis];
     }

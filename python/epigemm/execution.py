@@ -28,6 +28,7 @@ _ONE_PASS = _precision.Roads((_precision.IEEE,), False)
 _any_autocast = torch._C._is_any_autocast_enabled
 _fused_linear_out = entry("_fused_linear_out")
 _elementwise_out = entry("_elementwise_out")
+_derivative_out = entry("_derivative_out")
 _fold_batch_norm_out = entry("_fold_batch_norm_out")
 _addmm_activation_out = torch.ops.aten._addmm_activation.out
 
@@ -376,6 +377,23 @@ def elementwise_forward(
         _elementwise_out(epilogue.name, x, bias, operands or None, scalars or None, out)
     else:
         out.copy_(epilogue.reference(x, bias, operands, scalars))
+    return out
+
+
+def derivative(
+    epilogue: Epilogue,
+    grad: Tensor,
+    x: Tensor,
+    bias: Tensor | None,
+    operands: Sequence[Tensor],
+    scalars: Sequence[float],
+) -> Tensor:
+    """grad * d epilogue(x) / dx in one kernel; `x` on a device with native kernels."""
+    contiguous = [operand.contiguous() for operand in operands]
+    bias = None if bias is None else bias.contiguous()
+    grad, x = grad.contiguous(), x.contiguous()
+    out = torch.empty_like(x)
+    _derivative_out(epilogue.name, grad, x, bias, contiguous or None, scalars or None, out)
     return out
 
 

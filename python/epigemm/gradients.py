@@ -1,6 +1,12 @@
-"""Derivatives of the operators: the registry's differentiable reference, re-run under autograd.
+"""Derivatives of the operators.
 
-Each backward is made of differentiable operations itself, so that second derivatives are right. Matrix
+What a derivative reads was saved, as eager saves it: the result of a ReLU, the product before any other epilogue
+(`without_product` says which; `registration.py` then makes one operator two). So first derivatives cost no
+further product: one kernel for the epilogue's, from the functors themselves (csrc/epilogue/dual.h), then the products
+for x and the weight.
+
+Second derivatives go through the registry's differentiable reference, re-run under autograd on the product, which is
+computed again; so do traced first ones, whose pointwise operations a compiler fuses with what is around. Matrix
 products go through `epigemm::linear` again: they get the arithmetic that the forward call asked for.
 """
 
@@ -12,16 +18,28 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from epigemm import packs
+from epigemm import execution, packs
 from epigemm._native import ops
-from epigemm.epilogues import BIAS, EPILOGUES, fold_batch_norm_reference
+from epigemm.epilogues import BIAS, BIAS_RELU, EPILOGUES, SCALE_BATCH_NORM, fold_batch_norm_reference
+
+_PLAIN = (Tensor, torch.nn.Parameter)
+_functorch = torch._C._functorch
+
+
+def without_product(epilogue: str, operands: Sequence[Tensor]) -> bool:
+    """Whether the first derivatives of `epigemm::linear` do without the product that the epilogue was applied to."""
+    if epilogue == SCALE_BATCH_NORM.name:  # linear in the product: only the vectors' own gradients read it
+        return not any(operand.requires_grad for operand in operands)
+    return epilogue in (BIAS.name, BIAS_RELU.name)
 
 
 def linear_setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     """Save what `linear_backward` needs."""
     # Arguments at the end that have their default value may be missing; strict is the forward call's alone.
     epilogue, x, weight, bias, operands, scalars, precision, *pack_and_strict = inputs
-    ctx.save_for_backward(x, weight, bias, *operands)
+    # Where a ReLU's result is positive, so is what it was applied to.
+    result = (output,) if epilogue == BIAS_RELU.name else ()
+    ctx.save_for_backward(x, weight, bias, *operands, *result)
     ctx.epilogue, ctx.scalars, ctx.precision = epilogue, scalars, precision
     ctx.pack = pack_and_strict[0] if pack_and_strict else packs.FIND
 
@@ -29,6 +47,7 @@ def linear_setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> N
 def linear_backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     """Gradients of `epigemm::linear`, in the order of its arguments."""
     x, weight, bias, *operands = ctx.saved_tensors
+    result = operands.pop() if ctx.epilogue == BIAS_RELU.name else grad
     _, needs_x, needs_weight, needs_bias, needs_operands, *others = ctx.needs_input_grad
     needs_acc = needs_x or needs_weight
     grad_acc: Tensor | None = grad
@@ -36,6 +55,9 @@ def linear_backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     grad_operands: list[Tensor | None] = [None] * len(operands)
     if ctx.epilogue == BIAS.name:
         grad_bias = _sum_rows(grad) if needs_bias else None
+    elif not torch.is_grad_enabled() and without_product(ctx.epilogue, operands):
+        derivative = _derivative(ctx, grad, result, None, operands)
+        grad_acc, grad_bias = derivative, _sum_rows(derivative) if needs_bias else None
     else:
         acc = _accumulator(x, weight, ctx.precision, ctx.pack)
         grad_acc, grad_bias, *grad_operands = _epilogue_gradients(
@@ -72,6 +94,15 @@ def elementwise_backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     """Gradients of `epigemm::elementwise`, in the order of its arguments."""
     x, bias, *operands = ctx.saved_tensors
     _, needs_x, needs_bias, needs_operands, _ = ctx.needs_input_grad
+    if not torch.is_grad_enabled() and not any(needs_operands):
+        grad_x = _derivative(ctx, grad, x, bias, operands)
+        return (
+            None,
+            grad_x,
+            _sum_rows(grad_x) if needs_bias else None,
+            [None] * len(operands),
+            _none_like(ctx.scalars),
+        )
     grad_x, grad_bias, *grad_operands = _epilogue_gradients(
         ctx, x, bias, operands, grad, (needs_x, needs_bias, *needs_operands)
     )
@@ -92,6 +123,29 @@ def fold_batch_norm_backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
         return fold_batch_norm_reference(like, tracked, ctx.eps)
 
     return None, *_gradients_of(fold, vectors, grad, ctx.needs_input_grad[1:-1]), None
+
+
+def _derivative(ctx: Any, grad: Tensor, x: Tensor, bias: Tensor | None, operands: Sequence[Tensor]) -> Tensor:
+    """grad times the epilogue's derivative at x."""
+    if _runs_directly(grad, x, bias, *operands) and execution.has_native_kernels(x):
+        return execution.derivative(EPILOGUES[ctx.epilogue], grad, x, bias, operands, ctx.scalars)
+    found = _epilogue_gradients(ctx, x, bias, operands, grad, (True, *[False] * (1 + len(operands))))
+    assert found[0] is not None
+    return found[0]
+
+
+def _runs_directly(*tensors: Tensor | None) -> bool:
+    """Whether nothing traces or batches these tensors: a kernel may be launched on them."""
+    if (
+        torch.compiler.is_compiling()
+        or _functorch.peek_interpreter_stack() is not None
+        or torch._C._len_torch_dispatch_stack()
+    ):
+        return False
+    return all(
+        tensor is None or (type(tensor) in _PLAIN and not _functorch.is_legacy_batchedtensor(tensor))
+        for tensor in tensors
+    )
 
 
 def _epilogue_gradients(

@@ -15,7 +15,7 @@ from torch.autograd import forward_ad
 
 from epigemm import checks, execution, fixed, gradients, packs
 from epigemm._native import ops
-from epigemm.epilogues import FOLDED, compute_dtype
+from epigemm.epilogues import BIAS, FOLDED, compute_dtype
 
 
 class _Library(torch.library.Library):
@@ -24,7 +24,7 @@ class _Library(torch.library.Library):
     def impl(self, op_name: Any, fn: Any, dispatch_key: str = "", **options: Any) -> None:
         """As torch's: `register_autograd` comes here with the kernel that it has made."""
         if (op_name, dispatch_key) == ("linear", "Autograd"):
-            fn = _without_packs_of_changing_weights(fn)
+            fn = _keeping_the_product(_without_packs_of_changing_weights(fn))
         super().impl(op_name, fn, dispatch_key, **options)  # type: ignore[no-untyped-call]
 
 
@@ -42,6 +42,32 @@ def _without_packs_of_changing_weights(kernel: Callable[..., Tensor]) -> Callabl
         if torch.is_grad_enabled() and args[weight].requires_grad:
             args = (*args[:pack], packs.NONE, *args[pack + 1 :])
         return kernel(keyset, *args)
+
+    return autograd
+
+
+def _keeping_the_product(kernel: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """`kernel`, the autograd kernel of `linear`, but two operators where a derivative will read the product.
+
+    Saving it takes one more pass over the result, computing it again a matrix product. Eager saves it, too; rounded to
+    the tensors' dtype, as here. A strict call stays one kernel.
+    """
+    names = [argument.name for argument in ops.linear.default._schema.arguments]
+
+    def autograd(keyset: Any, *args: Any) -> Tensor:
+        epilogue, x, weight, bias, operands, scalars, precision, *others = args
+        inputs = (x, weight, bias, *operands)
+        given = dict(zip(names[7:], others, strict=False))
+        if (
+            given.get("strict")
+            or not torch.is_grad_enabled()
+            or not any(tensor is not None and tensor.requires_grad for tensor in inputs)
+            or gradients.without_product(epilogue, operands)
+        ):
+            return kernel(keyset, *args)
+        product: Tensor = ops.linear(BIAS.name, x, weight, bias, [], [], precision, **given)
+        result: Tensor = ops.elementwise(epilogue, product, None, operands, scalars)
+        return result
 
     return autograd
 

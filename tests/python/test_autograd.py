@@ -318,31 +318,16 @@ def test_out_is_marked_as_written(function: Public, rng: torch.Generator) -> Non
         backward(product.sum())
 
 
-def test_gradients_survive_a_product_beyond_fp16(device: torch.device) -> None:
-    """The forward's fp32 accumulator holds 1e5 and the scale brings it back: no gradient may overflow on the way."""
-    x = torch.full((4, 64), 50.0, dtype=torch.float16, device=device)
-    weight = torch.full((8, 64), 31.25, dtype=torch.float16, device=device)
-    scale = torch.full((8,), 1e-3, dtype=torch.float32, device=device, requires_grad=True)
-    y = epigemm.linear_scale(x, weight, None, scale)
-    backward(y, torch.ones_like(y))
-    assert scale.grad is not None
-    expected = torch.full_like(scale, 4 * 64 * 50.0 * 31.25)
-    torch.testing.assert_close(scale.grad, expected, rtol=1e-3, atol=0)
-    if device.type == "cuda":  # PyTorch's fp16 GEMM on the second path rounds the product before the epilogue
-        assert not y.isnan().any()
-
-
 def test_relu_gradient_agrees_with_the_forward(device: torch.device, rng: torch.Generator) -> None:
     """Products near -bias, which bf16 would round across the kink: only an output above 0 has a gradient."""
     x = torch.randn(64, 256, generator=rng).to(device, torch.bfloat16)
     weight = torch.randn(128, 256, generator=rng).to(device, torch.bfloat16)
     product = x.double() @ weight.double().t()
-    bias = (-product[0]).to(torch.bfloat16).requires_grad_()
-    acc = product[:1].expand(8, -1) + bias.detach().double()
+    near = 1 + 0.01 * torch.randn(128, generator=rng, dtype=torch.float64).to(device)
+    bias = (-product[0] * near).to(torch.bfloat16).requires_grad_()
     y = epigemm.linear_relu(x[:1].expand(8, -1), weight, bias)
     backward(y, torch.ones_like(y))
     assert bias.grad is not None
-    decided = acc[0].abs() > 1e-3 * product[0].abs().clamp_min(1)
-    expected = 8.0 * (acc[0] > 0)
-    assert decided.any()
-    assert torch.equal(bias.grad.double()[decided], expected[decided])
+    positive = y.detach() > 0
+    assert positive.any() and not positive.all()
+    torch.testing.assert_close(bias.grad, positive.sum(0).to(bias.dtype), rtol=0, atol=0)

@@ -1,0 +1,125 @@
+"""The kernels of the derivatives (`epigemm::_derivative_out`) against autograd in float64."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+import epigemm
+from epigemm._native import ops
+from epigemm.epilogues import EPILOGUES, RELU_DIV, SCALE_BATCH_NORM, SIGMOID_SCALE_RESIDUAL
+from tests.support.arithmetic import STORAGE, Arithmetic
+from tests.support.cases import ELEMENTWISE, Operands, draw_operands, poisoned, signed
+from tests.support.untyped import backward
+
+dtypes = pytest.mark.parametrize("arithmetic", STORAGE, ids=lambda a: a.name)
+epilogues = pytest.mark.parametrize("name", ELEMENTWISE)
+SHAPES = [(1,), (7,), (), (3, 8), (5, 33), (64, 264), (2, 3, 40), (300, 263), (4, 0), (0, 8)]
+
+
+def run(name: str, grad: Tensor, x: Tensor, operands: Operands) -> Tensor:
+    out = poisoned(tuple(x.shape), x.dtype, x.device)
+    ops._derivative_out(name, grad, x, operands.bias, operands.tensors, operands.scalars, out)
+    return out
+
+
+def exact(name: str, grad: Tensor, x: Tensor, operands: Operands) -> Tensor:
+    variable = x.detach().double().requires_grad_()
+    wide = operands.map(torch.Tensor.double)
+    result = EPILOGUES[name].reference(variable, wide.bias, wide.tensors, wide.scalars).view_as(grad)
+    return torch.autograd.grad(result, variable, grad.double())[0]
+
+
+def steepest(name: str, operands: Operands) -> Tensor:
+    """A bound of |d epilogue / dx|, per column or one for all."""
+    numbers = [torch.as_tensor(value).double() for value in (*operands.tensors, *operands.scalars)]
+    if name == SCALE_BATCH_NORM.name:
+        return numbers[0].abs()
+    if name == SIGMOID_SCALE_RESIDUAL.name:
+        return 1 + numbers[-1].abs()
+    return 1 / numbers[-1].abs() if name == RELU_DIV.name else torch.ones((), dtype=torch.float64)
+
+
+def check(name: str, arithmetic: Arithmetic, grad: Tensor, x: Tensor, operands: Operands) -> None:
+    expected = exact(name, grad, x, operands)
+    # Some ten operations in fp32 (fp64); the exponential of 16-bit results is good to 2^-17.
+    unit = 2**-16 if x.dtype.itemsize == 2 else 16 * arithmetic.epilogue_unit
+    bound = unit * grad.double().abs() * steepest(name, operands).to(x.device)
+    bound = bound + 1.01 * arithmetic.output_unit * expected.abs() + 2 * arithmetic.output_floor
+    z = x.double() if operands.bias is None else x.double() + operands.bias.double()
+    at_the_kink = z.abs() < 1e-5 * x.double().abs()
+    error = (run(name, grad, x, operands).double() - expected).abs()
+    assert bool(((error <= bound) | at_the_kink).all()), float((error - bound).max())
+
+
+@epilogues
+@dtypes
+def test_every_epilogue_and_shape(
+    name: str, arithmetic: Arithmetic, device: torch.device, rng: torch.Generator
+) -> None:
+    for shape in SHAPES:
+        x, grad = (signed(shape, rng).to(device, arithmetic.dtype) for _ in range(2))
+        columns = shape[-1] if shape else 1
+        for with_bias in (True, False):
+            operands = draw_operands(name, columns, arithmetic, device, rng)
+            if not with_bias:
+                operands = Operands(None, operands.tensors, operands.scalars)
+            check(name, arithmetic, grad, x, operands)
+
+
+@epilogues
+def test_tensors_that_begin_anywhere(name: str, device: torch.device, rng: torch.Generator) -> None:
+    arithmetic = STORAGE[0]
+    x, grad = (signed((5 * 33 + 1,), rng).to(device, arithmetic.dtype)[1:].view(5, 33) for _ in range(2))
+    check(name, arithmetic, grad, x, draw_operands(name, 33, arithmetic, device, rng))
+
+
+@dtypes
+def test_kinks_and_special_values_are_torchs(arithmetic: Arithmetic, device: torch.device) -> None:
+    """relu'(0) = relu'(-0) = 0; a NaN passes the gradient on; where it is cut off, an infinite gradient gives 0."""
+    inf, nan = float("inf"), float("nan")
+    x = torch.tensor([0.0, -0.0, nan, inf, -inf, 1.0, -1.0, -1.0], dtype=arithmetic.dtype, device=device)
+    grad = torch.tensor([1.0, 1.0, 2.0, 3.0, 4.0, inf, inf, nan], dtype=arithmetic.dtype, device=device)
+    nothing = Operands(None, [], [])
+    variable = x.clone().requires_grad_()
+    expected = torch.autograd.grad(torch.relu(variable), variable, grad)[0]
+    torch.testing.assert_close(run("bias_relu", grad, x, nothing), expected, rtol=0, atol=0, equal_nan=True)
+    expected = torch.autograd.grad(torch.sigmoid(variable), variable, torch.ones_like(grad))[0]
+    ones = torch.ones_like(grad)
+    torch.testing.assert_close(
+        run("sigmoid", ones, x, nothing).nan_to_num(7.0), expected.nan_to_num(7.0), rtol=2**-7, atol=0
+    )
+
+
+@pytest.mark.parametrize(
+    "name", ["linear_relu", "linear_relu_div", "linear_sigmoid_scale_residual", "linear_scale"]
+)
+def test_a_first_derivative_takes_no_further_product(name: str, device: torch.device) -> None:
+    """Two products of the backward pass, for x and for the weight, beside the forward's one."""
+    x, weight, bias = (
+        torch.randn(*size, device=device, requires_grad=True) for size in ((8, 16), (24, 16), (24,))
+    )
+    extra = {"linear_relu_div": (2.0,), "linear_sigmoid_scale_residual": (2.0,)}.get(name, ())
+    if name == "linear_scale":
+        extra = (torch.randn(24, device=device, requires_grad=True),)
+    with torch.profiler.profile() as profile:
+        result = getattr(epigemm, name)(x, weight, bias, *extra)
+        backward(result, torch.randn_like(result))
+    counts = {event.key: event.count for event in profile.key_averages()}
+    in_two_operators = name != "linear_relu"  # the product was asked for within the first one
+    assert counts["epigemm::linear"] == 3 + in_two_operators, counts
+    assert counts.get("epigemm::_derivative_out", 0) == (0 if name == "linear_scale" else 1)
+
+
+def test_bad_input_is_refused(device: torch.device) -> None:
+    x, out = torch.randn(4, 8, device=device), torch.empty(4, 8, device=device)
+    for grad, x_, out_, message in (
+        (x.double(), x, out, "dtype"),
+        (x[:3], x, out, "shape"),
+        (x.t().contiguous().t(), x, out, "contiguous"),
+        (x, x, out[:3], "shape"),
+        (x, x.t().contiguous().t(), out, "contiguous"),
+    ):
+        with pytest.raises(RuntimeError, match=message):
+            ops._derivative_out("bias_relu", grad, x_, None, [], [], out_)
