@@ -75,7 +75,7 @@ struct Loop {
     using Number = Dual<Compute>;
     for (int i = 0; i < count; ++i) {
       const Number variable(buffers.x[i], buffers.grad[i]);
-      buffers.x[i] = Functor::apply(variable, Number(buffers.operands[Index][i], Compute(0))...).derivative;
+      buffers.x[i] = Functor::apply(variable, Number(buffers.operands[Index][i])...).derivative;
     }
   }
 

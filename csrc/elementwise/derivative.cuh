@@ -15,8 +15,7 @@ __device__ __forceinline__ typename ComputeType<Element>::type derivative(typena
   using Compute = typename ComputeType<Element>::type;
   using Number = Argument<Element>;
   const Dual<Number> variable(Number{x}, Number{grad});
-  return static_cast<Compute>(
-      Functor::apply(variable, Dual<Number>(static_cast<Number>(values), Number(0))...).derivative);
+  return static_cast<Compute>(Functor::apply(variable, Dual<Number>(static_cast<Number>(values))...).derivative);
 }
 
 template <class Functor, class Element, class Compute, int... Index>

@@ -8,36 +8,47 @@
 
 namespace epigemm {
 
+// `constant`: the derivative is none, whatever it is multiplied with or divided by. Where the compiler knows it, it
+// costs nothing; it keeps 0 from becoming 0 * infinity or 0 / 0.
 template <class T>
 struct Dual {
   T value;
   T derivative;
+  bool constant;
 
-  EPIGEMM_HOST_DEVICE Dual(T value, T derivative) : value(value), derivative(derivative) {}
+  EPIGEMM_HOST_DEVICE Dual(T value, T derivative, bool constant = false)
+      : value(value), derivative(derivative), constant(constant) {}
   template <class Number>
-  EPIGEMM_HOST_DEVICE explicit Dual(Number constant) : value(T(constant)), derivative(T(0)) {}
+  EPIGEMM_HOST_DEVICE explicit Dual(Number number) : value(T(number)), derivative(T(0)), constant(true) {}
 };
+
+// The derivative of something made of a and b, of each of which one term is due.
+template <class T>
+EPIGEMM_HOST_DEVICE Dual<T> combined(T value, Dual<T> a, T term_of_a, Dual<T> b, T term_of_b) {
+  if (a.constant && b.constant) return {value, T(0), true};
+  return {value, a.constant ? term_of_b : b.constant ? term_of_a : term_of_a + term_of_b};
+}
 
 template <class T>
 EPIGEMM_HOST_DEVICE Dual<T> operator+(Dual<T> a, Dual<T> b) {
-  return {a.value + b.value, a.derivative + b.derivative};
+  return combined(a.value + b.value, a, a.derivative, b, b.derivative);
 }
 template <class T>
 EPIGEMM_HOST_DEVICE Dual<T> operator-(Dual<T> a, Dual<T> b) {
-  return {a.value - b.value, a.derivative - b.derivative};
+  return combined(a.value - b.value, a, a.derivative, b, -b.derivative);
 }
 template <class T>
 EPIGEMM_HOST_DEVICE Dual<T> operator*(Dual<T> a, Dual<T> b) {
-  return {a.value * b.value, a.derivative * b.value + a.value * b.derivative};
+  return combined(a.value * b.value, a, a.derivative * b.value, b, a.value * b.derivative);
 }
 template <class T>
 EPIGEMM_HOST_DEVICE Dual<T> operator/(Dual<T> a, Dual<T> b) {
   const T quotient = a.value / b.value;
-  return {quotient, (a.derivative - quotient * b.derivative) / b.value};
+  return combined(quotient, a, a.derivative / b.value, b, -(quotient * b.derivative) / b.value);
 }
 template <class T>
 EPIGEMM_HOST_DEVICE Dual<T> operator-(Dual<T> a) {
-  return {-a.value, -a.derivative};
+  return {-a.value, -a.derivative, a.constant};
 }
 template <class T>
 EPIGEMM_HOST_DEVICE bool operator<(Dual<T> a, Dual<T> b) {
@@ -56,38 +67,49 @@ EPIGEMM_HOST_DEVICE bool operator>=(Dual<T> a, Dual<T> b) {
   return b <= a;
 }
 
+template <class T>
+EPIGEMM_HOST_DEVICE bool operator==(Dual<T> a, Dual<T> b) {
+  return a.value == b.value;
+}
+template <class T>
+EPIGEMM_HOST_DEVICE bool operator!=(Dual<T> a, Dual<T> b) {
+  return !(a == b);
+}
+
 namespace math {
 
-// relu'(0) = 0 and relu'(NaN) = 1, as in torch.
+// relu'(0) = 0 and relu'(NaN) = 1, as in torch, where the backward pass cuts last: what it cuts stays 0 behind any
+// division.
 template <class T>
 EPIGEMM_HOST_DEVICE Dual<T> relu(Dual<T> x) {
-  return {relu(x.value), x.value <= T(0) ? T(0) : x.derivative};
+  const bool cut = x.value <= T(0);
+  return {relu(x.value), cut ? T(0) : x.derivative, x.constant || cut};
 }
 
 template <class T>
 EPIGEMM_HOST_DEVICE Dual<T> exp(Dual<T> x) {
   const T value = exp(x.value);
-  return {value, value * x.derivative};
+  return {value, value * x.derivative, x.constant};
 }
 
 // s' = s (1 - s). Through exp and a reciprocal it would be 0 * infinity on the far left.
 template <class T>
 EPIGEMM_HOST_DEVICE Dual<T> sigmoid(Dual<T> x) {
   const T value = sigmoid(x.value);
-  return {value, x.derivative * (value * (T(1) - value))};
+  return {value, x.derivative * (value * (T(1) - value)), x.constant};
 }
 
 template <class T>
 EPIGEMM_HOST_DEVICE Dual<T> reciprocal_normal(Dual<T> x) {
   const T value = reciprocal_normal(x.value);
-  return {value, -(value * value) * x.derivative};
+  return {value, -(value * value) * x.derivative, x.constant};
 }
 
-// Divisors of epilogues are constants: what is left of the quotient rule is a division.
 template <class T>
 EPIGEMM_HOST_DEVICE Dual<T> divide(Dual<T> numerator, Dual<T> denominator) {
   const T quotient = divide(numerator.value, denominator.value);
-  return {quotient, divide(numerator.derivative - quotient * denominator.derivative, denominator.value)};
+  return combined(quotient, numerator, divide(numerator.derivative, denominator.value), denominator,
+                  divide(-(quotient * denominator.derivative), denominator.value));
 }
 
 }  // namespace math

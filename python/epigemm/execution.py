@@ -23,7 +23,7 @@ from epigemm.epilogues import BIAS, BIAS_RELU, Epilogue, compute_dtype, fold_bat
 
 _GEMM_WITH_RELU_DEVICES = ("cuda",)
 _GEMM_WITH_RELU_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
-_LONG_SUM, _CUBLAS_TILE, _FEW_TILES = 4096, 128, 132
+_LONG_SUM, _SPLIT_ROWS, _CUBLAS_TILE, _FEW_TILES = 4096, 16, 128, 132
 _ONE_PASS = _precision.Roads((_precision.IEEE,), False)
 _any_autocast = torch._C._is_any_autocast_enabled
 _fused_linear_out = entry("_fused_linear_out")
@@ -202,12 +202,15 @@ def gemm_adds_relu(
 
 
 def _would_split_k(x: Tensor, weight: Tensor, precision: str) -> bool:
-    """Whether cuBLAS's plain fp32 product splits a long K over the GPU, as it cannot with a ReLU behind it.
+    """Whether cuBLAS's plain fp32 product splits a long K over the GPU, as it does not with a bias.
 
-    On an H200 the product with a ReLU took 201 us at 16x8192x8192, the plain one and a kernel for the ReLU 155.
+    On an H200 the product with bias and ReLU took 202 us at 16x8192x8192, F.linear and a ReLU 204, the plain product
+    and one kernel of ours 151; for fewer rows the plain product is the slower one.
     """
     n, k = weight.shape
-    if x.dtype != torch.float32 or k < _LONG_SUM or linear_roads(x, precision).tf32_allowed:
+    if x.dtype != torch.float32 or k < _LONG_SUM or x.numel() < _SPLIT_ROWS * k:
+        return False
+    if linear_roads(x, precision).tf32_allowed:
         return False
     return -(-x.numel() // (k * _CUBLAS_TILE)) * -(-n // _CUBLAS_TILE) < _FEW_TILES
 
@@ -389,12 +392,20 @@ def derivative(
     scalars: Sequence[float],
 ) -> Tensor:
     """grad * d epilogue(x) / dx in one kernel; `x` on a device with native kernels."""
-    contiguous = [operand.contiguous() for operand in operands]
-    bias = None if bias is None else bias.contiguous()
+    contiguous = [_dense(operand) for operand in operands]
+    bias = None if bias is None else _dense(bias)
     grad, x = grad.contiguous(), x.contiguous()
     out = torch.empty_like(x)
     _derivative_out(epilogue.name, grad, x, bias, contiguous or None, scalars or None, out)
     return out
+
+
+def _dense(vector: Tensor) -> Tensor:
+    """A vector (or a 0-d tensor) without gaps; a single element is contiguous to torch whatever its stride says."""
+    vector = vector.contiguous()
+    if vector.dim() == 0 or vector.stride(0) == 1:
+        return vector
+    return vector.as_strided(vector.shape, (1,))
 
 
 def fold_batch_norm_forward(
@@ -443,6 +454,19 @@ def _gemm(
         with _precision.full_fp32(x.device.type):
             return _torch_linear(x, weight, bias, out, relu)
     return _torch_linear(x, weight, bias, out, relu)
+
+
+def batched_product(x: Tensor, weight: Tensor, precision: str) -> Tensor:
+    """x @ weight.T by operators that torch's legacy batches have rules for."""
+
+    def product() -> Tensor:
+        rows = x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
+        return torch.mm(rows, weight.t()).reshape(*x.shape[:-1], weight.shape[0])
+
+    if x.dtype == torch.float32 and _precision.needs_override(precision, x.device.type):
+        with _precision.full_fp32(x.device.type):
+            return product()
+    return product()
 
 
 def _torch_linear(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor | None, relu: bool) -> Tensor:

@@ -1,17 +1,21 @@
 """Derivatives of the operators.
 
-What a derivative reads was saved, as eager saves it: the result of a ReLU, the product before any other epilogue
-(`without_product` says which; `registration.py` then makes one operator two). So first derivatives cost no
-further product: one kernel for the epilogue's, from the functors themselves (csrc/epilogue/dual.h), then the products
-for x and the weight.
+What is saved is what PyTorch's unfused operators would save, as far as the derivative can do with that: x only for the
+weight's gradient and the weight only for that of x, so that either may be overwritten where it is not needed; of a relu
+the result, whose sign is the derivative; before any other epilogue the product (`without_product` says where not, and
+`registration.py` then makes one operator two). So first derivatives cost no further product, and no later write to a
+bias, counted or not, concerns them: one kernel for the epilogue's derivative, made of the functors themselves
+(csrc/epilogue/dual.h), then the products for x and the weight.
 
-Second derivatives go through the registry's differentiable reference, re-run under autograd on the product, which is
-computed again; so do traced first ones, whose pointwise operations a compiler fuses with what is around. Matrix
-products go through `epigemm::linear` again: they get the arithmetic that the forward call asked for.
+A strict call stays one operator: its derivative makes the product again, with the bias from a copy. Second derivatives
+go through the registry's differentiable reference, re-run under autograd; so do traced first ones, whose
+pointwise operations a compiler fuses with what is around. Matrix products go through `epigemm::linear` again: they get
+the arithmetic that the forward call asked for.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -24,10 +28,11 @@ from epigemm.epilogues import BIAS, BIAS_RELU, EPILOGUES, SCALE_BATCH_NORM, fold
 
 _PLAIN = (Tensor, torch.nn.Parameter)
 _functorch = torch._C._functorch
+_threshold_backward: Any = torch.ops.aten.threshold_backward
 
 
 def without_product(epilogue: str, operands: Sequence[Tensor]) -> bool:
-    """Whether the first derivatives of `epigemm::linear` do without the product that the epilogue was applied to."""
+    """Whether the derivatives of `epigemm::linear` do without the product that the epilogue was applied to."""
     if epilogue == SCALE_BATCH_NORM.name:  # linear in the product: only the vectors' own gradients read it
         return not any(operand.requires_grad for operand in operands)
     return epilogue in (BIAS.name, BIAS_RELU.name)
@@ -37,33 +42,39 @@ def linear_setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> N
     """Save what `linear_backward` needs."""
     # Arguments at the end that have their default value may be missing; strict is the forward call's alone.
     epilogue, x, weight, bias, operands, scalars, precision, *pack_and_strict = inputs
-    # Where a ReLU's result is positive, so is what it was applied to.
-    result = (output,) if epilogue == BIAS_RELU.name else ()
-    ctx.save_for_backward(x, weight, bias, *operands, *result)
+    _, needs_x, needs_weight, *_ = ctx.needs_input_grad
     ctx.epilogue, ctx.scalars, ctx.precision = epilogue, scalars, precision
     ctx.pack = pack_and_strict[0] if pack_and_strict else packs.FIND
+    ctx.dtype = x.dtype
+    ctx.again = not without_product(epilogue, operands)
+    ctx.save_for_backward(
+        x if ctx.again or needs_weight else None,
+        weight if ctx.again or needs_x else None,
+        bias if ctx.again else None,
+        _snapshot(bias) if ctx.again else None,
+        output if epilogue == BIAS_RELU.name else None,
+        *operands,
+    )
 
 
 def linear_backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     """Gradients of `epigemm::linear`, in the order of its arguments."""
-    x, weight, bias, *operands = ctx.saved_tensors
-    result = operands.pop() if ctx.epilogue == BIAS_RELU.name else grad
+    x, weight, bias, snapshot, output, *operands = ctx.saved_tensors
     _, needs_x, needs_weight, needs_bias, needs_operands, *others = ctx.needs_input_grad
     needs_acc = needs_x or needs_weight
-    grad_acc: Tensor | None = grad
-    grad_bias: Tensor | None = None
+    grad_acc: Tensor | None
+    grad_bias: Tensor | None
     grad_operands: list[Tensor | None] = [None] * len(operands)
-    if ctx.epilogue == BIAS.name:
-        grad_bias = _sum_rows(grad) if needs_bias else None
-    elif not torch.is_grad_enabled() and without_product(ctx.epilogue, operands):
-        derivative = _derivative(ctx, grad, result, None, operands)
-        grad_acc, grad_bias = derivative, _sum_rows(derivative) if needs_bias else None
-    else:
+    if ctx.again:
         acc = _accumulator(x, weight, ctx.precision, ctx.pack)
+        bias = bias if torch.is_grad_enabled() else snapshot
         grad_acc, grad_bias, *grad_operands = _epilogue_gradients(
             ctx, acc, bias, operands, grad.to(acc.dtype), (needs_acc, needs_bias, *needs_operands)
         )
-        grad_acc = None if grad_acc is None else grad_acc.to(x.dtype)
+        grad_acc = None if grad_acc is None else grad_acc.to(ctx.dtype)
+    else:
+        found = _derivative_without_product(ctx, grad, output, operands)
+        grad_acc, grad_bias = found, _sum_rows(found) if needs_bias else None
     grad_x = grad_weight = None
     if needs_acc:
         assert grad_acc is not None
@@ -83,6 +94,20 @@ def linear_backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     )
 
 
+def _derivative_without_product(
+    ctx: Any, grad: Tensor, output: Tensor | None, operands: Sequence[Tensor]
+) -> Tensor:
+    """grad times the epilogue's derivative, where that is known without what the epilogue was applied to."""
+    if ctx.epilogue == BIAS.name:
+        return grad
+    if ctx.epilogue == BIAS_RELU.name:
+        found: Tensor = _threshold_backward(grad, output, 0)
+        return found
+    if torch.is_grad_enabled() or not _runs_directly(grad, *operands):
+        return (grad.to(operands[0].dtype) * operands[0]).to(grad.dtype)
+    return _derivative(ctx, grad, grad, None, operands)
+
+
 def elementwise_setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     """Save what `elementwise_backward` needs."""
     epilogue, x, bias, operands, scalars = inputs
@@ -95,14 +120,9 @@ def elementwise_backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     x, bias, *operands = ctx.saved_tensors
     _, needs_x, needs_bias, needs_operands, _ = ctx.needs_input_grad
     if not torch.is_grad_enabled() and not any(needs_operands):
-        grad_x = _derivative(ctx, grad, x, bias, operands)
-        return (
-            None,
-            grad_x,
-            _sum_rows(grad_x) if needs_bias else None,
-            [None] * len(operands),
-            _none_like(ctx.scalars),
-        )
+        found = _derivative(ctx, grad, x, bias, operands)
+        sums = _sum_rows(found) if needs_bias else None
+        return None, found, sums, [None] * len(operands), _none_like(ctx.scalars)
     grad_x, grad_bias, *grad_operands = _epilogue_gradients(
         ctx, x, bias, operands, grad, (needs_x, needs_bias, *needs_operands)
     )
@@ -111,13 +131,16 @@ def elementwise_backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
 
 def fold_batch_norm_setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     """Save what `fold_batch_norm_backward` needs."""
-    ctx.save_for_backward(*inputs[:-1])
-    ctx.eps = inputs[-1]
+    like, bias, *vectors, eps = inputs
+    # Of `like`, which is all of x, nothing but the type and the device is read.
+    ctx.save_for_backward(like.new_empty(()), bias, _snapshot(bias), *vectors)
+    ctx.eps = eps
 
 
 def fold_batch_norm_backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     """Gradients of `epigemm::fold_batch_norm`, in the order of its arguments."""
-    like, *vectors = ctx.saved_tensors
+    like, bias, snapshot, *others = ctx.saved_tensors
+    vectors = [bias if torch.is_grad_enabled() else snapshot, *others]
 
     def fold(*tracked: Tensor | None) -> Tensor:
         return fold_batch_norm_reference(like, tracked, ctx.eps)
@@ -174,6 +197,17 @@ def _gradients_of(
     if not wanted:
         return gradients
     create_graph = torch.is_grad_enabled()
+    if (
+        _functorch.peek_interpreter_stack() is not None
+    ):  # within which no tensor can be made to require a gradient
+
+        def of_wanted(*values: Tensor) -> Tensor:
+            given = dict(zip(wanted, values, strict=True))
+            return function(*(given.get(index, tensor) for index, tensor in enumerate(inputs)))
+
+        with torch.enable_grad():
+            pullback: Any = torch.func.vjp(of_wanted, *(inputs[index] for index in wanted))[1]
+            return _placed(gradients, wanted, pullback(grad))
     with torch.enable_grad():
         aliases = {index: _tracked(inputs[index]) for index in wanted}
         found = torch.autograd.grad(
@@ -183,6 +217,12 @@ def _gradients_of(
             create_graph=create_graph,
             materialize_grads=True,
         )
+    return _placed(gradients, wanted, found)
+
+
+def _placed(
+    gradients: list[Tensor | None], wanted: Sequence[int], found: Sequence[Tensor]
+) -> list[Tensor | None]:
     for index, gradient in zip(wanted, found, strict=True):
         gradients[index] = gradient
     return gradients
@@ -192,6 +232,11 @@ def _tracked(tensor: Tensor | None) -> Tensor:
     """An alias for autograd to follow: a tensor may be two arguments at once, and it may have a graph behind it."""
     assert tensor is not None
     return tensor.view_as(tensor) if tensor.requires_grad else tensor.detach().requires_grad_()
+
+
+def _snapshot(bias: Tensor | None) -> Tensor | None:
+    """The values of a bias as they are: nothing that is written to it later changes them."""
+    return None if bias is None else bias.detach().clone()
 
 
 def _accumulator(x: Tensor, weight: Tensor, precision: str, pack: str) -> Tensor:
@@ -211,12 +256,17 @@ def _accumulator(x: Tensor, weight: Tensor, precision: str, pack: str) -> Tensor
 
 
 def _product(x: Tensor, weight: Tensor, precision: str, pack: str = packs.FIND) -> Tensor:
+    if not torch.is_grad_enabled() and _runs_directly(
+        x, weight
+    ):  # the operator would take longer to get there
+        return execution.linear_forward(BIAS, x, weight, None, (), (), precision, pack_use=pack)
     product: Tensor = ops.linear(BIAS.name, x, weight, None, [], [], precision, pack)
     return product
 
 
 def _rows(x: Tensor) -> Tensor:
-    return x.unsqueeze(0) if x.dim() == 1 else x.flatten(0, -2)
+    # Not `flatten`: `torch.autograd.grad(is_grads_batched=True)` knows no rule for it.
+    return x.unsqueeze(0) if x.dim() == 1 else x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
 
 
 def _sum_rows(grad: Tensor) -> Tensor:

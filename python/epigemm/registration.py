@@ -15,7 +15,7 @@ from torch.autograd import forward_ad
 
 from epigemm import checks, execution, fixed, gradients, packs
 from epigemm._native import ops
-from epigemm.epilogues import BIAS, FOLDED, compute_dtype
+from epigemm.epilogues import BIAS, FOLDED, SCALE_BATCH_NORM, compute_dtype
 
 
 class _Library(torch.library.Library):
@@ -50,7 +50,8 @@ def _keeping_the_product(kernel: Callable[..., Tensor]) -> Callable[..., Tensor]
     """`kernel`, the autograd kernel of `linear`, but two operators where a derivative will read the product.
 
     Saving it takes one more pass over the result, computing it again a matrix product. Eager saves it, too; rounded to
-    the tensors' dtype, as here. A strict call stays one kernel.
+    the tensors' dtype, as here. A strict call stays one kernel. So does one whose bias is folded into 16-bit numbers'
+    epilogue: a product that is rounded to 16 bits before its bias is added loses what the two cancel to.
     """
     names = [argument.name for argument in ops.linear.default._schema.arguments]
 
@@ -63,8 +64,12 @@ def _keeping_the_product(kernel: Callable[..., Tensor]) -> Callable[..., Tensor]
             or not torch.is_grad_enabled()
             or not any(tensor is not None and tensor.requires_grad for tensor in inputs)
             or gradients.without_product(epilogue, operands)
+            or (epilogue == SCALE_BATCH_NORM.name and x.element_size() == 2)
         ):
             return kernel(keyset, *args)
+        # The operators below would not know what is wrong with the call as a whole, or only when half of it has run.
+        spec = checks.epilogue_named(epilogue, linear=True)
+        checks.linear(spec, x, weight, bias, operands, scalars, precision, None)
         product: Tensor = ops.linear(BIAS.name, x, weight, bias, [], [], precision, **given)
         result: Tensor = ops.elementwise(epilogue, product, None, operands, scalars)
         return result
@@ -112,6 +117,23 @@ def _linear_fake(
     spec = checks.epilogue_named(epilogue, linear=True)
     checks.linear(spec, x, weight, bias, operands, scalars, precision, None)
     return x.new_empty((*x.shape[:-1], weight.shape[0]))
+
+
+def _linear_batched(
+    epilogue: str,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    operands: Sequence[Tensor],
+    scalars: Sequence[float],
+    precision: str,
+    pack: str = packs.FIND,
+    strict: bool = False,
+    invariant: bool = False,
+) -> Tensor:
+    """For `torch.autograd.grad(is_grads_batched=True)`, whose batches know the rules of torch's own operators alone."""
+    spec = checks.epilogue_named(epilogue, linear=True)
+    return spec.reference(execution.batched_product(x, weight, precision), bias, operands, scalars)
 
 
 def _linear_out(
@@ -321,6 +343,7 @@ def _register() -> None:
         op = getattr(ops, name).default
         _implement(name, _refuse_gradients(op), "Autograd", with_keyset=True)
         _implement(name, _bump_version(op), "ADInplaceOrView", with_keyset=True)
+    _implement("linear", _linear_batched, "Batched")
     for name, rule in (
         ("linear", _vmap(ops.linear)),
         ("elementwise", _vmap(ops.elementwise)),

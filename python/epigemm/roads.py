@@ -342,7 +342,8 @@ def _linear_reference(
             f"precision: got {precision!r} under torch.func.grad or jvp, where torch's fp32 setting is less accurate; "
             "accepted is None, or change torch's setting"
         )
-    return epilogue.reference(torch.nn.functional.linear(x, weight), bias, operands, scalars)
+    # The bias in the product: to 16 bits it is rounded once, with the bias, as unfused.
+    return epilogue.reference(torch.nn.functional.linear(x, weight, bias), None, operands, scalars)
 
 
 def _refuse_out(out: Tensor | None) -> None:

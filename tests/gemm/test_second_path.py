@@ -116,12 +116,13 @@ def test_where_torchs_gemm_does_not_add_the_relu(in_one_kernel: torch.device) ->
     ("shape", "dtype", "tf32", "expected"),
     [
         ((16, 8192, 8192), torch.float32, False, False),
+        ((15, 8192, 8192), torch.float32, False, True),
         ((16, 8192, 8192), torch.float32, True, True),
         ((16, 8192, 8192), torch.bfloat16, False, True),
         ((16, 8192, 2048), torch.float32, False, True),
         ((512, 8192, 8192), torch.float32, False, True),
     ],
-    ids=["few tiles, long K", "TF32", "16 bits", "short K", "tiles for all multiprocessors"],
+    ids=["few tiles, long K", "few rows", "TF32", "16 bits", "short K", "tiles for all multiprocessors"],
 )
 def test_a_plain_fp32_product_that_splits_k_comes_without_the_relu(
     shape: tuple[int, int, int],

@@ -331,3 +331,83 @@ def test_relu_gradient_agrees_with_the_forward(device: torch.device, rng: torch.
     positive = y.detach() > 0
     assert positive.any() and not positive.all()
     torch.testing.assert_close(bias.grad, positive.sum(0).to(bias.dtype), rtol=0, atol=0)
+
+
+def rows_of_gradients(
+    function: Public, rng: torch.Generator
+) -> tuple[torch.Tensor, list[torch.Tensor], torch.Tensor]:
+    """A result, what it depends on, and three upstream gradients."""
+    arguments = leaves(function.draw(rng, dtype=torch.float64, tensor_scalar=True))
+    output = function.call(**arguments)
+    return output, list(tensors_of(arguments).values()), torch.randn(3, *output.shape, dtype=torch.float64)
+
+
+def one_by_one(
+    output: torch.Tensor, inputs: list[torch.Tensor], upstream: torch.Tensor
+) -> list[torch.Tensor]:
+    rows = [torch.autograd.grad(output, inputs, row, retain_graph=True) for row in upstream]
+    return [torch.stack(column) for column in zip(*rows, strict=True)]
+
+
+@functions
+def test_batches_of_upstream_gradients(function: Public, rng: torch.Generator) -> None:
+    output, inputs, upstream = rows_of_gradients(function, rng)
+    expected = one_by_one(output, inputs, upstream)
+    for create_graph in (False, True):
+        found = torch.autograd.grad(
+            output, inputs, upstream, retain_graph=True, create_graph=create_graph, is_grads_batched=True
+        )
+        torch.testing.assert_close(list(found), expected, rtol=1e-10, atol=1e-10)
+
+
+@functions
+def test_vmap_over_upstream_gradients(function: Public, rng: torch.Generator) -> None:
+    output, inputs, upstream = rows_of_gradients(function, rng)
+    expected = one_by_one(output, inputs, upstream)
+
+    def gradients_of_each(row: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return torch.autograd.grad(output, inputs, row, retain_graph=True)
+
+    found = torch.vmap(gradients_of_each)(upstream)
+    torch.testing.assert_close(list(found), expected, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("wanted", ["bias", "x"])
+def test_vmap_over_upstream_gradients_of_one_operand(wanted: str) -> None:
+    """The kernel's derivative is that for x, whether or not x is asked for."""
+    given = {"x": torch.randn(5, 4), "bias": torch.randn(4)}
+    given[wanted].requires_grad_()
+    output, upstream = epigemm.bias_relu(**given), torch.randn(3, 5, 4)
+    found = torch.vmap(lambda row: torch.autograd.grad(output, given[wanted], row, retain_graph=True)[0])(
+        upstream
+    )
+    torch.testing.assert_close([found], one_by_one(output, [given[wanted]], upstream))
+
+
+def cancelling(dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """A product and a bias that leave little of one another."""
+    x, weight = torch.rand(64, 256).to(dtype), torch.rand(32, 256).to(dtype)
+    return x, weight, (-(x.double() @ weight.double().t()).mean(0)).to(dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_a_bias_that_cancels_the_product(dtype: torch.dtype) -> None:
+    """The scale's gradient is made of their sum: rounded apart to 16 bits they would leave rounding errors."""
+    x, weight, bias = cancelling(dtype)
+    scale, upstream = torch.randn(32).to(dtype).requires_grad_(), torch.randn(64, 32).to(dtype)
+    z = torch.nn.functional.linear(x.double(), weight.double(), bias.double())
+    expected = (upstream.double() * z).sum(0)
+    backward(epigemm.linear_scale(x, weight, bias, scale), upstream)
+    assert scale.grad is not None
+    error = torch.linalg.vector_norm(scale.grad.double() - expected)
+    assert float(error) <= 2 * torch.finfo(dtype).eps * float(torch.linalg.vector_norm(expected))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_a_bias_that_cancels_the_product_under_functional_transforms(dtype: torch.dtype) -> None:
+    x, weight, bias = cancelling(dtype)
+    z = torch.nn.functional.linear(x, weight, bias)
+    _, found = torch.func.grad_and_value(lambda w: epigemm.linear_relu(x, w, bias).sum(dtype=torch.float64))(
+        weight
+    )
+    torch.testing.assert_close(found, torch.relu(z).sum(dtype=torch.float64), rtol=0, atol=0)

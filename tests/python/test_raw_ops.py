@@ -78,9 +78,20 @@ def test_bad_uses_of_packs(pack: str, rng: torch.Generator) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in ELEMENTWISE if name not in LINEAR])
-def test_elementwise_only_epilogues_are_refused_by_linear(name: str) -> None:
+@pytest.mark.parametrize("requires_grad", [False, True], ids=["inference", "training"])
+def test_elementwise_only_epilogues_are_refused_by_linear(name: str, requires_grad: bool) -> None:
+    x = torch.zeros(2, 3, requires_grad=requires_grad)
     with pytest.raises((RuntimeError, ValueError), match=rf"epilogue: got '{name}'; accepted"):
-        ops.linear(name, torch.zeros(2, 3), torch.zeros(4, 3), None, [], [], "default")
+        ops.linear(name, x, torch.zeros(4, 3), None, [], [], "default")
+
+
+@pytest.mark.parametrize("requires_grad", [False, True], ids=["inference", "training"])
+def test_a_bias_beside_folded_vectors_is_refused(requires_grad: bool) -> None:
+    vector = torch.randn(4, requires_grad=requires_grad)
+    with pytest.raises(RuntimeError, match="bias: got a tensor"):
+        ops.linear(
+            "scale_batch_norm", torch.zeros(2, 3), torch.zeros(4, 3), vector, [vector, vector], [], "default"
+        )
 
 
 @pytest.mark.parametrize("name", LINEAR)

@@ -1,0 +1,146 @@
+"""What the derivatives keep of a forward call: no more than unfused operators, and nothing that changes behind them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import epigemm
+from tests.support.untyped import backward
+
+Function = Callable[[Tensor, Tensor, Tensor], Tensor]
+ROWS, IN, OUT = 7, 12, 10
+SCALE = torch.linspace(-2, 2, OUT)
+MEAN, VAR = torch.linspace(-1, 1, OUT), torch.linspace(0.5, 2, OUT)
+
+
+def residual(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    z = F.linear(x, weight, bias)
+    return z + 2.5 * torch.sigmoid(z)
+
+
+def norm(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    return F.batch_norm(F.linear(x, weight, bias) * SCALE, MEAN, VAR)
+
+
+PAIRS: dict[str, tuple[Function, Function]] = {
+    "linear": (epigemm.linear, F.linear),
+    "linear_relu": (epigemm.linear_relu, lambda x, w, b: F.linear(x, w, b).relu()),
+    "linear_relu_div": (
+        lambda x, w, b: epigemm.linear_relu_div(x, w, b, 3.0),
+        lambda x, w, b: F.linear(x, w, b).relu() / 3.0,
+    ),
+    "residual": (lambda x, w, b: epigemm.linear_sigmoid_scale_residual(x, w, b, 2.5), residual),
+    "norm": (lambda x, w, b: epigemm.linear_scale_batch_norm(x, w, b, SCALE, MEAN, VAR), norm),
+}
+pairs = pytest.mark.parametrize("pair", PAIRS.values(), ids=PAIRS)
+
+
+def draw() -> list[Tensor]:
+    return [torch.randn(ROWS, IN), torch.randn(OUT, IN), torch.randn(OUT)]
+
+
+def gradients(
+    function: Function, arguments: list[Tensor], needs: tuple[bool, ...], change: Callable[..., object]
+) -> list[Tensor | None]:
+    """Those of x, weight and bias, where something changes between forward and backward."""
+    given = [a.clone().requires_grad_(need) for a, need in zip(arguments, needs, strict=True)]
+    output = function(*given)
+    with torch.no_grad():
+        change(*given)
+    torch.manual_seed(3)
+    backward(output, torch.randn_like(output))
+    return [argument.grad for argument in given]
+
+
+@pairs
+@pytest.mark.parametrize("needs", [(True, True, True), (True, False, True), (False, True, False)], ids=str)
+def test_a_bias_that_is_written_through_data(
+    pair: tuple[Function, Function], needs: tuple[bool, bool, bool]
+) -> None:
+    """The unfused operators do not look at it again."""
+    arguments = draw()
+
+    def change(x: Tensor, weight: Tensor, bias: Tensor) -> None:
+        bias.data.mul_(-3)
+
+    fused, plain = (gradients(function, arguments, needs, change) for function in pair)
+    for mine, other in zip(fused, plain, strict=True):
+        torch.testing.assert_close(mine, other, rtol=1e-4, atol=1e-4)
+
+
+def test_a_scale_beside_a_bias_that_is_written() -> None:
+    """The gradient of the scale is made of products with the bias in them."""
+    arguments = draw()
+    found = []
+    for folded in (True, False):
+        x, weight, bias = arguments[0], arguments[1], arguments[2].clone()
+        scale = SCALE.clone().requires_grad_()
+        z = epigemm.linear_scale(x, weight, bias, scale) if folded else F.linear(x, weight, bias) * scale
+        bias.data.zero_()
+        backward(z, torch.ones_like(z))
+        found.append(scale.grad)
+    torch.testing.assert_close(*found, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("pair", [PAIRS["linear"], PAIRS["linear_relu"]], ids=["linear", "linear_relu"])
+@pytest.mark.parametrize("position", [0, 1], ids=["x", "weight"])
+def test_what_no_gradient_needs_may_be_written(pair: tuple[Function, Function], position: int) -> None:
+    """x beside a frozen weight (`x += block(x)`), a weight below which nothing learns."""
+    arguments = draw()
+    needs = (position == 0, position == 1, True)
+
+    def change(*given: Tensor) -> None:
+        given[position].mul_(2)
+
+    fused, plain = (gradients(function, arguments, needs, change) for function in pair)
+    for mine, other in zip(fused, plain, strict=True):
+        torch.testing.assert_close(mine, other, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("pair", [PAIRS["linear"], PAIRS["linear_relu"]], ids=["linear", "linear_relu"])
+@pytest.mark.parametrize("position", [0, 1], ids=["x", "weight"])
+def test_what_a_gradient_needs_may_not(pair: tuple[Function, Function], position: int) -> None:
+    def change(*given: Tensor) -> None:
+        given[position].mul_(2)
+
+    needs = (position == 1, position == 0, True)
+    for function in pair:
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            gradients(function, draw(), needs, change)
+
+
+@pytest.mark.parametrize("function", PAIRS["linear_relu"], ids=["fused", "plain"])
+def test_a_relu_saves_its_result(function: Function) -> None:
+    arguments = [argument.requires_grad_() for argument in draw()]
+    output = function(*arguments)
+    with torch.no_grad():
+        output.mul_(2)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        backward(output, torch.ones_like(output))
+
+
+@pytest.mark.parametrize("function", PAIRS["norm"], ids=["fused", "plain"])
+@pytest.mark.parametrize("statistics", [MEAN, VAR], ids=["mean", "variance"])
+def test_statistics_that_are_written(function: Function, statistics: Tensor) -> None:
+    """As a forward call in training mode does: PyTorch's BatchNorm refuses to go on with them."""
+    before = statistics.clone()
+    try:
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            gradients(function, draw(), (True, True, True), lambda *given: statistics.mul_(1.5))
+    finally:
+        statistics.copy_(before)
+
+
+@pairs
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+def test_gradients_of_special_values(pair: tuple[Function, Function], value: float) -> None:
+    arguments = draw()
+    arguments[0][2, 3] = value
+    fused, plain = (gradients(f, arguments, (True, True, True), lambda *given: None) for f in pair)
+    for mine, other in zip(fused, plain, strict=True):
+        torch.testing.assert_close(mine, other, rtol=1e-4, atol=1e-4, equal_nan=True)
