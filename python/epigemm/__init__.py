@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from importlib.metadata import PackageNotFoundError, version
 
-from epigemm import nn, tuning
+from epigemm import fusion, nn, tuning
 from epigemm._native import build_info
 from epigemm.explain import Explanation, explain
 from epigemm.functional import (
@@ -21,6 +21,7 @@ from epigemm.functional import (
     sigmoid,
     sigmoid_scale_residual,
 )
+from epigemm.fusion import FusionReport, fuse, unfuse
 from epigemm.invariance import batch_invariant, is_batch_invariant, set_batch_invariant
 from epigemm.packs import PackedWeight, pack
 from epigemm.tuning import Tuning, tune
@@ -35,6 +36,7 @@ if os.environ.get("EPIGEMM_TUNE", "0") not in ("", "0"):
 
 __all__ = [
     "Explanation",
+    "FusionReport",
     "PackedWeight",
     "Tuning",
     "__version__",
@@ -42,6 +44,8 @@ __all__ = [
     "bias_relu",
     "build_info",
     "explain",
+    "fuse",
+    "fusion",
     "is_batch_invariant",
     "linear",
     "linear_relu",
@@ -58,4 +62,5 @@ __all__ = [
     "sigmoid_scale_residual",
     "tune",
     "tuning",
+    "unfuse",
 ]

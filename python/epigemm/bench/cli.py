@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from epigemm.bench import cases, environment, grid, host, peers, plans, plots, report, tables
+from epigemm.bench import cases, environment, grid, host, models, peers, plans, plots, report, tables
 from epigemm.bench.cases import DTYPES, PRECISIONS, Case, Setting, Shape
 from epigemm.bench.records import PlanSweep
 from epigemm.bench.runner import Runner
@@ -34,6 +34,7 @@ examples:
   python -m epigemm.bench --plans --dtypes bf16            every plan of the fused kernel against torch.mm
   python -m epigemm.bench --plans --grid --time-budget 300 --output plans   the same at every point of the grid
   python -m epigemm.bench --host --output results          what a call costs the host, from Python to the launch
+  python -m epigemm.bench --models --output results        whole models, as they are, fused and compiled
   python -m epigemm.bench --render results/bench.json --plots results
 exit status: 0 fine, 1 one of our results is wrong or missing, 2 wrong usage
 """
@@ -102,6 +103,11 @@ def parser() -> argparse.ArgumentParser:
         help="with --plans: print all of them; with --grid too: every order",
     )
     what.add_argument("--host", action="store_true", help="the host's time of small calls instead")
+    what.add_argument(
+        "--models",
+        action="store_true",
+        help="whole models instead, fused and not; --cases chooses them, --sweep-m their batches",
+    )
     who = p.add_argument_group("against what")
     who.add_argument("--peers", nargs="+", default=[], metavar="NAME", help="these alone, beside epigemm")
     who.add_argument("--no-peers", action="store_true", help="epigemm alone")
@@ -113,7 +119,8 @@ def parser() -> argparse.ArgumentParser:
         "--time-budget",
         type=float,
         metavar="S",
-        help=f"start no slow peer, and with --grid no point, after so many seconds (CPU: {_CPU_TIME_BUDGET_S:g})",
+        help=f"start no slow peer, and with --grid or --models no point, after so many seconds (CPU: "
+        f"{_CPU_TIME_BUDGET_S:g}; --models: {models.TIME_BUDGET_S['cuda']:g}, CPU {models.TIME_BUDGET_S['cpu']:g})",
     )
     out = p.add_argument_group("what to keep")
     out.add_argument("--json", type=Path, metavar="FILE", help="the record; rewritten after every case")
@@ -135,6 +142,13 @@ def parser() -> argparse.ArgumentParser:
     return p
 
 
+def _rounds(options: argparse.Namespace) -> int | None:
+    rounds: int | None = options.rounds
+    if rounds is not None and rounds < 1:
+        raise ValueError(f"--rounds: expected at least 1, got {rounds}")
+    return rounds
+
+
 def _effort(options: argparse.Namespace, device: torch.device) -> Effort:
     effort = (
         Effort() if device.type == "cuda" else Effort(rounds=10, max_rounds=40, alone_calls=10, pause_s=0.1)
@@ -145,12 +159,8 @@ def _effort(options: argparse.Namespace, device: torch.device) -> Effort:
         effort = dataclasses.replace(effort, rounds=5, min_ms=5.0, max_rounds=20, pause_s=None)
     if options.plans and not options.grid:
         effort = dataclasses.replace(effort, rounds=10, min_ms=0.0)
-    if options.rounds is not None:
-        if options.rounds < 1:
-            raise ValueError(f"--rounds: expected at least 1, got {options.rounds}")
-        effort = dataclasses.replace(
-            effort, rounds=options.rounds, max_rounds=max(options.rounds, effort.max_rounds)
-        )
+    if rounds := _rounds(options):
+        effort = dataclasses.replace(effort, rounds=rounds, max_rounds=max(rounds, effort.max_rounds))
     return effort
 
 
@@ -271,6 +281,8 @@ def _json(options: argparse.Namespace) -> Path | None:
 
 
 def _keep(options: argparse.Namespace, record: dict[str, Any]) -> list[Path]:
+    if record.get("kind") == models.KIND:
+        return _keep_models(options, record)
     if "grid" in record and options.output:
         return grid.write([record], options.output)
     written: list[Path] = []
@@ -409,6 +421,40 @@ def _host(console: report.Console, options: argparse.Namespace, device: torch.de
     return OK
 
 
+def _models(console: report.Console, options: argparse.Namespace, device: torch.device) -> int:
+    """``--models``: models.json, models.md and plots in the folder of ``--output``, and tables."""
+    others = ("sizes", "no_peers", "csv", "grid", "plans", "fp32")
+    if given := [name for name in others if getattr(options, name)]:
+        raise ValueError(f"--models: goes without --{given[0].replace('_', '-')}")
+    planned = models.plan(
+        models.ModelOptions(
+            patterns=options.cases,
+            batches=parse_sweep(options.sweep_m) if options.sweep_m else (),
+            settings=_settings(options, device),
+            names=options.peers,
+            exclude=options.exclude,
+            quick=options.quick,
+            rounds=_rounds(options),
+            time_budget_s=options.time_budget,
+            seed=options.seed,
+            trees=options.trees,
+        ),
+        device,
+    )
+    if options.list:
+        models.show_selection(console, planned)
+        return OK
+    record, wrong = models.measure(console, planned, _progress, _output(options, "json", "models.json"))
+    for path in _keep_models(options, record):
+        console.line(f"wrote {path}")
+    return WRONG if wrong else OK
+
+
+def _keep_models(options: argparse.Namespace, record: dict[str, Any]) -> list[Path]:
+    text, folder = _output(options, "markdown", "models.md"), _output(options, "plots", "")
+    return models.write(record, text=text, folder=folder)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the benchmark; returns the exit status."""
     options = parser().parse_args(arguments)
@@ -421,6 +467,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         device = _device(options.device)
         if options.host:
             return _host(console, options, device)
+        if options.models:
+            return _models(console, options, device)
         chosen = _select(options, device)
         default = (grid.EVERYWHERE if options.plans else grid.PEERS) if options.grid else ()
         names = options.peers or default

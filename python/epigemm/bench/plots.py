@@ -27,6 +27,11 @@ _COLOURS = {
     "nvmath": "#7a5195",
     "quack": "#00798c",
     "triton_tf32x3": "#9c9a3c",
+    "fuse": "#d1495b",
+    "backend": "#8f2d56",
+    "fuse_compile": "#e69aa4",
+    "fuse_graph": "#c77dba",
+    "graph": "#adb5bd",
 }
 _TITLES = {
     PLAIN: "epigemm, weight split per call",
@@ -38,6 +43,11 @@ _TITLES = {
     "nvmath": "cuBLASLt autotuned",
     "quack": "QuACK, tuned",
     "triton_tf32x3": "Triton tf32x3",
+    "fuse": "epigemm.fuse",
+    "backend": 'torch.compile(backend="epigemm")',
+    "fuse_compile": "epigemm.fuse, then torch.compile",
+    "fuse_graph": "CUDA graph of epigemm.fuse",
+    "graph": "CUDA graph",
 }
 
 
@@ -111,26 +121,29 @@ def save(plt: Any, figure: Any, path: Path) -> Path:
 
 def _speedup_bars(plt: Any, record: Mapping[str, Any], arithmetic: str, kind: str, path: Path) -> Path | None:
     """Horizontal bars, one group per case: how many times faster than eager each alternative is."""
-    cases = [
-        c
-        for c in record["cases"]
-        if _arithmetic(c) == arithmetic
-        and _kind(c) == kind
-        and EAGER in _measured(c)
-        and OURS in _measured(c)
+    rows = [
+        (_case_label(case), {name: m.get("times_faster_than_eager") for name, m in measured.items()})
+        for case in record["cases"]
+        if _arithmetic(case) == arithmetic and _kind(case) == kind
+        if {EAGER, OURS} <= (measured := _measured(case)).keys()
     ]
-    if not cases:
-        return None
-    measured = [_measured(case) for case in cases]
-    names = in_order(set().union(*measured) - {EAGER})
-    count = sum(len(set(m) - {EAGER}) for m in measured)
-    figure, axes = plt.subplots(figsize=(9.5, 1.4 + 0.27 * count + 0.3 * len(cases)), layout="constrained")
+    title = f"{kind}, {arithmetic}\n{device_line(record)}"
+    return ratio_bars(plt, rows, title, path) if rows else None
+
+
+def ratio_bars(
+    plt: Any, rows: Sequence[tuple[str, Mapping[str, float | None]]], title: str, path: Path
+) -> Path:
+    """Horizontal bars in groups: a label, and how many times faster than eager each alternative is."""
+    names = in_order(set().union(*(values for _, values in rows)) - {EAGER})
+    count = sum(len(set(values) - {EAGER}) for _, values in rows)
+    figure, axes = plt.subplots(figsize=(9.5, 1.4 + 0.27 * count + 0.3 * len(rows)), layout="constrained")
     position, ticks, labelled, widest = 0.0, [], set(), 1.0
-    for m in measured:
-        present = [name for name in names if name in m]
+    for _, values in rows:
+        present = [name for name in names if name in values]
         ticks.append(position + (len(present) - 1) / 2)
         for name in present:
-            value = m[name].get("times_faster_than_eager")
+            value = values[name]
             if value is None:
                 position += 1
                 continue
@@ -144,12 +157,12 @@ def _speedup_bars(plt: Any, record: Mapping[str, Any], arithmetic: str, kind: st
             position += 1
         position += 1.1
     axes.axvline(1.0, color=_COLOURS[EAGER], linewidth=1.2, zorder=3)
-    axes.set_yticks(ticks, [_case_label(case) for case in cases], fontsize=9)
+    axes.set_yticks(ticks, [label for label, _ in rows], fontsize=9)
     axes.margins(y=0.015)
     axes.invert_yaxis()
     axes.set_xlim(0, widest * 1.12)
     axes.set_xlabel("times faster than eager PyTorch (line at 1)")
-    axes.set_title(f"{kind}, {arithmetic}\n{device_line(record)}", fontsize=11, loc="left")
+    axes.set_title(title, fontsize=11, loc="left")
     axes.grid(axis="x", alpha=0.3, zorder=0)
     axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1.0), fontsize=8, frameon=False)
     return save(plt, figure, path)

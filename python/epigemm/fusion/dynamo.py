@@ -1,0 +1,154 @@
+"""The torch.compile backend "epigemm": the pass of `rewrite` on Dynamo's graphs, then Inductor for the rest.
+
+Dynamo sees through Python where torch.fx cannot: control flow, nested modules, helper functions. Its graphs name
+parameters as inputs and carry fake tensors, so that dtypes, devices and modes are decided while it compiles.
+"""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import warnings
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from typing import Any, cast
+
+import torch
+from torch import Tensor, fx, nn
+
+from epigemm import checks
+from epigemm.fusion import worth
+from epigemm.fusion.report import FusionReport
+from epigemm.fusion.rewrite import fuse_graph
+
+_log = logging.getLogger(__name__)
+
+
+def epigemm_backend(
+    graph_module: fx.GraphModule,
+    example_inputs: Sequence[Any],
+    *,
+    mode: str | None = None,
+    options: dict[str, Any] | None = None,
+) -> Callable[..., Any]:
+    """Compile one of Dynamo's graphs: `torch.compile(model, backend="epigemm")`.
+
+    Chains of a linear layer and what follows it become calls of epigemm, and the next backend compiles what is left.
+
+    Args:
+        graph_module: Dynamo's graph; it is rewritten in place.
+        example_inputs: its inputs.
+        mode: as of torch.compile with Inductor.
+        options: "backend": who compiles the rest, a name that torch.compile accepts or a callable (default:
+            "inductor", where it works, else "aot_eager", with a warning); "report": called with the
+            `FusionReport` of every graph; "keep_packs": True lets fp32 parameters keep their fp16 pieces between calls,
+            and is a promise to call `epigemm.pack(weight).repack()` after writes that torch does not count (those
+            through `.data`). All others are Inductor's.
+
+    Returns:
+        The compiled graph.
+
+    Raises:
+        TypeError: `options` is no dict, "report" not callable, or "keep_packs" neither True nor False.
+        ValueError: options or a mode of Inductor's are given with another backend.
+
+    Example:
+        >>> reports = []
+        >>> compiled = torch.compile(model, backend="epigemm", options={"report": reports.append})
+    """
+    given = _checked(options)
+    values = GraphValues(graph_module)
+    report = fuse_graph(graph_module.graph, values, keep_packs=given.pop("keep_packs", False))
+    if report.sites:
+        graph_module.recompile()
+    _log.info("%s", report)
+    tell: Callable[[FusionReport], None] | None = given.pop("report", None)
+    if tell is not None:
+        tell(report)
+    next_backend = given.pop("backend", None)
+    if next_backend is None:
+        next_backend = _default_backend(example_inputs)
+    if next_backend == "inductor":
+        return _inductor(graph_module, example_inputs, mode, given)
+    if next_backend != "aot_eager" and (mode or given):
+        settings = ", ".join(["mode"] * bool(mode) + sorted(given))
+        raise ValueError(
+            f"options: got {settings} for backend {next_backend!r}; accepted with Inductor alone"
+        )
+    compile_rest: Any = torch._dynamo.lookup_backend(next_backend)
+    compiled: Callable[..., Any] = compile_rest(graph_module, example_inputs)
+    return compiled
+
+
+def _checked(options: dict[str, Any] | None) -> dict[str, Any]:
+    if options is not None and not isinstance(options, dict):
+        raise TypeError(f"options: got {type(options).__name__}; accepted is a dict or None")
+    given = dict(options or {})
+    if "report" in given and not callable(given["report"]):
+        raise TypeError(f"options['report']: got {type(given['report']).__name__}; accepted is a callable")
+    checks.flag("options['keep_packs']", given.get("keep_packs", False))
+    return given
+
+
+def _inductor(
+    graph_module: fx.GraphModule, example_inputs: Sequence[Any], mode: str | None, options: dict[str, Any]
+) -> Callable[..., Any]:
+    from torch._inductor.compile_fx import compile_fx
+
+    settings = {**(torch._inductor.list_mode_options(mode) if mode else {}), **options}
+    captured = settings.get("triton.cudagraphs", torch._inductor.config.triton.cudagraphs)
+    with worth.in_cuda_graphs() if captured else nullcontext():
+        compiled = compile_fx(graph_module, list(example_inputs), config_patches=settings or None)
+    return cast(Callable[..., Any], compiled)
+
+
+def _default_backend(example_inputs: Sequence[Any]) -> str:
+    reason = _why_no_inductor(any(isinstance(value, Tensor) and value.is_cuda for value in example_inputs))
+    if not reason:
+        return "inductor"
+    warnings.warn(
+        f"epigemm's backend leaves the rest of the graph to 'aot_eager', for Inductor does not work here: {reason}",
+        stacklevel=2,
+    )
+    return "aot_eager"
+
+
+def _why_no_inductor(cuda: bool) -> str:
+    """What Inductor lacks on this machine; empty where it lacks nothing."""
+    try:
+        from torch._inductor import compile_fx, config
+        from torch.utils._triton import has_triton
+    except ImportError as error:
+        return str(error)
+    if cuda:
+        return "" if has_triton() else "there is no Triton"
+    assert compile_fx is not None
+    compilers = config.cpp.cxx
+    names = [compilers] if isinstance(compilers, str) else [name for name in compilers if name]
+    return (
+        "" if any(shutil.which(name) for name in names) else f"there is no C++ compiler ({', '.join(names)})"
+    )
+
+
+class GraphValues:
+    """What is known about the values of a graph that Dynamo made: a fake tensor for each."""
+
+    def __init__(self, graph_module: fx.GraphModule) -> None:
+        self._root = graph_module
+
+    def module(self, node: fx.Node) -> nn.Module | None:
+        """The module that a `call_module` node calls."""
+        return self._root.get_submodule(str(node.target)) if node.op == "call_module" else None
+
+    def tensor(self, node: fx.Node) -> Tensor | None:
+        """The fake tensor of a node, or a tensor that the graph holds."""
+        value = node.meta.get("example_value")
+        if value is None and node.op == "get_attr":
+            value = self._root
+            for part in str(node.target).split("."):
+                value = getattr(value, part, None)
+        return value if isinstance(value, Tensor) else None
+
+    def is_parameter(self, node: fx.Node) -> bool | None:
+        """Whether the tensor is an `nn.Parameter`: while the rest is compiled, nobody could tell any more."""
+        return isinstance(self.tensor(node), nn.Parameter)

@@ -1,0 +1,356 @@
+"""What becomes of a fused model's class: instances, subclasses, copies, pickles, wrappers, regional compilation."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import parametrizations, parametrize
+
+import epigemm
+from epigemm import fusion
+from tests.fusion.test_spellings import report_of
+from tests.support.untyped import backward
+
+
+class Block(nn.Module):
+    def __init__(self, width: int = 24) -> None:
+        super().__init__()
+        self.width = width
+        self.fc, self.out = nn.Linear(24, width), nn.Linear(width, 24)
+        self.factor = 2.0
+
+    def activation(self, z: Tensor) -> Tensor:
+        return torch.relu(z) * self.factor
+
+    def forward(self, x: Tensor) -> Any:
+        return self.activation(self.out(self.activation(self.fc(x))))
+
+
+@pytest.fixture
+def x() -> Tensor:
+    return torch.randn(9, 24)
+
+
+def same(actual: Any, expected: Any, x: Tensor, fused: bool | None = None) -> None:
+    with fusion.watch() as unfused:
+        torch.testing.assert_close(actual(x), expected(x), rtol=1e-5, atol=1e-5)
+    if fused is not None:
+        assert (unfused == []) is fused, unfused
+
+
+def test_slices_of_a_fused_sequential(x: Tensor) -> None:
+    model = nn.Sequential(nn.Linear(24, 24), nn.ReLU(), nn.Linear(24, 24), nn.ReLU())
+    fused = epigemm.fuse(model)
+    for part in (slice(0, 2), slice(2, None), slice(0, 0)):
+        same(fused[part], model[part], x)
+    same(fused + fused, model + model, x)
+
+
+def test_other_instances_of_a_fused_class(x: Tensor) -> None:
+    fused = epigemm.fuse(Block())
+    other = type(fused)(16)
+    plain = Block(16)
+    other.load_state_dict(plain.state_dict())
+    same(other, plain, x)
+    again = epigemm.fuse(other)
+    assert type(epigemm.unfuse(again)) is Block
+    same(copy.deepcopy(other), plain, x)
+    same(pickle.loads(pickle.dumps(other)), plain, x)
+
+
+@pytest.mark.parametrize("overrides", ["activation", "nothing"])
+def test_subclasses_of_a_fused_class(x: Tensor, overrides: str) -> None:
+    """A class that is given to a fused module later has its own methods."""
+    plain = Block()
+    fused = epigemm.fuse(plain)
+    changed = {"activation": lambda self, z: torch.sigmoid(z)} if overrides == "activation" else {}
+    fused.__class__ = type("Mine", (type(fused),), changed)
+    plain.__class__ = type("Mine", (Block,), changed)
+    same(fused, plain, x, fused=overrides == "nothing")
+    again = epigemm.fuse(fused, inplace=True)
+    assert "its class derives from a fused one" in str(report_of(again))
+    same(again, plain, x)
+    same(epigemm.unfuse(again), plain, x)
+
+
+def test_another_class_after_fusing(x: Tensor) -> None:
+    class Other(Block):
+        def forward(self, x: Tensor) -> Any:
+            return torch.relu(self.fc(x)) * 3
+
+    plain = Block()
+    fused = epigemm.fuse(plain)
+    fused.__class__ = plain.__class__ = Other
+    same(fused, plain, x)
+    same(epigemm.fuse(fused), plain, x, fused=True)
+    assert type(epigemm.unfuse(fused)) is Other
+
+
+class OwnDeepcopy(Block):
+    def __deepcopy__(self, memo: Any) -> Any:
+        return type(self)(self.width)
+
+
+class SelfDeepcopy(Block):
+    def __deepcopy__(self, memo: Any) -> Any:
+        return self
+
+
+class OwnReduce(Block):
+    def __reduce__(self) -> Any:
+        return type(self), (self.width,), {"_parameters": {}, **self.__dict__}
+
+
+class OwnReduceEx(Block):
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return rebuilt, (type(self), dict(self.__dict__))
+
+
+class OwnGetstate(Block):
+    def __getstate__(self) -> Any:
+        return {name: value for name, value in self.__dict__.items() if name != "factor"}
+
+    def __setstate__(self, state: Any) -> None:
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
+        self.factor = 3.0
+
+
+def rebuilt(kind: Any, state: Any) -> Any:
+    made = kind.__new__(kind)
+    made.__dict__.update(state)
+    return made
+
+
+@pytest.mark.parametrize("kind", [OwnDeepcopy, SelfDeepcopy])
+def test_copies_that_are_none(x: Tensor, kind: Any) -> None:
+    """A class's own copy that does not share the parameters, or is the model itself, is not taken for one."""
+    model = kind()
+    fused = epigemm.fuse(model)
+    assert fused is model and type(model) is kind
+    assert "inplace=True" in str(report_of(fused))
+    fused = epigemm.fuse(kind(), inplace=True)
+    assert len(report_of(fused).sites) == 2
+    if kind is OwnDeepcopy:
+        assert copy.deepcopy(fused)(x).shape == (9, 24)
+
+
+@pytest.mark.parametrize("kind", [OwnReduce, OwnReduceEx, OwnGetstate])
+def test_own_ways_of_pickling(x: Tensor, kind: Any) -> None:
+    plain = kind()
+    fused = epigemm.fuse(copy.deepcopy(plain), inplace=True)
+    fused.load_state_dict(plain.state_dict())
+    for again, expected in (
+        (pickle.loads(pickle.dumps(fused)), pickle.loads(pickle.dumps(plain))),
+        (copy.deepcopy(fused), copy.deepcopy(plain)),
+        (copy.copy(fused), copy.copy(plain)),
+    ):
+        assert isinstance(again, kind)
+        same(again, expected, x)
+        assert type(epigemm.unfuse(again)) is kind
+
+
+class Recursive(Block):
+    def train(self, mode: bool = True) -> Any:
+        return super(type(self), self).train(mode)
+
+
+def test_super_of_the_class_of_self() -> None:
+    """It would find itself for ever, were the class of the module changed."""
+    fused = epigemm.fuse(Recursive())
+    assert type(fused) is Recursive
+    assert "calls super() with the class of self" in str(report_of(fused))
+    assert not fused.eval().training
+
+
+class Inherits(Block):
+    factors = (1.0, 2.0)
+
+    def forward(self, x: Tensor) -> Any:
+        return super().forward(x) * self.factors[1]
+
+
+def test_super_in_a_forward(x: Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = Inherits()
+    fused = epigemm.fuse(plain)
+    assert len(report_of(fused).sites) == 2
+    same(fused, plain, x, fused=True)
+    monkeypatch.setattr(Block, "forward", lambda self, x: torch.relu(self.fc(x)))
+    same(fused, plain, x, fused=False)
+
+
+def test_modules_that_are_not_registered_are_shared(x: Tensor) -> None:
+    class Hidden(Block):
+        def __init__(self) -> None:
+            super().__init__()
+            self.hidden = [nn.Linear(24, 24)]
+
+        def forward(self, x: Tensor) -> Any:
+            net: Any = self.net
+            return net(self.hidden[0](x))
+
+    model: Any = Hidden()
+    model.net = nn.Sequential(nn.Linear(24, 24), nn.ReLU())
+    fused = epigemm.fuse(model)
+    assert "a module that is not registered" in str(report_of(fused))
+    same(fused, model, x)
+    backward(model(x).sum())
+    with torch.no_grad():
+        model.hidden[0].weight.zero_()
+    same(fused, model, x)
+
+
+def test_the_report_is_in_nobodys_way(x: Tensor) -> None:
+    class Slotted(Block):
+        __slots__ = ("slot",)
+
+    fused = epigemm.fuse(Slotted())
+    assert sorted(fused.state_dict()) == sorted(Block().state_dict())
+    again = pickle.loads(pickle.dumps(nn.Sequential(epigemm.fuse(Block()))))
+    assert len(report_of(again[0]).sites) == 2
+    assert not hasattr(epigemm.unfuse(fused), "fusion_report")
+
+
+@pytest.mark.parametrize("name", ["weight_norm", "spectral_norm"])
+@pytest.mark.parametrize("old", [False, True], ids=["parametrized", "hooks"])
+@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
+def test_computed_weights(x: Tensor, name: str, old: bool, after: bool) -> None:
+    """`weight` is a property, or a plain attribute that a hook computes."""
+
+    class Reads(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc, self.last = nn.Linear(24, 24), nn.Linear(24, 24)
+
+        def forward(self, x: Tensor) -> Any:
+            return torch.relu(torch.nn.functional.linear(self.fc(x), self.fc.weight, self.last.bias))
+
+    normalise: Any = getattr(torch.nn.utils if old else parametrizations, name)
+    plain = Reads().eval()
+    model = copy.deepcopy(plain)
+    fused = epigemm.fuse(model, inplace=True) if after else model
+    for made in (plain, model):
+        torch.manual_seed(0)
+        normalise(made.fc)
+    fused = fused if after else epigemm.fuse(model, inplace=True)
+    for _ in range(2):
+        same(fused, plain, x)
+        with torch.no_grad():
+            for made in (plain, fused):
+                for parameter in made.fc.parameters():
+                    parameter.mul_(1.5)
+
+
+def test_parametrised_modules_themselves(x: Tensor) -> None:
+    """Their class changes, before fusing or after."""
+    plain = Block()
+    plain.scale = nn.Parameter(torch.rand(24))
+    fused = epigemm.fuse(copy.deepcopy(plain))
+    for made in (plain, fused):
+        parametrize.register_parametrization(made, "scale", nn.Softplus())
+    same(fused, plain, x)
+    same(epigemm.fuse(plain, inplace=True), fused, x)
+
+
+def test_lazy_layers(x: Tensor) -> None:
+    model = nn.Sequential(nn.LazyLinear(24), nn.ReLU())
+    fused = epigemm.fuse(model, inplace=True)
+    expected = fused(x)
+    torch.testing.assert_close(expected, torch.relu(fused[0](x)))
+    same(epigemm.fuse(fused), fused, x, fused=None)
+
+
+def test_patched_classes_of_torch(x: Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = nn.Sequential(nn.Linear(24, 24), nn.ReLU())
+    fused = epigemm.fuse(model)
+    same(fused, model, x, fused=True)
+    monkeypatch.setattr(nn.Linear, "forward", lambda self, x: x * 2)
+    same(fused, model, x, fused=False)
+    monkeypatch.undo()
+    monkeypatch.setattr(nn.Sequential, "forward", lambda self, x: x * 2)
+    same(fused, model, x)
+
+
+def test_patched_functions_of_torch(x: Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = Block()
+    fused = epigemm.fuse(plain)
+    monkeypatch.setattr(torch, "relu", torch.sigmoid)
+    same(fused, plain, x, fused=False)
+
+
+def test_global_hooks_see_a_sequential_that_is_looked_through(x: Tensor) -> None:
+    model = nn.Sequential(nn.Linear(24, 24), nn.Sequential(nn.Dropout(0.0), nn.Linear(24, 24)), nn.ReLU())
+    fused, seen = epigemm.fuse(model), []
+    same(fused, model, x, fused=True)
+    handle = nn.modules.module.register_module_forward_hook(lambda module, *_: seen.append(id(module)))
+    try:
+        same(fused, model, x, fused=False)
+    finally:
+        handle.remove()
+    assert id(fused[1]) in seen
+
+
+def test_children_that_are_fused_themselves(x: Tensor) -> None:
+    """Their classes change after the trace of the module around them."""
+
+    class Outer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc = nn.Linear(24, 24)
+            self.graph = torch.fx.symbolic_trace(nn.Sequential(nn.Linear(24, 24), nn.ReLU()))
+            self.hooked = nn.Sequential(nn.Linear(24, 24), nn.ReLU())
+            self.hooked.register_forward_hook(lambda module, arguments, result: result * 2)
+            self.block = Block()
+
+        def forward(self, x: Tensor) -> Any:
+            x = torch.relu(self.fc(self.graph(x)))
+            for child in (self.hooked, self.block):
+                x = child(x) if isinstance(child, nn.Module) else x
+            return x
+
+    model = Outer()
+    fused = epigemm.fuse(model)
+    assert len(report_of(fused).sites) == 5
+    same(fused, model, x, fused=True)
+
+
+def test_functions_patched_before_fusing(x: Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What stands in the place of a function of torch is looked at as any other."""
+    calls: list[int] = []
+
+    def counting(z: Tensor) -> Tensor:
+        calls.append(1)
+        return z * len(calls)
+
+    monkeypatch.setattr(torch, "relu", counting)
+    assert not report_of(epigemm.fuse(Block())).sites
+    assert calls == []
+
+
+def test_compiling_by_regions(x: Tensor) -> None:
+    """More blocks than torch.compile compiles versions of one function; each is compiled by itself."""
+    torch._dynamo.reset()
+    plain = nn.Sequential(*(Block() for _ in range(12)))
+    fused = epigemm.fuse(plain)
+    regions: list[Any] = [torch.compile(block, backend="aot_eager", fullgraph=True) for block in fused]
+    for _ in range(2):
+        for region, block in zip(regions, plain, strict=True):
+            same(region, block, x)
+    torch._dynamo.reset()
+
+
+def test_compiled_guards_notice_changes(x: Tensor) -> None:
+    torch._dynamo.reset()
+    plain = Block()
+    fused = epigemm.fuse(plain)
+    compiled: Any = torch.compile(fused, backend="aot_eager", fullgraph=True)
+    same(compiled, plain, x)
+    plain.factor = fused.factor = 3.0
+    same(compiled, plain, x)
+    plain.fc, fused.fc = (layer := nn.Linear(24, 24)), layer
+    same(compiled, plain, x)
+    torch._dynamo.reset()

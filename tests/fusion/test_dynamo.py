@@ -1,0 +1,198 @@
+"""The torch.compile backend "epigemm"."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Iterator
+from typing import Any, cast
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import epigemm
+from epigemm.fusion import FusionReport, dynamo
+from tests.fusion.layers import IN, OUT, ROWS, SPELLINGS, Spelling
+from tests.fusion.test_spellings import NOT_DIFFERENTIABLE, draw
+from tests.support.untyped import backward
+
+spellings = pytest.mark.parametrize("spelling", SPELLINGS, ids=lambda s: f"{s.function}-{s.name}")
+
+
+@pytest.fixture(autouse=True)
+def fresh_compiler() -> Iterator[None]:
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+def compiled(model: Any, reports: list[FusionReport], backend: Any = "aot_eager", **options: Any) -> Any:
+    settings = {"report": reports.append, "backend": backend}
+    return torch.compile(model, backend="epigemm", fullgraph=True, options=settings, **options)
+
+
+def test_is_registered() -> None:
+    assert "epigemm" in torch._dynamo.list_backends()
+
+
+@spellings
+def test_spellings(spelling: Spelling) -> None:
+    """Found in Dynamo's graphs too; values and gradients are the original's."""
+    layer = spelling.make()
+    plain, reports = copy.deepcopy(layer), list[FusionReport]()
+    model = compiled(layer, reports)
+    x = draw()
+    with torch.no_grad():
+        torch.testing.assert_close(model(x), plain(x), rtol=1e-5, atol=1e-5)
+    assert [site.function for site in reports[0].sites] == [spelling.function]
+    if spelling.name in NOT_DIFFERENTIABLE:
+        return
+    upstream = draw(torch.float32, ROWS, OUT)
+    for m in (model, plain):
+        backward(m(x), upstream)
+    for (name, mine), (_, other) in zip(layer.named_parameters(), plain.named_parameters(), strict=True):
+        assert (mine.grad is None) == (other.grad is None), name
+        if mine.grad is not None:
+            torch.testing.assert_close(mine.grad, other.grad, rtol=1e-4, atol=1e-4, msg=name)
+
+
+class Branching(nn.Module):
+    """Nothing that torch.fx could trace."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc, self.other = nn.Linear(IN, IN), nn.Linear(IN, IN)
+        self.factor = 2.0
+
+    def activation(self, z: Tensor) -> Tensor:
+        return torch.relu(z) / self.factor
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in (self.fc, self.other) if x.dim() == 2 else (self.fc,):
+            x = self.activation(layer(x))
+        return x
+
+
+def test_models_that_fx_cannot_trace() -> None:
+    model = Branching()
+    assert not epigemm.fuse(model, dry_run=True).sites
+    plain, reports = copy.deepcopy(model), list[FusionReport]()
+    fast = compiled(model, reports)
+    x = draw()
+    torch.testing.assert_close(fast(x), plain(x), rtol=1e-5, atol=1e-5)
+    assert [site.function for site in reports[0].sites] == ["linear_relu_div"] * 2
+    model.factor = plain.factor = 3.0
+    torch.testing.assert_close(fast(x), plain(x), rtol=1e-5, atol=1e-5)
+
+
+def test_a_changing_batch_recompiles_once() -> None:
+    model = Branching()
+    reports: list[FusionReport] = []
+    fast = compiled(model, reports)
+    for rows in (5, 7, 9, 33, 64):
+        x = draw(torch.float32, rows, IN)
+        torch.testing.assert_close(fast(x), model(x), rtol=1e-5, atol=1e-5)
+    assert len(reports) <= 2
+
+
+def test_modes_within_a_graph() -> None:
+    """A chain does not reach over the end of a no_grad or autocast block."""
+
+    class Modes(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc, self.last = nn.Linear(IN, IN), nn.Linear(IN, IN)
+
+        def forward(self, x: Tensor) -> Tensor:
+            with torch.no_grad():
+                z = self.fc(x)
+            h = torch.relu(z)
+            z = cast(Tensor, self.last(h))
+            with torch.no_grad():
+                return z + torch.relu(z)
+
+    model = Modes()
+    plain, reports = copy.deepcopy(model), list[FusionReport]()
+    fast = compiled(model, reports, backend="eager")
+    x = draw().requires_grad_()
+    actual, expected = fast(x), plain(x)
+    torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-5)
+    assert actual.requires_grad == expected.requires_grad
+    assert all(site.function == "linear" for site in reports[0].sites)
+    assert any("mode" in note for site in reports[0].sites for note in site.notes)
+
+
+def test_autocast_inside() -> None:
+    def forward(x: Tensor, weight: Tensor, scale: Tensor) -> Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            z = x @ weight.t()
+            return torch.relu(z).float() + z * scale
+
+    reports: list[FusionReport] = []
+    arguments = draw(), draw(torch.float32, OUT, IN), draw(torch.float32, OUT)
+    actual, expected = compiled(forward, reports)(*arguments), forward(*arguments)
+    assert actual.dtype is expected.dtype
+    torch.testing.assert_close(actual, expected, rtol=0.02, atol=0.02)
+
+
+def test_functions_of_plain_tensors() -> None:
+    def forward(x: Tensor, weight: Tensor, bias: Tensor, divisor: Tensor) -> Tensor:
+        return torch.relu(torch.nn.functional.linear(x, weight, bias)) / divisor
+
+    reports: list[FusionReport] = []
+    fast = compiled(forward, reports)
+    for divisor in (2.0, -3.0):
+        arguments = draw(), draw(torch.float32, OUT, IN), draw(torch.float32, OUT), torch.tensor(divisor)
+        torch.testing.assert_close(fast(*arguments), forward(*arguments), rtol=1e-5, atol=1e-5)
+    assert len(reports) == 1 and reports[0].sites[0].function == "linear_relu_div"
+
+
+@pytest.mark.slow
+def test_inductor_compiles_the_rest() -> None:
+    """By default, and with its options and modes."""
+    model = nn.Sequential(nn.Linear(IN, OUT), nn.ReLU(), nn.Linear(OUT, OUT), nn.GELU()).eval()
+    x = draw()
+    for settings in ({}, {"mode": "reduce-overhead"}, {"options": {"max_autotune": False}}):
+        torch._dynamo.reset()
+        with torch.no_grad(), warnings.catch_warnings():
+            warnings.simplefilter("error", UserWarning)
+            fast: Any = torch.compile(model, backend="epigemm", fullgraph=True, **settings)
+            torch.testing.assert_close(fast(x), model(x), rtol=1e-4, atol=1e-4)
+
+
+def test_without_inductor(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dynamo, "_why_no_inductor", lambda cuda: "there is no compiler")
+    model = nn.Sequential(nn.Linear(IN, OUT), nn.ReLU())
+    x = draw()
+    fast: Any = torch.compile(model, backend="epigemm", fullgraph=True)
+    with pytest.warns(UserWarning, match="there is no compiler"):
+        torch.testing.assert_close(fast(x), model(x), rtol=1e-5, atol=1e-5)
+
+
+def test_a_callable_for_the_rest() -> None:
+    seen: list[torch.fx.GraphModule] = []
+
+    def backend(graph_module: torch.fx.GraphModule, example_inputs: Any) -> Any:
+        seen.append(graph_module)
+        return graph_module.forward
+
+    model = nn.Sequential(nn.Linear(IN, OUT), nn.ReLU())
+    x = draw()
+    torch.testing.assert_close(compiled(model, [], backend)(x), model(x), rtol=1e-5, atol=1e-5)
+    assert len(seen) == 1 and "fused_linear_relu" in seen[0].code
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ([1], TypeError, "options: got list; accepted is a dict"),
+        ({"report": 3}, TypeError, r"options\['report'\]: got int; accepted is a callable"),
+        ({"keep_packs": 1}, TypeError, r"options\['keep_packs'\]: got int; accepted is True or False"),
+        ({"backend": "eager", "max_autotune": True}, ValueError, "got max_autotune for backend 'eager'"),
+    ],
+)
+def test_bad_options(options: Any, error: type[Exception], message: str) -> None:
+    graph = torch.fx.symbolic_trace(nn.ReLU())
+    with pytest.raises(error, match=message):
+        dynamo.epigemm_backend(graph, [], options=options)

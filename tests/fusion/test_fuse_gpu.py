@@ -1,0 +1,128 @@
+"""What of fusion is CUDA's: kernels that run, kept packs, and graphs. Whole models: `test_models.py`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import epigemm
+from epigemm import fusion, packs
+from epigemm.fusion import FusionReport
+from tests.fusion.zoo import deep_mlp
+from tests.support.cases import fused_unavailable
+
+pytestmark = pytest.mark.gpu
+hopper = pytest.mark.skipif(bool(fused_unavailable()), reason="no fused kernel runs here")
+
+
+def wide() -> Any:
+    """fp32 at "highest": lone layers too run on fp16 pieces."""
+    return nn.Sequential(nn.Linear(1024, 2048), nn.ReLU(), nn.Linear(2048, 1024)).cuda()
+
+
+def compiled(model: Any, **options: Any) -> Any:
+    settings: dict[str, Any] = {"backend": "aot_eager", **options}
+    return torch.compile(model, backend="epigemm", fullgraph=True, options=settings)
+
+
+@hopper
+@pytest.mark.parametrize("road", ["fuse", "compile"])
+def test_weights_that_nobody_counts_the_writes_of(road: str) -> None:
+    """A target network follows by `.data`: a kept pack would be stale, so that none is made unasked."""
+    torch._dynamo.reset()
+    model = wide()
+    fast = epigemm.fuse(model) if road == "fuse" else compiled(model)
+    x = torch.randn(4096, 1024, device="cuda")
+    with torch.no_grad():
+        for _ in range(4):
+            torch.testing.assert_close(fast(x), model(x), rtol=1e-4, atol=1e-4)
+            assert not any(packs.kept(layer.weight) for layer in (model[0], model[2]))
+            for layer in (model[0], model[2]):
+                layer.weight.data.mul_(1.5)
+
+
+@hopper
+@pytest.mark.parametrize("road", ["fuse", "compile"])
+def test_packs_that_were_made_on_purpose(road: str) -> None:
+    torch._dynamo.reset()
+    model = wide()
+    packed = [epigemm.pack(layer.weight) for layer in (model[0], model[2])]
+    fast = epigemm.fuse(model) if road == "fuse" else compiled(model)
+    x = torch.randn(4096, 1024, device="cuda")
+    with torch.no_grad():
+        torch.testing.assert_close(fast(x), model(x), rtol=1e-4, atol=1e-4)
+        for layer in (model[0], model[2]):
+            layer.weight.mul_(2)
+        torch.testing.assert_close(fast(x), model(x), rtol=1e-4, atol=1e-4)
+        for layer, pack in zip((model[0], model[2]), packed, strict=True):
+            layer.weight.data.mul_(0.5)
+            pack.repack()
+        torch.testing.assert_close(fast(x), model(x), rtol=1e-4, atol=1e-4)
+
+
+@hopper
+def test_compiled_graphs_keep_packs_on_demand() -> None:
+    torch._dynamo.reset()
+    model = wide()
+    reports: list[FusionReport] = []
+    fast = compiled(model, report=reports.append, keep_packs=True)
+    x = torch.randn(4096, 1024, device="cuda")
+    with torch.no_grad():
+        for _ in range(2):
+            torch.testing.assert_close(fast(x), model(x), rtol=1e-4, atol=1e-4)
+    assert [site.function for site in reports[0].sites] == ["linear_relu", "linear"]
+    assert all(packs.kept(layer.weight) for layer in (model[0], model[2]))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("settings", [{}, {"mode": "reduce-overhead"}], ids=["inductor", "cuda_graphs"])
+def test_inductor(settings: dict[str, Any]) -> None:
+    torch._dynamo.reset()
+    model = deep_mlp(4, 256).cuda().eval()
+    compiled: Any = torch.compile(model, backend="epigemm", fullgraph=True, **settings)
+    with torch.no_grad():
+        for _ in range(4):
+            x = torch.randn(64, 256, device="cuda")
+            torch.testing.assert_close(compiled(x).clone(), model(x), rtol=1e-4, atol=1e-4)
+
+
+def test_fused_models_are_captured() -> None:
+    model = deep_mlp(3, 128).cuda().eval()
+    fused = epigemm.fuse(model)
+    x = torch.randn(32, 128, device="cuda")
+    with torch.no_grad():
+        fused(x)
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            y = fused(x)
+        for _ in range(2):
+            x.normal_()
+            graph.replay()
+            torch.testing.assert_close(y, model(x), rtol=1e-4, atol=1e-4)
+
+
+def test_a_scalar_on_the_cpu_runs_unfused() -> None:
+    """PyTorch takes a 0-d tensor of the CPU beside CUDA tensors; the kernels read theirs on the device."""
+
+    class Model(nn.Module):
+        divisor: torch.Tensor
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc = nn.Linear(64, 64)
+            self.register_buffer("divisor", torch.tensor(2.0))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.relu(self.fc(x)) / self.divisor
+
+    model = Model().cuda()
+    model.divisor = model.divisor.cpu()
+    fused = epigemm.fuse(model)
+    x = torch.randn(8, 64, device="cuda")
+    with fusion.watch() as unfused:
+        torch.testing.assert_close(fused(x), model(x), rtol=1e-4, atol=1e-4)
+    assert len(unfused) == 1

@@ -1,0 +1,142 @@
+"""Every spelling of every epilogue: found, fused, and equal to what it was in value, type and gradient."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+import epigemm
+from epigemm import fusion
+from tests.fusion.layers import IN, OUT, ROWS, SPELLINGS, Layer, Spelling
+from tests.support.arithmetic import BF16, FP32, FP64, Arithmetic
+from tests.support.untyped import backward
+
+spellings = pytest.mark.parametrize("spelling", SPELLINGS, ids=lambda s: f"{s.function}-{s.name}")
+arithmetics = pytest.mark.parametrize("arithmetic", [FP32, BF16, FP64], ids=lambda a: a.name)
+
+NOT_DIFFERENTIABLE = ("div_", "all_in_place")  # they overwrite what the derivative of the step before needs
+
+
+def report_of(model: nn.Module) -> fusion.FusionReport:
+    report = model.fusion_report
+    assert isinstance(report, fusion.FusionReport)
+    return report
+
+
+def draw(dtype: torch.dtype = torch.float32, *shape: int) -> torch.Tensor:
+    return torch.randn(*(shape or (ROWS, IN)), dtype=torch.float64).to(dtype)
+
+
+@spellings
+@arithmetics
+def test_values(spelling: Spelling, arithmetic: Arithmetic) -> None:
+    layer = spelling.make().to(arithmetic.dtype)
+    fused = epigemm.fuse(layer)
+    assert [site.function for site in report_of(fused).sites] == [spelling.function]
+    x = draw(arithmetic.dtype)
+    with torch.no_grad(), fusion.watch() as unfused:
+        actual = fused(x)
+    assert unfused == []
+    assert actual.dtype is arithmetic.dtype
+    spelling.check(actual, layer, x, arithmetic)
+
+
+@spellings
+def test_gradients(spelling: Spelling) -> None:
+    """Of x and of every parameter, in fp64: equal to the original's."""
+    layer = spelling.make().double()
+    fused = epigemm.fuse(copy.deepcopy(layer))
+    x, upstream = draw(torch.float64), draw(torch.float64, ROWS, OUT)
+    if spelling.name in NOT_DIFFERENTIABLE:
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            backward(layer(x), upstream)
+        return
+    inputs = [x.clone().requires_grad_() for _ in range(2)]
+    with fusion.watch() as unfused:
+        for model, argument in zip((layer, fused), inputs, strict=True):
+            backward(model(argument), upstream)
+    assert unfused == []
+    torch.testing.assert_close(inputs[1].grad, inputs[0].grad)
+    for (name, expected), (_, actual) in zip(layer.named_parameters(), fused.named_parameters(), strict=True):
+        assert (expected.grad is None) == (actual.grad is None), name
+        if expected.grad is not None:
+            torch.testing.assert_close(actual.grad, expected.grad, msg=name)
+
+
+@spellings
+def test_other_ranks(spelling: Spelling) -> None:
+    """Whatever the original accepts, and the error that it raises otherwise."""
+    layer = spelling.make()
+    fused = epigemm.fuse(layer)
+    for shape in [(IN,), (2, 3, IN), (0, IN), (2, OUT, IN)]:
+        x = draw(torch.float32, *shape)
+        try:
+            expected = layer(x)
+        except (RuntimeError, ValueError) as error:
+            if "mm" not in spelling.name:  # these accept fewer shapes than x @ weight does
+                with pytest.raises(type(error)):
+                    fused(x)
+            continue
+        torch.testing.assert_close(fused(x), expected, rtol=1e-5, atol=1e-5)
+
+
+@spellings
+@pytest.mark.parametrize("parameters", [torch.float32, torch.bfloat16], ids=str)
+def test_autocast_gives_the_same_type(spelling: Spelling, parameters: torch.dtype) -> None:
+    layer = spelling.make().to(parameters)
+    fused = epigemm.fuse(layer)
+    for dtype in (torch.float32, torch.bfloat16):
+        x = draw(dtype)
+        with torch.autocast("cpu", torch.bfloat16), torch.no_grad():
+            expected, actual = layer(x), fused(x)
+        assert actual.dtype is expected.dtype
+        torch.testing.assert_close(actual.double(), expected.double(), rtol=0.1, atol=0.1)
+
+
+@spellings
+def test_special_values(spelling: Spelling) -> None:
+    """NaN and infinities come out where they did."""
+    layer = spelling.make()
+    x = draw()
+    x[0, 0], x[1, 1], x[2, 2] = float("nan"), float("inf"), -float("inf")
+    with torch.no_grad():
+        torch.testing.assert_close(epigemm.fuse(layer)(x), layer(x), rtol=1e-4, atol=1e-4, equal_nan=True)
+
+
+@spellings
+def test_mixed_types_stay_as_they_were(spelling: Spelling) -> None:
+    """Vectors of another type widen the result: such a call runs unfused, or gives the same type."""
+    layer = spelling.make().to(torch.bfloat16)
+    for name in ("bias", "scale", "factor", "divisor"):
+        getattr(layer, name).data = getattr(layer, name).data.double()
+    layer.bn.float()
+    x = draw(torch.bfloat16)
+    fused = epigemm.fuse(layer)
+    try:
+        expected = layer(x)
+    except RuntimeError as error:
+        with pytest.raises(type(error)):
+            fused(x)
+        return
+    actual = fused(x)
+    assert actual.dtype is expected.dtype
+    torch.testing.assert_close(actual, expected, rtol=0.1, atol=0.1)
+
+
+@spellings
+def test_under_functional_transforms(spelling: Spelling) -> None:
+    layer = spelling.make().double()
+    fused = epigemm.fuse(layer)
+    x = draw(torch.float64, ROWS, IN)
+
+    def loss(model: Layer) -> torch.Tensor:
+        result: torch.Tensor = torch.func.grad(lambda x: model(x).sin().sum())(x)
+        return result
+
+    if spelling.name not in NOT_DIFFERENTIABLE:
+        torch.testing.assert_close(loss(fused), loss(layer))
+    rows = draw(torch.float64, 3, ROWS, IN)
+    torch.testing.assert_close(torch.vmap(fused)(rows), torch.stack([layer(part) for part in rows]))

@@ -1,0 +1,313 @@
+"""State that a forward reads in roundabout ways, and children that change it: never another result."""
+
+from __future__ import annotations
+
+import copy
+import enum
+import sysconfig
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import epigemm
+from epigemm import fusion
+from tests.fusion.test_spellings import report_of
+
+WIDTH = 24
+
+
+class Activation(enum.Enum):
+    RELU = 1
+
+    def __init__(self, value: int) -> None:
+        self.factor = 2.0
+
+
+class Assigns(nn.Module):
+    """Changes itself when it is called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rate = 2.0
+        self.shift: Tensor
+        self.w: Tensor
+        self.register_buffer("shift", torch.zeros(WIDTH))
+        self.register_buffer("w", torch.randn(WIDTH, WIDTH))
+
+    def forward(self, x: Tensor) -> Any:
+        self.shift, self.w = self.shift + x.mean(0), self.w * 1.5
+        self.training = False
+        self.rate += 1.0
+        return x
+
+
+class Keeps(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.rate = 2.0
+
+    def forward(self, x: Tensor) -> Any:
+        return x * self.rate
+
+
+class Base(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(WIDTH, WIDTH)
+        self.net, self.drop = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ReLU()), nn.Dropout(0.0)
+        self.other = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Linear(WIDTH, WIDTH))
+        self.blocks = nn.ModuleList([nn.Linear(WIDTH, WIDTH) for _ in range(2)])
+        self.table = nn.ModuleDict({"a": nn.Linear(WIDTH, WIDTH), "class": nn.Linear(WIDTH, WIDTH)})
+        self.assigns, self.keeps = Assigns(), Keeps()
+        self.factor, self.steps, self.base, self.activation = 2.0, [1.0, 2.0], -2.0, Activation.RELU
+        self.range, self.slice, self.complex = range(0, 3, 2), slice(0, 2), complex(1, float("nan"))
+        setattr(self, "in", 2.0)
+
+    def forward(self, x: Tensor) -> Any:
+        return torch.relu(self.fc(x))
+
+
+def with_attribute() -> None:
+    pass
+
+
+with_attribute.factor = 2.0  # type: ignore[attr-defined]
+
+
+def keyword(z: Tensor, *, factor: float = 2.0) -> Any:
+    return z * factor
+
+
+def reads_enum(self: Any, x: Tensor) -> Any:
+    return torch.relu(self.fc(x)) * self.activation.factor
+
+
+def reads_function(self: Any, x: Tensor) -> Any:
+    return torch.relu(self.fc(x)) * with_attribute.factor  # type: ignore[attr-defined]
+
+
+def reads_range(self: Any, x: Tensor) -> Any:
+    return torch.relu(self.fc(x)) * self.range.stop
+
+
+def reads_slice(self: Any, x: Tensor) -> Any:
+    return torch.relu(self.fc(x)) / self.slice.stop
+
+
+def calls_keyword(self: Any, x: Tensor) -> Any:
+    return keyword(torch.relu(self.fc(x)))
+
+
+def calls_net(self: Any, x: Tensor) -> Any:
+    return self.net(x)
+
+
+def iterates(self: Any, x: Tensor) -> Any:
+    for block in self.blocks:
+        x = torch.relu(block(x))
+    return x
+
+
+def clears(self: Any, x: Tensor) -> Any:
+    z = torch.relu(self.fc(x)) * len(self.table)
+    self.table.clear()
+    return z
+
+
+def inserts(self: Any, x: Tensor) -> Any:
+    z = torch.relu(self.fc(x)) * len(self.blocks)
+    self.blocks.insert(0, self.fc)
+    return z
+
+
+def mode_after(self: Any, x: Tensor) -> Any:
+    z = torch.relu(self.fc(self.assigns(x)))
+    return z * 2 if self.assigns.training else z
+
+
+def buffer_around(self: Any, x: Tensor) -> Any:
+    before = self.assigns.shift
+    return torch.relu(self.fc(self.assigns(x))) + self.assigns.shift - before
+
+
+def weight_before(self: Any, x: Tensor) -> Any:
+    weight = self.assigns.w
+    return torch.relu(F.linear(self.assigns(x), weight))
+
+
+def rate_after(self: Any, x: Tensor) -> Any:
+    return torch.relu(self.fc(self.keeps(x))) * self.keeps.rate
+
+
+def factor_after(self: Any, x: Tensor) -> Any:
+    return torch.relu(self.fc(self.drop(x))) * self.factor
+
+
+def negative_base(self: Any, x: Tensor) -> Any:
+    return self.base ** torch.relu(self.fc(x)).round()
+
+
+def complex_nan(self: Any, x: Tensor) -> Any:
+    return torch.relu(self.fc(x)) * self.complex
+
+
+def keyword_child(self: Any, x: Tensor) -> Any:
+    for layer in self.table.values():
+        x = torch.relu(layer(x))
+    return x
+
+
+def keyword_attribute(self: Any, x: Tensor) -> Any:
+    return torch.relu(self.fc(x)) * getattr(self, "in")
+
+
+def second_self(this: Any, self: Tensor) -> Any:
+    return torch.relu(this.fc(self))
+
+
+def argument_inf(self: Any, inf: Tensor) -> Any:
+    return torch.relu(self.fc(inf)) / self.factor
+
+
+def original(model: Any) -> Any:
+    return getattr(type(model), "_epigemm_original", type(model))
+
+
+def put_property(name: str) -> Callable[[Any], None]:
+    return lambda model: setattr(original(model), name, property(lambda self: self.other))
+
+
+def bump(model: Any) -> Callable[..., None]:
+    def hook(*_: Any) -> None:
+        model.factor += 1.0
+
+    return hook
+
+
+def assigning(model: Any) -> None:
+    model.keeps = Assigns()
+
+
+@dataclass(frozen=True)
+class Case:
+    forward: Callable[..., Any]
+    change: Callable[[Any], Any] = lambda model: None
+    fused: bool = True
+
+
+CASES = [
+    Case(reads_enum, lambda m: setattr(Activation.RELU, "factor", 3.0), False),
+    Case(reads_function, lambda m: setattr(with_attribute, "factor", 3.0), False),
+    Case(reads_range, lambda m: setattr(m, "range", range(0, 4, 2))),
+    Case(reads_slice, lambda m: setattr(m, "slice", slice(0, 3.0))),
+    Case(calls_keyword, lambda m: (keyword.__kwdefaults__ or {}).update(factor=3.0)),
+    Case(calls_net, lambda m: m.__dict__.update(net=m.other)),
+    Case(calls_net, put_property("net")),
+    Case(iterates, put_property("blocks")),
+    Case(clears, fused=False),
+    Case(inserts, fused=False),
+    Case(mode_after, fused=False),
+    Case(buffer_around, fused=False),
+    Case(weight_before, fused=False),
+    Case(rate_after, assigning),
+    Case(rate_after, lambda m: setattr(m.keeps, "rate", 3.0)),
+    Case(factor_after, lambda m: m.drop.register_forward_hook(bump(m))),
+    Case(factor_after, lambda m: m.fc.register_forward_hook(bump(m))),
+    *(Case(forward, fused=False) for forward in (negative_base, complex_nan, second_self, argument_inf)),
+    Case(keyword_child, fused=False),
+    Case(keyword_attribute, lambda m: setattr(m, "in", 3.0)),
+]
+
+
+def compare(fused: Any, plain: Any) -> list[tuple[str, str]]:
+    with fusion.watch() as unfused:
+        for _ in range(2):
+            x = torch.randn(9, WIDTH)
+            torch.testing.assert_close(fused(x), plain(x), rtol=1e-4, atol=1e-4, equal_nan=True)
+    return unfused
+
+
+@pytest.fixture(autouse=True)
+def as_it_was() -> Any:
+    yield
+    Activation.RELU.factor = 2.0
+    with_attribute.factor = 2.0  # type: ignore[attr-defined]
+    keyword.__kwdefaults__ = {"factor": 2.0}
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.forward.__name__)
+def test_never_another_result(case: Case) -> None:
+    plain = type("Model", (Base,), {"forward": case.forward})()
+    fused = epigemm.fuse(copy.deepcopy(plain), inplace=True)
+    own = [site for site in report_of(fused).sites if not site.name.startswith(("net", "other"))]
+    own += [site for site in report_of(fused).sites if case.forward is calls_net]
+    assert bool(own) is case.fused, report_of(fused)
+    assert compare(fused, plain) == [] or not case.fused
+    case.change(plain), case.change(fused)
+    compare(fused, plain)
+
+
+PATCHES = [(F, "linear"), (F, "relu"), (nn.Module, "__call__"), (nn.Linear, "__call__")]
+
+
+@pytest.mark.parametrize(("place", "name"), PATCHES, ids=lambda value: getattr(value, "__name__", value))
+def test_patched_functions_of_torch(place: Any, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ReLU())
+    fused = epigemm.fuse(plain)
+    assert compare(fused, plain) == []
+    before = getattr(place, name)
+    monkeypatch.setattr(place, name, lambda *args, **kwargs: before(*args, **kwargs) * 2, raising=False)
+    assert compare(fused, plain)
+
+
+def test_patched_method_of_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = type("Model", (Base,), {"forward": lambda self, x: self.fc(x).relu()})()
+    fused = epigemm.fuse(plain)
+    assert compare(fused, plain) == []
+    monkeypatch.setattr(Tensor, "relu", lambda z: torch.sigmoid(z))
+    assert compare(fused, plain)
+
+
+def test_a_class_between_gets_a_forward_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Between(Base):
+        pass
+
+    class Model(Between):
+        def forward(self, x: Tensor) -> Any:
+            return super().forward(x) * self.factor
+
+    plain = Model()
+    fused = epigemm.fuse(plain)
+    assert compare(fused, plain) == []
+    monkeypatch.setattr(Between, "forward", lambda self, x: torch.sigmoid(self.fc(x)), raising=False)
+    assert compare(fused, plain)
+    monkeypatch.undo()
+    Model.__bases__ = (type("Mixed", (Base,), {"forward": lambda self, x: torch.tanh(self.fc(x))}),)
+    assert compare(fused, plain)
+
+
+def test_lists_that_are_given_back() -> None:
+    kind = type("Model", (Base,), {"forward": lambda self, x: (torch.relu(self.fc(x)), self.steps)})
+    fused: Any = epigemm.fuse(kind())
+    assert fused(torch.randn(9, WIDTH))[1] is fused.steps
+
+
+def test_packages_in_a_folder_of_the_library() -> None:
+    """Where there is no virtual environment; a property is called by the stand-in, not by the forward."""
+    source = "class Package:\n    @property\n    def gain(self):\n        return FACTOR\n"
+    scope: dict[str, Any] = {"__name__": "package", "FACTOR": 2.0}
+    exec(compile(source, f"{sysconfig.get_paths()['stdlib']}/site-packages/package.py", "exec"), scope)
+
+    def forward(self: Any, x: Tensor) -> Any:
+        return torch.relu(self.fc(x)) * self.gain
+
+    plain = type("Model", (Base, scope["Package"]), {"forward": forward})()
+    fused = epigemm.fuse(plain)
+    assert compare(fused, plain) == []
+    scope["FACTOR"] = 3.0
+    assert compare(fused, plain)

@@ -1,0 +1,187 @@
+"""Which products are worth fusing: those that keep the device longer than a fused call keeps the host."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+
+import epigemm
+from epigemm import fusion
+from epigemm import precision as _precision
+from epigemm.fusion import chains, rest, site, worth
+from tests.fusion.conftest import Limits
+
+BF16, FP32 = torch.bfloat16, torch.float32
+RELU, NORM, LONE = chains.RELU, chains.BATCH_NORM, chains.LINEAR
+LARGE, WIDE, TALL = (1024, 8192, 8192), (256, 4096, 4096), (4096, 4096, 4096)
+
+
+@pytest.fixture(autouse=True)
+def limits(every_size: Limits, monkeypatch: pytest.MonkeyPatch) -> Limits:
+    """The limits as they are."""
+    monkeypatch.setattr(worth, "LIMITS", every_size)
+    return every_size
+
+
+def why_not(function: str, size: tuple[int, int, int], dtype: torch.dtype, *, learns: bool = False) -> str:
+    """For tensors of a GPU, which are only pretended."""
+    m, n, k = size
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        x = torch.empty(m, k, dtype=dtype, device="cuda")
+        weight = torch.empty(n, k, dtype=dtype, device="cuda", requires_grad=learns)
+        return worth.why_not(function, x, weight)
+
+
+# As measured on an H200: whether the fused model was faster at this size, or as fast.
+@pytest.mark.parametrize(
+    ("function", "size", "dtype", "setting", "learns", "fused"),
+    [
+        (RELU, (16, 4096, 4096), BF16, "ieee", False, False),
+        (RELU, TALL, BF16, "ieee", False, True),
+        (NORM, WIDE, BF16, "ieee", False, False),
+        (NORM, TALL, BF16, "ieee", False, True),
+        (RELU, LARGE, BF16, "ieee", True, False),
+        (RELU, (16, 4096, 4096), FP32, "ieee", False, True),
+        (RELU, (1, 4096, 4096), FP32, "ieee", False, False),
+        (NORM, (16, 4096, 4096), FP32, "ieee", False, False),
+        (NORM, WIDE, FP32, "ieee", False, True),
+        (RELU, (2048, 256, 512), FP32, "ieee", False, False),
+        (RELU, (2048, 1024, 1024), FP32, "ieee", False, True),
+        (LONE, (3152, 768, 192), FP32, "ieee", False, False),
+        (LONE, (25216, 768, 192), FP32, "ieee", False, True),
+        (RELU, (256, 2048, 2048), FP32, "ieee", True, False),
+        (RELU, WIDE, FP32, "ieee", True, True),
+        (RELU, TALL, FP32, "ieee", True, True),
+        (NORM, LARGE, FP32, "ieee", True, True),
+        (RELU, WIDE, FP32, "tf32", False, False),
+        (RELU, LARGE, FP32, "tf32", False, True),
+    ],
+)
+def test_what_is_fused_in_eager_mode(
+    function: str,
+    size: tuple[int, int, int],
+    dtype: torch.dtype,
+    setting: str,
+    learns: bool,
+    fused: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(_precision, "torch_setting", lambda device_type: setting)
+    monkeypatch.setattr(worth, "REAL", (FakeTensor,))
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    expected = "" if fused else worth.TOO_SMALL
+    assert why_not(function, size, dtype, learns=learns) == expected
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    assert why_not(function, size, dtype, learns=learns) == ""
+
+
+@pytest.mark.parametrize(
+    ("size", "dtype", "learns", "fused"),
+    [
+        ((16, 4096, 4096), BF16, False, False),
+        (LARGE, BF16, False, True),
+        (LARGE, BF16, True, False),
+        ((256, 2048, 2048), FP32, False, False),
+        ((256, 1024, 4096), FP32, False, False),
+        (WIDE, FP32, False, True),
+        (WIDE, FP32, True, True),
+    ],
+)
+def test_what_is_fused_in_compiled_graphs(
+    size: tuple[int, int, int], dtype: torch.dtype, learns: bool, fused: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_precision, "torch_setting", lambda device_type: "ieee")
+    assert why_not(RELU, size, dtype, learns=learns) == ("" if fused else worth.TOO_SMALL)
+    with worth.in_cuda_graphs():
+        assert why_not(RELU, size, dtype, learns=learns) == ""
+    assert why_not(RELU, size, dtype, learns=learns) == ("" if fused else worth.TOO_SMALL)
+
+
+def test_fp64_and_cpus_run_unfused_and_say_so() -> None:
+    assert why_not(RELU, LARGE, torch.float64) == worth.IN_FP64
+    fused = epigemm.fuse(nn.Sequential(nn.Linear(128, 128), nn.ReLU()))
+    with fusion.watch() as unfused:
+        fused(torch.randn(128, 128))
+    assert unfused == [("0", worth.ON_CPU)]
+
+
+def test_unfused_calls_of_hooked_layers_are_calls_of_the_modules() -> None:
+    model: Any = nn.Sequential(nn.Linear(8, 8), nn.ReLU())
+    fused, seen = epigemm.fuse(model, inplace=True), []
+    x = torch.randn(2, 8)
+    expected = fused(x)
+    model[0].register_forward_hook(lambda *given: seen.append("hook"))
+    torch.testing.assert_close(fused(x), expected, rtol=0, atol=0)
+    assert seen == ["hook"]
+
+
+def calls_of_sites(fused: nn.Module, x: torch.Tensor, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many sites each of 300 calls went through; every result is compared with the first."""
+    counted: list[int] = []
+    call = site.Site.__call__
+
+    def counting(self: site.Site, *inputs: Any) -> Any:
+        counted[-1] += 1
+        return call(self, *inputs)
+
+    monkeypatch.setattr(site.Site, "__call__", counting)
+    results = []
+    for _ in range(300):
+        counted.append(0)
+        results.append(fused(x))
+    assert all(torch.equal(result, results[0]) for result in results)
+    return counted
+
+
+def test_forwards_rest_where_nothing_is_worth_fusing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The original forward runs, and from time to time the fused one looks again; or at once for other calls."""
+    fused: Any = epigemm.fuse(nn.Sequential(nn.Linear(8, 8), nn.ReLU()))
+    counted = calls_of_sites(fused, torch.randn(2, 8), monkeypatch)
+    assert counted == [1, *[0] * 256, 1, *[0] * 42]
+    counted.append(0)
+    fused(torch.randn(3, 8))
+    with torch.no_grad():
+        fused(torch.randn(3, 8))
+        with fusion.watch() as unfused:
+            fused(torch.randn(3, 8))
+    assert counted[-1] == 3 and unfused == [("0", worth.ON_CPU)]
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    assert rest._captures(torch.empty(1)) is False
+
+
+def test_forwards_in_which_something_is_fused_do_not_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worth, "LIMITS", {})
+    fused = epigemm.fuse(nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU()))
+    assert calls_of_sites(fused, torch.randn(2, 8), monkeypatch) == [2] * 300
+
+
+def test_sites_rest_on_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beside one that is fused: what they replaced runs, and what has changed meanwhile holds."""
+    looked: list[str] = []
+
+    def why_not(function: str, x: torch.Tensor, weight: torch.Tensor) -> str:
+        looked.append(function)
+        return worth.TOO_SMALL if weight.shape[0] == 8 else ""
+
+    monkeypatch.setattr(worth, "why_not", why_not)
+    model: Any = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 16), nn.ReLU())
+    fused, x, seen = epigemm.fuse(model, inplace=True), torch.randn(2, 8), []
+    for _ in range(10):
+        fused(x)
+    assert len(looked) == 11, "one at the first site, ten at the second"
+    model[0].register_forward_hook(lambda *given: seen.append("hook"))
+    with torch.no_grad():
+        model[0].weight.mul_(2)
+        expected = nn.Sequential(*model)(x)
+        seen.clear()
+        torch.testing.assert_close(fused(x), expected)
+    assert seen == ["hook"]
+
+
+def test_every_kind_of_call_has_a_limit(limits: Limits) -> None:
+    arithmetics, modes = ("16 bits", "tf32", "ieee"), ("inference", "training", "compiled")
+    assert set(limits) == {(a, m, folded) for a in arithmetics for m in modes for folded in (False, True)}
