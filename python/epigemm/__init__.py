@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING, Any
 
-from epigemm import fusion, nn, tuning
+from epigemm import nn, tuning
 from epigemm._native import build_info
 from epigemm.explain import Explanation, explain
 from epigemm.functional import (
@@ -21,10 +23,13 @@ from epigemm.functional import (
     sigmoid,
     sigmoid_scale_residual,
 )
-from epigemm.fusion import FusionReport, fuse, unfuse
 from epigemm.invariance import batch_invariant, is_batch_invariant, set_batch_invariant
 from epigemm.packs import PackedWeight, pack
 from epigemm.tuning import Tuning, tune
+
+if TYPE_CHECKING:
+    from epigemm import fusion
+    from epigemm.fusion import FusionReport, fuse, unfuse
 
 try:
     __version__ = version("epigemm")
@@ -64,3 +69,13 @@ __all__ = [
     "tuning",
     "unfuse",
 ]
+
+_OF_FUSION = ("FusionReport", "fuse", "unfuse")
+
+
+def __getattr__(name: str) -> Any:
+    """`fusion`, imported when it is first asked for: what it needs of torch takes longer to import than the rest."""
+    if name != "fusion" and name not in _OF_FUSION:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    fusion = importlib.import_module("epigemm.fusion")
+    return fusion if name == "fusion" else getattr(fusion, name)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -14,6 +16,7 @@ from epigemm import fusion
 from epigemm import precision as _precision
 from epigemm.fusion import chains, rest, site, worth
 from tests.fusion.conftest import Limits
+from tests.support.untyped import torch as untyped
 
 BF16, FP32 = torch.bfloat16, torch.float32
 RELU, NORM, LONE = chains.RELU, chains.BATCH_NORM, chains.LINEAR
@@ -99,6 +102,29 @@ def test_what_is_fused_in_compiled_graphs(
     with worth.in_cuda_graphs():
         assert why_not(RELU, size, dtype, learns=learns) == ""
     assert why_not(RELU, size, dtype, learns=learns) == ("" if fused else worth.TOO_SMALL)
+
+
+def test_the_setting_is_a_constant_to_dynamo() -> None:
+    def marked() -> None:
+        pass
+
+    untyped.compiler.assume_constant_result(marked)
+    assert vars(marked) and vars(marked).items() <= vars(worth._fp32_arithmetic).items()
+
+
+def test_what_fusion_needs_is_imported_with_it() -> None:
+    """Dynamo takes a second to import: not for those who compile nothing."""
+    code = """
+import sys, torch
+before = set(sys.modules)
+import epigemm
+assert not {name for name in set(sys.modules) - before if name.startswith(("sympy", "torch._dynamo"))}
+assert "epigemm.fusion" not in sys.modules
+epigemm.fuse(torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.ReLU()))
+assert epigemm.fusion is sys.modules["epigemm.fusion"]
+assert not {name for name in set(sys.modules) - before if name.startswith("torch._dynamo")}
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_fp64_and_cpus_run_unfused_and_say_so() -> None:

@@ -110,15 +110,16 @@ def why_not(function: str, x: Tensor, weight: Tensor) -> str:
 def _arithmetic(x: Tensor) -> str:
     if x.dtype != torch.float32 or torch.is_autocast_enabled("cuda"):
         return _HALF
-    return str(_fp32_arithmetic())
+    return _fp32_arithmetic()
 
 
-def _read_setting() -> str:
+def _fp32_arithmetic() -> str:
     return _IEEE if _precision.torch_setting("cuda") in ("none", _precision.IEEE) else _TF32
 
 
-# Dynamo, where it traces a fused model, has a guard of its own for the setting.
-_fp32_arithmetic: Any = torch.compiler.assume_constant_result(_read_setting)  # type: ignore[no-untyped-call]
+# Dynamo, where it traces a fused model, has a guard of its own for the setting. This is what
+# `torch.compiler.assume_constant_result` does, which would import Dynamo for those, too, who compile nothing.
+_fp32_arithmetic._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def _hint(size: Any) -> int:
