@@ -185,6 +185,15 @@ def test_forwards_in_which_something_is_fused_do_not_rest(monkeypatch: pytest.Mo
     assert calls_of_sites(fused, torch.randn(2, 8), monkeypatch) == [2] * 300
 
 
+def test_a_rest_ends_though_threads_raced_for_its_last_call() -> None:
+    once, x = rest.Rest(), torch.randn(2, 8)
+    once.begin(x)
+    once.left = -1
+    assert not once.lasts(x)
+    once.begin(x)
+    assert once.lasts(x) and not once.lasts(torch.randn(3, 8)) and not once.lasts(None)
+
+
 def test_sites_rest_on_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
     """Beside one that is fused: what they replaced runs, and what has changed meanwhile holds."""
     looked: list[str] = []
