@@ -456,19 +456,6 @@ def _gemm(
     return _torch_linear(x, weight, bias, out, relu)
 
 
-def batched_product(x: Tensor, weight: Tensor, precision: str) -> Tensor:
-    """x @ weight.T by operators that torch's legacy batches have rules for."""
-
-    def product() -> Tensor:
-        rows = x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
-        return torch.mm(rows, weight.t()).reshape(*x.shape[:-1], weight.shape[0])
-
-    if x.dtype == torch.float32 and _precision.needs_override(precision, x.device.type):
-        with _precision.full_fp32(x.device.type):
-            return product()
-    return product()
-
-
 def _torch_linear(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor | None, relu: bool) -> Tensor:
     if out is None:
         # Under autocast an operator called directly must keep its dtype: torch casts this function, but none

@@ -6,6 +6,7 @@ under autograd, `torch.compile` and `torch.func`.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -14,6 +15,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from epigemm import checks, execution, fixed, gradients, packs
+from epigemm import precision as _precision
 from epigemm._native import ops
 from epigemm.epilogues import BIAS, FOLDED, SCALE_BATCH_NORM, compute_dtype
 
@@ -133,7 +135,20 @@ def _linear_batched(
 ) -> Tensor:
     """For `torch.autograd.grad(is_grads_batched=True)`, whose batches know the rules of torch's own operators alone."""
     spec = checks.epilogue_named(epilogue, linear=True)
-    return spec.reference(execution.batched_product(x, weight, precision), bias, operands, scalars)
+    return spec.reference(_batched_product(x, weight, precision), bias, operands, scalars)
+
+
+def _batched_product(x: Tensor, weight: Tensor, precision: str) -> Tensor:
+    """x @ weight.T by operators that torch's legacy batches have rules for."""
+
+    def product() -> Tensor:
+        rows = x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
+        return torch.mm(rows, weight.t()).reshape(*x.shape[:-1], weight.shape[0])
+
+    if x.dtype == torch.float32 and _precision.needs_override(precision, x.device.type):
+        with _precision.full_fp32(x.device.type):
+            return product()
+    return product()
 
 
 def _linear_out(
