@@ -61,7 +61,7 @@ def compiled(source: str, name: str, title: str, scope: dict[str, Any]) -> Calla
         title: what tracebacks call its file.
         scope: its globals.
     """
-    exec(_compiled(source, title), scope)  # noqa: S102: fx's own way of making a graph a function
+    exec(_compiled(source, title), scope)  # fx makes a graph a function in the same way
     return scope[name]  # type: ignore[no-any-return]
 
 
