@@ -3,8 +3,8 @@
 Conventions, for all of them: `x` is `[..., in_features]` (linear) or of any shape (elementwise), `weight` is
 `[out_features, in_features]`, both as in `torch.nn.functional.linear`. Tensors are fp16, bf16, fp32 or fp64;
 `x`, `weight` and `bias` share one dtype, and so does the result. Accumulation and epilogue are fp32 (fp64 for
-fp64) and the result is rounded once; where gradients are recorded, epilogues other than a bias and a ReLU get a product
-that is rounded to the tensors' dtype, as PyTorch's own operators do. A bias of None stands for no bias.
+fp64) and the result is rounded once; where gradients are recorded, the division behind a ReLU and the sigmoid get a
+product that is rounded to the tensors' dtype, as PyTorch's own operators do. A bias of None stands for no bias.
 
 Keyword arguments:
     out: write the result there instead of allocating it: exact shape, dtype and device, no gradients. It may

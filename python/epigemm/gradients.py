@@ -7,10 +7,10 @@ the result, whose sign is the derivative; before any other epilogue the product 
 bias, counted or not, concerns them: one kernel for the epilogue's derivative, made of the functors themselves
 (csrc/epilogue/dual.h), then the products for x and the weight.
 
-A strict call stays one operator: its derivative makes the product again, with the bias from a copy. Second derivatives
-go through the registry's differentiable reference, re-run under autograd; so do traced first ones, whose
-pointwise operations a compiler fuses with what is around. Matrix products go through `epigemm::linear` again: they get
-the arithmetic that the forward call asked for.
+A strict call stays one operator, and so does one in 16 bits whose bias is folded into its epilogue: the derivative
+makes the product again, with the bias from a copy. Second derivatives go through the registry's differentiable
+reference, re-run under autograd; so do traced first ones, whose pointwise operations a compiler fuses with what is
+around. Matrix products go through `epigemm::linear` again: they get the arithmetic that the forward call asked for.
 """
 
 from __future__ import annotations
@@ -197,9 +197,7 @@ def _gradients_of(
     if not wanted:
         return gradients
     create_graph = torch.is_grad_enabled()
-    if (
-        _functorch.peek_interpreter_stack() is not None
-    ):  # within which no tensor can be made to require a gradient
+    if _functorch.peek_interpreter_stack() is not None:  # where no tensor can be made to require a gradient
 
         def of_wanted(*values: Tensor) -> Tensor:
             given = dict(zip(wanted, values, strict=True))

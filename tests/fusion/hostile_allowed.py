@@ -1,0 +1,331 @@
+"""Forwards that are fused, alone and with what changes between two calls."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from tests.fusion.hostile import WIDTH, Case, new_layer, new_parameter, original, put, put_in_class, set_in
+
+FACTOR: Any = 2.0
+ZERO: Any = 0.0
+HUGE = 10**400
+
+
+def set_global(name: str, value: Any) -> Callable[[Any], None]:
+    return set_in(globals(), name, value)
+
+
+def ordinary(z: Tensor, factor: float = 2.0) -> Tensor:
+    return torch.relu(z) * factor
+
+
+def other(z: Tensor, factor: float = 2.0) -> Tensor:
+    return torch.sigmoid(z) * factor
+
+
+def loops(self: Any, x: Tensor) -> Tensor:
+    outputs = []
+    for index, (layer, step) in enumerate(zip(self.blocks, self.steps, strict=True)):
+        x = torch.relu(layer(x)) * step + index
+        outputs.append(x)
+    for layer in self.blocks[1:]:
+        x = layer(x)
+    for layer in reversed(self.blocks):
+        x = layer(x)
+    total = sum([output.mean() for output in outputs])
+    return torch.cat(outputs, dim=-1).view(x.shape[0], -1) * total + len(self.blocks) + max(1, 2)
+
+
+def unpacks(self: Any, x: Tensor) -> Tensor:
+    n, c = x.shape
+    a, b = torch.relu(self.fc(x)).chunk(2, dim=-1)
+    return torch.cat([a, b], -1).reshape(n, c) / math.sqrt(c) + math.sqrt(4.0) + math.pi
+
+
+def calls_helpers(self: Any, x: Tensor) -> Any:
+    return self.doubled(self.helper(self.fc(x))) + ordinary(self.second(x), factor=3.0) + self.gain
+
+
+def checks_bias(self: Any, x: Tensor) -> Any:
+    z = torch.relu(self.fc(x))
+    if self.missing is not None:
+        z = z * self.missing
+    return z + self.shift if self.shift is not None else z - 1
+
+
+def checks_bias_of_child(self: Any, x: Tensor) -> Any:
+    z = torch.relu(F.linear(x, self.fc.weight, self.fc.bias))
+    return z if self.fc.bias is not None else z * 3
+
+
+def two_outputs(self: Any, x: Tensor, mask: Tensor | None = None, *, scale: float = 1.0) -> Any:
+    z = torch.relu(self.fc(x)) * scale
+    if mask is not None:
+        z = z * mask
+    return {"z": z, "parts": (z + 1, [z, self.flag, None])}
+
+
+def modes(self: Any, x: Tensor) -> Any:
+    z = torch.relu(self.fc(x))
+    return F.dropout(z, 0.5, self.training) * 2 if self.training else z
+
+
+def tables(self: Any, x: Tensor) -> Any:
+    for name, layer in self.table.items():
+        x = torch.relu(layer(x)) if name == "a" else layer(x)
+    return x + len(self.table) + self.table["b"](x)
+
+
+def asks_for_kinds(self: Any, x: Tensor) -> Any:
+    for layer in (self.fc, self.second, *self.blocks):
+        x = torch.relu(layer(x)) if isinstance(layer, (nn.Linear, nn.Conv2d)) else layer(x) * 2
+    return x
+
+
+def nested_functions(self: Any, x: Tensor) -> Any:
+    def scaled(z: Tensor) -> Any:
+        return z * self.factor
+
+    return scaled(torch.relu(self.fc(x))) + sum(scaled(layer(x)) for layer in self.blocks)
+
+
+def casts_types(self: Any, x: Tensor) -> Any:
+    layer = cast(nn.Linear, self.fc)
+    return torch.relu(layer(x))
+
+
+def reads_factor(self: Any, x: Tensor) -> Any:
+    return torch.relu(self.fc(x)) * self.factor
+
+
+def reads_global(self: Any, x: Tensor) -> Any:
+    return torch.relu(self.fc(x)) * FACTOR
+
+
+def reads_zero(self: Any, x: Tensor) -> Any:
+    return torch.relu(self.fc(x)) / (ZERO if ZERO == ZERO else 1.0)
+
+
+def signed_zero(self: Any, x: Tensor) -> Any:
+    return 1 / (torch.relu(self.fc(x)) * 0 + 1) / self.factor
+
+
+def reads_huge(self: Any, x: Tensor) -> Any:
+    return torch.relu(self.fc(x)) + (1 if HUGE > 5 else 0)
+
+
+def multiplies_by_huge(self: Any, x: Tensor) -> Any:
+    return torch.relu(self.fc(x)) / self.factor
+
+
+def reads_lists(self: Any, x: Tensor) -> Any:
+    return torch.relu(self.fc(x)) * self.steps[1] + self.config["factor"] + self.config["deep"][0]
+
+
+def first_relu(self: Any, x: Tensor) -> Any:
+    return F.relu(self.fc(x))
+
+
+def calls_function(self: Any, x: Tensor) -> Any:
+    return self.function(self.fc(x))
+
+
+def calls_ordinary(self: Any, x: Tensor) -> Any:
+    return ordinary(self.fc(x))
+
+
+def calls_helper(self: Any, x: Tensor) -> Any:
+    return self.helper(self.fc(x))
+
+
+def reads_gain(self: Any, x: Tensor) -> Any:
+    return torch.relu(self.fc(x)) * self.gain
+
+
+def reads_class(self: Any, x: Tensor) -> Any:
+    return torch.relu(self.fc(x)) * self.scale
+
+
+def shares(self: Any, x: Tensor) -> Any:
+    return torch.relu(self.second(torch.relu(self.fc(x))))
+
+
+def listed_layers(self: Any, x: Tensor) -> Any:
+    for layer in self.first_of:
+        x = torch.relu(layer(x))
+    return x
+
+
+def calls_net(self: Any, x: Tensor) -> Any:
+    return torch.sigmoid(self.net(x)) + self.fc(x)
+
+
+def reads_blocks(self: Any, x: Tensor) -> Any:
+    for layer in self.blocks:
+        x = torch.relu(layer(x))
+    return x
+
+
+def tie(model: Any) -> None:
+    model.second.weight = model.fc.weight
+
+
+def around(factor: float) -> Any:
+    def forward(self: Any, x: Tensor) -> Any:
+        return torch.relu(self.fc(x)) * factor
+
+    return forward
+
+
+def change_cell(model: Any) -> None:
+    original(model).forward.__closure__[0].cell_contents = 5.0
+
+
+def change_code(model: Any) -> None:
+    original(model).helper.__code__ = (lambda self, z: torch.sigmoid(z)).__code__
+
+
+def change_defaults(model: Any) -> None:
+    ordinary.__defaults__ = (7.0,)
+
+
+def share(model: Any) -> None:
+    model.second = model.fc
+
+
+def to_double(model: Any) -> None:
+    model.double()
+
+
+class Quiet(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc, self.rate = nn.Linear(WIDTH, WIDTH), 0.5
+
+    def forward(self, x: Tensor) -> Any:
+        n, c = x.shape
+        return F.relu(self.fc(x)).view(n, c) * self.rate / math.sqrt(c)
+
+
+def bump(module: Any) -> float:
+    module.rate += 1.0
+    return 1.0
+
+
+class Bumps(Quiet):
+    def forward(self, x: Tensor) -> Any:
+        return F.relu(self.fc(x)) * bump(self)
+
+
+def reads_after_child(self: Any, x: Tensor) -> Any:
+    x = self.quiet(x)
+    return torch.relu(self.fc(x)) * self.quiet.rate * FACTOR
+
+
+def reads_after_loud_child(self: Any, x: Tensor) -> Any:
+    x = self.bumps(x)
+    return torch.relu(self.fc(x)) * self.bumps.rate
+
+
+def global_after_loud_child(self: Any, x: Tensor) -> Any:
+    return torch.relu(self.fc(self.bumps(x))) * FACTOR
+
+
+def raises(self: Any, x: Tensor) -> Any:
+    if self.factor == 0:
+        raise ValueError(f"factor is {self.factor}")
+    return torch.relu(self.fc(x)) / self.factor
+
+
+def keyed(self: Any, x: Tensor) -> Any:
+    found = {"a": torch.relu(self.fc(x))}
+    found["b"] = found["a"] * 2
+    a, b = [found[key] for key in ("a", "b")]
+    a += b
+    a[0].mul_(1)
+    return sum((a, b)) + self.factor
+
+
+def listed_functions(self: Any, x: Tensor) -> Any:
+    for function in (torch.relu, F.relu, torch.sigmoid):
+        x = function(self.fc(x))
+    act = torch.relu if self.flag else torch.sigmoid
+    return act(self.second(x))
+
+
+ORDINARY = [
+    Case(reads_after_child),
+    Case(raises, put("factor", 0), still=False),
+    Case(keyed),
+    Case(listed_functions, put("flag", False), still=False),
+    Case(loops),
+    Case(unpacks),
+    Case(calls_helpers),
+    Case(checks_bias),
+    Case(checks_bias_of_child),
+    Case(two_outputs),
+    Case(modes, lambda model: model.train(), still=True),
+    Case(tables),
+    Case(asks_for_kinds),
+    Case(nested_functions),
+    Case(casts_types),
+    Case(calls_net),
+]
+CHANGES = [
+    Case(reads_factor, put("factor", 3.0), still=False),
+    Case(reads_factor, put("factor", 2), still=False),
+    Case(reads_factor, put("factor", True), still=False),
+    Case(reads_factor, put("factor", math.nan), still=False),
+    Case(reads_factor, lambda m: m.register_buffer("factor", m.__dict__.pop("factor") * torch.ones(WIDTH))),
+    Case(signed_zero, put("factor", -0.0)),
+    Case(reads_global, set_global("FACTOR", 3.0), still=False),
+    Case(reads_global, set_global("FACTOR", torch.tensor(3.0)), still=False),
+    Case(reads_zero, set_global("ZERO", -0.0), still=False),
+    Case(reads_zero, set_global("ZERO", math.nan), still=False),
+    Case(reads_huge, set_global("HUGE", 1), still=False),
+    Case(multiplies_by_huge, put("factor", math.inf), still=False),
+    Case(reads_lists, lambda m: m.steps.__setitem__(1, 5.0), still=False),
+    Case(reads_lists, lambda m: m.config["deep"].__setitem__(0, 9.0), still=False),
+    Case(reads_lists, lambda m: m.config.update(factor=-0.0), still=False),
+    Case(calls_function, put("function", lambda: torch.sigmoid), still=False),
+    Case(calls_ordinary, set_global("ordinary", other), still=False),
+    Case(calls_ordinary, change_defaults, still=False),
+    Case(calls_helper, put_in_class("helper", lambda self, z: torch.sigmoid(z)), still=False),
+    Case(calls_helper, lambda m: m.__dict__.update(helper=torch.tanh), still=False),
+    Case(calls_helper, change_code, members={"helper": lambda self, z: torch.relu(z)}, still=False),
+    Case(reads_gain, put("factor", 5.0), still=False),
+    Case(reads_gain, put_in_class("gain", 5.0), still=False),
+    Case(reads_class, put_in_class("scale", 5.0), still=False),
+    Case(reads_class, put("scale", 5.0), still=False),
+    Case(first_relu, put_in_class("forward", reads_factor)),
+    Case(first_relu, put("forward", lambda: lambda x: x * 2)),
+    Case(around(2.0), change_cell, still=False),
+    Case(checks_bias, put("shift", lambda: None), still=False),
+    Case(checks_bias, put("missing", new_parameter), still=False),
+    Case(checks_bias_of_child, lambda m: setattr(m.fc, "bias", None), still=False),
+    Case(first_relu, put("fc", new_layer), still=True),
+    Case(first_relu, lambda m: setattr(m.fc, "weight", nn.Parameter(torch.eye(WIDTH))), still=True),
+    Case(first_relu, lambda m: setattr(m, "fc", nn.Sequential(new_layer(), nn.Tanh()))),
+    Case(first_relu, lambda m: setattr(m.fc, "forward", lambda x: x * 2)),
+    Case(shares, share, still=True),
+    Case(shares, tie, still=True),
+    Case(listed_layers, put("fc", new_layer)),
+    Case(listed_layers, lambda m: m.first_of.reverse(), still=False),
+    Case(asks_for_kinds, put("second", lambda: nn.Sequential(new_layer())), still=False),
+    Case(calls_net, lambda m: m.net.append(new_layer()), still=False),
+    Case(calls_net, lambda m: m.net.__setitem__(0, new_layer()), still=True),
+    Case(calls_net, put("net", lambda: nn.ModuleList([new_layer()])[0]), still=False),
+    Case(calls_net, lambda m: m.net.register_forward_hook(lambda *a: a[2] * 2), still=False),
+    Case(reads_blocks, lambda m: m.blocks.append(new_layer()), still=False),
+    Case(reads_blocks, lambda m: setattr(m.blocks, "0", new_layer()), still=True),
+    Case(tables, lambda m: m.table.pop("a") and m.table.update({"c": new_layer()}), still=False),
+    Case(first_relu, to_double),
+    Case(first_relu, lambda m: m.half()),
+    Case(loops, lambda m: m.steps.append(3.0) or m.blocks.append(new_layer()), still=False),
+]
