@@ -22,12 +22,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from epigemm import execution, packs
+from epigemm import execution, packs, plans, shortcut
 from epigemm._native import ops
 from epigemm.epilogues import BIAS, BIAS_RELU, EPILOGUES, SCALE_BATCH_NORM, fold_batch_norm_reference
 
 _PLAIN = (Tensor, torch.nn.Parameter)
 _functorch = torch._C._functorch
+_any_autocast = torch._C._is_any_autocast_enabled
 _threshold_backward: Any = torch.ops.aten.threshold_backward
 
 
@@ -103,7 +104,7 @@ def _derivative_without_product(
     if ctx.epilogue == BIAS_RELU.name:
         found: Tensor = _threshold_backward(grad, output, 0)
         return found
-    if torch.is_grad_enabled() or not _runs_directly(grad, *operands):
+    if torch.is_grad_enabled() or not runs_directly(grad, *operands):
         return (grad.to(operands[0].dtype) * operands[0]).to(grad.dtype)
     return _derivative(ctx, grad, grad, None, operands)
 
@@ -150,14 +151,14 @@ def fold_batch_norm_backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
 
 def _derivative(ctx: Any, grad: Tensor, x: Tensor, bias: Tensor | None, operands: Sequence[Tensor]) -> Tensor:
     """grad times the epilogue's derivative at x."""
-    if _runs_directly(grad, x, bias, *operands) and execution.has_native_kernels(x):
+    if runs_directly(grad, x, bias, *operands) and execution.has_native_kernels(x):
         return execution.derivative(EPILOGUES[ctx.epilogue], grad, x, bias, operands, ctx.scalars)
     found = _epilogue_gradients(ctx, x, bias, operands, grad, (True, *[False] * (1 + len(operands))))
     assert found[0] is not None
     return found[0]
 
 
-def _runs_directly(*tensors: Tensor | None) -> bool:
+def runs_directly(*tensors: Tensor | None) -> bool:
     """Whether nothing traces or batches these tensors: a kernel may be launched on them."""
     if (
         torch.compiler.is_compiling()
@@ -254,12 +255,16 @@ def _accumulator(x: Tensor, weight: Tensor, precision: str, pack: str) -> Tensor
 
 
 def _product(x: Tensor, weight: Tensor, precision: str, pack: str = packs.FIND) -> Tensor:
-    if not torch.is_grad_enabled() and _runs_directly(
-        x, weight
-    ):  # the operator would take longer to get there
+    if torch.is_grad_enabled() or not runs_directly(x, weight):
+        product: Tensor = ops.linear(BIAS.name, x, weight, None, [], [], precision, pack)
+        return product
+    # The operator would take longer to get there.
+    if _any_autocast() or execution.on_first_call is not None or not plans.has_gpu_kernels(x):
         return execution.linear_forward(BIAS, x, weight, None, (), (), precision, pack_use=pack)
-    product: Tensor = ops.linear(BIAS.name, x, weight, None, [], [], precision, pack)
-    return product
+    transposed = x.stride(-1) != 1 or weight.stride(-1) != 1
+    if transposed and x.element_size() == 2:  # there is nothing else
+        return torch.nn.functional.linear(x, weight)
+    return shortcut.linear(BIAS, x, weight, None, (), (), precision, pack)
 
 
 def _rows(x: Tensor) -> Tensor:

@@ -14,20 +14,56 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from epigemm import checks, execution, fixed, gradients, packs
+from epigemm import checks, execution, fixed, gradients, packs, plans, shortcut
 from epigemm import precision as _precision
 from epigemm._native import ops
 from epigemm.epilogues import BIAS, FOLDED, SCALE_BATCH_NORM, compute_dtype
+from epigemm.recorded import Operator, record
+
+_any_autocast = torch._C._is_any_autocast_enabled
 
 
 class _Library(torch.library.Library):
-    """torch's, except that the derivative of `linear` takes a look at the arguments before it runs the operator."""
+    """torch's, except that the derivatives' kernels take a look at the arguments before they run the operator."""
 
     def impl(self, op_name: Any, fn: Any, dispatch_key: str = "", **options: Any) -> None:
         """As torch's: `register_autograd` comes here with the kernel that it has made."""
-        if (op_name, dispatch_key) == ("linear", "Autograd"):
-            fn = _keeping_the_product(_without_packs_of_changing_weights(fn))
+        if dispatch_key == "Autograd" and op_name in _OPERATORS:
+            operator = _OPERATORS[op_name]
+            fn = _recorded(fn, operator)
+            if op_name == "linear":
+                fn = _keeping_the_product(_without_packs_of_changing_weights(fn))
+            fn = _at_once(fn, operator)
         super().impl(op_name, fn, dispatch_key, **options)  # type: ignore[no-untyped-call]
+
+
+def _at_once(kernel: Callable[..., Tensor], operator: Operator) -> Callable[..., Tensor]:
+    """`kernel`, an autograd kernel, but the implementation itself where no gradient is asked for.
+
+    To get there through the dispatcher takes the host longer than the launch; compiled graphs make every call here.
+    AOTInductor's packages, which hand empty lists over as None, would not get there at all.
+    """
+
+    def autograd(keyset: Any, *args: Any) -> Tensor:
+        inputs = _tensors_in(args)
+        if gradients.runs_directly(*inputs) and not (
+            torch.is_grad_enabled() and any(tensor.requires_grad for tensor in inputs)
+        ):
+            return operator.implementation(*args)
+        return kernel(keyset, *args)
+
+    return autograd
+
+
+def _recorded(kernel: Callable[..., Tensor], operator: Operator) -> Callable[..., Tensor]:
+    """`kernel`, the autograd kernel that torch.library made, but a node of our own where nothing traces the call."""
+
+    def autograd(keyset: Any, *args: Any) -> Tensor:
+        if gradients.runs_directly(*_tensors_in(args)):
+            return record(operator, args)
+        return kernel(keyset, *args)
+
+    return autograd
 
 
 def _without_packs_of_changing_weights(kernel: Callable[..., Tensor]) -> Callable[..., Tensor]:
@@ -79,9 +115,6 @@ def _keeping_the_product(kernel: Callable[..., Tensor]) -> Callable[..., Tensor]
     return autograd
 
 
-_LIBRARY = _Library("epigemm", "IMPL")  # type: ignore[no-untyped-call]
-
-
 def _linear(
     epilogue: str,
     x: Tensor,
@@ -96,10 +129,15 @@ def _linear(
 ) -> Tensor:
     _refuse_forward_mode("linear")
     spec = checks.epilogue_named(epilogue, linear=True)
-    checks.linear(spec, x, weight, bias, operands, scalars, precision, None)
     pack_use = packs.checked_use(pack)
     if pack_use == packs.NONE:
         packs.expire(weight)
+    # Under autocast torch's own functions would cast what this operator was given.
+    operands, scalars = operands or (), scalars or ()
+    plain = not invariant and execution.on_first_call is None and not _any_autocast()
+    if plain and plans.has_gpu_kernels(x):
+        return shortcut.linear(spec, x, weight, bias, operands, scalars, precision, pack_use, strict=strict)
+    checks.linear(spec, x, weight, bias, operands, scalars, precision, None)
     forward = fixed.linear_forward if invariant else execution.linear_forward
     return forward(spec, x, weight, bias, operands, scalars, precision, pack_use=pack_use, strict=strict)
 
@@ -194,6 +232,7 @@ def _elementwise(
 ) -> Tensor:
     _refuse_forward_mode("elementwise")
     spec = checks.epilogue_named(epilogue, linear=False)
+    operands, scalars = operands or (), scalars or ()
     checks.elementwise(spec, x, bias, operands, scalars, None)
     return execution.elementwise_forward(spec, x, bias, operands, scalars)
 
@@ -332,6 +371,18 @@ def _select(args: Sequence[Any], in_dims: Sequence[Any], index: int) -> list[Any
     return [pick(arg, dim) for arg, dim in zip(args, in_dims, strict=True)]
 
 
+_OPERATORS = {
+    "linear": Operator(_linear, gradients.linear_setup_context, gradients.linear_backward),
+    "elementwise": Operator(
+        _elementwise, gradients.elementwise_setup_context, gradients.elementwise_backward
+    ),
+    "fold_batch_norm": Operator(
+        _fold_batch_norm, gradients.fold_batch_norm_setup_context, gradients.fold_batch_norm_backward
+    ),
+}
+_LIBRARY = _Library("epigemm", "IMPL")  # type: ignore[no-untyped-call]
+
+
 def _implement(name: str, kernel: Callable[..., Any], key: str, *, with_keyset: bool = False) -> None:
     _LIBRARY.impl(name, kernel, key, with_keyset=with_keyset)
 
@@ -346,13 +397,9 @@ def _register() -> None:
     ):
         _implement(name, implementation, "CompositeExplicitAutograd")
         torch.library.register_fake(f"epigemm::{name}", fake, lib=_LIBRARY)
-    for name, backward, setup_context in (
-        ("linear", gradients.linear_backward, gradients.linear_setup_context),
-        ("elementwise", gradients.elementwise_backward, gradients.elementwise_setup_context),
-        ("fold_batch_norm", gradients.fold_batch_norm_backward, gradients.fold_batch_norm_setup_context),
-    ):
+    for name, operator in _OPERATORS.items():
         torch.library.register_autograd(
-            f"epigemm::{name}", backward, setup_context=setup_context, lib=_LIBRARY
+            f"epigemm::{name}", operator.backward, setup_context=operator.setup_context, lib=_LIBRARY
         )
     for name in ("linear_out", "elementwise_out"):
         op = getattr(ops, name).default

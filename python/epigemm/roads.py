@@ -25,7 +25,7 @@ from epigemm.epilogues import (
     fold_batch_norm_reference,
 )
 from epigemm.packs import PackedWeight
-from epigemm.precision import DEFAULT, IEEE, needs_override
+from epigemm.precision import DEFAULT, needs_override
 
 # Looked up once: the direct road is measured in hundreds of nanoseconds.
 _is_compiling = torch.compiler.is_compiling
@@ -62,7 +62,7 @@ def linear(
         checks.optional_tensors(bias=bias, out=out)
     if _any_autocast():
         x, weight, bias = _autocast(x, weight, bias)
-    operands, scalars = _scalar_operand(epilogue, scalar, x)
+    operands, scalars = scalar_operand(epilogue, scalar, x)
     precision = DEFAULT if precision is None else checks.precision(precision)
     if strict is not False:
         checks.flag("strict", strict)
@@ -72,7 +72,9 @@ def linear(
             epilogue, x, weight, bias, operands, scalars, precision, out, pack_use, strict, invariant
         )
     if out is None and not invariant and execution.on_first_call is None and plans.has_gpu_kernels(x):
-        return _linear_on_gpu(epilogue, x, weight, bias, operands, scalars, precision, pack_use, strict)
+        return shortcut.linear(
+            epilogue, x, weight, bias, operands, scalars, precision, pack_use, strict=strict
+        )
     checks.linear(epilogue, x, weight, bias, operands, scalars, precision, out)
     if out is not None:
         checks.output_overlap(out, x, (weight, bias, *operands), in_place=False)
@@ -83,63 +85,6 @@ def linear(
     if out is not None:
         registration.mark_written(out)
     return result
-
-
-def _linear_on_gpu(
-    epilogue: Epilogue,
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    operands: Sequence[Tensor],
-    scalars: Sequence[float],
-    precision: str,
-    pack_use: str,
-    strict: bool,
-) -> Tensor:
-    """A call into a new tensor, by the shortest road that is known for its like."""
-    try:
-        key = None if strict else shortcut.key_of(epilogue, x, weight, bias, precision, pack_use)
-        if bias is not None and shortcut.answers(key):
-            return shortcut.run(epilogue, x, weight, bias)
-    except RuntimeError:
-        checks.linear(epilogue, x, weight, bias, operands, scalars, precision, None)
-        raise
-    call = (epilogue, x, weight, bias, operands, scalars, precision)
-    if x.dtype is not torch.float32:
-        result = _linear_checked_below(*call, pack_use, strict)
-    else:
-        checks.linear(*call, None)
-        result = execution.linear_forward(*call, None, pack_use=pack_use, strict=strict)
-    shortcut.remember(key, epilogue, x, weight, bias, precision, result)
-    return result
-
-
-def _linear_checked_below(
-    epilogue: Epilogue,
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    operands: Sequence[Tensor],
-    scalars: Sequence[float],
-    precision: str,
-    pack_use: str,
-    strict: bool,
-) -> Tensor:
-    """A call on a GPU, in no choice of arithmetics: the operator sees for itself whether the arguments fit.
-
-    Only where they do not are they checked in Python, which takes longer than the operator, but says more.
-    """
-    try:
-        out = execution.new_output(x, weight)
-        ran = execution.fused_once(epilogue, x, weight, bias, operands, scalars, IEEE, out)
-    except (RuntimeError, IndexError):
-        checks.linear(epilogue, x, weight, bias, operands, scalars, precision, None)
-        raise
-    if ran:
-        return out
-    return execution.unfused(
-        epilogue, x, weight, bias, operands, scalars, precision, out, pack_use, strict=strict
-    )
 
 
 def linear_folded(
@@ -183,6 +128,10 @@ def linear_folded(
     if invariant:
         fixed.choose(SCALE_BATCH_NORM, x, weight, precision)
     operands = execution.fold_batch_norm_forward(x, columns, vectors, eps).unbind(0)
+    if out is None and not invariant and execution.on_first_call is None and plans.has_gpu_kernels(x):
+        return shortcut.linear(
+            SCALE_BATCH_NORM, x, weight, None, operands, (), precision, pack_use, strict=strict
+        )
     forward = fixed.linear_forward if invariant else execution.linear_forward
     result = forward(
         SCALE_BATCH_NORM, x, weight, None, operands, (), precision, out, pack_use=pack_use, strict=strict
@@ -232,7 +181,7 @@ def elementwise(
     if not direct:
         checks.tensors(x=x)
         checks.optional_tensors(bias=bias, out=out)
-    operands, scalars = _scalar_operand(epilogue, scalar, x)
+    operands, scalars = scalar_operand(epilogue, scalar, x)
     if not direct:
         return _call_elementwise(epilogue, x, bias, operands, scalars, out)
     if out is None and (bias is None or x.dim()) and execution.has_native_kernels(x):
@@ -251,7 +200,7 @@ def _elementwise_checked_below(
     operands: Sequence[Tensor],
     scalars: Sequence[float],
 ) -> Tensor:
-    """As `_linear_checked_below`, for every device with kernels."""
+    """The operator sees for itself whether the arguments fit; only where they do not does Python, which says more."""
     try:
         return execution.elementwise_forward(epilogue, x, bias, operands, scalars)
     except RuntimeError:
@@ -375,7 +324,7 @@ def _runs_directly(arguments: tuple[object, ...]) -> bool:
     return True
 
 
-def _scalar_operand(
+def scalar_operand(
     epilogue: Epilogue, scalar: float | Tensor | None, x: Tensor
 ) -> tuple[tuple[Tensor, ...], tuple[float, ...]]:
     """The scalar as the operators take it: a tensor operand or a number."""

@@ -24,7 +24,8 @@ PER_CALL = "per call"  # the weight is split into this call's workspace
 _UNTIMED = plans.SplitPlan("", 0.0, float("inf"))  # of calls that have no other road
 _ROW_ALIGNMENT = 4  # elements: the kernels store 16 bytes at a time
 _TMA_BYTES = 16
-_split_linear_out = entry("_split_linear_out")
+launch = entry("_split_linear_out")
+"""The native operator: pieces, product and repair, for tensors that are as it wants them."""
 
 
 class Choice(NamedTuple):
@@ -90,19 +91,40 @@ def choose(
     why_not = plan.why_not
     if not why_not and not ignore_shortage and _is_short(x, weight, arithmetic, source):
         why_not = "the last call of these sizes found no memory for fp16 pieces, and there is not enough yet"
-    if why_not:
-        return Choice(why_not, source, pack, plan, packed, tf32_allowed, False)
+    padded = False
+    if not why_not:
+        why_not, padded = why_not_here(plan, epilogue, x, weight, operands, arithmetic, out)
+    return Choice(why_not, source, pack, plan, packed, tf32_allowed, padded)
+
+
+def why_not_here(
+    plan: plans.SplitPlan,
+    epilogue: Epilogue,
+    x: Tensor,
+    weight: Tensor,
+    operands: Sequence[Tensor | None],
+    arithmetic: str,
+    out: Tensor,
+) -> tuple[str, bool]:
+    """Why a plan is not the fastest on tensors that lie like these, empty where it is; and whether it takes padding."""
+    if plan.why_not:
+        return plan.why_not, False
+    n = weight.shape[0]
+    m = out.numel() // n if n else 0
     padded = not _is_storable(out, m, n)
     if padded and plan.predicted_us + plans.copy_microseconds(m, n) > plan.second_path_us:
-        why_not = "out is no matrix with rows of whole 16 bytes, and copying the result takes what was gained"
-    elif arithmetic == SCALED:
+        return (
+            "out is no matrix with rows of whole 16 bytes, and copying the result takes what was gained",
+            padded,
+        )
+    if arithmetic == SCALED:
         tf32 = _tf32_microseconds(epilogue, x, weight, operands, out, m)
         if tf32 < plan.predicted_us:
-            why_not = (
+            return (
                 f"the fused TF32 kernel is expected to be faster ({tf32:.1f} us against {plan.predicted_us:.1f} us "
                 "on scaled fp16)"
-            )
-    return Choice(why_not, source, pack, plan, packed, tf32_allowed, padded)
+            ), padded
+    return "", padded
 
 
 def choose_fixed(weight: Tensor, arithmetic: str, out: Tensor, pack_use: str) -> Choice:
@@ -166,7 +188,7 @@ def run(
         target = torch.empty((m, stored_width(n)), dtype=out.dtype, device=out.device)
     elif out.dim() != 2:
         target = out.view(m, n)
-    _split_linear_out(
+    launch(
         epilogue.name,
         rows,
         weight,
@@ -214,6 +236,11 @@ def ran(choice: Choice, x: Tensor, weight: Tensor, arithmetic: str) -> None:
     """A call ran on fp16 pieces."""
     if _shortages:
         _shortages.pop(_call(x, weight, arithmetic, choice.source), None)
+
+
+def has_been_short() -> bool:
+    """Whether some call found no memory for its pieces, and none of its like has since."""
+    return bool(_shortages)
 
 
 def lacked_memory(x: Tensor, weight: Tensor, arithmetic: str) -> list[str]:

@@ -69,7 +69,7 @@ def launches(monkeypatch: pytest.MonkeyPatch) -> Iterator[Launches]:
     found = Launches()
     monkeypatch.setattr(fixed, "_fused_linear_out", found.tensors)
     monkeypatch.setattr(fixed, "_fp32_linear_out", found.fp32)
-    monkeypatch.setattr(split, "_split_linear_out", found.pieces)
+    monkeypatch.setattr(split, "launch", found.pieces)
     monkeypatch.setattr(plans, "has_gpu_kernels", lambda tensor: tensor.is_cpu)
     monkeypatch.setattr(plans, "device_numbers", lambda device: HOPPER)
     monkeypatch.setattr(plans, "no_gemm_kernels", lambda: "")
