@@ -11,6 +11,7 @@ from itertools import count
 from typing import Any
 
 from torch.fx import Graph
+from torch.fx.graph import PythonCode
 from torch.fx.node import map_aggregate
 
 _numbers = count()
@@ -28,8 +29,17 @@ def function(graph: Graph, name: str) -> Callable[..., Any]:
         ValueError: it holds what fx writes as something else.
         SyntaxError: it holds names that are keywords.
     """
+    return of_code(code_of(graph), name)
+
+
+def code_of(graph: Graph) -> PythonCode:
+    """The same as text."""
     _require_printable(graph)
-    code = graph.python_code(root_module="self")
+    return graph.python_code(root_module="self")
+
+
+def of_code(code: PythonCode, name: str) -> Callable[..., Any]:
+    """The function of a graph's text."""
     return compiled(code.src, "forward", name, dict(code.globals))
 
 

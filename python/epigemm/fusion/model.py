@@ -19,11 +19,11 @@ import torch
 from torch import Tensor, fx, nn
 
 from epigemm import checks
-from epigemm.fusion import codegen
+from epigemm.fusion import building, codegen
 from epigemm.fusion.audit import functions_of_class
 from epigemm.fusion.guards import Guard
 from epigemm.fusion.report import FusedSite, FusionReport, Skipped
-from epigemm.fusion.rest import Fused, Rest
+from epigemm.fusion.rest import Fused, Rest, sleep
 from epigemm.fusion.rewrite import fuse_graph
 from epigemm.fusion.site import tell_watchers, watchers
 from epigemm.fusion.state import original_class
@@ -92,6 +92,7 @@ def fuse(model: Any, inplace: bool = False, dry_run: bool = False, *, keep_packs
         model = copied
     unfuse(model)
     model.__dict__["fusion_report"] = _fuse_all(model, act=True, keep_packs=keep_packs)
+    _oversee(model, keep_packs=keep_packs)
     return model
 
 
@@ -184,6 +185,19 @@ def _why_not_its_class(module: nn.Module) -> str:
     return ""
 
 
+def _asks_for_its_class(kind: type) -> bool:
+    """Whether what people wrote into a class may see that an object's class is another one."""
+    names = {name for function in functions_of_class(kind) for name in _names_in(function.__code__)}
+    return not names.isdisjoint(("type", "__class__"))
+
+
+def _names_in(code: types.CodeType) -> Iterator[str]:
+    yield from (*code.co_names, *code.co_freevars)
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from _names_in(constant)
+
+
 def _is_of_torch(module: nn.Module) -> bool:
     """Modules that torch defines, but for those that only call their children."""
     if type(module) is nn.Sequential or isinstance(module, fx.GraphModule):
@@ -200,11 +214,12 @@ def _has_linear(module: nn.Module) -> bool:
 
 @dataclass(frozen=True)
 class Plan:
-    """A fused forward, and when it may run."""
+    """A fused forward, for eager mode and as compilers see it, and when it may run."""
 
     signature: Signature
     guard: Guard
     run: Callable[..., Any]
+    run_compiled: Callable[..., Any]
 
 
 def _fuse_one(
@@ -242,15 +257,31 @@ def _fuse_one(
     return report
 
 
+def _oversee(model: nn.Module, *, keep_packs: bool) -> None:
+    """Have a model that is not fused itself rest as a whole, instead of each of the fused modules inside of it."""
+    inside = sum(_STATE in module.__dict__ for module in model.modules())
+    itself = next((reason for name, _, reason in _candidates(model) if not name), "nothing to look into")
+    if _STATE in model.__dict__ or inside < 2 or itself or _asks_for_its_class(type(model)):
+        return
+    try:
+        made = _fused_class(type(model))
+        model.__class__ = made
+    except TypeError:  # then each of them does
+        return
+    model.__dict__[_STATE] = _State("", [], made, frozenset(), keep_packs)
+
+
 def _plan(name: str, module: nn.Module, traced: Trace, report: FusionReport, keep_packs: bool) -> Plan | None:
     try:
         found = fuse_graph(traced.graph, ModuleValues(module), name, keep_packs=keep_packs)
-        run = codegen.function(traced.graph, f"{type(module).__name__}.forward") if found.sites else None
+        title = f"{type(module).__name__}.forward"
+        run = codegen.function(traced.graph, title) if found.sites else None
+        run_compiled = building.forward_for_compilers(traced.graph, module, title) if found.sites else None
     except (ValueError, ArithmeticError, SyntaxError) as error:  # numbers that no float holds, or no text
         report.skipped += _untraceable(name, module, f"its graph cannot be rewritten: {error}")
         return None
     report.add(found)
-    return None if run is None else Plan(traced.signature, traced.guard, run)
+    return None if run is None else Plan(traced.signature, traced.guard, run, run_compiled or run)
 
 
 def _untraceable(name: str, module: nn.Module, reason: str) -> list[Skipped]:
@@ -329,8 +360,21 @@ def _fused_class(base: Any) -> Any:
         if state is None:  # an instance that was not fused itself
             return base.forward(self, *args, **kwargs)
         eager = not _is_compiling() and not watchers
-        if eager and state.rest.left and args and state.rest.lasts(args[0]):
+        if eager and sleep.deep:
             return base.forward(self, *args, **kwargs)
+        first = args[0] if args else next(iter(kwargs.values()), None)
+        if eager and state.rest.left and state.rest.lasts(first):
+            sleep.deep = True
+            try:
+                return base.forward(self, *args, **kwargs)
+            finally:
+                sleep.deep = False
+        before = Fused.calls
+        if not state.plans:
+            result = base.forward(self, *args, **kwargs)
+            if eager and Fused.calls == before:
+                state.rest.begin(first)
+            return result
         reasons = []
         if type(self) is not state.kind and not state.accepts(type(self)):
             reasons.append("its class has changed")
@@ -339,10 +383,11 @@ def _fused_class(base: Any) -> Any:
                 inputs = plan.signature.bind(args, kwargs)
                 broken = _OTHER_ARGUMENTS if inputs is None else plan.guard.why_broken(self)
                 if inputs is not None and not broken:
-                    before = Fused.calls
+                    if _is_compiling():
+                        return plan.run_compiled(self, *inputs)
                     result = plan.run(self, *inputs)
                     if eager and Fused.calls == before:
-                        state.rest.begin(args[0] if args else None)
+                        state.rest.begin(first)
                     return result
                 reasons.append(broken)
         if not _is_compiling():
@@ -392,6 +437,7 @@ def _unfinished(base: Any, name: str, keep_packs: bool, *args: Any) -> nn.Module
         self.__setstate__(state)
         self.__dict__.pop(_STATE, None)
         _fuse_one(name, self, set(), act=True, keep_packs=keep_packs)
+        _oversee(self, keep_packs=keep_packs)
 
     made: nn.Module = base.__new__(base, *args)
     object.__setattr__(made, "__class__", type(base)(base.__name__, (base,), {"__setstate__": __setstate__}))

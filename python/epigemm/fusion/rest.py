@@ -2,11 +2,12 @@
 
 Whether a call is worth it shows at every site (`worth.py`), and to look takes microseconds. Where a site was not, what
 it replaced runs for the next calls alike; where no site of a forward was fused, the original forward. That is right
-whatever has changed since.
+whatever has changed since. While the forward of a module rests, those inside of it do, too, without a look.
 """
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import torch
@@ -14,12 +15,22 @@ from torch import Tensor
 
 _CALLS = 256  # then it looks again: a setting of torch's may be another one
 _grad_enabled = torch.is_grad_enabled
+_is_current_stream_capturing = torch.cuda.is_current_stream_capturing
 
 
 class Fused:
     """How many calls of sites ran fused, in this process and in eager mode."""
 
     calls = 0
+
+
+class Sleep(threading.local):
+    """Whether the forward of a module around this one rests, in this thread."""
+
+    deep = False
+
+
+sleep = Sleep()
 
 
 class Rest:
@@ -60,4 +71,4 @@ class Rest:
 
 def _captures(x: Tensor) -> bool:
     """In a CUDA graph every call is worth fusing."""
-    return x.is_cuda and torch.cuda.is_current_stream_capturing()
+    return x.is_cuda and _is_current_stream_capturing()

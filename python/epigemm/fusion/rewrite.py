@@ -5,12 +5,11 @@ from __future__ import annotations
 from torch import nn
 from torch.fx import Graph, Node
 
-from epigemm.fusion import chains
+from epigemm.fusion import building, chains
 from epigemm.fusion import operations as ops
 from epigemm.fusion.chains import Chain
 from epigemm.fusion.operations import Values
 from epigemm.fusion.report import FusedSite, FusionReport, Skipped
-from epigemm.fusion.site import Site
 
 _ALONE = "a linear layer alone: replaced for fp32 on CUDA, where products on fp16 pieces are faster"
 
@@ -22,7 +21,7 @@ def fuse_graph(graph: Graph, values: Values, place: str = "", *, keep_packs: boo
         graph: the graph.
         values: what is known about its values.
         place: what the report puts before the names of nodes.
-        keep_packs: whether fp32 parameters keep their fp16 pieces between calls (see `Site`).
+        keep_packs: whether fp32 parameters keep their fp16 pieces between calls (see `Site.is_parameter`).
 
     Returns:
         What was done. The graph is as it was where the report has no sites.
@@ -40,7 +39,7 @@ def fuse_graph(graph: Graph, values: Values, place: str = "", *, keep_packs: boo
 def _replace(graph: Graph, chain: Chain, values: Values, place: str, keep_packs: bool) -> FusedSite:
     name = _name(place, chain.first)
     matched = tuple(ops.describe(node, values) for node in chain.nodes)
-    site = Site(chain, values, name, keep_packs=keep_packs)
+    site = building.build(chain, values, name, keep_packs=keep_packs)
     with graph.inserting_before(chain.first):
         inputs = tuple(_input(graph, origin) for origin in site.origins)
         fused = graph.call_function(site, inputs)

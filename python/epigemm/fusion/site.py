@@ -10,26 +10,25 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.autograd import forward_ad
-from torch.fx import Graph, Node
 from torch.overrides import _get_current_function_mode_stack
 from torch.utils._device import DeviceContext
 
-from epigemm import packs, roads
+from epigemm import packs, roads, shortcut
 from epigemm.checks import DTYPES
 from epigemm.epilogues import BIAS, BIAS_RELU, RELU_DIV, SIGMOID_SCALE_RESIDUAL, compute_dtype
-from epigemm.fusion import chains, codegen, worth
-from epigemm.fusion.chains import Chain, Operand
-from epigemm.fusion.operations import Values, computes_as_known, is_number
+from epigemm.fusion import chains, worth
+from epigemm.fusion.operations import is_number
+from epigemm.fusion.repeat import Repeat
 from epigemm.fusion.rest import Fused, Rest
 from epigemm.fusion.state import has_global_hooks, why_not_callable
+from epigemm.precision import DEFAULT
 
 _EPILOGUES = {
     chains.LINEAR: BIAS,
@@ -78,29 +77,28 @@ def tell_watchers(name: str, reason: str) -> None:
         seen.append((name, reason))
 
 
-class Ref(NamedTuple):
+class Ref:
     """Where a site finds one operand: an input, or an attribute of one."""
 
-    position: int
-    attribute: str = ""
+    def __init__(self, position: int, attribute: str = "") -> None:
+        self.position, self.attribute = position, attribute
 
     def read(self, inputs: Sequence[Any]) -> Any:
         """The operand, as it is now."""
         value = inputs[self.position]
-        if not self.attribute:
+        attribute = self.attribute
+        if not attribute:
             return value
         # Modules look for attributes elsewhere first, which takes longer than the rest of this.
         parameters = value._parameters
-        return parameters[self.attribute] if self.attribute in parameters else getattr(value, self.attribute)
+        return parameters[attribute] if attribute in parameters else getattr(value, attribute)
 
 
-@dataclass(frozen=True)
 class NormRefs:
     """Where a site finds its BatchNorm; `index` is that of a called module's input, else None."""
 
-    vectors: tuple[Ref | None, ...]
-    eps: Ref | float
-    index: int | None
+    def __init__(self, vectors: tuple[Ref | None, ...], eps: Ref | float, index: int | None) -> None:
+        self.vectors, self.eps, self.index = vectors, eps, index
 
     def trains(self, inputs: Sequence[Any]) -> bool:
         """Whether a called module needs the batch's statistics."""
@@ -113,62 +111,68 @@ class NormRefs:
 class Site:
     """One fused call. Calling it computes what the replaced nodes computed.
 
-    Attributes:
+    Args:
         name: where it is, for people.
         function: the public function that computes it.
-        origins: what its arguments are: nodes, or targets of modules, of the graph that it was matched in.
-        keep_packs: whether its weight, if it is a parameter, may keep its fp16 pieces between calls. Writes that torch
-            does not count (`weight.data.copy_(...)`) would go unseen: whoever asks for it calls `repack()` after these.
+        x: where to find the product's first operand.
+        weight: and the second.
+        unfused: the replaced nodes, as a function of None and the inputs.
+        of_forwards: the same, calling forwards of modules, which have no hooks.
+        bias: a vector that is added to the product.
+        no_bias: a layer's bias, which was None.
+        scale: a vector that the product is multiplied by.
+        scalar: the epilogue's number.
+        norm: the BatchNorm behind it.
+        before_norm: the site without it, for when it trains.
+        weight_is_kn: the weight is [K, N].
+        added_bias: the bias is none of the layer's own.
+        of_matrices: the function that was called takes matrices only.
+        is_parameter: whether the weight, if it is a parameter, may keep its fp16 pieces between calls; None: look.
+            Writes that torch does not count (`weight.data.copy_(...)`) would go unseen: whoever asks for it calls
+            `repack()` after these.
+        modules: positions of the called modules among the inputs, and their classes.
     """
 
     def __init__(
         self,
-        chain: Chain,
-        values: Values,
         name: str,
-        origins: list[Node | str] | None = None,
-        *,
-        keep_packs: bool = False,
+        function: str,
+        x: Ref,
+        weight: Ref,
+        unfused: Callable[..., Any],
+        of_forwards: Callable[..., Any],
+        bias: Ref | None = None,
+        no_bias: Ref | None = None,
+        scale: Ref | None = None,
+        scalar: Ref | float | None = None,
+        norm: NormRefs | None = None,
+        before_norm: Site | None = None,
+        weight_is_kn: bool = False,
+        added_bias: bool = False,
+        of_matrices: bool = False,
+        is_parameter: bool | None = False,
+        modules: tuple[tuple[int, type[nn.Module]], ...] = (),
     ) -> None:
-        self.name = name
-        self.function = chain.function
-        # fx writes these two into the generated code.
-        self.__name__ = f"fused_{chain.function}"
-        self.__module__ = __name__
-        self.origins: list[Node | str] = list(_origins(chain)) if origins is None else origins
-        self._rest = Rest()
-        self._unfused = _replay(chain, self.origins, _call)
-        self._of_forwards = _replay(chain, self.origins, _call_forward)
-        before = chain.before_norm
-        self._before_norm = (
-            None if before is None else Site(before, values, name, self.origins, keep_packs=keep_packs)
-        )
-        origin = chain.weight.origin
-        is_parameter = values.is_parameter(origin) if isinstance(origin, Node) else None
-        self._is_parameter = is_parameter if keep_packs and not chain.weight_is_kn else False
-        self._of_matrices = chain.of_matrices
-        self._x, self._weight = self._ref(chain.x), self._ref(chain.weight)
-        self._weight_is_kn = chain.weight_is_kn
-        self._bias, self._scale = self._optional_ref(chain.bias), self._optional_ref(chain.scale)
-        self._added_bias, self._no_bias = chain.added_bias, self._optional_ref(chain.no_bias)
-        scalar = chain.scalar
-        self._scalar = self._ref(scalar) if isinstance(scalar, Operand) else scalar
-        self._norm = self._norm_refs(chain)
-        self._modules = tuple(
-            (self.origins.index(target), _class_of(values, chain, target)) for target in chain.modules
-        )
+        self.name, self.function = name, function
+        self._x, self._weight, self._bias, self._no_bias = x, weight, bias, no_bias
+        self._scale, self._scalar, self._norm, self._before_norm = scale, scalar, norm, before_norm
+        self._unfused, self._of_forwards = unfused, of_forwards
+        self._weight_is_kn, self._added_bias, self._of_matrices = weight_is_kn, added_bias, of_matrices
+        self._is_parameter = is_parameter
+        self._modules = modules
+
+    def get_ready(self) -> None:
+        """Before the first call that is not compiled: what is remembered from call to call."""
+        self._rest, self._repeat = Rest(), Repeat()
+        self._refs = tuple(self._all_refs())
 
     def __repr__(self) -> str:
         return f"<fused {self.function} {self.name}>"
 
     def __call__(self, *inputs: Any) -> Any:
         """Compute the chain; the inputs are those of `origins`."""
-        if (
-            not _is_compiling()
-            and self._rest.left
-            and not watchers
-            and self._rest.lasts(self._x.read(inputs))
-        ):
+        eager = not _is_compiling()
+        if eager and self._rest.left and not watchers and self._rest.lasts(self._x.read(inputs)):
             return self._unfused(None, *inputs)
         norm = self._norm
         if norm is not None and norm.index is not None and norm.trains(inputs):
@@ -176,6 +180,12 @@ class Site:
             return inputs[norm.index](self._before_norm(*inputs))
         # Modules that are not what they were may lack the attributes that are read next.
         reason = self._why_not_modules(inputs)
+        if not reason and eager:
+            if has_global_hooks() and self._modules:
+                reason = "there are global module hooks"
+            elif self._repeat.holds([ref.read(inputs) for ref in self._refs]):
+                Fused.calls += 1
+                return self._fused(inputs, alike=self._repeat.direct)
         if reason:
             return self._run_unfused(self._unfused, inputs, reason)
         x, weight, bias = self._x.read(inputs), self._weight.read(inputs), None
@@ -189,7 +199,10 @@ class Site:
             if reason in worth.REASONS:
                 self._begin_to_rest(x)
             return self._run_unfused(self._of_forwards, inputs, reason)
-        return self._fused(inputs, x, weight, bias)
+        if eager:
+            self._repeat.remember([ref.read(inputs) for ref in self._refs])
+            Fused.calls += 1
+        return self._fused(inputs, alike=False)
 
     def _run_unfused(self, unfused: Callable[..., Any], inputs: Sequence[Any], reason: str) -> Any:
         if not _is_compiling() and watchers:
@@ -200,9 +213,10 @@ class Site:
         if not _is_compiling():
             self._rest.begin(x)
 
-    def _fused(self, inputs: Sequence[Any], x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        if not _is_compiling():
-            Fused.calls += 1
+    def _fused(self, inputs: Sequence[Any], *, alike: bool) -> Tensor:
+        """The fused call; `alike` one that took the direct road to a GPU, whose like this one is."""
+        x, weight = self._x.read(inputs), self._weight.read(inputs)
+        bias = None if self._bias is None else self._bias.read(inputs)
         keeps = self._is_parameter if self._is_parameter is not None else isinstance(weight, nn.Parameter)
         pack_use = packs.KEEP if keeps else packs.FIND
         if self._weight_is_kn:
@@ -210,6 +224,9 @@ class Site:
         if self._scale is None and self._norm is None:
             scalar = self._scalar.read(inputs) if isinstance(self._scalar, Ref) else self._scalar
             epilogue = _EPILOGUES[self.function]
+            if alike:
+                operands, scalars = roads.scalar_operand(epilogue, scalar, x)
+                return shortcut.linear(epilogue, x, weight, bias, operands, scalars, DEFAULT, pack_use)
             return roads.linear(epilogue, x, weight, bias, scalar, None, None, False, pack_use)
         scale = None if self._scale is None else self._scale.read(inputs)
         mean, var, gamma, beta, eps = None, None, None, None, 0.0
@@ -227,12 +244,8 @@ class Site:
             module = inputs[index]
             if type(module) is not kind:
                 return f"the {kind.__name__} was replaced by a {type(module).__name__}"
-            if not computes_as_known(kind):
-                return f"the forward of {kind.__name__} was replaced"
             if reason := why_not_callable(module):
                 return reason
-        if self._modules and not _is_compiling() and has_global_hooks():
-            return "there are global module hooks"
         return ""
 
     def _why_not(self, inputs: Sequence[Any], x: Any, weight: Any, bias: Any) -> str:
@@ -307,30 +320,13 @@ class Site:
             return "the vectors of BatchNorm differ in dtype"
         return ""
 
-    # --- construction ---
-
-    def _ref(self, operand: Operand) -> Ref:
-        return Ref(self.origins.index(operand.origin), operand.attribute)
-
-    def _optional_ref(self, operand: Operand | None) -> Ref | None:
-        return None if operand is None else self._ref(operand)
-
-    def _norm_refs(self, chain: Chain) -> NormRefs | None:
-        norm = chain.norm
-        if norm is None:
-            return None
-        vectors = (norm.running_mean, norm.running_var, norm.weight, norm.bias)
-        eps = self._ref(norm.eps) if isinstance(norm.eps, Operand) else norm.eps
-        index = self.origins.index(norm.module) if norm.module else None
-        return NormRefs(tuple(self._optional_ref(vector) for vector in vectors), eps, index)
-
-
-def _class_of(values: Values, chain: Chain, target: str) -> type[nn.Module]:
-    """The class of a module that a chain calls."""
-    node = next(node for node in chain.nodes if node.op == "call_module" and node.target == target)
-    kind = type(values.module(node))
-    assert issubclass(kind, nn.Module)
-    return kind
+    def _all_refs(self) -> Iterator[Ref]:
+        """Where to find all that a call is computed from, x first."""
+        for ref in (self._x, self._weight, self._bias, self._no_bias, self._scale, self._scalar):
+            if isinstance(ref, Ref):
+                yield ref
+        if self._norm is not None:
+            yield from (ref for ref in (*self._norm.vectors, self._norm.eps) if isinstance(ref, Ref))
 
 
 def _is_watched() -> bool:
@@ -355,44 +351,6 @@ def _is_vector(vector: Any, columns: Any, x: Tensor, dtypes: tuple[torch.dtype, 
     return bool(vector.dim() == 1 and vector.shape[0] == columns)
 
 
-def _origins(chain: Chain) -> Iterator[Node | str]:
-    """What a chain is computed from: outside nodes and the targets of called modules, each once."""
-    inside = {*chain.nodes, *chain.helpers}
-    seen: set[Node | str] = set()
-    for node in (*chain.helpers, *chain.nodes):
-        found: list[Node | str] = [str(node.target)] if node.op == "call_module" else []
-        found += [source for source in node.all_input_nodes if source not in inside]
-        for origin in found:
-            if origin not in seen:
-                seen.add(origin)
-                yield origin
-
-
-def _call(module: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+def call(module: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """A call of a module, with all that it may do."""
     return module(*args, **kwargs)
-
-
-def _call_forward(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-    """A call of a module of which it is known that it has no hooks: what `module(...)` costs beside that is saved."""
-    return module.forward(*args, **kwargs)
-
-
-def _replay(chain: Chain, origins: Sequence[Node | str], call: Callable[..., Any]) -> Callable[..., Any]:
-    """The replaced nodes as a function of `origins`; `call` calls a module."""
-    graph = Graph()
-    inputs = {origin: graph.placeholder(f"input_{index}") for index, origin in enumerate(origins)}
-    env: dict[Node, Node] = {origin: node for origin, node in inputs.items() if isinstance(origin, Node)}
-    for node in (*chain.helpers, *chain.nodes):
-        if node.op == "call_module":
-            args = [graph_argument(argument, env) for argument in node.args]
-            kwargs = {name: graph_argument(argument, env) for name, argument in node.kwargs.items()}
-            env[node] = graph.call_function(call, (inputs[str(node.target)], *args), kwargs)
-        else:
-            env[node] = graph.node_copy(node, env.__getitem__)
-    graph.output(env[chain.tail])
-    return codegen.function(graph, f"unfused {chain.function}")
-
-
-def graph_argument(argument: Any, env: dict[Node, Node]) -> Any:
-    """An argument of a node, in another graph."""
-    return env[argument] if isinstance(argument, Node) else argument

@@ -35,13 +35,18 @@ def why_not_callable(module: nn.Module) -> str:
 
     A fused chain calls no module: hooks would not fire, and a `forward` set on the instance would not run.
     """
-    own = module.__dict__
-    for name, text in _HOOKS:
-        if own[name]:
-            return f"{type(module).__name__} has a {text}"
+    own, kind = module.__dict__, type(module)
+    # One by one: this runs for every layer of every fused call.
+    if (
+        own["_forward_pre_hooks"]
+        or own["_forward_hooks"]
+        or own["_backward_pre_hooks"]
+        or own["_backward_hooks"]
+    ):
+        found = next(text for name, text in _HOOKS if own[name])
+        return f"{kind.__name__} has a {found}"
     if "forward" in own:
-        return f"{type(module).__name__} has a forward of its own"
-    kind = type(module)
+        return f"{kind.__name__} has a forward of its own"
     known = _FORWARDS.get(kind)
     return f"{kind.__name__}.forward was replaced" if known is not None and kind.forward is not known else ""
 

@@ -33,23 +33,23 @@ _FOLDED = (chains.SCALE, chains.BATCH_NORM)
 _PRODUCTS_PER_US = {_HALF: 350e6, _TF32: 200e6, _IEEE: 25e6}
 _HOST_US: dict[tuple[str, str, bool], float] = {
     # What a call multiplies in, how it is made, whether vectors are folded first.
-    (_HALF, _INFERENCE, False): 25,
-    (_HALF, _INFERENCE, True): 100,
-    (_HALF, _COMPILED, False): 30,
-    (_HALF, _COMPILED, True): 100,
-    (_HALF, _TRAINING, False): NEVER,  # 2% at best: the products are the same
-    (_HALF, _TRAINING, True): NEVER,
-    (_TF32, _INFERENCE, False): 70,
-    (_TF32, _INFERENCE, True): 150,
-    (_TF32, _COMPILED, False): 120,
-    (_TF32, _COMPILED, True): 150,
+    (_HALF, _INFERENCE, False): 30,
+    (_HALF, _INFERENCE, True): 75,
+    (_HALF, _COMPILED, False): 40,
+    (_HALF, _COMPILED, True): 80,
+    (_HALF, _TRAINING, False): 500,
+    (_HALF, _TRAINING, True): NEVER,  # 2% at best: the products are the same
+    (_TF32, _INFERENCE, False): 45,
+    (_TF32, _INFERENCE, True): 80,
+    (_TF32, _COMPILED, False): 60,
+    (_TF32, _COMPILED, True): 100,
     (_TF32, _TRAINING, False): 900,
     (_TF32, _TRAINING, True): 2000,
-    (_IEEE, _INFERENCE, False): 55,
-    (_IEEE, _INFERENCE, True): 130,
-    (_IEEE, _COMPILED, False): 200,
-    (_IEEE, _COMPILED, True): 230,
-    (_IEEE, _TRAINING, False): 600,
+    (_IEEE, _INFERENCE, False): 45,
+    (_IEEE, _INFERENCE, True): 95,
+    (_IEEE, _COMPILED, False): 70,
+    (_IEEE, _COMPILED, True): 110,
+    (_IEEE, _TRAINING, False): 450,
     (_IEEE, _TRAINING, True): 1900,
 }
 # cuBLAS's plain fp32 kernels also take this long for each step of K, however few rows and columns there are.
