@@ -26,6 +26,8 @@ _STRIDED = torch.strided
 _addmm_activation = torch._addmm_activation
 _linear = torch.nn.functional.linear
 
+SECOND_PATH = "second path"  # torch's GEMM, and one elementwise kernel
+
 Key = tuple[Any, ...]
 
 
@@ -40,6 +42,7 @@ class Torchs:
         bias: Tensor | None,
         operands: Sequence[Tensor],
         scalars: Sequence[float],
+        precision: str,
         pack_use: str,
     ) -> Tensor | None:
         """The result; None where the call is not of those after all."""
@@ -74,7 +77,8 @@ class OnPieces(NamedTuple):
         shape: M, N and K.
         packed: with a kept pack; None: that is another road.
         unpacked: with a weight that is split for the call; None: that is another road.
-        instead: in which arithmetic one fused kernel takes the calls without a form; empty: another road does.
+        instead: what takes the calls without a form: `SECOND_PATH`, or one fused kernel in this arithmetic; empty: the
+            long road finds out.
     """
 
     arithmetic: str
@@ -92,6 +96,7 @@ class OnPieces(NamedTuple):
         bias: Tensor | None,
         operands: Sequence[Tensor],
         scalars: Sequence[float],
+        precision: str,
         pack_use: str,
     ) -> Tensor | None:
         """The result; None where a pack has to be made, where memory is short, or the road is another one."""
@@ -103,11 +108,13 @@ class OnPieces(NamedTuple):
                 if not pack.is_current(weight) or packs.capturing(weight.device):
                     return None
             elif pack_use == packs.KEEP and not weight.is_inference():
-                return None
+                form = None
+                if self.packed is not None:
+                    return None
         if split.has_been_short():
             return None
         if form is None:
-            return self._run_instead(epilogue, x, weight, bias, operands, scalars)
+            return self._run_instead(epilogue, x, weight, bias, operands, scalars, precision)
         m, n, k = self.shape
         device = x.device
         try:
@@ -139,12 +146,15 @@ class OnPieces(NamedTuple):
         bias: Tensor | None,
         operands: Sequence[Tensor],
         scalars: Sequence[float],
+        precision: str,
     ) -> Tensor | None:
         if not self.instead:
             return None
         out = execution.new_output(x, weight)
-        ran = execution.fused_once(epilogue, x, weight, bias, operands, scalars, self.instead, out)
-        return out if ran else None
+        call = (epilogue, x, weight, bias, operands, scalars)
+        if self.instead == SECOND_PATH:
+            return execution.second_path(*call, precision, out)
+        return out if execution.fused_once(*call, self.instead, out) else None
 
 
 _TORCHS = Torchs()
@@ -175,7 +185,7 @@ def linear(
             key = key_of(epilogue, x, weight, bias, operands, precision, pack_use)
             answer = None if key is None else _answers.get(key)
             if answer is not None:
-                result = answer.run(epilogue, x, weight, bias, operands, scalars, pack_use)
+                result = answer.run(epilogue, x, weight, bias, operands, scalars, precision, pack_use)
                 if result is not None:
                     return result
         call = (epilogue, x, weight, bias, operands, scalars, precision)
@@ -351,9 +361,13 @@ def _on_pieces(
         why_not, padded = split.why_not_here(plan, epilogue, x, weight, (bias, *operands), arithmetic, out)
         forms[packed] = None if why_not or padded else Form(plan.numbers, workspace)
     instead = ""
-    if None in forms.values() and _precision.TF32 in roads.fused[1:2]:
-        call = (epilogue, x, weight, bias, operands, scalars, _precision.TF32, out)
-        instead = _precision.TF32 if execution.fused_plan(*call)["fused"] else ""
+    if None in forms.values():
+        others = [other for other in roads.fused[1:] if other != _precision.IEEE]
+        if not others:
+            instead = SECOND_PATH
+        elif others == [_precision.TF32]:
+            answer = execution.fused_plan(epilogue, x, weight, bias, operands, scalars, _precision.TF32, out)
+            instead = _precision.TF32 if answer["fused"] else SECOND_PATH
     if not instead and not any(forms.values()):
         return None
     return OnPieces(arithmetic, pieces, (m, n, k), forms[True], forms[False], instead)

@@ -73,7 +73,6 @@ def test_what_is_never_torchs() -> None:
     x, weight, bias = draw("cuda", torch.bfloat16)
     assert shortcut.key_of(RELU_DIV, x, weight, bias, (), DEFAULT, packs.FIND) is None
     assert shortcut.key_of(BIAS, x, weight, None, (), DEFAULT, packs.FIND) is None
-    assert shortcut.key_of(BIAS, x[None], weight, bias, (), DEFAULT, packs.FIND) is None
     assert not shortcut._is_torchs(BIAS_RELU, x, weight[:1], bias[:1], DEFAULT, x[:, :1].contiguous())
     if not fused_unavailable():
         x, weight, bias = draw("cuda", torch.bfloat16, 16384, 4096, 4096)
@@ -166,3 +165,32 @@ def test_three_dimensions_and_scalars_on_the_shortcut() -> None:
         result = epigemm.linear_sigmoid_scale_residual(batches, weight, bias, scale)
         assert result.shape == expected.shape and result.is_contiguous()
         assert bool(((result.double() - expected).abs() <= 2**-20 * scale_of_sums).all())
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(bool(fused_unavailable()), reason="no fused kernels here")
+@pytest.mark.parametrize("precision", ["highest", "high"])
+@pytest.mark.parametrize("shape", [(16, 4096, 4096), (3, 64, 64), (64, 4096, 4096), (512, 1024, 64)], ids=str)
+@pytest.mark.parametrize("kept", [False, True], ids=["split", "kept"])
+def test_remembered_calls_give_the_bits_of_the_first(
+    kept: bool, shape: tuple[int, int, int], precision: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever takes them: pieces, the TF32 kernel, torch's GEMM with a kernel behind it."""
+    m, n, k = shape
+    x, weight, bias = draw("cuda", torch.float32, m, n, k)
+    torch.set_float32_matmul_precision(precision)
+    try:
+        given: Any = epigemm.pack(weight) if kept else weight
+        calls: list[tuple[Any, ...]] = [
+            (epigemm.linear_sigmoid_scale_residual, x, given, bias, 2.0),
+            (epigemm.linear, x.view(1, m, k), given),
+            (epigemm.linear_scale, x, given, None, bias),
+        ]
+        for function, *arguments in calls:
+            remembered = function(*arguments), function(*arguments)
+            with monkeypatch.context() as patch:
+                patch.setattr(shortcut, "key_of", lambda *_: None)
+                first = function(*arguments)
+            assert all(torch.equal(first, result) for result in remembered)
+    finally:
+        torch.set_float32_matmul_precision("highest")

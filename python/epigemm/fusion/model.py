@@ -192,7 +192,7 @@ def _asks_for_its_class(kind: type) -> bool:
 
 
 def _names_in(code: types.CodeType) -> Iterator[str]:
-    yield from (*code.co_names, *code.co_freevars)
+    yield from code.co_names
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
             yield from _names_in(constant)

@@ -20,9 +20,16 @@ from torch.autograd import forward_ad
 from torch.overrides import _get_current_function_mode_stack
 from torch.utils._device import DeviceContext
 
-from epigemm import packs, roads, shortcut
+from epigemm import execution, packs, roads, shortcut
 from epigemm.checks import DTYPES
-from epigemm.epilogues import BIAS, BIAS_RELU, RELU_DIV, SIGMOID_SCALE_RESIDUAL, compute_dtype
+from epigemm.epilogues import (
+    BIAS,
+    BIAS_RELU,
+    RELU_DIV,
+    SCALE_BATCH_NORM,
+    SIGMOID_SCALE_RESIDUAL,
+    compute_dtype,
+)
 from epigemm.fusion import chains, worth
 from epigemm.fusion.operations import is_number
 from epigemm.fusion.repeat import Repeat
@@ -234,6 +241,9 @@ class Site:
             mean, var, gamma, beta = (None if ref is None else ref.read(inputs) for ref in self._norm.vectors)
             eps = self._norm.eps.read(inputs) if isinstance(self._norm.eps, Ref) else self._norm.eps
         vectors = (bias, scale, mean, var, gamma, beta)
+        if alike:
+            folded = execution.fold_batch_norm_forward(x, weight.shape[0], vectors, eps).unbind(0)
+            return shortcut.linear(SCALE_BATCH_NORM, x, weight, None, folded, (), DEFAULT, pack_use)
         return roads.linear_folded(x, weight, vectors, eps, None, None, False, pack_use)
 
     # --- whether the fused call may stand for the chain ---
