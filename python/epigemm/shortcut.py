@@ -295,7 +295,9 @@ def _is_torchs(
     n, k = weight.shape
     m = out.numel() // n if n else 0
     strided = x.layout is _STRIDED and weight.layout is _STRIDED and bias.layout is _STRIDED
-    one_kernel = epilogue is BIAS or execution.gemm_adds_relu(epilogue, x, weight, bias, precision, out)
+    one_kernel = execution.gemm_adds_bias(epilogue, x, weight, bias, precision) or execution.gemm_adds_relu(
+        epilogue, x, weight, bias, precision, out
+    )
     if not strided or not one_kernel or not plans.has_gpu_kernels(x):
         return False
     if x.dtype is torch.float32 and _precision.needs_override(precision, "cuda"):

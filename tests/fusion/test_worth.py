@@ -14,7 +14,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 import epigemm
-from epigemm import fusion
+from epigemm import fusion, plans
 from epigemm import precision as _precision
 from epigemm.fusion import chains, rest, site, worth
 from tests.fusion.conftest import Limits
@@ -105,6 +105,27 @@ def test_what_is_fused_in_compiled_graphs(
     with worth.in_cuda_graphs():
         assert why_not(RELU, size, dtype, learns=learns) == ""
     assert why_not(RELU, size, dtype, learns=learns) == ("" if fused else worth.TOO_SMALL)
+
+
+@pytest.mark.parametrize("keeps_pack", [False, True])
+def test_a_compiler_keeps_products_that_no_kernel_is_faster_at(
+    keeps_pack: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[Any, ...]] = []
+
+    def split_plan(*problem: Any) -> plans.SplitPlan:
+        asked.append(problem)
+        return plans.SplitPlan("" if keeps_pack else "the weight has to be split", 1.0, 2.0)
+
+    monkeypatch.setattr(plans, "split_plan", split_plan)
+    monkeypatch.setattr(_precision, "torch_setting", lambda device_type: "ieee")
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        x, weight = (torch.empty(*shape, device="cuda") for shape in ((256, 4096), (1024, 4096)))
+        assert worth.why_not(RELU, x, weight, keeps_pack=keeps_pack) == "", "there is no GPU to ask about"
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+        expected = "" if keeps_pack else worth.NO_KERNEL
+        assert worth.why_not(RELU, x, weight, keeps_pack=keeps_pack) == expected
+    assert asked == [("bias_relu", 256, 1024, 4096, keeps_pack, "split", False, 0)]
 
 
 def test_the_setting_is_a_constant_to_dynamo() -> None:
@@ -201,7 +222,7 @@ def test_sites_rest_on_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
     """Beside one that is fused: what they replaced runs, and what has changed meanwhile holds."""
     looked: list[str] = []
 
-    def why_not(function: str, x: torch.Tensor, weight: torch.Tensor) -> str:
+    def why_not(function: str, x: torch.Tensor, weight: torch.Tensor, **_: bool) -> str:
         looked.append(function)
         return worth.TOO_SMALL if weight.shape[0] == 8 else ""
 

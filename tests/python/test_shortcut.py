@@ -170,7 +170,9 @@ def test_three_dimensions_and_scalars_on_the_shortcut() -> None:
 @pytest.mark.gpu
 @pytest.mark.skipif(bool(fused_unavailable()), reason="no fused kernels here")
 @pytest.mark.parametrize("precision", ["highest", "high"])
-@pytest.mark.parametrize("shape", [(16, 4096, 4096), (3, 64, 64), (64, 4096, 4096), (512, 1024, 64)], ids=str)
+@pytest.mark.parametrize(
+    "shape", [(16, 4096, 4096), (3, 64, 64), (64, 4096, 4096), (512, 1024, 64), (256, 1024, 4096)], ids=str
+)
 @pytest.mark.parametrize("kept", [False, True], ids=["split", "kept"])
 def test_remembered_calls_give_the_bits_of_the_first(
     kept: bool, shape: tuple[int, int, int], precision: str, monkeypatch: pytest.MonkeyPatch
@@ -184,6 +186,7 @@ def test_remembered_calls_give_the_bits_of_the_first(
         calls: list[tuple[Any, ...]] = [
             (epigemm.linear_sigmoid_scale_residual, x, given, bias, 2.0),
             (epigemm.linear, x.view(1, m, k), given),
+            (epigemm.linear, x, given, bias),
             (epigemm.linear_scale, x, given, None, bias),
         ]
         for function, *arguments in calls:
@@ -192,5 +195,9 @@ def test_remembered_calls_give_the_bits_of_the_first(
                 patch.setattr(shortcut, "key_of", lambda *_: None)
                 first = function(*arguments)
             assert all(torch.equal(first, result) for result in remembered)
+        expected = torch.nn.functional.linear(x.double(), weight.double(), bias.double())
+        sums = torch.nn.functional.linear(x.double().abs(), weight.double().abs(), bias.double().abs())
+        bound = 2**-20 if precision == "highest" else 2**-9
+        assert bool(((epigemm.linear(x, given, bias).double() - expected).abs() <= bound * sums).all())
     finally:
         torch.set_float32_matmul_precision("highest")

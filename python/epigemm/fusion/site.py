@@ -262,7 +262,7 @@ class Site:
         """Why this call must run the replaced nodes; empty where it need not."""
         if not _is_plain(x) or not _is_plain(weight):
             return "an argument is no plain strided tensor of fp16, bf16, fp32 or fp64"
-        if reason := worth.why_not(self.function, x, weight):
+        if reason := worth.why_not(self.function, x, weight, keeps_pack=self._is_parameter is not False):
             return reason
         if self._no_bias is not None and self._no_bias.read(inputs) is not None:
             return "the layer has got a bias of its own"

@@ -16,19 +16,31 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from epigemm import plans
 from epigemm import precision as _precision
+from epigemm.epilogues import BIAS, BIAS_RELU, RELU_DIV, SCALE_BATCH_NORM, SIGMOID_SCALE_RESIDUAL
 from epigemm.fusion import chains
 
 REAL = (Tensor, torch.nn.Parameter)
 ON_CPU = "on a CPU PyTorch's own operators are as fast"
 IN_FP64 = "in fp64 PyTorch's own operators are as fast"
 TOO_SMALL = "the product is so small that the host's time decides"
+NO_KERNEL = (
+    "no kernel on fp16 pieces is faster there, and the compiler fuses what follows a product of PyTorch's"
+)
 REASONS = (ON_CPU, IN_FP64, TOO_SMALL)
 NEVER = float("inf")
 
 _HALF, _TF32, _IEEE = "16 bits", "tf32", "ieee"
 _INFERENCE, _TRAINING, _COMPILED = "inference", "training", "compiled"
 _FOLDED = (chains.SCALE, chains.BATCH_NORM)
+_EPILOGUES = {
+    chains.LINEAR: BIAS.name,
+    chains.RELU: BIAS_RELU.name,
+    chains.RELU_DIV: RELU_DIV.name,
+    chains.RESIDUAL: SIGMOID_SCALE_RESIDUAL.name,
+    **dict.fromkeys(_FOLDED, SCALE_BATCH_NORM.name),
+}
 
 _PRODUCTS_PER_US = {_HALF: 350e6, _TF32: 200e6, _IEEE: 25e6}
 _HOST_US: dict[tuple[str, str, bool], float] = {
@@ -79,8 +91,11 @@ def in_cuda_graphs() -> Iterator[None]:
         _host_is_hidden = before
 
 
-def why_not(function: str, x: Tensor, weight: Tensor) -> str:
-    """Why a call of one of epigemm's functions is not worth fusing; empty where it is."""
+def why_not(function: str, x: Tensor, weight: Tensor, *, keeps_pack: bool = False) -> str:
+    """Why a call of one of epigemm's functions is not worth fusing; empty where it is.
+
+    `keeps_pack`: the weight keeps its fp16 pieces between calls.
+    """
     if not LIMITS:
         return ""
     if not x.is_cuda:
@@ -103,8 +118,23 @@ def why_not(function: str, x: Tensor, weight: Tensor) -> str:
     if arithmetic == _IEEE and elements >= _FEWEST_ROWS * depth:
         products += int(_PRODUCTS_PER_STEP * depth)
     if products >= LIMITS[arithmetic, mode, function in _FOLDED]:
-        return ""
+        # Dynamo, which traces a fused model with types of real tensors, could not ask.
+        asks = mode == _COMPILED and arithmetic == _IEEE and type(x) not in REAL
+        alone = asks and not _has_kernel(function, x, weight, keeps_pack)
+        return NO_KERNEL if alone else ""
     return "" if mode != _COMPILED and torch.cuda.is_current_stream_capturing() else TOO_SMALL
+
+
+def _has_kernel(function: str, x: Tensor, weight: Tensor, keeps_pack: bool) -> bool:
+    """Whether dispatch expects kernels on fp16 pieces to be the fastest; True where there is no GPU to ask about."""
+    if not torch.cuda.is_available():
+        return True
+    n, k = _hint(weight.shape[0]), _hint(weight.shape[1])
+    if k != _hint(x.shape[-1]):
+        n, k = k, n
+    m = _hint(x.numel()) // max(1, k)
+    problem = (_EPILOGUES[function], m, n, k, keeps_pack, _precision.SPLIT, False, x.get_device())
+    return not plans.split_plan(*problem).why_not
 
 
 def _arithmetic(x: Tensor) -> str:
