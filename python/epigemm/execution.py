@@ -30,6 +30,7 @@ _fused_linear_out = entry("_fused_linear_out")
 _elementwise_out = entry("_elementwise_out")
 _derivative_out = entry("_derivative_out")
 _fold_batch_norm_out = entry("_fold_batch_norm_out")
+_unsafe_view: Any = torch.ops.aten._unsafe_view.default
 _addmm_activation_out = torch.ops.aten._addmm_activation.out
 
 on_first_call: Callable[..., None] | None = None
@@ -88,6 +89,12 @@ def new_output(x: Tensor, weight: Tensor) -> Tensor:
         # Twice as fast as new_empty with a tuple.
         return torch.empty(x.shape[0], weight.shape[0], dtype=x.dtype, device=x.device)
     return x.new_empty((*x.shape[:-1], weight.shape[0]))
+
+
+def unflattened(flat: Tensor, x: Tensor) -> Tensor:
+    """A result of [M, N] with x's leading dimensions; no view of it, which could not be written in place later."""
+    result: Tensor = _unsafe_view(flat, (*x.shape[:-1], flat.shape[-1]))
+    return result
 
 
 def fused_once(
@@ -471,7 +478,10 @@ def _torch_linear(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor | 
         # Under autocast an operator called directly must keep its dtype: torch casts this function, but none
         # with out=.
         if not relu and not _any_autocast():
-            return torch.nn.functional.linear(x, weight, bias).contiguous()
+            if x.dim() == 2:
+                return torch.nn.functional.linear(x, weight, bias).contiguous()
+            matrix = x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
+            return unflattened(torch.nn.functional.linear(matrix, weight, bias).contiguous(), x)
         out = new_output(x, weight)
     if x.dim() == 2:
         _gemm_2d(x, weight, bias, out, relu)

@@ -167,7 +167,12 @@ def runs_directly(*tensors: Tensor | None) -> bool:
     ):
         return False
     return all(
-        tensor is None or (type(tensor) in _PLAIN and not _functorch.is_legacy_batchedtensor(tensor))
+        tensor is None
+        or (
+            type(tensor) in _PLAIN
+            and not _functorch.is_legacy_batchedtensor(tensor)
+            and not torch._is_functional_tensor(tensor)
+        )
         for tensor in tensors
     )
 
@@ -262,7 +267,7 @@ def _product(x: Tensor, weight: Tensor, precision: str, pack: str = packs.FIND) 
     if _any_autocast() or execution.on_first_call is not None or not plans.has_gpu_kernels(x):
         return execution.linear_forward(BIAS, x, weight, None, (), (), precision, pack_use=pack)
     transposed = x.stride(-1) != 1 or weight.stride(-1) != 1
-    if transposed and x.element_size() == 2:  # there is nothing else
+    if transposed and x.dim() == 2 and x.element_size() == 2:  # there is nothing else
         return torch.nn.functional.linear(x, weight)
     return shortcut.linear(BIAS, x, weight, None, (), (), precision, pack)
 

@@ -42,14 +42,12 @@ class _Node(torch.autograd.Function):
             result = operator.implementation(*args)
         ctx.operator = operator
         ctx.lengths = [len(arg) if isinstance(arg, (list, tuple)) else -1 for arg in args]
-        with _Nested(ctx):
-            operator.setup_context(ctx, args, result)
+        operator.setup_context(_Nested(ctx), args, result)
         return result
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-        with _Nested(ctx):
-            found = ctx.operator.backward(ctx, grad)
+        found = ctx.operator.backward(_Nested(ctx), grad)
         flat: list[Any] = []
         for gradient, length in zip(found, ctx.lengths, strict=True):
             if length < 0:
@@ -60,21 +58,24 @@ class _Node(torch.autograd.Function):
 
 
 class _Nested:
-    """Shows `needs_input_grad` of a node as the derivatives read it: a list for each list."""
+    """A node as the derivatives read it: in `needs_input_grad` a list for each list.
+
+    The node itself stays as it is: several threads may run backward through one graph.
+    """
 
     def __init__(self, ctx: Any) -> None:
-        self._ctx, self._flat = ctx, ctx.needs_input_grad
-
-    def __enter__(self) -> None:
         nested: list[Any] = []
-        at = 2
-        for length in self._ctx.lengths:
-            nested.append(self._flat[at] if length < 0 else list(self._flat[at : at + length]))
+        flags, at = ctx.needs_input_grad, 2  # after the operator and its arguments
+        for length in ctx.lengths:
+            nested.append(flags[at] if length < 0 else list(flags[at : at + length]))
             at += abs(length)
-        self._ctx.needs_input_grad = tuple(nested)
+        self.__dict__.update(_ctx=ctx, needs_input_grad=tuple(nested))
 
-    def __exit__(self, *error: object) -> None:
-        self._ctx.needs_input_grad = self._flat
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._ctx, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self._ctx, name, value)
 
 
 def _flat(args: Sequence[Any]) -> Iterable[Any]:

@@ -46,14 +46,14 @@ class Torchs:
         pack_use: str,
     ) -> Tensor | None:
         """The result; None where the call is not of those after all."""
+        rows = x if x.dim() == 2 else x.reshape(-1, weight.shape[1])
         if epilogue is BIAS:
-            return _linear(x, weight, bias)
-        if bias is None:
+            flat = _linear(rows, weight, bias)
+        elif bias is not None:
+            flat = _addmm_activation(bias, rows, weight.t())
+        else:
             return None
-        if x.dim() == 2:
-            return _addmm_activation(bias, x, weight.t())
-        n, k = weight.shape
-        return _addmm_activation(bias, x.reshape(-1, k), weight.t()).view(*x.shape[:-1], n)
+        return flat if x.dim() == 2 else execution.unflattened(flat, x)
 
 
 class Form(NamedTuple):
@@ -115,13 +115,12 @@ class OnPieces(NamedTuple):
             return None
         if form is None:
             return self._run_instead(epilogue, x, weight, bias, operands, scalars, precision)
-        m, n, k = self.shape
-        device = x.device
         try:
-            out = torch.empty(m, n, dtype=torch.float32, device=device)
-            workspace = torch.empty(form.workspace, dtype=torch.uint8, device=device)
+            out = execution.new_output(x, weight)
+            workspace = torch.empty(form.workspace, dtype=torch.uint8, device=x.device)
         except torch.OutOfMemoryError:
             return None  # the long road knows what to do without
+        m, n, k = self.shape
         flat = x.dim() == 2
         split.launch(
             epilogue.name,
@@ -134,9 +133,9 @@ class OnPieces(NamedTuple):
             scalars or None,
             self.arithmetic,
             form.plan,
-            out,
+            out if flat else out.view(m, n),
         )
-        return out if flat else out.view(*x.shape[:-1], n)
+        return out
 
     def _run_instead(
         self,

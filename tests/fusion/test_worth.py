@@ -272,7 +272,6 @@ class Stack(nn.Sequential):
 
     def __init__(self, *layers: nn.Module) -> None:
         super().__init__(*layers)
-        self.count = len(layers)
 
 
 class Gated(nn.Module):
@@ -306,18 +305,48 @@ def test_copies_of_a_resting_model_rest_too() -> None:
         torch.testing.assert_close(copied(x), fused(x), rtol=0, atol=0)
 
 
+class Registered(nn.Sequential):
+    """Knows the classes that derive from it."""
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        raise ValueError(f"unknown {cls.__name__}")
+
+
 class AsksForItsClass(nn.Sequential):
     """Sees that its class is another one."""
 
     def forward(self, x: Any) -> Any:
-        if type(self) is not AsksForItsClass:
+        if kind_of(self) != "AsksForItsClass":
             raise RuntimeError("another class")
         for layer in list(self):
             x = layer(x)
         return x
 
 
-def test_a_model_that_asks_for_its_class_keeps_it() -> None:
-    fused = epigemm.fuse(AsksForItsClass(Gated(), Gated()))
-    assert type(fused) is AsksForItsClass
+def kind_of(value: object) -> str:
+    return type(value).__name__
+
+
+class Frozen(nn.Module):
+    """Calls its children, and lets nobody change its class."""
+
+    def __init__(self, *layers: nn.Module) -> None:
+        super().__init__()
+        self.first, self.second = layers
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name == "__class__":
+            raise AttributeError("frozen")
+        super().__setattr__(name, value)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        if x.sum() > 1e9:
+            x = x + 1
+        return self.second(self.first(x))
+
+
+@pytest.mark.parametrize("kind", [Registered, AsksForItsClass, Frozen])
+def test_a_model_with_code_of_its_own_keeps_its_class(kind: Any) -> None:
+    fused = epigemm.fuse(kind(Gated(), Gated()))
+    assert type(fused) is kind and type(next(fused.children())) is not Gated
     fused(torch.randn(2, 8))

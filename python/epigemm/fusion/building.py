@@ -138,23 +138,28 @@ def forward_for_compilers(graph: Graph, root: nn.Module, title: str) -> Callable
     code = graph.python_code(root_module="self")
     scope = dict(code.globals)
     made: list[str] = []
+    registered: dict[int, tuple[weakref.ref[nn.Module], tuple[str, ...]]] = {}
     try:
         for name, value in code.globals.items():
             if isinstance(value, BuiltSite):
                 del scope[name]
-                made += value.recipe.lines(name, scope, _register(root, value.recipe.modules))
+                number = next(_numbers)
+                registered[number] = (weakref.ref(root), value.recipe.modules)
+                made += value.recipe.lines(name, scope, number)
     except ValueError:
         return None
     lines = code.src.splitlines()
     start = next(index for index, line in enumerate(lines) if line.startswith("def forward(")) + 1
     lines[start:start] = [f"    {line}" for line in made]
-    return codegen.compiled("\n".join(lines), "forward", f"{title}, compiled", scope)
+    forward = codegen.compiled("\n".join(lines), "forward", f"{title}, compiled", scope)
+    _modules.update(registered)
+    weakref.finalize(forward, _forget, list(registered)).atexit = False
+    return forward
 
 
-def _register(root: nn.Module, modules: tuple[str, ...]) -> int:
-    number = next(_numbers)
-    _modules[number] = (weakref.ref(root, lambda _: _modules.pop(number, None)), modules)
-    return number
+def _forget(numbers: list[int]) -> None:
+    for number in numbers:
+        _modules.pop(number, None)
 
 
 def _text(value: Any, scope: dict[str, Any]) -> str:

@@ -185,17 +185,28 @@ def _why_not_its_class(module: nn.Module) -> str:
     return ""
 
 
-def _asks_for_its_class(kind: type) -> bool:
-    """Whether what people wrote into a class may see that an object's class is another one."""
-    names = {name for function in functions_of_class(kind) for name in _names_in(function.__code__)}
-    return not names.isdisjoint(("type", "__class__"))
+_PLAIN_NAMES = {
+    *("__init__", "__module__", "__doc__", "__annotations__", "__annotate__", "__annotations_cache__"),
+    *(
+        "__firstlineno__",
+        "__static_attributes__",
+        "__orig_bases__",
+        "__parameters__",
+        "__dict__",
+        "__weakref__",
+    ),
+}
 
 
-def _names_in(code: types.CodeType) -> Iterator[str]:
-    yield from code.co_names
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            yield from _names_in(constant)
+def _only_calls_its_children(kind: Any) -> bool:
+    """Whether a class is nn.Sequential, or one derived from it that only knows how to make itself.
+
+    Then nothing that people wrote sees that an object's class is another one.
+    """
+    if type(kind) is not type or not issubclass(kind, nn.Sequential):
+        return False
+    own = kind.__mro__[: kind.__mro__.index(nn.Sequential)]
+    return all(vars(ancestor).keys() <= _PLAIN_NAMES for ancestor in own)
 
 
 def _is_of_torch(module: nn.Module) -> bool:
@@ -238,7 +249,7 @@ def _fuse_one(
             continue
         if training is None and traced.guard.reads_training():
             modes += [False, True]  # a forward for each: the mode changes at will
-        plan = _plan(name, module, traced, report, keep_packs)
+        plan = _plan(name, module, traced, report, keep_packs, act=act)
         inlined |= traced.inlined
         names |= traced.names
         if plan is not None:
@@ -250,7 +261,7 @@ def _fuse_one(
             made = _fused_class(type(module))
             module.__class__ = made
             module.__dict__[_STATE] = _State(name, list(plans.values()), made, frozenset(names), keep_packs)
-        except TypeError as error:
+        except Exception as error:  # whatever a class does with its subclasses
             return FusionReport(
                 skipped=[Skipped(name or type(module).__name__, f"its class cannot change: {error}")]
             )
@@ -261,22 +272,22 @@ def _oversee(model: nn.Module, *, keep_packs: bool) -> None:
     """Have a model that is not fused itself rest as a whole, instead of each of the fused modules inside of it."""
     inside = sum(_STATE in module.__dict__ for module in model.modules())
     itself = next((reason for name, _, reason in _candidates(model) if not name), "nothing to look into")
-    if _STATE in model.__dict__ or inside < 2 or itself or _asks_for_its_class(type(model)):
-        return
-    try:
-        made = _fused_class(type(model))
-        model.__class__ = made
-    except TypeError:  # then each of them does
-        return
+    if _STATE in model.__dict__ or inside < 2 or itself or not _only_calls_its_children(type(model)):
+        return  # then each of them does
+    made = _fused_class(type(model))
+    model.__class__ = made
     model.__dict__[_STATE] = _State("", [], made, frozenset(), keep_packs)
 
 
-def _plan(name: str, module: nn.Module, traced: Trace, report: FusionReport, keep_packs: bool) -> Plan | None:
+def _plan(
+    name: str, module: nn.Module, traced: Trace, report: FusionReport, keep_packs: bool, *, act: bool
+) -> Plan | None:
     try:
         found = fuse_graph(traced.graph, ModuleValues(module), name, keep_packs=keep_packs)
         title = f"{type(module).__name__}.forward"
         run = codegen.function(traced.graph, title) if found.sites else None
-        run_compiled = building.forward_for_compilers(traced.graph, module, title) if found.sites else None
+        shown = act and found.sites
+        run_compiled = building.forward_for_compilers(traced.graph, module, title) if shown else None
     except (ValueError, ArithmeticError, SyntaxError) as error:  # numbers that no float holds, or no text
         report.skipped += _untraceable(name, module, f"its graph cannot be rewritten: {error}")
         return None

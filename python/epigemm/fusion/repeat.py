@@ -28,40 +28,45 @@ _functorch_interpreter = torch._C._functorch.peek_interpreter_stack
 class Repeat:
     """The last call of one site that ran fused on a GPU.
 
-    Attributes:
-        direct: nothing in it needed a gradient.
+    Threads share a site: what is known is one object, put there at once.
     """
 
-    __slots__ = ("_facts", "_setting", "direct")
+    __slots__ = ("_known",)
 
     def __init__(self) -> None:
-        self._facts: list[Any] | None = None
-        self._setting = ""
-        self.direct = False
+        self._known: tuple[tuple[Any, ...], str, bool] | None = None
 
     def remember(self, operands: Sequence[Any]) -> None:
         """A call on these operands, plain tensors, numbers and None, x first, ran fused."""
         x, grad = operands[0], _grad_enabled()
         capturing = x.is_cuda and torch.cuda.is_current_stream_capturing()  # in graphs more is worth fusing
         if _is_seen() or capturing or not plans.has_gpu_kernels(x):
-            self._facts = None
+            self._known = None
             return
-        self._facts = [
+        facts = tuple(
             _facts(operand, grad) if isinstance(operand, Tensor) else operand for operand in operands
-        ]
-        self._setting = _precision.torch_setting("cuda")
-        self.direct = not any(isinstance(facts, tuple) and facts[-1] for facts in self._facts)
+        )
+        direct = not any(type(known) is tuple and known[-1] for known in facts)
+        self._known = facts, _precision.torch_setting("cuda"), direct
 
-    def holds(self, operands: Sequence[Any]) -> bool:
-        """Whether a call on these operands is alike, so that it may run fused without another look."""
-        if self._facts is None or _is_seen() or _precision.torch_setting("cuda") != self._setting:
-            return False
+    def holds(self, operands: Sequence[Any]) -> bool | None:
+        """Whether a call on these operands is alike, so that it may run fused without another look.
+
+        Returns:
+            None: it is not. True: it is, and nothing in it needs a gradient. False: it is, and something does.
+        """
+        known = self._known
+        if known is None or _is_seen():
+            return None
+        remembered, setting, direct = known
+        if _precision.torch_setting("cuda") != setting:
+            return None
         grad = _grad_enabled()
-        for operand, facts in zip(operands, self._facts, strict=True):
+        for operand, facts in zip(operands, remembered, strict=True):
             kind = type(operand)
             if kind is Tensor or kind is Parameter:
                 if type(facts) is not tuple:
-                    return False
+                    return None
                 # As `_facts`, but nothing is made, and the first difference ends it.
                 shape, dtype, device, layout, needs_gradient = facts
                 if (
@@ -72,10 +77,10 @@ class Repeat:
                     or operand.layout is not layout
                     or (grad and operand.requires_grad) is not needs_gradient
                 ):
-                    return False
+                    return None
             elif kind is not type(facts) or operand != facts:
-                return False
-        return True
+                return None
+        return direct
 
 
 def _facts(tensor: Tensor, grad: bool) -> tuple[Any, ...]:

@@ -140,6 +140,9 @@ class Site:
         modules: positions of the called modules among the inputs, and their classes.
     """
 
+    remembers = False
+    """Whether it is there from call to call, and ready to remember something."""
+
     def __init__(
         self,
         name: str,
@@ -169,7 +172,8 @@ class Site:
         self._modules = modules
 
     def get_ready(self) -> None:
-        """Before the first call that is not compiled: what is remembered from call to call."""
+        """To remember things from call to call."""
+        self.remembers = True
         self._rest, self._repeat = Rest(), Repeat()
         self._refs = tuple(self._all_refs())
 
@@ -178,7 +182,7 @@ class Site:
 
     def __call__(self, *inputs: Any) -> Any:
         """Compute the chain; the inputs are those of `origins`."""
-        eager = not _is_compiling()
+        eager = self.remembers and not _is_compiling()
         if eager and self._rest.left and not watchers and self._rest.lasts(self._x.read(inputs)):
             return self._unfused(None, *inputs)
         norm = self._norm
@@ -187,12 +191,13 @@ class Site:
             return inputs[norm.index](self._before_norm(*inputs))
         # Modules that are not what they were may lack the attributes that are read next.
         reason = self._why_not_modules(inputs)
+        if not reason and not _is_compiling() and has_global_hooks() and self._modules:
+            reason = "there are global module hooks"
         if not reason and eager:
-            if has_global_hooks() and self._modules:
-                reason = "there are global module hooks"
-            elif self._repeat.holds([ref.read(inputs) for ref in self._refs]):
+            alike = self._repeat.holds([ref.read(inputs) for ref in self._refs])
+            if alike is not None:
                 Fused.calls += 1
-                return self._fused(inputs, alike=self._repeat.direct)
+                return self._fused(inputs, alike=alike)
         if reason:
             return self._run_unfused(self._unfused, inputs, reason)
         x, weight, bias = self._x.read(inputs), self._weight.read(inputs), None
@@ -217,7 +222,7 @@ class Site:
         return unfused(None, *inputs)
 
     def _begin_to_rest(self, x: Any) -> None:
-        if not _is_compiling():
+        if self.remembers and not _is_compiling():
             self._rest.begin(x)
 
     def _fused(self, inputs: Sequence[Any], *, alike: bool) -> Tensor:
