@@ -9,29 +9,22 @@ done. Outputs are allocated by torch, so that running out of memory stays `torch
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from epigemm import packs, plans, split
+from epigemm import packs, plans, split, torch_gemm
 from epigemm import precision as _precision
 from epigemm._native import cuda_status, entry, ops
-from epigemm.epilogues import BIAS, BIAS_RELU, Epilogue, compute_dtype, fold_batch_norm_reference
+from epigemm.epilogues import Epilogue, compute_dtype, fold_batch_norm_reference
 
-_GEMM_WITH_RELU_DEVICES = ("cuda",)
-_GEMM_WITH_RELU_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
-_LONG_SUM, _SPLIT_ROWS, _CUBLAS_TILE, _FEW_TILES = 4096, 16, 128, 132
 _ONE_PASS = _precision.Roads((_precision.IEEE,), False)
-_any_autocast = torch._C._is_any_autocast_enabled
 _fused_linear_out = entry("_fused_linear_out")
 _elementwise_out = entry("_elementwise_out")
 _derivative_out = entry("_derivative_out")
 _fold_batch_norm_out = entry("_fold_batch_norm_out")
-_unsafe_view: Any = torch.ops.aten._unsafe_view.default
-_addmm_activation_out = torch.ops.aten._addmm_activation.out
 
 on_first_call: Callable[..., None] | None = None
 """Sees every call before it is dispatched, while `epigemm.tuning` measures choices as they come up."""
@@ -70,7 +63,7 @@ def linear_forward(
     """
     if plans.has_gpu_kernels(x):
         if out is None:
-            out = new_output(x, weight)
+            out = torch_gemm.new_output(x, weight)
         if on_first_call is not None:
             on_first_call(epilogue, x, weight, bias, operands, scalars, precision, out, pack_use)
         if x.dtype is not torch.float32:
@@ -81,20 +74,6 @@ def linear_forward(
         ):
             return out
     return unfused(epilogue, x, weight, bias, operands, scalars, precision, out, pack_use, strict=strict)
-
-
-def new_output(x: Tensor, weight: Tensor) -> Tensor:
-    """An empty contiguous tensor for x @ weight.T."""
-    if x.dim() == 2:
-        # Twice as fast as new_empty with a tuple.
-        return torch.empty(x.shape[0], weight.shape[0], dtype=x.dtype, device=x.device)
-    return x.new_empty((*x.shape[:-1], weight.shape[0]))
-
-
-def unflattened(flat: Tensor, x: Tensor) -> Tensor:
-    """A result of [M, N] with x's leading dimensions; no view of it, which could not be written in place later."""
-    result: Tensor = _unsafe_view(flat, (*x.shape[:-1], flat.shape[-1]))
-    return result
 
 
 def fused_once(
@@ -174,62 +153,12 @@ def second_path(
     out: Tensor | None,
 ) -> Tensor:
     """The call by torch's GEMM, and one elementwise kernel where the GEMM does not do everything."""
-    if gemm_adds_bias(epilogue, x, weight, bias, precision):
-        return _gemm(x, weight, bias, precision, out)
-    if gemm_adds_relu(epilogue, x, weight, bias, precision, out):
-        return _gemm(x, weight, bias, precision, out, relu=True)
-    out = _gemm(x, weight, None, precision, out)
+    if torch_gemm.adds_bias(epilogue, x, weight, bias, precision):
+        return torch_gemm.run(x, weight, bias, precision, out)
+    if torch_gemm.adds_relu(epilogue, x, weight, bias, precision, out):
+        return torch_gemm.run(x, weight, bias, precision, out, relu=True)
+    out = torch_gemm.run(x, weight, None, precision, out)
     return elementwise_forward(epilogue, out, bias, operands, scalars, out)
-
-
-def gemm_adds_bias(
-    epilogue: Epilogue, x: Tensor, weight: Tensor, bias: Tensor | None, precision: str
-) -> bool:
-    """Whether torch's GEMM is to do everything, which is at most to add a bias."""
-    return epilogue is BIAS and (
-        bias is None or x.device.type != "cuda" or not _would_split_k(x, weight, precision)
-    )
-
-
-def gemm_adds_relu(
-    epilogue: Epilogue,
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    precision: str,
-    out: Tensor | None,
-) -> bool:
-    """Whether torch's GEMM is to add the bias and apply the ReLU itself, rounding once.
-
-    cuBLASLt does in these dtypes and layouts. Without any K torch would leave the ReLU out; a single column it
-    computes as a matrix times a vector, and rounds before it adds the bias.
-    """
-    return (
-        epilogue is BIAS_RELU
-        and bias is not None
-        and x.device.type in _GEMM_WITH_RELU_DEVICES
-        and x.dtype in _GEMM_WITH_RELU_DTYPES
-        and bias.is_contiguous()
-        and (out is None or out.is_contiguous())
-        and x.numel() > 0
-        and weight.shape[0] > 1
-        and not _would_split_k(x, weight, precision)
-    )
-
-
-def _would_split_k(x: Tensor, weight: Tensor, precision: str) -> bool:
-    """Whether cuBLAS's plain fp32 product splits a long K over the GPU, as it does not with a bias.
-
-    On an H200 the product with bias and ReLU took 202 us at 16x8192x8192, F.linear and a ReLU 204, the plain product
-    and one kernel of ours 151; at 256x1024x4096 the product with a bias took 95 us, the plain one 63. For fewer rows
-    the plain product is the slower one.
-    """
-    n, k = weight.shape
-    if x.dtype != torch.float32 or k < _LONG_SUM or x.numel() < _SPLIT_ROWS * k:
-        return False
-    if linear_roads(x, precision).tf32_allowed:
-        return False
-    return -(-x.numel() // (k * _CUBLAS_TILE)) * -(-n // _CUBLAS_TILE) < _FEW_TILES
 
 
 def _on_pieces(
@@ -345,7 +274,7 @@ def require_fused(
     reasons = [no_kernels(x)]
     if has_native_kernels(x):
         if out is None:
-            out = new_output(x, weight)
+            out = torch_gemm.new_output(x, weight)
         call = (epilogue, x, weight, bias, operands, scalars, precision, out, pack_use)
         reasons = [found.why_not for found in considered(*call, strict=True)]
         if "" in reasons:
@@ -451,58 +380,3 @@ def no_kernels(x: Tensor) -> str:
 def linear_roads(x: Tensor, precision: str) -> _precision.Roads:
     """What a call on x may run on; only fp32 has a choice."""
     return _precision.roads(precision, x.device.type) if x.dtype == torch.float32 else _ONE_PASS
-
-
-def _gemm(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    precision: str,
-    out: Tensor | None,
-    *,
-    relu: bool = False,
-) -> Tensor:
-    """x @ weight.T, plus bias, with a ReLU behind it where that is asked for, by torch's GEMM."""
-    if (
-        precision != _precision.DEFAULT
-        and x.dtype == torch.float32
-        and _precision.needs_override(precision, x.device.type)
-    ):
-        with _precision.full_fp32(x.device.type):
-            return _torch_linear(x, weight, bias, out, relu)
-    return _torch_linear(x, weight, bias, out, relu)
-
-
-def _torch_linear(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor | None, relu: bool) -> Tensor:
-    if out is None:
-        # Under autocast an operator called directly must keep its dtype: torch casts this function, but none
-        # with out=.
-        if not relu and not _any_autocast():
-            if x.dim() == 2:
-                return torch.nn.functional.linear(x, weight, bias).contiguous()
-            matrix = x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
-            return unflattened(torch.nn.functional.linear(matrix, weight, bias).contiguous(), x)
-        out = new_output(x, weight)
-    if x.dim() == 2:
-        _gemm_2d(x, weight, bias, out, relu)
-        return out
-    rows, columns = math.prod(x.shape[:-1]), weight.shape[0]
-    x = x.reshape(rows, x.shape[-1])
-    try:
-        flat = out.view(rows, columns)
-    except RuntimeError:
-        # Leading dimensions of a caller's `out` that no single stride can walk.
-        flat = out.new_empty((rows, columns))
-        _gemm_2d(x, weight, bias, flat, relu)
-        return out.copy_(flat.view(out.shape))
-    _gemm_2d(x, weight, bias, flat, relu)
-    return out
-
-
-def _gemm_2d(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor, relu: bool) -> None:
-    if bias is None:
-        torch.mm(x, weight.t(), out=out)
-    elif relu:
-        _addmm_activation_out(bias, x, weight.t(), use_gelu=False, out=out)
-    else:
-        torch.addmm(bias, x, weight.t(), out=out)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from epigemm import checks, execution, fixed, packs, plans, split, tables
+from epigemm import checks, execution, fixed, packs, plans, split, tables, torch_gemm
 from epigemm import precision as _precision
 from epigemm.epilogues import BIAS, Epilogue, compute_dtype
 from epigemm.recording import Recorder, dtype_name, record
@@ -150,14 +150,15 @@ def _explain_linear(
                 return _explain_fused(epilogue, x, found, reasons)
             reasons += _why_not(x, weight, found, "two fp16 pieces instead" if reasons else "fp16 pieces")
     reasons += _second_path_notes(x, precision, out)
-    with_relu = execution.gemm_adds_relu(epilogue, x, weight, bias, precision, out)
+    with_relu = torch_gemm.adds_relu(epilogue, x, weight, bias, precision, out)
+    with_bias = torch_gemm.adds_bias(epilogue, x, weight, bias, precision)
     gemm = "torch GEMM (mm)"
     if with_relu:
         gemm = "torch GEMM (_addmm_activation, with the bias and the ReLU)"
-    elif bias is not None and epilogue is BIAS:
+    elif bias is not None and with_bias:
         gemm = "torch GEMM (addmm, with the bias)"
     kernels = [gemm]
-    if epilogue is not BIAS and not with_relu:
+    if not with_bias and not with_relu:
         kernels.append(f"{_owner(x)} {epilogue.name}, in place on the product")
     return {
         "arithmetic": _arithmetic_text(x.dtype, _torch_arithmetic(x, precision)),

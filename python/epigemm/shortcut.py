@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from epigemm import checks, execution, packs, plans, split
+from epigemm import checks, execution, packs, plans, split, torch_gemm
 from epigemm import precision as _precision
 from epigemm.epilogues import BIAS, BIAS_RELU, Epilogue
 
@@ -53,7 +53,7 @@ class Torchs:
             flat = _addmm_activation(bias, rows, weight.t())
         else:
             return None
-        return flat if x.dim() == 2 else execution.unflattened(flat, x)
+        return flat if x.dim() == 2 else torch_gemm.unflattened(flat, x)
 
 
 class Form(NamedTuple):
@@ -116,7 +116,7 @@ class OnPieces(NamedTuple):
         if form is None:
             return self._run_instead(epilogue, x, weight, bias, operands, scalars, precision)
         try:
-            out = execution.new_output(x, weight)
+            out = torch_gemm.new_output(x, weight)
             workspace = torch.empty(form.workspace, dtype=torch.uint8, device=x.device)
         except torch.OutOfMemoryError:
             return None  # the long road knows what to do without
@@ -149,7 +149,7 @@ class OnPieces(NamedTuple):
     ) -> Tensor | None:
         if not self.instead:
             return None
-        out = execution.new_output(x, weight)
+        out = torch_gemm.new_output(x, weight)
         call = (epilogue, x, weight, bias, operands, scalars)
         if self.instead == SECOND_PATH:
             return execution.second_path(*call, precision, out)
@@ -214,7 +214,7 @@ def _linear_once(
 ) -> Tensor:
     """A call in no choice of arithmetics: the operator sees for itself whether the arguments fit."""
     call = (epilogue, x, weight, bias, operands, scalars)
-    out = execution.new_output(x, weight)
+    out = torch_gemm.new_output(x, weight)
     if execution.fused_once(*call, _precision.IEEE, out):
         return out
     return execution.unfused(*call, precision, out, pack_use, strict=strict)
@@ -294,7 +294,7 @@ def _is_torchs(
     n, k = weight.shape
     m = out.numel() // n if n else 0
     strided = x.layout is _STRIDED and weight.layout is _STRIDED and bias.layout is _STRIDED
-    one_kernel = execution.gemm_adds_bias(epilogue, x, weight, bias, precision) or execution.gemm_adds_relu(
+    one_kernel = torch_gemm.adds_bias(epilogue, x, weight, bias, precision) or torch_gemm.adds_relu(
         epilogue, x, weight, bias, precision, out
     )
     if not strided or not one_kernel or not plans.has_gpu_kernels(x):

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 import epigemm
-from epigemm import execution
+from epigemm import execution, precision, torch_gemm
 from epigemm.epilogues import BIAS, BIAS_RELU, RELU_DIV
 from epigemm.precision import DEFAULT, Roads
 from tests.support import reference
@@ -25,7 +25,7 @@ SHAPES = [(24, 40, 32), (1, 40, 32), (24, 1, 32), (24, 40, 1), (1, 1, 1), (129, 
 @pytest.fixture
 def in_one_kernel(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> torch.device:
     """A device on which torch's GEMM adds bias and ReLU: the CPU too, where the operator exists."""
-    monkeypatch.setattr(execution, "_GEMM_WITH_RELU_DEVICES", ("cpu", "cuda"))
+    monkeypatch.setattr(torch_gemm, "_CUBLAS_DEVICES", ("cpu", "cuda"))
     return device
 
 
@@ -94,9 +94,9 @@ def test_where_torchs_gemm_does_not_add_the_relu(in_one_kernel: torch.device) ->
     x, weight, bias = draw((24, 40, 32), FP32, in_one_kernel)
     gaps = torch.empty(24, 48, device=x.device)[:, :40]
     spread = torch.randn(80, device=x.device)[::2]
-    assert execution.gemm_adds_relu(BIAS_RELU, x, weight, bias, DEFAULT, None)
+    assert torch_gemm.adds_relu(BIAS_RELU, x, weight, bias, DEFAULT, None)
     for epilogue in (BIAS, RELU_DIV):
-        assert not execution.gemm_adds_relu(epilogue, x, weight, bias, DEFAULT, None)
+        assert not torch_gemm.adds_relu(epilogue, x, weight, bias, DEFAULT, None)
     cases: list[tuple[Any, ...]] = [
         (x, weight, None, None),
         (x, weight, spread, None),
@@ -133,9 +133,24 @@ def test_a_plain_fp32_product_that_splits_k_comes_without_the_relu(
 ) -> None:
     m, n, k = shape
     x, weight, bias = (torch.empty(size, dtype=dtype, device="meta") for size in ((m, k), (n, k), (n,)))
-    monkeypatch.setattr(execution, "linear_roads", lambda x, precision: Roads(("ieee",), tf32))
-    monkeypatch.setattr(execution, "_GEMM_WITH_RELU_DEVICES", ("meta",))
-    assert execution.gemm_adds_relu(BIAS_RELU, x, weight, bias, DEFAULT, None) is expected
+    monkeypatch.setattr(precision, "roads", lambda asked, device_type: Roads(("ieee",), tf32))
+    monkeypatch.setattr(torch_gemm, "_CUBLAS_DEVICES", ("meta",))
+    assert torch_gemm.adds_relu(BIAS_RELU, x, weight, bias, DEFAULT, None) is expected
+    assert torch_gemm.adds_bias(BIAS, x, weight, bias, DEFAULT) is expected
+    assert torch_gemm.adds_bias(BIAS, x, weight, None, DEFAULT), "nothing to add"
+
+
+@pytest.mark.parametrize(("k", "one_kernel"), [(64, True), (4096, False)])
+def test_explain_tells_whether_the_bias_is_a_kernel_of_its_own(
+    k: int, one_kernel: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch_gemm, "_CUBLAS_DEVICES", ("cpu",))
+    x, weight, bias = draw((24, 40, k), FP32, torch.device("cpu"))
+    told = epigemm.explain("linear", x, weight, bias).kernels
+    assert len(told) == (1 if one_kernel else 2) and ("with the bias" in told[0]) is one_kernel
+    actual = execution.second_path(BIAS, x, weight, bias, (), (), DEFAULT, None)
+    bounded = reference.linear("bias", x, weight, Operands(bias=bias), FP32, second_path=not one_kernel)
+    reference.assert_within(actual, bounded)
 
 
 def test_bias_alone_stays_addmm(device: torch.device) -> None:
@@ -154,14 +169,14 @@ def test_precision_overrides_hold(
     setting = backends.cuda.matmul if x.is_cuda else backends.mkldnn.matmul
     setting.fp32_precision = "tf32" if x.is_cuda else "bf16"
     before, seen = setting.fp32_precision, []
-    native = execution._addmm_activation_out
+    native = torch_gemm._addmm_activation_out
 
     def watch(*args: Any, **kwargs: Any) -> Tensor:
         seen.append(setting.fp32_precision)
         result: Tensor = native(*args, **kwargs)
         return result
 
-    monkeypatch.setattr(execution, "_addmm_activation_out", watch)
+    monkeypatch.setattr(torch_gemm, "_addmm_activation_out", watch)
     actual = execution.second_path(BIAS_RELU, x, weight, bias, (), (), wish, None)
     assert seen == ["ieee"] and setting.fp32_precision == before
     check(actual, x, weight, bias, FP32)

@@ -7,10 +7,8 @@ graph where its guard holds, and otherwise the one of the original class.
 
 from __future__ import annotations
 
-import copy
 import copyreg
 import functools
-import types
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar, overload
@@ -19,7 +17,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from epigemm import checks
-from epigemm.fusion import building, codegen
+from epigemm.fusion import building, codegen, copies
 from epigemm.fusion.audit import functions_of_class
 from epigemm.fusion.guards import Guard
 from epigemm.fusion.report import FusedSite, FusionReport, Skipped
@@ -31,9 +29,6 @@ from epigemm.fusion.tracing import Signature, Trace, Untraceable, trace
 
 _is_compiling = torch.compiler.is_compiling
 _Model = TypeVar("_Model", bound=nn.Module)
-
-# Wrappers that move, shard or replace the parameters of what is inside, by the names in their classes' history.
-_WRAPPERS = {"DistributedDataParallel", "FullyShardedDataParallel", "FSDPModule", "DeepSpeedEngine"}
 
 
 @overload
@@ -82,7 +77,7 @@ def fuse(model: Any, inplace: bool = False, dry_run: bool = False, *, keep_packs
     if dry_run:
         return _fuse_all(model, act=False)
     if not inplace:
-        copied = _copied(model)
+        copied = copies.copied(model)
         if isinstance(copied, str):
             report = FusionReport(
                 skipped=[Skipped(type(model).__name__, f"{copied}; accepted is inplace=True")]
@@ -152,7 +147,7 @@ def _candidates(model: nn.Module) -> Iterator[tuple[str, nn.Module, str]]:
         if id(module) in inside_wrapper:
             continue
         kind = type(module)
-        wrapper = _WRAPPERS.intersection(ancestor.__name__ for ancestor in kind.__mro__)
+        wrapper = copies.WRAPPERS.intersection(ancestor.__name__ for ancestor in kind.__mro__)
         if wrapper:
             inside_wrapper.update(id(child) for child in module.modules())
             yield name, module, f"inside {min(wrapper)}; accepted is to fuse the model before it is wrapped"
@@ -453,51 +448,6 @@ def _unfinished(base: Any, name: str, keep_packs: bool, *args: Any) -> nn.Module
     made: nn.Module = base.__new__(base, *args)
     object.__setattr__(made, "__class__", type(base)(base.__name__, (base,), {"__setstate__": __setstate__}))
     return made
-
-
-def _copied(model: nn.Module) -> nn.Module | str:
-    """A copy with the same tensors; or why there is none."""
-    for module in model.modules():
-        if _WRAPPERS.intersection(ancestor.__name__ for ancestor in type(module).__mro__):
-            return f"it holds a {type(module).__name__}, which cannot be copied"
-    memo: dict[int, Any] = {id(tensor): tensor for tensor in _tensors_within(model, set())}
-    try:
-        copied = copy.deepcopy(model, memo)
-    except Exception as error:  # whatever the model's attributes raise
-        return f"it cannot be copied ({type(error).__name__}: {error})"
-    return _why_no_copy(model, copied) or copied
-
-
-def _tensors_within(value: Any, seen: set[int]) -> Iterator[Tensor]:
-    """The tensors that an object leads to, also through modules and lists that are not registered."""
-    if id(value) in seen or isinstance(value, (type, types.ModuleType, types.FunctionType)):
-        return
-    seen.add(id(value))
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, dict):
-        for part in list(value.values()):
-            yield from _tensors_within(part, seen)
-    elif isinstance(value, (list, tuple, set, frozenset)):
-        for part in list(value):
-            yield from _tensors_within(part, seen)
-    elif hasattr(value, "__dict__"):
-        yield from _tensors_within(vars(value), seen)
-
-
-def _why_no_copy(model: nn.Module, copied: Any) -> str:
-    """What a class's own way of copying did not do; empty where the copy is one, and shares every tensor."""
-    if not isinstance(copied, nn.Module) or original_class(type(copied)) is not original_class(type(model)):
-        return f"its copy is a {type(copied).__name__}"
-    modules, others = dict(model.named_modules()), dict(copied.named_modules())
-    if list(modules) != list(others) or any(modules[name] is others[name] for name in modules):
-        return "its copy has other modules, or shares some"
-    for kind in ("named_parameters", "named_buffers"):
-        mine = dict(getattr(model, kind)(remove_duplicate=False))
-        other = dict(getattr(copied, kind)(remove_duplicate=False))
-        if list(mine) != list(other) or any(mine[name] is not other[name] for name in mine):
-            return "its copy has parameters or buffers of its own"
-    return ""
 
 
 __all__ = ["FusedSite", "FusionReport", "Plan", "fuse", "unfuse"]

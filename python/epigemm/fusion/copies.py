@@ -1,0 +1,60 @@
+"""A copy of a model that shares its tensors."""
+
+from __future__ import annotations
+
+import copy
+import types
+from collections.abc import Iterator
+from typing import Any
+
+from torch import Tensor, nn
+
+from epigemm.fusion.state import original_class
+
+# Wrappers that move, shard or replace the parameters of what is inside, by the names in their classes' history.
+WRAPPERS = {"DistributedDataParallel", "FullyShardedDataParallel", "FSDPModule", "DeepSpeedEngine"}
+
+
+def copied(model: nn.Module) -> nn.Module | str:
+    """A copy with the same tensors; or why there is none."""
+    for module in model.modules():
+        if WRAPPERS.intersection(ancestor.__name__ for ancestor in type(module).__mro__):
+            return f"it holds a {type(module).__name__}, which cannot be copied"
+    memo: dict[int, Any] = {id(tensor): tensor for tensor in _tensors_within(model, set())}
+    try:
+        made = copy.deepcopy(model, memo)
+    except Exception as error:  # whatever the model's attributes raise
+        return f"it cannot be copied ({type(error).__name__}: {error})"
+    return _why_no_copy(model, made) or made
+
+
+def _tensors_within(value: Any, seen: set[int]) -> Iterator[Tensor]:
+    """The tensors that an object leads to, also through modules and lists that are not registered."""
+    if id(value) in seen or isinstance(value, (type, types.ModuleType, types.FunctionType)):
+        return
+    seen.add(id(value))
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, dict):
+        for part in list(value.values()):
+            yield from _tensors_within(part, seen)
+    elif isinstance(value, (list, tuple, set, frozenset)):
+        for part in list(value):
+            yield from _tensors_within(part, seen)
+    elif hasattr(value, "__dict__"):
+        yield from _tensors_within(vars(value), seen)
+
+
+def _why_no_copy(model: nn.Module, copied: Any) -> str:
+    """What a class's own way of copying did not do; empty where the copy is one, and shares every tensor."""
+    if not isinstance(copied, nn.Module) or original_class(type(copied)) is not original_class(type(model)):
+        return f"its copy is a {type(copied).__name__}"
+    modules, others = dict(model.named_modules()), dict(copied.named_modules())
+    if list(modules) != list(others) or any(modules[name] is others[name] for name in modules):
+        return "its copy has other modules, or shares some"
+    for kind in ("named_parameters", "named_buffers"):
+        mine = dict(getattr(model, kind)(remove_duplicate=False))
+        other = dict(getattr(copied, kind)(remove_duplicate=False))
+        if list(mine) != list(other) or any(mine[name] is not other[name] for name in mine):
+            return "its copy has parameters or buffers of its own"
+    return ""
