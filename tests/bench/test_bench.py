@@ -20,7 +20,8 @@ pytest.importorskip("rich", reason="the extra `bench` is not installed")
 pytest.importorskip("matplotlib", reason="the extra `bench` is not installed")
 
 from epigemm.bench import cases, environment
-from epigemm.bench.cli import main, parse_sweep
+from epigemm.bench.cli import main
+from epigemm.bench.options import parse_sweep
 
 TREES = {"csrc": "a" * 40, "python": "0123456789" * 4}
 QUICK = ["--device", "cpu", "--quick", "--dtypes", "fp32", "--peers", "epigemm", "eager", "mm"]

@@ -15,131 +15,13 @@ from typing import Any
 import torch
 
 from epigemm.bench import cases, environment, grid, host, models, peers, plans, plots, report, tables
-from epigemm.bench.cases import DTYPES, PRECISIONS, Case, Setting, Shape
+from epigemm.bench.cases import PRECISIONS, Case, Setting, Shape
+from epigemm.bench.options import CPU_TIME_BUDGET_S, parse_sweep, parser
 from epigemm.bench.records import PlanSweep
 from epigemm.bench.runner import Runner
 from epigemm.bench.timing import Effort
 
 OK, WRONG, USAGE = 0, 1, 2
-_CPU_TIME_BUDGET_S = 40.0
-_EPILOG = """\
-examples:
-  python -m epigemm.bench                                  every model at its real size, all peers
-  python -m epigemm.bench --quick --exclude max_autotune   the same, shorter
-  python -m epigemm.bench --cases linear/bias_relu --dtypes bf16 --sizes 1024x8192x8192 4096x4096x4096
-  python -m epigemm.bench --cases bias_relu --dtypes bf16 --sweep-m 16:16384 --output results
-  python -m epigemm.bench --fp32 --output results          fp32: every layer, and bias + ReLU from 16 rows to 16384
-  python -m epigemm.bench --grid --time-budget 300 --output sweep   M = 1 to 65536 on seven layers, the best peer named
-  python -m epigemm.bench --grid --peers eager mm addmm_activation --output sweep   the same without what tunes for long
-  python -m epigemm.bench --plans --dtypes bf16            every plan of the fused kernel against torch.mm
-  python -m epigemm.bench --plans --grid --time-budget 300 --output plans   the same at every point of the grid
-  python -m epigemm.bench --host --output results          what a call costs the host, from Python to the launch
-  python -m epigemm.bench --models --output results        whole models, as they are, fused and compiled
-  python -m epigemm.bench --render results/bench.json --plots results
-exit status: 0 fine, 1 one of our results is wrong or missing, 2 wrong usage
-"""
-
-
-def parse_sweep(texts: Sequence[str]) -> list[int]:
-    """Values of M: ``["16", "64,256"]``, or a range that doubles: ``["16:16384"]``.
-
-    Raises:
-        ValueError: not positive integers, or a range that runs backwards.
-    """
-    values: list[int] = []
-    for part in ",".join(texts).split(","):
-        low, colon, high = part.strip().partition(":")
-        if not low.isdigit() or int(low) < 1 or (colon and (not high.isdigit() or int(high) < int(low))):
-            raise ValueError(f"--sweep-m: expected M, M,M,... or LOW:HIGH (doubling), got {part!r}")
-        m = int(low)
-        while m <= int(high or low):
-            values.append(m)
-            m *= 2
-    return sorted(set(values))
-
-
-def parser() -> argparse.ArgumentParser:
-    """All options."""
-    p = argparse.ArgumentParser(
-        prog="python -m epigemm.bench",
-        description="Check and time the fused ops against what PyTorch users have today.",
-        epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    what = p.add_argument_group("what to compute")
-    what.add_argument(
-        "--cases", nargs="+", default=[], metavar="NAME", help="names, parts of names, patterns, or 2/76"
-    )
-    what.add_argument(
-        "--sizes", nargs="+", default=[], metavar="MxNxK", help="in place of the models' (elementwise: MxN)"
-    )
-    what.add_argument(
-        "--sweep-m", nargs="+", default=[], metavar="M", help="replace M: 16 64,256 or 16:16384 (doubling)"
-    )
-    what.add_argument(
-        "--fp32", action="store_true", help="fp32's own selection: every layer, and bias + ReLU at more sizes"
-    )
-    what.add_argument(
-        "--grid",
-        action="store_true",
-        help="M = 1 to 65536 (or --sweep-m) on seven layers (or the N, K of --sizes), of linear/bias_relu",
-    )
-    what.add_argument(
-        "--dtypes", nargs="+", choices=list(DTYPES), help="default: fp32 bf16; with --grid: bf16 fp16 fp32"
-    )
-    what.add_argument(
-        "--precision",
-        nargs="+",
-        choices=list(PRECISIONS),
-        help="for fp32; GPU: both, CPU: highest; with --grid: high",
-    )
-    what.add_argument("--device", default="", help="cuda (default where there is one), cuda:1, cpu")
-    what.add_argument("--seed", type=int, default=0)
-    what.add_argument("--list", action="store_true", help="list cases and peers, run nothing")
-    what.add_argument("--plans", action="store_true", help="sweep every plan of the fused kernel instead")
-    what.add_argument(
-        "--all-plans",
-        action="store_true",
-        help="with --plans: print all of them; with --grid too: every order",
-    )
-    what.add_argument("--host", action="store_true", help="the host's time of small calls instead")
-    what.add_argument(
-        "--models",
-        action="store_true",
-        help="whole models instead, fused and not; --cases chooses them, --sweep-m their batches",
-    )
-    who = p.add_argument_group("against what")
-    who.add_argument("--peers", nargs="+", default=[], metavar="NAME", help="these alone, beside epigemm")
-    who.add_argument("--no-peers", action="store_true", help="epigemm alone")
-    who.add_argument("--exclude", nargs="+", default=[], metavar="NAME", help="leave these out")
-    how = p.add_argument_group("how long")
-    how.add_argument("--rounds", type=int, help="calls in turn of each alternative, at least (15)")
-    how.add_argument("--quick", action="store_true", help="few rounds, nothing measured alone")
-    how.add_argument(
-        "--time-budget",
-        type=float,
-        metavar="S",
-        help=f"start no slow peer, and with --grid or --models no point, after so many seconds (CPU: "
-        f"{_CPU_TIME_BUDGET_S:g}; --models: {models.TIME_BUDGET_S['cuda']:g}, CPU {models.TIME_BUDGET_S['cpu']:g})",
-    )
-    out = p.add_argument_group("what to keep")
-    out.add_argument("--json", type=Path, metavar="FILE", help="the record; rewritten after every case")
-    out.add_argument("--csv", type=Path, metavar="FILE", help="one line per measurement")
-    out.add_argument("--plots", type=Path, metavar="DIR", help="PNG files")
-    out.add_argument("--markdown", type=Path, metavar="FILE", help="tables for people")
-    out.add_argument(
-        "--output", type=Path, metavar="DIR", help="bench.json, bench.csv, bench.md and plots in one folder"
-    )
-    out.add_argument(
-        "--trees", metavar="csrc=HASH,python=HASH", help="git trees of the source, where git is missing"
-    )
-    out.add_argument(
-        "--render",
-        type=Path,
-        metavar="JSON",
-        help="run nothing: CSV, tables and plots from an earlier record",
-    )
-    return p
 
 
 def _rounds(options: argparse.Namespace) -> int | None:
@@ -337,7 +219,7 @@ def _sweep_plans(
 
 def _budget(options: argparse.Namespace, device: torch.device) -> float | None:
     if options.time_budget is None and device.type == "cpu":
-        return _CPU_TIME_BUDGET_S
+        return CPU_TIME_BUDGET_S
     budget: float | None = options.time_budget
     return budget
 
