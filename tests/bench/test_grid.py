@@ -56,7 +56,7 @@ def test_every_problem_and_arithmetic_has_its_files(folder: Path, name: str) -> 
     assert record["grid"]["floor"]["empty call"]["median_ms"] > 0
     assert record["grid"]["summary"]["points"] == 8
     text = (folder / f"sweep-{name}.md").read_text()
-    assert text.count("| eager |") == 8
+    assert text.count("| eager |") == 8 and "powers of two" in text and "not a test of the choice" in text
     for figure in ("tflops", "ratio"):
         assert (folder / f"{figure}-{name}.png").read_bytes().startswith(b"\x89PNG")
 

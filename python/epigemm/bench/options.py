@@ -72,7 +72,8 @@ def parser() -> argparse.ArgumentParser:
     what.add_argument(
         "--grid",
         action="store_true",
-        help="M = 1 to 65536 (or --sweep-m) on seven layers (or the N, K of --sizes), of linear/bias_relu",
+        help="M = 1 to 65536 (or --sweep-m) on seven layers (or the N, K of --sizes), of linear/bias_relu: a "
+        "sweep over powers of two, at which choices used to be tuned: not a test of the choice",
     )
     what.add_argument(
         "--dtypes", nargs="+", choices=list(DTYPES), help="default: fp32 bf16; with --grid: bf16 fp16 fp32"

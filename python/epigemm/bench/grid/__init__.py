@@ -1,8 +1,9 @@
 """The sweep over a grid of sizes: small batches to large ones, every layer shape, the best peer named at each point.
 
 ``python -m epigemm.bench --grid`` measures one problem after another at every M of a doubling range and every
-(N, K) of a list. A point costs little: its inputs are views of memory drawn once, rows and columns of each
-result are checked instead of all of it, and peers that take long to prepare are measured at some points only.
+(N, K) of a list. It is a sweep over powers of two, at which choices used to be tuned: not a test of the choice,
+which is `epigemm.bench.drawn`. A point costs little: its inputs are views of memory drawn once, rows and columns
+of each result are checked instead of all of it, and peers that take long to prepare are measured at some points only.
 
 ============  ===========================================================================================
 ``points``    which sizes, and at which of them the slow peers run

@@ -15,6 +15,7 @@ from typing import Any
 from epigemm.bench.records import EAGER, NOT_PEERS, OURS
 from epigemm.bench.tables import IN_TURN, Table, timed, times_faster
 
+WHAT_IT_IS = "A sweep over powers of two, at which choices used to be tuned: not a test of the choice."
 BARE = "mm"
 NEAR, LEVEL = 0.95, 1.0
 BARE_ALLOWANCE = 1.02
@@ -272,6 +273,8 @@ def header(record: Mapping[str, Any], where: str) -> str:
     ceilings = ", ".join(f"{c['name']} {c['value']:.4g} {c['unit']}" for c in record["ceilings"])
     lines = [
         f"# {where}",
+        "",
+        WHAT_IT_IS,
         "",
         f"Ceilings measured in the same run: {ceilings}. The timer shows, for calls that do nothing: {floors}.",
         "Medians of calls in turn, the L2 cache flushed before each. Ratios are their time over ours. The best",
