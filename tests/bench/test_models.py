@@ -248,7 +248,7 @@ def test_one_alternative_may_be_left_out(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_the_record_is_kept_after_every_point(tmp_path: Path) -> None:
     """A run that is killed has lost nothing that was measured."""
     from epigemm.bench import models, report
-    from epigemm.bench.cli import _progress
+    from epigemm.bench.progress import shown_progress
 
     options = models.ModelOptions(["problem_76"], (), [HIGHEST, BF16], [FUSED], [], True, 1, None, 0, None)
     planned = models.plan(options, CPU)
@@ -261,7 +261,7 @@ def test_the_record_is_kept_after_every_point(tmp_path: Path) -> None:
             seen.append(len(json.loads((tmp_path / "kept.json").read_text())["cases"]))
 
     planned.runner.run = spying  # type: ignore[method-assign, assignment]
-    models.measure(report.Console(), planned, _progress, tmp_path / "kept.json")
+    models.measure(report.Console(), planned, shown_progress, tmp_path / "kept.json")
     assert seen == [1, 2]
 
 

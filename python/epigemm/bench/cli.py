@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import dataclasses
 import json
 import sys
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +15,7 @@ import torch
 from epigemm.bench import cases, environment, grid, host, models, peers, plans, plots, report, tables
 from epigemm.bench.cases import PRECISIONS, Case, Setting, Shape
 from epigemm.bench.options import CPU_TIME_BUDGET_S, parse_sweep, parser
+from epigemm.bench.progress import shown_progress
 from epigemm.bench.records import PlanSweep
 from epigemm.bench.runner import Runner
 from epigemm.bench.timing import Effort
@@ -117,41 +116,6 @@ def _select(options: argparse.Namespace, device: torch.device) -> list[Case]:
     return chosen
 
 
-@contextlib.contextmanager
-def _progress(total: int) -> Iterator[Any]:
-    """A progress display on standard error: a bar on a terminal, plain lines elsewhere."""
-    import rich.console
-    import rich.progress
-
-    console = rich.console.Console(stderr=True)
-    started = time.monotonic()
-    if not console.is_terminal:
-        done = 0
-
-        def plain(text: str, finished: bool) -> None:
-            nonlocal done
-            done += finished
-            if finished:
-                print(
-                    f"[{time.monotonic() - started:6.1f} s] {done}/{total} {text}",
-                    file=sys.stderr,
-                    flush=True,
-                )
-
-        yield plain
-        return
-    columns = (
-        rich.progress.SpinnerColumn(),
-        rich.progress.BarColumn(bar_width=24),
-        rich.progress.MofNCompleteColumn(),
-        rich.progress.TimeElapsedColumn(),
-        rich.progress.TextColumn("{task.description}"),
-    )
-    with rich.progress.Progress(*columns, console=console, transient=True) as bar:
-        task = bar.add_task("", total=total)
-        yield lambda text, finished: bar.update(task, description=text, advance=int(finished))
-
-
 def _output(options: argparse.Namespace, kind: str, name: str) -> Path | None:
     """Where a kind of file goes: its own option, else ``name`` in the folder of ``--output``, else nowhere."""
     chosen: Path | None = getattr(options, kind)
@@ -202,7 +166,7 @@ def _sweep_plans(
 ) -> int:
     sweeps: list[PlanSweep] = []
     record = report.to_record(run)
-    with _progress(len(chosen)) as progress:
+    with shown_progress(len(chosen)) as progress:
         for index, case in enumerate(chosen, 1):
             sweeps += plans.sweep(case, device, _effort(options, device), options.seed)
             record = report.with_plans(record, sweeps, complete=index == len(chosen))
@@ -234,7 +198,7 @@ def _sweep_plans_of_grid(
 ) -> int:
     effort, budget = _effort(options, device), _budget(options, device)
     sweep = grid.PlanGrid(device, available, effort, budget, options.seed, every_order=options.all_plans)
-    with _progress(len(chosen)) as progress:
+    with shown_progress(len(chosen)) as progress:
         sweep.progress = progress
         points = grid.measure_plans(sweep, chosen, run, options.output)
     grid.show_plans(console, points, sweep.left_out)
@@ -252,7 +216,7 @@ def _measure_grid(
     runner = grid.GridRunner(
         device, available, _effort(options, device), _budget(options, device), options.seed
     )
-    with _progress(runner.grid_steps(chosen)) as progress:
+    with shown_progress(runner.grid_steps(chosen)) as progress:
         runner.progress = progress
         records = grid.measure(runner, chosen, run, options.output)
     grid.show(console, records)
@@ -272,7 +236,7 @@ def _measure(
 ) -> int:
     json_path = _json(options)
     runner = Runner(device, available, _effort(options, device), _budget(options, device), options.seed)
-    with _progress(runner.steps(chosen)) as progress:
+    with shown_progress(runner.steps(chosen)) as progress:
         runner.progress = progress
         run.ceilings = runner.ceilings(_settings(options, device))
         for result, group in runner.run(chosen):
@@ -326,7 +290,7 @@ def _models(console: report.Console, options: argparse.Namespace, device: torch.
     if options.list:
         models.show_selection(console, planned)
         return OK
-    record, wrong = models.measure(console, planned, _progress, _output(options, "json", "models.json"))
+    record, wrong = models.measure(console, planned, shown_progress, _output(options, "json", "models.json"))
     for path in _keep_models(options, record):
         console.line(f"wrote {path}")
     return WRONG if wrong else OK
