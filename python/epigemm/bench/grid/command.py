@@ -16,6 +16,7 @@ from epigemm.bench.grid.runner import GridRunner
 from epigemm.bench.records import CaseResult
 
 _WRITE_EVERY_S = 10.0
+_SHOWN_POINTS = 300
 
 
 def measure(
@@ -87,12 +88,14 @@ def measure_plans(
 ) -> list[PlanPoint]:
     """Measure every plan at every point; ``folder`` takes ``plans.json`` as far as it has come."""
     found: list[PlanPoint] = []
-    written = time.monotonic()
+    written, wait_s = time.monotonic(), _WRITE_EVERY_S
     for point in sweep.sweep(cases):
         found.append(point)
-        if folder and time.monotonic() - written > _WRITE_EVERY_S:
+        if folder and (began := time.monotonic()) - written > wait_s:
             _write_plans(run, found, sweep.left_out, folder)
+            # Thousands of points take seconds to write, a tenth of the time at most.
             written = time.monotonic()
+            wait_s = max(_WRITE_EVERY_S, 9 * (written - began))
     run.complete = True
     if folder:
         _write_plans(run, found, sweep.left_out, folder)
@@ -108,7 +111,10 @@ def _write_plans(
 
 
 def show_plans(console: report.Console, points: Sequence[PlanPoint], left_out: Mapping[str, str]) -> None:
-    """One line for each point: the fastest plan, and how it compares with what was measured beside it."""
+    """One line for each point: the fastest plan, and how it compares with what was measured beside it.
+
+    Of many points only their number, and what is wrong.
+    """
     names = list(dict.fromkeys(other.name for point in points for other in point.others))
     rows = []
     for point in points:
@@ -122,7 +128,10 @@ def show_plans(console: report.Console, points: Sequence[PlanPoint], left_out: M
         for plan in (plan for plan in point.plans if not plan.ok):
             console.line(report.plain(f"{_size(point)}: WRONG: {plan.name} {plan.plan}"))
     columns = ("point", "us", "best plan", *(f"vs {name}" for name in names), "plans", "refused")
-    console.table("Plans", columns, ([report.plain(cell) for cell in row] for row in rows))
+    if len(rows) > _SHOWN_POINTS:
+        console.line(f"{sum(len(point.plans) for point in points)} plans at {len(points)} points")
+    else:
+        console.table("Plans", columns, ([report.plain(cell) for cell in row] for row in rows))
     for why in dict.fromkeys(left_out.values()):
         console.line(report.plain(f"{list(left_out.values()).count(why)} points: {why}"))
 
