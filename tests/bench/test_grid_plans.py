@@ -97,6 +97,44 @@ def test_a_spent_budget_says_what_was_left_out(swept: Callable[..., tuple[int, d
     assert status == 0 and record["plan_points"] == [] and len(record["left_out"]) == 3
 
 
+def test_random_points_unchecked(
+    swept: Callable[..., tuple[int, dict[str, Any]]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """At the shapes of a seed; what cannot be launched is still told apart, what is wrong is not looked for."""
+    command = [
+        "--random",
+        "14",
+        "--count",
+        "2",
+        "--plans",
+        "--unchecked",
+        "--device",
+        "cpu",
+        "--dtypes",
+        "bf16",
+    ]
+    assert main([*command, "--peers", "mm", "--output", str(tmp_path)]) == 0
+    record = json.loads((tmp_path / "random-14" / "plans.json").read_text())
+    assert [[p["m"], p["n"], p["k"]] for p in record["plan_points"]] == [[2, 2880, 2184], [14, 256, 3408]]
+    for point in record["plan_points"]:
+        assert sorted(plan["plan"] for plan in point["plans"]) == [[0, 1, 4, 1], [1, 1, 4, 2]]
+        assert all(plan["ok"] and plan["fraction_of_bound"] is None for plan in point["plans"])
+        assert all(plan["samples"] == 5 for plan in point["plans"])
+        assert list(point["refused"]) == ["[2, 1, 4, 3]"] and [o["name"] for o in point["others"]] == ["mm"]
+    assert "WRONG" not in capsys.readouterr().out
+
+
+def test_of_many_points_only_their_number_is_shown(
+    swept: Callable[..., tuple[int, dict[str, Any]]],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr("epigemm.bench.grid.command._SHOWN_POINTS", 2)
+    assert swept()[0] == 1
+    shown = capsys.readouterr().out
+    assert "6 plans at 3 points" in shown and "best plan" not in shown and shown.count("WRONG") == 3
+
+
 def test_every_order(swept: Callable[..., tuple[int, dict[str, Any]]]) -> None:
     _, record = swept("--all-plans")
     for point in record["plan_points"]:

@@ -17,6 +17,8 @@ them:
 ``plans``           the sweep over every plan of the fused kernels (``plan_kernels``: the families of them)
 ``report``          records -> JSON, CSV, the console
 ``tables, plots``   JSON -> tables (console, Markdown) and PNG
+``grid``            a sweep over powers of two, and every plan at its points: ``--grid``
+``drawn``           the test of the choice, at random shapes: ``--random``
 ``models``          whole models, as they are and fused: ``--models``
 ``gradings``        a benchmark of its own: the accuracy of the fp32 products
 ==================  ====================================================================================

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from epigemm.bench import cases, environment, grid, host, models, peers, plans, plots, report, tables
+from epigemm.bench import cases, drawn, environment, grid, host, models, peers, plans, plots, report, tables
 from epigemm.bench.cases import PRECISIONS, Case, Setting, Shape
 from epigemm.bench.options import CPU_TIME_BUDGET_S, parse_sweep, parser
 from epigemm.bench.progress import shown_progress
@@ -21,6 +21,7 @@ from epigemm.bench.runner import Runner
 from epigemm.bench.timing import Effort
 
 OK, WRONG, USAGE = 0, 1, 2
+_FIVE_ROUNDS = dataclasses.replace(grid.PLAN_EFFORT, min_ms=0.0, max_rounds=5)
 
 
 def _rounds(options: argparse.Namespace) -> int | None:
@@ -34,7 +35,9 @@ def _effort(options: argparse.Namespace, device: torch.device) -> Effort:
     effort = (
         Effort() if device.type == "cuda" else Effort(rounds=10, max_rounds=40, alone_calls=10, pause_s=0.1)
     )
-    if options.grid:
+    if options.random is not None:
+        effort = _FIVE_ROUNDS if options.plans else drawn.EFFORT
+    elif options.grid:
         effort = grid.PLAN_EFFORT if options.plans else grid.EFFORT
     if options.quick:
         effort = dataclasses.replace(effort, rounds=5, min_ms=5.0, max_rounds=20, pause_s=None)
@@ -95,7 +98,9 @@ def _select(options: argparse.Namespace, device: torch.device) -> list[Case]:
     if options.grid:
         return grid.select(
             options.cases,
-            grid.sizes(
+            drawn.shapes(options)
+            if options.random is not None
+            else grid.sizes(
                 parse_sweep(options.sweep_m) if options.sweep_m else grid.ROWS,
                 _layers([Shape.parse(text) for text in options.sizes]) or grid.LAYERS,
             ),
@@ -197,7 +202,15 @@ def _sweep_plans_of_grid(
     available: Sequence[peers.Peer],
 ) -> int:
     effort, budget = _effort(options, device), _budget(options, device)
-    sweep = grid.PlanGrid(device, available, effort, budget, options.seed, every_order=options.all_plans)
+    sweep = grid.PlanGrid(
+        device,
+        available,
+        effort,
+        budget,
+        options.seed,
+        every_order=options.all_plans,
+        checked=not options.unchecked,
+    )
     with shown_progress(len(chosen)) as progress:
         sweep.progress = progress
         points = grid.measure_plans(sweep, chosen, run, options.output)
@@ -296,6 +309,20 @@ def _models(console: report.Console, options: argparse.Namespace, device: torch.
     return WRONG if wrong else OK
 
 
+def _random(console: report.Console, options: argparse.Namespace, device: torch.device) -> int:
+    """``--random``: summary.json, points.json and points.md in random-SEED, and tables."""
+    run = drawn.plan(options, device, _effort(options, device), _budget(options, device))
+    console.line(environment.headline(run.about))
+    if options.list:
+        run.announce(console)
+        return OK
+    written = run.measure(shown_progress, drawn.folder(options.output, run.about, options.random))
+    run.show(console)
+    for path in written:
+        console.line(f"wrote {path}")
+    return WRONG if run.failed else OK
+
+
 def _keep_models(options: argparse.Namespace, record: dict[str, Any]) -> list[Path]:
     text, folder = _output(options, "markdown", "models.md"), _output(options, "plots", "")
     return models.write(record, text=text, folder=folder)
@@ -310,17 +337,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
             for path in _keep(options, json.loads(options.render.read_text())):
                 console.line(f"wrote {path}")
             return OK
+        drawn.check(options)
         device = _device(options.device)
         if options.host:
             return _host(console, options, device)
         if options.models:
             return _models(console, options, device)
+        if options.random is not None and not options.plans:
+            return _random(console, options, device)
+        options.grid = options.grid or options.random is not None
         chosen = _select(options, device)
         default = (grid.EVERYWHERE if options.plans else grid.PEERS) if options.grid else ()
         names = options.peers or default
         wanted = peers.select_peers(names, options.exclude, only_ours=options.no_peers)
         about = environment.describe(device, options.trees)
         effort = _effort(options, device)
+        if options.random is not None:
+            options.output = drawn.folder(options.output, about, options.random)
     except (ValueError, OSError) as error:
         print(f"epigemm.bench: {error}", file=sys.stderr)
         return USAGE

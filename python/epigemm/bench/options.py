@@ -23,6 +23,8 @@ examples:
   python -m epigemm.bench --grid --peers eager mm addmm_activation --output sweep   the same without what tunes for long
   python -m epigemm.bench --plans --dtypes bf16            every plan of the fused kernel against torch.mm
   python -m epigemm.bench --plans --grid --time-budget 300 --output plans   the same at every point of the grid
+  python -m epigemm.bench --random 1 --count 200 --between      random shapes, each case held to its bar at every point
+  python -m epigemm.bench --random 1 --count 2000 --plans --unchecked --peers mm   every plan at random shapes
   python -m epigemm.bench --host --output results          what a call costs the host, from Python to the launch
   python -m epigemm.bench --models --output results        whole models, as they are, fused and compiled
   python -m epigemm.bench --render results/bench.json --plots results
@@ -76,6 +78,19 @@ def parser() -> argparse.ArgumentParser:
         "sweep over powers of two, at which choices used to be tuned: not a test of the choice",
     )
     what.add_argument(
+        "--random",
+        type=int,
+        metavar="SEED",
+        help="a test of the choice: a fixed list of cases (--cases chooses) at random shapes that follow from SEED "
+        "alone; --output defaults to benchmarks/results/GPU, the records go to random-SEED in it",
+    )
+    what.add_argument("--count", type=int, metavar="N", help="how many random shapes (200)")
+    what.add_argument(
+        "--between",
+        action="store_true",
+        help="with --random: besides, M between powers of two on four layers, 72 points",
+    )
+    what.add_argument(
         "--dtypes", nargs="+", choices=list(DTYPES), help="default: fp32 bf16; with --grid: bf16 fp16 fp32"
     )
     what.add_argument(
@@ -91,7 +106,12 @@ def parser() -> argparse.ArgumentParser:
     what.add_argument(
         "--all-plans",
         action="store_true",
-        help="with --plans: print all of them; with --grid too: every order",
+        help="with --plans: print all of them; with --grid or --random too: every order",
+    )
+    what.add_argument(
+        "--unchecked",
+        action="store_true",
+        help="with --plans and --grid or --random: hold no result against float64, for a fit of costs at many points",
     )
     what.add_argument("--host", action="store_true", help="the host's time of small calls instead")
     what.add_argument(
@@ -110,7 +130,7 @@ def parser() -> argparse.ArgumentParser:
         "--time-budget",
         type=float,
         metavar="S",
-        help=f"start no slow peer, and with --grid or --models no point, after so many seconds (CPU: "
+        help=f"start no slow peer, and with --grid, --random or --models no point, after so many seconds (CPU: "
         f"{CPU_TIME_BUDGET_S:g}; --models: {models.TIME_BUDGET_S['cuda']:g}, CPU {models.TIME_BUDGET_S['cpu']:g})",
     )
     out = p.add_argument_group("what to keep")

@@ -14,7 +14,7 @@ from epigemm.bench.cases import Case, Data, Setting, Shape, make_data
 from epigemm.bench.grid.points import SOMEWHERE, needed_bytes, some
 from epigemm.bench.grid.sampling import SampledReference
 from epigemm.bench.peers import Peer, native_plan
-from epigemm.bench.records import BASELINES, EAGER, OURS, CaseResult, Group, Measurement, Timing
+from epigemm.bench.records import BASELINES, EAGER, OURS, PLAIN, CaseResult, Group, Measurement, Timing
 from epigemm.bench.runner import MAIN, Runner, describe_error, empty_result
 from epigemm.bench.timing import Effort
 
@@ -90,9 +90,7 @@ class GridRunner(Runner):
         some points, together with ours, eager and the bare product again: only what was measured in turn may
         be divided.
         """
-        reasons = {case.name: why_no_room(case, self.device) for case in cases}
-        self.left_out |= {name: why for name, why in reasons.items() if why}
-        fitting = [case for case in cases if not reasons[case.name]]
+        fitting = self._with_room(cases)
         self._inputs = Inputs(self.device, fitting, self.seed) if fitting else None
         results: dict[str, CaseResult] = {}
         everywhere = [peer for peer in self.peers if peer.name not in SOMEWHERE]
@@ -115,6 +113,12 @@ class GridRunner(Runner):
                     continue
                 self._timed_group(case, result, peer.name, [*again, peer])
                 yield case, result
+
+    def _with_room(self, cases: Sequence[Case]) -> list[Case]:
+        """Those that fit into memory; the others are left out."""
+        reasons = {case.name: why_no_room(case, self.device) for case in cases}
+        self.left_out |= {name: why for name, why in reasons.items() if why}
+        return [case for case in cases if not reasons[case.name]]
 
     def _somewhere(self) -> list[Peer]:
         return sorted((p for p in self.peers if p.name in SOMEWHERE), key=lambda p: SOMEWHERE.index(p.name))
@@ -147,7 +151,10 @@ class GridRunner(Runner):
         try:
             data, out = self._inputs.of(case)
             result.plan = native_plan(case, data, out)
-            result.plan.pop("candidates", None)
+            if case.on_pieces and any(peer.name == PLAIN for peer in peers):
+                result.plan_plain = native_plan(case, data, out, packed=False)
+            for plan in (result.plan, result.plan_plain):
+                plan.pop("candidates", None)
             reference = SampledReference(case, data, self.seed)
         except Exception as error:
             group.measurements.append(Measurement(OURS, "epigemm", error=describe_error(error)))
