@@ -135,7 +135,7 @@ def forward_for_compilers(graph: Graph, root: nn.Module, title: str) -> Callable
         root: the module.
         title: what tracebacks call the function's file.
     """
-    code = graph.python_code(root_module="self")
+    code = codegen.text_of(graph)
     scope = dict(code.globals)
     made: list[str] = []
     registered: dict[int, tuple[weakref.ref[nn.Module], tuple[str, ...]]] = {}

@@ -14,6 +14,8 @@ from torch.fx import Graph
 from torch.fx.graph import PythonCode
 from torch.fx.node import map_aggregate
 
+from epigemm.fusion.operations import AUGMENTED, hashable
+
 _numbers = count()
 _NAMES_OF_FX = {"self", "inf", "nan", "NoneType", "torch", "device", "fx_pytree", "pytree"}
 
@@ -35,6 +37,14 @@ def function(graph: Graph, name: str) -> Callable[..., Any]:
 def code_of(graph: Graph) -> PythonCode:
     """The same as text."""
     _require_printable(graph)
+    return text_of(graph)
+
+
+def text_of(graph: Graph) -> PythonCode:
+    """The text of a graph; nodes of it that are augmented assignments become calls of `_ASSIGNMENTS`."""
+    for node in graph.nodes:
+        if node.op == "call_function" and hashable(node.target):
+            node.target = _ASSIGNMENTS.get(node.target, node.target)
     return graph.python_code(root_module="self")
 
 
@@ -88,8 +98,20 @@ def own_code(made: Callable[..., Any]) -> Callable[..., Any]:
     return made
 
 
+def _assignment(name: str, sign: str) -> Callable[..., Any]:
+    source = f"def {name}(a, b):\n    a {sign} b\n    return a\n"
+    return compiled(source, name, f"a {sign} b", {"__name__": __name__})
+
+
 def _compiled(source: str, title: str) -> types.CodeType:
     file = f"<epigemm {next(_numbers)}: {title}>"
     # Tracebacks find the generated lines there.
     linecache.cache[file] = (len(source), None, source.splitlines(keepends=True), file)
     return compile(source, file, "exec")
+
+
+# fx writes `a += b; c = a`: where a is a number or a tuple, it is another one for whoever reads it later. A function
+# has an `a` of its own.
+_ASSIGNMENTS: dict[Any, Callable[..., Any]] = {
+    getattr(operator, name): _assignment(name, sign) for name, sign in AUGMENTED.items()
+}

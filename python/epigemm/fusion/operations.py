@@ -23,6 +23,23 @@ PRODUCTS = (LINEAR, MATMUL, MM, ADDMM)
 OF_MATRICES = (MM, ADDMM)  # they refuse operands that are not two-dimensional
 TRANSPOSE = "transpose"
 
+# Python's augmented assignments, by the functions of `operator` that do the same.
+AUGMENTED = {
+    "iadd": "+=",
+    "isub": "-=",
+    "imul": "*=",
+    "itruediv": "/=",
+    "ifloordiv": "//=",
+    "imod": "%=",
+    "ipow": "**=",
+    "imatmul": "@=",
+    "iand": "&=",
+    "ior": "|=",
+    "ixor": "^=",
+    "ilshift": "<<=",
+    "irshift": ">>=",
+}
+
 _LARGEST_SCALAR = 2.0**60
 
 _MODULES: dict[type[nn.Module], str] = {

@@ -17,6 +17,9 @@ from torch import fx
 from torch.fx.proxy import TraceError
 from torch.overrides import TorchFunctionMode
 
+from epigemm.fusion import allowed
+from epigemm.fusion.operations import AUGMENTED
+
 _TRANSPARENT = (str(Path(fx.__file__).parent), str(Path(torch.overrides.__file__)), __file__)
 # Attributes of tensors that are never None.
 _ATTRIBUTES = {
@@ -49,6 +52,12 @@ class Stand(fx.Proxy):
         parts = cast(Any, self.tracer.create_proxy("call_function", unpacked, (self, count), {}))
         return iter([parts[index] for index in range(count)])
 
+    def __setitem__(self, key: Any, value: Any) -> None:
+        raise _refuse(self, "forward assigns items of a tensor")
+
+    def __delitem__(self, key: Any) -> None:
+        raise _refuse(self, "forward deletes items of a tensor")
+
     def __bool__(self) -> bool:
         raise _refuse(self, "forward decides by a tensor's value; proxies cannot be used in control flow")
 
@@ -80,25 +89,48 @@ class Stand(fx.Proxy):
         return id(self)
 
 
+def _augmented(operation: Callable[[Any, Any], Any]) -> Callable[[Stand, Any], Any]:
+    def write(self: Stand, other: Any) -> Any:
+        return self.tracer.create_proxy("call_function", operation, (self, other), {})
+
+    return write
+
+
+# Without them Python takes `a += b` for `a = a + b`, which leaves all that shares memory with `a` as it was. That is
+# right for `@=`, which tensors do not do in place.
+for _name in AUGMENTED:
+    if hasattr(torch.Tensor, f"__{_name}__"):
+        setattr(Stand, f"__{_name}__", _augmented(getattr(operator, _name)))
+
+
 class _Attribute(Stand):
-    """An attribute that was read; a node, unless it is called right away."""
+    """An attribute that was read; a node, unless it is a method and called right away."""
 
     def __init__(self, root: Stand, name: str) -> None:
         self.root, self.attribute, self.tracer = root, name, root.tracer
         self._node: fx.Node | None = None
-        if name not in _ATTRIBUTES and not callable(getattr(torch.Tensor, name, None)):
+        if callable(getattr(torch.Tensor, name, None)):
+            return
+        if name not in _ATTRIBUTES:
             note: Callable[[str], None] = root.tracer.note_maybe_none  # type: ignore[attr-defined]
             note(f".{name}")
+        if not allowed.is_dunder(name):
+            self._node = self._read()  # now: what is done to the tensor later may change it
 
     @property
     def node(self) -> fx.Node:  # type: ignore[override]
         """The node that reads it."""
         if self._node is None:
-            made = self.tracer.create_proxy("call_function", getattr, (self.root, self.attribute), {})
-            self._node = made.node
+            self._node = self._read()
         return self._node
 
+    def _read(self) -> fx.Node:
+        return self.tracer.create_proxy("call_function", getattr, (self.root, self.attribute), {}).node
+
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if self._node is not None and not self._node.users:  # it was read to be called
+            self._node.graph.erase_node(self._node)
+            self._node = None
         return self.tracer.create_proxy("call_method", self.attribute, (self.root, *args), kwargs)
 
 
