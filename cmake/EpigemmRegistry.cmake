@@ -1,10 +1,15 @@
-# Reads csrc/epilogue/registry.def and generates, in the build folder, what exists once per epilogue.
+# Reads csrc/epilogue/registry.def and csrc/gemm/families.def, and generates, in the build folder, what exists once per
+# epilogue and family.
 #
 # Sets EPIGEMM_GENERATED_DIR, EPIGEMM_SM90_SOURCES, EPIGEMM_REPAIR_SOURCES and EPIGEMM_ELEMENTWISE_SOURCES.
 set(EPIGEMM_GENERATED_DIR "${PROJECT_BINARY_DIR}/generated")
 set(EPIGEMM_GEMM_ELEMENTS float16 bfloat16 tf32)
 set(registry "${PROJECT_SOURCE_DIR}/csrc/epilogue/registry.def")
-set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS "${registry}")
+set(families "${PROJECT_SOURCE_DIR}/csrc/gemm/families.def")
+set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS "${registry}" "${families}")
+
+file(STRINGS "${families}" EPIGEMM_FAMILIES REGEX "^EPIGEMM_FAMILY")
+list(TRANSFORM EPIGEMM_FAMILIES REPLACE "^EPIGEMM_FAMILY\\(([a-z0-9_]+)\\)$" "\\1")
 
 file(STRINGS "${registry}" lines REGEX "^EPIGEMM_EPILOGUE")
 set(EPIGEMM_EPILOGUE_INCLUDES "")
@@ -31,12 +36,18 @@ foreach(line IN LISTS lines)
     epigemm_unit(EPIGEMM_ELEMENTWISE_SOURCES elementwise/unit.cu.in elementwise/${EPIGEMM_NAME}.cu)
   endif()
   if(EPIGEMM_GEMM_ARCHITECTURES AND forms STREQUAL "LINEAR_AND_ELEMENTWISE")
-    foreach(EPIGEMM_ELEMENT IN LISTS EPIGEMM_GEMM_ELEMENTS)
-      epigemm_unit(EPIGEMM_SM90_SOURCES gemm/sm90/unit.cu.in sm90/${EPIGEMM_NAME}_${EPIGEMM_ELEMENT}.cu)
-      epigemm_unit(EPIGEMM_SM90_SOURCES gemm/narrow/unit.cu.in narrow/${EPIGEMM_NAME}_${EPIGEMM_ELEMENT}.cu)
+    foreach(family IN LISTS EPIGEMM_FAMILIES)
+      # A template that names an element type is compiled for each of them.
+      file(STRINGS "${PROJECT_SOURCE_DIR}/csrc/gemm/${family}/unit.cu.in" per_element REGEX "@EPIGEMM_ELEMENT@")
+      if(per_element)
+        foreach(EPIGEMM_ELEMENT IN LISTS EPIGEMM_GEMM_ELEMENTS)
+          epigemm_unit(EPIGEMM_SM90_SOURCES gemm/${family}/unit.cu.in ${family}/${EPIGEMM_NAME}_${EPIGEMM_ELEMENT}.cu)
+        endforeach()
+      else()
+        epigemm_unit(EPIGEMM_SM90_SOURCES gemm/${family}/unit.cu.in ${family}/${EPIGEMM_NAME}.cu)
+      endif()
     endforeach()
-    epigemm_unit(EPIGEMM_SM90_SOURCES gemm/split/unit.cu.in split/${EPIGEMM_NAME}.cu)
-    epigemm_unit(EPIGEMM_REPAIR_SOURCES gemm/split/repair_unit.cu.in split/${EPIGEMM_NAME}_repair.cu)
+    epigemm_unit(EPIGEMM_REPAIR_SOURCES gemm/sm90_fp16x3/repair_unit.cu.in sm90_fp16x3/${EPIGEMM_NAME}_repair.cu)
   endif()
 endforeach()
 

@@ -1,5 +1,5 @@
 # One object library per kind of source, each with its own include paths and flags (nothing is set globally): torch's
-# headers reach csrc/torch alone, CUTLASS's headers csrc/gemm/sm90 and csrc/gemm/split alone.
+# headers reach csrc/torch alone, CUTLASS's headers the sources of csrc/gemm alone.
 #
 # Sets EPIGEMM_OBJECTS, the list of object libraries that make up the module.
 set(csrc "${PROJECT_SOURCE_DIR}/csrc")
@@ -22,12 +22,11 @@ function(epigemm_objects name)
   set(EPIGEMM_OBJECTS ${EPIGEMM_OBJECTS} ${name} PARENT_SCOPE)
 endfunction()
 
-# --- the registry and the dispatcher: plain C++ -------------------------------------------------------------------
-file(GLOB core_sources CONFIGURE_DEPENDS "${csrc}/epilogue/*.cpp" "${csrc}/gemm/*.cpp"
-     "${csrc}/gemm/split/dispatch.cpp" "${csrc}/elementwise/*.cpp")
+# --- the registry and the planner: plain C++ ----------------------------------------------------------------------
+file(GLOB core_sources CONFIGURE_DEPENDS "${csrc}/epilogue/*.cpp" "${csrc}/elementwise/*.cpp" "${csrc}/gemm/planner/*.cpp"
+     "${csrc}/gemm/*/coverage.cpp" "${csrc}/gemm/*/family.cpp")
 if(EPIGEMM_GEMM_ARCHITECTURES)
-  file(GLOB sm90_sources CONFIGURE_DEPENDS "${csrc}/gemm/sm90/*.cpp" "${csrc}/gemm/split/kernels.cpp"
-       "${csrc}/gemm/split/repair.cpp")
+  file(GLOB sm90_sources CONFIGURE_DEPENDS "${csrc}/gemm/launch.cpp" "${csrc}/gemm/*/kernels.cpp" "${csrc}/gemm/*/repair.cpp")
 endif()
 epigemm_objects(epigemm_core SOURCES ${core_sources} ${sm90_sources})
 
@@ -85,7 +84,8 @@ if(NOT EPIGEMM_WITH_CUDA)
 endif()
 
 set(cuda_flags -O3 --expt-relaxed-constexpr)
-file(GLOB elementwise_sources CONFIGURE_DEPENDS "${csrc}/elementwise/*.cu" "${csrc}/gemm/split/*.cu")
+file(GLOB elementwise_sources CONFIGURE_DEPENDS "${csrc}/device/*.cu" "${csrc}/elementwise/*.cu"
+     "${csrc}/gemm/sm90_fp16x3/*.cu")
 epigemm_objects(epigemm_elementwise SOURCES ${EPIGEMM_ELEMENTWISE_SOURCES} ${elementwise_sources})
 target_compile_options(epigemm_elementwise PRIVATE ${cuda_flags} ${EPIGEMM_ELEMENTWISE_FLAGS})
 

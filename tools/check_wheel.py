@@ -25,7 +25,7 @@ import locate
 MODULE = "epigemm/_C.so"
 LARGEST_WHEEL_MB = 40
 GEMM_ARCHITECTURE = "sm_90a"
-GEMM_KERNELS = ("cutlass13device_kernel", "epigemm6narrow6kernel")
+GEMM_KERNELS = ("cutlass13device_kernel", "epigemm12sm90_swap_ab6kernel")
 ALLOWED_LIBRARIES = re.compile(
     r"libtorch_cpu\.so|libstdc\+\+\.so\.6|libgcc_s\.so\.1|ld-linux-[\w-]+\.so\.\d|lib(c|m|dl|rt|pthread)\.so\.\d"
 )

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from epigemm._native import build_info, ops
 from epigemm.bench.gradings.products import SCALED, SPLIT, forced_into
+from epigemm.candidates import SWAP_AB
 from epigemm.epilogues import EPILOGUES, Epilogue, EpilogueInputs, fold_batch_norm_reference
 
 DEVICE = torch.device("cuda")
@@ -42,15 +43,29 @@ def reference(epilogue: Epilogue, acc: Tensor, drawn: EpilogueInputs) -> Tensor:
     return epilogue.reference(acc, bias, [operand.double() for operand in drawn.operands], drawn.scalars)
 
 
+def family_number(name: str) -> int:
+    """What a plan calls a family."""
+    return list(build_info()["families"]).index(name)
+
+
+def kernels(arithmetic: str) -> list[tuple[int, int]]:
+    """Family and tile of every kernel for an arithmetic; those for 16 bits are those for TF32."""
+    families: dict[str, dict[str, int]] = build_info()["families"]
+    return [
+        (family_number(name), tile)
+        for name, tiles in families.items()
+        for tile in range(tiles.get(arithmetic, 0))
+    ]
+
+
 def run_fused(epilogue: Epilogue, dtype: torch.dtype) -> int:
     """Every tile of one epilogue and element type."""
     x = torch.randn(M, K, device=DEVICE).to(dtype)
     weight = (torch.randn(N, K, device=DEVICE) / K**0.5).to(dtype)
     drawn = inputs(epilogue, dtype, N)
     expected = reference(epilogue, x.double() @ weight.double().t(), drawn)
-    tiles, narrow = int(build_info()["tiles"]), int(build_info()["narrow_tiles"])
-    plans = [[tile, tile % 2, 2, 1] for tile in range(tiles)]
-    plans += [[tile, 0, 1, 2] for tile in range(tiles - narrow, tiles)]
+    plans = [[family, tile, tile % 2, 2, 1] for family, tile in kernels("tf32")]
+    plans += [[family, tile, 0, 1, 2] for family, tile in kernels("tf32") if family == family_number(SWAP_AB)]
     for plan in plans:
         out = torch.full((M, N), float("nan"), dtype=dtype, device=DEVICE)
         if not ops._fused_linear_out(epilogue.name, x, weight, *drawn, "tf32", plan, out):
@@ -61,7 +76,7 @@ def run_fused(epilogue: Epilogue, dtype: torch.dtype) -> int:
 
 def run_on_pieces(epilogue: Epilogue, arithmetic: str) -> int:
     """Every tile of one epilogue on fp16 pieces, each also where the range guard recomputes."""
-    tiles = int(build_info()[f"{arithmetic}_tiles"])
+    tiles = kernels(arithmetic)
     weight = torch.randn(K, N, device=DEVICE).t() / K**0.5  # transposed: the other way of reading a matrix
     drawn = inputs(epilogue, torch.float32, N)
     for spoiled in (False, True):
@@ -71,7 +86,7 @@ def run_on_pieces(epilogue: Epilogue, arithmetic: str) -> int:
             x[0, 0] = math.inf
         expected = reference(epilogue, x.double() @ weight.double().t(), drawn)
         finite = expected.isfinite().all(dim=1)
-        for tile in range(tiles):
+        for family, tile in tiles:
             out = torch.full((M, N), float("nan"), device=DEVICE)
             forced_into(
                 out,
@@ -82,11 +97,11 @@ def run_on_pieces(epilogue: Epilogue, arithmetic: str) -> int:
                 bias=drawn.bias,
                 operands=drawn.operands,
                 scalars=drawn.scalars,
-                plan=(tile, tile % 2, 2),
+                plan=(family, tile, tile % 2, 2, 1),
             )
             name = f"{epilogue.name} {arithmetic} tile {tile}{' spoiled' * spoiled}"
             expect_close(name, out[finite], expected[finite], PIECES_TOLERANCE[arithmetic])
-    return 2 * tiles
+    return 2 * len(tiles)
 
 
 def run_elementwise(epilogue: Epilogue, dtype: torch.dtype) -> int:

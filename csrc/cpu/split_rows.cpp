@@ -1,10 +1,10 @@
 // The split on a CPU, row by row: the same bits as on a GPU. It serves the tests, not speed.
-#include "gemm/split/split_rows.h"
+#include "gemm/sm90_fp16x3/split_rows.h"
 
 #include "cpu/types.h"
-#include "gemm/split/pieces.h"
+#include "gemm/sm90_fp16x3/pieces.h"
 
-namespace epigemm::split {
+namespace epigemm::sm90_fp16x3 {
 namespace {
 
 using cpu::Float16;
@@ -45,4 +45,4 @@ void split_rows_cpu(const StridedMatrix& matrix, int pieces, void* buffer) {
   }
 }
 
-}  // namespace epigemm::split
+}  // namespace epigemm::sm90_fp16x3

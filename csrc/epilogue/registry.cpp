@@ -1,6 +1,7 @@
 #include "epilogue/registry.h"
 
 #include <cstring>
+#include <type_traits>
 
 #include "epilogue/headers.h"
 
@@ -10,9 +11,17 @@ namespace {
 constexpr bool LINEAR_AND_ELEMENTWISE = true;
 constexpr bool ELEMENTWISE_ONLY = false;
 
+// Functors say nothing where it is false.
+template <class Functor, class = void>
+constexpr bool kIsTranscendental = false;
+template <class Functor>
+constexpr bool kIsTranscendental<Functor, std::void_t<decltype(Functor::is_transcendental)>> =
+    Functor::is_transcendental;
+
 constexpr EpilogueInfo kEpilogues[] = {
-#define EPIGEMM_EPILOGUE(name, Functor, forms) \
-  {EpilogueId::name, #name, forms, Functor::operands.data(), static_cast<int>(Functor::operands.size())},
+#define EPIGEMM_EPILOGUE(name, Functor, forms)                                                                    \
+  {EpilogueId::name,          #name, forms, Functor::operands.data(), static_cast<int>(Functor::operands.size()), \
+   kIsTranscendental<Functor>},
 #include "epilogue/registry.def"
 #undef EPIGEMM_EPILOGUE
 };

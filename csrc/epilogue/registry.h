@@ -28,6 +28,7 @@ struct EpilogueInfo {
   bool linear;              // has fused GEMM kernels
   const Operand* operands;  // accumulator first
   int operand_count;        // accumulator included
+  bool is_transcendental;   // its `apply` calls exp or the like: what its epilogue costs (a functor says so of itself)
 };
 
 const EpilogueInfo* epilogues();                   // kEpilogueCount of them, in the order of registry.def

@@ -1,4 +1,4 @@
-// The grid of output tiles, as the cost models of dispatch see it.
+// The grid of output tiles, as the cost models see it.
 #pragma once
 
 #include <algorithm>
@@ -39,13 +39,6 @@ inline int choose_swizzle(const Grid& grid, int ctas_per_cluster, int multiproce
     if (pads_next_to_nothing(grid, swizzle, ctas_per_cluster, multiprocessors)) return swizzle;
   }
   return 1;
-}
-
-// A swizzle that was measured with another number of rows: kept where it fits this grid too.
-inline int fitting_swizzle(int measured, const Grid& grid, int ctas_per_cluster, int multiprocessors) {
-  return pads_next_to_nothing(grid, measured, ctas_per_cluster, multiprocessors)
-             ? measured
-             : choose_swizzle(grid, ctas_per_cluster, multiprocessors);
 }
 
 }  // namespace epigemm

@@ -1,8 +1,9 @@
-// What travels from the binding to the kernels: plain structs, no tensor, no CUTLASS type.
+// What travels from the binding to the planner and the kernels: plain structs, no tensor, no CUTLASS type.
 #pragma once
 
 #include <cstdint>
 
+#include "device/device.h"
 #include "epilogue/registry.h"
 
 namespace epigemm {
@@ -22,39 +23,69 @@ constexpr const char* element_name(ElementType element) {
 enum class Arithmetic {
   IEEE,    // every product and sum in fp32
   TF32,    // products of 10-bit mantissas on the tensor cores, sums in fp32
-  Split,   // three products of two fp16 pieces: fp32's accuracy (gemm/split)
-  Scaled,  // one product of fp16 pieces, every row scaled to fp16's range: TF32's mantissas at twice its rate
+  Split,   // fp16x3: three products of two fp16 slices, fp32's accuracy
+  Scaled,  // fp16x1: one product of fp16 slices, every row scaled to fp16's range, TF32's mantissas at twice its rate
 };
 
-// A row-major matrix: columns are adjacent.
+// A matrix in memory.
 struct Matrix {
   void* data = nullptr;
-  int64_t row_stride = 0;  // elements
+  ElementType element = ElementType::Float16;
+  int64_t row_stride = 0, column_stride = 1;  // elements
 };
 
 // D = epilogue(x @ weight^T): x is M x K, weight N x K, out (D) M x N.
 struct Problem {
   EpilogueId epilogue = EpilogueId::bias;
-  ElementType element = ElementType::Float16;
   Arithmetic arithmetic = Arithmetic::IEEE;
   int64_t m = 0, n = 0, k = 0;
   Matrix x, weight, out;
+  int alignment = 0;                    // bytes: the largest power of two that divides the address of all three
   OperandValue operands[kMaxOperands];  // in the epilogue's order, the accumulator left out
-  int capability = 0;                   // 90 = sm_90; 0 = not a CUDA device
-  int multiprocessors = 0;
-  int device = 0;
+  bool has_bias = true;                 // counts only where the epilogue has one
+  bool are_operands_contiguous = true;  // every per-column vector has stride 1
+  bool is_packed = false;               // fp16 slices: the weight's are there already
+  bool is_tf32_allowed = false;         // fp32: to PyTorch's GEMM
+  bool is_batch_invariant = false;      // the plan must not depend on M
+  void* workspace = nullptr;            // fp16 slices of x, and of a weight that is not packed
+  void* packed_weight = nullptr;        // the weight's fp16 slices, where they are there already
+  Device device;
   void* stream = nullptr;  // cudaStream_t
 };
 
 // The order in which a persistent kernel walks the grid of output tiles.
 enum class Raster { AlongM = 0, AlongN = 1 };
 
-// Which kernel runs a problem, and how.
+// Who computes a problem: a family of fused kernels, or PyTorch's GEMM followed by what it does not do itself.
+enum class FamilyId : int {
+#define EPIGEMM_FAMILY(name) name,
+#include "gemm/families.def"
+#undef EPIGEMM_FAMILY
+  fallback,
+};
+
+constexpr int kFamilyCount = static_cast<int>(FamilyId::fallback);
+
+// How a problem is computed.
 struct Plan {
-  int tile = 0;  // index into the tiles of the problem's arithmetic
+  FamilyId family = FamilyId::fallback;
+  int tile = 0;  // index into the family's tiles for the problem's arithmetic
   Raster raster = Raster::AlongM;
   int swizzle = 1;  // width of the strips of tiles that are walked together, in clusters
-  int splits = 1;   // CTAs that share the K of a tile (gemm/narrow)
+  int splits = 1;   // CTAs that share the K of a tile
+
+  bool is_fused() const { return family != FamilyId::fallback; }
+};
+
+inline bool operator==(const Plan& a, const Plan& b) {
+  return a.family == b.family && a.tile == b.tile && a.raster == b.raster && a.swizzle == b.swizzle &&
+         a.splits == b.splits;
+}
+
+// A plan and the time that is expected of it.
+struct Candidate {
+  Plan plan;
+  double microseconds = 0;
 };
 
 }  // namespace epigemm

@@ -6,6 +6,7 @@
 #include "torch/arguments.h"
 
 #if EPIGEMM_WITH_CUDA
+#include "device/query.h"
 #include "elementwise/launch.h"
 #endif
 

@@ -1,16 +1,14 @@
 // epigemm::_build_info, _registry and _cuda_status: what this binary is, as JSON.
 #include "cpu/kernels.h"
-#include "gemm/dispatch.h"
-#include "gemm/split/tiles.h"
-#include "gemm/tuned.h"
+#include "gemm/planner/family.h"
+#include "gemm/planner/measured.h"
 #include "torch/arguments.h"
 
 #if EPIGEMM_WITH_CUDA
-#include "elementwise/launch.h"
+#include "device/query.h"
 #endif
 #if EPIGEMM_WITH_SM90
-#include "gemm/sm90/kernels.h"
-#include "gemm/split/kernels.h"
+#include "gemm/launch.h"
 #endif
 
 namespace epigemm::binding {
@@ -18,10 +16,28 @@ namespace {
 
 int gemm_kernels() {
 #if EPIGEMM_WITH_SM90
-  return sm90::kernel_count() + split::kernel_count();
+  return gemm_kernel_count();
 #else
   return 0;
 #endif
+}
+
+// {"tiles": {arithmetic: number of tiles}}, for the arithmetics that a family multiplies in.
+void write_family(std::ostream& json, FamilyId id) {
+  constexpr std::pair<const char*, Arithmetic> arithmetics[] = {
+      {"tf32", Arithmetic::TF32}, {"split", Arithmetic::Split}, {"scaled", Arithmetic::Scaled}};
+  const Family& family = family_of(id);
+  json << (id == static_cast<FamilyId>(0) ? "" : ", ") << "\"" << family_name(id) << "\": {";
+  bool is_first = true;
+  for (const auto& [name, arithmetic] : arithmetics) {
+    Problem problem;
+    problem.arithmetic = arithmetic;
+    problem.x.element = problem.weight.element = problem.out.element = ElementType::Float32;
+    if (!family.computes(problem)) continue;
+    json << (is_first ? "" : ", ") << "\"" << name << "\": " << family.tile_count(arithmetic);
+    is_first = false;
+  }
+  json << "}";
 }
 
 std::string build_info() {
@@ -31,10 +47,10 @@ std::string build_info() {
        << "\", \"torch_headers\": \"" << EPIGEMM_TORCH_HEADERS << "\", \"torch_floor\": \"2.10\""
        << ", \"elementwise_architectures\": \"" << EPIGEMM_ELEMENTWISE_ARCHITECTURES << "\", \"gemm_architectures\": \""
        << EPIGEMM_GEMM_ARCHITECTURES << "\", \"compiler\": \"" << EPIGEMM_COMPILER
-       << "\", \"gemm_kernels\": " << gemm_kernels() << ", \"tiles\": " << kTileCount
-       << ", \"narrow_tiles\": " << narrow::kTileCount << ", \"tiles_fingerprint\": \"" << tuned::tiles_fingerprint()
-       << "\""
-       << ", \"split_tiles\": " << split::kSplitTileCount << ", \"scaled_tiles\": " << split::kScaledTileCount
+       << "\", \"gemm_kernels\": " << gemm_kernels() << ", \"tiles_fingerprint\": \"" << measured::tiles_fingerprint()
+       << "\", \"families\": {";
+  for (int id = 0; id < kFamilyCount; ++id) write_family(json, static_cast<FamilyId>(id));
+  json << "}"
        << ", \"cpu_level\": \"" << cpu::level() << "\"}";
   return json.str();
 }

@@ -32,12 +32,9 @@ STABLE_TORCH_LIBRARY(epigemm, m) {
       "_fold_batch_norm_out(Tensor? bias, Tensor? scale, Tensor? running_mean, Tensor? running_var, Tensor? bn_weight,"
       " Tensor? bn_bias, float eps, Tensor(a!) out) -> ()");
   m.def(
-      "_plan_linear(str epilogue, int m, int n, int k, int x_row_stride, int weight_row_stride, int out_row_stride,"
-      " int alignment, str dtype, str arithmetic, int capability, int multiprocessors,"
-      " bool has_bias=True, int device=-1) -> str");
-  m.def(
-      "_plan_linear_invariant(str epilogue, int m, int n, int k, str dtype, str arithmetic, int capability,"
-      " int multiprocessors) -> str");
+      "_plan(str epilogue, int m, int n, int k, int[]? strides, int alignment, str dtype, str arithmetic, bool packed,"
+      " bool tf32_allowed, bool has_bias, bool invariant, int[]? gpu, int device) -> str");
+  m.def("_is_fallback_one_kernel(int m, int n, int k, str dtype, bool tf32_allowed, int[]? gpu, int device) -> bool");
   m.def(
       "_explain_linear(str epilogue, Tensor x, Tensor weight, Tensor? bias, Tensor[]? operands, float[]? scalars,"
       " str arithmetic, Tensor out) -> str");
@@ -46,17 +43,10 @@ STABLE_TORCH_LIBRARY(epigemm, m) {
       "_split_linear_out(str epilogue, Tensor x, Tensor weight, Tensor? pack, Tensor(b!) workspace, Tensor? bias,"
       " Tensor[]? operands, float[]? scalars, str arithmetic, int[]? plan, Tensor(a!) out) -> ()");
   m.def(
-      "_plan_split(str epilogue, int m, int n, int k, bool packed, str arithmetic, bool tf32_allowed, int capability,"
-      " int multiprocessors, bool has_bias=True, int device=-1) -> str");
-  m.def(
-      "_plan_split_invariant(str epilogue, int m, int n, int k, bool packed, str arithmetic, int capability,"
-      " int multiprocessors) -> str");
-  m.def(
       "_fp32_linear_out(str epilogue, Tensor x, Tensor weight, Tensor? bias, Tensor[]? operands, float[]? scalars,"
       " Tensor(a!) out) -> ()");
-  m.def("_load_tuned(int device, int[] rows, bool shipped) -> ()");
-  m.def("_clear_tuned(int device) -> ()");
-  m.def("_tuned_bucket(int m) -> int");
+  m.def("_load_measured(int device, int[] rows) -> ()");
+  m.def("_clear_measured(int device) -> ()");
   m.def("_build_info() -> str");
   m.def("_registry() -> str");
   m.def("_cuda_status(int device) -> str");

@@ -1,14 +1,14 @@
-// epigemm::_fused_linear_out, _explain_linear and _plan_linear: tensors -> Problem -> Plan -> launch.
-#include <cstring>
+// epigemm::_fused_linear_out and _explain_linear: tensors -> Problem -> Plan -> launch.
+#include <algorithm>
 
-#include "gemm/dispatch.h"
+#include "gemm/planner/planner.h"
 #include "torch/plans.h"
 
 #if EPIGEMM_WITH_CUDA
-#include "elementwise/launch.h"
+#include "device/query.h"
 #endif
 #if EPIGEMM_WITH_SM90
-#include "gemm/sm90/kernels.h"
+#include "gemm/launch.h"
 #endif
 
 namespace epigemm::binding {
@@ -50,16 +50,28 @@ void check_shapes(const TensorView& x, const TensorView& weight, const TensorVie
   check(fits, "out has shape ", Shape{out}, ", expected x's with ", weight.size(0), " in place of the last dimension");
 }
 
+// The largest power of two, at most 256, that divides an address.
+int alignment_of(const void* pointer) {
+  const auto address = reinterpret_cast<uintptr_t>(pointer);
+  return static_cast<int>(address == 0 ? 256 : std::min<uintptr_t>(address & (~address + 1), 256));
+}
+
 void set_device(const TensorView& x, Problem* problem) {
 #if EPIGEMM_WITH_CUDA
-  if (x.is_cuda()) {
-    problem->device = x.device();
-    problem->capability = cuda::device(problem->device).capability;
-    problem->multiprocessors = cuda::device(problem->device).multiprocessors;
-  }
+  if (x.is_cuda()) problem->device = cuda::device(x.device());
 #else
   (void)x, (void)problem;
 #endif
+}
+
+bool are_contiguous(const EpilogueInfo& epilogue, const Problem& problem) {
+  for (int i = 1; i < epilogue.operand_count; ++i) {
+    const OperandValue& value = problem.operands[i - 1];
+    if (epilogue.operands[i].kind == OperandKind::PerColumn && value.data && value.stride != 1 && problem.n > 1) {
+      return false;
+    }
+  }
+  return true;
 }
 
 LinearCall make_call(const Name& epilogue_name, const TensorView& x, const TensorView& weight,
@@ -70,11 +82,14 @@ LinearCall make_call(const Name& epilogue_name, const TensorView& x, const Tenso
   LinearCall call;
   Problem& problem = call.problem;
   problem.epilogue = epilogue.id;
-  problem.element = element_of(x, "x");
-  check(element_of(weight, "weight") == problem.element && element_of(out, "out") == problem.element,
+  const ElementType element = element_of(x, "x");
+  check(element_of(weight, "weight") == element && element_of(out, "out") == element,
         "x, weight and out must have the same dtype");
+  problem.x.element = problem.weight.element = problem.out.element = element;
   check(weight.is_beside(x) && out.is_beside(x), "x, weight and out must be on the same device");
   problem.arithmetic = arithmetic_named(arithmetic);
+  check(problem.arithmetic == Arithmetic::IEEE || problem.arithmetic == Arithmetic::TF32,
+        "arithmetic must be ieee or tf32 here, got ", arithmetic.text(), ": that runs by way of _split_linear_out");
   problem.n = weight.size(0);
   problem.k = weight.size(1);
   problem.m = 1;
@@ -90,103 +105,40 @@ LinearCall make_call(const Name& epilogue_name, const TensorView& x, const Tenso
     call.not_representable = "out is not a row-major matrix";
   }
   problem.out.data = out.mutable_data();
+  problem.alignment =
+      std::min({alignment_of(problem.x.data), alignment_of(problem.weight.data), alignment_of(problem.out.data)});
+  // Where an epilogue has a bias it is its first operand.
+  problem.has_bias = problem.operands[0].data != nullptr;
+  problem.are_operands_contiguous = are_contiguous(epilogue, problem);
   return call;
-}
-
-// Why no fused kernel runs a call; empty where one does.
-std::string why_not(const LinearCall& call) {
-  std::string reason = call.not_representable;
-  if (reason.empty()) reason = why_not_fused(traits_of(call.problem));
-#if !EPIGEMM_WITH_SM90
-  if (reason.empty()) reason = "epigemm was built without the Hopper GEMM kernels";
-#endif
-  return reason;
-}
-
-TileText describe(int index, ElementType element) {
-  const int k = sm90::kTileKBytes / element_bytes(element);
-  if (is_narrow(index)) {
-    const narrow::Tile& tile = narrow::kTiles[index - sm90::kTileCount];
-    return {tile.m, tile.n, k, 1, 1, "narrow", /*transposed=*/false};
-  }
-  const sm90::Tile& tile = sm90::kTiles[index];
-  return {tile.m, tile.n, k, tile.cluster_m, tile.cluster_n, schedule_name(tile.schedule), /*transposed=*/false};
-}
-
-// `representable`: the tensors are matrices, so that the traits tell all about them.
-std::string plan_json(const ProblemTraits& traits, const std::string& why_not, bool representable) {
-  Answer answer{why_not, {}, std::nullopt, second_path_microseconds(traits)};
-  if (representable && why_not_covered(traits).empty()) {
-    answer.candidates = rank_candidates(traits);
-    answer.measured = measured_choice(traits);
-  }
-  return binding::plan_json(answer, [&](int index) { return describe(index, traits.element); });
 }
 
 std::string explain_linear(const Name& epilogue, const TensorView& x, const TensorView& weight,
                            const std::optional<TensorView>& bias, const List<TensorView>& operands,
                            const List<double>& scalars, const Name& arithmetic, const TensorView& out) {
   const LinearCall call = make_call(epilogue, x, weight, bias, operands, scalars, arithmetic, out);
-  return plan_json(traits_of(call.problem), why_not(call), call.not_representable.empty());
-}
-
-std::string plan_linear(const Name& epilogue, int64_t m, int64_t n, int64_t k, int64_t x_row_stride,
-                        int64_t weight_row_stride, int64_t out_row_stride, int64_t alignment, const Name& dtype,
-                        const Name& arithmetic, int64_t capability, int64_t multiprocessors, bool has_bias,
-                        int64_t device) {
-  check(m >= 0 && n >= 0 && k >= 0, "m, n and k must not be negative, got ", m, ", ", n, ", ", k);
-  check(multiprocessors > 0, "multiprocessors must be positive, got ", multiprocessors);
-  ProblemTraits traits;
-  traits.epilogue = epilogue_named(epilogue).id;
-  traits.element = element_named(dtype);
-  traits.arithmetic = arithmetic_named(arithmetic);
-  traits.m = m;
-  traits.n = n;
-  traits.k = k;
-  traits.x_row_stride = x_row_stride;
-  traits.weight_row_stride = weight_row_stride;
-  traits.out_row_stride = out_row_stride;
-  traits.alignment = static_cast<int>(alignment);
-  traits.capability = static_cast<int>(capability);
-  traits.multiprocessors = static_cast<int>(multiprocessors);
-  traits.has_bias = has_bias;
-  traits.device = static_cast<int>(device);
-  return plan_json(traits, why_not_fused(traits), /*representable=*/true);
-}
-
-// What a batch-invariant call on aligned, row-major tensors runs on.
-std::string plan_linear_invariant(const Name& epilogue, int64_t m, int64_t n, int64_t k, const Name& dtype,
-                                  const Name& arithmetic, int64_t capability, int64_t multiprocessors) {
-  check(m >= 0 && n >= 0 && k >= 0, "m, n and k must not be negative, got ", m, ", ", n, ", ", k);
-  check(multiprocessors > 0, "multiprocessors must be positive, got ", multiprocessors);
-  ProblemTraits traits;
-  traits.epilogue = epilogue_named(epilogue).id;
-  traits.element = element_named(dtype);
-  traits.arithmetic = arithmetic_named(arithmetic);
-  traits.m = m;
-  traits.n = n;
-  traits.k = traits.x_row_stride = traits.weight_row_stride = k;
-  traits.out_row_stride = n;
-  traits.alignment = 16;
-  traits.capability = static_cast<int>(capability);
-  traits.multiprocessors = static_cast<int>(multiprocessors);
-  const Answer answer{why_not_covered(traits), {invariant_candidate(traits)}, std::nullopt, 0};
-  return binding::plan_json(answer, [&](int index) { return describe(index, traits.element); });
+  std::string why_not = call.not_representable;
+#if !EPIGEMM_WITH_SM90
+  if (why_not.empty() && why_not_fused(call.problem).empty()) {
+    why_not = "epigemm was built without the Hopper GEMM kernels";
+  }
+#endif
+  return plan_json(call.problem, why_not);
 }
 
 #if EPIGEMM_WITH_CUDA
 
-// What becomes of a call. A forced plan asks whether a kernel can run, not whether it should.
-Decision decide(const ProblemTraits& traits, const std::vector<int64_t>& forced) {
+// A forced plan asks whether a kernel can run, not whether it should.
+Plan plan_for(const Problem& problem, const std::vector<int64_t>& forced) {
 #if EPIGEMM_WITH_SM90
-  if (forced.empty()) return epigemm::decide(traits);
-  if (!why_not_covered(traits).empty()) return {};
-  const Plan plan = forced_plan(forced, kTileCount);
-  const std::string reason = why_not_planned(traits, plan);
+  if (forced.empty()) return choose_plan(problem);
+  if (!why_not_covered(problem).empty()) return {};
+  const Plan plan = forced_plan(problem, forced);
+  const std::string reason = why_not_planned(problem, plan);
   check(reason.empty(), "plan: ", reason);
-  return {true, plan};
+  return plan;
 #else
-  (void)traits, (void)forced;
+  (void)problem, (void)forced;
   return {};
 #endif
 }
@@ -198,13 +150,12 @@ bool fused_linear_out(const Name& epilogue, const TensorView& x, const TensorVie
   LinearCall call = make_call(epilogue, x, weight, bias, operands, scalars, arithmetic, out);
   if (!call.not_representable.empty()) return false;
   Problem& problem = call.problem;
-  const Decision decision = decide(traits_of(problem), forced.values);
-  if (!decision.fused) return false;
+  const Plan plan = plan_for(problem, forced.values);
+  if (!plan.is_fused()) return false;
 #if EPIGEMM_WITH_SM90
-  const CurrentDevice guard(problem.device);
-  problem.stream = current_stream(problem.device);
-  const Plan& plan = decision.plan;
-  const char* refused = sm90::find_launch(problem.epilogue, problem.element, plan.tile)(problem, plan);
+  const CurrentDevice guard(problem.device.index);
+  problem.stream = current_stream(problem.device.index);
+  const char* refused = launch(problem, plan);
   check(!refused, "the fused kernel could not be launched: ", refused ? refused : "", " ", cuda::last_error());
 #endif
   return true;
@@ -216,8 +167,6 @@ bool fused_linear_out(const Name& epilogue, const TensorView& x, const TensorVie
 }  // namespace epigemm::binding
 
 STABLE_TORCH_LIBRARY_IMPL(epigemm, CompositeExplicitAutograd, m) {
-  m.impl("_plan_linear", TORCH_BOX(&epigemm::binding::plan_linear));
-  m.impl("_plan_linear_invariant", TORCH_BOX(&epigemm::binding::plan_linear_invariant));
   m.impl("_explain_linear", TORCH_BOX(&epigemm::binding::explain_linear));
 }
 

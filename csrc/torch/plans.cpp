@@ -1,77 +1,155 @@
+// epigemm::_plan and _is_fallback_one_kernel: what becomes of a problem that is given in numbers.
 #include "torch/plans.h"
 
 #include <algorithm>
+#include <sstream>
+
+#include "gemm/planner/fallback.h"
+#include "gemm/planner/family.h"
+#include "gemm/planner/planner.h"
+
+#if EPIGEMM_WITH_CUDA
+#include "device/query.h"
+#endif
 
 namespace epigemm::binding {
 namespace {
 
-// `measured`: microseconds, 0 where only the cost model's are known.
-void write_plan(std::ostream& json, const Candidate& candidate, double measured, const DescribeTile& describe) {
+// `measured`: microseconds, 0 where only a cost model's are known.
+void write_plan(std::ostream& json, const Problem& problem, const Candidate& candidate, double measured) {
   const Plan& plan = candidate.plan;
-  const TileText tile = describe(candidate.plan.tile);
-  json << "\"tile_index\": " << candidate.plan.tile << ", \"tile\": \"" << tile.m << "x" << tile.n << "x" << tile.k
+  const TileText tile = family_of(plan.family).describe(problem, plan.tile);
+  const int family = static_cast<int>(plan.family), raster = static_cast<int>(plan.raster);
+  json << "\"family\": \"" << family_name(plan.family) << "\", \"tile\": \"" << tile.m << "x" << tile.n << "x" << tile.k
        << "\", \"cluster\": \"" << tile.cluster_m << "x" << tile.cluster_n << "\", \"schedule\": \"" << tile.schedule
-       << (tile.transposed ? " transposed" : "") << "\", \"raster\": \""
-       << (candidate.plan.raster == Raster::AlongM ? "along_m" : "along_n") << "\", \"swizzle\": " << plan.swizzle
-       << ", \"splits\": " << plan.splits << ", \"plan\": [" << plan.tile << ", " << static_cast<int>(plan.raster)
-       << ", " << plan.swizzle << ", " << plan.splits << "], \"predicted_us\": " << candidate.microseconds;
+       << "\", \"raster\": \"" << (plan.raster == Raster::AlongM ? "along_m" : "along_n")
+       << "\", \"swizzle\": " << plan.swizzle << ", \"splits\": " << plan.splits << ", \"plan\": [" << family << ", "
+       << plan.tile << ", " << raster << ", " << plan.swizzle << ", " << plan.splits
+       << "], \"predicted_us\": " << candidate.microseconds;
   if (measured > 0) json << ", \"measured_us\": " << measured;
 }
 
-bool same_plan(const Plan& a, const Plan& b) {
-  return a.tile == b.tile && a.raster == b.raster && a.swizzle == b.swizzle && a.splits == b.splits;
+// The measured plan first.
+std::vector<Candidate> with_measured(const Problem& problem, std::vector<Candidate> candidates, const Plan& measured) {
+  const auto is_measured = [&](const Candidate& candidate) { return candidate.plan == measured; };
+  candidates.erase(std::remove_if(candidates.begin(), candidates.end(), is_measured), candidates.end());
+  candidates.insert(candidates.begin(), {measured, family_of(measured.family).microseconds(problem, measured)});
+  return candidates;
 }
 
-// The measured plan first. The model's time for it is that of its tile, with whatever raster and swizzle.
-std::vector<Candidate> with_measured(std::vector<Candidate> candidates, const Plan& measured) {
-  double predicted = 0;
-  for (const Candidate& candidate : candidates) {
-    if (candidate.plan.tile == measured.tile) predicted = candidate.microseconds;
+Device described_device(const std::vector<int64_t>& gpu, int64_t index) {
+  check(gpu.empty() || gpu.size() == 2 || gpu.size() == 4,
+        "gpu must be empty or [capability, multiprocessors], then perhaps clock_mhz and memory_bytes_per_us, got ",
+        gpu.size(), " numbers");
+  check(index >= -1 && index < measured::kMostDevices, "device must be the index of a CUDA device or -1, got ", index);
+#if EPIGEMM_WITH_CUDA
+  if (gpu.empty() && index >= 0) return cuda::device(static_cast<int>(index));
+#endif
+  Device device;
+  device.index = static_cast<int>(index);
+  if (gpu.size() >= 2) {
+    constexpr int64_t kMost = 1 << 16;
+    check(gpu[1] > 0 && gpu[1] <= kMost, "multiprocessors must be in 1..", kMost, ", got ", gpu[1]);
+    device.capability = static_cast<int>(gpu[0]);
+    device.multiprocessors = static_cast<int>(gpu[1]);
   }
-  const auto is_measured = [&](const Candidate& candidate) { return same_plan(candidate.plan, measured); };
-  candidates.erase(std::remove_if(candidates.begin(), candidates.end(), is_measured), candidates.end());
-  candidates.insert(candidates.begin(), {measured, predicted});
-  return candidates;
+  if (gpu.size() == 4) {
+    device.clock_mhz = static_cast<double>(gpu[2]);
+    device.memory_bytes_per_us = static_cast<double>(gpu[3]);
+  }
+  return with_assumed_speed(device);
+}
+
+std::string plan(const Name& epilogue, int64_t m, int64_t n, int64_t k, const List<int64_t>& strides, int64_t alignment,
+                 const Name& dtype, const Name& arithmetic, bool is_packed, bool is_tf32_allowed, bool has_bias,
+                 bool is_batch_invariant, const List<int64_t>& gpu, int64_t device) {
+  check(m >= 0 && n >= 0 && k >= 0, "m, n and k must not be negative, got ", m, ", ", n, ", ", k);
+  check(strides.values.empty() || strides.values.size() == 3,
+        "strides must be empty or those of the rows of x, weight and out, got ", strides.values.size(), " numbers");
+  const ElementType element = element_named(dtype);
+  const bool is_contiguous = strides.values.empty();
+  Problem problem;
+  problem.epilogue = epilogue_named(epilogue).id;
+  problem.arithmetic = arithmetic_named(arithmetic);
+  problem.m = m;
+  problem.n = n;
+  problem.k = k;
+  problem.x = {nullptr, element, is_contiguous ? k : strides.values[0]};
+  problem.weight = {nullptr, element, is_contiguous ? k : strides.values[1]};
+  problem.out = {nullptr, element, is_contiguous ? n : strides.values[2]};
+  problem.alignment = static_cast<int>(alignment);
+  problem.has_bias = has_bias;
+  problem.is_packed = is_packed;
+  problem.is_tf32_allowed = is_tf32_allowed;
+  problem.is_batch_invariant = is_batch_invariant;
+  problem.device = described_device(gpu.values, device);
+  return plan_json(problem);
+}
+
+bool is_fallback_one_kernel(int64_t m, int64_t n, int64_t k, const Name& dtype, bool is_tf32_allowed,
+                            const List<int64_t>& gpu, int64_t device) {
+  Problem problem;
+  problem.epilogue = EpilogueId::bias;
+  problem.m = m;
+  problem.n = n;
+  problem.k = k;
+  problem.x.element = problem.weight.element = problem.out.element = element_named(dtype);
+  problem.out.row_stride = n;
+  problem.is_tf32_allowed = is_tf32_allowed;
+  problem.device = described_device(gpu.values, device);
+  return m == 0 || n == 0 || k == 0 || problem.device.multiprocessors == 0 ||
+         is_fallback_expected_in_one_kernel(problem);
 }
 
 }  // namespace
 
-std::string plan_json(const Answer& answer, const DescribeTile& describe, const std::string& more) {
-  const std::optional<tuned::Choice>& measured = answer.measured;
-  const std::vector<Candidate> candidates =
-      measured ? with_measured(answer.candidates, measured->plan) : answer.candidates;
-  const auto measured_us = [&](std::size_t i) { return measured && i == 0 ? measured->fused_microseconds : 0; };
-  const char* source = !measured ? "model" : measured->shipped ? "default" : "cache";
-  const bool fused = answer.why_not.empty();
+std::string plan_json(const Problem& problem, const std::string& more_why_not) {
+  const std::string not_covered = more_why_not.empty() ? why_not_covered(problem) : more_why_not;
+  const std::string why_not = more_why_not.empty() ? why_not_fused(problem) : more_why_not;
+  std::vector<Candidate> candidates;
+  std::optional<measured::Choice> found;
+  if (not_covered.empty()) {
+    found = find_measured(problem);
+    candidates = rank_candidates(problem);
+    if (found) candidates = with_measured(problem, std::move(candidates), found->plan);
+  }
+  const auto measured_us = [&](std::size_t i) { return found && i == 0 ? found->fused_microseconds : 0; };
+  const bool is_fused = why_not.empty();
   std::ostringstream json;
-  json << "{\"fused\": " << (fused ? "true" : "false") << ", \"why_not\": \"" << answer.why_not << "\", \"source\": \""
-       << source << "\", \"second_path_us\": " << answer.second_path_microseconds << more;
-  if (measured) json << ", \"second_path_measured_us\": " << measured->second_path_microseconds;
-  if (fused) {
+  json << std::boolalpha << "{\"fused\": " << is_fused << ", \"why_not\": \"" << why_not
+       << "\", \"why_not_covered\": \"" << not_covered << "\", \"source\": \"" << (found ? "cache" : "model")
+       << "\", \"fallback_us\": " << fallback_microseconds(problem)
+       << ", \"is_speed_assumed\": " << problem.device.is_speed_assumed;
+  if (found) json << ", \"fallback_measured_us\": " << found->fallback_microseconds;
+  if (is_fused) {
     json << ", ";
-    write_plan(json, candidates.front(), measured_us(0), describe);
+    write_plan(json, problem, candidates.front(), measured_us(0));
   }
   json << ", \"candidates\": [";
   for (std::size_t i = 0; i < candidates.size(); ++i) {
     json << (i ? ", {" : "{");
-    write_plan(json, candidates[i], measured_us(i), describe);
+    write_plan(json, problem, candidates[i], measured_us(i));
     json << "}";
   }
   json << "]}";
   return json.str();
 }
 
-Plan forced_plan(const std::vector<int64_t>& numbers, int tile_count) {
-  check(numbers.size() == 3 || numbers.size() == 4,
-        "plan must be [tile_index, raster, max_swizzle, splits], splits left out for 1, or empty, got ", numbers.size(),
+Plan forced_plan(const Problem& problem, const std::vector<int64_t>& numbers) {
+  check(numbers.size() == 5, "plan must be [family, tile, raster, swizzle, splits] or empty, got ", numbers.size(),
         " numbers");
-  check(numbers[0] >= 0 && numbers[0] < tile_count, "plan: tile_index must be in 0..", tile_count - 1, ", got ",
+  check(numbers[0] >= 0 && numbers[0] < kFamilyCount, "plan: family must be in 0..", kFamilyCount - 1, ", got ",
         numbers[0]);
-  check(numbers[1] == 0 || numbers[1] == 1, "plan: raster must be 0 (along M) or 1 (along N), got ", numbers[1]);
-  check(numbers[2] >= 1 && numbers[2] <= 8, "plan: max_swizzle must be in 1..8, got ", numbers[2]);
-  const int64_t splits = numbers.size() == 4 ? numbers[3] : 1;
+  const auto id = static_cast<FamilyId>(numbers[0]);
+  const Family& family = family_of(id);
+  check(family.computes(problem), "plan: family ", family_name(id), " does not multiply in this arithmetic");
+  const int tiles = family.tile_count(problem.arithmetic);
+  check(numbers[1] >= 0 && numbers[1] < tiles, "plan: tile must be in 0..", tiles - 1, ", got ", numbers[1]);
+  check(numbers[2] == 0 || numbers[2] == 1, "plan: raster must be 0 (along M) or 1 (along N), got ", numbers[2]);
+  check(numbers[3] >= 1 && numbers[3] <= 8, "plan: swizzle must be in 1..8, got ", numbers[3]);
+  const int64_t splits = numbers[4];
   check(splits == 1 || splits == 2 || splits == 4 || splits == 8, "plan: splits must be 1, 2, 4 or 8, got ", splits);
-  return {static_cast<int>(numbers[0]), static_cast<Raster>(numbers[1]), static_cast<int>(numbers[2]),
+  return {id, static_cast<int>(numbers[1]), static_cast<Raster>(numbers[2]), static_cast<int>(numbers[3]),
           static_cast<int>(splits)};
 }
 
@@ -84,3 +162,8 @@ ElementType element_named(const Name& name) {
 }
 
 }  // namespace epigemm::binding
+
+STABLE_TORCH_LIBRARY_IMPL(epigemm, CompositeExplicitAutograd, m) {
+  m.impl("_plan", TORCH_BOX(&epigemm::binding::plan));
+  m.impl("_is_fallback_one_kernel", TORCH_BOX(&epigemm::binding::is_fallback_one_kernel));
+}

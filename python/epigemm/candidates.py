@@ -18,10 +18,12 @@ from epigemm._native import ops
 from epigemm.epilogues import Epilogue
 
 TORCH: tuple[int, ...] = ()
-"""In place of a plan: torch's own path."""
+"""In place of a plan: the fallback, torch's GEMM and one elementwise kernel where that does not do everything."""
 
 _fused_linear_out = ops._fused_linear_out.default
 _split_linear_out = ops._split_linear_out.default
+SWAP_AB = "sm90_swap_ab"
+"""The family of kernels whose tiles are walked in one order only."""
 _RASTERS = ("along_m", "along_n")
 _HOPELESS = 1.7  # times the best predicted time
 
@@ -45,10 +47,10 @@ class Call:
         k = self.weight.shape[1]
         return self.x.numel() // k if k else 0
 
-    def at(self, rows: int) -> Call:
-        """The same call with random x of so many rows, and with ones for the epilogue's further operands."""
+    def on_random_x(self) -> Call:
+        """The same call on one matrix of random x, and with ones for the epilogue's further operands."""
         generator = torch.Generator(self.x.device).manual_seed(0)
-        shape = (rows, self.weight.shape[1])
+        shape = (self.rows, self.weight.shape[1])
         x = torch.randn(shape, generator=generator, device=self.x.device, dtype=self.x.dtype)
         return replace(self, x=x, operands=[torch.ones_like(each) for each in self.operands])
 
@@ -64,7 +66,7 @@ class Call:
 
 @dataclass(frozen=True)
 class Candidate:
-    """One of the ways: `plan` is `TORCH` or tile index, raster, swizzle and splits."""
+    """One of the ways: `plan` is `TORCH` or family, tile, raster, swizzle and splits."""
 
     plan: tuple[int, ...]
     text: str
@@ -78,7 +80,7 @@ class Kind(NamedTuple):
         arithmetic: what they multiply in.
         packed: on fp16 pieces: whether the weight's count as there already.
         tf32_allowed: fp32: whether torch's GEMM may use TF32.
-        source: where dispatch's choice among them comes from: "model", "cache" or "default".
+        source: where the planner's choice among them comes from: "model" or "cache".
     """
 
     arithmetic: str
@@ -96,12 +98,14 @@ class Family:
         candidates: every plan.
         rival: torch's own path.
         setting: torch's fp32 setting under which the rival is to be timed.
+        now: the plan that runs at present; `TORCH` where that is the rival.
     """
 
     kind: Kind
     candidates: list[Candidate]
     rival: Candidate
     setting: Callable[[], AbstractContextManager[None]]
+    now: tuple[int, ...] = TORCH
 
 
 def families(call: Call, wanted: Callable[[Kind], bool] = lambda kind: True) -> Iterator[Family]:
@@ -111,12 +115,13 @@ def families(call: Call, wanted: Callable[[Kind], bool] = lambda kind: True) -> 
     for found in execution.considered(*call.as_considered(out)):
         on_pieces = found.choice is not None
         packed = found.choice is not None and found.choice.packed
-        # Dispatch compares the fused TF32 kernel with a TF32 GEMM, whatever torch's setting is.
+        # The planner compares the fused TF32 kernel with a TF32 GEMM, whatever torch's setting is.
         tf32_allowed = call.x.dtype == torch.float32 and (roads.tf32_allowed or not on_pieces)
         answer = found.plan
         if on_pieces:
             answer = _ask_about_pieces(call, found.arithmetic, packed, tf32_allowed)
-        numbers = list(_every_plan(answer["candidates"]))
+        now = tuple(answer.get("plan", TORCH))
+        numbers = list(_every_plan(answer["candidates"], now))
         kind = Kind(found.arithmetic, packed, tf32_allowed, answer["source"])
         if not numbers or plans.no_gemm_kernels() or not wanted(kind):
             continue
@@ -125,23 +130,28 @@ def families(call: Call, wanted: Callable[[Kind], bool] = lambda kind: True) -> 
         setting: Callable[[], AbstractContextManager[None]] = nullcontext
         if tf32_allowed and not roads.tf32_allowed:
             setting = partial(_precision.switched, call.x.device.type, _precision.TF32)
-        yield Family(kind, candidates, _rival(call, out), setting)
+        yield Family(kind, candidates, _rival(call, out), setting, now)
 
 
-def _every_plan(answers: Sequence[dict[str, Any]]) -> Iterator[tuple[tuple[int, ...], str]]:
-    """The numbers and the description of dispatch's candidates; where tiles are walked, in every order."""
+def _every_plan(
+    answers: Sequence[dict[str, Any]], now: tuple[int, ...]
+) -> Iterator[tuple[tuple[int, ...], str]]:
+    """The numbers and the description of the planner's candidates; where tiles are walked, in every order.
+
+    `now`: the plan that runs at present, which is always among them.
+    """
     best = min((float(answer["predicted_us"]) for answer in answers), default=0.0)
     seen: set[tuple[int, ...]] = set()
     for answer in answers:
-        tile, raster, swizzle, splits = answer["plan"]
+        family, tile, raster, swizzle, splits = answer["plan"]
         orders = [(raster, swizzle)]
-        if answer["schedule"] != "narrow":  # its tiles are all at work at once, or nearly
-            # Dispatch's swizzle is the widest that pads next to nothing; wider ones cost up to a factor of 2.8.
+        if answer["family"] != SWAP_AB:  # its tiles are all at work at once, or nearly
+            # The planner's swizzle is the widest that pads next to nothing; wider ones cost up to a factor of 2.8.
             orders = list(product(range(len(_RASTERS)), sorted({1, max(1, swizzle // 2), swizzle})))
-        if answer["predicted_us"] > _HOPELESS * best:
+        if answer["predicted_us"] > _HOPELESS * best and tuple(answer["plan"]) != now:
             continue
         for raster, swizzle in orders:
-            numbers = (tile, raster, swizzle, splits)
+            numbers = (family, tile, raster, swizzle, splits)
             if numbers in seen:
                 continue
             seen.add(numbers)
@@ -168,9 +178,20 @@ def _fused(call: Call, arithmetic: str, out: Tensor, plan: list[int]) -> Tensor:
 
 def _ask_about_pieces(call: Call, arithmetic: str, packed: bool, tf32_allowed: bool) -> dict[str, Any]:
     n, k = call.weight.shape
-    gpu = plans.device_numbers(call.x.get_device())
-    problem = (call.epilogue.name, call.rows, n, k, packed, arithmetic, tf32_allowed)
-    return plans.ask(*problem, *gpu, call.bias is not None, call.x.get_device())
+    device = call.x.get_device()
+    return plans.ask(
+        call.epilogue.name,
+        call.rows,
+        n,
+        k,
+        "float32",
+        arithmetic,
+        packed=packed,
+        tf32_allowed=tf32_allowed,
+        has_bias=call.bias is not None,
+        gpu=plans.gpu_numbers(device),
+        device=device,
+    )
 
 
 def _on_pieces(call: Call, kind: Kind) -> Callable[[list[int]], Tensor]:

@@ -174,7 +174,7 @@ def _why_not(x: Tensor, weight: Tensor, found: execution.Considered, pieces: str
     source = found.plan.get("source", "model") if found.choice is None else found.choice.plan.source
     why_not = found.why_not
     if source != "model" and "measured" in why_not:
-        why_not += f": {tables.source_text(source, x.get_device())}"
+        why_not += f": {tables.source_text(source, found.plan)}"
     if found.choice is None:
         return [f"no fused kernel: {why_not}"]
     return [f"not on {pieces}: {why_not}", *_memory_notes(x, weight, found.arithmetic)]
@@ -261,9 +261,20 @@ def _explain_pieces(
 ) -> dict[str, Any]:
     """A call on fp16 pieces."""
     n, k = weight.shape
-    problem = (epilogue.name, x.numel() // k, n, k, choice.packed, arithmetic, choice.tf32_allowed)
     device = x.get_device()
-    plan = plans.ask(*problem, *plans.device_numbers(device), has_bias, device)
+    plan = plans.ask(
+        epilogue.name,
+        x.numel() // k,
+        n,
+        k,
+        "float32",
+        arithmetic,
+        packed=choice.packed,
+        tf32_allowed=choice.tf32_allowed,
+        has_bias=has_bias,
+        gpu=plans.gpu_numbers(device),
+        device=device,
+    )
     kernel = f"epigemm fused GEMM on fp16 pieces, {_tile_text(plan)}, epilogue {epilogue.name}"
     rival = "torch's TF32 GEMM" if choice.tf32_allowed else "torch's fp32 GEMM"
     reasons = [
@@ -297,9 +308,9 @@ def _fastest(plan: dict[str, Any], x: Tensor, rival: str) -> str:
     source = plan.get("source", "model")
     how = "by prediction" if source == "model" else "as measured"
     text = f"fastest {how} of {len(plan['candidates'])} fused kernels: {plans.fused_us(plan):.1f} us"
-    if "second_path_us" in plan:
-        text += f", against {plans.second_path_us(plan):.1f} us for {rival}"
-    return f"{text}: {tables.source_text(source, x.get_device())}"
+    if "fallback_us" in plan:
+        text += f", against {plans.fallback_us(plan):.1f} us for {rival}"
+    return f"{text}: {tables.source_text(source, plan)}"
 
 
 def _memory_notes(x: Tensor, weight: Tensor, arithmetic: str) -> list[str]:

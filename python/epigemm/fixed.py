@@ -80,24 +80,24 @@ def _on_tensors(x: Tensor, sizes: tuple[str, int, int, int], arithmetic: str) ->
     epilogue, m, n, k = sizes
     aligned = (epilogue, m, _padded(n, x.dtype), _padded(k, x.dtype))
     plan = plans.invariant_plan(*aligned, str(x.dtype).removeprefix("torch."), arithmetic, x.get_device())
-    if plan["why_not"]:
-        _refuse(x, plan["why_not"])
+    if plan["why_not_covered"]:
+        _refuse(x, plan["why_not_covered"])
     return Road(TENSORS, arithmetic, plan)
 
 
 def _fp32_road(x: Tensor, sizes: tuple[str, int, int, int], asked: str) -> Road:
     device = x.get_device()
     # The limits of the fp32 kernel are those of the pieces.
-    if reason := plans.invariant_split_plan(*sizes, _precision.SPLIT, device)["why_not"]:
+    if reason := plans.invariant_plan(*sizes, "float32", _precision.SPLIT, device)["why_not_covered"]:
         _refuse(x, reason)
     passed_over: list[str] = []
     for arithmetic in _ORDER[asked]:
         if arithmetic == _precision.IEEE:
             break
-        plan = plans.invariant_split_plan(*sizes, arithmetic, device)
-        if not plan["why_not_accurate"]:
+        plan = plans.invariant_plan(*sizes, "float32", arithmetic, device)
+        if not plan["why_not"]:
             return Road(PIECES, arithmetic, plan, tuple(passed_over))
-        passed_over.append(plan["why_not_accurate"])
+        passed_over.append(plan["why_not"])
     return Road(FP32, _precision.IEEE, {}, tuple(passed_over))
 
 

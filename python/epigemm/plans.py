@@ -1,4 +1,4 @@
-"""What dispatch says about an fp32 product on fp16 pieces, asked once for each problem and remembered."""
+"""What the planner says about a problem in numbers; about fp32 products, asked once for each and remembered."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import json
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor
 
 from epigemm import tables
@@ -16,7 +15,8 @@ from epigemm._native import build_info, cuda_status, ops
 _REMEMBERED = 8192  # problems; beyond, the oldest are asked for again
 
 _COPY_LAUNCH_US = 3.0
-_BYTES_PER_US = 4.3e6  # device memory of an H200
+_COPIED_BYTES_PER_US = 4.0e6  # device memory, roughly: copies of results are rare
+_ALIGNED = 256  # bytes: what torch's allocator gives at least
 
 
 class SplitPlan(NamedTuple):
@@ -25,16 +25,16 @@ class SplitPlan(NamedTuple):
     Attributes:
         why_not: what rules the kernels out, or why they are not the fastest; empty where they run.
         predicted_us: the whole call on fp16 pieces; infinite where it cannot run.
-        second_path_us: torch's GEMM, in TF32 where that is allowed, and the elementwise kernel.
+        fallback_us: torch's GEMM, in TF32 where that is allowed, and the elementwise kernel.
         numbers: the plan, as the native operator takes it.
-        source: "model", or where the times were measured: "cache" or "default".
+        source: "model", or "cache" where the times were measured.
 
     The times are measured ones where there are such.
     """
 
     why_not: str
     predicted_us: float
-    second_path_us: float
+    fallback_us: float
     numbers: tuple[int, ...] = ()
     source: str = "model"
 
@@ -59,11 +59,9 @@ def no_gemm_kernels() -> str:
     return "" if build_info()["gemm_kernels"] else "epigemm was built without the Hopper GEMM kernels"
 
 
-@functools.cache
-def device_numbers(device: int) -> tuple[int, int]:
-    """Compute capability (90 for 9.0) and number of multiprocessors of a CUDA device."""
-    properties = torch.cuda.get_device_properties(device)
-    return 10 * properties.major + properties.minor, properties.multi_processor_count
+def gpu_numbers(device: int) -> tuple[int, ...]:
+    """A device for `ask`: empty, for the planner reads what it needs from the device itself."""
+    return ()
 
 
 def ask(
@@ -71,22 +69,40 @@ def ask(
     m: int,
     n: int,
     k: int,
-    packed: bool,
+    dtype: str,
     arithmetic: str,
-    tf32_allowed: bool,
-    capability: int,
-    multiprocessors: int,
+    *,
+    packed: bool = False,
+    tf32_allowed: bool = False,
     has_bias: bool = True,
+    invariant: bool = False,
+    strides: tuple[int, int, int] | None = None,
+    alignment: int = _ALIGNED,
+    gpu: tuple[int, ...] = (),
     device: int = -1,
 ) -> dict[str, Any]:
-    """All that dispatch says, candidates included.
+    """All that the planner says, candidates included.
 
-    `tf32_allowed`: to torch's GEMM, which would take over. `device`: whose measured choices count; -1: nobody's.
+    Args:
+        epilogue: its name.
+        m: rows of x.
+        n: rows of the weight.
+        k: columns of both.
+        dtype: of x, weight and out, as "float32".
+        arithmetic: what fp32 operands are multiplied in: "ieee", "tf32", "split" or "scaled".
+        packed: on fp16 pieces: whether the weight's are there already.
+        tf32_allowed: whether torch's GEMM, which would take over, may use TF32.
+        has_bias: whether there is one, where the epilogue takes it.
+        invariant: whether the plan must not depend on M.
+        strides: row strides of x, weight and out, in elements; None: contiguous matrices.
+        alignment: bytes by which the addresses of all three divide.
+        gpu: compute capability (90 for 9.0), multiprocessors and then perhaps clock in MHz and memory bandwidth in
+            bytes a microsecond; empty: those of `device`.
+        device: the CUDA device, whose measured choices count; -1: nobody's.
     """
-    gpu = (capability, multiprocessors)
-    answer: dict[str, Any] = json.loads(
-        ops._plan_split(epilogue, m, n, k, packed, arithmetic, tf32_allowed, *gpu, has_bias, device)
-    )
+    flags = (packed, tf32_allowed, has_bias, invariant)
+    problem = (epilogue, m, n, k, strides, alignment, dtype, arithmetic)
+    answer: dict[str, Any] = json.loads(ops._plan(*problem, *flags, gpu or None, device))
     return answer
 
 
@@ -102,6 +118,7 @@ def forget() -> None:
     """Ask dispatch again for everything: it has learned something."""
     split_plan.cache_clear()
     tf32_microseconds.cache_clear()
+    is_fallback_one_kernel.cache_clear()
     for clear in _forgetting:
         clear()
 
@@ -119,11 +136,22 @@ def split_plan(
     has_bias: bool = True,
 ) -> SplitPlan:
     """The plan of a product of [M, K] and [N, K] in "split" or "scaled" arithmetic on a CUDA device."""
-    problem = (epilogue, m, n, k, packed, arithmetic, tf32_allowed)
-    answer = ask(*problem, *device_numbers(device), has_bias, device)
+    answer = ask(
+        epilogue,
+        m,
+        n,
+        k,
+        "float32",
+        arithmetic,
+        packed=packed,
+        tf32_allowed=tf32_allowed,
+        has_bias=has_bias,
+        gpu=gpu_numbers(device),
+        device=device,
+    )
     why_not = no_gemm_kernels() or str(answer["why_not"])
     numbers = tuple(answer.get("plan", ()))
-    return SplitPlan(why_not, fused_us(answer), second_path_us(answer), numbers, str(answer["source"]))
+    return SplitPlan(why_not, fused_us(answer), fallback_us(answer), numbers, str(answer["source"]))
 
 
 def fused_us(answer: dict[str, Any]) -> float:
@@ -131,9 +159,9 @@ def fused_us(answer: dict[str, Any]) -> float:
     return float(answer.get("measured_us", answer.get("predicted_us", "inf")))
 
 
-def second_path_us(answer: dict[str, Any]) -> float:
-    """The same of torch's own path."""
-    return float(answer.get("second_path_measured_us", answer["second_path_us"]))
+def fallback_us(answer: dict[str, Any]) -> float:
+    """The same of the fallback."""
+    return float(answer.get("fallback_measured_us", answer["fallback_us"]))
 
 
 @functools.lru_cache(maxsize=_REMEMBERED)
@@ -159,8 +187,20 @@ def tf32_microseconds(
         device: the CUDA device.
         has_bias: whether there is one, where the epilogue takes it.
     """
-    problem = (epilogue, m, n, k, *strides, alignment, "float32", "tf32")
-    answer = json.loads(ops._plan_linear(*problem, *device_numbers(device), has_bias, device))
+    answer = ask(
+        epilogue,
+        m,
+        n,
+        k,
+        "float32",
+        "tf32",
+        tf32_allowed=True,
+        has_bias=has_bias,
+        strides=strides,
+        alignment=alignment,
+        gpu=gpu_numbers(device),
+        device=device,
+    )
     return fused_us(answer)
 
 
@@ -168,24 +208,24 @@ def tf32_microseconds(
 def invariant_plan(
     epilogue: str, m: int, n: int, k: int, dtype: str, arithmetic: str, device: int
 ) -> dict[str, Any]:
-    """The plan of a batch-invariant product of aligned tensors in 16 bits or TF32 on a CUDA device."""
-    answer: dict[str, Any] = json.loads(
-        ops._plan_linear_invariant(epilogue, m, n, k, dtype, arithmetic, *device_numbers(device))
-    )
-    return answer
+    """The plan of a batch-invariant product of aligned tensors on a CUDA device, a weight's pieces at hand.
+
+    Where another arithmetic has to take over for accuracy's sake "why_not" says so and "why_not_covered" is empty.
+    """
+    sizes = (epilogue, m, n, k, dtype, arithmetic)
+    return ask(*sizes, packed=True, invariant=True, gpu=gpu_numbers(device), device=device)
 
 
 @functools.lru_cache(maxsize=_REMEMBERED)
-def invariant_split_plan(
-    epilogue: str, m: int, n: int, k: int, arithmetic: str, device: int
-) -> dict[str, Any]:
-    """The plan of a batch-invariant product in "split" or "scaled" arithmetic on a CUDA device."""
-    answer: dict[str, Any] = json.loads(
-        ops._plan_split_invariant(epilogue, m, n, k, True, arithmetic, *device_numbers(device))
-    )
-    return answer
+def is_fallback_one_kernel(m: int, n: int, k: int, dtype: str, tf32_allowed: bool, device: int) -> bool:
+    """Whether torch's GEMM of these sizes is to add a bias itself: cuBLAS does not split K for such a product.
+
+    Where that makes it slower, the bias comes in a kernel of its own.
+    """
+    gpu = gpu_numbers(device) or None
+    return bool(ops._is_fallback_one_kernel(m, n, k, dtype, tf32_allowed, gpu, device))
 
 
 def copy_microseconds(m: int, n: int) -> float:
     """What it costs to copy an fp32 result from a padded temporary."""
-    return _COPY_LAUNCH_US + 8 * m * n / _BYTES_PER_US
+    return _COPY_LAUNCH_US + 8 * m * n / _COPIED_BYTES_PER_US

@@ -360,7 +360,9 @@ def _on_pieces(
         problem = (epilogue.name, m, n, k, packed, arithmetic, roads.tf32_allowed)
         plan = plans.split_plan(*problem, x.get_device(), bias is not None)
         why_not, padded = split.why_not_here(plan, epilogue, x, weight, (bias, *operands), arithmetic, out)
-        forms[packed] = None if why_not or padded else Form(plan.numbers, workspace)
+        if padded and not why_not:
+            return None  # the long road copies the result
+        forms[packed] = None if why_not else Form(plan.numbers, workspace)
     instead = ""
     if None in forms.values():
         others = [other for other in roads.fused[1:] if other != _precision.IEEE]

@@ -112,7 +112,7 @@ def why_not_here(
     n = weight.shape[0]
     m = out.numel() // n if n else 0
     padded = not _is_storable(out, m, n)
-    if padded and plan.predicted_us + plans.copy_microseconds(m, n) > plan.second_path_us:
+    if padded and plan.predicted_us + plans.copy_microseconds(m, n) > plan.fallback_us:
         return (
             "out is no matrix with rows of whole 16 bytes, and copying the result takes what was gained",
             padded,

@@ -1,4 +1,4 @@
-"""Measured choices on disk: a user's cache, the table that ships with the package, and dispatch's copy of both.
+"""Measured choices on disk, the user's cache, and the planner's copy of them.
 
 A file belongs to one kind of GPU and one set of kernels. What is wrong with it is never the caller's problem: the cost
 model decides where no measurement is to be had.
@@ -13,7 +13,7 @@ import os
 import re
 import tempfile
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -23,11 +23,9 @@ import torch
 
 from epigemm._native import build_info, ops, registry
 
-FORMAT = 1
+FORMAT = 2
 ELEMENTS = ("float16", "bfloat16", "float32")
 ARITHMETICS = ("ieee", "tf32", "split", "scaled")
-SHIPPED = Path(__file__).with_name("tuned")
-"""The folder of the tables that come with the package."""
 
 Key = tuple[str, str, str, bool, bool, bool, int, int, int]
 
@@ -43,12 +41,12 @@ class Entry:
         packed: on fp16 pieces: whether the weight's were there already.
         bias: whether there was one.
         tf32_allowed: fp32: whether torch's GEMM could use TF32.
+        m: rows of x: it decides for calls of exactly so many.
         n: rows of the weight.
         k: columns of x and the weight.
-        m: rows of x: the edge of the bucket of M for which it was measured.
-        plan: tile index, raster, swizzle, splits.
+        plan: family, tile, raster, swizzle, splits.
         fused_us: microseconds of a call with this plan.
-        torch_us: microseconds of torch's own path. The faster one runs.
+        torch_us: microseconds of the fallback. The faster one runs.
     """
 
     epilogue: str
@@ -57,10 +55,10 @@ class Entry:
     packed: bool
     bias: bool
     tf32_allowed: bool
+    m: int
     n: int
     k: int
-    m: int
-    plan: tuple[int, int, int, int]
+    plan: tuple[int, int, int, int, int]
     fused_us: float
     torch_us: float
 
@@ -68,7 +66,7 @@ class Entry:
     def key(self) -> Key:
         """What it was measured for."""
         flags = (self.packed, self.bias, self.tf32_allowed)
-        return (self.epilogue, self.dtype, self.arithmetic, *flags, self.n, self.k, self.m)
+        return (self.epilogue, self.dtype, self.arithmetic, *flags, self.m, self.n, self.k)
 
     @classmethod
     def from_json(cls, value: Any) -> Entry:
@@ -76,9 +74,13 @@ class Entry:
         if not isinstance(value, dict) or set(value) != {each.name for each in fields(cls)}:
             raise ValueError(f"an entry must be an object with {[each.name for each in fields(cls)]}")
         plan = value["plan"]
-        if not isinstance(plan, list) or len(plan) != 4 or not all(type(each) is int for each in plan):
-            raise ValueError(f"plan must be four integers, got {plan!r}")
-        for name in ("n", "k", "m"):
+        if (
+            not isinstance(plan, list)
+            or len(plan) != _PLAN_NUMBERS
+            or not all(type(each) is int for each in plan)
+        ):
+            raise ValueError(f"plan must be five integers, got {plan!r}")
+        for name in ("m", "n", "k"):
             if type(value[name]) is not int or not 0 < value[name] < 2**31:
                 raise ValueError(f"{name} must be a positive integer, got {value[name]!r}")
         for name in ("packed", "bias", "tf32_allowed"):
@@ -96,13 +98,13 @@ class Entry:
         return {each.name: getattr(self, each.name) for each in fields(self)}
 
     def row(self) -> list[int]:
-        """As `_load_tuned` takes it; ValueError for a name that it does not know."""
+        """As `_load_measured` takes it; ValueError for a name that it does not know."""
         known = (_epilogue_names(), ELEMENTS, ARITHMETICS)
         names = (self.epilogue, self.dtype, self.arithmetic)
         indices = [each.index(name) for each, name in zip(known, names, strict=True)]
         flags = [int(flag) for flag in (self.packed, self.bias, self.tf32_allowed)]
         times = [round(1e3 * us) for us in (self.fused_us, self.torch_us)]
-        return [*indices, *flags, self.n, self.k, self.m, *self.plan, *times]
+        return [*indices, *flags, self.m, self.n, self.k, *self.plan, *times]
 
 
 @functools.cache
@@ -110,6 +112,7 @@ def _epilogue_names() -> tuple[str, ...]:
     return tuple(epilogue["name"] for epilogue in registry())
 
 
+_PLAN_NUMBERS = 5
 _NO_DEVICE = -1  # rows for it are checked and put nowhere
 _LEAST_US, _MOST_US = 1e-3, 1e12  # whole nanoseconds that an int64 holds
 
@@ -142,19 +145,14 @@ def cache_path(gpu: str) -> Path:
     return cache_dir() / f"{slug(gpu)}-{info['version']}-{info['tiles_fingerprint']}-{FORMAT}.json"
 
 
-def shipped_path(gpu: str) -> Path:
-    """The file of the table that comes with the package."""
-    return SHIPPED / f"{slug(gpu)}.json"
-
-
 # --- reading and writing ---------------------------------------------------------------------------------------------
 
 
-def read(path: Path) -> Entries:
-    """What a file holds; nothing where there is none, or it is of another format or other kernels.
+def read(path: Path, gpu: str) -> Entries:
+    """What a file holds for a GPU of this name; nothing where there is none.
 
     Raises:
-        ValueError: it is damaged.
+        ValueError: it is damaged, of another format, for another GPU or for other kernels.
         OSError: it cannot be read.
     """
     try:
@@ -167,8 +165,12 @@ def read(path: Path) -> Entries:
         raise ValueError("too deeply nested") from error
     if not isinstance(table, dict) or type(table.get("format")) is not int:
         raise ValueError("it must be an object with the number of its format")
-    if table["format"] != FORMAT or table.get("kernels") != build_info()["tiles_fingerprint"]:
-        return {}
+    if table["format"] != FORMAT:
+        raise ValueError(f"it is of format {table['format']}, this version reads format {FORMAT}")
+    if table.get("gpu") != gpu:
+        raise ValueError(f"it was measured on {table.get('gpu')!r}, not on {gpu!r}")
+    if table.get("kernels") != build_info()["tiles_fingerprint"]:
+        raise ValueError("it was measured with other kernels than those of this build")
     if not isinstance(table.get("entries"), list):
         raise ValueError("it must have a list of entries")
     entries = [Entry.from_json(value) for value in table["entries"]]
@@ -203,7 +205,7 @@ def merge(path: Path, gpu: str, entries: Iterable[Entry]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     with _locked(path.with_suffix(".lock")):
         try:
-            known = read(path)
+            known = read(path, gpu)
         except ValueError:
             known = {}
         write(path, gpu, {**known, **{entry.key: entry for entry in entries}})
@@ -216,28 +218,28 @@ def _locked(path: Path) -> Iterator[None]:
         yield
 
 
-# --- dispatch's copy -------------------------------------------------------------------------------------------------
+# --- the planner's copy ----------------------------------------------------------------------------------------------
 
 
 def load(device: int) -> None:
-    """Give dispatch what was measured on a CUDA device: the shipped table, then the user's own over it."""
+    """Give the planner what the user has measured on a CUDA device."""
     gpu = torch.cuda.get_device_name(device)
-    for path, shipped in ((shipped_path(gpu), True), (cache_path(gpu), False)):
-        try:
-            install(device, read(path).values(), shipped=shipped)
-        except (OSError, ValueError, RuntimeError) as error:
-            _warn_once(path, f"the measured choices in {path} are ignored: {_first_line(error)}")
+    path = cache_path(gpu)
+    try:
+        install(device, read(path, gpu).values())
+    except (OSError, ValueError, RuntimeError) as error:
+        _warn_once(path, f"the measured choices in {path} are ignored: {_first_line(error)}")
 
 
-def install(device: int, entries: Iterable[Entry], *, shipped: bool = False) -> None:
-    """Give dispatch measured choices for a CUDA device; RuntimeError for plans that this build does not have."""
+def install(device: int, entries: Iterable[Entry]) -> None:
+    """Give the planner measured choices for a CUDA device; RuntimeError for plans that this build does not have."""
     rows = [number for entry in entries for number in entry.row()]
     if rows:
-        ops._load_tuned(device, rows, shipped)
+        ops._load_measured(device, rows)
 
 
 def remember(device: int, entries: Iterable[Entry]) -> None:
-    """Give dispatch new measurements, and keep them in the user's cache where that can be written."""
+    """Give the planner new measurements, and keep them in the user's cache where that can be written."""
     entries = list(entries)
     install(device, entries)
     gpu = torch.cuda.get_device_name(device)
@@ -250,15 +252,13 @@ def remember(device: int, entries: Iterable[Entry]) -> None:
         )
 
 
-def source_text(source: str, device: int) -> str:
-    """Where a choice comes from, for people: "model", "cache" or "default" as dispatch says it."""
+def source_text(source: str, plan: Mapping[str, Any]) -> str:
+    """Where a choice comes from, for people: "model" or "cache" as the planner says it."""
     if source == "cache":
         return "measured on this GPU (cache)"
-    if source != "default":
-        return "cost model"
-    gpu = torch.cuda.get_device_name(device).removeprefix("NVIDIA ")
-    article = "an" if gpu[0] in "AEFHILMNORSX" else "a"
-    return f"measured on {article} {gpu} (default table)"
+    if plan.get("is_speed_assumed"):
+        return "cost model, for a device that does not tell its speed: an H100's is assumed"
+    return "cost model"
 
 
 _warned: set[Path] = set()

@@ -8,12 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from epigemm import plans
 from epigemm import precision as _precision
 from epigemm.epilogues import BIAS, BIAS_RELU, Epilogue
 
 _CUBLAS_DEVICES = ("cuda",)
 _RELU_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
-_LONG_SUM, _SPLIT_ROWS, _CUBLAS_TILE, _FEW_TILES = 4096, 16, 128, 132
+_DTYPE_NAMES = {dtype: str(dtype).removeprefix("torch.") for dtype in _RELU_DTYPES}
 _any_autocast = torch._C._is_any_autocast_enabled
 _unsafe_view: Any = torch.ops.aten._unsafe_view.default
 _addmm_activation_out = torch.ops.aten._addmm_activation.out
@@ -36,7 +37,9 @@ def unflattened(flat: Tensor, x: Tensor) -> Tensor:
 def adds_bias(epilogue: Epilogue, x: Tensor, weight: Tensor, bias: Tensor | None, precision: str) -> bool:
     """Whether torch's GEMM is to do everything, which is at most to add a bias."""
     return epilogue is BIAS and (
-        bias is None or x.device.type not in _CUBLAS_DEVICES or not _would_split_k(x, weight, precision)
+        bias is None
+        or x.device.type not in _CUBLAS_DEVICES
+        or not _is_faster_without_bias(x, weight, precision)
     )
 
 
@@ -62,23 +65,22 @@ def adds_relu(
         and (out is None or out.is_contiguous())
         and x.numel() > 0
         and weight.shape[0] > 1
-        and not _would_split_k(x, weight, precision)
+        and not _is_faster_without_bias(x, weight, precision)
     )
 
 
-def _would_split_k(x: Tensor, weight: Tensor, precision: str) -> bool:
-    """Whether cuBLAS's plain fp32 product splits a long K over the GPU, as it does not with a bias.
+def _is_faster_without_bias(x: Tensor, weight: Tensor, precision: str) -> bool:
+    """Whether cuBLAS's plain product and one kernel of ours are expected to be faster than its product with a bias.
 
-    On an H200 the product with bias and ReLU took 202 us at 16x8192x8192, F.linear and a ReLU 204, the plain product
-    and one kernel of ours 151; at 256x1024x4096 the product with a bias took 95 us, the plain one 63. For fewer rows
-    the plain product is the slower one.
+    cuBLAS splits a long K for the plain product alone: on an H200 the fp32 product with bias and ReLU took 202 us at
+    16x8192x8192, the plain product and one kernel of ours 151.
     """
     n, k = weight.shape
-    if x.dtype != torch.float32 or k < _LONG_SUM or x.numel() < _SPLIT_ROWS * k:
+    dtype = _DTYPE_NAMES.get(x.dtype)
+    if dtype is None or not k or not plans.has_gpu_kernels(x):
         return False
-    if _precision.roads(precision, x.device.type).tf32_allowed:
-        return False
-    return -(-x.numel() // (k * _CUBLAS_TILE)) * -(-n // _CUBLAS_TILE) < _FEW_TILES
+    tf32_allowed = x.dtype == torch.float32 and _precision.roads(precision, x.device.type).tf32_allowed
+    return not plans.is_fallback_one_kernel(x.numel() // k, n, k, dtype, tf32_allowed, x.get_device())
 
 
 def run(

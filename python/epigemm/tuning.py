@@ -1,6 +1,7 @@
 """The choice between kernels by measurement: `tune`, and measuring calls as they come up (`enable`, `EPIGEMM_TUNE=1`).
 
-What is measured goes into dispatch's table and the cache on disk (`epigemm.tables`), and decides from the next call on.
+What is measured goes into the planner's table and the cache on disk (`epigemm.tables`), and decides from the next call
+on for calls of the same M, N and K. Calls of another M are left to the cost models.
 """
 
 from __future__ import annotations
@@ -18,21 +19,21 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from epigemm import checks, execution, packs, plans, tables
-from epigemm._native import ops
 from epigemm.bench.timing import Effort, Run, Timer, make_timer
 from epigemm.candidates import TORCH, Call, Candidate, Kind, families
 from epigemm.epilogues import Epilogue
 from epigemm.recording import dtype_name, record
 from epigemm.tables import Entry
 
-_ROUGH = Effort(rounds=3, min_ms=0.0, max_rounds=3)
-_CAREFUL = Effort(rounds=11, min_ms=5.0, max_rounds=40)
+# Milliseconds of GPU time that a measurement may take: a quarter for a look at every candidate, the rest for the best.
+_BUDGET_MS = 200.0
+_ROUGH_ROUNDS, _CAREFUL_ROUNDS = (1, 3), (3, 25)  # at least and at most
 _FINALISTS, _WITHIN = 6, 1.15  # measured with care: so many, no slower than this times the fastest
+_LEAST_DIFFERENCE_US = 1e-3  # times are kept in nanoseconds
+_NOISE = 0.01  # a plan replaces the one that runs now if it is faster by more than this
 # From here on a call is long enough for the GPU's power limit to decide, and tiles rank otherwise under it: a call is
 # timed rested and under sustained load, and must do well in both.
-_LONG_MS = 0.2
-_RESTED, _REST_S = Effort(rounds=7, min_ms=0.0, max_rounds=7), 0.05
-_SUSTAINED = Effort(rounds=11, min_ms=40.0, max_rounds=80)
+_LONG_MS, _REST_S, _RESTED_ROUNDS = 0.2, 0.02, 3
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,7 @@ class Timed:
     Attributes:
         arithmetic: what it multiplies in; "torch" for torch's own path.
         text: the kernel.
-        plan: tile index, raster, swizzle, splits; empty for torch's own path.
+        plan: family, tile, raster, swizzle, splits; empty for the fallback.
         measured_us: the median of its calls, in microseconds.
         chosen: whether it runs from now on.
     """
@@ -59,7 +60,7 @@ class Tuning:
     """What `tune` found; print it to read it.
 
     Attributes:
-        problem: what was measured: epilogue, dtype, M (the edge of the call's bucket), N and K.
+        problem: what was measured: epilogue, dtype, M, N and K.
         candidates: every way to run the call, for each arithmetic the fastest first.
         entries: what dispatch and the cache remember; empty where no fused kernel covers the call.
     """
@@ -82,11 +83,12 @@ class Tuning:
 def tune(fn_or_name: Callable[..., Tensor] | str, *args: Any, **kwargs: Any) -> Tuning:
     """Measure every way to run `fn(*args, **kwargs)` on its GPU, and choose the fastest from now on.
 
-    Measured are all fused kernels that cover the call, with every raster order and swizzle, and torch's own path, on
-    random `x` with as many rows as the edge of the call's bucket of M: 1, 2, 4, ... 64, 96, 128, 192, 256, ... 65536.
-    The choice holds for every call of that bucket with the same epilogue, dtype, arithmetic, N and K, in this process
-    and, by way of the cache (`epigemm.tables.cache_path`), in later ones. The results of calls are as accurate as
-    before.
+    Measured are the fused kernels that may be the fastest, with every raster order and swizzle, and the fallback
+    (torch's GEMM, and one elementwise kernel where that does not do everything), on random `x` with as many rows as
+    the call has. The choice holds for calls with the same epilogue, dtype, arithmetic, M, N and K, in this process and,
+    by way of the cache (`epigemm.tables.cache_path`), in later ones; calls of another M are left to the cost models. A
+    plan that is no faster than the one that runs now, but for noise, does not replace it. The results of calls are as
+    accurate as before. It takes less than half a second for most calls.
 
     Args:
         fn_or_name: a public linear function of epigemm, or its name.
@@ -141,16 +143,11 @@ def entry_for(call: Call, kind: Kind) -> Entry:
         tf32_allowed=kind.tf32_allowed,
         n=n,
         k=k,
-        m=bucket(call),
-        plan=(0, 0, 1, 1),
+        m=call.rows,
+        plan=(0, 0, 0, 1, 1),
         fused_us=0.0,
         torch_us=0.0,
     )
-
-
-def bucket(call: Call) -> int:
-    """The edge of the call's bucket of M."""
-    return int(ops._tuned_bucket(call.rows))
 
 
 def measure(call: Call, wanted: Callable[[Kind], bool] = lambda kind: True) -> Tuning:
@@ -158,17 +155,17 @@ def measure(call: Call, wanted: Callable[[Kind], bool] = lambda kind: True) -> T
 
     It remembers nothing, so that no candidate is marked as chosen.
     """
-    m, device = bucket(call), call.x.device
+    device = call.x.device
     n, k = call.weight.shape
     gpu = torch.cuda.get_device_name(device)
     result = Tuning(
-        f"{call.epilogue.name}, {dtype_name(call.x.dtype)}, M = {call.rows} measured as {m}, N = {n}, K = {k}, on {gpu}"
+        f"{call.epilogue.name}, {dtype_name(call.x.dtype)}, M = {call.rows}, N = {n}, K = {k}, on {gpu}"
     )
     with torch.no_grad(), torch.cuda.device(device):
-        for family in families(call.at(m), wanted):
+        for family in families(call.on_random_x(), wanted):
             with family.setting():
-                timings = _time([family.rival, *family.candidates], device)
-            _add(result, entry_for(call, family.kind), timings)
+                timings = _time([family.rival, *family.candidates], device, family.now)
+            _add(result, entry_for(call, family.kind), timings, family.now)
     return result
 
 
@@ -178,43 +175,86 @@ class _Timing(NamedTuple):
     of: Candidate
 
 
-def _add(result: Tuning, about: Entry, timings: Sequence[_Timing]) -> None:
-    """One family's times into the result, and its best plan into the entries."""
+def _add(result: Tuning, about: Entry, timings: Sequence[_Timing], now: tuple[int, ...]) -> None:
+    """One family's times into the result, and its best plan into the entries; `now`: the plan that runs at present."""
     torch_us = next(timing.us for timing in timings if timing.of.plan == TORCH)
     ordered = sorted(timings, key=lambda timing: timing[:2])
     best = next(timing for timing in ordered if timing.of.plan != TORCH)
-    found = {"plan": best.of.plan, "fused_us": best.us, "torch_us": torch_us}
+    for timing in ordered:
+        if timing.of.plan == now != TORCH and not timing.rough and timing.us <= (1 + _NOISE) * best.us:
+            best = timing
+    fused_us = best.us
+    if abs(fused_us - torch_us) <= _NOISE * torch_us:
+        # The same but for noise: what runs now goes on, by times that say so.
+        fused_us, torch_us = max(fused_us, torch_us), min(fused_us, torch_us)
+        if now != TORCH:
+            fused_us, torch_us = torch_us, fused_us
+        else:
+            fused_us = max(
+                fused_us, torch_us + _LEAST_DIFFERENCE_US
+            )  # of equal times the fused one would run
+    found = {"plan": best.of.plan, "fused_us": fused_us, "torch_us": torch_us}
     result.entries.append(Entry(**{**vars(about), **found}))
     for _, us, of in ordered:
         arithmetic = "torch" if of.plan == TORCH else about.arithmetic
         result.candidates.append(Timed(arithmetic, of.text, of.plan, us, chosen=False))
 
 
-def _time(candidates: Sequence[Candidate], device: torch.device) -> list[_Timing]:
-    """All of them roughly; then those that may be the fastest, and the first one, with care."""
+def _time(candidates: Sequence[Candidate], device: torch.device, now: tuple[int, ...]) -> list[_Timing]:
+    """All of them roughly; then those that may be the fastest, the first one and the plan that runs now, with care."""
     timer = make_timer(device)
     runs = [candidate.run for candidate in candidates]
     for run in runs:
         run()  # the first call loads the kernel
     host_us = max(timer.warm_up(run) for run in (runs[0], runs[-1]))
-    times = [statistics.median(samples) for samples in timer.in_turn(runs, _ROUGH, host_us)]
-    fast = sorted(range(1, len(runs)), key=times.__getitem__)[:_FINALISTS]
-    finalists = [0, *(i for i in fast if times[i] <= _WITHIN * times[fast[0]])]
-    careful = _time_with_care(timer, [runs[i] for i in finalists], host_us, times[fast[0]])
-    for index, median in zip(finalists, careful, strict=True):
-        times[index] = median
+    times = timer.in_turn(runs, _effort(1), host_us)
+    times = [[*first, *more] for first, more in zip(times, _more(timer, runs, times, host_us), strict=True)]
+    medians = [statistics.median(samples) for samples in times]
+    fast = sorted(range(1, len(runs)), key=medians.__getitem__)[:_FINALISTS]
+    finalists = {0, *(i for i in fast if medians[i] <= _WITHIN * medians[fast[0]])}
+    finalists |= {i for i, candidate in enumerate(candidates) if candidate.plan == now}
+    chosen = sorted(finalists)
+    typical_ms = [medians[i] for i in chosen]
+    for index, median in zip(
+        chosen, _time_with_care(timer, [runs[i] for i in chosen], host_us, typical_ms), strict=True
+    ):
+        medians[index] = median
     return [
-        _Timing(index not in finalists, 1e3 * times[index], candidate)
+        _Timing(index not in finalists, 1e3 * medians[index], candidate)
         for index, candidate in enumerate(candidates)
     ]
 
 
-def _time_with_care(timer: Timer, runs: Sequence[Run], host_us: float, typical_ms: float) -> list[float]:
+def _effort(rounds: int) -> Effort:
+    return Effort(rounds=rounds, min_ms=0.0, max_rounds=rounds)
+
+
+def _rounds(budget_ms: float, typical_ms: Sequence[float], limits: tuple[int, int]) -> int:
+    """How often all of them may run, each with what the timer does around a call."""
+    least, most = limits
+    return min(max(int(budget_ms / sum(ms + _OVERHEAD_MS for ms in typical_ms)), least), most)
+
+
+_OVERHEAD_MS = 0.1  # of a call: the spin and the flush of L2
+
+
+def _more(
+    timer: Timer, runs: Sequence[Run], first: Sequence[Sequence[float]], host_us: float
+) -> list[list[float]]:
+    """More samples of each, as far as a quarter of the budget goes."""
+    rounds = _rounds(_BUDGET_MS / 4, [samples[0] for samples in first], _ROUGH_ROUNDS) - 1
+    return timer.in_turn(runs, _effort(rounds), host_us) if rounds else [[] for _ in runs]
+
+
+def _time_with_care(
+    timer: Timer, runs: Sequence[Run], host_us: float, typical_ms: Sequence[float]
+) -> list[float]:
     """The median of each; of long calls the geometric mean of two: rested, and under sustained load."""
-    if typical_ms < _LONG_MS:
-        return [statistics.median(samples) for samples in timer.in_turn(runs, _CAREFUL, host_us)]
-    rested = timer.in_turn(runs, _RESTED, host_us, _REST_S)
-    sustained = timer.in_turn(runs, _SUSTAINED, host_us)
+    rounds = _rounds(_BUDGET_MS, typical_ms, _CAREFUL_ROUNDS)
+    if min(typical_ms) < _LONG_MS:
+        return [statistics.median(samples) for samples in timer.in_turn(runs, _effort(rounds), host_us)]
+    rested = timer.in_turn(runs, _effort(_RESTED_ROUNDS), host_us, _REST_S)
+    sustained = timer.in_turn(runs, _effort(rounds), host_us)
     return [
         # The first half of the load is what brings the clocks down.
         math.sqrt(statistics.median(cool) * statistics.median(hot[len(hot) // 2 :]))

@@ -1,4 +1,4 @@
-"""The command that measures a grid of calls and writes a table of choices: `python -m epigemm.tune`."""
+"""The command that measures calls before they come up, for the cache: `python -m epigemm.tune`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from epigemm import packs, plans, tables
-from epigemm._native import ops, registry
+from epigemm._native import registry
 from epigemm.candidates import Call, Kind
 from epigemm.epilogues import EPILOGUES, Epilogue
 from epigemm.execution import no_kernels
@@ -21,7 +21,7 @@ from epigemm.tuning import Tuning, entry_for, measure
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 WEIGHTS = "8192x8192,4096x4096,11008x4096,4096x11008,28672x8192,8192x28672,1024x1024,2048x2048"
-_LARGEST = 65536
+ROWS = "1,16,64,256,1024,4096"
 
 
 class Setup(NamedTuple):
@@ -54,37 +54,31 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"nothing to measure: {why_not}")
         return 1
     gpu = torch.cuda.get_device_name(device)
-    output: Path = options.output or tables.shipped_path(gpu)
+    output: Path = options.output or tables.cache_path(gpu)
     try:
-        known = tables.read(output)
+        known = tables.read(output, gpu)
+    except OSError as error:
+        print(f"{output} cannot be read: {error}")
+        return 1
     except ValueError as error:
         print(f"{output} is begun anew: {error}")
         known = {}
     until = time.monotonic() + options.time_budget
     finished = True
+    fresh: tables.Entries = {}
     try:
         for setup in setups(options):
-            for m in buckets(options.sizes):
+            for m in options.rows:
                 if time.monotonic() > until:
                     finished = False
                     break
-                _measure(setup, m, device, known, again=options.again)
+                fresh |= _measure(setup, m, device, fresh if options.again else {**known, **fresh})
     finally:
-        if known:
-            tables.write(output, gpu, known)
-            print(
-                f"{len(known)} choices in {output}" + ("" if finished else ": the time was up before the end")
-            )
+        if fresh:
+            tables.merge(output, gpu, fresh.values())  # other processes may have added theirs meanwhile
+        late = "" if finished else ": the time was up before the end"
+        print(f"{len(fresh)} new choices in {output}, {len(known)} were there{late}")
     return 0
-
-
-def buckets(sizes: tuple[int, int]) -> list[int]:
-    """The edges of all buckets of M from the first to the last of `sizes`."""
-    first, last = sizes
-    edges = [int(ops._tuned_bucket(first))]
-    while edges[-1] < min(last, _LARGEST):
-        edges.append(int(ops._tuned_bucket(edges[-1] + 1)))
-    return edges
 
 
 def setups(options: argparse.Namespace) -> Iterator[Setup]:
@@ -120,24 +114,24 @@ def make_call(setup: Setup, m: int, device: torch.device) -> Call:
     )
 
 
-def _measure(setup: Setup, m: int, device: torch.device, known: tables.Entries, *, again: bool) -> None:
-    """Measure what is not known yet, or all of it `again`, and add it."""
+def _measure(setup: Setup, m: int, device: torch.device, known: tables.Entries) -> tables.Entries:
+    """What is not known yet, measured."""
     before = torch.backends.cuda.matmul.fp32_precision
     torch.backends.cuda.matmul.fp32_precision = setup.setting
     try:
         call = make_call(setup, m, device)
 
         def is_unknown(kind: Kind) -> bool:
-            return again or entry_for(call, kind).key not in known
+            return entry_for(call, kind).key not in known
 
         found = measure(call, is_unknown)
     except torch.OutOfMemoryError as error:
         print(f"{setup.epilogue.name}, M = {m}, N = {setup.n}, K = {setup.k}: {str(error).splitlines()[0]}")
-        return
+        return {}
     finally:
         torch.backends.cuda.matmul.fp32_precision = before
-    known.update({entry.key: entry for entry in found.entries})
     _show(found)
+    return {entry.key: entry for entry in found.entries}
 
 
 def _show(found: Tuning) -> None:
@@ -153,9 +147,9 @@ def _show(found: Tuning) -> None:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m epigemm.tune",
-        description="Measure every way to run a grid of calls on this GPU, and write the best into a table.",
+        description="Measure every way to run a grid of calls on this GPU, and write the best into the cache.",
     )
-    parser.add_argument("--sizes", type=_sizes, default=(1, _LARGEST), help="M, first:last (default 1:65536)")
+    parser.add_argument("--rows", type=_rows, default=_rows(ROWS), help=f"values of M (default {ROWS})")
     parser.add_argument(
         "--weights", type=_weights, default=_weights(WEIGHTS), help=f"NxK,NxK,... (default {WEIGHTS})"
     )
@@ -178,7 +172,7 @@ def _parser() -> argparse.ArgumentParser:
         default=["ieee", "tf32"],
         help="torch's settings for fp32 products: of ieee,tf32 (default: both)",
     )
-    parser.add_argument("--output", type=Path, help="the table (default: the one in the package)")
+    parser.add_argument("--output", type=Path, help="the file (default: the cache of this user)")
     parser.add_argument(
         "--again", action="store_true", help="measure what the table holds too; its other choices stay"
     )
@@ -187,12 +181,11 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _sizes(text: str) -> tuple[int, int]:
-    first, _, last = text.partition(":")
-    sizes = int(first), int(last or first)
-    if not 0 < sizes[0] <= sizes[1]:
-        raise argparse.ArgumentTypeError(f"got {text!r}; accepted is FIRST:LAST with 0 < FIRST <= LAST")
-    return sizes
+def _rows(text: str) -> list[int]:
+    rows = [int(each) for each in text.split(",") if each.isdigit()]
+    if len(rows) != len(text.split(",")) or 0 in rows:
+        raise argparse.ArgumentTypeError(f"got {text!r}; accepted is M,M,... with positive numbers")
+    return rows
 
 
 def _weights(text: str) -> list[tuple[int, int]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -15,16 +16,17 @@ pytest.importorskip("rich", reason="the extra `bench` is not installed")
 pytest.importorskip("matplotlib", reason="the extra `bench` is not installed")
 
 import epigemm
-from epigemm.bench import peers
+from epigemm.bench import peers, records
 from epigemm.bench.cases import Case, Shape, make_data
 from epigemm.bench.cli import main
 from epigemm.bench.drawn import command, points, runner, series, summary
 from epigemm.bench.drawn.series import SERIES, Series
 from epigemm.bench.drawn.summary import DrawnPoint
+from epigemm.bench.grid import runner as grid_runner
 from epigemm.bench.timing import CpuTimer, Effort, Run
 
 CPU = torch.device("cpu")
-SMALL_SEED = 14  # whose first two shapes are small: 2x2880x2184 and 14x256x3408
+SMALL_SEED = 1272  # whose first two shapes are small: 9x192x8408 and 10457x264x8
 TINY = ["--random", str(SMALL_SEED), "--count", "2", "--device", "cpu", "--time-budget", "600"]
 TREES = {"csrc": "a" * 40, "python": "0123456789" * 4}
 BY_NAME = {s.name: s for s in SERIES}
@@ -35,7 +37,7 @@ PACKED, PLAIN = BY_NAME["bias_relu/fp32_highest_packed"], BY_NAME["bias_relu/fp3
 
 
 def test_shapes_follow_from_the_seed_alone() -> None:
-    assert points.draw(1, 3) == [Shape(3, 6304, 4008), Shape(135, 728, 2184), Shape(1899, 64, 712)]
+    assert points.draw(1, 3) == [Shape(3, 12208, 11000), Shape(135, 6480, 9384), Shape(2, 416, 12040)]
     assert points.between(1)[:2] == [Shape(6, 8192, 8192), Shape(7, 8192, 8192)]
     assert points.draw(7, 50)[:20] == points.draw(7, 20) != points.draw(8, 20)
     assert points.between(7) == points.between(7) != points.between(8)
@@ -44,10 +46,24 @@ def test_shapes_follow_from_the_seed_alone() -> None:
 
 def test_the_ranges_of_random_shapes() -> None:
     shapes = points.draw(0, 4000)
-    assert all(1 <= s.m <= 20000 and {s.n, s.k or 0} <= set(range(64, 14401)) for s in shapes)
+    assert all(1 <= s.m <= 20000 and {s.n, s.k or 0} <= set(range(1, 14401)) for s in shapes)
     assert all(1e7 <= s.m * s.n * (s.k or 0) <= 6e11 for s in shapes)
     assert min(s.m for s in shapes) == 1 and max(s.m for s in shapes) > 15000
-    assert min(s.n for s in shapes) < 80 and max(s.k or 0 for s in shapes) > 13000
+    for sides in ([s.n for s in shapes], [s.k or 0 for s in shapes]):
+        assert min(sides) < 80 and max(sides) > points.LARGEST_SIDE - 80
+
+
+def test_sides_are_uniform_and_rows_log_uniform(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In quarters of the sides' range, and in octaves of M, before the least and most work rule some out."""
+    monkeypatch.setattr(points, "PRODUCT", (0.0, float("inf")))
+    shapes = points.draw(0, 8000)
+    for sides in ([s.n for s in shapes], [s.k or 0 for s in shapes]):
+        quarters = [sum((side - 1) * 4 // points.LARGEST_SIDE == i for side in sides) for i in range(4)]
+        assert all(0.23 < count / len(shapes) < 0.27 for count in quarters), quarters
+        assert {side for side in sides if side % 8 == 0} <= set(range(8, points.LARGEST_SIDE + 1, 8))
+    logs = [math.log(s.m) / math.log(20001) for s in shapes]
+    halves = [sum(0.5 * i <= log < 0.5 * i + 0.5 for log in logs) / len(logs) for i in range(2)]
+    assert all(0.45 < share < 0.55 for share in halves), halves
 
 
 def test_one_shape_in_ten_is_misaligned() -> None:
@@ -331,7 +347,7 @@ def test_the_summary_file(folder: Path) -> None:
 def test_the_points_file(folder: Path) -> None:
     record = json.loads((folder / "points.json").read_text())
     assert [p["case"] for p in record["points"]] == [name for name in MEASURED for _ in range(2)]
-    assert [p["shape"] for p in record["points"][:2]] == [[2, 2880, 2184], [14, 256, 3408]]
+    assert [p["shape"] for p in record["points"][:2]] == [[9, 192, 8408], [10457, 264, 8]]
     for p in record["points"]:
         own = BY_NAME[p["case"]].own
         assert set(p["us"]) == {own, "eager", "mm"} and p["best"] == "eager" and p["plan"] == "torch"
@@ -346,7 +362,10 @@ def test_the_tables(folder: Path) -> None:
     assert text.count("| eager |") == 2 * len(MEASURED) and "needs a GPU" in text
 
 
-@pytest.mark.parametrize("mistake", ["last element", "nothing written", "an exception"])
+@pytest.mark.parametrize(
+    "mistake",
+    ["last element", "one element infinite", "one element not written", "nothing written", "an exception"],
+)
 def test_a_wrong_result_exits_with_one(
     mistake: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -355,9 +374,12 @@ def test_a_wrong_result_exits_with_one(
     def wrong(*arguments: Any, out: torch.Tensor) -> torch.Tensor:
         if mistake == "an exception":
             raise RuntimeError("no such kernel")
-        if mistake == "last element":
+        if mistake != "nothing written":
             right(*arguments, out=out)
+        if mistake == "last element":
             out.view(-1)[-1] += 1.0
+        elif mistake.startswith("one element"):
+            out.view(-1)[-1] = float("inf" if mistake.endswith("infinite") else "nan")
         return out
 
     monkeypatch.setattr(epigemm, "linear_relu", wrong)
@@ -366,8 +388,77 @@ def test_a_wrong_result_exits_with_one(
     cases = json.loads((target / "summary.json").read_text())["cases"]
     assert (cases["bias_relu/bf16"]["wrong"], cases[SIGMOID.name]["wrong"]) == (2, 0)
     assert cases["bias_relu/bf16"]["geomean"] is None
-    assert "WRONG: bias_relu/bf16 2x2880x2184" in capsys.readouterr().out
-    assert "WRONG: bias_relu/bf16 14x256x3408" in (target / "points.md").read_text()
+    assert "WRONG: bias_relu/bf16 9x192x8408" in capsys.readouterr().out
+    assert "WRONG: bias_relu/bf16 10457x264x8" in (target / "points.md").read_text()
+
+
+class Held:
+    """A judge to whom the first element of a result says how far off it is: its relative error.
+
+    Beyond 1 its worst element leaves the bound, by far more than that.
+    """
+
+    def __init__(self, case: Case, data: Any, seed: int) -> None:
+        pass
+
+    def compare(self, out: torch.Tensor, intermediate_roundings: int) -> records.Accuracy:
+        off = float(out.flatten()[0])
+        return records.Accuracy(off <= 1.0, int(not off <= 1.0), off**4, off**4, 1.0, off, out.shape[1])
+
+
+@pytest.mark.parametrize("of", [RELU, PLAIN], ids=lambda s: s.name)
+@pytest.mark.parametrize(
+    ("ours", "eager", "is_right"),
+    [
+        (0.875, 0.125, True),
+        (1.125, 0.875, True),
+        (1.75, 0.875, True),
+        (1.875, 0.875, False),
+        (1.125, 0.5, False),
+        (4.0, 2.0, True),
+        (4.125, 2.0, False),
+        (math.inf, 2.0, False),
+        (math.nan, 2.0, False),
+        (1.125, math.nan, False),
+        (math.inf, math.inf, False),
+        (math.nan, math.nan, False),
+    ],
+)
+def test_the_fallback_may_be_off_by_twice_as_much_as_eager(
+    ours: float, eager: float, is_right: bool, of: Series, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of eager's own GEMM the bound may not hold either; a kernel of ours has its bound to keep."""
+
+    def linear_relu(*arguments: Any, out: torch.Tensor, **more: Any) -> torch.Tensor:
+        return out.fill_(ours)
+
+    monkeypatch.setattr(epigemm, "linear_relu", linear_relu)
+    monkeypatch.setattr(grid_runner, "SampledReference", Held)
+    monkeypatch.setattr(runner, "_forward", lambda problem, x, weight, _: x.new_full((1, 1), eager))
+    for fused in (False, True):
+        plan = {"fused": fused, "tile": "128x128x64"}
+        monkeypatch.setattr(grid_runner, "native_plan", lambda *_, plan=plan, **__: dict(plan))
+        (found,) = drawn_runner().measure([of], SHAPES[:1])
+        expected = ours <= 1.0 if fused else is_right
+        assert bool(found.wrong) != expected and (found.ratio is not None) == expected, found
+
+
+@pytest.mark.parametrize(("times", "is_right"), [(1.5, True), (3.0, False)])
+def test_the_fallbacks_error_is_held_against_eagers(
+    times: float, is_right: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Against float64: eager is moved out of its bound, ours by so many times as much."""
+    right, forward = epigemm.linear_relu, runner._forward
+
+    def linear_relu(*arguments: Any, out: torch.Tensor) -> torch.Tensor:
+        return right(*arguments, out=out).add_(0.25 * times)
+
+    monkeypatch.setattr(epigemm, "linear_relu", linear_relu)
+    (found,) = drawn_runner().measure([RELU], SHAPES[:1])
+    assert found.wrong and found.plan == "torch", "eager is right"
+    monkeypatch.setattr(runner, "_forward", lambda *given: forward(*given) + 0.25)
+    (found,) = drawn_runner().measure([RELU], SHAPES[:1])
+    assert bool(found.wrong) != is_right, found.wrong
 
 
 @pytest.mark.gpu

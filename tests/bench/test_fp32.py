@@ -297,7 +297,10 @@ def test_bytes_by_the_layout() -> None:
 @pytest.mark.parametrize("arithmetic", ["split", "scaled"])
 def test_every_tile_is_described(arithmetic: str) -> None:
     tiles = pieces.describe_tiles("bias_relu", arithmetic)
-    assert [tile["tile_index"] for tile in tiles] == list(range(epigemm.build_info()[f"{arithmetic}_tiles"]))
+    count = epigemm.build_info()["families"]["sm90_fp16x3"][arithmetic]
+    numbers = [tuple(tile["plan"][:2]) for tile in tiles]  # a tile may be there in several orders
+    assert numbers == sorted(numbers) and set(numbers) == {(2, index) for index in range(count)}
+    assert {tile["family"] for tile in tiles} == {"sm90_fp16x3"}
     assert all(tile["tile"] and tile["cluster"] and tile["schedule"] for tile in tiles)
 
 
@@ -305,13 +308,14 @@ def fake_family(case: Case, data: Data, out: torch.Tensor) -> plan_kernels.Famil
     """Plans computed by PyTorch: tile 0 is right, tile 1 forgets the bias, tile 2 cannot be launched."""
     assert data.weight is not None
     weight, bias = data.weight, data.parameters.vectors["bias"]
-    tiles = [{"tile_index": i, "tile": f"t{i}", "cluster": "1x1", "schedule": "s"} for i in range(3)]
-    candidate = {"tile_index": 0, "raster": "along_n", "swizzle": 4}
+    about = {"family": "sm90_fp16x3", "cluster": "1x1", "schedule": "s"}
+    tiles = [{**about, "tile": f"t{i}", "plan": [2, i, 0, 1, 1]} for i in range(3)]
+    candidate = {**about, "tile": "t0", "plan": [2, 0, 1, 4, 1], "raster": "along_n", "swizzle": 4}
     plan = {"fused": True, "why_not": "", **candidate, "candidates": [candidate | {"predicted_us": 7.0}]}
 
     def bind(numbers: Any) -> Run:
         def run() -> torch.Tensor:
-            tile = numbers[0] if numbers else 0
+            tile = numbers[1] if numbers else 0
             if tile == 2:
                 raise RuntimeError("does not fit\nat all")
             z = data.x @ weight.t()
@@ -441,6 +445,6 @@ def test_every_plan_on_pieces_is_right(precision: str, tmp_path: Path) -> None:
     )
     arithmetic = sweep["arithmetic"]
     assert {p["tile_index"] for p in sweep["plans"]} == set(
-        range(epigemm.build_info()[f"{arithmetic}_tiles"])
+        range(epigemm.build_info()["families"]["sm90_fp16x3"][arithmetic])
     )
     assert sweep["split_x"]["median_ms"] > 0

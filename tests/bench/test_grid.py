@@ -231,7 +231,7 @@ def record() -> dict[str, Any]:
                 "mm": timing(0.1),
             }
         ),
-        plan=fused | {"plan": [3, 0, 2, 1]},
+        plan=fused | {"plan": [0, 3, 0, 2, 1]},
     )
     copy = {"name": "copy", "value": 4000.0, "unit": "GB/s"}
     return {
@@ -257,8 +257,10 @@ def test_points_by_hand(record: dict[str, Any]) -> None:
 
 
 def test_the_road_names_splits() -> None:
-    plan = {"fused": True, "tile": "64x16x64", "raster": "along_n", "swizzle": 1, "plan": [30, 1, 1, 4]}
-    assert tables.road(plan) == "64x16x64 along_n/1 splits 4"
+    plan = {"fused": True, "tile": "64x16x64", "raster": "along_n", "swizzle": 2, "splits": 4}
+    assert tables.road(plan) == "64x16x64 along_n/2 splits 4"
+    assert tables.road(plan | {"splits": 1}) == "64x16x64 along_n/2"
+    assert tables.road(plan | {"fused": False}) == tables.FALLBACK == "torch"
 
 
 def test_summary_by_hand(record: dict[str, Any]) -> None:

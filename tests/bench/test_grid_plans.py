@@ -29,9 +29,9 @@ def case_of(shape: Shape, dtype: str = "bf16") -> Case:
 
 def tile(numbers: list[int], schedule: str = "pingpong") -> dict[str, Any]:
     return {
-        "tile_index": numbers[0],
+        "family": ["sm90_tma", "sm90_swap_ab"][numbers[0]],
         "plan": numbers,
-        "tile": f"t{numbers[0]}",
+        "tile": f"t{numbers[1]}",
         "cluster": "1x1",
         "schedule": schedule,
     }
@@ -44,14 +44,14 @@ def fake_family(case: Case, data: Data, out: torch.Tensor) -> plan_kernels.Famil
 
     def bind(numbers: Any) -> Run:
         def run() -> torch.Tensor:
-            if numbers[0] == 2:
+            if numbers[1] == 2:
                 raise RuntimeError("does not fit\nat all")
             z = data.x.float() @ weight.t()
-            return out.copy_(torch.relu(z if numbers[0] == 1 else z + bias))
+            return out.copy_(torch.relu(z if numbers[1] == 1 else z + bias))
 
         return run
 
-    tiles = [tile([index, 1, 4, 1 + index]) for index in range(3)]
+    tiles = [tile([0, index, 1, 4, 1 + index]) for index in range(3)]
     answer = {
         "why_not": "slower",
         "candidates": [tiles[0] | {"raster": "along_n", "swizzle": 4, "predicted_us": 7.0}],
@@ -81,10 +81,10 @@ def test_every_plan_at_every_point(
     ]
     for point in record["plan_points"]:
         by_plan = {tuple(plan["plan"]): plan for plan in point["plans"]}
-        assert set(by_plan) == {(0, 1, 4, 1), (1, 1, 4, 2)}
-        assert by_plan[0, 1, 4, 1]["ok"] and by_plan[0, 1, 4, 1]["predicted_us"] == 7.0
-        assert not by_plan[1, 1, 4, 2]["ok"] and by_plan[1, 1, 4, 2]["predicted_us"] is None
-        assert point["refused"] == {"[2, 1, 4, 3]": "RuntimeError: does not fit"}
+        assert set(by_plan) == {(0, 0, 1, 4, 1), (0, 1, 1, 4, 2)}
+        assert by_plan[0, 0, 1, 4, 1]["ok"] and by_plan[0, 0, 1, 4, 1]["predicted_us"] == 7.0
+        assert not by_plan[0, 1, 1, 4, 2]["ok"] and by_plan[0, 1, 1, 4, 2]["predicted_us"] is None
+        assert point["refused"] == {"[0, 2, 1, 4, 3]": "RuntimeError: does not fit"}
         assert [other["name"] for other in point["others"]] == ["eager", "mm"]
         for row in (*point["plans"], *point["others"]):
             assert 0 < row["q1_us"] <= row["us"] <= row["q3_us"] and row["samples"] >= 5
@@ -103,7 +103,7 @@ def test_random_points_unchecked(
     """At the shapes of a seed; what cannot be launched is still told apart, what is wrong is not looked for."""
     command = [
         "--random",
-        "14",
+        "1272",
         "--count",
         "2",
         "--plans",
@@ -114,13 +114,15 @@ def test_random_points_unchecked(
         "bf16",
     ]
     assert main([*command, "--peers", "mm", "--output", str(tmp_path)]) == 0
-    record = json.loads((tmp_path / "random-14" / "plans.json").read_text())
-    assert [[p["m"], p["n"], p["k"]] for p in record["plan_points"]] == [[2, 2880, 2184], [14, 256, 3408]]
+    record = json.loads((tmp_path / "random-1272" / "plans.json").read_text())
+    assert [[p["m"], p["n"], p["k"]] for p in record["plan_points"]] == [[9, 192, 8408], [10457, 264, 8]]
     for point in record["plan_points"]:
-        assert sorted(plan["plan"] for plan in point["plans"]) == [[0, 1, 4, 1], [1, 1, 4, 2]]
+        assert sorted(plan["plan"] for plan in point["plans"]) == [[0, 0, 1, 4, 1], [0, 1, 1, 4, 2]]
         assert all(plan["ok"] and plan["fraction_of_bound"] is None for plan in point["plans"])
         assert all(plan["samples"] == 5 for plan in point["plans"])
-        assert list(point["refused"]) == ["[2, 1, 4, 3]"] and [o["name"] for o in point["others"]] == ["mm"]
+        assert list(point["refused"]) == ["[0, 2, 1, 4, 3]"] and [o["name"] for o in point["others"]] == [
+            "mm"
+        ]
     assert "WRONG" not in capsys.readouterr().out
 
 
@@ -139,7 +141,7 @@ def test_every_order(swept: Callable[..., tuple[int, dict[str, Any]]]) -> None:
     _, record = swept("--all-plans")
     for point in record["plan_points"]:
         numbers = [plan["plan"] for plan in point["plans"]]
-        assert sorted(numbers) == [[t, r, s, 1 + t] for t in (0, 1) for r in (0, 1) for s in (1, 2, 4, 8)]
+        assert sorted(numbers) == [[0, t, r, s, 1 + t] for t in (0, 1) for r in (0, 1) for s in (1, 2, 4, 8)]
 
 
 def test_without_a_gpu(tmp_path: Path) -> None:
@@ -149,27 +151,25 @@ def test_without_a_gpu(tmp_path: Path) -> None:
 
 
 def test_a_plan_is_taken_as_it_stands() -> None:
-    """Narrow kernels have one order of tiles; the other tiles take every order, their splits kept."""
-    tiles = [tile([0, 1, 4, 1]), tile([7, 0, 1, 2], "narrow"), tile([7, 0, 1, 4], "narrow")]
+    """Swap-AB kernels have one order of tiles; the other tiles take every order, their splits kept."""
+    tiles = [tile([0, 1, 1, 4, 1]), tile([1, 1, 0, 1, 2], "swap-AB"), tile([1, 1, 0, 1, 4], "swap-AB")]
     family = plan_kernels.Family("bf16", {}, tiles, lambda numbers: lambda: torch.empty(0))
     own = [numbers for _, numbers in family.plans(every_order=False)]
-    assert own == [[0, 1, 4, 1], [7, 0, 1, 2], [7, 0, 1, 4]]
+    assert own == [[0, 1, 1, 4, 1], [1, 1, 0, 1, 2], [1, 1, 0, 1, 4]]
     every = [numbers for _, numbers in family.plans()]
-    assert every[:8] == [[0, r, s, 1] for r in (0, 1) for s in (1, 2, 4, 8)] and every[8:] == own[1:]
-
-
-def test_a_plan_of_three_numbers_comes_from_its_words() -> None:
-    words = {"tile_index": 3, "raster": "along_n", "swizzle": 2}
-    assert plan_kernels.plan_numbers(words) == [3, 1, 2]
-    assert plan_kernels.plan_numbers(words | {"plan": [3, 1, 2, 4]}) == [3, 1, 2, 4]
+    assert every[:8] == [[0, 1, r, s, 1] for r in (0, 1) for s in (1, 2, 4, 8)] and every[8:] == own[1:]
 
 
 @pytest.mark.parametrize("dtype", ["bf16", "fp16", "fp32"])
-def test_tiles_are_found_where_dispatch_takes_none(dtype: str) -> None:
-    found = plan_kernels.one_pass_tiles(case_of(Shape(1, 1024, 4096), dtype), {"fused": False}, HOPPER)
-    large = plan_kernels.one_pass_tiles(case_of(Shape(4096, 4096, 4096), dtype), {"fused": False}, HOPPER)
-    assert found and {t["tile_index"] for t in found} >= {t["tile_index"] for t in large}
-    assert all(t["tile"] and t["cluster"] and t["schedule"] for t in found)
+def test_tiles_are_found_where_the_planner_takes_none(dtype: str) -> None:
+    found, large = (
+        plan_kernels.one_pass_tiles(case_of(shape, dtype), {"fused": False}, -1, HOPPER)
+        for shape in (Shape(1, 1024, 4096), Shape(4096, 4096, 4096))
+    )
+    kernels = [{tuple(each["plan"][:2]) for each in tiles} for tiles in (found, large)]
+    assert found and kernels[0] >= kernels[1]
+    assert all(each["tile"] and each["cluster"] and each["schedule"] for each in found)
+    assert [each["plan"][:2] for each in found] == sorted(each["plan"][:2] for each in found)
 
 
 @pytest.mark.gpu

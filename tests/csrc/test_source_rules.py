@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from epigemm._native import build_info
 from tests.support.cases import REGISTRY
 
 ROOT = Path(__file__).parents[2]
@@ -20,6 +21,10 @@ INCLUDE = re.compile(r'^\s*#\s*include\s*[<"]([^>"]+)[>"]', re.M)
 
 def sources() -> list[Path]:
     return sorted(path for path in CSRC.rglob("*") if path.suffix in SUFFIXES)
+
+
+def sources_in(folder: Path) -> list[Path]:
+    return [path for path in sources() if path.is_relative_to(folder)]
 
 
 def includes(path: Path) -> list[str]:
@@ -87,10 +92,61 @@ def test_registry_file_equals_the_module() -> None:
         assert re.search(rf"\bstruct {functor}\b", header)
 
 
+PLANNER = CSRC / "gemm/planner"
+FAMILIES = (
+    re.findall(r"^EPIGEMM_FAMILY\((\w+)\)$", (CSRC / "gemm/families.def").read_text(), re.M)
+    if CSRC.is_dir()
+    else []
+)
+
+
+def without_comments(path: Path) -> str:
+    return re.sub(r"//[^\n]*|/\*[\s\S]*?\*/", "", path.read_text())
+
+
+def test_the_planner_names_no_family() -> None:
+    """It asks all of them alike: a new one is a line of families.def and a folder."""
+    assert len(FAMILIES) >= 3 and len(sources_in(PLANNER)) > 8
+    names = re.compile(
+        "|".join([*FAMILIES, r"sm_?\d\d", "narrow", "swap_?ab", "swap-ab", "fp16x3", "tma", "hopper"]), re.I
+    )
+    for path in sources_in(PLANNER):
+        assert not names.search(without_comments(path)), path.relative_to(ROOT)
+
+
+def test_the_planner_knows_no_capability() -> None:
+    """But for 0, which is no CUDA device: what runs where the families say."""
+    for path in sources_in(PLANNER):
+        for line in without_comments(path).splitlines():
+            if "capability" in line:
+                assert not re.search(r"[1-9]", line), f"{path.relative_to(ROOT)}: {line.strip()}"
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_family_is_a_folder_of_the_same_files(family: str) -> None:
+    folder = CSRC / "gemm" / family
+    for name in ("family.cpp", "tiles.h", "costs.h", "unit.cu.in"):
+        assert (folder / name).is_file(), name
+    assert f"namespace epigemm::{family} {{" in (folder / "family.cpp").read_text()
+
+
+def test_every_family_is_in_the_module() -> None:
+    """In the order of families.def, which plans on disk count by; with as many tiles as tiles.h lists."""
+    families = build_info()["families"]
+    assert list(families) == FAMILIES
+    for family, tiles in families.items():
+        rows = re.findall(r"^ *\{\d+, \d+, .*\},", (CSRC / "gemm" / family / "tiles.h").read_text(), re.M)
+        assert sum(tiles.values()) == len(rows), family
+
+
+def test_every_folder_with_a_family_is_listed() -> None:
+    assert sorted(path.parent.name for path in (CSRC / "gemm").glob("*/family.cpp")) == sorted(FAMILIES)
+
+
 def test_no_number_of_multiprocessors_in_the_code() -> None:
     """Devices differ: the count is read at run time. Only the cost model's constants may say where they were taken."""
     for path in sources():
         code = re.sub(r"//.*", "", path.read_text())
         for line in code.splitlines():
-            if re.search(r"\b(132|114|108|78)\b", line):
+            if re.search(r"(?<![\w.])(132|114|108|78)(?![\w.])", line):
                 assert "constexpr double" in line, f"{path.relative_to(ROOT)}: {line.strip()}"

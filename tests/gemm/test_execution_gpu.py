@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import epigemm
+from tests.support import plans
 from tests.support.arithmetic import BF16, FP32, TF32
 from tests.support.cases import ELEMENTWISE, LINEAR, draw_operands, poisoned
 from tests.support.problems import Problem, make
@@ -147,8 +148,10 @@ def test_results_repeat_bit_for_bit(rng: torch.Generator) -> None:
 def test_a_row_does_not_depend_on_the_rows_around_it_within_one_tile(rng: torch.Generator) -> None:
     """The same plan adds in the same order: rows of a longer batch have the same bits."""
     problem = make("bias", BF16, (512, 256, 512), "cuda", rng)
-    whole = problem.run_fused([0, 0, 1])
-    part = Problem("bias", BF16, problem.x[:128], problem.weight, problem.operands).run_fused([0, 0, 1])
+    whole = problem.run_fused(plans.numbers(plans.TMA))
+    part = Problem("bias", BF16, problem.x[:128], problem.weight, problem.operands).run_fused(
+        plans.numbers(plans.TMA)
+    )
     if whole is None or part is None:
         pytest.skip("gpu: no fused kernel here")
     assert torch.equal(whole[:128], part)

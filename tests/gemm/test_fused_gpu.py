@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import re
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from tests.support import reference
+from epigemm._native import build_info
+from tests.support import plans, reference
 from tests.support.arithmetic import BF16, FP16, FP32, FP64, FUSED_ARITHMETICS, TF32, Arithmetic
 from tests.support.cases import LINEAR, draw_operands, fused_unavailable, has_bias, poisoned, signed
 from tests.support.layouts import LAYOUTS
@@ -21,9 +21,15 @@ pytestmark = pytest.mark.gpu
 arithmetics = pytest.mark.parametrize("arithmetic", FUSED_ARITHMETICS, ids=lambda a: a.name)
 epilogues = pytest.mark.parametrize("name", LINEAR)
 
-BUILD = json.loads(torch.ops.epigemm._build_info())
-TILES = int(BUILD["tiles"]) if BUILD["gemm_kernels"] else 0
-NARROW_TILES = range(TILES - int(BUILD["narrow_tiles"]), TILES) if TILES else range(1)
+# Family and tile of each kernel that multiplies tensors as they are; one where none is built, to be seen as skipped.
+KERNELS = [
+    (family, tile) for family in plans.FAMILIES for tile in range(plans.tile_count(family, "tf32"))
+] or [(plans.TMA, 0)]
+FEW_ROWS = [tile for family, tile in KERNELS if family == plans.SWAP_AB] or [0]
+LARGE, SMALL = plans.numbers(plans.TMA), plans.numbers(plans.SWAP_AB)
+kernels = pytest.mark.parametrize(
+    ("family", "tile"), KERNELS, ids=[f"{family}-{tile}" for family, tile in KERNELS]
+)
 RASTERS = {"along_m": 0, "along_n": 1}
 SWIZZLES = [1, 2, 4, 8]
 DEVICE = torch.device("cuda")
@@ -58,55 +64,59 @@ def run_plan(problem: Problem, plan: list[int]) -> torch.Tensor:
 
 
 def test_tile_count() -> None:
-    on_pieces = BUILD["split_tiles"] + BUILD["scaled_tiles"]
-    assert TILES > 0 and BUILD["gemm_kernels"] == len(LINEAR) * (TILES * len(FUSED_ARITHMETICS) + on_pieces)
-    csrc = Path(__file__).parents[2] / "csrc" / "gemm"
-    if csrc.exists():
-        large, narrow = ((csrc / family / "tiles.h").read_text() for family in ("sm90", "narrow"))
-        assert len(re.findall(r"^\s*\{\d+, \d+, \d, \d, Schedule::", large, re.M)) == NARROW_TILES.start
-        assert len(re.findall(r"^\s*\{\d+, \d+, \d+, \d\},", narrow, re.M)) == len(NARROW_TILES)
+    """Every tile of every family is built for every epilogue and element type."""
+    as_stored = sum(tiles.get("tf32", 0) for tiles in plans.FAMILIES.values())
+    on_pieces = sum(tiles.get(kind, 0) for tiles in plans.FAMILIES.values() for kind in ("split", "scaled"))
+    per_epilogue = as_stored * len(FUSED_ARITHMETICS) + on_pieces
+    assert as_stored == len(KERNELS) and build_info()["gemm_kernels"] == len(LINEAR) * per_epilogue
 
 
 @epilogues
 @arithmetics
-@pytest.mark.parametrize("tile", range(max(TILES, 1)))
-def test_every_tile(name: str, arithmetic: Arithmetic, tile: int, rng: torch.Generator) -> None:
+@kernels
+def test_every_tile(name: str, arithmetic: Arithmetic, family: str, tile: int, rng: torch.Generator) -> None:
     for shape in [(384, 512, 256), (129, 264, 136), (1, 8, 8), (200, 1032, 64)]:
         for swizzle in (1, 4):
-            run_plan(make(name, arithmetic, shape, DEVICE, rng), [tile, swizzle % 2, swizzle])
+            plan = plans.numbers(family, tile, swizzle % 2, swizzle)
+            run_plan(make(name, arithmetic, shape, DEVICE, rng), plan)
 
 
-@pytest.mark.parametrize("tile", range(max(TILES, 1)))
+@kernels
 @pytest.mark.parametrize("raster", RASTERS.values(), ids=RASTERS.keys())
 @pytest.mark.parametrize("swizzle", SWIZZLES)
-def test_every_raster_and_swizzle(tile: int, raster: int, swizzle: int, rng: torch.Generator) -> None:
+def test_every_raster_and_swizzle(
+    family: str, tile: int, raster: int, swizzle: int, rng: torch.Generator
+) -> None:
     """Which tile is computed when must not matter: the same bits for every order, and all of them right."""
     for name in LINEAR:
         for shape in [(1100, 1304, 96), (3000, 136, 64), (72, 4104, 64)]:
             problem = make(name, BF16, shape, DEVICE, rng)
-            actual = run_plan(problem, [tile, raster, swizzle])
-            assert torch.equal(actual, run_plan(problem, [tile, 0, 1]))
+            actual = run_plan(problem, plans.numbers(family, tile, raster, swizzle))
+            assert torch.equal(actual, run_plan(problem, plans.numbers(family, tile)))
 
 
 @epilogues
 @arithmetics
-@pytest.mark.parametrize("tile", NARROW_TILES)
+@pytest.mark.parametrize("tile", FEW_ROWS)
 def test_every_split(name: str, arithmetic: Arithmetic, tile: int, rng: torch.Generator) -> None:
     """K shared out evenly, unevenly and one stage each; the bits are the same at every call."""
     for shape in [(17, 264, 1024), (129, 136, 1160), (1, 72, 520), (300, 520, 2048)]:
         problem = make(name, arithmetic, shape, DEVICE, rng)
         for splits in (1, 2, 4, 8):
-            actual = run_plan(problem, [tile, 0, 1, splits])
-            assert torch.equal(actual, run_plan(problem, [tile, 0, 1, splits]))
+            plan = plans.numbers(plans.SWAP_AB, tile, splits=splits)
+            assert torch.equal(run_plan(problem, plan), run_plan(problem, plan))
 
 
-@pytest.mark.parametrize("tile", [0, NARROW_TILES.start])
-def test_a_split_that_cannot_be_is_refused(tile: int, rng: torch.Generator) -> None:
+@pytest.mark.parametrize(
+    ("family", "words"),
+    [(plans.TMA, "splits must be 1 for a large tile, got 2"), (plans.SWAP_AB, "K is too short for 2 splits")],
+)
+def test_a_split_that_cannot_be_is_refused(family: str, words: str, rng: torch.Generator) -> None:
     problem = make("bias", BF16, (16, 128, 64), DEVICE, rng)
-    with pytest.raises(RuntimeError, match="plan: "):
-        problem.run_fused([tile, 0, 1, 2])
-    with pytest.raises(RuntimeError, match="splits must be 1, 2, 4 or 8, got 3"):
-        problem.run_fused([tile, 0, 1, 3])
+    with pytest.raises(RuntimeError, match=f"plan: {words}"):
+        problem.run_fused(plans.numbers(family, splits=2))
+    with pytest.raises(RuntimeError, match="plan: splits must be 1, 2, 4 or 8, got 3"):
+        problem.run_fused(plans.numbers(family, splits=3))
 
 
 @arithmetics
@@ -118,7 +128,7 @@ def test_tile_edges(arithmetic: Arithmetic, m: int, rng: torch.Generator) -> Non
             actual = problem.run_fused()
             if actual is None:
                 assert not explained(problem)["fused"]
-                actual = run_plan(problem, [n % TILES, 0, 1])
+                actual = run_plan(problem, plans.numbers(*KERNELS[n % len(KERNELS)]))
             problem.check(actual, second_path=False)
 
 
@@ -135,8 +145,8 @@ def test_any_size_through_the_public_op(arithmetic: Arithmetic, size: int, rng: 
 @arithmetics
 @pytest.mark.parametrize("k", [8, 16, 24, 40, 56, 64, 72, 128, 1000, 8192])
 def test_lengths_of_k(arithmetic: Arithmetic, k: int, rng: torch.Generator) -> None:
-    for tile in range(max(TILES, 1)):
-        run_plan(make("bias", arithmetic, (130, 136, k), DEVICE, rng), [tile, 0, 1])
+    for family, tile in KERNELS:
+        run_plan(make("bias", arithmetic, (130, 136, k), DEVICE, rng), plans.numbers(family, tile))
 
 
 @epilogues
@@ -148,7 +158,8 @@ def test_strided_operands_stay_fused(
     """Row strides of whole 16-byte units cost nothing: x, weight and out may all have them."""
     change = LAYOUTS[layout]
     problem = make(name, arithmetic, (256, 256, 128), DEVICE, rng, x_layout=change, weight_layout=change)
-    run_plan(problem, [0, 0, 1])
+    for plan in (LARGE, SMALL):
+        run_plan(problem, plan)
 
 
 @epilogues
@@ -157,7 +168,8 @@ def test_vectors_need_no_alignment(name: str, rng: torch.Generator) -> None:
     for arithmetic in FUSED_ARITHMETICS:
         problem = make(name, arithmetic, (256, 256, 128), DEVICE, rng)
         problem.operands = problem.operands.map(LAYOUTS["misaligned"])
-        run_plan(problem, [0, 0, 1])
+        for plan in (LARGE, SMALL):
+            run_plan(problem, plan)
         problem.check(problem.run(), second_path=True)
         problem.operands = problem.operands.map(lambda v: v.repeat_interleave(2)[::2] if v.dim() else v)
         problem.check(problem.run(), second_path=True)
@@ -177,7 +189,8 @@ def test_absent_bias_and_tensor_scalars(name: str, arithmetic: Arithmetic, rng: 
                 with_bias=with_bias and has_bias(name),
                 tensor_scalars=tensor_scalars,
             )
-            run_plan(problem, [0, 0, 1])
+            for plan in (LARGE, SMALL):
+                run_plan(problem, plan)
 
 
 @epilogues
@@ -195,8 +208,8 @@ def test_integers_are_exact(name: str, arithmetic: Arithmetic, rng: torch.Genera
     bounded = reference.after_epilogue(
         name, reference.Bounded(acc, torch.zeros_like(acc)), operands, arithmetic
     )
-    for tile in range(max(TILES, 1)):
-        actual = problem.run_fused([tile, 0, 2])
+    for family, tile in KERNELS:
+        actual = problem.run_fused(plans.numbers(family, tile, swizzle=2))
         assert actual is not None
         reference.assert_within(actual, bounded)
         if torch.equal(bounded.expected, (bounded.expected * 2).round() / 2):
@@ -205,9 +218,23 @@ def test_integers_are_exact(name: str, arithmetic: Arithmetic, rng: torch.Genera
 
 def test_plans_that_do_not_exist_are_refused(rng: torch.Generator) -> None:
     problem = make("bias", BF16, (256, 256, 128), DEVICE, rng)
-    for plan in ([TILES, 0, 1], [-1, 0, 1], [0, 2, 1], [0, 0, 0], [0, 0], [0]):
-        with pytest.raises(RuntimeError, match="plan"):
-            problem.run_fused(plan)
+    for family in (plans.TMA, plans.SWAP_AB):
+        for plan, words in (
+            (plans.numbers(family, plans.tile_count(family, "tf32")), "plan: tile must be in 0.."),
+            (plans.numbers(family, -1), "plan: tile must be in 0.."),
+            (plans.numbers(family, raster=2), "plan: raster must be 0"),
+            (plans.numbers(family, swizzle=0), "plan: swizzle must be in 1..8, got 0"),
+            (plans.numbers(family, swizzle=9), "plan: swizzle must be in 1..8, got 9"),
+            (plans.numbers(family, splits=0), "plan: splits must be 1, 2, 4 or 8, got 0"),
+            (plans.numbers(plans.FP16X3), "does not multiply in this arithmetic"),
+            ([-1, 0, 0, 1, 1], "plan: family must be in 0.."),
+            ([len(plans.FAMILIES), 0, 0, 1, 1], "plan: family must be in 0.."),
+            (plans.numbers(family)[:4], "plan must be"),
+            ([*plans.numbers(family), 1], "plan must be"),
+            ([0], "plan must be"),
+        ):
+            with pytest.raises(RuntimeError, match=re.escape(words)):
+                problem.run_fused(plan)
 
 
 @pytest.mark.parametrize("arithmetic", [FP32, FP64], ids=lambda a: a.name)
@@ -261,7 +288,8 @@ def test_more_than_2_to_the_31_elements(rng: torch.Generator) -> None:
     x = torch.randn(m, k, dtype=torch.bfloat16, device=DEVICE)
     weight = torch.randn(n, k, dtype=torch.bfloat16, device=DEVICE)
     out = poisoned((m, n), torch.bfloat16, DEVICE)
-    assert torch.ops.epigemm._fused_linear_out("bias_relu", x, weight, None, [], [], "ieee", [4, 1, 1], out)
+    plan = plans.numbers(plans.TMA, 4, raster=1)
+    assert torch.ops.epigemm._fused_linear_out("bias_relu", x, weight, None, [], [], "ieee", plan, out)
     rows = torch.tensor([0, 1, 131_070, 131_071, 131_072, 139_999], device=DEVICE)
     expected = torch.relu(x[rows].double() @ weight.double().t())
     torch.testing.assert_close(out[rows].double(), expected, rtol=2**-8, atol=1e-2)
@@ -273,7 +301,7 @@ def test_more_than_2_to_the_31_elements(rng: torch.Generator) -> None:
 def test_explain_says_fused_exactly_when_the_call_fuses(
     name: str, arithmetic: Arithmetic, rng: torch.Generator
 ) -> None:
-    shapes = [(2048, 2048, 2048), (1, 8, 8), (16, 4096, 1024), (127, 128, 72), (64, 129, 64), (64, 128, 63)]
+    shapes = [(8192, 4096, 1024), (1, 8, 8), (16, 4096, 1024), (127, 128, 72), (64, 129, 64), (64, 128, 63)]
     fused = []
     for shape in [*shapes, *EMPTY_SHAPES]:
         problem = make(name, arithmetic, shape, DEVICE, rng)
@@ -288,7 +316,7 @@ def test_explain_says_fused_exactly_when_the_call_fuses(
 
 def test_large_problem_fuses_and_is_right(rng: torch.Generator) -> None:
     for arithmetic in (FP16, BF16, TF32):
-        problem = make("relu_div", arithmetic, (1024, 8192, 8192), DEVICE, rng)
+        problem = make("relu_div", arithmetic, (4096, 4096, 1024), DEVICE, rng)
         actual = problem.run_fused()
         assert actual is not None
         problem.check(actual, second_path=False)
@@ -298,13 +326,13 @@ def test_out_frame_is_left_alone(rng: torch.Generator) -> None:
     """TMA stores are clipped at the edge of the output, not of its tile."""
     for arithmetic in FUSED_ARITHMETICS:
         problem = make("bias", arithmetic, (130, 136, 64), DEVICE, rng)
-        for tile in range(max(TILES, 1)):
+        for family, tile in KERNELS:
             frame = torch.full((300, 512), 5.0, dtype=arithmetic.dtype, device=DEVICE)
             out = frame[8:138, 16:152]
             out.fill_(float("nan"))
             launched = torch.ops.epigemm._fused_linear_out(
                 "bias", problem.x, problem.weight, problem.operands.bias, [], [],
-                arithmetic.schema_arithmetic, [tile, 0, 1], out,
+                arithmetic.schema_arithmetic, plans.numbers(family, tile), out,
             )  # fmt: skip
             assert launched
             problem.check(out, second_path=False)
@@ -317,9 +345,9 @@ def test_leading_dimensions_fuse_without_copies(rng: torch.Generator) -> None:
     weight = signed((256, 128), rng).to(DEVICE, torch.bfloat16)
     x = signed((4, 64, 128), rng).to(DEVICE, torch.bfloat16)
     problem = Problem("bias", BF16, x, weight, operands)
-    run_plan(problem, [0, 0, 1])
+    run_plan(problem, LARGE)
     torch.cuda.synchronize()
     out = poisoned((4, 64, 256), torch.bfloat16, DEVICE)
     before = torch.cuda.memory_stats()["allocation.all.allocated"]
-    torch.ops.epigemm._fused_linear_out("bias", x, weight, operands.bias, [], [], "ieee", [0, 0, 1], out)
+    torch.ops.epigemm._fused_linear_out("bias", x, weight, operands.bias, [], [], "ieee", LARGE, out)
     assert torch.cuda.memory_stats()["allocation.all.allocated"] - before <= 1, "at most a workspace"

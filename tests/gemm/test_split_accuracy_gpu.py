@@ -14,7 +14,7 @@ from epigemm.bench.gradings import bounds, data, exact, products, special, sweep
 from epigemm.bench.gradings.measures import Exact, errors, ratios
 from epigemm.bench.gradings.products import SCALED, SGEMM, SPLIT, TF32, Product
 from tests.support.cases import fused_unavailable
-from tests.support.split import every_tile
+from tests.support.split import every_tile, plan
 
 pytestmark = pytest.mark.gpu
 
@@ -63,8 +63,8 @@ def test_the_main_shapes_take_the_kernels() -> None:
     """Otherwise every comparison below would be one of SGEMM with itself."""
     for m, n, k in [(1024, 8192, 8192), (16384, 4096, 4096)]:
         for epilogue in ("bias_relu", "sigmoid_scale_residual", "scale_batch_norm", "relu_div"):
-            plan = products.plan_of(epilogue, m, n, k, SPLIT, packed=True)
-            assert plan["fused"], plan["why_not"]
+            answer = products.plan_of(epilogue, m, n, k, SPLIT, packed=True)
+            assert answer["fused"], answer["why_not"]
     assert may_be_chosen(SPLIT, 32768) and not may_be_chosen(SPLIT, 1)
 
 
@@ -118,7 +118,7 @@ def test_every_tile_is_as_accurate(arithmetic: object, tile: int, name: str) -> 
     kind = str(getattr(arithmetic, "name", arithmetic))
     if kind == SPLIT and not may_be_chosen(SPLIT, 2048):
         pytest.fail("dispatch takes the split nowhere at K = 2048")
-    graded = {"sgemm": products.sgemm, "tf32": products.tf32, kind: products.forced(kind, (tile, 0, 1))}
+    graded = {"sgemm": products.sgemm, "tf32": products.tf32, kind: products.forced(kind, plan(tile))}
     assert_no_less_accurate(sweep.grade(graded, data.BY_NAME[name], 2048, 2, DEVICE), kind)
 
 
@@ -161,7 +161,7 @@ def test_special_values(ours: str, case: special.Special) -> None:
 @pytest.mark.parametrize(("arithmetic", "tile"), every_tile(), ids=lambda v: getattr(v, "name", str(v)))
 def test_special_values_in_every_tile(arithmetic: object, tile: int) -> None:
     kind = str(getattr(arithmetic, "name", arithmetic))
-    product = products.forced(kind, (tile, 1, 1))
+    product = products.forced(kind, plan(tile, raster=1))
     for verdict in special.special_verdicts(product, DEVICE, relative_bound(kind)):
         assert verdict.ok, verdict
 

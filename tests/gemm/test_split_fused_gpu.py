@@ -12,13 +12,23 @@ import epigemm
 from epigemm._native import ops
 from epigemm.bench.gradings import products
 from epigemm.packs import PIECES, pack_bytes
+from tests.support import plans
 from tests.support.arithmetic import SCALED, SPLIT_ARITHMETICS, Arithmetic
 from tests.support.cases import LINEAR, draw_operands, fused_unavailable, has_bias, signed
 from tests.support.layouts import LAYOUTS
 from tests.support.problems import EMPTY_SHAPES, Problem, make, ternary
 from tests.support.public import PUBLIC_LINEAR, Public, map_tensors
 from tests.support.reference import Bounded, after_epilogue, assert_within
-from tests.support.split import POISON, check_public, every_tile, make_pack, run, run_checked, tile_count
+from tests.support.split import (
+    POISON,
+    check_public,
+    every_tile,
+    make_pack,
+    plan,
+    run,
+    run_checked,
+    tile_count,
+)
 
 pytestmark = pytest.mark.gpu
 
@@ -64,7 +74,7 @@ def test_every_tile(name: str, arithmetic: Arithmetic, tile: int, rng: torch.Gen
     ]
     for shape in shapes:
         for swizzle in (1, 4):
-            run_checked(make(name, arithmetic, shape, DEVICE, rng), [tile, swizzle % 2, swizzle])
+            run_checked(make(name, arithmetic, shape, DEVICE, rng), plan(tile, swizzle % 2, swizzle))
 
 
 @tiles
@@ -72,10 +82,10 @@ def test_every_raster_and_swizzle(arithmetic: Arithmetic, tile: int, rng: torch.
     """Which tile is computed when must not matter: the same bits for every order."""
     for name in LINEAR:
         problem = make(name, arithmetic, (700, 1160, 200), DEVICE, rng)
-        first = run_checked(problem, [tile, 0, 1])
+        first = run_checked(problem, plan(tile))
         for raster in (0, 1):
             for swizzle in SWIZZLES:
-                assert torch.equal(run(problem, [tile, raster, swizzle]), first)
+                assert torch.equal(run(problem, plan(tile, raster, swizzle)), first)
 
 
 @epilogues
@@ -83,13 +93,13 @@ def test_every_raster_and_swizzle(arithmetic: Arithmetic, tile: int, rng: torch.
 def test_long_sums(name: str, arithmetic: Arithmetic, tile: int, rng: torch.Generator) -> None:
     """Many stages, and a K that ends within one."""
     for k in (4096, 4097, 5000):
-        run_checked(make(name, arithmetic, (130, 136, k), DEVICE, rng), [tile, 0, 1])
+        run_checked(make(name, arithmetic, (130, 136, k), DEVICE, rng), plan(tile))
 
 
 @epilogues
 @arithmetics
 def test_the_dispatched_plan(name: str, arithmetic: Arithmetic, rng: torch.Generator) -> None:
-    """No plan given: dispatch's own, from one row to many."""
+    """No plan given: the planner's own, from one row to many."""
     for shape in [(1, 512, 1024), (16, 512, 1024), (64, 1024, 512), (1024, 1024, 1024), (3000, 260, 520)]:
         run_checked(make(name, arithmetic, shape, DEVICE, rng), [])
 
@@ -97,11 +107,31 @@ def test_the_dispatched_plan(name: str, arithmetic: Arithmetic, rng: torch.Gener
 @arithmetics
 def test_plans_that_do_not_exist_are_refused(arithmetic: Arithmetic, rng: torch.Generator) -> None:
     problem = make("bias", arithmetic, (256, 256, 128), DEVICE, rng)
-    for plan in ([tile_count(arithmetic), 0, 1], [-1, 0, 1], [0, 2, 1], [0, 0, 0], [0, 0], [0]):
+    wrong = [
+        plan(tile_count(arithmetic)),
+        plan(-1),
+        plan(raster=2),
+        plan(swizzle=0),
+        plan(swizzle=9),
+        plans.numbers(plans.FP16X3, splits=2),
+        plans.numbers(plans.FP16X3, splits=3),
+        plans.numbers(plans.TMA),
+        plans.numbers(plans.SWAP_AB),
+        [-1, 0, 0, 1, 1],
+        [len(plans.FAMILIES), 0, 0, 1, 1],
+        plan()[:4],
+        plan()[1:4],
+        [*plan(), 1],
+        [0],
+    ]
+    for numbers in wrong:
         out = problem.out()
         with pytest.raises(RuntimeError, match="plan"):
-            run(problem, plan, out=out)
+            run(problem, numbers, out=out)
         assert bool(out.isnan().all())
+    for splits in (2, 4, 8):
+        with pytest.raises(RuntimeError, match=f"plan: splits must be 1 on fp16 pieces, got {splits}"):
+            run(problem, plans.numbers(plans.FP16X3, splits=splits), out=problem.out())
 
 
 @arithmetics
@@ -122,7 +152,7 @@ def test_what_does_not_fit_is_refused(arithmetic: Arithmetic, rng: torch.Generat
     ]
     for room, pack, out in refused:
         with pytest.raises(RuntimeError):
-            ops._split_linear_out("bias", x, weight, pack, room, None, [], [], name, [0, 0, 1], out)
+            ops._split_linear_out("bias", x, weight, pack, room, None, [], [], name, plan(), out)
         assert bool(out.isnan().all())
 
 
@@ -140,9 +170,9 @@ def test_any_strides(arithmetic: Arithmetic, layout: str, operand: str, rng: tor
                 setattr(problem, operand, changed.contiguous())
             else:
                 changed = LAYOUTS[layout](values)
-            expected = run_checked(problem, [0, 0, 1])
+            expected = run_checked(problem, plan())
             setattr(problem, operand, changed)
-            assert torch.equal(run(problem, [0, 0, 1]), expected)
+            assert torch.equal(run(problem, plan()), expected)
 
 
 @arithmetics
@@ -152,7 +182,7 @@ def test_overlapping_rows(arithmetic: Arithmetic, rng: torch.Generator) -> None:
     windows = series.unfold(0, 200, 3)
     problem = make("bias_relu", arithmetic, (windows.shape[0], 64, 200), DEVICE, rng)
     problem.x = windows
-    run_checked(problem, [0, 0, 1])
+    run_checked(problem, plan())
 
 
 @epilogues
@@ -164,7 +194,7 @@ def test_a_kept_pack_changes_nothing(
         problem = make(name, arithmetic, shape, DEVICE, rng)
         pack = make_pack(problem)
         kept = pack.clone()
-        assert torch.equal(run_checked(problem, [tile, 0, 1], pack=pack), run(problem, [tile, 0, 1]))
+        assert torch.equal(run_checked(problem, plan(tile), pack=pack), run(problem, plan(tile)))
         assert torch.equal(pack, kept), "the pack was written to"
 
 
@@ -177,7 +207,7 @@ def test_packs_and_workspaces_need_no_clean_memory(arithmetic: Arithmetic, rng: 
     packs = [torch.full((size,), byte, dtype=torch.uint8, device=DEVICE) for byte in (0, POISON)]
     for pack in packs:
         ops._split_rows_out(problem.weight, pieces, pack)
-    results = [run(problem, [0, 0, 1], pack=pack) for pack in packs]
+    results = [run(problem, plan(), pack=pack) for pack in packs]
     assert torch.equal(results[0], results[1])
 
 
@@ -196,7 +226,7 @@ def test_absent_bias_and_tensor_scalars(name: str, arithmetic: Arithmetic, rng: 
                 tensor_scalars=tensor_scalars,
             )
             for tile in range(tile_count(arithmetic)):
-                run_checked(problem, [tile, 0, 1])
+                run_checked(problem, plan(tile))
 
 
 @epilogues
@@ -205,7 +235,7 @@ def test_vectors_need_no_alignment(name: str, arithmetic: Arithmetic, rng: torch
     for tile in range(tile_count(arithmetic)):
         problem = make(name, arithmetic, (256, 256, 128), DEVICE, rng)
         problem.operands = problem.operands.map(LAYOUTS["misaligned"])
-        run_checked(problem, [tile, 0, 1])
+        run_checked(problem, plan(tile))
 
 
 @epilogues
@@ -217,7 +247,7 @@ def test_integers_are_exact(name: str, arithmetic: Arithmetic, tile: int, rng: t
     operands = draw_operands(name, n, arithmetic, DEVICE, rng)
     operands = operands.map(lambda tensor: ternary(tuple(tensor.shape), rng).to(tensor))
     operands.scalars = [2.0 for _ in operands.scalars]
-    actual = run(Problem(name, arithmetic, x, weight, operands), [tile, 0, 2])
+    actual = run(Problem(name, arithmetic, x, weight, operands), plan(tile, swizzle=2))
     acc = x.double() @ weight.double().mT
     bounded = after_epilogue(name, Bounded(acc, torch.zeros_like(acc)), operands, arithmetic)
     assert_within(actual, bounded)
@@ -235,7 +265,7 @@ def test_out_frame_is_left_alone(arithmetic: Arithmetic, tile: int, rng: torch.G
         frame = torch.full((300, 512), 5.0, dtype=arithmetic.dtype, device=DEVICE)
         out = frame[8:138, 16:152]
         out.fill_(math.nan)
-        run(problem, [tile, 0, 1], out=out)
+        run(problem, plan(tile), out=out)
         problem.check(out, second_path=False)
         out.fill_(5.0)
         assert bool((frame == 5.0).all())
@@ -252,7 +282,7 @@ def test_repaired_tiles_get_the_epilogue_too(
     problem.x[100] *= 2.0**-40
     problem.x[100, 3] = 1.0
     problem.weight[:, 3] *= 2.0**-60
-    run_checked(problem, [tile, 0, 1])
+    run_checked(problem, plan(tile))
 
 
 ODD_SHAPES = [
@@ -334,13 +364,13 @@ def test_graphs_follow_their_inputs(function: Public, precision: str, rng: torch
 def test_the_kernels_are_capturable(arithmetic: Arithmetic, rng: torch.Generator) -> None:
     """The native operators by themselves: split of the weight, split of x, product and repair in one graph."""
     problem = make("bias_relu", arithmetic, (300, 264, 200), DEVICE, rng)
-    expected, out = run(problem, [0, 0, 1]), problem.out()
+    expected, out = run(problem, plan()), problem.out()
     workspace = products.make_workspace(problem.x, problem.weight, arithmetic.name)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         ops._split_linear_out(
             "bias_relu", problem.x, problem.weight, None, workspace, problem.operands.bias, [], [],
-            arithmetic.name, [0, 0, 1], out,
+            arithmetic.name, plan(), out,
         )  # fmt: skip
     workspace.fill_(POISON)
     graph.replay()
@@ -425,7 +455,7 @@ def test_the_repair_reads_the_facts_of_its_own_call(tile: int, rng: torch.Genera
     for _ in range(calls):
         for x in (clean, spoiled):
             products.forced_into(
-                out, "bias", x, weight, SCALED.name, plan=[tile, 0, 1], pack=pack, workspace=workspace
+                out, "bias", x, weight, SCALED.name, plan=plan(tile), pack=pack, workspace=workspace
             )
         wrong += (out.isnan() != expected).sum()
     assert int(wrong) == 0
@@ -435,9 +465,9 @@ def test_the_repair_reads_the_facts_of_its_own_call(tile: int, rng: torch.Genera
 def test_results_repeat_bit_for_bit(arithmetic: Arithmetic, tile: int, rng: torch.Generator) -> None:
     for name in LINEAR:
         problem = make(name, arithmetic, (1000, 1032, 2048), DEVICE, rng)
-        first = run(problem, [tile, 0, 1])
+        first = run(problem, plan(tile))
         for _ in range(5):
-            assert torch.equal(run(problem, [tile, 0, 1]), first)
+            assert torch.equal(run(problem, plan(tile)), first)
 
 
 def test_memory_does_not_grow(rng: torch.Generator) -> None:

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -32,15 +33,14 @@ def empty_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Non
     if reason := fused_unavailable():
         pytest.skip(f"gpu: {reason}")
     monkeypatch.setenv("EPIGEMM_CACHE_DIR", str(tmp_path))
-    monkeypatch.setattr(tables, "SHIPPED", tmp_path / "tuned")
     monkeypatch.setattr(tuning, "_seen", set())
     monkeypatch.setattr(execution, "on_first_call", None)
     plans._usable(0)
-    ops._clear_tuned(0)
+    ops._clear_measured(0)
     plans.forget()
     yield
     monkeypatch.undo()
-    ops._clear_tuned(0)
+    ops._clear_measured(0)
     tables.load(0)
     plans.forget()
 
@@ -87,7 +87,7 @@ def test_every_candidate_is_right(m: int, arithmetic: Arithmetic, precision: str
     torch.backends.cuda.matmul.fp32_precision = setting
     x, weight, bias = draw(m, arithmetic.dtype)
     for pack_use in (packs.KEEP, packs.NONE):
-        call = candidates.Call(RELU_DIV, x, weight, bias, (), (2.0,), precision, pack_use).at(m)
+        call = candidates.Call(RELU_DIV, x, weight, bias, (), (2.0,), precision, pack_use).on_random_x()
         name = "ieee" if arithmetic is BF16 else arithmetic.name
         (family,) = candidates.families(call, lambda kind, name=name: kind.arithmetic == name)  # type: ignore[misc]
         operands = Operands(bias=bias, scalars=[2.0])
@@ -95,6 +95,66 @@ def test_every_candidate_is_right(m: int, arithmetic: Arithmetic, precision: str
         assert len({candidate.plan for candidate in family.candidates}) == len(family.candidates) > 2
         for candidate in family.candidates:
             reference.assert_within(candidate.run()[:, :N], bounded)
+
+
+def fused_out(x: Tensor, weight: Tensor, bias: Tensor, plan: tuple[int, ...] = ()) -> Tensor | None:
+    """The fused kernel alone, by the planner's plan or another; None where it is not to run."""
+    out = x.new_full((x.shape[0], N), float("nan"))
+    launched = ops._fused_linear_out("bias_relu", x, weight, bias, [], [], "ieee", list(plan), out)
+    return out if launched else None
+
+
+def test_calls_follow_what_is_measured_at_once() -> None:
+    """The planner remembers its plans: new choices, and none any more, are seen by the very next call."""
+    x, weight, bias = draw(100)
+    other = draw(101)[0]
+    before, beside = fused_out(x, weight, bias), fused_out(other, weight, bias)
+    entry = tables.Entry(
+        "bias_relu", "bfloat16", "ieee", False, True, False, 100, N, K, (0, 0, 0, 1, 1), 1.0, 9.0
+    )
+    in_parts = (1, 3, 0, 1, 4)  # adds in another order, so that other bits show which one ran
+    expected = {plan: fused_out(x, weight, bias, plan) for plan in (entry.plan, in_parts)}
+    for _ in range(3):
+        for plan, runs in ((entry.plan, True), (in_parts, True), (entry.plan, False)):
+            tables.install(0, [replace(entry, plan=plan, torch_us=9.0 if runs else 0.5)])
+            for _ in range(2):
+                actual = fused_out(x, weight, bias)
+                assert (actual is not None) is runs
+                assert actual is None or torch.equal(actual, not_none(expected[plan]))
+            assert_same(fused_out(other, weight, bias), beside)
+        ops._clear_measured(0)
+        assert_same(fused_out(x, weight, bias), before)
+
+
+def not_none(tensor: Tensor | None) -> Tensor:
+    assert tensor is not None
+    return tensor
+
+
+def assert_same(actual: Tensor | None, expected: Tensor | None) -> None:
+    assert (actual is None) is (expected is None)
+    assert actual is None or torch.equal(actual, not_none(expected))
+
+
+def test_a_choice_is_one_for_its_very_m() -> None:
+    x, weight, bias = draw(100)
+    epigemm.tune("linear_relu", x, weight, bias)
+    assert source(x, weight, bias) == "cache"
+    for m in (99, 101, 128, 200):
+        assert source(draw(m)[0], weight, bias) == "model"
+
+
+def test_the_device_tells_its_speed() -> None:
+    """What the planner reads from the GPU is what is known of this kind of GPU."""
+    x, weight, bias = draw(100)
+    plan = execution.fused_plan(BIAS_RELU, x, weight, bias, (), (), "ieee", x.new_empty(100, N))
+    assert plan["is_speed_assumed"] is False
+    if torch.cuda.get_device_name(0) == "NVIDIA H200":
+        sizes = ("bias_relu", 100, N, K, "bfloat16", "ieee")
+        described = plans.ask(*sizes, gpu=(90, 132, 1980, 4285000))
+        assert plan["fallback_us"] == pytest.approx(described["fallback_us"], rel=0.03)
+        fastest, expected = plan["candidates"][0], described["candidates"][0]
+        assert fastest["predicted_us"] == pytest.approx(expected["predicted_us"], rel=0.03)
 
 
 def test_a_capture_is_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:

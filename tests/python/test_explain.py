@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ import torch
 
 import epigemm
 from epigemm import packs, plans
-from tests.python.pieces import Road
+from tests.python.pieces import HOPPER, Road, asked_of_a_large_product
 from tests.support.arithmetic import STORAGE, Arithmetic
 from tests.support.cases import fused_unavailable
 from tests.support.public import PUBLIC, PUBLIC_ELEMENTWISE, PUBLIC_LINEAR, Public
@@ -145,15 +146,28 @@ def test_a_module_about_to_pack_says_so(road: Road) -> None:
 
 def test_scaled_arithmetic_is_named(road: Road, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plans, "split_plan", lambda *_: plans.SplitPlan("", 1.0, 100.0))
-    ask = plans.ask
     # A size that is small enough for a CPU is not one that dispatch would put there.
-    monkeypatch.setattr(plans, "ask", lambda epilogue, m, n, k, *rest: ask(epilogue, 8192, 8192, 8192, *rest))
+    monkeypatch.setattr(plans, "ask", partial(asked_of_a_large_product, plans.ask))
     explanation = epigemm.explain("linear", road.x(), road.weight(), precision="high")
     assert explanation.arithmetic.startswith("scaled: ")
     assert any("torch's fp32 GEMM" in reason for reason in explanation.reasons)
     torch.set_float32_matmul_precision("high")
     explanation = epigemm.explain("linear", road.x(), road.weight())
     assert any("torch's TF32 GEMM" in reason for reason in explanation.reasons)
+
+
+def test_what_an_assumed_speed_is_worth_is_said(road: Road, monkeypatch: pytest.MonkeyPatch) -> None:
+    if road.device.type == "cuda":
+        pytest.skip("gpu: this one tells its speed")
+
+    def fastest() -> str:
+        reasons = epigemm.explain("linear", road.x(), road.weight()).reasons
+        return next(reason for reason in reasons if "fastest by prediction" in reason)
+
+    assert fastest().endswith(": cost model, for a device that does not tell its speed: an H100's is assumed")
+    monkeypatch.setattr(plans, "gpu_numbers", lambda device: (*HOPPER, 1980, 4285000))
+    plans.split_plan.cache_clear()
+    assert fastest().endswith(" us for torch's fp32 GEMM: cost model")
 
 
 def test_a_stale_packs_plan_is_the_one_that_was_chosen(road: Road) -> None:
@@ -200,7 +214,7 @@ def test_fused_on_hopper(function: Public, rng: torch.Generator) -> None:
         (torch.float16, None, "float16"),
         (torch.float32, "tf32", "tf32"),
     ):
-        arguments = function.draw(rng, shape=(2048, 2048, 2048), dtype=dtype, device="cuda")
+        arguments = function.draw(rng, shape=(8192, 4096, 1024), dtype=dtype, device="cuda")
         explanation = epigemm.explain(function.name, **arguments, precision=precision)
         assert explanation.path == "fused"
         assert explanation.arithmetic and explanation.kernel

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -14,7 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import epigemm
-from epigemm import invariance
+from epigemm import invariance, plans
 from tests.support.cases import poisoned
 from tests.support.invariance import assert_each_row_alone, assert_rows_keep_their_bits, bits
 from tests.support.public import PUBLIC_ELEMENTWISE, PUBLIC_LINEAR, Public
@@ -364,17 +363,12 @@ def test_operators_called_directly_have_an_argument_instead(rng: torch.Generator
 
 # --- the fixed plan --------------------------------------------------------------------------------------------------
 
-H200 = (90, 132)
+H200 = (90, 132, 1980, 4285000)
 
 
-def fixed_plan(m: int, n: int, k: int, kind: str) -> dict[str, Any]:
-    if kind in ("split", "scaled"):
-        text = torch.ops.epigemm._plan_split_invariant("bias_relu", m, n, k, True, kind, *H200)
-    else:
-        dtype, arithmetic = ("float32", "tf32") if kind == "tf32" else (kind, "ieee")
-        text = torch.ops.epigemm._plan_linear_invariant("bias_relu", m, n, k, dtype, arithmetic, *H200)
-    plan: dict[str, Any] = json.loads(text)
-    return plan
+def fixed_plan(m: int, n: int, k: int, kind: str, gpu: tuple[int, ...] = H200) -> dict[str, Any]:
+    dtype, arithmetic = (kind, "ieee") if kind in ("float16", "bfloat16") else ("float32", kind)
+    return plans.ask("bias_relu", m, n, k, dtype, arithmetic, packed=True, invariant=True, gpu=gpu)
 
 
 KINDS = ["float16", "bfloat16", "tf32", "split", "scaled"]
@@ -386,7 +380,8 @@ def test_the_tile_is_known(kind: str) -> None:
     depth = 32 if kind == "tf32" else 64
     for m in (1, 64, 4096, 65536):
         plan = fixed_plan(m, 4096, 4096, kind)
-        assert plan["fused"] and plan["tile"] == f"128x128x{depth}" and plan["plan"][3] == 1
+        assert plan["fused"] and plan["tile"] == f"128x128x{depth}" and plan["splits"] == 1
+        assert plan["family"] == ("sm90_fp16x3" if kind in ("split", "scaled") else "sm90_tma")
         assert plan["schedule"] == ("cooperative" if kind == "split" else "pingpong")
         assert len(plan["candidates"]) == 1
 
@@ -398,9 +393,32 @@ def test_the_tile_is_known(kind: str) -> None:
     kind=st.sampled_from(KINDS),
 )
 def test_m_decides_over_the_swizzle_alone(m: list[int], n: int, k: int, kind: str) -> None:
-    plans = [fixed_plan(rows, n, k, kind) for rows in m]
-    assert all(plan["fused"] for plan in plans)
-    assert len({(tile, raster, splits) for tile, raster, _, splits in (plan["plan"] for plan in plans)}) == 1
+    found = [fixed_plan(rows, n, k, kind) for rows in m]
+    assert all(plan["why_not_covered"] == "" and len(plan["candidates"]) == 1 for plan in found)
+    assert len({plan["why_not"] for plan in found}) == 1
+    numbers = [plan["candidates"][0]["plan"] for plan in found]
+    assert len({(family, tile, raster, splits) for family, tile, raster, _, splits in numbers}) == 1
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_time_decides(kind: str) -> None:
+    """Neither that of the fallback nor the device's speed; where it would be slower it runs all the same."""
+    expected = fixed_plan(1, 512, 512, kind)["plan"]
+    for gpu in (H200[:2], (90, 132, 500, 9000000), (90, 132, 4000, 100000)):
+        plan = fixed_plan(1, 512, 512, kind, gpu)
+        assert plan["fused"] and plan["why_not"] == "" and plan["plan"] == expected
+
+
+@pytest.mark.parametrize("kind", ["tf32", "split", "scaled"])
+def test_limits_of_k_are_those_of_the_arithmetic(kind: str) -> None:
+    """Another takes over where K is outside; a long TF32 sum has no other."""
+    short, long = fixed_plan(64, 512, 64, kind), fixed_plan(64, 512, 65536, kind)
+    assert short["why_not_covered"] == long["why_not_covered"] == ""
+    assert short["fused"] == (kind != "split") and long["fused"] == (kind != "scaled")
+    if kind == "split":
+        assert short["why_not"].startswith("K = 64 is below 128")
+    if kind == "scaled":
+        assert long["why_not"].startswith("K = 65536 is outside 16..8192")
 
 
 def test_sizes_that_are_no_sizes_are_refused() -> None:

@@ -37,7 +37,7 @@ class Launches:
     def tensors(self, name: str, x: Tensor, weight: Tensor, *others: Any) -> bool:
         bias, operands, scalars, _, plan, out = others
         (n, k), m = weight.shape, x.numel() // x.shape[-1]
-        assert len(plan) == 4
+        assert len(plan) == 5
         covered = is_covered(x, m, k) and is_covered(weight, n, k) and is_covered(out, m, n)
         if not covered or not all(operand.is_contiguous() for operand in operands):
             return False
@@ -51,7 +51,7 @@ class Launches:
             self.short -= 1
             raise torch.OutOfMemoryError
         pack, arithmetic, plan = arguments[3], arguments[8], arguments[9]
-        assert len(plan) == 4
+        assert len(plan) == 5
         stand_in(*arguments)
         self.seen.append((arithmetic, [int(pack is not None)]))
 
@@ -71,16 +71,13 @@ def launches(monkeypatch: pytest.MonkeyPatch) -> Iterator[Launches]:
     monkeypatch.setattr(fixed, "_fp32_linear_out", found.fp32)
     monkeypatch.setattr(split, "launch", found.pieces)
     monkeypatch.setattr(plans, "has_gpu_kernels", lambda tensor: tensor.is_cpu)
-    monkeypatch.setattr(plans, "device_numbers", lambda device: HOPPER)
+    monkeypatch.setattr(plans, "gpu_numbers", lambda device: HOPPER)
     monkeypatch.setattr(plans, "no_gemm_kernels", lambda: "")
     monkeypatch.setattr(packs, "capturing", lambda device: False)
-    remembered = (plans.invariant_plan, plans.invariant_split_plan)
-    for asked in remembered:
-        asked.cache_clear()
+    plans.invariant_plan.cache_clear()
     with epigemm.batch_invariant():
         yield found
-    for asked in remembered:
-        asked.cache_clear()
+    plans.invariant_plan.cache_clear()
 
 
 def product(m: int, n: int, k: int, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor, Tensor]:
@@ -236,7 +233,7 @@ def test_doubles_are_refused_before_anything_is_launched(
 def test_other_gpus_are_refused(
     launches: Launches, monkeypatch: pytest.MonkeyPatch, device: Any, words: str, dtype: torch.dtype
 ) -> None:
-    monkeypatch.setattr(plans, "device_numbers", lambda _: device)
+    monkeypatch.setattr(plans, "gpu_numbers", lambda _: device)
     x, weight, bias = product(4, 16, 256, dtype)
     for precision in (None, "ieee", "tf32"):
         with pytest.raises(RuntimeError, match=rf"x: got .*this device has {words}\); accepted"):
@@ -269,8 +266,15 @@ def test_explain_shows_the_fixed_plan(launches: Launches) -> None:
 
 def test_dispatch_is_not_asked_about_other_roads(launches: Launches, monkeypatch: pytest.MonkeyPatch) -> None:
     """No predicted time plays a part."""
-    for name in ("split_plan", "tf32_microseconds", "ask"):
-        monkeypatch.setattr(plans, name, lambda *_: pytest.fail("dispatch was asked"))
+    ask = plans.ask
+
+    def ask_for_a_fixed_plan(*problem: Any, **options: Any) -> dict[str, Any]:
+        assert options["invariant"]
+        return ask(*problem, **options)
+
+    monkeypatch.setattr(plans, "ask", ask_for_a_fixed_plan)
+    for name in ("split_plan", "tf32_microseconds"):
+        monkeypatch.setattr(plans, name, lambda *_: pytest.fail("the planner was asked"))
     x, weight, bias = product(3, 16, 256)
     for precision in ("highest", "high", "tf32", "ieee"):
         epigemm.linear_relu(x, weight, bias, precision=precision)

@@ -102,6 +102,24 @@ def test_native_linear_declines_cpu_tensors(name: str, rng: torch.Generator) -> 
         problem.run_fused()
 
 
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize("arithmetic", ["split", "scaled"])
+def test_pieces_have_an_operator_of_their_own(arithmetic: str, device: str) -> None:
+    """The one for tensors as they are takes no plan for them, and writes nothing."""
+    x, weight = torch.randn(256, 256, device=device), torch.randn(256, 256, device=device)
+    out = poisoned((256, 256), torch.float32, device)
+    refused = f"arithmetic must be ieee or tf32 here, got {arithmetic}"
+    with pytest.raises(RuntimeError, match=refused):
+        ops._explain_linear("bias", x, weight, None, [], [], arithmetic, out)
+    if device == "cuda":
+        for plan in (None, [], [2, 0, 0, 1, 1], [0, 0, 0, 1, 1]):
+            with pytest.raises(RuntimeError, match=refused):
+                ops._fused_linear_out("bias", x, weight, None, [], [], arithmetic, plan, out)
+    assert bool(out.isnan().all())
+    for accepted in ("ieee", "tf32"):
+        assert '"why_not"' in ops._explain_linear("bias", x, weight, None, [], [], accepted, out)
+
+
 @pytest.mark.parametrize("name", ELEMENTWISE)
 def test_native_elementwise_guards_memory(name: str, rng: torch.Generator) -> None:
     """What would read or write out of bounds is refused below Python as well."""

@@ -13,9 +13,12 @@ import epigemm
 from epigemm import packs, plans, shortcut, split
 from epigemm.epilogues import BIAS, BIAS_RELU, RELU_DIV
 from epigemm.precision import DEFAULT
+from tests.python.pieces import Road
 from tests.support.cases import fused_unavailable
 
 DTYPES = [torch.bfloat16, torch.float16, torch.float32]
+REMEMBER = shortcut.remember
+"""The road replaces it."""
 
 
 @pytest.fixture(autouse=True)
@@ -48,6 +51,29 @@ def test_forgetting_and_a_full_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     assert shortcut.answer_for((4,)) is None
 
 
+@pytest.mark.parametrize("narrower", [0, 1, 2, 3])
+@pytest.mark.parametrize("kept", [False, True], ids=["split", "kept"])
+@pytest.mark.parametrize("has_bias", [False, True], ids=["", "bias"])
+def test_a_padded_result_comes_the_same_way_every_time(
+    has_bias: bool, kept: bool, narrower: int, road: Road, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On pieces, by the long road, which copies it; only where nothing is padded is the call remembered."""
+    monkeypatch.setattr(shortcut, "remember", REMEMBER)
+    if road.device.type == "cpu":
+        monkeypatch.setattr(shortcut, "key_of", lambda *_: ("the call",))
+    x, weight = road.x(), road.weight()[narrower:]
+    bias = torch.zeros(weight.shape[0], device=road.device) if has_bias else None
+    given: Any = epigemm.pack(weight) if kept else weight
+    results = [epigemm.linear(x, given, bias) for _ in range(3)]
+    sizes = (x.shape[0], *weight.shape)
+    launched = [(launch.packed, launch.arithmetic, launch.shape) for launch in road.take()]
+    assert launched == [(kept, "split", sizes)] * 3
+    assert all(torch.equal(results[0], result) for result in results[1:])
+    road.check(results[0], x, weight)
+    remembered = [isinstance(answer, shortcut.OnPieces) for answer in shortcut._answers.values()]
+    assert remembered == [narrower == 0]
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("function", ["linear", "linear_relu"])
@@ -75,13 +101,13 @@ def test_what_is_never_torchs() -> None:
     assert shortcut.key_of(BIAS, x, weight, None, (), DEFAULT, packs.FIND) is None
     assert not shortcut._is_torchs(BIAS_RELU, x, weight[:1], bias[:1], DEFAULT, x[:, :1].contiguous())
     if not fused_unavailable():
-        x, weight, bias = draw("cuda", torch.bfloat16, 16384, 4096, 4096)
+        x, weight, bias = draw("cuda", torch.bfloat16, 16384, 4096, 1024)
         assert not shortcut._is_torchs(BIAS_RELU, x, weight, bias, DEFAULT, x @ weight.t()), (
             "the fused kernel is faster there"
         )
 
 
-ON_PIECES = shortcut.OnPieces("split", 2, (8, 16, 32), None, shortcut.Form((0, 0, 1), 1 << 20))
+ON_PIECES = shortcut.OnPieces("split", 2, (8, 16, 32), None, shortcut.Form((2, 0, 0, 1, 1), 1 << 20))
 
 
 @pytest.mark.gpu

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
+import re
 import stat
 import warnings
 from collections.abc import Callable, Iterator
@@ -24,29 +25,24 @@ from epigemm.tables import Entry
 GPU = "NVIDIA H200"
 DEVICE = 41
 ENTRY = Entry(
-    "bias_relu", "bfloat16", "ieee", False, True, False, 8192, 4096, 1024, (3, 0, 2, 1), 100.5, 99.0
+    "bias_relu", "bfloat16", "ieee", False, True, False, 1024, 8192, 4096, (0, 3, 0, 2, 1), 100.5, 99.0
 )
 
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """An empty cache and no shipped table, for a device that only these tests know."""
+    """An empty cache, for a device that only these tests know."""
     monkeypatch.setenv("EPIGEMM_CACHE_DIR", str(tmp_path / "cache"))
-    monkeypatch.setattr(tables, "SHIPPED", tmp_path / "tuned")
     monkeypatch.setattr(tables, "_warned", set())
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: GPU)
     yield tables.cache_path(GPU)
-    ops._clear_tuned(DEVICE)
+    ops._clear_measured(DEVICE)
 
 
 def source(entry: Entry) -> str:
-    """Where dispatch's choice for the call that an entry is about comes from."""
-    n, k = entry.n, entry.k
-    numbers = (entry.m, n, k, k, k, n, 256)
-    text = ops._plan_linear(
-        entry.epilogue, *numbers, entry.dtype, entry.arithmetic, 90, 132, entry.bias, DEVICE
-    )
-    return str(json.loads(text)["source"])
+    """Where the planner's choice for the call that an entry is about comes from."""
+    sizes = (entry.epilogue, entry.m, entry.n, entry.k, entry.dtype, entry.arithmetic)
+    return str(plans.ask(*sizes, has_bias=entry.bias, gpu=(90, 132), device=DEVICE)["source"])
 
 
 def by_key(*entries: Entry) -> tables.Entries:
@@ -70,26 +66,27 @@ def test_where_the_cache_is(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_file_belongs_to_a_gpu_a_version_and_its_kernels() -> None:
     name = tables.cache_path(GPU).name
     info = build_info()
-    for part in ("nvidia-h200", info["version"], info["tiles_fingerprint"]):
+    for part in ("nvidia-h200", info["version"], info["tiles_fingerprint"], f"-{tables.FORMAT}.json"):
         assert part in name
     assert tables.slug("NVIDIA GH200 480GB") == "nvidia-gh200-480gb"
-    assert tables.shipped_path(GPU).name == "nvidia-h200.json"
 
 
 # --- round trips ------------------------------------------------------------------------------------------------------
 
 sizes = st.integers(1, 2**31 - 1)
 times = st.floats(1e-3, 1e9) | st.integers(1, 10**9)
-on_tensors = st.tuples(st.sampled_from(tables.ELEMENTS), st.sampled_from(["ieee", "tf32"]))
-on_pieces = st.tuples(st.just("float32"), st.sampled_from(["split", "scaled"]))
+on_tensors = st.tuples(
+    st.sampled_from([("float16", "ieee"), ("bfloat16", "ieee"), ("float32", "tf32")]), st.sampled_from([0, 1])
+)
+on_pieces = st.tuples(st.sampled_from([("float32", "split"), ("float32", "scaled")]), st.just(2))
 
 
 @st.composite
 def entries(draw: st.DrawFn) -> Entry:
-    dtype, arithmetic = draw(on_tensors | on_pieces)
+    (dtype, arithmetic), family = draw(on_tensors | on_pieces)
     packed, bias, tf32_allowed = draw(st.tuples(st.booleans(), st.booleans(), st.booleans()))
-    m = int(ops._tuned_bucket(draw(st.integers(1, 70000))))
-    plan = (draw(st.integers(0, 2)), draw(st.integers(0, 1)), draw(st.integers(1, 8)), 1)
+    splits = draw(st.sampled_from([1, 2, 4, 8])) if family == 1 else 1
+    plan = (family, draw(st.integers(0, 2)), draw(st.integers(0, 1)), draw(st.integers(1, 8)), splits)
     epilogue = draw(st.sampled_from([each["name"] for each in registry()]))
     return Entry(
         epilogue,
@@ -100,7 +97,7 @@ def entries(draw: st.DrawFn) -> Entry:
         tf32_allowed,
         draw(sizes),
         draw(sizes),
-        m,
+        draw(sizes),
         plan,
         draw(times),
         draw(times),
@@ -111,39 +108,56 @@ def entries(draw: st.DrawFn) -> Entry:
 def test_what_is_written_is_read(tmp_path: Path, drawn: list[Entry]) -> None:
     path = tmp_path / "table.json"
     tables.write(path, GPU, by_key(*drawn))
-    assert tables.read(path) == by_key(*drawn)
+    assert tables.read(path, GPU) == by_key(*drawn)
     assert list(tmp_path.glob("*.tmp")) == []
 
 
 def test_entries_are_merged(cache: Path) -> None:
-    other, better = replace(ENTRY, m=2048), replace(ENTRY, plan=(2, 1, 1, 1), fused_us=90.0)
+    other, better = replace(ENTRY, m=2048), replace(ENTRY, plan=(0, 2, 1, 1, 1), fused_us=90.0)
     tables.merge(cache, GPU, [ENTRY])
     tables.merge(cache, GPU, [other])
     tables.merge(cache, GPU, [better])
-    assert tables.read(cache) == by_key(better, other)
+    assert tables.read(cache, GPU) == by_key(better, other)
 
 
 def test_what_is_remembered_decides_and_lasts(cache: Path) -> None:
     tables.remember(DEVICE, [ENTRY])
     assert source(ENTRY) == "cache"
-    ops._clear_tuned(DEVICE)
+    ops._clear_measured(DEVICE)
     assert source(ENTRY) == "model"
     tables.load(DEVICE)
     assert source(ENTRY) == "cache"
 
 
-def test_the_users_cache_comes_before_the_shipped_table(cache: Path) -> None:
-    other = replace(ENTRY, m=2048)
-    tables.write(tables.shipped_path(GPU), GPU, by_key(ENTRY, other))
-    tables.merge(cache, GPU, [ENTRY])
-    tables.load(DEVICE)
-    assert (source(ENTRY), source(other)) == ("cache", "default")
+def test_what_is_remembered_replaces_what_was(cache: Path) -> None:
+    """On disk as in the planner."""
+    tables.remember(DEVICE, [ENTRY, replace(ENTRY, m=64)])
+    better = replace(ENTRY, plan=(0, 2, 1, 1, 1), fused_us=90.0)
+    tables.remember(DEVICE, [better])
+    assert tables.read(cache, GPU) == by_key(better, replace(ENTRY, m=64))
+    assert source(better) == source(replace(ENTRY, m=64)) == "cache"
+
+
+def test_no_file_is_no_matter(cache: Path) -> None:
+    assert tables.read(cache, GPU) == {}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        tables.load(DEVICE)
+    assert source(ENTRY) == "model"
+
+
+def test_nothing_comes_with_the_package() -> None:
+    """Measured is what the user measures; the cost models know the rest."""
+    assert not list(Path(tables.__file__).parent.rglob("*.json"))
 
 
 def test_what_source_texts_say() -> None:
-    assert tables.source_text("cache", 0) == "measured on this GPU (cache)"
-    assert tables.source_text("default", 0) == "measured on an H200 (default table)"
-    assert tables.source_text("model", 0) == "cost model"
+    assert tables.source_text("cache", {"is_speed_assumed": True}) == "measured on this GPU (cache)"
+    assert tables.source_text("model", {}) == "cost model"
+    assert tables.source_text("model", {"is_speed_assumed": False}) == "cost model"
+    assert tables.source_text("model", {"is_speed_assumed": True}) == (
+        "cost model, for a device that does not tell its speed: an H100's is assumed"
+    )
 
 
 def test_the_first_question_about_a_device_loads_its_tables(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -176,7 +190,7 @@ def test_processes_that_write_at_once_lose_nothing(cache: Path) -> None:
     for writer in writers:
         writer.join()
         assert writer.exitcode == 0
-    assert sorted(entry.n for entry in tables.read(cache).values()) == list(range(1, WRITERS * EACH + 1))
+    assert sorted(entry.n for entry in tables.read(cache, GPU).values()) == list(range(1, WRITERS * EACH + 1))
     assert not list(cache.parent.glob("*.tmp"))
 
 
@@ -190,7 +204,7 @@ def repeat(action: Callable[[], None]) -> None:
 
 def damaged(change: Callable[[dict[str, Any]], Any]) -> str:
     """A table that was right before `change`."""
-    about = {"format": tables.FORMAT, "kernels": build_info()["tiles_fingerprint"]}
+    about = {"format": tables.FORMAT, "gpu": GPU, "kernels": build_info()["tiles_fingerprint"]}
     table = {**about, "entries": [ENTRY.to_json()]}
     changed = change(table)
     return json.dumps(table if changed is None else changed)
@@ -219,28 +233,104 @@ DAMAGED = {
     "flag": in_entry(packed=1),
     "n": in_entry(n="8192"),
     "a negative k": in_entry(k=-1),
-    "an m that is no edge": in_entry(m=1000),
+    "no m": in_entry(m=0),
     "a huge m": in_entry(m=2**70),
+    "an m of another type": in_entry(m=1024.0),
     "a time of no kind": in_entry(fused_us=None),
     "a time that is no number": in_entry(torch_us=float("nan")),
     "no time": in_entry(fused_us=0),
-    "a short plan": in_entry(plan=[0, 0, 1]),
-    "a plan of floats": in_entry(plan=[0, 0, 1.0, 1]),
-    "a tile that is not built": in_entry(plan=[99, 0, 1, 1]),
+    "a short plan": in_entry(plan=[0, 0, 0, 1]),
+    "a plan of floats": in_entry(plan=[0, 0, 0, 1.0, 1]),
+    "a plan of words": in_entry(plan="0,0,0,1,1"),
+    "a family that is not built": in_entry(plan=[3, 0, 0, 1, 1]),
+    "the fallback as a family": in_entry(plan=[-1, 0, 0, 1, 1]),
+    "another arithmetic's family": in_entry(plan=[2, 0, 0, 1, 1]),
+    "a tile that is not built": in_entry(plan=[0, 99, 0, 1, 1]),
+}
+
+# As the version before this one wrote it: four numbers a plan, M an edge of a bucket, no kernels of families.
+FORMER = {
+    "format": 1,
+    "gpu": GPU,
+    "epigemm": "0.1.0",
+    "kernels": "1f2e3d4c5b6a7988",
+    "torch": "2.10.0",
+    "entries": [{**ENTRY.to_json(), "plan": [3, 0, 2, 1]}],
+}
+
+OTHER = {
+    "an older format": (json.dumps(FORMER), "it is of format 1, this version reads format 2"),
+    "an older format of these kernels": (damaged(lambda table: {**table, "format": 1}), "it is of format 1"),
+    "a later format": (
+        damaged(lambda table: {**table, "format": tables.FORMAT + 1, "entries": "anything"}),
+        f"it is of format {tables.FORMAT + 1}",
+    ),
+    "another GPU": (
+        damaged(lambda table: {**table, "gpu": "NVIDIA H100 PCIe"}),
+        "it was measured on 'NVIDIA H100 PCIe', not on 'NVIDIA H200'",
+    ),
+    "no GPU": (damaged(lambda table: table.pop("gpu") and None), "it was measured on None, not on"),
+    "other kernels": (
+        damaged(lambda table: {**table, "kernels": "0" * 16}),
+        "it was measured with other kernels than those of this build",
+    ),
+    "no kernels": (
+        damaged(lambda table: table.pop("kernels") and None),
+        "it was measured with other kernels than those of this build",
+    ),
 }
 
 
-@pytest.mark.parametrize("text", DAMAGED.values(), ids=DAMAGED)
-def test_a_damaged_file_is_ignored_with_one_warning_and_written_anew(text: str, cache: Path) -> None:
+def test_it_is_the_change_that_damages(cache: Path) -> None:
+    cache.parent.mkdir(parents=True)
+    cache.write_text(damaged(lambda table: None))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        tables.load(DEVICE)
+    assert source(ENTRY) == "cache"
+
+
+ALL_WRONG = {**{name: (text, "") for name, text in DAMAGED.items()}, **OTHER}
+
+
+@pytest.mark.parametrize(("text", "why"), ALL_WRONG.values(), ids=ALL_WRONG)
+def test_a_wrong_file_is_ignored_with_one_warning_and_written_anew(text: str, why: str, cache: Path) -> None:
+    """Never a plan of it, not even of the entries that are right."""
     cache.parent.mkdir(parents=True)
     cache.write_text(text)
     with pytest.warns(RuntimeWarning, match="are ignored") as caught:
         repeat(lambda: tables.load(DEVICE))
-    assert len(caught) == 1 and str(cache) in str(caught[0].message)
+    (warning,) = caught
+    assert f"epigemm: the measured choices in {cache} are ignored: {why}" in str(warning.message)
+    assert "\n" not in str(warning.message)
     assert source(ENTRY) == "model"
+    with pytest.raises(ValueError, match=re.escape(why) or None):
+        tables.read(cache, GPU)
     tables.remember(DEVICE, [replace(ENTRY, m=64)])
-    assert tables.read(cache) == by_key(replace(ENTRY, m=64))
-    assert source(replace(ENTRY, m=64)) == "cache"
+    assert tables.read(cache, GPU) == by_key(replace(ENTRY, m=64))
+    assert source(replace(ENTRY, m=64)) == "cache" and source(ENTRY) == "model"
+
+
+def test_right_entries_beside_a_wrong_one_are_ignored_too(cache: Path) -> None:
+    tables.merge(cache, GPU, [ENTRY, replace(ENTRY, m=64)])
+    cache.write_text(cache.read_text().replace("[0, 3, 0, 2, 1]", "[0, 3, 0, 9, 1]", 1))
+    with pytest.warns(RuntimeWarning, match="swizzle must be in"):
+        tables.load(DEVICE)
+    assert source(ENTRY) == source(replace(ENTRY, m=64)) == "model"
+
+
+@pytest.mark.parametrize("gpu", ["NVIDIA H100 80GB HBM3", "nvidia h200", ""])
+def test_a_copied_file_of_another_gpu_gives_no_plan(
+    gpu: str, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Under that GPU's own name too."""
+    tables.merge(cache, GPU, [ENTRY])
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: gpu)
+    path = tables.cache_path(gpu)
+    path.write_bytes(cache.read_bytes())
+    with pytest.warns(RuntimeWarning, match="it was measured on 'NVIDIA H200'") as caught:
+        repeat(lambda: tables.load(DEVICE))
+    assert len(caught) == 1 and source(ENTRY) == "model"
 
 
 def test_bytes_that_are_no_text(cache: Path) -> None:
@@ -248,24 +338,6 @@ def test_bytes_that_are_no_text(cache: Path) -> None:
     cache.write_bytes(b"\xff\xfe\x00")
     with pytest.warns(RuntimeWarning, match="are ignored"):
         tables.load(DEVICE)
-
-
-OTHER = {
-    "format": damaged(lambda table: {**table, "format": tables.FORMAT + 1, "entries": "anything"}),
-    "kernels": damaged(lambda table: {**table, "kernels": "0" * 16}),
-}
-
-
-@pytest.mark.parametrize("text", OTHER.values(), ids=OTHER)
-@pytest.mark.parametrize("shipped", [False, True])
-def test_another_version_is_ignored_silently(text: str, shipped: bool, cache: Path) -> None:
-    path = tables.shipped_path(GPU) if shipped else cache
-    path.parent.mkdir(parents=True)
-    path.write_text(text)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        tables.load(DEVICE)
-    assert source(ENTRY) == "model"
 
 
 def test_a_folder_that_cannot_be_written(
@@ -302,5 +374,5 @@ def test_a_write_that_fails_leaves_the_old_file(cache: Path, monkeypatch: pytest
     monkeypatch.setattr(Path, "replace", fail)
     with pytest.warns(RuntimeWarning, match="no space left"):
         tables.remember(DEVICE, [replace(ENTRY, m=64)])
-    assert tables.read(cache) == by_key(ENTRY)
+    assert tables.read(cache, GPU) == by_key(ENTRY)
     assert not list(cache.parent.glob("*.tmp"))

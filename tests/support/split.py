@@ -6,9 +6,8 @@ import dataclasses
 
 import torch
 
-from epigemm._native import build_info
 from epigemm.bench.gradings import products
-from tests.support import reference
+from tests.support import plans, reference
 from tests.support.arithmetic import FP32, SCALED, SPLIT, TF32, Arithmetic
 from tests.support.problems import Problem
 
@@ -16,8 +15,13 @@ POISON = 0xFF  # every fp16 and fp32 of such bytes is NaN
 
 
 def tile_count(arithmetic: Arithmetic) -> int:
-    """How many tiles the kernels of one arithmetic are built with (0 without CUDA)."""
-    return int(build_info().get(f"{arithmetic.name}_tiles", 0))
+    """How many tiles the kernels of one arithmetic are built with (0 without the GEMM kernels)."""
+    return plans.tile_count(plans.FP16X3, arithmetic.name)
+
+
+def plan(tile: int = 0, raster: int = 0, swizzle: int = 1) -> list[int]:
+    """One of theirs."""
+    return plans.numbers(plans.FP16X3, tile, raster, swizzle)
 
 
 def every_tile() -> list[tuple[Arithmetic, int]]:

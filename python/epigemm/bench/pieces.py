@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -13,10 +14,9 @@ from epigemm.bench.cases import Case, Data
 from epigemm.epilogues import EPILOGUES
 from epigemm.precision import SCALED
 
-# A problem and a GPU for which dispatch lists every tile, also those for few rows: only descriptions are of interest.
+# A problem and a GPU for which the planner lists every tile, also those for few rows: only descriptions count.
 _FEW_ROWS = (16, 8192, 8192)
 _HOPPER = (90, 132)
-_NO_GPU = (0, 1)
 
 
 def _index(device: torch.device) -> int:
@@ -59,19 +59,34 @@ def _tf32_allowed(arithmetic: str) -> bool:
 
 def plan_split(case: Case, device: torch.device, *, packed: bool) -> dict[str, Any]:
     """What dispatch says about the kernels on fp16 pieces alone, candidates included."""
-    gpu = plans.device_numbers(_index(device)) if device.type == "cuda" else _NO_GPU
+    index = _index(device) if device.type == "cuda" else -1
     m, n, k = case.shape.m, case.shape.n, case.shape.k or 0
     arithmetic = case.setting.pieces
-    problem = (case.problem.formula.epilogue, m, n, k, packed, arithmetic)
-    return plans.ask(*problem, _tf32_allowed(arithmetic), *gpu)
+    return plans.ask(
+        case.problem.formula.epilogue,
+        m,
+        n,
+        k,
+        "float32",
+        arithmetic,
+        packed=packed,
+        tf32_allowed=_tf32_allowed(arithmetic),
+        gpu=plans.gpu_numbers(index),
+        device=index,
+    )
 
 
 def describe_tiles(epilogue: str, arithmetic: str) -> list[dict[str, Any]]:
     """The description of every tile of "split" or "scaled", by index, whatever dispatch would choose."""
-    candidates = plans.ask(epilogue, *_FEW_ROWS, True, arithmetic, _tf32_allowed(arithmetic), *_HOPPER)[
-        "candidates"
-    ]
-    return sorted(candidates, key=lambda candidate: int(candidate["tile_index"]))
+    answer = plans.ask(epilogue, *_FEW_ROWS, "float32", arithmetic, packed=True, gpu=_HOPPER)
+    found = {tile_of(candidate): candidate for candidate in reversed(answer["candidates"])}
+    return [found[tile] for tile in sorted(found)]
+
+
+def tile_of(plan: Mapping[str, Any]) -> tuple[int, int]:
+    """The family and the tile of a plan, by their numbers."""
+    family, tile = plan["plan"][:2]
+    return int(family), int(tile)
 
 
 def pack_of(weight: Tensor, arithmetic: str) -> Tensor:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -12,30 +11,25 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from epigemm import plans
 from epigemm._native import ops
 from epigemm.bench.cases import Case, Data
 from epigemm.bench.gradings.products import forced_into
 from epigemm.bench.peers import explain_linear
-from epigemm.bench.pieces import describe_tiles, pack_of, plan_split, workspace_bytes
+from epigemm.bench.pieces import describe_tiles, pack_of, plan_split, tile_of, workspace_bytes
 from epigemm.bench.timing import Run
+from epigemm.candidates import SWAP_AB
 from epigemm.packs import PIECES
-from epigemm.plans import device_numbers
 
 RASTERS = ("along_m", "along_n")
 SWIZZLES = (1, 2, 4, 8)
-NARROW = "narrow"
-"""In the schedule of kernels that take one order of tiles only."""
 
 _SMALL, _LARGE = 16, 4096
-_ALIGNED = 128  # bytes: what torch's allocator gives at least
 
 
 def plan_numbers(description: Mapping[str, Any]) -> list[int]:
-    """What the native operators take as ``plan``; a description may leave out the order of the tiles."""
-    if "plan" in description:
-        return [int(number) for number in description["plan"]]
-    raster, swizzle = description.get("raster", RASTERS[0]), description.get("swizzle", 1)
-    return [int(description["tile_index"]), RASTERS.index(raster), int(swizzle)]
+    """What the native operators take as ``plan``: family, tile, raster, swizzle, splits."""
+    return [int(number) for number in description["plan"]]
 
 
 @dataclass(frozen=True)
@@ -66,17 +60,15 @@ class Family:
     def plans(self, *, every_order: bool = True) -> list[tuple[dict[str, Any], list[int]]]:
         """Each tile's description with the numbers of a plan to run it by.
 
-        ``every_order`` takes each tile in every raster order and swizzle, in place of the one that its
-        description names (if any).
+        ``every_order`` takes each tile in every raster order and swizzle, in place of the planner's.
         """
         found: dict[tuple[int, ...], dict[str, Any]] = {}
         for tile in self.tiles:
-            own = plan_numbers(tile)
-            names_order = "plan" in tile or "raster" in tile
-            walked = NARROW not in tile["schedule"] and (every_order or not names_order)
-            orders = product(range(len(RASTERS)), SWIZZLES) if walked else [(own[1], own[2])]
+            family, index, own_raster, own_swizzle, splits = plan_numbers(tile)
+            is_walked = tile["family"] != SWAP_AB and every_order
+            orders = product(range(len(RASTERS)), SWIZZLES) if is_walked else [(own_raster, own_swizzle)]
             for raster, swizzle in orders:
-                found.setdefault((own[0], raster, swizzle, *own[3:]), tile)
+                found.setdefault((family, index, raster, swizzle, splits), tile)
         return [(tile, list(numbers)) for numbers, tile in found.items()]
 
 
@@ -111,37 +103,39 @@ def _one_pass(case: Case, data: Data, out: Tensor) -> Family:
 
     plan = explain_linear(case, data, out)
     name = arithmetic if case.on_pieces else case.setting.dtype_name
-    gpu = device_numbers(torch.cuda.current_device() if data.x.device.index is None else data.x.device.index)
-    return Family(name, plan, one_pass_tiles(case, plan, gpu), bind)
+    index = torch.cuda.current_device() if data.x.device.index is None else data.x.device.index
+    return Family(name, plan, one_pass_tiles(case, plan, index), bind)
 
 
-def one_pass_tiles(case: Case, plan: Mapping[str, Any], gpu: tuple[int, int]) -> list[dict[str, Any]]:
-    """The tiles that dispatch considers for a call; where it would take none of them, those of other sizes.
+def one_pass_tiles(
+    case: Case, plan: Mapping[str, Any], device: int, gpu: tuple[int, ...] = ()
+) -> list[dict[str, Any]]:
+    """The tiles that the planner considers for a call; where it would take none of them, those of other sizes.
 
     Args:
         case: what is computed.
-        plan: what dispatch says about it.
-        gpu: compute capability and number of multiprocessors.
+        plan: what the planner says about it.
+        device: index of the CUDA device.
+        gpu: another one, as `epigemm.plans.ask` takes it.
     """
     candidates = list(plan.get("candidates", []))
     if not candidates:
         n, k = case.shape.n, case.shape.k or 0
         for size in ((_SMALL, n, k), (_LARGE, n, k), (_SMALL, _LARGE, _LARGE), (_LARGE, _LARGE, _LARGE)):
-            candidates += _candidates(case, *size, gpu)
+            candidates += _candidates(case, *size, device, gpu)
     tiles: dict[tuple[int, ...], dict[str, Any]] = {}
     for candidate in candidates:
         numbers = plan_numbers(candidate)
-        tiles.setdefault((numbers[0], *numbers[3:]), candidate)
+        tiles.setdefault((numbers[0], numbers[1], numbers[4]), candidate)
     return [tiles[key] for key in sorted(tiles)]
 
 
-def _candidates(case: Case, m: int, n: int, k: int, gpu: tuple[int, int]) -> list[dict[str, Any]]:
-    strides, dtype = (k, k, n), str(case.setting.dtype).removeprefix("torch.")
-    answer: dict[str, Any] = json.loads(
-        ops._plan_linear(
-            case.problem.formula.epilogue, m, n, k, *strides, _ALIGNED, dtype, case.setting.arithmetic, *gpu
-        )
-    )
+def _candidates(
+    case: Case, m: int, n: int, k: int, device: int, gpu: tuple[int, ...]
+) -> list[dict[str, Any]]:
+    dtype = str(case.setting.dtype).removeprefix("torch.")
+    sizes = (case.problem.formula.epilogue, m, n, k, dtype, case.setting.arithmetic)
+    answer = plans.ask(*sizes, gpu=gpu, device=device)
     found: list[dict[str, Any]] = answer.get("candidates", [])
     return found
 
@@ -176,6 +170,7 @@ def _on_pieces(case: Case, data: Data, out: Tensor) -> Family:
 
     plan = plan_split(case, x.device, packed=True)
     # The tiles' order at this size, where dispatch has one for them.
-    described = {int(tile["tile_index"]): tile for tile in describe_tiles(epilogue, arithmetic)}
-    described |= {int(tile["tile_index"]): tile for tile in plan.get("candidates", [])}
-    return Family(arithmetic, plan, [described[index] for index in sorted(described)], bind, split_x)
+    described = {tile_of(tile): tile for tile in describe_tiles(epilogue, arithmetic)}
+    # The best order of a tile comes first among the candidates.
+    described |= {tile_of(tile): tile for tile in reversed(plan.get("candidates", []))}
+    return Family(arithmetic, plan, [described[key] for key in sorted(described)], bind, split_x)

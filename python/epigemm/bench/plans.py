@@ -33,7 +33,7 @@ class _Plan:
     numbers: list[int]
 
     def is_dispatched(self, answer: dict[str, Any]) -> bool:
-        return "tile_index" in answer and plan_numbers(answer) == self.numbers
+        return "plan" in answer and plan_numbers(answer) == self.numbers
 
 
 def sweep(case: Case, device: torch.device, effort: Effort, seed: int = 0) -> list[PlanSweep]:
@@ -106,15 +106,17 @@ def _time_all(
         measured.get("split_x"),
     )
     for (plan, accuracy), timing in zip(checked, timings[len(others) :], strict=True):
+        _, tile, raster, swizzle, splits = plan.numbers
         result.plans.append(
             PlanTiming(
-                tile_index=int(plan.tile["tile_index"]),
+                family=str(plan.tile["family"]),
+                tile_index=tile,
                 tile=str(plan.tile["tile"]),
                 cluster=str(plan.tile["cluster"]),
                 schedule=str(plan.tile["schedule"]),
-                raster=RASTERS[plan.numbers[1]],
-                swizzle=plan.numbers[2],
-                splits=plan.numbers[3] if len(plan.numbers) > 3 else 1,
+                raster=RASTERS[raster],
+                swizzle=swizzle,
+                splits=splits,
                 dispatched=plan.is_dispatched(family.plan),
                 timing=timing,
                 times_faster_than_mm=measured["mm"].median_ms / timing.median_ms,

@@ -246,6 +246,7 @@ class PlanTiming:
     times_faster_than_mm: float
     accuracy: Accuracy
     predicted_us: float | None = None
+    family: str = ""
     splits: int = 1
 
 

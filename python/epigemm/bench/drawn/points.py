@@ -10,7 +10,7 @@ LAYERS = ((8192, 8192), (4096, 4096), (11008, 4096), (4096, 11008))
 """(N, K) of the points between powers of two."""
 
 ROWS = (1, 20000)
-SIDES = (64, 14400)
+LARGEST_SIDE = 14400
 PRODUCT = (1e7, 6e11)
 """Of M, N and K: from what a launch costs to about a millisecond of 16-bit products."""
 
@@ -22,7 +22,7 @@ _MISALIGNED_SHARE = 0.1
 def draw(seed: int, count: int) -> list[Shape]:
     """Random shapes; fewer of the same seed are the first of them.
 
-    M, N and K are log-uniform. N and K are multiples of 8, but for one point in ten.
+    M is log-uniform. N and K are uniform multiples of 8, but for one point in ten.
     """
     rng = random.Random(seed)
     shapes: dict[Shape, None] = {}
@@ -70,7 +70,7 @@ def _just_above(rng: random.Random) -> int:
 
 def _shape(rng: random.Random) -> Shape:
     m = _rows(rng)
-    n, k = (_ALIGNED * round(_log_uniform(rng, *SIDES) / _ALIGNED) for _ in range(2))
+    n, k = (_ALIGNED * (1 + _below(rng, LARGEST_SIDE // _ALIGNED)) for _ in range(2))
     if rng.random() >= _MISALIGNED_SHARE:
         return Shape(m, n, k)
     return Shape(m, _misaligned(rng, n), k) if _below(rng, 2) else Shape(m, n, _misaligned(rng, k))
@@ -79,4 +79,4 @@ def _shape(rng: random.Random) -> Shape:
 def _misaligned(rng: random.Random, side: int) -> int:
     """Odd, or a multiple of 2 and not of 8: as often the one as the other."""
     offset = 2 + 2 * _below(rng, 3) if _below(rng, 2) else 1 + 2 * _below(rng, 4)
-    return max(side, SIDES[0] + _ALIGNED) - offset
+    return max(side, 2 * _ALIGNED) - offset

@@ -68,7 +68,7 @@ def plans() -> list[dict[str, Any]]:
     for m, n, k in PLANNED:
         for arithmetic in PIECES:
             plan = products.plan_of("bias_relu", m, n, k, arithmetic, packed=True)
-            kept = ("fused", "why_not", "tile", "predicted_us", "second_path_us")
+            kept = ("fused", "why_not", "tile", "predicted_us", "fallback_us")
             about = {"shape": (m, n, k), "arithmetic": arithmetic}
             found.append(about | {key: plan.get(key) for key in kept})
     return found

@@ -19,7 +19,7 @@ Product = Callable[[Tensor, Tensor], Tensor]
 SGEMM, TF32, SPLIT, SCALED = "sgemm", precision.TF32, precision.SPLIT, precision.SCALED
 PRECISION = {SPLIT: "highest", SCALED: "high"}  # the precision of a call under which dispatch considers them
 RIVAL = {SPLIT: SGEMM, SCALED: TF32}  # what each stands in for, and must not be less accurate than
-ANY_TILE = (0, 0, 1)  # tile, raster, swizzle
+ANY_TILE = (2, 0, 0, 1, 1)  # family sm90_fp16x3, tile, raster, swizzle, splits
 
 
 @contextmanager
@@ -118,8 +118,19 @@ def plan_of(
     epilogue: str, m: int, n: int, k: int, arithmetic: str, *, packed: bool = False
 ) -> dict[str, Any]:
     """What dispatch chooses for a problem on the current GPU."""
-    gpu = plans.device_numbers(torch.cuda.current_device())
-    return plans.ask(epilogue, m, n, k, packed, arithmetic, arithmetic == SCALED, *gpu)
+    device = torch.cuda.current_device()
+    return plans.ask(
+        epilogue,
+        m,
+        n,
+        k,
+        "float32",
+        arithmetic,
+        packed=packed,
+        tf32_allowed=arithmetic == SCALED,
+        gpu=plans.gpu_numbers(device),
+        device=device,
+    )
 
 
 def on_gpu() -> dict[str, Product]:

@@ -99,14 +99,18 @@ def _slower_beyond_noise(case: Mapping[str, Any], peer: str) -> bool:
     return False
 
 
+FALLBACK = "torch"
+"""The road of what PyTorch's GEMM computes."""
+
+
 def road(plan: Mapping[str, Any]) -> str:
     """Which of our kernels ran, with its plan, or that it was PyTorch's product."""
     if not plan.get("fused"):
-        return "torch"
+        return FALLBACK
     words = [str(plan[key]) for key in ("arithmetic", "tile", "cluster", "schedule") if plan.get(key)]
     words += [f"{plan['raster']}/{plan['swizzle']}"] if plan.get("raster") else []
-    splits = (plan.get("plan") or [1])[3:]
-    return " ".join(words + [f"splits {splits[0]}" for _ in splits if splits[0] > 1])
+    words += [f"splits {plan['splits']}"] if plan.get("splits", 1) > 1 else []
+    return " ".join(words)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,24 @@
+#include "gemm/planner/family.h"
+
+namespace epigemm {
+
+const char* family_name(FamilyId id) {
+  constexpr const char* names[] = {
+#define EPIGEMM_FAMILY(name) #name,
+#include "gemm/families.def"
+#undef EPIGEMM_FAMILY
+      "fallback",
+  };
+  return names[static_cast<int>(id)];
+}
+
+const Family& family_of(FamilyId id) {
+  static const Family* const families[] = {
+#define EPIGEMM_FAMILY(name) &name::family(),
+#include "gemm/families.def"
+#undef EPIGEMM_FAMILY
+  };
+  return *families[static_cast<int>(id)];
+}
+
+}  // namespace epigemm

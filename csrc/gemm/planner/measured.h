@@ -1,0 +1,52 @@
+// Choices that were measured: what the planner takes before it asks its cost models. A time belongs to the very M that
+// it was measured at; for other M the models answer. Plain C++, one table per CUDA device.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "gemm/problem.h"
+
+namespace epigemm::measured {
+
+// What a choice was measured for.
+struct Key {
+  EpilogueId epilogue = EpilogueId::bias;
+  ElementType element = ElementType::Float16;  // of x, weight and out
+  Arithmetic arithmetic = Arithmetic::IEEE;
+  bool is_packed = false;
+  bool has_one_kernel_fallback = false;
+  bool is_tf32_allowed = false;
+  int64_t m = 0, n = 0, k = 0;
+
+  bool operator==(const Key& other) const;
+};
+
+Key key_of(const Problem& problem);
+
+// The best fused plan, and what was measured of it and of the fallback: the faster one runs.
+struct Choice {
+  Plan plan;
+  double fused_microseconds = 0;
+  double fallback_microseconds = 0;
+
+  bool is_fused() const { return fused_microseconds <= fallback_microseconds; }
+};
+
+using Row = std::pair<Key, Choice>;
+
+constexpr int kMostDevices = 64;
+
+// Adds rows to a device's table, by its index below kMostDevices; a row replaces the one of the same key. The plans
+// that the planner remembers are forgotten. Safe beside lookups from other threads.
+void load(int device, const std::vector<Row>& rows);
+void clear(int device);
+
+std::optional<Choice> find(int device, const Key& key);
+
+// Changes whenever a plan's numbers may mean another kernel than before.
+std::string tiles_fingerprint();
+
+}  // namespace epigemm::measured

@@ -1,0 +1,221 @@
+#include "gemm/planner/planner.h"
+
+#include <algorithm>
+#include <limits>
+
+#include "gemm/planner/cost.h"
+#include "gemm/planner/fallback.h"
+#include "gemm/planner/family.h"
+#include "gemm/planner/plan_cache.h"
+#include "gemm/text.h"
+
+namespace epigemm {
+namespace {
+
+template <class Visit>
+void for_each_family(const Problem& problem, Visit visit) {
+  for (int id = 0; id < kFamilyCount; ++id) {
+    const Family& family = family_of(static_cast<FamilyId>(id));
+    if (family.computes(problem)) visit(family);
+  }
+}
+
+// What no family computes, wherever the operands lie.
+std::string why_not_computed(const Problem& p) {
+  if (!epilogue_info(p.epilogue).linear) {
+    return text("epilogue '", epilogue_info(p.epilogue).name, "' has no GEMM kernels");
+  }
+  if (p.device.capability == 0) return "the tensors are not on a CUDA device";
+  if (p.m == 0 || p.n == 0 || p.k == 0) {
+    return text("the product is empty (M = ", p.m, ", N = ", p.n, ", K = ", p.k, ")");
+  }
+  bool is_computed = false;
+  for_each_family(p, [&](const Family&) { is_computed = true; });
+  if (is_computed) return std::string();
+  // A device without any kernels is the first thing to know.
+  for (int id = 0; id < kFamilyCount; ++id) {
+    std::string reason = family_of(static_cast<FamilyId>(id)).why_not_on(p.device);
+    if (reason.empty()) break;
+    if (id + 1 == kFamilyCount) return reason;
+  }
+  if (p.x.element == ElementType::Float64) {
+    return "fused kernels exist for float16, bfloat16 and float32 (as TF32), not for float64";
+  }
+  if (p.x.element == ElementType::Float32) {
+    return "the precision in force asks for IEEE fp32 products, which no fused kernel computes (on fp16 pieces, "
+           "precision 'highest', one is as accurate)";
+  }
+  return text("no fused kernel multiplies ", element_name(p.x.element), " by ", element_name(p.weight.element));
+}
+
+// Calls visit(family) for the families that can run the problem; returns why the others cannot.
+template <class Visit>
+std::string for_each_covering_family(const Problem& problem, Visit visit) {
+  std::string reasons = why_not_computed(problem);
+  if (!reasons.empty()) return reasons;
+  for_each_family(problem, [&](const Family& family) {
+    const std::string reason = family.why_not(problem);
+    if (reason.empty()) {
+      visit(family);
+    } else if (reasons.find(reason) == std::string::npos) {
+      reasons += (reasons.empty() ? "" : "; ") + reason;
+    }
+  });
+  return reasons;
+}
+
+template <class Visit>
+void for_each_accurate_candidate(const Problem& problem, Visit visit) {
+  for_each_covering_family(problem, [&](const Family& family) {
+    family.for_each_candidate(problem, [&](const Candidate& candidate) {
+      if (family.why_not_accurate(problem, candidate.plan).empty()) visit(candidate);
+    });
+  });
+}
+
+// The fastest fused plan by prediction; infinitely slow where there is none.
+Candidate best_candidate(const Problem& problem) {
+  Candidate best{{}, std::numeric_limits<double>::infinity()};
+  for_each_accurate_candidate(problem, [&](const Candidate& candidate) {
+    if (candidate.microseconds < best.microseconds) best = candidate;
+  });
+  return best;
+}
+
+// How much faster than the fallback a fused kernel must be predicted to be. The fallback is what the user had, and an
+// expected gain below the models' usual error is no gain. Chosen on the shapes of the fit so that next to no
+// call of 20 us and more becomes slower by over 3 to 5%. Where K is very short, writes decide, which the models know
+// least.
+double least_gain(const Problem& p, double fallback_us) {
+  constexpr double kShortUs = 20;
+  constexpr int64_t kVeryShortK = 264, kShortKOnSlices = 600, kFewRows = 32;
+  const bool is_short = fallback_us < kShortUs;
+  // The weight streams by in whole lines: predicted best, and rather too slow than too fast.
+  const bool is_streaming =
+      p.m <= kFewRows && cost::alignment_class(p.k * element_bytes(p.weight.element)) == 0 && p.k >= kVeryShortK;
+  switch (p.arithmetic) {
+    case Arithmetic::Split:
+      if (!p.is_packed) return 1.10;
+      if (p.m == 1) return 1.07;  // what cuBLAS takes for one row varies by a third
+      return is_short && p.k < kShortKOnSlices ? 1.20 : 1.05;
+    case Arithmetic::Scaled:
+      return 1.12;
+    case Arithmetic::TF32:
+      return is_short ? 1.00 : 1.02;
+    default:
+      if (is_streaming) return is_fallback_one_kernel(p) ? 1.01 : 0.97;
+      if (!is_short) return is_fallback_one_kernel(p) && p.k < kVeryShortK ? 1.25 : 1.04;
+      if (!is_fallback_one_kernel(p)) return 1.03;
+      return p.k < kVeryShortK ? 1.25 : 1.05;
+  }
+}
+
+std::string why_not_expected(const Problem& problem, double fused_us) {
+  const double fallback_us = fallback_microseconds(problem);
+  if (fallback_us >= least_gain(problem, fallback_us) * fused_us) return std::string();
+  const char* what = !is_fallback_expected_in_one_kernel(problem) ? "PyTorch's GEMM with one elementwise kernel"
+                     : problem.epilogue == EpilogueId::bias_relu  ? "PyTorch's GEMM, which adds a bias and ReLU itself,"
+                                                                  : "PyTorch's GEMM, which adds a bias itself,";
+  const char* gain = fallback_us > fused_us ? " is not expected to be slower by more than the predictions' error ("
+                                            : " is expected to be at least as fast (";
+  const bool needs_pack = problem.arithmetic == Arithmetic::Split && !problem.is_packed;
+  return text(what, gain, fallback_us, " us against ", fused_us, " us fused",
+              needs_pack ? ", of which the weight takes its share at every call: see pack)" : ")");
+}
+
+Plan invariant_plan(const Problem& problem) {
+  Plan plan;
+  for_each_covering_family(problem, [&](const Family& family) {
+    if (!plan.is_fused()) plan = family.invariant_plan(problem);
+  });
+  return plan;
+}
+
+Plan chosen_plan(const Problem& problem) {
+  if (problem.is_batch_invariant) return invariant_plan(problem);
+  if (const std::optional<measured::Choice> found = find_measured(problem)) {
+    return found->is_fused() ? found->plan : Plan{};
+  }
+  const Candidate best = best_candidate(problem);
+  return why_not_expected(problem, best.microseconds).empty() ? best.plan : Plan{};
+}
+
+}  // namespace
+
+std::string why_not_covered(const Problem& problem) {
+  bool is_covered = false;
+  std::string reasons = for_each_covering_family(problem, [&](const Family&) { is_covered = true; });
+  return is_covered ? std::string() : reasons;
+}
+
+std::string why_not_accurate(const Problem& problem) {
+  std::string reasons = why_not_covered(problem);
+  bool is_accurate = false;
+  if (!reasons.empty()) return reasons;
+  const auto look_at = [&](const Family& family, const Plan& plan) {
+    std::string reason = family.why_not_accurate(problem, plan);
+    if (reason.empty()) is_accurate = true;
+    if (reasons.empty()) reasons = std::move(reason);
+  };
+  for_each_covering_family(problem, [&](const Family& family) {
+    if (problem.is_batch_invariant) {
+      const Plan plan = family.invariant_plan(problem);
+      if (plan.is_fused()) look_at(family, plan);
+    } else {
+      family.for_each_candidate(problem, [&](const Candidate& candidate) { look_at(family, candidate.plan); });
+    }
+  });
+  if (is_accurate) return std::string();
+  return reasons.empty() ? "no fused kernel has a plan for these sizes" : reasons;
+}
+
+std::string why_not_fused(const Problem& problem) {
+  std::string reason = why_not_accurate(problem);
+  if (!reason.empty() || problem.is_batch_invariant) return reason;
+  if (const std::optional<measured::Choice> found = find_measured(problem)) {
+    if (found->is_fused()) return std::string();
+    return text("PyTorch's own path was measured to be faster (", found->fallback_microseconds, " us against ",
+                found->fused_microseconds, " us fused)");
+  }
+  return why_not_expected(problem, best_candidate(problem).microseconds);
+}
+
+std::string why_not_planned(const Problem& problem, const Plan& plan) {
+  const Family& family = family_of(plan.family);
+  if (!family.computes(problem)) return text(family_name(plan.family), " does not multiply in this arithmetic");
+  return family.why_not_planned(problem, plan);
+}
+
+std::vector<Candidate> rank_candidates(const Problem& problem) {
+  if (problem.is_batch_invariant) {
+    const Plan plan = invariant_plan(problem);
+    if (!plan.is_fused()) return {};
+    return {{plan, family_of(plan.family).microseconds(problem, plan)}};
+  }
+  std::vector<Candidate> candidates;
+  for_each_accurate_candidate(problem, [&](const Candidate& candidate) { candidates.push_back(candidate); });
+  std::stable_sort(candidates.begin(), candidates.end(),
+                   [](const Candidate& a, const Candidate& b) { return a.microseconds < b.microseconds; });
+  return candidates;
+}
+
+std::optional<measured::Choice> find_measured(const Problem& problem) {
+  if (problem.is_batch_invariant) return std::nullopt;
+  std::optional<measured::Choice> found = measured::find(problem.device.index, measured::key_of(problem));
+  // Strides and alignment are no part of the key: the plan may not cover these operands.
+  if (found && (!why_not_covered(problem).empty() || !why_not_planned(problem, found->plan).empty() ||
+                !family_of(found->plan.family).why_not_accurate(problem, found->plan).empty())) {
+    found.reset();
+  }
+  return found;
+}
+
+Plan choose_plan(const Problem& problem) {
+  if (const std::optional<Plan> known = plan_cache::find(problem)) return *known;
+  const uint64_t generation = plan_cache::generation();
+  const Plan plan = chosen_plan(problem);
+  plan_cache::put(problem, plan, generation);
+  return plan;
+}
+
+}  // namespace epigemm

@@ -1,0 +1,35 @@
+// Which kernel runs a problem, and why not: pure functions of numbers and of what was measured.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "gemm/planner/measured.h"
+#include "gemm/problem.h"
+
+namespace epigemm {
+
+// Empty when a fused kernel can run the problem; else what stands in the way, in words.
+std::string why_not_covered(const Problem& problem);
+
+// Empty when, besides, a fused kernel is as accurate as the arithmetic promises.
+std::string why_not_accurate(const Problem& problem);
+
+// Empty when, besides, it was measured, or else is expected, to be at least as fast as the fallback.
+std::string why_not_fused(const Problem& problem);
+
+// Empty when a covered problem can run under this plan.
+std::string why_not_planned(const Problem& problem, const Plan& plan);
+
+// The fused plans worth a look, fastest first, by prediction. Meaningful where a fused kernel covers the problem.
+std::vector<Candidate> rank_candidates(const Problem& problem);
+
+// What was measured for this very problem; nothing where it was not, or the plan does not cover it.
+std::optional<measured::Choice> find_measured(const Problem& problem);
+
+// How the problem runs: a fused plan where why_not_fused is empty, else the fallback. A batch-invariant problem gets
+// its family's one plan, whatever the time. Remembered (plan_cache.h).
+Plan choose_plan(const Problem& problem);
+
+}  // namespace epigemm

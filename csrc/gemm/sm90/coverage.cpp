@@ -1,0 +1,80 @@
+#include "gemm/sm90/coverage.h"
+
+#include "gemm/grid.h"
+#include "gemm/text.h"
+
+namespace epigemm::sm90 {
+namespace {
+
+constexpr int kCapability = 9;     // 9.x: sm_90a code runs on nothing else
+constexpr int kTmaAlignment = 16;  // bytes: what the tensor memory accelerator asks of pointers and row strides
+
+std::string misaligned_row(const char* argument, const Matrix& matrix) {
+  return text(argument, " has a row stride of ", matrix.row_stride, " elements (",
+              matrix.row_stride * element_bytes(matrix.element), " bytes); fused kernels need a multiple of ",
+              kTmaAlignment, " bytes");
+}
+
+std::string misaligned_length(const char* extent, int64_t length, int bytes) {
+  return text(extent, " = ", length, " elements are ", length * bytes,
+              " bytes; fused kernels need rows of a multiple of ", kTmaAlignment, " bytes");
+}
+
+bool fits(int64_t elements, const Matrix& matrix) {
+  return elements * element_bytes(matrix.element) % kTmaAlignment == 0;
+}
+
+}  // namespace
+
+std::string why_not_on(const Device& device) {
+  if (device.capability / 10 == kCapability) return std::string();
+  return text("fused kernels exist for compute capability 9.0 (Hopper); this device has ", device.capability / 10, ".",
+              device.capability % 10);
+}
+
+std::string why_not_addressable(const Problem& p) {
+  if (p.m > kLargestExtent || p.n > kLargestExtent || p.k > kLargestExtent) {
+    return text("M, N and K must be at most ", kLargestExtent);
+  }
+  if (p.x.column_stride != 1 || p.weight.column_stride != 1 || p.out.column_stride != 1) {
+    return "x, weight or out is not row-major";
+  }
+  if (p.alignment < kTmaAlignment) {
+    return text("x, weight or out starts at an address aligned to ", p.alignment, " bytes; fused kernels need ",
+                kTmaAlignment);
+  }
+  if (!fits(p.k, p.x)) return misaligned_length("K", p.k, element_bytes(p.x.element));
+  if (!fits(p.n, p.out)) return misaligned_length("N", p.n, element_bytes(p.out.element));
+  if (p.x.row_stride < p.k || p.weight.row_stride < p.k) {
+    return text("the rows of ", p.x.row_stride < p.k ? "x" : "weight", " overlap (an expanded tensor)");
+  }
+  if (!fits(p.x.row_stride, p.x)) return misaligned_row("x", p.x);
+  if (!fits(p.weight.row_stride, p.weight)) return misaligned_row("weight", p.weight);
+  if (!fits(p.out.row_stride, p.out)) return misaligned_row("out", p.out);
+  if (!p.are_operands_contiguous) return "a per-column operand is not contiguous";
+  return std::string();
+}
+
+bool multiplies_as_stored(const Problem& p) {
+  if (p.weight.element != p.x.element || p.out.element != p.x.element) return false;
+  switch (p.x.element) {
+    case ElementType::Float16:
+    case ElementType::BFloat16:
+      return true;
+    case ElementType::Float32:
+      return p.arithmetic == Arithmetic::TF32;
+    default:
+      return false;
+  }
+}
+
+std::string why_sums_are_too_long(const Problem& p, int splits) {
+  constexpr int64_t kLongTF32Sum = 12288, kMostTF32Products = 4096;
+  if (p.x.element != ElementType::Float32 || p.k <= kLongTF32Sum || ceil_div(p.k, splits) <= kMostTF32Products) {
+    return std::string();
+  }
+  return text("K = ", p.k, " is above ", kLongTF32Sum,
+              ", from where on cuBLAS splits K: a TF32 kernel that does not is less accurate than cuBLAS");
+}
+
+}  // namespace epigemm::sm90

@@ -1,0 +1,24 @@
+// What Hopper's kernels ask of a problem, in words where it is not met. Free of CUDA.
+#pragma once
+
+#include <string>
+
+#include "gemm/problem.h"
+
+namespace epigemm::sm90 {
+
+// Empty on a Hopper device.
+std::string why_not_on(const Device& device);
+
+// Empty where TMA can load and store the matrices as they are, and the epilogue's vectors have no gaps.
+std::string why_not_addressable(const Problem& problem);
+
+// Whether the kernels on the tensors as they are multiply in this arithmetic: 16 bits, or fp32 as TF32.
+bool multiplies_as_stored(const Problem& problem);
+
+// The tensor cores truncate when they accumulate, and cuBLAS splits long TF32 sums: where it may do so, an accumulator
+// of ours takes no more products than its own, or the error on all-positive data would be larger (H200). Empty where
+// that holds with K in `splits` parts.
+std::string why_sums_are_too_long(const Problem& problem, int splits);
+
+}  // namespace epigemm::sm90

@@ -1,0 +1,15 @@
+// How the warpgroups of a Hopper kernel share their tiles.
+#pragma once
+
+namespace epigemm::sm90 {
+
+enum class Schedule {
+  Cooperative,  // two warpgroups share one output tile: the largest tiles, whose epilogue nothing hides
+  Pingpong,     // two warpgroups take turns, one's epilogue under the other's mainloop: smaller tiles
+};
+
+constexpr const char* schedule_name(Schedule schedule) {
+  return schedule == Schedule::Cooperative ? "cooperative" : "pingpong";
+}
+
+}  // namespace epigemm::sm90

@@ -1,0 +1,138 @@
+// What a call on fp16 slices is expected to take: the split of x, the GEMM and the look at the guard. Fitted to random
+// shapes on an H200 and an H100 (docs/tuning.md); the median error is 3% (fp16x3) and 5% (fp16x1). Apart from
+// tiles.h, so that new figures recompile the planner alone.
+#pragma once
+
+#include <algorithm>
+
+#include "gemm/planner/cost.h"
+#include "gemm/sm90_fp16x3/tiles.h"
+
+namespace epigemm::sm90_fp16x3 {
+
+// The tables' times of computation are those at this clock.
+constexpr double kFittedClockMhz = 1980;
+constexpr double kMB = 1e-6;
+
+struct TileCost {
+  double step_us;      // one stage of K of one tile, where its slices come in time
+  double epilogue_us;  // of one tile
+  double fixed_us;     // until the first stage is there, and from the last one on
+  double wide_us;      // more where many rows are split: the GEMM then starts later beside the split's end
+};
+
+constexpr TileCost kSplitTileCosts[] = {
+    {1.05, 3.09, 3.80, 3.93},    // 128x128 2x1
+    {0.582, 1.89, 3.31, 2.74},   // 128x64 1x2
+    {0.576, 0.925, 3.50, 0.00},  // 64x128 transposed
+    {0.365, 3.84, 0.158, 0.00},  // 16x128 transposed
+};
+
+constexpr TileCost kScaledTileCosts[] = {
+    {0.746, 4.10, 5.36, 4.46},  // 128x256 2x1 cooperative
+    {0.441, 6.58, 1.52, 3.97},  // 128x128 2x1 pingpong
+    {0.296, 4.52, 1.90, 3.54},  // 64x128 1x2 pingpong
+};
+
+static_assert(sizeof(kSplitTileCosts) / sizeof(TileCost) == kSplitTileCount, "every tile needs its measured cost");
+static_assert(sizeof(kScaledTileCosts) / sizeof(TileCost) == kScaledTileCount, "every tile needs its measured cost");
+
+// What the tiles of an arithmetic share.
+struct SharedCost {
+  double base_us;
+  double l2_bandwidth;       // MB a microsecond, of all multiprocessors together
+  double cluster_bandwidth;  // what one cluster can take in
+  double throttling;         // sustained load lowers the clocks: by up to this share,
+  double half_throttled_us;  // half of it from such a time on
+  double memory_factor;      // the memory's time over that of a copy
+  double idle_speedup;       // how much faster a step is where next to no other multiprocessor works
+  double l2_mb;              // of an operand, what L2 keeps while the other one is walked
+  double split_share;        // of the split's time, what the GEMM does not hide
+  double absorbed_mb;        // of x's slices, what need not come from memory
+};
+
+constexpr SharedCost kSplitCost = {0.226, 39.7, 10.0, 0.113, 6490, 1.08, 0.304, 14.5, 0.925, 0.202};
+constexpr SharedCost kScaledCost = {1.56, 22.4, 12.1, 0, 1, 1.20, 0.427, 12.1, 0.983, 0};
+
+inline Grid grid_of(const Problem& p, const Tile& tile) {
+  return {ceil_div(ceil_div(p.m, tile.m), tile.cluster_m), ceil_div(ceil_div(p.n, tile.n), tile.cluster_n)};
+}
+
+inline int slice_bytes(Arithmetic arithmetic) { return arithmetic == Arithmetic::Split ? 4 : 2; }
+
+// The splitting pass over `rows` rows (split_rows.cu): a row is read as fp32 and written as slices, by one CTA that
+// holds it in registers; what a long row leaves over is read again, from L2.
+inline double split_microseconds(const Problem& p, int64_t rows) {
+  constexpr double kFixed = 5.60, kMemoryFactor = 0.910;
+  constexpr double kRow = 0.0535, kByte = 2.21e-5, kSlot = 1.11e-4, kReadAgain = 2.04e-4;  // us of a multiprocessor
+  constexpr double kFewRowsElement = 1.33e-4, kLongRow = 3.20;
+  constexpr int64_t kFewRows = 264, kLong = 8192;
+  using cost::as_double;
+  const double bytes = 4 + slice_bytes(p.arithmetic), k = as_double(p.k);
+  const int64_t padded = round_up(p.k, 64);
+  const bool is_few = rows <= kFewRows;
+  const int64_t threads = std::clamp<int64_t>(round_up(padded / 4 / (is_few ? 2 : 8), 32), 32, is_few ? 1024 : 256);
+  const int64_t held = ceil_div(padded, 4 * threads) <= 2 ? 2 : 8;
+  const int64_t left_over = std::max<int64_t>(padded - 4 * threads * held, 0);
+  const double memory = kMemoryFactor * as_double(rows) * k * bytes / p.device.memory_bytes_per_us;
+  const double of_a_row =
+      kRow + kByte * k * bytes + kSlot * as_double(threads * held * 4) + kReadAgain * as_double(left_over);
+  const double work = kFittedClockMhz / p.device.clock_mhz * as_double(rows) / p.device.multiprocessors * of_a_row;
+  double us = kFixed + cost::norm4(memory, work);
+  if (is_few) us += kFewRowsElement * k;
+  if (is_few && p.k > kLong) us += kLongRow * as_double(ceil_div(rows, p.device.multiprocessors));
+  return us;
+}
+
+// What L2 cannot hold of the operand that is walked comes from memory once more for every strip of tiles.
+inline double reread_mb(const Grid& grid, const Plan& plan, double places, double x_mb, double weight_mb,
+                        double l2_mb) {
+  const bool along_m = plan.raster == Raster::AlongM;
+  const double walked = along_m ? x_mb : weight_mb;
+  const double across = cost::as_double(along_m ? grid.clusters_n : grid.clusters_m);
+  const double along = cost::as_double(along_m ? grid.clusters_m : grid.clusters_n);
+  const double passes = across / std::max<double>(plan.swizzle, places / along);
+  return std::max(passes - 1, 0.0) * std::max(walked - l2_mb, 0.0);
+}
+
+// The whole call: split of x (and of a weight that is not packed), GEMM, guard.
+inline double microseconds(const Problem& p, const Plan& plan) {
+  constexpr int64_t kManyRows = 264, kShortK = 256;
+  using cost::as_double;
+  const bool is_split = p.arithmetic == Arithmetic::Split;
+  const Tile& tile = tile_of(p.arithmetic, plan.tile);
+  const TileCost& of_tile = is_split ? kSplitTileCosts[plan.tile] : kScaledTileCosts[plan.tile];
+  const SharedCost& shared = is_split ? kSplitCost : kScaledCost;
+  const double m = as_double(p.m), n = as_double(p.n), k = as_double(p.k);
+  const double slowdown = kFittedClockMhz / p.device.clock_mhz;
+  const int bytes = slice_bytes(p.arithmetic);
+
+  const Grid grid = grid_of(p, tile);
+  const cost::Rounds rounds =
+      cost::rounds_of(grid, plan.swizzle, tile.cluster_m * tile.cluster_n, p.device.multiprocessors);
+  // What a cluster loads for one stage of K, on average: tiles at the edges load less.
+  const double load = kMB * kTileK * bytes * (m / as_double(grid.clusters_m) + n / as_double(grid.clusters_n));
+  // `share`: of the places, those at work.
+  const auto step = [&](double share) {
+    const double mma = slowdown * of_tile.step_us * (1 - shared.idle_speedup * (1 - share));
+    return cost::norm4(mma, load * share * rounds.places / shared.l2_bandwidth, load / shared.cluster_bandwidth);
+  };
+  const double steps = as_double(ceil_div(p.k, kTileK));
+  const double mainloops = steps * ((rounds.count - 1) * step(1) + step(rounds.last));
+  const double epilogue = slowdown * of_tile.epilogue_us;
+  const double one_hidden = std::max(mainloops + epilogue, (mainloops + rounds.count * epilogue) / 2);
+  double compute = tile.schedule == Schedule::Pingpong ? one_hidden : mainloops + rounds.count * epilogue;
+  compute *= 1 + shared.throttling * compute / (compute + shared.half_throttled_us);
+
+  const double x_mb = kMB * bytes * m * k, weight_mb = kMB * bytes * n * k;
+  const double again = reread_mb(grid, plan, rounds.places, x_mb, weight_mb, shared.l2_mb);
+  const double memory_mb = x_mb - std::min(x_mb, shared.absorbed_mb) + weight_mb + kMB * 4 * m * n + again;
+  const double memory = shared.memory_factor * memory_mb / (kMB * p.device.memory_bytes_per_us);
+
+  double us = shared.base_us + shared.split_share * split_microseconds(p, p.m) + of_tile.fixed_us +
+              cost::norm4(compute, memory);
+  if (p.m > kManyRows && p.k > kShortK) us += of_tile.wide_us;
+  return us + (p.is_packed ? 0 : split_microseconds(p, p.n));
+}
+
+}  // namespace epigemm::sm90_fp16x3

@@ -1,0 +1,121 @@
+// fp32 products on fp16 slices: three products of two slices each (fp16x3), or one (fp16x1).
+#include "gemm/grid.h"
+#include "gemm/planner/family.h"
+#include "gemm/sm90/coverage.h"
+#include "gemm/sm90_fp16x3/costs.h"
+#include "gemm/sm90_fp16x3/layout.h"
+#include "gemm/text.h"
+
+namespace epigemm::sm90_fp16x3 {
+namespace {
+
+// Below, three products of 22 bits are no better than one of 24: rounding the operands, which SGEMM does not do, is
+// most of the error. From a recorded sweep (docs/numerics.md): from here on both the largest and the rms error are
+// below SGEMM's for every class of dense data.
+constexpr int64_t kLeastK = 128;
+// The single product is summed on the tensor cores alone, which truncate: from 16384 on the error on all-positive data
+// would exceed that of cuBLAS's TF32, which splits such long sums.
+constexpr int64_t kLeastScaledK = 16, kMostScaledK = 8192;
+
+Plan plan_of(const Problem& problem, int index, Raster raster) {
+  const Tile& tile = tile_of(problem.arithmetic, index);
+  const int ctas = tile.cluster_m * tile.cluster_n;
+  return {FamilyId::sm90_fp16x3, index, raster,
+          choose_swizzle(grid_of(problem, tile), ctas, problem.device.multiprocessors), /*splits=*/1};
+}
+
+// With more rows than a transposed tile has, the weight would stream by more than once, which a small one may. At a
+// short K these tiles were measured 8 to 30 us slower than their model says.
+bool is_candidate(const Problem& p, const Tile& tile) {
+  constexpr int64_t kLeastK = 512, kLeastKOfTwo = 2048, kMostColumnsOfTwo = 4096;
+  if (!tile.transposed) return true;
+  if (p.m <= tile.m) return p.k >= kLeastK;
+  return tile.m == 16 && p.m <= 2 * tile.m && p.k >= kLeastKOfTwo && p.n < kMostColumnsOfTwo;
+}
+
+class FP16x3 final : public Family {
+ public:
+  bool computes(const Problem& p) const override {
+    return (p.arithmetic == Arithmetic::Split || p.arithmetic == Arithmetic::Scaled) &&
+           p.x.element == ElementType::Float32 && p.weight.element == ElementType::Float32 &&
+           p.out.element == ElementType::Float32;
+  }
+
+  // Strides and alignment play no part: the slices are laid out by us.
+  std::string why_not_on(const Device& device) const override { return sm90::why_not_on(device); }
+
+  std::string why_not(const Problem& p) const override {
+    std::string reason = sm90::why_not_on(p.device);
+    if (!reason.empty()) return reason;
+    if (p.m > kLargestExtent || p.n > kLargestExtent || p.k > kMostColumns) {
+      return text("M and N must be at most ", kLargestExtent, " and K at most ", kMostColumns);
+    }
+    return std::string();
+  }
+
+  std::string why_not_planned(const Problem&, const Plan& plan) const override {
+    return plan.splits == 1 ? std::string() : text("splits must be 1 on fp16 pieces, got ", plan.splits);
+  }
+
+  std::string why_not_accurate(const Problem& p, const Plan&) const override {
+    if (p.arithmetic == Arithmetic::Split && p.k < kLeastK) {
+      return text("K = ", p.k, " is below ", kLeastK,
+                  ", from where on the split's error is below that of an IEEE fp32 product");
+    }
+    if (p.arithmetic == Arithmetic::Scaled && (p.k < kLeastScaledK || p.k > kMostScaledK)) {
+      return text("K = ", p.k, " is outside ", kLeastScaledK, "..", kMostScaledK,
+                  ", where one scaled fp16 product is as accurate as TF32");
+    }
+    return std::string();
+  }
+
+  void for_each_candidate(const Problem& problem, const Visit& visit) const override {
+    for (int index = 0; index < sm90_fp16x3::tile_count(problem.arithmetic); ++index) {
+      if (!is_candidate(problem, tile_of(problem.arithmetic, index))) continue;
+      for (const Raster raster : {Raster::AlongM, Raster::AlongN}) {
+        const Plan plan = plan_of(problem, index, raster);
+        visit({plan, sm90_fp16x3::microseconds(problem, plan)});
+      }
+    }
+  }
+
+  double microseconds(const Problem& problem, const Plan& plan) const override {
+    return sm90_fp16x3::microseconds(problem, plan);
+  }
+
+  // Along M: the CTAs at work then share their part of the weight, the larger operand, through L2.
+  Plan invariant_plan(const Problem& problem) const override {
+    return plan_of(problem, invariant_tile(problem.arithmetic), Raster::AlongM);
+  }
+
+  int tile_count(Arithmetic arithmetic) const override { return sm90_fp16x3::tile_count(arithmetic); }
+
+  TileText describe(const Problem& problem, int index) const override {
+    const Tile& tile = tile_of(problem.arithmetic, index);
+    const char* schedule = tile.transposed ? "cooperative transposed" : schedule_name(tile.schedule);
+    return {tile.m, tile.n, kTileK, tile.cluster_m, tile.cluster_n, schedule};
+  }
+
+  std::string fingerprint() const override {
+    std::string text;
+    for (const Arithmetic arithmetic : {Arithmetic::Split, Arithmetic::Scaled}) {
+      for (int index = 0; index < sm90_fp16x3::tile_count(arithmetic); ++index) {
+        const Tile& tile = tile_of(arithmetic, index);
+        for (const int number : {tile.m, tile.n, tile.cluster_m, tile.cluster_n, static_cast<int>(tile.schedule),
+                                 static_cast<int>(tile.transposed)}) {
+          text += std::to_string(number) + ",";
+        }
+      }
+    }
+    return text;
+  }
+};
+
+}  // namespace
+
+const Family& family() {
+  static const FP16x3 family;
+  return family;
+}
+
+}  // namespace epigemm::sm90_fp16x3

@@ -1,0 +1,64 @@
+#include "gemm/sm90_fp16x3/kernels.h"
+
+#include "gemm/launch.h"
+#include "gemm/sm90_fp16x3/repair.h"
+#include "gemm/sm90_fp16x3/split_rows.h"
+#include "gemm/sm90_fp16x3/tiles.h"
+
+namespace epigemm::sm90_fp16x3 {
+
+#define EPIGEMM_DECLARE_LINEAR_AND_ELEMENTWISE(name)                   \
+  const char* launch_##name##_split(SplitProblem const&, Plan const&); \
+  const char* launch_##name##_scaled(SplitProblem const&, Plan const&);
+#define EPIGEMM_DECLARE_ELEMENTWISE_ONLY(name)
+#define EPIGEMM_EPILOGUE(name, Functor, forms) EPIGEMM_DECLARE_##forms(name)
+#include "epilogue/registry.def"
+#undef EPIGEMM_EPILOGUE
+
+namespace {
+
+using LaunchGemm = const char* (*)(SplitProblem const&, Plan const&);
+
+struct Unit {
+  LaunchGemm split, scaled;
+};
+
+#define EPIGEMM_UNIT_LINEAR_AND_ELEMENTWISE(name) {&launch_##name##_split, &launch_##name##_scaled},
+#define EPIGEMM_UNIT_ELEMENTWISE_ONLY(name) {nullptr, nullptr},
+constexpr Unit kUnits[] = {
+#define EPIGEMM_EPILOGUE(name, Functor, forms) EPIGEMM_UNIT_##forms(name)
+#include "epilogue/registry.def"
+#undef EPIGEMM_EPILOGUE
+};
+
+}  // namespace
+
+// The weight is split first, so that the GEMM, which starts beside the end of x's split, finds it finished.
+const char* launch(Problem const& problem, Plan const& plan) {
+  if (!problem.workspace) return "fp16 pieces need a workspace";
+  const int pieces = pieces_of(problem.arithmetic);
+  const StridedMatrix x = strided(problem.x, problem.m, problem.k);
+  const StridedMatrix weight = strided(problem.weight, problem.n, problem.k);
+  void* const x_buffer = problem.workspace;
+  void* weight_buffer = problem.packed_weight;
+  if (!weight_buffer) {
+    weight_buffer = static_cast<char*>(x_buffer) + split_bytes(problem.m, problem.k, pieces);
+    split_rows_cuda(weight, pieces, weight_buffer, problem.stream);
+  }
+  split_rows_cuda(x, pieces, x_buffer, problem.stream);
+  const SplitProblem split{problem, split_view(x_buffer, problem.m, problem.k, pieces),
+                           split_view(weight_buffer, problem.n, problem.k, pieces)};
+  const Unit& unit = kUnits[static_cast<int>(problem.epilogue)];
+  const LaunchGemm launch_gemm = problem.arithmetic == Arithmetic::Split ? unit.split : unit.scaled;
+  const char* const refused = launch_gemm(split, plan);
+  if (!refused) find_repair(problem.epilogue)({split, x, weight});
+  return refused;
+}
+
+int kernel_count() {
+  int units = 0;
+  for (const Unit& unit : kUnits) units += unit.split ? 1 : 0;
+  return units * (kSplitTileCount + kScaledTileCount);
+}
+
+}  // namespace epigemm::sm90_fp16x3

@@ -1,0 +1,261 @@
+// The split on a GPU: one pass over memory. A row's scale depends on all of it, so a row is held on the chip between
+// finding its largest element and writing its pieces.
+#include "gemm/sm90_fp16x3/split_rows.h"
+
+#include <cuda_fp16.h>
+
+#include <algorithm>
+
+#include "gemm/sm90_fp16x3/pieces.h"
+
+namespace epigemm::sm90_fp16x3 {
+namespace {
+
+constexpr int kVector = 4;  // elements a thread handles together: 16 bytes read, 8 bytes of each piece written
+constexpr int kMostThreads = 1024;
+
+// The GEMM behind may begin its set-up at once; it waits for this kernel's results itself.
+__device__ __forceinline__ void let_dependents_start() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;");
+#endif
+}
+
+template <class T, class Combine>
+__device__ __forceinline__ T reduce_warp(T value, Combine combine) {
+#pragma unroll
+  for (int distance = 16; distance > 0; distance /= 2) {
+    value = combine(value, __shfl_xor_sync(0xffffffffu, value, distance));
+  }
+  return value;
+}
+
+// Combines one value of every thread of the CTA; `neutral` changes nothing. Every thread gets the result.
+template <class T, class Combine>
+__device__ __forceinline__ T reduce(T value, T neutral, Combine combine) {
+  __shared__ T of_warp[kMostThreads / 32];
+  value = reduce_warp(value, combine);
+  if (blockDim.x == 32) return value;
+  const unsigned lane = threadIdx.x % 32;
+  if (lane == 0) of_warp[threadIdx.x / 32] = value;
+  __syncthreads();
+  return reduce_warp(lane < blockDim.x / 32 ? of_warp[lane] : neutral, combine);
+}
+
+__device__ __forceinline__ float larger(float a, float b) { return a < b ? b : a; }
+
+struct Largest {
+  __device__ float operator()(float a, float b) const { return larger(a, b); }
+};
+// A count in the low bits, flags above: counts of disjoint elements add up to at most the number of columns.
+struct Together {
+  __device__ int32_t operator()(int32_t a, int32_t b) const {
+    return ((a & kLargeMask) + (b & kLargeMask)) | ((a | b) & ~kLargeMask);
+  }
+};
+
+__device__ __forceinline__ Pieces<__half> split_one(float s) {
+  return split_element<__half>(s, [](float x) { return __float2half_rn(x); }, [](__half x) { return __half2float(x); });
+}
+
+struct alignas(8) HalfVector {
+  __half values[kVector];
+};
+
+// Writes the pieces of neighbouring elements and returns their share in the row's facts.
+template <int Count>
+__device__ __forceinline__ int32_t write_pieces(const float (&x)[Count], int valid, const RowScale& scale, int pieces,
+                                                __half* row, int column) {
+  int32_t facts = 0;
+  struct alignas(2 * Count) {
+    __half values[Count];
+  } high, low;
+#pragma unroll
+  for (int i = 0; i < Count; ++i) {
+    const float s = scaled(x[i], scale);
+    const Pieces<__half> split = split_one(s);
+    high.values[i] = split.high;
+    low.values[i] = split.low;
+    facts += i < valid ? large_count(s, scale) : 0;
+    facts |= element_flags(x[i], s);
+  }
+  using Vector = decltype(high);
+  *reinterpret_cast<Vector*>(row + piece_offset(column, 0, pieces)) = high;
+  if (pieces == kPieces) *reinterpret_cast<Vector*>(row + piece_offset(column, 1, pieces)) = low;
+  return facts;
+}
+
+// --- rows along memory (or with any strides) -----------------------------------------------------------------------
+
+// Columns fit 32 bits (kMostColumns).
+template <bool Vectors>
+struct Row {
+  const float* data;
+  int columns;
+  int64_t column_stride;
+
+  __device__ __forceinline__ int valid(int column) const { return max(0, min(kVector, columns - column)); }
+
+  __device__ __forceinline__ void load(int column, float (&x)[kVector]) const {
+    if (Vectors && column + kVector <= columns) {
+      const float4 loaded = *reinterpret_cast<const float4*>(data + column);
+      x[0] = loaded.x, x[1] = loaded.y, x[2] = loaded.z, x[3] = loaded.w;
+      return;
+    }
+#pragma unroll
+    for (int i = 0; i < kVector; ++i) x[i] = column + i < columns ? data[(column + i) * column_stride] : 0.0f;
+  }
+};
+
+// One CTA a row. Held: how many vectors of its row a thread keeps in registers; longer rows are read again, from L2.
+template <int Held, bool Vectors>
+__global__ void __launch_bounds__(kMostThreads) split_rows_kernel(StridedMatrix matrix, SplitMatrix out, int pieces) {
+  let_dependents_start();
+  const int64_t r = blockIdx.x;
+  const Row<Vectors> row = {matrix.data + r * matrix.row_stride, static_cast<int>(matrix.columns),
+                            matrix.column_stride};
+  const int first = threadIdx.x * kVector, step = blockDim.x * kVector;
+  const int padded = static_cast<int>(out.padded_columns);
+
+  float held[Held][kVector];
+  float largest = 0.0f;
+#pragma unroll
+  for (int i = 0; i < Held; ++i) row.load(first + i * step, held[i]);
+#pragma unroll
+  for (int i = 0; i < Held; ++i) {
+#pragma unroll
+    for (int j = 0; j < kVector; ++j) largest = larger(largest, finite_magnitude(held[i][j]));
+  }
+  for (int column = first + Held * step; column < row.columns; column += step) {
+    float x[kVector];
+    row.load(column, x);
+#pragma unroll
+    for (int j = 0; j < kVector; ++j) largest = larger(largest, finite_magnitude(x[j]));
+  }
+  largest = reduce(largest, 0.0f, Largest{});
+
+  const RowScale scale = row_scale(largest);
+  auto* const halves = static_cast<__half*>(out.pieces) + r * out.padded_columns * pieces;
+  int32_t facts = 0;
+#pragma unroll
+  for (int i = 0; i < Held; ++i) {
+    const int column = first + i * step;
+    if (column < padded) {
+      facts = Together{}(facts, write_pieces(held[i], row.valid(column), scale, pieces, halves, column));
+    }
+  }
+  for (int column = first + Held * step; column < padded; column += step) {
+    float x[kVector];
+    row.load(column, x);
+    facts = Together{}(facts, write_pieces(x, row.valid(column), scale, pieces, halves, column));
+  }
+  facts = reduce(facts, 0, Together{});
+  if (threadIdx.x == 0) {
+    out.roots[r] = row_root(row_exponent(largest));
+    out.facts[r] = row_facts(facts & kLargeMask, facts & ~kLargeMask, scale, matrix.columns);
+  }
+}
+
+// --- rows across memory (a transposed matrix) ----------------------------------------------------------------------
+
+constexpr int kStrip = 32;  // rows a CTA takes: 128 adjacent bytes at every column
+constexpr int kStripThreads = 512;
+constexpr int kStripWarps = kStripThreads / 32;
+
+// A strip of rows is read twice: coalesced along the strip for the largest elements, then in blocks of 64 columns that
+// turn round in shared memory.
+__global__ void __launch_bounds__(kStripThreads)
+    split_strips_kernel(StridedMatrix matrix, SplitMatrix out, int pieces) {
+  let_dependents_start();
+  __shared__ float block[kInterleave][kStrip + 1];  // + 1: columns of it are read without bank conflicts
+  __shared__ float largest_of[kStripWarps][kStrip];
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const int64_t r0 = int64_t(blockIdx.x) * kStrip, r = r0 + lane;
+  const bool inside = r < matrix.rows;
+  const float* const data = matrix.data + r * matrix.row_stride;
+
+  float largest = 0.0f;
+  for (int64_t column = warp; column < matrix.columns; column += kStripWarps) {
+    if (inside) largest = larger(largest, finite_magnitude(data[column * matrix.column_stride]));
+  }
+  largest_of[warp][lane] = largest;
+  __syncthreads();
+
+  constexpr int kRowsOfWarp = kStrip / kStripWarps;
+  float row_largest[kRowsOfWarp];
+  int32_t facts[kRowsOfWarp] = {};
+#pragma unroll
+  for (int i = 0; i < kRowsOfWarp; ++i) {
+    float value = lane < kStripWarps ? largest_of[lane][warp * kRowsOfWarp + i] : 0.0f;
+    row_largest[i] = reduce_warp(value, Largest{});
+  }
+
+  const int64_t blocks = (out.padded_columns + kInterleave - 1) / kInterleave;
+  for (int64_t b = 0; b < blocks; ++b) {
+    __syncthreads();
+    for (int i = warp; i < kInterleave; i += kStripWarps) {
+      const int64_t column = b * kInterleave + i;
+      block[i][lane] = inside && column < matrix.columns ? data[column * matrix.column_stride] : 0.0f;
+    }
+    __syncthreads();
+    const int64_t column = b * kInterleave + 2 * lane;
+    const int valid = static_cast<int>(max(int64_t(0), min(int64_t(2), matrix.columns - column)));
+#pragma unroll
+    for (int i = 0; i < kRowsOfWarp; ++i) {
+      const int64_t row = r0 + warp * kRowsOfWarp + i;
+      if (row >= matrix.rows || column >= out.padded_columns) continue;
+      const float x[2] = {block[2 * lane][warp * kRowsOfWarp + i], block[2 * lane + 1][warp * kRowsOfWarp + i]};
+      auto* const halves = static_cast<__half*>(out.pieces) + row * out.padded_columns * pieces;
+      facts[i] = Together{}(facts[i], write_pieces(x, valid, row_scale(row_largest[i]), pieces, halves, column));
+    }
+  }
+
+#pragma unroll
+  for (int i = 0; i < kRowsOfWarp; ++i) {
+    facts[i] = reduce_warp(facts[i], Together{});
+    const int64_t row = r0 + warp * kRowsOfWarp + i;
+    if (lane == 0 && row < matrix.rows) {
+      out.roots[row] = row_root(row_exponent(row_largest[i]));
+      out.facts[row] =
+          row_facts(facts[i] & kLargeMask, facts[i] & ~kLargeMask, row_scale(row_largest[i]), matrix.columns);
+    }
+  }
+}
+
+// --- launch --------------------------------------------------------------------------------------------------------
+
+int threads_for(int64_t rows, int64_t padded_columns) {
+  // With few rows each must be fast by itself: at most two vectors a thread. With many, eight keep the memory busier
+  // and the reductions fewer.
+  constexpr int64_t kFewRows = 264;
+  const int64_t vectors = padded_columns / kVector;
+  const int64_t wanted = vectors / (rows <= kFewRows ? 2 : 8);
+  const int64_t most = rows <= kFewRows ? kMostThreads : 256;
+  return static_cast<int>(std::clamp<int64_t>((wanted + 31) / 32 * 32, 32, most));
+}
+
+template <bool Vectors>
+void launch_rows(const StridedMatrix& matrix, const SplitMatrix& out, int pieces, cudaStream_t stream) {
+  const int threads = threads_for(matrix.rows, out.padded_columns);
+  const int64_t held = (out.padded_columns + threads * kVector - 1) / (threads * kVector);
+  auto* kernel = held <= 2 ? &split_rows_kernel<2, Vectors> : &split_rows_kernel<8, Vectors>;
+  kernel<<<static_cast<unsigned>(matrix.rows), threads, 0, stream>>>(matrix, out, pieces);
+}
+
+}  // namespace
+
+void split_rows_cuda(const StridedMatrix& matrix, int pieces, void* buffer, void* stream) {
+  if (matrix.rows == 0) return;
+  const SplitMatrix out = split_view(buffer, matrix.rows, matrix.columns, pieces);
+  auto const cuda_stream = static_cast<cudaStream_t>(stream);
+  if (matrix.row_stride == 1 && matrix.column_stride > 1) {
+    const auto strips = static_cast<unsigned>((matrix.rows + kStrip - 1) / kStrip);
+    split_strips_kernel<<<strips, kStripThreads, 0, cuda_stream>>>(matrix, out, pieces);
+    return;
+  }
+  const bool vectors = matrix.column_stride == 1 && matrix.row_stride % kVector == 0 &&
+                       reinterpret_cast<uintptr_t>(matrix.data) % (kVector * sizeof(float)) == 0;
+  (vectors ? launch_rows<true> : launch_rows<false>)(matrix, out, pieces, cuda_stream);
+}
+
+}  // namespace epigemm::sm90_fp16x3

@@ -1,0 +1,58 @@
+// The tiles of the fp32 kernels on fp16 pieces. Adding one = adding a row here, and its measured cost in costs.h.
+// Free of CUTLASS, so that the planner can read them on a machine without a GPU.
+#pragma once
+
+#include "gemm/problem.h"
+#include "gemm/sm90/schedule.h"
+
+namespace epigemm::sm90_fp16x3 {
+
+using sm90::Schedule;
+
+struct Tile {
+  int m, n;  // output elements of one CTA: rows of x, rows of the weight
+  int cluster_m, cluster_n;
+  Schedule schedule;
+  bool transposed;  // the kernel's rows are the weight's: MMAs are 64 rows high, which a small M would leave empty
+};
+
+// Three products, three accumulators: 64 registers each is the most that fits two warpgroups. (Pingpong schedules, one
+// warpgroup a tile, were measured 3 to 7% slower: nothing overlaps a warpgroup's waits within a tile.)
+constexpr Tile kSplitTiles[] = {
+    // The workhorse; the cluster's CTAs along M share the weight's pieces by multicast.
+    {128, 128, 2, 1, Schedule::Cooperative, false},
+    // M up to 128 and small grids: twice the tiles for twice the multiprocessors.
+    {128, 64, 1, 2, Schedule::Cooperative, false},
+    // M up to 64: the weight streams by at the memory's speed.
+    {64, 128, 1, 1, Schedule::Cooperative, true},
+    // M up to 16, where x's pieces need less room and the weight's get more stages.
+    {16, 128, 1, 1, Schedule::Cooperative, true},
+};
+
+// One product, like a 16-bit GEMM with fp32 results.
+constexpr Tile kScaledTiles[] = {
+    {128, 256, 2, 1, Schedule::Cooperative, false},
+    {128, 128, 2, 1, Schedule::Pingpong, false},
+    {64, 128, 1, 2, Schedule::Pingpong, false},
+};
+
+constexpr int kSplitTileCount = sizeof(kSplitTiles) / sizeof(kSplitTiles[0]);
+constexpr int kScaledTileCount = sizeof(kScaledTiles) / sizeof(kScaledTiles[0]);
+
+constexpr int tile_count(Arithmetic arithmetic) {
+  return arithmetic == Arithmetic::Split ? kSplitTileCount : kScaledTileCount;
+}
+
+constexpr const Tile& tile_of(Arithmetic arithmetic, int index) {
+  return arithmetic == Arithmetic::Split ? kSplitTiles[index] : kScaledTiles[index];
+}
+
+// The tile of batch-invariant calls, whatever their M (see sm90_tma::kInvariantTile).
+constexpr int invariant_tile(Arithmetic arithmetic) { return arithmetic == Arithmetic::Split ? 0 : 1; }
+static_assert(kSplitTiles[0].m == 128 && kSplitTiles[0].n == 128, "the 128x128 tile");
+static_assert(kScaledTiles[1].m == 128 && kScaledTiles[1].n == 128, "the 128x128 tile");
+
+// fp16 elements along K of one stage: 128 bytes, the widest swizzle that TMA has.
+constexpr int kTileK = 64;
+
+}  // namespace epigemm::sm90_fp16x3

@@ -1,0 +1,107 @@
+// What a swap-AB kernel is expected to take. Fitted to random shapes on an H200 and an H100 (docs/tuning.md): the
+// chosen plan takes 2 to 3% longer than the fastest on average. Apart from tiles.h, so that new figures recompile the
+// planner alone.
+//
+// time = base + norm(computation, L2, memory) + epilogue, and the reduction where K is split; in clock cycles.
+#pragma once
+
+#include <algorithm>
+
+#include "gemm/planner/cost.h"
+#include "gemm/sm90_swap_ab/tiles.h"
+
+namespace epigemm::sm90_swap_ab {
+
+struct TileCost {
+  double step_cycles;       // one stage of K of one CTA, where several share a multiprocessor
+  double lone_step_cycles;  // the same where each has one to itself: what its own waits take
+};
+
+constexpr TileCost kTileCosts[] = {
+    {84.3, 244},   // 16x64
+    {60.8, 390},   // 16x128
+    {113, 271},    // 32x64
+    {125, 210},    // 64x64
+    {276, 256},    // 64x128
+    {556, 539},    // 128x128
+    {545, 553},    // 64x256
+    {1060, 1110},  // 128x256
+};
+static_assert(sizeof(kTileCosts) / sizeof(kTileCosts[0]) == kTileCount, "every tile needs its measured cost");
+
+// What depends on the element type and on the kind of epilogue.
+struct Cost {
+  double base_us;
+  double l2_bytes_per_cycle;  // of one multiprocessor, with all of them at work
+  double misaligned[4];       // factors of L2's bytes by alignment class of K
+  double outside;             // a row of a TMA box beyond the matrix, in bytes of L2 over those of a row inside
+  double visible_writes;      // of the result's bytes, what adds to the loads'
+  double serial_epilogues;    // how much of it each further CTA of a multiprocessor adds to the epilogue
+  double epilogue_cycles[kTileCount];
+};
+
+constexpr Cost kCheapIn16Bits = {
+    4.63, 40.1, {1, 1.03, 1.12, 1.70}, 1.91, 1.0, 1.21, {1630, 1800, 1730, 3110, 3910, 5430, 5380, 7780}};
+constexpr Cost kTranscendentalIn16Bits = {
+    4.75, 40.1, {1, 1.03, 1.12, 1.70}, 1.91, 1.94, 1.27, {1540, 1790, 1740, 3450, 4210, 6030, 6080, 9310}};
+constexpr Cost kCheapInTF32 = {
+    5.06, 35.4, {1, 1.06, 1.13, 1.70}, 1.71, 0, 1.36, {1280, 1640, 1310, 2510, 3600, 5430, 5080, 8620}};
+constexpr Cost kTranscendentalInTF32 = {
+    5.10, 35.4, {1, 1.06, 1.13, 1.70}, 1.71, 0.5, 1.36, {1540, 1790, 1740, 3450, 4210, 6030, 6080, 9310}};
+
+inline const Cost& cost_of(const Problem& p) {
+  const bool is_16_bits = element_bytes(p.x.element) == 2;
+  if (cost::is_transcendental(p)) return is_16_bits ? kTranscendentalIn16Bits : kTranscendentalInTF32;
+  return is_16_bits ? kCheapIn16Bits : kCheapInTF32;
+}
+
+inline int64_t steps_of(const Problem& p) { return ceil_div(p.k * element_bytes(p.x.element), kTileKBytes); }
+
+// Clusters of 4 and 8 CTAs lie in one part of the chip each, whose numbers of multiprocessors they do not divide: 120
+// of an H200's and an H100's were seen in use.
+inline int usable_multiprocessors(int splits, int multiprocessors) {
+  return splits > 2 ? multiprocessors * 10 / 11 : multiprocessors;
+}
+
+// CTAs in step with each other share requests to L2; those of a cluster read different parts of K.
+inline double sharing(int splits, bool is_lone, int alignment) {
+  constexpr double kWholeLines = 0.869, kOtherLines = 1.05, kPairs = 1.17, kMore = 1.11;
+  if (splits > 1) return splits == 2 ? kPairs : kMore;
+  if (!is_lone) return 1;
+  return alignment == 0 ? kWholeLines : kOtherLines;
+}
+
+inline double microseconds(const Problem& p, const Plan& plan) {
+  constexpr double kMultiprocessorBytesPerCycle = 92.5, kMemoryFactor = 1.02, kMemoryMisaligned = 0.0209;
+  constexpr double kReduction = 1020, kReductionPerSplit = 18.4, kReductionPerByte = 0.0197;  // cycles
+  using cost::as_double;
+  const Tile& tile = kTiles[plan.tile];
+  const TileCost& of_tile = kTileCosts[plan.tile];
+  const Cost& c = cost_of(p);
+  const double m = as_double(p.m), n = as_double(p.n), k = as_double(p.k), bytes = element_bytes(p.x.element);
+  const double grid_m = as_double(ceil_div(p.m, tile.m)), grid_n = as_double(ceil_div(p.n, tile.n));
+  const double ctas = grid_m * grid_n * plan.splits;
+  const double usable = std::max(1, usable_multiprocessors(plan.splits, p.device.multiprocessors));
+  const double of_one = std::ceil(ctas / usable);  // CTAs of the busiest multiprocessor
+  const double rounds = std::ceil(ctas / (usable * tile.ctas_per_multiprocessor));
+  const double steps = as_double(ceil_div(steps_of(p), plan.splits));
+
+  const int alignment = cost::alignment_class(p.k * element_bytes(p.x.element));
+  const double rows_outside = (grid_m * tile.m - m) / grid_m + (grid_n * tile.n - n) / grid_n;
+  const double fetched = kTileKBytes * (c.misaligned[alignment] * (m / grid_m + n / grid_n) + c.outside * rows_outside);
+  const double compute = steps * std::max(of_one * of_tile.step_cycles, rounds * of_tile.lone_step_cycles);
+  const double l2 = cost::norm4(
+      of_one * steps * fetched / kMultiprocessorBytesPerCycle,
+      sharing(plan.splits, of_one == 1, alignment) * ctas * steps * fetched / (c.l2_bytes_per_cycle * usable));
+  const double memory = bytes *
+                        ((m * k + n * k) * kMemoryFactor * (1 + kMemoryMisaligned * (c.misaligned[alignment] - 1)) +
+                         m * n * c.visible_writes) /
+                        cost::memory_bytes_per_cycle(p.device);
+  double tail = c.epilogue_cycles[plan.tile] * (1 + c.serial_epilogues * (of_one - 1));
+  if (plan.splits > 1) {
+    tail += kReduction + kReductionPerSplit * (plan.splits - 1) + kReductionPerByte * 4 * tile.m * tile.n * of_one;
+  }
+  return c.base_us + (cost::norm4(compute, l2, memory) + tail) / p.device.clock_mhz;
+}
+
+}  // namespace epigemm::sm90_swap_ab

@@ -1,0 +1,359 @@
+// The swap-AB kernel: D = epilogue(x @ weight^T) for products that give the large tiles too little to do, because M is
+// small (the weight's bytes are what takes the time) or because the output has few tiles and K is long.
+//
+// - Operands swapped: the tensor cores' 64 rows are the weight's, their 16 to 128 columns are x's rows. A small M fills
+//   a narrow one instead of leaving a tall one empty.
+// - K is split over the CTAs of a cluster, so that all multiprocessors load. Each CTA leaves its sums in its shared
+//   memory, and each reduces a part of the tile over the cluster, in the order of K: the same bits every time, no
+//   workspace, no second kernel, and the epilogue is applied once.
+// - One warp loads (TMA, a ring of stages), one or two warpgroups multiply.
+#pragma once
+
+#include <cuda.h>
+
+#include "cute/arch/cluster_sm90.hpp"
+#include "cute/arch/copy_sm90_tma.hpp"
+#include "cute/atom/mma_atom.hpp"
+#include "cute/tensor.hpp"
+#include "cutlass/arch/barrier.h"
+#include "cutlass/arch/grid_dependency_control.h"
+#include "cutlass/gemm/collective/collective_builder.hpp"
+#include "elementwise/operands.cuh"
+#include "gemm/sm90_swap_ab/tiles.h"
+
+namespace epigemm::sm90_swap_ab {
+
+constexpr int kVector = 4;  // neighbouring columns of D that one thread finishes
+constexpr int kSegment =
+    32 * kVector;  // results of one warp: of one row, or of two rows of a tile that is half as wide
+
+// The element as torch stores it, and as the tensor cores multiply it.
+template <class Stored>
+struct Multiplied;
+template <>
+struct Multiplied<__half> {
+  using Type = cutlass::half_t;
+};
+template <>
+struct Multiplied<__nv_bfloat16> {
+  using Type = cutlass::bfloat16_t;
+};
+template <>
+struct Multiplied<float> {
+  using Type = cutlass::tfloat32_t;  // TMA drops the low 13 mantissa bits
+};
+
+// Hardware barriers of a CTA; __syncthreads has number 0.
+constexpr uint32_t kPrepared = 1;    // the rings' barriers are initialised
+constexpr uint32_t kStagesRead = 2;  // the multiplying warps have read the last stage
+
+struct Arguments {
+  void* out;
+  int64_t out_row_stride;
+  int m, n;
+  int steps;  // stages of K, over all CTAs of a cluster
+  cuda::Operands<float> operands;
+};
+
+template <class Stored_, int TileIndex>
+struct Config {
+  using Stored = Stored_;
+  using Element = typename Multiplied<Stored>::Type;
+  static constexpr Tile tile = kTiles[TileIndex];
+  static constexpr int kWarpgroups = tile.n > 64 ? 2 : 1;
+  static constexpr int kConsumerThreads = 128 * kWarpgroups;
+  static constexpr int kThreads = kConsumerThreads + 32;  // and the warp that loads
+  static constexpr int kTileK = kTileKBytes / static_cast<int>(sizeof(Element));
+
+  // The kernel's rows are the weight's.
+  using TileShape = cute::Shape<cute::Int<tile.n>, cute::Int<tile.m>, cute::Int<kTileK>>;
+  using TiledMma = decltype(cute::make_tiled_mma(
+      cute::GMMA::ss_op_selector<Element, Element, float, TileShape, cute::GMMA::Major::K, cute::GMMA::Major::K>(),
+      cute::Layout<cute::Shape<cute::Int<kWarpgroups>, cute::_1, cute::_1>>{}));
+
+  template <int Rows>
+  using SmemLayout =
+      decltype(cute::tile_to_shape(cute::GMMA::Layout_K_SW128_Atom<Element>{},
+                                   cute::Shape<cute::Int<Rows>, cute::Int<kTileK>, cute::Int<tile.stages>>{}));
+  using SmemLayoutWeight = SmemLayout<tile.n>;
+  using SmemLayoutX = SmemLayout<tile.m>;
+
+  static constexpr uint32_t kStageBytes = kTileKBytes * (tile.m + tile.n);
+
+  // A column of sums starts four banks after the one before it: a warpgroup writes them without conflicts.
+  static constexpr int kSumsStride = tile.n + 4;
+
+  struct alignas(1024) Shared {
+    union {
+      struct {
+        cute::array_aligned<Element, cute::cosize_v<SmemLayoutWeight>, 1024> weight;
+        cute::array_aligned<Element, cute::cosize_v<SmemLayoutX>, 1024> x;
+      } stages;
+      float sums[tile.m * kSumsStride];  // when the last stage has been read
+    };
+    cutlass::arch::ClusterTransactionBarrier full[tile.stages];
+    cutlass::arch::ClusterBarrier empty[tile.stages];
+  };
+  // 228 KB a multiprocessor, of which the system takes 1 KB a CTA.
+  static_assert((sizeof(Shared) + 1024) * tile.ctas_per_multiprocessor <= 228 * 1024, "does not fit");
+};
+
+// Where the ring of stages stands.
+template <int Stages>
+struct RingPosition {
+  int stage = 0;
+  uint32_t phase = 0;
+
+  __device__ __forceinline__ void advance() {
+    if (++stage == Stages) {
+      stage = 0;
+      phase ^= 1;
+    }
+  }
+};
+
+// --- loading -------------------------------------------------------------------------------------------------------
+
+template <class Config>
+__device__ __forceinline__ void prepare(typename Config::Shared& shared) {
+  for (int stage = 0; stage < Config::tile.stages; ++stage) {
+    shared.full[stage].init(1);
+    shared.empty[stage].init(Config::kWarpgroups);
+  }
+  cutlass::arch::fence_barrier_init();
+  cutlass::arch::fence_view_async_shared();  // this thread's loads signal them at once
+}
+
+template <class Config>
+__device__ __forceinline__ void load(CUtensorMap const& weight_map, CUtensorMap const& x_map,
+                                     typename Config::Shared& shared, int first, int end, int m0, int n0) {
+  using cute::SM90_TMA_LOAD_2D;
+  constexpr auto kNoHint = static_cast<uint64_t>(cute::TMA::CacheHintSm90::EVICT_NORMAL);
+  RingPosition<Config::tile.stages> position;
+  for (int step = first; step < end; ++step, position.advance()) {
+    const int stage = position.stage;
+    shared.empty[stage].wait(position.phase ^ 1);
+    shared.full[stage].arrive_and_expect_tx(Config::kStageBytes);
+    auto* const barrier = reinterpret_cast<uint64_t*>(&shared.full[stage]);
+    const int k = step * Config::kTileK;
+    SM90_TMA_LOAD_2D::copy(&weight_map, barrier, kNoHint,
+                           shared.stages.weight.data() + stage * Config::tile.n * Config::kTileK, k, n0);
+    SM90_TMA_LOAD_2D::copy(&x_map, barrier, kNoHint, shared.stages.x.data() + stage * Config::tile.m * Config::kTileK,
+                           k, m0);
+  }
+}
+
+// --- multiplying ---------------------------------------------------------------------------------------------------
+
+// The sums of this CTA's part of K, left in its shared memory.
+template <class Config>
+__device__ __forceinline__ void multiply(typename Config::Shared& shared, int count) {
+  using namespace cute;
+  const int thread = threadIdx.x;
+  typename Config::TiledMma mma;
+  auto const thread_mma = mma.get_slice(thread);
+  Tensor weight = thread_mma.make_fragment_A(thread_mma.partition_A(
+      make_tensor(make_smem_ptr(shared.stages.weight.data()), typename Config::SmemLayoutWeight{})));
+  Tensor x = thread_mma.make_fragment_B(
+      thread_mma.partition_B(make_tensor(make_smem_ptr(shared.stages.x.data()), typename Config::SmemLayoutX{})));
+  constexpr auto kSumsShape = select<0, 1>(typename Config::TileShape{});
+  Tensor sums = partition_fragment_C(mma, kSumsShape);
+
+  RingPosition<Config::tile.stages> position;
+  int previous = 0;
+  mma.accumulate_ = GMMA::ScaleOut::Zero;
+  for (int i = 0; i < count; ++i, position.advance()) {
+    const int stage = position.stage;
+    shared.full[stage].wait(position.phase);
+    warpgroup_fence_operand(sums);
+    warpgroup_arrive();
+    CUTLASS_PRAGMA_UNROLL
+    for (int k = 0; k < size<2>(weight); ++k) {
+      gemm(mma, weight(_, _, k, stage), x(_, _, k, stage), sums);
+      mma.accumulate_ = GMMA::ScaleOut::One;
+    }
+    warpgroup_commit_batch();
+    warpgroup_wait<1>();  // the batch before this one has read its stage
+    if (i > 0 && thread % 128 == 0) shared.empty[previous].arrive();
+    previous = stage;
+  }
+  warpgroup_wait<0>();
+  warpgroup_fence_operand(sums);
+
+  cutlass::arch::NamedBarrier::sync(Config::kConsumerThreads, kStagesRead);  // all stages have been read
+  Tensor places = thread_mma.partition_C(make_identity_tensor(kSumsShape));
+  CUTLASS_PRAGMA_UNROLL
+  for (int i = 0; i < size(sums); ++i) {
+    shared.sums[get<1>(places(i)) * Config::kSumsStride + get<0>(places(i))] = sums(i);
+  }
+}
+
+// --- finishing -----------------------------------------------------------------------------------------------------
+
+__device__ __forceinline__ float4 load_from_cta(const float* here, int rank) {
+  const uint32_t address = cute::set_block_rank(cute::cast_smem_ptr_to_uint(here), rank);
+  float4 value;
+  asm volatile("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];"
+               : "=f"(value.x), "=f"(value.y), "=f"(value.z), "=f"(value.w)
+               : "r"(address));
+  return value;
+}
+
+// Sums over the cluster, in the order of K.
+template <int Splits>
+__device__ __forceinline__ float4 sum_up(const float4 (&parts)[Splits]) {
+  float4 sum = parts[0];
+#pragma unroll
+  for (int rank = 1; rank < Splits; ++rank) {
+    sum.x += parts[rank].x;
+    sum.y += parts[rank].y;
+    sum.z += parts[rank].z;
+    sum.w += parts[rank].w;
+  }
+  return sum;
+}
+
+// The epilogue's operands for a thread's columns, which are the same in all of its rows.
+template <class Functor>
+struct ColumnOperands {
+  float values[std::max<std::size_t>(1, Functor::operands.size() - 1)][kVector];
+};
+
+template <class Functor, class Stored, int... Index>
+__device__ __forceinline__ ColumnOperands<Functor> load_operands(const cuda::Operands<float>& operands, int column,
+                                                                 int columns, std::integer_sequence<int, Index...>) {
+  ColumnOperands<Functor> loaded;
+#pragma unroll
+  for (int i = 0; i < kVector; ++i) {
+    // A column beyond the last reads the last one's.
+    const int at = min(column + i, columns - 1);
+    ((loaded.values[Index][i] = cuda::load_operand<Functor, Stored, Index + 1>(operands, at)), ...);
+  }
+  return loaded;
+}
+
+template <class Functor, int... Index>
+__device__ __forceinline__ float apply(float z, const ColumnOperands<Functor>& operands, int i,
+                                       std::integer_sequence<int, Index...>) {
+  return Functor::apply(z, operands.values[Index][i]...);
+}
+
+// Rows of D begin at multiples of 16 bytes and are as long: a vector lies in D as a whole, or not at all.
+template <class Functor, class Stored>
+__device__ __forceinline__ void store(Stored* out, float4 z, const ColumnOperands<Functor>& operands) {
+  const float sums[kVector] = {z.x, z.y, z.z, z.w};
+  float results[kVector];
+#pragma unroll
+  for (int i = 0; i < kVector; ++i) results[i] = apply(sums[i], operands, i, cuda::OperandIndices<Functor>{});
+  struct alignas(sizeof(Stored) * kVector) {
+    Stored elements[kVector];
+  } vector;
+#pragma unroll
+  for (int i = 0; i < kVector; i += 2) cuda::from_compute_pair<Stored>(results + i, vector.elements + i);
+  *reinterpret_cast<decltype(vector)*>(out) = vector;
+}
+
+// Which part of the tile a thread finishes: segments of 128 results, dealt out to the warps of all CTAs. A thread's
+// results are all in the same columns.
+template <class Config>
+struct Share {
+  static constexpr int kAcross = Config::tile.n > kSegment ? Config::tile.n / kSegment : 1;
+  static constexpr int kRows = Config::tile.n < kSegment ? kSegment / Config::tile.n : 1;
+  static constexpr int kLanes = 32 / kRows;  // of one row
+  int first, step, lane;
+
+  __device__ __forceinline__ Share(int rank, int splits)
+      : first(static_cast<int>(threadIdx.x) / 32 * splits + rank),
+        step(Config::kConsumerThreads / 32 * splits),
+        lane(static_cast<int>(threadIdx.x) % 32) {}
+  __device__ __forceinline__ int column() const { return first % kAcross * kSegment + lane % kLanes * kVector; }
+  __device__ __forceinline__ int row(int segment) const { return segment / kAcross * kRows + lane / kLanes; }
+};
+
+// Eight loads at a time, from however many CTAs: shared memory of another CTA takes long to answer.
+template <int Splits, class Functor, class Config>
+__device__ __forceinline__ void finish(const Arguments& p, const typename Config::Shared& shared,
+                                       const Share<Config>& share, const ColumnOperands<Functor>& operands, int m0,
+                                       int n0) {
+  using Stored = typename Config::Stored;
+  constexpr int kAtOnce = kMostSplits / Splits;
+  const int column = share.column();
+  if (n0 + column >= p.n) return;
+  const int rows = min(p.m - m0, Config::tile.m);
+  for (int segment = share.first; share.row(segment) < rows; segment += kAtOnce * share.step) {
+    float4 parts[kAtOnce][Splits];
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      const int row = share.row(segment + i * share.step);
+      if (row >= rows) break;
+#pragma unroll
+      for (int rank = 0; rank < Splits; ++rank) {
+        parts[i][rank] = load_from_cta(shared.sums + row * Config::kSumsStride + column, rank);
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      const int row = share.row(segment + i * share.step);
+      if (row >= rows) break;
+      Stored* const out = static_cast<Stored*>(p.out) + (m0 + row) * p.out_row_stride + n0 + column;
+      store<Functor>(out, sum_up(parts[i]), operands);
+    }
+  }
+}
+
+// --- the kernel ----------------------------------------------------------------------------------------------------
+
+// Grid: (CTAs of the cluster, tiles along M, tiles along N).
+template <class Functor, class Config>
+__global__ void __launch_bounds__(Config::kThreads, Config::tile.ctas_per_multiprocessor)
+    kernel(const __grid_constant__ CUtensorMap weight_map, const __grid_constant__ CUtensorMap x_map,
+           const __grid_constant__ Arguments p) {
+  using cutlass::arch::NamedBarrier;
+  extern __shared__ __align__(1024) char memory[];
+  auto& shared = *reinterpret_cast<typename Config::Shared*>(memory);
+  const int splits = gridDim.x, rank = blockIdx.x;
+  const int m0 = blockIdx.y * Config::tile.m, n0 = blockIdx.z * Config::tile.n;
+  const int first = rank * p.steps / splits, end = (rank + 1) * p.steps / splits;
+
+  if (threadIdx.x >= Config::kConsumerThreads) {
+    const bool loads = threadIdx.x == Config::kConsumerThreads;
+    if (loads) {
+      cute::prefetch_tma_descriptor(&weight_map);
+      cute::prefetch_tma_descriptor(&x_map);
+      prepare<Config>(shared);
+    }
+    __syncwarp();
+    NamedBarrier::arrive(Config::kThreads, kPrepared);
+    cutlass::arch::wait_on_dependent_grids();
+    if (loads) load<Config>(weight_map, x_map, shared, first, end, m0, n0);
+    __syncwarp();
+    cutlass::arch::launch_dependent_grids();
+    cute::cluster_sync();
+  } else {
+    const Share<Config> share(rank, splits);
+    NamedBarrier::sync(Config::kThreads, kPrepared);
+    cutlass::arch::wait_on_dependent_grids();
+    // Now, while the loads are under way.
+    const auto operands = load_operands<Functor, typename Config::Stored>(p.operands, n0 + share.column(), p.n,
+                                                                          cuda::OperandIndices<Functor>{});
+    multiply<Config>(shared, end - first);
+    cute::cluster_sync();
+    switch (splits) {
+      case 1:
+        finish<1, Functor>(p, shared, share, operands, m0, n0);
+        break;
+      case 2:
+        finish<2, Functor>(p, shared, share, operands, m0, n0);
+        break;
+      case 4:
+        finish<4, Functor>(p, shared, share, operands, m0, n0);
+        break;
+      default:
+        finish<8, Functor>(p, shared, share, operands, m0, n0);
+    }
+  }
+  // No CTA leaves while another may still read its sums.
+  if (splits > 1) cute::cluster_sync();
+}
+
+}  // namespace epigemm::sm90_swap_ab

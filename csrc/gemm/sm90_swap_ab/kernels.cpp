@@ -1,0 +1,8 @@
+#include "gemm/launch.h"
+#include "gemm/sm90_swap_ab/tiles.h"
+
+namespace epigemm::sm90_swap_ab {
+
+#include "gemm/sm90/unit_table.inc"
+
+}  // namespace epigemm::sm90_swap_ab

@@ -1,0 +1,82 @@
+// Launching a swap-AB kernel.
+#pragma once
+
+#include <utility>
+
+#include "gemm/grid.h"
+#include "gemm/sm90_swap_ab/kernel.cuh"
+#include "gemm/launch.h"
+#include "gemm/sm90/enqueue.h"
+
+namespace epigemm::sm90_swap_ab {
+
+// The element types of a unit, as torch stores them.
+namespace element {
+using float16 = __half;
+using bfloat16 = __nv_bfloat16;
+using tf32 = float;
+}  // namespace element
+
+template <class Stored>
+constexpr CUtensorMapDataType kMapType = CU_TENSOR_MAP_DATA_TYPE_TFLOAT32;
+template <>
+constexpr CUtensorMapDataType kMapType<__half> = CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
+template <>
+constexpr CUtensorMapDataType kMapType<__nv_bfloat16> = CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
+
+// Boxes of `box_rows` rows and one stage of columns; what lies beyond the matrix reads as zeros.
+template <class Stored>
+bool encode(CUtensorMap* map, Matrix const& matrix, int64_t rows, int64_t columns, int box_rows) {
+  const cuuint64_t sizes[] = {static_cast<cuuint64_t>(columns), static_cast<cuuint64_t>(rows)};
+  const cuuint64_t strides[] = {static_cast<cuuint64_t>(matrix.row_stride) * sizeof(Stored)};
+  const cuuint32_t box[] = {kTileKBytes / sizeof(Stored), static_cast<cuuint32_t>(box_rows)};
+  const cuuint32_t element_strides[] = {1, 1};
+  return cuTensorMapEncodeTiled(map, kMapType<Stored>, /*rank=*/2, matrix.data, sizes, strides, box, element_strides,
+                                CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+                                CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
+}
+
+template <class Functor, class Stored, int TileIndex>
+const char* launch_one(Problem const& problem, Plan const& plan) {
+  using Config = Config<Stored, TileIndex>;
+  CUtensorMap weight_map, x_map;
+  if (!encode<Stored>(&weight_map, problem.weight, problem.n, problem.k, Config::tile.n) ||
+      !encode<Stored>(&x_map, problem.x, problem.m, problem.k, Config::tile.m)) {
+    return "the driver refused a TMA descriptor";
+  }
+  Arguments arguments{problem.out.data,
+                      problem.out.row_stride,
+                      static_cast<int>(problem.m),
+                      static_cast<int>(problem.n),
+                      static_cast<int>(ceil_div(problem.k, Config::kTileK)),
+                      {}};
+  for (int i = 0; i < kMaxOperands; ++i) {
+    arguments.operands.data[i] = problem.operands[i].data;
+    arguments.operands.values[i] = static_cast<float>(problem.operands[i].value);
+  }
+  const auto tiles_m = static_cast<unsigned>(ceil_div(problem.m, Config::tile.m));
+  const auto tiles_n = static_cast<unsigned>(ceil_div(problem.n, Config::tile.n));
+  const auto splits = static_cast<unsigned>(plan.splits);
+  void* parameters[] = {&weight_map, &x_map, &arguments};
+  return sm90::enqueue<&kernel<Functor, Config>>({{splits, tiles_m, tiles_n},
+                                                  {Config::kThreads, 1, 1},
+                                                  /*cluster=*/{splits, 1, 1},
+                                                  /*shared_bytes=*/sizeof(typename Config::Shared),
+                                                  problem.device.index,
+                                                  problem.stream,
+                                                  /*dependent=*/true},
+                                                 parameters);
+}
+
+template <class Functor, class Stored, int... TileIndex>
+const char* launch_tile(Problem const& problem, Plan const& plan, std::integer_sequence<int, TileIndex...>) {
+  constexpr Launch launches[] = {&launch_one<Functor, Stored, TileIndex>...};
+  return launches[plan.tile](problem, plan);
+}
+
+template <class Functor, class Stored>
+const char* launch(Problem const& problem, Plan const& plan) {
+  return launch_tile<Functor, Stored>(problem, plan, std::make_integer_sequence<int, kTileCount>{});
+}
+
+}  // namespace epigemm::sm90_swap_ab

@@ -1,0 +1,165 @@
+// What the large tiles are expected to take. Fitted to random shapes on an H200 and an H100 (docs/tuning.md): the
+// median error is 4%, and the chosen plan takes 2% longer than the fastest on average. Apart from tiles.h, so that new
+// figures recompile the planner alone.
+//
+// time = fixed + rounds x (stages of K x step + epilogue), the first round's loads from memory beside its computation,
+// the later rounds' beside theirs. Times of computation are in clock cycles.
+#pragma once
+
+#include <algorithm>
+
+#include "gemm/planner/cost.h"
+#include "gemm/sm90_tma/tiles.h"
+
+namespace epigemm::sm90_tma {
+
+// One stage of K (128 bytes) of a whole tile, in cycles, its data at hand: 512 and 256 are what the tensor cores need
+// for the last two.
+constexpr double kStepCycles[] = {1170, 1160, 887, 887, 614, 326};
+
+// What depends on the element type and on the kind of epilogue.
+struct Cost {
+  double base_us;
+  double l2_bytes_per_cycle;  // a cluster's share of L2's bandwidth, with every place taken
+  double misaligned[4];       // factors of L2's bytes by alignment class of K
+  double outside;             // a row of a TMA box beyond the matrix, in bytes of L2 over those of a row inside
+  double throttling;          // sustained load lowers the clocks by up to this share
+  double hidden_writes;       // of the result's bytes, what competes with the loads of later rounds
+  double visible_writes;      // of a round's results, what the epilogue waits for
+  double epilogue_cycles[kTileCount];
+  double fixed_us[kTileCount];
+};
+
+constexpr Cost kCheapIn16Bits = {2.62,
+                                 74.1,
+                                 {1, 1.05, 1.14, 1.38},
+                                 2.16,
+                                 0.203,
+                                 0.217,
+                                 0.504,
+                                 {2290, 2310, 7680, 7350, 5390, 3660},
+                                 {4.74, 4.63, 2.05, 1.99, 2.37, 2.67}};
+constexpr Cost kTranscendentalIn16Bits = {1.95,
+                                          74.1,
+                                          {1, 1.05, 1.14, 1.38},
+                                          2.16,
+                                          0.203,
+                                          0.652,
+                                          0.238,
+                                          {7140, 7240, 18500, 18300, 11300, 6760},
+                                          {5.34, 5.21, 1.02, 0.922, 2.26, 2.78}};
+constexpr Cost kCheapInTF32 = {2.42,
+                               66.6,
+                               {1, 1.21, 1.24, 1.24},
+                               1.87,
+                               0,
+                               0.627,
+                               0.268,
+                               {3440, 3920, 13200, 13000, 8820, 4220},
+                               {5.25, 5.06, 0.272, 0.002, 1.26, 2.68}};
+constexpr Cost kTranscendentalInTF32 = {2.62,
+                                        66.6,
+                                        {1, 1.21, 1.24, 1.24},
+                                        1.87,
+                                        0,
+                                        0.480,
+                                        0.188,
+                                        {7140, 7240, 18500, 18300, 11300, 6760},
+                                        {5.34, 5.21, 1.02, 0.922, 2.26, 2.78}};
+
+static_assert(sizeof(kStepCycles) / sizeof(double) == kTileCount, "every tile needs its measured cost");
+
+inline const Cost& cost_of(const Problem& p) {
+  const bool is_16_bits = element_bytes(p.x.element) == 2;
+  if (cost::is_transcendental(p)) return is_16_bits ? kTranscendentalIn16Bits : kTranscendentalInTF32;
+  return is_16_bits ? kCheapIn16Bits : kCheapInTF32;
+}
+
+inline Grid grid_of(const Problem& p, const Tile& tile) {
+  return {ceil_div(ceil_div(p.m, tile.m), tile.cluster_m), ceil_div(ceil_div(p.n, tile.n), tile.cluster_n)};
+}
+
+// Bytes that come from device memory. Clusters are walked along the raster's axis, a strip of `swizzle` of them wide:
+// the operand of that axis is read once more for every strip, as far as L2 cannot hold it.
+struct Loads {
+  double all, first_round;
+};
+
+inline Loads loads_of(const Problem& p, const Plan& plan, const Grid& grid, double places) {
+  constexpr double kL2Bytes = 27.9e6, kMissed = 0.889;
+  using cost::as_double;
+  const double bytes = element_bytes(p.x.element);
+  const double x = bytes * as_double(p.m) * as_double(p.k), weight = bytes * as_double(p.n) * as_double(p.k);
+  const bool along_m = plan.raster == Raster::AlongM;
+  const double walked = along_m ? x : weight, other = along_m ? weight : x;
+  const double length = as_double(along_m ? grid.clusters_m : grid.clusters_n);
+  const double width = as_double(along_m ? grid.clusters_n : grid.clusters_m);
+  const double strip = std::min<double>(plan.swizzle, width);
+  const double strips_at_once = std::max(1.0, places / (length * strip));
+  const double passes = std::max(1.0, std::ceil(width / strip) / strips_at_once);
+  const double missed = kMissed * std::clamp(walked / kL2Bytes - 0.5, 0.0, 1.0);
+  const double all = walked * (1 + missed * (passes - 1)) + other;
+  const double touched = std::min(1.0, std::ceil(places / strip) / length) * walked +
+                         std::min(1.0, strip * std::ceil(places / (length * strip)) / width) * other;
+  return {all, std::min(all, touched)};
+}
+
+inline double microseconds(const Problem& p, const Plan& plan) {
+  constexpr double kClusterBytesPerCycle = 210, kMemoryFactor = 1.03, kMemoryMisaligned = 0.335;
+  constexpr double kIdleSpeedup = 0.0694, kPartialSpeedup = 0.0635, kAcrossCluster = 0.984;
+  constexpr double kMisalignedWrites = 0.506, kHalfThrottledUs = 1660;
+  using cost::as_double;
+  const Tile& tile = kTiles[plan.tile];
+  const Cost& c = cost_of(p);
+  const double m = as_double(p.m), n = as_double(p.n), bytes = element_bytes(p.x.element);
+  const Grid grid = grid_of(p, tile);
+  const double grid_m = as_double(grid.clusters_m), grid_n = as_double(grid.clusters_n);
+  const double padded_m = grid_m * tile.m * tile.cluster_m, padded_n = grid_n * tile.n * tile.cluster_n;
+  const cost::Rounds rounds =
+      cost::rounds_of(grid, plan.swizzle, tile.cluster_m * tile.cluster_n, p.device.multiprocessors);
+
+  // What a cluster fetches from L2 for one stage of K, on average.
+  const double misaligned = c.misaligned[cost::alignment_class(p.k * element_bytes(p.x.element))];
+  const double rows_outside = (padded_m - m) * tile.cluster_n / grid_m + (padded_n - n) * tile.cluster_m / grid_n;
+  const double fetched = kTileKBytes * (misaligned * (m / grid_m + n / grid_n) + c.outside * rows_outside);
+  const bool is_across = (plan.raster == Raster::AlongN) == (tile.cluster_m > tile.cluster_n);
+  const double inside = m * n / (padded_m * padded_n);
+  const double mma = kStepCycles[plan.tile] * (1 - kPartialSpeedup * (1 - inside));
+  const auto step = [&](double share) {  // with that share of the places at work
+    return cost::norm4(mma * (1 - kIdleSpeedup * (1 - share)),
+                       (is_across ? kAcrossCluster : 1) * fetched * share / c.l2_bytes_per_cycle,
+                       fetched / kClusterBytesPerCycle);
+  };
+
+  const double steps = as_double(ceil_div(p.k * element_bytes(p.x.element), kTileKBytes));
+  const double per_byte =
+      (1 + kMemoryMisaligned * (misaligned - 1)) * kMemoryFactor / cost::memory_bytes_per_cycle(p.device);
+  const double written = bytes * m * n;
+  const Loads loads = loads_of(p, plan, grid, rounds.places);
+  double mainloops = 0;
+  if (rounds.count == 1) {
+    mainloops = cost::norm4(steps * step(rounds.last), per_byte * loads.first_round);
+  } else {
+    const double later = loads.all - loads.first_round + c.hidden_writes * written * (1 - 1 / rounds.count);
+    mainloops = cost::norm4(steps * step(1), per_byte * loads.first_round) +
+                cost::norm4(steps * ((rounds.count - 2) * step(1) + step(rounds.last)), per_byte * later);
+  }
+
+  const bool are_writes_misaligned = cost::alignment_class(p.n * element_bytes(p.out.element)) == 3;
+  const double epilogue = c.epilogue_cycles[plan.tile] + c.visible_writes * written / rounds.count /
+                                                             cost::memory_bytes_per_cycle(p.device) *
+                                                             (1 + (are_writes_misaligned ? kMisalignedWrites : 0));
+  double cycles = mainloops + rounds.count * epilogue;
+  if (tile.schedule == Schedule::Pingpong) {
+    // One warpgroup's epilogue runs under the other's mainloop; each has every other tile.
+    const double of_one = mainloops / rounds.count;
+    const bool is_even = std::fmod(rounds.count, 2) == 0;
+    const double of_longer = std::ceil(rounds.count / 2) * (of_one + epilogue) + (is_even ? of_one : 0);
+    cycles = rounds.count == 1 ? mainloops + epilogue : std::max(mainloops + epilogue, of_longer);
+  }
+  const double us = cycles / p.device.clock_mhz;
+  const double busy = steps * rounds.count * kStepCycles[plan.tile] * inside / cycles;  // of the tensor cores' time
+  return c.base_us + c.fixed_us[plan.tile] + us * (1 + c.throttling * busy * busy * us / (us + kHalfThrottledUs));
+}
+
+}  // namespace epigemm::sm90_tma

@@ -1,0 +1,81 @@
+// The large tiles: CUTLASS's persistent kernels on the tensors as they are.
+#include "gemm/grid.h"
+#include "gemm/planner/family.h"
+#include "gemm/sm90/coverage.h"
+#include "gemm/sm90_tma/costs.h"
+#include "gemm/text.h"
+
+namespace epigemm::sm90_tma {
+namespace {
+
+// Walk across the direction in which the cluster lies: its CTAs already share one operand by multicast, neighbours in
+// the walk then share the other through L2.
+Plan plan_of(const Problem& problem, int index) {
+  const Tile& tile = kTiles[index];
+  const Raster raster = tile.cluster_m > tile.cluster_n ? Raster::AlongN : Raster::AlongM;
+  const int ctas = tile.cluster_m * tile.cluster_n;
+  return {FamilyId::sm90_tma, index, raster,
+          choose_swizzle(grid_of(problem, tile), ctas, problem.device.multiprocessors), /*splits=*/1};
+}
+
+class Tma final : public Family {
+ public:
+  bool computes(const Problem& problem) const override { return sm90::multiplies_as_stored(problem); }
+
+  std::string why_not_on(const Device& device) const override { return sm90::why_not_on(device); }
+
+  std::string why_not(const Problem& problem) const override {
+    std::string reason = sm90::why_not_on(problem.device);
+    return reason.empty() ? sm90::why_not_addressable(problem) : reason;
+  }
+
+  std::string why_not_planned(const Problem&, const Plan& plan) const override {
+    return plan.splits == 1 ? std::string() : text("splits must be 1 for a large tile, got ", plan.splits);
+  }
+
+  // A batch-invariant call has no other plan: docs/batch-invariance.md says what its long TF32 sums cost.
+  std::string why_not_accurate(const Problem& problem, const Plan&) const override {
+    if (problem.is_batch_invariant) return std::string();
+    return sm90::why_sums_are_too_long(problem, /*splits=*/1);
+  }
+
+  void for_each_candidate(const Problem& problem, const Visit& visit) const override {
+    for (int index = 0; index < kTileCount; ++index) {
+      const Plan plan = plan_of(problem, index);
+      visit({plan, sm90_tma::microseconds(problem, plan)});
+    }
+  }
+
+  double microseconds(const Problem& problem, const Plan& plan) const override {
+    return sm90_tma::microseconds(problem, plan);
+  }
+
+  Plan invariant_plan(const Problem& problem) const override { return plan_of(problem, kInvariantTile); }
+
+  int tile_count(Arithmetic) const override { return kTileCount; }
+
+  TileText describe(const Problem& problem, int index) const override {
+    const Tile& tile = kTiles[index];
+    return {tile.m,         tile.n,         kTileKBytes / element_bytes(problem.x.element),
+            tile.cluster_m, tile.cluster_n, schedule_name(tile.schedule)};
+  }
+
+  std::string fingerprint() const override {
+    std::string text;
+    for (const Tile& tile : kTiles) {
+      for (const int number : {tile.m, tile.n, tile.cluster_m, tile.cluster_n, static_cast<int>(tile.schedule)}) {
+        text += std::to_string(number) + ",";
+      }
+    }
+    return text;
+  }
+};
+
+}  // namespace
+
+const Family& family() {
+  static const Tma family;
+  return family;
+}
+
+}  // namespace epigemm::sm90_tma

@@ -1,0 +1,8 @@
+#include "gemm/launch.h"
+#include "gemm/sm90_tma/tiles.h"
+
+namespace epigemm::sm90_tma {
+
+#include "gemm/sm90/unit_table.inc"
+
+}  // namespace epigemm::sm90_tma

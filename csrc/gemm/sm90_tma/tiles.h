@@ -1,0 +1,42 @@
+// The tiles for which Hopper kernels exist. Adding one = adding a row here, and its measured cost in costs.h. Free
+// of CUTLASS, so that the planner can read them on a machine without a GPU.
+#pragma once
+
+#include "gemm/sm90/schedule.h"
+
+namespace epigemm::sm90_tma {
+
+using sm90::Schedule;
+
+struct Tile {
+  int m, n;  // output elements of one CTA; K per stage is always 128 bytes, the widest swizzle that TMA has
+  int cluster_m, cluster_n;
+  Schedule schedule;
+};
+
+constexpr Tile kTiles[] = {
+    // 128 accumulators a thread, the most that registers allow. The cluster's two CTAs along M share the weight tile by
+    // multicast. Ahead where K is long and the waves are few.
+    {128, 256, 2, 1, Schedule::Cooperative},
+    // The same transposed, for grids that it fills better; its two CTAs along N share the x tile.
+    {256, 128, 1, 2, Schedule::Cooperative},
+    // For grids whose last wave the 128-wide tiles would leave half empty.
+    {128, 192, 2, 1, Schedule::Pingpong},
+    // Large grids: the rate of the large tiles, with an epilogue that runs under the next tile's mainloop.
+    {192, 128, 1, 2, Schedule::Pingpong},
+    // The workhorse: nearly the large tiles' rate, and its epilogue runs under the next tile's mainloop.
+    {128, 128, 2, 1, Schedule::Pingpong},
+    // M up to 64, where a taller tile computes rows that nobody asked for, and small grids.
+    {64, 128, 1, 2, Schedule::Pingpong},
+};
+
+constexpr int kTileCount = sizeof(kTiles) / sizeof(kTiles[0]);
+
+// The tile of batch-invariant calls, whatever their M: near the best rate at many rows, and no taller than that needs.
+// Another one may change the last bits of results: to users that is a change of behaviour.
+constexpr int kInvariantTile = 4;
+static_assert(kTiles[kInvariantTile].m == 128 && kTiles[kInvariantTile].n == 128, "the 128x128 tile");
+
+constexpr int kTileKBytes = 128;
+
+}  // namespace epigemm::sm90_tma

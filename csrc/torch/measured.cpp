@@ -1,0 +1,88 @@
+// epigemm::_load_measured and _clear_measured: measured choices into the planner's tables.
+#include "gemm/planner/measured.h"
+
+#include "gemm/planner/planner.h"
+#include "torch/plans.h"
+
+namespace epigemm::binding {
+namespace {
+
+// What one row holds, in this order. The indices are those of the registry and of the enumerations.
+enum Column {
+  kEpilogue,
+  kElement,
+  kArithmetic,
+  kPacked,
+  kHasBias,
+  kTF32Allowed,
+  kM,
+  kN,
+  kK,
+  kFamily,
+  kTile,
+  kRaster,
+  kSwizzle,
+  kSplits,
+  kFusedNanoseconds,
+  kFallbackNanoseconds,
+  kColumns,
+};
+
+Problem problem_of(const int64_t* row) {
+  check(row[kEpilogue] >= 0 && row[kEpilogue] < kEpilogueCount, "rows: there is no epilogue ", row[kEpilogue]);
+  check(row[kElement] >= 0 && row[kElement] <= 2, "rows: there is no fused kernel for element ", row[kElement]);
+  check(row[kArithmetic] >= 0 && row[kArithmetic] <= 3, "rows: there is no arithmetic ", row[kArithmetic]);
+  check(row[kM] > 0 && row[kN] > 0 && row[kK] > 0, "rows: m, n and k must be positive, got ", row[kM], ", ", row[kN],
+        ", ", row[kK]);
+  const auto element = static_cast<ElementType>(row[kElement]);
+  check(element == ElementType::Float32 || row[kArithmetic] == static_cast<int64_t>(Arithmetic::IEEE),
+        "rows: only float32 has a choice of arithmetics");
+  Problem problem;
+  problem.epilogue = epilogues()[row[kEpilogue]].id;
+  problem.arithmetic = static_cast<Arithmetic>(row[kArithmetic]);
+  problem.m = row[kM];
+  problem.n = row[kN];
+  problem.k = row[kK];
+  problem.x.element = problem.weight.element = problem.out.element = element;
+  problem.out.row_stride = problem.n;
+  problem.has_bias = row[kHasBias] != 0;
+  problem.is_packed = row[kPacked] != 0;
+  problem.is_tf32_allowed = row[kTF32Allowed] != 0;
+  return problem;
+}
+
+measured::Choice choice_of(const Problem& problem, const int64_t* row) {
+  constexpr double kMicrosecond = 1e-3;
+  check(row[kFusedNanoseconds] > 0 && row[kFallbackNanoseconds] > 0, "rows: times must be positive");
+  measured::Choice choice;
+  choice.plan = forced_plan(problem, {row + kFamily, row + kSplits + 1});
+  choice.fused_microseconds = kMicrosecond * static_cast<double>(row[kFusedNanoseconds]);
+  choice.fallback_microseconds = kMicrosecond * static_cast<double>(row[kFallbackNanoseconds]);
+  return choice;
+}
+
+// Device -1: the rows are only checked.
+void load_measured(int64_t device, const std::vector<int64_t>& numbers) {
+  check(device >= -1 && device < measured::kMostDevices, "device must be the index of a CUDA device, got ", device);
+  check(numbers.size() % kColumns == 0, "rows must hold ", static_cast<int>(kColumns), " numbers each, got ",
+        numbers.size());
+  std::vector<measured::Row> rows;
+  for (std::size_t start = 0; start < numbers.size(); start += kColumns) {
+    const Problem problem = problem_of(&numbers[start]);
+    rows.emplace_back(measured::key_of(problem), choice_of(problem, &numbers[start]));
+  }
+  if (device >= 0) measured::load(static_cast<int>(device), rows);
+}
+
+void clear_measured(int64_t device) {
+  check(device >= 0 && device < measured::kMostDevices, "device must be the index of a CUDA device, got ", device);
+  measured::clear(static_cast<int>(device));
+}
+
+}  // namespace
+}  // namespace epigemm::binding
+
+STABLE_TORCH_LIBRARY_IMPL(epigemm, CompositeExplicitAutograd, m) {
+  m.impl("_load_measured", TORCH_BOX(&epigemm::binding::load_measured));
+  m.impl("_clear_measured", TORCH_BOX(&epigemm::binding::clear_measured));
+}

@@ -1,0 +1,318 @@
+"""Measured choices in the planner: which problems they decide, and that nothing runs that a kernel does not cover."""
+
+from __future__ import annotations
+
+import threading
+import timeit
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from epigemm import plans, tables
+from epigemm._native import build_info, ops
+from epigemm.tables import Entry
+
+DEVICE = 40  # of which no test machine has so many
+H200 = (90, 132, 1980, 4285000)
+TMA, SWAP_AB, FP16X3 = range(3)
+BASE = Entry(
+    "relu_div", "bfloat16", "ieee", False, True, False, 1024, 8192, 8192, (TMA, 3, 0, 2, 1), 100.0, 200.0
+)
+ON_PIECES = replace(BASE, dtype="float32", arithmetic="split", packed=True, plan=(FP16X3, 1, 0, 2, 1))
+FEW_ROWS = replace(BASE, m=16, plan=(SWAP_AB, 1, 0, 1, 4))
+KINDS = pytest.mark.parametrize(
+    "entry", [BASE, ON_PIECES, FEW_ROWS], ids=["large tiles", "pieces", "few rows"]
+)
+
+
+@pytest.fixture(autouse=True)
+def empty() -> Iterator[None]:
+    ops._clear_measured(DEVICE)
+    yield
+    ops._clear_measured(DEVICE)
+
+
+def ask(entry: Entry, m: int | None = None, *, device: int = DEVICE, **changed: Any) -> dict[str, Any]:
+    """What the planner says of the call that an entry is about, aligned, at `m` rows."""
+    return plans.ask(
+        entry.epilogue,
+        entry.m if m is None else m,
+        entry.n,
+        entry.k,
+        entry.dtype,
+        entry.arithmetic,
+        packed=entry.packed,
+        tf32_allowed=entry.tf32_allowed,
+        has_bias=entry.bias,
+        gpu=H200,
+        device=device,
+        **changed,
+    )
+
+
+def test_families_are_numbered_as_here() -> None:
+    assert list(build_info()["families"]) == ["sm90_tma", "sm90_swap_ab", "sm90_fp16x3"]
+
+
+@KINDS
+def test_a_measured_plan_is_taken(entry: Entry) -> None:
+    before = ask(entry)
+    assert before["source"] == "model"
+    tables.install(DEVICE, [entry])
+    plan = ask(entry)
+    assert plan["fused"] and plan["source"] == "cache"
+    assert plan["plan"] == list(entry.plan) == plan["candidates"][0]["plan"]
+    assert (plan["measured_us"], plan["fallback_measured_us"]) == (entry.fused_us, entry.torch_us)
+    assert plan["predicted_us"] > 0 and plan["fallback_us"] == before["fallback_us"]
+    assert ["measured_us" in candidate for candidate in plan["candidates"]].count(True) == 1
+    numbers = [tuple(candidate["plan"]) for candidate in plan["candidates"]]
+    assert len(set(numbers)) == len(numbers)
+    ops._clear_measured(DEVICE)
+    assert ask(entry) == before
+
+
+@KINDS
+def test_torchs_path_where_that_was_faster(entry: Entry) -> None:
+    tables.install(DEVICE, [replace(entry, torch_us=99.0)])
+    plan = ask(entry)
+    assert not plan["fused"] and plan["candidates"][0]["measured_us"] == 100.0
+    assert plan["why_not"] == "PyTorch's own path was measured to be faster (99 us against 100 us fused)"
+
+
+def test_a_fused_kernel_where_the_model_would_not_take_one() -> None:
+    entry = replace(ON_PIECES, m=1, n=512, k=512, packed=False)  # torch's one kernel is done first
+    assert not ask(entry)["fused"]
+    tables.install(DEVICE, [entry])
+    assert ask(entry)["fused"]
+
+
+@KINDS
+def test_a_choice_is_one_for_its_very_m(entry: Entry) -> None:
+    """It was measured there and nowhere else: a row more or less is left to the cost models."""
+    others = [m for m in (1, entry.m - 1, entry.m + 1, 2 * entry.m, entry.m // 2, 768) if m != entry.m]
+    before = {m: ask(entry, m) for m in others}
+    tables.install(DEVICE, [entry])
+    assert ask(entry)["source"] == "cache"
+    assert {m: ask(entry, m) for m in others} == before
+    assert {answer["source"] for answer in before.values()} == {"model"}
+
+
+def test_each_m_has_its_own_choice() -> None:
+    entries = [replace(BASE, m=m, plan=(TMA, m % 6, 0, 1, 1), fused_us=float(m)) for m in range(100, 130)]
+    tables.install(DEVICE, entries)
+    for entry in entries:
+        plan = ask(entry)
+        assert (tuple(plan["plan"]), plan["measured_us"]) == (entry.plan, entry.fused_us)
+    assert ask(BASE, 99)["source"] == ask(BASE, 130)["source"] == "model"
+
+
+def test_a_new_measurement_replaces_the_old_one() -> None:
+    """At once, and in any order of being asked and told."""
+    for plan, torch_us in (((TMA, 3, 0, 2, 1), 200.0), ((TMA, 2, 1, 1, 1), 200.0), ((TMA, 2, 1, 1, 1), 50.0)):
+        tables.install(DEVICE, [replace(BASE, plan=plan, torch_us=torch_us)])
+        answer = ask(BASE)
+        assert answer["fused"] == (torch_us > BASE.fused_us) and answer["source"] == "cache"
+        assert tuple(answer["candidates"][0]["plan"]) == plan
+
+
+def test_clearing_one_device_leaves_the_others() -> None:
+    for device in (DEVICE, DEVICE + 1):
+        tables.install(device, [BASE])
+    ops._clear_measured(DEVICE)
+    assert [ask(BASE, device=device)["source"] for device in (DEVICE, DEVICE + 1)] == ["model", "cache"]
+    ops._clear_measured(DEVICE + 1)
+
+
+def test_a_batch_invariant_call_takes_no_measured_choice() -> None:
+    """M would decide."""
+    for entry in (BASE, ON_PIECES):
+        before = ask(entry, invariant=True)
+        tables.install(DEVICE, [entry])
+        assert ask(entry, invariant=True) == before and before["source"] == "model"
+
+
+OTHERS: dict[str, dict[str, Any]] = {
+    "epilogue": {"epilogue": "sigmoid_scale_residual"},
+    "dtype": {"dtype": "float16"},
+    "n": {"n": 4096},
+    "k": {"k": 4096},
+    "m": {"m": 1023},
+}
+
+
+@pytest.mark.parametrize("changed", OTHERS.values(), ids=OTHERS)
+def test_other_calls_are_left_to_the_model(changed: dict[str, Any]) -> None:
+    tables.install(DEVICE, [BASE])
+    other = replace(BASE, **changed)
+    assert ask(other)["source"] == "model"
+
+
+@pytest.mark.parametrize(
+    "changed", [{"packed": False}, {"tf32_allowed": True}, {"arithmetic": "scaled"}], ids=str
+)
+def test_other_calls_on_pieces_are_left_to_the_model(changed: dict[str, Any]) -> None:
+    tables.install(DEVICE, [ON_PIECES])
+    assert ask(replace(ON_PIECES, **changed))["source"] == "model"
+
+
+def test_devices_are_told_apart() -> None:
+    tables.install(DEVICE, [BASE])
+    assert [ask(BASE, device=device)["source"] for device in (DEVICE, DEVICE + 1, 0, -1)] == [
+        "cache",
+        "model",
+        "model",
+        "model",
+    ]
+
+
+def test_a_bias_counts_where_torch_adds_the_relu_too() -> None:
+    entry = replace(BASE, epilogue="bias_relu")
+    tables.install(DEVICE, [entry])
+    assert ask(entry)["source"] == "cache"
+    assert ask(replace(entry, bias=False))["source"] == "model"
+    # Neither does a result with gaps between its rows get its ReLU from cuBLAS.
+    assert ask(entry, strides=(8192, 8192, 8200))["source"] == "model"
+    # Elsewhere torch's path is the same with and without one.
+    tables.install(DEVICE, [BASE])
+    assert ask(replace(BASE, bias=False))["source"] == "cache"
+
+
+@pytest.mark.parametrize(
+    "changed", [{"alignment": 8}, {"strides": (8193, 8192, 8192)}, {"strides": (8192, 8192, 8193)}], ids=str
+)
+def test_a_plan_never_runs_what_it_does_not_cover(changed: dict[str, Any]) -> None:
+    tables.install(DEVICE, [BASE])
+    plan = ask(BASE, **changed)
+    assert not plan["fused"] and "fused kernels need" in plan["why_not"]
+    assert plan["source"] == "model" and plan["candidates"] == []
+
+
+def test_a_measured_tf32_sum_that_is_too_long_does_not_run() -> None:
+    """cuBLAS splits such sums: one accumulator would be less accurate, however fast it was."""
+    entry = replace(BASE, dtype="float32", arithmetic="tf32", tf32_allowed=True, k=200_000)
+    tables.install(DEVICE, [entry])
+    plan = ask(entry)
+    assert not plan["fused"] and plan["source"] == "model" and "less accurate than cuBLAS" in plan["why_not"]
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        replace(BASE, plan=(TMA, 0, 0, 1, 2)),
+        replace(ON_PIECES, plan=(FP16X3, 0, 0, 1, 2)),
+        replace(FEW_ROWS, k=64, plan=(SWAP_AB, 1, 0, 1, 2)),
+    ],
+    ids=["large tiles", "pieces", "few rows"],
+)
+def test_a_split_that_cannot_be_does_not_run(entry: Entry) -> None:
+    """Of a kernel that does not split K, or of a K too short for it."""
+    tables.install(DEVICE, [entry])
+    plan = ask(entry)
+    assert plan["source"] == "model"
+    assert all(each["plan"] != list(entry.plan) for each in plan["candidates"])
+
+
+def test_accuracy_comes_before_a_measurement() -> None:
+    """Below K = 128 the split is not as accurate as fp32, however fast it was."""
+    entry = replace(ON_PIECES, k=64)
+    tables.install(DEVICE, [entry])
+    plan = ask(entry)
+    assert not plan["fused"] and "K = 64 is below 128" in plan["why_not"]
+
+
+WRONG: list[tuple[str, dict[str, Any], str]] = [
+    ("family", {"plan": (3, 0, 0, 1, 1)}, r"plan: family must be in 0\.\.2, got 3"),
+    ("negative family", {"plan": (-1, 0, 0, 1, 1)}, "plan: family must be in"),
+    ("another arithmetic's family", {"plan": (FP16X3, 0, 0, 1, 1)}, "sm90_fp16x3 does not multiply"),
+    ("tile", {"plan": (TMA, 1000, 0, 1, 1)}, r"plan: tile must be in 0\.\.5, got 1000"),
+    ("negative tile", {"plan": (TMA, -1, 0, 1, 1)}, "plan: tile must be in"),
+    ("raster", {"plan": (TMA, 0, 2, 1, 1)}, "plan: raster must be 0"),
+    ("swizzle", {"plan": (TMA, 0, 0, 9, 1)}, r"plan: swizzle must be in 1\.\.8, got 9"),
+    ("splits", {"plan": (SWAP_AB, 0, 0, 1, 3)}, "plan: splits must be 1, 2, 4 or 8, got 3"),
+    ("m", {"m": 0}, "m, n and k must be positive"),
+    ("n", {"n": 0}, "m, n and k must be positive"),
+    ("time", {"fused_us": 0.0}, "times must be positive"),
+    ("pieces", {"dtype": "float32", "arithmetic": "split"}, "sm90_tma does not multiply in this arithmetic"),
+    ("IEEE fp32", {"dtype": "float32"}, "sm90_tma does not multiply in this arithmetic"),
+]
+
+
+@pytest.mark.parametrize(("changed", "words"), [case[1:] for case in WRONG], ids=[case[0] for case in WRONG])
+def test_wrong_rows_are_refused_whole(changed: dict[str, Any], words: str) -> None:
+    with pytest.raises(RuntimeError, match=words):
+        tables.install(DEVICE, [BASE, replace(BASE, **changed)])
+    assert ask(BASE)["source"] == "model"
+
+
+def test_rows_are_checked_for_no_device_too() -> None:
+    """As a file is, before it is believed."""
+    tables.install(-1, [BASE])
+    assert ask(BASE, device=-1)["source"] == "model"
+    with pytest.raises(RuntimeError, match="tile must be in"):
+        tables.install(-1, [replace(BASE, plan=(TMA, 6, 0, 1, 1))])
+
+
+@pytest.mark.parametrize("device", [-2, 64, 2**40])
+def test_there_are_so_many_devices(device: int) -> None:
+    with pytest.raises(RuntimeError, match="device must be the index of a CUDA device"):
+        ops._load_measured(device, BASE.row())
+    for index in (device, -1):
+        with pytest.raises(RuntimeError, match="device must be the index of a CUDA device"):
+            ops._clear_measured(index)
+
+
+@given(rows=st.lists(st.integers(-(2**63), 2**63 - 1) | st.integers(-1, 9), max_size=40))
+def test_no_numbers_crash_it(rows: list[int]) -> None:
+    try:
+        ops._load_measured(DEVICE, rows)
+    except RuntimeError:
+        return
+    assert len(rows) % len(BASE.row()) == 0
+
+
+def test_the_fingerprint_is_one_of_the_tiles() -> None:
+    assert len(build_info()["tiles_fingerprint"]) == 16
+    assert int(build_info()["tiles_fingerprint"], 16) > 0
+
+
+def test_lookups_beside_loads() -> None:
+    """Threads that ask see a whole choice, the old one or the new one."""
+    choices = [
+        replace(BASE, plan=(TMA, 2, 1, 1, 1), fused_us=50.0),
+        replace(BASE, plan=(TMA, 3, 0, 2, 1), fused_us=60.0),
+    ]
+    tables.install(DEVICE, choices[:1])
+    expected = {(tuple(entry.plan), entry.fused_us) for entry in choices}
+    found: list[bool] = []
+    stop = threading.Event()
+
+    def look() -> None:
+        while not stop.is_set():
+            plan = ask(BASE)
+            found.append((tuple(plan["plan"]), plan["measured_us"]) in expected)
+
+    threads = [threading.Thread(target=look) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for i in range(300):
+        tables.install(DEVICE, [choices[i % 2]])
+    stop.set()
+    for thread in threads:
+        thread.join()
+    assert found and all(found)
+
+
+def test_asking_does_not_slow_down_with_the_table() -> None:
+    """A lookup is a hash, not a walk: 20000 choices cost a question no more than twice its time."""
+
+    def seconds() -> float:
+        return min(timeit.repeat(lambda: ask(BASE), number=100, repeat=7))
+
+    tables.install(DEVICE, [BASE])
+    few = seconds()
+    tables.install(DEVICE, [replace(BASE, n=8 * i, k=8) for i in range(1, 20001)])
+    assert seconds() < 2 * few

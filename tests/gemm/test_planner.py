@@ -1,0 +1,595 @@
+"""The planner: properties that refitted cost models must keep, exact reasons, no crash on anything."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from epigemm import plans
+from epigemm._native import build_info, ops
+from tests.support.cases import ELEMENTWISE, LINEAR
+
+H200 = (90, 132, 1980, 4285000)
+SWAP_AB = "sm90_swap_ab"
+
+
+@dataclass(frozen=True)
+class Query:
+    """A question to the planner: about a large aligned problem on an H200 unless said otherwise.
+
+    Against its epilogue torch needs two kernels.
+    """
+
+    epilogue: str = "relu_div"
+    m: int = 1024
+    n: int = 8192
+    k: int = 8192
+    x_row_stride: int | None = None
+    weight_row_stride: int | None = None
+    out_row_stride: int | None = None
+    alignment: int = 256
+    dtype: str = "bfloat16"
+    arithmetic: str = "ieee"
+    gpu: tuple[int, ...] = H200
+    has_bias: bool = True
+    packed: bool = False
+    tf32_allowed: bool = False
+    invariant: bool = False
+
+    def plan(self) -> dict[str, Any]:
+        return plans.ask(
+            self.epilogue,
+            self.m,
+            self.n,
+            self.k,
+            self.dtype,
+            self.arithmetic,
+            packed=self.packed,
+            tf32_allowed=self.tf32_allowed,
+            has_bias=self.has_bias,
+            invariant=self.invariant,
+            strides=(
+                self.k if self.x_row_stride is None else self.x_row_stride,
+                self.k if self.weight_row_stride is None else self.weight_row_stride,
+                self.n if self.out_row_stride is None else self.out_row_stride,
+            ),
+            alignment=self.alignment,
+            gpu=self.gpu,
+        )
+
+
+FUSED_TYPES = [("float16", "ieee"), ("bfloat16", "ieee"), ("float32", "tf32")]
+ALL_TYPES = [*FUSED_TYPES, ("float32", "split"), ("float32", "scaled")]
+ROWS = [1, 2, 8, 16, 17, 63, 64, 65, 96, 127, 128, 129, 200, 256, 512, 1000, 1024, 4096, 16384, 100000]
+SIZES = [(8192, 8192), (4096, 4096), (512, 1024), (1024, 256), (28672, 8192), (128, 8192), (8192, 64)]
+
+
+def tile_size(plan: dict[str, Any]) -> tuple[int, int]:
+    m, n, _ = (int(part) for part in plan["tile"].split("x"))
+    return m, n
+
+
+def cluster_size(plan: dict[str, Any]) -> tuple[int, int]:
+    m, n = (int(part) for part in plan["cluster"].split("x")[:2])
+    return m, n
+
+
+def grid(plan: dict[str, Any], m: int, n: int) -> tuple[int, int]:
+    """Clusters that cover the output along M and along N."""
+    (tile_m, tile_n), (cluster_m, cluster_n) = tile_size(plan), cluster_size(plan)
+    return math.ceil(m / (tile_m * cluster_m)), math.ceil(n / (tile_n * cluster_n))
+
+
+def padding(plan: dict[str, Any], m: int, n: int) -> float:
+    """Clusters walked in vain: CUTLASS rounds the grid up to strips of `swizzle` clusters along both axes."""
+    clusters = grid(plan, m, n)
+    padded = [math.ceil(count / plan["swizzle"]) * plan["swizzle"] for count in clusters]
+    return float(padded[0] * padded[1] / (clusters[0] * clusters[1]) - 1)
+
+
+def assert_candidate_well_formed(candidate: dict[str, Any], query: Query) -> None:
+    family, tile, raster, swizzle, splits = candidate["plan"]
+    families = build_info()["families"]
+    assert list(families)[family] == candidate["family"]
+    kind = query.arithmetic if query.arithmetic in ("split", "scaled") else "tf32"
+    assert 0 <= tile < families[candidate["family"]][kind]
+    assert ["along_m", "along_n"][raster] == candidate["raster"]
+    assert swizzle == candidate["swizzle"] and swizzle in {1, 2, 4, 8}
+    assert splits == candidate["splits"]
+    assert splits in ({1, 2, 4, 8} if candidate["family"] == SWAP_AB else {1})
+    assert splits < 8 or tile_size(candidate)[1] < 256, "a long reduction"
+    assert splits <= math.ceil(query.k / int(candidate["tile"].split("x")[2])), "a CTA without a part of K"
+    assert math.isfinite(candidate["predicted_us"]) and candidate["predicted_us"] > 0
+
+
+def assert_well_formed(plan: dict[str, Any], query: Query) -> None:
+    assert plan["fused"] is True and plan["why_not"] == "" == plan["why_not_covered"]
+    assert plan["source"] == "model"
+    assert math.isfinite(plan["fallback_us"]) and plan["fallback_us"] > 0
+    assert (plan["schedule"] == "swap-AB") == (plan["family"] == SWAP_AB)
+    assert_candidate_well_formed(plan, query)
+    for candidate in plan["candidates"]:
+        assert_candidate_well_formed(candidate, query)
+    times = [candidate["predicted_us"] for candidate in plan["candidates"]]
+    assert times == sorted(times) and times[0] == plan["predicted_us"], (
+        "the pick is not the fastest candidate"
+    )
+    assert plan["candidates"][0]["plan"] == plan["plan"]
+    numbers = [tuple(candidate["plan"]) for candidate in plan["candidates"]]
+    assert len(set(numbers)) == len(numbers)
+    assert plan["family"] == SWAP_AB or padding(plan, query.m, query.n) <= 0.5, plan
+
+
+@pytest.mark.parametrize("epilogue", LINEAR)
+@pytest.mark.parametrize(("dtype", "arithmetic"), FUSED_TYPES)
+def test_large_aligned_problems_fuse(epilogue: str, dtype: str, arithmetic: str) -> None:
+    for m in (4096, 16384):
+        query = Query(epilogue=epilogue, m=m, k=1024, dtype=dtype, arithmetic=arithmetic)
+        plan = query.plan()
+        if epilogue in {"bias", "bias_relu"} and not plan["fused"]:  # PyTorch's GEMM does all of it
+            assert "adds a bias" in plan["why_not"]
+        else:
+            assert_well_formed(plan, query)
+
+
+@pytest.mark.parametrize("m", ROWS)
+@pytest.mark.parametrize(("n", "k"), SIZES)
+def test_plans_are_well_formed(m: int, n: int, k: int) -> None:
+    for dtype, arithmetic in FUSED_TYPES:
+        query = Query(m=m, n=n, k=k, dtype=dtype, arithmetic=arithmetic)
+        plan = query.plan()
+        if plan["fused"]:
+            assert_well_formed(plan, query)
+        else:
+            assert plan["why_not"]
+
+
+@pytest.mark.parametrize(("n", "k"), SIZES)
+def test_a_relu_behind_a_bias_is_no_second_kernel(n: int, k: int) -> None:
+    """cuBLAS applies both, where there is a bias and the result has no gaps between its rows."""
+    for m in ROWS:
+        query = Query(epilogue="bias_relu", m=m, n=n, k=k)
+        bias, relu, bare = (
+            replace(query, epilogue="bias").plan(),
+            query.plan(),
+            replace(query, has_bias=False).plan(),
+        )
+        assert max(relu["fallback_us"], bias["fallback_us"]) < bare["fallback_us"]
+        gaps = replace(query, out_row_stride=n + 8).plan()["fallback_us"]
+        assert (gaps > relu["fallback_us"]) == (m > 1)
+        if not relu["fused"]:
+            assert "adds a bias and ReLU itself" in relu["why_not"]
+
+
+def test_long_tf32_sums_are_split_or_left_to_cublas() -> None:
+    for m, k in [(16, 16384), (512, 16384), (4096, 32768), (64, 200_000)]:
+        plan = Query(m=m, n=512, k=k, dtype="float32", arithmetic="tf32").plan()
+        for candidate in plan["candidates"]:
+            assert k / candidate["splits"] <= 4096, candidate
+        assert plan["fused"] or plan["why_not"]
+    assert (
+        "less accurate than cuBLAS" in Query(k=200_000, dtype="float32", arithmetic="tf32").plan()["why_not"]
+    )
+    assert any(
+        c["splits"] == 1 for c in Query(k=12288, dtype="float32", arithmetic="tf32").plan()["candidates"]
+    )
+    assert any(c["splits"] == 1 for c in Query(k=200_000).plan()["candidates"]), (
+        "16 bits round more than that"
+    )
+
+
+# Torch's one kernel is done before ours have split the operands.
+TINY = Query(epilogue="bias", m=8, n=512, k=512, dtype="float32", arithmetic="split")
+
+
+AT_LEAST_AS_FAST = "is expected to be at least as fast"
+NO_SURE_GAIN = "is not expected to be slower by more than the predictions' error"
+TWO_KERNELS = "PyTorch's GEMM with one elementwise kernel"
+ONE_KERNEL = {
+    "bias": "PyTorch's GEMM, which adds a bias itself,",
+    "bias_relu": "PyTorch's GEMM, which adds a bias and ReLU itself,",
+}
+TIMES = r"\(([\d.e+]+) us against ([\d.e+]+) us fused"
+SEE_PACK = ", of which the weight takes its share at every call: see pack"
+
+
+def assert_slower_in_words(query: Query, plan: dict[str, Any]) -> str:
+    """Which of the two reasons it is, the whole of its words checked."""
+    assert not plan["fused"] and plan["source"] == "model" and "tile" not in plan and "plan" not in plan
+    assert plan["why_not_covered"] == ""
+    fused, fallback = plan["candidates"][0]["predicted_us"], plan["fallback_us"]
+    in_tf32 = query.tf32_allowed or query.arithmetic == "tf32"
+    one_kernel = query.epilogue in ONE_KERNEL and ops._is_fallback_one_kernel(
+        query.m, query.n, query.k, query.dtype, in_tf32, query.gpu, -1
+    )
+    what = ONE_KERNEL[query.epilogue] if one_kernel else TWO_KERNELS
+    gain = NO_SURE_GAIN if fallback > fused else AT_LEAST_AS_FAST
+    share = SEE_PACK if query.arithmetic == "split" and not query.packed else ""
+    told = re.fullmatch(rf"{re.escape(f'{what} {gain} ')}{TIMES}{share}\)", plan["why_not"])
+    assert told, plan["why_not"]
+    assert [float(time) for time in told.groups()] == pytest.approx([fallback, fused], rel=1e-3)
+    return gain
+
+
+@pytest.mark.parametrize("k", [256, 512])
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("epilogue", [*ONE_KERNEL, "relu_div"])
+def test_candidates_are_told_where_torch_is_expected_to_be_faster(
+    epilogue: str, packed: bool, k: int
+) -> None:
+    """From K = 512 on the bias is a kernel of its own here: cuBLAS splits K for the plain product alone."""
+    query = replace(TINY, epilogue=epilogue, packed=packed, k=k)
+    plan = query.plan()
+    assert assert_slower_in_words(query, plan) == AT_LEAST_AS_FAST
+    assert plan["why_not"].startswith(TWO_KERNELS if k == 512 else ONE_KERNEL.get(epilogue, TWO_KERNELS))
+    assert ("see pack" in plan["why_not"]) == (not packed)
+    assert Query(dtype="float64").plan()["candidates"] == []
+
+
+@pytest.mark.parametrize("types", ALL_TYPES, ids="-".join)
+def test_a_gain_below_the_predictions_error_is_told_as_that(types: tuple[str, str]) -> None:
+    """Wherever a kernel could run and does not, the words go with the times; both kinds of words occur."""
+    gains: list[str] = []
+    for epilogue in (*ONE_KERNEL, "relu_div"):
+        for m in (1, 16, 64, 256, 1024, 4096):
+            for n, k in (*SIZES, (512, 512)):
+                query = Query(epilogue, m, n, k, dtype=types[0], arithmetic=types[1])
+                query = replace(query, tf32_allowed=types[1] == "scaled")
+                plan = query.plan()
+                if not plan["fused"] and "expected" in plan["why_not"]:
+                    gains.append(assert_slower_in_words(query, plan))
+    assert set(gains) == {AT_LEAST_AS_FAST, NO_SURE_GAIN}
+
+
+# By a third and more: SGEMM is slow, and where K is short a second kernel is half of the time.
+WINS = {
+    "fp32 on pieces": Query(dtype="float32", arithmetic="split"),
+    "fp32 on pieces, packed": Query(dtype="float32", arithmetic="split", packed=True),
+    "TF32": Query(m=16384, k=1024, dtype="float32", arithmetic="tf32"),
+    "bf16": Query(m=16384, k=1024),
+    "fp16": Query(m=16384, k=1024, dtype="float16"),
+}
+
+
+@pytest.mark.parametrize("query", WINS.values(), ids=WINS)
+def test_what_is_faster_by_far_is_fused(query: Query) -> None:
+    plan = query.plan()
+    assert plan["fused"] and plan["predicted_us"] < plan["fallback_us"]
+    assert_well_formed(plan, query)
+
+
+@pytest.mark.parametrize("m", [1, 2, 8, 15, 16, 17, 31, 32, 33, 48, 63, 64, 65, 100, 128])
+@pytest.mark.parametrize("types", ALL_TYPES, ids="-".join)
+def test_no_candidate_is_taller_than_needed(m: int, types: tuple[str, str]) -> None:
+    """Neither is half of a tile empty where a lower one does, nor does a weight stream by more often than twice."""
+    for n, k in ((8192, 8192), (512, 1024)):
+        plan = Query(m=m, n=n, k=k, dtype=types[0], arithmetic=types[1]).plan()
+        assert plan["candidates"]
+        for candidate in plan["candidates"]:
+            rows = tile_size(candidate)[0]
+            if candidate["family"] == SWAP_AB:
+                assert rows == 16 or rows < 2 * m, candidate
+                assert rows >= 64 or m <= 2 * rows, candidate
+            if "transposed" in candidate["schedule"]:
+                assert m <= (2 * rows if rows == 16 else rows), candidate
+
+
+@pytest.mark.parametrize("types", FUSED_TYPES, ids="-".join)
+def test_wide_swap_ab_tiles_are_not_split_in_eight(types: tuple[str, str]) -> None:
+    """Their reduction takes longer than predicted; in four they are split, and narrower ones in eight."""
+    found = set()
+    for m in ROWS:
+        for n, k in SIZES:
+            plan = Query(m=m, n=n, k=k, dtype=types[0], arithmetic=types[1]).plan()
+            swap_ab = [each for each in plan["candidates"] if each["family"] == SWAP_AB]
+            found |= {(*tile_size(each), each["splits"]) for each in swap_ab}
+    assert {(m, 256, splits) for m in (64, 128) for splits in (1, 2, 4)} <= found
+    assert {(64, 128, 8), (128, 128, 8)} <= found
+    assert not {(64, 256, 8), (128, 256, 8)} & found
+
+
+def test_swizzle_never_pads_the_main_shapes() -> None:
+    """A swizzle that does not divide the grid walks empty tiles: measured, a factor of 2.8 at M = 1024."""
+    for m, n, k in [(1024, 8192, 8192), (16384, 4096, 4096), (8192, 8192, 8192), (4096, 4096, 4096)]:
+        for dtype, arithmetic in FUSED_TYPES:
+            for plan in Query(m=m, n=n, k=k, dtype=dtype, arithmetic=arithmetic).plan()["candidates"][:4]:
+                assert plan["family"] == SWAP_AB or padding(plan, m, n) <= 0.04, plan
+
+
+@pytest.mark.parametrize("m", [1, 8, 16, 32, 64])
+def test_small_m_never_takes_256_rows(m: int) -> None:
+    for n, k in [(8192, 8192), (4096, 4096), (28672, 8192)]:
+        assert tile_size(Query(m=m, n=n, k=k).plan()["candidates"][0])[0] < 256
+
+
+def test_the_main_shapes_do_not_take_the_small_tile() -> None:
+    for m, n, k in [(1024, 8192, 8192), (16384, 4096, 4096), (8192, 8192, 8192)]:
+        tile_m, tile_n = tile_size(Query(m=m, n=n, k=k).plan()["candidates"][0])
+        assert tile_m * tile_n >= 128 * 128
+
+
+@pytest.mark.parametrize("types", ALL_TYPES, ids="-".join)
+def test_predicted_time_grows_with_the_problem(types: tuple[str, str]) -> None:
+    """Doubling M, N or K of a large problem can not be predicted to take less time, nor above 2.5 times as much."""
+    base = Query(m=2048, n=4096, k=4096, dtype=types[0], arithmetic=types[1])
+    times = times_of(base)
+    for larger in (replace(base, m=4096), replace(base, n=8192), replace(base, k=8192)):
+        for time, more in zip(times, times_of(larger), strict=True):
+            assert time <= more <= 2.5 * time
+
+
+def times_of(query: Query) -> tuple[float, float]:
+    """Of the fastest fused kernel, and of the fallback."""
+    plan = query.plan()
+    return float(plan["candidates"][0]["predicted_us"]), float(plan["fallback_us"])
+
+
+@pytest.mark.parametrize("types", ALL_TYPES, ids="-".join)
+@pytest.mark.parametrize(("n", "k"), SIZES)
+def test_more_rows_take_no_less_time(n: int, k: int, types: tuple[str, str]) -> None:
+    """But for what tiles and waves do, which is little."""
+    query = Query(n=n, k=k, dtype=types[0], arithmetic=types[1])
+    if types[1] == "split" and k < 128:
+        assert "below 128" in query.plan()["why_not"]
+        return
+    fused, fallback = zip(*(times_of(replace(query, m=m)) for m in ROWS), strict=True)
+    for times, least in ((fused, 0.9), (fallback, 0.7)):  # cuBLAS has other kernels for few rows
+        assert all(more >= least * less for less, more in pairwise(times)), times
+        assert times[-1] > 4 * times[0]
+
+
+def test_predicted_time_of_the_main_shape_is_plausible() -> None:
+    """2 M N K operations at between 1/4 of an H200's dense bf16 peak and the peak itself (989 TFLOP/s)."""
+    at_peak = 2 * 1024 * 8192 * 8192 / 989e12 * 1e6
+    assert all(at_peak <= time <= 4 * at_peak for time in times_of(Query()))
+
+
+def test_a_row_takes_as_long_as_its_weight_streams() -> None:
+    """One row: the weight's bytes at between a third of the memory's bandwidth and all of it."""
+    at_peak = 2 * 8192 * 8192 / H200[3]
+    assert all(at_peak <= 1.1 * time <= 3 * at_peak for time in times_of(Query(m=1)))
+
+
+def test_the_choice_is_a_pure_function() -> None:
+    for m in ROWS:
+        assert Query(m=m).plan() == Query(m=m).plan()
+
+
+# --- devices that are described --------------------------------------------------------------------------------------
+
+
+def test_an_unknown_speed_is_assumed_and_said() -> None:
+    for types in ALL_TYPES:
+        query = Query(dtype=types[0], arithmetic=types[1])
+        known, unknown = query.plan(), replace(query, gpu=H200[:2]).plan()
+        assert known["is_speed_assumed"] is False and unknown["is_speed_assumed"] is True
+        assert len(unknown["candidates"]) == len(known["candidates"]) > 0
+    for part in ((1980, 0), (0, 4285000), (0, 0)):
+        assert Query(gpu=(*H200[:2], *part)).plan()["is_speed_assumed"] is True
+    assert Query(gpu=(90, 132, 0, 0)).plan() == Query(gpu=(90, 132)).plan()
+
+
+def times_by_plan(answer: dict[str, Any]) -> dict[tuple[int, ...], float]:
+    """Each candidate's time, and the fallback's as that of ()."""
+    times = {tuple(each["plan"]): float(each["predicted_us"]) for each in answer["candidates"]}
+    return {**times, (): float(answer["fallback_us"])}
+
+
+@given(
+    m=st.integers(1, 20000),
+    n=st.integers(1, 2000).map(lambda n: 8 * n),
+    k=st.integers(16, 2000).map(lambda k: 8 * k),
+    types=st.sampled_from([*ALL_TYPES, ("float32", "ieee"), ("float64", "ieee")]),
+    gpu=st.sampled_from([H200, (90, 114, 1755, 1800000), (90, 78, 1500, 3500000)]),
+    epilogue=st.sampled_from(LINEAR),
+)
+def test_a_faster_device_takes_no_longer(
+    m: int, n: int, k: int, types: tuple[str, str], gpu: tuple[int, int, int, int], epilogue: str
+) -> None:
+    query = Query(epilogue=epilogue, m=m, n=n, k=k, dtype=types[0], arithmetic=types[1], gpu=gpu)
+    capability, multiprocessors, clock, bandwidth = gpu
+    times = times_by_plan(query.plan())
+    for faster in (
+        (capability, multiprocessors, clock, 2 * bandwidth),
+        (capability, multiprocessors, 2 * clock, bandwidth),
+    ):
+        other = times_by_plan(replace(query, gpu=faster).plan())
+        assert set(other) == set(times), "what is worth a look is no matter of speed"
+        for plan, time in times.items():
+            assert other[plan] <= time * (1 + 1e-5), (faster, plan)  # as written: six digits
+
+
+@pytest.mark.parametrize("gpu", [(90,), (90, 132, 1980), (90, 132, 1980, 4285000, 1)], ids=str)
+def test_a_device_is_described_by_two_or_four_numbers(gpu: tuple[int, ...]) -> None:
+    with pytest.raises(RuntimeError, match="gpu must be empty or"):
+        Query(gpu=gpu).plan()
+
+
+@pytest.mark.parametrize("multiprocessors", [0, -1, 65537, 2**32 + 132])
+def test_a_device_has_multiprocessors(multiprocessors: int) -> None:
+    message = f"multiprocessors must be in 1..65536, got {multiprocessors}$"
+    with pytest.raises(RuntimeError, match=message):
+        Query(gpu=(90, multiprocessors)).plan()
+    with pytest.raises(RuntimeError, match=message):
+        ops._is_fallback_one_kernel(16, 8192, 8192, "float32", False, (90, multiprocessors), -1)
+
+
+def test_a_device_may_have_any_number_of_multiprocessors() -> None:
+    for multiprocessors in (1, 65536):
+        assert Query(gpu=(90, multiprocessors)).plan()["candidates"]
+
+
+@pytest.mark.parametrize("device", [-2, 64, 2**31, 2**32])
+def test_a_device_has_an_index(device: int) -> None:
+    message = f"device must be the index of a CUDA device or -1, got {device}$"
+    with pytest.raises(RuntimeError, match=message):
+        plans.ask("bias", 1, 8, 8, "bfloat16", "ieee", gpu=H200, device=device)
+    with pytest.raises(RuntimeError, match=message):
+        ops._is_fallback_one_kernel(1, 8, 8, "bfloat16", False, H200, device)
+
+
+def test_the_last_index_of_a_device() -> None:
+    assert plans.ask("bias", 1, 8, 8, "bfloat16", "ieee", gpu=H200, device=63)["source"] == "model"
+
+
+def test_nothing_is_known_of_no_device() -> None:
+    plan = Query(gpu=()).plan()
+    assert not plan["fused"] and plan["why_not"] == "the tensors are not on a CUDA device"
+
+
+# --- refusals --------------------------------------------------------------------------------------------------------
+
+
+REFUSED: list[tuple[str, Query, list[str]]] = [
+    ("fp64", Query(dtype="float64"), ["float64"]),
+    ("ieee fp32", Query(dtype="float32", arithmetic="ieee"), ["IEEE fp32"]),
+    ("before Hopper", Query(gpu=(80, 108)), ["9.0", "8.0"]),
+    ("after Hopper", Query(gpu=(100, 148)), ["9.0", "10.0"]),
+    ("not a CUDA device", Query(gpu=(0, 1)), ["CUDA"]),
+    ("odd K", Query(k=8191), ["8191", "16 bytes"]),
+    ("odd N", Query(n=8191), ["8191", "16 bytes"]),
+    ("K of 12 elements in bf16", Query(k=12), ["12", "16 bytes"]),
+    ("misaligned pointer", Query(alignment=8), ["aligned to 8 bytes", "16"]),
+    ("odd stride of x", Query(x_row_stride=8193), ["x", "8193"]),
+    ("odd stride of weight", Query(weight_row_stride=8193), ["weight", "8193"]),
+    ("odd stride of out", Query(out_row_stride=8193), ["out", "8193"]),
+    ("no rows", Query(m=0), ["empty", "M = 0"]),
+    ("no columns", Query(n=0), ["empty", "N = 0"]),
+    ("no K", Query(k=0), ["empty", "K = 0"]),
+]
+
+
+@pytest.mark.parametrize(
+    ("query", "words"), [case[1:] for case in REFUSED], ids=[case[0] for case in REFUSED]
+)
+def test_why_not(query: Query, words: list[str]) -> None:
+    plan = query.plan()
+    assert plan["fused"] is False and plan["candidates"] == []
+    assert plan["why_not"] == plan["why_not_covered"], "no kernel can run it"
+    for word in words:
+        assert word in plan["why_not"], plan["why_not"]
+
+
+@pytest.mark.parametrize(
+    ("query", "why_not"),
+    [
+        (
+            Query(gpu=(80, 108)),
+            "fused kernels exist for compute capability 9.0 (Hopper); this device has 8.0",
+        ),
+        (
+            Query(alignment=8),
+            "x, weight or out starts at an address aligned to 8 bytes; fused kernels need 16",
+        ),
+        (
+            Query(k=8191),
+            "K = 8191 elements are 16382 bytes; fused kernels need rows of a multiple of 16 bytes",
+        ),
+        (
+            Query(dtype="float64"),
+            "fused kernels exist for float16, bfloat16 and float32 (as TF32), not for float64",
+        ),
+        (Query(epilogue="sigmoid"), "epilogue 'sigmoid' has no GEMM kernels"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_what_several_families_refuse_is_said_once(query: Query, why_not: str) -> None:
+    assert query.plan()["why_not"] == why_not
+
+
+@pytest.mark.parametrize(
+    ("query", "words"),
+    [
+        (Query(dtype="float32", arithmetic="tf32", k=200_000), "less accurate than cuBLAS"),
+        (Query(dtype="float32", arithmetic="split", k=127), "K = 127 is below 128"),
+        (TINY, "expected to be at least as fast"),
+    ],
+    ids=["long sums", "short sums", "slower"],
+)
+def test_what_a_kernel_can_run_is_told_apart(query: Query, words: str) -> None:
+    """Forced or batch-invariant it runs though the planner would not take it."""
+    plan = query.plan()
+    assert not plan["fused"] and words in plan["why_not"] and plan["why_not_covered"] == ""
+
+
+@pytest.mark.parametrize("epilogue", [name for name in ELEMENTWISE if name not in LINEAR])
+def test_elementwise_only_epilogues_have_no_fused_kernel(epilogue: str) -> None:
+    plan = Query(epilogue=epilogue).plan()
+    assert plan["fused"] is False and epilogue in plan["why_not"]
+
+
+def test_a_reason_names_the_first_obstacle_only_when_there_is_one() -> None:
+    plan = WINS["bf16"].plan()
+    assert plan["why_not"] == plan["why_not_covered"] == ""
+
+
+@pytest.mark.parametrize(
+    ("change", "match"),
+    [
+        ({"epilogue": "no_such"}, "no_such"),
+        ({"dtype": "int8"}, "int8"),
+        ({"arithmetic": "tf33"}, "tf33"),
+    ],
+)
+def test_unknown_names_are_errors(change: dict[str, str], match: str) -> None:
+    with pytest.raises(RuntimeError, match=match):
+        replace(Query(), **change).plan()  # type: ignore[arg-type]
+
+
+ANY = st.integers(-(2**63), 2**63 - 1) | st.integers(-2, 70000)
+SIZE = st.integers(0, 40000) | st.integers(0, 2**31 - 1)
+
+
+def no_constant(name: str) -> float:
+    raise AssertionError(f"{name} in an answer")
+
+
+@given(
+    values=st.tuples(ANY, ANY, ANY, ANY, ANY, ANY, ANY),
+    types=st.sampled_from([*ALL_TYPES, ("float32", "ieee"), ("float64", "ieee")]),
+    flags=st.tuples(*[st.booleans()] * 4),
+    gpu=st.lists(ANY, max_size=5) | st.tuples(st.just(90), ANY, ANY, ANY).map(list),
+)
+def test_no_numbers_crash_it(
+    values: tuple[int, ...], types: tuple[str, str], flags: tuple[bool, ...], gpu: list[int]
+) -> None:
+    """Nonsense is answered: by a reason, or by a RuntimeError, never by a signal or by nonsense."""
+    m, n, k, *strides, alignment = values
+    try:
+        text = torch.ops.epigemm._plan("bias", m, n, k, strides, alignment, *types, *flags, gpu, -1)
+    except RuntimeError:
+        return
+    plan = json.loads(text, parse_constant=no_constant)
+    assert plan["fused"] or plan["why_not"]
+    if min(values[:3]) < 1:
+        assert not plan["fused"]
+
+
+@given(
+    m=SIZE,
+    n=SIZE,
+    k=SIZE,
+    types=st.sampled_from(ALL_TYPES),
+    multiprocessors=st.sampled_from([1, 78, 114, 132]),
+    packed=st.booleans(),
+)
+def test_any_sensible_size_gets_a_sensible_answer(
+    m: int, n: int, k: int, types: tuple[str, str], multiprocessors: int, packed: bool
+) -> None:
+    gpu = (90, multiprocessors)
+    query = Query(m=m, n=n, k=k, dtype=types[0], arithmetic=types[1], gpu=gpu, packed=packed)
+    plan = query.plan()
+    if plan["fused"]:
+        assert_well_formed(plan, query)
+    else:
+        assert plan["why_not"]
+    assert plan["why_not"] or not plan["why_not_covered"]

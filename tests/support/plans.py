@@ -1,0 +1,20 @@
+"""Plans as the native operators take them: family, tile, raster, swizzle and splits."""
+
+from __future__ import annotations
+
+from epigemm._native import build_info
+
+TMA, SWAP_AB, FP16X3 = "sm90_tma", "sm90_swap_ab", "sm90_fp16x3"
+
+FAMILIES: dict[str, dict[str, int]] = build_info()["families"]
+"""How many tiles each family has, by arithmetic; 16-bit types count as "tf32"."""
+
+
+def numbers(family: str, tile: int = 0, raster: int = 0, swizzle: int = 1, splits: int = 1) -> list[int]:
+    """The plan by its family's name."""
+    return [list(FAMILIES).index(family), tile, raster, swizzle, splits]
+
+
+def tile_count(family: str, arithmetic: str) -> int:
+    """How many tiles this build can launch: none without the GEMM kernels."""
+    return FAMILIES[family].get(arithmetic, 0) if build_info()["gemm_kernels"] else 0
