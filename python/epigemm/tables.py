@@ -145,6 +145,20 @@ def cache_path(gpu: str) -> Path:
     return cache_dir() / f"{slug(gpu)}-{info['version']}-{info['tiles_fingerprint']}-{FORMAT}.json"
 
 
+def _outdated(path: Path, gpu: str) -> Path | None:
+    """Where this build has no cache: the one that another version, or a build of other kernels, has left."""
+    if path.exists():
+        return None
+    start = f"{slug(gpu)}-"
+    # A version begins with digits and a point: "nvidia-h100-80gb-hbm3-..." is not of an "NVIDIA H100".
+    others = (
+        each
+        for each in path.parent.glob(f"{start}*.json")
+        if re.match(r"\d+\.\d", each.name.removeprefix(start))
+    )
+    return max(others, default=None)
+
+
 # --- reading and writing ---------------------------------------------------------------------------------------------
 
 
@@ -229,6 +243,11 @@ def load(device: int) -> None:
         install(device, read(path, gpu).values())
     except (OSError, ValueError, RuntimeError) as error:
         _warn_once(path, f"the measured choices in {path} are ignored: {_first_line(error)}")
+    if (outdated := _outdated(path, gpu)) is not None:
+        _warn_once(
+            path,
+            f"the measured choices in {outdated} are ignored: another version or other kernels left them",
+        )
 
 
 def install(device: int, entries: Iterable[Entry]) -> None:

@@ -333,6 +333,32 @@ def test_a_copied_file_of_another_gpu_gives_no_plan(
     assert len(caught) == 1 and source(ENTRY) == "model"
 
 
+@pytest.mark.parametrize("name", ["0.0.9-0123456789abcdef-2", "0.1.0-14b677e7e7353d3d-1"])
+def test_a_cache_of_another_version_is_ignored_with_one_warning(
+    cache: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Until there are measurements of this build."""
+    tables.merge(cache, GPU, [ENTRY])
+    left = cache.rename(cache.with_name(f"{tables.slug(GPU)}-{name}.json"))
+    with pytest.warns(RuntimeWarning, match=f"{left.name} are ignored") as caught:
+        repeat(lambda: tables.load(DEVICE))
+    assert len(caught) == 1 and source(ENTRY) == "model"
+    tables.merge(cache, GPU, [ENTRY])
+    monkeypatch.setattr(tables, "_warned", set())
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        tables.load(DEVICE)
+    assert source(ENTRY) == "cache"
+
+
+def test_a_cache_of_another_gpu_is_no_outdated_one(cache: Path) -> None:
+    tables.merge(cache.with_name(f"{tables.slug(GPU)}-80gb-hbm3-0.1.0-0123456789abcdef-2.json"), GPU, [ENTRY])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        tables.load(DEVICE)
+    assert source(ENTRY) == "model"
+
+
 def test_bytes_that_are_no_text(cache: Path) -> None:
     cache.parent.mkdir(parents=True)
     cache.write_bytes(b"\xff\xfe\x00")
