@@ -65,7 +65,7 @@ def checked_use(pack: str) -> str:
 
 @functools.lru_cache(maxsize=8192)
 def pack_bytes(rows: int, columns: int, pieces: int) -> int:
-    """Bytes of a [rows, columns] matrix in pieces, as csrc/gemm/split/layout.h lays it out.
+    """Bytes of a [rows, columns] matrix in pieces, as csrc/gemm/sm90_fp16x3/layout.h lays it out.
 
     Scales and facts of the rows, then the pieces, each section of whole 256 bytes.
     """

@@ -241,9 +241,11 @@ def load(device: int) -> None:
     path = cache_path(gpu)
     try:
         install(device, read(path, gpu).values())
+        outdated = _outdated(path, gpu)
     except (OSError, ValueError, RuntimeError) as error:
         _warn_once(path, f"the measured choices in {path} are ignored: {_first_line(error)}")
-    if (outdated := _outdated(path, gpu)) is not None:
+        return
+    if outdated is not None:
         _warn_once(
             path,
             f"the measured choices in {outdated} are ignored: another version or other kernels left them",

@@ -45,7 +45,7 @@ class Setup(NamedTuple):
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; 0 where the table was written."""
+    """Run the command; 0 where the file was written."""
     options = _parser().parse_args(arguments)
     device = torch.device("cuda", options.device)
     why_not = "torch sees no CUDA device" if not torch.cuda.is_available() else ""
@@ -174,7 +174,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--output", type=Path, help="the file (default: the cache of this user)")
     parser.add_argument(
-        "--again", action="store_true", help="measure what the table holds too; its other choices stay"
+        "--again", action="store_true", help="measure what the file holds too; its other choices stay"
     )
     parser.add_argument("--time-budget", type=float, default=float("inf"), help="seconds (default: no limit)")
     parser.add_argument("--device", type=int, default=0, help="index of the CUDA device (default 0)")

@@ -351,6 +351,14 @@ def test_a_cache_of_another_version_is_ignored_with_one_warning(
     assert source(ENTRY) == "cache"
 
 
+def test_a_path_that_cannot_be_looked_at(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No call fails for it."""
+    monkeypatch.setenv("EPIGEMM_CACHE_DIR", str(cache.parent.parent / ("x" * 300)))
+    with pytest.warns(RuntimeWarning, match="are ignored"):
+        tables.load(DEVICE)
+    assert source(ENTRY) == "model"
+
+
 def test_a_cache_of_another_gpu_is_no_outdated_one(cache: Path) -> None:
     tables.merge(cache.with_name(f"{tables.slug(GPU)}-80gb-hbm3-0.1.0-0123456789abcdef-2.json"), GPU, [ENTRY])
     with warnings.catch_warnings():
