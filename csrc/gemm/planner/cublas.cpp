@@ -37,7 +37,7 @@ struct TensorCost {
   double writes;                     // of the result's bytes, beside the loads'
   double misaligned_writes;          // factor where N is of alignment class 3
   double lone_sharing;               // factor of L2's bytes where CTAs run in step: one round, K in whole lines
-  double last_writes;                // of a round's results, what the end waits for
+  double last_writes;                // share of the last round's writes that nothing hides
 };
 
 constexpr TensorCost kBias16 = {6.25, 149,   350, 31.8,  0.153, {1, 1, 1.01, 1.17}, 3280, 0.991, 0.114, 1.77,

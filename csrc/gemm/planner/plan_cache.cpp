@@ -46,7 +46,7 @@ Cache& cache() {
   return cache;
 }
 
-// A device that is only described is none that the index tells apart from others.
+// Described devices all have the index -1: the key could not tell them apart.
 bool is_remembered(const Problem& problem) { return problem.device.index >= 0; }
 
 }  // namespace

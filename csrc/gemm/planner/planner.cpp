@@ -90,7 +90,7 @@ double least_gain(const Problem& p, double fallback_us) {
   constexpr double kShortUs = 20;
   constexpr int64_t kVeryShortK = 264, kShortKOnSlices = 600, kFewRows = 32;
   const bool is_short = fallback_us < kShortUs;
-  // The weight streams by in whole lines: predicted best, and rather too slow than too fast.
+  // Few rows, and a weight in whole lines: the models are most accurate here, and err towards too slow.
   const bool is_streaming =
       p.m <= kFewRows && cost::alignment_class(p.k * element_bytes(p.weight.element)) == 0 && p.k >= kVeryShortK;
   switch (p.arithmetic) {
@@ -181,8 +181,10 @@ std::string why_not_fused(const Problem& problem) {
 }
 
 std::string why_not_planned(const Problem& problem, const Plan& plan) {
+  if (!plan.is_fused()) return "the plan is the fallback's";
   const Family& family = family_of(plan.family);
   if (!family.computes(problem)) return text(family_name(plan.family), " does not multiply in this arithmetic");
+  if (std::string reason = family.why_not(problem); !reason.empty()) return reason;
   return family.why_not_planned(problem, plan);
 }
 

@@ -16,7 +16,8 @@ std::string why_not_covered(const Problem& problem);
 // Empty when, besides, a fused kernel is as accurate as the arithmetic promises.
 std::string why_not_accurate(const Problem& problem);
 
-// Empty when, besides, it was measured, or else is expected, to be at least as fast as the fallback.
+// Empty when, besides, it was measured to be at least as fast as the fallback, or else is expected to be faster by the
+// margin that the models' errors ask for.
 std::string why_not_fused(const Problem& problem);
 
 // Empty when a covered problem can run under this plan.
