@@ -117,6 +117,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     }
     print(json.dumps(summary))
     about = environment.describe(torch.device("cuda", 0), options.trees)
+    about["command"][1:3] = ["tools/measure_tune.py"]
     options.output.mkdir(parents=True, exist_ok=True)
     record = {"environment": about, "seed": options.seed, "summary": summary, "calls": calls}
     (options.output / "tune.json").write_text(json.dumps(record, indent=2) + "\n")

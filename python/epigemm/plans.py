@@ -60,7 +60,7 @@ def no_gemm_kernels() -> str:
 
 
 def gpu_numbers(device: int) -> tuple[int, ...]:
-    """A device for `ask`: empty, for the planner reads what it needs from the device itself."""
+    """A device for `ask`: empty, for the planner reads it from CUDA. Tests describe another GPU in its place."""
     return ()
 
 
