@@ -1,132 +1,33 @@
-"""The planner: properties that refitted cost models must keep, exact reasons, no crash on anything."""
+"""The planner: properties that refitted cost models must keep."""
 
 from __future__ import annotations
 
-import json
-import math
 import re
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from epigemm import plans
-from epigemm._native import build_info, ops
-from tests.support.cases import ELEMENTWISE, LINEAR
-
-H200 = (90, 132, 1980, 4285000)
-SWAP_AB = "sm90_swap_ab"
-
-
-@dataclass(frozen=True)
-class Query:
-    """A question to the planner: about a large aligned problem on an H200 unless said otherwise.
-
-    Against its epilogue torch needs two kernels.
-    """
-
-    epilogue: str = "relu_div"
-    m: int = 1024
-    n: int = 8192
-    k: int = 8192
-    x_row_stride: int | None = None
-    weight_row_stride: int | None = None
-    out_row_stride: int | None = None
-    alignment: int = 256
-    dtype: str = "bfloat16"
-    arithmetic: str = "ieee"
-    gpu: tuple[int, ...] = H200
-    has_bias: bool = True
-    packed: bool = False
-    tf32_allowed: bool = False
-    invariant: bool = False
-
-    def plan(self) -> dict[str, Any]:
-        return plans.ask(
-            self.epilogue,
-            self.m,
-            self.n,
-            self.k,
-            self.dtype,
-            self.arithmetic,
-            packed=self.packed,
-            tf32_allowed=self.tf32_allowed,
-            has_bias=self.has_bias,
-            invariant=self.invariant,
-            strides=(
-                self.k if self.x_row_stride is None else self.x_row_stride,
-                self.k if self.weight_row_stride is None else self.weight_row_stride,
-                self.n if self.out_row_stride is None else self.out_row_stride,
-            ),
-            alignment=self.alignment,
-            gpu=self.gpu,
-        )
-
-
-FUSED_TYPES = [("float16", "ieee"), ("bfloat16", "ieee"), ("float32", "tf32")]
-ALL_TYPES = [*FUSED_TYPES, ("float32", "split"), ("float32", "scaled")]
-ROWS = [1, 2, 8, 16, 17, 63, 64, 65, 96, 127, 128, 129, 200, 256, 512, 1000, 1024, 4096, 16384, 100000]
-SIZES = [(8192, 8192), (4096, 4096), (512, 1024), (1024, 256), (28672, 8192), (128, 8192), (8192, 64)]
-
-
-def tile_size(plan: dict[str, Any]) -> tuple[int, int]:
-    m, n, _ = (int(part) for part in plan["tile"].split("x"))
-    return m, n
-
-
-def cluster_size(plan: dict[str, Any]) -> tuple[int, int]:
-    m, n = (int(part) for part in plan["cluster"].split("x")[:2])
-    return m, n
-
-
-def grid(plan: dict[str, Any], m: int, n: int) -> tuple[int, int]:
-    """Clusters that cover the output along M and along N."""
-    (tile_m, tile_n), (cluster_m, cluster_n) = tile_size(plan), cluster_size(plan)
-    return math.ceil(m / (tile_m * cluster_m)), math.ceil(n / (tile_n * cluster_n))
-
-
-def padding(plan: dict[str, Any], m: int, n: int) -> float:
-    """Clusters walked in vain: CUTLASS rounds the grid up to strips of `swizzle` clusters along both axes."""
-    clusters = grid(plan, m, n)
-    padded = [math.ceil(count / plan["swizzle"]) * plan["swizzle"] for count in clusters]
-    return float(padded[0] * padded[1] / (clusters[0] * clusters[1]) - 1)
-
-
-def assert_candidate_well_formed(candidate: dict[str, Any], query: Query) -> None:
-    family, tile, raster, swizzle, splits = candidate["plan"]
-    families = build_info()["families"]
-    assert list(families)[family] == candidate["family"]
-    kind = query.arithmetic if query.arithmetic in ("split", "scaled") else "tf32"
-    assert 0 <= tile < families[candidate["family"]][kind]
-    assert ["along_m", "along_n"][raster] == candidate["raster"]
-    assert swizzle == candidate["swizzle"] and swizzle in {1, 2, 4, 8}
-    assert splits == candidate["splits"]
-    assert splits in ({1, 2, 4, 8} if candidate["family"] == SWAP_AB else {1})
-    assert splits < 8 or tile_size(candidate)[1] < 256, "a long reduction"
-    assert splits <= math.ceil(query.k / int(candidate["tile"].split("x")[2])), "a CTA without a part of K"
-    assert math.isfinite(candidate["predicted_us"]) and candidate["predicted_us"] > 0
-
-
-def assert_well_formed(plan: dict[str, Any], query: Query) -> None:
-    assert plan["fused"] is True and plan["why_not"] == "" == plan["why_not_covered"]
-    assert plan["source"] == "model"
-    assert math.isfinite(plan["fallback_us"]) and plan["fallback_us"] > 0
-    assert (plan["schedule"] == "swap-AB") == (plan["family"] == SWAP_AB)
-    assert_candidate_well_formed(plan, query)
-    for candidate in plan["candidates"]:
-        assert_candidate_well_formed(candidate, query)
-    times = [candidate["predicted_us"] for candidate in plan["candidates"]]
-    assert times == sorted(times) and times[0] == plan["predicted_us"], (
-        "the pick is not the fastest candidate"
-    )
-    assert plan["candidates"][0]["plan"] == plan["plan"]
-    numbers = [tuple(candidate["plan"]) for candidate in plan["candidates"]]
-    assert len(set(numbers)) == len(numbers)
-    assert plan["family"] == SWAP_AB or padding(plan, query.m, query.n) <= 0.5, plan
+from epigemm._native import ops
+from tests.gemm.query import (
+    ALL_TYPES,
+    FUSED_TYPES,
+    H200,
+    ROWS,
+    SIZES,
+    SWAP_AB,
+    TINY,
+    WINS,
+    Query,
+    assert_well_formed,
+    padding,
+    tile_size,
+)
+from tests.support.cases import LINEAR
 
 
 @pytest.mark.parametrize("epilogue", LINEAR)
@@ -188,7 +89,6 @@ def test_long_tf32_sums_are_split_or_left_to_cublas() -> None:
 
 
 # Torch's one kernel is done before ours have split the operands.
-TINY = Query(epilogue="bias", m=8, n=512, k=512, dtype="float32", arithmetic="split")
 
 
 AT_LEAST_AS_FAST = "is expected to be at least as fast"
@@ -251,13 +151,6 @@ def test_a_gain_below_the_predictions_error_is_told_as_that(types: tuple[str, st
 
 
 # By a third and more: SGEMM is slow, and where K is short a second kernel is half of the time.
-WINS = {
-    "fp32 on pieces": Query(dtype="float32", arithmetic="split"),
-    "fp32 on pieces, packed": Query(dtype="float32", arithmetic="split", packed=True),
-    "TF32": Query(m=16384, k=1024, dtype="float32", arithmetic="tf32"),
-    "bf16": Query(m=16384, k=1024),
-    "fp16": Query(m=16384, k=1024, dtype="float16"),
-}
 
 
 @pytest.mark.parametrize("query", WINS.values(), ids=WINS)
@@ -444,152 +337,3 @@ def test_the_last_index_of_a_device() -> None:
 def test_nothing_is_known_of_no_device() -> None:
     plan = Query(gpu=()).plan()
     assert not plan["fused"] and plan["why_not"] == "the tensors are not on a CUDA device"
-
-
-# --- refusals --------------------------------------------------------------------------------------------------------
-
-
-REFUSED: list[tuple[str, Query, list[str]]] = [
-    ("fp64", Query(dtype="float64"), ["float64"]),
-    ("ieee fp32", Query(dtype="float32", arithmetic="ieee"), ["IEEE fp32"]),
-    ("before Hopper", Query(gpu=(80, 108)), ["9.0", "8.0"]),
-    ("after Hopper", Query(gpu=(100, 148)), ["9.0", "10.0"]),
-    ("not a CUDA device", Query(gpu=(0, 1)), ["CUDA"]),
-    ("odd K", Query(k=8191), ["8191", "16 bytes"]),
-    ("odd N", Query(n=8191), ["8191", "16 bytes"]),
-    ("K of 12 elements in bf16", Query(k=12), ["12", "16 bytes"]),
-    ("misaligned pointer", Query(alignment=8), ["aligned to 8 bytes", "16"]),
-    ("odd stride of x", Query(x_row_stride=8193), ["x", "8193"]),
-    ("odd stride of weight", Query(weight_row_stride=8193), ["weight", "8193"]),
-    ("odd stride of out", Query(out_row_stride=8193), ["out", "8193"]),
-    ("no rows", Query(m=0), ["empty", "M = 0"]),
-    ("no columns", Query(n=0), ["empty", "N = 0"]),
-    ("no K", Query(k=0), ["empty", "K = 0"]),
-]
-
-
-@pytest.mark.parametrize(
-    ("query", "words"), [case[1:] for case in REFUSED], ids=[case[0] for case in REFUSED]
-)
-def test_why_not(query: Query, words: list[str]) -> None:
-    plan = query.plan()
-    assert plan["fused"] is False and plan["candidates"] == []
-    assert plan["why_not"] == plan["why_not_covered"], "no kernel can run it"
-    for word in words:
-        assert word in plan["why_not"], plan["why_not"]
-
-
-@pytest.mark.parametrize(
-    ("query", "why_not"),
-    [
-        (
-            Query(gpu=(80, 108)),
-            "fused kernels exist for compute capability 9.0 (Hopper); this device has 8.0",
-        ),
-        (
-            Query(alignment=8),
-            "x, weight or out starts at an address aligned to 8 bytes; fused kernels need 16",
-        ),
-        (
-            Query(k=8191),
-            "K = 8191 elements are 16382 bytes; fused kernels need rows of a multiple of 16 bytes",
-        ),
-        (
-            Query(dtype="float64"),
-            "fused kernels exist for float16, bfloat16 and float32 (as TF32), not for float64",
-        ),
-        (Query(epilogue="sigmoid"), "epilogue 'sigmoid' has no GEMM kernels"),
-    ],
-    ids=lambda value: value if isinstance(value, str) else "",
-)
-def test_what_several_families_refuse_is_said_once(query: Query, why_not: str) -> None:
-    assert query.plan()["why_not"] == why_not
-
-
-@pytest.mark.parametrize(
-    ("query", "words"),
-    [
-        (Query(dtype="float32", arithmetic="tf32", k=200_000), "less accurate than cuBLAS"),
-        (Query(dtype="float32", arithmetic="split", k=127), "K = 127 is below 128"),
-        (TINY, "expected to be at least as fast"),
-    ],
-    ids=["long sums", "short sums", "slower"],
-)
-def test_what_a_kernel_can_run_is_told_apart(query: Query, words: str) -> None:
-    """Forced or batch-invariant it runs though the planner would not take it."""
-    plan = query.plan()
-    assert not plan["fused"] and words in plan["why_not"] and plan["why_not_covered"] == ""
-
-
-@pytest.mark.parametrize("epilogue", [name for name in ELEMENTWISE if name not in LINEAR])
-def test_elementwise_only_epilogues_have_no_fused_kernel(epilogue: str) -> None:
-    plan = Query(epilogue=epilogue).plan()
-    assert plan["fused"] is False and epilogue in plan["why_not"]
-
-
-def test_a_reason_names_the_first_obstacle_only_when_there_is_one() -> None:
-    plan = WINS["bf16"].plan()
-    assert plan["why_not"] == plan["why_not_covered"] == ""
-
-
-@pytest.mark.parametrize(
-    ("change", "match"),
-    [
-        ({"epilogue": "no_such"}, "no_such"),
-        ({"dtype": "int8"}, "int8"),
-        ({"arithmetic": "tf33"}, "tf33"),
-    ],
-)
-def test_unknown_names_are_errors(change: dict[str, str], match: str) -> None:
-    with pytest.raises(RuntimeError, match=match):
-        replace(Query(), **change).plan()  # type: ignore[arg-type]
-
-
-ANY = st.integers(-(2**63), 2**63 - 1) | st.integers(-2, 70000)
-SIZE = st.integers(0, 40000) | st.integers(0, 2**31 - 1)
-
-
-def no_constant(name: str) -> float:
-    raise AssertionError(f"{name} in an answer")
-
-
-@given(
-    values=st.tuples(ANY, ANY, ANY, ANY, ANY, ANY, ANY),
-    types=st.sampled_from([*ALL_TYPES, ("float32", "ieee"), ("float64", "ieee")]),
-    flags=st.tuples(*[st.booleans()] * 4),
-    gpu=st.lists(ANY, max_size=5) | st.tuples(st.just(90), ANY, ANY, ANY).map(list),
-)
-def test_no_numbers_crash_it(
-    values: tuple[int, ...], types: tuple[str, str], flags: tuple[bool, ...], gpu: list[int]
-) -> None:
-    """Nonsense is answered: by a reason, or by a RuntimeError, never by a signal or by nonsense."""
-    m, n, k, *strides, alignment = values
-    try:
-        text = torch.ops.epigemm._plan("bias", m, n, k, strides, alignment, *types, *flags, gpu, -1)
-    except RuntimeError:
-        return
-    plan = json.loads(text, parse_constant=no_constant)
-    assert plan["fused"] or plan["why_not"]
-    if min(values[:3]) < 1:
-        assert not plan["fused"]
-
-
-@given(
-    m=SIZE,
-    n=SIZE,
-    k=SIZE,
-    types=st.sampled_from(ALL_TYPES),
-    multiprocessors=st.sampled_from([1, 78, 114, 132]),
-    packed=st.booleans(),
-)
-def test_any_sensible_size_gets_a_sensible_answer(
-    m: int, n: int, k: int, types: tuple[str, str], multiprocessors: int, packed: bool
-) -> None:
-    gpu = (90, multiprocessors)
-    query = Query(m=m, n=n, k=k, dtype=types[0], arithmetic=types[1], gpu=gpu, packed=packed)
-    plan = query.plan()
-    if plan["fused"]:
-        assert_well_formed(plan, query)
-    else:
-        assert plan["why_not"]
-    assert plan["why_not"] or not plan["why_not_covered"]

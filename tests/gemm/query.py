@@ -1,0 +1,128 @@
+"""A question to the planner, for the tests of its answers."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from epigemm import plans
+from epigemm._native import build_info
+
+H200 = (90, 132, 1980, 4285000)
+SWAP_AB = "sm90_swap_ab"
+
+
+@dataclass(frozen=True)
+class Query:
+    """A question to the planner: about a large aligned problem on an H200 unless said otherwise.
+
+    Against its epilogue torch needs two kernels.
+    """
+
+    epilogue: str = "relu_div"
+    m: int = 1024
+    n: int = 8192
+    k: int = 8192
+    x_row_stride: int | None = None
+    weight_row_stride: int | None = None
+    out_row_stride: int | None = None
+    alignment: int = 256
+    dtype: str = "bfloat16"
+    arithmetic: str = "ieee"
+    gpu: tuple[int, ...] = H200
+    has_bias: bool = True
+    packed: bool = False
+    tf32_allowed: bool = False
+    invariant: bool = False
+
+    def plan(self) -> dict[str, Any]:
+        return plans.ask(
+            self.epilogue,
+            self.m,
+            self.n,
+            self.k,
+            self.dtype,
+            self.arithmetic,
+            packed=self.packed,
+            tf32_allowed=self.tf32_allowed,
+            has_bias=self.has_bias,
+            invariant=self.invariant,
+            strides=(
+                self.k if self.x_row_stride is None else self.x_row_stride,
+                self.k if self.weight_row_stride is None else self.weight_row_stride,
+                self.n if self.out_row_stride is None else self.out_row_stride,
+            ),
+            alignment=self.alignment,
+            gpu=self.gpu,
+        )
+
+
+FUSED_TYPES = [("float16", "ieee"), ("bfloat16", "ieee"), ("float32", "tf32")]
+ALL_TYPES = [*FUSED_TYPES, ("float32", "split"), ("float32", "scaled")]
+ROWS = [1, 2, 8, 16, 17, 63, 64, 65, 96, 127, 128, 129, 200, 256, 512, 1000, 1024, 4096, 16384, 100000]
+SIZES = [(8192, 8192), (4096, 4096), (512, 1024), (1024, 256), (28672, 8192), (128, 8192), (8192, 64)]
+TINY = Query(epilogue="bias", m=8, n=512, k=512, dtype="float32", arithmetic="split")
+WINS = {
+    "fp32 on pieces": Query(dtype="float32", arithmetic="split"),
+    "fp32 on pieces, packed": Query(dtype="float32", arithmetic="split", packed=True),
+    "TF32": Query(m=16384, k=1024, dtype="float32", arithmetic="tf32"),
+    "bf16": Query(m=16384, k=1024),
+    "fp16": Query(m=16384, k=1024, dtype="float16"),
+}
+
+
+def tile_size(plan: dict[str, Any]) -> tuple[int, int]:
+    m, n, _ = (int(part) for part in plan["tile"].split("x"))
+    return m, n
+
+
+def cluster_size(plan: dict[str, Any]) -> tuple[int, int]:
+    m, n = (int(part) for part in plan["cluster"].split("x")[:2])
+    return m, n
+
+
+def grid(plan: dict[str, Any], m: int, n: int) -> tuple[int, int]:
+    """Clusters that cover the output along M and along N."""
+    (tile_m, tile_n), (cluster_m, cluster_n) = tile_size(plan), cluster_size(plan)
+    return math.ceil(m / (tile_m * cluster_m)), math.ceil(n / (tile_n * cluster_n))
+
+
+def padding(plan: dict[str, Any], m: int, n: int) -> float:
+    """Clusters walked in vain: CUTLASS rounds the grid up to strips of `swizzle` clusters along both axes."""
+    clusters = grid(plan, m, n)
+    padded = [math.ceil(count / plan["swizzle"]) * plan["swizzle"] for count in clusters]
+    return float(padded[0] * padded[1] / (clusters[0] * clusters[1]) - 1)
+
+
+def assert_candidate_well_formed(candidate: dict[str, Any], query: Query) -> None:
+    family, tile, raster, swizzle, splits = candidate["plan"]
+    families = build_info()["families"]
+    assert list(families)[family] == candidate["family"]
+    kind = query.arithmetic if query.arithmetic in ("split", "scaled") else "tf32"
+    assert 0 <= tile < families[candidate["family"]][kind]
+    assert ["along_m", "along_n"][raster] == candidate["raster"]
+    assert swizzle == candidate["swizzle"] and swizzle in {1, 2, 4, 8}
+    assert splits == candidate["splits"]
+    assert splits in ({1, 2, 4, 8} if candidate["family"] == SWAP_AB else {1})
+    assert splits < 8 or tile_size(candidate)[1] < 256, "a long reduction"
+    assert splits <= math.ceil(query.k / int(candidate["tile"].split("x")[2])), "a CTA without a part of K"
+    assert math.isfinite(candidate["predicted_us"]) and candidate["predicted_us"] > 0
+
+
+def assert_well_formed(plan: dict[str, Any], query: Query) -> None:
+    assert plan["fused"] is True and plan["why_not"] == "" == plan["why_not_covered"]
+    assert plan["source"] == "model"
+    assert math.isfinite(plan["fallback_us"]) and plan["fallback_us"] > 0
+    assert (plan["schedule"] == "swap-AB") == (plan["family"] == SWAP_AB)
+    assert_candidate_well_formed(plan, query)
+    for candidate in plan["candidates"]:
+        assert_candidate_well_formed(candidate, query)
+    times = [candidate["predicted_us"] for candidate in plan["candidates"]]
+    assert times == sorted(times) and times[0] == plan["predicted_us"], (
+        "the pick is not the fastest candidate"
+    )
+    assert plan["candidates"][0]["plan"] == plan["plan"]
+    numbers = [tuple(candidate["plan"]) for candidate in plan["candidates"]]
+    assert len(set(numbers)) == len(numbers)
+    assert plan["family"] == SWAP_AB or padding(plan, query.m, query.n) <= 0.5, plan
