@@ -217,14 +217,11 @@ def misplaced(result: Tensor, exact: Exact, relative: float) -> int:
     return int(misplaced_entries(result, exact, relative).sum())
 
 
-def misplaced_by_us(
-    ours: Product, rival: Product, case: Special, device: torch.device, relative: float
-) -> int:
+def misplaced_by_us(ours: Product, rival: Product, x: Tensor, weight: Tensor, relative: float) -> int:
     """Entries that `ours` misplaces and `rival` does not.
 
     At `high` TF32 may answer: it has no number between 2^128 - 2^117 and infinity, and few subnormal ones.
     """
-    x, weight = case.make(device)
     exact = Exact.of(x, weight)
     wrong = [misplaced_entries(product(x, weight), exact, relative) for product in (ours, rival)]
     return int((wrong[0] & ~wrong[1]).sum())
@@ -239,5 +236,5 @@ def special_verdicts(
             x, weight = case.make(device)
             wrong = misplaced(product(x, weight), Exact.of(x, weight), relative)
         else:
-            wrong = misplaced_by_us(product, rival, case, device, relative)
+            wrong = misplaced_by_us(product, rival, *case.make(device), relative)
         yield Verdict(f"special: {case.name}", wrong, 0)
