@@ -25,3 +25,29 @@ if(EPIGEMM_WITH_CUDA)
 endif()
 
 install(TARGETS epigemm_module LIBRARY DESTINATION epigemm)
+
+# The entry: `_entry.abi3.so`, for every CPython from 3.10 on. Without Python's headers, or with a torch whose headers
+# know no exchange API, it is left out: the operators answer every call then.
+execute_process(COMMAND "${Python_EXECUTABLE}" -c "import sysconfig; print(sysconfig.get_path('include'), end='')"
+                OUTPUT_VARIABLE python_include COMMAND_ERROR_IS_FATAL ANY)
+set(dlpack "${EPIGEMM_TORCH_PATH}/include/ATen/dlpack.h")
+set(dlpack_text "")
+if(EXISTS "${dlpack}")
+  file(STRINGS "${dlpack}" dlpack_text REGEX "struct DLPackExchangeAPI ")
+endif()
+if(NOT EXISTS "${python_include}/Python.h" OR NOT dlpack_text)
+  message(WARNING "epigemm is built without its entry, and calls take some microseconds longer: it takes "
+                  "${python_include}/Python.h and the headers of torch 2.11 or later")
+  return()
+endif()
+file(GLOB entry_sources CONFIGURE_DEPENDS "${csrc}/python/*.cpp")
+add_library(epigemm_entry MODULE ${entry_sources} "${csrc}/call/tensor.cpp")
+target_include_directories(epigemm_entry PRIVATE "${csrc}")
+target_include_directories(epigemm_entry SYSTEM PRIVATE "${python_include}" "${EPIGEMM_TORCH_PATH}/include")
+target_compile_definitions(epigemm_entry PRIVATE Py_LIMITED_API=0x030a0000)
+target_compile_options(epigemm_entry PRIVATE -Wall -Wextra)
+set_target_properties(
+  epigemm_entry
+  PROPERTIES OUTPUT_NAME _entry PREFIX "" SUFFIX .abi3.so CXX_STANDARD 17 CXX_STANDARD_REQUIRED ON CXX_EXTENSIONS OFF
+             CXX_VISIBILITY_PRESET hidden VISIBILITY_INLINES_HIDDEN ON SKIP_BUILD_RPATH ON INSTALL_RPATH "")
+install(TARGETS epigemm_entry LIBRARY DESTINATION epigemm)

@@ -22,9 +22,9 @@ function(epigemm_objects name)
   set(EPIGEMM_OBJECTS ${EPIGEMM_OBJECTS} ${name} PARENT_SCOPE)
 endfunction()
 
-# --- the registry and the planner: plain C++ ----------------------------------------------------------------------
-file(GLOB core_sources CONFIGURE_DEPENDS "${csrc}/epilogue/*.cpp" "${csrc}/elementwise/*.cpp" "${csrc}/gemm/planner/*.cpp"
-     "${csrc}/gemm/*/coverage.cpp" "${csrc}/gemm/*/family.cpp")
+# --- the registry, the planner and the call: plain C++ ----------------------------------------------------------------------
+file(GLOB core_sources CONFIGURE_DEPENDS "${csrc}/epilogue/*.cpp" "${csrc}/elementwise/*.cpp" "${csrc}/call/*.cpp"
+     "${csrc}/gemm/planner/*.cpp" "${csrc}/gemm/*/coverage.cpp" "${csrc}/gemm/*/family.cpp")
 if(EPIGEMM_GEMM_ARCHITECTURES)
   file(GLOB sm90_sources CONFIGURE_DEPENDS "${csrc}/gemm/launch.cpp" "${csrc}/gemm/*/kernels.cpp" "${csrc}/gemm/*/repair.cpp")
 endif()

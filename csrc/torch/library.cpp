@@ -47,6 +47,8 @@ STABLE_TORCH_LIBRARY(epigemm, m) {
       " Tensor(a!) out) -> ()");
   m.def("_load_measured(int device, int[] rows) -> ()");
   m.def("_clear_measured(int device) -> ()");
+  m.def("_call_functions() -> int");
+  m.def("_set_ready(int device) -> ()");
   m.def("_build_info() -> str");
   m.def("_registry() -> str");
   m.def("_cuda_status(int device) -> str");

@@ -13,6 +13,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from epigemm._native import registry
+
 ACCUMULATOR = "accumulator"
 PER_COLUMN = "per_column"
 SCALAR = "scalar"
@@ -68,6 +70,7 @@ class Epilogue:
         linear: bool = True,
     ) -> None:
         self.name = name
+        self.number = -1  # its place in registry.def
         self.formula = formula
         self.compute = compute
         self.operands = (Operand(ACCUMULATOR, ACCUMULATOR), *operands)
@@ -183,6 +186,9 @@ EPILOGUES: dict[str, Epilogue] = {
     epilogue.name: epilogue
     for epilogue in (BIAS, BIAS_RELU, SIGMOID_SCALE_RESIDUAL, SCALE_BATCH_NORM, RELU_DIV, SIGMOID)
 }
+for _number, _native_half in enumerate(registry()):
+    if _native_half["name"] in EPILOGUES:
+        EPILOGUES[_native_half["name"]].number = _number
 
 
 FOLDED = ("bias", "scale", "running_mean", "running_var", "bn_weight", "bn_bias")

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from epigemm import execution, packs, plans, shortcut
+from epigemm import entry, execution, packs
 from epigemm._native import ops
 from epigemm.epilogues import BIAS, BIAS_RELU, EPILOGUES, SCALE_BATCH_NORM, fold_batch_norm_reference
 
@@ -264,12 +264,13 @@ def _product(x: Tensor, weight: Tensor, precision: str, pack: str = packs.FIND) 
         product: Tensor = ops.linear(BIAS.name, x, weight, None, [], [], precision, pack)
         return product
     # The operator would take longer to get there.
-    if _any_autocast() or execution.on_first_call is not None or not plans.has_gpu_kernels(x):
-        return execution.linear_forward(BIAS, x, weight, None, (), (), precision, pack_use=pack)
     transposed = x.stride(-1) != 1 or weight.stride(-1) != 1
-    if transposed and x.dim() == 2 and x.element_size() == 2:  # there is nothing else
+    if transposed and x.dim() == 2 and x.element_size() == 2 and not _any_autocast():  # there is nothing else
         return torch.nn.functional.linear(x, weight)
-    return shortcut.linear(BIAS, x, weight, None, (), (), precision, pack)
+    found = entry.linear_operator(BIAS, x, weight, None, (), (), precision, pack, False)
+    if found is not None:
+        return found
+    return execution.linear_forward(BIAS, x, weight, None, (), (), precision, pack_use=pack)
 
 
 def _rows(x: Tensor) -> Tensor:

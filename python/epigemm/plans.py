@@ -50,6 +50,7 @@ def _usable(device: int) -> bool:
     if cuda_status(device):
         return False
     tables.load(device)
+    ops._set_ready(device)
     return True
 
 

@@ -59,6 +59,24 @@ _ROADS = {
     "tf32": (Roads((TF32,), False), Roads((TF32,), True)),
 }
 
+# The same as numbers, for csrc/call: twice the row of its table, plus one where torch's own GEMM would be less accurate
+# than the call asks for.
+_ROWS = (_IEEE_ROADS, _SPLIT_ROADS, _SCALED_ROADS, _ALL_ROADS, *_ROADS["tf32"])
+_CODES = {
+    precision: (
+        2 * _ROWS.index(in_fp32),
+        2 * _ROWS.index(in_tf32) + (ARITHMETIC.get(precision) in (IEEE, SPLIT)),
+    )
+    for precision, (in_fp32, in_tf32) in _ROADS.items()
+}
+FIRST_SLICES = {
+    2 * row + override: 2 if roads.fused[0] == SPLIT else 1
+    for row, roads in enumerate(_ROWS)
+    for override in (0, 1)
+    if roads.fused[0] in (SPLIT, SCALED)
+}
+"""By `code`: the fp16 slices of an element in the first arithmetic that is tried, where that is one on slices."""
+
 # The new settings API alone: reading the legacy flags raises once the new ones were written (torch 2.9+).
 _SETTINGS: dict[str, Any] = {
     "cuda": torch.backends.cuda.matmul,
@@ -113,6 +131,16 @@ def roads(precision: str, device_type: str) -> Roads:
         raise unknown_precision(precision)
     in_fp32, in_tf32 = by_setting
     return in_fp32 if in_fp32 is in_tf32 or torch_setting(device_type) not in _REDUCED else in_tf32
+
+
+def code(precision: str | None, device_type: str) -> int:
+    """`roads` and `needs_override` of an fp32 call, in the number that csrc/call takes.
+
+    Raises:
+        KeyError: `precision` is none of the accepted.
+    """
+    in_fp32, in_tf32 = _CODES[DEFAULT if precision is None else precision]
+    return in_fp32 if torch_setting(device_type) not in _REDUCED else in_tf32
 
 
 def needs_override(precision: str, device_type: str) -> bool:

@@ -14,13 +14,11 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from epigemm import checks, execution, fixed, gradients, packs, plans, shortcut
+from epigemm import checks, entry, execution, fixed, gradients, packs
 from epigemm import precision as _precision
 from epigemm._native import ops
 from epigemm.epilogues import BIAS, FOLDED, SCALE_BATCH_NORM, compute_dtype
 from epigemm.recorded import Operator, record
-
-_any_autocast = torch._C._is_any_autocast_enabled
 
 
 class _Library(torch.library.Library):
@@ -132,11 +130,11 @@ def _linear(
     pack_use = packs.checked_use(pack)
     if pack_use == packs.NONE:
         packs.expire(weight)
-    # Under autocast torch's own functions would cast what this operator was given.
     operands, scalars = operands or (), scalars or ()
-    plain = not invariant and execution.on_first_call is None and not _any_autocast()
-    if plain and plans.has_gpu_kernels(x):
-        return shortcut.linear(spec, x, weight, bias, operands, scalars, precision, pack_use, strict=strict)
+    if not invariant:
+        found = entry.linear_operator(spec, x, weight, bias, operands, scalars, precision, pack_use, strict)
+        if found is not None:
+            return found
     checks.linear(spec, x, weight, bias, operands, scalars, precision, None)
     forward = fixed.linear_forward if invariant else execution.linear_forward
     return forward(spec, x, weight, bias, operands, scalars, precision, pack_use=pack_use, strict=strict)
@@ -313,17 +311,11 @@ def _bump_version(op: Any) -> Callable[..., None]:
     out = [argument.name for argument in op._schema.arguments].index("out")
 
     def adinplaceorview(keyset: Any, *args: Any) -> None:
-        mark_written(args[out])
+        entry.mark_written(args[out])
         with torch._C._AutoDispatchBelowADInplaceOrView():
             op.redispatch(keyset & torch._C._after_ADInplaceOrView_keyset, *args)
 
     return adinplaceorview
-
-
-def mark_written(out: Tensor) -> None:
-    """Bump the version counter of a tensor that a kernel writes outside of torch's sight."""
-    if not out.is_inference():
-        torch.autograd.graph.increment_version(out)
 
 
 def _tensors_in(args: Sequence[Any]) -> list[Tensor]:

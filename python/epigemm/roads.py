@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 from torch.nn import Parameter
 
-from epigemm import checks, execution, fixed, invariance, packs, plans, registration, shortcut
+from epigemm import checks, entry, execution, fixed, invariance, packs, registration  # noqa: F401  # operators
 from epigemm._native import ops
 from epigemm.epilogues import (
     BIAS,
@@ -55,6 +55,9 @@ def linear(
     """
     if isinstance(weight, PackedWeight):
         weight, pack_use = weight.weight, packs.KEEP
+    found = entry.linear(epilogue, x, weight, bias, scalar, None, precision, out, pack_use, strict)
+    if found is not None:
+        return found
     given = (x, weight, bias, out, scalar if isinstance(scalar, Tensor) else None)
     direct = x is not None and weight is not None and _runs_directly(given)
     if not direct:
@@ -71,10 +74,6 @@ def linear(
         return _call_linear(
             epilogue, x, weight, bias, operands, scalars, precision, out, pack_use, strict, invariant
         )
-    if out is None and not invariant and execution.on_first_call is None and plans.has_gpu_kernels(x):
-        return shortcut.linear(
-            epilogue, x, weight, bias, operands, scalars, precision, pack_use, strict=strict
-        )
     checks.linear(epilogue, x, weight, bias, operands, scalars, precision, out)
     if out is not None:
         checks.output_overlap(out, x, (weight, bias, *operands), in_place=False)
@@ -83,7 +82,7 @@ def linear(
         epilogue, x, weight, bias, operands, scalars, precision, out, pack_use=pack_use, strict=strict
     )
     if out is not None:
-        registration.mark_written(out)
+        entry.mark_written(out)
     return result
 
 
@@ -102,6 +101,11 @@ def linear_folded(
         return linear(BIAS, x, weight, None, None, precision, out, strict, pack_use)
     if isinstance(weight, PackedWeight):
         weight, pack_use = weight.weight, packs.KEEP
+    found = entry.linear(
+        SCALE_BATCH_NORM, x, weight, None, None, (*vectors, eps), precision, out, pack_use, strict
+    )
+    if found is not None:
+        return found
     direct = x is not None and weight is not None and _runs_directly((x, weight, out, *vectors))
     if not direct:
         checks.tensors(x=x, weight=weight)
@@ -128,16 +132,12 @@ def linear_folded(
     if invariant:
         fixed.choose(SCALE_BATCH_NORM, x, weight, precision)
     operands = execution.fold_batch_norm_forward(x, columns, vectors, eps).unbind(0)
-    if out is None and not invariant and execution.on_first_call is None and plans.has_gpu_kernels(x):
-        return shortcut.linear(
-            SCALE_BATCH_NORM, x, weight, None, operands, (), precision, pack_use, strict=strict
-        )
     forward = fixed.linear_forward if invariant else execution.linear_forward
     result = forward(
         SCALE_BATCH_NORM, x, weight, None, operands, (), precision, out, pack_use=pack_use, strict=strict
     )
     if out is not None:
-        registration.mark_written(out)
+        entry.mark_written(out)
     return result
 
 
@@ -176,6 +176,9 @@ def elementwise(
     epilogue: Epilogue, x: Tensor, bias: Tensor | None, scalar: float | Tensor | None, out: Tensor | None
 ) -> Tensor:
     """D = epilogue(x), for an epilogue with at most a bias and one scalar."""
+    found = entry.elementwise(epilogue, x, bias, scalar, None, out)
+    if found is not None:
+        return found
     given = (x, bias, out, scalar if isinstance(scalar, Tensor) else None)
     direct = x is not None and _runs_directly(given)
     if not direct:
@@ -184,34 +187,20 @@ def elementwise(
     operands, scalars = scalar_operand(epilogue, scalar, x)
     if not direct:
         return _call_elementwise(epilogue, x, bias, operands, scalars, out)
-    if out is None and (bias is None or x.dim()) and execution.has_native_kernels(x):
-        return _elementwise_checked_below(epilogue, x, bias, operands, scalars)
     checks.elementwise(epilogue, x, bias, operands, scalars, out)
     if out is not None:
         checks.output_overlap(out, x, (bias, *operands), in_place=True)
-        registration.mark_written(out)
+        entry.mark_written(out)
     return execution.elementwise_forward(epilogue, x, bias, operands, scalars, out)
-
-
-def _elementwise_checked_below(
-    epilogue: Epilogue,
-    x: Tensor,
-    bias: Tensor | None,
-    operands: Sequence[Tensor],
-    scalars: Sequence[float],
-) -> Tensor:
-    """The operator sees for itself whether the arguments fit; only where they do not does Python, which says more."""
-    try:
-        return execution.elementwise_forward(epilogue, x, bias, operands, scalars)
-    except RuntimeError:
-        checks.elementwise(epilogue, x, bias, operands, scalars, None)
-        raise
 
 
 def elementwise_folded(
     x: Tensor, vectors: tuple[Tensor | None, ...], eps: float, out: Tensor | None
 ) -> Tensor:
     """D = multiplier * x + offset, both folded from `vectors` (those of `FOLDED`)."""
+    found = entry.elementwise(SCALE_BATCH_NORM, x, None, None, (*vectors, eps), out)
+    if found is not None:
+        return found
     direct = x is not None and _runs_directly((x, out, *vectors))
     if not direct:
         checks.tensors(x=x)
@@ -224,7 +213,7 @@ def elementwise_folded(
         return _call_elementwise(SCALE_BATCH_NORM, x, None, operands, (), out)
     if out is not None:
         checks.output_overlap(out, x, vectors, in_place=True)
-        registration.mark_written(out)
+        entry.mark_written(out)
     operands = execution.fold_batch_norm_forward(x, columns, vectors, eps).unbind(0)
     return execution.elementwise_forward(SCALE_BATCH_NORM, x, None, operands, (), out)
 

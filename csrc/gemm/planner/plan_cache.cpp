@@ -37,7 +37,7 @@ struct KeyHash {
 
 struct Cache {
   std::shared_mutex mutex;
-  std::unordered_map<Key, Plan, KeyHash> plans;
+  std::unordered_map<Key, Candidate, KeyHash> plans;
   std::atomic<uint64_t> generation{0};
 };
 
@@ -51,23 +51,23 @@ bool is_remembered(const Problem& problem) { return problem.device.index >= 0; }
 
 }  // namespace
 
-std::optional<Plan> find(const Problem& problem) {
+std::optional<Candidate> find(const Problem& problem) {
   if (!is_remembered(problem)) return std::nullopt;
   const Key key = key_of(problem);
   const std::shared_lock<std::shared_mutex> lock(cache().mutex);
   const auto found = cache().plans.find(key);
-  return found == cache().plans.end() ? std::nullopt : std::optional<Plan>(found->second);
+  return found == cache().plans.end() ? std::nullopt : std::optional<Candidate>(found->second);
 }
 
 uint64_t generation() { return cache().generation.load(); }
 
-void put(const Problem& problem, const Plan& plan, uint64_t generation) {
+void put(const Problem& problem, const Candidate& candidate, uint64_t generation) {
   if (!is_remembered(problem)) return;
   const Key key = key_of(problem);
   const std::unique_lock<std::shared_mutex> lock(cache().mutex);
   if (generation != cache().generation.load()) return;
   if (cache().plans.size() >= kMostPlans) cache().plans.clear();
-  cache().plans[key] = plan;
+  cache().plans[key] = candidate;
 }
 
 void clear() {

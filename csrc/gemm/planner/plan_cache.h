@@ -1,4 +1,5 @@
-// The planner's one memory: all that decides -> the plan. Ranking takes microseconds, a lookup a tenth of one.
+// The planner's one memory: all that decides -> the plan and its time. Ranking takes microseconds, a lookup a tenth of
+// one.
 #pragma once
 
 #include <optional>
@@ -7,11 +8,11 @@
 
 namespace epigemm::plan_cache {
 
-std::optional<Plan> find(const Problem& problem);
+std::optional<Candidate> find(const Problem& problem);
 
 // `generation`: as it was before the plan was chosen. A plan that was chosen before the last clear() is not kept.
 uint64_t generation();
-void put(const Problem& problem, const Plan& plan, uint64_t generation);
+void put(const Problem& problem, const Candidate& candidate, uint64_t generation);
 
 // After anything was measured.
 void clear();

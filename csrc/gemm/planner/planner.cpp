@@ -131,13 +131,20 @@ Plan invariant_plan(const Problem& problem) {
   return plan;
 }
 
-Plan chosen_plan(const Problem& problem) {
-  if (problem.is_batch_invariant) return invariant_plan(problem);
+constexpr double kNotTimed = std::numeric_limits<double>::infinity();
+
+Candidate chosen(const Problem& problem) {
+  constexpr Candidate kFallback{{}, kNotTimed};
+  if (problem.is_batch_invariant) {
+    const Plan plan = invariant_plan(problem);
+    if (!plan.is_fused()) return kFallback;
+    return {plan, family_of(plan.family).microseconds(problem, plan)};
+  }
   if (const std::optional<measured::Choice> found = find_measured(problem)) {
-    return found->is_fused() ? found->plan : Plan{};
+    return found->is_fused() ? Candidate{found->plan, found->fused_microseconds} : kFallback;
   }
   const Candidate best = best_candidate(problem);
-  return why_not_expected(problem, best.microseconds).empty() ? best.plan : Plan{};
+  return why_not_expected(problem, best.microseconds).empty() ? best : kFallback;
 }
 
 }  // namespace
@@ -212,12 +219,12 @@ std::optional<measured::Choice> find_measured(const Problem& problem) {
   return found;
 }
 
-Plan choose_plan(const Problem& problem) {
-  if (const std::optional<Plan> known = plan_cache::find(problem)) return *known;
+Candidate choose(const Problem& problem) {
+  if (const std::optional<Candidate> known = plan_cache::find(problem)) return *known;
   const uint64_t generation = plan_cache::generation();
-  const Plan plan = chosen_plan(problem);
-  plan_cache::put(problem, plan, generation);
-  return plan;
+  const Candidate candidate = chosen(problem);
+  plan_cache::put(problem, candidate, generation);
+  return candidate;
 }
 
 }  // namespace epigemm

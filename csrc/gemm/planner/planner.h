@@ -30,7 +30,10 @@ std::vector<Candidate> rank_candidates(const Problem& problem);
 std::optional<measured::Choice> find_measured(const Problem& problem);
 
 // How the problem runs: a fused plan where why_not_fused is empty, else the fallback. A batch-invariant problem gets
-// its family's one plan, whatever the time. Remembered (plan_cache.h).
-Plan choose_plan(const Problem& problem);
+// its family's one plan, whatever the time. `microseconds`: measured or predicted; infinite for the fallback, which is
+// not timed here. Remembered (plan_cache.h).
+Candidate choose(const Problem& problem);
+
+inline Plan choose_plan(const Problem& problem) { return choose(problem).plan; }
 
 }  // namespace epigemm

@@ -34,7 +34,7 @@ class Repeat:
     __slots__ = ("_known",)
 
     def __init__(self) -> None:
-        self._known: tuple[tuple[Any, ...], str, bool] | None = None
+        self._known: tuple[tuple[Any, ...], str] | None = None
 
     def remember(self, operands: Sequence[Any]) -> None:
         """A call on these operands, plain tensors, numbers and None, x first, ran fused."""
@@ -46,27 +46,22 @@ class Repeat:
         facts = tuple(
             _facts(operand, grad) if isinstance(operand, Tensor) else operand for operand in operands
         )
-        direct = not any(type(known) is tuple and known[-1] for known in facts)
-        self._known = facts, _precision.torch_setting("cuda"), direct
+        self._known = facts, _precision.torch_setting("cuda")
 
-    def holds(self, operands: Sequence[Any]) -> bool | None:
-        """Whether a call on these operands is alike, so that it may run fused without another look.
-
-        Returns:
-            None: it is not. True: it is, and nothing in it needs a gradient. False: it is, and something does.
-        """
+    def holds(self, operands: Sequence[Any]) -> bool:
+        """Whether a call on these operands is alike, so that it may run fused without another look."""
         known = self._known
         if known is None or _is_seen():
-            return None
-        remembered, setting, direct = known
+            return False
+        remembered, setting = known
         if _precision.torch_setting("cuda") != setting:
-            return None
+            return False
         grad = _grad_enabled()
         for operand, facts in zip(operands, remembered, strict=True):
             kind = type(operand)
             if kind is Tensor or kind is Parameter:
                 if type(facts) is not tuple:
-                    return None
+                    return False
                 # As `_facts`, but nothing is made, and the first difference ends it.
                 shape, dtype, device, layout, needs_gradient = facts
                 if (
@@ -77,10 +72,10 @@ class Repeat:
                     or operand.layout is not layout
                     or (grad and operand.requires_grad) is not needs_gradient
                 ):
-                    return None
+                    return False
             elif kind is not type(facts) or operand != facts:
-                return None
-        return direct
+                return False
+        return True
 
 
 def _facts(tensor: Tensor, grad: bool) -> tuple[Any, ...]:

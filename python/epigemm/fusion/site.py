@@ -20,13 +20,12 @@ from torch.autograd import forward_ad
 from torch.overrides import _get_current_function_mode_stack
 from torch.utils._device import DeviceContext
 
-from epigemm import execution, packs, roads, shortcut
+from epigemm import packs, roads
 from epigemm.checks import DTYPES
 from epigemm.epilogues import (
     BIAS,
     BIAS_RELU,
     RELU_DIV,
-    SCALE_BATCH_NORM,
     SIGMOID_SCALE_RESIDUAL,
     compute_dtype,
 )
@@ -35,7 +34,6 @@ from epigemm.fusion.operations import is_number
 from epigemm.fusion.repeat import Repeat
 from epigemm.fusion.rest import Fused, Rest
 from epigemm.fusion.state import has_global_hooks, why_not_callable
-from epigemm.precision import DEFAULT
 
 _EPILOGUES = {
     chains.LINEAR: BIAS,
@@ -193,11 +191,9 @@ class Site:
         reason = self._why_not_modules(inputs)
         if not reason and not _is_compiling() and has_global_hooks() and self._modules:
             reason = "there are global module hooks"
-        if not reason and eager:
-            alike = self._repeat.holds([ref.read(inputs) for ref in self._refs])
-            if alike is not None:
-                Fused.calls += 1
-                return self._fused(inputs, alike=alike)
+        if not reason and eager and self._repeat.holds([ref.read(inputs) for ref in self._refs]):
+            Fused.calls += 1
+            return self._fused(inputs)
         if reason:
             return self._run_unfused(self._unfused, inputs, reason)
         x, weight, bias = self._x.read(inputs), self._weight.read(inputs), None
@@ -214,7 +210,7 @@ class Site:
         if eager:
             self._repeat.remember([ref.read(inputs) for ref in self._refs])
             Fused.calls += 1
-        return self._fused(inputs, alike=False)
+        return self._fused(inputs)
 
     def _run_unfused(self, unfused: Callable[..., Any], inputs: Sequence[Any], reason: str) -> Any:
         if not _is_compiling() and watchers:
@@ -225,8 +221,8 @@ class Site:
         if self.remembers and not _is_compiling():
             self._rest.begin(x)
 
-    def _fused(self, inputs: Sequence[Any], *, alike: bool) -> Tensor:
-        """The fused call; `alike` one that took the direct road to a GPU, whose like this one is."""
+    def _fused(self, inputs: Sequence[Any]) -> Tensor:
+        """The fused call."""
         x, weight = self._x.read(inputs), self._weight.read(inputs)
         bias = None if self._bias is None else self._bias.read(inputs)
         keeps = self._is_parameter if self._is_parameter is not None else isinstance(weight, nn.Parameter)
@@ -236,9 +232,6 @@ class Site:
         if self._scale is None and self._norm is None:
             scalar = self._scalar.read(inputs) if isinstance(self._scalar, Ref) else self._scalar
             epilogue = _EPILOGUES[self.function]
-            if alike:
-                operands, scalars = roads.scalar_operand(epilogue, scalar, x)
-                return shortcut.linear(epilogue, x, weight, bias, operands, scalars, DEFAULT, pack_use)
             return roads.linear(epilogue, x, weight, bias, scalar, None, None, False, pack_use)
         scale = None if self._scale is None else self._scale.read(inputs)
         mean, var, gamma, beta, eps = None, None, None, None, 0.0
@@ -246,9 +239,6 @@ class Site:
             mean, var, gamma, beta = (None if ref is None else ref.read(inputs) for ref in self._norm.vectors)
             eps = self._norm.eps.read(inputs) if isinstance(self._norm.eps, Ref) else self._norm.eps
         vectors = (bias, scale, mean, var, gamma, beta)
-        if alike:
-            folded = execution.fold_batch_norm_forward(x, weight.shape[0], vectors, eps).unbind(0)
-            return shortcut.linear(SCALE_BATCH_NORM, x, weight, None, folded, (), DEFAULT, pack_use)
         return roads.linear_folded(x, weight, vectors, eps, None, None, False, pack_use)
 
     # --- whether the fused call may stand for the chain ---

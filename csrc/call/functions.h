@@ -1,0 +1,14 @@
+// What the entry, a module of its own, calls in this one.
+#pragma once
+
+#include "call/elementwise.h"
+
+namespace epigemm::call {
+
+struct Functions {
+  Answer (*linear)(const LinearCall& call, Torch& torch);
+  Answer (*elementwise)(const ElementwiseCall& call, Torch& torch);
+  void (*run_on_cpu)(const ElementwiseProblem& problem);
+};
+
+}  // namespace epigemm::call

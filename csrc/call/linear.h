@@ -1,0 +1,48 @@
+// A linear call from tensors to launches: D = epilogue(x @ weight^T).
+#pragma once
+
+#include "call/torch.h"
+#include "elementwise/fold.h"
+
+namespace epigemm::call {
+
+// What an fp32 product may run on, in this order; PyTorch's GEMM comes after the last. The rows of `fp32_roads`.
+struct FP32Road {
+  int count;
+  Arithmetic tried[3];
+  bool is_tf32_allowed;  // to PyTorch's GEMM, by its own setting
+};
+
+constexpr int kFP32Roads = 6;
+extern const FP32Road fp32_roads[kFP32Roads];
+
+// What a call may do with its weight's pack.
+enum class PackUse { Keep, Find, None };
+
+// scale and inference BatchNorm, to be folded into multiplier and offset: absent vectors are null.
+struct FoldVectors {
+  const Tensor* vectors[6] = {};  // bias, scale, running_mean, running_var, bn_weight, bn_bias
+  double eps = 0;
+};
+
+struct LinearCall {
+  EpilogueId epilogue = EpilogueId::bias;
+  const Tensor* x = nullptr;
+  const Tensor* weight = nullptr;
+  const Tensor* bias = nullptr;
+  const Tensor* vectors[2] = {};   // the epilogue's, after the bias
+  const Tensor* scalar = nullptr;  // a number on the device; null: `number`
+  double number = 0;
+  bool has_number = false;
+  const FoldVectors* fold = nullptr;  // in place of the vectors
+  const Tensor* out = nullptr;        // the caller's
+  int fp32_road = 0;
+  bool needs_other_setting = false;  // PyTorch's GEMM would be less accurate than the call asks for
+  void* pack = nullptr;              // the weight's fp16 slices, for the first arithmetic of the road
+  PackUse pack_use = PackUse::None;
+  bool is_strict = false;  // PyTorch's GEMM is no answer
+};
+
+Answer linear(const LinearCall& call, Torch& torch);
+
+}  // namespace epigemm::call

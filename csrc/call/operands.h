@@ -1,0 +1,39 @@
+// The operands of an epilogue and the BatchNorm fold, for linear and elementwise calls alike.
+#pragma once
+
+#include "call/linear.h"
+
+namespace epigemm::call {
+
+// One value per operand of the epilogue, in its order. False where the arguments do not fit. `columns`: N.
+struct Operands {
+  const Tensor* bias;
+  const Tensor* const* vectors;  // as many as the epilogue takes beside the bias, null where there is none
+  const Tensor* scalar;
+  bool has_number;
+  double number;
+};
+bool fill_operands(const EpilogueInfo& epilogue, const Operands& given, const Tensor& x, int64_t columns,
+                   OperandValue* values);
+
+// Whether vectors and eps fit.
+bool fold_fits(const FoldVectors& fold, const Tensor& x, int64_t columns);
+
+// What the fold takes of a workspace.
+int64_t fold_bytes(const Tensor& x, int64_t columns);
+
+// Folds into a workspace, and has scale_batch_norm's operands read it.
+void run_fold(const FoldVectors& fold, const Tensor& x, int64_t columns, void* workspace, void* stream,
+              OperandValue* values);
+
+// Runs a filled problem, simplified here. False after torch.raise().
+bool run_elementwise(ElementwiseProblem& problem, const Tensor& x, Torch& torch, void* stream);
+
+// Whether `out` shares no byte with an input; `may_be_x`: or is x itself.
+bool is_apart(const Tensor& out, const Tensor& x, bool may_be_x);
+
+// Device kernels run there: the device was looked at by the cold path, which has loaded what was measured on it.
+bool is_ready(const Tensor& x);
+void set_ready(int device);
+
+}  // namespace epigemm::call

@@ -1,0 +1,64 @@
+#include "call/tensor.h"
+
+#include <algorithm>
+
+namespace epigemm::call {
+
+int64_t Tensor::numel() const {
+  int64_t product = 1;
+  for (int axis = 0; axis < dim; ++axis) product *= sizes[axis];
+  return product;
+}
+
+bool Tensor::is_contiguous() const {
+  int64_t expected = 1;
+  for (int axis = dim - 1; axis >= 0; --axis) {
+    if (sizes[axis] == 0) return true;
+    if (sizes[axis] != 1 && strides[axis] != expected) return false;
+    expected *= sizes[axis];
+  }
+  return true;
+}
+
+bool Tensor::has_sizes_of(const Tensor& other) const {
+  return dim == other.dim && std::equal(sizes, sizes + dim, other.sizes);
+}
+
+namespace {
+
+// One past the last byte. Strides of a tensor are never negative.
+const char* end_of(const Tensor& tensor) {
+  int64_t last = 0;
+  for (int axis = 0; axis < tensor.dim; ++axis) {
+    if (tensor.sizes[axis] == 0) return static_cast<const char*>(tensor.data);
+    last += (tensor.sizes[axis] - 1) * tensor.strides[axis];
+  }
+  return static_cast<const char*>(tensor.data) + (last + 1) * element_bytes(tensor.element);
+}
+
+}  // namespace
+
+bool are_apart(const Tensor& a, const Tensor& b) { return end_of(a) <= b.data || end_of(b) <= a.data; }
+
+bool as_matrix(const Tensor& tensor, int64_t rows, int64_t columns, Matrix* matrix) {
+  const int last = tensor.dim - 1;
+  matrix->data = tensor.data;
+  matrix->element = tensor.element;
+  // One row has no stride that anything could walk; any that the hardware accepts will do.
+  matrix->row_stride = (columns + 15) / 16 * 16;
+  if (columns > 1 && tensor.strides[last] != 1) return false;
+  if (rows <= 1) return true;
+  int64_t expected = -1;
+  for (int axis = last - 1; axis >= 0; --axis) {
+    if (tensor.sizes[axis] == 1) continue;
+    if (expected < 0) {
+      matrix->row_stride = tensor.strides[axis];
+    } else if (tensor.strides[axis] != expected) {
+      return false;
+    }
+    expected = tensor.strides[axis] * tensor.sizes[axis];
+  }
+  return true;
+}
+
+}  // namespace epigemm::call

@@ -1,0 +1,167 @@
+// The entry: plain calls from Python to csrc/call, in CPython's limited API. It sees tensors through PyTorch's DLPack
+// exchange API, which takes a tenth of a microsecond each; an operator behind PyTorch's dispatcher takes 8. What it
+// does not answer (it returns None) the operators do.
+#include <exception>
+
+#include "python/plain.h"
+#include "python/state.h"
+#include "python/torch.h"
+
+namespace epigemm::python {
+namespace {
+
+constexpr int kFolded = 6;
+
+// The arguments of a BatchNorm fold: (bias, scale, running_mean, running_var, bn_weight, bn_bias, eps).
+struct Fold {
+  call::Tensor storage[kFolded];
+  call::FoldVectors vectors;
+
+  bool read(const Reader& reader, PyObject* given) {
+    if (!PyTuple_Check(given) || PyTuple_Size(given) != kFolded + 1) return false;
+    for (int i = 0; i < kFolded; ++i) {
+      if (!reader.read_optional(PyTuple_GetItem(given, i), &storage[i], &vectors.vectors[i])) return false;
+    }
+    PyObject* const eps = PyTuple_GetItem(given, kFolded);
+    vectors.eps = PyFloat_CheckExact(eps) ? PyFloat_AsDouble(eps) : -1;
+    return true;
+  }
+};
+
+// linear(epilogue, x, weight, bias, scalar, vectors, out, fp32, pack, pack_use, strict) -> Tensor | None
+//   vectors: those of scale_batch_norm: (multiplier, offset), or what they are folded from; None for the others
+//   fp32: the road of an fp32 call, times two; plus one where PyTorch's setting is less accurate than the call
+struct LinearArguments {
+  enum { Epilogue, X, Weight, Bias, Scalar, Vectors, Out, FP32, Pack, PackUse, Strict, Count };
+  call::Tensor x, weight, bias, scalar, out;
+  Fold fold;
+  call::LinearCall linear;
+
+  bool read(const Reader& reader, PyObject* const* given) {
+    linear.epilogue = static_cast<EpilogueId>(PyLong_AsLong(given[Epilogue]));
+    const long fp32 = PyLong_AsLong(given[FP32]);
+    linear.fp32_road = static_cast<int>(fp32 / 2);
+    linear.needs_other_setting = fp32 % 2 != 0;
+    linear.pack_use = static_cast<call::PackUse>(PyLong_AsLong(given[PackUse]));
+    linear.is_strict = given[Strict] == Py_True;
+    if (!linear.is_strict && given[Strict] != Py_False) return false;
+    linear.x = &x;
+    linear.weight = &weight;
+    if (!reader.read(given[X], &x) || !reader.read(given[Weight], &weight) ||
+        !reader.read_optional(given[Bias], &bias, &linear.bias) ||
+        !reader.read_optional(given[Out], &out, &linear.out) ||
+        !reader.read_scalar(given[Scalar], &scalar, &linear.scalar, &linear.number, &linear.has_number)) {
+      return false;
+    }
+    return (given[Vectors] == Py_None || read_vectors(reader, given[Vectors])) &&
+           (given[Pack] == Py_None || read_pack(given[Pack]));
+  }
+
+ private:
+  bool read_vectors(const Reader& reader, PyObject* given) {
+    if (PyTuple_Check(given) && PyTuple_Size(given) == 2) {
+      return reader.read_optional(PyTuple_GetItem(given, 0), &fold.storage[0], &linear.vectors[0]) &&
+             reader.read_optional(PyTuple_GetItem(given, 1), &fold.storage[1], &linear.vectors[1]);
+    }
+    linear.fold = &fold.vectors;
+    return fold.read(reader, given);
+  }
+
+  bool read_pack(PyObject* pack) {
+    DLTensor view;
+    if (state.exchange->dltensor_from_py_object_no_sync(pack, &view) != 0) {
+      PyErr_Clear();
+      return false;
+    }
+    linear.pack = static_cast<char*>(view.data) + view.byte_offset;
+    return true;
+  }
+};
+
+struct ElementwiseArguments {
+  enum { Epilogue, X, Bias, Scalar, FoldTuple, Out, Count };
+  call::Tensor x, bias, scalar, out;
+  Fold fold;
+  call::ElementwiseCall elementwise;
+
+  bool read(const Reader& reader, PyObject* const* given) {
+    elementwise.epilogue = static_cast<EpilogueId>(PyLong_AsLong(given[Epilogue]));
+    elementwise.x = &x;
+    if (!reader.read(given[X], &x) || !reader.read_optional(given[Bias], &bias, &elementwise.bias) ||
+        !reader.read_optional(given[Out], &out, &elementwise.out) ||
+        !reader.read_scalar(given[Scalar], &scalar, &elementwise.scalar, &elementwise.number,
+                            &elementwise.has_number)) {
+      return false;
+    }
+    if (given[FoldTuple] == Py_None) return true;
+    elementwise.fold = &fold.vectors;
+    return fold.read(reader, given[FoldTuple]);
+  }
+};
+
+bool has_count(Py_ssize_t count, int wanted) {
+  if (count == wanted) return true;
+  PyErr_Format(PyExc_TypeError, "got %zd arguments; accepted are %d", count, wanted);
+  return false;
+}
+
+PyObject* raised(const std::exception& error) {
+  PyErr_SetString(PyExc_RuntimeError, error.what());
+  return nullptr;
+}
+
+PyObject* linear(PyObject*, PyObject* const* given, Py_ssize_t count) {
+  using A = LinearArguments;
+  if (!has_count(count, A::Count)) return nullptr;
+  bool is_recording = false;
+  A arguments;
+  if (!is_plain_here(&is_recording) || !arguments.read(Reader(is_recording), given)) Py_RETURN_NONE;
+  if (arguments.weight.dim != 2) Py_RETURN_NONE;
+  try {
+    PythonTorch torch(given[A::X], given[A::Weight], given[A::Bias], given[A::Out], arguments.x,
+                      arguments.weight.sizes[0]);
+    return torch.finish(state.functions->linear(arguments.linear, torch));
+  } catch (const std::exception& error) {
+    return raised(error);
+  }
+}
+
+PyObject* elementwise(PyObject*, PyObject* const* given, Py_ssize_t count) {
+  using A = ElementwiseArguments;
+  if (!has_count(count, A::Count)) return nullptr;
+  bool is_recording = false;
+  A arguments;
+  if (!is_plain_here(&is_recording) || !arguments.read(Reader(is_recording), given)) Py_RETURN_NONE;
+  try {
+    PythonTorch torch(given[A::X], nullptr, given[A::Bias], given[A::Out], arguments.x, 0);
+    return torch.finish(state.functions->elementwise(arguments.elementwise, torch));
+  } catch (const std::exception& error) {
+    return raised(error);
+  }
+}
+
+// init(exchange_api, functions, members): before any other.
+PyObject* init(PyObject*, PyObject* const* given, Py_ssize_t count) {
+  if (!has_count(count, 3) || !fill_state(given[0], given[1], given[2])) return nullptr;
+  Py_RETURN_NONE;
+}
+
+template <class Function>
+PyMethodDef method(const char* name, Function function) {
+  return {name, reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(function)), METH_FASTCALL, nullptr};
+}
+
+}  // namespace
+}  // namespace epigemm::python
+
+PyMODINIT_FUNC PyInit__entry() {
+  using namespace epigemm::python;
+  static PyMethodDef methods[] = {method("init", &init),
+                                  method("linear", &linear),
+                                  method("elementwise", &elementwise),
+
+                                  {nullptr, nullptr, 0, nullptr}};
+  static PyModuleDef definition = {
+      PyModuleDef_HEAD_INIT, "_entry", nullptr, -1, methods, nullptr, nullptr, nullptr, nullptr};
+  return PyModule_Create(&definition);
+}

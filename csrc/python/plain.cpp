@@ -1,0 +1,105 @@
+#include "python/plain.h"
+
+#include "python/state.h"
+
+namespace epigemm::python {
+namespace {
+
+// Whether a function of PyTorch's returns False, None or 0.
+bool is_off(PyObject* function) {
+  const Object found = call(function);
+  if (!found) {
+    PyErr_Clear();
+    return false;
+  }
+  return found.get() == Py_None || PyObject_IsTrue(found.get()) == 0;
+}
+
+// torch.autograd.forward_ad._current_level is -1 outside of dual levels.
+bool has_no_dual_level() {
+  const Object level(PyObject_GetAttr(state.forward_ad, state.current_level));
+  if (!level) PyErr_Clear();
+  return level && PyLong_AsLong(level.get()) < 0;
+}
+
+bool element_of(const DLDataType& type, ElementType* element) {
+  if (type.lanes != 1) return false;
+  if (type.code == kDLBfloat && type.bits == 16) {
+    *element = ElementType::BFloat16;
+  } else if (type.code == kDLFloat && type.bits == 16) {
+    *element = ElementType::Float16;
+  } else if (type.code == kDLFloat && type.bits == 32) {
+    *element = ElementType::Float32;
+  } else if (type.code == kDLFloat && type.bits == 64) {
+    *element = ElementType::Float64;
+  } else {
+    return false;
+  }
+  return true;
+}
+
+bool is_false(const Object& answer) {
+  if (!answer) PyErr_Clear();
+  return answer.get() == Py_False;
+}
+
+}  // namespace
+
+bool is_plain_here(bool* is_recording) {
+  if (!is_off(state.interpreter) || !is_off(state.dispatch_modes) || !is_off(state.has_function_mode) ||
+      !is_off(state.tracing_state) || !is_off(state.any_autocast) || !is_off(state.is_profiling) ||
+      !has_no_dual_level()) {
+    return false;
+  }
+  *is_recording = !is_off(state.is_grad_enabled);
+  return true;
+}
+
+bool view_of(PyObject* object, call::Tensor* tensor) {
+  DLTensor view;
+  if (state.exchange->dltensor_from_py_object_no_sync(object, &view) != 0) {
+    PyErr_Clear();
+    return false;
+  }
+  if (!element_of(view.dtype, &tensor->element)) return false;
+  if (view.device.device_type == kDLCUDA) {
+    tensor->device_kind = call::DeviceKind::CUDA;
+    tensor->device = view.device.device_id;
+  } else if (view.device.device_type == kDLCPU) {
+    tensor->device_kind = call::DeviceKind::CPU;
+    tensor->device = 0;
+  } else {
+    return false;
+  }
+  tensor->data = static_cast<char*>(view.data) + view.byte_offset;
+  tensor->dim = view.ndim;
+  tensor->sizes = view.shape;
+  tensor->strides = view.strides;
+  // A tensor of zeros that has no memory; one without strides.
+  return (view.data || tensor->numel() == 0) && (view.strides || view.ndim == 0);
+}
+
+bool Reader::read(PyObject* object, call::Tensor* tensor) const {
+  PyObject* const type = reinterpret_cast<PyObject*>(Py_TYPE(object));
+  if (type != state.tensor_type && type != state.parameter_type) return false;
+  if (is_recording_ && !is_false(Object(PyObject_GetAttr(object, state.requires_grad)))) return false;
+  if (!view_of(object, tensor)) return false;
+  // The exchange API drops the bit of a lazily negated view.
+  return is_false(call_method(object, state.is_neg));
+}
+
+bool Reader::read_optional(PyObject* object, call::Tensor* storage, const call::Tensor** pointer) const {
+  if (object == Py_None) return true;
+  *pointer = storage;
+  return read(object, storage);
+}
+
+bool Reader::read_scalar(PyObject* object, call::Tensor* storage, const call::Tensor** pointer, double* number,
+                         bool* has_number) const {
+  if (object == Py_None) return true;
+  if (!PyFloat_CheckExact(object)) return read_optional(object, storage, pointer);
+  *number = PyFloat_AsDouble(object);
+  return *has_number = true;
+}
+
+}  // namespace epigemm::python

@@ -1,0 +1,73 @@
+#include "python/state.h"
+
+namespace epigemm::python {
+
+State state;
+
+namespace {
+
+struct Member {
+  const char* name;
+  PyObject* State::* target;
+};
+
+constexpr Member kMembers[] = {
+    {"Tensor", &State::tensor_type},
+    {"Parameter", &State::parameter_type},
+    {"is_grad_enabled", &State::is_grad_enabled},
+    {"interpreter", &State::interpreter},
+    {"dispatch_modes", &State::dispatch_modes},
+    {"has_function_mode", &State::has_function_mode},
+    {"tracing_state", &State::tracing_state},
+    {"forward_ad", &State::forward_ad},
+    {"any_autocast", &State::any_autocast},
+    {"is_profiling", &State::is_profiling},
+    {"empty", &State::empty},
+    {"empty_like", &State::empty_like},
+    {"linear", &State::linear},
+    {"mm", &State::mm},
+    {"addmm", &State::addmm},
+    {"addmm_activation", &State::addmm_activation},
+    {"addmm_activation_out", &State::addmm_activation_out},
+    {"unsafe_view", &State::unsafe_view},
+    {"mark_written", &State::mark_written},
+    {"get_device", &State::get_device},
+    {"exchange_device", &State::exchange_device},
+    {"uint8", &State::uint8},
+};
+
+constexpr Member kNames[] = {
+    {"requires_grad", &State::requires_grad},
+    {"is_neg", &State::is_neg},
+    {"t", &State::transpose},
+    {"reshape", &State::reshape},
+    {"contiguous", &State::contiguous},
+    {"dtype", &State::dtype},
+    {"device", &State::device},
+    {"out", &State::out},
+    {"_current_level", &State::current_level},
+    {"use_gelu", &State::use_gelu},
+};
+
+}  // namespace
+
+bool fill_state(PyObject* capsule, PyObject* functions_address, PyObject* members) {
+  state.exchange = static_cast<const DLPackExchangeAPI*>(PyCapsule_GetPointer(capsule, "dlpack_exchange_api"));
+  state.functions = static_cast<const call::Functions*>(PyLong_AsVoidPtr(functions_address));
+  if (!state.exchange || !state.functions) return false;
+  if (state.exchange->header.version.major != DLPACK_MAJOR_VERSION) {
+    PyErr_SetString(PyExc_RuntimeError, "the exchange API of torch.Tensor has another version");
+    return false;
+  }
+  for (const Member& member : kMembers) {
+    state.*member.target = PyMapping_GetItemString(members, member.name);
+    if (!(state.*member.target)) return false;
+  }
+  for (const Member& name : kNames) {
+    state.*name.target = PyUnicode_InternFromString(name.name);
+    if (!(state.*name.target)) return false;
+  }
+  return true;
+}
+
+}  // namespace epigemm::python

@@ -1,0 +1,30 @@
+// What the entry holds of PyTorch: types, functions, names. Set once, by init().
+#pragma once
+
+#include <ATen/dlpack.h>
+
+#include "call/functions.h"
+
+#include "python/object.h"
+
+namespace epigemm::python {
+
+struct State {
+  const DLPackExchangeAPI* exchange = nullptr;
+  const call::Functions* functions = nullptr;
+  // Members of the module's dictionary of PyTorch's functions, in the order of kMembers.
+  PyObject *tensor_type, *parameter_type;
+  PyObject *is_grad_enabled, *interpreter, *dispatch_modes, *has_function_mode, *tracing_state, *forward_ad;
+  PyObject *any_autocast, *is_profiling;
+  PyObject *empty, *empty_like, *linear, *mm, *addmm, *addmm_activation, *addmm_activation_out, *unsafe_view;
+  PyObject *mark_written, *get_device, *exchange_device, *uint8;
+  // Interned names.
+  PyObject *requires_grad, *is_neg, *transpose, *reshape, *contiguous, *dtype, *device, *out, *current_level, *use_gelu;
+};
+
+extern State state;
+
+// Fills the state from {name: object}. False after a Python error.
+bool fill_state(PyObject* capsule, PyObject* functions_address, PyObject* members);
+
+}  // namespace epigemm::python

@@ -1,0 +1,40 @@
+// PyTorch's memory and GEMM through its Python functions: exactly what a user's own call would get.
+#pragma once
+
+#include "call/torch.h"
+#include "python/object.h"
+
+namespace epigemm::python {
+
+class PythonTorch final : public call::Torch {
+ public:
+  // Of a linear call; `weight` null: of an elementwise one. `bias`, `out`: None where there is none.
+  PythonTorch(PyObject* x, PyObject* weight, PyObject* bias, PyObject* out, const call::Tensor& x_view,
+              int64_t columns);
+  ~PythonTorch();
+
+  bool result(call::Tensor* result) override;
+  void* workspace(int64_t bytes) override;
+  bool gemm(call::Gemm gemm, call::Tensor* result) override;
+  bool stream(void** stream) override;
+  void run_on_cpu(const ElementwiseProblem& problem) override;
+  void raise(const char* message) override;
+
+  // The call's return value: the result, None, or null after an error.
+  PyObject* finish(call::Answer answer);
+
+ private:
+  Object new_result() const;
+  Object keywords(PyObject* dtype) const;
+  Object gemm_into_out(call::Gemm gemm, PyObject* transposed) const;
+  Object gemm_of(call::Gemm gemm, PyObject* rows, PyObject* transposed) const;
+  bool enter_device();
+
+  PyObject *x_, *weight_, *bias_, *out_;
+  const call::Tensor& x_view_;
+  int64_t columns_;
+  int previous_device_ = -1;  // to go back to
+  Object result_, workspace_;
+};
+
+}  // namespace epigemm::python

@@ -1,0 +1,38 @@
+// epigemm::_call_functions and _set_ready: where the entry (csrc/python) finds csrc/call, and the devices that it
+// serves.
+#include "call/functions.h"
+
+#include <torch/csrc/stable/c/shim.h>
+#include <torch/csrc/stable/library.h>
+
+#include "call/operands.h"
+#include "cpu/kernels.h"
+#include "torch/check.h"
+
+namespace epigemm::binding {
+namespace {
+
+void parallel_for(int64_t begin, int64_t end, int64_t grain, void (*body)(int64_t, int64_t, void*), void* context) {
+  check_code(torch_parallel_for(begin, end, grain, body, context));
+}
+
+void run_on_cpu(const ElementwiseProblem& problem) { cpu::run(problem, &parallel_for); }
+
+int64_t call_functions() {
+  static constexpr call::Functions functions = {
+      /*linear=*/&call::linear,
+      /*elementwise=*/&call::elementwise,
+      /*run_on_cpu=*/&run_on_cpu,
+  };
+  return reinterpret_cast<int64_t>(&functions);
+}
+
+void set_ready(int64_t device) { call::set_ready(static_cast<int>(device)); }
+
+}  // namespace
+}  // namespace epigemm::binding
+
+STABLE_TORCH_LIBRARY_IMPL(epigemm, CompositeExplicitAutograd, m) {
+  m.impl("_set_ready", TORCH_BOX(&epigemm::binding::set_ready));
+  m.impl("_call_functions", TORCH_BOX(&epigemm::binding::call_functions));
+}

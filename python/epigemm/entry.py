@@ -1,0 +1,171 @@
+"""Plain calls: straight to the kernels, by a module in C++ that sees tensors in a tenth of a microsecond.
+
+`linear` and `elementwise` answer a call, or give None where somebody else has to: autograd, a tracer, a mode, a
+subclass, arguments that do not fit, a weight's pack that has to be made, too little memory. Nothing is launched or
+written then. Decisions are made in csrc/call, by the planner.
+
+The module needs torch 2.11 (the exchange API of `torch.Tensor`) and a CPython with the stable ABI. Elsewhere every call
+is somebody else's.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+from torch.nn import Parameter
+
+from epigemm import execution, invariance, packs, split
+from epigemm import precision as _precision
+from epigemm._native import ops
+from epigemm.epilogues import Epilogue
+
+_FP32 = torch.float32
+_is_compiling = torch.compiler.is_compiling
+Vectors = tuple[Tensor | float | None, ...]
+_PACK_USES = {packs.KEEP: 0, packs.FIND: 1, packs.NONE: 2}
+
+
+def mark_written(out: Tensor) -> None:
+    """Bump the version counter of a tensor that a kernel writes outside of torch's sight."""
+    if not out.is_inference():
+        torch.autograd.graph.increment_version(out)
+
+
+def _load() -> Any:
+    exchange = getattr(Tensor, "__dlpack_c_exchange_api__", None)
+    if exchange is None:
+        return None
+    try:
+        _entry: Any = importlib.import_module("epigemm._entry")
+    except ImportError:  # built without Python's headers, or a CPython without the stable ABI
+        return None
+    members = {
+        "Tensor": Tensor,
+        "Parameter": Parameter,
+        "is_grad_enabled": torch.is_grad_enabled,
+        "interpreter": torch._C._functorch.peek_interpreter_stack,
+        "dispatch_modes": torch._C._len_torch_dispatch_stack,
+        "has_function_mode": torch._C._is_torch_function_mode_enabled,
+        "tracing_state": torch._C._get_tracing_state,
+        "forward_ad": forward_ad,
+        "any_autocast": torch._C._is_any_autocast_enabled,
+        "is_profiling": torch._C._autograd._profiler_enabled,
+        "empty": torch.empty,
+        "empty_like": torch.empty_like,
+        "linear": torch.nn.functional.linear,
+        "mm": torch.mm,
+        "addmm": torch.addmm,
+        "addmm_activation": torch._addmm_activation,
+        "addmm_activation_out": torch.ops.aten._addmm_activation.out,
+        "unsafe_view": torch.ops.aten._unsafe_view.default,
+        "mark_written": mark_written,
+        # CPU builds of torch have no such functions, and no tensors that they would be called for.
+        "get_device": getattr(torch._C, "_cuda_getDevice", None),
+        "exchange_device": getattr(torch._C, "_cuda_exchangeDevice", None),
+        "uint8": torch.uint8,
+    }
+    _entry.init(exchange, ops._call_functions(), members)
+    return _entry
+
+
+_module = _load()
+
+
+def linear(
+    epilogue: Epilogue,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    scalar: float | Tensor | None,
+    vectors: Vectors | None,
+    precision: str | None,
+    out: Tensor | None,
+    pack_use: str,
+    strict: bool,
+) -> Tensor | None:
+    """D = epilogue(x @ weight.T), or None. Arguments as the public functions got them.
+
+    Args:
+        epilogue: what follows the product.
+        x: `[..., K]`.
+        weight: `[N, K]`.
+        bias: `[N]` or None.
+        scalar: the epilogue's, a number or a 0-d tensor.
+        vectors: of scale_batch_norm: multiplier and offset, or the vectors of `epilogues.FOLDED` and then eps.
+        precision: what an fp32 product gets; None follows torch's setting.
+        out: where the result goes; None: a new tensor.
+        pack_use: what the call may do with the weight's pack (see `epigemm.packs`).
+        strict: torch's GEMM is no answer.
+    """
+    if _module is None or _is_compiling() or invariance.active or execution.on_first_call is not None:
+        return None
+    if precision is not None and (type(precision) is not str or precision not in _precision.ARITHMETIC):
+        return None
+    code, pack = 0, None
+    if getattr(x, "dtype", None) is _FP32:
+        code = _precision.code(precision, "cuda" if x.is_cuda else "cpu")
+        if code in _precision.FIRST_SLICES and x.is_cuda:
+            slices = _slices_at_hand(weight, _precision.FIRST_SLICES[code], pack_use)
+            if slices is None:
+                return None
+            pack, pack_use = slices
+    found: Tensor | None = _module.linear(
+        epilogue.number, x, weight, bias, scalar, vectors, out, code, pack, _PACK_USES[pack_use], strict
+    )
+    return found
+
+
+def _slices_at_hand(weight: Tensor, slices: int, pack_use: str) -> tuple[Tensor | None, str] | None:
+    """The weight's pack and what the call may do with it; None where the call is somebody else's."""
+    if split.has_been_short():
+        return None
+    if pack_use == packs.NONE:
+        return None, pack_use
+    pack = packs.find(weight, slices)
+    if pack is None:
+        # An inference tensor counts no versions: nothing is kept of it.
+        changes_unseen = pack_use == packs.KEEP and weight.is_inference()
+        return None, packs.FIND if changes_unseen else pack_use
+    if not pack.is_current(weight) or packs.capturing(weight.device):
+        return None
+    return pack.read(), pack_use
+
+
+def linear_operator(
+    epilogue: Epilogue,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    operands: Sequence[Tensor],
+    scalars: Sequence[float],
+    precision: str,
+    pack_use: str,
+    strict: bool,
+) -> Tensor | None:
+    """`linear`, with arguments as the operator `epigemm::linear` has them."""
+    if len(operands) + len(scalars) != len(epilogue.vectors) + (epilogue.scalar is not None):
+        return None
+    vectors = tuple(operands) if epilogue.vectors else None
+    scalar = scalars[0] if scalars else operands[-1] if epilogue.scalar else None
+    asked = None if precision == _precision.DEFAULT else precision
+    return linear(epilogue, x, weight, bias, scalar, vectors, asked, None, pack_use, strict)
+
+
+def elementwise(
+    epilogue: Epilogue,
+    x: Tensor,
+    bias: Tensor | None,
+    scalar: float | Tensor | None,
+    vectors: Vectors | None,
+    out: Tensor | None,
+) -> Tensor | None:
+    """D = epilogue(x), or None. Arguments as of `linear`."""
+    if _module is None or _is_compiling():
+        return None
+    found: Tensor | None = _module.elementwise(epilogue.number, x, bias, scalar, vectors, out)
+    return found
