@@ -2,8 +2,8 @@
 
 A product on fp16 pieces needs both operands split. That of x is made at every call. That of a weight may be
 kept: modules of `epigemm.nn` (for an `nn.Parameter`: other weights may be made for one call) and `PackedWeight`
-keep it, a call on a plain weight uses a kept one that is current, and otherwise splits the weight for this call
-alone.
+keep it, and so do calls on a plain `nn.Parameter` under `epigemm.keep_packs()`. Any other call on a plain weight uses a
+kept one that is current, and otherwise splits the weight for this call alone.
 
 A pack belongs to a weight by the identity of the tensor object, dies with it, and is made again when the weight
 has changed: into the same memory, unless the weight stands elsewhere now and nobody made the pack on purpose.
