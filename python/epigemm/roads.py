@@ -263,7 +263,10 @@ def _call_fold(x: Tensor, vectors: Sequence[Tensor | None], eps: float) -> Seque
 
 
 def _fold_operator(x: Tensor, vectors: Sequence[Tensor | None], eps: float) -> Tensor:
-    folded: Tensor = ops.fold_batch_norm(x, *vectors, eps)
+    # Only the type and the device of x are read: without this, autograd would take the fold for a function of x, and
+    # the layer's derivative would be made for operands that need a gradient.
+    like = x.detach() if x.requires_grad else x
+    folded: Tensor = ops.fold_batch_norm(like, *vectors, eps)
     return folded
 
 
