@@ -15,7 +15,7 @@ import threading
 import weakref
 from collections.abc import Callable
 from contextlib import ContextDecorator
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -145,23 +145,34 @@ class keep_packs(ContextDecorator):
             _take_back(self)
 
 
-# Who has switched for all threads, and how; the last one holds. One whose object is gone can never be taken back.
-_switches: list[tuple[weakref.ref[keep_packs], bool]] = []
+class _Switch(NamedTuple):
+    """What a constructor did: whose it was, how it has switched, and what `traced` was before."""
+
+    by: weakref.ref[keep_packs]
+    enabled: bool
+    before: bool | None
+
+
+# The last one holds. One whose object is gone can never be taken back, so that nothing beneath it counts again.
+_switches: list[_Switch] = []
 
 
 def _switch(by: keep_packs, enabled: bool) -> None:
     global traced
     with _lock:
-        if _switches and _switches[-1][0]() is None:
-            del _switches[:-1]  # nothing beneath it counts again
-        _switches.append((weakref.ref(by), enabled))
+        if _switches and _switches[-1].by() is None:
+            del _switches[:-1]
+        _switches.append(_Switch(weakref.ref(by), enabled, traced))
         traced = None
         _update()
 
 
 def _take_back(by: keep_packs) -> None:
+    global traced
     with _lock:
-        _switches[:] = [switch for switch in _switches if switch[0]() is not by]
+        for switch in [switch for switch in _switches if switch.by() is by]:
+            _switches.remove(switch)
+            traced = switch.before if traced is None else traced
         _update()
 
 

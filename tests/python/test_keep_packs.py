@@ -299,6 +299,7 @@ def test_compiled_code_may_switch_for_all(rng: torch.Generator) -> None:
     assert uses == ["keep"] and keeping.enabled() and in_a_thread(keeping.enabled)
     with epigemm.keep_packs(False):
         assert not keeping.enabled()
+    assert keeping.enabled(), "a block puts back what was before"
     epigemm.keep_packs(False)
     assert not keeping.enabled()
 
@@ -325,7 +326,9 @@ def test_a_graph_break_inside_of_a_block() -> None:
         with epigemm.keep_packs():
             y = epigemm.linear(x, weight)
             torch._dynamo.graph_break()
-            inside = keeping.enabled()
+            with epigemm.keep_packs(False):
+                inside = not keeping.enabled()
+            inside = inside and keeping.enabled()
         return inside, y
 
     torch._dynamo.reset()
