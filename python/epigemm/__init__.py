@@ -24,6 +24,7 @@ from epigemm.functional import (
     sigmoid_scale_residual,
 )
 from epigemm.invariance import batch_invariant, is_batch_invariant, set_batch_invariant
+from epigemm.keeping import keep_packs
 from epigemm.packs import PackedWeight, pack
 from epigemm.tuning import Tuning, tune
 
@@ -52,6 +53,7 @@ __all__ = [
     "fuse",
     "fusion",
     "is_batch_invariant",
+    "keep_packs",
     "linear",
     "linear_relu",
     "linear_relu_div",

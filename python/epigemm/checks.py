@@ -6,9 +6,10 @@ They run before anything is allocated or launched, for calls through the public 
 
 from __future__ import annotations
 
+import inspect
 import math
 import numbers
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -171,6 +172,19 @@ def flag(name: str, value: object) -> bool:
     if not isinstance(value, bool):
         raise TypeError(f"{name}: got {_kind(value)}; accepted is True or False")
     return value
+
+
+def runs_when_called(func: Callable[..., object], instead: str) -> None:
+    """TypeError unless the body of a function that is to be decorated runs inside of its call.
+
+    `instead`: what to write in the body of one that does not.
+    """
+    later = (inspect.isgeneratorfunction, inspect.iscoroutinefunction, inspect.isasyncgenfunction)
+    if any(is_later(func) for is_later in later):
+        raise TypeError(
+            f"func: got {func!r}, whose body runs after the call; accepted are plain functions (use "
+            f"`{instead}` inside of it)"
+        )
 
 
 def packable(weight: object) -> None:

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 from torch.nn import Parameter
 
-from epigemm import execution, invariance, packs, split
+from epigemm import execution, invariance, keeping, packs, split
 from epigemm import precision as _precision
 from epigemm._native import ops
 from epigemm.epilogues import Epilogue
@@ -27,7 +27,7 @@ from epigemm.epilogues import Epilogue
 _FP32 = torch.float32
 _is_compiling = torch.compiler.is_compiling
 Vectors = tuple[Tensor | float | None, ...]
-_PACK_USES = {packs.KEEP: 0, packs.FIND: 1, packs.NONE: 2}
+_PACK_USES = {packs.KEEP: 0, packs.FIND: 1, packs.NONE: 2, None: 1}
 
 
 def mark_written(out: Tensor) -> None:
@@ -85,7 +85,7 @@ def linear(
     vectors: Vectors | None,
     precision: str | None,
     out: Tensor | None,
-    pack_use: str,
+    pack_use: str | None,
     strict: bool,
 ) -> Tensor | None:
     """D = epilogue(x @ weight.T), or None. Arguments as the public functions got them.
@@ -99,7 +99,7 @@ def linear(
         vectors: of scale_batch_norm: multiplier and offset, or the vectors of `epilogues.FOLDED` and then eps.
         precision: what an fp32 product gets; None follows torch's setting.
         out: where the result goes; None: a new tensor.
-        pack_use: what the call may do with the weight's pack (see `epigemm.packs`).
+        pack_use: what the call may do with the weight's pack (see `epigemm.packs`); None: `epigemm.keep_packs` decides.
         strict: torch's GEMM is no answer.
     """
     if _module is None or _is_compiling() or invariance.active or execution.on_first_call is not None:
@@ -120,10 +120,12 @@ def linear(
     return found
 
 
-def _slices_at_hand(weight: Tensor, slices: int, pack_use: str) -> tuple[Tensor | None, str] | None:
+def _slices_at_hand(weight: Tensor, slices: int, pack_use: str | None) -> tuple[Tensor | None, str] | None:
     """The weight's pack and what the call may do with it; None where the call is somebody else's."""
-    if split.has_been_short():
+    if split.has_been_short() or not isinstance(weight, Tensor):
         return None
+    if pack_use is None:
+        pack_use = keeping.pack_use(weight)
     if pack_use == packs.NONE:
         return None, pack_use
     pack = packs.find(weight, slices)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from epigemm import checks, execution, fixed, packs, plans, split, tables, torch_gemm
+from epigemm import checks, execution, fixed, gradients, packs, plans, split, tables, torch_gemm
+from epigemm import explain_text as text
 from epigemm import precision as _precision
 from epigemm.epilogues import BIAS, Epilogue, compute_dtype
 from epigemm.recording import Recorder, dtype_name, record
@@ -27,15 +28,15 @@ class Explanation:
     Attributes:
         op: the public function and the epilogue behind it.
         path: "fused" (one GEMM kernel with the epilogue in it; fp32 on fp16 pieces needs helpers before and after
-            it, see `kernels`), "gemm+elementwise" (torch's GEMM, then one elementwise kernel in place where the
-            GEMM does not do everything), "elementwise" (one kernel), or "reference" (plain PyTorch operations,
-            where epigemm has no kernels).
+            it, see `kernels`), "gemm+elementwise" (a GEMM, torch's unless gradients are recorded, then one elementwise
+            kernel where the GEMM does not do everything), "elementwise" (one kernel), or "reference" (plain PyTorch
+            operations, where epigemm has no kernels).
         kernel: the kernel that does most of the work.
         arithmetic: what the numbers are multiplied and accumulated in.
         reasons: why this path; for a path that is not fused, what ruled the fused kernel out.
         candidates: the fused kernels that were compared, best first, with their predicted microseconds
             (`predicted_us`) and, where that is known, what was measured (`measured_us`).
-        backward: what the derivative will use.
+        backward: what the first derivative will run.
         kernels: every launch, in order.
     """
 
@@ -52,9 +53,9 @@ class Explanation:
         """The explanation for people: one line a fact."""
         lines = [f"{self.op}", f"  path:       {self.path}", f"  kernel:     {self.kernel}"]
         lines += [f"  arithmetic: {self.arithmetic}"]
-        lines += _listed("because", self.reasons)
-        lines += _listed("launches", [f"{i}. {kernel}" for i, kernel in enumerate(self.kernels, 1)])
-        lines += _listed("compared", [_candidate_text(candidate) for candidate in self.candidates])
+        lines += text.listed("because", self.reasons)
+        lines += text.listed("launches", [f"{i}. {kernel}" for i, kernel in enumerate(self.kernels, 1)])
+        lines += text.listed("compared", [text.candidate_text(candidate) for candidate in self.candidates])
         lines += [f"  backward:   {self.backward}"]
         return "\n".join(lines)
 
@@ -96,26 +97,47 @@ def _explanation(
 ) -> Explanation:
     operator, epilogue, given, out = recorder.taken_apart()
     op = f"{function}: epigemm::{operator}, epilogue {epilogue.name}: {epilogue.formula}"
+    given = recorder.with_gradients(given)
     if operator.startswith("linear"):
-        found = _explain_linear(epilogue, given, out, wants_gradients)
-        backward = _BACKWARD_LINEAR
+        found, backward = _explain_gradients_of_linear(epilogue, given, out, differentiates, wants_gradients)
     else:
-        found = _explain_elementwise(epilogue, given, out)
-        backward = _BACKWARD_ELEMENTWISE
+        x, _, operands, _ = given
+        found, backward = _explain_elementwise(epilogue, given, out), text.backward_elementwise(x, operands)
     if out is not None:
         backward = "none: a call with out= has no derivative"
     elif not differentiates:
         backward = f"not needed: no argument requires grad (otherwise: {backward})"
-    folds = [f"{_owner(given[0])} {fold}" for fold in recorder.folds]
+    folds = [f"{text.owner(given[0])} {fold}" for fold in recorder.folds]
     kernels = [*recorder.casts, *folds, *found.pop("kernels")]
     return Explanation(op=op, backward=backward, kernels=kernels, **found)
 
 
-_BACKWARD_LINEAR = (
-    "the registry's differentiable PyTorch reference for the epilogue, from a recomputed product; "
-    "the gradients' products are epigemm::linear calls of the same precision"
+_SAVED = (
+    "gradients are recorded: the product is saved for the derivative, the epilogue is a kernel of its own "
+    "(strict=True: one kernel, and the derivative makes the product again)"
 )
-_BACKWARD_ELEMENTWISE = "the registry's differentiable PyTorch reference"
+
+
+def _explain_gradients_of_linear(
+    epilogue: Epilogue,
+    call: tuple[Any, ...],
+    out: Tensor | None,
+    differentiates: bool,
+    wants_gradients: bool,
+) -> tuple[dict[str, Any], str]:
+    """The forward and the backward pass, of which the former may depend on the latter."""
+    x, weight, bias, operands, scalars, precision, pack_use, strict, invariant = call
+    backward = text.backward_linear(epilogue, x, operands, strict=strict)
+    saves = gradients.saves_product(epilogue.name, x, operands, strict=strict)
+    if out is not None or not differentiates or not saves:
+        return _explain_linear(epilogue, call, out, wants_gradients), backward
+    checks.linear(epilogue, x, weight, bias, operands, scalars, precision, None)
+    product = (x, weight, bias, (), (), precision, pack_use, strict, invariant)
+    found = _explain_linear(BIAS, product, None, wants_gradients)
+    found["path"] = GEMM_ELEMENTWISE if execution.has_native_kernels(x) else REFERENCE
+    found["reasons"] = [_SAVED, *found["reasons"]]
+    found["kernels"] = [*found["kernels"], f"{text.owner(x)} {epilogue.name}"]
+    return found, backward
 
 
 def _explain_linear(
@@ -159,9 +181,9 @@ def _explain_linear(
         gemm = "torch GEMM (addmm, with the bias)"
     kernels = [gemm]
     if not with_bias and not with_relu:
-        kernels.append(f"{_owner(x)} {epilogue.name}, in place on the product")
+        kernels.append(f"{text.owner(x)} {epilogue.name}, in place on the product")
     return {
-        "arithmetic": _arithmetic_text(x.dtype, _torch_arithmetic(x, precision)),
+        "arithmetic": text.arithmetic_text(x.dtype, _torch_arithmetic(x, precision)),
         "candidates": plan.get("candidates", []),
         "path": GEMM_ELEMENTWISE if execution.has_native_kernels(x) else REFERENCE,
         "kernel": gemm,
@@ -184,9 +206,9 @@ def _explain_fused(
     epilogue: Epilogue, x: Tensor, found: execution.Considered, reasons: list[str]
 ) -> dict[str, Any]:
     """A call on one kernel that multiplies the tensors as they are."""
-    kernel = f"epigemm fused GEMM, {_tile_text(found.plan)}, epilogue {epilogue.name}"
+    kernel = f"epigemm fused GEMM, {text.tile_text(found.plan)}, epilogue {epilogue.name}"
     return {
-        "arithmetic": _arithmetic_text(x.dtype, found.arithmetic),
+        "arithmetic": text.arithmetic_text(x.dtype, found.arithmetic),
         "candidates": found.plan["candidates"],
         "path": FUSED,
         "kernel": kernel,
@@ -214,10 +236,12 @@ def _explain_fixed(
     if road.kind == fixed.ROWS:
         gemm = "torch GEMM (mm) of one row" if epilogue is not BIAS else "torch GEMM (addmm) of one row"
         kernels = (
-            [gemm] if epilogue is BIAS else [gemm, f"{_owner(x)} {epilogue.name}, in place on the product"]
+            [gemm]
+            if epilogue is BIAS
+            else [gemm, f"{text.owner(x)} {epilogue.name}, in place on the product"]
         )
         return {
-            "arithmetic": _arithmetic_text(x.dtype, _torch_arithmetic(x, precision)),
+            "arithmetic": text.arithmetic_text(x.dtype, _torch_arithmetic(x, precision)),
             "path": GEMM_ELEMENTWISE,
             "kernel": gemm,
             "reasons": [*before, "on a CPU each row is a call of its own"],
@@ -225,18 +249,18 @@ def _explain_fixed(
         }
     if road.kind == fixed.FP32:
         kernel = f"epigemm fused GEMM in fp32 multiply-adds, tile 128x64, epilogue {epilogue.name}"
-        arithmetic = _arithmetic_text(x.dtype, _precision.IEEE)
+        arithmetic = text.arithmetic_text(x.dtype, _precision.IEEE)
         launches = [kernel]
     elif road.kind == fixed.PIECES:
-        kernel = f"epigemm fused GEMM on fp16 pieces, {_tile_text(road.plan)}, epilogue {epilogue.name}"
+        kernel = f"epigemm fused GEMM on fp16 pieces, {text.tile_text(road.plan)}, epilogue {epilogue.name}"
         arithmetic = _PIECES_TEXT[road.arithmetic]
         written = x.new_empty((*x.shape[:-1], weight.shape[0])) if out is None else out
         choice = split.choose_fixed(weight, road.arithmetic, written, pack_use)
         before.append(split.describe_source(choice, weight))
         launches = split.describe_launches(choice, x, kernel)
     else:
-        kernel = f"epigemm fused GEMM, {_tile_text(road.plan)}, epilogue {epilogue.name}"
-        arithmetic = _arithmetic_text(x.dtype, road.arithmetic)
+        kernel = f"epigemm fused GEMM, {text.tile_text(road.plan)}, epilogue {epilogue.name}"
+        arithmetic = text.arithmetic_text(x.dtype, road.arithmetic)
         before.append("tensors that TMA cannot read or write are copied and padded to whole 16 bytes first")
         launches = [kernel]
     return {
@@ -275,7 +299,7 @@ def _explain_pieces(
         gpu=plans.gpu_numbers(device),
         device=device,
     )
-    kernel = f"epigemm fused GEMM on fp16 pieces, {_tile_text(plan)}, epilogue {epilogue.name}"
+    kernel = f"epigemm fused GEMM on fp16 pieces, {text.tile_text(plan)}, epilogue {epilogue.name}"
     rival = "torch's TF32 GEMM" if choice.tf32_allowed else "torch's fp32 GEMM"
     reasons = [
         *before,
@@ -307,10 +331,10 @@ def _fastest(plan: dict[str, Any], x: Tensor, rival: str) -> str:
     """Why this kernel: its time, that of torch's own path, and where they come from."""
     source = plan.get("source", "model")
     how = "by prediction" if source == "model" else "as measured"
-    text = f"fastest {how} of {len(plan['candidates'])} fused kernels: {plans.fused_us(plan):.1f} us"
+    fastest = f"fastest {how} of {len(plan['candidates'])} fused kernels: {plans.fused_us(plan):.1f} us"
     if "fallback_us" in plan:
-        text += f", against {plans.fallback_us(plan):.1f} us for {rival}"
-    return f"{text}: {tables.source_text(source, plan)}"
+        fastest += f", against {plans.fallback_us(plan):.1f} us for {rival}"
+    return f"{fastest}: {tables.source_text(source, plan)}"
 
 
 def _memory_notes(x: Tensor, weight: Tensor, arithmetic: str) -> list[str]:
@@ -328,7 +352,7 @@ def _explain_elementwise(epilogue: Epilogue, call: tuple[Any, ...], out: Tensor 
     checks.elementwise(epilogue, x, bias, operands, scalars, out)
     if out is not None:
         checks.output_overlap(out, x, (bias, *operands), in_place=True)
-    kernel = f"{_owner(x)} {epilogue.name}"
+    kernel = f"{text.owner(x)} {epilogue.name}"
     reason = f"elementwise functions are one kernel; x is {dtype_name(x.dtype)} on {x.device}"
     path = ELEMENTWISE
     if not execution.has_native_kernels(x):
@@ -364,39 +388,3 @@ def _torch_arithmetic(x: Tensor, precision: str) -> str:
     if not execution.linear_roads(x, precision).tf32_allowed:
         return _precision.IEEE
     return _precision.torch_setting(x.device.type)
-
-
-def _owner(x: Tensor) -> str:
-    if not execution.has_native_kernels(x):
-        return "PyTorch reference,"
-    return "epigemm CUDA kernel," if x.is_cuda else "epigemm CPU loop,"
-
-
-def _arithmetic_text(dtype: torch.dtype, arithmetic: str) -> str:
-    if dtype == torch.float64:
-        return "float64"
-    if dtype == torch.float32 and arithmetic == _precision.IEEE:
-        return "ieee float32"
-    return f"{arithmetic if dtype == torch.float32 else dtype_name(dtype)} products, float32 accumulation"
-
-
-def _tile_text(plan: dict[str, Any]) -> str:
-    return (
-        f"tile {plan['tile']}, cluster {plan['cluster']}, {plan['schedule']}, raster {plan['raster']}, "
-        f"swizzle {plan['swizzle']}{_splits_text(plan)}"
-    )
-
-
-def _splits_text(plan: dict[str, Any]) -> str:
-    splits = plan.get("splits", 1)
-    return f", K in {splits} parts" if splits > 1 else ""
-
-
-def _candidate_text(candidate: dict[str, Any]) -> str:
-    how = "measured" if "measured_us" in candidate else "predicted"
-    return f"{plans.fused_us(candidate):9.1f} us {how:<9}  {_tile_text(candidate)}"
-
-
-def _listed(title: str, items: Sequence[str]) -> list[str]:
-    heads = [f"{title}:"] + [""] * len(items)
-    return [f"  {head:<11} {item}" for head, item in zip(heads, items, strict=False)]

@@ -24,7 +24,8 @@ Keyword arguments:
 
 In the mode `epigemm.batch_invariant()` a row's bits do not depend on the other rows of x.
 
-A weight may be an `epigemm.PackedWeight`, which holds its fp16 pieces.
+A weight may be an `epigemm.PackedWeight`, which holds its fp16 pieces. In the mode `epigemm.keep_packs()` those of
+every `nn.Parameter` are kept.
 
 Errors: TypeError for arguments that are no tensors or numbers, ValueError for values out of range (unknown
 precision, negative or non-finite eps, missing running statistics), RuntimeError for shapes, dtypes, devices

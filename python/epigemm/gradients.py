@@ -2,7 +2,7 @@
 
 What is saved is what PyTorch's unfused operators would save, as far as the derivative can do with that: x only for the
 weight's gradient and the weight only for that of x, so that either may be overwritten where it is not needed; of a relu
-the result, whose sign is the derivative; before any other epilogue the product (`without_product` says where not, and
+the result, whose sign is the derivative; before any other epilogue the product (`saves_product` says where, and
 `registration.py` then makes one operator two). So first derivatives cost no further product, and no later write to a
 bias, counted or not, concerns them: one kernel for the epilogue's derivative, made of the functors themselves
 (csrc/epilogue/dual.h), then the products for x and the weight.
@@ -37,6 +37,18 @@ def without_product(epilogue: str, operands: Sequence[Tensor]) -> bool:
     if epilogue == SCALE_BATCH_NORM.name:  # linear in the product: only the vectors' own gradients read it
         return not any(operand.requires_grad for operand in operands)
     return epilogue in (BIAS.name, BIAS_RELU.name)
+
+
+def saves_product(epilogue: str, x: Tensor, operands: Sequence[Tensor], *, strict: bool) -> bool:
+    """Whether a call of `epigemm::linear` that records gradients runs as two operators and saves what is between them.
+
+    Saving the product takes one more pass over the result, computing it again a matrix product. Eager saves it, too;
+    rounded to the tensors' dtype, as here. A strict call stays one kernel. So does one whose bias is folded into 16-bit
+    numbers' epilogue: a product that is rounded to 16 bits before its bias is added loses what the two cancel to.
+    """
+    if strict or without_product(epilogue, operands):
+        return False
+    return not (epilogue == SCALE_BATCH_NORM.name and x.element_size() == 2)
 
 
 def linear_setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:

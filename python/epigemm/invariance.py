@@ -10,7 +10,6 @@ of its own. `docs/batch-invariance.md` says what the mode promises, what it cost
 
 from __future__ import annotations
 
-import inspect
 import sys
 import threading
 from collections.abc import Callable
@@ -128,12 +127,7 @@ class batch_invariant(ContextDecorator):
 
     def __call__(self, func: _Function) -> _Function:
         """`func`, run inside the mode."""
-        is_later = (inspect.isgeneratorfunction, inspect.iscoroutinefunction, inspect.isasyncgenfunction)
-        if any(check(func) for check in is_later):
-            raise TypeError(
-                f"func: got {func!r}, whose body runs after the call; accepted are plain functions (use "
-                "`with epigemm.batch_invariant():` inside of it)"
-            )
+        checks.runs_when_called(func, "with epigemm.batch_invariant():")
         return super().__call__(func)
 
 

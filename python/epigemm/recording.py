@@ -42,6 +42,7 @@ class Recorder(TorchFunctionMode):
         self.casts: list[str] = []
         self.folds: list[str] = []
         self.call: tuple[str, tuple[Any, ...]] | None = None
+        self._gradients_of_operands = False
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -50,6 +51,7 @@ class Recorder(TorchFunctionMode):
         if name == "fold_batch_norm":
             like, *vectors, _ = args
             columns = next(vector.shape[0] for vector in vectors if vector is not None)
+            self._gradients_of_operands |= any(v is not None and v.requires_grad for v in vectors)
             self.folds.append(f"fold of {columns} columns into multiplier and offset (fold_batch_norm)")
             return torch.empty((2, columns), dtype=compute_dtype(like.dtype), device=like.device)
         if name is not None:
@@ -60,7 +62,7 @@ class Recorder(TorchFunctionMode):
             self.casts.append(
                 f"torch cast of {list(source.shape)} from {dtype_name(source.dtype)} to {dtype_name(dtype)}"
             )
-            return torch.empty_like(source, dtype=dtype)
+            return torch.empty_like(source, dtype=dtype, requires_grad=source.requires_grad)
         return func(*args, **(kwargs or {}))
 
     def taken_apart(self) -> tuple[str, Epilogue, tuple[Any, ...], Tensor | None]:
@@ -72,6 +74,22 @@ class Recorder(TorchFunctionMode):
             return operator, epilogue, given, None
         at = _OUT[operator]
         return operator, epilogue, given[:at] + given[at + 1 :], given[at]
+
+    def with_gradients(self, given: tuple[Any, ...]) -> tuple[Any, ...]:
+        """The arguments, with operands that require a gradient where those that they were folded from do.
+
+        Under `no_grad`, where calls are recorded, a fold's result does not.
+        """
+        if not self._gradients_of_operands:
+            return given
+        return tuple(
+            [operand.detach().requires_grad_() for operand in value] if _is_operands(value) else value
+            for value in given
+        )
+
+
+def _is_operands(value: Any) -> bool:
+    return isinstance(value, (list, tuple)) and all(isinstance(item, Tensor) for item in value)
 
 
 _OUT = {"linear_out": 6, "elementwise_out": 4}

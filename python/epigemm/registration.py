@@ -17,7 +17,7 @@ from torch.autograd import forward_ad
 from epigemm import checks, entry, execution, fixed, gradients, packs
 from epigemm import precision as _precision
 from epigemm._native import ops
-from epigemm.epilogues import BIAS, FOLDED, SCALE_BATCH_NORM, compute_dtype
+from epigemm.epilogues import BIAS, FOLDED, compute_dtype
 from epigemm.recorded import Operator, record
 
 
@@ -83,12 +83,7 @@ def _without_packs_of_changing_weights(kernel: Callable[..., Tensor]) -> Callabl
 
 
 def _keeping_the_product(kernel: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """`kernel`, the autograd kernel of `linear`, but two operators where a derivative will read the product.
-
-    Saving it takes one more pass over the result, computing it again a matrix product. Eager saves it, too; rounded to
-    the tensors' dtype, as here. A strict call stays one kernel. So does one whose bias is folded into 16-bit numbers'
-    epilogue: a product that is rounded to 16 bits before its bias is added loses what the two cancel to.
-    """
+    """`kernel`, the autograd kernel of `linear`, but two operators where `gradients.saves_product`."""
     names = [argument.name for argument in ops.linear.default._schema.arguments]
 
     def autograd(keyset: Any, *args: Any) -> Tensor:
@@ -96,11 +91,9 @@ def _keeping_the_product(kernel: Callable[..., Tensor]) -> Callable[..., Tensor]
         inputs = (x, weight, bias, *operands)
         given = dict(zip(names[7:], others, strict=False))
         if (
-            given.get("strict")
-            or not torch.is_grad_enabled()
+            not torch.is_grad_enabled()
             or not any(tensor is not None and tensor.requires_grad for tensor in inputs)
-            or gradients.without_product(epilogue, operands)
-            or (epilogue == SCALE_BATCH_NORM.name and x.element_size() == 2)
+            or not gradients.saves_product(epilogue, x, operands, strict=given.get("strict", False))
         ):
             return kernel(keyset, *args)
         # The operators below would not know what is wrong with the call as a whole, or only when half of it has run.

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 from torch.nn import Parameter
 
-from epigemm import checks, entry, execution, fixed, invariance, packs, registration  # noqa: F401  # operators
+from epigemm import checks, entry, execution, fixed, invariance, keeping, packs, registration  # noqa: F401
 from epigemm._native import ops
 from epigemm.epilogues import (
     BIAS,
@@ -47,11 +47,12 @@ def linear(
     precision: str | None,
     out: Tensor | None,
     strict: bool = False,
-    pack_use: str = packs.FIND,
+    pack_use: str | None = None,
 ) -> Tensor:
     """D = epilogue(x @ weight.T), for an epilogue with a bias and at most one scalar.
 
-    `pack_use`: what the call may do with the weight's pack, `packs.KEEP` for a module's own.
+    `pack_use`: what the call may do with the weight's pack, `packs.KEEP` for a module's own; None for a plain call, for
+    which `epigemm.keep_packs` decides.
     """
     if isinstance(weight, PackedWeight):
         weight, pack_use = weight.weight, packs.KEEP
@@ -65,6 +66,8 @@ def linear(
         checks.optional_tensors(bias=bias, out=out)
     if _any_autocast():
         x, weight, bias = _autocast(x, weight, bias)
+    if pack_use is None:
+        pack_use = _pack_use(weight)
     operands, scalars = scalar_operand(epilogue, scalar, x)
     precision = DEFAULT if precision is None else checks.precision(precision)
     if strict is not False:
@@ -94,7 +97,7 @@ def linear_folded(
     precision: str | None,
     out: Tensor | None,
     strict: bool = False,
-    pack_use: str = packs.FIND,
+    pack_use: str | None = None,
 ) -> Tensor:
     """D = multiplier * (x @ weight.T) + offset, both folded from `vectors` (those of `FOLDED`)."""
     if all(vector is None for vector in vectors):
@@ -113,6 +116,8 @@ def linear_folded(
     if _any_autocast():
         x, weight, bias = _autocast(x, weight, vectors[0])
         vectors = (bias, *vectors[1:])
+    if pack_use is None:
+        pack_use = _pack_use(weight)
     precision = DEFAULT if precision is None else checks.precision(precision)
     checks.flag("strict", strict)
     # All launches are checked before the first one.
@@ -139,6 +144,10 @@ def linear_folded(
     if out is not None:
         entry.mark_written(out)
     return result
+
+
+def _pack_use(weight: Tensor) -> str:
+    return keeping.pack_use(weight) if keeping.active or keeping.traced else packs.FIND
 
 
 def _call_linear(
@@ -243,7 +252,10 @@ def _call_fold(x: Tensor, vectors: Sequence[Tensor | None], eps: float) -> Seque
 
 
 def _fold_operator(x: Tensor, vectors: Sequence[Tensor | None], eps: float) -> Tensor:
-    folded: Tensor = ops.fold_batch_norm(x, *vectors, eps)
+    # Only the type and the device of x are read: without this, autograd would take the fold for a function of x, and
+    # the layer's derivative would be made for operands that need a gradient.
+    like = x.detach() if x.requires_grad else x
+    folded: Tensor = ops.fold_batch_norm(like, *vectors, eps)
     return folded
 
 

@@ -79,6 +79,17 @@ def test_no_second_spelling_of_a_formula() -> None:
         assert not calls.findall(code), path.relative_to(ROOT)
 
 
+def test_nothing_waits_for_the_device() -> None:
+    """Calls only launch: torch allocates and copies, and whoever reads a result waits for it."""
+    waits = re.compile(
+        r"\bcu(?:da)?(?:\w*Synchronize|(?:Malloc|Free|MemAlloc|MemFree|Memcpy|Memset)(?!\w*Async)\w*)\s*\("
+    )
+    assert waits.search("cudaStreamSynchronize(stream)") and waits.search("cudaMemcpy(a, b, n, kind)")
+    assert waits.search("cuMemFree(p)") and not waits.search("cudaMemcpyAsync(a, b, n, kind, stream)")
+    for path in sources():
+        assert not waits.findall(without_comments(path)), path.relative_to(ROOT)
+
+
 def test_registry_file_equals_the_module() -> None:
     """The installed module was built from this very list (else: rebuild)."""
     lines = re.findall(

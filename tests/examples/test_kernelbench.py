@@ -11,6 +11,11 @@ import pytest
 import torch
 from torch import nn
 
+from epigemm import packs
+from tests.python.pieces import Road, road
+
+__all__ = ["road"]
+
 FOLDER = Path(__file__).parents[2] / "examples" / "kernelbench"
 EXPECTED = {
     "gemm_add_relu",
@@ -132,6 +137,36 @@ def test_ours_is_ours(path: Path) -> None:
         ):
             model(x)
         assert any(event.key.startswith("epigemm::") for event in profile.key_averages()) is expected
+
+
+@pytest.mark.parametrize("path", [path for path in FILES if path.stem != "sigmoid"], ids=lambda p: p.stem)
+def test_the_weight_is_split_once(path: Path, road: Road) -> None:
+    """Without gradients a drop-in keeps the pieces of its weight, and follows changes; with them it does not."""
+    module = load(path)
+    m, n, k = road.size
+    arguments = module.get_init_inputs(module.Size(m, k, n))
+    ours, original = (kind(*arguments).to(road.device).eval() for kind in (module.ModelNew, module.Model))
+    x = road.x()
+    weight = next(parameter for parameter in ours.parameters() if parameter.dim() == 2)
+    for _ in range(2):
+        original.load_state_dict(ours.state_dict())
+        with torch.no_grad():
+            for _ in range(2):
+                torch.testing.assert_close(ours(x), original(x), rtol=1e-4, atol=1e-4)
+            weight.mul_(0.5)
+    assert [launch.packed for launch in road.take()] == [True] * 4
+    assert packs.kept(weight)
+    ours(x)
+    assert [launch.packed for launch in road.take()] == [False]
+
+
+@problems
+def test_compiles_without_graph_breaks(path: Path) -> None:
+    _, ours, x = pair(path)
+    torch._dynamo.reset()
+    compiled = torch.compile(ours.eval(), backend="aot_eager", fullgraph=True)
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(x), ours(x))
 
 
 @problems

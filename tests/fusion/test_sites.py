@@ -284,8 +284,12 @@ def test_packs_are_kept_of_parameters_and_on_demand(
 
 
 def test_fused_models_keep_none(uses: list[str]) -> None:
-    epigemm.fuse(relu_layer())(torch.randn(ROWS, IN))
-    assert uses == [packs.FIND]
+    """`epigemm.keep_packs` is for plain calls: a model is asked when it is fused."""
+    fused = epigemm.fuse(relu_layer())
+    fused(torch.randn(ROWS, IN))
+    with epigemm.keep_packs():
+        fused(torch.randn(ROWS, IN))
+    assert uses == [packs.FIND] * 2
 
 
 def test_distributed_tensors() -> None:

@@ -1,0 +1,206 @@
+"""`keep_packs`: plain calls keep the fp16 pieces of their weights, as the layers of `epigemm.nn` do.
+
+    epigemm.keep_packs(True)          # from here on, in every thread
+    with epigemm.keep_packs():        # in this block, in this thread
+        y = epigemm.linear_relu(x, layer.weight, layer.bias)
+
+The constructor cannot know which of the two it is, so it switches for all threads, and a block takes that back when it
+is entered. It is a list of switches, not one flag, because the blocks of two threads may be made in one order and
+entered in another.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable
+from contextlib import ContextDecorator
+from typing import Any, NamedTuple, TypeVar
+
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+
+from epigemm import checks, packs
+
+active = False
+"""Whether the mode is on in some thread. Where it is not, calls and Dynamo's guards read this and `traced` alone."""
+
+traced: bool | None = None
+"""What code under torch.compile has chosen: Dynamo follows a global that is set, but no lock and no thread-local."""
+
+_everywhere = False
+_threads_on = 0
+_lock = threading.Lock()
+_is_compiling = torch.compiler.is_compiling
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+
+class _Thread(threading.local):
+    """What the blocks around the current call say; None: what holds everywhere."""
+
+    def __init__(self) -> None:
+        self.choice: bool | None = None
+        self.outer: list[bool | None] = []
+
+
+_thread = _Thread()
+
+
+def enabled() -> bool:
+    """Whether the mode is on for a call made here.
+
+    While torch.compile traces, a block outside of the compiled function counts as soon as any thread is in one: Dynamo
+    can guard by `active`, but by nothing that belongs to a thread.
+    """
+    if _is_compiling():
+        return active if traced is None else traced
+    choice = traced if _thread.choice is None else _thread.choice
+    return _everywhere if choice is None else choice
+
+
+def pack_use(weight: Tensor) -> str:
+    """What a plain call may do with its weight's pack.
+
+    A weight that is no parameter may have been made for this call alone.
+    """
+    return packs.KEEP if enabled() and isinstance(weight, Parameter) else packs.FIND
+
+
+class keep_packs(ContextDecorator):
+    """Let plain calls keep the fp16 pieces of weights that are `torch.nn.Parameter`s: split once, not at every call.
+
+    Matches the same calls without it. It does for the functions of epigemm what the layers of `epigemm.nn` do by
+    themselves. Fused models are not concerned: `epigemm.fuse(model, keep_packs=True)` does it for those.
+
+    Called as a statement, it switches for all threads. As a context manager, it holds in its block and in the current
+    thread, and puts back on exit what was before; as a decorator, it does so around each call of the function. A block
+    comes before what holds for all threads. All of this works in code under torch.compile, without graph breaks. A
+    compiled function is compiled again when it is first called with the mode on around it, in whichever thread.
+
+    Pieces belong to the weight, are freed with it, and are made again when it has changed. Leaving the mode frees
+    nothing: later calls outside of it use pieces that are current, and make none. After writes that torch does not
+    count, such as `weight.data.add_(...)`, call `epigemm.pack(weight).repack()` (see `epigemm.packs`). Nothing is kept
+    of weights that a gradient is asked for or that are no Parameters, and nothing where fp32 products do not run on
+    fp16 pieces (CPUs, GPUs other than Hopper, small K).
+
+    Memory, for an fp32 weight `[N, K]`: `2 bytes * 2 pieces * N * K`, as many bytes as the weight itself; at precision
+    "high" `2 bytes * 1 piece * N * K`, half of that. K is rounded up to a multiple of 64, at "high" of 8, and 8 bytes a
+    row come on top. A weight that is used at both precisions has both.
+
+    Args:
+        enabled: False: calls make no pieces to be kept.
+
+    Raises:
+        TypeError: `enabled` is not True or False; or a generator or coroutine function was decorated, whose body would
+            run outside of the mode.
+
+    Example:
+        >>> layer = torch.nn.Linear(64, 32)
+        >>> with torch.no_grad(), epigemm.keep_packs():
+        ...     epigemm.linear_relu(torch.randn(8, 64), layer.weight, layer.bias).shape
+        torch.Size([8, 32])
+    """
+
+    def __init__(self, enabled: bool = True) -> None:
+        checks.flag("enabled", enabled)
+        self._enabled = enabled
+        # What `traced` was before; empty where no compiler saw the constructor, or the block.
+        self._before_made: list[bool | None] = []
+        self._before_entered: list[bool | None] = []
+        if _is_compiling():
+            self._before_made.append(_trace(enabled))
+        else:
+            _switch(self, enabled)
+
+    def __enter__(self) -> keep_packs:
+        self._take_back()
+        if _is_compiling():
+            self._before_entered.append(_trace(self._enabled))
+        else:
+            _enter(self._enabled)
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        # By what __enter__ did: after a graph break inside of the block nothing is traced any more.
+        if self._before_entered:
+            _trace(self._before_entered.pop())
+        else:
+            _exit()
+
+    def __call__(self, func: _Function) -> _Function:
+        """`func`, run inside the mode."""
+        self._take_back()
+        checks.runs_when_called(func, "with epigemm.keep_packs():")
+        return super().__call__(func)
+
+    def _recreate_cm(self) -> keep_packs:
+        return keep_packs(self._enabled)  # calls of a decorated function share no object
+
+    def _take_back(self) -> None:
+        """Undo what the constructor did, once: this is a block or a decorator."""
+        if self._before_made:
+            _trace(self._before_made.pop())
+        elif not _is_compiling():
+            _take_back(self)
+
+
+class _Switch(NamedTuple):
+    """What a constructor did: whose it was, how it has switched, and what `traced` was before."""
+
+    by: weakref.ref[keep_packs]
+    enabled: bool
+    before: bool | None
+
+
+# The last one holds. One whose object is gone can never be taken back, so that nothing beneath it counts again.
+_switches: list[_Switch] = []
+
+
+def _switch(by: keep_packs, enabled: bool) -> None:
+    global traced
+    with _lock:
+        if _switches and _switches[-1].by() is None:
+            del _switches[:-1]
+        _switches.append(_Switch(weakref.ref(by), enabled, traced))
+        traced = None
+        _update()
+
+
+def _take_back(by: keep_packs) -> None:
+    global traced
+    with _lock:
+        for switch in [switch for switch in _switches if switch.by() is by]:
+            _switches.remove(switch)
+            traced = switch.before if traced is None else traced
+        _update()
+
+
+def _enter(enabled: bool) -> None:
+    _thread.outer.append(_thread.choice)
+    _choose(enabled)
+
+
+def _exit() -> None:
+    _choose(_thread.outer.pop())
+
+
+def _choose(choice: bool | None) -> None:
+    global _threads_on
+    with _lock:
+        _threads_on += (choice is True) - (_thread.choice is True)
+        _thread.choice = choice
+        _update()
+
+
+def _update() -> None:
+    global active, _everywhere
+    _everywhere = bool(_switches) and _switches[-1][1]
+    active = _everywhere or _threads_on > 0
+
+
+def _trace(choice: bool | None) -> bool | None:
+    """Switch in code that a compiler traces; what was before."""
+    global traced
+    before, traced = traced, choice
+    return before
