@@ -1,0 +1,231 @@
+"""Plain calls by the entry: what it answers, what it leaves to others, and that its answers are theirs."""
+
+from __future__ import annotations
+
+import gc
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import epigemm
+from epigemm import entry
+from epigemm.packs import FIND
+from tests.support.public import PUBLIC, Public
+
+pytestmark = pytest.mark.skipif(
+    not hasattr(Tensor, "__dlpack_c_exchange_api__"), reason="torch: no exchange API before 2.11"
+)
+
+DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+
+
+def test_the_entry_is_there() -> None:
+    """A build that lost it would be right, and slow."""
+    assert entry._module is not None
+
+
+@pytest.fixture
+def answered(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[bool]]:
+    """For each call that reached the entry, whether it answered."""
+    answers: list[bool] = []
+
+    class Watched:
+        def __getattr__(self, name: str) -> Callable[..., Any]:
+            function = getattr(native, name)
+
+            def watch(*args: Any) -> Any:
+                found = function(*args)
+                answers.append(found is not None)
+                return found
+
+            return watch
+
+    native = entry._module
+    monkeypatch.setattr(entry, "_module", Watched())
+    yield answers
+
+
+@pytest.fixture(autouse=True)
+def known_device(device: torch.device) -> None:
+    """The first call on a GPU is the cold path's, which loads what was measured there."""
+    epigemm.linear(torch.ones(2, 8, device=device), torch.ones(8, 8, device=device))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("function", PUBLIC, ids=lambda f: f.name)
+@pytest.mark.parametrize("where", ["new", "out"])
+def test_answers_are_those_of_the_cold_path(
+    function: Public, dtype: torch.dtype, where: str, answered: list[bool], device: torch.device,
+    rng: torch.Generator, monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    arguments = function.draw(rng, dtype=dtype, device=device)
+    shape = function.call(**arguments).shape
+    answered.clear()
+
+    def run() -> Tensor:
+        out = torch.full(shape, float("nan"), dtype=dtype, device=device) if where == "out" else None
+        result = function.call(**arguments, out=out)
+        assert out is None or result is out
+        return result
+
+    found = run()
+    assert answered == [True]
+    monkeypatch.setattr(entry, "_module", None)
+    expected = run()
+    assert found.dtype == dtype and found.stride() == expected.stride()
+    torch.testing.assert_close(found, expected, rtol=0, atol=0, equal_nan=True)
+
+
+class SeesEverything(TorchDispatchMode):
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return func(*args, **(kwargs or {}))
+
+
+class SeesFunctions(TorchFunctionMode):
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return func(*args, **(kwargs or {}))
+
+
+class Subclass(Tensor):
+    pass
+
+
+def _x() -> Tensor:
+    return torch.randn(4, 8)
+
+
+def _needs_gradient() -> Tensor:
+    return _x().requires_grad_()
+
+
+def _negated() -> Tensor:
+    return torch._neg_view(_x())
+
+
+NOT_PLAIN: dict[str, tuple[Callable[[], Any], Callable[[], AbstractContextManager[Any]]]] = {
+    "gradient": (_needs_gradient, nullcontext),
+    "subclass": (lambda: _x().as_subclass(Subclass), nullcontext),
+    "lazily negated": (_negated, nullcontext),
+    "zero tensor": (lambda: torch._efficientzerotensor((4, 8)), nullcontext),
+    "meta": (lambda: torch.empty(4, 8, device="meta"), nullcontext),
+    "sparse": (lambda: _x().to_sparse(), nullcontext),
+    "integers": (lambda: torch.ones(4, 8, dtype=torch.int64), nullcontext),
+    "no tensor": (lambda: [1.0], nullcontext),
+    "dispatch mode": (_x, SeesEverything),
+    "function mode": (_x, SeesFunctions),
+    "autocast": (_x, lambda: torch.autocast("cpu")),
+    "profiler": (_x, torch.autograd.profiler.profile),
+    "dual level": (_x, forward_ad.dual_level),
+    "another dtype than the weight": (lambda: _x().double(), nullcontext),
+    "another depth than the weight": (lambda: torch.randn(4, 9), nullcontext),
+}
+
+
+@pytest.mark.parametrize("name", NOT_PLAIN)
+def test_others_answer(name: str, answered: list[bool]) -> None:
+    make, mode = NOT_PLAIN[name]
+    x, weight = make(), torch.randn(16, 8)
+    with mode():
+        assert entry.linear(*_linear(x, weight)) is None
+    assert answered in ([False], [])
+
+
+def _linear(x: Any, weight: Any, **changed: Any) -> tuple[Any, ...]:
+    """`entry.linear`'s arguments for a bare product."""
+    given: dict[str, Any] = dict(
+        epilogue=epigemm.epilogues.BIAS, x=x, weight=weight, bias=None, scalar=None, vectors=None,
+        precision=None, out=None, pack_use=FIND, strict=False,
+    )  # fmt: skip
+    return tuple((given | changed).values())
+
+
+BAD: dict[str, dict[str, Any]] = {
+    "bias of another length": {"bias": torch.randn(15)},
+    "bias of another dtype": {"bias": torch.randn(16).double()},
+    "bias that is no vector": {"bias": torch.randn(1, 16)},
+    "a scalar that nothing reads": {"scalar": 1.0},
+    "precision of no kind": {"precision": "highst"},
+    "precision that is no text": {"precision": 3},
+    "strict that is no flag": {"strict": 1},
+    "strict without a fused kernel": {"strict": True},
+    "out of another shape": {"out": torch.empty(4, 15)},
+    "out of another dtype": {"out": torch.empty(4, 16).double()},
+    "out with gaps": {"out": torch.empty(4, 20)[:, :16]},
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_what_does_not_fit_is_left_to_those_who_word_it(name: str) -> None:
+    assert entry.linear(*_linear(_x(), torch.randn(16, 8), **BAD[name])) is None
+
+
+def test_an_out_that_may_overlap_is_looked_at_closely() -> None:
+    memory = torch.randn(8, 8)
+    assert entry.linear(*_linear(memory[:4], torch.randn(8, 8), out=memory[2:6])) is None
+    assert entry.linear(*_linear(memory[:4], torch.randn(8, 8), out=memory[4:])) is not None
+
+
+def test_writes_are_counted(device: torch.device) -> None:
+    out = torch.empty(4, 16, device=device)
+    before = out._version
+    epigemm.linear(torch.randn(4, 8, device=device), torch.randn(16, 8, device=device), out=out)
+    assert out._version > before
+
+
+def test_nothing_leaks(device: torch.device) -> None:
+    """References of arguments and results, over calls that are answered and calls that are not."""
+    x, weight, bias = (torch.randn(*size, device=device) for size in ((4, 8), (16, 8), (16,)))
+    others = (torch.randn(15, device=device), x.double())
+    kept = (x, weight, bias, *others)
+
+    def count() -> list[int]:
+        return [sys.getrefcount(tensor) for tensor in kept]
+
+    def call() -> None:
+        for _ in range(100):
+            entry.linear(*_linear(x, weight, bias=bias))
+            entry.linear(*_linear(x, weight, bias=others[0]))
+            entry.linear(*_linear(others[1], weight))
+            epigemm.sigmoid(x)
+
+    call()
+    before, tensors = count(), _live_tensors()
+    call()
+    assert count() == before and _live_tensors() == tensors
+
+
+def _live_tensors() -> int:
+    gc.collect()
+    return sum(type(found) is Tensor for found in gc.get_objects())
+
+
+def test_threads() -> None:
+    x, weight = torch.randn(64, 128), torch.randn(32, 128)
+    expected, wrong = x @ weight.t(), []
+
+    def work() -> None:
+        for _ in range(200):
+            if not torch.allclose(epigemm.linear(x, weight), expected, atol=1e-4):
+                wrong.append(1)
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+def test_results_can_be_resized() -> None:
+    """They are torch's own allocations."""
+    result = epigemm.linear(torch.randn(4, 8), torch.randn(16, 8))
+    assert result.resize_(8, 16).shape == (8, 16)
