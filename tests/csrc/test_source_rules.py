@@ -48,7 +48,9 @@ def test_the_tree_is_being_read() -> None:
 
 
 def test_torch_headers_only_in_csrc_torch() -> None:
-    assert violations(r"(torch|ATen|c10|caffe2)/", "torch") == []
+    assert violations(r"(torch|c10|caffe2)/", "torch") == []
+    # Plain C: the structs of DLPack.
+    assert violations(r"ATen/dlpack\.h", "python") == violations(r"ATen/(?!dlpack\.h)", "") == []
 
 
 def test_only_the_stable_part_of_torch() -> None:
@@ -64,9 +66,14 @@ def test_cutlass_headers_only_in_csrc_gemm() -> None:
     assert violations(r"(cutlass|cute)/", "gemm") == []
 
 
-def test_no_python_below_the_binding() -> None:
-    for path in sources():
-        assert not any(re.match(r"(Python\.h|pybind11)", name) for name in includes(path)), path
+def test_python_headers_only_in_csrc_python() -> None:
+    assert violations(r"(Python\.h|pybind11)", "python") == []
+
+
+def test_the_call_is_plain() -> None:
+    """Both bindings call it, and it runs where there is no CUDA."""
+    for path in sources_in(CSRC / "call"):
+        assert all(re.fullmatch(r"[a-z_]+", name) for name in includes(path)), path
 
 
 def test_no_second_spelling_of_a_formula() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -34,7 +34,7 @@ def test_the_entry_is_there() -> None:
 
 
 @pytest.fixture
-def answered(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[bool]]:
+def answered(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     """For each call that reached the entry, whether it answered."""
     answers: list[bool] = []
 
@@ -51,7 +51,7 @@ def answered(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[bool]]:
 
     native = entry._module
     monkeypatch.setattr(entry, "_module", Watched())
-    yield answers
+    return answers
 
 
 @pytest.fixture(autouse=True)
@@ -95,7 +95,7 @@ class SeesFunctions(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-class Subclass(Tensor):
+class Subclass(Tensor):  # type: ignore[no-untyped-call]
     pass
 
 
@@ -141,10 +141,9 @@ def test_others_answer(name: str, answered: list[bool]) -> None:
 
 def _linear(x: Any, weight: Any, **changed: Any) -> tuple[Any, ...]:
     """`entry.linear`'s arguments for a bare product."""
-    given: dict[str, Any] = dict(
-        epilogue=epigemm.epilogues.BIAS, x=x, weight=weight, bias=None, scalar=None, vectors=None,
-        precision=None, out=None, pack_use=FIND, strict=False,
-    )  # fmt: skip
+    given: dict[str, Any] = {"epilogue": epigemm.epilogues.BIAS, "x": x, "weight": weight}
+    given |= dict.fromkeys(("bias", "scalar", "vectors", "precision", "out"))
+    given |= {"pack_use": FIND, "strict": False}
     return tuple((given | changed).values())
 
 
