@@ -85,7 +85,7 @@ def test_answers_are_those_of_the_cold_path(
     torch.testing.assert_close(found, expected, rtol=0, atol=0, equal_nan=True)
 
 
-class SeesEverything(TorchDispatchMode):
+class SeesEverything(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return func(*args, **(kwargs or {}))
 
@@ -95,7 +95,7 @@ class SeesFunctions(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-class Subclass(Tensor):  # type: ignore[no-untyped-call]
+class Subclass(Tensor):
     pass
 
 
