@@ -6,16 +6,6 @@
 
 namespace epigemm::call {
 
-// What an fp32 product may run on, in this order; PyTorch's GEMM comes after the last. The rows of `fp32_roads`.
-struct FP32Road {
-  int count;
-  Arithmetic tried[3];
-  bool is_tf32_allowed;  // to PyTorch's GEMM, by its own setting
-};
-
-constexpr int kFP32Roads = 6;
-extern const FP32Road fp32_roads[kFP32Roads];
-
 // What a call may do with its weight's pack.
 enum class PackUse { Keep, Find, None };
 

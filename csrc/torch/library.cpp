@@ -38,6 +38,12 @@ STABLE_TORCH_LIBRARY(epigemm, m) {
   m.def(
       "_explain_linear(str epilogue, Tensor x, Tensor weight, Tensor? bias, Tensor[]? operands, float[]? scalars,"
       " str arithmetic, Tensor out) -> str");
+  m.def(
+      "_linear_out(str epilogue, Tensor x, Tensor weight, Tensor? bias, Tensor[]? operands, float[]? scalars, int fp32,"
+      " int slices, int[]? gpu, bool launch, Tensor(a!)? out) -> int");
+  m.def(
+      "_explain_call(str epilogue, Tensor x, Tensor weight, Tensor? bias, Tensor[]? operands, float[]? scalars,"
+      " int fp32, int slices, int[]? gpu, Tensor? out) -> str");
   m.def("_split_rows_out(Tensor matrix, int pieces, Tensor(a!) pack) -> ()");
   m.def(
       "_split_linear_out(str epilogue, Tensor x, Tensor weight, Tensor? pack, Tensor(b!) workspace, Tensor? bias,"

@@ -37,29 +37,6 @@ std::vector<Candidate> with_measured(const Problem& problem, std::vector<Candida
   return candidates;
 }
 
-Device described_device(const std::vector<int64_t>& gpu, int64_t index) {
-  check(gpu.empty() || gpu.size() == 2 || gpu.size() == 4,
-        "gpu must be empty or [capability, multiprocessors], then perhaps clock_mhz and memory_bytes_per_us, got ",
-        gpu.size(), " numbers");
-  check(index >= -1 && index < measured::kMostDevices, "device must be the index of a CUDA device or -1, got ", index);
-#if EPIGEMM_WITH_CUDA
-  if (gpu.empty() && index >= 0) return cuda::device(static_cast<int>(index));
-#endif
-  Device device;
-  device.index = static_cast<int>(index);
-  if (gpu.size() >= 2) {
-    constexpr int64_t kMost = 1 << 16;
-    check(gpu[1] > 0 && gpu[1] <= kMost, "multiprocessors must be in 1..", kMost, ", got ", gpu[1]);
-    device.capability = static_cast<int>(gpu[0]);
-    device.multiprocessors = static_cast<int>(gpu[1]);
-  }
-  if (gpu.size() == 4) {
-    device.clock_mhz = static_cast<double>(gpu[2]);
-    device.memory_bytes_per_us = static_cast<double>(gpu[3]);
-  }
-  return with_assumed_speed(device);
-}
-
 std::string plan(const Name& epilogue, int64_t m, int64_t n, int64_t k, const List<int64_t>& strides, int64_t alignment,
                  const Name& dtype, const Name& arithmetic, bool is_packed, bool is_tf32_allowed, bool has_bias,
                  bool is_batch_invariant, const List<int64_t>& gpu, int64_t device) {
@@ -151,6 +128,29 @@ Plan forced_plan(const Problem& problem, const std::vector<int64_t>& numbers) {
   check(splits == 1 || splits == 2 || splits == 4 || splits == 8, "plan: splits must be 1, 2, 4 or 8, got ", splits);
   return {id, static_cast<int>(numbers[1]), static_cast<Raster>(numbers[2]), static_cast<int>(numbers[3]),
           static_cast<int>(splits)};
+}
+
+Device described_device(const std::vector<int64_t>& gpu, int64_t index) {
+  check(gpu.empty() || gpu.size() == 2 || gpu.size() == 4,
+        "gpu must be empty or [capability, multiprocessors], then perhaps clock_mhz and memory_bytes_per_us, got ",
+        gpu.size(), " numbers");
+  check(index >= -1 && index < measured::kMostDevices, "device must be the index of a CUDA device or -1, got ", index);
+#if EPIGEMM_WITH_CUDA
+  if (gpu.empty() && index >= 0) return cuda::device(static_cast<int>(index));
+#endif
+  Device device;
+  device.index = static_cast<int>(index);
+  if (gpu.size() >= 2) {
+    constexpr int64_t kMost = 1 << 16;
+    check(gpu[1] > 0 && gpu[1] <= kMost, "multiprocessors must be in 1..", kMost, ", got ", gpu[1]);
+    device.capability = static_cast<int>(gpu[0]);
+    device.multiprocessors = static_cast<int>(gpu[1]);
+  }
+  if (gpu.size() == 4) {
+    device.clock_mhz = static_cast<double>(gpu[2]);
+    device.memory_bytes_per_us = static_cast<double>(gpu[3]);
+  }
+  return with_assumed_speed(device);
 }
 
 ElementType element_named(const Name& name) {

@@ -17,6 +17,10 @@ std::string plan_json(const Problem& problem, const std::string& why_not = "");
 // [family, tile, raster, swizzle, splits] as a plan that exists for the problem's arithmetic.
 Plan forced_plan(const Problem& problem, const std::vector<int64_t>& numbers);
 
+// [capability, multiprocessors, then perhaps clock_mhz and memory_bytes_per_us] as a device; empty: the CUDA device
+// `index`.
+Device described_device(const std::vector<int64_t>& gpu, int64_t index);
+
 ElementType element_named(const Name& name);
 
 }  // namespace epigemm::binding

@@ -31,6 +31,8 @@ class TensorView {
   int64_t dim() const { return dim_; }
   int64_t size(int64_t axis) const { return sizes_[axis]; }
   int64_t stride(int64_t axis) const { return strides_[axis]; }
+  const int64_t* sizes() const { return sizes_; }
+  const int64_t* strides() const { return strides_; }
   int32_t dtype() const { return dtype_; }  // one of the aoti_torch_dtype_...()
   bool is_cuda() const { return device_type_ == aoti_torch_device_type_cuda(); }
   int32_t device() const { return device_; }

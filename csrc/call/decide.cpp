@@ -1,0 +1,164 @@
+#include "call/decide.h"
+
+#include <algorithm>
+#include <limits>
+
+#include "gemm/planner/fallback.h"
+
+namespace epigemm::call {
+
+const FP32Road fp32_roads[kFP32Roads] = {
+    {1, {Arithmetic::IEEE}, false},
+    {2, {Arithmetic::Split, Arithmetic::IEEE}, false},
+    {2, {Arithmetic::Scaled, Arithmetic::TF32}, true},
+    {3, {Arithmetic::Scaled, Arithmetic::TF32, Arithmetic::Split}, false},
+    {1, {Arithmetic::TF32}, false},
+    {1, {Arithmetic::TF32}, true},
+};
+
+namespace {
+
+constexpr int kAllocated = 256;  // bytes: what PyTorch aligns new CUDA memory to, at least
+
+// The problem on fp16 slices: they lie as the kernels want them, wherever the tensors lie.
+Problem on_slices(const Prepared& prepared, Arithmetic arithmetic, bool is_packed) {
+  Problem problem = prepared.problem;
+  problem.arithmetic = arithmetic;
+  problem.x = {nullptr, ElementType::Float32, problem.k};
+  problem.weight = {nullptr, ElementType::Float32, problem.k};
+  problem.out = {nullptr, ElementType::Float32, problem.n};
+  problem.alignment = kAllocated;
+  problem.are_operands_contiguous = true;
+  problem.is_packed = is_packed;
+  problem.is_tf32_allowed = road_of(prepared).is_tf32_allowed;
+  return problem;
+}
+
+double tf32_microseconds(const Prepared& prepared) {
+  Problem problem = prepared.problem;
+  if (!prepared.are_matrices() || !problem.are_operands_contiguous) return std::numeric_limits<double>::infinity();
+  problem.arithmetic = Arithmetic::TF32;
+  problem.is_tf32_allowed = true;
+  return choose(problem).microseconds;
+}
+
+// Whether the kernels on slices can store the result where it lies: a matrix in rows of whole 16 bytes.
+bool is_storable(const Prepared& prepared) {
+  constexpr int64_t kRowElements = 4;
+  const Problem& problem = prepared.problem;
+  return prepared.is_out_matrix && problem.n % kRowElements == 0 && problem.out.row_stride % kRowElements == 0 &&
+         alignment_of(problem.out.data) >= 16;
+}
+
+// Whether a copy of the result from padded rows takes what slices gain.
+bool does_copy_take_gain(const Problem& problem, double fused_us) {
+  constexpr double kLaunchUs = 3.0;
+  constexpr double kBytesPerUs = 4.0e6;  // device memory, roughly: copies of results are rare
+  const double bytes = 8.0 * static_cast<double>(problem.m) * static_cast<double>(problem.n);
+  const std::optional<measured::Choice> found = find_measured(problem);
+  const double fallback_us = found ? found->fallback_microseconds : fallback_microseconds(problem);
+  return fused_us + kLaunchUs + bytes / kBytesPerUs > fallback_us;
+}
+
+Tried try_slices(const Prepared& prepared, Arithmetic arithmetic) {
+  const Slices slices = arithmetic == Arithmetic::Split ? prepared.split : prepared.scaled;
+  Tried tried;
+  tried.problem = on_slices(prepared, arithmetic, slices.cost == SliceCost::None);
+  tried.chosen = choose(tried.problem);
+  if (!tried.chosen.plan.is_fused() && slices.cost == SliceCost::Stale) {
+    tried.problem.is_packed = true;
+    tried.chosen = choose(tried.problem);
+  }
+  tried.is_padded = !is_storable(prepared);
+  const double fused_us = tried.chosen.microseconds;
+  if (!tried.chosen.plan.is_fused()) {
+    tried.verdict = Verdict::NotPlanned;
+  } else if (!prepared.has_kernels) {
+    tried.verdict = Verdict::NoKernels;
+  } else if (slices.is_memory_short) {
+    tried.verdict = Verdict::MemoryIsShort;
+  } else if (tried.is_padded && does_copy_take_gain(tried.problem, fused_us)) {
+    tried.verdict = Verdict::CopyTakesGain;
+  } else {
+    tried.tf32_microseconds = arithmetic == Arithmetic::Scaled ? tf32_microseconds(prepared) : fused_us;
+    tried.verdict = tried.tf32_microseconds < fused_us ? Verdict::TF32IsFaster : Verdict::Runs;
+  }
+  return tried;
+}
+
+}  // namespace
+
+const FP32Road& road_of(const Prepared& prepared) {
+  return fp32_roads[prepared.problem.x.element == ElementType::Float32 ? prepared.fp32_road : 0];
+}
+
+Tried try_arithmetic(const Prepared& prepared, Arithmetic arithmetic) {
+  if (is_on_slices(arithmetic)) return try_slices(prepared, arithmetic);
+  Tried tried;
+  tried.problem = prepared.problem;
+  tried.problem.arithmetic = arithmetic;
+  if (!prepared.are_matrices()) {
+    tried.verdict = Verdict::NotRepresentable;
+    return tried;
+  }
+  tried.chosen = choose(tried.problem);
+  tried.verdict = !tried.chosen.plan.is_fused() ? Verdict::NotPlanned
+                  : prepared.has_kernels        ? Verdict::Runs
+                                                : Verdict::NoKernels;
+  return tried;
+}
+
+Decision decide(const Prepared& prepared) {
+  const Problem& problem = prepared.problem;
+  const ElementType element = problem.x.element;
+  if (problem.device.capability == 0 || element == ElementType::Float64) return {};
+  const FP32Road& road = road_of(prepared);
+  for (int i = 0; i < road.count; ++i) {
+    const Arithmetic arithmetic = road.tried[i];
+    // No fused kernel computes these products.
+    if (element == ElementType::Float32 && arithmetic == Arithmetic::IEEE) continue;
+    const Tried tried = try_arithmetic(prepared, arithmetic);
+    if (tried.verdict == Verdict::Runs) {
+      return {tried.chosen.plan, arithmetic, tried.problem.is_packed, tried.is_padded};
+    }
+  }
+  return {};
+}
+
+Gemm choose_gemm(const Prepared& prepared) {
+  Problem problem = prepared.problem;
+  const EpilogueId epilogue = problem.epilogue;
+  if (!problem.has_bias || (epilogue != EpilogueId::bias && epilogue != EpilogueId::bias_relu)) return Gemm::Product;
+  if (!prepared.has_cublas) return epilogue == EpilogueId::bias ? Gemm::WithBias : Gemm::Product;
+  const bool is_empty = problem.m == 0 || problem.n == 0 || problem.k == 0;
+  const bool is_double = problem.x.element == ElementType::Float64;
+  if (!is_empty && !is_double && problem.device.multiprocessors > 0) {
+    problem.epilogue = EpilogueId::bias;
+    problem.arithmetic = Arithmetic::IEEE;
+    problem.is_tf32_allowed = road_of(prepared).is_tf32_allowed;
+    if (!is_fallback_expected_in_one_kernel(problem)) return Gemm::Product;
+  }
+  if (epilogue == EpilogueId::bias) return Gemm::WithBias;
+  // Without any K PyTorch leaves the ReLU out; a single column it computes as a matrix times a vector, and rounds
+  // before it adds the bias.
+  const bool has_gaps = !prepared.is_out_matrix || (problem.m > 1 && problem.out.row_stride != problem.n);
+  const bool adds_relu = !is_empty && !is_double && problem.n > 1 && !has_gaps && problem.operands[0].stride == 1;
+  return adds_relu ? Gemm::WithBiasAndReLU : Gemm::Product;
+}
+
+int alignment_of(const void* pointer) {
+  const auto address = reinterpret_cast<uintptr_t>(pointer);
+  return static_cast<int>(address == 0 ? kAllocated : std::min<uintptr_t>(address & (~address + 1), kAllocated));
+}
+
+bool are_contiguous(const Problem& problem) {
+  const EpilogueInfo& epilogue = epilogue_info(problem.epilogue);
+  for (int i = 1; i < epilogue.operand_count; ++i) {
+    const OperandValue& value = problem.operands[i - 1];
+    const bool is_vector = epilogue.operands[i].kind == OperandKind::PerColumn && value.data;
+    if (is_vector && value.stride != 1 && problem.n > 1) return false;
+  }
+  return true;
+}
+
+}  // namespace epigemm::call

@@ -1,0 +1,84 @@
+// What runs a linear call. The one place that decides: from numbers, without launching or allocating anything.
+#pragma once
+
+#include "call/torch.h"
+#include "gemm/planner/planner.h"
+
+namespace epigemm::call {
+
+// What an fp32 product may run on, in this order; PyTorch's GEMM comes after the last. The rows of `fp32_roads`.
+struct FP32Road {
+  int count;
+  Arithmetic tried[3];
+  bool is_tf32_allowed;  // to PyTorch's GEMM, by its own setting
+};
+
+constexpr int kFP32Roads = 6;
+extern const FP32Road fp32_roads[kFP32Roads];
+
+// What the weight's fp16 slices cost a call.
+enum class SliceCost {
+  PerCall,  // they are made at every call, or by this one alone
+  None,     // they are there, or made for many calls
+  Stale,    // they are made again: by this call alone where it gains from that, else for many calls
+};
+
+struct Slices {
+  SliceCost cost = SliceCost::PerCall;
+  bool is_memory_short = false;
+};
+
+// A call as it is decided on.
+struct Prepared {
+  Problem problem;
+  bool is_x_matrix = false, is_weight_matrix = false, is_out_matrix = true;
+  bool has_cublas = false;  // PyTorch's GEMM is cuBLAS's
+  bool has_kernels = EPIGEMM_WITH_SM90;
+  int fp32_road = 0;
+  Slices split, scaled;
+
+  bool are_matrices() const { return is_x_matrix && is_weight_matrix && is_out_matrix; }
+};
+
+// What came of one arithmetic.
+enum class Verdict { Runs, NotRepresentable, NoKernels, NotPlanned, MemoryIsShort, CopyTakesGain, TF32IsFaster };
+
+struct Tried {
+  Verdict verdict = Verdict::NotPlanned;
+  Problem problem;   // as the planner saw it
+  Candidate chosen;  // where it was planned
+  bool is_padded = false;
+  double tf32_microseconds = 0;  // where that decided
+};
+
+const FP32Road& road_of(const Prepared& prepared);
+
+inline bool is_on_slices(Arithmetic arithmetic) {
+  return arithmetic == Arithmetic::Split || arithmetic == Arithmetic::Scaled;
+}
+
+Tried try_arithmetic(const Prepared& prepared, Arithmetic arithmetic);
+
+// What runs.
+struct Decision {
+  Plan plan;  // the fallback's where nothing is fused
+  Arithmetic arithmetic = Arithmetic::IEEE;
+  bool is_packed = false;  // on slices: the weight's were not charged to the call
+  bool is_padded = false;  // on slices: the result is stored elsewhere, in rows of whole 16 bytes, and copied
+
+  bool is_on_slices() const { return plan.is_fused() && call::is_on_slices(arithmetic); }
+};
+
+Decision decide(const Prepared& prepared);
+
+// How much PyTorch's GEMM is to do in the fallback: where cuBLAS is slower with a bias, it comes in a kernel of its
+// own.
+Gemm choose_gemm(const Prepared& prepared);
+
+// The largest power of two, at most 256, that divides an address; PyTorch aligns new CUDA memory to that.
+int alignment_of(const void* pointer);
+
+// Whether the epilogue's vectors have no gaps.
+bool are_contiguous(const Problem& problem);
+
+}  // namespace epigemm::call
