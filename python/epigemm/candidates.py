@@ -114,15 +114,12 @@ def families(call: Call, wanted: Callable[[Kind], bool] = lambda kind: True) -> 
     roads = execution.linear_roads(call.x, call.precision)
     for found in execution.considered(*call.as_considered(out)):
         on_pieces = found.choice is not None
-        packed = found.choice is not None and found.choice.packed
         # The planner compares the fused TF32 kernel with a TF32 GEMM, whatever torch's setting is.
         tf32_allowed = call.x.dtype == torch.float32 and (roads.tf32_allowed or not on_pieces)
         answer = found.plan
-        if on_pieces:
-            answer = _ask_about_pieces(call, found.arithmetic, packed, tf32_allowed)
         now = tuple(answer.get("plan", TORCH))
         numbers = list(_every_plan(answer["candidates"], now))
-        kind = Kind(found.arithmetic, packed, tf32_allowed, answer["source"])
+        kind = Kind(found.arithmetic, on_pieces and found.packed, tf32_allowed, answer["source"])
         if not numbers or plans.no_gemm_kernels() or not wanted(kind):
             continue
         bind = _on_pieces(call, kind) if on_pieces else partial(_fused, call, kind.arithmetic, out)
@@ -174,24 +171,6 @@ def _fused(call: Call, arithmetic: str, out: Tensor, plan: list[int]) -> Tensor:
     if not _fused_linear_out(*head, arithmetic, plan, out):
         raise RuntimeError(f"plan {plan}: the fused kernel does not cover this call")
     return out
-
-
-def _ask_about_pieces(call: Call, arithmetic: str, packed: bool, tf32_allowed: bool) -> dict[str, Any]:
-    n, k = call.weight.shape
-    device = call.x.get_device()
-    return plans.ask(
-        call.epilogue.name,
-        call.rows,
-        n,
-        k,
-        "float32",
-        arithmetic,
-        packed=packed,
-        tf32_allowed=tf32_allowed,
-        has_bias=call.bias is not None,
-        gpu=plans.gpu_numbers(device),
-        device=device,
-    )
 
 
 def _on_pieces(call: Call, kind: Kind) -> Callable[[list[int]], Tensor]:

@@ -8,17 +8,16 @@ done. Outputs are allocated by torch, so that running out of memory stays `torch
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from epigemm import packs, plans, split, torch_gemm
+from epigemm import decisions, packs, plans, split, torch_gemm
 from epigemm import precision as _precision
-from epigemm._native import cuda_status, entry, ops
-from epigemm.epilogues import Epilogue, compute_dtype, fold_batch_norm_reference
+from epigemm._native import cuda_status, entry
+from epigemm.epilogues import BIAS, Epilogue, compute_dtype, fold_batch_norm_reference
 
 _ONE_PASS = _precision.Roads((_precision.IEEE,), False)
 _fused_linear_out = entry("_fused_linear_out")
@@ -61,19 +60,19 @@ def linear_forward(
         RuntimeError: `strict`, and no fused kernel would run.
         torch.OutOfMemoryError: no memory for the result; or `strict`, and none for the fused kernel.
     """
+    call = (epilogue, x, weight, bias, operands, scalars)
+    decision = None
     if plans.has_gpu_kernels(x):
         if out is None:
             out = torch_gemm.new_output(x, weight)
         if on_first_call is not None:
-            on_first_call(epilogue, x, weight, bias, operands, scalars, precision, out, pack_use)
-        if x.dtype is not torch.float32:
-            if fused_once(epilogue, x, weight, bias, operands, scalars, _precision.IEEE, out):
-                return out
-        elif _fp32_fused(
-            epilogue, x, weight, bias, operands, scalars, precision, out, pack_use, strict=strict
-        ):
+            on_first_call(*call, precision, out, pack_use)
+        decision = _run_fused(call, precision, out, pack_use, strict=strict)
+        if decisions.way(decision) != decisions.FALLBACK:
             return out
-    return unfused(epilogue, x, weight, bias, operands, scalars, precision, out, pack_use, strict=strict)
+    if strict:
+        require_fused(*call, precision, out, pack_use)
+    return second_path(*call, precision, out, decision)
 
 
 def fused_once(
@@ -96,50 +95,54 @@ def fused_once(
     return ran
 
 
-def _fp32_fused(
-    epilogue: Epilogue,
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    operands: Sequence[Tensor],
-    scalars: Sequence[float],
-    precision: str,
-    out: Tensor,
-    pack_use: str,
-    *,
-    strict: bool,
-) -> bool:
-    """Run an fp32 call on the first fused kernel that takes it; False where none does."""
-    roads = linear_roads(x, precision)
-    for arithmetic in roads.fused:
-        if arithmetic == _precision.IEEE:
-            continue  # no fused kernel computes these products: no need to ask
-        call = (epilogue, x, weight, bias, operands, scalars, arithmetic, out)
-        if arithmetic in packs.PIECES:
-            if _on_pieces(*call, pack_use, tf32_allowed=roads.tf32_allowed, strict=strict):
-                return True
-        elif fused_once(*call):
-            return True
-    return False
+def _run_fused(call: decisions.Operands, precision: str, out: Tensor, pack_use: str, *, strict: bool) -> int:
+    """Run a call by a fused kernel where one is chosen; returns the decision, by which nothing ran if the fallback is.
+
+    What is decided on fp16 pieces may find no memory: it is decided again then, without what there is no room for.
+    """
+    _, x, weight = call[:3]
+    code = decisions.fp32_code(x, precision)
+    if x.dtype is not torch.float32:
+        return decisions.decide(call, code, 0, out, launch=True)
+    uses = {name: pack_use for name in _precision.road(code).fused if name in packs.PIECES}
+    given_up = 0
+    shortage: torch.OutOfMemoryError | None = (
+        None  # of a strict call, which raises it unless it runs after all
+    )
+    while True:
+        choices, costs = split.find_for(x, weight, uses, ignore_shortage=strict)
+        decision = decisions.decide(call, code, costs | given_up, out, launch=shortage is None)
+        _note_declined(code, decision, choices, weight)
+        arithmetic = decisions.arithmetic(decision)
+        if decisions.way(decision) != decisions.SLICES or (shortage and uses[arithmetic] != packs.FIND):
+            if shortage is not None:
+                raise shortage
+            return decision
+        choice = choices[arithmetic]._replace(padded=decisions.is_padded(decision))
+        try:
+            split.run(choice, *call, arithmetic, out, decisions.plan(decision))
+        except torch.OutOfMemoryError as error:
+            split.ran_out_of_memory(choice, x, weight, arithmetic)
+            if strict and choice.source != split.MAKE:
+                raise
+            shortage = error if strict else None
+        else:
+            split.ran(choice, x, weight, arithmetic)
+            return decision
+        if choice.source == split.MAKE:
+            uses[arithmetic] = packs.FIND  # memory for one call may be there where memory to keep is not
+        else:
+            given_up |= decisions.SHORT << decisions.SHIFTS[arithmetic]
 
 
-def unfused(
-    epilogue: Epilogue,
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    operands: Sequence[Tensor],
-    scalars: Sequence[float],
-    precision: str,
-    out: Tensor | None,
-    pack_use: str,
-    *,
-    strict: bool,
-) -> Tensor:
-    """What no fused kernel took: torch's own path; RuntimeError where `strict`."""
-    if strict:
-        require_fused(epilogue, x, weight, bias, operands, scalars, precision, out, pack_use)
-    return second_path(epilogue, x, weight, bias, operands, scalars, precision, out)
+def _note_declined(code: int, decision: int, choices: Mapping[str, split.Choice], weight: Tensor) -> None:
+    """Have the packs of arithmetics that were tried in vain know of it."""
+    taken = decisions.arithmetic(decision) if decisions.way(decision) else None
+    for arithmetic in _precision.road(code).fused:
+        if arithmetic == taken:
+            return
+        if arithmetic in choices:
+            split.declined(choices[arithmetic], weight)
 
 
 def second_path(
@@ -151,77 +154,57 @@ def second_path(
     scalars: Sequence[float],
     precision: str,
     out: Tensor | None,
+    decision: int | None = None,
 ) -> Tensor:
-    """The call by torch's GEMM, and one elementwise kernel where the GEMM does not do everything."""
-    if torch_gemm.adds_bias(epilogue, x, weight, bias, precision):
+    """The call by torch's GEMM, and one elementwise kernel where the GEMM does not do everything.
+
+    `decision`: what was decided of the call, where that was asked.
+    """
+    gemm = gemm_of(epilogue, x, weight, bias, operands, scalars, precision, out, decision)
+    if epilogue is BIAS and (bias is None or gemm == decisions.WITH_BIAS):
         return torch_gemm.run(x, weight, bias, precision, out)
-    if torch_gemm.adds_relu(epilogue, x, weight, bias, precision, out):
+    if gemm == decisions.WITH_BIAS_AND_RELU:
         return torch_gemm.run(x, weight, bias, precision, out, relu=True)
     out = torch_gemm.run(x, weight, None, precision, out)
     return elementwise_forward(epilogue, out, bias, operands, scalars, out)
 
 
-def _on_pieces(
+def gemm_of(
     epilogue: Epilogue,
     x: Tensor,
     weight: Tensor,
     bias: Tensor | None,
     operands: Sequence[Tensor],
     scalars: Sequence[float],
-    arithmetic: str,
-    out: Tensor,
-    pack_use: str,
-    *,
-    tf32_allowed: bool,
-    strict: bool,
-) -> bool:
-    """Run an fp32 call on fp16 pieces; False where it does not run there, or there is no memory for them."""
-    choice = split.choose(
-        epilogue,
-        x,
-        weight,
-        (bias, *operands),
-        arithmetic,
-        out,
-        pack_use,
-        tf32_allowed=tf32_allowed,
-        ignore_shortage=strict,
-    )
-    if choice.why_not:
-        split.declined(choice, weight)
-        return False
-    call = (epilogue, x, weight, bias, operands, scalars, arithmetic, out)
-    try:
-        split.run(choice, *call)
-    except torch.OutOfMemoryError as error:
-        shortage = error
-    else:
-        split.ran(choice, x, weight, arithmetic)
-        return True
-    split.ran_out_of_memory(choice, x, weight, arithmetic)
-    # Memory for one call may be there where memory to keep is not.
-    may_do = choice.source == split.MAKE
-    if may_do and _on_pieces(*call, packs.FIND, tf32_allowed=tf32_allowed, strict=strict):
-        return True
-    if strict:
-        raise shortage
-    return False
+    precision: str,
+    out: Tensor | None,
+    decision: int | None = None,
+) -> int:
+    """What torch's GEMM does in the fallback: a constant of `decisions`."""
+    if decision is None:
+        call = (epilogue, x, weight, bias, operands, scalars)
+        decision = decisions.decide(call, decisions.fp32_code(x, precision), 0, out)
+    return decisions.gemm(decision)
 
 
 class Considered(NamedTuple):
-    """One fused kernel that a call is tried on.
+    """One arithmetic that a call is tried in.
 
     Attributes:
-        arithmetic: what it multiplies in.
-        why_not: why it does not run; empty where it does.
-        choice: for a product on fp16 pieces, how it would run.
-        plan: for any other, dispatch's answer.
+        arithmetic: what its kernels multiply in.
+        why_not: why none of them runs; empty where one does.
+        plan: dispatch's answer.
+        choice: for a product on fp16 pieces, where they come from and where the result goes.
+        packed: there, whether the weight's were not charged to the call.
+        tf32_allowed: there, whether torch's GEMM, which the plan was compared with, may use TF32.
     """
 
     arithmetic: str
     why_not: str
-    choice: split.Choice | None
     plan: dict[str, Any]
+    choice: split.Choice | None
+    packed: bool
+    tf32_allowed: bool
 
 
 def considered(
@@ -236,27 +219,28 @@ def considered(
     pack_use: str,
     *,
     strict: bool = False,
-) -> Iterator[Considered]:
+) -> list[Considered]:
     """What `linear_forward` tries, in the same order, and what comes of it; launches nothing."""
-    plans.has_gpu_kernels(x)  # the first question brings in what was measured on the GPU
-    roads = linear_roads(x, precision)
-    for arithmetic in roads.fused:
-        if arithmetic not in packs.PIECES:
-            plan = fused_plan(epilogue, x, weight, bias, operands, scalars, arithmetic, out)
-            yield Considered(arithmetic, "" if plan["fused"] else str(plan["why_not"]), None, plan)
-        elif plans.has_gpu_kernels(x):
-            choice = split.choose(
-                epilogue,
-                x,
-                weight,
-                (bias, *operands),
-                arithmetic,
-                out,
-                pack_use,
-                tf32_allowed=roads.tf32_allowed,
-                ignore_shortage=strict,
-            )
-            yield Considered(arithmetic, choice.why_not, choice, {})
+    has_kernels = plans.has_gpu_kernels(x)  # the first question brings in what was measured on the GPU
+    code = decisions.fp32_code(x, precision)
+    uses = {
+        name: pack_use
+        for name in _precision.road(code).fused
+        if has_kernels and x.dtype == torch.float32 and name in packs.PIECES
+    }
+    choices, costs = split.find_for(x, weight, uses, ignore_shortage=strict)
+    call = (epilogue, x, weight, bias, operands, scalars)
+    return [
+        _considered(each, choices.get(each["arithmetic"]))
+        for each in decisions.explain(call, code, costs, out)["tried"]
+    ]
+
+
+def _considered(tried: dict[str, Any], choice: split.Choice | None) -> Considered:
+    plan = tried["plan"]
+    why_not = "" if tried["runs"] else str(tried["why_not"] or plan["why_not"])
+    choice = None if choice is None else choice._replace(padded=tried["padded"])
+    return Considered(tried["arithmetic"], why_not, plan, choice, tried["packed"], tried["tf32_allowed"])
 
 
 def require_fused(
@@ -283,32 +267,6 @@ def require_fused(
         "strict: got True for a call that no fused kernel would run "
         f"({'; '.join(dict.fromkeys(reasons))}); accepted there is False"
     )
-
-
-def fused_plan(
-    epilogue: Epilogue,
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    operands: Sequence[Tensor],
-    scalars: Sequence[float],
-    arithmetic: str,
-    out: Tensor,
-) -> dict[str, Any]:
-    """What dispatch says about one kernel on the tensors as they are."""
-    plan: dict[str, Any] = json.loads(
-        ops._explain_linear(
-            epilogue.name,
-            x,
-            weight,
-            bias,
-            operands,
-            scalars,
-            arithmetic,
-            out,
-        )
-    )
-    return plan
 
 
 def elementwise_forward(

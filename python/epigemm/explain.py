@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from epigemm import checks, execution, fixed, gradients, packs, plans, split, tables, torch_gemm
+from epigemm import checks, decisions, execution, fixed, gradients, packs, plans, split, tables
 from epigemm import explain_text as text
 from epigemm import precision as _precision
 from epigemm.epilogues import BIAS, Epilogue, compute_dtype
@@ -164,16 +164,17 @@ def _explain_linear(
         written = x.new_empty((*x.shape[:-1], weight.shape[0])) if out is None else out
         tried = (epilogue, x, weight, bias, operands, scalars, precision, written, pack_use)
         for found in execution.considered(*tried):
-            plan = found.plan or plan
             if found.choice is not None and not found.why_not:
-                call = (epilogue, x, weight, found.arithmetic, found.choice, bias is not None)
-                return _explain_pieces(*call, changing, reasons)
+                return _explain_pieces(epilogue, x, weight, found, found.choice, changing, reasons)
             if not found.why_not:
                 return _explain_fused(epilogue, x, found, reasons)
+            if found.choice is None:
+                plan = found.plan
             reasons += _why_not(x, weight, found, "two fp16 pieces instead" if reasons else "fp16 pieces")
     reasons += _second_path_notes(x, precision, out)
-    with_relu = torch_gemm.adds_relu(epilogue, x, weight, bias, precision, out)
-    with_bias = torch_gemm.adds_bias(epilogue, x, weight, bias, precision)
+    does = execution.gemm_of(epilogue, x, weight, bias, operands, scalars, precision, out)
+    with_relu = does == decisions.WITH_BIAS_AND_RELU
+    with_bias = epilogue is BIAS and (bias is None or does == decisions.WITH_BIAS)
     gemm = "torch GEMM (mm)"
     if with_relu:
         gemm = "torch GEMM (_addmm_activation, with the bias and the ReLU)"
@@ -193,7 +194,7 @@ def _explain_linear(
 
 
 def _why_not(x: Tensor, weight: Tensor, found: execution.Considered, pieces: str) -> list[str]:
-    source = found.plan.get("source", "model") if found.choice is None else found.choice.plan.source
+    source = found.plan.get("source", "model")
     why_not = found.why_not
     if source != "model" and "measured" in why_not:
         why_not += f": {tables.source_text(source, found.plan)}"
@@ -277,42 +278,27 @@ def _explain_pieces(
     epilogue: Epilogue,
     x: Tensor,
     weight: Tensor,
-    arithmetic: str,
+    found: execution.Considered,
     choice: split.Choice,
-    has_bias: bool,
     changing: bool,
     before: list[str],
 ) -> dict[str, Any]:
     """A call on fp16 pieces."""
-    n, k = weight.shape
-    device = x.get_device()
-    plan = plans.ask(
-        epilogue.name,
-        x.numel() // k,
-        n,
-        k,
-        "float32",
-        arithmetic,
-        packed=choice.packed,
-        tf32_allowed=choice.tf32_allowed,
-        has_bias=has_bias,
-        gpu=plans.gpu_numbers(device),
-        device=device,
-    )
+    plan = found.plan
     kernel = f"epigemm fused GEMM on fp16 pieces, {text.tile_text(plan)}, epilogue {epilogue.name}"
-    rival = "torch's TF32 GEMM" if choice.tf32_allowed else "torch's fp32 GEMM"
+    rival = "torch's TF32 GEMM" if found.tf32_allowed else "torch's fp32 GEMM"
     reasons = [
         *before,
         _fastest(plan, x, rival),
         _CHANGING if changing else split.describe_source(choice, weight),
         "a guard on the device finds tiles whose rows have too wide a range for fp16 pieces, or infinities or NaN; "
         "the last launch recomputes them",
-        *_memory_notes(x, weight, arithmetic),
+        *_memory_notes(x, weight, found.arithmetic),
     ]
     return {
         "path": FUSED,
         "kernel": kernel,
-        "arithmetic": _PIECES_TEXT[arithmetic],
+        "arithmetic": _PIECES_TEXT[found.arithmetic],
         "reasons": reasons,
         "candidates": plan["candidates"],
         "kernels": split.describe_launches(choice, x, kernel),

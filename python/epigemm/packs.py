@@ -210,7 +210,7 @@ def _worth_packing(weight: Tensor, precision: str) -> int | None:
     for arithmetic in roads.fused:
         if arithmetic in PIECES:
             problem = (_MANY_ROWS, *weight.shape, True, arithmetic, roads.tf32_allowed, weight.get_device())
-            if not plans.split_plan(BIAS.name, *problem).why_not:
+            if not plans.why_not_on_pieces(BIAS.name, *problem):
                 return PIECES[arithmetic]
     return None
 

@@ -1,11 +1,11 @@
-"""What the planner says about a problem in numbers; about fp32 products, asked once for each and remembered."""
+"""What the planner says about a problem that is given in numbers."""
 
 from __future__ import annotations
 
 import functools
 import json
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 from torch import Tensor
 
@@ -13,30 +13,7 @@ from epigemm import tables
 from epigemm._native import build_info, cuda_status, ops
 
 _REMEMBERED = 8192  # problems; beyond, the oldest are asked for again
-
-_COPY_LAUNCH_US = 3.0
-_COPIED_BYTES_PER_US = 4.0e6  # device memory, roughly: copies of results are rare
 _ALIGNED = 256  # bytes: what torch's allocator gives at least
-
-
-class SplitPlan(NamedTuple):
-    """Dispatch's answer, for a weight that is packed already or not.
-
-    Attributes:
-        why_not: what rules the kernels out, or why they are not the fastest; empty where they run.
-        predicted_us: the whole call on fp16 pieces; infinite where it cannot run.
-        fallback_us: torch's GEMM, in TF32 where that is allowed, and the elementwise kernel.
-        numbers: the plan, as the native operator takes it.
-        source: "model", or "cache" where the times were measured.
-
-    The times are measured ones where there are such.
-    """
-
-    why_not: str
-    predicted_us: float
-    fallback_us: float
-    numbers: tuple[int, ...] = ()
-    source: str = "model"
 
 
 def has_gpu_kernels(tensor: Tensor) -> bool:
@@ -111,48 +88,27 @@ _forgetting: list[Callable[[], None]] = []
 
 
 def on_forget(clear: Callable[[], None]) -> None:
-    """Have a memory of what dispatch said cleared by `forget` too."""
+    """Have a memory of what dispatch said cleared by `forget`."""
     _forgetting.append(clear)
 
 
 def forget() -> None:
     """Ask dispatch again for everything: it has learned something."""
-    split_plan.cache_clear()
-    tf32_microseconds.cache_clear()
-    is_fallback_one_kernel.cache_clear()
     for clear in _forgetting:
         clear()
 
 
-@functools.lru_cache(maxsize=_REMEMBERED)
-def split_plan(
-    epilogue: str,
-    m: int,
-    n: int,
-    k: int,
-    packed: bool,
-    arithmetic: str,
-    tf32_allowed: bool,
-    device: int,
-    has_bias: bool = True,
-) -> SplitPlan:
-    """The plan of a product of [M, K] and [N, K] in "split" or "scaled" arithmetic on a CUDA device."""
-    answer = ask(
-        epilogue,
-        m,
-        n,
-        k,
-        "float32",
-        arithmetic,
-        packed=packed,
-        tf32_allowed=tf32_allowed,
-        has_bias=has_bias,
-        gpu=gpu_numbers(device),
-        device=device,
-    )
-    why_not = no_gemm_kernels() or str(answer["why_not"])
-    numbers = tuple(answer.get("plan", ()))
-    return SplitPlan(why_not, fused_us(answer), fallback_us(answer), numbers, str(answer["source"]))
+def why_not_on_pieces(
+    epilogue: str, m: int, n: int, k: int, packed: bool, arithmetic: str, tf32_allowed: bool, device: int
+) -> str:
+    """Why a product of these sizes does not run on fp16 pieces on a CUDA device; empty where it does.
+
+    Arguments as of `ask`.
+    """
+    sizes = (epilogue, m, n, k, "float32", arithmetic)
+    gpu = gpu_numbers(device)
+    answer = ask(*sizes, packed=packed, tf32_allowed=tf32_allowed, gpu=gpu, device=device)
+    return no_gemm_kernels() or str(answer["why_not"])
 
 
 def fused_us(answer: dict[str, Any]) -> float:
@@ -166,46 +122,6 @@ def fallback_us(answer: dict[str, Any]) -> float:
 
 
 @functools.lru_cache(maxsize=_REMEMBERED)
-def tf32_microseconds(
-    epilogue: str,
-    m: int,
-    n: int,
-    k: int,
-    strides: tuple[int, int, int],
-    alignment: int,
-    device: int,
-    has_bias: bool = True,
-) -> float:
-    """The measured or predicted time of the fused TF32 kernel; infinite where it does not run.
-
-    Args:
-        epilogue: its name.
-        m: rows of x.
-        n: rows of the weight.
-        k: columns of both.
-        strides: row strides of x, weight and out, in elements.
-        alignment: bytes by which the addresses of all three divide.
-        device: the CUDA device.
-        has_bias: whether there is one, where the epilogue takes it.
-    """
-    answer = ask(
-        epilogue,
-        m,
-        n,
-        k,
-        "float32",
-        "tf32",
-        tf32_allowed=True,
-        has_bias=has_bias,
-        strides=strides,
-        alignment=alignment,
-        gpu=gpu_numbers(device),
-        device=device,
-    )
-    return fused_us(answer)
-
-
-@functools.lru_cache(maxsize=_REMEMBERED)
 def invariant_plan(
     epilogue: str, m: int, n: int, k: int, dtype: str, arithmetic: str, device: int
 ) -> dict[str, Any]:
@@ -215,18 +131,3 @@ def invariant_plan(
     """
     sizes = (epilogue, m, n, k, dtype, arithmetic)
     return ask(*sizes, packed=True, invariant=True, gpu=gpu_numbers(device), device=device)
-
-
-@functools.lru_cache(maxsize=_REMEMBERED)
-def is_fallback_one_kernel(m: int, n: int, k: int, dtype: str, tf32_allowed: bool, device: int) -> bool:
-    """Whether torch's GEMM of these sizes is to add a bias itself: cuBLAS does not split K for such a product.
-
-    Where that makes it slower, the bias comes in a kernel of its own.
-    """
-    gpu = gpu_numbers(device) or None
-    return bool(ops._is_fallback_one_kernel(m, n, k, dtype, tf32_allowed, gpu, device))
-
-
-def copy_microseconds(m: int, n: int) -> float:
-    """What it costs to copy an fp32 result from a padded temporary."""
-    return _COPY_LAUNCH_US + 8 * m * n / _COPIED_BYTES_PER_US

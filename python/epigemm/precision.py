@@ -143,6 +143,11 @@ def code(precision: str | None, device_type: str) -> int:
     return in_fp32 if torch_setting(device_type) not in _REDUCED else in_tf32
 
 
+def road(code: int) -> Roads:
+    """The roads that a `code` stands for."""
+    return _ROWS[code // 2]
+
+
 def needs_override(precision: str, device_type: str) -> bool:
     """Whether torch's own GEMM would be less accurate than the call asked for.
 

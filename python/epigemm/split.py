@@ -1,4 +1,4 @@
-"""fp32 products on fp16 pieces: whether a call runs there, with which pack of its weight, and the launch.
+"""fp32 products on fp16 pieces: which pack of its weight a call reads or makes, and the launch.
 
 Everything here is about CUDA tensors whose device epigemm's kernels run on.
 """
@@ -6,22 +6,20 @@ Everything here is about CUDA tensors whose device epigemm's kernels run on.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from epigemm import packs, plans
+from epigemm import decisions, packs
 from epigemm._native import entry
 from epigemm.epilogues import Epilogue
-from epigemm.precision import SCALED
 
 KEPT = "kept"  # a current pack is at hand
 MAKE = "make"  # it is made now, and kept
 PER_CALL = "per call"  # the weight is split into this call's workspace
 
-_UNTIMED = plans.SplitPlan("", 0.0, float("inf"))  # of calls that have no other road
 _ROW_ALIGNMENT = 4  # elements: the kernels store 16 bytes at a time
 _TMA_BYTES = 16
 launch = entry("_split_linear_out")
@@ -29,127 +27,73 @@ launch = entry("_split_linear_out")
 
 
 class Choice(NamedTuple):
-    """How a call would run on fp16 pieces.
+    """How a call finds its weight's fp16 pieces, and where its result is stored.
 
     Attributes:
-        why_not: why it does not; empty where it does.
         source: where the weight's pieces come from: `KEPT`, `MAKE` or `PER_CALL`.
         pack: the weight's kept pack, current or not.
-        plan: dispatch's answer.
-        packed: whether it is that for a weight whose pieces are there; a pack for many calls is not charged to one.
-        tf32_allowed: whether it compares with a GEMM of torch's that may use TF32.
+        cost: what the pieces cost this call, as `epigemm.decisions` has it; a pack for many calls costs one nothing.
         padded: whether the result is written to a padded temporary and copied.
     """
 
-    why_not: str
     source: str
     pack: packs.KeptPack | None
-    plan: plans.SplitPlan
-    packed: bool
-    tf32_allowed: bool
-    padded: bool
+    cost: int
+    padded: bool = False
 
 
-def choose(
-    epilogue: Epilogue,
-    x: Tensor,
-    weight: Tensor,
-    operands: Sequence[Tensor | None],
-    arithmetic: str,
-    out: Tensor,
-    pack_use: str,
-    *,
-    tf32_allowed: bool,
-    ignore_shortage: bool = False,
+def find(
+    x: Tensor, weight: Tensor, arithmetic: str, pack_use: str, *, ignore_shortage: bool = False
 ) -> Choice:
-    """Whether and how `epilogue(x @ weight.T)` runs on fp16 pieces; launches nothing.
+    """Where a call's pieces would come from; makes nothing.
 
     Args:
-        epilogue: what follows the product.
         x: fp32 `[..., K]`.
         weight: fp32 `[N, K]`.
-        operands: the bias or None, and the further operands.
         arithmetic: "split" or "scaled".
-        out: where the result goes, `[..., N]`.
         pack_use: what the call may do with the weight's pack: `packs.KEEP`, `FIND` or `NONE`.
-        tf32_allowed: whether torch's GEMM, which would take over, may use TF32.
         ignore_shortage: do not count what the last call of these sizes found no memory for.
     """
-    n, k = weight.shape
-    device = x.get_device()
-    m = out.numel() // n if n else 0
-    has_bias = operands[0] is not None
-
-    def plan_for(packed: bool) -> plans.SplitPlan:
-        return plans.split_plan(epilogue.name, m, n, k, packed, arithmetic, tf32_allowed, device, has_bias)
-
-    pack = None if pack_use == packs.NONE else packs.find(weight, packs.PIECES[arithmetic])
-    source, packed = _source(weight, pack, pack_use == packs.KEEP, plan_for)
-    if source == MAKE and not ignore_shortage and _is_short(x, weight, arithmetic, MAKE):
-        source, packed = PER_CALL, False
-    plan = plan_for(packed)
-    why_not = plan.why_not
-    if not why_not and not ignore_shortage and _is_short(x, weight, arithmetic, source):
-        why_not = "the last call of these sizes found no memory for fp16 pieces, and there is not enough yet"
-    padded = False
-    if not why_not:
-        why_not, padded = why_not_here(plan, epilogue, x, weight, operands, arithmetic, out)
-    return Choice(why_not, source, pack, plan, packed, tf32_allowed, padded)
+    found = _find(weight, arithmetic, pack_use)
+    if ignore_shortage or not _shortages:
+        return found
+    if found.source == MAKE and _is_short(x, weight, arithmetic, MAKE):
+        found = found._replace(source=PER_CALL, cost=decisions.PER_CALL)
+    if _is_short(x, weight, arithmetic, found.source):
+        found = found._replace(cost=found.cost | decisions.SHORT)
+    return found
 
 
-def why_not_here(
-    plan: plans.SplitPlan,
-    epilogue: Epilogue,
-    x: Tensor,
-    weight: Tensor,
-    operands: Sequence[Tensor | None],
-    arithmetic: str,
-    out: Tensor,
-) -> tuple[str, bool]:
-    """Why a plan is not the fastest on tensors that lie like these, empty where it is; and whether it takes padding."""
-    if plan.why_not:
-        return plan.why_not, False
-    n = weight.shape[0]
-    m = out.numel() // n if n else 0
-    padded = not _is_storable(out, m, n)
-    if padded and plan.predicted_us + plans.copy_microseconds(m, n) > plan.fallback_us:
-        return (
-            "out is no matrix with rows of whole 16 bytes, and copying the result takes what was gained",
-            padded,
-        )
-    if arithmetic == SCALED:
-        tf32 = _tf32_microseconds(epilogue, x, weight, operands, out, m)
-        if tf32 < plan.predicted_us:
-            return (
-                f"the fused TF32 kernel is expected to be faster ({tf32:.1f} us against {plan.predicted_us:.1f} us "
-                "on scaled fp16)"
-            ), padded
-    return "", padded
+def find_for(
+    x: Tensor, weight: Tensor, uses: Mapping[str, str], *, ignore_shortage: bool
+) -> tuple[dict[str, Choice], int]:
+    """`find` for each arithmetic and its pack use; and all costs in the number that `epigemm.decisions` takes."""
+    found = {
+        arithmetic: find(x, weight, arithmetic, use, ignore_shortage=ignore_shortage)
+        for arithmetic, use in uses.items()
+    }
+    return found, sum(choice.cost << decisions.SHIFTS[name] for name, choice in found.items())
 
 
 def choose_fixed(weight: Tensor, arithmetic: str, out: Tensor, pack_use: str) -> Choice:
-    """As `choose`, for a call that runs on fp16 pieces whatever the time: only where they come from is open."""
+    """For a call that runs on fp16 pieces whatever the time: only where they come from is open."""
     n = weight.shape[0]
+    padded = not _is_storable(out, out.numel() // n if n else 0, n)
+    return _find(weight, arithmetic, pack_use)._replace(padded=padded)
+
+
+def _find(weight: Tensor, arithmetic: str, pack_use: str) -> Choice:
     pack = None if pack_use == packs.NONE else packs.find(weight, packs.PIECES[arithmetic])
-    source, packed = _source(weight, pack, pack_use == packs.KEEP, lambda packed: _UNTIMED)
-    return Choice(
-        "", source, pack, _UNTIMED, packed, False, not _is_storable(out, out.numel() // n if n else 0, n)
-    )
-
-
-def _source(
-    weight: Tensor, pack: packs.KeptPack | None, keeps: bool, plan_for: Callable[[bool], plans.SplitPlan]
-) -> tuple[str, bool]:
-    """Where the weight's pieces come from, and whether dispatch may take them as there already."""
+    keeps = pack_use == packs.KEEP
     captured = (keeps or pack is not None) and packs.capturing(weight.device)
     if pack is not None and pack.is_current(weight) and (not captured or (keeps and pack.frozen)):
-        return KEPT, True
+        return Choice(KEPT, pack, decisions.NO_COST)
     if not keeps or captured or weight.is_inference():
-        return PER_CALL, False
+        return Choice(PER_CALL, pack, decisions.PER_CALL)
     if pack is None:
-        return MAKE, True  # made once, for many calls
+        return Choice(MAKE, pack, decisions.NO_COST)  # made once, for many calls
     # Stale: worth it for this call alone, or again for many, the weight staying as it is.
-    return MAKE, bool(plan_for(False).why_not) and pack.is_settled(weight)
+    return Choice(MAKE, pack, decisions.STALE if pack.is_settled(weight) else decisions.PER_CALL)
 
 
 def run(
@@ -162,11 +106,9 @@ def run(
     scalars: Sequence[float],
     arithmetic: str,
     out: Tensor,
-    plan: Sequence[int] = (),
+    plan: Sequence[int],
 ) -> None:
-    """Launch what `choose` has chosen.
-
-    `plan`: the GEMM's, instead of dispatch's.
+    """Launch the kernels, the GEMM under a plan.
 
     Raises:
         torch.OutOfMemoryError: no memory for pieces; nothing but perhaps the kept pack was written.
@@ -198,7 +140,7 @@ def run(
         [operand.contiguous() for operand in operands] or None,
         scalars or None,
         arithmetic,
-        plan or choice.plan.numbers or None,
+        plan,
         target,
     )
     if choice.padded:
@@ -210,7 +152,7 @@ def _workspace(size: int, x: Tensor) -> Tensor:
 
 
 def declined(choice: Choice, weight: Tensor) -> None:
-    """A call went elsewhere: a weight that stays as it is will be worth packing again."""
+    """A call ran elsewhere: a weight that stays as it is will be worth packing again."""
     if choice.source == MAKE and choice.pack is not None:
         choice.pack.see(weight)
 
@@ -330,26 +272,6 @@ def _is_storable(out: Tensor, m: int, n: int) -> bool:
         return True
     stride = _row_stride(out, m, n)
     return stride is not None and stride % _ROW_ALIGNMENT == 0
-
-
-def _tf32_microseconds(
-    epilogue: Epilogue, x: Tensor, weight: Tensor, operands: Sequence[Tensor | None], out: Tensor, m: int
-) -> float:
-    """What the fused TF32 kernel takes on these tensors, measured or predicted; infinite where it does not run."""
-    n, k = weight.shape
-    x_stride, weight_stride, out_stride = (
-        _row_stride(x, m, k),
-        _row_stride(weight, n, k),
-        _row_stride(out, m, n),
-    )
-    representable = x_stride is not None and weight_stride is not None and out_stride is not None
-    if not representable or not all(operand is None or operand.is_contiguous() for operand in operands):
-        return float("inf")
-    addresses = x.data_ptr() | weight.data_ptr() | out.data_ptr() | _TMA_BYTES
-    strides = (x_stride, weight_stride, out_stride)
-    alignment = addresses & -addresses
-    has_bias = operands[0] is not None
-    return plans.tf32_microseconds(epilogue.name, m, n, k, strides, alignment, x.get_device(), has_bias)
 
 
 def _row_stride(tensor: Tensor, rows: int, columns: int) -> int | None:

@@ -1,4 +1,4 @@
-"""torch's own GEMM: what it does in one kernel, and the call of it at the accuracy that is asked for."""
+"""torch's own GEMM, at the accuracy that is asked for."""
 
 from __future__ import annotations
 
@@ -8,13 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from epigemm import plans
 from epigemm import precision as _precision
-from epigemm.epilogues import BIAS, BIAS_RELU, Epilogue
 
-_CUBLAS_DEVICES = ("cuda",)
-_RELU_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
-_DTYPE_NAMES = {dtype: str(dtype).removeprefix("torch.") for dtype in _RELU_DTYPES}
 _any_autocast = torch._C._is_any_autocast_enabled
 _unsafe_view: Any = torch.ops.aten._unsafe_view.default
 _addmm_activation_out = torch.ops.aten._addmm_activation.out
@@ -32,55 +27,6 @@ def unflattened(flat: Tensor, x: Tensor) -> Tensor:
     """A result of [M, N] with x's leading dimensions; no view of it, which could not be written in place later."""
     result: Tensor = _unsafe_view(flat, (*x.shape[:-1], flat.shape[-1]))
     return result
-
-
-def adds_bias(epilogue: Epilogue, x: Tensor, weight: Tensor, bias: Tensor | None, precision: str) -> bool:
-    """Whether torch's GEMM is to do everything, which is at most to add a bias."""
-    return epilogue is BIAS and (
-        bias is None
-        or x.device.type not in _CUBLAS_DEVICES
-        or not _is_faster_without_bias(x, weight, precision)
-    )
-
-
-def adds_relu(
-    epilogue: Epilogue,
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    precision: str,
-    out: Tensor | None,
-) -> bool:
-    """Whether torch's GEMM is to add the bias and apply the ReLU itself, rounding once.
-
-    cuBLASLt does in these dtypes and layouts. Without any K torch would leave the ReLU out; a single column it
-    computes as a matrix times a vector, and rounds before it adds the bias.
-    """
-    return (
-        epilogue is BIAS_RELU
-        and bias is not None
-        and x.device.type in _CUBLAS_DEVICES
-        and x.dtype in _RELU_DTYPES
-        and bias.is_contiguous()
-        and (out is None or out.is_contiguous())
-        and x.numel() > 0
-        and weight.shape[0] > 1
-        and not _is_faster_without_bias(x, weight, precision)
-    )
-
-
-def _is_faster_without_bias(x: Tensor, weight: Tensor, precision: str) -> bool:
-    """Whether cuBLAS's plain product and one kernel of ours are expected to be faster than its product with a bias.
-
-    cuBLAS splits a long K for the plain product alone: on an H200 the fp32 product with bias and ReLU took 202 us at
-    16x8192x8192, the plain product and one kernel of ours 151.
-    """
-    n, k = weight.shape
-    dtype = _DTYPE_NAMES.get(x.dtype)
-    if dtype is None or not k or not plans.has_gpu_kernels(x):
-        return False
-    tf32_allowed = x.dtype == torch.float32 and _precision.roads(precision, x.device.type).tf32_allowed
-    return not plans.is_fallback_one_kernel(x.numel() // k, n, k, dtype, tf32_allowed, x.get_device())
 
 
 def run(

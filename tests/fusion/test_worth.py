@@ -113,11 +113,11 @@ def test_a_compiler_keeps_products_that_no_kernel_is_faster_at(
 ) -> None:
     asked: list[tuple[Any, ...]] = []
 
-    def split_plan(*problem: Any) -> plans.SplitPlan:
+    def why_not_on_pieces(*problem: Any) -> str:
         asked.append(problem)
-        return plans.SplitPlan("" if keeps_pack else "the weight has to be split", 1.0, 2.0)
+        return "" if keeps_pack else "the weight has to be split"
 
-    monkeypatch.setattr(plans, "split_plan", split_plan)
+    monkeypatch.setattr(plans, "why_not_on_pieces", why_not_on_pieces)
     monkeypatch.setattr(_precision, "torch_setting", lambda device_type: "ieee")
     with FakeTensorMode(allow_non_fake_inputs=True):
         x, weight = (torch.empty(*shape, device="cuda") for shape in ((256, 4096), (1024, 4096)))

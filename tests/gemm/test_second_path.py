@@ -9,9 +9,11 @@ import torch
 from torch import Tensor
 
 import epigemm
-from epigemm import execution, plans, precision, torch_gemm
-from epigemm.epilogues import BIAS, BIAS_RELU, RELU_DIV
-from epigemm.precision import DEFAULT, Roads
+from epigemm import decisions, execution, plans, torch_gemm
+from epigemm._native import ops
+from epigemm.decisions import PRODUCT, WITH_BIAS, WITH_BIAS_AND_RELU
+from epigemm.epilogues import BIAS, BIAS_RELU, RELU_DIV, Epilogue
+from epigemm.precision import DEFAULT
 from tests.support import reference
 from tests.support.arithmetic import BF16, FP16, FP32, FP64, STORAGE, Arithmetic
 from tests.support.cases import Operands
@@ -22,15 +24,27 @@ arithmetics = pytest.mark.parametrize("arithmetic", WITH_RELU, ids=lambda a: a.n
 SHAPES = [(24, 40, 32), (1, 40, 32), (24, 1, 32), (24, 40, 1), (1, 1, 1), (129, 257, 96)]
 
 
+NOTHING_KNOWN = (-1,)
+"""A GPU without epigemm's kernels, of whose speed nothing is known."""
+WITH_KERNELS = (-1, 90, 132)
+
+
 @pytest.fixture
 def in_one_kernel(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> torch.device:
     """A device on which torch's GEMM adds bias and ReLU: the CPU too, where the operator exists."""
-    monkeypatch.setattr(torch_gemm, "_CUBLAS_DEVICES", ("cpu", "cuda"))
+    if device.type == "cpu":
+        monkeypatch.setattr(decisions, "_described", lambda x: NOTHING_KNOWN)
     return device
 
 
 def second_path(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor | None = None) -> Tensor:
     return execution.second_path(BIAS_RELU, x, weight, bias, (), (), DEFAULT, out)
+
+
+def gemm_of(epilogue: Epilogue, x: Tensor, weight: Tensor, bias: Tensor | None) -> int:
+    """What torch's GEMM is to do."""
+    scalars = (2.0,) if epilogue.scalar else ()
+    return execution.gemm_of(epilogue, x, weight, bias, (), scalars, DEFAULT, None)
 
 
 def draw(shape: tuple[int, int, int], arithmetic: Arithmetic, device: torch.device) -> tuple[Tensor, ...]:
@@ -94,9 +108,9 @@ def test_where_torchs_gemm_does_not_add_the_relu(in_one_kernel: torch.device) ->
     x, weight, bias = draw((24, 40, 32), FP32, in_one_kernel)
     gaps = torch.empty(24, 48, device=x.device)[:, :40]
     spread = torch.randn(80, device=x.device)[::2]
-    assert torch_gemm.adds_relu(BIAS_RELU, x, weight, bias, DEFAULT, None)
-    for epilogue in (BIAS, RELU_DIV):
-        assert not torch_gemm.adds_relu(epilogue, x, weight, bias, DEFAULT, None)
+    assert gemm_of(BIAS_RELU, x, weight, bias) == WITH_BIAS_AND_RELU
+    assert gemm_of(BIAS, x, weight, bias) == WITH_BIAS
+    assert gemm_of(RELU_DIV, x, weight, bias) == PRODUCT
     cases: list[tuple[Any, ...]] = [
         (x, weight, None, None),
         (x, weight, spread, None),
@@ -115,43 +129,41 @@ def test_where_torchs_gemm_does_not_add_the_relu(in_one_kernel: torch.device) ->
 @pytest.fixture
 def with_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tensors count as lying on a GPU with epigemm's kernels."""
-    monkeypatch.setattr(torch_gemm, "_CUBLAS_DEVICES", ("cpu", "meta"))
+    monkeypatch.setattr(decisions, "_described", lambda x: WITH_KERNELS)
     monkeypatch.setattr(plans, "has_gpu_kernels", lambda tensor: True)
 
 
-@pytest.mark.parametrize("one_kernel", [True, False])
 @pytest.mark.parametrize("tf32", [True, False])
-@pytest.mark.parametrize("dtype", torch_gemm._RELU_DTYPES, ids=str)
+@pytest.mark.parametrize("arithmetic", WITH_RELU, ids=lambda a: a.name)
+@pytest.mark.parametrize(
+    "sizes", [(15, 8192, 4096), (15, 128, 4096), (15, 1001, 4096), (1, 128, 256)], ids=str
+)
 def test_the_planner_says_whether_a_product_comes_without_the_bias(
-    dtype: torch.dtype, tf32: bool, one_kernel: bool, with_kernels: None, monkeypatch: pytest.MonkeyPatch
+    sizes: tuple[int, int, int], arithmetic: Arithmetic, tf32: bool, with_kernels: None
 ) -> None:
-    """Asked with the call's sizes, its dtype and, in fp32, torch's setting."""
-    m, n, k = 3 * 5, 8192, 4096
-    asked: list[tuple[Any, ...]] = []
-
-    def is_fallback_one_kernel(*problem: Any) -> bool:
-        asked.append(problem)
-        return one_kernel
-
-    monkeypatch.setattr(plans, "is_fallback_one_kernel", is_fallback_one_kernel)
-    monkeypatch.setattr(precision, "roads", lambda asked, device_type: Roads(("ieee",), tf32))
-    x, weight, bias = (torch.empty(size, dtype=dtype, device="meta") for size in ((3, 5, k), (n, k), (n,)))
-    assert torch_gemm.adds_relu(BIAS_RELU, x, weight, bias, DEFAULT, None) is one_kernel
-    assert torch_gemm.adds_bias(BIAS, x, weight, bias, DEFAULT) is one_kernel
+    """By the call's sizes, its dtype and, in fp32, torch's setting."""
+    m, n, k = sizes
+    backends.mkldnn.matmul.fp32_precision = "bf16" if tf32 else "ieee"
+    dtype = arithmetic.dtype
+    x, weight, bias = (torch.empty(size, dtype=dtype) for size in ((1, m, k), (n, k), (n,)))
     name = str(dtype).removeprefix("torch.")
-    assert asked == 2 * [(m, n, k, name, tf32 and dtype == torch.float32, -1)]
-    assert torch_gemm.adds_bias(BIAS, x, weight, None, DEFAULT), "nothing to add"
-    assert len(asked) == 2
+    one_kernel = is_one_kernel(m, n, k, name, tf32 and dtype == torch.float32, WITH_KERNELS[1:])
+    assert gemm_of(BIAS_RELU, x, weight, bias) == (WITH_BIAS_AND_RELU if one_kernel else PRODUCT)
+    assert gemm_of(BIAS, x, weight, bias) == (WITH_BIAS if one_kernel else PRODUCT)
+    assert gemm_of(BIAS, x, weight, None) == PRODUCT, "nothing to add"
+    if sizes == (15, 8192, 4096):
+        assert one_kernel == (tf32 or dtype != torch.float32)
 
 
-def refuse(*problem: Any) -> bool:
-    raise AssertionError(f"asked about {problem}")
+def is_one_kernel(m: int, n: int, k: int, dtype: str, tf32_allowed: bool, gpu: tuple[int, ...]) -> bool:
+    """What the planner says of such a product on a GPU that is described."""
+    return bool(ops._is_fallback_one_kernel(m, n, k, dtype, tf32_allowed, gpu or None, -1))
 
 
-def test_the_planner_is_not_asked_about_float64(with_kernels: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plans, "is_fallback_one_kernel", refuse)
-    x, weight, bias = draw((16, 40, 4096), FP64, torch.device("cpu"))
-    assert torch_gemm.adds_bias(BIAS, x, weight, bias, DEFAULT)
+def test_the_planner_is_not_asked_about_float64(with_kernels: None) -> None:
+    for arithmetic, expected in ((FP32, PRODUCT), (FP64, WITH_BIAS)):
+        x, weight, bias = draw((16, 40, 4096), arithmetic, torch.device("cpu"))
+        assert gemm_of(BIAS, x, weight, bias) == expected
 
 
 @pytest.mark.parametrize("arithmetic", STORAGE, ids=lambda a: a.name)
@@ -159,20 +171,18 @@ def test_the_planner_is_not_asked_without_kernels(
     arithmetic: Arithmetic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On a CPU, and on a GPU where epigemm has none."""
-    monkeypatch.setattr(plans, "is_fallback_one_kernel", refuse)
     x, weight, bias = draw((16, 40, 4096), arithmetic, torch.device("cpu"))
-    assert torch_gemm.adds_bias(BIAS, x, weight, bias, DEFAULT)
-    assert not torch_gemm.adds_relu(BIAS_RELU, x, weight, bias, DEFAULT, None)
-    monkeypatch.setattr(torch_gemm, "_CUBLAS_DEVICES", ("cpu",))
-    monkeypatch.setattr(plans, "has_gpu_kernels", lambda tensor: False)
-    assert torch_gemm.adds_bias(BIAS, x, weight, bias, DEFAULT)
-    assert torch_gemm.adds_relu(BIAS_RELU, x, weight, bias, DEFAULT, None) == (arithmetic is not FP64)
+    assert gemm_of(BIAS, x, weight, bias) == WITH_BIAS
+    assert gemm_of(BIAS_RELU, x, weight, bias) == PRODUCT
+    monkeypatch.setattr(decisions, "_described", lambda x: NOTHING_KNOWN)
+    assert gemm_of(BIAS, x, weight, bias) == WITH_BIAS
+    assert gemm_of(BIAS_RELU, x, weight, bias) == (PRODUCT if arithmetic is FP64 else WITH_BIAS_AND_RELU)
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
 def test_nothing_is_known_of_cublas_without_a_gpu(dtype: str) -> None:
     for sizes in ((16, 8192, 8192), (16, 8191, 8192), (0, 8, 8), (8, 0, 8), (8, 8, 0)):
-        assert plans.is_fallback_one_kernel(*sizes, dtype=dtype, tf32_allowed=False, device=-1)
+        assert is_one_kernel(*sizes, dtype, False, ())
 
 
 # (rule, dtype, torch's setting, multiprocessors; inside: M, N, K that come without the bias; outside: that do not)
@@ -362,26 +372,20 @@ def test_where_a_bias_comes_in_a_kernel_of_its_own(
     multiprocessors: int,
     inside: list[Sizes],
     outside: list[Sizes],
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The rule at its limits, for GPUs that are described; an empty product is never split."""
-    monkeypatch.setattr(plans, "gpu_numbers", lambda device: (90, multiprocessors))
-    plans.forget()
+    gpu = (90, multiprocessors)
     for name in ("float16", "bfloat16") if dtype == "16 bits" else (dtype,):
         for sizes, expected in [*((s, False) for s in inside), *((s, True) for s in outside)]:
-            assert plans.is_fallback_one_kernel(*sizes, name, tf32, -1) is expected, (name, sizes)
+            assert is_one_kernel(*sizes, name, tf32, gpu) is expected, (name, sizes)
         for empty in ((0, 8191, 8191), (16, 0, 8191), (16, 8191, 0)):
-            assert plans.is_fallback_one_kernel(*empty, name, tf32, -1)
-    plans.forget()
+            assert is_one_kernel(*empty, name, tf32, gpu)
 
 
-def test_a_bias_of_one_column_comes_with_the_product(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only a ReLU needs a second kernel there, and of that `adds_relu` knows."""
-    monkeypatch.setattr(plans, "gpu_numbers", lambda device: (90, H200))
-    plans.forget()
+def test_a_bias_of_one_column_comes_with_the_product() -> None:
+    """Only a ReLU needs a second kernel there, and that is for `choose_gemm` to know."""
     for dtype in ("float16", "bfloat16", "float32"):
-        assert plans.is_fallback_one_kernel(64, 1, 256, dtype, False, -1)
-    plans.forget()
+        assert is_one_kernel(64, 1, 256, dtype, False, (90, H200))
 
 
 @pytest.mark.parametrize("epilogue", ["bias", "bias_relu"])
@@ -414,18 +418,17 @@ def test_a_plain_fp32_product_that_splits_k_comes_without_the_bias(
     """As measured on an H200, by a wide margin: 202 us with the bias at 16x8192x8192, 151 without."""
     if not torch.cuda.is_available():
         pytest.skip("gpu: torch sees no CUDA device")
-    assert plans.is_fallback_one_kernel(*shape, dtype="float32", tf32_allowed=False, device=0) is expected
+    assert ops._is_fallback_one_kernel(*shape, "float32", False, None, 0) is expected
 
 
 @pytest.mark.parametrize(("k", "one_kernel"), [(64, True), (4096, False)])
 def test_explain_tells_whether_the_bias_is_a_kernel_of_its_own(
-    k: int, one_kernel: bool, with_kernels: None, monkeypatch: pytest.MonkeyPatch
+    k: int, one_kernel: bool, with_kernels: None
 ) -> None:
-    monkeypatch.setattr(plans, "is_fallback_one_kernel", lambda *_: one_kernel)
     x, weight, bias = draw((24, 40, k), FP32, torch.device("cpu"))
-    told = epigemm.explain("linear", x, weight, bias).kernels
+    told = epigemm.explain("linear", x, weight, bias, precision="ieee").kernels
     assert len(told) == (1 if one_kernel else 2) and ("with the bias" in told[0]) is one_kernel
-    actual = execution.second_path(BIAS, x, weight, bias, (), (), DEFAULT, None)
+    actual = execution.second_path(BIAS, x, weight, bias, (), (), "ieee", None)
     bounded = reference.linear("bias", x, weight, Operands(bias=bias), FP32, second_path=not one_kernel)
     reference.assert_within(actual, bounded)
 

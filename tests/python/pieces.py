@@ -8,9 +8,10 @@ The stand-in multiplies what is *in* the pack, so that a stale one gives a wrong
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import product
 from typing import Any
 
 import pytest
@@ -18,12 +19,17 @@ import torch
 from torch import Tensor
 
 import epigemm
-from epigemm import entry, execution, packs, plans, split
+from epigemm import decisions, entry, packs, plans, split, tables
+from epigemm._native import ops
 from epigemm.epilogues import EPILOGUES
+from epigemm.tables import Entry
 from tests.support.cases import fused_unavailable
 
 HOPPER = (90, 132)
 INTERLEAVE = 64
+DEVICE = 43
+"""The index of the GPU that a CPU stands in for: no test machine has so many."""
+_PLANS = {"tf32": (0, 0, 0, 1, 1), "split": (2, 0, 0, 1, 1), "scaled": (2, 0, 0, 1, 1)}
 
 
 @dataclass
@@ -64,6 +70,36 @@ class Road:
         bound = 2e-6 * (x.detach().double().abs() @ weight.detach().double().abs().t())
         assert bool(((actual.detach().double() - expected).abs() <= bound).all())
 
+    def measure(
+        self,
+        us: float,
+        torch_us: float,
+        *,
+        arithmetics: Sequence[str] = ("split", "scaled"),
+        tf32_allowed: Sequence[bool] = (False, True),
+        size: tuple[int, int, int] | None = None,
+    ) -> None:
+        """Have the planner take these times of the bare product of `size`, packed or not, for measured ones."""
+        m, n, k = size or self.size
+        entries = [
+            Entry(
+                "bias", "float32", arithmetic, packed, True, tf32, m, n, k, _PLANS[arithmetic], us, torch_us
+            )
+            for arithmetic, tf32, packed in product(arithmetics, tf32_allowed, (False, True))
+        ]
+        tables.install(self.index, entries)
+
+    @property
+    def index(self) -> int:
+        """Of the GPU, or of the one that a CPU stands in for."""
+        return DEVICE if self.device.type == "cpu" else torch.cuda.current_device()
+
+    def forget(self) -> None:
+        """Undo `measure`, and have the planner ask its models again."""
+        ops._clear_measured(self.index)
+        if self.device.type == "cuda":
+            tables.load(self.index)
+
     def rows_worth_a_pack_alone(self) -> int:
         """An M whose product is worth reading a pack for, but not making one."""
         _, n, k = self.size
@@ -77,12 +113,6 @@ class Road:
             if fused == [True, False]:
                 return rows
         raise AssertionError("dispatch knows no such problem")
-
-
-def asked_of_a_large_product(ask: Any, epilogue: str, *problem: Any, **options: Any) -> dict[str, Any]:
-    """`plans.ask` about 8192 x 8192 x 8192 in place of what the call is about: one that runs on fp16 pieces."""
-    answer: dict[str, Any] = ask(epilogue, 8192, 8192, 8192, *problem[3:], **options)
-    return answer
 
 
 AT_HIGHEST: tuple[Any, ...] = (None, [], [], "highest")
@@ -140,10 +170,31 @@ def stand_in(
     if pack is None:
         pack = workspace[x_bytes:]
         torch.ops.epigemm._split_rows_out(weight, pieces, pack)
-    product = (
+    exact = (
         decode(workspace[:x_bytes], m, k, pieces) @ decode(pack[:weight_bytes], n, k, pieces).t()
     ).float()
-    out.zero_()[:, :n].copy_(EPILOGUES[epilogue].reference(product, bias, operands, scalars))
+    out.zero_()[:, :n].copy_(EPILOGUES[epilogue].reference(exact, bias, operands, scalars))
+
+
+def on_cpu(
+    name: str,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    operands: Sequence[Tensor] | None,
+    scalars: Sequence[float] | None,
+    *decided: Any,
+) -> int:
+    """`decisions.linear_out` for a GPU that is described: a kernel on the tensors as they are is F.linear."""
+    launch, out = decided[-2:]
+    decision: int = _linear_out(name, x, weight, bias, operands, scalars, *decided)
+    if launch and decisions.way(decision) == decisions.TENSORS:
+        exact = torch.nn.functional.linear(x, weight)
+        out.copy_(EPILOGUES[name].reference(exact, bias, operands or (), scalars or ()))
+    return decision
+
+
+_linear_out = decisions.linear_out
 
 
 @contextmanager
@@ -168,18 +219,15 @@ def watched(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> Iterator[R
         monkeypatch.setattr(plans, "has_gpu_kernels", lambda tensor: tensor.is_cpu)
         monkeypatch.setattr(plans, "gpu_numbers", lambda device: HOPPER)
         monkeypatch.setattr(plans, "no_gemm_kernels", lambda: "")
-        monkeypatch.setattr(execution, "_fused_linear_out", lambda *_: False)
+        monkeypatch.setattr(Tensor, "get_device", lambda tensor: DEVICE)
+        monkeypatch.setattr(decisions, "linear_out", on_cpu)
         monkeypatch.setattr(packs, "capturing", lambda device: road.capturing)
-    remembered = (plans.split_plan, plans.tf32_microseconds)
-    for asked in remembered:
-        asked.cache_clear()
     split._shortages.clear()
     try:
         yield road
     finally:
         split._shortages.clear()
-        for asked in remembered:
-            asked.cache_clear()
+        road.forget()
 
 
 @pytest.fixture

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import pytest
@@ -13,7 +12,7 @@ import torch
 import epigemm
 from epigemm import explain_text, packs, plans
 from epigemm.epilogues import EPILOGUES
-from tests.python.pieces import HOPPER, Road, asked_of_a_large_product
+from tests.python.pieces import HOPPER, Road
 from tests.support.arithmetic import STORAGE, Arithmetic
 from tests.support.cases import fused_unavailable
 from tests.support.public import PUBLIC, PUBLIC_ELEMENTWISE, PUBLIC_LINEAR, Public
@@ -263,10 +262,8 @@ def test_a_module_about_to_pack_says_so(road: Road) -> None:
     assert any("made by this call and kept" in reason for reason in reasons)
 
 
-def test_scaled_arithmetic_is_named(road: Road, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plans, "split_plan", lambda *_: plans.SplitPlan("", 1.0, 100.0))
-    # A size that is small enough for a CPU is not one that dispatch would put there.
-    monkeypatch.setattr(plans, "ask", partial(asked_of_a_large_product, plans.ask))
+def test_scaled_arithmetic_is_named(road: Road) -> None:
+    road.measure(1.0, 100.0)  # a size that is small enough for a CPU is not one that dispatch would put there
     explanation = epigemm.explain("linear", road.x(), road.weight(), precision="high")
     assert explanation.arithmetic.startswith("scaled: ")
     assert any("torch's fp32 GEMM" in reason for reason in explanation.reasons)
@@ -285,7 +282,7 @@ def test_what_an_assumed_speed_is_worth_is_said(road: Road, monkeypatch: pytest.
 
     assert fastest().endswith(": cost model, for a device that does not tell its speed: an H100's is assumed")
     monkeypatch.setattr(plans, "gpu_numbers", lambda device: (*HOPPER, 1980, 4285000))
-    plans.split_plan.cache_clear()
+    road.forget()
     assert fastest().endswith(" us for torch's fp32 GEMM: cost model")
 
 

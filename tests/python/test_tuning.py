@@ -52,7 +52,9 @@ def test_the_fastest_is_chosen_remembered_and_used(stage: Stage, tmp_path: Path)
     assert (entry.epilogue, entry.dtype, entry.m, entry.n, entry.k) == ("relu_div", "bfloat16", 40, 256, 128)
     (chosen,) = [each for each in found.candidates if each.chosen]
     assert chosen.plan == entry.plan
-    plan = execution.fused_plan(RELU_DIV, x, weight, bias, [], [2.0], "ieee", x)
+    out = x.new_empty(len(x), len(weight))
+    (considered,) = execution.considered(RELU_DIV, x, weight, bias, [], [2.0], "default", out, "find")
+    plan = considered.plan
     assert plan["fused"] and plan["source"] == "cache" and plan["plan"] == list(entry.plan)
     explanation = epigemm.explain("linear_relu_div", x, weight, bias, 2.0)
     assert explanation.path == "fused"
@@ -277,9 +279,20 @@ def test_fp32_is_measured_on_every_road(stage: Stage, setting: str, packed: bool
     assert {arithmetic for arithmetic, _ in stage.ran} == set(roads)
     first = "scaled" if setting == "tf32" else "split"
     assert [each.arithmetic for each in found.candidates if each.chosen] == [first]
-    pieces = (RELU_DIV.name, 16, 64, 128, packed, first, setting == "tf32", DEVICE, True)
-    plan = plans.split_plan(*pieces)
-    assert plan.source == "cache" and not plan.why_not and plan.numbers == roads[first].plan
+    call: tuple[Any, ...] = (
+        RELU_DIV,
+        x,
+        weight,
+        bias,
+        [],
+        [2.0],
+        "default",
+        x.new_empty(16, 64),
+        "keep" if packed else "find",
+    )
+    taken = execution.considered(*call)[0]
+    assert taken.arithmetic == first and not taken.why_not and taken.packed == packed
+    assert taken.plan["source"] == "cache" and tuple(taken.plan["plan"]) == roads[first].plan
 
 
 def test_folded_and_scalar_operands(stage: Stage) -> None:

@@ -8,15 +8,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from epigemm import packs, plans, split
+from epigemm import decisions, packs, plans, split
 from epigemm._native import cuda_status
 from epigemm.bench.cases import Case, Data
 from epigemm.epilogues import EPILOGUES
-from epigemm.precision import SCALED
+from epigemm.precision import SCALED, SPLIT
 
 # A problem and a GPU for which the planner lists every tile, also those for few rows: only descriptions count.
 _FEW_ROWS = (16, 8192, 8192)
 _HOPPER = (90, 132)
+# The rows of csrc/call/decide.cpp, times two, in which an arithmetic stands beside the GEMM of `_tf32_allowed`.
+_CODES = {SPLIT: 2, SCALED: 4}
 
 
 def _index(device: torch.device) -> int:
@@ -38,18 +40,16 @@ def why_not_on_pieces(case: Case, data: Data, out: Tensor, *, packed: bool) -> s
         return why_not
     formula = case.problem.formula
     native = formula.native(data.x, data.parameters)
-    operands = (native.bias, *native.operands)
     arithmetic = case.setting.pieces
-    return split.choose(
-        EPILOGUES[formula.epilogue],
-        data.x,
-        data.weight,
-        operands,
-        arithmetic,
-        out,
-        packs.KEEP if packed else packs.FIND,
-        tf32_allowed=_tf32_allowed(arithmetic),
-    ).why_not
+    call = (EPILOGUES[formula.epilogue], data.x, data.weight, native.bias, native.operands, native.scalars)
+    uses = {arithmetic: packs.KEEP if packed else packs.FIND}
+    _, costs = split.find_for(data.x, data.weight, uses, ignore_shortage=False)
+    (found,) = (
+        each
+        for each in decisions.explain(call, _CODES[arithmetic], costs, out)["tried"]
+        if each["arithmetic"] == arithmetic
+    )
+    return "" if found["runs"] else str(found["why_not"] or found["plan"]["why_not"])
 
 
 def _tf32_allowed(arithmetic: str) -> bool:

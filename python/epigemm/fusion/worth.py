@@ -136,7 +136,7 @@ def _has_kernel(function: str, x: Tensor, weight: Tensor, keeps_pack: bool) -> b
         n, k = k, n
     m = _hint(x.numel()) // max(1, k)
     problem = (_EPILOGUES[function], m, n, k, keeps_pack, _precision.SPLIT, False, x.get_device())
-    return not plans.split_plan(*problem).why_not
+    return not plans.why_not_on_pieces(*problem)
 
 
 def _arithmetic(x: Tensor) -> str:
