@@ -48,15 +48,16 @@ Answer elementwise(const ElementwiseCall& call, Torch& torch) {
   ElementwiseProblem problem;
   problem.epilogue = call.epilogue;
   const Tensor& x = *call.x;
-  if (!is_ready(x) || !fits(call, &problem)) return Answer::Elsewhere;
+  if (!is_ready(x)) return Answer::NotReady;
+  if (!fits(call, &problem)) return Answer::DoesNotFit;
   void* stream = nullptr;
-  if (x.is_cuda() && !torch.stream(&stream)) return Answer::Elsewhere;
+  if (x.is_cuda() && !torch.stream(&stream)) return Answer::NotReady;
   Tensor out;
   if (!torch.result(&out)) return Answer::Raised;
   if (x.numel() == 0) return Answer::Done;
   if (call.fold) {
     void* const workspace = torch.workspace(fold_bytes(x, columns_of(x)));
-    if (!workspace) return Answer::Raised;
+    if (!workspace) return Answer::NoMemory;
     run_fold(*call.fold, x, columns_of(x), workspace, stream, problem.operands);
   }
   lay_out(x, out, &problem);

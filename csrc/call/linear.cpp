@@ -15,7 +15,6 @@
 #endif
 
 namespace epigemm::call {
-
 namespace {
 
 bool shapes_fit(const LinearCall& call) {
@@ -28,11 +27,11 @@ bool shapes_fit(const LinearCall& call) {
   return std::equal(out.sizes, out.sizes + out.dim - 1, x.sizes) && out.sizes[out.dim - 1] == weight.sizes[0];
 }
 
-// Whether the caller's `out` can be written: where it is not clear, the cold path looks closer.
+// Whether the caller's `out` is known to share no byte with an argument.
 bool is_out_apart(const LinearCall& call) {
   if (!call.out) return true;
   const Tensor& out = *call.out;
-  if (!out.is_contiguous() || !are_apart(out, *call.x) || !are_apart(out, *call.weight)) return false;
+  if (!are_apart(out, *call.x) || !are_apart(out, *call.weight)) return false;
   for (const Tensor* other : {call.bias, call.vectors[0], call.vectors[1], call.scalar}) {
     if (other && !are_apart(out, *other)) return false;
   }
@@ -48,19 +47,21 @@ bool operands_fit(const LinearCall& call, const EpilogueInfo& epilogue, Problem*
   return fill_operands(epilogue, given, *call.x, problem->n, problem->operands);
 }
 
-// False where the arguments do not fit, or nothing is multiplied.
-bool prepare(const LinearCall& call, Prepared* prepared) {
+// Done, or why there is nothing to decide.
+Answer prepare(const LinearCall& call, Prepared* prepared) {
   Problem& problem = prepared->problem;
-  if (!shapes_fit(call) || !is_out_apart(call)) return false;
+  if (!shapes_fit(call)) return Answer::DoesNotFit;
+  if (!is_out_apart(call)) return Answer::MayOverlap;
+  if (call.out && !call.out->is_contiguous()) return Answer::NotStorable;
   const Tensor &x = *call.x, &weight = *call.weight;
   problem.epilogue = call.epilogue;
   problem.n = weight.sizes[0];
   problem.k = weight.sizes[1];
   problem.m = 1;
   for (int axis = 0; axis + 1 < x.dim; ++axis) problem.m *= x.sizes[axis];
-  if (problem.m == 0 || problem.n == 0 || problem.k == 0) return false;
+  if (problem.m == 0 || problem.n == 0 || problem.k == 0) return Answer::IsEmpty;
   const EpilogueInfo& epilogue = epilogue_info(call.epilogue);
-  if (!epilogue.linear || !operands_fit(call, epilogue, &problem)) return false;
+  if (!epilogue.linear || !operands_fit(call, epilogue, &problem)) return Answer::DoesNotFit;
   prepared->is_x_matrix = as_matrix(x, problem.m, problem.k, &problem.x);
   prepared->is_weight_matrix = as_matrix(weight, problem.n, problem.k, &problem.weight);
   void* const out = call.out ? call.out->data : nullptr;
@@ -75,15 +76,22 @@ bool prepare(const LinearCall& call, Prepared* prepared) {
 #if EPIGEMM_WITH_CUDA
   if (x.is_cuda()) problem.device = cuda::device(x.device);
 #endif
-  return true;
+  return Answer::Done;
 }
 
-// Whether slices can be made of the tensors as they lie, and the weight's pack is the one at hand.
-bool is_at_hand(const LinearCall& call, const Prepared& prepared, const Decision& decision) {
-  const bool is_readable = prepared.is_x_matrix || call.x->dim == 2;
+// What keeps the kernels on slices from running on the tensors as they lie, with the pack at hand; Done: nothing.
+Answer look_at_slices(const LinearCall& call, const Prepared& prepared, const Decision& decision) {
   const bool is_first = decision.arithmetic == road_of(prepared).tried[0];
-  const bool has_pack = !decision.is_packed || (call.pack && is_first);
-  return is_readable && has_pack && !decision.is_padded && prepared.problem.are_operands_contiguous;
+  if (decision.is_packed && !(call.pack && is_first)) return Answer::LacksPack;
+  const bool is_x_readable = prepared.is_x_matrix || call.x->dim == 2;
+  if (!is_x_readable || !prepared.problem.are_operands_contiguous) return Answer::NotReadable;
+  return decision.is_padded ? Answer::NotStorable : Answer::Done;
+}
+
+Answer look_at_fallback(const LinearCall& call) {
+  if (call.is_strict) return Answer::NotFused;
+  if (call.out && call.x->dim != 2) return Answer::NotStorable;
+  return call.needs_other_setting ? Answer::OtherSetting : Answer::Done;
 }
 
 // fp16 slices of x and, where there is no pack, of the weight.
@@ -164,20 +172,22 @@ Answer run_fused(const LinearCall& call, const Decision& decision, Prepared& pre
 
 Answer linear(const LinearCall& call, Torch& torch) {
   Prepared prepared;
-  if (!is_ready(*call.x) || !prepare(call, &prepared)) return Answer::Elsewhere;
+  if (!is_ready(*call.x)) return Answer::NotReady;
+  if (const Answer answer = prepare(call, &prepared); answer != Answer::Done) return answer;
   const Decision decision = decide(prepared);
   const bool is_fused = decision.plan.is_fused(), is_on_slices = decision.is_on_slices();
-  if (is_on_slices && !is_at_hand(call, prepared, decision)) return Answer::Elsewhere;
-  const bool is_fallback_here = !call.is_strict && !call.needs_other_setting && (!call.out || call.x->dim == 2);
-  if (!is_fused && !is_fallback_here) return Answer::Elsewhere;
+  const Answer answer = is_on_slices ? look_at_slices(call, prepared, decision)
+                        : is_fused   ? Answer::Done
+                                     : look_at_fallback(call);
+  if (answer != Answer::Done) return answer;
   const int64_t slices = is_on_slices ? slices_bytes(call, decision, prepared.problem) : 0;
   const int64_t bytes = slices + (call.fold ? fold_bytes(*call.x, prepared.problem.n) : 0);
   void* stream = nullptr;
-  if (call.x->is_cuda() && !torch.stream(&stream)) return Answer::Elsewhere;
+  if (call.x->is_cuda() && !torch.stream(&stream)) return Answer::NotReady;
   char* workspace = nullptr;
   if (bytes > 0) {
     workspace = static_cast<char*>(torch.workspace(bytes));
-    if (!workspace) return Answer::Elsewhere;
+    if (!workspace) return Answer::NoMemory;
   }
 #if EPIGEMM_WITH_SM90
   if (is_fused) return run_fused(call, decision, prepared, workspace, stream, torch);

@@ -1,6 +1,6 @@
 // The entry: plain calls from Python to csrc/call, in CPython's limited API. It sees tensors through PyTorch's DLPack
-// exchange API, which takes a tenth of a microsecond each; an operator behind PyTorch's dispatcher takes 8. What it
-// does not answer (it returns None) the operators do.
+// exchange API, which takes a tenth of a microsecond each; an operator behind PyTorch's dispatcher takes 8. Where
+// it has no result it returns the reason, a call::Answer.
 #include <exception>
 
 #include "python/plain.h"
@@ -28,7 +28,7 @@ struct Fold {
   }
 };
 
-// linear(epilogue, x, weight, bias, scalar, vectors, out, fp32, pack, pack_use, strict) -> Tensor | None
+// linear(epilogue, x, weight, bias, scalar, vectors, out, fp32, pack, pack_use, strict) -> Tensor | int
 //   vectors: those of scale_batch_norm: (multiplier, offset), or what they are folded from; None for the others
 //   fp32: the road of an fp32 call, times two; plus one where PyTorch's setting is less accurate than the call
 struct LinearArguments {
@@ -115,8 +115,10 @@ PyObject* linear(PyObject*, PyObject* const* given, Py_ssize_t count) {
   if (!has_count(count, A::Count)) return nullptr;
   bool is_recording = false;
   A arguments;
-  if (!is_plain_here(&is_recording) || !arguments.read(Reader(is_recording), given)) Py_RETURN_NONE;
-  if (arguments.weight.dim != 2) Py_RETURN_NONE;
+  if (!is_plain_here(&is_recording) || !arguments.read(Reader(is_recording), given)) {
+    return reason(call::Answer::NotPlain);
+  }
+  if (arguments.weight.dim != 2) return reason(call::Answer::DoesNotFit);
   try {
     PythonTorch torch(given[A::X], given[A::Weight], given[A::Bias], given[A::Out], arguments.x,
                       arguments.weight.sizes[0]);
@@ -131,7 +133,9 @@ PyObject* elementwise(PyObject*, PyObject* const* given, Py_ssize_t count) {
   if (!has_count(count, A::Count)) return nullptr;
   bool is_recording = false;
   A arguments;
-  if (!is_plain_here(&is_recording) || !arguments.read(Reader(is_recording), given)) Py_RETURN_NONE;
+  if (!is_plain_here(&is_recording) || !arguments.read(Reader(is_recording), given)) {
+    return reason(call::Answer::NotPlain);
+  }
   try {
     PythonTorch torch(given[A::X], nullptr, given[A::Bias], given[A::Out], arguments.x, 0);
     return torch.finish(state.functions->elementwise(arguments.elementwise, torch));

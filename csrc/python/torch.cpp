@@ -140,9 +140,11 @@ void PythonTorch::run_on_cpu(const ElementwiseProblem& problem) {
 
 void PythonTorch::raise(const char* message) { PyErr_SetString(PyExc_RuntimeError, message); }
 
+PyObject* reason(call::Answer answer) { return PyLong_FromLong(static_cast<long>(answer)); }
+
 PyObject* PythonTorch::finish(call::Answer answer) {
   if (answer == call::Answer::Raised) return nullptr;
-  if (answer == call::Answer::Elsewhere) Py_RETURN_NONE;
+  if (answer != call::Answer::Done) return reason(answer);
   if (out_ != Py_None && !call(state.mark_written, out_)) return nullptr;
   return result_.release();
 }

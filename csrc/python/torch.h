@@ -6,6 +6,9 @@
 
 namespace epigemm::python {
 
+// An answer other than a result, as Python gets it: `Reason` in entry.py.
+PyObject* reason(call::Answer answer);
+
 class PythonTorch final : public call::Torch {
  public:
   // Of a linear call; `weight` null: of an elementwise one. `bias`, `out`: None where there is none.
@@ -20,7 +23,7 @@ class PythonTorch final : public call::Torch {
   void run_on_cpu(const ElementwiseProblem& problem) override;
   void raise(const char* message) override;
 
-  // The call's return value: the result, None, or null after an error.
+  // The call's return value: the result, the reason why there is none, or null after an error.
   PyObject* finish(call::Answer answer);
 
  private:

@@ -1,7 +1,6 @@
 """Plain calls: straight to the kernels, by a module in C++ that sees tensors in a tenth of a microsecond.
 
-`linear` and `elementwise` answer a call, or give None where somebody else has to: autograd, a tracer, a mode, a
-subclass, arguments that do not fit, a weight's pack that has to be made, too little memory. Nothing is launched or
+`linear` and `elementwise` answer a call, or give None where somebody else has to: see `Reason`. Nothing is launched or
 written then. Decisions are made in csrc/call, by the planner.
 
 The module needs torch 2.11 (the exchange API of `torch.Tensor`) and a CPython with the stable ABI. Elsewhere every call
@@ -10,6 +9,7 @@ is somebody else's.
 
 from __future__ import annotations
 
+import enum
 import importlib
 from collections.abc import Sequence
 from typing import Any
@@ -27,7 +27,26 @@ from epigemm.epilogues import Epilogue
 _FP32 = torch.float32
 _is_compiling = torch.compiler.is_compiling
 Vectors = tuple[Tensor | float | None, ...]
+_SPLIT_LATER = {
+    code for code in _precision.FIRST_SLICES if _precision.SPLIT in _precision.road(code).fused[1:]
+}
 _PACK_USES = {packs.KEEP: 0, packs.FIND: 1, packs.NONE: 2, None: 1}
+
+
+class Reason(enum.IntEnum):
+    """What stands in the way of a result, as the module returns it: csrc/call/torch.h tells what each one means."""
+
+    NOT_PLAIN = 2
+    DOES_NOT_FIT = 3
+    IS_EMPTY = 4
+    NOT_READY = 5
+    MAY_OVERLAP = 6
+    NOT_STORABLE = 7
+    NOT_READABLE = 8
+    LACKS_PACK = 9
+    NO_MEMORY = 10
+    NOT_FUSED = 11
+    OTHER_SETTING = 12
 
 
 def mark_written(out: Tensor) -> None:
@@ -110,26 +129,34 @@ def linear(
     if getattr(x, "dtype", None) is _FP32:
         code = _precision.code(precision, "cuda" if x.is_cuda else "cpu")
         if code in _precision.FIRST_SLICES and x.is_cuda:
-            slices = _slices_at_hand(weight, _precision.FIRST_SLICES[code], pack_use)
+            slices = _slices_at_hand(weight, code, pack_use)
             if slices is None:
                 return None
             pack, pack_use = slices
-    found: Tensor | None = _module.linear(
-        epilogue.number, x, weight, bias, scalar, vectors, out, code, pack, _PACK_USES[pack_use], strict
-    )
-    return found
+    head = (epilogue.number, x, weight, bias, scalar, vectors, out)
+    found: Tensor | int = _module.linear(*head, code, pack, _PACK_USES[pack_use], strict)
+    if type(found) is int and found == Reason.OTHER_SETTING:
+        with _precision.full_fp32(x.device.type):
+            # The last bit: torch's own setting would be less accurate than the call.
+            found = _module.linear(*head, code & ~1, pack, _PACK_USES[pack_use], strict)
+    return None if type(found) is int else found  # type: ignore[return-value]
 
 
-def _slices_at_hand(weight: Tensor, slices: int, pack_use: str | None) -> tuple[Tensor | None, str] | None:
-    """The weight's pack and what the call may do with it; None where the call is somebody else's."""
+def _slices_at_hand(weight: Tensor, code: int, pack_use: str | None) -> tuple[Tensor | None, str] | None:
+    """The weight's pack for the first arithmetic of a `precision.code`, and what the call may do with it.
+
+    None where the call is somebody else's.
+    """
     if split.has_been_short() or not isinstance(weight, Tensor):
         return None
     if pack_use is None:
         pack_use = keeping.pack_use(weight)
     if pack_use == packs.NONE:
         return None, pack_use
-    pack = packs.find(weight, slices)
+    pack = packs.find(weight, _precision.FIRST_SLICES[code])
     if pack is None:
+        if code in _SPLIT_LATER and packs.find(weight, packs.PIECES[_precision.SPLIT]) is not None:
+            return None  # the call may come to that one
         # An inference tensor counts no versions: nothing is kept of it.
         changes_unseen = pack_use == packs.KEEP and weight.is_inference()
         return None, packs.FIND if changes_unseen else pack_use
@@ -169,5 +196,5 @@ def elementwise(
     """D = epilogue(x), or None. Arguments as of `linear`."""
     if _module is None or _is_compiling():
         return None
-    found: Tensor | None = _module.elementwise(epilogue.number, x, bias, scalar, vectors, out)
-    return found
+    found: Tensor | int = _module.elementwise(epilogue.number, x, bias, scalar, vectors, out)
+    return None if type(found) is int else found  # type: ignore[return-value]

@@ -17,9 +17,12 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import epigemm
-from epigemm import entry
+from epigemm import entry, packs
+from epigemm import precision as _precision
+from epigemm.entry import Reason
 from epigemm.packs import FIND
 from tests.support.public import PUBLIC, Public
+from tests.support.untyped import backends
 
 pytestmark = pytest.mark.skipif(
     not hasattr(Tensor, "__dlpack_c_exchange_api__"), reason="torch: no exchange API before 2.11"
@@ -33,10 +36,13 @@ def test_the_entry_is_there() -> None:
     assert entry._module is not None
 
 
+DONE = "done"
+
+
 @pytest.fixture
-def answered(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
-    """For each call that reached the entry, whether it answered."""
-    answers: list[bool] = []
+def answered(monkeypatch: pytest.MonkeyPatch) -> list[Reason | str]:
+    """For each call that reached the entry, `DONE`, or the reason why it did not answer."""
+    answers: list[Reason | str] = []
 
     class Watched:
         def __getattr__(self, name: str) -> Callable[..., Any]:
@@ -44,7 +50,7 @@ def answered(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
 
             def watch(*args: Any) -> Any:
                 found = function(*args)
-                answers.append(found is not None)
+                answers.append(DONE if isinstance(found, Tensor) else Reason(found))
                 return found
 
             return watch
@@ -64,7 +70,7 @@ def known_device(device: torch.device) -> None:
 @pytest.mark.parametrize("function", PUBLIC, ids=lambda f: f.name)
 @pytest.mark.parametrize("where", ["new", "out"])
 def test_answers_are_those_of_the_cold_path(
-    function: Public, dtype: torch.dtype, where: str, answered: list[bool], device: torch.device,
+    function: Public, dtype: torch.dtype, where: str, answered: list[Reason | str], device: torch.device,
     rng: torch.Generator, monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     arguments = function.draw(rng, dtype=dtype, device=device)
@@ -78,7 +84,7 @@ def test_answers_are_those_of_the_cold_path(
         return result
 
     found = run()
-    assert answered == [True]
+    assert answered == [DONE]
     monkeypatch.setattr(entry, "_module", None)
     expected = run()
     assert found.dtype == dtype and found.stride() == expected.stride()
@@ -131,12 +137,12 @@ NOT_PLAIN: dict[str, tuple[Callable[[], Any], Callable[[], AbstractContextManage
 
 
 @pytest.mark.parametrize("name", NOT_PLAIN)
-def test_others_answer(name: str, answered: list[bool]) -> None:
+def test_others_answer(name: str, answered: list[Reason | str]) -> None:
     make, mode = NOT_PLAIN[name]
     x, weight = make(), torch.randn(16, 8)
     with mode():
         assert entry.linear(*_linear(x, weight)) is None
-    assert answered in ([False], [])
+    assert answered == [Reason.DOES_NOT_FIT if name.startswith("another") else Reason.NOT_PLAIN]
 
 
 def _linear(x: Any, weight: Any, **changed: Any) -> tuple[Any, ...]:
@@ -147,30 +153,71 @@ def _linear(x: Any, weight: Any, **changed: Any) -> tuple[Any, ...]:
     return tuple((given | changed).values())
 
 
-BAD: dict[str, dict[str, Any]] = {
-    "bias of another length": {"bias": torch.randn(15)},
-    "bias of another dtype": {"bias": torch.randn(16).double()},
-    "bias that is no vector": {"bias": torch.randn(1, 16)},
-    "a scalar that nothing reads": {"scalar": 1.0},
-    "precision of no kind": {"precision": "highst"},
-    "precision that is no text": {"precision": 3},
-    "strict that is no flag": {"strict": 1},
-    "strict without a fused kernel": {"strict": True},
-    "out of another shape": {"out": torch.empty(4, 15)},
-    "out of another dtype": {"out": torch.empty(4, 16).double()},
-    "out with gaps": {"out": torch.empty(4, 20)[:, :16]},
+BAD: dict[str, tuple[dict[str, Any], list[Reason]]] = {
+    "bias of another length": ({"bias": torch.randn(15)}, [Reason.DOES_NOT_FIT]),
+    "bias of another dtype": ({"bias": torch.randn(16).double()}, [Reason.DOES_NOT_FIT]),
+    "bias that is no vector": ({"bias": torch.randn(1, 16)}, [Reason.DOES_NOT_FIT]),
+    "a scalar that nothing reads": ({"scalar": 1.0}, [Reason.DOES_NOT_FIT]),
+    "precision of no kind": ({"precision": "highst"}, []),
+    "precision that is no text": ({"precision": 3}, []),
+    "strict that is no flag": ({"strict": 1}, [Reason.NOT_PLAIN]),
+    "strict without a fused kernel": ({"strict": True}, [Reason.NOT_FUSED]),
+    "out of another shape": ({"out": torch.empty(4, 15)}, [Reason.DOES_NOT_FIT]),
+    "out of another dtype": ({"out": torch.empty(4, 16).double()}, [Reason.DOES_NOT_FIT]),
+    "out with gaps": ({"out": torch.empty(4, 20)[:, :16]}, [Reason.NOT_STORABLE]),
 }
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_what_does_not_fit_is_left_to_those_who_word_it(name: str) -> None:
-    assert entry.linear(*_linear(_x(), torch.randn(16, 8), **BAD[name])) is None
+def test_what_does_not_fit_is_left_to_those_who_word_it(name: str, answered: list[Reason | str]) -> None:
+    changed, reasons = BAD[name]
+    assert entry.linear(*_linear(_x(), torch.randn(16, 8), **changed)) is None
+    assert answered == reasons
 
 
-def test_an_out_that_may_overlap_is_looked_at_closely() -> None:
+def test_what_is_left_to_the_cold_path_though_it_fits(answered: list[Reason | str]) -> None:
+    assert entry.linear(*_linear(torch.randn(0, 8), torch.randn(16, 8))) is None
+    assert entry.linear(*_linear(torch.randn(2, 2, 8), torch.randn(16, 8), out=torch.empty(2, 2, 16))) is None
+    assert answered == [Reason.IS_EMPTY, Reason.NOT_STORABLE]
+
+
+def test_an_out_that_may_overlap_is_looked_at_closely(answered: list[Reason | str]) -> None:
     memory = torch.randn(8, 8)
     assert entry.linear(*_linear(memory[:4], torch.randn(8, 8), out=memory[2:6])) is None
     assert entry.linear(*_linear(memory[:4], torch.randn(8, 8), out=memory[4:])) is not None
+    assert answered == [Reason.MAY_OVERLAP, DONE]
+
+
+@pytest.mark.parametrize("where", ["new", "out"])
+def test_a_call_more_accurate_than_torchs_setting(
+    where: str, answered: list[Reason | str], device: torch.device
+) -> None:
+    """The fallback runs under another setting, for that call alone."""
+    setting = backends.cuda.matmul if device.type == "cuda" else backends.mkldnn.matmul
+    setting.fp32_precision = reduced = "tf32" if device.type == "cuda" else "bf16"
+    x, weight = torch.randn(64, 48, device=device), torch.randn(32, 48, device=device)
+    out = torch.empty(64, 32, device=device) if where == "out" else None
+    result = entry.linear(*_linear(x, weight, precision="ieee", out=out))
+    assert result is not None and answered == [Reason.OTHER_SETTING, DONE]
+    assert out is None or result is out
+    assert setting.fp32_precision == reduced
+    exact = x.double() @ weight.double().t()
+    assert float((result - exact).abs().max()) < 1e-4
+    assert entry.linear(*_linear(x, weight, precision="ieee", strict=True)) is None
+    assert answered[2:] == [Reason.NOT_FUSED]
+
+
+def test_a_pack_that_a_later_arithmetic_reads_is_not_overlooked() -> None:
+    """At "high" under a setting that keeps torch's GEMM in fp32, split comes after scaled and TF32."""
+    weight = torch.randn(16, 128)
+    high, highest = (_precision._CODES[name][0] for name in ("high", "highest"))
+    assert entry._slices_at_hand(weight, high, FIND) == (None, FIND)
+    pack = packs.keep(weight, 2)
+    found = entry._slices_at_hand(weight, highest, FIND)
+    assert found is not None and found[0] is pack.read()
+    assert entry._slices_at_hand(weight, high, FIND) is None
+    in_tf32 = _precision._CODES["high"][1]
+    assert entry._slices_at_hand(weight, in_tf32, FIND) == (None, FIND), "split is not tried there"
 
 
 def test_writes_are_counted(device: torch.device) -> None:
