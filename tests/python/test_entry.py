@@ -234,7 +234,7 @@ def test_a_stream_for_each_thread(device: torch.device) -> None:
     torch.cuda.synchronize()
 
     def work(seed: int) -> None:
-        with torch.cuda.stream(torch.cuda.Stream(device)):
+        with torch.cuda.stream(torch.cuda.Stream(device)):  # type: ignore[no-untyped-call]
             for step in range(50):
                 x = torch.full((256, 512), float(seed + step), device=device)
                 found = epigemm.linear(x, weight, precision="ieee")
