@@ -8,19 +8,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from epigemm import checks, execution, fixed, gradients, packs, plans, shortcut
+from epigemm import autograd, checks, execution, fixed, gradients, packs
 from epigemm import precision as _precision
 from epigemm._native import ops
-from epigemm.epilogues import BIAS, FOLDED, SCALE_BATCH_NORM, compute_dtype
-from epigemm.recorded import Operator, record
-
-_any_autocast = torch._C._is_any_autocast_enabled
+from epigemm.epilogues import BIAS, EPILOGUES, FOLDED, compute_dtype
 
 
 class _Library(torch.library.Library):
@@ -29,80 +27,78 @@ class _Library(torch.library.Library):
     def impl(self, op_name: Any, fn: Any, dispatch_key: str = "", **options: Any) -> None:
         """As torch's: `register_autograd` comes here with the kernel that it has made."""
         if dispatch_key == "Autograd" and op_name in _OPERATORS:
-            operator = _OPERATORS[op_name]
-            fn = _recorded(fn, operator)
             if op_name == "linear":
                 fn = _keeping_the_product(_without_packs_of_changing_weights(fn))
-            fn = _at_once(fn, operator)
+            fn = _at_once(fn, _OPERATORS[op_name])
         super().impl(op_name, fn, dispatch_key, **options)  # type: ignore[no-untyped-call]
 
 
-def _at_once(kernel: Callable[..., Tensor], operator: Operator) -> Callable[..., Tensor]:
-    """`kernel`, an autograd kernel, but the implementation itself where no gradient is asked for.
+class _Operator(NamedTuple):
+    """What an operator is made of.
 
-    To get there through the dispatcher takes the host longer than the launch; compiled graphs make every call here.
-    AOTInductor's packages, which hand empty lists over as None, would not get there at all.
+    Attributes:
+        implementation: below autograd.
+        recorded: with a node in autograd's graph, for plain tensors that nothing traces.
+        setup_context: saves what the derivative needs, for all others.
+        backward: the derivative, for all others.
     """
 
-    def autograd(keyset: Any, *args: Any) -> Tensor:
+    implementation: Callable[..., Tensor]
+    recorded: Callable[..., Tensor]
+    setup_context: Callable[..., None]
+    backward: Callable[..., tuple[Any, ...]]
+
+
+def _at_once(kernel: Callable[..., Tensor], operator: _Operator) -> Callable[..., Tensor]:
+    """`kernel`, an autograd kernel, but past the rest of the dispatcher where nothing traces the call.
+
+    To get through it takes the host longer than the launch; compiled graphs make every call here. AOTInductor's
+    packages, which hand empty lists over as None, would not get through at all.
+    """
+
+    def autograd_kernel(keyset: Any, *args: Any) -> Tensor:
         inputs = _tensors_in(args)
-        if gradients.runs_directly(*inputs) and not (
-            torch.is_grad_enabled() and any(tensor.requires_grad for tensor in inputs)
-        ):
-            return operator.implementation(*args)
-        return kernel(keyset, *args)
+        if not gradients.runs_directly(*inputs):
+            return kernel(keyset, *args)
+        if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in inputs):
+            return operator.recorded(*args)
+        return operator.implementation(*args)
 
-    return autograd
-
-
-def _recorded(kernel: Callable[..., Tensor], operator: Operator) -> Callable[..., Tensor]:
-    """`kernel`, the autograd kernel that torch.library made, but a node of our own where nothing traces the call."""
-
-    def autograd(keyset: Any, *args: Any) -> Tensor:
-        if gradients.runs_directly(*_tensors_in(args)):
-            return record(operator, args)
-        return kernel(keyset, *args)
-
-    return autograd
+    return autograd_kernel
 
 
 def _without_packs_of_changing_weights(kernel: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """`kernel`, the autograd kernel of `linear`, with no use of the pack of a weight that a gradient is asked for.
 
     Such a weight is about to change, by whatever means: its pack would be made again in any case, and must not outlive
-    a change that nothing counts, so that the operator has it expire. Only here is it known of every call, compiled
-    ones included: below autograd no kernel sees whether gradients are enabled, and a graph is traced through here.
+    a change that nothing counts, so that the operator has it expire. Only here is it known of traced calls: below
+    autograd no kernel sees whether gradients are enabled.
     """
     names = [argument.name for argument in ops.linear.default._schema.arguments]
     weight, pack = names.index("weight"), names.index("pack")
 
-    def autograd(keyset: Any, *args: Any) -> Tensor:
+    def autograd_kernel(keyset: Any, *args: Any) -> Tensor:
         if torch.is_grad_enabled() and args[weight].requires_grad:
             args = (*args[:pack], packs.NONE, *args[pack + 1 :])
         return kernel(keyset, *args)
 
-    return autograd
+    return autograd_kernel
 
 
 def _keeping_the_product(kernel: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """`kernel`, the autograd kernel of `linear`, but two operators where a derivative will read the product.
-
-    Saving it takes one more pass over the result, computing it again a matrix product. Eager saves it, too; rounded to
-    the tensors' dtype, as here. A strict call stays one kernel. So does one whose bias is folded into 16-bit numbers'
-    epilogue: a product that is rounded to 16 bits before its bias is added loses what the two cancel to.
-    """
+    """`kernel`, the autograd kernel of `linear`, but two operators where `gradients.keeps_product`."""
     names = [argument.name for argument in ops.linear.default._schema.arguments]
 
-    def autograd(keyset: Any, *args: Any) -> Tensor:
+    def autograd_kernel(keyset: Any, *args: Any) -> Tensor:
         epilogue, x, weight, bias, operands, scalars, precision, *others = args
         inputs = (x, weight, bias, *operands)
         given = dict(zip(names[7:], others, strict=False))
+        spec = EPILOGUES.get(epilogue)
         if (
-            given.get("strict")
+            spec is None
             or not torch.is_grad_enabled()
             or not any(tensor is not None and tensor.requires_grad for tensor in inputs)
-            or gradients.without_product(epilogue, operands)
-            or (epilogue == SCALE_BATCH_NORM.name and x.element_size() == 2)
+            or not gradients.keeps_product(spec, x, operands, given.get("strict", False))
         ):
             return kernel(keyset, *args)
         # The operators below would not know what is wrong with the call as a whole, or only when half of it has run.
@@ -112,7 +108,7 @@ def _keeping_the_product(kernel: Callable[..., Tensor]) -> Callable[..., Tensor]
         result: Tensor = ops.elementwise(epilogue, product, None, operands, scalars)
         return result
 
-    return autograd
+    return autograd_kernel
 
 
 def _linear(
@@ -126,20 +122,14 @@ def _linear(
     pack: str = packs.FIND,
     strict: bool = False,
     invariant: bool = False,
+    *,
+    run: Callable[..., Tensor] = autograd.linear_forward,
 ) -> Tensor:
     _refuse_forward_mode("linear")
     spec = checks.epilogue_named(epilogue, linear=True)
     pack_use = packs.checked_use(pack)
-    if pack_use == packs.NONE:
-        packs.expire(weight)
-    # Under autocast torch's own functions would cast what this operator was given.
     operands, scalars = operands or (), scalars or ()
-    plain = not invariant and execution.on_first_call is None and not _any_autocast()
-    if plain and plans.has_gpu_kernels(x):
-        return shortcut.linear(spec, x, weight, bias, operands, scalars, precision, pack_use, strict=strict)
-    checks.linear(spec, x, weight, bias, operands, scalars, precision, None)
-    forward = fixed.linear_forward if invariant else execution.linear_forward
-    return forward(spec, x, weight, bias, operands, scalars, precision, pack_use=pack_use, strict=strict)
+    return run(spec, x, weight, bias, operands, scalars, precision, pack_use, strict, invariant)
 
 
 def _linear_fake(
@@ -228,13 +218,17 @@ def _linear_out_fake(
 
 
 def _elementwise(
-    epilogue: str, x: Tensor, bias: Tensor | None, operands: Sequence[Tensor], scalars: Sequence[float]
+    epilogue: str,
+    x: Tensor,
+    bias: Tensor | None,
+    operands: Sequence[Tensor],
+    scalars: Sequence[float],
+    *,
+    run: Callable[..., Tensor] = autograd.elementwise_forward,
 ) -> Tensor:
     _refuse_forward_mode("elementwise")
     spec = checks.epilogue_named(epilogue, linear=False)
-    operands, scalars = operands or (), scalars or ()
-    checks.elementwise(spec, x, bias, operands, scalars, None)
-    return execution.elementwise_forward(spec, x, bias, operands, scalars)
+    return run(spec, x, bias, operands or (), scalars or ())
 
 
 def _elementwise_fake(
@@ -271,11 +265,14 @@ def _elementwise_out_fake(
     checks.elementwise(spec, x, bias, operands, scalars, out)
 
 
-def _fold_batch_norm(like: Tensor, *vectors_and_eps: Any) -> Tensor:
+def _fold_batch_norm(
+    like: Tensor,
+    *vectors_and_eps: Any,
+    run: Callable[..., Tensor] = autograd.fold_batch_norm_forward,
+) -> Tensor:
     _refuse_forward_mode("fold_batch_norm")
     *vectors, eps = vectors_and_eps
-    columns = checks.fold_batch_norm(like, dict(zip(FOLDED, vectors, strict=True)), eps, None)
-    return execution.fold_batch_norm_forward(like, columns, vectors, eps)
+    return run(like, vectors, eps)
 
 
 def _fold_batch_norm_fake(like: Tensor, *vectors_and_eps: Any) -> Tensor:
@@ -296,7 +293,7 @@ def _refuse_forward_mode(name: str) -> None:
 def _refuse_gradients(op: Any) -> Callable[..., None]:
     """The autograd kernel of an operator that writes into `out`."""
 
-    def autograd(keyset: Any, *args: Any) -> None:
+    def autograd_kernel(keyset: Any, *args: Any) -> None:
         if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in _tensors_in(args)):
             raise RuntimeError(
                 f"{op._opname}(): functions with out=... arguments don't support automatic differentiation, "
@@ -305,7 +302,7 @@ def _refuse_gradients(op: Any) -> Callable[..., None]:
         with torch._C._AutoDispatchBelowAutograd():
             op.redispatch(keyset & torch._C._after_autograd_keyset, *args)
 
-    return autograd
+    return autograd_kernel
 
 
 def _bump_version(op: Any) -> Callable[..., None]:
@@ -372,12 +369,23 @@ def _select(args: Sequence[Any], in_dims: Sequence[Any], index: int) -> list[Any
 
 
 _OPERATORS = {
-    "linear": Operator(_linear, gradients.linear_setup_context, gradients.linear_backward),
-    "elementwise": Operator(
-        _elementwise, gradients.elementwise_setup_context, gradients.elementwise_backward
+    "linear": _Operator(
+        _linear,
+        partial(_linear, run=autograd.linear),
+        gradients.linear_setup_context,
+        gradients.linear_backward,
     ),
-    "fold_batch_norm": Operator(
-        _fold_batch_norm, gradients.fold_batch_norm_setup_context, gradients.fold_batch_norm_backward
+    "elementwise": _Operator(
+        _elementwise,
+        partial(_elementwise, run=autograd.elementwise),
+        gradients.elementwise_setup_context,
+        gradients.elementwise_backward,
+    ),
+    "fold_batch_norm": _Operator(
+        _fold_batch_norm,
+        partial(_fold_batch_norm, run=autograd.fold_batch_norm),
+        gradients.fold_batch_norm_setup_context,
+        gradients.fold_batch_norm_backward,
     ),
 }
 _LIBRARY = _Library("epigemm", "IMPL")  # type: ignore[no-untyped-call]
