@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from epigemm import checks, execution, fixed, gradients, packs, plans, shortcut
-from epigemm.epilogues import BIAS, FOLDED, Epilogue
+from epigemm import checks, execution, fixed, gradients, packs, plans, products, shortcut
+from epigemm.epilogues import BIAS, Epilogue
 from epigemm.gradients import ElementwiseCall, LinearCall
 
 _any_autocast = torch._C._is_any_autocast_enabled
@@ -37,8 +37,10 @@ def linear_forward(
     pack_use: str,
     strict: bool,
     invariant: bool,
+    *,
+    checked: bool = False,
 ) -> Tensor:
-    """The operator `epigemm::linear` below autograd: checks the arguments, then runs the call."""
+    """The operator `epigemm::linear` below autograd: checks the arguments, unless that is done, and runs the call."""
     if pack_use == packs.NONE:
         packs.expire(weight)
     # Under autocast torch's own functions would cast what this call was given.
@@ -47,7 +49,8 @@ def linear_forward(
         return shortcut.linear(
             epilogue, x, weight, bias, operands, scalars, precision, pack_use, strict=strict
         )
-    checks.linear(epilogue, x, weight, bias, operands, scalars, precision, None)
+    if not checked:
+        checks.linear(epilogue, x, weight, bias, operands, scalars, precision, None)
     forward = fixed.linear_forward if invariant else execution.linear_forward
     return forward(epilogue, x, weight, bias, operands, scalars, precision, pack_use=pack_use, strict=strict)
 
@@ -58,12 +61,6 @@ def elementwise_forward(
     """The operator `epigemm::elementwise` below autograd."""
     checks.elementwise(epilogue, x, bias, operands, scalars, None)
     return execution.elementwise_forward(epilogue, x, bias, operands, scalars)
-
-
-def fold_batch_norm_forward(like: Tensor, vectors: Sequence[Tensor | None], eps: float) -> Tensor:
-    """The operator `epigemm::fold_batch_norm` below autograd."""
-    columns = checks.fold_batch_norm(like, dict(zip(FOLDED, vectors, strict=True)), eps, None)
-    return execution.fold_batch_norm_forward(like, columns, vectors, eps)
 
 
 def linear(
@@ -77,8 +74,10 @@ def linear(
     pack_use: str,
     strict: bool,
     invariant: bool,
+    *,
+    checked: bool = False,
 ) -> Tensor:
-    """D = epilogue(x @ weight.T), recorded."""
+    """D = epilogue(x @ weight.T), recorded; `checked`: whether the arguments are known to fit."""
     if weight.requires_grad:
         # It is about to change, by whatever means: its pack would be made again in any case.
         pack_use = packs.NONE
@@ -86,8 +85,9 @@ def linear(
     if not gradients.keeps_product(epilogue, x, operands, strict):
         result: Tensor = _linear(call, x, weight, bias, *operands)
         return result
-    # Before anything is launched: the two kernels would not know what is wrong with the call as a whole.
-    checks.linear(epilogue, x, weight, bias, operands, scalars, precision, None)
+    if not checked:
+        # Before anything is launched: the two kernels would not know what is wrong with the call as a whole.
+        checks.linear(epilogue, x, weight, bias, operands, scalars, precision, None)
     result, _ = _linear_keeping_product(call, x, weight, bias, *operands)
     return result
 
@@ -100,10 +100,12 @@ def elementwise(
     return result
 
 
-def fold_batch_norm(like: Tensor, vectors: Sequence[Tensor | None], eps: float) -> Tensor:
-    """The fold of `vectors` (those of `FOLDED`), recorded."""
-    result: Tensor = _fold_batch_norm(eps, like, *vectors)
-    return result
+def fold_batch_norm(
+    like: Tensor, columns: int, vectors: Sequence[Tensor | None], eps: float
+) -> tuple[Tensor, Tensor]:
+    """Multiplier and offset that `vectors` (those of `FOLDED`, checked) fold into, recorded."""
+    multiplier, offset = _fold_batch_norm(eps, columns, like, *vectors)
+    return multiplier, offset
 
 
 class _Linear(Function):
@@ -141,7 +143,9 @@ class _LinearKeepingProduct(Function):
         ctx: Any, call: LinearCall, x: Tensor, weight: Tensor, bias: Tensor | None, *operands: Tensor
     ) -> tuple[Tensor, Tensor]:
         epilogue, scalars, precision, pack_use, _, invariant = call
-        product = linear_forward(BIAS, x, weight, bias, (), (), precision, pack_use, False, invariant)
+        product = linear_forward(
+            BIAS, x, weight, bias, (), (), precision, pack_use, False, invariant, checked=True
+        )
         result = execution.elementwise_forward(epilogue, product, None, operands, scalars)
         needs = ctx.needs_input_grad
         ctx.call = call
@@ -166,7 +170,7 @@ class _LinearKeepingProduct(Function):
             return None, None, None, None, *grad_operands
         return (
             None,
-            *gradients.product_gradients(
+            *products.product_gradients(
                 grad_product, x, weight, needs_x, needs_weight, needs_bias, precision
             ),
             *grad_operands,
@@ -191,14 +195,22 @@ class _Elementwise(Function):
 
 class _FoldBatchNorm(Function):
     @staticmethod
-    def forward(ctx: Any, eps: float, like: Tensor, *vectors: Tensor | None) -> Tensor:
-        result = fold_batch_norm_forward(like, vectors, eps)
+    def forward(
+        ctx: Any, eps: float, columns: int, like: Tensor, *vectors: Tensor | None
+    ) -> tuple[Tensor, ...]:
+        result = execution.fold_batch_norm_forward(like, columns, vectors, eps)
         gradients.save_fold_batch_norm(ctx, like, vectors, eps)
-        return result
+        return result.unbind(0)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Gradients:
-        return None, None, *gradients.fold_batch_norm_gradients(ctx, grad, ctx.needs_input_grad[2:])
+    def backward(ctx: Any, grad_multiplier: Tensor, grad_offset: Tensor) -> Gradients:
+        needs = ctx.needs_input_grad[3:]
+        _, _, *vectors = ctx.saved_tensors  # the bias as it was
+        if torch.is_grad_enabled() or not products.runs_directly(grad_multiplier, grad_offset, *vectors):
+            grad = torch.stack((grad_multiplier, grad_offset))
+            return None, None, None, *gradients.fold_batch_norm_gradients(ctx, grad, needs)
+        found = gradients.gradients_of_fold(grad_multiplier, grad_offset, vectors, ctx.eps, needs)
+        return None, None, None, *found
 
 
 def _apply(node: Any) -> Callable[..., Any]:

@@ -3,29 +3,25 @@
 What is saved is what PyTorch's unfused operators would save, as far as the derivative can do with that: x only for the
 weight's gradient and the weight only for that of x, so that either may be overwritten where it is not needed; of a relu
 the result, whose sign is the derivative; before any other epilogue the product (`keeps_product` says where, and the
-call is then two kernels). So first derivatives cost no further product, and no later write to a
-bias, counted or not, concerns them: one kernel for the epilogue's derivative, made of the functors themselves
-(csrc/epilogue/dual.h), then the products for x and the weight.
+call is then two kernels). So first derivatives cost no further product, and no later write to a bias, counted or not,
+concerns them: one kernel for the epilogue's derivative, made of the functors themselves (csrc/epilogue/dual.h), then
+the products for x and the weight.
 
 A strict call stays one operator, and so does one in 16 bits whose bias is folded into its epilogue: the derivative
 makes the product again, with the bias from a copy. Second derivatives go through the registry's differentiable
 reference, re-run under autograd; so do traced first ones, whose pointwise operations a compiler fuses with what is
-around. Matrix products go through `epigemm::linear` again: they get the arithmetic that the forward call asked for.
+around. The matrix products are those of `epigemm.products`.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import Parameter
 
-from epigemm import execution, packs, plans, shortcut, torch_gemm
-from epigemm import precision as _precision
-from epigemm._native import ops
+from epigemm import execution, packs
 from epigemm.epilogues import (
     BIAS,
     BIAS_RELU,
@@ -34,26 +30,16 @@ from epigemm.epilogues import (
     Epilogue,
     fold_batch_norm_reference,
 )
+from epigemm.products import accumulator, product_gradients, rows_of, runs_directly
 
 _grad_enabled = torch.is_grad_enabled
-_is_compiling = torch.compiler.is_compiling
 _functorch_interpreter = torch._C._functorch.peek_interpreter_stack
-_dispatch_modes = torch._C._len_torch_dispatch_stack
-_is_legacy_batched = torch._C._functorch.is_legacy_batchedtensor
-_is_functional = torch._is_functional_tensor
-_any_autocast = torch._C._is_any_autocast_enabled
-_mm = torch.mm
 _threshold_backward: Any = torch.ops.aten.threshold_backward.default
 
 ElementwiseCall = tuple[Epilogue, Sequence[float]]
 """An epilogue and its scalars."""
 LinearCall = tuple[Epilogue, Sequence[float], str, str, bool, bool]
 """All that a linear call is given beside tensors: epilogue, scalars, precision, use of the pack, strict, invariant."""
-
-# Which products of a backward pass are not simply torch's.
-_NO_PRODUCT = 0
-_STRAIGHT_ONES = 1  # no 16-bit kernel of ours reads a transposed matrix
-_EVERY_ONE = 2
 
 
 def without_product(epilogue: Epilogue, operands: Sequence[Tensor]) -> bool:
@@ -92,7 +78,7 @@ def save_linear(
     ctx.call, epilogue = call, call[0]
     again = ctx.again = not without_product(epilogue, operands)
     if again:
-        ctx.save_for_backward(x, weight, None, bias, _snapshot(bias), *operands)
+        ctx.save_for_backward(x, weight, bias, _snapshot(bias), *operands)
         return
     ctx.save_for_backward(
         x if needs_weight else None,
@@ -118,10 +104,10 @@ def linear_gradients(ctx: Any, grad: Tensor, needs: Sequence[bool]) -> list[Tens
 
 def _gradients_by_product(ctx: Any, grad: Tensor, needs: Sequence[bool]) -> list[Tensor | None]:
     """As `linear_gradients`, where the product has to be made again."""
-    x, weight, _, bias, snapshot, *operands = ctx.saved_tensors
+    x, weight, bias, snapshot, *operands = ctx.saved_tensors
     epilogue, scalars, precision, pack, *_ = ctx.call
     needs_x, needs_weight, needs_bias, *needs_operands = needs
-    acc = _accumulator(x, weight, precision, pack)
+    acc = accumulator(x, weight, precision, pack)
     found, grad_bias, *grad_operands = _epilogue_gradients(
         (epilogue, scalars),
         acc,
@@ -137,40 +123,6 @@ def _gradients_by_product(ctx: Any, grad: Tensor, needs: Sequence[bool]) -> list
             grad_acc, x, weight, needs_x, needs_weight, False, precision
         )
     return [grad_x, grad_weight, grad_bias, *grad_operands]
-
-
-def product_gradients(
-    grad: Tensor,
-    x: Tensor,
-    weight: Tensor,
-    needs_x: bool,
-    needs_weight: bool,
-    needs_bias: bool,
-    precision: str,
-) -> list[Tensor | None]:
-    """Gradients of x @ weight.T + bias with respect to (x, weight, bias), where they are needed.
-
-    Neither x nor the weight has to be there where the other needs no gradient.
-    """
-    rows = grad if grad.dim() == 2 else _rows(grad)
-    grad_x = grad_weight = None
-    if _grad_enabled() or not runs_directly(grad, x, weight):
-        if needs_x:
-            grad_x = _linear(grad, weight.t(), precision)
-        if needs_weight:
-            grad_weight = _linear(rows.t(), _rows(x).t(), precision)
-    else:
-        own = _own_products(grad, precision)
-        if needs_x:
-            grad_x = _mm(rows, weight) if own == _NO_PRODUCT else _times(rows, weight, precision, own)
-            if rows is not grad:
-                grad_x = torch_gemm.unflattened(grad_x, grad)
-        if needs_weight:
-            turned, columns = rows.t(), x if x.dim() == 2 else _rows(x)
-            grad_weight = (
-                _mm(turned, columns) if own == _NO_PRODUCT else _times(turned, columns, precision, own)
-            )
-    return [grad_x, grad_weight, rows.sum(0) if needs_bias else None]
 
 
 def linear_setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -211,7 +163,7 @@ def elementwise_gradients(
     if _grad_enabled() or True in needs[2:]:
         return _epilogue_gradients(call, x, bias, operands, grad, needs)
     found = _derivative(call, grad, x, bias, operands)
-    return [found, _rows(found).sum(0) if needs[1] else None, *(None for _ in operands)]
+    return [found, rows_of(found).sum(0) if needs[1] else None, *(None for _ in operands)]
 
 
 def elementwise_setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -249,6 +201,57 @@ def fold_batch_norm_gradients(ctx: Any, grad: Tensor, needs: Sequence[bool]) -> 
     return _gradients_of(fold, vectors, grad, needs)
 
 
+def gradients_of_fold(
+    grad_multiplier: Tensor,
+    grad_offset: Tensor,
+    vectors: Sequence[Tensor | None],
+    eps: float,
+    needs: Sequence[bool],
+) -> list[Tensor | None]:
+    """As `fold_batch_norm_gradients`, where nothing traces or differentiates this.
+
+    Written out: to have autograd go through the reference takes several times as many launches.
+
+    multiplier = scale * gain and offset = (bias * scale - mean) * gain + bn_bias, gain = bn_weight / sqrt(var + eps).
+    """
+    wide = torch.float32 if grad_offset.device.type == "mps" else torch.float64  # as the reference
+    of_multiplier, of_offset = grad_multiplier.to(wide), grad_offset.to(wide)
+    bias, scale, mean, variance, bn_weight, _ = [None if v is None else v.to(wide) for v in vectors]
+    needs_bias, needs_scale, needs_mean, needs_variance, needs_bn_weight, needs_bn_bias = needs
+    inverse = None if variance is None else torch.rsqrt(variance + eps)
+    found: list[Tensor | None] = [None] * len(vectors)
+    if needs_bias:
+        found[0] = _product_of(of_offset, scale, bn_weight, inverse)
+    if needs_scale:
+        shifted = of_multiplier if bias is None else of_multiplier + of_offset * bias
+        found[1] = _product_of(shifted, bn_weight, inverse)
+    if needs_mean:
+        found[2] = _product_of(of_offset, bn_weight, inverse).neg()
+    if needs_variance or needs_bn_weight:
+        of_gain = _product_of(of_multiplier, scale)
+        if bias is not None:
+            of_gain = of_gain + _product_of(of_offset, bias, scale)
+        if mean is not None:
+            of_gain = of_gain - of_offset * mean
+        if needs_variance:
+            found[3] = -0.5 * _product_of(of_gain, bn_weight, inverse, inverse, inverse)
+        if needs_bn_weight:
+            found[4] = _product_of(of_gain, inverse)
+    if needs_bn_bias:
+        found[5] = of_offset
+    return [
+        gradient if gradient is None or vector is None else gradient.to(vector.dtype)
+        for gradient, vector in zip(found, vectors, strict=True)
+    ]
+
+
+def _product_of(first: Tensor, *others: Tensor | None) -> Tensor:
+    for other in others:
+        if other is not None:
+            first = first * other
+    return first
+
+
 def fold_batch_norm_setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     """Save what `fold_batch_norm_backward` needs."""
     like, *vectors, eps = inputs
@@ -272,19 +275,6 @@ def _derivative(
     return found[0]
 
 
-def runs_directly(*tensors: Tensor | None) -> bool:
-    """Whether nothing traces or batches these tensors: a kernel may be launched on them."""
-    if _is_compiling() or _functorch_interpreter() is not None or _dispatch_modes():
-        return False
-    for tensor in tensors:
-        if tensor is not None:
-            kind = type(tensor)
-            plain = kind is Tensor or kind is Parameter
-            if not plain or _is_legacy_batched(tensor) or _is_functional(tensor):
-                return False
-    return True
-
-
 def _epilogue_gradients(
     call: ElementwiseCall,
     acc: Tensor,
@@ -295,11 +285,27 @@ def _epilogue_gradients(
 ) -> list[Tensor | None]:
     """Gradients of the epilogue alone with respect to (acc, bias, *operands)."""
     epilogue, scalars = call
+    if epilogue is SCALE_BATCH_NORM and not _grad_enabled() and runs_directly(grad, acc, *operands):
+        return _gradients_of_scale(acc, operands[0], grad, needs)
 
     def apply(acc: Any, bias: Tensor | None, *operands: Any) -> Tensor:
         return epilogue.reference(acc, bias, operands, scalars)
 
     return _gradients_of(apply, (acc, bias, *operands), grad, needs)
+
+
+def _gradients_of_scale(
+    acc: Tensor, multiplier: Tensor, grad: Tensor, needs: Sequence[bool]
+) -> list[Tensor | None]:
+    """The derivative of scale_batch_norm's reference, written out, with respect to (acc, bias, multiplier, offset)."""
+    needs_acc, _, needs_multiplier, needs_offset = needs
+    wide = grad.to(multiplier.dtype)
+    return [
+        (wide * multiplier).to(acc.dtype) if needs_acc else None,
+        None,
+        rows_of(wide * acc.to(wide.dtype)).sum(0) if needs_multiplier else None,
+        rows_of(wide).sum(0) if needs_offset else None,
+    ]
 
 
 def _gradients_of(
@@ -349,65 +355,6 @@ def _tracked(tensor: Tensor | None) -> Tensor:
 def _snapshot(bias: Tensor | None) -> Tensor | None:
     """The values of a bias as they are: nothing that is written to it later changes them."""
     return None if bias is None else bias.detach().clone()
-
-
-def _accumulator(x: Tensor, weight: Tensor, precision: str, pack: str) -> Tensor:
-    """x @ weight.T as the forward's epilogue saw it.
-
-    Rounded to 16 bits it could overflow where the forward did not, or carry a small sum with the bias across
-    the kink of a relu.
-    """
-    if x.dtype not in (torch.float16, torch.bfloat16):
-        return _product(x, weight, precision, pack)
-    rows = _rows(x)
-    if x.is_cuda and not _grad_enabled():
-        acc = torch.mm(rows, weight.t(), out_dtype=torch.float32)
-    else:  # elsewhere there is no such product, and it has no derivative of its own
-        acc = torch.mm(rows.float(), weight.float().t())
-    return acc.reshape(*x.shape[:-1], weight.shape[0])
-
-
-def _product(x: Tensor, weight: Tensor, precision: str, pack: str) -> Tensor:
-    direct = not _grad_enabled() and runs_directly(x, weight)
-    return (_product_at_once if direct else _linear)(x, weight, precision, pack)
-
-
-def _product_at_once(x: Tensor, weight: Tensor, precision: str, pack: str) -> Tensor:
-    """x @ weight.T, where nothing traces or differentiates this: the operator would take longer to get there."""
-    if _any_autocast() or execution.on_first_call is not None or not plans.has_gpu_kernels(x):
-        return execution.linear_forward(BIAS, x, weight, None, (), (), precision, pack_use=pack)
-    return shortcut.linear(BIAS, x, weight, None, (), (), precision, pack)
-
-
-def _linear(x: Tensor, weight: Tensor, precision: str, pack: str = packs.FIND) -> Tensor:
-    """x @ weight.T by the operator, which is right under whatever traces or differentiates this."""
-    product: Tensor = ops.linear(BIAS.name, x, weight, None, [], [], precision, pack)
-    return product
-
-
-def _own_products(rows: Tensor, precision: str) -> int:
-    """Which products with `rows` are not simply torch's: `_NO_PRODUCT`, `_STRAIGHT_ONES` or `_EVERY_ONE`."""
-    if _any_autocast() or execution.on_first_call is not None:
-        return _EVERY_ONE
-    if plans.has_gpu_kernels(rows):
-        return _STRAIGHT_ONES if rows.element_size() == 2 else _EVERY_ONE
-    if precision == _precision.DEFAULT or rows.dtype is not torch.float32:
-        return _NO_PRODUCT
-    return _EVERY_ONE if _precision.needs_override(precision, rows.device.type) else _NO_PRODUCT
-
-
-def _times(rows: Tensor, matrix: Tensor, precision: str, own: int) -> Tensor:
-    """rows @ matrix, where nothing traces or differentiates this; `own`: what `_own_products` says."""
-    if own == _NO_PRODUCT or (own == _STRAIGHT_ONES and (rows.stride(1) != 1 or matrix.stride(0) != 1)):
-        return _mm(rows, matrix)
-    return _product_at_once(rows, matrix.t(), precision, packs.FIND)
-
-
-def _rows(x: Tensor) -> Tensor:
-    if x.dim() == 2:
-        return x
-    # Not `flatten`: `torch.autograd.grad(is_grads_batched=True)` knows no rule for it.
-    return x.unsqueeze(0) if x.dim() == 1 else x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
 
 
 def _none_like(scalars: Sequence[float]) -> list[None] | None:

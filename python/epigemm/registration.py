@@ -6,7 +6,6 @@ under autograd, `torch.compile` and `torch.func`.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -15,8 +14,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from epigemm import autograd, checks, execution, fixed, gradients, packs
-from epigemm import precision as _precision
+from epigemm import autograd, batching, checks, execution, fixed, gradients, packs, products
 from epigemm._native import ops
 from epigemm.epilogues import BIAS, EPILOGUES, FOLDED, compute_dtype
 
@@ -58,7 +56,7 @@ def _at_once(kernel: Callable[..., Tensor], operator: _Operator) -> Callable[...
 
     def autograd_kernel(keyset: Any, *args: Any) -> Tensor:
         inputs = _tensors_in(args)
-        if not gradients.runs_directly(*inputs):
+        if not products.runs_directly(*inputs):
             return kernel(keyset, *args)
         if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in inputs):
             return operator.recorded(*args)
@@ -147,36 +145,6 @@ def _linear_fake(
     spec = checks.epilogue_named(epilogue, linear=True)
     checks.linear(spec, x, weight, bias, operands, scalars, precision, None)
     return x.new_empty((*x.shape[:-1], weight.shape[0]))
-
-
-def _linear_batched(
-    epilogue: str,
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    operands: Sequence[Tensor],
-    scalars: Sequence[float],
-    precision: str,
-    pack: str = packs.FIND,
-    strict: bool = False,
-    invariant: bool = False,
-) -> Tensor:
-    """For `torch.autograd.grad(is_grads_batched=True)`, whose batches know the rules of torch's own operators alone."""
-    spec = checks.epilogue_named(epilogue, linear=True)
-    return spec.reference(_batched_product(x, weight, precision), bias, operands, scalars)
-
-
-def _batched_product(x: Tensor, weight: Tensor, precision: str) -> Tensor:
-    """x @ weight.T by operators that torch's legacy batches have rules for."""
-
-    def product() -> Tensor:
-        rows = x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
-        return torch.mm(rows, weight.t()).reshape(*x.shape[:-1], weight.shape[0])
-
-    if x.dtype == torch.float32 and _precision.needs_override(precision, x.device.type):
-        with _precision.full_fp32(x.device.type):
-            return product()
-    return product()
 
 
 def _linear_out(
@@ -268,11 +236,16 @@ def _elementwise_out_fake(
 def _fold_batch_norm(
     like: Tensor,
     *vectors_and_eps: Any,
-    run: Callable[..., Tensor] = autograd.fold_batch_norm_forward,
+    run: Callable[..., Tensor] = execution.fold_batch_norm_forward,
 ) -> Tensor:
     _refuse_forward_mode("fold_batch_norm")
     *vectors, eps = vectors_and_eps
-    return run(like, vectors, eps)
+    columns = checks.fold_batch_norm(like, dict(zip(FOLDED, vectors, strict=True)), eps, None)
+    return run(like, columns, vectors, eps)
+
+
+def _fold_recorded(like: Tensor, columns: int, vectors: Sequence[Tensor | None], eps: float) -> Tensor:
+    return torch.stack(autograd.fold_batch_norm(like, columns, vectors, eps))
 
 
 def _fold_batch_norm_fake(like: Tensor, *vectors_and_eps: Any) -> Tensor:
@@ -328,46 +301,6 @@ def _tensors_in(args: Sequence[Any]) -> list[Tensor]:
     return [leaf for leaf in flat if isinstance(leaf, Tensor)]
 
 
-def _vmap(op: Any) -> Callable[..., tuple[Tensor, int]]:
-    """The vmap rule of `linear` and `elementwise`: a batch of x alone is one more leading dimension."""
-
-    def rule(info: Any, in_dims: Sequence[Any], *args: Any) -> tuple[Tensor, int]:
-        name, x, *others = args
-        if in_dims[1] is not None and x.dim() > 1 and not _any_batched(in_dims[2:]):
-            return op(name, x.movedim(in_dims[1], 0), *others), 0
-        return _one_by_one(op, info, in_dims, args)
-
-    return rule
-
-
-def _fold_batch_norm_vmap(info: Any, in_dims: Sequence[Any], *args: Any) -> tuple[Tensor, int | None]:
-    """The vmap rule of `fold_batch_norm`, which does not read the values of `like`."""
-    if not _any_batched(in_dims[1:]):
-        return ops.fold_batch_norm(*args), None
-    return _one_by_one(ops.fold_batch_norm, info, (None, *in_dims[1:]), args)
-
-
-def _one_by_one(op: Any, info: Any, in_dims: Sequence[Any], args: Sequence[Any]) -> tuple[Tensor, int]:
-    if info.batch_size == 0:
-        raise ValueError(
-            f"{op}: got an empty batch of weights or vectors under vmap; accepted is an empty batch of x alone"
-        )
-    return torch.stack([op(*_select(args, in_dims, index)) for index in range(info.batch_size)]), 0
-
-
-def _any_batched(in_dims: Any) -> bool:
-    return any(_any_batched(dim) if isinstance(dim, (list, tuple)) else dim is not None for dim in in_dims)
-
-
-def _select(args: Sequence[Any], in_dims: Sequence[Any], index: int) -> list[Any]:
-    def pick(arg: Any, dim: Any) -> Any:
-        if isinstance(dim, (list, tuple)):
-            return [pick(a, d) for a, d in zip(arg, dim, strict=True)]
-        return arg if dim is None else arg.select(dim, index)
-
-    return [pick(arg, dim) for arg, dim in zip(args, in_dims, strict=True)]
-
-
 _OPERATORS = {
     "linear": _Operator(
         _linear,
@@ -383,7 +316,7 @@ _OPERATORS = {
     ),
     "fold_batch_norm": _Operator(
         _fold_batch_norm,
-        partial(_fold_batch_norm, run=autograd.fold_batch_norm),
+        partial(_fold_batch_norm, run=_fold_recorded),
         gradients.fold_batch_norm_setup_context,
         gradients.fold_batch_norm_backward,
     ),
@@ -413,11 +346,11 @@ def _register() -> None:
         op = getattr(ops, name).default
         _implement(name, _refuse_gradients(op), "Autograd", with_keyset=True)
         _implement(name, _bump_version(op), "ADInplaceOrView", with_keyset=True)
-    _implement("linear", _linear_batched, "Batched")
+    _implement("linear", batching.linear_batched, "Batched")
     for name, rule in (
-        ("linear", _vmap(ops.linear)),
-        ("elementwise", _vmap(ops.elementwise)),
-        ("fold_batch_norm", _fold_batch_norm_vmap),
+        ("linear", batching.vmap_rule(ops.linear)),
+        ("elementwise", batching.vmap_rule(ops.elementwise)),
+        ("fold_batch_norm", batching.fold_batch_norm_vmap),
     ):
         torch.library.register_vmap(f"epigemm::{name}", rule, lib=_LIBRARY)
 

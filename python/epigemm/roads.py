@@ -129,9 +129,8 @@ def linear_folded(
     invariant = invariance.active and invariance.enabled()
     if road == _RECORDED and out is None:
         operands = _recorded_fold(x, columns, vectors, eps)
-        return autograd.linear(
-            SCALE_BATCH_NORM, x, weight, None, operands, (), precision, pack_use, strict, invariant
-        )
+        call = (SCALE_BATCH_NORM, x, weight, None, operands, (), precision, pack_use, strict, invariant)
+        return autograd.linear(*call, checked=True)
     if road != _PLAIN:
         operands = _call_fold(x, vectors, eps)
         return _call_linear(
@@ -272,7 +271,7 @@ def _call_elementwise(
 
 def _recorded_fold(x: Tensor, columns: int, vectors: Sequence[Tensor | None], eps: float) -> Sequence[Tensor]:
     if any(vector is not None and vector.requires_grad for vector in vectors):
-        return autograd.fold_batch_norm(x, vectors, eps).unbind(0)
+        return autograd.fold_batch_norm(x, columns, vectors, eps)
     return execution.fold_batch_norm_forward(x, columns, vectors, eps).unbind(0)
 
 
