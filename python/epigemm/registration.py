@@ -35,12 +35,14 @@ class _Operator(NamedTuple):
     """What an operator is made of.
 
     Attributes:
+        plain: the call where nobody has to see it, None where somebody has.
         implementation: below autograd.
         recorded: with a node in autograd's graph, for plain tensors that nothing traces.
         setup_context: saves what the derivative needs, for all others.
         backward: the derivative, for all others.
     """
 
+    plain: Callable[..., Tensor | None]
     implementation: Callable[..., Tensor]
     recorded: Callable[..., Tensor]
     setup_context: Callable[..., None]
@@ -55,6 +57,9 @@ def _at_once(kernel: Callable[..., Tensor], operator: _Operator) -> Callable[...
     """
 
     def autograd_kernel(keyset: Any, *args: Any) -> Tensor:
+        found = operator.plain(*args)
+        if found is not None:
+            return found
         inputs = _tensors_in(args)
         if not products.runs_directly(*inputs):
             return kernel(keyset, *args)
@@ -295,20 +300,60 @@ def _tensors_in(args: Sequence[Any]) -> list[Tensor]:
     return [leaf for leaf in flat if isinstance(leaf, Tensor)]
 
 
+def _plain_linear(
+    epilogue: str,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    operands: Sequence[Tensor] | None,
+    scalars: Sequence[float] | None,
+    precision: str,
+    pack: str = packs.FIND,
+    strict: bool = False,
+    invariant: bool = False,
+) -> Tensor | None:
+    spec = EPILOGUES.get(epilogue)
+    if spec is None or not spec.linear or invariant or pack not in (packs.KEEP, packs.FIND):
+        return None
+    return entry.linear_operator(
+        spec, x, weight, bias, operands or (), scalars or (), precision, pack, strict
+    )
+
+
+def _plain_elementwise(
+    epilogue: str,
+    x: Tensor,
+    bias: Tensor | None,
+    operands: Sequence[Tensor] | None,
+    scalars: Sequence[float] | None,
+) -> Tensor | None:
+    spec = EPILOGUES.get(epilogue)
+    if spec is None:
+        return None
+    return entry.elementwise_operator(spec, x, bias, operands or (), scalars or ())
+
+
+def _plain_fold(*args: Any) -> None:
+    return None  # the entry folds as a part of other calls
+
+
 _OPERATORS = {
     "linear": _Operator(
+        _plain_linear,
         _linear,
         partial(_linear, run=autograd.linear),
         gradients.linear_setup_context,
         gradients.linear_backward,
     ),
     "elementwise": _Operator(
+        _plain_elementwise,
         _elementwise,
         partial(_elementwise, run=autograd.elementwise),
         gradients.elementwise_setup_context,
         gradients.elementwise_backward,
     ),
     "fold_batch_norm": _Operator(
+        _plain_fold,
         _fold_batch_norm,
         partial(_fold_batch_norm, run=_fold_recorded),
         gradients.fold_batch_norm_setup_context,
