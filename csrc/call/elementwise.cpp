@@ -12,19 +12,21 @@ int64_t columns_of(const Tensor& x) { return x.dim > 0 ? x.sizes[x.dim - 1] : 1;
 
 bool fits(const ElementwiseCall& call, ElementwiseProblem* problem) {
   const Tensor& x = *call.x;
-  const bool has_vectors = call.bias || call.fold;
+  const bool has_vectors = call.bias || call.fold || call.vectors[0];
   if (x.dim > kMaxDimensions || (has_vectors && x.dim == 0)) return false;
   if (call.out) {
     const Tensor& out = *call.out;
     const bool is_alike = out.has_sizes_of(x) && out.element == x.element && out.is_beside(x);
     if (!is_alike || !out.is_contiguous() || !is_apart(out, x, /*may_be_x=*/true)) return false;
-    if ((call.bias && !are_apart(out, *call.bias)) || (call.scalar && !are_apart(out, *call.scalar))) return false;
+    for (const Tensor* other : {call.bias, call.vectors[0], call.vectors[1], call.scalar}) {
+      if (other && !are_apart(out, *other)) return false;
+    }
     for (int i = 0; call.fold && i < 6; ++i) {
       if (call.fold->vectors[i] && !are_apart(out, *call.fold->vectors[i])) return false;
     }
   }
   if (call.fold) return fold_fits(*call.fold, x, columns_of(x));
-  const Operands given{call.bias, nullptr, call.scalar, call.has_number, call.number};
+  const Operands given{call.bias, call.vectors, call.scalar, call.has_number, call.number};
   return fill_operands(epilogue_info(call.epilogue), given, x, columns_of(x), problem->operands);
 }
 

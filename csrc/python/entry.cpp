@@ -28,13 +28,28 @@ struct Fold {
   }
 };
 
+// scale_batch_norm's vectors: (multiplier, offset), or what they are folded from; None for the other epilogues.
+struct Vectors {
+  Fold fold;
+
+  template <class Call>
+  bool read(const Reader& reader, PyObject* given, Call* call) {
+    if (given == Py_None) return true;
+    if (PyTuple_Check(given) && PyTuple_Size(given) == 2) {
+      return reader.read_optional(PyTuple_GetItem(given, 0), &fold.storage[0], &call->vectors[0]) &&
+             reader.read_optional(PyTuple_GetItem(given, 1), &fold.storage[1], &call->vectors[1]);
+    }
+    call->fold = &fold.vectors;
+    return fold.read(reader, given);
+  }
+};
+
 // linear(epilogue, x, weight, bias, scalar, vectors, out, fp32, pack, pack_use, strict) -> Tensor | int
-//   vectors: those of scale_batch_norm: (multiplier, offset), or what they are folded from; None for the others
 //   fp32: the road of an fp32 call, times two; plus one where PyTorch's setting is less accurate than the call
 struct LinearArguments {
-  enum { Epilogue, X, Weight, Bias, Scalar, Vectors, Out, FP32, Pack, PackUse, Strict, Count };
+  enum { Epilogue, X, Weight, Bias, Scalar, VectorTuple, Out, FP32, Pack, PackUse, Strict, Count };
   call::Tensor x, weight, bias, scalar, out;
-  Fold fold;
+  Vectors vectors;
   call::LinearCall linear;
 
   bool read(const Reader& reader, PyObject* const* given) {
@@ -53,20 +68,10 @@ struct LinearArguments {
         !reader.read_scalar(given[Scalar], &scalar, &linear.scalar, &linear.number, &linear.has_number)) {
       return false;
     }
-    return (given[Vectors] == Py_None || read_vectors(reader, given[Vectors])) &&
-           (given[Pack] == Py_None || read_pack(given[Pack]));
+    return vectors.read(reader, given[VectorTuple], &linear) && (given[Pack] == Py_None || read_pack(given[Pack]));
   }
 
  private:
-  bool read_vectors(const Reader& reader, PyObject* given) {
-    if (PyTuple_Check(given) && PyTuple_Size(given) == 2) {
-      return reader.read_optional(PyTuple_GetItem(given, 0), &fold.storage[0], &linear.vectors[0]) &&
-             reader.read_optional(PyTuple_GetItem(given, 1), &fold.storage[1], &linear.vectors[1]);
-    }
-    linear.fold = &fold.vectors;
-    return fold.read(reader, given);
-  }
-
   bool read_pack(PyObject* pack) {
     DLTensor view;
     if (state.exchange->dltensor_from_py_object_no_sync(pack, &view) != 0) {
@@ -79,9 +84,9 @@ struct LinearArguments {
 };
 
 struct ElementwiseArguments {
-  enum { Epilogue, X, Bias, Scalar, FoldTuple, Out, Count };
+  enum { Epilogue, X, Bias, Scalar, VectorTuple, Out, Count };
   call::Tensor x, bias, scalar, out;
-  Fold fold;
+  Vectors vectors;
   call::ElementwiseCall elementwise;
 
   bool read(const Reader& reader, PyObject* const* given) {
@@ -93,9 +98,7 @@ struct ElementwiseArguments {
                             &elementwise.has_number)) {
       return false;
     }
-    if (given[FoldTuple] == Py_None) return true;
-    elementwise.fold = &fold.vectors;
-    return fold.read(reader, given[FoldTuple]);
+    return vectors.read(reader, given[VectorTuple], &elementwise);
   }
 };
 

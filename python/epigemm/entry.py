@@ -198,3 +198,14 @@ def elementwise(
         return None
     found: Tensor | int = _module.elementwise(epilogue.number, x, bias, scalar, vectors, out)
     return None if type(found) is int else found  # type: ignore[return-value]
+
+
+def elementwise_operator(
+    epilogue: Epilogue, x: Tensor, bias: Tensor | None, operands: Sequence[Tensor], scalars: Sequence[float]
+) -> Tensor | None:
+    """`elementwise`, with arguments as the operator `epigemm::elementwise` has them."""
+    if len(operands) + len(scalars) != len(epilogue.vectors) + (epilogue.scalar is not None):
+        return None
+    vectors = tuple(operands) if epilogue.vectors else None
+    scalar = scalars[0] if scalars else operands[-1] if epilogue.scalar else None
+    return elementwise(epilogue, x, bias, scalar, vectors, None)

@@ -20,7 +20,6 @@ from epigemm._native import cuda_status, entry
 from epigemm.epilogues import BIAS, Epilogue, compute_dtype, fold_batch_norm_reference
 
 _ONE_PASS = _precision.Roads((_precision.IEEE,), False)
-_fused_linear_out = entry("_fused_linear_out")
 _elementwise_out = entry("_elementwise_out")
 _derivative_out = entry("_derivative_out")
 _fold_batch_norm_out = entry("_fold_batch_norm_out")
@@ -75,26 +74,6 @@ def linear_forward(
     return second_path(*call, precision, out, decision)
 
 
-def fused_once(
-    epilogue: Epilogue,
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    operands: Sequence[Tensor],
-    scalars: Sequence[float],
-    arithmetic: str,
-    out: Tensor,
-) -> bool:
-    """Run one fused kernel on the tensors as they are; False where there is none, or another road is faster.
-
-    Checks that the arguments fit before anything is launched, with less to say about it than `checks.linear`.
-    """
-    ran: bool = _fused_linear_out(
-        epilogue.name, x, weight, bias, operands or None, scalars or None, arithmetic, None, out
-    )
-    return ran
-
-
 def _run_fused(call: decisions.Operands, precision: str, out: Tensor, pack_use: str, *, strict: bool) -> int:
     """Run a call by a fused kernel where one is chosen; returns the decision, by which nothing ran if the fallback is.
 
@@ -106,9 +85,8 @@ def _run_fused(call: decisions.Operands, precision: str, out: Tensor, pack_use: 
         return decisions.decide(call, code, 0, out, launch=True)
     uses = {name: pack_use for name in _precision.road(code).fused if name in packs.PIECES}
     given_up = 0
-    shortage: torch.OutOfMemoryError | None = (
-        None  # of a strict call, which raises it unless it runs after all
-    )
+    # Of a strict call, which raises it unless the product runs on pieces after all.
+    shortage: torch.OutOfMemoryError | None = None
     while True:
         choices, costs = split.find_for(x, weight, uses, ignore_shortage=strict)
         decision = decisions.decide(call, code, costs | given_up, out, launch=shortage is None)

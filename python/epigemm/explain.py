@@ -128,7 +128,7 @@ def _explain_gradients_of_linear(
     """The forward and the backward pass, of which the former may depend on the latter."""
     x, weight, bias, operands, scalars, precision, pack_use, strict, invariant = call
     backward = text.backward_linear(epilogue, x, operands, strict=strict)
-    saves = gradients.saves_product(epilogue.name, x, operands, strict=strict)
+    saves = gradients.keeps_product(epilogue, x, operands, strict)
     if out is not None or not differentiates or not saves:
         return _explain_linear(epilogue, call, out, wants_gradients), backward
     checks.linear(epilogue, x, weight, bias, operands, scalars, precision, None)

@@ -81,9 +81,9 @@ def _backward_epilogue(epilogue: Epilogue, x: Tensor, operands: Sequence[Tensor]
         return "nothing for the epilogue: the gradient of the result is that of the product"
     if epilogue is BIAS_RELU:
         return "torch's threshold_backward on the saved result, whose sign is the derivative of relu"
-    if gradients.saves_product(epilogue.name, x, operands, strict=strict):
+    if gradients.keeps_product(epilogue, x, operands, strict):
         return f"{_derivative(x, operands)} on the saved product"
-    if gradients.without_product(epilogue.name, operands):
+    if gradients.without_product(epilogue, operands):
         return f"{_derivative(x, operands)}; it reads no product, the epilogue being linear in it"
     gemm = "in 16 bits with an fp32 result" if x.element_size() == 2 else "at the call's precision"
     return f"the product again ({gemm}), as {_why_again(strict)}; {_REFERENCE} on it"

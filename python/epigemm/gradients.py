@@ -2,195 +2,281 @@
 
 What is saved is what PyTorch's unfused operators would save, as far as the derivative can do with that: x only for the
 weight's gradient and the weight only for that of x, so that either may be overwritten where it is not needed; of a relu
-the result, whose sign is the derivative; before any other epilogue the product (`saves_product` says where, and
-`registration.py` then makes one operator two). So first derivatives cost no further product, and no later write to a
-bias, counted or not, concerns them: one kernel for the epilogue's derivative, made of the functors themselves
-(csrc/epilogue/dual.h), then the products for x and the weight.
+the result, whose sign is the derivative; before any other epilogue the product (`keeps_product` says where, and the
+call is then two kernels). So first derivatives cost no further product, and no later write to a bias, counted or not,
+concerns them: one kernel for the epilogue's derivative, made of the functors themselves (csrc/epilogue/dual.h), then
+the products for x and the weight.
 
 A strict call stays one operator, and so does one in 16 bits whose bias is folded into its epilogue: the derivative
 makes the product again, with the bias from a copy. Second derivatives go through the registry's differentiable
 reference, re-run under autograd; so do traced first ones, whose pointwise operations a compiler fuses with what is
-around. Matrix products go through `epigemm::linear` again: they get the arithmetic that the forward call asked for.
+around. The matrix products are those of `epigemm.products`.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from epigemm import entry, execution, packs
-from epigemm._native import ops
-from epigemm.epilogues import BIAS, BIAS_RELU, EPILOGUES, SCALE_BATCH_NORM, fold_batch_norm_reference
+from epigemm import execution, packs
+from epigemm.epilogues import (
+    BIAS,
+    BIAS_RELU,
+    EPILOGUES,
+    SCALE_BATCH_NORM,
+    Epilogue,
+    fold_batch_norm_reference,
+)
+from epigemm.products import accumulator, product_gradients, rows_of, runs_directly
 
-_PLAIN = (Tensor, torch.nn.Parameter)
-_functorch = torch._C._functorch
-_any_autocast = torch._C._is_any_autocast_enabled
-_threshold_backward: Any = torch.ops.aten.threshold_backward
+_grad_enabled = torch.is_grad_enabled
+_functorch_interpreter = torch._C._functorch.peek_interpreter_stack
+_threshold_backward: Any = torch.ops.aten.threshold_backward.default
+
+ElementwiseCall = tuple[Epilogue, Sequence[float]]
+"""An epilogue and its scalars."""
+LinearCall = tuple[Epilogue, Sequence[float], str, str, bool, bool]
+"""All that a linear call is given beside tensors: epilogue, scalars, precision, use of the pack, strict, invariant."""
 
 
-def without_product(epilogue: str, operands: Sequence[Tensor]) -> bool:
+def without_product(epilogue: Epilogue, operands: Sequence[Tensor]) -> bool:
     """Whether the derivatives of `epigemm::linear` do without the product that the epilogue was applied to."""
-    if epilogue == SCALE_BATCH_NORM.name:  # linear in the product: only the vectors' own gradients read it
+    if epilogue is SCALE_BATCH_NORM:  # linear in the product: only the vectors' own gradients read it
         return not any(operand.requires_grad for operand in operands)
-    return epilogue in (BIAS.name, BIAS_RELU.name)
+    return epilogue is BIAS or epilogue is BIAS_RELU
 
 
-def saves_product(epilogue: str, x: Tensor, operands: Sequence[Tensor], *, strict: bool) -> bool:
-    """Whether a call of `epigemm::linear` that records gradients runs as two operators and saves what is between them.
+def keeps_product(epilogue: Epilogue, x: Tensor, operands: Sequence[Tensor], strict: bool) -> bool:
+    """Whether a recorded linear call is two kernels, for its derivative to read the product between them.
 
-    Saving the product takes one more pass over the result, computing it again a matrix product. Eager saves it, too;
-    rounded to the tensors' dtype, as here. A strict call stays one kernel. So does one whose bias is folded into 16-bit
-    numbers' epilogue: a product that is rounded to 16 bits before its bias is added loses what the two cancel to.
+    Saving it takes one more pass over the result, computing it again a matrix product. Eager saves it, too; rounded to
+    the tensors' dtype, as here. A strict call stays one kernel. So does one whose bias is folded into 16-bit numbers'
+    epilogue: a product that is rounded to 16 bits before its bias is added loses what the two cancel to.
     """
-    if strict or without_product(epilogue, operands):
-        return False
-    return not (epilogue == SCALE_BATCH_NORM.name and x.element_size() == 2)
+    return not (
+        without_product(epilogue, operands)
+        or strict
+        or (epilogue is SCALE_BATCH_NORM and x.element_size() == 2)
+    )
+
+
+def save_linear(
+    ctx: Any,
+    call: LinearCall,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    operands: Sequence[Tensor],
+    output: Tensor,
+    needs_x: bool,
+    needs_weight: bool,
+) -> None:
+    """Save what `linear_gradients` needs."""
+    ctx.call, epilogue = call, call[0]
+    again = ctx.again = not without_product(epilogue, operands)
+    if again:
+        ctx.save_for_backward(x, weight, bias, _snapshot(bias), *operands)
+        return
+    ctx.save_for_backward(
+        x if needs_weight else None,
+        weight if needs_x else None,
+        output if epilogue is BIAS_RELU else None,
+        *operands,
+    )
+
+
+def linear_gradients(ctx: Any, grad: Tensor, needs: Sequence[bool]) -> list[Tensor | None]:
+    """Gradients with respect to (x, weight, bias, *operands), where `needs` asks for them."""
+    if ctx.again:
+        return _gradients_by_product(ctx, grad, needs)
+    x, weight, output, *operands = ctx.saved_tensors
+    epilogue, _, precision, *_ = ctx.call
+    if epilogue is BIAS_RELU:
+        grad = _threshold_backward(grad, output, 0)
+    elif epilogue is not BIAS:
+        grad = _derivative_of_scale(grad, operands)
+    found = product_gradients(grad, x, weight, needs[0], needs[1], needs[2], precision)
+    return found + [None] * len(operands) if operands else found
+
+
+def _gradients_by_product(ctx: Any, grad: Tensor, needs: Sequence[bool]) -> list[Tensor | None]:
+    """As `linear_gradients`, where the product has to be made again."""
+    x, weight, bias, snapshot, *operands = ctx.saved_tensors
+    epilogue, scalars, precision, pack, *_ = ctx.call
+    needs_x, needs_weight, needs_bias, *needs_operands = needs
+    acc = accumulator(x, weight, precision, pack)
+    found, grad_bias, *grad_operands = _epilogue_gradients(
+        (epilogue, scalars),
+        acc,
+        bias if _grad_enabled() else snapshot,
+        operands,
+        grad.to(acc.dtype),
+        (needs_x or needs_weight, needs_bias, *needs_operands),
+    )
+    grad_x = grad_weight = None
+    if found is not None:
+        grad_acc = found.to(grad.dtype)
+        grad_x, grad_weight, _ = product_gradients(
+            grad_acc, x, weight, needs_x, needs_weight, False, precision
+        )
+    return [grad_x, grad_weight, grad_bias, *grad_operands]
 
 
 def linear_setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     """Save what `linear_backward` needs."""
     # Arguments at the end that have their default value may be missing; strict is the forward call's alone.
     epilogue, x, weight, bias, operands, scalars, precision, *pack_and_strict = inputs
+    pack = pack_and_strict[0] if pack_and_strict else packs.FIND
+    call = (EPILOGUES[epilogue], scalars, precision, pack, False, False)
     _, needs_x, needs_weight, *_ = ctx.needs_input_grad
-    ctx.epilogue, ctx.scalars, ctx.precision = epilogue, scalars, precision
-    ctx.pack = pack_and_strict[0] if pack_and_strict else packs.FIND
-    ctx.dtype = x.dtype
-    ctx.again = not without_product(epilogue, operands)
-    ctx.save_for_backward(
-        x if ctx.again or needs_weight else None,
-        weight if ctx.again or needs_x else None,
-        bias if ctx.again else None,
-        _snapshot(bias) if ctx.again else None,
-        output if epilogue == BIAS_RELU.name else None,
-        *operands,
-    )
+    save_linear(ctx, call, x, weight, bias, operands, output, needs_x, needs_weight)
 
 
 def linear_backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     """Gradients of `epigemm::linear`, in the order of its arguments."""
-    x, weight, bias, snapshot, output, *operands = ctx.saved_tensors
     _, needs_x, needs_weight, needs_bias, needs_operands, *others = ctx.needs_input_grad
-    needs_acc = needs_x or needs_weight
-    grad_acc: Tensor | None
-    grad_bias: Tensor | None
-    grad_operands: list[Tensor | None] = [None] * len(operands)
-    if ctx.again:
-        acc = _accumulator(x, weight, ctx.precision, ctx.pack)
-        bias = bias if torch.is_grad_enabled() else snapshot
-        grad_acc, grad_bias, *grad_operands = _epilogue_gradients(
-            ctx, acc, bias, operands, grad.to(acc.dtype), (needs_acc, needs_bias, *needs_operands)
-        )
-        grad_acc = None if grad_acc is None else grad_acc.to(ctx.dtype)
-    else:
-        found = _derivative_without_product(ctx, grad, output, operands)
-        grad_acc, grad_bias = found, _sum_rows(found) if needs_bias else None
-    grad_x = grad_weight = None
-    if needs_acc:
-        assert grad_acc is not None
-        if needs_x:
-            grad_x = _product(grad_acc, weight.t(), ctx.precision)
-        if needs_weight:
-            grad_weight = _product(_rows(grad_acc).t(), _rows(x).t(), ctx.precision)
-    # One more for each argument after the scalars.
-    return (
-        None,
-        grad_x,
-        grad_weight,
-        grad_bias,
-        grad_operands,
-        _none_like(ctx.scalars),
-        *(None for _ in others[1:]),
-    )
+    needs = (needs_x, needs_weight, needs_bias, *needs_operands)
+    grad_x, grad_weight, grad_bias, *grad_operands = linear_gradients(ctx, grad, needs)
+    nothing = (None for _ in others[1:])  # for each argument after the scalars
+    return None, grad_x, grad_weight, grad_bias, grad_operands, _none_like(ctx.call[1]), *nothing
 
 
-def _derivative_without_product(
-    ctx: Any, grad: Tensor, output: Tensor | None, operands: Sequence[Tensor]
-) -> Tensor:
-    """grad times the epilogue's derivative, where that is known without what the epilogue was applied to."""
-    if ctx.epilogue == BIAS.name:
-        return grad
-    if ctx.epilogue == BIAS_RELU.name:
-        found: Tensor = _threshold_backward(grad, output, 0)
-        return found
-    if torch.is_grad_enabled() or not runs_directly(grad, *operands):
+def _derivative_of_scale(grad: Tensor, operands: Sequence[Tensor]) -> Tensor:
+    """grad times scale_batch_norm's derivative, which does not depend on the product."""
+    if _grad_enabled() or not runs_directly(grad, *operands):
         return (grad.to(operands[0].dtype) * operands[0]).to(grad.dtype)
-    return _derivative(ctx, grad, grad, None, operands)
+    return _derivative((SCALE_BATCH_NORM, ()), grad, grad, None, operands)
+
+
+def elementwise_gradients(
+    call: ElementwiseCall,
+    grad: Tensor,
+    x: Tensor,
+    bias: Tensor | None,
+    operands: Sequence[Tensor],
+    needs: Sequence[bool],
+) -> list[Tensor | None]:
+    """Gradients with respect to (x, bias, *operands), where `needs` asks for them; x's may come unasked."""
+    if _grad_enabled() or True in needs[2:]:
+        return _epilogue_gradients(call, x, bias, operands, grad, needs)
+    found = _derivative(call, grad, x, bias, operands)
+    return [found, rows_of(found).sum(0) if needs[1] else None, *(None for _ in operands)]
 
 
 def elementwise_setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     """Save what `elementwise_backward` needs."""
     epilogue, x, bias, operands, scalars = inputs
+    ctx.call = (EPILOGUES[epilogue], scalars)
     ctx.save_for_backward(x, bias, *operands)
-    ctx.epilogue, ctx.scalars = epilogue, scalars
 
 
 def elementwise_backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     """Gradients of `epigemm::elementwise`, in the order of its arguments."""
     x, bias, *operands = ctx.saved_tensors
     _, needs_x, needs_bias, needs_operands, _ = ctx.needs_input_grad
-    if not torch.is_grad_enabled() and not any(needs_operands):
-        found = _derivative(ctx, grad, x, bias, operands)
-        sums = _sum_rows(found) if needs_bias else None
-        return None, found, sums, [None] * len(operands), _none_like(ctx.scalars)
-    grad_x, grad_bias, *grad_operands = _epilogue_gradients(
-        ctx, x, bias, operands, grad, (needs_x, needs_bias, *needs_operands)
-    )
-    return None, grad_x, grad_bias, grad_operands, _none_like(ctx.scalars)
+    needs = (needs_x, needs_bias, *needs_operands)
+    grad_x, grad_bias, *grad_operands = elementwise_gradients(ctx.call, grad, x, bias, operands, needs)
+    return None, grad_x, grad_bias, grad_operands, _none_like(ctx.call[1])
 
 
-def fold_batch_norm_setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    """Save what `fold_batch_norm_backward` needs."""
-    like, bias, *vectors, eps = inputs
+def save_fold_batch_norm(ctx: Any, like: Tensor, vectors: Sequence[Tensor | None], eps: float) -> None:
+    """Save what `fold_batch_norm_gradients` needs."""
+    bias, *others = vectors
     # Of `like`, which is all of x, nothing but the type and the device is read.
-    ctx.save_for_backward(like.new_empty(()), bias, _snapshot(bias), *vectors)
+    ctx.save_for_backward(like.new_empty(()), bias, _snapshot(bias), *others)
     ctx.eps = eps
 
 
-def fold_batch_norm_backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-    """Gradients of `epigemm::fold_batch_norm`, in the order of its arguments."""
+def fold_batch_norm_gradients(ctx: Any, grad: Tensor, needs: Sequence[bool]) -> list[Tensor | None]:
+    """Gradients with respect to the vectors, where `needs` asks for them."""
     like, bias, snapshot, *others = ctx.saved_tensors
-    vectors = [bias if torch.is_grad_enabled() else snapshot, *others]
+    vectors = [bias if _grad_enabled() else snapshot, *others]
 
     def fold(*tracked: Tensor | None) -> Tensor:
         return fold_batch_norm_reference(like, tracked, ctx.eps)
 
-    return None, *_gradients_of(fold, vectors, grad, ctx.needs_input_grad[1:-1]), None
+    return _gradients_of(fold, vectors, grad, needs)
 
 
-def _derivative(ctx: Any, grad: Tensor, x: Tensor, bias: Tensor | None, operands: Sequence[Tensor]) -> Tensor:
+def gradients_of_fold(
+    grad_multiplier: Tensor,
+    grad_offset: Tensor,
+    vectors: Sequence[Tensor | None],
+    eps: float,
+    needs: Sequence[bool],
+) -> list[Tensor | None]:
+    """As `fold_batch_norm_gradients`, where nothing traces or differentiates this.
+
+    Written out: to have autograd go through the reference takes several times as many launches.
+
+    multiplier = scale * gain and offset = (bias * scale - mean) * gain + bn_bias, gain = bn_weight / sqrt(var + eps).
+    """
+    wide = torch.float32 if grad_offset.device.type == "mps" else torch.float64  # as the reference
+    of_multiplier, of_offset = grad_multiplier.to(wide), grad_offset.to(wide)
+    bias, scale, mean, variance, bn_weight, _ = [None if v is None else v.to(wide) for v in vectors]
+    needs_bias, needs_scale, needs_mean, needs_variance, needs_bn_weight, needs_bn_bias = needs
+    inverse = None if variance is None else torch.rsqrt(variance + eps)
+    found: list[Tensor | None] = [None] * len(vectors)
+    if needs_bias:
+        found[0] = _product_of(of_offset, scale, bn_weight, inverse)
+    if needs_scale:
+        shifted = of_multiplier if bias is None else of_multiplier + of_offset * bias
+        found[1] = _product_of(shifted, bn_weight, inverse)
+    if needs_mean:
+        found[2] = _product_of(of_offset, bn_weight, inverse).neg()
+    if needs_variance or needs_bn_weight:
+        of_gain = _product_of(of_multiplier, scale)
+        if bias is not None:
+            of_gain = of_gain + _product_of(of_offset, bias, scale)
+        if mean is not None:
+            of_gain = of_gain - of_offset * mean
+        if needs_variance:
+            found[3] = -0.5 * _product_of(of_gain, bn_weight, inverse, inverse, inverse)
+        if needs_bn_weight:
+            found[4] = _product_of(of_gain, inverse)
+    if needs_bn_bias:
+        found[5] = of_offset
+    return [
+        gradient if gradient is None or vector is None else gradient.to(vector.dtype)
+        for gradient, vector in zip(found, vectors, strict=True)
+    ]
+
+
+def _product_of(first: Tensor, *others: Tensor | None) -> Tensor:
+    for other in others:
+        if other is not None:
+            first = first * other
+    return first
+
+
+def fold_batch_norm_setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    """Save what `fold_batch_norm_backward` needs."""
+    like, *vectors, eps = inputs
+    save_fold_batch_norm(ctx, like, vectors, eps)
+
+
+def fold_batch_norm_backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+    """Gradients of `epigemm::fold_batch_norm`, in the order of its arguments."""
+    return None, *fold_batch_norm_gradients(ctx, grad, ctx.needs_input_grad[1:-1]), None
+
+
+def _derivative(
+    call: ElementwiseCall, grad: Tensor, x: Tensor, bias: Tensor | None, operands: Sequence[Tensor]
+) -> Tensor:
     """grad times the epilogue's derivative at x."""
     if runs_directly(grad, x, bias, *operands) and execution.has_native_kernels(x):
-        return execution.derivative(EPILOGUES[ctx.epilogue], grad, x, bias, operands, ctx.scalars)
-    found = _epilogue_gradients(ctx, x, bias, operands, grad, (True, *[False] * (1 + len(operands))))
+        epilogue, scalars = call
+        return execution.derivative(epilogue, grad, x, bias, operands, scalars)
+    found = _epilogue_gradients(call, x, bias, operands, grad, (True, *[False] * (1 + len(operands))))
     assert found[0] is not None
     return found[0]
 
 
-def runs_directly(*tensors: Tensor | None) -> bool:
-    """Whether nothing traces or batches these tensors: a kernel may be launched on them."""
-    if (
-        torch.compiler.is_compiling()
-        or _functorch.peek_interpreter_stack() is not None
-        or torch._C._len_torch_dispatch_stack()
-    ):
-        return False
-    return all(
-        tensor is None
-        or (
-            type(tensor) in _PLAIN
-            and not _functorch.is_legacy_batchedtensor(tensor)
-            and not torch._is_functional_tensor(tensor)
-        )
-        for tensor in tensors
-    )
-
-
 def _epilogue_gradients(
-    ctx: Any,
+    call: ElementwiseCall,
     acc: Tensor,
     bias: Tensor | None,
     operands: Sequence[Tensor],
@@ -198,12 +284,28 @@ def _epilogue_gradients(
     needs: Sequence[bool],
 ) -> list[Tensor | None]:
     """Gradients of the epilogue alone with respect to (acc, bias, *operands)."""
-    epilogue = EPILOGUES[ctx.epilogue]
+    epilogue, scalars = call
+    if epilogue is SCALE_BATCH_NORM and not _grad_enabled() and runs_directly(grad, acc, *operands):
+        return _gradients_of_scale(acc, operands[0], grad, needs)
 
     def apply(acc: Any, bias: Tensor | None, *operands: Any) -> Tensor:
-        return epilogue.reference(acc, bias, operands, ctx.scalars)
+        return epilogue.reference(acc, bias, operands, scalars)
 
     return _gradients_of(apply, (acc, bias, *operands), grad, needs)
+
+
+def _gradients_of_scale(
+    acc: Tensor, multiplier: Tensor, grad: Tensor, needs: Sequence[bool]
+) -> list[Tensor | None]:
+    """The derivative of scale_batch_norm's reference, written out, with respect to (acc, bias, multiplier, offset)."""
+    needs_acc, _, needs_multiplier, needs_offset = needs
+    wide = grad.to(multiplier.dtype)
+    return [
+        (wide * multiplier).to(acc.dtype) if needs_acc else None,
+        None,
+        rows_of(wide * acc.to(wide.dtype)).sum(0) if needs_multiplier else None,
+        rows_of(wide).sum(0) if needs_offset else None,
+    ]
 
 
 def _gradients_of(
@@ -214,8 +316,8 @@ def _gradients_of(
     wanted = [index for index, need in enumerate(needs) if need]
     if not wanted:
         return gradients
-    create_graph = torch.is_grad_enabled()
-    if _functorch.peek_interpreter_stack() is not None:  # where no tensor can be made to require a gradient
+    create_graph = _grad_enabled()
+    if _functorch_interpreter() is not None:  # where no tensor can be made to require a gradient
 
         def of_wanted(*values: Tensor) -> Tensor:
             given = dict(zip(wanted, values, strict=True))
@@ -253,45 +355,6 @@ def _tracked(tensor: Tensor | None) -> Tensor:
 def _snapshot(bias: Tensor | None) -> Tensor | None:
     """The values of a bias as they are: nothing that is written to it later changes them."""
     return None if bias is None else bias.detach().clone()
-
-
-def _accumulator(x: Tensor, weight: Tensor, precision: str, pack: str) -> Tensor:
-    """x @ weight.T as the forward's epilogue saw it.
-
-    Rounded to 16 bits it could overflow where the forward did not, or carry a small sum with the bias across
-    the kink of a relu.
-    """
-    if x.dtype not in (torch.float16, torch.bfloat16):
-        return _product(x, weight, precision, pack)
-    rows = _rows(x)
-    if x.is_cuda and not torch.is_grad_enabled():
-        acc = torch.mm(rows, weight.t(), out_dtype=torch.float32)
-    else:  # elsewhere there is no such product, and it has no derivative of its own
-        acc = torch.mm(rows.float(), weight.float().t())
-    return acc.reshape(*x.shape[:-1], weight.shape[0])
-
-
-def _product(x: Tensor, weight: Tensor, precision: str, pack: str = packs.FIND) -> Tensor:
-    if torch.is_grad_enabled() or not runs_directly(x, weight):
-        product: Tensor = ops.linear(BIAS.name, x, weight, None, [], [], precision, pack)
-        return product
-    # The operator would take longer to get there.
-    transposed = x.stride(-1) != 1 or weight.stride(-1) != 1
-    if transposed and x.dim() == 2 and x.element_size() == 2 and not _any_autocast():  # there is nothing else
-        return torch.nn.functional.linear(x, weight)
-    found = entry.linear_operator(BIAS, x, weight, None, (), (), precision, pack, False)
-    if found is not None:
-        return found
-    return execution.linear_forward(BIAS, x, weight, None, (), (), precision, pack_use=pack)
-
-
-def _rows(x: Tensor) -> Tensor:
-    # Not `flatten`: `torch.autograd.grad(is_grads_batched=True)` knows no rule for it.
-    return x.unsqueeze(0) if x.dim() == 1 else x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
-
-
-def _sum_rows(grad: Tensor) -> Tensor:
-    return _rows(grad).sum(0)
 
 
 def _none_like(scalars: Sequence[float]) -> list[None] | None:

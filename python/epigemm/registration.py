@@ -6,19 +6,17 @@ under autograd, `torch.compile` and `torch.func`.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from epigemm import checks, entry, execution, fixed, gradients, packs
-from epigemm import precision as _precision
+from epigemm import autograd, batching, checks, entry, execution, fixed, gradients, packs, products
 from epigemm._native import ops
-from epigemm.epilogues import BIAS, FOLDED, compute_dtype
-from epigemm.recorded import Operator, record
+from epigemm.epilogues import BIAS, EPILOGUES, FOLDED, compute_dtype
 
 
 class _Library(torch.library.Library):
@@ -27,73 +25,83 @@ class _Library(torch.library.Library):
     def impl(self, op_name: Any, fn: Any, dispatch_key: str = "", **options: Any) -> None:
         """As torch's: `register_autograd` comes here with the kernel that it has made."""
         if dispatch_key == "Autograd" and op_name in _OPERATORS:
-            operator = _OPERATORS[op_name]
-            fn = _recorded(fn, operator)
             if op_name == "linear":
                 fn = _keeping_the_product(_without_packs_of_changing_weights(fn))
-            fn = _at_once(fn, operator)
+            fn = _at_once(fn, _OPERATORS[op_name])
         super().impl(op_name, fn, dispatch_key, **options)  # type: ignore[no-untyped-call]
 
 
-def _at_once(kernel: Callable[..., Tensor], operator: Operator) -> Callable[..., Tensor]:
-    """`kernel`, an autograd kernel, but the implementation itself where no gradient is asked for.
+class _Operator(NamedTuple):
+    """What an operator is made of.
 
-    To get there through the dispatcher takes the host longer than the launch; compiled graphs make every call here.
-    AOTInductor's packages, which hand empty lists over as None, would not get there at all.
+    Attributes:
+        plain: the call where nobody has to see it, None where somebody has.
+        implementation: below autograd.
+        recorded: with a node in autograd's graph, for plain tensors that nothing traces.
+        setup_context: saves what the derivative needs, for all others.
+        backward: the derivative, for all others.
     """
 
-    def autograd(keyset: Any, *args: Any) -> Tensor:
+    plain: Callable[..., Tensor | None]
+    implementation: Callable[..., Tensor]
+    recorded: Callable[..., Tensor]
+    setup_context: Callable[..., None]
+    backward: Callable[..., tuple[Any, ...]]
+
+
+def _at_once(kernel: Callable[..., Tensor], operator: _Operator) -> Callable[..., Tensor]:
+    """`kernel`, an autograd kernel, but past the rest of the dispatcher where nothing traces the call.
+
+    To get through it takes the host longer than the launch; compiled graphs make every call here. AOTInductor's
+    packages, which hand empty lists over as None, would not get through at all.
+    """
+
+    def autograd_kernel(keyset: Any, *args: Any) -> Tensor:
+        found = operator.plain(*args)
+        if found is not None:
+            return found
         inputs = _tensors_in(args)
-        if gradients.runs_directly(*inputs) and not (
-            torch.is_grad_enabled() and any(tensor.requires_grad for tensor in inputs)
-        ):
-            return operator.implementation(*args)
-        return kernel(keyset, *args)
+        if not products.runs_directly(*inputs):
+            return kernel(keyset, *args)
+        if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in inputs):
+            return operator.recorded(*args)
+        return operator.implementation(*args)
 
-    return autograd
-
-
-def _recorded(kernel: Callable[..., Tensor], operator: Operator) -> Callable[..., Tensor]:
-    """`kernel`, the autograd kernel that torch.library made, but a node of our own where nothing traces the call."""
-
-    def autograd(keyset: Any, *args: Any) -> Tensor:
-        if gradients.runs_directly(*_tensors_in(args)):
-            return record(operator, args)
-        return kernel(keyset, *args)
-
-    return autograd
+    return autograd_kernel
 
 
 def _without_packs_of_changing_weights(kernel: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """`kernel`, the autograd kernel of `linear`, with no use of the pack of a weight that a gradient is asked for.
 
     Such a weight is about to change, by whatever means: its pack would be made again in any case, and must not outlive
-    a change that nothing counts, so that the operator has it expire. Only here is it known of every call, compiled
-    ones included: below autograd no kernel sees whether gradients are enabled, and a graph is traced through here.
+    a change that nothing counts, so that the operator has it expire. Only here is it known of traced calls: below
+    autograd no kernel sees whether gradients are enabled.
     """
     names = [argument.name for argument in ops.linear.default._schema.arguments]
     weight, pack = names.index("weight"), names.index("pack")
 
-    def autograd(keyset: Any, *args: Any) -> Tensor:
+    def autograd_kernel(keyset: Any, *args: Any) -> Tensor:
         if torch.is_grad_enabled() and args[weight].requires_grad:
             args = (*args[:pack], packs.NONE, *args[pack + 1 :])
         return kernel(keyset, *args)
 
-    return autograd
+    return autograd_kernel
 
 
 def _keeping_the_product(kernel: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """`kernel`, the autograd kernel of `linear`, but two operators where `gradients.saves_product`."""
+    """`kernel`, the autograd kernel of `linear`, but two operators where `gradients.keeps_product`."""
     names = [argument.name for argument in ops.linear.default._schema.arguments]
 
-    def autograd(keyset: Any, *args: Any) -> Tensor:
+    def autograd_kernel(keyset: Any, *args: Any) -> Tensor:
         epilogue, x, weight, bias, operands, scalars, precision, *others = args
         inputs = (x, weight, bias, *operands)
         given = dict(zip(names[7:], others, strict=False))
+        spec = EPILOGUES.get(epilogue)
         if (
-            not torch.is_grad_enabled()
+            spec is None
+            or not torch.is_grad_enabled()
             or not any(tensor is not None and tensor.requires_grad for tensor in inputs)
-            or not gradients.saves_product(epilogue, x, operands, strict=given.get("strict", False))
+            or not gradients.keeps_product(spec, x, operands, given.get("strict", False))
         ):
             return kernel(keyset, *args)
         # The operators below would not know what is wrong with the call as a whole, or only when half of it has run.
@@ -103,7 +111,7 @@ def _keeping_the_product(kernel: Callable[..., Tensor]) -> Callable[..., Tensor]
         result: Tensor = ops.elementwise(epilogue, product, None, operands, scalars)
         return result
 
-    return autograd
+    return autograd_kernel
 
 
 def _linear(
@@ -117,20 +125,14 @@ def _linear(
     pack: str = packs.FIND,
     strict: bool = False,
     invariant: bool = False,
+    *,
+    run: Callable[..., Tensor] = autograd.linear_forward,
 ) -> Tensor:
     _refuse_forward_mode("linear")
     spec = checks.epilogue_named(epilogue, linear=True)
     pack_use = packs.checked_use(pack)
-    if pack_use == packs.NONE:
-        packs.expire(weight)
     operands, scalars = operands or (), scalars or ()
-    if not invariant:
-        found = entry.linear_operator(spec, x, weight, bias, operands, scalars, precision, pack_use, strict)
-        if found is not None:
-            return found
-    checks.linear(spec, x, weight, bias, operands, scalars, precision, None)
-    forward = fixed.linear_forward if invariant else execution.linear_forward
-    return forward(spec, x, weight, bias, operands, scalars, precision, pack_use=pack_use, strict=strict)
+    return run(spec, x, weight, bias, operands, scalars, precision, pack_use, strict, invariant)
 
 
 def _linear_fake(
@@ -148,36 +150,6 @@ def _linear_fake(
     spec = checks.epilogue_named(epilogue, linear=True)
     checks.linear(spec, x, weight, bias, operands, scalars, precision, None)
     return x.new_empty((*x.shape[:-1], weight.shape[0]))
-
-
-def _linear_batched(
-    epilogue: str,
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    operands: Sequence[Tensor],
-    scalars: Sequence[float],
-    precision: str,
-    pack: str = packs.FIND,
-    strict: bool = False,
-    invariant: bool = False,
-) -> Tensor:
-    """For `torch.autograd.grad(is_grads_batched=True)`, whose batches know the rules of torch's own operators alone."""
-    spec = checks.epilogue_named(epilogue, linear=True)
-    return spec.reference(_batched_product(x, weight, precision), bias, operands, scalars)
-
-
-def _batched_product(x: Tensor, weight: Tensor, precision: str) -> Tensor:
-    """x @ weight.T by operators that torch's legacy batches have rules for."""
-
-    def product() -> Tensor:
-        rows = x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
-        return torch.mm(rows, weight.t()).reshape(*x.shape[:-1], weight.shape[0])
-
-    if x.dtype == torch.float32 and _precision.needs_override(precision, x.device.type):
-        with _precision.full_fp32(x.device.type):
-            return product()
-    return product()
 
 
 def _linear_out(
@@ -219,13 +191,17 @@ def _linear_out_fake(
 
 
 def _elementwise(
-    epilogue: str, x: Tensor, bias: Tensor | None, operands: Sequence[Tensor], scalars: Sequence[float]
+    epilogue: str,
+    x: Tensor,
+    bias: Tensor | None,
+    operands: Sequence[Tensor],
+    scalars: Sequence[float],
+    *,
+    run: Callable[..., Tensor] = autograd.elementwise_forward,
 ) -> Tensor:
     _refuse_forward_mode("elementwise")
     spec = checks.epilogue_named(epilogue, linear=False)
-    operands, scalars = operands or (), scalars or ()
-    checks.elementwise(spec, x, bias, operands, scalars, None)
-    return execution.elementwise_forward(spec, x, bias, operands, scalars)
+    return run(spec, x, bias, operands or (), scalars or ())
 
 
 def _elementwise_fake(
@@ -262,11 +238,19 @@ def _elementwise_out_fake(
     checks.elementwise(spec, x, bias, operands, scalars, out)
 
 
-def _fold_batch_norm(like: Tensor, *vectors_and_eps: Any) -> Tensor:
+def _fold_batch_norm(
+    like: Tensor,
+    *vectors_and_eps: Any,
+    run: Callable[..., Tensor] = execution.fold_batch_norm_forward,
+) -> Tensor:
     _refuse_forward_mode("fold_batch_norm")
     *vectors, eps = vectors_and_eps
     columns = checks.fold_batch_norm(like, dict(zip(FOLDED, vectors, strict=True)), eps, None)
-    return execution.fold_batch_norm_forward(like, columns, vectors, eps)
+    return run(like, columns, vectors, eps)
+
+
+def _fold_recorded(like: Tensor, columns: int, vectors: Sequence[Tensor | None], eps: float) -> Tensor:
+    return torch.stack(autograd.fold_batch_norm(like, columns, vectors, eps))
 
 
 def _fold_batch_norm_fake(like: Tensor, *vectors_and_eps: Any) -> Tensor:
@@ -287,7 +271,7 @@ def _refuse_forward_mode(name: str) -> None:
 def _refuse_gradients(op: Any) -> Callable[..., None]:
     """The autograd kernel of an operator that writes into `out`."""
 
-    def autograd(keyset: Any, *args: Any) -> None:
+    def autograd_kernel(keyset: Any, *args: Any) -> None:
         if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in _tensors_in(args)):
             raise RuntimeError(
                 f"{op._opname}(): functions with out=... arguments don't support automatic differentiation, "
@@ -296,7 +280,7 @@ def _refuse_gradients(op: Any) -> Callable[..., None]:
         with torch._C._AutoDispatchBelowAutograd():
             op.redispatch(keyset & torch._C._after_autograd_keyset, *args)
 
-    return autograd
+    return autograd_kernel
 
 
 def _bump_version(op: Any) -> Callable[..., None]:
@@ -316,53 +300,64 @@ def _tensors_in(args: Sequence[Any]) -> list[Tensor]:
     return [leaf for leaf in flat if isinstance(leaf, Tensor)]
 
 
-def _vmap(op: Any) -> Callable[..., tuple[Tensor, int]]:
-    """The vmap rule of `linear` and `elementwise`: a batch of x alone is one more leading dimension."""
-
-    def rule(info: Any, in_dims: Sequence[Any], *args: Any) -> tuple[Tensor, int]:
-        name, x, *others = args
-        if in_dims[1] is not None and x.dim() > 1 and not _any_batched(in_dims[2:]):
-            return op(name, x.movedim(in_dims[1], 0), *others), 0
-        return _one_by_one(op, info, in_dims, args)
-
-    return rule
-
-
-def _fold_batch_norm_vmap(info: Any, in_dims: Sequence[Any], *args: Any) -> tuple[Tensor, int | None]:
-    """The vmap rule of `fold_batch_norm`, which does not read the values of `like`."""
-    if not _any_batched(in_dims[1:]):
-        return ops.fold_batch_norm(*args), None
-    return _one_by_one(ops.fold_batch_norm, info, (None, *in_dims[1:]), args)
-
-
-def _one_by_one(op: Any, info: Any, in_dims: Sequence[Any], args: Sequence[Any]) -> tuple[Tensor, int]:
-    if info.batch_size == 0:
-        raise ValueError(
-            f"{op}: got an empty batch of weights or vectors under vmap; accepted is an empty batch of x alone"
-        )
-    return torch.stack([op(*_select(args, in_dims, index)) for index in range(info.batch_size)]), 0
+def _plain_linear(
+    epilogue: str,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    operands: Sequence[Tensor] | None,
+    scalars: Sequence[float] | None,
+    precision: str,
+    pack: str = packs.FIND,
+    strict: bool = False,
+    invariant: bool = False,
+) -> Tensor | None:
+    spec = EPILOGUES.get(epilogue)
+    if spec is None or not spec.linear or invariant or pack not in (packs.KEEP, packs.FIND):
+        return None
+    return entry.linear_operator(
+        spec, x, weight, bias, operands or (), scalars or (), precision, pack, strict
+    )
 
 
-def _any_batched(in_dims: Any) -> bool:
-    return any(_any_batched(dim) if isinstance(dim, (list, tuple)) else dim is not None for dim in in_dims)
+def _plain_elementwise(
+    epilogue: str,
+    x: Tensor,
+    bias: Tensor | None,
+    operands: Sequence[Tensor] | None,
+    scalars: Sequence[float] | None,
+) -> Tensor | None:
+    spec = EPILOGUES.get(epilogue)
+    if spec is None:
+        return None
+    return entry.elementwise_operator(spec, x, bias, operands or (), scalars or ())
 
 
-def _select(args: Sequence[Any], in_dims: Sequence[Any], index: int) -> list[Any]:
-    def pick(arg: Any, dim: Any) -> Any:
-        if isinstance(dim, (list, tuple)):
-            return [pick(a, d) for a, d in zip(arg, dim, strict=True)]
-        return arg if dim is None else arg.select(dim, index)
-
-    return [pick(arg, dim) for arg, dim in zip(args, in_dims, strict=True)]
+def _plain_fold(*args: Any) -> None:
+    return None  # the entry folds as a part of other calls
 
 
 _OPERATORS = {
-    "linear": Operator(_linear, gradients.linear_setup_context, gradients.linear_backward),
-    "elementwise": Operator(
-        _elementwise, gradients.elementwise_setup_context, gradients.elementwise_backward
+    "linear": _Operator(
+        _plain_linear,
+        _linear,
+        partial(_linear, run=autograd.linear),
+        gradients.linear_setup_context,
+        gradients.linear_backward,
     ),
-    "fold_batch_norm": Operator(
-        _fold_batch_norm, gradients.fold_batch_norm_setup_context, gradients.fold_batch_norm_backward
+    "elementwise": _Operator(
+        _plain_elementwise,
+        _elementwise,
+        partial(_elementwise, run=autograd.elementwise),
+        gradients.elementwise_setup_context,
+        gradients.elementwise_backward,
+    ),
+    "fold_batch_norm": _Operator(
+        _plain_fold,
+        _fold_batch_norm,
+        partial(_fold_batch_norm, run=_fold_recorded),
+        gradients.fold_batch_norm_setup_context,
+        gradients.fold_batch_norm_backward,
     ),
 }
 _LIBRARY = _Library("epigemm", "IMPL")  # type: ignore[no-untyped-call]
@@ -390,11 +385,11 @@ def _register() -> None:
         op = getattr(ops, name).default
         _implement(name, _refuse_gradients(op), "Autograd", with_keyset=True)
         _implement(name, _bump_version(op), "ADInplaceOrView", with_keyset=True)
-    _implement("linear", _linear_batched, "Batched")
+    _implement("linear", batching.linear_batched, "Batched")
     for name, rule in (
-        ("linear", _vmap(ops.linear)),
-        ("elementwise", _vmap(ops.elementwise)),
-        ("fold_batch_norm", _fold_batch_norm_vmap),
+        ("linear", batching.vmap_rule(ops.linear)),
+        ("elementwise", batching.vmap_rule(ops.elementwise)),
+        ("fold_batch_norm", batching.fold_batch_norm_vmap),
     ):
         torch.library.register_vmap(f"epigemm::{name}", rule, lib=_LIBRARY)
 

@@ -8,13 +8,14 @@ requires grad; so plain tensors that need none of this go straight.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 from torch.nn import Parameter
 
-from epigemm import checks, entry, execution, fixed, invariance, keeping, packs, registration  # noqa: F401
+from epigemm import autograd, checks, entry, execution, fixed, invariance, keeping, packs, registration  # noqa: F401
 from epigemm._native import ops
 from epigemm.epilogues import (
     BIAS,
@@ -34,8 +35,15 @@ _tracing_state = torch._C._get_tracing_state
 _functorch_interpreter = torch._C._functorch.peek_interpreter_stack
 _dispatch_modes = torch._C._len_torch_dispatch_stack
 _DERIVATIVES = (torch._C._functorch.TransformType.Grad, torch._C._functorch.TransformType.Jvp)
+_is_legacy_batched = torch._C._functorch.is_legacy_batchedtensor
+_is_functorch_wrapped = torch._C._functorch.is_functorch_wrapped_tensor
+_is_functional = torch._is_functional_tensor
 _has_function_mode = torch._C._is_torch_function_mode_enabled
 _any_autocast = torch._C._is_any_autocast_enabled
+
+_PLAIN = 0  # nothing between Python and the kernels has to do with the call
+_RECORDED = 1  # autograd alone has: some tensor requires a gradient
+_DISPATCHED = 2  # anything else: the operators find out
 
 
 def linear(
@@ -60,8 +68,8 @@ def linear(
     if found is not None:
         return found
     given = (x, weight, bias, out, scalar if isinstance(scalar, Tensor) else None)
-    direct = x is not None and weight is not None and _runs_directly(given)
-    if not direct:
+    road = _DISPATCHED if x is None or weight is None else _road(given)
+    if road == _DISPATCHED:
         checks.tensors(x=x, weight=weight)
         checks.optional_tensors(bias=bias, out=out)
     if _any_autocast():
@@ -73,7 +81,11 @@ def linear(
     if strict is not False:
         checks.flag("strict", strict)
     invariant = invariance.active and invariance.enabled()
-    if not direct:
+    if road == _RECORDED and out is None:
+        return autograd.linear(
+            epilogue, x, weight, bias, operands, scalars, precision, pack_use, strict, invariant
+        )
+    if road != _PLAIN:
         return _call_linear(
             epilogue, x, weight, bias, operands, scalars, precision, out, pack_use, strict, invariant
         )
@@ -109,8 +121,8 @@ def linear_folded(
     )
     if found is not None:
         return found
-    direct = x is not None and weight is not None and _runs_directly((x, weight, out, *vectors))
-    if not direct:
+    road = _DISPATCHED if x is None or weight is None else _road((x, weight, out, *vectors))
+    if road == _DISPATCHED:
         checks.tensors(x=x, weight=weight)
         checks.optional_tensors(out=out, **dict(zip(FOLDED, vectors, strict=True)))
     if _any_autocast():
@@ -124,7 +136,11 @@ def linear_folded(
     checks.linear(BIAS, x, weight, vectors[0], (), (), precision, out)
     columns = checks.fold_batch_norm(x, dict(zip(FOLDED, vectors, strict=True)), eps, weight.shape[0])
     invariant = invariance.active and invariance.enabled()
-    if not direct:
+    if road == _RECORDED and out is None:
+        operands = _recorded_fold(x, columns, vectors, eps)
+        call = (SCALE_BATCH_NORM, x, weight, None, operands, (), precision, pack_use, strict, invariant)
+        return autograd.linear(*call, checked=True)
+    if road != _PLAIN:
         operands = _call_fold(x, vectors, eps)
         return _call_linear(
             SCALE_BATCH_NORM, x, weight, None, operands, (), precision, out, pack_use, strict, invariant
@@ -189,12 +205,14 @@ def elementwise(
     if found is not None:
         return found
     given = (x, bias, out, scalar if isinstance(scalar, Tensor) else None)
-    direct = x is not None and _runs_directly(given)
-    if not direct:
+    road = _DISPATCHED if x is None else _road(given)
+    if road == _DISPATCHED:
         checks.tensors(x=x)
         checks.optional_tensors(bias=bias, out=out)
     operands, scalars = scalar_operand(epilogue, scalar, x)
-    if not direct:
+    if road == _RECORDED and out is None:
+        return autograd.elementwise(epilogue, x, bias, operands, scalars)
+    if road != _PLAIN:
         return _call_elementwise(epilogue, x, bias, operands, scalars, out)
     checks.elementwise(epilogue, x, bias, operands, scalars, out)
     if out is not None:
@@ -210,14 +228,17 @@ def elementwise_folded(
     found = entry.elementwise(SCALE_BATCH_NORM, x, None, None, (*vectors, eps), out)
     if found is not None:
         return found
-    direct = x is not None and _runs_directly((x, out, *vectors))
-    if not direct:
+    road = _DISPATCHED if x is None else _road((x, out, *vectors))
+    if road == _DISPATCHED:
         checks.tensors(x=x)
         checks.optional_tensors(out=out, **dict(zip(FOLDED, vectors, strict=True)))
     checks.rows_of_vectors(x)
     checks.elementwise(BIAS, x, None, (), (), out)
     columns = checks.fold_batch_norm(x, dict(zip(FOLDED, vectors, strict=True)), eps, x.shape[-1])
-    if not direct:
+    if road == _RECORDED and out is None:
+        operands = _recorded_fold(x, columns, vectors, eps)
+        return autograd.elementwise(SCALE_BATCH_NORM, x, None, operands, ())
+    if road != _PLAIN:
         operands = _call_fold(x, vectors, eps)
         return _call_elementwise(SCALE_BATCH_NORM, x, None, operands, (), out)
     if out is not None:
@@ -244,6 +265,12 @@ def _call_elementwise(
         return result
     ops.elementwise_out(epilogue.name, x, bias, operands, scalars, out)
     return out
+
+
+def _recorded_fold(x: Tensor, columns: int, vectors: Sequence[Tensor | None], eps: float) -> Sequence[Tensor]:
+    if any(vector is not None and vector.requires_grad for vector in vectors):
+        return autograd.fold_batch_norm(x, columns, vectors, eps)
+    return execution.fold_batch_norm_forward(x, columns, vectors, eps).unbind(0)
 
 
 def _call_fold(x: Tensor, vectors: Sequence[Tensor | None], eps: float) -> Sequence[Tensor]:
@@ -303,8 +330,8 @@ def _refuse_out(out: Tensor | None) -> None:
         )
 
 
-def _runs_directly(arguments: tuple[object, ...]) -> bool:
-    """Whether nothing between Python and the kernels would have to do with this call."""
+def _road(arguments: tuple[object, ...]) -> int:
+    """Which road a call with these tensors takes: `_PLAIN`, `_RECORDED` or `_DISPATCHED`."""
     if (
         _is_compiling()
         or _functorch_interpreter() is not None
@@ -313,16 +340,27 @@ def _runs_directly(arguments: tuple[object, ...]) -> bool:
         or _tracing_state() is not None
         or forward_ad._current_level >= 0
     ):
-        return False
+        return _DISPATCHED
     grad = _grad_enabled()
+    road = _PLAIN
     for argument in arguments:
         kind = type(argument)
         if kind is Tensor or kind is Parameter:
             if grad and argument.requires_grad:  # type: ignore[attr-defined]
-                return False
+                road = _RECORDED
         elif argument is not None:
-            return False
-    return True
+            return _DISPATCHED
+    return _DISPATCHED if road == _RECORDED and _wraps_another(arguments) else road
+
+
+def _wraps_another(arguments: tuple[Any, ...]) -> bool:
+    """Whether some tensor stands for another one, of a transformation of torch's that is over or has no level."""
+    for argument in arguments:
+        if argument is not None and (
+            _is_functorch_wrapped(argument) or _is_legacy_batched(argument) or _is_functional(argument)
+        ):
+            return True
+    return False
 
 
 def scalar_operand(

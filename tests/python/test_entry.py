@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import sys
 import threading
 from collections.abc import Callable
@@ -269,6 +270,50 @@ def test_threads() -> None:
     for thread in threads:
         thread.join()
     assert not wrong
+
+
+@pytest.mark.gpu
+def test_a_stream_for_each_thread(device: torch.device) -> None:
+    """Each launches on its own, after what it has written there itself."""
+    if device.type != "cuda":
+        pytest.skip("streams are CUDA's")
+    weight, wrong = torch.randn(512, 512, device=device), []
+    torch.cuda.synchronize()
+
+    def work(seed: int) -> None:
+        with torch.cuda.stream(torch.cuda.Stream(device)):  # type: ignore[no-untyped-call]
+            for step in range(50):
+                x = torch.full((256, 512), float(seed + step), device=device)
+                found = epigemm.linear(x, weight, precision="ieee")
+                if not torch.allclose(found[0], (seed + step) * weight.sum(1), rtol=1e-3, atol=1e-2):
+                    wrong.append((seed, step))
+
+    threads = [threading.Thread(target=work, args=(100 * index,)) for index in range(1, 5)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+@pytest.mark.gpu
+def test_the_current_device_stays_what_it_is() -> None:
+    if torch.cuda.device_count() < 2:
+        pytest.skip("gpu: only one CUDA device")
+    x, weight = torch.randn(64, 512, device="cuda:1"), torch.randn(512, 512, device="cuda:1")
+    epigemm.linear(x, weight)
+    found = entry.linear(*_linear(x, weight))
+    assert found is not None and found.device == x.device and torch.cuda.current_device() == 0
+    torch.testing.assert_close(found, x @ weight.t(), rtol=1e-3, atol=1e-3)
+
+
+def test_a_child_process_may_call() -> None:
+    x, weight = torch.randn(4, 8), torch.randn(16, 8)
+    expected = epigemm.linear(x, weight)
+    child = os.fork()
+    if child == 0:
+        os._exit(0 if torch.equal(epigemm.linear(x, weight), expected) else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
 def test_results_can_be_resized() -> None:

@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 import torch
 
+from epigemm import autograd
+from epigemm.epilogues import compute_dtype, fold_batch_norm_reference
 from tests.support.arithmetic import STORAGE, Arithmetic
 from tests.support.cases import signed
 
@@ -102,3 +104,24 @@ def test_refuses_what_does_not_fit(rng: torch.Generator) -> None:
             ops.fold_batch_norm(like, *draw(9, torch.float32, rng).values(), eps)
     with pytest.raises(ValueError, match="got None"):
         ops.fold_batch_norm(like, *[None] * 6, 1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
+def test_gradients_of_every_choice_of_vectors(
+    dtype: torch.dtype, device: torch.device, rng: torch.Generator
+) -> None:
+    """They are written out (`gradients.gradients_of_fold`); the reference under autograd says what they have to be."""
+    like = torch.empty(0, dtype=dtype, device=device)
+    upstream = signed((2, 5), rng).to(device, compute_dtype(dtype))
+    for present in itertools.product((False, True), repeat=len(NAMES)):
+        drawn = draw(5, dtype, rng, device)
+        given = [drawn[name] if there else None for name, there in zip(NAMES, present, strict=True)]
+        inputs = [vector.requires_grad_() for vector in given if vector is not None]
+        if not inputs:
+            continue
+        folded = torch.stack(autograd.fold_batch_norm(like, 5, given, 1e-3))
+        expected = fold_batch_norm_reference(like, given, 1e-3)
+        found = torch.autograd.grad(folded, inputs, upstream, allow_unused=True)
+        wanted = torch.autograd.grad(expected, inputs, upstream, allow_unused=True)
+        for mine, other in zip(found, wanted, strict=True):
+            torch.testing.assert_close(mine, other)

@@ -19,6 +19,7 @@ them:
 ``tables, plots``   JSON -> tables (console, Markdown) and PNG
 ``grid``            a sweep over powers of two, and every plan at its points: ``--grid``
 ``drawn``           the test of the choice, at random shapes: ``--random``
+``host``            what a call costs the host, at the calls of ``host_cases``: ``--host``
 ``models``          whole models, as they are and fused: ``--models``
 ``gradings``        a benchmark of its own: the accuracy of the fp32 products
 ==================  ====================================================================================

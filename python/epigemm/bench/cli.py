@@ -266,16 +266,17 @@ def _measure(
 
 
 def _host(console: report.Console, options: argparse.Namespace, device: torch.device) -> int:
-    """``--host``: host.json and host.md in the folder of ``--output``, and a table."""
+    """``--host``: summary.json and host.md in the folder of ``--output``, and tables."""
     shapes = [Shape.parse(text) for text in options.sizes]
     if len(shapes) > 1 or any(shape.k is None for shape in shapes):
         raise ValueError("--host: takes one size, MxNxK")
-    effort = host.HostEffort(turns=3, calls=10) if options.quick else host.HostEffort()
-    record = host.run(shapes[0] if shapes else None, device, effort, options.trees)
-    console.line(environment.headline(record["environment"]))
-    shown = host.table(record)
-    console.table(shown.title, shown.columns, shown.rows)
-    for path in host.write(record, options.output) if options.output else []:
+    effort = host.QUICK if options.quick else host.HostEffort()
+    about = environment.describe(device, options.trees)
+    headline = environment.headline(about)
+    console.line(headline)
+    summary = host.run(options.cases, shapes[0] if shapes else None, device, effort, about)
+    host.show(console, summary)
+    for path in host.write(summary, headline, options.output) if options.output else []:
         console.line(f"wrote {path}")
     return OK
 

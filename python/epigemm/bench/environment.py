@@ -8,6 +8,7 @@ import platform
 import re
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -107,6 +108,22 @@ def describe(device: torch.device, trees: str | None) -> dict[str, Any]:
         # Where a record was written is nobody's business but its writer's: absolute paths shrink to their
         # last part.
         "command": ["python", "-m", "epigemm.bench", *(_short(word) for word in sys.argv[1:])],
+    }
+
+
+def identity(about: Mapping[str, Any]) -> dict[str, Any]:
+    """What a summary says of the source, the device and the command that it was made with."""
+    gpu, trees = about["gpu"] or {}, about["trees"]
+    return {
+        "csrc": trees.get("csrc", ""),
+        "python": trees.get("python", ""),
+        "modified": trees.get("modified"),
+        "gpu": gpu.get("name", ""),
+        "driver": gpu.get("driver", ""),
+        "cuda": gpu.get("cuda", ""),
+        "torch": about["torch"],
+        "epigemm": about["epigemm"],
+        "command": " ".join(about["command"]),
     }
 
 

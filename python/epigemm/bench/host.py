@@ -1,277 +1,220 @@
 """What a call costs the host, from Python to the launch: ``python -m epigemm.bench --host``.
 
 Small GEMMs are shorter on the device than their calls are on the host, which is then what a model waits for. The
-variants of a case take turns; in each turn one of them is called a hundred times without waiting for the device in
-between, few enough that its queue of launches does not fill up and block the host. On a CPU, where a call
-returns when it is done, these are the times of whole calls.
+shapes are so small that the device is done before the host; whether it was is checked (see `Figure`). Hosts are
+noisy, so the least of several rounds counts. On a CPU, where a call returns when it is done, these are the times of
+whole calls.
 """
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
+import fnmatch
+import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
 
-import epigemm
-from epigemm import execution, packs, precision
-from epigemm.bench import environment, report
+from epigemm.bench import environment, host_cases, report
 from epigemm.bench.cases import Shape
-from epigemm.bench.gradings.products import matmul_setting
-from epigemm.bench.records import Timing
+from epigemm.bench.host_cases import HostCase
 from epigemm.bench.tables import Table
 from epigemm.bench.timing import Run, Timer, make_timer
-from epigemm.epilogues import BIAS_RELU, SIGMOID
-from epigemm.plans import has_gpu_kernels
 
-_GPU_SHAPE, _CPU_SHAPE = Shape(256, 1024, 1024), Shape(8, 64, 64)
-
-TORCH, CHAIN, FUNCTION, MODULE, NATIVE, WITH_OUT = "torch", "chain", "function", "module", "native", "out="
-VARIANTS = {
-    TORCH: "one operator of torch: F.linear with a bias, or torch.sigmoid",
-    CHAIN: "eager PyTorch: every operator of the formula",
-    FUNCTION: "epigemm's function; fp32: on a packed weight where the case says so",
-    WITH_OUT: "the same into `out=`",
-    MODULE: "epigemm's module",
-    NATIVE: "the native operator alone, into memory that is there already",
-}
+KIND = "host"
+MOST_WAITING = 0.3
+LIMITED = "limited_by_gpu"
+METHOD = (
+    "Microseconds of host time of one call. In each round the variants of a case take turns; a turn is a number of "
+    "calls without waiting for the device, few enough that its queue does not fill up. The figure of a round is the "
+    "median of its turns; the least of all rounds is recorded. A case is limited by the GPU if the wait for the "
+    f"device after a turn takes {MOST_WAITING:.0%} or more of the time of its calls."
+)
+WANTED = (
+    # Cases, a variant, the one it is compared with, the largest ratio of their times.
+    ("linear_*/bf16", host_cases.FUNCTION, host_cases.F_LINEAR, 1.1),
+    ("linear_*/fp32", host_cases.FUNCTION, host_cases.EAGER, 1.0),
+    ("*", host_cases.FUNCTION, host_cases.TORCH, 1.3),
+    ("*", host_cases.OUT, host_cases.FUNCTION, 1.0),
+    ("*", host_cases.MODULE, host_cases.MODULE_EAGER, 1.0),
+    ("train_step/*", host_cases.MODULE, host_cases.EAGER, 1.2),
+    ("*", host_cases.EPIGEMM, host_cases.INDUCTOR, 1.0),
+)
 
 
 @dataclass(frozen=True)
 class HostEffort:
-    """How much to measure: turns of each variant, and calls in a turn."""
+    """How much to measure: rounds, turns of each variant in a round, and calls in a turn."""
 
-    turns: int = 40
-    calls: int = 100
+    rounds: int = 10
+    turns: int = 15
+    calls: int = 30
 
 
-@dataclass(frozen=True)
-class HostCase:
-    """One formula in one arithmetic, and the ways to call it.
+QUICK = HostEffort(rounds=2, turns=3, calls=3)
+
+
+@dataclass(frozen=True, order=True)
+class Figure:
+    """One variant in one round, or in one turn.
 
     Attributes:
-        name: for tables.
-        path: what our call runs on, as `epigemm.explain` calls it.
-        runs: by variant; all compute the same, but for TORCH, which leaves the epilogue out.
-        setting: torch's fp32 setting for the case; None leaves it alone.
+        us: microseconds that one call keeps the host.
+        waiting: the wait for the device after the calls, as a fraction of their time.
     """
 
-    name: str
-    path: str
-    runs: dict[str, Run]
-    setting: str | None = None
+    us: float
+    waiting: float
 
 
-def _linear_cases(shape: Shape, device: torch.device) -> Iterator[HostCase]:
-    assert shape.k is not None
-    x = torch.randn(shape.m, shape.k, device=device)
-    layer = nn.Linear(shape.k, shape.n, device=device)
-    yield _linear_case("bf16", x.bfloat16(), _copy(layer).bfloat16(), None, "ieee")
-    for name, setting in (("highest", "ieee"), ("high", "tf32")):
-        yield _linear_case(f"fp32 {name}, plain weight", x, _copy(layer), name, setting, plain=True)
-        yield _linear_case(f"fp32 {name}, packed weight", x, _copy(layer), name, setting)
-
-
-def _copy(layer: nn.Linear) -> nn.Linear:
-    """A layer with a weight of its own, and so with no pack yet."""
-    copied = nn.Linear(layer.in_features, layer.out_features, device=layer.weight.device)
-    copied.load_state_dict(layer.state_dict())
-    return copied.requires_grad_(False)
-
-
-def _linear_case(
-    name: str, x: Tensor, layer: nn.Linear, wish: str | None, setting: str, *, plain: bool = False
-) -> HostCase:
-    """``linear_relu``; `plain`: with nothing kept of the weight."""
-    weight, bias = layer.weight.data, layer.bias.data
-    given: Any = weight if plain or wish is None else epigemm.pack(weight, precision=wish)
-    module = epigemm.nn.LinearReLU.from_linear(layer, precision=wish)
-    linear, out = torch.nn.functional.linear, torch.empty_like(x @ weight.t())
-    runs: dict[str, Run] = {
-        TORCH: lambda: linear(x, weight, bias),
-        CHAIN: lambda: torch.relu(linear(x, weight, bias)),
-        FUNCTION: lambda: epigemm.linear_relu(x, given, bias, precision=wish),
-        WITH_OUT: lambda: epigemm.linear_relu(x, given, bias, out=out, precision=wish),
-    }
-    if not plain:
-        runs[MODULE] = lambda: module(x)
-    with _torch_setting(setting):
-        path = epigemm.explain(epigemm.linear_relu, x, given, bias, precision=wish).path
-        native = _native_linear(x, weight, bias, out, wish)
-    if native is not None and not plain:
-        runs[NATIVE] = native
-    return HostCase(f"linear_relu, {name}", path, runs, setting)
-
-
-def _native_linear(x: Tensor, weight: Tensor, bias: Tensor, out: Tensor, wish: str | None) -> Run | None:
-    """The operator underneath, where it runs: it exists on GPUs alone."""
-    if not has_gpu_kernels(x):
-        return None
-    if x.dtype != torch.float32:
-        call = (BIAS_RELU, x, weight, bias, (), (), precision.IEEE, out)
-        ran = execution.fused_once(*call)
-        return (lambda: _after(execution.fused_once(*call), out)) if ran else None
-    arithmetic = precision.ARITHMETIC[wish or "highest"]
-    pack = packs.find(weight, packs.PIECES[arithmetic])
-    if pack is None:
-        return None
-    buffer = pack.read()
-    size = packs.pack_bytes(x.shape[0], x.shape[1], packs.PIECES[arithmetic])
-    workspace = torch.empty(size, dtype=torch.uint8, device=x.device)
-    operator = torch.ops.epigemm._split_linear_out.default
-    arguments = ("bias_relu", x, weight, buffer, workspace, bias, None, None, arithmetic, None, out)
-    return lambda: _after(operator(*arguments), out)
-
-
-def _after(done: object, out: Tensor) -> Tensor:
-    return out
-
-
-def _elementwise_cases(shape: Shape, device: torch.device) -> Iterator[HostCase]:
-    x = torch.randn(shape.m, shape.n, device=device).bfloat16()
-    bias, out = x[0].clone(), torch.empty_like(x)
-    module = epigemm.nn.Sigmoid()
-    yield HostCase(
-        "sigmoid, bf16",
-        epigemm.explain(epigemm.sigmoid, x).path,
-        {
-            TORCH: lambda: torch.sigmoid(x),
-            CHAIN: lambda: torch.sigmoid(x),
-            FUNCTION: lambda: epigemm.sigmoid(x),
-            WITH_OUT: lambda: epigemm.sigmoid(x, out=out),
-            MODULE: lambda: module(x),
-            NATIVE: lambda: execution.elementwise_forward(SIGMOID, x, None, (), (), out),
-        },
-    )
-    yield HostCase(
-        "bias_relu, bf16",
-        epigemm.explain(epigemm.bias_relu, x, bias).path,
-        {
-            TORCH: lambda: torch.relu(x),
-            CHAIN: lambda: torch.relu(x + bias),
-            FUNCTION: lambda: epigemm.bias_relu(x, bias),
-            WITH_OUT: lambda: epigemm.bias_relu(x, bias, out=out),
-            NATIVE: lambda: execution.elementwise_forward(BIAS_RELU, x, bias, (), (), out),
-        },
-    )
-
-
-@contextlib.contextmanager
-def _torch_setting(setting: str | None) -> Iterator[None]:
-    with matmul_setting(setting) if setting else contextlib.nullcontext():
-        yield
-
-
-def _turn(run: Run, calls: int, timer: Timer) -> float:
-    """Milliseconds that one call keeps the host."""
+def _turn(run: Run, calls: int, timer: Timer) -> Figure:
     timer.synchronize()
     start = time.perf_counter()
     for _ in range(calls):
         run()
-    elapsed = time.perf_counter() - start
+    called = time.perf_counter()
     timer.synchronize()
-    return 1e3 * elapsed / calls
+    waited = time.perf_counter() - called
+    return Figure(1e6 * (called - start) / calls, waited / (called - start))
 
 
-def measure(case: HostCase, effort: HostEffort, timer: Timer) -> dict[str, Timing]:
-    """The cost of a call of each variant, all variants in turn."""
-    samples: dict[str, list[float]] = {name: [] for name in case.runs}
-    with torch.no_grad(), _torch_setting(case.setting):
-        for run in case.runs.values():
-            _turn(run, effort.calls, timer)
-        for _ in range(effort.turns):
+def _round(case: HostCase, turns: int, calls: int, timer: Timer) -> dict[str, Figure]:
+    """The medians of the turns of each variant."""
+    found: dict[str, list[Figure]] = {name: [] for name in case.runs}
+    with torch.set_grad_enabled(case.gradients):
+        for _ in range(turns):
             for name, run in case.runs.items():
-                samples[name].append(_turn(run, effort.calls, timer))
-    return {name: Timing.of(times) for name, times in samples.items()}
-
-
-def _case_record(case: HostCase, timings: Mapping[str, Timing]) -> dict[str, Any]:
-    def over(name: str, base: str) -> float:
-        return timings[name].median_ms / timings[base].median_ms
-
+                found[name].append(_turn(run, calls, timer))
     return {
-        "case": case.name,
-        "path": case.path,
-        "host": {name: dataclasses.asdict(timing) for name, timing in timings.items()},
-        "times_torch": {name: over(name, TORCH) for name in timings},
-        "times_chain": {name: over(name, CHAIN) for name in timings},
+        name: Figure(statistics.median(f.us for f in figures), statistics.median(f.waiting for f in figures))
+        for name, figures in found.items()
     }
 
 
-def run(shape: Shape | None, device: torch.device, effort: HostEffort, trees: str | None) -> dict[str, Any]:
-    """Measure every case; the record.
+def measure(cases: Sequence[HostCase], effort: HostEffort, timer: Timer) -> dict[str, dict[str, Figure]]:
+    """The least of all rounds, by case and variant.
+
+    Every round goes through all cases: what disturbs the host for a second then spoils one round of each of them,
+    not all rounds of one.
+    """
+    for case in cases:
+        _round(case, 1, effort.calls, timer)
+    rounds = [
+        {case.name: _round(case, effort.turns, effort.calls, timer) for case in cases}
+        for _ in range(effort.rounds)
+    ]
+    return {
+        case.name: {name: min(found[case.name][name] for found in rounds) for name in case.runs}
+        for case in cases
+    }
+
+
+def _case_record(figures: Mapping[str, Figure]) -> dict[str, Any]:
+    record: dict[str, Any] = {name: round(figure.us, 3) for name, figure in figures.items()}
+    limited = any(figure.waiting >= MOST_WAITING for figure in figures.values())
+    return record | ({LIMITED: True} if limited else {})
+
+
+def run(
+    patterns: Sequence[str],
+    shape: Shape | None,
+    device: torch.device,
+    effort: HostEffort,
+    about: Mapping[str, Any],
+) -> dict[str, Any]:
+    """Measure; what summary.json holds.
 
     Args:
-        shape: M x N x K; None: 256x1024x1024, on a CPU a tiny one.
+        patterns: which cases, see `epigemm.bench.host_cases.select`.
+        shape: M x N x K; None: each case has its own.
         device: where the tensors are.
         effort: how much to measure.
-        trees: the source's git trees, where git is missing (see `epigemm.bench.environment`).
+        about: the environment.
+
+    Raises:
+        ValueError: a pattern matches no case.
     """
-    timer = make_timer(device)
-    if shape is None:
-        shape = _GPU_SHAPE if device.type == "cuda" else _CPU_SHAPE
-    makers: Sequence[Callable[[Shape, torch.device], Iterator[HostCase]]] = (
-        _linear_cases,
-        _elementwise_cases,
-    )
+    names, skipped = host_cases.select(patterns, device)
+    cases = [host_cases.make(name, shape, device) for name in names]
+    measured = measure(cases, effort, make_timer(device))
     return {
         "schema": report.SCHEMA,
-        "kind": "host",
-        "environment": environment.describe(device, trees),
+        "kind": KIND,
+        "complete": True,
+        **environment.identity(about),
+        "cpu": about["cpu"]["name"],
         "effort": dataclasses.asdict(effort),
-        "shape": [shape.m, shape.n, shape.k],
-        "variants": VARIANTS,
-        "cases": [
-            _case_record(case, measure(case, effort, timer))
-            for make in makers
-            for case in make(shape, device)
-        ],
+        "method": METHOD,
+        "shapes": {case.name: str(case.shape) for case in cases},
+        "skipped": skipped,
+        "cases": {name: _case_record(figures) for name, figures in measured.items()},
     }
 
 
-def table(record: Mapping[str, Any]) -> Table:
-    """Microseconds of each variant, and our calls as multiples of torch's."""
-    columns = ["case", "path", *(f"{name} us" for name in VARIANTS)]
-    columns += ["function / torch", "function / chain", "module / torch"]
-
-    def number(case: Mapping[str, Any], kind: str, name: str) -> str:
-        value = case[kind].get(name)
-        if value is None:
-            return "-"
-        return f"{1e3 * value['median_ms']:.1f}" if kind == "host" else f"{value:.2f}"
-
+def times_table(summary: Mapping[str, Any]) -> Table:
+    """Microseconds of every variant, with a mark where they are not the host's."""
+    measured = [name for name in host_cases.VARIANTS if any(name in c for c in summary["cases"].values())]
     rows = [
         [
-            case["case"],
-            case["path"],
-            *(number(case, "host", name) for name in VARIANTS),
-            number(case, "times_torch", FUNCTION),
-            number(case, "times_chain", FUNCTION),
-            number(case, "times_torch", MODULE),
+            case,
+            summary["shapes"][case],
+            *(_microseconds(times.get(name)) for name in measured),
+            "limited by the GPU" if times.get(LIMITED) else "",
         ]
-        for case in record["cases"]
+        for case, times in summary["cases"].items()
     ]
-    size = "x".join(map(str, record["shape"]))
-    return Table(f"Host microseconds of one call, {size}, median", tuple(columns), rows)
+    return Table("Host microseconds of one call", ("case", "shape", *measured, ""), rows)
 
 
-def markdown(record: Mapping[str, Any]) -> str:
-    """The record for people."""
-    legend = [f"- {name}: {what}" for name, what in record["variants"].items()]
-    return "\n".join(
-        [f"# {environment.headline(record['environment'])}", "", table(record).markdown(), *legend, ""]
-    )
+def _microseconds(us: float | None) -> str:
+    return "-" if us is None else f"{us:.1f}"
 
 
-def write(record: Mapping[str, Any], folder: Path) -> list[Path]:
-    """``host.json`` and ``host.md`` in a folder."""
-    target = folder / "host.md"
-    report.write_json(record, folder / "host.json")
-    target.write_text(markdown(record))
-    return [folder / "host.json", target]
+def ratio_table(summary: Mapping[str, Any]) -> Table:
+    """The ratios that are wanted, with a mark where one is missed."""
+    rows = [
+        [case, f"{ours} / {base}", f"{ratio:.3f}", f"{most:g}", "missed" if ratio > most else ""]
+        for case, ours, base, ratio, most in _ratios(summary)
+    ]
+    return Table("Ratios", ("case", "ratio", "measured", "at most", ""), rows)
+
+
+def _ratios(summary: Mapping[str, Any]) -> Iterator[tuple[str, str, str, float, float]]:
+    for case, times in summary["cases"].items():
+        for pattern, ours, base, most in WANTED:
+            if fnmatch.fnmatch(case, pattern) and ours in times and base in times:
+                yield case, ours, base, times[ours] / times[base], most
+
+
+def remarks(summary: Mapping[str, Any]) -> list[str]:
+    """What was not measured."""
+    return [f"{name}: skipped: {why}" for name, why in summary["skipped"].items()]
+
+
+def markdown(summary: Mapping[str, Any], headline: str) -> str:
+    """The summary for people."""
+    text = [f"# {headline}", "", f"`{summary['command']}`", "", f"{METHOD} CPU: {summary['cpu']}.", ""]
+    text += [times_table(summary).markdown(), ratio_table(summary).markdown()]
+    text += [f"- {remark}" for remark in remarks(summary)]
+    text += [f"- {name}: {what}" for name, what in host_cases.VARIANTS.items()]
+    return "\n".join(text) + "\n"
+
+
+def show(console: report.Console, summary: Mapping[str, Any]) -> None:
+    """The tables on the console."""
+    for table in (times_table(summary), ratio_table(summary)):
+        console.table(table.title, table.columns, table.rows)
+    for remark in remarks(summary):
+        console.line(report.plain(remark))
+
+
+def write(summary: Mapping[str, Any], headline: str, folder: Path) -> list[Path]:
+    """``summary.json`` and ``host.md`` in a folder."""
+    record, text = folder / "summary.json", folder / "host.md"
+    report.write_json(summary, record)
+    text.write_text(markdown(summary, headline))
+    return [record, text]

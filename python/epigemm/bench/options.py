@@ -25,7 +25,7 @@ examples:
   python -m epigemm.bench --plans --grid --time-budget 300 --output plans   the same at every point of the grid
   python -m epigemm.bench --random 1 --count 200 --between      random shapes, each case held to its bar at every point
   python -m epigemm.bench --random 1 --count 2000 --plans --unchecked --peers mm   every plan at random shapes
-  python -m epigemm.bench --host --output results          what a call costs the host, from Python to the launch
+  python -m epigemm.bench --host --output host             what a call costs the host, from Python to the launch
   python -m epigemm.bench --models --output results        whole models, as they are, fused and compiled
   python -m epigemm.bench --render results/bench.json --plots results
 exit status: 0 fine, 1 one of our results is wrong or missing, 2 wrong usage
@@ -113,7 +113,9 @@ def parser() -> argparse.ArgumentParser:
         action="store_true",
         help="with --plans and --grid or --random: hold no result against float64, for a fit of costs at many points",
     )
-    what.add_argument("--host", action="store_true", help="the host's time of small calls instead")
+    what.add_argument(
+        "--host", action="store_true", help="the host's time of small calls instead; --cases chooses them"
+    )
     what.add_argument(
         "--models",
         action="store_true",

@@ -181,6 +181,13 @@ class CudaTimer(Timer):
         return {"no kernel": lambda: self._flush, "empty kernel": empty_kernel}
 
 
+def compile_in_this_process() -> None:
+    """Inductor's processes, which start in the background, would take cores from the host that is timed."""
+    import torch._inductor.config
+
+    torch._inductor.config.compile_threads = 1
+
+
 def make_timer(device: torch.device) -> Timer:
     """The timer for a device: "cuda" or "cpu"."""
     return CudaTimer(device) if device.type == "cuda" else CpuTimer(device)

@@ -19,7 +19,7 @@ from epigemm.bench.drawn import points
 from epigemm.bench.drawn.runner import PEERS, DrawnRunner
 from epigemm.bench.drawn.series import COMPILE, SMALL_US, Series, groups, select, why_skipped
 from epigemm.bench.drawn.summary import DrawnPoint, point_table, summarise, summary_table, worst_points
-from epigemm.bench.timing import Effort
+from epigemm.bench.timing import Effort, compile_in_this_process
 
 RESULTS = Path("benchmarks") / "results"
 COUNT = 200
@@ -112,7 +112,7 @@ class DrawnRun:
     def measure(self, progress: Callable[[int], AbstractContextManager[Any]], target: Path) -> list[Path]:
         """Measure everything; the files, which are written after each group of cases."""
         if any(peer.name == COMPILE for peer in self.runner.peers):
-            _compile_here()
+            compile_in_this_process()
         together = groups(self.cases)
         with progress(sum(len(self.shapes(group[0])) for group in together)) as self.runner.progress:
             for group in together:
@@ -122,21 +122,13 @@ class DrawnRun:
 
     def summary(self, *, complete: bool) -> dict[str, Any]:
         """What summary.json holds."""
-        gpu, trees, names = self.about["gpu"] or {}, self.about["trees"], [s.name for s in self.cases]
+        names = [s.name for s in self.cases]
         by_case = {name: [p for p in self.found if p.series.name == name] for name in names}
         return {
             "schema": report.SCHEMA,
             "kind": "random",
             "complete": complete,
-            "csrc": trees.get("csrc", ""),
-            "python": trees.get("python", ""),
-            "modified": trees.get("modified"),
-            "gpu": gpu.get("name", ""),
-            "driver": gpu.get("driver", ""),
-            "cuda": gpu.get("cuda", ""),
-            "torch": self.about["torch"],
-            "epigemm": self.about["epigemm"],
-            "command": " ".join(self.about["command"]),
+            **environment.identity(self.about),
             "seed": self.seed,
             "points": self.count,
             "between": self.between,
@@ -218,10 +210,3 @@ def plan(
         _count(options),
         options.between,
     )
-
-
-def _compile_here() -> None:
-    """Inductor's processes, which start in the background, would take cores from the host that is timed."""
-    import torch._inductor.config
-
-    torch._inductor.config.compile_threads = 1

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch._inductor.config
 
 from epigemm.bench import environment, report
 from epigemm.bench.cases import Setting
@@ -18,6 +17,7 @@ from epigemm.bench.models import tables, workloads
 from epigemm.bench.models.alternatives import AOT_EAGER, INDUCTOR, select_alternatives
 from epigemm.bench.models.records import TITLES, ModelResult
 from epigemm.bench.models.runner import QUICK, ModelEffort, ModelRunner, Point, points
+from epigemm.bench.timing import compile_in_this_process
 
 KIND = "models"
 TIME_BUDGET_S = {"cuda": 240.0, "cpu": 45.0}
@@ -95,8 +95,7 @@ def plan(options: ModelOptions, device: torch.device) -> Plan:
     effort = QUICK if options.quick else ModelEffort()
     if options.rounds is not None:
         effort = dataclasses.replace(effort, turns=options.rounds)
-    # Inductor's processes, which start in the background, would take cores from the host that is timed.
-    torch._inductor.config.compile_threads = 1
+    compile_in_this_process()
     runner = ModelRunner(
         device,
         select_alternatives(options.names, options.exclude),

@@ -1,0 +1,84 @@
+"""Rules for batches of calls: `torch.vmap`, and the older batches of `torch.autograd.grad(is_grads_batched=True)`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from epigemm import checks, packs
+from epigemm import precision as _precision
+from epigemm._native import ops
+
+
+def linear_batched(
+    epilogue: str,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    operands: Sequence[Tensor],
+    scalars: Sequence[float],
+    precision: str,
+    pack: str = packs.FIND,
+    strict: bool = False,
+    invariant: bool = False,
+) -> Tensor:
+    """For `torch.autograd.grad(is_grads_batched=True)`, whose batches know the rules of torch's own operators alone."""
+    spec = checks.epilogue_named(epilogue, linear=True)
+    return spec.reference(_batched_product(x, weight, precision), bias, operands, scalars)
+
+
+def _batched_product(x: Tensor, weight: Tensor, precision: str) -> Tensor:
+    """x @ weight.T by operators that torch's legacy batches have rules for."""
+
+    def product() -> Tensor:
+        rows = x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
+        return torch.mm(rows, weight.t()).reshape(*x.shape[:-1], weight.shape[0])
+
+    if x.dtype == torch.float32 and _precision.needs_override(precision, x.device.type):
+        with _precision.full_fp32(x.device.type):
+            return product()
+    return product()
+
+
+def vmap_rule(op: Any) -> Callable[..., tuple[Tensor, int]]:
+    """The vmap rule of `linear` and `elementwise`: a batch of x alone is one more leading dimension."""
+
+    def rule(info: Any, in_dims: Sequence[Any], *args: Any) -> tuple[Tensor, int]:
+        name, x, *others = args
+        if in_dims[1] is not None and x.dim() > 1 and not _any_batched(in_dims[2:]):
+            return op(name, x.movedim(in_dims[1], 0), *others), 0
+        return _one_by_one(op, info, in_dims, args)
+
+    return rule
+
+
+def fold_batch_norm_vmap(info: Any, in_dims: Sequence[Any], *args: Any) -> tuple[Tensor, int | None]:
+    """The vmap rule of `fold_batch_norm`, which does not read the values of `like`."""
+    if not _any_batched(in_dims[1:]):
+        return ops.fold_batch_norm(*args), None
+    return _one_by_one(ops.fold_batch_norm, info, (None, *in_dims[1:]), args)
+
+
+def _one_by_one(op: Any, info: Any, in_dims: Sequence[Any], args: Sequence[Any]) -> tuple[Tensor, int]:
+    if info.batch_size == 0:
+        raise ValueError(
+            f"{op}: got an empty batch of weights or vectors under vmap; accepted is an empty batch of x alone"
+        )
+    return torch.stack([op(*_select(args, in_dims, index)) for index in range(info.batch_size)]), 0
+
+
+def _any_batched(in_dims: Any) -> bool:
+    return any(_any_batched(dim) if isinstance(dim, (list, tuple)) else dim is not None for dim in in_dims)
+
+
+def _select(args: Sequence[Any], in_dims: Sequence[Any], index: int) -> list[Any]:
+    def pick(arg: Any, dim: Any) -> Any:
+        if isinstance(dim, (list, tuple)):
+            return [pick(a, d) for a, d in zip(arg, dim, strict=True)]
+        return arg if dim is None else arg.select(dim, index)
+
+    return [pick(arg, dim) for arg, dim in zip(args, in_dims, strict=True)]
