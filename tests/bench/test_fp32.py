@@ -15,7 +15,7 @@ pytest.importorskip("rich", reason="the extra `bench` is not installed")
 pytest.importorskip("matplotlib", reason="the extra `bench` is not installed")
 
 import epigemm
-from epigemm import packs
+from epigemm import keeping, packs
 from epigemm.bench import cases, peers, pieces, plan_kernels, plans, plots, report, tables
 from epigemm.bench.cases import Case, Data, Problem, Setting, Shape
 from epigemm.bench.cli import main
@@ -68,14 +68,21 @@ def test_both_of_our_rows_compute_what_eager_computes(problem: Problem, name: st
 def test_our_row_on_fp32_is_a_module_that_owns_its_weight(monkeypatch: pytest.MonkeyPatch) -> None:
     """Only a call that says so may keep the pieces; the other row must not find them."""
     asked: list[tuple[str, int]] = []
-    forward = epigemm.execution.linear_forward
+    linear = epigemm.entry.linear
 
-    def spy(*args: Any, pack_use: str = packs.FIND, **kwargs: Any) -> torch.Tensor:
+    def spy(*args: Any) -> torch.Tensor | None:
+        weight, pack_use = args[2], args[8]
+        asked.append((pack_use or keeping.pack_use(weight), id(weight)))
+        return linear(*args)
+
+    def spy_on_the_operator(*args: Any, pack_use: str = packs.FIND, **kwargs: Any) -> torch.Tensor:
         asked.append((pack_use, id(args[2])))
         result: torch.Tensor = forward(*args, pack_use=pack_use, **kwargs)
         return result
 
-    monkeypatch.setattr("epigemm.execution.linear_forward", spy)
+    forward = epigemm.execution.linear_forward
+    monkeypatch.setattr("epigemm.entry.linear", spy)
+    monkeypatch.setattr("epigemm.execution.linear_forward", spy_on_the_operator)
     for problem in LINEAR:
         case = Case(problem, Shape(8, 16, 40), HIGHEST)
         data, out = cases.make_data(case, CPU, seed=0), torch.empty(8, 16)
