@@ -58,6 +58,8 @@ bool fill_operands(const EpilogueInfo& epilogue, const Operands& given, const Te
 
 bool fold_fits(const FoldVectors& fold, const Tensor& x, int64_t columns) {
   bool is_any = false;
+  const Tensor* const bias = fold.vectors[0];  // the layer's own: as without the fold
+  if (bias && bias->element != x.element) return false;
   for (const Tensor* vector : fold.vectors) {
     if (!vector) continue;
     is_any = true;

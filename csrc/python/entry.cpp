@@ -118,9 +118,9 @@ PyObject* linear(PyObject*, PyObject* const* given, Py_ssize_t count) {
   if (!has_count(count, A::Count)) return nullptr;
   bool is_recording = false;
   A arguments;
-  if (!is_plain_here(&is_recording) || !arguments.read(Reader(is_recording), given)) {
-    return reason(call::Answer::NotPlain);
-  }
+  const bool is_read = is_plain_here(&is_recording) && arguments.read(Reader(is_recording), given);
+  if (PyErr_Occurred()) return nullptr;
+  if (!is_read) return reason(call::Answer::NotPlain);
   if (arguments.weight.dim != 2) return reason(call::Answer::DoesNotFit);
   try {
     PythonTorch torch(given[A::X], given[A::Weight], given[A::Bias], given[A::Out], arguments.x,
@@ -136,9 +136,9 @@ PyObject* elementwise(PyObject*, PyObject* const* given, Py_ssize_t count) {
   if (!has_count(count, A::Count)) return nullptr;
   bool is_recording = false;
   A arguments;
-  if (!is_plain_here(&is_recording) || !arguments.read(Reader(is_recording), given)) {
-    return reason(call::Answer::NotPlain);
-  }
+  const bool is_read = is_plain_here(&is_recording) && arguments.read(Reader(is_recording), given);
+  if (PyErr_Occurred()) return nullptr;
+  if (!is_read) return reason(call::Answer::NotPlain);
   try {
     PythonTorch torch(given[A::X], nullptr, given[A::Bias], given[A::Out], arguments.x, 0);
     return torch.finish(state.functions->elementwise(arguments.elementwise, torch));
@@ -166,7 +166,6 @@ PyMODINIT_FUNC PyInit__entry() {
   static PyMethodDef methods[] = {method("init", &init),
                                   method("linear", &linear),
                                   method("elementwise", &elementwise),
-
                                   {nullptr, nullptr, 0, nullptr}};
   static PyModuleDef definition = {
       PyModuleDef_HEAD_INIT, "_entry", nullptr, -1, methods, nullptr, nullptr, nullptr, nullptr};

@@ -12,14 +12,18 @@ bool is_off(PyObject* function) {
     PyErr_Clear();
     return false;
   }
-  return found.get() == Py_None || PyObject_IsTrue(found.get()) == 0;
+  const int is_true = found.get() == Py_None ? 0 : PyObject_IsTrue(found.get());
+  if (is_true < 0) PyErr_Clear();
+  return is_true == 0;
 }
 
 // torch.autograd.forward_ad._current_level is -1 outside of dual levels.
 bool has_no_dual_level() {
   const Object level(PyObject_GetAttr(state.forward_ad, state.current_level));
-  if (!level) PyErr_Clear();
-  return level && PyLong_AsLong(level.get()) < 0;
+  const long number = level ? PyLong_AsLong(level.get()) : 0;
+  const bool is_read = level && !PyErr_Occurred();
+  PyErr_Clear();
+  return is_read && number < 0;
 }
 
 bool element_of(const DLDataType& type, ElementType* element) {

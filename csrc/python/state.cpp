@@ -52,21 +52,25 @@ constexpr Member kNames[] = {
 }  // namespace
 
 bool fill_state(PyObject* capsule, PyObject* functions_address, PyObject* members) {
-  state.exchange = static_cast<const DLPackExchangeAPI*>(PyCapsule_GetPointer(capsule, "dlpack_exchange_api"));
-  state.functions = static_cast<const call::Functions*>(PyLong_AsVoidPtr(functions_address));
-  if (!state.exchange || !state.functions) return false;
-  if (state.exchange->header.version.major != DLPACK_MAJOR_VERSION) {
-    PyErr_SetString(PyExc_RuntimeError, "the exchange API of torch.Tensor has another version");
+  State filled;
+  filled.exchange = static_cast<const DLPackExchangeAPI*>(PyCapsule_GetPointer(capsule, "dlpack_exchange_api"));
+  if (!filled.exchange) return false;
+  filled.functions = static_cast<const call::Functions*>(PyLong_AsVoidPtr(functions_address));
+  if (PyErr_Occurred()) return false;
+  if (!filled.functions || filled.exchange->header.version.major != DLPACK_MAJOR_VERSION ||
+      !filled.exchange->dltensor_from_py_object_no_sync || !filled.exchange->current_work_stream) {
+    PyErr_SetString(PyExc_ImportError, "the exchange API of torch.Tensor has another version");
     return false;
   }
   for (const Member& member : kMembers) {
-    state.*member.target = PyMapping_GetItemString(members, member.name);
-    if (!(state.*member.target)) return false;
+    filled.*member.target = PyMapping_GetItemString(members, member.name);
+    if (!(filled.*member.target)) return false;
   }
   for (const Member& name : kNames) {
-    state.*name.target = PyUnicode_InternFromString(name.name);
-    if (!(state.*name.target)) return false;
+    filled.*name.target = PyUnicode_InternFromString(name.name);
+    if (!(filled.*name.target)) return false;
   }
+  state = filled;
   return true;
 }
 

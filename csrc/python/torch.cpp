@@ -4,6 +4,14 @@
 #include "python/state.h"
 
 namespace epigemm::python {
+namespace {
+
+// torch.OutOfMemoryError is a RuntimeError. Anything else, like KeyboardInterrupt, is the caller's.
+void forget_shortage() {
+  if (PyErr_ExceptionMatches(PyExc_RuntimeError) || PyErr_ExceptionMatches(PyExc_MemoryError)) PyErr_Clear();
+}
+
+}  // namespace
 
 PythonTorch::PythonTorch(PyObject* x, PyObject* weight, PyObject* bias, PyObject* out, const call::Tensor& x_view,
                          int64_t columns)
@@ -56,7 +64,7 @@ void* PythonTorch::workspace(int64_t bytes) {
   if (sizes && named) workspace_ = Object(PyObject_Call(state.empty, sizes.get(), named.get()));
   DLTensor view;
   if (!workspace_ || state.exchange->dltensor_from_py_object_no_sync(workspace_.get(), &view) != 0) {
-    PyErr_Clear();  // the cold path knows what to do without
+    forget_shortage();  // the cold path knows what to do without
     return nullptr;
   }
   return static_cast<char*>(view.data) + view.byte_offset;
@@ -126,16 +134,18 @@ bool PythonTorch::enter_device() {
 
 bool PythonTorch::stream(void** stream) {
   if (!enter_device() || state.exchange->current_work_stream(kDLCUDA, x_view_.device, stream) != 0) {
-    PyErr_Clear();
+    if (PyErr_ExceptionMatches(PyExc_RuntimeError)) PyErr_Clear();  // no stream: not a call for these kernels
     return false;
   }
   return true;
 }
 
 void PythonTorch::run_on_cpu(const ElementwiseProblem& problem) {
-  PyThreadState* const thread = PyEval_SaveThread();
+  struct Released {  // the GIL, for as long as the loop runs
+    PyThreadState* const thread = PyEval_SaveThread();
+    ~Released() { PyEval_RestoreThread(thread); }
+  } released;
   state.functions->run_on_cpu(problem);
-  PyEval_RestoreThread(thread);
 }
 
 void PythonTorch::raise(const char* message) { PyErr_SetString(PyExc_RuntimeError, message); }
@@ -143,7 +153,7 @@ void PythonTorch::raise(const char* message) { PyErr_SetString(PyExc_RuntimeErro
 PyObject* reason(call::Answer answer) { return PyLong_FromLong(static_cast<long>(answer)); }
 
 PyObject* PythonTorch::finish(call::Answer answer) {
-  if (answer == call::Answer::Raised) return nullptr;
+  if (answer == call::Answer::Raised || PyErr_Occurred()) return nullptr;
   if (answer != call::Answer::Done) return reason(answer);
   if (out_ != Py_None && !call(state.mark_written, out_)) return nullptr;
   return result_.release();

@@ -55,15 +55,9 @@ def mark_written(out: Tensor) -> None:
         torch.autograd.graph.increment_version(out)
 
 
-def _load() -> Any:
-    exchange = getattr(Tensor, "__dlpack_c_exchange_api__", None)
-    if exchange is None:
-        return None
-    try:
-        _entry: Any = importlib.import_module("epigemm._entry")
-    except ImportError:  # built without Python's headers, or a CPython without the stable ABI
-        return None
-    members = {
+def members() -> dict[str, Any]:
+    """What the module needs of torch."""
+    return {
         "Tensor": Tensor,
         "Parameter": Parameter,
         "is_grad_enabled": torch.is_grad_enabled,
@@ -88,8 +82,20 @@ def _load() -> Any:
         "exchange_device": getattr(torch._C, "_cuda_exchangeDevice", None),
         "uint8": torch.uint8,
     }
-    _entry.init(exchange, ops._call_functions(), members)
-    return _entry
+
+
+def _load() -> Any:
+    exchange = getattr(Tensor, "__dlpack_c_exchange_api__", None)
+    if exchange is None:
+        return None
+    try:
+        module = importlib.import_module("epigemm._entry")
+        module.init(exchange, ops._call_functions(), members())
+    except (
+        ImportError
+    ):  # built without Python's headers, a CPython without the stable ABI, another exchange API
+        return None
+    return module
 
 
 _module = _load()

@@ -5,7 +5,8 @@ weight's gradient and the weight only for that of x, so that either may be overw
 the result, whose sign is the derivative; before any other epilogue the product (`keeps_product` says where, and the
 call is then two kernels). So first derivatives cost no further product, and no later write to a bias, counted or not,
 concerns them: one kernel for the epilogue's derivative, made of the functors themselves (csrc/epilogue/dual.h), then
-the products for x and the weight.
+the products for x and the weight. Of vectors that are folded, all are saved, the bias among them: writing one in place
+before the backward pass is refused, as torch refuses it for saved tensors.
 
 A strict call stays one operator, and so does one in 16 bits whose bias is folded into its epilogue: the derivative
 makes the product again, with the bias from a copy. Second derivatives go through the registry's differentiable

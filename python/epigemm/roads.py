@@ -1,8 +1,8 @@
-"""From the public functions to `execution`, by one of two roads.
+"""From the public functions to the kernels: who has to see a call?
 
-The operators `torch.ops.epigemm.*` are right everywhere: under autograd, torch.compile, vmap, fake tensors,
-subclasses. But an operator with a registered derivative costs microseconds a call even when nothing
-requires grad; so plain tensors that need none of this go straight.
+Nobody: a plain call, which the entry answers (`epigemm.entry`), or the cold path where something stands in the way
+(`epigemm.execution`). Autograd alone: a node of `epigemm.autograd`. Anybody else, be it a tracer, a mode, a transform
+or a subclass: the operators `torch.ops.epigemm.*`, which are right everywhere and take the host longer.
 """
 
 from __future__ import annotations

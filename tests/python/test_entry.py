@@ -182,6 +182,54 @@ def test_what_is_left_to_the_cold_path_though_it_fits(answered: list[Reason | st
     assert answered == [Reason.IS_EMPTY, Reason.NOT_STORABLE]
 
 
+@pytest.mark.parametrize("with_out", [False, True])
+def test_a_folded_bias_has_the_dtype_of_x(with_out: bool) -> None:
+    """As every other bias has, on each road. The other folded vectors may be fp32 beside 16 bits."""
+    x, weight, bias = torch.ones(2, 4).half(), torch.ones(3, 4).half(), torch.ones(3)
+    out = torch.zeros(2, 3).half() if with_out else None
+    with pytest.raises(RuntimeError, match=r"bias: got dtype torch\.float32"):
+        epigemm.linear_scale(x, weight, bias, torch.ones(3), out=out)
+    assert out is None or not out.any()
+    assert epigemm.linear_scale(x, weight, bias.half(), torch.ones(3)).shape == (2, 3)
+
+
+def test_no_memory_for_a_fold() -> None:
+    """The cold path answers where torch.empty finds no memory for the workspace; other errors are the caller's."""
+    x, vector = torch.randn(4, 8), torch.rand(8)
+    expected = epigemm.scale_batch_norm(x, vector, vector, vector, None, None)
+    calls = []
+
+    def empty(*args: Any, **kwargs: Any) -> Tensor:
+        calls.append(args)
+        raise torch.OutOfMemoryError("none")
+
+    native = sys.modules["epigemm._entry"]
+    members = entry.members() | {"empty": empty}
+    native.init(Tensor.__dlpack_c_exchange_api__, torch.ops.epigemm._call_functions(), members)
+    try:
+        assert torch.equal(epigemm.scale_batch_norm(x, vector, vector, vector, None, None), expected)
+        members["empty"] = lambda *args, **kwargs: (_ for _ in ()).throw(KeyboardInterrupt())
+        native.init(Tensor.__dlpack_c_exchange_api__, torch.ops.epigemm._call_functions(), members)
+        with pytest.raises(KeyboardInterrupt):
+            epigemm.scale_batch_norm(x, vector, vector, vector, None, None)
+    finally:
+        native.init(Tensor.__dlpack_c_exchange_api__, torch.ops.epigemm._call_functions(), entry.members())
+    assert calls
+
+
+def test_bad_functions_are_refused() -> None:
+    native = sys.modules["epigemm._entry"]
+    exchange = Tensor.__dlpack_c_exchange_api__
+    for given, error in (
+        ((exchange, 0, entry.members()), ImportError),
+        ((exchange, torch.ops.epigemm._call_functions(), {}), KeyError),
+        ((None, torch.ops.epigemm._call_functions(), entry.members()), ValueError),
+    ):
+        with pytest.raises(error):
+            native.init(*given)
+    assert epigemm.linear(torch.ones(2, 8), torch.ones(4, 8)).shape == (2, 4)
+
+
 def test_an_out_that_may_overlap_is_looked_at_closely(answered: list[Reason | str]) -> None:
     memory = torch.randn(8, 8)
     assert entry.linear(*_linear(memory[:4], torch.randn(8, 8), out=memory[2:6])) is None
