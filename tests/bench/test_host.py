@@ -26,6 +26,7 @@ LINEAR = {"f_linear", "eager", "function", "out", "module", "module_eager"}
 ELEMENTWISE = {"torch", "eager", "function", "out"}
 CASES = {
     "linear_relu/bf16": LINEAR,
+    "linear_relu_small/bf16": LINEAR,
     "linear_relu/fp32": LINEAR | {"function_plain"},
     "sigmoid_scale_residual/bf16": ELEMENTWISE,
     "linear_sigmoid_scale_residual/bf16": LINEAR,

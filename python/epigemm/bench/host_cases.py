@@ -32,7 +32,8 @@ VARIANTS = {
 
 Runs = dict[str, Run]
 _SCALE = 0.5
-_SHAPE, _TRAINING_SHAPE, _CPU_SHAPE = Shape(16, 256, 256), Shape(64, 1024, 1024), Shape(8, 64, 64)
+# A layer for which a kernel of ours is planned in bf16, and a smaller one for which PyTorch's GEMM is.
+_LAYER, _SMALL, _CPU_SHAPE = Shape(64, 1024, 1024), Shape(16, 256, 256), Shape(8, 64, 64)
 _COMPILED = "compiled/bf16"
 
 
@@ -171,16 +172,17 @@ def _compiled(shape: Shape, device: torch.device, dtype: torch.dtype) -> Runs:
 
 
 _Maker = Callable[[Shape, torch.device, torch.dtype], Runs]
-CASES: dict[str, tuple[_Maker, torch.dtype]] = {
-    "linear_relu/bf16": (_linear_relu, torch.bfloat16),
-    "linear_relu/fp32": (_linear_relu, torch.float32),
-    "sigmoid_scale_residual/bf16": (_residual, torch.bfloat16),
-    "linear_sigmoid_scale_residual/bf16": (_linear_sigmoid_scale_residual, torch.bfloat16),
-    "batch_norm/bf16": (_batch_norm, torch.bfloat16),
-    "sigmoid/bf16": (_sigmoid, torch.bfloat16),
-    "train_step/bf16": (_train_step, torch.bfloat16),
-    "train_step/fp32": (_train_step, torch.float32),
-    _COMPILED: (_compiled, torch.bfloat16),
+CASES: dict[str, tuple[_Maker, torch.dtype, Shape]] = {
+    "linear_relu/bf16": (_linear_relu, torch.bfloat16, _LAYER),
+    "linear_relu_small/bf16": (_linear_relu, torch.bfloat16, _SMALL),
+    "linear_relu/fp32": (_linear_relu, torch.float32, _SMALL),
+    "sigmoid_scale_residual/bf16": (_residual, torch.bfloat16, _SMALL),
+    "linear_sigmoid_scale_residual/bf16": (_linear_sigmoid_scale_residual, torch.bfloat16, _LAYER),
+    "batch_norm/bf16": (_batch_norm, torch.bfloat16, _SMALL),
+    "sigmoid/bf16": (_sigmoid, torch.bfloat16, _SMALL),
+    "train_step/bf16": (_train_step, torch.bfloat16, _LAYER),
+    "train_step/fp32": (_train_step, torch.float32, _LAYER),
+    _COMPILED: (_compiled, torch.bfloat16, _LAYER),
 }
 
 
@@ -217,8 +219,7 @@ def make(name: str, shape: Shape | None, device: torch.device) -> HostCase:
         shape: M x N x K; None: one so small that a GPU is done before the host, on a CPU a tiny one.
         device: where the tensors are.
     """
-    maker, dtype = CASES[name]
-    training = maker is _train_step
+    maker, dtype, own_shape = CASES[name]
     if shape is None:
-        shape = _CPU_SHAPE if device.type == "cpu" else _TRAINING_SHAPE if training else _SHAPE
-    return HostCase(name, shape, maker(shape, device, dtype), gradients=training)
+        shape = _CPU_SHAPE if device.type == "cpu" else own_shape
+    return HostCase(name, shape, maker(shape, device, dtype), gradients=maker is _train_step)
