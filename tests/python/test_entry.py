@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import importlib.util
 import os
 import sys
 import threading
@@ -25,9 +26,14 @@ from epigemm.packs import FIND
 from tests.support.public import PUBLIC, Public
 from tests.support.untyped import backends
 
-pytestmark = pytest.mark.skipif(
-    not hasattr(Tensor, "__dlpack_c_exchange_api__"), reason="torch: no exchange API before 2.11"
-)
+pytestmark = [
+    pytest.mark.skipif(
+        not hasattr(Tensor, "__dlpack_c_exchange_api__"), reason="torch: no exchange API before 2.11"
+    ),
+    pytest.mark.skipif(
+        importlib.util.find_spec("epigemm._entry") is None, reason="built without the headers of Python"
+    ),
+]
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
