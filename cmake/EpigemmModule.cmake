@@ -37,7 +37,7 @@ if(EXISTS "${dlpack}")
 endif()
 if(NOT EXISTS "${python_include}/Python.h" OR NOT dlpack_text)
   message(WARNING "epigemm is built without its entry, and calls take some microseconds longer: it takes "
-                  "${python_include}/Python.h and the headers of torch 2.11 or later")
+                  "${python_include}/Python.h and a torch whose ATen/dlpack.h has the exchange API")
   return()
 endif()
 file(GLOB entry_sources CONFIGURE_DEPENDS "${csrc}/python/*.cpp")

@@ -3,8 +3,8 @@
 `linear` and `elementwise` answer a call, or give None where somebody else has to: see `Reason`. Nothing is launched or
 written then. Decisions are made in csrc/call, by the planner.
 
-The module needs torch 2.11 (the exchange API of `torch.Tensor`) and a CPython with the stable ABI. Elsewhere every call
-is somebody else's.
+The module needs the exchange API of `torch.Tensor`, which torch has from 2.10 on, and a CPython with the stable ABI,
+which free-threaded ones lack. Elsewhere every call is somebody else's.
 """
 
 from __future__ import annotations

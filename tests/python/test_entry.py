@@ -27,9 +27,7 @@ from tests.support.public import PUBLIC, Public
 from tests.support.untyped import backends
 
 pytestmark = [
-    pytest.mark.skipif(
-        not hasattr(Tensor, "__dlpack_c_exchange_api__"), reason="torch: no exchange API before 2.11"
-    ),
+    pytest.mark.skipif(not hasattr(Tensor, "__dlpack_c_exchange_api__"), reason="torch: no exchange API"),
     pytest.mark.skipif(
         importlib.util.find_spec("epigemm._entry") is None, reason="built without the headers of Python"
     ),
