@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 import epigemm
-from epigemm import plans, tables
+from epigemm import tables
 from epigemm._native import ops
 from epigemm.bench import environment
 from epigemm.bench.drawn.points import draw as draw_shapes
@@ -68,10 +68,8 @@ def measure(kind: tuple[str, str], m: int, n: int, k: int, timer: Timer) -> dict
     before, after = [], []
     for _ in range(_TURNS):
         ops._clear_measured(0)
-        plans.forget()
         before.append(_median_us(timer, function, arguments))
         tables.install(0, found.entries)
-        plans.forget()
         after.append(_median_us(timer, function, arguments))
     times = {"before_us": statistics.median(before), "after_us": statistics.median(after)}
     chosen = [dataclasses.asdict(each) for each in found.candidates if each.chosen]

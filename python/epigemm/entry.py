@@ -1,4 +1,4 @@
-"""Plain calls: straight to the kernels, by a module in C++ that sees tensors in a tenth of a microsecond.
+"""Plain calls: straight to the kernels, by a module in C++ that sees tensors without torch's dispatcher.
 
 `linear` and `elementwise` answer a call, or give None where somebody else has to: see `Reason`. Nothing is launched or
 written then. Decisions are made in csrc/call, by the planner.

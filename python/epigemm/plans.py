@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor
@@ -82,20 +81,6 @@ def ask(
     problem = (epilogue, m, n, k, strides, alignment, dtype, arithmetic)
     answer: dict[str, Any] = json.loads(ops._plan(*problem, *flags, gpu or None, device))
     return answer
-
-
-_forgetting: list[Callable[[], None]] = []
-
-
-def on_forget(clear: Callable[[], None]) -> None:
-    """Have a memory of what dispatch said cleared by `forget`."""
-    _forgetting.append(clear)
-
-
-def forget() -> None:
-    """Ask dispatch again for everything: it has learned something."""
-    for clear in _forgetting:
-        clear()
 
 
 def why_not_on_pieces(

@@ -280,7 +280,6 @@ def _with_choice(call: Call, found: Tuning) -> Tuning:
 def _remember(device: int, entries: Sequence[Entry]) -> None:
     if entries:
         tables.remember(device, entries)
-        plans.forget()
 
 
 # --- calls as they come up -------------------------------------------------------------------------------------------

@@ -37,12 +37,10 @@ def empty_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Non
     monkeypatch.setattr(execution, "on_first_call", None)
     plans._usable(0)
     ops._clear_measured(0)
-    plans.forget()
     yield
     monkeypatch.undo()
     ops._clear_measured(0)
     tables.load(0)
-    plans.forget()
 
 
 def draw(m: int, dtype: torch.dtype = torch.bfloat16) -> tuple[Tensor, Tensor, Tensor]:

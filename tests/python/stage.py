@@ -112,10 +112,8 @@ def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Stage]:
     for where, name, value in patches:
         monkeypatch.setattr(where, name, value)
     monkeypatch.setenv("EPIGEMM_CACHE_DIR", str(tmp_path))
-    plans.forget()
     yield stage
     ops._clear_measured(DEVICE)
-    plans.forget()
 
 
 def draw(m: int = 40, n: int = 256, k: int = 128, dtype: torch.dtype = torch.bfloat16) -> list[Tensor]:
