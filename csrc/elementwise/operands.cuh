@@ -11,8 +11,8 @@ namespace epigemm::cuda {
 // What the epilogue needs besides x.
 template <class Compute>
 struct Operands {
-  const void* data[kMaxOperands];
-  Compute values[kMaxOperands];
+  const void* data[kMaxBuiltinOperands];
+  Compute values[kMaxBuiltinOperands];
 };
 
 template <class Functor, class Element, int Index>

@@ -12,7 +12,7 @@ constexpr int kMaxDimensions = 64;  // torch's own limit
 // which have stride 0 along all axes but the last.
 struct ElementwiseProblem {
   static constexpr int kOut = 0, kX = 1, kFirstOperand = 2;
-  static constexpr int kTensors = kFirstOperand + kMaxOperands;
+  static constexpr int kTensors = kFirstOperand + kMaxBuiltinOperands;
 
   EpilogueId epilogue = EpilogueId::bias;
   ElementType element = ElementType::Float32;
@@ -21,7 +21,7 @@ struct ElementwiseProblem {
   int64_t strides[kTensors][kMaxDimensions] = {};  // elements; the last axis is the fastest
   void* out = nullptr;
   const void* x = nullptr;
-  OperandValue operands[kMaxOperands];
+  OperandValue operands[kMaxBuiltinOperands];
   int multiprocessors = 0;  // 0 on a CPU
   void* stream = nullptr;   // cudaStream_t
 

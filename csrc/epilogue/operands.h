@@ -24,6 +24,8 @@ enum class OperandKind {
   Accumulator,  // the product of one output element (linear) or x itself (elementwise)
   PerColumn,    // a vector of length N, broadcast along M; absent = zeros
   Scalar,       // one number, by value or read on the device from a 0-d tensor
+  PerRow,       // a vector of length M, broadcast along N
+  Matrix,       // one value per element of the result
 };
 
 enum class OperandElement {

@@ -29,7 +29,7 @@ constexpr EpilogueInfo kEpilogues[] = {
 #define EPIGEMM_EPILOGUE(name, Functor, forms)                         \
   static_assert(Functor::operands[0].kind == OperandKind::Accumulator, \
                 #Functor ": the accumulator is the first operand");    \
-  static_assert(Functor::operands.size() <= kMaxOperands + 1, #Functor ": too many operands");
+  static_assert(Functor::operands.size() <= kMaxBuiltinOperands + 1, #Functor ": too many operands");
 #include "epilogue/registry.def"
 #undef EPIGEMM_EPILOGUE
 

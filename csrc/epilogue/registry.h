@@ -19,8 +19,10 @@ constexpr int kEpilogueCount = 0
 #undef EPIGEMM_EPILOGUE
     ;
 
-// The accumulator not counted. Bounds the operand arrays that travel as kernel arguments.
-constexpr int kMaxOperands = 4;
+// The accumulator not counted: of a built-in epilogue, and of one that is linked in (csrc/link/open.h has its slots).
+// They bound the operand arrays that travel as kernel arguments.
+constexpr int kMaxBuiltinOperands = 4;
+constexpr int kMaxOperands = 12;
 
 struct EpilogueInfo {
   EpilogueId id;
@@ -37,8 +39,8 @@ const EpilogueInfo* find_epilogue(const char* name, std::size_t length);  // nul
 
 // The value of one operand in one call.
 struct OperandValue {
-  const void* data = nullptr;  // PerColumn: the vector, null = absent; Scalar: a number on the device, null = by value
-  int64_t stride = 0;          // PerColumn: elements from one column's value to the next
+  const void* data = nullptr;  // vectors, matrices: null = absent; Scalar: a number on the device, null = by value
+  int64_t stride = 0;          // elements from one column's or row's value to the next; Matrix: from row to row
   double value = 0;            // Scalar by value
 };
 

@@ -150,7 +150,7 @@ inline RepairArguments repair_arguments(RepairProblem const& repair) {
                             // when it has seen the end of the kernels that wrote the facts; CUTLASS's own, which the
                             // scaled product has, may do so before.
                             problem.arithmetic == Arithmetic::Split};
-  for (int i = 0; i < kMaxOperands; ++i) {
+  for (int i = 0; i < kMaxBuiltinOperands; ++i) {
     arguments.operands.data[i] = problem.operands[i].data;
     arguments.operands.values[i] = static_cast<float>(problem.operands[i].value);
   }

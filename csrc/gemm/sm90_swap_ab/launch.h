@@ -50,7 +50,7 @@ const char* launch_one(Problem const& problem, Plan const& plan) {
                       static_cast<int>(problem.n),
                       static_cast<int>(ceil_div(problem.k, Config::kTileK)),
                       {}};
-  for (int i = 0; i < kMaxOperands; ++i) {
+  for (int i = 0; i < kMaxBuiltinOperands; ++i) {
     arguments.operands.data[i] = problem.operands[i].data;
     arguments.operands.values[i] = static_cast<float>(problem.operands[i].value);
   }
