@@ -83,6 +83,33 @@ struct LinearArguments {
   }
 };
 
+// product(rows, matrix, fp32) -> Tensor | int: rows @ matrix, of a backward pass; fp32 as above
+struct ProductArguments {
+  enum { Rows, Matrix, FP32, Count };
+  call::Tensor rows, matrix;
+  call::LinearCall linear;
+
+  bool read(const Reader& reader, PyObject* const* given) {
+    if (!reader.read(given[Rows], &rows) || !reader.read(given[Matrix], &matrix)) return false;
+    if (rows.dim != 2 || matrix.dim != 2) return false;
+    for (int axis = 0; axis < 2; ++axis) {  // a weight is the matrix transposed
+      sizes_[axis] = matrix.sizes[1 - axis];
+      strides_[axis] = matrix.strides[1 - axis];
+    }
+    matrix.sizes = sizes_;
+    matrix.strides = strides_;
+    const long fp32 = PyLong_AsLong(given[FP32]);
+    linear.fp32_road = static_cast<int>(fp32 / 2);
+    linear.needs_other_setting = fp32 % 2 != 0;
+    linear.x = &rows;
+    linear.weight = &matrix;
+    return true;
+  }
+
+ private:
+  int64_t sizes_[2], strides_[2];
+};
+
 struct ElementwiseArguments {
   enum { Epilogue, X, Bias, Scalar, VectorTuple, Out, Count };
   call::Tensor x, bias, scalar, out;
@@ -123,8 +150,25 @@ PyObject* linear(PyObject*, PyObject* const* given, Py_ssize_t count) {
   if (!is_read) return reason(call::Answer::NotPlain);
   if (arguments.weight.dim != 2) return reason(call::Answer::DoesNotFit);
   try {
-    PythonTorch torch(given[A::X], given[A::Weight], given[A::Bias], given[A::Out], arguments.x,
+    PythonTorch torch({given[A::X], given[A::Weight], nullptr, given[A::Bias], given[A::Out]}, arguments.x,
                       arguments.weight.sizes[0]);
+    return torch.finish(state.functions->linear(arguments.linear, torch));
+  } catch (const std::exception& error) {
+    return raised(error);
+  }
+}
+
+PyObject* product(PyObject*, PyObject* const* given, Py_ssize_t count) {
+  using A = ProductArguments;
+  if (!has_count(count, A::Count)) return nullptr;
+  bool is_recording = false;
+  A arguments;
+  const bool is_read = is_plain_here(&is_recording) && arguments.read(Reader(is_recording), given);
+  if (PyErr_Occurred()) return nullptr;
+  if (!is_read) return reason(call::Answer::NotPlain);
+  try {
+    PythonTorch torch({given[A::Rows], nullptr, given[A::Matrix], Py_None, Py_None}, arguments.rows,
+                      arguments.matrix.sizes[0]);
     return torch.finish(state.functions->linear(arguments.linear, torch));
   } catch (const std::exception& error) {
     return raised(error);
@@ -140,7 +184,7 @@ PyObject* elementwise(PyObject*, PyObject* const* given, Py_ssize_t count) {
   if (PyErr_Occurred()) return nullptr;
   if (!is_read) return reason(call::Answer::NotPlain);
   try {
-    PythonTorch torch(given[A::X], nullptr, given[A::Bias], given[A::Out], arguments.x, 0);
+    PythonTorch torch({given[A::X], nullptr, nullptr, given[A::Bias], given[A::Out]}, arguments.x, 0);
     return torch.finish(state.functions->elementwise(arguments.elementwise, torch));
   } catch (const std::exception& error) {
     return raised(error);
@@ -165,6 +209,7 @@ PyMODINIT_FUNC PyInit__entry() {
   using namespace epigemm::python;
   static PyMethodDef methods[] = {method("init", &init),
                                   method("linear", &linear),
+                                  method("product", &product),
                                   method("elementwise", &elementwise),
                                   {nullptr, nullptr, 0, nullptr}};
   static PyModuleDef definition = {

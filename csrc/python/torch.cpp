@@ -13,9 +13,14 @@ void forget_shortage() {
 
 }  // namespace
 
-PythonTorch::PythonTorch(PyObject* x, PyObject* weight, PyObject* bias, PyObject* out, const call::Tensor& x_view,
-                         int64_t columns)
-    : x_(x), weight_(weight), bias_(bias), out_(out), x_view_(x_view), columns_(columns) {}
+PythonTorch::PythonTorch(const Arguments& given, const call::Tensor& x_view, int64_t columns)
+    : x_(given.x),
+      weight_(given.weight),
+      transposed_(given.transposed),
+      bias_(given.bias),
+      out_(given.out),
+      x_view_(x_view),
+      columns_(columns) {}
 
 PythonTorch::~PythonTorch() {
   if (previous_device_ < 0) return;
@@ -39,7 +44,7 @@ Object PythonTorch::keywords(PyObject* dtype) const {
 }
 
 Object PythonTorch::new_result() const {
-  if (!weight_) return call(state.empty_like, x_);
+  if (!weight_ && !transposed_) return call(state.empty_like, x_);
   const Object sizes(PyTuple_New(x_view_.dim));
   const Object named = keywords(nullptr);
   if (!sizes || !named) return Object();
@@ -92,8 +97,10 @@ Object PythonTorch::gemm_of(call::Gemm gemm, PyObject* rows, PyObject* transpose
 
 bool PythonTorch::gemm(call::Gemm gemm, call::Tensor* result) {
   const bool is_matrix = x_view_.dim == 2;
-  const Object transposed = gemm == call::Gemm::WithBias && out_ == Py_None ? Object::borrowed(Py_None)
-                                                                            : call_method(weight_, state.transpose);
+  const bool takes_weight = gemm == call::Gemm::WithBias && out_ == Py_None;
+  const Object transposed = takes_weight  ? Object::borrowed(Py_None)
+                            : transposed_ ? Object::borrowed(transposed_)
+                                          : call_method(weight_, state.transpose);
   if (!transposed) return false;
   if (out_ != Py_None) {
     result_ = gemm_into_out(gemm, transposed.get());

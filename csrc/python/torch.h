@@ -9,11 +9,15 @@ namespace epigemm::python {
 // An answer other than a result, as Python gets it: `Reason` in entry.py.
 PyObject* reason(call::Answer answer);
 
+// A call's tensors. `weight` or its transpose, the other null; both null: an elementwise call. `bias`, `out`: None
+// where there is none.
+struct Arguments {
+  PyObject *x, *weight, *transposed, *bias, *out;
+};
+
 class PythonTorch final : public call::Torch {
  public:
-  // Of a linear call; `weight` null: of an elementwise one. `bias`, `out`: None where there is none.
-  PythonTorch(PyObject* x, PyObject* weight, PyObject* bias, PyObject* out, const call::Tensor& x_view,
-              int64_t columns);
+  PythonTorch(const Arguments& given, const call::Tensor& x_view, int64_t columns);
   ~PythonTorch();
 
   bool result(call::Tensor* result) override;
@@ -33,7 +37,7 @@ class PythonTorch final : public call::Torch {
   Object gemm_of(call::Gemm gemm, PyObject* rows, PyObject* transposed) const;
   bool enter_device();
 
-  PyObject *x_, *weight_, *bias_, *out_;
+  PyObject *x_, *weight_, *transposed_, *bias_, *out_;
   const call::Tensor& x_view_;
   int64_t columns_;
   int previous_device_ = -1;  // to go back to

@@ -148,6 +148,27 @@ def linear(
     return None if type(found) is int else found  # type: ignore[return-value]
 
 
+def product(rows: Tensor, matrix: Tensor, precision: str) -> Tensor | None:
+    """rows @ matrix, or None. Two matrices, a precision as the operator `epigemm::linear` has it.
+
+    A backward pass has two such products a layer: they skip what only a forward call needs, the weight's transpose and
+    its pack.
+    """
+    if _module is None or _is_compiling() or invariance.active or execution.on_first_call is not None:
+        return None
+    code = 0
+    if rows.dtype is _FP32:
+        asked = None if precision == _precision.DEFAULT else precision
+        code = _precision.code(asked, "cuda" if rows.is_cuda else "cpu")
+        if code in _precision.FIRST_SLICES and split.has_been_short():
+            return None
+    found: Tensor | int = _module.product(rows, matrix, code)
+    if type(found) is int and found == Reason.OTHER_SETTING:
+        with _precision.full_fp32(rows.device.type):
+            found = _module.product(rows, matrix, code & ~1)
+    return None if type(found) is int else found  # type: ignore[return-value]
+
+
 def _slices_at_hand(weight: Tensor, code: int, pack_use: str | None) -> tuple[Tensor | None, str] | None:
     """The weight's pack for the first arithmetic of a `precision.code`, and what the call may do with it.
 

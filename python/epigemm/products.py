@@ -127,7 +127,8 @@ def _times(rows: Tensor, matrix: Tensor, precision: str, own: int) -> Tensor:
     """rows @ matrix, where nothing traces or differentiates this; `own`: what `_own_products` says."""
     if own == _NO_PRODUCT or (own == _STRAIGHT_ONES and (rows.stride(1) != 1 or matrix.stride(0) != 1)):
         return _mm(rows, matrix)
-    return _product_at_once(rows, matrix.t(), precision, packs.FIND)
+    found = entry.product(rows, matrix, precision)
+    return _product_at_once(rows, matrix.t(), precision, packs.FIND) if found is None else found
 
 
 def rows_of(x: Tensor) -> Tensor:

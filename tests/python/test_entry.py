@@ -96,6 +96,24 @@ def test_answers_are_those_of_the_cold_path(
     torch.testing.assert_close(found, expected, rtol=0, atol=0, equal_nan=True)
 
 
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("layout", ["rows", "transposed", "strided"])
+def test_products_of_a_backward_pass(
+    dtype: torch.dtype, layout: str, answered: list[Reason | str], device: torch.device, rng: torch.Generator
+) -> None:
+    """rows @ matrix as `linear` computes it with the transposed weight."""
+    rows = torch.randn(48, 64, generator=rng).to(device, dtype)
+    matrix = torch.randn(64, 32, generator=rng).to(device, dtype)
+    if layout == "transposed":
+        rows, matrix = rows.t().contiguous().t(), matrix.t().contiguous().t()
+    elif layout == "strided":
+        rows, matrix = rows[:, ::2], matrix[::2]
+    found = entry.product(rows, matrix, "default")
+    assert answered == [DONE] and found is not None
+    expected = epigemm.linear(rows, matrix.t())
+    torch.testing.assert_close(found, expected, rtol=0, atol=0)
+
+
 class SeesEverything(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return func(*args, **(kwargs or {}))
