@@ -10,24 +10,26 @@ namespace {
 // Along which the vectors lie.
 int64_t columns_of(const Tensor& x) { return x.dim > 0 ? x.sizes[x.dim - 1] : 1; }
 
+bool has_vectors(const GivenOperands& operands, const EpilogueInfo& epilogue) {
+  if (operands.fold) return true;
+  for (int i = 0; i < operands.count && i + 1 < epilogue.operand_count; ++i) {
+    if (operands.values[i].tensor && epilogue.operands[i + 1].kind != OperandKind::Scalar) return true;
+  }
+  return false;
+}
+
 bool fits(const ElementwiseCall& call, ElementwiseProblem* problem) {
   const Tensor& x = *call.x;
-  const bool has_vectors = call.bias || call.fold || call.vectors[0];
-  if (x.dim > kMaxDimensions || (has_vectors && x.dim == 0)) return false;
+  const EpilogueInfo& epilogue = epilogue_info(call.epilogue);
+  if (x.dim > kMaxDimensions || (x.dim == 0 && has_vectors(call.operands, epilogue))) return false;
   if (call.out) {
     const Tensor& out = *call.out;
     const bool is_alike = out.has_sizes_of(x) && out.element == x.element && out.is_beside(x);
-    if (!is_alike || !out.is_contiguous() || !is_apart(out, x, /*may_be_x=*/true)) return false;
-    for (const Tensor* other : {call.bias, call.vectors[0], call.vectors[1], call.scalar}) {
-      if (other && !are_apart(out, *other)) return false;
-    }
-    for (int i = 0; call.fold && i < 6; ++i) {
-      if (call.fold->vectors[i] && !are_apart(out, *call.fold->vectors[i])) return false;
-    }
+    if (!is_alike || !out.is_contiguous() || !is_apart(out, x, call.operands, /*may_be_x=*/true)) return false;
   }
-  if (call.fold) return fold_fits(*call.fold, x, columns_of(x));
-  const Operands given{call.bias, call.vectors, call.scalar, call.has_number, call.number};
-  return fill_operands(epilogue_info(call.epilogue), given, x, columns_of(x), problem->operands);
+  if (call.operands.fold) return fold_fits(*call.operands.fold, x, columns_of(x));
+  const int64_t columns = columns_of(x);
+  return fill_operands(epilogue, call.operands, {x, columns ? x.numel() / columns : 0, columns}, problem->operands);
 }
 
 void lay_out(const Tensor& x, const Tensor& out, ElementwiseProblem* problem) {
@@ -57,10 +59,10 @@ Answer elementwise(const ElementwiseCall& call, Torch& torch) {
   Tensor out;
   if (!torch.result(&out)) return Answer::Raised;
   if (x.numel() == 0) return Answer::Done;
-  if (call.fold) {
+  if (call.operands.fold) {
     void* const workspace = torch.workspace(fold_bytes(x, columns_of(x)));
     if (!workspace) return Answer::NoMemory;
-    run_fold(*call.fold, x, columns_of(x), workspace, stream, problem.operands);
+    run_fold(*call.operands.fold, x, columns_of(x), workspace, stream, problem.operands);
   }
   lay_out(x, out, &problem);
   return run_elementwise(problem, x, torch, stream) ? Answer::Done : Answer::Raised;

@@ -30,21 +30,16 @@ bool shapes_fit(const LinearCall& call) {
 // Whether the caller's `out` is known to share no byte with an argument.
 bool is_out_apart(const LinearCall& call) {
   if (!call.out) return true;
-  const Tensor& out = *call.out;
-  if (!are_apart(out, *call.x) || !are_apart(out, *call.weight)) return false;
-  for (const Tensor* other : {call.bias, call.vectors[0], call.vectors[1], call.scalar}) {
-    if (other && !are_apart(out, *other)) return false;
-  }
-  for (int i = 0; call.fold && i < 6; ++i) {
-    if (call.fold->vectors[i] && !are_apart(out, *call.fold->vectors[i])) return false;
-  }
-  return true;
+  return are_apart(*call.out, *call.weight) && is_apart(*call.out, *call.x, call.operands, /*may_be_x=*/false);
 }
 
 bool operands_fit(const LinearCall& call, const EpilogueInfo& epilogue, Problem* problem) {
-  if (call.fold) return fold_fits(*call.fold, *call.x, problem->n);
-  const Operands given{call.bias, call.vectors, call.scalar, call.has_number, call.number};
-  return fill_operands(epilogue, given, *call.x, problem->n, problem->operands);
+  if (call.operands.fold) return fold_fits(*call.operands.fold, *call.x, problem->n);
+  return fill_operands(epilogue, call.operands, {*call.x, problem->m, problem->n}, problem->operands);
+}
+
+bool has_bias(const LinearCall& call) {
+  return epilogue_info(call.epilogue).takes_bias && call.operands.values[0].tensor;
 }
 
 // Done, or why there is nothing to decide.
@@ -67,8 +62,8 @@ Answer prepare(const LinearCall& call, Prepared* prepared) {
   void* const out = call.out ? call.out->data : nullptr;
   problem.out = {out, x.element, problem.m > 1 ? problem.n : (problem.n + 15) / 16 * 16};
   problem.alignment = std::min({alignment_of(x.data), alignment_of(weight.data), alignment_of(out)});
-  problem.has_bias = call.bias != nullptr || call.fold != nullptr;
-  problem.are_operands_contiguous = call.fold != nullptr || are_contiguous(problem);
+  problem.has_bias = has_bias(call) || call.operands.fold;
+  problem.are_operands_contiguous = call.operands.fold || are_contiguous(problem);
   prepared->has_cublas = x.is_cuda();
   prepared->fp32_road = call.fp32_road;
   const SliceCost cost = call.pack_use == PackUse::Keep || call.pack ? SliceCost::None : SliceCost::PerCall;
@@ -102,7 +97,7 @@ int64_t slices_bytes(const LinearCall& call, const Decision& decision, const Pro
 }
 
 bool does_everything(const LinearCall& call, Gemm gemm) {
-  if (call.epilogue == EpilogueId::bias) return !call.fold && (gemm == Gemm::WithBias || !call.bias);
+  if (call.epilogue == EpilogueId::bias) return gemm == Gemm::WithBias || !has_bias(call);
   return gemm == Gemm::WithBiasAndReLU;
 }
 
@@ -112,7 +107,7 @@ Answer run_fallback(const LinearCall& call, Prepared& prepared, void* fold_memor
   Tensor product;
   if (!torch.gemm(gemm, &product)) return Answer::Raised;
   if (does_everything(call, gemm)) return Answer::Done;
-  if (call.fold) run_fold(*call.fold, *call.x, problem.n, fold_memory, stream, problem.operands);
+  if (call.operands.fold) run_fold(*call.operands.fold, *call.x, problem.n, fold_memory, stream, problem.operands);
   ElementwiseProblem elementwise;
   elementwise.epilogue = call.epilogue;
   elementwise.element = call.x->element;
@@ -154,13 +149,13 @@ Answer run_fused(const LinearCall& call, const Decision& decision, Prepared& pre
     problem.packed_weight = call.pack;
     problem.workspace = workspace;
   }
-  if (call.fold) {
+  if (call.operands.fold) {
     void* const folded = workspace + (decision.is_on_slices() ? slices_bytes(call, decision, problem) : 0);
-    run_fold(*call.fold, *call.x, problem.n, folded, stream, problem.operands);
+    run_fold(*call.operands.fold, *call.x, problem.n, folded, stream, problem.operands);
   }
   const char* refused = launch(problem, decision.plan);
   // A kernel before the GEMM may have failed to launch.
-  const bool is_first = !decision.is_on_slices() && !call.fold;
+  const bool is_first = !decision.is_on_slices() && !call.operands.fold;
   const std::string error = refused || !is_first ? cuda::last_error() : std::string();
   if (!refused && error.empty()) return Answer::Done;
   torch.raise(
@@ -183,7 +178,7 @@ Answer linear(const LinearCall& call, Torch& torch) {
                                      : look_at_fallback(call);
   if (answer != Answer::Done) return answer;
   const int64_t slices = is_on_slices ? slices_bytes(call, decision, prepared.problem) : 0;
-  const int64_t bytes = slices + (call.fold ? fold_bytes(*call.x, prepared.problem.n) : 0);
+  const int64_t bytes = slices + (call.operands.fold ? fold_bytes(*call.x, prepared.problem.n) : 0);
   void* stream = nullptr;
   if (call.x->is_cuda() && !torch.stream(&stream)) return Answer::NotReady;
   char* workspace = nullptr;

@@ -15,17 +15,28 @@ struct FoldVectors {
   double eps = 0;
 };
 
+// One operand of an epilogue: a tensor, or a scalar by value, or nothing.
+struct GivenOperand {
+  const Tensor* tensor = nullptr;
+  double number = 0;
+  bool has_number = false;
+
+  bool is_absent() const { return !tensor && !has_number; }
+};
+
+// The operands of an epilogue as a call gives them, in its order.
+struct GivenOperands {
+  GivenOperand values[kMaxOperands];
+  int count = 0;
+  const FoldVectors* fold = nullptr;  // in place of them
+};
+
 struct LinearCall {
   EpilogueId epilogue = EpilogueId::bias;
   const Tensor* x = nullptr;
   const Tensor* weight = nullptr;
-  const Tensor* bias = nullptr;
-  const Tensor* vectors[2] = {};   // the epilogue's, after the bias
-  const Tensor* scalar = nullptr;  // a number on the device; null: `number`
-  double number = 0;
-  bool has_number = false;
-  const FoldVectors* fold = nullptr;  // in place of the vectors
-  const Tensor* out = nullptr;        // the caller's
+  GivenOperands operands;
+  const Tensor* out = nullptr;  // the caller's
   int fp32_road = 0;
   bool needs_other_setting = false;  // PyTorch's GEMM would be less accurate than the call asks for
   void* pack = nullptr;              // the weight's fp16 slices, for the first arithmetic of the road

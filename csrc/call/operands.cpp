@@ -1,8 +1,8 @@
 #include "call/operands.h"
 
+#include <algorithm>
 #include <array>
 #include <atomic>
-#include <cstring>
 #include <limits>
 #include <string>
 
@@ -20,9 +20,35 @@ ElementType compute_element(ElementType element) {
   return element == ElementType::Float64 ? ElementType::Float64 : ElementType::Float32;
 }
 
-bool vector_value(const Tensor& vector, ElementType element, const Tensor& x, int64_t columns, OperandValue* value) {
+bool column_value(const Tensor& vector, const Extent& extent, OperandValue* value) {
   *value = {vector.data, vector.dim == 1 ? vector.strides[0] : 0, 0};
-  return vector.is_vector_of(columns) && vector.element == element && vector.is_beside(x);
+  return vector.is_vector_of(extent.columns);
+}
+
+// Whether a tensor has x's leading sizes and then `columns`, and is one matrix.
+bool matrix_value(const Tensor& tensor, const Extent& extent, int64_t columns, OperandValue* value) {
+  const Tensor& x = extent.x;
+  if (tensor.dim != x.dim || !std::equal(tensor.sizes, tensor.sizes + tensor.dim - 1, x.sizes)) return false;
+  Matrix matrix;
+  if (tensor.sizes[tensor.dim - 1] != columns || !as_matrix(tensor, extent.rows, columns, &matrix)) return false;
+  *value = {tensor.data, matrix.row_stride, 0};
+  return true;
+}
+
+bool tensor_value(OperandKind kind, const Tensor& tensor, const Extent& extent, OperandValue* value) {
+  switch (kind) {
+    case OperandKind::PerColumn:
+      return column_value(tensor, extent, value);
+    case OperandKind::PerRow:  // a column of the result
+      if (!matrix_value(tensor, extent, 1, value)) return false;
+      if (extent.rows == 1) value->stride = 1;
+      return true;
+    case OperandKind::Matrix:
+      return matrix_value(tensor, extent, extent.columns, value);
+    default:
+      *value = {tensor.data, 0, 0};
+      return tensor.dim == 0;
+  }
 }
 
 constexpr int kMostDevices = 64;
@@ -30,30 +56,25 @@ std::array<std::atomic<bool>, kMostDevices> ready_devices{};
 
 }  // namespace
 
-bool fill_operands(const EpilogueInfo& epilogue, const Operands& given, const Tensor& x, int64_t columns,
+bool fill_operands(const EpilogueInfo& epilogue, const GivenOperands& given, const Extent& extent,
                    OperandValue* values) {
-  int next_vector = 0;
-  bool takes_bias = false, takes_scalar = false;
-  for (int i = 1; i < epilogue.operand_count; ++i) {
-    const Operand& operand = epilogue.operands[i];
-    OperandValue* value = &values[i - 1];
-    const ElementType element = operand.element == OperandElement::Input ? x.element : compute_element(x.element);
-    if (std::strcmp(operand.name, "bias") == 0) {
-      takes_bias = true;
-      if (given.bias && !vector_value(*given.bias, element, x, columns, value)) return false;
-    } else if (operand.kind == OperandKind::Scalar) {
-      takes_scalar = true;
-      if (!given.scalar && !given.has_number) return false;
-      value->value = given.number;
-      if (!given.scalar) continue;
-      if (given.scalar->dim != 0 || given.scalar->element != element || !given.scalar->is_beside(x)) return false;
-      value->data = given.scalar->data;
-    } else {
-      const Tensor* vector = given.vectors ? given.vectors[next_vector++] : nullptr;
-      if (!vector || !vector_value(*vector, element, x, columns, value)) return false;
+  const Tensor& x = extent.x;
+  if (given.count != epilogue.operand_count - 1) return false;
+  for (int i = 0; i < given.count; ++i) {
+    const Operand& operand = epilogue.operands[i + 1];
+    const GivenOperand& from = given.values[i];
+    const bool may_be_absent = epilogue.takes_bias && i == 0;
+    const bool may_be_number = operand.kind == OperandKind::Scalar;
+    values[i] = {nullptr, 0, from.number};
+    if (!from.tensor) {
+      if (from.has_number ? !may_be_number : !may_be_absent) return false;
+      continue;
     }
+    const ElementType element = operand.element == OperandElement::Input ? x.element : compute_element(x.element);
+    if (from.tensor->element != element || !from.tensor->is_beside(x)) return false;
+    if (!tensor_value(operand.kind, *from.tensor, extent, &values[i])) return false;
   }
-  return (takes_bias || !given.bias) && (takes_scalar || (!given.scalar && !given.has_number));
+  return true;
 }
 
 bool fold_fits(const FoldVectors& fold, const Tensor& x, int64_t columns) {
@@ -113,7 +134,15 @@ bool run_elementwise(ElementwiseProblem& problem, const Tensor& x, Torch& torch,
   return true;
 }
 
-bool is_apart(const Tensor& out, const Tensor& x, bool may_be_x) {
+bool is_apart(const Tensor& out, const Tensor& x, const GivenOperands& operands, bool may_be_x) {
+  for (int i = 0; i < operands.count; ++i) {
+    const Tensor* other = operands.values[i].tensor;
+    if (other && !are_apart(out, *other)) return false;
+  }
+  for (int i = 0; operands.fold && i < 6; ++i) {
+    const Tensor* other = operands.fold->vectors[i];
+    if (other && !are_apart(out, *other)) return false;
+  }
   if (are_apart(out, x)) return true;
   return may_be_x && out.data == x.data && out.element == x.element && out.is_contiguous() && x.is_contiguous();
 }

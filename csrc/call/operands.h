@@ -5,15 +5,14 @@
 
 namespace epigemm::call {
 
-// One value per operand of the epilogue, in its order. False where the arguments do not fit. `columns`: N.
-struct Operands {
-  const Tensor* bias;
-  const Tensor* const* vectors;  // as many as the epilogue takes beside the bias, null where there is none
-  const Tensor* scalar;
-  bool has_number;
-  double number;
+// The result of a call as a matrix: what operands are broadcast to.
+struct Extent {
+  const Tensor& x;
+  int64_t rows, columns;
 };
-bool fill_operands(const EpilogueInfo& epilogue, const Operands& given, const Tensor& x, int64_t columns,
+
+// One value per operand of the epilogue, in its order. False where what is given does not fit.
+bool fill_operands(const EpilogueInfo& epilogue, const GivenOperands& given, const Extent& extent,
                    OperandValue* values);
 
 // Whether vectors and eps fit.
@@ -29,8 +28,8 @@ void run_fold(const FoldVectors& fold, const Tensor& x, int64_t columns, void* w
 // Runs a filled problem, simplified here. False after torch.raise().
 bool run_elementwise(ElementwiseProblem& problem, const Tensor& x, Torch& torch, void* stream);
 
-// Whether `out` shares no byte with an input; `may_be_x`: or is x itself.
-bool is_apart(const Tensor& out, const Tensor& x, bool may_be_x);
+// Whether `out` shares no byte with x or an operand; `may_be_x`: or is x itself.
+bool is_apart(const Tensor& out, const Tensor& x, const GivenOperands& operands, bool may_be_x);
 
 // Device kernels run there: the device was looked at by the cold path, which has loaded what was measured on it.
 bool is_ready(const Tensor& x);

@@ -1,6 +1,7 @@
 #include "epilogue/registry.h"
 
 #include <cstring>
+#include <string_view>
 #include <type_traits>
 
 #include "epilogue/headers.h"
@@ -18,9 +19,20 @@ template <class Functor>
 constexpr bool kIsTranscendental<Functor, std::void_t<decltype(Functor::is_transcendental)>> =
     Functor::is_transcendental;
 
+// Where an epilogue has a bias it is its first operand.
+template <class Functor>
+constexpr bool takes_bias() {
+  return Functor::operands.size() > 1 && std::string_view(Functor::operands[1].name) == "bias";
+}
+
 constexpr EpilogueInfo kEpilogues[] = {
-#define EPIGEMM_EPILOGUE(name, Functor, forms)                                                                    \
-  {EpilogueId::name,          #name, forms, Functor::operands.data(), static_cast<int>(Functor::operands.size()), \
+#define EPIGEMM_EPILOGUE(name, Functor, forms) \
+  {EpilogueId::name,                           \
+   #name,                                      \
+   forms,                                      \
+   Functor::operands.data(),                   \
+   static_cast<int>(Functor::operands.size()), \
+   takes_bias<Functor>(),                      \
    kIsTranscendental<Functor>},
 #include "epilogue/registry.def"
 #undef EPIGEMM_EPILOGUE

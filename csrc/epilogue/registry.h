@@ -30,6 +30,7 @@ struct EpilogueInfo {
   bool linear;              // has fused GEMM kernels
   const Operand* operands;  // accumulator first
   int operand_count;        // accumulator included
+  bool takes_bias;          // its first operand is one: a vector that a call may leave out
   bool is_transcendental;   // its `apply` calls exp or the like: what its epilogue costs (a functor says so of itself)
 };
 

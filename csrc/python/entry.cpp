@@ -28,28 +28,31 @@ struct Fold {
   }
 };
 
-// scale_batch_norm's vectors: (multiplier, offset), or what they are folded from; None for the other epilogues.
-struct Vectors {
+// The epilogue's operands in its order: tensors, numbers, None where one is absent; or what they are folded from.
+struct OperandTuple {
+  call::Tensor storage[kMaxOperands];
   Fold fold;
 
-  template <class Call>
-  bool read(const Reader& reader, PyObject* given, Call* call) {
-    if (given == Py_None) return true;
-    if (PyTuple_Check(given) && PyTuple_Size(given) == 2) {
-      return reader.read_optional(PyTuple_GetItem(given, 0), &fold.storage[0], &call->vectors[0]) &&
-             reader.read_optional(PyTuple_GetItem(given, 1), &fold.storage[1], &call->vectors[1]);
+  bool read(const Reader& reader, PyObject* given, PyObject* folded, call::GivenOperands* operands) {
+    if (folded != Py_None) {
+      operands->fold = &fold.vectors;
+      return fold.read(reader, folded);
     }
-    call->fold = &fold.vectors;
-    return fold.read(reader, given);
+    if (!PyTuple_Check(given) || PyTuple_Size(given) > kMaxOperands) return false;
+    operands->count = static_cast<int>(PyTuple_Size(given));
+    for (int i = 0; i < operands->count; ++i) {
+      if (!reader.read_operand(PyTuple_GetItem(given, i), &storage[i], &operands->values[i])) return false;
+    }
+    return true;
   }
 };
 
-// linear(epilogue, x, weight, bias, scalar, vectors, out, fp32, pack, pack_use, strict) -> Tensor | int
+// linear(epilogue, x, weight, operands, fold, out, fp32, pack, pack_use, strict) -> Tensor | int
 //   fp32: the road of an fp32 call, times two; plus one where PyTorch's setting is less accurate than the call
 struct LinearArguments {
-  enum { Epilogue, X, Weight, Bias, Scalar, VectorTuple, Out, FP32, Pack, PackUse, Strict, Count };
-  call::Tensor x, weight, bias, scalar, out;
-  Vectors vectors;
+  enum { Epilogue, X, Weight, Operands, Folded, Out, FP32, Pack, PackUse, Strict, Count };
+  call::Tensor x, weight, out;
+  OperandTuple operands;
   call::LinearCall linear;
 
   bool read(const Reader& reader, PyObject* const* given) {
@@ -63,12 +66,11 @@ struct LinearArguments {
     linear.x = &x;
     linear.weight = &weight;
     if (!reader.read(given[X], &x) || !reader.read(given[Weight], &weight) ||
-        !reader.read_optional(given[Bias], &bias, &linear.bias) ||
-        !reader.read_optional(given[Out], &out, &linear.out) ||
-        !reader.read_scalar(given[Scalar], &scalar, &linear.scalar, &linear.number, &linear.has_number)) {
+        !reader.read_optional(given[Out], &out, &linear.out)) {
       return false;
     }
-    return vectors.read(reader, given[VectorTuple], &linear) && (given[Pack] == Py_None || read_pack(given[Pack]));
+    return operands.read(reader, given[Operands], given[Folded], &linear.operands) &&
+           (given[Pack] == Py_None || read_pack(given[Pack]));
   }
 
  private:
@@ -103,6 +105,7 @@ struct ProductArguments {
     linear.needs_other_setting = fp32 % 2 != 0;
     linear.x = &rows;
     linear.weight = &matrix;
+    linear.operands.count = 1;  // no bias
     return true;
   }
 
@@ -111,21 +114,16 @@ struct ProductArguments {
 };
 
 struct ElementwiseArguments {
-  enum { Epilogue, X, Bias, Scalar, VectorTuple, Out, Count };
-  call::Tensor x, bias, scalar, out;
-  Vectors vectors;
+  enum { Epilogue, X, Operands, Folded, Out, Count };
+  call::Tensor x, out;
+  OperandTuple operands;
   call::ElementwiseCall elementwise;
 
   bool read(const Reader& reader, PyObject* const* given) {
     elementwise.epilogue = static_cast<EpilogueId>(PyLong_AsLong(given[Epilogue]));
     elementwise.x = &x;
-    if (!reader.read(given[X], &x) || !reader.read_optional(given[Bias], &bias, &elementwise.bias) ||
-        !reader.read_optional(given[Out], &out, &elementwise.out) ||
-        !reader.read_scalar(given[Scalar], &scalar, &elementwise.scalar, &elementwise.number,
-                            &elementwise.has_number)) {
-      return false;
-    }
-    return vectors.read(reader, given[VectorTuple], &elementwise);
+    if (!reader.read(given[X], &x) || !reader.read_optional(given[Out], &out, &elementwise.out)) return false;
+    return operands.read(reader, given[Operands], given[Folded], &elementwise.operands);
   }
 };
 
@@ -133,6 +131,11 @@ bool has_count(Py_ssize_t count, int wanted) {
   if (count == wanted) return true;
   PyErr_Format(PyExc_TypeError, "got %zd arguments; accepted are %d", count, wanted);
   return false;
+}
+
+// The bias, where PyTorch's GEMM is to add one.
+PyObject* first_of(PyObject* operands) {
+  return PyTuple_Check(operands) && PyTuple_Size(operands) > 0 ? PyTuple_GetItem(operands, 0) : Py_None;
 }
 
 PyObject* raised(const std::exception& error) {
@@ -150,8 +153,8 @@ PyObject* linear(PyObject*, PyObject* const* given, Py_ssize_t count) {
   if (!is_read) return reason(call::Answer::NotPlain);
   if (arguments.weight.dim != 2) return reason(call::Answer::DoesNotFit);
   try {
-    PythonTorch torch({given[A::X], given[A::Weight], nullptr, given[A::Bias], given[A::Out]}, arguments.x,
-                      arguments.weight.sizes[0]);
+    PythonTorch torch({given[A::X], given[A::Weight], nullptr, first_of(given[A::Operands]), given[A::Out]},
+                      arguments.x, arguments.weight.sizes[0]);
     return torch.finish(state.functions->linear(arguments.linear, torch));
   } catch (const std::exception& error) {
     return raised(error);
@@ -184,7 +187,7 @@ PyObject* elementwise(PyObject*, PyObject* const* given, Py_ssize_t count) {
   if (PyErr_Occurred()) return nullptr;
   if (!is_read) return reason(call::Answer::NotPlain);
   try {
-    PythonTorch torch({given[A::X], nullptr, nullptr, given[A::Bias], given[A::Out]}, arguments.x, 0);
+    PythonTorch torch({given[A::X], nullptr, nullptr, Py_None, given[A::Out]}, arguments.x, 0);
     return torch.finish(state.functions->elementwise(arguments.elementwise, torch));
   } catch (const std::exception& error) {
     return raised(error);

@@ -98,12 +98,10 @@ bool Reader::read_optional(PyObject* object, call::Tensor* storage, const call::
   return read(object, storage);
 }
 
-bool Reader::read_scalar(PyObject* object, call::Tensor* storage, const call::Tensor** pointer, double* number,
-                         bool* has_number) const {
-  if (object == Py_None) return true;
-  if (!PyFloat_CheckExact(object)) return read_optional(object, storage, pointer);
-  *number = PyFloat_AsDouble(object);
-  return *has_number = true;
+bool Reader::read_operand(PyObject* object, call::Tensor* storage, call::GivenOperand* operand) const {
+  if (!PyFloat_CheckExact(object)) return read_optional(object, storage, &operand->tensor);
+  operand->number = PyFloat_AsDouble(object);
+  return operand->has_number = true;
 }
 
 }  // namespace epigemm::python

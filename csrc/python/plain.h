@@ -1,7 +1,7 @@
 // Plain calls: those that nobody but the kernels has to see, on plain tensors.
 #pragma once
 
-#include "call/tensor.h"
+#include "call/linear.h"
 #include "python/object.h"
 
 namespace epigemm::python {
@@ -19,8 +19,7 @@ class Reader {
   // The same, or None: `*pointer` is null then.
   bool read_optional(PyObject* object, call::Tensor* storage, const call::Tensor** pointer) const;
   // A number, a tensor or None.
-  bool read_scalar(PyObject* object, call::Tensor* storage, const call::Tensor** pointer, double* number,
-                   bool* has_number) const;
+  bool read_operand(PyObject* object, call::Tensor* storage, call::GivenOperand* operand) const;
 
  private:
   bool is_recording_;

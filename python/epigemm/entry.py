@@ -22,7 +22,7 @@ from torch.nn import Parameter
 from epigemm import execution, invariance, keeping, packs, split
 from epigemm import precision as _precision
 from epigemm._native import ops
-from epigemm.epilogues import Epilogue
+from epigemm.epilogues import FOLDED, Epilogue
 
 _FP32 = torch.float32
 _is_compiling = torch.compiler.is_compiling
@@ -30,6 +30,7 @@ Vectors = tuple[Tensor | float | None, ...]
 _SPLIT_LATER = {
     code for code in _precision.FIRST_SLICES if _precision.SPLIT in _precision.road(code).fused[1:]
 }
+_FOLD = len(FOLDED) + 1  # the vectors and eps
 _PACK_USES = {packs.KEEP: 0, packs.FIND: 1, packs.NONE: 2, None: 1}
 
 
@@ -139,13 +140,26 @@ def linear(
             if slices is None:
                 return None
             pack, pack_use = slices
-    head = (epilogue.number, x, weight, bias, scalar, vectors, out)
+    operands, fold = _in_order(epilogue, bias, scalar, vectors)
+    head = (epilogue.number, x, weight, operands, fold, out)
     found: Tensor | int = _module.linear(*head, code, pack, _PACK_USES[pack_use], strict)
     if type(found) is int and found == Reason.OTHER_SETTING:
         with _precision.full_fp32(x.device.type):
             # The last bit: torch's own setting would be less accurate than the call.
             found = _module.linear(*head, code & ~1, pack, _PACK_USES[pack_use], strict)
     return None if type(found) is int else found  # type: ignore[return-value]
+
+
+def _in_order(
+    epilogue: Epilogue, bias: Tensor | None, scalar: float | Tensor | None, vectors: Vectors | None
+) -> tuple[Vectors, Vectors | None]:
+    """The operands in the epilogue's order, and what they are folded from where they are."""
+    if vectors is not None and len(vectors) == _FOLD:
+        return (), vectors
+    given: Vectors = vectors or ()
+    if epilogue.takes_bias or bias is not None:
+        given = (bias, *given)
+    return (given, None) if epilogue.scalar is None and scalar is None else ((*given, scalar), None)
 
 
 def product(rows: Tensor, matrix: Tensor, precision: str) -> Tensor | None:
@@ -223,7 +237,8 @@ def elementwise(
     """D = epilogue(x), or None. Arguments as of `linear`."""
     if _module is None or _is_compiling():
         return None
-    found: Tensor | int = _module.elementwise(epilogue.number, x, bias, scalar, vectors, out)
+    operands, fold = _in_order(epilogue, bias, scalar, vectors)
+    found: Tensor | int = _module.elementwise(epilogue.number, x, operands, fold, out)
     return None if type(found) is int else found  # type: ignore[return-value]
 
 
