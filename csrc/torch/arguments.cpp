@@ -2,7 +2,6 @@
 
 #include <dlfcn.h>
 
-#include <cstring>
 #include <utility>
 
 namespace epigemm::binding {
@@ -21,20 +20,59 @@ void check_element(const TensorView& tensor, ElementType wanted, const char* arg
   check(got == wanted, argument, " has dtype ", element_name(got), ", expected ", element_name(wanted));
 }
 
-OperandValue vector_value(const TensorView& vector, const Operand& operand, ElementType input, int64_t columns) {
-  check(vector.dim() == 1 && vector.size(0) == columns, operand.name, " has shape ", Shape{vector}, ", expected [",
-        columns, "]");
-  check_element(vector, operand.element == OperandElement::Input ? input : compute_element(input), operand.name);
+OperandValue vector_value(const TensorView& vector, const char* name, int64_t columns) {
+  check(vector.dim() == 1 && vector.size(0) == columns, name, " has shape ", Shape{vector}, ", expected [", columns,
+        "]");
   return {vector.data(), vector.stride(0), 0};
 }
 
-OperandValue scalar_value(const TensorView& scalar, const Operand& operand, ElementType input) {
-  check(scalar.numel() == 1, operand.name, " has shape ", Shape{scalar}, ", expected one element");
-  check_element(scalar, compute_element(input), operand.name);
+OperandValue scalar_value(const TensorView& scalar, const char* name) {
+  check(scalar.numel() == 1, name, " has shape ", Shape{scalar}, ", expected one element");
   return {scalar.data(), 0, 0};
 }
 
+// A tensor with x's leading sizes, then `columns`.
+OperandValue matrix_value(const TensorView& tensor, const char* name, const TensorView& x, int64_t columns) {
+  bool fits = tensor.dim() == x.dim() && x.dim() > 0 && tensor.size(x.dim() - 1) == columns;
+  int64_t rows = 1;
+  for (int64_t axis = 0; fits && axis + 1 < x.dim(); ++axis) {
+    fits = tensor.size(axis) == x.size(axis);
+    rows *= x.size(axis);
+  }
+  check(fits, name, " has shape ", Shape{tensor}, ", expected x's with ", columns, " in place of the last dimension");
+  Matrix matrix;
+  check(call::as_matrix(view_of(tensor, ElementType::Float32, nullptr), rows, columns, &matrix), name,
+        " must be a matrix: its last dimension contiguous, the others one stride apart");
+  return {tensor.data(), columns == 1 && rows == 1 ? 1 : matrix.row_stride, 0};
+}
+
+OperandValue tensor_value(const TensorView& tensor, const Operand& operand, const TensorView& x, ElementType input,
+                          int64_t columns) {
+  check_device(tensor, x, operand.name);
+  check_element(tensor, operand.element == OperandElement::Input ? input : compute_element(input), operand.name);
+  switch (operand.kind) {
+    case OperandKind::PerColumn:
+      return vector_value(tensor, operand.name, columns);
+    case OperandKind::PerRow:
+      return matrix_value(tensor, operand.name, x, /*columns=*/1);
+    case OperandKind::Matrix:
+      return matrix_value(tensor, operand.name, x, columns);
+    default:
+      return scalar_value(tensor, operand.name);
+  }
+}
+
 }  // namespace
+
+call::Tensor view_of(const TensorView& tensor, ElementType element, void* data) {
+  call::Tensor view;
+  view.data = data;
+  view.element = element;
+  view.dim = static_cast<int>(tensor.dim());
+  view.sizes = tensor.sizes();
+  view.strides = tensor.strides();
+  return view;
+}
 
 const EpilogueInfo& epilogue_named(const Name& name) {
   const EpilogueInfo* info = find_epilogue(name.text().data(), name.text().size());
@@ -69,26 +107,19 @@ void fill_operands(const EpilogueInfo& epilogue, const TensorView& x, int64_t co
                    OperandValue* values) {
   const ElementType input = element_of(x, "x");
   std::size_t next_tensor = 0, next_scalar = 0;
-  bool takes_bias = false;
   for (int i = 1; i < epilogue.operand_count; ++i) {
     const Operand& operand = epilogue.operands[i];
     OperandValue& value = values[i - 1];
-    if (std::strcmp(operand.name, "bias") == 0) {
-      takes_bias = true;
-      if (!bias) continue;
-      check_device(*bias, x, operand.name);
-      value = vector_value(*bias, operand, input, columns);
+    if (epilogue.takes_bias && i == 1) {
+      if (bias) value = tensor_value(*bias, operand, x, input, columns);
     } else if (operand.kind == OperandKind::Scalar && next_scalar < scalars.values.size()) {
       value.value = scalars.values[next_scalar++];
     } else {
       check(next_tensor < tensors.values.size(), "epilogue '", epilogue.name, "' needs operand ", operand.name);
-      const TensorView& tensor = tensors.values[next_tensor++];
-      check_device(tensor, x, operand.name);
-      value = operand.kind == OperandKind::Scalar ? scalar_value(tensor, operand, input)
-                                                  : vector_value(tensor, operand, input, columns);
+      value = tensor_value(tensors.values[next_tensor++], operand, x, input, columns);
     }
   }
-  check(takes_bias || !bias, "epilogue '", epilogue.name, "' takes no bias");
+  check(epilogue.takes_bias || !bias, "epilogue '", epilogue.name, "' takes no bias");
   check(next_tensor == tensors.values.size() && next_scalar == scalars.values.size(), "epilogue '", epilogue.name,
         "' takes ", next_tensor, " operand tensors and ", next_scalar, " scalars here, got ", tensors.values.size(),
         " and ", scalars.values.size());

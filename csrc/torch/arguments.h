@@ -8,6 +8,7 @@
 #include <string>
 #include <string_view>
 
+#include "call/tensor.h"
 #include "elementwise/problem.h"
 #include "epilogue/registry.h"
 #include "torch/tensor_view.h"
@@ -43,8 +44,11 @@ Arithmetic arithmetic_named(const Name& name);
 // float16, bfloat16, float32 or float64; anything else is an error that names the argument.
 ElementType element_of(const TensorView& tensor, const char* argument);
 
-// Fills one value per operand of the epilogue, in its order: `bias` for the operand of that name, `tensors` and
-// `scalars` for the others. `columns` is N, the length of every vector.
+// As csrc/call reads tensors.
+call::Tensor view_of(const TensorView& tensor, ElementType element, void* data);
+
+// Fills one value per operand of the epilogue, in its order: `bias` for the one that may be absent, `tensors` and
+// `scalars` for the others. `columns` is N. Where a tensor could be any of several scalars it is the first.
 void fill_operands(const EpilogueInfo& epilogue, const TensorView& x, int64_t columns,
                    const std::optional<TensorView>& bias, const List<TensorView>& tensors, const List<double>& scalars,
                    OperandValue* values);

@@ -16,16 +16,6 @@
 namespace epigemm::binding {
 namespace {
 
-call::Tensor view_of(const TensorView& tensor, ElementType element, void* data) {
-  call::Tensor view;
-  view.data = data;
-  view.element = element;
-  view.dim = static_cast<int>(tensor.dim());
-  view.sizes = tensor.sizes();
-  view.strides = tensor.strides();
-  return view;
-}
-
 // The kernels write to `out` alone.
 void* read_only(const TensorView& tensor) { return const_cast<void*>(tensor.data()); }
 
