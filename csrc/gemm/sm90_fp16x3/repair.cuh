@@ -89,11 +89,12 @@ __device__ inline void recompute_tile(const RepairArguments<typename Epilogue::O
   __shared__ fp32_tile::Shared shared;
   fp32_tile::ThreadTile tile;
   fp32_tile::multiply(p.x, p.weight, m0, n0, shared, tile);
-  const Epilogue epilogue(p.operands, n0 + tile.column0(), p.weight.rows);
 #pragma unroll
   for (int i = 0; i < fp32_tile::kDown; ++i) {
     const int64_t row = m0 + tile.row0() + i;
     if (row >= p.x.rows) break;
+    // Anew for every row: operands kept for all of them would take the registers of the products.
+    const Epilogue epilogue(p.operands, n0 + tile.column0(), p.weight.rows);
     const typename Epilogue::Row of_row = epilogue.row(row);
 #pragma unroll
     for (int j = 0; j < fp32_tile::kAcross; ++j) {
