@@ -187,11 +187,11 @@ void fp32_linear_out(const Name& epilogue, const TensorView& x, const TensorView
   check(why_not.empty(), why_not);
   const CurrentDevice guard(problem.device.index);
   problem.stream = current_stream(problem.device.index);
-  sm90_fp16x3::find_fp32(problem.epilogue)({{problem, {}, {}},
-                                            sm90_fp16x3::strided(problem.x, problem.m, problem.k),
-                                            sm90_fp16x3::strided(problem.weight, problem.n, problem.k)});
-  const std::string error = cuda::last_error();
-  check(error.empty(), "the fp32 kernel could not be launched: ", error);
+  const char* refused =
+      sm90_fp16x3::find_fp32(problem.epilogue)({{problem, {}, {}},
+                                                sm90_fp16x3::strided(problem.x, problem.m, problem.k),
+                                                sm90_fp16x3::strided(problem.weight, problem.n, problem.k)});
+  check(!refused, "the fp32 kernel could not be launched: ", refused ? refused : "", " ", cuda::last_error());
 #else
   (void)epilogue, (void)x, (void)weight, (void)bias, (void)operands, (void)scalars, (void)out;
   check(false, "epigemm was built without the Hopper GEMM kernels");

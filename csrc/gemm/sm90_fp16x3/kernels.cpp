@@ -51,8 +51,7 @@ const char* launch(Problem const& problem, Plan const& plan) {
   const Unit& unit = kUnits[static_cast<int>(problem.epilogue)];
   const LaunchGemm launch_gemm = problem.arithmetic == Arithmetic::Split ? unit.split : unit.scaled;
   const char* const refused = launch_gemm(split, plan);
-  if (!refused) find_repair(problem.epilogue)({split, x, weight});
-  return refused;
+  return refused ? refused : find_repair(problem.epilogue)({split, x, weight});
 }
 
 int kernel_count() {

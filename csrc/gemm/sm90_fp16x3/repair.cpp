@@ -1,10 +1,12 @@
 #include "gemm/sm90_fp16x3/repair.h"
 
+#include "link/kernels.h"
+
 namespace epigemm::sm90_fp16x3 {
 
 #define EPIGEMM_DECLARE_LINEAR_AND_ELEMENTWISE(name) \
-  void repair_##name(RepairProblem const&);          \
-  void fp32_##name(RepairProblem const&);
+  const char* repair_##name(RepairProblem const&);   \
+  const char* fp32_##name(RepairProblem const&);
 #define EPIGEMM_DECLARE_ELEMENTWISE_ONLY(name)
 #define EPIGEMM_EPILOGUE(name, Functor, forms) EPIGEMM_DECLARE_##forms(name)
 #include "epilogue/registry.def"
@@ -24,10 +26,35 @@ constexpr Unit kUnits[] = {
 #undef EPIGEMM_EPILOGUE
 };
 
+constexpr const char* kNotLinked = "the epilogue was not linked for this kernel";
+
+const void* linked_kernel(link::Part part, RepairProblem const& repair) {
+  link::KernelKey key;
+  key.part = part;
+  return link::find(repair.split.problem.epilogue, key);
+}
+
+const char* repair_by_linked(RepairProblem const& repair) {
+  const void* const kernel = linked_kernel(link::Part::fixup, repair);
+  return kernel ? launch_open_repair(repair, kernel) : kNotLinked;
+}
+
+const char* fp32_by_linked(RepairProblem const& repair) {
+  const void* const kernel = linked_kernel(link::Part::fp32, repair);
+  return kernel ? launch_open_fp32(repair, kernel) : kNotLinked;
+}
+
+// Epilogues of the run time have numbers behind the built-in ones.
+bool is_builtin(EpilogueId epilogue) { return static_cast<int>(epilogue) < kEpilogueCount; }
+
 }  // namespace
 
-Repair find_repair(EpilogueId epilogue) { return kUnits[static_cast<int>(epilogue)].repair; }
+Repair find_repair(EpilogueId epilogue) {
+  return is_builtin(epilogue) ? kUnits[static_cast<int>(epilogue)].repair : &repair_by_linked;
+}
 
-Repair find_fp32(EpilogueId epilogue) { return kUnits[static_cast<int>(epilogue)].fp32; }
+Repair find_fp32(EpilogueId epilogue) {
+  return is_builtin(epilogue) ? kUnits[static_cast<int>(epilogue)].fp32 : &fp32_by_linked;
+}
 
 }  // namespace epigemm::sm90_fp16x3

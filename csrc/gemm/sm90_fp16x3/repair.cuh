@@ -15,12 +15,13 @@ using fp32_tile::kThreads;
 
 constexpr int kCtasPerMultiprocessor = 2;  // 128 registers a thread
 
+template <class Operands>
 struct RepairArguments {
   StridedMatrix x, weight;
   const int32_t *x_facts, *weight_facts;
   float* out;
   int64_t out_row_stride;
-  cuda::Operands<float> operands;
+  Operands operands;
   bool x_facts_are_there;  // before the GEMM ahead has finished
 };
 
@@ -58,20 +59,33 @@ __device__ inline RangeFacts facts_of_rows(const int32_t* facts, int64_t first, 
 
 // --- results -------------------------------------------------------------------------------------------------------
 
-template <class Functor, int... Index>
-__device__ __forceinline__ float apply(const RepairArguments& p, int64_t column, float z,
-                                       std::integer_sequence<int, Index...>) {
-  return Functor::apply(z, cuda::load_operand<Functor, float, Index + 1>(p.operands, column)...);
-}
-
+// A built-in functor for a thread's columns. csrc/link/epilogue.cuh has the one for whatever is linked in.
 template <class Functor>
-__device__ __forceinline__ void store(const RepairArguments& p, int64_t row, int64_t column, float z) {
-  p.out[row * p.out_row_stride + column] = apply<Functor>(p, column, z, cuda::OperandIndices<Functor>{});
-}
+class BuiltinEpilogue {
+ public:
+  using Operands = cuda::Operands<float>;
+  struct Row {};
+
+  __device__ __forceinline__ BuiltinEpilogue(const Operands& operands, int64_t column, int64_t)
+      : operands_(operands), column_(column) {}
+  __device__ __forceinline__ Row row(int64_t) const { return {}; }
+  __device__ __forceinline__ float apply(float z, const Row&, int i) const {
+    return apply(z, column_ + i, cuda::OperandIndices<Functor>{});
+  }
+
+ private:
+  template <int... Index>
+  __device__ __forceinline__ float apply(float z, int64_t column, std::integer_sequence<int, Index...>) const {
+    return Functor::apply(z, cuda::load_operand<Functor, float, Index + 1>(operands_, column)...);
+  }
+
+  const Operands& operands_;
+  int64_t column_;
+};
 
 // Everything: all results of the tile; else those that the guard rejects, and the others keep what they have.
-template <class Functor, bool Everything>
-__device__ inline void recompute_tile(const RepairArguments& p, int64_t m0, int64_t n0) {
+template <class Epilogue, bool Everything>
+__device__ inline void recompute_tile(const RepairArguments<typename Epilogue::Operands>& p, int64_t m0, int64_t n0) {
   __shared__ fp32_tile::Shared shared;
   fp32_tile::ThreadTile tile;
   fp32_tile::multiply(p.x, p.weight, m0, n0, shared, tile);
@@ -79,30 +93,33 @@ __device__ inline void recompute_tile(const RepairArguments& p, int64_t m0, int6
   for (int i = 0; i < fp32_tile::kDown; ++i) {
     const int64_t row = m0 + tile.row0() + i;
     if (row >= p.x.rows) break;
+    // Anew for every row: operands kept for all of them would take the registers of the products.
+    const Epilogue epilogue(p.operands, n0 + tile.column0(), p.weight.rows);
+    const typename Epilogue::Row of_row = epilogue.row(row);
 #pragma unroll
     for (int j = 0; j < fp32_tile::kAcross; ++j) {
       const int64_t column = n0 + tile.column0() + j;
       if (column >= p.weight.rows) break;
       if (!Everything && !is_rejected(p.x_facts[row], p.weight_facts[column], p.x.columns)) continue;
-      store<Functor>(p, row, column, tile.sums[i][j]);
+      p.out[row * p.out_row_stride + column] = epilogue.apply(tile.sums[i][j], of_row, j);
     }
   }
 }
 
 // --- the kernel ----------------------------------------------------------------------------------------------------
 
-template <class Functor>
-__device__ inline void repair_tile(const RepairArguments& p, int64_t m0, int64_t n0) {
+template <class Epilogue>
+__device__ inline void repair_tile(const RepairArguments<typename Epilogue::Operands>& p, int64_t m0, int64_t n0) {
   const RangeFacts x = facts_of_rows(p.x_facts, m0, min(m0 + fp32_tile::kTileM, p.x.rows));
   const RangeFacts weight = facts_of_rows(p.weight_facts, n0, min(n0 + fp32_tile::kTileN, p.weight.rows));
   if (out_of_range(x, weight, p.x.columns) || has_non_finite(x.flags | weight.flags)) {
-    recompute_tile<Functor, /*Everything=*/false>(p, m0, n0);
+    recompute_tile<Epilogue, /*Everything=*/false>(p, m0, n0);
   }
 }
 
 // Calls f(m0, n0) for the tiles of this CTA.
-template <class F>
-__device__ __forceinline__ void for_each_tile(const RepairArguments& p, F f) {
+template <class Operands, class F>
+__device__ __forceinline__ void for_each_tile(const RepairArguments<Operands>& p, F f) {
   const int64_t tiles_m = (p.x.rows + fp32_tile::kTileM - 1) / fp32_tile::kTileM;
   const int64_t tiles_n = (p.weight.rows + fp32_tile::kTileN - 1) / fp32_tile::kTileN;
   for (int64_t tile = blockIdx.x; tile < tiles_m * tiles_n; tile += gridDim.x) {
@@ -116,9 +133,8 @@ __device__ __forceinline__ void wait_for_gemm() {
 #endif
 }
 
-template <class Functor>
-__global__ void __launch_bounds__(kThreads, kCtasPerMultiprocessor)
-    repair_kernel(const __grid_constant__ RepairArguments p) {
+template <class Epilogue>
+__device__ __forceinline__ void run_repair(const RepairArguments<typename Epilogue::Operands>& p) {
   // All rows at once: the answer nearly always, and only some KB to read. The weight was split before x: done long ago.
   const RangeFacts weight = facts_of_rows(p.weight_facts, 0, p.weight.rows);
   if (!p.x_facts_are_there) wait_for_gemm();
@@ -127,65 +143,77 @@ __global__ void __launch_bounds__(kThreads, kCtasPerMultiprocessor)
   // In any case, even to return: whoever comes next waits for this kernel alone.
   wait_for_gemm();
   if (nothing) return;
-  for_each_tile(p, [&](int64_t m0, int64_t n0) { repair_tile<Functor>(p, m0, n0); });
+  for_each_tile(p, [&](int64_t m0, int64_t n0) { repair_tile<Epilogue>(p, m0, n0); });
 }
 
 // The whole product in fp32 multiply-adds: every result has the same chain of additions, wherever it stands.
-template <class Functor>
+template <class Epilogue>
+__device__ __forceinline__ void run_fp32(const RepairArguments<typename Epilogue::Operands>& p) {
+  for_each_tile(p, [&](int64_t m0, int64_t n0) { recompute_tile<Epilogue, /*Everything=*/true>(p, m0, n0); });
+}
+
+template <class Epilogue>
 __global__ void __launch_bounds__(kThreads, kCtasPerMultiprocessor)
-    fp32_kernel(const __grid_constant__ RepairArguments p) {
-  for_each_tile(p, [&](int64_t m0, int64_t n0) { recompute_tile<Functor, /*Everything=*/true>(p, m0, n0); });
+    repair_kernel(const __grid_constant__ RepairArguments<typename Epilogue::Operands> p) {
+  run_repair<Epilogue>(p);
 }
 
-inline RepairArguments repair_arguments(RepairProblem const& repair) {
+template <class Epilogue>
+__global__ void __launch_bounds__(kThreads, kCtasPerMultiprocessor)
+    fp32_kernel(const __grid_constant__ RepairArguments<typename Epilogue::Operands> p) {
+  run_fp32<Epilogue>(p);
+}
+
+// --- the host's half -----------------------------------------------------------------------------------------------
+
+template <class Operands>
+RepairArguments<Operands> repair_arguments(RepairProblem const& repair, Operands const& operands) {
   Problem const& problem = repair.split.problem;
-  RepairArguments arguments{repair.x,
-                            repair.weight,
-                            repair.split.x.facts,
-                            repair.split.weight.facts,
-                            static_cast<float*>(problem.out.data),
-                            problem.out.row_stride,
-                            {},
-                            // This kernel starts when every CTA of the GEMM allows it. The split's mainloop does so
-                            // when it has seen the end of the kernels that wrote the facts; CUTLASS's own, which the
-                            // scaled product has, may do so before.
-                            problem.arithmetic == Arithmetic::Split};
-  for (int i = 0; i < kMaxBuiltinOperands; ++i) {
-    arguments.operands.data[i] = problem.operands[i].data;
-    arguments.operands.values[i] = static_cast<float>(problem.operands[i].value);
-  }
-  return arguments;
+  return {repair.x,
+          repair.weight,
+          repair.split.x.facts,
+          repair.split.weight.facts,
+          static_cast<float*>(problem.out.data),
+          problem.out.row_stride,
+          operands,
+          // This kernel starts when every CTA of the GEMM allows it. The split's mainloop does so when it has seen the
+          // end of the kernels that wrote the facts; CUTLASS's own, which the scaled product has, may do so before.
+          problem.arithmetic == Arithmetic::Split};
 }
 
-inline unsigned ctas_of(Problem const& problem) {
+// `is_behind_gemm`: programmatic dependent launch, that is, the kernel is ready when the GEMM ends.
+template <class Operands>
+const char* enqueue_repair(const void* kernel, RepairProblem const& repair, Operands const& operands,
+                           bool is_behind_gemm) {
+  Problem const& problem = repair.split.problem;
   const int64_t tiles = ((problem.m + fp32_tile::kTileM - 1) / fp32_tile::kTileM) *
                         ((problem.n + fp32_tile::kTileN - 1) / fp32_tile::kTileN);
   const int64_t most = int64_t(kCtasPerMultiprocessor) * problem.device.multiprocessors;
-  return static_cast<unsigned>(std::min(tiles, most));
-}
-
-template <class Functor>
-void launch_repair(RepairProblem const& repair) {
-  Problem const& problem = repair.split.problem;
-  // Programmatic dependent launch: this kernel is ready when the GEMM ends.
   cudaLaunchAttribute attribute{};
   attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
   attribute.val.programmaticStreamSerializationAllowed = 1;
   cudaLaunchConfig_t config{};
-  config.gridDim = dim3(ctas_of(problem));
+  config.gridDim = dim3(static_cast<unsigned>(std::min(tiles, most)));
   config.blockDim = dim3(kThreads);
   config.stream = static_cast<cudaStream_t>(problem.stream);
   config.attrs = &attribute;
-  config.numAttrs = 1;
-  // A failure stays the runtime's last error, which the caller asks for.
-  static_cast<void>(cudaLaunchKernelEx(&config, repair_kernel<Functor>, repair_arguments(repair)));
+  config.numAttrs = is_behind_gemm ? 1 : 0;
+  RepairArguments<Operands> arguments = repair_arguments(repair, operands);
+  void* parameters[] = {&arguments};
+  const cudaError_t error = cudaLaunchKernelExC(&config, kernel, parameters);
+  return error == cudaSuccess ? nullptr : cudaGetErrorString(error);
 }
 
 template <class Functor>
-void launch_fp32(RepairProblem const& repair) {
-  Problem const& problem = repair.split.problem;
-  fp32_kernel<Functor>
-      <<<ctas_of(problem), kThreads, 0, static_cast<cudaStream_t>(problem.stream)>>>(repair_arguments(repair));
+const char* launch_repair(RepairProblem const& repair) {
+  return enqueue_repair(reinterpret_cast<const void*>(&repair_kernel<BuiltinEpilogue<Functor>>), repair,
+                        cuda::operands_of(repair.split.problem), /*is_behind_gemm=*/true);
+}
+
+template <class Functor>
+const char* launch_fp32(RepairProblem const& repair) {
+  return enqueue_repair(reinterpret_cast<const void*>(&fp32_kernel<BuiltinEpilogue<Functor>>), repair,
+                        cuda::operands_of(repair.split.problem), /*is_behind_gemm=*/false);
 }
 
 }  // namespace epigemm::sm90_fp16x3

@@ -47,12 +47,13 @@ struct Multiplied<float> {
 constexpr uint32_t kPrepared = 1;    // the rings' barriers are initialised
 constexpr uint32_t kStagesRead = 2;  // the multiplying warps have read the last stage
 
+template <class Operands>
 struct Arguments {
   void* out;
   int64_t out_row_stride;
   int m, n;
   int steps;  // stages of K, over all CTAs of a cluster
-  cuda::Operands<float> operands;
+  Operands operands;
 };
 
 template <class Stored_, int TileIndex>
@@ -213,38 +214,50 @@ __device__ __forceinline__ float4 sum_up(const float4 (&parts)[Splits]) {
   return sum;
 }
 
-// The epilogue's operands for a thread's columns, which are the same in all of its rows.
-template <class Functor>
-struct ColumnOperands {
-  float values[std::max<std::size_t>(1, Functor::operands.size() - 1)][kVector];
+// A built-in functor for a thread's columns: their operands are the same in all of its rows. csrc/link/epilogue.cuh has
+// the one for whatever is linked in.
+template <class Functor, class Stored>
+class BuiltinEpilogue {
+ public:
+  using Operands = cuda::Operands<float>;
+  static constexpr bool kReadsRows = false;
+  struct Row {};  // nothing differs from row to row
+
+  __device__ __forceinline__ BuiltinEpilogue(const Operands& operands, int column, int columns) {
+    load(operands, column, columns, cuda::OperandIndices<Functor>{});
+  }
+  __device__ __forceinline__ Row row(int64_t) const { return {}; }
+  __device__ __forceinline__ float apply(float z, const Row&, int i) const {
+    return apply(z, i, cuda::OperandIndices<Functor>{});
+  }
+
+ private:
+  template <int... Index>
+  __device__ __forceinline__ void load(const Operands& operands, int column, int columns,
+                                       std::integer_sequence<int, Index...>) {
+#pragma unroll
+    for (int i = 0; i < kVector; ++i) {
+      // A column beyond the last reads the last one's.
+      const int at = min(column + i, columns - 1);
+      ((values_[Index][i] = cuda::load_operand<Functor, Stored, Index + 1>(operands, at)), ...);
+    }
+  }
+  template <int... Index>
+  __device__ __forceinline__ float apply(float z, int i, std::integer_sequence<int, Index...>) const {
+    return Functor::apply(z, values_[Index][i]...);
+  }
+
+  float values_[std::max<std::size_t>(1, Functor::operands.size() - 1)][kVector];
 };
 
-template <class Functor, class Stored, int... Index>
-__device__ __forceinline__ ColumnOperands<Functor> load_operands(const cuda::Operands<float>& operands, int column,
-                                                                 int columns, std::integer_sequence<int, Index...>) {
-  ColumnOperands<Functor> loaded;
-#pragma unroll
-  for (int i = 0; i < kVector; ++i) {
-    // A column beyond the last reads the last one's.
-    const int at = min(column + i, columns - 1);
-    ((loaded.values[Index][i] = cuda::load_operand<Functor, Stored, Index + 1>(operands, at)), ...);
-  }
-  return loaded;
-}
-
-template <class Functor, int... Index>
-__device__ __forceinline__ float apply(float z, const ColumnOperands<Functor>& operands, int i,
-                                       std::integer_sequence<int, Index...>) {
-  return Functor::apply(z, operands.values[Index][i]...);
-}
-
 // Rows of D begin at multiples of 16 bytes and are as long: a vector lies in D as a whole, or not at all.
-template <class Functor, class Stored>
-__device__ __forceinline__ void store(Stored* out, float4 z, const ColumnOperands<Functor>& operands) {
+template <class Epilogue, class Stored>
+__device__ __forceinline__ void store(Stored* out, float4 z, const Epilogue& epilogue,
+                                      const typename Epilogue::Row& row) {
   const float sums[kVector] = {z.x, z.y, z.z, z.w};
   float results[kVector];
 #pragma unroll
-  for (int i = 0; i < kVector; ++i) results[i] = apply(sums[i], operands, i, cuda::OperandIndices<Functor>{});
+  for (int i = 0; i < kVector; ++i) results[i] = epilogue.apply(sums[i], row, i);
   struct alignas(sizeof(Stored) * kVector) {
     Stored elements[kVector];
   } vector;
@@ -271,10 +284,10 @@ struct Share {
 };
 
 // Eight loads at a time, from however many CTAs: shared memory of another CTA takes long to answer.
-template <int Splits, class Functor, class Config>
-__device__ __forceinline__ void finish(const Arguments& p, const typename Config::Shared& shared,
-                                       const Share<Config>& share, const ColumnOperands<Functor>& operands, int m0,
-                                       int n0) {
+template <int Splits, class Epilogue, class Config>
+__device__ __forceinline__ void finish(const Arguments<typename Epilogue::Operands>& p,
+                                       const typename Config::Shared& shared, const Share<Config>& share,
+                                       const Epilogue& epilogue, int m0, int n0) {
   using Stored = typename Config::Stored;
   constexpr int kAtOnce = kMostSplits / Splits;
   const int column = share.column();
@@ -282,10 +295,12 @@ __device__ __forceinline__ void finish(const Arguments& p, const typename Config
   const int rows = min(p.m - m0, Config::tile.m);
   for (int segment = share.first; share.row(segment) < rows; segment += kAtOnce * share.step) {
     float4 parts[kAtOnce][Splits];
+    typename Epilogue::Row of_rows[kAtOnce];
 #pragma unroll
     for (int i = 0; i < kAtOnce; ++i) {
       const int row = share.row(segment + i * share.step);
       if (row >= rows) break;
+      of_rows[i] = epilogue.row(m0 + row);
 #pragma unroll
       for (int rank = 0; rank < Splits; ++rank) {
         parts[i][rank] = load_from_cta(shared.sums + row * Config::kSumsStride + column, rank);
@@ -296,18 +311,30 @@ __device__ __forceinline__ void finish(const Arguments& p, const typename Config
       const int row = share.row(segment + i * share.step);
       if (row >= rows) break;
       Stored* const out = static_cast<Stored*>(p.out) + (m0 + row) * p.out_row_stride + n0 + column;
-      store<Functor>(out, sum_up(parts[i]), operands);
+      store(out, sum_up(parts[i]), epilogue, of_rows[i]);
     }
   }
 }
 
 // --- the kernel ----------------------------------------------------------------------------------------------------
 
-// Grid: (CTAs of the cluster, tiles along M, tiles along N).
-template <class Functor, class Config>
-__global__ void __launch_bounds__(Config::kThreads, Config::tile.ctas_per_multiprocessor)
-    kernel(const __grid_constant__ CUtensorMap weight_map, const __grid_constant__ CUtensorMap x_map,
-           const __grid_constant__ Arguments p) {
+// What the epilogue reads of a thread's rows, on its way while the sums are made.
+template <class Epilogue, class Config>
+__device__ __forceinline__ void prefetch(const Arguments<typename Epilogue::Operands>& p, const Share<Config>& share,
+                                         const Epilogue& epilogue, int m0, int n0) {
+  if constexpr (Epilogue::kReadsRows) {
+    if (n0 + share.column() >= p.n) return;
+    const int rows = min(p.m - m0, Config::tile.m);
+#pragma unroll 1
+    for (int segment = share.first; share.row(segment) < rows; segment += share.step) {
+      epilogue.prefetch(m0 + share.row(segment));
+    }
+  }
+}
+
+template <class Epilogue, class Config>
+__device__ __forceinline__ void run(CUtensorMap const& weight_map, CUtensorMap const& x_map,
+                                    const Arguments<typename Epilogue::Operands>& p) {
   using cutlass::arch::NamedBarrier;
   extern __shared__ __align__(1024) char memory[];
   auto& shared = *reinterpret_cast<typename Config::Shared*>(memory);
@@ -334,26 +361,34 @@ __global__ void __launch_bounds__(Config::kThreads, Config::tile.ctas_per_multip
     NamedBarrier::sync(Config::kThreads, kPrepared);
     cutlass::arch::wait_on_dependent_grids();
     // Now, while the loads are under way.
-    const auto operands = load_operands<Functor, typename Config::Stored>(p.operands, n0 + share.column(), p.n,
-                                                                          cuda::OperandIndices<Functor>{});
+    const Epilogue epilogue(p.operands, n0 + share.column(), p.n);
+    prefetch<Epilogue, Config>(p, share, epilogue, m0, n0);
     multiply<Config>(shared, end - first);
     cute::cluster_sync();
     switch (splits) {
       case 1:
-        finish<1, Functor>(p, shared, share, operands, m0, n0);
+        finish<1>(p, shared, share, epilogue, m0, n0);
         break;
       case 2:
-        finish<2, Functor>(p, shared, share, operands, m0, n0);
+        finish<2>(p, shared, share, epilogue, m0, n0);
         break;
       case 4:
-        finish<4, Functor>(p, shared, share, operands, m0, n0);
+        finish<4>(p, shared, share, epilogue, m0, n0);
         break;
       default:
-        finish<8, Functor>(p, shared, share, operands, m0, n0);
+        finish<8>(p, shared, share, epilogue, m0, n0);
     }
   }
   // No CTA leaves while another may still read its sums.
   if (splits > 1) cute::cluster_sync();
+}
+
+// Grid: (CTAs of the cluster, tiles along M, tiles along N).
+template <class Epilogue, class Config>
+__global__ void __launch_bounds__(Config::kThreads, Config::tile.ctas_per_multiprocessor)
+    kernel(const __grid_constant__ CUtensorMap weight_map, const __grid_constant__ CUtensorMap x_map,
+           const __grid_constant__ Arguments<typename Epilogue::Operands> p) {
+  run<Epilogue, Config>(weight_map, x_map, p);
 }
 
 }  // namespace epigemm::sm90_swap_ab

@@ -36,36 +36,40 @@ bool encode(CUtensorMap* map, Matrix const& matrix, int64_t rows, int64_t column
                                 CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
 }
 
-template <class Functor, class Stored, int TileIndex>
-const char* launch_one(Problem const& problem, Plan const& plan) {
-  using Config = Config<Stored, TileIndex>;
+// `enqueue`: what takes the kernel's grid and its parameters.
+template <class Config, class Operands, class Enqueue>
+const char* launch_with(Problem const& problem, Plan const& plan, Operands const& operands, Enqueue enqueue) {
+  using Stored = typename Config::Stored;
   CUtensorMap weight_map, x_map;
   if (!encode<Stored>(&weight_map, problem.weight, problem.n, problem.k, Config::tile.n) ||
       !encode<Stored>(&x_map, problem.x, problem.m, problem.k, Config::tile.m)) {
     return "the driver refused a TMA descriptor";
   }
-  Arguments arguments{problem.out.data,
-                      problem.out.row_stride,
-                      static_cast<int>(problem.m),
-                      static_cast<int>(problem.n),
-                      static_cast<int>(ceil_div(problem.k, Config::kTileK)),
-                      {}};
-  for (int i = 0; i < kMaxBuiltinOperands; ++i) {
-    arguments.operands.data[i] = problem.operands[i].data;
-    arguments.operands.values[i] = static_cast<float>(problem.operands[i].value);
-  }
+  Arguments<Operands> arguments{problem.out.data,
+                                problem.out.row_stride,
+                                static_cast<int>(problem.m),
+                                static_cast<int>(problem.n),
+                                static_cast<int>(ceil_div(problem.k, Config::kTileK)),
+                                operands};
   const auto tiles_m = static_cast<unsigned>(ceil_div(problem.m, Config::tile.m));
   const auto tiles_n = static_cast<unsigned>(ceil_div(problem.n, Config::tile.n));
   const auto splits = static_cast<unsigned>(plan.splits);
   void* parameters[] = {&weight_map, &x_map, &arguments};
-  return sm90::enqueue<&kernel<Functor, Config>>({{splits, tiles_m, tiles_n},
-                                                  {Config::kThreads, 1, 1},
-                                                  /*cluster=*/{splits, 1, 1},
-                                                  /*shared_bytes=*/sizeof(typename Config::Shared),
-                                                  problem.device.index,
-                                                  problem.stream,
-                                                  /*dependent=*/true},
-                                                 parameters);
+  const sm90::LaunchShape shape{{splits, tiles_m, tiles_n},
+                                {Config::kThreads, 1, 1},
+                                /*cluster=*/{splits, 1, 1},
+                                /*shared_bytes=*/sizeof(typename Config::Shared),
+                                problem.device.index,
+                                problem.stream,
+                                /*dependent=*/true};
+  return enqueue(shape, parameters);
+}
+
+template <class Functor, class Stored, int TileIndex>
+const char* launch_one(Problem const& problem, Plan const& plan) {
+  using Config = Config<Stored, TileIndex>;
+  return launch_with<Config>(problem, plan, cuda::operands_of(problem),
+                             &sm90::enqueue<&kernel<BuiltinEpilogue<Functor, Stored>, Config>>);
 }
 
 template <class Functor, class Stored, int... TileIndex>

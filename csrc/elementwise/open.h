@@ -1,0 +1,57 @@
+// D = epilogue(x) and its derivatives by kernels into which the epilogue was linked. Callable without CUDA headers.
+//
+// Everything is a row-major matrix of m rows and n columns: leading axes have been flattened. Both axes may have any
+// size; with none of an axis nothing is launched.
+#pragma once
+
+#include "gemm/problem.h"
+#include "link/open.h"
+
+namespace epigemm::cuda {
+
+// What the epilogue reads, by slot. Scalars count as doubles beside fp64 elements, as floats beside the others.
+using OpenOperands = link::Operands<double>;
+
+// `out` may be x itself, or a matrix that is read; other overlaps are not allowed.
+struct OpenElementwise {
+  ElementType element = ElementType::Float32;  // of x and out
+  int64_t m = 0, n = 0;
+  const void* x = nullptr;
+  int64_t x_row_stride = 0;  // elements
+  void* out = nullptr;
+  int64_t out_row_stride = 0;
+  OpenOperands operands{};
+  void* stream = nullptr;  // cudaStream_t
+};
+
+// Where derivatives by the operand of a slot go, and those by the accumulator (slot -1).
+struct OpenGradient {
+  void* out = nullptr;         // m rows of n without gaps; null = not wanted
+  bool is_of_compute = false;  // fp32 (fp64 beside fp64) rather than x's element type
+};
+
+// gradient of a slot = grad * d epilogue / d slot, one value for every element: sums over rows and columns are the
+// caller's. 0 wherever that derivative is 0, whatever grad is.
+struct OpenDerivative {
+  ElementType element = ElementType::Float32;  // of x
+  int64_t m = 0, n = 0;
+  const void* grad = nullptr;  // of x's element type
+  int64_t grad_row_stride = 0;
+  const void* acc = nullptr;
+  int64_t acc_row_stride = 0;
+  bool is_acc_of_compute = false;  // fp32 (fp64 beside fp64) rather than x's element type
+  OpenGradient of_acc;
+  OpenGradient of_slot[link::kSlots];  // of those that the epilogue reads; others stay as they are
+  OpenOperands operands{};
+  void* stream = nullptr;
+};
+
+// `kernel`: a cudaKernel_t, as link::find has it. They return nullptr, or what was refused and why.
+const char* launch_open_elementwise(const OpenElementwise& problem, const void* kernel);
+const char* launch_open_derivative(const OpenDerivative& problem, const void* kernel);
+
+// The same with the kernel that was linked for an epilogue.
+const char* launch_open_elementwise(const OpenElementwise& problem, EpilogueId epilogue);
+const char* launch_open_derivative(const OpenDerivative& problem, EpilogueId epilogue);
+
+}  // namespace epigemm::cuda

@@ -1,0 +1,181 @@
+// How a plain CUDA kernel calls the functor that is linked into it, and reads what that asks for. Every load stands
+// behind `epigemm_operand`: the linker drops those of slots that the functor does not read.
+#pragma once
+
+#include "elementwise/types.cuh"
+#include "link/open.h"
+
+namespace epigemm::link {
+
+// Values by slot.
+__device__ __forceinline__ float apply(float acc, const float (&v)[kSlots]) {
+  return epigemm_apply(acc, v[0], v[1], v[2], v[3], v[4], v[5], v[6], v[7], v[8], v[9], v[10], v[11]);
+}
+__device__ __forceinline__ double apply(double acc, const double (&v)[kSlots]) {
+  return epigemm_apply_double(acc, v[0], v[1], v[2], v[3], v[4], v[5], v[6], v[7], v[8], v[9], v[10], v[11]);
+}
+__device__ __forceinline__ float slope(float acc, const float (&v)[kSlots], int slot) {
+  return epigemm_slope(acc, v[0], v[1], v[2], v[3], v[4], v[5], v[6], v[7], v[8], v[9], v[10], v[11], slot);
+}
+__device__ __forceinline__ double slope(double acc, const double (&v)[kSlots], int slot) {
+  return epigemm_slope_double(acc, v[0], v[1], v[2], v[3], v[4], v[5], v[6], v[7], v[8], v[9], v[10], v[11], slot);
+}
+static_assert(kSlots == 12, "the calls above name every slot");
+
+// Whether kWidth neighbours are known to lie within the row, at an address that allows wide loads.
+enum class Access { Wide, Unknown };
+
+// kWidth neighbours of a row as one access of memory, or two.
+template <class T, int kWidth>
+struct alignas(sizeof(T) * kWidth < 16 ? sizeof(T) * kWidth : 16) Packed {
+  T values[kWidth];
+
+  __device__ __forceinline__ auto at(int i) const {
+    if constexpr (kWidth > 1) {
+      typename cuda::ComputeType<T>::type pair[2];
+      cuda::to_compute_pair(values + i / 2 * 2, pair);
+      return pair[i % 2];
+    } else {
+      return cuda::to_compute(values[i]);
+    }
+  }
+};
+
+// `count` of them exist; one beyond reads the last of the row.
+template <Access access, class T, int kWidth>
+__device__ __forceinline__ void load(Packed<T, kWidth>& to, const void* data, int64_t index, int64_t count) {
+  const T* const from = static_cast<const T*>(data) + index;
+  if constexpr (access == Access::Wide || kWidth == 1) {
+    to = *reinterpret_cast<const Packed<T, kWidth>*>(from);
+  } else if (count >= kWidth && reinterpret_cast<uintptr_t>(from) % alignof(Packed<T, kWidth>) == 0) {
+    to = *reinterpret_cast<const Packed<T, kWidth>*>(from);
+  } else {
+#pragma unroll
+    for (int i = 0; i < kWidth; ++i) to.values[i] = from[i < count ? i : count - 1];
+  }
+}
+
+// Neighbours of x's element type or of the compute type, as they lie in memory: converted where they are used, so that
+// no load waits for the one before it. `kind`: what epigemm_operand says.
+template <class Element, int kWidth>
+class Neighbours {
+ public:
+  using Compute = typename cuda::ComputeType<Element>::type;
+
+  template <Access access>
+  __device__ __forceinline__ void load(int kind, const void* data, int64_t index, int64_t count) {
+    if (kind == kOfElement) link::load<access>(of_element_, data, index, count);
+    if (kind == kOfCompute) link::load<access>(of_compute_, data, index, count);
+  }
+
+  __device__ __forceinline__ void clear() {
+    of_element_ = {};
+    of_compute_ = {};
+  }
+
+  __device__ __forceinline__ Compute at(int kind, int i) const {
+    return kind == kOfElement ? of_element_.at(i) : kind == kOfCompute ? of_compute_.at(i) : Compute(0);
+  }
+
+ private:
+  Packed<Element, kWidth> of_element_;
+  Packed<Compute, kWidth> of_compute_;
+};
+
+// The functor for kWidth neighbouring columns of x's element type: what is the same in all rows is loaded once.
+template <class Element, int kWidth, Access access>
+class Epilogue {
+ public:
+  using Compute = typename cuda::ComputeType<Element>::type;
+  using Operands = link::Operands<Compute>;
+  static constexpr bool kReadsRows = true;
+
+  // What it reads for one row of these columns.
+  struct Row {
+    Neighbours<Element, 1> rows[kRows];
+    Neighbours<Element, kWidth> matrices[kMatrices];
+  };
+
+  __device__ __forceinline__ Epilogue(const Operands& operands, int64_t column, int64_t columns)
+      : operands_(operands), column_(column), count_(columns - column) {
+#pragma unroll
+    for (int i = 0; i < kScalars; ++i) {
+      if (epigemm_operand(kScalar0 + i) == kUnread) continue;
+      const auto* const data = static_cast<const Compute*>(operands.data[kScalar0 + i]);
+      scalars_[i] = data ? *data : operands.scalars[i];
+    }
+#pragma unroll
+    for (int i = 0; i < kColumns; ++i) {
+      const void* const data = operands.data[kColumn0 + i];
+      columns_[i].clear();  // absent: zeros
+      if (data) columns_[i].template load<access>(epigemm_operand(kColumn0 + i), data, column, count_);
+    }
+  }
+
+  // Starts the loads of a row.
+  __device__ __forceinline__ Row row(int64_t row) const {
+    Row loaded;
+#pragma unroll
+    for (int i = 0; i < kRows; ++i) {
+      const void* const data = operands_.data[kRow0 + i];
+      loaded.rows[i].template load<access>(epigemm_operand(kRow0 + i), data, row, 1);
+    }
+#pragma unroll
+    for (int i = 0; i < kMatrices; ++i) {
+      const void* const data = operands_.data[kMatrix0 + i];
+      loaded.matrices[i].template load<access>(epigemm_operand(kMatrix0 + i), data, place(i, row), count_);
+    }
+    return loaded;
+  }
+
+  // Brings a row's part of the matrices from memory to L2.
+  __device__ __forceinline__ void prefetch(int64_t row) const {
+#pragma unroll
+    for (int i = 0; i < kMatrices; ++i) {
+      const int kind = epigemm_operand(kMatrix0 + i);
+      if (kind == kUnread) continue;
+      const int bytes = static_cast<int>(kind == kOfElement ? sizeof(Element) : sizeof(Compute));
+      const char* const from = static_cast<const char*>(operands_.data[kMatrix0 + i]) + place(i, row) * bytes;
+      asm volatile("prefetch.global.L2 [%0];" ::"l"(from));
+    }
+  }
+
+  __device__ __forceinline__ Compute apply(Compute acc, const Row& row, int i) const {
+    Compute values[kSlots];
+    gather(row, i, values);
+    return link::apply(acc, values);
+  }
+
+  __device__ __forceinline__ Compute slope(Compute acc, const Row& row, int i, int slot) const {
+    Compute values[kSlots];
+    gather(row, i, values);
+    return link::slope(acc, values, slot);
+  }
+
+ private:
+  __device__ __forceinline__ int64_t place(int matrix, int64_t row) const {
+    return row * operands_.matrix_strides[matrix] + column_;
+  }
+
+  __device__ __forceinline__ void gather(const Row& row, int column, Compute (&values)[kSlots]) const {
+#pragma unroll
+    for (int i = 0; i < kColumns; ++i) values[kColumn0 + i] = columns_[i].at(epigemm_operand(kColumn0 + i), column);
+#pragma unroll
+    for (int i = 0; i < kScalars; ++i) {
+      values[kScalar0 + i] = epigemm_operand(kScalar0 + i) == kUnread ? Compute(0) : scalars_[i];
+    }
+#pragma unroll
+    for (int i = 0; i < kRows; ++i) values[kRow0 + i] = row.rows[i].at(epigemm_operand(kRow0 + i), 0);
+#pragma unroll
+    for (int i = 0; i < kMatrices; ++i) {
+      values[kMatrix0 + i] = row.matrices[i].at(epigemm_operand(kMatrix0 + i), column);
+    }
+  }
+
+  const Operands& operands_;
+  int64_t column_, count_;  // the first column, and how many there are from it on
+  Compute scalars_[kScalars];
+  Neighbours<Element, kWidth> columns_[kColumns];
+};
+
+}  // namespace epigemm::link
