@@ -155,8 +155,9 @@ bool are_contiguous(const Problem& problem) {
   const EpilogueInfo& epilogue = epilogue_info(problem.epilogue);
   for (int i = 1; i < epilogue.operand_count; ++i) {
     const OperandValue& value = problem.operands[i - 1];
-    const bool is_vector = epilogue.operands[i].kind == OperandKind::PerColumn && value.data;
-    if (is_vector && value.stride != 1 && problem.n > 1) return false;
+    const OperandKind kind = epilogue.operands[i].kind;
+    const int64_t length = kind == OperandKind::PerColumn ? problem.n : kind == OperandKind::PerRow ? problem.m : 0;
+    if (length > 1 && value.data && value.stride != 1) return false;
   }
   return true;
 }

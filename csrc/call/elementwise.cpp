@@ -2,7 +2,9 @@
 
 #include <algorithm>
 
+#include "call/decide.h"
 #include "call/operands.h"
+#include "link/kernels.h"
 
 namespace epigemm::call {
 namespace {
@@ -18,18 +20,24 @@ bool has_vectors(const GivenOperands& operands, const EpilogueInfo& epilogue) {
   return false;
 }
 
+bool out_fits(const ElementwiseCall& call) {
+  if (!call.out) return true;
+  const Tensor &x = *call.x, &out = *call.out;
+  const bool is_alike = out.has_sizes_of(x) && out.element == x.element && out.is_beside(x);
+  return is_alike && out.is_contiguous() && is_apart(out, x, call.operands, /*may_be_x=*/true);
+}
+
+Extent extent_of(const Tensor& x) {
+  const int64_t columns = columns_of(x);
+  return {x, columns ? x.numel() / columns : 0, columns};
+}
+
 bool fits(const ElementwiseCall& call, ElementwiseProblem* problem) {
   const Tensor& x = *call.x;
   const EpilogueInfo& epilogue = epilogue_info(call.epilogue);
-  if (x.dim > kMaxDimensions || (x.dim == 0 && has_vectors(call.operands, epilogue))) return false;
-  if (call.out) {
-    const Tensor& out = *call.out;
-    const bool is_alike = out.has_sizes_of(x) && out.element == x.element && out.is_beside(x);
-    if (!is_alike || !out.is_contiguous() || !is_apart(out, x, call.operands, /*may_be_x=*/true)) return false;
-  }
+  if (x.dim > kMaxDimensions || (x.dim == 0 && has_vectors(call.operands, epilogue)) || !out_fits(call)) return false;
   if (call.operands.fold) return fold_fits(*call.operands.fold, x, columns_of(x));
-  const int64_t columns = columns_of(x);
-  return fill_operands(epilogue, call.operands, {x, columns ? x.numel() / columns : 0, columns}, problem->operands);
+  return fill_operands(epilogue, call.operands, extent_of(x), problem->operands);
 }
 
 void lay_out(const Tensor& x, const Tensor& out, ElementwiseProblem* problem) {
@@ -46,13 +54,35 @@ void lay_out(const Tensor& x, const Tensor& out, ElementwiseProblem* problem) {
   problem->out = out.data;
 }
 
+// By the kernel that the epilogue was linked into.
+Answer elementwise_linked(const ElementwiseCall& call, Torch& torch) {
+  const Tensor& x = *call.x;
+  if (!x.is_cuda()) return Answer::NotPlain;  // the epilogue's reference is PyTorch's
+  const Extent extent = extent_of(x);
+  Problem problem;
+  problem.epilogue = call.epilogue;
+  problem.m = extent.rows;
+  problem.n = extent.columns;
+  if (x.dim == 0 || !out_fits(call)) return Answer::DoesNotFit;
+  if (!fill_operands(epilogue_info(call.epilogue), call.operands, extent, problem.operands)) return Answer::DoesNotFit;
+  if (!x.is_contiguous() || !are_contiguous(problem)) return Answer::NotReadable;
+  if (!link::find(call.epilogue, {link::Part::elementwise, x.element})) return Answer::NotLinked;
+  void* stream = nullptr;
+  if (!torch.stream(&stream)) return Answer::NotReady;
+  Tensor out;
+  if (!torch.result(&out)) return Answer::Raised;
+  const Matrix from{x.data, x.element, extent.columns}, to{out.data, x.element, extent.columns};
+  return run_linked(problem, from, to, torch, stream) ? Answer::Done : Answer::Raised;
+}
+
 }  // namespace
 
 Answer elementwise(const ElementwiseCall& call, Torch& torch) {
+  if (!is_ready(*call.x)) return Answer::NotReady;
+  if (!is_built_in(call.epilogue)) return elementwise_linked(call, torch);
   ElementwiseProblem problem;
   problem.epilogue = call.epilogue;
   const Tensor& x = *call.x;
-  if (!is_ready(x)) return Answer::NotReady;
   if (!fits(call, &problem)) return Answer::DoesNotFit;
   void* stream = nullptr;
   if (x.is_cuda() && !torch.stream(&stream)) return Answer::NotReady;

@@ -6,6 +6,7 @@
 #include "call/decide.h"
 #include "call/operands.h"
 #include "gemm/sm90_fp16x3/layout.h"
+#include "link/needed.h"
 
 #if EPIGEMM_WITH_CUDA
 #include "device/query.h"
@@ -108,6 +109,10 @@ Answer run_fallback(const LinearCall& call, Prepared& prepared, void* fold_memor
   if (!torch.gemm(gemm, &product)) return Answer::Raised;
   if (does_everything(call, gemm)) return Answer::Done;
   if (call.operands.fold) run_fold(*call.operands.fold, *call.x, problem.n, fold_memory, stream, problem.operands);
+  if (!is_built_in(call.epilogue)) {
+    const Matrix result{product.data, product.element, problem.n};
+    return run_linked(problem, result, result, torch, stream) ? Answer::Done : Answer::Raised;
+  }
   ElementwiseProblem elementwise;
   elementwise.epilogue = call.epilogue;
   elementwise.element = call.x->element;
@@ -173,6 +178,11 @@ Answer linear(const LinearCall& call, Torch& torch) {
   if (const Answer answer = prepare(call, &prepared); answer != Answer::Done) return answer;
   const Decision decision = decide(prepared);
   const bool is_fused = decision.plan.is_fused(), is_on_slices = decision.is_on_slices();
+  if (!is_built_in(call.epilogue)) {
+    prepared.problem.arithmetic = decision.arithmetic;
+    if (!call.x->is_cuda()) return Answer::NotPlain;  // its reference is PyTorch's
+    if (!link::are_linked(call.epilogue, link::needed_kernels(prepared.problem, decision.plan))) return Answer::NotLinked;
+  }
   const Answer answer = is_on_slices ? look_at_slices(call, prepared, decision)
                         : is_fused   ? Answer::Done
                                      : look_at_fallback(call);

@@ -11,6 +11,8 @@
 #if EPIGEMM_WITH_CUDA
 #include "device/query.h"
 #include "elementwise/launch.h"
+#include "elementwise/open.h"
+#include "link/kernels.h"
 #endif
 
 namespace epigemm::call {
@@ -132,6 +134,28 @@ bool run_elementwise(ElementwiseProblem& problem, const Tensor& x, Torch& torch,
   (void)x, (void)stream;
   torch.run_on_cpu(problem);
   return true;
+}
+
+bool run_linked(const Problem& problem, const Matrix& x, const Matrix& out, Torch& torch, void* stream) {
+#if EPIGEMM_WITH_CUDA
+  cuda::OpenElementwise call;
+  call.element = x.element;
+  call.m = problem.m;
+  call.n = problem.n;
+  call.x = x.data;
+  call.x_row_stride = x.row_stride;
+  call.out = out.data;
+  call.out_row_stride = out.row_stride;
+  call.operands = link::by_slot<double>(epilogue_info(problem.epilogue), problem.operands);
+  call.stream = stream;
+  const char* refused = cuda::launch_open_elementwise(call, problem.epilogue);
+  if (refused) torch.raise((std::string("the linked kernel could not be launched: ") + refused).c_str());
+  return !refused;
+#else
+  (void)problem, (void)x, (void)out, (void)stream;
+  torch.raise("epigemm was built without CUDA");
+  return false;
+#endif
 }
 
 bool is_apart(const Tensor& out, const Tensor& x, const GivenOperands& operands, bool may_be_x) {

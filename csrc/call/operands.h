@@ -28,6 +28,9 @@ void run_fold(const FoldVectors& fold, const Tensor& x, int64_t columns, void* w
 // Runs a filled problem, simplified here. False after torch.raise().
 bool run_elementwise(ElementwiseProblem& problem, const Tensor& x, Torch& torch, void* stream);
 
+// The same by the kernel that the epilogue was linked into, from its operands by `problem`. `out` may be x.
+bool run_linked(const Problem& problem, const Matrix& x, const Matrix& out, Torch& torch, void* stream);
+
 // Whether `out` shares no byte with x or an operand; `may_be_x`: or is x itself.
 bool is_apart(const Tensor& out, const Tensor& x, const GivenOperands& operands, bool may_be_x);
 

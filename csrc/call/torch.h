@@ -24,6 +24,7 @@ enum class Answer {
   NoMemory,      // none for a workspace
   NotFused,      // the call is strict, and no fused kernel would run
   OtherSetting,  // PyTorch's GEMM needs another fp32 setting
+  NotLinked,     // the epilogue was not linked yet into the kernel that would run
 };
 
 class Torch {

@@ -3,6 +3,7 @@
 #include <sstream>
 
 #include "call/operands.h"
+#include "link/needed.h"
 #include "torch/linear.h"
 #include "torch/plans.h"
 
@@ -83,6 +84,25 @@ int64_t linear_out(const Name& epilogue, const TensorView& x, const TensorView& 
   return as_number(decision, call::choose_gemm(call.prepared));
 }
 
+// The open kernels that the call would take and that were not linked yet: their names between commas.
+std::string missing_kernels(const Name& epilogue, const TensorView& x, const TensorView& weight,
+                            const std::optional<TensorView>& bias, const List<TensorView>& operands,
+                            const List<double>& scalars, int64_t fp32, int64_t slices, const List<int64_t>& gpu,
+                            const std::optional<TensorView>& out) {
+  PreparedCall call = prepare(epilogue, x, weight, bias, operands, scalars, out ? &*out : nullptr);
+  set_circumstances(x, fp32, slices, gpu.values, &call.prepared);
+  Problem& problem = call.prepared.problem;
+  if (is_built_in(problem.epilogue)) return std::string();
+  const call::Decision decision = call::decide(call.prepared);
+  problem.arithmetic = decision.arithmetic;
+  const link::Needed needed = link::needed_kernels(problem, decision.plan);
+  std::string names;
+  for (int i = 0; i < needed.count; ++i) {
+    if (!link::find(problem.epilogue, needed.keys[i])) names += (names.empty() ? "" : ",") + link::name(needed.keys[i]);
+  }
+  return names;
+}
+
 const char* arithmetic_name(Arithmetic arithmetic) {
   constexpr const char* names[] = {"ieee", "tf32", "split", "scaled"};
   return names[static_cast<int>(arithmetic)];
@@ -153,5 +173,6 @@ std::string explain_call(const Name& epilogue, const TensorView& x, const Tensor
 
 STABLE_TORCH_LIBRARY_IMPL(epigemm, CompositeExplicitAutograd, m) {
   m.impl("_linear_out", TORCH_BOX(&epigemm::binding::linear_out));
+  m.impl("_missing_kernels", TORCH_BOX(&epigemm::binding::missing_kernels));
   m.impl("_explain_call", TORCH_BOX(&epigemm::binding::explain_call));
 }

@@ -51,6 +51,18 @@ STABLE_TORCH_LIBRARY(epigemm, m) {
   m.def(
       "_fp32_linear_out(str epilogue, Tensor x, Tensor weight, Tensor? bias, Tensor[]? operands, float[]? scalars,"
       " Tensor(a!) out) -> ()");
+  m.def(
+      "_register_epilogue(str name, str operand_names, int[]? kinds, int[]? of_compute, bool transcendental) -> int");
+  m.def("_add_kernel(str epilogue, str kernel, Tensor cubin) -> ()");
+  m.def(
+      "_missing_kernels(str epilogue, Tensor x, Tensor weight, Tensor? bias, Tensor[]? operands, float[]? scalars,"
+      " int fp32, int slices, int[]? gpu, Tensor? out) -> str");
+  m.def("_missing_elementwise(str epilogue, Tensor x, bool derivative) -> str");
+  m.def(
+      "_linked_elementwise_out(str epilogue, Tensor x, Tensor[]? operands, float[]? scalars, Tensor(a!) out) -> ()");
+  m.def(
+      "_linked_derivative_out(str epilogue, Tensor grad, Tensor acc, Tensor[]? operands, float[]? scalars,"
+      " int[]? slots, Tensor(a!)[]? outs) -> ()");
   m.def("_load_measured(int device, int[] rows) -> ()");
   m.def("_clear_measured(int device) -> ()");
   m.def("_call_functions() -> int");

@@ -1,0 +1,21 @@
+// Which open kernels a launch takes.
+#pragma once
+
+#include "link/kernels.h"
+
+namespace epigemm::link {
+
+struct Needed {
+  KernelKey keys[2];
+  int count = 0;
+
+  void add(const KernelKey& key) { keys[count++] = key; }
+};
+
+// Of a linear call by this plan; the fallback's kernel follows PyTorch's GEMM.
+Needed needed_kernels(const Problem& problem, const Plan& plan);
+
+// Whether a launch may go ahead: a built-in epilogue needs none of them.
+bool are_linked(EpilogueId epilogue, const Needed& needed);
+
+}  // namespace epigemm::link

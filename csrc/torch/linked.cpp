@@ -1,0 +1,170 @@
+// Epilogues that are made at run time: registering them, loading their kernels, and the calls that only they have.
+#include "call/operands.h"
+#include "elementwise/open.h"
+#include "link/kernels.h"
+#include "torch/linear.h"
+
+#if EPIGEMM_WITH_CUDA
+#include "device/query.h"
+#endif
+
+namespace epigemm::binding {
+namespace {
+
+// The names between commas.
+std::vector<std::string> split(std::string_view text) {
+  std::vector<std::string> parts;
+  while (!text.empty()) {
+    const std::size_t end = std::min(text.find(','), text.size());
+    parts.emplace_back(text.substr(0, end));
+    text.remove_prefix(std::min(end + 1, text.size()));
+  }
+  return parts;
+}
+
+// `kinds`: one OperandKind each; `of_compute`: whether the operand has the type of the epilogue's arithmetic.
+int64_t register_epilogue(const Name& name, const Name& operand_names, const List<int64_t>& kinds,
+                          const List<int64_t>& of_compute, bool is_transcendental) {
+  const std::vector<std::string> names = split(operand_names.text());
+  check(names.size() == kinds.values.size() && names.size() == of_compute.values.size(), "names, kinds, of_compute: got ",
+        names.size(), ", ", kinds.values.size(), " and ", of_compute.values.size(), " of them; accepted are as many each");
+  check(names.size() <= kMaxOperands, "names: got ", names.size(), " operands; accepted are at most ", kMaxOperands);
+  std::vector<NewOperand> operands;
+  for (std::size_t i = 0; i < names.size(); ++i) {
+    const int64_t kind = kinds.values[i];
+    check(kind >= static_cast<int>(OperandKind::PerColumn) && kind <= static_cast<int>(OperandKind::Matrix),
+          "kinds: there is no kind ", kind);
+    operands.push_back({static_cast<OperandKind>(kind),
+                        of_compute.values[i] ? OperandElement::Compute : OperandElement::Input, names[i]});
+  }
+  return static_cast<int64_t>(register_epilogue(std::string(name.text()), operands, is_transcendental));
+}
+
+#if EPIGEMM_WITH_CUDA
+
+void add_kernel(const Name& epilogue, const Name& kernel, const TensorView& cubin) {
+  check(!cubin.is_cuda() && cubin.dim() == 1 && cubin.is_contiguous(), "cubin must be a contiguous vector on the CPU");
+  const char* refused = link::add(epilogue_named(epilogue).id, kernel.text(), cubin.data(), cubin.numel());
+  check(!refused, "the linked kernel ", kernel.text(), " could not be loaded: ", refused ? refused : "");
+}
+
+std::string missing_of(EpilogueId epilogue, const std::vector<link::KernelKey>& keys) {
+  std::string names;
+  for (const link::KernelKey& key : keys) {
+    if (!link::find(epilogue, key)) names += (names.empty() ? "" : ",") + link::name(key);
+  }
+  return names;
+}
+
+// The kernels of an elementwise call that were not linked yet, their names between commas.
+std::string missing_elementwise(const Name& epilogue, const TensorView& x, bool is_derivative) {
+  const link::Part part = is_derivative ? link::Part::derivative : link::Part::elementwise;
+  return missing_of(epilogue_named(epilogue).id, {{part, element_of(x, "x")}});
+}
+
+Matrix matrix_of(const TensorView& tensor, const char* name) {
+  Matrix matrix;
+  const ElementType element = element_of(tensor, name);
+  check(tensor.dim() == 2 && call::as_matrix(view_of(tensor, element, const_cast<void*>(tensor.data())),
+                                             tensor.size(0), tensor.size(1), &matrix),
+        name, " must be a matrix with contiguous rows, got shape ", Shape{tensor});
+  return matrix;
+}
+
+link::Operands<double> operands_of(const EpilogueInfo& epilogue, const TensorView& x, const List<TensorView>& tensors,
+                                   const List<double>& scalars) {
+  OperandValue values[kMaxOperands];
+  fill_operands(epilogue, x, x.size(1), std::nullopt, tensors, scalars, values);
+  return link::by_slot<double>(epilogue, values);
+}
+
+void check_same_shape(const TensorView& tensor, const TensorView& x, const char* name) {
+  check(tensor.dim() == 2 && tensor.size(0) == x.size(0) && tensor.size(1) == x.size(1), name, " has shape ",
+        Shape{tensor}, ", expected x's, ", Shape{x});
+  check(tensor.is_beside(x), name, " must be on x's device");
+}
+
+bool is_compute(ElementType element, ElementType x) {
+  return element == (x == ElementType::Float64 ? ElementType::Float64 : ElementType::Float32);
+}
+
+void linked_elementwise_out(const Name& epilogue_name, const TensorView& x, const List<TensorView>& operands,
+                            const List<double>& scalars, const TensorView& out) {
+  const EpilogueInfo& epilogue = epilogue_named(epilogue_name);
+  const Matrix from = matrix_of(x, "x");
+  check_same_shape(out, x, "out");
+  check(element_of(out, "out") == from.element, "out must have x's dtype");
+  cuda::OpenElementwise problem;
+  problem.element = from.element;
+  problem.m = x.size(0);
+  problem.n = x.size(1);
+  problem.x = from.data;
+  problem.x_row_stride = from.row_stride;
+  problem.out = out.mutable_data();
+  problem.out_row_stride = matrix_of(out, "out").row_stride;
+  problem.operands = operands_of(epilogue, x, operands, scalars);
+  const CurrentDevice guard(x.device());
+  problem.stream = current_stream(x.device());
+  const char* refused = cuda::launch_open_elementwise(problem, epilogue.id);
+  check(!refused, "the linked kernel could not be launched: ", refused ? refused : "");
+}
+
+cuda::OpenGradient gradient_into(const TensorView& out, const TensorView& acc, ElementType x) {
+  check_same_shape(out, acc, "outs");
+  check(out.is_contiguous(), "outs must be contiguous");
+  const ElementType element = element_of(out, "outs");
+  check(element == x || is_compute(element, x), "outs must have grad's dtype or the arithmetic's");
+  return {out.mutable_data(), is_compute(element, x)};
+}
+
+// grad * d epilogue / d slot into each of `outs`; slot -1 is the accumulator. grad has the dtype of the call's x, acc
+// that or the arithmetic's.
+void linked_derivative_out(const Name& epilogue_name, const TensorView& grad, const TensorView& acc,
+                           const List<TensorView>& operands, const List<double>& scalars, const List<int64_t>& slots,
+                           const List<TensorView>& outs) {
+  const EpilogueInfo& epilogue = epilogue_named(epilogue_name);
+  const Matrix of_grad = matrix_of(grad, "grad"), of_acc = matrix_of(acc, "acc");
+  check_same_shape(grad, acc, "grad");
+  const ElementType element = of_grad.element;
+  check(of_acc.element == element || is_compute(of_acc.element, element), "acc must have grad's dtype or the arithmetic's");
+  check(slots.values.size() == outs.values.size(), "slots, outs: accepted are as many each");
+  cuda::OpenDerivative problem;
+  problem.element = element;
+  problem.m = acc.size(0);
+  problem.n = acc.size(1);
+  problem.grad = of_grad.data;
+  problem.grad_row_stride = of_grad.row_stride;
+  problem.acc = of_acc.data;
+  problem.acc_row_stride = of_acc.row_stride;
+  problem.is_acc_of_compute = is_compute(of_acc.element, element);
+  for (std::size_t i = 0; i < slots.values.size(); ++i) {
+    const int64_t slot = slots.values[i];
+    check(slot >= -1 && slot < link::kSlots, "slots: there is no slot ", slot);
+    (slot < 0 ? problem.of_acc : problem.of_slot[slot]) = gradient_into(outs.values[i], acc, element);
+  }
+  problem.operands = operands_of(epilogue, grad, operands, scalars);
+  const CurrentDevice guard(acc.device());
+  problem.stream = current_stream(acc.device());
+  const char* refused = cuda::launch_open_derivative(problem, epilogue.id);
+  check(!refused, "the linked kernel could not be launched: ", refused ? refused : "");
+}
+
+#endif
+
+}  // namespace
+}  // namespace epigemm::binding
+
+STABLE_TORCH_LIBRARY_IMPL(epigemm, CompositeExplicitAutograd, m) {
+  m.impl("_register_epilogue", TORCH_BOX(&epigemm::binding::register_epilogue));
+#if EPIGEMM_WITH_CUDA
+  m.impl("_add_kernel", TORCH_BOX(&epigemm::binding::add_kernel));
+  m.impl("_missing_elementwise", TORCH_BOX(&epigemm::binding::missing_elementwise));
+#endif
+}
+
+#if EPIGEMM_WITH_CUDA
+STABLE_TORCH_LIBRARY_IMPL(epigemm, CUDA, m) {
+  m.impl("_linked_elementwise_out", TORCH_BOX(&epigemm::binding::linked_elementwise_out));
+  m.impl("_linked_derivative_out", TORCH_BOX(&epigemm::binding::linked_derivative_out));
+}
+#endif
