@@ -6,7 +6,7 @@ disk. Neither library is loaded, or looked for, before a kernel has to be made.
 
 from __future__ import annotations
 
-from epigemm.linking.cubins import Job, cubin, cubins, find, key_for
+from epigemm.linking.cubins import Job, build_cubins, cubin, find, key_for
 from epigemm.linking.errors import CompileError, LibrariesMissingError, LinkError, LinkingError
 from epigemm.linking.exchange import export_cache, import_cache
 from epigemm.linking.ir import architecture, ir_path
@@ -19,8 +19,8 @@ __all__ = [
     "LinkError",
     "LinkingError",
     "architecture",
+    "build_cubins",
     "cubin",
-    "cubins",
     "export_cache",
     "find",
     "import_cache",

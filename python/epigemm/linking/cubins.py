@@ -65,7 +65,7 @@ def cubin(source: str, symbol: str, ir: bytes | Path, capability: tuple[int, int
     return made.get(key, lambda: store.read(key) or _make(job)).cubin
 
 
-def cubins(jobs: Sequence[Job]) -> list[bytes]:
+def build_cubins(jobs: Sequence[Job]) -> list[bytes]:
     """Several kernels, linked side by side: a kernel and its fixup take as long as the longer one.
 
     An epilogue is compiled once for all its kernels.
@@ -75,7 +75,7 @@ def cubins(jobs: Sequence[Job]) -> list[bytes]:
         ValueError: as `cubin` does.
 
     Example:
-        >>> kernel, fixup = cubins([Job(...), Job(...)])  # doctest: +SKIP
+        >>> kernel, fixup = build_cubins([Job(...), Job(...)])  # doctest: +SKIP
     """
     return side_by_side(lambda job: cubin(*job), jobs)
 
