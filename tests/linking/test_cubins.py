@@ -308,11 +308,12 @@ def test_a_folder_that_cannot_be_made(fake: Fakes, folder: Path, monkeypatch: py
         assert cubin(*JOB) == first
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root writes everywhere")
 def test_a_folder_without_permission(fake: Fakes, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = cubin(*JOB)
     folder.chmod(0o500)
     try:
+        if os.access(folder, os.W_OK):
+            pytest.skip("this user writes everywhere")
         with pytest.warns(RuntimeWarning, match="cannot be written"):
             cubin(*JOB._replace(source=SOURCE + "//"))
         forget(monkeypatch)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -209,3 +211,30 @@ def test_what_this_process_has_loaded() -> None:
         assert libraries._is_file_of(libraries._NVRTC, f"/folder/{name}") is is_one
     for name in ("libnvrtc-builtins.so.13.0", "libnvrtc.alt.so.13", "libnvJitLink.so.13"):
         assert not libraries._is_file_of(libraries._NVRTC, f"/folder/{name}")
+
+
+def test_importing_loads_no_library() -> None:
+    """Nor is this part of the package imported before something asks for it."""
+    script = (
+        "import sys, epigemm\n"
+        "assert not [each for each in sys.modules if each.startswith('epigemm.linking')]\n"
+        "import epigemm.linking\n"
+        "from epigemm.linking import libraries\n"
+        "assert libraries._found is None and libraries._load.cache_info().currsize == 0\n"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True)
+
+
+@pytest.mark.skipif(bool(libraries.unavailable()), reason=libraries.unavailable().partition(";")[0])
+def test_what_the_process_has_loaded_is_taken() -> None:
+    """As torch loads them: by their paths, which are on no search path."""
+    paths = [each.path for each in libraries.libraries()]
+    script = (
+        "import ctypes, sys, torch\n"
+        "handles = [ctypes.CDLL(each) for each in sys.argv[1:]]\n"
+        "from epigemm.linking import libraries, nvrtc\n"
+        "assert [each.path for each in libraries.libraries()] == sys.argv[1:]\n"
+        "assert nvrtc.compile_functor('__device__ float one() { return 1; }', 'sm_90a')\n"
+    )
+    environment = {name: value for name, value in os.environ.items() if name != "EPIGEMM_CUDA_LIBRARIES"}
+    subprocess.run([sys.executable, "-c", script, *map(os.path.realpath, paths)], check=True, env=environment)

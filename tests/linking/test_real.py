@@ -11,7 +11,7 @@ import pytest
 
 from epigemm.linking import libraries
 from epigemm.linking.cubins import Job, build_cubins, cubin
-from epigemm.linking.errors import CompileError, LinkError
+from epigemm.linking.errors import CompileError, LinkError, LinkingError
 from epigemm.linking.nvjitlink import Link, build, link
 from epigemm.linking.nvrtc import compile_functor
 
@@ -78,8 +78,9 @@ def test_nvrtc_says_where_the_error_is(body: str) -> None:
 
 
 def test_an_architecture_that_nvrtc_does_not_know() -> None:
-    with pytest.raises(CompileError, match="gpu-architecture"):
+    with pytest.raises(LinkingError, match="gpu-architecture") as caught:
         compile_functor(PLAIN, "sm_999")
+    assert not isinstance(caught.value, CompileError)  # it is not the epilogue's fault
 
 
 def test_a_functor_is_linked_in(irs: dict[str, bytes]) -> None:

@@ -44,7 +44,7 @@ def link(
     Args:
         kernel_ir: the open kernel: LTO-IR as it is, or in a fatbin.
         functor_ir: what `compile_functor` gave for the same architecture.
-        symbol: the kernel's name. Other kernels of the IR are dropped (nvJitLink keeps those whose names it begins).
+        symbol: the kernel's name. The IR's other kernels are dropped, but for those that have it in their names.
         architecture: of the GPU: "sm_90a".
         library: nvJitLink, where it is not the one that `libraries` finds.
 

@@ -6,12 +6,13 @@ import ctypes
 import re
 from typing import Any
 
-from epigemm.linking.errors import CompileError
+from epigemm.linking.errors import CompileError, LinkingError
 from epigemm.linking.libraries import Library, libraries
 
 FILE_NAME = "epilogue.cu"
 """What NVRTC's messages call the source."""
 
+_SOURCE_IS_WRONG = 6  # NVRTC_ERROR_COMPILATION
 _ARCHITECTURE = re.compile(r"sm_[0-9]+[af]?")
 
 
@@ -26,7 +27,8 @@ def compile_functor(source: str, architecture: str, *, library: Library | None =
         library: NVRTC, where it is not the one that `libraries` finds.
 
     Raises:
-        CompileError: NVRTC refuses the source or the architecture. It has NVRTC's log.
+        CompileError: NVRTC refuses the source. It has NVRTC's log.
+        LinkingError: it fails for another reason: this NVRTC does not know the architecture, no memory.
         LibrariesMissingError: there is no NVRTC of use.
         ValueError: no such architecture can be, or there is a NUL in the source.
 
@@ -45,7 +47,11 @@ def compile_functor(source: str, architecture: str, *, library: Library | None =
         values = (ctypes.c_char_p * len(options))(*(each.encode() for each in options))
         if status := handle.nvrtcCompileProgram(program, len(options), values):
             log = _sized("nvrtcGetProgramLog", handle, program).rstrip(b"\0").decode(errors="replace")
-            raise CompileError(f"NVRTC did not compile the epilogue for {architecture} (error {status})", log)
+            if status != _SOURCE_IS_WRONG:
+                raise LinkingError(
+                    f"NVRTC did not compile for {architecture} (error {status})\n{log}".rstrip()
+                )
+            raise CompileError(f"NVRTC did not compile the epilogue for {architecture}", log)
         return _sized("nvrtcGetLTOIR", handle, program)
     finally:
         handle.nvrtcDestroyProgram(ctypes.byref(program))
@@ -68,4 +74,4 @@ def _sized(what: str, handle: Any, program: ctypes.c_void_p) -> bytes:
 
 def _check(function: str, handle: Any, *arguments: Any) -> None:
     if status := getattr(handle, function)(*arguments):
-        raise CompileError(f"{function} gave error {status}", "")
+        raise LinkingError(f"{function} gave error {status}")
