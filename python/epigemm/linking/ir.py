@@ -1,0 +1,51 @@
+"""The open kernels' intermediate code, and what GPU it is linked for."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from epigemm.linking.nvjitlink import check_symbol
+
+_SHIPPED = Path(__file__).parents[1] / "ir"
+_OLDEST_CAPABILITY = (8, 0)
+_HOPPER = (9, 0)
+
+
+def ir_path(symbol: str) -> Path | None:
+    """The file with an open kernel's code; None where this build has none.
+
+    `EPIGEMM_IR_DIR` names another folder than the package's own.
+
+    Raises:
+        ValueError: the symbol is no identifier.
+
+    Example:
+        >>> ir_path("epigemm_open_no_such_kernel") is None
+        True
+    """
+    check_symbol(symbol)
+    path = Path(os.environ.get("EPIGEMM_IR_DIR") or _SHIPPED) / f"{symbol}.ltoir"
+    return path if path.is_file() else None
+
+
+def architecture(symbol: str, capability: tuple[int, int]) -> str:
+    """What an open kernel is linked for on a GPU of this compute capability.
+
+    Hopper's own kernels, `sm90` in their names, run on 9.0 alone. The others are linked for any GPU since Ampere.
+
+    Raises:
+        ValueError: the kernel does not run on such a GPU.
+
+    Example:
+        >>> architecture("epigemm_open_elementwise_float32", (8, 6))
+        'sm_86'
+        >>> architecture("epigemm_open_sm90_tma_bfloat16_0", (9, 0))
+        'sm_90a'
+    """
+    major, minor = capability
+    if capability == _HOPPER:
+        return "sm_90a"
+    if capability < _OLDEST_CAPABILITY or "_sm90_" in symbol:
+        raise ValueError(f"{symbol} does not run on GPUs of compute capability {major}.{minor}")
+    return f"sm_{major}{minor}"

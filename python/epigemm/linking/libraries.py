@@ -1,0 +1,262 @@
+"""Where NVRTC and nvJitLink are, and whether they are of use.
+
+The rules:
+
+- Both are of CUDA 13: the kernels' intermediate code is made by CUDA 13.0, and nvJitLink 12 refuses it.
+- NVRTC is not newer than nvJitLink, which refuses the code of an NVRTC newer than itself.
+
+The search, first come first taken:
+
+1. `EPIGEMM_CUDA_LIBRARIES`: a folder with the libraries, or one with `nvidia/*/lib` in it.
+2. What this process has loaded: torch's CUDA wheels bring both libraries, and torch loads NVRTC late.
+3. `nvidia/cu13/lib` and `nvidia/*/lib` beside torch, then on `sys.path`; `lib` of the Python environment.
+4. `CUDA_HOME`, `CUDA_PATH`, /usr/local/cuda.
+5. The system's loader.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import os
+import re
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from epigemm.linking.errors import LibrariesMissingError
+
+Version = tuple[int, int]
+
+OLDEST: Version = (13, 0)
+MAJOR = OLDEST[0]
+
+
+class Library(NamedTuple):
+    """A library that is loaded.
+
+    Attributes:
+        handle: has the library's functions as attributes, as a `ctypes.CDLL` has.
+        path: the file, or the name that the system's loader found it by.
+        version: of CUDA, (13, 0).
+    """
+
+    handle: Any
+    path: str
+    version: Version
+
+
+class Libraries(NamedTuple):
+    """The two that belong together."""
+
+    nvrtc: Library
+    nvjitlink: Library
+
+
+class _Kind(NamedTuple):
+    label: str
+    stem: str
+    ask_version: str
+
+
+_NVRTC = _Kind("NVRTC", "libnvrtc", "nvrtcVersion")
+_NVJITLINK = _Kind("nvJitLink", "libnvJitLink", "nvJitLinkVersion")
+
+_found: Libraries | str | None = None
+_lock = threading.Lock()
+
+
+def libraries() -> Libraries:
+    """Both libraries, found and loaded at the first call. What that call found holds for the process.
+
+    Raises:
+        LibrariesMissingError: one is missing, too old, or they do not go together. The text says which, what was
+            found instead and where, and what to install.
+
+    Example:
+        >>> libraries().nvjitlink.version  # doctest: +SKIP
+        (13, 0)
+    """
+    global _found
+    with _lock:
+        if _found is None:
+            _found = _search()
+        found = _found
+    if isinstance(found, str):
+        raise LibrariesMissingError(found)
+    return found
+
+
+def unavailable() -> str:
+    """Why no epilogue can be linked in here; empty where one can. Loads the libraries."""
+    try:
+        libraries()
+    except LibrariesMissingError as error:
+        return str(error)
+    return ""
+
+
+def text(version: Version) -> str:
+    """A version for people: (13, 0) -> "13.0"."""
+    return f"{version[0]}.{version[1]}"
+
+
+# --- the choice ------------------------------------------------------------------------------------------------------
+
+
+def _search() -> Libraries | str:
+    """The first pair that is of use, or why there is none."""
+    linkers = list(_usable(_NVJITLINK))
+    if not linkers:
+        return _reason(_NVJITLINK)
+    compilers = []
+    for compiler in _usable(_NVRTC):
+        for linker in linkers:
+            if compiler.version <= linker.version:
+                return Libraries(compiler, linker)
+        compilers.append(compiler)
+    if not compilers:
+        return _reason(_NVRTC)
+    compiler = min(compilers, key=lambda each: each.version)
+    linker = max(linkers, key=lambda each: each.version)
+    return (
+        f"NVRTC {text(compiler.version)} ({compiler.path}) is newer than nvJitLink {text(linker.version)} "
+        f"({linker.path}), which cannot read its code; pip install "
+        f"'nvidia-nvjitlink>={text(compiler.version)},<{MAJOR + 1}'"
+    )
+
+
+def _usable(kind: _Kind) -> Iterator[Library]:
+    for path in _candidates(kind):
+        if _major(path) == MAJOR:
+            try:
+                library = _open(kind, path)
+            except OSError:
+                continue
+            if library.version >= OLDEST:
+                yield library
+
+
+def _reason(kind: _Kind) -> str:
+    found = []
+    for path in _candidates(kind):
+        try:
+            library = _open(kind, path)
+        except OSError as error:
+            if os.path.isabs(path):  # noqa: PTH117 - a name alone is the system's loader: it has none
+                found.append(f"{path} does not load: {error}")
+        else:
+            found.append(f"found {text(library.version)} at {library.path}")
+    seen = f" ({'; '.join(found)})" if found else ""
+    return (
+        f"{kind.label} {text(OLDEST)} or later of CUDA {MAJOR} was not found{seen}; pip install epigemm[jit]"
+    )
+
+
+def _open(kind: _Kind, path: str) -> Library:
+    """Load a library and ask for its version; OSError where it is of no use."""
+    handle = _load(path)
+    major, minor = ctypes.c_int(), ctypes.c_int()
+    try:
+        status = getattr(handle, kind.ask_version)(ctypes.byref(major), ctypes.byref(minor))
+    except AttributeError as error:
+        raise OSError(f"it has no {kind.ask_version}") from error
+    if status:
+        raise OSError(f"{kind.ask_version} gave error {status}")
+    library = Library(handle, path, (major.value, minor.value))
+    if kind is _NVRTC and library.version >= OLDEST:
+        _load_builtins(library)
+    return library
+
+
+def _load_builtins(nvrtc: Library) -> None:
+    """NVRTC opens its second half by name at the first compilation. A folder of pip's is on no search path."""
+    name = f"libnvrtc-builtins.so.{text(nvrtc.version)}"
+    beside = Path(nvrtc.path).with_name(name)
+    _load(str(beside) if beside.is_absolute() and beside.exists() else name)
+
+
+@functools.cache
+def _load(path: str) -> Any:
+    return ctypes.CDLL(path)
+
+
+# --- the search ------------------------------------------------------------------------------------------------------
+
+
+def _candidates(kind: _Kind) -> Iterator[str]:
+    """Files of this library, of any version, each once; the name for the system's loader last."""
+    seen = set()
+    loaded = _loaded()
+    own = [each for each in loaded if _is_file_of(kind, each)]
+    for path in [
+        *_in_chosen(kind),
+        *own,
+        *(each for folder in _folders(loaded) for each in _in(kind, folder)),
+    ]:
+        real = os.path.realpath(path)
+        if real not in seen:
+            seen.add(real)
+            yield path
+    yield f"{kind.stem}.so.{MAJOR}"
+
+
+def _in_chosen(kind: _Kind) -> list[str]:
+    chosen = os.environ.get("EPIGEMM_CUDA_LIBRARIES")
+    if not chosen:
+        return []
+    folder = Path(chosen).absolute()
+    return [each for folder in (folder, *_wheels(folder)) for each in _in(kind, folder)]
+
+
+def _folders(loaded: list[str]) -> Iterator[Path]:
+    yield from dict.fromkeys(Path(each).parent for each in loaded)
+    torch = getattr(sys.modules.get("torch"), "__file__", None)
+    beside_torch = [Path(torch).parents[1]] if torch else []
+    for entry in dict.fromkeys([*beside_torch, *(Path(each) for each in sys.path if each)]):
+        yield from _wheels(entry.absolute())
+    yield Path(sys.prefix, "lib")
+    for variable in ("CUDA_HOME", "CUDA_PATH"):
+        if home := os.environ.get(variable):
+            yield Path(home, "lib64")
+            yield Path(home, "lib")
+    yield Path("/usr/local/cuda/lib64")
+
+
+def _wheels(entry: Path) -> list[Path]:
+    """The folders of pip's CUDA libraries in a folder of packages, CUDA 13's first."""
+    packages = entry / "nvidia"
+    if not packages.is_dir():
+        return []
+    ours = packages / f"cu{MAJOR}" / "lib"
+    return [ours, *(each for each in sorted(packages.glob("*/lib")) if each != ours)]
+
+
+def _in(kind: _Kind, folder: Path) -> list[str]:
+    try:
+        files = sorted(str(each) for each in folder.glob(f"{kind.stem}.so.*"))
+    except OSError:
+        return []
+    return [each for each in files if _is_file_of(kind, each)]
+
+
+def _is_file_of(kind: _Kind, path: str) -> bool:
+    return re.fullmatch(rf"{re.escape(kind.stem)}\.so(\.\d+)+", Path(path).name) is not None
+
+
+def _major(path: str) -> int:
+    number = re.search(r"\.so\.(\d+)", Path(path).name)
+    return int(number[1]) if number else 0
+
+
+def _loaded() -> list[str]:
+    """The files of either library that this process has in memory."""
+    try:
+        maps = Path("/proc/self/maps").read_text(encoding="utf-8", errors="surrogateescape")
+    except OSError:
+        return []
+    lines = (line.split(maxsplit=5) for line in maps.splitlines())
+    paths = dict.fromkeys(fields[5] for fields in lines if len(fields) == 6)
+    return [each for each in paths if _is_file_of(_NVRTC, each) or _is_file_of(_NVJITLINK, each)]

@@ -1,0 +1,36 @@
+"""An empty cache of linked kernels, and libraries that are fakes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from epigemm.linking import cubins, libraries, store
+from epigemm.linking.once import Once
+from tests.linking.fakes import FakeNvJitLink, FakeNvrtc, fakes
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The empty folder of linked kernels; nothing in memory, nothing found yet."""
+    monkeypatch.setenv("EPIGEMM_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setattr(store, "_warned", set())
+    monkeypatch.setattr(libraries, "_found", None)
+    monkeypatch.setattr(cubins, "made", Once())
+    monkeypatch.setattr(cubins, "_functors", Once())
+    return tmp_path / "cache" / "cubins"
+
+
+@pytest.fixture
+def fake(monkeypatch: pytest.MonkeyPatch) -> tuple[FakeNvrtc, FakeNvJitLink]:
+    """NVRTC and nvJitLink of CUDA 13.0 that are fakes."""
+    nvrtc, linker, pair = fakes()
+    monkeypatch.setattr(libraries, "_found", pair)
+    return nvrtc, linker
+
+
+@pytest.fixture
+def no_libraries(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine without them."""
+    monkeypatch.setattr(libraries, "_found", "nvJitLink was not found")

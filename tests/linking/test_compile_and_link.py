@@ -1,0 +1,135 @@
+"""What NVRTC and nvJitLink are asked, and what becomes of their errors: with fakes."""
+
+from __future__ import annotations
+
+import pytest
+
+from epigemm.linking.errors import CompileError, LibrariesMissingError, LinkError
+from epigemm.linking.ir import architecture, ir_path
+from epigemm.linking.libraries import libraries
+from epigemm.linking.nvjitlink import Link, build, link
+from epigemm.linking.nvrtc import compile_functor
+from tests.linking.fakes import BAD_IR, BAD_SOURCE, KERNEL_IR, SOURCE, SYMBOL, FakeNvJitLink, FakeNvrtc
+
+Fakes = tuple[FakeNvrtc, FakeNvJitLink]
+
+
+def test_compile(fake: Fakes) -> None:
+    assert compile_functor(SOURCE, "sm_90a") == b"ir of " + SOURCE.encode()
+    assert fake[0].calls == ["-arch=sm_90a -dlto --std=c++17"]
+    assert not fake[0].alive
+
+
+def test_a_source_that_is_refused(fake: Fakes) -> None:
+    with pytest.raises(CompileError, match="did not compile the epilogue for sm_90a") as caught:
+        compile_functor(BAD_SOURCE, "sm_90a")
+    assert caught.value.log == "epilogue.cu(1): error: #error directive: \ufffd"
+    assert caught.value.log in str(caught.value)
+    assert not fake[0].alive
+
+
+@pytest.mark.parametrize("name", ["90a", "sm_90a -G", "sm_", "sm_90x", "sm_90a\n", "sm_\u0669\u0660", ""])
+def test_no_architecture(name: str, fake: Fakes) -> None:
+    with pytest.raises(ValueError, match="an architecture is written"):
+        compile_functor(SOURCE, name)
+    with pytest.raises(ValueError, match="an architecture is written"):
+        link(KERNEL_IR, b"", SYMBOL, name)
+
+
+def test_a_source_is_not_cut_at_a_nul(fake: Fakes) -> None:
+    with pytest.raises(ValueError, match="NUL"):
+        compile_functor(SOURCE + "\0" + BAD_SOURCE, "sm_90a")
+
+
+def test_link(fake: Fakes) -> None:
+    cubin = link(KERNEL_IR, b"the functor's", SYMBOL, "sm_90a")
+    assert cubin.startswith(b"\x7fELF" + KERNEL_IR + b"the functor's")
+    (options,) = fake[1].calls
+    assert options == f"-arch=sm_90a -lto -O3 -kernels-used={SYMBOL} -optimize-unused-variables"
+    assert not fake[1].alive
+
+
+@pytest.mark.parametrize(("ir", "kind"), [(KERNEL_IR, 3), (b"\x50\xed\x55\xba" + KERNEL_IR, 4)])
+def test_code_in_a_fatbin_is_told_from_code_alone(
+    ir: bytes, kind: int, fake: Fakes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kinds = []
+
+    def add(linker: object, kind: int, *rest: object) -> int:
+        kinds.append(kind)
+        return 0
+
+    monkeypatch.setattr(fake[1], "nvJitLinkAddData", add)
+    link(ir, b"functor", SYMBOL, "sm_90a")
+    assert kinds == [kind, 3]
+
+
+def test_code_that_is_refused(fake: Fakes) -> None:
+    with pytest.raises(LinkError, match=f"did not link {SYMBOL}") as caught:
+        link(BAD_IR, b"functor", SYMBOL, "sm_90a")
+    assert caught.value.log == "parse Malformed block"
+    assert not fake[1].alive
+    with pytest.raises(LinkError, match="does not take its options for sm_999"):
+        link(KERNEL_IR, b"functor", SYMBOL, "sm_999")
+
+
+def test_a_kernel_that_the_code_does_not_have(fake: Fakes) -> None:
+    fake[1].drops_the_kernel = True
+    with pytest.raises(LinkError, match=f"the code has no kernel {SYMBOL}"):
+        link(KERNEL_IR, b"functor", SYMBOL, "sm_90a")
+
+
+@pytest.mark.parametrize("symbol", ["a b", "a,-ptx", "", "9a", "a\n", "../a", "a-b"])
+def test_no_symbol(symbol: str, fake: Fakes) -> None:
+    with pytest.raises(ValueError, match="a C identifier"):
+        link(KERNEL_IR, b"functor", symbol, "sm_90a")
+    with pytest.raises(ValueError, match="a C identifier"):
+        ir_path(symbol)
+
+
+def test_links_side_by_side(fake: Fakes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda process: set(range(4)))
+    fake[1].seconds = 0.1
+    jobs = [Link(KERNEL_IR, b"%d" % index, f"kernel_{index}", "sm_90a") for index in range(4)]
+    results = build(jobs)
+    assert [f".text.kernel_{index}\0".encode() in each for index, each in enumerate(results)] == [True] * 4
+    assert fake[1].most_at_once > 1
+    assert build([]) == []
+
+
+def test_one_of_several_links_fails(fake: Fakes) -> None:
+    jobs = [Link(ir, b"functor", SYMBOL, "sm_90a") for ir in (KERNEL_IR, BAD_IR, KERNEL_IR)]
+    with pytest.raises(LinkError, match="Malformed"):
+        build(jobs)
+    assert not fake[1].alive
+
+
+@pytest.mark.usefixtures("no_libraries")
+def test_without_libraries() -> None:
+    with pytest.raises(LibrariesMissingError):
+        libraries()
+    with pytest.raises(LibrariesMissingError, match="nvJitLink was not found"):
+        compile_functor(SOURCE, "sm_90a")
+    with pytest.raises(LibrariesMissingError):
+        link(KERNEL_IR, b"functor", SYMBOL, "sm_90a")
+
+
+@pytest.mark.parametrize(
+    ("symbol", "capability", "expected"),
+    [
+        ("epigemm_open_sm90_tma_bfloat16_0", (9, 0), "sm_90a"),
+        ("epigemm_open_elementwise_float32", (9, 0), "sm_90a"),
+        ("epigemm_open_elementwise_float32", (8, 0), "sm_80"),
+        ("epigemm_open_elementwise_float32", (8, 9), "sm_89"),
+        ("epigemm_open_elementwise_float32", (12, 0), "sm_120"),
+        ("epigemm_open_elementwise_float32", (7, 5), None),
+        ("epigemm_open_sm90_tma_bfloat16_0", (10, 0), None),
+        ("epigemm_open_sm90_tma_bfloat16_0", (8, 0), None),
+    ],
+)
+def test_architecture(symbol: str, capability: tuple[int, int], expected: str | None) -> None:
+    if expected:
+        assert architecture(symbol, capability) == expected
+    else:
+        with pytest.raises(ValueError, match="does not run on GPUs of compute capability"):
+            architecture(symbol, capability)

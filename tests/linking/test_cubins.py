@@ -1,0 +1,343 @@
+"""The cache of linked kernels: threads, processes, and everything that can be wrong with a file or its folder."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import multiprocessing
+import os
+import struct
+import threading
+import warnings
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from epigemm.linking import cubins, libraries, store
+from epigemm.linking.cubins import Job, build_cubins, cubin, find, key_for
+from epigemm.linking.entries import MAGIC, Entry, decode, digest
+from epigemm.linking.errors import CompileError, LibrariesMissingError, LinkError, LinkingError
+from epigemm.linking.ir import ir_path
+from epigemm.linking.once import Once
+from tests.linking.fakes import BAD_IR, BAD_SOURCE, KERNEL_IR, SOURCE, SYMBOL, FakeNvJitLink, FakeNvrtc, fakes
+
+Fakes = tuple[FakeNvrtc, FakeNvJitLink]
+JOB = Job(SOURCE, SYMBOL, KERNEL_IR, (9, 0))
+ENTRY = Entry(digest(b"a"), digest(b"b"), SYMBOL, "sm_90a", (13, 0), (13, 2), b"\x7fELF code")
+
+
+def forget(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As another process: nothing in memory."""
+    monkeypatch.setattr(cubins, "made", Once())
+    monkeypatch.setattr(cubins, "_functors", Once())
+
+
+def test_made_once_and_then_from_memory(fake: Fakes, folder: Path) -> None:
+    first = cubin(*JOB)
+    for path in folder.iterdir():
+        path.unlink()
+    assert cubin(*JOB) == first and find(*JOB) == first
+    assert len(fake[0].calls) == len(fake[1].calls) == 1
+
+
+def test_from_disk_without_libraries(fake: Fakes, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = cubin(*JOB)
+    assert [each.name for each in folder.iterdir()] == [f"{key_for(JOB)}.cubin"]
+    forget(monkeypatch)
+    monkeypatch.setattr(libraries, "_found", "there are none")
+    assert find(*JOB) == first
+    assert cubin(*JOB) == first
+    with pytest.raises(LibrariesMissingError, match="there are none"):
+        cubin(*JOB._replace(source=SOURCE + "// other"))
+    assert find(*JOB._replace(source=SOURCE + "// other")) is None
+
+
+def test_a_file_as_the_kernels_code(fake: Fakes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EPIGEMM_IR_DIR", str(tmp_path))
+    assert ir_path(SYMBOL) is None
+    (tmp_path / f"{SYMBOL}.ltoir").write_bytes(KERNEL_IR)
+    path = ir_path(SYMBOL)
+    assert path is not None
+    assert key_for(JOB._replace(ir=path)) == key_for(JOB)
+    path.write_bytes(KERNEL_IR + b"changed")
+    assert key_for(JOB._replace(ir=path)) == key_for(JOB._replace(ir=KERNEL_IR + b"changed"))
+    path.unlink()
+    with pytest.raises(LinkingError, match="code cannot be read"):
+        cubin(*JOB._replace(ir=path))
+
+
+def test_what_an_entry_is_known_by(fake: Fakes) -> None:
+    others = [
+        JOB,
+        JOB._replace(source=SOURCE + " "),
+        JOB._replace(symbol=SYMBOL + "_"),
+        JOB._replace(ir=KERNEL_IR + b" "),
+        JOB._replace(capability=(8, 0)),
+    ]
+    assert len({key_for(each) for each in others}) == len(others)
+    assert len({cubin(*each) for each in others[:-1]}) == len(others) - 1
+
+
+def test_the_libraries_versions_are_recorded(fake: Fakes) -> None:
+    """But an entry of other versions is as good: see entries.py."""
+    cubin(*JOB)
+    entry = store.read(key_for(JOB))
+    assert entry is not None and (entry.nvrtc, entry.nvjitlink) == ((13, 0), (13, 0))
+
+
+def test_a_failure_is_not_kept(fake: Fakes, folder: Path) -> None:
+    for _ in range(2):
+        with pytest.raises(CompileError):
+            cubin(*JOB._replace(source=BAD_SOURCE))
+        with pytest.raises(LinkError):
+            cubin(*JOB._replace(ir=BAD_IR))
+    assert not folder.exists()
+
+
+# --- side by side ----------------------------------------------------------------------------------------------------
+
+
+def test_threads_wait_for_the_first(fake: Fakes) -> None:
+    fake[1].seconds = 0.05
+    with ThreadPoolExecutor(8) as pool:
+        results = list(pool.map(lambda _: cubin(*JOB), range(32)))
+    assert len(set(results)) == 1
+    assert len(fake[0].calls) == len(fake[1].calls) == 1
+
+
+def test_threads_see_the_failure_of_the_first(fake: Fakes) -> None:
+    fake[1].seconds = 0.05
+
+    def attempt(_: int) -> bool:
+        with pytest.raises(LinkError):
+            cubin(*JOB._replace(ir=BAD_IR))
+        return True
+
+    with ThreadPoolExecutor(4) as pool:
+        assert all(pool.map(attempt, range(8)))
+
+
+def test_an_interrupt_is_one_threads_own() -> None:
+    once: Once[int] = Once()
+    is_making, may_end = threading.Event(), threading.Event()
+
+    def make() -> int:
+        is_making.set()
+        may_end.wait(10)
+        raise KeyboardInterrupt
+
+    with ThreadPoolExecutor(2) as pool:
+        maker = pool.submit(once.get, "a", make)
+        assert is_making.wait(10)
+        waiting = pool.submit(once.get, "a", make)
+        threading.Timer(0.05, may_end.set).start()
+        assert isinstance(maker.exception(10), KeyboardInterrupt)
+        # It had waited, or came later and made its own attempt.
+        assert isinstance(waiting.exception(10), (LinkingError, KeyboardInterrupt))
+    assert once.get("a", lambda: 3) == 3
+
+
+def test_several_kernels_share_the_compilation(fake: Fakes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda process: set(range(4)))
+    fake[1].seconds = 0.1
+    jobs = [JOB, JOB._replace(symbol="epigemm_open_fixup_float32"), JOB]
+    kernel, fixup, again = build_cubins(jobs)
+    assert kernel == again != fixup
+    assert len(fake[0].calls) == 1 and len(fake[1].calls) == 2
+    assert fake[1].most_at_once == 2
+
+
+def _write_many(folder: str, count: int) -> None:
+    os.environ["EPIGEMM_CACHE_DIR"] = folder
+    warnings.simplefilter("error")
+    libraries._found = fakes()[2]
+    for index in range(count):
+        job = JOB._replace(source=SOURCE * 2000 + f"// {index % 5}")
+        cubins.made.clear()
+        code = cubin(*job)
+        store.write(cubins.made.values()[key_for(job)])
+        cubins.made.clear()
+        assert find(*job) == code
+
+
+def test_several_processes_write_the_same_entries(folder: Path) -> None:
+    """A reader never sees half a file: a warning would be an error."""
+    context = multiprocessing.get_context("fork")
+    workers = [context.Process(target=_write_many, args=(str(folder.parent), 60)) for _ in range(4)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join(120)
+    assert [worker.exitcode for worker in workers] == [0] * 4
+    names = sorted(each.name for each in folder.iterdir())
+    assert len(names) == 5 and all(each.endswith(".cubin") for each in names)
+
+
+def test_a_fork_while_a_kernel_is_made() -> None:
+    """The child makes it itself; nobody would end what its parent's thread had begun."""
+    once: Once[int] = Once()
+    once.put("kept", 1)
+    is_making, may_end = threading.Event(), threading.Event()
+
+    def make() -> int:
+        is_making.set()
+        may_end.wait(30)
+        return 2
+
+    thread = threading.Thread(target=once.get, args=("a", make))
+    thread.start()
+    assert is_making.wait(10)
+    child = multiprocessing.get_context("fork").Process(target=_get_in_child, args=(once,))
+    child.start()
+    child.join(20)
+    may_end.set()
+    thread.join()
+    assert child.exitcode == 0
+    assert once.values() == {"kept": 1, "a": 2}
+
+
+def _get_in_child(once: Once[int]) -> None:
+    assert once.get("a", lambda: 7) == 7
+    assert once.peek("kept") == 1
+
+
+# --- damage ----------------------------------------------------------------------------------------------------------
+
+
+def resealed(change: Callable[[bytes], bytes]) -> Callable[[bytes], bytes]:
+    """A change behind the checksum, with a checksum that fits."""
+
+    def apply(data: bytes) -> bytes:
+        start = len(MAGIC) + 44
+        rest = change(data[start:])
+        return (
+            MAGIC
+            + data[len(MAGIC) : len(MAGIC) + 4]
+            + struct.pack("<Q32s", len(rest), hashlib.sha256(rest).digest())
+            + rest
+        )
+
+    return apply
+
+
+DAMAGED: dict[str, tuple[Callable[[bytes], bytes], str]] = {
+    "empty": (lambda data: b"", "no entry of the cache"),
+    "text": (lambda data: b"hello", "no entry of the cache"),
+    "the start alone": (lambda data: data[: len(MAGIC) + 7], "it is cut"),
+    "cut": (lambda data: data[:-1], "were written"),
+    "longer": (lambda data: data + b"\0", "were written"),
+    "a flipped bit": (lambda data: data[:-5] + bytes([data[-5] ^ 4]) + data[-4:], "checksum is wrong"),
+    "another format": (
+        lambda data: data[: len(MAGIC)] + struct.pack("<I", 99) + data[len(MAGIC) + 4 :],
+        "it is of format 99",
+    ),
+    "another entry": (lambda data: dataclasses.replace(ENTRY, symbol="x").encode(), "another entry's"),
+    "no header": (resealed(lambda rest: b""), "it has no header"),
+    "a header that is none": (resealed(lambda rest: struct.pack("<I", 3) + b"}{}"), "cannot be read"),
+    "a deep header": (
+        resealed(lambda rest: struct.pack("<I", 100_000) + b"[" * 100_000),
+        "header cannot be read",
+    ),
+    "a list for a header": (resealed(lambda rest: struct.pack("<I", 2) + b"[]"), "no object"),
+    "no machine code": (resealed(lambda rest: rest.replace(b"\x7fELF", b"\x7fELG")), "no machine code"),
+    "no symbol": (resealed(lambda rest: rest.replace(b'"symbol"', b'"tymbol"')), "lacks symbol"),
+    "no version": (resealed(lambda rest: rest.replace(b'"nvrtc"', b'"nvrtd"')), "version of nvrtc"),
+    "a version of words": (resealed(lambda rest: rest.replace(b"[13, 0]", b'["13"] ')), "version of nvrtc"),
+    "an old library": (resealed(lambda rest: rest.replace(b"[13, 0]", b"[12, 9]")), "made by NVRTC 12.9"),
+}
+
+
+@pytest.mark.parametrize(("damage", "why"), DAMAGED.values(), ids=DAMAGED)
+def test_a_damaged_entry_is_made_again_with_one_warning(
+    damage: Callable[[bytes], bytes], why: str, fake: Fakes, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = cubin(*JOB)
+    (path,) = folder.iterdir()
+    whole = path.read_bytes()
+    for _ in range(2):
+        forget(monkeypatch)
+        path.write_bytes(damage(whole))
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            assert cubin(*JOB) == first
+        assert path.read_bytes() == whole
+        if _ == 0:
+            (warning,) = caught
+            assert f"epigemm: the linked kernel {path} is removed and made again" in str(warning.message)
+            assert why in str(warning.message)
+        else:
+            assert not caught
+
+
+def test_a_damaged_entry_is_removed_where_it_cannot_be_made(
+    folder: Path, no_libraries: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder.mkdir(parents=True)
+    path = folder / f"{key_for(JOB)}.cubin"
+    path.write_bytes(b"hello")
+    with pytest.warns(RuntimeWarning, match="is removed"):
+        assert find(*JOB) is None
+    assert not path.exists()
+
+
+def test_every_flipped_byte_is_noticed() -> None:
+    data = ENTRY.encode()
+    assert decode(data, ENTRY.key) == ENTRY
+    for index in range(len(data)):
+        with pytest.raises(ValueError, match=r"^its? "):
+            decode(data[:index] + bytes([data[index] ^ 1]) + data[index + 1 :], ENTRY.key)
+        with pytest.raises(ValueError, match=r"^its? "):
+            decode(data[:index], ENTRY.key)
+
+
+# --- the folder ------------------------------------------------------------------------------------------------------
+
+
+def test_a_folder_that_cannot_be_made(fake: Fakes, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder.parent.parent.mkdir(exist_ok=True)
+    folder.parent.write_text("a file")
+    with pytest.warns(RuntimeWarning, match="last as long as this process") as caught:
+        first = cubin(*JOB)
+    assert len(caught) == 1
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        cubin(*JOB._replace(source=SOURCE + "//"))
+        forget(monkeypatch)
+        assert cubin(*JOB) == first
+
+
+def test_a_folder_without_permission(fake: Fakes, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = cubin(*JOB)
+    folder.chmod(0o500)
+    try:
+        if os.access(folder, os.W_OK):
+            pytest.skip("this user writes everywhere")
+        with pytest.warns(RuntimeWarning, match="cannot be written"):
+            cubin(*JOB._replace(source=SOURCE + "//"))
+        forget(monkeypatch)
+        assert cubin(*JOB) == first
+    finally:
+        folder.chmod(0o700)
+
+
+def test_a_full_disk(fake: Fakes, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(self: Path, target: Path) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "replace", full)
+    with pytest.warns(RuntimeWarning, match="No space left") as caught:
+        cubin(*JOB)
+    assert len(caught) == 1
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        cubin(*JOB._replace(source=SOURCE + "//"))
+    assert not list(folder.iterdir())
+
+
+def test_an_entry_that_is_a_folder(fake: Fakes, folder: Path) -> None:
+    (folder / f"{key_for(JOB)}.cubin").mkdir(parents=True)
+    with pytest.warns(RuntimeWarning, match=r"cannot be (read|written)") as caught:
+        assert cubin(*JOB) == cubin(*JOB)
+    assert len(caught) == 2
