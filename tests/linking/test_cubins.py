@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import json
 import multiprocessing
 import os
 import struct
@@ -56,10 +57,10 @@ def test_from_disk_without_libraries(fake: Fakes, folder: Path, monkeypatch: pyt
 
 def test_a_file_as_the_kernels_code(fake: Fakes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EPIGEMM_IR_DIR", str(tmp_path))
-    assert ir_path(SYMBOL) is None
-    (tmp_path / f"{SYMBOL}.ltoir").write_bytes(KERNEL_IR)
+    (tmp_path / "index.json").write_text(json.dumps({SYMBOL: "several.fatbin"}))
+    (tmp_path / "several.fatbin").write_bytes(KERNEL_IR)
     path = ir_path(SYMBOL)
-    assert path is not None
+    assert path is not None and ir_path(f"{SYMBOL}_1") is None
     assert key_for(JOB._replace(ir=path)) == key_for(JOB)
     path.write_bytes(KERNEL_IR + b"changed")
     assert key_for(JOB._replace(ir=path)) == key_for(JOB._replace(ir=KERNEL_IR + b"changed"))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import json
 import os
 from pathlib import Path
 
@@ -13,9 +15,10 @@ _HOPPER = (9, 0)
 
 
 def ir_path(symbol: str) -> Path | None:
-    """The file with an open kernel's code; None where this build has none.
+    """The file with an open kernel's code, perhaps among others; None where this build has none.
 
-    `EPIGEMM_IR_DIR` names another folder than the package's own.
+    `index.json` beside the files says which kernel is in which. `EPIGEMM_IR_DIR` names another folder than the
+    package's own.
 
     Raises:
         ValueError: the symbol is no identifier.
@@ -25,8 +28,19 @@ def ir_path(symbol: str) -> Path | None:
         True
     """
     check_symbol(symbol)
-    path = Path(os.environ.get("EPIGEMM_IR_DIR") or _SHIPPED) / f"{symbol}.ltoir"
-    return path if path.is_file() else None
+    folder = Path(os.environ.get("EPIGEMM_IR_DIR") or _SHIPPED)
+    name = _index(folder).get(symbol)
+    return None if name is None else folder / name
+
+
+@functools.lru_cache(maxsize=8)
+def _index(folder: Path) -> dict[str, str]:
+    """Each kernel's file; empty where there is no index."""
+    try:
+        found: dict[str, str] = json.loads((folder / "index.json").read_text())
+    except OSError:
+        return {}
+    return found
 
 
 def architecture(symbol: str, capability: tuple[int, int]) -> str:
