@@ -60,7 +60,7 @@ struct OpenCallbacks : fusion::EmptyConsumerStoreCallbacks {
   using Columns = decltype(Partition::columns(0));
   using OfTile = decltype(cute::make_tensor_like<float>(std::declval<Rows>()));
   using OfPass = decltype(cute::make_tensor_like<float>(cute::take<0, 3>(std::declval<Columns>())));
-  using Dense = decltype(cute::make_tensor<float>(cute::take<0, 3>(cute::shape(std::declval<Rows>()))));
+  static constexpr int kPassElements = decltype(cute::size(cute::take<0, 3>(cute::shape(std::declval<Rows>()))))::value;
 
   OpenArguments const& arguments;
   FragmentC const& c;
@@ -76,7 +76,7 @@ struct OpenCallbacks : fusion::EmptyConsumerStoreCallbacks {
   float scalars[link::kScalars];
   OfTile by_row[RowVectors::kCount];
   OfPass by_column[ColumnVectors::kCount];
-  Dense by_element[link::kMatrices];
+  uint32_t by_element[link::kMatrices][kPassElements];
 
   template <class Extents, class Coordinates>
   CUTLASS_DEVICE OpenCallbacks(OpenArguments const& arguments, FragmentC const& c, char* shared, Extents const& extents,
@@ -94,7 +94,8 @@ struct OpenCallbacks : fusion::EmptyConsumerStoreCallbacks {
     CUTLASS_PRAGMA_UNROLL
     for (int i = 0; i < link::kMatrices; ++i) {
       matrix_kinds[i] = epigemm_operand(link::kMatrix0 + i);
-      cute::clear(by_element[i]);
+      CUTLASS_PRAGMA_UNROLL
+      for (uint32_t& word : by_element[i]) word = 0;
     }
     // What is not read is zero all along, that is, nothing.
     CUTLASS_PRAGMA_UNROLL
@@ -257,15 +258,14 @@ struct OpenCallbacks : fusion::EmptyConsumerStoreCallbacks {
     auto const rows = Partition::rows(thread)(cute::_, cute::_, cute::_, epi_m, epi_n);
     auto const columns = Partition::columns(thread)(cute::_, cute::_, cute::_, epi_m, epi_n);
     CUTLASS_PRAGMA_UNROLL
-    for (int j = 0; j < cute::size(by_element[i]); j += 2) {
+    for (int j = 0; j < kPassElements; j += 2) {
       const int m = m_begin + rows(j), n = n_begin + columns(j);
       cutlass::AlignedArray<T, 2> pair;
       pair.clear();
       if (m < m_end && n < n_end) {
         pair = *reinterpret_cast<cutlass::AlignedArray<T, 2> const*>(element_address<T>(i, m, n));
       }
-      by_element[i](j) = static_cast<float>(pair[0]);
-      by_element[i](j + 1) = static_cast<float>(pair[1]);
+      keep<T>(i, j, pair);
     }
   }
 
@@ -274,12 +274,37 @@ struct OpenCallbacks : fusion::EmptyConsumerStoreCallbacks {
     auto const rows = Partition::rows(thread)(cute::_, cute::_, cute::_, epi_m, epi_n);
     auto const columns = Partition::columns(thread)(cute::_, cute::_, cute::_, epi_m, epi_n);
     CUTLASS_PRAGMA_UNROLL
-    for (int j = 0; j < cute::size(by_element[i]); ++j) {
-      const int m = m_begin + rows(j), n = n_begin + columns(j);
-      T value(0);
-      if (m < m_end && n < n_end) value = *element_address<T>(i, m, n);
-      by_element[i](j) = static_cast<float>(value);
+    for (int j = 0; j < kPassElements; j += 2) {
+      cutlass::AlignedArray<T, 2> pair;
+      pair.clear();
+      CUTLASS_PRAGMA_UNROLL
+      for (int k = 0; k < 2; ++k) {
+        const int m = m_begin + rows(j + k), n = n_begin + columns(j + k);
+        if (m < m_end && n < n_end) pair[k] = *element_address<T>(i, m, n);
+      }
+      keep<T>(i, j, pair);
     }
+  }
+
+  // As they lie in memory: two of 16 bits share a register.
+  template <class T>
+  CUTLASS_DEVICE void keep(int i, int j, cutlass::AlignedArray<T, 2> const& pair) {
+    auto* const words = reinterpret_cast<uint32_t const*>(&pair);
+    if constexpr (sizeof(T) == sizeof(uint32_t)) {
+      by_element[i][j] = words[0];
+      by_element[i][j + 1] = words[1];
+    } else {
+      by_element[i][j / 2] = words[0];
+    }
+  }
+
+  CUTLASS_DEVICE float kept(int i, int at) const {
+    if constexpr (sizeof(Operand) == sizeof(uint16_t)) {
+      const uint32_t word = by_element[i][at / 2];
+      const auto half = Operand::bitcast(static_cast<uint16_t>(at % 2 ? word >> 16 : word));
+      if (!is_matrix_float(i)) return static_cast<float>(half);
+    }
+    return __uint_as_float(by_element[i][at]);
   }
 
   template <class T>
@@ -355,7 +380,7 @@ struct OpenCallbacks : fusion::EmptyConsumerStoreCallbacks {
     if constexpr (Traits::kMatrixByTma) {
       if (i == 0) return static_cast<float>(c(at));
     }
-    return by_element[i](at);
+    return kept(i, at);
   }
 };
 

@@ -60,8 +60,8 @@ struct OpenPartition {
 
 constexpr int kSharedBytes = 227 * 1024;  // a block's at most
 
-// What a multiprocessor's shared memory leaves for vectors beside the stages and the passes of C and D, up to what all of
-// them take in fp32. Epilogue: the collective, whatever its node has room for.
+// What a multiprocessor's shared memory leaves for vectors beside the stages and the passes of C and D, up to what all
+// of them take in fp32. Epilogue: the collective, whatever its node has room for.
 template <class Epilogue, class Node>
 constexpr int open_vector_bytes(int bytes_of_stages) {
   constexpr int kBarriers = 1024, kAlignment = 128;
