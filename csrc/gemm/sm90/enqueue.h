@@ -7,6 +7,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "link/load.h"
+
 namespace epigemm::sm90 {
 
 struct LaunchShape {
@@ -33,10 +35,7 @@ cudaError_t allow_shared_memory(int device, std::size_t bytes) {
 }
 
 // `parameters`: the kernel's, one pointer each. Returns nullptr, or what the driver refused and why.
-template <auto Kernel>
-const char* enqueue(LaunchShape const& shape, void** parameters) {
-  cudaError_t error = allow_shared_memory<Kernel>(shape.device, shape.shared_bytes);
-  if (error != cudaSuccess) return cudaGetErrorString(error);
+inline const char* enqueue(const void* kernel, LaunchShape const& shape, void** parameters) {
   cudaLaunchAttribute attributes[2]{};
   cudaLaunchConfig_t config{};
   config.gridDim = shape.grid;
@@ -54,8 +53,23 @@ const char* enqueue(LaunchShape const& shape, void** parameters) {
     serialization.id = cudaLaunchAttributeProgrammaticStreamSerialization;
     serialization.val.programmaticStreamSerializationAllowed = 1;
   }
-  error = cudaLaunchKernelExC(&config, reinterpret_cast<void const*>(Kernel), parameters);
+  const cudaError_t error = cudaLaunchKernelExC(&config, kernel, parameters);
   return error == cudaSuccess ? nullptr : cudaGetErrorString(error);
+}
+
+// The same for a kernel of this module.
+template <auto Kernel>
+const char* enqueue(LaunchShape const& shape, void** parameters) {
+  const cudaError_t error = allow_shared_memory<Kernel>(shape.device, shape.shared_bytes);
+  if (error != cudaSuccess) return cudaGetErrorString(error);
+  return enqueue(reinterpret_cast<const void*>(Kernel), shape, parameters);
+}
+
+// And for one that an epilogue was linked into, whose only parameter has `bytes`.
+inline const char* enqueue_linked(const void* kernel, LaunchShape const& shape, void* parameter, std::size_t bytes) {
+  if (const char* const refused = link::allow(kernel, shape.device, shape.shared_bytes, bytes)) return refused;
+  void* parameters[] = {parameter};
+  return enqueue(kernel, shape, parameters);
 }
 
 }  // namespace epigemm::sm90

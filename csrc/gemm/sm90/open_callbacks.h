@@ -71,7 +71,6 @@ struct OpenCallbacks : fusion::EmptyConsumerStoreCallbacks {
   RowVectors row_vectors;
   ColumnVectors column_vectors;
   int matrix_kinds[link::kMatrices];
-  bool are_pairs_aligned[link::kMatrices];
 
   float scalars[link::kScalars];
   OfTile by_row[RowVectors::kCount];
@@ -129,10 +128,6 @@ struct OpenCallbacks : fusion::EmptyConsumerStoreCallbacks {
       } else {
         load_by_row<Operand>(i);
       }
-    }
-    CUTLASS_PRAGMA_UNROLL
-    for (int i = 0; i < link::kMatrices; ++i) {
-      if (is_loaded(i)) are_pairs_aligned[i] = has_aligned_pairs(i);
     }
   }
 
@@ -309,7 +304,7 @@ struct OpenCallbacks : fusion::EmptyConsumerStoreCallbacks {
 
   template <class T>
   CUTLASS_DEVICE void load_matrix(int i, int epi_m, int epi_n) {
-    if (!Traits::kTransposed && are_pairs_aligned[i]) {
+    if (!Traits::kTransposed && has_aligned_pairs(i)) {
       load_pairs<T>(i, epi_m, epi_n);
     } else {
       load_singly<T>(i, epi_m, epi_n);

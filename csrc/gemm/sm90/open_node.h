@@ -67,8 +67,7 @@ constexpr int open_vector_bytes(int bytes_of_stages) {
   constexpr int kBarriers = 1024, kAlignment = 128;
   using Passes = decltype(Epilogue::TensorStorage::collective);
   const int left = kSharedBytes - kBarriers - bytes_of_stages - static_cast<int>(sizeof(Passes));
-  const int used = left < Node::kMostVectorBytes ? left : Node::kMostVectorBytes;
-  return used < 0 ? 0 : used / kAlignment * kAlignment;
+  return left < 0 ? 0 : left < Node::kMostVectorBytes ? left / kAlignment * kAlignment : Node::kMostVectorBytes;
 }
 
 template <class Traits>
