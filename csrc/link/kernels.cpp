@@ -3,7 +3,6 @@
 #include <mutex>
 #include <shared_mutex>
 #include <unordered_map>
-#include <vector>
 
 #include "gemm/sm90_tma/open.h"
 
@@ -120,6 +119,7 @@ const void* find(EpilogueId epilogue, const KernelKey& key) {
 
 #if EPIGEMM_WITH_CUDA
 const char* add(EpilogueId epilogue, const KernelKey& key, const void* cubin, std::size_t) {
+  if (find(epilogue, key)) return nullptr;
   const void* kernel = nullptr;
   if (const char* const refused = load(cubin, name(key).c_str(), &kernel)) return refused;
   Table& all = table();

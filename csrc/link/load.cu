@@ -66,8 +66,9 @@ const char* allow(const void* kernel, int device, std::size_t shared_bytes, std:
   const uint64_t bit = device < 64 ? uint64_t(1) << device : 0;
   if (is_allowed(kernel, bit)) return nullptr;
   if (const char* const refused = check_parameter(kernel, parameter_bytes)) return refused;
-  const cudaError_t error =
-      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared_bytes));
+  const auto handle = static_cast<cudaKernel_t>(const_cast<void*>(kernel));
+  const cudaError_t error = cudaKernelSetAttributeForDevice(handle, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                                            static_cast<int>(shared_bytes), device);
   if (error != cudaSuccess) return text_of(error);
   Allowed& table = allowed();
   std::unique_lock lock(table.mutex);
