@@ -1,6 +1,6 @@
 # Turns on the CUDA language with the nvcc that was found, and finds the static runtime beside it.
 #
-# Sets EPIGEMM_CUDART and EPIGEMM_CUDA_INCLUDE_DIR.
+# Sets EPIGEMM_TOOLKIT, EPIGEMM_CUDART and EPIGEMM_CUDA_INCLUDE_DIR.
 
 # A wrapper script may stand in for nvcc: ask the toolkit itself where it lies.
 execute_process(COMMAND "${EPIGEMM_NVCC_PATH}" --dryrun -c epigemm.cu ERROR_VARIABLE dryrun OUTPUT_QUIET)
@@ -8,6 +8,7 @@ if(NOT dryrun MATCHES "#\\$ TOP=([^\r\n]+)")
   message(FATAL_ERROR "${EPIGEMM_NVCC_PATH} --dryrun does not tell where its toolkit lies:\n${dryrun}")
 endif()
 get_filename_component(toolkit "${CMAKE_MATCH_1}" REALPATH)
+set(EPIGEMM_TOOLKIT "${toolkit}")
 
 find_library(EPIGEMM_CUDART cudart_static HINTS "${toolkit}" NO_DEFAULT_PATH
              PATH_SUFFIXES lib64 lib "targets/${CMAKE_HOST_SYSTEM_PROCESSOR}-linux/lib" targets/sbsa-linux/lib)

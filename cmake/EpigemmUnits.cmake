@@ -24,7 +24,8 @@ endfunction()
 
 # --- the registry, the planner and the call: plain C++ ----------------------------------------------------------------------
 file(GLOB core_sources CONFIGURE_DEPENDS "${csrc}/epilogue/*.cpp" "${csrc}/elementwise/*.cpp" "${csrc}/call/*.cpp"
-     "${csrc}/gemm/planner/*.cpp" "${csrc}/gemm/*/coverage.cpp" "${csrc}/gemm/*/family.cpp")
+     "${csrc}/gemm/planner/*.cpp" "${csrc}/gemm/*/coverage.cpp" "${csrc}/gemm/*/family.cpp" "${csrc}/gemm/*/open.cpp"
+     "${csrc}/link/*.cpp")
 if(EPIGEMM_GEMM_ARCHITECTURES)
   file(GLOB sm90_sources CONFIGURE_DEPENDS "${csrc}/gemm/launch.cpp" "${csrc}/gemm/*/kernels.cpp" "${csrc}/gemm/*/repair.cpp")
 endif()
@@ -85,13 +86,14 @@ endif()
 
 set(cuda_flags -O3 --expt-relaxed-constexpr)
 file(GLOB elementwise_sources CONFIGURE_DEPENDS "${csrc}/device/*.cu" "${csrc}/elementwise/*.cu"
-     "${csrc}/gemm/sm90_fp16x3/*.cu")
+     "${csrc}/gemm/sm90_fp16x3/split_rows.cu" "${csrc}/link/*.cu")
 epigemm_objects(epigemm_elementwise SOURCES ${EPIGEMM_ELEMENTWISE_SOURCES} ${elementwise_sources})
 target_compile_options(epigemm_elementwise PRIVATE ${cuda_flags} ${EPIGEMM_ELEMENTWISE_FLAGS})
 
 if(EPIGEMM_GEMM_ARCHITECTURES)
   include(EpigemmJobs)
-  epigemm_objects(epigemm_sm90 SOURCES ${EPIGEMM_SM90_SOURCES} "${csrc}/gemm/sm90/driver.cu")
+  file(GLOB open_sources CONFIGURE_DEPENDS "${csrc}/gemm/*/open.cu")
+  epigemm_objects(epigemm_sm90 SOURCES ${EPIGEMM_SM90_SOURCES} ${open_sources} "${csrc}/gemm/sm90/driver.cu")
   target_compile_options(epigemm_sm90 PRIVATE ${cuda_flags} ${EPIGEMM_GEMM_FLAGS})
   # CUTLASS leaves the waits for a programmatic dependent launch out of its kernels unless asked.
   # The driver's function for descriptors is called by its name: driver.cu.
@@ -103,4 +105,5 @@ if(EPIGEMM_GEMM_ARCHITECTURES)
   # Behind the GEMMs on pieces; plain CUDA for the same architectures.
   epigemm_objects(epigemm_repair SOURCES ${EPIGEMM_REPAIR_SOURCES})
   target_compile_options(epigemm_repair PRIVATE ${cuda_flags} ${EPIGEMM_GEMM_FLAGS})
+  include(EpigemmOpen)
 endif()

@@ -1,10 +1,16 @@
 #include "epilogue/registry.h"
 
+#include <algorithm>
+#include <atomic>
 #include <cstring>
+#include <memory>
+#include <mutex>
+#include <stdexcept>
 #include <string_view>
 #include <type_traits>
 
 #include "epilogue/headers.h"
+#include "link/open.h"
 
 namespace epigemm {
 namespace {
@@ -45,17 +51,127 @@ constexpr EpilogueInfo kEpilogues[] = {
 #include "epilogue/registry.def"
 #undef EPIGEMM_EPILOGUE
 
-}  // namespace
+// --- registered while the process runs ------------------------------------------------------------------------------
 
-const EpilogueInfo* epilogues() { return kEpilogues; }
+constexpr int kMostRegistered = 1 << 14;
 
-const EpilogueInfo& epilogue_info(EpilogueId id) { return kEpilogues[static_cast<int>(id)]; }
+struct Registered {
+  std::string name;
+  std::vector<RegisteredOperand> named;
+  std::vector<Operand> operands;
+  EpilogueInfo info;
+};
 
-const EpilogueInfo* find_epilogue(const char* name, std::size_t length) {
+// Read without a lock: an entry never changes once its pointer is there.
+struct Table {
+  std::atomic<const Registered*> entries[kMostRegistered]{};
+  std::atomic<int> count{0};
+  std::mutex mutex;  // of those who register
+};
+
+// Never destroyed: calls may come while the process ends.
+Table& table() {
+  static auto* const all = new Table;
+  return *all;
+}
+
+const Registered* find_registered(const char* name, std::size_t length) {
+  Table& all = table();
+  for (int i = 0, count = all.count.load(std::memory_order_acquire); i < count; ++i) {
+    const Registered* const entry = all.entries[i].load(std::memory_order_acquire);
+    if (entry->name.size() == length && std::memcmp(entry->name.data(), name, length) == 0) return entry;
+  }
+  return nullptr;
+}
+
+bool are_same(const std::vector<RegisteredOperand>& some, const std::vector<RegisteredOperand>& others) {
+  return std::equal(some.begin(), some.end(), others.begin(), others.end(), [](const auto& a, const auto& b) {
+    return a.kind == b.kind && a.element == b.element && a.name == b.name;
+  });
+}
+
+int count_of(const std::vector<RegisteredOperand>& operands, OperandKind kind) {
+  return static_cast<int>(
+      std::count_if(operands.begin(), operands.end(), [&](const auto& operand) { return operand.kind == kind; }));
+}
+
+void check_operands(const std::string& name, const std::vector<RegisteredOperand>& operands) {
+  const auto has_room = [&](OperandKind kind, int most) { return count_of(operands, kind) <= most; };
+  if (operands.empty() || operands[0].kind != OperandKind::Accumulator ||
+      count_of(operands, OperandKind::Accumulator) != 1) {
+    throw std::invalid_argument("epilogue '" + name + "': the accumulator is its first operand");
+  }
+  if (!has_room(OperandKind::PerColumn, link::kColumns) || !has_room(OperandKind::Scalar, link::kScalars) ||
+      !has_room(OperandKind::PerRow, link::kRows) || !has_room(OperandKind::Matrix, link::kMatrices)) {
+    throw std::invalid_argument("epilogue '" + name + "' has too many operands of a kind");
+  }
+}
+
+std::unique_ptr<Registered> make_entry(const std::string& name, const std::vector<RegisteredOperand>& operands,
+                                       bool is_transcendental, int index) {
+  auto entry = std::make_unique<Registered>();
+  entry->name = name;
+  entry->named = operands;
+  for (const RegisteredOperand& operand : entry->named) {
+    entry->operands.push_back({operand.kind, operand.element, operand.name.c_str()});
+  }
+  entry->info = {static_cast<EpilogueId>(kEpilogueCount + index),
+                 entry->name.c_str(),
+                 /*linear=*/true,
+                 entry->operands.data(),
+                 static_cast<int>(entry->operands.size()),
+                 /*takes_bias=*/false,
+                 is_transcendental};
+  return entry;
+}
+
+const EpilogueInfo* find_built_in(const char* name, std::size_t length) {
   for (const EpilogueInfo& info : kEpilogues) {
     if (std::strlen(info.name) == length && std::memcmp(info.name, name, length) == 0) return &info;
   }
   return nullptr;
+}
+
+static_assert(link::kSlots <= kMaxOperands, "an operand a slot");
+
+}  // namespace
+
+const EpilogueInfo* epilogues() { return kEpilogues; }
+
+const EpilogueInfo& epilogue_info(EpilogueId id) {
+  if (is_built_in(id)) return kEpilogues[static_cast<int>(id)];
+  return table().entries[static_cast<int>(id) - kEpilogueCount].load(std::memory_order_acquire)->info;
+}
+
+const EpilogueInfo* epilogue_at(int64_t index) {
+  if (index < 0 || index >= kEpilogueCount + table().count.load(std::memory_order_acquire)) return nullptr;
+  return &epilogue_info(static_cast<EpilogueId>(index));
+}
+
+const EpilogueInfo* find_epilogue(const char* name, std::size_t length) {
+  if (const EpilogueInfo* const info = find_built_in(name, length)) return info;
+  const Registered* const entry = find_registered(name, length);
+  return entry ? &entry->info : nullptr;
+}
+
+EpilogueId register_epilogue(const std::string& name, const std::vector<RegisteredOperand>& operands,
+                             bool is_transcendental) {
+  check_operands(name, operands);
+  if (find_built_in(name.data(), name.size())) {
+    throw std::invalid_argument("an epilogue of epigemm's own is named '" + name + "'");
+  }
+  Table& all = table();
+  const std::lock_guard<std::mutex> lock(all.mutex);
+  if (const Registered* const known = find_registered(name.data(), name.size())) {
+    if (are_same(known->named, operands)) return known->info.id;
+    throw std::invalid_argument("the epilogue '" + name + "' is there already, with other operands");
+  }
+  const int index = all.count.load(std::memory_order_relaxed);
+  if (index == kMostRegistered) throw std::length_error("too many epilogues in one process");
+  const Registered* const entry = make_entry(name, operands, is_transcendental, index).release();
+  all.entries[index].store(entry, std::memory_order_release);
+  all.count.store(index + 1, std::memory_order_release);
+  return entry->info.id;
 }
 
 }  // namespace epigemm

@@ -1,7 +1,10 @@
-// The epilogues at run time: names, operand lists, forms; built from registry.def alone.
+// The epilogues at run time: names, operand lists, forms. The built-in ones are those of registry.def; others are
+// registered while the process runs, and their ids follow.
 #pragma once
 
 #include <cstdint>
+#include <string>
+#include <vector>
 
 #include "epilogue/operands.h"
 
@@ -24,6 +27,13 @@ constexpr int kEpilogueCount = 0
 constexpr int kMaxBuiltinOperands = 4;
 constexpr int kMaxOperands = 12;
 
+// As in Operand, its name a string of its own.
+struct RegisteredOperand {
+  OperandKind kind;
+  OperandElement element;
+  std::string name;
+};
+
 struct EpilogueInfo {
   EpilogueId id;
   const char* name;
@@ -34,9 +44,20 @@ struct EpilogueInfo {
   bool is_transcendental;   // its `apply` calls exp or the like: what its epilogue costs (a functor says so of itself)
 };
 
-const EpilogueInfo* epilogues();                   // kEpilogueCount of them, in the order of registry.def
+constexpr bool is_built_in(EpilogueId id) { return static_cast<int>(id) < kEpilogueCount; }
+
+const EpilogueInfo* epilogues();                   // the built-in ones, in the order of registry.def
 const EpilogueInfo& epilogue_info(EpilogueId id);  // by id
 const EpilogueInfo* find_epilogue(const char* name, std::size_t length);  // nullptr when there is none of that name
+
+// nullptr unless an epilogue has this number.
+const EpilogueInfo* epilogue_at(int64_t index);
+
+// An epilogue whose kernels are linked at run time. `operands`: the accumulator first; copied. What has been registered
+// stays, at the same address. A name stands for one operand list: registering both again gives the same id. Throws
+// std::invalid_argument where the name is taken or the operands have no room, std::length_error when the table is full.
+EpilogueId register_epilogue(const std::string& name, const std::vector<RegisteredOperand>& operands,
+                             bool is_transcendental);
 
 // The value of one operand in one call.
 struct OperandValue {

@@ -29,13 +29,19 @@ struct KernelKey {
   bool has_matrix_by_tma = false;  // sm90_tma: the first matrix comes with the loads of the mainloop's warp
 };
 
-// The kernel's symbol, and the name of its IR's file: "epigemm_open_sm90_tma_bfloat16_0_matrix".
+// What `launch` says of an epilogue that `find` does not know.
+constexpr const char* kNotLinked = "the epilogue was not linked for this kernel";
+
+// The kernel's symbol: "epigemm_open_sm90_tma_bfloat16_0_matrix". epigemm/ir/index.json says which file has its IR.
 std::string name(const KernelKey& key);
+
+// The GEMM kernel that a fused plan asks for.
+KernelKey key_of(const Problem& problem, const Plan& plan);
 
 // The kernel with this epilogue in it: a cudaKernel_t. Null where it was not linked yet.
 const void* find(EpilogueId epilogue, const KernelKey& key);
 
-// Loads a linked kernel. Returns nullptr, or what the driver refused and why.
+// Loads a linked kernel. Returns nullptr, or what the driver refused and why. One that is there already stays.
 const char* add(EpilogueId epilogue, const KernelKey& key, const void* cubin, std::size_t bytes);
 
 // A problem's operands by slot: vectors without gaps.

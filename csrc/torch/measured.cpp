@@ -29,7 +29,8 @@ enum Column {
 };
 
 Problem problem_of(const int64_t* row) {
-  check(row[kEpilogue] >= 0 && row[kEpilogue] < kEpilogueCount, "rows: there is no epilogue ", row[kEpilogue]);
+  const EpilogueInfo* const epilogue = epilogue_at(row[kEpilogue]);
+  check(epilogue, "rows: there is no epilogue ", row[kEpilogue]);
   check(row[kElement] >= 0 && row[kElement] <= 2, "rows: there is no fused kernel for element ", row[kElement]);
   check(row[kArithmetic] >= 0 && row[kArithmetic] <= 3, "rows: there is no arithmetic ", row[kArithmetic]);
   check(row[kM] > 0 && row[kN] > 0 && row[kK] > 0, "rows: m, n and k must be positive, got ", row[kM], ", ", row[kN],
@@ -38,7 +39,7 @@ Problem problem_of(const int64_t* row) {
   check(element == ElementType::Float32 || row[kArithmetic] == static_cast<int64_t>(Arithmetic::IEEE),
         "rows: only float32 has a choice of arithmetics");
   Problem problem;
-  problem.epilogue = epilogues()[row[kEpilogue]].id;
+  problem.epilogue = epilogue->id;
   problem.arithmetic = static_cast<Arithmetic>(row[kArithmetic]);
   problem.m = row[kM];
   problem.n = row[kN];

@@ -7,6 +7,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "link/load.h"
+
 namespace epigemm::sm90 {
 
 struct LaunchShape {
@@ -32,24 +34,8 @@ cudaError_t allow_shared_memory(int device, std::size_t bytes) {
   return error;
 }
 
-// The same for a kernel that was loaded at run time, a cudaKernel_t. Two kernels that meet in a place of the table ask
-// in turn.
-inline cudaError_t allow_shared_memory(const void* kernel, int device, std::size_t bytes) {
-  constexpr std::size_t kPlaces = 1024, kAlignment = 16;
-  static std::atomic<uint64_t> allowed[kPlaces];
-  const uint64_t address = reinterpret_cast<uint64_t>(kernel);
-  const uint64_t key = address * 64 + static_cast<uint64_t>(device % 64);  // addresses have 57 bits
-  std::atomic<uint64_t>& place = allowed[(address / kAlignment + static_cast<uint64_t>(device)) % kPlaces];
-  if (place.load(std::memory_order_relaxed) == key) return cudaSuccess;
-  const cudaError_t error =
-      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes));
-  if (error == cudaSuccess && device < 64) place.store(key, std::memory_order_relaxed);
-  return error;
-}
-
-// `kernel`: a function's address or a cudaKernel_t. `parameters`: the kernel's, one pointer each. Returns nullptr, or
-// what the driver refused and why.
-inline const char* enqueue_allowed(const void* kernel, LaunchShape const& shape, void** parameters) {
+// `parameters`: the kernel's, one pointer each. Returns nullptr, or what the driver refused and why.
+inline const char* enqueue(const void* kernel, LaunchShape const& shape, void** parameters) {
   cudaLaunchAttribute attributes[2]{};
   cudaLaunchConfig_t config{};
   config.gridDim = shape.grid;
@@ -71,17 +57,19 @@ inline const char* enqueue_allowed(const void* kernel, LaunchShape const& shape,
   return error == cudaSuccess ? nullptr : cudaGetErrorString(error);
 }
 
+// The same for a kernel of this module.
 template <auto Kernel>
 const char* enqueue(LaunchShape const& shape, void** parameters) {
   const cudaError_t error = allow_shared_memory<Kernel>(shape.device, shape.shared_bytes);
   if (error != cudaSuccess) return cudaGetErrorString(error);
-  return enqueue_allowed(reinterpret_cast<void const*>(Kernel), shape, parameters);
+  return enqueue(reinterpret_cast<const void*>(Kernel), shape, parameters);
 }
 
-inline const char* enqueue(const void* kernel, LaunchShape const& shape, void** parameters) {
-  const cudaError_t error = allow_shared_memory(kernel, shape.device, shape.shared_bytes);
-  if (error != cudaSuccess) return cudaGetErrorString(error);
-  return enqueue_allowed(kernel, shape, parameters);
+// And for one that an epilogue was linked into, whose only parameter has `bytes`.
+inline const char* enqueue_linked(const void* kernel, LaunchShape const& shape, void* parameter, std::size_t bytes) {
+  if (const char* const refused = link::allow(kernel, shape.device, shape.shared_bytes, bytes)) return refused;
+  void* parameters[] = {parameter};
+  return enqueue(kernel, shape, parameters);
 }
 
 }  // namespace epigemm::sm90

@@ -1,9 +1,11 @@
 #include "gemm/sm90_fp16x3/kernels.h"
 
 #include "gemm/launch.h"
+#include "gemm/sm90_fp16x3/open.h"
 #include "gemm/sm90_fp16x3/repair.h"
 #include "gemm/sm90_fp16x3/split_rows.h"
 #include "gemm/sm90_fp16x3/tiles.h"
+#include "link/kernels.h"
 
 namespace epigemm::sm90_fp16x3 {
 
@@ -31,11 +33,29 @@ constexpr Unit kUnits[] = {
 #undef EPIGEMM_EPILOGUE
 };
 
+const char* launch_gemm(SplitProblem const& split, Plan const& plan) {
+  const Problem& problem = split.problem;
+  if (!is_built_in(problem.epilogue)) {
+    return launch_open(split, plan, link::find(problem.epilogue, link::key_of(problem, plan)));
+  }
+  const Unit& unit = kUnits[static_cast<int>(problem.epilogue)];
+  return (problem.arithmetic == Arithmetic::Split ? unit.split : unit.scaled)(split, plan);
+}
+
+// The GEMM and the repair behind it.
+bool is_linked(Problem const& problem, Plan const& plan) {
+  link::KernelKey fixup;
+  fixup.part = link::Part::fixup;
+  return is_built_in(problem.epilogue) ||
+         (link::find(problem.epilogue, link::key_of(problem, plan)) && link::find(problem.epilogue, fixup));
+}
+
 }  // namespace
 
 // The weight is split first, so that the GEMM, which starts beside the end of x's split, finds it finished.
 const char* launch(Problem const& problem, Plan const& plan) {
   if (!problem.workspace) return "fp16 pieces need a workspace";
+  if (!is_linked(problem, plan)) return link::kNotLinked;
   const int pieces = pieces_of(problem.arithmetic);
   const StridedMatrix x = strided(problem.x, problem.m, problem.k);
   const StridedMatrix weight = strided(problem.weight, problem.n, problem.k);
@@ -48,8 +68,6 @@ const char* launch(Problem const& problem, Plan const& plan) {
   split_rows_cuda(x, pieces, x_buffer, problem.stream);
   const SplitProblem split{problem, split_view(x_buffer, problem.m, problem.k, pieces),
                            split_view(weight_buffer, problem.n, problem.k, pieces)};
-  const Unit& unit = kUnits[static_cast<int>(problem.epilogue)];
-  const LaunchGemm launch_gemm = problem.arithmetic == Arithmetic::Split ? unit.split : unit.scaled;
   const char* const refused = launch_gemm(split, plan);
   return refused ? refused : find_repair(problem.epilogue)({split, x, weight});
 }

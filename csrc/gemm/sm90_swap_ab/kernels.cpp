@@ -1,5 +1,6 @@
 #include "gemm/launch.h"
 #include "gemm/sm90_swap_ab/tiles.h"
+#include "link/kernels.h"
 
 namespace epigemm::sm90_swap_ab {
 

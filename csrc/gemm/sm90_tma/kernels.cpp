@@ -1,5 +1,6 @@
 #include "gemm/launch.h"
 #include "gemm/sm90_tma/tiles.h"
+#include "link/kernels.h"
 
 namespace epigemm::sm90_tma {
 

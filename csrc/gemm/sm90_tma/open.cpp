@@ -1,0 +1,28 @@
+#include "gemm/sm90_tma/open.h"
+
+namespace epigemm::sm90_tma {
+namespace {
+
+constexpr int kTmaAlignment = 16;  // bytes, of addresses and row strides
+
+int first_matrix(const EpilogueInfo& epilogue) {
+  for (int i = 1; i < epilogue.operand_count; ++i) {
+    if (epilogue.operands[i].kind == OperandKind::Matrix) return i;
+  }
+  return 0;
+}
+
+}  // namespace
+
+bool has_matrix_by_tma(const Problem& problem) {
+  const EpilogueInfo& epilogue = epilogue_info(problem.epilogue);
+  const int index = first_matrix(epilogue);
+  if (!index) return false;
+  const bool is_of_element =
+      epilogue.operands[index].element == OperandElement::Input || problem.x.element == ElementType::Float32;
+  const OperandValue& matrix = problem.operands[index - 1];
+  return is_of_element && matrix.data && reinterpret_cast<uintptr_t>(matrix.data) % kTmaAlignment == 0 &&
+         matrix.stride >= problem.n && matrix.stride * element_bytes(problem.x.element) % kTmaAlignment == 0;
+}
+
+}  // namespace epigemm::sm90_tma
