@@ -35,6 +35,9 @@ std::string name(const KernelKey& key);
 // The kernel with this epilogue in it: a cudaKernel_t. Null where it was not linked yet.
 const void* find(EpilogueId epilogue, const KernelKey& key);
 
+// What a launch says then.
+constexpr const char* kNotLinked = "the epilogue was not linked for this kernel";
+
 // Loads a linked kernel. Returns nullptr, or what the driver refused and why.
 const char* add(EpilogueId epilogue, const KernelKey& key, const void* cubin, std::size_t bytes);
 
