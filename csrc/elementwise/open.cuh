@@ -1,6 +1,8 @@
 // The open elementwise kernels: every thread has one vector of a row, and in 16 bits that of the next row, too.
 #pragma once
 
+#include <type_traits>
+
 #include "elementwise/open_tiling.h"
 #include "link/epilogue.cuh"
 
@@ -43,35 +45,26 @@ struct OpenDerivativeArguments {
   const void *grad, *acc;
   int64_t grad_row_stride, acc_row_stride;
   bool is_acc_of_compute;
-  void* out[1 + link::kSlots];                  // of the accumulator, then by slot; null = not wanted
+  void* out[1 + link::kSlots];  // of the accumulator, then by slot; null = not wanted
   bool is_out_of_compute[1 + link::kSlots];
   link::Operands<typename ComputeType<Element>::type> operands;
-};
-
-template <int kWidth>
-struct Width {
-  static constexpr int value = kWidth;
-  // One value has no neighbours to mind.
-  static constexpr link::Access access = link::Access::Wide;
 };
 
 // Calls body(width, row, column) for a thread's part: once for a whole vector, else for every element.
 template <int kWidth, int kRows, class Body>
 __device__ __forceinline__ void for_thread_part(const OpenFrame& frame, Body body) {
   const int width = frame.is_wide ? kWidth : 1;
-  const OpenPlace place = open_place(blockIdx.x, frame.blocks_across, threadIdx.x, threadIdx.y, blockDim.x, blockDim.y,
-                                     width, kRows);
+  const OpenPlace place =
+      open_place(blockIdx.x, frame.blocks_across, threadIdx.x, threadIdx.y, blockDim.x, blockDim.y, width, kRows);
   if (place.row >= frame.m || place.column >= frame.n) return;
-  if (frame.is_wide && place.column + kWidth <= frame.n) return body(Width<kWidth>{}, place.row, place.column);
+  if (frame.is_wide && place.column + kWidth <= frame.n)
+    return body(std::integral_constant<int, kWidth>{}, place.row, place.column);
   const int64_t end = place.column + width < frame.n ? place.column + width : frame.n;
 #pragma unroll 1
-  for (int64_t column = place.column; column < end; ++column) body(Width<1>{}, place.row, column);
+  for (int64_t column = place.column; column < end; ++column) body(std::integral_constant<int, 1>{}, place.row, column);
 }
 
 // --- values ----------------------------------------------------------------------------------------------------------
-
-template <class Element, int kWidth>
-using Compute = typename ComputeType<Element>::type;
 
 template <class Element, int kWidth>
 __device__ __forceinline__ void store(void* data, int64_t index,
@@ -86,7 +79,8 @@ __device__ __forceinline__ void store(void* data, int64_t index,
   *reinterpret_cast<link::Packed<Element, kWidth>*>(static_cast<Element*>(data) + index) = packed;
 }
 
-// --- D = epilogue(x) ---------------------------------------------------------------------------------------------------
+// --- D = epilogue(x)
+// ---------------------------------------------------------------------------------------------------
 
 template <class Element, int kWidth>
 __device__ __forceinline__ void apply_part(const OpenElementwiseArguments<Element>& p, int64_t row, int64_t column) {
@@ -121,7 +115,8 @@ __device__ __forceinline__ void run_elementwise(const OpenElementwiseArguments<E
   });
 }
 
-// --- derivatives -------------------------------------------------------------------------------------------------------
+// --- derivatives
+// -------------------------------------------------------------------------------------------------------
 
 // What the epilogue cuts off stays 0 behind an infinite or undefined grad, as in torch's own derivatives.
 template <class Compute>

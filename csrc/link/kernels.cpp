@@ -95,6 +95,23 @@ std::string name(const KernelKey& key) {
   }
 }
 
+std::optional<KernelKey> key_named(std::string_view symbol) {
+  // Looked for among all that may be: a kernel is loaded once.
+  constexpr int kMostTilesOfAFamily = 16;
+  for (int part = 0; part <= static_cast<int>(Part::derivative); ++part) {
+    for (int element = 0; element <= static_cast<int>(ElementType::Float64); ++element) {
+      for (int arithmetic = 0; arithmetic <= static_cast<int>(Arithmetic::Scaled); ++arithmetic) {
+        for (int tile = 0; tile < 2 * kMostTilesOfAFamily; ++tile) {
+          const KernelKey key{static_cast<Part>(part), static_cast<ElementType>(element),
+                              static_cast<Arithmetic>(arithmetic), tile / 2, tile % 2 != 0};
+          if (name(normal(key)) == symbol) return normal(key);
+        }
+      }
+    }
+  }
+  return std::nullopt;
+}
+
 KernelKey key_of(const Problem& problem, const Plan& plan) {
   constexpr Part parts[] = {
 #define EPIGEMM_FAMILY(name) Part::name,
@@ -135,19 +152,19 @@ const char* add(EpilogueId, const KernelKey&, const void*, std::size_t) {
 
 // --- operands -------------------------------------------------------------------------------------------------------
 
-Operands<float> operands_of(const Problem& problem) {
-  const EpilogueInfo& epilogue = epilogue_info(problem.epilogue);
-  Operands<float> operands{};
+template <class Compute>
+Operands<Compute> by_slot(const EpilogueInfo& epilogue, const OperandValue* values) {
+  Operands<Compute> operands{};
   int columns = 0, scalars = 0, rows = 0, matrices = 0;
   for (int i = 1; i < epilogue.operand_count; ++i) {  // the accumulator takes no slot
-    const OperandValue& value = problem.operands[i - 1];
+    const OperandValue& value = values[i - 1];
     switch (epilogue.operands[i].kind) {
       case OperandKind::PerColumn:
         operands.data[kColumn0 + columns++] = value.data;
         break;
       case OperandKind::Scalar:
         operands.data[kScalar0 + scalars] = value.data;
-        operands.scalars[scalars++] = static_cast<float>(value.value);
+        operands.scalars[scalars++] = static_cast<Compute>(value.value);
         break;
       case OperandKind::PerRow:
         operands.data[kRow0 + rows++] = value.data;
@@ -161,6 +178,13 @@ Operands<float> operands_of(const Problem& problem) {
     }
   }
   return operands;
+}
+
+template Operands<float> by_slot<float>(const EpilogueInfo&, const OperandValue*);
+template Operands<double> by_slot<double>(const EpilogueInfo&, const OperandValue*);
+
+Operands<float> operands_of(const Problem& problem) {
+  return by_slot<float>(epilogue_info(problem.epilogue), problem.operands);
 }
 
 }  // namespace epigemm::link

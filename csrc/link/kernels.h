@@ -2,7 +2,9 @@
 #pragma once
 
 #include <cstddef>
+#include <optional>
 #include <string>
+#include <string_view>
 
 #include "gemm/problem.h"
 #include "link/open.h"
@@ -44,7 +46,14 @@ const void* find(EpilogueId epilogue, const KernelKey& key);
 // Loads a linked kernel. Returns nullptr, or what the driver refused and why. One that is there already stays.
 const char* add(EpilogueId epilogue, const KernelKey& key, const void* cubin, std::size_t bytes);
 
-// A problem's operands by slot: vectors without gaps.
+// The kernel of this symbol, if one may have it.
+std::optional<KernelKey> key_named(std::string_view symbol);
+
+// A call's operands by slot: vectors without gaps.
+template <class Compute>
+Operands<Compute> by_slot(const EpilogueInfo& epilogue, const OperandValue* values);
+
+// A problem's.
 Operands<float> operands_of(const Problem& problem);
 
 }  // namespace epigemm::link

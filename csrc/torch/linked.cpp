@@ -29,7 +29,7 @@ int64_t register_epilogue(const Name& name, const Name& operand_names, const Lis
   check(names.size() == kinds.values.size() && names.size() == of_compute.values.size(), "names, kinds, of_compute: got ",
         names.size(), ", ", kinds.values.size(), " and ", of_compute.values.size(), " of them; accepted are as many each");
   check(names.size() <= kMaxOperands, "names: got ", names.size(), " operands; accepted are at most ", kMaxOperands);
-  std::vector<NewOperand> operands;
+  std::vector<RegisteredOperand> operands{{OperandKind::Accumulator, OperandElement::Compute, "accumulator"}};
   for (std::size_t i = 0; i < names.size(); ++i) {
     const int64_t kind = kinds.values[i];
     check(kind >= static_cast<int>(OperandKind::PerColumn) && kind <= static_cast<int>(OperandKind::Matrix),
@@ -44,7 +44,10 @@ int64_t register_epilogue(const Name& name, const Name& operand_names, const Lis
 
 void add_kernel(const Name& epilogue, const Name& kernel, const TensorView& cubin) {
   check(!cubin.is_cuda() && cubin.dim() == 1 && cubin.is_contiguous(), "cubin must be a contiguous vector on the CPU");
-  const char* refused = link::add(epilogue_named(epilogue).id, kernel.text(), cubin.data(), cubin.numel());
+  const std::optional<link::KernelKey> key = link::key_named(kernel.text());
+  check(key.has_value(), "kernel: there is none called ", kernel.text());
+  const char* refused =
+      link::add(epilogue_named(epilogue).id, *key, cubin.data(), static_cast<std::size_t>(cubin.numel()));
   check(!refused, "the linked kernel ", kernel.text(), " could not be loaded: ", refused ? refused : "");
 }
 

@@ -26,8 +26,6 @@ constexpr Unit kUnits[] = {
 #undef EPIGEMM_EPILOGUE
 };
 
-constexpr const char* kNotLinked = "the epilogue was not linked for this kernel";
-
 const void* linked_kernel(link::Part part, RepairProblem const& repair) {
   link::KernelKey key;
   key.part = part;
@@ -36,25 +34,22 @@ const void* linked_kernel(link::Part part, RepairProblem const& repair) {
 
 const char* repair_by_linked(RepairProblem const& repair) {
   const void* const kernel = linked_kernel(link::Part::fixup, repair);
-  return kernel ? launch_open_repair(repair, kernel) : kNotLinked;
+  return kernel ? launch_open_repair(repair, kernel) : link::kNotLinked;
 }
 
 const char* fp32_by_linked(RepairProblem const& repair) {
   const void* const kernel = linked_kernel(link::Part::fp32, repair);
-  return kernel ? launch_open_fp32(repair, kernel) : kNotLinked;
+  return kernel ? launch_open_fp32(repair, kernel) : link::kNotLinked;
 }
-
-// Epilogues of the run time have numbers behind the built-in ones.
-bool is_builtin(EpilogueId epilogue) { return static_cast<int>(epilogue) < kEpilogueCount; }
 
 }  // namespace
 
 Repair find_repair(EpilogueId epilogue) {
-  return is_builtin(epilogue) ? kUnits[static_cast<int>(epilogue)].repair : &repair_by_linked;
+  return is_built_in(epilogue) ? kUnits[static_cast<int>(epilogue)].repair : &repair_by_linked;
 }
 
 Repair find_fp32(EpilogueId epilogue) {
-  return is_builtin(epilogue) ? kUnits[static_cast<int>(epilogue)].fp32 : &fp32_by_linked;
+  return is_built_in(epilogue) ? kUnits[static_cast<int>(epilogue)].fp32 : &fp32_by_linked;
 }
 
 }  // namespace epigemm::sm90_fp16x3

@@ -169,13 +169,8 @@ __global__ void __launch_bounds__(kThreads, kCtasPerMultiprocessor)
 template <class Operands>
 RepairArguments<Operands> repair_arguments(RepairProblem const& repair, Operands const& operands) {
   Problem const& problem = repair.split.problem;
-  return {repair.x,
-          repair.weight,
-          repair.split.x.facts,
-          repair.split.weight.facts,
-          static_cast<float*>(problem.out.data),
-          problem.out.row_stride,
-          operands,
+  return {repair.x, repair.weight, repair.split.x.facts, repair.split.weight.facts,
+          static_cast<float*>(problem.out.data), problem.out.row_stride, operands,
           // This kernel starts when every CTA of the GEMM allows it. The split's mainloop does so when it has seen the
           // end of the kernels that wrote the facts; CUTLASS's own, which the scaled product has, may do so before.
           problem.arithmetic == Arithmetic::Split};

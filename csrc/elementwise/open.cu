@@ -1,0 +1,147 @@
+// The host's half of the open elementwise kernels: no device code in here.
+#include "elementwise/open.h"
+
+#include <cuda_runtime_api.h>
+
+#include <algorithm>
+#include <iterator>
+#include <limits>
+
+#include "elementwise/open.cuh"
+#include "link/kernels.h"
+
+namespace epigemm::cuda {
+namespace {
+
+// A problem's matrix, and what decides how it is walked.
+struct Walk {
+  int64_t m, n;
+  bool is_wide;
+};
+
+bool starts_wide(const void* data) { return reinterpret_cast<uintptr_t>(data) % kOpenBytes == 0; }
+
+// Rows that lie without gaps are one long row, unless something is read by its column or row.
+class Walker {
+ public:
+  Walker(int64_t m, int64_t n, int width) : m_(m), n_(n), width_(width) {}
+
+  void add_matrix(const void* data, int64_t row_stride) {
+    if (!data) return;
+    has_gaps_ = has_gaps_ || (m_ > 1 && row_stride != n_);
+    is_wide_ = is_wide_ && starts_wide(data) && (m_ == 1 || row_stride % width_ == 0);
+    is_wide_in_one_row_ = is_wide_in_one_row_ && starts_wide(data);
+  }
+  void add_operands(const OpenOperands& operands) {
+    for (int i = 0; i < link::kColumns; ++i) {
+      const void* const data = operands.data[link::kColumn0 + i];
+      has_vectors_ = has_vectors_ || data;
+      is_wide_ = is_wide_ && starts_wide(data);
+    }
+    for (int i = 0; i < link::kRows; ++i) has_vectors_ = has_vectors_ || operands.data[link::kRow0 + i];
+    for (int i = 0; i < link::kMatrices; ++i) {
+      add_matrix(operands.data[link::kMatrix0 + i], operands.matrix_strides[i]);
+    }
+  }
+  Walk walk() const {
+    if (!has_gaps_ && !has_vectors_) return {1, m_ * n_, is_wide_in_one_row_};
+    return {m_, n_, is_wide_};
+  }
+
+ private:
+  int64_t m_, n_;
+  int width_;
+  bool has_gaps_ = false, has_vectors_ = false, is_wide_ = true, is_wide_in_one_row_ = true;
+};
+
+template <class Compute>
+link::Operands<Compute> as(const OpenOperands& from) {
+  link::Operands<Compute> to{};
+  std::copy(std::begin(from.data), std::end(from.data), to.data);
+  std::copy(std::begin(from.matrix_strides), std::end(from.matrix_strides), to.matrix_strides);
+  for (int i = 0; i < link::kScalars; ++i) to.scalars[i] = static_cast<Compute>(from.scalars[i]);
+  return to;
+}
+
+// The grid, and what the kernel is told of it.
+template <class Arguments>
+const char* enqueue(const void* kernel, const Walk& walk, int width, int rows_of_thread, Arguments& arguments,
+                    void* stream) {
+  const OpenTiling tiling = open_tiling(walk.m, walk.n, walk.is_wide ? width : 1, rows_of_thread);
+  if (tiling.blocks > std::numeric_limits<int32_t>::max()) return "the matrix has too many elements for one kernel";
+  arguments.frame = {walk.m, walk.n, static_cast<uint32_t>(tiling.blocks_across), walk.is_wide};
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(static_cast<unsigned>(tiling.blocks));
+  config.blockDim = dim3(static_cast<unsigned>(tiling.across), static_cast<unsigned>(tiling.down()));
+  config.stream = static_cast<cudaStream_t>(stream);
+  void* parameters[] = {&arguments};
+  const cudaError_t error = cudaLaunchKernelExC(&config, kernel, parameters);
+  return error == cudaSuccess ? nullptr : cudaGetErrorString(error);
+}
+
+const void* linked_kernel(EpilogueId epilogue, link::Part part, ElementType element) {
+  link::KernelKey key;
+  key.part = part;
+  key.element = element;
+  return link::find(epilogue, key);
+}
+
+}  // namespace
+
+const char* launch_open_elementwise(const OpenElementwise& problem, const void* kernel) {
+  if (problem.m <= 0 || problem.n <= 0) return nullptr;
+  return with_element_type(problem.element, [&](auto element) {
+    using Element = decltype(element);
+    Walker walker(problem.m, problem.n, kOpenWidth<Element>);
+    walker.add_matrix(problem.x, problem.x_row_stride);
+    walker.add_matrix(problem.out, problem.out_row_stride);
+    walker.add_operands(problem.operands);
+    OpenElementwiseArguments<Element> arguments{{},
+                                                problem.x,
+                                                problem.out,
+                                                problem.x_row_stride,
+                                                problem.out_row_stride,
+                                                as<typename ComputeType<Element>::type>(problem.operands)};
+    return enqueue(kernel, walker.walk(), kOpenWidth<Element>, kOpenRows<Element>, arguments, problem.stream);
+  });
+}
+
+const char* launch_open_derivative(const OpenDerivative& problem, const void* kernel) {
+  if (problem.m <= 0 || problem.n <= 0) return nullptr;
+  return with_element_type(problem.element, [&](auto element) {
+    using Element = decltype(element);
+    Walker walker(problem.m, problem.n, kOpenWidth<Element>);
+    walker.add_matrix(problem.grad, problem.grad_row_stride);
+    walker.add_matrix(problem.acc, problem.acc_row_stride);
+    walker.add_operands(problem.operands);
+    OpenDerivativeArguments<Element> arguments{{},
+                                               problem.grad,
+                                               problem.acc,
+                                               problem.grad_row_stride,
+                                               problem.acc_row_stride,
+                                               problem.is_acc_of_compute,
+                                               {},
+                                               {},
+                                               as<typename ComputeType<Element>::type>(problem.operands)};
+    for (int i = 0; i < 1 + link::kSlots; ++i) {
+      const OpenGradient& gradient = i == 0 ? problem.of_acc : problem.of_slot[i - 1];
+      walker.add_matrix(gradient.out, problem.n);
+      arguments.out[i] = gradient.out;
+      arguments.is_out_of_compute[i] = gradient.is_of_compute;
+    }
+    const Walk walk = walker.walk();
+    return enqueue(kernel, walk, kOpenWidth<Element>, /*rows_of_thread=*/1, arguments, problem.stream);
+  });
+}
+
+const char* launch_open_elementwise(const OpenElementwise& problem, EpilogueId epilogue) {
+  const void* const kernel = linked_kernel(epilogue, link::Part::elementwise, problem.element);
+  return kernel ? launch_open_elementwise(problem, kernel) : link::kNotLinked;
+}
+
+const char* launch_open_derivative(const OpenDerivative& problem, EpilogueId epilogue) {
+  const void* const kernel = linked_kernel(epilogue, link::Part::derivative, problem.element);
+  return kernel ? launch_open_derivative(problem, kernel) : link::kNotLinked;
+}
+
+}  // namespace epigemm::cuda
