@@ -69,32 +69,59 @@ function(epigemm_symbols list count prefix suffix)
 endfunction()
 
 file(MAKE_DIRECTORY "${EPIGEMM_IR_DIR}")
-set(EPIGEMM_CUTLASS_FLAGS -DNDEBUG -DCUTLASS_ENABLE_GDC_FOR_SM90 -DCUTLASS_ENABLE_DIRECT_CUDA_DRIVER_CALL -isystem
-                          "${EPIGEMM_CUTLASS_PATH}/include" -isystem "${EPIGEMM_CUTLASS_PATH}/tools/util/include")
 
-# --- the large tiles: by element type, without a matrix by TMA and with one ---------------------------------------------
-foreach(element IN LISTS EPIGEMM_GEMM_ELEMENTS)
-  foreach(suffix "" _matrix)
-    set(prefix epigemm_open_sm90_tma_${element}_)
-    epigemm_symbols(symbols 6 ${prefix} "${suffix}")
-    set(by_tma false)
-    if(suffix)
-      set(by_tma true)
-    endif()
-    epigemm_open_kernel(
-      epigemm_open_sm90_tma_${element}${suffix} gemm/sm90_tma/open_unit.cu.in ARCH lto_90a CUTLASS SYMBOLS ${symbols}
-      DEFINITIONS EPIGEMM_ELEMENT=${element} EPIGEMM_MATRIX=${by_tma} EPIGEMM_PREFIX=${prefix} EPIGEMM_SUFFIX=${suffix})
+# --- the epilogue alone, and its derivatives: for every GPU since Ampere ------------------------------------------------
+foreach(element float16 bfloat16 float32 float64)
+  epigemm_open_kernel(
+    epigemm_open_elementwise_${element} elementwise/open_unit.cu.in ARCH lto_80
+    DEFINITIONS EPIGEMM_ELEMENT=${element} EPIGEMM_ARGUMENTS=OpenElementwiseArguments EPIGEMM_RUN=run_elementwise)
+  epigemm_open_kernel(
+    epigemm_open_derivative_${element} elementwise/open_unit.cu.in ARCH lto_80
+    DEFINITIONS EPIGEMM_ELEMENT=${element} EPIGEMM_ARGUMENTS=OpenDerivativeArguments EPIGEMM_RUN=run_derivative)
+endforeach()
+
+# epigemm_hopper_kernels(): those of the GEMM families.
+function(epigemm_hopper_kernels)
+  set(EPIGEMM_CUTLASS_FLAGS -DNDEBUG -DCUTLASS_ENABLE_GDC_FOR_SM90 -DCUTLASS_ENABLE_DIRECT_CUDA_DRIVER_CALL -isystem
+                            "${EPIGEMM_CUTLASS_PATH}/include" -isystem "${EPIGEMM_CUTLASS_PATH}/tools/util/include")
+  foreach(element IN LISTS EPIGEMM_GEMM_ELEMENTS)
+    # The large tiles: without a matrix by TMA and with one.
+    foreach(suffix "" _matrix)
+      set(prefix epigemm_open_sm90_tma_${element}_)
+      epigemm_symbols(symbols 6 ${prefix} "${suffix}")
+      set(by_tma false)
+      if(suffix)
+        set(by_tma true)
+      endif()
+      epigemm_open_kernel(
+        epigemm_open_sm90_tma_${element}${suffix} gemm/sm90_tma/open_unit.cu.in ARCH lto_90a CUTLASS SYMBOLS ${symbols}
+        DEFINITIONS EPIGEMM_ELEMENT=${element} EPIGEMM_MATRIX=${by_tma} EPIGEMM_PREFIX=${prefix} EPIGEMM_SUFFIX=${suffix})
+    endforeach()
+    set(prefix epigemm_open_sm90_swap_ab_${element}_)
+    epigemm_symbols(symbols 8 ${prefix} "")
+    epigemm_open_kernel(epigemm_open_sm90_swap_ab_${element} gemm/sm90_swap_ab/open_unit.cu.in ARCH lto_90a CUTLASS
+                        SYMBOLS ${symbols} DEFINITIONS EPIGEMM_ELEMENT=${element} EPIGEMM_PREFIX=${prefix})
   endforeach()
-endforeach()
 
-# --- fp32 on fp16 pieces ------------------------------------------------------------------------------------------------
-foreach(tiles split:4 scaled:3)
-  string(REGEX MATCH "^([a-z]+):([0-9]+)$" _ "${tiles}")
-  set(arithmetic ${CMAKE_MATCH_1})
-  epigemm_symbols(symbols ${CMAKE_MATCH_2} epigemm_open_sm90_fp16x3_${arithmetic}_ "")
-  epigemm_open_kernel(epigemm_open_sm90_fp16x3_${arithmetic} gemm/sm90_fp16x3/open_${arithmetic}.cu.in ARCH lto_90a
-                      CUTLASS SYMBOLS ${symbols})
-endforeach()
+  # fp32 on fp16 slices, its fixup, and fp32 in multiply-adds.
+  foreach(tiles split:4 scaled:3)
+    string(REGEX MATCH "^([a-z]+):([0-9]+)$" _ "${tiles}")
+    set(arithmetic ${CMAKE_MATCH_1})
+    epigemm_symbols(symbols ${CMAKE_MATCH_2} epigemm_open_sm90_fp16x3_${arithmetic}_ "")
+    epigemm_open_kernel(epigemm_open_sm90_fp16x3_${arithmetic} gemm/sm90_fp16x3/open_${arithmetic}.cu.in ARCH lto_90a
+                        CUTLASS SYMBOLS ${symbols})
+  endforeach()
+  epigemm_open_kernel(epigemm_open_fixup gemm/sm90_fp16x3/open_repair_unit.cu.in ARCH lto_90a
+                      DEFINITIONS EPIGEMM_RUN=run_repair)
+  epigemm_open_kernel(epigemm_open_fp32 gemm/sm90_fp16x3/open_repair_unit.cu.in ARCH lto_90a
+                      DEFINITIONS EPIGEMM_RUN=run_fp32)
+  set(EPIGEMM_IR_INDEX "${EPIGEMM_IR_INDEX}" PARENT_SCOPE)
+  set(EPIGEMM_IR_FILES ${EPIGEMM_IR_FILES} PARENT_SCOPE)
+endfunction()
+
+if(EPIGEMM_GEMM_ARCHITECTURES)
+  epigemm_hopper_kernels()
+endif()
 
 # --- all of them, behind the last one -----------------------------------------------------------------------------------
 list(JOIN EPIGEMM_IR_INDEX ",\n" index)
