@@ -24,7 +24,9 @@ def leaky_relu(x: Tensor, slope: Tensor) -> Tensor:
 
 def elu(x: Tensor, alpha: Tensor, scale: Tensor, input_scale: Tensor) -> Tensor:
     """`x > 0 ? x * scale : expm1(x * input_scale) * alpha * scale`."""
-    return torch.where(x > 0, x * scale, torch.expm1(torch.where(x > 0, 0.0, x) * input_scale) * (alpha * scale))
+    return torch.where(
+        x > 0, x * scale, torch.expm1(torch.where(x > 0, 0.0, x) * input_scale) * (alpha * scale)
+    )
 
 
 def hardtanh(x: Tensor, low: Tensor, high: Tensor) -> Tensor:
@@ -153,7 +155,9 @@ def reference_module(program: Program) -> fx.GraphModule:
         if repr(value) not in constants:
             if isinstance(value, bool):
                 arguments: tuple[Any, ...] = ((), value)
-                constants[repr(value)] = graph.call_method("new_full", (acc, *arguments), {"dtype": torch.bool})
+                constants[repr(value)] = graph.call_method(
+                    "new_full", (acc, *arguments), {"dtype": torch.bool}
+                )
             else:
                 constants[repr(value)] = graph.call_function(constant, (acc, value))
         return constants[repr(value)]

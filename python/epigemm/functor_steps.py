@@ -68,7 +68,21 @@ class Refusal(Exception):
 def _symbolic_functions() -> dict[Any, str]:
     """Functions of symbolic numbers that torch spells privately, where this torch has them."""
     found = {}
-    for name in ("sqrt", "sin", "cos", "tan", "tanh", "sinh", "cosh", "asin", "acos", "atan", "log2", "exp", "log"):
+    for name in (
+        "sqrt",
+        "sin",
+        "cos",
+        "tan",
+        "tanh",
+        "sinh",
+        "cosh",
+        "asin",
+        "acos",
+        "atan",
+        "log2",
+        "exp",
+        "log",
+    ):
         function = getattr(torch, f"_sym_{name}", None)
         if function is not None:
             found[function] = name
@@ -84,7 +98,9 @@ class Builder:
         location: the user's line of a node.
     """
 
-    def __init__(self, module: fx.GraphModule, sizes: tuple[int, int], location: Callable[[fx.Node], str]) -> None:
+    def __init__(
+        self, module: fx.GraphModule, sizes: tuple[int, int], location: Callable[[fx.Node], str]
+    ) -> None:
         self.module = module
         self.location = location
         rows, columns = sizes
@@ -109,7 +125,9 @@ class Builder:
             elif node.op == "get_attr":
                 constant = getattr(self.module, str(node.target))
                 if not isinstance(constant, torch.Tensor) or constant.dim() != 0:
-                    raise Refusal("a constant tensor must hold one number; give a tensor as an operand instead")
+                    raise Refusal(
+                        "a constant tensor must hold one number; give a tensor as an operand instead"
+                    )
                 self.values[node] = constant.item()  # type: ignore[assignment]
             elif node.op == "output":
                 result = self._value(node.args[0])
@@ -127,7 +145,11 @@ class Builder:
         raise Refusal(f"an argument of type {type(given).__name__} is not supported")
 
     def _kind(self, value: Value) -> str:
-        return Program(self.operands, tuple(self.steps), value).kind(value) if isinstance(value, (Ref, bool)) else REAL
+        return (
+            Program(self.operands, tuple(self.steps), value).kind(value)
+            if isinstance(value, (Ref, bool))
+            else REAL
+        )
 
     def _step(self, op: str, *inputs: Value, kind: str = REAL) -> Ref:
         assert self.node is not None
@@ -152,7 +174,9 @@ class Builder:
         if not isinstance(result, torch.Tensor):
             return REAL  # a scalar operand and what is computed from such
         if tuple(self._hints(result)) not in self.shapes:
-            raise Refusal(f"its result has the shape {self._shape_in_words(result)}; supported are {SUPPORTED}")
+            raise Refusal(
+                f"its result has the shape {self._shape_in_words(result)}; supported are {SUPPORTED}"
+            )
         if result.dtype == torch.bool:
             return BOOL
         if result.dtype == torch.float16:
@@ -199,7 +223,9 @@ class Builder:
         if not isinstance(target, torch._ops.OpOverload):
             if isinstance(node.meta.get("val"), (torch.SymInt, int)):
                 return  # arithmetic on sizes: refused where somebody reads it as a number
-            raise Refusal(f"{name} is not supported on a scalar; supported are + - * / ** % abs, sym_max and sym_min")
+            raise Refusal(
+                f"{name} is not supported on a scalar; supported are + - * / ** % abs, sym_max and sym_min"
+            )
         if name == "sym_size":
             return
         self._refuse_what_no_functor_is(target, name)
@@ -220,21 +246,31 @@ class Builder:
         if torch.Tag.nondeterministic_seeded in target.tags:
             raise Refusal(f"{name} draws random numbers; an epilogue is a function of its operands")
         if name == "_local_scalar_dense":
-            raise Refusal("reading a tensor's value (item, bool, float) is data-dependent control flow; use torch.where")
+            raise Refusal(
+                "reading a tensor's value (item, bool, float) is data-dependent control flow; use torch.where"
+            )
         if name in REDUCTIONS:
-            raise Refusal(f"{name} is a reduction; an epilogue sees one element at a time; supported are {SUPPORTED}")
+            raise Refusal(
+                f"{name} is a reduction; an epilogue sees one element at a time; supported are {SUPPORTED}"
+            )
 
     def _operator(self, node: fx.Node, name: str, args: list[Any], kind: str) -> Value:
         if name in ("scalar_tensor", "full"):
             return self._value(args[0] if name == "scalar_tensor" else args[1])
         if name == "full_like":
             return self._value(args[1])
-        if name == "slice" and list(args[2:4]) in ([], [0], [None], [0, 2**63 - 1], [None, None]) and len(args) < 5:
+        if (
+            name == "slice"
+            and list(args[2:4]) in ([], [0], [None], [0, 2**63 - 1], [None, None])
+            and len(args) < 5
+        ):
             return self._value(args[0])
         if name in SAME_VALUES:
             return self._value(args[0])
         if name in INDEXING:
-            raise Refusal(f"{name} is an index; an epilogue sees one element at a time; supported are {SUPPORTED}")
+            raise Refusal(
+                f"{name} is an index; an epilogue sees one element at a time; supported are {SUPPORTED}"
+            )
         if name == "_to_copy":
             return self._cast(self._value(args[0]), kind)
         if name in BITWISE:
@@ -249,7 +285,12 @@ class Builder:
             condition, chosen, other = (self._value(argument) for argument in args)
             return self._where(self._bool(condition), chosen, other, kind)
         if kind == BOOL:
-            on_booleans = {"mul": "logical_and", "add": "logical_or", "maximum": "logical_or", "minimum": "logical_and"}
+            on_booleans = {
+                "mul": "logical_and",
+                "add": "logical_or",
+                "maximum": "logical_or",
+                "minimum": "logical_and",
+            }
             if name not in on_booleans:
                 raise Refusal(f"{name} of booleans is not supported; supported are & | ^ ~ and torch.where")
             return self._step(on_booleans[name], *(self._bool(self._value(a)) for a in args[:2]), kind=BOOL)
@@ -346,7 +387,9 @@ def _nan_to_num(build: Builder, args: list[Any], kwargs: dict[str, Any]) -> Valu
     """The infinities become the largest numbers of the arithmetic's type unless told: in fp64 those of fp64."""
     names = ("nan", "posinf", "neginf")
     (value,) = build.numbers(args[:1])
-    given = [kwargs.get(name, args[place] if len(args) > place else None) for place, name in enumerate(names, 1)]
+    given = [
+        kwargs.get(name, args[place] if len(args) > place else None) for place, name in enumerate(names, 1)
+    ]
     nan, posinf, neginf = (None if argument is None else build.numbers([argument])[0] for argument in given)
     value_or = build._where(build._step("isnan", value, kind=BOOL), 0.0 if nan is None else nan, value, REAL)
     infinity = float("inf")

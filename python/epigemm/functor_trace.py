@@ -24,7 +24,17 @@ from epigemm.functor_steps import KEPT, SUPPORTED, Builder, Refusal
 ROWS, COLUMNS = 5, 7  # different primes: a size that stands in the wrong place is seen
 _HERE = str(Path(__file__).parent)
 _TORCH = str(Path(torch.__file__).parent)
-_READS_A_VALUE = {"item", "tolist", "__bool__", "__float__", "__int__", "__index__", "numpy", "__array__", "__len__"}
+_READS_A_VALUE = {
+    "item",
+    "tolist",
+    "__bool__",
+    "__float__",
+    "__int__",
+    "__index__",
+    "numpy",
+    "__array__",
+    "__len__",
+}
 _DEVICE = {"device", "is_cuda", "is_cpu", "get_device", "is_meta"}
 
 
@@ -54,7 +64,11 @@ class _Watch(TorchFunctionMode):
         self.lines: dict[str, str] = {}  # of the graph's nodes
 
     def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: Sequence[Any] = (),
+        kwargs: dict[str, Any] | None = None,
     ) -> Any:
         kwargs = kwargs or {}
         frame = sys._getframe(1)
@@ -131,7 +145,9 @@ def _tools() -> tuple[Any, ...]:
             before = len(self.guards)
             result = super().evaluate_expr(*args, **kwargs)
             for _ in self.guards[before:]:
-                self.guard_lines.append("" if _harmless(sys._getframe(1)) else user_line(sys._getframe(1), "?"))
+                self.guard_lines.append(
+                    "" if _harmless(sys._getframe(1)) else user_line(sys._getframe(1), "?")
+                )
             return result
 
     aten = torch.ops.aten
@@ -197,7 +213,12 @@ def _trace_once(
     environment = environment_type(specialize_zero_one=True, duck_shape=True)
     environment.guard_lines = []
     mode = fake_mode_type(shape_env=environment, allow_non_fake_inputs=True)
-    sizes = {"acc": (ROWS, COLUMNS), "per_column": (COLUMNS,), "per_row": (ROWS, 1), "matrix": (ROWS, COLUMNS)}
+    sizes = {
+        "acc": (ROWS, COLUMNS),
+        "per_column": (COLUMNS,),
+        "per_row": (ROWS, 1),
+        "matrix": (ROWS, COLUMNS),
+    }
 
     def argument(kind: str, number: int) -> Any:
         origin = source(f"{kind}{number}")
@@ -283,7 +304,9 @@ def _check_guards(environment: Any, name: str, start: str) -> None:
                 f"{name} ({place}): the value of a scalar operand decides what is computed ({text}), or is made a "
                 "constant; use torch.where, torch.clamp or torch.sym_max, and no float() or math function of it"
             )
-        raise NotImplementedError(f"{name} ({place}): the shape of a tensor decides what is computed ({text})")
+        raise NotImplementedError(
+            f"{name} ({place}): the shape of a tensor decides what is computed ({text})"
+        )
 
 
 def _check_result(module: fx.GraphModule) -> None:
@@ -294,7 +317,9 @@ def _check_result(module: fx.GraphModule) -> None:
         raise Refusal("it returns no tensor")
     if tuple(Builder._hints(value)) != (ROWS, COLUMNS):
         raise Refusal(
-            f"its result has the shape {tuple(Builder._hints(value))}".replace(str(ROWS), "M").replace(str(COLUMNS), "N")
+            f"its result has the shape {tuple(Builder._hints(value))}".replace(str(ROWS), "M").replace(
+                str(COLUMNS), "N"
+            )
             + ", not [M, N], that of the accumulator"
         )
     if not value.is_floating_point():

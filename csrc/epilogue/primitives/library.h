@@ -48,6 +48,20 @@ EPIGEMM_LIBRARY_2(fmod)
 EPIGEMM_HOST_DEVICE float highest(float) { return 3.4028234663852886e+38f; }
 EPIGEMM_HOST_DEVICE double highest(double) { return 1.7976931348623157e+308; }
 
+#if defined(__CUDA_ARCH__)
+// One instruction in place of the template's two comparisons in arithmetic.h; NaN if either is
+EPIGEMM_HOST_DEVICE float maximum(float a, float b) {
+  float result;
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(result) : "f"(a), "f"(b));
+  return result;
+}
+EPIGEMM_HOST_DEVICE float minimum(float a, float b) {
+  float result;
+  asm("min.NaN.f32 %0, %1, %2;" : "=f"(result) : "f"(a), "f"(b));
+  return result;
+}
+#endif
+
 // x rounded to bfloat16, ties to even; beyond its largest number infinity. Doubles go by float, as torch's casts do.
 EPIGEMM_HOST_DEVICE float to_bfloat16(float x) {
   unsigned bits;

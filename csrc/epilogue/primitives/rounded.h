@@ -80,9 +80,11 @@ __device__ __forceinline__ Rounded tanh(Rounded x) {
   return Rounded(copysign(size < 0.02f ? near : far, x.value));
 }
 
+EPIGEMM_ROUNDED_2(maximum)
+EPIGEMM_ROUNDED_2(minimum)
+
 #else
 
-EPIGEMM_ROUNDED(inverse)
 EPIGEMM_ROUNDED(sqrt)
 EPIGEMM_ROUNDED(rsqrt)
 EPIGEMM_ROUNDED(exp2)
