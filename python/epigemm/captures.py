@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dis
-from collections.abc import Callable
 from dataclasses import dataclass
 from types import BuiltinFunctionType, CellType, CodeType, FunctionType, ModuleType
 from typing import Any

@@ -248,8 +248,7 @@ def _resolved(function: FunctionType, annotation: str) -> object:
         found = function.__globals__[name]
     else:
         # A class that only the annotation names is in no cell: known by its own name.
-        found = next((kind for kind in KINDS if kind.__name__ == parts[-1]), annotation)
-        return found
+        return next((kind for kind in KINDS if kind.__name__ == parts[-1]), annotation)
     for part in parts[1:]:
         found = getattr(found, part, annotation)
     return found

@@ -46,13 +46,6 @@ def softshrink(x: Tensor, bound: Tensor) -> Tensor:
     return torch.where(x > bound, x - bound, torch.where(x < -bound, x + bound, x * 0.0))
 
 
-def lerp(start: Tensor, end: Tensor, weight: Tensor) -> Tensor:
-    """`start + weight * (end - start)`, from the nearer end."""
-    return torch.where(
-        torch.abs(weight) < 0.5, start + weight * (end - start), end - (end - start) * (1.0 - weight)
-    )
-
-
 def gelu_tanh(x: Tensor) -> Tensor:
     """GELU by its tanh approximation."""
     return F.gelu(x, approximate="tanh")
@@ -125,7 +118,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     **WITH_NUMBERS,
     **{
         function.__name__: function
-        for function in (hardtanh, lerp, gelu_tanh, floor_div, trunc_div, highest, clamp_min, clamp_max, copy)
+        for function in (hardtanh, gelu_tanh, floor_div, trunc_div, highest, clamp_min, clamp_max, copy)
     },
     "gelu": F.gelu,
     "detach": torch.detach,
@@ -137,7 +130,11 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
 def function_of(op: str) -> Callable[..., Any]:
     """The PyTorch function of a primitive."""
     found = FUNCTIONS.get(op)
-    return getattr(torch, op) if found is None else found  # type: ignore[no-any-return]
+    if found is not None:
+        return found
+    function = getattr(torch, op)
+    assert callable(function)
+    return function  # type: ignore[no-any-return]
 
 
 def reference_module(program: Program) -> fx.GraphModule:

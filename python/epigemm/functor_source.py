@@ -36,8 +36,45 @@ OPERATORS = {
 LOGIC = {"logical_and": "&&", "logical_or": "||", "logical_xor": "!="}
 NAMES = {"reciprocal": "inverse"}
 TRANSCENDENTAL = frozenset(
-    "sigmoid tanh exp exp2 expm1 log log2 log10 log1p pow erf erfc erfinv sin cos tan asin acos atan sinh cosh asinh "
-    "acosh atanh atan2 hypot lgamma digamma i0 xlogy logaddexp logaddexp2 sinc gelu gelu_tanh elu softplus".split()
+    [
+        "sigmoid",
+        "tanh",
+        "exp",
+        "exp2",
+        "expm1",
+        "log",
+        "log2",
+        "log10",
+        "log1p",
+        "pow",
+        "erf",
+        "erfc",
+        "erfinv",
+        "sin",
+        "cos",
+        "tan",
+        "asin",
+        "acos",
+        "atan",
+        "sinh",
+        "cosh",
+        "asinh",
+        "acosh",
+        "atanh",
+        "atan2",
+        "hypot",
+        "lgamma",
+        "digamma",
+        "i0",
+        "xlogy",
+        "logaddexp",
+        "logaddexp2",
+        "sinc",
+        "gelu",
+        "gelu_tanh",
+        "elu",
+        "softplus",
+    ]
 )
 
 
@@ -57,9 +94,9 @@ def slots_of(kinds: Sequence[str]) -> tuple[int, ...]:
 def number_text(value: float) -> str:
     """A number of type T, exactly."""
     if math.isnan(value):
-        return "T(epigemm::math::not_a_number)"
+        return "T(epigemm::math::not_a_number())"
     if math.isinf(value):
-        return f"T({'-' if value < 0 else ''}epigemm::math::infinity)"
+        return f"T({'-' if value < 0 else ''}epigemm::math::infinity())"
     return f"T({value!r})" if value == round(value, 6) and abs(value) < 1e15 else f"T({value.hex()})"
 
 
@@ -168,7 +205,7 @@ def header_folder() -> Path:
     raise FileNotFoundError(f"epigemm's headers are missing: {here / 'include' / 'epilogue'}")
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def prelude() -> str:
     """All headers that a functor needs as one text that includes nothing under NVRTC."""
     folder = header_folder()

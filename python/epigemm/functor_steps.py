@@ -21,23 +21,85 @@ from epigemm.functor_program import (
     without_dead_steps,
 )
 
-UNARY = (
-    "neg reciprocal abs sign relu sigmoid tanh exp exp2 expm1 log log2 log10 log1p sqrt rsqrt erf erfc erfinv sin cos "
-    "tan asin acos atan sinh cosh asinh acosh atanh round trunc floor ceil lgamma digamma i0 detach sinc"
-).split()
-BINARY = (
-    "maximum minimum fmin fmax pow atan2 hypot fmod remainder copysign xlogy logaddexp logaddexp2 heaviside"
-).split()
-PREDICATES = {name: 1 for name in "isnan isinf isfinite signbit logical_not".split()} | {
-    name: 2 for name in "eq ne lt le gt ge logical_and logical_or logical_xor".split()
-}
+UNARY = [
+    "neg",
+    "reciprocal",
+    "abs",
+    "sign",
+    "relu",
+    "sigmoid",
+    "tanh",
+    "exp",
+    "exp2",
+    "expm1",
+    "log",
+    "log2",
+    "log10",
+    "log1p",
+    "sqrt",
+    "rsqrt",
+    "erf",
+    "erfc",
+    "erfinv",
+    "sin",
+    "cos",
+    "tan",
+    "asin",
+    "acos",
+    "atan",
+    "sinh",
+    "cosh",
+    "asinh",
+    "acosh",
+    "atanh",
+    "round",
+    "trunc",
+    "floor",
+    "ceil",
+    "lgamma",
+    "digamma",
+    "i0",
+    "detach",
+    "sinc",
+]
+BINARY = [
+    "maximum",
+    "minimum",
+    "fmin",
+    "fmax",
+    "pow",
+    "atan2",
+    "hypot",
+    "fmod",
+    "remainder",
+    "copysign",
+    "xlogy",
+    "logaddexp",
+    "logaddexp2",
+    "heaviside",
+]
+PREDICATES = dict.fromkeys(["isnan", "isinf", "isfinite", "signbit", "logical_not"], 1) | dict.fromkeys(
+    ["eq", "ne", "lt", "le", "gt", "ge", "logical_and", "logical_or", "logical_xor"], 2
+)
 BITWISE = {
     "bitwise_and": "logical_and",
     "bitwise_or": "logical_or",
     "bitwise_xor": "logical_xor",
     "bitwise_not": "logical_not",
 }
-SAME_VALUES = "view _unsafe_view reshape expand unsqueeze squeeze alias clone lift_fresh lift_fresh_copy contiguous".split()
+SAME_VALUES = [
+    "view",
+    "_unsafe_view",
+    "reshape",
+    "expand",
+    "unsqueeze",
+    "squeeze",
+    "alias",
+    "clone",
+    "lift_fresh",
+    "lift_fresh_copy",
+    "contiguous",
+]
 SUPPORTED = (
     "pointwise functions of floating-point values (arithmetic, comparisons, where, clamp, exp, tanh, gelu and so on: "
     "docs/epilogues.md lists them)"
@@ -54,11 +116,48 @@ PYTHON_OPERATORS: dict[Any, str] = {
     torch.sym_max: "maximum",
     torch.sym_min: "minimum",
 }
-REDUCTIONS = (
-    "sum mean prod amax amin max min var std norm linalg_vector_norm argmax argmin any all cumsum cumprod logsumexp "
-    "_softmax _log_softmax native_layer_norm native_group_norm median mode var_mean aminmax count_nonzero"
-).split()
-INDEXING = "select index index_select gather slice take masked_select nonzero diagonal narrow scatter".split()
+REDUCTIONS = [
+    "sum",
+    "mean",
+    "prod",
+    "amax",
+    "amin",
+    "max",
+    "min",
+    "var",
+    "std",
+    "norm",
+    "linalg_vector_norm",
+    "argmax",
+    "argmin",
+    "any",
+    "all",
+    "cumsum",
+    "cumprod",
+    "logsumexp",
+    "_softmax",
+    "_log_softmax",
+    "native_layer_norm",
+    "native_group_norm",
+    "median",
+    "mode",
+    "var_mean",
+    "aminmax",
+    "count_nonzero",
+]
+INDEXING = [
+    "select",
+    "index",
+    "index_select",
+    "gather",
+    "slice",
+    "take",
+    "masked_select",
+    "nonzero",
+    "diagonal",
+    "narrow",
+    "scatter",
+]
 
 
 class Refusal(Exception):
@@ -128,7 +227,7 @@ class Builder:
                     raise Refusal(
                         "a constant tensor must hold one number; give a tensor as an operand instead"
                     )
-                self.values[node] = constant.item()  # type: ignore[assignment]
+                self.values[node] = self._value(constant.item())
             elif node.op == "output":
                 result = self._value(node.args[0])
         return without_dead_steps(Program(self.operands, tuple(self.steps), result))
@@ -413,7 +512,6 @@ HANDLERS: dict[str, Handler] = {
     "elu": _with_defaults("elu", alpha=1.0, scale=1.0, input_scale=1.0),
     "softplus": _with_defaults("softplus", beta=1.0, threshold=20.0),
     "softshrink": _with_defaults("softshrink", lambd=0.5),
-    "lerp": lambda build, args, kwargs: build.step("lerp", *build.numbers(args[:3])),
     "gelu": _gelu,
     "nan_to_num": _nan_to_num,
 }

@@ -107,6 +107,9 @@ class _Watch(TorchFunctionMode):
         if name in _READS_A_VALUE:
             what = f"{name} reads a tensor's value: data-dependent control flow"
             raise Refusal(f"{what} is not supported; use torch.where")
+        in_training = kwargs.get("training", args[2] if len(args) > 2 else True)
+        if name.startswith(("rand", "bernoulli")) or (name.endswith(("dropout", "rrelu")) and in_training):
+            raise Refusal(f"{name} draws random numbers; an epilogue is a function of its operands")
         if owner in _DEVICE or name in _DEVICE:
             raise Refusal("the device is read; an epilogue is the same on every device")
         if owner == "dtype" or name in ("is_floating_point", "type", "element_size"):
@@ -127,7 +130,7 @@ class _Watch(TorchFunctionMode):
                     )
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def _tools() -> tuple[Any, ...]:
     """What takes seconds to import: at the first decoration."""
     from torch._decomp import core_aten_decompositions
@@ -151,14 +154,16 @@ def _tools() -> tuple[Any, ...]:
             return result
 
     aten = torch.ops.aten
+    decompositions: Any = core_aten_decompositions()
     table = {
         overload: function
-        for overload, function in core_aten_decompositions().items()
+        for overload, function in decompositions.items()
         if overload._schema.name.split("::")[-1] not in KEPT
     }
     table[aten.mish.default] = lambda x: aten.mul(x, aten.tanh(aten.softplus(x)))
     table[aten.hardsigmoid.default] = lambda x: aten.div(aten.hardtanh(aten.add(x, 3.0), 0.0, 6.0), 6.0)
     table[aten.celu.default] = lambda x, alpha=1.0: aten.elu(x, alpha, 1.0, 1.0 / alpha)
+    table[aten.lerp.Scalar] = _lerp
     # A number that is a symbol would be read by these; as a factor of one it is not.
     for overload in (aten.scalar_tensor.default, aten.full.default, aten.full_like.default):
         table[overload] = functools.partial(_fill, overload, table.get(overload))
@@ -171,6 +176,18 @@ def _fill(overload: Any, decomposition: Any, *args: Any, **kwargs: Any) -> Any:
         ones = overload(*args[:place], 1.0, *args[place + 1 :], **kwargs)
         return torch.ops.aten.mul.Tensor(ones, args[place])
     return NotImplemented if decomposition is None else decomposition(*args, **kwargs)
+
+
+def _lerp(start: Tensor, end: Tensor, weight: Any) -> Tensor:
+    """From the nearer end, as torch computes it."""
+    aten = torch.ops.aten
+    way = aten.sub(end, start)
+    near = aten.add(start, aten.mul(way, weight))
+    far = aten.sub(end, aten.mul(way, 1.0 - weight))
+    if not isinstance(weight, torch.SymFloat):
+        return near if abs(weight) < 0.5 else far  # type: ignore[no-any-return]
+    tensor = aten.mul(aten.full_like(start, 1.0), weight)
+    return aten.where(aten.lt(aten.abs(tensor), 0.5), near, far)  # type: ignore[no-any-return]
 
 
 def _harmless(frame: FrameType | None) -> bool:
@@ -200,8 +217,8 @@ def trace_program(function: Callable[..., Any], kinds: Sequence[str], name: str,
         wide, _ = _trace_once(function, kinds, name, start, torch.float64)
         if wide != program:
             raise NotImplementedError(
-                f"{name} ({dtype_line}): a tensor's dtype decides what is computed; an epilogue is one function, in fp32 "
-                "and for fp64 tensors in fp64"
+                f"{name} ({dtype_line}): a tensor's dtype decides what is computed; an epilogue is one function, in "
+                "fp32 and for fp64 tensors in fp64"
             )
     return program
 

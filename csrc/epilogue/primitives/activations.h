@@ -49,11 +49,4 @@ EPIGEMM_HOST_DEVICE T softshrink(T x, T bound) {
   return x > bound ? x - bound : x < -bound ? x + bound : x * T(0);
 }
 
-// lerp(start, end, weight) = start + weight (end - start), from the nearer end
-template <class T>
-EPIGEMM_HOST_DEVICE T lerp(T start, T end, T weight) {
-  const T way = end - start;
-  return weight < T(0.5) && weight > T(-0.5) ? start + weight * way : end - way * (T(1) - weight);
-}
-
 }  // namespace epigemm::math

@@ -23,7 +23,7 @@ EPIGEMM_HOST_DEVICE bool isnan(T x) {
 }
 template <class T>
 EPIGEMM_HOST_DEVICE bool isinf(T x) {
-  return x == T(infinity) || x == T(-infinity);
+  return x == T(infinity()) || x == T(-infinity());
 }
 template <class T>
 EPIGEMM_HOST_DEVICE bool isfinite(T x) {

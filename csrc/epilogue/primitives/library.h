@@ -14,8 +14,14 @@
 
 namespace epigemm::math {
 
-constexpr double infinity = __builtin_huge_val();
-constexpr double not_a_number = __builtin_nan("");
+// Infinity and NaN: no constants, for NVRTC has no header that spells them.
+#if defined(__CUDA_ARCH__)
+EPIGEMM_HOST_DEVICE double infinity() { return __longlong_as_double(0x7ff0000000000000ll); }
+EPIGEMM_HOST_DEVICE double not_a_number() { return __longlong_as_double(0x7ff8000000000000ll); }
+#else
+EPIGEMM_HOST_DEVICE double infinity() { return __builtin_huge_val(); }
+EPIGEMM_HOST_DEVICE double not_a_number() { return __builtin_nan(""); }
+#endif
 
 // The C library's function of that name, on the device CUDA's: for float and double.
 #define EPIGEMM_LIBRARY(name)                                      \
@@ -84,7 +90,7 @@ EPIGEMM_HOST_DEVICE double to_bfloat16(double x) { return to_bfloat16(static_cas
 // x rounded to fp16, ties to even; from 65520 on infinity
 EPIGEMM_HOST_DEVICE float to_half(float x) {
   const float size = abs(x);
-  if (!(size < 65520.0f)) return size == size ? copysign(static_cast<float>(infinity), x) : x;
+  if (!(size < 65520.0f)) return size == size ? copysign(static_cast<float>(infinity()), x) : x;
   // Adding this number and taking it away leaves the bits that fp16 holds: 10 behind the point of a normal number, and
   // multiples of 2^-24 below 2^-14.
   int exponent = -14;

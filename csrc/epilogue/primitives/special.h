@@ -24,7 +24,7 @@ EPIGEMM_HOST_DEVICE double i1(double x) { return ::cyl_bessel_i1(x); }
 // the erfc of the nearer end, which keeps its digits where erf is close to 1.
 EPIGEMM_HOST_DEVICE double erfinv(double y) {
   const double size = abs(y);
-  if (!(size < 1.0)) return size == 1.0 ? y * infinity : not_a_number;
+  if (!(size < 1.0)) return size == 1.0 ? y * infinity() : not_a_number();
   if (size < 1e-8) return y * 0.88622692545275801365;
   const double rest = 1.0 - size;
   const double logarithm = log(rest * (1.0 + size));
@@ -45,7 +45,7 @@ namespace detail {
 // terms positive; from 30 on Hankel's expansion, whose terms fall below 1e-17 there.
 EPIGEMM_HOST_DEVICE double bessel_i(int order, double x) {
   if (x != x) return x;
-  if (x == infinity) return infinity;
+  if (x == infinity()) return infinity();
   if (x < 30.0) {
     double term = order == 0 ? 1.0 : 0.5 * x, sum = term;
     for (int k = 1; k < 120; ++k) {
@@ -85,11 +85,11 @@ EPIGEMM_HOST_DEVICE double fraction_around_zero(double x) { return x - round(x);
 // digamma(x) = (log Gamma)'(x): reflected to the right half, carried up to 10, then the asymptotic series. At 0
 // infinite against the sign of the zero, NaN at the other poles. In fp64 for floats too: it has zeros.
 EPIGEMM_HOST_DEVICE double digamma(double x) {
-  if (x == 0.0) return copysign(infinity, -x);
+  if (x == 0.0) return copysign(infinity(), -x);
   double sum = 0.0;
   if (x < 0.0) {
     const double fraction = detail::fraction_around_zero(x);
-    if (fraction == 0.0 || x == -infinity) return not_a_number;
+    if (fraction == 0.0 || x == -infinity()) return not_a_number();
     sum = -3.14159265358979323846 / tan(3.14159265358979323846 * fraction);
     x = 1.0 - x;
   }
@@ -97,7 +97,7 @@ EPIGEMM_HOST_DEVICE double digamma(double x) {
     sum -= 1.0 / x;
     x += 1.0;
   }
-  if (x == infinity) return sum + x;
+  if (x == infinity()) return sum + x;
   const double z = 1.0 / (x * x);
   // Bernoulli numbers B(2k) / 2k; the first left out is 3e-17 at 10.
   const double tail =
