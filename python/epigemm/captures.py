@@ -1,4 +1,4 @@
-"""What a function takes from around itself: numbers are baked into its epilogue, everything that may change is refused."""
+"""What a function takes from around itself: numbers become constants, what may change is refused."""
 
 from __future__ import annotations
 
@@ -136,13 +136,9 @@ def _check(function: FunctionType, reader: FunctionType, name: str, value: objec
         )
     if value is _MISSING or _is_constant(value) or isinstance(value, _FIXED):
         return
-    if isinstance(value, Callable) and type(value).__module__.partition(".")[0] in (
-        "torch",
-        "builtins",
-        "functools",
-    ):  # type: ignore[arg-type]
+    if callable(value) and type(value).__module__.partition(".")[0] in ("torch", "builtins"):
         return
     raise TypeError(
-        f"{place}: {name!r} is captured, and a {type(value).__name__} may change unseen; captured are numbers, strings, "
-        "tuples of them, modules and functions; numbers become constants of the epilogue"
+        f"{place}: {name!r} is captured, and a {type(value).__name__} may change unseen; captured are numbers, "
+        "strings, tuples of them, modules and functions; numbers become constants of the epilogue"
     )

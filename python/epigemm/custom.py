@@ -103,8 +103,8 @@ class Traced:
 
         Args:
             acc: `[M, N]`, fp32 or fp64.
-            operands: in the function's order and of acc's type: PerColumn `[N]`, PerRow `[M, 1]`, Matrix `[M, N]`, scalars
-                as numbers or 0-d tensors.
+            operands: in the function's order and of acc's type: PerColumn `[N]`, PerRow `[M, 1]`, Matrix `[M, N]`,
+                scalars as numbers or 0-d tensors.
 
         Returns:
             `[M, N]`, of acc's type.
@@ -134,8 +134,8 @@ class Traced:
         changed = self.captured.changed()
         if changed is not None:
             raise RuntimeError(
-                f"{self.name}: {changed!r} has changed since the function was made an epilogue, of which it is a constant; "
-                "make it a Scalar operand, or decorate the function again"
+                f"{self.name}: {changed!r} has changed since the function was made an epilogue, of which it is a "
+                "constant; make it a Scalar operand, or decorate the function again"
             )
 
 
@@ -164,9 +164,9 @@ def trace(function: Callable[..., Any]) -> Traced:
     """Makes an epilogue of a Python function.
 
     Args:
-        function: of the accumulator and of operands annotated with `PerColumn`, `PerRow`, `Scalar` or `Matrix` (at most 4,
-            2, 4 and 2 of them); a Scalar may have a default. Its body is pointwise PyTorch: it is called once, on tensors
-            without data.
+        function: of the accumulator and of operands annotated with `PerColumn`, `PerRow`, `Scalar` or `Matrix` (at
+            most 4, 2, 4 and 2 of them); a Scalar may have a default. Its body is pointwise PyTorch: it is called on
+            tensors without data.
 
     Returns:
         The functor, its reference and its name for caches.
@@ -174,11 +174,14 @@ def trace(function: Callable[..., Any]) -> Traced:
     Raises:
         TypeError: for a signature, a captured value or a result that no epilogue has.
         ValueError: for too many operands of a kind.
-        NotImplementedError: for what is not pointwise, reads a value, a shape or a device, writes in place, draws random
-            numbers or takes a captured tensor. The message names the line.
+        NotImplementedError: for what is not pointwise, reads a value, a shape or a device, writes in place, draws
+            random numbers or takes a captured tensor. The message names the line.
 
     Example:
-        >>> traced = trace(lambda_or_function)
+        >>> def scaled(acc, scale: Scalar = 2.0):
+        ...     return acc * scale
+        >>> trace(scaled).operands
+        (OperandSpec(kind='scalar', name='scale', default=2.0),)
     """
     if not isinstance(function, FunctionType):
         raise TypeError(f"epilogue: got {type(function).__name__}; accepted is a Python function")

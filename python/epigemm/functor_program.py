@@ -14,6 +14,11 @@ BFLOAT16 = "bfloat16"
 ROUNDED_KINDS = (HALF, BFLOAT16)
 
 
+def words(text: str) -> tuple[str, ...]:
+    """A list of names, written as one text."""
+    return tuple(text.split())
+
+
 @dataclass(frozen=True)
 class Ref:
     """A value by its number: 0 is the accumulator, then the operands, then the results of the steps."""

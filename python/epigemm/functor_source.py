@@ -11,7 +11,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from epigemm.functor_program import BFLOAT16, BOOL, HALF, Program, Ref, Step, Value
+from epigemm.functor_program import BFLOAT16, BOOL, HALF, Program, Ref, Step, Value, words
 
 SLOTS = ("c0", "c1", "c2", "c3", "s0", "s1", "s2", "s3", "r0", "r1", "m0", "m1")
 """The arguments of the open kernels' functions behind the accumulator, in their order."""
@@ -36,45 +36,11 @@ OPERATORS = {
 LOGIC = {"logical_and": "&&", "logical_or": "||", "logical_xor": "!="}
 NAMES = {"reciprocal": "inverse"}
 TRANSCENDENTAL = frozenset(
-    [
-        "sigmoid",
-        "tanh",
-        "exp",
-        "exp2",
-        "expm1",
-        "log",
-        "log2",
-        "log10",
-        "log1p",
-        "pow",
-        "erf",
-        "erfc",
-        "erfinv",
-        "sin",
-        "cos",
-        "tan",
-        "asin",
-        "acos",
-        "atan",
-        "sinh",
-        "cosh",
-        "asinh",
-        "acosh",
-        "atanh",
-        "atan2",
-        "hypot",
-        "lgamma",
-        "digamma",
-        "i0",
-        "xlogy",
-        "logaddexp",
-        "logaddexp2",
-        "sinc",
-        "gelu",
-        "gelu_tanh",
-        "elu",
-        "softplus",
-    ]
+    words(
+        "sigmoid tanh exp exp2 expm1 log log2 log10 log1p pow erf erfc erfinv sin cos tan asin acos atan sinh "
+        "cosh asinh acosh atanh atan2 hypot lgamma digamma i0 xlogy logaddexp logaddexp2 sinc gelu gelu_tanh "
+        "elu softplus"
+    )
 )
 
 

@@ -9,6 +9,16 @@ from typing import Any
 import torch
 from torch import fx
 
+from epigemm.functor_operators import (
+    BINARY,
+    BITWISE,
+    INDEXING,
+    PREDICATES,
+    REDUCTIONS,
+    SAME_VALUES,
+    SUPPORTED,
+    UNARY,
+)
 from epigemm.functor_program import (
     BFLOAT16,
     BOOL,
@@ -21,89 +31,6 @@ from epigemm.functor_program import (
     without_dead_steps,
 )
 
-UNARY = [
-    "neg",
-    "reciprocal",
-    "abs",
-    "sign",
-    "relu",
-    "sigmoid",
-    "tanh",
-    "exp",
-    "exp2",
-    "expm1",
-    "log",
-    "log2",
-    "log10",
-    "log1p",
-    "sqrt",
-    "rsqrt",
-    "erf",
-    "erfc",
-    "erfinv",
-    "sin",
-    "cos",
-    "tan",
-    "asin",
-    "acos",
-    "atan",
-    "sinh",
-    "cosh",
-    "asinh",
-    "acosh",
-    "atanh",
-    "round",
-    "trunc",
-    "floor",
-    "ceil",
-    "lgamma",
-    "digamma",
-    "i0",
-    "detach",
-    "sinc",
-]
-BINARY = [
-    "maximum",
-    "minimum",
-    "fmin",
-    "fmax",
-    "pow",
-    "atan2",
-    "hypot",
-    "fmod",
-    "remainder",
-    "copysign",
-    "xlogy",
-    "logaddexp",
-    "logaddexp2",
-    "heaviside",
-]
-PREDICATES = dict.fromkeys(["isnan", "isinf", "isfinite", "signbit", "logical_not"], 1) | dict.fromkeys(
-    ["eq", "ne", "lt", "le", "gt", "ge", "logical_and", "logical_or", "logical_xor"], 2
-)
-BITWISE = {
-    "bitwise_and": "logical_and",
-    "bitwise_or": "logical_or",
-    "bitwise_xor": "logical_xor",
-    "bitwise_not": "logical_not",
-}
-SAME_VALUES = [
-    "view",
-    "_unsafe_view",
-    "reshape",
-    "expand",
-    "unsqueeze",
-    "squeeze",
-    "alias",
-    "clone",
-    "lift_fresh",
-    "lift_fresh_copy",
-    "contiguous",
-]
-SUPPORTED = (
-    "pointwise functions of floating-point values (arithmetic, comparisons, where, clamp, exp, tanh, gelu and so on: "
-    "docs/epilogues.md lists them)"
-)
 PYTHON_OPERATORS: dict[Any, str] = {
     operator.neg: "neg",
     operator.abs: "abs",
@@ -116,48 +43,6 @@ PYTHON_OPERATORS: dict[Any, str] = {
     torch.sym_max: "maximum",
     torch.sym_min: "minimum",
 }
-REDUCTIONS = [
-    "sum",
-    "mean",
-    "prod",
-    "amax",
-    "amin",
-    "max",
-    "min",
-    "var",
-    "std",
-    "norm",
-    "linalg_vector_norm",
-    "argmax",
-    "argmin",
-    "any",
-    "all",
-    "cumsum",
-    "cumprod",
-    "logsumexp",
-    "_softmax",
-    "_log_softmax",
-    "native_layer_norm",
-    "native_group_norm",
-    "median",
-    "mode",
-    "var_mean",
-    "aminmax",
-    "count_nonzero",
-]
-INDEXING = [
-    "select",
-    "index",
-    "index_select",
-    "gather",
-    "slice",
-    "take",
-    "masked_select",
-    "nonzero",
-    "diagonal",
-    "narrow",
-    "scatter",
-]
 
 
 class Refusal(Exception):

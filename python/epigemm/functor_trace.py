@@ -18,8 +18,9 @@ import torch
 from torch import Tensor, fx
 from torch.overrides import TorchFunctionMode, resolve_name
 
+from epigemm.functor_operators import SUPPORTED
 from epigemm.functor_program import Program
-from epigemm.functor_steps import KEPT, SUPPORTED, Builder, Refusal
+from epigemm.functor_steps import KEPT, Builder, Refusal
 
 ROWS, COLUMNS = 5, 7  # different primes: a size that stands in the wrong place is seen
 _HERE = str(Path(__file__).parent)
