@@ -1,4 +1,4 @@
-"""The operators of ATen that an epilogue may be made of, by name, and those whose refusal deserves a word of its own."""
+"""The operators of ATen that an epilogue may be made of, by name, and those whose refusal names them."""
 
 from __future__ import annotations
 

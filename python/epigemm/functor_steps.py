@@ -45,6 +45,10 @@ PYTHON_OPERATORS: dict[Any, str] = {
 }
 
 
+INTEGERS = {"where", "_to_copy", "scalar_tensor", "full", "full_like", *SAME_VALUES}
+INTEGER_TYPES = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
+
+
 class Refusal(Exception):
     """Why a node has no step; `functor_trace` adds the place."""
 
@@ -169,7 +173,7 @@ class Builder:
             return BFLOAT16
         if result.dtype == self.dtype or (result.dim() == 0 and result.dtype == torch.float32):
             return REAL
-        if not result.is_floating_point() and op in ("where", "_to_copy"):
+        if not result.is_floating_point() and op in INTEGERS:
             return REAL  # small integers, exact in any type: where(condition, 1, 0)
         raise Refusal(
             f"its result is of {result.dtype}; an epilogue computes in the type of its arithmetic (fp32; fp64 for fp64 "
@@ -256,7 +260,11 @@ class Builder:
                 f"{name} is an index; an epilogue sees one element at a time; supported are {SUPPORTED}"
             )
         if name == "_to_copy":
-            return self._cast(self._value(args[0]), kind)
+            value = self._value(args[0])
+            if isinstance(node.meta["val"], torch.Tensor) and node.meta["val"].dtype in INTEGER_TYPES:
+                if self._kind(value) != BOOL:
+                    raise Refusal("a cast to integers is not supported; use torch.trunc, floor or round")
+            return self._cast(value, kind)
         if name in BITWISE:
             if kind != BOOL:
                 raise Refusal(f"{name} is supported on booleans alone")

@@ -45,16 +45,16 @@ class Functors:
         assert COMPILER is not None
         lines = ["#include <cstddef>", "#include <utility>", prelude(), LOOPS]
         for name, one in traced.items():
-            lines.append(functor_text(one.program, one.kinds, name))
+            lines.append(functor_text(one.program, one.kinds, f"Functor_{name}"))
             sequence = f"std::make_index_sequence<{len(one.kinds) + 1}>()"
             for number in ("float", "double"):
                 lines.append(
                     f'extern "C" void {name}_{number}(const {number}* const* in, {number}* out, long n) '
-                    f"{{ values<{name}>(in, out, n, {sequence}); }}"
+                    f"{{ values<Functor_{name}>(in, out, n, {sequence}); }}"
                 )
             lines.append(
                 f'extern "C" void {name}_slope(const double* const* in, double* out, long n, int which) '
-                f"{{ slopes<{name}>(in, out, n, which, {sequence}); }}"
+                f"{{ slopes<Functor_{name}>(in, out, n, which, {sequence}); }}"
             )
         source = folder / "functors.cpp"
         source.write_text("\n".join(lines))
