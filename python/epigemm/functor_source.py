@@ -99,7 +99,6 @@ POWERS = {
     3.0: "x * x * x",
     -0.5: "epigemm::math::rsqrt(x)",
     -1.0: "epigemm::math::inverse(x)",
-    -2.0: "epigemm::math::inverse(x * x)",
 }
 
 

@@ -163,6 +163,7 @@ def _tools() -> tuple[Any, ...]:
     }
     table[aten.mish.default] = lambda x: aten.mul(x, aten.tanh(aten.softplus(x)))
     table[aten.hardsigmoid.default] = lambda x: aten.div(aten.hardtanh(aten.add(x, 3.0), 0.0, 6.0), 6.0)
+    table[aten.hardswish.default] = lambda x: aten.div(aten.mul(x, aten.hardtanh(aten.add(x, 3.0), 0.0, 6.0)), 6.0)
     table[aten.celu.default] = lambda x, alpha=1.0: aten.elu(x, alpha, 1.0, 1.0 / alpha)
     table[aten.lerp.Scalar] = _lerp
     # A number that is a symbol would be read by these; as a factor of one it is not.

@@ -24,8 +24,8 @@ SPECIAL = [
 ]
 # Functions of one argument: name -> how many units in the last place the library and torch may differ by.
 UNARY: dict[str, float] = {
-    **dict.fromkeys("neg abs sign relu round trunc floor ceil reciprocal sqrt detach".split(" "), 0.0),
-    **dict.fromkeys("sigmoid tanh exp exp2 expm1 log log2 log10 log1p rsqrt sin cos tan asin".split(" "), 4.0),
+    **dict.fromkeys("neg abs sign relu round trunc floor ceil reciprocal detach".split(" "), 0.0),
+    **dict.fromkeys("sigmoid tanh exp exp2 expm1 sqrt log log2 log10 log1p rsqrt sin cos tan asin".split(" "), 4.0),
     **dict.fromkeys("acos atan sinh cosh asinh acosh atanh erf erfc".split(" "), 4.0),
     **dict.fromkeys("erfinv lgamma digamma i0 sinc".split(" "), 8.0),
 }
@@ -66,7 +66,7 @@ ACTIVATIONS: dict[str, tuple[Callable[[Tensor], Tensor], float]] = {
     "nan_to_num_told": (lambda x: torch.nan_to_num(x, 0.5, 1.0, -2.0), 0.0),
     "square": (torch.square, 0.0),
     "cube": (lambda x: x**3, 1.0),
-    "power_half": (lambda x: x**0.5, 0.0),
+    "power_half": (lambda x: x**0.5, 1.0),
     "power_minus_one": (lambda x: x**-1.0, 0.0),
     "power_minus_two": (lambda x: x**-2.0, 2.0),
     "power_of_two": (lambda x: 2.0**x, 4.0),
@@ -95,11 +95,32 @@ BINARY_MORE: dict[str, tuple[Callable[[Tensor, Tensor], Tensor], float]] = {
     "gate": (lambda a, b: F.silu(a) * b, 4.0),
 }
 # Sums whose terms may cancel: the size of the terms, of which the roundings are.
-TERMS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+TERMS: dict[str, Callable[..., Tensor]] = {
     "lerp_": lambda a, b: a.abs() + b.abs(),
     "addcmul_": lambda a, b: a.abs() + 2 * (a * b).abs(),
     "addcdiv_": lambda a, b: a.abs() + (b / (a + 0.5)).abs(),
+    "logaddexp": lambda a, b: a.abs() + b.abs(),
+    "logaddexp2": lambda a, b: a.abs() + b.abs(),
+    "digamma": lambda x: x.abs().clamp(max=2.0),
+    "gelu_": torch.abs,
+    "gelu_tanh_": torch.abs,
+    "tanhshrink_": torch.abs,
+    "lerp_number_": lambda x: x * x,
 }
+ONE = torch.ones(())
+# The same of derivatives; torch's own has them, too.
+SLOPE_TERMS: dict[str, Callable[..., Tensor]] = {
+    "tanh": lambda x: ONE,
+    "tanhshrink_": lambda x: ONE,
+    "gelu_tanh_": lambda x: 1 + x.abs(),
+    "gelu_": lambda x: 1 + x.abs(),
+    "mish_": lambda x: 1 + x.abs(),
+    "sinc": lambda x: 1 / x.abs(),
+    "addcdiv_": lambda a, b: 1 + (b / (a + 0.5) ** 2).abs(),
+}
+# Where torch's derivative is coarser than fp64: its trigamma is one of fp32, hardsigmoid's 1/6 is an fp32 number, a
+# gradient through a cast to fp16 is rounded to it, and lgamma's near a pole takes the tangent of a rounded angle.
+SLOPE_TOLERANCE = {"digamma": 1e-8, "hardsigmoid_": 1e-7, "half_product_": 2.0**-11, "lgamma": 1e-11}
 NO_DERIVATIVE_IN_TORCH = {"heaviside", "floor_divide"}
 
 
@@ -178,8 +199,7 @@ def size_of(name: str, expected: Tensor, inputs: tuple[Tensor, ...]) -> Tensor:
 def assert_close(actual: Tensor, expected: Tensor, bound: Tensor, inputs: tuple[Tensor, ...]) -> None:
     """NaN where NaN is expected, the same infinities, else within the bound."""
     same = (actual == expected) | (actual.isnan() & expected.isnan())
-    # An infinity is bounded by nothing; the largest number of the type is as good as one for a rounding error.
-    wrong = ~same & ~((actual - expected).abs() <= bound)
+    wrong = ~same & ~(expected.isfinite() & ((actual - expected).abs() <= bound))
     if wrong.any():
         rows = [
             f"{[float(given[place]) for given in inputs]}: {float(actual[place])!r}, expected {float(expected[place])!r}"
@@ -193,24 +213,38 @@ def assert_close(actual: Tensor, expected: Tensor, bound: Tensor, inputs: tuple[
 def test_values(functors: Functors, name: str, dtype: torch.dtype) -> None:
     function, arity, units = FUNCTIONS[name]
     inputs = points(arity, dtype)
-    expected = function(*inputs).to(dtype)
+    if name in ("fmod", "remainder"):  # torch's vectorised fmod gives NaN for subnormal divisors
+        normal = (inputs[1] == 0) | (inputs[1].abs() >= torch.finfo(dtype).tiny)
+        inputs = inputs[0][normal], inputs[1][normal]
+    # What is exact is torch's in that type; else fp64 is the measure, of which fp32's roundings are seen.
+    measured = [given.double() for given in inputs] if units else inputs
+    expected = function(*measured).to(dtype)
     eps = torch.finfo(dtype).eps
-    bound = units * eps * size_of(name, expected, inputs).clamp(min=torch.finfo(dtype).tiny)
+    # Torch flushes some subnormal results; those of a few operations are only good to a subnormal's unit.
+    bound = (units * eps * size_of(name, expected, inputs)).clamp(min=torch.finfo(dtype).tiny if units else 0.0)
     assert_close(functors.values(name, *inputs), expected, bound, inputs)
 
 
 @pytest.mark.parametrize("name", [name for name in FUNCTIONS if name not in NO_DERIVATIVE_IN_TORCH])
 def test_derivatives(functors: Functors, name: str) -> None:
     function, arity, _ = FUNCTIONS[name]
-    inputs = tuple(given.requires_grad_() for given in points(arity, torch.float64))
+    plain = points(arity, torch.float64)
+    seen = ~sum(given.isnan() for given in plain).bool()
+    if "lerp" in name:
+        seen &= sum(given.isfinite() for given in plain) == arity  # the way from one end to the other is NaN
+    if name == "digamma":
+        seen &= ~((plain[0] < 0) & (plain[0] == plain[0].round()))  # poles
+    plain = tuple(given[seen] for given in plain)
+    inputs = tuple(given.clone().requires_grad_() for given in plain)
     result = function(*inputs)
     gradients: tuple[Tensor | None, ...] = (None,) * arity
     if result.requires_grad:
         gradients = torch.autograd.grad(result.double().sum(), inputs, allow_unused=True)
-    plain = tuple(given.detach() for given in inputs)
     for which, gradient in enumerate(gradients):
         expected = torch.zeros_like(plain[0]) if gradient is None else gradient
-        assert_close(functors.slopes(name, which, *plain), expected, 1e-13 * expected.abs().clamp(min=1e-300), plain)
+        size = expected.abs() + (SLOPE_TERMS[name](*plain) if name in SLOPE_TERMS else 0.0)
+        bound = SLOPE_TOLERANCE.get(name, 1e-13) * size.clamp(min=1e-290)
+        assert_close(functors.slopes(name, which, *plain), expected, bound, plain)
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
@@ -221,5 +255,5 @@ def test_reference_is_the_function(traced: dict[str, Traced], name: str) -> None
     rows = [given.reshape(1, -1) for given in inputs]
     actual = traced[name].reference(rows[0], *[given[0] for given in rows[1:]])
     expected = function(*inputs).double()
-    bound = max(units, 2.0) * 2.3e-16 * size_of(name, expected, inputs).clamp(min=1e-300)
+    bound = (max(units, 2.0) * 2.3e-16 * size_of(name, expected, inputs)).clamp(min=1e-300)
     assert_close(actual[0], expected, bound, inputs)

@@ -1,5 +1,6 @@
 // The derivatives of the primitives: each function of a dual number is that of its value and, as torch's backward has
-// it, of its slope. At kinks: abs'(0) = 0, clamp passes on its bounds, maximum and minimum halve on ties.
+// it, of its slope. At kinks: abs'(0) = 0, clamp passes on its bounds (and between equal ones to nobody from below),
+// maximum and minimum halve on ties.
 #pragma once
 
 #include "epilogue/dual.h"
@@ -51,7 +52,7 @@ EPIGEMM_DERIVATIVE(to_bfloat16, 1)
 EPIGEMM_DERIVATIVE(abs, sign(x))
 EPIGEMM_DERIVATIVE(inverse, -(y* y))
 EPIGEMM_DERIVATIVE(exp2, y* T(0.69314718055994530942))
-EPIGEMM_DERIVATIVE(expm1, y + T(1))
+EPIGEMM_DERIVATIVE(expm1, exp(x))  // y + 1 would cancel far left
 EPIGEMM_DERIVATIVE(log, T(1) / x)
 EPIGEMM_DERIVATIVE(log2, T(1) / (x * T(0.69314718055994530942)))
 EPIGEMM_DERIVATIVE(log10, T(1) / (x * T(2.30258509299404568402)))
@@ -109,7 +110,7 @@ EPIGEMM_HOST_DEVICE Dual<T> minimum(Dual<T> a, Dual<T> b) {
 template <class T>
 EPIGEMM_HOST_DEVICE Dual<T> clamp(Dual<T> x, Dual<T> low, Dual<T> high) {
   if (low.value > high.value) return high;
-  if (x.value < low.value) return low;
+  if (x.value < low.value) return low.value < high.value ? low : without_derivative(low.value);
   if (x.value > high.value) return high;
   if (x.value >= low.value && x.value <= high.value) return x;
   return without_derivative(clamp(x.value, low.value, high.value));
@@ -153,7 +154,8 @@ EPIGEMM_HOST_DEVICE Dual<T> pow(Dual<T> a, Dual<T> b) {
 
 template <class T>
 EPIGEMM_HOST_DEVICE Dual<T> atan2(Dual<T> a, Dual<T> b) {
-  const T scale = T(1) / (a.value * a.value + b.value * b.value);
+  const T square = a.value * a.value + b.value * b.value;
+  const T scale = a.value == T(0) && b.value == T(0) ? T(0) : T(1) / square;
   return chain(a, b, atan2(a.value, b.value), b.value * scale, -a.value * scale);
 }
 template <class T>

@@ -13,10 +13,11 @@ EPIGEMM_LIBRARY(lgamma)  // log |Gamma(x)|
 #if defined(__CUDA_ARCH__)
 
 EPIGEMM_LIBRARY(erfinv)
-EPIGEMM_HOST_DEVICE float i0(float x) { return ::cyl_bessel_i0f(x); }
-EPIGEMM_HOST_DEVICE double i0(double x) { return ::cyl_bessel_i0(x); }
-EPIGEMM_HOST_DEVICE float i1(float x) { return ::cyl_bessel_i1f(x); }
-EPIGEMM_HOST_DEVICE double i1(double x) { return ::cyl_bessel_i1(x); }
+// NaN at the infinities, where torch's formula divides infinity by infinity.
+EPIGEMM_HOST_DEVICE float i0(float x) { return ::cyl_bessel_i0f(x) + 0.0f * x; }
+EPIGEMM_HOST_DEVICE double i0(double x) { return ::cyl_bessel_i0(x) + 0.0 * x; }
+EPIGEMM_HOST_DEVICE float i1(float x) { return ::cyl_bessel_i1f(x) + 0.0f * x; }
+EPIGEMM_HOST_DEVICE double i1(double x) { return ::cyl_bessel_i1(x) + 0.0 * x; }
 
 #else
 
@@ -44,8 +45,7 @@ namespace detail {
 // Modified Bessel functions of order 0 and 1 at x >= 0. Power series: sum of (x/2)^(2k+order) / (k! (k+order)!), all
 // terms positive; from 30 on Hankel's expansion, whose terms fall below 1e-17 there.
 EPIGEMM_HOST_DEVICE double bessel_i(int order, double x) {
-  if (x != x) return x;
-  if (x == infinity()) return infinity();
+  if (!(x < infinity())) return not_a_number();  // of infinity, too: torch's formula divides it by itself
   if (x < 30.0) {
     double term = order == 0 ? 1.0 : 0.5 * x, sum = term;
     for (int k = 1; k < 120; ++k) {
