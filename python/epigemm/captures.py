@@ -14,6 +14,16 @@ from epigemm.functor_trace import is_users
 _NUMBERS = (bool, int, float, str, bytes, complex, type(None), torch.dtype)
 _FIXED = (ModuleType, type, BuiltinFunctionType, torch._ops.OpOverload, torch._ops.OpOverloadPacket)
 _MISSING = object()
+# Attributes that no trace sees being read.
+_REFUSED = {
+    **dict.fromkeys(
+        ("device", "is_cuda", "is_cpu", "get_device"), "the device is read; an epilogue is the same on each"
+    ),
+    **dict.fromkeys(
+        ("no_grad", "enable_grad", "set_grad_enabled", "inference_mode"),
+        "{name} is not supported; tensor.detach() ends a derivative",
+    ),
+}
 
 
 def _same(a: object, b: object) -> bool:
@@ -83,7 +93,7 @@ def captures_of(function: FunctionType) -> Captures:
 
     Raises:
         TypeError: for a value that may change unseen, such as a list or an instance.
-        NotImplementedError: for a tensor.
+        NotImplementedError: for a tensor, and where the device is read or gradients are switched off.
     """
     codes: list[tuple[FunctionType, CodeType]] = []
     values: list[_Captured] = []
@@ -93,6 +103,7 @@ def captures_of(function: FunctionType) -> Captures:
         if any(known is current for known, _ in codes):
             continue
         codes.append((current, current.__code__))
+        _check_attributes(function, current)
         for captured in _reads(current):
             value = captured.value
             values.append(captured)
@@ -120,6 +131,18 @@ def _reads(function: FunctionType) -> list[_Captured]:
     return found
 
 
+def _check_attributes(function: FunctionType, reader: FunctionType) -> None:
+    for code in _code_objects(reader.__code__):
+        line = code.co_firstlineno
+        for instruction in dis.get_instructions(code):
+            if isinstance(instruction.starts_line, int) and not isinstance(instruction.starts_line, bool):
+                line = instruction.starts_line
+            line = getattr(instruction, "line_number", None) or line  # from Python 3.13 on
+            if instruction.opname in ("LOAD_ATTR", "LOAD_METHOD") and instruction.argval in _REFUSED:
+                reason = _REFUSED[instruction.argval].format(name=instruction.argval)
+                raise NotImplementedError(f"{function.__name__} ({code.co_filename}:{line}): {reason}")
+
+
 def _contents(cell: CellType) -> object:
     try:
         return cell.cell_contents
@@ -128,7 +151,7 @@ def _contents(cell: CellType) -> object:
 
 
 def _check(function: FunctionType, reader: FunctionType, name: str, value: object) -> None:
-    place = f"{function.__qualname__} ({reader.__code__.co_filename}:{reader.__code__.co_firstlineno})"
+    place = f"{function.__name__} ({reader.__code__.co_filename}:{reader.__code__.co_firstlineno})"
     if isinstance(value, torch.Tensor):
         raise NotImplementedError(
             f"{place}: {name!r} is a captured tensor of shape {list(value.shape)}; give it as an operand (PerColumn, "

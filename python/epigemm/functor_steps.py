@@ -161,9 +161,9 @@ class Builder:
         result = node.meta.get("val")
         if not isinstance(result, torch.Tensor):
             return REAL  # a scalar operand and what is computed from such
-        if tuple(self._hints(result)) not in self.shapes:
+        if tuple(self.hints(result)) not in self.shapes:
             raise Refusal(
-                f"its result has the shape {self._shape_in_words(result)}; supported are {SUPPORTED}"
+                f"its result has the shape {self.shape_in_words(result)}; supported are {SUPPORTED}"
             )
         if result.dtype == torch.bool:
             return BOOL
@@ -189,13 +189,15 @@ class Builder:
         return dtype
 
     @staticmethod
-    def _hints(tensor: torch.Tensor) -> list[int]:
+    def hints(tensor: torch.Tensor) -> list[int]:
+        """The sizes that a tensor was traced with."""
         return [size.node.hint if isinstance(size, torch.SymInt) else size for size in tensor.shape]
 
-    def _shape_in_words(self, tensor: torch.Tensor) -> str:
+    def shape_in_words(self, tensor: torch.Tensor) -> str:
+        """The shape by M and N."""
         rows, columns = max(self.shapes, key=lambda shape: (len(shape), shape))
         words = {rows: "M", columns: "N"}
-        return "[" + ", ".join(words.get(size, str(size)) for size in self._hints(tensor)) + "]"
+        return "[" + ", ".join(words.get(size, str(size)) for size in self.hints(tensor)) + "]"
 
     def _call(self, node: fx.Node) -> None:
         target = node.target
@@ -261,9 +263,8 @@ class Builder:
             )
         if name == "_to_copy":
             value = self._value(args[0])
-            if isinstance(node.meta["val"], torch.Tensor) and node.meta["val"].dtype in INTEGER_TYPES:
-                if self._kind(value) != BOOL:
-                    raise Refusal("a cast to integers is not supported; use torch.trunc, floor or round")
+            if node.meta["val"].dtype in INTEGER_TYPES and self._kind(value) != BOOL:
+                raise Refusal("a cast to integers is not supported; use torch.trunc, floor or round")
             return self._cast(value, kind)
         if name in BITWISE:
             if kind != BOOL:

@@ -36,7 +36,6 @@ _READS_A_VALUE = {
     "__array__",
     "__len__",
 }
-_DEVICE = {"device", "is_cuda", "is_cpu", "get_device", "is_meta"}
 
 
 def is_users(filename: str) -> bool:
@@ -72,12 +71,9 @@ class _Watch(TorchFunctionMode):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         kwargs = kwargs or {}
-        frame = sys._getframe(1)
-        # Python functions of torch call others; only the user's own calls are judged.
-        direct = is_users(frame.f_code.co_filename)
-        self.line = user_line(frame, self.line)
-        if direct:
-            self._judge(func, args, kwargs)
+        self.line = user_line(sys._getframe(1), self.line)
+        # Only what the user calls comes here: the mode is off while one of torch's functions calls others.
+        self._judge(func, args, kwargs)
         try:
             result = func(*args, **kwargs)
         finally:
@@ -111,11 +107,11 @@ class _Watch(TorchFunctionMode):
         in_training = kwargs.get("training", args[2] if len(args) > 2 else True)
         if name.startswith(("rand", "bernoulli")) or (name.endswith(("dropout", "rrelu")) and in_training):
             raise Refusal(f"{name} draws random numbers; an epilogue is a function of its operands")
-        if owner in _DEVICE or name in _DEVICE:
-            raise Refusal("the device is read; an epilogue is the same on every device")
+        if kwargs.get("out") is not None:
+            raise Refusal(f"{name} with out= writes in place; use its result")
         if owner == "dtype" or name in ("is_floating_point", "type", "element_size"):
             self.dtype_line = self.line
-        if "grad_enabled" in name or name in ("_set_grad_enabled", "requires_grad_", "backward"):
+        if name in ("requires_grad_", "backward"):
             raise Refusal(f"{name} is not supported; tensor.detach() ends a derivative")
         if name in ("set_", "__setitem__", "copy_") or owner == "data":
             raise Refusal(f"{resolve_name(func) or name} writes in place; use torch.where and a new name")
@@ -163,7 +159,9 @@ def _tools() -> tuple[Any, ...]:
     }
     table[aten.mish.default] = lambda x: aten.mul(x, aten.tanh(aten.softplus(x)))
     table[aten.hardsigmoid.default] = lambda x: aten.div(aten.hardtanh(aten.add(x, 3.0), 0.0, 6.0), 6.0)
-    table[aten.hardswish.default] = lambda x: aten.div(aten.mul(x, aten.hardtanh(aten.add(x, 3.0), 0.0, 6.0)), 6.0)
+    table[aten.hardswish.default] = lambda x: aten.div(
+        aten.mul(x, aten.hardtanh(aten.add(x, 3.0), 0.0, 6.0)), 6.0
+    )
     table[aten.celu.default] = lambda x, alpha=1.0: aten.elu(x, alpha, 1.0, 1.0 / alpha)
     table[aten.lerp.Scalar] = _lerp
     # A number that is a symbol would be read by these; as a factor of one it is not.
@@ -277,7 +275,7 @@ def _trace_once(
     builder = Builder(module, (ROWS, COLUMNS), location)
     try:
         program = builder.build()
-        _check_result(module)
+        _check_result(module, builder)
     except Refusal as refusal:
         line = location(builder.node) if builder.node is not None else start
         raise NotImplementedError(refused(line, refusal)) from None
@@ -328,18 +326,15 @@ def _check_guards(environment: Any, name: str, start: str) -> None:
         )
 
 
-def _check_result(module: fx.GraphModule) -> None:
+def _check_result(module: fx.GraphModule, builder: Builder) -> None:
     (output,) = (node for node in module.graph.nodes if node.op == "output")
     result = output.args[0]
     value = result.meta.get("val") if isinstance(result, fx.Node) else None
     if not isinstance(value, Tensor):
         raise Refusal("it returns no tensor")
-    if tuple(Builder._hints(value)) != (ROWS, COLUMNS):
+    if builder.hints(value) != [ROWS, COLUMNS]:
         raise Refusal(
-            f"its result has the shape {tuple(Builder._hints(value))}".replace(str(ROWS), "M").replace(
-                str(COLUMNS), "N"
-            )
-            + ", not [M, N], that of the accumulator"
+            f"its result has the shape {builder.shape_in_words(value)}, not [M, N], that of the accumulator"
         )
     if not value.is_floating_point():
         raise Refusal(f"its result is of {value.dtype}, not floating point; supported are {SUPPORTED}")

@@ -1,9 +1,8 @@
-"""Every primitive against torch on the CPU: values in fp32 and fp64 at special and random points, derivatives in fp64."""
+"""Every primitive against torch on the CPU, at special and random points: values in fp32 and fp64, derivatives."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,24 +17,97 @@ pytestmark = pytest.mark.skipif(COMPILER is None, reason="no C++ compiler")
 
 INF, NAN = float("inf"), float("nan")
 SPECIAL = [
-    *(0.0, -0.0, 1.0, -1.0, 0.5, -0.5, 1.5, 2.5, -2.5, 3.0, -3.0, 6.0, 20.0, 20.5, -20.0, 88.5, 89.5, -89.5, -104.0),
-    *(0.25, 0.95, -0.95, 9.99, 10.0, -0.3, 1e-6, -1e-6, 1e-30, 3e-39, -3e-39, 700.5, -745.0, 1e4, -1e4, 65519.0),
+    *(
+        0.0,
+        -0.0,
+        1.0,
+        -1.0,
+        0.5,
+        -0.5,
+        1.5,
+        2.5,
+        -2.5,
+        3.0,
+        -3.0,
+        6.0,
+        20.0,
+        20.5,
+        -20.0,
+        88.5,
+        89.5,
+        -89.5,
+        -104.0,
+    ),
+    *(
+        0.25,
+        0.95,
+        -0.95,
+        9.99,
+        10.0,
+        -0.3,
+        1e-6,
+        -1e-6,
+        1e-30,
+        3e-39,
+        -3e-39,
+        700.5,
+        -745.0,
+        1e4,
+        -1e4,
+        65519.0,
+    ),
     *(65520.0, 6e-5, 6e-8, 1e30, -1e30, 3.4e38, INF, -INF, NAN),
 ]
 # Functions of one argument: name -> how many units in the last place the library and torch may differ by.
 UNARY: dict[str, float] = {
-    **dict.fromkeys("neg abs sign relu round trunc floor ceil reciprocal detach".split(" "), 0.0),
-    **dict.fromkeys("sigmoid tanh exp exp2 expm1 sqrt log log2 log10 log1p rsqrt sin cos tan asin".split(" "), 4.0),
-    **dict.fromkeys("acos atan sinh cosh asinh acosh atanh erf erfc".split(" "), 4.0),
-    **dict.fromkeys("erfinv lgamma i0 sinc".split(" "), 8.0),
-    "digamma": 32.0,  # torch's takes the tangent of a rounded angle near a pole
+    **dict.fromkeys(
+        ["neg", "abs", "sign", "relu", "round", "trunc", "floor", "ceil", "reciprocal", "detach"], 0.0
+    ),
+    **dict.fromkeys(
+        [
+            "sigmoid",
+            "tanh",
+            "exp",
+            "exp2",
+            "expm1",
+            "sqrt",
+            "log",
+            "log2",
+            "log10",
+            "log1p",
+            "rsqrt",
+            "sin",
+            "cos",
+            "tan",
+            "asin",
+        ],
+        4.0,
+    ),
+    **dict.fromkeys(["acos", "atan", "sinh", "cosh", "asinh", "acosh", "atanh", "erf", "erfc"], 4.0),
+    **dict.fromkeys(["erfinv", "lgamma", "digamma", "i0", "sinc"], 8.0),
 }
 BINARY: dict[str, float] = {
-    **dict.fromkeys("add sub mul div maximum minimum fmin fmax fmod remainder copysign floor_divide".split(" "), 0.0),
-    **dict.fromkeys("pow atan2 hypot xlogy logaddexp logaddexp2".split(" "), 4.0),
+    **dict.fromkeys(
+        [
+            "add",
+            "sub",
+            "mul",
+            "div",
+            "maximum",
+            "minimum",
+            "fmin",
+            "fmax",
+            "fmod",
+            "remainder",
+            "copysign",
+            "floor_divide",
+        ],
+        0.0,
+    ),
+    **dict.fromkeys(["pow", "atan2", "hypot", "xlogy", "logaddexp", "logaddexp2"], 4.0),
 }
 PREDICATES = {"isnan": 1, "isinf": 1, "isfinite": 1, "signbit": 1, "logical_not": 1} | dict.fromkeys(
-    "eq ne lt le gt ge logical_and logical_or logical_xor".split(" "), 2
+    ["eq", "ne", "lt", "le", "gt", "ge", "logical_and", "logical_or", "logical_xor"], 2
 )
 ACTIVATIONS: dict[str, tuple[Callable[[Tensor], Tensor], float]] = {
     "gelu": (F.gelu, 4.0),
@@ -102,7 +174,8 @@ TERMS: dict[str, Callable[..., Tensor]] = {
     "addcdiv_": lambda a, b: a.abs() + (b / (a + 0.5)).abs(),
     "logaddexp": lambda a, b: a.abs() + b.abs(),
     "logaddexp2": lambda a, b: a.abs() + b.abs(),
-    "digamma": lambda x: x.abs().clamp(max=2.0),
+    # Torch takes the tangent of a rounded angle: near a pole it is off by the unit over the distance.
+    "digamma": lambda x: x.abs().clamp(max=2.0) + (torch.digamma(x) ** 2 if x.dtype == torch.float64 else 0),
     "gelu_": torch.abs,
     "gelu_tanh_": torch.abs,
     "tanhshrink_": torch.abs,
@@ -205,7 +278,7 @@ def assert_close(actual: Tensor, expected: Tensor, bound: Tensor, inputs: tuple[
     wrong = ~same & ~(expected.isfinite() & ((actual - expected).abs() <= bound))
     if wrong.any():
         rows = [
-            f"{[float(given[place]) for given in inputs]}: {float(actual[place])!r}, expected {float(expected[place])!r}"
+            f"{[float(one[place]) for one in inputs]}: {float(actual[place])!r}, expected {float(expected[place])!r}"
             for place in wrong.nonzero().flatten().tolist()[:12]
         ]
         raise AssertionError(f"{int(wrong.sum())} points differ:\n" + "\n".join(rows))
@@ -216,7 +289,10 @@ def assert_close(actual: Tensor, expected: Tensor, bound: Tensor, inputs: tuple[
 def test_values(functors: Functors, name: str, dtype: torch.dtype) -> None:
     function, arity, units = FUNCTIONS[name]
     inputs = points(arity, dtype)
-    if name in ("fmod", "remainder"):  # torch's vectorised fmod gives NaN for subnormal divisors and where a / b overflows
+    if name in (
+        "fmod",
+        "remainder",
+    ):  # torch's vectorised fmod gives NaN for subnormal divisors and where a / b overflows
         normal = (inputs[1] == 0) | (inputs[1].abs() >= torch.finfo(dtype).tiny)
         normal &= (inputs[1] == 0) | (inputs[0] / inputs[1]).isfinite() | inputs[0].isinf()
         inputs = inputs[0][normal], inputs[1][normal]
@@ -226,9 +302,12 @@ def test_values(functors: Functors, name: str, dtype: torch.dtype) -> None:
     if units:
         # fp64 is the measure; what overflows in fp32 on the way, or rounds a constant to it, does so in torch, too.
         exact = function(*[given.double() for given in inputs]).to(dtype)
-        expected = torch.where((actual - exact).abs() <= (actual - expected).abs(), exact, expected)
+        closer = (actual == exact) | ((actual - exact).abs() <= (actual - expected).abs())
+        expected = torch.where(closer, exact, expected)
     # Torch flushes some subnormal results; those of a few operations are only good to a subnormal's unit.
-    bound = (units * eps * size_of(name, expected, inputs)).clamp(min=torch.finfo(dtype).tiny if units else 0.0)
+    bound = (units * eps * size_of(name, expected, inputs)).clamp(
+        min=torch.finfo(dtype).tiny if units else 0.0
+    )
     assert_close(actual, expected, bound, inputs)
 
 
@@ -240,7 +319,9 @@ def test_derivatives(functors: Functors, name: str) -> None:
     if "lerp" in name:
         seen &= sum(given.isfinite() for given in plain) == arity  # the way from one end to the other is NaN
     if name == "digamma":
-        seen &= ~((plain[0] < 0) & (plain[0] == plain[0].round())) & (plain[0] > -1e4)  # poles, and angles far out
+        seen &= ~((plain[0] < 0) & (plain[0] == plain[0].round())) & (
+            plain[0] > -1e4
+        )  # poles, and angles far out
     plain = tuple(given[seen] for given in plain)
     inputs = tuple(given.clone().requires_grad_() for given in plain)
     result = function(*inputs)

@@ -27,14 +27,20 @@ needs_compiler = pytest.mark.skipif(COMPILER is None, reason="no C++ compiler")
 
 
 def swish_clamp(
-    acc: Tensor, bias: PerColumn, residual: custom.Matrix, gain: PerRow, limit: Scalar = 6.0  # type: ignore[assignment]
+    acc: Tensor,
+    bias: PerColumn,
+    residual: custom.Matrix,
+    gain: PerRow,
+    limit: Scalar = 6.0,  # type: ignore[assignment]
 ) -> Tensor:
     z = acc + bias  # type: ignore[operator]
     return torch.clamp(z * torch.sigmoid(z), -limit, limit) * gain + residual  # type: ignore[operator]
 
 
 def draw(operand: OperandSpec, rows: int, columns: int, generator: torch.Generator) -> Tensor:
-    shape = {"per_column": (columns,), "per_row": (rows, 1), "scalar": (), "matrix": (rows, columns)}[operand.kind]
+    shape = {"per_column": (columns,), "per_row": (rows, 1), "scalar": (), "matrix": (rows, columns)}[
+        operand.kind
+    ]
     return torch.randn(shape, generator=generator, dtype=torch.float64)
 
 
@@ -184,7 +190,9 @@ def test_prelude_is_one_text() -> None:
 
 def test_kernel_source_has_what_is_asked_for() -> None:
     traced = trace(swish_clamp)
-    text = kernel_source(traced, (1, 1, 2, 2), ("operand", "apply_16", "slope", "slope_double", "apply_double"))
+    text = kernel_source(
+        traced, (1, 1, 2, 2), ("operand", "apply_16", "slope", "slope_double", "apply_double")
+    )
     for name in ("int epigemm_operand(int", "float epigemm_apply(float", "float epigemm_slope(float"):
         assert text.count(f'extern "C" __device__ {name}') == 1
     assert "epigemm::Rounded(c0)" in text and text.count("double epigemm_slope_double(double acc") == 1
@@ -288,7 +296,7 @@ def in_place_argument(acc: Tensor) -> Tensor:
 
 
 def out_argument(acc: Tensor) -> Tensor:
-    return torch.add(acc, 1.0, out=torch.empty_like(acc))
+    return torch.add(acc, 1.0, out=acc)
 
 
 def random_numbers(acc: Tensor) -> Tensor:
@@ -368,7 +376,7 @@ def attribute_tensor(acc: Tensor) -> Tensor:
     return acc * hidden.weight
 
 
-class hidden:  # noqa: N801
+class hidden:
     weight = torch.ones(())
 
 
@@ -403,13 +411,13 @@ class hidden:  # noqa: N801
         (no_tensor, TypeError, "it returns tuple; an epilogue returns one tensor"),
         (nothing, TypeError, "it returns NoneType"),
         (number, TypeError, "it returns float"),
-        (vector, TypeError, "not \\[M, N\\]|it returns"),
+        (vector, NotImplementedError, "its result has the shape \\[N\\], not \\[M, N\\]"),
         (boolean, NotImplementedError, "its result is of torch.bool"),
         (integers, NotImplementedError, "a cast to integers|torch.int32"),
         (double, NotImplementedError, "its result is of torch.float64"),
         (unsupported, NotImplementedError, "nextafter is not supported; supported are"),
         (fails, TypeError, "no attribute 'no_such_method'"),
-        (without_gradient, NotImplementedError, "is not supported"),
+        (without_gradient, NotImplementedError, "no_grad is not supported"),
         (global_tensor, NotImplementedError, "'WEIGHT' is a captured tensor of shape \\[7\\]"),
         (global_list, TypeError, "'LIST' is captured, and a list may change unseen"),
         (attribute_tensor, NotImplementedError, "captured tensor"),
@@ -417,7 +425,7 @@ class hidden:  # noqa: N801
     ids=lambda value: getattr(value, "__name__", None),
 )
 def test_refusals(function: Callable[..., Any], error: type[Exception], text: str) -> None:
-    with pytest.raises((error, ValueError) if function is vector else error, match=text) as caught:
+    with pytest.raises(error, match=text) as caught:
         trace(function)
     first = function.__code__.co_firstlineno
     last = first + len(inspect.getsource(function).rstrip().split("\n")) - 1
@@ -531,13 +539,39 @@ def test_a_changed_constant_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
 # Random expressions of three operands.
 
 UNARY: list[Callable[[Any], Any]] = [
-    *(torch.tanh, torch.sigmoid, torch.relu, torch.abs, torch.sin, torch.atan, F.gelu, F.silu, F.softplus, torch.floor),
-    *(torch.neg, F.hardswish, lambda x: torch.exp(-x * x), lambda x: torch.sqrt(torch.abs(x) + 1.0), torch.sign),
-    *(lambda x: torch.clamp(x, -1.5, 2.0), lambda x: x.half().float(), lambda x: F.leaky_relu(x, 0.125), torch.erf),
+    *(
+        torch.tanh,
+        torch.sigmoid,
+        torch.relu,
+        torch.abs,
+        torch.sin,
+        torch.atan,
+        F.gelu,
+        F.silu,
+        F.softplus,
+        torch.floor,
+    ),
+    *(
+        torch.neg,
+        F.hardswish,
+        lambda x: torch.exp(-x * x),
+        lambda x: torch.sqrt(torch.abs(x) + 1.0),
+        torch.sign,
+    ),
+    *(
+        lambda x: torch.clamp(x, -1.5, 2.0),
+        lambda x: x.half().float(),
+        lambda x: F.leaky_relu(x, 0.125),
+        torch.erf,
+    ),
 ]
 BINARY: list[Callable[[Any, Any], Any]] = [
     *(lambda a, b: a + b, lambda a, b: a - b, lambda a, b: a * b, torch.maximum, torch.fmin, torch.logaddexp),
-    *(lambda a, b: a / (1.0 + b * b), lambda a, b: torch.where(a > b, a, b * 0.5), lambda a, b: torch.lerp(a, b, 0.25)),
+    *(
+        lambda a, b: a / (1.0 + b * b),
+        lambda a, b: torch.where(a > b, a, b * 0.5),
+        lambda a, b: torch.lerp(a, b, 0.25),
+    ),
 ]
 Expression = Callable[[Any, Any, Any, Any], Any]
 
@@ -570,7 +604,9 @@ COUNT = 300
 def trees() -> dict[str, tuple[Traced, Expression]]:
     found: dict[str, tuple[Traced, Expression]] = {}
 
-    @settings(max_examples=COUNT, phases=[Phase.generate], deadline=None, suppress_health_check=list(HealthCheck))
+    @settings(
+        max_examples=COUNT, phases=[Phase.generate], deadline=None, suppress_health_check=list(HealthCheck)
+    )
     @given(EXPRESSIONS)
     def collect(expression: Expression) -> None:
         def tree(acc: Tensor, column: PerColumn, matrix: Matrix, scalar: Scalar) -> Tensor:
@@ -586,7 +622,9 @@ def trees() -> dict[str, tuple[Traced, Expression]]:
 
 
 @pytest.fixture(scope="module")
-def tree_functors(trees: dict[str, tuple[Traced, Expression]], tmp_path_factory: pytest.TempPathFactory) -> Functors:
+def tree_functors(
+    trees: dict[str, tuple[Traced, Expression]], tmp_path_factory: pytest.TempPathFactory
+) -> Functors:
     return Functors({name: one for name, (one, _) in trees.items()}, tmp_path_factory.mktemp("trees"), "-O0")
 
 
@@ -596,7 +634,10 @@ def test_random_expressions(trees: dict[str, tuple[Traced, Expression]], tree_fu
     """Functor and reference, fp32 and fp64; and both against the function itself."""
     generator = torch.Generator().manual_seed(5)
     acc = torch.randn(8, 16, generator=generator, dtype=torch.float64) * 2
-    column, matrix = torch.randn(16, generator=generator).double(), torch.randn(8, 16, generator=generator).double()
+    column, matrix = (
+        torch.randn(16, generator=generator).double(),
+        torch.randn(8, 16, generator=generator).double(),
+    )
     scalar = torch.tensor(0.7, dtype=torch.float64)
     for name, (traced, expression) in trees.items():
         for dtype in (torch.float32, torch.float64):
@@ -618,7 +659,9 @@ def test_derivatives_of_random_expressions(
 ) -> None:
     generator = torch.Generator().manual_seed(6)
     shapes = ((8, 16), (16,), (8, 16), ())
-    inputs = [torch.randn(shape, generator=generator, dtype=torch.float64).requires_grad_() for shape in shapes]
+    inputs = [
+        torch.randn(shape, generator=generator, dtype=torch.float64).requires_grad_() for shape in shapes
+    ]
     for name, (traced, _) in trees.items():
         # One gradient for every element: the operands are broadcast first.
         wide = [value.detach().expand(8, 16).clone().requires_grad_() for value in inputs]

@@ -60,7 +60,16 @@ class Functors:
         source.write_text("\n".join(lines))
         library = source.with_suffix(".so")
         # No contraction: the reference has none, and a bound on the difference stays derivable.
-        options = ["-std=c++17", optimization, "-ffp-contract=off", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC"]
+        options = [
+            "-std=c++17",
+            optimization,
+            "-ffp-contract=off",
+            "-Wall",
+            "-Wextra",
+            "-Werror",
+            "-shared",
+            "-fPIC",
+        ]
         command = [COMPILER, *options, str(source), "-o", str(library)]
         run = subprocess.run(command, capture_output=True, text=True, check=False)
         assert run.returncode == 0, run.stderr[:4000]
@@ -70,7 +79,9 @@ class Functors:
         given = [tensor.contiguous() for tensor in torch.broadcast_tensors(*inputs)]
         out = torch.empty_like(given[0])
         pointers = (ctypes.c_void_p * len(given))(*[tensor.data_ptr() for tensor in given])
-        getattr(self._library, function)(pointers, ctypes.c_void_p(out.data_ptr()), ctypes.c_long(out.numel()), *more)
+        getattr(self._library, function)(
+            pointers, ctypes.c_void_p(out.data_ptr()), ctypes.c_long(out.numel()), *more
+        )
         return out
 
     def values(self, name: str, *inputs: Tensor) -> Tensor:
