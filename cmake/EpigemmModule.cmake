@@ -26,6 +26,13 @@ endif()
 
 install(TARGETS epigemm_module LIBRARY DESTINATION epigemm)
 
+# What an epilogue made of a Python function is compiled with, at run time and without CUTLASS or torch.
+install(
+  DIRECTORY "${csrc}/epilogue/"
+  DESTINATION epigemm/include/epilogue
+  FILES_MATCHING
+  PATTERN "*.h")
+
 # The entry: `_entry.abi3.so`, for every CPython from 3.10 on. Without Python's headers, or with a torch whose headers
 # know no exchange API, it is left out: the operators answer every call then.
 execute_process(COMMAND "${Python_EXECUTABLE}" -c "import sysconfig; print(sysconfig.get_path('include'), end='')"

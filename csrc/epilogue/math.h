@@ -1,8 +1,10 @@
 // The few functions that epilogues are made of, for float and double, on host and device.
 #pragma once
 
+#if !defined(__CUDACC_RTC__)
 #include <cstdint>
 #include <cstring>
+#endif
 
 #include "epilogue/operands.h"
 

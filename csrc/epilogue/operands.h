@@ -8,7 +8,10 @@
 // buffers and the torch binding its argument checks.
 #pragma once
 
+// NVRTC compiles functors without an include path; they declare no operands there.
+#if !defined(__CUDACC_RTC__)
 #include <array>
+#endif
 
 #if defined(__CUDACC__)
 #define EPIGEMM_HOST_DEVICE __host__ __device__ __forceinline__
@@ -17,6 +20,8 @@
 // linker across those units, could hand AVX-512 code to a machine without it.
 #define EPIGEMM_HOST_DEVICE inline __attribute__((always_inline))
 #endif
+
+#if !defined(__CUDACC_RTC__)
 
 namespace epigemm {
 
@@ -61,3 +66,5 @@ constexpr bool has_per_column_operand() {
 }
 
 }  // namespace epigemm
+
+#endif

@@ -1,0 +1,5 @@
+// All that an epilogue made of a Python function may call: docs/epilogues.md lists it, epigemm/functor_steps.py
+// decides.
+#pragma once
+
+#include "epilogue/primitives/activations.h"

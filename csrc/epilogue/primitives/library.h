@@ -1,0 +1,103 @@
+// Absolute value, signs and roundings of float and double, and the macros by which the library's functions are taken.
+//
+// Functions of one name are overloads: in library.h, transcendental.h and special.h of float and double, in rounded.h
+// of Rounded, in arithmetic.h templates made of those, in dual.h of Dual<T>, in activations.h templates of all. A
+// template finds only what is declared before it: hence that order. No header is needed where NVRTC compiles this text,
+// which it does without an include path.
+#pragma once
+
+#if !defined(__CUDACC_RTC__)
+#include <cmath>
+#endif
+
+#include "epilogue/math.h"
+
+namespace epigemm::math {
+
+// Infinity and NaN: no constants, for NVRTC has no header that spells them.
+#if defined(__CUDA_ARCH__)
+EPIGEMM_HOST_DEVICE double infinity() { return __longlong_as_double(0x7ff0000000000000ll); }
+EPIGEMM_HOST_DEVICE double not_a_number() { return __longlong_as_double(0x7ff8000000000000ll); }
+#else
+EPIGEMM_HOST_DEVICE double infinity() { return __builtin_huge_val(); }
+EPIGEMM_HOST_DEVICE double not_a_number() { return __builtin_nan(""); }
+#endif
+
+// The C library's function of that name, on the device CUDA's: for float and double.
+#define EPIGEMM_LIBRARY(name)                                      \
+  EPIGEMM_HOST_DEVICE float name(float x) { return ::name##f(x); } \
+  EPIGEMM_HOST_DEVICE double name(double x) { return ::name(x); }
+#define EPIGEMM_LIBRARY_2(name)                                                \
+  EPIGEMM_HOST_DEVICE float name(float a, float b) { return ::name##f(a, b); } \
+  EPIGEMM_HOST_DEVICE double name(double a, double b) { return ::name(a, b); }
+
+// |x|
+EPIGEMM_HOST_DEVICE float abs(float x) { return ::fabsf(x); }
+EPIGEMM_HOST_DEVICE double abs(double x) { return ::fabs(x); }
+
+// trunc, floor, ceil: to the integer towards zero, below, above
+EPIGEMM_LIBRARY(trunc)
+EPIGEMM_LIBRARY(floor)
+EPIGEMM_LIBRARY(ceil)
+
+// round(x): to the nearest integer, halves to the even one
+EPIGEMM_HOST_DEVICE float round(float x) { return ::rintf(x); }
+EPIGEMM_HOST_DEVICE double round(double x) { return ::rint(x); }
+
+// |a| with the sign of b, that of a zero included
+EPIGEMM_LIBRARY_2(copysign)
+
+// fmod(a, b) = a - b trunc(a / b), exact, with a's sign
+EPIGEMM_LIBRARY_2(fmod)
+
+// The largest finite number of x's type
+EPIGEMM_HOST_DEVICE float highest(float) { return 3.4028234663852886e+38f; }
+EPIGEMM_HOST_DEVICE double highest(double) { return 1.7976931348623157e+308; }
+
+#if defined(__CUDA_ARCH__)
+// One instruction in place of the template's two comparisons in arithmetic.h; NaN if either is
+EPIGEMM_HOST_DEVICE float maximum(float a, float b) {
+  float result;
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(result) : "f"(a), "f"(b));
+  return result;
+}
+EPIGEMM_HOST_DEVICE float minimum(float a, float b) {
+  float result;
+  asm("min.NaN.f32 %0, %1, %2;" : "=f"(result) : "f"(a), "f"(b));
+  return result;
+}
+#endif
+
+// x rounded to bfloat16, ties to even; beyond its largest number infinity. Doubles go by float, as torch's casts do.
+EPIGEMM_HOST_DEVICE float to_bfloat16(float x) {
+  unsigned bits;
+#if defined(__CUDA_ARCH__)
+  bits = __float_as_uint(x);
+#else
+  std::memcpy(&bits, &x, sizeof(bits));
+#endif
+  if (x != x) return x;
+  bits = (bits + 0x7fffu + ((bits >> 16) & 1u)) & 0xffff0000u;
+#if defined(__CUDA_ARCH__)
+  return __uint_as_float(bits);
+#else
+  std::memcpy(&x, &bits, sizeof(x));
+  return x;
+#endif
+}
+EPIGEMM_HOST_DEVICE double to_bfloat16(double x) { return to_bfloat16(static_cast<float>(x)); }
+
+// x rounded to fp16, ties to even; from 65520 on infinity
+EPIGEMM_HOST_DEVICE float to_half(float x) {
+  const float size = abs(x);
+  if (!(size < 65520.0f)) return size == size ? copysign(static_cast<float>(infinity()), x) : x;
+  // Adding this number and taking it away leaves the bits that fp16 holds: 10 behind the point of a normal number, and
+  // multiples of 2^-24 below 2^-14.
+  int exponent = -14;
+  if (size >= 6.103515625e-05f) ::frexpf(size, &exponent), --exponent;
+  const float shift = ::ldexpf(1.5f, exponent + 13);
+  return copysign((size + shift) - shift, x);
+}
+EPIGEMM_HOST_DEVICE double to_half(double x) { return to_half(static_cast<float>(x)); }
+
+}  // namespace epigemm::math

@@ -1,0 +1,97 @@
+// The same functions of `Rounded`, a float whose result will be rounded to 16 bits: with shorter instructions where
+// their error, of a few units in fp32's last place, is far below that rounding, also where a functor subtracts behind
+// them. (tanh.approx is not taken: its 2^-11 would be the whole of 1 + tanh(x) far left.)
+#pragma once
+
+#include "epilogue/rounded.h"
+#include "epilogue/primitives/special.h"
+
+#if defined(__CUDACC__)
+
+namespace epigemm::math {
+
+#define EPIGEMM_ROUNDED(name) \
+  __device__ __forceinline__ Rounded name(Rounded x) { return Rounded(name(x.value)); }
+#define EPIGEMM_ROUNDED_2(name) \
+  __device__ __forceinline__ Rounded name(Rounded a, Rounded b) { return Rounded(name(a.value, b.value)); }
+
+EPIGEMM_ROUNDED(abs)
+EPIGEMM_ROUNDED(trunc)
+EPIGEMM_ROUNDED(floor)
+EPIGEMM_ROUNDED(ceil)
+EPIGEMM_ROUNDED(round)
+EPIGEMM_ROUNDED(highest)
+EPIGEMM_ROUNDED(to_half)
+EPIGEMM_ROUNDED(to_bfloat16)
+EPIGEMM_ROUNDED(expm1)
+EPIGEMM_ROUNDED(log)
+EPIGEMM_ROUNDED(log2)
+EPIGEMM_ROUNDED(log10)
+EPIGEMM_ROUNDED(log1p)
+EPIGEMM_ROUNDED(sin)
+EPIGEMM_ROUNDED(cos)
+EPIGEMM_ROUNDED(tan)
+EPIGEMM_ROUNDED(asin)
+EPIGEMM_ROUNDED(acos)
+EPIGEMM_ROUNDED(atan)
+EPIGEMM_ROUNDED(sinh)
+EPIGEMM_ROUNDED(cosh)
+EPIGEMM_ROUNDED(asinh)
+EPIGEMM_ROUNDED(acosh)
+EPIGEMM_ROUNDED(atanh)
+EPIGEMM_ROUNDED(erf)
+EPIGEMM_ROUNDED(erfc)
+EPIGEMM_ROUNDED(erfinv)
+EPIGEMM_ROUNDED(lgamma)
+EPIGEMM_ROUNDED(digamma)
+EPIGEMM_ROUNDED(i0)
+EPIGEMM_ROUNDED_2(copysign)
+EPIGEMM_ROUNDED_2(fmod)
+EPIGEMM_ROUNDED_2(pow)
+EPIGEMM_ROUNDED_2(atan2)
+EPIGEMM_ROUNDED_2(hypot)
+
+#if defined(__CUDA_ARCH__)
+
+// One instruction each, at most two units in the last place off.
+#define EPIGEMM_ROUNDED_INSTRUCTION(name, instruction)         \
+  __device__ __forceinline__ Rounded name(Rounded x) {         \
+    float result;                                              \
+    asm(instruction " %0, %1;" : "=f"(result) : "f"(x.value)); \
+    return Rounded(result);                                    \
+  }
+EPIGEMM_ROUNDED_INSTRUCTION(inverse, "rcp.approx.f32")
+EPIGEMM_ROUNDED_INSTRUCTION(sqrt, "sqrt.approx.f32")
+EPIGEMM_ROUNDED_INSTRUCTION(rsqrt, "rsqrt.approx.f32")
+EPIGEMM_ROUNDED_INSTRUCTION(exp2, "ex2.approx.f32")
+
+__device__ __forceinline__ Rounded div(Rounded a, Rounded b) {
+  float result;
+  asm("div.full.f32 %0, %1, %2;" : "=f"(result) : "f"(a.value), "f"(b.value));
+  return Rounded(result);
+}
+
+// tanh(x) = (1 - t) / (1 + t), t = exp(-2 |x|); near 0, where 1 - t cancels, its series
+__device__ __forceinline__ Rounded tanh(Rounded x) {
+  const float size = abs(x.value);
+  const float t = epigemm::exp(Rounded(-2.0f * size)).value;
+  const float far = (1.0f - t) * reciprocal_normal(1.0f + t);
+  const float near = size - size * size * size * (1.0f / 3.0f);
+  return Rounded(copysign(size < 0.02f ? near : far, x.value));
+}
+
+EPIGEMM_ROUNDED_2(maximum)
+EPIGEMM_ROUNDED_2(minimum)
+
+#else
+
+EPIGEMM_ROUNDED(sqrt)
+EPIGEMM_ROUNDED(rsqrt)
+EPIGEMM_ROUNDED(exp2)
+EPIGEMM_ROUNDED(tanh)
+
+#endif
+
+}  // namespace epigemm::math
+
+#endif

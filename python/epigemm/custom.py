@@ -1,0 +1,260 @@
+"""Epilogues from Python functions: what a function declares, and what is made of it.
+
+    def swish_clamp(acc, bias: PerColumn, residual: Matrix, limit: Scalar = 6.0):
+        z = acc + bias
+        return torch.clamp(z * torch.sigmoid(z), -limit, limit) + residual
+
+    traced = trace(swish_clamp)
+
+The first argument is the accumulator, an fp32 tensor `[M, N]` whatever the type of x (fp64 beside fp64). Numbers that
+the function reads from around itself, a global or a closure's, are constants of the epilogue; `Traced.check_unchanged`
+says when one has changed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from types import FunctionType
+from typing import Any
+
+from torch import Tensor, fx
+
+from epigemm import captures, functor_reference, functor_source
+from epigemm.functor_program import Program
+
+
+class PerColumn:
+    """Annotation of an operand `[N]`, one number for each column of the result, broadcast along the rows."""
+
+
+class PerRow:
+    """Annotation of an operand with one number for each row: x's shape without its last axis, seen as `[M, 1]`."""
+
+
+class Scalar:
+    """Annotation of one number or 0-d tensor. It stays a run-time value: a new one compiles nothing."""
+
+
+class Matrix:
+    """Annotation of an operand of the result's shape, seen as `[M, N]`."""
+
+
+KINDS: dict[type, str] = {PerColumn: "per_column", PerRow: "per_row", Scalar: "scalar", Matrix: "matrix"}
+_ANNOTATIONS = "PerColumn, PerRow, Scalar or Matrix"
+
+
+@dataclass(frozen=True)
+class OperandSpec:
+    """One operand: its kind ("per_column", "per_row", "scalar" or "matrix"), name and, of a scalar, default."""
+
+    kind: str
+    name: str
+    default: float | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Traced:
+    """An epilogue made of a Python function.
+
+    Args:
+        name: the function's.
+        operands: in the function's order.
+        program: its steps.
+        graph: the reference as a module: `graph(acc, *operands)`, scalars as 0-d tensors.
+        source: the functor in C++.
+        digest: of the source and the operands' kinds, the same in every process.
+        captured: what the function reads from around itself.
+    """
+
+    name: str
+    operands: tuple[OperandSpec, ...]
+    program: Program = field(repr=False)
+    graph: fx.GraphModule = field(repr=False)
+    source: str = field(repr=False)
+    digest: str
+    captured: captures.Captures = field(repr=False)
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """The operands' kinds."""
+        return tuple(operand.kind for operand in self.operands)
+
+    @property
+    def slots(self) -> tuple[int, ...]:
+        """Where the open kernels take each operand: `functor_source.SLOTS`."""
+        return functor_source.slots_of(self.kinds)
+
+    @property
+    def reads(self) -> tuple[bool, ...]:
+        """Of each operand whether the result depends on it."""
+        read = self.program.reads()
+        return tuple(number in read for number in range(1, len(self.operands) + 1))
+
+    @property
+    def is_transcendental(self) -> bool:
+        """Whether it calls an exponential, a logarithm or the like: the costs of a kernel."""
+        return any(step.op in functor_source.TRANSCENDENTAL for step in self.program.steps)
+
+    def reference(self, acc: Tensor, *operands: Tensor | float) -> Tensor:
+        """The epilogue in plain PyTorch: differentiable any number of times, and traceable.
+
+        Args:
+            acc: `[M, N]`, fp32 or fp64.
+            operands: in the function's order and of acc's type: PerColumn `[N]`, PerRow `[M, 1]`, Matrix `[M, N]`,
+                scalars as numbers or 0-d tensors.
+
+        Returns:
+            `[M, N]`, of acc's type.
+
+        Raises:
+            TypeError: for another number of operands.
+
+        Example:
+            >>> traced.reference(acc, bias, residual, 6.0)
+        """
+        if len(operands) != len(self.operands):
+            raise TypeError(f"{self.name}: got {len(operands)} operands; accepted are {len(self.operands)}")
+        given = [
+            operand if isinstance(operand, Tensor) else functor_reference.constant(acc, operand)
+            for operand in operands
+        ]
+        result = self.graph(acc, *given)
+        assert isinstance(result, Tensor)
+        return result
+
+    def kernel_source(self, elements: Sequence[int], parts: Sequence[str] = ("operand", "apply")) -> str:
+        """The whole text for NVRTC: see `kernel_source`."""
+        return kernel_source(self, elements, parts)
+
+    def check_unchanged(self) -> None:
+        """Raises RuntimeError if the function's code, or a number that it has captured, is another one since."""
+        changed = self.captured.changed()
+        if changed is not None:
+            raise RuntimeError(
+                f"{self.name}: {changed!r} has changed since the function was made an epilogue, of which it is a "
+                "constant; make it a Scalar operand, or decorate the function again"
+            )
+
+
+def kernel_source(
+    traced: Traced, elements: Sequence[int], parts: Sequence[str] = ("operand", "apply")
+) -> str:
+    """The text for NVRTC, which needs no include path: headers, functor, and the functions that open kernels call.
+
+    Args:
+        traced: the epilogue.
+        elements: of each operand 1 where it has x's element type, 2 where it is of float (scalars are).
+        parts: which functions to define, of "operand" (`epigemm_operand`), "apply" or "apply_16" (`epigemm_apply`, the
+            second with the shorter instructions for results of 16 bits), "apply_double", "slope" and "slope_double".
+
+    Raises:
+        ValueError: for other elements or parts.
+
+    Example:
+        >>> kernel_source(traced, (1, 1, 2), ("operand", "apply_16"))
+    """
+    functions = functor_source.kernel_functions(traced.program, traced.kinds, elements, parts)
+    return f"{functor_source.prelude()}\n{traced.source}\n{functions}"
+
+
+def trace(function: Callable[..., Any]) -> Traced:
+    """Makes an epilogue of a Python function.
+
+    Args:
+        function: of the accumulator and of operands annotated with `PerColumn`, `PerRow`, `Scalar` or `Matrix` (at
+            most 4, 2, 4 and 2 of them); a Scalar may have a default. Its body is pointwise PyTorch: it is called on
+            tensors without data.
+
+    Returns:
+        The functor, its reference and its name for caches.
+
+    Raises:
+        TypeError: for a signature, a captured value or a result that no epilogue has.
+        ValueError: for too many operands of a kind.
+        NotImplementedError: for what is not pointwise, reads a value, a shape or a device, writes in place, draws
+            random numbers or takes a captured tensor. The message names the line.
+
+    Example:
+        >>> def scaled(acc, scale: Scalar = 2.0):
+        ...     return acc * scale
+        >>> trace(scaled).operands
+        (OperandSpec(kind='scalar', name='scale', default=2.0),)
+    """
+    if not isinstance(function, FunctionType):
+        raise TypeError(f"epilogue: got {type(function).__name__}; accepted is a Python function")
+    start = f"{function.__code__.co_filename}:{function.__code__.co_firstlineno}"
+    name = function.__name__
+    operands = _operands(function, f"{name} ({start})")
+    captured = captures.captures_of(function)
+    from epigemm import functor_trace
+
+    kinds = [operand.kind for operand in operands]
+    program = functor_trace.trace_program(function, kinds, name, start)
+    source = functor_source.functor_text(program, kinds)
+    digest = hashlib.sha256("\n".join((source, *kinds)).encode()).hexdigest()
+    graph = functor_reference.reference_module(program)
+    return Traced(name, operands, program, graph, source, digest, captured)
+
+
+def _operands(function: FunctionType, place: str) -> tuple[OperandSpec, ...]:
+    parameters = list(inspect.signature(function).parameters.values())
+    for parameter in parameters:
+        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+            raise TypeError(
+                f"{place}: *{parameter.name} is not supported; declare each operand as {_ANNOTATIONS}"
+            )
+        if parameter.kind == parameter.KEYWORD_ONLY:
+            raise TypeError(f"{place}: {parameter.name!r} is keyword-only; operands are positional")
+    if not parameters:
+        raise TypeError(f"{place}: it takes no argument; the first is the accumulator")
+    if parameters[0].annotation not in (inspect.Parameter.empty, Tensor, "Tensor", "torch.Tensor"):
+        raise TypeError(
+            f"{place}: {parameters[0].name!r} is the accumulator, which has no annotation (or Tensor)"
+        )
+    if parameters[0].default is not inspect.Parameter.empty:
+        raise TypeError(f"{place}: {parameters[0].name!r} is the accumulator, which has no default")
+    operands = tuple(_operand(function, parameter, place) for parameter in parameters[1:])
+    for kind, (_, most) in functor_source.FIRST_SLOT.items():
+        count = sum(operand.kind == kind for operand in operands)
+        if count > most:
+            raise ValueError(f"{place}: got {count} operands of kind {kind}; accepted are at most {most}")
+    return operands
+
+
+def _operand(function: FunctionType, parameter: inspect.Parameter, place: str) -> OperandSpec:
+    annotation = parameter.annotation
+    if isinstance(annotation, str):
+        annotation = _resolved(function, annotation)
+    if not isinstance(annotation, type) or annotation not in KINDS:
+        found = "no annotation" if annotation is inspect.Parameter.empty else f"{parameter.annotation!r}"
+        raise TypeError(f"{place}: {parameter.name!r} has {found}; accepted is {_ANNOTATIONS}")
+    kind = KINDS[annotation]
+    if parameter.default is inspect.Parameter.empty:
+        return OperandSpec(kind, parameter.name)
+    number = isinstance(parameter.default, (int, float)) and not isinstance(parameter.default, bool)
+    if kind != "scalar" or not number:
+        raise TypeError(f"{place}: {parameter.name!r} has a default; accepted is a number, for a Scalar")
+    return OperandSpec(kind, parameter.name, float(parameter.default))
+
+
+def _resolved(function: FunctionType, annotation: str) -> object:
+    """An annotation that is a string: a dotted name, looked up around the function; itself where that fails."""
+    parts = annotation.strip("\"' ").split(".")
+    cells = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
+    name = parts[0]
+    if name in cells:
+        found: object = cells[name].cell_contents
+    elif name in function.__globals__:
+        found = function.__globals__[name]
+    else:
+        # A class that only the annotation names is in no cell: known by its own name.
+        return next((kind for kind in KINDS if kind.__name__ == parts[-1]), annotation)
+    for part in parts[1:]:
+        found = getattr(found, part, annotation)
+    return found
+
+
+__all__ = ["Matrix", "OperandSpec", "PerColumn", "PerRow", "Scalar", "Traced", "kernel_source", "trace"]

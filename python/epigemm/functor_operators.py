@@ -1,0 +1,36 @@
+"""The operators of ATen that an epilogue may be made of, by name, and those whose refusal names them."""
+
+from __future__ import annotations
+
+from epigemm.functor_program import words
+
+UNARY = words(
+    "neg reciprocal abs sign relu sigmoid tanh exp exp2 expm1 log log2 log10 log1p sqrt rsqrt erf erfc "
+    "erfinv sin cos tan asin acos atan sinh cosh asinh acosh atanh round trunc floor ceil lgamma digamma "
+    "i0 detach sinc"
+)
+BINARY = words(
+    "maximum minimum fmin fmax pow atan2 hypot fmod remainder copysign xlogy logaddexp logaddexp2 heaviside"
+)
+PREDICATES = dict.fromkeys(["isnan", "isinf", "isfinite", "signbit", "logical_not"], 1) | dict.fromkeys(
+    ["eq", "ne", "lt", "le", "gt", "ge", "logical_and", "logical_or", "logical_xor"], 2
+)
+BITWISE = {
+    "bitwise_and": "logical_and",
+    "bitwise_or": "logical_or",
+    "bitwise_xor": "logical_xor",
+    "bitwise_not": "logical_not",
+}
+SAME_VALUES = words(
+    "view _unsafe_view reshape expand unsqueeze squeeze alias clone lift_fresh lift_fresh_copy contiguous"
+)
+SUPPORTED = (
+    "pointwise functions of floating-point values (arithmetic, comparisons, where, clamp, exp, tanh, gelu and so on: "
+    "docs/epilogues.md lists them)"
+)
+REDUCTIONS = words(
+    "sum mean prod amax amin max min var std norm linalg_vector_norm argmax argmin any all cumsum cumprod "
+    "logsumexp _softmax _log_softmax native_layer_norm native_group_norm median mode var_mean aminmax "
+    "count_nonzero"
+)
+INDEXING = words("select index index_select gather slice take masked_select nonzero diagonal narrow scatter")

@@ -1,0 +1,99 @@
+"""What a traced epilogue is: a list of steps on scalars, each one primitive of `csrc/epilogue/primitives.h`.
+
+The C++ functor (`functor_source`) and the PyTorch reference (`functor_reference`) are both written from it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+REAL = "real"  # a number in the epilogue's arithmetic
+BOOL = "bool"
+HALF = "half"  # a number in the epilogue's arithmetic, after rounding to fp16: the user cast it
+BFLOAT16 = "bfloat16"
+ROUNDED_KINDS = (HALF, BFLOAT16)
+
+
+def words(text: str) -> tuple[str, ...]:
+    """A list of names, written as one text."""
+    return tuple(text.split())
+
+
+@dataclass(frozen=True)
+class Ref:
+    """A value by its number: 0 is the accumulator, then the operands, then the results of the steps."""
+
+    number: int
+
+
+Value = Ref | float | bool
+
+
+@dataclass(frozen=True)
+class Step:
+    """One primitive.
+
+    Args:
+        op: its name.
+        inputs: values by number, numbers and booleans.
+        kind: of the result; for `HALF` and `BFLOAT16` the primitive's result is rounded.
+        line: `file:line` of the user's code it is from.
+    """
+
+    op: str
+    inputs: tuple[Value, ...]
+    kind: str
+    line: str
+
+
+@dataclass(frozen=True)
+class Program:
+    """The steps of a function, without those whose result nobody reads.
+
+    Args:
+        operands: how many there are beside the accumulator.
+        steps: in the order of their numbers, from `operands + 1` on.
+        result: the value that is returned.
+    """
+
+    operands: int
+    steps: tuple[Step, ...]
+    result: Value
+
+    def kind(self, value: Value) -> str:
+        """`REAL` or `BOOL`, or one of the rounded kinds."""
+        if isinstance(value, bool):
+            return BOOL
+        if isinstance(value, Ref) and value.number > self.operands:
+            return self.steps[value.number - self.operands - 1].kind
+        return REAL
+
+    def reads(self) -> frozenset[int]:
+        """The numbers of the operands (and 0 for the accumulator) that the result depends on."""
+        values = [value for step in self.steps for value in step.inputs] + [self.result]
+        return frozenset(v.number for v in values if isinstance(v, Ref) and v.number <= self.operands)
+
+
+def without_dead_steps(program: Program) -> Program:
+    """The same program with only the steps that its result depends on."""
+    first = program.operands + 1
+    live: set[int] = set()
+    waiting = [program.result]
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, Ref) and value.number >= first and value.number not in live:
+            live.add(value.number)
+            waiting.extend(program.steps[value.number - first].inputs)
+    order = sorted(live)
+    numbers = {old: first + new for new, old in enumerate(order)}
+
+    def moved(value: Value) -> Value:
+        if isinstance(value, Ref) and value.number >= first:
+            return Ref(numbers[value.number])
+        return value
+
+    steps = []
+    for old in order:
+        step = program.steps[old - first]
+        steps.append(Step(step.op, tuple(moved(value) for value in step.inputs), step.kind, step.line))
+    return Program(program.operands, tuple(steps), moved(program.result))

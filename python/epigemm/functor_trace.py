@@ -1,0 +1,340 @@
+"""A Python function -> a program: `make_fx` with the core ATen decompositions, then `functor_steps`.
+
+The function sees fake fp32 tensors whose sizes are symbols, and scalars that are symbolic numbers: whatever decides by
+one of them leaves a guard, which is an error here. Nothing is computed.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch.overrides import TorchFunctionMode, resolve_name
+
+from epigemm.functor_operators import SUPPORTED
+from epigemm.functor_program import Program
+from epigemm.functor_steps import KEPT, Builder, Refusal
+
+ROWS, COLUMNS = 5, 7  # different primes: a size that stands in the wrong place is seen
+_HERE = str(Path(__file__).parent)
+_TORCH = str(Path(torch.__file__).parent)
+_READS_A_VALUE = {
+    "item",
+    "tolist",
+    "__bool__",
+    "__float__",
+    "__int__",
+    "__index__",
+    "numpy",
+    "__array__",
+    "__len__",
+}
+
+
+def is_users(filename: str) -> bool:
+    """Whether a source file is neither torch's nor this package's nor Python's own machinery."""
+    return not filename.startswith((_TORCH, _HERE, "<frozen", "<eval_with_key>"))
+
+
+def user_line(frame: FrameType | None, fallback: str) -> str:
+    """`file:line` of the innermost frame of the user's."""
+    while frame is not None:
+        name = frame.f_code.co_filename
+        if is_users(name) and "contextlib" not in name:
+            return f"{name}:{frame.f_lineno}"
+        frame = frame.f_back
+    return fallback
+
+
+class _Watch(TorchFunctionMode):
+    """Sees every call of torch that the user's function makes: where it stands, and what it must not do."""
+
+    def __init__(self, start: str) -> None:
+        super().__init__()
+        self.line = start
+        self.made: list[Tensor] = []
+        self.dtype_line = ""
+        self.lines: dict[str, str] = {}  # of the graph's nodes
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: Sequence[Any] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        kwargs = kwargs or {}
+        self.line = user_line(sys._getframe(1), self.line)
+        # Only what the user calls comes here: the mode is off while one of torch's functions calls others.
+        self._judge(func, args, kwargs)
+        try:
+            result = func(*args, **kwargs)
+        finally:
+            self._mark_nodes()
+        if isinstance(result, Tensor):
+            self.made.append(result)
+        return result
+
+    def _mark_nodes(self) -> None:
+        """The nodes that are new in the graph are of this line."""
+        from torch.fx.experimental.proxy_tensor import get_proxy_mode
+
+        mode = get_proxy_mode()
+        if mode is None:
+            return
+        for node in reversed(mode.tracer.graph.nodes):
+            if node.name in self.lines:
+                break
+            self.lines[node.name] = self.line
+
+    def _judge(self, func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+        from torch._subclasses.fake_tensor import FakeTensor
+
+        name = getattr(func, "__name__", "")
+        owner = ""
+        if name == "__get__":  # a property: Tensor.shape.__get__
+            owner = str(getattr(getattr(func, "__self__", None), "__name__", ""))
+        if name in _READS_A_VALUE:
+            what = f"{name} reads a tensor's value: data-dependent control flow"
+            raise Refusal(f"{what} is not supported; use torch.where")
+        in_training = kwargs.get("training", args[2] if len(args) > 2 else True)
+        if name.startswith(("rand", "bernoulli")) or (name.endswith(("dropout", "rrelu")) and in_training):
+            raise Refusal(f"{name} draws random numbers; an epilogue is a function of its operands")
+        if kwargs.get("out") is not None:
+            raise Refusal(f"{name} with out= writes in place; use its result")
+        if owner == "dtype" or name in ("is_floating_point", "type", "element_size"):
+            self.dtype_line = self.line
+        if name in ("requires_grad_", "backward"):
+            raise Refusal(f"{name} is not supported; tensor.detach() ends a derivative")
+        if name in ("set_", "__setitem__", "copy_") or owner == "data":
+            raise Refusal(f"{resolve_name(func) or name} writes in place; use torch.where and a new name")
+        for argument in [*args, *kwargs.values()]:
+            several = argument if isinstance(argument, (list, tuple)) else [argument]
+            for tensor in several:
+                if not isinstance(tensor, Tensor) or isinstance(tensor, FakeTensor):
+                    continue
+                if not any(tensor is known for known in self.made):
+                    raise Refusal(
+                        f"{name} takes a captured tensor of shape {list(tensor.shape)}; give it as an operand "
+                        "(PerColumn, PerRow, Matrix or Scalar)"
+                    )
+
+
+@functools.cache
+def _tools() -> tuple[Any, ...]:
+    """What takes seconds to import: at the first decoration."""
+    from torch._decomp import core_aten_decompositions
+    from torch._dynamo.source import ConstantSource
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.fx.experimental.proxy_tensor import make_fx
+    from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
+
+    class Environment(ShapeEnv):
+        """Remembers at which line of the user's each guard was made."""
+
+        guard_lines: list[str]
+
+        def evaluate_expr(self, *args: Any, **kwargs: Any) -> Any:
+            before = len(self.guards)
+            result = super().evaluate_expr(*args, **kwargs)
+            for _ in self.guards[before:]:
+                self.guard_lines.append(
+                    "" if _harmless(sys._getframe(1)) else user_line(sys._getframe(1), "?")
+                )
+            return result
+
+    aten = torch.ops.aten
+    decompositions: Any = core_aten_decompositions()
+    table = {
+        overload: function
+        for overload, function in decompositions.items()
+        if overload._schema.name.split("::")[-1] not in KEPT
+    }
+    table[aten.mish.default] = lambda x: aten.mul(x, aten.tanh(aten.softplus(x)))
+    table[aten.hardsigmoid.default] = lambda x: aten.div(aten.hardtanh(aten.add(x, 3.0), 0.0, 6.0), 6.0)
+    table[aten.hardswish.default] = lambda x: aten.div(
+        aten.mul(x, aten.hardtanh(aten.add(x, 3.0), 0.0, 6.0)), 6.0
+    )
+    table[aten.celu.default] = lambda x, alpha=1.0: aten.elu(x, alpha, 1.0, 1.0 / alpha)
+    table[aten.lerp.Scalar] = _lerp
+    # A number that is a symbol would be read by these; as a factor of one it is not.
+    for overload in (aten.scalar_tensor.default, aten.full.default, aten.full_like.default):
+        table[overload] = functools.partial(_fill, overload, table.get(overload))
+    return Environment, FakeTensorMode, make_fx, DimDynamic, StatelessSymbolicContext, ConstantSource, table
+
+
+def _fill(overload: Any, decomposition: Any, *args: Any, **kwargs: Any) -> Any:
+    place = 0 if overload is torch.ops.aten.scalar_tensor.default else 1
+    if isinstance(args[place], torch.SymFloat):
+        ones = overload(*args[:place], 1.0, *args[place + 1 :], **kwargs)
+        return torch.ops.aten.mul.Tensor(ones, args[place])
+    return NotImplemented if decomposition is None else decomposition(*args, **kwargs)
+
+
+def _lerp(start: Tensor, end: Tensor, weight: Any) -> Tensor:
+    """From the nearer end, as torch computes it."""
+    aten = torch.ops.aten
+    way = aten.sub(end, start)
+    near = aten.add(start, aten.mul(way, weight))
+    far = aten.sub(end, aten.mul(way, 1.0 - weight))
+    if not isinstance(weight, torch.SymFloat):
+        return near if abs(weight) < 0.5 else far  # type: ignore[no-any-return]
+    tensor = aten.mul(aten.full_like(start, 1.0), weight)
+    return aten.where(aten.lt(aten.abs(tensor), 0.5), near, far)  # type: ignore[no-any-return]
+
+
+def _harmless(frame: FrameType | None) -> bool:
+    """A guard that torch makes when it writes down a power of a scalar; both sides are the same graph."""
+    while frame is not None and not is_users(frame.f_code.co_filename):
+        if frame.f_code.co_name in ("_optimized_pow", "sympy_pow") or "pow" in frame.f_code.co_name:
+            return True
+        frame = frame.f_back
+    return False
+
+
+def trace_program(function: Callable[..., Any], kinds: Sequence[str], name: str, start: str) -> Program:
+    """The program of `function(acc, *operands)`.
+
+    Args:
+        function: pointwise; ordinary PyTorch.
+        kinds: of the operands: "per_column", "per_row", "scalar" or "matrix".
+        name: for messages.
+        start: `file:line` where the function begins.
+
+    Raises:
+        NotImplementedError: the function does what no functor can; the message names the line.
+        TypeError: it fails by itself under the trace, or returns no tensor.
+    """
+    program, dtype_line = _trace_once(function, kinds, name, start, torch.float32)
+    if dtype_line:
+        wide, _ = _trace_once(function, kinds, name, start, torch.float64)
+        if wide != program:
+            raise NotImplementedError(
+                f"{name} ({dtype_line}): a tensor's dtype decides what is computed; an epilogue is one function, in "
+                "fp32 and for fp64 tensors in fp64"
+            )
+    return program
+
+
+def _trace_once(
+    function: Callable[..., Any], kinds: Sequence[str], name: str, start: str, dtype: torch.dtype
+) -> tuple[Program, str]:
+    environment_type, fake_mode_type, make_fx, dynamic, context, source, table = _tools()
+    environment = environment_type(specialize_zero_one=True, duck_shape=True)
+    environment.guard_lines = []
+    mode = fake_mode_type(shape_env=environment, allow_non_fake_inputs=True)
+    sizes = {
+        "acc": (ROWS, COLUMNS),
+        "per_column": (COLUMNS,),
+        "per_row": (ROWS, 1),
+        "matrix": (ROWS, COLUMNS),
+    }
+
+    def argument(kind: str, number: int) -> Any:
+        origin = source(f"{kind}{number}")
+        if kind == "scalar":
+            value = 1.7 + number  # not 0 or 1, which a trace would take for constants
+            symbol = environment.create_unspecified_symbol(value, source=origin, dynamic_dim=dynamic.DYNAMIC)
+            return environment.create_symfloatnode(symbol, hint=value, source=origin)
+        shape = sizes[kind]
+        symbols = context(dynamic_sizes=[dynamic.STATIC if size == 1 else dynamic.DYNAMIC for size in shape])
+        return mode.from_tensor(torch.empty(shape, dtype=dtype), symbolic_context=symbols, source=origin)
+
+    arguments = [argument(kind, number) for number, kind in enumerate(("acc", *kinds))]
+    watch = _Watch(start)
+
+    def traced(*given: Any) -> Tensor:
+        with watch:
+            result = function(*given)
+        if not isinstance(result, Tensor):
+            raise Refusal(f"it returns {type(result).__name__}; an epilogue returns one tensor")
+        return result
+
+    def refused(line: str, reason: object) -> str:
+        return f"{name} ({line}): {reason}"
+
+    try:
+        module = make_fx(_with_arity(traced, len(arguments)), decomposition_table=table)(*arguments)
+    except Refusal as refusal:
+        error = TypeError if "it returns" in str(refusal) else NotImplementedError
+        raise error(refused(watch.line, refusal)) from None
+    except Exception as cause:
+        raise _translated(cause, name, start, watch.line) from cause
+    _check_guards(environment, name, start)
+
+    def location(node: fx.Node) -> str:
+        return watch.lines.get(node.name, start)
+
+    builder = Builder(module, (ROWS, COLUMNS), location)
+    try:
+        program = builder.build()
+        _check_result(module, builder)
+    except Refusal as refusal:
+        line = location(builder.node) if builder.node is not None else start
+        raise NotImplementedError(refused(line, refusal)) from None
+    return program, watch.dtype_line
+
+
+def _with_arity(function: Callable[..., Tensor], arity: int) -> Callable[..., Tensor]:
+    """The same function with named arguments, which make_fx counts."""
+    names = ", ".join(f"a{number}" for number in range(arity))
+    made = eval(f"lambda {names}: function({names})", {"function": function})
+    assert callable(made)
+    return made  # type: ignore[no-any-return]
+
+
+def _translated(cause: Exception, name: str, start: str, line: str) -> Exception:
+    """An error of torch or of the function itself, with the place."""
+    traceback = cause.__traceback__
+    while traceback is not None:
+        if is_users(traceback.tb_frame.f_code.co_filename):
+            line = f"{traceback.tb_frame.f_code.co_filename}:{traceback.tb_lineno}"
+        traceback = traceback.tb_next
+    kind = type(cause).__name__
+    if "DataDependent" in kind:
+        return NotImplementedError(
+            f"{name} ({line}): control flow that depends on a tensor's value is not supported; use torch.where"
+        )
+    text = str(cause).strip().split("\n")[0]
+    error = type(cause) if isinstance(cause, (TypeError, ValueError, NotImplementedError)) else TypeError
+    if "SymIntArrayRef" in text:
+        text = "a shape is read, or random numbers are drawn"
+    return error(f"{name} ({line}): it fails while it is traced: {kind}: {text}")
+
+
+def _check_guards(environment: Any, name: str, start: str) -> None:
+    """Only that two operands have the same M or N may have been asked."""
+    for guard, line in zip(environment.guards, environment.guard_lines, strict=False):
+        text = str(guard.expr)
+        if not line or all(re.fullmatch(r"Eq\(s\d+, (s\d+|1)\)", part) for part in text.split(" | ")):
+            continue
+        place = start if line == "?" else line
+        if "zf" in text:
+            raise NotImplementedError(
+                f"{name} ({place}): the value of a scalar operand decides what is computed ({text}), or is made a "
+                "constant; use torch.where, torch.clamp or torch.sym_max, and no float() or math function of it"
+            )
+        raise NotImplementedError(
+            f"{name} ({place}): the shape of a tensor decides what is computed ({text})"
+        )
+
+
+def _check_result(module: fx.GraphModule, builder: Builder) -> None:
+    (output,) = (node for node in module.graph.nodes if node.op == "output")
+    result = output.args[0]
+    value = result.meta.get("val") if isinstance(result, fx.Node) else None
+    if not isinstance(value, Tensor):
+        raise Refusal("it returns no tensor")
+    if builder.hints(value) != [ROWS, COLUMNS]:
+        raise Refusal(
+            f"its result has the shape {builder.shape_in_words(value)}, not [M, N], that of the accumulator"
+        )
+    if not value.is_floating_point():
+        raise Refusal(f"its result is of {value.dtype}, not floating point; supported are {SUPPORTED}")
