@@ -1,4 +1,4 @@
-"""Check a wheel with CUDA kernels: size, exports, libraries it needs, undefined symbols, wgmma in the GEMM kernels.
+"""Check a wheel with CUDA kernels: size, exports, libraries, undefined symbols, wgmma in GEMM kernels, open kernels.
 
 Usage: `python check_wheel.py WHEEL [--expect-kernels N]`
 
@@ -8,6 +8,7 @@ Needs readelf and nm (binutils), cuobjdump and nvdisasm (on PATH or PyPI's nvidi
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import re
 import shutil
@@ -23,6 +24,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "build_backend")
 import locate
 
 MODULE = "epigemm/_C.so"
+OPEN_KERNELS = "epigemm/ir/"
 LARGEST_WHEEL_MB = 40
 GEMM_ARCHITECTURE = "sm_90a"
 GEMM_KERNELS = ("cutlass13device_kernel", "epigemm12sm90_swap_ab6kernel")
@@ -138,6 +140,22 @@ def kernel_problems(module: Path, expected: int | None) -> Iterator[str]:
                 yield f"no {instruction} in {kernel}"
 
 
+def open_kernel_problems(archive: zipfile.ZipFile) -> Iterator[str]:
+    """Every open kernel of the index has its file of IR."""
+    files = {
+        info.filename: info.file_size for info in archive.infolist() if info.filename.startswith(OPEN_KERNELS)
+    }
+    index = OPEN_KERNELS + "index.json"
+    if index not in files:
+        yield f"{index} is missing"
+        return
+    kernels: dict[str, str] = json.loads(archive.read(index))
+    print(f"open kernels: {len(kernels)}, {sum(files.values()) / 1e6:.1f} MB of IR")
+    for kernel, file in kernels.items():
+        if not files.get(OPEN_KERNELS + file):
+            yield f"{kernel}: {OPEN_KERNELS}{file} is missing or empty"
+
+
 def main() -> int:
     """Print what was found; 1 when something is wrong."""
     parser = argparse.ArgumentParser(description=main.__doc__)
@@ -147,7 +165,9 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         with zipfile.ZipFile(arguments.wheel) as archive:
             module = Path(archive.extract(MODULE, folder))
+            open_problems = [*open_kernel_problems(archive)]
         problems = [
+            *open_problems,
             *size_problems(arguments.wheel),
             *export_problems(module),
             *library_problems(module),
