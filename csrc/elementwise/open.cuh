@@ -57,14 +57,15 @@ __device__ __forceinline__ void for_thread_part(const OpenFrame& frame, Body bod
   const OpenPlace place =
       open_place(blockIdx.x, frame.blocks_across, threadIdx.x, threadIdx.y, blockDim.x, blockDim.y, width, kRows);
   if (place.row >= frame.m || place.column >= frame.n) return;
-  if (frame.is_wide && place.column + kWidth <= frame.n)
+  if (frame.is_wide && place.column + kWidth <= frame.n) {
     return body(std::integral_constant<int, kWidth>{}, place.row, place.column);
+  }
   const int64_t end = place.column + width < frame.n ? place.column + width : frame.n;
 #pragma unroll 1
   for (int64_t column = place.column; column < end; ++column) body(std::integral_constant<int, 1>{}, place.row, column);
 }
 
-// --- values ----------------------------------------------------------------------------------------------------------
+// --- values ---------------------------------------------------------------------------------------------------------
 
 template <class Element, int kWidth>
 __device__ __forceinline__ void store(void* data, int64_t index,
@@ -79,8 +80,7 @@ __device__ __forceinline__ void store(void* data, int64_t index,
   *reinterpret_cast<link::Packed<Element, kWidth>*>(static_cast<Element*>(data) + index) = packed;
 }
 
-// --- D = epilogue(x)
-// ---------------------------------------------------------------------------------------------------
+// --- D = epilogue(x) ------------------------------------------------------------------------------------------------
 
 template <class Element, int kWidth>
 __device__ __forceinline__ void apply_part(const OpenElementwiseArguments<Element>& p, int64_t row, int64_t column) {
@@ -115,8 +115,7 @@ __device__ __forceinline__ void run_elementwise(const OpenElementwiseArguments<E
   });
 }
 
-// --- derivatives
-// -------------------------------------------------------------------------------------------------------
+// --- derivatives ----------------------------------------------------------------------------------------------------
 
 // What the epilogue cuts off stays 0 behind an infinite or undefined grad, as in torch's own derivatives.
 template <class Compute>

@@ -273,6 +273,8 @@ struct Share {
   static constexpr int kAcross = Config::tile.n > kSegment ? Config::tile.n / kSegment : 1;
   static constexpr int kRows = Config::tile.n < kSegment ? kSegment / Config::tile.n : 1;
   static constexpr int kLanes = 32 / kRows;  // of one row
+  // A warp's, where the tile is one CTA's alone.
+  static constexpr int kMostSegments = Config::tile.m * Config::tile.n / kSegment / (Config::kConsumerThreads / 32);
   int first, step, lane;
 
   __device__ __forceinline__ Share(int rank, int splits)
@@ -283,13 +285,15 @@ struct Share {
   __device__ __forceinline__ int row(int segment) const { return segment / kAcross * kRows + lane / kLanes; }
 };
 
-// Eight loads at a time, from however many CTAs: shared memory of another CTA takes long to answer.
+// Eight loads at a time, from however many CTAs: shared memory of another CTA takes long to answer. With operands of
+// rows no more than there are: they take registers.
 template <int Splits, class Epilogue, class Config>
 __device__ __forceinline__ void finish(const Arguments<typename Epilogue::Operands>& p,
                                        const typename Config::Shared& shared, const Share<Config>& share,
                                        const Epilogue& epilogue, int m0, int n0) {
   using Stored = typename Config::Stored;
-  constexpr int kAtOnce = kMostSplits / Splits;
+  constexpr int kThere = std::max(1, Share<Config>::kMostSegments / Splits);
+  constexpr int kAtOnce = std::min(kMostSplits / Splits, Epilogue::kReadsRows ? kThere : kMostSplits);
   const int column = share.column();
   if (n0 + column >= p.n) return;
   const int rows = min(p.m - m0, Config::tile.m);

@@ -1,0 +1,91 @@
+"""How an open kernel's threads share out a matrix: every element has one thread, under plain g++."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+CSRC = Path(__file__).parents[2] / "csrc"
+COMPILER = shutil.which("g++") or shutil.which("c++") or shutil.which("clang++")
+
+pytestmark = [
+    pytest.mark.skipif(not CSRC.is_dir(), reason="sources are not at hand"),
+    pytest.mark.skipif(COMPILER is None, reason="no C++ compiler"),
+]
+
+PROGRAM = r"""
+#include "elementwise/open_tiling.h"
+
+#include <cstdio>
+#include <vector>
+
+using namespace epigemm::cuda;
+
+bool is_covered_once(int64_t m, int64_t n, int width, int rows) {
+  const OpenTiling tiling = open_tiling(m, n, width, rows);
+  std::vector<int> visits(m * n, 0);
+  for (uint32_t block = 0; block < tiling.blocks; ++block) {
+    for (int y = 0; y < tiling.down(); ++y) {
+      for (int x = 0; x < tiling.across; ++x) {
+        const OpenPlace place =
+            open_place(block, tiling.blocks_across, x, y, tiling.across, tiling.down(), width, rows);
+        for (int64_t i = place.row; i < place.row + rows && i < m; ++i) {
+          for (int64_t j = place.column; j < place.column + width && j < n; ++j) ++visits[i * n + j];
+        }
+      }
+    }
+  }
+  for (const int count : visits) {
+    if (count != 1) return false;
+  }
+  return tiling.across * tiling.down() == kOpenThreads;
+}
+
+// Too large to walk: the last thread of the last block is at the end, and no block is too many.
+bool reaches_the_end(int64_t m, int64_t n, int width, int rows) {
+  const OpenTiling t = open_tiling(m, n, width, rows);
+  if (t.blocks >= int64_t(1) << 31) return false;
+  const OpenPlace last = open_place(t.blocks - 1, t.blocks_across, t.across - 1, t.down() - 1, t.across, t.down(),
+                                    width, rows);
+  return last.row + rows >= m && last.column + width >= n && t.blocks % t.blocks_across == 0;
+}
+
+int main() {
+  int failures = 0;
+  for (const int64_t m : {1, 2, 3, 31, 257, 1000}) {
+    for (const int64_t n : {1, 7, 8, 9, 64, 255, 264, 1001}) {
+      for (const int width : {1, 2, 4, 8}) {
+        for (const int rows : {1, 2}) failures += !is_covered_once(m, n, width, rows);
+      }
+    }
+  }
+  const int64_t huge = int64_t(1) << 35;
+  failures += !reaches_the_end(1, huge, 8, 2) + !reaches_the_end(huge, 1, 1, 1);
+  failures += !reaches_the_end(1 << 20, 1 << 15, 4, 1);
+  std::printf("%d\n", failures);
+}
+"""
+
+
+def test_every_element_has_one_thread(tmp_path: Path) -> None:
+    assert COMPILER is not None
+    source = tmp_path / "tiling.cpp"
+    source.write_text(PROGRAM)
+    binary = tmp_path / "tiling"
+    command = [
+        COMPILER,
+        "-std=c++17",
+        "-O2",
+        "-Wall",
+        "-Wextra",
+        "-Werror",
+        f"-I{CSRC}",
+        str(source),
+        "-o",
+        str(binary),
+    ]
+    subprocess.run(command, check=True)
+    assert subprocess.run([str(binary)], check=True, capture_output=True, text=True).stdout.strip() == "0"
