@@ -18,31 +18,35 @@ import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from types import FunctionType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, fx
 
 from epigemm import captures, functor_reference, functor_source
 from epigemm.functor_program import Program
 
+if TYPE_CHECKING:
+    # What the function sees: a checker of types then reads its body as one of tensors.
+    PerColumn = Tensor
+    PerRow = Tensor
+    Matrix = Tensor
+    Scalar = Any
+else:
 
-class PerColumn:
-    """Annotation of an operand `[N]`, one number for each column of the result, broadcast along the rows."""
+    class PerColumn:
+        """Annotation of an operand `[N]`, one number for each column of the result, broadcast along the rows."""
+
+    class PerRow:
+        """Annotation of an operand with one number for each row: x's shape less its last axis, seen as `[M, 1]`."""
+
+    class Scalar:
+        """Annotation of one number or 0-d tensor. It stays a run-time value: a new one compiles nothing."""
+
+    class Matrix:
+        """Annotation of an operand of the result's shape, seen as `[M, N]`."""
 
 
-class PerRow:
-    """Annotation of an operand with one number for each row: x's shape without its last axis, seen as `[M, 1]`."""
-
-
-class Scalar:
-    """Annotation of one number or 0-d tensor. It stays a run-time value: a new one compiles nothing."""
-
-
-class Matrix:
-    """Annotation of an operand of the result's shape, seen as `[M, N]`."""
-
-
-KINDS: dict[type, str] = {PerColumn: "per_column", PerRow: "per_row", Scalar: "scalar", Matrix: "matrix"}
+KINDS: dict[Any, str] = {PerColumn: "per_column", PerRow: "per_row", Scalar: "scalar", Matrix: "matrix"}
 _ANNOTATIONS = "PerColumn, PerRow, Scalar or Matrix"
 
 

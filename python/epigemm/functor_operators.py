@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import operator
+from typing import Any
+
+import torch
+
 from epigemm.functor_program import words
 
 UNARY = words(
@@ -34,3 +39,39 @@ REDUCTIONS = words(
     "count_nonzero"
 )
 INDEXING = words("select index index_select gather slice take masked_select nonzero diagonal narrow scatter")
+PYTHON_OPERATORS: dict[Any, str] = {
+    operator.neg: "neg",
+    operator.abs: "abs",
+    operator.add: "add",
+    operator.sub: "sub",
+    operator.mul: "mul",
+    operator.truediv: "div",
+    operator.pow: "pow",
+    operator.mod: "remainder",
+    torch.sym_max: "maximum",
+    torch.sym_min: "minimum",
+}
+
+
+def symbolic_functions() -> dict[Any, str]:
+    """Functions of symbolic numbers that torch spells privately, where this torch has them."""
+    found = {}
+    for name in (
+        "sqrt",
+        "sin",
+        "cos",
+        "tan",
+        "tanh",
+        "sinh",
+        "cosh",
+        "asin",
+        "acos",
+        "atan",
+        "log2",
+        "exp",
+        "log",
+    ):
+        function = getattr(torch, f"_sym_{name}", None)
+        if function is not None:
+            found[function] = name
+    return found

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -14,10 +13,12 @@ from epigemm.functor_operators import (
     BITWISE,
     INDEXING,
     PREDICATES,
+    PYTHON_OPERATORS,
     REDUCTIONS,
     SAME_VALUES,
     SUPPORTED,
     UNARY,
+    symbolic_functions,
 )
 from epigemm.functor_program import (
     BFLOAT16,
@@ -31,50 +32,12 @@ from epigemm.functor_program import (
     without_dead_steps,
 )
 
-PYTHON_OPERATORS: dict[Any, str] = {
-    operator.neg: "neg",
-    operator.abs: "abs",
-    operator.add: "add",
-    operator.sub: "sub",
-    operator.mul: "mul",
-    operator.truediv: "div",
-    operator.pow: "pow",
-    operator.mod: "remainder",
-    torch.sym_max: "maximum",
-    torch.sym_min: "minimum",
-}
-
-
 INTEGERS = {"where", "_to_copy", "scalar_tensor", "full", "full_like", *SAME_VALUES}
 INTEGER_TYPES = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
 
 class Refusal(Exception):
     """Why a node has no step; `functor_trace` adds the place."""
-
-
-def _symbolic_functions() -> dict[Any, str]:
-    """Functions of symbolic numbers that torch spells privately, where this torch has them."""
-    found = {}
-    for name in (
-        "sqrt",
-        "sin",
-        "cos",
-        "tan",
-        "tanh",
-        "sinh",
-        "cosh",
-        "asin",
-        "acos",
-        "atan",
-        "log2",
-        "exp",
-        "log",
-    ):
-        function = getattr(torch, f"_sym_{name}", None)
-        if function is not None:
-            found[function] = name
-    return found
 
 
 class Builder:
@@ -96,7 +59,7 @@ class Builder:
         self.operands = -1
         self.steps: list[Step] = []
         self.values: dict[fx.Node, Value] = {}
-        self.python_operators = PYTHON_OPERATORS | _symbolic_functions()
+        self.python_operators = PYTHON_OPERATORS | symbolic_functions()
         self.node: fx.Node | None = None
 
     def build(self) -> Program:

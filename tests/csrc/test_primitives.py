@@ -315,9 +315,9 @@ def test_values(functors: Functors, name: str, dtype: torch.dtype) -> None:
 def test_derivatives(functors: Functors, name: str) -> None:
     function, arity, _ = FUNCTIONS[name]
     plain = points(arity, torch.float64)
-    seen = ~sum(given.isnan() for given in plain).bool()
+    seen = ~torch.stack(plain).isnan().any(0)
     if "lerp" in name:
-        seen &= sum(given.isfinite() for given in plain) == arity  # the way from one end to the other is NaN
+        seen &= torch.stack(plain).isfinite().all(0)  # the way from one end to the other is NaN
     if name == "digamma":
         seen &= ~((plain[0] < 0) & (plain[0] == plain[0].round())) & (
             plain[0] > -1e4

@@ -76,7 +76,8 @@ class Functors:
         self._library = ctypes.CDLL(str(library))
 
     def _call(self, function: str, inputs: tuple[Tensor, ...], *more: int) -> Tensor:
-        given = [tensor.contiguous() for tensor in torch.broadcast_tensors(*inputs)]
+        shape = max(inputs, key=lambda tensor: tensor.numel()).shape
+        given = [tensor.expand(shape).contiguous() for tensor in inputs]
         out = torch.empty_like(given[0])
         pointers = (ctypes.c_void_p * len(given))(*[tensor.data_ptr() for tensor in given])
         getattr(self._library, function)(
@@ -85,7 +86,7 @@ class Functors:
         return out
 
     def values(self, name: str, *inputs: Tensor) -> Tensor:
-        """The functor on tensors of one type, broadcast."""
+        """The functor on tensors of one type, broadcast to the largest."""
         kind = {torch.float32: "float", torch.float64: "double"}[inputs[0].dtype]
         return self._call(f"{name}_{kind}", inputs)
 

@@ -102,7 +102,7 @@ EPIGEMM_HOST_DEVICE double digamma(double x) {
   // Bernoulli numbers B(2k) / 2k; the first left out is 3e-17 at 10.
   const double tail =
       z * (1.0 / 12 - z * (1.0 / 120 -
-                           z * (1.0 / 252 - z * (1.0 / 240 - z * (1.0 / 132 - z * (691.0 / 32760 - z * (1.0 / 12)))))));
+                           z * (1.0 / 252 - z * (1.0 / 240 - z * (5.0 / 660 - z * (691.0 / 32760 - z * (1.0 / 12)))))));
   return sum + (log(x) - 0.5 / x - tail);
 }
 EPIGEMM_HOST_DEVICE float digamma(float x) { return static_cast<float>(digamma(static_cast<double>(x))); }

@@ -1,0 +1,336 @@
+"""What no epilogue may do or declare: an error at decoration that names the line."""
+
+from __future__ import annotations
+
+import inspect
+import math
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from epigemm.custom import Matrix, PerColumn, PerRow, Scalar, trace
+
+# What no epilogue does: each with a part of its message. The line of the body's last statement is named.
+
+
+def reduction(acc: Tensor) -> Tensor:
+    return acc - acc.sum(-1, keepdim=True)
+
+
+def softmax(acc: Tensor) -> Tensor:
+    return acc.softmax(-1)
+
+
+def index(acc: Tensor) -> Tensor:
+    return acc + acc[0]
+
+
+def strided(acc: Tensor) -> Tensor:
+    return acc + acc[:, :1]
+
+
+def branch_on_values(acc: Tensor) -> Tensor:
+    return acc if acc.sum() > 0 else -acc
+
+
+def branch_on_element(acc: Tensor) -> Tensor:
+    return acc if acc[0, 0] > 0 else -acc
+
+
+def item(acc: Tensor) -> Tensor:
+    return acc * acc.max().item()
+
+
+def branch_on_scalar(acc: Tensor, s: Scalar) -> Tensor:
+    return acc if s > 0 else -acc
+
+
+def float_of_scalar(acc: Tensor, s: Scalar) -> Tensor:
+    return acc * float(s)
+
+
+def math_of_scalar(acc: Tensor, s: Scalar) -> Tensor:
+    return acc * math.exp(s)
+
+
+def branch_on_shape(acc: Tensor) -> Tensor:
+    return acc if acc.shape[0] > 3 else -acc
+
+
+def shape_as_number(acc: Tensor) -> Tensor:
+    return acc * acc.shape[1]
+
+
+def literal_shape(acc: Tensor) -> Tensor:
+    return acc * torch.ones(7)
+
+
+def branch_on_dtype(acc: Tensor) -> Tensor:
+    return acc if acc.dtype == torch.float32 else -acc
+
+
+def epsilon_of_dtype(acc: Tensor) -> Tensor:
+    return acc + torch.finfo(acc.dtype).eps
+
+
+def device(acc: Tensor) -> Tensor:
+    return acc if acc.device.type == "cuda" else -acc
+
+
+def in_place(acc: Tensor) -> Tensor:
+    return acc.add_(1.0)
+
+
+def in_place_of_a_copy(acc: Tensor) -> Tensor:
+    return (acc * 2.0).relu_()
+
+
+def in_place_argument(acc: Tensor) -> Tensor:
+    return F.relu(acc, inplace=True)
+
+
+def out_argument(acc: Tensor) -> Tensor:
+    return torch.add(acc, 1.0, out=acc)
+
+
+def random_numbers(acc: Tensor) -> Tensor:
+    return acc * torch.rand_like(acc)
+
+
+def dropout(acc: Tensor) -> Tensor:
+    return F.dropout(acc, 0.5)
+
+
+def product(acc: Tensor) -> Tensor:
+    return acc @ acc.t()
+
+
+def transposed(acc: Tensor) -> Tensor:
+    return acc.t().t()
+
+
+def concatenated(acc: Tensor) -> Tensor:
+    return torch.cat([acc, acc], 1)
+
+
+def no_tensor(acc: Tensor) -> Any:
+    return (acc, acc)
+
+
+def nothing(acc: Tensor) -> Any:
+    acc = acc + 1.0
+
+
+def number(acc: Tensor) -> Any:
+    return 1.0
+
+
+def vector(acc: Tensor, bias: PerColumn) -> Any:
+    return bias
+
+
+def boolean(acc: Tensor) -> Tensor:
+    return acc > 0
+
+
+def integers(acc: Tensor) -> Tensor:
+    return acc.int() * 2.0
+
+
+def double(acc: Tensor) -> Tensor:
+    return acc.double().float()
+
+
+def unsupported(acc: Tensor) -> Tensor:
+    return torch.nextafter(acc, acc)
+
+
+def fails(acc: Tensor) -> Tensor:
+    given: Any = acc
+    return torch.relu(given.no_such_method())
+
+
+def without_gradient(acc: Tensor) -> Tensor:
+    with torch.no_grad():
+        return acc * 2.0
+
+
+WEIGHT = torch.ones(7)
+LIST = [1.0]
+
+
+def global_tensor(acc: Tensor) -> Tensor:
+    return acc * WEIGHT
+
+
+def global_list(acc: Tensor) -> Tensor:
+    return acc * LIST[0]
+
+
+def attribute_tensor(acc: Tensor) -> Tensor:
+    return acc * hidden.weight
+
+
+class hidden:
+    weight = torch.ones(())
+
+
+@pytest.mark.parametrize(
+    ("function", "error", "text"),
+    [
+        (reduction, NotImplementedError, "sum is a reduction"),
+        (softmax, NotImplementedError, "_softmax is a reduction"),
+        (index, NotImplementedError, "its result has the shape \\[N\\]|select is an index"),
+        (strided, NotImplementedError, "slice"),
+        (branch_on_values, NotImplementedError, "use torch.where"),
+        (branch_on_element, NotImplementedError, "use torch.where"),
+        (item, NotImplementedError, "use torch.where"),
+        (branch_on_scalar, NotImplementedError, "the value of a scalar operand decides"),
+        (float_of_scalar, NotImplementedError, "no float\\(\\) or math function"),
+        (math_of_scalar, NotImplementedError, "no float\\(\\) or math function"),
+        (branch_on_shape, NotImplementedError, "the shape of a tensor decides"),
+        (shape_as_number, NotImplementedError, "the size of a tensor is used as a number"),
+        (literal_shape, NotImplementedError, "the shape of a tensor decides"),
+        (branch_on_dtype, NotImplementedError, "dtype decides"),
+        (epsilon_of_dtype, NotImplementedError, "dtype decides"),
+        (device, NotImplementedError, "the device is read"),
+        (in_place, NotImplementedError, "add_ writes in place; use add"),
+        (in_place_of_a_copy, NotImplementedError, "relu_ writes in place; use relu"),
+        (in_place_argument, NotImplementedError, "relu_ writes in place; use relu"),
+        (out_argument, NotImplementedError, "writes in place"),
+        (random_numbers, NotImplementedError, "draws random numbers"),
+        (dropout, NotImplementedError, "draws random numbers"),
+        (product, NotImplementedError, "shape \\[N, M\\]|permute|mm"),
+        (transposed, NotImplementedError, "shape \\[N, M\\]|permute|t is not supported"),
+        (concatenated, NotImplementedError, "shape"),
+        (no_tensor, TypeError, "it returns tuple; an epilogue returns one tensor"),
+        (nothing, TypeError, "it returns NoneType"),
+        (number, TypeError, "it returns float"),
+        (vector, NotImplementedError, "its result has the shape \\[N\\], not \\[M, N\\]"),
+        (boolean, NotImplementedError, "its result is of torch.bool"),
+        (integers, NotImplementedError, "a cast to integers|torch.int32"),
+        (double, NotImplementedError, "its result is of torch.float64"),
+        (unsupported, NotImplementedError, "nextafter is not supported; supported are"),
+        (fails, TypeError, "no attribute 'no_such_method'"),
+        (without_gradient, NotImplementedError, "no_grad is not supported"),
+        (global_tensor, NotImplementedError, "'WEIGHT' is a captured tensor of shape \\[7\\]"),
+        (global_list, TypeError, "'LIST' is captured, and a list may change unseen"),
+        (attribute_tensor, NotImplementedError, "captured tensor"),
+    ],
+    ids=lambda value: getattr(value, "__name__", None),
+)
+def test_refusals(function: Callable[..., Any], error: type[Exception], text: str) -> None:
+    with pytest.raises(error, match=text) as caught:
+        trace(function)
+    first = function.__code__.co_firstlineno
+    last = first + len(inspect.getsource(function).rstrip().split("\n")) - 1
+    named = re.search(rf"{re.escape(__file__)}:(\d+)", str(caught.value))
+    assert named is not None and first <= int(named[1]) <= last, str(caught.value)
+    assert function.__name__ in str(caught.value)
+
+
+def too_many(kind: type, count: int) -> Callable[..., Tensor]:
+    names = [f"a{number}" for number in range(count)]
+    namespace: dict[str, Any] = {}
+    exec(f"def many(acc, {', '.join(names)}):\n    return acc + {' + '.join(names)}", namespace)
+    many = namespace["many"]
+    many.__annotations__ = dict.fromkeys(names, kind)
+    assert callable(many)
+    return many  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize(("kind", "most"), [(PerColumn, 4), (Scalar, 4), (PerRow, 2), (Matrix, 2)])
+def test_limits(kind: type, most: int) -> None:
+    assert len(trace(too_many(kind, most)).operands) == most
+    with pytest.raises(ValueError, match=f"got {most + 1} operands of kind .*; accepted are at most {most}"):
+        trace(too_many(kind, most + 1))
+
+
+def _star(acc: Tensor, *others: PerColumn) -> Tensor:
+    return acc
+
+
+def _keywords(acc: Tensor, **others: PerColumn) -> Tensor:
+    return acc
+
+
+def _keyword_only(acc: Tensor, *, bias: PerColumn) -> Tensor:
+    return acc
+
+
+def _unannotated(acc, bias):  # type: ignore[no-untyped-def] # noqa: ANN001, ANN202
+    return acc
+
+
+def _unknown(acc: Tensor, bias: float) -> Tensor:
+    return acc
+
+
+def _accumulator(acc: PerColumn) -> Any:
+    return acc
+
+
+def _default_vector(acc: Tensor, bias: PerColumn = WEIGHT) -> Tensor:
+    return acc
+
+
+def _default_text(acc: Tensor, s: Scalar = "1") -> Tensor:
+    return acc
+
+
+def _empty() -> None:
+    pass
+
+
+@pytest.mark.parametrize(
+    ("function", "text"),
+    [
+        (_star, r"\*others is not supported"),
+        (_keywords, r"\*others is not supported"),
+        (_keyword_only, "'bias' is keyword-only"),
+        (_unannotated, "'bias' has no annotation; accepted is PerColumn"),
+        (_unknown, "'bias' has 'float'; accepted is PerColumn"),
+        (_accumulator, "'acc' is the accumulator"),
+        (_default_vector, "'bias' has a default"),
+        (_default_text, "'s' has a default"),
+        (_empty, "takes no argument"),
+        (print, "got builtin_function_or_method; accepted is a Python function"),
+    ],
+)
+def test_signatures(function: Callable[..., Any], text: str) -> None:
+    with pytest.raises(TypeError, match=text):
+        trace(function)
+
+
+LIMIT = 2.0
+
+
+def test_a_changed_constant_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    slope = 0.5
+
+    def uses(acc: Tensor) -> Tensor:
+        return acc * slope + helper(acc)
+
+    def helper(acc: Tensor) -> Tensor:
+        return acc * LIMIT
+
+    traced = trace(uses)
+    traced.check_unchanged()
+    slope = 0.25
+    with pytest.raises(RuntimeError, match="'slope' has changed"):
+        traced.check_unchanged()
+    slope = 0.5
+    traced.check_unchanged()
+    monkeypatch.setitem(globals(), "LIMIT", 3.0)
+    with pytest.raises(RuntimeError, match="'LIMIT' has changed"):
+        traced.check_unchanged()
+    monkeypatch.undo()
+    traced.check_unchanged()
+    uses.__code__ = (lambda acc: (acc * slope, helper)[0]).__code__
+    with pytest.raises(RuntimeError, match="has changed"):
+        traced.check_unchanged()
