@@ -41,8 +41,9 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from epigemm import checks, roads
-from epigemm.epilogues import BIAS, BIAS_RELU, RELU_DIV, SIGMOID, SIGMOID_SCALE_RESIDUAL
+from epigemm import call as _call
+from epigemm import checks
+from epigemm.epilogues import BIAS, BIAS_RELU, RELU_DIV, SCALE_BATCH_NORM, SIGMOID, SIGMOID_SCALE_RESIDUAL
 from epigemm.packs import PackedWeight
 
 __all__ = [
@@ -94,7 +95,7 @@ def linear(
         >>> epigemm.linear(torch.randn(8, 64), torch.randn(32, 64)).shape
         torch.Size([8, 32])
     """
-    return roads.linear(BIAS, x, weight, bias, None, precision, out, strict)
+    return _call.linear(BIAS, x, weight, bias, None, precision, out, strict)
 
 
 def linear_relu(
@@ -131,7 +132,7 @@ def linear_relu(
         >>> epigemm.linear_relu(torch.randn(8, 64), torch.randn(32, 64), torch.randn(32)).shape
         torch.Size([8, 32])
     """
-    return roads.linear(BIAS_RELU, x, weight, bias, None, precision, out, strict)
+    return _call.linear(BIAS_RELU, x, weight, bias, None, precision, out, strict)
 
 
 def linear_sigmoid_scale_residual(
@@ -172,7 +173,7 @@ def linear_sigmoid_scale_residual(
         >>> epigemm.linear_sigmoid_scale_residual(torch.randn(8, 64), torch.randn(32, 64), scale=2.0).shape
         torch.Size([8, 32])
     """
-    return roads.linear(SIGMOID_SCALE_RESIDUAL, x, weight, bias, scale, precision, out, strict)
+    return _call.linear(SIGMOID_SCALE_RESIDUAL, x, weight, bias, scale, precision, out, strict)
 
 
 def linear_relu_div(
@@ -214,7 +215,7 @@ def linear_relu_div(
         >>> epigemm.linear_relu_div(torch.randn(8, 64), torch.randn(32, 64), divisor=2.0).shape
         torch.Size([8, 32])
     """
-    return roads.linear(RELU_DIV, x, weight, bias, divisor, precision, out, strict)
+    return _call.linear(RELU_DIV, x, weight, bias, divisor, precision, out, strict)
 
 
 def linear_scale(
@@ -254,7 +255,7 @@ def linear_scale(
         >>> epigemm.linear_scale(torch.randn(8, 64), torch.randn(32, 64), None, torch.randn(32)).shape
         torch.Size([8, 32])
     """
-    return roads.linear_folded(x, weight, (bias, scale, None, None, None, None), 0.0, precision, out, strict)
+    return _call.linear_folded(x, weight, (bias, scale, None, None, None, None), 0.0, precision, out, strict)
 
 
 def linear_scale_batch_norm(
@@ -309,7 +310,7 @@ def linear_scale_batch_norm(
     """
     checks.running_statistics(running_mean, running_var)
     vectors = (bias, scale, running_mean, running_var, bn_weight, bn_bias)
-    return roads.linear_folded(x, weight, vectors, eps, precision, out, strict)
+    return _call.linear_folded(x, weight, vectors, eps, precision, out, strict)
 
 
 def sigmoid(x: Tensor, *, out: Tensor | None = None) -> Tensor:
@@ -333,7 +334,7 @@ def sigmoid(x: Tensor, *, out: Tensor | None = None) -> Tensor:
         >>> epigemm.sigmoid(torch.zeros(3))
         tensor([0.5000, 0.5000, 0.5000])
     """
-    return roads.elementwise(SIGMOID, x, None, None, out)
+    return _call.elementwise(SIGMOID, x, None, None, out)
 
 
 def bias_relu(x: Tensor, bias: Tensor | None, *, out: Tensor | None = None) -> Tensor:
@@ -358,7 +359,7 @@ def bias_relu(x: Tensor, bias: Tensor | None, *, out: Tensor | None = None) -> T
         >>> epigemm.bias_relu(torch.tensor([[-2.0, 1.0]]), torch.tensor([1.0, 1.0]))
         tensor([[0., 2.]])
     """
-    return roads.elementwise(BIAS_RELU, x, bias, None, out)
+    return _call.elementwise(BIAS_RELU, x, bias, None, out)
 
 
 def sigmoid_scale_residual(x: Tensor, scale: float | Tensor = 1.0, *, out: Tensor | None = None) -> Tensor:
@@ -384,7 +385,7 @@ def sigmoid_scale_residual(x: Tensor, scale: float | Tensor = 1.0, *, out: Tenso
         >>> epigemm.sigmoid_scale_residual(torch.zeros(2), 2.0)
         tensor([1., 1.])
     """
-    return roads.elementwise(SIGMOID_SCALE_RESIDUAL, x, None, scale, out)
+    return _call.elementwise(SIGMOID_SCALE_RESIDUAL, x, None, scale, out)
 
 
 def scale_batch_norm(
@@ -428,7 +429,8 @@ def scale_batch_norm(
         tensor([[1., 1.]])
     """
     checks.running_statistics(running_mean, running_var)
-    return roads.elementwise_folded(x, (None, scale, running_mean, running_var, bn_weight, bn_bias), eps, out)
+    fold = (None, scale, running_mean, running_var, bn_weight, bn_bias, eps)
+    return _call.elementwise(SCALE_BATCH_NORM, x, None, None, out, fold)
 
 
 def relu_div(x: Tensor, divisor: float | Tensor = 1.0, *, out: Tensor | None = None) -> Tensor:
@@ -454,4 +456,4 @@ def relu_div(x: Tensor, divisor: float | Tensor = 1.0, *, out: Tensor | None = N
         >>> epigemm.relu_div(torch.tensor([-1.0, 3.0]), 2.0)
         tensor([0.0000, 1.5000])
     """
-    return roads.elementwise(RELU_DIV, x, None, divisor, out)
+    return _call.elementwise(RELU_DIV, x, None, divisor, out)

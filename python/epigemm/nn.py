@@ -16,7 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from epigemm import functional, invariance, packs, roads
+from epigemm import call as _call
+from epigemm import functional, invariance, packs
 from epigemm.epilogues import BIAS_RELU, RELU_DIV, SIGMOID_SCALE_RESIDUAL, Epilogue
 
 __all__ = [
@@ -92,7 +93,7 @@ class _FusedLinear(nn.Module):
         if bias is None:
             bias = self.bias
         pack_use = _pack_use(weight)
-        return roads.linear(epilogue, x, weight, bias, scalar, self.precision, None, self.strict, pack_use)
+        return _call.linear(epilogue, x, weight, bias, scalar, self.precision, None, self.strict, pack_use)
 
     def extra_repr(self) -> str:
         """The constructor's arguments, as `nn.Linear` prints them."""
@@ -341,11 +342,11 @@ def linear_scale_batch_norm1d(
             )
         scaling = (bias, scale, None, None, None, None)
         result: Tensor = bn(
-            roads.linear_folded(x, weight, scaling, 0.0, precision, None, strict, _pack_use(weight))
+            _call.linear_folded(x, weight, scaling, 0.0, precision, None, strict, _pack_use(weight))
         )
         return result
     vectors = (bias, scale, bn.running_mean, bn.running_var, bn.weight, bn.bias)
-    return roads.linear_folded(x, weight, vectors, bn.eps, precision, None, strict, _pack_use(weight))
+    return _call.linear_folded(x, weight, vectors, bn.eps, precision, None, strict, _pack_use(weight))
 
 
 class LinearScaleBatchNorm1d(nn.Module):
