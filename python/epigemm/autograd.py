@@ -38,9 +38,6 @@ def elementwise_forward(call: ElementwiseCall) -> Tensor:
 
 def linear(call: LinearCall, *, checked: bool = False) -> Tensor:
     """D = epilogue(x @ weight.T), recorded; `checked`: whether the arguments are known to fit."""
-    if call.weight.requires_grad and call.pack_use != packs.NONE:
-        # It is about to change, by whatever means: its pack would be made again in any case.
-        call = call._replace(pack_use=packs.NONE)
     if not gradients.keeps_product(call):
         result: Tensor = _linear(call, *call.inputs)
         return result

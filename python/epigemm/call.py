@@ -88,15 +88,22 @@ def linear(
     if _any_autocast():
         x, weight, (bias, *first) = _autocast(x, weight, bias, *vectors[:1])
         vectors = (*first, *vectors[1:])
-    if pack_use is None:
+    if road == _RECORDED and weight.requires_grad:
+        # It is about to change, by whatever means: its pack would be made again in any case.
+        pack_use = packs.NONE
+    elif pack_use is None:
         pack_use = keeping.pack_use(weight) if keeping.active or keeping.traced else packs.FIND
     operands, scalars = scalar_operand(epilogue, scalar, x)
     precision = DEFAULT if precision is None else checks.precision(precision)
-    checks.flag("strict", strict)
+    if strict is not False:
+        checks.flag("strict", strict)
     invariant = invariance.active and invariance.enabled()
-    options = (precision, pack_use, strict, invariant, out)
     if fold is None:
-        return _linear(road, LinearCall(epilogue, x, weight, bias, operands, scalars, *options))
+        call = LinearCall(
+            epilogue, x, weight, bias, operands, scalars, precision, pack_use, strict, invariant, out
+        )
+        return _linear(road, call)
+    options = (precision, pack_use, strict, invariant, out)
     # All launches are checked before the first one.
     checks.linear(LinearCall(BIAS, x, weight, vectors[0], (), (), *options))
     columns = checks.fold_batch_norm(x, _named(vectors), fold[-1], weight.shape[0])

@@ -72,9 +72,8 @@ class LinearCall(NamedTuple):
 
     def product(self) -> LinearCall:
         """The same call without what comes after the bare product; a bias does not count as that."""
-        return LinearCall(
-            BIAS, *self[1:4], precision=self.precision, pack_use=self.pack_use, invariant=self.invariant
-        )
+        _, x, weight, bias, _, _, precision, pack_use, _, invariant, _ = self
+        return LinearCall(BIAS, x, weight, bias, (), (), precision, pack_use, False, invariant)
 
 
 class ElementwiseCall(NamedTuple):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import torch
@@ -25,10 +24,10 @@ def linear(call: LinearCall, decision: int | None = None) -> Tensor:
     """
     gemm = gemm_of(call, decision)
     if call.epilogue is BIAS and (call.bias is None or gemm == decisions.WITH_BIAS):
-        return _run(call)
+        return _run(call, call.bias)
     if gemm == decisions.WITH_BIAS_AND_RELU:
-        return _run(call, relu=True)
-    out = _run(call._replace(bias=None))
+        return _run(call, call.bias, relu=True)
+    out = _run(call, None)
     return kernels.elementwise(ElementwiseCall(call.epilogue, out, *call[3:6], out))
 
 
@@ -45,8 +44,8 @@ def unflattened(flat: Tensor, x: Tensor) -> Tensor:
     return result
 
 
-def _run(call: LinearCall, *, relu: bool = False) -> Tensor:
-    """x @ weight.T, plus bias, with a ReLU behind it where that is asked for, by torch's GEMM."""
+def _run(call: LinearCall, bias: Tensor | None, *, relu: bool = False) -> Tensor:
+    """x @ weight.T, plus `bias`, with a ReLU behind it where that is asked for, by torch's GEMM."""
     x, precision = call.x, call.precision
     if (
         precision != _precision.DEFAULT
@@ -54,12 +53,12 @@ def _run(call: LinearCall, *, relu: bool = False) -> Tensor:
         and _precision.needs_override(precision, x.device.type)
     ):
         with _precision.full_fp32(x.device.type):
-            return _torch_linear(call, relu)
-    return _torch_linear(call, relu)
+            return _torch_linear(call, bias, relu)
+    return _torch_linear(call, bias, relu)
 
 
-def _torch_linear(call: LinearCall, relu: bool) -> Tensor:
-    _, x, weight, bias, *_, out = call
+def _torch_linear(call: LinearCall, bias: Tensor | None, relu: bool) -> Tensor:
+    x, weight, out = call.x, call.weight, call.out
     if out is None:
         # Under autocast an operator called directly must keep its dtype: torch casts this function, but none
         # with out=.
@@ -72,7 +71,7 @@ def _torch_linear(call: LinearCall, relu: bool) -> Tensor:
     if x.dim() == 2:
         _gemm_2d(x, weight, bias, out, relu)
         return out
-    rows, columns = math.prod(x.shape[:-1]), weight.shape[0]
+    rows, columns = call.rows, weight.shape[0]
     x = x.reshape(rows, x.shape[-1])
     try:
         flat = out.view(rows, columns)

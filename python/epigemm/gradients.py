@@ -63,8 +63,8 @@ def keeps_product(call: LinearCall) -> bool:
 
 def save_linear(ctx: Any, call: LinearCall, output: Tensor) -> None:
     """Save what `linear_gradients` needs."""
-    epilogue, x, weight, bias, operands, ctx.scalars, ctx.precision, ctx.pack_use, *_ = call
-    ctx.epilogue = epilogue
+    epilogue, x, weight, bias, operands, scalars, precision, pack_use, *_ = call
+    ctx.call = (epilogue, scalars, precision, pack_use)  # no tensor, which autograd would not see
     again = ctx.again = not without_product(epilogue, operands)
     if again:
         ctx.save_for_backward(x, weight, bias, _snapshot(bias), *operands)
@@ -83,23 +83,24 @@ def linear_gradients(ctx: Any, grad: Tensor, needs: Sequence[bool]) -> list[Tens
     if ctx.again:
         return _gradients_by_product(ctx, grad, needs)
     x, weight, output, *operands = ctx.saved_tensors
-    epilogue = ctx.epilogue
+    epilogue, _, precision, _ = ctx.call
     if epilogue is BIAS_RELU:
         grad = _threshold_backward(grad, output, 0)
     elif epilogue is not BIAS:
         grad = _derivative_of_scale(grad, operands)
-    found = product_gradients(grad, x, weight, needs[0], needs[1], needs[2], ctx.precision)
+    found = product_gradients(grad, x, weight, needs[0], needs[1], needs[2], precision)
     return found + [None] * len(operands) if operands else found
 
 
 def _gradients_by_product(ctx: Any, grad: Tensor, needs: Sequence[bool]) -> list[Tensor | None]:
     """As `linear_gradients`, where the product has to be made again."""
     x, weight, bias, snapshot, *operands = ctx.saved_tensors
+    epilogue, scalars, precision, pack_use = ctx.call
     needs_x, needs_weight, needs_bias, *needs_operands = needs
-    acc = accumulator(x, weight, ctx.precision, ctx.pack_use)
+    acc = accumulator(x, weight, precision, pack_use)
     bias = bias if _grad_enabled() else snapshot
     found, grad_bias, *grad_operands = _epilogue_gradients(
-        ElementwiseCall(ctx.epilogue, acc, bias, operands, ctx.scalars),
+        ElementwiseCall(epilogue, acc, bias, operands, scalars),
         grad.to(acc.dtype),
         (needs_x or needs_weight, needs_bias, *needs_operands),
     )
@@ -107,7 +108,7 @@ def _gradients_by_product(ctx: Any, grad: Tensor, needs: Sequence[bool]) -> list
     if found is not None:
         grad_acc = found.to(grad.dtype)
         grad_x, grad_weight, _ = product_gradients(
-            grad_acc, x, weight, needs_x, needs_weight, False, ctx.precision
+            grad_acc, x, weight, needs_x, needs_weight, False, precision
         )
     return [grad_x, grad_weight, grad_bias, *grad_operands]
 
@@ -118,7 +119,7 @@ def linear_backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     needs = (needs_x, needs_weight, needs_bias, *needs_operands)
     grad_x, grad_weight, grad_bias, *grad_operands = linear_gradients(ctx, grad, needs)
     nothing = (None for _ in others[1:])  # for each argument after the scalars
-    return None, grad_x, grad_weight, grad_bias, grad_operands, _none_like(ctx.scalars), *nothing
+    return None, grad_x, grad_weight, grad_bias, grad_operands, _none_like(ctx.call[1]), *nothing
 
 
 def _derivative_of_scale(grad: Tensor, operands: Sequence[Tensor]) -> Tensor:

@@ -99,6 +99,15 @@ def _linear_plain(call: LinearCall) -> Tensor | None:
     return None if call.invariant or call.pack_use == packs.NONE else entry.linear_operator(call)
 
 
+def _of_changing_weight(call: LinearCall) -> LinearCall:
+    """The call with no use of the pack of a weight that a gradient is asked for.
+
+    Such a weight is about to change, by whatever means: its pack would be made again in any case, and must not outlive
+    a change that nothing counts, so that the operator has it expire.
+    """
+    return call._replace(pack_use=packs.NONE) if call.weight.requires_grad else call
+
+
 def _elementwise_fake(call: ElementwiseCall) -> Tensor:
     checks.elementwise(call)
     return torch.empty_like(call.x)
@@ -114,7 +123,7 @@ _OPERATORS = {
         _linear_fake,
         autograd.linear_forward,
         _linear_plain,
-        autograd.linear,
+        lambda call: autograd.linear(_of_changing_weight(call)),
         gradients.save_linear,
         gradients.linear_backward,
     ),
@@ -176,18 +185,13 @@ def _at_once(name: str, kernel: Callable[..., Tensor]) -> Callable[..., Tensor]:
 def _traced_linear(kernel: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """`kernel`, the autograd kernel of `linear`: two operators where `gradients.keeps_product`.
 
-    And with no use of the pack of a weight that a gradient is asked for. Such a weight is about to change, by whatever
-    means: its pack would be made again in any case, and must not outlive a change that nothing counts, so that the
-    operator has it expire. Only here is it known of traced calls: below autograd no kernel sees whether gradients are
-    enabled.
+    Only here is it known of traced calls whether a gradient is asked for: below autograd no kernel sees it.
     """
 
     def autograd_kernel(keyset: Any, *args: Any) -> Tensor:
-        call = linear_call(*args)
         if not torch.is_grad_enabled():
             return kernel(keyset, *args)
-        if call.weight.requires_grad:
-            call = call._replace(pack_use=packs.NONE)
+        call = _of_changing_weight(linear_call(*args))
         recorded = any(tensor is not None and tensor.requires_grad for tensor in call.inputs)
         if not recorded or not gradients.keeps_product(call):
             return kernel(keyset, *args[:7], *call.arguments[7:])

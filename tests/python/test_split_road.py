@@ -216,10 +216,10 @@ def test_the_second_path_is_as_accurate_as_asked(
     seen: list[str] = []
     gemm = fallback._torch_linear
 
-    def watched(call: LinearCall, relu: bool) -> Tensor:
+    def watched(call: LinearCall, *others: Any) -> Tensor:
         backend = "cuda" if call.x.is_cuda else "mkldnn"
         seen.append(str(torch._C._get_fp32_precision_getter(backend, "matmul")))
-        return gemm(call, relu)
+        return gemm(call, *others)
 
     monkeypatch.setattr(fallback, "_torch_linear", watched)
     settings(setting)
