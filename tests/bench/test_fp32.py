@@ -83,9 +83,9 @@ def test_our_row_on_fp32_is_a_module_that_owns_its_weight(monkeypatch: pytest.Mo
         result: torch.Tensor = forward(call)
         return result
 
-    forward = epigemm.execution.linear
+    forward = epigemm.execution._linear
     monkeypatch.setattr("epigemm.entry.linear", spy)
-    monkeypatch.setattr("epigemm.execution.linear", spy_on_the_cold_path)
+    monkeypatch.setattr("epigemm.execution._linear", spy_on_the_cold_path)
     for problem in LINEAR:
         case = Case(problem, Shape(8, 16, 40), HIGHEST)
         data, out = cases.make_data(case, CPU, seed=0), torch.empty(8, 16)
