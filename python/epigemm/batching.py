@@ -9,26 +9,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from epigemm import checks, packs
 from epigemm import precision as _precision
 from epigemm._native import ops
+from epigemm.calls import LinearCall
 
 
-def linear_batched(
-    epilogue: str,
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    operands: Sequence[Tensor],
-    scalars: Sequence[float],
-    precision: str,
-    pack: str = packs.FIND,
-    strict: bool = False,
-    invariant: bool = False,
-) -> Tensor:
+def linear_batched(call: LinearCall) -> Tensor:
     """For `torch.autograd.grad(is_grads_batched=True)`, whose batches know the rules of torch's own operators alone."""
-    spec = checks.epilogue_named(epilogue, linear=True)
-    return spec.reference(_batched_product(x, weight, precision), bias, operands, scalars)
+    product = _batched_product(call.x, call.weight, call.precision)
+    return call.epilogue.reference(product, call.bias, call.operands, call.scalars)
 
 
 def _batched_product(x: Tensor, weight: Tensor, precision: str) -> Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from itertools import product
 from typing import Any, NamedTuple
@@ -12,10 +12,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from epigemm import execution, packs, plans, split
+from epigemm import decisions, execution, fallback, packs, plans, split
 from epigemm import precision as _precision
 from epigemm._native import ops
-from epigemm.epilogues import Epilogue
+from epigemm.calls import LinearCall
 
 TORCH: tuple[int, ...] = ()
 """In place of a plan: the fallback, torch's GEMM and one elementwise kernel where that does not do everything."""
@@ -28,40 +28,12 @@ _RASTERS = ("along_m", "along_n")
 _HOPELESS = 1.7  # times the best predicted time
 
 
-@dataclass(frozen=True)
-class Call:
-    """A checked call, as `execution.linear_forward` takes it."""
-
-    epilogue: Epilogue
-    x: Tensor
-    weight: Tensor
-    bias: Tensor | None
-    operands: Sequence[Tensor]
-    scalars: Sequence[float]
-    precision: str
-    pack_use: str
-
-    @property
-    def rows(self) -> int:
-        """M."""
-        k = self.weight.shape[1]
-        return self.x.numel() // k if k else 0
-
-    def on_random_x(self) -> Call:
-        """The same call on one matrix of random x, and with ones for the epilogue's further operands."""
-        generator = torch.Generator(self.x.device).manual_seed(0)
-        shape = (self.rows, self.weight.shape[1])
-        x = torch.randn(shape, generator=generator, device=self.x.device, dtype=self.x.dtype)
-        return replace(self, x=x, operands=[torch.ones_like(each) for each in self.operands])
-
-    def new_out(self) -> Tensor:
-        """Room for the result."""
-        return self.x.new_empty((*self.x.shape[:-1], self.weight.shape[0]))
-
-    def as_considered(self, out: Tensor | None = None) -> tuple[Any, ...]:
-        """As `execution.considered` takes it."""
-        head = (self.epilogue, self.x, self.weight, self.bias, self.operands, self.scalars, self.precision)
-        return (*head, self.new_out() if out is None else out, self.pack_use)
+def on_random_x(call: LinearCall) -> LinearCall:
+    """The same call on one matrix of random x, and with ones for the epilogue's further operands."""
+    device, dtype = call.x.device, call.x.dtype
+    generator = torch.Generator(device).manual_seed(0)
+    x = torch.randn((call.rows, call.weight.shape[1]), generator=generator, device=device, dtype=dtype)
+    return call._replace(x=x, operands=[torch.ones_like(each) for each in call.operands], out=None)
 
 
 @dataclass(frozen=True)
@@ -108,11 +80,12 @@ class Family:
     now: tuple[int, ...] = TORCH
 
 
-def families(call: Call, wanted: Callable[[Kind], bool] = lambda kind: True) -> Iterator[Family]:
+def families(call: LinearCall, wanted: Callable[[Kind], bool] = lambda kind: True) -> Iterator[Family]:
     """Each arithmetic that the call may run in and whose kernels cover it, in the order in which they are tried."""
     out = call.new_out()
-    roads = execution.linear_roads(call.x, call.precision)
-    for found in execution.considered(*call.as_considered(out)):
+    call = call._replace(out=out)
+    roads = decisions.roads(call)
+    for found in execution.considered(call):
         on_pieces = found.choice is not None
         # The planner compares the fused TF32 kernel with a TF32 GEMM, whatever torch's setting is.
         tf32_allowed = call.x.dtype == torch.float32 and (roads.tf32_allowed or not on_pieces)
@@ -127,7 +100,7 @@ def families(call: Call, wanted: Callable[[Kind], bool] = lambda kind: True) -> 
         setting: Callable[[], AbstractContextManager[None]] = nullcontext
         if tf32_allowed and not roads.tf32_allowed:
             setting = partial(_precision.switched, call.x.device.type, _precision.TF32)
-        yield Family(kind, candidates, _rival(call, out), setting, now)
+        yield Family(kind, candidates, _rival(call), setting, now)
 
 
 def _every_plan(
@@ -159,13 +132,11 @@ def _every_plan(
             yield numbers, text if splits == 1 else f"{text}, K in {splits} parts"
 
 
-def _rival(call: Call, out: Tensor) -> Candidate:
-    arguments = (call.epilogue, call.x, call.weight, call.bias, call.operands, call.scalars, call.precision)
-    run = partial(execution.second_path, *arguments, out)
-    return Candidate(TORCH, "torch's own path", run)
+def _rival(call: LinearCall) -> Candidate:
+    return Candidate(TORCH, "torch's own path", partial(fallback.linear, call))
 
 
-def _fused(call: Call, arithmetic: str, out: Tensor, plan: list[int]) -> Tensor:
+def _fused(call: LinearCall, arithmetic: str, out: Tensor, plan: list[int]) -> Tensor:
     """One kernel on the tensors as they are."""
     head = (call.epilogue.name, call.x, call.weight, call.bias, call.operands, call.scalars)
     if not _fused_linear_out(*head, arithmetic, plan, out):
@@ -173,7 +144,7 @@ def _fused(call: Call, arithmetic: str, out: Tensor, plan: list[int]) -> Tensor:
     return out
 
 
-def _on_pieces(call: Call, kind: Kind) -> Callable[[list[int]], Tensor]:
+def _on_pieces(call: LinearCall, kind: Kind) -> Callable[[list[int]], Tensor]:
     """The launches of a call on fp16 pieces, with a plan still to come; without the copy of a padded result."""
     arithmetic, packed = kind.arithmetic, kind.packed
     pieces = packs.PIECES[arithmetic]

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from epigemm import overlap
+from epigemm.calls import ElementwiseCall, LinearCall
 from epigemm.epilogues import EPILOGUES, Epilogue, compute_dtype
 from epigemm.precision import ARITHMETIC, DEFAULT, unknown_precision
 
@@ -31,53 +32,37 @@ def epilogue_named(name: str, *, linear: bool) -> Epilogue:
     return epilogue
 
 
-def linear(
-    epilogue: Epilogue,
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    operands: Sequence[Tensor],
-    scalars: Sequence[float],
-    arithmetic: str,
-    out: Tensor | None,
-) -> None:
+def linear(call: LinearCall) -> None:
     """Check the arguments of a linear call, all of them tensors already."""
+    x, weight = call.x, call.weight
     _require_matrix_like("x", x)
-    dtype = x.dtype
-    _require_like("weight", weight, dtype, x)
+    _require_like("weight", weight, x.dtype, x)
     shape = weight.shape
     if len(shape) != 2:
         raise RuntimeError(
             f"weight: got shape {_shape(weight)}; accepted is [out_features, in_features] (2 dimensions)"
         )
-    columns = shape[0]
     if x.dim() == 0 or x.shape[-1] != shape[1]:
         raise RuntimeError(
             f"x: got shape {_shape(x)}; accepted is [..., in_features] with in_features = {shape[1]}, "
             f"as weight has shape {_shape(weight)}"
         )
-    _require_operands(epilogue, x, bias, operands, scalars, columns)
-    if arithmetic != DEFAULT and arithmetic not in ARITHMETIC:
-        raise unknown_precision(arithmetic)
-    if out is not None:
-        _require_out(out, (*x.shape[:-1], columns), x)
+    _require_operands(call, shape[0])
+    if call.precision != DEFAULT and call.precision not in ARITHMETIC:
+        raise unknown_precision(call.precision)
+    if call.out is not None:
+        _require_out(call.out, (*x.shape[:-1], shape[0]), x)
 
 
-def elementwise(
-    epilogue: Epilogue,
-    x: Tensor,
-    bias: Tensor | None,
-    operands: Sequence[Tensor],
-    scalars: Sequence[float],
-    out: Tensor | None,
-) -> None:
+def elementwise(call: ElementwiseCall) -> None:
     """Check the arguments of an elementwise call, all of them tensors already."""
+    x = call.x
     _require_matrix_like("x", x)
-    if bias is not None or epilogue.vectors:
+    if call.bias is not None or call.epilogue.vectors:
         rows_of_vectors(x)
-    _require_operands(epilogue, x, bias, operands, scalars, x.shape[-1] if x.dim() else 1)
-    if out is not None:
-        _require_out(out, x.shape, x)
+    _require_operands(call, x.shape[-1] if x.dim() else 1)
+    if call.out is not None:
+        _require_out(call.out, x.shape, x)
 
 
 def fold_batch_norm(like: Tensor, vectors: dict[str, Tensor | None], eps: float, columns: int | None) -> int:
@@ -243,14 +228,8 @@ def output_overlap(out: Tensor, x: Tensor, others: Sequence[Tensor | None], *, i
         )
 
 
-def _require_operands(
-    epilogue: Epilogue,
-    x: Tensor,
-    bias: Tensor | None,
-    operands: Sequence[Tensor],
-    scalars: Sequence[float],
-    columns: int,
-) -> None:
+def _require_operands(call: LinearCall | ElementwiseCall, columns: int) -> None:
+    epilogue, x, bias, operands, scalars = call.epilogue, call.x, call.bias, call.operands, call.scalars
     if bias is not None:
         if not epilogue.takes_bias:
             raise RuntimeError(f"bias: got a tensor; the epilogue {epilogue.name!r} accepts None")

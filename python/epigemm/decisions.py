@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -12,7 +11,8 @@ from torch import Tensor
 from epigemm import plans
 from epigemm import precision as _precision
 from epigemm._native import entry, ops
-from epigemm.epilogues import BIAS, Epilogue
+from epigemm.calls import LinearCall
+from epigemm.epilogues import BIAS
 
 # The number that `_linear_out` returns, from its lowest bit on: which way (2 bits), what torch's GEMM does in the
 # fallback (2), and on slices: the arithmetic (2), whether the weight's are not charged to the call, whether the result
@@ -33,62 +33,50 @@ SHIFTS = {_precision.SPLIT: 0, _precision.SCALED: 3}
 linear_out = entry("_linear_out")
 """The native operator: decides, and launches a kernel that needs nothing but the tensors."""
 
-Operands = tuple[Epilogue, Tensor, Tensor, Tensor | None, Sequence[Tensor], Sequence[float]]
-"""The epilogue, x, weight, bias, further operands and scalars of a call."""
 
-
-def fp32_code(x: Tensor, precision: str) -> int:
+def fp32_code(call: LinearCall) -> int:
     """What an fp32 call may run on, as csrc/call numbers it; 0 for other dtypes.
 
     Raises:
         ValueError: unknown precision.
     """
-    if x.dtype is not torch.float32:
+    if call.x.dtype is not torch.float32:
         return 0
     try:
-        return _precision.code(precision, x.device.type)
+        return _precision.code(call.precision, call.x.device.type)
     except KeyError:
-        raise _precision.unknown_precision(precision) from None
+        raise _precision.unknown_precision(call.precision) from None
 
 
-def decide(operands: Operands, code: int, slices: int, out: Tensor | None, *, launch: bool = False) -> int:
+def roads(call: LinearCall) -> _precision.Roads:
+    """What a call may run on; only fp32 has a choice."""
+    return _precision.road(fp32_code(call))
+
+
+def decide(call: LinearCall, code: int, slices: int, *, launch: bool = False) -> int:
     """What runs a call, in one number: see `way`, `gemm`, `arithmetic`, `is_packed`, `is_padded` and `plan`.
 
     Args:
-        operands: what is multiplied, and what follows.
+        call: the call; without an `out` as for a new contiguous tensor.
         code: its `fp32_code`.
         slices: what the weight's slices cost, by `SHIFTS`.
-        out: where the result goes; None: a new contiguous tensor.
         launch: launch the kernel where the way is `TENSORS`.
     """
-    epilogue, x, weight, bias, vectors, scalars = operands
-    if not (x.is_cuda or x.is_cpu):
-        return WITH_BIAS << 2 if epilogue is BIAS and bias is not None else 0
-    found: int = linear_out(
-        epilogue.name,
-        x,
-        weight,
-        bias,
-        vectors or None,
-        scalars or None,
-        code,
-        slices,
-        _described(x),
-        launch,
-        out,
-    )
+    if not (call.x.is_cuda or call.x.is_cpu):
+        return WITH_BIAS << 2 if call.epilogue is BIAS and call.bias is not None else 0
+    found: int = linear_out(*_asked(call, code, slices), launch, call.out)
     return found
 
 
-def explain(operands: Operands, code: int, slices: int, out: Tensor | None) -> dict[str, Any]:
+def explain(call: LinearCall, code: int, slices: int) -> dict[str, Any]:
     """Every arithmetic that the call is tried in, in order, with its plan and why it does not run, in words."""
-    epilogue, x, weight, bias, vectors, scalars = operands
-    found: dict[str, Any] = json.loads(
-        ops._explain_call(
-            epilogue.name, x, weight, bias, vectors or None, scalars or None, code, slices, _described(x), out
-        )
-    )
+    found: dict[str, Any] = json.loads(ops._explain_call(*_asked(call, code, slices), call.out))
     return found
+
+
+def _asked(call: LinearCall, code: int, slices: int) -> tuple[Any, ...]:
+    epilogue, x, weight, bias, operands, scalars, *_ = call
+    return epilogue.name, x, weight, bias, operands or None, scalars or None, code, slices, _described(x)
 
 
 def _described(x: Tensor) -> tuple[int, ...] | None:

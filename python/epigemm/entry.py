@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import enum
 import importlib
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -22,6 +21,7 @@ from torch.nn import Parameter
 from epigemm import execution, invariance, keeping, packs, split
 from epigemm import precision as _precision
 from epigemm._native import ops
+from epigemm.calls import ElementwiseCall, LinearCall
 from epigemm.epilogues import FOLDED, Epilogue
 
 _FP32 = torch.float32
@@ -50,12 +50,6 @@ class Reason(enum.IntEnum):
     OTHER_SETTING = 12
 
 
-def mark_written(out: Tensor) -> None:
-    """Bump the version counter of a tensor that a kernel writes outside of torch's sight."""
-    if not out.is_inference():
-        torch.autograd.graph.increment_version(out)
-
-
 def members() -> dict[str, Any]:
     """What the module needs of torch."""
     return {
@@ -77,7 +71,7 @@ def members() -> dict[str, Any]:
         "addmm_activation": torch._addmm_activation,
         "addmm_activation_out": torch.ops.aten._addmm_activation.out,
         "unsafe_view": torch.ops.aten._unsafe_view.default,
-        "mark_written": mark_written,
+        "mark_written": execution.mark_written,
         # CPU builds of torch have no such functions, and no tensors that they would be called for.
         "get_device": getattr(torch._C, "_cuda_getDevice", None),
         "exchange_device": getattr(torch._C, "_cuda_exchangeDevice", None),
@@ -206,24 +200,15 @@ def _slices_at_hand(weight: Tensor, code: int, pack_use: str | None) -> tuple[Te
     return pack.read(), pack_use
 
 
-def linear_operator(
-    epilogue: Epilogue,
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    operands: Sequence[Tensor],
-    scalars: Sequence[float],
-    precision: str,
-    pack_use: str,
-    strict: bool,
-) -> Tensor | None:
-    """`linear`, with arguments as the operator `epigemm::linear` has them."""
-    if len(operands) + len(scalars) != len(epilogue.vectors) + (epilogue.scalar is not None):
+def linear_operator(call: LinearCall) -> Tensor | None:
+    """`linear`, for a call whose operands are as the operator `epigemm::linear` has them."""
+    epilogue, x, weight, bias, operands, scalars, precision, pack_use, strict, _, out = call
+    if len(operands) + len(scalars) != epilogue.operand_count:
         return None
     vectors = tuple(operands) if epilogue.vectors else None
     scalar = scalars[0] if scalars else operands[-1] if epilogue.scalar else None
     asked = None if precision == _precision.DEFAULT else precision
-    return linear(epilogue, x, weight, bias, scalar, vectors, asked, None, pack_use, strict)
+    return linear(epilogue, x, weight, bias, scalar, vectors, asked, out, pack_use, strict)
 
 
 def elementwise(
@@ -242,12 +227,11 @@ def elementwise(
     return None if type(found) is int else found  # type: ignore[return-value]
 
 
-def elementwise_operator(
-    epilogue: Epilogue, x: Tensor, bias: Tensor | None, operands: Sequence[Tensor], scalars: Sequence[float]
-) -> Tensor | None:
-    """`elementwise`, with arguments as the operator `epigemm::elementwise` has them."""
-    if len(operands) + len(scalars) != len(epilogue.vectors) + (epilogue.scalar is not None):
+def elementwise_operator(call: ElementwiseCall) -> Tensor | None:
+    """`elementwise`, for a call whose operands are as the operator `epigemm::elementwise` has them."""
+    epilogue, x, bias, operands, scalars, out = call
+    if len(operands) + len(scalars) != epilogue.operand_count:
         return None
     vectors = tuple(operands) if epilogue.vectors else None
     scalar = scalars[0] if scalars else operands[-1] if epilogue.scalar else None
-    return elementwise(epilogue, x, bias, scalar, vectors, None)
+    return elementwise(epilogue, x, bias, scalar, vectors, out)

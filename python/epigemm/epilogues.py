@@ -81,6 +81,7 @@ class Epilogue:
         if len(scalars) > 1:
             raise ValueError(f"operands: got {len(scalars)} scalars for {name!r}; accepted is at most one")
         self.scalar = scalars[0] if scalars else None
+        self.operand_count = len(self.vectors) + len(scalars)  # beside the accumulator and the bias
 
     def __repr__(self) -> str:
         return f"Epilogue({self.name}: {self.formula})"

@@ -1,96 +1,103 @@
-"""Runs a checked call: one fused kernel where there is one, else torch's GEMM and one elementwise kernel.
+"""The cold path: runs a call that the entry has not answered, by one fused kernel if there is one, else the fallback.
 
 A fused kernel multiplies the tensors as they are, or fp32 ones on fp16 pieces (`epigemm.split`).
 
-Nothing here looks at autograd or checks arguments: `functional` and `registration` come here when that is
-done. Outputs are allocated by torch, so that running out of memory stays `torch.OutOfMemoryError`.
+Nothing here looks at autograd. Outputs are allocated by torch, so that running out of memory stays
+`torch.OutOfMemoryError`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from epigemm import decisions, packs, plans, split, torch_gemm
+from epigemm import checks, decisions, fallback, fixed, kernels, packs, plans, split
 from epigemm import precision as _precision
-from epigemm._native import cuda_status, entry
-from epigemm.epilogues import BIAS, Epilogue, compute_dtype, fold_batch_norm_reference
+from epigemm.calls import ElementwiseCall, LinearCall
 
-_ONE_PASS = _precision.Roads((_precision.IEEE,), False)
-_elementwise_out = entry("_elementwise_out")
-_derivative_out = entry("_derivative_out")
-_fold_batch_norm_out = entry("_fold_batch_norm_out")
-
-on_first_call: Callable[..., None] | None = None
+on_first_call: Callable[[LinearCall], None] | None = None
 """Sees every call before it is dispatched, while `epigemm.tuning` measures choices as they come up."""
 
 
-def linear_forward(
-    epilogue: Epilogue,
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    operands: Sequence[Tensor],
-    scalars: Sequence[float],
-    precision: str,
-    out: Tensor | None = None,
-    *,
-    pack_use: str = packs.FIND,
-    strict: bool = False,
-) -> Tensor:
-    """D = epilogue(x @ weight.T) into `out`, or into a new contiguous tensor of shape `[..., N]`.
-
-    Args:
-        epilogue: what follows the product.
-        x: `[..., K]`.
-        weight: `[N, K]`.
-        bias: `[N]` or None.
-        operands: the epilogue's vectors, then its scalar if that is a tensor.
-        scalars: its scalar if that is a number.
-        precision: what an fp32 product gets, `DEFAULT` for torch's setting.
-        out: where the result goes.
-        pack_use: what the call may do with the weight's pack (see `epigemm.packs`).
-        strict: raise instead of running torch's GEMM.
+def linear(call: LinearCall) -> Tensor:
+    """Check a call and run it.
 
     Raises:
-        RuntimeError: `strict`, and no fused kernel would run.
+        RuntimeError: arguments that do not fit; or `strict`, and no fused kernel would run.
         torch.OutOfMemoryError: no memory for the result; or `strict`, and none for the fused kernel.
     """
-    call = (epilogue, x, weight, bias, operands, scalars)
+    checks.linear(call)
+    if call.out is None:
+        return _linear(call)
+    checks.output_overlap(call.out, call.x, call.inputs[1:], in_place=False)
+    result = _linear(call)
+    mark_written(call.out)
+    return result
+
+
+def _linear(call: LinearCall) -> Tensor:
+    if call.invariant:
+        road = fixed.choose(call)
+        if call.strict and road.kind in (fixed.ROWS, fixed.EMPTY):
+            require_fused(call)
+        if road.kind != fixed.EMPTY:
+            return fixed.linear(road, call)
     decision = None
-    if plans.has_gpu_kernels(x):
-        if out is None:
-            out = torch_gemm.new_output(x, weight)
+    if plans.has_gpu_kernels(call.x):
+        if call.out is None:
+            call = call._replace(out=call.new_out())
         if on_first_call is not None:
-            on_first_call(*call, precision, out, pack_use)
-        decision = _run_fused(call, precision, out, pack_use, strict=strict)
+            on_first_call(call)
+        decision = _run_fused(call)
         if decisions.way(decision) != decisions.FALLBACK:
-            return out
-    if strict:
-        require_fused(*call, precision, out, pack_use)
-    return second_path(*call, precision, out, decision)
+            return call.out  # type: ignore[return-value]
+    if call.strict:
+        require_fused(call)
+    return fallback.linear(call, decision)
 
 
-def _run_fused(call: decisions.Operands, precision: str, out: Tensor, pack_use: str, *, strict: bool) -> int:
+def elementwise(call: ElementwiseCall) -> Tensor:
+    """Check a call and run it."""
+    checks.elementwise(call)
+    if call.out is not None:
+        checks.output_overlap(call.out, call.x, call.inputs[1:], in_place=True)
+        mark_written(call.out)
+    return kernels.elementwise(call)
+
+
+def mark_written(out: Tensor) -> None:
+    """Bump the version counter of a tensor that a kernel writes outside of torch's sight."""
+    if not out.is_inference():
+        torch.autograd.graph.increment_version(out)
+
+
+def refuse(call: LinearCall) -> None:
+    """RuntimeError where no kernel would run that the call insists on."""
+    if call.strict:
+        require_fused(call)
+    if call.invariant:
+        fixed.choose(call)
+
+
+def _run_fused(call: LinearCall) -> int:
     """Run a call by a fused kernel where one is chosen; returns the decision, by which nothing ran if the fallback is.
 
     What is decided on fp16 pieces may find no memory: it is decided again then, without what there is no room for.
     """
-    _, x, weight = call[:3]
-    code = decisions.fp32_code(x, precision)
-    if x.dtype is not torch.float32:
-        return decisions.decide(call, code, 0, out, launch=True)
-    uses = {name: pack_use for name in _precision.road(code).fused if name in packs.PIECES}
+    code, strict = decisions.fp32_code(call), call.strict
+    if call.x.dtype is not torch.float32:
+        return decisions.decide(call, code, 0, launch=True)
+    uses = {name: call.pack_use for name in _precision.road(code).fused if name in packs.PIECES}
     given_up = 0
     # Of a strict call, which raises it unless the product runs on pieces after all.
     shortage: torch.OutOfMemoryError | None = None
     while True:
-        choices, costs = split.find_for(x, weight, uses, ignore_shortage=strict)
-        decision = decisions.decide(call, code, costs | given_up, out, launch=shortage is None)
-        _note_declined(code, decision, choices, weight)
+        choices, costs = split.find_for(call, uses, ignore_shortage=strict)
+        decision = decisions.decide(call, code, costs | given_up, launch=shortage is None)
+        _note_declined(code, decision, choices, call.weight)
         arithmetic = decisions.arithmetic(decision)
         if decisions.way(decision) != decisions.SLICES or (shortage and uses[arithmetic] != packs.FIND):
             if shortage is not None:
@@ -98,14 +105,14 @@ def _run_fused(call: decisions.Operands, precision: str, out: Tensor, pack_use: 
             return decision
         choice = choices[arithmetic]._replace(padded=decisions.is_padded(decision))
         try:
-            split.run(choice, *call, arithmetic, out, decisions.plan(decision))
+            split.run(choice, call, arithmetic, decisions.plan(decision))
         except torch.OutOfMemoryError as error:
-            split.ran_out_of_memory(choice, x, weight, arithmetic)
+            split.ran_out_of_memory(choice, call, arithmetic)
             if strict and choice.source != split.MAKE:
                 raise
             shortage = error if strict else None
         else:
-            split.ran(choice, x, weight, arithmetic)
+            split.ran(choice, call, arithmetic)
             return decision
         if choice.source == split.MAKE:
             uses[arithmetic] = packs.FIND  # memory for one call may be there where memory to keep is not
@@ -121,48 +128,6 @@ def _note_declined(code: int, decision: int, choices: Mapping[str, split.Choice]
             return
         if arithmetic in choices:
             split.declined(choices[arithmetic], weight)
-
-
-def second_path(
-    epilogue: Epilogue,
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    operands: Sequence[Tensor],
-    scalars: Sequence[float],
-    precision: str,
-    out: Tensor | None,
-    decision: int | None = None,
-) -> Tensor:
-    """The call by torch's GEMM, and one elementwise kernel where the GEMM does not do everything.
-
-    `decision`: what was decided of the call, where that was asked.
-    """
-    gemm = gemm_of(epilogue, x, weight, bias, operands, scalars, precision, out, decision)
-    if epilogue is BIAS and (bias is None or gemm == decisions.WITH_BIAS):
-        return torch_gemm.run(x, weight, bias, precision, out)
-    if gemm == decisions.WITH_BIAS_AND_RELU:
-        return torch_gemm.run(x, weight, bias, precision, out, relu=True)
-    out = torch_gemm.run(x, weight, None, precision, out)
-    return elementwise_forward(epilogue, out, bias, operands, scalars, out)
-
-
-def gemm_of(
-    epilogue: Epilogue,
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    operands: Sequence[Tensor],
-    scalars: Sequence[float],
-    precision: str,
-    out: Tensor | None,
-    decision: int | None = None,
-) -> int:
-    """What torch's GEMM does in the fallback: a constant of `decisions`."""
-    if decision is None:
-        call = (epilogue, x, weight, bias, operands, scalars)
-        decision = decisions.decide(call, decisions.fp32_code(x, precision), 0, out)
-    return decisions.gemm(decision)
 
 
 class Considered(NamedTuple):
@@ -185,32 +150,21 @@ class Considered(NamedTuple):
     tf32_allowed: bool
 
 
-def considered(
-    epilogue: Epilogue,
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    operands: Sequence[Tensor],
-    scalars: Sequence[float],
-    precision: str,
-    out: Tensor,
-    pack_use: str,
-    *,
-    strict: bool = False,
-) -> list[Considered]:
-    """What `linear_forward` tries, in the same order, and what comes of it; launches nothing."""
-    has_kernels = plans.has_gpu_kernels(x)  # the first question brings in what was measured on the GPU
-    code = decisions.fp32_code(x, precision)
+def considered(call: LinearCall, *, strict: bool = False) -> list[Considered]:
+    """What `linear` tries, in the same order, and what comes of it; launches nothing."""
+    has_kernels = plans.has_gpu_kernels(call.x)  # the first question brings in what was measured on the GPU
+    if call.out is None:
+        call = call._replace(out=call.new_out())
+    code = decisions.fp32_code(call)
     uses = {
-        name: pack_use
+        name: call.pack_use
         for name in _precision.road(code).fused
-        if has_kernels and x.dtype == torch.float32 and name in packs.PIECES
+        if has_kernels and call.x.dtype == torch.float32 and name in packs.PIECES
     }
-    choices, costs = split.find_for(x, weight, uses, ignore_shortage=strict)
-    call = (epilogue, x, weight, bias, operands, scalars)
+    choices, costs = split.find_for(call, uses, ignore_shortage=strict)
     return [
         _considered(each, choices.get(each["arithmetic"]))
-        for each in decisions.explain(call, code, costs, out)["tried"]
+        for each in decisions.explain(call, code, costs)["tried"]
     ]
 
 
@@ -221,98 +175,14 @@ def _considered(tried: dict[str, Any], choice: split.Choice | None) -> Considere
     return Considered(tried["arithmetic"], why_not, plan, choice, tried["packed"], tried["tf32_allowed"])
 
 
-def require_fused(
-    epilogue: Epilogue,
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    operands: Sequence[Tensor],
-    scalars: Sequence[float],
-    precision: str,
-    out: Tensor | None,
-    pack_use: str,
-) -> None:
+def require_fused(call: LinearCall) -> None:
     """RuntimeError unless one fused kernel would run; says why none does."""
-    reasons = [no_kernels(x)]
-    if has_native_kernels(x):
-        if out is None:
-            out = torch_gemm.new_output(x, weight)
-        call = (epilogue, x, weight, bias, operands, scalars, precision, out, pack_use)
-        reasons = [found.why_not for found in considered(*call, strict=True)]
+    reasons = [kernels.why_none(call.x)]
+    if kernels.has_native(call.x):
+        reasons = [found.why_not for found in considered(call, strict=True)]
         if "" in reasons:
             return
     raise RuntimeError(
         "strict: got True for a call that no fused kernel would run "
         f"({'; '.join(dict.fromkeys(reasons))}); accepted there is False"
     )
-
-
-def elementwise_forward(
-    epilogue: Epilogue,
-    x: Tensor,
-    bias: Tensor | None,
-    operands: Sequence[Tensor],
-    scalars: Sequence[float],
-    out: Tensor | None = None,
-) -> Tensor:
-    """D = epilogue(x) into `out` (which may be x itself), or into a new tensor laid out as `torch.empty_like(x)`."""
-    if out is None:
-        out = torch.empty_like(x)
-    if has_native_kernels(x):
-        _elementwise_out(epilogue.name, x, bias, operands or None, scalars or None, out)
-    else:
-        out.copy_(epilogue.reference(x, bias, operands, scalars))
-    return out
-
-
-def derivative(
-    epilogue: Epilogue,
-    grad: Tensor,
-    x: Tensor,
-    bias: Tensor | None,
-    operands: Sequence[Tensor],
-    scalars: Sequence[float],
-) -> Tensor:
-    """grad * d epilogue(x) / dx in one kernel; `x` on a device with native kernels."""
-    contiguous = [_dense(operand) for operand in operands]
-    bias = None if bias is None else _dense(bias)
-    grad, x = grad.contiguous(), x.contiguous()
-    out = torch.empty_like(x)
-    _derivative_out(epilogue.name, grad, x, bias, contiguous or None, scalars or None, out)
-    return out
-
-
-def _dense(vector: Tensor) -> Tensor:
-    """A vector (or a 0-d tensor) without gaps; a single element is contiguous to torch whatever its stride says."""
-    vector = vector.contiguous()
-    if vector.dim() == 0 or vector.stride(0) == 1:
-        return vector
-    return vector.as_strided(vector.shape, (1,))
-
-
-def fold_batch_norm_forward(
-    like: Tensor, columns: int, vectors: Sequence[Tensor | None], eps: float
-) -> Tensor:
-    """The BatchNorm fold, `[2, columns]`: multiplier and offset in the epilogue's arithmetic type."""
-    if not has_native_kernels(like):
-        return fold_batch_norm_reference(like, vectors, eps)
-    folded = torch.empty((2, columns), dtype=compute_dtype(like.dtype), device=like.device)
-    _fold_batch_norm_out(*vectors, eps, folded)
-    return folded
-
-
-def has_native_kernels(x: Tensor) -> bool:
-    """Whether epigemm's elementwise kernels run on x's device; otherwise the PyTorch reference stands in."""
-    return x.is_cpu or plans.has_gpu_kernels(x)
-
-
-def no_kernels(x: Tensor) -> str:
-    """Why none of epigemm's kernels runs on x's device; empty where they do."""
-    if x.is_cuda:
-        return cuda_status(x.get_device())
-    return "" if x.is_cpu else f"x is on {x.device}; epigemm has kernels for CUDA and CPU"
-
-
-def linear_roads(x: Tensor, precision: str) -> _precision.Roads:
-    """What a call on x may run on; only fp32 has a choice."""
-    return _precision.roads(precision, x.device.type) if x.dtype == torch.float32 else _ONE_PASS

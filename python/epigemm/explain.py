@@ -9,10 +9,23 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from epigemm import checks, decisions, execution, fixed, gradients, packs, plans, split, tables
+from epigemm import (
+    checks,
+    decisions,
+    execution,
+    fallback,
+    fixed,
+    gradients,
+    kernels,
+    packs,
+    plans,
+    split,
+    tables,
+)
 from epigemm import explain_text as text
 from epigemm import precision as _precision
-from epigemm.epilogues import BIAS, Epilogue, compute_dtype
+from epigemm.calls import ElementwiseCall, LinearCall
+from epigemm.epilogues import BIAS, compute_dtype
 from epigemm.recording import Recorder, dtype_name, record
 
 FUSED = "fused"
@@ -95,21 +108,20 @@ def _unpacked(value: Any) -> Any:
 def _explanation(
     function: str, recorder: Recorder, differentiates: bool, wants_gradients: bool
 ) -> Explanation:
-    operator, epilogue, given, out = recorder.taken_apart()
-    op = f"{function}: epigemm::{operator}, epilogue {epilogue.name}: {epilogue.formula}"
-    given = recorder.with_gradients(given)
-    if operator.startswith("linear"):
-        found, backward = _explain_gradients_of_linear(epilogue, given, out, differentiates, wants_gradients)
+    operator, call = recorder.taken_apart()
+    op = f"{function}: epigemm::{operator}, epilogue {call.epilogue.name}: {call.epilogue.formula}"
+    if isinstance(call, LinearCall):
+        backward = text.backward_linear(call)
+        found = _explain_recorded(call, differentiates, wants_gradients)
     else:
-        x, _, operands, _ = given
-        found, backward = _explain_elementwise(epilogue, given, out), text.backward_elementwise(x, operands)
-    if out is not None:
+        found, backward = _explain_elementwise(call), text.backward_elementwise(call)
+    if call.out is not None:
         backward = "none: a call with out= has no derivative"
     elif not differentiates:
         backward = f"not needed: no argument requires grad (otherwise: {backward})"
-    folds = [f"{text.owner(given[0])} {fold}" for fold in recorder.folds]
-    kernels = [*recorder.casts, *folds, *found.pop("kernels")]
-    return Explanation(op=op, backward=backward, kernels=kernels, **found)
+    folds = [f"{text.owner(call.x)} {fold}" for fold in recorder.folds]
+    launches = [*recorder.casts, *folds, *found.pop("kernels")]
+    return Explanation(op=op, backward=backward, kernels=launches, **found)
 
 
 _SAVED = (
@@ -118,102 +130,90 @@ _SAVED = (
 )
 
 
-def _explain_gradients_of_linear(
-    epilogue: Epilogue,
-    call: tuple[Any, ...],
-    out: Tensor | None,
-    differentiates: bool,
-    wants_gradients: bool,
-) -> tuple[dict[str, Any], str]:
-    """The forward and the backward pass, of which the former may depend on the latter."""
-    x, weight, bias, operands, scalars, precision, pack_use, strict, invariant = call
-    backward = text.backward_linear(epilogue, x, operands, strict=strict)
-    saves = gradients.keeps_product(epilogue, x, operands, strict)
-    if out is not None or not differentiates or not saves:
-        return _explain_linear(epilogue, call, out, wants_gradients), backward
-    checks.linear(epilogue, x, weight, bias, operands, scalars, precision, None)
-    product = (x, weight, bias, (), (), precision, pack_use, strict, invariant)
-    found = _explain_linear(BIAS, product, None, wants_gradients)
-    found["path"] = GEMM_ELEMENTWISE if execution.has_native_kernels(x) else REFERENCE
+def _explain_recorded(call: LinearCall, differentiates: bool, wants_gradients: bool) -> dict[str, Any]:
+    """The forward pass, which may depend on the backward one."""
+    checks.linear(call)
+    if call.out is not None:
+        checks.output_overlap(call.out, call.x, call.inputs[1:], in_place=False)
+    if call.out is not None or not differentiates or not gradients.keeps_product(call):
+        return _explain_linear(call, wants_gradients)
+    found = _explain_linear(call.product(), wants_gradients)
+    found["path"] = GEMM_ELEMENTWISE if kernels.has_native(call.x) else REFERENCE
     found["reasons"] = [_SAVED, *found["reasons"]]
-    found["kernels"] = [*found["kernels"], f"{text.owner(x)} {epilogue.name}"]
-    return found, backward
+    found["kernels"] = [*found["kernels"], _in_its_own_kernel(call)]
+    return found
 
 
-def _explain_linear(
-    epilogue: Epilogue, call: tuple[Any, ...], out: Tensor | None, wants_gradients: bool
-) -> dict[str, Any]:
-    x, weight, bias, operands, scalars, precision, pack_use, strict, invariant = call
-    checks.linear(epilogue, x, weight, bias, operands, scalars, precision, out)
-    if out is not None:
-        checks.output_overlap(out, x, (weight, bias, *operands), in_place=False)
-    changing = wants_gradients and weight.requires_grad
-    pack_use = packs.NONE if changing else pack_use
-    if strict:
-        execution.require_fused(epilogue, x, weight, bias, operands, scalars, precision, out, pack_use)
-    if invariant:
-        road = fixed.choose(epilogue, x, weight, precision)
+def _in_its_own_kernel(call: LinearCall | ElementwiseCall) -> str:
+    return f"{text.owner(call.x)} {call.epilogue.name}"
+
+
+def _explain_linear(call: LinearCall, wants_gradients: bool) -> dict[str, Any]:
+    changing = wants_gradients and call.weight.requires_grad
+    if changing:
+        call = call._replace(pack_use=packs.NONE)
+    if call.strict:
+        execution.require_fused(call)
+    if call.invariant:
+        road = fixed.choose(call)
         if road.kind != fixed.EMPTY:
-            return _explain_fixed(epilogue, x, weight, precision, road, out, pack_use)
-    plan: dict[str, Any] = {}
+            return _explain_fixed(call, road)
+    x, candidates = call.x, []
     reasons: list[str] = []
-    unavailable = execution.no_kernels(x)
-    if unavailable:
+    if unavailable := kernels.why_none(x):
         reasons.append(f"no fused kernel: {unavailable}")
     else:
-        written = x.new_empty((*x.shape[:-1], weight.shape[0])) if out is None else out
-        tried = (epilogue, x, weight, bias, operands, scalars, precision, written, pack_use)
-        for found in execution.considered(*tried):
+        for found in execution.considered(call):
             if found.choice is not None and not found.why_not:
-                return _explain_pieces(epilogue, x, weight, found, found.choice, changing, reasons)
+                return _explain_pieces(call, found, found.choice, changing, reasons)
             if not found.why_not:
-                return _explain_fused(epilogue, x, found, reasons)
+                return _explain_fused(call, found, reasons)
             if found.choice is None:
-                plan = found.plan
-            reasons += _why_not(x, weight, found, "two fp16 pieces instead" if reasons else "fp16 pieces")
-    reasons += _second_path_notes(x, precision, out)
-    does = execution.gemm_of(epilogue, x, weight, bias, operands, scalars, precision, out)
-    with_relu = does == decisions.WITH_BIAS_AND_RELU
-    with_bias = epilogue is BIAS and (bias is None or does == decisions.WITH_BIAS)
-    gemm = "torch GEMM (mm)"
-    if with_relu:
-        gemm = "torch GEMM (_addmm_activation, with the bias and the ReLU)"
-    elif bias is not None and with_bias:
-        gemm = "torch GEMM (addmm, with the bias)"
-    kernels = [gemm]
-    if not with_bias and not with_relu:
-        kernels.append(f"{text.owner(x)} {epilogue.name}, in place on the product")
+                candidates = found.plan.get("candidates", [])
+            reasons += _why_not(call, found, "two fp16 pieces instead" if reasons else "fp16 pieces")
+    gemm, launches = _of_fallback(call)
     return {
-        "arithmetic": text.arithmetic_text(x.dtype, _torch_arithmetic(x, precision)),
-        "candidates": plan.get("candidates", []),
-        "path": GEMM_ELEMENTWISE if execution.has_native_kernels(x) else REFERENCE,
+        "arithmetic": text.arithmetic_text(x.dtype, _torch_arithmetic(call)),
+        "candidates": candidates,
+        "path": GEMM_ELEMENTWISE if kernels.has_native(x) else REFERENCE,
         "kernel": gemm,
-        "reasons": reasons,
-        "kernels": kernels,
+        "reasons": [*reasons, *_fallback_notes(call)],
+        "kernels": launches,
     }
 
 
-def _why_not(x: Tensor, weight: Tensor, found: execution.Considered, pieces: str) -> list[str]:
+def _of_fallback(call: LinearCall) -> tuple[str, list[str]]:
+    """torch's GEMM, and every launch."""
+    does = fallback.gemm_of(call)
+    if does == decisions.WITH_BIAS_AND_RELU:
+        gemm = "torch GEMM (_addmm_activation, with the bias and the ReLU)"
+        return gemm, [gemm]
+    if call.epilogue is BIAS and (call.bias is None or does == decisions.WITH_BIAS):
+        gemm = "torch GEMM (mm)" if call.bias is None else "torch GEMM (addmm, with the bias)"
+        return gemm, [gemm]
+    gemm = "torch GEMM (mm)"
+    return gemm, [gemm, f"{_in_its_own_kernel(call)}, in place on the product"]
+
+
+def _why_not(call: LinearCall, found: execution.Considered, pieces: str) -> list[str]:
     source = found.plan.get("source", "model")
     why_not = found.why_not
     if source != "model" and "measured" in why_not:
         why_not += f": {tables.source_text(source, found.plan)}"
     if found.choice is None:
         return [f"no fused kernel: {why_not}"]
-    return [f"not on {pieces}: {why_not}", *_memory_notes(x, weight, found.arithmetic)]
+    return [f"not on {pieces}: {why_not}", *_memory_notes(call, found.arithmetic)]
 
 
-def _explain_fused(
-    epilogue: Epilogue, x: Tensor, found: execution.Considered, reasons: list[str]
-) -> dict[str, Any]:
+def _explain_fused(call: LinearCall, found: execution.Considered, reasons: list[str]) -> dict[str, Any]:
     """A call on one kernel that multiplies the tensors as they are."""
-    kernel = f"epigemm fused GEMM, {text.tile_text(found.plan)}, epilogue {epilogue.name}"
+    kernel = f"epigemm fused GEMM, {text.tile_text(found.plan)}, epilogue {call.epilogue.name}"
     return {
-        "arithmetic": text.arithmetic_text(x.dtype, found.arithmetic),
+        "arithmetic": text.arithmetic_text(call.x.dtype, found.arithmetic),
         "candidates": found.plan["candidates"],
         "path": FUSED,
         "kernel": kernel,
-        "reasons": [*reasons, _fastest(found.plan, x, "torch's own path")],
+        "reasons": [*reasons, _fastest(found.plan, "torch's own path")],
         "kernels": [kernel],
     }
 
@@ -223,50 +223,34 @@ _INVARIANT = (
 )
 
 
-def _explain_fixed(
-    epilogue: Epilogue,
-    x: Tensor,
-    weight: Tensor,
-    precision: str,
-    road: fixed.Road,
-    out: Tensor | None,
-    pack_use: str,
-) -> dict[str, Any]:
+def _explain_fixed(call: LinearCall, road: fixed.Road) -> dict[str, Any]:
     """A call in the batch-invariant mode."""
+    x, name = call.x, call.epilogue.name
     before = [_INVARIANT, *road.passed_over]
+    path, arithmetic = FUSED, text.arithmetic_text(x.dtype, road.arithmetic)
     if road.kind == fixed.ROWS:
-        gemm = "torch GEMM (mm) of one row" if epilogue is not BIAS else "torch GEMM (addmm) of one row"
-        kernels = (
-            [gemm]
-            if epilogue is BIAS
-            else [gemm, f"{text.owner(x)} {epilogue.name}, in place on the product"]
-        )
-        return {
-            "arithmetic": text.arithmetic_text(x.dtype, _torch_arithmetic(x, precision)),
-            "path": GEMM_ELEMENTWISE,
-            "kernel": gemm,
-            "reasons": [*before, "on a CPU each row is a call of its own"],
-            "kernels": [f"for each row: {kernel}" for kernel in kernels],
-        }
-    if road.kind == fixed.FP32:
-        kernel = f"epigemm fused GEMM in fp32 multiply-adds, tile 128x64, epilogue {epilogue.name}"
-        arithmetic = text.arithmetic_text(x.dtype, _precision.IEEE)
+        path, arithmetic = GEMM_ELEMENTWISE, text.arithmetic_text(x.dtype, _torch_arithmetic(call))
+        kernel = f"torch GEMM ({'addmm' if call.epilogue is BIAS else 'mm'}) of one row"
+        after = [] if call.epilogue is BIAS else [f"{_in_its_own_kernel(call)}, in place on the product"]
+        launches = [f"for each row: {launch}" for launch in (kernel, *after)]
+        before.append("on a CPU each row is a call of its own")
+    elif road.kind == fixed.FP32:
+        kernel = f"epigemm fused GEMM in fp32 multiply-adds, tile 128x64, epilogue {name}"
         launches = [kernel]
     elif road.kind == fixed.PIECES:
-        kernel = f"epigemm fused GEMM on fp16 pieces, {text.tile_text(road.plan)}, epilogue {epilogue.name}"
+        kernel = f"epigemm fused GEMM on fp16 pieces, {text.tile_text(road.plan)}, epilogue {name}"
         arithmetic = _PIECES_TEXT[road.arithmetic]
-        written = x.new_empty((*x.shape[:-1], weight.shape[0])) if out is None else out
-        choice = split.choose_fixed(weight, road.arithmetic, written, pack_use)
-        before.append(split.describe_source(choice, weight))
+        written = call.new_out() if call.out is None else call.out
+        choice = split.choose_fixed(call, road.arithmetic, written)
+        before.append(split.describe_source(choice, call.weight))
         launches = split.describe_launches(choice, x, kernel)
     else:
-        kernel = f"epigemm fused GEMM, {text.tile_text(road.plan)}, epilogue {epilogue.name}"
-        arithmetic = text.arithmetic_text(x.dtype, road.arithmetic)
+        kernel = f"epigemm fused GEMM, {text.tile_text(road.plan)}, epilogue {name}"
         before.append("tensors that TMA cannot read or write are copied and padded to whole 16 bytes first")
         launches = [kernel]
     return {
         "arithmetic": arithmetic,
-        "path": FUSED,
+        "path": path,
         "kernel": kernel,
         "reasons": before,
         "candidates": road.plan.get("candidates", []),
@@ -275,25 +259,19 @@ def _explain_fixed(
 
 
 def _explain_pieces(
-    epilogue: Epilogue,
-    x: Tensor,
-    weight: Tensor,
-    found: execution.Considered,
-    choice: split.Choice,
-    changing: bool,
-    before: list[str],
+    call: LinearCall, found: execution.Considered, choice: split.Choice, changing: bool, before: list[str]
 ) -> dict[str, Any]:
     """A call on fp16 pieces."""
     plan = found.plan
-    kernel = f"epigemm fused GEMM on fp16 pieces, {text.tile_text(plan)}, epilogue {epilogue.name}"
+    kernel = f"epigemm fused GEMM on fp16 pieces, {text.tile_text(plan)}, epilogue {call.epilogue.name}"
     rival = "torch's TF32 GEMM" if found.tf32_allowed else "torch's fp32 GEMM"
     reasons = [
         *before,
-        _fastest(plan, x, rival),
-        _CHANGING if changing else split.describe_source(choice, weight),
+        _fastest(plan, rival),
+        _CHANGING if changing else split.describe_source(choice, call.weight),
         "a guard on the device finds tiles whose rows have too wide a range for fp16 pieces, or infinities or NaN; "
         "the last launch recomputes them",
-        *_memory_notes(x, weight, found.arithmetic),
+        *_memory_notes(call, found.arithmetic),
     ]
     return {
         "path": FUSED,
@@ -301,7 +279,7 @@ def _explain_pieces(
         "arithmetic": _PIECES_TEXT[found.arithmetic],
         "reasons": reasons,
         "candidates": plan["candidates"],
-        "kernels": split.describe_launches(choice, x, kernel),
+        "kernels": split.describe_launches(choice, call.x, kernel),
     }
 
 
@@ -313,7 +291,7 @@ _PIECES_TEXT = {
 }
 
 
-def _fastest(plan: dict[str, Any], x: Tensor, rival: str) -> str:
+def _fastest(plan: dict[str, Any], rival: str) -> str:
     """Why this kernel: its time, that of torch's own path, and where they come from."""
     source = plan.get("source", "model")
     how = "by prediction" if source == "model" else "as measured"
@@ -323,8 +301,8 @@ def _fastest(plan: dict[str, Any], x: Tensor, rival: str) -> str:
     return f"{fastest}: {tables.source_text(source, plan)}"
 
 
-def _memory_notes(x: Tensor, weight: Tensor, arithmetic: str) -> list[str]:
-    lacked = split.lacked_memory(x, weight, arithmetic)
+def _memory_notes(call: LinearCall, arithmetic: str) -> list[str]:
+    lacked = split.lacked_memory(call, arithmetic)
     notes = []
     if split.MAKE in lacked:
         notes.append("the last call of these sizes found no memory to keep the weight's pack")
@@ -333,16 +311,16 @@ def _memory_notes(x: Tensor, weight: Tensor, arithmetic: str) -> list[str]:
     return notes
 
 
-def _explain_elementwise(epilogue: Epilogue, call: tuple[Any, ...], out: Tensor | None) -> dict[str, Any]:
-    x, bias, operands, scalars = call
-    checks.elementwise(epilogue, x, bias, operands, scalars, out)
-    if out is not None:
-        checks.output_overlap(out, x, (bias, *operands), in_place=True)
-    kernel = f"{text.owner(x)} {epilogue.name}"
+def _explain_elementwise(call: ElementwiseCall) -> dict[str, Any]:
+    x = call.x
+    checks.elementwise(call)
+    if call.out is not None:
+        checks.output_overlap(call.out, x, call.inputs[1:], in_place=True)
+    kernel = _in_its_own_kernel(call)
     reason = f"elementwise functions are one kernel; x is {dtype_name(x.dtype)} on {x.device}"
     path = ELEMENTWISE
-    if not execution.has_native_kernels(x):
-        path, reason = REFERENCE, execution.no_kernels(x)
+    if not kernels.has_native(x):
+        path, reason = REFERENCE, kernels.why_none(x)
     return {
         "arithmetic": dtype_name(compute_dtype(x.dtype)),
         "path": path,
@@ -352,13 +330,13 @@ def _explain_elementwise(epilogue: Epilogue, call: tuple[Any, ...], out: Tensor 
     }
 
 
-def _second_path_notes(x: Tensor, precision: str, out: Tensor | None) -> list[str]:
+def _fallback_notes(call: LinearCall) -> list[str]:
     notes = []
-    device_type = x.device.type
-    if x.dtype == torch.float32 and _precision.needs_override(precision, device_type):
+    x, out, device_type = call.x, call.out, call.x.device.type
+    if x.dtype == torch.float32 and _precision.needs_override(call.precision, device_type):
         setting = _precision.torch_setting(device_type)
         notes.append(
-            f"precision={precision!r}: torch's setting {setting!r} is switched to 'ieee' for this GEMM"
+            f"precision={call.precision!r}: torch's setting {setting!r} is switched to 'ieee' for this GEMM"
         )
     if x.dim() != 2 and not split.flattens(x):
         notes.append("x: its leading dimensions are not one stride apart, torch copies it first")
@@ -369,8 +347,7 @@ def _second_path_notes(x: Tensor, precision: str, out: Tensor | None) -> list[st
     return notes
 
 
-def _torch_arithmetic(x: Tensor, precision: str) -> str:
+def _torch_arithmetic(call: LinearCall) -> str:
     """What torch's own fp32 GEMM computes in: its setting, unless the call asks for more accuracy."""
-    if not execution.linear_roads(x, precision).tf32_allowed:
-        return _precision.IEEE
-    return _precision.torch_setting(x.device.type)
+    allowed = decisions.roads(call).tf32_allowed
+    return _precision.torch_setting(call.x.device.type) if allowed else _precision.IEEE

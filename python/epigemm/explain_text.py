@@ -8,15 +8,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from epigemm import execution, gradients, plans
+from epigemm import gradients, kernels, plans
 from epigemm import precision as _precision
-from epigemm.epilogues import BIAS, BIAS_RELU, Epilogue
+from epigemm.calls import ElementwiseCall, LinearCall
+from epigemm.epilogues import BIAS, BIAS_RELU
 from epigemm.recording import dtype_name
 
 
 def owner(x: Tensor) -> str:
     """Whose elementwise kernel it is, to be followed by its name."""
-    if not execution.has_native_kernels(x):
+    if not kernels.has_native(x):
         return "PyTorch reference,"
     return "epigemm CUDA kernel," if x.is_cuda else "epigemm CPU loop,"
 
@@ -64,29 +65,23 @@ _KERNEL = "one derivative kernel (made of the epilogue's functor)"
 _REFERENCE = "the registry's differentiable PyTorch reference"
 
 
-def backward_linear(epilogue: Epilogue, x: Tensor, operands: Sequence[Tensor], *, strict: bool) -> str:
-    """What the first derivative of a linear function runs.
-
-    Args:
-        epilogue: what follows the product.
-        x: for its dtype and device.
-        operands: the epilogue's; those whose gradient is asked for require one.
-        strict: that of the call.
-    """
-    return f"{_backward_epilogue(epilogue, x, operands, strict)}; {_PRODUCTS}"
+def backward_linear(call: LinearCall) -> str:
+    """What the first derivative of a linear function runs; operands whose gradient is asked for require one."""
+    return f"{_backward_epilogue(call)}; {_PRODUCTS}"
 
 
-def _backward_epilogue(epilogue: Epilogue, x: Tensor, operands: Sequence[Tensor], strict: bool) -> str:
+def _backward_epilogue(call: LinearCall) -> str:
+    x, epilogue, operands = call.x, call.epilogue, call.operands
     if epilogue is BIAS:
         return "nothing for the epilogue: the gradient of the result is that of the product"
     if epilogue is BIAS_RELU:
         return "torch's threshold_backward on the saved result, whose sign is the derivative of relu"
-    if gradients.keeps_product(epilogue, x, operands, strict):
+    if gradients.keeps_product(call):
         return f"{_derivative(x, operands)} on the saved product"
     if gradients.without_product(epilogue, operands):
         return f"{_derivative(x, operands)}; it reads no product, the epilogue being linear in it"
     gemm = "in 16 bits with an fp32 result" if x.element_size() == 2 else "at the call's precision"
-    return f"the product again ({gemm}), as {_why_again(strict)}; {_REFERENCE} on it"
+    return f"the product again ({gemm}), as {_why_again(call.strict)}; {_REFERENCE} on it"
 
 
 def _why_again(strict: bool) -> str:
@@ -95,12 +90,12 @@ def _why_again(strict: bool) -> str:
     return "one saved in 16 bits would be rounded ahead of the bias that is folded into the epilogue"
 
 
-def backward_elementwise(x: Tensor, operands: Sequence[Tensor]) -> str:
-    """What the first derivative of an elementwise function runs; arguments as of `backward_linear`."""
-    return f"{_derivative(x, operands)} on the saved x"
+def backward_elementwise(call: ElementwiseCall) -> str:
+    """What the first derivative of an elementwise function runs."""
+    return f"{_derivative(call.x, call.operands)} on the saved x"
 
 
 def _derivative(x: Tensor, operands: Sequence[Tensor]) -> str:
     if any(operand.requires_grad for operand in operands):
         return f"{_REFERENCE} (a gradient of an operand is asked for)"
-    return _KERNEL if execution.has_native_kernels(x) else _REFERENCE
+    return _KERNEL if kernels.has_native(x) else _REFERENCE

@@ -8,16 +8,15 @@ copies of them, padded with zeros, are multiplied. On a CPU each row is a call o
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import Any, NamedTuple, NoReturn
 
 import torch
 from torch import Tensor
 
-from epigemm import execution, packs, plans, split
+from epigemm import decisions, fallback, kernels, plans, split
 from epigemm import precision as _precision
 from epigemm._native import ops
-from epigemm.epilogues import Epilogue
+from epigemm.calls import LinearCall
 
 TENSORS = "tensors"  # 16 bits and TF32: the tensors as they are
 PIECES = "pieces"  # fp32 on fp16 pieces
@@ -53,26 +52,25 @@ class Road(NamedTuple):
     passed_over: tuple[str, ...] = ()
 
 
-def choose(epilogue: Epilogue, x: Tensor, weight: Tensor, precision: str) -> Road:
-    """How `epilogue(x @ weight.T)` runs in the batch-invariant mode; launches nothing.
+def choose(call: LinearCall) -> Road:
+    """How a call runs in the batch-invariant mode; launches nothing.
 
     Raises:
         RuntimeError: nothing there computes it in a fixed order.
     """
-    n, k = weight.shape
-    m = math.prod(x.shape[:-1])
+    x, (n, k), m = call.x, call.weight.shape, call.rows
     if not m or not n or not k:
         return Road(EMPTY)
     if x.is_cpu and not plans.has_gpu_kernels(x):
         return Road(ROWS)
-    if reason := execution.no_kernels(x) or plans.no_gemm_kernels():
+    if reason := kernels.why_none(x) or plans.no_gemm_kernels():
         _refuse(x, reason)
     if x.dtype == torch.float64:
         _refuse(x, "fused kernels exist for float16, bfloat16 and float32, not for float64")
-    sizes = (epilogue.name, m, n, k)
+    sizes = (call.epilogue.name, m, n, k)
     if x.dtype != torch.float32:
         return _on_tensors(x, sizes, _precision.IEEE)
-    asked = execution.linear_roads(x, precision).fused[0]
+    asked = decisions.roads(call).fused[0]
     return _on_tensors(x, sizes, asked) if asked == _precision.TF32 else _fp32_road(x, sizes, asked)
 
 
@@ -110,70 +108,42 @@ def _refuse(x: Tensor, reason: str) -> NoReturn:
     )
 
 
-def linear_forward(
-    epilogue: Epilogue,
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    operands: Sequence[Tensor],
-    scalars: Sequence[float],
-    precision: str,
-    out: Tensor | None = None,
-    *,
-    pack_use: str = packs.FIND,
-    strict: bool = False,
-) -> Tensor:
-    """As `execution.linear_forward`, with bits that do not depend on M.
+def linear(road: Road, call: LinearCall) -> Tensor:
+    """Run a call that is not empty, with bits that do not depend on M.
 
     Raises:
-        RuntimeError: nothing computes the call in a fixed order, or `strict` and no fused kernel does.
         torch.OutOfMemoryError: no memory for the result, for copies or for fp16 pieces.
     """
-    road = choose(epilogue, x, weight, precision)
-    if strict and road.kind in (ROWS, EMPTY):
-        execution.require_fused(epilogue, x, weight, bias, operands, scalars, precision, out, pack_use)
-    if road.kind == EMPTY:
-        return execution.linear_forward(epilogue, x, weight, bias, operands, scalars, precision, out)
-    if out is None:
-        out = x.new_empty((*x.shape[:-1], weight.shape[0]))
+    out = call.new_out() if call.out is None else call.out
+    call = call._replace(out=out)
     if road.kind == ROWS:
-        _row_by_row(epilogue, x, weight, bias, operands, scalars, precision, out)
+        _row_by_row(call, out)
     elif road.kind == PIECES:
-        _run_on_pieces(road, epilogue, x, weight, bias, operands, scalars, out, pack_use)
+        _run_on_pieces(road, call, out)
     elif road.kind == FP32:
-        _run_fp32(epilogue, x, weight, bias, operands, scalars, out)
+        _run_fp32(call, out)
     else:
-        _run_on_tensors(road, epilogue, x, weight, bias, operands, scalars, out)
+        _run_on_tensors(road, call, out)
     return out
 
 
-def _run_on_tensors(
-    road: Road,
-    epilogue: Epilogue,
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    operands: Sequence[Tensor],
-    scalars: Sequence[float],
-    out: Tensor,
-) -> None:
-    call = (scalars, road.arithmetic, road.plan["plan"])
-    if _fused_linear_out(epilogue.name, x, weight, bias, operands, *call, out):
+def _run_on_tensors(road: Road, call: LinearCall, out: Tensor) -> None:
+    epilogue, x, weight, bias, operands, scalars, *_ = call
+    how = (scalars, road.arithmetic, road.plan["plan"])
+    if _fused_linear_out(epilogue.name, x, weight, bias, operands, *how, out):
         return
     # Zeros add nothing to a sum, and copies change no bits: these results are those of tensors that TMA can read.
     n, k = weight.shape
     width, depth = _padded(n, x.dtype), _padded(k, x.dtype)
-    target = torch.empty((math.prod(x.shape[:-1]), width), dtype=out.dtype, device=out.device)
+    target = torch.empty((call.rows, width), dtype=out.dtype, device=out.device)
+    vectors = len(epilogue.vectors)
     ran = _fused_linear_out(
         epilogue.name,
-        _padded_copy(x.reshape(-1, k), 0, depth - k),
-        _padded_copy(weight, width - n, depth - k),
-        None if bias is None else _padded_vector(bias, width - n),
-        [
-            _padded_vector(operand, width - n) if index < len(epilogue.vectors) else operand
-            for index, operand in enumerate(operands)
-        ],
-        *call,
+        _with_zeros(x.reshape(-1, k), 0, depth - k),
+        _with_zeros(weight, width - n, depth - k),
+        None if bias is None else _with_zeros(bias, width - n),
+        [*(_with_zeros(vector, width - n) for vector in operands[:vectors]), *operands[vectors:]],
+        *how,
         target,
     )
     if not ran:
@@ -186,54 +156,32 @@ def _padded(size: int, dtype: torch.dtype) -> int:
     return -(-size // step) * step
 
 
-def _padded_copy(matrix: Tensor, rows: int, columns: int) -> Tensor:
-    return torch.nn.functional.pad(matrix, (0, columns, 0, rows)).contiguous()
+def _with_zeros(tensor: Tensor, *more: int) -> Tensor:
+    """A contiguous copy, `more` elements longer along each of its dimensions."""
+    padding = [size for after in reversed(more) for size in (0, after)]
+    return torch.nn.functional.pad(tensor, padding).contiguous()
 
 
-def _padded_vector(vector: Tensor, more: int) -> Tensor:
-    return torch.nn.functional.pad(vector, (0, more)).contiguous()
-
-
-def _run_on_pieces(
-    road: Road,
-    epilogue: Epilogue,
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    operands: Sequence[Tensor],
-    scalars: Sequence[float],
-    out: Tensor,
-    pack_use: str,
-) -> None:
-    choice = split.choose_fixed(weight, road.arithmetic, out, pack_use)
-    call = (epilogue, x, weight, bias, operands, scalars, road.arithmetic, out, road.plan["plan"])
+def _run_on_pieces(road: Road, call: LinearCall, out: Tensor) -> None:
+    choice, plan = split.choose_fixed(call, road.arithmetic, out), road.plan["plan"]
     try:
-        split.run(choice, *call)
+        split.run(choice, call, road.arithmetic, plan)
     except torch.OutOfMemoryError:
         if choice.source != split.MAKE:
             raise
         # Memory for one call may be there where memory to keep is not: the pieces are the same.
-        split.run(choice._replace(source=split.PER_CALL), *call)
+        split.run(choice._replace(source=split.PER_CALL), call, road.arithmetic, plan)
 
 
-def _run_fp32(
-    epilogue: Epilogue,
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    operands: Sequence[Tensor],
-    scalars: Sequence[float],
-    out: Tensor,
-) -> None:
-    rows = x.reshape(-1, weight.shape[1])
+def _run_fp32(call: LinearCall, out: Tensor) -> None:
     target = _matrix_for(out)
     _fp32_linear_out(
-        epilogue.name,
-        rows,
-        weight,
-        None if bias is None else bias.contiguous(),
-        [operand.contiguous() for operand in operands],
-        scalars,
+        call.epilogue.name,
+        call.x.reshape(-1, call.weight.shape[1]),
+        call.weight,
+        None if call.bias is None else call.bias.contiguous(),
+        [operand.contiguous() for operand in call.operands],
+        call.scalars,
         target,
     )
     if target.data_ptr() != out.data_ptr():
@@ -249,23 +197,16 @@ def _matrix_for(out: Tensor) -> Tensor:
     return torch.empty((math.prod(out.shape[:-1]), out.shape[-1]), dtype=out.dtype, device=out.device)
 
 
-def _row_by_row(
-    epilogue: Epilogue,
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    operands: Sequence[Tensor],
-    scalars: Sequence[float],
-    precision: str,
-    out: Tensor,
-) -> None:
+def _row_by_row(call: LinearCall, out: Tensor) -> None:
     """Each row alone, always at the same addresses: math libraries choose their code by the alignment of operands."""
-    rows = x.reshape(-1, weight.shape[1])
-    target = out.view(-1, out.shape[-1]) if split.flattens(out) else out.new_empty((len(rows), out.shape[-1]))
-    row, result = x.new_empty((1, rows.shape[1])), x.new_empty((1, out.shape[-1]))
-    for index in range(rows.shape[0]):
+    x, (n, k) = call.x, call.weight.shape
+    rows = x.reshape(-1, k)
+    target = out.view(-1, n) if split.flattens(out) else out.new_empty((len(rows), n))
+    row, result = x.new_empty((1, k)), x.new_empty((1, n))
+    of_row = call._replace(x=row, out=result)
+    for index in range(len(rows)):
         row.copy_(rows[index : index + 1])
-        execution.linear_forward(epilogue, row, weight, bias, operands, scalars, precision, result)
+        fallback.linear(of_row)
         target[index : index + 1].copy_(result)
     if not split.flattens(out):
         out.copy_(target.view(out.shape))

@@ -41,8 +41,9 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from epigemm import checks, roads
-from epigemm.epilogues import BIAS, BIAS_RELU, RELU_DIV, SIGMOID, SIGMOID_SCALE_RESIDUAL
+from epigemm import call as _call
+from epigemm import checks, docstrings
+from epigemm.epilogues import BIAS, BIAS_RELU, RELU_DIV, SCALE_BATCH_NORM, SIGMOID, SIGMOID_SCALE_RESIDUAL
 from epigemm.packs import PackedWeight
 
 __all__ = [
@@ -60,6 +61,7 @@ __all__ = [
 ]
 
 
+@docstrings.linear
 def linear(
     x: Tensor,
     weight: Tensor | PackedWeight,
@@ -73,30 +75,14 @@ def linear(
 
     Matches `torch.nn.functional.linear(x, weight, bias)`.
 
-    Args:
-        x: `[..., K]`.
-        weight: `[N, K]`, a tensor or an `epigemm.PackedWeight`.
-        bias: `[N]` or None.
-        out: `[..., N]`, see the module's page.
-        precision: see the module's page.
-        strict: see the module's page.
-
-    Returns:
-        `[..., N]`, contiguous.
-
-    Raises:
-        TypeError: an argument is no tensor (or None where that is accepted), or the precision no string.
-        ValueError: unknown precision.
-        RuntimeError: a shape, dtype, device or layout that does not fit; `out` overlaps an input or itself, or is
-            given where a gradient is needed; `strict`, and no fused kernel would run.
-
     Example:
         >>> epigemm.linear(torch.randn(8, 64), torch.randn(32, 64)).shape
         torch.Size([8, 32])
     """
-    return roads.linear(BIAS, x, weight, bias, None, precision, out, strict)
+    return _call.linear(BIAS, x, weight, bias, None, precision, out, strict)
 
 
+@docstrings.linear
 def linear_relu(
     x: Tensor,
     weight: Tensor | PackedWeight,
@@ -110,30 +96,14 @@ def linear_relu(
 
     Matches `torch.relu(torch.nn.functional.linear(x, weight, bias))`; NaN stays NaN.
 
-    Args:
-        x: `[..., K]`.
-        weight: `[N, K]`, a tensor or an `epigemm.PackedWeight`.
-        bias: `[N]` or None.
-        out: `[..., N]`, see the module's page.
-        precision: see the module's page.
-        strict: see the module's page.
-
-    Returns:
-        `[..., N]`, contiguous.
-
-    Raises:
-        TypeError: an argument is no tensor (or None where that is accepted), or the precision no string.
-        ValueError: unknown precision.
-        RuntimeError: a shape, dtype, device or layout that does not fit; `out` overlaps an input or itself, or is
-            given where a gradient is needed; `strict`, and no fused kernel would run.
-
     Example:
         >>> epigemm.linear_relu(torch.randn(8, 64), torch.randn(32, 64), torch.randn(32)).shape
         torch.Size([8, 32])
     """
-    return roads.linear(BIAS_RELU, x, weight, bias, None, precision, out, strict)
+    return _call.linear(BIAS_RELU, x, weight, bias, None, precision, out, strict)
 
 
+@docstrings.linear
 def linear_sigmoid_scale_residual(
     x: Tensor,
     weight: Tensor | PackedWeight,
@@ -148,33 +118,14 @@ def linear_sigmoid_scale_residual(
 
     Matches `z = torch.nn.functional.linear(x, weight, bias); torch.sigmoid(z) * scale + z`.
 
-    Args:
-        x: `[..., K]`.
-        weight: `[N, K]`, a tensor or an `epigemm.PackedWeight`.
-        bias: `[N]` or None.
-        scale: a number, or a 0-d floating tensor on x's device (read there, without synchronising; gradients
-            flow to it).
-        out: `[..., N]`, see the module's page.
-        precision: see the module's page.
-        strict: see the module's page.
-
-    Returns:
-        `[..., N]`, contiguous.
-
-    Raises:
-        TypeError: an argument is no tensor (or None where that is accepted), or the precision no string,
-            or scale neither a number nor a tensor.
-        ValueError: unknown precision.
-        RuntimeError: a shape, dtype, device or layout that does not fit; `out` overlaps an input or itself, or is
-            given where a gradient is needed; `strict`, and no fused kernel would run.
-
     Example:
         >>> epigemm.linear_sigmoid_scale_residual(torch.randn(8, 64), torch.randn(32, 64), scale=2.0).shape
         torch.Size([8, 32])
     """
-    return roads.linear(SIGMOID_SCALE_RESIDUAL, x, weight, bias, scale, precision, out, strict)
+    return _call.linear(SIGMOID_SCALE_RESIDUAL, x, weight, bias, scale, precision, out, strict)
 
 
+@docstrings.linear
 def linear_relu_div(
     x: Tensor,
     weight: Tensor | PackedWeight,
@@ -190,33 +141,14 @@ def linear_relu_div(
     Matches `torch.relu(torch.nn.functional.linear(x, weight, bias)) / divisor`; a divisor of 0 gives inf and
     NaN as there.
 
-    Args:
-        x: `[..., K]`.
-        weight: `[N, K]`, a tensor or an `epigemm.PackedWeight`.
-        bias: `[N]` or None.
-        divisor: a number, or a 0-d floating tensor on x's device (read there, without synchronising;
-            gradients flow to it).
-        out: `[..., N]`, see the module's page.
-        precision: see the module's page.
-        strict: see the module's page.
-
-    Returns:
-        `[..., N]`, contiguous.
-
-    Raises:
-        TypeError: an argument is no tensor (or None where that is accepted), or the precision no string,
-            or divisor neither a number nor a tensor.
-        ValueError: unknown precision.
-        RuntimeError: a shape, dtype, device or layout that does not fit; `out` overlaps an input or itself, or is
-            given where a gradient is needed; `strict`, and no fused kernel would run.
-
     Example:
         >>> epigemm.linear_relu_div(torch.randn(8, 64), torch.randn(32, 64), divisor=2.0).shape
         torch.Size([8, 32])
     """
-    return roads.linear(RELU_DIV, x, weight, bias, divisor, precision, out, strict)
+    return _call.linear(RELU_DIV, x, weight, bias, divisor, precision, out, strict)
 
 
+@docstrings.linear
 def linear_scale(
     x: Tensor,
     weight: Tensor | PackedWeight,
@@ -232,31 +164,14 @@ def linear_scale(
     Matches `torch.nn.functional.linear(x, weight, bias) * scale`. `scale` and `scale * bias` are rounded to
     fp32 (fp64 for fp64), the weight is not touched. This is what comes before BatchNorm in training mode.
 
-    Args:
-        x: `[..., K]`.
-        weight: `[N, K]`, a tensor or an `epigemm.PackedWeight`.
-        bias: `[N]` or None.
-        scale: `[N]`, of x's dtype or fp32 (fp64 beside fp64), or None for 1.
-        out: `[..., N]`, see the module's page.
-        precision: see the module's page.
-        strict: see the module's page.
-
-    Returns:
-        `[..., N]`, contiguous.
-
-    Raises:
-        TypeError: an argument is no tensor (or None where that is accepted), or the precision no string.
-        ValueError: unknown precision.
-        RuntimeError: a shape, dtype, device or layout that does not fit; `out` overlaps an input or itself, or is
-            given where a gradient is needed; `strict`, and no fused kernel would run.
-
     Example:
         >>> epigemm.linear_scale(torch.randn(8, 64), torch.randn(32, 64), None, torch.randn(32)).shape
         torch.Size([8, 32])
     """
-    return roads.linear_folded(x, weight, (bias, scale, None, None, None, None), 0.0, precision, out, strict)
+    return _call.linear_folded(x, weight, (bias, scale, None, None, None, None), 0.0, precision, out, strict)
 
 
+@docstrings.linear
 def linear_scale_batch_norm(
     x: Tensor,
     weight: Tensor | PackedWeight,
@@ -279,29 +194,6 @@ def linear_scale_batch_norm(
     one multiply-add per element, on the device and in fp32 (fp64 for fp64), at every call: the running
     statistics are read live, the weight is not touched.
 
-    Args:
-        x: `[..., K]`.
-        weight: `[N, K]`, a tensor or an `epigemm.PackedWeight`.
-        bias: `[N]` or None.
-        scale: `[N]` or None for 1. This and the following vectors: of x's dtype or fp32 (fp64 beside fp64).
-        running_mean: `[N]`.
-        running_var: `[N]`.
-        bn_weight: `[N]` or None for 1 (`affine=False`).
-        bn_bias: `[N]` or None for 0.
-        eps: a finite number >= 0.
-        out: `[..., N]`, see the module's page.
-        precision: see the module's page.
-        strict: see the module's page.
-
-    Returns:
-        `[..., N]`, contiguous.
-
-    Raises:
-        TypeError: an argument is no tensor (or None where that is accepted), or the precision no string.
-        ValueError: unknown precision; negative or non-finite eps; missing running statistics.
-        RuntimeError: a shape, dtype, device or layout that does not fit; `out` overlaps an input or itself, or is
-            given where a gradient is needed; `strict`, and no fused kernel would run.
-
     Example:
         >>> n = torch.rand(32)
         >>> epigemm.linear_scale_batch_norm(torch.randn(8, 64), torch.randn(32, 64), n, n, n, n, n, n).shape
@@ -309,84 +201,49 @@ def linear_scale_batch_norm(
     """
     checks.running_statistics(running_mean, running_var)
     vectors = (bias, scale, running_mean, running_var, bn_weight, bn_bias)
-    return roads.linear_folded(x, weight, vectors, eps, precision, out, strict)
+    return _call.linear_folded(x, weight, vectors, eps, precision, out, strict)
 
 
+@docstrings.elementwise
 def sigmoid(x: Tensor, *, out: Tensor | None = None) -> Tensor:
     """D = 1 / (1 + exp(-x)).
 
     Matches `torch.sigmoid(x)` for floating x.
 
-    Args:
-        x: any shape and layout.
-        out: x's shape; x itself for in place.
-
-    Returns:
-        A tensor laid out as `torch.empty_like(x)`.
-
-    Raises:
-        TypeError: an argument is no tensor (or None where that is accepted).
-        RuntimeError: a shape, dtype, device or layout that does not fit; `out` overlaps an input without being x,
-            or itself, or is given where a gradient is needed.
-
     Example:
         >>> epigemm.sigmoid(torch.zeros(3))
         tensor([0.5000, 0.5000, 0.5000])
     """
-    return roads.elementwise(SIGMOID, x, None, None, out)
+    return _call.elementwise(SIGMOID, x, None, None, out)
 
 
+@docstrings.elementwise
 def bias_relu(x: Tensor, bias: Tensor | None, *, out: Tensor | None = None) -> Tensor:
     """D = relu(x + bias), bias along the last dimension.
 
     Matches `torch.relu(x + bias)`; NaN stays NaN.
 
-    Args:
-        x: `[..., N]`.
-        bias: `[N]` or None.
-        out: x's shape; x itself for in place.
-
-    Returns:
-        A tensor laid out as `torch.empty_like(x)`.
-
-    Raises:
-        TypeError: an argument is no tensor (or None where that is accepted).
-        RuntimeError: a shape, dtype, device or layout that does not fit; `out` overlaps an input without being x,
-            or itself, or is given where a gradient is needed.
-
     Example:
         >>> epigemm.bias_relu(torch.tensor([[-2.0, 1.0]]), torch.tensor([1.0, 1.0]))
         tensor([[0., 2.]])
     """
-    return roads.elementwise(BIAS_RELU, x, bias, None, out)
+    return _call.elementwise(BIAS_RELU, x, bias, None, out)
 
 
+@docstrings.elementwise
 def sigmoid_scale_residual(x: Tensor, scale: float | Tensor = 1.0, *, out: Tensor | None = None) -> Tensor:
     """D = x + scale * sigmoid(x).
 
     Matches `torch.sigmoid(x) * scale + x`.
 
-    Args:
-        x: any shape and layout.
-        scale: a number, or a 0-d floating tensor on x's device.
-        out: x's shape; x itself for in place.
-
-    Returns:
-        A tensor laid out as `torch.empty_like(x)`.
-
-    Raises:
-        TypeError: an argument is no tensor (or None where that is accepted),
-            or scale neither a number nor a tensor.
-        RuntimeError: a shape, dtype, device or layout that does not fit; `out` overlaps an input without being x,
-            or itself, or is given where a gradient is needed.
-
     Example:
         >>> epigemm.sigmoid_scale_residual(torch.zeros(2), 2.0)
         tensor([1., 1.])
     """
-    return roads.elementwise(SIGMOID_SCALE_RESIDUAL, x, None, scale, out)
+    return _call.elementwise(SIGMOID_SCALE_RESIDUAL, x, None, scale, out)
 
 
+@docstrings.elementwise
 def scale_batch_norm(
     x: Tensor,
     scale: Tensor | None,
@@ -403,55 +260,24 @@ def scale_batch_norm(
     Matches `torch.nn.functional.batch_norm(x * scale, running_mean, running_var, bn_weight, bn_bias,
     training=False, eps=eps)` for x of shape `[M, N]`.
 
-    Args:
-        x: `[..., N]`.
-        scale: `[N]` or None for 1. This and the following vectors: of x's dtype or fp32 (fp64 beside fp64).
-        running_mean: `[N]`.
-        running_var: `[N]`.
-        bn_weight: `[N]` or None for 1 (`affine=False`).
-        bn_bias: `[N]` or None for 0.
-        eps: a finite number >= 0.
-        out: x's shape; x itself for in place.
-
-    Returns:
-        A tensor laid out as `torch.empty_like(x)`.
-
-    Raises:
-        TypeError: an argument is no tensor (or None where that is accepted).
-        ValueError: negative or non-finite eps; missing running statistics.
-        RuntimeError: a shape, dtype, device or layout that does not fit; `out` overlaps an input without being x,
-            or itself, or is given where a gradient is needed.
-
     Example:
         >>> n = torch.ones(2)
         >>> epigemm.scale_batch_norm(torch.ones(1, 2), n, n, n, n, n)
         tensor([[1., 1.]])
     """
     checks.running_statistics(running_mean, running_var)
-    return roads.elementwise_folded(x, (None, scale, running_mean, running_var, bn_weight, bn_bias), eps, out)
+    fold = (None, scale, running_mean, running_var, bn_weight, bn_bias, eps)
+    return _call.elementwise(SCALE_BATCH_NORM, x, None, None, out, fold)
 
 
+@docstrings.elementwise
 def relu_div(x: Tensor, divisor: float | Tensor = 1.0, *, out: Tensor | None = None) -> Tensor:
     """D = relu(x) / divisor.
 
     Matches `torch.relu(x) / divisor`; a divisor of 0 gives inf and NaN as there.
 
-    Args:
-        x: any shape and layout.
-        divisor: a number, or a 0-d floating tensor on x's device.
-        out: x's shape; x itself for in place.
-
-    Returns:
-        A tensor laid out as `torch.empty_like(x)`.
-
-    Raises:
-        TypeError: an argument is no tensor (or None where that is accepted),
-            or divisor neither a number nor a tensor.
-        RuntimeError: a shape, dtype, device or layout that does not fit; `out` overlaps an input without being x,
-            or itself, or is given where a gradient is needed.
-
     Example:
         >>> epigemm.relu_div(torch.tensor([-1.0, 3.0]), 2.0)
         tensor([0.0000, 1.5000])
     """
-    return roads.elementwise(RELU_DIV, x, None, divisor, out)
+    return _call.elementwise(RELU_DIV, x, None, divisor, out)

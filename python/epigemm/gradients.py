@@ -22,11 +22,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from epigemm import execution, packs
+from epigemm import kernels
+from epigemm.calls import ElementwiseCall, FoldCall, LinearCall
 from epigemm.epilogues import (
     BIAS,
     BIAS_RELU,
-    EPILOGUES,
     SCALE_BATCH_NORM,
     Epilogue,
     fold_batch_norm_reference,
@@ -37,10 +37,7 @@ _grad_enabled = torch.is_grad_enabled
 _functorch_interpreter = torch._C._functorch.peek_interpreter_stack
 _threshold_backward: Any = torch.ops.aten.threshold_backward.default
 
-ElementwiseCall = tuple[Epilogue, Sequence[float]]
-"""An epilogue and its scalars."""
-LinearCall = tuple[Epilogue, Sequence[float], str, str, bool, bool]
-"""All that a linear call is given beside tensors: epilogue, scalars, precision, use of the pack, strict, invariant."""
+Gradients = tuple[Tensor | None, ...]
 
 
 def without_product(epilogue: Epilogue, operands: Sequence[Tensor]) -> bool:
@@ -50,7 +47,7 @@ def without_product(epilogue: Epilogue, operands: Sequence[Tensor]) -> bool:
     return epilogue is BIAS or epilogue is BIAS_RELU
 
 
-def keeps_product(epilogue: Epilogue, x: Tensor, operands: Sequence[Tensor], strict: bool) -> bool:
+def keeps_product(call: LinearCall) -> bool:
     """Whether a recorded linear call is two kernels, for its derivative to read the product between them.
 
     Saving it takes one more pass over the result, computing it again a matrix product. Eager saves it, too; rounded to
@@ -58,32 +55,24 @@ def keeps_product(epilogue: Epilogue, x: Tensor, operands: Sequence[Tensor], str
     epilogue: a product that is rounded to 16 bits before its bias is added loses what the two cancel to.
     """
     return not (
-        without_product(epilogue, operands)
-        or strict
-        or (epilogue is SCALE_BATCH_NORM and x.element_size() == 2)
+        without_product(call.epilogue, call.operands)
+        or call.strict
+        or (call.epilogue is SCALE_BATCH_NORM and call.x.element_size() == 2)
     )
 
 
-def save_linear(
-    ctx: Any,
-    call: LinearCall,
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    operands: Sequence[Tensor],
-    output: Tensor,
-    needs_x: bool,
-    needs_weight: bool,
-) -> None:
+def save_linear(ctx: Any, call: LinearCall, output: Tensor) -> None:
     """Save what `linear_gradients` needs."""
-    ctx.call, epilogue = call, call[0]
+    epilogue, x, weight, bias, operands, scalars, precision, pack_use, *_ = call
+    ctx.call = (epilogue, scalars, precision, pack_use)  # no tensor, which autograd would not see
     again = ctx.again = not without_product(epilogue, operands)
     if again:
         ctx.save_for_backward(x, weight, bias, _snapshot(bias), *operands)
         return
+    needs = ctx.needs_input_grad
     ctx.save_for_backward(
-        x if needs_weight else None,
-        weight if needs_x else None,
+        x if needs[2] else None,
+        weight if needs[1] else None,
         output if epilogue is BIAS_RELU else None,
         *operands,
     )
@@ -94,7 +83,7 @@ def linear_gradients(ctx: Any, grad: Tensor, needs: Sequence[bool]) -> list[Tens
     if ctx.again:
         return _gradients_by_product(ctx, grad, needs)
     x, weight, output, *operands = ctx.saved_tensors
-    epilogue, _, precision, *_ = ctx.call
+    epilogue, _, precision, _ = ctx.call
     if epilogue is BIAS_RELU:
         grad = _threshold_backward(grad, output, 0)
     elif epilogue is not BIAS:
@@ -106,14 +95,12 @@ def linear_gradients(ctx: Any, grad: Tensor, needs: Sequence[bool]) -> list[Tens
 def _gradients_by_product(ctx: Any, grad: Tensor, needs: Sequence[bool]) -> list[Tensor | None]:
     """As `linear_gradients`, where the product has to be made again."""
     x, weight, bias, snapshot, *operands = ctx.saved_tensors
-    epilogue, scalars, precision, pack, *_ = ctx.call
+    epilogue, scalars, precision, pack_use = ctx.call
     needs_x, needs_weight, needs_bias, *needs_operands = needs
-    acc = accumulator(x, weight, precision, pack)
+    acc = accumulator(x, weight, precision, pack_use)
+    bias = bias if _grad_enabled() else snapshot
     found, grad_bias, *grad_operands = _epilogue_gradients(
-        (epilogue, scalars),
-        acc,
-        bias if _grad_enabled() else snapshot,
-        operands,
+        ElementwiseCall(epilogue, acc, bias, operands, scalars),
         grad.to(acc.dtype),
         (needs_x or needs_weight, needs_bias, *needs_operands),
     )
@@ -124,16 +111,6 @@ def _gradients_by_product(ctx: Any, grad: Tensor, needs: Sequence[bool]) -> list
             grad_acc, x, weight, needs_x, needs_weight, False, precision
         )
     return [grad_x, grad_weight, grad_bias, *grad_operands]
-
-
-def linear_setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    """Save what `linear_backward` needs."""
-    # Arguments at the end that have their default value may be missing; strict is the forward call's alone.
-    epilogue, x, weight, bias, operands, scalars, precision, *pack_and_strict = inputs
-    pack = pack_and_strict[0] if pack_and_strict else packs.FIND
-    call = (EPILOGUES[epilogue], scalars, precision, pack, False, False)
-    _, needs_x, needs_weight, *_ = ctx.needs_input_grad
-    save_linear(ctx, call, x, weight, bias, operands, output, needs_x, needs_weight)
 
 
 def linear_backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
@@ -149,46 +126,43 @@ def _derivative_of_scale(grad: Tensor, operands: Sequence[Tensor]) -> Tensor:
     """grad times scale_batch_norm's derivative, which does not depend on the product."""
     if _grad_enabled() or not runs_directly(grad, *operands):
         return (grad.to(operands[0].dtype) * operands[0]).to(grad.dtype)
-    return _derivative((SCALE_BATCH_NORM, ()), grad, grad, None, operands)
+    return _derivative(ElementwiseCall(SCALE_BATCH_NORM, grad, None, operands), grad)
 
 
-def elementwise_gradients(
-    call: ElementwiseCall,
-    grad: Tensor,
-    x: Tensor,
-    bias: Tensor | None,
-    operands: Sequence[Tensor],
-    needs: Sequence[bool],
-) -> list[Tensor | None]:
+def elementwise_gradients(call: ElementwiseCall, grad: Tensor, needs: Sequence[bool]) -> list[Tensor | None]:
     """Gradients with respect to (x, bias, *operands), where `needs` asks for them; x's may come unasked."""
     if _grad_enabled() or True in needs[2:]:
-        return _epilogue_gradients(call, x, bias, operands, grad, needs)
-    found = _derivative(call, grad, x, bias, operands)
-    return [found, rows_of(found).sum(0) if needs[1] else None, *(None for _ in operands)]
+        return _epilogue_gradients(call, grad, needs)
+    found = _derivative(call, grad)
+    return [found, rows_of(found).sum(0) if needs[1] else None, *(None for _ in call.operands)]
 
 
-def elementwise_setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    """Save what `elementwise_backward` needs."""
-    epilogue, x, bias, operands, scalars = inputs
-    ctx.call = (EPILOGUES[epilogue], scalars)
-    ctx.save_for_backward(x, bias, *operands)
+def save_elementwise(ctx: Any, call: ElementwiseCall, output: Tensor) -> None:
+    """Save what `saved_elementwise_gradients` needs."""
+    ctx.epilogue, ctx.scalars = call.epilogue, call.scalars
+    ctx.save_for_backward(*call.inputs)
+
+
+def saved_elementwise_gradients(ctx: Any, grad: Tensor, needs: Sequence[bool]) -> list[Tensor | None]:
+    """`elementwise_gradients` of the call that was saved."""
+    x, bias, *operands = ctx.saved_tensors
+    return elementwise_gradients(ElementwiseCall(ctx.epilogue, x, bias, operands, ctx.scalars), grad, needs)
 
 
 def elementwise_backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     """Gradients of `epigemm::elementwise`, in the order of its arguments."""
-    x, bias, *operands = ctx.saved_tensors
     _, needs_x, needs_bias, needs_operands, _ = ctx.needs_input_grad
     needs = (needs_x, needs_bias, *needs_operands)
-    grad_x, grad_bias, *grad_operands = elementwise_gradients(ctx.call, grad, x, bias, operands, needs)
-    return None, grad_x, grad_bias, grad_operands, _none_like(ctx.call[1])
+    grad_x, grad_bias, *grad_operands = saved_elementwise_gradients(ctx, grad, needs)
+    return None, grad_x, grad_bias, grad_operands, _none_like(ctx.scalars)
 
 
-def save_fold_batch_norm(ctx: Any, like: Tensor, vectors: Sequence[Tensor | None], eps: float) -> None:
+def save_fold_batch_norm(ctx: Any, call: FoldCall, output: Tensor) -> None:
     """Save what `fold_batch_norm_gradients` needs."""
-    bias, *others = vectors
+    bias, *others = call.vectors
     # Of `like`, which is all of x, nothing but the type and the device is read.
-    ctx.save_for_backward(like.new_empty(()), bias, _snapshot(bias), *others)
-    ctx.eps = eps
+    ctx.save_for_backward(call.like.new_empty(()), bias, _snapshot(bias), *others)
+    ctx.eps = call.eps
 
 
 def fold_batch_norm_gradients(ctx: Any, grad: Tensor, needs: Sequence[bool]) -> list[Tensor | None]:
@@ -253,46 +227,30 @@ def _product_of(first: Tensor, *others: Tensor | None) -> Tensor:
     return first
 
 
-def fold_batch_norm_setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    """Save what `fold_batch_norm_backward` needs."""
-    like, *vectors, eps = inputs
-    save_fold_batch_norm(ctx, like, vectors, eps)
-
-
 def fold_batch_norm_backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     """Gradients of `epigemm::fold_batch_norm`, in the order of its arguments."""
     return None, *fold_batch_norm_gradients(ctx, grad, ctx.needs_input_grad[1:-1]), None
 
 
-def _derivative(
-    call: ElementwiseCall, grad: Tensor, x: Tensor, bias: Tensor | None, operands: Sequence[Tensor]
-) -> Tensor:
+def _derivative(call: ElementwiseCall, grad: Tensor) -> Tensor:
     """grad times the epilogue's derivative at x."""
-    if runs_directly(grad, x, bias, *operands) and execution.has_native_kernels(x):
-        epilogue, scalars = call
-        return execution.derivative(epilogue, grad, x, bias, operands, scalars)
-    found = _epilogue_gradients(call, x, bias, operands, grad, (True, *[False] * (1 + len(operands))))
+    if runs_directly(grad, *call.inputs) and kernels.has_native(call.x):
+        return kernels.derivative(call, grad)
+    found = _epilogue_gradients(call, grad, (True, *[False] * (1 + len(call.operands))))
     assert found[0] is not None
     return found[0]
 
 
-def _epilogue_gradients(
-    call: ElementwiseCall,
-    acc: Tensor,
-    bias: Tensor | None,
-    operands: Sequence[Tensor],
-    grad: Tensor,
-    needs: Sequence[bool],
-) -> list[Tensor | None]:
-    """Gradients of the epilogue alone with respect to (acc, bias, *operands)."""
-    epilogue, scalars = call
-    if epilogue is SCALE_BATCH_NORM and not _grad_enabled() and runs_directly(grad, acc, *operands):
-        return _gradients_of_scale(acc, operands[0], grad, needs)
+def _epilogue_gradients(call: ElementwiseCall, grad: Tensor, needs: Sequence[bool]) -> list[Tensor | None]:
+    """Gradients of the epilogue alone with respect to (x, bias, *operands)."""
+    epilogue, x, _, operands, scalars, _ = call
+    if epilogue is SCALE_BATCH_NORM and not _grad_enabled() and runs_directly(grad, x, *operands):
+        return _gradients_of_scale(x, operands[0], grad, needs)
 
     def apply(acc: Any, bias: Tensor | None, *operands: Any) -> Tensor:
         return epilogue.reference(acc, bias, operands, scalars)
 
-    return _gradients_of(apply, (acc, bias, *operands), grad, needs)
+    return _gradients_of(apply, call.inputs, grad, needs)
 
 
 def _gradients_of_scale(

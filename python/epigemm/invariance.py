@@ -11,7 +11,6 @@ of its own. `docs/batch-invariance.md` says what the mode promises, what it cost
 from __future__ import annotations
 
 import sys
-import threading
 from collections.abc import Callable
 from contextlib import ContextDecorator
 from typing import Any, TypeVar
@@ -19,26 +18,22 @@ from typing import Any, TypeVar
 import torch
 
 from epigemm import checks
+from epigemm.modes import Mode, Shared
 
 active = False
 """Whether the mode is on in some thread: all that a call reads where it is not; compiled code is guarded by it."""
 
-_everywhere = False
-_threads_on = 0
-_lock = threading.Lock()
 _is_compiling = torch.compiler.is_compiling
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
-class _Thread(threading.local):
-    """What the blocks around the current call say; None: what holds everywhere."""
-
-    def __init__(self) -> None:
-        self.choice: bool | None = None
-        self.outer: list[bool | None] = []
+def _activate(on_somewhere: bool) -> None:
+    global active
+    active = on_somewhere
 
 
-_thread = _Thread()
+_shared = Shared(_activate)
+_mode = Mode(_shared)
 
 
 def enabled() -> bool:
@@ -51,8 +46,7 @@ def enabled() -> bool:
         return False
     if _is_compiling():
         return True
-    choice = _thread.choice
-    return _everywhere if choice is None else choice
+    return _mode.enabled()
 
 
 def is_batch_invariant() -> bool:
@@ -119,11 +113,11 @@ class batch_invariant(ContextDecorator):
         self._enabled = enabled
 
     def __enter__(self) -> batch_invariant:
-        _outside_of_graphs(_enter)(self._enabled)
+        _outside_of_graphs(_mode.enter)(self._enabled)
         return self
 
     def __exit__(self, *exception: object) -> None:
-        _outside_of_graphs(_exit)()
+        _outside_of_graphs(_mode.exit)()
 
     def __call__(self, func: _Function) -> _Function:
         """`func`, run inside the mode."""
@@ -138,30 +132,7 @@ def _outside_of_graphs(switch: Callable[..., None]) -> Callable[..., None]:
     return disabled
 
 
-def _enter(enabled: bool) -> None:
-    _thread.outer.append(_thread.choice)
-    _choose(enabled)
-
-
-def _exit() -> None:
-    _choose(_thread.outer.pop())
-
-
-def _choose(choice: bool | None) -> None:
-    global _threads_on
-    with _lock:
-        _threads_on += (choice is True) - (_thread.choice is True)
-        _thread.choice = choice
-        _update()
-
-
 def _set_everywhere(enabled: bool) -> None:
-    global _everywhere
-    with _lock:
-        _everywhere = enabled
-        _update()
-
-
-def _update() -> None:
-    global active
-    active = _everywhere or _threads_on > 0
+    with _shared.lock:
+        _shared.everywhere = enabled
+        _shared.update()

@@ -11,7 +11,6 @@ entered in another.
 
 from __future__ import annotations
 
-import threading
 import weakref
 from collections.abc import Callable
 from contextlib import ContextDecorator
@@ -22,6 +21,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from epigemm import checks, packs
+from epigemm.modes import Mode, Shared
 
 active = False
 """Whether the mode is on in some thread. Where it is not, calls and Dynamo's guards read this and `traced` alone."""
@@ -29,22 +29,17 @@ active = False
 traced: bool | None = None
 """What code under torch.compile has chosen: Dynamo follows a global that is set, but no lock and no thread-local."""
 
-_everywhere = False
-_threads_on = 0
-_lock = threading.Lock()
 _is_compiling = torch.compiler.is_compiling
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
-class _Thread(threading.local):
-    """What the blocks around the current call say; None: what holds everywhere."""
-
-    def __init__(self) -> None:
-        self.choice: bool | None = None
-        self.outer: list[bool | None] = []
+def _activate(on_somewhere: bool) -> None:
+    global active
+    active = on_somewhere
 
 
-_thread = _Thread()
+_shared = Shared(_activate)
+_mode = Mode(_shared)
 
 
 def enabled() -> bool:
@@ -55,8 +50,7 @@ def enabled() -> bool:
     """
     if _is_compiling():
         return active if traced is None else traced
-    choice = traced if _thread.choice is None else _thread.choice
-    return _everywhere if choice is None else choice
+    return _mode.enabled(traced)
 
 
 def pack_use(weight: Tensor) -> str:
@@ -118,7 +112,7 @@ class keep_packs(ContextDecorator):
         if _is_compiling():
             self._before_entered.append(_trace(self._enabled))
         else:
-            _enter(self._enabled)
+            _mode.enter(self._enabled)
         return self
 
     def __exit__(self, *exception: object) -> None:
@@ -126,7 +120,7 @@ class keep_packs(ContextDecorator):
         if self._before_entered:
             _trace(self._before_entered.pop())
         else:
-            _exit()
+            _mode.exit()
 
     def __call__(self, func: _Function) -> _Function:
         """`func`, run inside the mode."""
@@ -159,7 +153,7 @@ _switches: list[_Switch] = []
 
 def _switch(by: keep_packs, enabled: bool) -> None:
     global traced
-    with _lock:
+    with _shared.lock:
         if _switches and _switches[-1].by() is None:
             del _switches[:-1]
         _switches.append(_Switch(weakref.ref(by), enabled, traced))
@@ -169,34 +163,16 @@ def _switch(by: keep_packs, enabled: bool) -> None:
 
 def _take_back(by: keep_packs) -> None:
     global traced
-    with _lock:
+    with _shared.lock:
         for switch in [switch for switch in _switches if switch.by() is by]:
             _switches.remove(switch)
             traced = switch.before if traced is None else traced
         _update()
 
 
-def _enter(enabled: bool) -> None:
-    _thread.outer.append(_thread.choice)
-    _choose(enabled)
-
-
-def _exit() -> None:
-    _choose(_thread.outer.pop())
-
-
-def _choose(choice: bool | None) -> None:
-    global _threads_on
-    with _lock:
-        _threads_on += (choice is True) - (_thread.choice is True)
-        _thread.choice = choice
-        _update()
-
-
 def _update() -> None:
-    global active, _everywhere
-    _everywhere = bool(_switches) and _switches[-1][1]
-    active = _everywhere or _threads_on > 0
+    _shared.everywhere = bool(_switches) and _switches[-1].enabled
+    _shared.update()
 
 
 def _trace(choice: bool | None) -> bool | None:

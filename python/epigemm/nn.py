@@ -11,12 +11,13 @@ calls that need no gradient of the weight. They follow the weight's changes and 
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from epigemm import functional, invariance, packs, roads
+from epigemm import call as _call
+from epigemm import functional, invariance, packs
 from epigemm.epilogues import BIAS_RELU, RELU_DIV, SIGMOID_SCALE_RESIDUAL, Epilogue
 
 __all__ = [
@@ -39,6 +40,8 @@ class _FusedLinear(nn.Module):
     weight: Tensor
     bias: Tensor | None
     strict: bool = False  # on the class too: pickles of earlier versions have none
+    _epilogue: ClassVar[Epilogue]
+    _scalar: ClassVar[str | None] = None  # the name of the epilogue's, and of the attribute
 
     def __init__(
         self,
@@ -82,7 +85,8 @@ class _FusedLinear(nn.Module):
         """
         packs.repack(self.weight, self.precision)
 
-    def _apply_fused(self, epilogue: Epilogue, x: Tensor, scalar: float | Tensor | None = None) -> Tensor:
+    def forward(self, x: Tensor) -> Tensor:
+        """Apply the layer."""
         # Module.__getattr__ takes half a microsecond for a parameter. Who replaces one by something that is none
         # (torch.nn.utils.parametrize, weight norm) takes it out of this dictionary.
         weight: Tensor | None = self._parameters.get("weight")
@@ -91,15 +95,28 @@ class _FusedLinear(nn.Module):
         bias: Tensor | None = self._parameters.get("bias")
         if bias is None:
             bias = self.bias
-        pack_use = _pack_use(weight)
-        return roads.linear(epilogue, x, weight, bias, scalar, self.precision, None, self.strict, pack_use)
+        scalar = None if self._scalar is None else getattr(self, self._scalar)
+        use = _pack_use(weight)
+        return _call.linear(self._epilogue, x, weight, bias, scalar, self.precision, None, self.strict, use)
 
     def extra_repr(self) -> str:
         """The constructor's arguments, as `nn.Linear` prints them."""
         text = (
             f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}"
         )
-        return f"{text}{_call_repr(self.precision, self.strict)}"
+        scalar = (
+            "" if self._scalar is None else f", {self._scalar}={_scalar_repr(getattr(self, self._scalar))}"
+        )
+        return f"{text}{_call_repr(self.precision, self.strict)}{scalar}"
+
+    def _set_scalar(self, value: float | Tensor) -> None:
+        # A tensor must follow the module to its device and dtype. It is no state of the layer that is replaced:
+        # not persistent.
+        assert self._scalar is not None
+        if isinstance(value, Tensor) and not isinstance(value, nn.Parameter):
+            self.register_buffer(self._scalar, value, persistent=False)
+        else:
+            setattr(self, self._scalar, value)
 
 
 def _pack_use(weight: Tensor) -> str:
@@ -145,6 +162,8 @@ class LinearReLU(_FusedLinear):
         torch.Size([8, 32])
     """
 
+    _epilogue = BIAS_RELU
+
     @classmethod
     def from_linear(
         cls, linear: nn.Linear, *, precision: str | None = None, strict: bool = False
@@ -152,10 +171,6 @@ class LinearReLU(_FusedLinear):
         """The fused layer over the parameter objects of `linear`."""
         module: LinearReLU = _sharing(cls(1, 1, device="meta", precision=precision, strict=strict), linear)
         return module
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Apply the layer."""
-        return self._apply_fused(BIAS_RELU, x)
 
 
 class LinearSigmoidScaleResidual(_FusedLinear):
@@ -180,6 +195,8 @@ class LinearSigmoidScaleResidual(_FusedLinear):
     """
 
     scale: float | Tensor
+    _epilogue = SIGMOID_SCALE_RESIDUAL
+    _scalar = "scale"
 
     def __init__(
         self,
@@ -196,7 +213,7 @@ class LinearSigmoidScaleResidual(_FusedLinear):
         super().__init__(
             in_features, out_features, bias, precision=precision, strict=strict, device=device, dtype=dtype
         )
-        _set_scalar(self, "scale", scale)
+        self._set_scalar(scale)
 
     @classmethod
     def from_linear(
@@ -212,14 +229,6 @@ class LinearSigmoidScaleResidual(_FusedLinear):
             cls(1, 1, scale, device="meta", precision=precision, strict=strict), linear
         )
         return module
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Apply the layer."""
-        return self._apply_fused(SIGMOID_SCALE_RESIDUAL, x, self.scale)
-
-    def extra_repr(self) -> str:
-        """The constructor's arguments."""
-        return f"{super().extra_repr()}, scale={_scalar_repr(self.scale)}"
 
 
 class LinearReLUDiv(_FusedLinear):
@@ -244,6 +253,8 @@ class LinearReLUDiv(_FusedLinear):
     """
 
     divisor: float | Tensor
+    _epilogue = RELU_DIV
+    _scalar = "divisor"
 
     def __init__(
         self,
@@ -260,7 +271,7 @@ class LinearReLUDiv(_FusedLinear):
         super().__init__(
             in_features, out_features, bias, precision=precision, strict=strict, device=device, dtype=dtype
         )
-        _set_scalar(self, "divisor", divisor)
+        self._set_scalar(divisor)
 
     @classmethod
     def from_linear(
@@ -276,23 +287,6 @@ class LinearReLUDiv(_FusedLinear):
             cls(1, 1, divisor, device="meta", precision=precision, strict=strict), linear
         )
         return module
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Apply the layer."""
-        return self._apply_fused(RELU_DIV, x, self.divisor)
-
-    def extra_repr(self) -> str:
-        """The constructor's arguments."""
-        return f"{super().extra_repr()}, divisor={_scalar_repr(self.divisor)}"
-
-
-def _set_scalar(module: nn.Module, name: str, value: float | Tensor) -> None:
-    # A tensor must follow the module to its device and dtype. It is no state of the layer that is replaced:
-    # not persistent.
-    if isinstance(value, Tensor) and not isinstance(value, nn.Parameter):
-        module.register_buffer(name, value, persistent=False)
-    else:
-        setattr(module, name, value)
 
 
 def _scalar_repr(value: float | Tensor) -> str:
@@ -341,11 +335,11 @@ def linear_scale_batch_norm1d(
             )
         scaling = (bias, scale, None, None, None, None)
         result: Tensor = bn(
-            roads.linear_folded(x, weight, scaling, 0.0, precision, None, strict, _pack_use(weight))
+            _call.linear_folded(x, weight, scaling, 0.0, precision, None, strict, _pack_use(weight))
         )
         return result
     vectors = (bias, scale, bn.running_mean, bn.running_var, bn.weight, bn.bias)
-    return roads.linear_folded(x, weight, vectors, bn.eps, precision, None, strict, _pack_use(weight))
+    return _call.linear_folded(x, weight, vectors, bn.eps, precision, None, strict, _pack_use(weight))
 
 
 class LinearScaleBatchNorm1d(nn.Module):

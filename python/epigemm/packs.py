@@ -31,6 +31,9 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from epigemm import checks, plans
 from epigemm import precision as _precision
+from epigemm.calls import FIND as FIND
+from epigemm.calls import KEEP as KEEP
+from epigemm.calls import NONE as NONE
 from epigemm.epilogues import BIAS
 from epigemm.kept_pack import KeptPack as KeptPack  # "as": users of this module take both from here
 from epigemm.kept_pack import capturing as capturing
@@ -38,10 +41,6 @@ from epigemm.kept_pack import capturing as capturing
 PIECES = {_precision.SPLIT: 2, _precision.SCALED: 1}
 """The arithmetics on fp16 pieces and how many pieces each has. They do not share packs."""
 
-# What a call may do with its weight's pack: the argument `pack` of the operators.
-KEEP = "keep"  # use it, and make it where there is none: the weight belongs to someone who keeps its pack
-FIND = "find"  # use one that is kept and current, make none
-NONE = "none"  # neither: a gradient of the weight is asked for
 _USES = (KEEP, FIND, NONE)
 
 _SECTION = 256

@@ -13,9 +13,10 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from epigemm import entry, execution, packs, plans, torch_gemm
+from epigemm import entry, execution, fallback, packs, plans
 from epigemm import precision as _precision
 from epigemm._native import ops
+from epigemm.calls import LinearCall
 from epigemm.epilogues import BIAS
 
 _grad_enabled = torch.is_grad_enabled
@@ -71,7 +72,7 @@ def product_gradients(
         if needs_x:
             grad_x = _times(rows, weight, precision, own)
             if rows is not grad:
-                grad_x = torch_gemm.unflattened(grad_x, grad)
+                grad_x = fallback.unflattened(grad_x, grad)
         if needs_weight:
             grad_weight = _times(rows.t(), rows_of(x), precision, own)
     return [grad_x, grad_weight, rows.sum(0) if needs_bias else None]
@@ -100,10 +101,9 @@ def _product(x: Tensor, weight: Tensor, precision: str, pack: str) -> Tensor:
 
 def _product_at_once(x: Tensor, weight: Tensor, precision: str, pack: str) -> Tensor:
     """x @ weight.T, where nothing traces or differentiates this: the operator would take longer to get there."""
-    found = entry.linear_operator(BIAS, x, weight, None, (), (), precision, pack, False)
-    if found is not None:
-        return found
-    return execution.linear_forward(BIAS, x, weight, None, (), (), precision, pack_use=pack)
+    call = LinearCall(BIAS, x, weight, precision=precision, pack_use=pack)
+    found = entry.linear_operator(call)
+    return execution.linear(call) if found is None else found
 
 
 def _linear(x: Tensor, weight: Tensor, precision: str, pack: str = packs.FIND) -> Tensor:

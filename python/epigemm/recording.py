@@ -11,7 +11,9 @@ from torch.overrides import TorchFunctionMode
 
 from epigemm import functional
 from epigemm._native import ops
-from epigemm.epilogues import EPILOGUES, Epilogue, compute_dtype
+from epigemm.calls import ElementwiseCall, LinearCall
+from epigemm.epilogues import compute_dtype
+from epigemm.registration import elementwise_call, linear_call, linear_out_call
 
 
 def record(fn_or_name: Callable[..., Tensor] | str, *args: Any, **kwargs: Any) -> tuple[str, Recorder]:
@@ -65,39 +67,30 @@ class Recorder(TorchFunctionMode):
             return torch.empty_like(source, dtype=dtype, requires_grad=source.requires_grad)
         return func(*args, **(kwargs or {}))
 
-    def taken_apart(self) -> tuple[str, Epilogue, tuple[Any, ...], Tensor | None]:
-        """The operator that was called, the epilogue, the arguments after it without `out`, and `out`."""
+    def taken_apart(self) -> tuple[str, LinearCall | ElementwiseCall]:
+        """The operator that was called, and the call.
+
+        Its operands require a gradient where something that they were folded from does: under `no_grad`, where calls
+        are recorded, a fold's result does not.
+        """
         assert self.call is not None
         operator, args = self.call
-        epilogue, given = EPILOGUES[args[0]], args[1:]
-        if not operator.endswith("_out"):
-            return operator, epilogue, given, None
-        at = _OUT[operator]
-        return operator, epilogue, given[:at] + given[at + 1 :], given[at]
-
-    def with_gradients(self, given: tuple[Any, ...]) -> tuple[Any, ...]:
-        """The arguments, with operands that require a gradient where those that they were folded from do.
-
-        Under `no_grad`, where calls are recorded, a fold's result does not.
-        """
-        if not self._gradients_of_operands:
-            return given
-        return tuple(
-            [operand.detach().requires_grad_() for operand in value] if _is_operands(value) else value
-            for value in given
-        )
+        call = _CALLS[operator](*args)
+        if self._gradients_of_operands:
+            call = call._replace(operands=[each.detach().requires_grad_() for each in call.operands])
+        return operator, call
 
 
-def _is_operands(value: Any) -> bool:
-    return isinstance(value, (list, tuple)) and all(isinstance(item, Tensor) for item in value)
-
-
-_OUT = {"linear_out": 6, "elementwise_out": 4}
-"""Where `out` stands among an operator's arguments after the epilogue."""
+_CALLS: dict[str, Callable[..., LinearCall | ElementwiseCall]] = {
+    "linear": linear_call,
+    "linear_out": linear_out_call,
+    "elementwise": elementwise_call,
+    "elementwise_out": elementwise_call,
+}
 
 
 def _operator_name(func: Any) -> str | None:
-    for name in ("linear", "linear_out", "elementwise", "elementwise_out", "fold_batch_norm"):
+    for name in (*_CALLS, "fold_batch_norm"):
         packet = getattr(ops, name)
         if func is packet or func is packet.default:
             return name

@@ -7,16 +7,145 @@ under autograd, `torch.compile` and `torch.func`.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from epigemm import autograd, batching, checks, entry, execution, fixed, gradients, packs, products
+from epigemm import autograd, batching, checks, entry, execution, gradients, kernels, packs, products
 from epigemm._native import ops
-from epigemm.epilogues import BIAS, EPILOGUES, FOLDED, compute_dtype
+from epigemm.calls import ElementwiseCall, FoldCall, LinearCall
+from epigemm.epilogues import FOLDED, compute_dtype
+
+# --- arguments -> calls ----------------------------------------------------------------------------------------------
+
+
+def linear_call(
+    epilogue: str,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    operands: Sequence[Tensor] | None,
+    scalars: Sequence[float] | None,
+    precision: str,
+    pack: str = packs.FIND,
+    strict: bool = False,
+    invariant: bool = False,
+) -> LinearCall:
+    """The arguments of `epigemm::linear`; AOTInductor's packages hand empty lists over as None."""
+    spec = checks.epilogue_named(epilogue, linear=True)
+    use = packs.checked_use(pack)
+    return LinearCall(spec, x, weight, bias, operands or (), scalars or (), precision, use, strict, invariant)
+
+
+def linear_out_call(*arguments: Any) -> LinearCall:
+    """The arguments of `epigemm::linear_out`."""
+    *head, out = arguments[:8]
+    call = linear_call(*head, *arguments[8:])
+    return call._replace(out=out)
+
+
+def elementwise_call(
+    epilogue: str,
+    x: Tensor,
+    bias: Tensor | None,
+    operands: Sequence[Tensor] | None,
+    scalars: Sequence[float] | None,
+    out: Tensor | None = None,
+) -> ElementwiseCall:
+    """The arguments of `epigemm::elementwise` and `elementwise_out`."""
+    spec = checks.epilogue_named(epilogue, linear=False)
+    return ElementwiseCall(spec, x, bias, operands or (), scalars or (), out)
+
+
+def _fold_call(like: Tensor, *vectors_and_eps: Any) -> FoldCall:
+    *vectors, eps = vectors_and_eps
+    columns = checks.fold_batch_norm(like, dict(zip(FOLDED, vectors, strict=True)), eps, None)
+    return FoldCall(like, columns, vectors, eps)
+
+
+# --- the operators ---------------------------------------------------------------------------------------------------
+
+
+class _Operator(NamedTuple):
+    """What an operator is made of.
+
+    Attributes:
+        call: its arguments as one object.
+        fake: the shape of its result, after a check of the arguments.
+        implementation: below autograd.
+        plain: the call where nobody has to see it, None where somebody has.
+        recorded: with a node in autograd's graph, for plain tensors that nothing traces.
+        save: saves what the derivative needs, for all others.
+        backward: the derivative, for all others.
+    """
+
+    call: Callable[..., Any]
+    fake: Callable[[Any], Tensor]
+    implementation: Callable[[Any], Tensor]
+    plain: Callable[[Any], Tensor | None]
+    recorded: Callable[[Any], Tensor]
+    save: Callable[[Any, Any, Tensor], None]
+    backward: Callable[..., tuple[Any, ...]]
+
+
+def _linear_fake(call: LinearCall) -> Tensor:
+    checks.linear(call)
+    return call.x.new_empty((*call.x.shape[:-1], call.weight.shape[0]))
+
+
+def _linear_plain(call: LinearCall) -> Tensor | None:
+    return None if call.invariant or call.pack_use == packs.NONE else entry.linear_operator(call)
+
+
+def _of_changing_weight(call: LinearCall) -> LinearCall:
+    """The call with no use of the pack of a weight that a gradient is asked for.
+
+    Such a weight is about to change, by whatever means: its pack would be made again in any case, and must not outlive
+    a change that nothing counts, so that the operator has it expire.
+    """
+    return call._replace(pack_use=packs.NONE) if call.weight.requires_grad else call
+
+
+def _elementwise_fake(call: ElementwiseCall) -> Tensor:
+    checks.elementwise(call)
+    return torch.empty_like(call.x)
+
+
+def _fold_fake(call: FoldCall) -> Tensor:
+    return call.like.new_empty((2, call.columns), dtype=compute_dtype(call.like.dtype))
+
+
+_OPERATORS = {
+    "linear": _Operator(
+        linear_call,
+        _linear_fake,
+        autograd.linear_forward,
+        _linear_plain,
+        lambda call: autograd.linear(_of_changing_weight(call)),
+        gradients.save_linear,
+        gradients.linear_backward,
+    ),
+    "elementwise": _Operator(
+        elementwise_call,
+        _elementwise_fake,
+        autograd.elementwise_forward,
+        entry.elementwise_operator,
+        autograd.elementwise,
+        gradients.save_elementwise,
+        gradients.elementwise_backward,
+    ),
+    "fold_batch_norm": _Operator(
+        _fold_call,
+        _fold_fake,
+        kernels.fold_batch_norm,
+        lambda call: None,  # the entry folds as a part of other calls
+        lambda call: torch.stack(autograd.fold_batch_norm(call)),
+        gradients.save_fold_batch_norm,
+        gradients.fold_batch_norm_backward,
+    ),
+}
 
 
 class _Library(torch.library.Library):
@@ -25,238 +154,54 @@ class _Library(torch.library.Library):
     def impl(self, op_name: Any, fn: Any, dispatch_key: str = "", **options: Any) -> None:
         """As torch's: `register_autograd` comes here with the kernel that it has made."""
         if dispatch_key == "Autograd" and op_name in _OPERATORS:
-            if op_name == "linear":
-                fn = _keeping_the_product(_without_packs_of_changing_weights(fn))
-            fn = _at_once(fn, _OPERATORS[op_name])
+            fn = _at_once(op_name, _traced_linear(fn) if op_name == "linear" else fn)
         super().impl(op_name, fn, dispatch_key, **options)  # type: ignore[no-untyped-call]
 
 
-class _Operator(NamedTuple):
-    """What an operator is made of.
-
-    Attributes:
-        plain: the call where nobody has to see it, None where somebody has.
-        implementation: below autograd.
-        recorded: with a node in autograd's graph, for plain tensors that nothing traces.
-        setup_context: saves what the derivative needs, for all others.
-        backward: the derivative, for all others.
-    """
-
-    plain: Callable[..., Tensor | None]
-    implementation: Callable[..., Tensor]
-    recorded: Callable[..., Tensor]
-    setup_context: Callable[..., None]
-    backward: Callable[..., tuple[Any, ...]]
-
-
-def _at_once(kernel: Callable[..., Tensor], operator: _Operator) -> Callable[..., Tensor]:
+def _at_once(name: str, kernel: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """`kernel`, an autograd kernel, but past the rest of the dispatcher where nothing traces the call.
 
     To get through it takes the host longer than the launch; compiled graphs make every call here. AOTInductor's
     packages, which hand empty lists over as None, would not get through at all.
     """
+    operator = _OPERATORS[name]
 
     def autograd_kernel(keyset: Any, *args: Any) -> Tensor:
-        found = operator.plain(*args)
+        call = operator.call(*args)
+        found = operator.plain(call)
         if found is not None:
             return found
         inputs = _tensors_in(args)
         if not products.runs_directly(*inputs):
             return kernel(keyset, *args)
+        _refuse_forward_mode(name)
         if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in inputs):
-            return operator.recorded(*args)
-        return operator.implementation(*args)
+            return operator.recorded(call)
+        return operator.implementation(call)
 
     return autograd_kernel
 
 
-def _without_packs_of_changing_weights(kernel: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """`kernel`, the autograd kernel of `linear`, with no use of the pack of a weight that a gradient is asked for.
+def _traced_linear(kernel: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """`kernel`, the autograd kernel of `linear`: two operators where `gradients.keeps_product`.
 
-    Such a weight is about to change, by whatever means: its pack would be made again in any case, and must not outlive
-    a change that nothing counts, so that the operator has it expire. Only here is it known of traced calls: below
-    autograd no kernel sees whether gradients are enabled.
+    Only here is it known of traced calls whether a gradient is asked for: below autograd no kernel sees it.
     """
-    names = [argument.name for argument in ops.linear.default._schema.arguments]
-    weight, pack = names.index("weight"), names.index("pack")
 
     def autograd_kernel(keyset: Any, *args: Any) -> Tensor:
-        if torch.is_grad_enabled() and args[weight].requires_grad:
-            args = (*args[:pack], packs.NONE, *args[pack + 1 :])
-        return kernel(keyset, *args)
-
-    return autograd_kernel
-
-
-def _keeping_the_product(kernel: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """`kernel`, the autograd kernel of `linear`, but two operators where `gradients.keeps_product`."""
-    names = [argument.name for argument in ops.linear.default._schema.arguments]
-
-    def autograd_kernel(keyset: Any, *args: Any) -> Tensor:
-        epilogue, x, weight, bias, operands, scalars, precision, *others = args
-        inputs = (x, weight, bias, *operands)
-        given = dict(zip(names[7:], others, strict=False))
-        spec = EPILOGUES.get(epilogue)
-        if (
-            spec is None
-            or not torch.is_grad_enabled()
-            or not any(tensor is not None and tensor.requires_grad for tensor in inputs)
-            or not gradients.keeps_product(spec, x, operands, given.get("strict", False))
-        ):
+        if not torch.is_grad_enabled():
             return kernel(keyset, *args)
+        call = _of_changing_weight(linear_call(*args))
+        recorded = any(tensor is not None and tensor.requires_grad for tensor in call.inputs)
+        if not recorded or not gradients.keeps_product(call):
+            return kernel(keyset, *args[:7], *call.arguments[7:])
         # The operators below would not know what is wrong with the call as a whole, or only when half of it has run.
-        spec = checks.epilogue_named(epilogue, linear=True)
-        checks.linear(spec, x, weight, bias, operands, scalars, precision, None)
-        product: Tensor = ops.linear(BIAS.name, x, weight, bias, [], [], precision, **given)
-        result: Tensor = ops.elementwise(epilogue, product, None, operands, scalars)
+        checks.linear(call)
+        product: Tensor = ops.linear(*call.product().arguments)
+        result: Tensor = ops.elementwise(args[0], product, None, call.operands, call.scalars)
         return result
 
     return autograd_kernel
-
-
-def _linear(
-    epilogue: str,
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    operands: Sequence[Tensor],
-    scalars: Sequence[float],
-    precision: str,
-    pack: str = packs.FIND,
-    strict: bool = False,
-    invariant: bool = False,
-    *,
-    run: Callable[..., Tensor] = autograd.linear_forward,
-) -> Tensor:
-    _refuse_forward_mode("linear")
-    spec = checks.epilogue_named(epilogue, linear=True)
-    pack_use = packs.checked_use(pack)
-    operands, scalars = operands or (), scalars or ()
-    return run(spec, x, weight, bias, operands, scalars, precision, pack_use, strict, invariant)
-
-
-def _linear_fake(
-    epilogue: str,
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    operands: Sequence[Tensor],
-    scalars: Sequence[float],
-    precision: str,
-    pack: str = packs.FIND,
-    strict: bool = False,
-    invariant: bool = False,
-) -> Tensor:
-    spec = checks.epilogue_named(epilogue, linear=True)
-    checks.linear(spec, x, weight, bias, operands, scalars, precision, None)
-    return x.new_empty((*x.shape[:-1], weight.shape[0]))
-
-
-def _linear_out(
-    epilogue: str,
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    operands: Sequence[Tensor],
-    scalars: Sequence[float],
-    precision: str,
-    out: Tensor,
-    pack: str = packs.FIND,
-    strict: bool = False,
-    invariant: bool = False,
-) -> None:
-    spec = checks.epilogue_named(epilogue, linear=True)
-    checks.linear(spec, x, weight, bias, operands, scalars, precision, out)
-    checks.output_overlap(out, x, (weight, bias, *operands), in_place=False)
-    pack_use = packs.checked_use(pack)
-    forward = fixed.linear_forward if invariant else execution.linear_forward
-    forward(spec, x, weight, bias, operands, scalars, precision, out, pack_use=pack_use, strict=strict)
-
-
-def _linear_out_fake(
-    epilogue: str,
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    operands: Sequence[Tensor],
-    scalars: Sequence[float],
-    precision: str,
-    out: Tensor,
-    pack: str = packs.FIND,
-    strict: bool = False,
-    invariant: bool = False,
-) -> None:
-    spec = checks.epilogue_named(epilogue, linear=True)
-    checks.linear(spec, x, weight, bias, operands, scalars, precision, out)
-
-
-def _elementwise(
-    epilogue: str,
-    x: Tensor,
-    bias: Tensor | None,
-    operands: Sequence[Tensor],
-    scalars: Sequence[float],
-    *,
-    run: Callable[..., Tensor] = autograd.elementwise_forward,
-) -> Tensor:
-    _refuse_forward_mode("elementwise")
-    spec = checks.epilogue_named(epilogue, linear=False)
-    return run(spec, x, bias, operands or (), scalars or ())
-
-
-def _elementwise_fake(
-    epilogue: str, x: Tensor, bias: Tensor | None, operands: Sequence[Tensor], scalars: Sequence[float]
-) -> Tensor:
-    spec = checks.epilogue_named(epilogue, linear=False)
-    checks.elementwise(spec, x, bias, operands, scalars, None)
-    return torch.empty_like(x)
-
-
-def _elementwise_out(
-    epilogue: str,
-    x: Tensor,
-    bias: Tensor | None,
-    operands: Sequence[Tensor],
-    scalars: Sequence[float],
-    out: Tensor,
-) -> None:
-    spec = checks.epilogue_named(epilogue, linear=False)
-    checks.elementwise(spec, x, bias, operands, scalars, out)
-    checks.output_overlap(out, x, (bias, *operands), in_place=True)
-    execution.elementwise_forward(spec, x, bias, operands, scalars, out)
-
-
-def _elementwise_out_fake(
-    epilogue: str,
-    x: Tensor,
-    bias: Tensor | None,
-    operands: Sequence[Tensor],
-    scalars: Sequence[float],
-    out: Tensor,
-) -> None:
-    spec = checks.epilogue_named(epilogue, linear=False)
-    checks.elementwise(spec, x, bias, operands, scalars, out)
-
-
-def _fold_batch_norm(
-    like: Tensor,
-    *vectors_and_eps: Any,
-    run: Callable[..., Tensor] = execution.fold_batch_norm_forward,
-) -> Tensor:
-    _refuse_forward_mode("fold_batch_norm")
-    *vectors, eps = vectors_and_eps
-    columns = checks.fold_batch_norm(like, dict(zip(FOLDED, vectors, strict=True)), eps, None)
-    return run(like, columns, vectors, eps)
-
-
-def _fold_recorded(like: Tensor, columns: int, vectors: Sequence[Tensor | None], eps: float) -> Tensor:
-    return torch.stack(autograd.fold_batch_norm(like, columns, vectors, eps))
-
-
-def _fold_batch_norm_fake(like: Tensor, *vectors_and_eps: Any) -> Tensor:
-    *vectors, eps = vectors_and_eps
-    columns = checks.fold_batch_norm(like, dict(zip(FOLDED, vectors, strict=True)), eps, None)
-    return like.new_empty((2, columns), dtype=compute_dtype(like.dtype))
 
 
 def _refuse_forward_mode(name: str) -> None:
@@ -288,7 +233,7 @@ def _bump_version(op: Any) -> Callable[..., None]:
     out = [argument.name for argument in op._schema.arguments].index("out")
 
     def adinplaceorview(keyset: Any, *args: Any) -> None:
-        entry.mark_written(args[out])
+        execution.mark_written(args[out])
         with torch._C._AutoDispatchBelowADInplaceOrView():
             op.redispatch(keyset & torch._C._after_ADInplaceOrView_keyset, *args)
 
@@ -300,66 +245,6 @@ def _tensors_in(args: Sequence[Any]) -> list[Tensor]:
     return [leaf for leaf in flat if isinstance(leaf, Tensor)]
 
 
-def _plain_linear(
-    epilogue: str,
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    operands: Sequence[Tensor] | None,
-    scalars: Sequence[float] | None,
-    precision: str,
-    pack: str = packs.FIND,
-    strict: bool = False,
-    invariant: bool = False,
-) -> Tensor | None:
-    spec = EPILOGUES.get(epilogue)
-    if spec is None or not spec.linear or invariant or pack not in (packs.KEEP, packs.FIND):
-        return None
-    return entry.linear_operator(
-        spec, x, weight, bias, operands or (), scalars or (), precision, pack, strict
-    )
-
-
-def _plain_elementwise(
-    epilogue: str,
-    x: Tensor,
-    bias: Tensor | None,
-    operands: Sequence[Tensor] | None,
-    scalars: Sequence[float] | None,
-) -> Tensor | None:
-    spec = EPILOGUES.get(epilogue)
-    if spec is None:
-        return None
-    return entry.elementwise_operator(spec, x, bias, operands or (), scalars or ())
-
-
-def _plain_fold(*args: Any) -> None:
-    return None  # the entry folds as a part of other calls
-
-
-_OPERATORS = {
-    "linear": _Operator(
-        _plain_linear,
-        _linear,
-        partial(_linear, run=autograd.linear),
-        gradients.linear_setup_context,
-        gradients.linear_backward,
-    ),
-    "elementwise": _Operator(
-        _plain_elementwise,
-        _elementwise,
-        partial(_elementwise, run=autograd.elementwise),
-        gradients.elementwise_setup_context,
-        gradients.elementwise_backward,
-    ),
-    "fold_batch_norm": _Operator(
-        _plain_fold,
-        _fold_batch_norm,
-        partial(_fold_batch_norm, run=_fold_recorded),
-        gradients.fold_batch_norm_setup_context,
-        gradients.fold_batch_norm_backward,
-    ),
-}
 _LIBRARY = _Library("epigemm", "IMPL")  # type: ignore[no-untyped-call]
 
 
@@ -367,25 +252,51 @@ def _implement(name: str, kernel: Callable[..., Any], key: str, *, with_keyset: 
     _LIBRARY.impl(name, kernel, key, with_keyset=with_keyset)
 
 
+def _after(call_of: Callable[..., Any], run: Callable[[Any], Any], name: str = "") -> Callable[..., Any]:
+    """A kernel of arguments from one of a call; `name`: of an operator that forward mode is refused for."""
+
+    def kernel(*args: Any) -> Any:
+        if name:
+            _refuse_forward_mode(name)
+        return run(call_of(*args))
+
+    return kernel
+
+
+def _saving(operator: _Operator) -> Callable[..., None]:
+    """What `register_autograd` calls before a derivative."""
+
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        operator.save(ctx, operator.call(*inputs), output)
+
+    return setup_context
+
+
+def _without_result(run: Callable[[Any], Any]) -> Callable[[Any], None]:
+    def kernel(call: Any) -> None:
+        run(call)
+
+    return kernel
+
+
 def _register() -> None:
-    for name, implementation, fake in (
-        ("linear", _linear, _linear_fake),
-        ("linear_out", _linear_out, _linear_out_fake),
-        ("elementwise", _elementwise, _elementwise_fake),
-        ("elementwise_out", _elementwise_out, _elementwise_out_fake),
-        ("fold_batch_norm", _fold_batch_norm, _fold_batch_norm_fake),
-    ):
-        _implement(name, implementation, "CompositeExplicitAutograd")
-        torch.library.register_fake(f"epigemm::{name}", fake, lib=_LIBRARY)
     for name, operator in _OPERATORS.items():
+        call_of, qualified = operator.call, f"epigemm::{name}"
+        _implement(name, _after(call_of, operator.implementation, name), "CompositeExplicitAutograd")
+        torch.library.register_fake(qualified, _after(call_of, operator.fake), lib=_LIBRARY)
         torch.library.register_autograd(
-            f"epigemm::{name}", operator.backward, setup_context=operator.setup_context, lib=_LIBRARY
+            qualified, operator.backward, setup_context=_saving(operator), lib=_LIBRARY
         )
-    for name in ("linear_out", "elementwise_out"):
+    for name, call_of, check, run in (
+        ("linear_out", linear_out_call, checks.linear, execution.linear),
+        ("elementwise_out", elementwise_call, checks.elementwise, execution.elementwise),
+    ):
+        _implement(name, _after(call_of, _without_result(run)), "CompositeExplicitAutograd")
+        torch.library.register_fake(f"epigemm::{name}", _after(call_of, check), lib=_LIBRARY)
         op = getattr(ops, name).default
         _implement(name, _refuse_gradients(op), "Autograd", with_keyset=True)
         _implement(name, _bump_version(op), "ADInplaceOrView", with_keyset=True)
-    _implement("linear", batching.linear_batched, "Batched")
+    _implement("linear", _after(linear_call, batching.linear_batched), "Batched")
     for name, rule in (
         ("linear", batching.vmap_rule(ops.linear)),
         ("elementwise", batching.vmap_rule(ops.elementwise)),

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from epigemm import decisions, packs
 from epigemm._native import entry
-from epigemm.epilogues import Epilogue
+from epigemm.calls import LinearCall
 
 KEPT = "kept"  # a current pack is at hand
 MAKE = "make"  # it is made now, and kept
@@ -42,44 +42,40 @@ class Choice(NamedTuple):
     padded: bool = False
 
 
-def find(
-    x: Tensor, weight: Tensor, arithmetic: str, pack_use: str, *, ignore_shortage: bool = False
-) -> Choice:
+def find(call: LinearCall, arithmetic: str, pack_use: str, *, ignore_shortage: bool = False) -> Choice:
     """Where a call's pieces would come from; makes nothing.
 
     Args:
-        x: fp32 `[..., K]`.
-        weight: fp32 `[N, K]`.
+        call: of fp32 tensors.
         arithmetic: "split" or "scaled".
-        pack_use: what the call may do with the weight's pack: `packs.KEEP`, `FIND` or `NONE`.
+        pack_use: what may be done with the weight's pack: `packs.KEEP`, `FIND` or `NONE`.
         ignore_shortage: do not count what the last call of these sizes found no memory for.
     """
-    found = _find(weight, arithmetic, pack_use)
+    found = _find(call.weight, arithmetic, pack_use)
     if ignore_shortage or not _shortages:
         return found
-    if found.source == MAKE and _is_short(x, weight, arithmetic, MAKE):
+    if found.source == MAKE and _is_short(call, arithmetic, MAKE):
         found = found._replace(source=PER_CALL, cost=decisions.PER_CALL)
-    if _is_short(x, weight, arithmetic, found.source):
+    if _is_short(call, arithmetic, found.source):
         found = found._replace(cost=found.cost | decisions.SHORT)
     return found
 
 
 def find_for(
-    x: Tensor, weight: Tensor, uses: Mapping[str, str], *, ignore_shortage: bool
+    call: LinearCall, uses: Mapping[str, str], *, ignore_shortage: bool
 ) -> tuple[dict[str, Choice], int]:
     """`find` for each arithmetic and its pack use; and all costs in the number that `epigemm.decisions` takes."""
     found = {
-        arithmetic: find(x, weight, arithmetic, use, ignore_shortage=ignore_shortage)
+        arithmetic: find(call, arithmetic, use, ignore_shortage=ignore_shortage)
         for arithmetic, use in uses.items()
     }
     return found, sum(choice.cost << decisions.SHIFTS[name] for name, choice in found.items())
 
 
-def choose_fixed(weight: Tensor, arithmetic: str, out: Tensor, pack_use: str) -> Choice:
+def choose_fixed(call: LinearCall, arithmetic: str, out: Tensor) -> Choice:
     """For a call that runs on fp16 pieces whatever the time: only where they come from is open."""
-    n = weight.shape[0]
-    padded = not _is_storable(out, out.numel() // n if n else 0, n)
-    return _find(weight, arithmetic, pack_use)._replace(padded=padded)
+    found = _find(call.weight, arithmetic, call.pack_use)
+    return found._replace(padded=not _is_storable(out, call.rows, call.weight.shape[0]))
 
 
 def _find(weight: Tensor, arithmetic: str, pack_use: str) -> Choice:
@@ -96,26 +92,15 @@ def _find(weight: Tensor, arithmetic: str, pack_use: str) -> Choice:
     return Choice(MAKE, pack, decisions.STALE if pack.is_settled(weight) else decisions.PER_CALL)
 
 
-def run(
-    choice: Choice,
-    epilogue: Epilogue,
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    operands: Sequence[Tensor],
-    scalars: Sequence[float],
-    arithmetic: str,
-    out: Tensor,
-    plan: Sequence[int],
-) -> None:
-    """Launch the kernels, the GEMM under a plan.
+def run(choice: Choice, call: LinearCall, arithmetic: str, plan: Sequence[int]) -> None:
+    """Launch the kernels, the GEMM under a plan, for a call with an `out`.
 
     Raises:
         torch.OutOfMemoryError: no memory for pieces; nothing but perhaps the kept pack was written.
     """
-    n, k = weight.shape
-    rows = x if x.dim() == 2 else x.reshape(-1, k)
-    m = rows.shape[0]
+    epilogue, x, weight, bias, operands, scalars, *_, out = call
+    assert out is not None
+    m, (n, k) = call.rows, weight.shape
     pieces = packs.PIECES[arithmetic]
     size = packs.pack_bytes(m, k, pieces)
     pack = choice.pack
@@ -132,7 +117,7 @@ def run(
         target = out.view(m, n)
     launch(
         epilogue.name,
-        rows,
+        x if x.dim() == 2 else x.reshape(-1, k),
         weight,
         None if pack is None else pack.read(),
         workspace,
@@ -157,27 +142,27 @@ def declined(choice: Choice, weight: Tensor) -> None:
         choice.pack.see(weight)
 
 
-_Call = tuple[torch.device, int, int, int, str, str]
-_shortages: dict[_Call, int] = {}  # calls that found no memory, and the bytes that they needed
+_Sizes = tuple[torch.device, int, int, int, str, str]
+_shortages: dict[_Sizes, int] = {}  # calls that found no memory, and the bytes that they needed
 _MOST_SHORTAGES = 256
 
 
-def ran_out_of_memory(choice: Choice, x: Tensor, weight: Tensor, arithmetic: str) -> None:
+def ran_out_of_memory(choice: Choice, call: LinearCall, arithmetic: str) -> None:
     """Remember that a call got no memory for its pieces: trying costs much, as the allocator empties its cache."""
     if len(_shortages) >= _MOST_SHORTAGES:
         _shortages.clear()
-    n, k = weight.shape
+    n, k = call.weight.shape
     pieces = packs.PIECES[arithmetic]
-    size = packs.pack_bytes(x.numel() // k, k, pieces)
+    size = packs.pack_bytes(call.rows, k, pieces)
     if choice.source != KEPT:
         size += packs.pack_bytes(n, k, pieces)
-    _shortages[_call(x, weight, arithmetic, choice.source)] = size
+    _shortages[_sizes(call, arithmetic, choice.source)] = size
 
 
-def ran(choice: Choice, x: Tensor, weight: Tensor, arithmetic: str) -> None:
+def ran(choice: Choice, call: LinearCall, arithmetic: str) -> None:
     """A call ran on fp16 pieces."""
     if _shortages:
-        _shortages.pop(_call(x, weight, arithmetic, choice.source), None)
+        _shortages.pop(_sizes(call, arithmetic, choice.source), None)
 
 
 def has_been_short() -> bool:
@@ -185,20 +170,21 @@ def has_been_short() -> bool:
     return bool(_shortages)
 
 
-def lacked_memory(x: Tensor, weight: Tensor, arithmetic: str) -> list[str]:
+def lacked_memory(call: LinearCall, arithmetic: str) -> list[str]:
     """The sources of the weight's pieces that the last call of these sizes found no memory for."""
-    sources = (KEPT, MAKE, PER_CALL)
-    return [source for source in sources if _call(x, weight, arithmetic, source) in _shortages]
+    return [source for source in (KEPT, MAKE, PER_CALL) if _sizes(call, arithmetic, source) in _shortages]
 
 
-def _call(x: Tensor, weight: Tensor, arithmetic: str, source: str) -> _Call:
-    return x.device, x.numel(), weight.shape[0], weight.shape[1], arithmetic, source
+def _sizes(call: LinearCall, arithmetic: str, source: str) -> _Sizes:
+    n, k = call.weight.shape
+    return call.x.device, call.x.numel(), n, k, arithmetic, source
 
 
-def _is_short(x: Tensor, weight: Tensor, arithmetic: str, source: str) -> bool:
+def _is_short(call: LinearCall, arithmetic: str, source: str) -> bool:
     """Whether such a call found no memory, and would find none now."""
-    needed = _shortages.get(_call(x, weight, arithmetic, source)) if _shortages else None
-    return needed is not None and (packs.capturing(x.device) or _free_bytes(x.device) < needed)
+    needed = _shortages.get(_sizes(call, arithmetic, source)) if _shortages else None
+    device = call.x.device
+    return needed is not None and (packs.capturing(device) or _free_bytes(device) < needed)
 
 
 def _free_bytes(device: torch.device) -> int:

@@ -18,10 +18,10 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from epigemm import checks, execution, packs, plans, tables
+from epigemm import checks, decisions, execution, kernels, packs, plans, tables
 from epigemm.bench.timing import Effort, Run, Timer, make_timer
-from epigemm.candidates import TORCH, Call, Candidate, Kind, families
-from epigemm.epilogues import Epilogue
+from epigemm.calls import LinearCall
+from epigemm.candidates import TORCH, Candidate, Kind, families, on_random_x
 from epigemm.recording import dtype_name, record
 from epigemm.tables import Entry
 
@@ -108,15 +108,15 @@ def tune(fn_or_name: Callable[..., Tensor] | str, *args: Any, **kwargs: Any) -> 
         >>> print(epigemm.tune("linear_relu", x, weight, bias))  # doctest: +SKIP
     """
     name, recorder = record(fn_or_name, *args, **kwargs)
-    operator, epilogue, given, out = recorder.taken_apart()
-    if not operator.startswith("linear"):
+    _, call = recorder.taken_apart()
+    if not isinstance(call, LinearCall):
         raise ValueError(
             f"fn_or_name: got {name!r}, which has one kernel only; accepted are linear functions"
         )
-    x, weight, bias, operands, scalars, precision, pack_use = given[:7]
-    checks.linear(epilogue, x, weight, bias, operands, scalars, precision, out)
+    x = call.x
+    checks.linear(call)
     if not plans.has_gpu_kernels(x):
-        why = execution.no_kernels(x) or "it is on the CPU"
+        why = kernels.why_none(x) or "it is on the CPU"
         raise RuntimeError(
             f"x: got device {x.device}; accepted is a CUDA device that epigemm's kernels run on ({why})"
         )
@@ -124,14 +124,13 @@ def tune(fn_or_name: Callable[..., Tensor] | str, *args: Any, **kwargs: Any) -> 
         raise RuntimeError(
             "tune: got a call during CUDA graph capture or under tracing; accepted is a plain call"
         )
-    call = Call(epilogue, x, weight, bias, operands, scalars, precision, pack_use)
     with _LOCK:
         found = measure(call)
         _remember(x.get_device(), found.entries)
     return _with_choice(call, found)
 
 
-def entry_for(call: Call, kind: Kind) -> Entry:
+def entry_for(call: LinearCall, kind: Kind) -> Entry:
     """What a measurement of a family of kernels is kept as, its results still to come."""
     n, k = call.weight.shape
     return Entry(
@@ -150,7 +149,7 @@ def entry_for(call: Call, kind: Kind) -> Entry:
     )
 
 
-def measure(call: Call, wanted: Callable[[Kind], bool] = lambda kind: True) -> Tuning:
+def measure(call: LinearCall, wanted: Callable[[Kind], bool] = lambda kind: True) -> Tuning:
     """Time every way to run a call, for the wanted families of kernels.
 
     It remembers nothing, so that no candidate is marked as chosen.
@@ -162,7 +161,7 @@ def measure(call: Call, wanted: Callable[[Kind], bool] = lambda kind: True) -> T
         f"{call.epilogue.name}, {dtype_name(call.x.dtype)}, M = {call.rows}, N = {n}, K = {k}, on {gpu}"
     )
     with torch.no_grad(), torch.cuda.device(device):
-        for family in families(call.on_random_x(), wanted):
+        for family in families(on_random_x(call), wanted):
             with family.setting():
                 timings = _time([family.rival, *family.candidates], device, family.now)
             _add(result, entry_for(call, family.kind), timings, family.now)
@@ -262,9 +261,9 @@ def _time_with_care(
     ]
 
 
-def _with_choice(call: Call, found: Tuning) -> Tuning:
+def _with_choice(call: LinearCall, found: Tuning) -> Tuning:
     """The candidates, the one that this very call now takes marked."""
-    considered = execution.considered(*call.as_considered())
+    considered = execution.considered(call._replace(out=None))
     taken = next((each for each in considered if not each.why_not), None)
     arithmetic = "torch" if taken is None else taken.arithmetic
     best = {entry.arithmetic: entry.plan for entry in found.entries}
@@ -307,38 +306,19 @@ def is_enabled() -> bool:
     return execution.on_first_call is not None
 
 
-def _see(
-    epilogue: Epilogue,
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    operands: Sequence[Tensor],
-    scalars: Sequence[float],
-    precision: str,
-    out: Tensor,
-    pack_use: str,
-) -> None:
+def _see(call: LinearCall) -> None:
     """Measure a call that has not been seen before, if it may be measured and nothing is known of it."""
-    seen = (
-        epilogue.name,
-        x.device,
-        x.dtype,
-        x.shape,
-        weight.shape,
-        bias is None,
-        execution.linear_roads(x, precision),
-        pack_use,
-    )
+    x, roads = call.x, decisions.roads(call)
+    sizes = (x.device, x.dtype, x.shape, call.weight.shape)
+    seen = (call.epilogue.name, *sizes, call.bias is None, roads, call.pack_use)
     if seen in _seen or not _may_measure(x) or not _LOCK.acquire(blocking=False):
         return
     try:
         _seen.add(seen)
-        call = Call(epilogue, x, weight, bias, operands, scalars, precision, pack_use)
         if call.rows and call.weight.numel():
             # What needs torch's setting switched, which every thread would see, is left to `tune`.
-            in_tf32 = execution.linear_roads(x, precision).tf32_allowed
             unknown = measure(
-                call, lambda kind: kind.source == "model" and (in_tf32 or not kind.tf32_allowed)
+                call, lambda kind: kind.source == "model" and (roads.tf32_allowed or not kind.tf32_allowed)
             )
             _remember(x.get_device(), unknown.entries)
     except RuntimeError as error:  # no memory; a graph that another thread is capturing

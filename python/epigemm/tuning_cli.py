@@ -13,9 +13,10 @@ from torch import Tensor
 
 from epigemm import packs, plans, tables
 from epigemm._native import registry
-from epigemm.candidates import Call, Kind
+from epigemm.calls import LinearCall
+from epigemm.candidates import Kind
 from epigemm.epilogues import EPILOGUES, Epilogue
-from epigemm.execution import no_kernels
+from epigemm.kernels import why_none
 from epigemm.precision import DEFAULT
 from epigemm.tuning import Tuning, entry_for, measure
 
@@ -49,7 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     device = torch.device("cuda", options.device)
     why_not = "torch sees no CUDA device" if not torch.cuda.is_available() else ""
-    why_not = why_not or no_kernels(torch.empty(0, device=device)) or plans.no_gemm_kernels()
+    why_not = why_not or why_none(torch.empty(0, device=device)) or plans.no_gemm_kernels()
     if why_not:
         print(f"nothing to measure: {why_not}")
         return 1
@@ -94,7 +95,7 @@ def setups(options: argparse.Namespace) -> Iterator[Setup]:
                         yield Setup(epilogue, dtype, n, k, setting, pack_use)
 
 
-def make_call(setup: Setup, m: int, device: torch.device) -> Call:
+def make_call(setup: Setup, m: int, device: torch.device) -> LinearCall:
     """Such a call, on random tensors."""
     generator = torch.Generator(device).manual_seed(0)
 
@@ -102,7 +103,7 @@ def make_call(setup: Setup, m: int, device: torch.device) -> Call:
         return torch.randn(shape, generator=generator, device=device, dtype=setup.dtype)
 
     inputs = setup.epilogue.sample_inputs(setup.n, setup.dtype, device)
-    return Call(
+    return LinearCall(
         setup.epilogue,
         draw(m, setup.k),
         draw(setup.n, setup.k) / setup.k**0.5,

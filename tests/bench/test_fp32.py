@@ -36,6 +36,7 @@ from epigemm.bench.records import (
     Timing,
 )
 from epigemm.bench.timing import Effort, Run
+from epigemm.calls import LinearCall
 from tests.support.cases import fused_unavailable
 
 CPU = torch.device("cpu")
@@ -77,14 +78,14 @@ def test_our_row_on_fp32_is_a_module_that_owns_its_weight(monkeypatch: pytest.Mo
             asked.append((pack_use or keeping.pack_use(weight), id(weight)))
         return found
 
-    def spy_on_the_operator(*args: Any, pack_use: str = packs.FIND, **kwargs: Any) -> torch.Tensor:
-        asked.append((pack_use, id(args[2])))
-        result: torch.Tensor = forward(*args, pack_use=pack_use, **kwargs)
+    def spy_on_the_cold_path(call: LinearCall) -> torch.Tensor:
+        asked.append((call.pack_use, id(call.weight)))
+        result: torch.Tensor = forward(call)
         return result
 
-    forward = epigemm.execution.linear_forward
+    forward = epigemm.execution._linear
     monkeypatch.setattr("epigemm.entry.linear", spy)
-    monkeypatch.setattr("epigemm.execution.linear_forward", spy_on_the_operator)
+    monkeypatch.setattr("epigemm.execution._linear", spy_on_the_cold_path)
     for problem in LINEAR:
         case = Case(problem, Shape(8, 16, 40), HIGHEST)
         data, out = cases.make_data(case, CPU, seed=0), torch.empty(8, 16)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 import epigemm
-from epigemm import entry, execution, products
+from epigemm import entry, kernels, products
 from epigemm._native import ops
 from epigemm.epilogues import EPILOGUES, RELU_DIV, SCALE_BATCH_NORM, SIGMOID_SCALE_RESIDUAL
 from tests.support.arithmetic import STORAGE, Arithmetic
@@ -144,7 +144,7 @@ def test_a_first_derivative_takes_no_further_product(name: str, device: torch.de
     where, what = (entry, "linear_operator") if device.type == "cuda" else (products, "_mm")
     with (
         mock.patch.object(where, what, wraps=getattr(where, what)) as multiplied,
-        mock.patch.object(execution, "derivative", wraps=execution.derivative) as derivatives,
+        mock.patch.object(kernels, "derivative", wraps=kernels.derivative) as derivatives,
     ):
         result = getattr(epigemm, name)(x, weight, bias, *extra)
         backward(result, torch.randn_like(result))

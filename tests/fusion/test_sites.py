@@ -13,7 +13,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import epigemm
-from epigemm import fusion, packs, roads
+from epigemm import call, fusion, packs
 from tests.fusion.test_graphs import by_fx, functions
 
 ROWS, IN, OUT = 5, 12, 8
@@ -256,13 +256,13 @@ def _relu_of_linear(x: Tensor, w: Tensor) -> Tensor:
 def uses(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """What sites say about packs, call by call."""
     seen: list[str] = []
-    linear = roads.linear
+    linear = call.linear
 
     def spy(*args: Any) -> Any:
         seen.append(args[-1])
         return linear(*args)
 
-    monkeypatch.setattr(roads, "linear", spy)
+    monkeypatch.setattr(call, "linear", spy)
     return seen
 
 

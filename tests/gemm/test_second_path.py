@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 import epigemm
-from epigemm import decisions, execution, plans, torch_gemm
+from epigemm import decisions, fallback, plans
 from epigemm._native import ops
+from epigemm.calls import LinearCall
 from epigemm.decisions import PRODUCT, WITH_BIAS, WITH_BIAS_AND_RELU
 from epigemm.epilogues import BIAS, BIAS_RELU, RELU_DIV, Epilogue
-from epigemm.precision import DEFAULT
 from tests.support import reference
 from tests.support.arithmetic import BF16, FP16, FP32, FP64, STORAGE, Arithmetic
 from tests.support.cases import Operands
@@ -38,13 +38,13 @@ def in_one_kernel(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> torc
 
 
 def second_path(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor | None = None) -> Tensor:
-    return execution.second_path(BIAS_RELU, x, weight, bias, (), (), DEFAULT, out)
+    return fallback.linear(LinearCall(BIAS_RELU, x, weight, bias, out=out))
 
 
 def gemm_of(epilogue: Epilogue, x: Tensor, weight: Tensor, bias: Tensor | None) -> int:
     """What torch's GEMM is to do."""
     scalars = (2.0,) if epilogue.scalar else ()
-    return execution.gemm_of(epilogue, x, weight, bias, (), scalars, DEFAULT, None)
+    return fallback.gemm_of(LinearCall(epilogue, x, weight, bias, (), scalars))
 
 
 def draw(shape: tuple[int, int, int], arithmetic: Arithmetic, device: torch.device) -> tuple[Tensor, ...]:
@@ -428,7 +428,7 @@ def test_explain_tells_whether_the_bias_is_a_kernel_of_its_own(
     x, weight, bias = draw((24, 40, k), FP32, torch.device("cpu"))
     told = epigemm.explain("linear", x, weight, bias, precision="ieee").kernels
     assert len(told) == (1 if one_kernel else 2) and ("with the bias" in told[0]) is one_kernel
-    actual = execution.second_path(BIAS, x, weight, bias, (), (), "ieee", None)
+    actual = fallback.linear(LinearCall(BIAS, x, weight, bias, precision="ieee"))
     bounded = reference.linear("bias", x, weight, Operands(bias=bias), FP32, second_path=not one_kernel)
     reference.assert_within(actual, bounded)
 
@@ -436,7 +436,7 @@ def test_explain_tells_whether_the_bias_is_a_kernel_of_its_own(
 def test_bias_alone_stays_addmm(device: torch.device) -> None:
     x, weight, bias = draw((24, 40, 32), FP32, device)
     out = torch.empty(24, 40, device=device)
-    actual = execution.second_path(BIAS, x, weight, bias, (), (), DEFAULT, out)
+    actual = fallback.linear(LinearCall(BIAS, x, weight, bias, out=out))
     torch.testing.assert_close(actual, torch.addmm(bias, x, weight.t()))
 
 
@@ -449,15 +449,15 @@ def test_precision_overrides_hold(
     setting = backends.cuda.matmul if x.is_cuda else backends.mkldnn.matmul
     setting.fp32_precision = "tf32" if x.is_cuda else "bf16"
     before, seen = setting.fp32_precision, []
-    native = torch_gemm._addmm_activation_out
+    native = fallback._addmm_activation_out
 
     def watch(*args: Any, **kwargs: Any) -> Tensor:
         seen.append(setting.fp32_precision)
         result: Tensor = native(*args, **kwargs)
         return result
 
-    monkeypatch.setattr(torch_gemm, "_addmm_activation_out", watch)
-    actual = execution.second_path(BIAS_RELU, x, weight, bias, (), (), wish, None)
+    monkeypatch.setattr(fallback, "_addmm_activation_out", watch)
+    actual = fallback.linear(LinearCall(BIAS_RELU, x, weight, bias, precision=wish))
     assert seen == ["ieee"] and setting.fp32_precision == before
     check(actual, x, weight, bias, FP32)
 

@@ -17,6 +17,7 @@ from torch import Tensor
 import epigemm
 from epigemm import candidates, execution, packs, plans, tables, tuning
 from epigemm._native import ops
+from epigemm.calls import LinearCall
 from epigemm.epilogues import BIAS_RELU, RELU_DIV
 from tests.support import reference
 from tests.support.arithmetic import BF16, SCALED, SPLIT, TF32, Arithmetic
@@ -50,8 +51,7 @@ def draw(m: int, dtype: torch.dtype = torch.bfloat16) -> tuple[Tensor, Tensor, T
 
 def what_is_said(x: Tensor, weight: Tensor, bias: Tensor) -> dict[str, Any]:
     """Dispatch's answer about a call in 16 bits."""
-    out = x.new_empty(x.shape[0], N)
-    (found,) = execution.considered(BIAS_RELU, x, weight, bias, (), (), "default", out, packs.FIND)
+    (found,) = execution.considered(LinearCall(BIAS_RELU, x, weight, bias))
     return found.plan
 
 
@@ -92,7 +92,7 @@ def test_every_candidate_is_right(m: int, arithmetic: Arithmetic, precision: str
     torch.backends.cuda.matmul.fp32_precision = setting
     x, weight, bias = draw(m, arithmetic.dtype)
     for pack_use in (packs.KEEP, packs.NONE):
-        call = candidates.Call(RELU_DIV, x, weight, bias, (), (2.0,), precision, pack_use).on_random_x()
+        call = candidates.on_random_x(LinearCall(RELU_DIV, x, weight, bias, (), (2.0,), precision, pack_use))
         name = "ieee" if arithmetic is BF16 else arithmetic.name
         (family,) = candidates.families(call, lambda kind, name=name: kind.arithmetic == name)  # type: ignore[misc]
         operands = Operands(bias=bias, scalars=[2.0])

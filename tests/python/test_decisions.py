@@ -12,6 +12,7 @@ from torch import Tensor
 
 from epigemm import decisions, plans
 from epigemm._native import ops
+from epigemm.calls import LinearCall
 from epigemm.decisions import FALLBACK, NO_COST, PER_CALL, SHIFTS, SHORT, SLICES, STALE, TENSORS
 from epigemm.epilogues import BIAS, BIAS_RELU, RELU_DIV
 
@@ -27,25 +28,23 @@ def described(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(decisions, "_described", lambda x: H200)
 
 
-def call_of(m: int, n: int, k: int, dtype: torch.dtype = torch.float32) -> decisions.Operands:
+def call_of(m: int, n: int, k: int, dtype: torch.dtype = torch.float32) -> LinearCall:
     """A bare product, of tensors that nobody fills."""
-    return BIAS, torch.empty(m, k, dtype=dtype), torch.empty(n, k, dtype=dtype), None, (), ()
+    return LinearCall(BIAS, torch.empty(m, k, dtype=dtype), torch.empty(n, k, dtype=dtype))
 
 
 def cost(costs: dict[str, int]) -> int:
     return sum(value << SHIFTS[name] for name, value in costs.items())
 
 
-def decided(call: decisions.Operands, code: int, out: Tensor | None = None, **costs: int) -> tuple[int, str]:
-    decision = decisions.decide(call, code, cost(costs), out)
+def decided(call: LinearCall, code: int, out: Tensor | None = None, **costs: int) -> tuple[int, str]:
+    decision = decisions.decide(call._replace(out=out), code, cost(costs))
     way = decisions.way(decision)
     return way, decisions.arithmetic(decision) if way else ""
 
 
-def told(
-    call: decisions.Operands, code: int, out: Tensor | None = None, **costs: int
-) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = decisions.explain(call, code, cost(costs), out)["tried"]
+def told(call: LinearCall, code: int, out: Tensor | None = None, **costs: int) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = decisions.explain(call._replace(out=out), code, cost(costs))["tried"]
     return found
 
 
@@ -60,9 +59,9 @@ def test_numbers_and_words_agree(
     m: int, n: int, k: int, code: int, split: int, scaled: int, epilogue: Any, dtype: torch.dtype
 ) -> None:
     costs = {"split": split & 4 | min(split & 3, 2), "scaled": scaled & 4 | min(scaled & 3, 2)}
-    call = (epilogue, *call_of(m, n, k, dtype)[1:5], (2.0,) if epilogue.scalar else ())
-    decision = decisions.decide(call, code, cost(costs), None)
-    answer = decisions.explain(call, code, cost(costs), None)
+    call = call_of(m, n, k, dtype)._replace(epilogue=epilogue, scalars=(2.0,) if epilogue.scalar else ())
+    decision = decisions.decide(call, code, cost(costs))
+    answer = decisions.explain(call, code, cost(costs))
     assert answer["gemm"] == decisions.gemm(decision)
     first = next((each for each in answer["tried"] if each["runs"]), None)
     if first is None:
@@ -77,7 +76,7 @@ def test_numbers_and_words_agree(
     assert decisions.is_padded(decision) == first["padded"] == (first["arithmetic"] in SHIFTS and n % 4 != 0)
 
 
-def worth_a_pack_alone() -> decisions.Operands:
+def worth_a_pack_alone() -> LinearCall:
     """A product that is worth reading a pack for, but not making one."""
     for m in range(16, 4096, 16):
         fused = [
@@ -98,7 +97,7 @@ def test_what_slices_cost() -> None:
         for cost_of, runs in zip((PER_CALL, NO_COST, STALE), ways, strict=True):
             assert (decided(call, HIGHEST, split=cost_of) == (SLICES, "split")) == runs
     for call, packed in ((large, False), (small, True)):
-        assert decisions.is_packed(decisions.decide(call, HIGHEST, STALE, None)) == packed
+        assert decisions.is_packed(decisions.decide(call, HIGHEST, STALE)) == packed
     assert decided(large, HIGHEST, split=NO_COST | SHORT) == (FALLBACK, "")
     words = [each["why_not"] for each in told(large, HIGHEST, split=NO_COST | SHORT)]
     assert "found no memory for fp16 pieces" in words[0] and not words[1]
@@ -108,7 +107,7 @@ def test_each_arithmetic_has_costs_of_its_own() -> None:
     call = call_of(8192, 8192, 8192)
     assert decided(call, HIGH) == (SLICES, "scaled")
     assert decided(call, HIGH, scaled=SHORT) == (TENSORS, "tf32")
-    transposed = (BIAS, call[1].t(), *call[2:])
+    transposed = call._replace(x=call.x.t())
     assert decided(transposed, HIGH, scaled=SHORT) == (SLICES, "split")
     assert decided(transposed, HIGH, scaled=SHORT, split=SHORT) == (FALLBACK, "")
     reasons = [

@@ -11,6 +11,7 @@ import torch
 
 import epigemm
 from epigemm import explain_text, packs, plans
+from epigemm.calls import LinearCall
 from epigemm.epilogues import EPILOGUES
 from tests.python.pieces import HOPPER, Road
 from tests.support.arithmetic import STORAGE, Arithmetic
@@ -137,9 +138,9 @@ def test_what_it_says_of_the_derivative(
     epilogue: str, dtype: torch.dtype, of_operands: bool, strict: bool, expected: str
 ) -> None:
     operands = [torch.ones(3, requires_grad=of_operands)] * 2
-    text = explain_text.backward_linear(
-        EPILOGUES[epilogue], torch.ones(2, 3, dtype=dtype), operands, strict=strict
-    )
+    x = torch.ones(2, 3, dtype=dtype)
+    call = LinearCall(EPILOGUES[epilogue], x, x, operands=operands, strict=strict)
+    text = explain_text.backward_linear(call)
     assert expected in text
     assert text.endswith("gradients of x and weight, where asked for, at the call's precision")
 

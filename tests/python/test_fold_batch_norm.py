@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from epigemm import autograd
+from epigemm.calls import FoldCall
 from epigemm.epilogues import compute_dtype, fold_batch_norm_reference
 from tests.support.arithmetic import STORAGE, Arithmetic
 from tests.support.cases import signed
@@ -119,7 +120,7 @@ def test_gradients_of_every_choice_of_vectors(
         inputs = [vector.requires_grad_() for vector in given if vector is not None]
         if not inputs:
             continue
-        folded = torch.stack(autograd.fold_batch_norm(like, 5, given, 1e-3))
+        folded = torch.stack(autograd.fold_batch_norm(FoldCall(like, 5, given, 1e-3)))
         expected = fold_batch_norm_reference(like, given, 1e-3)
         found = torch.autograd.grad(folded, inputs, upstream, allow_unused=True)
         wanted = torch.autograd.grad(expected, inputs, upstream, allow_unused=True)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 import epigemm
-from epigemm import decisions, execution, fixed, packs, plans, split, torch_gemm
+from epigemm import decisions, fallback, fixed, kernels, packs, plans, split
 from epigemm.epilogues import EPILOGUES, SCALE_BATCH_NORM
 from tests.python.pieces import HOPPER, stand_in
 from tests.support.layouts import LAYOUTS
@@ -211,8 +211,8 @@ def test_doubles_are_refused_before_anything_is_launched(
     def launched(*_: Any) -> None:
         raise AssertionError
 
-    monkeypatch.setattr(execution, "_fold_batch_norm_out", launched)
-    monkeypatch.setattr(torch_gemm, "_torch_linear", launched)
+    monkeypatch.setattr(kernels, "_fold_batch_norm_out", launched)
+    monkeypatch.setattr(fallback, "_torch_linear", launched)
     x, weight, bias = product(4, 16, 256, torch.float64)
     vector = torch.rand(16, dtype=torch.float64)
     for call in (

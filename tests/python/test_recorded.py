@@ -15,8 +15,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 import epigemm
-from epigemm import autograd, entry, execution, packs, products, roads
+from epigemm import autograd, entry, execution, kernels, packs, products
 from epigemm._native import ops
+from epigemm.calls import LinearCall
 from tests.support.public import PUBLIC, Arguments, Public, map_tensors, tensors_of
 from tests.support.untyped import backward
 from tests.support.untyped import torch as untyped
@@ -109,7 +110,7 @@ def test_nothing_goes_through_the_dispatcher(
             raise AssertionError(f"epigemm::{name} was called")
 
     given = leaves(function.draw(rng, tensor_scalar=tensor_scalar))
-    monkeypatch.setattr(roads, "ops", Refusing())
+    monkeypatch.setattr(epigemm.call, "ops", Refusing())
     monkeypatch.setattr(products, "ops", Refusing())
     backward(function.call(**given).sum())
     assert all(tensor.grad is not None for tensor in tensors_of(given).values())
@@ -184,8 +185,8 @@ def test_errors_are_the_same(
     if not any(tensor.requires_grad for tensor in tensors_of(given).values()):
         pytest.skip("nothing that can require a gradient")
     if "strict" not in wrong:
-        monkeypatch.setattr(execution, "linear_forward", None)
-        monkeypatch.setattr(execution, "elementwise_forward", None)
+        monkeypatch.setattr(execution, "_linear", None)
+        monkeypatch.setattr(kernels, "elementwise", None)
 
     def call() -> tuple[type[BaseException], str]:
         with pytest.raises((RuntimeError, ValueError, TypeError)) as caught:
@@ -206,9 +207,9 @@ def test_packs_of_changing_weights_expire(
     uses: list[str] = []
     operator = entry.linear_operator
 
-    def watched(*args: Any) -> Tensor | None:
-        uses.append(args[7])
-        return operator(*args)
+    def watched(call: LinearCall) -> Tensor | None:
+        uses.append(call.pack_use)
+        return operator(call)
 
     given = leaves(next(f for f in PUBLIC if f.name == name).draw(rng))
     given["weight"].requires_grad_(learns)

@@ -12,7 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import epigemm
-from epigemm import decisions, packs, torch_gemm
+from epigemm import decisions, fallback, packs
+from epigemm.calls import LinearCall
 from tests.python.pieces import Road
 from tests.support.public import PUBLIC_LINEAR, Public
 from tests.support.untyped import backends, backward
@@ -213,14 +214,14 @@ def test_the_second_path_is_as_accurate_as_asked(
 ) -> None:
     """Where the split does not run, torch's GEMM must not fall to TF32 behind an explicit wish."""
     seen: list[str] = []
-    gemm = torch_gemm._torch_linear
+    gemm = fallback._torch_linear
 
-    def watched(x: Tensor, *others: Any) -> Tensor:
-        backend = "cuda" if x.is_cuda else "mkldnn"
+    def watched(call: LinearCall, *others: Any) -> Tensor:
+        backend = "cuda" if call.x.is_cuda else "mkldnn"
         seen.append(str(torch._C._get_fp32_precision_getter(backend, "matmul")))
-        return gemm(x, *others)
+        return gemm(call, *others)
 
-    monkeypatch.setattr(torch_gemm, "_torch_linear", watched)
+    monkeypatch.setattr(fallback, "_torch_linear", watched)
     settings(setting)
     x, weight = torch.randn(32, 64, device=road.device), torch.randn(16, 64, device=road.device)
     epigemm.linear(x, weight, precision=wish)

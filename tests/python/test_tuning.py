@@ -17,6 +17,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 import epigemm
 from epigemm import candidates, execution, packs, plans, tables, tuning
 from epigemm.bench.timing import Effort, Run
+from epigemm.calls import LinearCall
 from epigemm.epilogues import BIAS_RELU, RELU_DIV
 from epigemm.tables import Entry
 from tests.python.pieces import HOPPER
@@ -52,8 +53,7 @@ def test_the_fastest_is_chosen_remembered_and_used(stage: Stage, tmp_path: Path)
     assert (entry.epilogue, entry.dtype, entry.m, entry.n, entry.k) == ("relu_div", "bfloat16", 40, 256, 128)
     (chosen,) = [each for each in found.candidates if each.chosen]
     assert chosen.plan == entry.plan
-    out = x.new_empty(len(x), len(weight))
-    (considered,) = execution.considered(RELU_DIV, x, weight, bias, [], [2.0], "default", out, "find")
+    (considered,) = execution.considered(LinearCall(RELU_DIV, x, weight, bias, [], [2.0]))
     plan = considered.plan
     assert plan["fused"] and plan["source"] == "cache" and plan["plan"] == list(entry.plan)
     explanation = epigemm.explain("linear_relu_div", x, weight, bias, 2.0)
@@ -211,7 +211,7 @@ def test_the_plan_that_runs_now_is_tried_though_it_is_predicted_to_be_slow(stage
     ]
     now = hopeless[-1]
     x, weight, bias = draw(m, n, k)
-    call = candidates.Call(RELU_DIV, x, weight, bias, (), (2.0,), "default", packs.NONE)
+    call = LinearCall(RELU_DIV, x, weight, bias, (), (2.0,), pack_use=packs.NONE)
     (family,) = candidates.families(call)
     assert family.candidates and not {each.plan for each in family.candidates} & set(hopeless)
     tables.install(DEVICE, [replace(at_present("relu_div", now), k=k)])
@@ -225,7 +225,7 @@ def test_the_plan_that_runs_now_is_tried_though_it_is_predicted_to_be_slow(stage
 
 def test_families_say_what_runs_now(stage: Stage) -> None:
     x, weight, bias = draw()
-    call = candidates.Call(RELU_DIV, x, weight, bias, (), (2.0,), "default", packs.NONE)
+    call = LinearCall(RELU_DIV, x, weight, bias, (), (2.0,), pack_use=packs.NONE)
     (family,) = candidates.families(call)
     assert family.now == (tuple(asked()["plan"]) if asked()["fused"] else candidates.TORCH)
     now = worth_measuring()[-1]
@@ -239,8 +239,8 @@ def test_families_say_what_runs_now(stage: Stage) -> None:
 
 def test_a_call_is_measured_on_random_x_of_its_own_rows() -> None:
     x, weight, bias = torch.full((3, 5, 128), math.nan), torch.randn(256, 128), torch.randn(256)
-    call = candidates.Call(BIAS_RELU, x, weight, bias, (torch.full((256,), math.nan),), (), "default", "none")
-    first, second = call.on_random_x(), call.on_random_x()
+    call = LinearCall(BIAS_RELU, x, weight, bias, (torch.full((256,), math.nan),), pack_use=packs.NONE)
+    first, second = candidates.on_random_x(call), candidates.on_random_x(call)
     assert first.x.shape == (15, 128) and first.rows == call.rows == 15
     assert torch.equal(first.x, second.x) and bool(first.x.isfinite().all())
     assert first.weight is weight and first.bias is bias
@@ -279,18 +279,8 @@ def test_fp32_is_measured_on_every_road(stage: Stage, setting: str, packed: bool
     assert {arithmetic for arithmetic, _ in stage.ran} == set(roads)
     first = "scaled" if setting == "tf32" else "split"
     assert [each.arithmetic for each in found.candidates if each.chosen] == [first]
-    call: tuple[Any, ...] = (
-        RELU_DIV,
-        x,
-        weight,
-        bias,
-        [],
-        [2.0],
-        "default",
-        x.new_empty(16, 64),
-        "keep" if packed else "find",
-    )
-    taken = execution.considered(*call)[0]
+    use = "keep" if packed else "find"
+    taken = execution.considered(LinearCall(RELU_DIV, x, weight, bias, [], [2.0], pack_use=use))[0]
     assert taken.arithmetic == first and not taken.why_not and taken.packed == packed
     assert taken.plan["source"] == "cache" and tuple(taken.plan["plan"]) == roads[first].plan
 

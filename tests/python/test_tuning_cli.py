@@ -88,7 +88,7 @@ class OnCpu:
 def command(stage: Stage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tables.Entries]:
     """Runs the command on the stage; what its file then holds."""
     monkeypatch.setattr(tuning_cli, "torch", OnCpu())
-    monkeypatch.setattr(tuning_cli, "no_kernels", lambda tensor: "")
+    monkeypatch.setattr(tuning_cli, "why_none", lambda tensor: "")
     path = tmp_path / "table.json"
 
     def run(*arguments: str) -> tables.Entries:

@@ -11,6 +11,7 @@ from torch import Tensor
 from epigemm import decisions, packs, plans, split
 from epigemm._native import cuda_status
 from epigemm.bench.cases import Case, Data
+from epigemm.calls import LinearCall
 from epigemm.epilogues import EPILOGUES
 from epigemm.precision import SCALED, SPLIT
 
@@ -41,12 +42,13 @@ def why_not_on_pieces(case: Case, data: Data, out: Tensor, *, packed: bool) -> s
     formula = case.problem.formula
     native = formula.native(data.x, data.parameters)
     arithmetic = case.setting.pieces
-    call = (EPILOGUES[formula.epilogue], data.x, data.weight, native.bias, native.operands, native.scalars)
+    tensors = (data.x, data.weight, native.bias, native.operands)
+    call = LinearCall(EPILOGUES[formula.epilogue], *tensors, native.scalars, out=out)
     uses = {arithmetic: packs.KEEP if packed else packs.FIND}
-    _, costs = split.find_for(data.x, data.weight, uses, ignore_shortage=False)
+    _, costs = split.find_for(call, uses, ignore_shortage=False)
     (found,) = (
         each
-        for each in decisions.explain(call, _CODES[arithmetic], costs, out)["tried"]
+        for each in decisions.explain(call, _CODES[arithmetic], costs)["tried"]
         if each["arithmetic"] == arithmetic
     )
     return "" if found["runs"] else str(found["why_not"] or found["plan"]["why_not"])

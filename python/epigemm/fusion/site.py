@@ -20,7 +20,8 @@ from torch.autograd import forward_ad
 from torch.overrides import _get_current_function_mode_stack
 from torch.utils._device import DeviceContext
 
-from epigemm import packs, roads
+from epigemm import call as _call
+from epigemm import packs
 from epigemm.checks import DTYPES
 from epigemm.epilogues import (
     BIAS,
@@ -232,14 +233,14 @@ class Site:
         if self._scale is None and self._norm is None:
             scalar = self._scalar.read(inputs) if isinstance(self._scalar, Ref) else self._scalar
             epilogue = _EPILOGUES[self.function]
-            return roads.linear(epilogue, x, weight, bias, scalar, None, None, False, pack_use)
+            return _call.linear(epilogue, x, weight, bias, scalar, None, None, False, pack_use)
         scale = None if self._scale is None else self._scale.read(inputs)
         mean, var, gamma, beta, eps = None, None, None, None, 0.0
         if self._norm is not None:
             mean, var, gamma, beta = (None if ref is None else ref.read(inputs) for ref in self._norm.vectors)
             eps = self._norm.eps.read(inputs) if isinstance(self._norm.eps, Ref) else self._norm.eps
         vectors = (bias, scale, mean, var, gamma, beta)
-        return roads.linear_folded(x, weight, vectors, eps, None, None, False, pack_use)
+        return _call.linear_folded(x, weight, vectors, eps, None, None, False, pack_use)
 
     # --- whether the fused call may stand for the chain ---
 

@@ -1,26 +1,41 @@
-"""torch's own GEMM, at the accuracy that is asked for."""
+"""The fallback: torch's own GEMM at the accuracy that is asked for, and one elementwise kernel where that is needed."""
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from epigemm import decisions, kernels
 from epigemm import precision as _precision
+from epigemm.calls import ElementwiseCall, LinearCall
+from epigemm.epilogues import BIAS
 
 _any_autocast = torch._C._is_any_autocast_enabled
 _unsafe_view: Any = torch.ops.aten._unsafe_view.default
 _addmm_activation_out = torch.ops.aten._addmm_activation.out
 
 
-def new_output(x: Tensor, weight: Tensor) -> Tensor:
-    """An empty contiguous tensor for x @ weight.T."""
-    if x.dim() == 2:
-        # Twice as fast as new_empty with a tuple.
-        return torch.empty(x.shape[0], weight.shape[0], dtype=x.dtype, device=x.device)
-    return x.new_empty((*x.shape[:-1], weight.shape[0]))
+def linear(call: LinearCall, decision: int | None = None) -> Tensor:
+    """The call by torch's GEMM, and one elementwise kernel where the GEMM does not do everything.
+
+    `decision`: what was decided of the call, where that was asked.
+    """
+    gemm = gemm_of(call, decision)
+    if call.epilogue is BIAS and (call.bias is None or gemm == decisions.WITH_BIAS):
+        return _run(call, call.bias)
+    if gemm == decisions.WITH_BIAS_AND_RELU:
+        return _run(call, call.bias, relu=True)
+    out = _run(call, None)
+    return kernels.elementwise(ElementwiseCall(call.epilogue, out, *call[3:6], out))
+
+
+def gemm_of(call: LinearCall, decision: int | None = None) -> int:
+    """What torch's GEMM does in the fallback: a constant of `decisions`."""
+    if decision is None:
+        decision = decisions.decide(call, decisions.fp32_code(call), 0)
+    return decisions.gemm(decision)
 
 
 def unflattened(flat: Tensor, x: Tensor) -> Tensor:
@@ -29,40 +44,34 @@ def unflattened(flat: Tensor, x: Tensor) -> Tensor:
     return result
 
 
-def run(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    precision: str,
-    out: Tensor | None,
-    *,
-    relu: bool = False,
-) -> Tensor:
-    """x @ weight.T, plus bias, with a ReLU behind it where that is asked for, by torch's GEMM."""
+def _run(call: LinearCall, bias: Tensor | None, *, relu: bool = False) -> Tensor:
+    """x @ weight.T, plus `bias`, with a ReLU behind it where that is asked for, by torch's GEMM."""
+    x, precision = call.x, call.precision
     if (
         precision != _precision.DEFAULT
         and x.dtype == torch.float32
         and _precision.needs_override(precision, x.device.type)
     ):
         with _precision.full_fp32(x.device.type):
-            return _torch_linear(x, weight, bias, out, relu)
-    return _torch_linear(x, weight, bias, out, relu)
+            return _torch_linear(call, bias, relu)
+    return _torch_linear(call, bias, relu)
 
 
-def _torch_linear(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor | None, relu: bool) -> Tensor:
+def _torch_linear(call: LinearCall, bias: Tensor | None, relu: bool) -> Tensor:
+    x, weight, out = call.x, call.weight, call.out
     if out is None:
         # Under autocast an operator called directly must keep its dtype: torch casts this function, but none
         # with out=.
         if not relu and not _any_autocast():
             if x.dim() == 2:
                 return torch.nn.functional.linear(x, weight, bias).contiguous()
-            matrix = x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
+            matrix = x.reshape(call.rows, x.shape[-1])
             return unflattened(torch.nn.functional.linear(matrix, weight, bias).contiguous(), x)
-        out = new_output(x, weight)
+        out = call.new_out()
     if x.dim() == 2:
         _gemm_2d(x, weight, bias, out, relu)
         return out
-    rows, columns = math.prod(x.shape[:-1]), weight.shape[0]
+    rows, columns = call.rows, weight.shape[0]
     x = x.reshape(rows, x.shape[-1])
     try:
         flat = out.view(rows, columns)

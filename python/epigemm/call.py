@@ -1,0 +1,317 @@
+"""From the public functions to the kernels: who has to see a call?
+
+Nobody: a plain call, which the entry answers (`epigemm.entry`), or the cold path where something stands in the way
+(`epigemm.execution`). Autograd alone: a node of `epigemm.autograd`. Anybody else, be it a tracer, a mode, a transform
+or a subclass: the operators `torch.ops.epigemm.*`, which are right everywhere and take the host longer.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+from torch.nn import Parameter
+
+from epigemm import autograd, checks, entry, execution, invariance, keeping, kernels, packs
+from epigemm import registration as _registration  # noqa: F401
+from epigemm._native import ops
+from epigemm.calls import ElementwiseCall, FoldCall, LinearCall, Vectors
+from epigemm.epilogues import (
+    BIAS,
+    FOLDED,
+    SCALE_BATCH_NORM,
+    Epilogue,
+    compute_dtype,
+    fold_batch_norm_reference,
+)
+from epigemm.packs import PackedWeight
+from epigemm.precision import DEFAULT, needs_override
+
+# Looked up once: the direct road is measured in hundreds of nanoseconds.
+_is_compiling = torch.compiler.is_compiling
+_grad_enabled = torch.is_grad_enabled
+_tracing_state = torch._C._get_tracing_state
+_functorch_interpreter = torch._C._functorch.peek_interpreter_stack
+_dispatch_modes = torch._C._len_torch_dispatch_stack
+_DERIVATIVES = (torch._C._functorch.TransformType.Grad, torch._C._functorch.TransformType.Jvp)
+_is_legacy_batched = torch._C._functorch.is_legacy_batchedtensor
+_is_functorch_wrapped = torch._C._functorch.is_functorch_wrapped_tensor
+_is_functional = torch._is_functional_tensor
+_has_function_mode = torch._C._is_torch_function_mode_enabled
+_any_autocast = torch._C._is_any_autocast_enabled
+
+_PLAIN = 0  # nothing between Python and the kernels has to do with the call
+_RECORDED = 1  # autograd alone has: some tensor requires a gradient
+_DISPATCHED = 2  # anything else: the operators find out
+
+
+def linear(
+    epilogue: Epilogue,
+    x: Tensor,
+    weight: Tensor | PackedWeight,
+    bias: Tensor | None,
+    scalar: float | Tensor | None,
+    precision: str | None,
+    out: Tensor | None,
+    strict: bool = False,
+    pack_use: str | None = None,
+    fold: tuple[Any, ...] | None = None,
+) -> Tensor:
+    """D = epilogue(x @ weight.T), for an epilogue with a bias and at most one scalar, or with folded vectors.
+
+    Args:
+        epilogue: what follows the product.
+        x: as the public functions got it, like all that follows.
+        weight: the same.
+        bias: the same; None beside `fold`.
+        scalar: the epilogue's.
+        precision: None for torch's setting.
+        out: where the result goes.
+        strict: no fallback.
+        pack_use: what the call may do with the weight's pack, `packs.KEEP` for a module's own; None for a plain call,
+            for which `epigemm.keep_packs` decides.
+        fold: of scale_batch_norm, the vectors of `FOLDED` and then eps.
+    """
+    if isinstance(weight, PackedWeight):
+        weight, pack_use = weight.weight, packs.KEEP
+    found = entry.linear(epilogue, x, weight, bias, scalar, fold, precision, out, pack_use, strict)
+    if found is not None:
+        return found
+    vectors = () if fold is None else fold[:-1]
+    number = scalar if isinstance(scalar, Tensor) else None
+    road = _DISPATCHED if x is None or weight is None else _road((x, weight, bias, out, number, *vectors))
+    if road == _DISPATCHED:
+        checks.tensors(x=x, weight=weight)
+        checks.optional_tensors(**{"bias": bias, **_named(vectors), "out": out})
+    if _any_autocast():
+        x, weight, (bias, *first) = _autocast(x, weight, bias, *vectors[:1])
+        vectors = (*first, *vectors[1:])
+    if road == _RECORDED and weight.requires_grad:
+        # It is about to change, by whatever means: its pack would be made again in any case.
+        pack_use = packs.NONE
+    elif pack_use is None:
+        pack_use = keeping.pack_use(weight) if keeping.active or keeping.traced else packs.FIND
+    operands, scalars = scalar_operand(epilogue, scalar, x)
+    precision = DEFAULT if precision is None else checks.precision(precision)
+    if strict is not False:
+        checks.flag("strict", strict)
+    invariant = invariance.active and invariance.enabled()
+    if fold is None:
+        call = LinearCall(
+            epilogue, x, weight, bias, operands, scalars, precision, pack_use, strict, invariant, out
+        )
+        return _linear(road, call)
+    options = (precision, pack_use, strict, invariant, out)
+    # All launches are checked before the first one.
+    checks.linear(LinearCall(BIAS, x, weight, vectors[0], (), (), *options))
+    columns = checks.fold_batch_norm(x, _named(vectors), fold[-1], weight.shape[0])
+    if road == _PLAIN:
+        if out is not None:
+            checks.output_overlap(out, x, vectors, in_place=False)
+        likes = x.new_empty((2, columns), dtype=compute_dtype(x.dtype)).unbind(0)
+        execution.refuse(LinearCall(epilogue, x, weight, None, likes, (), *options))
+    operands = _fold(road, FoldCall(x, columns, vectors, fold[-1]), out)
+    return _linear(road, LinearCall(epilogue, x, weight, None, operands, (), *options), checked=True)
+
+
+def linear_folded(
+    x: Tensor,
+    weight: Tensor | PackedWeight,
+    vectors: tuple[Tensor | None, ...],
+    eps: float,
+    precision: str | None,
+    out: Tensor | None,
+    strict: bool = False,
+    pack_use: str | None = None,
+) -> Tensor:
+    """D = multiplier * (x @ weight.T) + offset, both folded from `vectors` (those of `FOLDED`)."""
+    if all(vector is None for vector in vectors):
+        return linear(BIAS, x, weight, None, None, precision, out, strict, pack_use)
+    fold = (*vectors, eps)
+    return linear(SCALE_BATCH_NORM, x, weight, None, None, precision, out, strict, pack_use, fold)
+
+
+def _linear(road: int, call: LinearCall, *, checked: bool = False) -> Tensor:
+    """A call that the entry has not answered."""
+    if road == _RECORDED and call.out is None:
+        return autograd.linear(call, checked=checked)
+    if road == _PLAIN:
+        return execution.linear(call)
+    if _in_functional_derivative():
+        return _linear_reference(call)
+    arguments = call.arguments
+    if call.out is None:
+        result: Tensor = ops.linear(*arguments)
+        return result
+    ops.linear_out(*arguments[:7], call.out, *arguments[7:])
+    return call.out
+
+
+def elementwise(
+    epilogue: Epilogue,
+    x: Tensor,
+    bias: Tensor | None,
+    scalar: float | Tensor | None,
+    out: Tensor | None,
+    fold: tuple[Any, ...] | None = None,
+) -> Tensor:
+    """D = epilogue(x), for an epilogue with at most a bias and one scalar, or with folded vectors as of `linear`."""
+    found = entry.elementwise(epilogue, x, bias, scalar, fold, out)
+    if found is not None:
+        return found
+    vectors = () if fold is None else fold[:-1]
+    number = scalar if isinstance(scalar, Tensor) else None
+    road = _DISPATCHED if x is None else _road((x, bias, out, number, *vectors))
+    if road == _DISPATCHED:
+        checks.tensors(x=x)
+        checks.optional_tensors(**{"bias": bias, **_named(vectors), "out": out})
+    operands, scalars = scalar_operand(epilogue, scalar, x)
+    if fold is not None:
+        checks.rows_of_vectors(x)
+        checks.elementwise(ElementwiseCall(BIAS, x, None, (), (), out))
+        columns = checks.fold_batch_norm(x, _named(vectors), fold[-1], x.shape[-1])
+        if road == _PLAIN and out is not None:
+            checks.output_overlap(out, x, vectors, in_place=True)
+        operands = _fold(road, FoldCall(x, columns, vectors, fold[-1]), out)
+    call = ElementwiseCall(epilogue, x, bias, operands, scalars, out)
+    if road == _RECORDED and out is None:
+        return autograd.elementwise(call)
+    if road == _PLAIN:
+        return execution.elementwise(call)
+    if _in_functional_derivative():
+        checks.elementwise(call)
+        _refuse_out(out)
+        return epilogue.reference(x, bias, operands, scalars)
+    if out is None:
+        result: Tensor = ops.elementwise(epilogue.name, x, bias, operands, scalars)
+        return result
+    ops.elementwise_out(epilogue.name, x, bias, operands, scalars, out)
+    return out
+
+
+def _named(vectors: Vectors) -> dict[str, Tensor | None]:
+    return dict(zip(FOLDED, vectors, strict=False))  # none at all, or all of them
+
+
+def _fold(road: int, call: FoldCall, out: Tensor | None) -> tuple[Tensor, ...]:
+    """Multiplier and offset, made as the call that reads them is."""
+    if road == _RECORDED and out is None and any(v is not None and v.requires_grad for v in call.vectors):
+        return autograd.fold_batch_norm(call)
+    if road == _PLAIN or (road == _RECORDED and out is None):
+        return kernels.fold_batch_norm(call).unbind(0)
+    like, _, vectors, eps = call
+    if _in_functional_derivative():
+        return fold_batch_norm_reference(like, vectors, eps).unbind(0)
+    # Only the type and the device of x are read: without this, autograd would take the fold for a function of x, and
+    # the layer's derivative would be made for operands that need a gradient.
+    like = like.detach() if like.requires_grad else like
+    folded: Tensor = ops.fold_batch_norm(like, *vectors, eps)
+    return folded.unbind(0)
+
+
+def _in_functional_derivative() -> bool:
+    """Whether `torch.func.grad`, `jvp` or what builds on them is at work.
+
+    torch does not compose them with the derivatives of registered operators. The references compose with everything.
+    """
+    if _is_compiling():
+        return False
+    interpreters = torch._C._functorch.get_interpreter_stack()
+    return interpreters is not None and any(i.key() in _DERIVATIVES for i in interpreters)
+
+
+def _linear_reference(call: LinearCall) -> Tensor:
+    """The call by plain operations of PyTorch, unfused."""
+    x = call.x
+    if call.invariant:
+        raise RuntimeError(
+            "batch_invariant: got a call under torch.func.grad or jvp, where plain PyTorch operations compute it; "
+            "accepted there are calls outside of the mode"
+        )
+    checks.linear(call)
+    _refuse_out(call.out)
+    if call.strict:
+        raise RuntimeError(
+            "strict: got True under torch.func.grad or jvp, where no fused kernel runs; accepted there is False"
+        )
+    if x.dtype == torch.float32 and needs_override(call.precision, x.device.type):
+        raise NotImplementedError(
+            f"precision: got {call.precision!r} under torch.func.grad or jvp, where torch's fp32 setting is less "
+            "accurate; accepted is None, or change torch's setting"
+        )
+    # The bias in the product: to 16 bits it is rounded once, with the bias, as unfused.
+    product = torch.nn.functional.linear(x, call.weight, call.bias)
+    return call.epilogue.reference(product, None, call.operands, call.scalars)
+
+
+def _refuse_out(out: Tensor | None) -> None:
+    if out is not None:
+        raise RuntimeError(
+            "out: got a tensor under torch.func.grad or jvp; accepted is None, out= has no derivative"
+        )
+
+
+def _road(arguments: tuple[object, ...]) -> int:
+    """Which road a call with these tensors takes: `_PLAIN`, `_RECORDED` or `_DISPATCHED`."""
+    if (
+        _is_compiling()
+        or _functorch_interpreter() is not None
+        or _dispatch_modes()
+        or _has_function_mode()
+        or _tracing_state() is not None
+        or forward_ad._current_level >= 0
+    ):
+        return _DISPATCHED
+    grad = _grad_enabled()
+    road = _PLAIN
+    for argument in arguments:
+        kind = type(argument)
+        if kind is Tensor or kind is Parameter:
+            if grad and argument.requires_grad:  # type: ignore[attr-defined]
+                road = _RECORDED
+        elif argument is not None:
+            return _DISPATCHED
+    return _DISPATCHED if road == _RECORDED and _wraps_another(arguments) else road
+
+
+def _wraps_another(arguments: tuple[Any, ...]) -> bool:
+    """Whether some tensor stands for another one, of a transformation of torch's that is over or has no level."""
+    for argument in arguments:
+        if argument is not None and (
+            _is_functorch_wrapped(argument) or _is_legacy_batched(argument) or _is_functional(argument)
+        ):
+            return True
+    return False
+
+
+def scalar_operand(
+    epilogue: Epilogue, scalar: float | Tensor | None, x: Tensor
+) -> tuple[tuple[Tensor, ...], tuple[float, ...]]:
+    """The scalar as the operators take it: a tensor operand or a number."""
+    if epilogue.scalar is None:
+        return (), ()
+    if type(scalar) is float:
+        return (), (scalar,)
+    name = epilogue.scalar.name
+    if isinstance(scalar, Tensor):
+        checks.scalar_tensor(name, scalar, x)
+        return (scalar.to(compute_dtype(x.dtype)),), ()
+    return (), (checks.scalar_number(name, scalar),)
+
+
+def _autocast(
+    x: Tensor, weight: Tensor, *biases: Tensor | None
+) -> tuple[Tensor, Tensor, tuple[Tensor | None, ...]]:
+    """The matrix product's inputs as autocast wants them: its dtype for floating tensors, fp64 left alone."""
+    device_type = x.device.type
+    if not torch.is_autocast_enabled(device_type):
+        return x, weight, biases
+    dtype = torch.get_autocast_dtype(device_type)
+
+    def cast(tensor: Tensor) -> Tensor:
+        wide = tensor.dtype == torch.float64 or not tensor.is_floating_point()
+        return tensor if wide or tensor.device.type != device_type else tensor.to(dtype)
+
+    return cast(x), cast(weight), tuple(None if bias is None else cast(bias) for bias in biases)

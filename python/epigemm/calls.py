@@ -1,0 +1,115 @@
+"""What a call is given, in one object each: made where a call leaves the fast path, and passed down whole."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from epigemm.epilogues import BIAS, Epilogue
+from epigemm.precision import DEFAULT
+
+# What a call may do with its weight's pack: the argument `pack` of the operators.
+KEEP = "keep"  # use it, and make it where there is none: the weight belongs to someone who keeps its pack
+FIND = "find"  # use one that is kept and current, make none
+NONE = "none"  # neither: a gradient of the weight is asked for
+
+
+class LinearCall(NamedTuple):
+    """D = epilogue(x @ weight.T): the arguments of the operator `epigemm::linear`, in its order, and `out`.
+
+    Attributes:
+        epilogue: what follows the product.
+        x: `[..., K]`.
+        weight: `[N, K]`.
+        bias: `[N]` or None.
+        operands: the epilogue's vectors, then its scalar if that is a tensor.
+        scalars: its scalar if that is a number.
+        precision: what an fp32 product gets, `DEFAULT` for torch's setting.
+        pack_use: what the call may do with the weight's pack: `KEEP`, `FIND` or `NONE`.
+        strict: raise instead of running torch's GEMM.
+        invariant: the bits of a row may not depend on the others.
+        out: where the result goes; None: a new contiguous tensor.
+    """
+
+    epilogue: Epilogue
+    x: Tensor
+    weight: Tensor
+    bias: Tensor | None = None
+    operands: Sequence[Tensor] = ()
+    scalars: Sequence[float] = ()
+    precision: str = DEFAULT
+    pack_use: str = FIND
+    strict: bool = False
+    invariant: bool = False
+    out: Tensor | None = None
+
+    @property
+    def rows(self) -> int:
+        """M."""
+        return math.prod(self.x.shape[:-1])
+
+    @property
+    def inputs(self) -> tuple[Tensor | None, ...]:
+        """Every tensor that is read."""
+        return (self.x, self.weight, self.bias, *self.operands)
+
+    @property
+    def arguments(self) -> tuple[Any, ...]:
+        """Those of the operator."""
+        return (self.epilogue.name, *self[1:10])
+
+    def new_out(self) -> Tensor:
+        """An empty contiguous tensor for the result."""
+        x, columns = self.x, self.weight.shape[0]
+        if x.dim() == 2:
+            # Twice as fast as new_empty with a tuple.
+            return torch.empty(x.shape[0], columns, dtype=x.dtype, device=x.device)
+        return x.new_empty((*x.shape[:-1], columns))
+
+    def product(self) -> LinearCall:
+        """The same call without what comes after the bare product; a bias does not count as that."""
+        _, x, weight, bias, _, _, precision, pack_use, _, invariant, _ = self
+        return LinearCall(BIAS, x, weight, bias, (), (), precision, pack_use, False, invariant)
+
+
+class ElementwiseCall(NamedTuple):
+    """D = epilogue(x): the arguments of the operator `epigemm::elementwise`, in its order, and `out`.
+
+    Attributes as of `LinearCall`; x may have any shape, and `out` may be x itself.
+    """
+
+    epilogue: Epilogue
+    x: Tensor
+    bias: Tensor | None = None
+    operands: Sequence[Tensor] = ()
+    scalars: Sequence[float] = ()
+    out: Tensor | None = None
+
+    @property
+    def inputs(self) -> tuple[Tensor | None, ...]:
+        """Every tensor that is read."""
+        return (self.x, self.bias, *self.operands)
+
+
+Vectors = Sequence[Tensor | None]
+"""What a BatchNorm fold reads: those of `epilogues.FOLDED`, in that order."""
+
+
+class FoldCall(NamedTuple):
+    """A BatchNorm fold, whose vectors are known to fit.
+
+    Attributes:
+        like: gives the device and the arithmetic type.
+        columns: the length of the vectors.
+        vectors: those of `epilogues.FOLDED`.
+        eps: BatchNorm's epsilon.
+    """
+
+    like: Tensor
+    columns: int
+    vectors: Vectors
+    eps: float
