@@ -17,7 +17,7 @@ bool fits(const ElementwiseCall& call, ElementwiseProblem* problem) {
   if (call.out) {
     const Tensor& out = *call.out;
     const bool is_alike = out.has_sizes_of(x) && out.element == x.element && out.is_beside(x);
-    if (!is_alike || !out.is_contiguous() || !is_apart(out, x, /*may_be_x=*/true)) return false;
+    if (!is_alike || !out.is_dense() || !is_apart(out, x, /*may_be_x=*/true)) return false;
     for (const Tensor* other : {call.bias, call.vectors[0], call.vectors[1], call.scalar}) {
       if (other && !are_apart(out, *other)) return false;
     }

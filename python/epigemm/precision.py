@@ -69,6 +69,7 @@ _CODES = {
     )
     for precision, (in_fp32, in_tf32) in _ROADS.items()
 }
+_NAMES = ("ieee", "highest", "high", "high", "tf32", "tf32")  # of each row
 FIRST_SLICES = {
     2 * row + override: 2 if roads.fused[0] == SPLIT else 1
     for row, roads in enumerate(_ROWS)
@@ -141,6 +142,16 @@ def code(precision: str | None, device_type: str) -> int:
     """
     in_fp32, in_tf32 = _CODES[DEFAULT if precision is None else precision]
     return in_fp32 if torch_setting(device_type) not in _REDUCED else in_tf32
+
+
+def resolved(device_type: str) -> str:
+    """The `precision` that stands for None under torch's setting as it is now."""
+    return "highest" if torch_setting(device_type) not in _REDUCED else "high"
+
+
+def named(code: int) -> str:
+    """A `precision` that gives a `code`, under the setting of torch's that it was made under."""
+    return _NAMES[code // 2]
 
 
 def road(code: int) -> Roads:

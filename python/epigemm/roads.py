@@ -15,7 +15,8 @@ from torch import Tensor
 from torch.autograd import forward_ad
 from torch.nn import Parameter
 
-from epigemm import autograd, checks, entry, execution, fixed, invariance, keeping, packs, registration  # noqa: F401
+from epigemm import autograd, checks, compiled, entry, execution, fixed, invariance, keeping, packs
+from epigemm import registration as _registration  # noqa: F401  # with torch
 from epigemm._native import ops
 from epigemm.epilogues import (
     BIAS,
@@ -140,6 +141,10 @@ def linear_folded(
         operands = _recorded_fold(x, columns, vectors, eps)
         call = (SCALE_BATCH_NORM, x, weight, None, operands, (), precision, pack_use, strict, invariant)
         return autograd.linear(*call, checked=True)
+    if _is_compiling():
+        resolved = compiled.resolved(precision, x)
+        if compiled.takes_linear(x, weight, vectors, resolved, out, invariant):
+            return compiled.linear_folded(x, weight, vectors, eps, resolved, strict)
     if road != _PLAIN:
         operands = _call_fold(x, vectors, eps)
         return _call_linear(
@@ -179,6 +184,10 @@ def _call_linear(
     strict: bool,
     invariant: bool,
 ) -> Tensor:
+    if _is_compiling():
+        precision = compiled.resolved(precision, x)
+        if compiled.takes_linear(x, weight, (bias, *operands), precision, out, invariant):
+            return compiled.linear(epilogue, x, weight, bias, operands, scalars, precision, strict)
     if _in_functional_derivative():
         if invariant:
             raise RuntimeError(
@@ -238,6 +247,8 @@ def elementwise_folded(
     if road == _RECORDED and out is None:
         operands = _recorded_fold(x, columns, vectors, eps)
         return autograd.elementwise(SCALE_BATCH_NORM, x, None, operands, ())
+    if _is_compiling() and compiled.takes_elementwise(x, vectors, out):
+        return compiled.elementwise_folded(x, vectors, eps)
     if road != _PLAIN:
         operands = _call_fold(x, vectors, eps)
         return _call_elementwise(SCALE_BATCH_NORM, x, None, operands, (), out)
@@ -256,6 +267,8 @@ def _call_elementwise(
     scalars: Sequence[float],
     out: Tensor | None,
 ) -> Tensor:
+    if _is_compiling() and compiled.takes_elementwise(x, (bias, *operands), out):
+        return compiled.elementwise(epilogue, x, bias, operands, scalars)
     if _in_functional_derivative():
         checks.elementwise(epilogue, x, bias, operands, scalars, out)
         _refuse_out(out)
