@@ -2,8 +2,8 @@
 
 `torch.ops.epigemm.linear` is right everywhere, and takes the host longer than a kernel: its own is written in Python.
 While Dynamo traces, calls that nobody but the kernels has to see become `_linear_into` and its like in its place, which
-write into a tensor that the graph allocates. What stands in the way of a call at run time (`entry.Reason`) has them
-call back here. Exported programs hold the public operators: names that stay, in files that are kept.
+write into a tensor that the graph allocates. What stands in the way of such a call at run time (`entry.Reason`) has it
+call back here. Exported programs hold the public operators: names that stay, for files that are kept.
 """
 
 from __future__ import annotations
@@ -15,15 +15,19 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from epigemm import checks, entry, execution, packs, plans
+from epigemm import checks, entry, execution, invariance, packs, plans
 from epigemm import precision as _precision
 from epigemm._native import ops
-from epigemm.epilogues import BIAS, EPILOGUES, FOLDED, SCALE_BATCH_NORM, Epilogue
+from epigemm.epilogues import BIAS, EPILOGUES, FOLDED, SCALE_BATCH_NORM, Epilogue, compute_dtype
 
-_is_exporting = torch.compiler.is_exporting
-_grad_enabled = torch.is_grad_enabled
+_linear_into = ops._linear_into.default
+_linear_folded_into = ops._linear_folded_into.default
+_elementwise_into = ops._elementwise_into.default
+_elementwise_folded_into = ops._elementwise_folded_into.default
+
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 _BY_NUMBER = {epilogue.number: epilogue for epilogue in EPILOGUES.values()}
+_NOT_NATIVE = -1
 _HOPPER = 9
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -31,45 +35,74 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 def _at_trace_time(function: _Function) -> _Function:
     """`function`, which Dynamo runs in place of tracing it: what it returns is a constant of the graph.
 
-    As `torch.compiler.assume_constant_result`, which would import all of Dynamo here.
+    As `torch.compiler.assume_constant_result`, which would import all of Dynamo here. What these functions read is
+    guarded by Dynamo itself: properties of arguments, torch's global state, functorch's levels.
     """
     function._dynamo_marked_constant = True  # type: ignore[attr-defined]
     return function
 
 
-@_at_trace_time
-def _precision_now(device_type: str) -> str:
-    return _precision.resolved(device_type)
+Seen = tuple[Any, ...]
+"""What a trace asks of a tensor: dtype, device, dimensions, `requires_grad`. Empty: a number, or nothing at all."""
 
 
 @_at_trace_time
-def _code(precision: str, device_type: str) -> int:
-    return _precision.code(precision, device_type)
+def _fp32_code(
+    epilogue: Epilogue | None, tensors: tuple[Seen | None, ...], precision: object, strict: object
+) -> int:
+    """What a linear call may run on, `precision.code`; `_NOT_NATIVE` where the operator `linear` has to answer.
+
+    Args:
+        epilogue: None: a BatchNorm fold.
+        tensors: x, weight, the others; for an epilogue, its scalar comes last.
+        precision: as the caller gave it.
+        strict: as the caller gave it.
+    """
+    if not _is_native_call(epilogue, tensors) or not isinstance(strict, bool):
+        return _NOT_NATIVE
+    (dtype, device, *_), weight = tensors[0], tensors[1]  # type: ignore[misc]
+    if not weight or weight[2] != 2 or not (precision is None or precision in _precision.ARITHMETIC):
+        return _NOT_NATIVE
+    if dtype is not torch.float32:
+        return 0
+    code = _precision.code(precision, device.type)  # type: ignore[arg-type]
+    # The last bit: torch's setting has to be switched for the call, which is done in Python.
+    return _NOT_NATIVE if code & 1 or _takes_slices(device, code) else code
 
 
 @_at_trace_time
-def _is_transformed() -> bool:
-    return torch._C._functorch.peek_interpreter_stack() is not None
+def _is_native(epilogue: Epilogue | None, tensors: tuple[Seen | None, ...]) -> bool:
+    """Whether the native operator may stand for an elementwise call. Arguments as of `_fp32_code`, without a weight."""
+    return _is_native_call(epilogue, tensors)
 
 
-@_at_trace_time
-def _has_kernels(device_type: str, index: int | None) -> bool:
-    """Whether the native operators run there. Brings in what was measured on a GPU, as a first call does."""
-    if device_type == "cuda":
-        return plans._usable(torch.cuda.current_device() if index is None else index)
-    return device_type == "cpu"
-
-
-@_at_trace_time
-def _takes_slices(device_type: str, index: int | None, code: int) -> bool:
-    """Whether an fp32 call may run on fp16 slices, whose packs are kept in Python."""
-    if device_type != "cuda" or code not in _precision.FIRST_SLICES or plans.no_gemm_kernels():
+def _is_native_call(epilogue: Epilogue | None, tensors: tuple[Seen | None, ...]) -> bool:
+    """Whether nobody but the kernels has to see a call, which the native operators can read."""
+    x, scalar = tensors[0], tensors[-1]
+    if not x or x[0] not in _DTYPES or any(tensor is None for tensor in tensors):
         return False
-    return torch.cuda.get_device_capability(index)[0] == _HOPPER
+    if epilogue is not None and scalar and (scalar[0] not in _DTYPES or scalar[1:3] != (x[1], 0)):
+        return False
+    if torch.compiler.is_exporting() or torch._C._functorch.peek_interpreter_stack() is not None:
+        return False
+    if torch.is_grad_enabled() and any(tensor[3] for tensor in tensors if tensor):
+        return False
+    device = x[1]
+    if device.type == "cuda":
+        # Brings in what was measured on the device, as a first call does.
+        return plans.usable(torch.cuda.current_device() if device.index is None else device.index)
+    return bool(device.type == "cpu")
+
+
+def _takes_slices(device: torch.device, code: int) -> bool:
+    """Whether an fp32 call may run on fp16 slices, whose packs are kept in Python."""
+    if device.type != "cuda" or code not in _precision.FIRST_SLICES or plans.no_gemm_kernels():
+        return False
+    return torch.cuda.get_device_capability(device)[0] == _HOPPER
 
 
 def resolved(precision: str, x: Tensor) -> str:
-    """A call's precision, by its name: torch's setting is looked up while the call is traced.
+    """A call's precision by its name: torch's setting is looked up while the call is traced.
 
     Dynamo compiles again when that changes; exported programs keep what they were exported with.
     """
@@ -78,47 +111,21 @@ def resolved(precision: str, x: Tensor) -> str:
     return _precision_now(x.device.type)
 
 
-def takes_linear(
-    x: Tensor,
-    weight: Tensor,
-    others: Sequence[Tensor | None],
-    precision: str,
-    out: Tensor | None,
-    invariant: bool,
-) -> bool:
-    """Whether `linear` or `linear_folded` of this module may stand for a call that is traced.
-
-    `precision`: resolved.
-    """
-    if out is not None or invariant or execution.on_first_call is not None:
-        return False
-    if not _are_plain((x, weight, *others)) or x.dim() == 0 or weight.dim() != 2:
-        return False
-    if x.dtype is not torch.float32:
-        return True
-    code = _code(precision, x.device.type)
-    # The last bit: torch's setting has to be switched for the call, which is done in Python.
-    return not code & 1 and not _takes_slices(x.device.type, x.device.index, code)
+@_at_trace_time
+def _precision_now(device_type: str) -> str:
+    return _precision.resolved(device_type)
 
 
-def takes_elementwise(x: Tensor, others: Sequence[Tensor | None], out: Tensor | None) -> bool:
-    """Whether `elementwise` or `elementwise_folded` of this module may stand for a call that is traced."""
-    return out is None and _are_plain((x, *others))
+# Every function and every global that Dynamo comes by below is a guard, which takes time at each call of the graph.
+# What needs none is asked above; what is wrong with a call is found by the fake kernels.
 
 
-def _are_plain(tensors: Sequence[Tensor | None]) -> bool:
-    """Whether Dynamo traces, and nobody but the kernels has to see a call on these tensors, x first."""
-    if _is_exporting() or _is_transformed():
-        return False
-    x = tensors[0]
-    grad = _grad_enabled()
-    for tensor in tensors:
-        if tensor is None:
-            continue
-        kind = type(tensor)
-        if (kind is not Tensor and kind is not Parameter) or (grad and tensor.requires_grad):
-            return False
-    return x is not None and x.dtype in _DTYPES and _has_kernels(x.device.type, x.device.index)
+def _see(tensor: object) -> Seen | None:
+    """None of what is no plain tensor."""
+    kind = type(tensor)
+    if kind is Tensor or kind is Parameter:
+        return tensor.dtype, tensor.device, tensor.dim(), tensor.requires_grad  # type: ignore[attr-defined]
+    return () if tensor is None or kind is float or kind is int else None
 
 
 def linear(
@@ -126,71 +133,89 @@ def linear(
     x: Tensor,
     weight: Tensor,
     bias: Tensor | None,
-    operands: Sequence[Tensor],
-    scalars: Sequence[float],
-    precision: str,
+    scalar: float | Tensor | None,
+    precision: str | None,
+    out: Tensor | None,
     strict: bool,
-) -> Tensor:
-    """D = epilogue(x @ weight.T)."""
+) -> Tensor | None:
+    """D = epilogue(x @ weight.T), for an epilogue with at most a bias and one scalar; None: not a call for these.
+
+    Arguments as the public functions got them.
+    """
+    if out is not None or invariance.active or execution.on_first_call is not None:
+        return None
+    seen = _see(x), _see(weight), _see(bias), _see(scalar)
+    code = _fp32_code(epilogue, seen, precision, strict)
+    if code == _NOT_NATIVE:
+        return None
+    tensor, number = (None, 0.0) if scalar is None else _scalar(scalar, x)
     out = x.new_empty((*x.shape[:-1], weight.shape[0]))
-    given = _flat(epilogue, operands, scalars)
-    ops._linear_into(epilogue.number, x, weight, bias, *given, _fp32(x, precision), strict, out)
+    _linear_into(epilogue.number, x, weight, bias, None, None, tensor, number, code, strict, out)
     return out
 
 
 def linear_folded(
-    x: Tensor, weight: Tensor, vectors: Sequence[Tensor | None], eps: float, precision: str, strict: bool
-) -> Tensor:
-    """D = multiplier * (x @ weight.T) + offset, both folded from `vectors` (those of `FOLDED`)."""
+    x: Tensor,
+    weight: Tensor,
+    vectors: tuple[Tensor | None, ...],
+    eps: float,
+    precision: str | None,
+    out: Tensor | None,
+    strict: bool,
+) -> Tensor | None:
+    """D = multiplier * (x @ weight.T) + offset, both folded from `vectors` (those of `FOLDED`); or None."""
+    if out is not None or invariance.active or execution.on_first_call is not None or type(eps) is not float:
+        return None
+    code = _fp32_code(None, (_see(x), _see(weight), *map(_see, vectors)), precision, strict)
+    if code == _NOT_NATIVE:
+        return None
     out = x.new_empty((*x.shape[:-1], weight.shape[0]))
-    ops._linear_folded_into(x, weight, *vectors, eps, _fp32(x, precision), strict, out)
+    _linear_folded_into(x, weight, *vectors, eps, code, strict, out)
     return out
 
 
 def elementwise(
-    epilogue: Epilogue, x: Tensor, bias: Tensor | None, operands: Sequence[Tensor], scalars: Sequence[float]
-) -> Tensor:
-    """D = epilogue(x)."""
+    epilogue: Epilogue, x: Tensor, bias: Tensor | None, scalar: float | Tensor | None, out: Tensor | None
+) -> Tensor | None:
+    """D = epilogue(x), for an epilogue with at most a bias and one scalar; or None."""
+    if out is not None or not _is_native(epilogue, (_see(x), _see(bias), _see(scalar))):
+        return None
+    tensor, number = (None, 0.0) if scalar is None else _scalar(scalar, x)
     out = torch.empty_like(x)
-    ops._elementwise_into(epilogue.number, x, bias, *_flat(epilogue, operands, scalars), out)
+    _elementwise_into(epilogue.number, x, bias, None, None, tensor, number, out)
     return out
 
 
-def elementwise_folded(x: Tensor, vectors: Sequence[Tensor | None], eps: float) -> Tensor:
-    """D = multiplier * x + offset, both folded from `vectors` (those of `FOLDED`)."""
+def elementwise_folded(
+    x: Tensor, vectors: tuple[Tensor | None, ...], eps: float, out: Tensor | None
+) -> Tensor | None:
+    """D = multiplier * x + offset, both folded from `vectors` (those of `FOLDED`); or None."""
+    seen = (_see(x), *map(_see, vectors))
+    if out is not None or type(eps) is not float or not _is_native(None, seen):
+        return None
     out = torch.empty_like(x)
-    ops._elementwise_folded_into(x, *vectors, eps, out)
+    _elementwise_folded_into(x, *vectors, eps, out)
     return out
 
+
+def _scalar(scalar: float | Tensor, x: Tensor) -> tuple[Tensor | None, float]:
+    if isinstance(scalar, Tensor):
+        return scalar.to(compute_dtype(x.dtype)), 0.0
+    return None, float(scalar)
+
+
+# --- what the operators call where they do not answer, and fake kernels ----------------------------------------------
 
 Flat = tuple[Tensor | None, Tensor | None, Tensor | None, float]
-
-
-def _flat(epilogue: Epilogue, operands: Sequence[Tensor], scalars: Sequence[float]) -> Flat:
-    """Two vectors, a scalar as a tensor and one as a number: lists take the host longer than the call."""
-    vectors = operands[: len(epilogue.vectors)]
-    rest = operands[len(epilogue.vectors) :]
-    return (
-        vectors[0] if len(vectors) > 0 else None,
-        vectors[1] if len(vectors) > 1 else None,
-        rest[0] if rest else None,
-        scalars[0] if scalars else 0.0,
-    )
+"""An epilogue's operands after the bias as the native operators take them: vectors, scalar, and that as a number."""
 
 
 def _nested(epilogue: Epilogue, flat: Flat) -> tuple[tuple[Tensor, ...], tuple[float, ...]]:
-    """What `_flat` was given."""
+    """The same as the other operators take them."""
     *tensors, number = flat
     operands = tuple(tensor for tensor in tensors if tensor is not None)
     takes_number = epilogue.scalar is not None and tensors[-1] is None
     return operands, (number,) if takes_number else ()
-
-
-def _fp32(x: Tensor, precision: str) -> int:
-    return _code(precision, x.device.type) if x.dtype is torch.float32 else 0
-
-
-# --- what the operators call where they do not answer, and fake kernels ----------------------------------------------
 
 
 def _linear_cold(number: int, x: Tensor, weight: Tensor, bias: Tensor | None, *rest: Any) -> None:

@@ -65,7 +65,12 @@ def linear(
     """
     if isinstance(weight, PackedWeight):
         weight, pack_use = weight.weight, packs.KEEP
-    found = entry.linear(epilogue, x, weight, bias, scalar, None, precision, out, pack_use, strict)
+    if _is_compiling():
+        if _any_autocast():
+            x, weight, bias = _autocast(x, weight, bias)
+        found = compiled.linear(epilogue, x, weight, bias, scalar, precision, out, strict)
+    else:
+        found = entry.linear(epilogue, x, weight, bias, scalar, None, precision, out, pack_use, strict)
     if found is not None:
         return found
     given = (x, weight, bias, out, scalar if isinstance(scalar, Tensor) else None)
@@ -117,9 +122,15 @@ def linear_folded(
         return linear(BIAS, x, weight, None, None, precision, out, strict, pack_use)
     if isinstance(weight, PackedWeight):
         weight, pack_use = weight.weight, packs.KEEP
-    found = entry.linear(
-        SCALE_BATCH_NORM, x, weight, None, None, (*vectors, eps), precision, out, pack_use, strict
-    )
+    if _is_compiling():
+        if _any_autocast():
+            x, weight, bias = _autocast(x, weight, vectors[0])
+            vectors = (bias, *vectors[1:])
+        found = compiled.linear_folded(x, weight, vectors, eps, precision, out, strict)
+    else:
+        found = entry.linear(
+            SCALE_BATCH_NORM, x, weight, None, None, (*vectors, eps), precision, out, pack_use, strict
+        )
     if found is not None:
         return found
     road = _DISPATCHED if x is None or weight is None else _road((x, weight, out, *vectors))
@@ -141,10 +152,6 @@ def linear_folded(
         operands = _recorded_fold(x, columns, vectors, eps)
         call = (SCALE_BATCH_NORM, x, weight, None, operands, (), precision, pack_use, strict, invariant)
         return autograd.linear(*call, checked=True)
-    if _is_compiling():
-        resolved = compiled.resolved(precision, x)
-        if compiled.takes_linear(x, weight, vectors, resolved, out, invariant):
-            return compiled.linear_folded(x, weight, vectors, eps, resolved, strict)
     if road != _PLAIN:
         operands = _call_fold(x, vectors, eps)
         return _call_linear(
@@ -186,8 +193,6 @@ def _call_linear(
 ) -> Tensor:
     if _is_compiling():
         precision = compiled.resolved(precision, x)
-        if compiled.takes_linear(x, weight, (bias, *operands), precision, out, invariant):
-            return compiled.linear(epilogue, x, weight, bias, operands, scalars, precision, strict)
     if _in_functional_derivative():
         if invariant:
             raise RuntimeError(
@@ -210,7 +215,10 @@ def elementwise(
     epilogue: Epilogue, x: Tensor, bias: Tensor | None, scalar: float | Tensor | None, out: Tensor | None
 ) -> Tensor:
     """D = epilogue(x), for an epilogue with at most a bias and one scalar."""
-    found = entry.elementwise(epilogue, x, bias, scalar, None, out)
+    if _is_compiling():
+        found = compiled.elementwise(epilogue, x, bias, scalar, out)
+    else:
+        found = entry.elementwise(epilogue, x, bias, scalar, None, out)
     if found is not None:
         return found
     given = (x, bias, out, scalar if isinstance(scalar, Tensor) else None)
@@ -234,7 +242,10 @@ def elementwise_folded(
     x: Tensor, vectors: tuple[Tensor | None, ...], eps: float, out: Tensor | None
 ) -> Tensor:
     """D = multiplier * x + offset, both folded from `vectors` (those of `FOLDED`)."""
-    found = entry.elementwise(SCALE_BATCH_NORM, x, None, None, (*vectors, eps), out)
+    if _is_compiling():
+        found = compiled.elementwise_folded(x, vectors, eps, out)
+    else:
+        found = entry.elementwise(SCALE_BATCH_NORM, x, None, None, (*vectors, eps), out)
     if found is not None:
         return found
     road = _DISPATCHED if x is None else _road((x, out, *vectors))
@@ -247,8 +258,6 @@ def elementwise_folded(
     if road == _RECORDED and out is None:
         operands = _recorded_fold(x, columns, vectors, eps)
         return autograd.elementwise(SCALE_BATCH_NORM, x, None, operands, ())
-    if _is_compiling() and compiled.takes_elementwise(x, vectors, out):
-        return compiled.elementwise_folded(x, vectors, eps)
     if road != _PLAIN:
         operands = _call_fold(x, vectors, eps)
         return _call_elementwise(SCALE_BATCH_NORM, x, None, operands, (), out)
@@ -267,8 +276,6 @@ def _call_elementwise(
     scalars: Sequence[float],
     out: Tensor | None,
 ) -> Tensor:
-    if _is_compiling() and compiled.takes_elementwise(x, (bias, *operands), out):
-        return compiled.elementwise(epilogue, x, bias, operands, scalars)
     if _in_functional_derivative():
         checks.elementwise(epilogue, x, bias, operands, scalars, out)
         _refuse_out(out)
@@ -393,6 +400,8 @@ def scalar_operand(
 
 def _autocast(x: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
     """The matrix product's inputs as autocast wants them: its dtype for floating tensors, fp64 left alone."""
+    if not isinstance(x, Tensor) or not isinstance(weight, Tensor):
+        return x, weight, bias  # the checks say so
     device_type = x.device.type
     if not torch.is_autocast_enabled(device_type):
         return x, weight, bias
