@@ -66,8 +66,10 @@ def _fp32_code(
     if dtype is not torch.float32:
         return 0
     code = _precision.code(precision, device.type)  # type: ignore[arg-type]
-    # The last bit: torch's setting has to be switched for the call, which is done in Python.
-    return _NOT_NATIVE if code & 1 or _takes_slices(device, code) else code
+    if device.type == "cpu":
+        # Dynamo does not guard the setting there: such a call may have to switch it later, which is done in Python.
+        return _NOT_NATIVE if _precision.is_full(precision) else code
+    return _NOT_NATIVE if _precision.switches(code) or _takes_slices(device, code) else code
 
 
 @_at_trace_time
@@ -104,7 +106,8 @@ def _takes_slices(device: torch.device, code: int) -> bool:
 def resolved(precision: str, x: Tensor) -> str:
     """A call's precision by its name: torch's setting is looked up while the call is traced.
 
-    Dynamo compiles again when that changes; exported programs keep what they were exported with.
+    Dynamo compiles again when that for CUDA changes; it does not guard the one for CPUs, which graphs look up at run
+    time. Exported programs keep what they were exported with.
     """
     if precision != _precision.DEFAULT or x.dtype is not torch.float32:
         return precision
@@ -113,7 +116,8 @@ def resolved(precision: str, x: Tensor) -> str:
 
 @_at_trace_time
 def _precision_now(device_type: str) -> str:
-    return _precision.resolved(device_type)
+    is_guarded = device_type == "cuda" or torch.compiler.is_exporting()
+    return _precision.resolved(device_type) if is_guarded else _precision.DEFAULT
 
 
 # Every function and every global that Dynamo comes by below is a guard, which takes time at each call of the graph.
@@ -236,7 +240,7 @@ def _run_linear(
     strict: bool,
     out: Tensor,
 ) -> None:
-    precision = _precision.named(fp32) if x.dtype is torch.float32 else _precision.DEFAULT
+    precision = _precision.named(fp32) if x.dtype is torch.float32 and x.is_cuda else _precision.DEFAULT
     vectors = operands[: len(epilogue.vectors)] or None
     rest = operands[len(epilogue.vectors) :]
     scalar = rest[0] if rest else scalars[0] if scalars else None

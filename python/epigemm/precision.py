@@ -149,6 +149,16 @@ def resolved(device_type: str) -> str:
     return "highest" if torch_setting(device_type) not in _REDUCED else "high"
 
 
+def is_full(precision: str | None) -> bool:
+    """Whether a call asks for fp32's accuracy, whatever torch's setting is."""
+    return precision is not None and ARITHMETIC.get(precision) in (IEEE, SPLIT)
+
+
+def switches(code: int) -> bool:
+    """Whether torch's setting has to be switched for its GEMM to be as accurate as the call asks for."""
+    return bool(code & 1)
+
+
 def named(code: int) -> str:
     """A `precision` that gives a `code`, under the setting of torch's that it was made under."""
     return _NAMES[code // 2]
