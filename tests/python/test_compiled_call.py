@@ -153,7 +153,7 @@ LAYOUTS: dict[str, Callable[[], Tensor]] = {
 def test_layouts_of_x(layout: str, rng: torch.Generator) -> None:
     """Where the native operator does not answer, it asks Python: the same result as of eager calls."""
     weight, bias = torch.randn(8, 24, generator=rng), torch.randn(8, generator=rng)
-    vectors = [torch.rand(8, generator=rng) + 0.5 for _ in range(5)]
+    vectors: Any = [torch.rand(8, generator=rng) + 0.5 for _ in range(5)]
     x = LAYOUTS[layout]()
 
     def chain(x: Tensor) -> tuple[Tensor, ...]:
@@ -165,9 +165,7 @@ def test_layouts_of_x(layout: str, rng: torch.Generator) -> None:
             epigemm.sigmoid(x),
         )
 
-    for got, expected in zip(
-        torch.compile(chain, fullgraph=True, backend="eager")(x), chain(x), strict=True
-    ):
+    for got, expected in zip(torch.compile(chain, fullgraph=True, backend="eager")(x), chain(x), strict=True):
         torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5)
         assert got.stride() == expected.stride()
         assert got.dim() != 2 or got.is_contiguous() or not expected.is_contiguous()
@@ -195,7 +193,11 @@ WRONG: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("wrong", WRONG)
 def test_wrong_arguments_say_what_eager_says(wrong: str) -> None:
-    arguments: dict[str, Any] = {"x": torch.randn(3, 24), "weight": torch.randn(8, 24), "bias": torch.randn(8)}
+    arguments: dict[str, Any] = {
+        "x": torch.randn(3, 24),
+        "weight": torch.randn(8, 24),
+        "bias": torch.randn(8),
+    }
     arguments |= WRONG[wrong]
     with pytest.raises(Exception) as eager:  # noqa: PT011  # whatever it is
         epigemm.linear_relu(**arguments)
@@ -215,15 +217,18 @@ def test_other_operands_are_the_operators() -> None:
         return epigemm.linear_relu(x, weight, bias, out=out)
 
     assert names(into, x, torch.empty(3, 8)) == ["linear_out"]
+
+    def call(x: Tensor) -> Tensor:
+        return epigemm.linear_relu(x, weight, bias)
+
     needs = x.clone().requires_grad_()
-    assert names(lambda x: epigemm.linear_relu(x, weight, bias), needs) == ["linear"]
+    assert names(call, needs) == ["linear"]
     with torch.no_grad():
-        assert names(lambda x: epigemm.linear_relu(x, weight, bias), needs) == ["_linear_into"]
+        assert names(call, needs) == ["_linear_into"]
     with torch.inference_mode():
-        assert names(lambda x: epigemm.linear_relu(x, weight, bias), x) == ["_linear_into"]
-    assert names(torch.vmap(lambda x: epigemm.linear_relu(x, weight, bias)), torch.randn(2, 3, 24)) != [
-        "_linear_into"
-    ]
+        assert names(call, x) == ["_linear_into"]
+    batched: Any = torch.vmap(call)
+    assert names(batched, torch.randn(2, 3, 24)) != ["_linear_into"]
 
     def inside(x: Tensor) -> Tensor:
         with torch.no_grad():
@@ -256,7 +261,9 @@ def test_dynamic_rows_have_one_graph(no_python: Callable[[], None]) -> None:
 
 
 SETTINGS: dict[str, Callable[[bool], None]] = {
-    "set_float32_matmul_precision": lambda on: torch.set_float32_matmul_precision("high" if on else "highest"),
+    "set_float32_matmul_precision": lambda on: torch.set_float32_matmul_precision(
+        "high" if on else "highest"
+    ),
     "allow_tf32": lambda on: setattr(torch.backends.cuda.matmul, "allow_tf32", on),
     "fp32_precision": lambda on: setattr(backends.cuda.matmul, "fp32_precision", "tf32" if on else "ieee"),
 }
@@ -448,10 +455,13 @@ def test_on_a_gpu(mode: str, no_python: Callable[[], None]) -> None:
 def test_on_the_current_stream() -> None:
     """A captured call lands in the graph: the operator asks torch for its stream."""
     x = torch.randn(64, 256, device="cuda", dtype=torch.bfloat16)
-    weight, bias = torch.randn(128, 256, device="cuda").bfloat16() / 16, torch.randn(128, device="cuda").bfloat16()
+    weight, bias = (
+        torch.randn(128, 256, device="cuda").bfloat16() / 16,
+        torch.randn(128, device="cuda").bfloat16(),
+    )
     call = torch.compile(lambda x: epigemm.linear_relu(x, weight, bias), fullgraph=True, backend="eager")
     expected = call(x)
-    side = torch.cuda.Stream()
+    side = untyped.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
         call(x)
@@ -484,7 +494,11 @@ def test_fp32_on_a_gpu(precision: Any) -> None:
 @pytest.mark.gpu
 def test_out_of_memory_keeps_its_type() -> None:
     weight = torch.randn(1 << 16, 64, device="cuda", dtype=torch.bfloat16)
-    call: Any = torch.compile(lambda x: epigemm.linear_relu(x, weight, None), fullgraph=True)
+
+    def layer(x: Tensor) -> Tensor:
+        return epigemm.linear_relu(x, weight, None)
+
+    call = torch.compile(layer, fullgraph=True)
     call(torch.randn(8, 64, device="cuda", dtype=torch.bfloat16))
     rows = torch.cuda.get_device_properties(0).total_memory // (2 * (1 << 16)) + 1
     with pytest.raises(torch.OutOfMemoryError):
