@@ -1,7 +1,7 @@
 """Which arithmetic an fp32 matrix product gets, following torch's own settings.
 
-`precision=` on a call overrides them; None follows them at the moment the call runs, compiled graphs
-included.
+`precision=` on a call overrides them; None follows them at the moment the call runs. Compiled graphs are made anew when
+the setting for CUDA has changed; exported programs keep what they were exported with.
 """
 
 from __future__ import annotations
