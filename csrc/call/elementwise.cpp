@@ -24,7 +24,7 @@ bool out_fits(const ElementwiseCall& call) {
   if (!call.out) return true;
   const Tensor &x = *call.x, &out = *call.out;
   const bool is_alike = out.has_sizes_of(x) && out.element == x.element && out.is_beside(x);
-  return is_alike && out.is_contiguous() && is_apart(out, x, call.operands, /*may_be_x=*/true);
+  return is_alike && out.is_dense() && is_apart(out, x, call.operands, /*may_be_x=*/true);
 }
 
 Extent extent_of(const Tensor& x) {
@@ -65,7 +65,8 @@ Answer elementwise_linked(const ElementwiseCall& call, Torch& torch) {
   problem.n = extent.columns;
   if (x.dim == 0 || !out_fits(call)) return Answer::DoesNotFit;
   if (!fill_operands(epilogue_info(call.epilogue), call.operands, extent, problem.operands)) return Answer::DoesNotFit;
-  if (!x.is_contiguous() || !are_contiguous(problem)) return Answer::NotReadable;
+  const bool is_out_contiguous = !call.out || call.out->is_contiguous();
+  if (!x.is_contiguous() || !is_out_contiguous || !are_contiguous(problem)) return Answer::NotReadable;
   if (!link::find(call.epilogue, {link::Part::elementwise, x.element})) return Answer::NotLinked;
   void* stream = nullptr;
   if (!torch.stream(&stream)) return Answer::NotReady;

@@ -86,7 +86,6 @@ Answer look_at_slices(const LinearCall& call, const Prepared& prepared, const De
 
 Answer look_at_fallback(const LinearCall& call) {
   if (call.is_strict) return Answer::NotFused;
-  if (call.out && call.x->dim != 2) return Answer::NotStorable;
   return call.needs_other_setting ? Answer::OtherSetting : Answer::Done;
 }
 

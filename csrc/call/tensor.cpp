@@ -20,6 +20,21 @@ bool Tensor::is_contiguous() const {
   return true;
 }
 
+bool Tensor::is_dense() const {
+  if (numel() == 0) return true;
+  int64_t expected = 1;
+  uint64_t found = 0;  // axes, by their bits
+  for (int step = 0; step < dim; ++step) {
+    for (int axis = dim - 1; axis >= 0; --axis) {
+      if ((found >> axis & 1) || (sizes[axis] != 1 && strides[axis] != expected)) continue;
+      found |= uint64_t(1) << axis;
+      expected *= sizes[axis];
+      break;
+    }
+  }
+  return found == (uint64_t(1) << dim) - 1;
+}
+
 bool Tensor::has_sizes_of(const Tensor& other) const {
   return dim == other.dim && std::equal(sizes, sizes + dim, other.sizes);
 }

@@ -20,6 +20,7 @@ struct Tensor {
   bool is_beside(const Tensor& other) const { return device_kind == other.device_kind && device == other.device; }
   int64_t numel() const;
   bool is_contiguous() const;
+  bool is_dense() const;  // contiguous in some order of its axes
   bool is_vector_of(int64_t length) const { return dim == 1 && sizes[0] == length; }
   bool has_sizes_of(const Tensor& other) const;
 };

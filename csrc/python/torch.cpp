@@ -75,14 +75,23 @@ void* PythonTorch::workspace(int64_t bytes) {
   return static_cast<char*>(view.data) + view.byte_offset;
 }
 
+// All leading axes as the rows of a matrix; of a contiguous tensor that is a view.
+Object PythonTorch::as_rows(PyObject* tensor, int64_t columns) const {
+  if (x_view_.dim == 2) return Object::borrowed(tensor);
+  const Object any(PyLong_FromLong(-1)), last(PyLong_FromLongLong(columns));
+  return any && last ? call_method(tensor, state.reshape, any.get(), last.get()) : Object();
+}
+
 Object PythonTorch::gemm_into_out(call::Gemm gemm, PyObject* transposed) const {
   const Object named(PyDict_New());
-  if (!named || PyDict_SetItem(named.get(), state.out, out_) != 0) return Object();
+  const Object rows = as_rows(x_, x_view_.sizes[x_view_.dim - 1]);
+  const Object out = as_rows(out_, columns_);
+  if (!named || !rows || !out || PyDict_SetItem(named.get(), state.out, out.get()) != 0) return Object();
   if (gemm == call::Gemm::Product) {
-    const Object given(PyTuple_Pack(2, x_, transposed));
+    const Object given(PyTuple_Pack(2, rows.get(), transposed));
     return Object(given ? PyObject_Call(state.mm, given.get(), named.get()) : nullptr);
   }
-  const Object given(PyTuple_Pack(3, bias_, x_, transposed));
+  const Object given(PyTuple_Pack(3, bias_, rows.get(), transposed));
   if (!given) return Object();
   if (gemm == call::Gemm::WithBias) return Object(PyObject_Call(state.addmm, given.get(), named.get()));
   if (PyDict_SetItem(named.get(), state.use_gelu, Py_False) != 0) return Object();
@@ -103,14 +112,13 @@ bool PythonTorch::gemm(call::Gemm gemm, call::Tensor* result) {
                                           : call_method(weight_, state.transpose);
   if (!transposed) return false;
   if (out_ != Py_None) {
-    result_ = gemm_into_out(gemm, transposed.get());
-  } else {
-    const Object columns(PyLong_FromLongLong(x_view_.sizes[x_view_.dim - 1]));
-    const Object any(PyLong_FromLong(-1));
-    const Object rows = is_matrix ? Object::borrowed(x_) : call_method(x_, state.reshape, any.get(), columns.get());
-    if (!rows) return false;
-    result_ = gemm_of(gemm, rows.get(), transposed.get());
+    if (!gemm_into_out(gemm, transposed.get())) return false;
+    result_ = Object::borrowed(out_);
+    return view_of(out_, result);
   }
+  const Object rows = as_rows(x_, x_view_.sizes[x_view_.dim - 1]);
+  if (!rows) return false;
+  result_ = gemm_of(gemm, rows.get(), transposed.get());
   call::Tensor flat;
   if (!result_) return false;
   if (!view_of(result_.get(), &flat) || !flat.is_contiguous()) {

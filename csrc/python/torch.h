@@ -33,6 +33,7 @@ class PythonTorch final : public call::Torch {
  private:
   Object new_result() const;
   Object keywords(PyObject* dtype) const;
+  Object as_rows(PyObject* tensor, int64_t columns) const;
   Object gemm_into_out(call::Gemm gemm, PyObject* transposed) const;
   Object gemm_of(call::Gemm gemm, PyObject* rows, PyObject* transposed) const;
   bool enter_device();

@@ -2,21 +2,13 @@
 // serves.
 #include "call/functions.h"
 
-#include <torch/csrc/stable/c/shim.h>
 #include <torch/csrc/stable/library.h>
 
 #include "call/operands.h"
-#include "cpu/kernels.h"
-#include "torch/check.h"
+#include "torch/stable_torch.h"
 
 namespace epigemm::binding {
 namespace {
-
-void parallel_for(int64_t begin, int64_t end, int64_t grain, void (*body)(int64_t, int64_t, void*), void* context) {
-  check_code(torch_parallel_for(begin, end, grain, body, context));
-}
-
-void run_on_cpu(const ElementwiseProblem& problem) { cpu::run(problem, &parallel_for); }
 
 int64_t call_functions() {
   static constexpr call::Functions functions = {

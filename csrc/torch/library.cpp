@@ -46,6 +46,32 @@ STABLE_TORCH_LIBRARY(epigemm, m) {
       " int fp32, int slices, int[]? gpu, Tensor? out) -> str");
   m.def("_split_rows_out(Tensor matrix, int pieces, Tensor(a!) pack) -> ()");
   m.def(
+      "_linear_into(int epilogue, Tensor x, Tensor weight, Tensor? bias, Tensor? vector0, Tensor? vector1,"
+      " Tensor? scalar, float number, int fp32, bool strict, Tensor(a!) out) -> ()");
+  m.def(
+      "_linear_folded_into(Tensor x, Tensor weight, Tensor? bias, Tensor? scale, Tensor? running_mean,"
+      " Tensor? running_var, Tensor? bn_weight, Tensor? bn_bias, float eps, int fp32, bool strict, Tensor(a!) out) -> "
+      "()");
+  m.def(
+      "_elementwise_into(int epilogue, Tensor x, Tensor? bias, Tensor? vector0, Tensor? vector1, Tensor? scalar,"
+      " float number, Tensor(a!) out) -> ()");
+  m.def(
+      "_elementwise_folded_into(Tensor x, Tensor? bias, Tensor? scale, Tensor? running_mean, Tensor? running_var,"
+      " Tensor? bn_weight, Tensor? bn_bias, float eps, Tensor(a!) out) -> ()");
+  m.def(
+      "_linear_cold(int epilogue, Tensor x, Tensor weight, Tensor? bias, Tensor? vector0, Tensor? vector1,"
+      " Tensor? scalar, float number, int fp32, bool strict, Tensor(a!) out) -> Tensor?");
+  m.def(
+      "_linear_folded_cold(Tensor x, Tensor weight, Tensor? bias, Tensor? scale, Tensor? running_mean,"
+      " Tensor? running_var, Tensor? bn_weight, Tensor? bn_bias, float eps, int fp32, bool strict, Tensor(a!) out) -> "
+      "Tensor?");
+  m.def(
+      "_elementwise_cold(int epilogue, Tensor x, Tensor? bias, Tensor? vector0, Tensor? vector1, Tensor? scalar,"
+      " float number, Tensor(a!) out) -> Tensor?");
+  m.def(
+      "_elementwise_folded_cold(Tensor x, Tensor? bias, Tensor? scale, Tensor? running_mean, Tensor? running_var,"
+      " Tensor? bn_weight, Tensor? bn_bias, float eps, Tensor(a!) out) -> Tensor?");
+  m.def(
       "_split_linear_out(str epilogue, Tensor x, Tensor weight, Tensor? pack, Tensor(b!) workspace, Tensor? bias,"
       " Tensor[]? operands, float[]? scalars, str arithmetic, int[]? plan, Tensor(a!) out) -> ()");
   m.def(

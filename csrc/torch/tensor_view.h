@@ -35,8 +35,10 @@ class TensorView {
   const int64_t* strides() const { return strides_; }
   int32_t dtype() const { return dtype_; }  // one of the aoti_torch_dtype_...()
   bool is_cuda() const { return device_type_ == aoti_torch_device_type_cuda(); }
+  bool is_cpu() const { return device_type_ == aoti_torch_device_type_cpu(); }
   int32_t device() const { return device_; }
   const void* data() const { return data_; }
+  AtenTensorHandle handle() const { return handle_.get(); }  // stays this view's
 
   // Of a tensor that is written: one that shares its memory until then gets its own now.
   void* mutable_data() const {

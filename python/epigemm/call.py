@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 from torch.nn import Parameter
 
-from epigemm import autograd, checks, entry, execution, invariance, keeping, kernels, packs
+from epigemm import autograd, checks, compiled, entry, execution, invariance, keeping, kernels, packs
 from epigemm import registration as _registration  # noqa: F401
 from epigemm._native import ops
 from epigemm.calls import ElementwiseCall, FoldCall, LinearCall, Vectors
@@ -76,10 +76,19 @@ def linear(
     """
     if isinstance(weight, PackedWeight):
         weight, pack_use = weight.weight, packs.KEEP
-    found = entry.linear(epilogue, x, weight, bias, scalar, fold, precision, out, pack_use, strict)
+    vectors = () if fold is None else fold[:-1]
+    if _is_compiling():
+        if _any_autocast():
+            x, weight, (bias, *first) = _autocast(x, weight, bias, *vectors[:1])
+            vectors = (*first, *vectors[1:])
+        if fold is None:
+            found = compiled.linear(epilogue, x, weight, bias, scalar, precision, out, strict)
+        else:
+            found = compiled.linear_folded(x, weight, vectors, fold[-1], precision, out, strict)
+    else:
+        found = entry.linear(epilogue, x, weight, bias, scalar, fold, precision, out, pack_use, strict)
     if found is not None:
         return found
-    vectors = () if fold is None else fold[:-1]
     number = scalar if isinstance(scalar, Tensor) else None
     road = _DISPATCHED if x is None or weight is None else _road((x, weight, bias, out, number, *vectors))
     if road == _DISPATCHED:
@@ -95,6 +104,8 @@ def linear(
         pack_use = keeping.pack_use(weight) if keeping.active or keeping.traced else packs.FIND
     operands, scalars = scalar_operand(epilogue, scalar, x)
     precision = DEFAULT if precision is None else checks.precision(precision)
+    if _is_compiling():
+        precision = compiled.resolved(precision, x)
     if strict is not False:
         checks.flag("strict", strict)
     invariant = invariance.active and invariance.enabled()
@@ -158,10 +169,15 @@ def elementwise(
     fold: tuple[Any, ...] | None = None,
 ) -> Tensor:
     """D = epilogue(x), for an epilogue with at most a bias and one scalar, or with folded vectors as of `linear`."""
-    found = entry.elementwise(epilogue, x, bias, scalar, fold, out)
+    vectors = () if fold is None else fold[:-1]
+    if not _is_compiling():
+        found = entry.elementwise(epilogue, x, bias, scalar, fold, out)
+    elif fold is None:
+        found = compiled.elementwise(epilogue, x, bias, scalar, out)
+    else:
+        found = compiled.elementwise_folded(x, vectors, fold[-1], out)
     if found is not None:
         return found
-    vectors = () if fold is None else fold[:-1]
     number = scalar if isinstance(scalar, Tensor) else None
     road = _DISPATCHED if x is None else _road((x, bias, out, number, *vectors))
     if road == _DISPATCHED:
@@ -305,6 +321,8 @@ def _autocast(
     x: Tensor, weight: Tensor, *biases: Tensor | None
 ) -> tuple[Tensor, Tensor, tuple[Tensor | None, ...]]:
     """The matrix product's inputs as autocast wants them: its dtype for floating tensors, fp64 left alone."""
+    if not isinstance(x, Tensor) or not isinstance(weight, Tensor):
+        return x, weight, biases  # the checks say so
     device_type = x.device.type
     if not torch.is_autocast_enabled(device_type):
         return x, weight, biases

@@ -17,11 +17,11 @@ _ALIGNED = 256  # bytes: what torch's allocator gives at least
 
 def has_gpu_kernels(tensor: Tensor) -> bool:
     """Whether epigemm's CUDA kernels run where `tensor` is."""
-    return tensor.is_cuda and _usable(tensor.get_device())
+    return tensor.is_cuda and usable(tensor.get_device())
 
 
 @functools.cache
-def _usable(device: int) -> bool:
+def usable(device: int) -> bool:
     """Whether the kernels run on a CUDA device; the first question brings in what was measured on it."""
     if cuda_status(device):
         return False

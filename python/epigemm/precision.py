@@ -1,7 +1,7 @@
 """Which arithmetic an fp32 matrix product gets, following torch's own settings.
 
-`precision=` on a call overrides them; None follows them at the moment the call runs, compiled graphs
-included.
+`precision=` on a call overrides them; None follows them at the moment the call runs. Compiled graphs are made anew when
+the setting for CUDA has changed; exported programs keep what they were exported with.
 """
 
 from __future__ import annotations
@@ -69,6 +69,7 @@ _CODES = {
     )
     for precision, (in_fp32, in_tf32) in _ROADS.items()
 }
+_NAMES = ("ieee", "highest", "high", "high", "tf32", "tf32")  # of each row
 FIRST_SLICES = {
     2 * row + override: 2 if roads.fused[0] == SPLIT else 1
     for row, roads in enumerate(_ROWS)
@@ -141,6 +142,26 @@ def code(precision: str | None, device_type: str) -> int:
     """
     in_fp32, in_tf32 = _CODES[DEFAULT if precision is None else precision]
     return in_fp32 if torch_setting(device_type) not in _REDUCED else in_tf32
+
+
+def resolved(device_type: str) -> str:
+    """The `precision` that stands for None under torch's setting as it is now."""
+    return "highest" if torch_setting(device_type) not in _REDUCED else "high"
+
+
+def is_full(precision: str | None) -> bool:
+    """Whether a call asks for fp32's accuracy, whatever torch's setting is."""
+    return precision is not None and ARITHMETIC.get(precision) in (IEEE, SPLIT)
+
+
+def switches(code: int) -> bool:
+    """Whether torch's setting has to be switched for its GEMM to be as accurate as the call asks for."""
+    return bool(code & 1)
+
+
+def named(code: int) -> str:
+    """A `precision` that gives a `code`, under the setting of torch's that it was made under."""
+    return _NAMES[code // 2]
 
 
 def road(code: int) -> Roads:

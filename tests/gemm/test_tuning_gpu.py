@@ -36,7 +36,7 @@ def empty_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Non
     monkeypatch.setenv("EPIGEMM_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(tuning, "_seen", set())
     monkeypatch.setattr(execution, "on_first_call", None)
-    plans._usable(0)
+    plans.usable(0)
     ops._clear_measured(0)
     yield
     monkeypatch.undo()

@@ -200,8 +200,18 @@ def test_what_does_not_fit_is_left_to_those_who_word_it(name: str, answered: lis
 
 def test_what_is_left_to_the_cold_path_though_it_fits(answered: list[Reason | str]) -> None:
     assert entry.linear(*_linear(torch.randn(0, 8), torch.randn(16, 8))) is None
-    assert entry.linear(*_linear(torch.randn(2, 2, 8), torch.randn(16, 8), out=torch.empty(2, 2, 16))) is None
+    out = torch.empty(2, 16, 2).transpose(1, 2)
+    assert entry.linear(*_linear(torch.randn(2, 2, 8), torch.randn(16, 8), out=out)) is None
     assert answered == [Reason.IS_EMPTY, Reason.NOT_STORABLE]
+
+
+@pytest.mark.parametrize("layout", ["contiguous", "axes swapped"])
+def test_an_out_of_three_dimensions(layout: str) -> None:
+    x, weight, out = torch.randn(2, 3, 8), torch.randn(16, 8), torch.zeros(2, 3, 16)
+    if layout == "axes swapped":
+        x = torch.randn(3, 2, 8).transpose(0, 1)
+    assert entry.linear(*_linear(x, weight, out=out)) is out
+    torch.testing.assert_close(out, torch.nn.functional.linear(x, weight))
 
 
 @pytest.mark.parametrize("with_out", [False, True])

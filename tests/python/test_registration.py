@@ -145,11 +145,8 @@ def test_compiled_graphs_call_the_fused_operator(function: Public, rng: torch.Ge
     targets = [
         str(node.target) for graph in graphs for node in graph.graph.nodes if node.op == "call_function"
     ]
-    assert any(target.startswith("epigemm.") for target in targets), targets
-    assert all(
-        target.startswith(("epigemm.", "<built-in function getitem>")) or "unbind" in target
-        for target in targets
-    )
+    assert [target.startswith("epigemm.") for target in targets].count(True) == 1, targets
+    assert all(target.startswith(("epigemm.", "<built-in method empty_like")) for target in targets), targets
 
 
 @pytest.mark.slow
@@ -161,24 +158,6 @@ def test_inductor(name: str, device: torch.device, rng: torch.Generator) -> None
     compiled = torch.compile(lambda given: function.call(**given) * 2 + 1, fullgraph=True)
     expected = function.call(**arguments) * 2 + 1
     torch.testing.assert_close(compiled(arguments), expected, rtol=1e-5, atol=1e-5)
-
-
-def test_compiled_graph_follows_the_precision_setting_at_run_time(rng: torch.Generator) -> None:
-    """`precision=None` is resolved when the op runs: it is "default" in the graph, not today's setting."""
-    torch.compiler.reset()
-    graphs: list[torch.fx.GraphModule] = []
-
-    def keep(graph: torch.fx.GraphModule, _: Any) -> Any:
-        graphs.append(graph)
-        return graph.forward
-
-    function = next(each for each in PUBLIC if each.name == "linear_relu")
-    torch.set_float32_matmul_precision("high")
-    with torch.no_grad():
-        torch.compile(function.call, fullgraph=True, backend=keep)(**function.draw(rng))
-    nodes = [node for graph in graphs for node in graph.graph.nodes if "epigemm" in str(node.target)]
-    assert len(nodes) == 1
-    assert "default" in [*nodes[0].args, *nodes[0].kwargs.values()]
 
 
 @functions

@@ -164,11 +164,11 @@ def test_the_first_question_about_a_device_loads_its_tables(monkeypatch: pytest.
     loaded: list[int] = []
     monkeypatch.setattr(plans, "cuda_status", lambda device: "" if device == DEVICE else "too old")
     monkeypatch.setattr(tables, "load", loaded.append)
-    plans._usable.cache_clear()
+    plans.usable.cache_clear()
     try:
-        assert [plans._usable(device) for device in (DEVICE, DEVICE, DEVICE + 1)] == [True, True, False]
+        assert [plans.usable(device) for device in (DEVICE, DEVICE, DEVICE + 1)] == [True, True, False]
     finally:
-        plans._usable.cache_clear()
+        plans.usable.cache_clear()
     assert loaded == [DEVICE]
 
 

@@ -1,0 +1,184 @@
+// epigemm::_linear_into, _linear_folded_into, _elementwise_into and _elementwise_folded_into: what compiled graphs
+// hold. A whole call, from tensors to launches, without Python. Arguments are flat, for lists and strings take the host
+// longer than the call, and what stands in the way of a call goes to the operator of the same name and arguments,
+// with `_cold` for `_into`, which is written in Python.
+#include <string_view>
+
+#include "call/decide.h"
+#include "call/elementwise.h"
+#include "torch/stable_torch.h"
+
+namespace epigemm::binding {
+namespace {
+
+using Optional = std::optional<TensorView>;
+
+bool read_optional(const Optional& given, call::Tensor* storage, const call::Tensor** pointer) {
+  if (!given) return true;
+  *pointer = storage;
+  return read(*given, storage);
+}
+
+// The arguments that linear and elementwise calls share.
+struct Operands {
+  call::Tensor storage[kMaxBuiltinOperands];
+
+  template <class Call>
+  bool read(int64_t epilogue, const Optional& bias, const Optional& vector0, const Optional& vector1,
+            const Optional& scalar, double number, Call* call) {
+    if (epilogue < 0 || epilogue >= kEpilogueCount) return false;
+    call->epilogue = static_cast<EpilogueId>(epilogue);
+    const EpilogueInfo& info = epilogue_info(call->epilogue);
+    const Optional* const vectors[] = {&vector0, &vector1};
+    int next_vector = 0;
+    bool is_read = info.takes_bias || !bias;
+    call->operands.count = info.operand_count - 1;
+    for (int i = 0; i < call->operands.count && is_read; ++i) {
+      call::GivenOperand& operand = call->operands.values[i];
+      const bool is_scalar = info.operands[i + 1].kind == OperandKind::Scalar;
+      const Optional& given = is_scalar ? scalar : info.takes_bias && i == 0 ? bias : *vectors[next_vector++];
+      operand.number = number;
+      operand.has_number = is_scalar && !given;
+      is_read = read_optional(given, &storage[i], &operand.tensor);
+    }
+    return is_read;
+  }
+};
+
+// The arguments of a BatchNorm fold.
+struct Fold {
+  call::Tensor storage[6];
+  call::FoldVectors vectors;
+
+  bool read(const Optional* const (&given)[6], double eps) {
+    vectors.eps = eps;
+    bool is_read = true;
+    for (int i = 0; i < 6; ++i) is_read = is_read && read_optional(*given[i], &storage[i], &vectors.vectors[i]);
+    return is_read;
+  }
+};
+
+// Arguments of an operator, as PyTorch's dispatcher takes them.
+StableIValue passed(const TensorView& tensor) {
+  AtenTensorHandle handle = nullptr;
+  check_code(aoti_torch_new_tensor_handle(tensor.handle(), &handle));
+  return torch::stable::detail::from(handle);
+}
+
+StableIValue passed(const Optional& tensor) {
+  if (!tensor) return torch::stable::detail::from(std::nullopt);
+  return torch::stable::detail::from(new StableIValue(passed(*tensor)));
+}
+
+template <class Number>
+StableIValue passed(Number number) {
+  return torch::stable::detail::from(number);
+}
+
+// Calls an operator that is written in Python. It returns an error's text as the bytes of a tensor, for neither an
+// exception nor a string gets through.
+template <class... Arguments>
+void call_cold(const char* name, const Arguments&... arguments) {
+  StableIValue stack[] = {passed(arguments)...};
+  check(torch_call_dispatcher(name, "", stack, TORCH_ABI_VERSION) == AOTI_TORCH_SUCCESS, name,
+        " could not be called; import epigemm in this process");
+  const auto error = torch::stable::detail::to<std::optional<AtenTensorHandle>>(stack[0]);
+  if (!error) return;
+  const TensorView text(*error);
+  fail(std::string_view(static_cast<const char*>(text.data()), static_cast<std::size_t>(text.numel())));
+}
+
+// Whether a call has come to its end; else the cold path has to take it.
+bool is_done(call::Answer answer, const StableTorch& torch) {
+  if (answer == call::Answer::Raised && !torch.message().empty()) fail(torch.message());
+  return answer == call::Answer::Done;
+}
+
+struct LinearTensors {
+  call::Tensor x, weight, out;
+
+  bool read(const TensorView& given_x, const TensorView& given_weight, const TensorView& given_out, int64_t fp32,
+            bool is_strict, call::LinearCall* linear) {
+    linear->x = &x;
+    linear->weight = &weight;
+    linear->out = &out;
+    linear->fp32_road = static_cast<int>(fp32 / 2);
+    linear->needs_other_setting = fp32 % 2 != 0;
+    linear->is_strict = is_strict;
+    return fp32 >= 0 && fp32 / 2 < call::kFP32Roads && binding::read(given_x, &x) &&
+           binding::read(given_weight, &weight) && binding::read(given_out, &out) && weight.dim == 2;
+  }
+};
+
+void linear_into(int64_t epilogue, const TensorView& x, const TensorView& weight, const Optional& bias,
+                 const Optional& vector0, const Optional& vector1, const Optional& scalar, double number, int64_t fp32,
+                 bool is_strict, const TensorView& out) {
+  call::LinearCall linear;
+  LinearTensors tensors;
+  Operands operands;
+  if (tensors.read(x, weight, out, fp32, is_strict, &linear) &&
+      operands.read(epilogue, bias, vector0, vector1, scalar, number, &linear)) {
+    StableTorch torch(x, &weight, bias ? &*bias : nullptr, out);
+    if (is_done(call::linear(linear, torch), torch)) return;
+  }
+  call_cold("epigemm::_linear_cold", epilogue, x, weight, bias, vector0, vector1, scalar, number, fp32, is_strict, out);
+}
+
+void linear_folded_into(const TensorView& x, const TensorView& weight, const Optional& bias, const Optional& scale,
+                        const Optional& mean, const Optional& variance, const Optional& gamma, const Optional& beta,
+                        double eps, int64_t fp32, bool is_strict, const TensorView& out) {
+  call::LinearCall linear;
+  LinearTensors tensors;
+  Fold fold;
+  linear.epilogue = EpilogueId::scale_batch_norm;
+  linear.operands.fold = &fold.vectors;
+  if (tensors.read(x, weight, out, fp32, is_strict, &linear) &&
+      fold.read({&bias, &scale, &mean, &variance, &gamma, &beta}, eps)) {
+    StableTorch torch(x, &weight, nullptr, out);
+    if (is_done(call::linear(linear, torch), torch)) return;
+  }
+  call_cold("epigemm::_linear_folded_cold", x, weight, bias, scale, mean, variance, gamma, beta, eps, fp32, is_strict,
+            out);
+}
+
+void elementwise_into(int64_t epilogue, const TensorView& x, const Optional& bias, const Optional& vector0,
+                      const Optional& vector1, const Optional& scalar, double number, const TensorView& out) {
+  call::ElementwiseCall elementwise;
+  call::Tensor x_read, out_read;
+  Operands operands;
+  elementwise.x = &x_read;
+  elementwise.out = &out_read;
+  if (read(x, &x_read) && read(out, &out_read) &&
+      operands.read(epilogue, bias, vector0, vector1, scalar, number, &elementwise)) {
+    StableTorch torch(x, nullptr, nullptr, out);
+    if (is_done(call::elementwise(elementwise, torch), torch)) return;
+  }
+  call_cold("epigemm::_elementwise_cold", epilogue, x, bias, vector0, vector1, scalar, number, out);
+}
+
+void elementwise_folded_into(const TensorView& x, const Optional& bias, const Optional& scale, const Optional& mean,
+                             const Optional& variance, const Optional& gamma, const Optional& beta, double eps,
+                             const TensorView& out) {
+  call::ElementwiseCall elementwise;
+  call::Tensor x_read, out_read;
+  Fold fold;
+  elementwise.epilogue = EpilogueId::scale_batch_norm;
+  elementwise.operands.fold = &fold.vectors;
+  elementwise.x = &x_read;
+  elementwise.out = &out_read;
+  if (read(x, &x_read) && read(out, &out_read) && fold.read({&bias, &scale, &mean, &variance, &gamma, &beta}, eps)) {
+    StableTorch torch(x, nullptr, nullptr, out);
+    if (is_done(call::elementwise(elementwise, torch), torch)) return;
+  }
+  call_cold("epigemm::_elementwise_folded_cold", x, bias, scale, mean, variance, gamma, beta, eps, out);
+}
+
+}  // namespace
+}  // namespace epigemm::binding
+
+STABLE_TORCH_LIBRARY_IMPL(epigemm, CompositeExplicitAutograd, m) {
+  m.impl("_linear_into", TORCH_BOX(&epigemm::binding::linear_into));
+  m.impl("_linear_folded_into", TORCH_BOX(&epigemm::binding::linear_folded_into));
+  m.impl("_elementwise_into", TORCH_BOX(&epigemm::binding::elementwise_into));
+  m.impl("_elementwise_folded_into", TORCH_BOX(&epigemm::binding::elementwise_folded_into));
+}

@@ -1,0 +1,50 @@
+// PyTorch's memory, GEMM and stream over its stable ABI, for calls that come through an operator.
+#pragma once
+
+#include <optional>
+#include <string>
+
+#include "call/torch.h"
+#include "torch/arguments.h"
+
+namespace epigemm::binding {
+
+// A tensor as csrc/call reads it. False where its type or device is none of those that have kernels.
+bool read(const TensorView& tensor, call::Tensor* read);
+
+// Runs an elementwise problem on PyTorch's threads.
+void run_on_cpu(const ElementwiseProblem& problem);
+
+class StableTorch final : public call::Torch {
+ public:
+  // Of a linear call; `weight`, `bias` null: there is none, or the call is elementwise. `out` gets the result.
+  StableTorch(const TensorView& x, const TensorView* weight, const TensorView* bias, const TensorView& out);
+
+  bool result(call::Tensor* result) override;
+  void* workspace(int64_t bytes) override;
+  bool gemm(call::Gemm gemm, call::Tensor* result) override;
+  bool stream(void** stream) override;
+  void run_on_cpu(const ElementwiseProblem& problem) override;
+  void raise(const char* message) override;
+
+  // What `raise` was told; empty where PyTorch has failed, whose errors keep neither type nor text here.
+  const std::string& message() const { return message_; }
+
+ private:
+  struct Delete {
+    void operator()(AtenTensorOpaque* handle) const { aoti_torch_delete_tensor_object(handle); }
+  };
+  using Handle = std::unique_ptr<AtenTensorOpaque, Delete>;
+
+  static Handle matrix_of(const TensorView& tensor, int64_t rows, int64_t columns, int64_t row_stride,
+                          int64_t column_stride);
+  Handle rows_of_x() const;
+
+  const TensorView &x_, &out_;
+  const TensorView *weight_, *bias_;
+  std::optional<CurrentDevice> device_;
+  Handle workspace_;
+  std::string message_;
+};
+
+}  // namespace epigemm::binding

@@ -1,0 +1,332 @@
+"""Calls in compiled graphs: operators of the native module, which run without Python.
+
+`torch.ops.epigemm.linear` is right everywhere, and takes the host longer than a kernel: its own is written in Python.
+While Dynamo traces, calls that nobody but the kernels has to see become `_linear_into` and its like in its place, which
+write into a tensor that the graph allocates. What stands in the way of such a call at run time (`entry.Reason`) has it
+call back here. Exported programs hold the public operators: names that stay, for files that are kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+
+from epigemm import checks, entry, execution, invariance, kernels, plans
+from epigemm import precision as _precision
+from epigemm._native import ops
+from epigemm.calls import ElementwiseCall, FoldCall, LinearCall
+from epigemm.epilogues import BIAS, EPILOGUES, FOLDED, SCALE_BATCH_NORM, Epilogue, compute_dtype
+
+_linear_into = ops._linear_into.default
+_linear_folded_into = ops._linear_folded_into.default
+_elementwise_into = ops._elementwise_into.default
+_elementwise_folded_into = ops._elementwise_folded_into.default
+
+_DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+_BY_NUMBER = {epilogue.number: epilogue for epilogue in EPILOGUES.values()}
+_NOT_NATIVE = -1
+_HOPPER = 9
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+
+def _at_trace_time(function: _Function) -> _Function:
+    """`function`, which Dynamo runs in place of tracing it: what it returns is a constant of the graph.
+
+    As `torch.compiler.assume_constant_result`, which would import all of Dynamo here. What these functions read is
+    guarded by Dynamo itself: properties of arguments, torch's global state, functorch's levels.
+    """
+    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    return function
+
+
+Seen = tuple[Any, ...]
+"""What a trace asks of a tensor: dtype, device, dimensions, `requires_grad`. Empty: a number, or nothing at all."""
+
+
+@_at_trace_time
+def _fp32_code(
+    epilogue: Epilogue | None, tensors: tuple[Seen | None, ...], precision: object, strict: object
+) -> int:
+    """What a linear call may run on, `precision.code`; `_NOT_NATIVE` where the operator `linear` has to answer.
+
+    Args:
+        epilogue: None: a BatchNorm fold.
+        tensors: x, weight, the others; for an epilogue, its scalar comes last.
+        precision: as the caller gave it.
+        strict: as the caller gave it.
+    """
+    if not _is_native_call(epilogue, tensors) or not isinstance(strict, bool):
+        return _NOT_NATIVE
+    weight = tensors[1]
+    if not weight or weight[2] != 2:
+        return _NOT_NATIVE
+    if precision is not None and not (isinstance(precision, str) and precision in _precision.ARITHMETIC):
+        return _NOT_NATIVE
+    dtype, device, *_ = tensors[0] or ()
+    if dtype is not torch.float32:
+        return 0
+    code = _precision.code(precision, device.type)
+    if device.type == "cpu":
+        # Dynamo does not guard the setting there: such a call may have to switch it later, which is done in Python.
+        return _NOT_NATIVE if _precision.is_full(precision) else code
+    return _NOT_NATIVE if _precision.switches(code) or _takes_slices(device, code) else code
+
+
+@_at_trace_time
+def _is_native(epilogue: Epilogue | None, tensors: tuple[Seen | None, ...]) -> bool:
+    """Whether the native operator may stand for an elementwise call. Arguments as of `_fp32_code`, without a weight."""
+    return _is_native_call(epilogue, tensors)
+
+
+def _is_native_call(epilogue: Epilogue | None, tensors: tuple[Seen | None, ...]) -> bool:
+    """Whether nobody but the kernels has to see a call, which the native operators can read."""
+    x, scalar = tensors[0], tensors[-1]
+    if not x or x[0] not in _DTYPES or any(tensor is None for tensor in tensors):
+        return False
+    if epilogue is not None and scalar and (scalar[0] not in _DTYPES or scalar[1:3] != (x[1], 0)):
+        return False
+    if torch.compiler.is_exporting() or torch._C._functorch.peek_interpreter_stack() is not None:
+        return False
+    if torch.is_grad_enabled() and any(tensor[3] for tensor in tensors if tensor):
+        return False
+    device = x[1]
+    if plans.gpu_numbers(-1 if device.index is None else device.index):
+        return False  # a GPU that tests describe, whose kernels are stand-ins in Python
+    if device.type == "cuda":
+        # Brings in what was measured on the device, as a first call does.
+        return plans.usable(torch.cuda.current_device() if device.index is None else device.index)
+    return bool(device.type == "cpu")
+
+
+def _takes_slices(device: torch.device, code: int) -> bool:
+    """Whether an fp32 call may run on fp16 slices, whose packs are kept in Python."""
+    if device.type != "cuda" or code not in _precision.FIRST_SLICES or plans.no_gemm_kernels():
+        return False
+    return torch.cuda.get_device_capability(device)[0] == _HOPPER
+
+
+def resolved(precision: str, x: Tensor) -> str:
+    """A call's precision by its name: torch's setting is looked up while the call is traced.
+
+    Dynamo compiles again when that for CUDA changes; it does not guard the one for CPUs, which graphs look up at run
+    time. Exported programs keep what they were exported with.
+    """
+    if precision != _precision.DEFAULT or x.dtype is not torch.float32:
+        return precision
+    return _precision_now(x.device.type)
+
+
+@_at_trace_time
+def _precision_now(device_type: str) -> str:
+    is_guarded = device_type == "cuda" or torch.compiler.is_exporting()
+    return _precision.resolved(device_type) if is_guarded else _precision.DEFAULT
+
+
+# Every function and every global that Dynamo comes by below is a guard, which takes time at each call of the graph.
+# What needs none is asked above; what is wrong with a call is found by the fake kernels.
+
+
+def _see(tensor: object) -> Seen | None:
+    """None of what is no plain tensor."""
+    kind = type(tensor)
+    if kind is Tensor or kind is Parameter:
+        return tensor.dtype, tensor.device, tensor.dim(), tensor.requires_grad  # type: ignore[attr-defined]
+    return () if tensor is None or kind is float or kind is int else None
+
+
+def linear(
+    epilogue: Epilogue,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    scalar: float | Tensor | None,
+    precision: str | None,
+    out: Tensor | None,
+    strict: bool,
+) -> Tensor | None:
+    """D = epilogue(x @ weight.T), for an epilogue with at most a bias and one scalar; None: not a call for these.
+
+    Arguments as the public functions got them.
+    """
+    if out is not None or invariance.active or execution.on_first_call is not None:
+        return None
+    seen = _see(x), _see(weight), _see(bias), _see(scalar)
+    code = _fp32_code(epilogue, seen, precision, strict)
+    if code == _NOT_NATIVE:
+        return None
+    tensor, number = (None, 0.0) if scalar is None else _scalar(scalar, x)
+    out = x.new_empty((*x.shape[:-1], weight.shape[0]))
+    _linear_into(epilogue.number, x, weight, bias, None, None, tensor, number, code, strict, out)
+    return out
+
+
+def linear_folded(
+    x: Tensor,
+    weight: Tensor,
+    vectors: tuple[Tensor | None, ...],
+    eps: float,
+    precision: str | None,
+    out: Tensor | None,
+    strict: bool,
+) -> Tensor | None:
+    """D = multiplier * (x @ weight.T) + offset, both folded from `vectors` (those of `FOLDED`); or None."""
+    if out is not None or invariance.active or execution.on_first_call is not None or type(eps) is not float:
+        return None
+    code = _fp32_code(None, (_see(x), _see(weight), *map(_see, vectors)), precision, strict)
+    if code == _NOT_NATIVE:
+        return None
+    out = x.new_empty((*x.shape[:-1], weight.shape[0]))
+    _linear_folded_into(x, weight, *vectors, eps, code, strict, out)
+    return out
+
+
+def elementwise(
+    epilogue: Epilogue, x: Tensor, bias: Tensor | None, scalar: float | Tensor | None, out: Tensor | None
+) -> Tensor | None:
+    """D = epilogue(x), for an epilogue with at most a bias and one scalar; or None."""
+    if out is not None or not _is_native(epilogue, (_see(x), _see(bias), _see(scalar))):
+        return None
+    tensor, number = (None, 0.0) if scalar is None else _scalar(scalar, x)
+    out = torch.empty_like(x)
+    _elementwise_into(epilogue.number, x, bias, None, None, tensor, number, out)
+    return out
+
+
+def elementwise_folded(
+    x: Tensor, vectors: tuple[Tensor | None, ...], eps: float, out: Tensor | None
+) -> Tensor | None:
+    """D = multiplier * x + offset, both folded from `vectors` (those of `FOLDED`); or None."""
+    seen = (_see(x), *map(_see, vectors))
+    if out is not None or type(eps) is not float or not _is_native(None, seen):
+        return None
+    out = torch.empty_like(x)
+    _elementwise_folded_into(x, *vectors, eps, out)
+    return out
+
+
+def _scalar(scalar: float | Tensor, x: Tensor) -> tuple[Tensor | None, float]:
+    if isinstance(scalar, Tensor):
+        return scalar.to(compute_dtype(x.dtype)), 0.0
+    return None, float(scalar)
+
+
+# --- what the operators call where they do not answer, and fake kernels ----------------------------------------------
+
+Flat = tuple[Tensor | None, Tensor | None, Tensor | None, float]
+"""An epilogue's operands after the bias as the native operators take them: vectors, scalar, and that as a number."""
+
+
+def _nested(epilogue: Epilogue, flat: Flat) -> tuple[tuple[Tensor, ...], tuple[float, ...]]:
+    """The same as the other operators take them."""
+    *tensors, number = flat
+    operands = tuple(tensor for tensor in tensors if tensor is not None)
+    takes_number = epilogue.scalar is not None and tensors[-1] is None
+    return operands, (number,) if takes_number else ()
+
+
+def _linear_cold(number: int, x: Tensor, weight: Tensor, bias: Tensor | None, *rest: Any) -> None:
+    *flat, fp32, strict, out = rest
+    epilogue = _epilogue(number)
+    operands, scalars = _nested(epilogue, (flat[0], flat[1], flat[2], flat[3]))
+    _run_linear(LinearCall(epilogue, x, weight, bias, operands, scalars, strict=strict, out=out), fp32)
+
+
+def _run_linear(call: LinearCall, fp32: int) -> None:
+    if call.x.dtype is torch.float32 and call.x.is_cuda:
+        call = call._replace(precision=_precision.named(fp32))
+    if entry.linear_operator(call) is None:
+        execution.linear(call)
+
+
+def _linear_folded_cold(x: Tensor, weight: Tensor, *rest: Any) -> None:
+    *vectors, eps, fp32, strict, out = rest
+    folded = _fold(x, vectors, eps, weight.shape[0])
+    _run_linear(LinearCall(SCALE_BATCH_NORM, x, weight, None, folded, strict=strict, out=out), fp32)
+
+
+def _elementwise_cold(number: int, x: Tensor, bias: Tensor | None, *rest: Any) -> None:
+    *flat, out = rest
+    epilogue = _epilogue(number)
+    operands, scalars = _nested(epilogue, (flat[0], flat[1], flat[2], flat[3]))
+    execution.elementwise(ElementwiseCall(epilogue, x, bias, operands, scalars, out))
+
+
+def _elementwise_folded_cold(x: Tensor, *rest: Any) -> None:
+    *vectors, eps, out = rest
+    checks.rows_of_vectors(x)
+    folded = _fold(x, vectors, eps, x.shape[-1])
+    execution.elementwise(ElementwiseCall(SCALE_BATCH_NORM, x, None, folded, (), out))
+
+
+def _fold(x: Tensor, vectors: Sequence[Tensor | None], eps: float, columns: int) -> tuple[Tensor, ...]:
+    checks.fold_batch_norm(x, dict(zip(FOLDED, vectors, strict=True)), eps, columns)
+    return kernels.fold_batch_norm(FoldCall(x, columns, vectors, eps)).unbind(0)
+
+
+def _epilogue(number: int) -> Epilogue:
+    if number not in _BY_NUMBER:
+        raise ValueError(
+            f"epilogue: got {number}; accepted are the numbers of the registry, {list(_BY_NUMBER)}"
+        )
+    return _BY_NUMBER[number]
+
+
+def _reporting(run: Callable[..., None]) -> Callable[..., Tensor | None]:
+    """`run`, but an error is returned, as text: the native module that calls it sees no exceptions."""
+
+    def cold(*args: Any) -> Tensor | None:
+        try:
+            run(*args)
+        except Exception as error:  # whatever it is, it becomes the operator's RuntimeError
+            return torch.frombuffer(bytearray(str(error).encode() or b"error"), dtype=torch.uint8)
+        return None
+
+    return cold
+
+
+def _linear_fake(number: int, x: Tensor, weight: Tensor, bias: Tensor | None, *rest: Any) -> None:
+    *flat, _, _, out = rest
+    epilogue = _epilogue(number)
+    operands, scalars = _nested(epilogue, (flat[0], flat[1], flat[2], flat[3]))
+    checks.linear(LinearCall(epilogue, x, weight, bias, operands, scalars, out=out))
+
+
+def _linear_folded_fake(x: Tensor, weight: Tensor, *rest: Any) -> None:
+    *vectors, eps, _, _, out = rest
+    checks.linear(LinearCall(BIAS, x, weight, vectors[0], out=out))
+    checks.fold_batch_norm(x, dict(zip(FOLDED, vectors, strict=True)), eps, weight.shape[0])
+
+
+def _elementwise_fake(number: int, x: Tensor, bias: Tensor | None, *rest: Any) -> None:
+    *flat, out = rest
+    epilogue = _epilogue(number)
+    operands, scalars = _nested(epilogue, (flat[0], flat[1], flat[2], flat[3]))
+    checks.elementwise(ElementwiseCall(epilogue, x, bias, operands, scalars, out))
+
+
+def _elementwise_folded_fake(x: Tensor, *rest: Any) -> None:
+    *vectors, eps, out = rest
+    checks.rows_of_vectors(x)
+    checks.elementwise(ElementwiseCall(BIAS, x, out=out))
+    checks.fold_batch_norm(x, dict(zip(FOLDED, vectors, strict=True)), eps, x.shape[-1])
+
+
+_LIBRARY = torch.library.Library("epigemm", "IMPL")  # type: ignore[no-untyped-call]
+
+
+def _register() -> None:
+    for name, cold, fake in (
+        ("linear", _linear_cold, _linear_fake),
+        ("linear_folded", _linear_folded_cold, _linear_folded_fake),
+        ("elementwise", _elementwise_cold, _elementwise_fake),
+        ("elementwise_folded", _elementwise_folded_cold, _elementwise_folded_fake),
+    ):
+        _LIBRARY.impl(f"_{name}_cold", _reporting(cold), "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
+        torch.library.register_fake(f"epigemm::_{name}_into", fake, lib=_LIBRARY)
+
+
+_register()
