@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch._dynamo.testing import CompileCounterWithBackend
 
 import epigemm
-from epigemm import compiled, entry, execution
+from epigemm import compiled, entry, execution, fallback, kernels
 from epigemm import precision as _precision
 from epigemm._native import ops
 from epigemm.epilogues import EPILOGUES
@@ -71,8 +71,10 @@ def no_python(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
 
         for module, names in (
             (entry, ("linear", "elementwise", "linear_operator", "elementwise_operator")),
-            (execution, ("linear_forward", "elementwise_forward", "fold_batch_norm_forward", "second_path")),
-            (compiled, ("_run_linear", "_run_elementwise", "_fold")),
+            (execution, ("linear", "elementwise")),
+            (kernels, ("elementwise", "fold_batch_norm")),
+            (fallback, ("linear",)),
+            (compiled, ("_run_linear", "_fold")),
         ):
             for name in names:
                 monkeypatch.setattr(module, name, refuse)
