@@ -83,6 +83,7 @@ STABLE_TORCH_LIBRARY(epigemm, m) {
   m.def(
       "_missing_kernels(str epilogue, Tensor x, Tensor weight, Tensor? bias, Tensor[]? operands, float[]? scalars,"
       " int fp32, int slices, int[]? gpu, Tensor? out) -> str");
+  m.def("_missing_for_plan(str epilogue, Tensor x, str arithmetic, int[]? plan) -> str");
   m.def("_missing_elementwise(str epilogue, Tensor x, bool derivative) -> str");
   m.def(
       "_linked_elementwise_out(str epilogue, Tensor x, Tensor[]? operands, float[]? scalars, Tensor(a!) out) -> ()");

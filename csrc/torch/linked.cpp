@@ -1,8 +1,9 @@
 // Epilogues that are made at run time: registering them, loading their kernels, and the calls that only they have.
 #include "call/operands.h"
 #include "elementwise/open.h"
-#include "link/kernels.h"
+#include "link/needed.h"
 #include "torch/linear.h"
+#include "torch/plans.h"
 
 #if EPIGEMM_WITH_CUDA
 #include "device/query.h"
@@ -57,6 +58,28 @@ std::string missing_of(EpilogueId epilogue, const std::vector<link::KernelKey>& 
     if (!link::find(epilogue, key)) names += (names.empty() ? "" : ",") + link::name(key);
   }
   return names;
+}
+
+// The kernels that were not linked yet of those that a plan may take; none: of fp32 in multiply-adds.
+std::string missing_for_plan(const Name& epilogue, const TensorView& x, const Name& arithmetic,
+                             const List<int64_t>& numbers) {
+  const EpilogueInfo& info = epilogue_named(epilogue);
+  if (numbers.values.empty()) return missing_of(info.id, {{link::Part::fp32}});
+  Problem problem;
+  problem.epilogue = info.id;
+  problem.x.element = element_of(x, "x");
+  problem.arithmetic = arithmetic_named(arithmetic);
+  const Plan plan = forced_plan(problem, numbers.values);
+  const link::Needed needed = link::needed_kernels(problem, plan);
+  std::vector<link::KernelKey> keys(needed.keys, needed.keys + needed.count);
+  bool has_matrix = false;
+  for (int i = 1; i < info.operand_count; ++i) has_matrix = has_matrix || info.operands[i].kind == OperandKind::Matrix;
+  if (has_matrix && keys[0].part == link::Part::sm90_tma) {  // which of the two is found out at the launch
+    keys[0].has_matrix_by_tma = false;
+    keys.push_back(keys[0]);
+    keys.back().has_matrix_by_tma = true;
+  }
+  return missing_of(info.id, keys);
 }
 
 // The kernels of an elementwise call that were not linked yet, their names between commas.
@@ -161,6 +184,7 @@ STABLE_TORCH_LIBRARY_IMPL(epigemm, CompositeExplicitAutograd, m) {
   m.impl("_register_epilogue", TORCH_BOX(&epigemm::binding::register_epilogue));
 #if EPIGEMM_WITH_CUDA
   m.impl("_add_kernel", TORCH_BOX(&epigemm::binding::add_kernel));
+  m.impl("_missing_for_plan", TORCH_BOX(&epigemm::binding::missing_for_plan));
   m.impl("_missing_elementwise", TORCH_BOX(&epigemm::binding::missing_elementwise));
 #endif
 }

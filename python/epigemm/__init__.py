@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from epigemm import nn, tuning
 from epigemm._native import build_info
+from epigemm.custom import Matrix, PerColumn, PerRow, Scalar
 from epigemm.explain import Explanation, explain
 from epigemm.functional import (
     bias_relu,
@@ -27,6 +28,7 @@ from epigemm.invariance import batch_invariant, is_batch_invariant, set_batch_in
 from epigemm.keeping import keep_packs
 from epigemm.packs import PackedWeight, pack
 from epigemm.tuning import Tuning, tune
+from epigemm.user_epilogue import UserEpilogue, epilogue
 
 if TYPE_CHECKING:
     from epigemm import fusion
@@ -43,12 +45,18 @@ if os.environ.get("EPIGEMM_TUNE", "0") not in ("", "0"):
 __all__ = [
     "Explanation",
     "FusionReport",
+    "Matrix",
     "PackedWeight",
+    "PerColumn",
+    "PerRow",
+    "Scalar",
     "Tuning",
+    "UserEpilogue",
     "__version__",
     "batch_invariant",
     "bias_relu",
     "build_info",
+    "epilogue",
     "explain",
     "fuse",
     "fusion",

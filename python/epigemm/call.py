@@ -7,6 +7,7 @@ or a subclass: the operators `torch.ops.epigemm.*`, which are right everywhere a
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -79,7 +80,7 @@ def linear(
     vectors = () if fold is None else fold[:-1]
     if _is_compiling():
         if _any_autocast():
-            x, weight, (bias, *first) = _autocast(x, weight, bias, *vectors[:1])
+            x, weight, (bias, *first) = autocast(x, weight, bias, *vectors[:1])
             vectors = (*first, *vectors[1:])
         if fold is None:
             found = compiled.linear(epilogue, x, weight, bias, scalar, precision, out, strict)
@@ -95,7 +96,7 @@ def linear(
         checks.tensors(x=x, weight=weight)
         checks.optional_tensors(**{"bias": bias, **_named(vectors), "out": out})
     if _any_autocast():
-        x, weight, (bias, *first) = _autocast(x, weight, bias, *vectors[:1])
+        x, weight, (bias, *first) = autocast(x, weight, bias, *vectors[:1])
         vectors = (*first, *vectors[1:])
     if road == _RECORDED and weight.requires_grad:
         # It is about to change, by whatever means: its pack would be made again in any case.
@@ -142,6 +143,45 @@ def linear_folded(
         return linear(BIAS, x, weight, None, None, precision, out, strict, pack_use)
     fold = (*vectors, eps)
     return linear(SCALE_BATCH_NORM, x, weight, None, None, precision, out, strict, pack_use, fold)
+
+
+def linear_linked(
+    epilogue: Epilogue,
+    x: Tensor,
+    weight: Tensor,
+    operands: Sequence[Tensor],
+    scalars: Sequence[float],
+    out: Tensor | None,
+    precision: str | None,
+    strict: bool,
+    pack_use: str | None,
+) -> Tensor:
+    """D = epilogue(x @ weight.T) for a matrix x; operands as the operators take them, the rest as of `linear`."""
+    asked = DEFAULT if precision is None else checks.precision(precision)
+    if strict is not False:
+        checks.flag("strict", strict)
+    if pack_use is None:
+        pack_use = keeping.pack_use(weight) if keeping.active or keeping.traced else packs.FIND
+    invariant = invariance.active and invariance.enabled()
+    call = LinearCall(epilogue, x, weight, None, operands, scalars, asked, pack_use, strict, invariant, out)
+    if _is_compiling():
+        return _linear(_DISPATCHED, call._replace(precision=compiled.resolved(asked, x)))
+    found = entry.linear_operator(call)
+    if found is not None:
+        return found
+    road = _road((x, weight, out, *operands))
+    if road == _RECORDED and weight.requires_grad:
+        call = call._replace(pack_use=packs.NONE)
+    return _linear(road, call)
+
+
+def elementwise_linked(
+    epilogue: Epilogue, x: Tensor, operands: Sequence[Tensor], scalars: Sequence[float], out: Tensor | None
+) -> Tensor:
+    """D = epilogue(x) for a matrix x; operands as the operators take them."""
+    call = ElementwiseCall(epilogue, x, None, operands, scalars, out)
+    found = entry.elementwise_operator(call)
+    return _elementwise(_road((x, out, *operands)), call) if found is None else found
 
 
 def _linear(road: int, call: LinearCall, *, checked: bool = False) -> Tensor:
@@ -191,7 +231,12 @@ def elementwise(
         if road == _PLAIN and out is not None:
             checks.output_overlap(out, x, vectors, in_place=True)
         operands = _fold(road, FoldCall(x, columns, vectors, fold[-1]), out)
-    call = ElementwiseCall(epilogue, x, bias, operands, scalars, out)
+    return _elementwise(road, ElementwiseCall(epilogue, x, bias, operands, scalars, out))
+
+
+def _elementwise(road: int, call: ElementwiseCall) -> Tensor:
+    """A call that the entry has not answered."""
+    epilogue, x, bias, operands, scalars, out = call
     if road == _RECORDED and out is None:
         return autograd.elementwise(call)
     if road == _PLAIN:
@@ -317,7 +362,7 @@ def scalar_operand(
     return (), (checks.scalar_number(name, scalar),)
 
 
-def _autocast(
+def autocast(
     x: Tensor, weight: Tensor, *biases: Tensor | None
 ) -> tuple[Tensor, Tensor, tuple[Tensor | None, ...]]:
     """The matrix product's inputs as autocast wants them: its dtype for floating tensors, fp64 left alone."""

@@ -62,6 +62,13 @@ class LinearCall(NamedTuple):
         """Those of the operator."""
         return (self.epilogue.name, *self[1:10])
 
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """What each of `operands` is broadcast along: its kind in the epilogue."""
+        given = self.epilogue.in_order(None, self.operands, self.scalars) or ()
+        every = zip(self.epilogue.operands[1:], given, strict=True)
+        return tuple(operand.kind for operand, value in every if isinstance(value, Tensor))
+
     def new_out(self) -> Tensor:
         """An empty contiguous tensor for the result."""
         x, columns = self.x, self.weight.shape[0]

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from epigemm import overlap
 from epigemm.calls import ElementwiseCall, LinearCall
-from epigemm.epilogues import EPILOGUES, Epilogue, compute_dtype
+from epigemm.epilogues import EPILOGUES, MATRIX, PER_COLUMN, PER_ROW, SCALAR, Epilogue, compute_dtype
 from epigemm.precision import ARITHMETIC, DEFAULT, unknown_precision
 
 DTYPES = frozenset((torch.float16, torch.bfloat16, torch.float32, torch.float64))
@@ -58,7 +58,7 @@ def elementwise(call: ElementwiseCall) -> None:
     """Check the arguments of an elementwise call, all of them tensors already."""
     x = call.x
     _require_matrix_like("x", x)
-    if call.bias is not None or call.epilogue.vectors:
+    if call.bias is not None or call.epilogue.vectors or call.epilogue.is_linked:
         rows_of_vectors(x)
     _require_operands(call, x.shape[-1] if x.dim() else 1)
     if call.out is not None:
@@ -235,6 +235,9 @@ def _require_operands(call: LinearCall | ElementwiseCall, columns: int) -> None:
             raise RuntimeError(f"bias: got a tensor; the epilogue {epilogue.name!r} accepts None")
         _require_like("bias", bias, x.dtype, x)
         _require_length("bias", bias, columns)
+    if epilogue.is_linked:
+        _require_linked_operands(call, columns)
+        return
     vectors = epilogue.vectors
     scalar = epilogue.scalar
     if not vectors and scalar is None and not operands and not scalars:
@@ -254,6 +257,34 @@ def _require_operands(call: LinearCall | ElementwiseCall, columns: int) -> None:
         if operands[-1].dim() != 0:
             raise RuntimeError(
                 f"{scalar.name}: got shape {_shape(operands[-1])}; accepted is a 0-dimensional tensor"
+            )
+
+
+def _require_linked_operands(call: LinearCall | ElementwiseCall, columns: int) -> None:
+    epilogue, x = call.epilogue, call.x
+    given = epilogue.in_order(None, call.operands, call.scalars)
+    if given is None:
+        raise RuntimeError(
+            f"operands, scalars: got {len(call.operands)} tensors and {len(call.scalars)} numbers; the epilogue "
+            f"{epilogue.name!r} accepts {[operand.name for operand in epilogue.operands[1:]]}"
+        )
+    shapes = {
+        PER_COLUMN: [columns],
+        PER_ROW: [*x.shape[:-1], 1],
+        MATRIX: [*x.shape[:-1], columns],
+        SCALAR: [],
+    }
+    for operand, value in zip(epilogue.operands[1:], given, strict=True):
+        if not isinstance(value, Tensor):
+            continue
+        _require_like(operand.name, value, operand.dtype(x.dtype), x)
+        if list(value.shape) != shapes[operand.kind]:
+            # A caller gives a row's operand without the last axis.
+            without = operand.kind == PER_ROW
+            got, accepted = _shape(value), shapes[operand.kind]
+            raise RuntimeError(
+                f"{operand.name}: got shape {got[:-1] if without else got}; accepted is "
+                f"{accepted[:-1] if without else accepted}"
             )
 
 

@@ -74,6 +74,12 @@ def explain(call: LinearCall, code: int, slices: int) -> dict[str, Any]:
     return found
 
 
+def missing_kernels(call: LinearCall, code: int, slices: int) -> str:
+    """The open kernels that the call would run and that its epilogue was not linked into: names between commas."""
+    names: str = ops._missing_kernels(*_asked(call, code, slices), call.out)
+    return names
+
+
 def _asked(call: LinearCall, code: int, slices: int) -> tuple[Any, ...]:
     epilogue, x, weight, bias, operands, scalars, *_ = call
     return epilogue.name, x, weight, bias, operands or None, scalars or None, code, slices, _described(x)

@@ -48,6 +48,7 @@ class Reason(enum.IntEnum):
     NO_MEMORY = 10
     NOT_FUSED = 11
     OTHER_SETTING = 12
+    NOT_LINKED = 13
 
 
 def members() -> dict[str, Any]:
@@ -107,6 +108,7 @@ def linear(
     out: Tensor | None,
     pack_use: str | None,
     strict: bool,
+    given: tuple[Vectors, None] | None = None,
 ) -> Tensor | None:
     """D = epilogue(x @ weight.T), or None. Arguments as the public functions got them.
 
@@ -121,6 +123,7 @@ def linear(
         out: where the result goes; None: a new tensor.
         pack_use: what the call may do with the weight's pack (see `epigemm.packs`); None: `epigemm.keep_packs` decides.
         strict: torch's GEMM is no answer.
+        given: all operands in the epilogue's order, in place of bias, scalar and vectors.
     """
     if _module is None or _is_compiling() or invariance.active or execution.on_first_call is not None:
         return None
@@ -134,7 +137,7 @@ def linear(
             if slices is None:
                 return None
             pack, pack_use = slices
-    operands, fold = _in_order(epilogue, bias, scalar, vectors)
+    operands, fold = given or _in_order(epilogue, bias, scalar, vectors)
     head = (epilogue.number, x, weight, operands, fold, out)
     found: Tensor | int = _module.linear(*head, code, pack, _PACK_USES[pack_use], strict)
     if type(found) is int and found == Reason.OTHER_SETTING:
@@ -203,12 +206,11 @@ def _slices_at_hand(weight: Tensor, code: int, pack_use: str | None) -> tuple[Te
 def linear_operator(call: LinearCall) -> Tensor | None:
     """`linear`, for a call whose operands are as the operator `epigemm::linear` has them."""
     epilogue, x, weight, bias, operands, scalars, precision, pack_use, strict, _, out = call
-    if len(operands) + len(scalars) != epilogue.operand_count:
+    given = epilogue.in_order(bias, operands, scalars)
+    if given is None:
         return None
-    vectors = tuple(operands) if epilogue.vectors else None
-    scalar = scalars[0] if scalars else operands[-1] if epilogue.scalar else None
     asked = None if precision == _precision.DEFAULT else precision
-    return linear(epilogue, x, weight, bias, scalar, vectors, asked, out, pack_use, strict)
+    return linear(epilogue, x, weight, None, None, None, asked, out, pack_use, strict, (given, None))
 
 
 def elementwise(
@@ -230,8 +232,8 @@ def elementwise(
 def elementwise_operator(call: ElementwiseCall) -> Tensor | None:
     """`elementwise`, for a call whose operands are as the operator `epigemm::elementwise` has them."""
     epilogue, x, bias, operands, scalars, out = call
-    if len(operands) + len(scalars) != epilogue.operand_count:
+    given = epilogue.in_order(bias, operands, scalars)
+    if given is None or _module is None or _is_compiling():
         return None
-    vectors = tuple(operands) if epilogue.vectors else None
-    scalar = scalars[0] if scalars else operands[-1] if epilogue.scalar else None
-    return elementwise(epilogue, x, bias, scalar, vectors, out)
+    found: Tensor | int = _module.elementwise(epilogue.number, x, given, None, out)
+    return None if type(found) is int else found  # type: ignore[return-value]

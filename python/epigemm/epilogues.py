@@ -17,7 +17,9 @@ from epigemm._native import registry
 
 ACCUMULATOR = "accumulator"
 PER_COLUMN = "per_column"
+PER_ROW = "per_row"
 SCALAR = "scalar"
+MATRIX = "matrix"
 
 
 def compute_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -78,13 +80,33 @@ class Epilogue:
         self.takes_bias = any(operand.name == "bias" for operand in operands)
         self.vectors = tuple(o for o in operands if o.kind == PER_COLUMN and o.name != "bias")
         scalars = [o for o in operands if o.kind == SCALAR]
-        if len(scalars) > 1:
-            raise ValueError(f"operands: got {len(scalars)} scalars for {name!r}; accepted is at most one")
         self.scalar = scalars[0] if scalars else None
-        self.operand_count = len(self.vectors) + len(scalars)  # beside the accumulator and the bias
+
+    is_linked = False  # made at run time: see `epigemm.linked`
 
     def __repr__(self) -> str:
         return f"Epilogue({self.name}: {self.formula})"
+
+    def in_order(
+        self, bias: Tensor | None, operands: Sequence[Tensor], scalars: Sequence[float]
+    ) -> tuple[Tensor | float | None, ...] | None:
+        """What a call gives, one value for each operand after the accumulator; None where the numbers do not fit.
+
+        Args:
+            bias: None where there is none, or the epilogue takes none.
+            operands: tensors, in the epilogue's order.
+            scalars: numbers, for the first scalars; tensors stand for the others.
+        """
+        tensors, numbers = iter(operands), iter(scalars)
+        given: list[Tensor | float | None] = [bias] if self.takes_bias else []
+        for operand in self.operands[1 + len(given) :]:
+            value: Tensor | float | None = next(numbers, None) if operand.kind == SCALAR else None
+            value = next(tensors, None) if value is None else value
+            if value is None:
+                return None
+            given.append(value)
+        fits = next(tensors, None) is None and next(numbers, None) is None
+        return tuple(given) if fits and (self.takes_bias or bias is None) else None
 
     def reference(
         self, acc: Tensor, bias: Tensor | None, operands: Sequence[Tensor], scalars: Sequence[float]

@@ -17,6 +17,7 @@ from torch import Tensor
 from epigemm import checks, decisions, fallback, fixed, kernels, packs, plans, split
 from epigemm import precision as _precision
 from epigemm.calls import ElementwiseCall, LinearCall
+from epigemm.linked import LinkedEpilogue
 
 on_first_call: Callable[[LinearCall], None] | None = None
 """Sees every call before it is dispatched, while `epigemm.tuning` measures choices as they come up."""
@@ -89,13 +90,19 @@ def _run_fused(call: LinearCall) -> int:
     """
     code, strict = decisions.fp32_code(call), call.strict
     if call.x.dtype is not torch.float32:
-        return decisions.decide(call, code, 0, launch=True)
+        return (
+            decisions.FALLBACK
+            if _why_not_linked(call, code, 0)
+            else decisions.decide(call, code, 0, launch=True)
+        )
     uses = {name: call.pack_use for name in _precision.road(code).fused if name in packs.PIECES}
     given_up = 0
     # Of a strict call, which raises it unless the product runs on pieces after all.
     shortage: torch.OutOfMemoryError | None = None
     while True:
         choices, costs = split.find_for(call, uses, ignore_shortage=strict)
+        if _why_not_linked(call, code, costs | given_up):
+            return decisions.FALLBACK
         decision = decisions.decide(call, code, costs | given_up, launch=shortage is None)
         _note_declined(code, decision, choices, call.weight)
         arithmetic = decisions.arithmetic(decision)
@@ -118,6 +125,13 @@ def _run_fused(call: LinearCall) -> int:
             uses[arithmetic] = packs.FIND  # memory for one call may be there where memory to keep is not
         else:
             given_up |= decisions.SHORT << decisions.SHIFTS[arithmetic]
+
+
+def _why_not_linked(call: LinearCall, code: int, slices: int) -> str:
+    """Link what the call is about to run; why that cannot be, or nothing."""
+    if not isinstance(call.epilogue, LinkedEpilogue):
+        return ""
+    return call.epilogue.link(decisions.missing_kernels(call, code, slices), call.x.device)
 
 
 def _note_declined(code: int, decision: int, choices: Mapping[str, split.Choice], weight: Tensor) -> None:

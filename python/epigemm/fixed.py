@@ -17,6 +17,8 @@ from epigemm import decisions, fallback, kernels, plans, split
 from epigemm import precision as _precision
 from epigemm._native import ops
 from epigemm.calls import LinearCall
+from epigemm.epilogues import MATRIX, PER_COLUMN, PER_ROW
+from epigemm.linked import LinkedEpilogue
 
 TENSORS = "tensors"  # 16 bits and TF32: the tensors as they are
 PIECES = "pieces"  # fp32 on fp16 pieces
@@ -116,6 +118,8 @@ def linear(road: Road, call: LinearCall) -> Tensor:
     """
     out = call.new_out() if call.out is None else call.out
     call = call._replace(out=out)
+    if isinstance(call.epilogue, LinkedEpilogue) and road.kind != ROWS:
+        _link(call.epilogue, road, call)
     if road.kind == ROWS:
         _row_by_row(call, out)
     elif road.kind == PIECES:
@@ -127,6 +131,14 @@ def linear(road: Road, call: LinearCall) -> Tensor:
     return out
 
 
+def _link(epilogue: LinkedEpilogue, road: Road, call: LinearCall) -> None:
+    """Link what the road runs; another one would have other bits."""
+    plan = None if road.kind == FP32 else road.plan["plan"]
+    missing = ops._missing_for_plan(epilogue.name, call.x, road.arithmetic, plan)
+    if reason := epilogue.link(missing, call.x.device):
+        _refuse(call.x, reason)
+
+
 def _run_on_tensors(road: Road, call: LinearCall, out: Tensor) -> None:
     epilogue, x, weight, bias, operands, scalars, *_ = call
     how = (scalars, road.arithmetic, road.plan["plan"])
@@ -136,13 +148,17 @@ def _run_on_tensors(road: Road, call: LinearCall, out: Tensor) -> None:
     n, k = weight.shape
     width, depth = _padded(n, x.dtype), _padded(k, x.dtype)
     target = torch.empty((call.rows, width), dtype=out.dtype, device=out.device)
-    vectors = len(epilogue.vectors)
     ran = _fused_linear_out(
         epilogue.name,
         _with_zeros(x.reshape(-1, k), 0, depth - k),
         _with_zeros(weight, width - n, depth - k),
         None if bias is None else _with_zeros(bias, width - n),
-        [*(_with_zeros(vector, width - n) for vector in operands[:vectors]), *operands[vectors:]],
+        [
+            _with_zeros(operand, *(0,) * (operand.dim() - 1), width - n)
+            if kind in (PER_COLUMN, MATRIX)
+            else operand
+            for operand, kind in zip(operands, call.kinds, strict=True)
+        ],
         *how,
         target,
     )
@@ -206,7 +222,11 @@ def _row_by_row(call: LinearCall, out: Tensor) -> None:
     of_row = call._replace(x=row, out=result)
     for index in range(len(rows)):
         row.copy_(rows[index : index + 1])
-        fallback.linear(of_row)
+        operands = [
+            operand[index : index + 1] if kind in (PER_ROW, MATRIX) else operand
+            for operand, kind in zip(call.operands, call.kinds, strict=True)
+        ]
+        fallback.linear(of_row._replace(operands=operands))
         target[index : index + 1].copy_(result)
     if not split.flattens(out):
         out.copy_(target.view(out.shape))

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from epigemm import kernels
+from epigemm import kernels, linked
 from epigemm.calls import ElementwiseCall, FoldCall, LinearCall
 from epigemm.epilogues import (
     BIAS,
@@ -31,6 +31,7 @@ from epigemm.epilogues import (
     Epilogue,
     fold_batch_norm_reference,
 )
+from epigemm.linked import LinkedEpilogue
 from epigemm.products import accumulator, product_gradients, rows_of, runs_directly
 
 _grad_enabled = torch.is_grad_enabled
@@ -234,7 +235,7 @@ def fold_batch_norm_backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
 
 def _derivative(call: ElementwiseCall, grad: Tensor) -> Tensor:
     """grad times the epilogue's derivative at x."""
-    if runs_directly(grad, *call.inputs) and kernels.has_native(call.x):
+    if not call.epilogue.is_linked and runs_directly(grad, *call.inputs) and kernels.has_native(call.x):
         return kernels.derivative(call, grad)
     found = _epilogue_gradients(call, grad, (True, *[False] * (1 + len(call.operands))))
     assert found[0] is not None
@@ -246,6 +247,11 @@ def _epilogue_gradients(call: ElementwiseCall, grad: Tensor, needs: Sequence[boo
     epilogue, x, _, operands, scalars, _ = call
     if epilogue is SCALE_BATCH_NORM and not _grad_enabled() and runs_directly(grad, x, *operands):
         return _gradients_of_scale(x, operands[0], grad, needs)
+
+    if isinstance(epilogue, LinkedEpilogue) and not _grad_enabled() and runs_directly(grad, *call.inputs):
+        found = linked.gradients(epilogue, call, grad, needs)
+        if found is not None:
+            return found
 
     def apply(acc: Any, bias: Tensor | None, *operands: Any) -> Tensor:
         return epilogue.reference(acc, bias, operands, scalars)

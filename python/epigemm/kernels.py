@@ -5,10 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from epigemm import plans
+from epigemm import linked, plans
 from epigemm._native import cuda_status, entry
 from epigemm.calls import ElementwiseCall, FoldCall
 from epigemm.epilogues import compute_dtype, fold_batch_norm_reference
+from epigemm.linked import LinkedEpilogue
 
 _elementwise_out = entry("_elementwise_out")
 _derivative_out = entry("_derivative_out")
@@ -30,6 +31,8 @@ def why_none(x: Tensor) -> str:
 def elementwise(call: ElementwiseCall) -> Tensor:
     """D = epilogue(x) into `out` (which may be x itself), or into a new tensor laid out as `torch.empty_like(x)`."""
     epilogue, x, bias, operands, scalars, out = call
+    if isinstance(epilogue, LinkedEpilogue) and has_native(x):
+        return linked.elementwise(epilogue, call)
     if out is None:
         out = torch.empty_like(x)
     if has_native(x):

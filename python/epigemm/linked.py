@@ -1,0 +1,241 @@
+"""Epilogues that are made at run time, and the kernels that they are linked into.
+
+An epilogue of the user's (`epigemm.user_epilogue`) is registered with the native module under a name that its source
+decides. From then on the planner, the calls and their derivatives treat it like a built-in one. What differs is here: a
+kernel is linked when a call first needs it. Where none can be, and on devices without kernels, the epilogue's PyTorch
+reference stands in.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import threading
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from epigemm import linking
+from epigemm._native import ops
+from epigemm.epilogues import (
+    EPILOGUES,
+    MATRIX,
+    PER_COLUMN,
+    PER_ROW,
+    SCALAR,
+    Epilogue,
+    Operand,
+    compute_dtype,
+)
+from epigemm.kept_pack import capturing
+
+if TYPE_CHECKING:
+    from epigemm.calls import ElementwiseCall
+    from epigemm.custom import Traced
+
+_KINDS = {PER_COLUMN: 1, SCALAR: 2, PER_ROW: 3, MATRIX: 4}  # csrc/epilogue/operands.h
+_ELEMENT_TYPE, _COMPUTE_TYPE = 1, 2  # what `epigemm_operand` says: csrc/link/open.h
+_CAPTURING = "its kernel was not linked before, and nothing is compiled while a CUDA graph is captured"
+_lock = threading.Lock()
+
+
+class LinkedEpilogue(Epilogue):
+    """A traced function with the element types of its operands.
+
+    Args:
+        traced: the function.
+        folded: for each operand, whether it has the type of the epilogue's arithmetic rather than x's.
+    """
+
+    is_linked = True
+
+    def __init__(self, traced: Traced, folded: Sequence[bool]) -> None:
+        specs = zip(traced.operands, folded, strict=True)
+        operands = [Operand(spec.kind, spec.name, is_folded) for spec, is_folded in specs]
+        names = [operand.name for operand in operands]
+        about = "\n".join([traced.digest, *names, *(str(operand.folded) for operand in operands)])
+        name = f"{traced.name}.{hashlib.sha256(about.encode()).hexdigest()[:16]}"
+        super().__init__(
+            name, f"D = {traced.name}({', '.join(['acc', *names])})", traced.reference, *operands
+        )
+        self.takes_bias = False
+        self.traced = traced
+        self._why_not: dict[str, str] = {}  # by kernel: why the epilogue was not linked into it
+        kinds = [_KINDS[operand.kind] for operand in operands]
+        of_compute = [int(operand.folded) for operand in operands]
+        self.number = ops._register_epilogue(
+            name, ",".join(names), kinds or None, of_compute or None, traced.is_transcendental
+        )
+        EPILOGUES[name] = self
+
+    def reference(
+        self, acc: Tensor, bias: Tensor | None, operands: Sequence[Tensor], scalars: Sequence[float]
+    ) -> Tensor:
+        """As `Epilogue.reference`, for a matrix."""
+        wide = compute_dtype(acc.dtype)
+        given = self.in_order(bias, operands, scalars)
+        assert given is not None
+        values = [value.to(wide) if isinstance(value, Tensor) else value for value in given]
+        result = self.traced.reference(acc.to(wide), *values)  # type: ignore[arg-type]
+        return result.to(acc.dtype)
+
+    def source(self, symbol: str) -> str:
+        """The text for NVRTC that goes into an open kernel."""
+        wide, half = "float64" in symbol, re.search("float16", symbol) is not None
+        if "_derivative_" in symbol:
+            function = "slope_double" if wide else "slope"
+        else:
+            function = "apply_double" if wide else "apply_16" if half else "apply"
+        elements = [_COMPUTE_TYPE if operand.folded else _ELEMENT_TYPE for operand in self.operands[1:]]
+        return self.traced.kernel_source(elements, ("operand", function))
+
+    def link(self, missing: str, device: torch.device) -> str:
+        """Link the epilogue into kernels and load them; returns why that cannot be, or nothing.
+
+        Args:
+            missing: the kernels' names, between commas.
+            device: the GPU that they are for.
+
+        Raises:
+            linking.CompileError: NVRTC refuses the epilogue, which is a mistake of epigemm's.
+        """
+        symbols = missing.split(",") if missing else []
+        if reason := self.why_not(symbols):
+            return reason
+        if symbols and capturing(device):
+            return _CAPTURING
+        with _lock:
+            return self._link(symbols, torch.cuda.get_device_capability(device)) if symbols else ""
+
+    def why_not(self, symbols: Sequence[str]) -> str:
+        """Why the epilogue cannot be linked into one of these kernels, as far as that is known."""
+        for symbol in symbols:
+            if symbol in self._why_not:
+                return self._why_not[symbol]
+            if linking.ir_path(symbol) is None:
+                return f"this build has no kernel {symbol} for epilogues that are made at run time"
+        return ""
+
+    def _link(self, symbols: Sequence[str], capability: tuple[int, int]) -> str:
+        jobs = [
+            linking.Job(self.source(symbol), symbol, path, capability)
+            for symbol in symbols
+            if (path := linking.ir_path(symbol)) is not None
+        ]
+        try:
+            cubins = linking.build_cubins(jobs)
+        except linking.CompileError as error:
+            raise self._blamed(error, jobs[0].source) from error
+        except (linking.LinkingError, ValueError) as error:
+            self._why_not |= dict.fromkeys(symbols, str(error))
+            return str(error)
+        for symbol, cubin in zip(symbols, cubins, strict=True):
+            ops._add_kernel(self.name, symbol, torch.frombuffer(bytearray(cubin), dtype=torch.uint8))
+        return ""
+
+    def _blamed(self, error: linking.CompileError, source: str) -> linking.CompileError:
+        """The same error with the line of the user's function that it comes from."""
+        from epigemm.functor_source import describe_compile_error
+
+        first = describe_compile_error(self.traced.program, source, error.log)
+        return linking.CompileError(f"{self.traced.name}: {first}", error.log)
+
+
+def elementwise(epilogue: LinkedEpilogue, call: ElementwiseCall) -> Tensor:
+    """D = epilogue(x), for a matrix, into `call.out` or a new tensor."""
+    x = call.x
+    out = torch.empty_like(x) if call.out is None else call.out
+    if not x.is_cuda or x.numel() == 0 or epilogue.link(_missing(epilogue, x, derivative=False), x.device):
+        return out.copy_(epilogue.reference(x, call.bias, call.operands, call.scalars))
+    target = out if _has_rows(out) else torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    operands = [_readable(operand) for operand in call.operands]
+    ops._linked_elementwise_out(
+        epilogue.name, _readable(x), operands or None, list(call.scalars) or None, target
+    )
+    return target if target is out else out.copy_(target)
+
+
+def gradients(
+    epilogue: LinkedEpilogue, call: ElementwiseCall, grad: Tensor, needs: Sequence[bool]
+) -> list[Tensor | None] | None:
+    """Gradients with respect to (x, bias, *operands), in one kernel and sums; None where no kernel runs."""
+    x = call.x
+    if not x.is_cuda or x.dim() != 2 or x.numel() == 0 or grad.dtype != x.dtype:
+        return None
+    if epilogue.link(_missing(epilogue, x, derivative=True), x.device):
+        return None
+    wide = compute_dtype(x.dtype)
+    found: list[Tensor | None] = [None] * (2 + len(call.operands))
+    slots = [-1] if needs[0] else []
+    if needs[0]:
+        found[0] = torch.empty_like(x, memory_format=torch.contiguous_format)
+    for place, (operand, slot, is_read) in enumerate(_tensor_operands(epilogue, call), 2):
+        if not needs[place]:
+            continue
+        dtype = call.operands[place - 2].dtype if operand.kind == MATRIX else wide
+        if is_read:
+            found[place] = torch.empty(x.shape, dtype=dtype, device=x.device)
+            slots.append(slot)
+        else:
+            found[place] = torch.zeros(x.shape, dtype=dtype, device=x.device)
+    outs = [found[0]] if needs[0] else []
+    outs += [
+        found[place]
+        for place, (_, _, is_read) in enumerate(_tensor_operands(epilogue, call), 2)
+        if needs[place] and is_read
+    ]
+    operands = [_readable(operand) for operand in call.operands]
+    ops._linked_derivative_out(
+        epilogue.name,
+        _readable(grad),
+        _readable(x),
+        operands or None,
+        list(call.scalars) or None,
+        slots,
+        outs,
+    )
+    for place, (operand, _, _) in enumerate(_tensor_operands(epilogue, call), 2):
+        of_elements = found[place]
+        if of_elements is not None:
+            found[place] = _summed(operand.kind, of_elements).to(call.operands[place - 2].dtype)
+    return found
+
+
+def _tensor_operands(epilogue: LinkedEpilogue, call: ElementwiseCall) -> Iterator[tuple[Operand, int, bool]]:
+    """For each of the call's operand tensors, in order: which it is, its slot, and whether the result depends on it."""
+    given = epilogue.in_order(None, call.operands, call.scalars) or ()
+    every = zip(epilogue.operands[1:], epilogue.traced.slots, epilogue.traced.reads, given, strict=True)
+    for operand, slot, is_read, value in every:
+        if isinstance(value, Tensor):
+            yield operand, slot, is_read
+
+
+def _summed(kind: str, of_elements: Tensor) -> Tensor:
+    """The gradient of an operand from those of all elements that read it."""
+    if kind == PER_COLUMN:
+        return of_elements.sum(0)
+    if kind == PER_ROW:
+        return of_elements.sum(1, keepdim=True)
+    return of_elements.sum() if kind == SCALAR else of_elements
+
+
+def _missing(epilogue: LinkedEpilogue, x: Tensor, *, derivative: bool) -> str:
+    names: str = ops._missing_elementwise(epilogue.name, x, derivative)
+    return names
+
+
+def _has_rows(tensor: Tensor) -> bool:
+    """Whether a matrix's rows have no gaps, which is how kernels read and write."""
+    return tensor.stride(1) == 1 or tensor.shape[1] == 1
+
+
+def _readable(tensor: Tensor) -> Tensor:
+    """A tensor as the kernels read it: matrices by rows, vectors without gaps."""
+    if tensor.dim() == 2 and tensor.shape[1] > 1:
+        return tensor if _has_rows(tensor) else tensor.contiguous()
+    if tensor.dim() == 0 or tensor.stride(0) == 1:
+        return tensor
+    # A single element is contiguous to torch whatever its stride says.
+    return tensor.contiguous().as_strided(tensor.shape, (1,) * tensor.dim())

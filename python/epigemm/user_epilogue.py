@@ -1,0 +1,272 @@
+"""`epigemm.epilogue`: a Python function as the epilogue of a linear layer."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from epigemm import call as _call
+from epigemm import checks, packs
+from epigemm.custom import OperandSpec, Traced, trace
+from epigemm.epilogues import MATRIX, PER_COLUMN, PER_ROW, SCALAR, compute_dtype
+from epigemm.linked import LinkedEpilogue
+from epigemm.packs import PackedWeight
+
+_is_compiling = torch.compiler.is_compiling
+
+
+class UserEpilogue:
+    """A function of the user's, called with what it follows: made by `epigemm.epilogue`.
+
+    Attributes:
+        traced: the function as a program, its C++ functor and its PyTorch reference.
+    """
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self.traced: Traced = trace(function)
+        self._linked: dict[tuple[bool, ...], LinkedEpilogue] = {}
+        self._names = {operand.name: place for place, operand in enumerate(self.traced.operands)}
+        # The usual ones, so that a trace of Dynamo's finds them made.
+        scalars = [operand.kind == SCALAR for operand in self.traced.operands]
+        for are_folded in (False, True):
+            self._epilogue(tuple(is_scalar or are_folded for is_scalar in scalars))
+        functools.update_wrapper(self, function)
+
+    def __call__(
+        self,
+        x: Tensor,
+        weight: Tensor | PackedWeight,
+        *operands: Tensor | float,
+        out: Tensor | None = None,
+        precision: str | None = None,
+        strict: bool = False,
+        **named: Tensor | float,
+    ) -> Tensor:
+        """D = f(x @ weight.T, operands...).
+
+        Args:
+            x: `[..., K]`, fp16, bf16, fp32 or fp64.
+            weight: `[N, K]`, or an `epigemm.PackedWeight`.
+            operands: in the function's order; or by name. PerColumn `[N]`, PerRow x's shape without its last axis,
+                Matrix the result's shape, all of x's dtype, or fp32 beside 16 bits; Scalar a number or a 0-d tensor.
+            out: `[..., N]`, written in place of a new tensor.
+            precision: of fp32 products, as for `epigemm.linear`.
+            strict: RuntimeError where no fused kernel would run.
+            named: operands by name.
+
+        Returns:
+            `[..., N]`, of x's dtype.
+
+        Raises:
+            TypeError: an operand that is missing, unknown or given twice, or no tensor or number.
+            ValueError: unknown precision.
+            RuntimeError: a shape, dtype, device or layout that does not fit; `strict`, and no fused kernel would run;
+                a number that the function has captured is another one by now.
+            NotImplementedError: under `torch.export`.
+
+        Example:
+            >>> y = swish_clamp(x, weight, bias, residual, limit=0.5)
+        """
+        given, pack_use = self._in_order(operands, named), None
+        if isinstance(weight, PackedWeight):
+            weight, pack_use = weight.weight, packs.KEEP
+        checks.tensors(x=x, weight=weight)
+        checks.optional_tensors(out=out)
+        x, weight, _ = _call.autocast(x, weight)
+        lead, columns = x.shape[:-1], weight.shape[0] if weight.dim() else 0
+        epilogue, tensors, numbers = self._arguments(x, given, (*lead, columns))
+        options = (precision, strict, pack_use)
+        if x.dim() in (0, 2):  # what is wrong with the first the checks of the call say
+            return _call.linear_linked(epilogue, x, weight, tensors, numbers, out, *options)
+        matrix = x.reshape(math.prod(lead), x.shape[-1])
+        target = None if out is None else _flat_out(out, (*lead, columns))
+        result = _call.linear_linked(epilogue, matrix, weight, tensors, numbers, target, *options)
+        return out if out is not None else result.reshape(*lead, columns)
+
+    def elementwise(
+        self, z: Tensor, *operands: Tensor | float, out: Tensor | None = None, **named: Tensor | float
+    ) -> Tensor:
+        """D = f(z, operands...), without a product: one elementwise kernel.
+
+        Args:
+            z: `[..., N]`, fp16, bf16, fp32 or fp64; the function's first argument.
+            operands: as of a call.
+            out: of z's shape, or z itself.
+            named: operands by name.
+
+        Returns:
+            A tensor of z's shape and dtype.
+
+        Raises:
+            TypeError: an operand that is missing, unknown or given twice, or no tensor or number.
+            RuntimeError: a shape, dtype, device or layout that does not fit.
+
+        Example:
+            >>> y = swish_clamp.elementwise(z, bias, residual, limit=0.5)
+        """
+        given = self._in_order(operands, named)
+        checks.tensors(x=z)
+        checks.optional_tensors(out=out)
+        checks.rows_of_vectors(z)
+        epilogue, tensors, numbers = self._arguments(z, given, tuple(z.shape))
+        if z.dim() == 2:
+            return _call.elementwise_linked(epilogue, z, tensors, numbers, out)
+        matrix = z.reshape(math.prod(z.shape[:-1]), z.shape[-1])
+        target = None if out is None else _flat_out(out, tuple(z.shape))
+        if target is not None and target.data_ptr() == z.data_ptr():
+            matrix = target  # in place: the same matrix
+        result = _call.elementwise_linked(epilogue, matrix, tensors, numbers, target)
+        return out if out is not None else result.reshape(z.shape)
+
+    def __repr__(self) -> str:
+        return f"epigemm.epilogue({self.traced.name})"
+
+    def _in_order(
+        self, operands: Sequence[Tensor | float], named: Mapping[str, Tensor | float]
+    ) -> list[Tensor | float]:
+        """One value for each operand."""
+        specs = self.traced.operands
+        if torch.compiler.is_exporting():
+            raise NotImplementedError(
+                f"{self.traced.name}: got a call under torch.export, whose programs cannot hold an epilogue that is "
+                "made at run time; accepted there are epigemm's own functions"
+            )
+        if not _is_compiling():
+            self.traced.check_unchanged()
+        if len(operands) == len(specs) and not named:
+            return list(operands)
+        if len(operands) > len(specs):
+            raise TypeError(
+                f"{self.traced.name}: got {len(operands)} operands; accepted are {[spec.name for spec in specs]}"
+            )
+        values: list[Any] = [*operands, *(spec.default for spec in specs[len(operands) :])]
+        for name, value in named.items():
+            place = self._names.get(name)
+            if place is None:
+                raise TypeError(
+                    f"{self.traced.name}: got an operand {name!r}; accepted are {[spec.name for spec in specs]}"
+                )
+            if place < len(operands):
+                raise TypeError(f"{self.traced.name}: got the operand {name!r} twice; accepted is one value")
+            values[place] = value
+        for spec, value in zip(specs, values, strict=True):
+            if value is None:
+                raise TypeError(f"{spec.name}: got None; accepted is {_ACCEPTED[spec.kind]}")
+        return values
+
+    def _arguments(
+        self, x: Tensor, given: Sequence[Tensor | float], shape: Sequence[int]
+    ) -> tuple[LinkedEpilogue, list[Tensor], list[float]]:
+        """The epilogue for these operands' types, and the operands as the operators take them, of a matrix.
+
+        Args:
+            x: gives dtype and device.
+            given: one value for each operand.
+            shape: of the result.
+        """
+        wide = compute_dtype(x.dtype)
+        tensors, numbers, folded = [], [], []
+        has_tensors = any(isinstance(v, Tensor) for v, s in self._pairs(given) if s.kind == SCALAR)
+        for value, spec in self._pairs(given):
+            if spec.kind == SCALAR:
+                folded.append(True)
+                if isinstance(value, Tensor):
+                    checks.scalar_tensor(spec.name, value, x)
+                    tensors.append(value.to(wide))
+                elif has_tensors:  # the operators take numbers, or tensors
+                    tensors.append(x.new_full((), checks.scalar_number(spec.name, value), dtype=wide))
+                else:
+                    numbers.append(checks.scalar_number(spec.name, value))
+                continue
+            if not isinstance(value, Tensor):
+                raise TypeError(
+                    f"{spec.name}: got {type(value).__name__}; accepted is {_ACCEPTED[spec.kind]}"
+                )
+            folded.append(value.dtype is wide and x.dtype is not wide)
+            tensors.append(_flat(spec, value, shape))
+        return self._epilogue(tuple(folded)), tensors, numbers
+
+    def _pairs(self, given: Sequence[Tensor | float]) -> list[tuple[Tensor | float, OperandSpec]]:
+        return list(zip(given, self.traced.operands, strict=True))
+
+    def _epilogue(self, folded: tuple[bool, ...]) -> LinkedEpilogue:
+        found = self._linked.get(folded)
+        if found is None:
+            found = self._linked[folded] = LinkedEpilogue(self.traced, folded)
+        return found
+
+
+_ACCEPTED = {
+    PER_COLUMN: "a tensor [N]",
+    PER_ROW: "a tensor of x's shape without its last axis",
+    MATRIX: "a tensor of the result's shape",
+    SCALAR: "a number or a 0-dimensional tensor",
+}
+
+
+def _flat(spec: OperandSpec, value: Tensor, shape: Sequence[int]) -> Tensor:
+    """An operand as it stands beside a result `[M, N]`; one that does not fit is left to the checks."""
+    if spec.kind == PER_ROW:
+        if tuple(value.shape) != tuple(shape[:-1]):
+            _refuse_shape(spec, value, shape[:-1])
+        return value.reshape(math.prod(shape[:-1]), 1)
+    if spec.kind == MATRIX and value.dim() != 2:
+        if tuple(value.shape) != tuple(shape):
+            _refuse_shape(spec, value, shape)
+        return value.reshape(math.prod(shape[:-1]), shape[-1])
+    return value
+
+
+def _refuse_shape(spec: OperandSpec, value: Tensor, accepted: Sequence[int]) -> None:
+    raise RuntimeError(f"{spec.name}: got shape {list(value.shape)}; accepted is {list(accepted)}")
+
+
+def _flat_out(out: Tensor, shape: Sequence[int]) -> Tensor:
+    """`out` as a matrix, without a copy."""
+    if tuple(out.shape) != tuple(shape):
+        raise RuntimeError(f"out: got shape {list(out.shape)}; accepted is {list(shape)}")
+    try:
+        return out.view(math.prod(shape[:-1]), shape[-1])
+    except RuntimeError:
+        raise RuntimeError(
+            f"out: got strides {tuple(out.stride())}; accepted is a tensor whose leading dimensions are one stride "
+            "apart"
+        ) from None
+
+
+def epilogue(function: Callable[..., Any]) -> UserEpilogue:
+    """Make a Python function the epilogue of a linear layer: one kernel computes the product and the function.
+
+    The function is ordinary pointwise PyTorch of the accumulator `[M, N]` and of operands annotated with
+    `epigemm.PerColumn`, `PerRow`, `Scalar` or `Matrix`; at most 4, 2, 4 and 2 of them. It is traced once, here, in fp32
+    (fp64 beside fp64 tensors): operands are read in fp32, and the result is rounded once to x's dtype. Scalars stay
+    run-time values. Numbers that it reads from around itself are constants; a call notices when one has changed.
+
+    A kernel is linked when a call first needs it, in about a second, and kept on disk. It takes NVRTC and nvJitLink 13
+    (`pip install epigemm[jit]`); without them, and on CPUs, PyTorch's GEMM runs, then the function.
+
+    Args:
+        function: its first argument is the accumulator, the others are operands; a Scalar may have a default.
+
+    Returns:
+        What is called as `f(x, weight, *operands, out=None, precision=None, strict=False)`; see `UserEpilogue`.
+
+    Raises:
+        TypeError: a signature, a captured value or a result that no epilogue has.
+        ValueError: too many operands of a kind.
+        NotImplementedError: what is not pointwise, reads a value, a shape or a device, writes in place, draws random
+            numbers or takes a captured tensor. The message names the line.
+
+    Example:
+        >>> @epigemm.epilogue
+        ... def swish_clamp(acc, bias: epigemm.PerColumn, residual: epigemm.Matrix, limit: epigemm.Scalar = 6.0):
+        ...     z = acc + bias
+        ...     return torch.clamp(z * torch.sigmoid(z), -limit, limit) + residual
+        >>> y = swish_clamp(x, weight, bias, residual, limit=0.5)
+    """
+    return UserEpilogue(function)
