@@ -26,7 +26,9 @@ from epigemm.functional import (
 )
 from epigemm.invariance import batch_invariant, is_batch_invariant, set_batch_invariant
 from epigemm.keeping import keep_packs
+from epigemm.linking import export_cache, import_cache
 from epigemm.packs import PackedWeight, pack
+from epigemm.precompiling import precompile
 from epigemm.tuning import Tuning, tune
 from epigemm.user_epilogue import UserEpilogue, epilogue
 
@@ -58,8 +60,10 @@ __all__ = [
     "build_info",
     "epilogue",
     "explain",
+    "export_cache",
     "fuse",
     "fusion",
+    "import_cache",
     "is_batch_invariant",
     "keep_packs",
     "linear",
@@ -70,6 +74,7 @@ __all__ = [
     "linear_sigmoid_scale_residual",
     "nn",
     "pack",
+    "precompile",
     "relu_div",
     "scale_batch_norm",
     "set_batch_invariant",

@@ -176,10 +176,14 @@ def considered(call: LinearCall, *, strict: bool = False) -> list[Considered]:
         if has_kernels and call.x.dtype == torch.float32 and name in packs.PIECES
     }
     choices, costs = split.find_for(call, uses, ignore_shortage=strict)
-    return [
+    found = [
         _considered(each, choices.get(each["arithmetic"]))
         for each in decisions.explain(call, code, costs)["tried"]
     ]
+    if not isinstance(call.epilogue, LinkedEpilogue) or not any(not each.why_not for each in found):
+        return found
+    reason = call.epilogue.would_link(decisions.missing_kernels(call, code, costs), call.x.device)
+    return [each if each.why_not else each._replace(why_not=reason) for each in found]
 
 
 def _considered(tried: dict[str, Any], choice: split.Choice | None) -> Considered:

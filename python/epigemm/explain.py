@@ -145,6 +145,8 @@ def _explain_recorded(call: LinearCall, differentiates: bool, wants_gradients: b
 
 
 def _in_its_own_kernel(call: LinearCall | ElementwiseCall) -> str:
+    if call.epilogue.is_linked and not call.x.is_cuda:
+        return f"PyTorch reference, {call.epilogue.name}"
     return f"{text.owner(call.x)} {call.epilogue.name}"
 
 

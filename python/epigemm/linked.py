@@ -109,6 +109,16 @@ class LinkedEpilogue(Epilogue):
         with _lock:
             return self._link(symbols, torch.cuda.get_device_capability(device)) if symbols else ""
 
+    def would_link(self, missing: str, device: torch.device) -> str:
+        """What `link` would return, without linking anything, as far as that can be known."""
+        symbols = missing.split(",") if missing else []
+        if reason := self.why_not(symbols):
+            return reason
+        capability = torch.cuda.get_device_capability(device) if symbols else (0, 0)
+        if any(linking.find(*job) is None for job in self._jobs(symbols, capability)):
+            return _CAPTURING if capturing(device) else linking.unavailable()
+        return ""
+
     def why_not(self, symbols: Sequence[str]) -> str:
         """Why the epilogue cannot be linked into one of these kernels, as far as that is known."""
         for symbol in symbols:
@@ -119,11 +129,7 @@ class LinkedEpilogue(Epilogue):
         return ""
 
     def _link(self, symbols: Sequence[str], capability: tuple[int, int]) -> str:
-        jobs = [
-            linking.Job(self.source(symbol), symbol, path, capability)
-            for symbol in symbols
-            if (path := linking.ir_path(symbol)) is not None
-        ]
+        jobs = self._jobs(symbols, capability)
         try:
             cubins = linking.build_cubins(jobs)
         except linking.CompileError as error:
@@ -134,6 +140,13 @@ class LinkedEpilogue(Epilogue):
         for symbol, cubin in zip(symbols, cubins, strict=True):
             ops._add_kernel(self.name, symbol, torch.frombuffer(bytearray(cubin), dtype=torch.uint8))
         return ""
+
+    def _jobs(self, symbols: Sequence[str], capability: tuple[int, int]) -> list[linking.Job]:
+        return [
+            linking.Job(self.source(symbol), symbol, path, capability)
+            for symbol in symbols
+            if (path := linking.ir_path(symbol)) is not None
+        ]
 
     def _blamed(self, error: linking.CompileError, source: str) -> linking.CompileError:
         """The same error with the line of the user's function that it comes from."""

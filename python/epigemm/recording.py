@@ -14,6 +14,7 @@ from epigemm._native import ops
 from epigemm.calls import ElementwiseCall, LinearCall
 from epigemm.epilogues import compute_dtype
 from epigemm.registration import elementwise_call, linear_call, linear_out_call
+from epigemm.user_epilogue import UserEpilogue
 
 
 def record(fn_or_name: Callable[..., Tensor] | str, *args: Any, **kwargs: Any) -> tuple[str, Recorder]:
@@ -23,6 +24,11 @@ def record(fn_or_name: Callable[..., Tensor] | str, *args: Any, **kwargs: Any) -
         ValueError: `fn_or_name` is no public function of epigemm.
         Exception: whatever the call itself raises for these arguments.
     """
+    if isinstance(fn_or_name, UserEpilogue):
+        recorder = Recorder()
+        with torch.no_grad(), recorder:
+            fn_or_name(*args, **kwargs)
+        return fn_or_name.traced.name, recorder
     name = fn_or_name if isinstance(fn_or_name, str) else getattr(fn_or_name, "__name__", "")
     function = getattr(functional, name) if name in functional.__all__ else None
     if function is None or (callable(fn_or_name) and fn_or_name is not function):
@@ -58,7 +64,10 @@ class Recorder(TorchFunctionMode):
             return torch.empty((2, columns), dtype=compute_dtype(like.dtype), device=like.device)
         if name is not None:
             self.call = (name, args)
-            return args[1]
+            x, weight = args[1], args[2]
+            if name != "linear" or x.dim() == 0 or weight.dim() != 2:
+                return x
+            return torch.empty((*x.shape[:-1], weight.shape[0]), dtype=x.dtype, device="meta")
         if func is Tensor.to and isinstance(args[1], torch.dtype) and args[0].dtype != args[1]:
             source, dtype = args
             self.casts.append(

@@ -72,7 +72,21 @@ class UserEpilogue:
         Example:
             >>> y = swish_clamp(x, weight, bias, residual, limit=0.5)
         """
-        given, pack_use = self._in_order(operands, named), None
+        return self.call(x, weight, operands, named, out, precision, strict, None)
+
+    def call(
+        self,
+        x: Tensor,
+        weight: Tensor | PackedWeight,
+        operands: Sequence[Tensor | float],
+        named: Mapping[str, Tensor | float],
+        out: Tensor | None,
+        precision: str | None,
+        strict: bool,
+        pack_use: str | None,
+    ) -> Tensor:
+        """As calling it; `pack_use`: what the call may do with the weight's pack, as of `epigemm.call.linear`."""
+        given = self._in_order(operands, named)
         if isinstance(weight, PackedWeight):
             weight, pack_use = weight.weight, packs.KEEP
         checks.tensors(x=x, weight=weight)
@@ -125,6 +139,14 @@ class UserEpilogue:
 
     def __repr__(self) -> str:
         return f"epigemm.epilogue({self.traced.name})"
+
+    def __reduce__(self) -> str:
+        # Pickled by its name, like a function.
+        return str(vars(self)["__qualname__"])
+
+    def linked(self, folded: Sequence[bool]) -> LinkedEpilogue:
+        """The epilogue for operands of these types: for each whether it is of the arithmetic's type, not x's."""
+        return self._epilogue(tuple(folded))
 
     def _in_order(
         self, operands: Sequence[Tensor | float], named: Mapping[str, Tensor | float]
