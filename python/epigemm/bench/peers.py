@@ -29,6 +29,8 @@ from epigemm.bench.timing import Run
 # Eager PyTorch stores at most this many results before the final one: the product, then two elementwise
 # steps.
 _EAGER_ROUNDINGS = 3
+QUACK, COMPILE = "quack", "compile"
+QUACK_PACKAGES = (("quack.gemm_interface", "pip install quack-kernels"),)
 _PLAIN_TITLE = "epigemm, weight split per call"
 
 
@@ -251,18 +253,18 @@ def _nvmath(case: Case, data: Data, out: Tensor) -> Alternative:
     return Alternative("nvmath", "cuBLASLt autotuned (nvmath)", run, close=product.free)
 
 
-def _quack(case: Case, data: Data, out: Tensor) -> Alternative:
+def quack_act(data: Data, out: Tensor, activation: str = "relu") -> Alternative:
+    """QuACK's product, bias (if there is one) and activation."""
     assert data.weight is not None
     gemm_act: Any = importlib.import_module("quack.gemm_interface").gemm_act
-    transposed, bias = data.weight.t(), data.parameters.vectors["bias"]
+    transposed, bias = data.weight.t(), data.parameters.vectors.get("bias", data.parameters.linear_bias)
+    options = {"activation": activation, "store_preact": False, "tuned": True}
 
     def run() -> Tensor:
-        gemm_act(
-            data.x, transposed, bias=bias, activation="relu", postact_out=out, store_preact=False, tuned=True
-        )
+        gemm_act(data.x, transposed, bias=bias, postact_out=out, **options)
         return out
 
-    return Alternative("quack", "QuACK gemm_act, tuned", run)
+    return Alternative(QUACK, "QuACK gemm_act, tuned", run)
 
 
 def _triton_tf32x3(case: Case, data: Data, out: Tensor) -> Alternative:
@@ -353,22 +355,22 @@ def all_peers() -> list[Peer]:
             packages=(("triton", "comes with CUDA builds of torch"),),
         ),
         Peer(
-            "compile",
+            COMPILE,
             "torch.compile",
-            _compiled("compile", "torch.compile", "default"),
+            _compiled(COMPILE, "torch.compile", "default"),
             slow_on=("cpu",),
         ),
         Peer(
-            "quack",
+            QUACK,
             "QuACK gemm_act, tuned",
-            _quack,
+            lambda case, data, out: quack_act(data, out),
             _fuses(
                 ("bias_relu",),
                 "QuACK's gemm_act",
                 settings=lambda case: case.setting.dtype_name != "fp32",
                 only="16-bit only",
             ),
-            packages=(("quack.gemm_interface", "pip install quack-kernels"),),
+            packages=QUACK_PACKAGES,
             slow_on=("cuda",),
         ),
         Peer(
@@ -382,13 +384,15 @@ def all_peers() -> list[Peer]:
     ]
 
 
-def select_peers(wanted: Sequence[str], excluded: Sequence[str], *, only_ours: bool) -> list[Peer]:
-    """The peers of a run; ours always takes part.
+def select_peers(
+    wanted: Sequence[str], excluded: Sequence[str], *, only_ours: bool, among: Sequence[Peer] = ()
+) -> list[Peer]:
+    """The peers of a run, of all or of those given, ours first; ours always takes part.
 
     Raises:
         ValueError: a name is not a peer's.
     """
-    peers = all_peers()
+    peers = list(among) or all_peers()
     names = [peer.name for peer in peers]
     for name in (*wanted, *excluded):
         if name not in names:
