@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import epigemm
+from epigemm.bench import peers_quack
 from epigemm.bench.cases import Case, Problem, Setting, Shape
 from epigemm.bench.formulas import Draw, Formula, Parameters
 
@@ -48,7 +49,8 @@ class CustomCase:
         formula: one line of mathematics.
         operands: by name, in the function's order.
         after_bias: the function without its bias, where it adds one first; takes z and the other operands.
-        quack: QuACK's name for it: an activation of ``gemm_act``, "add" for ``gemm_add``; "" where it has none.
+        quack: QuACK's name for it: an activation of ``gemm_act``, `peers_quack.ADD` for ``gemm_add``; "" where it has
+            none.
         builtin: our built-in function for the same, given x, weight, bias, the other operands and ``out``.
         cancels: see `epigemm.bench.formulas.Formula`.
     """
@@ -68,7 +70,7 @@ class CustomCase:
 
     def values(self, parameters: Parameters) -> dict[str, Tensor | float]:
         """The operands as the Python function sees them: columns [N], rows [M, 1], matrices [M, N], numbers."""
-        known = {**parameters.vectors, **parameters.scalars}
+        known: dict[str, Tensor | float] = {**parameters.vectors, **parameters.scalars}
         return {name: known[self._stored(name)] for name in self.operands}
 
     def given(self, parameters: Parameters) -> dict[str, Tensor | float]:
@@ -94,7 +96,7 @@ class CustomCase:
         if self.after_bias is None:
             return self.function(z, **values)
         values.pop("bias")
-        return self.after_bias(z, **values)
+        return self.after_bias(z, *values.values())
 
     def _stored(self, name: str) -> str:
         return _BIAS if name == "bias" and self.after_bias is not None else name
@@ -177,16 +179,14 @@ def tanh(acc: Tensor) -> Tensor:
 _BIASED, _SHORTCUT = Given(COLUMN, -2.0, 2.0), Given(MATRIX, -1.0, 1.0)
 _CASES = (
     # The most telling first: a budget of time cuts the last.
-    _of_bias(
-        bias_relu, "relu(z + bias)", after_bias=torch.relu, quack="relu", builtin=epigemm.linear_relu
-    ),
+    _of_bias(bias_relu, "relu(z + bias)", after_bias=torch.relu, quack="relu", builtin=epigemm.linear_relu),
     _of_bias(bias_gelu, "gelu(z + bias)", after_bias=F.gelu, quack="gelu_erf", cancels=True),
     CustomCase(
         residual,
         "z + bias + matrix",
         {"bias": _BIASED, "shortcut": _SHORTCUT},
         after_bias=lambda z, shortcut: z + shortcut,
-        quack="add",
+        quack=peers_quack.ADD,
     ),
     CustomCase(
         gate,

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import functools
-import importlib
 from typing import Any
 
 import torch
 from torch import Tensor
 
 import epigemm
+from epigemm.bench import peers_quack
 from epigemm.bench.cases import Case, Data
 from epigemm.bench.custom_cases import CASES, MATRIX, CustomCase, decorate
-from epigemm.bench.peers import COMPILE, QUACK, QUACK_PACKAGES, Alternative, Peer, all_peers, quack_act
+from epigemm.bench.peers import COMPILE, Alternative, Peer, all_peers
 from epigemm.bench.records import BUILTIN, EAGER, MAX_AUTOTUNE, OURS
 
+_QUACK_TITLE = "QuACK, tuned"
 _SHARED = (EAGER, "mm", COMPILE, MAX_AUTOTUNE)
 # Where no kernel of ours runs, the product is rounded once before the function.
 _ROUNDINGS = 1
@@ -61,19 +62,13 @@ def _builtin(case: Case, data: Data, out: Tensor) -> Alternative:
 
 
 def _quack(case: Case, data: Data, out: Tensor) -> Alternative:
-    name, p = _custom(case).quack, data.parameters
-    if name != "add":
-        return quack_act(data, out, name)
-    assert data.weight is not None
-    gemm_add: Any = importlib.import_module("quack.gemm_interface").gemm_add
-    (matrix,) = (k for k, operand in _custom(case).operands.items() if operand.kind == MATRIX)
-    arguments = (data.x, data.weight.t(), p.vectors[matrix])
-
-    def run() -> Tensor:
-        gemm_add(*arguments, out=out, bias=p.linear_bias, tuned=True)
-        return out
-
-    return Alternative(QUACK, "QuACK gemm_add, tuned", run)
+    custom = _custom(case)
+    if custom.quack != peers_quack.ADD:
+        run = peers_quack.act(data, out, custom.quack)
+    else:
+        (matrix,) = (name for name, operand in custom.operands.items() if operand.kind == MATRIX)
+        run = peers_quack.add(data, out, data.parameters.vectors[matrix])
+    return Alternative(peers_quack.NAME, _QUACK_TITLE, run)
 
 
 def _has_builtin(case: Case, device: torch.device) -> str:
@@ -94,5 +89,5 @@ def custom_peers() -> list[Peer]:
         Peer(OURS, "epigemm.epilogue", ours),
         Peer(BUILTIN, "epigemm's built-in", _builtin, _has_builtin),
         *(peer for peer in all_peers() if peer.name in _SHARED),
-        Peer(QUACK, "QuACK", _quack, _quack_fuses, QUACK_PACKAGES, slow_on=("cuda",)),
+        Peer(peers_quack.NAME, _QUACK_TITLE, _quack, _quack_fuses, peers_quack.PACKAGES, slow_on=("cuda",)),
     ]

@@ -28,6 +28,10 @@ CASE = "bias_gelu"
 _TIMEOUT_S = 120
 
 
+class FirstCallError(RuntimeError):
+    """A process that was to make a first call failed."""
+
+
 def seconds(dtype: str, shape: Shape | None, device: torch.device) -> float:
     """The first call's, in this process."""
     case = select([CASE], [shape] if shape else [], [dtype], device)[0]
@@ -49,7 +53,7 @@ def in_process(dtype: str, shape: Shape | None, device: torch.device, cache: str
     """The first call's seconds in a new process with its cache in a folder.
 
     Raises:
-        RuntimeError: the process failed, or took too long; with the last line that it printed.
+        FirstCallError: the process failed, or took too long; with the last line that it printed.
     """
     command = [sys.executable, "-m", "epigemm.bench.first_call", dtype, "--device", str(device)]
     command += ["--size", str(shape)] if shape else []
@@ -59,10 +63,10 @@ def in_process(dtype: str, shape: Shape | None, device: torch.device, cache: str
             command, env=environment, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False
         )
     except subprocess.TimeoutExpired:
-        raise RuntimeError(f"the first call of {dtype} took more than {_TIMEOUT_S} s") from None
+        raise FirstCallError(f"the first call of {dtype} took more than {_TIMEOUT_S} s") from None
     if done.returncode:
         last = (done.stderr.strip().splitlines() or ["no message"])[-1]
-        raise RuntimeError(f"the first call of {dtype} failed: {last}")
+        raise FirstCallError(f"the first call of {dtype} failed: {last}")
     return float(json.loads(done.stdout.splitlines()[-1])["seconds"])
 
 
@@ -72,7 +76,7 @@ def measure(
     """Seconds of the first call with an empty cache, milliseconds with a full one; by dtype.
 
     Raises:
-        RuntimeError: see `in_process`.
+        FirstCallError: see `in_process`.
     """
     first, cached = {}, {}
     for dtype in dtypes:

@@ -30,7 +30,8 @@ MOMENTUM = 0.1
 class Parameters:
     """What an epilogue needs besides the product: named per-column vectors [N], and numbers.
 
-    Among the vectors may be rows [M, 1] and matrices [M, N]. ``vectors["linear_bias"]``, where present, is the bias that the linear layer itself adds.
+    Among the vectors may be rows [M, 1] and matrices [M, N].
+    ``vectors["linear_bias"]``, where present, is the bias that the linear layer itself adds.
     """
 
     vectors: dict[str, Tensor] = field(default_factory=dict)
@@ -43,7 +44,9 @@ class Parameters:
 
     def columns(self, chosen: Tensor | slice, dtype: torch.dtype) -> Parameters:
         """The parameters of some output columns, converted to ``dtype``."""
-        return replace(self, vectors={name: _columns(v, chosen).to(dtype) for name, v in self.vectors.items()})
+        return replace(
+            self, vectors={name: _columns(v, chosen).to(dtype) for name, v in self.vectors.items()}
+        )
 
 
 def _columns(operand: Tensor, chosen: Tensor | slice) -> Tensor:

@@ -21,6 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import epigemm
+from epigemm.bench import peers_quack
 from epigemm.bench.cases import Case, Data, train_batch_norm
 from epigemm.bench.pieces import plan_split, why_not_on_pieces
 from epigemm.bench.records import EAGER, FP16_PRODUCT, MAX_AUTOTUNE, OURS, PASS, PLAIN, TRITON
@@ -29,8 +30,8 @@ from epigemm.bench.timing import Run
 # Eager PyTorch stores at most this many results before the final one: the product, then two elementwise
 # steps.
 _EAGER_ROUNDINGS = 3
-QUACK, COMPILE = "quack", "compile"
-QUACK_PACKAGES = (("quack.gemm_interface", "pip install quack-kernels"),)
+COMPILE = "compile"
+_QUACK_TITLE = "QuACK gemm_act, tuned"
 _PLAIN_TITLE = "epigemm, weight split per call"
 
 
@@ -253,18 +254,8 @@ def _nvmath(case: Case, data: Data, out: Tensor) -> Alternative:
     return Alternative("nvmath", "cuBLASLt autotuned (nvmath)", run, close=product.free)
 
 
-def quack_act(data: Data, out: Tensor, activation: str = "relu") -> Alternative:
-    """QuACK's product, bias (if there is one) and activation."""
-    assert data.weight is not None
-    gemm_act: Any = importlib.import_module("quack.gemm_interface").gemm_act
-    transposed, bias = data.weight.t(), data.parameters.vectors.get("bias", data.parameters.linear_bias)
-    options = {"activation": activation, "store_preact": False, "tuned": True}
-
-    def run() -> Tensor:
-        gemm_act(data.x, transposed, bias=bias, postact_out=out, **options)
-        return out
-
-    return Alternative(QUACK, "QuACK gemm_act, tuned", run)
+def _quack(case: Case, data: Data, out: Tensor) -> Alternative:
+    return Alternative(peers_quack.NAME, _QUACK_TITLE, peers_quack.act(data, out, "relu"))
 
 
 def _triton_tf32x3(case: Case, data: Data, out: Tensor) -> Alternative:
@@ -361,16 +352,16 @@ def all_peers() -> list[Peer]:
             slow_on=("cpu",),
         ),
         Peer(
-            QUACK,
-            "QuACK gemm_act, tuned",
-            lambda case, data, out: quack_act(data, out),
+            peers_quack.NAME,
+            _QUACK_TITLE,
+            _quack,
             _fuses(
                 ("bias_relu",),
                 "QuACK's gemm_act",
                 settings=lambda case: case.setting.dtype_name != "fp32",
                 only="16-bit only",
             ),
-            packages=QUACK_PACKAGES,
+            packages=peers_quack.PACKAGES,
             slow_on=("cuda",),
         ),
         Peer(
