@@ -21,12 +21,12 @@ pytest.importorskip("rich", reason="the extra `bench` is not installed")
 pytest.importorskip("matplotlib", reason="the extra `bench` is not installed")
 
 import epigemm
-from epigemm.bench import custom, custom_cases, custom_peers, custom_tables, first_call
+from epigemm.bench import custom_cases, custom_peers, custom_tables, first_call
 from epigemm.bench.cases import Case, Setting, Shape, make_data
 from epigemm.bench.cli import main
 from epigemm.bench.custom_cases import CASES, COLUMN, MATRIX, ROW, SCALAR, SIZES
 from epigemm.bench.records import BUILTIN, EAGER, OURS, Accuracy, CaseResult, Group, Measurement, Timing
-from epigemm.bench.runner import empty_result
+from epigemm.bench.runner import Runner, empty_result
 
 CPU, SHAPE = torch.device("cpu"), Shape(6, 32, 24)
 TREES = {"csrc": "a" * 40, "python": "0123456789" * 4}
@@ -182,7 +182,7 @@ def test_a_wrong_result_leaves_no_figures(
     fake.error = error
     timed: list[str] = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(custom.Runner, "_time", lambda *_: timed.append("a case"))
+        patch.setattr(Runner, "_time", lambda *_: timed.append("a case"))
         assert run_in(tmp_path, "--cases", "bias_silu") == 1
     assert not timed and not (tmp_path / "summary.json").exists()
     assert "FAILED" in capsys.readouterr().out
@@ -199,7 +199,7 @@ def test_a_first_call_that_fails_ends_the_run(
     for kind in (*TENSORS, SCALAR):
         monkeypatch.setattr(epigemm, kind, kind, raising=False)
     failed = types.SimpleNamespace(returncode=1, stdout="", stderr="first line\nOSError: no room")
-    monkeypatch.setattr(first_call.subprocess, "run", lambda *_, **__: failed)
+    monkeypatch.setattr("subprocess.run", lambda *_, **__: failed)
     assert run_in(tmp_path, "--cases", "tanh") == 1
     assert "the first call of bf16 failed: OSError: no room" in capsys.readouterr().err
 
