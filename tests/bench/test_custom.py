@@ -201,7 +201,7 @@ def test_a_first_call_that_fails_ends_the_run(
     failed = types.SimpleNamespace(returncode=1, stdout="", stderr="first line\nOSError: no room")
     monkeypatch.setattr("subprocess.run", lambda *_, **__: failed)
     assert run_in(tmp_path, "--cases", "tanh") == 1
-    assert "the first call of bf16 failed: OSError: no room" in capsys.readouterr().err
+    assert "the first call of bf16 failed: OSError: no room" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

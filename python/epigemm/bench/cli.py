@@ -27,7 +27,6 @@ from epigemm.bench import (
     tables,
 )
 from epigemm.bench.cases import PRECISIONS, Case, Setting, Shape
-from epigemm.bench.first_call import FirstCallError
 from epigemm.bench.options import CPU_TIME_BUDGET_S, parse_sweep, parser
 from epigemm.bench.progress import shown_progress
 from epigemm.bench.records import MAX_AUTOTUNE, PlanSweep
@@ -329,12 +328,7 @@ def _custom(console: report.Console, options: argparse.Namespace, device: torch.
     planned = custom.plan(options, device, _effort(options, device), _budget(options, device))
     if options.list:
         return _list(console, planned.cases, planned.runner.peers, device)
-    try:
-        wrong = custom.run(console, planned, shown_progress, options.output)
-    except FirstCallError as error:
-        print(f"epigemm.bench: {error}", file=sys.stderr)
-        return WRONG
-    return WRONG if wrong else OK
+    return WRONG if custom.run(console, planned, shown_progress, options.output) else OK
 
 
 def _random(console: report.Console, options: argparse.Namespace, device: torch.device) -> int:

@@ -130,7 +130,10 @@ class CustomRun:
             if wrong := self.runner.check(self.cases):
                 return wrong
             self.runner.progress("the first call of a process", False)
-            first, cached = first_call.measure(dtypes, self.shape, self.runner.device)
+            try:
+                first, cached = first_call.measure(dtypes, self.shape, self.runner.device)
+            except first_call.FirstCallError as error:
+                return {"first call": str(error)}
             self.first_call_s.update(first)
             self.cached_call_ms.update(cached)
             by_name = {case.name: case for case in self.cases}
@@ -185,11 +188,7 @@ def _others(chosen: Sequence[Peer]) -> list[Peer]:
 def run(
     console: report.Console, planned: CustomRun, progress: Progress, folder: Path | None
 ) -> Mapping[str, str]:
-    """Measure, show, and write summary.json and custom.md; what is wrong, if anything is, and then no figure.
-
-    Raises:
-        FirstCallError: a first call in a process of its own failed.
-    """
+    """Measure, show, and write summary.json and custom.md; what is wrong, if anything is, and then no figure."""
     headline = environment.headline(dict(planned.about))
     console.line(report.plain(headline))
     keep = folder / "summary.json" if folder else None
