@@ -21,6 +21,8 @@ them:
 ``drawn``           the test of the choice, at random shapes: ``--random``
 ``host``            what a call costs the host, at the calls of ``host_cases``: ``--host``
 ``models``          whole models, as they are and fused: ``--models``
+``custom``          epilogues of one Python function each (``custom_cases``, ``custom_peers``, ``custom_tables``)
+                    and what their first call takes (``first_call``): ``--custom``
 ``gradings``        a benchmark of its own: the accuracy of the fp32 products
 ==================  ====================================================================================
 

@@ -24,7 +24,8 @@ from the operands *as stored*, so their own rounding to the dtype is no error.
 **The epilogue** f is evaluated in fp32 on a perturbed argument. Its own operations are charged as a backward
 error of 4 u (|acc| + |bias|) on the argument and of 4 u |v| on each per-column operand v (where operands
 cancel, as in a BatchNorm's shift, an error relative to the result would be too strict), and as a forward
-error of 16 u |f| on the result; then one rounding to the output dtype:
+error of 16 u |f| on the result (16 u (|f| + |z|) where terms of the size of z cancel in f, as in GELU's
+1 + erf(z) far left); then one rounding to the output dtype:
 
     |D - f(z)| <= (spread + 16 u |f|) (1 + u_out) + u_out |f|,
     spread = max |f(z +- delta') - f(z)| (1 + 1/8) + sum over v of |f(z; v (1 + 4 u)) - f(z)|,
@@ -196,6 +197,8 @@ class Reference:
         size = expected.abs()
         # The last rounding is relative to the computed result, which may be larger than the exact one.
         before_rounding = spread + (16 * _U + intermediate * u_out) * size
+        if self._case.problem.formula.cancels:
+            before_rounding += 16 * _U * z.abs()
         return expected, before_rounding * (1 + u_out) + u_out * size + SMALLEST_STEP[
             self._case.setting.dtype
         ]
@@ -215,8 +218,8 @@ class Reference:
 
 
 def _columns_in_double(parameters: Parameters, columns: Tensor | slice) -> Parameters:
-    """The per-column vectors of a chunk in float64; BatchNorm's counter is no vector and stays out."""
-    vectors = {name: v for name, v in parameters.vectors.items() if v.dim() == 1}
+    """The operands of a chunk in float64; BatchNorm's counter is none and stays out."""
+    vectors = {name: v for name, v in parameters.vectors.items() if v.dim()}
     return Parameters(vectors, parameters.scalars).columns(columns, torch.float64)
 
 

@@ -175,7 +175,7 @@ def make_data(case: Case, device: torch.device, seed: int) -> Data:
     """
     shape, dtype = case.shape, case.setting.dtype
     generator = torch.Generator(device).manual_seed(seed)
-    draw = Draw(shape.n, dtype, device, generator, linear=shape.k is not None)
+    draw = Draw(shape.n, dtype, device, generator, linear=shape.k is not None, rows=shape.m)
     parameters = case.problem.formula.draw(draw)
     weight = None
     if shape.k is not None:

@@ -12,11 +12,24 @@ from typing import Any
 
 import torch
 
-from epigemm.bench import cases, drawn, environment, grid, host, models, peers, plans, plots, report, tables
+from epigemm.bench import (
+    cases,
+    custom,
+    drawn,
+    environment,
+    grid,
+    host,
+    models,
+    peers,
+    plans,
+    plots,
+    report,
+    tables,
+)
 from epigemm.bench.cases import PRECISIONS, Case, Setting, Shape
 from epigemm.bench.options import CPU_TIME_BUDGET_S, parse_sweep, parser
 from epigemm.bench.progress import shown_progress
-from epigemm.bench.records import PlanSweep
+from epigemm.bench.records import MAX_AUTOTUNE, PlanSweep
 from epigemm.bench.runner import Runner
 from epigemm.bench.timing import Effort
 
@@ -310,6 +323,14 @@ def _models(console: report.Console, options: argparse.Namespace, device: torch.
     return WRONG if wrong else OK
 
 
+def _custom(console: report.Console, options: argparse.Namespace, device: torch.device) -> int:
+    """``--custom``: summary.json and custom.md in the folder of ``--output``, and tables."""
+    planned = custom.plan(options, device, _effort(options, device), _budget(options, device))
+    if options.list:
+        return _list(console, planned.cases, planned.runner.peers, device)
+    return WRONG if custom.run(console, planned, shown_progress, options.output) else OK
+
+
 def _random(console: report.Console, options: argparse.Namespace, device: torch.device) -> int:
     """``--random``: summary.json, points.json and points.md in random-SEED, and tables."""
     run = drawn.plan(options, device, _effort(options, device), _budget(options, device))
@@ -340,6 +361,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return OK
         drawn.check(options)
         device = _device(options.device)
+        if options.no_max_autotune and not options.custom:
+            options.exclude.append(MAX_AUTOTUNE)
+        if options.custom:
+            return _custom(console, options, device)
         if options.host:
             return _host(console, options, device)
         if options.models:

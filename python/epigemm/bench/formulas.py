@@ -11,7 +11,7 @@ the registry's Python half.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NoReturn
 
@@ -30,6 +30,7 @@ MOMENTUM = 0.1
 class Parameters:
     """What an epilogue needs besides the product: named per-column vectors [N], and numbers.
 
+    Among the vectors may be rows [M, 1] and matrices [M, N].
     ``vectors["linear_bias"]``, where present, is the bias that the linear layer itself adds.
     """
 
@@ -43,7 +44,14 @@ class Parameters:
 
     def columns(self, chosen: Tensor | slice, dtype: torch.dtype) -> Parameters:
         """The parameters of some output columns, converted to ``dtype``."""
-        return replace(self, vectors={name: v[chosen].to(dtype) for name, v in self.vectors.items()})
+        return replace(
+            self, vectors={name: _columns(v, chosen).to(dtype) for name, v in self.vectors.items()}
+        )
+
+
+def _columns(operand: Tensor, chosen: Tensor | slice) -> Tensor:
+    """Some output columns of [N] or [M, N]; of [M, 1] all there is."""
+    return operand if operand.dim() == 2 and operand.shape[1] == 1 else operand[..., chosen]
 
 
 @dataclass(frozen=True)
@@ -58,22 +66,30 @@ class NativeOperands:
 class Draw:
     """Random per-column vectors of one length, dtype and device, from one seeded generator.
 
-    ``linear`` says whether they are for a linear layer's epilogue or for the standalone elementwise op.
+    ``linear`` says whether they are for a linear layer's epilogue or for the standalone elementwise op, ``rows`` how
+    many rows the result has.
     """
 
     def __init__(
-        self, n: int, dtype: torch.dtype, device: torch.device, generator: torch.Generator, linear: bool
+        self,
+        n: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        generator: torch.Generator,
+        linear: bool,
+        rows: int = 1,
     ) -> None:
         self.n, self.dtype, self.device, self.generator, self.linear = n, dtype, device, generator, linear
+        self.rows = rows
 
     def normal(self, std: float = 1.0) -> Tensor:
         """N(0, std^2)."""
         values = torch.randn(self.n, device=self.device, generator=self.generator)
         return (values * std).to(self.dtype)
 
-    def uniform(self, low: float, high: float) -> Tensor:
-        """U[low, high)."""
-        values = torch.rand(self.n, device=self.device, generator=self.generator)
+    def uniform(self, low: float, high: float, shape: Sequence[int] = ()) -> Tensor:
+        """U[low, high), [N] unless another shape is asked for."""
+        values = torch.rand(*(shape or (self.n,)), device=self.device, generator=self.generator)
         return (values * (high - low) + low).to(self.dtype)
 
 
@@ -91,6 +107,7 @@ class Formula:
         module: our module over existing tensors, which keeps its weight's pieces.
         elementwise: our standalone call into ``out``.
         native: operands of the generic native op (with the linear layer's bias).
+        cancels: terms of the size of z cancel within it, as in GELU's 1 + erf(z): its error is relative to z, too.
     """
 
     epilogue: str
@@ -102,6 +119,7 @@ class Formula:
     module: Callable[[Tensor, Parameters], nn.Module]
     elementwise: Callable[[Tensor, Parameters, Tensor], object]
     native: Callable[[Tensor, Parameters], NativeOperands]
+    cancels: bool = False
 
 
 def _call_linear_op(epilogue: str, x: Tensor, weight: Tensor, native: NativeOperands, out: Tensor) -> None:

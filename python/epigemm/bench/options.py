@@ -27,6 +27,7 @@ examples:
   python -m epigemm.bench --random 1 --count 2000 --plans --unchecked --peers mm   every plan at random shapes
   python -m epigemm.bench --host --output host             what a call costs the host, from Python to the launch
   python -m epigemm.bench --models --output results        whole models, as they are, fused and compiled
+  python -m epigemm.bench --custom --no-max-autotune --output custom   any epilogue from one Python function
   python -m epigemm.bench --render results/bench.json --plots results
 exit status: 0 fine, 1 one of our results is wrong or missing, 2 wrong usage
 """
@@ -121,10 +122,18 @@ def parser() -> argparse.ArgumentParser:
         action="store_true",
         help="whole models instead, fused and not; --cases chooses them, --sweep-m their batches",
     )
+    what.add_argument(
+        "--custom",
+        action="store_true",
+        help="epilogues made of one Python function instead; --cases, --sizes and --dtypes choose",
+    )
     who = p.add_argument_group("against what")
     who.add_argument("--peers", nargs="+", default=[], metavar="NAME", help="these alone, beside epigemm")
     who.add_argument("--no-peers", action="store_true", help="epigemm alone")
     who.add_argument("--exclude", nargs="+", default=[], metavar="NAME", help="leave these out")
+    who.add_argument(
+        "--no-max-autotune", action="store_true", help="leave out torch.compile's, which takes longest"
+    )
     how = p.add_argument_group("how long")
     how.add_argument("--rounds", type=int, help="calls in turn of each alternative, at least (15)")
     how.add_argument("--quick", action="store_true", help="few rounds, nothing measured alone")
@@ -132,8 +141,9 @@ def parser() -> argparse.ArgumentParser:
         "--time-budget",
         type=float,
         metavar="S",
-        help=f"start no slow peer, and with --grid, --random or --models no point, after so many seconds (CPU: "
-        f"{CPU_TIME_BUDGET_S:g}; --models: {models.TIME_BUDGET_S['cuda']:g}, CPU {models.TIME_BUDGET_S['cpu']:g})",
+        help=f"start no slow peer, and with --grid, --random, --models or --custom no point, after so many "
+        f"seconds (CPU: {CPU_TIME_BUDGET_S:g}; --models: {models.TIME_BUDGET_S['cuda']:g}, "
+        f"CPU {models.TIME_BUDGET_S['cpu']:g})",
     )
     out = p.add_argument_group("what to keep")
     out.add_argument("--json", type=Path, metavar="FILE", help="the record; rewritten after every case")

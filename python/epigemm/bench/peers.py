@@ -21,6 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import epigemm
+from epigemm.bench import peers_quack
 from epigemm.bench.cases import Case, Data, train_batch_norm
 from epigemm.bench.pieces import plan_split, why_not_on_pieces
 from epigemm.bench.records import EAGER, FP16_PRODUCT, MAX_AUTOTUNE, OURS, PASS, PLAIN, TRITON
@@ -29,6 +30,8 @@ from epigemm.bench.timing import Run
 # Eager PyTorch stores at most this many results before the final one: the product, then two elementwise
 # steps.
 _EAGER_ROUNDINGS = 3
+COMPILE = "compile"
+_QUACK_TITLE = "QuACK gemm_act, tuned"
 _PLAIN_TITLE = "epigemm, weight split per call"
 
 
@@ -252,17 +255,7 @@ def _nvmath(case: Case, data: Data, out: Tensor) -> Alternative:
 
 
 def _quack(case: Case, data: Data, out: Tensor) -> Alternative:
-    assert data.weight is not None
-    gemm_act: Any = importlib.import_module("quack.gemm_interface").gemm_act
-    transposed, bias = data.weight.t(), data.parameters.vectors["bias"]
-
-    def run() -> Tensor:
-        gemm_act(
-            data.x, transposed, bias=bias, activation="relu", postact_out=out, store_preact=False, tuned=True
-        )
-        return out
-
-    return Alternative("quack", "QuACK gemm_act, tuned", run)
+    return Alternative(peers_quack.NAME, _QUACK_TITLE, peers_quack.act(data, out, "relu"))
 
 
 def _triton_tf32x3(case: Case, data: Data, out: Tensor) -> Alternative:
@@ -353,14 +346,14 @@ def all_peers() -> list[Peer]:
             packages=(("triton", "comes with CUDA builds of torch"),),
         ),
         Peer(
-            "compile",
+            COMPILE,
             "torch.compile",
-            _compiled("compile", "torch.compile", "default"),
+            _compiled(COMPILE, "torch.compile", "default"),
             slow_on=("cpu",),
         ),
         Peer(
-            "quack",
-            "QuACK gemm_act, tuned",
+            peers_quack.NAME,
+            _QUACK_TITLE,
             _quack,
             _fuses(
                 ("bias_relu",),
@@ -368,7 +361,7 @@ def all_peers() -> list[Peer]:
                 settings=lambda case: case.setting.dtype_name != "fp32",
                 only="16-bit only",
             ),
-            packages=(("quack.gemm_interface", "pip install quack-kernels"),),
+            packages=peers_quack.PACKAGES,
             slow_on=("cuda",),
         ),
         Peer(
@@ -382,13 +375,15 @@ def all_peers() -> list[Peer]:
     ]
 
 
-def select_peers(wanted: Sequence[str], excluded: Sequence[str], *, only_ours: bool) -> list[Peer]:
-    """The peers of a run; ours always takes part.
+def select_peers(
+    wanted: Sequence[str], excluded: Sequence[str], *, only_ours: bool, among: Sequence[Peer] = ()
+) -> list[Peer]:
+    """The peers of a run, of all or of those given, ours first; ours always takes part.
 
     Raises:
         ValueError: a name is not a peer's.
     """
-    peers = all_peers()
+    peers = list(among) or all_peers()
     names = [peer.name for peer in peers]
     for name in (*wanted, *excluded):
         if name not in names:

@@ -71,6 +71,7 @@ class Runner:
         peers: those that this machine has, ours first.
         effort: how much to measure.
         time_budget_s: no slow peer starts after so many seconds; None means no limit.
+        limits_all: no case starts after them either.
         seed: of all random numbers.
         progress: told what is being done, and whether a step has just been finished.
     """
@@ -79,6 +80,7 @@ class Runner:
     peers: Sequence[Peer]
     effort: Effort
     time_budget_s: float | None = None
+    limits_all: bool = False
     seed: int = 0
     progress: Callable[[str, bool], None] = lambda text, finished: None
     _started: float = field(default_factory=time.monotonic)
@@ -102,6 +104,10 @@ class Runner:
         for case in cases:
             case = fitting(case, self.device)
             result = empty_result(case)
+            if self.limits_all and self._out_of_time():
+                self._leave_out(case, result, self.peers)
+                yield result, Group(MAIN)
+                continue
             results.append((case, result))
             yield result, self._add_group(case, result, MAIN, quick)
         for case, result in results:
@@ -109,14 +115,15 @@ class Runner:
             if not slow:
                 continue
             if self._out_of_time():
-                for peer in slow:
-                    result.skipped[peer.name] = (
-                        f"left out: the time budget of {self.time_budget_s:g} s was spent"
-                    )
-                self.progress(f"{case.name}: left out", True)
+                self._leave_out(case, result, slow)
                 continue
             again = [peer for peer in self.peers if peer.name in (OURS, EAGER, *BASELINES)]
             yield result, self._add_group(case, result, SLOW, [*again, *slow])
+
+    def _leave_out(self, case: Case, result: CaseResult, peers: Sequence[Peer]) -> None:
+        for peer in peers:
+            result.skipped[peer.name] = f"left out: the time budget of {self.time_budget_s:g} s was spent"
+        self.progress(f"{case.name}: left out", True)
 
     def _slow_peers(self, case: Case) -> list[Peer]:
         return [p for p in self.peers if self.is_slow(p) and not p.applies(case, self.device)]
@@ -144,9 +151,7 @@ class Runner:
         try:
             data = make_data(case, self.device, self.seed)
             out = torch.empty(case.shape.m, case.shape.n, dtype=case.setting.dtype, device=self.device)
-            result.plan = native_plan(case, data, out)
-            if case.on_pieces:
-                result.plan_plain = native_plan(case, data, out, packed=False)
+            self._explain(case, data, out, result)
         except Exception as error:
             group.measurements.append(Measurement(OURS, "epigemm", error=describe_error(error)))
             return
@@ -162,6 +167,12 @@ class Runner:
                 p.alternative.close()
         if case.on_pieces and self.device.type == "cuda" and group.name == MAIN:
             self._measure_memory(case, data, out, result, ready)
+
+    def _explain(self, case: Case, data: Data, out: Tensor, result: CaseResult) -> None:
+        """Record what our dispatcher says of the call."""
+        result.plan = native_plan(case, data, out)
+        if case.on_pieces:
+            result.plan_plain = native_plan(case, data, out, packed=False)
 
     def _measure_memory(
         self, case: Case, data: Data, out: Tensor, result: CaseResult, ready: Sequence[_Prepared]
