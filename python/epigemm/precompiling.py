@@ -7,9 +7,10 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from epigemm import checks, decisions, execution, kernels
+from epigemm import checks, decisions, kernels
 from epigemm.calls import FIND, LinearCall
 from epigemm.epilogues import MATRIX, PER_COLUMN, PER_ROW, SCALAR
+from epigemm.linked import LinkedEpilogue
 from epigemm.precision import DEFAULT
 from epigemm.user_epilogue import UserEpilogue
 
@@ -58,10 +59,9 @@ def precompile(
             raise RuntimeError(
                 f"device: got {place}, where no kernel of epigemm's runs ({kernels.why_none(call.x) or 'it is no GPU'})"
             )
+        assert isinstance(call.epilogue, LinkedEpilogue)
         for missing in _missing(call):
-            if reason := function.linked([o.folded for o in call.epilogue.operands[1:]]).link(
-                missing, call.x.device
-            ):
+            if reason := call.epilogue.link(missing, call.x.device):
                 raise RuntimeError(f"{function.traced.name}: {reason}")
             linked += missing.split(",")
     return linked
@@ -87,8 +87,7 @@ def _call(
 
 
 def _missing(call: LinearCall) -> Iterable[str]:
-    """The kernels to link, each time those that are still missing: of the fallback, and of the call as it is decided."""
-    execution.kernels.has_native(call.x)  # brings in what was measured on the GPU
+    """The names of the kernels to link, between commas, each time those that are still missing."""
     code = decisions.fp32_code(call)
     packed = sum(decisions.NO_COST << shift for shift in decisions.SHIFTS.values())
     for slices in (0, packed) if call.x.dtype == torch.float32 else (0,):
