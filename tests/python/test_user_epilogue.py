@@ -63,7 +63,8 @@ def everything(
     s: Scalar,
     t: Scalar,
 ) -> Tensor:
-    return (acc + a) * b + torch.tanh(c) * d + r * s + q * t + m * torch.sigmoid(n)
+    result: Tensor = (acc + a) * b + torch.tanh(c) * d + r * s + q * t + m * torch.sigmoid(n)
+    return result
 
 
 FUNCTIONS = [bias_gelu, layer_scale, gate, dequantised, bounded, plain, everything]
@@ -98,7 +99,8 @@ def expected(function: UserEpilogue, acc: Tensor, operands: list[Any]) -> Tensor
     """The Python function itself, in fp64."""
     wide = acc.double()
     plain_function: Callable[..., Tensor] = vars(function)["__wrapped__"]
-    return plain_function(wide.reshape(-1, wide.shape[-1]), *seen(function, operands)).reshape(acc.shape)
+    result: Tensor = plain_function(wide.reshape(-1, wide.shape[-1]), *seen(function, operands))
+    return result.reshape(acc.shape)
 
 
 def draw(

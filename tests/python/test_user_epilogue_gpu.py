@@ -1,0 +1,179 @@
+"""Epilogues that are made at run time, on a GPU: which kernels run, CUDA graphs, streams, the cache on disk."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+import epigemm
+from epigemm import Matrix, PerColumn, PerRow, Scalar, linking
+
+pytestmark = pytest.mark.gpu
+
+
+@epigemm.epilogue
+def copy_of_relu(acc: Tensor, bias: PerColumn) -> Tensor:
+    return torch.relu(acc + bias)
+
+
+@epigemm.epilogue
+def copy_of_sigmoid(acc: Tensor, bias: PerColumn, scale: Scalar) -> Tensor:
+    z = acc + bias
+    return z + scale * torch.sigmoid(z)
+
+
+def tensors(m: int, n: int, k: int, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+    x, weight = torch.randn(m, k, device="cuda", dtype=dtype), torch.randn(n, k, device="cuda", dtype=dtype)
+    return x, weight / k**0.5, torch.randn(n, device="cuda", dtype=dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize("size", [(1024, 2048, 2048), (64, 4096, 4096), (300, 520, 1024)], ids=str)
+def test_a_copy_of_a_built_in_has_its_bits(size: tuple[int, int, int], dtype: torch.dtype) -> None:
+    """Where one kernel runs, for fp32 on slices: the same functor, the same kernel."""
+    x, weight, bias = tensors(*size, dtype)
+    for copied, built_in in (
+        (lambda: copy_of_relu(x, weight, bias), lambda: epigemm.linear_relu(x, weight, bias)),
+        (
+            lambda: copy_of_sigmoid(x, weight, bias, 0.5),
+            lambda: epigemm.linear_sigmoid_scale_residual(x, weight, bias, 0.5),
+        ),
+    ):
+        # Two kernels of the fallback may round apart.
+        torch.testing.assert_close(
+            copied(), built_in(), rtol=2 * torch.finfo(dtype).eps, atol=1e-2 if dtype.itemsize == 2 else 1e-5
+        )
+
+
+def test_one_kernel_runs() -> None:
+    x, weight, bias = tensors(4096, 4096, 1024, torch.bfloat16)
+    result = copy_of_sigmoid(x, weight, bias, 0.5, strict=True)
+    assert torch.isfinite(result).all()
+    assert epigemm.explain(copy_of_sigmoid, x, weight, bias, 0.5).path == "fused"
+    x, weight, bias = tensors(2048, 4096, 4096, torch.float32)
+    copy_of_relu(x, epigemm.pack(weight), bias, strict=True)
+    assert epigemm.explain(copy_of_relu, x, epigemm.pack(weight), bias).path == "fused"
+
+
+def test_cuda_graph() -> None:
+    @epigemm.epilogue
+    def shifted(acc: Tensor, bias: PerColumn, residual: Matrix, of_row: PerRow) -> Tensor:
+        return (acc + bias) * of_row + residual
+
+    x, weight, bias = tensors(512, 1024, 1024, torch.bfloat16)
+    residual = torch.randn(512, 1024, device="cuda", dtype=torch.bfloat16)
+    of_row = torch.randn(512, device="cuda", dtype=torch.bfloat16)
+    names = epigemm.precompile(shifted, [(512, 1024, 1024)])
+    assert names and epigemm.precompile(shifted, [(512, 1024, 1024)]) == []
+    want = shifted(x, weight, bias, residual, of_row)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = shifted(x, weight, bias, residual, of_row)
+    found.zero_()
+    graph.replay()
+    assert torch.equal(found, want)
+    x.copy_(torch.randn_like(x))
+    graph.replay()
+    torch.cuda.synchronize()
+    assert torch.equal(found, shifted(x, weight, bias, residual, of_row))
+
+
+def test_nothing_is_compiled_under_capture() -> None:
+    @epigemm.epilogue
+    def never_linked(acc: Tensor, bias: PerColumn) -> Tensor:
+        return torch.cos(acc + bias) * 1.25
+
+    x, weight, bias = tensors(512, 1024, 1024, torch.bfloat16)
+    want = torch.cos(torch.nn.functional.linear(x.double(), weight.double()) + bias.double()) * 1.25
+    torch.mm(x, weight.t())  # cuBLAS makes itself ready
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = never_linked(x, weight, bias)
+        text = str(epigemm.explain(never_linked, x, weight, bias))
+        with pytest.raises(RuntimeError, match="captured"):
+            never_linked(x, weight, bias, strict=True)
+    graph.replay()
+    torch.cuda.synchronize()
+    assert "CUDA graph" in text
+    assert float((found.double() - want).abs().max()) < 0.1
+    assert epigemm.explain(never_linked, x, weight, bias).kernels
+
+
+def test_a_stream_of_its_own() -> None:
+    x, weight, bias = tensors(1024, 1024, 1024, torch.bfloat16)
+    want = copy_of_sigmoid(x, weight, bias, 0.5)
+    stream = torch.cuda.Stream()
+    later = torch.full_like(x, float("nan"))
+    with torch.cuda.stream(stream):
+        torch.cuda._sleep(10_000_000)  # type: ignore[no-untyped-call]
+        later.copy_(x)
+        found = copy_of_sigmoid(later, weight, bias, 0.5)
+    stream.synchronize()
+    assert torch.equal(found, want)
+
+
+def test_operands_written_right_before() -> None:
+    """The kernel starts while the one ahead drains: it must wait before it reads."""
+    x, weight, bias = tensors(2048, 2048, 256, torch.bfloat16)
+    want = copy_of_relu(x, weight, bias)
+    for _ in range(20):
+        fresh = torch.full_like(bias, float("nan"))
+        fresh.copy_(bias)
+        assert torch.equal(copy_of_relu(x, weight, fresh), want)
+
+
+def test_the_cache_on_disk_serves_another_process(tmp_path: Path) -> None:
+    script = textwrap.dedent("""
+        import time, torch, epigemm
+        from epigemm import linking
+        from epigemm.linking import cubins
+
+        @epigemm.epilogue
+        def halved(acc, bias: epigemm.PerColumn):
+            return torch.sin(acc + bias) * 0.5
+
+        options = {"device": "cuda", "dtype": torch.bfloat16}
+        x, weight, bias = torch.ones(256, 512, **options), torch.ones(512, 512, **options), torch.zeros(512, **options)
+        if not {make}:
+            def refuse(job):
+                raise AssertionError("it is on disk")
+            cubins._make = refuse
+        y = halved(x, weight, bias, strict=False)
+        print(float(y[0, 0]))
+        """)
+    environment = {**os.environ, "EPIGEMM_CACHE_DIR": str(tmp_path)}
+    results = []
+    for make in (True, False):
+        run = [sys.executable, "-c", script.replace("{make}", str(make))]
+        done = subprocess.run(run, env=environment, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        results.append(done.stdout)
+    assert results[0] == results[1]
+    assert list((tmp_path / "cubins").glob("*.cubin"))
+
+
+def test_export_and_import_of_the_cache(tmp_path: Path) -> None:
+    epigemm.precompile(copy_of_relu, [(256, 256, 256)])
+    assert epigemm.export_cache(tmp_path / "cache.zip") > 0
+    assert epigemm.import_cache(tmp_path / "cache.zip") > 0
+
+
+def test_without_the_libraries(monkeypatch: pytest.MonkeyPatch) -> None:
+    @epigemm.epilogue
+    def lonely(acc: Tensor, bias: PerColumn) -> Tensor:
+        return torch.tanh(acc + bias) * 1.5
+
+    monkeypatch.setattr(linking.libraries, "_found", "nvJitLink was not found")
+    x, weight, bias = tensors(1024, 1024, 1024, torch.bfloat16)
+    want = torch.tanh(torch.nn.functional.linear(x.double(), weight.double()) + bias.double()) * 1.5
+    assert float((lonely(x, weight, bias).double() - want).abs().max()) < 0.1
+    assert "nvJitLink was not found" in str(epigemm.explain(lonely, x, weight, bias))
+    with pytest.raises(RuntimeError, match="nvJitLink was not found"):
+        lonely(x, weight, bias, strict=True)
