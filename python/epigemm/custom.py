@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     PerColumn = Tensor
     PerRow = Tensor
     Matrix = Tensor
-    Scalar = Any
+    Scalar = float
 else:
 
     class PerColumn:

@@ -6,7 +6,9 @@ import os
 import subprocess
 import sys
 import textwrap
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -39,13 +41,14 @@ def tensors(m: int, n: int, k: int, dtype: torch.dtype) -> tuple[Tensor, Tensor,
 def test_a_copy_of_a_built_in_has_its_bits(size: tuple[int, int, int], dtype: torch.dtype) -> None:
     """Where one kernel runs, for fp32 on slices: the same functor, the same kernel."""
     x, weight, bias = tensors(*size, dtype)
-    for copied, built_in in (
+    pairs: list[tuple[Callable[[], Tensor], Callable[[], Tensor]]] = [
         (lambda: copy_of_relu(x, weight, bias), lambda: epigemm.linear_relu(x, weight, bias)),
         (
             lambda: copy_of_sigmoid(x, weight, bias, 0.5),
             lambda: epigemm.linear_sigmoid_scale_residual(x, weight, bias, 0.5),
         ),
-    ):
+    ]
+    for copied, built_in in pairs:
         # Two kernels of the fallback may round apart.
         torch.testing.assert_close(
             copied(), built_in(), rtol=2 * torch.finfo(dtype).eps, atol=1e-2 if dtype.itemsize == 2 else 1e-5
@@ -109,7 +112,7 @@ def test_nothing_is_compiled_under_capture() -> None:
 def test_a_stream_of_its_own() -> None:
     x, weight, bias = tensors(1024, 1024, 1024, torch.bfloat16)
     want = copy_of_sigmoid(x, weight, bias, 0.5)
-    stream = torch.cuda.Stream()
+    stream: Any = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     later = torch.full_like(x, float("nan"))
     with torch.cuda.stream(stream):
         torch.cuda._sleep(10_000_000)  # type: ignore[no-untyped-call]
