@@ -279,7 +279,7 @@ def _default_vector(acc: Tensor, bias: PerColumn = WEIGHT) -> Tensor:
     return acc
 
 
-def _default_text(acc: Tensor, s: Scalar = "1") -> Tensor:
+def _default_text(acc: Tensor, s: Scalar = "1") -> Tensor:  # type: ignore[assignment]
     return acc
 
 

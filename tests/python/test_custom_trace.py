@@ -107,7 +107,7 @@ def test_reference(dtype: torch.dtype) -> None:
     acc, operands = arguments(traced)
     operands[3] = operands[3].abs()
     acc, *operands = (value.to(dtype) for value in (acc, *operands))
-    expected = swish_clamp(acc, *operands)
+    expected = swish_clamp(acc, *operands)  # type: ignore[arg-type]
     torch.testing.assert_close(traced.reference(acc, *operands), expected)
     torch.testing.assert_close(traced.reference(acc, *operands[:3], float(operands[3])), expected)
     with pytest.raises(TypeError, match="got 1 operands; accepted are 4"):
