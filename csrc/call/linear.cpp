@@ -180,7 +180,8 @@ Answer linear(const LinearCall& call, Torch& torch) {
   if (!is_built_in(call.epilogue)) {
     prepared.problem.arithmetic = decision.arithmetic;
     if (!call.x->is_cuda()) return Answer::NotPlain;  // its reference is PyTorch's
-    if (!link::are_linked(call.epilogue, link::needed_kernels(prepared.problem, decision.plan))) return Answer::NotLinked;
+    if (!link::are_linked(call.epilogue, link::needed_kernels(prepared.problem, decision.plan)))
+      return Answer::NotLinked;
   }
   const Answer answer = is_on_slices ? look_at_slices(call, prepared, decision)
                         : is_fused   ? Answer::Done

@@ -27,8 +27,9 @@ std::vector<std::string> split(std::string_view text) {
 int64_t register_epilogue(const Name& name, const Name& operand_names, const List<int64_t>& kinds,
                           const List<int64_t>& of_compute, bool is_transcendental) {
   const std::vector<std::string> names = split(operand_names.text());
-  check(names.size() == kinds.values.size() && names.size() == of_compute.values.size(), "names, kinds, of_compute: got ",
-        names.size(), ", ", kinds.values.size(), " and ", of_compute.values.size(), " of them; accepted are as many each");
+  check(names.size() == kinds.values.size() && names.size() == of_compute.values.size(),
+        "names, kinds, of_compute: got ", names.size(), ", ", kinds.values.size(), " and ", of_compute.values.size(),
+        " of them; accepted are as many each");
   check(names.size() <= kMaxOperands, "names: got ", names.size(), " operands; accepted are at most ", kMaxOperands);
   std::vector<RegisteredOperand> operands{{OperandKind::Accumulator, OperandElement::Compute, "accumulator"}};
   for (std::size_t i = 0; i < names.size(); ++i) {
@@ -67,7 +68,7 @@ std::string missing_for_plan(const Name& epilogue, const TensorView& x, const Na
   if (numbers.values.empty()) return missing_of(info.id, {{link::Part::fp32}});
   Problem problem;
   problem.epilogue = info.id;
-  problem.x.element = element_of(x, "x");
+  problem.x.element = problem.weight.element = problem.out.element = element_of(x, "x");
   problem.arithmetic = arithmetic_named(arithmetic);
   const Plan plan = forced_plan(problem, numbers.values);
   const link::Needed needed = link::needed_kernels(problem, plan);
@@ -91,8 +92,8 @@ std::string missing_elementwise(const Name& epilogue, const TensorView& x, bool 
 Matrix matrix_of(const TensorView& tensor, const char* name) {
   Matrix matrix;
   const ElementType element = element_of(tensor, name);
-  check(tensor.dim() == 2 && call::as_matrix(view_of(tensor, element, const_cast<void*>(tensor.data())),
-                                             tensor.size(0), tensor.size(1), &matrix),
+  check(tensor.dim() == 2 && call::as_matrix(view_of(tensor, element, const_cast<void*>(tensor.data())), tensor.size(0),
+                                             tensor.size(1), &matrix),
         name, " must be a matrix with contiguous rows, got shape ", Shape{tensor});
   return matrix;
 }
@@ -152,7 +153,8 @@ void linked_derivative_out(const Name& epilogue_name, const TensorView& grad, co
   const Matrix of_grad = matrix_of(grad, "grad"), of_acc = matrix_of(acc, "acc");
   check_same_shape(grad, acc, "grad");
   const ElementType element = of_grad.element;
-  check(of_acc.element == element || is_compute(of_acc.element, element), "acc must have grad's dtype or the arithmetic's");
+  check(of_acc.element == element || is_compute(of_acc.element, element),
+        "acc must have grad's dtype or the arithmetic's");
   check(slots.values.size() == outs.values.size(), "slots, outs: accepted are as many each");
   cuda::OpenDerivative problem;
   problem.element = element;

@@ -48,18 +48,16 @@ Seen = tuple[Any, ...]
 
 
 @_at_trace_time
-def _fp32_code(
-    epilogue: Epilogue | None, tensors: tuple[Seen | None, ...], precision: object, strict: object
-) -> int:
+def _fp32_code(has_scalar: bool, tensors: tuple[Seen | None, ...], precision: object, strict: object) -> int:
     """What a linear call may run on, `precision.code`; `_NOT_NATIVE` where the operator `linear` has to answer.
 
     Args:
-        epilogue: None: a BatchNorm fold.
-        tensors: x, weight, the others; for an epilogue, its scalar comes last.
+        has_scalar: whether the last tensor is an epilogue's scalar.
+        tensors: x, weight, the others.
         precision: as the caller gave it.
         strict: as the caller gave it.
     """
-    if not _is_native_call(epilogue, tensors) or not isinstance(strict, bool):
+    if not _is_native_call(has_scalar, tensors) or not isinstance(strict, bool):
         return _NOT_NATIVE
     weight = tensors[1]
     if not weight or weight[2] != 2:
@@ -77,17 +75,17 @@ def _fp32_code(
 
 
 @_at_trace_time
-def _is_native(epilogue: Epilogue | None, tensors: tuple[Seen | None, ...]) -> bool:
+def _is_native(has_scalar: bool, tensors: tuple[Seen | None, ...]) -> bool:
     """Whether the native operator may stand for an elementwise call. Arguments as of `_fp32_code`, without a weight."""
-    return _is_native_call(epilogue, tensors)
+    return _is_native_call(has_scalar, tensors)
 
 
-def _is_native_call(epilogue: Epilogue | None, tensors: tuple[Seen | None, ...]) -> bool:
+def _is_native_call(has_scalar: bool, tensors: tuple[Seen | None, ...]) -> bool:
     """Whether nobody but the kernels has to see a call, which the native operators can read."""
     x, scalar = tensors[0], tensors[-1]
     if not x or x[0] not in _DTYPES or any(tensor is None for tensor in tensors):
         return False
-    if epilogue is not None and scalar and (scalar[0] not in _DTYPES or scalar[1:3] != (x[1], 0)):
+    if has_scalar and scalar and (scalar[0] not in _DTYPES or scalar[1:3] != (x[1], 0)):
         return False
     if torch.compiler.is_exporting() or torch._C._functorch.peek_interpreter_stack() is not None:
         return False
@@ -118,6 +116,12 @@ def resolved(precision: str, x: Tensor) -> str:
     if precision != _precision.DEFAULT or x.dtype is not torch.float32:
         return precision
     return _precision_now(x.device.type)
+
+
+@_at_trace_time
+def is_exporting() -> bool:
+    """`torch.compiler.is_exporting`, which the Dynamo of torch 2.11 answers by itself with True."""
+    return torch.compiler.is_exporting()
 
 
 @_at_trace_time
@@ -155,7 +159,7 @@ def linear(
     if out is not None or invariance.active or execution.on_first_call is not None:
         return None
     seen = _see(x), _see(weight), _see(bias), _see(scalar)
-    code = _fp32_code(epilogue, seen, precision, strict)
+    code = _fp32_code(True, seen, precision, strict)
     if code == _NOT_NATIVE:
         return None
     tensor, number = (None, 0.0) if scalar is None else _scalar(scalar, x)
@@ -176,7 +180,7 @@ def linear_folded(
     """D = multiplier * (x @ weight.T) + offset, both folded from `vectors` (those of `FOLDED`); or None."""
     if out is not None or invariance.active or execution.on_first_call is not None or type(eps) is not float:
         return None
-    code = _fp32_code(None, (_see(x), _see(weight), *map(_see, vectors)), precision, strict)
+    code = _fp32_code(False, (_see(x), _see(weight), *map(_see, vectors)), precision, strict)
     if code == _NOT_NATIVE:
         return None
     out = x.new_empty((*x.shape[:-1], weight.shape[0]))
@@ -188,7 +192,7 @@ def elementwise(
     epilogue: Epilogue, x: Tensor, bias: Tensor | None, scalar: float | Tensor | None, out: Tensor | None
 ) -> Tensor | None:
     """D = epilogue(x), for an epilogue with at most a bias and one scalar; or None."""
-    if out is not None or not _is_native(epilogue, (_see(x), _see(bias), _see(scalar))):
+    if out is not None or not _is_native(True, (_see(x), _see(bias), _see(scalar))):
         return None
     tensor, number = (None, 0.0) if scalar is None else _scalar(scalar, x)
     out = torch.empty_like(x)
@@ -201,7 +205,7 @@ def elementwise_folded(
 ) -> Tensor | None:
     """D = multiplier * x + offset, both folded from `vectors` (those of `FOLDED`); or None."""
     seen = (_see(x), *map(_see, vectors))
-    if out is not None or type(eps) is not float or not _is_native(None, seen):
+    if out is not None or type(eps) is not float or not _is_native(False, seen):
         return None
     out = torch.empty_like(x)
     _elementwise_folded_into(x, *vectors, eps, out)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from epigemm import call as _call
-from epigemm import checks, packs
+from epigemm import checks, compiled, packs
 from epigemm.custom import OperandSpec, Traced, trace
 from epigemm.epilogues import MATRIX, PER_COLUMN, PER_ROW, SCALAR, compute_dtype
 from epigemm.linked import LinkedEpilogue
@@ -153,7 +153,7 @@ class UserEpilogue:
     ) -> list[Tensor | float]:
         """One value for each operand."""
         specs = self.traced.operands
-        if torch.compiler.is_exporting():
+        if compiled.is_exporting():
             raise NotImplementedError(
                 f"{self.traced.name}: got a call under torch.export, whose programs cannot hold an epilogue that is "
                 "made at run time; accepted there are epigemm's own functions"
