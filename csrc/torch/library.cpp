@@ -77,16 +77,14 @@ STABLE_TORCH_LIBRARY(epigemm, m) {
   m.def(
       "_fp32_linear_out(str epilogue, Tensor x, Tensor weight, Tensor? bias, Tensor[]? operands, float[]? scalars,"
       " Tensor(a!) out) -> ()");
-  m.def(
-      "_register_epilogue(str name, str operand_names, int[]? kinds, int[]? of_compute, bool transcendental) -> int");
+  m.def("_register_epilogue(str name, str operand_names, int[]? kinds, int[]? of_compute, bool transcendental) -> int");
   m.def("_add_kernel(str epilogue, str kernel, Tensor cubin) -> ()");
   m.def(
       "_missing_kernels(str epilogue, Tensor x, Tensor weight, Tensor? bias, Tensor[]? operands, float[]? scalars,"
       " int fp32, int slices, int[]? gpu, Tensor? out) -> str");
   m.def("_missing_for_plan(str epilogue, Tensor x, str arithmetic, int[]? plan) -> str");
   m.def("_missing_elementwise(str epilogue, Tensor x, bool derivative) -> str");
-  m.def(
-      "_linked_elementwise_out(str epilogue, Tensor x, Tensor[]? operands, float[]? scalars, Tensor(a!) out) -> ()");
+  m.def("_linked_elementwise_out(str epilogue, Tensor x, Tensor[]? operands, float[]? scalars, Tensor(a!) out) -> ()");
   m.def(
       "_linked_derivative_out(str epilogue, Tensor grad, Tensor acc, Tensor[]? operands, float[]? scalars,"
       " int[]? slots, Tensor(a!)[]? outs) -> ()");

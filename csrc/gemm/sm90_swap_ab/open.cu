@@ -12,8 +12,7 @@ using LaunchOpen = const char* (*)(Problem const&, Plan const&, const void* kern
 template <class Stored, int TileIndex>
 const char* launch_open_one(Problem const& problem, Plan const& plan, const void* kernel) {
   return launch_with<Config<Stored, TileIndex>>(
-      problem, plan, link::operands_of(problem),
-      [kernel](sm90::LaunchShape const& shape, void** parameters) {
+      problem, plan, link::operands_of(problem), [kernel](sm90::LaunchShape const& shape, void** parameters) {
         const char* const refused =
             link::allow(kernel, shape.device, shape.shared_bytes, /*parameter_bytes=*/sizeof(CUtensorMap));
         return refused ? refused : sm90::enqueue(kernel, shape, parameters);
