@@ -74,15 +74,26 @@ def _binary(function: Callable[[Any, Any], Any], left: Expression, right: Expres
     return lambda *given: function(left(*given), right(*given))
 
 
-EXPRESSIONS: st.SearchStrategy[Expression] = st.recursive(
-    st.sampled_from([_leaf(0), _leaf(0), _leaf(1), _leaf(2)]),
-    lambda inner: (
-        st.builds(_unary, st.sampled_from(UNARY), inner)
-        | st.builds(_binary, st.sampled_from(BINARY), inner, inner)
-        | st.builds(lambda one: _binary(torch.mul, one, lambda *given: given[0] * 0.0 + given[3]), inner)
-    ),
-    max_leaves=6,
-)
+@st.composite
+def expressions(draw: st.DrawFn) -> Expression:
+    """A tree of one to four leaves; about every other node has a function of one argument on top."""
+
+    def perhaps_in_a_function(expression: Expression) -> Expression:
+        function = draw(st.sampled_from([*UNARY, *[None] * len(UNARY)]))
+        return expression if function is None else _unary(function, expression)
+
+    def leaf() -> Expression:
+        return perhaps_in_a_function(_leaf(draw(st.sampled_from([0, 0, 1, 2]))))
+
+    parts = [leaf() for _ in range(draw(st.sampled_from([1, 2, 2, 3, 3, 4])))]
+    while len(parts) > 1:
+        pair = parts.pop(draw(st.sampled_from(range(len(parts))))), parts.pop()
+        parts.append(perhaps_in_a_function(_binary(draw(st.sampled_from(BINARY)), *pair)))
+    if draw(st.sampled_from([False, False, False, True])):
+        return _binary(torch.mul, parts[0], lambda *given: given[0] * 0.0 + given[3])
+    return parts[0]
+
+
 COUNT = 300
 SEED = 15
 ROWS, COLUMNS = 8, 16
@@ -102,7 +113,7 @@ def trees() -> dict[str, tuple[Traced, Expression]]:
         deadline=None,
         suppress_health_check=list(HealthCheck),
     )
-    @given(EXPRESSIONS)
+    @given(expressions())
     def collect(expression: Expression) -> None:
         def tree(acc: Tensor, column: PerColumn, matrix: Matrix, scalar: Scalar) -> Tensor:
             result = expression(acc, column, matrix, scalar) + acc * 0.5
@@ -135,6 +146,7 @@ def points(number: int) -> list[Tensor]:
     special = torch.tensor(SPECIAL)
     acc[0], matrix[1], acc[2], matrix[2] = special, special, special, special.roll(5)
     matrix[3] = acc[3]
+    column[3] = NAN
     return [value.double() for value in (acc, column, matrix, torch.tensor(0.7))]
 
 

@@ -45,7 +45,9 @@ class Enclosure(NamedTuple):
     def is_sharp(self, within: float) -> Tensor:
         """Where it says something: ends that differ by no more than `within` of their size, of 1 at least."""
         size = torch.maximum(self.low.abs(), self.high.abs()).clamp(min=1.0)
-        return self.known & ((self.low == self.high) | self.low.isnan() | (self.high - self.low <= within * size))
+        return self.known & (
+            (self.low == self.high) | self.low.isnan() | (self.high - self.low <= within * size)
+        )
 
 
 def units(op: str) -> float:
@@ -183,7 +185,9 @@ def slopes_and_spread(
         leaves = [given.detach().clone().requires_grad_() for given in inputs]
         result = _Disturbed(traced.graph, size, generator).run(*leaves)
         found = torch.autograd.grad(result.sum(), leaves, allow_unused=True)
-        return [torch.zeros_like(leaf) if one is None else one for leaf, one in zip(leaves, found, strict=True)]
+        return [
+            torch.zeros_like(leaf) if one is None else one for leaf, one in zip(leaves, found, strict=True)
+        ]
 
     plain = slopes(0.0)
     tries = [slopes(4.0 * eps) for _ in range(samples)]
