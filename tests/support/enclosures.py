@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, fx
 
 from epigemm.custom import Traced
-from epigemm.functor_program import BFLOAT16, BOOL, HALF, Program, Ref, Step, Value, words
+from epigemm.functor_program import BFLOAT16, HALF, Program, Ref, Step, Value, words
 from epigemm.functor_reference import constant, function_of, round_to
 
 EXACT = frozenset(
@@ -196,6 +196,3 @@ def slopes_and_spread(
         for place, expected in enumerate(plain)
     ]
     return plain, [8.0 * wide + 16.0 * eps * one.abs() for wide, one in zip(spread, plain, strict=True)]
-
-
-__all__ = ["BOOL", "Enclosure", "enclosure", "slopes_and_spread"]
