@@ -1,10 +1,15 @@
-"""The documentation is finished: nothing in it waits to be filled in."""
+"""The documentation is finished: nothing waits to be filled in, links lead somewhere, lists are complete."""
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
+import torch
+
+from epigemm import functor_operators
+from tests.csrc.test_primitives import ACTIVATIONS
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted(path for path in (ROOT / "docs").rglob("*") if path.suffix == ".md")]
@@ -15,3 +20,37 @@ def test_no_placeholders_are_left(page: Path) -> None:
     lines = page.read_text(encoding="utf-8").splitlines()
     left = [f"{number}: {line}" for number, line in enumerate(lines, 1) if "{{" in line or "}}" in line]
     assert not left, left[0]
+
+
+def test_epilogues_lists_what_an_epilogue_may_be_made_of() -> None:
+    """Every primitive, and the activations that the tests compare."""
+    text = (ROOT / "docs" / "epilogues.md").read_text(encoding="utf-8")
+    part = text.partition("### What an epilogue may be made of")[2].partition("###")[0]
+    listed = set(re.findall(r"`([^`]*)`", part))
+    primitives = {*functor_operators.UNARY, *functor_operators.BINARY, *functor_operators.PREDICATES}
+    activations = {name for name in ACTIVATIONS if hasattr(torch.nn.functional, name)}
+    assert not (primitives | activations) - listed
+
+
+def test_epilogues_is_no_wider_than_a_screen() -> None:
+    lines = (ROOT / "docs" / "epilogues.md").read_text(encoding="utf-8").splitlines()
+    assert not [line for line in lines if len(line) > 100]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_between_pages_lead_somewhere(page: Path) -> None:
+    """Files, and headings of them."""
+    for target in re.findall(r"\]\(([^)\s]+)\)", page.read_text(encoding="utf-8")):
+        if "://" in target:
+            continue
+        name, _, anchor = target.partition("#")
+        file = page.parent / name if name else page
+        assert file.exists(), target
+        if anchor:
+            assert anchor in headings(file), target
+
+
+def headings(page: Path) -> set[str]:
+    """A page's anchors, as GitHub makes them."""
+    titles = re.findall(r"^#+ (.*)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}

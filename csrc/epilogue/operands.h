@@ -1,4 +1,4 @@
-// What an epilogue may read, one declaration per operand. See docs/adding-an-epilogue.md.
+// What an epilogue may read, one declaration per operand. See docs/epilogues.md.
 //
 // A functor lists its operands in the order in which `apply` takes them:
 //

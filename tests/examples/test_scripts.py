@@ -16,6 +16,8 @@ pytestmark = pytest.mark.skipif(not FOLDER.is_dir(), reason="examples are not at
     ("name", "printed"),
     [
         ("functional", "linear_relu: epigemm::linear"),
+        ("custom_epilogue", "swiglu: as PyTorch has it"),
+        ("custom_epilogue", "layer: as PyTorch has it"),
         ("module", "after 50 steps"),
         ("fuse", "epigemm.linear_sigmoid_scale_residual for gate (nn.Linear)"),
         ("fuse", "in torch.compile's graph: 4 sites"),

@@ -1,4 +1,7 @@
-"""Random expressions: the functor under g++ against its reference and against the function, and its derivatives."""
+"""Random expressions: the functor under g++ against its reference and against the function, and its derivatives.
+
+No tolerance is guessed: `tests.support.enclosures` says what each expression may give, whatever its last bits.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +11,12 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
 from epigemm.custom import Matrix, PerColumn, Scalar, Traced, trace
+from tests.support.enclosures import enclosure, slopes_and_spread
 from tests.support.functors import COMPILER, Functors
 
 needs_compiler = pytest.mark.skipif(COMPILER is None, reason="no C++ compiler")
@@ -42,7 +46,7 @@ UNARY: list[Callable[[Any], Any]] = [
     ),
     *(
         lambda x: torch.clamp(x, -1.5, 2.0),
-        lambda x: x.half().float(),
+        lambda x: x.half().to(x.dtype),
         lambda x: F.leaky_relu(x, 0.125),
         torch.erf,
     ),
@@ -70,26 +74,46 @@ def _binary(function: Callable[[Any, Any], Any], left: Expression, right: Expres
     return lambda *given: function(left(*given), right(*given))
 
 
-EXPRESSIONS: st.SearchStrategy[Expression] = st.recursive(
-    st.sampled_from([_leaf(0), _leaf(0), _leaf(1), _leaf(2)]),
-    lambda inner: (
-        st.builds(_unary, st.sampled_from(UNARY), inner)
-        | st.builds(_binary, st.sampled_from(BINARY), inner, inner)
-        | st.builds(lambda one: _binary(torch.mul, one, lambda *given: given[0] * 0.0 + given[3]), inner)
-    ),
-    max_leaves=6,
-)
+@st.composite
+def expressions(draw: st.DrawFn) -> Expression:
+    """A tree of one to four leaves; about every other node has a function of one argument on top."""
+
+    def perhaps_in_a_function(expression: Expression) -> Expression:
+        function = draw(st.sampled_from([*UNARY, *[None] * len(UNARY)]))
+        return expression if function is None else _unary(function, expression)
+
+    def leaf() -> Expression:
+        return perhaps_in_a_function(_leaf(draw(st.sampled_from([0, 0, 1, 2]))))
+
+    parts = [leaf() for _ in range(draw(st.sampled_from([1, 2, 2, 3, 3, 4])))]
+    while len(parts) > 1:
+        pair = parts.pop(draw(st.sampled_from(range(len(parts))))), parts.pop()
+        parts.append(perhaps_in_a_function(_binary(draw(st.sampled_from(BINARY)), *pair)))
+    if draw(st.sampled_from([False, False, False, True])):
+        return _binary(torch.mul, parts[0], lambda *given: given[0] * 0.0 + given[3])
+    return parts[0]
+
+
 COUNT = 300
+SEED = 15
+ROWS, COLUMNS = 8, 16
+INF, NAN = float("inf"), float("nan")
+SPECIAL = [0.0, -0.0, 1.0, -1.0, 2.0, 3.0, -3.0, 0.5, 20.5, -104.0, 1e-6, INF, -INF, NAN, NAN, 7.25]
 
 
 @pytest.fixture(scope="module")
 def trees() -> dict[str, tuple[Traced, Expression]]:
     found: dict[str, tuple[Traced, Expression]] = {}
 
+    @seed(SEED)
     @settings(
-        max_examples=COUNT, phases=[Phase.generate], deadline=None, suppress_health_check=list(HealthCheck)
+        max_examples=COUNT,
+        phases=[Phase.generate],
+        database=None,
+        deadline=None,
+        suppress_health_check=list(HealthCheck),
     )
-    @given(EXPRESSIONS)
+    @given(expressions())
     def collect(expression: Expression) -> None:
         def tree(acc: Tensor, column: PerColumn, matrix: Matrix, scalar: Scalar) -> Tensor:
             result = expression(acc, column, matrix, scalar) + acc * 0.5
@@ -110,28 +134,59 @@ def tree_functors(
     return Functors({name: one for name, (one, _) in trees.items()}, tmp_path_factory.mktemp("trees"), "-O0")
 
 
+def points(number: int) -> list[Tensor]:
+    """Accumulator, column, matrix and scalar as fp64 tensors of fp32 numbers.
+
+    Some rows have special values: of the accumulator, of the matrix, of both, and the same in both.
+    """
+    generator = torch.Generator().manual_seed(number)
+    acc = 2 * torch.randn(ROWS, COLUMNS, generator=generator)
+    column = torch.randn(COLUMNS, generator=generator)
+    matrix = torch.randn(ROWS, COLUMNS, generator=generator)
+    special = torch.tensor(SPECIAL)
+    acc[0], matrix[1], acc[2], matrix[2] = special, special, special, special.roll(5)
+    matrix[3] = acc[3]
+    column[3] = NAN
+    return [value.double() for value in (acc, column, matrix, torch.tensor(0.7))]
+
+
+def differences(found: dict[str, Tensor], inputs: list[Tensor], low: Tensor, high: Tensor) -> str:
+    """Where each of `found`, a mask of what is wrong, has a point: the first of them."""
+    lines = []
+    for label, wrong in found.items():
+        for place in wrong.flatten().nonzero().flatten().tolist()[:3]:
+            given = [float(one.flatten()[place]) for one in inputs]
+            ends = float(low.flatten()[place]), float(high.flatten()[place])
+            lines.append(f"{label} at {given}: expected from {ends[0]!r} to {ends[1]!r}")
+    return "\n".join(lines)
+
+
 @needs_compiler
 @pytest.mark.slow
 def test_random_expressions(trees: dict[str, tuple[Traced, Expression]], tree_functors: Functors) -> None:
-    """Functor and reference, fp32 and fp64; and both against the function itself."""
-    generator = torch.Generator().manual_seed(5)
-    acc = torch.randn(8, 16, generator=generator, dtype=torch.float64) * 2
-    column, matrix = (
-        torch.randn(16, generator=generator).double(),
-        torch.randn(8, 16, generator=generator).double(),
-    )
-    scalar = torch.tensor(0.7, dtype=torch.float64)
-    for name, (traced, expression) in trees.items():
-        for dtype in (torch.float32, torch.float64):
-            given = [value.to(dtype) for value in (acc, column, matrix, scalar)]
-            actual, reference = tree_functors.values(name, *given), traced.reference(*given)
-            assert reference.dtype == dtype
-            plain = expression(*given) + given[0] * 0.5
-            # A step (floor, sign, a cast to fp16) passes on a last bit as a whole one: few elements may.
-            for one, other in ((actual, reference), (reference, plain)):
-                tolerance = 256 * torch.finfo(dtype).eps
-                off = ~torch.isclose(one, other, rtol=tolerance, atol=tolerance, equal_nan=True)
-                assert off.double().mean() <= 0.02, f"{name}, {dtype}:\n{traced.source}"
+    """Functor, reference and the function itself, in fp32 and fp64."""
+    inputs = points(5)
+    wide = [value.expand(ROWS, COLUMNS) for value in inputs]
+    for dtype, sharp in ((torch.float32, 1e-4), (torch.float64, 1e-13)):
+        told = 0.0
+        for name, (traced, expression) in trees.items():
+            given = [value.to(dtype) for value in inputs]
+            results = {
+                "functor": tree_functors.values(name, *given),
+                "reference": traced.reference(*given),
+                "function": expression(*given) + given[0] * 0.5,
+            }
+            assert all(result.dtype == dtype for result in results.values())
+            within = enclosure(traced.program, wide, dtype)
+            wrong = {label: ~within.has(result) for label, result in results.items()}
+            if dtype == torch.float32:  # where torch's vectorised gelu gives NaN at infinity
+                infinite = torch.stack(wide).isinf().any(0)
+                wrong["reference"] &= ~infinite
+                wrong["function"] &= ~infinite
+            text = differences(wrong, wide, within.low, within.high)
+            assert not text, f"{name}, {dtype}: {text}\n{traced.source}"
+            told += float(within.is_sharp(sharp).double().mean())
+        assert told >= 0.9 * len(trees)  # what is allowed is next to nothing, but for a few points
 
 
 @needs_compiler
@@ -140,19 +195,20 @@ def test_derivatives_of_random_expressions(
     trees: dict[str, tuple[Traced, Expression]], tree_functors: Functors
 ) -> None:
     generator = torch.Generator().manual_seed(6)
-    shapes = ((8, 16), (16,), (8, 16), ())
-    inputs = [
-        torch.randn(shape, generator=generator, dtype=torch.float64).requires_grad_() for shape in shapes
+    # One gradient for every element: the operands are broadcast first.
+    wide = [
+        torch.randn(shape, generator=generator, dtype=torch.float64).expand(ROWS, COLUMNS).contiguous()
+        for shape in ((ROWS, COLUMNS), (COLUMNS,), (ROWS, COLUMNS), ())
     ]
+    told = 0.0
     for name, (traced, _) in trees.items():
-        # One gradient for every element: the operands are broadcast first.
-        wide = [value.detach().expand(8, 16).clone().requires_grad_() for value in inputs]
-        result = traced.graph(wide[0], *wide[1:])
-        gradients = torch.autograd.grad(result.sum(), wide, allow_unused=True)
-        rounds = "to_half" in traced.source  # torch rounds a gradient through the cast, too
-        for which, gradient in enumerate(gradients):
-            expected = torch.zeros(8, 16, dtype=torch.float64) if gradient is None else gradient
-            actual = tree_functors.slopes(name, which, *[value.detach() for value in wide])
-            tolerance = 2e-2 if rounds else 1e-10
-            off = ~torch.isclose(actual, expected, rtol=tolerance, atol=tolerance)
-            assert off.double().mean() <= 0.02, f"{name}, {which}:\n{traced.source}"
+        for which, (expected, bound) in enumerate(
+            zip(*slopes_and_spread(traced, wide, generator), strict=True)
+        ):
+            actual = tree_functors.slopes(name, which, *wide)
+            same = (actual == expected) | (actual.isnan() & expected.isnan())
+            wrong = ~same & ~((actual - expected).abs() <= bound)
+            text = differences({"slope": wrong}, [*wide, actual], expected - bound, expected + bound)
+            assert not text, f"{name}, by {which}: {text}\n{traced.source}"
+            told += float((bound <= 1e-11 * expected.abs().clamp(min=1.0)).double().mean()) / len(wide)
+    assert told >= 0.9 * len(trees)
