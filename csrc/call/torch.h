@@ -25,6 +25,7 @@ enum class Answer {
   NotFused,      // the call is strict, and no fused kernel would run
   OtherSetting,  // PyTorch's GEMM needs another fp32 setting
   NotLinked,     // the epilogue was not linked yet into the kernel that would run
+  Recorded,      // a plain call but for autograd, which has to see it: some tensor requires a gradient
 };
 
 class Torch {

@@ -17,7 +17,7 @@ struct Fold {
   call::Tensor storage[kFolded];
   call::FoldVectors vectors;
 
-  bool read(const Reader& reader, PyObject* given) {
+  bool read(Reader& reader, PyObject* given) {
     if (!PyTuple_Check(given) || PyTuple_Size(given) != kFolded + 1) return false;
     for (int i = 0; i < kFolded; ++i) {
       if (!reader.read_optional(PyTuple_GetItem(given, i), &storage[i], &vectors.vectors[i])) return false;
@@ -33,7 +33,7 @@ struct OperandTuple {
   call::Tensor storage[kMaxOperands];
   Fold fold;
 
-  bool read(const Reader& reader, PyObject* given, PyObject* folded, call::GivenOperands* operands) {
+  bool read(Reader& reader, PyObject* given, PyObject* folded, call::GivenOperands* operands) {
     if (folded != Py_None) {
       operands->fold = &fold.vectors;
       return fold.read(reader, folded);
@@ -55,7 +55,7 @@ struct LinearArguments {
   OperandTuple operands;
   call::LinearCall linear;
 
-  bool read(const Reader& reader, PyObject* const* given) {
+  bool read(Reader& reader, PyObject* const* given) {
     linear.epilogue = static_cast<EpilogueId>(PyLong_AsLong(given[Epilogue]));
     const long fp32 = PyLong_AsLong(given[FP32]);
     linear.fp32_road = static_cast<int>(fp32 / 2);
@@ -91,7 +91,7 @@ struct ProductArguments {
   call::Tensor rows, matrix;
   call::LinearCall linear;
 
-  bool read(const Reader& reader, PyObject* const* given) {
+  bool read(Reader& reader, PyObject* const* given) {
     if (!reader.read(given[Rows], &rows) || !reader.read(given[Matrix], &matrix)) return false;
     if (rows.dim != 2 || matrix.dim != 2) return false;
     for (int axis = 0; axis < 2; ++axis) {  // a weight is the matrix transposed
@@ -119,7 +119,7 @@ struct ElementwiseArguments {
   OperandTuple operands;
   call::ElementwiseCall elementwise;
 
-  bool read(const Reader& reader, PyObject* const* given) {
+  bool read(Reader& reader, PyObject* const* given) {
     elementwise.epilogue = static_cast<EpilogueId>(PyLong_AsLong(given[Epilogue]));
     elementwise.x = &x;
     if (!reader.read(given[X], &x) || !reader.read_optional(given[Out], &out, &elementwise.out)) return false;
@@ -146,11 +146,11 @@ PyObject* raised(const std::exception& error) {
 PyObject* linear(PyObject*, PyObject* const* given, Py_ssize_t count) {
   using A = LinearArguments;
   if (!has_count(count, A::Count)) return nullptr;
-  bool is_recording = false;
+  Reader reader;
   A arguments;
-  const bool is_read = is_plain_here(&is_recording) && arguments.read(Reader(is_recording), given);
+  const call::Answer found = reader.found(reader.begin() && arguments.read(reader, given));
   if (PyErr_Occurred()) return nullptr;
-  if (!is_read) return reason(call::Answer::NotPlain);
+  if (found != call::Answer::Done) return reason(found);
   if (arguments.weight.dim != 2) return reason(call::Answer::DoesNotFit);
   try {
     PythonTorch torch({given[A::X], given[A::Weight], nullptr, first_of(given[A::Operands]), given[A::Out]},
@@ -164,11 +164,11 @@ PyObject* linear(PyObject*, PyObject* const* given, Py_ssize_t count) {
 PyObject* product(PyObject*, PyObject* const* given, Py_ssize_t count) {
   using A = ProductArguments;
   if (!has_count(count, A::Count)) return nullptr;
-  bool is_recording = false;
+  Reader reader;
   A arguments;
-  const bool is_read = is_plain_here(&is_recording) && arguments.read(Reader(is_recording), given);
+  const call::Answer found = reader.found(reader.begin() && arguments.read(reader, given));
   if (PyErr_Occurred()) return nullptr;
-  if (!is_read) return reason(call::Answer::NotPlain);
+  if (found != call::Answer::Done) return reason(found);
   try {
     PythonTorch torch({given[A::Rows], nullptr, given[A::Matrix], Py_None, Py_None}, arguments.rows,
                       arguments.matrix.sizes[0]);
@@ -181,11 +181,11 @@ PyObject* product(PyObject*, PyObject* const* given, Py_ssize_t count) {
 PyObject* elementwise(PyObject*, PyObject* const* given, Py_ssize_t count) {
   using A = ElementwiseArguments;
   if (!has_count(count, A::Count)) return nullptr;
-  bool is_recording = false;
+  Reader reader;
   A arguments;
-  const bool is_read = is_plain_here(&is_recording) && arguments.read(Reader(is_recording), given);
+  const call::Answer found = reader.found(reader.begin() && arguments.read(reader, given));
   if (PyErr_Occurred()) return nullptr;
-  if (!is_read) return reason(call::Answer::NotPlain);
+  if (found != call::Answer::Done) return reason(found);
   try {
     PythonTorch torch({given[A::X], nullptr, nullptr, Py_None, given[A::Out]}, arguments.x, 0);
     return torch.finish(state.functions->elementwise(arguments.elementwise, torch));

@@ -1,7 +1,7 @@
 """Plain calls: straight to the kernels, by a module in C++ that sees tensors without torch's dispatcher.
 
-`linear` and `elementwise` answer a call, or give None where somebody else has to: see `Reason`. Nothing is launched or
-written then. Decisions are made in csrc/call, by the planner.
+`linear` and `elementwise` answer a call, or give None where somebody else has to: see `Reason`; `Reason.RECORDED` where
+that is autograd and nobody else. Nothing is launched or written then. Decisions are made in csrc/call, by the planner.
 
 The module needs the exchange API of `torch.Tensor`, which torch has from 2.10 on, and a CPython with the stable ABI,
 which free-threaded ones lack. Elsewhere every call is somebody else's.
@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import enum
 import importlib
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Literal, TypeAlias
 
 import torch
 from torch import Tensor
@@ -26,6 +27,7 @@ from epigemm.epilogues import FOLDED, Epilogue
 
 _FP32 = torch.float32
 _is_compiling = torch.compiler.is_compiling
+_grad_enabled = torch.is_grad_enabled
 Vectors = tuple[Tensor | float | None, ...]
 _SPLIT_LATER = {
     code for code in _precision.FIRST_SLICES if _precision.SPLIT in _precision.road(code).fused[1:]
@@ -48,6 +50,14 @@ class Reason(enum.IntEnum):
     NO_MEMORY = 10
     NOT_FUSED = 11
     OTHER_SETTING = 12
+    NOT_LINKED = 13
+    RECORDED = 14
+
+
+Recorded: TypeAlias = Literal[Reason.RECORDED]
+RECORDED: Recorded = Reason.RECORDED
+# Of an IntEnum, comparing with what the module returns takes several times as long.
+_RECORDED, _OTHER_SETTING = int(Reason.RECORDED), int(Reason.OTHER_SETTING)
 
 
 def members() -> dict[str, Any]:
@@ -107,8 +117,9 @@ def linear(
     out: Tensor | None,
     pack_use: str | None,
     strict: bool,
-) -> Tensor | None:
-    """D = epilogue(x @ weight.T), or None. Arguments as the public functions got them.
+    given: tuple[Vectors, None] | None = None,
+) -> Tensor | Recorded | None:
+    """D = epilogue(x @ weight.T), or who sees the call. Arguments as the public functions got them.
 
     Args:
         epilogue: what follows the product.
@@ -121,6 +132,7 @@ def linear(
         out: where the result goes; None: a new tensor.
         pack_use: what the call may do with the weight's pack (see `epigemm.packs`); None: `epigemm.keep_packs` decides.
         strict: torch's GEMM is no answer.
+        given: all operands in the epilogue's order, in place of bias, scalar and vectors.
     """
     if _module is None or _is_compiling() or invariance.active or execution.on_first_call is not None:
         return None
@@ -134,14 +146,17 @@ def linear(
             if slices is None:
                 return None
             pack, pack_use = slices
-    operands, fold = _in_order(epilogue, bias, scalar, vectors)
+    operands, fold = given or _in_order(epilogue, bias, scalar, vectors)
     head = (epilogue.number, x, weight, operands, fold, out)
     found: Tensor | int = _module.linear(*head, code, pack, _PACK_USES[pack_use], strict)
-    if type(found) is int and found == Reason.OTHER_SETTING:
+    if type(found) is not int:
+        return found  # type: ignore[return-value]
+    if found == _OTHER_SETTING:
         with _precision.full_fp32(x.device.type):
             # The last bit: torch's own setting would be less accurate than the call.
             found = _module.linear(*head, code & ~1, pack, _PACK_USES[pack_use], strict)
-    return None if type(found) is int else found  # type: ignore[return-value]
+        return None if type(found) is int else found  # type: ignore[return-value]
+    return RECORDED if found == _RECORDED else None
 
 
 def _in_order(
@@ -171,7 +186,7 @@ def product(rows: Tensor, matrix: Tensor, precision: str) -> Tensor | None:
         if code in _precision.FIRST_SLICES and split.has_been_short():
             return None
     found: Tensor | int = _module.product(rows, matrix, code)
-    if type(found) is int and found == Reason.OTHER_SETTING:
+    if type(found) is int and found == _OTHER_SETTING:
         with _precision.full_fp32(rows.device.type):
             found = _module.product(rows, matrix, code & ~1)
     return None if type(found) is int else found  # type: ignore[return-value]
@@ -184,10 +199,10 @@ def _slices_at_hand(weight: Tensor, code: int, pack_use: str | None) -> tuple[Te
     """
     if split.has_been_short() or not isinstance(weight, Tensor):
         return None
+    if pack_use == packs.NONE or (weight.requires_grad and _grad_enabled()):
+        return None, packs.NONE  # the weight is about to change
     if pack_use is None:
         pack_use = keeping.pack_use(weight)
-    if pack_use == packs.NONE:
-        return None, pack_use
     pack = packs.find(weight, _precision.FIRST_SLICES[code])
     if pack is None:
         if code in _SPLIT_LATER and packs.find(weight, packs.PIECES[_precision.SPLIT]) is not None:
@@ -203,12 +218,12 @@ def _slices_at_hand(weight: Tensor, code: int, pack_use: str | None) -> tuple[Te
 def linear_operator(call: LinearCall) -> Tensor | None:
     """`linear`, for a call whose operands are as the operator `epigemm::linear` has them."""
     epilogue, x, weight, bias, operands, scalars, precision, pack_use, strict, _, out = call
-    if len(operands) + len(scalars) != epilogue.operand_count:
+    given = _given(epilogue, bias, operands, scalars)
+    if given is None:
         return None
-    vectors = tuple(operands) if epilogue.vectors else None
-    scalar = scalars[0] if scalars else operands[-1] if epilogue.scalar else None
     asked = None if precision == _precision.DEFAULT else precision
-    return linear(epilogue, x, weight, bias, scalar, vectors, asked, out, pack_use, strict)
+    found = linear(epilogue, x, weight, None, None, None, asked, out, pack_use, strict, (given, None))
+    return None if found is RECORDED else found
 
 
 def elementwise(
@@ -218,20 +233,32 @@ def elementwise(
     scalar: float | Tensor | None,
     vectors: Vectors | None,
     out: Tensor | None,
-) -> Tensor | None:
-    """D = epilogue(x), or None. Arguments as of `linear`."""
+) -> Tensor | Recorded | None:
+    """D = epilogue(x), or who sees the call. Arguments as of `linear`."""
     if _module is None or _is_compiling():
         return None
     operands, fold = _in_order(epilogue, bias, scalar, vectors)
     found: Tensor | int = _module.elementwise(epilogue.number, x, operands, fold, out)
-    return None if type(found) is int else found  # type: ignore[return-value]
+    if type(found) is not int:
+        return found  # type: ignore[return-value]
+    return RECORDED if found == _RECORDED else None
 
 
 def elementwise_operator(call: ElementwiseCall) -> Tensor | None:
     """`elementwise`, for a call whose operands are as the operator `epigemm::elementwise` has them."""
     epilogue, x, bias, operands, scalars, out = call
+    given = _given(epilogue, bias, operands, scalars)
+    if given is None or _module is None or _is_compiling():
+        return None
+    found: Tensor | int = _module.elementwise(epilogue.number, x, given, None, out)
+    return None if type(found) is int else found  # type: ignore[return-value]
+
+
+def _given(
+    epilogue: Epilogue, bias: Tensor | None, operands: Sequence[Tensor], scalars: Sequence[float]
+) -> Vectors | None:
+    """An operator's operands in the epilogue's order; None where there are too few or too many."""
     if len(operands) + len(scalars) != epilogue.operand_count:
         return None
-    vectors = tuple(operands) if epilogue.vectors else None
-    scalar = scalars[0] if scalars else operands[-1] if epilogue.scalar else None
-    return elementwise(epilogue, x, bias, scalar, vectors, out)
+    given: Vectors = (*operands, *scalars)
+    return (bias, *given) if epilogue.takes_bias or bias is not None else given

@@ -63,9 +63,9 @@ def keeps_product(call: LinearCall) -> bool:
 
 def save_linear(ctx: Any, call: LinearCall, output: Tensor) -> None:
     """Save what `linear_gradients` needs."""
-    epilogue, x, weight, bias, operands, scalars, precision, pack_use, *_ = call
-    ctx.call = (epilogue, scalars, precision, pack_use)  # no tensor, which autograd would not see
-    again = ctx.again = not without_product(epilogue, operands)
+    epilogue, x, weight, bias, operands, scalars, precision, pack_use, _, _, _ = call
+    again = not without_product(epilogue, operands)
+    ctx.call = (epilogue, scalars, precision, pack_use, again)  # no tensor, which autograd would not see
     if again:
         ctx.save_for_backward(x, weight, bias, _snapshot(bias), *operands)
         return
@@ -80,10 +80,10 @@ def save_linear(ctx: Any, call: LinearCall, output: Tensor) -> None:
 
 def linear_gradients(ctx: Any, grad: Tensor, needs: Sequence[bool]) -> list[Tensor | None]:
     """Gradients with respect to (x, weight, bias, *operands), where `needs` asks for them."""
-    if ctx.again:
+    epilogue, _, precision, _, again = ctx.call
+    if again:
         return _gradients_by_product(ctx, grad, needs)
     x, weight, output, *operands = ctx.saved_tensors
-    epilogue, _, precision, _ = ctx.call
     if epilogue is BIAS_RELU:
         grad = _threshold_backward(grad, output, 0)
     elif epilogue is not BIAS:
@@ -95,7 +95,7 @@ def linear_gradients(ctx: Any, grad: Tensor, needs: Sequence[bool]) -> list[Tens
 def _gradients_by_product(ctx: Any, grad: Tensor, needs: Sequence[bool]) -> list[Tensor | None]:
     """As `linear_gradients`, where the product has to be made again."""
     x, weight, bias, snapshot, *operands = ctx.saved_tensors
-    epilogue, scalars, precision, pack_use = ctx.call
+    epilogue, scalars, precision, pack_use, _ = ctx.call
     needs_x, needs_weight, needs_bias, *needs_operands = needs
     acc = accumulator(x, weight, precision, pack_use)
     bias = bias if _grad_enabled() else snapshot

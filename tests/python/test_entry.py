@@ -10,11 +10,13 @@ import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
+from torch.nn import Parameter
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -25,6 +27,7 @@ from epigemm.entry import Reason
 from epigemm.packs import FIND
 from tests.support.public import PUBLIC, Public
 from tests.support.untyped import backends
+from tests.support.untyped import torch as untyped
 
 pytestmark = [
     pytest.mark.skipif(not hasattr(Tensor, "__dlpack_c_exchange_api__"), reason="torch: no exchange API"),
@@ -141,7 +144,6 @@ def _negated() -> Tensor:
 
 
 NOT_PLAIN: dict[str, tuple[Callable[[], Any], Callable[[], AbstractContextManager[Any]]]] = {
-    "gradient": (_needs_gradient, nullcontext),
     "subclass": (lambda: _x().as_subclass(Subclass), nullcontext),
     "lazily negated": (_negated, nullcontext),
     "zero tensor": (lambda: torch._efficientzerotensor((4, 8)), nullcontext),
@@ -166,6 +168,71 @@ def test_others_answer(name: str, answered: list[Reason | str]) -> None:
     with mode():
         assert entry.linear(*_linear(x, weight)) is None
     assert answered == [Reason.DOES_NOT_FIT if name.startswith("another") else Reason.NOT_PLAIN]
+
+
+def _leaked(transform: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Tensor:
+    """A tensor of a transformation that is over."""
+    leaked: list[Tensor] = []
+
+    def leak(row: Tensor) -> Tensor:
+        leaked.append(row)
+        return row.sum()
+
+    transform(leak)(_x())
+    return leaked[0]
+
+
+RECORDED: dict[str, tuple[Callable[[], Any], Reason]] = {
+    "plain": (_x, Reason.RECORDED),
+    "gradient": (_needs_gradient, Reason.RECORDED),
+    "Parameter": (lambda: Parameter(_x()), Reason.RECORDED),
+    "subclass": (lambda: _x().as_subclass(Subclass), Reason.NOT_PLAIN),
+    "lazily negated": (_negated, Reason.NOT_PLAIN),
+    "of torch.func.grad": (lambda: _leaked(torch.func.grad), Reason.NOT_PLAIN),
+    "of vmap": (lambda: _leaked(torch.func.vmap), Reason.NOT_PLAIN),
+    "functional": (lambda: untyped._to_functional_tensor(_x()), Reason.NOT_PLAIN),
+    "functional without elements": (
+        lambda: untyped._to_functional_tensor(torch.randn(0, 8)),
+        Reason.NOT_PLAIN,
+    ),
+    "without elements": (lambda: torch.randn(0, 8), Reason.NOT_PLAIN),
+    "meta": (lambda: torch.empty(4, 8, device="meta"), Reason.NOT_PLAIN),
+    "integers": (lambda: torch.ones(4, 8, dtype=torch.int64), Reason.NOT_PLAIN),
+}
+
+
+@pytest.mark.parametrize("name", RECORDED)
+def test_autograd_alone_sees_recorded_calls(name: str, answered: list[Reason | str]) -> None:
+    make, reason = RECORDED[name]
+    x, weight, bias = make(), torch.randn(16, 8, requires_grad=True), torch.randn(8, requires_grad=True)
+    answered.clear()
+    who = entry.RECORDED if reason == Reason.RECORDED else None
+    assert entry.linear(*_linear(x, weight)) is who
+    assert entry.elementwise(epigemm.epilogues.BIAS_RELU, x, bias, None, None, None) is who
+    assert answered == [reason, reason]
+    with torch.no_grad():
+        assert entry.linear(*_linear(x, weight)) is not entry.RECORDED
+
+
+@pytest.mark.parametrize("name", NOT_PLAIN)
+def test_others_answer_recorded_calls_too(name: str, answered: list[Reason | str]) -> None:
+    make, mode = NOT_PLAIN[name]
+    x, weight = make(), torch.randn(16, 8, requires_grad=True)
+    with mode():
+        found = entry.linear(*_linear(x, weight))
+    # What does not fit is found out when the call runs.
+    recorded = name.startswith("another")
+    assert found is (entry.RECORDED if recorded else None)
+    assert answered == [Reason.RECORDED if recorded else Reason.NOT_PLAIN]
+
+
+def test_recorded_calls_run_in_their_nodes(answered: list[Reason | str]) -> None:
+    """The entry is asked twice: who sees the call, and for its result."""
+    x, weight = _x(), torch.randn(16, 8, requires_grad=True)
+    with mock.patch.object(epigemm.call, "_road", side_effect=AssertionError):
+        epigemm.linear_relu(x, weight)
+        epigemm.sigmoid(_needs_gradient())
+    assert answered == [Reason.RECORDED, DONE] * 2
 
 
 def _linear(x: Any, weight: Any, **changed: Any) -> tuple[Any, ...]:
@@ -383,7 +450,7 @@ def test_the_current_device_stays_what_it_is() -> None:
     x, weight = torch.randn(64, 512, device="cuda:1"), torch.randn(512, 512, device="cuda:1")
     epigemm.linear(x, weight)
     found = entry.linear(*_linear(x, weight))
-    assert found is not None and found.device == x.device and torch.cuda.current_device() == 0
+    assert isinstance(found, Tensor) and found.device == x.device and torch.cuda.current_device() == 0
     torch.testing.assert_close(found, x @ weight.t(), rtol=1e-3, atol=1e-3)
 
 
