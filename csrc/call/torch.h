@@ -40,6 +40,7 @@ class Torch {
   virtual bool stream(void** stream) = 0;
   // Runs an elementwise problem on a CPU, on PyTorch's threads.
   virtual void run_on_cpu(const ElementwiseProblem& problem) = 0;
+  virtual void run_derivative_on_cpu(const DerivativeProblem& problem) = 0;
   // Has the call end in a RuntimeError.
   virtual void raise(const char* message) = 0;
 

@@ -7,7 +7,7 @@ namespace {
 
 // Whether a function of PyTorch's returns False, None or 0.
 bool is_off(PyObject* function) {
-  const Object found = call(function);
+  const Object found(PyObject_CallNoArgs(function));
   if (!found) {
     PyErr_Clear();
     return false;

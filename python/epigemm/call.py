@@ -96,12 +96,12 @@ def linear(
     else:
         number = scalar if isinstance(scalar, Tensor) else None
         road = _DISPATCHED if x is None or weight is None else _road((x, weight, bias, out, number, *vectors))
-    if road == _DISPATCHED:
-        checks.tensors(x=x, weight=weight)
-        checks.optional_tensors(**{"bias": bias, **_named(vectors), "out": out})
-    if _any_autocast():
-        x, weight, (bias, *first) = _autocast(x, weight, bias, *vectors[:1])
-        vectors = (*first, *vectors[1:])
+        if road == _DISPATCHED:
+            checks.tensors(x=x, weight=weight)
+            checks.optional_tensors(**{"bias": bias, **_named(vectors), "out": out})
+        if _any_autocast():
+            x, weight, (bias, *first) = _autocast(x, weight, bias, *vectors[:1])
+            vectors = (*first, *vectors[1:])
     if road == _RECORDED and weight.requires_grad:
         # It is about to change, by whatever means: its pack would be made again in any case.
         pack_use = packs.NONE
@@ -109,7 +109,7 @@ def linear(
         pack_use = keeping.pack_use(weight) if keeping.active or keeping.traced else packs.FIND
     operands, scalars = scalar_operand(epilogue, scalar, x)
     precision = DEFAULT if precision is None else checks.precision(precision)
-    if _is_compiling():
+    if road == _DISPATCHED and _is_compiling():
         precision = compiled.resolved(precision, x)
     if strict is not False:
         checks.flag("strict", strict)
@@ -189,9 +189,9 @@ def elementwise(
     else:
         number = scalar if isinstance(scalar, Tensor) else None
         road = _DISPATCHED if x is None else _road((x, bias, out, number, *vectors))
-    if road == _DISPATCHED:
-        checks.tensors(x=x)
-        checks.optional_tensors(**{"bias": bias, **_named(vectors), "out": out})
+        if road == _DISPATCHED:
+            checks.tensors(x=x)
+            checks.optional_tensors(**{"bias": bias, **_named(vectors), "out": out})
     operands, scalars = scalar_operand(epilogue, scalar, x)
     if fold is not None:
         checks.rows_of_vectors(x)

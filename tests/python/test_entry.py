@@ -21,8 +21,9 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import epigemm
-from epigemm import entry, packs
+from epigemm import checks, entry, kernels, packs
 from epigemm import precision as _precision
+from epigemm.calls import ElementwiseCall
 from epigemm.entry import Reason
 from epigemm.packs import FIND
 from tests.support.public import PUBLIC, Public
@@ -115,6 +116,67 @@ def test_products_of_a_backward_pass(
     assert answered == [DONE] and found is not None
     expected = epigemm.linear(rows, matrix.t())
     torch.testing.assert_close(found, expected, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("wanted", ["x", "weight", "both"])
+def test_both_products_of_a_backward_pass(
+    dtype: torch.dtype, wanted: str, device: torch.device, rng: torch.Generator
+) -> None:
+    rows, x, weight = (
+        torch.randn(*size, generator=rng).to(device, dtype) for size in ((48, 64), (48, 32), (64, 32))
+    )
+    given = (None if wanted == "x" else x, None if wanted == "weight" else weight)
+    of_x, of_weight = entry.products(rows, *given, "default")
+    for found, left, right in ((of_x, rows, given[1]), (of_weight, rows.t(), given[0])):
+        expected = None if right is None else entry.product(left, right, "default")
+        assert (found is None) == (right is None)
+        if found is not None:
+            torch.testing.assert_close(found, expected, rtol=0, atol=0)
+
+
+def test_products_that_the_entry_leaves_to_others() -> None:
+    rows, x, weight = torch.randn(4, 6), torch.randn(4, 8), torch.randn(6, 8)
+    assert entry.products(rows[0], x, weight, "default") == (None, None)
+    assert entry.products(rows, x.requires_grad_(), weight, "default") == (None, None)
+    of_x, of_weight = entry.products(rows, x.detach()[:3], weight, "default")
+    assert of_x is not None and of_weight is None
+    backends.mkldnn.matmul.fp32_precision = "bf16"
+    assert entry.products(rows, x.detach(), weight, "ieee") == (
+        None,
+        None,
+    )  # the setting is switched for each
+    assert entry.product(rows, weight, "ieee") is not None
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("tensor_scalar", [False, True])
+@pytest.mark.parametrize("name", ["sigmoid", "bias_relu", "relu_div", "sigmoid_scale_residual"])
+def test_derivatives_are_those_of_the_operator(
+    name: str, dtype: torch.dtype, tensor_scalar: bool, device: torch.device, rng: torch.Generator
+) -> None:
+    grad, x = (torch.randn(9, 16, generator=rng).to(device, dtype) for _ in range(2))
+    epilogue = checks.epilogue_named(name, linear=False)
+    wide = torch.promote_types(dtype, torch.float32)
+    bias = torch.randn(16, generator=rng).to(device, dtype) if epilogue.takes_bias else None
+    scalar = torch.tensor(2.5, dtype=wide, device=device)
+    operands = (scalar,) if epilogue.scalar and tensor_scalar else ()
+    scalars = (2.5,) if epilogue.scalar and not tensor_scalar else ()
+    call = ElementwiseCall(epilogue, x, bias, operands, scalars)
+    found = entry.derivative(call, grad)
+    assert found is not None
+    torch.testing.assert_close(found, kernels.derivative(call, grad), rtol=0, atol=0)
+    for wrong in (grad.t(), grad.t().contiguous().t(), grad[:8], grad.to(torch.complex64)):
+        assert entry.derivative(call, wrong) is None
+    assert entry.derivative(call._replace(scalars=(1.0, 2.0)), grad) is None
+    if bias is not None:
+        strided = torch.stack((bias, bias), 1)[:, 0]
+        assert entry.derivative(call._replace(bias=strided), grad) is None
+    assert entry.derivative(call._replace(x=x.detach().requires_grad_()), grad) is None
+    assert entry.derivative(call._replace(x=x[:0]), grad[:0]) is not None
+    if bias is None:
+        point = entry.derivative(call._replace(x=x[0, 0]), grad[0, 0])
+        torch.testing.assert_close(point, found[0, 0], rtol=0, atol=0)
 
 
 class SeesEverything(TorchDispatchMode):  # type: ignore[no-untyped-call]
