@@ -1,10 +1,16 @@
 #include "call/elementwise.h"
 
 #include <algorithm>
+#include <string>
 
 #include "call/decide.h"
 #include "call/operands.h"
 #include "link/kernels.h"
+
+#if EPIGEMM_WITH_CUDA
+#include "device/query.h"
+#include "elementwise/launch.h"
+#endif
 
 namespace epigemm::call {
 namespace {
@@ -76,6 +82,31 @@ Answer elementwise_linked(const ElementwiseCall& call, Torch& torch) {
   return run_linked(problem, from, to, torch, stream) ? Answer::Done : Answer::Raised;
 }
 
+// Vectors without gaps, which the kernels of derivatives read.
+bool are_dense(const EpilogueInfo& epilogue, const GivenOperands& operands) {
+  for (int i = 0; i < operands.count; ++i) {
+    const Tensor* const tensor = operands.values[i].tensor;
+    const bool is_scalar = epilogue.operands[i + 1].kind == OperandKind::Scalar;
+    if (tensor && !is_scalar && !tensor->is_contiguous()) return false;
+  }
+  return true;
+}
+
+bool run_derivative(DerivativeProblem& problem, const Tensor& x, Torch& torch, void* stream) {
+#if EPIGEMM_WITH_CUDA
+  if (x.is_cuda()) {
+    problem.stream = stream;
+    cuda::launch_derivative(problem);
+    const std::string error = cuda::last_error();
+    if (!error.empty()) torch.raise(("the kernel could not be launched: " + error).c_str());
+    return error.empty();
+  }
+#endif
+  (void)x, (void)stream;
+  torch.run_derivative_on_cpu(problem);
+  return true;
+}
+
 }  // namespace
 
 Answer elementwise(const ElementwiseCall& call, Torch& torch) {
@@ -97,6 +128,30 @@ Answer elementwise(const ElementwiseCall& call, Torch& torch) {
   }
   lay_out(x, out, &problem);
   return run_elementwise(problem, x, torch, stream) ? Answer::Done : Answer::Raised;
+}
+
+Answer derivative(const DerivativeCall& call, Torch& torch) {
+  constexpr int64_t kMostColumns = int64_t(1) << 30;  // which the kernels count in 32 bits
+  const Tensor &x = *call.x, &grad = *call.grad;
+  if (!is_ready(x)) return Answer::NotReady;
+  if (!is_built_in(call.epilogue)) return Answer::NotPlain;
+  DerivativeProblem problem;
+  problem.epilogue = call.epilogue;
+  if (!grad.has_sizes_of(x) || grad.element != x.element || !grad.is_beside(x)) return Answer::DoesNotFit;
+  if (!fits({call.epilogue, call.x, call.operands}, &problem)) return Answer::DoesNotFit;
+  const bool is_dense = x.is_contiguous() && grad.is_contiguous();
+  if (!is_dense || columns_of(x) > kMostColumns || !are_dense(epilogue_info(call.epilogue), call.operands)) {
+    return Answer::NotReadable;
+  }
+  void* stream = nullptr;
+  if (x.is_cuda() && !torch.stream(&stream)) return Answer::NotReady;
+  Tensor out;
+  if (!torch.result(&out)) return Answer::Raised;
+  if (x.numel() == 0) return Answer::Done;
+  lay_out(x, out, &problem);
+  if (problem.dimensions == 0) problem.sizes[problem.dimensions++] = 1;
+  problem.grad = grad.data;
+  return run_derivative(problem, x, torch, stream) ? Answer::Done : Answer::Raised;
 }
 
 }  // namespace epigemm::call

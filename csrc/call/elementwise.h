@@ -15,4 +15,14 @@ struct ElementwiseCall {
 
 Answer elementwise(const ElementwiseCall& call, Torch& torch);
 
+// grad times the epilogue's derivative at x.
+struct DerivativeCall {
+  EpilogueId epilogue = EpilogueId::sigmoid;
+  const Tensor* grad = nullptr;
+  const Tensor* x = nullptr;
+  GivenOperands operands;
+};
+
+Answer derivative(const DerivativeCall& call, Torch& torch);
+
 }  // namespace epigemm::call

@@ -8,7 +8,9 @@ namespace epigemm::call {
 struct Functions {
   Answer (*linear)(const LinearCall& call, Torch& torch);
   Answer (*elementwise)(const ElementwiseCall& call, Torch& torch);
+  Answer (*derivative)(const DerivativeCall& call, Torch& torch);
   void (*run_on_cpu)(const ElementwiseProblem& problem);
+  void (*run_derivative_on_cpu)(const DerivativeProblem& problem);
 };
 
 }  // namespace epigemm::call

@@ -25,6 +25,7 @@ enum class Answer {
   NotFused,      // the call is strict, and no fused kernel would run
   OtherSetting,  // PyTorch's GEMM needs another fp32 setting
   NotLinked,     // the epilogue was not linked yet into the kernel that would run
+  Recorded,      // a plain call but for autograd, which has to see it: some tensor requires a gradient
 };
 
 class Torch {
@@ -39,6 +40,7 @@ class Torch {
   virtual bool stream(void** stream) = 0;
   // Runs an elementwise problem on a CPU, on PyTorch's threads.
   virtual void run_on_cpu(const ElementwiseProblem& problem) = 0;
+  virtual void run_derivative_on_cpu(const DerivativeProblem& problem) = 0;
   // Has the call end in a RuntimeError.
   virtual void raise(const char* message) = 0;
 

@@ -17,7 +17,7 @@ struct Fold {
   call::Tensor storage[kFolded];
   call::FoldVectors vectors;
 
-  bool read(const Reader& reader, PyObject* given) {
+  bool read(Reader& reader, PyObject* given) {
     if (!PyTuple_Check(given) || PyTuple_Size(given) != kFolded + 1) return false;
     for (int i = 0; i < kFolded; ++i) {
       if (!reader.read_optional(PyTuple_GetItem(given, i), &storage[i], &vectors.vectors[i])) return false;
@@ -33,7 +33,7 @@ struct OperandTuple {
   call::Tensor storage[kMaxOperands];
   Fold fold;
 
-  bool read(const Reader& reader, PyObject* given, PyObject* folded, call::GivenOperands* operands) {
+  bool read(Reader& reader, PyObject* given, PyObject* folded, call::GivenOperands* operands) {
     if (folded != Py_None) {
       operands->fold = &fold.vectors;
       return fold.read(reader, folded);
@@ -55,7 +55,7 @@ struct LinearArguments {
   OperandTuple operands;
   call::LinearCall linear;
 
-  bool read(const Reader& reader, PyObject* const* given) {
+  bool read(Reader& reader, PyObject* const* given) {
     linear.epilogue = static_cast<EpilogueId>(PyLong_AsLong(given[Epilogue]));
     const long fp32 = PyLong_AsLong(given[FP32]);
     linear.fp32_road = static_cast<int>(fp32 / 2);
@@ -85,32 +85,42 @@ struct LinearArguments {
   }
 };
 
-// product(rows, matrix, fp32) -> Tensor | int: rows @ matrix, of a backward pass; fp32 as above
-struct ProductArguments {
-  enum { Rows, Matrix, FP32, Count };
-  call::Tensor rows, matrix;
-  call::LinearCall linear;
+// A matrix transposed, without a copy.
+struct Transposed {
+  call::Tensor tensor;
 
-  bool read(const Reader& reader, PyObject* const* given) {
-    if (!reader.read(given[Rows], &rows) || !reader.read(given[Matrix], &matrix)) return false;
-    if (rows.dim != 2 || matrix.dim != 2) return false;
-    for (int axis = 0; axis < 2; ++axis) {  // a weight is the matrix transposed
+  explicit Transposed(const call::Tensor& matrix) : tensor(matrix) {
+    for (int axis = 0; axis < 2; ++axis) {
       sizes_[axis] = matrix.sizes[1 - axis];
       strides_[axis] = matrix.strides[1 - axis];
     }
-    matrix.sizes = sizes_;
-    matrix.strides = strides_;
-    const long fp32 = PyLong_AsLong(given[FP32]);
-    linear.fp32_road = static_cast<int>(fp32 / 2);
-    linear.needs_other_setting = fp32 % 2 != 0;
-    linear.x = &rows;
-    linear.weight = &matrix;
-    linear.operands.count = 1;  // no bias
-    return true;
+    tensor.sizes = sizes_;
+    tensor.strides = strides_;
   }
+  Transposed(const Transposed&) = delete;
+  Transposed& operator=(const Transposed&) = delete;
 
  private:
   int64_t sizes_[2], strides_[2];
+};
+
+// A matrix of a backward pass.
+struct Factor {
+  PyObject* object;
+  call::Tensor view;
+
+  bool read(Reader& reader) { return reader.read(object, &view) && view.dim == 2; }
+};
+
+// product(rows, matrix, fp32) -> Tensor | int: rows @ matrix, of a backward pass; fp32 as above
+struct ProductArguments {
+  enum { Rows, Matrix, FP32, Count };
+};
+
+// products(rows, x, weight, fp32) -> (Tensor | int | None, Tensor | int | None) | int: rows @ weight and rows.T @ x,
+// where the weight and where x is not None
+struct ProductsArguments {
+  enum { Rows, X, Weight, FP32, Count };
 };
 
 struct ElementwiseArguments {
@@ -119,11 +129,27 @@ struct ElementwiseArguments {
   OperandTuple operands;
   call::ElementwiseCall elementwise;
 
-  bool read(const Reader& reader, PyObject* const* given) {
+  bool read(Reader& reader, PyObject* const* given) {
     elementwise.epilogue = static_cast<EpilogueId>(PyLong_AsLong(given[Epilogue]));
     elementwise.x = &x;
     if (!reader.read(given[X], &x) || !reader.read_optional(given[Out], &out, &elementwise.out)) return false;
     return operands.read(reader, given[Operands], given[Folded], &elementwise.operands);
+  }
+};
+
+// derivative(epilogue, grad, x, operands) -> Tensor | int
+struct DerivativeArguments {
+  enum { Epilogue, Grad, X, Operands, Count };
+  call::Tensor grad, x;
+  OperandTuple operands;
+  call::DerivativeCall derivative;
+
+  bool read(Reader& reader, PyObject* const* given) {
+    derivative.epilogue = static_cast<EpilogueId>(PyLong_AsLong(given[Epilogue]));
+    derivative.grad = &grad;
+    derivative.x = &x;
+    return reader.read(given[Grad], &grad) && reader.read(given[X], &x) &&
+           operands.read(reader, given[Operands], Py_None, &derivative.operands);
   }
 };
 
@@ -146,11 +172,11 @@ PyObject* raised(const std::exception& error) {
 PyObject* linear(PyObject*, PyObject* const* given, Py_ssize_t count) {
   using A = LinearArguments;
   if (!has_count(count, A::Count)) return nullptr;
-  bool is_recording = false;
+  Reader reader;
   A arguments;
-  const bool is_read = is_plain_here(&is_recording) && arguments.read(Reader(is_recording), given);
+  const call::Answer found = reader.found(reader.begin() && arguments.read(reader, given));
   if (PyErr_Occurred()) return nullptr;
-  if (!is_read) return reason(call::Answer::NotPlain);
+  if (found != call::Answer::Done) return reason(found);
   if (arguments.weight.dim != 2) return reason(call::Answer::DoesNotFit);
   try {
     PythonTorch torch({given[A::X], given[A::Weight], nullptr, first_of(given[A::Operands]), given[A::Out]},
@@ -161,34 +187,84 @@ PyObject* linear(PyObject*, PyObject* const* given, Py_ssize_t count) {
   }
 }
 
-PyObject* product(PyObject*, PyObject* const* given, Py_ssize_t count) {
-  using A = ProductArguments;
-  if (!has_count(count, A::Count)) return nullptr;
-  bool is_recording = false;
-  A arguments;
-  const bool is_read = is_plain_here(&is_recording) && arguments.read(Reader(is_recording), given);
-  if (PyErr_Occurred()) return nullptr;
-  if (!is_read) return reason(call::Answer::NotPlain);
+// rows @ matrix, or the reason why not.
+PyObject* multiply(const Factor& rows, const Factor& matrix, long fp32) {
+  const Transposed weight(matrix.view);
+  call::LinearCall linear;
+  linear.fp32_road = static_cast<int>(fp32 / 2);
+  linear.needs_other_setting = fp32 % 2 != 0;
+  linear.x = &rows.view;
+  linear.weight = &weight.tensor;
+  linear.operands.count = 1;  // no bias
   try {
-    PythonTorch torch({given[A::Rows], nullptr, given[A::Matrix], Py_None, Py_None}, arguments.rows,
-                      arguments.matrix.sizes[0]);
-    return torch.finish(state.functions->linear(arguments.linear, torch));
+    PythonTorch torch({rows.object, nullptr, matrix.object, Py_None, Py_None}, rows.view, weight.tensor.sizes[0]);
+    return torch.finish(state.functions->linear(linear, torch));
   } catch (const std::exception& error) {
     return raised(error);
   }
 }
 
+PyObject* product(PyObject*, PyObject* const* given, Py_ssize_t count) {
+  using A = ProductArguments;
+  if (!has_count(count, A::Count)) return nullptr;
+  Reader reader;
+  Factor rows{given[A::Rows], {}}, matrix{given[A::Matrix], {}};
+  const long fp32 = PyLong_AsLong(given[A::FP32]);
+  const call::Answer found = reader.found(reader.begin() && rows.read(reader) && matrix.read(reader));
+  if (PyErr_Occurred()) return nullptr;
+  return found == call::Answer::Done ? multiply(rows, matrix, fp32) : reason(found);
+}
+
+PyObject* products(PyObject*, PyObject* const* given, Py_ssize_t count) {
+  using A = ProductsArguments;
+  if (!has_count(count, A::Count)) return nullptr;
+  Reader reader;
+  Factor rows{given[A::Rows], {}}, x{given[A::X], {}}, weight{given[A::Weight], {}};
+  const long fp32 = PyLong_AsLong(given[A::FP32]);
+  const bool needs_x = weight.object != Py_None, needs_weight = x.object != Py_None;
+  const call::Answer found = reader.found(reader.begin() && rows.read(reader) && (!needs_x || weight.read(reader)) &&
+                                          (!needs_weight || x.read(reader)));
+  if (PyErr_Occurred()) return nullptr;
+  if (found != call::Answer::Done) return reason(found);
+  const Object of_x = needs_x ? Object(multiply(rows, weight, fp32)) : Object::borrowed(Py_None);
+  if (!of_x) return nullptr;
+  Object of_weight = Object::borrowed(Py_None);
+  if (needs_weight) {
+    const Transposed columns(rows.view);
+    const Object transposed = call_method(rows.object, state.transpose);
+    if (!transposed) return nullptr;
+    of_weight = Object(multiply({transposed.get(), columns.tensor}, x, fp32));
+  }
+  return of_weight ? PyTuple_Pack(2, of_x.get(), of_weight.get()) : nullptr;
+}
+
 PyObject* elementwise(PyObject*, PyObject* const* given, Py_ssize_t count) {
   using A = ElementwiseArguments;
   if (!has_count(count, A::Count)) return nullptr;
-  bool is_recording = false;
+  Reader reader;
   A arguments;
-  const bool is_read = is_plain_here(&is_recording) && arguments.read(Reader(is_recording), given);
+  const call::Answer found = reader.found(reader.begin() && arguments.read(reader, given));
   if (PyErr_Occurred()) return nullptr;
-  if (!is_read) return reason(call::Answer::NotPlain);
+  if (found != call::Answer::Done) return reason(found);
   try {
     PythonTorch torch({given[A::X], nullptr, nullptr, Py_None, given[A::Out]}, arguments.x, 0);
     return torch.finish(state.functions->elementwise(arguments.elementwise, torch));
+  } catch (const std::exception& error) {
+    return raised(error);
+  }
+}
+
+PyObject* derivative(PyObject*, PyObject* const* given, Py_ssize_t count) {
+  using A = DerivativeArguments;
+  if (!has_count(count, A::Count)) return nullptr;
+  Reader reader;
+  A arguments;
+  const call::Answer found = reader.found(reader.begin() && arguments.read(reader, given));
+  if (PyErr_Occurred()) return nullptr;
+  if (found != call::Answer::Done) return reason(found);
+  try {
+    PythonTorch torch({given[A::X], nullptr, nullptr, Py_None, Py_None}, arguments.x, 0);
+    return torch.finish(state.functions->derivative(arguments.derivative, torch));
   } catch (const std::exception& error) {
     return raised(error);
   }
@@ -210,11 +286,10 @@ PyMethodDef method(const char* name, Function function) {
 
 PyMODINIT_FUNC PyInit__entry() {
   using namespace epigemm::python;
-  static PyMethodDef methods[] = {method("init", &init),
-                                  method("linear", &linear),
-                                  method("product", &product),
-                                  method("elementwise", &elementwise),
-                                  {nullptr, nullptr, 0, nullptr}};
+  static PyMethodDef methods[] = {
+      method("init", &init),         method("linear", &linear),           method("product", &product),
+      method("products", &products), method("elementwise", &elementwise), method("derivative", &derivative),
+      {nullptr, nullptr, 0, nullptr}};
   static PyModuleDef definition = {
       PyModuleDef_HEAD_INIT, "_entry", nullptr, -1, methods, nullptr, nullptr, nullptr, nullptr};
   return PyModule_Create(&definition);

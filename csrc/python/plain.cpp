@@ -7,7 +7,7 @@ namespace {
 
 // Whether a function of PyTorch's returns False, None or 0.
 bool is_off(PyObject* function) {
-  const Object found = call(function);
+  const Object found(PyObject_CallNoArgs(function));
   if (!found) {
     PyErr_Clear();
     return false;
@@ -83,25 +83,33 @@ bool view_of(PyObject* object, call::Tensor* tensor) {
   return (view.data || tensor->numel() == 0) && (view.strides || view.ndim == 0);
 }
 
-bool Reader::read(PyObject* object, call::Tensor* tensor) const {
+bool Reader::read(PyObject* object, call::Tensor* tensor) {
   PyObject* const type = reinterpret_cast<PyObject*>(Py_TYPE(object));
   if (type != state.tensor_type && type != state.parameter_type) return false;
-  if (is_recording_ && !is_false(Object(PyObject_GetAttr(object, state.requires_grad)))) return false;
+  if (is_recording_ && !is_false(Object(PyObject_GetAttr(object, state.requires_grad)))) needs_gradient_ = true;
   if (!view_of(object, tensor)) return false;
+  is_in_memory_ = is_in_memory_ && tensor->data;
   // The exchange API drops the bit of a lazily negated view.
   return is_false(call_method(object, state.is_neg));
 }
 
-bool Reader::read_optional(PyObject* object, call::Tensor* storage, const call::Tensor** pointer) const {
+bool Reader::read_optional(PyObject* object, call::Tensor* storage, const call::Tensor** pointer) {
   if (object == Py_None) return true;
   *pointer = storage;
   return read(object, storage);
 }
 
-bool Reader::read_operand(PyObject* object, call::Tensor* storage, call::GivenOperand* operand) const {
+bool Reader::read_operand(PyObject* object, call::Tensor* storage, call::GivenOperand* operand) {
   if (!PyFloat_CheckExact(object)) return read_optional(object, storage, &operand->tensor);
   operand->number = PyFloat_AsDouble(object);
   return operand->has_number = true;
+}
+
+call::Answer Reader::found(bool is_read) const {
+  if (!is_read) return call::Answer::NotPlain;
+  if (!needs_gradient_) return call::Answer::Done;
+  // A tensor without memory may stand for another one, of a transformation of PyTorch's that is over.
+  return is_in_memory_ ? call::Answer::Recorded : call::Answer::NotPlain;
 }
 
 }  // namespace epigemm::python

@@ -12,17 +12,23 @@ bool is_plain_here(bool* is_recording);
 // Reads tensor arguments of one call.
 class Reader {
  public:
-  explicit Reader(bool is_recording) : is_recording_(is_recording) {}
+  // False where the call is none for the kernels, whatever its tensors are.
+  bool begin() { return is_plain_here(&is_recording_); }
 
-  // A tensor; false where it is none that a plain call may read.
-  bool read(PyObject* object, call::Tensor* tensor) const;
+  // A tensor; false where it is none that a plain or recorded call may read.
+  bool read(PyObject* object, call::Tensor* tensor);
   // The same, or None: `*pointer` is null then.
-  bool read_optional(PyObject* object, call::Tensor* storage, const call::Tensor** pointer) const;
+  bool read_optional(PyObject* object, call::Tensor* storage, const call::Tensor** pointer);
   // A number, a tensor or None.
-  bool read_operand(PyObject* object, call::Tensor* storage, call::GivenOperand* operand) const;
+  bool read_operand(PyObject* object, call::Tensor* storage, call::GivenOperand* operand);
+
+  // Done for a plain call, of which everything could be read; else what it is instead.
+  call::Answer found(bool is_read) const;
 
  private:
-  bool is_recording_;
+  bool is_recording_ = false;
+  bool needs_gradient_ = false;
+  bool is_in_memory_ = true;
 };
 
 // A tensor of PyTorch's making.

@@ -6,6 +6,12 @@
 namespace epigemm::python {
 namespace {
 
+// The GIL, for as long as a loop runs.
+struct Released {
+  PyThreadState* const thread = PyEval_SaveThread();
+  ~Released() { PyEval_RestoreThread(thread); }
+};
+
 // torch.OutOfMemoryError is a RuntimeError. Anything else, like KeyboardInterrupt, is the caller's.
 void forget_shortage() {
   if (PyErr_ExceptionMatches(PyExc_RuntimeError) || PyErr_ExceptionMatches(PyExc_MemoryError)) PyErr_Clear();
@@ -156,11 +162,13 @@ bool PythonTorch::stream(void** stream) {
 }
 
 void PythonTorch::run_on_cpu(const ElementwiseProblem& problem) {
-  struct Released {  // the GIL, for as long as the loop runs
-    PyThreadState* const thread = PyEval_SaveThread();
-    ~Released() { PyEval_RestoreThread(thread); }
-  } released;
+  const Released released;
   state.functions->run_on_cpu(problem);
+}
+
+void PythonTorch::run_derivative_on_cpu(const DerivativeProblem& problem) {
+  const Released released;
+  state.functions->run_derivative_on_cpu(problem);
 }
 
 void PythonTorch::raise(const char* message) { PyErr_SetString(PyExc_RuntimeError, message); }

@@ -14,7 +14,9 @@ int64_t call_functions() {
   static constexpr call::Functions functions = {
       /*linear=*/&call::linear,
       /*elementwise=*/&call::elementwise,
+      /*derivative=*/&call::derivative,
       /*run_on_cpu=*/&run_on_cpu,
+      /*run_derivative_on_cpu=*/&run_derivative_on_cpu,
   };
   return reinterpret_cast<int64_t>(&functions);
 }

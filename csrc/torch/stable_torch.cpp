@@ -73,6 +73,8 @@ bool read(const TensorView& tensor, call::Tensor* read) {
 
 void run_on_cpu(const ElementwiseProblem& problem) { cpu::run(problem, &parallel_for); }
 
+void run_derivative_on_cpu(const DerivativeProblem& problem) { cpu::run_derivative(problem, &parallel_for); }
+
 StableTorch::StableTorch(const TensorView& x, const TensorView* weight, const TensorView* bias, const TensorView& out)
     : x_(x), out_(out), weight_(weight), bias_(bias) {}
 
@@ -138,6 +140,8 @@ bool StableTorch::stream(void** stream) {
 }
 
 void StableTorch::run_on_cpu(const ElementwiseProblem& problem) { binding::run_on_cpu(problem); }
+
+void StableTorch::run_derivative_on_cpu(const DerivativeProblem& problem) { binding::run_derivative_on_cpu(problem); }
 
 void StableTorch::raise(const char* message) { message_ = message; }
 

@@ -14,6 +14,7 @@ bool read(const TensorView& tensor, call::Tensor* read);
 
 // Runs an elementwise problem on PyTorch's threads.
 void run_on_cpu(const ElementwiseProblem& problem);
+void run_derivative_on_cpu(const DerivativeProblem& problem);
 
 class StableTorch final : public call::Torch {
  public:
@@ -25,6 +26,7 @@ class StableTorch final : public call::Torch {
   bool gemm(call::Gemm gemm, call::Tensor* result) override;
   bool stream(void** stream) override;
   void run_on_cpu(const ElementwiseProblem& problem) override;
+  void run_derivative_on_cpu(const DerivativeProblem& problem) override;
   void raise(const char* message) override;
 
   // What `raise` was told; empty where PyTorch has failed, whose errors keep neither type nor text here.

@@ -1,8 +1,9 @@
 """From the public functions to the kernels: who has to see a call?
 
 Nobody: a plain call, which the entry answers (`epigemm.entry`), or the cold path where something stands in the way
-(`epigemm.execution`). Autograd alone: a node of `epigemm.autograd`. Anybody else, be it a tracer, a mode, a transform
-or a subclass: the operators `torch.ops.epigemm.*`, which are right everywhere and take the host longer.
+(`epigemm.execution`). Autograd alone: a node of `epigemm.autograd`; the entry says so of calls that it can read.
+Anybody else, be it a tracer, a mode, a transform or a subclass: the operators `torch.ops.epigemm.*`, which are right
+everywhere and take the host longer.
 """
 
 from __future__ import annotations
@@ -78,6 +79,7 @@ def linear(
     if isinstance(weight, PackedWeight):
         weight, pack_use = weight.weight, packs.KEEP
     vectors = () if fold is None else fold[:-1]
+    found: Tensor | entry.Recorded | None
     if _is_compiling():
         if _any_autocast():
             x, weight, (bias, *first) = autocast(x, weight, bias, *vectors[:1])
@@ -88,16 +90,19 @@ def linear(
             found = compiled.linear_folded(x, weight, vectors, fold[-1], precision, out, strict)
     else:
         found = entry.linear(epilogue, x, weight, bias, scalar, fold, precision, out, pack_use, strict)
-    if found is not None:
+    if found is entry.RECORDED:
+        road = _RECORDED
+    elif found is not None:
         return found
-    number = scalar if isinstance(scalar, Tensor) else None
-    road = _DISPATCHED if x is None or weight is None else _road((x, weight, bias, out, number, *vectors))
-    if road == _DISPATCHED:
-        checks.tensors(x=x, weight=weight)
-        checks.optional_tensors(**{"bias": bias, **_named(vectors), "out": out})
-    if _any_autocast():
-        x, weight, (bias, *first) = autocast(x, weight, bias, *vectors[:1])
-        vectors = (*first, *vectors[1:])
+    else:
+        number = scalar if isinstance(scalar, Tensor) else None
+        road = _DISPATCHED if x is None or weight is None else _road((x, weight, bias, out, number, *vectors))
+        if road == _DISPATCHED:
+            checks.tensors(x=x, weight=weight)
+            checks.optional_tensors(**{"bias": bias, **_named(vectors), "out": out})
+        if _any_autocast():
+            x, weight, (bias, *first) = autocast(x, weight, bias, *vectors[:1])
+            vectors = (*first, *vectors[1:])
     if road == _RECORDED and weight.requires_grad:
         # It is about to change, by whatever means: its pack would be made again in any case.
         pack_use = packs.NONE
@@ -105,7 +110,7 @@ def linear(
         pack_use = keeping.pack_use(weight) if keeping.active or keeping.traced else packs.FIND
     operands, scalars = scalar_operand(epilogue, scalar, x)
     precision = DEFAULT if precision is None else checks.precision(precision)
-    if _is_compiling():
+    if road == _DISPATCHED and _is_compiling():
         precision = compiled.resolved(precision, x)
     if strict is not False:
         checks.flag("strict", strict)
@@ -210,19 +215,23 @@ def elementwise(
 ) -> Tensor:
     """D = epilogue(x), for an epilogue with at most a bias and one scalar, or with folded vectors as of `linear`."""
     vectors = () if fold is None else fold[:-1]
+    found: Tensor | entry.Recorded | None
     if not _is_compiling():
         found = entry.elementwise(epilogue, x, bias, scalar, fold, out)
     elif fold is None:
         found = compiled.elementwise(epilogue, x, bias, scalar, out)
     else:
         found = compiled.elementwise_folded(x, vectors, fold[-1], out)
-    if found is not None:
+    if found is entry.RECORDED:
+        road = _RECORDED
+    elif found is not None:
         return found
-    number = scalar if isinstance(scalar, Tensor) else None
-    road = _DISPATCHED if x is None else _road((x, bias, out, number, *vectors))
-    if road == _DISPATCHED:
-        checks.tensors(x=x)
-        checks.optional_tensors(**{"bias": bias, **_named(vectors), "out": out})
+    else:
+        number = scalar if isinstance(scalar, Tensor) else None
+        road = _DISPATCHED if x is None else _road((x, bias, out, number, *vectors))
+        if road == _DISPATCHED:
+            checks.tensors(x=x)
+            checks.optional_tensors(**{"bias": bias, **_named(vectors), "out": out})
     operands, scalars = scalar_operand(epilogue, scalar, x)
     if fold is not None:
         checks.rows_of_vectors(x)
@@ -315,7 +324,7 @@ def _refuse_out(out: Tensor | None) -> None:
 
 
 def _road(arguments: tuple[object, ...]) -> int:
-    """Which road a call with these tensors takes: `_PLAIN`, `_RECORDED` or `_DISPATCHED`."""
+    """Which road a call takes that the entry leaves open: `_PLAIN`, `_RECORDED` or `_DISPATCHED`."""
     if (
         _is_compiling()
         or _functorch_interpreter() is not None

@@ -1,7 +1,7 @@
 """Plain calls: straight to the kernels, by a module in C++ that sees tensors without torch's dispatcher.
 
-`linear` and `elementwise` answer a call, or give None where somebody else has to: see `Reason`. Nothing is launched or
-written then. Decisions are made in csrc/call, by the planner.
+`linear` and `elementwise` answer a call, or give None where somebody else has to: see `Reason`; `Reason.RECORDED` where
+that is autograd and nobody else. Nothing is launched or written then. Decisions are made in csrc/call, by the planner.
 
 The module needs the exchange API of `torch.Tensor`, which torch has from 2.10 on, and a CPython with the stable ABI,
 which free-threaded ones lack. Elsewhere every call is somebody else's.
@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import enum
 import importlib
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Literal, TypeAlias
 
 import torch
 from torch import Tensor
@@ -26,6 +27,7 @@ from epigemm.epilogues import FOLDED, Epilogue
 
 _FP32 = torch.float32
 _is_compiling = torch.compiler.is_compiling
+_grad_enabled = torch.is_grad_enabled
 Vectors = tuple[Tensor | float | None, ...]
 _SPLIT_LATER = {
     code for code in _precision.FIRST_SLICES if _precision.SPLIT in _precision.road(code).fused[1:]
@@ -49,6 +51,13 @@ class Reason(enum.IntEnum):
     NOT_FUSED = 11
     OTHER_SETTING = 12
     NOT_LINKED = 13
+    RECORDED = 14
+
+
+Recorded: TypeAlias = Literal[Reason.RECORDED]
+RECORDED: Recorded = Reason.RECORDED
+# Of an IntEnum, comparing with what the module returns takes several times as long.
+_RECORDED, _OTHER_SETTING = int(Reason.RECORDED), int(Reason.OTHER_SETTING)
 
 
 def members() -> dict[str, Any]:
@@ -108,9 +117,8 @@ def linear(
     out: Tensor | None,
     pack_use: str | None,
     strict: bool,
-    given: tuple[Vectors, None] | None = None,
-) -> Tensor | None:
-    """D = epilogue(x @ weight.T), or None. Arguments as the public functions got them.
+) -> Tensor | Recorded | None:
+    """D = epilogue(x @ weight.T), or who sees the call. Arguments as the public functions got them; nothing compiles.
 
     Args:
         epilogue: what follows the product.
@@ -123,27 +131,38 @@ def linear(
         out: where the result goes; None: a new tensor.
         pack_use: what the call may do with the weight's pack (see `epigemm.packs`); None: `epigemm.keep_packs` decides.
         strict: torch's GEMM is no answer.
-        given: all operands in the epilogue's order, in place of bias, scalar and vectors.
     """
-    if _module is None or _is_compiling() or invariance.active or execution.on_first_call is not None:
+    if _module is None or invariance.active or execution.on_first_call is not None:
         return None
     if precision is not None and (type(precision) is not str or precision not in _precision.ARITHMETIC):
         return None
+    operands, fold = _in_order(epilogue, bias, scalar, vectors)
     code, pack = 0, None
-    if getattr(x, "dtype", None) is _FP32:
+    # Of a recorded call the module reads no more than who sees it.
+    if getattr(x, "dtype", None) is _FP32 and not (
+        getattr(weight, "requires_grad", False) and _grad_enabled()
+    ):
         code = _precision.code(precision, "cuda" if x.is_cuda else "cpu")
         if code in _precision.FIRST_SLICES and x.is_cuda:
             slices = _slices_at_hand(weight, code, pack_use)
             if slices is None:
                 return None
             pack, pack_use = slices
-    operands, fold = given or _in_order(epilogue, bias, scalar, vectors)
     head = (epilogue.number, x, weight, operands, fold, out)
     found: Tensor | int = _module.linear(*head, code, pack, _PACK_USES[pack_use], strict)
-    if type(found) is int and found == Reason.OTHER_SETTING:
-        with _precision.full_fp32(x.device.type):
-            # The last bit: torch's own setting would be less accurate than the call.
-            found = _module.linear(*head, code & ~1, pack, _PACK_USES[pack_use], strict)
+    if type(found) is not int:
+        return found  # type: ignore[return-value]
+    if found == _OTHER_SETTING:
+        return _in_full_fp32(*head, code, pack, _PACK_USES[pack_use], strict)
+    return RECORDED if found == _RECORDED else None
+
+
+def _in_full_fp32(*arguments: Any) -> Tensor | None:
+    """The module's `linear`, where torch's own setting would be less accurate than the call."""
+    *head, code, pack, pack_use, strict = arguments
+    with _precision.full_fp32(head[1].device.type):
+        # The last bit says that the setting is to be another.
+        found: Tensor | int = _module.linear(*head, code & ~1, pack, pack_use, strict)
     return None if type(found) is int else found  # type: ignore[return-value]
 
 
@@ -165,19 +184,41 @@ def product(rows: Tensor, matrix: Tensor, precision: str) -> Tensor | None:
     A backward pass has two such products a layer: they skip what only a forward call needs, the weight's transpose and
     its pack.
     """
-    if _module is None or _is_compiling() or invariance.active or execution.on_first_call is not None:
+    code = _product_code(rows, precision)
+    if code is None:
         return None
-    code = 0
-    if rows.dtype is _FP32:
-        asked = None if precision == _precision.DEFAULT else precision
-        code = _precision.code(asked, "cuda" if rows.is_cuda else "cpu")
-        if code in _precision.FIRST_SLICES and split.has_been_short():
-            return None
     found: Tensor | int = _module.product(rows, matrix, code)
-    if type(found) is int and found == Reason.OTHER_SETTING:
+    if type(found) is int and found == _OTHER_SETTING:
         with _precision.full_fp32(rows.device.type):
             found = _module.product(rows, matrix, code & ~1)
     return None if type(found) is int else found  # type: ignore[return-value]
+
+
+def products(
+    rows: Tensor, x: Tensor | None, weight: Tensor | None, precision: str
+) -> tuple[Tensor | None, Tensor | None]:
+    """Both products of a backward pass, as `product` has them: rows @ weight and rows.T @ x.
+
+    None where there is no answer, and where the weight or x is None.
+    """
+    code = _product_code(rows, precision)
+    if code is None:
+        return None, None
+    found: tuple[Tensor | int | None, Tensor | int | None] | int = _module.products(rows, x, weight, code)
+    if type(found) is int:
+        return None, None
+    of_x, of_weight = found  # type: ignore[misc]
+    return None if type(of_x) is int else of_x, None if type(of_weight) is int else of_weight  # type: ignore[return-value]
+
+
+def _product_code(rows: Tensor, precision: str) -> int | None:
+    """What fp32 products may run on; None where they are somebody else's."""
+    if _module is None or _is_compiling() or invariance.active or execution.on_first_call is not None:
+        return None
+    if rows.dtype is not _FP32:
+        return 0
+    code = _precision.code(precision, "cuda" if rows.is_cuda else "cpu")
+    return None if code in _precision.FIRST_SLICES and split.has_been_short() else code
 
 
 def _slices_at_hand(weight: Tensor, code: int, pack_use: str | None) -> tuple[Tensor | None, str] | None:
@@ -206,11 +247,24 @@ def _slices_at_hand(weight: Tensor, code: int, pack_use: str | None) -> tuple[Te
 def linear_operator(call: LinearCall) -> Tensor | None:
     """`linear`, for a call whose operands are as the operator `epigemm::linear` has them."""
     epilogue, x, weight, bias, operands, scalars, precision, pack_use, strict, _, out = call
-    given = epilogue.in_order(bias, operands, scalars)
-    if given is None:
+    if _module is None or _is_compiling() or invariance.active or execution.on_first_call is not None:
         return None
-    asked = None if precision == _precision.DEFAULT else precision
-    return linear(epilogue, x, weight, None, None, None, asked, out, pack_use, strict, (given, None))
+    given = _given(epilogue, bias, operands, scalars)
+    if given is None or (precision != _precision.DEFAULT and precision not in _precision.ARITHMETIC):
+        return None
+    code, pack = 0, None
+    if x.dtype is _FP32:
+        code = _precision.code(precision, "cuda" if x.is_cuda else "cpu")
+        if code in _precision.FIRST_SLICES and x.is_cuda:
+            slices = _slices_at_hand(weight, code, pack_use)
+            if slices is None:
+                return None
+            pack, pack_use = slices
+    head = (epilogue.number, x, weight, given, None, out)
+    found: Tensor | int = _module.linear(*head, code, pack, _PACK_USES[pack_use], strict)
+    if type(found) is not int:
+        return found  # type: ignore[return-value]
+    return _in_full_fp32(*head, code, pack, _PACK_USES[pack_use], strict) if found == _OTHER_SETTING else None
 
 
 def elementwise(
@@ -220,20 +274,43 @@ def elementwise(
     scalar: float | Tensor | None,
     vectors: Vectors | None,
     out: Tensor | None,
-) -> Tensor | None:
-    """D = epilogue(x), or None. Arguments as of `linear`."""
-    if _module is None or _is_compiling():
+) -> Tensor | Recorded | None:
+    """D = epilogue(x), or who sees the call. Arguments as of `linear`; nothing compiles."""
+    if _module is None:
         return None
     operands, fold = _in_order(epilogue, bias, scalar, vectors)
     found: Tensor | int = _module.elementwise(epilogue.number, x, operands, fold, out)
-    return None if type(found) is int else found  # type: ignore[return-value]
+    if type(found) is not int:
+        return found  # type: ignore[return-value]
+    return RECORDED if found == _RECORDED else None
 
 
 def elementwise_operator(call: ElementwiseCall) -> Tensor | None:
     """`elementwise`, for a call whose operands are as the operator `epigemm::elementwise` has them."""
     epilogue, x, bias, operands, scalars, out = call
-    given = epilogue.in_order(bias, operands, scalars)
+    given = _given(epilogue, bias, operands, scalars)
     if given is None or _module is None or _is_compiling():
         return None
     found: Tensor | int = _module.elementwise(epilogue.number, x, given, None, out)
     return None if type(found) is int else found  # type: ignore[return-value]
+
+
+def derivative(call: ElementwiseCall, grad: Tensor) -> Tensor | None:
+    """grad times the epilogue's derivative at x, or None; operands as `elementwise_operator` has them."""
+    given = _given(call.epilogue, call.bias, call.operands, call.scalars)
+    if given is None or _module is None or _is_compiling():
+        return None
+    found: Tensor | int = _module.derivative(call.epilogue.number, grad, call.x, given)
+    return None if type(found) is int else found  # type: ignore[return-value]
+
+
+def _given(
+    epilogue: Epilogue, bias: Tensor | None, operands: Sequence[Tensor], scalars: Sequence[float]
+) -> Vectors | None:
+    """An operator's operands in the epilogue's order; None where there are too few or too many."""
+    if epilogue.is_linked:
+        return epilogue.in_order(bias, operands, scalars)
+    if len(operands) + len(scalars) != epilogue.operand_count:
+        return None
+    given: Vectors = (*operands, *scalars)
+    return (bias, *given) if epilogue.takes_bias or bias is not None else given

@@ -81,6 +81,7 @@ class Epilogue:
         self.vectors = tuple(o for o in operands if o.kind == PER_COLUMN and o.name != "bias")
         scalars = [o for o in operands if o.kind == SCALAR]
         self.scalar = scalars[0] if scalars else None
+        self.operand_count = len(self.vectors) + len(scalars)  # beside the accumulator and the bias
 
     is_linked = False  # made at run time: see `epigemm.linked`
 

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from epigemm import kernels, linked
+from epigemm import entry, kernels, linked
 from epigemm.calls import ElementwiseCall, FoldCall, LinearCall
 from epigemm.epilogues import (
     BIAS,
@@ -64,9 +64,9 @@ def keeps_product(call: LinearCall) -> bool:
 
 def save_linear(ctx: Any, call: LinearCall, output: Tensor) -> None:
     """Save what `linear_gradients` needs."""
-    epilogue, x, weight, bias, operands, scalars, precision, pack_use, *_ = call
-    ctx.call = (epilogue, scalars, precision, pack_use)  # no tensor, which autograd would not see
-    again = ctx.again = not without_product(epilogue, operands)
+    epilogue, x, weight, bias, operands, scalars, precision, pack_use, _, _, _ = call
+    again = not without_product(epilogue, operands)
+    ctx.call = (epilogue, scalars, precision, pack_use, again)  # no tensor, which autograd would not see
     if again:
         ctx.save_for_backward(x, weight, bias, _snapshot(bias), *operands)
         return
@@ -81,10 +81,10 @@ def save_linear(ctx: Any, call: LinearCall, output: Tensor) -> None:
 
 def linear_gradients(ctx: Any, grad: Tensor, needs: Sequence[bool]) -> list[Tensor | None]:
     """Gradients with respect to (x, weight, bias, *operands), where `needs` asks for them."""
-    if ctx.again:
+    epilogue, _, precision, _, again = ctx.call
+    if again:
         return _gradients_by_product(ctx, grad, needs)
     x, weight, output, *operands = ctx.saved_tensors
-    epilogue, _, precision, _ = ctx.call
     if epilogue is BIAS_RELU:
         grad = _threshold_backward(grad, output, 0)
     elif epilogue is not BIAS:
@@ -96,7 +96,7 @@ def linear_gradients(ctx: Any, grad: Tensor, needs: Sequence[bool]) -> list[Tens
 def _gradients_by_product(ctx: Any, grad: Tensor, needs: Sequence[bool]) -> list[Tensor | None]:
     """As `linear_gradients`, where the product has to be made again."""
     x, weight, bias, snapshot, *operands = ctx.saved_tensors
-    epilogue, scalars, precision, pack_use = ctx.call
+    epilogue, scalars, precision, pack_use, _ = ctx.call
     needs_x, needs_weight, needs_bias, *needs_operands = needs
     acc = accumulator(x, weight, precision, pack_use)
     bias = bias if _grad_enabled() else snapshot
@@ -235,8 +235,17 @@ def fold_batch_norm_backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
 
 def _derivative(call: ElementwiseCall, grad: Tensor) -> Tensor:
     """grad times the epilogue's derivative at x."""
-    if not call.epilogue.is_linked and runs_directly(grad, *call.inputs) and kernels.has_native(call.x):
+    if call.epilogue.is_linked:
+        return _gradient_of_x(call, grad)
+    result = entry.derivative(call, grad)
+    if result is not None:
+        return result
+    if runs_directly(grad, *call.inputs) and kernels.has_native(call.x):
         return kernels.derivative(call, grad)
+    return _gradient_of_x(call, grad)
+
+
+def _gradient_of_x(call: ElementwiseCall, grad: Tensor) -> Tensor:
     found = _epilogue_gradients(call, grad, (True, *[False] * (1 + len(call.operands))))
     assert found[0] is not None
     return found[0]

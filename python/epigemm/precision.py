@@ -62,13 +62,14 @@ _ROADS = {
 # The same as numbers, for csrc/call: twice the row of its table, plus one where torch's own GEMM would be less accurate
 # than the call asks for.
 _ROWS = (_IEEE_ROADS, _SPLIT_ROADS, _SCALED_ROADS, _ALL_ROADS, *_ROADS["tf32"])
-_CODES = {
+_CODES: dict[str | None, tuple[int, int]] = {
     precision: (
         2 * _ROWS.index(in_fp32),
         2 * _ROWS.index(in_tf32) + (ARITHMETIC.get(precision) in (IEEE, SPLIT)),
     )
     for precision, (in_fp32, in_tf32) in _ROADS.items()
 }
+_CODES[None] = _CODES[DEFAULT]
 _NAMES = ("ieee", "highest", "high", "high", "tf32", "tf32")  # of each row
 FIRST_SLICES = {
     2 * row + override: 2 if roads.fused[0] == SPLIT else 1
@@ -140,7 +141,7 @@ def code(precision: str | None, device_type: str) -> int:
     Raises:
         KeyError: `precision` is none of the accepted.
     """
-    in_fp32, in_tf32 = _CODES[DEFAULT if precision is None else precision]
+    in_fp32, in_tf32 = _CODES[precision]
     return in_fp32 if torch_setting(device_type) not in _REDUCED else in_tf32
 
 

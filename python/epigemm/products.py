@@ -29,7 +29,7 @@ _any_autocast = torch._C._is_any_autocast_enabled
 _mm = torch.mm
 
 # Which products of a backward pass are not simply torch's.
-_NO_PRODUCT = 0
+_NO_PRODUCT = 0  # false, the others are true
 _STRAIGHT_ONES = 1  # no 16-bit kernel of ours reads a transposed matrix
 _EVERY_ONE = 2
 
@@ -60,7 +60,8 @@ def product_gradients(
 
     Neither x nor the weight has to be there where the other needs no gradient.
     """
-    rows = rows_of(grad)
+    is_matrix = grad.dim() == 2
+    rows = grad if is_matrix else rows_of(grad)
     grad_x = grad_weight = None
     if _grad_enabled() or not runs_directly(grad, x, weight):
         if needs_x:
@@ -69,12 +70,19 @@ def product_gradients(
             grad_weight = _linear(rows.t(), rows_of(x).t(), precision)
     else:
         own = _own_products(rows, precision)
+        if needs_weight and not is_matrix:
+            x = rows_of(x)
+        if own == _EVERY_ONE:
+            asked = x if needs_weight else None, weight if needs_x else None
+            grad_x, grad_weight = entry.products(rows, *asked, precision)
         if needs_x:
-            grad_x = _times(rows, weight, precision, own)
-            if rows is not grad:
+            if grad_x is None:
+                grad_x = _times(rows, weight, precision, own) if own else _mm(rows, weight)
+            if not is_matrix:
                 grad_x = fallback.unflattened(grad_x, grad)
-        if needs_weight:
-            grad_weight = _times(rows.t(), rows_of(x), precision, own)
+        if needs_weight and grad_weight is None:
+            columns = rows.t()
+            grad_weight = _times(columns, x, precision, own) if own else _mm(columns, x)
     return [grad_x, grad_weight, rows.sum(0) if needs_bias else None]
 
 
@@ -116,7 +124,7 @@ def _own_products(rows: Tensor, precision: str) -> int:
     """Which products with `rows` are not simply torch's: `_NO_PRODUCT`, `_STRAIGHT_ONES` or `_EVERY_ONE`."""
     if _any_autocast() or execution.on_first_call is not None:
         return _EVERY_ONE
-    if plans.has_gpu_kernels(rows):
+    if rows.is_cuda and plans.has_gpu_kernels(rows):
         return _STRAIGHT_ONES if rows.element_size() == 2 else _EVERY_ONE
     if precision == _precision.DEFAULT or rows.dtype is not torch.float32:
         return _NO_PRODUCT
@@ -124,8 +132,8 @@ def _own_products(rows: Tensor, precision: str) -> int:
 
 
 def _times(rows: Tensor, matrix: Tensor, precision: str, own: int) -> Tensor:
-    """rows @ matrix, where nothing traces or differentiates this; `own`: what `_own_products` says."""
-    if own == _NO_PRODUCT or (own == _STRAIGHT_ONES and (rows.stride(1) != 1 or matrix.stride(0) != 1)):
+    """rows @ matrix, where nothing traces or differentiates this; `own`: `_STRAIGHT_ONES` or `_EVERY_ONE`."""
+    if own == _STRAIGHT_ONES and (rows.stride(1) != 1 or matrix.stride(0) != 1):
         return _mm(rows, matrix)
     found = entry.product(rows, matrix, precision)
     return _product_at_once(rows, matrix.t(), precision, packs.FIND) if found is None else found

@@ -71,7 +71,7 @@ def test_our_row_on_fp32_is_a_module_that_owns_its_weight(monkeypatch: pytest.Mo
     asked: list[tuple[str, int]] = []
     linear = epigemm.entry.linear
 
-    def spy(*args: Any) -> torch.Tensor | None:
+    def spy(*args: Any) -> torch.Tensor | epigemm.entry.Recorded | None:
         weight, pack_use = args[2], args[8]
         found = linear(*args)
         if found is not None:  # else the cold path is asked

@@ -10,21 +10,25 @@ import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
+from torch.nn import Parameter
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import epigemm
-from epigemm import entry, packs
+from epigemm import checks, entry, kernels, packs
 from epigemm import precision as _precision
+from epigemm.calls import ElementwiseCall
 from epigemm.entry import Reason
 from epigemm.packs import FIND
 from tests.support.public import PUBLIC, Public
 from tests.support.untyped import backends
+from tests.support.untyped import torch as untyped
 
 pytestmark = [
     pytest.mark.skipif(not hasattr(Tensor, "__dlpack_c_exchange_api__"), reason="torch: no exchange API"),
@@ -114,6 +118,67 @@ def test_products_of_a_backward_pass(
     torch.testing.assert_close(found, expected, rtol=0, atol=0)
 
 
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("wanted", ["x", "weight", "both"])
+def test_both_products_of_a_backward_pass(
+    dtype: torch.dtype, wanted: str, device: torch.device, rng: torch.Generator
+) -> None:
+    rows, x, weight = (
+        torch.randn(*size, generator=rng).to(device, dtype) for size in ((48, 64), (48, 32), (64, 32))
+    )
+    given = (None if wanted == "x" else x, None if wanted == "weight" else weight)
+    of_x, of_weight = entry.products(rows, *given, "default")
+    for found, left, right in ((of_x, rows, given[1]), (of_weight, rows.t(), given[0])):
+        expected = None if right is None else entry.product(left, right, "default")
+        assert (found is None) == (right is None)
+        if found is not None:
+            torch.testing.assert_close(found, expected, rtol=0, atol=0)
+
+
+def test_products_that_the_entry_leaves_to_others() -> None:
+    rows, x, weight = torch.randn(4, 6), torch.randn(4, 8), torch.randn(6, 8)
+    assert entry.products(rows[0], x, weight, "default") == (None, None)
+    assert entry.products(rows, x.requires_grad_(), weight, "default") == (None, None)
+    of_x, of_weight = entry.products(rows, x.detach()[:3], weight, "default")
+    assert of_x is not None and of_weight is None
+    backends.mkldnn.matmul.fp32_precision = "bf16"
+    assert entry.products(rows, x.detach(), weight, "ieee") == (
+        None,
+        None,
+    )  # the setting is switched for each
+    assert entry.product(rows, weight, "ieee") is not None
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("tensor_scalar", [False, True])
+@pytest.mark.parametrize("name", ["sigmoid", "bias_relu", "relu_div", "sigmoid_scale_residual"])
+def test_derivatives_are_those_of_the_operator(
+    name: str, dtype: torch.dtype, tensor_scalar: bool, device: torch.device, rng: torch.Generator
+) -> None:
+    grad, x = (torch.randn(9, 16, generator=rng).to(device, dtype) for _ in range(2))
+    epilogue = checks.epilogue_named(name, linear=False)
+    wide = torch.promote_types(dtype, torch.float32)
+    bias = torch.randn(16, generator=rng).to(device, dtype) if epilogue.takes_bias else None
+    scalar = torch.tensor(2.5, dtype=wide, device=device)
+    operands = (scalar,) if epilogue.scalar and tensor_scalar else ()
+    scalars = (2.5,) if epilogue.scalar and not tensor_scalar else ()
+    call = ElementwiseCall(epilogue, x, bias, operands, scalars)
+    found = entry.derivative(call, grad)
+    assert found is not None
+    torch.testing.assert_close(found, kernels.derivative(call, grad), rtol=0, atol=0)
+    for wrong in (grad.t(), grad.t().contiguous().t(), grad[:8], grad.to(torch.complex64)):
+        assert entry.derivative(call, wrong) is None
+    assert entry.derivative(call._replace(scalars=(1.0, 2.0)), grad) is None
+    if bias is not None:
+        strided = torch.stack((bias, bias), 1)[:, 0]
+        assert entry.derivative(call._replace(bias=strided), grad) is None
+    assert entry.derivative(call._replace(x=x.detach().requires_grad_()), grad) is None
+    assert entry.derivative(call._replace(x=x[:0]), grad[:0]) is not None
+    if bias is None:
+        point = entry.derivative(call._replace(x=x[0, 0]), grad[0, 0])
+        torch.testing.assert_close(point, found[0, 0], rtol=0, atol=0)
+
+
 class SeesEverything(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return func(*args, **(kwargs or {}))
@@ -141,7 +206,6 @@ def _negated() -> Tensor:
 
 
 NOT_PLAIN: dict[str, tuple[Callable[[], Any], Callable[[], AbstractContextManager[Any]]]] = {
-    "gradient": (_needs_gradient, nullcontext),
     "subclass": (lambda: _x().as_subclass(Subclass), nullcontext),
     "lazily negated": (_negated, nullcontext),
     "zero tensor": (lambda: torch._efficientzerotensor((4, 8)), nullcontext),
@@ -166,6 +230,71 @@ def test_others_answer(name: str, answered: list[Reason | str]) -> None:
     with mode():
         assert entry.linear(*_linear(x, weight)) is None
     assert answered == [Reason.DOES_NOT_FIT if name.startswith("another") else Reason.NOT_PLAIN]
+
+
+def _leaked(transform: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Tensor:
+    """A tensor of a transformation that is over."""
+    leaked: list[Tensor] = []
+
+    def leak(row: Tensor) -> Tensor:
+        leaked.append(row)
+        return row.sum()
+
+    transform(leak)(_x())
+    return leaked[0]
+
+
+RECORDED: dict[str, tuple[Callable[[], Any], Reason]] = {
+    "plain": (_x, Reason.RECORDED),
+    "gradient": (_needs_gradient, Reason.RECORDED),
+    "Parameter": (lambda: Parameter(_x()), Reason.RECORDED),
+    "subclass": (lambda: _x().as_subclass(Subclass), Reason.NOT_PLAIN),
+    "lazily negated": (_negated, Reason.NOT_PLAIN),
+    "of torch.func.grad": (lambda: _leaked(torch.func.grad), Reason.NOT_PLAIN),
+    "of vmap": (lambda: _leaked(torch.func.vmap), Reason.NOT_PLAIN),
+    "functional": (lambda: untyped._to_functional_tensor(_x()), Reason.NOT_PLAIN),
+    "functional without elements": (
+        lambda: untyped._to_functional_tensor(torch.randn(0, 8)),
+        Reason.NOT_PLAIN,
+    ),
+    "without elements": (lambda: torch.randn(0, 8), Reason.NOT_PLAIN),
+    "meta": (lambda: torch.empty(4, 8, device="meta"), Reason.NOT_PLAIN),
+    "integers": (lambda: torch.ones(4, 8, dtype=torch.int64), Reason.NOT_PLAIN),
+}
+
+
+@pytest.mark.parametrize("name", RECORDED)
+def test_autograd_alone_sees_recorded_calls(name: str, answered: list[Reason | str]) -> None:
+    make, reason = RECORDED[name]
+    x, weight, bias = make(), torch.randn(16, 8, requires_grad=True), torch.randn(8, requires_grad=True)
+    answered.clear()
+    who = entry.RECORDED if reason == Reason.RECORDED else None
+    assert entry.linear(*_linear(x, weight)) is who
+    assert entry.elementwise(epigemm.epilogues.BIAS_RELU, x, bias, None, None, None) is who
+    assert answered == [reason, reason]
+    with torch.no_grad():
+        assert entry.linear(*_linear(x, weight)) is not entry.RECORDED
+
+
+@pytest.mark.parametrize("name", NOT_PLAIN)
+def test_others_answer_recorded_calls_too(name: str, answered: list[Reason | str]) -> None:
+    make, mode = NOT_PLAIN[name]
+    x, weight = make(), torch.randn(16, 8, requires_grad=True)
+    with mode():
+        found = entry.linear(*_linear(x, weight))
+    # What does not fit is found out when the call runs.
+    recorded = name.startswith("another")
+    assert found is (entry.RECORDED if recorded else None)
+    assert answered == [Reason.RECORDED if recorded else Reason.NOT_PLAIN]
+
+
+def test_recorded_calls_run_in_their_nodes(answered: list[Reason | str]) -> None:
+    """The entry is asked twice: who sees the call, and for its result."""
+    x, weight = _x(), torch.randn(16, 8, requires_grad=True)
+    with mock.patch.object(epigemm.call, "_road", side_effect=AssertionError):
+        epigemm.linear_relu(x, weight)
+        epigemm.sigmoid(_needs_gradient())
+    assert answered == [Reason.RECORDED, DONE] * 2
 
 
 def _linear(x: Any, weight: Any, **changed: Any) -> tuple[Any, ...]:
@@ -383,7 +512,7 @@ def test_the_current_device_stays_what_it_is() -> None:
     x, weight = torch.randn(64, 512, device="cuda:1"), torch.randn(512, 512, device="cuda:1")
     epigemm.linear(x, weight)
     found = entry.linear(*_linear(x, weight))
-    assert found is not None and found.device == x.device and torch.cuda.current_device() == 0
+    assert isinstance(found, Tensor) and found.device == x.device and torch.cuda.current_device() == 0
     torch.testing.assert_close(found, x @ weight.t(), rtol=1e-3, atol=1e-3)
 
 
