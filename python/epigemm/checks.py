@@ -16,7 +16,7 @@ from torch import Tensor
 
 from epigemm import overlap
 from epigemm.calls import ElementwiseCall, LinearCall
-from epigemm.epilogues import EPILOGUES, MATRIX, PER_COLUMN, PER_ROW, SCALAR, Epilogue, compute_dtype
+from epigemm.epilogues import EPILOGUES, MATRIX, PER_COLUMN, PER_ROW, SCALAR, Epilogue, compute_dtype, named
 from epigemm.precision import ARITHMETIC, DEFAULT, unknown_precision
 
 DTYPES = frozenset((torch.float16, torch.bfloat16, torch.float32, torch.float64))
@@ -25,7 +25,7 @@ _STRIDED = torch.strided
 
 def epilogue_named(name: str, *, linear: bool) -> Epilogue:
     """The registered epilogue called `name`, with a linear form where asked; ValueError without."""
-    epilogue = EPILOGUES.get(name)
+    epilogue = named(name)
     if epilogue is None or (linear and not epilogue.linear):
         accepted = ", ".join(repr(e.name) for e in EPILOGUES.values() if e.linear or not linear)
         raise ValueError(f"epilogue: got {name!r}; accepted are {accepted}")

@@ -210,6 +210,15 @@ EPILOGUES: dict[str, Epilogue] = {
     epilogue.name: epilogue
     for epilogue in (BIAS, BIAS_RELU, SIGMOID_SCALE_RESIDUAL, SCALE_BATCH_NORM, RELU_DIV, SIGMOID)
 }
+LINKED: dict[str, Epilogue] = {}
+"""Those that were made at run time: see `epigemm.linked`."""
+
+
+def named(name: str) -> Epilogue | None:
+    """The epilogue of this name, built in or made at run time."""
+    return EPILOGUES.get(name) or LINKED.get(name)
+
+
 for _number, _native_half in enumerate(registry()):
     if _native_half["name"] in EPILOGUES:
         EPILOGUES[_native_half["name"]].number = _number

@@ -20,7 +20,7 @@ from torch import Tensor
 from epigemm import linking
 from epigemm._native import ops
 from epigemm.epilogues import (
-    EPILOGUES,
+    LINKED,
     MATRIX,
     PER_COLUMN,
     PER_ROW,
@@ -68,7 +68,7 @@ class LinkedEpilogue(Epilogue):
         self.number = ops._register_epilogue(
             name, ",".join(names), kinds or None, of_compute or None, traced.is_transcendental
         )
-        EPILOGUES[name] = self
+        LINKED[name] = self
 
     def reference(
         self, acc: Tensor, bias: Tensor | None, operands: Sequence[Tensor], scalars: Sequence[float]

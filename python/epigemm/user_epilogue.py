@@ -13,7 +13,18 @@ from torch import Tensor
 from epigemm import call as _call
 from epigemm import checks, compiled, packs
 from epigemm.custom import OperandSpec, Traced, trace
-from epigemm.epilogues import MATRIX, PER_COLUMN, PER_ROW, SCALAR, compute_dtype
+from epigemm.epilogues import (
+    BIAS,
+    BIAS_RELU,
+    MATRIX,
+    PER_COLUMN,
+    PER_ROW,
+    SCALAR,
+    Epilogue,
+    compute_dtype,
+)
+from epigemm.functor_program import REAL, Program, Ref, Step
+from epigemm.functor_source import functor_text
 from epigemm.linked import LinkedEpilogue
 from epigemm.packs import PackedWeight
 
@@ -30,6 +41,8 @@ class UserEpilogue:
     def __init__(self, function: Callable[..., Any]) -> None:
         self.traced: Traced = trace(function)
         self._linked: dict[tuple[bool, ...], LinkedEpilogue] = {}
+        # PyTorch's GEMM adds a bias and a ReLU itself, where that is faster: the planner knows it of the built-in ones.
+        self._copied = _built_in(self.traced)
         self._names = {operand.name: place for place, operand in enumerate(self.traced.operands)}
         # The usual ones, so that a trace of Dynamo's finds them made.
         scalars = [operand.kind == SCALAR for operand in self.traced.operands]
@@ -91,6 +104,8 @@ class UserEpilogue:
             weight, pack_use = weight.weight, packs.KEEP
         checks.tensors(x=x, weight=weight)
         checks.optional_tensors(out=out)
+        if self._copied is not None and (bias := _as_bias(given[0], x, weight)) is not None:
+            return _call.linear(self._copied, x, weight, bias, None, precision, out, strict, pack_use)
         x, weight, _ = _call.autocast(x, weight)
         lead, columns = x.shape[:-1], weight.shape[0] if weight.dim() else 0
         epilogue, tensors, numbers = self._arguments(x, given, (*lead, columns))
@@ -221,6 +236,26 @@ class UserEpilogue:
         if found is None:
             found = self._linked[folded] = LinkedEpilogue(self.traced, folded)
         return found
+
+
+def _built_in(traced: Traced) -> Epilogue | None:
+    """The epilogue of epigemm's own that a function is a copy of: acc + bias, or its ReLU."""
+    if traced.kinds != (PER_COLUMN,):
+        return None
+    for summands in ((0, 1), (1, 0)):
+        added = Step("add", tuple(Ref(number) for number in summands), REAL, "")
+        relu = Step("relu", (Ref(2),), REAL, "")
+        for epilogue, steps in ((BIAS, (added,)), (BIAS_RELU, (added, relu))):
+            program = Program(1, steps, Ref(1 + len(steps)))
+            if functor_text(program, traced.kinds) == traced.source:
+                return epilogue
+    return None
+
+
+def _as_bias(value: Tensor | float, x: Tensor, weight: Tensor) -> Tensor | None:
+    """An operand, if it is a bias as the built-in epilogues take it."""
+    fits = isinstance(value, Tensor) and value.dtype is x.dtype and value.shape == weight.shape[:1]
+    return value if fits else None  # type: ignore[return-value]
 
 
 _ACCEPTED = {

@@ -445,12 +445,13 @@ def test_on_a_gpu(mode: str, no_python: Callable[[], None]) -> None:
     expected = model.double_precision()
     call = torch.compile(model, mode=mode, fullgraph=True)
     with torch.no_grad():
-        for _ in range(3):
-            call(torch.randn(64, 256, device="cuda", dtype=torch.bfloat16))
+        inputs = [torch.randn(64, 256, device="cuda", dtype=torch.bfloat16) for _ in range(3)]
+        wanted = [expected(x) for x in inputs]
+        for x in inputs:
+            call(x)
         no_python()
-        for _ in range(3):
-            x = torch.randn(64, 256, device="cuda", dtype=torch.bfloat16)
-            torch.testing.assert_close(call(x).clone(), expected(x), rtol=2e-2, atol=2e-2)
+        for x, want in zip(inputs, wanted, strict=True):
+            torch.testing.assert_close(call(x).clone(), want, rtol=2e-2, atol=2e-2)
 
 
 @pytest.mark.gpu

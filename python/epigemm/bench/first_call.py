@@ -57,7 +57,8 @@ def in_process(dtype: str, shape: Shape | None, device: torch.device, cache: str
     """
     command = [sys.executable, "-m", "epigemm.bench.first_call", dtype, "--device", str(device)]
     command += ["--size", str(shape)] if shape else []
-    environment = {**os.environ, "EPIGEMM_CACHE_DIR": cache}
+    # NVRTC and nvJitLink keep results of their own in the driver's cache: those of other processes must not count.
+    environment = {**os.environ, "EPIGEMM_CACHE_DIR": cache, "CUDA_CACHE_PATH": f"{cache}/driver"}
     try:
         done = subprocess.run(
             command, env=environment, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False
