@@ -117,6 +117,7 @@ def linear(
     out: Tensor | None,
     pack_use: str | None,
     strict: bool,
+    given: tuple[Vectors, None] | None = None,
 ) -> Tensor | Recorded | None:
     """D = epilogue(x @ weight.T), or who sees the call. Arguments as the public functions got them; nothing compiles.
 
@@ -131,16 +132,17 @@ def linear(
         out: where the result goes; None: a new tensor.
         pack_use: what the call may do with the weight's pack (see `epigemm.packs`); None: `epigemm.keep_packs` decides.
         strict: torch's GEMM is no answer.
+        given: all operands in the epilogue's order, in place of bias, scalar and vectors.
     """
     if _module is None or invariance.active or execution.on_first_call is not None:
         return None
     if precision is not None and (type(precision) is not str or precision not in _precision.ARITHMETIC):
         return None
-    operands, fold = _in_order(epilogue, bias, scalar, vectors)
+    operands, fold = given or _in_order(epilogue, bias, scalar, vectors)
     code, pack = 0, None
     # Of a recorded call the module reads no more than who sees it.
     if getattr(x, "dtype", None) is _FP32 and not (
-        getattr(weight, "requires_grad", False) and _grad_enabled()
+        _grad_enabled() and getattr(weight, "requires_grad", False)
     ):
         code = _precision.code(precision, "cuda" if x.is_cuda else "cpu")
         if code in _precision.FIRST_SLICES and x.is_cuda:
@@ -148,21 +150,15 @@ def linear(
             if slices is None:
                 return None
             pack, pack_use = slices
-    head = (epilogue.number, x, weight, operands, fold, out)
-    found: Tensor | int = _module.linear(*head, code, pack, _PACK_USES[pack_use], strict)
+    number, use = epilogue.number, _PACK_USES[pack_use]
+    found: Tensor | int = _module.linear(number, x, weight, operands, fold, out, code, pack, use, strict)
     if type(found) is not int:
         return found  # type: ignore[return-value]
-    if found == _OTHER_SETTING:
-        return _in_full_fp32(*head, code, pack, _PACK_USES[pack_use], strict)
-    return RECORDED if found == _RECORDED else None
-
-
-def _in_full_fp32(*arguments: Any) -> Tensor | None:
-    """The module's `linear`, where torch's own setting would be less accurate than the call."""
-    *head, code, pack, pack_use, strict = arguments
-    with _precision.full_fp32(head[1].device.type):
-        # The last bit says that the setting is to be another.
-        found: Tensor | int = _module.linear(*head, code & ~1, pack, pack_use, strict)
+    if found != _OTHER_SETTING:
+        return RECORDED if found == _RECORDED else None
+    code &= ~1  # the last bit: torch's own setting would be less accurate than the call
+    with _precision.full_fp32(x.device.type):
+        found = _module.linear(number, x, weight, operands, fold, out, code, pack, use, strict)
     return None if type(found) is int else found  # type: ignore[return-value]
 
 
@@ -247,24 +243,12 @@ def _slices_at_hand(weight: Tensor, code: int, pack_use: str | None) -> tuple[Te
 def linear_operator(call: LinearCall) -> Tensor | None:
     """`linear`, for a call whose operands are as the operator `epigemm::linear` has them."""
     epilogue, x, weight, bias, operands, scalars, precision, pack_use, strict, _, out = call
-    if _module is None or _is_compiling() or invariance.active or execution.on_first_call is not None:
-        return None
     given = _given(epilogue, bias, operands, scalars)
-    if given is None or (precision != _precision.DEFAULT and precision not in _precision.ARITHMETIC):
+    if given is None or _is_compiling():
         return None
-    code, pack = 0, None
-    if x.dtype is _FP32:
-        code = _precision.code(precision, "cuda" if x.is_cuda else "cpu")
-        if code in _precision.FIRST_SLICES and x.is_cuda:
-            slices = _slices_at_hand(weight, code, pack_use)
-            if slices is None:
-                return None
-            pack, pack_use = slices
-    head = (epilogue.number, x, weight, given, None, out)
-    found: Tensor | int = _module.linear(*head, code, pack, _PACK_USES[pack_use], strict)
-    if type(found) is not int:
-        return found  # type: ignore[return-value]
-    return _in_full_fp32(*head, code, pack, _PACK_USES[pack_use], strict) if found == _OTHER_SETTING else None
+    asked = None if precision == _precision.DEFAULT else precision
+    found = linear(epilogue, x, weight, None, None, None, asked, out, pack_use, strict, (given, None))
+    return None if found is RECORDED else found
 
 
 def elementwise(

@@ -124,7 +124,7 @@ def _own_products(rows: Tensor, precision: str) -> int:
     """Which products with `rows` are not simply torch's: `_NO_PRODUCT`, `_STRAIGHT_ONES` or `_EVERY_ONE`."""
     if _any_autocast() or execution.on_first_call is not None:
         return _EVERY_ONE
-    if rows.is_cuda and plans.has_gpu_kernels(rows):
+    if plans.has_gpu_kernels(rows):
         return _STRAIGHT_ONES if rows.element_size() == 2 else _EVERY_ONE
     if precision == _precision.DEFAULT or rows.dtype is not torch.float32:
         return _NO_PRODUCT
