@@ -20,7 +20,8 @@ FIRST_SLOT = {"per_column": (0, 4), "scalar": (4, 4), "per_row": (8, 2), "matrix
 """Of each kind of operand: its first slot, and how many there are."""
 
 PARTS = ("operand", "apply", "apply_16", "apply_double", "slope", "slope_double")
-"""What `kernel_functions` can emit; `apply_16` is `apply` for a result that is rounded to 16 bits."""
+"""What `kernel_functions` can emit; `apply_16` is `apply` for a result that is rounded to 16 bits: with shorter
+instructions, unless the function has one of `STEPS`."""
 
 OPERATORS = {
     "add": "+",
@@ -42,6 +43,10 @@ TRANSCENDENTAL = frozenset(
         "elu softplus"
     )
 )
+
+
+# Of a last bit before them these make a whole number: no shorter instructions then, whatever the result is rounded to.
+STEPS = frozenset(words("trunc floor ceil round floor_div trunc_div fmod remainder sign heaviside eq ne"))
 
 
 def slots_of(kinds: Sequence[str]) -> tuple[int, ...]:
@@ -228,11 +233,11 @@ def kernel_functions(
         text.append(f'extern "C" __device__ int epigemm_operand(int slot) {{\n{table}  return 0;\n}}\n')
     for part in parts:
         if part != "operand":
-            text.append(_function(part, slots))
+            text.append(_function(part, slots, any(step.op in STEPS for step in program.steps)))
     return "\n".join(text)
 
 
-def _function(part: str, slots: Sequence[int]) -> str:
+def _function(part: str, slots: Sequence[int], is_stepped: bool) -> str:
     number = "double" if part.endswith("_double") else "float"
     values = ["acc", *SLOTS]
     used = ["acc", *(SLOTS[slot] for slot in slots)]
@@ -247,7 +252,7 @@ def _function(part: str, slots: Sequence[int]) -> str:
         body += f"  return result.constant ? {number}(0) : result.derivative;\n"
         name = "epigemm_slope" + ("_double" if number == "double" else "")
         return f'extern "C" __device__ {number} {name}({parameters}, int slot) {{\n{body}}}\n'
-    if part == "apply_16":
+    if part == "apply_16" and not is_stepped:
         call = f"Functor::apply({', '.join(f'epigemm::Rounded({value})' for value in used)}).value"
     else:
         call = f"Functor::apply({', '.join(used)})"

@@ -52,7 +52,13 @@ def reflected(x: Tensor) -> Tensor:
 
 
 # The size of terms that cancel, beside those of the test on the CPU.
-TERMS: dict[str, Callable[..., Tensor]] = {"lgamma": reflected}
+TERMS: dict[str, Callable[..., Tensor]] = {
+    "lgamma": reflected,
+    # pi x is rounded before its sine is taken: that moves sin(pi x) / (pi x) by as much as a unit of 1.
+    "sinc": lambda x: torch.ones(()),
+}
+# torch 2.11 leaves out a bound that is NaN, torch 2.13 gives NaN: so does the functor.
+NOT_ALIKE_IN_TORCH = {"clamp_nan_"}
 SLOPE_TERMS_MORE: dict[str, Callable[..., Tensor]] = {
     **dict.fromkeys(["sigmoid", "silu_", "lerp_number_", "softplus_", "logsigmoid_", "lgamma"], one_plus),
     "gelu_tanh_": lambda x: 4.0 * (1.0 + x.abs()),
@@ -181,7 +187,7 @@ def assert_within(
 
 
 @dtypes
-@pytest.mark.parametrize("name", FUNCTIONS)
+@pytest.mark.parametrize("name", [name for name in FUNCTIONS if name not in NOT_ALIKE_IN_TORCH])
 def test_values(name: str, dtype: torch.dtype) -> None:
     function, arity, units = FUNCTIONS[name]
     inputs = points(arity, dtype)
@@ -208,6 +214,8 @@ def test_values(name: str, dtype: torch.dtype) -> None:
     is_finite = torch.stack(inputs).isfinite().all(0)
     size = torch.where(size.isfinite() | (is_finite & exact.isfinite()), size, exact.abs())
     margin = relative * size + (numbers.tiny if units else 0.0)
+    if dtype.itemsize == 2 and units:  # exp gives 0 for a subnormal result, whatever that is multiplied with
+        margin = margin + numbers.tiny * torch.stack(given).double().abs().amax(0).nan_to_num(0.0, 0.0)
     assert_within(name, device_values(name, inputs), {"float64": exact, "torch": own}, margin, inputs)
 
 

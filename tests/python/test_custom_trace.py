@@ -207,3 +207,16 @@ def test_compile_errors_name_the_users_line() -> None:
     )
     message = describe_compile_error(traced.program, text, log)
     assert message == f'{__file__}:{line}: identifier "x" is undefined'
+
+
+def test_whole_numbers_are_not_made_of_short_instructions() -> None:
+    """An approximate quotient just below a whole number would be one too small behind `trunc`."""
+
+    def quotient(acc: Tensor, step: PerColumn) -> Tensor:
+        return torch.trunc(acc / step)
+
+    def share(acc: Tensor, step: PerColumn) -> Tensor:
+        return acc / step
+
+    assert "Rounded(acc)" not in trace(quotient).kernel_source((1,), ("operand", "apply_16"))
+    assert "Rounded(acc)" in trace(share).kernel_source((1,), ("operand", "apply_16"))
