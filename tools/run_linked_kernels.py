@@ -16,6 +16,7 @@ from epigemm import Matrix, PerColumn, PerRow, Scalar
 def everything(
     acc: Tensor, a: PerColumn, b: PerColumn, r: PerRow, m: Matrix, n: Matrix, s: Scalar, t: Scalar
 ) -> Tensor:
+    """(acc + a) * b + r * s + m * t + tanh(n)."""
     result: Tensor = (acc + a) * b + r * s + m * t + torch.tanh(n)
     return result
 
@@ -27,7 +28,7 @@ def run(m: int, n: int, k: int, dtype: torch.dtype, precision: str | None = None
         return torch.randn(shape, device="cuda", dtype=dtype)
 
     x, weight = random(m, k), random(n, k) / k**0.5
-    operands = [random(n), random(n), random(m), random(m, n), random(m, n), 0.5, 2.0]
+    operands: list[Tensor | float] = [random(n), random(n), random(m), random(m, n), random(m, n), 0.5, 2.0]
     result = everything(x, weight, *operands, precision=precision)
     everything.elementwise(result, *operands)
     leaves = [operand.requires_grad_() for operand in operands if isinstance(operand, Tensor)]
