@@ -272,10 +272,13 @@ def _flat(spec: OperandSpec, value: Tensor, shape: Sequence[int]) -> Tensor:
         if tuple(value.shape) != tuple(shape[:-1]):
             _refuse_shape(spec, value, shape[:-1])
         return value.reshape(math.prod(shape[:-1]), 1)
-    if spec.kind == MATRIX and value.dim() != 2:
-        if tuple(value.shape) != tuple(shape):
-            _refuse_shape(spec, value, shape)
-        return value.reshape(math.prod(shape[:-1]), shape[-1])
+    if spec.kind == MATRIX:
+        if value.dim() != 2:
+            if tuple(value.shape) != tuple(shape):
+                _refuse_shape(spec, value, shape)
+            value = value.reshape(math.prod(shape[:-1]), shape[-1])
+        # Kernels read it by rows: one that lies otherwise, such as a transposed one, is copied.
+        return value.contiguous() if value.shape[1] > 1 and value.stride(1) != 1 else value
     return value
 
 

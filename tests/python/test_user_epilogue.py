@@ -207,6 +207,34 @@ def test_sizes(rows: int, dtype: torch.dtype, device: torch.device, rng: torch.G
         assert_close(everything(given.x, given.weight, *given.operands), want, dtype, 16.0)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+def test_operands_as_they_may_lie(dtype: torch.dtype, device: torch.device, rng: torch.Generator) -> None:
+    """Transposed and broadcast matrices, vectors with gaps and of one number."""
+    given = draw(everything, rng, dtype, device, (256,), 264, 512)
+    a, b, c, d, r, q, m, n, s, t = given.operands
+    lying = [
+        torch.stack([a, a], 1)[:, 0],
+        b,
+        c[:1].expand(264),
+        d,
+        torch.stack([r, r], 1)[:, 0],
+        q[:1].expand(256),
+        m.t().contiguous().t(),
+        n[:1].expand(256, 264),
+        s,
+        t,
+    ]
+    wide = [value.double() if isinstance(value, Tensor) else value for value in lying]
+    want = expected(everything, given.x.double() @ given.weight.double().t(), wide)
+    assert_close(everything(given.x, given.weight, *lying), want, dtype, 16.0)
+    assert_close(
+        everything.elementwise(want.to(dtype), *lying),
+        expected(everything, want.to(dtype), wide),
+        dtype,
+        16.0,
+    )
+
+
 @pytest.mark.parametrize("precision", ["highest", "high", "ieee", "tf32", None])
 def test_precision(precision: str | None, device: torch.device, rng: torch.Generator) -> None:
     given = draw(everything, rng, torch.float32, device, (300,), 512, 1024)
