@@ -1,0 +1,26 @@
+"""Modules over `epigemm.functional`, made to stand where the layers that they replace stood.
+
+Parameters are named and initialised as in `torch.nn.Linear` and `torch.nn.BatchNorm1d`; `from_linear` and
+`from_layers` share the parameter objects of existing layers, so that optimisers and state dicts go on
+working. The fused layers call no submodule's `forward`: hooks on the shared layers do not fire.
+
+Where fp32 products run on fp16 pieces, a layer keeps those of its weight, if that is an `nn.Parameter`, between
+calls that need no gradient of the weight. They follow the weight's changes and are in no copy, pickle or state dict;
+`epigemm.packs` says which changes torch does not count: after those, call `repack()`.
+"""
+
+from __future__ import annotations
+
+from epigemm.nn.batch_norm import LinearScaleBatchNorm1d, linear_scale_batch_norm1d
+from epigemm.nn.fused import LinearReLU, LinearReLUDiv, LinearSigmoidScaleResidual, Sigmoid
+from epigemm.nn.linear import Linear
+
+__all__ = [
+    "Linear",
+    "LinearReLU",
+    "LinearReLUDiv",
+    "LinearScaleBatchNorm1d",
+    "LinearSigmoidScaleResidual",
+    "Sigmoid",
+    "linear_scale_batch_norm1d",
+]

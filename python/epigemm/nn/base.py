@@ -1,0 +1,129 @@
+"""What the fused layers share: parameters, the call, how they print."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from epigemm import call as _call
+from epigemm import packs
+from epigemm.epilogues import Epilogue
+
+
+class FusedLinear(nn.Module):
+    """The parameters of an `nn.Linear`, under the same names and with the same initialisation.
+
+    It is no subclass of `nn.Linear`: code that rewrites those (quantisers, adapters) would drop what follows
+    the product.
+    """
+
+    weight: Tensor
+    bias: Tensor | None
+    strict: bool = False  # on the class too: pickles of earlier versions have none
+    _epilogue: ClassVar[Epilogue]
+    _scalar: ClassVar[str | None] = None  # the name of the epilogue's, and of the attribute
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        bias: bool = True,
+        *,
+        precision: str | None = None,
+        strict: bool = False,
+        device: Any = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        self._adopt(nn.Linear(in_features, out_features, bias, device=device, dtype=dtype))
+        self.precision = precision
+        self.strict = strict
+
+    def _adopt(self, linear: nn.Linear) -> None:
+        self.weight = linear.weight
+        self.register_parameter("bias", linear.bias)
+
+    @property
+    def in_features(self) -> int:
+        """K, the size of x's last dimension."""
+        return self.weight.shape[1]
+
+    @property
+    def out_features(self) -> int:
+        """N, the size of the result's last dimension."""
+        return self.weight.shape[0]
+
+    def repack(self) -> None:
+        """Split the weight into fp16 pieces again, into the memory that is kept for them.
+
+        Needed after a change that torch does not count (see `epigemm.packs`), and before a CUDA graph is captured
+        that shall use the kept pieces instead of splitting the weight at every replay. Does nothing where
+        fp32 products do not run on fp16 pieces.
+
+        Raises:
+            RuntimeError: the current stream is being captured into a CUDA graph.
+        """
+        packs.repack(self.weight, self.precision)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Apply the layer."""
+        # Module.__getattr__ takes half a microsecond for a parameter. Who replaces one by something that is none
+        # (torch.nn.utils.parametrize, weight norm) takes it out of this dictionary.
+        weight: Tensor | None = self._parameters.get("weight")
+        if weight is None:
+            weight = self.weight
+        bias: Tensor | None = self._parameters.get("bias")
+        if bias is None:
+            bias = self.bias
+        scalar = None if self._scalar is None else getattr(self, self._scalar)
+        use = pack_use(weight)
+        return _call.linear(self._epilogue, x, weight, bias, scalar, self.precision, None, self.strict, use)
+
+    def extra_repr(self) -> str:
+        """The constructor's arguments, as `nn.Linear` prints them."""
+        text = (
+            f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}"
+        )
+        scalar = (
+            "" if self._scalar is None else f", {self._scalar}={scalar_repr(getattr(self, self._scalar))}"
+        )
+        return f"{text}{call_repr(self.precision, self.strict)}{scalar}"
+
+    def _set_scalar(self, value: float | Tensor) -> None:
+        # A tensor must follow the module to its device and dtype. It is no state of the layer that is replaced:
+        # not persistent.
+        assert self._scalar is not None
+        if isinstance(value, Tensor) and not isinstance(value, nn.Parameter):
+            self.register_buffer(self._scalar, value, persistent=False)
+        else:
+            setattr(self, self._scalar, value)
+
+
+def pack_use(weight: Tensor) -> str:
+    """What a layer's call may do with its weight's pack.
+
+    A weight that is no parameter (parametrised, or handed in by `torch.func.functional_call`) may be gone
+    after the call.
+    """
+    return packs.KEEP if isinstance(weight, nn.Parameter) else packs.FIND
+
+
+def call_repr(precision: str | None, strict: bool) -> str:
+    """What is not the default of a layer's calls, to be printed after other things."""
+    return ("" if precision is None else f", precision={precision!r}") + (", strict=True" if strict else "")
+
+
+def sharing(module: Any, linear: nn.Linear) -> Any:
+    """`module`, freshly made on the meta device, with the parameters of `linear` in place of its own."""
+    if not isinstance(linear, nn.Linear):
+        raise TypeError(f"linear: got {type(linear).__name__}; accepted is a torch.nn.Linear")
+    module._adopt(linear)
+    module.training = linear.training
+    return module
+
+
+def scalar_repr(value: float | Tensor) -> str:
+    """A scalar as `extra_repr` prints it."""
+    return "tensor" if isinstance(value, Tensor) else str(value)

@@ -1,0 +1,165 @@
+"""A linear layer with a scale and BatchNorm behind it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from epigemm import call as _call
+from epigemm import invariance, packs
+from epigemm.nn.base import call_repr, pack_use
+
+
+def linear_scale_batch_norm1d(
+    x: Tensor,
+    linear: nn.Linear,
+    scale: Tensor | None,
+    bn: nn.BatchNorm1d,
+    *,
+    precision: str | None = None,
+    strict: bool = False,
+) -> Tensor:
+    """bn(linear(x) * scale) for existing layers, fused as far as their mode allows.
+
+    With running statistics and `bn` in eval mode, one kernel computes all of it
+    (`epigemm.linear_scale_batch_norm`). Where BatchNorm uses the batch's own statistics (training mode, or no
+    running ones), product, bias and scale are one kernel and `bn` itself
+    follows: statistics, `num_batches_tracked`, `momentum=None` and errors are torch's own.
+
+    Args:
+        x: `[M, K]`.
+        linear: the matrix product and its bias.
+        scale: `[N]` or None for 1.
+        bn: over N features.
+        precision: see `epigemm.functional`.
+        strict: see `epigemm.functional`.
+
+    Returns:
+        `[M, N]`. Under autocast it has the autocast dtype, where unfused PyTorch promotes to the dtype of
+        `scale`.
+
+    Raises:
+        ValueError: x is not 2-D (BatchNorm1d takes dimension 1 of a 3-D tensor, a linear layer the last one).
+    """
+    if x.dim() != 2:
+        raise ValueError(f"x: got shape {list(x.shape)}; accepted is [M, K] (2 dimensions)")
+    weight, bias = linear.weight, linear.bias
+    if bn.training or bn.running_mean is None or bn.running_var is None:
+        if invariance.active and invariance.enabled():
+            raise RuntimeError(
+                "bn: got one that normalises by the batch's own statistics in the batch-invariant mode, where no row "
+                "may depend on others; accepted there are running statistics and eval()"
+            )
+        scaling = (bias, scale, None, None, None, None)
+        result: Tensor = bn(
+            _call.linear_folded(x, weight, scaling, 0.0, precision, None, strict, pack_use(weight))
+        )
+        return result
+    vectors = (bias, scale, bn.running_mean, bn.running_var, bn.weight, bn.bias)
+    return _call.linear_folded(x, weight, vectors, bn.eps, precision, None, strict, pack_use(weight))
+
+
+class LinearScaleBatchNorm1d(nn.Module):
+    """bn(linear(x) * scale): a linear layer, a learned scale per column and BatchNorm.
+
+    What is fused in which mode: see `linear_scale_batch_norm1d`. State: `linear.weight`, `linear.bias`, `scale`,
+    and all of `nn.BatchNorm1d`'s under `bn.`. Random numbers are drawn in that order: `nn.Linear`'s
+    initialisation, then `scale` from the standard normal distribution.
+
+    Args:
+        in_features: K.
+        out_features: N.
+        bias: whether the linear layer has one.
+        eps: BatchNorm's epsilon.
+        momentum: BatchNorm's momentum; None for the cumulative average.
+        affine: whether BatchNorm has a weight and a bias.
+        track_running_stats: whether there are running statistics; without them, eval mode uses the batch's
+            own, too.
+        precision: see `epigemm.functional`.
+        strict: see `epigemm.functional`.
+        device: where the parameters live.
+        dtype: their type.
+
+    Shape:
+        `[M, K]` to `[M, N]`.
+
+    Example:
+        >>> epigemm.nn.LinearScaleBatchNorm1d(64, 32).eval()(torch.randn(8, 64)).shape
+        torch.Size([8, 32])
+    """
+
+    scale: Tensor | None
+    strict: bool = False
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        bias: bool = True,
+        *,
+        eps: float = 1e-5,
+        momentum: float | None = 0.1,
+        affine: bool = True,
+        track_running_stats: bool = True,
+        precision: str | None = None,
+        strict: bool = False,
+        device: Any = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        self.linear = nn.Linear(in_features, out_features, bias, device=device, dtype=dtype)
+        self.scale = nn.Parameter(torch.randn(out_features, device=device, dtype=dtype))
+        self.bn = nn.BatchNorm1d(
+            out_features, eps, momentum, affine, track_running_stats, device=device, dtype=dtype
+        )
+        self.precision = precision
+        self.strict = strict
+
+    @classmethod
+    def from_layers(
+        cls,
+        linear: nn.Linear,
+        scale: Tensor | None,
+        bn: nn.BatchNorm1d,
+        *,
+        precision: str | None = None,
+        strict: bool = False,
+    ) -> LinearScaleBatchNorm1d:
+        """The fused layer over existing layers, which it shares.
+
+        A `scale` that is no Parameter becomes a buffer of the same name.
+        """
+        for name, layer, accepted in (("linear", linear, nn.Linear), ("bn", bn, nn.BatchNorm1d)):
+            if not isinstance(layer, accepted):
+                raise TypeError(
+                    f"{name}: got {type(layer).__name__}; accepted is a torch.nn.{accepted.__name__}"
+                )
+        module = cls.__new__(cls)
+        nn.Module.__init__(module)
+        module.linear = linear
+        if isinstance(scale, nn.Parameter):
+            module.scale = scale
+        else:
+            module.register_buffer("scale", scale)
+        module.bn = bn
+        module.precision = precision
+        module.strict = strict
+        module.training = bn.training
+        return module
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Apply the layer."""
+        return linear_scale_batch_norm1d(
+            x, self.linear, self.scale, self.bn, precision=self.precision, strict=self.strict
+        )
+
+    def repack(self) -> None:
+        """Split the linear layer's weight into fp16 pieces again, as `LinearReLU.repack` does."""
+        packs.repack(self.linear.weight, self.precision)
+
+    def extra_repr(self) -> str:
+        """What the submodules do not print."""
+        scale = "None" if self.scale is None else f"[{self.scale.shape[0]}]"
+        return f"scale={scale}{call_repr(self.precision, self.strict)}"

@@ -1,0 +1,117 @@
+"""A linear layer with an epilogue of the user's."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from epigemm.epilogues import BIAS, PER_COLUMN
+from epigemm.nn.base import FusedLinear, pack_use, sharing
+from epigemm.user_epilogue import UserEpilogue
+
+
+class Linear(FusedLinear):
+    """A linear layer with an epilogue of the user's: epilogue(x @ weight.T, operands...) in one kernel.
+
+    Args:
+        in_features: K.
+        out_features: N.
+        bias: whether the layer has one: it is the epilogue's operand of that name. None: where there is such
+            an operand.
+        epilogue: what `epigemm.epilogue` made of a function; None: the product and the bias alone.
+        precision: see `epigemm.functional`.
+        strict: see `epigemm.functional`.
+        device: where the parameters live.
+        dtype: their type.
+
+    Shape:
+        `[..., K]` to `[..., N]`. The epilogue's other operands are arguments of the call, by position or name.
+
+    Raises:
+        TypeError: `epilogue` is none; or `bias`, and the epilogue has no operand `bias` along the columns.
+
+    Example:
+        >>> layer = epigemm.nn.Linear(64, 32, epilogue=swish_clamp)
+        >>> y = layer(x, residual, limit=0.5)
+    """
+
+    _epilogue = BIAS
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        bias: bool | None = None,
+        *,
+        epilogue: UserEpilogue | None = None,
+        precision: str | None = None,
+        strict: bool = False,
+        device: Any = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        if epilogue is not None and not isinstance(epilogue, UserEpilogue):
+            raise TypeError(
+                f"epilogue: got {type(epilogue).__name__}; accepted is what epigemm.epilogue makes of a function"
+            )
+        takes_bias = epilogue is None or any(
+            spec.name == "bias" and spec.kind == PER_COLUMN for spec in epilogue.traced.operands
+        )
+        if bias and not takes_bias:
+            raise TypeError(
+                "bias: got True for an epilogue without an operand bias: PerColumn; accepted is False"
+            )
+        has_bias = takes_bias if bias is None else bias
+        super().__init__(
+            in_features,
+            out_features,
+            has_bias,
+            precision=precision,
+            strict=strict,
+            device=device,
+            dtype=dtype,
+        )
+        self.epilogue = epilogue
+
+    @classmethod
+    def from_linear(
+        cls,
+        linear: nn.Linear,
+        epilogue: UserEpilogue | None = None,
+        *,
+        precision: str | None = None,
+        strict: bool = False,
+    ) -> Linear:
+        """The layer over the parameter objects of `linear`."""
+        bias = isinstance(linear, nn.Linear) and linear.bias is not None
+        options: dict[str, Any] = {"precision": precision, "strict": strict, "device": "meta"}
+        module: Linear = sharing(cls(1, 1, bias, epilogue=epilogue, **options), linear)
+        return module
+
+    def forward(self, x: Tensor, *operands: Tensor | float, **named: Tensor | float) -> Tensor:
+        """Apply the layer; the epilogue's operands but the layer's own bias."""
+        if self.epilogue is None:
+            if operands or named:
+                raise TypeError("operands: got some for a layer without an epilogue; accepted is x alone")
+            return super().forward(x)
+        weight, bias = self.weight, self.bias
+        if bias is not None:
+            others = [spec.name for spec in self.epilogue.traced.operands if spec.name != "bias"]
+            if len(operands) > len(others) or "bias" in named:
+                raise TypeError(
+                    f"operands: got {len(operands)} and {sorted(named)}; accepted are {others}, beside the layer's bias"
+                )
+            by_place = dict(zip(others, operands, strict=False))
+            if twice := by_place.keys() & named.keys():
+                raise TypeError(f"operands: got {sorted(twice)} twice; accepted is one value each")
+            operands, named = (), {**by_place, **named, "bias": bias}
+        return self.epilogue.call(
+            x, weight, operands, named, None, self.precision, self.strict, pack_use(weight)
+        )
+
+    def extra_repr(self) -> str:
+        """The constructor's arguments, as `nn.Linear` prints them."""
+        return super().extra_repr() + (
+            "" if self.epilogue is None else f", epilogue={self.epilogue.traced.name}"
+        )
