@@ -18,6 +18,16 @@ const FP32Road fp32_roads[kFP32Roads] = {
 
 namespace {
 
+// The same for batch-invariant calls, which PyTorch's GEMM cannot answer.
+constexpr FP32Road invariant_roads[kFP32Roads] = {
+    {1, {Arithmetic::IEEE}, false},
+    {2, {Arithmetic::Split, Arithmetic::IEEE}, false},
+    {3, {Arithmetic::Scaled, Arithmetic::Split, Arithmetic::IEEE}, false},
+    {3, {Arithmetic::Scaled, Arithmetic::Split, Arithmetic::IEEE}, false},
+    {1, {Arithmetic::TF32}, false},
+    {1, {Arithmetic::TF32}, false},
+};
+
 constexpr int kAllocated = 256;  // bytes: what PyTorch aligns new CUDA memory to, at least
 
 // The problem on fp16 slices: they lie as the kernels want them, wherever the tensors lie.
@@ -75,6 +85,8 @@ Tried try_slices(const Prepared& prepared, Arithmetic arithmetic) {
     tried.verdict = Verdict::NotPlanned;
   } else if (!prepared.has_kernels) {
     tried.verdict = Verdict::NoKernels;
+  } else if (prepared.problem.is_batch_invariant) {
+    tried.verdict = Verdict::Runs;
   } else if (slices.is_memory_short) {
     tried.verdict = Verdict::MemoryIsShort;
   } else if (tried.is_padded && does_copy_take_gain(tried.problem, fused_us)) {
@@ -86,10 +98,19 @@ Tried try_slices(const Prepared& prepared, Arithmetic arithmetic) {
   return tried;
 }
 
+// Whether a kernel that multiplies the tensors as they lie can address them. The one in fp32 multiply-adds reads any
+// strides.
+bool is_readable(const Prepared& prepared, Arithmetic arithmetic) {
+  const bool is_strided = arithmetic == Arithmetic::IEEE && prepared.problem.x.element == ElementType::Float32;
+  if (!is_strided) return prepared.are_matrices();
+  return prepared.is_x_strided && prepared.is_out_matrix && prepared.problem.are_operands_contiguous;
+}
+
 }  // namespace
 
 const FP32Road& road_of(const Prepared& prepared) {
-  return fp32_roads[prepared.problem.x.element == ElementType::Float32 ? prepared.fp32_road : 0];
+  const FP32Road* const roads = prepared.problem.is_batch_invariant ? invariant_roads : fp32_roads;
+  return roads[prepared.problem.x.element == ElementType::Float32 ? prepared.fp32_road : 0];
 }
 
 Tried try_arithmetic(const Prepared& prepared, Arithmetic arithmetic) {
@@ -97,7 +118,7 @@ Tried try_arithmetic(const Prepared& prepared, Arithmetic arithmetic) {
   Tried tried;
   tried.problem = prepared.problem;
   tried.problem.arithmetic = arithmetic;
-  if (!prepared.are_matrices()) {
+  if (!is_readable(prepared, arithmetic)) {
     tried.verdict = Verdict::NotRepresentable;
     return tried;
   }
@@ -115,8 +136,8 @@ Decision decide(const Prepared& prepared) {
   const FP32Road& road = road_of(prepared);
   for (int i = 0; i < road.count; ++i) {
     const Arithmetic arithmetic = road.tried[i];
-    // No fused kernel computes these products.
-    if (element == ElementType::Float32 && arithmetic == Arithmetic::IEEE) continue;
+    // No fused kernel computes these products, unless they have to be batch invariant.
+    if (element == ElementType::Float32 && arithmetic == Arithmetic::IEEE && !problem.is_batch_invariant) continue;
     const Tried tried = try_arithmetic(prepared, arithmetic);
     if (tried.verdict == Verdict::Runs) {
       return {tried.chosen.plan, arithmetic, tried.problem.is_packed, tried.is_padded};

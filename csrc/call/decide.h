@@ -31,13 +31,16 @@ struct Slices {
 // A call as it is decided on.
 struct Prepared {
   Problem problem;
-  bool is_x_matrix = false, is_weight_matrix = false, is_out_matrix = true;
+  bool is_x_strided = false;  // x has one stride from row to row, whatever the one from column to column
+  bool is_out_matrix = true;
   bool has_cublas = false;  // PyTorch's GEMM is cuBLAS's
   bool has_kernels = EPIGEMM_WITH_SM90;
   int fp32_road = 0;
   Slices split, scaled;
 
-  bool are_matrices() const { return is_x_matrix && is_weight_matrix && is_out_matrix; }
+  bool is_x_matrix() const { return is_x_strided && problem.x.column_stride == 1; }
+  bool is_weight_matrix() const { return problem.weight.column_stride == 1; }
+  bool are_matrices() const { return is_x_matrix() && is_weight_matrix() && is_out_matrix; }
 };
 
 // What came of one arithmetic.
@@ -51,6 +54,7 @@ struct Tried {
   double tf32_microseconds = 0;  // where that decided
 };
 
+// A batch-invariant call runs on the first arithmetic that is accurate enough for its K: no predicted time counts.
 const FP32Road& road_of(const Prepared& prepared);
 
 inline bool is_on_slices(Arithmetic arithmetic) {

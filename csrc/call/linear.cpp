@@ -58,13 +58,14 @@ Answer prepare(const LinearCall& call, Prepared* prepared) {
   if (problem.m == 0 || problem.n == 0 || problem.k == 0) return Answer::IsEmpty;
   const EpilogueInfo& epilogue = epilogue_info(call.epilogue);
   if (!epilogue.linear || !operands_fit(call, epilogue, &problem)) return Answer::DoesNotFit;
-  prepared->is_x_matrix = as_matrix(x, problem.m, problem.k, &problem.x);
-  prepared->is_weight_matrix = as_matrix(weight, problem.n, problem.k, &problem.weight);
+  prepared->is_x_strided = as_strided(x, problem.m, problem.k, &problem.x);
+  as_strided(weight, problem.n, problem.k, &problem.weight);
   void* const out = call.out ? call.out->data : nullptr;
   problem.out = {out, x.element, problem.m > 1 ? problem.n : (problem.n + 15) / 16 * 16};
   problem.alignment = std::min({alignment_of(x.data), alignment_of(weight.data), alignment_of(out)});
   problem.has_bias = has_bias(call) || call.operands.fold;
   problem.are_operands_contiguous = call.operands.fold || are_contiguous(problem);
+  problem.is_batch_invariant = call.is_batch_invariant;
   prepared->has_cublas = x.is_cuda();
   prepared->fp32_road = call.fp32_road;
   const SliceCost cost = call.pack_use == PackUse::Keep || call.pack ? SliceCost::None : SliceCost::PerCall;
@@ -79,13 +80,12 @@ Answer prepare(const LinearCall& call, Prepared* prepared) {
 Answer look_at_slices(const LinearCall& call, const Prepared& prepared, const Decision& decision) {
   const bool is_first = decision.arithmetic == road_of(prepared).tried[0];
   if (decision.is_packed && !(call.pack && is_first)) return Answer::LacksPack;
-  const bool is_x_readable = prepared.is_x_matrix || call.x->dim == 2;
-  if (!is_x_readable || !prepared.problem.are_operands_contiguous) return Answer::NotReadable;
+  if (!prepared.is_x_strided || !prepared.problem.are_operands_contiguous) return Answer::NotReadable;
   return decision.is_padded ? Answer::NotStorable : Answer::Done;
 }
 
 Answer look_at_fallback(const LinearCall& call) {
-  if (call.is_strict) return Answer::NotFused;
+  if (call.is_strict || call.is_batch_invariant) return Answer::NotFused;
   return call.needs_other_setting ? Answer::OtherSetting : Answer::Done;
 }
 
@@ -133,11 +133,6 @@ Answer run_fallback(const LinearCall& call, Prepared& prepared, void* fold_memor
 
 #if EPIGEMM_WITH_SM90
 
-void read_strided(const Tensor& tensor, bool is_matrix, Matrix* matrix) {
-  if (is_matrix) return;  // as it is
-  *matrix = {tensor.data, tensor.element, tensor.strides[0], tensor.strides[1]};
-}
-
 Answer run_fused(const LinearCall& call, const Decision& decision, Prepared& prepared, char* workspace, void* stream,
                  Torch& torch) {
   Problem& problem = prepared.problem;
@@ -147,8 +142,6 @@ Answer run_fused(const LinearCall& call, const Decision& decision, Prepared& pre
   problem.stream = stream;
   problem.out.data = result.data;
   if (decision.is_on_slices()) {
-    read_strided(*call.x, prepared.is_x_matrix, &problem.x);
-    read_strided(*call.weight, prepared.is_weight_matrix, &problem.weight);
     problem.is_packed = call.pack != nullptr;
     problem.packed_weight = call.pack;
     problem.workspace = workspace;

@@ -41,7 +41,8 @@ struct LinearCall {
   bool needs_other_setting = false;  // PyTorch's GEMM would be less accurate than the call asks for
   void* pack = nullptr;              // the weight's fp16 slices, for the first arithmetic of the road
   PackUse pack_use = PackUse::None;
-  bool is_strict = false;  // PyTorch's GEMM is no answer
+  bool is_strict = false;           // PyTorch's GEMM is no answer
+  bool is_batch_invariant = false;  // the same, and M must not choose the kernel
 };
 
 Answer linear(const LinearCall& call, Torch& torch);

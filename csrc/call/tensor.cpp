@@ -76,4 +76,11 @@ bool as_matrix(const Tensor& tensor, int64_t rows, int64_t columns, Matrix* matr
   return true;
 }
 
+bool as_strided(const Tensor& tensor, int64_t rows, int64_t columns, Matrix* matrix) {
+  if (as_matrix(tensor, rows, columns, matrix)) return true;
+  if (tensor.dim != 2) return false;
+  *matrix = {tensor.data, tensor.element, tensor.strides[0], tensor.strides[1]};
+  return true;
+}
+
 }  // namespace epigemm::call

@@ -31,4 +31,7 @@ bool are_apart(const Tensor& a, const Tensor& b);
 // All leading axes as the rows of one row-major matrix, without a copy. False where no single row stride reaches them.
 bool as_matrix(const Tensor& tensor, int64_t rows, int64_t columns, Matrix* matrix);
 
+// The same, with any stride from column to column.
+bool as_strided(const Tensor& tensor, int64_t rows, int64_t columns, Matrix* matrix);
+
 }  // namespace epigemm::call

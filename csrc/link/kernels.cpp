@@ -120,6 +120,7 @@ KernelKey key_of(const Problem& problem, const Plan& plan) {
   };
   KernelKey key;
   key.part = parts[static_cast<int>(plan.family)];
+  if (key.part == Part::sm90_fp16x3 && problem.arithmetic == Arithmetic::IEEE) key.part = Part::fp32;
   key.element = problem.x.element;
   key.arithmetic = problem.arithmetic;
   key.tile = plan.tile;

@@ -9,7 +9,7 @@ Needed needed_kernels(const Problem& problem, const Plan& plan) {
     return needed;
   }
   needed.add(key_of(problem, plan));
-  if (plan.family == FamilyId::sm90_fp16x3) needed.add({Part::fixup});
+  if (needed.keys[0].part == Part::sm90_fp16x3) needed.add({Part::fixup});
   return needed;
 }
 

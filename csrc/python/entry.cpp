@@ -47,10 +47,10 @@ struct OperandTuple {
   }
 };
 
-// linear(epilogue, x, weight, operands, fold, out, fp32, pack, pack_use, strict) -> Tensor | int
+// linear(epilogue, x, weight, operands, fold, out, fp32, pack, pack_use, strict, invariant) -> Tensor | int
 //   fp32: the road of an fp32 call, times two; plus one where PyTorch's setting is less accurate than the call
 struct LinearArguments {
-  enum { Epilogue, X, Weight, Operands, Folded, Out, FP32, Pack, PackUse, Strict, Count };
+  enum { Epilogue, X, Weight, Operands, Folded, Out, FP32, Pack, PackUse, Strict, Invariant, Count };
   call::Tensor x, weight, out;
   OperandTuple operands;
   call::LinearCall linear;
@@ -63,6 +63,7 @@ struct LinearArguments {
     linear.pack_use = static_cast<call::PackUse>(PyLong_AsLong(given[PackUse]));
     linear.is_strict = given[Strict] == Py_True;
     if (!linear.is_strict && given[Strict] != Py_False) return false;
+    linear.is_batch_invariant = given[Invariant] == Py_True;
     linear.x = &x;
     linear.weight = &weight;
     if (!reader.read(given[X], &x) || !reader.read(given[Weight], &weight) ||

@@ -71,10 +71,11 @@ int64_t as_number(const call::Decision& decision, call::Gemm gemm) {
 
 int64_t linear_out(const Name& epilogue, const TensorView& x, const TensorView& weight,
                    const std::optional<TensorView>& bias, const List<TensorView>& operands, const List<double>& scalars,
-                   int64_t fp32, int64_t slices, const List<int64_t>& gpu, bool is_launched,
+                   int64_t fp32, int64_t slices, bool is_batch_invariant, const List<int64_t>& gpu, bool is_launched,
                    const std::optional<TensorView>& out) {
   PreparedCall call = prepare(epilogue, x, weight, bias, operands, scalars, out ? &*out : nullptr);
   set_circumstances(x, fp32, slices, gpu.values, &call.prepared);
+  call.prepared.problem.is_batch_invariant = is_batch_invariant;
   const call::Decision decision = call::decide(call.prepared);
   if (is_launched && gpu.values.empty() && decision.plan.is_fused() && !decision.is_on_slices()) {
     check(out.has_value(), "out: there is none to launch into");
@@ -87,13 +88,15 @@ int64_t linear_out(const Name& epilogue, const TensorView& x, const TensorView& 
 // The open kernels that the call would take and that were not linked yet: their names between commas.
 std::string missing_kernels(const Name& epilogue, const TensorView& x, const TensorView& weight,
                             const std::optional<TensorView>& bias, const List<TensorView>& operands,
-                            const List<double>& scalars, int64_t fp32, int64_t slices, const List<int64_t>& gpu,
-                            const std::optional<TensorView>& out) {
+                            const List<double>& scalars, int64_t fp32, int64_t slices, bool is_batch_invariant,
+                            const List<int64_t>& gpu, const std::optional<TensorView>& out) {
   PreparedCall call = prepare(epilogue, x, weight, bias, operands, scalars, out ? &*out : nullptr);
   set_circumstances(x, fp32, slices, gpu.values, &call.prepared);
+  call.prepared.problem.is_batch_invariant = is_batch_invariant;
   Problem& problem = call.prepared.problem;
   if (is_built_in(problem.epilogue)) return std::string();
   const call::Decision decision = call::decide(call.prepared);
+  if (problem.is_batch_invariant && !decision.plan.is_fused()) return std::string();  // no fallback follows
   problem.arithmetic = decision.arithmetic;
   const link::Needed needed = link::needed_kernels(problem, decision.plan);
   std::string names;
@@ -149,10 +152,11 @@ void write_tried(std::ostream& json, const PreparedCall& call, Arithmetic arithm
 // "padded", "tf32_allowed", "plan": see plan_json}, "gemm"}.
 std::string explain_call(const Name& epilogue, const TensorView& x, const TensorView& weight,
                          const std::optional<TensorView>& bias, const List<TensorView>& operands,
-                         const List<double>& scalars, int64_t fp32, int64_t slices, const List<int64_t>& gpu,
-                         const std::optional<TensorView>& out) {
+                         const List<double>& scalars, int64_t fp32, int64_t slices, bool is_batch_invariant,
+                         const List<int64_t>& gpu, const std::optional<TensorView>& out) {
   PreparedCall call = prepare(epilogue, x, weight, bias, operands, scalars, out ? &*out : nullptr);
   set_circumstances(x, fp32, slices, gpu.values, &call.prepared);
+  call.prepared.problem.is_batch_invariant = is_batch_invariant;
   const call::FP32Road& road = call::road_of(call.prepared);
   const bool has_device = call.prepared.problem.device.capability != 0;
   std::ostringstream json;

@@ -40,10 +40,10 @@ STABLE_TORCH_LIBRARY(epigemm, m) {
       " str arithmetic, Tensor out) -> str");
   m.def(
       "_linear_out(str epilogue, Tensor x, Tensor weight, Tensor? bias, Tensor[]? operands, float[]? scalars, int fp32,"
-      " int slices, int[]? gpu, bool launch, Tensor(a!)? out) -> int");
+      " int slices, bool invariant, int[]? gpu, bool launch, Tensor(a!)? out) -> int");
   m.def(
       "_explain_call(str epilogue, Tensor x, Tensor weight, Tensor? bias, Tensor[]? operands, float[]? scalars,"
-      " int fp32, int slices, int[]? gpu, Tensor? out) -> str");
+      " int fp32, int slices, bool invariant, int[]? gpu, Tensor? out) -> str");
   m.def("_split_rows_out(Tensor matrix, int pieces, Tensor(a!) pack) -> ()");
   m.def(
       "_linear_into(int epilogue, Tensor x, Tensor weight, Tensor? bias, Tensor? vector0, Tensor? vector1,"
@@ -74,14 +74,11 @@ STABLE_TORCH_LIBRARY(epigemm, m) {
   m.def(
       "_split_linear_out(str epilogue, Tensor x, Tensor weight, Tensor? pack, Tensor(b!) workspace, Tensor? bias,"
       " Tensor[]? operands, float[]? scalars, str arithmetic, int[]? plan, Tensor(a!) out) -> ()");
-  m.def(
-      "_fp32_linear_out(str epilogue, Tensor x, Tensor weight, Tensor? bias, Tensor[]? operands, float[]? scalars,"
-      " Tensor(a!) out) -> ()");
   m.def("_register_epilogue(str name, str operand_names, int[]? kinds, int[]? of_compute, bool transcendental) -> int");
   m.def("_add_kernel(str epilogue, str kernel, Tensor cubin) -> ()");
   m.def(
       "_missing_kernels(str epilogue, Tensor x, Tensor weight, Tensor? bias, Tensor[]? operands, float[]? scalars,"
-      " int fp32, int slices, int[]? gpu, Tensor? out) -> str");
+      " int fp32, int slices, bool invariant, int[]? gpu, Tensor? out) -> str");
   m.def("_missing_for_plan(str epilogue, Tensor x, str arithmetic, int[]? plan) -> str");
   m.def("_missing_elementwise(str epilogue, Tensor x, bool derivative) -> str");
   m.def("_linked_elementwise_out(str epilogue, Tensor x, Tensor[]? operands, float[]? scalars, Tensor(a!) out) -> ()");

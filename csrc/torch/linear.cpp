@@ -122,16 +122,15 @@ PreparedCall prepare(const Name& epilogue_name, const TensorView& x, const Tenso
   problem.m = 1;
   for (int64_t axis = 0; axis + 1 < x.dim(); ++axis) problem.m *= x.size(axis);
   fill_operands(epilogue_info(problem.epilogue), x, problem.n, bias, operands, scalars, problem.operands);
-  prepared.is_x_matrix = call::as_matrix(view_of(x, element, read_only(x)), problem.m, problem.k, &problem.x);
-  prepared.is_weight_matrix =
-      call::as_matrix(view_of(weight, element, read_only(weight)), problem.n, problem.k, &problem.weight);
+  prepared.is_x_strided = call::as_strided(view_of(x, element, read_only(x)), problem.m, problem.k, &problem.x);
+  call::as_strided(view_of(weight, element, read_only(weight)), problem.n, problem.k, &problem.weight);
   prepared.is_out_matrix = set_output(out, &problem);
   call.not_representable =
-      !prepared.is_x_matrix
+      !prepared.is_x_matrix()
           ? "x is not a row-major matrix: its last dimension must be contiguous and the others one stride apart"
-      : !prepared.is_weight_matrix ? "weight is not row-major: its in_features must be contiguous"
-      : !prepared.is_out_matrix    ? "out is not a row-major matrix"
-                                   : "";
+      : !prepared.is_weight_matrix() ? "weight is not row-major: its in_features must be contiguous"
+      : !prepared.is_out_matrix      ? "out is not a row-major matrix"
+                                     : "";
   problem.alignment = std::min({call::alignment_of(problem.x.data), call::alignment_of(problem.weight.data),
                                 call::alignment_of(problem.out.data)});
   // Where an epilogue has a bias it is its first operand.

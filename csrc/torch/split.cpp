@@ -10,7 +10,6 @@
 #endif
 #if EPIGEMM_WITH_SM90
 #include "gemm/launch.h"
-#include "gemm/sm90_fp16x3/repair.h"
 #endif
 
 namespace epigemm::binding {
@@ -84,15 +83,6 @@ Matrix output_matrix(const TensorView& out, int64_t rows, int64_t columns) {
   return {out.mutable_data(), ElementType::Float32, row_stride};
 }
 
-// Any row-major matrix: the fp32 kernel stores single elements.
-Matrix any_output_matrix(const TensorView& out, int64_t rows, int64_t columns) {
-  check(out.dim() == 2 && out.size(0) == rows && out.size(1) == columns, "out has shape ", Shape{out}, ", expected [",
-        rows, ", ", columns, "]");
-  check(element_of(out, "out") == ElementType::Float32, "out must be float32");
-  check(out.stride(1) == 1 || columns <= 1, "out must be row-major");
-  return {out.mutable_data(), ElementType::Float32, out.stride(0)};
-}
-
 // `is_packed`: the weight's pieces are there already.
 Problem make_problem(const Name& epilogue_name, const TensorView& x, const TensorView& weight,
                      const std::optional<TensorView>& bias, const List<TensorView>& operands,
@@ -113,8 +103,7 @@ Problem make_problem(const Name& epilogue_name, const TensorView& x, const Tenso
   problem.x = {const_cast<float*>(x_rows.data), ElementType::Float32, x_rows.row_stride, x_rows.column_stride};
   problem.weight = {const_cast<float*>(weight_rows.data), ElementType::Float32, weight_rows.row_stride,
                     weight_rows.column_stride};
-  problem.out = arithmetic == Arithmetic::IEEE ? any_output_matrix(out, problem.m, problem.n)
-                                               : output_matrix(out, problem.m, problem.n);
+  problem.out = output_matrix(out, problem.m, problem.n);
   fill_operands(epilogue, x, problem.n, bias, operands, scalars, problem.operands);
   for (int i = 1; i < epilogue.operand_count; ++i) {
     const OperandValue& value = problem.operands[i - 1];
@@ -175,29 +164,6 @@ void split_linear_out(const Name& epilogue, const TensorView& x, const TensorVie
 #endif
 }
 
-void fp32_linear_out(const Name& epilogue, const TensorView& x, const TensorView& weight,
-                     const std::optional<TensorView>& bias, const List<TensorView>& operands,
-                     const List<double>& scalars, const TensorView& out) {
-#if EPIGEMM_WITH_SM90
-  Problem problem =
-      make_problem(epilogue, x, weight, bias, operands, scalars, Arithmetic::IEEE, /*is_packed=*/false, out);
-  // The limits of this kernel are those of the kernels on pieces.
-  problem.arithmetic = Arithmetic::Split;
-  const std::string why_not = why_not_covered(problem);
-  check(why_not.empty(), why_not);
-  const CurrentDevice guard(problem.device.index);
-  problem.stream = current_stream(problem.device.index);
-  const char* refused =
-      sm90_fp16x3::find_fp32(problem.epilogue)({{problem, {}, {}},
-                                                sm90_fp16x3::strided(problem.x, problem.m, problem.k),
-                                                sm90_fp16x3::strided(problem.weight, problem.n, problem.k)});
-  check(!refused, "the fp32 kernel could not be launched: ", refused ? refused : "", " ", cuda::last_error());
-#else
-  (void)epilogue, (void)x, (void)weight, (void)bias, (void)operands, (void)scalars, (void)out;
-  check(false, "epigemm was built without the Hopper GEMM kernels");
-#endif
-}
-
 #endif
 
 }  // namespace
@@ -210,6 +176,5 @@ STABLE_TORCH_LIBRARY_IMPL(epigemm, CompositeExplicitAutograd, m) {
 #if EPIGEMM_WITH_CUDA
 STABLE_TORCH_LIBRARY_IMPL(epigemm, CUDA, m) {
   m.impl("_split_linear_out", TORCH_BOX(&epigemm::binding::split_linear_out));
-  m.impl("_fp32_linear_out", TORCH_BOX(&epigemm::binding::fp32_linear_out));
 }
 #endif

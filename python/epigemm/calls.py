@@ -53,6 +53,11 @@ class LinearCall(NamedTuple):
         return math.prod(self.x.shape[:-1])
 
     @property
+    def is_empty(self) -> bool:
+        """Whether nothing is multiplied."""
+        return self.x.numel() == 0 or self.weight.numel() == 0
+
+    @property
     def inputs(self) -> tuple[Tensor | None, ...]:
         """Every tensor that is read."""
         return (self.x, self.weight, self.bias, *self.operands)

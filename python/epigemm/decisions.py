@@ -68,9 +68,16 @@ def decide(call: LinearCall, code: int, slices: int, *, launch: bool = False) ->
     return found
 
 
-def explain(call: LinearCall, code: int, slices: int) -> dict[str, Any]:
-    """Every arithmetic that the call is tried in, in order, with its plan and why it does not run, in words."""
-    found: dict[str, Any] = json.loads(ops._explain_call(*_asked(call, code, slices), call.out))
+def explain(call: LinearCall, code: int, slices: int, place: Tensor | None = None) -> dict[str, Any]:
+    """Every arithmetic that the call is tried in, in order, with its plan and why it does not run, in words.
+
+    `place`: a tensor on the device that a call of meta tensors is for.
+    """
+    asked = _asked(call, code, slices)
+    if place is not None:
+        device = place.get_device()
+        asked = (*asked[:-1], (device, *plans.gpu_numbers(device)))
+    found: dict[str, Any] = json.loads(ops._explain_call(*asked, call.out))
     return found
 
 
@@ -82,7 +89,8 @@ def missing_kernels(call: LinearCall, code: int, slices: int) -> str:
 
 def _asked(call: LinearCall, code: int, slices: int) -> tuple[Any, ...]:
     epilogue, x, weight, bias, operands, scalars, *_ = call
-    return epilogue.name, x, weight, bias, operands or None, scalars or None, code, slices, _described(x)
+    tensors = (epilogue.name, x, weight, bias, operands or None, scalars or None)
+    return (*tensors, code, slices, call.invariant, _described(x))
 
 
 def _described(x: Tensor) -> tuple[int, ...] | None:

@@ -118,6 +118,7 @@ def linear(
     pack_use: str | None,
     strict: bool,
     given: tuple[Vectors, None] | None = None,
+    invariant: bool | None = None,
 ) -> Tensor | Recorded | None:
     """D = epilogue(x @ weight.T), or who sees the call. Arguments as the public functions got them; nothing compiles.
 
@@ -133,12 +134,15 @@ def linear(
         pack_use: what the call may do with the weight's pack (see `epigemm.packs`); None: `epigemm.keep_packs` decides.
         strict: torch's GEMM is no answer.
         given: all operands in the epilogue's order, in place of bias, scalar and vectors.
+        invariant: whether M must not choose the kernel; None: `epigemm.batch_invariant` decides.
     """
-    if _module is None or invariance.active or execution.on_first_call is not None:
+    if _module is None or execution.on_first_call is not None:
         return None
     if precision is not None and (type(precision) is not str or precision not in _precision.ARITHMETIC):
         return None
     operands, fold = given or _in_order(epilogue, bias, scalar, vectors)
+    if invariant is None:
+        invariant = invariance.active and invariance.enabled()
     code, pack = 0, None
     # Of a recorded call the module reads no more than who sees it.
     if getattr(x, "dtype", None) is _FP32 and not (
@@ -146,19 +150,20 @@ def linear(
     ):
         code = _precision.code(precision, "cuda" if x.is_cuda else "cpu")
         if code in _precision.FIRST_SLICES and x.is_cuda:
-            slices = _slices_at_hand(weight, code, pack_use)
+            slices = _slices_at_hand(weight, code, pack_use, invariant)
             if slices is None:
                 return None
             pack, pack_use = slices
-    number, use = epilogue.number, _PACK_USES[pack_use]
-    found: Tensor | int = _module.linear(number, x, weight, operands, fold, out, code, pack, use, strict)
+    call = (epilogue.number, x, weight, operands, fold, out)
+    how = (pack, _PACK_USES[pack_use], strict, invariant)
+    found: Tensor | int = _module.linear(*call, code, *how)
     if type(found) is not int:
         return found  # type: ignore[return-value]
     if found != _OTHER_SETTING:
         return RECORDED if found == _RECORDED else None
     code &= ~1  # the last bit: torch's own setting would be less accurate than the call
     with _precision.full_fp32(x.device.type):
-        found = _module.linear(number, x, weight, operands, fold, out, code, pack, use, strict)
+        found = _module.linear(*call, code, *how)
     return None if type(found) is int else found  # type: ignore[return-value]
 
 
@@ -217,7 +222,9 @@ def _product_code(rows: Tensor, precision: str) -> int | None:
     return None if code in _precision.FIRST_SLICES and split.has_been_short() else code
 
 
-def _slices_at_hand(weight: Tensor, code: int, pack_use: str | None) -> tuple[Tensor | None, str] | None:
+def _slices_at_hand(
+    weight: Tensor, code: int, pack_use: str | None, is_invariant: bool = False
+) -> tuple[Tensor | None, str] | None:
     """The weight's pack for the first arithmetic of a `precision.code`, and what the call may do with it.
 
     None where the call is somebody else's.
@@ -230,7 +237,8 @@ def _slices_at_hand(weight: Tensor, code: int, pack_use: str | None) -> tuple[Te
         return None, pack_use
     pack = packs.find(weight, _precision.FIRST_SLICES[code])
     if pack is None:
-        if code in _SPLIT_LATER and packs.find(weight, packs.PIECES[_precision.SPLIT]) is not None:
+        may_split_later = is_invariant or code in _SPLIT_LATER
+        if may_split_later and packs.find(weight, packs.PIECES[_precision.SPLIT]) is not None:
             return None  # the call may come to that one
         # An inference tensor counts no versions: nothing is kept of it.
         changes_unseen = pack_use == packs.KEEP and weight.is_inference()
@@ -242,12 +250,13 @@ def _slices_at_hand(weight: Tensor, code: int, pack_use: str | None) -> tuple[Te
 
 def linear_operator(call: LinearCall) -> Tensor | None:
     """`linear`, for a call whose operands are as the operator `epigemm::linear` has them."""
-    epilogue, x, weight, bias, operands, scalars, precision, pack_use, strict, _, out = call
+    epilogue, x, weight, bias, operands, scalars, precision, pack_use, strict, invariant, out = call
     given = _given(epilogue, bias, operands, scalars)
     if given is None or _is_compiling():
         return None
     asked = None if precision == _precision.DEFAULT else precision
-    found = linear(epilogue, x, weight, None, None, None, asked, out, pack_use, strict, (given, None))
+    how = (asked, out, pack_use, strict, (given, None), invariant)
+    found = linear(epilogue, x, weight, None, None, None, *how)
     return None if found is RECORDED else found
 
 

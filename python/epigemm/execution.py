@@ -40,12 +40,8 @@ def linear(call: LinearCall) -> Tensor:
 
 
 def _linear(call: LinearCall) -> Tensor:
-    if call.invariant:
-        road = fixed.choose(call)
-        if call.strict and road.kind in (fixed.ROWS, fixed.EMPTY):
-            require_fused(call)
-        if road.kind != fixed.EMPTY:
-            return fixed.linear(road, call)
+    if call.invariant and not call.is_empty:
+        return _invariant(call)
     decision = None
     if plans.has_gpu_kernels(call.x):
         if call.out is None:
@@ -58,6 +54,25 @@ def _linear(call: LinearCall) -> Tensor:
     if call.strict:
         require_fused(call)
     return fallback.linear(call, decision)
+
+
+def _invariant(call: LinearCall) -> Tensor:
+    """A batch-invariant call that is not empty: by one kernel, on copies of the tensors if need be, or row by row."""
+    if fixed.runs_by_rows(call):
+        refuse(call)
+        return fixed.row_by_row(call)
+    if call.out is None:
+        call = call._replace(out=call.new_out())
+    out: Any = call.out
+    if decisions.way(_run_fused(call)) == decisions.FALLBACK:
+        refuse(call)
+        copied = fixed.on_copies(call)
+        if decisions.way(_run_fused(copied)) == decisions.FALLBACK:
+            raise RuntimeError(
+                "x: got tensors that no fused kernel covers, even copied and padded to 16 bytes"
+            )
+        out.copy_(copied.out[:, : call.weight.shape[0]].view(out.shape))  # type: ignore[index]
+    return out  # type: ignore[no-any-return]
 
 
 def elementwise(call: ElementwiseCall) -> Tensor:
@@ -77,10 +92,11 @@ def mark_written(out: Tensor) -> None:
 
 def refuse(call: LinearCall) -> None:
     """RuntimeError where no kernel would run that the call insists on."""
-    if call.strict:
-        require_fused(call)
-    if call.invariant:
-        fixed.choose(call)
+    if not call.invariant or call.is_empty or fixed.runs_by_rows(call):
+        if call.strict:
+            require_fused(call)
+    elif reason := fixed.why_none(call):
+        fixed.refuse(call.x, reason)
 
 
 def _run_fused(call: LinearCall) -> int:
@@ -88,20 +104,16 @@ def _run_fused(call: LinearCall) -> int:
 
     What is decided on fp16 pieces may find no memory: it is decided again then, without what there is no room for.
     """
-    code, strict = decisions.fp32_code(call), call.strict
+    code, strict = decisions.fp32_code(call), call.strict or call.invariant
     if call.x.dtype is not torch.float32:
-        return (
-            decisions.FALLBACK
-            if _why_not_linked(call, code, 0)
-            else decisions.decide(call, code, 0, launch=True)
-        )
-    uses = {name: call.pack_use for name in _precision.road(code).fused if name in packs.PIECES}
+        return decisions.decide(call, code, 0, launch=True) if _link(call, code, 0) else decisions.FALLBACK
+    uses = dict.fromkeys(packs.PIECES, call.pack_use)
     given_up = 0
     # Of a strict call, which raises it unless the product runs on pieces after all.
     shortage: torch.OutOfMemoryError | None = None
     while True:
         choices, costs = split.find_for(call, uses, ignore_shortage=strict)
-        if _why_not_linked(call, code, costs | given_up):
+        if not _link(call, code, costs | given_up):
             return decisions.FALLBACK
         decision = decisions.decide(call, code, costs | given_up, launch=shortage is None)
         _note_declined(code, decision, choices, call.weight)
@@ -127,11 +139,14 @@ def _run_fused(call: LinearCall) -> int:
             given_up |= decisions.SHORT << decisions.SHIFTS[arithmetic]
 
 
-def _why_not_linked(call: LinearCall, code: int, slices: int) -> str:
-    """Link what the call is about to run; why that cannot be, or nothing."""
+def _link(call: LinearCall, code: int, slices: int) -> bool:
+    """Link what the call is about to run; False where that cannot be."""
     if not isinstance(call.epilogue, LinkedEpilogue):
-        return ""
-    return call.epilogue.link(decisions.missing_kernels(call, code, slices), call.x.device)
+        return True
+    reason = call.epilogue.link(decisions.missing_kernels(call, code, slices), call.x.device)
+    if reason and call.invariant:
+        fixed.refuse(call.x, reason)
+    return not reason
 
 
 def _note_declined(code: int, decision: int, choices: Mapping[str, split.Choice], weight: Tensor) -> None:
@@ -170,11 +185,8 @@ def considered(call: LinearCall, *, strict: bool = False) -> list[Considered]:
     if call.out is None:
         call = call._replace(out=call.new_out())
     code = decisions.fp32_code(call)
-    uses = {
-        name: call.pack_use
-        for name in _precision.road(code).fused
-        if has_kernels and call.x.dtype == torch.float32 and name in packs.PIECES
-    }
+    on_pieces = packs.PIECES if has_kernels and call.x.dtype == torch.float32 else {}
+    uses = dict.fromkeys(on_pieces, call.pack_use)
     choices, costs = split.find_for(call, uses, ignore_shortage=strict)
     found = [
         _considered(each, choices.get(each["arithmetic"]))
@@ -184,6 +196,11 @@ def considered(call: LinearCall, *, strict: bool = False) -> list[Considered]:
         return found
     reason = call.epilogue.would_link(decisions.missing_kernels(call, code, costs), call.x.device)
     return [each if each.why_not else each._replace(why_not=reason) for each in found]
+
+
+def considered_on_copies(call: LinearCall) -> list[Considered]:
+    """The same for a batch-invariant call whose tensors are copied; what is on fp16 pieces needs no copies."""
+    return [_considered(each, None) for each in fixed.explain_on_copies(call)]
 
 
 def _considered(tried: dict[str, Any], choice: split.Choice | None) -> Considered:

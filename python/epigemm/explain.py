@@ -154,12 +154,9 @@ def _explain_linear(call: LinearCall, wants_gradients: bool) -> dict[str, Any]:
     changing = wants_gradients and call.weight.requires_grad
     if changing:
         call = call._replace(pack_use=packs.NONE)
-    if call.strict:
-        execution.require_fused(call)
-    if call.invariant:
-        road = fixed.choose(call)
-        if road.kind != fixed.EMPTY:
-            return _explain_fixed(call, road)
+    execution.refuse(call)
+    if call.invariant and not call.is_empty:
+        return _explain_invariant(call)
     x, candidates = call.x, []
     reasons: list[str] = []
     if unavailable := kernels.why_none(x):
@@ -225,38 +222,51 @@ _INVARIANT = (
 )
 
 
-def _explain_fixed(call: LinearCall, road: fixed.Road) -> dict[str, Any]:
+def _explain_invariant(call: LinearCall) -> dict[str, Any]:
     """A call in the batch-invariant mode."""
-    x, name = call.x, call.epilogue.name
-    before = [_INVARIANT, *road.passed_over]
-    path, arithmetic = FUSED, text.arithmetic_text(x.dtype, road.arithmetic)
-    if road.kind == fixed.ROWS:
-        path, arithmetic = GEMM_ELEMENTWISE, text.arithmetic_text(x.dtype, _torch_arithmetic(call))
-        kernel = f"torch GEMM ({'addmm' if call.epilogue is BIAS else 'mm'}) of one row"
-        after = [] if call.epilogue is BIAS else [f"{_in_its_own_kernel(call)}, in place on the product"]
-        launches = [f"for each row: {launch}" for launch in (kernel, *after)]
-        before.append("on a CPU each row is a call of its own")
-    elif road.kind == fixed.FP32:
-        kernel = f"epigemm fused GEMM in fp32 multiply-adds, tile 128x64, epilogue {name}"
-        launches = [kernel]
-    elif road.kind == fixed.PIECES:
-        kernel = f"epigemm fused GEMM on fp16 pieces, {text.tile_text(road.plan)}, epilogue {name}"
-        arithmetic = _PIECES_TEXT[road.arithmetic]
-        written = call.new_out() if call.out is None else call.out
-        choice = split.choose_fixed(call, road.arithmetic, written)
-        before.append(split.describe_source(choice, call.weight))
-        launches = split.describe_launches(choice, x, kernel)
+    if fixed.runs_by_rows(call):
+        return _explain_rows(call)
+    considered = execution.considered(call)
+    if all(each.why_not for each in considered):
+        considered = execution.considered_on_copies(call)
+    found = next(each for each in considered if not each.why_not)
+    before = [_INVARIANT, *(each.why_not for each in considered[: considered.index(found)])]
+    arithmetic = text.arithmetic_text(call.x.dtype, found.arithmetic)
+    candidates = found.plan["candidates"]
+    if found.choice is not None:
+        kernel = (
+            f"epigemm fused GEMM on fp16 pieces, {text.tile_text(found.plan)}, epilogue {call.epilogue.name}"
+        )
+        arithmetic = _PIECES_TEXT[found.arithmetic]
+        before.append(split.describe_source(found.choice, call.weight))
+        launches = split.describe_launches(found.choice, call.x, kernel)
+    elif call.x.dtype == torch.float32 and found.arithmetic == _precision.IEEE:
+        kernel = f"epigemm fused GEMM in fp32 multiply-adds, tile 128x64, epilogue {call.epilogue.name}"
+        launches, candidates = [kernel], []
     else:
-        kernel = f"epigemm fused GEMM, {text.tile_text(road.plan)}, epilogue {name}"
+        kernel = f"epigemm fused GEMM, {text.tile_text(found.plan)}, epilogue {call.epilogue.name}"
         before.append("tensors that TMA cannot read or write are copied and padded to whole 16 bytes first")
         launches = [kernel]
     return {
         "arithmetic": arithmetic,
-        "path": path,
+        "path": FUSED,
         "kernel": kernel,
         "reasons": before,
-        "candidates": road.plan.get("candidates", []),
+        "candidates": candidates,
         "kernels": launches,
+    }
+
+
+def _explain_rows(call: LinearCall) -> dict[str, Any]:
+    """The same on a CPU."""
+    kernel = f"torch GEMM ({'addmm' if call.epilogue is BIAS else 'mm'}) of one row"
+    after = [] if call.epilogue is BIAS else [f"{_in_its_own_kernel(call)}, in place on the product"]
+    return {
+        "arithmetic": text.arithmetic_text(call.x.dtype, _torch_arithmetic(call)),
+        "path": GEMM_ELEMENTWISE,
+        "kernel": kernel,
+        "reasons": [_INVARIANT, "on a CPU each row is a call of its own"],
+        "kernels": [f"for each row: {launch}" for launch in (kernel, *after)],
     }
 
 

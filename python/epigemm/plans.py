@@ -11,7 +11,6 @@ from torch import Tensor
 from epigemm import tables
 from epigemm._native import build_info, cuda_status, ops
 
-_REMEMBERED = 8192  # problems; beyond, the oldest are asked for again
 _ALIGNED = 256  # bytes: what torch's allocator gives at least
 
 
@@ -104,15 +103,3 @@ def fused_us(answer: dict[str, Any]) -> float:
 def fallback_us(answer: dict[str, Any]) -> float:
     """The same of the fallback."""
     return float(answer.get("fallback_measured_us", answer["fallback_us"]))
-
-
-@functools.lru_cache(maxsize=_REMEMBERED)
-def invariant_plan(
-    epilogue: str, m: int, n: int, k: int, dtype: str, arithmetic: str, device: int
-) -> dict[str, Any]:
-    """The plan of a batch-invariant product of aligned tensors on a CUDA device, a weight's pieces at hand.
-
-    Where another arithmetic has to take over for accuracy's sake "why_not" says so and "why_not_covered" is empty.
-    """
-    sizes = (epilogue, m, n, k, dtype, arithmetic)
-    return ask(*sizes, packed=True, invariant=True, gpu=gpu_numbers(device), device=device)

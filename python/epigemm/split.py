@@ -21,7 +21,6 @@ MAKE = "make"  # it is made now, and kept
 PER_CALL = "per call"  # the weight is split into this call's workspace
 
 _ROW_ALIGNMENT = 4  # elements: the kernels store 16 bytes at a time
-_TMA_BYTES = 16
 launch = entry("_split_linear_out")
 """The native operator: pieces, product and repair, for tensors that are as it wants them."""
 
@@ -70,12 +69,6 @@ def find_for(
         for arithmetic, use in uses.items()
     }
     return found, sum(choice.cost << decisions.SHIFTS[name] for name, choice in found.items())
-
-
-def choose_fixed(call: LinearCall, arithmetic: str, out: Tensor) -> Choice:
-    """For a call that runs on fp16 pieces whatever the time: only where they come from is open."""
-    found = _find(call.weight, arithmetic, call.pack_use)
-    return found._replace(padded=not _is_storable(out, call.rows, call.weight.shape[0]))
 
 
 def _find(weight: Tensor, arithmetic: str, pack_use: str) -> Choice:
@@ -248,26 +241,3 @@ def flattens(tensor: Tensor) -> bool:
 def stored_width(n: int) -> int:
     """Columns that the kernels write."""
     return -(-n // _ROW_ALIGNMENT) * _ROW_ALIGNMENT
-
-
-def _is_storable(out: Tensor, m: int, n: int) -> bool:
-    """Whether the kernels can write `out`: a row-major matrix, every row from a multiple of 16 bytes on and as long."""
-    if n % _ROW_ALIGNMENT or out.data_ptr() % _TMA_BYTES:
-        return False
-    if out.is_contiguous():
-        return True
-    stride = _row_stride(out, m, n)
-    return stride is not None and stride % _ROW_ALIGNMENT == 0
-
-
-def _row_stride(tensor: Tensor, rows: int, columns: int) -> int | None:
-    """The step between the rows of a tensor as one row-major matrix; None where it is none."""
-    if tensor.dim() != 2:
-        try:
-            tensor = tensor.view(rows, columns)
-        except RuntimeError:
-            return None
-    row, column = tensor.stride()
-    if columns > 1 and column != 1:
-        return None
-    return row if rows > 1 else -(-columns // _TMA_BYTES) * _TMA_BYTES

@@ -113,6 +113,7 @@ def tune(fn_or_name: Callable[..., Tensor] | str, *args: Any, **kwargs: Any) -> 
         raise ValueError(
             f"fn_or_name: got {name!r}, which has one kernel only; accepted are linear functions"
         )
+    call = call._replace(invariant=False)  # batch-invariant calls have nothing to choose
     x = call.x
     checks.linear(call)
     if not plans.has_gpu_kernels(x):

@@ -135,6 +135,27 @@ def test_what_is_tried(code: int, arithmetics: list[str], monkeypatch: pytest.Mo
     assert all("not on a CUDA device" in each["plan"]["why_not"] for each in on_cpu)
 
 
+@pytest.mark.parametrize(("code", "k", "arithmetics"), [
+    (IEEE, 64, ["ieee"]),
+    (HIGHEST, 128, ["split"]),
+    (HIGHEST, 127, ["split", "ieee"]),
+    (IN_TF32, 8192, ["scaled"]),
+    (IN_TF32, 8193, ["scaled", "split"]),
+    (HIGH, 15, ["scaled", "split", "ieee"]),
+    (TF32, 64, ["tf32"]),
+])  # fmt: skip
+def test_batch_invariant_calls_come_to_the_first_that_is_accurate(
+    code: int, k: int, arithmetics: list[str]
+) -> None:
+    for m in (1, 64, 5000):
+        call = call_of(m, 64, k)._replace(invariant=True)
+        tried = told(call, code)
+        ways = [each["arithmetic"] for each in tried]
+        assert ways[: len(arithmetics)] == arithmetics
+        assert [each["runs"] for each in tried].index(True) == len(arithmetics) - 1
+        assert decided(call, code)[1] == arithmetics[-1]
+
+
 @pytest.mark.parametrize(("changed", "words"), [
     ({"code": 12}, r"fp32 must be in 0\.\.11, got 12"),
     ({"code": -2}, "fp32 must be in"),
@@ -148,7 +169,17 @@ def test_what_is_tried(code: int, arithmetics: list[str], monkeypatch: pytest.Mo
 ])  # fmt: skip
 def test_what_does_not_fit_is_refused(changed: dict[str, Any], words: str) -> None:
     given = {"weight": torch.empty(4, 8), "code": 0, "slices": 0, "gpu": H200, "out": None} | changed
-    head = ("bias", torch.empty(3, 8), given["weight"], None, None, None, given["code"], given["slices"])
+    head = (
+        "bias",
+        torch.empty(3, 8),
+        given["weight"],
+        None,
+        None,
+        None,
+        given["code"],
+        given["slices"],
+        False,
+    )
     with pytest.raises(RuntimeError, match=words):
         ops._linear_out(*head, given["gpu"], False, given["out"])
     with pytest.raises(RuntimeError, match=words):

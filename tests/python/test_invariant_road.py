@@ -10,9 +10,11 @@ import torch
 from torch import Tensor
 
 import epigemm
-from epigemm import decisions, fallback, fixed, kernels, packs, plans, split
-from epigemm.epilogues import EPILOGUES, SCALE_BATCH_NORM
-from tests.python.pieces import HOPPER, stand_in
+from epigemm import decisions, entry, fallback, kernels, packs, plans, split
+from epigemm._native import ops
+from epigemm.epilogues import EPILOGUES
+from epigemm.precision import IEEE
+from tests.python.pieces import DEVICE, HOPPER, stand_in
 from tests.support.layouts import LAYOUTS
 
 DTYPES = [torch.float16, torch.bfloat16]
@@ -28,23 +30,29 @@ def is_covered(matrix: Tensor, rows: int, columns: int) -> bool:
 
 
 class Launches:
-    """Stand-ins of the three native operators, and what they were called with."""
+    """Stand-ins of the two native operators, and what they were called with."""
 
     def __init__(self) -> None:
         self.seen: list[tuple[str, list[int]]] = []
         self.short = 0  # calls that find no memory
 
-    def tensors(self, name: str, x: Tensor, weight: Tensor, *others: Any) -> bool:
-        bias, operands, scalars, _, plan, out = others
+    def linear_out(self, name: str, x: Tensor, weight: Tensor, *others: Any) -> int:
+        bias, operands, scalars, _, _, is_invariant, _, launch, out = others
+        assert is_invariant
+        decision: int = _linear_out(name, x, weight, *others)
+        if not launch or decisions.way(decision) != decisions.TENSORS:
+            return decision
         (n, k), m = weight.shape, x.numel() // x.shape[-1]
-        assert len(plan) == 5
-        covered = is_covered(x, m, k) and is_covered(weight, n, k) and is_covered(out, m, n)
-        if not covered or not all(operand.is_contiguous() for operand in operands):
-            return False
-        self.seen.append(("tensors", [m, n, k]))
+        if x.dtype is torch.float32 and decisions.arithmetic(decision) == IEEE:
+            assert x.dim() == 2 or split.flattens(x)
+            self.seen.append(("fp32", []))
+        else:
+            assert is_covered(x, m, k) and is_covered(weight, n, k) and is_covered(out, m, n)
+            self.seen.append(("tensors", [m, n, k]))
+        assert all(operand.is_contiguous() for operand in (bias, *(operands or ())) if operand is not None)
         product = (x.double() @ weight.double().t()).to(x.dtype)
-        out.copy_(EPILOGUES[name].reference(product, bias, operands, scalars))
-        return True
+        out.copy_(EPILOGUES[name].reference(product, bias, operands or (), scalars or ()))
+        return decision
 
     def pieces(self, *arguments: Any) -> None:
         if self.short:
@@ -55,29 +63,24 @@ class Launches:
         stand_in(*arguments)
         self.seen.append((arithmetic, [int(pack is not None)]))
 
-    def fp32(self, name: str, x: Tensor, weight: Tensor, *others: Any) -> None:
-        bias, operands, scalars, out = others
-        assert x.dim() == out.dim() == 2 and out.stride(1) == 1
-        assert all(operand.is_contiguous() for operand in (bias, *operands) if operand is not None)
-        self.seen.append(("fp32", []))
-        product = (x.double() @ weight.double().t()).to(x.dtype)
-        out.copy_(EPILOGUES[name].reference(product, bias, operands, scalars))
+
+_linear_out = decisions.linear_out
 
 
 @pytest.fixture
 def launches(monkeypatch: pytest.MonkeyPatch) -> Iterator[Launches]:
     found = Launches()
-    monkeypatch.setattr(fixed, "_fused_linear_out", found.tensors)
-    monkeypatch.setattr(fixed, "_fp32_linear_out", found.fp32)
+    monkeypatch.setattr(entry, "_module", None)
+    monkeypatch.setattr(decisions, "linear_out", found.linear_out)
     monkeypatch.setattr(split, "launch", found.pieces)
+    monkeypatch.setattr(Tensor, "get_device", lambda tensor: DEVICE)
     monkeypatch.setattr(plans, "has_gpu_kernels", lambda tensor: tensor.is_cpu)
     monkeypatch.setattr(plans, "gpu_numbers", lambda device: HOPPER)
     monkeypatch.setattr(plans, "no_gemm_kernels", lambda: "")
     monkeypatch.setattr(packs, "capturing", lambda device: False)
-    plans.invariant_plan.cache_clear()
+    ops._clear_measured(DEVICE)
     with epigemm.batch_invariant():
         yield found
-    plans.invariant_plan.cache_clear()
 
 
 def product(m: int, n: int, k: int, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor, Tensor]:
@@ -190,7 +193,7 @@ def test_packs_are_used_and_made_as_ever(launches: Launches) -> None:
 
 
 def test_without_memory_it_raises(launches: Launches) -> None:
-    """Any other road has other bits. A pack of this call alone has the same."""
+    """Any other road has other bits. A pack that was made before memory ran out is read by the next attempt."""
     x, weight, bias = product(4, 16, 256)
     launches.short = 1
     with pytest.raises(torch.OutOfMemoryError):
@@ -200,7 +203,7 @@ def test_without_memory_it_raises(launches: Launches) -> None:
     launches.short = 1
     with torch.no_grad():
         check(layer(x), x, layer.weight, layer.bias)
-    assert launches.seen == [("split", [0])]
+    assert launches.seen == [("split", [1])]
 
 
 def test_doubles_are_refused_before_anything_is_launched(
@@ -234,6 +237,7 @@ def test_other_gpus_are_refused(
     launches: Launches, monkeypatch: pytest.MonkeyPatch, device: Any, words: str, dtype: torch.dtype
 ) -> None:
     monkeypatch.setattr(plans, "gpu_numbers", lambda _: device)
+    ops._clear_measured(DEVICE)  # forgets the plans of the GPU that it was
     x, weight, bias = product(4, 16, 256, dtype)
     for precision in (None, "ieee", "tf32"):
         with pytest.raises(RuntimeError, match=rf"x: got .*this device has {words}\); accepted"):
@@ -264,17 +268,9 @@ def test_explain_shows_the_fixed_plan(launches: Launches) -> None:
     assert not launches.seen
 
 
-def test_dispatch_is_not_asked_about_other_roads(launches: Launches, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No predicted time plays a part."""
-    ask = plans.ask
-
-    def ask_for_a_fixed_plan(*problem: Any, **options: Any) -> dict[str, Any]:
-        assert options["invariant"]
-        return ask(*problem, **options)
-
-    monkeypatch.setattr(plans, "ask", ask_for_a_fixed_plan)
-    monkeypatch.setattr(decisions, "linear_out", lambda *_: pytest.fail("the planner was asked"))
-    x, weight, bias = product(3, 16, 256)
+def test_no_predicted_time_plays_a_part(launches: Launches) -> None:
+    """Not even of one row, which cuBLAS multiplies sooner."""
+    x, weight, bias = product(1, 16, 256)
     for precision in ("highest", "high", "tf32", "ieee"):
         epigemm.linear_relu(x, weight, bias, precision=precision)
-    assert SCALE_BATCH_NORM.vectors and len(launches.seen) == 4
+    assert [kind for kind, _ in launches.seen] == ["split", "scaled", "tensors", "fp32"]

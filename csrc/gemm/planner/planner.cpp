@@ -137,7 +137,7 @@ Candidate chosen(const Problem& problem) {
   constexpr Candidate kFallback{{}, kNotTimed};
   if (problem.is_batch_invariant) {
     const Plan plan = invariant_plan(problem);
-    if (!plan.is_fused()) return kFallback;
+    if (!plan.is_fused() || !family_of(plan.family).why_not_accurate(problem, plan).empty()) return kFallback;
     return {plan, family_of(plan.family).microseconds(problem, plan)};
   }
   if (const std::optional<measured::Choice> found = find_measured(problem)) {

@@ -1,4 +1,6 @@
-// fp32 products on fp16 slices: three products of two slices each (fp16x3), or one (fp16x1).
+// fp32 products on fp16 slices: three products of two slices each (fp16x3), or one (fp16x1). And in fp32
+// multiply-adds, by the kernel that repairs what slices cannot represent: for batch-invariant calls alone, which
+// PyTorch's GEMM cannot answer.
 #include "gemm/grid.h"
 #include "gemm/planner/family.h"
 #include "gemm/sm90/coverage.h"
@@ -16,6 +18,16 @@ constexpr int64_t kLeastK = 128;
 // The single product is summed on the tensor cores alone, which truncate: from 16384 on the error on all-positive data
 // would exceed that of cuBLAS's TF32, which splits such long sums.
 constexpr int64_t kLeastScaledK = 16, kMostScaledK = 8192;
+
+// Of the kernel in multiply-adds (fp32_tile.cuh).
+constexpr int kMultiplyAddTileM = 128, kMultiplyAddTileN = 64;
+
+// At best: a multiprocessor's multiply-adds, one a lane and cycle. Nothing is compared with it.
+double multiply_add_microseconds(const Problem& p) {
+  constexpr double kLanes = 128;
+  using cost::as_double;
+  return as_double(p.m) * as_double(p.n) * as_double(p.k) / (kLanes * p.device.multiprocessors * p.device.clock_mhz);
+}
 
 Plan plan_of(const Problem& problem, int index, Raster raster) {
   const Tile& tile = tile_of(problem.arithmetic, index);
@@ -36,7 +48,7 @@ bool is_candidate(const Problem& p, const Tile& tile) {
 class FP16x3 final : public Family {
  public:
   bool computes(const Problem& p) const override {
-    return (p.arithmetic == Arithmetic::Split || p.arithmetic == Arithmetic::Scaled) &&
+    return p.arithmetic != Arithmetic::TF32 && (p.arithmetic != Arithmetic::IEEE || p.is_batch_invariant) &&
            p.x.element == ElementType::Float32 && p.weight.element == ElementType::Float32 &&
            p.out.element == ElementType::Float32;
   }
@@ -80,17 +92,24 @@ class FP16x3 final : public Family {
   }
 
   double microseconds(const Problem& problem, const Plan& plan) const override {
+    if (problem.arithmetic == Arithmetic::IEEE) return multiply_add_microseconds(problem);
     return sm90_fp16x3::microseconds(problem, plan);
   }
 
   // Along M: the CTAs at work then share their part of the weight, the larger operand, through L2.
   Plan invariant_plan(const Problem& problem) const override {
+    if (problem.arithmetic == Arithmetic::IEEE) return {FamilyId::sm90_fp16x3};
     return plan_of(problem, invariant_tile(problem.arithmetic), Raster::AlongM);
   }
 
-  int tile_count(Arithmetic arithmetic) const override { return sm90_fp16x3::tile_count(arithmetic); }
+  int tile_count(Arithmetic arithmetic) const override {
+    return arithmetic == Arithmetic::IEEE ? 1 : sm90_fp16x3::tile_count(arithmetic);
+  }
 
   TileText describe(const Problem& problem, int index) const override {
+    if (problem.arithmetic == Arithmetic::IEEE) {
+      return {kMultiplyAddTileM, kMultiplyAddTileN, 1, 1, 1, "fp32 multiply-adds"};
+    }
     const Tile& tile = tile_of(problem.arithmetic, index);
     const char* schedule = tile.transposed ? "cooperative transposed" : schedule_name(tile.schedule);
     return {tile.m, tile.n, kTileK, tile.cluster_m, tile.cluster_n, schedule};

@@ -50,17 +50,14 @@ bool is_linked(Problem const& problem, Plan const& plan) {
          (link::find(problem.epilogue, link::key_of(problem, plan)) && link::find(problem.epilogue, fixup));
 }
 
-}  // namespace
-
-// The weight is split first, so that the GEMM, which starts beside the end of x's split, finds it finished.
-const char* launch(Problem const& problem, Plan const& plan) {
+const char* launch_on_slices(Problem const& problem, Plan const& plan, StridedMatrix const& x,
+                             StridedMatrix const& weight) {
   if (!problem.workspace) return "fp16 pieces need a workspace";
   if (!is_linked(problem, plan)) return link::kNotLinked;
   const int pieces = pieces_of(problem.arithmetic);
-  const StridedMatrix x = strided(problem.x, problem.m, problem.k);
-  const StridedMatrix weight = strided(problem.weight, problem.n, problem.k);
   void* const x_buffer = problem.workspace;
   void* weight_buffer = problem.packed_weight;
+  // The weight is split first, so that the GEMM, which starts beside the end of x's split, finds it finished.
   if (!weight_buffer) {
     weight_buffer = static_cast<char*>(x_buffer) + split_bytes(problem.m, problem.k, pieces);
     split_rows_cuda(weight, pieces, weight_buffer, problem.stream);
@@ -70,6 +67,15 @@ const char* launch(Problem const& problem, Plan const& plan) {
                            split_view(weight_buffer, problem.n, problem.k, pieces)};
   const char* const refused = launch_gemm(split, plan);
   return refused ? refused : find_repair(problem.epilogue)({split, x, weight});
+}
+
+}  // namespace
+
+const char* launch(Problem const& problem, Plan const& plan) {
+  const StridedMatrix x = strided(problem.x, problem.m, problem.k);
+  const StridedMatrix weight = strided(problem.weight, problem.n, problem.k);
+  if (problem.arithmetic != Arithmetic::IEEE) return launch_on_slices(problem, plan, x, weight);
+  return find_fp32(problem.epilogue)({{problem, {}, {}}, x, weight});
 }
 
 int kernel_count() {
