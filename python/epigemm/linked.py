@@ -66,7 +66,7 @@ class LinkedEpilogue(Epilogue):
         kinds = [_KINDS[operand.kind] for operand in operands]
         of_compute = [int(operand.folded) for operand in operands]
         self.number = ops._register_epilogue(
-            name, ",".join(names), kinds or None, of_compute or None, traced.is_transcendental
+            name, ",".join(names), kinds or None, of_compute or None, traced.special_functions
         )
         LINKED[name] = self
 
