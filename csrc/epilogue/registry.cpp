@@ -18,12 +18,12 @@ namespace {
 constexpr bool LINEAR_AND_ELEMENTWISE = true;
 constexpr bool ELEMENTWISE_ONLY = false;
 
-// Functors say nothing where it is false.
+// A functor says so of itself where it has a sigmoid, which is an exp and a reciprocal; the others say nothing.
 template <class Functor, class = void>
-constexpr bool kIsTranscendental = false;
+constexpr int kSpecialFunctions = 0;
 template <class Functor>
-constexpr bool kIsTranscendental<Functor, std::void_t<decltype(Functor::is_transcendental)>> =
-    Functor::is_transcendental;
+constexpr int kSpecialFunctions<Functor, std::void_t<decltype(Functor::is_transcendental)>> =
+    Functor::is_transcendental ? 2 : 0;
 
 // Where an epilogue has a bias it is its first operand.
 template <class Functor>
@@ -39,7 +39,7 @@ constexpr EpilogueInfo kEpilogues[] = {
    Functor::operands.data(),                   \
    static_cast<int>(Functor::operands.size()), \
    takes_bias<Functor>(),                      \
-   kIsTranscendental<Functor>},
+   kSpecialFunctions<Functor>},
 #include "epilogue/registry.def"
 #undef EPIGEMM_EPILOGUE
 };
@@ -108,7 +108,7 @@ void check_operands(const std::string& name, const std::vector<RegisteredOperand
 }
 
 std::unique_ptr<Registered> make_entry(const std::string& name, const std::vector<RegisteredOperand>& operands,
-                                       bool is_transcendental, int index) {
+                                       int special_functions, int index) {
   auto entry = std::make_unique<Registered>();
   entry->name = name;
   entry->named = operands;
@@ -121,7 +121,7 @@ std::unique_ptr<Registered> make_entry(const std::string& name, const std::vecto
                  entry->operands.data(),
                  static_cast<int>(entry->operands.size()),
                  /*takes_bias=*/false,
-                 is_transcendental};
+                 special_functions};
   return entry;
 }
 
@@ -155,7 +155,7 @@ const EpilogueInfo* find_epilogue(const char* name, std::size_t length) {
 }
 
 EpilogueId register_epilogue(const std::string& name, const std::vector<RegisteredOperand>& operands,
-                             bool is_transcendental) {
+                             int special_functions) {
   check_operands(name, operands);
   if (find_built_in(name.data(), name.size())) {
     throw std::invalid_argument("an epilogue of epigemm's own is named '" + name + "'");
@@ -168,7 +168,7 @@ EpilogueId register_epilogue(const std::string& name, const std::vector<Register
   }
   const int index = all.count.load(std::memory_order_relaxed);
   if (index == kMostRegistered) throw std::length_error("too many epilogues in one process");
-  const Registered* const entry = make_entry(name, operands, is_transcendental, index).release();
+  const Registered* const entry = make_entry(name, operands, special_functions, index).release();
   all.entries[index].store(entry, std::memory_order_release);
   all.count.store(index + 1, std::memory_order_release);
   return entry->info.id;

@@ -41,7 +41,7 @@ struct EpilogueInfo {
   const Operand* operands;  // accumulator first
   int operand_count;        // accumulator included
   bool takes_bias;          // its first operand is one: a vector that a call may leave out
-  bool is_transcendental;   // its `apply` calls exp or the like: what its epilogue costs (a functor says so of itself)
+  int special_functions;    // exp, reciprocal and the like an element, or what takes as long: what its epilogue costs
 };
 
 constexpr bool is_built_in(EpilogueId id) { return static_cast<int>(id) < kEpilogueCount; }
@@ -54,10 +54,11 @@ const EpilogueInfo* find_epilogue(const char* name, std::size_t length);  // nul
 const EpilogueInfo* epilogue_at(int64_t index);
 
 // An epilogue whose kernels are linked at run time. `operands`: the accumulator first; copied. What has been registered
-// stays, at the same address. A name stands for one operand list: registering both again gives the same id. Throws
+// stays, at the same address. `special_functions`: see EpilogueInfo; python/epigemm/functor_cost.py counts them. A name
+// stands for one operand list and one functor: registering them again gives the same id. Throws
 // std::invalid_argument where the name is taken or the operands have no room, std::length_error when the table is full.
 EpilogueId register_epilogue(const std::string& name, const std::vector<RegisteredOperand>& operands,
-                             bool is_transcendental);
+                             int special_functions);
 
 // The value of one operand in one call.
 struct OperandValue {

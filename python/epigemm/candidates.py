@@ -12,16 +12,18 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from epigemm import decisions, execution, fallback, packs, plans, split
+from epigemm import decisions, execution, fallback, linked, packs, plans, split
 from epigemm import precision as _precision
 from epigemm._native import ops
 from epigemm.calls import LinearCall
+from epigemm.linked import LinkedEpilogue
 
 TORCH: tuple[int, ...] = ()
 """In place of a plan: the fallback, torch's GEMM and one elementwise kernel where that does not do everything."""
 
 _fused_linear_out = ops._fused_linear_out.default
 _split_linear_out = ops._split_linear_out.default
+_missing_for_plan = ops._missing_for_plan.default
 SWAP_AB = "sm90_swap_ab"
 """The family of kernels whose tiles are walked in one order only."""
 _RASTERS = ("along_m", "along_n")
@@ -29,11 +31,15 @@ _HOPELESS = 1.7  # times the best predicted time
 
 
 def on_random_x(call: LinearCall) -> LinearCall:
-    """The same call on one matrix of random x, and with ones for the epilogue's further operands."""
+    """The same call on one matrix of random x, and with ones for the epilogue's further vectors and scalars.
+
+    Matrices stay: how one lies decides what reads it.
+    """
     device, dtype = call.x.device, call.x.dtype
     generator = torch.Generator(device).manual_seed(0)
     x = torch.randn((call.rows, call.weight.shape[1]), generator=generator, device=device, dtype=dtype)
-    return call._replace(x=x, operands=[torch.ones_like(each) for each in call.operands], out=None)
+    operands = [each if each.dim() == 2 else torch.ones_like(each) for each in call.operands]
+    return call._replace(x=x, operands=operands, out=None)
 
 
 @dataclass(frozen=True)
@@ -67,10 +73,11 @@ class Family:
 
     Attributes:
         kind: which ones.
-        candidates: every plan.
+        candidates: every plan whose kernels are there.
         rival: torch's own path.
         setting: torch's fp32 setting under which the rival is to be timed.
         now: the plan that runs at present; `TORCH` where that is the rival.
+        left_out: why other plans are no candidates: their kernels could not be linked.
     """
 
     kind: Kind
@@ -78,29 +85,75 @@ class Family:
     rival: Candidate
     setting: Callable[[], AbstractContextManager[None]]
     now: tuple[int, ...] = TORCH
+    left_out: tuple[str, ...] = ()
 
 
 def families(call: LinearCall, wanted: Callable[[Kind], bool] = lambda kind: True) -> Iterator[Family]:
-    """Each arithmetic that the call may run in and whose kernels cover it, in the order in which they are tried."""
-    out = call.new_out()
-    call = call._replace(out=out)
+    """Each arithmetic that the call may run in and whose kernels cover it, in the order in which they are tried.
+
+    An epilogue that is made at run time is linked into the kernels of all of them before the first is given.
+    """
+    call = call._replace(out=call.new_out())
     roads = decisions.roads(call)
-    for found in execution.considered(call):
-        on_pieces = found.choice is not None
-        # The planner compares the fused TF32 kernel with a TF32 GEMM, whatever torch's setting is.
-        tf32_allowed = call.x.dtype == torch.float32 and (roads.tf32_allowed or not on_pieces)
-        answer = found.plan
-        now = tuple(answer.get("plan", TORCH))
-        numbers = list(_every_plan(answer["candidates"], now))
-        kind = Kind(found.arithmetic, on_pieces and found.packed, tf32_allowed, answer["source"])
-        if not numbers or plans.no_gemm_kernels() or not wanted(kind):
-            continue
-        bind = _on_pieces(call, kind) if on_pieces else partial(_fused, call, kind.arithmetic, out)
-        candidates = [Candidate(plan, text, partial(bind, list(plan))) for plan, text in numbers]
-        setting: Callable[[], AbstractContextManager[None]] = nullcontext
-        if tf32_allowed and not roads.tf32_allowed:
-            setting = partial(_precision.switched, call.x.device.type, _precision.TF32)
-        yield Family(kind, candidates, _rival(call), setting, now)
+    every = [_planned(call, roads, found) for found in execution.considered(call)]
+    planned = [each for each in every if each.plans and not plans.no_gemm_kernels() and wanted(each.kind)]
+    why_not = _link(call, planned)
+    for each in planned:
+        yield _family(call, roads, each, why_not)
+
+
+class _Planned(NamedTuple):
+    """One arithmetic's plans, with their descriptions, and the one that runs at present."""
+
+    kind: Kind
+    plans: dict[tuple[int, ...], str]
+    now: tuple[int, ...]
+
+
+_Reasons = dict[tuple[str, tuple[int, ...]], str]  # by arithmetic and plan
+
+
+def _planned(call: LinearCall, roads: _precision.Roads, found: execution.Considered) -> _Planned:
+    on_pieces, answer = found.choice is not None, found.plan
+    # The planner compares the fused TF32 kernel with a TF32 GEMM, whatever torch's setting is.
+    tf32_allowed = call.x.dtype == torch.float32 and (roads.tf32_allowed or not on_pieces)
+    kind = Kind(found.arithmetic, on_pieces and found.packed, tf32_allowed, answer["source"])
+    now = tuple(answer.get("plan", TORCH))
+    return _Planned(kind, dict(_every_plan(answer["candidates"], now)), now)
+
+
+def _link(call: LinearCall, planned: Sequence[_Planned]) -> _Reasons:
+    """Link what all plans and the rival take, side by side; why some plans cannot run then."""
+    epilogue = call.epilogue
+    keys = [(each.kind.arithmetic, plan) for each in planned for plan in each.plans]
+    if not isinstance(epilogue, LinkedEpilogue) or not keys:
+        return {}
+    missing = [_missing_for_plan(epilogue.name, call.x, arithmetic, list(plan)) for arithmetic, plan in keys]
+    rivals = linked.missing_elementwise(
+        epilogue, call.x
+    )  # where it cannot be, PyTorch's operators are the rival
+    reasons = epilogue.link_each([*missing, rivals], call.x.device)
+    return {key: reason for key, reason in zip(keys, reasons[:-1], strict=True) if reason}
+
+
+def _family(call: LinearCall, roads: _precision.Roads, planned: _Planned, why_not: _Reasons) -> Family:
+    """The family of what could be linked; nothing is allocated for one without candidates."""
+    kind, now = planned.kind, planned.now
+    reasons = {plan: why_not.get((kind.arithmetic, plan), "") for plan in planned.plans}
+    candidates = []
+    if not all(reasons.values()):
+        on_pieces = kind.arithmetic in packs.PIECES
+        bind = _on_pieces(call, kind) if on_pieces else partial(_fused, call, kind.arithmetic)
+        candidates = [
+            Candidate(plan, text, partial(bind, list(plan)))
+            for plan, text in planned.plans.items()
+            if not reasons[plan]
+        ]
+    setting: Callable[[], AbstractContextManager[None]] = nullcontext
+    if kind.tf32_allowed and not roads.tf32_allowed:
+        setting = partial(_precision.switched, call.x.device.type, _precision.TF32)
+    left_out = tuple(reason for reason in dict.fromkeys(reasons.values()) if reason)
+    return Family(kind, candidates, _rival(call), setting, TORCH if reasons.get(now) else now, left_out)
 
 
 def _every_plan(
@@ -136,8 +189,10 @@ def _rival(call: LinearCall) -> Candidate:
     return Candidate(TORCH, "torch's own path", partial(fallback.linear, call))
 
 
-def _fused(call: LinearCall, arithmetic: str, out: Tensor, plan: list[int]) -> Tensor:
+def _fused(call: LinearCall, arithmetic: str, plan: list[int]) -> Tensor:
     """One kernel on the tensors as they are."""
+    out = call.out
+    assert out is not None
     head = (call.epilogue.name, call.x, call.weight, call.bias, call.operands, call.scalars)
     if not _fused_linear_out(*head, arithmetic, plan, out):
         raise RuntimeError(f"plan {plan}: the fused kernel does not cover this call")
@@ -159,9 +214,10 @@ def _on_pieces(call: LinearCall, kind: Kind) -> Callable[[list[int]], Tensor]:
     workspace = call.x.new_empty(size, dtype=torch.uint8)
     target = call.x.new_empty(m, split.stored_width(n))
     bias = None if call.bias is None else call.bias.contiguous()
+    operands = [operand.contiguous() for operand in call.operands]
 
     def run(plan: list[int]) -> Tensor:
-        head = (call.epilogue.name, call.x, call.weight, pack, workspace, bias, call.operands, call.scalars)
+        head = (call.epilogue.name, call.x, call.weight, pack, workspace, bias, operands, call.scalars)
         _split_linear_out(*head, arithmetic, plan, target)
         return target
 

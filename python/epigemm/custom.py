@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, fx
 
-from epigemm import captures, functor_reference, functor_source
+from epigemm import captures, functor_cost, functor_reference, functor_source
 from epigemm.functor_program import Program
 
 if TYPE_CHECKING:
@@ -98,9 +98,9 @@ class Traced:
         return tuple(number in read for number in range(1, len(self.operands) + 1))
 
     @property
-    def is_transcendental(self) -> bool:
-        """Whether it calls an exponential, a logarithm or the like: the costs of a kernel."""
-        return any(step.op in functor_source.TRANSCENDENTAL for step in self.program.steps)
+    def special_functions(self) -> int:
+        """How many exponentials, reciprocals and the like it computes for an element: the costs of a kernel."""
+        return functor_cost.special_functions(self.program, self.kinds)
 
     def reference(self, acc: Tensor, *operands: Tensor | float) -> Tensor:
         """The epilogue in plain PyTorch: differentiable any number of times, and traceable.

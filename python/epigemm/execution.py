@@ -46,7 +46,7 @@ def _linear(call: LinearCall) -> Tensor:
     if plans.has_gpu_kernels(call.x):
         if call.out is None:
             call = call._replace(out=call.new_out())
-        if on_first_call is not None and not call.epilogue.is_linked:  # whose kernels are made one at a time
+        if on_first_call is not None:
             on_first_call(call)
         decision = _run_fused(call)
         if decisions.way(decision) != decisions.FALLBACK:

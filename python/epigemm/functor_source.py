@@ -36,14 +36,6 @@ OPERATORS = {
 }
 LOGIC = {"logical_and": "&&", "logical_or": "||", "logical_xor": "!="}
 NAMES = {"reciprocal": "inverse"}
-TRANSCENDENTAL = frozenset(
-    words(
-        "sigmoid tanh exp exp2 expm1 log log2 log10 log1p pow erf erfc erfinv sin cos tan asin acos atan sinh "
-        "cosh asinh acosh atanh atan2 hypot lgamma digamma i0 xlogy logaddexp logaddexp2 sinc gelu gelu_tanh "
-        "elu softplus"
-    )
-)
-
 
 # Of a last bit before them these make a whole number: no shorter instructions then, whatever the result is rounded to.
 STEPS = frozenset(words("trunc floor ceil round floor_div trunc_div fmod remainder sign heaviside eq ne"))

@@ -12,12 +12,13 @@ import hashlib
 import re
 import threading
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from epigemm import linking
+from epigemm import linking, tables
 from epigemm._native import ops
 from epigemm.epilogues import (
     LINKED,
@@ -66,9 +67,10 @@ class LinkedEpilogue(Epilogue):
         kinds = [_KINDS[operand.kind] for operand in operands]
         of_compute = [int(operand.folded) for operand in operands]
         self.number = ops._register_epilogue(
-            name, ",".join(names), kinds or None, of_compute or None, traced.is_transcendental
+            name, ",".join(names), kinds or None, of_compute or None, traced.special_functions
         )
         LINKED[name] = self
+        tables.made(name)
 
     def reference(
         self, acc: Tensor, bias: Tensor | None, operands: Sequence[Tensor], scalars: Sequence[float]
@@ -108,6 +110,16 @@ class LinkedEpilogue(Epilogue):
             return _CAPTURING
         with _lock:
             return self._link(symbols, torch.cuda.get_device_capability(device)) if symbols else ""
+
+    def link_each(self, missing: Sequence[str], device: torch.device) -> list[str]:
+        """`link` of each of these, all their kernels side by side: why each cannot be, or nothing."""
+        symbols = {symbol for each in missing for symbol in each.split(",") if symbol}
+        wanted = sorted(symbol for symbol in symbols if not self.why_not([symbol]))
+        if wanted and not capturing(device):
+            jobs = self._jobs(wanted, torch.cuda.get_device_capability(device))
+            with suppress(linking.LinkingError, ValueError):  # said below, of the one that it is about
+                linking.build_cubins(jobs)
+        return [self.link(each, device) for each in missing]
 
     def would_link(self, missing: str, device: torch.device) -> str:
         """What `link` would return, without linking anything, as far as that can be known."""
@@ -160,7 +172,7 @@ def elementwise(epilogue: LinkedEpilogue, call: ElementwiseCall) -> Tensor:
     """D = epilogue(x), for a matrix, into `call.out` or a new tensor."""
     x = call.x
     out = torch.empty_like(x) if call.out is None else call.out
-    if not x.is_cuda or x.numel() == 0 or epilogue.link(_missing(epilogue, x, derivative=False), x.device):
+    if not x.is_cuda or x.numel() == 0 or epilogue.link(missing_elementwise(epilogue, x), x.device):
         return out.copy_(epilogue.reference(x, call.bias, call.operands, call.scalars))
     target = out if _has_rows(out) else torch.empty(x.shape, dtype=x.dtype, device=x.device)
     operands = [_readable(operand) for operand in call.operands]
@@ -177,7 +189,7 @@ def gradients(
     x = call.x
     if not x.is_cuda or x.dim() != 2 or x.numel() == 0 or grad.dtype != x.dtype:
         return None
-    if epilogue.link(_missing(epilogue, x, derivative=True), x.device):
+    if epilogue.link(missing_elementwise(epilogue, x, derivative=True), x.device):
         return None
     wide = compute_dtype(x.dtype)
     found: list[Tensor | None] = [None] * (2 + len(call.operands))
@@ -234,7 +246,8 @@ def _summed(kind: str, of_elements: Tensor) -> Tensor:
     return of_elements.sum() if kind == SCALAR else of_elements
 
 
-def _missing(epilogue: LinkedEpilogue, x: Tensor, *, derivative: bool) -> str:
+def missing_elementwise(epilogue: LinkedEpilogue, x: Tensor, *, derivative: bool = False) -> str:
+    """The elementwise kernel of such an x, or that of the derivative, unless it is linked already."""
     names: str = ops._missing_elementwise(epilogue.name, x, derivative)
     return names
 

@@ -7,11 +7,11 @@ model decides where no measurement is to be had.
 from __future__ import annotations
 
 import fcntl
-import functools
 import json
 import os
 import re
 import tempfile
+import threading
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -21,7 +21,8 @@ from typing import Any
 
 import torch
 
-from epigemm._native import build_info, ops, registry
+from epigemm import epilogues
+from epigemm._native import build_info, ops
 
 FORMAT = 2
 ELEMENTS = ("float16", "bfloat16", "float32")
@@ -35,7 +36,7 @@ class Entry:
     """The best fused plan for one kind of call, and how it compares with torch's own path.
 
     Attributes:
-        epilogue: its name.
+        epilogue: its name. Of one that is made at run time it holds a digest of the functor.
         dtype: of x: "float16", "bfloat16" or "float32".
         arithmetic: "ieee" for 16 bits; "tf32", "split" or "scaled" for fp32.
         packed: on fp16 pieces: whether the weight's were there already.
@@ -70,7 +71,7 @@ class Entry:
 
     @classmethod
     def from_json(cls, value: Any) -> Entry:
-        """The entry that a file holds; ValueError where it is none."""
+        """The entry that a file holds, perhaps of an epilogue that is not made yet; ValueError where it is none."""
         if not isinstance(value, dict) or set(value) != {each.name for each in fields(cls)}:
             raise ValueError(f"an entry must be an object with {[each.name for each in fields(cls)]}")
         plan = value["plan"]
@@ -90,26 +91,40 @@ class Entry:
             if type(value[name]) not in (int, float) or not _LEAST_US <= value[name] < _MOST_US:
                 raise ValueError(f"{name} must be a time in microseconds, got {value[name]!r}")
         entry = cls(**{**value, "plan": tuple(plan)})
-        entry.row()
+        entry.row(_checked_number(entry.epilogue))
         return entry
 
     def to_json(self) -> dict[str, Any]:
         """As `from_json` takes it."""
         return {each.name: getattr(self, each.name) for each in fields(self)}
 
-    def row(self) -> list[int]:
-        """As `_load_measured` takes it; ValueError for a name that it does not know."""
-        known = (_epilogue_names(), ELEMENTS, ARITHMETICS)
-        names = (self.epilogue, self.dtype, self.arithmetic)
-        indices = [each.index(name) for each, name in zip(known, names, strict=True)]
+    def row(self, epilogue: int) -> list[int]:
+        """As `_load_measured` takes it, with the epilogue's number; ValueError for names that it does not know."""
+        indices = [epilogue, ELEMENTS.index(self.dtype), ARITHMETICS.index(self.arithmetic)]
         flags = [int(flag) for flag in (self.packed, self.bias, self.tf32_allowed)]
         times = [round(1e3 * us) for us in (self.fused_us, self.torch_us)]
         return [*indices, *flags, self.m, self.n, self.k, *self.plan, *times]
 
 
-@functools.cache
-def _epilogue_names() -> tuple[str, ...]:
-    return tuple(epilogue["name"] for epilogue in registry())
+_MADE = re.compile(
+    r".+\.[0-9a-f]{16}"
+)  # the names of epilogues that are made at run time: see `epigemm.linked`
+
+
+def _number(name: str) -> int | None:
+    """An epilogue's number in this process; None where it is not known here."""
+    epilogue = epilogues.named(name)
+    return None if epilogue is None else epilogue.number
+
+
+def _checked_number(name: Any) -> int:
+    """A number to check an entry with: its epilogue's, or any where that one may still be made."""
+    if not isinstance(name, str):
+        raise ValueError(f"epilogue must be a name, got {name!r}")
+    number = _number(name)
+    if number is None and not _MADE.fullmatch(name):
+        raise ValueError(f"there is no epilogue {name!r}")
+    return number or 0
 
 
 _PLAN_NUMBERS = 5
@@ -189,7 +204,7 @@ def read(path: Path, gpu: str) -> Entries:
         raise ValueError("it must have a list of entries")
     entries = [Entry.from_json(value) for value in table["entries"]]
     try:
-        install(_NO_DEVICE, entries)
+        _install(_NO_DEVICE, [entry.row(_checked_number(entry.epilogue)) for entry in entries])
     except RuntimeError as error:
         raise ValueError(str(error)) from error
     return {entry.key: entry for entry in entries}
@@ -234,6 +249,9 @@ def _locked(path: Path) -> Iterator[None]:
 
 # --- the planner's copy ----------------------------------------------------------------------------------------------
 
+_lock = threading.RLock()
+_waiting: dict[str, dict[tuple[int, Key], Entry]] = {}  # by the name of an epilogue that is not made yet
+
 
 def load(device: int) -> None:
     """Give the planner what the user has measured on a CUDA device."""
@@ -253,10 +271,32 @@ def load(device: int) -> None:
 
 
 def install(device: int, entries: Iterable[Entry]) -> None:
-    """Give the planner measured choices for a CUDA device; RuntimeError for plans that this build does not have."""
-    rows = [number for entry in entries for number in entry.row()]
-    if rows:
-        ops._load_measured(device, rows)
+    """Give the planner measured choices for a CUDA device; RuntimeError for plans that this build does not have.
+
+    Those of an epilogue that is not made yet wait for it.
+    """
+    rows = []
+    with _lock:
+        for entry in entries:
+            number = _number(entry.epilogue)
+            if number is None:
+                _waiting.setdefault(entry.epilogue, {})[device, entry.key] = entry
+            else:
+                rows.append(entry.row(number))
+        _install(device, rows)
+
+
+def made(name: str) -> None:
+    """Give the planner what was measured with an epilogue, which is there from now on."""
+    with _lock:
+        for (device, _), entry in _waiting.pop(name, {}).items():
+            install(device, [entry])
+
+
+def _install(device: int, rows: Iterable[list[int]]) -> None:
+    numbers = [number for row in rows for number in row]
+    if numbers:
+        ops._load_measured(device, numbers)
 
 
 def remember(device: int, entries: Iterable[Entry]) -> None:

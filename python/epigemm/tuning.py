@@ -63,11 +63,13 @@ class Tuning:
         problem: what was measured: epilogue, dtype, M, N and K.
         candidates: every way to run the call, for each arithmetic the fastest first.
         entries: what dispatch and the cache remember; empty where no fused kernel covers the call.
+        left_out: why some plans were not measured: an epilogue that is made at run time was not linked into them.
     """
 
     problem: str
     candidates: list[Timed] = field(default_factory=list)
     entries: list[Entry] = field(default_factory=list)
+    left_out: list[str] = field(default_factory=list)
 
     def __str__(self) -> str:
         """A table: the time of each candidate, and which one runs."""
@@ -75,7 +77,8 @@ class Tuning:
         for each in self.candidates:
             mark = "<- chosen" if each.chosen else ""
             lines.append(f"  {each.measured_us:9.1f} us  {each.arithmetic:<6}  {each.text} {mark}".rstrip())
-        if not self.entries:
+        lines += [f"  left out: {reason}" for reason in self.left_out]
+        if not self.entries and not self.left_out:
             lines.append("  no fused kernel covers this call: there is nothing to choose")
         return "\n".join(lines)
 
@@ -88,10 +91,12 @@ def tune(fn_or_name: Callable[..., Tensor] | str, *args: Any, **kwargs: Any) -> 
     the call has. The choice holds for calls with the same epilogue, dtype, arithmetic, M, N and K, in this process and,
     by way of the cache (`epigemm.tables.cache_path`), in later ones; calls of another M are left to the cost models. A
     plan that is no faster than the one that runs now, but for noise, does not replace it. The results of calls are as
-    accurate as before. It takes less than half a second for most calls.
+    accurate as before. It takes less than half a second for most calls. An epilogue that was made by
+    `epigemm.epilogue` is linked into all candidates first, which takes seconds, once; where that fails a candidate is
+    left out.
 
     Args:
-        fn_or_name: a public linear function of epigemm, or its name.
+        fn_or_name: a public linear function of epigemm, or its name; or what `epigemm.epilogue` made.
         args: the function's arguments; `x` on a CUDA device.
         kwargs: its keyword arguments, `precision=` included.
 
@@ -99,7 +104,7 @@ def tune(fn_or_name: Callable[..., Tensor] | str, *args: Any, **kwargs: Any) -> 
         A `Tuning` with the time of every candidate.
 
     Raises:
-        ValueError: `fn_or_name` is no public linear function of epigemm.
+        ValueError: `fn_or_name` is neither.
         RuntimeError: `x` is not on a CUDA device that epigemm's kernels run on; or the current stream is being
             captured into a CUDA graph, or torch.compile is tracing.
         Exception: whatever the call itself raises for these arguments.
@@ -163,6 +168,9 @@ def measure(call: LinearCall, wanted: Callable[[Kind], bool] = lambda kind: True
     )
     with torch.no_grad(), torch.cuda.device(device):
         for family in families(on_random_x(call), wanted):
+            result.left_out.extend(each for each in family.left_out if each not in result.left_out)
+            if not family.candidates:
+                continue
             with family.setting():
                 timings = _time([family.rival, *family.candidates], device, family.now)
             _add(result, entry_for(call, family.kind), timings, family.now)
@@ -274,7 +282,7 @@ def _with_choice(call: LinearCall, found: Tuning) -> Tuning:
         chosen = not seen and (each.arithmetic, each.plan) == wanted
         seen = seen or chosen
         marked.append(Timed(each.arithmetic, each.text, each.plan, each.measured_us, chosen))
-    return Tuning(found.problem, marked, found.entries)
+    return Tuning(found.problem, marked, found.entries, found.left_out)
 
 
 def _remember(device: int, entries: Sequence[Entry]) -> None:

@@ -259,7 +259,7 @@ def test_rows_are_checked_for_no_device_too() -> None:
 @pytest.mark.parametrize("device", [-2, 64, 2**40])
 def test_there_are_so_many_devices(device: int) -> None:
     with pytest.raises(RuntimeError, match="device must be the index of a CUDA device"):
-        ops._load_measured(device, BASE.row())
+        ops._load_measured(device, BASE.row(0))
     for index in (device, -1):
         with pytest.raises(RuntimeError, match="device must be the index of a CUDA device"):
             ops._clear_measured(index)
@@ -271,7 +271,7 @@ def test_no_numbers_crash_it(rows: list[int]) -> None:
         ops._load_measured(DEVICE, rows)
     except RuntimeError:
         return
-    assert len(rows) % len(BASE.row()) == 0
+    assert len(rows) % len(BASE.row(0)) == 0
 
 
 def test_the_fingerprint_is_one_of_the_tiles() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import textwrap
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +16,7 @@ import torch
 from torch import Tensor
 
 import epigemm
-from epigemm import candidates, execution, packs, plans, tables, tuning
+from epigemm import Matrix, PerColumn, candidates, execution, packs, plans, tables, tuning
 from epigemm._native import ops
 from epigemm.calls import LinearCall
 from epigemm.epilogues import BIAS_RELU, RELU_DIV
@@ -208,3 +209,104 @@ def test_a_second_process_finds_the_cache() -> None:
 
     epigemm.tune("linear_relu", x, weight, bias)
     assert "measured on this GPU (cache)" in ask()
+
+
+# --- epilogues that are made at run time ------------------------------------------------------------------------------
+
+
+@epigemm.epilogue
+def gated(acc: Tensor, bias: PerColumn, other: Matrix) -> Tensor:
+    return torch.sigmoid(acc + bias) * other
+
+
+def draw_gated(m: int, dtype: torch.dtype = torch.bfloat16) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    return *draw(m, dtype), torch.randn(m, N, device="cuda", dtype=dtype)
+
+
+def made_call(m: int, dtype: torch.dtype, precision: str, pack_use: str) -> LinearCall:
+    x, weight, *operands = draw_gated(m, dtype)
+    return LinearCall(gated.linked([False, False]), x, weight, None, operands, (), precision, pack_use)
+
+
+@pytest.mark.parametrize("m", [1, 100, 2000])
+def test_a_made_epilogue_is_measured(m: int) -> None:
+    """All candidates are linked, and what is chosen runs; with or without gaps between the matrix's rows."""
+    x, weight, bias, other = draw_gated(m)
+    found = epigemm.tune(gated, x, weight, bias, other)
+    assert len({each.plan for each in found.candidates}) > 4 and not found.left_out
+    (entry,) = found.entries
+    assert entry.epilogue == gated.linked([False, False]).name
+    assert sum(each.chosen for each in found.candidates) == 1
+    explanation = epigemm.explain(gated, x, weight, bias, other)
+    assert any("measured on this GPU (cache)" in reason for reason in explanation.reasons)
+    assert (explanation.path == "fused") == (entry.fused_us <= entry.torch_us)
+    wide = torch.randn(m, N + 3, device="cuda", dtype=x.dtype)[:, :N]
+    for matrix in (other, wide):
+        exact = torch.sigmoid(x.double() @ weight.double().t() + bias.double()) * matrix.double()
+        torch.testing.assert_close(gated(x, weight, bias, matrix).double(), exact, rtol=2e-2, atol=2e-2)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "precision", "setting", "relative"),
+    [
+        (torch.bfloat16, "default", "ieee", 2.0**-7),
+        (torch.float32, "highest", "ieee", 2.0**-18),
+        (torch.float32, "high", "tf32", 2.0**-8),
+    ],
+    ids=["bf16", "split", "scaled and TF32"],
+)
+@pytest.mark.parametrize("m", [16, 300])
+def test_every_candidate_of_a_made_epilogue_is_right(
+    m: int, dtype: torch.dtype, precision: str, setting: str, relative: float
+) -> None:
+    torch.backends.cuda.matmul.fp32_precision = setting
+    for pack_use in (packs.KEEP, packs.NONE):
+        call = candidates.on_random_x(made_call(m, dtype, precision, pack_use))
+        bias, other = (each.double() for each in call.operands)
+        exact = torch.sigmoid(call.x.double() @ call.weight.double().t() + bias) * other
+        # A sigmoid's slope is at most 1/4, and a sum of K products of these sizes is about 1.
+        bound = relative * (exact.abs() + 2 * other.abs() + 1e-3)
+        every = list(candidates.families(call))
+        assert every
+        for family in every:
+            assert not family.left_out and len(family.candidates) > 2
+            for candidate in family.candidates:
+                off = (candidate.run()[:, :N].double() - exact).abs()
+                assert bool((off <= bound).all()), candidate.text
+
+
+def test_a_first_call_of_a_made_epilogue_is_measured() -> None:
+    tuning.enable()
+    x, weight, bias, other = draw_gated(32)
+    first = gated(x, weight, bias, other)
+    explanation = epigemm.explain(gated, x, weight, bias, other)
+    assert any("measured on this GPU (cache)" in reason for reason in explanation.reasons)
+    torch.testing.assert_close(gated(x, weight, bias, other), first, rtol=2e-2, atol=2e-2)
+
+
+def test_the_choice_is_there_when_the_epilogue_is_made_later() -> None:
+    x, weight, bias, other = draw_gated(32)
+    (entry,) = epigemm.tune(gated, x, weight, bias, other).entries
+    script = textwrap.dedent("""
+        import torch, epigemm
+        from epigemm import Matrix, PerColumn
+        draw = lambda *size: torch.randn(*size, device="cuda", dtype=torch.bfloat16)
+        x, weight, bias = draw(32, 1024), draw(512, 1024), draw(512)
+        epigemm.linear_relu(x, weight, bias)
+
+        @epigemm.epilogue
+        def gated(acc, bias: PerColumn, other: Matrix):
+            return torch.sigmoid(acc + bias) * other
+
+        print(gated.linked([False, False]).name)
+        print(" ".join(epigemm.explain(gated, x, weight, bias, draw(32, 512)).reasons))
+    """)
+    folder = (
+        Path(os.environ["EPIGEMM_CACHE_DIR"]) / "child.py"
+    )  # the source of an epilogue is read from a file
+    folder.write_text(script)
+    environment = {**os.environ, "EPIGEMM_TUNE": "0"}
+    command = [sys.executable, str(folder)]
+    done = subprocess.run(command, check=True, capture_output=True, text=True, env=environment)
+    name, reasons = done.stdout.splitlines()
+    assert name == entry.epilogue and "measured on this GPU (cache)" in reasons

@@ -15,8 +15,8 @@ from torch import Tensor
 from epigemm import candidates, decisions, execution, packs, plans, tuning
 from epigemm._native import ops
 from epigemm.bench.timing import Effort, Run
-from epigemm.epilogues import EPILOGUES
-from tests.python.pieces import HOPPER, on_cpu, stand_in
+from epigemm.epilogues import named
+from tests.python.pieces import HOPPER, known, on_cpu, stand_in
 
 DEVICE = 42
 TORCH_US = 100.0
@@ -86,7 +86,7 @@ def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Stage]:
         out: Tensor,
     ) -> bool:
         product = torch.nn.functional.linear(x, weight)
-        out.copy_(EPILOGUES[name].reference(product, bias, operands or (), scalars or ()))
+        out.copy_(known(named(name)).reference(product, bias, operands or (), scalars or ()))
         stage.ran.append((arithmetic, tuple(plan)))
         return True
 

@@ -28,7 +28,39 @@ inline int alignment_class(int64_t row_bytes) {
 // Device memory's bytes a clock cycle of the multiprocessors.
 inline double memory_bytes_per_cycle(const Device& device) { return device.memory_bytes_per_us / device.clock_mhz; }
 
-inline bool is_transcendental(const Problem& problem) { return epilogue_info(problem.epilogue).is_transcendental; }
+// The epilogues that the figures are fitted to are of two classes, by their special functions an element: none, or the
+// two of a sigmoid.
+constexpr int kFunctionsOfSigmoid = 2;
+
+inline int special_functions(const Problem& problem) { return epilogue_info(problem.epilogue).special_functions; }
+inline bool is_transcendental(const Problem& problem) { return special_functions(problem) >= kFunctionsOfSigmoid; }
+
+// What a functor takes for special functions that its class does not have (`in_class`), in cycles of one
+// multiprocessor, which computes 16 of them a cycle: the fitted epilogues of the two classes lie about so far apart,
+// too. Beyond a limit a count says no more than that the functor is long.
+inline double longer_functor_cycles(const Problem& problem, double elements, int in_class) {
+  constexpr int kFunctionsPerCycle = 16, kMostFunctions = 64;
+  const int more = std::clamp(special_functions(problem), in_class, kMostFunctions) - in_class;
+  return elements * more / kFunctionsPerCycle;
+}
+inline double longer_functor_cycles(const Problem& problem, double elements) {
+  return longer_functor_cycles(problem, elements, is_transcendental(problem) ? kFunctionsOfSigmoid : 0);
+}
+
+// Bytes of the epilogue's matrix operands, which are read once, from device memory. In a kernel of several rounds what
+// the earlier ones read competes with the loads of later rounds; nothing hides what the last one reads. The fitted
+// epilogues have no such operand.
+inline double matrix_bytes(const Problem& p) {
+  const EpilogueInfo& epilogue = epilogue_info(p.epilogue);
+  int bytes = 0;  // of one element of the result
+  for (int i = 1; i < epilogue.operand_count; ++i) {
+    if (epilogue.operands[i].kind != OperandKind::Matrix) continue;
+    const bool is_input = epilogue.operands[i].element == OperandElement::Input;
+    bytes += is_input ? element_bytes(p.x.element)
+                      : std::max(element_bytes(p.x.element), element_bytes(ElementType::Float32));
+  }
+  return bytes * as_double(p.m) * as_double(p.n);
+}
 
 // The rounds in which a persistent kernel goes through its clusters of tiles, padding included.
 struct Rounds {

@@ -10,7 +10,8 @@
 namespace epigemm {
 namespace {
 
-// The elementwise kernel, in place on the product, which L2 still holds in part.
+// The elementwise kernel, in place on the product, which L2 still holds in part; matrices it reads from memory. A
+// functor that is longer than those of its class is computed beside that.
 double elementwise_microseconds(const Problem& p) {
   struct Cost {
     double fixed_us, bytes_in_l2, bytes_beyond, l2_bytes;
@@ -18,8 +19,11 @@ double elementwise_microseconds(const Problem& p) {
   constexpr Cost kCheap = {4.39, 1.74, 0.302, 35.3e6}, kTranscendental = {4.61, 1.76, 0.259, 38.2e6};
   const Cost& c = cost::is_transcendental(p) ? kTranscendental : kCheap;
   const double bytes = cost::as_double(p.m) * cost::as_double(p.n) * element_bytes(p.out.element);
-  return c.fixed_us +
-         (c.bytes_in_l2 * bytes + c.bytes_beyond * std::max(0.0, bytes - c.l2_bytes)) / p.device.memory_bytes_per_us;
+  const double moved = c.bytes_in_l2 * bytes + c.bytes_beyond * std::max(0.0, bytes - c.l2_bytes);
+  const double memory = (moved + cost::matrix_bytes(p)) / p.device.memory_bytes_per_us;
+  const double of_multiprocessor = cost::as_double(p.m) * cost::as_double(p.n) / p.device.multiprocessors;
+  const double functor = cost::longer_functor_cycles(p, of_multiprocessor) / p.device.clock_mhz;
+  return c.fixed_us + (functor > 0 ? cost::norm4(memory, functor) : memory);
 }
 
 // Two kernels in a row take this much less than the sum of their times: the second starts while the first ends.

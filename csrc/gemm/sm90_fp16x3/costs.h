@@ -119,18 +119,22 @@ inline double microseconds(const Problem& p, const Plan& plan) {
   };
   const double steps = as_double(ceil_div(p.k, kTileK));
   const double mainloops = steps * ((rounds.count - 1) * step(1) + step(rounds.last));
-  const double epilogue = slowdown * of_tile.epilogue_us;
+  // One figure for both classes.
+  const double longer = cost::longer_functor_cycles(p, tile.m * tile.n, cost::kFunctionsOfSigmoid);
+  const double epilogue = slowdown * of_tile.epilogue_us + longer / p.device.clock_mhz;
   const double one_hidden = std::max(mainloops + epilogue, (mainloops + rounds.count * epilogue) / 2);
   double compute = tile.schedule == Schedule::Pingpong ? one_hidden : mainloops + rounds.count * epilogue;
   compute *= 1 + shared.throttling * compute / (compute + shared.half_throttled_us);
 
   const double x_mb = kMB * bytes * m * k, weight_mb = kMB * bytes * n * k;
   const double again = reread_mb(grid, plan, rounds.places, x_mb, weight_mb, shared.l2_mb);
-  const double memory_mb = x_mb - std::min(x_mb, shared.absorbed_mb) + weight_mb + kMB * 4 * m * n + again;
+  const double read_mb = kMB * cost::matrix_bytes(p), read_last_mb = read_mb / rounds.count;
+  const double memory_mb =
+      x_mb - std::min(x_mb, shared.absorbed_mb) + weight_mb + kMB * 4 * m * n + again + (read_mb - read_last_mb);
   const double memory = shared.memory_factor * memory_mb / (kMB * p.device.memory_bytes_per_us);
 
   double us = shared.base_us + shared.split_share * split_microseconds(p, p.m) + of_tile.fixed_us +
-              cost::norm4(compute, memory);
+              cost::norm4(compute, memory) + read_last_mb / (kMB * p.device.memory_bytes_per_us);
   if (p.m > kManyRows && p.k > kShortK) us += of_tile.wide_us;
   return us + (p.is_packed ? 0 : split_microseconds(p, p.n));
 }

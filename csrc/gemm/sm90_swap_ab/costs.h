@@ -93,11 +93,14 @@ inline double microseconds(const Problem& p, const Plan& plan) {
   const double l2 = cost::norm4(
       of_one * steps * fetched / kMultiprocessorBytesPerCycle,
       sharing(plan.splits, of_one == 1, alignment) * ctas * steps * fetched / (c.l2_bytes_per_cycle * usable));
-  const double memory = bytes *
-                        ((m * k + n * k) * kMemoryFactor * (1 + kMemoryMisaligned * (c.misaligned[alignment] - 1)) +
-                         m * n * c.visible_writes) /
-                        cost::memory_bytes_per_cycle(p.device);
-  double tail = c.epilogue_cycles[plan.tile] * (1 + c.serial_epilogues * (of_one - 1));
+  const double read = cost::matrix_bytes(p), read_last = read / rounds;
+  const double memory =
+      (bytes * ((m * k + n * k) * kMemoryFactor * (1 + kMemoryMisaligned * (c.misaligned[alignment] - 1)) +
+                m * n * c.visible_writes) +
+       (read - read_last)) /
+      cost::memory_bytes_per_cycle(p.device);
+  const double epilogue = c.epilogue_cycles[plan.tile] + cost::longer_functor_cycles(p, tile.m * tile.n / plan.splits);
+  double tail = epilogue * (1 + c.serial_epilogues * (of_one - 1)) + read_last / cost::memory_bytes_per_cycle(p.device);
   if (plan.splits > 1) {
     tail += kReduction + kReductionPerSplit * (plan.splits - 1) + kReductionPerByte * 4 * tile.m * tile.n * of_one;
   }

@@ -135,20 +135,25 @@ inline double microseconds(const Problem& p, const Plan& plan) {
   const double per_byte =
       (1 + kMemoryMisaligned * (misaligned - 1)) * kMemoryFactor / cost::memory_bytes_per_cycle(p.device);
   const double written = bytes * m * n;
+  // An epilogue waits for the same share of what it reads as of what it writes.
+  const double read = cost::matrix_bytes(p), read_beside = (1 - c.visible_writes) * read;
   const Loads loads = loads_of(p, plan, grid, rounds.places);
   double mainloops = 0;
   if (rounds.count == 1) {
     mainloops = cost::norm4(steps * step(rounds.last), per_byte * loads.first_round);
   } else {
-    const double later = loads.all - loads.first_round + c.hidden_writes * written * (1 - 1 / rounds.count);
+    const double later =
+        loads.all - loads.first_round + (c.hidden_writes * written + read_beside) * (1 - 1 / rounds.count);
     mainloops = cost::norm4(steps * step(1), per_byte * loads.first_round) +
                 cost::norm4(steps * ((rounds.count - 2) * step(1) + step(rounds.last)), per_byte * later);
   }
 
   const bool are_writes_misaligned = cost::alignment_class(p.n * element_bytes(p.out.element)) == 3;
-  const double epilogue = c.epilogue_cycles[plan.tile] + c.visible_writes * written / rounds.count /
-                                                             cost::memory_bytes_per_cycle(p.device) *
-                                                             (1 + (are_writes_misaligned ? kMisalignedWrites : 0));
+  const double epilogue = c.epilogue_cycles[plan.tile] +
+                          c.visible_writes * written / rounds.count / cost::memory_bytes_per_cycle(p.device) *
+                              (1 + (are_writes_misaligned ? kMisalignedWrites : 0)) +
+                          c.visible_writes * read / rounds.count / cost::memory_bytes_per_cycle(p.device) +
+                          cost::longer_functor_cycles(p, tile.m * tile.n);
   double cycles = mainloops + rounds.count * epilogue;
   if (tile.schedule == Schedule::Pingpong) {
     // One warpgroup's epilogue runs under the other's mainloop; each has every other tile.
@@ -157,6 +162,7 @@ inline double microseconds(const Problem& p, const Plan& plan) {
     const double of_longer = std::ceil(rounds.count / 2) * (of_one + epilogue) + (is_even ? of_one : 0);
     cycles = rounds.count == 1 ? mainloops + epilogue : std::max(mainloops + epilogue, of_longer);
   }
+  cycles += read_beside / rounds.count / cost::memory_bytes_per_cycle(p.device);
   const double us = cycles / p.device.clock_mhz;
   const double busy = steps * rounds.count * kStepCycles[plan.tile] * inside / cycles;  // of the tensor cores' time
   return c.base_us + c.fixed_us[plan.tile] + us * (1 + c.throttling * busy * busy * us / (us + kHalfThrottledUs));

@@ -1,0 +1,80 @@
+"""What the planner knows of an epilogue that is made at run time: its matrices and its length."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import count, pairwise
+
+import pytest
+
+from epigemm._native import ops
+from tests.gemm.query import ALL_TYPES, H200, Query
+
+PER_COLUMN, MATRIX = 1, 4  # csrc/epilogue/operands.h
+_names = (f"test_planner_functors.{number}" for number in count())
+SHAPES = [(16, 4096, 4096), (300, 1000, 512), (4096, 4096, 512), (16384, 8192, 4096)]
+
+
+def made(*, matrices: int = 0, of_compute: bool = False, functions: int = 0) -> str:
+    """The name of a new epilogue: of a bias and of matrices."""
+    name = next(_names)
+    operands = ["bias", *(f"matrix{number}" for number in range(matrices))]
+    kinds = [PER_COLUMN, *[MATRIX] * matrices]
+    folded = [0, *[int(of_compute)] * matrices]
+    ops._register_epilogue(name, ",".join(operands), kinds, folded, functions)
+    return name
+
+
+def times(query: Query) -> dict[tuple[int, ...], float]:
+    """The predictions, by plan; () is the fallback."""
+    answer = query.plan()
+    return {
+        **{tuple(each["plan"]): each["predicted_us"] for each in answer["candidates"]},
+        (): answer["fallback_us"],
+    }
+
+
+@pytest.mark.parametrize(("dtype", "arithmetic"), ALL_TYPES)
+@pytest.mark.parametrize("size", SHAPES, ids=str)
+@pytest.mark.parametrize(("functions", "built_in"), [(0, "relu_div"), (2, "sigmoid_scale_residual")])
+def test_the_like_of_a_built_in_is_planned_like_it(
+    functions: int, built_in: str, size: tuple[int, int, int], dtype: str, arithmetic: str
+) -> None:
+    m, n, k = size
+    query = Query(epilogue=made(functions=functions), m=m, n=n, k=k, dtype=dtype, arithmetic=arithmetic)
+    assert times(query) == times(replace(query, epilogue=built_in))
+
+
+@pytest.mark.parametrize(("dtype", "arithmetic"), ALL_TYPES)
+@pytest.mark.parametrize("size", SHAPES, ids=str)
+def test_a_matrix_is_read(size: tuple[int, int, int], dtype: str, arithmetic: str) -> None:
+    """Once, by whichever kernel: no plan takes longer for it than reading it alone would."""
+    m, n, k = size
+    query = Query(m=m, n=n, k=k, dtype=dtype, arithmetic=arithmetic)
+    none, one, two = (times(replace(query, epilogue=made(matrices=number))) for number in range(3))
+    wide = times(replace(query, epilogue=made(matrices=1, of_compute=True)))
+    us = m * n * (4 if dtype == "float32" else 2) / H200[3]
+    for plan, time in none.items():
+        # A prediction is written with six digits; sustained load, and the memory's own factor, add to a kernel's time.
+        assert time < one[plan] <= time + 1.4 * us + 1e-5 * time
+        assert one[plan] < two[plan]
+        assert wide[plan] == (one if dtype == "float32" else two)[plan]
+    assert one[()] - none[()] == pytest.approx(us, abs=1e-5 * one[()])
+
+
+@pytest.mark.parametrize(("dtype", "arithmetic"), ALL_TYPES)
+@pytest.mark.parametrize("size", SHAPES, ids=str)
+def test_a_longer_functor_takes_longer(size: tuple[int, int, int], dtype: str, arithmetic: str) -> None:
+    m, n, k = size
+    query = Query(m=m, n=n, k=k, dtype=dtype, arithmetic=arithmetic)
+    lengths = [2, 4, 8, 20, 64]
+    found = [times(replace(query, epilogue=made(functions=number))) for number in lengths]
+    for shorter, longer in pairwise(found):
+        assert all(time <= longer[plan] for plan, time in shorter.items())
+        assert shorter[()] < longer[()] or m * n < 1 << 20
+    assert times(replace(query, epilogue=made(functions=1000))) == found[-1]
+
+
+def test_a_length_is_not_negative() -> None:
+    with pytest.raises(RuntimeError, match="special_functions must not be negative, got -1"):
+        made(functions=-1)
