@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 from torch.nn import Parameter
 
-from epigemm import execution, invariance, keeping, packs, split
+from epigemm import execution, invariance, keeping, linked, packs, split
 from epigemm import precision as _precision
 from epigemm._native import ops
 from epigemm.calls import ElementwiseCall, LinearCall
@@ -52,12 +52,14 @@ class Reason(enum.IntEnum):
     OTHER_SETTING = 12
     NOT_LINKED = 13
     RECORDED = 14
+    BY_REFERENCE = 15
 
 
 Recorded: TypeAlias = Literal[Reason.RECORDED]
 RECORDED: Recorded = Reason.RECORDED
 # Of an IntEnum, comparing with what the module returns takes several times as long.
 _RECORDED, _OTHER_SETTING = int(Reason.RECORDED), int(Reason.OTHER_SETTING)
+_BY_REFERENCE = int(Reason.BY_REFERENCE)
 
 
 def members() -> dict[str, Any]:
@@ -154,6 +156,8 @@ def linear(
     found: Tensor | int = _module.linear(number, x, weight, operands, fold, out, code, pack, use, strict)
     if type(found) is not int:
         return found  # type: ignore[return-value]
+    if found == _BY_REFERENCE:
+        return linked.linear(epilogue, x, weight, operands, out, full_fp32=_precision.switches(code))
     if found != _OTHER_SETTING:
         return RECORDED if found == _RECORDED else None
     code &= ~1  # the last bit: torch's own setting would be less accurate than the call
@@ -258,14 +262,17 @@ def elementwise(
     scalar: float | Tensor | None,
     vectors: Vectors | None,
     out: Tensor | None,
+    given: tuple[Vectors, None] | None = None,
 ) -> Tensor | Recorded | None:
     """D = epilogue(x), or who sees the call. Arguments as of `linear`; nothing compiles."""
     if _module is None:
         return None
-    operands, fold = _in_order(epilogue, bias, scalar, vectors)
+    operands, fold = given or _in_order(epilogue, bias, scalar, vectors)
     found: Tensor | int = _module.elementwise(epilogue.number, x, operands, fold, out)
     if type(found) is not int:
         return found  # type: ignore[return-value]
+    if found == _BY_REFERENCE:
+        return linked.elementwise_by_reference(epilogue, x, operands, out)
     return RECORDED if found == _RECORDED else None
 
 
@@ -273,10 +280,10 @@ def elementwise_operator(call: ElementwiseCall) -> Tensor | None:
     """`elementwise`, for a call whose operands are as the operator `epigemm::elementwise` has them."""
     epilogue, x, bias, operands, scalars, out = call
     given = _given(epilogue, bias, operands, scalars)
-    if given is None or _module is None or _is_compiling():
+    if given is None or _is_compiling():
         return None
-    found: Tensor | int = _module.elementwise(epilogue.number, x, given, None, out)
-    return None if type(found) is int else found  # type: ignore[return-value]
+    found = elementwise(epilogue, x, None, None, None, out, (given, None))
+    return None if found is RECORDED else found
 
 
 def derivative(call: ElementwiseCall, grad: Tensor) -> Tensor | None:

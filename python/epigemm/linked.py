@@ -12,12 +12,12 @@ import hashlib
 import re
 import threading
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from epigemm import linking
+from epigemm import linking, precision
 from epigemm._native import ops
 from epigemm.epilogues import (
     LINKED,
@@ -73,13 +73,19 @@ class LinkedEpilogue(Epilogue):
     def reference(
         self, acc: Tensor, bias: Tensor | None, operands: Sequence[Tensor], scalars: Sequence[float]
     ) -> Tensor:
-        """As `Epilogue.reference`, for a matrix."""
-        wide = compute_dtype(acc.dtype)
+        """As `Epilogue.reference`; a new tensor."""
         given = self.in_order(bias, operands, scalars)
         assert given is not None
+        return self.evaluate(acc, given)
+
+    def evaluate(self, acc: Tensor, given: Sequence[Any]) -> Tensor:
+        """`reference`, with all operands in order."""
+        dtype = acc.dtype
+        wide = compute_dtype(dtype)
+        if dtype is wide:
+            return self.traced.reference(acc, *given)
         values = [value.to(wide) if isinstance(value, Tensor) else value for value in given]
-        result = self.traced.reference(acc.to(wide), *values)  # type: ignore[arg-type]
-        return result.to(acc.dtype)
+        return self.traced.reference(acc.to(wide), *values).to(dtype)
 
     def source(self, symbol: str) -> str:
         """The text for NVRTC that goes into an open kernel."""
@@ -154,6 +160,49 @@ class LinkedEpilogue(Epilogue):
 
         first = describe_compile_error(self.traced.program, source, error.log)
         return linking.CompileError(f"{self.traced.name}: {first}", error.log)
+
+
+def linear(
+    epilogue: Epilogue,
+    x: Tensor,
+    weight: Tensor,
+    operands: Sequence[Any],
+    out: Tensor | None,
+    *,
+    full_fp32: bool,
+) -> Tensor:
+    """D = epilogue(x @ weight.T) by PyTorch's operators, of arguments that are known to fit.
+
+    Args:
+        epilogue: one that is made at run time.
+        x: `[..., K]`.
+        weight: `[N, K]`.
+        operands: one for each of the epilogue's, of as many dimensions as the result where they have its rows.
+        out: where the result goes; None: a new tensor.
+        full_fp32: whether torch's own setting is less accurate than the call.
+    """
+    assert isinstance(epilogue, LinkedEpilogue)
+    rows = x if x.dim() == 2 else x.reshape(-1, x.shape[-1])
+    if full_fp32:
+        with precision.full_fp32(x.device.type):
+            product = torch.nn.functional.linear(rows, weight)
+    else:
+        product = torch.nn.functional.linear(rows, weight)
+    if rows is not x:
+        product = product.reshape(*x.shape[:-1], weight.shape[0])
+    result = epilogue.evaluate(product, operands)
+    return result if out is None else out.copy_(result)
+
+
+def elementwise_by_reference(
+    epilogue: Epilogue, x: Tensor, operands: Sequence[Any], out: Tensor | None
+) -> Tensor:
+    """D = epilogue(x), as `linear`."""
+    assert isinstance(epilogue, LinkedEpilogue)
+    result = epilogue.evaluate(x, operands)
+    if out is None and x.is_contiguous():
+        return result
+    return (torch.empty_like(x) if out is None else out).copy_(result)
 
 
 def elementwise(epilogue: LinkedEpilogue, call: ElementwiseCall) -> Tensor:
