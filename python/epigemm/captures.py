@@ -7,7 +7,6 @@ import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import BuiltinFunctionType, CellType, CodeType, FunctionType, ModuleType
-from typing import Any
 
 import torch
 

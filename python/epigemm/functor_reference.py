@@ -142,8 +142,8 @@ def whole(result: Tensor, acc: Tensor) -> Tensor:
     return result.expand_as(acc).clone(memory_format=torch.contiguous_format)
 
 
-def reference_function(program: Program) -> Callable[..., Tensor]:
-    """The program on tensors: `function(acc, *operands)`, every operand a tensor, scalars 0-d ones; a new tensor."""
+def reference_module(program: Program) -> fx.GraphModule:
+    """The program on tensors: `module(acc, *operands)`, every operand a tensor, scalars 0-d ones; a new tensor."""
     graph = fx.Graph()
     values: list[fx.Node] = [graph.placeholder("acc")]
     values += [graph.placeholder(f"operand{number}") for number in range(program.operands)]
@@ -177,10 +177,9 @@ def reference_function(program: Program) -> Callable[..., Tensor]:
         values.append(node)
     result = tensor(program.result)
     graph.output(result if _is_whole(program) else graph.call_function(whole, (result, acc)))
-    graph.lint()
-    # A module's own __call__ takes as long as two operators on a small tensor.
-    forward: Callable[..., Tensor] = fx.GraphModule(torch.nn.Module(), graph, "EpilogueReference").forward
-    return forward
+    module = fx.GraphModule(torch.nn.Module(), graph, "EpilogueReference")
+    module.graph.lint()
+    return module
 
 
 def _is_whole(program: Program) -> bool:

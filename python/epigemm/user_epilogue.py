@@ -105,8 +105,9 @@ class UserEpilogue:
             weight, pack_use = weight.weight, packs.KEEP
         if self._copied is None and not _is_compiling():
             epilogue, seen = self._seen(x, given)
-            options = (precision, out, pack_use, strict)
-            found = entry.linear(epilogue, x, weight, None, None, None, *options, (seen, None))
+            found = entry.linear(
+                epilogue, x, weight, None, None, None, precision, out, pack_use, strict, (seen, None)
+            )
             if found is not None and found is not entry.RECORDED:
                 return found
         checks.tensors(x=x, weight=weight)
@@ -187,7 +188,7 @@ class UserEpilogue:
                 f"{self.traced.name}: got a call under torch.export, whose programs cannot hold an epilogue that is "
                 "made at run time; accepted there are epigemm's own functions"
             )
-        if len(operands) == len(specs) and not named:
+        if not named and len(operands) == len(specs):
             return operands
         if len(operands) > len(specs):
             raise TypeError(
