@@ -88,7 +88,7 @@ def round_to(x: Tensor, dtype: torch.dtype) -> Tensor:
 
 def constant(like: Tensor, value: float) -> Tensor:
     """A 0-d tensor of the accumulator's type, where it lives."""
-    return torch.full((), value, dtype=like.dtype, device=like.device)
+    return like.new_full((), value)
 
 
 def _heaviside(x: Tensor, at_zero: Tensor) -> Tensor:

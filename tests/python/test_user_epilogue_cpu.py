@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -47,7 +49,7 @@ def test_the_same_bits_as_the_cold_path(
     if vectors == "fp32" and dtype.itemsize == 2:
         bias, row = bias.float(), row.float()
     number = torch.tensor(0.75) if scale == "tensor" else scale
-    named = {} if number is None else {"scale": number}
+    named: dict[str, Any] = {} if number is None else {"scale": number}
     want = _cold(mixed, x, weight, bias, row, other, **named)
     assert torch.equal(mixed(x, weight, bias, row, other, **named), want)
     out = torch.full_like(want, float("nan"))
