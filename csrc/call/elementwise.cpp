@@ -63,7 +63,6 @@ void lay_out(const Tensor& x, const Tensor& out, ElementwiseProblem* problem) {
 // By the kernel that the epilogue was linked into.
 Answer elementwise_linked(const ElementwiseCall& call, Torch& torch) {
   const Tensor& x = *call.x;
-  if (!x.is_cuda()) return Answer::NotPlain;  // the epilogue's reference is PyTorch's
   const Extent extent = extent_of(x);
   Problem problem;
   problem.epilogue = call.epilogue;
@@ -71,6 +70,7 @@ Answer elementwise_linked(const ElementwiseCall& call, Torch& torch) {
   problem.n = extent.columns;
   if (x.dim == 0 || !out_fits(call)) return Answer::DoesNotFit;
   if (!fill_operands(epilogue_info(call.epilogue), call.operands, extent, problem.operands)) return Answer::DoesNotFit;
+  if (!x.is_cuda()) return Answer::ByReference;
   const bool is_out_contiguous = !call.out || call.out->is_contiguous();
   if (!x.is_contiguous() || !is_out_contiguous || !are_contiguous(problem)) return Answer::NotReadable;
   if (!link::find(call.epilogue, {link::Part::elementwise, x.element})) return Answer::NotLinked;

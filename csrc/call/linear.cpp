@@ -172,7 +172,7 @@ Answer linear(const LinearCall& call, Torch& torch) {
   const bool is_fused = decision.plan.is_fused(), is_on_slices = decision.is_on_slices();
   if (!is_built_in(call.epilogue)) {
     prepared.problem.arithmetic = decision.arithmetic;
-    if (!call.x->is_cuda()) return Answer::NotPlain;  // its reference is PyTorch's
+    if (!call.x->is_cuda()) return call.is_strict ? Answer::NotFused : Answer::ByReference;
     if (!link::are_linked(call.epilogue, link::needed_kernels(prepared.problem, decision.plan)))
       return Answer::NotLinked;
   }

@@ -26,6 +26,7 @@ enum class Answer {
   OtherSetting,  // PyTorch's GEMM needs another fp32 setting
   NotLinked,     // the epilogue was not linked yet into the kernel that would run
   Recorded,      // a plain call but for autograd, which has to see it: some tensor requires a gradient
+  ByReference,   // no kernel of epigemm's is there for the epilogue: PyTorch's operators compute it
 };
 
 class Torch {

@@ -1,6 +1,5 @@
 // The entry: plain calls from Python to csrc/call, in CPython's limited API. It sees tensors through PyTorch's DLPack
-// exchange API, which takes a tenth of a microsecond each; an operator behind PyTorch's dispatcher takes 8. Where
-// it has no result it returns the reason, a call::Answer.
+// exchange API, without PyTorch's dispatcher. Where it has no result it returns the reason, a call::Answer.
 #include <exception>
 
 #include "python/plain.h"
@@ -74,7 +73,18 @@ struct LinearArguments {
            (given[Pack] == Py_None || read_pack(given[Pack]));
   }
 
+  PyObject* run(PyObject* const* given) const {
+    if (weight.dim != 2) return reason(call::Answer::DoesNotFit);
+    PythonTorch torch({given[X], given[Weight], nullptr, first_of(given[Operands]), given[Out]}, x, weight.sizes[0]);
+    return torch.finish(state.functions->linear(linear, torch));
+  }
+
  private:
+  // The bias, where PyTorch's GEMM is to add one.
+  static PyObject* first_of(PyObject* operands) {
+    return PyTuple_Check(operands) && PyTuple_Size(operands) > 0 ? PyTuple_GetItem(operands, 0) : Py_None;
+  }
+
   bool read_pack(PyObject* pack) {
     DLTensor view;
     if (state.exchange->dltensor_from_py_object_no_sync(pack, &view) != 0) {
@@ -107,23 +117,57 @@ struct Transposed {
 
 // A matrix of a backward pass.
 struct Factor {
-  PyObject* object;
+  PyObject* object = nullptr;
   call::Tensor view;
 
-  bool read(Reader& reader) { return reader.read(object, &view) && view.dim == 2; }
-};
-
-// product(rows, matrix, fp32) -> Tensor | int: rows @ matrix, of a backward pass; fp32 as above
-struct ProductArguments {
-  enum { Rows, Matrix, FP32, Count };
+  bool read(Reader& reader, PyObject* given) {
+    object = given;
+    return reader.read(object, &view) && view.dim == 2;
+  }
 };
 
 // products(rows, x, weight, fp32) -> (Tensor | int | None, Tensor | int | None) | int: rows @ weight and rows.T @ x,
-// where the weight and where x is not None
+// where the weight and where x is not None; fp32 as above
 struct ProductsArguments {
   enum { Rows, X, Weight, FP32, Count };
+  Factor rows, x, weight;
+  long fp32 = 0;
+
+  bool read(Reader& reader, PyObject* const* given) {
+    fp32 = PyLong_AsLong(given[FP32]);
+    return rows.read(reader, given[Rows]) && (given[X] == Py_None || x.read(reader, given[X])) &&
+           (given[Weight] == Py_None || weight.read(reader, given[Weight]));
+  }
+
+  PyObject* run(PyObject* const*) const {
+    const Object of_x = weight.object ? Object(multiply(rows, weight)) : Object::borrowed(Py_None);
+    if (!of_x) return nullptr;
+    Object of_weight = Object::borrowed(Py_None);
+    if (x.object) {
+      const Transposed columns(rows.view);
+      const Object transposed = call_method(rows.object, state.transpose);
+      if (!transposed) return nullptr;
+      of_weight = Object(multiply({transposed.get(), columns.tensor}, x));
+    }
+    return of_weight ? PyTuple_Pack(2, of_x.get(), of_weight.get()) : nullptr;
+  }
+
+ private:
+  // left @ right, or the reason why not.
+  PyObject* multiply(const Factor& left, const Factor& right) const {
+    const Transposed transposed(right.view);
+    call::LinearCall linear;
+    linear.fp32_road = static_cast<int>(fp32 / 2);
+    linear.needs_other_setting = fp32 % 2 != 0;
+    linear.x = &left.view;
+    linear.weight = &transposed.tensor;
+    linear.operands.count = 1;  // no bias
+    PythonTorch torch({left.object, nullptr, right.object, Py_None, Py_None}, left.view, transposed.tensor.sizes[0]);
+    return torch.finish(state.functions->linear(linear, torch));
+  }
 };
 
+// elementwise(epilogue, x, operands, fold, out) -> Tensor | int
 struct ElementwiseArguments {
   enum { Epilogue, X, Operands, Folded, Out, Count };
   call::Tensor x, out;
@@ -135,6 +179,11 @@ struct ElementwiseArguments {
     elementwise.x = &x;
     if (!reader.read(given[X], &x) || !reader.read_optional(given[Out], &out, &elementwise.out)) return false;
     return operands.read(reader, given[Operands], given[Folded], &elementwise.operands);
+  }
+
+  PyObject* run(PyObject* const* given) const {
+    PythonTorch torch({given[X], nullptr, nullptr, Py_None, given[Out]}, x, 0);
+    return torch.finish(state.functions->elementwise(elementwise, torch));
   }
 };
 
@@ -152,6 +201,11 @@ struct DerivativeArguments {
     return reader.read(given[Grad], &grad) && reader.read(given[X], &x) &&
            operands.read(reader, given[Operands], Py_None, &derivative.operands);
   }
+
+  PyObject* run(PyObject* const* given) const {
+    PythonTorch torch({given[X], nullptr, nullptr, Py_None, Py_None}, x, 0);
+    return torch.finish(state.functions->derivative(derivative, torch));
+  }
 };
 
 bool has_count(Py_ssize_t count, int wanted) {
@@ -160,114 +214,20 @@ bool has_count(Py_ssize_t count, int wanted) {
   return false;
 }
 
-// The bias, where PyTorch's GEMM is to add one.
-PyObject* first_of(PyObject* operands) {
-  return PyTuple_Check(operands) && PyTuple_Size(operands) > 0 ? PyTuple_GetItem(operands, 0) : Py_None;
-}
-
-PyObject* raised(const std::exception& error) {
-  PyErr_SetString(PyExc_RuntimeError, error.what());
-  return nullptr;
-}
-
-PyObject* linear(PyObject*, PyObject* const* given, Py_ssize_t count) {
-  using A = LinearArguments;
-  if (!has_count(count, A::Count)) return nullptr;
+// A function of the module: reads a call's arguments, and runs a call that only the kernels have to see.
+template <class Arguments>
+PyObject* answer(PyObject*, PyObject* const* given, Py_ssize_t count) {
+  if (!has_count(count, Arguments::Count)) return nullptr;
   Reader reader;
-  A arguments;
-  const call::Answer found = reader.found(reader.begin() && arguments.read(reader, given));
-  if (PyErr_Occurred()) return nullptr;
-  if (found != call::Answer::Done) return reason(found);
-  if (arguments.weight.dim != 2) return reason(call::Answer::DoesNotFit);
-  try {
-    PythonTorch torch({given[A::X], given[A::Weight], nullptr, first_of(given[A::Operands]), given[A::Out]},
-                      arguments.x, arguments.weight.sizes[0]);
-    return torch.finish(state.functions->linear(arguments.linear, torch));
-  } catch (const std::exception& error) {
-    return raised(error);
-  }
-}
-
-// rows @ matrix, or the reason why not.
-PyObject* multiply(const Factor& rows, const Factor& matrix, long fp32) {
-  const Transposed weight(matrix.view);
-  call::LinearCall linear;
-  linear.fp32_road = static_cast<int>(fp32 / 2);
-  linear.needs_other_setting = fp32 % 2 != 0;
-  linear.x = &rows.view;
-  linear.weight = &weight.tensor;
-  linear.operands.count = 1;  // no bias
-  try {
-    PythonTorch torch({rows.object, nullptr, matrix.object, Py_None, Py_None}, rows.view, weight.tensor.sizes[0]);
-    return torch.finish(state.functions->linear(linear, torch));
-  } catch (const std::exception& error) {
-    return raised(error);
-  }
-}
-
-PyObject* product(PyObject*, PyObject* const* given, Py_ssize_t count) {
-  using A = ProductArguments;
-  if (!has_count(count, A::Count)) return nullptr;
-  Reader reader;
-  Factor rows{given[A::Rows], {}}, matrix{given[A::Matrix], {}};
-  const long fp32 = PyLong_AsLong(given[A::FP32]);
-  const call::Answer found = reader.found(reader.begin() && rows.read(reader) && matrix.read(reader));
-  if (PyErr_Occurred()) return nullptr;
-  return found == call::Answer::Done ? multiply(rows, matrix, fp32) : reason(found);
-}
-
-PyObject* products(PyObject*, PyObject* const* given, Py_ssize_t count) {
-  using A = ProductsArguments;
-  if (!has_count(count, A::Count)) return nullptr;
-  Reader reader;
-  Factor rows{given[A::Rows], {}}, x{given[A::X], {}}, weight{given[A::Weight], {}};
-  const long fp32 = PyLong_AsLong(given[A::FP32]);
-  const bool needs_x = weight.object != Py_None, needs_weight = x.object != Py_None;
-  const call::Answer found = reader.found(reader.begin() && rows.read(reader) && (!needs_x || weight.read(reader)) &&
-                                          (!needs_weight || x.read(reader)));
-  if (PyErr_Occurred()) return nullptr;
-  if (found != call::Answer::Done) return reason(found);
-  const Object of_x = needs_x ? Object(multiply(rows, weight, fp32)) : Object::borrowed(Py_None);
-  if (!of_x) return nullptr;
-  Object of_weight = Object::borrowed(Py_None);
-  if (needs_weight) {
-    const Transposed columns(rows.view);
-    const Object transposed = call_method(rows.object, state.transpose);
-    if (!transposed) return nullptr;
-    of_weight = Object(multiply({transposed.get(), columns.tensor}, x, fp32));
-  }
-  return of_weight ? PyTuple_Pack(2, of_x.get(), of_weight.get()) : nullptr;
-}
-
-PyObject* elementwise(PyObject*, PyObject* const* given, Py_ssize_t count) {
-  using A = ElementwiseArguments;
-  if (!has_count(count, A::Count)) return nullptr;
-  Reader reader;
-  A arguments;
+  Arguments arguments;
   const call::Answer found = reader.found(reader.begin() && arguments.read(reader, given));
   if (PyErr_Occurred()) return nullptr;
   if (found != call::Answer::Done) return reason(found);
   try {
-    PythonTorch torch({given[A::X], nullptr, nullptr, Py_None, given[A::Out]}, arguments.x, 0);
-    return torch.finish(state.functions->elementwise(arguments.elementwise, torch));
+    return arguments.run(given);
   } catch (const std::exception& error) {
-    return raised(error);
-  }
-}
-
-PyObject* derivative(PyObject*, PyObject* const* given, Py_ssize_t count) {
-  using A = DerivativeArguments;
-  if (!has_count(count, A::Count)) return nullptr;
-  Reader reader;
-  A arguments;
-  const call::Answer found = reader.found(reader.begin() && arguments.read(reader, given));
-  if (PyErr_Occurred()) return nullptr;
-  if (found != call::Answer::Done) return reason(found);
-  try {
-    PythonTorch torch({given[A::X], nullptr, nullptr, Py_None, Py_None}, arguments.x, 0);
-    return torch.finish(state.functions->derivative(arguments.derivative, torch));
-  } catch (const std::exception& error) {
-    return raised(error);
+    PyErr_SetString(PyExc_RuntimeError, error.what());
+    return nullptr;
   }
 }
 
@@ -287,10 +247,12 @@ PyMethodDef method(const char* name, Function function) {
 
 PyMODINIT_FUNC PyInit__entry() {
   using namespace epigemm::python;
-  static PyMethodDef methods[] = {
-      method("init", &init),         method("linear", &linear),           method("product", &product),
-      method("products", &products), method("elementwise", &elementwise), method("derivative", &derivative),
-      {nullptr, nullptr, 0, nullptr}};
+  static PyMethodDef methods[] = {method("init", &init),
+                                  method("linear", &answer<LinearArguments>),
+                                  method("products", &answer<ProductsArguments>),
+                                  method("elementwise", &answer<ElementwiseArguments>),
+                                  method("derivative", &answer<DerivativeArguments>),
+                                  {nullptr, nullptr, 0, nullptr}};
   static PyModuleDef definition = {
       PyModuleDef_HEAD_INIT, "_entry", nullptr, -1, methods, nullptr, nullptr, nullptr, nullptr};
   return PyModule_Create(&definition);

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import dis
+import functools
+from collections.abc import Callable
 from dataclasses import dataclass
 from types import BuiltinFunctionType, CellType, CodeType, FunctionType, ModuleType
-from typing import Any
 
 import torch
 
@@ -26,8 +27,8 @@ _REFUSED = {
 }
 
 
-def _same(a: object, b: object) -> bool:
-    return a is b or (type(a) is type(b) and isinstance(a, (*_NUMBERS, tuple)) and a == b)
+def _equal(a: object, b: object) -> bool:
+    return type(a) is type(b) and isinstance(a, (*_NUMBERS, tuple)) and a == b
 
 
 def _is_constant(value: object) -> bool:
@@ -48,19 +49,11 @@ def _code_objects(code: CodeType) -> list[CodeType]:
 
 @dataclass(frozen=True)
 class _Captured:
-    """One captured value: in a cell, or in a module's globals by its name."""
+    """One captured value, of a cell or a module's global: its name, what it was and how to see what it is now."""
 
-    place: CellType | dict[str, Any]
     name: str
     value: object
-
-    def now(self) -> object:
-        if isinstance(self.place, CellType):
-            try:
-                return self.place.cell_contents
-            except ValueError:
-                return _MISSING
-        return self.place.get(self.name, _MISSING)
+    now: Callable[[], object]
 
 
 @dataclass(frozen=True)
@@ -83,7 +76,8 @@ class Captures:
             if function.__code__ is not code:
                 return function.__name__
         for captured in self.values:
-            if not _same(captured.now(), captured.value):
+            now = captured.now()
+            if now is not captured.value and not _equal(now, captured.value):
                 return captured.name
         return None
 
@@ -118,7 +112,7 @@ def captures_of(function: FunctionType) -> Captures:
 def _reads(function: FunctionType) -> list[_Captured]:
     found = []
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
-        found.append(_Captured(cell, name, _contents(cell)))
+        found.append(_Captured(name, _contents(cell), functools.partial(_contents, cell)))
     names = {
         instruction.argval
         for code in _code_objects(function.__code__)
@@ -127,7 +121,8 @@ def _reads(function: FunctionType) -> list[_Captured]:
     }
     for name in sorted(names):
         if name in function.__globals__:
-            found.append(_Captured(function.__globals__, name, function.__globals__[name]))
+            now = functools.partial(function.__globals__.get, name, _MISSING)
+            found.append(_Captured(name, now(), now))
     return found
 
 

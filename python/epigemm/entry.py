@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 from torch.nn import Parameter
 
-from epigemm import execution, invariance, keeping, packs, split
+from epigemm import execution, invariance, keeping, linked, packs, split
 from epigemm import precision as _precision
 from epigemm._native import ops
 from epigemm.calls import ElementwiseCall, LinearCall
@@ -52,12 +52,14 @@ class Reason(enum.IntEnum):
     OTHER_SETTING = 12
     NOT_LINKED = 13
     RECORDED = 14
+    BY_REFERENCE = 15
 
 
 Recorded: TypeAlias = Literal[Reason.RECORDED]
 RECORDED: Recorded = Reason.RECORDED
 # Of an IntEnum, comparing with what the module returns takes several times as long.
 _RECORDED, _OTHER_SETTING = int(Reason.RECORDED), int(Reason.OTHER_SETTING)
+_BY_REFERENCE = int(Reason.BY_REFERENCE)
 
 
 def members() -> dict[str, Any]:
@@ -159,6 +161,8 @@ def linear(
     found: Tensor | int = _module.linear(*call, code, *how)
     if type(found) is not int:
         return found  # type: ignore[return-value]
+    if found == _BY_REFERENCE:
+        return linked.linear(epilogue, x, weight, operands, out, code & 1)
     if found != _OTHER_SETTING:
         return RECORDED if found == _RECORDED else None
     code &= ~1  # the last bit: torch's own setting would be less accurate than the call
@@ -179,37 +183,29 @@ def _in_order(
     return (given, None) if epilogue.scalar is None and scalar is None else ((*given, scalar), None)
 
 
-def product(rows: Tensor, matrix: Tensor, precision: str) -> Tensor | None:
-    """rows @ matrix, or None. Two matrices, a precision as the operator `epigemm::linear` has it.
-
-    A backward pass has two such products a layer: they skip what only a forward call needs, the weight's transpose and
-    its pack.
-    """
-    code = _product_code(rows, precision)
-    if code is None:
-        return None
-    found: Tensor | int = _module.product(rows, matrix, code)
-    if type(found) is int and found == _OTHER_SETTING:
-        with _precision.full_fp32(rows.device.type):
-            found = _module.product(rows, matrix, code & ~1)
-    return None if type(found) is int else found  # type: ignore[return-value]
-
-
 def products(
     rows: Tensor, x: Tensor | None, weight: Tensor | None, precision: str
 ) -> tuple[Tensor | None, Tensor | None]:
-    """Both products of a backward pass, as `product` has them: rows @ weight and rows.T @ x.
+    """Both products of a backward pass, of matrices: rows @ weight and rows.T @ x.
 
-    None where there is no answer, and where the weight or x is None.
+    They skip what only a forward call needs, the weight's transpose and its pack. None where there is no answer, and
+    where the weight or x is None. A precision as the operator `epigemm::linear` has it.
     """
     code = _product_code(rows, precision)
     if code is None:
         return None, None
-    found: tuple[Tensor | int | None, Tensor | int | None] | int = _module.products(rows, x, weight, code)
+    found = _module.products(rows, x, weight, code)
     if type(found) is int:
         return None, None
-    of_x, of_weight = found  # type: ignore[misc]
-    return None if type(of_x) is int else of_x, None if type(of_weight) is int else of_weight  # type: ignore[return-value]
+    of_x, of_weight = found
+    x_again = type(of_x) is int and of_x == _OTHER_SETTING
+    weight_again = type(of_weight) is int and of_weight == _OTHER_SETTING
+    if x_again or weight_again:
+        asked = x if weight_again else None, weight if x_again else None
+        with _precision.full_fp32(rows.device.type):
+            again = _module.products(rows, *asked, code & ~1)
+        of_x, of_weight = again[0] if x_again else of_x, again[1] if weight_again else of_weight
+    return None if type(of_x) is int else of_x, None if type(of_weight) is int else of_weight
 
 
 def _product_code(rows: Tensor, precision: str) -> int | None:
@@ -267,14 +263,17 @@ def elementwise(
     scalar: float | Tensor | None,
     vectors: Vectors | None,
     out: Tensor | None,
+    given: tuple[Vectors, None] | None = None,
 ) -> Tensor | Recorded | None:
     """D = epilogue(x), or who sees the call. Arguments as of `linear`; nothing compiles."""
     if _module is None:
         return None
-    operands, fold = _in_order(epilogue, bias, scalar, vectors)
+    operands, fold = given or _in_order(epilogue, bias, scalar, vectors)
     found: Tensor | int = _module.elementwise(epilogue.number, x, operands, fold, out)
     if type(found) is not int:
         return found  # type: ignore[return-value]
+    if found == _BY_REFERENCE:
+        return linked.elementwise_by_reference(epilogue, x, operands, out)
     return RECORDED if found == _RECORDED else None
 
 
@@ -282,10 +281,10 @@ def elementwise_operator(call: ElementwiseCall) -> Tensor | None:
     """`elementwise`, for a call whose operands are as the operator `epigemm::elementwise` has them."""
     epilogue, x, bias, operands, scalars, out = call
     given = _given(epilogue, bias, operands, scalars)
-    if given is None or _module is None or _is_compiling():
+    if given is None or _is_compiling():
         return None
-    found: Tensor | int = _module.elementwise(epilogue.number, x, given, None, out)
-    return None if type(found) is int else found  # type: ignore[return-value]
+    found = elementwise(epilogue, x, None, None, None, out, (given, None))
+    return None if found is RECORDED else found
 
 
 def derivative(call: ElementwiseCall, grad: Tensor) -> Tensor | None:

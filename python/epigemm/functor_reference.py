@@ -88,7 +88,7 @@ def round_to(x: Tensor, dtype: torch.dtype) -> Tensor:
 
 def constant(like: Tensor, value: float) -> Tensor:
     """A 0-d tensor of the accumulator's type, where it lives."""
-    return torch.full((), value, dtype=like.dtype, device=like.device)
+    return like.new_full((), value)
 
 
 def _heaviside(x: Tensor, at_zero: Tensor) -> Tensor:
@@ -137,8 +137,13 @@ def function_of(op: str) -> Callable[..., Any]:
     return function  # type: ignore[no-any-return]
 
 
+def whole(result: Tensor, acc: Tensor) -> Tensor:
+    """A new tensor of the accumulator's shape."""
+    return result.expand_as(acc).clone(memory_format=torch.contiguous_format)
+
+
 def reference_module(program: Program) -> fx.GraphModule:
-    """The program on tensors: `module(acc, *operands)`, every operand a tensor, scalars 0-d ones."""
+    """The program on tensors: `module(acc, *operands)`, every operand a tensor, scalars 0-d ones; a new tensor."""
     graph = fx.Graph()
     values: list[fx.Node] = [graph.placeholder("acc")]
     values += [graph.placeholder(f"operand{number}") for number in range(program.operands)]
@@ -170,7 +175,22 @@ def reference_module(program: Program) -> fx.GraphModule:
             dtype = torch.float16 if step.kind == HALF else torch.bfloat16
             node = graph.call_function(round_to, (node, dtype))
         values.append(node)
-    graph.output(graph.call_method("expand_as", (tensor(program.result), acc)))
+    result = tensor(program.result)
+    graph.output(result if _is_whole(program) else graph.call_function(whole, (result, acc)))
     module = fx.GraphModule(torch.nn.Module(), graph, "EpilogueReference")
     module.graph.lint()
     return module
+
+
+def _is_whole(program: Program) -> bool:
+    """Whether the last step makes a new tensor of the accumulator's shape and type, as far as that is plain."""
+    wholes = {0}
+    for number, step in enumerate(program.steps, program.operands + 1):
+        inputs = (value.number for value in step.inputs if isinstance(value, Ref))
+        if step.op != "highest" and any(each in wholes for each in inputs):
+            wholes.add(number)
+    result = program.result
+    if not isinstance(result, Ref) or result.number not in wholes or result.number <= program.operands:
+        return False
+    step = program.steps[result.number - program.operands - 1]
+    return step.op not in ("copy", "detach") and program.kind(result) != BOOL

@@ -13,12 +13,12 @@ import re
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from epigemm import linking, tables
+from epigemm import linking, precision, tables
 from epigemm._native import ops
 from epigemm.epilogues import (
     LINKED,
@@ -40,6 +40,8 @@ _KINDS = {PER_COLUMN: 1, SCALAR: 2, PER_ROW: 3, MATRIX: 4}  # csrc/epilogue/oper
 _ELEMENT_TYPE, _COMPUTE_TYPE = 1, 2  # what `epigemm_operand` says: csrc/link/open.h
 _CAPTURING = "its kernel was not linked before, and nothing is compiled while a CUDA graph is captured"
 _lock = threading.Lock()
+_torch_linear = torch.nn.functional.linear
+_FP32, _FP64 = torch.float32, torch.float64
 
 
 class LinkedEpilogue(Epilogue):
@@ -58,9 +60,9 @@ class LinkedEpilogue(Epilogue):
         names = [operand.name for operand in operands]
         about = "\n".join([traced.digest, *names, *(str(operand.folded) for operand in operands)])
         name = f"{traced.name}.{hashlib.sha256(about.encode()).hexdigest()[:16]}"
-        super().__init__(
-            name, f"D = {traced.name}({', '.join(['acc', *names])})", traced.reference, *operands
-        )
+        # Where no operand may be a number there is nothing to do before the steps.
+        compute = traced.reference if SCALAR in traced.kinds else traced.graph.forward
+        super().__init__(name, f"D = {traced.name}({', '.join(['acc', *names])})", compute, *operands)
         self.takes_bias = False
         self.traced = traced
         self._why_not: dict[str, str] = {}  # by kernel: why the epilogue was not linked into it
@@ -75,13 +77,18 @@ class LinkedEpilogue(Epilogue):
     def reference(
         self, acc: Tensor, bias: Tensor | None, operands: Sequence[Tensor], scalars: Sequence[float]
     ) -> Tensor:
-        """As `Epilogue.reference`, for a matrix."""
-        wide = compute_dtype(acc.dtype)
+        """As `Epilogue.reference`; a new tensor."""
         given = self.in_order(bias, operands, scalars)
         assert given is not None
-        values = [value.to(wide) if isinstance(value, Tensor) else value for value in given]
-        result = self.traced.reference(acc.to(wide), *values)  # type: ignore[arg-type]
-        return result.to(acc.dtype)
+        return self.evaluate(acc, given)
+
+    def evaluate(self, acc: Tensor, given: Sequence[Any]) -> Tensor:
+        """`reference`, with all operands in order."""
+        dtype = acc.dtype
+        if dtype is _FP32 or dtype is _FP64:
+            return self.compute(acc, *given)
+        values = [value.float() if isinstance(value, Tensor) else value for value in given]
+        return self.compute(acc.float(), *values).to(dtype)
 
     def source(self, symbol: str) -> str:
         """The text for NVRTC that goes into an open kernel."""
@@ -166,6 +173,44 @@ class LinkedEpilogue(Epilogue):
 
         first = describe_compile_error(self.traced.program, source, error.log)
         return linking.CompileError(f"{self.traced.name}: {first}", error.log)
+
+
+def linear(
+    epilogue: Any,
+    x: Tensor,
+    weight: Tensor,
+    operands: Sequence[Any],
+    out: Tensor | None,
+    full_fp32: int,
+) -> Tensor:
+    """D = epilogue(x @ weight.T) by PyTorch's operators, of arguments that are known to fit.
+
+    Args:
+        epilogue: a `LinkedEpilogue`.
+        x: `[..., K]`.
+        weight: `[N, K]`.
+        operands: one for each of the epilogue's, of as many dimensions as the result where they have its rows.
+        out: where the result goes; None: a new tensor.
+        full_fp32: whether torch's own setting is less accurate than the call.
+    """
+    rows = x if x.dim() == 2 else x.reshape(-1, x.shape[-1])
+    if full_fp32:
+        with precision.full_fp32(x.device.type):
+            product = _torch_linear(rows, weight)
+    else:
+        product = _torch_linear(rows, weight)
+    if rows is not x:
+        product = product.reshape(*x.shape[:-1], weight.shape[0])
+    result: Tensor = epilogue.evaluate(product, operands)
+    return result if out is None else out.copy_(result)
+
+
+def elementwise_by_reference(epilogue: Any, x: Tensor, operands: Sequence[Any], out: Tensor | None) -> Tensor:
+    """D = epilogue(x), as `linear`."""
+    result: Tensor = epilogue.evaluate(x, operands)
+    if out is None and x.is_contiguous():
+        return result
+    return (torch.empty_like(x) if out is None else out).copy_(result)
 
 
 def elementwise(epilogue: LinkedEpilogue, call: ElementwiseCall) -> Tensor:

@@ -69,20 +69,22 @@ def product_gradients(
         if needs_weight:
             grad_weight = _linear(rows.t(), rows_of(x).t(), precision)
     else:
-        own = _own_products(rows, precision)
         if needs_weight and not is_matrix:
             x = rows_of(x)
-        if own == _EVERY_ONE:
-            asked = x if needs_weight else None, weight if needs_x else None
+        own = _own_products(rows, precision)
+        x_is_own = needs_x and own and (own == _EVERY_ONE or rows.stride(1) == weight.stride(0) == 1)
+        weight_is_own = needs_weight and own and (own == _EVERY_ONE or rows.stride(0) == x.stride(0) == 1)
+        if x_is_own or weight_is_own:
+            asked = x if weight_is_own else None, weight if x_is_own else None
             grad_x, grad_weight = entry.products(rows, *asked, precision)
         if needs_x:
             if grad_x is None:
-                grad_x = _times(rows, weight, precision, own) if own else _mm(rows, weight)
+                grad_x = _times(rows, weight, precision) if x_is_own else _mm(rows, weight)
             if not is_matrix:
                 grad_x = fallback.unflattened(grad_x, grad)
         if needs_weight and grad_weight is None:
             columns = rows.t()
-            grad_weight = _times(columns, x, precision, own) if own else _mm(columns, x)
+            grad_weight = _times(columns, x, precision) if weight_is_own else _mm(columns, x)
     return [grad_x, grad_weight, rows.sum(0) if needs_bias else None]
 
 
@@ -131,12 +133,9 @@ def _own_products(rows: Tensor, precision: str) -> int:
     return _EVERY_ONE if _precision.needs_override(precision, rows.device.type) else _NO_PRODUCT
 
 
-def _times(rows: Tensor, matrix: Tensor, precision: str, own: int) -> Tensor:
-    """rows @ matrix, where nothing traces or differentiates this; `own`: `_STRAIGHT_ONES` or `_EVERY_ONE`."""
-    if own == _STRAIGHT_ONES and (rows.stride(1) != 1 or matrix.stride(0) != 1):
-        return _mm(rows, matrix)
-    found = entry.product(rows, matrix, precision)
-    return _product_at_once(rows, matrix.t(), precision, packs.FIND) if found is None else found
+def _times(rows: Tensor, matrix: Tensor, precision: str) -> Tensor:
+    """rows @ matrix, where nothing traces or differentiates this."""
+    return _product_at_once(rows, matrix.t(), precision, packs.FIND)
 
 
 def rows_of(x: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from epigemm import call as _call
-from epigemm import checks, compiled, packs
+from epigemm import checks, compiled, entry, packs
 from epigemm.custom import OperandSpec, Traced, trace
 from epigemm.epilogues import (
     BIAS,
@@ -45,9 +45,10 @@ class UserEpilogue:
         self._copied = _built_in(self.traced)
         self._names = {operand.name: place for place, operand in enumerate(self.traced.operands)}
         # The usual ones, so that a trace of Dynamo's finds them made.
-        scalars = [operand.kind == SCALAR for operand in self.traced.operands]
-        for are_folded in (False, True):
-            self._epilogue(tuple(is_scalar or are_folded for is_scalar in scalars))
+        self._are_scalars = tuple(operand.kind == SCALAR for operand in self.traced.operands)
+        self._has_rows = PER_ROW in self.traced.kinds
+        self._usual = self._epilogue(self._are_scalars)
+        self._epilogue((True,) * len(self._are_scalars))
         functools.update_wrapper(self, function)
 
     def __call__(
@@ -102,6 +103,13 @@ class UserEpilogue:
         given = self._in_order(operands, named)
         if isinstance(weight, PackedWeight):
             weight, pack_use = weight.weight, packs.KEEP
+        if self._copied is None and not _is_compiling():
+            epilogue, seen = self._seen(x, given)
+            found = entry.linear(
+                epilogue, x, weight, None, None, None, precision, out, pack_use, strict, (seen, None)
+            )
+            if found is not None and found is not entry.RECORDED:
+                return found
         checks.tensors(x=x, weight=weight)
         checks.optional_tensors(out=out)
         if self._copied is not None and (bias := _as_bias(given[0], x, weight)) is not None:
@@ -109,12 +117,12 @@ class UserEpilogue:
         x, weight, _ = _call.autocast(x, weight)
         lead, columns = x.shape[:-1], weight.shape[0] if weight.dim() else 0
         epilogue, tensors, numbers = self._arguments(x, given, (*lead, columns))
-        options = (precision, strict, pack_use)
+        asked = (precision, strict, pack_use)
         if x.dim() in (0, 2):  # what is wrong with the first the checks of the call say
-            return _call.linear_linked(epilogue, x, weight, tensors, numbers, out, *options)
+            return _call.linear_linked(epilogue, x, weight, tensors, numbers, out, *asked)
         matrix = x.reshape(math.prod(lead), x.shape[-1])
         target = None if out is None else _flat_out(out, (*lead, columns))
-        result = _call.linear_linked(epilogue, matrix, weight, tensors, numbers, target, *options)
+        result = _call.linear_linked(epilogue, matrix, weight, tensors, numbers, target, *asked)
         return out if out is not None else result.reshape(*lead, columns)
 
     def elementwise(
@@ -139,6 +147,11 @@ class UserEpilogue:
             >>> y = swish_clamp.elementwise(z, bias, residual, limit=0.5)
         """
         given = self._in_order(operands, named)
+        if not _is_compiling():
+            epilogue, seen = self._seen(z, given)
+            found = entry.elementwise(epilogue, z, None, None, None, out, (seen, None))
+            if found is not None and found is not entry.RECORDED:
+                return found
         checks.tensors(x=z)
         checks.optional_tensors(out=out)
         checks.rows_of_vectors(z)
@@ -165,18 +178,18 @@ class UserEpilogue:
 
     def _in_order(
         self, operands: Sequence[Tensor | float], named: Mapping[str, Tensor | float]
-    ) -> list[Tensor | float]:
+    ) -> Sequence[Tensor | float]:
         """One value for each operand."""
         specs = self.traced.operands
-        if compiled.is_exporting():
+        if not _is_compiling():
+            self.traced.check_unchanged()
+        elif compiled.is_exporting():
             raise NotImplementedError(
                 f"{self.traced.name}: got a call under torch.export, whose programs cannot hold an epilogue that is "
                 "made at run time; accepted there are epigemm's own functions"
             )
-        if not _is_compiling():
-            self.traced.check_unchanged()
-        if len(operands) == len(specs) and not named:
-            return list(operands)
+        if not named and len(operands) == len(specs):
+            return operands
         if len(operands) > len(specs):
             raise TypeError(
                 f"{self.traced.name}: got {len(operands)} operands; accepted are {[spec.name for spec in specs]}"
@@ -195,6 +208,24 @@ class UserEpilogue:
             if value is None:
                 raise TypeError(f"{spec.name}: got None; accepted is {_ACCEPTED[spec.kind]}")
         return values
+
+    def _seen(
+        self, x: Tensor, given: Sequence[Tensor | float]
+    ) -> tuple[LinkedEpilogue, tuple[Tensor | float, ...]]:
+        """The epilogue and its operands as the entry takes them, which sees whether they fit."""
+        dtype = getattr(x, "dtype", None)
+        if dtype is torch.float32 or dtype is torch.float64:
+            epilogue = self._usual
+        else:
+            dtypes = [getattr(value, "dtype", None) for value in given]
+            folded = zip(self._are_scalars, dtypes, strict=True)
+            epilogue = self._epilogue(tuple(each or of is torch.float32 for each, of in folded))
+        if not self._has_rows:
+            return epilogue, tuple(given)
+        pairs = self._pairs(given)
+        rows = (isinstance(value, Tensor) and spec.kind == PER_ROW for value, spec in pairs)
+        seen = zip(given, rows, strict=True)
+        return epilogue, tuple(value.unsqueeze(-1) if is_row else value for value, is_row in seen)  # type: ignore[union-attr]
 
     def _arguments(
         self, x: Tensor, given: Sequence[Tensor | float], shape: Sequence[int]

@@ -22,12 +22,16 @@ from epigemm.bench.timing import CpuTimer, Run
 
 CPU, SHAPE = torch.device("cpu"), Shape(4, 8, 16)
 TREES = {"csrc": "a" * 40, "python": "0123456789" * 4}
-LINEAR = {"f_linear", "eager", "function", "out", "module", "module_eager"}
+FUNCTION = {"f_linear", "eager", "function", "out"}
+LINEAR = FUNCTION | {"module", "module_eager"}
 ELEMENTWISE = {"torch", "eager", "function", "out"}
 CASES = {
     "linear_relu/bf16": LINEAR,
     "linear_relu_small/bf16": LINEAR,
     "linear_relu/fp32": LINEAR | {"function_plain"},
+    "custom_gelu/bf16": FUNCTION,
+    "custom_gelu_small/bf16": FUNCTION,
+    "custom_gelu/fp32": FUNCTION,
     "sigmoid_scale_residual/bf16": ELEMENTWISE,
     "linear_sigmoid_scale_residual/bf16": LINEAR,
     "batch_norm/bf16": ELEMENTWISE,
@@ -87,7 +91,13 @@ def test_markdown_has_every_case_and_ratio(folder: Path, summary: dict[str, Any]
         ([], "cuda", [*CASES, COMPILED], []),
         (["compiled"], "cpu", [COMPILED], []),
         (["sigmoid/bf16"], "cpu", ["sigmoid/bf16"], []),
-        (["train*", "fp32"], "cuda", ["linear_relu/fp32", "train_step/bf16", "train_step/fp32"], []),
+        (
+            ["train*", "fp32"],
+            "cuda",
+            ["linear_relu/fp32", "custom_gelu/fp32", "train_step/bf16", "train_step/fp32"],
+            [],
+        ),
+        (["custom_gelu/bf16"], "cuda", ["custom_gelu/bf16"], []),
     ],
 )
 def test_selection(patterns: list[str], device: str, names: list[str], skipped: list[str]) -> None:
@@ -203,6 +213,11 @@ def test_a_case_that_waits_for_the_device_is_marked(
             "linear_relu/fp32",
             {"f_linear": 1, "eager": 10, "function": 10.1},
             [["function / eager", "1.010", "1", "missed"]],
+        ),
+        (
+            "custom_gelu/fp32",
+            {"f_linear": 1, "eager": 10, "function": 9, "out": 9},
+            [["function / eager", "0.900", "1", ""], ["out / function", "1.000", "1", ""]],
         ),
         (
             "batch_norm/bf16",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -13,73 +13,17 @@ from torch import Tensor, nn
 from torch._dynamo.testing import CompileCounterWithBackend
 
 import epigemm
-from epigemm import compiled, entry, execution, fallback, kernels
 from epigemm import precision as _precision
 from epigemm._native import ops
 from epigemm.epilogues import EPILOGUES
+from tests.python.compiling import recorded
 from tests.support.arithmetic import BF16, FP16, FP32, FP64, Arithmetic
 from tests.support.public import PUBLIC, Public
-from tests.support.untyped import backends
 from tests.support.untyped import torch as untyped
 
+pytestmark = pytest.mark.usefixtures("fresh_compiler")
 functions = pytest.mark.parametrize("function", PUBLIC, ids=lambda f: f.name)
 arithmetics = pytest.mark.parametrize("arithmetic", [FP32, BF16, FP16, FP64], ids=lambda a: a.name)
-NATIVE = ("_linear_into", "_linear_folded_into", "_elementwise_into", "_elementwise_folded_into")
-
-
-@pytest.fixture(autouse=True)
-def _fresh() -> Iterator[None]:
-    torch.compiler.reset()
-    yield
-    torch.compiler.reset()
-
-
-class Graphs:
-    """A backend that records the operators of ours in each graph, and runs it as it is."""
-
-    def __init__(self) -> None:
-        self.nodes: list[Any] = []
-        self.count = 0
-
-    def __call__(self, graph: torch.fx.GraphModule, _: Any) -> Any:
-        self.count += 1
-        self.nodes = [node for node in graph.graph.nodes if str(node.target).startswith("epigemm.")]
-        return graph.forward
-
-    @property
-    def names(self) -> list[str]:
-        return [str(node.target).split(".")[1] for node in self.nodes]
-
-    def is_native(self) -> bool:
-        assert self.names
-        return all(name in NATIVE for name in self.names)
-
-
-def recorded(call: Callable[..., Any], *args: Any, **kwargs: Any) -> Graphs:
-    graphs = Graphs()
-    torch.compile(call, fullgraph=True, backend=graphs)(*args, **kwargs)
-    return graphs
-
-
-@pytest.fixture
-def no_python(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
-    """From its call on, everything in Python that could run a call raises."""
-
-    def forbid() -> None:
-        def refuse(*_: Any, **__: Any) -> None:
-            raise AssertionError("a compiled call came to Python")
-
-        for module, names in (
-            (entry, ("linear", "elementwise", "linear_operator", "elementwise_operator")),
-            (execution, ("linear", "elementwise")),
-            (kernels, ("elementwise", "fold_batch_norm")),
-            (fallback, ("linear",)),
-            (compiled, ("_run_linear", "_fold")),
-        ):
-            for name in names:
-                monkeypatch.setattr(module, name, refuse)
-
-    return forbid
 
 
 @functions
@@ -260,111 +204,6 @@ def test_dynamic_rows_have_one_graph(no_python: Callable[[], None]) -> None:
         x = torch.randn(rows, 24)
         torch.testing.assert_close(call(x), F.linear(x, weight, bias).relu())
     assert counter.frame_count == 1
-
-
-SETTINGS: dict[str, Callable[[bool], None]] = {
-    "set_float32_matmul_precision": lambda on: torch.set_float32_matmul_precision(
-        "high" if on else "highest"
-    ),
-    "allow_tf32": lambda on: setattr(torch.backends.cuda.matmul, "allow_tf32", on),
-    "fp32_precision": lambda on: setattr(backends.cuda.matmul, "fp32_precision", "tf32" if on else "ieee"),
-}
-
-
-@pytest.fixture
-def settings() -> Iterator[None]:
-    """torch's fp32 settings as they are when it starts, before the test and behind it."""
-
-    def clear() -> None:
-        for owner in (backends, backends.cuda.matmul, backends.mkldnn.matmul):
-            owner.fp32_precision = "none"
-
-    clear()
-    yield
-    torch.set_float32_matmul_precision("highest")
-    clear()
-
-
-@pytest.mark.parametrize("setting", SETTINGS)
-@pytest.mark.usefixtures("settings")
-def test_the_setting_for_cuda_is_read_at_trace_time(setting: str) -> None:
-    """Dynamo compiles again when it changes, by whichever of torch's names: no operator looks at it later."""
-
-    def trace(x: Tensor) -> Tensor:
-        return x + (1 if compiled._precision_now("cuda") == "high" else 0)
-
-    call = torch.compile(trace, backend="eager", fullgraph=True)
-    for on in (False, True, False, True):
-        SETTINGS[setting](on)
-        assert _precision.resolved("cuda") == ("high" if on else "highest")
-        assert call(torch.zeros(1)).item() == on
-
-
-@pytest.mark.parametrize("precision", [None, "ieee", "highest", "high", "tf32"])
-@pytest.mark.usefixtures("settings")
-def test_the_setting_for_cpus_is_read_at_run_time(precision: Any) -> None:
-    """Dynamo does not guard it: a call that it may be too coarse for goes by the operator that can switch it."""
-    x, weight = torch.randn(3, 24), torch.randn(8, 24)
-    graphs = Graphs()
-    call = torch.compile(lambda x: epigemm.linear(x, weight, None, precision=precision), backend=graphs)
-    for setting in ("ieee", "bf16"):
-        backends.mkldnn.matmul.fp32_precision = setting
-        torch.testing.assert_close(call(x), epigemm.linear(x, weight, None, precision=precision))
-    assert graphs.count == 1
-    assert graphs.names == ["linear" if precision in ("ieee", "highest") else "_linear_into"]
-
-
-@pytest.mark.usefixtures("settings")
-def test_exported_programs_keep_the_setting() -> None:
-    layer = epigemm.nn.LinearReLU(24, 8).eval()
-    for setting, name in (("ieee", "highest"), ("bf16", "high")):
-        backends.mkldnn.matmul.fp32_precision = setting
-        with torch.no_grad():
-            program = untyped.export.export(layer, (torch.randn(3, 24),))
-        (node,) = (node for node in program.graph.nodes if "epigemm" in str(node.target))
-        assert name in node.args
-
-
-def test_exported_programs_hold_the_public_operators() -> None:
-    layer = epigemm.nn.LinearReLU(24, 8).eval()
-    for strict in (False, True):
-        with torch.no_grad():
-            program = untyped.export.export(layer, (torch.randn(3, 24),), strict=strict)
-        nodes = [node for node in program.graph.nodes if str(node.target).startswith("epigemm.")]
-        assert [str(node.target) for node in nodes] == ["epigemm.linear.default"]
-        assert "default" not in nodes[0].args, "the precision is kept by its name"
-        x = torch.randn(5, 24)[:3]
-        torch.testing.assert_close(program.module()(x), layer(x))
-
-
-def test_autocast_as_eager(rng: torch.Generator) -> None:
-    x, weight, bias = (torch.randn(size, generator=rng) for size in ((3, 24), (8, 24), (8,)))
-    graphs = Graphs()
-    call = torch.compile(lambda x: epigemm.linear_relu(x, weight, bias), fullgraph=True, backend=graphs)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        result, expected = call(x), epigemm.linear_relu(x, weight, bias)
-    assert result.dtype == torch.bfloat16
-    assert graphs.is_native()
-    torch.testing.assert_close(result, expected)
-
-
-def test_batch_invariance_goes_by_the_operator() -> None:
-    x, weight, bias = torch.randn(3, 24), torch.randn(8, 24), torch.randn(8)
-
-    with epigemm.batch_invariant():
-        assert recorded(lambda x: epigemm.linear_relu(x, weight, bias), x).names == ["linear"]
-
-
-def test_a_recorder_of_calls_sees_them_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    """While calls are measured as they come up (EPIGEMM_TUNE=1), graphs are made that go by Python."""
-    x, weight, bias = torch.randn(3, 24), torch.randn(8, 24), torch.randn(8)
-    graphs = Graphs()
-    call = torch.compile(lambda x: epigemm.linear_relu(x, weight, bias), backend=graphs)
-    call(x)
-    assert graphs.names == ["_linear_into"]
-    monkeypatch.setattr(execution, "on_first_call", lambda *_: None)
-    call(x)
-    assert graphs.names == ["linear"]
 
 
 def into_arguments(function: Public, arguments: dict[str, Any]) -> tuple[Any, tuple[Any, ...]]:

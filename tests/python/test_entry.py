@@ -1,78 +1,32 @@
-"""Plain calls by the entry: what it answers, what it leaves to others, and that its answers are theirs."""
+"""Plain calls by the entry: that its answers are right, and how it treats memory, threads and processes."""
 
 from __future__ import annotations
 
 import gc
-import importlib.util
 import os
 import sys
 import threading
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any
-from unittest import mock
 
 import pytest
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
-from torch.nn import Parameter
-from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
 
 import epigemm
-from epigemm import checks, entry, kernels, packs
-from epigemm import precision as _precision
+from epigemm import checks, entry, kernels
 from epigemm.calls import ElementwiseCall
 from epigemm.entry import Reason
-from epigemm.packs import FIND
+from tests.python.watching import DONE, WITH_ENTRY, linear_arguments
 from tests.support.public import PUBLIC, Public
 from tests.support.untyped import backends
-from tests.support.untyped import torch as untyped
 
-pytestmark = [
-    pytest.mark.skipif(not hasattr(Tensor, "__dlpack_c_exchange_api__"), reason="torch: no exchange API"),
-    pytest.mark.skipif(
-        importlib.util.find_spec("epigemm._entry") is None, reason="built without the headers of Python"
-    ),
-]
-
+pytestmark = WITH_ENTRY
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
 def test_the_entry_is_there() -> None:
     """A build that lost it would be right, and slow."""
     assert entry._module is not None
-
-
-DONE = "done"
-
-
-@pytest.fixture
-def answered(monkeypatch: pytest.MonkeyPatch) -> list[Reason | str]:
-    """For each call that reached the entry, `DONE`, or the reason why it did not answer."""
-    answers: list[Reason | str] = []
-
-    class Watched:
-        def __getattr__(self, name: str) -> Callable[..., Any]:
-            function = getattr(native, name)
-
-            def watch(*args: Any) -> Any:
-                found = function(*args)
-                answers.append(DONE if isinstance(found, Tensor) else Reason(found))
-                return found
-
-            return watch
-
-    native = entry._module
-    monkeypatch.setattr(entry, "_module", Watched())
-    return answers
-
-
-@pytest.fixture(autouse=True)
-def known_device(device: torch.device) -> None:
-    """The first call on a GPU is the cold path's, which loads what was measured there."""
-    epigemm.linear(torch.ones(2, 8, device=device), torch.ones(8, 8, device=device))
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -112,7 +66,7 @@ def test_products_of_a_backward_pass(
         rows, matrix = rows.t().contiguous().t(), matrix.t().contiguous().t()
     elif layout == "strided":
         rows, matrix = rows[:, ::2], matrix[::2]
-    found = entry.product(rows, matrix, "default")
+    found, _ = entry.products(rows, None, matrix, "default")
     assert answered == [DONE] and found is not None
     expected = epigemm.linear(rows, matrix.t())
     torch.testing.assert_close(found, expected, rtol=0, atol=0)
@@ -129,10 +83,9 @@ def test_both_products_of_a_backward_pass(
     given = (None if wanted == "x" else x, None if wanted == "weight" else weight)
     of_x, of_weight = entry.products(rows, *given, "default")
     for found, left, right in ((of_x, rows, given[1]), (of_weight, rows.t(), given[0])):
-        expected = None if right is None else entry.product(left, right, "default")
         assert (found is None) == (right is None)
-        if found is not None:
-            torch.testing.assert_close(found, expected, rtol=0, atol=0)
+        if right is not None:
+            torch.testing.assert_close(found, epigemm.linear(left, right.t()), rtol=0, atol=0)
 
 
 def test_products_that_the_entry_leaves_to_others() -> None:
@@ -141,12 +94,19 @@ def test_products_that_the_entry_leaves_to_others() -> None:
     assert entry.products(rows, x.requires_grad_(), weight, "default") == (None, None)
     of_x, of_weight = entry.products(rows, x.detach()[:3], weight, "default")
     assert of_x is not None and of_weight is None
+
+
+def test_products_more_accurate_than_torchs_setting() -> None:
+    """The setting is switched for both; the one that does not fit stays open."""
     backends.mkldnn.matmul.fp32_precision = "bf16"
-    assert entry.products(rows, x.detach(), weight, "ieee") == (
-        None,
-        None,
-    )  # the setting is switched for each
-    assert entry.product(rows, weight, "ieee") is not None
+    rows, x, weight = torch.randn(48, 64), torch.randn(48, 32), torch.randn(64, 32)
+    of_x, of_weight = entry.products(rows, x, weight, "ieee")
+    assert of_x is not None and of_weight is not None
+    torch.testing.assert_close(of_x.double(), rows.double() @ weight.double(), rtol=1e-5, atol=1e-4)
+    torch.testing.assert_close(of_weight.double(), rows.double().t() @ x.double(), rtol=1e-5, atol=1e-4)
+    of_x, of_weight = entry.products(rows, x[:3], weight, "ieee")
+    assert of_x is not None and of_weight is None
+    assert backends.mkldnn.matmul.fp32_precision == "bf16"
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -179,167 +139,12 @@ def test_derivatives_are_those_of_the_operator(
         torch.testing.assert_close(point, found[0, 0], rtol=0, atol=0)
 
 
-class SeesEverything(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return func(*args, **(kwargs or {}))
-
-
-class SeesFunctions(TorchFunctionMode):
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return func(*args, **(kwargs or {}))
-
-
-class Subclass(Tensor):
-    pass
-
-
-def _x() -> Tensor:
-    return torch.randn(4, 8)
-
-
-def _needs_gradient() -> Tensor:
-    return _x().requires_grad_()
-
-
-def _negated() -> Tensor:
-    return torch._neg_view(_x())
-
-
-NOT_PLAIN: dict[str, tuple[Callable[[], Any], Callable[[], AbstractContextManager[Any]]]] = {
-    "subclass": (lambda: _x().as_subclass(Subclass), nullcontext),
-    "lazily negated": (_negated, nullcontext),
-    "zero tensor": (lambda: torch._efficientzerotensor((4, 8)), nullcontext),
-    "meta": (lambda: torch.empty(4, 8, device="meta"), nullcontext),
-    "sparse": (lambda: _x().to_sparse(), nullcontext),
-    "integers": (lambda: torch.ones(4, 8, dtype=torch.int64), nullcontext),
-    "no tensor": (lambda: [1.0], nullcontext),
-    "dispatch mode": (_x, SeesEverything),
-    "function mode": (_x, SeesFunctions),
-    "autocast": (_x, lambda: torch.autocast("cpu")),
-    "profiler": (_x, torch.autograd.profiler.profile),
-    "dual level": (_x, forward_ad.dual_level),
-    "another dtype than the weight": (lambda: _x().double(), nullcontext),
-    "another depth than the weight": (lambda: torch.randn(4, 9), nullcontext),
-}
-
-
-@pytest.mark.parametrize("name", NOT_PLAIN)
-def test_others_answer(name: str, answered: list[Reason | str]) -> None:
-    make, mode = NOT_PLAIN[name]
-    x, weight = make(), torch.randn(16, 8)
-    with mode():
-        assert entry.linear(*_linear(x, weight)) is None
-    assert answered == [Reason.DOES_NOT_FIT if name.startswith("another") else Reason.NOT_PLAIN]
-
-
-def _leaked(transform: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Tensor:
-    """A tensor of a transformation that is over."""
-    leaked: list[Tensor] = []
-
-    def leak(row: Tensor) -> Tensor:
-        leaked.append(row)
-        return row.sum()
-
-    transform(leak)(_x())
-    return leaked[0]
-
-
-RECORDED: dict[str, tuple[Callable[[], Any], Reason]] = {
-    "plain": (_x, Reason.RECORDED),
-    "gradient": (_needs_gradient, Reason.RECORDED),
-    "Parameter": (lambda: Parameter(_x()), Reason.RECORDED),
-    "subclass": (lambda: _x().as_subclass(Subclass), Reason.NOT_PLAIN),
-    "lazily negated": (_negated, Reason.NOT_PLAIN),
-    "of torch.func.grad": (lambda: _leaked(torch.func.grad), Reason.NOT_PLAIN),
-    "of vmap": (lambda: _leaked(torch.func.vmap), Reason.NOT_PLAIN),
-    "functional": (lambda: untyped._to_functional_tensor(_x()), Reason.NOT_PLAIN),
-    "functional without elements": (
-        lambda: untyped._to_functional_tensor(torch.randn(0, 8)),
-        Reason.NOT_PLAIN,
-    ),
-    "without elements": (lambda: torch.randn(0, 8), Reason.NOT_PLAIN),
-    "meta": (lambda: torch.empty(4, 8, device="meta"), Reason.NOT_PLAIN),
-    "integers": (lambda: torch.ones(4, 8, dtype=torch.int64), Reason.NOT_PLAIN),
-}
-
-
-@pytest.mark.parametrize("name", RECORDED)
-def test_autograd_alone_sees_recorded_calls(name: str, answered: list[Reason | str]) -> None:
-    make, reason = RECORDED[name]
-    x, weight, bias = make(), torch.randn(16, 8, requires_grad=True), torch.randn(8, requires_grad=True)
-    answered.clear()
-    who = entry.RECORDED if reason == Reason.RECORDED else None
-    assert entry.linear(*_linear(x, weight)) is who
-    assert entry.elementwise(epigemm.epilogues.BIAS_RELU, x, bias, None, None, None) is who
-    assert answered == [reason, reason]
-    with torch.no_grad():
-        assert entry.linear(*_linear(x, weight)) is not entry.RECORDED
-
-
-@pytest.mark.parametrize("name", NOT_PLAIN)
-def test_others_answer_recorded_calls_too(name: str, answered: list[Reason | str]) -> None:
-    make, mode = NOT_PLAIN[name]
-    x, weight = make(), torch.randn(16, 8, requires_grad=True)
-    with mode():
-        found = entry.linear(*_linear(x, weight))
-    # What does not fit is found out when the call runs.
-    recorded = name.startswith("another")
-    assert found is (entry.RECORDED if recorded else None)
-    assert answered == [Reason.RECORDED if recorded else Reason.NOT_PLAIN]
-
-
-def test_recorded_calls_run_in_their_nodes(answered: list[Reason | str]) -> None:
-    """The entry is asked twice: who sees the call, and for its result."""
-    x, weight = _x(), torch.randn(16, 8, requires_grad=True)
-    with mock.patch.object(epigemm.call, "_road", side_effect=AssertionError):
-        epigemm.linear_relu(x, weight)
-        epigemm.sigmoid(_needs_gradient())
-    assert answered == [Reason.RECORDED, DONE] * 2
-
-
-def _linear(x: Any, weight: Any, **changed: Any) -> tuple[Any, ...]:
-    """`entry.linear`'s arguments for a bare product."""
-    given: dict[str, Any] = {"epilogue": epigemm.epilogues.BIAS, "x": x, "weight": weight}
-    given |= dict.fromkeys(("bias", "scalar", "vectors", "precision", "out"))
-    given |= {"pack_use": FIND, "strict": False}
-    return tuple((given | changed).values())
-
-
-BAD: dict[str, tuple[dict[str, Any], list[Reason]]] = {
-    "bias of another length": ({"bias": torch.randn(15)}, [Reason.DOES_NOT_FIT]),
-    "bias of another dtype": ({"bias": torch.randn(16).double()}, [Reason.DOES_NOT_FIT]),
-    "bias that is no vector": ({"bias": torch.randn(1, 16)}, [Reason.DOES_NOT_FIT]),
-    "a scalar that nothing reads": ({"scalar": 1.0}, [Reason.DOES_NOT_FIT]),
-    "precision of no kind": ({"precision": "highst"}, []),
-    "precision that is no text": ({"precision": 3}, []),
-    "strict that is no flag": ({"strict": 1}, [Reason.NOT_PLAIN]),
-    "strict without a fused kernel": ({"strict": True}, [Reason.NOT_FUSED]),
-    "out of another shape": ({"out": torch.empty(4, 15)}, [Reason.DOES_NOT_FIT]),
-    "out of another dtype": ({"out": torch.empty(4, 16).double()}, [Reason.DOES_NOT_FIT]),
-    "out with gaps": ({"out": torch.empty(4, 20)[:, :16]}, [Reason.NOT_STORABLE]),
-}
-
-
-@pytest.mark.parametrize("name", BAD)
-def test_what_does_not_fit_is_left_to_those_who_word_it(name: str, answered: list[Reason | str]) -> None:
-    changed, reasons = BAD[name]
-    assert entry.linear(*_linear(_x(), torch.randn(16, 8), **changed)) is None
-    assert answered == reasons
-
-
-def test_what_is_left_to_the_cold_path_though_it_fits(answered: list[Reason | str]) -> None:
-    assert entry.linear(*_linear(torch.randn(0, 8), torch.randn(16, 8))) is None
-    out = torch.empty(2, 16, 2).transpose(1, 2)
-    assert entry.linear(*_linear(torch.randn(2, 2, 8), torch.randn(16, 8), out=out)) is None
-    assert answered == [Reason.IS_EMPTY, Reason.NOT_STORABLE]
-
-
 @pytest.mark.parametrize("layout", ["contiguous", "axes swapped"])
 def test_an_out_of_three_dimensions(layout: str) -> None:
     x, weight, out = torch.randn(2, 3, 8), torch.randn(16, 8), torch.zeros(2, 3, 16)
     if layout == "axes swapped":
         x = torch.randn(3, 2, 8).transpose(0, 1)
-    assert entry.linear(*_linear(x, weight, out=out)) is out
+    assert entry.linear(*linear_arguments(x, weight, out=out)) is out
     torch.testing.assert_close(out, torch.nn.functional.linear(x, weight))
 
 
@@ -391,13 +196,6 @@ def test_bad_functions_are_refused() -> None:
     assert epigemm.linear(torch.ones(2, 8), torch.ones(4, 8)).shape == (2, 4)
 
 
-def test_an_out_that_may_overlap_is_looked_at_closely(answered: list[Reason | str]) -> None:
-    memory = torch.randn(8, 8)
-    assert entry.linear(*_linear(memory[:4], torch.randn(8, 8), out=memory[2:6])) is None
-    assert entry.linear(*_linear(memory[:4], torch.randn(8, 8), out=memory[4:])) is not None
-    assert answered == [Reason.MAY_OVERLAP, DONE]
-
-
 @pytest.mark.parametrize("where", ["new", "out"])
 def test_a_call_more_accurate_than_torchs_setting(
     where: str, answered: list[Reason | str], device: torch.device
@@ -407,27 +205,14 @@ def test_a_call_more_accurate_than_torchs_setting(
     setting.fp32_precision = reduced = "tf32" if device.type == "cuda" else "bf16"
     x, weight = torch.randn(64, 48, device=device), torch.randn(32, 48, device=device)
     out = torch.empty(64, 32, device=device) if where == "out" else None
-    result = entry.linear(*_linear(x, weight, precision="ieee", out=out))
+    result = entry.linear(*linear_arguments(x, weight, precision="ieee", out=out))
     assert result is not None and answered == [Reason.OTHER_SETTING, DONE]
     assert out is None or result is out
     assert setting.fp32_precision == reduced
     exact = x.double() @ weight.double().t()
     assert float((result - exact).abs().max()) < 1e-4
-    assert entry.linear(*_linear(x, weight, precision="ieee", strict=True)) is None
+    assert entry.linear(*linear_arguments(x, weight, precision="ieee", strict=True)) is None
     assert answered[2:] == [Reason.NOT_FUSED]
-
-
-def test_a_pack_that_a_later_arithmetic_reads_is_not_overlooked() -> None:
-    """At "high" under a setting that keeps torch's GEMM in fp32, split comes after scaled and TF32."""
-    weight = torch.randn(16, 128)
-    high, highest = (_precision._CODES[name][0] for name in ("high", "highest"))
-    assert entry._slices_at_hand(weight, high, FIND) == (None, FIND)
-    pack = packs.keep(weight, 2)
-    found = entry._slices_at_hand(weight, highest, FIND)
-    assert found is not None and found[0] is pack.read()
-    assert entry._slices_at_hand(weight, high, FIND) is None
-    in_tf32 = _precision._CODES["high"][1]
-    assert entry._slices_at_hand(weight, in_tf32, FIND) == (None, FIND), "split is not tried there"
 
 
 def test_writes_are_counted(device: torch.device) -> None:
@@ -448,9 +233,9 @@ def test_nothing_leaks(device: torch.device) -> None:
 
     def call() -> None:
         for _ in range(100):
-            entry.linear(*_linear(x, weight, bias=bias))
-            entry.linear(*_linear(x, weight, bias=others[0]))
-            entry.linear(*_linear(others[1], weight))
+            entry.linear(*linear_arguments(x, weight, bias=bias))
+            entry.linear(*linear_arguments(x, weight, bias=others[0]))
+            entry.linear(*linear_arguments(others[1], weight))
             epigemm.sigmoid(x)
 
     call()
@@ -511,7 +296,7 @@ def test_the_current_device_stays_what_it_is() -> None:
         pytest.skip("gpu: only one CUDA device")
     x, weight = torch.randn(64, 512, device="cuda:1"), torch.randn(512, 512, device="cuda:1")
     epigemm.linear(x, weight)
-    found = entry.linear(*_linear(x, weight))
+    found = entry.linear(*linear_arguments(x, weight))
     assert isinstance(found, Tensor) and found.device == x.device and torch.cuda.current_device() == 0
     torch.testing.assert_close(found, x @ weight.t(), rtol=1e-3, atol=1e-3)
 

@@ -145,27 +145,9 @@ def assert_close(got: Tensor, want: Tensor, dtype: torch.dtype, size: float = 4.
 @pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
 @pytest.mark.parametrize("lead", [(37,), (2, 3, 5), (), (0,)], ids=str)
 @pytest.mark.parametrize("function", FUNCTIONS, ids=IDS)
-def test_linear(
-    function: UserEpilogue,
-    lead: tuple[int, ...],
-    dtype: torch.dtype,
-    device: torch.device,
-    rng: torch.Generator,
-) -> None:
-    given = draw(function, rng, dtype, device, lead)
-    want = expected(function, given.x.double() @ given.weight.double().t(), given.wide())
-    result = function(given.x, given.weight, *given.operands)
-    assert result.shape == want.shape
-    assert_close(result, want, dtype, 16.0)
-    out = torch.full_like(want, float("nan"), dtype=dtype)
-    assert function(given.x, given.weight, *given.operands, out=out) is out
-    assert_close(out, want, dtype, 16.0)
-
-
-@pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
-@pytest.mark.parametrize("lead", [(37,), (2, 3, 5), ()], ids=str)
-@pytest.mark.parametrize("function", FUNCTIONS, ids=IDS)
-def test_elementwise(
+@pytest.mark.parametrize("form", ["linear", "elementwise"])
+def test_values(
+    form: str,
     function: UserEpilogue,
     lead: tuple[int, ...],
     dtype: torch.dtype,
@@ -174,11 +156,17 @@ def test_elementwise(
 ) -> None:
     given = draw(function, rng, dtype, device, lead)
     z = torch.randn(*lead, 40, generator=rng, dtype=torch.float64).to(device, dtype)
-    want = expected(function, z, given.wide())
-    assert_close(function.elementwise(z, *given.operands), want, dtype)
-    same = z.clone()
-    assert function.elementwise(same, *given.operands, out=same) is same
-    assert_close(same, want, dtype)
+    acc = given.x.double() @ given.weight.double().t()
+    call: Callable[..., Tensor] = function if form == "linear" else function.elementwise
+    inputs = (given.x, given.weight) if form == "linear" else (z,)
+    out = torch.full_like(z, float("nan")) if form == "linear" else z
+    want = expected(function, acc if form == "linear" else z, given.wide())
+    size = 16.0 if form == "linear" else 4.0
+    result = call(*inputs, *given.operands)
+    assert result.shape == want.shape
+    assert_close(result, want, dtype, size)
+    assert call(*inputs, *given.operands, out=out) is out
+    assert_close(out, want, dtype, size)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)

@@ -38,6 +38,7 @@ WANTED = (
     # Cases, a variant, the one it is compared with, the largest ratio of their times.
     ("linear_*/bf16", host_cases.FUNCTION, host_cases.F_LINEAR, 1.1),
     ("linear_*/fp32", host_cases.FUNCTION, host_cases.EAGER, 1.0),
+    ("custom_*", host_cases.FUNCTION, host_cases.EAGER, 1.0),
     ("*", host_cases.FUNCTION, host_cases.TORCH, 1.3),
     ("*", host_cases.OUT, host_cases.FUNCTION, 1.0),
     ("*", host_cases.MODULE, host_cases.MODULE_EAGER, 1.0),

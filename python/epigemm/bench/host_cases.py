@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import epigemm
+from epigemm import PerColumn
 from epigemm.bench.cases import Shape
 from epigemm.bench.timing import Run, compile_in_this_process
 
@@ -113,6 +114,24 @@ def _linear_sigmoid_scale_residual(shape: Shape, device: torch.device, dtype: to
     }
 
 
+@epigemm.epilogue
+def _gelu(acc: Tensor, bias: PerColumn) -> Tensor:
+    return F.gelu(acc + bias)
+
+
+def _custom_gelu(shape: Shape, device: torch.device, dtype: torch.dtype) -> Runs:
+    x, layer = _rows(shape, device, dtype), _layer(shape, device, dtype)
+    weight, bias = layer.weight.detach(), layer.bias.detach()
+    given = epigemm.pack(weight) if dtype == torch.float32 else weight
+    out = F.linear(x, weight, bias)
+    return {
+        F_LINEAR: lambda: F.linear(x, weight, bias),
+        EAGER: lambda: F.gelu(F.linear(x, weight, bias)),
+        FUNCTION: lambda: _gelu(x, given, bias),
+        OUT: lambda: _gelu(x, given, bias, out=out),
+    }
+
+
 def _residual(shape: Shape, device: torch.device, dtype: torch.dtype) -> Runs:
     x = _rows(Shape(shape.m, shape.n), device, dtype)
     out = torch.empty_like(x)
@@ -176,6 +195,9 @@ CASES: dict[str, tuple[_Maker, torch.dtype, Shape]] = {
     "linear_relu/bf16": (_linear_relu, torch.bfloat16, _LAYER),
     "linear_relu_small/bf16": (_linear_relu, torch.bfloat16, _SMALL),
     "linear_relu/fp32": (_linear_relu, torch.float32, _SMALL),
+    "custom_gelu/bf16": (_custom_gelu, torch.bfloat16, _LAYER),
+    "custom_gelu_small/bf16": (_custom_gelu, torch.bfloat16, _SMALL),
+    "custom_gelu/fp32": (_custom_gelu, torch.float32, _SMALL),
     "sigmoid_scale_residual/bf16": (_residual, torch.bfloat16, _SMALL),
     "linear_sigmoid_scale_residual/bf16": (_linear_sigmoid_scale_residual, torch.bfloat16, _LAYER),
     "batch_norm/bf16": (_batch_norm, torch.bfloat16, _SMALL),

@@ -1,0 +1,163 @@
+"""Epilogues that are made at run time, on CPUs: the entry checks a call, and PyTorch's operators compute it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import epigemm
+from epigemm import Matrix, PerColumn, PerRow, Scalar, UserEpilogue, entry
+from epigemm.entry import Reason
+from tests.python.watching import BUILT_IN
+from tests.support.untyped import backends
+
+pytestmark = BUILT_IN
+DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+
+
+@epigemm.epilogue
+def mixed(acc: Tensor, bias: PerColumn, row: PerRow, other: Matrix, scale: Scalar = 0.5) -> Tensor:
+    result: Tensor = F.gelu(acc + bias) * row + other * scale
+    return result
+
+
+def _draw(rng: torch.Generator, dtype: torch.dtype, lead: tuple[int, ...] = (5,)) -> list[Tensor]:
+    """x, weight, bias, row, other."""
+    shapes = ((*lead, 8), (16, 8), (16,), lead, (*lead, 16))
+    return [torch.randn(shape, generator=rng).to(dtype) for shape in shapes]
+
+
+def _cold(call: UserEpilogue, *given: object, **named: object) -> Tensor:
+    """The call as the cold path answers it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(entry, "_module", None)
+        return call(*given, **named)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("lead", [(5,), (2, 3), (1,), ()], ids=str)
+@pytest.mark.parametrize("scale", [None, 0.25, 2, "tensor"], ids=str)
+@pytest.mark.parametrize("vectors", ["of x's type", "fp32"])
+def test_the_same_bits_as_the_cold_path(
+    vectors: str, scale: float | str | None, lead: tuple[int, ...], dtype: torch.dtype, rng: torch.Generator
+) -> None:
+    x, weight, bias, row, other = _draw(rng, dtype, lead)
+    if vectors == "fp32" and dtype.itemsize == 2:
+        bias, row = bias.float(), row.float()
+    number = torch.tensor(0.75) if scale == "tensor" else scale
+    named: dict[str, Any] = {} if number is None else {"scale": number}
+    want = _cold(mixed, x, weight, bias, row, other, **named)
+    assert torch.equal(mixed(x, weight, bias, row, other, **named), want)
+    out = torch.full_like(want, float("nan"))
+    assert mixed(x, weight, bias, row, other, **named, out=out) is out
+    assert torch.equal(out, want)
+    z = want.clone()
+    want = _cold(mixed.elementwise, z, bias, row, other, **named)  # type: ignore[arg-type]
+    assert torch.equal(mixed.elementwise(z, bias, row, other, **named), want)
+    assert mixed.elementwise(z, bias, row, other, **named, out=z) is z
+    assert torch.equal(z, want)
+
+
+def test_the_entry_is_asked_once(answered: list[Reason | str], rng: torch.Generator) -> None:
+    """What it answers needs no other check; an integer is for others to make a number of."""
+    x, weight, *operands = _draw(rng, torch.float32)
+    mixed(x, weight, *operands)
+    mixed.elementwise(operands[2], *operands, 0.25)
+    assert answered == [Reason.BY_REFERENCE] * 2
+    mixed(x, weight, *operands, 2)
+    assert answered[2:] == [Reason.NOT_PLAIN, Reason.BY_REFERENCE]
+
+
+WRONG = {
+    "bias": lambda given: {**given, "bias": given["bias"][:-1]},
+    "row": lambda given: {**given, "row": given["row"].unsqueeze(-1)},
+    "other": lambda given: {**given, "other": given["other"].double()},
+    "scale": lambda given: {**given, "scale": torch.ones(1)},
+    "weight": lambda given: {**given, "weight": given["weight"][:, 1:]},
+    "out": lambda given: {**given, "out": given["x"].new_empty(5, 15)},
+    "strict": lambda given: {**given, "strict": True},
+    "precision": lambda given: {**given, "precision": "highst"},
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_what_is_wrong_is_worded_as_before(name: str, rng: torch.Generator) -> None:
+    names = ("x", "weight", "bias", "row", "other")
+    given = WRONG[name](dict(zip(names, _draw(rng, torch.float32), strict=True)))
+    with pytest.raises((RuntimeError, ValueError)) as found:
+        mixed(**given)
+    with pytest.raises(type(found.value)) as cold:
+        _cold(mixed, **given)
+    assert str(found.value) == str(cold.value)
+
+
+@epigemm.epilogue
+def itself(acc: Tensor) -> Tensor:
+    return acc
+
+
+@epigemm.epilogue
+def detached(acc: Tensor) -> Tensor:
+    return acc.detach()
+
+
+@epigemm.epilogue
+def an_operand(acc: Tensor, other: Matrix) -> Tensor:
+    return other
+
+
+@epigemm.epilogue
+def of_vectors(acc: Tensor, bias: PerColumn, row: PerRow) -> Tensor:
+    result: Tensor = torch.sigmoid(bias) * row
+    return result
+
+
+@epigemm.epilogue
+def rounded(acc: Tensor) -> Tensor:
+    return acc.half().float()
+
+
+@epigemm.epilogue
+def a_constant(acc: Tensor) -> Tensor:
+    return torch.full_like(acc, 2.0)
+
+
+RETURNS = {"other": an_operand, "bias row": of_vectors} | {
+    f"nothing: {each.traced.name}": each for each in (itself, detached, rounded, a_constant)
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("names", RETURNS)
+def test_results_are_new_tensors(names: str, dtype: torch.dtype, rng: torch.Generator) -> None:
+    """Whatever the function returns: written to, they change no operand."""
+    function = RETURNS[names]
+    x, weight, bias, row, other = _draw(rng, dtype)
+    named = {"bias": bias, "row": row, "other": other}
+    operands = [named[name] for name in names.split() if name in named]
+    z = other + 1
+    for call, inputs in ((function, (x, weight)), (function.elementwise, (z,))):
+        kept = [tensor.clone() for tensor in (*inputs, *operands)]
+        want = _cold(call, *inputs, *operands)  # type: ignore[arg-type]
+        result = call(*inputs, *operands)
+        assert torch.equal(result, want) and result.is_contiguous()
+        result.fill_(7.0)
+        assert all(torch.equal(a, b) for a, b in zip((*inputs, *operands), kept, strict=True))
+
+
+def test_more_accurate_than_torchs_setting(rng: torch.Generator) -> None:
+    x, weight = (torch.randn(size, generator=rng) for size in ((64, 96), (32, 96)))
+    want = itself(x, weight)
+    backends.mkldnn.matmul.fp32_precision = "bf16"
+    assert torch.equal(itself(x, weight, precision="ieee"), want)
+    assert backends.mkldnn.matmul.fp32_precision == "bf16"
+
+
+def test_a_strided_x_is_laid_out_as_torch_does(rng: torch.Generator) -> None:
+    z = torch.randn(16, 6, generator=rng).t()
+    result = itself.elementwise(z)
+    assert torch.equal(result, z) and result.stride() == torch.empty_like(z).stride()
