@@ -2,6 +2,7 @@
 #pragma once
 
 #include "call/elementwise.h"
+#include "call/recorded.h"
 
 namespace epigemm::call {
 
@@ -9,6 +10,7 @@ struct Functions {
   Answer (*linear)(const LinearCall& call, Torch& torch);
   Answer (*elementwise)(const ElementwiseCall& call, Torch& torch);
   Answer (*derivative)(const DerivativeCall& call, Torch& torch);
+  Answer (*recorder_of)(const LinearCall& call);
   void (*run_on_cpu)(const ElementwiseProblem& problem);
   void (*run_derivative_on_cpu)(const DerivativeProblem& problem);
 };

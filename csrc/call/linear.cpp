@@ -1,10 +1,10 @@
 #include "call/linear.h"
 
-#include <algorithm>
 #include <string>
 
 #include "call/decide.h"
 #include "call/operands.h"
+#include "call/prepare.h"
 #include "gemm/sm90_fp16x3/layout.h"
 #include "link/needed.h"
 
@@ -18,70 +18,17 @@
 namespace epigemm::call {
 namespace {
 
-bool shapes_fit(const LinearCall& call) {
-  const Tensor &x = *call.x, &weight = *call.weight;
-  if (x.dim < 1 || weight.dim != 2 || x.sizes[x.dim - 1] != weight.sizes[1]) return false;
-  if (weight.element != x.element || !weight.is_beside(x)) return false;
-  if (!call.out) return true;
-  const Tensor& out = *call.out;
-  if (out.dim != x.dim || out.element != x.element || !out.is_beside(x)) return false;
-  return std::equal(out.sizes, out.sizes + out.dim - 1, x.sizes) && out.sizes[out.dim - 1] == weight.sizes[0];
-}
-
-// Whether the caller's `out` is known to share no byte with an argument.
-bool is_out_apart(const LinearCall& call) {
-  if (!call.out) return true;
-  return are_apart(*call.out, *call.weight) && is_apart(*call.out, *call.x, call.operands, /*may_be_x=*/false);
-}
-
-bool operands_fit(const LinearCall& call, const EpilogueInfo& epilogue, Problem* problem) {
-  if (call.operands.fold) return fold_fits(*call.operands.fold, *call.x, problem->n);
-  return fill_operands(epilogue, call.operands, {*call.x, problem->m, problem->n}, problem->operands);
-}
-
-bool has_bias(const LinearCall& call) {
-  return epilogue_info(call.epilogue).takes_bias && call.operands.values[0].tensor;
-}
-
-// Done, or why there is nothing to decide.
-Answer prepare(const LinearCall& call, Prepared* prepared) {
-  Problem& problem = prepared->problem;
-  if (!shapes_fit(call)) return Answer::DoesNotFit;
-  if (!is_out_apart(call)) return Answer::MayOverlap;
-  if (call.out && !call.out->is_contiguous()) return Answer::NotStorable;
-  const Tensor &x = *call.x, &weight = *call.weight;
-  problem.epilogue = call.epilogue;
-  problem.n = weight.sizes[0];
-  problem.k = weight.sizes[1];
-  problem.m = 1;
-  for (int axis = 0; axis + 1 < x.dim; ++axis) problem.m *= x.sizes[axis];
-  if (problem.m == 0 || problem.n == 0 || problem.k == 0) return Answer::IsEmpty;
-  const EpilogueInfo& epilogue = epilogue_info(call.epilogue);
-  if (!epilogue.linear || !operands_fit(call, epilogue, &problem)) return Answer::DoesNotFit;
-  prepared->is_x_strided = as_strided(x, problem.m, problem.k, &problem.x);
-  as_strided(weight, problem.n, problem.k, &problem.weight);
-  void* const out = call.out ? call.out->data : nullptr;
-  problem.out = {out, x.element, problem.m > 1 ? problem.n : (problem.n + 15) / 16 * 16};
-  problem.alignment = std::min({alignment_of(x.data), alignment_of(weight.data), alignment_of(out)});
-  problem.has_bias = has_bias(call) || call.operands.fold;
-  problem.are_operands_contiguous = call.operands.fold || are_contiguous(problem);
-  problem.is_batch_invariant = call.is_batch_invariant;
-  prepared->has_cublas = x.is_cuda();
-  prepared->fp32_road = call.fp32_road;
-  const SliceCost cost = call.pack_use == PackUse::Keep || call.pack ? SliceCost::None : SliceCost::PerCall;
-  prepared->split.cost = prepared->scaled.cost = cost;
-#if EPIGEMM_WITH_CUDA
-  if (x.is_cuda()) problem.device = cuda::device(x.device);
-#endif
-  return Answer::Done;
-}
-
 // What keeps the kernels on slices from running on the tensors as they lie, with the pack at hand; Done: nothing.
 Answer look_at_slices(const LinearCall& call, const Prepared& prepared, const Decision& decision) {
   const bool is_first = decision.arithmetic == road_of(prepared).tried[0];
   if (decision.is_packed && !(call.pack && is_first)) return Answer::LacksPack;
   if (!prepared.is_x_strided || !prepared.problem.are_operands_contiguous) return Answer::NotReadable;
   return decision.is_padded ? Answer::NotStorable : Answer::Done;
+}
+
+// PyTorch's operators compute an epilogue that has no kernel.
+Answer look_at_reference(const LinearCall& call) {
+  return call.is_strict || call.is_batch_invariant ? Answer::NotFused : Answer::ByReference;
 }
 
 Answer look_at_fallback(const LinearCall& call) {
@@ -96,8 +43,8 @@ int64_t slices_bytes(const LinearCall& call, const Decision& decision, const Pro
   return sm90_fp16x3::split_bytes(problem.m, problem.k, pieces) + weight;
 }
 
-bool does_everything(const LinearCall& call, Gemm gemm) {
-  if (call.epilogue == EpilogueId::bias) return gemm == Gemm::WithBias || !has_bias(call);
+bool does_everything(const LinearCall& call, const Problem& problem, Gemm gemm) {
+  if (call.epilogue == EpilogueId::bias) return gemm == Gemm::WithBias || !problem.has_bias;
   return gemm == Gemm::WithBiasAndReLU;
 }
 
@@ -106,7 +53,7 @@ Answer run_fallback(const LinearCall& call, Prepared& prepared, void* fold_memor
   const Gemm gemm = choose_gemm(prepared);
   Tensor product;
   if (!torch.gemm(gemm, &product)) return Answer::Raised;
-  if (does_everything(call, gemm)) return Answer::Done;
+  if (does_everything(call, problem, gemm)) return Answer::Done;
   if (call.operands.fold) run_fold(*call.operands.fold, *call.x, problem.n, fold_memory, stream, problem.operands);
   if (!is_built_in(call.epilogue)) {
     const Matrix result{product.data, product.element, problem.n};
@@ -172,7 +119,7 @@ Answer linear(const LinearCall& call, Torch& torch) {
   const bool is_fused = decision.plan.is_fused(), is_on_slices = decision.is_on_slices();
   if (!is_built_in(call.epilogue)) {
     prepared.problem.arithmetic = decision.arithmetic;
-    if (!call.x->is_cuda()) return call.is_strict ? Answer::NotFused : Answer::ByReference;
+    if (!call.x->is_cuda()) return look_at_reference(call);
     if (!link::are_linked(call.epilogue, link::needed_kernels(prepared.problem, decision.plan)))
       return Answer::NotLinked;
   }

@@ -11,22 +11,23 @@ enum class Gemm { Product, WithBias, WithBiasAndReLU };
 
 // Where a call ended. All but the first two: nothing was launched or written, and this stands in the way.
 enum class Answer {
-  Done,          // the result is there
-  Raised,        // PyTorch has raised; or see Torch::raise
-  NotPlain,      // not for plain calls: the binding cannot read the arguments, or somebody has to see the call
-  DoesNotFit,    // the arguments do not fit each other
-  IsEmpty,       // nothing is multiplied
-  NotReady,      // the device was not looked at yet
-  MayOverlap,    // `out` may share memory with an argument
-  NotStorable,   // the result cannot be written to `out` as it lies
-  NotReadable,   // tensors cannot be read as they lie
-  LacksPack,     // the weight's fp16 slices have to be made
-  NoMemory,      // none for a workspace
-  NotFused,      // the call is strict, and no fused kernel would run
-  OtherSetting,  // PyTorch's GEMM needs another fp32 setting
-  NotLinked,     // the epilogue was not linked yet into the kernel that would run
-  Recorded,      // a plain call but for autograd, which has to see it: some tensor requires a gradient
-  ByReference,   // no kernel of epigemm's is there for the epilogue: PyTorch's operators compute it
+  Done,             // the result is there
+  Raised,           // PyTorch has raised; or see Torch::raise
+  NotPlain,         // not for plain calls: the binding cannot read the arguments, or somebody has to see the call
+  DoesNotFit,       // the arguments do not fit each other
+  IsEmpty,          // nothing is multiplied
+  NotReady,         // the device was not looked at yet
+  MayOverlap,       // `out` may share memory with an argument
+  NotStorable,      // the result cannot be written to `out` as it lies
+  NotReadable,      // tensors cannot be read as they lie
+  LacksPack,        // the weight's fp16 slices have to be made
+  NoMemory,         // none for a workspace
+  NotFused,         // the call is strict, and no fused kernel would run
+  OtherSetting,     // PyTorch's GEMM needs another fp32 setting
+  NotLinked,        // the epilogue was not linked yet into the kernel that would run
+  Recorded,         // a plain call but for autograd, which has to see it: some tensor requires a gradient
+  ByReference,      // no kernel of epigemm's is there for the epilogue: PyTorch's operators compute it
+  RecordedByTorch,  // Recorded, and PyTorch's own operators do it best (recorded.h)
 };
 
 class Torch {

@@ -46,6 +46,11 @@ struct OperandTuple {
   }
 };
 
+// Arguments of calls that a node of epigemm's records, if any.
+struct ByNode {
+  static call::Answer recorder() { return call::Answer::Recorded; }
+};
+
 // linear(epilogue, x, weight, operands, fold, out, fp32, pack, pack_use, strict, invariant) -> Tensor | int
 //   fp32: the road of an fp32 call, times two; plus one where PyTorch's setting is less accurate than the call
 struct LinearArguments {
@@ -78,6 +83,8 @@ struct LinearArguments {
     PythonTorch torch({given[X], given[Weight], nullptr, first_of(given[Operands]), given[Out]}, x, weight.sizes[0]);
     return torch.finish(state.functions->linear(linear, torch));
   }
+
+  call::Answer recorder() const { return state.functions->recorder_of(linear); }
 
  private:
   // The bias, where PyTorch's GEMM is to add one.
@@ -128,7 +135,7 @@ struct Factor {
 
 // products(rows, x, weight, fp32) -> (Tensor | int | None, Tensor | int | None) | int: rows @ weight and rows.T @ x,
 // where the weight and where x is not None; fp32 as above
-struct ProductsArguments {
+struct ProductsArguments : ByNode {
   enum { Rows, X, Weight, FP32, Count };
   Factor rows, x, weight;
   long fp32 = 0;
@@ -168,7 +175,7 @@ struct ProductsArguments {
 };
 
 // elementwise(epilogue, x, operands, fold, out) -> Tensor | int
-struct ElementwiseArguments {
+struct ElementwiseArguments : ByNode {
   enum { Epilogue, X, Operands, Folded, Out, Count };
   call::Tensor x, out;
   OperandTuple operands;
@@ -188,7 +195,7 @@ struct ElementwiseArguments {
 };
 
 // derivative(epilogue, grad, x, operands) -> Tensor | int
-struct DerivativeArguments {
+struct DerivativeArguments : ByNode {
   enum { Epilogue, Grad, X, Operands, Count };
   call::Tensor grad, x;
   OperandTuple operands;
@@ -222,6 +229,7 @@ PyObject* answer(PyObject*, PyObject* const* given, Py_ssize_t count) {
   Arguments arguments;
   const call::Answer found = reader.found(reader.begin() && arguments.read(reader, given));
   if (PyErr_Occurred()) return nullptr;
+  if (found == call::Answer::Recorded) return reason(arguments.recorder());
   if (found != call::Answer::Done) return reason(found);
   try {
     return arguments.run(given);

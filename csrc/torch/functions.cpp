@@ -15,6 +15,7 @@ int64_t call_functions() {
       /*linear=*/&call::linear,
       /*elementwise=*/&call::elementwise,
       /*derivative=*/&call::derivative,
+      /*recorder_of=*/&call::recorder_of,
       /*run_on_cpu=*/&run_on_cpu,
       /*run_derivative_on_cpu=*/&run_derivative_on_cpu,
   };

@@ -19,6 +19,7 @@ from torch.autograd import Function
 
 from epigemm import checks, entry, execution, gradients, kernels, packs, products
 from epigemm.calls import ElementwiseCall, FoldCall, LinearCall
+from epigemm.epilogues import BIAS, Epilogue
 from epigemm.gradients import Gradients
 
 
@@ -46,6 +47,14 @@ def linear(call: LinearCall, *, checked: bool = False) -> Tensor:
         checks.linear(call)
     result, _ = _linear_keeping_product(call, *call.inputs)
     return result
+
+
+def linear_by_torch(epilogue: Epilogue, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """D = x @ weight.T + bias or its ReLU, recorded by PyTorch's own operators: csrc/call/recorded.h says when."""
+    if weight.requires_grad:
+        packs.expire(weight)
+    product = torch.nn.functional.linear(x, weight, bias)
+    return product if epilogue is BIAS else torch.relu(product)
 
 
 def elementwise(call: ElementwiseCall) -> Tensor:

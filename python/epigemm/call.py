@@ -90,9 +90,11 @@ def linear(
             found = compiled.linear_folded(x, weight, vectors, fold[-1], precision, out, strict)
     else:
         found = entry.linear(epilogue, x, weight, bias, scalar, fold, precision, out, pack_use, strict)
+    if found is entry.RECORDED_BY_TORCH:
+        return autograd.linear_by_torch(epilogue, x, weight, bias)
     if found is entry.RECORDED:
         road = _RECORDED
-    elif found is not None:
+    elif isinstance(found, Tensor):
         return found
     else:
         number = scalar if isinstance(scalar, Tensor) else None
@@ -224,7 +226,7 @@ def elementwise(
         found = compiled.elementwise_folded(x, vectors, fold[-1], out)
     if found is entry.RECORDED:
         road = _RECORDED
-    elif found is not None:
+    elif isinstance(found, Tensor):
         return found
     else:
         number = scalar if isinstance(scalar, Tensor) else None

@@ -53,13 +53,15 @@ class Reason(enum.IntEnum):
     NOT_LINKED = 13
     RECORDED = 14
     BY_REFERENCE = 15
+    RECORDED_BY_TORCH = 16
 
 
-Recorded: TypeAlias = Literal[Reason.RECORDED]
-RECORDED: Recorded = Reason.RECORDED
+Recorded: TypeAlias = Literal[Reason.RECORDED, Reason.RECORDED_BY_TORCH]
+RECORDED: Literal[Reason.RECORDED] = Reason.RECORDED
+RECORDED_BY_TORCH: Literal[Reason.RECORDED_BY_TORCH] = Reason.RECORDED_BY_TORCH
 # Of an IntEnum, comparing with what the module returns takes several times as long.
 _RECORDED, _OTHER_SETTING = int(Reason.RECORDED), int(Reason.OTHER_SETTING)
-_BY_REFERENCE = int(Reason.BY_REFERENCE)
+_BY_REFERENCE, _RECORDED_BY_TORCH = int(Reason.BY_REFERENCE), int(Reason.RECORDED_BY_TORCH)
 
 
 def members() -> dict[str, Any]:
@@ -146,12 +148,11 @@ def linear(
     if invariant is None:
         invariant = invariance.active and invariance.enabled()
     code, pack = 0, None
-    # Of a recorded call the module reads no more than who sees it.
-    if getattr(x, "dtype", None) is _FP32 and not (
-        _grad_enabled() and getattr(weight, "requires_grad", False)
-    ):
+    if getattr(x, "dtype", None) is _FP32:
         code = _precision.code(precision, "cuda" if x.is_cuda else "cpu")
-        if code in _precision.FIRST_SLICES and x.is_cuda:
+        if _grad_enabled() and getattr(weight, "requires_grad", False):
+            pack_use = packs.NONE  # the call is a recorded one
+        elif code in _precision.FIRST_SLICES and x.is_cuda:
             slices = _slices_at_hand(weight, code, pack_use, invariant)
             if slices is None:
                 return None
@@ -164,7 +165,7 @@ def linear(
     if found == _BY_REFERENCE:
         return linked.linear(epilogue, x, weight, operands, out, code & 1)
     if found != _OTHER_SETTING:
-        return RECORDED if found == _RECORDED else None
+        return RECORDED if found == _RECORDED else RECORDED_BY_TORCH if found == _RECORDED_BY_TORCH else None
     code &= ~1  # the last bit: torch's own setting would be less accurate than the call
     with _precision.full_fp32(x.device.type):
         found = _module.linear(*call, code, *how)
@@ -246,14 +247,23 @@ def _slices_at_hand(
 
 def linear_operator(call: LinearCall) -> Tensor | None:
     """`linear`, for a call whose operands are as the operator `epigemm::linear` has them."""
+    found = _linear_operator(call)
+    return found if isinstance(found, Tensor) else None
+
+
+def is_left_to_torch(call: LinearCall) -> bool:
+    """Whether PyTorch's own operators record a call, some tensor of which requires a gradient."""
+    return _linear_operator(call) is RECORDED_BY_TORCH
+
+
+def _linear_operator(call: LinearCall) -> Tensor | Recorded | None:
     epilogue, x, weight, bias, operands, scalars, precision, pack_use, strict, invariant, out = call
     given = _given(epilogue, bias, operands, scalars)
     if given is None or _is_compiling():
         return None
     asked = None if precision == _precision.DEFAULT else precision
     how = (asked, out, pack_use, strict, (given, None), invariant)
-    found = linear(epilogue, x, weight, None, None, None, *how)
-    return None if found is RECORDED else found
+    return linear(epilogue, x, weight, None, None, None, *how)
 
 
 def elementwise(
@@ -284,7 +294,7 @@ def elementwise_operator(call: ElementwiseCall) -> Tensor | None:
     if given is None or _is_compiling():
         return None
     found = elementwise(epilogue, x, None, None, None, out, (given, None))
-    return None if found is RECORDED else found
+    return found if isinstance(found, Tensor) else None
 
 
 def derivative(call: ElementwiseCall, grad: Tensor) -> Tensor | None:

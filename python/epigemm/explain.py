@@ -12,6 +12,7 @@ from torch import Tensor
 from epigemm import (
     checks,
     decisions,
+    entry,
     execution,
     fallback,
     fixed,
@@ -130,11 +131,19 @@ _SAVED = (
 )
 
 
+_LEFT_TO_TORCH = (
+    "gradients are recorded, none of the layer's three products is one for a fused kernel, and the host takes longer "
+    "than the device: PyTorch's own operators record the call"
+)
+
+
 def _explain_recorded(call: LinearCall, differentiates: bool, wants_gradients: bool) -> dict[str, Any]:
     """The forward pass, which may depend on the backward one."""
     checks.linear(call)
     if call.out is not None:
         checks.output_overlap(call.out, call.x, call.inputs[1:], in_place=False)
+    if call.out is None and differentiates and entry.is_left_to_torch(call):
+        return _explain_left_to_torch(call)
     if call.out is not None or not differentiates or not gradients.keeps_product(call):
         return _explain_linear(call, wants_gradients)
     found = _explain_linear(call.product(), wants_gradients)
@@ -142,6 +151,17 @@ def _explain_recorded(call: LinearCall, differentiates: bool, wants_gradients: b
     found["reasons"] = [_SAVED, *found["reasons"]]
     found["kernels"] = [*found["kernels"], _in_its_own_kernel(call)]
     return found
+
+
+def _explain_left_to_torch(call: LinearCall) -> dict[str, Any]:
+    gemm = f"torch GEMM ({'mm' if call.bias is None else 'addmm, with the bias'})"
+    return {
+        "arithmetic": text.arithmetic_text(call.x.dtype, _torch_arithmetic(call)),
+        "path": GEMM_ELEMENTWISE,
+        "kernel": gemm,
+        "reasons": [_LEFT_TO_TORCH],
+        "kernels": [gemm, *([] if call.epilogue is BIAS else ["torch relu"])],
+    }
 
 
 def _in_its_own_kernel(call: LinearCall | ElementwiseCall) -> str:

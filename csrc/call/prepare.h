@@ -1,0 +1,12 @@
+// A linear call from tensors to what is decided on: each property is read and checked once.
+#pragma once
+
+#include "call/decide.h"
+#include "call/linear.h"
+
+namespace epigemm::call {
+
+// Done, or why there is nothing to decide.
+Answer prepare(const LinearCall& call, Prepared* prepared);
+
+}  // namespace epigemm::call

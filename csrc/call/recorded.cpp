@@ -1,0 +1,63 @@
+#include "call/recorded.h"
+
+#include "call/operands.h"
+#include "call/prepare.h"
+#include "gemm/planner/fallback.h"
+
+namespace epigemm::call {
+namespace {
+
+// PyTorch's node is C++, ours Python, which the engine's thread has to wait for: 140 us a layer, forward and backward,
+// on an H200's host (docs/performance.md). The layer's three products take about three times the first.
+constexpr double kHostUs = 140;
+constexpr double kProducts = 3;
+// The same for a CPU, whose products have no model: some 20 us.
+constexpr double kFewProducts = 1 << 20;
+
+// grad @ weight, whose weight is a transposed matrix; or grad^T @ x, where both are.
+bool is_fused(const Prepared& forward, int64_t m, int64_t n, int64_t k, bool is_x_transposed) {
+  if (element_bytes(forward.problem.x.element) == 2) return false;  // no 16-bit kernel reads a transposed matrix
+  Prepared prepared;
+  Problem& problem = prepared.problem;
+  const ElementType element = forward.problem.x.element;
+  problem.m = m;
+  problem.n = n;
+  problem.k = k;
+  problem.x = is_x_transposed ? Matrix{nullptr, element, 1, m} : Matrix{nullptr, element, k, 1};
+  problem.weight = {nullptr, element, 1, n};
+  problem.out = {nullptr, element, n, 1};
+  problem.alignment = alignment_of(nullptr);
+  problem.has_bias = false;
+  problem.device = forward.problem.device;
+  prepared.is_x_strided = true;
+  prepared.has_cublas = forward.has_cublas;
+  prepared.fp32_road = forward.fp32_road;
+  return decide(prepared).plan.is_fused();
+}
+
+bool is_bound_by_host(const Prepared& prepared) {
+  const Problem& p = prepared.problem;
+  if (p.device.capability != 0) return kProducts * fallback_microseconds(p) < kHostUs;
+  return static_cast<double>(p.m) * static_cast<double>(p.n) * static_cast<double>(p.k) < kFewProducts;
+}
+
+}  // namespace
+
+Answer recorder_of(const LinearCall& call) {
+  // Of more axes PyTorch's product is a view, where gradients are recorded.
+  const bool is_known =
+      (call.epilogue == EpilogueId::bias && call.x->dim == 2) || call.epilogue == EpilogueId::bias_relu;
+  if (!is_known || call.operands.fold || call.out || call.is_strict || call.is_batch_invariant ||
+      call.needs_other_setting) {
+    return Answer::Recorded;
+  }
+  Prepared prepared;
+  if (!is_ready(*call.x) || prepare(call, &prepared) != Answer::Done) return Answer::Recorded;
+  const Problem& p = prepared.problem;
+  if (!is_bound_by_host(prepared) || decide(prepared).plan.is_fused()) return Answer::Recorded;
+  const bool is_any_fused = is_fused(prepared, p.m, p.k, p.n, /*is_x_transposed=*/false) ||
+                            is_fused(prepared, p.n, p.k, p.m, /*is_x_transposed=*/true);
+  return is_any_fused ? Answer::Recorded : Answer::RecordedByTorch;
+}
+
+}  // namespace epigemm::call
