@@ -1,5 +1,5 @@
 // Functions of float in few instructions, for `Rounded`. Each says how far it is off on the device, relatively. A host
-// has them too, with its own exp2 and quotient: tests go through all floats there.
+// has them too, with its own exp2 and quotient: tests go through floats of every size there.
 #pragma once
 
 #include "epilogue/primitives/special.h"
