@@ -38,11 +38,7 @@ __device__ __forceinline__ bool operator!=(Rounded a, Rounded b) { return a.valu
 
 // Two instructions in place of eight. Rounding x log2(e) moves the argument by one unit in its last place, so the
 // error grows with |x|: 2^-17 at the ends of the range. Subnormal results are zero.
-__device__ __forceinline__ Rounded exp(Rounded x) {
-  float result;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x.value * 1.4426950408889634f));
-  return Rounded(result);
-}
+__device__ __forceinline__ Rounded exp(Rounded x) { return Rounded(math::exp2_normal(x.value * 1.4426950408889634f)); }
 
 __device__ __forceinline__ Rounded reciprocal_normal(Rounded x) { return Rounded(math::reciprocal_normal(x.value)); }
 

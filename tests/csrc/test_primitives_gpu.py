@@ -28,6 +28,7 @@ from tests.csrc.test_primitives import (
     size_of,
     traced_of,
 )
+from tests.csrc.test_short_forms import FAR_LEFT, FORMS, RELATIVE
 
 pytestmark = [pytest.mark.gpu, pytest.mark.slow]
 
@@ -218,6 +219,27 @@ def test_values(name: str, dtype: torch.dtype) -> None:
     if dtype.itemsize == 2 and units:  # exp gives 0 for a subnormal result, whatever that is multiplied with
         margin = margin + numbers.tiny * torch.stack(given).double().abs().amax(0).nan_to_num(0.0, 0.0)
     assert_within(name, device_values(name, inputs), {"float64": exact, "torch": own}, margin, inputs)
+
+
+# Spelled so that the negative tail keeps its digits.
+EXACT_FORMS: dict[str, Callable[[Tensor], Tensor]] = {
+    "tanh": torch.tanh,
+    "expm1": torch.expm1,
+    "gelu": lambda x: 0.5 * x * torch.erfc(-x * 0.5**0.5),
+    "gelu_tanh": lambda x: x * torch.sigmoid((8 / torch.pi) ** 0.5 * (x + 0.044715 * x**3)),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("form", FORMS)
+def test_short_forms_of_every_number(form: str, dtype: torch.dtype) -> None:
+    """All 65536 numbers of 16 bits, by what the headers say of their short forms."""
+    name = form if form in FUNCTIONS else f"{form}_"
+    x = torch.arange(-(2**15), 2**15, dtype=torch.int16).view(dtype)
+    exact = EXACT_FORMS[form](x.double())
+    far_left = torch.where(x.double() < FORMS[form][1], FAR_LEFT, 0.0)
+    margin = RELATIVE * exact.abs() + far_left + torch.finfo(torch.float32).tiny
+    assert_within(form, device_values(name, (x,)), {"float64": exact}, margin, (x,))
 
 
 def slopes_in_torch(

@@ -27,7 +27,8 @@ EPIGEMM_HOST_DEVICE T leaky_relu(T x, T slope) {
 // elu(x) = x > 0 ? scale x : scale alpha (exp(input_scale x) - 1)
 template <class T>
 EPIGEMM_HOST_DEVICE T elu(T x, T alpha, T scale, T input_scale) {
-  return x > T(0) ? x * scale : expm1(x * input_scale) * (alpha * scale);
+  const T below = expm1(x * input_scale) * (alpha * scale);  // before the choice: no branch then
+  return x > T(0) ? x * scale : below;
 }
 
 // hardtanh(x) = x <= low ? low : x >= high ? high : x, whose slope on the bounds is 0
@@ -40,7 +41,8 @@ EPIGEMM_HOST_DEVICE T hardtanh(T x, T low, T high) {
 template <class T>
 EPIGEMM_HOST_DEVICE T softplus(T x, T beta, T threshold) {
   const T scaled = x * beta;
-  return scaled > threshold ? x : div(log1p(exp(scaled)), beta);
+  const T below = div(log1p(exp(scaled)), beta);
+  return scaled > threshold ? x : below;
 }
 
 // softshrink(x) = x > bound ? x - bound : x < -bound ? x + bound : 0, and NaN of NaN

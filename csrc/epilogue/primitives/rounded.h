@@ -1,10 +1,10 @@
 // The same functions of `Rounded`, a float whose result will be rounded to 16 bits: with shorter instructions where
-// their error, of a few units in fp32's last place, is far below that rounding, also where a functor subtracts behind
-// them. (tanh.approx is not taken: its 2^-11 would be the whole of 1 + tanh(x) far left.)
+// their error, relatively at most 2^-16, is far below that rounding, also where a functor subtracts behind them.
+// (tanh.approx is not taken: its 2^-11 would be the whole of 1 + tanh(x) far left, and of a sigmoid made of it.)
 #pragma once
 
 #include "epilogue/rounded.h"
-#include "epilogue/primitives/special.h"
+#include "epilogue/primitives/short.h"
 
 #if defined(__CUDACC__)
 
@@ -23,7 +23,6 @@ EPIGEMM_ROUNDED(round)
 EPIGEMM_ROUNDED(highest)
 EPIGEMM_ROUNDED(to_half)
 EPIGEMM_ROUNDED(to_bfloat16)
-EPIGEMM_ROUNDED(expm1)
 EPIGEMM_ROUNDED(log)
 EPIGEMM_ROUNDED(log2)
 EPIGEMM_ROUNDED(log10)
@@ -50,6 +49,13 @@ EPIGEMM_ROUNDED_2(pow)
 EPIGEMM_ROUNDED_2(atan2)
 EPIGEMM_ROUNDED_2(hypot)
 
+#define EPIGEMM_ROUNDED_SHORT(name) \
+  __device__ __forceinline__ Rounded name(Rounded x) { return Rounded(short_form::name(x.value)); }
+EPIGEMM_ROUNDED_SHORT(tanh)
+EPIGEMM_ROUNDED_SHORT(expm1)
+EPIGEMM_ROUNDED_SHORT(gelu)
+EPIGEMM_ROUNDED_SHORT(gelu_tanh)
+
 #if defined(__CUDA_ARCH__)
 
 // One instruction each, at most two units in the last place off.
@@ -68,15 +74,6 @@ __device__ __forceinline__ Rounded div(Rounded a, Rounded b) {
   float result;
   asm("div.full.f32 %0, %1, %2;" : "=f"(result) : "f"(a.value), "f"(b.value));
   return Rounded(result);
-}
-
-// tanh(x) = (1 - t) / (1 + t), t = exp(-2 |x|); near 0, where 1 - t cancels, its series
-__device__ __forceinline__ Rounded tanh(Rounded x) {
-  const float size = abs(x.value);
-  const float t = epigemm::exp(Rounded(-2.0f * size)).value;
-  const float far = (1.0f - t) * reciprocal_normal(1.0f + t);
-  const float near = size - size * size * size * (1.0f / 3.0f);
-  return Rounded(copysign(size < 0.02f ? near : far, x.value));
 }
 
 // log1p(x) = ln 2 log2(1 + x); near 0, where 1 + x loses x, its series. CUDA's function takes branches, and so many
@@ -99,7 +96,6 @@ EPIGEMM_ROUNDED(log1p)
 EPIGEMM_ROUNDED(sqrt)
 EPIGEMM_ROUNDED(rsqrt)
 EPIGEMM_ROUNDED(exp2)
-EPIGEMM_ROUNDED(tanh)
 
 #endif
 
