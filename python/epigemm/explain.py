@@ -132,8 +132,8 @@ _SAVED = (
 
 
 _LEFT_TO_TORCH = (
-    "gradients are recorded, none of the layer's three products is one for a fused kernel, and the host takes longer "
-    "than the device: PyTorch's own operators record the call"
+    "PyTorch's own operators record the call: none of the layer's three products is one for a fused kernel, and the "
+    "host takes longer than the device"
 )
 
 
