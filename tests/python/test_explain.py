@@ -174,7 +174,8 @@ def test_the_derivative_does_what_it_says(
     assert ("epigemm::_derivative_out" in launched) is (KERNEL in said), said
     assert ("the saved result" not in said) or launched["aten::threshold_backward"] == 1
     loops = sum(event.count for event in forward.key_averages() if event.key == "epigemm::_elementwise_out")
-    assert loops == sum("loop" in kernel and "fold" not in kernel for kernel in explanation.kernels)
+    if "torch relu" not in explanation.kernels:  # PyTorch's own operators record the call, but for a profiler
+        assert loops == sum("loop" in kernel and "fold" not in kernel for kernel in explanation.kernels)
     saves = "on the saved product" in said
     assert saves == any(reason.startswith("gradients are recorded") for reason in explanation.reasons)
 
