@@ -11,10 +11,8 @@ import torch
 
 import epigemm
 from tests.support import plans
-from tests.support import split as on_slices
-from tests.support.arithmetic import BF16, FP16, FP32, SPLIT, TF32, Arithmetic
-from tests.support.cases import ELEMENTWISE, LINEAR, draw_operands, fused_unavailable, poisoned
-from tests.support.layouts import LAYOUTS
+from tests.support.arithmetic import BF16, FP32, TF32
+from tests.support.cases import ELEMENTWISE, LINEAR, draw_operands, poisoned
 from tests.support.problems import Problem, make
 from tests.support.public import PUBLIC, Public, map_tensors
 
@@ -136,62 +134,6 @@ def test_threads_on_streams_of_their_own(rng: torch.Generator) -> None:
             for _ in range(10):
                 for problem, value in zip(cases[index::4], expected[index::4], strict=True):
                     assert torch.equal(problem.run(), value)
-
-    run_threads(4, work)
-
-
-# A plan, and how it is run: every family, in all that sets one descriptor apart from another.
-Forced = tuple[Arithmetic, list[int], Callable[[Problem, list[int]], torch.Tensor | None]]
-FORCED: list[Forced] = [
-    *(
-        (element, plans.numbers(plans.TMA, tile), Problem.run_fused)
-        for tile in (0, 4)
-        for element in (BF16, FP16)
-    ),
-    *((element, plans.numbers(plans.SWAP_AB), Problem.run_fused) for element in (BF16, TF32)),
-    *((SPLIT, on_slices.plan(tile), on_slices.run) for tile in (0, 2)),
-]
-
-
-def elsewhere(problem: Problem) -> Problem:
-    """The same values and strides at other addresses, which other problems may have had before."""
-
-    def moved(tensor: torch.Tensor) -> torch.Tensor:
-        like = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
-        return like.copy_(tensor)
-
-    x, weight = moved(problem.x), moved(problem.weight)
-    return Problem(problem.name, problem.arithmetic, x, weight, problem.operands)
-
-
-def test_shapes_strides_and_addresses_alternate(rng: torch.Generator) -> None:
-    """A launch keeps descriptors, fewer than there are here: each call reads and writes its own matrices."""
-    if reason := fused_unavailable():
-        pytest.skip(f"gpu: {reason}")
-    shapes = [(64, 128, 64), (64, 128, 128), (64, 136, 64), (72, 128, 64), (300, 264, 200)]
-    cases = [
-        (make("bias_relu", arithmetic, shape, "cuda", rng, x_layout=rows, weight_layout=rows), plan, run)
-        for arithmetic, plan, run in FORCED
-        for shape in shapes
-        for rows in (LAYOUTS["contiguous"], LAYOUTS["padded_rows"])
-    ]
-    expected = []
-    for problem, plan, run in cases:
-        first = run(problem, plan)
-        assert first is not None
-        problem.check(first, second_path=False)
-        expected.append(first)
-    torch.cuda.synchronize()
-
-    def work(index: int) -> None:
-        order = torch.Generator().manual_seed(index)
-        with torch.cuda.stream(cuda.Stream()):
-            for _ in range(5):
-                for at in torch.randperm(len(cases), generator=order).tolist():
-                    problem, plan, run = cases[at]
-                    for same in (problem, elsewhere(problem), problem):
-                        actual = run(same, plan)
-                        assert actual is not None and torch.equal(actual, expected[at]), (at, plan)
 
     run_threads(4, work)
 
