@@ -98,9 +98,8 @@ Answer run_fused(const LinearCall& call, const Decision& decision, Prepared& pre
     run_fold(*call.operands.fold, *call.x, problem.n, folded, stream, problem.operands);
   }
   const char* refused = launch(problem, decision.plan);
-  // A kernel before the GEMM may have failed to launch.
-  const bool is_first = !decision.is_on_slices() && !call.operands.fold;
-  const std::string error = refused || !is_first ? cuda::last_error() : std::string();
+  // The kernel of the fold may have failed to launch.
+  const std::string error = call.operands.fold ? cuda::last_error() : std::string();
   if (!refused && error.empty()) return Answer::Done;
   torch.raise(
       (std::string("the fused kernel could not be launched: ") + (refused ? refused : "") + " " + error).c_str());

@@ -51,9 +51,8 @@ void split_rows_out(const TensorView& matrix, int64_t pieces, const TensorView& 
 #if EPIGEMM_WITH_CUDA
   const int device = matrix.device();
   const CurrentDevice guard(device);
-  sm90_fp16x3::split_rows_cuda(rows, count, buffer, current_stream(device));
-  const std::string error = cuda::last_error();
-  check(error.empty(), "the rows could not be split: ", error);
+  const char* const refused = sm90_fp16x3::split_rows_cuda(rows, count, buffer, device, current_stream(device));
+  check(!refused, "the rows could not be split: ", refused ? refused : "");
 #else
   check(false, "epigemm was built without CUDA");
 #endif
@@ -154,9 +153,7 @@ void split_linear_out(const Name& epilogue, const TensorView& x, const TensorVie
   const CurrentDevice guard(problem.device.index);
   problem.stream = current_stream(problem.device.index);
   const char* refused = launch(problem, plan);
-  check(!refused, "the fused kernel could not be launched: ", refused ? refused : "", " ", cuda::last_error());
-  const std::string error = cuda::last_error();
-  check(error.empty(), "the kernels on fp16 pieces could not be launched: ", error);
+  check(!refused, "the kernels on fp16 pieces could not be launched: ", refused ? refused : "");
 #else
   (void)epilogue, (void)x, (void)weight, (void)pack, (void)workspace, (void)bias, (void)operands, (void)scalars;
   (void)arithmetic_name, (void)plan_numbers, (void)out;

@@ -57,16 +57,19 @@ const char* launch_on_slices(Problem const& problem, Plan const& plan, StridedMa
   const int pieces = pieces_of(problem.arithmetic);
   void* const x_buffer = problem.workspace;
   void* weight_buffer = problem.packed_weight;
+  const auto split = [&](StridedMatrix const& matrix, void* buffer) {
+    return split_rows_cuda(matrix, pieces, buffer, problem.device.index, problem.stream);
+  };
   // The weight is split first, so that the GEMM, which starts beside the end of x's split, finds it finished.
   if (!weight_buffer) {
     weight_buffer = static_cast<char*>(x_buffer) + split_bytes(problem.m, problem.k, pieces);
-    split_rows_cuda(weight, pieces, weight_buffer, problem.stream);
+    if (const char* const refused = split(weight, weight_buffer)) return refused;
   }
-  split_rows_cuda(x, pieces, x_buffer, problem.stream);
-  const SplitProblem split{problem, split_view(x_buffer, problem.m, problem.k, pieces),
-                           split_view(weight_buffer, problem.n, problem.k, pieces)};
-  const char* const refused = launch_gemm(split, plan);
-  return refused ? refused : find_repair(problem.epilogue)({split, x, weight});
+  if (const char* const refused = split(x, x_buffer)) return refused;
+  const SplitProblem slices{problem, split_view(x_buffer, problem.m, problem.k, pieces),
+                            split_view(weight_buffer, problem.n, problem.k, pieces)};
+  const char* const refused = launch_gemm(slices, plan);
+  return refused ? refused : find_repair(problem.epilogue)({slices, x, weight});
 }
 
 }  // namespace

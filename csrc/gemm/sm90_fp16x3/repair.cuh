@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "device/launch.h"
 #include "elementwise/operands.cuh"
 #include "gemm/sm90_fp16x3/fp32_tile.cuh"
 #include "gemm/sm90_fp16x3/guard.h"
@@ -176,7 +177,8 @@ RepairArguments<Operands> repair_arguments(RepairProblem const& repair, Operands
           problem.arithmetic == Arithmetic::Split};
 }
 
-// `is_behind_gemm`: programmatic dependent launch, that is, the kernel is ready when the GEMM ends.
+// `kernel`: a cudaKernel_t. `is_behind_gemm`: programmatic dependent launch, that is, the kernel is ready when the GEMM
+// ends.
 template <class Operands>
 const char* enqueue_repair(const void* kernel, RepairProblem const& repair, Operands const& operands,
                            bool is_behind_gemm) {
@@ -184,31 +186,30 @@ const char* enqueue_repair(const void* kernel, RepairProblem const& repair, Oper
   const int64_t tiles = ((problem.m + fp32_tile::kTileM - 1) / fp32_tile::kTileM) *
                         ((problem.n + fp32_tile::kTileN - 1) / fp32_tile::kTileN);
   const int64_t most = int64_t(kCtasPerMultiprocessor) * problem.device.multiprocessors;
-  cudaLaunchAttribute attribute{};
-  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attribute.val.programmaticStreamSerializationAllowed = 1;
-  cudaLaunchConfig_t config{};
-  config.gridDim = dim3(static_cast<unsigned>(std::min(tiles, most)));
-  config.blockDim = dim3(kThreads);
-  config.stream = static_cast<cudaStream_t>(problem.stream);
-  config.attrs = &attribute;
-  config.numAttrs = is_behind_gemm ? 1 : 0;
+  const cuda::LaunchShape shape{/*grid=*/dim3(static_cast<unsigned>(std::min(tiles, most))),
+                                /*block=*/dim3(kThreads),
+                                /*cluster=*/dim3(1),
+                                /*shared_bytes=*/0,
+                                problem.device.index,
+                                problem.stream,
+                                /*dependent=*/is_behind_gemm};
   RepairArguments<Operands> arguments = repair_arguments(repair, operands);
   void* parameters[] = {&arguments};
-  const cudaError_t error = cudaLaunchKernelExC(&config, kernel, parameters);
-  return error == cudaSuccess ? nullptr : cudaGetErrorString(error);
+  return cuda::launch(kernel, shape, parameters);
 }
 
 template <class Functor>
 const char* launch_repair(RepairProblem const& repair) {
-  return enqueue_repair(reinterpret_cast<const void*>(&repair_kernel<BuiltinEpilogue<Functor>>), repair,
-                        cuda::operands_of(repair.split.problem), /*is_behind_gemm=*/true);
+  static const void* const kernel =
+      cuda::kernel_of(reinterpret_cast<const void*>(&repair_kernel<BuiltinEpilogue<Functor>>));
+  return enqueue_repair(kernel, repair, cuda::operands_of(repair.split.problem), /*is_behind_gemm=*/true);
 }
 
 template <class Functor>
 const char* launch_fp32(RepairProblem const& repair) {
-  return enqueue_repair(reinterpret_cast<const void*>(&fp32_kernel<BuiltinEpilogue<Functor>>), repair,
-                        cuda::operands_of(repair.split.problem), /*is_behind_gemm=*/false);
+  static const void* const kernel =
+      cuda::kernel_of(reinterpret_cast<const void*>(&fp32_kernel<BuiltinEpilogue<Functor>>));
+  return enqueue_repair(kernel, repair, cuda::operands_of(repair.split.problem), /*is_behind_gemm=*/false);
 }
 
 }  // namespace epigemm::sm90_fp16x3

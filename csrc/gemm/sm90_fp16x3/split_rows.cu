@@ -6,6 +6,7 @@
 
 #include <algorithm>
 
+#include "device/launch.h"
 #include "gemm/sm90_fp16x3/pieces.h"
 
 namespace epigemm::sm90_fp16x3 {
@@ -234,28 +235,45 @@ int threads_for(int64_t rows, int64_t padded_columns) {
   return static_cast<int>(std::clamp<int64_t>((wanted + 31) / 32 * 32, 32, most));
 }
 
+struct Place {
+  int device;
+  void* stream;
+};
+
+template <auto Kernel>
+const char* enqueue(int64_t blocks, int threads, StridedMatrix matrix, SplitMatrix out, int pieces, Place place) {
+  const cuda::LaunchShape shape{/*grid=*/dim3(static_cast<unsigned>(blocks)),
+                                /*block=*/dim3(static_cast<unsigned>(threads)),
+                                /*cluster=*/dim3(1),
+                                /*shared_bytes=*/0,
+                                place.device,
+                                place.stream,
+                                /*dependent=*/false};
+  void* parameters[] = {&matrix, &out, &pieces};
+  return cuda::launch<Kernel>(shape, parameters);
+}
+
 template <bool Vectors>
-void launch_rows(const StridedMatrix& matrix, const SplitMatrix& out, int pieces, cudaStream_t stream) {
+const char* launch_rows(const StridedMatrix& matrix, const SplitMatrix& out, int pieces, Place place) {
   const int threads = threads_for(matrix.rows, out.padded_columns);
   const int64_t held = (out.padded_columns + threads * kVector - 1) / (threads * kVector);
-  auto* kernel = held <= 2 ? &split_rows_kernel<2, Vectors> : &split_rows_kernel<8, Vectors>;
-  kernel<<<static_cast<unsigned>(matrix.rows), threads, 0, stream>>>(matrix, out, pieces);
+  const auto launch = held <= 2 ? &enqueue<&split_rows_kernel<2, Vectors>> : &enqueue<&split_rows_kernel<8, Vectors>>;
+  return launch(matrix.rows, threads, matrix, out, pieces, place);
 }
 
 }  // namespace
 
-void split_rows_cuda(const StridedMatrix& matrix, int pieces, void* buffer, void* stream) {
-  if (matrix.rows == 0) return;
+const char* split_rows_cuda(const StridedMatrix& matrix, int pieces, void* buffer, int device, void* stream) {
+  if (matrix.rows == 0) return nullptr;
   const SplitMatrix out = split_view(buffer, matrix.rows, matrix.columns, pieces);
-  auto const cuda_stream = static_cast<cudaStream_t>(stream);
+  const Place place{device, stream};
   if (matrix.row_stride == 1 && matrix.column_stride > 1) {
-    const auto strips = static_cast<unsigned>((matrix.rows + kStrip - 1) / kStrip);
-    split_strips_kernel<<<strips, kStripThreads, 0, cuda_stream>>>(matrix, out, pieces);
-    return;
+    const int64_t strips = (matrix.rows + kStrip - 1) / kStrip;
+    return enqueue<&split_strips_kernel>(strips, kStripThreads, matrix, out, pieces, place);
   }
   const bool vectors = matrix.column_stride == 1 && matrix.row_stride % kVector == 0 &&
                        reinterpret_cast<uintptr_t>(matrix.data) % (kVector * sizeof(float)) == 0;
-  (vectors ? launch_rows<true> : launch_rows<false>)(matrix, out, pieces, cuda_stream);
+  return (vectors ? launch_rows<true> : launch_rows<false>)(matrix, out, pieces, place);
 }
 
 }  // namespace epigemm::sm90_fp16x3

@@ -5,9 +5,9 @@
 
 namespace epigemm::sm90_fp16x3 {
 
-// Enqueues the split on `stream`. `buffer` has split_bytes(rows, columns, pieces) bytes. Check cuda::last_error()
-// afterwards.
-void split_rows_cuda(const StridedMatrix& matrix, int pieces, void* buffer, void* stream);
+// Enqueues the split on a device's `stream`. `buffer` has split_bytes(rows, columns, pieces) bytes. Returns nullptr, or
+// what was refused and why.
+const char* split_rows_cuda(const StridedMatrix& matrix, int pieces, void* buffer, int device, void* stream);
 
 void split_rows_cpu(const StridedMatrix& matrix, int pieces, void* buffer);
 

@@ -15,7 +15,7 @@ const char* launch_open_one(Problem const& problem, Plan const& plan, const void
       problem, plan, link::operands_of(problem), [kernel](sm90::LaunchShape const& shape, void** parameters) {
         const char* const refused =
             link::allow(kernel, shape.device, shape.shared_bytes, /*parameter_bytes=*/sizeof(CUtensorMap));
-        return refused ? refused : sm90::enqueue(kernel, shape, parameters);
+        return refused ? refused : cuda::launch(kernel, shape, parameters);
       });
 }
 

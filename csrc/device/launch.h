@@ -1,0 +1,39 @@
+// Enqueueing one kernel by the driver's own function. The runtime's does the same, but takes the host 5.5 us a launch
+// of a GEMM where this takes 3.2 (an H200's host: docs/architecture.md).
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstddef>
+
+namespace epigemm::cuda {
+
+struct LaunchShape {
+  dim3 grid, block, cluster;
+  std::size_t shared_bytes;
+  int device;
+  void* stream;  // cudaStream_t
+  // Programmatic dependent launch, that is, barriers and descriptors are set up while the kernel ahead drains; the
+  // warps that load then wait for its results.
+  bool dependent;
+};
+
+// The handle of a kernel of this module, by its address: a cudaKernel_t, which serves every device. Null after an
+// error.
+const void* kernel_of(const void* symbol);
+
+// Asks for the shared memory that a kernel needs on the shape's device: once for each of both, for the driver takes
+// longer over it than over a launch. nullptr, or what was refused and why; the same of what follows.
+const char* allow_shared_memory(const void* kernel, LaunchShape const& shape);
+
+// `kernel`: a cudaKernel_t. `parameters`: the kernel's, one pointer each.
+const char* launch(const void* kernel, LaunchShape const& shape, void** parameters);
+
+// A kernel of this module.
+template <auto Kernel>
+const char* launch(LaunchShape const& shape, void** parameters) {
+  static const void* const kernel = kernel_of(reinterpret_cast<const void*>(Kernel));
+  return launch(kernel, shape, parameters);
+}
+
+}  // namespace epigemm::cuda
