@@ -22,7 +22,8 @@ functions = pytest.mark.parametrize("name", FUNCTIONS)
 
 
 def drawn(rng: torch.Generator, device: torch.device, dtype: torch.dtype, *lead: int) -> list[Tensor]:
-    sizes = ((*(lead or (6,)), 24), (16, 24), (16,))
+    # No fused kernel stores rows of 15 elements in 16 bits, nor is fp16x3 accurate at K = 24.
+    sizes = ((*(lead or (6,)), 24), (15, 24), (15,))
     return [torch.randn(size, generator=rng).to(device, dtype).requires_grad_() for size in sizes]
 
 
@@ -77,7 +78,7 @@ def test_results_are_no_views(
 ) -> None:
     x, weight, bias = drawn(rng, device, torch.float32, *lead)
     result = getattr(epigemm, name)(x, weight, bias)
-    assert result.shape == (*x.shape[:-1], 16) and not result._is_view() and result.is_contiguous()
+    assert result.shape == (*x.shape[:-1], 15) and not result._is_view() and result.is_contiguous()
 
 
 def test_packs_of_a_changing_weight_expire(rng: torch.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
