@@ -29,6 +29,7 @@ CASES = {
     "linear_relu/bf16": LINEAR,
     "linear_relu_small/bf16": LINEAR,
     "linear_relu/fp32": LINEAR | {"function_plain"},
+    "linear_relu_small/fp32": LINEAR | {"function_plain"},
     "custom_gelu/bf16": FUNCTION,
     "custom_gelu_small/bf16": FUNCTION,
     "custom_gelu/fp32": FUNCTION,
@@ -94,7 +95,13 @@ def test_markdown_has_every_case_and_ratio(folder: Path, summary: dict[str, Any]
         (
             ["train*", "fp32"],
             "cuda",
-            ["linear_relu/fp32", "custom_gelu/fp32", "train_step/bf16", "train_step/fp32"],
+            [
+                "linear_relu/fp32",
+                "linear_relu_small/fp32",
+                "custom_gelu/fp32",
+                "train_step/bf16",
+                "train_step/fp32",
+            ],
             [],
         ),
         (["custom_gelu/bf16"], "cuda", ["custom_gelu/bf16"], []),
