@@ -73,11 +73,14 @@ def explain(call: LinearCall, code: int, slices: int, place: Tensor | None = Non
 
     `place`: a tensor on the device that a call of meta tensors is for.
     """
-    asked = _asked(call, code, slices)
-    if place is not None:
-        device = place.get_device()
-        asked = (*asked[:-1], (device, *plans.gpu_numbers(device)))
+    asked = _asked(call, code, slices) if place is None else _asked_of_meta(call, code, slices, place)
     found: dict[str, Any] = json.loads(ops._explain_call(*asked, call.out))
+    return found
+
+
+def decide_on_meta(call: LinearCall, code: int, slices: int, place: Tensor) -> int:
+    """`decide` for a call of meta tensors that is for the device of `place`."""
+    found: int = linear_out(*_asked_of_meta(call, code, slices, place), False, call.out)
     return found
 
 
@@ -91,6 +94,11 @@ def _asked(call: LinearCall, code: int, slices: int) -> tuple[Any, ...]:
     epilogue, x, weight, bias, operands, scalars, *_ = call
     tensors = (epilogue.name, x, weight, bias, operands or None, scalars or None)
     return (*tensors, code, slices, call.invariant, _described(x))
+
+
+def _asked_of_meta(call: LinearCall, code: int, slices: int, place: Tensor) -> tuple[Any, ...]:
+    device = place.get_device()
+    return (*_asked(call, code, slices)[:-1], (device, *plans.gpu_numbers(device)))
 
 
 def _described(x: Tensor) -> tuple[int, ...] | None:

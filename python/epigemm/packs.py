@@ -29,11 +29,12 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from epigemm import checks, plans
+from epigemm import checks, decisions, plans
 from epigemm import precision as _precision
 from epigemm.calls import FIND as FIND
 from epigemm.calls import KEEP as KEEP
 from epigemm.calls import NONE as NONE
+from epigemm.calls import LinearCall
 from epigemm.epilogues import BIAS
 from epigemm.kept_pack import KeptPack as KeptPack  # "as": users of this module take both from here
 from epigemm.kept_pack import capturing as capturing
@@ -205,13 +206,14 @@ def _is_packable(weight: Tensor) -> bool:
 
 def _worth_packing(weight: Tensor, precision: str) -> int | None:
     """The number of pieces that some call on this weight would run on, at `precision`."""
-    roads = _precision.roads(precision, weight.device.type)
-    for arithmetic in roads.fused:
-        if arithmetic in PIECES:
-            problem = (_MANY_ROWS, *weight.shape, True, arithmetic, roads.tf32_allowed, weight.get_device())
-            if not plans.why_not_on_pieces(BIAS.name, *problem):
-                return PIECES[arithmetic]
-    return None
+    if plans.no_gemm_kernels():
+        return None
+    n, k = weight.shape
+    x, like = torch.empty(_MANY_ROWS, k, device="meta"), torch.empty(n, k, device="meta")
+    costs = sum(decisions.NO_COST << shift for shift in decisions.SHIFTS.values())
+    code = _precision.code(precision, weight.device.type)
+    found = decisions.decide_on_meta(LinearCall(BIAS, x, like), code, costs, weight)
+    return PIECES[decisions.arithmetic(found)] if decisions.way(found) == decisions.SLICES else None
 
 
 def repack(weight: Tensor, precision: str | None) -> None:
