@@ -124,7 +124,8 @@ Answer elementwise(const ElementwiseCall& call, Torch& torch) {
   if (call.operands.fold) {
     void* const workspace = torch.workspace(fold_bytes(x, columns_of(x)));
     if (!workspace) return Answer::NoMemory;
-    run_fold(*call.operands.fold, x, columns_of(x), workspace, stream, problem.operands);
+    const FoldVectors& fold = *call.operands.fold;
+    if (!run_fold(fold, x, columns_of(x), workspace, torch, stream, problem.operands)) return Answer::Raised;
   }
   lay_out(x, out, &problem);
   return run_elementwise(problem, x, torch, stream) ? Answer::Done : Answer::Raised;

@@ -48,13 +48,20 @@ bool does_everything(const LinearCall& call, const Problem& problem, Gemm gemm) 
   return gemm == Gemm::WithBiasAndReLU;
 }
 
+// Nothing where the call has no fold. False after torch.raise().
+bool run_fold_of(const LinearCall& call, void* memory, Torch& torch, Problem* problem) {
+  if (!call.operands.fold) return true;
+  return run_fold(*call.operands.fold, *call.x, problem->n, memory, torch, problem->stream, problem->operands);
+}
+
 Answer run_fallback(const LinearCall& call, Prepared& prepared, void* fold_memory, void* stream, Torch& torch) {
   Problem& problem = prepared.problem;
+  problem.stream = stream;
   const Gemm gemm = choose_gemm(prepared);
   Tensor product;
   if (!torch.gemm(gemm, &product)) return Answer::Raised;
   if (does_everything(call, problem, gemm)) return Answer::Done;
-  if (call.operands.fold) run_fold(*call.operands.fold, *call.x, problem.n, fold_memory, stream, problem.operands);
+  if (!run_fold_of(call, fold_memory, torch, &problem)) return Answer::Raised;
   if (!is_built_in(call.epilogue)) {
     const Matrix result{product.data, product.element, problem.n};
     return run_linked(problem, result, result, torch, stream) ? Answer::Done : Answer::Raised;
@@ -93,16 +100,11 @@ Answer run_fused(const LinearCall& call, const Decision& decision, Prepared& pre
     problem.packed_weight = call.pack;
     problem.workspace = workspace;
   }
-  if (call.operands.fold) {
-    void* const folded = workspace + (decision.is_on_slices() ? slices_bytes(call, decision, problem) : 0);
-    run_fold(*call.operands.fold, *call.x, problem.n, folded, stream, problem.operands);
-  }
-  const char* refused = launch(problem, decision.plan);
-  // The kernel of the fold may have failed to launch.
-  const std::string error = call.operands.fold ? cuda::last_error() : std::string();
-  if (!refused && error.empty()) return Answer::Done;
-  torch.raise(
-      (std::string("the fused kernel could not be launched: ") + (refused ? refused : "") + " " + error).c_str());
+  void* const folded = workspace + (decision.is_on_slices() ? slices_bytes(call, decision, problem) : 0);
+  if (!run_fold_of(call, folded, torch, &problem)) return Answer::Raised;
+  const char* const refused = launch(problem, decision.plan);
+  if (!refused) return Answer::Done;
+  torch.raise((std::string("the fused kernel could not be launched: ") + refused).c_str());
   return Answer::Raised;
 }
 

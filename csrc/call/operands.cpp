@@ -94,7 +94,7 @@ bool fold_fits(const FoldVectors& fold, const Tensor& x, int64_t columns) {
 
 int64_t fold_bytes(const Tensor& x, int64_t columns) { return 2 * columns * element_bytes(compute_element(x.element)); }
 
-void run_fold(const FoldVectors& fold, const Tensor& x, int64_t columns, void* workspace, void* stream,
+bool run_fold(const FoldVectors& fold, const Tensor& x, int64_t columns, void* workspace, Torch& torch, void* stream,
               OperandValue* values) {
   FoldProblem problem;
   FoldVector* const targets[] = {&problem.bias,     &problem.scale, &problem.mean,
@@ -112,11 +112,15 @@ void run_fold(const FoldVectors& fold, const Tensor& x, int64_t columns, void* w
   values[1] = {problem.offset, 1, 0};
 #if EPIGEMM_WITH_CUDA
   if (x.is_cuda()) {
-    fold_cuda(problem);
-    return;
+    problem.device = x.device;
+    const char* const refused = fold_cuda(problem);
+    if (refused) torch.raise((std::string("the kernel of the fold could not be launched: ") + refused).c_str());
+    return !refused;
   }
 #endif
+  (void)torch;
   fold_cpu(problem);
+  return true;
 }
 
 bool run_elementwise(ElementwiseProblem& problem, const Tensor& x, Torch& torch, void* stream) {

@@ -21,8 +21,8 @@ bool fold_fits(const FoldVectors& fold, const Tensor& x, int64_t columns);
 // What the fold takes of a workspace.
 int64_t fold_bytes(const Tensor& x, int64_t columns);
 
-// Folds into a workspace, and has scale_batch_norm's operands read it.
-void run_fold(const FoldVectors& fold, const Tensor& x, int64_t columns, void* workspace, void* stream,
+// Folds into a workspace, and has scale_batch_norm's operands read it. False after torch.raise().
+bool run_fold(const FoldVectors& fold, const Tensor& x, int64_t columns, void* workspace, Torch& torch, void* stream,
               OperandValue* values);
 
 // Runs a filled problem, simplified here. False after torch.raise().

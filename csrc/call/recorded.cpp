@@ -8,7 +8,7 @@ namespace epigemm::call {
 namespace {
 
 // PyTorch's node is C++, ours Python, which the engine's thread has to wait for: 140 us a layer, forward and backward,
-// on an H200's host (docs/performance.md). The layer's three products take about three times the first.
+// on an H200's host (docs/architecture.md). The layer's three products take about three times the first.
 constexpr double kHostUs = 140;
 constexpr double kProducts = 3;
 // The same for a CPU, whose products have no model: some 20 us.
@@ -52,7 +52,8 @@ Answer recorder_of(const LinearCall& call) {
     return Answer::Recorded;
   }
   Prepared prepared;
-  if (!is_ready(*call.x) || prepare(call, &prepared) != Answer::Done) return Answer::Recorded;
+  if (!is_ready(*call.x)) return Answer::NotReady;
+  if (prepare(call, &prepared) != Answer::Done) return Answer::Recorded;
   const Problem& p = prepared.problem;
   if (!is_bound_by_host(prepared) || decide(prepared).plan.is_fused()) return Answer::Recorded;
   const bool is_any_fused = is_fused(prepared, p.m, p.k, p.n, /*is_x_transposed=*/false) ||

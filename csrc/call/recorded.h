@@ -5,8 +5,9 @@
 
 namespace epigemm::call {
 
-// Recorded, or RecordedByTorch: PyTorch's operators give the same result and the same gradients, no product of the
-// layer is one for a fused kernel, and the host takes longer over a node of ours than the device over what that saves.
+// NotReady, Recorded, or RecordedByTorch: PyTorch's operators give the same result and the same gradients, no product
+// of the layer is one for a fused kernel, and the host takes longer over a node of ours than the device over what that
+// saves.
 Answer recorder_of(const LinearCall& call);
 
 }  // namespace epigemm::call

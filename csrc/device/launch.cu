@@ -2,47 +2,42 @@
 
 #include <cuda.h>
 
+#include "device/driver.h"
+
 namespace epigemm::cuda {
 namespace {
 
-// The module is not linked with the driver, so that it loads on machines without one.
-template <class Function>
-Function find(const char* name, unsigned version) {
-  void* function = nullptr;
-  cudaDriverEntryPointQueryResult found = cudaDriverEntryPointSymbolNotFound;
-  const cudaError_t error = cudaGetDriverEntryPointByVersion(name, &function, version, cudaEnableDefault, &found);
-  return error == cudaSuccess && found == cudaDriverEntryPointSuccess ? reinterpret_cast<Function>(function) : nullptr;
-}
-
 const char* text_of(CUresult error) {
-  static const auto get_string = find<decltype(&cuGetErrorString)>("cuGetErrorString", 6000);
+  static const auto get_string = driver_function<decltype(&cuGetErrorString)>("cuGetErrorString", 6000);
   const char* text = nullptr;
-  if (get_string && get_string(error, &text) == CUDA_SUCCESS && text) return text;
-  return "the driver refused the launch";
-}
-
-const char* text_of(cudaError_t error) {
-  if (error == cudaSuccess) return nullptr;
-  cudaGetLastError();  // it is reported here: no later call is to find it
-  return cudaGetErrorString(error);
+  if (error == CUDA_SUCCESS) return nullptr;
+  return get_string && get_string(error, &text) == CUDA_SUCCESS && text ? text : "the driver refused the launch";
 }
 
 }  // namespace
 
-const void* kernel_of(const void* symbol) {
-  cudaKernel_t kernel = nullptr;
-  return text_of(cudaGetKernel(&kernel, symbol)) ? nullptr : kernel;
+const char* text_of(cudaError_t error) {
+  if (error == cudaSuccess) return nullptr;
+  cudaGetLastError();
+  return cudaGetErrorString(error);
 }
 
-const char* allow_shared_memory(const void* kernel, LaunchShape const& shape) {
+const char* find_kernel(const void* symbol, const void** kernel) {
+  cudaKernel_t found = nullptr;
+  const char* const refused = text_of(cudaGetKernel(&found, symbol));
+  *kernel = found;
+  return refused;
+}
+
+const char* allow_shared_memory(const void* kernel, int device, std::size_t bytes) {
   const auto handle = static_cast<cudaKernel_t>(const_cast<void*>(kernel));
   return text_of(cudaKernelSetAttributeForDevice(handle, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                                 static_cast<int>(shape.shared_bytes), shape.device));
+                                                 static_cast<int>(bytes), device));
 }
 
 const char* launch(const void* kernel, LaunchShape const& shape, void** parameters) {
-  static const auto launch_kernel = find<decltype(&cuLaunchKernelEx)>("cuLaunchKernelEx", 11060);
-  if (!launch_kernel || !kernel) return "a kernel or the driver's launch was not found";
+  static const auto launch_kernel = driver_function<decltype(&cuLaunchKernelEx)>("cuLaunchKernelEx", 11060);
+  if (!launch_kernel) return "the driver has no cuLaunchKernelEx";
   CUlaunchAttribute attributes[2]{};
   CUlaunchConfig config{};
   config.gridDimX = shape.grid.x, config.gridDimY = shape.grid.y, config.gridDimZ = shape.grid.z;
@@ -70,7 +65,7 @@ const char* launch(const void* kernel, LaunchShape const& shape, void** paramete
     if (const char* const refused = text_of(cudaSetDevice(shape.device))) return refused;
     error = launch_kernel(&config, function, parameters, /*extra=*/nullptr);
   }
-  return error == CUDA_SUCCESS ? nullptr : text_of(error);
+  return text_of(error);
 }
 
 }  // namespace epigemm::cuda

@@ -1,4 +1,6 @@
 #include "elementwise/fold.h"
+
+#include "device/launch.h"
 #include "elementwise/types.cuh"
 
 namespace epigemm {
@@ -31,12 +33,17 @@ __global__ void fold_kernel(FoldProblem problem) {
 
 }  // namespace
 
-void fold_cuda(const FoldProblem& problem) {
+const char* fold_cuda(const FoldProblem& problem) {
   constexpr int kThreads = 128;
-  if (problem.columns == 0) return;
+  if (problem.columns == 0) return nullptr;
   const auto blocks = static_cast<unsigned>((problem.columns + kThreads - 1) / kThreads);
-  auto* kernel = problem.element == ElementType::Float64 ? &fold_kernel<double> : &fold_kernel<float>;
-  kernel<<<blocks, kThreads, 0, static_cast<cudaStream_t>(problem.stream)>>>(problem);
+  const cuda::LaunchShape shape{dim3(blocks),   dim3(kThreads), /*cluster=*/dim3(1), /*shared_bytes=*/0,
+                                problem.device, problem.stream, /*dependent=*/false};
+  FoldProblem argument = problem;
+  void* parameters[] = {&argument};
+  const bool is_double = problem.element == ElementType::Float64;
+  return is_double ? cuda::launch<&fold_kernel<double>>(shape, parameters)
+                   : cuda::launch<&fold_kernel<float>>(shape, parameters);
 }
 
 }  // namespace epigemm

@@ -24,6 +24,7 @@ struct FoldProblem {
   void* multiplier = nullptr;  // contiguous, fp32 or fp64
   void* offset = nullptr;
   ElementType element = ElementType::Float32;
+  int device = 0;
   void* stream = nullptr;
 };
 
@@ -42,7 +43,8 @@ EPIGEMM_HOST_DEVICE FoldedColumn fold_column(const FoldProblem& p, int64_t colum
   return {scale * g, shifted * g + load(p.beta, column, 0.0)};
 }
 
-void fold_cuda(const FoldProblem& problem);
+// Returns nullptr, or what was refused and why.
+const char* fold_cuda(const FoldProblem& problem);
 void fold_cpu(const FoldProblem& problem);
 
 }  // namespace epigemm

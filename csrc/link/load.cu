@@ -8,14 +8,12 @@
 #include <shared_mutex>
 #include <unordered_map>
 
+#include "device/launch.h"
+
 namespace epigemm::link {
 namespace {
 
-const char* text_of(cudaError_t error) {
-  if (error == cudaSuccess) return nullptr;
-  cudaGetLastError();  // it is reported here: no later call is to find it
-  return cudaGetErrorString(error);
-}
+using cuda::text_of;
 
 // The devices, a bit each, on which a kernel may be launched.
 struct Allowed {
@@ -66,10 +64,7 @@ const char* allow(const void* kernel, int device, std::size_t shared_bytes, std:
   const uint64_t bit = device < 64 ? uint64_t(1) << device : 0;
   if (is_allowed(kernel, bit)) return nullptr;
   if (const char* const refused = check_parameter(kernel, parameter_bytes)) return refused;
-  const auto handle = static_cast<cudaKernel_t>(const_cast<void*>(kernel));
-  const cudaError_t error = cudaKernelSetAttributeForDevice(handle, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                                            static_cast<int>(shared_bytes), device);
-  if (error != cudaSuccess) return text_of(error);
+  if (const char* const refused = cuda::allow_shared_memory(kernel, device, shared_bytes)) return refused;
   Allowed& table = allowed();
   std::unique_lock lock(table.mutex);
   table.devices[kernel] |= bit;

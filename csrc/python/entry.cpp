@@ -229,10 +229,9 @@ PyObject* answer(PyObject*, PyObject* const* given, Py_ssize_t count) {
   Arguments arguments;
   const call::Answer found = reader.found(reader.begin() && arguments.read(reader, given));
   if (PyErr_Occurred()) return nullptr;
-  if (found == call::Answer::Recorded) return reason(arguments.recorder());
-  if (found != call::Answer::Done) return reason(found);
+  if (found != call::Answer::Done && found != call::Answer::Recorded) return reason(found);
   try {
-    return arguments.run(given);
+    return found == call::Answer::Done ? arguments.run(given) : reason(arguments.recorder());
   } catch (const std::exception& error) {
     PyErr_SetString(PyExc_RuntimeError, error.what());
     return nullptr;

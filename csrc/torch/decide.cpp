@@ -24,8 +24,9 @@ call::Slices slices_of(int64_t bits) {
 
 // `fp32`: a row of call::fp32_roads, times two; the last bit is for others. `slices`: three bits for split, three for
 // scaled: their cost, and whether memory is short. `gpu`: [index, ...] describes a device that is not there.
-void set_circumstances(const TensorView& x, int64_t fp32, int64_t slices, const std::vector<int64_t>& gpu,
-                       call::Prepared* prepared) {
+void set_circumstances(const TensorView& x, int64_t fp32, int64_t slices, bool is_batch_invariant,
+                       const std::vector<int64_t>& gpu, call::Prepared* prepared) {
+  prepared->problem.is_batch_invariant = is_batch_invariant;
   check(fp32 >= 0 && fp32 / 2 < call::kFP32Roads, "fp32 must be in 0..", 2 * call::kFP32Roads - 1, ", got ", fp32);
   prepared->fp32_road = static_cast<int>(fp32 / 2);
   prepared->split = slices_of(slices);
@@ -74,8 +75,7 @@ int64_t linear_out(const Name& epilogue, const TensorView& x, const TensorView& 
                    int64_t fp32, int64_t slices, bool is_batch_invariant, const List<int64_t>& gpu, bool is_launched,
                    const std::optional<TensorView>& out) {
   PreparedCall call = prepare(epilogue, x, weight, bias, operands, scalars, out ? &*out : nullptr);
-  set_circumstances(x, fp32, slices, gpu.values, &call.prepared);
-  call.prepared.problem.is_batch_invariant = is_batch_invariant;
+  set_circumstances(x, fp32, slices, is_batch_invariant, gpu.values, &call.prepared);
   const call::Decision decision = call::decide(call.prepared);
   if (is_launched && gpu.values.empty() && decision.plan.is_fused() && !decision.is_on_slices()) {
     check(out.has_value(), "out: there is none to launch into");
@@ -91,8 +91,7 @@ std::string missing_kernels(const Name& epilogue, const TensorView& x, const Ten
                             const List<double>& scalars, int64_t fp32, int64_t slices, bool is_batch_invariant,
                             const List<int64_t>& gpu, const std::optional<TensorView>& out) {
   PreparedCall call = prepare(epilogue, x, weight, bias, operands, scalars, out ? &*out : nullptr);
-  set_circumstances(x, fp32, slices, gpu.values, &call.prepared);
-  call.prepared.problem.is_batch_invariant = is_batch_invariant;
+  set_circumstances(x, fp32, slices, is_batch_invariant, gpu.values, &call.prepared);
   Problem& problem = call.prepared.problem;
   if (is_built_in(problem.epilogue)) return std::string();
   const call::Decision decision = call::decide(call.prepared);
@@ -155,8 +154,7 @@ std::string explain_call(const Name& epilogue, const TensorView& x, const Tensor
                          const List<double>& scalars, int64_t fp32, int64_t slices, bool is_batch_invariant,
                          const List<int64_t>& gpu, const std::optional<TensorView>& out) {
   PreparedCall call = prepare(epilogue, x, weight, bias, operands, scalars, out ? &*out : nullptr);
-  set_circumstances(x, fp32, slices, gpu.values, &call.prepared);
-  call.prepared.problem.is_batch_invariant = is_batch_invariant;
+  set_circumstances(x, fp32, slices, is_batch_invariant, gpu.values, &call.prepared);
   const call::FP32Road& road = call::road_of(call.prepared);
   const bool has_device = call.prepared.problem.device.capability != 0;
   std::ostringstream json;

@@ -166,9 +166,10 @@ void fold_batch_norm_out_cuda(const std::optional<TensorView>& bias, const std::
   FoldProblem problem = make_fold(bias, scale, running_mean, running_var, bn_weight, bn_bias, eps, out);
   const int device = out.device();
   const CurrentDevice guard(device);
+  problem.device = device;
   problem.stream = current_stream(device);
-  fold_cuda(problem);
-  check_launched();
+  const char* const refused = fold_cuda(problem);
+  check(!refused, "the kernel could not be launched: ", refused ? refused : "");
 }
 
 #endif

@@ -145,7 +145,7 @@ void launch_fused(Problem& problem, const Plan& plan) {
   const CurrentDevice guard(problem.device.index);
   problem.stream = current_stream(problem.device.index);
   const char* refused = launch(problem, plan);
-  check(!refused, "the fused kernel could not be launched: ", refused ? refused : "", " ", cuda::last_error());
+  check(!refused, "the fused kernel could not be launched: ", refused ? refused : "");
 #else
   (void)problem, (void)plan;
   fail("epigemm was built without the Hopper GEMM kernels");

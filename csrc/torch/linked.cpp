@@ -66,11 +66,10 @@ std::string missing_of(EpilogueId epilogue, const std::vector<link::KernelKey>& 
   return names;
 }
 
-// The kernels that were not linked yet of those that a plan may take; none: of fp32 in multiply-adds.
+// The kernels that were not linked yet of those that a plan may take.
 std::string missing_for_plan(const Name& epilogue, const TensorView& x, const Name& arithmetic,
                              const List<int64_t>& numbers) {
   const EpilogueInfo& info = epilogue_named(epilogue);
-  if (numbers.values.empty()) return missing_of(info.id, {{link::Part::fp32}});
   Problem problem;
   problem.epilogue = info.id;
   problem.x.element = problem.weight.element = problem.out.element = element_of(x, "x");

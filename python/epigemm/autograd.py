@@ -27,7 +27,7 @@ def linear_forward(call: LinearCall) -> Tensor:
     """The operator `epigemm::linear` below autograd."""
     if call.pack_use == packs.NONE:
         packs.expire(call.weight)
-    found = None if call.invariant else entry.linear_operator(call)
+    found = entry.linear_operator(call)
     return execution.linear(call) if found is None else found
 
 

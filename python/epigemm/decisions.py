@@ -84,9 +84,13 @@ def decide_on_meta(call: LinearCall, code: int, slices: int, place: Tensor) -> i
     return found
 
 
-def missing_kernels(call: LinearCall, code: int, slices: int) -> str:
-    """The open kernels that the call would run and that its epilogue was not linked into: names between commas."""
-    names: str = ops._missing_kernels(*_asked(call, code, slices), call.out)
+def missing_kernels(call: LinearCall, code: int, slices: int, place: Tensor | None = None) -> str:
+    """The open kernels that the call would run and that its epilogue was not linked into: names between commas.
+
+    `place`: as of `explain`.
+    """
+    asked = _asked(call, code, slices) if place is None else _asked_of_meta(call, code, slices, place)
+    names: str = ops._missing_kernels(*asked, call.out)
     return names
 
 

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 from torch.nn import Parameter
 
-from epigemm import execution, invariance, keeping, linked, packs, split
+from epigemm import execution, invariance, keeping, linked, packs, plans, split
 from epigemm import precision as _precision
 from epigemm._native import ops
 from epigemm.calls import ElementwiseCall, LinearCall
@@ -28,6 +28,7 @@ from epigemm.epilogues import FOLDED, Epilogue
 _FP32 = torch.float32
 _is_compiling = torch.compiler.is_compiling
 _grad_enabled = torch.is_grad_enabled
+_saved_tensor_hooks: Any = torch._C._autograd._top_saved_tensors_default_hooks
 Vectors = tuple[Tensor | float | None, ...]
 _SPLIT_LATER = {
     code for code in _precision.FIRST_SLICES if _precision.SPLIT in _precision.road(code).fused[1:]
@@ -61,6 +62,7 @@ RECORDED: Literal[Reason.RECORDED] = Reason.RECORDED
 RECORDED_BY_TORCH: Literal[Reason.RECORDED_BY_TORCH] = Reason.RECORDED_BY_TORCH
 # Of an IntEnum, comparing with what the module returns takes several times as long.
 _RECORDED, _OTHER_SETTING = int(Reason.RECORDED), int(Reason.OTHER_SETTING)
+_NOT_READY = int(Reason.NOT_READY)
 _BY_REFERENCE, _RECORDED_BY_TORCH = int(Reason.BY_REFERENCE), int(Reason.RECORDED_BY_TORCH)
 
 
@@ -160,16 +162,31 @@ def linear(
     call = (epilogue.number, x, weight, operands, fold, out)
     how = (pack, _PACK_USES[pack_use], strict, invariant)
     found: Tensor | int = _module.linear(*call, code, *how)
+    if (
+        type(found) is int and found == _NOT_READY and plans.has_gpu_kernels(x)
+    ):  # which makes the device known
+        found = _module.linear(*call, code, *how)
     if type(found) is not int:
         return found  # type: ignore[return-value]
     if found == _BY_REFERENCE:
         return linked.linear(epilogue, x, weight, operands, out, code & 1)
+    if found == _RECORDED_BY_TORCH:
+        return RECORDED_BY_TORCH if _may_torch_record(x, precision) else RECORDED
     if found != _OTHER_SETTING:
-        return RECORDED if found == _RECORDED else RECORDED_BY_TORCH if found == _RECORDED_BY_TORCH else None
+        return RECORDED if found == _RECORDED else None
     code &= ~1  # the last bit: torch's own setting would be less accurate than the call
     with _precision.full_fp32(x.device.type):
         found = _module.linear(*call, code, *how)
     return None if type(found) is int else found  # type: ignore[return-value]
+
+
+def _may_torch_record(x: Tensor, precision: str | None) -> bool:
+    """Whether PyTorch's own nodes are right for a recorded call.
+
+    A `precision` of the call's own has to hold in its backward pass, too. And what hooks on saved tensors see must not
+    depend on a plan: a checkpoint compares what a forward pass and its repetition save.
+    """
+    return (precision is None or x.dtype is not _FP32) and _saved_tensor_hooks(True) is None
 
 
 def _in_order(
@@ -211,7 +228,7 @@ def products(
 
 def _product_code(rows: Tensor, precision: str) -> int | None:
     """What fp32 products may run on; None where they are somebody else's."""
-    if _module is None or _is_compiling() or invariance.active or execution.on_first_call is not None:
+    if _module is None or _is_compiling() or execution.on_first_call is not None:
         return None
     if rows.dtype is not _FP32:
         return 0

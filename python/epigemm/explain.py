@@ -26,7 +26,7 @@ from epigemm import (
 from epigemm import explain_text as text
 from epigemm import precision as _precision
 from epigemm.calls import ElementwiseCall, LinearCall
-from epigemm.epilogues import BIAS, compute_dtype
+from epigemm.epilogues import BIAS, BIAS_RELU, compute_dtype
 from epigemm.recording import Recorder, dtype_name, record
 
 FUSED = "fused"
@@ -142,7 +142,10 @@ def _explain_recorded(call: LinearCall, differentiates: bool, wants_gradients: b
     checks.linear(call)
     if call.out is not None:
         checks.output_overlap(call.out, call.x, call.inputs[1:], in_place=False)
-    if call.out is None and differentiates and entry.is_left_to_torch(call):
+    is_recorded = (
+        call.out is None and differentiates and any(t is not None and t.requires_grad for t in call.inputs)
+    )
+    if is_recorded and call.epilogue in (BIAS, BIAS_RELU) and entry.is_left_to_torch(call):
         return _explain_left_to_torch(call)
     if call.out is not None or not differentiates or not gradients.keeps_product(call):
         return _explain_linear(call, wants_gradients)
@@ -247,7 +250,8 @@ def _explain_invariant(call: LinearCall) -> dict[str, Any]:
     if fixed.runs_by_rows(call):
         return _explain_rows(call)
     considered = execution.considered(call)
-    if all(each.why_not for each in considered):
+    are_copied = all(each.why_not for each in considered)
+    if are_copied:
         considered = execution.considered_on_copies(call)
     found = next(each for each in considered if not each.why_not)
     before = [_INVARIANT, *(each.why_not for each in considered[: considered.index(found)])]
@@ -261,12 +265,16 @@ def _explain_invariant(call: LinearCall) -> dict[str, Any]:
         before.append(split.describe_source(found.choice, call.weight))
         launches = split.describe_launches(found.choice, call.x, kernel)
     elif call.x.dtype == torch.float32 and found.arithmetic == _precision.IEEE:
-        kernel = f"epigemm fused GEMM in fp32 multiply-adds, tile 128x64, epilogue {call.epilogue.name}"
+        tile = found.plan["tile"].rpartition("x")[0]
+        kernel = f"epigemm fused GEMM in fp32 multiply-adds, tile {tile}, epilogue {call.epilogue.name}"
         launches, candidates = [kernel], []
     else:
         kernel = f"epigemm fused GEMM, {text.tile_text(found.plan)}, epilogue {call.epilogue.name}"
-        before.append("tensors that TMA cannot read or write are copied and padded to whole 16 bytes first")
         launches = [kernel]
+    if are_copied:
+        before.append(
+            "tensors that the kernel cannot read or write are copied first, padded to whole 16 bytes for TMA"
+        )
     return {
         "arithmetic": arithmetic,
         "path": FUSED,

@@ -17,6 +17,7 @@ from epigemm import decisions, fallback, kernels, plans, split
 from epigemm import precision as _precision
 from epigemm.calls import LinearCall
 from epigemm.epilogues import MATRIX, PER_COLUMN, PER_ROW
+from epigemm.linked import LinkedEpilogue
 
 _TMA_BYTES = 16
 
@@ -36,7 +37,12 @@ def why_none(call: LinearCall) -> str:
     if x.dtype == torch.float64:
         return "fused kernels exist for float16, bfloat16 and float32, not for float64"
     tried = explain_on_copies(call)
-    return "" if any(each["runs"] for each in tried) else str(tried[0]["plan"]["why_not_covered"])
+    if not any(each["runs"] for each in tried):
+        return str(tried[0]["plan"]["why_not_covered"])
+    if not isinstance(call.epilogue, LinkedEpilogue):
+        return ""
+    missing = decisions.missing_kernels(_on_meta(call), decisions.fp32_code(call), 0, x)
+    return call.epilogue.would_link(missing, x.device)
 
 
 def refuse(x: Tensor, reason: str) -> NoReturn:
@@ -51,9 +57,14 @@ def refuse(x: Tensor, reason: str) -> NoReturn:
 
 def explain_on_copies(call: LinearCall) -> list[dict[str, Any]]:
     """What `decisions.explain` says is tried for the call on copies; makes none."""
-    copied = _on_copies(call, lambda tensor, sizes: tensor.new_empty(sizes, device="meta"))
-    tried: list[dict[str, Any]] = decisions.explain(copied, decisions.fp32_code(call), 0, call.x)["tried"]
+    tried: list[dict[str, Any]] = decisions.explain(_on_meta(call), decisions.fp32_code(call), 0, call.x)[
+        "tried"
+    ]
     return tried
+
+
+def _on_meta(call: LinearCall) -> LinearCall:
+    return _on_copies(call, lambda tensor, sizes: tensor.new_empty(sizes, device="meta"))
 
 
 def on_copies(call: LinearCall) -> LinearCall:
@@ -80,8 +91,8 @@ def _on_copies(call: LinearCall, copy: Callable[[Tensor, Sequence[int]], Tensor]
 
 def _with_zeros(tensor: Tensor, sizes: Sequence[int]) -> Tensor:
     """A contiguous copy of these sizes."""
-    if tensor.dim() > len(sizes):
-        tensor = tensor.reshape(-1, tensor.shape[-1])
+    if tensor.dim() != len(sizes):  # x, of any leading dimensions
+        tensor = tensor.reshape(sizes[0], tensor.shape[-1])
     more = [size - length for size, length in zip(sizes, tensor.shape, strict=True)]
     return torch.nn.functional.pad(
         tensor, [each for last in reversed(more) for each in (0, last)]

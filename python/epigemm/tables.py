@@ -290,7 +290,10 @@ def made(name: str) -> None:
     """Give the planner what was measured with an epilogue, which is there from now on."""
     with _lock:
         for (device, _), entry in _waiting.pop(name, {}).items():
-            install(device, [entry])
+            try:
+                install(device, [entry])
+            except RuntimeError as error:
+                _warn_once(Path(name), f"what was measured with {name} is ignored: {_first_line(error)}")
 
 
 def _install(device: int, rows: Iterable[list[int]]) -> None:

@@ -38,7 +38,7 @@ class Launches:
 
     def linear_out(self, name: str, x: Tensor, weight: Tensor, *others: Any) -> int:
         bias, operands, scalars, _, _, is_invariant, _, launch, out = others
-        assert is_invariant
+        assert is_invariant or not launch
         decision: int = _linear_out(name, x, weight, *others)
         if not launch or decisions.way(decision) != decisions.TENSORS:
             return decision
@@ -81,6 +81,7 @@ def launches(monkeypatch: pytest.MonkeyPatch) -> Iterator[Launches]:
     ops._clear_measured(DEVICE)
     with epigemm.batch_invariant():
         yield found
+    split._shortages.clear()
 
 
 def product(m: int, n: int, k: int, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor, Tensor]:
@@ -274,3 +275,13 @@ def test_no_predicted_time_plays_a_part(launches: Launches) -> None:
     for precision in ("highest", "high", "tf32", "ieee"):
         epigemm.linear_relu(x, weight, bias, precision=precision)
     assert [kind for kind, _ in launches.seen] == ["split", "scaled", "tensors", "fp32"]
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(("n", "k"), [(64, 60), (60, 64), (15, 21)])
+def test_a_vector_is_one_row(launches: Launches, dtype: torch.dtype, n: int, k: int) -> None:
+    x, weight, bias = product(1, n, k, dtype)
+    actual = epigemm.linear_relu(x[0], weight, bias)
+    assert actual.shape == (n,)
+    check(actual[None], x, weight, bias)
+    assert "padded" in str(epigemm.explain("linear_relu", x[0], weight, bias))

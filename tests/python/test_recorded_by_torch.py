@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint as untyped_checkpoint
 
 import epigemm
-from epigemm import packs
+from epigemm import entry, packs
 from tests.python.watching import WITH_ENTRY
 from tests.support.untyped import backward
 
@@ -97,3 +98,33 @@ def test_explain_says_so(device: torch.device, rng: torch.Generator) -> None:
     assert "PyTorch's own operators record the call" in found.reasons[0]
     with torch.no_grad():
         assert "record" not in str(epigemm.explain("linear_relu", x, weight, bias).reasons)
+
+
+def test_a_checkpoint_saves_the_same_twice(rng: torch.Generator) -> None:
+    """Whatever records the call by then: its hooks compare what both passes save."""
+    x, weight, bias = drawn(rng, torch.device("cpu"), torch.float32)
+    function: Any = epigemm.linear_relu
+    result: Any = untyped_checkpoint(function, x, weight, bias, use_reentrant=False)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]):
+        backward(result.sum())
+    eager = torch.relu(torch.nn.functional.linear(x, weight, bias))
+    for tensor, expected in zip(
+        (x, weight, bias), torch.autograd.grad(eager.sum(), [x, weight, bias]), strict=True
+    ):
+        assert tensor.grad is not None and torch.equal(tensor.grad, expected)
+
+
+def test_a_precision_of_the_calls_own_holds_in_its_backward_pass(rng: torch.Generator) -> None:
+    """PyTorch's nodes follow the setting that is in force by then."""
+    x, weight, bias = drawn(rng, torch.device("cpu"), torch.float32)
+    assert "_Linear" in node_name(epigemm.linear_relu(x, weight, bias, precision="ieee"))
+    assert "_Linear" not in node_name(
+        epigemm.linear_relu(*(t.double() for t in (x, weight, bias)), precision="ieee")
+    )
+
+
+def test_explain_runs_no_call(rng: torch.Generator, answered: list[Any]) -> None:
+    x, weight, bias = drawn(rng, torch.device("cpu"), torch.float32)
+    epigemm.explain("linear_relu", x, weight, bias)
+    epigemm.explain("linear_relu_div", x, weight, bias, 2.0)
+    assert "done" not in answered and entry.Reason.RECORDED_BY_TORCH in answered
