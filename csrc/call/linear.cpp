@@ -121,6 +121,8 @@ Answer linear(const LinearCall& call, Torch& torch) {
   if (!is_built_in(call.epilogue)) {
     prepared.problem.arithmetic = decision.arithmetic;
     if (!call.x->is_cuda()) return look_at_reference(call);
+    // Linked kernels read vectors without gaps; the one behind PyTorch's GEMM, too.
+    if (!prepared.problem.are_operands_contiguous) return Answer::NotReadable;
     if (!link::are_linked(call.epilogue, link::needed_kernels(prepared.problem, decision.plan)))
       return Answer::NotLinked;
   }

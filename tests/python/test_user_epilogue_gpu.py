@@ -55,6 +55,24 @@ def test_a_copy_of_a_built_in_has_its_bits(size: tuple[int, int, int], dtype: to
         )
 
 
+@pytest.mark.parametrize(
+    ("precision", "where"), [("highest", "split"), ("high", "scaled"), ("tf32", "fused GEMM, tile")]
+)
+def test_every_arithmetic_of_fp32(precision: str, where: str) -> None:
+    """One kernel each: three products of slices, one of scaled slices, TF32."""
+    x, weight, bias = tensors(4096, 4096, 2048, torch.float32)
+    z = x.double() @ weight.double().t() + bias.double()
+    expected = z + 0.5 * torch.sigmoid(z)
+    relative = 2.0**-18 if precision == "highest" else 2.0**-8
+    for given in (epigemm.pack(weight, precision=precision), weight):
+        result = copy_of_sigmoid(x, given, bias, 0.5, precision=precision, strict=given is not weight)
+        assert bool(((result.double() - expected).abs() <= relative * (1 + expected.abs())).all())
+    with epigemm.keep_packs():
+        explanation = epigemm.explain(copy_of_sigmoid, x, weight, bias, 0.5, precision=precision)
+    assert explanation.path == "fused"
+    assert where in explanation.kernel or explanation.arithmetic.startswith(where)
+
+
 def test_one_kernel_runs() -> None:
     x, weight, bias = tensors(4096, 4096, 1024, torch.bfloat16)
     result = copy_of_sigmoid(x, weight, bias, 0.5, strict=True)
