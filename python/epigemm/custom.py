@@ -48,7 +48,17 @@ else:
 
 KINDS: dict[Any, str] = {PerColumn: "per_column", PerRow: "per_row", Scalar: "scalar", Matrix: "matrix"}
 _ANNOTATIONS = "PerColumn, PerRow, Scalar or Matrix"
-_TAKEN = ("x", "weight", "z", "out", "precision", "strict", "self", "operands", "named")  # by the calls themselves
+_TAKEN = (
+    "x",
+    "weight",
+    "z",
+    "out",
+    "precision",
+    "strict",
+    "self",
+    "operands",
+    "named",
+)  # by the calls themselves
 _LONGEST_NAME = 64
 
 

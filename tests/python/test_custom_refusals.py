@@ -305,7 +305,11 @@ class hidden:
         (power_of_scalar, NotImplementedError, ON_SCALAR),
         (method_of_scalar, NotImplementedError, ON_SCALAR),
         (comparison_of_scalar, NotImplementedError, ON_SCALAR),
-        (hardtanh_of_scalar, NotImplementedError, "a scalar operand decides .* a Scalar is a symbolic number"),
+        (
+            hardtanh_of_scalar,
+            NotImplementedError,
+            "a scalar operand decides .* a Scalar is a symbolic number",
+        ),
         (nan_to_scalar, NotImplementedError, "a scalar operand decides .* a Scalar is a symbolic number"),
         (prelu, NotImplementedError, "prelu is not supported; use torch.where"),
         (batch_norm, NotImplementedError, "batch_norm is not supported; in eval it is acc"),
@@ -417,12 +421,15 @@ def _acc_and(name: str) -> Callable[..., Any]:
     "name", ["x", "weight", "z", "out", "precision", "strict", "self", "operands", "named"]
 )
 def test_names_that_calls_have_taken(name: str) -> None:
-    with pytest.raises(TypeError, match=f"renamed .*: an operand is called '{name}'; accepted is any name but"):
+    with pytest.raises(
+        TypeError, match=f"renamed .*: an operand is called '{name}'; accepted is any name but"
+    ):
         trace(_acc_and(name))
 
 
 @pytest.mark.parametrize(
-    ("name", "shown"), [("", "epilogue"), ("a\nb", "epilogue"), ("<lambda>", "epilogue"), ("a" * 5000, "a" * 64)]
+    ("name", "shown"),
+    [("", "epilogue"), ("a\nb", "epilogue"), ("<lambda>", "epilogue"), ("a" * 5000, "a" * 64)],
 )
 def test_a_name_that_is_no_identifier_goes_nowhere(name: str, shown: str) -> None:
     function = _acc_and("bias")
