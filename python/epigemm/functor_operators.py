@@ -34,8 +34,8 @@ SUPPORTED = (
     "docs/epilogues.md lists them)"
 )
 ON_SCALARS = (
-    "a Scalar is a symbolic number, with + - * / ** % abs, torch.sym_max and torch.sym_min, and an argument of functions "
-    "that take numbers (docs/epilogues.md); torch.full_like(acc, s) makes a tensor of it"
+    "a Scalar is a symbolic number, with + - * / ** % abs, torch.sym_max and torch.sym_min, and an argument of "
+    "functions that take numbers (docs/epilogues.md); torch.full_like(acc, s) makes a tensor of it"
 )
 _MOVES = "{name} moves elements; an epilogue sees one element at a time, and has no other"
 _ITERATES = "{name}, or iterating over a tensor, takes it apart; an epilogue sees one element at a time"

@@ -339,8 +339,8 @@ def _check_guards(environment: Any, name: str, start: str) -> None:
                 f"torch.where and torch.clamp, and no float() or math function of it; {ON_SCALARS}"
             )
         raise NotImplementedError(
-            f"{name} ({place}): the shape of a tensor decides what is computed, or is given to view or reshape; operands "
-            "broadcast by themselves: the function sees [M, N], of PerColumn [N] and of PerRow [M, 1]"
+            f"{name} ({place}): the shape of a tensor decides what is computed, or is given to view or reshape; "
+            "operands broadcast by themselves: the function sees [M, N], of PerColumn [N] and of PerRow [M, 1]"
         )
 
 

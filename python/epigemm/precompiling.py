@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -71,7 +72,7 @@ def precompile(
 
 
 def _sizes(shapes: object) -> list[tuple[int, int, int]]:
-    sizes = list(shapes) if isinstance(shapes, Iterable) else [shapes]
+    sizes: list[Any] = list(shapes) if isinstance(shapes, Iterable) else [shapes]
     for size in sizes:
         is_triple = isinstance(size, (tuple, list)) and len(size) == 3
         if not is_triple or not all(isinstance(length, int) and length > 0 for length in size):

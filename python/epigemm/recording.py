@@ -36,8 +36,8 @@ def record(fn_or_name: Callable[..., Tensor] | str, *args: Any, **kwargs: Any) -
     if function is None or (callable(fn_or_name) and fn_or_name is not function):
         accepted = ", ".join(functional.__all__)
         raise ValueError(
-            f"fn_or_name: got {fn_or_name!r}; accepted are what epigemm.epilogue makes, its `elementwise`, and epigemm's "
-            f"functions or their names: {accepted}"
+            f"fn_or_name: got {fn_or_name!r}; accepted are what epigemm.epilogue makes, its `elementwise`, and "
+            f"epigemm's functions or their names: {accepted}"
         )
     recorder = Recorder()
     with torch.no_grad(), recorder:

@@ -176,7 +176,7 @@ def function_of_scalar(acc: Tensor, s: Any) -> Tensor:
     return acc * torch.exp(s)
 
 
-def power_of_scalar(acc: Tensor, s: Scalar) -> Tensor:
+def power_of_scalar(acc: Tensor, s: Scalar) -> Any:
     return acc * (-2.0) ** s
 
 
@@ -194,6 +194,10 @@ def hardtanh_of_scalar(acc: Tensor, s: Scalar) -> Tensor:
 
 def nan_to_scalar(acc: Tensor, s: Scalar) -> Tensor:
     return torch.nan_to_num(acc, s)
+
+
+def softshrink_of_scalar(acc: Tensor, s: Scalar) -> Tensor:
+    return F.softshrink(acc, s)
 
 
 function_of_scalar.__annotations__["s"] = Scalar
@@ -231,7 +235,7 @@ def sort(acc: Tensor) -> Tensor:
     return acc.sort(-1)[0]
 
 
-def iteration(acc: Tensor) -> Tensor:
+def iteration(acc: Tensor) -> Any:
     return acc + next(iter(acc))
 
 
@@ -307,6 +311,11 @@ class hidden:
         (comparison_of_scalar, NotImplementedError, ON_SCALAR),
         (
             hardtanh_of_scalar,
+            NotImplementedError,
+            "a scalar operand decides .* a Scalar is a symbolic number",
+        ),
+        (
+            softshrink_of_scalar,
             NotImplementedError,
             "a scalar operand decides .* a Scalar is a symbolic number",
         ),

@@ -288,7 +288,7 @@ def test_a_new_number_is_not_traced_again(backend: str, rng: torch.Generator) ->
     assert counter.frame_count == 2
 
 
-PRECOMPILE = {
+PRECOMPILE: dict[str, tuple[type[Exception], str, Any, dict[str, Any]]] = {
     "no triples": (TypeError, "shapes: got 1; accepted are triples", (1, 2, 3), {}),
     "no sizes": (TypeError, "shapes: got 8; accepted are triples", 8, {}),
     "empty": (TypeError, r"shapes: got \(0, 8, 8\); accepted are triples", [(0, 8, 8)], {}),
@@ -318,5 +318,5 @@ def test_precompile_says_what_is_wrong(name: str) -> None:
 
 def test_precompile_needs_a_gpu_that_torch_sees(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(RuntimeError, match="device: got cuda, .* .torch finds no GPU"):
+    with pytest.raises(RuntimeError, match=r"device: got cuda, .* .torch finds no GPU"):
         epigemm.precompile(mixed, [(1, 8, 8)])
