@@ -179,7 +179,7 @@ class Builder:
             if of_sizes and isinstance(node.meta.get("val"), (torch.SymInt, int)):
                 return  # refused where somebody reads it as a number
             raise Refusal(f"{name} is not supported on a Scalar; {ON_SCALARS}")
-        if name == "sym_size":
+        if name in ("sym_size", "sym_numel"):
             return
         self._refuse_what_no_functor_is(target, name)
         kind = self._result_kind(node, name)
