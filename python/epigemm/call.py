@@ -43,6 +43,7 @@ _is_functorch_wrapped = torch._C._functorch.is_functorch_wrapped_tensor
 _is_functional = torch._is_functional_tensor
 _has_function_mode = torch._C._is_torch_function_mode_enabled
 _any_autocast = torch._C._is_any_autocast_enabled
+_has_autocast = torch.amp.is_autocast_available
 
 _PLAIN = 0  # nothing between Python and the kernels has to do with the call
 _RECORDED = 1  # autograd alone has: some tensor requires a gradient
@@ -128,7 +129,7 @@ def linear(
     columns = checks.fold_batch_norm(x, _named(vectors), fold[-1], weight.shape[0])
     if road == _PLAIN:
         if out is not None:
-            checks.output_overlap(out, x, vectors, in_place=False)
+            checks.output_overlap(out, x, _named(vectors), in_place=False)
         likes = x.new_empty((2, columns), dtype=compute_dtype(x.dtype)).unbind(0)
         execution.refuse(LinearCall(epilogue, x, weight, None, likes, (), *options))
     operands = _fold(road, FoldCall(x, columns, vectors, fold[-1]), out)
@@ -162,8 +163,12 @@ def linear_linked(
     precision: str | None,
     strict: bool,
     pack_use: str | None,
+    recorded: bool,
 ) -> Tensor:
-    """D = epilogue(x @ weight.T) for a matrix x; operands as the operators take them, the rest as of `linear`."""
+    """D = epilogue(x @ weight.T) for a matrix x; operands as the operators take them, the rest as of `linear`.
+
+    `recorded`: whether the entry has seen the call, and that autograd alone has to do with it.
+    """
     asked = DEFAULT if precision is None else checks.precision(precision)
     if strict is not False:
         checks.flag("strict", strict)
@@ -173,20 +178,27 @@ def linear_linked(
     call = LinearCall(epilogue, x, weight, None, operands, scalars, asked, pack_use, strict, invariant, out)
     if _is_compiling():
         return _linear(_DISPATCHED, call._replace(precision=compiled.resolved(asked, x)))
-    found = entry.linear_operator(call)
+    found = None if recorded else entry.linear_operator(call)
     if found is not None:
         return found
-    road = _road((x, weight, out, *operands))
+    road = _RECORDED if recorded else _road((x, weight, out, *operands))
     if road == _RECORDED and weight.requires_grad:
         call = call._replace(pack_use=packs.NONE)
     return _linear(road, call)
 
 
 def elementwise_linked(
-    epilogue: Epilogue, x: Tensor, operands: Sequence[Tensor], scalars: Sequence[float], out: Tensor | None
+    epilogue: Epilogue,
+    x: Tensor,
+    operands: Sequence[Tensor],
+    scalars: Sequence[float],
+    out: Tensor | None,
+    recorded: bool,
 ) -> Tensor:
-    """D = epilogue(x) for a matrix x; operands as the operators take them."""
+    """D = epilogue(x) for a matrix x; operands as the operators take them, `recorded` as of `linear_linked`."""
     call = ElementwiseCall(epilogue, x, None, operands, scalars, out)
+    if recorded:
+        return _elementwise(_RECORDED, call)
     found = entry.elementwise_operator(call)
     return _elementwise(_road((x, out, *operands)), call) if found is None else found
 
@@ -240,7 +252,7 @@ def elementwise(
         checks.elementwise(ElementwiseCall(BIAS, x, None, (), (), out))
         columns = checks.fold_batch_norm(x, _named(vectors), fold[-1], x.shape[-1])
         if road == _PLAIN and out is not None:
-            checks.output_overlap(out, x, vectors, in_place=True)
+            checks.output_overlap(out, x, _named(vectors), in_place=True)
         operands = _fold(road, FoldCall(x, columns, vectors, fold[-1]), out)
     return _elementwise(road, ElementwiseCall(epilogue, x, bias, operands, scalars, out))
 
@@ -380,7 +392,8 @@ def autocast(
     if not isinstance(x, Tensor) or not isinstance(weight, Tensor):
         return x, weight, biases  # the checks say so
     device_type = x.device.type
-    if not torch.is_autocast_enabled(device_type):
+    # Of a type without autocast, such as meta, torch raises where it is asked.
+    if not _has_autocast(device_type) or not torch.is_autocast_enabled(device_type):
         return x, weight, biases
     dtype = torch.get_autocast_dtype(device_type)
 

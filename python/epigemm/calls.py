@@ -63,6 +63,11 @@ class LinearCall(NamedTuple):
         return (self.x, self.weight, self.bias, *self.operands)
 
     @property
+    def others(self) -> dict[str, Tensor]:
+        """Every tensor that is read, but x, by its name."""
+        return {"weight": self.weight, **_named_operands(self)}
+
+    @property
     def arguments(self) -> tuple[Any, ...]:
         """Those of the operator."""
         return (self.epilogue.name, *self[1:10])
@@ -105,6 +110,18 @@ class ElementwiseCall(NamedTuple):
     def inputs(self) -> tuple[Tensor | None, ...]:
         """Every tensor that is read."""
         return (self.x, self.bias, *self.operands)
+
+    @property
+    def others(self) -> dict[str, Tensor]:
+        """Every tensor that is read, but x, by its name."""
+        return _named_operands(self)
+
+
+def _named_operands(call: LinearCall | ElementwiseCall) -> dict[str, Tensor]:
+    given = call.epilogue.in_order(call.bias, call.operands, call.scalars)
+    assert given is not None  # the call was checked
+    every = zip(call.epilogue.operands[1:], given, strict=True)
+    return {operand.name: value for operand, value in every if isinstance(value, Tensor)}
 
 
 Vectors = Sequence[Tensor | None]

@@ -9,7 +9,8 @@ from __future__ import annotations
 import inspect
 import math
 import numbers
-from collections.abc import Callable, Sequence
+import sys
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -88,7 +89,7 @@ def fold_batch_norm(like: Tensor, vectors: dict[str, Tensor | None], eps: float,
             and vector.shape == (columns,)
         ):
             continue
-        _require_strided(name, vector)
+        strided(name, vector)
         if vector.dtype != compute and (compute == torch.float64 or vector.dtype != like.dtype):
             accepted = _names({like.dtype, compute})
             raise RuntimeError(
@@ -135,6 +136,13 @@ def optional_tensors(**arguments: object) -> None:
             raise TypeError(f"{name}: got {_kind(value)}; accepted is a torch.Tensor or None")
 
 
+def strided(name: str, tensor: Tensor) -> None:
+    """RuntimeError unless a dense tensor."""
+    if tensor.layout is not _STRIDED or tensor.is_nested:
+        kind = "a nested tensor" if tensor.is_nested else f"layout {tensor.layout}"
+        raise RuntimeError(f"{name}: got {kind}; accepted is a dense (torch.strided) tensor")
+
+
 def rows_of_vectors(x: Tensor) -> None:
     """RuntimeError unless x has a last dimension for per-column vectors to lie along."""
     if x.dim() == 0:
@@ -176,7 +184,7 @@ def packable(weight: object) -> None:
     """TypeError unless a tensor, RuntimeError unless an fp32 matrix: what is split into fp16 pieces."""
     tensors(weight=weight)
     assert isinstance(weight, Tensor)
-    _require_strided("weight", weight)
+    strided("weight", weight)
     if weight.dtype != torch.float32:
         raise RuntimeError(f"weight: got dtype {weight.dtype}; accepted is torch.float32")
     if weight.dim() != 2:
@@ -186,14 +194,19 @@ def packable(weight: object) -> None:
 
 
 def scalar_number(name: str, value: object) -> float:
-    """A Python number as a float; TypeError otherwise."""
+    """A Python number as a float; TypeError otherwise, ValueError for one that no float holds."""
     _require_number(name, value, "a number or a 0-dimensional tensor")
-    return float(value)  # type: ignore[arg-type]
+    try:
+        return float(value)  # type: ignore[arg-type]
+    except OverflowError:
+        raise ValueError(
+            f"{name}: got a number beyond float64; accepted is one of at most {sys.float_info.max:.4g}"
+        ) from None
 
 
 def scalar_tensor(name: str, value: Tensor, x: Tensor) -> None:
     """RuntimeError unless `value` is a floating 0-dimensional tensor beside x."""
-    _require_strided(name, value)
+    strided(name, value)
     if value.dim() != 0:
         raise RuntimeError(
             f"{name}: got shape {_shape(value)}; accepted is a number or a 0-dimensional tensor"
@@ -203,13 +216,13 @@ def scalar_tensor(name: str, value: Tensor, x: Tensor) -> None:
     _require_device(name, value, x)
 
 
-def output_overlap(out: Tensor, x: Tensor, others: Sequence[Tensor | None], *, in_place: bool) -> None:
+def output_overlap(out: Tensor, x: Tensor, others: Mapping[str, Tensor | None], *, in_place: bool) -> None:
     """RuntimeError where writing `out` would race with reading an input, or with itself.
 
     Args:
         out: the tensor that is written.
         x: the first input.
-        others: the further inputs.
+        others: the further inputs by name.
         in_place: whether `out` may be exactly the same view as `x`.
     """
     if out.is_meta:
@@ -217,10 +230,11 @@ def output_overlap(out: Tensor, x: Tensor, others: Sequence[Tensor | None], *, i
     if not (in_place and overlap.is_same_view(out, x)) and overlap.overlaps(out, x):
         accepted = "x itself or memory that x does not use" if in_place else "memory that x does not use"
         raise RuntimeError(f"out: some of its elements share memory with x; accepted is {accepted}")
-    if any(other is not None and overlap.overlaps(out, other) for other in others):
-        raise RuntimeError(
-            "out: some of its elements share memory with another input; accepted is memory of its own"
-        )
+    for name, other in others.items():
+        if other is not None and overlap.overlaps(out, other):
+            raise RuntimeError(
+                f"out: some of its elements share memory with {name}; accepted is memory of its own"
+            )
     if overlap.overlaps_itself(out):
         raise RuntimeError(
             f"out: several indices address the same element (shape {_shape(out)}, strides {tuple(out.stride())}); "
@@ -299,7 +313,7 @@ def _require_out(out: Tensor, shape: Sequence[int], x: Tensor) -> None:
 
 
 def _require_matrix_like(name: str, x: Tensor) -> None:
-    _require_strided(name, x)
+    strided(name, x)
     if x.dtype not in DTYPES:
         raise RuntimeError(f"{name}: got dtype {x.dtype}; accepted are {_names(DTYPES)}")
 
@@ -313,7 +327,7 @@ def _require_like(name: str, tensor: Tensor, dtype: torch.dtype, x: Tensor) -> N
         and not tensor.is_nested
     ):
         return
-    _require_strided(name, tensor)
+    strided(name, tensor)
     if tensor.dtype != dtype:
         raise RuntimeError(f"{name}: got dtype {tensor.dtype}; accepted is {dtype}, as x has {x.dtype}")
     _require_device(name, tensor, x)
@@ -329,12 +343,6 @@ def _require_length(name: str, vector: Tensor, columns: int | None) -> None:
         raise RuntimeError(
             f"{name}: got shape {_shape(vector)}; accepted is [{'N' if columns is None else columns}]"
         )
-
-
-def _require_strided(name: str, tensor: Tensor) -> None:
-    if tensor.layout is not _STRIDED or tensor.is_nested:
-        kind = "a nested tensor" if tensor.is_nested else f"layout {tensor.layout}"
-        raise RuntimeError(f"{name}: got {kind}; accepted is a dense (torch.strided) tensor")
 
 
 def _require_number(name: str, value: object, accepted: str = "a number") -> None:

@@ -130,6 +130,15 @@ def _precision_now(device_type: str) -> str:
     return _precision.resolved(device_type) if is_guarded else _precision.DEFAULT
 
 
+def is_constant(number: float) -> bool:
+    """Whether a number is a constant of what is traced; Dynamo makes a symbol of one that has changed."""
+    from torch.fx.experimental.symbolic_shapes import statically_known_true  # takes long, and Dynamo has it
+
+    if not isinstance(number, (int, float)):
+        return True  # the checks say what it is
+    return statically_known_true(number >= 0) or statically_known_true(number < 0)
+
+
 # Every function and every global that Dynamo comes by below is a guard, which takes time at each call of the graph.
 # What needs none is asked above; what is wrong with a call is found by the fake kernels.
 

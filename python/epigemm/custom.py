@@ -48,6 +48,18 @@ else:
 
 KINDS: dict[Any, str] = {PerColumn: "per_column", PerRow: "per_row", Scalar: "scalar", Matrix: "matrix"}
 _ANNOTATIONS = "PerColumn, PerRow, Scalar or Matrix"
+_TAKEN = (
+    "x",
+    "weight",
+    "z",
+    "out",
+    "precision",
+    "strict",
+    "self",
+    "operands",
+    "named",
+)  # by the calls themselves
+_LONGEST_NAME = 64
 
 
 @dataclass(frozen=True)
@@ -189,7 +201,8 @@ def trace(function: Callable[..., Any]) -> Traced:
     if not isinstance(function, FunctionType):
         raise TypeError(f"epilogue: got {type(function).__name__}; accepted is a Python function")
     start = f"{function.__code__.co_filename}:{function.__code__.co_firstlineno}"
-    name = function.__name__
+    # It is a part of the names of kernels, and of one line of explanations.
+    name = function.__name__[:_LONGEST_NAME] if function.__name__.isidentifier() else "epilogue"
     operands = _operands(function, f"{name} ({start})")
     captured = captures.captures_of(function)
     from epigemm import functor_trace
@@ -228,6 +241,11 @@ def _operands(function: FunctionType, place: str) -> tuple[OperandSpec, ...]:
 
 
 def _operand(function: FunctionType, parameter: inspect.Parameter, place: str) -> OperandSpec:
+    if parameter.name in _TAKEN:
+        raise TypeError(
+            f"{place}: an operand is called {parameter.name!r}; accepted is any name but {', '.join(_TAKEN)}, which "
+            "calls of the epilogue have taken"
+        )
     annotation = parameter.annotation
     if isinstance(annotation, str):
         annotation = _resolved(function, annotation)

@@ -33,7 +33,7 @@ def linear(call: LinearCall) -> Tensor:
     checks.linear(call)
     if call.out is None:
         return _linear(call)
-    checks.output_overlap(call.out, call.x, call.inputs[1:], in_place=False)
+    checks.output_overlap(call.out, call.x, call.others, in_place=False)
     result = _linear(call)
     mark_written(call.out)
     return result
@@ -79,7 +79,7 @@ def elementwise(call: ElementwiseCall) -> Tensor:
     """Check a call and run it."""
     checks.elementwise(call)
     if call.out is not None:
-        checks.output_overlap(call.out, call.x, call.inputs[1:], in_place=True)
+        checks.output_overlap(call.out, call.x, call.others, in_place=True)
         mark_written(call.out)
     return kernels.elementwise(call)
 

@@ -78,7 +78,7 @@ def explain(fn_or_name: Callable[..., Tensor] | str, *args: Any, **kwargs: Any) 
     """Tell which kernels `fn(*args, **kwargs)` would launch and why.
 
     Args:
-        fn_or_name: a public function of epigemm, or its name.
+        fn_or_name: a public function of epigemm, or its name; what `epigemm.epilogue` made, or its `elementwise`.
         args: the function's arguments.
         kwargs: its keyword arguments, `out=` and `precision=` included.
 
@@ -141,7 +141,7 @@ def _explain_recorded(call: LinearCall, differentiates: bool, wants_gradients: b
     """The forward pass, which may depend on the backward one."""
     checks.linear(call)
     if call.out is not None:
-        checks.output_overlap(call.out, call.x, call.inputs[1:], in_place=False)
+        checks.output_overlap(call.out, call.x, call.others, in_place=False)
     is_recorded = (
         call.out is None and differentiates and any(t is not None and t.requires_grad for t in call.inputs)
     )
@@ -355,7 +355,7 @@ def _explain_elementwise(call: ElementwiseCall) -> dict[str, Any]:
     x = call.x
     checks.elementwise(call)
     if call.out is not None:
-        checks.output_overlap(call.out, x, call.inputs[1:], in_place=True)
+        checks.output_overlap(call.out, x, call.others, in_place=True)
     kernel = _in_its_own_kernel(call)
     reason = f"elementwise functions are one kernel; x is {dtype_name(x.dtype)} on {x.device}"
     path = ELEMENTWISE

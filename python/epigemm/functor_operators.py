@@ -33,6 +33,21 @@ SUPPORTED = (
     "pointwise functions of floating-point values (arithmetic, comparisons, where, clamp, exp, tanh, gelu and so on: "
     "docs/epilogues.md lists them)"
 )
+ON_SCALARS = (
+    "a Scalar is a symbolic number, with + - * / ** % abs, torch.sym_max and torch.sym_min, and an argument of "
+    "functions that take numbers (docs/epilogues.md); torch.full_like(acc, s) makes a tensor of it"
+)
+_MOVES = "{name} moves elements; an epilogue sees one element at a time, and has no other"
+_ITERATES = "{name}, or iterating over a tensor, takes it apart; an epilogue sees one element at a time"
+NO_FUNCTOR = {
+    **dict.fromkeys(words("roll flip fliplr flipud rot90 sort argsort topk msort gather"), _MOVES),
+    **dict.fromkeys(words("unbind split chunk tensor_split"), _ITERATES),
+    "__len__": "len reads the shape of a tensor; an epilogue is traced once, for all sizes",
+    "prelu": "{name} is not supported; use torch.where(acc > 0, acc, slope * acc) with an operand slope: PerColumn",
+    "batch_norm": "{name} is not supported; in eval it is acc * multiplier + offset, two operands PerColumn",
+    "isclose": "{name} is not supported; use torch.abs(a - b) <= a bound",
+}
+"""Functions as the user calls them that are refused by name: their parts would be, in words that nobody has written."""
 REDUCTIONS = words(
     "sum mean prod amax amin max min var std norm linalg_vector_norm argmax argmin any all cumsum cumprod "
     "logsumexp _softmax _log_softmax native_layer_norm native_group_norm median mode var_mean aminmax "

@@ -87,7 +87,9 @@ def round_to(x: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def constant(like: Tensor, value: float) -> Tensor:
-    """A 0-d tensor of the accumulator's type, where it lives."""
+    """A 0-d tensor of the accumulator's type, where it lives; infinite for a number beyond that type, as in torch."""
+    if type(value) is float and abs(value) > torch.finfo(like.dtype).max:
+        return like.new_full((), value, dtype=torch.float64).to(like.dtype)
     return like.new_full((), value)
 
 

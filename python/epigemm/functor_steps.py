@@ -12,6 +12,7 @@ from epigemm.functor_operators import (
     BINARY,
     BITWISE,
     INDEXING,
+    ON_SCALARS,
     PREDICATES,
     PYTHON_OPERATORS,
     REDUCTIONS,
@@ -174,12 +175,11 @@ class Builder:
             return
         name = str(getattr(target, "__name__", target)).split(".")[0]
         if not isinstance(target, torch._ops.OpOverload):
-            if isinstance(node.meta.get("val"), (torch.SymInt, int)):
-                return  # arithmetic on sizes: refused where somebody reads it as a number
-            raise Refusal(
-                f"{name} is not supported on a scalar; supported are + - * / ** % abs, sym_max and sym_min"
-            )
-        if name == "sym_size":
+            of_sizes = not any(argument in self.values for argument in node.all_input_nodes)
+            if of_sizes and isinstance(node.meta.get("val"), (torch.SymInt, int)):
+                return  # refused where somebody reads it as a number
+            raise Refusal(f"{name} is not supported on a Scalar; {ON_SCALARS}")
+        if name in ("sym_size", "sym_numel"):
             return
         self._refuse_what_no_functor_is(target, name)
         kind = self._result_kind(node, name)

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, fx
 from torch.overrides import TorchFunctionMode, resolve_name
 
-from epigemm.functor_operators import SUPPORTED
+from epigemm.functor_operators import NO_FUNCTOR, ON_SCALARS, SUPPORTED
 from epigemm.functor_program import Program
 from epigemm.functor_steps import KEPT, Builder, Refusal
 
@@ -34,7 +34,6 @@ _READS_A_VALUE = {
     "__index__",
     "numpy",
     "__array__",
-    "__len__",
 }
 
 
@@ -104,6 +103,8 @@ class _Watch(TorchFunctionMode):
         if name in _READS_A_VALUE:
             what = f"{name} reads a tensor's value: data-dependent control flow"
             raise Refusal(f"{what} is not supported; use torch.where")
+        if name in NO_FUNCTOR:
+            raise Refusal(NO_FUNCTOR[name].format(name=name))
         in_training = kwargs.get("training", args[2] if len(args) > 2 else True)
         if name.startswith(("rand", "bernoulli")) or (name.endswith(("dropout", "rrelu")) and in_training):
             raise Refusal(f"{name} draws random numbers; an epilogue is a function of its operands")
@@ -303,10 +304,26 @@ def _translated(cause: Exception, name: str, start: str, line: str) -> Exception
             f"{name} ({line}): control flow that depends on a tensor's value is not supported; use torch.where"
         )
     text = str(cause).strip().split("\n")[0]
+    if _is_about_a_scalar(cause):
+        return NotImplementedError(f"{name} ({line}): this is not supported on a Scalar; {ON_SCALARS}")
     error = type(cause) if isinstance(cause, (TypeError, ValueError, NotImplementedError)) else TypeError
     if "SymIntArrayRef" in text:
         text = "a shape is read, or random numbers are drawn"
+    elif "must match the size of tensor" in text or "Expected cond" in text:
+        text = "shapes do not broadcast; the function sees [M, N], of PerColumn [N] and of PerRow [M, 1]"
     return error(f"{name} ({line}): it fails while it is traced: {kind}: {text}")
+
+
+def _is_about_a_scalar(cause: Exception) -> bool:
+    """Whether an error comes from a symbolic number; a SyntaxError from a method of it that no graph can spell."""
+    if isinstance(cause, SyntaxError):
+        return True
+    traceback = cause.__traceback__
+    while traceback is not None:
+        if isinstance(traceback.tb_frame.f_locals.get("self"), torch.SymFloat):
+            return True
+        traceback = traceback.tb_next
+    return "SymFloat" in str(cause)
 
 
 def _check_guards(environment: Any, name: str, start: str) -> None:
@@ -318,11 +335,12 @@ def _check_guards(environment: Any, name: str, start: str) -> None:
         place = start if line == "?" else line
         if "zf" in text:
             raise NotImplementedError(
-                f"{name} ({place}): the value of a scalar operand decides what is computed ({text}), or is made a "
-                "constant; use torch.where, torch.clamp or torch.sym_max, and no float() or math function of it"
+                f"{name} ({place}): the value of a scalar operand decides what is computed, or is made a constant; use "
+                f"torch.where and torch.clamp, and no float() or math function of it; {ON_SCALARS}"
             )
         raise NotImplementedError(
-            f"{name} ({place}): the shape of a tensor decides what is computed ({text})"
+            f"{name} ({place}): the shape of a tensor decides what is computed, or is given to view or reshape; "
+            "operands broadcast by themselves: the function sees [M, N], of PerColumn [N] and of PerRow [M, 1]"
         )
 
 

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from epigemm import checks, decisions, kernels
 from epigemm.calls import FIND, LinearCall
-from epigemm.epilogues import MATRIX, PER_COLUMN, PER_ROW, SCALAR
-from epigemm.linked import LinkedEpilogue
+from epigemm.epilogues import MATRIX, PER_COLUMN, PER_ROW, SCALAR, compute_dtype
+from epigemm.linked import LinkedEpilogue, missing_elementwise
 from epigemm.precision import DEFAULT
 from epigemm.user_epilogue import UserEpilogue
 
@@ -22,24 +23,29 @@ def precompile(
     dtype: torch.dtype = torch.bfloat16,
     precision: str | None = None,
     device: torch.device | str | None = None,
+    operand_dtype: torch.dtype | None = None,
+    training: bool = False,
 ) -> list[str]:
     """Link an epilogue into the kernels that calls of these sizes take, so that no call waits for that.
 
     For servers that start, and before a CUDA graph is captured, where nothing is compiled. Kernels stay on disk; see
-    `epigemm.export_cache` for other machines.
+    `epigemm.export_cache` for other machines. A function that adds a bias, or a bias and a ReLU, runs on kernels of the
+    package's, which need no linking; its `elementwise` does not.
 
     Args:
         function: what `epigemm.epilogue` made.
-        shapes: sizes of the products, (M, N, K) each.
-        dtype: of x, the weight and the operands.
+        shapes: sizes of the products, (M, N, K) each; `elementwise` of results of these sizes is linked as well.
+        dtype: of x and the weight.
         precision: of fp32 products, as for `epigemm.linear`; with a packed weight and without one.
         device: the GPU; None: the current one.
+        operand_dtype: of the operands: None or dtype itself; beside 16 bits also fp32.
+        training: the derivative's kernel as well.
 
     Returns:
         The names of the kernels that were linked now.
 
     Raises:
-        TypeError: `function` is no epilogue of the user's.
+        TypeError: `function` is no epilogue of the user's, `shapes` are no triples, a dtype that does not fit.
         RuntimeError: there is no GPU with epigemm's kernels, or an epilogue cannot be linked; the message says why.
 
     Example:
@@ -49,47 +55,87 @@ def precompile(
         raise TypeError(
             f"function: got {type(function).__name__}; accepted is what epigemm.epilogue makes of a function"
         )
-    place = torch.device("cuda" if device is None else device)
+    sizes = _sizes(shapes)
+    precision = DEFAULT if precision is None else checks.precision(precision)
+    checks.flag("training", training)
+    types = dtype, _operand_dtype(dtype, operand_dtype)
+    place = _gpu(device)
     linked: list[str] = []
-    for m, n, k in shapes:
-        call = _call(
-            function, m, n, k, dtype, DEFAULT if precision is None else checks.precision(precision), place
-        )
-        if not kernels.has_native(call.x) or not call.x.is_cuda:
-            raise RuntimeError(
-                f"device: got {place}, where no kernel of epigemm's runs ({kernels.why_none(call.x) or 'it is no GPU'})"
-            )
-        assert isinstance(call.epilogue, LinkedEpilogue)
-        for missing in _missing(call):
-            if reason := call.epilogue.link(missing, call.x.device):
+    for size in sizes:
+        call = _call(function, size, types, precision, place)
+        for missing in _missing(function, call, training):
+            assert isinstance(call.epilogue, LinkedEpilogue)
+            if reason := call.epilogue.link(missing, place):
                 raise RuntimeError(f"{function.traced.name}: {reason}")
-            linked += missing.split(",")
+            linked += missing.split(",") if missing else []
     return linked
 
 
+def _sizes(shapes: object) -> list[tuple[int, int, int]]:
+    sizes: list[Any] = list(shapes) if isinstance(shapes, Iterable) else [shapes]
+    for size in sizes:
+        is_triple = isinstance(size, (tuple, list)) and len(size) == 3
+        if not is_triple or not all(isinstance(length, int) and length > 0 for length in size):
+            raise TypeError(f"shapes: got {size!r}; accepted are triples (M, N, K) of positive integers")
+    return sizes
+
+
+def _operand_dtype(dtype: torch.dtype, given: torch.dtype | None) -> torch.dtype:
+    if dtype not in checks.DTYPES:
+        raise TypeError(f"dtype: got {dtype}; accepted are {', '.join(sorted(map(str, checks.DTYPES)))}")
+    if given is None or given in (dtype, compute_dtype(dtype)):
+        return given or dtype
+    raise TypeError(
+        f"operand_dtype: got {given}; accepted is None, {dtype} or {compute_dtype(dtype)}, as x has {dtype}"
+    )
+
+
+def _gpu(device: torch.device | str | None) -> torch.device:
+    place = torch.device("cuda" if device is None else device)
+    if place.type != "cuda":
+        reason = "it is no GPU"
+    elif not torch.cuda.is_available():
+        reason = "torch finds no GPU"
+    else:
+        like = torch.empty(0, device=place)
+        if kernels.has_native(like):
+            return like.device
+        reason = kernels.why_none(like)
+    raise RuntimeError(f"device: got {place}, where no kernel of epigemm's runs ({reason})")
+
+
 def _call(
-    function: UserEpilogue, m: int, n: int, k: int, dtype: torch.dtype, precision: str, device: torch.device
+    function: UserEpilogue,
+    size: tuple[int, int, int],
+    types: tuple[torch.dtype, torch.dtype],
+    precision: str,
+    device: torch.device,
 ) -> LinearCall:
-    """A call of these sizes. Its tensors hold anything: it is decided on, not run."""
-    x = torch.empty((m, k), dtype=dtype, device=device)
+    """A call of this size. Its tensors hold anything: it is decided on, not run. `types`: of x and of operands."""
+    (m, n, k), (dtype, of_operands) = size, types
+
+    def empty(*shape: int, of: torch.dtype = dtype) -> Tensor:
+        return torch.empty(shape, dtype=of, device=device)
+
     shapes = {PER_COLUMN: (n,), PER_ROW: (m, 1), MATRIX: (m, n)}
-    operands: list[Tensor] = []
-    scalars: list[float] = []
-    for spec in function.traced.operands:
-        if spec.kind == SCALAR:
-            scalars.append(0.0)
-        else:
-            operands.append(torch.empty(shapes[spec.kind], dtype=dtype, device=device))
-    epilogue = function.linked([spec.kind == SCALAR for spec in function.traced.operands])
-    weight = torch.empty((n, k), dtype=dtype, device=device)
-    out = torch.empty((m, n), dtype=dtype, device=device)
-    return LinearCall(epilogue, x, weight, None, operands, scalars, precision, FIND, out=out)
+    specs = function.traced.operands
+    operands = [empty(*shapes[spec.kind], of=of_operands) for spec in specs if spec.kind != SCALAR]
+    scalars = [0.0 for spec in specs if spec.kind == SCALAR]
+    epilogue = function.linked([spec.kind == SCALAR or of_operands is not dtype for spec in specs])
+    return LinearCall(
+        epilogue, empty(m, k), empty(n, k), None, operands, scalars, precision, FIND, out=empty(m, n)
+    )
 
 
-def _missing(call: LinearCall) -> Iterable[str]:
+def _missing(function: UserEpilogue, call: LinearCall, training: bool) -> Iterator[str]:
     """The names of the kernels to link, between commas, each time those that are still missing."""
+    assert isinstance(call.epilogue, LinkedEpilogue)
+    yield missing_elementwise(call.epilogue, call.x)
+    if training:
+        yield missing_elementwise(call.epilogue, call.x, derivative=True)
+    if function.runs_built_in(call.operands, call.x):
+        return
     code = decisions.fp32_code(call)
     packed = sum(decisions.NO_COST << shift for shift in decisions.SHIFTS.values())
     for slices in (0, packed) if call.x.dtype == torch.float32 else (0,):
-        if missing := decisions.missing_kernels(call, code, slices):
-            yield missing
+        yield decisions.missing_kernels(call, code, slices)

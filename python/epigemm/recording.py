@@ -24,17 +24,20 @@ def record(fn_or_name: Callable[..., Tensor] | str, *args: Any, **kwargs: Any) -
         ValueError: `fn_or_name` is no public function of epigemm.
         Exception: whatever the call itself raises for these arguments.
     """
-    if isinstance(fn_or_name, UserEpilogue):
+    is_elementwise = getattr(fn_or_name, "__func__", None) is UserEpilogue.elementwise
+    made = fn_or_name.__self__ if is_elementwise else fn_or_name  # type: ignore[union-attr]
+    if isinstance(made, UserEpilogue):
         recorder = Recorder()
         with torch.no_grad(), recorder:
-            fn_or_name(*args, **kwargs)
-        return fn_or_name.traced.name, recorder
+            (made.elementwise if is_elementwise else made)(*args, **kwargs)
+        return made.traced.name, recorder
     name = fn_or_name if isinstance(fn_or_name, str) else getattr(fn_or_name, "__name__", "")
     function = getattr(functional, name) if name in functional.__all__ else None
     if function is None or (callable(fn_or_name) and fn_or_name is not function):
         accepted = ", ".join(functional.__all__)
         raise ValueError(
-            f"fn_or_name: got {fn_or_name!r}; accepted are epigemm's functions or their names: {accepted}"
+            f"fn_or_name: got {fn_or_name!r}; accepted are what epigemm.epilogue makes, its `elementwise`, and "
+            f"epigemm's functions or their names: {accepted}"
         )
     recorder = Recorder()
     with torch.no_grad(), recorder:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -29,6 +29,7 @@ from epigemm.linked import LinkedEpilogue
 from epigemm.packs import PackedWeight
 
 _is_compiling = torch.compiler.is_compiling
+_tracing_state = torch._C._get_tracing_state
 
 
 class UserEpilogue:
@@ -81,7 +82,7 @@ class UserEpilogue:
             ValueError: unknown precision.
             RuntimeError: a shape, dtype, device or layout that does not fit; `strict`, and no fused kernel would run;
                 a number that the function has captured is another one by now.
-            NotImplementedError: under `torch.export`.
+            NotImplementedError: under `torch.export` or `torch.jit.trace`.
 
         Example:
             >>> y = swish_clamp(x, weight, bias, residual, limit=0.5)
@@ -101,6 +102,7 @@ class UserEpilogue:
     ) -> Tensor:
         """As calling it; `pack_use`: what the call may do with the weight's pack, as of `epigemm.call.linear`."""
         given = self._in_order(operands, named)
+        found: Tensor | entry.Recorded | None = None
         if isinstance(weight, PackedWeight):
             weight, pack_use = weight.weight, packs.KEEP
         if self._copied is None and not _is_compiling():
@@ -117,7 +119,7 @@ class UserEpilogue:
         x, weight, _ = _call.autocast(x, weight)
         lead, columns = x.shape[:-1], weight.shape[0] if weight.dim() else 0
         epilogue, tensors, numbers = self._arguments(x, given, (*lead, columns))
-        asked = (precision, strict, pack_use)
+        asked = (precision, strict, pack_use, found is entry.RECORDED)
         if x.dim() in (0, 2):  # what is wrong with the first the checks of the call say
             return _call.linear_linked(epilogue, x, weight, tensors, numbers, out, *asked)
         matrix = x.reshape(math.prod(lead), x.shape[-1])
@@ -147,6 +149,7 @@ class UserEpilogue:
             >>> y = swish_clamp.elementwise(z, bias, residual, limit=0.5)
         """
         given = self._in_order(operands, named)
+        found: Tensor | entry.Recorded | None = None
         if not _is_compiling():
             epilogue, seen = self._seen(z, given)
             found = entry.elementwise(epilogue, z, None, None, None, out, (seen, None))
@@ -156,13 +159,14 @@ class UserEpilogue:
         checks.optional_tensors(out=out)
         checks.rows_of_vectors(z)
         epilogue, tensors, numbers = self._arguments(z, given, tuple(z.shape))
+        recorded = found is entry.RECORDED
         if z.dim() == 2:
-            return _call.elementwise_linked(epilogue, z, tensors, numbers, out)
+            return _call.elementwise_linked(epilogue, z, tensors, numbers, out, recorded)
         matrix = z.reshape(math.prod(z.shape[:-1]), z.shape[-1])
         target = None if out is None else _flat_out(out, tuple(z.shape))
         if target is not None and target.data_ptr() == z.data_ptr():
             matrix = target  # in place: the same matrix
-        result = _call.elementwise_linked(epilogue, matrix, tensors, numbers, target)
+        result = _call.elementwise_linked(epilogue, matrix, tensors, numbers, target, recorded)
         return out if out is not None else result.reshape(z.shape)
 
     def __repr__(self) -> str:
@@ -171,6 +175,10 @@ class UserEpilogue:
     def __reduce__(self) -> str:
         # Pickled by its name, like a function.
         return str(vars(self)["__qualname__"])
+
+    def runs_built_in(self, operands: Sequence[Tensor], x: Tensor) -> bool:
+        """Whether a linear call with operands of these types is one of epigemm's own functions, on its kernels."""
+        return self._copied is not None and operands[0].dtype is x.dtype
 
     def linked(self, folded: Sequence[bool]) -> LinkedEpilogue:
         """The epilogue for operands of these types: for each whether it is of the arithmetic's type, not x's."""
@@ -184,10 +192,7 @@ class UserEpilogue:
         if not _is_compiling():
             self.traced.check_unchanged()
         elif compiled.is_exporting():
-            raise NotImplementedError(
-                f"{self.traced.name}: got a call under torch.export, whose programs cannot hold an epilogue that is "
-                "made at run time; accepted there are epigemm's own functions"
-            )
+            self._refuse_to_be_saved("torch.export")
         if not named and len(operands) == len(specs):
             return operands
         if len(operands) > len(specs):
@@ -237,17 +242,22 @@ class UserEpilogue:
             given: one value for each operand.
             shape: of the result.
         """
+        if not _is_compiling() and _tracing_state() is not None:
+            self._refuse_to_be_saved("torch.jit.trace")
         wide = compute_dtype(x.dtype)
         tensors, numbers, folded = [], [], []
-        has_tensors = any(isinstance(v, Tensor) for v, s in self._pairs(given) if s.kind == SCALAR)
+        # The operators take all scalars as numbers, or all as tensors.
+        has_tensors = any(_is_tensor(v) for v, s in self._pairs(given) if s.kind == SCALAR)
         for value, spec in self._pairs(given):
             if spec.kind == SCALAR:
                 folded.append(True)
                 if isinstance(value, Tensor):
                     checks.scalar_tensor(spec.name, value, x)
                     tensors.append(value.to(wide))
-                elif has_tensors:  # the operators take numbers, or tensors
-                    tensors.append(x.new_full((), checks.scalar_number(spec.name, value), dtype=wide))
+                elif has_tensors:
+                    number = checks.scalar_number(spec.name, value)
+                    # A product: of what takes numbers, compilers keep this one for all values.
+                    tensors.append((x.new_ones((), dtype=torch.float64) * number).to(wide))
                 else:
                     numbers.append(checks.scalar_number(spec.name, value))
                 continue
@@ -255,9 +265,16 @@ class UserEpilogue:
                 raise TypeError(
                     f"{spec.name}: got {type(value).__name__}; accepted is {_ACCEPTED[spec.kind]}"
                 )
+            checks.strided(spec.name, value)
             folded.append(value.dtype is wide and x.dtype is not wide)
             tensors.append(_flat(spec, value, shape))
         return self._epilogue(tuple(folded)), tensors, numbers
+
+    def _refuse_to_be_saved(self, under: str) -> NoReturn:
+        raise NotImplementedError(
+            f"{self.traced.name}: got a call under {under}, whose programs cannot hold an epilogue that is made at run "
+            "time; accepted there are epigemm's own functions"
+        )
 
     def _pairs(self, given: Sequence[Tensor | float]) -> list[tuple[Tensor | float, OperandSpec]]:
         return list(zip(given, self.traced.operands, strict=True))
@@ -289,6 +306,11 @@ def _as_bias(value: Tensor | float, x: Tensor, weight: Tensor) -> Tensor | None:
     return value if fits else None  # type: ignore[return-value]
 
 
+def _is_tensor(scalar: Tensor | float) -> bool:
+    """Whether a scalar is a tensor, or better becomes one: as a number, each value of it would be traced again."""
+    return isinstance(scalar, Tensor) or (_is_compiling() and not compiled.is_constant(scalar))
+
+
 _ACCEPTED = {
     PER_COLUMN: "a tensor [N]",
     PER_ROW: "a tensor of x's shape without its last axis",
@@ -304,7 +326,7 @@ def _flat(spec: OperandSpec, value: Tensor, shape: Sequence[int]) -> Tensor:
             _refuse_shape(spec, value, shape[:-1])
         return value.reshape(math.prod(shape[:-1]), 1)
     if spec.kind == MATRIX:
-        if value.dim() != 2:
+        if value.dim() != 2 or len(shape) != 2:
             if tuple(value.shape) != tuple(shape):
                 _refuse_shape(spec, value, shape)
             value = value.reshape(math.prod(shape[:-1]), shape[-1])

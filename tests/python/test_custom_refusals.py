@@ -160,8 +160,96 @@ def without_gradient(acc: Tensor) -> Tensor:
         return acc * 2.0
 
 
+def floor_of_scalar(acc: Tensor, s: Scalar) -> Tensor:
+    return acc * (s // 2)
+
+
+def round_of_scalar(acc: Tensor, s: Scalar) -> Tensor:
+    return acc * round(s)
+
+
+def floor_by_math(acc: Tensor, s: Scalar) -> Tensor:
+    return acc * math.floor(s)
+
+
+def function_of_scalar(acc: Tensor, s: Any) -> Tensor:
+    return acc * torch.exp(s)
+
+
+def power_of_scalar(acc: Tensor, s: Scalar) -> Any:
+    return acc * (-2.0) ** s
+
+
+def method_of_scalar(acc: Tensor, s: Scalar) -> Tensor:
+    return acc * s.is_integer()
+
+
+def comparison_of_scalar(acc: Tensor, s: Scalar) -> Tensor:
+    return acc * (s > 0)
+
+
+def hardtanh_of_scalar(acc: Tensor, s: Scalar) -> Tensor:
+    return F.hardtanh(acc, -1.0, s)
+
+
+def nan_to_scalar(acc: Tensor, s: Scalar) -> Tensor:
+    return torch.nan_to_num(acc, s)
+
+
+def softshrink_of_scalar(acc: Tensor, s: Scalar) -> Tensor:
+    return F.softshrink(acc, s)
+
+
+function_of_scalar.__annotations__["s"] = Scalar
+
+
+def prelu(acc: Tensor, slope: PerColumn) -> Tensor:
+    return F.prelu(acc, slope)
+
+
+def batch_norm(acc: Tensor, mean: PerColumn, variance: PerColumn) -> Tensor:
+    return F.batch_norm(acc, mean, variance)
+
+
+def isclose(acc: Tensor, other: Matrix) -> Tensor:
+    return torch.where(torch.isclose(acc, other), 1.0, 0.0)
+
+
+def length(acc: Tensor) -> Tensor:
+    return acc * len(acc)
+
+
+def count_of_elements(acc: Tensor) -> Tensor:
+    return acc * acc.numel()
+
+
+def view_as_another(acc: Tensor, other: Matrix) -> Tensor:
+    return acc + other.view(acc.shape)
+
+
+def roll(acc: Tensor) -> Tensor:
+    return acc.roll(1, 0)
+
+
+def flip(acc: Tensor) -> Tensor:
+    return acc.flip(0)
+
+
+def sort(acc: Tensor) -> Tensor:
+    return acc.sort(-1)[0]
+
+
+def iteration(acc: Tensor) -> Any:
+    return acc + next(iter(acc))
+
+
+def not_broadcast(acc: Tensor, bias: PerColumn) -> Tensor:
+    return acc + bias.unsqueeze(-1)
+
+
 WEIGHT = torch.ones(7)
 LIST = [1.0]
+ON_SCALAR = "on a Scalar; a Scalar is a symbolic number, with \\+ - "
 
 
 def global_tensor(acc: Tensor) -> Tensor:
@@ -218,6 +306,35 @@ class hidden:
         (unsupported, NotImplementedError, "nextafter is not supported; supported are"),
         (fails, TypeError, "no attribute 'no_such_method'"),
         (without_gradient, NotImplementedError, "no_grad is not supported"),
+        (floor_of_scalar, NotImplementedError, ON_SCALAR),
+        (round_of_scalar, NotImplementedError, ON_SCALAR),
+        (floor_by_math, NotImplementedError, ON_SCALAR),
+        (function_of_scalar, NotImplementedError, ON_SCALAR),
+        (power_of_scalar, NotImplementedError, ON_SCALAR),
+        (method_of_scalar, NotImplementedError, ON_SCALAR),
+        (comparison_of_scalar, NotImplementedError, ON_SCALAR),
+        (
+            hardtanh_of_scalar,
+            NotImplementedError,
+            "a scalar operand decides .* a Scalar is a symbolic number",
+        ),
+        (
+            softshrink_of_scalar,
+            NotImplementedError,
+            "a scalar operand decides .* a Scalar is a symbolic number",
+        ),
+        (nan_to_scalar, NotImplementedError, "a scalar operand decides .* a Scalar is a symbolic number"),
+        (prelu, NotImplementedError, "prelu is not supported; use torch.where"),
+        (batch_norm, NotImplementedError, "batch_norm is not supported; in eval it is acc"),
+        (isclose, NotImplementedError, "isclose is not supported; use"),
+        (length, NotImplementedError, "len reads the shape"),
+        (count_of_elements, NotImplementedError, "the size of a tensor is used as a number"),
+        (view_as_another, NotImplementedError, "the shape of a tensor .* is given to view or reshape"),
+        (roll, NotImplementedError, "roll moves elements"),
+        (flip, NotImplementedError, "flip moves elements"),
+        (sort, NotImplementedError, "sort moves elements"),
+        (iteration, NotImplementedError, "iterating over a tensor, takes it apart"),
+        (not_broadcast, TypeError, "shapes do not broadcast; the function sees"),
         (global_tensor, NotImplementedError, "'WEIGHT' is a captured tensor of shape \\[7\\]"),
         (global_list, TypeError, "'LIST' is captured, and a list may change unseen"),
         (attribute_tensor, NotImplementedError, "captured tensor"),
@@ -305,6 +422,33 @@ def _empty() -> None:
 def test_signatures(function: Callable[..., Any], text: str) -> None:
     with pytest.raises(TypeError, match=text):
         trace(function)
+
+
+def _acc_and(name: str) -> Callable[..., Any]:
+    namespace: dict[str, Any] = {"PerColumn": PerColumn}
+    exec(f"def renamed(acc, {name}: PerColumn):\n    return acc + {name}", namespace)
+    renamed: Callable[..., Any] = namespace["renamed"]
+    return renamed
+
+
+@pytest.mark.parametrize(
+    "name", ["x", "weight", "z", "out", "precision", "strict", "self", "operands", "named"]
+)
+def test_names_that_calls_have_taken(name: str) -> None:
+    with pytest.raises(
+        TypeError, match=f"renamed .*: an operand is called '{name}'; accepted is any name but"
+    ):
+        trace(_acc_and(name))
+
+
+@pytest.mark.parametrize(
+    ("name", "shown"),
+    [("", "epilogue"), ("a\nb", "epilogue"), ("<lambda>", "epilogue"), ("a" * 5000, "a" * 64)],
+)
+def test_a_name_that_is_no_identifier_goes_nowhere(name: str, shown: str) -> None:
+    function = _acc_and("bias")
+    function.__name__ = name
+    assert trace(function).name == shown
 
 
 LIMIT = 2.0

@@ -180,6 +180,39 @@ def test_the_cache_on_disk_serves_another_process(tmp_path: Path) -> None:
     assert list((tmp_path / "cubins").glob("*.cubin"))
 
 
+@pytest.mark.parametrize("operand_dtype", [None, torch.float32], ids=str)
+def test_precompile_links_what_training_takes(
+    operand_dtype: torch.dtype | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @epigemm.epilogue
+    def trained(acc: Tensor, bias: PerColumn, scale: Scalar) -> Tensor:
+        return torch.tanh(acc + bias) * scale + 0.125
+
+    def refuse(*_: object) -> None:
+        raise AssertionError("a call had to link")
+
+    x, weight, bias = tensors(512, 1024, 1024, torch.bfloat16)
+    bias = bias.to(operand_dtype or bias.dtype)
+    given: dict[str, Any] = {"operand_dtype": operand_dtype, "training": True}
+    names = " ".join(epigemm.precompile(trained, [(512, 1024, 1024)], **given))
+    assert "_elementwise_" in names and "_derivative_" in names
+    assert epigemm.precompile(trained, [(512, 1024, 1024)], **given) == []
+    monkeypatch.setattr(linking, "build_cubins", refuse)
+    leaves = [tensor.requires_grad_() for tensor in (x, weight, bias)]
+    torch.autograd.grad(trained(x, weight, bias, 0.5).sum(), leaves)
+    with torch.no_grad():
+        trained.elementwise(trained(x, weight, bias, 0.5), bias, 0.5)
+
+
+def test_precompile_of_a_copy_links_its_elementwise_form_alone() -> None:
+    @epigemm.epilogue
+    def copied(acc: Tensor, bias: PerColumn) -> Tensor:
+        return torch.relu(acc + bias)
+
+    assert len(epigemm.precompile(copied, [(512, 1024, 1024), (16, 1024, 1024)])) == 1
+    assert len(epigemm.precompile(copied, [(512, 1024, 1024)], operand_dtype=torch.float32)) >= 1
+
+
 def test_export_and_import_of_the_cache(tmp_path: Path) -> None:
     epigemm.precompile(copy_of_relu, [(256, 256, 256)])
     assert epigemm.export_cache(tmp_path / "cache.zip") > 0
