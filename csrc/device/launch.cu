@@ -2,6 +2,10 @@
 
 #include <cuda.h>
 
+#include <atomic>
+#include <mutex>
+#include <unordered_map>
+
 #include "device/driver.h"
 
 namespace epigemm::cuda {
@@ -14,30 +18,67 @@ const char* text_of(CUresult error) {
   return get_string && get_string(error, &text) == CUDA_SUCCESS && text ? text : "the driver refused the launch";
 }
 
-}  // namespace
-
 const char* text_of(cudaError_t error) {
   if (error == cudaSuccess) return nullptr;
-  cudaGetLastError();
+  cudaGetLastError();  // it is reported here: no later call is to find it
   return cudaGetErrorString(error);
 }
 
-const char* find_kernel(const void* symbol, const void** kernel) {
+const char* look_up(const void* symbol, const void** kernel) {
   cudaKernel_t found = nullptr;
   const char* const refused = text_of(cudaGetKernel(&found, symbol));
   *kernel = found;
   return refused;
 }
 
-const char* allow_shared_memory(const void* kernel, int device, std::size_t bytes) {
+// Kernels that could not be looked up at first: by address, the handle, once it is known.
+struct Unknown {
+  std::mutex mutex;
+  std::unordered_map<const void*, const void*> kernels;
+  std::atomic<bool> is_any{false};
+};
+
+// Never destroyed: calls may come while the process ends.
+Unknown& unknown() {
+  static auto* const all = new Unknown;
+  return *all;
+}
+
+// `*kernel`: a handle, or the address that `kernel_of` gave in place of one.
+const char* make_known(const void** kernel) {
+  if (!unknown().is_any.load(std::memory_order_relaxed)) return nullptr;
+  const std::lock_guard<std::mutex> lock(unknown().mutex);
+  const auto found = unknown().kernels.find(*kernel);
+  if (found == unknown().kernels.end()) return nullptr;
+  if (!found->second) {
+    if (const char* const refused = look_up(found->first, &found->second)) return refused;
+  }
+  *kernel = found->second;
+  return nullptr;
+}
+
+}  // namespace
+
+const void* kernel_of(const void* symbol) {
+  const void* kernel = nullptr;
+  if (!look_up(symbol, &kernel)) return kernel;
+  const std::lock_guard<std::mutex> lock(unknown().mutex);
+  unknown().kernels[symbol] = nullptr;
+  unknown().is_any = true;
+  return symbol;
+}
+
+const char* allow_shared_memory(const void* kernel, LaunchShape const& shape) {
+  if (const char* const refused = make_known(&kernel)) return refused;
   const auto handle = static_cast<cudaKernel_t>(const_cast<void*>(kernel));
   return text_of(cudaKernelSetAttributeForDevice(handle, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                                 static_cast<int>(bytes), device));
+                                                 static_cast<int>(shape.shared_bytes), shape.device));
 }
 
 const char* launch(const void* kernel, LaunchShape const& shape, void** parameters) {
   static const auto launch_kernel = driver_function<decltype(&cuLaunchKernelEx)>("cuLaunchKernelEx", 11060);
   if (!launch_kernel) return "the driver has no cuLaunchKernelEx";
+  if (const char* const refused = make_known(&kernel)) return refused;
   CUlaunchAttribute attributes[2]{};
   CUlaunchConfig config{};
   config.gridDimX = shape.grid.x, config.gridDimY = shape.grid.y, config.gridDimZ = shape.grid.z;

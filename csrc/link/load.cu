@@ -13,7 +13,11 @@
 namespace epigemm::link {
 namespace {
 
-using cuda::text_of;
+const char* text_of(cudaError_t error) {
+  if (error == cudaSuccess) return nullptr;
+  cudaGetLastError();  // it is reported here: no later call is to find it
+  return cudaGetErrorString(error);
+}
 
 // The devices, a bit each, on which a kernel may be launched.
 struct Allowed {
@@ -64,7 +68,9 @@ const char* allow(const void* kernel, int device, std::size_t shared_bytes, std:
   const uint64_t bit = device < 64 ? uint64_t(1) << device : 0;
   if (is_allowed(kernel, bit)) return nullptr;
   if (const char* const refused = check_parameter(kernel, parameter_bytes)) return refused;
-  if (const char* const refused = cuda::allow_shared_memory(kernel, device, shared_bytes)) return refused;
+  if (const char* const refused = cuda::allow_shared_memory(kernel, {{}, {}, {}, shared_bytes, device, {}, {}})) {
+    return refused;
+  }
   Allowed& table = allowed();
   std::unique_lock lock(table.mutex);
   table.devices[kernel] |= bit;

@@ -1,6 +1,10 @@
 // Enqueueing one kernel of Hopper's: clusters, large shared memory, programmatic dependent launch.
 #pragma once
 
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+
 #include "device/launch.h"
 #include "link/load.h"
 
@@ -12,7 +16,14 @@ using cuda::LaunchShape;
 // and why.
 template <auto Kernel>
 const char* enqueue(LaunchShape const& shape, void** parameters) {
-  return cuda::launch_with_shared_memory<Kernel>(shape, parameters);
+  static const void* const kernel = cuda::kernel_of(reinterpret_cast<const void*>(Kernel));
+  static std::atomic<uint64_t> allowed{0};  // one bit a device
+  const uint64_t bit = uint64_t(1) << (shape.device % 64);
+  if (!(allowed.load(std::memory_order_relaxed) & bit)) {
+    if (const char* const refused = cuda::allow_shared_memory(kernel, shape)) return refused;
+    if (shape.device < 64) allowed.fetch_or(bit, std::memory_order_relaxed);
+  }
+  return cuda::launch(kernel, shape, parameters);
 }
 
 // And one that an epilogue was linked into, whose only parameter has `bytes`.

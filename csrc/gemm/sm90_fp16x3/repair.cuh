@@ -200,15 +200,15 @@ const char* enqueue_repair(const void* kernel, RepairProblem const& repair, Oper
 
 template <class Functor>
 const char* launch_repair(RepairProblem const& repair) {
-  const void* kernel = nullptr;
-  if (const char* const refused = cuda::find_kernel<&repair_kernel<BuiltinEpilogue<Functor>>>(&kernel)) return refused;
+  static const void* const kernel =
+      cuda::kernel_of(reinterpret_cast<const void*>(&repair_kernel<BuiltinEpilogue<Functor>>));
   return enqueue_repair(kernel, repair, cuda::operands_of(repair.split.problem), /*is_behind_gemm=*/true);
 }
 
 template <class Functor>
 const char* launch_fp32(RepairProblem const& repair) {
-  const void* kernel = nullptr;
-  if (const char* const refused = cuda::find_kernel<&fp32_kernel<BuiltinEpilogue<Functor>>>(&kernel)) return refused;
+  static const void* const kernel =
+      cuda::kernel_of(reinterpret_cast<const void*>(&fp32_kernel<BuiltinEpilogue<Functor>>));
   return enqueue_repair(kernel, repair, cuda::operands_of(repair.split.problem), /*is_behind_gemm=*/false);
 }
 
