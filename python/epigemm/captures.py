@@ -7,6 +7,7 @@ import enum
 import functools
 import inspect
 import sys
+import sysconfig
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from types import BuiltinFunctionType, CellType, CodeType, FunctionType, MethodType, ModuleType
@@ -25,8 +26,7 @@ _FIXED = (
     torch._ops.OpOverloadPacket,
 )
 _MISSING = object()
-# What their attributes are nobody changes.
-_STEADY_MODULES = {"torch", "epigemm", "numpy", *sys.stdlib_module_names}
+_INSTALLED = tuple({sysconfig.get_path(name) for name in ("purelib", "platlib", "stdlib")})
 _GRADIENT_MODE = "{name} is not supported; tensor.detach() ends a derivative"
 _STATE = "{name} reads a state of PyTorch's, which is another one at a call; write one function for each"
 # What no trace sees being read, as an attribute or, of torch's functions, by name.
@@ -174,8 +174,12 @@ def _chains(code: CodeType, cells: dict[str, CellType]) -> Iterator[tuple[str, .
 
 
 def _is_steady(value: ModuleType | type | FunctionType) -> bool:
-    name = value.__name__ if isinstance(value, ModuleType) else value.__module__
-    return (name or "").partition(".")[0] in _STEADY_MODULES
+    """Whether it is of Python, epigemm or a package that is installed, none of which changes."""
+    name = value.__name__ if isinstance(value, ModuleType) else value.__module__ or ""
+    file = getattr(sys.modules.get(name, value), "__file__", None)
+    if file is None:  # built into Python, or made at run time
+        return name.partition(".")[0] in sys.builtin_module_names
+    return not is_users(file) or file.startswith(_INSTALLED)
 
 
 def _attribute(start: Callable[[], object], path: tuple[str, ...]) -> object:
