@@ -26,7 +26,6 @@ _FIXED = (
     torch._ops.OpOverloadPacket,
 )
 _MISSING = object()
-_INSTALLED = tuple({sysconfig.get_path(name) for name in ("purelib", "platlib", "stdlib")})
 _GRADIENT_MODE = "{name} is not supported; tensor.detach() ends a derivative"
 _STATE = "{name} reads a state of PyTorch's, which is another one at a call; write one function for each"
 # What no trace sees being read, as an attribute or, of torch's functions, by name.
@@ -179,7 +178,8 @@ def _is_steady(value: ModuleType | type | FunctionType) -> bool:
     file = getattr(sys.modules.get(name, value), "__file__", None)
     if file is None:  # built into Python, or made at run time
         return name.partition(".")[0] in sys.builtin_module_names
-    return not is_users(file) or file.startswith(_INSTALLED)
+    folders = (sysconfig.get_path("stdlib"), "site-packages", "dist-packages")
+    return not is_users(file) or any(folder in file for folder in folders)
 
 
 def _attribute(start: Callable[[], object], path: tuple[str, ...]) -> object:
