@@ -44,6 +44,8 @@ STEPS = frozenset(
         "eq ne lt le gt ge isinf isfinite signbit"
     )
 )
+# These have a quotient within.
+_DIVIDING_STEPS = ("floor_div", "trunc_div")
 # These are as exact for `Rounded` as for float.
 SAME_WHEN_SHORT = frozenset(
     words(
@@ -246,7 +248,7 @@ def _is_stepped(program: Program) -> bool:
     short: set[int] = set()
     for number, step in enumerate(program.steps, program.operands + 1):
         follows = any(isinstance(value, Ref) and value.number in short for value in step.inputs)
-        if follows and step.op in STEPS:
+        if step.op in _DIVIDING_STEPS or (follows and step.op in STEPS):
             return True
         if follows or step.op not in SAME_WHEN_SHORT | STEPS:
             short.add(number)

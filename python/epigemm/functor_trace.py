@@ -144,7 +144,7 @@ class _Watch(TorchFunctionMode):
             raise Refusal(f"{name} with out= writes in place; use its result")
         if owner == "dtype" or name in ("is_floating_point", "type", "element_size", "new_tensor"):
             self.dtype_line = self.line
-        if name in ("requires_grad_", "backward"):
+        if name in ("requires_grad_", "backward", "register_hook", "retain_grad"):
             raise Refusal(f"{name} is not supported; tensor.detach() ends a derivative")
         if name in ("set_", "__setitem__", "copy_", "detach_") or owner == "data":
             raise Refusal(f"{resolve_name(func) or name} writes in place; use torch.where and a new name")

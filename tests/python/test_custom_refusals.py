@@ -174,6 +174,12 @@ def named_without_gradient(acc: Tensor) -> Tensor:
         return acc * 2.0
 
 
+def hooked(acc: Tensor) -> Tensor:
+    result = acc * 2.0
+    result.register_hook(lambda gradient: gradient * 0.0)  # type: ignore[no-untyped-call]
+    return result
+
+
 def detached_in_place(acc: Tensor) -> Tensor:
     return acc.detach_() * 2.0
 
@@ -297,6 +303,7 @@ class hidden:
         (without_gradient, NotImplementedError, "no_grad is not supported"),
         (decorated_without_gradient, NotImplementedError, "no_grad, or the like"),
         (named_without_gradient, NotImplementedError, "no_grad is not supported"),
+        (hooked, NotImplementedError, "register_hook is not supported"),
         (detached_in_place, NotImplementedError, "detach_ writes in place"),
         (own_derivative, NotImplementedError, "'Doubled' is a torch.autograd.Function"),
         (requires_grad, NotImplementedError, "requires_grad reads a state"),

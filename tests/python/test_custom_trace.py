@@ -219,13 +219,16 @@ def test_whole_numbers_are_not_made_of_short_instructions() -> None:
     def share(acc: Tensor, step: PerColumn) -> Tensor:
         return acc / step
 
+    def whole(acc: Tensor, step: PerColumn) -> Tensor:
+        return torch.div(acc, step, rounding_mode="trunc")
+
     def positive(acc: Tensor, step: PerColumn) -> Tensor:
         return torch.where(torch.exp(acc) > 0, step, 0.0)
 
     def chosen(acc: Tensor, step: PerColumn) -> Tensor:
         return torch.where(acc > 0, acc, torch.exp(acc) * step)
 
-    for stepped, plain in ((quotient, share), (positive, chosen)):
+    for stepped, plain in ((quotient, share), (positive, chosen), (whole, chosen)):
         assert "Rounded(acc)" not in trace(stepped).kernel_source((1,), ("operand", "apply_16"))
         assert "Rounded(acc)" in trace(plain).kernel_source((1,), ("operand", "apply_16"))
 
