@@ -189,8 +189,8 @@ def trace(function: Callable[..., Any]) -> Traced:
     Raises:
         TypeError: for a signature, a captured value or a result that no epilogue has.
         ValueError: for too many operands of a kind.
-        NotImplementedError: for what is not pointwise, reads a value, a shape or a device, writes in place, draws
-            random numbers or takes a captured tensor. The message names the line.
+        NotImplementedError: for what is not pointwise, reads a value, a shape, a device or a state, writes in place,
+            draws random numbers, has a derivative of its own or takes a captured tensor. The message names the line.
 
     Example:
         >>> def scaled(acc, scale: Scalar = 2.0):

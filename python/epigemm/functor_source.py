@@ -21,7 +21,7 @@ FIRST_SLOT = {"per_column": (0, 4), "scalar": (4, 4), "per_row": (8, 2), "matrix
 
 PARTS = ("operand", "apply", "apply_16", "apply_double", "slope", "slope_double")
 """What `kernel_functions` can emit; `apply_16` is `apply` for a result that is rounded to 16 bits: with shorter
-instructions, unless the function has one of `STEPS`."""
+instructions, unless one of `STEPS` follows them."""
 
 OPERATORS = {
     "add": "+",
@@ -38,7 +38,21 @@ LOGIC = {"logical_and": "&&", "logical_or": "||", "logical_xor": "!="}
 NAMES = {"reciprocal": "inverse"}
 
 # Of a last bit before them these make a whole number: no shorter instructions then, whatever the result is rounded to.
-STEPS = frozenset(words("trunc floor ceil round floor_div trunc_div fmod remainder sign heaviside eq ne"))
+STEPS = frozenset(
+    words(
+        "trunc floor ceil round floor_div trunc_div fmod remainder sign heaviside "
+        "eq ne lt le gt ge isinf isfinite signbit"
+    )
+)
+# These have a quotient within.
+_DIVIDING_STEPS = ("floor_div", "trunc_div")
+# These are as exact for `Rounded` as for float.
+SAME_WHEN_SHORT = frozenset(
+    words(
+        "add sub mul neg abs relu leaky_relu maximum minimum fmin fmax clamp clamp_min clamp_max hardtanh softshrink "
+        "copysign copy detach highest where isnan logical_not logical_and logical_or logical_xor"
+    )
+)
 
 
 def slots_of(kinds: Sequence[str]) -> tuple[int, ...]:
@@ -225,8 +239,20 @@ def kernel_functions(
         text.append(f'extern "C" __device__ int epigemm_operand(int slot) {{\n{table}  return 0;\n}}\n')
     for part in parts:
         if part != "operand":
-            text.append(_function(part, slots, any(step.op in STEPS for step in program.steps)))
+            text.append(_function(part, slots, _is_stepped(program)))
     return "\n".join(text)
+
+
+def _is_stepped(program: Program) -> bool:
+    """Whether a step follows what is shorter for `Rounded`, and so less exact."""
+    short: set[int] = set()
+    for number, step in enumerate(program.steps, program.operands + 1):
+        follows = any(isinstance(value, Ref) and value.number in short for value in step.inputs)
+        if step.op in _DIVIDING_STEPS or (follows and step.op in STEPS):
+            return True
+        if follows or step.op not in SAME_WHEN_SHORT | STEPS:
+            short.add(number)
+    return False
 
 
 def _function(part: str, slots: Sequence[int], is_stepped: bool) -> str:

@@ -34,6 +34,8 @@ from epigemm.functor_program import (
 )
 
 INTEGERS = {"where", "_to_copy", "scalar_tensor", "full", "full_like", *SAME_VALUES}
+DTYPES_16 = {HALF: torch.float16, BFLOAT16: torch.bfloat16}
+KINDS_16 = {dtype: kind for kind, dtype in DTYPES_16.items()}
 INTEGER_TYPES = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
 
@@ -135,7 +137,7 @@ class Builder:
             return HALF
         if result.dtype == torch.bfloat16:
             return BFLOAT16
-        if result.dtype == self.dtype or (result.dim() == 0 and result.dtype == torch.float32):
+        if result.dtype in (self.dtype, torch.float32):
             return REAL
         if not result.is_floating_point() and op in INTEGERS:
             return REAL  # small integers, exact in any type: where(condition, 1, 0)
@@ -208,10 +210,9 @@ class Builder:
             )
 
     def _operator(self, node: fx.Node, name: str, args: list[Any], kind: str) -> Value:
-        if name in ("scalar_tensor", "full"):
-            return self._value(args[0] if name == "scalar_tensor" else args[1])
-        if name == "full_like":
-            return self._value(args[1])
+        if name in ("scalar_tensor", "full", "full_like"):
+            value = self._value(args[0 if name == "scalar_tensor" else 1])
+            return self._filled(value, node.meta["val"].dtype)
         if (
             name == "slice"
             and list(args[2:4]) in ([], [0], [None], [0, 2**63 - 1], [None, None])
@@ -235,8 +236,9 @@ class Builder:
             name = BITWISE[name]
         if name in PREDICATES:
             values = [self._value(argument) for argument in args[: PREDICATES[name]]]
-            convert = self._bool if name.startswith("logical") else self._real
-            return self._step(name, *(convert(value) for value in values), kind=BOOL)
+            if name.startswith("logical"):
+                return self._step(name, *(self._bool(value) for value in values), kind=BOOL)
+            return self._step(name, *self._of_one_type(args[: len(values)]), kind=BOOL)
         if name == "where":
             condition, chosen, other = (self._value(argument) for argument in args)
             return self._where(self._bool(condition), chosen, other, kind)
@@ -262,9 +264,7 @@ class Builder:
             return self._bool(value)
         value = self._real(value)
         # To a rounded type it is a rounding; from one to the arithmetic's type it changes nothing.
-        if kind in (HALF, BFLOAT16) and self._kind(value) != kind:
-            return self._step("copy", value, kind=kind)
-        return value
+        return self.rounded(value, kind if kind in DTYPES_16 else None)
 
     def _numbers(self, node: fx.Node, name: str, args: list[Any]) -> Value:
         """Functions from numbers to a number."""
@@ -274,7 +274,29 @@ class Builder:
         arity = 1 if name in UNARY else 2 if name in BINARY else 0
         if arity == 0 or len(args) < arity or node.kwargs:
             raise Refusal(f"{name} is not supported; supported are {SUPPORTED}")
-        return self._step(name, *self.numbers(args[:arity]))
+        return self._step(name, *(self._of_one_type(args[:2]) if arity == 2 else self.numbers(args[:1])))
+
+    def _of_one_type(self, args: Sequence[Any]) -> list[Value]:
+        """Arguments in the type that torch computes in: beside a tensor of 16 bits all are rounded to it."""
+        given = [_meta(argument) for argument in args]
+        kind = KINDS_16.get(torch.result_type(*given)) if len(given) == 2 else None
+        return [self.rounded(value, kind) for value in self.numbers(args)]
+
+    def rounded(self, value: Value, kind: str | None) -> Value:
+        """A number rounded to a 16-bit type, unless it is of that type; `kind` None: as it is."""
+        if kind is None or self._kind(value) == kind:
+            return value
+        if isinstance(value, Ref):
+            return self._step("copy", value, kind=kind)
+        return float(torch.tensor(value, device="cpu").to(DTYPES_16[kind]))
+
+    def _filled(self, value: Value, dtype: torch.dtype) -> Value:
+        """A number that fills a tensor, as one of that type."""
+        if dtype == torch.bool:
+            return bool(value) if not isinstance(value, Ref) else self._bool(value)
+        if dtype not in INTEGER_TYPES or isinstance(value, Ref):
+            return value
+        return float(torch.full((), value, dtype=dtype, device="cpu"))
 
     def numbers(self, given: Sequence[Any]) -> list[Value]:
         """Arguments as numbers, booleans among them as 0 and 1."""
@@ -283,6 +305,12 @@ class Builder:
     def step(self, op: str, *inputs: Value) -> Value:
         """One step that gives a number."""
         return self._step(op, *inputs)
+
+
+def _meta(argument: Any) -> Any:
+    """What `torch.result_type` is told of an argument: a tensor, or a number."""
+    value = argument.meta.get("val") if isinstance(argument, fx.Node) else argument
+    return value if isinstance(value, (torch.Tensor, bool, int, float)) else 1.0
 
 
 Handler = Callable[[Builder, list[Any], dict[str, Any]], Value]
@@ -306,7 +334,10 @@ def _multiply(build: Builder, args: list[Any], kwargs: dict[str, Any]) -> Value:
 def _divide(build: Builder, args: list[Any], kwargs: dict[str, Any]) -> Value:
     mode = kwargs.get("rounding_mode")
     name = {None: "div", "floor": "floor_div", "trunc": "trunc_div"}[mode]
-    return build.step(name, *build.numbers(args[:2]))
+    first, second = build.numbers(args[:2])
+    # torch rounds the dividend to the 16 bits of a divisor, but no number that divides 16 bits.
+    kind = KINDS_16.get(torch.result_type(*map(_meta, args[:2]))) if mode else None
+    return build.step(name, build.rounded(first, kind), second)
 
 
 def _reversed_sub(build: Builder, args: list[Any], kwargs: dict[str, Any]) -> Value:
@@ -340,7 +371,7 @@ def _gelu(build: Builder, args: list[Any], kwargs: dict[str, Any]) -> Value:
 
 
 def _nan_to_num(build: Builder, args: list[Any], kwargs: dict[str, Any]) -> Value:
-    """The infinities become the largest numbers of the arithmetic's type unless told: in fp64 those of fp64."""
+    """The infinities become the largest numbers of the value's type unless told: in fp64 those of fp64."""
     names = ("nan", "posinf", "neginf")
     (value,) = build.numbers(args[:1])
     given = [
@@ -349,9 +380,11 @@ def _nan_to_num(build: Builder, args: list[Any], kwargs: dict[str, Any]) -> Valu
     nan, posinf, neginf = (None if argument is None else build.numbers([argument])[0] for argument in given)
     value_or = build._where(build._step("isnan", value, kind=BOOL), 0.0 if nan is None else nan, value, REAL)
     infinity = float("inf")
-    high = build.step("highest", value) if posinf is None else posinf
+    dtype = _meta(args[0]).dtype
+    most: Value = torch.finfo(dtype).max if dtype in KINDS_16 else build.step("highest", value)
+    high = most if posinf is None else posinf
     value_or = build._where(build._step("eq", value, infinity, kind=BOOL), high, value_or, REAL)
-    low = build.step("neg", build.step("highest", value)) if neginf is None else neginf
+    low = build.step("neg", most) if neginf is None else neginf
     return build._where(build._step("eq", value, -infinity, kind=BOOL), low, value_or, REAL)
 
 

@@ -10,6 +10,7 @@ import functools
 import re
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -18,9 +19,10 @@ import torch
 from torch import Tensor, fx
 from torch.overrides import TorchFunctionMode, resolve_name
 
+from epigemm.functor_decompositions import decompositions
 from epigemm.functor_operators import NO_FUNCTOR, ON_SCALARS, SUPPORTED
-from epigemm.functor_program import Program
-from epigemm.functor_steps import KEPT, Builder, Refusal
+from epigemm.functor_program import Program, Value
+from epigemm.functor_steps import Builder, Refusal
 
 ROWS, COLUMNS = 5, 7  # different primes: a size that stands in the wrong place is seen
 _HERE = str(Path(__file__).parent)
@@ -35,6 +37,10 @@ _READS_A_VALUE = {
     "numpy",
     "__array__",
 }
+
+# Where these take the number that they fill with; and which take no type from a tensor.
+_FILLS: dict[Any, int] = {torch.scalar_tensor: 0, torch.full: 1, torch.full_like: 1, Tensor.new_full: 2}
+_OF_DEFAULT_DTYPE = (torch.scalar_tensor, torch.full)
 
 
 def is_users(filename: str) -> bool:
@@ -59,6 +65,9 @@ class _Watch(TorchFunctionMode):
         super().__init__()
         self.line = start
         self.made: list[Tensor] = []
+        self.first: tuple[str, Exception] | None = (
+            None  # an error that the function may have caught, and its line
+        )
         self.dtype_line = ""
         self.lines: dict[str, str] = {}  # of the graph's nodes
 
@@ -71,10 +80,15 @@ class _Watch(TorchFunctionMode):
     ) -> Any:
         kwargs = kwargs or {}
         self.line = user_line(sys._getframe(1), self.line)
-        # Only what the user calls comes here: the mode is off while one of torch's functions calls others.
-        self._judge(func, args, kwargs)
         try:
+            # Only what the user calls comes here: the mode is off while one of torch's functions calls others.
+            self._judge(func, args, kwargs)
+            if func in _FILLS:
+                args = self._fill_of_fp32(func, args, kwargs)
             result = func(*args, **kwargs)
+        except (Refusal, RuntimeError) as error:
+            self.first = self.first or (self.line, error)
+            raise
         finally:
             self._mark_nodes()
         if isinstance(result, Tensor):
@@ -93,6 +107,18 @@ class _Watch(TorchFunctionMode):
                 break
             self.lines[node.name] = self.line
 
+    def _fill_of_fp32(
+        self, func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]
+    ) -> Sequence[Any]:
+        """The arguments with the number as fp32 has it, where that is asked for: so fp64 tensors meet it in torch."""
+        place = _FILLS[func]
+        dtype = kwargs.get("dtype") or (torch.get_default_dtype() if func in _OF_DEFAULT_DTYPE else None)
+        # A dtype that has been read of a tensor is another one beside fp64.
+        is_read = kwargs.get("dtype") is not None and self.dtype_line
+        if len(args) <= place or not isinstance(args[place], float) or dtype != torch.float32 or is_read:
+            return args
+        return (*args[:place], _of_fp32(args[place]), *args[place + 1 :])
+
     def _judge(self, func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> None:
         from torch._subclasses.fake_tensor import FakeTensor
 
@@ -105,16 +131,23 @@ class _Watch(TorchFunctionMode):
             raise Refusal(f"{what} is not supported; use torch.where")
         if name in NO_FUNCTOR:
             raise Refusal(NO_FUNCTOR[name].format(name=name))
+        if not torch.is_grad_enabled() or torch.is_inference_mode_enabled():
+            raise Refusal("no_grad or the like is not supported; tensor.detach() ends a derivative")
+        if _is_within_function_apply(sys._getframe(2)):
+            raise Refusal(
+                "a torch.autograd.Function would lose its backward: the derivative of an epilogue is that of its "
+                "formula; write its forward as plain PyTorch"
+            )
         in_training = kwargs.get("training", args[2] if len(args) > 2 else True)
         if name.startswith(("rand", "bernoulli")) or (name.endswith(("dropout", "rrelu")) and in_training):
             raise Refusal(f"{name} draws random numbers; an epilogue is a function of its operands")
         if kwargs.get("out") is not None:
             raise Refusal(f"{name} with out= writes in place; use its result")
-        if owner == "dtype" or name in ("is_floating_point", "type", "element_size"):
+        if owner == "dtype" or name in ("is_floating_point", "type", "element_size", "new_tensor"):
             self.dtype_line = self.line
-        if name in ("requires_grad_", "backward"):
+        if name in ("requires_grad_", "backward", "register_hook", "retain_grad"):
             raise Refusal(f"{name} is not supported; tensor.detach() ends a derivative")
-        if name in ("set_", "__setitem__", "copy_") or owner == "data":
+        if name in ("set_", "__setitem__", "copy_", "detach_") or owner == "data":
             raise Refusal(f"{resolve_name(func) or name} writes in place; use torch.where and a new name")
         for argument in [*args, *kwargs.values()]:
             several = argument if isinstance(argument, (list, tuple)) else [argument]
@@ -128,10 +161,18 @@ class _Watch(TorchFunctionMode):
                     )
 
 
+def _is_within_function_apply(frame: FrameType | None) -> bool:
+    """Whether the forward of an `autograd.Function` is being called."""
+    while frame is not None and frame.f_code.co_filename != __file__:
+        if frame.f_code is torch.autograd.Function.apply.__func__.__code__:  # type: ignore[attr-defined]
+            return True
+        frame = frame.f_back
+    return False
+
+
 @functools.cache
 def _tools() -> tuple[Any, ...]:
     """What takes seconds to import: at the first decoration."""
-    from torch._decomp import core_aten_decompositions
     from torch._dynamo.source import ConstantSource
     from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.fx.experimental.proxy_tensor import make_fx
@@ -151,44 +192,15 @@ def _tools() -> tuple[Any, ...]:
                 )
             return result
 
-    aten = torch.ops.aten
-    decompositions: Any = core_aten_decompositions()
-    table = {
-        overload: function
-        for overload, function in decompositions.items()
-        if overload._schema.name.split("::")[-1] not in KEPT
-    }
-    table[aten.mish.default] = lambda x: aten.mul(x, aten.tanh(aten.softplus(x)))
-    table[aten.hardsigmoid.default] = lambda x: aten.div(aten.hardtanh(aten.add(x, 3.0), 0.0, 6.0), 6.0)
-    table[aten.hardswish.default] = lambda x: aten.div(
-        aten.mul(x, aten.hardtanh(aten.add(x, 3.0), 0.0, 6.0)), 6.0
+    return (
+        Environment,
+        FakeTensorMode,
+        make_fx,
+        DimDynamic,
+        StatelessSymbolicContext,
+        ConstantSource,
+        decompositions(),
     )
-    table[aten.celu.default] = lambda x, alpha=1.0: aten.elu(x, alpha, 1.0, 1.0 / alpha)
-    table[aten.lerp.Scalar] = _lerp
-    # A number that is a symbol would be read by these; as a factor of one it is not.
-    for overload in (aten.scalar_tensor.default, aten.full.default, aten.full_like.default):
-        table[overload] = functools.partial(_fill, overload, table.get(overload))
-    return Environment, FakeTensorMode, make_fx, DimDynamic, StatelessSymbolicContext, ConstantSource, table
-
-
-def _fill(overload: Any, decomposition: Any, *args: Any, **kwargs: Any) -> Any:
-    place = 0 if overload is torch.ops.aten.scalar_tensor.default else 1
-    if isinstance(args[place], torch.SymFloat):
-        ones = overload(*args[:place], 1.0, *args[place + 1 :], **kwargs)
-        return torch.ops.aten.mul.Tensor(ones, args[place])
-    return NotImplemented if decomposition is None else decomposition(*args, **kwargs)
-
-
-def _lerp(start: Tensor, end: Tensor, weight: Any) -> Tensor:
-    """From the nearer end, as torch computes it."""
-    aten = torch.ops.aten
-    way = aten.sub(end, start)
-    near = aten.add(start, aten.mul(way, weight))
-    far = aten.sub(end, aten.mul(way, 1.0 - weight))
-    if not isinstance(weight, torch.SymFloat):
-        return near if abs(weight) < 0.5 else far  # type: ignore[no-any-return]
-    tensor = aten.mul(aten.full_like(start, 1.0), weight)
-    return aten.where(aten.lt(aten.abs(tensor), 0.5), near, far)  # type: ignore[no-any-return]
 
 
 def _harmless(frame: FrameType | None) -> bool:
@@ -214,14 +226,39 @@ def trace_program(function: Callable[..., Any], kinds: Sequence[str], name: str,
         TypeError: it fails by itself under the trace, or returns no tensor.
     """
     program, dtype_line = _trace_once(function, kinds, name, start, torch.float32)
+    again, _ = _trace_once(function, kinds, name, start, torch.float32)
+    if repr(again) != repr(program):  # by its text: NaN is not NaN
+        raise NotImplementedError(
+            f"{name} ({_difference(program, again) or start}): traced twice, it computes two things; random numbers, "
+            "the time and the like would become constants of the epilogue"
+        )
     if dtype_line:
         wide, _ = _trace_once(function, kinds, name, start, torch.float64)
-        if wide != program:
+        if repr(_with_constants_of_fp32(wide)) != repr(_with_constants_of_fp32(program)):
             raise NotImplementedError(
                 f"{name} ({dtype_line}): a tensor's dtype decides what is computed; an epilogue is one function, in "
                 "fp32 and for fp64 tensors in fp64"
             )
+        return wide  # whose constants have more digits
     return program
+
+
+def _with_constants_of_fp32(program: Program) -> Program:
+    def rounded(value: Value) -> Value:
+        return _of_fp32(value) if isinstance(value, float) else value
+
+    steps = [replace(step, inputs=tuple(map(rounded, step.inputs))) for step in program.steps]
+    return replace(program, steps=tuple(steps), result=rounded(program.result))
+
+
+def _of_fp32(value: float) -> float:
+    return float(torch.tensor(value, dtype=torch.float32, device="cpu"))
+
+
+def _difference(one: Program, other: Program) -> str:
+    """The line of the first step that two programs have different."""
+    steps = zip(one.steps, other.steps, strict=False)
+    return next((step.line for step, same in steps if repr(step) != repr(same)), "")
 
 
 def _trace_once(
@@ -252,8 +289,11 @@ def _trace_once(
     watch = _Watch(start)
 
     def traced(*given: Any) -> Tensor:
-        with watch:
+        with torch.enable_grad(), watch:
             result = function(*given)
+        if watch.first is not None:  # the function has caught it
+            watch.line, error = watch.first
+            raise error
         if not isinstance(result, Tensor):
             raise Refusal(f"it returns {type(result).__name__}; an epilogue returns one tensor")
         return result

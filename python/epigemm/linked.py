@@ -90,6 +90,10 @@ class LinkedEpilogue(Epilogue):
         values = [value.float() if isinstance(value, Tensor) else value for value in given]
         return self.compute(acc.float(), *values).to(dtype)
 
+    def check_unchanged(self) -> None:
+        """As `Epilogue.check_unchanged`."""
+        self.traced.check_unchanged()
+
     def source(self, symbol: str) -> str:
         """The text for NVRTC that goes into an open kernel."""
         wide, half = "float64" in symbol, re.search("float16", symbol) is not None

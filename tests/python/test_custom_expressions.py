@@ -50,6 +50,26 @@ UNARY: list[Callable[[Any], Any]] = [
         lambda x: F.leaky_relu(x, 0.125),
         torch.erf,
     ),
+    *(
+        lambda x: 2.0**x,
+        lambda x: (-1.25) ** torch.floor(x),
+        lambda x: torch.abs(x) ** 0.7,
+        lambda x: x**2.0 - x**3.0 * 0.25,
+        lambda x: x % 1.5,
+        lambda x: 2.5 % (torch.abs(x) + 0.5),
+        lambda x: x // 0.75,
+        lambda x: -1.5 // (torch.abs(x) + 0.5),
+        lambda x: x.nan_to_num(),
+        lambda x: x.half().nan_to_num(0.25).to(x.dtype),
+    ),
+    *(
+        lambda x: 1.5 - x,
+        lambda x: -0.75 / (1.0 + x * x),
+        lambda x: (x.half() == 0.1).to(x.dtype),
+        lambda x: torch.where(x.bfloat16() >= 0.3, x, 0.3),
+        lambda x: torch.where(x.half() % 0.3 < 0.1, x, -1.0),
+        lambda x: F.hardswish(x.half()).to(x.dtype),
+    ),
 ]
 BINARY: list[Callable[[Any, Any], Any]] = [
     *(lambda a, b: a + b, lambda a, b: a - b, lambda a, b: a * b, torch.maximum, torch.fmin, torch.logaddexp),
@@ -57,6 +77,11 @@ BINARY: list[Callable[[Any, Any], Any]] = [
         lambda a, b: a / (1.0 + b * b),
         lambda a, b: torch.where(a > b, a, b * 0.5),
         lambda a, b: torch.lerp(a, b, 0.25),
+        lambda a, b: a % (torch.abs(b) + 0.5),
+        lambda a, b: a // (torch.abs(b) + 0.25),
+        lambda a, b: (torch.abs(a) + 0.25) ** b,
+        lambda a, b: torch.where(a.half() <= b.half(), a, -b),
+        lambda a, b: torch.where(a == b, a * 0.25, b),
     ),
 ]
 Expression = Callable[[Any, Any, Any, Any], Any]

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import inspect
 import math
+import random
 import re
+import time
+import types
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, no_grad
 
+from epigemm import epilogue
 from epigemm.custom import Matrix, PerColumn, PerRow, Scalar, trace
 
 # What no epilogue does: each with a part of its message. The line of the body's last statement is named.
@@ -247,6 +251,85 @@ def not_broadcast(acc: Tensor, bias: PerColumn) -> Tensor:
     return acc + bias.unsqueeze(-1)
 
 
+@torch.no_grad()
+def decorated_without_gradient(acc: Tensor) -> Tensor:
+    return acc * 2.0
+
+
+def named_without_gradient(acc: Tensor) -> Tensor:
+    with no_grad():
+        return acc * 2.0
+
+
+def hooked(acc: Tensor) -> Tensor:
+    result = acc * 2.0
+    result.register_hook(lambda gradient: gradient * 0.0)  # type: ignore[no-untyped-call]
+    return result
+
+
+def detached_in_place(acc: Tensor) -> Tensor:
+    return acc.detach_() * 2.0
+
+
+class Doubled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x * 2.0
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        return gradients[0] * 100.0
+
+
+def own_derivative(acc: Tensor) -> Any:
+    return Doubled.apply(acc)  # type: ignore[no-untyped-call]
+
+
+def requires_grad(acc: Tensor) -> Tensor:
+    return acc if acc.requires_grad else -acc
+
+
+def gradient_mode(acc: Tensor) -> Tensor:
+    return acc if torch.is_grad_enabled() else -acc
+
+
+def device_by_name(acc: Tensor) -> Tensor:
+    return acc if getattr(acc, "device").type == "cuda" else -acc  # noqa: B009
+
+
+def swallows(acc: Tensor) -> Tensor:
+    try:
+        return acc * acc.item()
+    except Exception:
+        return acc
+
+
+def swallows_all(acc: Tensor) -> Tensor:
+    try:
+        return acc if acc.sum() > 0 else -acc
+    except:  # noqa: E722
+        return acc * 2.0
+
+
+def python_random(acc: Tensor) -> Tensor:
+    return acc * random.random()
+
+
+def the_time(acc: Tensor) -> Tensor:
+    return acc * time.perf_counter()
+
+
+def integer_of_scalar(acc: Tensor, s: Scalar) -> Tensor:
+    return acc * torch.full_like(acc, s, dtype=torch.int64)
+
+
+LEAKY = torch.nn.LeakyReLU(0.1)
+
+
+def global_module(acc: Tensor) -> Any:
+    return LEAKY(acc)
+
+
 WEIGHT = torch.ones(7)
 LIST = [1.0]
 ON_SCALAR = "on a Scalar; a Scalar is a symbolic number, with \\+ - "
@@ -335,6 +418,20 @@ class hidden:
         (sort, NotImplementedError, "sort moves elements"),
         (iteration, NotImplementedError, "iterating over a tensor, takes it apart"),
         (not_broadcast, TypeError, "shapes do not broadcast; the function sees"),
+        (decorated_without_gradient, NotImplementedError, "no_grad, or the like"),
+        (named_without_gradient, NotImplementedError, "no_grad is not supported"),
+        (hooked, NotImplementedError, "register_hook is not supported"),
+        (detached_in_place, NotImplementedError, "detach_ writes in place"),
+        (own_derivative, NotImplementedError, "'Doubled' is a torch.autograd.Function"),
+        (requires_grad, NotImplementedError, "requires_grad reads a state"),
+        (gradient_mode, NotImplementedError, "is_grad_enabled reads a state"),
+        (device_by_name, NotImplementedError, "the device is read"),
+        (swallows, NotImplementedError, "item reads a tensor's value"),
+        (swallows_all, NotImplementedError, "use torch.where"),
+        (python_random, NotImplementedError, "traced twice, it computes two things"),
+        (the_time, NotImplementedError, "traced twice, it computes two things"),
+        (integer_of_scalar, NotImplementedError, "a cast to integers"),
+        (global_module, TypeError, "'LEAKY' is captured, and a LeakyReLU may change unseen"),
         (global_tensor, NotImplementedError, "'WEIGHT' is a captured tensor of shape \\[7\\]"),
         (global_list, TypeError, "'LIST' is captured, and a list may change unseen"),
         (attribute_tensor, NotImplementedError, "captured tensor"),
@@ -344,7 +441,7 @@ class hidden:
 def test_refusals(function: Callable[..., Any], error: type[Exception], text: str) -> None:
     with pytest.raises(error, match=text) as caught:
         trace(function)
-    first = function.__code__.co_firstlineno
+    first = inspect.unwrap(function).__code__.co_firstlineno
     last = first + len(inspect.getsource(function).rstrip().split("\n")) - 1
     named = re.search(rf"{re.escape(__file__)}:(\d+)", str(caught.value))
     assert named is not None and first <= int(named[1]) <= last, str(caught.value)
@@ -478,3 +575,58 @@ def test_a_changed_constant_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     uses.__code__ = (lambda acc: (acc * slope, helper)[0]).__code__
     with pytest.raises(RuntimeError, match="has changed"):
         traced.check_unchanged()
+
+
+class Settings:
+    slope = 0.5
+
+    @staticmethod
+    def halved(x: Tensor, by: float = 2.0) -> Tensor:
+        return x / by
+
+
+def _uses_settings(acc: Tensor) -> Tensor:
+    return Settings.halved(acc) * Settings.slope
+
+
+module = types.ModuleType("module")
+exec("LIMIT = 2.0\ndef helper(x):\n    return x * LIMIT", module.__dict__)
+
+
+def _uses_a_module(acc: Tensor) -> Any:
+    return module.helper(acc)
+
+
+@pytest.mark.parametrize(
+    ("function", "owner", "attribute", "value", "named"),
+    [
+        (_uses_settings, Settings, "slope", 0.25, "Settings.slope"),
+        (_uses_settings, Settings.halved, "__defaults__", (4.0,), r"halved\(by=\)"),
+        (_uses_settings, Settings, "halved", torch.relu, "Settings.halved"),
+        (_uses_a_module, module, "LIMIT", 3.0, "LIMIT"),
+        (_uses_a_module, module, "helper", torch.relu, "module.helper"),
+    ],
+)
+def test_a_change_behind_a_dot_is_noticed(
+    monkeypatch: pytest.MonkeyPatch,
+    function: Callable[..., Any],
+    owner: Any,
+    attribute: str,
+    value: object,
+    named: str,
+) -> None:
+    traced = trace(function)
+    traced.check_unchanged()
+    monkeypatch.setattr(owner, attribute, value)
+    with pytest.raises(RuntimeError, match=f"'{named}' has changed"):
+        traced.check_unchanged()
+
+
+def test_a_changed_constant_is_noticed_by_dynamo(monkeypatch: pytest.MonkeyPatch) -> None:
+    scaled = epilogue(_uses_settings)
+    monkeypatch.setattr(Settings, "slope", 0.25)
+    x = torch.ones(2, 2)
+    with pytest.raises(RuntimeError, match=r"'Settings\.slope' has changed"):
+        torch.compile(lambda: scaled(x, x), backend="eager", fullgraph=True)()
+    with pytest.raises(RuntimeError, match=r"'Settings\.slope' has changed"):
+        torch.compile(lambda: scaled.elementwise(x), backend="eager", fullgraph=True)()

@@ -21,8 +21,8 @@ from epigemm.functor_reference import constant, function_of, round_to
 EXACT = frozenset(
     words("neg abs relu maximum minimum fmin fmax floor sign clamp clamp_min clamp_max hardtanh copy")
 )
-ROUNDED_ONCE = frozenset(words("add sub mul div sqrt leaky_relu"))
-LIBRARY = frozenset(words("tanh sigmoid sin atan erf exp gelu softplus logaddexp"))
+ROUNDED_ONCE = frozenset(words("add sub mul div sqrt leaky_relu remainder reciprocal"))
+LIBRARY = frozenset(words("tanh sigmoid sin atan erf exp gelu softplus logaddexp pow floor_div"))
 # Where an interval's ends do not enclose what lies between them: how fast the function changes at most.
 STEEPEST = {"abs": 1.0, "sin": 1.0, "gelu": 1.13}
 # Where torch or the dual numbers subtract to get the slope: its error is relative to 1, not to itself.
@@ -77,8 +77,11 @@ def enclosure(program: Program, inputs: Sequence[Tensor], dtype: torch.dtype) ->
 
     for step in program.steps:
         given = [ends_of(value) for value in step.inputs]
-        if step.op in ("gt", "where"):
-            low, high, sure = (_greater if step.op == "gt" else _chosen)(given)
+        if step.op in QUESTIONS or step.op == "where":
+            low, high, sure = _chosen(given) if step.op == "where" else _answered(step.op, given)
+        elif step.op == "highest":
+            low = high = torch.full_like(inputs[0], numbers.max)
+            sure = torch.ones_like(known)
         else:
             low, high, sure = _from_ends(step, given)
             size = torch.maximum(low.abs(), high.abs())
@@ -99,7 +102,10 @@ def _from_ends(step: Step, given: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, 
     assert step.op in EXACT | ROUNDED_ONCE | LIBRARY, step.op
     function = function_of(step.op)
     corners = []
-    for corner in itertools.product(*(dict.fromkeys(pair) for pair in given)):
+    ends = [list(dict.fromkeys(pair)) for pair in given]
+    if step.op == "pow":  # of even exponents, between a negative and a positive base
+        ends[0].append(torch.minimum(torch.maximum(given[0][0], torch.zeros(())), given[0][1]))
+    for corner in itertools.product(*ends):
         result = function(*corner)
         if step.kind in (HALF, BFLOAT16):
             result = round_to(result, torch.float16 if step.kind == HALF else torch.bfloat16)
@@ -112,15 +118,43 @@ def _from_ends(step: Step, given: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, 
         start, end = given[0]
         change = torch.where(start == end, 0.0, STEEPEST[step.op] * (end - start)).nan_to_num(0.0)
         low, high = low - change, high + change
-    if step.op == "div":
-        sure &= ~((given[1][0] <= 0) & (given[1][1] >= 0)) | (given[1][0] == given[1][1])
+    if step.op in ("div", "reciprocal", "floor_div", "remainder"):
+        least, most = given[-1]
+        sure &= ~((least <= 0) & (most >= 0)) | (least == most)
+    is_sharp = torch.stack([(start == end) | start.isnan() for start, end in given]).all(0)
+    if step.op == "pow":  # of a negative base and exponents that are not known it is everything between
+        sure &= is_sharp | (given[0][0] >= 0) | (given[1][0] == given[1][1])
+    if (
+        step.op == "remainder"
+    ):  # where the quotient is not known as a whole number, it is all that a remainder can be
+        wholes = torch.stack(
+            [torch.div(*corner, rounding_mode="floor") for corner in itertools.product(*given)]
+        )
+        is_open = ~is_sharp & ~low.isnan() & ~((wholes == wholes[0]).all(0) & wholes[0].isfinite())
+        low = torch.where(is_open, given[1][0].clamp(max=0.0), low)
+        high = torch.where(is_open, given[1][1].clamp(min=0.0), high)
     return low, high, sure
 
 
-def _greater(given: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor, Tensor]:
+QUESTIONS = frozenset(words("gt lt ge le eq ne isnan"))
+
+
+def _answered(op: str, given: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor, Tensor]:
     """Of a boolean the ends are: is it certainly true, may it be."""
-    (low, high), (other_low, other_high) = given
-    return low > other_high, high > other_low, torch.ones_like(low, dtype=torch.bool)
+    low, high = given[0]
+    sure = torch.ones_like(low, dtype=torch.bool)
+    if op == "isnan":
+        return low.isnan(), high.isnan(), sure
+    other_low, other_high = given[1]
+    if op in ("lt", "le"):
+        (low, high), (other_low, other_high) = given[1], given[0]
+    if op in ("gt", "lt"):
+        return low > other_high, high > other_low, sure
+    if op in ("ge", "le"):
+        return low >= other_high, high >= other_low, sure
+    may_be = (low <= other_high) & (other_low <= high)
+    must_be = may_be & (low == high) & (other_low == other_high)
+    return (must_be, may_be, sure) if op == "eq" else (~may_be, ~must_be, sure)
 
 
 def _chosen(given: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor, Tensor]:
@@ -158,7 +192,8 @@ class _Disturbed(fx.Interpreter):
         if target is round_to:
             return _RoundedInPassing.apply(*args)  # type: ignore[no-untyped-call]
         result = super().call_function(target, args, kwargs)
-        if target is constant or not result.is_floating_point() or not self.size:
+        is_exact = target in (constant, torch.floor, torch.sign)  # whole numbers stay whole
+        if is_exact or not result.is_floating_point() or not self.size:
             return result
         if any(target is function_of(op) for op in SLOPES_THAT_CANCEL):
             for given in args:
