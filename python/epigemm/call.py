@@ -392,8 +392,8 @@ def autocast(
     if not isinstance(x, Tensor) or not isinstance(weight, Tensor):
         return x, weight, biases  # the checks say so
     device_type = x.device.type
-    # Of a type without autocast, such as meta, torch raises where it is asked.
-    if not _has_autocast(device_type) or not torch.is_autocast_enabled(device_type):
+    # Of a type without autocast, such as meta, torch raises where it is asked. Dynamo of torch 2.11 cannot trace that.
+    if not (_is_compiling() or _has_autocast(device_type)) or not torch.is_autocast_enabled(device_type):
         return x, weight, biases
     dtype = torch.get_autocast_dtype(device_type)
 

@@ -6,6 +6,7 @@ import dis
 import enum
 import functools
 import inspect
+import os
 import sys
 import sysconfig
 from collections.abc import Callable, Iterator
@@ -59,6 +60,10 @@ def _code_objects(code: CodeType) -> list[CodeType]:
         for part in _code_objects(constant)
     ]
     return [code, *inner]
+
+
+_PYTEST = f"{os.sep}_pytest{os.sep}"
+"""Wherever it is installed: it rewrites asserts so that they read its settings."""
 
 
 @dataclass(frozen=True)
@@ -178,7 +183,7 @@ def _is_steady(value: ModuleType | type | FunctionType) -> bool:
     file = getattr(sys.modules.get(name, value), "__file__", None)
     if file is None:  # built into Python, or made at run time
         return name.partition(".")[0] in sys.builtin_module_names
-    folders = (sysconfig.get_path("stdlib"), "site-packages", "dist-packages")
+    folders = (sysconfig.get_path("stdlib"), "site-packages", "dist-packages", _PYTEST)
     return not is_users(file) or any(folder in file for folder in folders)
 
 
