@@ -1,8 +1,8 @@
 """Calls that autograd records: one node per layer, reached without the dispatcher.
 
 `torch.library.register_autograd` is right for every call, but takes the host hundreds of microseconds a layer, most
-of it for nested arguments. Plain tensors that nothing traces take these nodes instead. Both save the same tensors and
-run the same derivatives, those of `epigemm.gradients`.
+of it for nested arguments. Plain tensors that nothing traces take these nodes instead, or PyTorch's own
+(`linear_by_torch`). Both save the same tensors and run the same derivatives, those of `epigemm.gradients`.
 
 Nothing here asks whether a call may come here: `call` and `registration` do. Some argument requires a gradient,
 gradients are enabled, and every tensor is a plain one.

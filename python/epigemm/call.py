@@ -1,7 +1,7 @@
 """From the public functions to the kernels: who has to see a call?
 
 Nobody: a plain call, which the entry answers (`epigemm.entry`), or the cold path where something stands in the way
-(`epigemm.execution`). Autograd alone: a node of `epigemm.autograd`; the entry says so of calls that it can read.
+(`epigemm.execution`). Autograd alone: a node of `epigemm.autograd`, for small layers PyTorch's own; the entry says so.
 Anybody else, be it a tracer, a mode, a transform or a subclass: the operators `torch.ops.epigemm.*`, which are right
 everywhere and take the host longer.
 """
