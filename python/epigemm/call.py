@@ -211,12 +211,14 @@ def _linear(road: int, call: LinearCall, *, checked: bool = False) -> Tensor:
         return execution.linear(call)
     if _in_functional_derivative():
         return _linear_reference(call)
-    arguments = call.arguments
-    if call.out is None:
-        result: Tensor = ops.linear(*arguments)
+    # Taken apart: Dynamo of torch 2.10 traces no property of a NamedTuple.
+    epilogue, x, weight, bias, operands, scalars, precision, *others, out = call
+    product = (epilogue.name, x, weight, bias, operands, scalars, precision)
+    if out is None:
+        result: Tensor = ops.linear(*product, *others)
         return result
-    ops.linear_out(*arguments[:7], call.out, *arguments[7:])
-    return call.out
+    ops.linear_out(*product, out, *others)
+    return out
 
 
 def elementwise(
