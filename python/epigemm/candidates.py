@@ -129,9 +129,8 @@ def _link(call: LinearCall, planned: Sequence[_Planned]) -> _Reasons:
     if not isinstance(epilogue, LinkedEpilogue) or not keys:
         return {}
     missing = [_missing_for_plan(epilogue.name, call.x, arithmetic, list(plan)) for arithmetic, plan in keys]
-    rivals = linked.missing_elementwise(
-        epilogue, call.x
-    )  # where it cannot be, PyTorch's operators are the rival
+    # Where the rival's kernel cannot be linked, PyTorch's operators are the rival.
+    rivals = linked.missing_elementwise(epilogue, call.x)
     reasons = epilogue.link_each([*missing, rivals], call.x.device)
     return {key: reason for key, reason in zip(keys, reasons[:-1], strict=True) if reason}
 

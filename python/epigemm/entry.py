@@ -162,12 +162,14 @@ def linear(
     call = (epilogue.number, x, weight, operands, fold, out)
     how = (pack, _PACK_USES[pack_use], strict, invariant)
     found: Tensor | int = _module.linear(*call, code, *how)
-    if (
-        type(found) is int and found == _NOT_READY and plans.has_gpu_kernels(x)
-    ):  # which makes the device known
-        found = _module.linear(*call, code, *how)
     if type(found) is not int:
         return found  # type: ignore[return-value]
+    if found == _NOT_READY:
+        if not plans.has_gpu_kernels(x):  # the question makes the device known
+            return None
+        found = _module.linear(*call, code, *how)
+        if type(found) is not int:
+            return found  # type: ignore[return-value]
     if found == _BY_REFERENCE:
         return linked.linear(epilogue, x, weight, operands, out, code & 1)
     if found == _RECORDED_BY_TORCH:

@@ -58,7 +58,7 @@ def _linear(call: LinearCall) -> Tensor:
 
 def _invariant(call: LinearCall) -> Tensor:
     """A batch-invariant call that is not empty: by one kernel, on copies of the tensors if need be, or row by row."""
-    if not plans.has_gpu_kernels(call.x) and call.x.is_cpu:  # asked first, which makes a GPU known
+    if fixed.runs_by_rows(call):
         refuse(call)
         return fixed.row_by_row(call)
     if call.out is None:

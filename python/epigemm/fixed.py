@@ -23,8 +23,8 @@ _TMA_BYTES = 16
 
 
 def runs_by_rows(call: LinearCall) -> bool:
-    """Whether each row is a call of its own: on a CPU."""
-    return call.x.is_cpu and not plans.has_gpu_kernels(call.x)
+    """Whether each row is a call of its own: on a CPU. Of a GPU the question makes it known to the planner."""
+    return not plans.has_gpu_kernels(call.x) and call.x.is_cpu
 
 
 def why_none(call: LinearCall) -> str:

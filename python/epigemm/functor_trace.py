@@ -65,9 +65,8 @@ class _Watch(TorchFunctionMode):
         super().__init__()
         self.line = start
         self.made: list[Tensor] = []
-        self.first: tuple[str, Exception] | None = (
-            None  # an error that the function may have caught, and its line
-        )
+        # An error that the function may have caught, and its line.
+        self.first: tuple[str, Exception] | None = None
         self.dtype_line = ""
         self.lines: dict[str, str] = {}  # of the graph's nodes
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import re
-import shutil
 import subprocess
 from pathlib import Path
 
@@ -14,10 +13,7 @@ import torch
 from tests.support import reference
 from tests.support.arithmetic import FP32, FP64, Arithmetic
 from tests.support.cases import REGISTRY, Operands
-
-ROOT = Path(__file__).parents[2]
-CSRC = ROOT / "csrc"
-COMPILER = shutil.which("g++") or shutil.which("c++") or shutil.which("clang++")
+from tests.support.functors import COMPILER, CSRC
 
 pytestmark = [
     pytest.mark.skipif(not CSRC.is_dir(), reason="sources are not at hand"),

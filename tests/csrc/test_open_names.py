@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
 
-CSRC = Path(__file__).parents[2] / "csrc"
-COMPILER = shutil.which("g++") or shutil.which("c++") or shutil.which("clang++")
+from tests.support.functors import COMPILER, CSRC
 
 pytestmark = [
     pytest.mark.skipif(not CSRC.is_dir(), reason="sources are not at hand"),

@@ -14,6 +14,7 @@ from torch import Tensor
 from epigemm.custom import Traced
 from epigemm.functor_source import functor_text, prelude
 
+CSRC = Path(__file__).parents[2] / "csrc"
 COMPILER = shutil.which("g++") or shutil.which("c++") or shutil.which("clang++")
 
 LOOPS = """
