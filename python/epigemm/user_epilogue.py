@@ -360,7 +360,7 @@ def epilogue(function: Callable[..., Any]) -> UserEpilogue:
     (fp64 beside fp64 tensors): operands are read in fp32, and the result is rounded once to x's dtype. Scalars stay
     run-time values. Numbers that it reads from around itself are constants; a call notices when one has changed.
 
-    A kernel is linked when a call first needs it, in about a second, and kept on disk. It takes NVRTC and nvJitLink 13
+    A kernel is linked when a call first needs it, in a second or two, and kept on disk. It takes NVRTC and nvJitLink 13
     (`pip install epigemm[jit]`); without them, and on CPUs, PyTorch's GEMM runs, then the function.
 
     Args:
