@@ -1,4 +1,4 @@
-"""Find what the build needs: torch's headers, CUTLASS's headers and nvcc.
+"""Find what the build needs: torch's headers, CUTLASS's headers, nvcc and nvJitLink.
 
 Used by CMake (``python locate.py`` prints JSON) and by the build backend, so that both look in the same places and
 accept the same versions. Only the standard library is used: this runs before anything is installed.
@@ -27,6 +27,7 @@ NVCC_FLOOR: Version = (13, 0)
 
 TORCH_REQUIREMENT = "torch==2.13.0"
 CUTLASS_REQUIREMENT = "nvidia-cutlass==4.2.0.0"
+NVJITLINK_REQUIREMENT = "nvidia-nvjitlink==13.0.*"
 NVCC_REQUIREMENTS = tuple(
     f"nvidia-{part}==13.0.*" for part in ("cuda-nvcc", "cuda-crt", "nvvm", "cuda-runtime", "cuda-cccl")
 )
@@ -147,6 +148,27 @@ def find_nvcc(chosen: str = "") -> Found:
     return _choose(versions, NVCC_FLOOR, what, chosen, f"pip install {requirements}")
 
 
+def find_nvjitlink(nvcc: str = "") -> Found:
+    """The first nvJitLink of nvcc's major version: EPIGEMM_CUDA_LIBRARIES, PyPI's, the toolkit around nvcc.
+
+    `path` is the folder that it is in.
+    """
+    chosen = os.environ.get("EPIGEMM_CUDA_LIBRARIES")
+    folders = [Path(chosen), *Path(chosen).glob("nvidia/cu13/lib")] if chosen else []
+    folders += [directory / "nvidia" / "cu13" / "lib" for directory in site_directories()]
+    compiler = find_nvcc(nvcc)
+    if compiler:
+        top = Path(compiler.path).resolve().parent.parent
+        folders += [top / "lib64", top / "lib"]
+    folders += [Path("/usr/local/cuda/lib64")]
+    name = f"libnvJitLink.so.{NVCC_FLOOR[0]}"
+    for folder in folders:
+        if (folder / name).is_file():
+            return Found(path=str(folder), version=str(NVCC_FLOOR[0]))
+    problem = f"nvJitLink {_dotted(NVCC_FLOOR)} or later ({name}): found none"
+    return Found(problem=problem, install=f"pip install --no-deps '{NVJITLINK_REQUIREMENT}'")
+
+
 def _choose(versions: list[tuple[Path, str]], floor: Version, what: str, chosen: str, install: str) -> Found:
     present = [(path, version) for path, version in versions if version]
     for path, version in present:
@@ -160,11 +182,13 @@ def _choose(versions: list[tuple[Path, str]], floor: Version, what: str, chosen:
 def missing_for_cuda(cutlass_dir: str = "", nvcc: str = "") -> list[str]:
     """The pip requirements that a build with CUDA kernels still lacks."""
     requirements = [] if find_nvcc(nvcc) else list(NVCC_REQUIREMENTS)
+    if not find_nvjitlink(nvcc):
+        requirements.append(NVJITLINK_REQUIREMENT)
     return requirements if find_cutlass(cutlass_dir) else [*requirements, CUTLASS_REQUIREMENT]
 
 
 def main() -> None:
-    """Print what was found as JSON: {"torch": {...}, "cutlass": {...}, "nvcc": {...}}."""
+    """Print what was found as JSON: {"torch": {...}, "cutlass": {...}, "nvcc": {...}, "nvjitlink": {...}}."""
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument(
         "--missing-for-cuda", action="store_true", help="print instead the pip requirements that are missing"
@@ -179,6 +203,7 @@ def main() -> None:
         "torch": find_torch(arguments.torch_dir),
         "cutlass": find_cutlass(arguments.cutlass_dir),
         "nvcc": find_nvcc(arguments.nvcc),
+        "nvjitlink": find_nvjitlink(arguments.nvcc),
     }
     print(json.dumps({name: dataclasses.asdict(item) for name, item in found.items()}, indent=2))
 

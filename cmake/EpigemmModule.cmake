@@ -26,12 +26,13 @@ endif()
 
 install(TARGETS epigemm_module LIBRARY DESTINATION epigemm)
 
-# What an epilogue made of a Python function is compiled with, at run time and without CUTLASS or torch.
+# What an epilogue is compiled with at run time, without CUTLASS or torch.
 install(
   DIRECTORY "${csrc}/epilogue/"
   DESTINATION epigemm/include/epilogue
   FILES_MATCHING
   PATTERN "*.h")
+install(FILES "${csrc}/link/open.h" "${csrc}/link/functor.h" DESTINATION epigemm/include/link)
 
 # The entry: `_entry.abi3.so`, for every CPython from 3.10 on. Without Python's headers, or with a torch whose headers
 # know no exchange API, it is left out: the operators answer every call then.

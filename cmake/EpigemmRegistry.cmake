@@ -1,32 +1,26 @@
-# Reads csrc/epilogue/registry.def and csrc/gemm/families.def, and generates, in the build folder, what exists once per
-# epilogue and family.
+# Reads csrc/epilogue/registry.def, and generates, in the build folder, what exists once per epilogue.
 #
-# Sets EPIGEMM_GENERATED_DIR, EPIGEMM_SM90_SOURCES, EPIGEMM_REPAIR_SOURCES and EPIGEMM_ELEMENTWISE_SOURCES.
+# Sets EPIGEMM_GENERATED_DIR, EPIGEMM_PRELINKED (names of epilogues) and EPIGEMM_ELEMENTWISE_SOURCES.
 set(EPIGEMM_GENERATED_DIR "${PROJECT_BINARY_DIR}/generated")
 set(EPIGEMM_GEMM_ELEMENTS float16 bfloat16 tf32)
 set(registry "${PROJECT_SOURCE_DIR}/csrc/epilogue/registry.def")
-set(families "${PROJECT_SOURCE_DIR}/csrc/gemm/families.def")
-set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS "${registry}" "${families}")
-
-file(STRINGS "${families}" EPIGEMM_FAMILIES REGEX "^EPIGEMM_FAMILY")
-list(TRANSFORM EPIGEMM_FAMILIES REPLACE "^EPIGEMM_FAMILY\\(([a-z0-9_]+)\\)$" "\\1")
+set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS "${registry}")
 
 file(STRINGS "${registry}" lines REGEX "^EPIGEMM_EPILOGUE")
 set(EPIGEMM_EPILOGUE_INCLUDES "")
-set(EPIGEMM_SM90_SOURCES "")
-set(EPIGEMM_REPAIR_SOURCES "")
+set(EPIGEMM_PRELINKED "")
 set(EPIGEMM_ELEMENTWISE_SOURCES "")
 
-# Sets EPIGEMM_NAME, EPIGEMM_FUNCTOR (and EPIGEMM_ELEMENT for a GEMM) in the generated unit.
+# Sets EPIGEMM_NAME and EPIGEMM_FUNCTOR in the generated unit.
 function(epigemm_unit list template unit)
   configure_file("${PROJECT_SOURCE_DIR}/csrc/${template}" "${EPIGEMM_GENERATED_DIR}/${unit}" @ONLY)
   set(${list} ${${list}} "${EPIGEMM_GENERATED_DIR}/${unit}" PARENT_SCOPE)
 endfunction()
 
 foreach(line IN LISTS lines)
-  if(NOT line MATCHES "^EPIGEMM_EPILOGUE\\(([a-z0-9_]+), ([A-Za-z0-9_]+), (LINEAR_AND_ELEMENTWISE|ELEMENTWISE_ONLY)\\)$")
+  if(NOT line MATCHES "^EPIGEMM_EPILOGUE\\(([a-z0-9_]+), ([A-Za-z0-9_]+), (PRELINKED|LINKED|ELEMENTWISE_ONLY)\\)$")
     message(FATAL_ERROR "registry.def: '${line}' is not "
-                        "EPIGEMM_EPILOGUE(name, Functor, LINEAR_AND_ELEMENTWISE | ELEMENTWISE_ONLY)")
+                        "EPIGEMM_EPILOGUE(name, Functor, PRELINKED | LINKED | ELEMENTWISE_ONLY)")
   endif()
   set(EPIGEMM_NAME "${CMAKE_MATCH_1}")
   set(EPIGEMM_FUNCTOR "${CMAKE_MATCH_2}")
@@ -35,19 +29,13 @@ foreach(line IN LISTS lines)
   if(EPIGEMM_WITH_CUDA)
     epigemm_unit(EPIGEMM_ELEMENTWISE_SOURCES elementwise/unit.cu.in elementwise/${EPIGEMM_NAME}.cu)
   endif()
-  if(EPIGEMM_GEMM_ARCHITECTURES AND forms STREQUAL "LINEAR_AND_ELEMENTWISE")
-    foreach(family IN LISTS EPIGEMM_FAMILIES)
-      # A template that names an element type is compiled for each of them.
-      file(STRINGS "${PROJECT_SOURCE_DIR}/csrc/gemm/${family}/unit.cu.in" per_element REGEX "@EPIGEMM_ELEMENT@")
-      if(per_element)
-        foreach(EPIGEMM_ELEMENT IN LISTS EPIGEMM_GEMM_ELEMENTS)
-          epigemm_unit(EPIGEMM_SM90_SOURCES gemm/${family}/unit.cu.in ${family}/${EPIGEMM_NAME}_${EPIGEMM_ELEMENT}.cu)
-        endforeach()
-      else()
-        epigemm_unit(EPIGEMM_SM90_SOURCES gemm/${family}/unit.cu.in ${family}/${EPIGEMM_NAME}.cu)
-      endif()
-    endforeach()
-    epigemm_unit(EPIGEMM_REPAIR_SOURCES gemm/sm90_fp16x3/repair_unit.cu.in sm90_fp16x3/${EPIGEMM_NAME}_repair.cu)
+  if(forms STREQUAL "PRELINKED")
+    list(APPEND EPIGEMM_PRELINKED "${EPIGEMM_NAME}")
+    # Their functors, for results of 32 bits and of 16.
+    set(EPIGEMM_NUMBER float)
+    configure_file("${PROJECT_SOURCE_DIR}/csrc/link/functor_unit.cu.in" "${EPIGEMM_GENERATED_DIR}/functors/${EPIGEMM_NAME}.cu" @ONLY)
+    set(EPIGEMM_NUMBER epigemm::Rounded)
+    configure_file("${PROJECT_SOURCE_DIR}/csrc/link/functor_unit.cu.in" "${EPIGEMM_GENERATED_DIR}/functors/${EPIGEMM_NAME}_16.cu" @ONLY)
   endif()
 endforeach()
 

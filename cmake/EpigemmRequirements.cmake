@@ -1,7 +1,7 @@
-# Finds torch, CUTLASS and nvcc by build_backend/locate.py, decides whether CUDA is built, and stops with one error that
+# Finds torch, CUTLASS, nvcc and nvJitLink by build_backend/locate.py, decides whether CUDA is built, and stops with one error that
 # names everything missing. Torch's own CMake package is not used: it rewrites the CUDA architectures.
 #
-# Sets EPIGEMM_WITH_CUDA (0 or 1) and EPIGEMM_{TORCH,CUTLASS,NVCC}_{PATH,VERSION,PROBLEM,INSTALL}.
+# Sets EPIGEMM_WITH_CUDA (0 or 1) and EPIGEMM_{TORCH,CUTLASS,NVCC,NVJITLINK}_{PATH,VERSION,PROBLEM,INSTALL}.
 find_package(Python 3.10 REQUIRED COMPONENTS Interpreter)
 
 string(TOUPPER "${EPIGEMM_CUDA}" EPIGEMM_CUDA)
@@ -18,7 +18,7 @@ function(epigemm_locate)
     COMMAND "${Python_EXECUTABLE}" "${PROJECT_SOURCE_DIR}/build_backend/locate.py" --torch-dir "${EPIGEMM_TORCH_DIR}"
             --cutlass-dir "${EPIGEMM_CUTLASS_DIR}" --nvcc "${CMAKE_CUDA_COMPILER}"
     OUTPUT_VARIABLE found COMMAND_ERROR_IS_FATAL ANY)
-  foreach(requirement torch cutlass nvcc)
+  foreach(requirement torch cutlass nvcc nvjitlink)
     string(TOUPPER "EPIGEMM_${requirement}" prefix)
     foreach(key path version problem install)
       string(JSON value GET "${found}" ${requirement} ${key})
@@ -43,7 +43,7 @@ epigemm_locate()
 
 set(needed TORCH)
 if(EPIGEMM_CUDA STREQUAL "ON")
-  list(APPEND needed CUTLASS NVCC)
+  list(APPEND needed CUTLASS NVCC NVJITLINK)
 endif()
 epigemm_problems(problems ${needed})
 if(problems)
@@ -51,7 +51,7 @@ if(problems)
                       "installs it:${problems}\n")
 endif()
 
-epigemm_problems(problems CUTLASS NVCC)
+epigemm_problems(problems CUTLASS NVCC NVJITLINK)
 if(EPIGEMM_CUDA STREQUAL "OFF" OR problems)
   set(EPIGEMM_WITH_CUDA 0)
 else()

@@ -27,7 +27,7 @@ file(GLOB core_sources CONFIGURE_DEPENDS "${csrc}/epilogue/*.cpp" "${csrc}/eleme
      "${csrc}/gemm/planner/*.cpp" "${csrc}/gemm/*/coverage.cpp" "${csrc}/gemm/*/family.cpp" "${csrc}/gemm/*/open.cpp"
      "${csrc}/link/*.cpp")
 if(EPIGEMM_GEMM_ARCHITECTURES)
-  file(GLOB sm90_sources CONFIGURE_DEPENDS "${csrc}/gemm/launch.cpp" "${csrc}/gemm/*/kernels.cpp" "${csrc}/gemm/*/repair.cpp")
+  file(GLOB sm90_sources CONFIGURE_DEPENDS "${csrc}/gemm/launch.cpp" "${csrc}/gemm/*/kernels.cpp")
 endif()
 epigemm_objects(epigemm_core SOURCES ${core_sources} ${sm90_sources})
 
@@ -93,7 +93,7 @@ target_compile_options(epigemm_elementwise PRIVATE ${cuda_flags} ${EPIGEMM_ELEME
 include(EpigemmJobs)
 if(EPIGEMM_GEMM_ARCHITECTURES)
   file(GLOB open_sources CONFIGURE_DEPENDS "${csrc}/gemm/*/open.cu")
-  epigemm_objects(epigemm_sm90 SOURCES ${EPIGEMM_SM90_SOURCES} ${open_sources} "${csrc}/gemm/sm90/driver.cu")
+  epigemm_objects(epigemm_sm90 SOURCES ${open_sources} "${csrc}/gemm/sm90/driver.cu")
   target_compile_options(epigemm_sm90 PRIVATE ${cuda_flags} ${EPIGEMM_GEMM_FLAGS})
   # CUTLASS leaves the waits for a programmatic dependent launch out of its kernels unless asked.
   # The driver's function for descriptors is called by its name: driver.cu.
@@ -103,7 +103,8 @@ if(EPIGEMM_GEMM_ARCHITECTURES)
                                                          "${EPIGEMM_CUTLASS_PATH}/tools/util/include")
   set_target_properties(epigemm_sm90 PROPERTIES JOB_POOL_COMPILE epigemm_gemm)
   # Behind the GEMMs on pieces; plain CUDA for the same architectures.
-  epigemm_objects(epigemm_repair SOURCES ${EPIGEMM_REPAIR_SOURCES} "${csrc}/gemm/sm90_fp16x3/open_repair.cu")
+  epigemm_objects(epigemm_repair SOURCES "${csrc}/gemm/sm90_fp16x3/open_repair.cu")
   target_compile_options(epigemm_repair PRIVATE ${cuda_flags} ${EPIGEMM_GEMM_FLAGS})
 endif()
 include(EpigemmOpen)
+include(EpigemmPrelink)

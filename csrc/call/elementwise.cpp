@@ -111,7 +111,7 @@ bool run_derivative(DerivativeProblem& problem, const Tensor& x, Torch& torch, v
 
 Answer elementwise(const ElementwiseCall& call, Torch& torch) {
   if (!is_ready(*call.x)) return Answer::NotReady;
-  if (!is_built_in(call.epilogue)) return elementwise_linked(call, torch);
+  if (!has_compiled_elementwise(call.epilogue)) return elementwise_linked(call, torch);
   ElementwiseProblem problem;
   problem.epilogue = call.epilogue;
   const Tensor& x = *call.x;
@@ -135,7 +135,7 @@ Answer derivative(const DerivativeCall& call, Torch& torch) {
   constexpr int64_t kMostColumns = int64_t(1) << 30;  // which the kernels count in 32 bits
   const Tensor &x = *call.x, &grad = *call.grad;
   if (!is_ready(x)) return Answer::NotReady;
-  if (!is_built_in(call.epilogue)) return Answer::NotPlain;
+  if (!has_compiled_elementwise(call.epilogue)) return Answer::NotPlain;
   DerivativeProblem problem;
   problem.epilogue = call.epilogue;
   if (!grad.has_sizes_of(x) || grad.element != x.element || !grad.is_beside(x)) return Answer::DoesNotFit;

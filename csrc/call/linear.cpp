@@ -62,7 +62,7 @@ Answer run_fallback(const LinearCall& call, Prepared& prepared, void* fold_memor
   if (!torch.gemm(gemm, &product)) return Answer::Raised;
   if (does_everything(call, problem, gemm)) return Answer::Done;
   if (!run_fold_of(call, fold_memory, torch, &problem)) return Answer::Raised;
-  if (!is_built_in(call.epilogue)) {
+  if (!has_compiled_elementwise(call.epilogue)) {
     const Matrix result{product.data, product.element, problem.n};
     return run_linked(problem, result, result, torch, stream) ? Answer::Done : Answer::Raised;
   }
@@ -118,14 +118,13 @@ Answer linear(const LinearCall& call, Torch& torch) {
   if (const Answer answer = prepare(call, &prepared); answer != Answer::Done) return answer;
   const Decision decision = decide(prepared);
   const bool is_fused = decision.plan.is_fused(), is_on_slices = decision.is_on_slices();
-  if (!is_built_in(call.epilogue)) {
-    prepared.problem.arithmetic = decision.arithmetic;
+  if (!has_compiled_elementwise(call.epilogue)) {
     if (!call.x->is_cuda()) return look_at_reference(call);
     // Linked kernels read vectors without gaps; the one behind PyTorch's GEMM, too.
     if (!prepared.problem.are_operands_contiguous) return Answer::NotReadable;
-    if (!link::are_linked(call.epilogue, link::needed_kernels(prepared.problem, decision.plan)))
-      return Answer::NotLinked;
   }
+  prepared.problem.arithmetic = decision.arithmetic;
+  if (!link::are_linked(call.epilogue, link::needed_kernels(prepared.problem, decision.plan))) return Answer::NotLinked;
   const Answer answer = is_on_slices ? look_at_slices(call, prepared, decision)
                         : is_fused   ? Answer::Done
                                      : look_at_fallback(call);

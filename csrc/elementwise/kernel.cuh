@@ -270,7 +270,7 @@ void launch_contiguous(const ElementwiseProblem& problem, const Operands<Compute
   auto* out = static_cast<Element*>(problem.out);
   const int64_t elements = problem.elements();
   const unsigned blocks = blocks_for((elements + kSize - 1) / kSize);
-  if constexpr (has_per_column_operand<Functor>()) {
+  if constexpr (reads<Functor>(OperandKind::PerColumn)) {
     if (has_vectors(problem)) {
       const int64_t columns = problem.sizes[problem.dimensions - 1];
       bool wide = columns % kSize == 0;
@@ -322,7 +322,7 @@ template <class Functor, class Element>
 void launch_element(const ElementwiseProblem& problem) {
   using Compute = typename ComputeType<Element>::type;
   Operands<Compute> operands{};
-  for (std::size_t i = 1; i < Functor::operands.size(); ++i) {
+  for (int i = 1; i < Functor::operands.size(); ++i) {
     operands.data[i - 1] = problem.operands[i - 1].data;
     operands.values[i - 1] = static_cast<Compute>(problem.operands[i - 1].value);
   }

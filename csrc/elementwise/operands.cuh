@@ -15,16 +15,6 @@ struct Operands {
   Compute values[kMaxBuiltinOperands];
 };
 
-// Those of a built-in epilogue's GEMM.
-inline Operands<float> operands_of(const Problem& problem) {
-  Operands<float> operands{};
-  for (int i = 0; i < kMaxBuiltinOperands; ++i) {
-    operands.data[i] = problem.operands[i].data;
-    operands.values[i] = static_cast<float>(problem.operands[i].value);
-  }
-  return operands;
-}
-
 template <class Functor, class Element, int Index>
 struct OperandTraits {
   static constexpr Operand operand = Functor::operands[Index];

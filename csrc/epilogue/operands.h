@@ -8,11 +8,6 @@
 // buffers and the torch binding its argument checks.
 #pragma once
 
-// NVRTC compiles functors without an include path; they declare no operands there.
-#if !defined(__CUDACC_RTC__)
-#include <array>
-#endif
-
 #if defined(__CUDACC__)
 #define EPIGEMM_HOST_DEVICE __host__ __device__ __forceinline__
 #else
@@ -20,8 +15,6 @@
 // linker across those units, could hand AVX-512 code to a machine without it.
 #define EPIGEMM_HOST_DEVICE inline __attribute__((always_inline))
 #endif
-
-#if !defined(__CUDACC_RTC__)
 
 namespace epigemm {
 
@@ -44,27 +37,35 @@ struct Operand {
   const char* name;
 };
 
-constexpr Operand accumulator() { return {OperandKind::Accumulator, OperandElement::Compute, "accumulator"}; }
-constexpr Operand per_column(const char* name) { return {OperandKind::PerColumn, OperandElement::Input, name}; }
+EPIGEMM_HOST_DEVICE constexpr Operand accumulator() { return {OperandKind::Accumulator, OperandElement::Compute, "accumulator"}; }
+EPIGEMM_HOST_DEVICE constexpr Operand per_column(const char* name) { return {OperandKind::PerColumn, OperandElement::Input, name}; }
 // For vectors that were folded from others: rounding them to 16 bits again would cost accuracy for nothing.
-constexpr Operand folded_per_column(const char* name) {
+EPIGEMM_HOST_DEVICE constexpr Operand folded_per_column(const char* name) {
   return {OperandKind::PerColumn, OperandElement::Compute, name};
 }
-constexpr Operand scalar(const char* name) { return {OperandKind::Scalar, OperandElement::Compute, name}; }
+EPIGEMM_HOST_DEVICE constexpr Operand scalar(const char* name) { return {OperandKind::Scalar, OperandElement::Compute, name}; }
+
+// A functor's operands. No std::array: NVRTC has no C++ library.
+template <int Count>
+struct OperandList {
+  Operand operands[Count];
+
+  EPIGEMM_HOST_DEVICE static constexpr int size() { return Count; }
+  EPIGEMM_HOST_DEVICE constexpr const Operand& operator[](int i) const { return operands[i]; }
+  EPIGEMM_HOST_DEVICE constexpr const Operand* data() const { return operands; }
+};
 
 template <class... Operands>
-constexpr std::array<Operand, sizeof...(Operands)> operand_list(Operands... operands) {
-  return {operands...};
+EPIGEMM_HOST_DEVICE constexpr OperandList<sizeof...(Operands)> operand_list(Operands... operands) {
+  return {{operands...}};
 }
 
 template <class Functor>
-constexpr bool has_per_column_operand() {
-  for (std::size_t i = 0; i < Functor::operands.size(); ++i) {
-    if (Functor::operands[i].kind == OperandKind::PerColumn) return true;
+EPIGEMM_HOST_DEVICE constexpr bool reads(OperandKind kind) {
+  for (int i = 1; i < Functor::operands.size(); ++i) {
+    if (Functor::operands[i].kind == kind) return true;
   }
   return false;
 }
 
 }  // namespace epigemm
-
-#endif

@@ -15,15 +15,15 @@
 namespace epigemm {
 namespace {
 
-constexpr bool LINEAR_AND_ELEMENTWISE = true;
-constexpr bool ELEMENTWISE_ONLY = false;
+// Whether it may follow a product. When its kernels are linked is no matter here.
+constexpr bool PRELINKED = true, LINKED = true, ELEMENTWISE_ONLY = false;
 
-// A functor says so of itself where it has a sigmoid, which is an exp and a reciprocal; the others say nothing.
+// A functor says it of itself, as python/epigemm/functor_cost.py counts; the others have none.
 template <class Functor, class = void>
 constexpr int kSpecialFunctions = 0;
 template <class Functor>
-constexpr int kSpecialFunctions<Functor, std::void_t<decltype(Functor::is_transcendental)>> =
-    Functor::is_transcendental ? 2 : 0;
+constexpr int kSpecialFunctions<Functor, std::void_t<decltype(Functor::special_functions)>> =
+    Functor::special_functions;
 
 // Where an epilogue has a bias it is its first operand.
 template <class Functor>
@@ -35,9 +35,10 @@ constexpr EpilogueInfo kEpilogues[] = {
 #define EPIGEMM_EPILOGUE(name, Functor, forms) \
   {EpilogueId::name,                           \
    #name,                                      \
+   #Functor,                                   \
    forms,                                      \
    Functor::operands.data(),                   \
-   static_cast<int>(Functor::operands.size()), \
+   Functor::operands.size(),                   \
    takes_bias<Functor>(),                      \
    kSpecialFunctions<Functor>},
 #include "epilogue/registry.def"
@@ -117,6 +118,7 @@ std::unique_ptr<Registered> make_entry(const std::string& name, const std::vecto
   }
   entry->info = {static_cast<EpilogueId>(kEpilogueCount + index),
                  entry->name.c_str(),
+                 /*functor=*/nullptr,
                  /*linear=*/true,
                  entry->operands.data(),
                  static_cast<int>(entry->operands.size()),
@@ -139,7 +141,7 @@ static_assert(link::kSlots <= kMaxOperands, "an operand a slot");
 const EpilogueInfo* epilogues() { return kEpilogues; }
 
 const EpilogueInfo& epilogue_info(EpilogueId id) {
-  if (is_built_in(id)) return kEpilogues[static_cast<int>(id)];
+  if (static_cast<int>(id) < kEpilogueCount) return kEpilogues[static_cast<int>(id)];
   return table().entries[static_cast<int>(id) - kEpilogueCount].load(std::memory_order_acquire)->info;
 }
 

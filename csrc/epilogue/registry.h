@@ -37,14 +37,17 @@ struct RegisteredOperand {
 struct EpilogueInfo {
   EpilogueId id;
   const char* name;
-  bool linear;              // has fused GEMM kernels
+  const char* functor;      // a built-in one's struct, or null
+  bool linear;              // may follow a product
   const Operand* operands;  // accumulator first
   int operand_count;        // accumulator included
   bool takes_bias;          // its first operand is one: a vector that a call may leave out
   int special_functions;    // exp, reciprocal and the like an element, or what takes as long: what its epilogue costs
 };
 
-constexpr bool is_built_in(EpilogueId id) { return static_cast<int>(id) < kEpilogueCount; }
+// Whether the kernel of the epilogue alone, its derivative's and the CPU's loop are compiled with the package: those of
+// the built-in ones are. The others' are linked, or PyTorch's operators stand in.
+constexpr bool has_compiled_elementwise(EpilogueId id) { return static_cast<int>(id) < kEpilogueCount; }
 
 const EpilogueInfo* epilogues();                   // the built-in ones, in the order of registry.def
 const EpilogueInfo& epilogue_info(EpilogueId id);  // by id

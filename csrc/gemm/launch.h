@@ -5,13 +5,7 @@
 
 namespace epigemm {
 
-// Enqueues a family's kernels on the problem's stream. Returns nullptr, or what was refused and why.
-using Launch = const char* (*)(Problem const&, Plan const&);
-
-// The same for whichever family the plan names; it is fused.
+// Enqueues a family's kernels on the problem's stream; the plan is fused. Returns nullptr, or what was refused and why.
 const char* launch(Problem const& problem, Plan const& plan);
-
-// GEMM kernels of all families in this build.
-int gemm_kernel_count();
 
 }  // namespace epigemm

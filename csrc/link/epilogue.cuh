@@ -88,7 +88,6 @@ class Epilogue {
  public:
   using Compute = typename cuda::ComputeType<Element>::type;
   using Operands = link::Operands<Compute>;
-  static constexpr bool kReadsRows = true;
 
   // What it reads for one row of these columns.
   struct Row {

@@ -44,9 +44,23 @@ const char* check_parameter(const void* kernel, std::size_t bytes) {
   return expected == bytes ? nullptr : "a linked kernel's parameter differs in size from the host's";
 }
 
+// What allocates may not be called while a CUDA graph is captured, unless the thread says that its calls are no part of
+// the graph: those of its scope are not.
+class OutsideOfCapture {
+ public:
+  OutsideOfCapture() { cudaThreadExchangeStreamCaptureMode(&mode_); }
+  ~OutsideOfCapture() { cudaThreadExchangeStreamCaptureMode(&mode_); }
+  OutsideOfCapture(const OutsideOfCapture&) = delete;
+  OutsideOfCapture& operator=(const OutsideOfCapture&) = delete;
+
+ private:
+  cudaStreamCaptureMode mode_ = cudaStreamCaptureModeRelaxed;
+};
+
 }  // namespace
 
 const char* load(const void* cubin, const char* name, const void** kernel) {
+  const OutsideOfCapture guard;
   cudaLibrary_t library = nullptr;  // stays as long as the process
   cudaKernel_t loaded = nullptr;
   if (const char* const refused = text_of(cudaLibraryLoadData(&library, cubin, /*jitOptions=*/nullptr,

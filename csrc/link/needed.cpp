@@ -5,7 +5,7 @@ namespace epigemm::link {
 Needed needed_kernels(const Problem& problem, const Plan& plan) {
   Needed needed;
   if (!plan.is_fused()) {
-    needed.add({Part::elementwise, problem.x.element});
+    if (!has_compiled_elementwise(problem.epilogue)) needed.add({Part::elementwise, problem.x.element});
     return needed;
   }
   needed.add(key_of(problem, plan));
@@ -14,7 +14,6 @@ Needed needed_kernels(const Problem& problem, const Plan& plan) {
 }
 
 bool are_linked(EpilogueId epilogue, const Needed& needed) {
-  if (is_built_in(epilogue)) return true;
   for (int i = 0; i < needed.count; ++i) {
     if (!find(epilogue, needed.keys[i])) return false;
   }

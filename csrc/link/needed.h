@@ -12,10 +12,10 @@ struct Needed {
   void add(const KernelKey& key) { keys[count++] = key; }
 };
 
-// Of a linear call by this plan; the fallback's kernel follows PyTorch's GEMM.
+// Of a linear call by this plan; the fallback's, where it is linked, follows PyTorch's GEMM.
 Needed needed_kernels(const Problem& problem, const Plan& plan);
 
-// Whether a launch may go ahead: a built-in epilogue needs none of them.
+// Whether a launch may go ahead.
 bool are_linked(EpilogueId epilogue, const Needed& needed);
 
 }  // namespace epigemm::link

@@ -1,11 +1,14 @@
 // The contract between a kernel whose epilogue is left open and the functor that is linked into it.
 //
-// An open kernel is compiled once, to LTO-IR. It calls `epigemm_apply`, which a functor defines, compiled by NVRTC; the
-// linker (nvJitLink) inlines it. `epigemm_operand` folds to constants then: what a functor does not read is neither
+// An open kernel is compiled once, to LTO-IR. It calls `epigemm_apply`, which a functor defines, compiled to
+// LTO-IR too: of a built-in epilogue with the package (functor.h), of a Python function by NVRTC. The linker (nvJitLink)
+// inlines it. `epigemm_operand` folds to constants then: what a functor does not read is neither
 // loaded nor given registers.
 #pragma once
 
+#if !defined(__CUDACC_RTC__)
 #include <cstdint>
+#endif
 
 namespace epigemm::link {
 
@@ -19,6 +22,8 @@ constexpr int kUnread = 0;
 constexpr int kOfElement = 1;  // x's element type
 constexpr int kOfCompute = 2;  // fp32; fp64 where x is fp64
 
+#if !defined(__CUDACC_RTC__)
+
 // The operands of one call, a kernel's argument. What is not read may be anything.
 template <class Compute>
 struct Operands {
@@ -26,6 +31,8 @@ struct Operands {
   int64_t matrix_strides[kMatrices];  // elements from row to row
   Compute scalars[kScalars];          // by value
 };
+
+#endif
 
 }  // namespace epigemm::link
 

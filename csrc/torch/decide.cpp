@@ -93,7 +93,6 @@ std::string missing_kernels(const Name& epilogue, const TensorView& x, const Ten
   PreparedCall call = prepare(epilogue, x, weight, bias, operands, scalars, out ? &*out : nullptr);
   set_circumstances(x, fp32, slices, is_batch_invariant, gpu.values, &call.prepared);
   Problem& problem = call.prepared.problem;
-  if (is_built_in(problem.epilogue)) return std::string();
   const call::Decision decision = call::decide(call.prepared);
   if (problem.is_batch_invariant && !decision.plan.is_fused()) return std::string();  // no fallback follows
   problem.arithmetic = decision.arithmetic;

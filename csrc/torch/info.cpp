@@ -1,4 +1,6 @@
 // epigemm::_build_info, _registry and _cuda_status: what this binary is, as JSON.
+#include <algorithm>
+
 #include "cpu/kernels.h"
 #include "gemm/planner/family.h"
 #include "gemm/planner/measured.h"
@@ -7,34 +9,44 @@
 #if EPIGEMM_WITH_CUDA
 #include "device/query.h"
 #endif
-#if EPIGEMM_WITH_SM90
-#include "gemm/launch.h"
-#endif
 
 namespace epigemm::binding {
 namespace {
 
+constexpr std::pair<const char*, Arithmetic> kArithmetics[] = {
+    {"tf32", Arithmetic::TF32}, {"split", Arithmetic::Split}, {"scaled", Arithmetic::Scaled}};
+
+// How many tiles a family has for fp32 in an arithmetic; -1 where it does not multiply in it.
+int tiles_of(const Family& family, Arithmetic arithmetic) {
+  Problem problem;
+  problem.arithmetic = arithmetic;
+  problem.x.element = problem.weight.element = problem.out.element = ElementType::Float32;
+  return family.computes(problem) ? family.tile_count(arithmetic) : -1;
+}
+
+// Of all families for one epilogue without a matrix: what multiplies TF32 has kernels for both 16-bit types as well.
 int gemm_kernels() {
+  int count = 0;
 #if EPIGEMM_WITH_SM90
-  return gemm_kernel_count();
-#else
-  return 0;
+  for (int id = 0; id < kFamilyCount; ++id) {
+    for (const auto& [name, arithmetic] : kArithmetics) {
+      const int tiles = std::max(0, tiles_of(family_of(static_cast<FamilyId>(id)), arithmetic));
+      count += arithmetic == Arithmetic::TF32 ? 3 * tiles : tiles;
+    }
+  }
 #endif
+  return count;
 }
 
 // {"tiles": {arithmetic: number of tiles}}, for the arithmetics that a family multiplies in.
 void write_family(std::ostream& json, FamilyId id) {
-  constexpr std::pair<const char*, Arithmetic> arithmetics[] = {
-      {"tf32", Arithmetic::TF32}, {"split", Arithmetic::Split}, {"scaled", Arithmetic::Scaled}};
   const Family& family = family_of(id);
   json << (id == static_cast<FamilyId>(0) ? "" : ", ") << "\"" << family_name(id) << "\": {";
   bool is_first = true;
-  for (const auto& [name, arithmetic] : arithmetics) {
-    Problem problem;
-    problem.arithmetic = arithmetic;
-    problem.x.element = problem.weight.element = problem.out.element = ElementType::Float32;
-    if (!family.computes(problem)) continue;
-    json << (is_first ? "" : ", ") << "\"" << name << "\": " << family.tile_count(arithmetic);
+  for (const auto& [name, arithmetic] : kArithmetics) {
+    const int tiles = tiles_of(family, arithmetic);
+    if (tiles < 0) continue;
+    json << (is_first ? "" : ", ") << "\"" << name << "\": " << tiles;
     is_first = false;
   }
   json << "}";
@@ -56,12 +68,12 @@ std::string build_info() {
 }
 
 const char* kind_name(OperandKind kind) {
-  constexpr const char* names[] = {"accumulator", "per_column", "scalar"};
+  constexpr const char* names[] = {"accumulator", "per_column", "scalar", "per_row", "matrix"};
   return names[static_cast<int>(kind)];
 }
 
 void write_epilogue(std::ostream& json, const EpilogueInfo& epilogue) {
-  json << "{\"name\": \"" << epilogue.name << "\", \"linear\": " << (epilogue.linear ? "true" : "false")
+  json << "{\"name\": \"" << epilogue.name << "\", \"functor\": \"" << epilogue.functor << "\", \"linear\": " << (epilogue.linear ? "true" : "false")
        << ", \"elementwise\": true, \"operands\": [{\"kind\": \"accumulator\"}";
   for (int i = 1; i < epilogue.operand_count; ++i) {
     const Operand& operand = epilogue.operands[i];

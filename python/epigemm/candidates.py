@@ -12,11 +12,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from epigemm import decisions, execution, fallback, linked, packs, plans, split
+from epigemm import decisions, execution, fallback, linked, linker, packs, plans, split
 from epigemm import precision as _precision
 from epigemm._native import ops
 from epigemm.calls import LinearCall
-from epigemm.linked import LinkedEpilogue
 
 TORCH: tuple[int, ...] = ()
 """In place of a plan: the fallback, torch's GEMM and one elementwise kernel where that does not do everything."""
@@ -91,7 +90,7 @@ class Family:
 def families(call: LinearCall, wanted: Callable[[Kind], bool] = lambda kind: True) -> Iterator[Family]:
     """Each arithmetic that the call may run in and whose kernels cover it, in the order in which they are tried.
 
-    An epilogue that is made at run time is linked into the kernels of all of them before the first is given.
+    The epilogue is linked into the kernels of all of them before the first is given.
     """
     call = call._replace(out=call.new_out())
     roads = decisions.roads(call)
@@ -126,12 +125,12 @@ def _link(call: LinearCall, planned: Sequence[_Planned]) -> _Reasons:
     """Link what all plans and the rival take, side by side; why some plans cannot run then."""
     epilogue = call.epilogue
     keys = [(each.kind.arithmetic, plan) for each in planned for plan in each.plans]
-    if not isinstance(epilogue, LinkedEpilogue) or not keys:
+    if not keys:
         return {}
     missing = [_missing_for_plan(epilogue.name, call.x, arithmetic, list(plan)) for arithmetic, plan in keys]
     # Where the rival's kernel cannot be linked, PyTorch's operators are the rival.
-    rivals = linked.missing_elementwise(epilogue, call.x)
-    reasons = epilogue.link_each([*missing, rivals], call.x.device)
+    rivals = linked.missing_elementwise(epilogue, call.x) if epilogue.is_linked else ""
+    reasons = linker.link_each(epilogue, [*missing, rivals], call.x.device)
     return {key: reason for key, reason in zip(keys, reasons[:-1], strict=True) if reason}
 
 

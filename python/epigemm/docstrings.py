@@ -21,6 +21,7 @@ _SHARED = {
 _LINEAR = {
     "x": "`[..., K]`.",
     "weight": "`[N, K]`, a tensor or an `epigemm.PackedWeight`.",
+    "approximate": '"none": with erf; or "tanh".',
     "out": "`[..., N]`, see the module's page.",
     "precision": "see the module's page.",
     "strict": "see the module's page.",

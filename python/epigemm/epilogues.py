@@ -6,6 +6,7 @@ operands.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -73,6 +74,7 @@ class Epilogue:
     ) -> None:
         self.name = name
         self.number = -1  # its place in registry.def
+        self.functor = ""  # the struct in csrc/epilogue/NAME.h
         self.formula = formula
         self.compute = compute
         self.operands = (Operand(ACCUMULATOR, ACCUMULATOR), *operands)
@@ -90,6 +92,19 @@ class Epilogue:
 
     def check_unchanged(self) -> None:
         """Raises RuntimeError where a number that it was made with is another one since; never of a built-in one."""
+
+    def source(self, symbol: str) -> str:
+        """The text for NVRTC that goes into an open kernel: see csrc/link/functor.h."""
+        from epigemm.functor_source import built_in_source
+
+        # Results of 16 bits take shorter instructions.
+        is_16 = "float16" in symbol and "_derivative_" not in symbol
+        return built_in_source(self.name, self.functor, "epigemm::Rounded" if is_16 else "float")
+
+    def describe_error(self, source: str, log: str) -> str:
+        """What NVRTC's log says of a source, in a line."""
+        del source
+        return log.strip().split("\n")[0]
 
     def in_order(
         self, bias: Tensor | None, operands: Sequence[Tensor], scalars: Sequence[float]
@@ -208,10 +223,54 @@ RELU_DIV = Epilogue(
     Operand(SCALAR, "divisor", folded=True),
 )
 SIGMOID = Epilogue("sigmoid", "D = sigmoid(acc)", torch.sigmoid, linear=False)
+BIAS_GELU = Epilogue(
+    "bias_gelu",
+    "z = acc + bias[n]; D = z (1 + erf(z / sqrt(2))) / 2",
+    torch.nn.functional.gelu,
+    _BIAS,
+)
+BIAS_GELU_TANH = Epilogue(
+    "bias_gelu_tanh",
+    "z = acc + bias[n]; D = z (1 + tanh(sqrt(2 / pi) (z + 0.044715 z^3))) / 2",
+    functools.partial(torch.nn.functional.gelu, approximate="tanh"),
+    _BIAS,
+)
+BIAS_SILU = Epilogue("bias_silu", "z = acc + bias[n]; D = z sigmoid(z)", torch.nn.functional.silu, _BIAS)
+BIAS_TANH = Epilogue("bias_tanh", "D = tanh(acc + bias[n])", torch.tanh, _BIAS)
+
+_GELUS = {"none": BIAS_GELU, "tanh": BIAS_GELU_TANH}
+
+
+def gelu_epilogue(approximate: str) -> Epilogue:
+    """The epilogue with this GELU.
+
+    Raises:
+        TypeError: `approximate` is no string.
+        ValueError: there is no such form.
+    """
+    if not isinstance(approximate, str):
+        raise TypeError(
+            f"approximate: got {type(approximate).__name__}; accepted is {' or '.join(map(repr, _GELUS))}"
+        )
+    if approximate not in _GELUS:
+        raise ValueError(f"approximate: got {approximate!r}; accepted is {' or '.join(map(repr, _GELUS))}")
+    return _GELUS[approximate]
+
 
 EPILOGUES: dict[str, Epilogue] = {
     epilogue.name: epilogue
-    for epilogue in (BIAS, BIAS_RELU, SIGMOID_SCALE_RESIDUAL, SCALE_BATCH_NORM, RELU_DIV, SIGMOID)
+    for epilogue in (
+        BIAS,
+        BIAS_RELU,
+        SIGMOID_SCALE_RESIDUAL,
+        SCALE_BATCH_NORM,
+        RELU_DIV,
+        SIGMOID,
+        BIAS_GELU,
+        BIAS_GELU_TANH,
+        BIAS_SILU,
+        BIAS_TANH,
+    )
 }
 LINKED: dict[str, Epilogue] = {}
 """Those that were made at run time: see `epigemm.linked`."""
@@ -225,6 +284,7 @@ def named(name: str) -> Epilogue | None:
 for _number, _native_half in enumerate(registry()):
     if _native_half["name"] in EPILOGUES:
         EPILOGUES[_native_half["name"]].number = _number
+        EPILOGUES[_native_half["name"]].functor = _native_half["functor"]
 
 
 FOLDED = ("bias", "scale", "running_mean", "running_var", "bn_weight", "bn_bias")

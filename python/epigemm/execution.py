@@ -14,10 +14,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from epigemm import checks, decisions, fallback, fixed, kernels, packs, plans, split
+from epigemm import checks, decisions, fallback, fixed, kernels, linker, packs, plans, split
 from epigemm import precision as _precision
 from epigemm.calls import ElementwiseCall, LinearCall
-from epigemm.linked import LinkedEpilogue
 
 on_first_call: Callable[[LinearCall], None] | None = None
 """Sees every call before it is dispatched, while `epigemm.tuning` measures choices as they come up."""
@@ -141,9 +140,7 @@ def _run_fused(call: LinearCall) -> int:
 
 def _link(call: LinearCall, code: int, slices: int) -> bool:
     """Link what the call is about to run; False where that cannot be."""
-    if not isinstance(call.epilogue, LinkedEpilogue):
-        return True
-    reason = call.epilogue.link(decisions.missing_kernels(call, code, slices), call.x.device)
+    reason = linker.link(call.epilogue, decisions.missing_kernels(call, code, slices), call.x.device)
     if reason and call.invariant:
         fixed.refuse(call.x, reason)
     return not reason
@@ -192,9 +189,9 @@ def considered(call: LinearCall, *, strict: bool = False) -> list[Considered]:
         _considered(each, choices.get(each["arithmetic"]))
         for each in decisions.explain(call, code, costs)["tried"]
     ]
-    if not isinstance(call.epilogue, LinkedEpilogue) or not any(not each.why_not for each in found):
+    if not has_kernels or not any(not each.why_not for each in found):
         return found
-    reason = call.epilogue.would_link(decisions.missing_kernels(call, code, costs), call.x.device)
+    reason = linker.would_link(call.epilogue, decisions.missing_kernels(call, code, costs), call.x.device)
     return [each if each.why_not else each._replace(why_not=reason) for each in found]
 
 

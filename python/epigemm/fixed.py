@@ -13,11 +13,10 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
-from epigemm import decisions, fallback, kernels, plans, split
+from epigemm import decisions, fallback, kernels, linker, plans, split
 from epigemm import precision as _precision
 from epigemm.calls import LinearCall
 from epigemm.epilogues import MATRIX, PER_COLUMN, PER_ROW
-from epigemm.linked import LinkedEpilogue
 
 _TMA_BYTES = 16
 
@@ -39,10 +38,8 @@ def why_none(call: LinearCall) -> str:
     tried = explain_on_copies(call)
     if not any(each["runs"] for each in tried):
         return str(tried[0]["plan"]["why_not_covered"])
-    if not isinstance(call.epilogue, LinkedEpilogue):
-        return ""
     missing = decisions.missing_kernels(_on_meta(call), decisions.fp32_code(call), 0, x)
-    return call.epilogue.would_link(missing, x.device)
+    return linker.would_link(call.epilogue, missing, x.device)
 
 
 def refuse(x: Tensor, reason: str) -> NoReturn:

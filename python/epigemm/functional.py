@@ -43,17 +43,30 @@ from torch import Tensor
 
 from epigemm import call as _call
 from epigemm import checks, docstrings
-from epigemm.epilogues import BIAS, BIAS_RELU, RELU_DIV, SCALE_BATCH_NORM, SIGMOID, SIGMOID_SCALE_RESIDUAL
+from epigemm.epilogues import (
+    BIAS,
+    BIAS_RELU,
+    BIAS_SILU,
+    BIAS_TANH,
+    RELU_DIV,
+    SCALE_BATCH_NORM,
+    SIGMOID,
+    SIGMOID_SCALE_RESIDUAL,
+    gelu_epilogue,
+)
 from epigemm.packs import PackedWeight
 
 __all__ = [
     "bias_relu",
     "linear",
+    "linear_gelu",
     "linear_relu",
     "linear_relu_div",
     "linear_scale",
     "linear_scale_batch_norm",
     "linear_sigmoid_scale_residual",
+    "linear_silu",
+    "linear_tanh",
     "relu_div",
     "scale_batch_norm",
     "sigmoid",
@@ -101,6 +114,71 @@ def linear_relu(
         torch.Size([8, 32])
     """
     return _call.linear(BIAS_RELU, x, weight, bias, None, precision, out, strict)
+
+
+@docstrings.linear
+def linear_gelu(
+    x: Tensor,
+    weight: Tensor | PackedWeight,
+    bias: Tensor | None = None,
+    *,
+    approximate: str = "none",
+    out: Tensor | None = None,
+    precision: str | None = None,
+    strict: bool = False,
+) -> Tensor:
+    """D = gelu(x @ weight.T + bias).
+
+    Matches `torch.nn.functional.gelu(torch.nn.functional.linear(x, weight, bias), approximate=approximate)`.
+
+    Example:
+        >>> epigemm.linear_gelu(torch.randn(8, 64), torch.randn(32, 64), approximate="tanh").shape
+        torch.Size([8, 32])
+    """
+    epilogue = gelu_epilogue(approximate)
+    return _call.linear(epilogue, x, weight, bias, None, precision, out, strict)
+
+
+@docstrings.linear
+def linear_silu(
+    x: Tensor,
+    weight: Tensor | PackedWeight,
+    bias: Tensor | None = None,
+    *,
+    out: Tensor | None = None,
+    precision: str | None = None,
+    strict: bool = False,
+) -> Tensor:
+    """D = z * sigmoid(z),  z = x @ weight.T + bias.
+
+    Matches `torch.nn.functional.silu(torch.nn.functional.linear(x, weight, bias))`.
+
+    Example:
+        >>> epigemm.linear_silu(torch.randn(8, 64), torch.randn(32, 64), torch.randn(32)).shape
+        torch.Size([8, 32])
+    """
+    return _call.linear(BIAS_SILU, x, weight, bias, None, precision, out, strict)
+
+
+@docstrings.linear
+def linear_tanh(
+    x: Tensor,
+    weight: Tensor | PackedWeight,
+    bias: Tensor | None = None,
+    *,
+    out: Tensor | None = None,
+    precision: str | None = None,
+    strict: bool = False,
+) -> Tensor:
+    """D = tanh(x @ weight.T + bias).
+
+    Matches `torch.tanh(torch.nn.functional.linear(x, weight, bias))`.
+
+    Example:
+        >>> epigemm.linear_tanh(torch.randn(8, 64), torch.randn(32, 64), torch.randn(32)).shape
+        torch.Size([8, 32])
+    """
+    return _call.linear(BIAS_TANH, x, weight, bias, None, precision, out, strict)
 
 
 @docstrings.linear

@@ -169,21 +169,21 @@ def describe_compile_error(program: Program, source: str, log: str) -> str:
 
 
 def header_folder() -> Path:
-    """Where the headers are: beside this file in an installed package, in `csrc/epilogue` in a source tree.
+    """Where the headers are: beside this file in an installed package, in `csrc` in a source tree.
 
     Raises:
         FileNotFoundError: in neither place.
     """
     here = Path(__file__).parent
-    for folder in (here / "include" / "epilogue", here.parents[1] / "csrc" / "epilogue"):
-        if (folder / "primitives.h").is_file():
+    for folder in (here / "include", here.parents[1] / "csrc"):
+        if (folder / "epilogue" / "primitives.h").is_file():
             return folder
-    raise FileNotFoundError(f"epigemm's headers are missing: {here / 'include' / 'epilogue'}")
+    raise FileNotFoundError(f"epigemm's headers are missing: {here / 'include'}")
 
 
 @functools.cache
-def prelude() -> str:
-    """All headers that a functor needs as one text that includes nothing under NVRTC."""
+def prelude(*headers: str) -> str:
+    """Headers as one text that includes nothing under NVRTC; those that functors call unless others are named."""
     folder = header_folder()
     seen: set[str] = set()
 
@@ -193,14 +193,27 @@ def prelude() -> str:
         seen.add(name)
         lines: list[str] = []
         for line in (folder / name).read_text().splitlines():
-            found = re.match(r'#include "epilogue/([\w/]+\.h)"$', line)
+            found = re.match(r'#include "((?:epilogue|link)/[\w/]+\.h)"', line)
             if found:
                 lines += expanded(found[1])
             elif line.strip() != "#pragma once" and not line.lstrip().startswith("//"):
                 lines.append(line.split("  // ")[0])
         return lines
 
-    return "\n".join(line for line in expanded("primitives.h") if line) + "\n"
+    every = [line for name in headers or ("epilogue/primitives.h",) for line in expanded(name)]
+    return "\n".join(line for line in every if line) + "\n"
+
+
+def built_in_source(name: str, functor: str, number: str) -> str:
+    """The whole text for NVRTC of a built-in epilogue.
+
+    Args:
+        name: its header's.
+        functor: its struct.
+        number: what it is applied to: "float", or "epigemm::Rounded" for results of 16 bits.
+    """
+    headers = prelude("link/functor.h", f"epilogue/{name}.h")
+    return f"{headers}\nEPIGEMM_LINKED_FUNCTOR(epigemm::{functor}, {number})\n"
 
 
 def kernel_functions(

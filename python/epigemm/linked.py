@@ -1,24 +1,22 @@
-"""Epilogues that are made at run time, and the kernels that they are linked into.
+"""Epilogues that are made at run time.
 
 An epilogue of the user's (`epigemm.user_epilogue`) is registered with the native module under a name that its source
-decides. From then on the planner, the calls and their derivatives treat it like a built-in one. What differs is here: a
-kernel is linked when a call first needs it. Where none can be, and on devices without kernels, the epilogue's PyTorch
-reference stands in.
+decides. From then on the planner, the calls and their derivatives treat it like a built-in one. What differs is here:
+the kernel of the epilogue alone is linked as well (`epigemm.linker`). Where it cannot be, and on devices without
+kernels, the epilogue's PyTorch reference stands in.
 """
 
 from __future__ import annotations
 
 import hashlib
 import re
-import threading
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from epigemm import linking, precision, tables
+from epigemm import linker, precision, tables
 from epigemm._native import ops
 from epigemm.epilogues import (
     LINKED,
@@ -30,7 +28,6 @@ from epigemm.epilogues import (
     Operand,
     compute_dtype,
 )
-from epigemm.kept_pack import capturing
 
 if TYPE_CHECKING:
     from epigemm.calls import ElementwiseCall
@@ -38,8 +35,6 @@ if TYPE_CHECKING:
 
 _KINDS = {PER_COLUMN: 1, SCALAR: 2, PER_ROW: 3, MATRIX: 4}  # csrc/epilogue/operands.h
 _ELEMENT_TYPE, _COMPUTE_TYPE = 1, 2  # what `epigemm_operand` says: csrc/link/open.h
-_CAPTURING = "its kernel was not linked before, and nothing is compiled while a CUDA graph is captured"
-_lock = threading.Lock()
 _torch_linear = torch.nn.functional.linear
 _FP32, _FP64 = torch.float32, torch.float64
 
@@ -65,7 +60,6 @@ class LinkedEpilogue(Epilogue):
         super().__init__(name, f"D = {traced.name}({', '.join(['acc', *names])})", compute, *operands)
         self.takes_bias = False
         self.traced = traced
-        self._why_not: dict[str, str] = {}  # by kernel: why the epilogue was not linked into it
         kinds = [_KINDS[operand.kind] for operand in operands]
         of_compute = [int(operand.folded) for operand in operands]
         self.number = ops._register_epilogue(
@@ -104,79 +98,11 @@ class LinkedEpilogue(Epilogue):
         elements = [_COMPUTE_TYPE if operand.folded else _ELEMENT_TYPE for operand in self.operands[1:]]
         return self.traced.kernel_source(elements, ("operand", function))
 
-    def link(self, missing: str, device: torch.device) -> str:
-        """Link the epilogue into kernels and load them; returns why that cannot be, or nothing.
-
-        Args:
-            missing: the kernels' names, between commas.
-            device: the GPU that they are for.
-
-        Raises:
-            linking.CompileError: NVRTC refuses the epilogue, which is a mistake of epigemm's.
-        """
-        symbols = missing.split(",") if missing else []
-        if reason := self.why_not(symbols):
-            return reason
-        if symbols and capturing(device):
-            return _CAPTURING
-        with _lock:
-            return self._link(symbols, torch.cuda.get_device_capability(device)) if symbols else ""
-
-    def link_each(self, missing: Sequence[str], device: torch.device) -> list[str]:
-        """`link` of each of these, all their kernels side by side: why each cannot be, or nothing."""
-        symbols = {symbol for each in missing for symbol in each.split(",") if symbol}
-        wanted = sorted(symbol for symbol in symbols if not self.why_not([symbol]))
-        if wanted and not capturing(device):
-            jobs = self._jobs(wanted, torch.cuda.get_device_capability(device))
-            with suppress(linking.LinkingError, ValueError):  # said below, of the one that it is about
-                linking.build_cubins(jobs)
-        return [self.link(each, device) for each in missing]
-
-    def would_link(self, missing: str, device: torch.device) -> str:
-        """What `link` would return, without linking anything, as far as that can be known."""
-        symbols = missing.split(",") if missing else []
-        if reason := self.why_not(symbols):
-            return reason
-        capability = torch.cuda.get_device_capability(device) if symbols else (0, 0)
-        if any(linking.find(*job) is None for job in self._jobs(symbols, capability)):
-            return _CAPTURING if capturing(device) else linking.unavailable()
-        return ""
-
-    def why_not(self, symbols: Sequence[str]) -> str:
-        """Why the epilogue cannot be linked into one of these kernels, as far as that is known."""
-        for symbol in symbols:
-            if symbol in self._why_not:
-                return self._why_not[symbol]
-            if linking.ir_path(symbol) is None:
-                return f"this build has no kernel {symbol} for epilogues that are made at run time"
-        return ""
-
-    def _link(self, symbols: Sequence[str], capability: tuple[int, int]) -> str:
-        jobs = self._jobs(symbols, capability)
-        try:
-            cubins = linking.build_cubins(jobs)
-        except linking.CompileError as error:
-            raise self._blamed(error, jobs[0].source) from error
-        except (linking.LinkingError, ValueError) as error:
-            self._why_not |= dict.fromkeys(symbols, str(error))
-            return str(error)
-        for symbol, cubin in zip(symbols, cubins, strict=True):
-            ops._add_kernel(self.name, symbol, torch.frombuffer(bytearray(cubin), dtype=torch.uint8))
-        return ""
-
-    def _jobs(self, symbols: Sequence[str], capability: tuple[int, int]) -> list[linking.Job]:
-        return [
-            linking.Job(self.source(symbol), symbol, path, capability)
-            for symbol in symbols
-            if (path := linking.ir_path(symbol)) is not None
-        ]
-
-    def _blamed(self, error: linking.CompileError, source: str) -> linking.CompileError:
-        """The same error with the line of the user's function that it comes from."""
+    def describe_error(self, source: str, log: str) -> str:
+        """As `Epilogue.describe_error`: with the line of the user's function that an error comes from."""
         from epigemm.functor_source import describe_compile_error
 
-        first = describe_compile_error(self.traced.program, source, error.log)
-        return linking.CompileError(f"{self.traced.name}: {first}", error.log)
+        return describe_compile_error(self.traced.program, source, log)
 
 
 def linear(
@@ -221,7 +147,7 @@ def elementwise(epilogue: LinkedEpilogue, call: ElementwiseCall) -> Tensor:
     """D = epilogue(x), for a matrix, into `call.out` or a new tensor."""
     x = call.x
     out = torch.empty_like(x) if call.out is None else call.out
-    if not x.is_cuda or x.numel() == 0 or epilogue.link(missing_elementwise(epilogue, x), x.device):
+    if not x.is_cuda or x.numel() == 0 or linker.link(epilogue, missing_elementwise(epilogue, x), x.device):
         return out.copy_(epilogue.reference(x, call.bias, call.operands, call.scalars))
     target = out if _has_rows(out) else torch.empty(x.shape, dtype=x.dtype, device=x.device)
     operands = [_readable(operand) for operand in call.operands]
@@ -238,7 +164,7 @@ def gradients(
     x = call.x
     if not x.is_cuda or x.dim() != 2 or x.numel() == 0 or grad.dtype != x.dtype:
         return None
-    if epilogue.link(missing_elementwise(epilogue, x, derivative=True), x.device):
+    if linker.link(epilogue, missing_elementwise(epilogue, x, derivative=True), x.device):
         return None
     wide = compute_dtype(x.dtype)
     found: list[Tensor | None] = [None] * (2 + len(call.operands))
@@ -295,7 +221,7 @@ def _summed(kind: str, of_elements: Tensor) -> Tensor:
     return of_elements.sum() if kind == SCALAR else of_elements
 
 
-def missing_elementwise(epilogue: LinkedEpilogue, x: Tensor, *, derivative: bool = False) -> str:
+def missing_elementwise(epilogue: Epilogue, x: Tensor, *, derivative: bool = False) -> str:
     """The elementwise kernel of such an x, or that of the derivative, unless it is linked already."""
     names: str = ops._missing_elementwise(epilogue.name, x, derivative)
     return names

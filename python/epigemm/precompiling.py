@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from epigemm import checks, decisions, kernels
+from epigemm import checks, decisions, kernels, linker
 from epigemm.calls import FIND, LinearCall
 from epigemm.epilogues import MATRIX, PER_COLUMN, PER_ROW, SCALAR, compute_dtype
 from epigemm.linked import LinkedEpilogue, missing_elementwise
@@ -64,8 +64,7 @@ def precompile(
     for size in sizes:
         call = _call(function, size, types, precision, place)
         for missing in _missing(function, call, training):
-            assert isinstance(call.epilogue, LinkedEpilogue)
-            if reason := call.epilogue.link(missing, place):
+            if reason := linker.link(call.epilogue, missing, place):
                 raise RuntimeError(f"{function.traced.name}: {reason}")
             linked += missing.split(",") if missing else []
     return linked

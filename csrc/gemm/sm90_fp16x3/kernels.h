@@ -1,4 +1,4 @@
-// The fp32 product on fp16 slices: what its Hopper kernels work on, one generated unit per epilogue.
+// The fp32 product on fp16 slices: what its Hopper kernels work on.
 #pragma once
 
 #include "gemm/problem.h"
@@ -18,5 +18,9 @@ inline StridedMatrix strided(Matrix const& matrix, int64_t rows, int64_t columns
 
 // 2 for fp16x3, 1 for fp16x1.
 constexpr int pieces_of(Arithmetic arithmetic) { return arithmetic == Arithmetic::Split ? kPieces : 1; }
+
+// Enqueues the GEMM. `kernel`: the plan's with the epilogue in it, a cudaKernel_t. Returns nullptr, or what was refused
+// and why.
+const char* launch_gemm(SplitProblem const& problem, Plan const& plan, const void* kernel);
 
 }  // namespace epigemm::sm90_fp16x3

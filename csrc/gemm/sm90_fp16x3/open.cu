@@ -1,6 +1,4 @@
-// The host's half of the open kernels on fp16 pieces. What runs on the device is linked at run time.
-#include "gemm/sm90_fp16x3/open.h"
-
+// The host's half of the kernels on fp16 pieces: no device code in here.
 #include "gemm/sm90/run.h"
 #include "gemm/sm90_fp16x3/open_kernel.h"
 
@@ -10,7 +8,7 @@ namespace {
 template <Arithmetic arithmetic, int TileIndex>
 const char* launch_tile(SplitProblem const& problem, Plan const& plan, const void* kernel) {
   using Open = OpenKernel<arithmetic, TileIndex>;
-  return sm90::run_linked<typename Open::GemmKernel>(kernel, Open::arguments(problem, plan), problem.problem.stream);
+  return sm90::run<typename Open::GemmKernel>(kernel, Open::arguments(problem, plan), problem.problem.stream);
 }
 
 template <Arithmetic arithmetic, int... TileIndex>
@@ -23,7 +21,7 @@ const char* launch_arithmetic(SplitProblem const& problem, Plan const& plan, con
 
 }  // namespace
 
-const char* launch_open(SplitProblem const& problem, Plan const& plan, const void* kernel) {
+const char* launch_gemm(SplitProblem const& problem, Plan const& plan, const void* kernel) {
   if (problem.problem.arithmetic == Arithmetic::Split) {
     return launch_arithmetic<Arithmetic::Split>(problem, plan, kernel,
                                                 std::make_integer_sequence<int, kSplitTileCount>{});

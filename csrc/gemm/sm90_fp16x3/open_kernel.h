@@ -1,9 +1,9 @@
 // The kernels on fp16 pieces with an open epilogue, which gets the true product.
 #pragma once
 
-#include "epilogue/bias.h"
-#include "gemm/sm90_fp16x3/launch.h"
 #include "gemm/sm90/open_node.h"
+#include "gemm/sm90_fp16x3/parts.h"
+#include "gemm/sm90_fp16x3/rescale.h"
 #include "link/kernels.h"
 
 namespace epigemm::sm90_fp16x3 {
@@ -12,9 +12,7 @@ namespace epigemm::sm90_fp16x3 {
 struct RescaledSums {
   static constexpr bool has_roots = true;
 
-  CUTLASS_DEVICE static float apply(float root_a, float root_b, float sum) {
-    return Rescale::apply(root_a, root_b, sum);
-  }
+  CUTLASS_DEVICE static float apply(float root_a, float root_b, float sum) { return rescale(root_a, root_b, sum); }
 };
 
 template <Arithmetic arithmetic, int TileIndex>
@@ -22,9 +20,9 @@ struct OpenKernel {
   using Types = Parts<arithmetic, TileIndex>;
   using TileShape = typename Types::TileShape;
 
-  // As many stages as the closed kernel: vectors get what shared memory that leaves.
-  static constexpr int stages = Kernel<Bias, arithmetic, TileIndex>::CollectiveMainloop::DispatchPolicy::Stages;
-  using CollectiveMainloop = typename Types::template Mainloop<stages, cutlass::gemm::collective::StageCount<stages>>;
+  // Vectors get what shared memory the stages leave.
+  static_assert(!Types::split || Types::tile.stages >= 3, "with fewer stages the loads cannot run ahead");
+  using CollectiveMainloop = typename Types::Mainloop;
 
   template <int SharedBytes>
   using Node = sm90::OpenNode<sm90::OpenNodeTraits<float, float, TileShape, RescaledSums, /*MatrixByTma=*/false,

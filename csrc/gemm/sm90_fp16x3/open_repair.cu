@@ -1,15 +1,48 @@
-// The host's half of the repair and the fp32 product whose epilogue is linked in: no device code in here.
+// The host's half of the repair and of the fp32 product: no device code in here.
+#include <algorithm>
+
+#include "device/launch.h"
 #include "gemm/sm90_fp16x3/repair.cuh"
 #include "link/kernels.h"
 
 namespace epigemm::sm90_fp16x3 {
+namespace {
 
-const char* launch_open_repair(RepairProblem const& repair, const void* kernel) {
-  return enqueue_repair(kernel, repair, link::operands_of(repair.split.problem), /*is_behind_gemm=*/true);
+RepairArguments repair_arguments(RepairProblem const& repair) {
+  Problem const& problem = repair.split.problem;
+  return {repair.x, repair.weight, repair.split.x.facts, repair.split.weight.facts,
+          static_cast<float*>(problem.out.data), problem.out.row_stride, link::operands_of(problem),
+          // This kernel starts when every CTA of the GEMM allows it. The split's mainloop does so when it has seen the
+          // end of the kernels that wrote the facts; CUTLASS's own, which the scaled product has, may do so before.
+          problem.arithmetic == Arithmetic::Split};
 }
 
-const char* launch_open_fp32(RepairProblem const& repair, const void* kernel) {
-  return enqueue_repair(kernel, repair, link::operands_of(repair.split.problem), /*is_behind_gemm=*/false);
+// `is_behind_gemm`: programmatic dependent launch, that is, the kernel is ready when the GEMM ends.
+const char* enqueue(const void* kernel, RepairProblem const& repair, bool is_behind_gemm) {
+  Problem const& problem = repair.split.problem;
+  const int64_t tiles = ((problem.m + fp32_tile::kTileM - 1) / fp32_tile::kTileM) *
+                        ((problem.n + fp32_tile::kTileN - 1) / fp32_tile::kTileN);
+  const int64_t most = int64_t(kCtasPerMultiprocessor) * problem.device.multiprocessors;
+  const cuda::LaunchShape shape{/*grid=*/dim3(static_cast<unsigned>(std::min(tiles, most))),
+                                /*block=*/dim3(kThreads),
+                                /*cluster=*/dim3(1),
+                                /*shared_bytes=*/0,
+                                problem.device.index,
+                                problem.stream,
+                                /*dependent=*/is_behind_gemm};
+  RepairArguments arguments = repair_arguments(repair);
+  void* parameters[] = {&arguments};
+  return cuda::launch(kernel, shape, parameters);
+}
+
+}  // namespace
+
+const char* launch_repair(RepairProblem const& repair, const void* kernel) {
+  return enqueue(kernel, repair, /*is_behind_gemm=*/true);
+}
+
+const char* launch_fp32(RepairProblem const& repair, const void* kernel) {
+  return enqueue(kernel, repair, /*is_behind_gemm=*/false);
 }
 
 }  // namespace epigemm::sm90_fp16x3

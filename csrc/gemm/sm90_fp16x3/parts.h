@@ -51,24 +51,14 @@ struct Parts {
       /*ElementCompute=*/float, /*ElementC=*/void, LayoutD, alignment, /*ElementD=*/float, LayoutD, alignment,
       EpilogueSchedule, Fusion>::CollectiveOp;
 
-  // One stage of two pieces of both operands, and its barriers.
-  static constexpr int stage_bytes = kPieces * sizeof(Element) * kTileK * (rows + columns) +
-                                     sizeof(typename cutlass::PipelineTmaAsync<1>::SharedStorage);
-
-  // The mainloop of a split product takes its stages, the other what CUTLASS makes of StageCount.
-  template <int Stages, class StageCount>
-  struct MakeMainloop {
-    using Scaled = typename cutlass::gemm::collective::CollectiveBuilder<
-        cutlass::arch::Sm90, cutlass::arch::OpClassTensorOp,
-        /*ElementA=*/Element, cutlass::layout::RowMajor, /*alignment=*/8,
-        /*ElementB=*/Element, cutlass::layout::ColumnMajor, /*alignment=*/8,
-        /*ElementAccumulator=*/float, TileShape, ClusterShape, StageCount, MainloopSchedule>::CollectiveOp;
-    using Type =
-        std::conditional_t<split, sm90_fp16x3::Mainloop<TileShape, ClusterShape, Stages, /*PrefetchA=*/tile.transposed>,
-                           Scaled>;
-  };
-  template <int Stages, class StageCount>
-  using Mainloop = typename MakeMainloop<Stages, StageCount>::Type;
+  using ScaledMainloop = typename cutlass::gemm::collective::CollectiveBuilder<
+      cutlass::arch::Sm90, cutlass::arch::OpClassTensorOp,
+      /*ElementA=*/Element, cutlass::layout::RowMajor, /*alignment=*/8,
+      /*ElementB=*/Element, cutlass::layout::ColumnMajor, /*alignment=*/8,
+      /*ElementAccumulator=*/float, TileShape, ClusterShape, cutlass::gemm::collective::StageCount<tile.stages>,
+      MainloopSchedule>::CollectiveOp;
+  using Mainloop = std::conditional_t<
+      split, sm90_fp16x3::Mainloop<TileShape, ClusterShape, tile.stages, /*PrefetchA=*/tile.transposed>, ScaledMainloop>;
 
   template <class CollectiveMainloop, class CollectiveEpilogue>
   using GemmKernel = cutlass::gemm::kernel::GemmUniversal<cute::Shape<int, int, int, int>, CollectiveMainloop,

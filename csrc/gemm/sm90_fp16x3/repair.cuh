@@ -2,13 +2,10 @@
 // it the same product without pieces, of all results.
 #pragma once
 
-#include <algorithm>
-
-#include "device/launch.h"
-#include "elementwise/operands.cuh"
 #include "gemm/sm90_fp16x3/fp32_tile.cuh"
 #include "gemm/sm90_fp16x3/guard.h"
 #include "gemm/sm90_fp16x3/repair.h"
+#include "link/open.h"
 
 namespace epigemm::sm90_fp16x3 {
 
@@ -16,13 +13,12 @@ using fp32_tile::kThreads;
 
 constexpr int kCtasPerMultiprocessor = 2;  // 128 registers a thread
 
-template <class Operands>
 struct RepairArguments {
   StridedMatrix x, weight;
   const int32_t *x_facts, *weight_facts;
   float* out;
   int64_t out_row_stride;
-  Operands operands;
+  link::Operands<float> operands;
   bool x_facts_are_there;  // before the GEMM ahead has finished
 };
 
@@ -60,33 +56,9 @@ __device__ inline RangeFacts facts_of_rows(const int32_t* facts, int64_t first, 
 
 // --- results -------------------------------------------------------------------------------------------------------
 
-// A built-in functor for a thread's columns. csrc/link/epilogue.cuh has the one for whatever is linked in.
-template <class Functor>
-class BuiltinEpilogue {
- public:
-  using Operands = cuda::Operands<float>;
-  struct Row {};
-
-  __device__ __forceinline__ BuiltinEpilogue(const Operands& operands, int64_t column, int64_t)
-      : operands_(operands), column_(column) {}
-  __device__ __forceinline__ Row row(int64_t) const { return {}; }
-  __device__ __forceinline__ float apply(float z, const Row&, int i) const {
-    return apply(z, column_ + i, cuda::OperandIndices<Functor>{});
-  }
-
- private:
-  template <int... Index>
-  __device__ __forceinline__ float apply(float z, int64_t column, std::integer_sequence<int, Index...>) const {
-    return Functor::apply(z, cuda::load_operand<Functor, float, Index + 1>(operands_, column)...);
-  }
-
-  const Operands& operands_;
-  int64_t column_;
-};
-
 // Everything: all results of the tile; else those that the guard rejects, and the others keep what they have.
 template <class Epilogue, bool Everything>
-__device__ inline void recompute_tile(const RepairArguments<typename Epilogue::Operands>& p, int64_t m0, int64_t n0) {
+__device__ inline void recompute_tile(const RepairArguments& p, int64_t m0, int64_t n0) {
   __shared__ fp32_tile::Shared shared;
   fp32_tile::ThreadTile tile;
   fp32_tile::multiply(p.x, p.weight, m0, n0, shared, tile);
@@ -110,7 +82,7 @@ __device__ inline void recompute_tile(const RepairArguments<typename Epilogue::O
 // --- the kernel ----------------------------------------------------------------------------------------------------
 
 template <class Epilogue>
-__device__ inline void repair_tile(const RepairArguments<typename Epilogue::Operands>& p, int64_t m0, int64_t n0) {
+__device__ inline void repair_tile(const RepairArguments& p, int64_t m0, int64_t n0) {
   const RangeFacts x = facts_of_rows(p.x_facts, m0, min(m0 + fp32_tile::kTileM, p.x.rows));
   const RangeFacts weight = facts_of_rows(p.weight_facts, n0, min(n0 + fp32_tile::kTileN, p.weight.rows));
   if (out_of_range(x, weight, p.x.columns) || has_non_finite(x.flags | weight.flags)) {
@@ -119,8 +91,8 @@ __device__ inline void repair_tile(const RepairArguments<typename Epilogue::Oper
 }
 
 // Calls f(m0, n0) for the tiles of this CTA.
-template <class Operands, class F>
-__device__ __forceinline__ void for_each_tile(const RepairArguments<Operands>& p, F f) {
+template <class F>
+__device__ __forceinline__ void for_each_tile(const RepairArguments& p, F f) {
   const int64_t tiles_m = (p.x.rows + fp32_tile::kTileM - 1) / fp32_tile::kTileM;
   const int64_t tiles_n = (p.weight.rows + fp32_tile::kTileN - 1) / fp32_tile::kTileN;
   for (int64_t tile = blockIdx.x; tile < tiles_m * tiles_n; tile += gridDim.x) {
@@ -135,7 +107,7 @@ __device__ __forceinline__ void wait_for_gemm() {
 }
 
 template <class Epilogue>
-__device__ __forceinline__ void run_repair(const RepairArguments<typename Epilogue::Operands>& p) {
+__device__ __forceinline__ void run_repair(const RepairArguments& p) {
   // All rows at once: the answer nearly always, and only some KB to read. The weight was split before x: done long ago.
   const RangeFacts weight = facts_of_rows(p.weight_facts, 0, p.weight.rows);
   if (!p.x_facts_are_there) wait_for_gemm();
@@ -149,67 +121,8 @@ __device__ __forceinline__ void run_repair(const RepairArguments<typename Epilog
 
 // The whole product in fp32 multiply-adds: every result has the same chain of additions, wherever it stands.
 template <class Epilogue>
-__device__ __forceinline__ void run_fp32(const RepairArguments<typename Epilogue::Operands>& p) {
+__device__ __forceinline__ void run_fp32(const RepairArguments& p) {
   for_each_tile(p, [&](int64_t m0, int64_t n0) { recompute_tile<Epilogue, /*Everything=*/true>(p, m0, n0); });
-}
-
-template <class Epilogue>
-__global__ void __launch_bounds__(kThreads, kCtasPerMultiprocessor)
-    repair_kernel(const __grid_constant__ RepairArguments<typename Epilogue::Operands> p) {
-  run_repair<Epilogue>(p);
-}
-
-template <class Epilogue>
-__global__ void __launch_bounds__(kThreads, kCtasPerMultiprocessor)
-    fp32_kernel(const __grid_constant__ RepairArguments<typename Epilogue::Operands> p) {
-  run_fp32<Epilogue>(p);
-}
-
-// --- the host's half -----------------------------------------------------------------------------------------------
-
-template <class Operands>
-RepairArguments<Operands> repair_arguments(RepairProblem const& repair, Operands const& operands) {
-  Problem const& problem = repair.split.problem;
-  return {repair.x, repair.weight, repair.split.x.facts, repair.split.weight.facts,
-          static_cast<float*>(problem.out.data), problem.out.row_stride, operands,
-          // This kernel starts when every CTA of the GEMM allows it. The split's mainloop does so when it has seen the
-          // end of the kernels that wrote the facts; CUTLASS's own, which the scaled product has, may do so before.
-          problem.arithmetic == Arithmetic::Split};
-}
-
-// `kernel`: a cudaKernel_t. `is_behind_gemm`: programmatic dependent launch, that is, the kernel is ready when the GEMM
-// ends.
-template <class Operands>
-const char* enqueue_repair(const void* kernel, RepairProblem const& repair, Operands const& operands,
-                           bool is_behind_gemm) {
-  Problem const& problem = repair.split.problem;
-  const int64_t tiles = ((problem.m + fp32_tile::kTileM - 1) / fp32_tile::kTileM) *
-                        ((problem.n + fp32_tile::kTileN - 1) / fp32_tile::kTileN);
-  const int64_t most = int64_t(kCtasPerMultiprocessor) * problem.device.multiprocessors;
-  const cuda::LaunchShape shape{/*grid=*/dim3(static_cast<unsigned>(std::min(tiles, most))),
-                                /*block=*/dim3(kThreads),
-                                /*cluster=*/dim3(1),
-                                /*shared_bytes=*/0,
-                                problem.device.index,
-                                problem.stream,
-                                /*dependent=*/is_behind_gemm};
-  RepairArguments<Operands> arguments = repair_arguments(repair, operands);
-  void* parameters[] = {&arguments};
-  return cuda::launch(kernel, shape, parameters);
-}
-
-template <class Functor>
-const char* launch_repair(RepairProblem const& repair) {
-  static const void* const kernel =
-      cuda::kernel_of(reinterpret_cast<const void*>(&repair_kernel<BuiltinEpilogue<Functor>>));
-  return enqueue_repair(kernel, repair, cuda::operands_of(repair.split.problem), /*is_behind_gemm=*/true);
-}
-
-template <class Functor>
-const char* launch_fp32(RepairProblem const& repair) {
-  static const void* const kernel =
-      cuda::kernel_of(reinterpret_cast<const void*>(&fp32_kernel<BuiltinEpilogue<Functor>>));
-  return enqueue_repair(kernel, repair, cuda::operands_of(repair.split.problem), /*is_behind_gemm=*/false);
 }
 
 }  // namespace epigemm::sm90_fp16x3

@@ -12,18 +12,12 @@ struct RepairProblem {
   StridedMatrix x, weight;
 };
 
-// Enqueues the repair on the problem's stream. Returns nullptr, or what was refused and why.
-using Repair = const char* (*)(RepairProblem const&);
-
-// nullptr when there is no linear form of this epilogue.
-Repair find_repair(EpilogueId epilogue);
+// Enqueues the repair on the problem's stream. `kernel`: with the epilogue in it, a cudaKernel_t. Returns nullptr, or
+// what was refused and why.
+const char* launch_repair(RepairProblem const& repair, const void* kernel);
 
 // The whole product in IEEE fp32, from operands of any strides; `split.x` and `split.weight` are not read. Its results
 // do not depend on M: what batch-invariant calls run on where pieces will not do.
-Repair find_fp32(EpilogueId epilogue);
-
-// The same by kernels whose epilogue is linked in: cudaKernel_t, as link::find has them.
-const char* launch_open_repair(RepairProblem const& repair, const void* kernel);
-const char* launch_open_fp32(RepairProblem const& repair, const void* kernel);
+const char* launch_fp32(RepairProblem const& repair, const void* kernel);
 
 }  // namespace epigemm::sm90_fp16x3

@@ -9,12 +9,9 @@ namespace epigemm::sm90_fp16x3 {
 // Takes the two rows' powers of two back out. Their product may leave fp32's range where the result does not: in two
 // equal steps, each by the square root of the factor, nothing overflows before the result does, and every step is exact
 // as long as the result is a normal number.
-struct Rescale {
-  template <class T>
-  EPIGEMM_HOST_DEVICE static T apply(T root_a, T root_b, T acc) {
-    const T factor = root_a * root_b;
-    return (acc * factor) * factor;
-  }
-};
+EPIGEMM_HOST_DEVICE float rescale(float root_a, float root_b, float acc) {
+  const float factor = root_a * root_b;
+  return (acc * factor) * factor;
+}
 
 }  // namespace epigemm::sm90_fp16x3

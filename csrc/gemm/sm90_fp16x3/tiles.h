@@ -14,26 +14,27 @@ struct Tile {
   int cluster_m, cluster_n;
   Schedule schedule;
   bool transposed;  // the kernel's rows are the weight's: MMAs are 64 rows high, which a small M would leave empty
+  int stages;       // of both operands' pieces in shared memory, as many as beside an epilogue with one vector
 };
 
 // Three products, three accumulators: 64 registers each is the most that fits two warpgroups. (Pingpong schedules, one
 // warpgroup a tile, were measured 3 to 7% slower: nothing overlaps a warpgroup's waits within a tile.)
 constexpr Tile kSplitTiles[] = {
     // The workhorse; the cluster's CTAs along M share the weight's pieces by multicast.
-    {128, 128, 2, 1, Schedule::Cooperative, false},
+    {128, 128, 2, 1, Schedule::Cooperative, false, 3},
     // M up to 128 and small grids: twice the tiles for twice the multiprocessors.
-    {128, 64, 1, 2, Schedule::Cooperative, false},
+    {128, 64, 1, 2, Schedule::Cooperative, false, 4},
     // M up to 64: the weight streams by at the memory's speed.
-    {64, 128, 1, 1, Schedule::Cooperative, true},
+    {64, 128, 1, 1, Schedule::Cooperative, true, 4},
     // M up to 16, where x's pieces need less room and the weight's get more stages.
-    {16, 128, 1, 1, Schedule::Cooperative, true},
+    {16, 128, 1, 1, Schedule::Cooperative, true, 6},
 };
 
 // One product, like a 16-bit GEMM with fp32 results.
 constexpr Tile kScaledTiles[] = {
-    {128, 256, 2, 1, Schedule::Cooperative, false},
-    {128, 128, 2, 1, Schedule::Pingpong, false},
-    {64, 128, 1, 2, Schedule::Pingpong, false},
+    {128, 256, 2, 1, Schedule::Cooperative, false, 3},
+    {128, 128, 2, 1, Schedule::Pingpong, false, 6},
+    {64, 128, 1, 2, Schedule::Pingpong, false, 8},
 };
 
 constexpr int kSplitTileCount = sizeof(kSplitTiles) / sizeof(kSplitTiles[0]);

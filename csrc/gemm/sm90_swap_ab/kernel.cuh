@@ -18,8 +18,9 @@
 #include "cutlass/arch/barrier.h"
 #include "cutlass/arch/grid_dependency_control.h"
 #include "cutlass/gemm/collective/collective_builder.hpp"
-#include "elementwise/operands.cuh"
+#include "elementwise/types.cuh"
 #include "gemm/sm90_swap_ab/tiles.h"
+#include "link/open.h"
 
 namespace epigemm::sm90_swap_ab {
 
@@ -47,13 +48,12 @@ struct Multiplied<float> {
 constexpr uint32_t kPrepared = 1;    // the rings' barriers are initialised
 constexpr uint32_t kStagesRead = 2;  // the multiplying warps have read the last stage
 
-template <class Operands>
 struct Arguments {
   void* out;
   int64_t out_row_stride;
   int m, n;
   int steps;  // stages of K, over all CTAs of a cluster
-  Operands operands;
+  link::Operands<float> operands;
 };
 
 template <class Stored_, int TileIndex>
@@ -214,42 +214,6 @@ __device__ __forceinline__ float4 sum_up(const float4 (&parts)[Splits]) {
   return sum;
 }
 
-// A built-in functor for a thread's columns: their operands are the same in all of its rows. csrc/link/epilogue.cuh has
-// the one for whatever is linked in.
-template <class Functor, class Stored>
-class BuiltinEpilogue {
- public:
-  using Operands = cuda::Operands<float>;
-  static constexpr bool kReadsRows = false;
-  struct Row {};  // nothing differs from row to row
-
-  __device__ __forceinline__ BuiltinEpilogue(const Operands& operands, int column, int columns) {
-    load(operands, column, columns, cuda::OperandIndices<Functor>{});
-  }
-  __device__ __forceinline__ Row row(int64_t) const { return {}; }
-  __device__ __forceinline__ float apply(float z, const Row&, int i) const {
-    return apply(z, i, cuda::OperandIndices<Functor>{});
-  }
-
- private:
-  template <int... Index>
-  __device__ __forceinline__ void load(const Operands& operands, int column, int columns,
-                                       std::integer_sequence<int, Index...>) {
-#pragma unroll
-    for (int i = 0; i < kVector; ++i) {
-      // A column beyond the last reads the last one's.
-      const int at = min(column + i, columns - 1);
-      ((values_[Index][i] = cuda::load_operand<Functor, Stored, Index + 1>(operands, at)), ...);
-    }
-  }
-  template <int... Index>
-  __device__ __forceinline__ float apply(float z, int i, std::integer_sequence<int, Index...>) const {
-    return Functor::apply(z, values_[Index][i]...);
-  }
-
-  float values_[std::max<std::size_t>(1, Functor::operands.size() - 1)][kVector];
-};
-
 // Rows of D begin at multiples of 16 bytes and are as long: a vector lies in D as a whole, or not at all.
 template <class Epilogue, class Stored>
 __device__ __forceinline__ void store(Stored* out, float4 z, const Epilogue& epilogue,
@@ -288,12 +252,12 @@ struct Share {
 // Eight loads at a time, from however many CTAs: shared memory of another CTA takes long to answer. With operands of
 // rows no more than there are: they take registers.
 template <int Splits, class Epilogue, class Config>
-__device__ __forceinline__ void finish(const Arguments<typename Epilogue::Operands>& p,
+__device__ __forceinline__ void finish(const Arguments& p,
                                        const typename Config::Shared& shared, const Share<Config>& share,
                                        const Epilogue& epilogue, int m0, int n0) {
   using Stored = typename Config::Stored;
   constexpr int kThere = std::max(1, Share<Config>::kMostSegments / Splits);
-  constexpr int kAtOnce = std::min(kMostSplits / Splits, Epilogue::kReadsRows ? kThere : kMostSplits);
+  constexpr int kAtOnce = std::min(kMostSplits / Splits, kThere);
   const int column = share.column();
   if (n0 + column >= p.n) return;
   const int rows = min(p.m - m0, Config::tile.m);
@@ -324,21 +288,20 @@ __device__ __forceinline__ void finish(const Arguments<typename Epilogue::Operan
 
 // What the epilogue reads of a thread's rows, on its way while the sums are made.
 template <class Epilogue, class Config>
-__device__ __forceinline__ void prefetch(const Arguments<typename Epilogue::Operands>& p, const Share<Config>& share,
+__device__ __forceinline__ void prefetch(const Arguments& p, const Share<Config>& share,
                                          const Epilogue& epilogue, int m0, int n0) {
-  if constexpr (Epilogue::kReadsRows) {
-    if (n0 + share.column() >= p.n) return;
-    const int rows = min(p.m - m0, Config::tile.m);
+  if (n0 + share.column() >= p.n) return;
+  const int rows = min(p.m - m0, Config::tile.m);
 #pragma unroll 1
-    for (int segment = share.first; share.row(segment) < rows; segment += share.step) {
-      epilogue.prefetch(m0 + share.row(segment));
-    }
+  for (int segment = share.first; share.row(segment) < rows; segment += share.step) {
+    epilogue.prefetch(m0 + share.row(segment));
   }
 }
 
+// Grid: (CTAs of the cluster, tiles along M, tiles along N).
 template <class Epilogue, class Config>
 __device__ __forceinline__ void run(CUtensorMap const& weight_map, CUtensorMap const& x_map,
-                                    const Arguments<typename Epilogue::Operands>& p) {
+                                    const Arguments& p) {
   using cutlass::arch::NamedBarrier;
   extern __shared__ __align__(1024) char memory[];
   auto& shared = *reinterpret_cast<typename Config::Shared*>(memory);
@@ -385,14 +348,6 @@ __device__ __forceinline__ void run(CUtensorMap const& weight_map, CUtensorMap c
   }
   // No CTA leaves while another may still read its sums.
   if (splits > 1) cute::cluster_sync();
-}
-
-// Grid: (CTAs of the cluster, tiles along M, tiles along N).
-template <class Epilogue, class Config>
-__global__ void __launch_bounds__(Config::kThreads, Config::tile.ctas_per_multiprocessor)
-    kernel(const __grid_constant__ CUtensorMap weight_map, const __grid_constant__ CUtensorMap x_map,
-           const __grid_constant__ Arguments<typename Epilogue::Operands> p) {
-  run<Epilogue, Config>(weight_map, x_map, p);
 }
 
 }  // namespace epigemm::sm90_swap_ab

@@ -1,12 +1,12 @@
 // Launching a swap-AB kernel.
 #pragma once
 
-#include <utility>
-
+#include "device/launch.h"
 #include "gemm/grid.h"
+#include "gemm/problem.h"
 #include "gemm/sm90_swap_ab/kernel.cuh"
-#include "gemm/launch.h"
-#include "gemm/sm90/enqueue.h"
+#include "link/kernels.h"
+#include "link/load.h"
 
 namespace epigemm::sm90_swap_ab {
 
@@ -36,51 +36,35 @@ bool encode(CUtensorMap* map, Matrix const& matrix, int64_t rows, int64_t column
                                 CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
 }
 
-// `enqueue`: what takes the kernel's grid and its parameters.
-template <class Config, class Operands, class Enqueue>
-const char* launch_with(Problem const& problem, Plan const& plan, Operands const& operands, Enqueue enqueue) {
+// `kernel`: the tile's with an epilogue in it, a cudaKernel_t. Returns nullptr, or what was refused and why.
+template <class Config>
+const char* launch_tile(Problem const& problem, Plan const& plan, const void* kernel) {
   using Stored = typename Config::Stored;
   CUtensorMap weight_map, x_map;
   if (!encode<Stored>(&weight_map, problem.weight, problem.n, problem.k, Config::tile.n) ||
       !encode<Stored>(&x_map, problem.x, problem.m, problem.k, Config::tile.m)) {
     return "the driver refused a TMA descriptor";
   }
-  Arguments<Operands> arguments{problem.out.data,
-                                problem.out.row_stride,
-                                static_cast<int>(problem.m),
-                                static_cast<int>(problem.n),
-                                static_cast<int>(ceil_div(problem.k, Config::kTileK)),
-                                operands};
+  Arguments arguments{problem.out.data,
+                      problem.out.row_stride,
+                      static_cast<int>(problem.m),
+                      static_cast<int>(problem.n),
+                      static_cast<int>(ceil_div(problem.k, Config::kTileK)),
+                      link::operands_of(problem)};
   const auto tiles_m = static_cast<unsigned>(ceil_div(problem.m, Config::tile.m));
   const auto tiles_n = static_cast<unsigned>(ceil_div(problem.n, Config::tile.n));
   const auto splits = static_cast<unsigned>(plan.splits);
   void* parameters[] = {&weight_map, &x_map, &arguments};
-  const sm90::LaunchShape shape{{splits, tiles_m, tiles_n},
+  const cuda::LaunchShape shape{{splits, tiles_m, tiles_n},
                                 {Config::kThreads, 1, 1},
                                 /*cluster=*/{splits, 1, 1},
                                 /*shared_bytes=*/sizeof(typename Config::Shared),
                                 problem.device.index,
                                 problem.stream,
                                 /*dependent=*/true};
-  return enqueue(shape, parameters);
-}
-
-template <class Functor, class Stored, int TileIndex>
-const char* launch_one(Problem const& problem, Plan const& plan) {
-  using Config = Config<Stored, TileIndex>;
-  return launch_with<Config>(problem, plan, cuda::operands_of(problem),
-                             &sm90::enqueue<&kernel<BuiltinEpilogue<Functor, Stored>, Config>>);
-}
-
-template <class Functor, class Stored, int... TileIndex>
-const char* launch_tile(Problem const& problem, Plan const& plan, std::integer_sequence<int, TileIndex...>) {
-  constexpr Launch launches[] = {&launch_one<Functor, Stored, TileIndex>...};
-  return launches[plan.tile](problem, plan);
-}
-
-template <class Functor, class Stored>
-const char* launch(Problem const& problem, Plan const& plan) {
-  return launch_tile<Functor, Stored>(problem, plan, std::make_integer_sequence<int, kTileCount>{});
+  const char* const refused =
+      link::allow(kernel, shape.device, shape.shared_bytes, /*parameter_bytes=*/sizeof(CUtensorMap));
+  return refused ? refused : cuda::launch(kernel, shape, parameters);
 }
 
 }  // namespace epigemm::sm90_swap_ab

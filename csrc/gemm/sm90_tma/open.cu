@@ -1,4 +1,4 @@
-// The host's half of the open large tiles. What runs on the device is linked at run time.
+// The host's half of the large tiles: no device code in here.
 #include "gemm/sm90_tma/open.h"
 
 #include "gemm/sm90/run.h"
@@ -10,7 +10,7 @@ namespace {
 template <class Element, bool MatrixByTma, int TileIndex>
 const char* launch_tile(Problem const& problem, Plan const& plan, const void* kernel) {
   using Open = OpenKernel<Element, TileIndex, MatrixByTma>;
-  return sm90::run_linked<typename Open::GemmKernel>(kernel, Open::arguments(problem, plan), problem.stream);
+  return sm90::run<typename Open::GemmKernel>(kernel, Open::arguments(problem, plan), problem.stream);
 }
 
 using LaunchOpen = const char* (*)(Problem const&, Plan const&, const void*);
@@ -31,7 +31,7 @@ const char* launch_element(Problem const& problem, Plan const& plan, const void*
 
 }  // namespace
 
-const char* launch_open(Problem const& problem, Plan const& plan, const void* kernel) {
+const char* launch(Problem const& problem, Plan const& plan, const void* kernel) {
   switch (problem.x.element) {
     case ElementType::Float16:
       return launch_element<element::float16>(problem, plan, kernel);

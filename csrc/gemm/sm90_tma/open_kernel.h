@@ -1,9 +1,8 @@
-// The large tiles with an open epilogue.
+// One fused GEMM on Hopper: CUTLASS's TMA warp-specialised mainloop and an open epilogue.
 #pragma once
 
-#include "epilogue/bias.h"
-#include "gemm/sm90_tma/launch.h"
 #include "gemm/sm90/open_node.h"
+#include "gemm/sm90_tma/parts.h"
 #include "link/kernels.h"
 
 namespace epigemm::sm90_tma {
@@ -14,9 +13,9 @@ struct OpenKernel {
   using Types = Parts<Element, TileIndex>;
   using TileShape = typename Types::TileShape;
 
-  // As many stages as the closed kernel: vectors get what shared memory that leaves.
-  static constexpr int stages = Kernel<Bias, Element, TileIndex>::CollectiveMainloop::DispatchPolicy::Stages;
-  using CollectiveMainloop = typename Types::template Mainloop<cutlass::gemm::collective::StageCount<stages>>;
+  // Vectors get what shared memory the stages leave.
+  using CollectiveMainloop =
+      typename Types::template Mainloop<cutlass::gemm::collective::StageCount<Types::tile.stages>>;
 
   // Beside 192 accumulators a thread has no registers for the operands of a wide pass; a Pingpong epilogue is hidden,
   // and narrow passes with it.

@@ -12,22 +12,23 @@ struct Tile {
   int m, n;  // output elements of one CTA; K per stage is always 128 bytes, the widest swizzle that TMA has
   int cluster_m, cluster_n;
   Schedule schedule;
+  int stages;  // of both operands in shared memory, as many as beside an epilogue with one vector
 };
 
 constexpr Tile kTiles[] = {
     // 128 accumulators a thread, the most that registers allow. The cluster's two CTAs along M share the weight tile by
     // multicast. Ahead where K is long and the waves are few.
-    {128, 256, 2, 1, Schedule::Cooperative},
+    {128, 256, 2, 1, Schedule::Cooperative, 4},
     // The same transposed, for grids that it fills better; its two CTAs along N share the x tile.
-    {256, 128, 1, 2, Schedule::Cooperative},
+    {256, 128, 1, 2, Schedule::Cooperative, 4},
     // For grids whose last wave the 128-wide tiles would leave half empty.
-    {128, 192, 2, 1, Schedule::Pingpong},
+    {128, 192, 2, 1, Schedule::Pingpong, 5},
     // Large grids: the rate of the large tiles, with an epilogue that runs under the next tile's mainloop.
-    {192, 128, 1, 2, Schedule::Pingpong},
+    {192, 128, 1, 2, Schedule::Pingpong, 5},
     // The workhorse: nearly the large tiles' rate, and its epilogue runs under the next tile's mainloop.
-    {128, 128, 2, 1, Schedule::Pingpong},
+    {128, 128, 2, 1, Schedule::Pingpong, 6},
     // M up to 64, where a taller tile computes rows that nobody asked for, and small grids.
-    {64, 128, 1, 2, Schedule::Pingpong},
+    {64, 128, 1, 2, Schedule::Pingpong, 8},
 };
 
 constexpr int kTileCount = sizeof(kTiles) / sizeof(kTiles[0]);

@@ -89,6 +89,17 @@ def libraries() -> Libraries:
     return found
 
 
+def nvjitlink() -> Library:
+    """nvJitLink alone, for code that is compiled already.
+
+    Raises:
+        LibrariesMissingError: there is none of use.
+    """
+    for library in _usable(_NVJITLINK):
+        return library
+    raise LibrariesMissingError(_reason(_NVJITLINK))
+
+
 def unavailable() -> str:
     """Why no epilogue can be linked in here; empty where one can. Loads the libraries."""
     try:

@@ -12,15 +12,26 @@ calls that need no gradient of the weight. They follow the weight's changes and 
 from __future__ import annotations
 
 from epigemm.nn.batch_norm import LinearScaleBatchNorm1d, linear_scale_batch_norm1d
-from epigemm.nn.fused import LinearReLU, LinearReLUDiv, LinearSigmoidScaleResidual, Sigmoid
+from epigemm.nn.fused import (
+    LinearGELU,
+    LinearReLU,
+    LinearReLUDiv,
+    LinearSigmoidScaleResidual,
+    LinearSiLU,
+    LinearTanh,
+    Sigmoid,
+)
 from epigemm.nn.linear import Linear
 
 __all__ = [
     "Linear",
+    "LinearGELU",
     "LinearReLU",
     "LinearReLUDiv",
     "LinearScaleBatchNorm1d",
+    "LinearSiLU",
     "LinearSigmoidScaleResidual",
+    "LinearTanh",
     "Sigmoid",
     "linear_scale_batch_norm1d",
 ]

@@ -8,7 +8,15 @@ import torch
 from torch import Tensor, nn
 
 from epigemm import functional
-from epigemm.epilogues import BIAS_RELU, RELU_DIV, SIGMOID_SCALE_RESIDUAL
+from epigemm.epilogues import (
+    BIAS_RELU,
+    BIAS_SILU,
+    BIAS_TANH,
+    RELU_DIV,
+    SIGMOID_SCALE_RESIDUAL,
+    Epilogue,
+    gelu_epilogue,
+)
 from epigemm.nn.base import FusedLinear, sharing
 
 
@@ -40,6 +48,131 @@ class LinearReLU(FusedLinear):
     ) -> LinearReLU:
         """The fused layer over the parameter objects of `linear`."""
         module: LinearReLU = sharing(cls(1, 1, device="meta", precision=precision, strict=strict), linear)
+        return module
+
+
+class LinearGELU(FusedLinear):
+    """gelu(x @ weight.T + bias): an `nn.Linear` and the `nn.GELU` after it in one kernel.
+
+    Args:
+        in_features: K.
+        out_features: N.
+        bias: whether there is one.
+        approximate: "none": with erf; or "tanh".
+        precision: see `epigemm.functional`.
+        strict: see `epigemm.functional`.
+        device: where the parameters live.
+        dtype: their type.
+
+    Shape:
+        `[..., K]` to `[..., N]`.
+
+    Example:
+        >>> epigemm.nn.LinearGELU(64, 32, approximate="tanh")(torch.randn(8, 64)).shape
+        torch.Size([8, 32])
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        bias: bool = True,
+        *,
+        approximate: str = "none",
+        precision: str | None = None,
+        strict: bool = False,
+        device: Any = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__(
+            in_features, out_features, bias, precision=precision, strict=strict, device=device, dtype=dtype
+        )
+        gelu_epilogue(approximate)  # which checks it
+        self.approximate = approximate
+
+    @property
+    def _epilogue(self) -> Epilogue:  # type: ignore[override]
+        return gelu_epilogue(self.approximate)
+
+    @classmethod
+    def from_linear(
+        cls,
+        linear: nn.Linear,
+        *,
+        approximate: str = "none",
+        precision: str | None = None,
+        strict: bool = False,
+    ) -> LinearGELU:
+        """The fused layer over the parameter objects of `linear`."""
+        module: LinearGELU = sharing(
+            cls(1, 1, approximate=approximate, device="meta", precision=precision, strict=strict), linear
+        )
+        return module
+
+    def extra_repr(self) -> str:
+        """As of `FusedLinear`, with the form."""
+        return f"{super().extra_repr()}, approximate={self.approximate!r}"
+
+
+class LinearSiLU(FusedLinear):
+    """z * sigmoid(z),  z = x @ weight.T + bias: an `nn.Linear` and the `nn.SiLU` after it in one kernel.
+
+    Args:
+        in_features: K.
+        out_features: N.
+        bias: whether there is one.
+        precision: see `epigemm.functional`.
+        strict: see `epigemm.functional`.
+        device: where the parameters live.
+        dtype: their type.
+
+    Shape:
+        `[..., K]` to `[..., N]`.
+
+    Example:
+        >>> epigemm.nn.LinearSiLU(64, 32)(torch.randn(8, 64)).shape
+        torch.Size([8, 32])
+    """
+
+    _epilogue = BIAS_SILU
+
+    @classmethod
+    def from_linear(
+        cls, linear: nn.Linear, *, precision: str | None = None, strict: bool = False
+    ) -> LinearSiLU:
+        """The fused layer over the parameter objects of `linear`."""
+        module: LinearSiLU = sharing(cls(1, 1, device="meta", precision=precision, strict=strict), linear)
+        return module
+
+
+class LinearTanh(FusedLinear):
+    """tanh(x @ weight.T + bias): an `nn.Linear` and the `nn.Tanh` after it in one kernel.
+
+    Args:
+        in_features: K.
+        out_features: N.
+        bias: whether there is one.
+        precision: see `epigemm.functional`.
+        strict: see `epigemm.functional`.
+        device: where the parameters live.
+        dtype: their type.
+
+    Shape:
+        `[..., K]` to `[..., N]`.
+
+    Example:
+        >>> epigemm.nn.LinearTanh(64, 32)(torch.randn(8, 64)).shape
+        torch.Size([8, 32])
+    """
+
+    _epilogue = BIAS_TANH
+
+    @classmethod
+    def from_linear(
+        cls, linear: nn.Linear, *, precision: str | None = None, strict: bool = False
+    ) -> LinearTanh:
+        """The fused layer over the parameter objects of `linear`."""
+        module: LinearTanh = sharing(cls(1, 1, device="meta", precision=precision, strict=strict), linear)
         return module
 
 

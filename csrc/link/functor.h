@@ -1,0 +1,100 @@
+// What open kernels call (open.h), made of a built-in functor:
+//
+//   EPIGEMM_LINKED_FUNCTOR(BiasReLU, float)     Rounded in place of float: for results of 16 bits
+//
+// Compiled by nvcc with the package, and by NVRTC at first use: no C++ library.
+#pragma once
+
+#include "epilogue/primitives.h"  // before the functor
+#include "link/open.h"
+
+namespace epigemm::link {
+
+EPIGEMM_HOST_DEVICE constexpr int first_slot(OperandKind kind) {
+  return kind == OperandKind::PerColumn ? kColumn0
+         : kind == OperandKind::Scalar  ? kScalar0
+         : kind == OperandKind::PerRow  ? kRow0
+                                        : kMatrix0;
+}
+
+// Of an operand by its place in the functor's list: the first of a kind has the first of its kind's.
+template <class Functor>
+EPIGEMM_HOST_DEVICE constexpr int slot_of(int place) {
+  int slot = first_slot(Functor::operands[place].kind);
+  for (int i = 1; i < place; ++i) slot += Functor::operands[i].kind == Functor::operands[place].kind ? 1 : 0;
+  return slot;
+}
+
+// What `epigemm_operand` says of a slot.
+template <class Functor, int Place = 1>
+__device__ __forceinline__ int kind_of_slot(int slot) {
+  if constexpr (Place < Functor::operands.size()) {
+    constexpr int of_place = slot_of<Functor>(Place);
+    constexpr int kind = Functor::operands[Place].element == OperandElement::Input ? kOfElement : kOfCompute;
+    return slot == of_place ? kind : kind_of_slot<Functor, Place + 1>(slot);
+  } else {
+    return kUnread;
+  }
+}
+
+// Functor::apply of the accumulator and of the operands, which `number` makes from their values and slots.
+template <class Functor, int Place = 1, class Make, class... Numbers>
+__device__ __forceinline__ auto apply_functor(const Make& make, Numbers... numbers) {
+  if constexpr (Place < Functor::operands.size()) {
+    constexpr int slot = slot_of<Functor>(Place);
+    return apply_functor<Functor, Place + 1>(make, numbers..., make(slot));
+  } else {
+    return Functor::apply(numbers...);
+  }
+}
+
+// Values of T as Number, which the functor is applied to.
+template <class Number, class T>
+struct Values {
+  const T* values;
+
+  __device__ __forceinline__ Number operator()(int slot) const { return Number(values[slot]); }
+};
+
+// And as dual numbers: the derivative by the operand in a slot, or by the accumulator (slot -1).
+template <class T>
+struct Duals {
+  const T* values;
+  int by;
+
+  __device__ __forceinline__ Dual<T> operator()(int slot) const { return of(values[slot], slot); }
+  __device__ __forceinline__ Dual<T> of(T value, int slot) const { return Dual<T>(value, T(slot == by), slot != by); }
+};
+
+template <class Functor, class T>
+__device__ __forceinline__ T slope_of(T acc, const T* values, int by) {
+  const Duals<T> make{values, by};
+  const Dual<T> result = apply_functor<Functor>(make, make.of(acc, -1));
+  return result.constant ? T(0) : result.derivative;
+}
+
+}  // namespace epigemm::link
+
+#define EPIGEMM_SLOTS(T) T c0, T c1, T c2, T c3, T s0, T s1, T s2, T s3, T r0, T r1, T m0, T m1
+#define EPIGEMM_VALUES {c0, c1, c2, c3, s0, s1, s2, s3, r0, r1, m0, m1}
+
+#define EPIGEMM_LINKED_FUNCTOR(Functor, Number)                                                            \
+  extern "C" __device__ int epigemm_operand(int slot) { return epigemm::link::kind_of_slot<Functor>(slot); } \
+  extern "C" __device__ float epigemm_apply(float acc, EPIGEMM_SLOTS(float)) {                             \
+    const float values[] = EPIGEMM_VALUES;                                                                 \
+    const epigemm::link::Values<Number, float> make{values};                                               \
+    return static_cast<float>(epigemm::link::apply_functor<Functor>(make, Number(acc)));                   \
+  }                                                                                                        \
+  extern "C" __device__ double epigemm_apply_double(double acc, EPIGEMM_SLOTS(double)) {                   \
+    const double values[] = EPIGEMM_VALUES;                                                                \
+    const epigemm::link::Values<double, double> make{values};                                              \
+    return epigemm::link::apply_functor<Functor>(make, acc);                                               \
+  }                                                                                                        \
+  extern "C" __device__ float epigemm_slope(float acc, EPIGEMM_SLOTS(float), int slot) {                   \
+    const float values[] = EPIGEMM_VALUES;                                                                 \
+    return epigemm::link::slope_of<Functor>(acc, values, slot);                                            \
+  }                                                                                                        \
+  extern "C" __device__ double epigemm_slope_double(double acc, EPIGEMM_SLOTS(double), int slot) {         \
+    const double values[] = EPIGEMM_VALUES;                                                                \
+    return epigemm::link::slope_of<Functor>(acc, values, slot);                                            \
+  }

@@ -1,0 +1,134 @@
+"""Gets the kernels that a call needs: with the epilogue in them, loaded.
+
+All epilogues take this road, built in or made at run time. The kernels of the most used built-in ones lie in the
+package (`epigemm.prelinked`). The others are linked when a call first needs them (`epigemm.linking`).
+"""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from collections.abc import Sequence
+from contextlib import suppress
+
+import torch
+
+from epigemm import linking, prelinked
+from epigemm._native import ops
+from epigemm.epilogues import Epilogue
+from epigemm.kept_pack import capturing
+
+_CAPTURING = "its kernel was not linked before, and nothing is compiled while a CUDA graph is captured"
+_lock = threading.Lock()
+_failed: dict[tuple[str, str], str] = {}
+"""By epilogue and kernel, by their names: why it was not linked."""
+
+
+def link(epilogue: Epilogue, missing: str, device: torch.device) -> str:
+    """Load kernels with an epilogue in them; returns why that cannot be, or nothing.
+
+    During the capture of a CUDA graph a kernel of the package's is loaded, and none is linked.
+
+    Args:
+        epilogue: any.
+        missing: the kernels' names, between commas.
+        device: the GPU that they are for.
+
+    Raises:
+        linking.CompileError: NVRTC refuses the epilogue, which is a mistake of epigemm's.
+    """
+    if not missing:
+        return ""
+    with _lock:
+        symbols = [symbol for symbol in missing.split(",") if not _load_prelinked(epilogue, symbol, device)]
+        if reason := why_not(epilogue, symbols):
+            return reason
+        if symbols and capturing(device):
+            return _CAPTURING
+        return _link(epilogue, symbols, torch.cuda.get_device_capability(device)) if symbols else ""
+
+
+def link_each(epilogue: Epilogue, missing: Sequence[str], device: torch.device) -> list[str]:
+    """`link` of each of these, all their kernels side by side: why each cannot be, or nothing."""
+    symbols = {symbol for each in missing for symbol in each.split(",") if symbol}
+    capability = torch.cuda.get_device_capability(device)
+    wanted = [
+        symbol
+        for symbol in sorted(symbols)
+        if not prelinked.has(epilogue.name, symbol, capability) and not why_not(epilogue, [symbol])
+    ]
+    if wanted and not capturing(device):
+        with suppress(linking.LinkingError, ValueError):  # said below, of the one that it is about
+            linking.build_cubins(_jobs(epilogue, wanted, capability))
+    return [link(epilogue, each, device) for each in missing]
+
+
+def would_link(epilogue: Epilogue, missing: str, device: torch.device) -> str:
+    """What `link` would return, without linking anything, as far as that can be known."""
+    if not missing:
+        return ""
+    capability = torch.cuda.get_device_capability(device)
+    symbols = [
+        symbol for symbol in missing.split(",") if not prelinked.has(epilogue.name, symbol, capability)
+    ]
+    if reason := why_not(epilogue, symbols):
+        return reason
+    if any(linking.find(*job) is None for job in _jobs(epilogue, symbols, capability)):
+        return _CAPTURING if capturing(device) else linking.unavailable()
+    return ""
+
+
+def why_not(epilogue: Epilogue, symbols: Sequence[str]) -> str:
+    """Why the epilogue cannot be linked into one of these kernels, as far as that is known."""
+    for symbol in symbols:
+        if reason := _failed.get((epilogue.name, symbol)):
+            return reason
+        if linking.ir_path(symbol) is None:
+            return f"this build has no kernel {symbol} that epilogues are linked into"
+    return ""
+
+
+def _load_prelinked(epilogue: Epilogue, symbol: str, device: torch.device) -> bool:
+    """Whether the package has the kernel, and the driver takes it."""
+    capability = torch.cuda.get_device_capability(device)
+    try:
+        cubin = prelinked.read(epilogue.name, symbol, capability)
+        if cubin is not None:
+            _add(epilogue, symbol, cubin)
+    except (prelinked.DamagedError, RuntimeError) as error:
+        prelinked.give_up(epilogue.name, symbol)
+        warnings.warn(
+            f"epigemm's own kernel {symbol} for {epilogue.name!r} is of no use ({error}); it is linked anew, or "
+            "PyTorch's operators stand in. Installing epigemm again may help",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+        return False
+    return cubin is not None
+
+
+def _link(epilogue: Epilogue, symbols: Sequence[str], capability: tuple[int, int]) -> str:
+    jobs = _jobs(epilogue, symbols, capability)
+    try:
+        cubins = linking.build_cubins(jobs)
+    except linking.CompileError as error:
+        what = epilogue.describe_error(jobs[0].source, error.log)
+        raise linking.CompileError(f"{epilogue.name.partition('.')[0]}: {what}", error.log) from error
+    except (linking.LinkingError, ValueError) as error:
+        _failed.update({(epilogue.name, symbol): str(error) for symbol in symbols})
+        return str(error)
+    for symbol, cubin in zip(symbols, cubins, strict=True):
+        _add(epilogue, symbol, cubin)
+    return ""
+
+
+def _add(epilogue: Epilogue, symbol: str, cubin: bytes) -> None:
+    ops._add_kernel(epilogue.name, symbol, torch.frombuffer(bytearray(cubin), dtype=torch.uint8))
+
+
+def _jobs(epilogue: Epilogue, symbols: Sequence[str], capability: tuple[int, int]) -> list[linking.Job]:
+    return [
+        linking.Job(epilogue.source(symbol), symbol, path, capability)
+        for symbol in symbols
+        if (path := linking.ir_path(symbol)) is not None
+    ]
