@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 import epigemm
-from epigemm import decisions, entry, packs, plans, split, tables
+from epigemm import decisions, entry, linker, packs, plans, split, tables
 from epigemm._native import ops
 from epigemm.epilogues import Epilogue, named
 from epigemm.tables import Entry
@@ -224,6 +224,8 @@ def watched(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> Iterator[R
         monkeypatch.setattr(plans, "has_gpu_kernels", lambda tensor: tensor.is_cpu)
         monkeypatch.setattr(plans, "gpu_numbers", lambda device: HOPPER)
         monkeypatch.setattr(plans, "no_gemm_kernels", lambda: "")
+        monkeypatch.setattr(linker, "link", lambda *call: "")
+        monkeypatch.setattr(linker, "would_link", lambda *call: "")
         monkeypatch.setattr(Tensor, "get_device", lambda tensor: DEVICE)
         monkeypatch.setattr(decisions, "linear_out", on_cpu)
         monkeypatch.setattr(packs, "capturing", lambda device: road.capturing)

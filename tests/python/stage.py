@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from epigemm import candidates, decisions, execution, packs, plans, tuning
+from epigemm import candidates, decisions, execution, linker, packs, plans, tuning
 from epigemm._native import ops
 from epigemm.bench.timing import Effort, Run
 from epigemm.epilogues import named
@@ -98,6 +98,10 @@ def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Stage]:
         (plans, "has_gpu_kernels", lambda tensor: tensor.is_cpu),
         (plans, "gpu_numbers", lambda device: HOPPER),
         (plans, "no_gemm_kernels", lambda: ""),
+        (candidates, "_missing_for_plan", lambda *call: ""),
+        (linker, "link", lambda *call: ""),
+        (linker, "would_link", lambda *call: ""),
+        (linker, "link_each", lambda epilogue, missing, device: ["" for _ in missing]),
         (packs, "capturing", lambda device: stage.capturing),
         (decisions, "linear_out", linear_out),
         (candidates, "_fused_linear_out", fused),

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 import epigemm
-from epigemm import decisions, entry, fallback, kernels, packs, plans, split
+from epigemm import decisions, entry, fallback, kernels, linker, packs, plans, split
 from epigemm._native import ops
 from epigemm.epilogues import EPILOGUES
 from epigemm.precision import IEEE
@@ -77,6 +77,8 @@ def launches(monkeypatch: pytest.MonkeyPatch) -> Iterator[Launches]:
     monkeypatch.setattr(plans, "has_gpu_kernels", lambda tensor: tensor.is_cpu)
     monkeypatch.setattr(plans, "gpu_numbers", lambda device: HOPPER)
     monkeypatch.setattr(plans, "no_gemm_kernels", lambda: "")
+    monkeypatch.setattr(linker, "link", lambda *call: "")
+    monkeypatch.setattr(linker, "would_link", lambda *call: "")
     monkeypatch.setattr(packs, "capturing", lambda device: False)
     ops._clear_measured(DEVICE)
     with epigemm.batch_invariant():
