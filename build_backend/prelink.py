@@ -20,12 +20,36 @@ PACKAGE = Path(__file__).resolve().parent.parent / "python" / "epigemm"
 ARCHITECTURE = "sm_90a"
 
 
-def linker() -> Callable[[bytes, bytes, str], bytes]:
-    """Links (kernel's code, functor's code, symbol) to machine code."""
+def import_parts() -> None:
+    """Let modules of the package be imported without the package."""
     for name in ("epigemm", "epigemm.linking"):
         package: Any = types.ModuleType(name)
         package.__path__ = [str(PACKAGE.joinpath(*name.split(".")[1:]))]
         sys.modules[name] = package
+
+
+def write_sources(folder: Path) -> None:
+    """The functors of epigemm/programs.py, for results of 32 bits and of 16; prints their names for CMake."""
+    from epigemm.functor_source import functor_text, kernel_functions
+    from epigemm.programs import FORMULAS, PRELINKED
+
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in PRELINKED:
+        formula = FORMULAS[name]
+        elements = [2 if kind == "scalar" else 1 for kind in formula.kinds]
+        for suffix, apply in (("", "apply"), ("_16", "apply_16")):
+            parts = ("operand", apply, "apply_double", "slope", "slope_double")
+            functions = kernel_functions(formula.program, formula.kinds, elements, parts)
+            functor = functor_text(formula.program, formula.kinds)
+            text = f'#include "epilogue/primitives.h"\n\n{functor}\n{functions}'
+            file = folder / f"{name}{suffix}.cu"
+            if not file.is_file() or file.read_text() != text:
+                file.write_text(text)
+    print(*PRELINKED, sep=";", end="")
+
+
+def linker() -> Callable[[bytes, bytes, str], bytes]:
+    """Links (kernel's code, functor's code, symbol) to machine code."""
     from epigemm.linking.libraries import nvjitlink
     from epigemm.linking.nvjitlink import link
 
@@ -56,8 +80,12 @@ def write(file: Path, cubins: dict[str, bytes]) -> None:
 
 def main() -> None:
     """Link and write."""
+    import_parts()
+    if sys.argv[1:2] == ["--write-sources"]:
+        write_sources(Path(sys.argv[2]))
+        return
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--header", type=Path, required=True, help="the functor's")
+    parser.add_argument("--reads-matrices", action="store_true", help="the functor does")
     parser.add_argument("--ir", type=Path, required=True, help="the folder of the open kernels' code")
     parser.add_argument("--out", type=Path, required=True, help="the zip file")
     parser.add_argument("functor", type=Path, help="its code for results of 32 bits")
@@ -67,10 +95,9 @@ def main() -> None:
     functor, functor_16 = given.functor.read_bytes(), given.functor_16.read_bytes()
     kernels = {file: (given.ir / file).read_bytes() for file in dict.fromkeys(index.values())}
     link = linker()
-    reads_matrices = re.search(r"\bmatrix\(", given.header.read_text()) is not None
     cubins = {
         symbol: link(kernels[index[symbol]], functor_16 if "float16" in symbol else functor, symbol)
-        for symbol in wanted(list(index), reads_matrices=reads_matrices)
+        for symbol in wanted(list(index), reads_matrices=given.reads_matrices)
     }
     write(given.out, cubins)
 

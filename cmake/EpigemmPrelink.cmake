@@ -6,8 +6,19 @@ if(NOT EPIGEMM_GEMM_ARCHITECTURES)
 endif()
 set(EPIGEMM_CUBIN_DIR "${PROJECT_BINARY_DIR}/cubins")
 file(MAKE_DIRECTORY "${EPIGEMM_CUBIN_DIR}")
+# Those that read matrices are not in the registry: epigemm/programs.py has them.
+set(prelink "${PROJECT_SOURCE_DIR}/build_backend/prelink.py")
+set(package "${PROJECT_SOURCE_DIR}/python/epigemm")
+set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS "${prelink}" "${package}/programs.py"
+                                       "${package}/functor_source.py")
+execute_process(COMMAND "${Python_EXECUTABLE}" "${prelink}" --write-sources "${EPIGEMM_GENERATED_DIR}/functors"
+                OUTPUT_VARIABLE reading_matrices COMMAND_ERROR_IS_FATAL ANY)
 set(cubins "")
-foreach(name IN LISTS EPIGEMM_PRELINKED)
+foreach(name IN LISTS EPIGEMM_PRELINKED reading_matrices)
+  set(reads_matrices "")
+  if(name IN_LIST reading_matrices)
+    set(reads_matrices --reads-matrices)
+  endif()
   set(functors "")
   foreach(unit "${name}" "${name}_16")
     set(source "${EPIGEMM_GENERATED_DIR}/functors/${unit}.cu")
@@ -27,10 +38,8 @@ foreach(name IN LISTS EPIGEMM_PRELINKED)
   add_custom_command(
     OUTPUT "${file}"
     COMMAND "${CMAKE_COMMAND}" -E env "EPIGEMM_CUDA_LIBRARIES=${EPIGEMM_NVJITLINK_PATH}" "${Python_EXECUTABLE}"
-            "${PROJECT_SOURCE_DIR}/build_backend/prelink.py" --header "${csrc}/epilogue/${name}.h" --ir "${EPIGEMM_IR_DIR}" --out
-            "${file}" ${functors}
-    DEPENDS ${functors} ${EPIGEMM_IR_FILES} "${EPIGEMM_IR_DIR}/index.json" "${PROJECT_SOURCE_DIR}/build_backend/prelink.py"
-            "${PROJECT_SOURCE_DIR}/python/epigemm/linking/nvjitlink.py"
+            "${prelink}" ${reads_matrices} --ir "${EPIGEMM_IR_DIR}" --out "${file}" ${functors}
+    DEPENDS ${functors} ${EPIGEMM_IR_FILES} "${EPIGEMM_IR_DIR}/index.json" "${prelink}" "${package}/linking/nvjitlink.py"
     COMMENT "Linking ${name}"
     VERBATIM)
   list(APPEND cubins "${file}")

@@ -1,4 +1,5 @@
 #include "call/decide.h"
+#include "epilogue/builtin.h"
 
 #include <algorithm>
 #include <limits>

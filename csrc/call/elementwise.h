@@ -7,7 +7,7 @@
 namespace epigemm::call {
 
 struct ElementwiseCall {
-  EpilogueId epilogue = EpilogueId::sigmoid;
+  EpilogueId epilogue{};
   const Tensor* x = nullptr;
   GivenOperands operands;
   const Tensor* out = nullptr;  // the caller's, which may be x itself
@@ -17,7 +17,7 @@ Answer elementwise(const ElementwiseCall& call, Torch& torch);
 
 // grad times the epilogue's derivative at x.
 struct DerivativeCall {
-  EpilogueId epilogue = EpilogueId::sigmoid;
+  EpilogueId epilogue{};
   const Tensor* grad = nullptr;
   const Tensor* x = nullptr;
   GivenOperands operands;

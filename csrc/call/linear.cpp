@@ -1,4 +1,5 @@
 #include "call/linear.h"
+#include "epilogue/builtin.h"
 
 #include <string>
 

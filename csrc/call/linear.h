@@ -32,7 +32,7 @@ struct GivenOperands {
 };
 
 struct LinearCall {
-  EpilogueId epilogue = EpilogueId::bias;
+  EpilogueId epilogue{};
   const Tensor* x = nullptr;
   const Tensor* weight = nullptr;
   GivenOperands operands;

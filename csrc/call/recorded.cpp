@@ -1,4 +1,5 @@
 #include "call/recorded.h"
+#include "epilogue/builtin.h"
 
 #include "call/operands.h"
 #include "call/prepare.h"

@@ -65,7 +65,8 @@ void fold(const FoldProblem& problem) {
 }
 
 const Kernels& kernels_of(const ElementwiseProblem& problem) {
-  if (!has_compiled_elementwise(problem.epilogue)) throw std::invalid_argument("this epilogue has no kernel for the CPU");
+  if (!has_compiled_elementwise(problem.epilogue))
+    throw std::invalid_argument("this epilogue has no kernel for the CPU");
   return chosen_level().kernels[static_cast<int>(problem.epilogue)];
 }
 

@@ -14,7 +14,7 @@ struct ElementwiseProblem {
   static constexpr int kOut = 0, kX = 1, kFirstOperand = 2;
   static constexpr int kTensors = kFirstOperand + kMaxBuiltinOperands;
 
-  EpilogueId epilogue = EpilogueId::bias;
+  EpilogueId epilogue{};
   ElementType element = ElementType::Float32;
   int dimensions = 0;
   int64_t sizes[kMaxDimensions] = {};

@@ -37,13 +37,19 @@ struct Operand {
   const char* name;
 };
 
-EPIGEMM_HOST_DEVICE constexpr Operand accumulator() { return {OperandKind::Accumulator, OperandElement::Compute, "accumulator"}; }
-EPIGEMM_HOST_DEVICE constexpr Operand per_column(const char* name) { return {OperandKind::PerColumn, OperandElement::Input, name}; }
+EPIGEMM_HOST_DEVICE constexpr Operand accumulator() {
+  return {OperandKind::Accumulator, OperandElement::Compute, "accumulator"};
+}
+EPIGEMM_HOST_DEVICE constexpr Operand per_column(const char* name) {
+  return {OperandKind::PerColumn, OperandElement::Input, name};
+}
 // For vectors that were folded from others: rounding them to 16 bits again would cost accuracy for nothing.
 EPIGEMM_HOST_DEVICE constexpr Operand folded_per_column(const char* name) {
   return {OperandKind::PerColumn, OperandElement::Compute, name};
 }
-EPIGEMM_HOST_DEVICE constexpr Operand scalar(const char* name) { return {OperandKind::Scalar, OperandElement::Compute, name}; }
+EPIGEMM_HOST_DEVICE constexpr Operand scalar(const char* name) {
+  return {OperandKind::Scalar, OperandElement::Compute, name};
+}
 
 // A functor's operands. No std::array: NVRTC has no C++ library.
 template <int Count>

@@ -9,6 +9,7 @@
 #include <string_view>
 #include <type_traits>
 
+#include "epilogue/builtin.h"
 #include "epilogue/headers.h"
 #include "link/open.h"
 
@@ -139,6 +140,8 @@ static_assert(link::kSlots <= kMaxOperands, "an operand a slot");
 }  // namespace
 
 const EpilogueInfo* epilogues() { return kEpilogues; }
+
+bool has_compiled_elementwise(EpilogueId id) { return static_cast<int>(id) < kEpilogueCount; }
 
 const EpilogueInfo& epilogue_info(EpilogueId id) {
   if (static_cast<int>(id) < kEpilogueCount) return kEpilogues[static_cast<int>(id)];

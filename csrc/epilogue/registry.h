@@ -10,17 +10,8 @@
 
 namespace epigemm {
 
-enum class EpilogueId : int {
-#define EPIGEMM_EPILOGUE(name, Functor, forms) name,
-#include "epilogue/registry.def"
-#undef EPIGEMM_EPILOGUE
-};
-
-constexpr int kEpilogueCount = 0
-#define EPIGEMM_EPILOGUE(name, Functor, forms) +1
-#include "epilogue/registry.def"
-#undef EPIGEMM_EPILOGUE
-    ;
+// builtin.h has the names of the built-in ones. The first is `bias`.
+enum class EpilogueId : int;
 
 // The accumulator not counted: of a built-in epilogue, and of one that is linked in (csrc/link/open.h has its slots).
 // They bound the operand arrays that travel as kernel arguments.
@@ -47,7 +38,7 @@ struct EpilogueInfo {
 
 // Whether the kernel of the epilogue alone, its derivative's and the CPU's loop are compiled with the package: those of
 // the built-in ones are. The others' are linked, or PyTorch's operators stand in.
-constexpr bool has_compiled_elementwise(EpilogueId id) { return static_cast<int>(id) < kEpilogueCount; }
+bool has_compiled_elementwise(EpilogueId id);
 
 const EpilogueInfo* epilogues();                   // the built-in ones, in the order of registry.def
 const EpilogueInfo& epilogue_info(EpilogueId id);  // by id

@@ -7,8 +7,8 @@ namespace epigemm {
 // Each family's. `kernel`: the plan's with the epilogue in it, a cudaKernel_t.
 using LaunchKernel = const char* (*)(Problem const& problem, Plan const& plan, const void* kernel);
 
-#define EPIGEMM_FAMILY(name)                                                          \
-  namespace name {                                                                    \
+#define EPIGEMM_FAMILY(name)                                                        \
+  namespace name {                                                                  \
   const char* launch(Problem const& problem, Plan const& plan, const void* kernel); \
   }
 #include "gemm/families.def"

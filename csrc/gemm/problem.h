@@ -36,7 +36,7 @@ struct Matrix {
 
 // D = epilogue(x @ weight^T): x is M x K, weight N x K, out (D) M x N.
 struct Problem {
-  EpilogueId epilogue = EpilogueId::bias;
+  EpilogueId epilogue{};
   Arithmetic arithmetic = Arithmetic::IEEE;
   int64_t m = 0, n = 0, k = 0;
   Matrix x, weight, out;

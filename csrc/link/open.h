@@ -1,9 +1,9 @@
 // The contract between a kernel whose epilogue is left open and the functor that is linked into it.
 //
 // An open kernel is compiled once, to LTO-IR. It calls `epigemm_apply`, which a functor defines, compiled to
-// LTO-IR too: of a built-in epilogue with the package (functor.h), of a Python function by NVRTC. The linker (nvJitLink)
-// inlines it. `epigemm_operand` folds to constants then: what a functor does not read is neither
-// loaded nor given registers.
+// LTO-IR too: of a built-in epilogue with the package (functor.h), of a Python function by NVRTC. The linker
+// (nvJitLink) inlines it. `epigemm_operand` folds to constants then: what a functor does not read is neither loaded nor
+// given registers.
 #pragma once
 
 #if !defined(__CUDACC_RTC__)

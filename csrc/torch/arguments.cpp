@@ -1,4 +1,5 @@
 #include "torch/arguments.h"
+#include "epilogue/builtin.h"
 
 #include <dlfcn.h>
 

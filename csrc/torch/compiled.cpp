@@ -5,6 +5,7 @@
 #include <string_view>
 
 #include "call/decide.h"
+#include "epilogue/builtin.h"
 #include "call/elementwise.h"
 #include "torch/stable_torch.h"
 

@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "cpu/kernels.h"
+#include "epilogue/builtin.h"
 #include "gemm/planner/family.h"
 #include "gemm/planner/measured.h"
 #include "torch/arguments.h"
@@ -73,7 +74,8 @@ const char* kind_name(OperandKind kind) {
 }
 
 void write_epilogue(std::ostream& json, const EpilogueInfo& epilogue) {
-  json << "{\"name\": \"" << epilogue.name << "\", \"functor\": \"" << epilogue.functor << "\", \"linear\": " << (epilogue.linear ? "true" : "false")
+  json << "{\"name\": \"" << epilogue.name << "\", \"functor\": \"" << epilogue.functor
+       << "\", \"linear\": " << (epilogue.linear ? "true" : "false")
        << ", \"elementwise\": true, \"operands\": [{\"kind\": \"accumulator\"}";
   for (int i = 1; i < epilogue.operand_count; ++i) {
     const Operand& operand = epilogue.operands[i];

@@ -1,5 +1,6 @@
 // epigemm::_plan and _is_fallback_one_kernel: what becomes of a problem that is given in numbers.
 #include "torch/plans.h"
+#include "epilogue/builtin.h"
 
 #include <algorithm>
 #include <sstream>

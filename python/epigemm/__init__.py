@@ -30,6 +30,12 @@ from epigemm.functional import (
 from epigemm.invariance import batch_invariant, is_batch_invariant, set_batch_invariant
 from epigemm.keeping import keep_packs
 from epigemm.linking import export_cache, import_cache
+from epigemm.matrices import (
+    linear_batch_norm_relu,
+    linear_gated,
+    linear_layer_scale_residual,
+    linear_residual,
+)
 from epigemm.packs import PackedWeight, pack
 from epigemm.precompiling import precompile
 from epigemm.tuning import Tuning, tune
@@ -70,9 +76,13 @@ __all__ = [
     "is_batch_invariant",
     "keep_packs",
     "linear",
+    "linear_batch_norm_relu",
+    "linear_gated",
     "linear_gelu",
+    "linear_layer_scale_residual",
     "linear_relu",
     "linear_relu_div",
+    "linear_residual",
     "linear_scale",
     "linear_scale_batch_norm",
     "linear_sigmoid_scale_residual",

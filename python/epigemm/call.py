@@ -297,6 +297,13 @@ def _fold(road: int, call: FoldCall, out: Tensor | None) -> tuple[Tensor, ...]:
     return folded.unbind(0)
 
 
+def folded(x: Tensor, weight: Tensor, vectors: Vectors, eps: float) -> tuple[Tensor, ...]:
+    """Multiplier and offset of the vectors of `FOLDED`, for epilogues that read them as operands."""
+    columns = checks.fold_batch_norm(x, _named(vectors), eps, weight.shape[0] if weight.dim() else 0)
+    road = _DISPATCHED if _is_compiling() else _road((x, *vectors))
+    return _fold(road, FoldCall(x, columns, vectors, eps), None)
+
+
 def _in_functional_derivative() -> bool:
     """Whether `torch.func.grad`, `jvp` or what builds on them is at work.
 

@@ -13,7 +13,6 @@ says when one has changed.
 
 from __future__ import annotations
 
-import hashlib
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -22,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, fx
 
-from epigemm import captures, functor_cost, functor_reference, functor_source
+from epigemm import captures, functor_cost, functor_reference, functor_source, programs
 from epigemm.functor_program import Program
 
 if TYPE_CHECKING:
@@ -209,10 +208,23 @@ def trace(function: Callable[..., Any]) -> Traced:
 
     kinds = [operand.kind for operand in operands]
     program = functor_trace.trace_program(function, kinds, name, start)
+    return _made(name, operands, program, captured)
+
+
+def own(name: str) -> Traced:
+    """One of `epigemm.programs`, as if it had been traced."""
+    formula = programs.FORMULAS[name]
+    operands = tuple(OperandSpec(kind, operand) for kind, operand in formula.operands)
+    return _made(name, operands, formula.program, captures.Captures(own, (), ()))
+
+
+def _made(
+    name: str, operands: tuple[OperandSpec, ...], program: Program, captured: captures.Captures
+) -> Traced:
+    kinds = tuple(operand.kind for operand in operands)
     source = functor_source.functor_text(program, kinds)
-    digest = hashlib.sha256("\n".join((source, *kinds)).encode()).hexdigest()
     graph = functor_reference.reference_module(program)
-    return Traced(name, operands, program, graph, source, digest, captured)
+    return Traced(name, operands, program, graph, source, programs.digest(source, kinds), captured)
 
 
 def _operands(function: FunctionType, place: str) -> tuple[OperandSpec, ...]:

@@ -21,6 +21,10 @@ _SHARED = {
 _LINEAR = {
     "x": "`[..., K]`.",
     "weight": "`[N, K]`, a tensor or an `epigemm.PackedWeight`.",
+    "residual": "of the result's shape.",
+    "gate": "of the result's shape.",
+    "layer_scale": "`[N]`.",
+    "activation": '"silu", "gelu", "gelu_tanh", "relu", "sigmoid" or "tanh".',
     "approximate": '"none": with erf; or "tanh".',
     "out": "`[..., N]`, see the module's page.",
     "precision": "see the module's page.",
@@ -65,6 +69,8 @@ def _complete(
         if parameter.default == 1.0:
             arguments[name] = f"{_SCALAR}."
             errors["TypeError"] += f",\n        or {name} neither a number nor a tensor"
+        if name in ("approximate", "activation"):
+            values.append(f"unknown {name}")
         if name == "eps":
             values += ["negative or non-finite eps", "missing running statistics"]
     if values:

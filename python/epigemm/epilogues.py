@@ -74,6 +74,7 @@ class Epilogue:
     ) -> None:
         self.name = name
         self.number = -1  # its place in registry.def
+        self.prelinked = name  # under which the package may have kernels of it
         self.functor = ""  # the struct in csrc/epilogue/NAME.h
         self.formula = formula
         self.compute = compute

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from epigemm import linker, precision, tables
+from epigemm import linker, precision, programs, tables
 from epigemm._native import ops
 from epigemm.epilogues import (
     LINKED,
@@ -65,6 +65,9 @@ class LinkedEpilogue(Epilogue):
         self.number = ops._register_epilogue(
             name, ",".join(names), kinds or None, of_compute or None, traced.special_functions
         )
+        # The package's kernels read operands of x's type.
+        is_usual = all(operand.folded == (operand.kind == SCALAR) for operand in operands)
+        self.prelinked = programs.prelinked_name(traced.digest) if is_usual else ""
         LINKED[name] = self
         tables.made(name)
 

@@ -55,7 +55,7 @@ def link_each(epilogue: Epilogue, missing: Sequence[str], device: torch.device) 
     wanted = [
         symbol
         for symbol in sorted(symbols)
-        if not prelinked.has(epilogue.name, symbol, capability) and not why_not(epilogue, [symbol])
+        if not prelinked.has(epilogue.prelinked, symbol, capability) and not why_not(epilogue, [symbol])
     ]
     if wanted and not capturing(device):
         with suppress(linking.LinkingError, ValueError):  # said below, of the one that it is about
@@ -69,7 +69,7 @@ def would_link(epilogue: Epilogue, missing: str, device: torch.device) -> str:
         return ""
     capability = torch.cuda.get_device_capability(device)
     symbols = [
-        symbol for symbol in missing.split(",") if not prelinked.has(epilogue.name, symbol, capability)
+        symbol for symbol in missing.split(",") if not prelinked.has(epilogue.prelinked, symbol, capability)
     ]
     if reason := why_not(epilogue, symbols):
         return reason
@@ -92,11 +92,11 @@ def _load_prelinked(epilogue: Epilogue, symbol: str, device: torch.device) -> bo
     """Whether the package has the kernel, and the driver takes it."""
     capability = torch.cuda.get_device_capability(device)
     try:
-        cubin = prelinked.read(epilogue.name, symbol, capability)
+        cubin = prelinked.read(epilogue.prelinked, symbol, capability)
         if cubin is not None:
             _add(epilogue, symbol, cubin)
     except (prelinked.DamagedError, RuntimeError) as error:
-        prelinked.give_up(epilogue.name, symbol)
+        prelinked.give_up(epilogue.prelinked, symbol)
         warnings.warn(
             f"epigemm's own kernel {symbol} for {epilogue.name!r} is of no use ({error}); it is linked anew, or "
             "PyTorch's operators stand in. Installing epigemm again may help",

@@ -39,8 +39,8 @@ class UserEpilogue:
         traced: the function as a program, its C++ functor and its PyTorch reference.
     """
 
-    def __init__(self, function: Callable[..., Any]) -> None:
-        self.traced: Traced = trace(function)
+    def __init__(self, function: Callable[..., Any], traced: Traced | None = None) -> None:
+        self.traced: Traced = trace(function) if traced is None else traced
         self._linked: dict[tuple[bool, ...], LinkedEpilogue] = {}
         # PyTorch's GEMM adds a bias and a ReLU itself, where that is faster: the planner knows it of the built-in ones.
         self._copied = _built_in(self.traced)

@@ -1,4 +1,5 @@
 #include "gemm/planner/fallback.h"
+#include "epilogue/builtin.h"
 
 #include <algorithm>
 #include <iterator>

@@ -13,7 +13,7 @@ namespace epigemm::measured {
 
 // What a choice was measured for.
 struct Key {
-  EpilogueId epilogue = EpilogueId::bias;
+  EpilogueId epilogue{};
   ElementType element = ElementType::Float16;  // of x, weight and out
   Arithmetic arithmetic = Arithmetic::IEEE;
   bool is_packed = false;

@@ -1,4 +1,5 @@
 #include "gemm/planner/planner.h"
+#include "epilogue/builtin.h"
 
 #include <algorithm>
 #include <limits>

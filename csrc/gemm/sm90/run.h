@@ -23,9 +23,9 @@ LaunchShape shape_of(typename Kernel::Params const& params, int device, void* st
           /*dependent=*/true};
 }
 
-// Enqueues a GEMM whose epilogue was linked in; it reads nothing before the kernel ahead is done. The caller has seen to
-// what TMA asks of strides and addresses, and that rows of the output may be written up to whole 16 bytes (CUTLASS's own
-// can_implement would also refuse an N that ends between). Returns nullptr, or what the driver refused and why.
+// Enqueues a GEMM whose epilogue was linked in; it reads nothing before the kernel ahead is done. The caller has seen
+// to what TMA asks of strides and addresses, and that rows of the output may be written up to whole 16 bytes (CUTLASS's
+// own can_implement would also refuse an N that ends between). Returns nullptr, or what the driver refused and why.
 template <class Kernel>
 const char* run(const void* kernel, typename Kernel::Arguments const& arguments, void* stream) {
   // The persistent scheduler needs no workspace.

@@ -57,8 +57,10 @@ struct Parts {
       /*ElementB=*/Element, cutlass::layout::ColumnMajor, /*alignment=*/8,
       /*ElementAccumulator=*/float, TileShape, ClusterShape, cutlass::gemm::collective::StageCount<tile.stages>,
       MainloopSchedule>::CollectiveOp;
-  using Mainloop = std::conditional_t<
-      split, sm90_fp16x3::Mainloop<TileShape, ClusterShape, tile.stages, /*PrefetchA=*/tile.transposed>, ScaledMainloop>;
+  using Mainloop =
+      std::conditional_t<split,
+                         sm90_fp16x3::Mainloop<TileShape, ClusterShape, tile.stages, /*PrefetchA=*/tile.transposed>,
+                         ScaledMainloop>;
 
   template <class CollectiveMainloop, class CollectiveEpilogue>
   using GemmKernel = cutlass::gemm::kernel::GemmUniversal<cute::Shape<int, int, int, int>, CollectiveMainloop,

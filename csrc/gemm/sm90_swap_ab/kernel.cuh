@@ -252,9 +252,8 @@ struct Share {
 // Eight loads at a time, from however many CTAs: shared memory of another CTA takes long to answer. With operands of
 // rows no more than there are: they take registers.
 template <int Splits, class Epilogue, class Config>
-__device__ __forceinline__ void finish(const Arguments& p,
-                                       const typename Config::Shared& shared, const Share<Config>& share,
-                                       const Epilogue& epilogue, int m0, int n0) {
+__device__ __forceinline__ void finish(const Arguments& p, const typename Config::Shared& shared,
+                                       const Share<Config>& share, const Epilogue& epilogue, int m0, int n0) {
   using Stored = typename Config::Stored;
   constexpr int kThere = std::max(1, Share<Config>::kMostSegments / Splits);
   constexpr int kAtOnce = std::min(kMostSplits / Splits, kThere);
@@ -288,8 +287,8 @@ __device__ __forceinline__ void finish(const Arguments& p,
 
 // What the epilogue reads of a thread's rows, on its way while the sums are made.
 template <class Epilogue, class Config>
-__device__ __forceinline__ void prefetch(const Arguments& p, const Share<Config>& share,
-                                         const Epilogue& epilogue, int m0, int n0) {
+__device__ __forceinline__ void prefetch(const Arguments& p, const Share<Config>& share, const Epilogue& epilogue,
+                                         int m0, int n0) {
   if (n0 + share.column() >= p.n) return;
   const int rows = min(p.m - m0, Config::tile.m);
 #pragma unroll 1
@@ -300,8 +299,7 @@ __device__ __forceinline__ void prefetch(const Arguments& p, const Share<Config>
 
 // Grid: (CTAs of the cluster, tiles along M, tiles along N).
 template <class Epilogue, class Config>
-__device__ __forceinline__ void run(CUtensorMap const& weight_map, CUtensorMap const& x_map,
-                                    const Arguments& p) {
+__device__ __forceinline__ void run(CUtensorMap const& weight_map, CUtensorMap const& x_map, const Arguments& p) {
   using cutlass::arch::NamedBarrier;
   extern __shared__ __align__(1024) char memory[];
   auto& shared = *reinterpret_cast<typename Config::Shared*>(memory);

@@ -1,0 +1,20 @@
+// The built-in epilogues by name. Only what asks for one of them includes this: open kernels do not depend on the list.
+#pragma once
+
+#include "epilogue/registry.h"
+
+namespace epigemm {
+
+enum class EpilogueId : int {
+#define EPIGEMM_EPILOGUE(name, Functor, forms) name,
+#include "epilogue/registry.def"
+#undef EPIGEMM_EPILOGUE
+};
+
+constexpr int kEpilogueCount = 0
+#define EPIGEMM_EPILOGUE(name, Functor, forms) +1
+#include "epilogue/registry.def"
+#undef EPIGEMM_EPILOGUE
+    ;
+
+}  // namespace epigemm

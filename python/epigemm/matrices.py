@@ -1,0 +1,143 @@
+"""The public functions whose epilogue reads a matrix, and BatchNorm with ReLU. Conventions as of `epigemm.functional`.
+
+Their epilogues (`epigemm.programs`) take the road of a user's function: operands may be fp32 beside a 16-bit x.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from epigemm import call as _call
+from epigemm import checks, docstrings
+from epigemm.custom import own
+from epigemm.packs import PackedWeight
+from epigemm.programs import ACTIVATIONS, FORMULAS
+from epigemm.user_epilogue import UserEpilogue
+
+__all__ = ["linear_batch_norm_relu", "linear_gated", "linear_layer_scale_residual", "linear_residual"]
+
+# Made here, not at the first call, which Dynamo may be tracing.
+_EPILOGUES = {name: UserEpilogue(own, own(name)) for name in FORMULAS}
+
+
+def _run(
+    name: str,
+    x: Tensor,
+    weight: Tensor | PackedWeight,
+    bias: Tensor | None,
+    operands: tuple[Tensor, ...],
+    out: Tensor | None,
+    precision: str | None,
+    strict: bool,
+) -> Tensor:
+    """By the epilogue of this name; of the one that adds a bias, if there is one."""
+    if bias is not None:
+        name, operands = f"bias_{name}", (bias, *operands)
+    return _EPILOGUES[name](x, weight, *operands, out=out, precision=precision, strict=strict)
+
+
+@docstrings.linear
+def linear_residual(
+    x: Tensor,
+    weight: Tensor | PackedWeight,
+    bias: Tensor | None,
+    residual: Tensor,
+    *,
+    out: Tensor | None = None,
+    precision: str | None = None,
+    strict: bool = False,
+) -> Tensor:
+    """D = x @ weight.T + bias + residual.
+
+    Matches `torch.nn.functional.linear(x, weight, bias) + residual`, rounded once.
+
+    Example:
+        >>> epigemm.linear_residual(torch.randn(8, 64), torch.randn(32, 64), None, torch.randn(8, 32)).shape
+        torch.Size([8, 32])
+    """
+    return _run("residual", x, weight, bias, (residual,), out, precision, strict)
+
+
+@docstrings.linear
+def linear_gated(
+    x: Tensor,
+    weight: Tensor | PackedWeight,
+    bias: Tensor | None,
+    gate: Tensor,
+    *,
+    activation: str = "silu",
+    out: Tensor | None = None,
+    precision: str | None = None,
+    strict: bool = False,
+) -> Tensor:
+    """D = activation(x @ weight.T + bias) * gate: the gated layers of transformers (SwiGLU, GeGLU, ...).
+
+    Matches `torch.nn.functional.silu(torch.nn.functional.linear(x, weight, bias)) * gate`, rounded once.
+
+    Example:
+        >>> epigemm.linear_gated(torch.randn(8, 64), torch.randn(32, 64), None, torch.randn(8, 32)).shape
+        torch.Size([8, 32])
+    """
+    if not isinstance(activation, str):
+        raise TypeError(f"activation: got {type(activation).__name__}; accepted are {', '.join(ACTIVATIONS)}")
+    if activation not in ACTIVATIONS:
+        raise ValueError(f"activation: got {activation!r}; accepted are {', '.join(ACTIVATIONS)}")
+    return _run(f"gated_{activation}", x, weight, bias, (gate,), out, precision, strict)
+
+
+@docstrings.linear
+def linear_layer_scale_residual(
+    x: Tensor,
+    weight: Tensor | PackedWeight,
+    bias: Tensor | None,
+    layer_scale: Tensor,
+    residual: Tensor,
+    *,
+    out: Tensor | None = None,
+    precision: str | None = None,
+    strict: bool = False,
+) -> Tensor:
+    """D = residual + layer_scale * (x @ weight.T + bias).
+
+    Matches `residual + layer_scale * torch.nn.functional.linear(x, weight, bias)`, rounded once.
+
+    Example:
+        >>> x, weight, residual = torch.randn(8, 64), torch.randn(32, 64), torch.randn(8, 32)
+        >>> epigemm.linear_layer_scale_residual(x, weight, None, torch.full((32,), 1e-5), residual).shape
+        torch.Size([8, 32])
+    """
+    return _run("layer_scale_residual", x, weight, bias, (layer_scale, residual), out, precision, strict)
+
+
+@docstrings.linear
+def linear_batch_norm_relu(
+    x: Tensor,
+    weight: Tensor | PackedWeight,
+    bias: Tensor | None,
+    running_mean: Tensor,
+    running_var: Tensor,
+    bn_weight: Tensor | None = None,
+    bn_bias: Tensor | None = None,
+    eps: float = 1e-5,
+    *,
+    out: Tensor | None = None,
+    precision: str | None = None,
+    strict: bool = False,
+) -> Tensor:
+    """D = relu(batch_norm(x @ weight.T + bias)), with the running statistics.
+
+    Matches `torch.relu(torch.nn.functional.batch_norm(z, running_mean, running_var, bn_weight, bn_bias, eps=eps))` for
+    `z = torch.nn.functional.linear(x, weight, bias)`. The vectors fold into one multiply-add per element.
+
+    Example:
+        >>> x, weight, zeros, ones = torch.randn(8, 64), torch.randn(32, 64), torch.zeros(32), torch.ones(32)
+        >>> epigemm.linear_batch_norm_relu(x, weight, None, zeros, ones).shape
+        torch.Size([8, 32])
+    """
+    plain = weight.weight if isinstance(weight, PackedWeight) else weight
+    checks.tensors(x=x, weight=plain)
+    vectors = {"bias": bias, "running_mean": running_mean, "running_var": running_var}
+    checks.optional_tensors(**vectors, bn_weight=bn_weight, bn_bias=bn_bias)
+    checks.running_statistics(running_mean, running_var)
+    folded = _call.folded(x, plain, (bias, None, running_mean, running_var, bn_weight, bn_bias), eps)
+    return _EPILOGUES["scale_relu"](x, weight, *folded, out=out, precision=precision, strict=strict)

@@ -1,0 +1,106 @@
+"""Built-in epilogues that read a matrix, or fold more than one vector: programs, as a trace makes them of a function.
+
+    residual: D = z + residual                      gated_ACT: D = ACT(z) * gate
+    layer_scale_residual: D = residual + layer_scale[n] * z,  scale_relu: D = relu(multiplier[n] * acc + offset[n])
+
+z is the accumulator; with `bias_` before the name acc + bias[n]. From here they take the road of a user's function.
+The build links those of `PRELINKED` (build_backend/prelink.py): nothing here takes torch.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from epigemm.functor_program import REAL, Program, Ref, Step
+from epigemm.functor_source import functor_text
+
+PRELINKED = ("residual", "bias_residual")
+ACTIVATIONS = ("gelu", "gelu_tanh", "relu", "sigmoid", "silu", "tanh")
+"""Of a gate."""
+
+_COLUMN, _MATRIX = "per_column", "matrix"
+
+
+class Formula(NamedTuple):
+    """One of them.
+
+    Attributes:
+        operands: kind and name of each.
+        program: its steps.
+    """
+
+    operands: tuple[tuple[str, str], ...]
+    program: Program
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """The operands' kinds."""
+        return tuple(kind for kind, _ in self.operands)
+
+
+def _formula(operands: dict[str, str], *steps: tuple[str, ...]) -> Formula:
+    """Steps as (result, primitive, inputs...), by names; the last one's result is returned."""
+    places = {name: place for place, name in enumerate(("acc", *operands))}
+    program = []
+    for result, op, *inputs in steps:
+        program.append(Step(op, tuple(Ref(places[name]) for name in inputs), REAL, ""))
+        places[result] = len(places)
+    kinds = tuple((kind, name) for name, kind in operands.items())
+    return Formula(kinds, Program(len(operands), tuple(program), Ref(places[steps[-1][0]])))
+
+
+def _both(name: str, operands: dict[str, str], *steps: tuple[str, ...]) -> Iterator[tuple[str, Formula]]:
+    """With a bias and without one; the steps begin with z."""
+    yield (
+        f"bias_{name}",
+        _formula({"bias": _COLUMN, **operands}, ("z", "add", "acc", "bias"), *steps),
+    )
+    without = [tuple("acc" if word == "z" else word for word in step) for step in steps]
+    yield name, _formula(operands, *without)
+
+
+def _all() -> Iterator[tuple[str, Formula]]:
+    yield from _both("residual", {"residual": _MATRIX}, ("d", "add", "z", "residual"))
+    yield from _both(
+        "layer_scale_residual",
+        {"layer_scale": _COLUMN, "residual": _MATRIX},
+        ("scaled", "mul", "z", "layer_scale"),
+        ("d", "add", "residual", "scaled"),
+    )
+    for activation in ACTIVATIONS:
+        steps = [("a", activation, "z")]
+        if activation == "silu":
+            steps = [("s", "sigmoid", "z"), ("a", "mul", "z", "s")]
+        yield from _both(f"gated_{activation}", {"gate": _MATRIX}, *steps, ("d", "mul", "a", "gate"))
+    yield (
+        "scale_relu",
+        _formula(
+            {"multiplier": _COLUMN, "offset": _COLUMN},
+            ("scaled", "mul", "multiplier", "acc"),
+            ("z", "add", "scaled", "offset"),
+            ("d", "relu", "z"),
+        ),
+    )
+
+
+FORMULAS: dict[str, Formula] = dict(_all())
+"""By name."""
+
+
+def digest(source: str, kinds: tuple[str, ...]) -> str:
+    """What an epilogue is known by: its functor and its operands' kinds."""
+    return hashlib.sha256("\n".join((source, *kinds)).encode()).hexdigest()
+
+
+@functools.cache
+def _prelinked() -> dict[str, str]:
+    formulas = ((name, FORMULAS[name]) for name in PRELINKED)
+    return {digest(functor_text(each.program, each.kinds), each.kinds): name for name, each in formulas}
+
+
+def prelinked_name(of: str) -> str:
+    """The name under which the package has kernels of an epilogue with this digest; empty where it has none."""
+    return _prelinked().get(of, "")

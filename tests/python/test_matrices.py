@@ -1,0 +1,152 @@
+"""Built-in epilogues that read a matrix, and BatchNorm with ReLU, against PyTorch; and GELU, SiLU, tanh."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+import epigemm
+from epigemm import custom, programs
+from epigemm.linked import LinkedEpilogue
+from epigemm.matrices import _EPILOGUES
+
+M, N, K = 12, 24, 40
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "gelu": F.gelu,
+    "gelu_tanh": lambda z: F.gelu(z, approximate="tanh"),
+    "relu": torch.relu,
+    "sigmoid": torch.sigmoid,
+    "silu": F.silu,
+    "tanh": torch.tanh,
+}
+
+
+def draw(*shape: int, dtype: torch.dtype) -> Tensor:
+    return torch.randn(*shape, dtype=torch.float64).to(dtype)
+
+
+def case(name: str, dtype: torch.dtype, has_bias: bool) -> tuple[Any, ...]:
+    """The function, its tensors, what it is in PyTorch, and its keywords."""
+    x, weight = draw(2, M // 2, K, dtype=dtype), draw(N, K, dtype=dtype) / K**0.5
+    bias = draw(N, dtype=dtype) if has_bias else None
+    matrix, vector = draw(2, M // 2, N, dtype=dtype), draw(N, dtype=dtype)
+    if name == "residual":
+        return epigemm.linear_residual, (x, weight, bias, matrix), lambda z, m: z + m, {}
+    if name == "layer_scale":
+        function: Any = epigemm.linear_layer_scale_residual
+        return function, (x, weight, bias, vector, matrix), lambda z, v, m: m + v * z, {}
+    if name == "batch_norm":
+        var = draw(N, dtype=dtype).abs() + 0.5
+        tensors = (x, weight, bias, vector, var, draw(N, dtype=dtype), draw(N, dtype=dtype))
+
+        def batch_norm(z: Tensor, *rest: Tensor) -> Tensor:
+            mean, variance, gain, offset = (each.to(z.dtype) for each in rest)
+            return torch.relu((z - mean) / torch.sqrt(variance + 1e-5) * gain + offset)
+
+        return epigemm.linear_batch_norm_relu, tensors, batch_norm, {}
+    activation = ACTIVATIONS[name]
+    gated = (x, weight, bias, matrix)
+    return epigemm.linear_gated, gated, lambda z, m: activation(z) * m, {"activation": name}
+
+
+NAMES = ["residual", "layer_scale", "batch_norm", *ACTIVATIONS]
+TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 3e-2}
+
+
+@pytest.mark.parametrize("has_bias", [True, False])
+@pytest.mark.parametrize("dtype", list(TOLERANCE))
+@pytest.mark.parametrize("name", NAMES)
+def test_against_pytorch(name: str, dtype: torch.dtype, has_bias: bool) -> None:
+    function, tensors, formula, keywords = case(name, dtype, has_bias)
+    x, weight, bias, *rest = (None if each is None else each.double() for each in tensors)
+    expected = formula(F.linear(x, weight, bias), *rest)
+    actual = function(*tensors, **keywords)
+    assert actual.dtype is dtype
+    torch.testing.assert_close(actual.double(), expected, rtol=TOLERANCE[dtype], atol=4 * TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_gradients(name: str) -> None:
+    function, tensors, formula, keywords = case(name, torch.float64, has_bias=True)
+    ours = [each.clone().requires_grad_() for each in tensors]
+    theirs = [each.clone().requires_grad_() for each in tensors]
+    grad = torch.randn(2, M // 2, N, dtype=torch.float64)
+    function(*ours, **keywords).backward(grad)
+    x, weight, bias, *rest = theirs
+    formula(F.linear(x, weight, bias), *rest).backward(grad)
+    for mine, other in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(mine.grad, other.grad)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["residual", "batch_norm", "silu"])
+def test_compiled(name: str) -> None:
+    function, tensors, _, keywords = case(name, torch.float32, has_bias=True)
+    compiled = torch.compile(lambda *given: function(*given, **keywords), fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(*tensors), function(*tensors, **keywords), rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", sorted(programs.FORMULAS))
+def test_a_program_is_what_a_trace_would_make(name: str) -> None:
+    """So that a copy of the user's is the same kernel: at most the order of a sum's two sides differs."""
+    traced = custom.own(name)
+    assert traced.digest == _EPILOGUES[name].traced.digest
+    assert traced.name == name and traced.check_unchanged() is None
+    acc = torch.randn(M, N)
+    sizes = {"per_column": (N,), "matrix": (M, N)}
+    given = [torch.randn(sizes[operand.kind]) for operand in traced.operands]
+    assert traced.reference(acc, *given).shape == (M, N)
+
+
+def test_the_package_has_kernels_of_a_users_copy() -> None:
+    @epigemm.epilogue
+    def add(acc: Tensor, bias: epigemm.PerColumn, other: epigemm.Matrix) -> Tensor:
+        return acc + bias + other
+
+    assert add.linked([False, False]).prelinked == "bias_residual"
+    assert add.linked([False, True]).prelinked == "", "these read operands of x's type"
+    own = _EPILOGUES["residual"].linked([False])
+    assert isinstance(own, LinkedEpilogue) and own.prelinked == "residual"
+
+
+@pytest.mark.parametrize(
+    ("layer", "like"),
+    [
+        (epigemm.nn.LinearGELU(K, N, approximate="tanh"), ACTIVATIONS["gelu_tanh"]),
+        (epigemm.nn.LinearGELU(K, N), ACTIVATIONS["gelu"]),
+        (epigemm.nn.LinearSiLU(K, N), ACTIVATIONS["silu"]),
+        (epigemm.nn.LinearTanh(K, N, bias=False), ACTIVATIONS["tanh"]),
+    ],
+)
+def test_layers(layer: Any, like: Callable[[Tensor], Tensor]) -> None:
+    x = torch.randn(3, K)
+    torch.testing.assert_close(layer(x), like(F.linear(x, layer.weight, layer.bias)), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("approximate", ["none", "tanh"])
+def test_gelu(approximate: str) -> None:
+    x, weight, bias = torch.randn(5, K), torch.randn(N, K), torch.randn(N)
+    expected = F.gelu(F.linear(x, weight, bias), approximate=approximate)
+    actual = epigemm.linear_gelu(x, weight, bias, approximate=approximate)
+    torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_bad_input() -> None:
+    x, weight, matrix = torch.randn(M, K), torch.randn(N, K), torch.randn(M, N)
+    with pytest.raises(ValueError, match="approximate: got 'erf'; accepted is 'none' or 'tanh'"):
+        epigemm.linear_gelu(x, weight, approximate="erf")
+    with pytest.raises(TypeError, match="approximate: got NoneType"):
+        epigemm.linear_gelu(x, weight, approximate=None)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="activation: got 'swish'; accepted are gelu,"):
+        epigemm.linear_gated(x, weight, None, matrix, activation="swish")
+    with pytest.raises(TypeError, match="residual: got None"):
+        epigemm.linear_residual(x, weight, None, None)  # type: ignore[arg-type]
+    with pytest.raises(RuntimeError, match=r"residual: got shape \[12, 23\]; accepted is \[12, 24\]"):
+        epigemm.linear_residual(x, weight, None, matrix[:, 1:].contiguous())
+    with pytest.raises(ValueError, match="running_var: got None"):
+        epigemm.linear_batch_norm_relu(x, weight, None, torch.zeros(N), None)  # type: ignore[arg-type]
