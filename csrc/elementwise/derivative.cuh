@@ -105,7 +105,7 @@ void launch_derivative_of(const DerivativeProblem& problem) {
         static_cast<Element*>(problem.out), elements, Divider(period), operands);
   };
   const int64_t vectors = (elements + kSize - 1) / kSize;
-  const bool vectors_given = has_per_column_operand<Functor>() && has_vectors(problem);
+  const bool vectors_given = reads<Functor>(OperandKind::PerColumn) && has_vectors(problem);
   if (!wide) {
     launch(&unaligned_derivative_kernel<Functor, Element>, elements, vectors_given ? columns : 1);
   } else if (!vectors_given) {

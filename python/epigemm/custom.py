@@ -17,7 +17,7 @@ import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from types import FunctionType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from torch import Tensor, fx
 
@@ -215,7 +215,7 @@ def own(name: str) -> Traced:
     """One of `epigemm.programs`, as if it had been traced."""
     formula = programs.FORMULAS[name]
     operands = tuple(OperandSpec(kind, operand) for kind, operand in formula.operands)
-    return _made(name, operands, formula.program, captures.Captures(own, (), ()))
+    return _made(name, operands, formula.program, captures.Captures(cast(FunctionType, own), (), ()))
 
 
 def _made(

@@ -71,7 +71,7 @@ def _all() -> Iterator[tuple[str, Formula]]:
         ("d", "add", "residual", "scaled"),
     )
     for activation in ACTIVATIONS:
-        steps = [("a", activation, "z")]
+        steps: list[tuple[str, ...]] = [("a", activation, "z")]
         if activation == "silu":
             steps = [("s", "sigmoid", "z"), ("a", "mul", "z", "s")]
         yield from _both(f"gated_{activation}", {"gate": _MATRIX}, *steps, ("d", "mul", "a", "gate"))

@@ -63,7 +63,8 @@ TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 3e-2}
 @pytest.mark.parametrize("name", NAMES)
 def test_against_pytorch(name: str, dtype: torch.dtype, has_bias: bool) -> None:
     function, tensors, formula, keywords = case(name, dtype, has_bias)
-    x, weight, bias, *rest = (None if each is None else each.double() for each in tensors)
+    wide: list[Any] = [None if each is None else each.double() for each in tensors]
+    x, weight, bias, *rest = wide
     expected = formula(F.linear(x, weight, bias), *rest)
     actual = function(*tensors, **keywords)
     assert actual.dtype is dtype
@@ -96,7 +97,8 @@ def test_a_program_is_what_a_trace_would_make(name: str) -> None:
     """So that a copy of the user's is the same kernel: at most the order of a sum's two sides differs."""
     traced = custom.own(name)
     assert traced.digest == _EPILOGUES[name].traced.digest
-    assert traced.name == name and traced.check_unchanged() is None
+    assert traced.name == name
+    traced.check_unchanged()
     acc = torch.randn(M, N)
     sizes = {"per_column": (N,), "matrix": (M, N)}
     given = [torch.randn(sizes[operand.kind]) for operand in traced.operands]
