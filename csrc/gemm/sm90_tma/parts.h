@@ -40,13 +40,14 @@ struct Parts {
   // 4096. With a matrix by TMA half as many columns, or the first one would wait for more of it.
   static constexpr int pass_rows = cooperative ? 128 : 64;
 
-  // Beside 192 accumulators a thread has no registers for the operands of a wide pass; a Pingpong epilogue is hidden,
-  // and narrow passes with it.
-  static constexpr bool is_crowded = !cooperative && tile.m * tile.n > 128 * 128;
+  // Beside 192 accumulators a thread has few registers for the operands of a wide pass. Narrow ones cost little where
+  // the epilogue is hidden; a tile whose whole result has room is for where it is not.
+  static constexpr bool is_narrow =
+      !cooperative && tile.m * tile.n > 128 * 128 && tile.result_kib * 1024 < 2 * tile.m* tile.n;
 
   template <bool MatrixByTma>
   static constexpr int pass_columns =
-      (MatrixByTma || (is_crowded && sizeof(Element) == 2) ? 64 : 128) / static_cast<int>(sizeof(Element));
+      (MatrixByTma || (is_narrow && sizeof(Element) == 2) ? 64 : 128) / static_cast<int>(sizeof(Element));
 
   // CUTLASS has room for two passes of D, or for four of C, into which it puts D.
   template <bool MatrixByTma>
