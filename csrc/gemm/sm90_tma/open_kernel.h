@@ -17,19 +17,11 @@ struct OpenKernel {
   using CollectiveMainloop =
       typename Types::template Mainloop<cutlass::gemm::collective::StageCount<Types::tile.stages>>;
 
-  // Beside 192 accumulators a thread has no registers for the operands of a wide pass; a Pingpong epilogue is hidden,
-  // and narrow passes with it.
-  static constexpr bool is_crowded = !Types::cooperative && Types::tile.m * Types::tile.n > 128 * 128;
-  using DirectTile =
-      std::conditional_t<is_crowded, cutlass::epilogue::collective::EpilogueTileAuto, typename Types::EpilogueTile>;
-  // CUTLASS gives C four passes of shared memory, where D alone has two: half as many columns a pass take no more room.
-  using PassTile = std::conditional_t<MatrixByTma, typename Types::HalfEpilogueTile, DirectTile>;
   template <int SharedBytes>
   using Node = sm90::OpenNode<sm90::OpenNodeTraits<Element, Element, TileShape, sm90::PlainSums, MatrixByTma,
                                                    /*Transposed=*/false, SharedBytes>>;
   template <int SharedBytes>
-  using Epilogue =
-      typename Types::template Epilogue<Node<SharedBytes>, std::conditional_t<MatrixByTma, Element, void>, PassTile>;
+  using Epilogue = typename Types::template Epilogue<Node<SharedBytes>, MatrixByTma>;
 
   static constexpr int vector_bytes =
       sm90::open_vector_bytes<Epilogue<0>, Node<0>>(sizeof(typename CollectiveMainloop::SharedStorage::TensorStorage));

@@ -1,6 +1,7 @@
-// What Hopper's large tiles are made of, closed and open: CUTLASS's TMA warp-specialised kernels around an epilogue.
+// What Hopper's large tiles are made of: CUTLASS's TMA warp-specialised kernels around an epilogue.
 #pragma once
 
+#include <algorithm>
 #include <type_traits>
 
 #include "cute/tensor.hpp"
@@ -33,24 +34,44 @@ struct Parts {
   using ClusterShape = cute::Shape<cute::Int<tile.cluster_m>, cute::Int<tile.cluster_n>, cute::_1>;
   using MainloopSchedule = std::conditional_t<cooperative, cutlass::gemm::KernelTmaWarpSpecializedCooperative,
                                               cutlass::gemm::KernelTmaWarpSpecializedPingpong>;
-  using EpilogueSchedule = std::conditional_t<cooperative, cutlass::epilogue::TmaWarpSpecializedCooperative,
-                                              cutlass::epilogue::TmaWarpSpecialized>;
 
-  // What one pass of the epilogue covers of a warpgroup's (cooperative: both warpgroups') rows. 64 columns of 16-bit
-  // results instead of CUTLASS's 32 halve the passes and their barriers: up to 1% on an H200 where K is 4096. Passes of
-  // fp32 results are as many bytes already with CUTLASS's choice.
-  using EpilogueTile =
-      std::conditional_t<sizeof(Element) == 2, cute::Shape<cute::Int<cooperative ? 128 : 64>, cute::_64>,
-                         cutlass::epilogue::collective::EpilogueTileAuto>;
-  using HalfEpilogueTile =
-      cute::Shape<cute::Int<cooperative ? 128 : 64>, cute::Int<64 / static_cast<int>(sizeof(Element))>>;
+  // What one pass of the epilogue covers: of a warpgroup's (cooperative: both warpgroups') rows 128 bytes of the
+  // result. In 16 bits CUTLASS would take half: twice the passes and their barriers, up to 1% on an H200 where K is
+  // 4096. With a matrix by TMA half as many columns, or the first one would wait for more of it.
+  static constexpr int pass_rows = cooperative ? 128 : 64;
 
-  // Fusion: the epilogue's visitor tree. ElementC: of a matrix that comes by TMA, or void.
-  template <class Fusion, class ElementC, class PassTile>
-  using Epilogue = typename cutlass::epilogue::collective::CollectiveBuilder<
-      cutlass::arch::Sm90, cutlass::arch::OpClassTensorOp, TileShape, ClusterShape, PassTile,
-      /*ElementAccumulator=*/float, /*ElementCompute=*/float, ElementC, cutlass::layout::RowMajor, alignment,
-      /*ElementD=*/Element, cutlass::layout::RowMajor, alignment, EpilogueSchedule, Fusion>::CollectiveOp;
+  // Beside 192 accumulators a thread has few registers for the operands of a wide pass. Narrow ones cost little where
+  // the epilogue is hidden; a tile whose whole result has room is for where it is not.
+  static constexpr bool is_narrow =
+      !cooperative && tile.m * tile.n > 128 * 128 && tile.result_kib * 1024 < 2 * tile.m* tile.n;
+
+  template <bool MatrixByTma>
+  static constexpr int pass_columns =
+      (MatrixByTma || (is_narrow && sizeof(Element) == 2) ? 64 : 128) / static_cast<int>(sizeof(Element));
+
+  // CUTLASS has room for two passes of D, or for four of C, into which it puts D.
+  template <bool MatrixByTma>
+  struct Passes {
+    static constexpr int elements = pass_rows * pass_columns<MatrixByTma>;
+    static constexpr int count = tile.m * tile.n / elements;
+    static constexpr int with_room =
+        std::min(count, tile.result_kib * 1024 / (elements * static_cast<int>(sizeof(Element))));
+    static constexpr int of_c = MatrixByTma ? with_room : std::min(count, 4);
+    static constexpr int of_d = MatrixByTma ? with_room / 2 : with_room;
+
+    using Shape = cute::Shape<cute::Int<pass_rows>, cute::Int<pass_columns<MatrixByTma>>>;
+    using Policy = cutlass::epilogue::Sm90TmaWarpSpecialized<of_c, of_d, elements / (cooperative ? 256 : 128),
+                                                             /*ReuseSmemC=*/MatrixByTma,
+                                                             /*DelayTmaStore=*/!MatrixByTma>;
+  };
+
+  // Node: the epilogue's visitor. CUTLASS's builder has no parameter for the passes that have room; what it calls has.
+  template <class Node, bool MatrixByTma>
+  using Epilogue = typename cutlass::epilogue::collective::detail::Sm90TmaBuilderImpl<
+      TileShape, typename Passes<MatrixByTma>::Shape, /*ElementAccumulator=*/float, /*ElementCompute=*/float,
+      /*ElementC=*/std::conditional_t<MatrixByTma, Element, void>, cutlass::layout::RowMajor, alignment,
+      /*ElementD=*/Element, cutlass::layout::RowMajor, alignment, Node,
+      typename Passes<MatrixByTma>::Policy>::CollectiveOp;
 
   template <class StageCount>
   using Mainloop = typename cutlass::gemm::collective::CollectiveBuilder<
