@@ -209,6 +209,7 @@ def test_a_first_call_that_fails_ends_the_run(
     [
         (["--cases", "no_such"], "--cases: 'no_such' matches nothing"),
         (["--sizes", "8x8"], "--sizes: --custom takes MxNxK"),
+        (["--layers", "--sizes", "8x8x8"], "--layers: goes with --custom, and without --sizes"),
         (["--dtypes", "fp16"], "--dtypes: --custom takes bf16 and fp32, got fp16"),
         (["--peers", "nvmath"], "peers: got 'nvmath'"),
         (["--models"], "--custom: goes without --models"),
@@ -323,3 +324,10 @@ def test_what_misses_its_mark() -> None:
         "first call, bf16: 1.60 s, wanted 1.5",
         "first call from the cache, fp32: 51.0 ms, wanted 50",
     ]
+
+
+def test_layers_are_what_the_target_speaks_of() -> None:
+    """Twenty layers with K from 256 to 1024 and M from 500 to 50000, none of them twice."""
+    shapes = set(custom_cases.LAYERS.values())
+    assert len(shapes) == len(custom_cases.LAYERS) == 20
+    assert all(256 <= (shape.k or 0) <= 1024 and 500 <= shape.m <= 50000 for shape in shapes)

@@ -79,6 +79,26 @@ def test_public_results_are_no_less_accurate_than_sgemm(name: str, k: int) -> No
 
 
 @classes
+@pytest.mark.parametrize("m", sweep.FEW_ROWS)
+def test_few_rows_are_no_less_accurate_than_sgemm(name: str, m: int) -> None:
+    """Where dispatch takes the split beside a packed weight."""
+    for n, k in sweep.LAYERS:
+        point = sweep.grade_few_rows(data.BY_NAME[name], m, n, k, DEVICE)
+        if point is not None:
+            assert_no_less_accurate(point, SPLIT)
+
+
+def test_few_rows_take_the_split() -> None:
+    """Otherwise the test above would compare nothing."""
+    taken = [
+        products.plan_of("bias", m, n, k, SPLIT, packed=True)["fused"]
+        for m in sweep.FEW_ROWS
+        for n, k in sweep.LAYERS
+    ]
+    assert sum(taken) >= len(taken) / 2, taken
+
+
+@classes
 @all_k
 def test_the_split_is_no_less_accurate_than_sgemm_where_it_may_be_chosen(name: str, k: int) -> None:
     """By force, because at 1024 x 1024 dispatch may find SGEMM faster than at the sizes it chooses the split for."""

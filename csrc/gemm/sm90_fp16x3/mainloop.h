@@ -19,6 +19,9 @@
 //   so it is never promoted.
 // - The two accumulators also hide the promotion: a warpgroup's additions for the large products run while the tensor
 //   cores work on its small ones.
+// - At few rows SGEMM splits a long K and so rounds shorter sums. There the tiles are smaller, and so are the
+//   accumulators: promotions, every 32 of K, are added up in blocks of 512, and the blocks' sums in a fourth
+//   accumulator. K / 32 roundings in a row become 16 and K / 512.
 //
 // Registers bound the tile: three accumulators of 64 a thread for 128x128 and two warpgroups leave nothing to spare.
 #pragma once
@@ -54,6 +57,7 @@ struct Mainloop {
   using StrideA = cute::Stride<int64_t, cute::_1, int64_t>;  // row, K, batch (there is one)
   using StrideB = StrideA;
 
+  static constexpr int kMmaThreads = 2 * cutlass::NumThreadsPerWarpGroup;
   using TiledMma = decltype(cute::make_tiled_mma(
       cute::GMMA::ss_op_selector<Element, Element, float, TileShape, cute::GMMA::Major::K, cute::GMMA::Major::K>(),
       /*two warpgroups along M=*/cute::Layout<cute::Shape<cute::_2, cute::_1, cute::_1>>{}));
@@ -98,7 +102,10 @@ struct Mainloop {
   static_assert(cute::get<2>(TileShape{}) == kInterleave, "a stage is one block of hi and its block of lo");
 
   static constexpr int kPrefetchedStages = 12;  // at 16 rows 24 are no faster
-  static constexpr int kLongSum = 4096;         // from this K on every 64
+  static constexpr int kLongSum = 4096;         // from this K on every 64, where sums have no blocks
+  static constexpr int kStagesPerBlock = 8;
+  // A thread's registers hold a fourth accumulator where one takes at most 32 of them.
+  static constexpr bool kHasBlocks = cute::get<0>(TileShape{}) * cute::get<1>(TileShape{}) <= 32 * kMmaThreads;
   static constexpr float kLowScale = 0x1p-11f;  // lo is kept 2^11 times larger (pieces.h)
 
   struct Params {
@@ -241,7 +248,7 @@ struct Mainloop {
   template <class Fragment>
   CUTLASS_DEVICE void mma(MainloopPipeline pipeline, PipelineState read, Fragment& accumulator, int k_tile_count,
                           int thread_index, TensorStorage& shared, Params const& params) {
-    if (params.long_sum) {
+    if (!kHasBlocks && params.long_sum) {
       multiply</*MmasPerPromotion=*/4>(pipeline, read, accumulator, k_tile_count, thread_index, shared);
     } else {
       multiply</*MmasPerPromotion=*/2>(pipeline, read, accumulator, k_tile_count, thread_index, shared);
@@ -268,7 +275,9 @@ struct Mainloop {
 
     Tensor large = make_fragment_like(accumulator);
     Tensor small = make_fragment_like(accumulator);
+    Tensor blocks = make_fragment_like(accumulator);  // the sum of those that are complete
     clear(accumulator);
+    if constexpr (kHasBlocks) clear(blocks);
     mma_small.accumulate_ = GMMA::ScaleOut::Zero;
 
     constexpr int kMmas = size<2>(decltype(high_a){});
@@ -310,9 +319,17 @@ struct Mainloop {
         CUTLASS_PRAGMA_UNROLL
         for (int i = 0; i < size(accumulator); ++i) accumulator(i) += large(i);
       }
+      if (kHasBlocks && (k_tile + 1) % kStagesPerBlock == 0) {
+        CUTLASS_PRAGMA_UNROLL
+        for (int i = 0; i < size(accumulator); ++i) blocks(i) += accumulator(i), accumulator(i) = 0;
+      }
     }
     warpgroup_wait<0>();
     warpgroup_fence_operand(small);
+    if constexpr (kHasBlocks) {
+      CUTLASS_PRAGMA_UNROLL
+      for (int i = 0; i < size(accumulator); ++i) accumulator(i) += blocks(i);
+    }
     CUTLASS_PRAGMA_UNROLL
     for (int i = 0; i < size(accumulator); ++i) accumulator(i) = fmaf(small(i), kLowScale, accumulator(i));
   }

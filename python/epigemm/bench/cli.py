@@ -363,6 +363,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         device = _device(options.device)
         if options.no_max_autotune and not options.custom:
             options.exclude.append(MAX_AUTOTUNE)
+        if options.layers and (options.sizes or not options.custom):
+            raise ValueError("--layers: goes with --custom, and without --sizes")
         if options.custom:
             return _custom(console, options, device)
         if options.host:

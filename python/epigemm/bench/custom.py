@@ -19,7 +19,7 @@ from torch import Tensor
 
 from epigemm.bench import custom_tables, environment, first_call, report
 from epigemm.bench.cases import Case, Data, Shape
-from epigemm.bench.custom_cases import select, why_no_epilogue
+from epigemm.bench.custom_cases import LAYERS, select, why_no_epilogue
 from epigemm.bench.custom_peers import custom_peers
 from epigemm.bench.custom_tables import Measured
 from epigemm.bench.peers import COMPILE, Peer, present, select_peers
@@ -161,7 +161,7 @@ def plan(
         raise ValueError(f"--custom: goes without --{given[0].replace('_', '-')}")
     if why := why_no_epilogue():
         raise ValueError(f"--custom: {why}")
-    sizes = [Shape.parse(text) for text in options.sizes]
+    sizes = list(LAYERS.values()) if options.layers else [Shape.parse(text) for text in options.sizes]
     cases = select(options.cases, sizes, options.dtypes or (), device)
     # On a CPU a compiler takes longer than all the rest.
     slow = [COMPILE] if options.quick and device.type == "cpu" else []

@@ -26,6 +26,30 @@ from epigemm.bench.formulas import Draw, Formula, Parameters
 COLUMN, ROW, MATRIX, SCALAR = "PerColumn", "PerRow", "Matrix", "Scalar"
 SIZES = (Shape(1024, 8192, 8192), Shape(16384, 4096, 4096), Shape(4096, 1024, 4096))
 CPU_SIZES = (Shape(16, 64, 48),)
+# Layers of transformers and recommenders whose K is short, so that the epilogue takes a good part of the time:
+# ``--layers``. M is tokens, or rows of a batch.
+LAYERS = {
+    "BERT-base, 512 x 32 tokens, intermediate": Shape(16384, 3072, 768),
+    "BERT-base, 128 x 32 tokens, attention output": Shape(4096, 768, 768),
+    "BERT-large, 512 tokens, intermediate": Shape(512, 4096, 1024),
+    "BERT-large, 384 x 8 tokens, attention output": Shape(3072, 1024, 1024),
+    "ViT-B/16, 8 images, MLP": Shape(1576, 3072, 768),
+    "ViT-B/16, 64 images, attention output": Shape(12608, 768, 768),
+    "ViT-S/16, 64 images, MLP": Shape(12608, 1536, 384),
+    "Swin-T, 64 images, third stage, MLP": Shape(12544, 1536, 384),
+    "Swin-T, 64 images, fourth stage, MLP": Shape(3136, 3072, 768),
+    "Mixer-B/16, 32 images, channels": Shape(6272, 3072, 768),
+    "GPT-2, 1024 x 8 tokens, MLP": Shape(8192, 3072, 768),
+    "GPT-2 medium, 1024 x 8 tokens, MLP": Shape(8192, 4096, 1024),
+    "T5-small, 512 x 8 tokens, feed-forward": Shape(4096, 2048, 512),
+    "Whisper base, 8 x 30 s, MLP": Shape(12000, 2048, 512),
+    "FT-Transformer, 1024 rows x 32 features": Shape(32768, 512, 256),
+    "DLRM, bottom MLP, 32768 rows": Shape(32768, 256, 512),
+    "DLRM, top MLP, 32768 rows": Shape(32768, 1024, 1024),
+    "DLRM, top MLP, 2048 rows": Shape(2048, 1024, 1024),
+    "Wide & Deep, 50000 rows": Shape(50000, 512, 1024),
+    "DeepFM, 10000 rows": Shape(10000, 400, 400),
+}
 SETTINGS = (Setting("bf16", "highest"), Setting("fp32", "highest"))
 _BIAS = "linear_bias"
 """Where `Parameters` has the bias that ``F.linear`` adds."""

@@ -127,6 +127,11 @@ def parser() -> argparse.ArgumentParser:
         action="store_true",
         help="epilogues made of one Python function instead; --cases, --sizes and --dtypes choose",
     )
+    what.add_argument(
+        "--layers",
+        action="store_true",
+        help="with --custom: layers of transformers and recommenders with a short K instead of the usual sizes",
+    )
     who = p.add_argument_group("against what")
     who.add_argument("--peers", nargs="+", default=[], metavar="NAME", help="these alone, beside epigemm")
     who.add_argument("--no-peers", action="store_true", help="epigemm alone")

@@ -82,8 +82,9 @@ def grade(
     classes: Sequence[DataClass] = tuple(BY_NAME.values()),
     ks: Sequence[int] = sweep.KS,
     size: tuple[int, int] = (sweep.ROWS, sweep.COLUMNS),
+    few_rows: bool = False,
 ) -> dict[str, Any]:
-    """Sweep, thresholds and verdicts as plain data."""
+    """Sweep, thresholds and verdicts as plain data; `few_rows`: also small M, which takes a GPU."""
     started = time.monotonic()
 
     def progress(what: str) -> None:
@@ -93,6 +94,7 @@ def grade(
     return {
         "size": size,
         "sweep": [point.record() for point in points],
+        "few_rows": [point.record() for point in sweep.run_few_rows(device, classes)] if few_rows else [],
         "limits": {name: {"max": limits[0], "rms": limits[1]} for name, limits in sweep.LIMITS.items()},
         "thresholds": {name: sweep.thresholds(points, name) for name in (SPLIT, SCALED)},
         "verdicts": verdicts(checked, device),
@@ -114,7 +116,7 @@ def _record(options: argparse.Namespace, device: torch.device) -> dict[str, Any]
     checked |= {
         f"public {precision}": products.public(precision) for precision in products.PRECISION.values()
     }
-    found = grade(graded, checked, device, classes=classes, ks=ks)
+    found = grade(graded, checked, device, classes=classes, ks=ks, few_rows=True)
     return {"schema": SCHEMA, "environment": about, "plans": plans(), "guard": cost.measure(device)} | found
 
 

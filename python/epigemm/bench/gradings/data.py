@@ -113,6 +113,7 @@ def _make_classes() -> list[DataClass]:
         DataClass("normal", "N(0,1) x N(0,1)", _normal),
         DataClass("positive", "U(0,1) x U(0,1)", _positive),
         DataClass("wide_20", "exponents in +-20", functools.partial(_wide, spread=20)),
+        DataClass("wide_30", "exponents in +-30", functools.partial(_wide, spread=30)),
     ]
     for spread in (8, 30, 60):
         draw = functools.partial(_rows, spread=spread)

@@ -10,11 +10,14 @@ import torch
 
 from epigemm.bench.gradings.data import CLASSES, EXTREME, DataClass
 from epigemm.bench.gradings.measures import Errors, Exact, errors, worst
-from epigemm.bench.gradings.products import RIVAL, Product
+from epigemm.bench.gradings.products import RIVAL, SGEMM, SPLIT, Product, forced, plan_of, sgemm
 
 ROWS = COLUMNS = 1024
 KS = tuple(2**power for power in range(16))
 RMS_LIMIT = 1.3
+# At few rows SGEMM splits a long K, and rounds shorter sums.
+FEW_ROWS = (1, 2, 7, 16, 32, 48, 64)
+LAYERS = ((4096, 512), (1024, 2048), (4096, 8192), (8192, 28672))  # N, K
 # The scaled pieces and TF32 round the same operands to the same eleven bits: they differ in ties and in accumulation.
 NEARLY_EQUAL = 1.05
 # (largest ratio of maxima, largest ratio of rms) that count as "no less accurate"
@@ -29,11 +32,12 @@ class Point:
     k: int
     seeds: int
     errors: dict[str, Errors]
+    size: tuple[int, int] = (ROWS, COLUMNS)
 
     def record(self) -> dict[str, Any]:
         """As plain data."""
         found = {name: e.record() for name, e in self.errors.items()}
-        return {"data": self.data, "k": self.k, "seeds": self.seeds, "errors": found}
+        return {"data": self.data, "size": self.size, "k": self.k, "seeds": self.seeds, "errors": found}
 
     def times_rival(self, arithmetic: str) -> tuple[float, float]:
         """Maximum and rms as multiples of the rival's; 0/0 is 1."""
@@ -73,7 +77,7 @@ def grade(
         exact = Exact.of(x, weight)
         for name, product in products.items():
             found[name].append(errors(product(x, weight), exact))
-    return Point(data.name, k, seeds, {name: worst(list_) for name, list_ in found.items()})
+    return Point(data.name, k, seeds, {name: worst(list_) for name, list_ in found.items()}, size)
 
 
 def run(
@@ -91,6 +95,22 @@ def run(
         points += [grade(products, data, k, seeds_for(k), device, size) for k in ks]
         progress(data.title)
     return points
+
+
+def grade_few_rows(data: DataClass, m: int, n: int, k: int, device: torch.device) -> Point | None:
+    """One class at few rows, by the plan that dispatch takes beside a packed weight; None: it takes SGEMM."""
+    plan = plan_of("bias", m, n, k, SPLIT, packed=True)
+    if not plan["fused"]:
+        return None
+    graded = {SGEMM: sgemm, SPLIT: forced(SPLIT, plan["plan"])}
+    # A row has few elements for a maximum: more draws of fewer rows.
+    return grade(graded, data, k, max(2, 8 // m), device, (m, n))
+
+
+def run_few_rows(device: torch.device, classes: Sequence[DataClass] = CLASSES) -> list[Point]:
+    """Every class at every few rows, where dispatch takes the split."""
+    found = [grade_few_rows(data, m, n, k, device) for data in classes for m in FEW_ROWS for n, k in LAYERS]
+    return [point for point in found if point is not None]
 
 
 def threshold(points: Iterable[Point], arithmetic: str) -> int | None:
