@@ -93,12 +93,17 @@ def symbol_problems(module: Path) -> Iterator[str]:
 # What the disassembly of every Hopper GEMM must contain: wgmma, and the wait for the kernel ahead, without which a
 # programmatic dependent launch reads inputs that are still being written (CUTLASS leaves it out unless a macro asks).
 REQUIRED_INSTRUCTIONS = ("HGMMA", "ACQBULK")
+# Loads and stores of local memory: spilled registers.
+FORBIDDEN_INSTRUCTIONS = ("LDL", "STL")
 
 
 def instruction_counts(cubin: Path) -> dict[str, int]:
-    """How often a kernel's disassembly has each required instruction."""
+    """How often a kernel's disassembly has each instruction that is asked about."""
     text = output_of(cuda_tool("nvdisasm"), "-c", str(cubin))
-    return {instruction: text.count(instruction) for instruction in REQUIRED_INSTRUCTIONS}
+    return {
+        instruction: text.count(instruction)
+        for instruction in (*REQUIRED_INSTRUCTIONS, *FORBIDDEN_INSTRUCTIONS)
+    }
 
 
 def kernel_problems(archive: zipfile.ZipFile, folder: Path, expected: int | None) -> Iterator[str]:
@@ -119,8 +124,9 @@ def kernel_problems(archive: zipfile.ZipFile, folder: Path, expected: int | None
             for symbol in gemms:
                 found = instruction_counts(Path(kernels.extract(symbol, folder)))
                 for instruction, count in found.items():
-                    if count == 0:
-                        yield f"no {instruction} in {symbol} of {epilogue}"
+                    is_required = instruction in REQUIRED_INSTRUCTIONS
+                    if is_required != (count > 0):
+                        yield f"{count} times {instruction} in {symbol} of {epilogue}"
     print(f"prelinked epilogues: {len(files)}, kernels: {total}")
     if expected and not files:
         yield "no epilogue is prelinked"

@@ -1,4 +1,4 @@
-"""Launch every kernel of the built-in epilogues once, at small shapes, and compare with float64: a target for compute-sanitizer.
+"""Launch every kernel of the built-in epilogues once, at small shapes, for compute-sanitizer; compare with float64.
 
     compute-sanitizer --tool memcheck python tools/run_every_kernel.py
     compute-sanitizer --tool racecheck python tools/run_every_kernel.py

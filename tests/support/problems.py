@@ -8,7 +8,6 @@ import torch
 
 from epigemm import linker
 from epigemm._native import build_info
-
 from tests.support import reference
 from tests.support.arithmetic import Arithmetic
 from tests.support.cases import Operands, draw_operands, poisoned, signed
