@@ -110,7 +110,7 @@ wheel: $(installed)/cuda_tools
 
 # What is promised of the wheel: no spills, wgmma, size, exports; that it loads under this torch and computes.
 check-wheel: $(installed)/environment
-	$(pip) install $(PIP_FLAGS) 'nvidia-cuda-cuobjdump==13.*' 'nvidia-cuda-nvdisasm==13.*'
+	$(pip) install $(PIP_FLAGS) 'nvidia-cuda-nvdisasm==13.*'
 	rm -rf build/wheel-installed
 	$(pip) install $(PIP_FLAGS) --no-deps --target build/wheel-installed dist/*.whl
 	PYTHONPATH=build/wheel-installed $(python) tools/check_installed.py --cuda

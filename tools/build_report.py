@@ -1,4 +1,4 @@
-"""Report a build measured by `compile_unit.py`: kernels, seconds and peak memory per unit; fail on register spills.
+"""Report a build measured by `compile_unit.py`: kernels, seconds and peak memory per unit.
 
 Usage: `python build_report.py DIRECTORY`
 """
@@ -11,8 +11,6 @@ import json
 import re
 import sys
 from pathlib import Path
-
-GEMM_UNIT = "epigemm_sm90/"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,17 +81,12 @@ def print_table(units: list[Unit]) -> None:
 
 
 def main() -> int:
-    """Print the table; 1 when a GEMM kernel spills registers or none was built."""
+    """Print the table."""
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("directory", type=Path, help="what was given to compile_unit.py as --log")
     units = read_units(parser.parse_args().directory)
     print_table(units)
-    gemm_kernels = [kernel for unit in units if unit.name.startswith(GEMM_UNIT) for kernel in unit.kernels]
-    spilling = [kernel for kernel in gemm_kernels if kernel.spilled_bytes]
-    for kernel in spilling:
-        print(f"spills {kernel.spilled_bytes} bytes of registers: {kernel.name}")
-    print(f"GEMM kernels: {len(gemm_kernels)}, spilling registers: {len(spilling)}")
-    return 1 if spilling or not gemm_kernels else 0
+    return 0
 
 
 if __name__ == "__main__":

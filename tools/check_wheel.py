@@ -1,15 +1,14 @@
-"""Check a wheel with CUDA kernels: size, exports, libraries, undefined symbols, wgmma in GEMM kernels, open kernels.
+"""Check a wheel with CUDA kernels: size, exports, libraries, undefined symbols, open kernels, wgmma in prelinked ones.
 
 Usage: `python check_wheel.py WHEEL [--expect-kernels N]`
 
-Needs readelf and nm (binutils), cuobjdump and nvdisasm (on PATH or PyPI's nvidia-cuda-cuobjdump, nvidia-cuda-nvdisasm).
+Needs readelf and nm (binutils) and nvdisasm (on PATH or PyPI's nvidia-cuda-nvdisasm).
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
 import re
 import shutil
 import subprocess
@@ -25,9 +24,9 @@ import locate
 
 MODULE = "epigemm/_C.so"
 OPEN_KERNELS = "epigemm/ir/"
-LARGEST_WHEEL_MB = 40
-GEMM_ARCHITECTURE = "sm_90a"
-GEMM_KERNELS = ("cutlass13device_kernel", "epigemm12sm90_swap_ab6kernel")
+LARGEST_WHEEL_MB = 16
+PRELINKED = "epigemm/cubins/"
+GEMM_KERNEL = re.compile("epigemm_open_sm90_")
 ALLOWED_LIBRARIES = re.compile(
     r"libtorch_cpu\.so|libstdc\+\+\.so\.6|libgcc_s\.so\.1|ld-linux-[\w-]+\.so\.\d|lib(c|m|dl|rt|pthread)\.so\.\d"
 )
@@ -94,50 +93,43 @@ def symbol_problems(module: Path) -> Iterator[str]:
 # What the disassembly of every Hopper GEMM must contain: wgmma, and the wait for the kernel ahead, without which a
 # programmatic dependent launch reads inputs that are still being written (CUTLASS leaves it out unless a macro asks).
 REQUIRED_INSTRUCTIONS = ("HGMMA", "ACQBULK")
+# Loads and stores of local memory: spilled registers.
+FORBIDDEN_INSTRUCTIONS = ("LDL", "STL")
 
 
-def instruction_counts(module: Path) -> dict[str, dict[str, int]]:
-    """For each GEMM kernel of GEMM_ARCHITECTURE, how often its disassembly has each required instruction.
-
-    cuobjdump prints sm_90's elementwise kernels along with sm_90a's: the name tells a GEMM.
-    """
-    cuobjdump = cuda_tool("cuobjdump")
-    folder = Path(cuda_tool("nvdisasm")).parent
-    environment = {**os.environ, "PATH": f"{folder}{os.pathsep}{os.environ['PATH']}"}
-    command = [cuobjdump, "-arch", GEMM_ARCHITECTURE, "-sass", str(module)]
-    counts: dict[str, dict[str, int]] = {}
-    kernel = ""
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as disassembly:
-        assert disassembly.stdout is not None
-        for line in disassembly.stdout:
-            head = re.match(r"\s*Function : (\S+)", line)
-            if head:
-                kernel = head.group(1)
-                if any(name in kernel for name in GEMM_KERNELS):
-                    counts[kernel] = dict.fromkeys(REQUIRED_INSTRUCTIONS, 0)
-            elif kernel in counts:
-                for instruction in REQUIRED_INSTRUCTIONS:
-                    counts[kernel][instruction] += instruction in line
-    if disassembly.returncode != 0:
-        raise SystemExit(f"check_wheel: {' '.join(command)} failed")
-    return counts
+def instruction_counts(cubin: Path) -> dict[str, int]:
+    """How often a kernel's disassembly has each instruction that is asked about."""
+    text = output_of(cuda_tool("nvdisasm"), "-c", str(cubin))
+    return {
+        instruction: text.count(instruction)
+        for instruction in (*REQUIRED_INSTRUCTIONS, *FORBIDDEN_INSTRUCTIONS)
+    }
 
 
-def kernel_problems(module: Path, expected: int | None) -> Iterator[str]:
-    """Every Hopper GEMM kernel uses wgmma and waits for the kernel ahead."""
-    counts = instruction_counts(module)
-    complete = sum(all(found.values()) for found in counts.values())
-    print(
-        f"{GEMM_ARCHITECTURE} GEMM kernels: {len(counts)}, with {' and '.join(REQUIRED_INSTRUCTIONS)}: {complete}"
-    )
-    if not counts:
-        yield f"the module has no GEMM kernel for {GEMM_ARCHITECTURE}"
-    if expected is not None and len(counts) != expected:
-        yield f"the module has {len(counts)} GEMM kernels for {GEMM_ARCHITECTURE}, expected are {expected}"
-    for kernel, found in counts.items():
-        for instruction, count in found.items():
-            if count == 0:
-                yield f"no {instruction} in {kernel}"
+def kernel_problems(archive: zipfile.ZipFile, folder: Path, expected: int | None) -> Iterator[str]:
+    """Every prelinked epilogue has all kernels; every GEMM uses wgmma and waits for the kernel ahead."""
+    files = [name for name in archive.namelist() if name.startswith(PRELINKED)]
+    total = 0
+    for file in files:
+        epilogue = Path(file).stem
+        with zipfile.ZipFile(archive.extract(file, folder)) as kernels:
+            symbols = kernels.namelist()
+            gemms = [symbol for symbol in symbols if GEMM_KERNEL.match(symbol)]
+            total += len(symbols)
+            if (
+                expected is not None
+                and len([name for name in gemms if not name.endswith("_matrix")]) != expected
+            ):
+                yield f"{file} has {len(gemms)} GEMM kernels, expected are {expected} and those of matrices"
+            for symbol in gemms:
+                found = instruction_counts(Path(kernels.extract(symbol, folder)))
+                for instruction, count in found.items():
+                    is_required = instruction in REQUIRED_INSTRUCTIONS
+                    if is_required != (count > 0):
+                        yield f"{count} times {instruction} in {symbol} of {epilogue}"
+    print(f"prelinked epilogues: {len(files)}, kernels: {total}")
+    if expected and not files:
+        yield "no epilogue is prelinked"
 
 
 def open_kernel_problems(archive: zipfile.ZipFile) -> Iterator[str]:
@@ -160,19 +152,23 @@ def main() -> int:
     """Print what was found; 1 when something is wrong."""
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("wheel", type=Path)
-    parser.add_argument("--expect-kernels", type=int, help="how many GEMM kernels the module must hold")
+    parser.add_argument(
+        "--expect-kernels", type=int, help="how many GEMM kernels every prelinked epilogue must have"
+    )
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         with zipfile.ZipFile(arguments.wheel) as archive:
             module = Path(archive.extract(MODULE, folder))
-            open_problems = [*open_kernel_problems(archive)]
+            open_problems = [
+                *open_kernel_problems(archive),
+                *kernel_problems(archive, Path(folder), arguments.expect_kernels),
+            ]
         problems = [
             *open_problems,
             *size_problems(arguments.wheel),
             *export_problems(module),
             *library_problems(module),
             *symbol_problems(module),
-            *kernel_problems(module, arguments.expect_kernels),
         ]
     for problem in problems:
         print(f"check_wheel: {problem}")

@@ -1,4 +1,4 @@
-"""Launch every CUDA kernel once, at small shapes, and compare with float64: a target for compute-sanitizer.
+"""Launch every kernel of the built-in epilogues once, at small shapes, for compute-sanitizer; compare with float64.
 
     compute-sanitizer --tool memcheck python tools/run_every_kernel.py
     compute-sanitizer --tool racecheck python tools/run_every_kernel.py
@@ -14,6 +14,7 @@ import sys
 import torch
 from torch import Tensor
 
+from epigemm import linker
 from epigemm._native import build_info, ops
 from epigemm.bench.gradings.products import SCALED, SPLIT, forced_into
 from epigemm.candidates import SWAP_AB
@@ -68,6 +69,7 @@ def run_fused(epilogue: Epilogue, dtype: torch.dtype) -> int:
     plans += [[family, tile, 0, 1, 2] for family, tile in kernels("tf32") if family == family_number(SWAP_AB)]
     for plan in plans:
         out = torch.full((M, N), float("nan"), dtype=dtype, device=DEVICE)
+        linker.link_plan(epilogue.name, x, "tf32", plan)
         if not ops._fused_linear_out(epilogue.name, x, weight, *drawn, "tf32", plan, out):
             sys.exit(f"{epilogue.name} {dtype}: no fused kernel on this device")
         expect_close(f"{epilogue.name} {dtype} plan {plan}", out, expected, TOLERANCE[dtype])

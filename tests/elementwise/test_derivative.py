@@ -49,9 +49,13 @@ def check(name: str, arithmetic: Arithmetic, grad: Tensor, x: Tensor, operands: 
     expected = exact(name, grad, x, operands)
     # Some ten operations in fp32 (fp64); the exponential of 16-bit results is good to 2^-17.
     unit = 2**-16 if x.dtype.itemsize == 2 else 16 * arithmetic.epilogue_unit
-    bound = unit * grad.double().abs() * steepest(name, operands).to(x.device)
-    bound = bound + 1.01 * arithmetic.output_unit * expected.abs() + 2 * arithmetic.output_floor
     z = x.double() if operands.bias is None else x.double() + operands.bias.double()
+    bound = unit * grad.double().abs() * steepest(name, operands).to(x.device)
+    if (
+        name == "bias_gelu_tanh"
+    ):  # z u' (1 - s^2), where 1 - s^2 is off by a unit of 1: u = sqrt(2 / pi) (z + 0.045 z^3)
+        bound = bound * (1 + z.abs() * (1 + 0.134 * z.square()))
+    bound = bound + 1.01 * arithmetic.output_unit * expected.abs() + 2 * arithmetic.output_floor
     at_the_kink = z.abs() < 1e-5 * x.double().abs()
     error = (run(name, grad, x, operands).double() - expected).abs()
     assert bool(((error <= bound) | at_the_kink).all()), float((error - bound).max())

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 import epigemm
-from epigemm import Matrix, PerColumn, candidates, execution, packs, plans, tables, tuning
+from epigemm import Matrix, PerColumn, candidates, execution, linker, packs, plans, tables, tuning
 from epigemm._native import ops
 from epigemm.calls import LinearCall
 from epigemm.epilogues import BIAS_RELU, RELU_DIV
@@ -106,6 +106,7 @@ def test_every_candidate_is_right(m: int, arithmetic: Arithmetic, precision: str
 def fused_out(x: Tensor, weight: Tensor, bias: Tensor, plan: tuple[int, ...] = ()) -> Tensor | None:
     """The fused kernel alone, by the planner's plan or another; None where it is not to run."""
     out = x.new_full((x.shape[0], N), float("nan"))
+    linker.link_plan("bias_relu", x, "ieee", list(plan))
     launched = ops._fused_linear_out("bias_relu", x, weight, bias, [], [], "ieee", list(plan), out)
     return out if launched else None
 

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 import torch
 
+from epigemm import linker
+from epigemm._native import build_info
 from tests.support import reference
 from tests.support.arithmetic import Arithmetic
 from tests.support.cases import Operands, draw_operands, poisoned, signed
@@ -57,9 +59,26 @@ class Problem:
         )
         return out
 
+    def link(self, plan: list[int] | None) -> None:
+        """Load the plan's kernel; that of every plan where it is not known."""
+        if not self.x.is_cuda:
+            return
+        every = (
+            [plan]
+            if plan
+            else [
+                [family, tile, 0, 1, 1]
+                for family, tiles in enumerate(build_info()["families"].values())
+                for tile in range(tiles.get("tf32", 0))
+            ]
+        )
+        for each in every:
+            linker.link_plan(self.name, self.x, self.arithmetic.schema_arithmetic, each)
+
     def run_fused(self, plan: list[int] | None = None) -> torch.Tensor | None:
         """The fused kernel alone; None when it declines, having written nothing."""
         out = self.out()
+        self.link(plan)
         launched = torch.ops.epigemm._fused_linear_out(
             self.name,
             self.x,

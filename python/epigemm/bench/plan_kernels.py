@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from epigemm import plans
+from epigemm import linker, plans
 from epigemm._native import ops
 from epigemm.bench.cases import Case, Data
 from epigemm.bench.gradings.products import forced_into
@@ -83,6 +83,8 @@ def _one_pass(case: Case, data: Data, out: Tensor) -> Family:
     arithmetic = case.setting.arithmetic
 
     def bind(numbers: Sequence[int]) -> Run:
+        linker.link_plan(case.problem.formula.epilogue, data.x, arithmetic, numbers)
+
         def run() -> Tensor:
             launched = ops._fused_linear_out(
                 case.problem.formula.epilogue,

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 import epigemm
-from epigemm import plans, precision
+from epigemm import linker, plans, precision
 from epigemm._native import ops
 from epigemm.packs import PIECES, pack_bytes
 
@@ -79,6 +79,7 @@ def forced_into(
     """The split or scaled kernels with a given plan, whether or not dispatch would choose them."""
     if workspace is None:
         workspace = make_workspace(x, weight, arithmetic, packed=pack is not None)
+    linker.link_plan(epilogue, x, arithmetic, plan)
     ops._split_linear_out(
         epilogue,
         x,
