@@ -110,10 +110,10 @@ def _load_prelinked(epilogue: Epilogue, symbol: str, device: torch.device) -> bo
         if cubin is not None:
             _add(epilogue, symbol, cubin)
     except (prelinked.DamagedError, RuntimeError) as error:
-        prelinked.give_up(epilogue.prelinked, symbol)
+        prelinked.give_up(epilogue.prelinked)
         warnings.warn(
-            f"epigemm's own kernel {symbol} for {epilogue.name!r} is of no use ({error}); it is linked anew, or "
-            "PyTorch's operators stand in. Installing epigemm again may help",
+            f"epigemm's own kernel {symbol} for {epilogue.name!r} is of no use ({error}); those of this epilogue are "
+            "linked anew, or PyTorch's operators stand in. Installing epigemm again may help",
             RuntimeWarning,
             stacklevel=2,
         )

@@ -13,7 +13,7 @@ from pathlib import Path
 
 _FOLDER = Path(__file__).parent / "cubins"
 _CAPABILITY = (9, 0)
-_given_up: set[tuple[str, str]] = set()
+_given_up: set[str] = set()
 
 
 class DamagedError(Exception):
@@ -25,7 +25,7 @@ def has(epilogue: str, symbol: str, capability: tuple[int, int]) -> bool:
 
     Kernels from another folder (`EPIGEMM_IR_DIR`) are linked at run time.
     """
-    if capability != _CAPABILITY or (epilogue, symbol) in _given_up or os.environ.get("EPIGEMM_IR_DIR"):
+    if capability != _CAPABILITY or epilogue in _given_up or os.environ.get("EPIGEMM_IR_DIR"):
         return False
     try:
         return symbol in _names(_FOLDER / f"{epilogue}.zip")
@@ -49,9 +49,9 @@ def read(epilogue: str, symbol: str, capability: tuple[int, int]) -> bytes | Non
         raise DamagedError(f"{file.name}: {error}") from error
 
 
-def give_up(epilogue: str, symbol: str) -> None:
-    """Leave a kernel alone for the rest of the process."""
-    _given_up.add((epilogue, symbol))
+def give_up(epilogue: str) -> None:
+    """Leave the kernels of an epilogue alone for the rest of the process: so that one warning is enough."""
+    _given_up.add(epilogue)
 
 
 @functools.cache

@@ -131,9 +131,9 @@ def after_epilogue(name: str, accumulator: Bounded, operands: Operands, arithmet
         # Of a SiLU's sigmoid where it is no normal number.
         tolerance = tolerance + (unit if name in CANCELLING else torch.finfo(torch.float32).tiny) * z
     for perturbed_acc, perturbed in _perturbations(acc, operands):
-        tolerance = tolerance + unit / PROBE * (evaluate(name, perturbed_acc, perturbed) - expected).abs().nan_to_num(
-            0.0, posinf=torch.inf
-        )
+        tolerance = tolerance + unit / PROBE * (
+            evaluate(name, perturbed_acc, perturbed) - expected
+        ).abs().nan_to_num(0.0, posinf=torch.inf)
     tolerance = tolerance + arithmetic.output_unit * (expected.abs() + tolerance) + arithmetic.output_floor
     return Bounded(expected, tolerance * (2 if arithmetic.dtype is torch.float64 else 1))
 
