@@ -3,7 +3,7 @@
 # (its symbol) in which file it is.
 #
 # Several kernels a unit: most of the time goes into CUTLASS's headers (six tiles in one unit 49 s, one by one 120 s), and
-# the linker, told which kernel is wanted, takes 0.05 s longer over six.
+# the linker, told which kernel is wanted, takes 0.05 s longer over six. More would take a compiler above 7 GB.
 set(EPIGEMM_IR_DIR "${PROJECT_BINARY_DIR}/ir")
 set(EPIGEMM_IR_FILES "")
 set(EPIGEMM_IR_INDEX "")
@@ -85,17 +85,23 @@ function(epigemm_hopper_kernels)
   set(EPIGEMM_CUTLASS_FLAGS -DNDEBUG -DCUTLASS_ENABLE_GDC_FOR_SM90 -DCUTLASS_ENABLE_DIRECT_CUDA_DRIVER_CALL -isystem
                             "${EPIGEMM_CUTLASS_PATH}/include" -isystem "${EPIGEMM_CUTLASS_PATH}/tools/util/include")
   foreach(element IN LISTS EPIGEMM_GEMM_ELEMENTS)
-    # The large tiles: without a matrix by TMA and with one.
+    # The large tiles: without a matrix by TMA and with one, each in two units (memory).
     foreach(suffix "" _matrix)
       set(prefix epigemm_open_sm90_tma_${element}_)
-      epigemm_symbols(symbols 6 ${prefix} "${suffix}")
       set(by_tma false)
       if(suffix)
         set(by_tma true)
       endif()
-      epigemm_open_kernel(
-        epigemm_open_sm90_tma_${element}${suffix} gemm/sm90_tma/open_unit.cu.in ARCH lto_90a CUTLASS SYMBOLS ${symbols}
-        DEFINITIONS EPIGEMM_ELEMENT=${element} EPIGEMM_MATRIX=${by_tma} EPIGEMM_PREFIX=${prefix} EPIGEMM_SUFFIX=${suffix})
+      foreach(half RANGE 1)
+        math(EXPR first "4 * ${half}")
+        epigemm_symbols(symbols 7 ${prefix} "${suffix}")
+        list(SUBLIST symbols ${first} 4 symbols)
+        epigemm_open_kernel(
+          epigemm_open_sm90_tma_${element}${suffix}_half${half} gemm/sm90_tma/open_unit.cu.in ARCH lto_90a CUTLASS
+          SYMBOLS ${symbols}
+          DEFINITIONS EPIGEMM_ELEMENT=${element} EPIGEMM_MATRIX=${by_tma} EPIGEMM_PREFIX=${prefix} EPIGEMM_SUFFIX=${suffix}
+                      EPIGEMM_HALF=${half})
+      endforeach()
     endforeach()
     set(prefix epigemm_open_sm90_swap_ab_${element}_)
     epigemm_symbols(symbols 8 ${prefix} "")

@@ -40,19 +40,20 @@ struct Parts {
   // 4096. With a matrix by TMA half as many columns, or the first one would wait for more of it.
   static constexpr int pass_rows = cooperative ? 128 : 64;
 
-  // Beside 192 accumulators a thread has no registers for the operands of a wide pass; a Pingpong epilogue is hidden,
-  // and narrow passes with it.
-  static constexpr bool is_crowded = !cooperative && tile.m * tile.n > 128 * 128;
+  // Beside 192 accumulators a thread has few registers for the operands of a wide pass. Narrow ones cost little where
+  // the epilogue is hidden; a tile whose whole result has room is for where it is not.
+  static constexpr int results = tile.m * tile.n;
+  static constexpr bool is_narrow = !cooperative && results > 128 * 128 && 2 * results > tile.result_kib * 1024;
 
   template <bool MatrixByTma>
   static constexpr int pass_columns =
-      (MatrixByTma || (is_crowded && sizeof(Element) == 2) ? 64 : 128) / static_cast<int>(sizeof(Element));
+      (MatrixByTma || (is_narrow && sizeof(Element) == 2) ? 64 : 128) / static_cast<int>(sizeof(Element));
 
   // CUTLASS has room for two passes of D, or for four of C, into which it puts D.
   template <bool MatrixByTma>
   struct Passes {
     static constexpr int elements = pass_rows * pass_columns<MatrixByTma>;
-    static constexpr int count = tile.m * tile.n / elements;
+    static constexpr int count = results / elements;
     static constexpr int with_room =
         std::min(count, tile.result_kib * 1024 / (elements * static_cast<int>(sizeof(Element))));
     static constexpr int of_c = MatrixByTma ? with_room : std::min(count, 4);
