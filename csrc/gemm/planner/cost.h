@@ -36,20 +36,20 @@ inline int special_functions(const Problem& problem) { return epilogue_info(prob
 inline bool is_transcendental(const Problem& problem) { return special_functions(problem) >= kFunctionsOfSigmoid; }
 
 // What a functor takes for special functions that its class does not have (`in_class`), in cycles of one
-// multiprocessor, which computes 16 of them a cycle: the fitted epilogues of the two classes lie about so far apart,
-// too. Beyond a limit a count says no more than that the functor is long.
+// multiprocessor, which computes 16 of them a cycle. For results of 16 bits a functor is about a third as long as its
+// count, which is that of its fp32 form. Beyond a limit a count says no more than that the functor is long.
 inline double longer_functor_cycles(const Problem& problem, double elements, int in_class) {
-  constexpr int kFunctionsPerCycle = 16, kMostFunctions = 64;
+  constexpr int kMostFunctions = 64;
+  const double per_cycle = element_bytes(problem.out.element) == 2 ? 54 : 16;
   const int more = std::clamp(special_functions(problem), in_class, kMostFunctions) - in_class;
-  return elements * more / kFunctionsPerCycle;
+  return elements * more / per_cycle;
 }
 inline double longer_functor_cycles(const Problem& problem, double elements) {
   return longer_functor_cycles(problem, elements, is_transcendental(problem) ? kFunctionsOfSigmoid : 0);
 }
 
 // Bytes of the epilogue's matrix operands, which are read once, from device memory. In a kernel of several rounds what
-// the earlier ones read competes with the loads of later rounds; nothing hides what the last one reads. The fitted
-// epilogues have no such operand.
+// the earlier ones read competes with the loads of later rounds; nothing hides what the last one reads.
 inline double matrix_bytes(const Problem& p) {
   const EpilogueInfo& epilogue = epilogue_info(p.epilogue);
   int bytes = 0;  // of one element of the result

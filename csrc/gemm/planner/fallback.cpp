@@ -17,7 +17,7 @@ double elementwise_microseconds(const Problem& p) {
   struct Cost {
     double fixed_us, bytes_in_l2, bytes_beyond, l2_bytes;
   };
-  constexpr Cost kCheap = {4.39, 1.74, 0.302, 35.3e6}, kTranscendental = {4.61, 1.76, 0.259, 38.2e6};
+  constexpr Cost kCheap = {5.73, 1.51, 1.25, 25.1e6}, kTranscendental = {5.59, 1.70, 0.674, 29.5e6};
   const Cost& c = cost::is_transcendental(p) ? kTranscendental : kCheap;
   const double bytes = cost::as_double(p.m) * cost::as_double(p.n) * element_bytes(p.out.element);
   const double moved = c.bytes_in_l2 * bytes + c.bytes_beyond * std::max(0.0, bytes - c.l2_bytes);

@@ -18,14 +18,14 @@ struct TileCost {
 };
 
 constexpr TileCost kTileCosts[] = {
-    {84.3, 244},   // 16x64
-    {60.8, 390},   // 16x128
-    {113, 271},    // 32x64
-    {125, 210},    // 64x64
-    {276, 256},    // 64x128
-    {556, 539},    // 128x128
-    {545, 553},    // 64x256
-    {1060, 1110},  // 128x256
+    {84.3, 258},   // 16x64
+    {60.8, 378},   // 16x128
+    {113, 268},    // 32x64
+    {125, 212},    // 64x64
+    {271, 256},    // 64x128
+    {558, 539},    // 128x128
+    {545, 552},    // 64x256
+    {1060, 1150},  // 128x256
 };
 static_assert(sizeof(kTileCosts) / sizeof(kTileCosts[0]) == kTileCount, "every tile needs its measured cost");
 
@@ -37,17 +37,18 @@ struct Cost {
   double outside;             // a row of a TMA box beyond the matrix, in bytes of L2 over those of a row inside
   double visible_writes;      // of the result's bytes, what adds to the loads'
   double serial_epilogues;    // how much of it each further CTA of a multiprocessor adds to the epilogue
+  double matrix_cycles;       // what reading a matrix operand adds to the epilogue, of a tile of 128 x 128
   double epilogue_cycles[kTileCount];
 };
 
 constexpr Cost kCheapIn16Bits = {
-    4.63, 40.1, {1, 1.03, 1.12, 1.70}, 1.91, 1.0, 1.21, {1630, 1800, 1730, 3110, 3910, 5430, 5380, 7780}};
+    4.52, 45.8, {1, 1.05, 1.20, 1.88}, 1.93, 0.974, 1.03, 1080, {1550, 1970, 1790, 3080, 3850, 4980, 5250, 8160}};
 constexpr Cost kTranscendentalIn16Bits = {
-    4.75, 40.1, {1, 1.03, 1.12, 1.70}, 1.91, 1.94, 1.27, {1540, 1790, 1740, 3450, 4210, 6030, 6080, 9310}};
+    4.44, 45.8, {1, 1.05, 1.20, 1.88}, 1.93, 1.86, 1.08, 983, {1400, 1820, 1880, 3340, 4200, 5760, 6120, 9390}};
 constexpr Cost kCheapInTF32 = {
-    5.06, 35.4, {1, 1.06, 1.13, 1.70}, 1.71, 0, 1.36, {1280, 1640, 1310, 2510, 3600, 5430, 5080, 8620}};
+    5.06, 35.4, {1, 1.06, 1.13, 1.70}, 1.71, 0, 1.36, 1080, {1280, 1640, 1310, 2510, 3600, 5430, 5080, 8620}};
 constexpr Cost kTranscendentalInTF32 = {
-    5.10, 35.4, {1, 1.06, 1.13, 1.70}, 1.71, 0.5, 1.36, {1540, 1790, 1740, 3450, 4210, 6030, 6080, 9310}};
+    5.10, 35.4, {1, 1.06, 1.13, 1.70}, 1.71, 0.5, 1.36, 983, {1540, 1790, 1740, 3450, 4210, 6030, 6080, 9310}};
 
 inline const Cost& cost_of(const Problem& p) {
   const bool is_16_bits = element_bytes(p.x.element) == 2;
@@ -72,7 +73,8 @@ inline double sharing(int splits, bool is_lone, int alignment) {
 }
 
 inline double microseconds(const Problem& p, const Plan& plan) {
-  constexpr double kMultiprocessorBytesPerCycle = 92.5, kMemoryFactor = 1.02, kMemoryMisaligned = 0.0209;
+  constexpr double kMultiprocessorBytesPerCycle = 92.5, kMemoryFactor = 1.02, kMemoryMisaligned = 0.0209,
+                   kTileArea = 128 * 128;
   constexpr double kReduction = 1020, kReductionPerSplit = 18.4, kReductionPerByte = 0.0197;  // cycles
   using cost::as_double;
   const Tile& tile = kTiles[plan.tile];
@@ -99,7 +101,8 @@ inline double microseconds(const Problem& p, const Plan& plan) {
                 m * n * c.visible_writes) +
        (read - read_last)) /
       cost::memory_bytes_per_cycle(p.device);
-  const double epilogue = c.epilogue_cycles[plan.tile] + cost::longer_functor_cycles(p, tile.m * tile.n / plan.splits);
+  double epilogue = c.epilogue_cycles[plan.tile] + cost::longer_functor_cycles(p, tile.m * tile.n / plan.splits);
+  if (read > 0) epilogue += c.matrix_cycles * tile.m * tile.n / (kTileArea * plan.splits);
   double tail = epilogue * (1 + c.serial_epilogues * (of_one - 1)) + read_last / cost::memory_bytes_per_cycle(p.device);
   if (plan.splits > 1) {
     tail += kReduction + kReductionPerSplit * (plan.splits - 1) + kReductionPerByte * 4 * tile.m * tile.n * of_one;

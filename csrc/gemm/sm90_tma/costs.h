@@ -14,8 +14,8 @@
 namespace epigemm::sm90_tma {
 
 // One stage of K (128 bytes) of a whole tile, in cycles, its data at hand: 512 and 256 are what the tensor cores need
-// for 128x128 and 64x128. The last row is estimated from its neighbour and a few shapes: not fitted yet.
-constexpr double kStepCycles[] = {1170, 1160, 887, 887, 614, 326, 910};
+// for 128x128 and 64x128.
+constexpr double kStepCycles[] = {1200, 1190, 900, 889, 583, 337, 913};
 
 // What depends on the element type and on the kind of epilogue.
 struct Cost {
@@ -26,28 +26,31 @@ struct Cost {
   double throttling;          // sustained load lowers the clocks by up to this share
   double hidden_writes;       // of the result's bytes, what competes with the loads of later rounds
   double visible_writes;      // of a round's results, what the epilogue waits for
+  double matrix_cycles;       // what reading a matrix operand adds to the epilogue, of a tile of 128 x 128
   double epilogue_cycles[kTileCount];
   double fixed_us[kTileCount];
 };
 
-constexpr Cost kCheapIn16Bits = {2.62,
-                                 74.1,
-                                 {1, 1.05, 1.14, 1.38},
-                                 2.16,
-                                 0.203,
-                                 0.217,
-                                 0.504,
-                                 {2290, 2310, 7680, 7350, 5390, 3660, 7100},
-                                 {4.74, 4.63, 2.05, 1.99, 2.37, 2.67, 1.99}};
-constexpr Cost kTranscendentalIn16Bits = {1.95,
-                                          74.1,
-                                          {1, 1.05, 1.14, 1.38},
-                                          2.16,
-                                          0.203,
-                                          0.652,
-                                          0.238,
-                                          {7140, 7240, 18500, 18300, 11300, 6760, 17000},
-                                          {5.34, 5.21, 1.02, 0.922, 2.26, 2.78, 0.922}};
+constexpr Cost kCheapIn16Bits = {2.59,
+                                 81.5,
+                                 {1, 1.13, 1.21, 1.43},
+                                 2.49,
+                                 0.204,
+                                 0.235,
+                                 0.452,
+                                 1040,
+                                 {2130, 2320, 7630, 7190, 5130, 3170, 6580},
+                                 {4.30, 4.16, 2.07, 1.97, 2.63, 2.91, 1.97}};
+constexpr Cost kTranscendentalIn16Bits = {2.25,
+                                          81.5,
+                                          {1, 1.13, 1.21, 1.43},
+                                          2.49,
+                                          0.208,
+                                          0.619,
+                                          0.224,
+                                          923,
+                                          {5490, 5830, 14400, 17100, 9050, 5160, 13100},
+                                          {5.00, 4.72, 1.02, 0.916, 2.58, 2.85, 1.12}};
 constexpr Cost kCheapInTF32 = {2.42,
                                66.6,
                                {1, 1.21, 1.24, 1.24},
@@ -55,6 +58,7 @@ constexpr Cost kCheapInTF32 = {2.42,
                                0,
                                0.627,
                                0.268,
+                               1040,
                                {3440, 3920, 13200, 13000, 8820, 4220, 13000},
                                {5.25, 5.06, 0.272, 0.002, 1.26, 2.68, 0.002}};
 constexpr Cost kTranscendentalInTF32 = {2.62,
@@ -64,6 +68,7 @@ constexpr Cost kTranscendentalInTF32 = {2.62,
                                         0,
                                         0.480,
                                         0.188,
+                                        923,
                                         {7140, 7240, 18500, 18300, 11300, 6760, 18300},
                                         {5.34, 5.21, 1.02, 0.922, 2.26, 2.78, 0.922}};
 
@@ -107,7 +112,7 @@ inline Loads loads_of(const Problem& p, const Plan& plan, const Grid& grid, doub
 inline double microseconds(const Problem& p, const Plan& plan) {
   constexpr double kClusterBytesPerCycle = 210, kMemoryFactor = 1.03, kMemoryMisaligned = 0.335;
   constexpr double kIdleSpeedup = 0.0694, kPartialSpeedup = 0.0635, kAcrossCluster = 0.984;
-  constexpr double kMisalignedWrites = 0.506, kHalfThrottledUs = 1660;
+  constexpr double kMisalignedWrites = 0.506, kHalfThrottledUs = 1660, kTileArea = 128 * 128;
   using cost::as_double;
   const Tile& tile = kTiles[plan.tile];
   const Cost& c = cost_of(p);
@@ -153,6 +158,7 @@ inline double microseconds(const Problem& p, const Plan& plan) {
                           c.visible_writes * written / rounds.count / cost::memory_bytes_per_cycle(p.device) *
                               (1 + (are_writes_misaligned ? kMisalignedWrites : 0)) +
                           c.visible_writes * read / rounds.count / cost::memory_bytes_per_cycle(p.device) +
+                          (read > 0 ? c.matrix_cycles * tile.m * tile.n / kTileArea : 0) +
                           cost::longer_functor_cycles(p, tile.m * tile.n);
   double cycles = mainloops + rounds.count * epilogue;
   if (tile.schedule == Schedule::Pingpong) {

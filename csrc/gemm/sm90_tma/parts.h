@@ -42,8 +42,8 @@ struct Parts {
 
   // Beside 192 accumulators a thread has few registers for the operands of a wide pass. Narrow ones cost little where
   // the epilogue is hidden; a tile whose whole result has room is for where it is not.
-  static constexpr bool is_narrow =
-      !cooperative && tile.m * tile.n > 128 * 128 && tile.result_kib * 1024 < 2 * tile.m* tile.n;
+  static constexpr int results = tile.m * tile.n;
+  static constexpr bool is_narrow = !cooperative && results > 128 * 128 && 2 * results > tile.result_kib * 1024;
 
   template <bool MatrixByTma>
   static constexpr int pass_columns =
@@ -53,7 +53,7 @@ struct Parts {
   template <bool MatrixByTma>
   struct Passes {
     static constexpr int elements = pass_rows * pass_columns<MatrixByTma>;
-    static constexpr int count = tile.m * tile.n / elements;
+    static constexpr int count = results / elements;
     static constexpr int with_room =
         std::min(count, tile.result_kib * 1024 / (elements * static_cast<int>(sizeof(Element))));
     static constexpr int of_c = MatrixByTma ? with_room : std::min(count, 4);
