@@ -8,7 +8,7 @@
 #include "elementwise/launch.h"
 #include "elementwise/operands.cuh"
 #include "elementwise/problem.h"
-#include "epilogue/rounded.h"
+#include "epilogue/primitives.h"
 
 namespace epigemm::cuda {
 
