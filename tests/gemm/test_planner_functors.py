@@ -48,7 +48,7 @@ def test_the_like_of_a_built_in_is_planned_like_it(
 @pytest.mark.parametrize(("dtype", "arithmetic"), ALL_TYPES)
 @pytest.mark.parametrize("size", SHAPES, ids=str)
 def test_a_matrix_is_read(size: tuple[int, int, int], dtype: str, arithmetic: str) -> None:
-    """Once, by whichever kernel: no plan takes longer for it than reading it alone would."""
+    """Once, by whichever kernel: a plan takes longer by what reading it alone would take, and a longer epilogue."""
     m, n, k = size
     query = Query(m=m, n=n, k=k, dtype=dtype, arithmetic=arithmetic)
     none, one, two = (times(replace(query, epilogue=made(matrices=number))) for number in range(3))
@@ -56,7 +56,7 @@ def test_a_matrix_is_read(size: tuple[int, int, int], dtype: str, arithmetic: st
     us = m * n * (4 if dtype == "float32" else 2) / H200[3]
     for plan, time in none.items():
         # A prediction is written with six digits; sustained load, and the memory's own factor, add to a kernel's time.
-        assert time < one[plan] <= time + 1.4 * us + 1e-5 * time
+        assert time < one[plan] <= 1.15 * time + 1.4 * us
         assert one[plan] < two[plan]
         assert wide[plan] == (one if dtype == "float32" else two)[plan]
     assert one[()] - none[()] == pytest.approx(us, abs=1e-5 * one[()])
