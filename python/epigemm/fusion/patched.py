@@ -1,0 +1,66 @@
+"""Whether torch is as it was when this package was loaded: Dynamo does not look whether its functions were replaced."""
+
+from __future__ import annotations
+
+import inspect
+from operator import itemgetter
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.modules import module as _module
+
+_METHODS = (
+    "__add__ __iadd__ __radd__ __sub__ __mul__ __imul__ __rmul__ __truediv__ __matmul__ "  # noqa: SIM905
+    "relu relu_ sigmoid tanh add add_ sub mul mul_ div div_ matmul mm addmm bmm view reshape to float half"
+).split()
+_FUNCTIONS = (
+    "add sub mul div matmul mm addmm bmm relu relu_ sigmoid tanh exp clamp where softmax maximum minimum batch_norm "  # noqa: SIM905
+    "layer_norm dropout"
+).split()
+_LAYERS = (
+    "Linear Sequential ReLU ReLU6 GELU SiLU Sigmoid Tanh LeakyReLU ELU Hardswish Mish Softplus Dropout Identity "  # noqa: SIM905
+    "BatchNorm1d LayerNorm Module"
+).split()
+
+
+def _namespaces() -> list[tuple[Any, Any]]:
+    """Where to look, and what for."""
+    functional = [name for name, value in vars(F).items() if callable(value) and not inspect.isclass(value)]
+    found: list[tuple[Any, Any]] = [(vars(F), itemgetter(*functional))]
+    found.append((vars(torch), itemgetter(*(name for name in _FUNCTIONS if name in vars(torch)))))
+    for name in _LAYERS:
+        kind = getattr(nn, name)
+        own = [each for each in ("__call__", "forward", "_call_impl", "_wrapped_call_impl") if each in vars(kind)]
+        if own:
+            found.append((vars(kind), itemgetter(*own)))
+    return found
+
+
+_WATCHED = _namespaces()
+_WAS = [look(place) for place, look in _WATCHED]
+_CODES = [(value, value.__code__) for value in (nn.Linear.forward, F.relu, F.batch_norm, nn.Module._call_impl)]
+_of_tensors = vars(Tensor).get
+_OF_TENSORS = [_of_tensors(name) for name in _METHODS]  # None where the base class has it
+_of_linear = vars(nn.Linear)
+
+
+def is_torch_patched() -> bool:
+    """Whether somebody put others in the place of torch's functions, or of what its layers run."""
+    for (place, look), was in zip(_WATCHED, _WAS, strict=True):
+        if look(place) != was:
+            return True
+    if any(function.__code__ is not code for function, code in _CODES):
+        return True
+    return [_of_tensors(name) for name in _METHODS] != _OF_TENSORS or "__call__" in _of_linear
+
+
+def has_global_hooks() -> bool:
+    """Whether `torch.nn.modules.module.register_module_*_hook` was called: such hooks see every module's call."""
+    return bool(
+        _module._global_forward_hooks
+        or _module._global_forward_pre_hooks
+        or _module._global_backward_hooks
+        or _module._global_backward_pre_hooks
+    )
