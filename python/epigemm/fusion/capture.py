@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -25,6 +25,7 @@ from epigemm.fusion.products import Product
 from epigemm.fusion.values import is_contiguous, is_same_memory, known, same_sizes, storage_of, tensor_of
 from epigemm.user_epilogue import UserEpilogue
 
+_LARGEST = 2.0**60
 _NORM = ("running_mean", "running_var", "weight", "bias")
 
 
@@ -165,12 +166,14 @@ class Capture:
 
     def _why_not(self, region: _Region, node: fx.Node) -> str:
         """Why a node that reads members is no part of the chain; empty where it is one."""
-        if node in self._taken or node not in self._order:
+        if node in self._taken:
             return f"{_label(node)} is a part of another chain"
         value, effects = tensor_of(node), self._watcher.effects(node)
         if value is None or not effects.known:
             return f"{_label(node)} is not known to be pointwise"
         carried = [n for n in node.all_input_nodes if n in region.members]
+        if value.is_floating_point() and region.product.value.requires_grad and not value.requires_grad:
+            return f"{_label(node)} ends a derivative"
         if effects.writes and not self._may_write(region, node, carried, effects.writes):
             return f"{_label(node)} writes to memory that others read"
         if len(carried) == 1 and not effects.writes and _is_view(value, carried[0]):
@@ -235,9 +238,9 @@ def _label(node: fx.Node) -> str:
 
 
 def _is_view(value: Tensor, of: fx.Node) -> bool:
-    """Whether a node gives the same elements, to the same gradients."""
+    """Whether a node gives the same elements, perhaps in another shape."""
     origin = _value(of)
-    return is_same_memory(value, origin) and value.requires_grad == origin.requires_grad
+    return is_same_memory(value, origin)
 
 
 def _needed(region: _Region, tail: fx.Node) -> tuple[fx.Node, ...] | None:
@@ -334,11 +337,15 @@ class _Maker:
         else:
             value = _value(node)
             shape = _value(next(n for n in node.all_input_nodes if n in self._region.members))
-            args = _substituted(node.args, lambda n: self._argument(n, shape))
-            kwargs = {key: _substituted(part, lambda n: self._argument(n, shape)) for key, part in node.kwargs.items()}
+            # Where PyTorch's types overflow is left to PyTorch.
+            most = min(_LARGEST, torch.finfo(product.value.dtype).max)
+            args = _substituted(node.args, lambda n: self._argument(n, shape), most)
+            kwargs = tuple(
+                (key, _substituted(part, lambda n: self._argument(n, shape), most)) for key, part in node.kwargs.items()
+            )
             # Where PyTorch computes in the product's type or in fp32, an epilogue computes in fp32.
             wide = not value.is_floating_point() or value.dtype in (product.value.dtype, torch.float32)
-            step = Step(node.target, args, tuple(kwargs.items()), None if wide else value.dtype, _line(node))
+            step = Step(node.target, args, kwargs, None if wide else value.dtype, _line(node))
             self._values[node] = self._step(step)
 
     def _member(self, node: fx.Node) -> _Of:
@@ -384,13 +391,16 @@ class _Of:
     number: int
 
 
-def _substituted(part: Any, of_node: Any) -> Any:
+def _substituted(part: Any, of_node: Callable[[fx.Node], _Of], most: float) -> Any:
+    """An argument with its nodes replaced; `most`: the largest number."""
     if isinstance(part, fx.Node):
         return of_node(part)
+    if isinstance(part, complex) or (isinstance(part, (int, float)) and not abs(part) <= most):
+        raise Refused(f"{part!r:.12} is beyond what the product's type holds")
     if isinstance(part, slice):
         raise Refused("an index takes elements out")
     if isinstance(part, (tuple, list)) and not isinstance(part, torch.Size):
-        return tuple(_substituted(each, of_node) for each in part)
+        return tuple(_substituted(each, of_node, most) for each in part)
     return part
 
 

@@ -19,7 +19,7 @@ from torch.utils._device import DeviceContext
 
 from epigemm import checks
 from epigemm.fusion.copies import WRAPPERS, copied
-from epigemm.fusion.patched import has_global_hooks, is_torch_patched
+from epigemm.fusion.patched import Classes, has_global_hooks, is_torch_patched
 from epigemm.fusion.report import FusionReport
 from epigemm.fusion.rewrite import fuse_graph, higher_order
 from epigemm.fusion.watching import tell, tell_skipped, watchers
@@ -192,6 +192,7 @@ class _Call:
         self._keep_packs = keep_packs
         self._graphs = 0
         self._left = ""
+        self._classes: Classes | None = None
         self._compiled = self._compile()
 
     def _compile(self) -> Callable[..., Any]:
@@ -210,7 +211,7 @@ class _Call:
         """The model's call."""
         if _is_compiling():
             return self._plain(*args, **kwargs)
-        if reason := self._left or _why_not_now():
+        if reason := self._left or _why_not_now() or self._why_not_class():
             if watchers:
                 tell(self._name, reason)
             return self._plain(*args, **kwargs)
@@ -226,6 +227,11 @@ class _Call:
                 tensor.__dict__.pop("_has_dynamo_dim_marking", None)
             if self._graphs != before:
                 self.report.seconds += time.perf_counter() - start
+
+    def _why_not_class(self) -> str:
+        if self._classes is None:
+            self._classes = Classes(self._plain.__self__)  # type: ignore[attr-defined]
+        return "a class of the model has changed since" if self._classes.have_changed() else ""
 
     def _backend(self, graph_module: fx.GraphModule, example_inputs: Any) -> Callable[..., Any]:
         """Dynamo's graph, rewritten; it runs operator by operator."""

@@ -56,6 +56,33 @@ def is_torch_patched() -> bool:
     return [_of_tensors(name) for name in _METHODS] != _OF_TENSORS or "__call__" in _of_linear
 
 
+class Classes:
+    """The classes of a model's modules as they were: Dynamo does not look again at methods, or at what they hold.
+
+    Args:
+        model: the model.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        kinds = {kind: kind.__mro__ for module in model.modules() for kind in type(module).__mro__}
+        # Those of torch are looked at above.
+        own = {kind: order for kind, order in kinds.items() if not kind.__module__.startswith(("torch.nn", "builtins"))}
+        self._orders = list(own.items())
+        self._members = [(vars(kind), [*vars(kind).values()]) for kind in own]  # which keeps them: ids stay theirs
+        self._was = [_ids(namespace) for namespace, _ in self._members]
+
+    def have_changed(self) -> bool:
+        """Whether some class has got another method, attribute or ancestor since."""
+        for (namespace, _), was in zip(self._members, self._was, strict=True):
+            if _ids(namespace) != was:
+                return True
+        return any(kind.__mro__ is not order for kind, order in self._orders)
+
+
+def _ids(namespace: Any) -> list[int]:
+    return [id(getattr(value, "__code__", value)) for value in namespace.values()]
+
+
 def has_global_hooks() -> bool:
     """Whether `torch.nn.modules.module.register_module_*_hook` was called: such hooks see every module's call."""
     return bool(

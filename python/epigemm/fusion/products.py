@@ -78,7 +78,7 @@ def understand(node: fx.Node) -> Product | str | None:
     bias = added if isinstance(added, fx.Node) else None
     if kind == "linear":
         return Product(node, x, weight, bias, is_kn=False)
-    origin = None if is_batch else _transposed(weight, right)
+    origin = None if is_batch else _transposed(weight, right, node)
     return Product(node, x, origin or weight, bias, origin is None, is_batch)
 
 
@@ -115,8 +115,14 @@ def _why_not(node: fx.Node, left: Tensor, right: Tensor) -> str:
     return ""
 
 
-def _transposed(weight: fx.Node, value: Tensor) -> fx.Node | None:
+def _transposed(weight: fx.Node, value: Tensor, product: fx.Node) -> fx.Node | None:
     """The matrix whose transpose the right operand is, where it is one and gradients reach it all the same."""
+    between = weight
+    while between is not product:
+        # What changes a mode has no value: with gradients off, a transpose is none that they go through.
+        if between.op.startswith("call") and "example_value" not in between.meta:
+            return None
+        between = between.next
     origin = weight.args[0] if weight.args else None
     matrix = tensor_of(origin)
     if matrix is None or matrix.dim() != 2 or storage_of(matrix) != storage_of(value):

@@ -9,7 +9,6 @@ from torch import fx
 
 from epigemm.fusion import formula, products, profit
 from epigemm.fusion.capture import Capture, Chain
-from epigemm.fusion.products import Product
 from epigemm.fusion.report import FusedSite, FusionReport, Skipped
 from epigemm.fusion.site import Site, function_name, sources_of
 from epigemm.fusion.values import tensor_of
@@ -34,7 +33,7 @@ def fuse_graph(graph: fx.Graph, *, keep_packs: bool = False) -> FusionReport:
         What was done. The graph is as it was where the report has no sites.
     """
     report = FusionReport()
-    capture = Capture(graph)
+    capture, chains = Capture(graph), []
     changes_shapes = capture.changes_shapes()
     # The last one first: of a gate and what it is multiplied by, each then has what follows it alone.
     for node in reversed(list(graph.nodes)):
@@ -44,14 +43,15 @@ def fuse_graph(graph: fx.Graph, *, keep_packs: bool = False) -> FusionReport:
         elif understood is not None and changes_shapes:
             report.skipped.insert(0, Skipped(_name(node), "a tensor gets another shape in place"))
         elif understood is not None:
-            _replace(graph, capture, understood, report, keep_packs)
+            chains.append(capture.chain(understood))
+    # What a chain reads may be the result of an earlier one, which is replaced after it.
+    for chain in chains:
+        _replace(graph, chain, report, keep_packs)
     return report
 
 
-def _replace(
-    graph: fx.Graph, capture: Capture, product: Product, report: FusionReport, keep_packs: bool
-) -> None:
-    chain = capture.chain(product)
+def _replace(graph: fx.Graph, chain: Chain, report: FusionReport, keep_packs: bool) -> None:
+    product = chain.product
     name, is_chain = _name(product.node), len(chain.nodes) > 1 or chain.is_followed
     report.chains = (report.chains[0] + is_chain, report.chains[1] + (len(chain.nodes) > 1))
     weight = tensor_of(product.weight)
