@@ -25,6 +25,7 @@ from epigemm.fusion.products import Product
 from epigemm.fusion.values import is_contiguous, is_same_memory, known, same_sizes, storage_of, tensor_of
 from epigemm.user_epilogue import UserEpilogue
 
+_TAKEN = "it is a part of another chain"
 _LARGEST = 2.0**60
 _NORM = ("running_mean", "running_var", "weight", "bias")
 
@@ -135,7 +136,7 @@ class Capture:
                 ended = str(refusal)
                 continue
             self._taken.update(made.nodes)
-            ended = "; ".join(dict.fromkeys(region.refused.values())) or ended
+            ended = "; ".join(dict.fromkeys(each for each in region.refused.values() if each != _TAKEN)) or ended
             is_followed = any(node not in region.views for node in region.members if node is not product.node)
             return replace(made, ended=ended, is_followed=is_followed)
         raise AssertionError("a product alone is a chain")
@@ -167,7 +168,7 @@ class Capture:
     def _why_not(self, region: _Region, node: fx.Node) -> str:
         """Why a node that reads members is no part of the chain; empty where it is one."""
         if node in self._taken:
-            return f"{_label(node)} is a part of another chain"
+            return _TAKEN
         value, effects = tensor_of(node), self._watcher.effects(node)
         if value is None or not effects.known:
             return f"{_label(node)} is not known to be pointwise"
@@ -465,8 +466,10 @@ def _norm_of(node: fx.Node, region: _Region) -> tuple[fx.Node, Norm]:
     found = [tensor_of(vector) for vector in vectors if vector is not None]
     if any(each is None or kind_of(each, value, product) != PER_COLUMN or each.dim() != 1 for each in found):
         raise Refused(f"{_label(node)}: a vector of BatchNorm is not of the product's width, dtype or device")
-    if len({each.dtype for each in found if each is not None}) != 1:
-        raise Refused(f"{_label(node)}: the vectors of BatchNorm are of two types")
+    x = tensor_of(region.product.x)
+    dtypes = {each.dtype for each in found if each is not None}
+    if len(dtypes) != 1 or not dtypes <= {torch.float32, None if x is None else x.dtype}:
+        raise Refused(f"{_label(node)}: the vectors of BatchNorm are of other types")
     return origin, Norm(tuple(vectors), eps)
 
 

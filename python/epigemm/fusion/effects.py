@@ -6,6 +6,7 @@ be run so; it may do anything.
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +18,7 @@ from epigemm.fusion.values import storage_of, tensor_of, value_of
 
 # Their schemas do not say that they write running statistics, or repack weights.
 _UNDECLARED = ("batch_norm", "instance_norm", "flatten_weight")
+_NUMBERS = (int, float, bool, torch.SymInt, torch.SymFloat, torch.SymBool, torch.Size)
 _WITH_A_MODE = ("train", "training", "use_input_stats")
 
 
@@ -65,13 +67,17 @@ def _effects(node: fx.Node) -> Effects:
         return _ANYTHING
     if isinstance(node.target, torch._ops.HigherOrderOperator):
         return _ANYTHING
+    if isinstance(value_of(node), _NUMBERS):
+        return _NOTHING  # a size, or what `item` reads
     fakes: dict[int, int] = {}  # memory of the stand-ins -> of what they stand for
     modes = {v.fake_mode for n in node.all_input_nodes if (v := tensor_of(n)) is not None and _is_fake(v)}
     if len(modes) != 1:
         return _without_tensors(node) if not modes else _ANYTHING
     recorder = _Recorder()
     try:
-        with modes.pop(), torch.no_grad(), recorder:
+        mode = modes.pop()
+        fresh = nullcontext() if mode.shape_env is None else mode.shape_env.ignore_fresh_unbacked_symbols()
+        with fresh, mode, torch.no_grad(), recorder:
             given = fx.map_arg((node.args, node.kwargs), lambda n: _stand_in(n, fakes))
             recorder.calls.clear()
             _call(node, *given)
@@ -88,7 +94,7 @@ def _effects(node: fx.Node) -> Effects:
 
 def _without_tensors(node: fx.Node) -> Effects:
     """Numbers and sizes are computed of each other; tensors are made."""
-    plain = (int, float, bool, torch.SymInt, torch.SymFloat, torch.SymBool, torch.Size, tuple, list, Tensor)
+    plain = (*_NUMBERS, tuple, list, Tensor)
     inputs_are_numbers = all(tensor_of(n) is None for n in node.all_input_nodes)
     return _NOTHING if inputs_are_numbers and isinstance(value_of(node), plain) else _ANYTHING
 

@@ -5,6 +5,7 @@ The model keeps its class, its parameters and its forward. What changes is what 
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from types import FunctionType
@@ -188,6 +189,7 @@ class _Call:
     def __init__(self, model: nn.Module, keep_packs: bool) -> None:
         self.report = FusionReport()
         self._name = type(model).__name__
+        self._model = model
         self._plain: Callable[..., Any] = model._call_impl
         self._keep_packs = keep_packs
         self._graphs = 0
@@ -207,10 +209,21 @@ class _Call:
         own = FunctionType(code, call.__globals__, code.co_name, None, call.__closure__)
         return cast(Callable[..., Any], torch.compile(own, backend=self._backend))
 
+    def __deepcopy__(self, memo: object) -> None:
+        # As torch does: copies of a compiled model are plain ones, those too that have a way of their own to be made.
+        return None
+
+    def __reduce__(self) -> tuple[type[None], tuple[()]]:
+        return type(None), ()
+
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The model's call."""
         if _is_compiling():
             return self._plain(*args, **kwargs)
+        caller = sys._getframe(1).f_locals.get("self")
+        if caller is not self._model and isinstance(caller, nn.Module):
+            # It has the model's attributes, but tensors of its own: a replica of DataParallel, a shallow copy.
+            return caller._call_impl(*args, **kwargs)
         if reason := self._left or _why_not_now() or self._why_not_class():
             if watchers:
                 tell(self._name, reason)
@@ -230,7 +243,7 @@ class _Call:
 
     def _why_not_class(self) -> str:
         if self._classes is None:
-            self._classes = Classes(self._plain.__self__)  # type: ignore[attr-defined]
+            self._classes = Classes(self._model)
         return "a class of the model has changed since" if self._classes.have_changed() else ""
 
     def _backend(self, graph_module: fx.GraphModule, example_inputs: Any) -> Callable[..., Any]:
