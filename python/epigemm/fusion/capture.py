@@ -137,9 +137,21 @@ class Capture:
                 continue
             self._taken.update(made.nodes)
             ended = "; ".join(dict.fromkeys(each for each in region.refused.values() if each != _TAKEN)) or ended
-            is_followed = any(node not in region.views for node in region.members if node is not product.node)
+            is_followed = len(made.nodes) > 1 or self._is_followed(product.node)
             return replace(made, ended=ended, is_followed=is_followed)
         raise AssertionError("a product alone is a chain")
+
+    def _is_followed(self, node: fx.Node) -> bool:
+        """Whether something pointwise reads a node, or a view of it."""
+        for user in node.users:
+            value = tensor_of(user)
+            if value is None or not known(value.numel() == _value(node).numel()):
+                continue
+            is_view = len(user.all_input_nodes) == 1 and _is_view(value, node)
+            effects = self._watcher.effects(user)
+            if effects.is_pointwise or (is_view and not effects.writes and self._is_followed(user)):
+                return True
+        return False
 
     # --- what may follow ---
 

@@ -30,11 +30,13 @@ class Effects:
         known: whether the node could be watched, and changes no mode (gradients, autocast) for those behind it.
         writes: the memory that it writes, as `values.storage_of` names it.
         changes_shapes: a tensor that was there before has another shape afterwards.
+        is_pointwise: all that it runs is pointwise by PyTorch's own mark, or a view.
     """
 
     known: bool
     writes: frozenset[int] = frozenset()
     changes_shapes: bool = False
+    is_pointwise: bool = False
 
     @property
     def is_pure(self) -> bool:
@@ -89,7 +91,8 @@ def _effects(node: fx.Node) -> Effects:
         for tensor in _written(function, args, kwargs):
             writes.add(fakes.get(storage_of(tensor), 0))
     writes.discard(0)  # made on the way
-    return Effects(True, frozenset(writes), changes_shapes)
+    marks = [torch.Tag.pointwise in function.tags for function, _, _ in recorder.calls if not function.is_view]
+    return Effects(True, frozenset(writes), changes_shapes, bool(marks) and all(marks))
 
 
 def _without_tensors(node: fx.Node) -> Effects:
