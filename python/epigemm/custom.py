@@ -296,4 +296,14 @@ def _resolved(function: FunctionType, annotation: str) -> object:
     return found
 
 
-__all__ = ["Matrix", "OperandSpec", "PerColumn", "PerRow", "Scalar", "Traced", "kernel_source", "trace", "traced"]
+__all__ = [
+    "Matrix",
+    "OperandSpec",
+    "PerColumn",
+    "PerRow",
+    "Scalar",
+    "Traced",
+    "kernel_source",
+    "trace",
+    "traced",
+]

@@ -87,7 +87,12 @@ def test_by_dynamo(graph: Graph, backend: str) -> None:
     assert_same(outcome(fused, arguments), expected)
     dtypes = {argument.dtype for argument in arguments}
     left_alone = ("one_dimension", "no_columns", "checkpointed")
-    if expected != ["an error"] and graph.finds and dtypes == {torch.float32} and graph.name not in left_alone:
+    if (
+        expected != ["an error"]
+        and graph.finds
+        and dtypes == {torch.float32}
+        and graph.name not in left_alone
+    ):
         assert has_chain(reports[0]), reports[0]
 
 

@@ -84,7 +84,9 @@ def test_what_is_left_alone() -> None:
     assert report.skipped == [Skipped("linear", "it is in float64")]
     compiled = nn.Linear(8, 8)
     compiled.compile(backend="eager")
-    assert "left alone: it has been compiled already" in str(epigemm.fuse(compiled, inplace=True).fusion_report)
+    assert "left alone: it has been compiled already" in str(
+        epigemm.fuse(compiled, inplace=True).fusion_report
+    )
 
 
 def test_reports_add_up_without_repetition() -> None:

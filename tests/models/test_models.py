@@ -29,7 +29,9 @@ def made(example: Example) -> nn.Module:
     try:
         importlib.import_module(example.package)
     except Exception as error:  # also an installation that does not fit this torch
-        pytest.skip(f"{example.package} cannot be imported ({type(error).__name__}: {error}); pip install epigemm[models]")
+        pytest.skip(
+            f"{example.package} cannot be imported ({type(error).__name__}: {error}); pip install epigemm[models]"
+        )
     torch.manual_seed(0)
     return example.make()
 
@@ -52,7 +54,9 @@ def outcome(model: nn.Module, inputs: dict[str, Any]) -> dict[str, Tensor | None
     return {"output": output.detach(), **gradients}
 
 
-def errors(found: dict[str, Tensor | None], exact: dict[str, Tensor | None]) -> Iterator[tuple[str, float, float]]:
+def errors(
+    found: dict[str, Tensor | None], exact: dict[str, Tensor | None]
+) -> Iterator[tuple[str, float, float]]:
     """Of each tensor how far it is from the exact one, and how large that is."""
     for name, value in exact.items():
         mine = found[name]
@@ -92,11 +96,18 @@ def test_inference(example: Example) -> None:
 @pytest.mark.parametrize("name", ["GPT2", "Llama"])
 def test_generation_with_a_cache(name: str) -> None:
     """`generate` calls the model with one token more each time, and a cache that grows."""
-    transformers = pytest.importorskip("transformers", reason="pip install epigemm[models]", exc_type=ImportError)
+    transformers = pytest.importorskip(
+        "transformers", reason="pip install epigemm[models]", exc_type=ImportError
+    )
     torch.manual_seed(0)
     sizes = {
         "GPT2": {"n_embd": 32, "n_layer": 2, "n_head": 4, "bos_token_id": 1, "eos_token_id": 2},
-        "Llama": {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48},
+        "Llama": {
+            "hidden_size": 32,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 4,
+            "intermediate_size": 48,
+        },
     }
     config = getattr(transformers, f"{name}Config")(vocab_size=99, pad_token_id=0, **sizes[name])
     kind = {"GPT2": "GPT2LMHeadModel", "Llama": "LlamaForCausalLM"}[name]

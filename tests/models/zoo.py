@@ -133,14 +133,22 @@ def _sequential(*layers: nn.Module) -> nn.Module:
 
 
 PLAIN = [
-    Example("gated_mlp", "torch", lambda: nn.Sequential(Gated(), Gated()), lambda: {"input": torch.randn(2, 5, 32)}),
+    Example(
+        "gated_mlp",
+        "torch",
+        lambda: nn.Sequential(Gated(), Gated()),
+        lambda: {"input": torch.randn(2, 5, 32)},
+    ),
     Example("cross_network", "torch", CrossNetwork, _rows(9, 24)),
     Example("actor_critic", "torch", ActorCritic, _rows(9, 12)),
     Example("tabular_resnet", "torch", ResNetTabular, _rows(9, 24)),
     Example("batch_norm_relu", "torch", lambda: Normalised(nn.ReLU), lambda: {"input": torch.randn(9, 24)}),
     Example("batch_norm_elu", "torch", lambda: Normalised(nn.ELU), lambda: {"input": torch.randn(9, 24)}),
     Example(
-        "time_embedding", "torch", TimeEmbedding, lambda: {"x": torch.randn(3, 5, 32), "time": torch.randn(3, 16)}
+        "time_embedding",
+        "torch",
+        TimeEmbedding,
+        lambda: {"x": torch.randn(3, 5, 32), "time": torch.randn(3, 16)},
     ),
     Example(
         "encoder_layer",
@@ -158,7 +166,12 @@ PLAIN = [
         "autoencoder",
         "torch",
         lambda: _sequential(
-            nn.Linear(48, 24), nn.ReLU(inplace=True), nn.Linear(24, 8), nn.Linear(8, 24), nn.LeakyReLU(), nn.Linear(24, 48)
+            nn.Linear(48, 24),
+            nn.ReLU(inplace=True),
+            nn.Linear(24, 8),
+            nn.Linear(8, 24),
+            nn.LeakyReLU(),
+            nn.Linear(24, 48),
         ),
         lambda: {"input": torch.randn(9, 48)},
     ),
@@ -223,7 +236,15 @@ TIMM = [
     _timm("resmlp_12_224", 32, img_size=32),
     _timm("gmlp_ti16_224", 32, img_size=32),
     _timm("convnext_atto", 32, depths=(1, 1, 1, 1), dims=(16, 24, 32, 40)),
-    _timm("swin_tiny_patch4_window7_224", 32, img_size=32, window_size=4, embed_dim=24, depths=(2, 2), num_heads=(2, 2)),
+    _timm(
+        "swin_tiny_patch4_window7_224",
+        32,
+        img_size=32,
+        window_size=4,
+        embed_dim=24,
+        depths=(2, 2),
+        num_heads=(2, 2),
+    ),
     _timm("poolformer_s12", 32),
     _timm("levit_128s", 64, img_size=64),
     _timm("pit_ti_224", 64, img_size=64),
@@ -283,7 +304,9 @@ TRANSFORMERS = [
     _transformers("GPTNeoX", **_BERT, use_cache=False),
     _transformers("GPTJ", vocab_size=99, n_embd=32, n_layer=2, n_head=4, rotary_dim=4, use_cache=False),
     _transformers("Bloom", vocab_size=99, hidden_size=32, n_layer=2, n_head=4, use_cache=False),
-    _transformers("Falcon", vocab_size=99, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, use_cache=False),
+    _transformers(
+        "Falcon", vocab_size=99, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, use_cache=False
+    ),
     _transformers(
         "OPT",
         vocab_size=99,
@@ -301,7 +324,15 @@ TRANSFORMERS = [
     _transformers("Phi", **_LLAMA),
     _transformers("StableLm", **_LLAMA),
     _transformers(
-        "T5", _ids(decoder_input_ids=_decoded), vocab_size=99, d_model=32, d_kv=8, d_ff=48, num_layers=2, num_heads=4, use_cache=False
+        "T5",
+        _ids(decoder_input_ids=_decoded),
+        vocab_size=99,
+        d_model=32,
+        d_kv=8,
+        d_ff=48,
+        num_layers=2,
+        num_heads=4,
+        use_cache=False,
     ),
     _transformers(
         "Bart",

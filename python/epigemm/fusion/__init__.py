@@ -1,8 +1,8 @@
-"""Fusion of whole models: one pass over Dynamo's graphs (`rewrite.fuse_graph`), run eagerly by `fuse`, compiled by the
-torch.compile backend "epigemm".
+"""Fusion of whole models: one pass over Dynamo's graphs, `rewrite.fuse_graph`.
 
-At every matrix product `capture` takes along what follows it element by element; `formula` makes it an epilogue, by the
-road of a user's function; a `Site` is the call.
+`fuse` runs such graphs operator by operator, the torch.compile backend "epigemm" has them compiled. At every matrix
+product `capture` takes along what follows it element by element; `formula` makes it an epilogue, by the road of a
+user's function; a `Site` is the call.
 """
 
 from __future__ import annotations

@@ -9,7 +9,6 @@ from typing import Any
 
 from torch import Tensor, nn
 
-
 # Wrappers that move, shard or replace the parameters of what is inside, by the names in their classes' history.
 WRAPPERS = {"DistributedDataParallel", "FullyShardedDataParallel", "FSDPModule", "DeepSpeedEngine"}
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from epigemm.fusion.values import storage_of, tensor_of, value_of
@@ -72,7 +73,8 @@ def _effects(node: fx.Node) -> Effects:
     if isinstance(value_of(node), _NUMBERS):
         return _NOTHING  # a size, or what `item` reads
     fakes: dict[int, int] = {}  # memory of the stand-ins -> of what they stand for
-    modes = {v.fake_mode for n in node.all_input_nodes if (v := tensor_of(n)) is not None and _is_fake(v)}
+    inputs = [tensor_of(n) for n in node.all_input_nodes]
+    modes = {value.fake_mode for value in inputs if isinstance(value, FakeTensor)}
     if len(modes) != 1:
         return _without_tensors(node) if not modes else _ANYTHING
     recorder = _Recorder()
@@ -91,7 +93,9 @@ def _effects(node: fx.Node) -> Effects:
         for tensor in _written(function, args, kwargs):
             writes.add(fakes.get(storage_of(tensor), 0))
     writes.discard(0)  # made on the way
-    marks = [torch.Tag.pointwise in function.tags for function, _, _ in recorder.calls if not function.is_view]
+    marks = [
+        torch.Tag.pointwise in function.tags for function, _, _ in recorder.calls if not function.is_view
+    ]
     return Effects(True, frozenset(writes), changes_shapes, bool(marks) and all(marks))
 
 
@@ -100,10 +104,6 @@ def _without_tensors(node: fx.Node) -> Effects:
     plain = (*_NUMBERS, tuple, list, Tensor)
     inputs_are_numbers = all(tensor_of(n) is None for n in node.all_input_nodes)
     return _NOTHING if inputs_are_numbers and isinstance(value_of(node), plain) else _ANYTHING
-
-
-def _is_fake(tensor: Tensor) -> bool:
-    return hasattr(tensor, "fake_mode")
 
 
 def _stand_in(node: fx.Node, fakes: dict[int, int]) -> Any:
@@ -126,11 +126,11 @@ def _call(node: fx.Node, args: Any, kwargs: Any) -> Any:
     return node.target(*args, **kwargs)  # type: ignore[operator]
 
 
-class _Recorder(TorchDispatchMode):
+class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Notes every operator."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.calls: list[tuple[Any, tuple[Any, ...], dict[str, Any]]] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

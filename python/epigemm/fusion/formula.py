@@ -13,16 +13,15 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, fx
+from torch import Tensor
 
 from epigemm import custom
 from epigemm.custom import OperandSpec
 from epigemm.epilogues import SCALAR
 from epigemm.functor_program import Program, Ref
-from epigemm.functor_trace import Refusal
+from epigemm.functor_steps import Refusal
 from epigemm.user_epilogue import UserEpilogue
 
-_WIDE = (torch.float32, torch.float64)
 _LONGEST_NAME, _LONGEST_TEXT = 40, 160
 
 
@@ -90,10 +89,7 @@ class Formula:
             result = out_of_place(step.target, args, kwargs)
             if not isinstance(result, Tensor):
                 raise Refusal(f"{step.name} gives no tensor")
-            if result.is_floating_point() and result.dtype not in _WIDE and step.dtype is None:
-                # A rounding to the product's type, as where PyTorch computes in that.
-                pass
-            elif step.dtype is not None and result.dtype != step.dtype:
+            if step.dtype is not None and result.dtype != step.dtype:
                 raise Refusal(f"{step.name} rounds to the type of another tensor")
             values.append(result)
         found: Tensor = values[-1]
@@ -199,7 +195,17 @@ def _make(formula: Formula) -> UserEpilogue | str:
 
 
 _SHORT = {"per_column": "v", "per_row": "r", "scalar": "s", "matrix": "m"}
-_INFIX = {"add": "+", "sub": "-", "mul": "*", "div": "/", "eq": "==", "gt": ">", "lt": "<", "ge": ">=", "le": "<="}
+_INFIX = {
+    "add": "+",
+    "sub": "-",
+    "mul": "*",
+    "div": "/",
+    "eq": "==",
+    "gt": ">",
+    "lt": "<",
+    "ge": ">=",
+    "le": "<=",
+}
 
 
 def text_of(epilogue: UserEpilogue) -> str:
@@ -219,14 +225,18 @@ def _value_text(program: Program, value: Any, names: dict[int, str], *, outer: b
         if step.op in _INFIX and len(inputs) == 2:
             text = f"({inputs[0]} {_INFIX[step.op]} {inputs[1]})"
         else:
-            text = f"{step.op}({', '.join(part.removeprefix('(').removesuffix(')') if len(inputs) == 1 and part.startswith('(') and _is_whole(part) else part for part in inputs)})"
+            text = f"{step.op}({', '.join(inputs)})"
+            if len(inputs) == 1 and _is_whole(inputs[0]):
+                text = f"{step.op}{inputs[0]}"
         names[value.number] = text if len(text) <= _LONGEST_TEXT else text[:_LONGEST_TEXT]
     found = names[value.number]
-    return found[1:-1] if outer and found.startswith("(") and _is_whole(found) else found
+    return found[1:-1] if outer and _is_whole(found) else found
 
 
 def _is_whole(text: str) -> bool:
-    """Whether the first parenthesis closes at the end."""
+    """Whether it is in parentheses, of which the first closes at the end."""
+    if not text.startswith("("):
+        return False
     depth = 0
     for place, letter in enumerate(text):
         depth += (letter == "(") - (letter == ")")

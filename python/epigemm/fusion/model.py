@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from types import FunctionType
-from typing import Any, Literal, TypeVar, cast, overload
+from typing import Any, Literal, TypeVar, overload
 
 import torch
 from torch import Tensor, fx, nn
@@ -33,6 +33,7 @@ _is_compiling = torch.compiler.is_compiling
 _tracing_state = torch._C._get_tracing_state
 _dispatch_modes = torch._C._len_torch_dispatch_stack
 _has_function_mode = torch._C._is_torch_function_mode_enabled
+_function_modes: Callable[[], list[Any]] = _get_current_function_mode_stack
 _functorch_interpreter = _functorch.peek_interpreter_stack
 
 
@@ -207,7 +208,8 @@ class _Call:
         # outside of torch, whose own it does not look into (`nn.Sequential`).
         code = call.__code__.replace(co_name=f"call_{self._name}")
         own = FunctionType(code, call.__globals__, code.co_name, None, call.__closure__)
-        return cast(Callable[..., Any], torch.compile(own, backend=self._backend))
+        compiled: Callable[..., Any] = torch.compile(own, backend=self._backend)
+        return compiled
 
     def __deepcopy__(self, memo: object) -> None:
         # As torch does: copies of a compiled model are plain ones, those too that have a way of their own to be made.
@@ -223,7 +225,7 @@ class _Call:
         caller = sys._getframe(1).f_locals.get("self")
         if caller is not self._model and isinstance(caller, nn.Module):
             # It has the model's attributes, but tensors of its own: a replica of DataParallel, a shallow copy.
-            return caller._call_impl(*args, **kwargs)
+            return caller._call_impl(*args, **kwargs)  # type: ignore[no-untyped-call]
         if reason := self._left or _why_not_now() or self._why_not_class():
             if watchers:
                 tell(self._name, reason)
@@ -273,7 +275,7 @@ class _Call:
         return run
 
 
-def _settings() -> Callable[[], Callable[[], None]]:
+def _settings() -> Any:
     """Dynamo's, for a call of ours: hooks are guarded, what cannot be traced runs as it was."""
     global _patcher
     if _patcher is None:
@@ -292,7 +294,11 @@ def _why_not_now() -> str:
         return "a function of torch's was replaced"
     if has_global_hooks():
         return "there are global module hooks"
-    if _tracing_state() is not None or fx._symbolic_trace._is_fx_tracing_flag or forward_ad._current_level >= 0:
+    if (
+        _tracing_state() is not None
+        or fx._symbolic_trace._is_fx_tracing_flag
+        or forward_ad._current_level >= 0
+    ):
         return "under torch.jit.trace, torch.fx or forward-mode derivatives"
     if _functorch_interpreter() is not None:
         return "under a transform of torch.func"
@@ -303,16 +309,22 @@ def _why_not_now() -> str:
 
 def _is_watched() -> bool:
     """Whether a torch function mode other than a default device is active."""
-    return any(type(mode) is not DeviceContext for mode in _get_current_function_mode_stack())
+    return any(type(mode) is not DeviceContext for mode in _function_modes())
 
 
 def _mark(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:
     """Have the leading axis of the call's tensors be a symbol from the first graph on: one serves every batch."""
     marked = []
     for value in (*args, *kwargs.values()):
-        several = value if type(value) in (list, tuple) else value.values() if type(value) is dict else (value,)
+        several = (
+            value if type(value) in (list, tuple) else value.values() if type(value) is dict else (value,)
+        )
         for tensor in several:
-            if type(tensor) is Tensor and tensor.dim() and not hasattr(tensor, "_dynamo_weak_dynamic_indices"):
+            if (
+                type(tensor) is Tensor
+                and tensor.dim()
+                and not hasattr(tensor, "_dynamo_weak_dynamic_indices")
+            ):
                 torch._dynamo.maybe_mark_dynamic(tensor, 0)
                 marked.append(tensor)
     return marked

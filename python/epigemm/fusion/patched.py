@@ -11,18 +11,20 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules import module as _module
 
-_METHODS = (
-    "__add__ __iadd__ __radd__ __sub__ __mul__ __imul__ __rmul__ __truediv__ __matmul__ "  # noqa: SIM905
-    "relu relu_ sigmoid tanh add add_ sub mul mul_ div div_ matmul mm addmm bmm view reshape to float half"
-).split()
-_FUNCTIONS = (
-    "add sub mul div matmul mm addmm bmm relu relu_ sigmoid tanh exp clamp where softmax maximum minimum batch_norm "  # noqa: SIM905
+from epigemm.functor_program import words
+
+_METHODS = words(
+    "__add__ __iadd__ __radd__ __sub__ __mul__ __imul__ __rmul__ __truediv__ __matmul__ relu relu_ sigmoid tanh add "
+    "add_ sub mul mul_ div div_ matmul mm addmm bmm view reshape to float half"
+)
+_FUNCTIONS = words(
+    "add sub mul div matmul mm addmm bmm relu relu_ sigmoid tanh exp clamp where softmax maximum minimum batch_norm "
     "layer_norm dropout"
-).split()
-_LAYERS = (
-    "Linear Sequential ReLU ReLU6 GELU SiLU Sigmoid Tanh LeakyReLU ELU Hardswish Mish Softplus Dropout Identity "  # noqa: SIM905
+)
+_LAYERS = words(
+    "Linear Sequential ReLU ReLU6 GELU SiLU Sigmoid Tanh LeakyReLU ELU Hardswish Mish Softplus Dropout Identity "
     "BatchNorm1d LayerNorm Module"
-).split()
+)
 
 
 def _namespaces() -> list[tuple[Any, Any]]:
@@ -32,7 +34,9 @@ def _namespaces() -> list[tuple[Any, Any]]:
     found.append((vars(torch), itemgetter(*(name for name in _FUNCTIONS if name in vars(torch)))))
     for name in _LAYERS:
         kind = getattr(nn, name)
-        own = [each for each in ("__call__", "forward", "_call_impl", "_wrapped_call_impl") if each in vars(kind)]
+        own = [
+            each for each in ("__call__", "forward", "_call_impl", "_wrapped_call_impl") if each in vars(kind)
+        ]
         if own:
             found.append((vars(kind), itemgetter(*own)))
     return found
@@ -40,7 +44,9 @@ def _namespaces() -> list[tuple[Any, Any]]:
 
 _WATCHED = _namespaces()
 _WAS = [look(place) for place, look in _WATCHED]
-_CODES = [(value, value.__code__) for value in (nn.Linear.forward, F.relu, F.batch_norm, nn.Module._call_impl)]
+_CODES = [
+    (value, value.__code__) for value in (nn.Linear.forward, F.relu, F.batch_norm, nn.Module._call_impl)
+]
 _of_tensors = vars(Tensor).get
 _OF_TENSORS = [_of_tensors(name) for name in _METHODS]  # None where the base class has it
 _of_linear = vars(nn.Linear)
@@ -66,9 +72,15 @@ class Classes:
     def __init__(self, model: nn.Module) -> None:
         kinds = {kind: kind.__mro__ for module in model.modules() for kind in type(module).__mro__}
         # Those of torch are looked at above.
-        own = {kind: order for kind, order in kinds.items() if not kind.__module__.startswith(("torch.nn", "builtins"))}
+        own = {
+            kind: order
+            for kind, order in kinds.items()
+            if not kind.__module__.startswith(("torch.nn", "builtins"))
+        }
         self._orders = list(own.items())
-        self._members = [(vars(kind), [*vars(kind).values()]) for kind in own]  # which keeps them: ids stay theirs
+        self._members = [
+            (vars(kind), [*vars(kind).values()]) for kind in own
+        ]  # which keeps them: ids stay theirs
         self._was = [_ids(namespace) for namespace, _ in self._members]
 
     def have_changed(self) -> bool:

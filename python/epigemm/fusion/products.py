@@ -104,10 +104,10 @@ def _why_not(node: fx.Node, left: Tensor, right: Tensor) -> str:
         return f"it is on {result.device}"
     if result.dtype not in DTYPES:
         return f"it is in {str(result.dtype).removeprefix('torch.')}"
-    if result.dtype != left.dtype and not torch.is_autocast_enabled(result.device.type):
-        # Autocast that is switched on within the graph: it is on where the fused call stands, too.
-        if result.dtype not in (torch.float16, torch.bfloat16):
-            return "its operands are of other types"
+    if result.dtype != left.dtype and result.dtype == torch.float32:
+        return (
+            "its operands are of other types"  # autocast makes 16 bits, and is on where the fused call stands
+        )
     if left.dtype == torch.float64 or right.dtype == torch.float64:
         return "fp64 under autocast"
     if not is_contiguous(result):

@@ -10,7 +10,8 @@ from torch import Tensor
 from epigemm import decisions, gradients, plans
 from epigemm.calls import FIND, LinearCall
 from epigemm.epilogues import BIAS, MATRIX, PER_COLUMN, PER_ROW, SCALE_BATCH_NORM, Epilogue
-from epigemm.fusion.capture import Chain, Norm
+from epigemm.fusion.capture import Chain
+from epigemm.fusion.operands import Norm
 from epigemm.fusion.products import Product
 from epigemm.fusion.values import hint, tensor_of
 from epigemm.linked import LinkedEpilogue
@@ -50,7 +51,7 @@ def why_not_there(call: LinearCall, place: Tensor, *, keeps_pack: bool = False) 
 
 
 def call_of(chain: Chain) -> LinearCall:
-    """The call that a chain becomes, of meta tensors; where gradients are recorded, its product alone if that is kept."""
+    """The call that a chain becomes, of meta tensors; recorded by autograd its product alone, where that is kept."""
     product = chain.product
     x, weight = tensor_of(product.x), tensor_of(product.weight)
     assert x is not None and weight is not None

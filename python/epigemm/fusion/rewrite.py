@@ -65,8 +65,7 @@ def _replace(graph: fx.Graph, chain: Chain, report: FusionReport, keep_packs: bo
         fused = graph.call_function(site, tuple(sources_of(chain)))
         fused.meta = {key: tail.meta[key] for key in ("stack_trace", "nn_module_stack") if key in tail.meta}
         for view in chain.views:
-            shaped = graph.node_copy(view, lambda node, last=fused: last if _is_carried(node, chain) else node)  # type: ignore[misc]
-            fused = shaped
+            fused = _copied(graph, view, chain, fused)
     fused.meta["example_value"] = tail.meta["example_value"]
     tail.replace_all_uses_with(fused)
     for node in reversed(chain.nodes):
@@ -81,8 +80,9 @@ def _replace(graph: fx.Graph, chain: Chain, report: FusionReport, keep_packs: bo
     report.sites.insert(0, FusedSite(name, function_name(chain), matched, text, notes))
 
 
-def _is_carried(node: fx.Node, chain: Chain) -> bool:
-    return node in chain.nodes
+def _copied(graph: fx.Graph, view: fx.Node, chain: Chain, of: fx.Node) -> fx.Node:
+    """A view of the chain's, of its result."""
+    return graph.node_copy(view, lambda node: of if node in chain.nodes else node)
 
 
 def _name(node: fx.Node) -> str:

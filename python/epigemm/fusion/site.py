@@ -10,8 +10,10 @@ from torch import Tensor
 from epigemm import call as _call
 from epigemm import packs
 from epigemm.epilogues import BIAS, MATRIX, PER_COLUMN, PER_ROW, SCALAR
-from epigemm.fusion.capture import Chain, Norm, Operand
+from epigemm.fusion.capture import Chain
+from epigemm.fusion.operands import Norm, Operand
 from epigemm.user_epilogue import UserEpilogue
+
 
 class Site:
     """A chain as one call: of x, the weight, and the sources of the chain's operands in their order.
@@ -85,7 +87,9 @@ def function_name(chain: Chain) -> str:
     if chain.epilogue is not None:
         steps = chain.formula.steps
         # The bias is the layer's own.
-        named = type(chain.formula)(chain.formula.kinds, steps[1:] if chain.product.bias is not None else steps)
+        named = type(chain.formula)(
+            chain.formula.kinds, steps[1:] if chain.product.bias is not None else steps
+        )
         return f"linear_{named.name}"
     norm = any(isinstance(operand, Norm) for operand in chain.operands)
     return "linear_batch_norm" if norm else "linear"

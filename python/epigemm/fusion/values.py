@@ -23,8 +23,10 @@ def value_of(node: fx.Node) -> Any:
 def tensor_of(node: Any) -> Tensor | None:
     """The fake tensor of a node whose value is a plain strided tensor."""
     value = value_of(node) if isinstance(node, fx.Node) else None
-    plain = isinstance(value, FakeTensor) or type(value) in (Tensor, torch.nn.Parameter)
-    return value if plain and value.layout is torch.strided else None
+    if not isinstance(value, FakeTensor) and type(value) not in (Tensor, torch.nn.Parameter):
+        return None
+    assert isinstance(value, Tensor)
+    return value if value.layout is torch.strided else None
 
 
 def known(condition: Any) -> bool:
