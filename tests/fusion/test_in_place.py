@@ -458,3 +458,16 @@ def test_sizes_that_vary() -> None:
         for rows in (4, 6, 7):
             x = torch.randn(rows, WIDTH)
             torch.testing.assert_close(called(x, x), plain(x, x), rtol=1e-4, atol=1e-4)
+
+
+def test_an_operand_that_is_written_later() -> None:
+    """A fused call saves it for its derivative, a sum of PyTorch's does not."""
+
+    def forward(self: Any, x: Tensor, y: Tensor) -> Any:
+        residual = y * 2.0
+        z = self.fc(x) + residual
+        residual += 1.0
+        return z, residual
+
+    report = compare(by_fuse, made(forward), torch.randn(ROWS, WIDTH), torch.randn(ROWS, WIDTH))
+    assert sorted(site.formula for site in report.sites) == ["(acc + v1) + m1", "acc + v1"]

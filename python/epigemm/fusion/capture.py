@@ -155,9 +155,11 @@ class Capture:
         if not is_contiguous(value) or not all(same_sizes(value.shape, value_at(n).shape) for n in carried):
             return f"{label(node)} gives a result of another shape"
         try:
-            formula, _ = formula_of(region, (node,), alone=True)
+            formula, operands = formula_of(region, (node,), alone=True)
         except Refused as refusal:
             return str(refusal)
+        if region.product.value.requires_grad and any(self._is_written_after(node, each) for each in operands):
+            return f"{label(node)} reads what is written before its derivative would read it again"
         if formula is not None:
             made = epilogue_of(formula)
             if isinstance(made, str):
@@ -178,6 +180,18 @@ class Capture:
                 if self._order[other] < here and any(self._order[user] > here for user in other.users):
                     return False
         return True
+
+    def _is_written_after(self, node: fx.Node, operand: Operand | Norm) -> bool:
+        """Whether the graph writes an operand later: a fused call saves it for the backward pass."""
+        sources = (operand.source,) if isinstance(operand, Operand) else operand.vectors
+        for source in sources:
+            memory = None if source is None else storage_of(value_at(source))
+            for other in self._sharing.get(memory, ()) if memory is not None else ():
+                for user in other.users:
+                    is_later = self._order[user] > self._order[node]
+                    if is_later and memory in self._watcher.effects(user).writes:
+                        return True
+        return False
 
     # --- where the chain ends ---
 
