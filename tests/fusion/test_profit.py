@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, fx
 
 from epigemm import plans
+from epigemm.calls import LinearCall
 from epigemm.epilogues import BIAS, BIAS_RELU, SCALE_BATCH_NORM
 from epigemm.fusion import products, profit
 from epigemm.fusion.capture import Capture, Chain
@@ -30,7 +31,8 @@ def chain_of(function: Any, *inputs: Tensor) -> Chain:
                 found.append(capture.chain(understood))
         return graph_module.forward
 
-    torch.compile(function, backend=backend, fullgraph=True)(*inputs)
+    compiled: Any = torch.compile(function, backend=backend, fullgraph=True)
+    compiled(*inputs)
     (chain,) = found
     return chain
 
@@ -79,7 +81,7 @@ def call(m: int, n: int, k: int, dtype: torch.dtype) -> Any:
     def empty(*shape: int) -> Tensor:
         return torch.empty(shape, dtype=dtype, device="meta")
 
-    return profit.LinearCall(BIAS_RELU, empty(m, k), empty(n, k), empty(n))
+    return LinearCall(BIAS_RELU, empty(m, k), empty(n, k), empty(n))
 
 
 def test_the_planner_decides(hopper: Tensor, monkeypatch: pytest.MonkeyPatch) -> None:

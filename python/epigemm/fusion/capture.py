@@ -158,7 +158,9 @@ class Capture:
             formula, operands = formula_of(region, (node,), alone=True)
         except Refused as refusal:
             return str(refusal)
-        if region.product.value.requires_grad and any(self._is_written_after(node, each) for each in operands):
+        if region.product.value.requires_grad and any(
+            self._is_written_after(node, each) for each in operands
+        ):
             return f"{label(node)} reads what is written before its derivative would read it again"
         if formula is not None:
             made = epilogue_of(formula)
