@@ -64,7 +64,7 @@ def wider(self: Sites, x: Tensor) -> Any:
 @pytest.mark.parametrize(
     ("forward", "formula", "text"),
     [
-        (second_user, "acc + v1", "sum_1 gives a result of another shape"),
+        (second_user, "acc + v1", "sum_1 gives a result of another shape or order"),
         (reduced, "acc + v1", "softmax is a reduction"),
         (masked, "acc + v1", "bool [9, 8], is no operand"),
         (five_vectors, "(((acc + v1) * v2) * v3) * v4", "an epilogue has at most 4"),

@@ -153,7 +153,7 @@ class Capture:
             region.views.add(node)
             return ""
         if not is_contiguous(value) or not all(same_sizes(value.shape, value_at(n).shape) for n in carried):
-            return f"{label(node)} gives a result of another shape"
+            return f"{label(node)} gives a result of another shape or order"
         try:
             formula, operands = formula_of(region, (node,), alone=True)
         except Refused as refusal:

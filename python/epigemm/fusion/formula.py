@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 import operator
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -190,8 +191,8 @@ def _make(formula: Formula) -> UserEpilogue | str:
         ):
             return UserEpilogue(custom.traced(function, tuple(specs), formula.name, line))
     except Exception as error:  # whatever the function raises on such tensors
-        text = str(error).split("\n")[0]
-        return text.removeprefix(f"{formula.name} ({line}): ")
+        text = re.sub(r"^\w+ \([^)]*\): ", "", str(error).split("\n")[0])
+        return "it is not pointwise" if text.startswith("it fails while it is traced") else text
 
 
 _SHORT = {"per_column": "v", "per_row": "r", "scalar": "s", "matrix": "m"}

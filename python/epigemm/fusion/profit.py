@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from epigemm import decisions, gradients, plans
+from epigemm import decisions, gradients, plans, precision
 from epigemm.calls import FIND, LinearCall
 from epigemm.epilogues import BIAS, MATRIX, PER_COLUMN, PER_ROW, SCALE_BATCH_NORM, Epilogue
 from epigemm.fusion.capture import Chain
@@ -39,7 +39,7 @@ def why_not(chain: Chain, *, keeps_pack: bool = False) -> str:
 
 def why_not_there(call: LinearCall, place: Tensor, *, keeps_pack: bool = False) -> str:
     """The same of a call of meta tensors, on the device of `place`."""
-    code = decisions.fp32_code(call._replace(x=call.x.to("meta"))) if call.x.dtype == torch.float32 else 0
+    code = precision.code(call.precision, place.device.type) if call.x.dtype == torch.float32 else 0
     cost = decisions.NO_COST if keeps_pack else decisions.PER_CALL
     slices = sum(cost << shift for shift in decisions.SHIFTS.values())
     decision = decisions.decide_on_meta(call, code, slices, place)
