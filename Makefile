@@ -40,7 +40,7 @@ endif
 environment_settings := TORCH='$(TORCH)' PIP_FLAGS='$(PIP_FLAGS)'
 package_settings := ARCHITECTURES='$(ARCHITECTURES)' CMAKE_SETTINGS='$(CMAKE_SETTINGS)'
 
-.PHONY: bench build check-wheel clean force format lint test wheel
+.PHONY: bench build check-wheel clean coverage force format lint test wheel
 .DELETE_ON_ERROR:
 
 bench: $(installed)/package
@@ -48,6 +48,11 @@ bench: $(installed)/package
 
 test: $(installed)/package
 	$(python) -m pytest tests $(PYTEST_FLAGS)
+
+# How much of other people's models `epigemm.fuse` takes.
+coverage: $(installed)/package
+	$(pip) install $(PIP_FLAGS) $$($(python) tools/extra.py models)
+	$(python) -m tests.models.coverage benchmarks/results/coverage.json
 
 build: $(installed)/package
 

@@ -277,6 +277,19 @@ def _elementwise(road: int, call: ElementwiseCall) -> Tensor:
     return out
 
 
+def fold(like: Tensor, vectors: tuple[Tensor | None, ...], eps: float, columns: int) -> tuple[Tensor, ...]:
+    """Multiplier and offset that `vectors` (those of `FOLDED`) fold into, in the epilogue's arithmetic.
+
+    Args:
+        like: gives the device and the arithmetic type.
+        vectors: each of length `columns`, or None.
+        eps: BatchNorm's epsilon.
+        columns: N.
+    """
+    checks.fold_batch_norm(like, _named(vectors), eps, columns)
+    return _fold(_road((like, *vectors)), FoldCall(like, columns, vectors, eps), None)
+
+
 def _named(vectors: Vectors) -> dict[str, Tensor | None]:
     return dict(zip(FOLDED, vectors, strict=False))  # none at all, or all of them
 

@@ -80,12 +80,10 @@ class Captures:
     """What a function and the functions that it calls have captured.
 
     Args:
-        function: the decorated one.
-        codes: of it and of the user's functions that it calls.
+        codes: of the function and of the user's functions that it calls.
         values: what they read from around them.
     """
 
-    function: FunctionType
     codes: tuple[tuple[FunctionType, CodeType], ...]
     values: tuple[_Captured, ...]
 
@@ -99,6 +97,9 @@ class Captures:
             if now is not captured.value and not _equal(now, captured.value):
                 return captured.name
         return None
+
+
+NONE = Captures((), ())
 
 
 def captures_of(function: FunctionType) -> Captures:
@@ -131,7 +132,7 @@ def captures_of(function: FunctionType) -> Captures:
                     for each in both
                     if isinstance(each, FunctionType) and is_users(each.__code__.co_filename)
                 ]
-    return Captures(function, tuple(codes), tuple(values))
+    return Captures(tuple(codes), tuple(values))
 
 
 def _reads(function: FunctionType) -> Iterator[_Captured]:

@@ -17,7 +17,7 @@ import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from types import FunctionType
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, fx
 
@@ -203,7 +203,25 @@ def trace(function: Callable[..., Any]) -> Traced:
     # It is a part of the names of kernels, and of one line of explanations.
     name = function.__name__[:_LONGEST_NAME] if function.__name__.isidentifier() else "epilogue"
     operands = _operands(function, f"{name} ({start})")
-    captured = captures.captures_of(function)
+    return traced(function, operands, name, start, captures.captures_of(function))
+
+
+def traced(
+    function: Callable[..., Any],
+    operands: tuple[OperandSpec, ...],
+    name: str,
+    start: str,
+    captured: captures.Captures = captures.NONE,
+) -> Traced:
+    """`trace` of a function whose operands and captured values are known.
+
+    Args:
+        function: takes the accumulator and the operands.
+        operands: what it takes.
+        name: an identifier.
+        start: `file:line` of where it begins, for messages.
+        captured: what it reads from around itself and may change.
+    """
     from epigemm import functor_trace
 
     kinds = [operand.kind for operand in operands]
@@ -215,7 +233,7 @@ def own(name: str) -> Traced:
     """One of `epigemm.programs`, as if it had been traced."""
     formula = programs.FORMULAS[name]
     operands = tuple(OperandSpec(kind, operand) for kind, operand in formula.operands)
-    return _made(name, operands, formula.program, captures.Captures(cast(FunctionType, own), (), ()))
+    return _made(name, operands, formula.program, captures.NONE)
 
 
 def _made(
@@ -290,4 +308,14 @@ def _resolved(function: FunctionType, annotation: str) -> object:
     return found
 
 
-__all__ = ["Matrix", "OperandSpec", "PerColumn", "PerRow", "Scalar", "Traced", "kernel_source", "trace"]
+__all__ = [
+    "Matrix",
+    "OperandSpec",
+    "PerColumn",
+    "PerRow",
+    "Scalar",
+    "Traced",
+    "kernel_source",
+    "trace",
+    "traced",
+]

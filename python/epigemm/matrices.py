@@ -17,7 +17,7 @@ from epigemm.user_epilogue import UserEpilogue
 __all__ = ["linear_batch_norm_relu", "linear_gated", "linear_layer_scale_residual", "linear_residual"]
 
 # Made here, not at the first call, which Dynamo may be tracing.
-_EPILOGUES = {name: UserEpilogue(own, own(name)) for name in FORMULAS}
+_EPILOGUES = {name: UserEpilogue(own(name)) for name in FORMULAS}
 
 
 def _run(

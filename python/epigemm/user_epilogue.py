@@ -39,8 +39,8 @@ class UserEpilogue:
         traced: the function as a program, its C++ functor and its PyTorch reference.
     """
 
-    def __init__(self, function: Callable[..., Any], traced: Traced | None = None) -> None:
-        self.traced: Traced = trace(function) if traced is None else traced
+    def __init__(self, traced: Traced) -> None:
+        self.traced = traced
         self._linked: dict[tuple[bool, ...], LinkedEpilogue] = {}
         # PyTorch's GEMM adds a bias and a ReLU itself, where that is faster: the planner knows it of the built-in ones.
         self._copied = _built_in(self.traced)
@@ -50,7 +50,6 @@ class UserEpilogue:
         self._has_rows = PER_ROW in self.traced.kinds
         self._usual = self._epilogue(self._are_scalars)
         self._epilogue((True,) * len(self._are_scalars))
-        functools.update_wrapper(self, function)
 
     def __call__(
         self,
@@ -382,4 +381,6 @@ def epilogue(function: Callable[..., Any]) -> UserEpilogue:
         ...     return torch.clamp(z * torch.sigmoid(z), -limit, limit) + residual
         >>> y = swish_clamp(x, weight, bias, residual, limit=0.5)
     """
-    return UserEpilogue(function)
+    made = UserEpilogue(trace(function))
+    functools.update_wrapper(made, function)
+    return made

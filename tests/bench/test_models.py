@@ -22,7 +22,6 @@ from epigemm.bench.models.records import (
     BACKEND,
     COMPILED,
     FUSED,
-    FUSED_COMPILED,
     TITLES,
     UNFUSED,
     Error,
@@ -92,18 +91,16 @@ def test_alternatives_and_sites(record: dict[str, Any]) -> None:
         main_group, compiling = tables.found(case, MAIN), tables.found(case, COMPILING)
         assert set(main_group) == {EAGER, FUSED}
         if case["batch"] == 32 and case["model"] != "problem_21":
-            assert set(compiling) == {EAGER, FUSED, COMPILED, BACKEND, FUSED_COMPILED}
+            assert set(compiling) == {EAGER, FUSED, COMPILED, BACKEND}
         else:
             assert compiling == {}
         sites = {name: m["sites"] for name, m in (main_group | compiling).items()}
         assert not sites[EAGER] and not sites.get(COMPILED)
         if case["model"] == "problem_33":
-            assert sites[FUSED] == sites[FUSED_COMPILED] == {"linear_scale_batch_norm": 1}
             trained = case["mode"] == "training"
-            assert sites[BACKEND] == {"linear_scale" if trained else "linear_scale_batch_norm": 1}
+            assert sites[FUSED] == {"linear_mul" if trained else "linear_mul_add": 1}
+            assert sites.get(BACKEND, sites[FUSED]) == sites[FUSED]
         assert bool(sites[FUSED]) is (case["model"] != "problem_21")
-    small = [m for c, _, m in measurements(record) if c["model"] == "resmlp" and m["alternative"] == FUSED]
-    assert all(sum(m["unfused"].values()) == 2 for m in small)  # both of its linear_relu
 
 
 def test_files_and_rendering_again(folder: Path, record: dict[str, Any], tmp_path: Path) -> None:
@@ -236,13 +233,13 @@ def test_the_budget_holds_and_what_is_left_out_is_named(tmp_path: Path) -> None:
 def test_one_alternative_may_be_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the others still fit."""
     (point,) = runner.points([workloads.PROBLEMS[0]], [HIGHEST], small=True, batches=())
-    names = [EAGER, FUSED, COMPILED, FUSED_COMPILED]
+    names = [EAGER, FUSED, COMPILED, BACKEND]
     measured = ModelRunner(CPU, names, runner.QUICK, alternatives.AOT_EAGER, small=True)
     why = "left out: no time"
     monkeypatch.setattr(measured, "_no_time", lambda kind: why if kind == COMPILED else "")
     *_, result = measured.run([point])
     assert result.skipped == {COMPILED: why}
-    assert [m.alternative for m in result.groups[-1].measurements] == [EAGER, FUSED, FUSED_COMPILED]
+    assert [m.alternative for m in result.groups[-1].measurements] == [EAGER, FUSED, BACKEND]
 
 
 def test_the_record_is_kept_after_every_point(tmp_path: Path) -> None:
@@ -328,7 +325,7 @@ def test_models_and_inputs_follow_their_seeds(workload: workloads.Workload[Any])
 
 
 def test_every_alternative_of_ours_has_one_without_fusion() -> None:
-    assert {FUSED, FUSED_COMPILED, BACKEND} < set(UNFUSED)
+    assert {FUSED, BACKEND} < set(UNFUSED)
     assert set(UNFUSED) | set(UNFUSED.values()) == set(TITLES) == set(alternatives.PREPARE)
 
 

@@ -1,17 +1,15 @@
-"""Fusion of products of any size: those of the tests are small."""
+"""Each test begins with a compiler that has seen nothing."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
-
-from epigemm.fusion import worth
-
-Limits = dict[tuple[str, str, bool], float]
+import torch
 
 
 @pytest.fixture(autouse=True)
-def every_size(monkeypatch: pytest.MonkeyPatch) -> Limits:
-    """Takes the limits away; returns them."""
-    limits = dict(worth.LIMITS)
-    monkeypatch.setattr(worth, "LIMITS", {})
-    return limits
+def fresh_compiler() -> Iterator[None]:
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()

@@ -59,7 +59,7 @@ def put_in_class(name: str, value: Any) -> Callable[[Any], None]:
 
 
 def original(model: nn.Module) -> Any:
-    return getattr(type(model), "_epigemm_original", type(model))
+    return type(model)
 
 
 def nothing(model: Any) -> None:
@@ -74,7 +74,6 @@ class Case:
     change: Callable[[Any], Any] = nothing
     fused: bool = True
     members: dict[str, Any] = field(default_factory=dict)
-    still: bool | None = None  # whether it runs fused after the change; None: either
 
     def make(self) -> Any:
         members = {name: fresh(function) for name, function in self.members.items()}

@@ -64,14 +64,14 @@ def assert_same(actual: nn.Module, expected: nn.Module, *inputs: Any, fused: boo
 
 def test_fuses_and_leaves_the_original_alone(model: Block, x: Tensor) -> None:
     fused = epigemm.fuse(model)
-    assert [site.function for site in report_of(fused).sites] == [
-        "linear_relu",
-        "linear_scale_batch_norm",
-        "linear_sigmoid_scale_residual",
+    assert_same(fused, model, x, fused=True)
+    assert [site.formula for site in report_of(fused).sites] == [
+        "relu(acc + v1)",
+        "(v3 * ((acc + v1) * v2)) + v4",
+        "(sigmoid(acc + v1) * 2) + (acc + v1)",
     ]
     assert type(model) is Block and not hasattr(model, "fusion_report")
-    assert isinstance(fused, Block)
-    assert_same(fused, model, x, fused=True)
+    assert type(fused) is Block
 
 
 def test_in_place(model: Block, x: Tensor) -> None:
@@ -80,12 +80,15 @@ def test_in_place(model: Block, x: Tensor) -> None:
     assert_same(model, original, x, fused=True)
 
 
-def test_dry_run_changes_nothing(model: Block) -> None:
-    before = {name: id(value) for name, value in vars(model).items()}
-    report = epigemm.fuse(model, dry_run=True)
-    assert len(report.sites) == 3
-    assert type(model) is Block and {name: id(value) for name, value in vars(model).items()} == before
-    assert str(report) == str(report_of(epigemm.fuse(model)))
+def test_dry_run_changes_nothing(x: Tensor) -> None:
+    model = Block().train()
+    before, state = dict(vars(model)), copy.deepcopy(model.state_dict())
+    report = epigemm.fuse(model, dry_run=True, example_inputs=(x,))
+    assert len(report.sites) == 3 and report.seconds > 0
+    assert vars(model) == before and "_compiled_call_impl" not in vars(model)
+    for name, value in model.state_dict().items():
+        torch.testing.assert_close(value, state[name], rtol=0, atol=0)
+    assert len(epigemm.fuse(model, dry_run=True, example_inputs={"x": x}).sites) == 3
 
 
 def test_parameters_and_buffers_are_the_same_objects(model: Block) -> None:
@@ -133,16 +136,16 @@ def test_optimisers_step_both(model: Block, x: Tensor) -> None:
 def test_unfuse_restores(model: Block, x: Tensor) -> None:
     epigemm.fuse(model, inplace=True)
     assert epigemm.unfuse(model) is model
-    assert all(type(module).__module__ != "epigemm.fusion.model" for module in model.modules())
+    assert "_compiled_call_impl" not in vars(model)
     assert not hasattr(model, "fusion_report")
     assert_same(model, copy.deepcopy(model), x)
     assert epigemm.unfuse(model) is model
 
 
 def test_fusing_twice_is_fusing_once(model: Block, x: Tensor) -> None:
-    fused = epigemm.fuse(epigemm.fuse(model))
+    fused = epigemm.fuse(epigemm.fuse(model), inplace=True)
     assert_same(fused, model, x, fused=True)
-    assert type(epigemm.unfuse(fused)) is Block
+    assert len(report_of(fused).sites) == 3
 
 
 def test_modes(model: Block, x: Tensor) -> None:
@@ -169,8 +172,10 @@ def test_batch_norm_alone_in_training(model: Block, x: Tensor) -> None:
 
 
 @pytest.mark.parametrize("way", ["deepcopy", "pickle", "torch.save"])
-def test_copies_are_fused(model: Block, x: Tensor, way: str) -> None:
+def test_copies_are_plain_models(model: Block, x: Tensor, way: str) -> None:
+    """torch drops the compiled call. They can be fused again."""
     fused = epigemm.fuse(model)
+    fused(x)
     if way == "deepcopy":
         again = copy.deepcopy(fused)
     elif way == "pickle":
@@ -179,25 +184,19 @@ def test_copies_are_fused(model: Block, x: Tensor, way: str) -> None:
         file = io.BytesIO()
         torch.save(fused, file)
         again = torch.load(io.BytesIO(file.getvalue()), weights_only=False)
-    assert_same(again, model, x, fused=True)
-    assert str(report_of(again)) == str(report_of(fused))
+    assert type(again) is Block and again.fusion_report is None and "_compiled_call_impl" not in vars(again)
+    assert_same(again, model, x)
     with torch.no_grad():
         again.fc1.weight.zero_()
     assert not torch.equal(again(x), fused(x))
-    assert type(epigemm.unfuse(again)) is Block
+    assert_same(epigemm.fuse(again), again, x, fused=True)
 
 
 def test_attributes_are_watched(model: Block, x: Tensor) -> None:
     fused, plain = epigemm.fuse(model), copy.deepcopy(model)
-    for factor in (3.0, -1.0):
+    for factor in (3.0, -1.0, 2.0):
         fused.factor = plain.factor = factor
-        assert_same(fused, plain, x, fused=False)
-    with fusion.watch() as unfused:
-        fused(x)
-    assert unfused == [("Block", "factor is -1.0, it was 2.0")]
-    assert_same(epigemm.fuse(fused), plain, x, fused=True)
-    fused.factor = plain.factor = 2.0
-    assert_same(fused, plain, x, fused=True)
+        assert_same(fused, plain, x, fused=True)
 
 
 def hooks() -> list[tuple[str, Any]]:
@@ -242,8 +241,6 @@ def test_hooks_fire(x: Tensor, name: str, register: Any, target: str, before: bo
         results.append((result, argument.grad))
     torch.testing.assert_close(results[1], results[0], rtol=1e-5, atol=1e-5)
     assert seen == expected == [1]
-    if before and target in ("fc1", "act"):
-        assert "hook" in str(report_of(fused))
 
 
 def test_global_hooks_fire(model: Block, x: Tensor) -> None:
@@ -269,15 +266,13 @@ def test_shared_layers_and_tied_weights(x: Tensor) -> None:
             return torch.relu(self.head(h)) / 2
 
     plain = Tied()
-    fused = epigemm.fuse(copy.deepcopy(plain))
-    assert len(report_of(fused).sites) == 3
+    fused = epigemm.fuse(copy.deepcopy(plain), inplace=True)
     assert fused.head.weight is fused.fc.weight
     for m in (plain, fused):
         backward(m(x).square().sum())
     torch.testing.assert_close(fused.fc.weight.grad, plain.fc.weight.grad, rtol=1e-4, atol=1e-4)
     assert_same(fused, plain, x, fused=True)
-    again = copy.deepcopy(fused)
-    assert again.head.weight is again.fc.weight
+    assert len(report_of(fused).sites) == 3
 
 
 def test_parametrised_weights_stay(x: Tensor) -> None:
@@ -290,9 +285,6 @@ def test_parametrised_weights_stay(x: Tensor) -> None:
             parametrizations.weight_norm(m[0])
         fused = model if after else epigemm.fuse(model, inplace=True)
         assert_same(fused, plain, x)
-        if not after:
-            assert "ParametrizedLinear is no plain torch.nn.Linear" in str(report_of(fused))
-            assert [site.name for site in report_of(fused).sites] == ["2"]
 
 
 def test_pruned_weights_stay(x: Tensor) -> None:
@@ -300,8 +292,7 @@ def test_pruned_weights_stay(x: Tensor) -> None:
     model = nn.Sequential(nn.Linear(24, 8), nn.ReLU())
     prune.l1_unstructured(model[0], "weight", amount=0.5)  # type: ignore[no-untyped-call]
     fused = epigemm.fuse(model, inplace=True)
-    assert "has a forward pre-hook" in str(report_of(fused))
-    assert_same(fused, model, x)
+    torch.testing.assert_close(fused(x), fused._call_impl(x))  # type: ignore[no-untyped-call]
 
 
 def test_quantised_layers_stay(x: Tensor) -> None:
@@ -309,16 +300,15 @@ def test_quantised_layers_stay(x: Tensor) -> None:
     quantised = torch.ao.quantization.quantize_dynamic(model, {nn.Linear})  # type: ignore[no-untyped-call]
     fused = epigemm.fuse(quantised)
     assert_same(fused, quantised, x)
-    report = report_of(fused)
-    assert not report.sites and "quantized.dynamic.modules.linear.Linear is no plain" in str(report)
+    assert not report_of(fused).sites
 
 
 def test_wrapped_in_data_parallel(model: Block, x: Tensor) -> None:
     wrapped = nn.DataParallel(model)
     fused = epigemm.fuse(wrapped)
-    assert len(report_of(fused).sites) == 3
-    assert_same(fused, model, x, fused=True)
-    assert_same(nn.DataParallel(epigemm.fuse(model)), model, x, fused=True)
+    assert fused is wrapped and "it holds a DataParallel" in str(report_of(fused))
+    assert_same(fused, model, x)
+    assert_same(nn.DataParallel(epigemm.fuse(model)), model, x)
 
 
 def test_replicas_of_data_parallel_are_themselves(model: Block, x: Tensor) -> None:
@@ -338,7 +328,7 @@ def test_replicas_of_data_parallel_are_themselves(model: Block, x: Tensor) -> No
     with torch.no_grad():
         for parameter in plain.parameters():
             parameter.mul_(2)
-    assert_same(replica, plain, x, fused=True)
+    assert_same(replica, plain, x)
 
 
 class Fake(nn.Module):
@@ -363,13 +353,14 @@ def test_models_that_cannot_be_copied(x: Tensor) -> None:
     fused = epigemm.fuse(model)
     assert fused is model and type(fused) is nn.Sequential
     assert "cannot be copied" in str(report_of(fused)) and "inplace=True" in str(report_of(fused))
-    assert len(report_of(epigemm.fuse(model, inplace=True)).sites) == 1
+    fused = epigemm.fuse(model, inplace=True)
+    assert_same(fused, nn.Sequential(*model), x, fused=True)
 
 
 def test_meta_and_half_and_to(model: Block) -> None:
     fused = epigemm.fuse(copy.deepcopy(model))
     fused.to(torch.float64)
-    assert_same(fused, model.to(torch.float64), torch.randn(9, 24, dtype=torch.float64), fused=True)
+    assert_same(fused, model.to(torch.float64), torch.randn(9, 24, dtype=torch.float64), fused=False)
     with torch.device("meta"):
         assert epigemm.fuse(Block())(torch.randn(9, 24)).shape == (9, 8)
 
@@ -409,6 +400,8 @@ def test_jit_trace_and_forward_mode_run_unfused(model: Block, x: Tensor) -> None
         (lambda: epigemm.unfuse(None), "model: got NoneType"),  # type: ignore[type-var]
         (lambda: epigemm.fuse(nn.ReLU(), inplace=1), "inplace: got int; accepted is True or False"),  # type: ignore[call-overload]
         (lambda: epigemm.fuse(nn.ReLU(), dry_run="yes"), "dry_run: got str"),  # type: ignore[call-overload]
+        (lambda: epigemm.fuse(nn.ReLU(), dry_run=True), "example_inputs: got NoneType"),  # type: ignore[call-overload]
+        (lambda: epigemm.fuse(nn.ReLU(), example_inputs=(1,)), "example_inputs: got some without"),  # type: ignore[call-overload]
     ],
 )
 def test_bad_input(call: Any, message: str) -> None:

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import epigemm
-from epigemm import fusion, packs
+from epigemm import packs
 from epigemm.fusion import FusionReport
 from tests.fusion.zoo import deep_mlp
 from tests.support.cases import fused_unavailable
@@ -105,7 +105,7 @@ def test_fused_models_are_captured() -> None:
             torch.testing.assert_close(y, model(x), rtol=1e-4, atol=1e-4)
 
 
-def test_a_scalar_on_the_cpu_runs_unfused() -> None:
+def test_a_scalar_on_the_cpu_ends_a_chain() -> None:
     """PyTorch takes a 0-d tensor of the CPU beside CUDA tensors; the kernels read theirs on the device."""
 
     class Model(nn.Module):
@@ -123,6 +123,49 @@ def test_a_scalar_on_the_cpu_runs_unfused() -> None:
     model.divisor = model.divisor.cpu()
     fused = epigemm.fuse(model)
     x = torch.randn(8, 64, device="cuda")
-    with fusion.watch() as unfused:
-        torch.testing.assert_close(fused(x), model(x), rtol=1e-4, atol=1e-4)
-    assert len(unfused) == 1
+    torch.testing.assert_close(fused(x), model(x), rtol=1e-4, atol=1e-4)
+    assert all("truediv" not in site.function for site in fused.fusion_report.sites)  # type: ignore[union-attr]
+
+
+@hopper
+def test_what_pays_is_fused_and_the_rest_is_not() -> None:
+    fused: Any = epigemm.fuse(wide())
+    with torch.no_grad():
+        fused(torch.randn(4096, 1024, device="cuda"))
+    assert [site.function for site in fused.fusion_report.sites] == ["linear_relu", "linear"]
+    small: Any = epigemm.fuse(wide())
+    with torch.no_grad():
+        small(torch.randn(2, 1024, device="cuda"))
+    assert not small.fusion_report.sites and len(small.fusion_report.skipped) == 2
+
+
+@hopper
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_chains_that_are_linked(dtype: torch.dtype) -> None:
+    """A gate, GELU, a residual: results and gradients are the model's."""
+
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.gate, self.up, self.down = (
+                nn.Linear(1024, 2048),
+                nn.Linear(1024, 2048),
+                nn.Linear(2048, 1024),
+            )
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            gated = torch.nn.functional.silu(self.gate(x)) * self.up(x)
+            return x + self.down(torch.nn.functional.gelu(gated))
+
+    model = Block().cuda().to(dtype)
+    fused = epigemm.fuse(model)
+    bound = 1e-4 if dtype is torch.float32 else 4e-2
+    for learns in (False, True):
+        x = torch.randn(4096, 1024, device="cuda", dtype=dtype, requires_grad=learns)
+        with torch.set_grad_enabled(learns):
+            mine, expected = fused(x), model(x)
+        torch.testing.assert_close(mine, expected, rtol=bound, atol=bound)
+        if learns:
+            found = [torch.autograd.grad(y.square().mean(), x)[0] for y in (mine, expected)]
+            scale = float(found[1].abs().max())
+            torch.testing.assert_close(found[0], found[1], rtol=bound, atol=bound * scale)

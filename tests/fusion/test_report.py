@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -19,97 +21,72 @@ class Sites(nn.Module):
         self.fc, self.bn = nn.Linear(8, 8), nn.BatchNorm1d(8)
         self.vector = nn.Parameter(torch.rand(8))
         self.matrix = nn.Parameter(torch.rand(9, 8))
+        self.mask = torch.rand(9, 8) > 0.5
 
 
-def notes(forward: object) -> str:
-    """All that the report says about one forward."""
+def report_of(forward: Any) -> FusionReport:
     model = type("Model", (Sites,), {"forward": forward})()
-    return str(epigemm.fuse(model, dry_run=True))
+    return epigemm.fuse(model, dry_run=True, example_inputs=(torch.rand(9, 8),))
 
 
-def test_a_report_in_full() -> None:
-    model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8), nn.GELU(), nn.Bilinear(8, 8, 8))
-    model.add_module("norm", nn.Sequential(nn.Linear(8, 8, bias=False), nn.BatchNorm1d(8)))
-    report = epigemm.fuse(nn.ModuleDict({"net": model[:4], "norm": model[5]}), dry_run=True)
-    assert str(report) == (
-        "fused 3 sites\n"
-        "  net: 0: epigemm.linear_relu for 0 (nn.Linear) -> 1 (nn.ReLU)\n"
-        "  net: 2: epigemm.linear for 2 (nn.Linear)\n"
-        "      followed by 3 (nn.GELU): no built-in epilogue covers it after linear\n"
-        "      a linear layer alone: replaced for fp32 on CUDA, where products on fp16 pieces are faster\n"
-        "  norm: 0: epigemm.linear_scale_batch_norm for 0 (nn.Linear) -> 1 (nn.BatchNorm1d)\n"
-        "      BatchNorm is in training mode: it runs as it is, after the product, until eval()"
-    )
+def test_equal_blocks_are_one_line() -> None:
+    blocks = [nn.Sequential(nn.Linear(8, 8), nn.GELU(), nn.Linear(8, 8)) for _ in range(3)]
+    report = epigemm.fuse(nn.Sequential(*blocks), dry_run=True, example_inputs=[torch.rand(4, 8)])
+    text = str(report).splitlines()
+    assert text[0].startswith("6 of 6 products fused; compiled in ")
+    assert text[1:] == ["  *.* (3): linear_gelu: gelu(acc + v1)", "  *.* (3): linear: acc + v1"], str(report)
 
 
-def second_user(self: Sites, x: Tensor) -> Tensor:
+def second_user(self: Sites, x: Tensor) -> Any:
     z = self.fc(x)
-    return torch.relu(z) * z  # type: ignore[no-any-return]
+    return torch.relu(z) * z + z.sum()
 
 
-def returned_too(self: Sites, x: Tensor) -> tuple[Tensor, Tensor]:
+def reduced(self: Sites, x: Tensor) -> Any:
+    return F.softmax(self.fc(x), -1)
+
+
+def masked(self: Sites, x: Tensor) -> Any:
+    return self.fc(x).masked_fill(self.mask, 0.0)
+
+
+def five_vectors(self: Sites, x: Tensor) -> Any:
     z = self.fc(x)
-    return z, torch.relu(z)
+    for number in range(4):
+        z = z * (self.vector + number)
+    return z
 
 
-def by_a_matrix(self: Sites, x: Tensor) -> Tensor:
-    return self.fc(x) * self.matrix  # type: ignore[no-any-return]
-
-
-def relu_by_a_vector(self: Sites, x: Tensor) -> Tensor:
-    return F.relu(self.fc(x)) * self.vector
-
-
-def divides_by_it(self: Sites, x: Tensor) -> Tensor:
-    return 1 / F.relu(self.fc(x))
-
-
-def two_biases(self: Sites, x: Tensor) -> Tensor:
-    return self.fc(x) + self.vector  # type: ignore[no-any-return]
-
-
-def trains(self: Sites, x: Tensor) -> Tensor:
-    bn = self.bn
-    return F.batch_norm(self.fc(x), bn.running_mean, bn.running_var, bn.weight, bn.bias, True)
-
-
-def other_residual(self: Sites, x: Tensor) -> Tensor:
-    z = self.fc(x)
-    return torch.sigmoid(z) * self.vector + z  # type: ignore[no-any-return]
-
-
-def scaled_bias(self: Sites, x: Tensor) -> Tensor:
-    return torch.add(x @ self.fc.weight.T, self.vector, alpha=2)
+def wider(self: Sites, x: Tensor) -> Any:
+    return self.fc(x) * self.vector.double()
 
 
 @pytest.mark.parametrize(
-    ("forward", "text"),
+    ("forward", "formula", "text"),
     [
-        (second_user, "fc has more than one user: relu (torch.relu), mul (operator.mul)"),
-        (returned_too, "fc has more than one user: relu (torch.relu), the result"),
-        (by_a_matrix, "its operand is not known to be one value per column"),
-        (relu_by_a_vector, "no built-in epilogue multiplies after relu by a tensor"),
-        (divides_by_it, "which divides by it"),
-        (two_biases, "there is a bias already"),
-        (trains, "in training mode, which needs the batch's statistics"),
-        (other_residual, "its operand is neither a number nor a 0-d tensor"),
-        (scaled_bias, "with alpha=2"),
+        (second_user, "acc + v1", "sum_1 gives a result of another shape or order"),
+        (reduced, "acc + v1", "softmax is a reduction"),
+        (masked, "acc + v1", "bool [9, 8], is no operand"),
+        (five_vectors, "(((acc + v1) * v2) * v3) * v4", "an epilogue has at most 4"),
+        (wider, "acc + v1", "float64 [8], is no operand"),
     ],
     ids=lambda v: v.__name__ if callable(v) else "",
 )
-def test_reasons(forward: object, text: str) -> None:
-    assert text in notes(forward)
+def test_why_a_chain_ends(forward: Any, formula: str, text: str) -> None:
+    report = report_of(forward)
+    (site,) = report.sites
+    assert site.formula == formula and any(text in note for note in site.notes), report
 
 
-def test_modules_that_are_not_looked_into() -> None:
-    report = epigemm.fuse(nn.TransformerEncoderLayer(8, 2), dry_run=True)
-    assert (
-        Skipped("TransformerEncoderLayer", "torch's own TransformerEncoderLayer is not looked into")
-        in report.skipped
+def test_what_is_left_alone() -> None:
+    model = nn.Linear(8, 8).double()
+    report = epigemm.fuse(model, dry_run=True, example_inputs=(torch.rand(4, 8).double(),))
+    assert report.skipped == [Skipped("linear", "it is in float64")]
+    compiled = nn.Linear(8, 8)
+    compiled.compile(backend="eager")
+    assert "left alone: it has been compiled already" in str(
+        epigemm.fuse(compiled, inplace=True).fusion_report
     )
-    report = epigemm.fuse(nn.Linear(8, 8), dry_run=True)
-    assert str(report) == "fused 0 sites\nleft alone 1\n  Linear: a linear layer alone; call epigemm.linear"
-    assert str(epigemm.fuse(nn.ReLU(), dry_run=True)) == "fused 0 sites"
 
 
 def test_reports_add_up_without_repetition() -> None:

@@ -29,7 +29,6 @@ _COLOURS = {
     "triton_tf32x3": "#9c9a3c",
     "fuse": "#d1495b",
     "backend": "#8f2d56",
-    "fuse_compile": "#e69aa4",
     "fuse_graph": "#c77dba",
     "graph": "#adb5bd",
 }
@@ -45,7 +44,6 @@ _TITLES = {
     "triton_tf32x3": "Triton tf32x3",
     "fuse": "epigemm.fuse",
     "backend": 'torch.compile(backend="epigemm")',
-    "fuse_compile": "epigemm.fuse, then torch.compile",
     "fuse_graph": "CUDA graph of epigemm.fuse",
     "graph": "CUDA graph",
 }

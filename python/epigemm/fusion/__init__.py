@@ -1,13 +1,14 @@
-"""Fusion of whole models: `fuse` rewrites modules, the torch.compile backend "epigemm" rewrites Dynamo's graphs.
+"""Fusion of whole models: one pass over Dynamo's graphs, `rewrite.fuse_graph`.
 
-Both run the same pass (`rewrite.fuse_graph`): `operations` knows the spellings, `chains` matches them to epilogues, a
-`Site` is one fused call that checks at every call that it may stand for what it replaced.
+`fuse` runs such graphs operator by operator, the torch.compile backend "epigemm" has them compiled. At every matrix
+product `capture` takes along what follows it element by element; `formula` makes it an epilogue, by the road of a
+user's function; a `Site` is the call.
 """
 
 from __future__ import annotations
 
 from epigemm.fusion.model import fuse, unfuse
 from epigemm.fusion.report import FusedSite, FusionReport, Skipped
-from epigemm.fusion.site import watch
+from epigemm.fusion.watching import watch
 
 __all__ = ["FusedSite", "FusionReport", "Skipped", "fuse", "unfuse", "watch"]

@@ -9,8 +9,6 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from epigemm.fusion.state import original_class
-
 # Wrappers that move, shard or replace the parameters of what is inside, by the names in their classes' history.
 WRAPPERS = {"DistributedDataParallel", "FullyShardedDataParallel", "FSDPModule", "DeepSpeedEngine"}
 
@@ -47,7 +45,7 @@ def _tensors_within(value: Any, seen: set[int]) -> Iterator[Tensor]:
 
 def _why_no_copy(model: nn.Module, copied: Any) -> str:
     """What a class's own way of copying did not do; empty where the copy is one, and shares every tensor."""
-    if not isinstance(copied, nn.Module) or original_class(type(copied)) is not original_class(type(model)):
+    if not isinstance(copied, nn.Module) or type(copied) is not type(model):
         return f"its copy is a {type(copied).__name__}"
     modules, others = dict(model.named_modules()), dict(copied.named_modules())
     if list(modules) != list(others) or any(modules[name] is others[name] for name in modules):

@@ -1,8 +1,4 @@
-"""The torch.compile backend "epigemm": the pass of `rewrite` on Dynamo's graphs, then Inductor for the rest.
-
-Dynamo sees through Python where torch.fx cannot: control flow, nested modules, helper functions. Its graphs name
-parameters as inputs and carry fake tensors, so that dtypes, devices and modes are decided while it compiles.
-"""
+"""The torch.compile backend "epigemm": the pass of `rewrite` on Dynamo's graphs, then Inductor for the rest."""
 
 from __future__ import annotations
 
@@ -10,14 +6,12 @@ import logging
 import shutil
 import warnings
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from typing import Any, cast
 
 import torch
-from torch import Tensor, fx, nn
+from torch import Tensor, fx
 
 from epigemm import checks
-from epigemm.fusion import worth
 from epigemm.fusion.report import FusionReport
 from epigemm.fusion.rewrite import fuse_graph
 
@@ -57,8 +51,7 @@ def epigemm_backend(
         >>> compiled = torch.compile(model, backend="epigemm", options={"report": reports.append})
     """
     given = _checked(options)
-    values = GraphValues(graph_module)
-    report = fuse_graph(graph_module.graph, values, keep_packs=given.pop("keep_packs", False))
+    report = fuse_graph(graph_module.graph, keep_packs=given.pop("keep_packs", False))
     if report.sites:
         graph_module.recompile()
     _log.info("%s", report)
@@ -96,9 +89,7 @@ def _inductor(
     from torch._inductor.compile_fx import compile_fx
 
     settings = {**(torch._inductor.list_mode_options(mode) if mode else {}), **options}
-    captured = settings.get("triton.cudagraphs", torch._inductor.config.triton.cudagraphs)
-    with worth.in_cuda_graphs() if captured else nullcontext():
-        compiled = compile_fx(graph_module, list(example_inputs), config_patches=settings or None)
+    compiled = compile_fx(graph_module, list(example_inputs), config_patches=settings or None)
     return cast(Callable[..., Any], compiled)
 
 
@@ -128,27 +119,3 @@ def _why_no_inductor(cuda: bool) -> str:
     return (
         "" if any(shutil.which(name) for name in names) else f"there is no C++ compiler ({', '.join(names)})"
     )
-
-
-class GraphValues:
-    """What is known about the values of a graph that Dynamo made: a fake tensor for each."""
-
-    def __init__(self, graph_module: fx.GraphModule) -> None:
-        self._root = graph_module
-
-    def module(self, node: fx.Node) -> nn.Module | None:
-        """The module that a `call_module` node calls."""
-        return self._root.get_submodule(str(node.target)) if node.op == "call_module" else None
-
-    def tensor(self, node: fx.Node) -> Tensor | None:
-        """The fake tensor of a node, or a tensor that the graph holds."""
-        value = node.meta.get("example_value")
-        if value is None and node.op == "get_attr":
-            value = self._root
-            for part in str(node.target).split("."):
-                value = getattr(value, part, None)
-        return value if isinstance(value, Tensor) else None
-
-    def is_parameter(self, node: fx.Node) -> bool | None:
-        """Whether the tensor is an `nn.Parameter`: while the rest is compiled, nobody could tell any more."""
-        return isinstance(self.tensor(node), nn.Parameter)

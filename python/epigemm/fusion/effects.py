@@ -1,161 +1,158 @@
-"""What a node does beside its result: whether it writes to memory, and whether it leaves the modes as they are.
+"""What a node of Dynamo's graph does beside its result: it is run once more, on tensors without data, and watched.
 
-Both questions are answered by what is known: a node that is in none of the tables, and has no schema, may do anything.
+The operators that PyTorch then dispatches say by their schemas what they write. Nothing is known of a node that cannot
+be run so; it may do anything.
 """
 
 from __future__ import annotations
 
-import inspect
-import math
-import operator
-from types import ModuleType
+from contextlib import nullcontext
+from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.nn.functional as F
-from torch import Tensor
-from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
-from torch.fx import Node
+from torch import Tensor, fx
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from epigemm.fusion import operations as ops
-from epigemm.fusion.operations import Values
+from epigemm.fusion.values import storage_of, tensor_of, value_of
 
-
-def _named(namespace: Any, names: str) -> set[Any]:
-    return {getattr(namespace, name) for name in names.split()}
-
-
-_OPERATORS = _named(
-    operator,
-    "abs add and_ contains eq floordiv ge getitem gt index inv invert is_ is_not le lshift lt matmul mod mul ne neg "
-    "not_ or_ pos pow rshift sub truediv truth xor",
-)
-_PYTHON: set[Any] = {getattr, len, abs, min, max, sum, round, int, float, bool, list, tuple, slice, range}
-_OF_TORCH = _named(
-    torch, "broadcast_tensors cdist einsum split sym_float sym_int sym_ite sym_max sym_min sym_not"
-)
-# Written in Python; pure unless told to work in place.
-_FUNCTIONALS = _named(
-    F,
-    "alpha_dropout binary_cross_entropy binary_cross_entropy_with_logits celu cross_entropy dropout elu embedding "
-    "embedding_bag gaussian_nll_loss glu group_norm hardsigmoid hardswish hardtanh huber_loss interpolate kl_div "
-    "l1_loss layer_norm leaky_relu log_softmax mish mse_loss nll_loss normalize pad relu relu6 rms_norm selu sigmoid "
-    "silu smooth_l1_loss softmax softmin softsign tanh tanhshrink threshold",
-)
-_WRITING_ARGUMENTS = ("inplace", "out", "max_norm")
-_C: Any = torch._C
-_NAMESPACES: tuple[Any, ...] = (torch, _C._nn, _C._special, _C._linalg, _C._fft)
-# Methods that are written in Python, or have no operator of their name.
-_METHODS = frozenset(
-    "bfloat16 bool byte cpu cuda dim double float get_device half int is_complex is_contiguous is_floating_point "  # noqa: SIM905
-    "long ndimension numel reshape short size split storage_offset stride to type type_as".split()
-)
 # Their schemas do not say that they write running statistics, or repack weights.
 _UNDECLARED = ("batch_norm", "instance_norm", "flatten_weight")
+_NUMBERS = (int, float, bool, torch.SymInt, torch.SymFloat, torch.SymBool, torch.Size)
+_WITH_A_MODE = ("train", "training", "use_input_stats")
 
 
-def is_pure(node: Node, values: Values) -> bool:
-    """Whether a node surely writes nothing that was there before it."""
-    if node.op in ("get_attr", "placeholder"):
-        return True
-    if node.op not in ("call_function", "call_method") or node.kwargs.get("out") is not None:
-        return False
-    operation = ops.understand(node, values)
-    if operation is not None:
-        if operation.kind == ops.BATCH_NORM:
-            return operation.args[5] is False
-        return not operation.in_place
-    if node.op == "call_method":
-        return _is_pure_method(str(node.target))
-    return _is_pure_function(node)
+@dataclass(frozen=True)
+class Effects:
+    """What a node does.
+
+    Attributes:
+        known: whether the node could be watched, and changes no mode (gradients, autocast) for those behind it.
+        writes: the memory that it writes, as `values.storage_of` names it.
+        changes_shapes: a tensor that was there before has another shape afterwards.
+        is_pointwise: all that it runs is pointwise by PyTorch's own mark, or a view.
+    """
+
+    known: bool
+    writes: frozenset[int] = frozenset()
+    changes_shapes: bool = False
+    is_pointwise: bool = False
+
+    @property
+    def is_pure(self) -> bool:
+        """Whether surely nothing is written."""
+        return self.known and not self.writes
 
 
-def keeps_modes(node: Node, values: Values) -> bool:
-    """Whether later nodes surely compute in the mode (gradients, autocast, ...) that earlier ones did."""
-    if node.op in ("get_attr", "placeholder", "output"):
-        return True
-    if node.op == "call_method":
-        return hasattr(Tensor, str(node.target))
-    if node.op == "call_module":
-        module = values.module(node)
-        return module is not None and all(
-            type(part).__module__.startswith("torch.nn.modules.") for part in module.modules()
-        )
-    target: Any = node.target
-    if isinstance(target, HigherOrderOperator) or is_pure(node, values):
-        return True
-    if isinstance(target, OpOverload):
-        return bool(target._schema.is_mutable)
-    if isinstance(target, OpOverloadPacket):
-        return all(getattr(target, name)._schema.is_mutable for name in target._overload_names)
-    # Functions of torch give something back, those that write too; others are called for what they switch.
-    in_operator = getattr(operator, getattr(target, "__name__", ""), None) is target
-    return in_operator or bool(_returning_overloads(_operator_of(target)))
+_NOTHING, _ANYTHING = Effects(True), Effects(False)
 
 
-def _is_pure_method(name: str) -> bool:
-    packet = getattr(torch.ops.aten, name, None) if hasattr(Tensor, name) else None
-    return name in _METHODS or _never_writes(packet)
+class Watcher:
+    """Remembers what the nodes of one graph do."""
+
+    def __init__(self) -> None:
+        self._seen: dict[fx.Node, Effects] = {}
+
+    def effects(self, node: fx.Node) -> Effects:
+        """What a node does beside its result."""
+        found = self._seen.get(node)
+        if found is None:
+            found = self._seen[node] = _effects(node)
+        return found
 
 
-def _is_pure_function(node: Node) -> bool:
-    target: Any = node.target
-    if isinstance(target, OpOverload):
-        return not _may_write(target) and not target._schema.is_mutable
-    if isinstance(target, OpOverloadPacket):
-        return _never_writes(target)
-    if isinstance(target, HigherOrderOperator) or not ops.hashable(target):
-        return False
-    if target in _FUNCTIONALS:
-        return _writes_no_argument(node)
-    if target in _OPERATORS or target in _PYTHON or target in _OF_TORCH:
-        return True
-    if getattr(math, getattr(target, "__name__", ""), None) is target:
-        return True
-    return _never_writes(_operator_of(target))
-
-
-def _writes_no_argument(node: Node) -> bool:
+def _effects(node: fx.Node) -> Effects:
+    if node.op in ("placeholder", "get_attr", "output"):
+        return _NOTHING
+    # What changes a mode has no value; nor has a call whose value Dynamo did not look at.
+    if "example_value" not in node.meta or node.op == "call_module":
+        return _ANYTHING
+    if isinstance(node.target, torch._ops.HigherOrderOperator):
+        return _ANYTHING
+    if isinstance(value_of(node), _NUMBERS):
+        return _NOTHING  # a size, or what `item` reads
+    fakes: dict[int, int] = {}  # memory of the stand-ins -> of what they stand for
+    inputs = [tensor_of(n) for n in node.all_input_nodes]
+    modes = {value.fake_mode for value in inputs if isinstance(value, FakeTensor)}
+    if len(modes) != 1:
+        return _without_tensors(node) if not modes else _ANYTHING
+    recorder = _Recorder()
     try:
-        bound = inspect.signature(node.target).bind(*node.args, **node.kwargs)  # type: ignore[arg-type]
-    except TypeError:
-        return False
-    return all(bound.arguments.get(name) in (None, False) for name in _WRITING_ARGUMENTS)
+        mode = modes.pop()
+        fresh = nullcontext() if mode.shape_env is None else mode.shape_env.ignore_fresh_unbacked_symbols()
+        with fresh, mode, torch.no_grad(), recorder:
+            given = fx.map_arg((node.args, node.kwargs), lambda n: _stand_in(n, fakes))
+            recorder.calls.clear()
+            _call(node, *given)
+    except Exception:  # whatever the function raises on such tensors
+        return _ANYTHING
+    writes, changes_shapes = set(), False
+    for function, args, kwargs in recorder.calls:
+        changes_shapes |= torch.Tag.inplace_view in function.tags
+        for tensor in _written(function, args, kwargs):
+            writes.add(fakes.get(storage_of(tensor), 0))
+    writes.discard(0)  # made on the way
+    marks = [
+        torch.Tag.pointwise in function.tags for function, _, _ in recorder.calls if not function.is_view
+    ]
+    return Effects(True, frozenset(writes), changes_shapes, bool(marks) and all(marks))
 
 
-def _operator_of(target: Any) -> OpOverloadPacket | None:
-    """The operator behind a function of torch or an unbound method of tensors."""
-    name = getattr(target, "__name__", "")
-    builtin = any(getattr(namespace, name, None) is target for namespace in _NAMESPACES)
-    if not name or isinstance(target, (type, ModuleType)) or inspect.isfunction(target):
-        return None
-    if not builtin and getattr(Tensor, name, None) is not target:
-        return None
-    found = getattr(torch.ops.aten, name, None)
-    return found if isinstance(found, OpOverloadPacket) else None
+def _without_tensors(node: fx.Node) -> Effects:
+    """Numbers and sizes are computed of each other; tensors are made."""
+    plain = (*_NUMBERS, tuple, list, Tensor)
+    inputs_are_numbers = all(tensor_of(n) is None for n in node.all_input_nodes)
+    return _NOTHING if inputs_are_numbers and isinstance(value_of(node), plain) else _ANYTHING
 
 
-def _returning_overloads(packet: OpOverloadPacket | None) -> list[OpOverload]:
-    """The overloads of an operator; none where one gives nothing back, for it is called for its effect."""
-    if not isinstance(packet, OpOverloadPacket):
-        return []
-    overloads = [getattr(packet, name) for name in packet._overload_names]
-    return overloads if all(overload._schema.returns for overload in overloads) else []
+def _stand_in(node: fx.Node, fakes: dict[int, int]) -> Any:
+    """A new tensor like that of a node, for a function to write to; other values as they are."""
+    value = value_of(node)
+    if isinstance(value, Tensor):
+        if tensor_of(node) is None:
+            raise TypeError("a tensor of another kind")
+        made = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device)
+        fakes[storage_of(made)] = storage_of(value)
+        return made
+    if isinstance(value, (list, tuple)) and any(isinstance(part, Tensor) for part in value):
+        raise TypeError("several tensors")
+    return value
 
 
-def _never_writes(packet: OpOverloadPacket | None) -> bool:
-    overloads = _returning_overloads(packet)
-    return bool(overloads) and not any(_may_write(overload) for overload in overloads)
+def _call(node: fx.Node, args: Any, kwargs: Any) -> Any:
+    if node.op == "call_method":
+        return getattr(args[0], str(node.target))(*args[1:], **kwargs)
+    return node.target(*args, **kwargs)  # type: ignore[operator]
 
 
-def _may_write(overload: OpOverload) -> bool:
-    """Whether it writes to an argument other than `out`, which has been looked for already."""
-    schema = overload._schema
-    if not schema.returns or any(part in schema.name for part in _UNDECLARED):
-        return True
-    for argument in schema.arguments:
-        written = argument.alias_info is not None and argument.alias_info.is_write
+class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Notes every operator."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.calls: list[tuple[Any, tuple[Any, ...], dict[str, Any]]] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.calls.append((func, args, kwargs or {}))
+        return func(*args, **(kwargs or {}))
+
+
+def _written(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:
+    """The tensors among an operator's arguments that it writes."""
+    arguments = function._schema.arguments
+    given = dict(zip((argument.name for argument in arguments), args, strict=False)) | kwargs
+    undeclared = any(part in function._schema.name for part in _UNDECLARED)
+    training = undeclared and any(given.get(name, False) for name in _WITH_A_MODE)
+    everything = training or "flatten_weight" in function._schema.name
+    found: list[Tensor] = []
+    for argument in arguments:
+        declared = argument.alias_info is not None and argument.alias_info.is_write
         # An object of a class may be changed without a word in the schema.
-        if (written and not argument.is_out) or str(argument.type).startswith("__torch__"):
-            return True
-    return False
+        if str(argument.type).startswith("__torch__"):
+            raise TypeError("an object of TorchScript")
+        if declared or everything:
+            value = given.get(argument.name)
+            several = value if isinstance(value, (list, tuple)) else [value]
+            found += [part for part in several if isinstance(part, Tensor)]
+    return found

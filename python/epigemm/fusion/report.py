@@ -1,7 +1,8 @@
-"""What fusion found: each site, what matched there, and what was left alone and why."""
+"""What fusion found: each site, what it computes, and what was left alone and why."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -11,31 +12,26 @@ class FusedSite:
     """One fused call.
 
     Attributes:
-        name: the module and the node, as `encoder.mlp: fc1`.
-        function: the function of epigemm that computes it.
-        matched: the replaced nodes, as `fc1 (nn.Linear)`, in order.
-        notes: why it ends where it ends, and when it runs unfused.
+        name: the product, as `encoder.mlp.fc1`.
+        function: what it computes, in one word: `linear_gelu`.
+        matched: the nodes of the graph that it replaces, in order.
+        formula: what it computes.
+        notes: why it ends where it ends.
     """
 
     name: str
     function: str
     matched: tuple[str, ...]
+    formula: str = ""
     notes: tuple[str, ...] = ()
-
-    def __str__(self) -> str:
-        lines = [f"{self.name}: epigemm.{self.function} for {' -> '.join(self.matched)}"]
-        return "\n".join(lines + [f"    {note}" for note in self.notes])
 
 
 @dataclass(frozen=True)
 class Skipped:
-    """Something that was left alone: a product, or a module that could not be looked into, and the reason."""
+    """Something that was left alone: a product or a whole graph, and the reason."""
 
     name: str
     reason: str
-
-    def __str__(self) -> str:
-        return f"{self.name}: {self.reason}"
 
 
 @dataclass
@@ -44,24 +40,56 @@ class FusionReport:
 
     Attributes:
         sites: what was fused.
-        skipped: what was left alone and why.
+        skipped: products that were left alone and why.
+        notes: what holds for all of it.
+        seconds: what the first calls took, compiling.
+        chains: products that something pointwise follows, and how many of those have it in their epilogue.
     """
 
     sites: list[FusedSite] = field(default_factory=list)
     skipped: list[Skipped] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    seconds: float = 0.0
+    chains: tuple[int, int] = (0, 0)
 
     def add(self, other: FusionReport) -> None:
         """Take over what another report has and this one has not."""
         self.sites += [site for site in other.sites if site not in self.sites]
         self.skipped += [skipped for skipped in other.skipped if skipped not in self.skipped]
+        self.notes += [note for note in other.notes if note not in self.notes]
+        self.seconds += other.seconds
+        self.chains = (self.chains[0] + other.chains[0], self.chains[1] + other.chains[1])
+
+    def __deepcopy__(self, memo: object) -> None:
+        # It belongs to a fused model. Copies of one are plain models.
+        return None
+
+    def __reduce__(self) -> tuple[type[None], tuple[()]]:
+        return type(None), ()
 
     def __str__(self) -> str:
         return "\n".join(self._lines())
 
     def _lines(self) -> Iterator[str]:
-        yield f"fused {len(self.sites)} site{'' if len(self.sites) == 1 else 's'}"
-        for site in self.sites:
-            yield "  " + str(site).replace("\n", "\n  ")
+        products = len(self.sites) + len(self.skipped)
+        seconds = f"; compiled in {self.seconds:.1f} s" if self.seconds else ""
+        yield f"{len(self.sites)} of {products} products fused{seconds}"
+        yield from _folded([(site.name, _text(site)) for site in self.sites])
         if self.skipped:
             yield f"left alone {len(self.skipped)}"
-            yield from (f"  {skipped}" for skipped in self.skipped)
+            yield from _folded([(skipped.name, skipped.reason) for skipped in self.skipped])
+        yield from self.notes
+
+
+def _text(site: FusedSite) -> str:
+    return "\n      ".join([f"{site.function}: {site.formula}", *site.notes])
+
+
+def _folded(named: list[tuple[str, str]]) -> Iterator[str]:
+    """Equal ones of blocks that differ by their numbers alone in one line: `blocks.*.fc1 (12)`."""
+    groups: dict[tuple[str, str], list[tuple[str, str]]] = {}
+    for name, text in named:
+        groups.setdefault((re.sub(r"\d+", "*", name), re.sub(r"_\d+\b", "", text)), []).append((name, text))
+    for (pattern, _), members in groups.items():
+        name, text = members[0]
+        yield f"  {name if len(members) == 1 else f'{pattern} ({len(members)})'}: {text}"

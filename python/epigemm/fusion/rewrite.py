@@ -1,74 +1,94 @@
-"""The pass over one graph, for traced modules and for Dynamo's graphs alike: each chain becomes one call."""
+"""The pass over one of Dynamo's graphs: each product and what follows it becomes one call."""
 
 from __future__ import annotations
 
-from torch import nn
-from torch.fx import Graph, Node
+import re
 
-from epigemm.fusion import building, chains
-from epigemm.fusion import operations as ops
-from epigemm.fusion.chains import Chain
-from epigemm.fusion.operations import Values
+import torch
+from torch import fx
+
+from epigemm.fusion import formula, products, profit
+from epigemm.fusion.capture import Capture, Chain
 from epigemm.fusion.report import FusedSite, FusionReport, Skipped
+from epigemm.fusion.site import Site, function_name, sources_of
+from epigemm.fusion.values import tensor_of
 
-_ALONE = "a linear layer alone: replaced for fp32 on CUDA, where products on fp16 pieces are faster"
+
+def higher_order(graph: fx.Graph) -> str:
+    """The name of an operator that calls graphs, such as a checkpoint; empty where there is none."""
+    for node in graph.nodes:
+        if node.op == "call_function" and isinstance(node.target, torch._ops.HigherOrderOperator):
+            return str(node.target)
+    return ""
 
 
-def fuse_graph(graph: Graph, values: Values, place: str = "", *, keep_packs: bool = False) -> FusionReport:
-    """Replace every chain of `graph` by one call, in place.
+def fuse_graph(graph: fx.Graph, *, keep_packs: bool = False) -> FusionReport:
+    """Replace every product of `graph` that pays, and what follows it, by one call, in place.
 
     Args:
-        graph: the graph.
-        values: what is known about its values.
-        place: what the report puts before the names of nodes.
-        keep_packs: whether fp32 parameters keep their fp16 pieces between calls (see `Site.is_parameter`).
+        graph: Dynamo's.
+        keep_packs: whether fp32 parameters keep their fp16 slices between calls.
 
     Returns:
         What was done. The graph is as it was where the report has no sites.
     """
-    found = chains.find(graph, values)
     report = FusionReport()
-    # The last one first: a chain reads the results of earlier ones, by the nodes that these replacements end.
-    for chain in reversed(found.chains):
-        report.sites.insert(0, _replace(graph, chain, values, place, keep_packs))
-    for node, reason in found.left_alone:
-        report.skipped.append(Skipped(_name(place, node), reason))
+    capture, chains = Capture(graph), []
+    changes_shapes = capture.changes_shapes()
+    # The last one first: of a gate and what it is multiplied by, each then has what follows it alone.
+    for node in reversed(list(graph.nodes)):
+        understood = products.understand(node)
+        if isinstance(understood, str):
+            report.skipped.insert(0, Skipped(_name(node), understood))
+        elif understood is not None and changes_shapes:
+            report.skipped.insert(0, Skipped(_name(node), "a tensor gets another shape in place"))
+        elif understood is not None:
+            chains.append(capture.chain(understood))
+    # What a chain reads may be the result of an earlier one, which is replaced after it.
+    for chain in chains:
+        _replace(graph, chain, report, keep_packs)
     return report
 
 
-def _replace(graph: Graph, chain: Chain, values: Values, place: str, keep_packs: bool) -> FusedSite:
-    name = _name(place, chain.first)
-    matched = tuple(ops.describe(node, values) for node in chain.nodes)
-    site = building.build(chain, values, name, keep_packs=keep_packs)
-    with graph.inserting_before(chain.first):
-        inputs = tuple(_input(graph, origin) for origin in site.origins)
-        fused = graph.call_function(site, inputs)
-    fused.meta = dict(chain.tail.meta)
-    chain.tail.replace_all_uses_with(fused)
-    for node in (*reversed(chain.nodes), *chain.helpers):
-        if not node.users:
-            graph.erase_node(node)
-    return FusedSite(name, chain.function, matched, _notes(chain, values))
+def _replace(graph: fx.Graph, chain: Chain, report: FusionReport, keep_packs: bool) -> None:
+    product = chain.product
+    name, is_chain = _name(product.node), len(chain.nodes) > 1 or chain.is_followed
+    report.chains = (report.chains[0] + is_chain, report.chains[1] + (len(chain.nodes) > 1))
+    weight = tensor_of(product.weight)
+    keeps = keep_packs and isinstance(weight, torch.nn.Parameter)
+    if reason := profit.why_not(chain, keeps_pack=keeps):
+        report.skipped.insert(0, Skipped(name, reason))
+        return
+    site = Site(chain, keeps)
+    tail = chain.tail
+    with graph.inserting_before(tail):
+        fused = graph.call_function(site, tuple(sources_of(chain)))
+        fused.meta = {key: tail.meta[key] for key in ("stack_trace", "nn_module_stack") if key in tail.meta}
+        for view in chain.views:
+            fused = _copied(graph, view, chain, fused)
+    fused.meta["example_value"] = tail.meta["example_value"]
+    tail.replace_all_uses_with(fused)
+    for node in reversed(chain.nodes):
+        graph.erase_node(node)
+    text = "acc" if product.bias is None else "acc + v1"
+    if chain.epilogue is not None:
+        text = formula.text_of(chain.epilogue)
+    elif len(chain.nodes) > 1:
+        text = "batch_norm(acc)" if product.bias is None else "batch_norm(acc + v1)"
+    notes = (f"ends: {chain.ended}",) if chain.ended else ()
+    matched = tuple(node.name for node in chain.nodes)
+    report.sites.insert(0, FusedSite(name, function_name(chain), matched, text, notes))
 
 
-def _input(graph: Graph, origin: Node | str) -> Node:
-    """A site's argument, where the site stands: modules and tensors that have names are named there once more."""
-    if isinstance(origin, str):
-        return graph.create_node("get_attr", origin)
-    return graph.node_copy(origin) if ops.hoistable(origin) else origin
+def _copied(graph: fx.Graph, view: fx.Node, chain: Chain, of: fx.Node) -> fx.Node:
+    """A view of the chain's, of its result."""
+    return graph.node_copy(view, lambda node: of if node in chain.nodes else node)
 
 
-def _notes(chain: Chain, values: Values) -> tuple[str, ...]:
-    notes = list(chain.notes)
-    if chain.function == chains.LINEAR:
-        notes.append(_ALONE)
-    if chain.norm is not None and chain.norm.module:
-        module = values.module(chain.nodes[-1])
-        if isinstance(module, nn.BatchNorm1d) and module.training:
-            notes.append("BatchNorm is in training mode: it runs as it is, after the product, until eval()")
-    return tuple(notes)
-
-
-def _name(place: str, node: Node) -> str:
-    label = str(node.target) if node.op == "call_module" else node.name
-    return f"{place}: {label}" if place else label
+def _name(node: fx.Node) -> str:
+    """The module that a product is of, or the node."""
+    stack = node.meta.get("nn_module_stack") or {}
+    path = str(list(stack.values())[-1][0]) if stack else ""
+    path = re.sub(r"\[['\"]?(\w+)['\"]?\]", r".\1", path.replace("_modules", "").replace("__self__", ""))
+    parts = [part for part in path.split(".") if part and part not in ("L", "run", "self", "model")]
+    return ".".join(parts) or node.name

@@ -1,44 +1,78 @@
-"""Values that a trace bakes in: which ones can be compared later, and how."""
+"""What is known about the values of Dynamo's graphs: a fake tensor for each node, and what sizes surely are."""
 
 from __future__ import annotations
 
-import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
-
-PRIMITIVES = (type(None), bool, int, float, complex, str, bytes, type(Ellipsis))
-_CONSTANTS = (torch.dtype, torch.device, torch.layout, torch.memory_format, range, slice)
-
-
-def is_primitive(value: Any) -> bool:
-    """A value that never changes and is compared as it is."""
-    return type(value) in PRIMITIVES
+from torch import Tensor, fx
+from torch._subclasses.fake_tensor import FakeTensor
 
 
-def is_constant(value: Any) -> bool:
-    """A primitive, or one of the values that stand for a dtype, a device, a choice."""
-    # Members of an Enum are none: they may have attributes, which change.
-    return type(value) in PRIMITIVES or type(value) in _CONSTANTS
+def value_of(node: fx.Node) -> Any:
+    """What Dynamo has computed for a node; None where there is nothing."""
+    value = node.meta.get("example_value")
+    if value is None and node.op == "get_attr":
+        value = node.graph.owning_module
+        for part in str(node.target).split("."):
+            value = getattr(value, part, None)
+    return value
 
 
-def same(now: Any, was: Any) -> bool:
-    """Whether two values are the same in type and value; 0.0 and -0.0 are two, nan and nan are one."""
-    kind = type(was)
-    if type(now) is not kind:
-        return False
-    if kind is float:
-        return (now == was and (was != 0 or math.copysign(1.0, now) == math.copysign(1.0, was))) or (
-            now != now and was != was
-        )
-    if kind is complex:
-        return same(now.real, was.real) and same(now.imag, was.imag)
-    if kind is tuple or kind is list:
-        return len(now) == len(was) and all(same(a, b) for a, b in zip(now, was, strict=True))
-    if kind is dict:
-        return same(list(now), list(was)) and all(same(now[key], was[key]) for key in was)
-    if kind is range or kind is slice:  # range(0, 3, 2) == range(0, 4, 2), slice(0) == slice(0.0)
-        return same((now.start, now.stop, now.step), (was.start, was.stop, was.step))
-    if kind in PRIMITIVES or kind in _CONSTANTS:
-        return bool(now == was)
-    return now is was
+def tensor_of(node: Any) -> Tensor | None:
+    """The fake tensor of a node whose value is a plain strided tensor."""
+    value = value_of(node) if isinstance(node, fx.Node) else None
+    if not isinstance(value, FakeTensor) and type(value) not in (Tensor, torch.nn.Parameter):
+        return None
+    assert isinstance(value, Tensor)
+    return value if value.layout is torch.strided else None
+
+
+def known(condition: Any) -> bool:
+    """Whether a comparison of sizes holds for all sizes that a graph is for; nothing is guarded."""
+    if isinstance(condition, bool):
+        return condition
+    from torch.fx.experimental.symbolic_shapes import statically_known_true
+
+    return statically_known_true(condition)
+
+
+def same_sizes(one: Sequence[Any], other: Sequence[Any]) -> bool:
+    """Whether two shapes are surely equal."""
+    return len(one) == len(other) and all(known(a == b) for a, b in zip(one, other, strict=True))
+
+
+def is_contiguous(tensor: Tensor) -> bool:
+    """Whether a tensor surely lies in the order of its elements, without gaps."""
+    expected: Any = 1
+    for size, stride in zip(reversed(tensor.shape), reversed(tensor.stride()), strict=True):
+        if not known(size == 1) and not known(stride == expected):
+            return False
+        expected = expected * size
+    return True
+
+
+def storage_of(tensor: Tensor) -> int:
+    """Equal for tensors that share memory."""
+    return int(tensor.untyped_storage()._cdata)
+
+
+def is_same_memory(one: Tensor, other: Tensor) -> bool:
+    """Whether both are the same elements in the same order: one is a view of the other, or the other itself."""
+    return (
+        storage_of(one) == storage_of(other)
+        and one.dtype == other.dtype
+        and known(one.storage_offset() == other.storage_offset())
+        and known(one.numel() == other.numel())
+        and is_contiguous(one)
+        and is_contiguous(other)
+    )
+
+
+def hint(size: Any) -> int:
+    """A size, or what it was in the call that is being compiled; nothing is guarded."""
+    if isinstance(size, int):
+        return size
+    found = size.node.hint
+    return found if isinstance(found, int) else 1 << 20

@@ -4,7 +4,7 @@
 ``problems``      the models of the public problem set, plain PyTorch
 ``networks``      an MLP, residual blocks, DLRM, a vision transformer, plain PyTorch
 ``workloads``     how each is built and what goes in; sizes, batches
-``alternatives``  eager, fused, compiled, both, captured: what is compared
+``alternatives``  eager, fused, compiled, captured: what is compared
 ``runner``        what is timed and checked, and how; the order
 ``records``       plain data classes: what was measured
 ``tables``        JSON -> tables (console, Markdown) and PNG

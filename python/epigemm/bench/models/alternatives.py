@@ -1,4 +1,4 @@
-"""The ways to call a model: as it is, fused, compiled, both, captured."""
+"""The ways to call a model: as it is, fused, compiled, captured."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from epigemm.bench.models.records import (
     BACKEND,
     COMPILED,
     FUSED,
-    FUSED_COMPILED,
     FUSED_GRAPH,
     FUSED_WITH_PACKS,
     GRAPH,
@@ -120,11 +119,6 @@ def _compile(model: Any, compiler: str) -> Callable[..., Tensor]:
     return compiled  # type: ignore[no-any-return]
 
 
-def _fuse_compile(subject: Subject) -> Alternative:
-    fused = _fuse(subject)
-    return Alternative(_compile(fused.forward, subject.compiler), fused.reports)
-
-
 def _backend(subject: Subject) -> Alternative:
     reports: list[FusionReport] = []
     options: dict[str, Any] = {"report": reports.append, "backend": subject.compiler}
@@ -164,10 +158,9 @@ PREPARE: dict[str, Callable[[Subject], Alternative]] = {
     FUSED_GRAPH: _fuse_graph,
     COMPILED: lambda subject: Alternative(_compile(subject.model, subject.compiler)),
     BACKEND: _backend,
-    FUSED_COMPILED: _fuse_compile,
 }
 GRAPHS = (GRAPH, FUSED_GRAPH)
-SLOW = (COMPILED, BACKEND, FUSED_COMPILED)
+SLOW = (COMPILED, BACKEND)
 """What takes long to prepare."""
 
 

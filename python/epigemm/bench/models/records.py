@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from epigemm.bench.records import EAGER, Timing
 
 FUSED, FUSED_WITH_PACKS, COMPILED = "fuse", "fuse_packs", "compile"
-FUSED_COMPILED, BACKEND = "fuse_compile", "backend"
+BACKEND = "backend"
 GRAPH, FUSED_GRAPH = "graph", "fuse_graph"
 
 TITLES = {
@@ -17,7 +17,6 @@ TITLES = {
     FUSED: "epigemm.fuse",
     FUSED_WITH_PACKS: "epigemm.fuse(keep_packs=True)",
     COMPILED: "torch.compile",
-    FUSED_COMPILED: "epigemm.fuse, then torch.compile",
     BACKEND: 'torch.compile(backend="epigemm")',
     GRAPH: "CUDA graph of eager",
     FUSED_GRAPH: "CUDA graph of epigemm.fuse",
@@ -25,7 +24,6 @@ TITLES = {
 UNFUSED = {
     FUSED: EAGER,
     FUSED_WITH_PACKS: EAGER,
-    FUSED_COMPILED: COMPILED,
     BACKEND: COMPILED,
     FUSED_GRAPH: GRAPH,
 }

@@ -12,7 +12,6 @@ from epigemm.bench.models.records import (
     BACKEND,
     COMPILED,
     FUSED,
-    FUSED_COMPILED,
     FUSED_GRAPH,
     FUSED_WITH_PACKS,
     GRAPH,
@@ -100,7 +99,7 @@ def _eager_table(cases: Sequence[_Case], what: str) -> Table:
 
 
 def _compiled_table(cases: Sequence[_Case], what: str) -> Table | None:
-    ours = (FUSED_COMPILED, BACKEND)
+    ours = (BACKEND,)
     columns = ["model", "batch", "eager ms", "fuse ms", "compile ms", "fuse, compile ms", "backend ms"]
     columns += ["compile vs eager", "fuse, compile vs compile", "backend vs compile", "backend vs eager"]
     columns += ["sites of the backend", "seconds to compile: plain", "backend"]

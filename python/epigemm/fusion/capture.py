@@ -1,0 +1,257 @@
+"""What follows a product as far as one epilogue computes it: the chain, and what it reads beside the product.
+
+A chain begins with the product and ends with a node that alone is read by others. Between the two nothing is written
+but the chain's own values, and no mode (gradients, autocast) changes: so the fused call may stand where the last node
+stood, where all that the chain reads is ready.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from torch import Tensor, fx
+
+from epigemm.epilogues import PER_COLUMN
+from epigemm.functor_source import FIRST_SLOT
+from epigemm.fusion.effects import Watcher
+from epigemm.fusion.formula import Formula, epilogue_of
+from epigemm.fusion.operands import Norm, Operand, Refused, Region, formula_of, is_norm_alone, label, value_at
+from epigemm.fusion.products import Product
+from epigemm.fusion.values import is_contiguous, is_same_memory, known, same_sizes, storage_of, tensor_of
+from epigemm.user_epilogue import UserEpilogue
+
+_TAKEN = "it is a part of another chain"
+
+
+@dataclass(frozen=True)
+class Chain:
+    """A product and what follows it.
+
+    Attributes:
+        product: the product.
+        nodes: what the call replaces, the product first, the node with the result last.
+        views: those among them that give the result its shape, in order.
+        operands: what the epilogue reads; of a `Norm` two vectors.
+        formula: of the product and the operands.
+        epilogue: what it is made to; None: nothing follows the product but its bias, or one BatchNorm.
+        ended: why the chain ends where it does; empty where nothing follows.
+        is_followed: whether something pointwise follows the product, taken along or not.
+    """
+
+    product: Product
+    nodes: tuple[fx.Node, ...]
+    views: tuple[fx.Node, ...]
+    operands: tuple[Operand | Norm, ...]
+    formula: Formula
+    epilogue: UserEpilogue | None
+    ended: str = ""
+
+    is_followed: bool = False
+
+    @property
+    def tail(self) -> fx.Node:
+        """The node with the result."""
+        return self.nodes[-1]
+
+
+class Capture:
+    """Finds the chains of one graph."""
+
+    def __init__(self, graph: fx.Graph) -> None:
+        self._watcher = Watcher()
+        self._order = {node: place for place, node in enumerate(graph.nodes)}
+        self._sharing: dict[int, list[fx.Node]] = {}
+        for node in graph.nodes:
+            if (value := tensor_of(node)) is not None:
+                self._sharing.setdefault(storage_of(value), []).append(node)
+        self._taken: set[fx.Node] = set()
+
+    def changes_shapes(self) -> bool:
+        """Whether some node gives a tensor another shape in place: then the shapes that Dynamo noted are later ones."""
+        return any(
+            isinstance(node.target, str)
+            and node.target.endswith("_")
+            and self._watcher.effects(node).changes_shapes
+            for node in self._order
+            if node.op == "call_method"
+        )
+
+    def chain(self, product: Product) -> Chain:
+        """The longest chain that begins with a product, and takes no node that another one has."""
+        region = self._grow(product)
+        ended = ""
+        for tail in reversed([node for node in region.members if node not in region.views]):
+            nodes = _needed(region, tail)
+            if nodes is None:
+                ended = ended or f"{_first_reader_outside(region)} reads a value in between"
+                continue
+            if tail is not product.node and not self._is_result(product, tail):
+                continue
+            try:
+                made = self._made(region, nodes)
+            except Refused as refusal:
+                ended = str(refusal)
+                continue
+            self._taken.update(made.nodes)
+            ended = (
+                "; ".join(dict.fromkeys(each for each in region.refused.values() if each != _TAKEN)) or ended
+            )
+            is_followed = len(made.nodes) > 1 or self._is_followed(product.node)
+            return replace(made, ended=ended, is_followed=is_followed)
+        raise AssertionError("a product alone is a chain")
+
+    def _is_followed(self, node: fx.Node) -> bool:
+        """Whether something pointwise reads a node, or a view of it."""
+        for user in node.users:
+            value = tensor_of(user)
+            if value is None or not known(value.numel() == value_at(node).numel()):
+                continue
+            is_view = len(user.all_input_nodes) == 1 and _is_view(value, node)
+            effects = self._watcher.effects(user)
+            if effects.is_pointwise or (is_view and not effects.writes and self._is_followed(user)):
+                return True
+        return False
+
+    # --- what may follow ---
+
+    def _grow(self, product: Product) -> Region:
+        region = Region(product, self._order)
+        region.members[product.node] = None
+        waiting = set(product.node.users)
+        node = product.node.next
+        while waiting and node.op != "output":
+            effects = self._watcher.effects(node)
+            if node in waiting:
+                waiting.discard(node)
+                reason = self._why_not(region, node)
+                if not reason:
+                    region.members[node] = None
+                    waiting.update(node.users)
+                else:
+                    region.refused[node] = reason
+            if node not in region.members and not effects.is_pure:
+                what = "writes to memory" if effects.writes else "may change a mode or write to memory"
+                region.refused.setdefault(node, f"{label(node)} {what}")
+                break
+            node = node.next
+        return region
+
+    def _why_not(self, region: Region, node: fx.Node) -> str:
+        """Why a node that reads members is no part of the chain; empty where it is one."""
+        if node in self._taken:
+            return _TAKEN
+        value, effects = tensor_of(node), self._watcher.effects(node)
+        if value is None or not effects.known:
+            return f"{label(node)} is not known to be pointwise"
+        carried = [n for n in node.all_input_nodes if n in region.members]
+        if value.is_floating_point() and region.product.value.requires_grad and not value.requires_grad:
+            return f"{label(node)} ends a derivative"
+        if effects.writes and not self._may_write(region, node, carried, effects.writes):
+            return f"{label(node)} writes to memory that others read"
+        if len(carried) == 1 and not effects.writes and _is_view(value, carried[0]):
+            region.views.add(node)
+            return ""
+        if not is_contiguous(value) or not all(same_sizes(value.shape, value_at(n).shape) for n in carried):
+            return f"{label(node)} gives a result of another shape or order"
+        try:
+            formula, operands = formula_of(region, (node,), alone=True)
+        except Refused as refusal:
+            return str(refusal)
+        if region.product.value.requires_grad and any(
+            self._is_written_after(node, each) for each in operands
+        ):
+            return f"{label(node)} reads what is written before its derivative would read it again"
+        if formula is not None:
+            made = epilogue_of(formula)
+            if isinstance(made, str):
+                return f"{label(node)}: {made}"
+        return ""
+
+    def _may_write(
+        self, region: Region, node: fx.Node, carried: list[fx.Node], writes: frozenset[int]
+    ) -> bool:
+        """Whether what a node writes is a value of the chain that nobody reads after it but by its result."""
+        here = self._order[node]
+        for memory in writes:
+            if memory not in {storage_of(value_at(n)) for n in carried}:
+                return False
+            for other in self._sharing.get(memory, ()):
+                if self._order[other] < here and other not in region.members:
+                    return False
+                if self._order[other] < here and any(self._order[user] > here for user in other.users):
+                    return False
+        return True
+
+    def _is_written_after(self, node: fx.Node, operand: Operand | Norm) -> bool:
+        """Whether the graph writes an operand later: a fused call saves it for the backward pass."""
+        sources = (operand.source,) if isinstance(operand, Operand) else operand.vectors
+        for source in sources:
+            memory = None if source is None else storage_of(value_at(source))
+            for other in self._sharing.get(memory, ()) if memory is not None else ():
+                for user in other.users:
+                    is_later = self._order[user] > self._order[node]
+                    if is_later and memory in self._watcher.effects(user).writes:
+                        return True
+        return False
+
+    # --- where the chain ends ---
+
+    def _is_result(self, product: Product, tail: fx.Node) -> bool:
+        value = value_at(tail)
+        return value.dtype == product.value.dtype and is_contiguous(value)
+
+    def _made(self, region: Region, nodes: tuple[fx.Node, ...]) -> Chain:
+        formula, operands = formula_of(region, nodes)
+        views = tuple(_views_to(region, nodes[-1]))
+        product = region.product
+        for kind, (_, most) in FIRST_SLOT.items():
+            count = formula.kinds.count(kind)
+            if count > most:
+                raise Refused(
+                    f"{label(nodes[-1])}: {count} operands of kind {kind}, an epilogue has at most {most}"
+                )
+        is_alone = len(nodes) == 1 and (product.bias is None or formula.kinds == (PER_COLUMN,))
+        if is_alone or is_norm_alone(product, formula, operands):
+            return Chain(product, nodes, views, operands, formula, None)
+        made = epilogue_of(formula)
+        if isinstance(made, str):
+            raise Refused(f"{label(nodes[-1])}: {made}")
+        return Chain(product, nodes, views, operands, formula, made)
+
+
+def _is_view(value: Tensor, of: fx.Node) -> bool:
+    """Whether a node gives the same elements, perhaps in another shape."""
+    origin = value_at(of)
+    return is_same_memory(value, origin)
+
+
+def _needed(region: Region, tail: fx.Node) -> tuple[fx.Node, ...] | None:
+    """The members that a node is computed of, itself included; None where others read them, too."""
+    found: set[fx.Node] = set()
+    waiting = [tail]
+    while waiting:
+        node = waiting.pop()
+        if node not in found:
+            found.add(node)
+            waiting += [n for n in node.all_input_nodes if n in region.members]
+    if any(user not in found for node in found if node is not tail for user in node.users):
+        return None
+    return tuple(node for node in region.members if node in found)
+
+
+def _first_reader_outside(region: Region) -> str:
+    readers = (user for node in region.members for user in node.users if user not in region.members)
+    return label(next(readers, region.product.node))
+
+
+def _views_to(region: Region, tail: fx.Node) -> Iterator[fx.Node]:
+    """The views between the product and a node that has their shape."""
+    if same_sizes(value_at(tail).shape, region.product.value.shape):
+        return
+    node, found = tail, []
+    while node is not region.product.node:
+        if node in region.views:
+            found.append(node)
+        node = next(n for n in node.all_input_nodes if n in region.members)
+    yield from reversed(found)

@@ -1,0 +1,133 @@
+"""The matrix products of a graph: which operand is the weight, and how it lies."""
+
+from __future__ import annotations
+
+import operator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, fx
+
+from epigemm.fusion.values import is_contiguous, known, same_sizes, storage_of, tensor_of
+
+DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+_MATRICES = (torch.mm, torch.addmm, torch.bmm)
+_FUNCTIONS = (F.linear, torch.matmul, operator.matmul, operator.imatmul, *_MATRICES)
+_METHODS = ("matmul", "__matmul__", "mm", "addmm", "bmm")
+_LIKE_MATMUL = ("imatmul", "__matmul__", "mm", "bmm")
+_PARAMETERS = {
+    "linear": ("input", "weight", "bias"),
+    "matmul": ("input", "other", ""),
+    "addmm": ("mat1", "mat2", "input"),
+}
+"""Under which names a function takes x, the weight and what is added."""
+_ORDER = {"linear": (0, 1, 2), "matmul": (0, 1, 2), "addmm": (1, 2, 0)}
+"""In which places."""
+
+
+@dataclass(frozen=True)
+class Product:
+    """D = x @ weight.T + bias.
+
+    Attributes:
+        node: the product in the graph.
+        x: `[..., K]`.
+        weight: `[N, K]`, or `[K, N]` where `is_kn`; where `is_batch` a batch of equal ones.
+        bias: what is added, or None.
+        is_kn: whether the weight is the right operand as it stands.
+        is_batch: whether the weight is the first of a batch.
+    """
+
+    node: fx.Node
+    x: fx.Node
+    weight: fx.Node
+    bias: fx.Node | None
+    is_kn: bool
+    is_batch: bool = False
+
+    @property
+    def value(self) -> Tensor:
+        """The fake tensor of the result."""
+        found = tensor_of(self.node)
+        assert found is not None
+        return found
+
+
+def understand(node: fx.Node) -> Product | str | None:
+    """A node as a product, or why it cannot be taken; None for what is none, or multiplies two batches."""
+    name = _name(node)
+    if name is None:
+        return None
+    kind = "matmul" if name in _LIKE_MATMUL else name
+    x, weight, added = (_argument(node, kind, place) for place in range(3))
+    left, right = tensor_of(x), tensor_of(weight)
+    if left is None or right is None:
+        return "an operand is no plain tensor"
+    is_batch = right.dim() == 3 and left.dim() == 3 and known(right.stride(0) == 0)
+    if left.dim() < 2 or (right.dim() != 2 and not is_batch):
+        return None
+    assert isinstance(x, fx.Node) and isinstance(weight, fx.Node)
+    if kind == "addmm" and any(node.kwargs.get(name, 1) != 1 for name in ("alpha", "beta")):
+        return "it is scaled by alpha or beta"
+    if node.kwargs.get("out") is not None:
+        return "it is written to out="
+    if reason := _why_not(node, left, right):
+        return reason
+    bias = added if isinstance(added, fx.Node) else None
+    if kind == "linear":
+        return Product(node, x, weight, bias, is_kn=False)
+    origin = None if is_batch else _transposed(weight, right, node)
+    return Product(node, x, origin or weight, bias, origin is None, is_batch)
+
+
+def _name(node: fx.Node) -> str | None:
+    """The name of the function that is called, if it is one that multiplies matrices."""
+    if node.op == "call_method":
+        return str(node.target) if node.target in _METHODS else None
+    if node.op != "call_function" or not any(node.target is function for function in _FUNCTIONS):
+        return None
+    return str(getattr(node.target, "__name__", ""))
+
+
+def _argument(node: fx.Node, kind: str, place: int) -> Any:
+    at, name = _ORDER[kind][place], _PARAMETERS[kind][place]
+    return node.args[at] if at < len(node.args) else node.kwargs.get(name)
+
+
+def _why_not(node: fx.Node, left: Tensor, right: Tensor) -> str:
+    result = tensor_of(node)
+    if result is None:
+        return "its result is no plain tensor"
+    if result.device.type not in ("cpu", "cuda"):
+        return f"it is on {result.device}"
+    if result.dtype not in DTYPES:
+        return f"it is in {str(result.dtype).removeprefix('torch.')}"
+    if result.dtype != left.dtype and result.dtype == torch.float32:
+        return (
+            "its operands are of other types"  # autocast makes 16 bits, and is on where the fused call stands
+        )
+    if left.dtype == torch.float64 or right.dtype == torch.float64:
+        return "fp64 under autocast"
+    if not is_contiguous(result):
+        return "its result does not lie in rows"
+    return ""
+
+
+def _transposed(weight: fx.Node, value: Tensor, product: fx.Node) -> fx.Node | None:
+    """The matrix whose transpose the right operand is, where it is one and gradients reach it all the same."""
+    between = weight
+    while between is not product:
+        # What changes a mode has no value: with gradients off, a transpose is none that they go through.
+        if between.op.startswith("call") and "example_value" not in between.meta:
+            return None
+        between = between.next
+    origin = weight.args[0] if weight.args else None
+    matrix = tensor_of(origin)
+    if matrix is None or matrix.dim() != 2 or storage_of(matrix) != storage_of(value):
+        return None
+    turned = same_sizes(matrix.shape, value.shape[::-1]) and same_sizes(matrix.stride(), value.stride()[::-1])
+    same = turned and known(matrix.storage_offset() == value.storage_offset())
+    learns = matrix.requires_grad == value.requires_grad and matrix.dtype == value.dtype
+    return origin if same and learns and isinstance(origin, fx.Node) else None

@@ -1,0 +1,237 @@
+"""What Dynamo does not do by itself: what a call of a fused model looks at before it runs a graph."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+import epigemm
+from epigemm import fusion
+from epigemm.fusion import model as of_models
+
+WIDTH = 16
+
+
+def mlp() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.GELU(), nn.Linear(WIDTH, WIDTH))
+
+
+def report_of(fused: Any) -> fusion.FusionReport:
+    report = fused.fusion_report
+    assert isinstance(report, fusion.FusionReport)
+    return report
+
+
+def graphs(fused: Any) -> int:
+    count = fused._compiled_call_impl._graphs
+    assert isinstance(count, int)
+    return count
+
+
+def same(fused: Any, plain: Any, *inputs: Any) -> list[tuple[str, str]]:
+    with fusion.watch() as unfused:
+        torch.testing.assert_close(fused(*inputs), plain(*inputs), rtol=1e-4, atol=1e-4)
+    return unfused
+
+
+def test_a_sequential_has_a_graph() -> None:
+    plain = mlp()
+    fused = epigemm.fuse(plain)
+    assert same(fused, plain, torch.randn(3, WIDTH)) == []
+    assert [site.formula for site in report_of(fused).sites] == ["gelu(acc + v1)", "acc + v1"]
+
+
+def test_one_graph_serves_every_batch() -> None:
+    plain = mlp()
+    fused = epigemm.fuse(plain)
+    for rows in (5, 7, 64, 6):
+        x = torch.randn(rows, WIDTH)
+        assert same(fused, plain, x) == []
+        assert vars(x) == {}  # no mark is left on what the caller owns
+    assert graphs(fused) == 1
+
+
+def test_more_models_of_a_class_than_dynamo_compiles() -> None:
+    class Scaled(nn.Module):
+        def __init__(self, scale: float) -> None:
+            super().__init__()
+            self.fc, self.scale = nn.Linear(WIDTH, WIDTH), scale
+
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.relu(self.fc(x)) * self.scale
+
+    models = [Scaled(float(number)) for number in range(12)]
+    fused: list[Any] = [epigemm.fuse(model) for model in models]
+    x = torch.randn(3, WIDTH)
+    for mine, plain in zip(fused, models, strict=True):
+        assert same(mine, plain, x) == []
+        assert len(report_of(mine).sites) == 1
+
+
+def test_a_limit_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(of_models, "RECOMPILE_LIMIT", 2)
+    monkeypatch.setattr(of_models, "_patcher", None)
+    plain = mlp()
+    fused = epigemm.fuse(plain)
+    for dims in range(1, 5):
+        same(fused, plain, torch.randn(*([2] * dims), WIDTH))
+    assert graphs(fused) == 2 and "2 graphs: further kinds of calls run as they were" in str(
+        fused.fusion_report
+    )
+
+
+@pytest.mark.parametrize("changes", [False, True])
+def test_hooks_registered_after_the_first_call(changes: bool) -> None:
+    plain = mlp()
+    fused = epigemm.fuse(copy.deepcopy(plain), inplace=True)
+    x = torch.randn(3, WIDTH)
+    assert same(fused, plain, x) == []
+    seen: list[int] = []
+
+    def hook(module: nn.Module, args: Any, result: Tensor) -> Tensor | None:
+        seen.append(1)
+        return result * 2 if changes else None
+
+    for model in (plain, fused):
+        model[0].register_forward_hook(hook)
+    same(fused, plain, x)
+    assert seen == [1, 1]
+
+
+def test_global_hooks() -> None:
+    plain = mlp()
+    fused, seen = epigemm.fuse(plain), []
+    x = torch.randn(3, WIDTH)
+    same(fused, plain, x)
+    handle = nn.modules.module.register_module_forward_hook(lambda module, *_: seen.append(type(module)))
+    try:
+        assert same(fused, plain, x) == [("Sequential", "there are global module hooks")]
+    finally:
+        handle.remove()
+    assert seen.count(nn.GELU) == 2
+    assert same(fused, plain, x) == []
+
+
+@pytest.mark.parametrize(
+    ("place", "name"), [(F, "linear"), (F, "gelu"), (nn.Linear, "forward"), (nn.Module, "__call__")]
+)
+def test_patched_functions(place: Any, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = mlp()
+    fused = epigemm.fuse(plain)
+    x = torch.randn(3, WIDTH)
+    same(fused, plain, x)
+    before = getattr(place, name)
+    monkeypatch.setattr(place, name, lambda *args, **kwargs: before(*args, **kwargs) * 2)
+    assert same(fused, plain, x) == [("Sequential", "a function of torch's was replaced")]
+    monkeypatch.undo()
+    assert same(fused, plain, x) == []
+
+
+class Checkpointed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc, self.dropout = nn.Linear(WIDTH, WIDTH), nn.Dropout(0.5)
+
+    def inner(self, x: Tensor) -> Tensor:
+        return self.dropout(torch.relu(self.fc(x)))  # type: ignore[no-any-return]
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = checkpoint(self.inner, x, use_reentrant=False)
+        return torch.relu(self.fc(x)) + result
+
+
+def test_checkpoints_run_as_they_were() -> None:
+    """Of such a graph, run operator by operator, the gradients are of other random numbers."""
+    plain = Checkpointed().train()
+    fused = epigemm.fuse(plain)
+    x = torch.randn(3, WIDTH, requires_grad=True)
+    for _ in range(2):
+        found = []
+        for model in (plain, fused):
+            torch.manual_seed(4)
+            (gradient,) = torch.autograd.grad(model(x).square().sum(), x)
+            found.append(gradient)
+        torch.testing.assert_close(found[1], found[0])
+    assert "an operator of higher order" in str(fused.fusion_report)
+
+
+def test_modes_and_types() -> None:
+    plain = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.BatchNorm1d(WIDTH), nn.ReLU(), nn.Dropout(0.3))
+    fused = epigemm.fuse(copy.deepcopy(plain), inplace=True)
+    for training in (True, False, True):
+        plain.train(training), fused.train(training)
+        for context in (torch.enable_grad(), torch.no_grad(), torch.inference_mode()):
+            x = torch.randn(5, WIDTH)
+            with context:
+                torch.manual_seed(0)
+                expected = plain(x)
+                torch.manual_seed(0)
+                actual = fused(x)
+            torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-4)
+            assert actual.requires_grad == expected.requires_grad
+    plain.eval(), fused.eval()
+    with torch.autocast("cpu", torch.bfloat16):
+        x = torch.randn(5, WIDTH)
+        assert fused(x).dtype is plain(x).dtype
+    for mine, other in zip(fused.buffers(), plain.buffers(), strict=True):
+        torch.testing.assert_close(mine, other)
+
+
+def test_other_ways_to_call_run_as_they_were() -> None:
+    plain = mlp()
+    fused = epigemm.fuse(plain)
+    x = torch.randn(3, WIDTH)
+    torch.testing.assert_close(fused.forward(x), plain(x), rtol=0, atol=0)  # type: ignore[no-untyped-call]
+    assert graphs(fused) == 0
+    torch.testing.assert_close(
+        torch.func.functional_call(fused, dict(fused.named_parameters()), (x,)), plain(x)
+    )
+    stacked, buffers = torch.func.stack_module_state([fused, epigemm.fuse(mlp())])
+    assert stacked["0.weight"].shape == (2, WIDTH, WIDTH) and buffers == {}
+    assert torch.jit.script(fused)(x).shape == (3, WIDTH)
+    rows = torch.randn(4, 3, WIDTH)
+    torch.testing.assert_close(torch.vmap(fused)(rows), plain(rows), rtol=1e-4, atol=1e-4)
+
+
+def test_gradients_of_unused_parameters_are_none() -> None:
+    class Unused(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc, self.unused = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return F.silu(self.fc(x))
+
+    fused = epigemm.fuse(Unused())
+    torch.autograd.backward(fused(torch.randn(3, WIDTH)).sum())
+    assert fused.fc.weight.grad is not None and fused.unused.weight.grad is None
+
+
+def test_what_cannot_be_traced_runs_as_it_was() -> None:
+    class Numpy(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc = nn.Linear(WIDTH, WIDTH)
+
+        def forward(self, x: Tensor) -> Tensor:
+            h = torch.relu(self.fc(x))
+            rows = [row for row in h if float(row.sum()) > 0]
+            return torch.stack([*rows, h[0]]) * float(h.detach().numpy().max())
+
+    plain = Numpy()
+    fused = epigemm.fuse(plain)
+    for _ in range(2):
+        same(fused, plain, torch.randn(3, WIDTH))
+
+
+def test_scripted_and_wrapped_models_are_left_alone() -> None:
+    scripted: Any = torch.jit.script(mlp())
+    assert "it is a RecursiveScriptModule" in str(epigemm.fuse(scripted, inplace=True).fusion_report)
+    parallel: Any = epigemm.fuse(nn.DataParallel(mlp()))
+    assert "it holds a DataParallel" in str(parallel.fusion_report)

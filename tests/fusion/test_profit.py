@@ -1,0 +1,99 @@
+"""What decides on a GPU is the planner: its plan's time against the fallback's."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, fx
+
+from epigemm import plans
+from epigemm.calls import LinearCall
+from epigemm.epilogues import BIAS, SCALE_BATCH_NORM
+from epigemm.fusion import products, profit
+from epigemm.fusion.capture import Capture, Chain
+
+HOPPER = (90, 132)  # capability, multiprocessors
+M, N, K = 4096, 4096, 4096
+
+
+def chain_of(function: Any, *inputs: Tensor) -> Chain:
+    """The chain of the one product in a function, for CPU tensors without a use."""
+    found: list[Chain] = []
+
+    def backend(graph_module: fx.GraphModule, _: Any) -> Any:
+        capture = Capture(graph_module.graph)
+        for node in graph_module.graph.nodes:
+            understood = products.understand(node)
+            if isinstance(understood, products.Product):
+                found.append(capture.chain(understood))
+        return graph_module.forward
+
+    compiled: Any = torch.compile(function, backend=backend, fullgraph=True)
+    compiled(*inputs)
+    (chain,) = found
+    return chain
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    return F.linear(x, weight, bias)
+
+
+def gated(x: Tensor, weight: Tensor, other: Tensor) -> Tensor:
+    return F.silu(x @ weight.t()) * other
+
+
+def normed(x: Tensor, weight: Tensor, vector: Tensor) -> Tensor:
+    return F.batch_norm(F.linear(x, weight), vector, vector)
+
+
+def test_the_call_that_is_asked_about() -> None:
+    x, weight, vector, matrix = (torch.rand(*shape) for shape in ((6, 8), (4, 8), (4,), (6, 4)))
+    call = profit.call_of(chain_of(linear, x, weight, vector))
+    assert call.epilogue is BIAS and call.bias is not None
+    call = profit.call_of(chain_of(normed, x, weight, vector))
+    assert call.epilogue is SCALE_BATCH_NORM and len(call.operands) == 2
+    call = profit.call_of(chain_of(gated, x, weight, matrix))
+    assert call.epilogue.is_linked and call.kinds == ("matrix",)
+    assert (call.x.shape, call.weight.shape, call.weight.is_meta) == ((6, 8), (4, 8), True)
+
+
+def test_where_gradients_are_recorded_the_product_decides() -> None:
+    """A training step keeps the product: the epilogue is a kernel of its own then."""
+    x, weight, matrix = torch.rand(6, 8), torch.rand(4, 8, requires_grad=True), torch.rand(6, 4)
+    assert profit.call_of(chain_of(gated, x, weight, matrix)).epilogue is BIAS
+
+
+def test_on_a_cpu_all_that_is_right_is_fused() -> None:
+    assert profit.why_not(chain_of(linear, torch.rand(6, 8), torch.rand(4, 8), torch.rand(4))) == ""
+
+
+@pytest.fixture
+def hopper(monkeypatch: pytest.MonkeyPatch) -> Tensor:
+    """An H200 that is described to the planner, and a tensor that stands for one there."""
+    monkeypatch.setattr(plans, "gpu_numbers", lambda device: HOPPER)
+    return torch.empty(0)
+
+
+def call(m: int, dtype: torch.dtype) -> LinearCall:
+    def empty(*shape: int) -> Tensor:
+        return torch.empty(shape, dtype=dtype, device="meta")
+
+    return LinearCall(BIAS, empty(m, K), empty(N, K), empty(N))
+
+
+def test_the_planner_decides(hopper: Tensor) -> None:
+    """fp32 runs on fp16 slices where there are rows enough; cuBLAS adds a bias itself."""
+    assert profit.why_not_there(call(M, torch.float32), hopper) == ""
+    assert profit.why_not_there(call(16, torch.float32), hopper) == profit.SLOWER
+    assert profit.why_not_there(call(M, torch.bfloat16), hopper) == profit.SLOWER
+
+
+def test_an_epilogue_that_cannot_be_linked_is_not_fused(hopper: Tensor) -> None:
+    if not plans.no_gemm_kernels():
+        pytest.skip("this build has the kernels, and links them")
+    inputs = (torch.empty(M, K).bfloat16(), torch.empty(N, K).bfloat16(), torch.empty(M, N).bfloat16())
+    found = profit.call_of(chain_of(gated, *inputs))
+    assert "this build has no kernel" in profit.why_not_there(found, hopper)
