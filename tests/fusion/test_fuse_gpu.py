@@ -155,7 +155,8 @@ def test_chains_that_are_linked(dtype: torch.dtype) -> None:
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             gated = torch.nn.functional.silu(self.gate(x)) * self.up(x)
-            return x + self.down(torch.nn.functional.gelu(gated))
+            result: torch.Tensor = x + self.down(torch.nn.functional.gelu(gated))
+            return result
 
     model = Block().cuda().to(dtype)
     fused = epigemm.fuse(model)
