@@ -8,7 +8,7 @@
 #include "elementwise/launch.h"
 #include "elementwise/operands.cuh"
 #include "elementwise/problem.h"
-#include "epilogue/primitives.h"
+#include "epilogue/rounded.h"
 
 namespace epigemm::cuda {
 

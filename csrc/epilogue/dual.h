@@ -4,7 +4,7 @@
 #pragma once
 
 #include "epilogue/math.h"
-#include "epilogue/primitives/rounded.h"
+#include "epilogue/rounded.h"
 
 namespace epigemm {
 

@@ -40,6 +40,8 @@ __device__ __forceinline__ bool operator!=(Rounded a, Rounded b) { return a.valu
 // error grows with |x|: 2^-17 at the ends of the range. Subnormal results are zero.
 __device__ __forceinline__ Rounded exp(Rounded x) { return Rounded(math::exp2_normal(x.value * 1.4426950408889634f)); }
 
+__device__ __forceinline__ Rounded reciprocal_normal(Rounded x) { return Rounded(math::reciprocal_normal(x.value)); }
+
 namespace math {
 
 using epigemm::exp;  // defined outside, where the templates of math.h find it by its argument

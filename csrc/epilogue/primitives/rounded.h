@@ -51,7 +51,6 @@ EPIGEMM_ROUNDED_2(hypot)
 
 #define EPIGEMM_ROUNDED_SHORT(name) \
   __device__ __forceinline__ Rounded name(Rounded x) { return Rounded(short_form::name(x.value)); }
-EPIGEMM_ROUNDED_SHORT(sigmoid)
 EPIGEMM_ROUNDED_SHORT(tanh)
 EPIGEMM_ROUNDED_SHORT(expm1)
 EPIGEMM_ROUNDED_SHORT(gelu)

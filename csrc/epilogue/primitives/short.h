@@ -6,48 +6,6 @@
 
 namespace epigemm::math::short_form {
 
-#if defined(__CUDA_ARCH__)
-
-// The lesser of two numbers; NaN of a NaN.
-__device__ __forceinline__ float least(float a, float b) {
-  float result;
-  asm("min.NaN.f32 %0, %1, %2;" : "=f"(result) : "f"(a), "f"(b));
-  return result;
-}
-
-// a * b, where a is not negative; 0 of a subnormal a.
-__device__ __forceinline__ float product_of_normal(float a, float b) {
-  float result;
-  asm("mul.ftz.f32 %0, %1, %2;" : "=f"(result) : "f"(a), "f"(b));
-  return result;
-}
-
-// 1 / x within 6%, for x from 2^-126 to 2^126.9.
-__device__ __forceinline__ float reciprocal_guess(float x) { return __int_as_float(0x7ef3a000 - __float_as_int(x)); }
-
-#else
-
-EPIGEMM_HOST_DEVICE float least(float a, float b) { return a > b ? b : a; }
-EPIGEMM_HOST_DEVICE float product_of_normal(float a, float b) { return a < 0x1p-126f ? 0.0f : a * b; }
-EPIGEMM_HOST_DEVICE float reciprocal_guess(float x) {
-  return detail::bit_cast<float>(0x7ef3a000 - detail::bit_cast<int32_t>(x));
-}
-
-#endif
-
-// 1 / (1 + 2^y) with one special function: a warp's takes eight cycles of a multiprocessor, a product one. Two Newton
-// steps for the reciprocal, whose constants centre what each leaves: 2^-19. It is 1 at y = -infinity and nowhere more.
-// From y = 126 on the guess is subnormal and the result 0.
-EPIGEMM_HOST_DEVICE float logistic(float y) {
-  const float d = 1.0f + exp2_normal(least(y, 126.5f));
-  const float guess = reciprocal_guess(d);
-  const float better = product_of_normal(guess, 2.0014f - d * guess);
-  return better * (2.00000095f - d * better);
-}
-
-// sigmoid(x) = 1 / (1 + 2^(-x log2(e))). 2^-17 from -87 on; below, 2^-125 absolutely.
-EPIGEMM_HOST_DEVICE float sigmoid(float x) { return logistic(x * -1.4426950408889634f); }
-
 // tanh(x) = 1 - 2 / (1 + exp(2 x)); near 0, where that subtracts, x + c x^3. 2^-17.
 EPIGEMM_HOST_DEVICE float tanh(float x) {
   const float far = 1.0f - reciprocal_normal(0.5f + 0.5f * exp2_normal(x * 2.885390081777927f));
@@ -83,7 +41,7 @@ EPIGEMM_HOST_DEVICE float gelu(float x) {
 // absolutely.
 EPIGEMM_HOST_DEVICE float gelu_tanh(float x) {
   const float p = x * (-2.302208198f - 0.1029432396f * (x * x));
-  return x * logistic(p);
+  return x * reciprocal_normal(1.0f + exp2_normal(p));
 }
 
 }  // namespace epigemm::math::short_form
