@@ -78,14 +78,25 @@ def test_public_results_are_no_less_accurate_than_sgemm(name: str, k: int) -> No
     assert point.errors[SPLIT].blas < 1
 
 
-@classes
+# Sums of many products that count. In the others few do, and 22 bits of each are less than 24.
+DENSE = ["uniform_linear", "normal", "rows_8", "rows_30", "rows_60"]
+
+
+@pytest.mark.parametrize("name", [d.name for d in (*data.CLASSES, *data.EXTREME)])
 @pytest.mark.parametrize("m", sweep.FEW_ROWS)
-def test_few_rows_are_no_less_accurate_than_sgemm(name: str, m: int) -> None:
-    """Where dispatch takes the split beside a packed weight."""
+def test_few_rows(name: str, m: int) -> None:
+    """Where dispatch takes the split beside a packed weight, and SGEMM splits a long K.
+
+    The derived bound for all; of dense sums the rms error is SGEMM's.
+    """
     for n, k in sweep.LAYERS:
         point = sweep.grade_few_rows(data.BY_NAME[name], m, n, k, DEVICE)
-        if point is not None:
-            assert_no_less_accurate(point, SPLIT)
+        if point is None:
+            continue
+        ours = point.errors[SPLIT]
+        assert ours.max_ratio <= bounds.split(k) / bounds.EPS and ours.blas < 1, (m, n, k, ours)
+        if name in DENSE:
+            assert point.times_rival(SPLIT)[1] <= sweep.NEARLY_EQUAL, (m, n, k, point.errors)
 
 
 def test_few_rows_take_the_split() -> None:
