@@ -93,8 +93,11 @@ def symbol_problems(module: Path) -> Iterator[str]:
 # What the disassembly of every Hopper GEMM must contain: wgmma, and the wait for the kernel ahead, without which a
 # programmatic dependent launch reads inputs that are still being written (CUTLASS leaves it out unless a macro asks).
 REQUIRED_INSTRUCTIONS = ("HGMMA", "ACQBULK")
-# Loads and stores of local memory: spilled registers.
+# Loads and stores of local memory: spilled registers. A thread of the TF32 tiles with 192 accumulators has none left for
+# a longer epilogue: there it may spill a few, outside of the mainloop.
 FORBIDDEN_INSTRUCTIONS = ("LDL", "STL")
+CROWDED_KERNEL = re.compile(r"epigemm_open_sm90_tma_tf32_[236](_matrix)?$")
+MOST_SPILLED = 32
 
 
 def instruction_counts(cubin: Path) -> dict[str, int]:
@@ -123,9 +126,10 @@ def kernel_problems(archive: zipfile.ZipFile, folder: Path, expected: int | None
                 yield f"{file} has {len(gemms)} GEMM kernels, expected are {expected} and those of matrices"
             for symbol in gemms:
                 found = instruction_counts(Path(kernels.extract(symbol, folder)))
+                most = MOST_SPILLED if CROWDED_KERNEL.match(symbol) else 0
                 for instruction, count in found.items():
-                    is_required = instruction in REQUIRED_INSTRUCTIONS
-                    if is_required != (count > 0):
+                    is_right = count > 0 if instruction in REQUIRED_INSTRUCTIONS else count <= most
+                    if not is_right:
                         yield f"{count} times {instruction} in {symbol} of {epilogue}"
     print(f"prelinked epilogues: {len(files)}, kernels: {total}")
     if expected and not files:

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import epigemm
+from epigemm import linker
 from epigemm._native import ops
 from epigemm.bench.gradings import products
 from epigemm.packs import PIECES, pack_bytes
@@ -101,7 +102,10 @@ def test_long_sums(name: str, arithmetic: Arithmetic, tile: int, rng: torch.Gene
 def test_the_dispatched_plan(name: str, arithmetic: Arithmetic, rng: torch.Generator) -> None:
     """No plan given: the planner's own, from one row to many."""
     for shape in [(1, 512, 1024), (16, 512, 1024), (64, 1024, 512), (1024, 1024, 1024), (3000, 260, 520)]:
-        run_checked(make(name, arithmetic, shape, DEVICE, rng), [])
+        problem = make(name, arithmetic, shape, DEVICE, rng)
+        for tile in range(tile_count(arithmetic)):
+            linker.link_plan(name, problem.x, arithmetic.name, plan(tile))
+        run_checked(problem, [])
 
 
 @arithmetics

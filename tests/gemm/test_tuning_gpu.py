@@ -17,7 +17,7 @@ from torch import Tensor
 
 import epigemm
 from epigemm import Matrix, PerColumn, candidates, execution, linker, packs, plans, tables, tuning
-from epigemm._native import ops
+from epigemm._native import build_info, ops
 from epigemm.calls import LinearCall
 from epigemm.epilogues import BIAS_RELU, RELU_DIV
 from tests.support import reference
@@ -103,10 +103,18 @@ def test_every_candidate_is_right(m: int, arithmetic: Arithmetic, precision: str
             reference.assert_within(candidate.run()[:, :N], bounded)
 
 
+EVERY_TILE = [
+    (family, tile, 0, 1, 1)
+    for family, tiles in enumerate(build_info()["families"].values())
+    for tile in range(tiles.get("tf32", 0))
+]
+
+
 def fused_out(x: Tensor, weight: Tensor, bias: Tensor, plan: tuple[int, ...] = ()) -> Tensor | None:
     """The fused kernel alone, by the planner's plan or another; None where it is not to run."""
     out = x.new_full((x.shape[0], N), float("nan"))
-    linker.link_plan("bias_relu", x, "ieee", list(plan))
+    for each in [plan] if plan else EVERY_TILE:
+        linker.link_plan("bias_relu", x, "ieee", list(each))
     launched = ops._fused_linear_out("bias_relu", x, weight, bias, [], [], "ieee", list(plan), out)
     return out if launched else None
 

@@ -76,10 +76,14 @@ def forced_into(
     pack: Tensor | None = None,
     workspace: Tensor | None = None,
 ) -> Tensor:
-    """The split or scaled kernels with a given plan, whether or not dispatch would choose them."""
+    """The split or scaled kernels with a given plan, whether or not dispatch would choose them.
+
+    An empty plan is the planner's; its kernel has been linked.
+    """
     if workspace is None:
         workspace = make_workspace(x, weight, arithmetic, packed=pack is not None)
-    linker.link_plan(epilogue, x, arithmetic, plan)
+    if plan:
+        linker.link_plan(epilogue, x, arithmetic, plan)
     ops._split_linear_out(
         epilogue,
         x,
