@@ -93,10 +93,10 @@ def symbol_problems(module: Path) -> Iterator[str]:
 # What the disassembly of every Hopper GEMM must contain: wgmma, and the wait for the kernel ahead, without which a
 # programmatic dependent launch reads inputs that are still being written (CUTLASS leaves it out unless a macro asks).
 REQUIRED_INSTRUCTIONS = ("HGMMA", "ACQBULK")
-# Loads and stores of local memory: spilled registers. A thread of the TF32 tiles with 192 accumulators has none left
-# for a longer epilogue: there it may spill a few, outside of the mainloop.
+# Loads and stores of local memory: spilled registers. A thread of the tiles with 192 accumulators has none left for a
+# longer epilogue: there it may spill a few, outside of the mainloop.
 FORBIDDEN_INSTRUCTIONS = ("LDL", "STL")
-CROWDED_KERNEL = re.compile(r"epigemm_open_sm90_tma_tf32_[236](_matrix)?$")
+CROWDED_KERNEL = re.compile(r"epigemm_open_sm90_tma_\w+_[236](_matrix)?$")
 MOST_SPILLED = 32
 
 
