@@ -69,7 +69,7 @@ $(installed)/environment: $(installed)/environment_settings
 	touch $@
 
 # --no-deps: the CUDA tools are all named, and CUTLASS's headers need none of its Python package's dependencies.
-$(installed)/cuda_tools: $(installed)/environment
+$(installed)/cuda_tools: $(installed)/environment build_backend/locate.py
 	tools="$(cuda_tools)" && test -z "$$tools" || $(pip) install $(PIP_FLAGS) --no-deps $$tools
 	touch $@
 

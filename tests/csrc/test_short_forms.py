@@ -75,7 +75,7 @@ def disturbed(text: str) -> str:
 
 
 def program() -> str:
-    includes = ["cmath", "cstddef", "cstdint", "cstdio", "cstdlib", "cstring"]
+    includes = ["cmath", "cstddef", "cstdint", "cstdio", "cstdlib", "cstring", "initializer_list"]
     lines = [f"#include <{name}>" for name in includes]
     lines += ["static float exp2_factor = 1.0f, reciprocal_factor = 1.0f;", disturbed(prelude())]
     lines += [PROGRAM.replace("STRIDE", str(STRIDE)), "int main(int count, char** given) {"]

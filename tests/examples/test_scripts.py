@@ -19,7 +19,7 @@ pytestmark = pytest.mark.skipif(not FOLDER.is_dir(), reason="examples are not at
         ("custom_epilogue", "swiglu: as PyTorch has it"),
         ("custom_epilogue", "layer: as PyTorch has it"),
         ("module", "after 50 steps"),
-        ("fuse", "epigemm.linear_sigmoid_scale_residual for gate (nn.Linear)"),
+        ("fuse", "gate: linear_sigmoid_mul_add: "),
         ("fuse", "in torch.compile's graph: 4 sites"),
     ],
 )
