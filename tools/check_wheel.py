@@ -111,7 +111,7 @@ def instruction_counts(cubin: Path) -> dict[str, int]:
 
 def kernel_problems(archive: zipfile.ZipFile, folder: Path, expected: int | None) -> Iterator[str]:
     """Every prelinked epilogue has all kernels; every GEMM uses wgmma and waits for the kernel ahead."""
-    files = [name for name in archive.namelist() if name.startswith(PRELINKED)]
+    files = [name for name in archive.namelist() if name.startswith(PRELINKED) and name.endswith(".zip")]
     total = 0
     for file in files:
         epilogue = Path(file).stem
