@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -19,8 +19,22 @@ from epigemm.epilogues import (
 )
 from epigemm.nn.base import FusedLinear, sharing
 
+_Layer = TypeVar("_Layer", bound="_Activated")
 
-class LinearReLU(FusedLinear):
+
+class _Activated(FusedLinear):
+    """A layer that is told by its epilogue alone."""
+
+    @classmethod
+    def from_linear(
+        cls: type[_Layer], linear: nn.Linear, *, precision: str | None = None, strict: bool = False
+    ) -> _Layer:
+        """The fused layer over the parameter objects of `linear`."""
+        module: _Layer = sharing(cls(1, 1, device="meta", precision=precision, strict=strict), linear)
+        return module
+
+
+class LinearReLU(_Activated):
     """relu(x @ weight.T + bias): an `nn.Linear` and the ReLU after it in one kernel.
 
     Args:
@@ -41,14 +55,6 @@ class LinearReLU(FusedLinear):
     """
 
     _epilogue = BIAS_RELU
-
-    @classmethod
-    def from_linear(
-        cls, linear: nn.Linear, *, precision: str | None = None, strict: bool = False
-    ) -> LinearReLU:
-        """The fused layer over the parameter objects of `linear`."""
-        module: LinearReLU = sharing(cls(1, 1, device="meta", precision=precision, strict=strict), linear)
-        return module
 
 
 class LinearGELU(FusedLinear):
@@ -114,7 +120,7 @@ class LinearGELU(FusedLinear):
         return f"{super().extra_repr()}, approximate={self.approximate!r}"
 
 
-class LinearSiLU(FusedLinear):
+class LinearSiLU(_Activated):
     """z * sigmoid(z),  z = x @ weight.T + bias: an `nn.Linear` and the `nn.SiLU` after it in one kernel.
 
     Args:
@@ -136,16 +142,8 @@ class LinearSiLU(FusedLinear):
 
     _epilogue = BIAS_SILU
 
-    @classmethod
-    def from_linear(
-        cls, linear: nn.Linear, *, precision: str | None = None, strict: bool = False
-    ) -> LinearSiLU:
-        """The fused layer over the parameter objects of `linear`."""
-        module: LinearSiLU = sharing(cls(1, 1, device="meta", precision=precision, strict=strict), linear)
-        return module
 
-
-class LinearTanh(FusedLinear):
+class LinearTanh(_Activated):
     """tanh(x @ weight.T + bias): an `nn.Linear` and the `nn.Tanh` after it in one kernel.
 
     Args:
@@ -166,14 +164,6 @@ class LinearTanh(FusedLinear):
     """
 
     _epilogue = BIAS_TANH
-
-    @classmethod
-    def from_linear(
-        cls, linear: nn.Linear, *, precision: str | None = None, strict: bool = False
-    ) -> LinearTanh:
-        """The fused layer over the parameter objects of `linear`."""
-        module: LinearTanh = sharing(cls(1, 1, device="meta", precision=precision, strict=strict), linear)
-        return module
 
 
 class LinearSigmoidScaleResidual(FusedLinear):
