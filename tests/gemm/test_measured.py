@@ -84,7 +84,7 @@ def test_torchs_path_where_that_was_faster(entry: Entry) -> None:
 
 
 def test_a_fused_kernel_where_the_model_would_not_take_one() -> None:
-    entry = replace(ON_PIECES, m=1, n=512, k=512, packed=False)  # torch's one kernel is done first
+    entry = replace(ON_PIECES, m=16, n=512, k=512, packed=False)  # torch's one kernel is done first
     assert not ask(entry)["fused"]
     tables.install(DEVICE, [entry])
     assert ask(entry)["fused"]

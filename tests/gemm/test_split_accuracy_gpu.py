@@ -80,14 +80,19 @@ def test_public_results_are_no_less_accurate_than_sgemm(name: str, k: int) -> No
 
 # Sums of many products that count. In the others few do, and 22 bits of each are less than 24.
 DENSE = ["uniform_linear", "normal", "rows_8", "rows_30", "rows_60"]
+# From K = 8192 on SGEMM splits K at few rows. Of a few products with exponents in +-20 its largest error is then lower,
+# down to 1/2.2 of the split's (docs/numerics.md).
+FEW_PRODUCTS, LONG_K = "wide_20", 8192
+# Of maxima and rms: SGEMM splits K at 32x1024x2048 too.
+FEW_ROWS_LIMITS, LONG_K_LIMITS = (1.1, 1.4), (2.5, 1.3)
 
 
 @pytest.mark.parametrize("name", [d.name for d in (*data.CLASSES, *data.EXTREME)])
 @pytest.mark.parametrize("m", sweep.FEW_ROWS)
 def test_few_rows(name: str, m: int) -> None:
-    """Where dispatch takes the split beside a packed weight, and SGEMM splits a long K.
+    """Where dispatch takes the split beside a packed weight, it is no less accurate than SGEMM.
 
-    The derived bound for all; of dense sums the rms error is SGEMM's.
+    The extreme classes keep the derived bound.
     """
     for n, k in sweep.LAYERS:
         point = sweep.grade_few_rows(data.BY_NAME[name], m, n, k, DEVICE)
@@ -95,18 +100,19 @@ def test_few_rows(name: str, m: int) -> None:
             continue
         ours = point.errors[SPLIT]
         assert ours.max_ratio <= bounds.split(k) / bounds.EPS and ours.blas < 1, (m, n, k, ours)
+        largest, rms = point.times_rival(SPLIT)
         if name in DENSE:
-            assert point.times_rival(SPLIT)[1] <= sweep.NEARLY_EQUAL, (m, n, k, point.errors)
+            assert largest <= sweep.NEARLY_EQUAL and rms <= sweep.NEARLY_EQUAL, (m, n, k, point.errors)
+        elif name in [each.name for each in data.CLASSES]:
+            limits = LONG_K_LIMITS if name == FEW_PRODUCTS and k >= LONG_K else FEW_ROWS_LIMITS
+            assert largest <= limits[0] and rms <= limits[1], (m, n, k, point.errors)
 
 
 def test_few_rows_take_the_split() -> None:
     """Otherwise the test above would compare nothing."""
-    taken = [
-        products.plan_of("bias", m, n, k, SPLIT, packed=True)["fused"]
-        for m in sweep.FEW_ROWS
-        for n, k in sweep.LAYERS
-    ]
-    assert sum(taken) >= len(taken) / 2, taken
+    for m in sweep.FEW_ROWS:
+        taken = [products.plan_of("bias", m, n, k, SPLIT, packed=True)["fused"] for n, k in sweep.LAYERS]
+        assert any(taken) if m >= 16 else not any(taken), (m, taken)
 
 
 @classes
