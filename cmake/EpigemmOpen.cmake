@@ -117,9 +117,9 @@ function(epigemm_hopper_kernels)
     epigemm_open_kernel(epigemm_open_sm90_fp16x3_${arithmetic} gemm/sm90_fp16x3/open_${arithmetic}.cu.in ARCH lto_90a
                         CUTLASS SYMBOLS ${symbols})
   endforeach()
-  epigemm_open_kernel(epigemm_open_fixup gemm/sm90_fp16x3/open_repair_unit.cu.in ARCH lto_90a
-                      DEFINITIONS EPIGEMM_RUN=run_repair)
-  epigemm_open_kernel(epigemm_open_fp32 gemm/sm90_fp16x3/open_repair_unit.cu.in ARCH lto_90a
+  epigemm_open_kernel(epigemm_open_fixup gemm/sm90_fp16x3/open_fixup_unit.cu.in ARCH lto_90a
+                      DEFINITIONS EPIGEMM_RUN=run_fixup)
+  epigemm_open_kernel(epigemm_open_fp32 gemm/sm90_fp16x3/open_fixup_unit.cu.in ARCH lto_90a
                       DEFINITIONS EPIGEMM_RUN=run_fp32)
   set(EPIGEMM_IR_INDEX "${EPIGEMM_IR_INDEX}" PARENT_SCOPE)
   set(EPIGEMM_IR_FILES ${EPIGEMM_IR_FILES} PARENT_SCOPE)

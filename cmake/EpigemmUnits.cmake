@@ -102,9 +102,9 @@ if(EPIGEMM_GEMM_ARCHITECTURES)
   target_include_directories(epigemm_sm90 SYSTEM PRIVATE "${EPIGEMM_CUTLASS_PATH}/include"
                                                          "${EPIGEMM_CUTLASS_PATH}/tools/util/include")
   set_target_properties(epigemm_sm90 PROPERTIES JOB_POOL_COMPILE epigemm_gemm)
-  # Behind the GEMMs on pieces; plain CUDA for the same architectures.
-  epigemm_objects(epigemm_repair SOURCES "${csrc}/gemm/sm90_fp16x3/open_repair.cu")
-  target_compile_options(epigemm_repair PRIVATE ${cuda_flags} ${EPIGEMM_GEMM_FLAGS})
+  # Behind the GEMMs on slices; plain CUDA for the same architectures.
+  epigemm_objects(epigemm_fixup SOURCES "${csrc}/gemm/sm90_fp16x3/open_fixup.cu")
+  target_compile_options(epigemm_fixup PRIVATE ${cuda_flags} ${EPIGEMM_GEMM_FLAGS})
 endif()
 include(EpigemmOpen)
 include(EpigemmPrelink)

@@ -8,7 +8,7 @@
 
 namespace epigemm::call {
 
-const FP32Road fp32_roads[kFP32Roads] = {
+const FP32Order fp32_orders[kFP32Orders] = {
     {1, {Arithmetic::IEEE}, false},
     {2, {Arithmetic::Split, Arithmetic::IEEE}, false},
     {2, {Arithmetic::Scaled, Arithmetic::TF32}, true},
@@ -20,7 +20,7 @@ const FP32Road fp32_roads[kFP32Roads] = {
 namespace {
 
 // The same for batch-invariant calls, which PyTorch's GEMM cannot answer.
-constexpr FP32Road invariant_roads[kFP32Roads] = {
+constexpr FP32Order invariant_orders[kFP32Orders] = {
     {1, {Arithmetic::IEEE}, false},
     {2, {Arithmetic::Split, Arithmetic::IEEE}, false},
     {3, {Arithmetic::Scaled, Arithmetic::Split, Arithmetic::IEEE}, false},
@@ -29,7 +29,7 @@ constexpr FP32Road invariant_roads[kFP32Roads] = {
     {1, {Arithmetic::TF32}, false},
 };
 
-constexpr int kAllocated = 256;  // bytes: what PyTorch aligns new CUDA memory to, at least
+constexpr int kAllocated = 256;  // bytes: PyTorch aligns new CUDA memory to at least this
 
 // The problem on fp16 slices: they lie as the kernels want them, wherever the tensors lie.
 Problem on_slices(const Prepared& prepared, Arithmetic arithmetic, bool is_packed) {
@@ -41,7 +41,7 @@ Problem on_slices(const Prepared& prepared, Arithmetic arithmetic, bool is_packe
   problem.alignment = kAllocated;
   problem.are_operands_contiguous = true;
   problem.is_packed = is_packed;
-  problem.is_tf32_allowed = road_of(prepared).is_tf32_allowed;
+  problem.is_tf32_allowed = order_of(prepared).is_tf32_allowed;
   return problem;
 }
 
@@ -61,7 +61,7 @@ bool is_storable(const Prepared& prepared) {
          alignment_of(problem.out.data) >= 16;
 }
 
-// Whether a copy of the result from padded rows takes what slices gain.
+// Whether copying the result out of padded rows costs as much as slices gain.
 bool does_copy_take_gain(const Problem& problem, double fused_us) {
   constexpr double kLaunchUs = 3.0;
   constexpr double kBytesPerUs = 4.0e6;  // device memory, roughly: copies of results are rare
@@ -109,9 +109,9 @@ bool is_readable(const Prepared& prepared, Arithmetic arithmetic) {
 
 }  // namespace
 
-const FP32Road& road_of(const Prepared& prepared) {
-  const FP32Road* const roads = prepared.problem.is_batch_invariant ? invariant_roads : fp32_roads;
-  return roads[prepared.problem.x.element == ElementType::Float32 ? prepared.fp32_road : 0];
+const FP32Order& order_of(const Prepared& prepared) {
+  const FP32Order* const orders = prepared.problem.is_batch_invariant ? invariant_orders : fp32_orders;
+  return orders[prepared.problem.x.element == ElementType::Float32 ? prepared.fp32_order : 0];
 }
 
 Tried try_arithmetic(const Prepared& prepared, Arithmetic arithmetic) {
@@ -134,9 +134,9 @@ Decision decide(const Prepared& prepared) {
   const Problem& problem = prepared.problem;
   const ElementType element = problem.x.element;
   if (problem.device.capability == 0 || element == ElementType::Float64) return {};
-  const FP32Road& road = road_of(prepared);
-  for (int i = 0; i < road.count; ++i) {
-    const Arithmetic arithmetic = road.tried[i];
+  const FP32Order& order = order_of(prepared);
+  for (int i = 0; i < order.count; ++i) {
+    const Arithmetic arithmetic = order.tried[i];
     // No fused kernel computes these products, unless they have to be batch invariant.
     if (element == ElementType::Float32 && arithmetic == Arithmetic::IEEE && !problem.is_batch_invariant) continue;
     const Tried tried = try_arithmetic(prepared, arithmetic);
@@ -157,7 +157,7 @@ Gemm choose_gemm(const Prepared& prepared) {
   if (!is_empty && !is_double && problem.device.multiprocessors > 0) {
     problem.epilogue = EpilogueId::bias;
     problem.arithmetic = Arithmetic::IEEE;
-    problem.is_tf32_allowed = road_of(prepared).is_tf32_allowed;
+    problem.is_tf32_allowed = order_of(prepared).is_tf32_allowed;
     if (!is_fallback_expected_in_one_kernel(problem)) return Gemm::Product;
   }
   if (epilogue == EpilogueId::bias) return Gemm::WithBias;

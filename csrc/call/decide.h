@@ -6,17 +6,17 @@
 
 namespace epigemm::call {
 
-// What an fp32 product may run on, in this order; PyTorch's GEMM comes after the last. The rows of `fp32_roads`.
-struct FP32Road {
+// What an fp32 product may run on, in this order; PyTorch's GEMM comes after the last. The rows of `fp32_orders`.
+struct FP32Order {
   int count;
   Arithmetic tried[3];
   bool is_tf32_allowed;  // to PyTorch's GEMM, by its own setting
 };
 
-constexpr int kFP32Roads = 6;
-extern const FP32Road fp32_roads[kFP32Roads];
+constexpr int kFP32Orders = 6;
+extern const FP32Order fp32_orders[kFP32Orders];
 
-// What the weight's fp16 slices cost a call.
+// What a call pays for the weight's fp16 slices.
 enum class SliceCost {
   PerCall,  // they are made at every call, or by this one alone
   None,     // they are there, or made for many calls
@@ -35,7 +35,7 @@ struct Prepared {
   bool is_out_matrix = true;
   bool has_cublas = false;  // PyTorch's GEMM is cuBLAS's
   bool has_kernels = EPIGEMM_WITH_SM90;
-  int fp32_road = 0;
+  int fp32_order = 0;
   Slices split, scaled;
 
   bool is_x_matrix() const { return is_x_strided && problem.x.column_stride == 1; }
@@ -43,7 +43,7 @@ struct Prepared {
   bool are_matrices() const { return is_x_matrix() && is_weight_matrix() && is_out_matrix; }
 };
 
-// What came of one arithmetic.
+// The outcome for one arithmetic: runs, or why not.
 enum class Verdict { Runs, NotRepresentable, NoKernels, NotPlanned, MemoryIsShort, CopyTakesGain, TF32IsFaster };
 
 struct Tried {
@@ -55,7 +55,7 @@ struct Tried {
 };
 
 // A batch-invariant call runs on the first arithmetic that is accurate enough for its K: no predicted time counts.
-const FP32Road& road_of(const Prepared& prepared);
+const FP32Order& order_of(const Prepared& prepared);
 
 inline bool is_on_slices(Arithmetic arithmetic) {
   return arithmetic == Arithmetic::Split || arithmetic == Arithmetic::Scaled;
@@ -63,7 +63,7 @@ inline bool is_on_slices(Arithmetic arithmetic) {
 
 Tried try_arithmetic(const Prepared& prepared, Arithmetic arithmetic);
 
-// What runs.
+// The decision: which kernels run.
 struct Decision {
   Plan plan;  // the fallback's where nothing is fused
   Arithmetic arithmetic = Arithmetic::IEEE;

@@ -1,4 +1,4 @@
-// What the entry, a module of its own, calls in this one.
+// The functions of this module that the entry, a module of its own, calls.
 #pragma once
 
 #include "call/elementwise.h"

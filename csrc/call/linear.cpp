@@ -21,7 +21,7 @@ namespace {
 
 // What keeps the kernels on slices from running on the tensors as they lie, with the pack at hand; Done: nothing.
 Answer look_at_slices(const LinearCall& call, const Prepared& prepared, const Decision& decision) {
-  const bool is_first = decision.arithmetic == road_of(prepared).tried[0];
+  const bool is_first = decision.arithmetic == order_of(prepared).tried[0];
   if (decision.is_packed && !(call.pack && is_first)) return Answer::LacksPack;
   if (!prepared.is_x_strided || !prepared.problem.are_operands_contiguous) return Answer::NotReadable;
   return decision.is_padded ? Answer::NotStorable : Answer::Done;
@@ -39,9 +39,9 @@ Answer look_at_fallback(const LinearCall& call) {
 
 // fp16 slices of x and, where there is no pack, of the weight.
 int64_t slices_bytes(const LinearCall& call, const Decision& decision, const Problem& problem) {
-  const int pieces = decision.arithmetic == Arithmetic::Split ? sm90_fp16x3::kPieces : 1;
-  const int64_t weight = call.pack ? 0 : sm90_fp16x3::split_bytes(problem.n, problem.k, pieces);
-  return sm90_fp16x3::split_bytes(problem.m, problem.k, pieces) + weight;
+  const int slices = decision.arithmetic == Arithmetic::Split ? sm90_fp16x3::kSlices : 1;
+  const int64_t weight = call.pack ? 0 : sm90_fp16x3::split_bytes(problem.n, problem.k, slices);
+  return sm90_fp16x3::split_bytes(problem.m, problem.k, slices) + weight;
 }
 
 bool does_everything(const LinearCall& call, const Problem& problem, Gemm gemm) {

@@ -37,9 +37,9 @@ struct LinearCall {
   const Tensor* weight = nullptr;
   GivenOperands operands;
   const Tensor* out = nullptr;  // the caller's
-  int fp32_road = 0;
+  int fp32_order = 0;
   bool needs_other_setting = false;  // PyTorch's GEMM would be less accurate than the call asks for
-  void* pack = nullptr;              // the weight's fp16 slices, for the first arithmetic of the road
+  void* pack = nullptr;              // the weight's fp16 slices, for the first arithmetic of the order
   PackUse pack_use = PackUse::None;
   bool is_strict = false;           // PyTorch's GEMM is no answer
   bool is_batch_invariant = false;  // the same, and M must not choose the kernel

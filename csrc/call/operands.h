@@ -5,7 +5,7 @@
 
 namespace epigemm::call {
 
-// The result of a call as a matrix: what operands are broadcast to.
+// The shape of a call's result as a matrix. Operands are broadcast to it.
 struct Extent {
   const Tensor& x;
   int64_t rows, columns;
@@ -18,7 +18,7 @@ bool fill_operands(const EpilogueInfo& epilogue, const GivenOperands& given, con
 // Whether vectors and eps fit.
 bool fold_fits(const FoldVectors& fold, const Tensor& x, int64_t columns);
 
-// What the fold takes of a workspace.
+// How much of a workspace the fold takes.
 int64_t fold_bytes(const Tensor& x, int64_t columns);
 
 // Folds into a workspace, and has scale_batch_norm's operands read it. False after torch.raise().

@@ -61,7 +61,7 @@ Answer prepare(const LinearCall& call, Prepared* prepared) {
   problem.are_operands_contiguous = call.operands.fold || are_contiguous(problem);
   problem.is_batch_invariant = call.is_batch_invariant;
   prepared->has_cublas = x.is_cuda();
-  prepared->fp32_road = call.fp32_road;
+  prepared->fp32_order = call.fp32_order;
   const SliceCost cost = call.pack_use == PackUse::Keep || call.pack ? SliceCost::None : SliceCost::PerCall;
   prepared->split.cost = prepared->scaled.cost = cost;
 #if EPIGEMM_WITH_CUDA

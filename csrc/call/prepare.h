@@ -1,4 +1,4 @@
-// A linear call from tensors to what is decided on: each property is read and checked once.
+// From tensors to the numbers that decide about a linear call. Each property is read and checked once.
 #pragma once
 
 #include "call/decide.h"

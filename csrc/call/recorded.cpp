@@ -8,8 +8,8 @@
 namespace epigemm::call {
 namespace {
 
-// PyTorch's node is C++, ours Python, which the engine's thread has to wait for: 140 us a layer, forward and backward,
-// on an H200's host (docs/architecture.md). The layer's three products take about three times the first.
+// PyTorch's node is C++. Ours is Python, so the engine's thread waits for the interpreter: 140 us a layer, forward and
+// backward, on an H200's host (docs/architecture.md). The layer's three products take about three times the first.
 constexpr double kHostUs = 140;
 constexpr double kProducts = 3;
 // The same for a CPU, whose products have no model: some 20 us.
@@ -32,7 +32,7 @@ bool is_fused(const Prepared& forward, int64_t m, int64_t n, int64_t k, bool is_
   problem.device = forward.problem.device;
   prepared.is_x_strided = true;
   prepared.has_cublas = forward.has_cublas;
-  prepared.fp32_road = forward.fp32_road;
+  prepared.fp32_order = forward.fp32_order;
   return decide(prepared).plan.is_fused();
 }
 

@@ -12,7 +12,7 @@ struct Kernels {
   void (*derivative)(const DerivativeProblem& problem, int64_t begin, int64_t end);  // contiguous
 };
 
-// Runs body(begin, end, context) over pieces of [begin, end) in parallel; the binding passes torch's own, so that
+// Runs body(begin, end, context) over slices of [begin, end) in parallel; the binding passes torch's own, so that
 // torch's thread settings hold.
 using ParallelFor = void (*)(int64_t begin, int64_t end, int64_t grain,
                              void (*body)(int64_t begin, int64_t end, void* context), void* context);

@@ -1,4 +1,4 @@
-// What the planner has to know of a device. Plain C++: the same on a machine without a GPU.
+// The figures of a device that the planner uses. Plain C++: the same on a machine without a GPU.
 #pragma once
 
 namespace epigemm {

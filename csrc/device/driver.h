@@ -11,7 +11,7 @@ Function driver_function(const char* name, unsigned version) {
   void* function = nullptr;
   cudaDriverEntryPointQueryResult found = cudaDriverEntryPointSymbolNotFound;
   const cudaError_t error = cudaGetDriverEntryPointByVersion(name, &function, version, cudaEnableDefault, &found);
-  if (error != cudaSuccess) cudaGetLastError();  // it is told by the null
+  if (error != cudaSuccess) cudaGetLastError();  // the caller sees nullptr
   return error == cudaSuccess && found == cudaDriverEntryPointSuccess ? reinterpret_cast<Function>(function) : nullptr;
 }
 

@@ -102,7 +102,8 @@ const char* launch(const void* kernel, LaunchShape const& shape, void** paramete
   const auto function = static_cast<CUfunction>(const_cast<void*>(kernel));
   CUresult error = launch_kernel(&config, function, parameters, /*extra=*/nullptr);
   if (error == CUDA_ERROR_INVALID_CONTEXT) {
-    // A thread that has not called the runtime yet, such as the autograd engine's: this makes the device's context its.
+    // A thread that has not called the runtime yet, such as the autograd engine's: this makes the device's context
+    // current.
     if (const char* const refused = text_of(cudaSetDevice(shape.device))) return refused;
     error = launch_kernel(&config, function, parameters, /*extra=*/nullptr);
   }

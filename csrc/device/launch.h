@@ -22,8 +22,8 @@ struct LaunchShape {
 // be looked up, for want of memory, is looked up again at its launches.
 const void* kernel_of(const void* symbol);
 
-// Sets the shared memory that a kernel may ask for on the shape's device; callers remember that they did, for it takes
-// longer than a launch. Returns nullptr, or what was refused and why; the same of what follows.
+// Sets the shared memory that a kernel may ask for on the shape's device. It takes longer than a launch, so callers do
+// it once. This function and the ones below return nullptr, or the driver's error.
 const char* allow_shared_memory(const void* kernel, LaunchShape const& shape);
 
 // `kernel`: a cudaKernel_t. `parameters`: the kernel's, one pointer each.

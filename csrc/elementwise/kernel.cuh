@@ -40,8 +40,8 @@ __device__ __forceinline__ typename ComputeType<Element>::type apply(typename Co
       Functor::apply(Argument<Element>(accumulator), static_cast<Argument<Element>>(values)...));
 }
 
-// What stands for an absent vector beside 16-bit elements: x + -0 is x, so that no addition is left where the compiler
-// knows of it; with +0 a zero's sign would depend on whether it does.
+// Replaces an absent vector beside 16-bit elements. x + -0 is x for every x, so the compiler may drop the addition.
+// With +0 the sign of a zero would depend on whether it does.
 template <class Element>
 constexpr __device__ typename ComputeType<Element>::type absent() {
   using Compute = typename ComputeType<Element>::type;

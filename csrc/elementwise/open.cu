@@ -13,7 +13,7 @@
 namespace epigemm::cuda {
 namespace {
 
-// A problem's matrix, and what decides how it is walked.
+// A problem's matrix, and the properties that choose how threads walk it.
 struct Walk {
   int64_t m, n;
   bool is_wide;
@@ -63,7 +63,7 @@ link::Operands<Compute> as(const OpenOperands& from) {
   return to;
 }
 
-// The grid, and what the kernel is told of it.
+// The grid, and the kernel's argument that describes it.
 template <class Arguments>
 const char* enqueue(const void* kernel, const Walk& walk, int width, int rows_of_thread, Arguments& arguments,
                     void* stream) {

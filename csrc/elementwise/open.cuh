@@ -23,7 +23,7 @@ constexpr int kOpenWidth = kOpenBytes / static_cast<int>(sizeof(Element));
 template <class Element>
 constexpr int kOpenRows = sizeof(Element) == 2 ? 2 : 1;
 
-// What every open kernel is told of its matrix.
+// The matrix, as every open kernel receives it.
 struct OpenFrame {
   int64_t m, n;
   uint32_t blocks_across;

@@ -1,4 +1,4 @@
-// D = epilogue(x), element by element: what travels from the binding to the CUDA kernels and to the CPU loop.
+// D = epilogue(x), element by element: the arguments that the binding passes to the CUDA kernels and to the CPU loop.
 #pragma once
 
 #include "epilogue/registry.h"

@@ -1,4 +1,4 @@
-// The built-in epilogues by name. Only what asks for one of them includes this: open kernels do not depend on the list.
+// The built-in epilogues by name. Include this only to ask for one of them: open kernels do not depend on the list.
 #pragma once
 
 #include "epilogue/registry.h"

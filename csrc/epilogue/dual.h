@@ -78,8 +78,8 @@ EPIGEMM_HOST_DEVICE bool operator!=(Dual<T> a, Dual<T> b) {
 
 namespace math {
 
-// relu'(0) = 0 and relu'(NaN) = 1, as in torch, where the backward pass cuts last: what it cuts stays 0 behind any
-// division.
+// relu'(0) = 0 and relu'(NaN) = 1, as in torch, whose backward pass applies the mask last: a masked gradient stays 0
+// behind any division.
 template <class T>
 EPIGEMM_HOST_DEVICE Dual<T> relu(Dual<T> x) {
   const bool cut = x.value <= T(0);

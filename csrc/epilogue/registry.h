@@ -33,7 +33,8 @@ struct EpilogueInfo {
   const Operand* operands;  // accumulator first
   int operand_count;        // accumulator included
   bool takes_bias;          // its first operand is one: a vector that a call may leave out
-  int special_functions;    // exp, reciprocal and the like an element, or what takes as long: what its epilogue costs
+  int special_functions;    // per element: exp, reciprocal and the like, or other work in their units. The planner's
+                            // measure of its cost
 };
 
 // Whether the kernel of the epilogue alone, its derivative's and the CPU's loop are compiled with the package: those of
@@ -47,8 +48,8 @@ const EpilogueInfo* find_epilogue(const char* name, std::size_t length);  // nul
 // nullptr unless an epilogue has this number.
 const EpilogueInfo* epilogue_at(int64_t index);
 
-// An epilogue whose kernels are linked at run time. `operands`: the accumulator first; copied. What has been registered
-// stays, at the same address. `special_functions`: see EpilogueInfo; python/epigemm/functor_cost.py counts them. A name
+// An epilogue whose kernels are linked at run time. `operands`: the accumulator first; copied. An entry is never moved
+// or removed. `special_functions`: see EpilogueInfo; python/epigemm/functor_cost.py counts them. A name
 // stands for one operand list and one functor: registering them again gives the same id. Throws
 // std::invalid_argument where the name is taken or the operands have no room, std::length_error when the table is full.
 EpilogueId register_epilogue(const std::string& name, const std::vector<RegisteredOperand>& operands,

@@ -1,4 +1,4 @@
-// Launching what the planner chose. Callable without CUDA headers.
+// Launches the plan that the planner chose. Callable without CUDA headers.
 #pragma once
 
 #include "gemm/problem.h"

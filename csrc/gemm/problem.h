@@ -1,4 +1,4 @@
-// What travels from the binding to the planner and the kernels: plain structs, no tensor, no CUTLASS type.
+// The arguments that the binding passes to the planner and the kernels: plain structs, no tensor, no CUTLASS type.
 #pragma once
 
 #include <cstdint>

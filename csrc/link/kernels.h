@@ -43,7 +43,7 @@ KernelKey key_of(const Problem& problem, const Plan& plan);
 // The kernel with this epilogue in it: a cudaKernel_t. Null where it was not linked yet.
 const void* find(EpilogueId epilogue, const KernelKey& key);
 
-// Loads a linked kernel. Returns nullptr, or what the driver refused and why. One that is there already stays.
+// Loads a linked kernel. Returns nullptr, or what the driver refused and why. A kernel that is loaded already stays.
 const char* add(EpilogueId epilogue, const KernelKey& key, const void* cubin, std::size_t bytes);
 
 // The kernel of this symbol, if one may have it.

@@ -44,8 +44,8 @@ const char* check_parameter(const void* kernel, std::size_t bytes) {
   return expected == bytes ? nullptr : "a linked kernel's parameter differs in size from the host's";
 }
 
-// What allocates may not be called while a CUDA graph is captured, unless the thread says that its calls are no part of
-// the graph: those of its scope are not.
+// While a CUDA graph is captured, a call that allocates fails, unless the thread declares its calls to be no part of
+// the graph. This object does so for its scope.
 class OutsideOfCapture {
  public:
   OutsideOfCapture() { cudaThreadExchangeStreamCaptureMode(&mode_); }

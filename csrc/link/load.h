@@ -1,4 +1,4 @@
-// What the CUDA runtime does for linked kernels. Callable without CUDA headers.
+// Loads and prepares linked kernels through the CUDA runtime. Callable without CUDA headers.
 #pragma once
 
 #include <cstddef>

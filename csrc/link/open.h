@@ -24,7 +24,7 @@ constexpr int kOfCompute = 2;  // fp32; fp64 where x is fp64
 
 #if !defined(__CUDACC_RTC__)
 
-// The operands of one call, a kernel's argument. What is not read may be anything.
+// The operands of one call, a kernel's argument. Operands that the functor does not read may have any value.
 template <class Compute>
 struct Operands {
   const void* data[kSlots];           // contiguous vectors of N or M; scalars on the device, null = by value; matrices

@@ -27,7 +27,8 @@ struct Fold {
   }
 };
 
-// The epilogue's operands in its order: tensors, numbers, None where one is absent; or what they are folded from.
+// The epilogue's operands in its order: tensors, numbers, None where one is absent; or the vectors that they are folded
+// from.
 struct OperandTuple {
   call::Tensor storage[kMaxOperands];
   Fold fold;
@@ -52,7 +53,7 @@ struct ByNode {
 };
 
 // linear(epilogue, x, weight, operands, fold, out, fp32, pack, pack_use, strict, invariant) -> Tensor | int
-//   fp32: the road of an fp32 call, times two; plus one where PyTorch's setting is less accurate than the call
+//   fp32: the order of an fp32 call, times two; plus one where PyTorch's setting is less accurate than the call
 struct LinearArguments {
   enum { Epilogue, X, Weight, Operands, Folded, Out, FP32, Pack, PackUse, Strict, Invariant, Count };
   call::Tensor x, weight, out;
@@ -62,7 +63,7 @@ struct LinearArguments {
   bool read(Reader& reader, PyObject* const* given) {
     linear.epilogue = static_cast<EpilogueId>(PyLong_AsLong(given[Epilogue]));
     const long fp32 = PyLong_AsLong(given[FP32]);
-    linear.fp32_road = static_cast<int>(fp32 / 2);
+    linear.fp32_order = static_cast<int>(fp32 / 2);
     linear.needs_other_setting = fp32 % 2 != 0;
     linear.pack_use = static_cast<call::PackUse>(PyLong_AsLong(given[PackUse]));
     linear.is_strict = given[Strict] == Py_True;
@@ -164,7 +165,7 @@ struct ProductsArguments : ByNode {
   PyObject* multiply(const Factor& left, const Factor& right) const {
     const Transposed transposed(right.view);
     call::LinearCall linear;
-    linear.fp32_road = static_cast<int>(fp32 / 2);
+    linear.fp32_order = static_cast<int>(fp32 / 2);
     linear.needs_other_setting = fp32 % 2 != 0;
     linear.x = &left.view;
     linear.weight = &transposed.tensor;

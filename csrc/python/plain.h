@@ -1,4 +1,4 @@
-// Plain calls: those that nobody but the kernels has to see, on plain tensors.
+// Plain calls: on plain tensors, with no autograd, tracer or mode that must see the call.
 #pragma once
 
 #include "call/linear.h"
@@ -22,7 +22,7 @@ class Reader {
   // A number, a tensor or None.
   bool read_operand(PyObject* object, call::Tensor* storage, call::GivenOperand* operand);
 
-  // Done for a plain call, of which everything could be read; else what it is instead.
+  // Done for a plain call whose arguments could all be read; else why it is not plain.
   call::Answer found(bool is_read) const;
 
  private:

@@ -1,4 +1,4 @@
-// What the entry holds of PyTorch: types, functions, names. Set once, by init().
+// PyTorch's types, functions and names that the entry uses. Set once, by init().
 #pragma once
 
 #include <ATen/dlpack.h>

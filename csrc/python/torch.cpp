@@ -75,7 +75,7 @@ void* PythonTorch::workspace(int64_t bytes) {
   if (sizes && named) workspace_ = Object(PyObject_Call(state.empty, sizes.get(), named.get()));
   DLTensor view;
   if (!workspace_ || state.exchange->dltensor_from_py_object_no_sync(workspace_.get(), &view) != 0) {
-    forget_shortage();  // the cold path knows what to do without
+    forget_shortage();  // the cold path handles a failed allocation
     return nullptr;
   }
   return static_cast<char*>(view.data) + view.byte_offset;

@@ -1,6 +1,6 @@
 // epigemm::_linear_into, _linear_folded_into, _elementwise_into and _elementwise_folded_into: what compiled graphs
-// hold. A whole call, from tensors to launches, without Python. Arguments are flat, for lists and strings take the host
-// longer than the call, and what stands in the way of a call goes to the operator of the same name and arguments,
+// hold. A whole call, from tensors to launches, without Python. Arguments are flat, because lists and strings cost the
+// host more than the call. A call that this operator cannot finish goes to the operator of the same name and arguments
 // with `_cold` for `_into`, which is written in Python.
 #include <string_view>
 
@@ -89,7 +89,7 @@ void call_cold(const char* name, const Arguments&... arguments) {
   fail(std::string_view(static_cast<const char*>(text.data()), static_cast<std::size_t>(text.numel())));
 }
 
-// Whether a call has come to its end; else the cold path has to take it.
+// Whether the call is complete. If not, the cold path takes it.
 bool is_done(call::Answer answer, const StableTorch& torch) {
   if (answer == call::Answer::Raised && !torch.message().empty()) fail(torch.message());
   return answer == call::Answer::Done;
@@ -103,10 +103,10 @@ struct LinearTensors {
     linear->x = &x;
     linear->weight = &weight;
     linear->out = &out;
-    linear->fp32_road = static_cast<int>(fp32 / 2);
+    linear->fp32_order = static_cast<int>(fp32 / 2);
     linear->needs_other_setting = fp32 % 2 != 0;
     linear->is_strict = is_strict;
-    return fp32 >= 0 && fp32 / 2 < call::kFP32Roads && binding::read(given_x, &x) &&
+    return fp32 >= 0 && fp32 / 2 < call::kFP32Orders && binding::read(given_x, &x) &&
            binding::read(given_weight, &weight) && binding::read(given_out, &out) && weight.dim == 2;
   }
 };

@@ -1,5 +1,5 @@
-// epigemm::_linear_out and _explain_call: what csrc/call decides of a call; what takes nothing but the tensors is
-// launched.
+// epigemm::_linear_out and _explain_call: the decision of csrc/call about a call. A call that needs nothing but its
+// tensors is launched.
 #include <sstream>
 
 #include "call/operands.h"
@@ -22,13 +22,13 @@ call::Slices slices_of(int64_t bits) {
   return {static_cast<call::SliceCost>(bits & 3), (bits & 4) != 0};
 }
 
-// `fp32`: a row of call::fp32_roads, times two; the last bit is for others. `slices`: three bits for split, three for
+// `fp32`: a row of call::fp32_orders, times two; the last bit is for others. `slices`: three bits for split, three for
 // scaled: their cost, and whether memory is short. `gpu`: [index, ...] describes a device that is not there.
 void set_circumstances(const TensorView& x, int64_t fp32, int64_t slices, bool is_batch_invariant,
                        const std::vector<int64_t>& gpu, call::Prepared* prepared) {
   prepared->problem.is_batch_invariant = is_batch_invariant;
-  check(fp32 >= 0 && fp32 / 2 < call::kFP32Roads, "fp32 must be in 0..", 2 * call::kFP32Roads - 1, ", got ", fp32);
-  prepared->fp32_road = static_cast<int>(fp32 / 2);
+  check(fp32 >= 0 && fp32 / 2 < call::kFP32Orders, "fp32 must be in 0..", 2 * call::kFP32Orders - 1, ", got ", fp32);
+  prepared->fp32_order = static_cast<int>(fp32 / 2);
   prepared->split = slices_of(slices);
   prepared->scaled = slices_of(slices >> 3);
   if (!gpu.empty()) {
@@ -116,7 +116,7 @@ std::string microseconds(double value) {
   return text.str();
 }
 
-// What keeps a planned call from running; empty where the planner has the word.
+// Why a planned call cannot run; empty where the planner decides.
 std::string why_not(const PreparedCall& call, const Tried& tried) {
   switch (tried.verdict) {
     case Verdict::NotRepresentable:
@@ -124,7 +124,7 @@ std::string why_not(const PreparedCall& call, const Tried& tried) {
     case Verdict::NoKernels:
       return "epigemm was built without the Hopper GEMM kernels";
     case Verdict::MemoryIsShort:
-      return "the last call of these sizes found no memory for fp16 pieces, and there is not enough yet";
+      return "the last call of these sizes found no memory for fp16 slices, and there is not enough yet";
     case Verdict::CopyTakesGain:
       return "out is no matrix with rows of whole 16 bytes, and copying the result takes what was gained";
     case Verdict::TF32IsFaster:
@@ -154,15 +154,15 @@ std::string explain_call(const Name& epilogue, const TensorView& x, const Tensor
                          const List<int64_t>& gpu, const std::optional<TensorView>& out) {
   PreparedCall call = prepare(epilogue, x, weight, bias, operands, scalars, out ? &*out : nullptr);
   set_circumstances(x, fp32, slices, is_batch_invariant, gpu.values, &call.prepared);
-  const call::FP32Road& road = call::road_of(call.prepared);
+  const call::FP32Order& order = call::order_of(call.prepared);
   const bool has_device = call.prepared.problem.device.capability != 0;
   std::ostringstream json;
   json << "{\"tried\": [";
   bool is_first = true;
-  for (int i = 0; i < road.count; ++i) {
-    if (call::is_on_slices(road.tried[i]) && !has_device) continue;
+  for (int i = 0; i < order.count; ++i) {
+    if (call::is_on_slices(order.tried[i]) && !has_device) continue;
     json << (is_first ? "" : ", ");
-    write_tried(json, call, road.tried[i]);
+    write_tried(json, call, order.tried[i]);
     is_first = false;
   }
   json << "], \"gemm\": " << static_cast<int>(call::choose_gemm(call.prepared)) << "}";

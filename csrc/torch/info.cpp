@@ -1,4 +1,4 @@
-// epigemm::_build_info, _registry and _cuda_status: what this binary is, as JSON.
+// epigemm::_build_info, _registry and _cuda_status: a description of this binary, as JSON.
 #include <algorithm>
 
 #include "cpu/kernels.h"

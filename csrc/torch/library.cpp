@@ -44,7 +44,7 @@ STABLE_TORCH_LIBRARY(epigemm, m) {
   m.def(
       "_explain_call(str epilogue, Tensor x, Tensor weight, Tensor? bias, Tensor[]? operands, float[]? scalars,"
       " int fp32, int slices, bool invariant, int[]? gpu, Tensor? out) -> str");
-  m.def("_split_rows_out(Tensor matrix, int pieces, Tensor(a!) pack) -> ()");
+  m.def("_split_rows_out(Tensor matrix, int slices, Tensor(a!) pack) -> ()");
   m.def(
       "_linear_into(int epilogue, Tensor x, Tensor weight, Tensor? bias, Tensor? vector0, Tensor? vector1,"
       " Tensor? scalar, float number, int fp32, bool strict, Tensor(a!) out) -> ()");

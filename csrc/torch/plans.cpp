@@ -1,4 +1,4 @@
-// epigemm::_plan and _is_fallback_one_kernel: what becomes of a problem that is given in numbers.
+// epigemm::_plan and _is_fallback_one_kernel: the plan for a problem given in numbers.
 #include "torch/plans.h"
 #include "epilogue/builtin.h"
 

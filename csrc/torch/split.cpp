@@ -1,4 +1,4 @@
-// epigemm::_split_rows_out and _split_linear_out: fp32 tensors -> fp16 pieces -> GEMM -> guard.
+// epigemm::_split_rows_out and _split_linear_out: fp32 tensors -> fp16 slices -> GEMM -> range check.
 #include "gemm/planner/planner.h"
 #include "gemm/sm90_fp16x3/kernels.h"
 #include "gemm/sm90_fp16x3/layout.h"
@@ -24,7 +24,7 @@ StridedMatrix strided(const TensorView& tensor, const char* argument) {
   return {static_cast<const float*>(tensor.data()), tensor.size(0), tensor.size(1), tensor.stride(0), tensor.stride(1)};
 }
 
-// Bytes for pieces. Sections are laid out from an address that is aligned for all of them.
+// Bytes for slices. Sections are laid out from an address that is aligned for all of them.
 void* buffer_of(const TensorView& buffer, int64_t bytes, const char* argument) {
   check(buffer.dtype() == aoti_torch_dtype_uint8() && buffer.dim() == 1 && buffer.is_contiguous(), argument,
         " must be a contiguous one-dimensional uint8 tensor");
@@ -38,10 +38,10 @@ void check_same_device(const TensorView& tensor, const TensorView& x, const char
   check(tensor.is_beside(x), argument, " is on another device");
 }
 
-void split_rows_out(const TensorView& matrix, int64_t pieces, const TensorView& pack) {
-  check(pieces == 1 || pieces == 2, "pieces must be 1 or 2, got ", pieces);
+void split_rows_out(const TensorView& matrix, int64_t slices, const TensorView& pack) {
+  check(slices == 1 || slices == 2, "slices must be 1 or 2, got ", slices);
   const StridedMatrix rows = strided(matrix, "matrix");
-  const int count = static_cast<int>(pieces);
+  const int count = static_cast<int>(slices);
   check_same_device(pack, matrix, "pack");
   void* buffer = buffer_of(pack, sm90_fp16x3::split_bytes(rows.rows, rows.columns, count), "pack");
   if (!matrix.is_cuda()) {
@@ -62,7 +62,7 @@ void split_rows_out(const TensorView& matrix, int64_t pieces, const TensorView& 
 
 #if EPIGEMM_WITH_SM90
 
-Arithmetic pieces_arithmetic(const Name& name) {
+Arithmetic slices_arithmetic(const Name& name) {
   const Arithmetic arithmetic = arithmetic_named(name);
   check(arithmetic == Arithmetic::Split || arithmetic == Arithmetic::Scaled, "arithmetic must be split or scaled, got ",
         name.text());
@@ -82,7 +82,7 @@ Matrix output_matrix(const TensorView& out, int64_t rows, int64_t columns) {
   return {out.mutable_data(), ElementType::Float32, row_stride};
 }
 
-// `is_packed`: the weight's pieces are there already.
+// `is_packed`: the weight's slices are there already.
 Problem make_problem(const Name& epilogue_name, const TensorView& x, const TensorView& weight,
                      const std::optional<TensorView>& bias, const List<TensorView>& operands,
                      const List<double>& scalars, Arithmetic arithmetic, bool is_packed, const TensorView& out) {
@@ -116,8 +116,8 @@ Problem make_problem(const Name& epilogue_name, const TensorView& x, const Tenso
 }
 
 // A forced plan may run where the split is not the more accurate product: that is how its limit is measured. A plan
-// that is not forced is the fastest of the kernels on pieces, whatever the fallback takes: the caller has decided.
-Plan plan_on_pieces(const Problem& problem, const std::vector<int64_t>& forced) {
+// that is not forced is the fastest of the kernels on slices, whatever the fallback takes: the caller has decided.
+Plan plan_on_slices(const Problem& problem, const std::vector<int64_t>& forced) {
   const std::string why_not = forced.empty() ? why_not_accurate(problem) : why_not_covered(problem);
   check(why_not.empty(), why_not);
   if (!forced.empty()) {
@@ -138,12 +138,12 @@ void split_linear_out(const Name& epilogue, const TensorView& x, const TensorVie
                       const List<double>& scalars, const Name& arithmetic_name, const List<int64_t>& plan_numbers,
                       const TensorView& out) {
 #if EPIGEMM_WITH_SM90
-  const Arithmetic arithmetic = pieces_arithmetic(arithmetic_name);
+  const Arithmetic arithmetic = slices_arithmetic(arithmetic_name);
   Problem problem = make_problem(epilogue, x, weight, bias, operands, scalars, arithmetic, pack.has_value(), out);
-  const Plan plan = plan_on_pieces(problem, plan_numbers.values);
-  const int pieces = sm90_fp16x3::pieces_of(arithmetic);
-  const int64_t x_bytes = sm90_fp16x3::split_bytes(problem.m, problem.k, pieces);
-  const int64_t weight_bytes = sm90_fp16x3::split_bytes(problem.n, problem.k, pieces);
+  const Plan plan = plan_on_slices(problem, plan_numbers.values);
+  const int slices = sm90_fp16x3::slices_of(arithmetic);
+  const int64_t x_bytes = sm90_fp16x3::split_bytes(problem.m, problem.k, slices);
+  const int64_t weight_bytes = sm90_fp16x3::split_bytes(problem.n, problem.k, slices);
   check_same_device(workspace, x, "workspace");
   problem.workspace = buffer_of(workspace, x_bytes + (pack ? 0 : weight_bytes), "workspace");
   if (pack) {
@@ -153,7 +153,7 @@ void split_linear_out(const Name& epilogue, const TensorView& x, const TensorVie
   const CurrentDevice guard(problem.device.index);
   problem.stream = current_stream(problem.device.index);
   const char* refused = launch(problem, plan);
-  check(!refused, "the kernels on fp16 pieces could not be launched: ", refused ? refused : "");
+  check(!refused, "the kernels on fp16 slices could not be launched: ", refused ? refused : "");
 #else
   (void)epilogue, (void)x, (void)weight, (void)pack, (void)workspace, (void)bias, (void)operands, (void)scalars;
   (void)arithmetic_name, (void)plan_numbers, (void)out;

@@ -29,7 +29,7 @@ class StableTorch final : public call::Torch {
   void run_derivative_on_cpu(const DerivativeProblem& problem) override;
   void raise(const char* message) override;
 
-  // What `raise` was told; empty where PyTorch has failed, whose errors keep neither type nor text here.
+  // The text given to `raise`. Empty where PyTorch failed: its errors keep neither type nor text across the stable ABI.
   const std::string& message() const { return message_; }
 
  private:

@@ -302,8 +302,8 @@ def test_every_device_gives_the_same_bits_twice(
 @pytest.mark.parametrize(
     ("matrix", "count", "change", "message"),
     [
-        (torch.zeros(4, 8), 3, 0, "pieces must be 1 or 2, got 3"),
-        (torch.zeros(4, 8), 0, 0, "pieces must be 1 or 2, got 0"),
+        (torch.zeros(4, 8), 3, 0, "slices must be 1 or 2, got 3"),
+        (torch.zeros(4, 8), 0, 0, "slices must be 1 or 2, got 0"),
         (torch.zeros(4, 8, dtype=torch.float64), 2, 0, "matrix must be float32"),
         (torch.zeros(8), 2, 0, "matrix has shape .*, expected 2 dimensions"),
         (torch.zeros(4, 8), 2, -1, "pack has .* bytes, expected at least"),

@@ -1,4 +1,4 @@
-// What the cost models share. Plain C++. Times are in microseconds unless a name says cycles.
+// Formulas that the cost models share. Plain C++. Times are in microseconds unless a name says cycles.
 #pragma once
 
 #include <algorithm>
@@ -36,8 +36,8 @@ inline int special_functions(const Problem& problem) { return epilogue_info(prob
 inline bool is_transcendental(const Problem& problem) { return special_functions(problem) >= kFunctionsOfSigmoid; }
 
 // What a functor takes for special functions that its class does not have (`in_class`), in cycles of one
-// multiprocessor, which computes 16 of them a cycle. For results of 16 bits a functor is about a third as long as its
-// count, which is that of its fp32 form. Beyond a limit a count says no more than that the functor is long.
+// multiprocessor, which computes 16 of them a cycle. The count is that of a functor's fp32 form; its form for
+// 16-bit results is about a third as long. Above a limit the count no longer predicts the time.
 inline double longer_functor_cycles(const Problem& problem, double elements, int in_class) {
   constexpr int kMostFunctions = 64;
   const double per_cycle = element_bytes(problem.out.element) == 2 ? 54 : 16;

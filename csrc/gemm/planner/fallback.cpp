@@ -34,7 +34,7 @@ double two_kernels_microseconds(const Problem& p) {
   return cublas::product_microseconds(p) + elementwise_microseconds(p) - kSharedStart;
 }
 
-// What cuBLAS has different kernels for: how fp32 is multiplied, and how rows of x and the weight lie in memory.
+// The properties for which cuBLAS has different kernels: fp32 arithmetic, and the layout of x and of the weight.
 enum class Kind { PlainFP32, TF32, TF32Misaligned, Bits16, Bits16OffLines, Bits16Misaligned };
 
 Kind kind_of(const Problem& p) {

@@ -27,7 +27,7 @@ class Family {
   // Empty where the kernels run on the device.
   virtual std::string why_not_on(const Device&) const = 0;
 
-  // Empty where a kernel can run a problem that the family computes; else what stands in the way, in words.
+  // Empty where a kernel can run a problem that the family computes; else the reason why not, in words.
   virtual std::string why_not(const Problem&) const = 0;
 
   // Empty where a kernel can run the problem under this plan, which is one of the family's.

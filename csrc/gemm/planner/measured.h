@@ -1,5 +1,5 @@
-// Choices that were measured: what the planner takes before it asks its cost models. A time belongs to the very M that
-// it was measured at; for other M the models answer. Plain C++, one table per CUDA device.
+// Choices that were measured: the planner prefers them to its cost models. A time holds for the M at
+// which it was measured; for any other M the models answer. Plain C++, one table per CUDA device.
 #pragma once
 
 #include <optional>

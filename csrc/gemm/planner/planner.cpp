@@ -21,7 +21,7 @@ void for_each_family(const Problem& problem, Visit visit) {
   }
 }
 
-// What no family computes, wherever the operands lie.
+// Why no family computes the problem, whatever the operands' layout. Empty where one does.
 std::string why_not_computed(const Problem& p) {
   if (!epilogue_info(p.epilogue).linear) {
     return text("epilogue '", epilogue_info(p.epilogue).name, "' has no GEMM kernels");
@@ -43,7 +43,7 @@ std::string why_not_computed(const Problem& p) {
     return "fused kernels exist for float16, bfloat16 and float32 (as TF32), not for float64";
   }
   if (p.x.element == ElementType::Float32) {
-    return "the precision in force asks for IEEE fp32 products, which no fused kernel computes (on fp16 pieces, "
+    return "the precision in force asks for IEEE fp32 products, which no fused kernel computes (on fp16 slices, "
            "precision 'highest', one is as accurate)";
   }
   return text("no fused kernel multiplies ", element_name(p.x.element), " by ", element_name(p.weight.element));
@@ -97,7 +97,7 @@ double least_gain(const Problem& p, double fallback_us) {
   switch (p.arithmetic) {
     case Arithmetic::Split:
       if (!p.is_packed) return 1.10;
-      if (p.m == 1) return 1.07;  // what cuBLAS takes for one row varies by a third
+      if (p.m == 1) return 1.07;  // cuBLAS's time for one row varies by a third
       return is_short && p.k < kShortKOnSlices ? 1.20 : 1.05;
     case Arithmetic::Scaled:
       return 1.12;

@@ -10,7 +10,7 @@
 
 namespace epigemm {
 
-// Empty when a fused kernel can run the problem; else what stands in the way, in words.
+// Empty when a fused kernel can run the problem; else the reason why not, in words.
 std::string why_not_covered(const Problem& problem);
 
 // Empty when, besides, a fused kernel is as accurate as the arithmetic promises.

@@ -1,4 +1,5 @@
-// What Hopper's kernels ask of a problem, in words where it is not met. Free of CUDA.
+// The conditions that Hopper's kernels set on a problem. A condition that is not met is returned in words. Free of
+// CUDA.
 #pragma once
 
 #include <string>

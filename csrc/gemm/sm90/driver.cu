@@ -1,6 +1,6 @@
-// The driver's function for TMA descriptors, looked up once: CUTLASS by itself does so for every descriptor, three or
-// four times a call. It is told (CUTLASS_ENABLE_DIRECT_CUDA_DRIVER_CALL) to call the function by its name, which is
-// this one.
+// The driver's function for TMA descriptors, looked up once: CUTLASS would look it up for every descriptor, three or
+// four times a call. With CUTLASS_ENABLE_DIRECT_CUDA_DRIVER_CALL it calls the function by its name, and finds this
+// one.
 #include <cuda.h>
 
 #include "device/driver.h"

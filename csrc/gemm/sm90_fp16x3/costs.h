@@ -1,4 +1,4 @@
-// What a call on fp16 slices is expected to take: the split of x, the GEMM and the look at the guard. Fitted to random
+// What a call on fp16 slices is expected to take: the split of x, the GEMM and the range check. Fitted to random
 // shapes on an H200 and an H100 (docs/tuning.md); the median error is 3% (fp16x3) and 5% (fp16x1). Apart from
 // tiles.h, so that new figures recompile the planner alone.
 #pragma once
@@ -95,7 +95,7 @@ inline double reread_mb(const Grid& grid, const Plan& plan, double places, doubl
   return std::max(passes - 1, 0.0) * std::max(walked - l2_mb, 0.0);
 }
 
-// The whole call: split of x (and of a weight that is not packed), GEMM, guard.
+// The whole call: split of x (and of a weight that is not packed), GEMM, range check.
 inline double microseconds(const Problem& p, const Plan& plan) {
   constexpr int64_t kManyRows = 264, kShortK = 256;
   using cost::as_double;

@@ -1,6 +1,6 @@
 // fp32 products on fp16 slices: three products of two slices each (fp16x3), or one (fp16x1). And in fp32
-// multiply-adds, by the kernel that repairs what slices cannot represent: for batch-invariant calls alone, which
-// PyTorch's GEMM cannot answer.
+// multiply-adds, by the fixup kernel, which recomputes what slices cannot represent: for batch-invariant calls alone,
+// which PyTorch's GEMM cannot answer.
 #include "gemm/grid.h"
 #include "gemm/planner/family.h"
 #include "gemm/sm90/coverage.h"
@@ -69,7 +69,7 @@ class FP16x3 final : public Family {
   }
 
   std::string why_not_planned(const Problem&, const Plan& plan) const override {
-    return plan.splits == 1 ? std::string() : text("splits must be 1 on fp16 pieces, got ", plan.splits);
+    return plan.splits == 1 ? std::string() : text("splits must be 1 on fp16 slices, got ", plan.splits);
   }
 
   std::string why_not_accurate(const Problem& p, const Plan&) const override {

@@ -1,6 +1,6 @@
-// One tile of an fp32 product in plain fp32 multiply-adds: what the range guard rejects is recomputed so.
+// One tile of an fp32 product in plain fp32 multiply-adds: what the range check rejects is recomputed so.
 //
-// Three bf16 pieces and six products were tried first. They are no faster in a kernel of this size, and do not cover
+// Three bf16 slices and six products were tried first. They are no faster in a kernel of this size, and do not cover
 // fp32's range: a row that spans more than 2^160, or a subnormal that meets a large number, loses bits whatever the
 // scale. Multiply-adds lose nothing, and infinities and NaN come out as SGEMM's.
 #pragma once

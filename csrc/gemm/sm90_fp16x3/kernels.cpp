@@ -1,6 +1,6 @@
 #include "gemm/sm90_fp16x3/kernels.h"
 
-#include "gemm/sm90_fp16x3/repair.h"
+#include "gemm/sm90_fp16x3/fixup.h"
 #include "gemm/sm90_fp16x3/split_rows.h"
 #include "link/kernels.h"
 
@@ -10,25 +10,25 @@ namespace {
 
 const char* launch_on_slices(Problem const& problem, Plan const& plan, const void* kernel, StridedMatrix const& x,
                              StridedMatrix const& weight) {
-  if (!problem.workspace) return "fp16 pieces need a workspace";
-  const void* const repair = link::find(problem.epilogue, {link::Part::fixup});
-  if (!repair) return link::kNotLinked;
-  const int pieces = pieces_of(problem.arithmetic);
+  if (!problem.workspace) return "fp16 slices need a workspace";
+  const void* const fixup = link::find(problem.epilogue, {link::Part::fixup});
+  if (!fixup) return link::kNotLinked;
+  const int slices = slices_of(problem.arithmetic);
   void* const x_buffer = problem.workspace;
   void* weight_buffer = problem.packed_weight;
   const auto split = [&](StridedMatrix const& matrix, void* buffer) {
-    return split_rows_cuda(matrix, pieces, buffer, problem.device.index, problem.stream);
+    return split_rows_cuda(matrix, slices, buffer, problem.device.index, problem.stream);
   };
   // The weight is split first, so that the GEMM, which starts beside the end of x's split, finds it finished.
   if (!weight_buffer) {
-    weight_buffer = static_cast<char*>(x_buffer) + split_bytes(problem.m, problem.k, pieces);
+    weight_buffer = static_cast<char*>(x_buffer) + split_bytes(problem.m, problem.k, slices);
     if (const char* const refused = split(weight, weight_buffer)) return refused;
   }
   if (const char* const refused = split(x, x_buffer)) return refused;
-  const SplitProblem slices{problem, split_view(x_buffer, problem.m, problem.k, pieces),
-                            split_view(weight_buffer, problem.n, problem.k, pieces)};
-  const char* const refused = launch_gemm(slices, plan, kernel);
-  return refused ? refused : launch_repair({slices, x, weight}, repair);
+  const SplitProblem split{problem, split_view(x_buffer, problem.m, problem.k, slices),
+                           split_view(weight_buffer, problem.n, problem.k, slices)};
+  const char* const refused = launch_gemm(split, plan, kernel);
+  return refused ? refused : launch_fixup({split, x, weight}, fixup);
 }
 
 }  // namespace

@@ -17,7 +17,7 @@ inline StridedMatrix strided(Matrix const& matrix, int64_t rows, int64_t columns
 }
 
 // 2 for fp16x3, 1 for fp16x1.
-constexpr int pieces_of(Arithmetic arithmetic) { return arithmetic == Arithmetic::Split ? kPieces : 1; }
+constexpr int slices_of(Arithmetic arithmetic) { return arithmetic == Arithmetic::Split ? kSlices : 1; }
 
 // Enqueues the GEMM. `kernel`: the plan's with the epilogue in it, a cudaKernel_t. Returns nullptr, or what was refused
 // and why.

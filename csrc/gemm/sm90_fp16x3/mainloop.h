@@ -1,6 +1,6 @@
 // The mainloop of the split product: fp32 accuracy from three fp16 products on Hopper's tensor cores.
 //
-//   accumulator = sum hi_x hi_w  +  2^-11 sum (lo_x hi_w + hi_x lo_w)        (pieces.h says what hi and lo are)
+//   accumulator = sum hi_x hi_w  +  2^-11 sum (lo_x hi_w + hi_x lo_w)        (slices.h says what hi and lo are)
 //
 // It stands where CUTLASS's own CollectiveMma stands, with the same interface to CUTLASS's persistent warp-specialised
 // kernels. What is different, and why:
@@ -97,7 +97,7 @@ struct Mainloop {
     StrideB dB;
   };
 
-  // The pieces lie as [row, K / 64, piece, 64]: to the tensor memory accelerator one matrix of 2K columns, in which a
+  // The slices lie as [row, K / 64, slice, 64]: to the tensor memory accelerator one matrix of 2K columns, in which a
   // stage's hi and lo are neighbours in memory.
   static_assert(cute::get<2>(TileShape{}) == kInterleave, "a stage is one block of hi and its block of lo");
 
@@ -106,7 +106,7 @@ struct Mainloop {
   static constexpr int kStagesPerBlock = 8;
   // A thread's registers hold a fourth accumulator where one takes at most 32 of them.
   static constexpr bool kHasBlocks = cute::get<0>(TileShape{}) * cute::get<1>(TileShape{}) <= 32 * kMmaThreads;
-  static constexpr float kLowScale = 0x1p-11f;  // lo is kept 2^11 times larger (pieces.h)
+  static constexpr float kLowScale = 0x1p-11f;  // lo is kept 2^11 times larger (slices.h)
 
   struct Params {
     using TMA_A = decltype(make_tma_copy_A_sm90(
@@ -125,15 +125,15 @@ struct Mainloop {
   };
 
   static constexpr uint32_t kStageBytes =
-      kPieces * sizeof(Element) * cute::get<2>(TileShape{}) * (cute::get<0>(TileShape{}) + cute::get<1>(TileShape{}));
+      kSlices * sizeof(Element) * cute::get<2>(TileShape{}) * (cute::get<0>(TileShape{}) + cute::get<1>(TileShape{}));
 
   template <class ProblemShape>
   static Params to_underlying_arguments(ProblemShape const& problem_shape, Arguments const& arguments, void*) {
     auto [M, N, K, L] = cute::append<4>(problem_shape, 1);
     auto const a =
-        cute::make_tensor(arguments.ptr_A, cute::make_layout(cute::make_shape(M, kPieces * K, 1), arguments.dA));
+        cute::make_tensor(arguments.ptr_A, cute::make_layout(cute::make_shape(M, kSlices * K, 1), arguments.dA));
     auto const b =
-        cute::make_tensor(arguments.ptr_B, cute::make_layout(cute::make_shape(N, kPieces * K, 1), arguments.dB));
+        cute::make_tensor(arguments.ptr_B, cute::make_layout(cute::make_shape(N, kSlices * K, 1), arguments.dB));
     return {
         make_tma_copy_A_sm90(GmemTiledCopyA{}, a, SmemLayoutA{}(cute::_, cute::_, cute::_0{}), TileShape{},
                              ClusterShape{}),
@@ -142,7 +142,7 @@ struct Mainloop {
         kStageBytes,
         /*long_sum=*/K >= kLongSum,
         /*rows_a=*/static_cast<int>(M),
-        /*columns_a=*/static_cast<int>(kPieces * K),
+        /*columns_a=*/static_cast<int>(kSlices * K),
     };
   }
 
@@ -173,15 +173,15 @@ struct Mainloop {
     int const m = blockIdx.x + blockIdx.y * gridDim.x;
     Tensor const from_a = params.tma_load_a.get_slice(0).partition_S(tiles(_, _, m, _));  // (TMA, TMA_M, TMA_K, 2k)
     CUTLASS_PRAGMA_NO_UNROLL
-    for (int i = 0; i < kPieces * kPrefetchedStages; ++i) prefetch(params.tma_load_a, from_a(_, _, _, i));
+    for (int i = 0; i < kSlices * kPrefetchedStages; ++i) prefetch(params.tma_load_a, from_a(_, _, _, i));
   }
 
   // (BLK_M, BLK_K, m, 2k, batch) and (BLK_N, BLK_K, n, 2k, batch).
   template <class ProblemShape>
   CUTLASS_DEVICE auto load_init(ProblemShape const& problem_shape, Params const& params) const {
     auto [M, N, K, L] = problem_shape;
-    auto const a = params.tma_load_a.get_tma_tensor(cute::make_shape(M, kPieces * K, 1));
-    auto const b = params.tma_load_b.get_tma_tensor(cute::make_shape(N, kPieces * K, 1));
+    auto const a = params.tma_load_a.get_tma_tensor(cute::make_shape(M, kSlices * K, 1));
+    auto const b = params.tma_load_b.get_tma_tensor(cute::make_shape(N, kSlices * K, 1));
     using X = cute::Underscore;
     auto const all = cute::make_coord(cute::_, cute::_, cute::_);
     return cute::make_tuple(cute::local_tile(a, TileShape{}, all, cute::Step<cute::_1, X, cute::_1>{}),
@@ -207,7 +207,7 @@ struct Mainloop {
                            KTileIterator, int k_tile_count, int, uint32_t block_rank_in_cluster,
                            TensorStorage& shared) {
     using namespace cute;
-    // The repair kernel reads the rows' facts while this one runs. They are there: CUTLASS has this warp wait for the
+    // The fixup kernel reads the row statistics while this one runs. They are there: CUTLASS has this warp wait for the
     // kernels ahead before it loads.
     cutlass::arch::launch_dependent_grids();
     if (!elect_one_sync()) return;
@@ -231,7 +231,7 @@ struct Mainloop {
       pipeline.producer_acquire(write);
       auto* const barrier = pipeline.producer_get_barrier(write);
       int const stage = write.index();
-      int const high = kPieces * k_tile, low = high + 1;
+      int const high = kSlices * k_tile, low = high + 1;
       copy(params.tma_load_a.with(*barrier, mask_a), from_a(_, _, _, high), high_a(_, _, _, stage));
       copy(params.tma_load_b.with(*barrier, mask_b), from_b(_, _, _, high), high_b(_, _, _, stage));
       copy(params.tma_load_a.with(*barrier, mask_a), from_a(_, _, _, low), low_a(_, _, _, stage));

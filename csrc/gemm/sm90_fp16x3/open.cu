@@ -1,4 +1,4 @@
-// The host's half of the kernels on fp16 pieces: no device code in here.
+// The host's half of the kernels on fp16 slices: no device code in here.
 #include "gemm/sm90/run.h"
 #include "gemm/sm90_fp16x3/open_kernel.h"
 

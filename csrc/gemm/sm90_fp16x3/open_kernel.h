@@ -1,4 +1,4 @@
-// The kernels on fp16 pieces with an open epilogue, which gets the true product.
+// The kernels on fp16 slices with an open epilogue, which gets the true product.
 #pragma once
 
 #include "gemm/sm90/open_node.h"

@@ -1,4 +1,4 @@
-// What the kernels on fp16 pieces are made of, closed and open: their mainloops around an epilogue.
+// The types of the kernels on fp16 slices: their mainloops around an epilogue.
 #pragma once
 
 #include <type_traits>
@@ -67,7 +67,7 @@ struct Parts {
                                                           CollectiveEpilogue, cutlass::gemm::PersistentScheduler>;
 
   static auto stride_of(SplitMatrix const& matrix) {
-    return cute::Stride<int64_t, cute::_1, int64_t>{matrix.padded_columns * (split ? kPieces : 1), cute::_1{}, 0};
+    return cute::Stride<int64_t, cute::_1, int64_t>{matrix.padded_columns * (split ? kSlices : 1), cute::_1{}, 0};
   }
 
   // D's stride, or that of its transpose.
@@ -97,9 +97,9 @@ struct Parts {
         {static_cast<int>(a.rows), static_cast<int>(b.rows), static_cast<int>(a.padded_columns), /*batch=*/1},
         /*mainloop=*/
         {
-            static_cast<Element const*>(a.pieces),
+            static_cast<Element const*>(a.slices),
             /*dA=*/stride_of(a),
-            static_cast<Element const*>(b.pieces),
+            static_cast<Element const*>(b.slices),
             /*dB=*/stride_of(b),
         },
         /*epilogue=*/

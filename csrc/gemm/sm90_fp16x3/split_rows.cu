@@ -1,5 +1,5 @@
 // The split on a GPU: one pass over memory. A row's scale depends on all of it, so a row is held on the chip between
-// finding its largest element and writing its pieces.
+// finding its largest element and writing its slices.
 #include "gemm/sm90_fp16x3/split_rows.h"
 
 #include <cuda_fp16.h>
@@ -7,12 +7,12 @@
 #include <algorithm>
 
 #include "device/launch.h"
-#include "gemm/sm90_fp16x3/pieces.h"
+#include "gemm/sm90_fp16x3/slices.h"
 
 namespace epigemm::sm90_fp16x3 {
 namespace {
 
-constexpr int kVector = 4;  // elements a thread handles together: 16 bytes read, 8 bytes of each piece written
+constexpr int kVector = 4;  // elements a thread handles together: 16 bytes read, 8 bytes of each slice written
 constexpr int kMostThreads = 1024;
 
 // The GEMM behind may begin its set-up at once; it waits for this kernel's results itself.
@@ -55,7 +55,7 @@ struct Together {
   }
 };
 
-__device__ __forceinline__ Pieces<__half> split_one(float s) {
+__device__ __forceinline__ Slices<__half> split_one(float s) {
   return split_element<__half>(s, [](float x) { return __float2half_rn(x); }, [](__half x) { return __half2float(x); });
 }
 
@@ -63,27 +63,27 @@ struct alignas(8) HalfVector {
   __half values[kVector];
 };
 
-// Writes the pieces of neighbouring elements and returns their share in the row's facts.
+// Writes the slices of neighbouring elements and returns their share in the row statistics.
 template <int Count>
-__device__ __forceinline__ int32_t write_pieces(const float (&x)[Count], int valid, const RowScale& scale, int pieces,
+__device__ __forceinline__ int32_t write_slices(const float (&x)[Count], int valid, const RowScale& scale, int slices,
                                                 __half* row, int column) {
-  int32_t facts = 0;
+  int32_t statistics = 0;
   struct alignas(2 * Count) {
     __half values[Count];
   } high, low;
 #pragma unroll
   for (int i = 0; i < Count; ++i) {
     const float s = scaled(x[i], scale);
-    const Pieces<__half> split = split_one(s);
+    const Slices<__half> split = split_one(s);
     high.values[i] = split.high;
     low.values[i] = split.low;
-    facts += i < valid ? large_count(s, scale) : 0;
-    facts |= element_flags(x[i], s);
+    statistics += i < valid ? large_count(s, scale) : 0;
+    statistics |= element_flags(x[i], s);
   }
   using Vector = decltype(high);
-  *reinterpret_cast<Vector*>(row + piece_offset(column, 0, pieces)) = high;
-  if (pieces == kPieces) *reinterpret_cast<Vector*>(row + piece_offset(column, 1, pieces)) = low;
-  return facts;
+  *reinterpret_cast<Vector*>(row + slice_offset(column, 0, slices)) = high;
+  if (slices == kSlices) *reinterpret_cast<Vector*>(row + slice_offset(column, 1, slices)) = low;
+  return statistics;
 }
 
 // --- rows along memory (or with any strides) -----------------------------------------------------------------------
@@ -110,7 +110,7 @@ struct Row {
 
 // One CTA a row. Held: how many vectors of its row a thread keeps in registers; longer rows are read again, from L2.
 template <int Held, bool Vectors>
-__global__ void __launch_bounds__(kMostThreads) split_rows_kernel(StridedMatrix matrix, SplitMatrix out, int pieces) {
+__global__ void __launch_bounds__(kMostThreads) split_rows_kernel(StridedMatrix matrix, SplitMatrix out, int slices) {
   let_dependents_start();
   const int64_t r = blockIdx.x;
   const Row<Vectors> row = {matrix.data + r * matrix.row_stride, static_cast<int>(matrix.columns),
@@ -136,24 +136,24 @@ __global__ void __launch_bounds__(kMostThreads) split_rows_kernel(StridedMatrix 
   largest = reduce(largest, 0.0f, Largest{});
 
   const RowScale scale = row_scale(largest);
-  auto* const halves = static_cast<__half*>(out.pieces) + r * out.padded_columns * pieces;
-  int32_t facts = 0;
+  auto* const halves = static_cast<__half*>(out.slices) + r * out.padded_columns * slices;
+  int32_t statistics = 0;
 #pragma unroll
   for (int i = 0; i < Held; ++i) {
     const int column = first + i * step;
     if (column < padded) {
-      facts = Together{}(facts, write_pieces(held[i], row.valid(column), scale, pieces, halves, column));
+      statistics = Together{}(statistics, write_slices(held[i], row.valid(column), scale, slices, halves, column));
     }
   }
   for (int column = first + Held * step; column < padded; column += step) {
     float x[kVector];
     row.load(column, x);
-    facts = Together{}(facts, write_pieces(x, row.valid(column), scale, pieces, halves, column));
+    statistics = Together{}(statistics, write_slices(x, row.valid(column), scale, slices, halves, column));
   }
-  facts = reduce(facts, 0, Together{});
+  statistics = reduce(statistics, 0, Together{});
   if (threadIdx.x == 0) {
     out.roots[r] = row_root(row_exponent(largest));
-    out.facts[r] = row_facts(facts & kLargeMask, facts & ~kLargeMask, scale, matrix.columns);
+    out.statistics[r] = row_statistics(statistics & kLargeMask, statistics & ~kLargeMask, scale, matrix.columns);
   }
 }
 
@@ -166,7 +166,7 @@ constexpr int kStripWarps = kStripThreads / 32;
 // A strip of rows is read twice: coalesced along the strip for the largest elements, then in blocks of 64 columns that
 // turn round in shared memory.
 __global__ void __launch_bounds__(kStripThreads)
-    split_strips_kernel(StridedMatrix matrix, SplitMatrix out, int pieces) {
+    split_strips_kernel(StridedMatrix matrix, SplitMatrix out, int slices) {
   let_dependents_start();
   __shared__ float block[kInterleave][kStrip + 1];  // + 1: columns of it are read without bank conflicts
   __shared__ float largest_of[kStripWarps][kStrip];
@@ -184,7 +184,7 @@ __global__ void __launch_bounds__(kStripThreads)
 
   constexpr int kRowsOfWarp = kStrip / kStripWarps;
   float row_largest[kRowsOfWarp];
-  int32_t facts[kRowsOfWarp] = {};
+  int32_t statistics[kRowsOfWarp] = {};
 #pragma unroll
   for (int i = 0; i < kRowsOfWarp; ++i) {
     float value = lane < kStripWarps ? largest_of[lane][warp * kRowsOfWarp + i] : 0.0f;
@@ -206,19 +206,20 @@ __global__ void __launch_bounds__(kStripThreads)
       const int64_t row = r0 + warp * kRowsOfWarp + i;
       if (row >= matrix.rows || column >= out.padded_columns) continue;
       const float x[2] = {block[2 * lane][warp * kRowsOfWarp + i], block[2 * lane + 1][warp * kRowsOfWarp + i]};
-      auto* const halves = static_cast<__half*>(out.pieces) + row * out.padded_columns * pieces;
-      facts[i] = Together{}(facts[i], write_pieces(x, valid, row_scale(row_largest[i]), pieces, halves, column));
+      auto* const halves = static_cast<__half*>(out.slices) + row * out.padded_columns * slices;
+      statistics[i] =
+          Together{}(statistics[i], write_slices(x, valid, row_scale(row_largest[i]), slices, halves, column));
     }
   }
 
 #pragma unroll
   for (int i = 0; i < kRowsOfWarp; ++i) {
-    facts[i] = reduce_warp(facts[i], Together{});
+    statistics[i] = reduce_warp(statistics[i], Together{});
     const int64_t row = r0 + warp * kRowsOfWarp + i;
     if (lane == 0 && row < matrix.rows) {
       out.roots[row] = row_root(row_exponent(row_largest[i]));
-      out.facts[row] =
-          row_facts(facts[i] & kLargeMask, facts[i] & ~kLargeMask, row_scale(row_largest[i]), matrix.columns);
+      out.statistics[row] = row_statistics(statistics[i] & kLargeMask, statistics[i] & ~kLargeMask,
+                                           row_scale(row_largest[i]), matrix.columns);
     }
   }
 }
@@ -241,7 +242,7 @@ struct Place {
 };
 
 template <auto Kernel>
-const char* enqueue(int64_t blocks, int threads, StridedMatrix matrix, SplitMatrix out, int pieces, Place place) {
+const char* enqueue(int64_t blocks, int threads, StridedMatrix matrix, SplitMatrix out, int slices, Place place) {
   const cuda::LaunchShape shape{/*grid=*/dim3(static_cast<unsigned>(blocks)),
                                 /*block=*/dim3(static_cast<unsigned>(threads)),
                                 /*cluster=*/dim3(1),
@@ -249,31 +250,31 @@ const char* enqueue(int64_t blocks, int threads, StridedMatrix matrix, SplitMatr
                                 place.device,
                                 place.stream,
                                 /*dependent=*/false};
-  void* parameters[] = {&matrix, &out, &pieces};
+  void* parameters[] = {&matrix, &out, &slices};
   return cuda::launch<Kernel>(shape, parameters);
 }
 
 template <bool Vectors>
-const char* launch_rows(const StridedMatrix& matrix, const SplitMatrix& out, int pieces, Place place) {
+const char* launch_rows(const StridedMatrix& matrix, const SplitMatrix& out, int slices, Place place) {
   const int threads = threads_for(matrix.rows, out.padded_columns);
   const int64_t held = (out.padded_columns + threads * kVector - 1) / (threads * kVector);
   const auto launch = held <= 2 ? &enqueue<&split_rows_kernel<2, Vectors>> : &enqueue<&split_rows_kernel<8, Vectors>>;
-  return launch(matrix.rows, threads, matrix, out, pieces, place);
+  return launch(matrix.rows, threads, matrix, out, slices, place);
 }
 
 }  // namespace
 
-const char* split_rows_cuda(const StridedMatrix& matrix, int pieces, void* buffer, int device, void* stream) {
+const char* split_rows_cuda(const StridedMatrix& matrix, int slices, void* buffer, int device, void* stream) {
   if (matrix.rows == 0) return nullptr;
-  const SplitMatrix out = split_view(buffer, matrix.rows, matrix.columns, pieces);
+  const SplitMatrix out = split_view(buffer, matrix.rows, matrix.columns, slices);
   const Place place{device, stream};
   if (matrix.row_stride == 1 && matrix.column_stride > 1) {
     const int64_t strips = (matrix.rows + kStrip - 1) / kStrip;
-    return enqueue<&split_strips_kernel>(strips, kStripThreads, matrix, out, pieces, place);
+    return enqueue<&split_strips_kernel>(strips, kStripThreads, matrix, out, slices, place);
   }
   const bool vectors = matrix.column_stride == 1 && matrix.row_stride % kVector == 0 &&
                        reinterpret_cast<uintptr_t>(matrix.data) % (kVector * sizeof(float)) == 0;
-  return (vectors ? launch_rows<true> : launch_rows<false>)(matrix, out, pieces, place);
+  return (vectors ? launch_rows<true> : launch_rows<false>)(matrix, out, slices, place);
 }
 
 }  // namespace epigemm::sm90_fp16x3

@@ -1,4 +1,4 @@
-// The tiles of the fp32 kernels on fp16 pieces. Adding one = adding a row here, and its measured cost in costs.h.
+// The tiles of the fp32 kernels on fp16 slices. Adding one = adding a row here, and its measured cost in costs.h.
 // Free of CUTLASS, so that the planner can read them on a machine without a GPU.
 #pragma once
 
@@ -14,19 +14,19 @@ struct Tile {
   int cluster_m, cluster_n;
   Schedule schedule;
   bool transposed;  // the kernel's rows are the weight's: MMAs are 64 rows high, which a small M would leave empty
-  int stages;       // of both operands' pieces in shared memory, as many as beside an epilogue with one vector
+  int stages;       // of both operands' slices in shared memory, as many as beside an epilogue with one vector
 };
 
 // Three products, three accumulators: 64 registers each is the most that fits two warpgroups. (Pingpong schedules, one
 // warpgroup a tile, were measured 3 to 7% slower: nothing overlaps a warpgroup's waits within a tile.)
 constexpr Tile kSplitTiles[] = {
-    // The workhorse; the cluster's CTAs along M share the weight's pieces by multicast.
+    // The workhorse; the cluster's CTAs along M share the weight's slices by multicast.
     {128, 128, 2, 1, Schedule::Cooperative, false, 3},
     // M up to 128 and small grids: twice the tiles for twice the multiprocessors.
     {128, 64, 1, 2, Schedule::Cooperative, false, 4},
     // M up to 64: the weight streams by at the memory's speed.
     {64, 128, 1, 1, Schedule::Cooperative, true, 4},
-    // M up to 16, where x's pieces need less room and the weight's get more stages.
+    // M up to 16, where x's slices need less room and the weight's get more stages.
     {16, 128, 1, 1, Schedule::Cooperative, true, 6},
 };
 

@@ -1,4 +1,4 @@
-// What Hopper's large tiles are made of: CUTLASS's TMA warp-specialised kernels around an epilogue.
+// The types of Hopper's large tiles: CUTLASS's TMA warp-specialised kernels around an epilogue.
 #pragma once
 
 #include <algorithm>
@@ -22,7 +22,7 @@ using bfloat16 = cutlass::bfloat16_t;
 using tf32 = float;
 }  // namespace element
 
-// What a tile's kernels are made of, whatever their epilogue.
+// The types of a tile's kernels that do not depend on the epilogue.
 template <class Element, int TileIndex>
 struct Parts {
   static constexpr Tile tile = kTiles[TileIndex];
@@ -65,7 +65,8 @@ struct Parts {
                                                              /*DelayTmaStore=*/!MatrixByTma>;
   };
 
-  // Node: the epilogue's visitor. CUTLASS's builder has no parameter for the passes that have room; what it calls has.
+  // Node: the epilogue's visitor. CUTLASS's builder has no parameter for the number of passes in shared memory. The
+  // collective that it builds has one, so it is named here.
   template <class Node, bool MatrixByTma>
   using Epilogue = typename cutlass::epilogue::collective::detail::Sm90TmaBuilderImpl<
       TileShape, typename Passes<MatrixByTma>::Shape, /*ElementAccumulator=*/float, /*ElementCompute=*/float,

@@ -1,10 +1,10 @@
-// The repair kernel: looks at the rows' facts, and recomputes the results that need it from the fp32 operands. Beside
-// it the same product without pieces, of all results.
+// The fixup kernel: looks at the row statistics, and recomputes the results that need it from the fp32 operands. Beside
+// it the same product without slices, of all results.
 #pragma once
 
 #include "gemm/sm90_fp16x3/fp32_tile.cuh"
-#include "gemm/sm90_fp16x3/guard.h"
-#include "gemm/sm90_fp16x3/repair.h"
+#include "gemm/sm90_fp16x3/range_check.h"
+#include "gemm/sm90_fp16x3/fixup.h"
 #include "link/open.h"
 
 namespace epigemm::sm90_fp16x3 {
@@ -13,38 +13,38 @@ using fp32_tile::kThreads;
 
 constexpr int kCtasPerMultiprocessor = 2;  // 128 registers a thread
 
-struct RepairArguments {
+struct FixupArguments {
   StridedMatrix x, weight;
-  const int32_t *x_facts, *weight_facts;
+  const int32_t *x_statistics, *weight_statistics;
   float* out;
   int64_t out_row_stride;
   link::Operands<float> operands;
-  bool x_facts_are_there;  // before the GEMM ahead has finished
+  bool x_statistics_are_there;  // before the GEMM ahead has finished
 };
 
-// --- the guard -----------------------------------------------------------------------------------------------------
+// --- the range check -----------------------------------------------------------------------------------------------
 
-__device__ __forceinline__ RangeFacts across_warp(RangeFacts facts) {
+__device__ __forceinline__ RangeStatistics across_warp(RangeStatistics statistics) {
   for (int distance = 16; distance > 0; distance /= 2) {
-    facts = combine(facts, {__shfl_xor_sync(0xffffffffu, facts.least_large, distance),
-                            __shfl_xor_sync(0xffffffffu, facts.least_large_of_tiny, distance),
-                            __shfl_xor_sync(0xffffffffu, facts.flags, distance)});
+    statistics = combine(statistics, {__shfl_xor_sync(0xffffffffu, statistics.least_large, distance),
+                                      __shfl_xor_sync(0xffffffffu, statistics.least_large_of_tiny, distance),
+                                      __shfl_xor_sync(0xffffffffu, statistics.flags, distance)});
   }
-  return facts;
+  return statistics;
 }
 
-// The combined facts of rows [first, end), the same in every thread of the CTA.
-__device__ inline RangeFacts facts_of_rows(const int32_t* facts, int64_t first, int64_t end) {
-  __shared__ RangeFacts of_warp[kThreads / 32];
-  RangeFacts mine;
-  // Four at a time: `first` is a multiple of the tile's size, the section of facts is aligned.
+// The combined statistics of rows [first, end), the same in every thread of the CTA.
+__device__ inline RangeStatistics statistics_of_rows(const int32_t* statistics, int64_t first, int64_t end) {
+  __shared__ RangeStatistics of_warp[kThreads / 32];
+  RangeStatistics mine;
+  // Four at a time: `first` is a multiple of the tile's size, the section of statistics is aligned.
   const int64_t whole = first + (end - first) / 4 * 4;
   for (int64_t row = first + 4 * int64_t(threadIdx.x); row < whole; row += 4 * kThreads) {
-    const int4 four = __ldcg(reinterpret_cast<const int4*>(facts + row));
-    mine = combine(combine(mine, range_facts(four.x)), range_facts(four.y));
-    mine = combine(combine(mine, range_facts(four.z)), range_facts(four.w));
+    const int4 four = __ldcg(reinterpret_cast<const int4*>(statistics + row));
+    mine = combine(combine(mine, range_statistics(four.x)), range_statistics(four.y));
+    mine = combine(combine(mine, range_statistics(four.z)), range_statistics(four.w));
   }
-  if (whole + threadIdx.x < end) mine = combine(mine, range_facts(__ldcg(facts + whole + threadIdx.x)));
+  if (whole + threadIdx.x < end) mine = combine(mine, range_statistics(__ldcg(statistics + whole + threadIdx.x)));
   mine = across_warp(mine);
   __syncthreads();  // the previous call's result has been read
   if (threadIdx.x % 32 == 0) of_warp[threadIdx.x / 32] = mine;
@@ -56,9 +56,9 @@ __device__ inline RangeFacts facts_of_rows(const int32_t* facts, int64_t first, 
 
 // --- results -------------------------------------------------------------------------------------------------------
 
-// Everything: all results of the tile; else those that the guard rejects, and the others keep what they have.
+// Everything: all results of the tile; else those that the range check rejects, and the others keep what they have.
 template <class Epilogue, bool Everything>
-__device__ inline void recompute_tile(const RepairArguments& p, int64_t m0, int64_t n0) {
+__device__ inline void recompute_tile(const FixupArguments& p, int64_t m0, int64_t n0) {
   __shared__ fp32_tile::Shared shared;
   fp32_tile::ThreadTile tile;
   fp32_tile::multiply(p.x, p.weight, m0, n0, shared, tile);
@@ -73,7 +73,7 @@ __device__ inline void recompute_tile(const RepairArguments& p, int64_t m0, int6
     for (int j = 0; j < fp32_tile::kAcross; ++j) {
       const int64_t column = n0 + tile.column0() + j;
       if (column >= p.weight.rows) break;
-      if (!Everything && !is_rejected(p.x_facts[row], p.weight_facts[column], p.x.columns)) continue;
+      if (!Everything && !is_rejected(p.x_statistics[row], p.weight_statistics[column], p.x.columns)) continue;
       p.out[row * p.out_row_stride + column] = epilogue.apply(tile.sums[i][j], of_row, j);
     }
   }
@@ -82,9 +82,10 @@ __device__ inline void recompute_tile(const RepairArguments& p, int64_t m0, int6
 // --- the kernel ----------------------------------------------------------------------------------------------------
 
 template <class Epilogue>
-__device__ inline void repair_tile(const RepairArguments& p, int64_t m0, int64_t n0) {
-  const RangeFacts x = facts_of_rows(p.x_facts, m0, min(m0 + fp32_tile::kTileM, p.x.rows));
-  const RangeFacts weight = facts_of_rows(p.weight_facts, n0, min(n0 + fp32_tile::kTileN, p.weight.rows));
+__device__ inline void fixup_tile(const FixupArguments& p, int64_t m0, int64_t n0) {
+  const RangeStatistics x = statistics_of_rows(p.x_statistics, m0, min(m0 + fp32_tile::kTileM, p.x.rows));
+  const RangeStatistics weight =
+      statistics_of_rows(p.weight_statistics, n0, min(n0 + fp32_tile::kTileN, p.weight.rows));
   if (out_of_range(x, weight, p.x.columns) || has_non_finite(x.flags | weight.flags)) {
     recompute_tile<Epilogue, /*Everything=*/false>(p, m0, n0);
   }
@@ -92,7 +93,7 @@ __device__ inline void repair_tile(const RepairArguments& p, int64_t m0, int64_t
 
 // Calls f(m0, n0) for the tiles of this CTA.
 template <class F>
-__device__ __forceinline__ void for_each_tile(const RepairArguments& p, F f) {
+__device__ __forceinline__ void for_each_tile(const FixupArguments& p, F f) {
   const int64_t tiles_m = (p.x.rows + fp32_tile::kTileM - 1) / fp32_tile::kTileM;
   const int64_t tiles_n = (p.weight.rows + fp32_tile::kTileN - 1) / fp32_tile::kTileN;
   for (int64_t tile = blockIdx.x; tile < tiles_m * tiles_n; tile += gridDim.x) {
@@ -107,21 +108,21 @@ __device__ __forceinline__ void wait_for_gemm() {
 }
 
 template <class Epilogue>
-__device__ __forceinline__ void run_repair(const RepairArguments& p) {
+__device__ __forceinline__ void run_fixup(const FixupArguments& p) {
   // All rows at once: the answer nearly always, and only some KB to read. The weight was split before x: done long ago.
-  const RangeFacts weight = facts_of_rows(p.weight_facts, 0, p.weight.rows);
-  if (!p.x_facts_are_there) wait_for_gemm();
-  const RangeFacts x = facts_of_rows(p.x_facts, 0, p.x.rows);
+  const RangeStatistics weight = statistics_of_rows(p.weight_statistics, 0, p.weight.rows);
+  if (!p.x_statistics_are_there) wait_for_gemm();
+  const RangeStatistics x = statistics_of_rows(p.x_statistics, 0, p.x.rows);
   const bool nothing = !out_of_range(x, weight, p.x.columns) && !has_non_finite(x.flags | weight.flags);
   // In any case, even to return: whoever comes next waits for this kernel alone.
   wait_for_gemm();
   if (nothing) return;
-  for_each_tile(p, [&](int64_t m0, int64_t n0) { repair_tile<Epilogue>(p, m0, n0); });
+  for_each_tile(p, [&](int64_t m0, int64_t n0) { fixup_tile<Epilogue>(p, m0, n0); });
 }
 
 // The whole product in fp32 multiply-adds: every result has the same chain of additions, wherever it stands.
 template <class Epilogue>
-__device__ __forceinline__ void run_fp32(const RepairArguments& p) {
+__device__ __forceinline__ void run_fp32(const FixupArguments& p) {
   for_each_tile(p, [&](int64_t m0, int64_t n0) { recompute_tile<Epilogue, /*Everything=*/true>(p, m0, n0); });
 }
 

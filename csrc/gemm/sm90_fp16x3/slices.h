@@ -1,4 +1,4 @@
-// The arithmetic of a split: from an fp32 row to two fp16 pieces, and what is remembered of the row. Host and device.
+// The arithmetic of a split: from an fp32 row to two fp16 slices, and the row's statistics. Host and device.
 //
 //   scale = 2^e, e even, so that the row's largest finite magnitude times scale lies in [2^13, 2^15)
 //   s  = x * scale
@@ -29,7 +29,7 @@ constexpr int kLowShift = 11;  // the bits of fp16's significand: what hi leaves
 constexpr float kLowEnlarged = 2048.0f;
 constexpr float kSmallestWhole = 0x1p-14f;  // fp16's smallest normal number: below, hi loses bits
 
-// The facts of a row: a count in the low bits, flags above it.
+// The statistics of a row: a count in the low bits, flags above it.
 constexpr int32_t kLargeMask = (1 << 28) - 1;  // how many elements are at least 2^-8 of the row's largest
 constexpr int32_t kTiny = 1 << 28;             // some element loses bits: 0 < |s| < 2^-14
 constexpr int32_t kInfinite = 1 << 29;
@@ -62,11 +62,11 @@ EPIGEMM_HOST_DEVICE int row_exponent(float largest) {
 // 2^(-e / 2)
 EPIGEMM_HOST_DEVICE float row_root(int e) { return power_of_two(-e / 2); }
 
-// What one row's elements have in common.
+// The row's scale, and the threshold of its large elements.
 struct RowScale {
   float scale;           // 2^e
   float large_from;      // |s| from which an element counts as large
-  int32_t large_at_all;  // 1; 0 in a row of zeros, whose facts are set apart
+  int32_t large_at_all;  // 1; 0 in a row of zeros, whose statistics are set apart
 };
 
 EPIGEMM_HOST_DEVICE RowScale row_scale(float largest) {
@@ -74,10 +74,10 @@ EPIGEMM_HOST_DEVICE RowScale row_scale(float largest) {
   return {scale, largest * scale * kLargeShare, largest == 0.0f ? 0 : 1};
 }
 
-// s; a number that is not finite counts as zero in the pieces and is left to the guard.
+// s; a number that is not finite counts as zero in the slices and is left to the range check.
 EPIGEMM_HOST_DEVICE float scaled(float x, const RowScale& row) { return is_finite(x) ? x * row.scale : 0.0f; }
 
-// The element's share in its row's facts: the count adds up, the flags are or-ed.
+// The element's share in its row statistics: the count adds up, the flags are or-ed.
 EPIGEMM_HOST_DEVICE int32_t large_count(float s, const RowScale& row) {
   return magnitude(s) >= row.large_from ? row.large_at_all : 0;
 }
@@ -87,18 +87,18 @@ EPIGEMM_HOST_DEVICE int32_t element_flags(float x, float s) {
 }
 
 // A row of zeros loses nothing: all of it counts as large.
-EPIGEMM_HOST_DEVICE int32_t row_facts(int32_t large, int32_t flags, const RowScale& row, int64_t columns) {
+EPIGEMM_HOST_DEVICE int32_t row_statistics(int32_t large, int32_t flags, const RowScale& row, int64_t columns) {
   return (row.large_at_all ? large : static_cast<int32_t>(columns)) | flags;
 }
 
 template <class Half>
-struct Pieces {
+struct Slices {
   Half high, low;
 };
 
 // Half's conversions round to nearest, ties to even.
 template <class Half, class ToHalf, class ToFloat>
-EPIGEMM_HOST_DEVICE Pieces<Half> split_element(float s, ToHalf to_half, ToFloat to_float) {
+EPIGEMM_HOST_DEVICE Slices<Half> split_element(float s, ToHalf to_half, ToFloat to_float) {
   const Half high = to_half(s);
   return {high, to_half((s - to_float(high)) * kLowEnlarged)};
 }

@@ -1,4 +1,5 @@
-// The range guard: which results the pieces cannot be trusted with. Host and device, pure functions of the rows' facts.
+// The range check: which results the slices cannot be trusted with. Host and device, pure functions of the row
+// statistics.
 //
 // Only elements below 2^-28 of their row's largest ("tiny" ones) lose bits, at most 2^-36 on the row's scale, where the
 // largest is at least 2^13. In a result they do harm only if their partners in the other operand are much larger than
@@ -9,17 +10,17 @@
 //
 // With B + C - K >= K / 64 the loss is below 2^-27 of the sum: an eighth of fp32's own rounding unit. Ordinary matrices
 // are far above it; activations of which nine tenths are zeros still are against a dense weight. The same holds for one
-// piece, whose tiny elements lose 2^-25, measured against TF32's 2^-11.
+// slice, whose tiny elements lose 2^-25, measured against TF32's 2^-11.
 //
 // So a pair of rows needs another arithmetic only if one of them has tiny elements and B + C - K falls short.
 #pragma once
 
-#include "gemm/sm90_fp16x3/pieces.h"
+#include "gemm/sm90_fp16x3/slices.h"
 
 namespace epigemm::sm90_fp16x3 {
 
-// The facts of several rows at once.
-struct RangeFacts {
+// The statistics of several rows at once.
+struct RangeStatistics {
   int32_t least_large = kLargeMask;          // the smallest count among the rows
   int32_t least_large_of_tiny = kLargeMask;  // among the rows with tiny elements
   int32_t flags = 0;
@@ -27,12 +28,12 @@ struct RangeFacts {
 
 EPIGEMM_HOST_DEVICE int32_t smaller(int32_t a, int32_t b) { return a < b ? a : b; }
 
-EPIGEMM_HOST_DEVICE RangeFacts range_facts(int32_t row) {
+EPIGEMM_HOST_DEVICE RangeStatistics range_statistics(int32_t row) {
   const int32_t large = row & kLargeMask;
   return {large, row & kTiny ? large : kLargeMask, row & ~kLargeMask};
 }
 
-EPIGEMM_HOST_DEVICE RangeFacts combine(const RangeFacts& a, const RangeFacts& b) {
+EPIGEMM_HOST_DEVICE RangeStatistics combine(const RangeStatistics& a, const RangeStatistics& b) {
   return {smaller(a.least_large, b.least_large), smaller(a.least_large_of_tiny, b.least_large_of_tiny),
           a.flags | b.flags};
 }
@@ -43,17 +44,17 @@ EPIGEMM_HOST_DEVICE bool too_few_large(int32_t large_x, int32_t large_weight, in
 }
 
 // Whether some pair of these rows needs another arithmetic.
-EPIGEMM_HOST_DEVICE bool out_of_range(const RangeFacts& x, const RangeFacts& weight, int64_t columns) {
+EPIGEMM_HOST_DEVICE bool out_of_range(const RangeStatistics& x, const RangeStatistics& weight, int64_t columns) {
   return (x.flags & kTiny && too_few_large(x.least_large_of_tiny, weight.least_large, columns)) ||
          (weight.flags & kTiny && too_few_large(x.least_large, weight.least_large_of_tiny, columns));
 }
 
 EPIGEMM_HOST_DEVICE bool has_non_finite(int32_t flags) { return (flags & (kInfinite | kNaN)) != 0; }
 
-// Whether the result of one row of x and one of the weight, given by their facts, is recomputed. It depends on these
-// two rows alone: a row's results do not change with its neighbours.
+// Whether the result of one row of x and one of the weight, given by their statistics, is recomputed. It depends on
+// these two rows alone: a row's results do not change with its neighbours.
 EPIGEMM_HOST_DEVICE bool is_rejected(int32_t x, int32_t weight, int64_t columns) {
-  return has_non_finite(x | weight) || out_of_range(range_facts(x), range_facts(weight), columns);
+  return has_non_finite(x | weight) || out_of_range(range_statistics(x), range_statistics(weight), columns);
 }
 
 }  // namespace epigemm::sm90_fp16x3

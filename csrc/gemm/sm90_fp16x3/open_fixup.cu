@@ -1,0 +1,49 @@
+// The host's half of the fixup and of the fp32 product: no device code in here.
+#include <algorithm>
+
+#include "device/launch.h"
+#include "gemm/sm90_fp16x3/fixup.cuh"
+#include "link/kernels.h"
+
+namespace epigemm::sm90_fp16x3 {
+namespace {
+
+FixupArguments fixup_arguments(FixupProblem const& fixup) {
+  Problem const& problem = fixup.split.problem;
+  return {
+      fixup.x, fixup.weight, fixup.split.x.statistics, fixup.split.weight.statistics,
+      static_cast<float*>(problem.out.data), problem.out.row_stride, link::operands_of(problem),
+      // This kernel starts when every CTA of the GEMM allows it. The split's mainloop does so when it has seen the
+      // end of the kernels that wrote the statistics; CUTLASS's own, which the scaled product has, may do so before.
+      problem.arithmetic == Arithmetic::Split};
+}
+
+// `is_behind_gemm`: programmatic dependent launch, that is, the kernel is ready when the GEMM ends.
+const char* enqueue(const void* kernel, FixupProblem const& fixup, bool is_behind_gemm) {
+  Problem const& problem = fixup.split.problem;
+  const int64_t tiles = ((problem.m + fp32_tile::kTileM - 1) / fp32_tile::kTileM) *
+                        ((problem.n + fp32_tile::kTileN - 1) / fp32_tile::kTileN);
+  const int64_t most = int64_t(kCtasPerMultiprocessor) * problem.device.multiprocessors;
+  const cuda::LaunchShape shape{/*grid=*/dim3(static_cast<unsigned>(std::min(tiles, most))),
+                                /*block=*/dim3(kThreads),
+                                /*cluster=*/dim3(1),
+                                /*shared_bytes=*/0,
+                                problem.device.index,
+                                problem.stream,
+                                /*dependent=*/is_behind_gemm};
+  FixupArguments arguments = fixup_arguments(fixup);
+  void* parameters[] = {&arguments};
+  return cuda::launch(kernel, shape, parameters);
+}
+
+}  // namespace
+
+const char* launch_fixup(FixupProblem const& fixup, const void* kernel) {
+  return enqueue(kernel, fixup, /*is_behind_gemm=*/true);
+}
+
+const char* launch_fp32(FixupProblem const& fixup, const void* kernel) {
+  return enqueue(kernel, fixup, /*is_behind_gemm=*/false);
+}
+
+}  // namespace epigemm::sm90_fp16x3
