@@ -134,7 +134,7 @@ def test_plans_that_do_not_exist_are_refused(arithmetic: Arithmetic, rng: torch.
             run(problem, numbers, out=out)
         assert bool(out.isnan().all())
     for splits in (2, 4, 8):
-        with pytest.raises(RuntimeError, match=f"plan: splits must be 1 on fp16 pieces, got {splits}"):
+        with pytest.raises(RuntimeError, match=f"plan: splits must be 1 on fp16 slices, got {splits}"):
             run(problem, plans.numbers(plans.FP16X3, splits=splits), out=problem.out())
 
 
