@@ -25,10 +25,10 @@ const char* launch_on_slices(Problem const& problem, Plan const& plan, const voi
     if (const char* const refused = split(weight, weight_buffer)) return refused;
   }
   if (const char* const refused = split(x, x_buffer)) return refused;
-  const SplitProblem split{problem, split_view(x_buffer, problem.m, problem.k, slices),
-                           split_view(weight_buffer, problem.n, problem.k, slices)};
-  const char* const refused = launch_gemm(split, plan, kernel);
-  return refused ? refused : launch_fixup({split, x, weight}, fixup);
+  const SplitProblem split_problem{problem, split_view(x_buffer, problem.m, problem.k, slices),
+                                   split_view(weight_buffer, problem.n, problem.k, slices)};
+  const char* const refused = launch_gemm(split_problem, plan, kernel);
+  return refused ? refused : launch_fixup({split_problem, x, weight}, fixup);
 }
 
 }  // namespace
