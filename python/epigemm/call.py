@@ -34,6 +34,7 @@ from epigemm.precision import DEFAULT, needs_override
 # Looked up once: the direct road is measured in hundreds of nanoseconds.
 _is_compiling = torch.compiler.is_compiling
 _grad_enabled = torch.is_grad_enabled
+_inference = torch.is_inference_mode_enabled
 _tracing_state = torch._C._get_tracing_state
 _functorch_interpreter = torch._C._functorch.peek_interpreter_stack
 _dispatch_modes = torch._C._len_torch_dispatch_stack
@@ -370,7 +371,7 @@ def _road(arguments: tuple[object, ...]) -> int:
         or forward_ad._current_level >= 0
     ):
         return _DISPATCHED
-    grad = _grad_enabled()
+    grad = _grad_enabled() and not _inference()
     road = _PLAIN
     for argument in arguments:
         kind = type(argument)

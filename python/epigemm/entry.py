@@ -28,6 +28,7 @@ from epigemm.epilogues import FOLDED, Epilogue
 _FP32 = torch.float32
 _is_compiling = torch.compiler.is_compiling
 _grad_enabled = torch.is_grad_enabled
+_inference = torch.is_inference_mode_enabled
 _saved_tensor_hooks: Any = torch._C._autograd._top_saved_tensors_default_hooks
 Vectors = tuple[Tensor | float | None, ...]
 _SPLIT_LATER = {
@@ -172,6 +173,8 @@ def linear(
             return found  # type: ignore[return-value]
     if found == _BY_REFERENCE:
         return linked.linear(epilogue, x, weight, operands, out, code & 1)
+    if found in (_RECORDED, _RECORDED_BY_TORCH) and _inference():
+        return None  # enable_grad there turns on the flag that the entry asks for, yet nothing is recorded
     if found == _RECORDED_BY_TORCH:
         return RECORDED_BY_TORCH if _may_torch_record(x, precision) else RECORDED
     if found != _OTHER_SETTING:
@@ -303,7 +306,7 @@ def elementwise(
         return found  # type: ignore[return-value]
     if found == _BY_REFERENCE:
         return linked.elementwise_by_reference(epilogue, x, operands, out)
-    return RECORDED if found == _RECORDED else None
+    return RECORDED if found == _RECORDED and not _inference() else None
 
 
 def elementwise_operator(call: ElementwiseCall) -> Tensor | None:

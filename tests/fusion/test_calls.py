@@ -76,7 +76,6 @@ def test_more_models_of_a_class_than_dynamo_compiles() -> None:
 
 def test_a_limit_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(of_models, "RECOMPILE_LIMIT", 2)
-    monkeypatch.setattr(of_models, "_patcher", None)
     plain = mlp()
     fused = epigemm.fuse(plain)
     for dims in range(1, 5):

@@ -7,7 +7,7 @@ stood, where all that the chain reads is ready.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from torch import Tensor, fx
@@ -76,6 +76,12 @@ class Capture:
             for node in self._order
             if node.op == "call_method"
         )
+
+    def why_not(self, product: Product) -> str:
+        """Why a product is left alone because of what is around it; empty where it is not."""
+        if product.value.requires_grad and self._is_written_after(product.node, (product.bias,)):
+            return "what it adds is written before its derivative would read it again"
+        return ""
 
     def chain(self, product: Product) -> Chain:
         """The longest chain that begins with a product, and takes no node that another one has."""
@@ -159,7 +165,7 @@ class Capture:
         except Refused as refusal:
             return str(refusal)
         if region.product.value.requires_grad and any(
-            self._is_written_after(node, each) for each in operands
+            self._is_written_after(node, _sources(each)) for each in operands
         ):
             return f"{label(node)} reads what is written before its derivative would read it again"
         if formula is not None:
@@ -183,16 +189,12 @@ class Capture:
                     return False
         return True
 
-    def _is_written_after(self, node: fx.Node, operand: Operand | Norm) -> bool:
+    def _is_written_after(self, node: fx.Node, sources: Iterable[fx.Node | None]) -> bool:
         """Whether the graph writes an operand later: a fused call saves it for the backward pass."""
-        sources = (operand.source,) if isinstance(operand, Operand) else operand.vectors
-        for source in sources:
-            memory = None if source is None else storage_of(value_at(source))
-            for other in self._sharing.get(memory, ()) if memory is not None else ():
-                for user in other.users:
-                    is_later = self._order[user] > self._order[node]
-                    if is_later and memory in self._watcher.effects(user).writes:
-                        return True
+        for memory in {storage_of(value_at(source)) for source in sources if source is not None}:
+            for user in {user for other in self._sharing[memory] for user in other.users}:
+                if self._order[user] > self._order[node] and memory in self._watcher.effects(user).writes:
+                    return True
         return False
 
     # --- where the chain ends ---
@@ -218,6 +220,10 @@ class Capture:
         if isinstance(made, str):
             raise Refused(f"{label(nodes[-1])}: {made}")
         return Chain(product, nodes, views, operands, formula, made)
+
+
+def _sources(operand: Operand | Norm) -> Iterable[fx.Node | None]:
+    return (operand.source,) if isinstance(operand, Operand) else operand.vectors
 
 
 def _is_view(value: Tensor, of: fx.Node) -> bool:

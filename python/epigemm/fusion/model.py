@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
-from types import FunctionType
-from typing import Any, Literal, TypeVar, overload
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import CodeType, FunctionType
+from typing import Any, Literal, NoReturn, TypeVar, overload
 
 import torch
 from torch import Tensor, fx, nn
@@ -20,7 +20,7 @@ from torch.utils._device import DeviceContext
 
 from epigemm import checks
 from epigemm.fusion.copies import WRAPPERS, copied
-from epigemm.fusion.patched import Classes, has_global_hooks, is_torch_patched
+from epigemm.fusion.patched import Watched, has_global_hooks, is_torch_patched
 from epigemm.fusion.report import FusionReport
 from epigemm.fusion.rewrite import fuse_graph, higher_order
 from epigemm.fusion.watching import tell, tell_skipped, watchers
@@ -29,6 +29,7 @@ Model = TypeVar("Model", bound=nn.Module)
 
 RECOMPILE_LIMIT = 64
 _REPORT = "fusion_report"
+_PATCHED = "a function of torch's was replaced"
 _is_compiling = torch.compiler.is_compiling
 _tracing_state = torch._C._get_tracing_state
 _dispatch_modes = torch._C._len_torch_dispatch_stack
@@ -195,7 +196,9 @@ class _Call:
         self._keep_packs = keep_packs
         self._graphs = 0
         self._left = ""
-        self._classes: Classes | None = None
+        self._watched: Watched | None = None
+        self._marked: list[Tensor] = []
+        self._in_vain: set[Any] = set()  # calls in whose graphs nothing was fused
         self._compiled = self._compile()
 
     def _compile(self) -> Callable[..., Any]:
@@ -208,7 +211,9 @@ class _Call:
         # outside of torch, whose own it does not look into (`nn.Sequential`).
         code = call.__code__.replace(co_name=f"call_{self._name}")
         own = FunctionType(code, call.__globals__, code.co_name, None, call.__closure__)
-        compiled: Callable[..., Any] = torch.compile(own, backend=self._backend)
+        context: Any = torch._dynamo.optimize(backend=self._backend)
+        context.callback = _Compiler(context.callback, self, code)
+        compiled: Callable[..., Any] = context(own)
         return compiled
 
     def __deepcopy__(self, memo: object) -> None:
@@ -226,27 +231,52 @@ class _Call:
         if caller is not self._model and isinstance(caller, nn.Module):
             # It has the model's attributes, but tensors of its own: a replica of DataParallel, a shallow copy.
             return caller._call_impl(*args, **kwargs)  # type: ignore[no-untyped-call]
-        if reason := self._left or _why_not_now() or self._why_not_class():
+        kind = None if self.report.sites or watchers else _kind_of(args, kwargs)
+        if kind in self._in_vain:
+            return self._plain(*args, **kwargs)
+        if reason := self._left or self._why_not_changed() or _why_not_now() or _why_not_with(args):
             if watchers:
                 tell(self._name, reason)
             return self._plain(*args, **kwargs)
-        marked = _mark(args, kwargs)
-        before, start = self._graphs, time.perf_counter()
-        revert = _settings()()
         try:
             return self._compiled(*args, **kwargs)
         finally:
-            revert()
-            for tensor in marked:
-                tensor.__dict__.pop("_dynamo_weak_dynamic_indices", None)
-                tensor.__dict__.pop("_has_dynamo_dim_marking", None)
-            if self._graphs != before:
-                self.report.seconds += time.perf_counter() - start
+            if self._marked:
+                self.unmark()
+            if kind is not None and not self.report.sites:
+                self._in_vain.add(kind)
 
-    def _why_not_class(self) -> str:
-        if self._classes is None:
-            self._classes = Classes(self._model)
-        return "a class of the model has changed since" if self._classes.have_changed() else ""
+    def mark(self, values: Iterable[Any]) -> None:
+        """Have the leading axis of a call's tensors be a symbol from the first graph on: one serves every batch."""
+        for value in values:
+            if type(value) in (list, tuple):
+                self.mark(value)
+            elif type(value) is dict:
+                self.mark(value.values())
+            elif type(value) is Tensor and value.dim() and not hasattr(value, "_dynamo_weak_dynamic_indices"):
+                torch._dynamo.maybe_mark_dynamic(value, 0)
+                self._marked.append(value)
+
+    def unmark(self) -> None:
+        """The call is over: what the caller owns is as it was."""
+        while self._marked:
+            tensor = self._marked.pop()
+            tensor.__dict__.pop("_dynamo_weak_dynamic_indices", None)
+            tensor.__dict__.pop("_has_dynamo_dim_marking", None)
+
+    def _why_not_changed(self) -> str:
+        """What of torch or the model's classes is another than it was; empty where nothing is."""
+        if self._watched is None:
+            if is_torch_patched():
+                return _PATCHED
+            self._watched = Watched(self._model)
+        return self._watched.why_not()
+
+    def _leave(self, reason: str) -> NoReturn:
+        """From inside of the compiler: all calls run as they were from now on."""
+        self._left = reason
+        self.report.notes.append(f"left alone: {reason}")
+        raise torch._dynamo.exc.SkipFrame(reason)
 
     def _backend(self, graph_module: fx.GraphModule, example_inputs: Any) -> Callable[..., Any]:
         """Dynamo's graph, rewritten; it runs operator by operator."""
@@ -255,9 +285,11 @@ class _Call:
             self.report.notes.append(f"{RECOMPILE_LIMIT} graphs: further kinds of calls run as they were")
         if found := higher_order(graph_module.graph):
             # Run operator by operator, PyTorch's own backend gives such a graph other gradients.
-            self._left = f"its graph calls {found}, an operator of higher order"
-            self.report.notes.append(f"left alone: {self._left}")
-            raise torch._dynamo.exc.SkipFrame(self._left)
+            self._leave(f"its graph calls {found}, an operator of higher order")
+        if is_torch_patched():
+            self._leave(_PATCHED)
+        if self._watched is not None:
+            self._watched.note(torch._guards.TracingContext.get_traced_code() or ())
         report = fuse_graph(graph_module.graph, keep_packs=self._keep_packs)
         if report.sites:
             graph_module.graph.lint()
@@ -275,23 +307,45 @@ class _Call:
         return run
 
 
-def _settings() -> Any:
-    """Dynamo's, for a call of ours: hooks are guarded, what cannot be traced runs as it was."""
-    global _patcher
-    if _patcher is None:
-        _patcher = torch._dynamo.config._make_closure_patcher(
+class _Compiler:
+    """Dynamo's compiler of frames. What it needs of us is set here, so a call whose graph is there costs nothing."""
+
+    def __init__(self, compile_frame: Any, call: _Call, code: CodeType) -> None:
+        self._compile_frame, self._call, self._code = compile_frame, call, code
+        # Dynamo knows a compiler by what it wraps.
+        self._torchdynamo_orig_backend = compile_frame._torchdynamo_orig_backend
+
+    def __call__(self, frame: Any, *state: Any) -> Any:
+        """Compile a frame: hooks are guarded, what cannot be traced runs as it was."""
+        if frame.f_code is self._code:
+            self._call.mark(frame.f_locals.values())
+        start = time.perf_counter()
+        with torch._dynamo.config.patch(
             skip_nnmodule_hook_guards=False, suppress_errors=True, recompile_limit=RECOMPILE_LIMIT
-        )
-    return _patcher
+        ):
+            found = self._compile_frame(frame, *state)
+        self._call.report.seconds += time.perf_counter() - start
+        return found
 
 
-_patcher: Any = None
+def _kind_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Equal for calls that have the same graphs, as far as it matters whether something is worth to be fused."""
+    return (
+        torch.is_grad_enabled(),
+        *[(value.shape, value.dtype) for value in (*args, *kwargs.values()) if isinstance(value, Tensor)],
+    )
+
+
+def _why_not_with(args: tuple[Any, ...]) -> str:
+    """Why a call with some arguments runs as it was."""
+    for value in args:
+        if type(value) is not Tensor and isinstance(value, Tensor) and type(value) is not nn.Parameter:
+            return f"an argument is a {type(value).__name__}"
+    return ""
 
 
 def _why_not_now() -> str:
     """Why a call runs as it was; empty where it need not."""
-    if is_torch_patched():
-        return "a function of torch's was replaced"
     if has_global_hooks():
         return "there are global module hooks"
     if (
@@ -310,24 +364,6 @@ def _why_not_now() -> str:
 def _is_watched() -> bool:
     """Whether a torch function mode other than a default device is active."""
     return any(type(mode) is not DeviceContext for mode in _function_modes())
-
-
-def _mark(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:
-    """Have the leading axis of the call's tensors be a symbol from the first graph on: one serves every batch."""
-    marked = []
-    for value in (*args, *kwargs.values()):
-        several = (
-            value if type(value) in (list, tuple) else value.values() if type(value) is dict else (value,)
-        )
-        for tensor in several:
-            if (
-                type(tensor) is Tensor
-                and tensor.dim()
-                and not hasattr(tensor, "_dynamo_weak_dynamic_indices")
-            ):
-                torch._dynamo.maybe_mark_dynamic(tensor, 0)
-                marked.append(tensor)
-    return marked
 
 
 __all__ = ["fuse", "unfuse"]

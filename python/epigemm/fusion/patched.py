@@ -1,9 +1,13 @@
-"""Whether torch is as it was when this package was loaded: Dynamo does not look whether its functions were replaced."""
+"""Whether torch and a model's classes are as they were: Dynamo does not look whether their functions were replaced.
+
+A call looks at few of them: at those whose names are in the code that Dynamo has traced.
+"""
 
 from __future__ import annotations
 
-import inspect
-from operator import itemgetter
+from collections.abc import Iterable
+from operator import attrgetter
+from types import CodeType, FunctionType
 from typing import Any
 
 import torch
@@ -13,86 +17,80 @@ from torch.nn.modules import module as _module
 
 from epigemm.functor_program import words
 
-_METHODS = words(
-    "__add__ __iadd__ __radd__ __sub__ __mul__ __imul__ __rmul__ __truediv__ __matmul__ relu relu_ sigmoid tanh add "
-    "add_ sub mul mul_ div div_ matmul mm addmm bmm view reshape to float half"
+_code = attrgetter("__code__")
+_CODED = (nn.Linear.forward, F.relu, F.batch_norm, nn.Module._call_impl)
+_CODES = [*map(_code, _CODED)]
+_SPACES: dict[Any, dict[str, Any]] = {space: dict(vars(space)) for space in (torch, F, Tensor, nn.Module)}
+_OF_DYNAMO = {
+    "__init__",
+    "__setstate__",
+    "manual_seed",
+    "seed",
+}  # which it wraps itself, when it compiles first
+# What runs without its name.
+_UNNAMED = words(
+    "__call__ forward _call_impl _wrapped_call_impl __getattr__ __torch_function__ __add__ __iadd__ __radd__ __sub__ "
+    "__isub__ __rsub__ __mul__ __imul__ __rmul__ __truediv__ __itruediv__ __rtruediv__ __matmul__ __rmatmul__ __neg__ "
+    "__pow__ __getitem__"
 )
-_FUNCTIONS = words(
-    "add sub mul div matmul mm addmm bmm relu relu_ sigmoid tanh exp clamp where softmax maximum minimum batch_norm "
-    "layer_norm dropout"
-)
-_LAYERS = words(
-    "Linear Sequential ReLU ReLU6 GELU SiLU Sigmoid Tanh LeakyReLU ELU Hardswish Mish Softplus Dropout Identity "
-    "BatchNorm1d LayerNorm Module"
-)
-
-
-def _namespaces() -> list[tuple[Any, Any]]:
-    """Where to look, and what for."""
-    functional = [name for name, value in vars(F).items() if callable(value) and not inspect.isclass(value)]
-    found: list[tuple[Any, Any]] = [(vars(F), itemgetter(*functional))]
-    found.append((vars(torch), itemgetter(*(name for name in _FUNCTIONS if name in vars(torch)))))
-    for name in _LAYERS:
-        kind = getattr(nn, name)
-        own = [
-            each for each in ("__call__", "forward", "_call_impl", "_wrapped_call_impl") if each in vars(kind)
-        ]
-        if own:
-            found.append((vars(kind), itemgetter(*own)))
-    return found
-
-
-_WATCHED = _namespaces()
-_WAS = [look(place) for place, look in _WATCHED]
-_CODES = [
-    (value, value.__code__) for value in (nn.Linear.forward, F.relu, F.batch_norm, nn.Module._call_impl)
-]
-_of_tensors = vars(Tensor).get
-_OF_TENSORS = [_of_tensors(name) for name in _METHODS]  # None where the base class has it
-_of_linear = vars(nn.Linear)
 
 
 def is_torch_patched() -> bool:
-    """Whether somebody put others in the place of torch's functions, or of what its layers run."""
-    for (place, look), was in zip(_WATCHED, _WAS, strict=True):
-        if look(place) != was:
-            return True
-    if any(function.__code__ is not code for function, code in _CODES):
-        return True
-    return [_of_tensors(name) for name in _METHODS] != _OF_TENSORS or "__call__" in _of_linear
+    """Whether somebody put others in the place of torch's functions: all are looked at."""
+    for space, was in _SPACES.items():
+        now = vars(space)
+        for name, value in was.items():
+            if callable(value) and name not in _OF_DYNAMO and now.get(name) is not value:
+                return True
+    return any(name in vars(torch._C.TensorBase) for name in vars(Tensor).keys() - _SPACES[Tensor].keys())
 
 
-class Classes:
-    """The classes of a model's modules as they were: Dynamo does not look again at methods, or at what they hold.
+class Watched:
+    """What the graphs of a model were made of: functions of torch's, and the classes of the model's modules.
 
     Args:
         model: the model.
     """
 
     def __init__(self, model: nn.Module) -> None:
-        kinds = {kind: kind.__mro__ for module in model.modules() for kind in type(module).__mro__}
-        # Those of torch are looked at above.
-        own = {
-            kind: order
-            for kind, order in kinds.items()
-            if not kind.__module__.startswith(("torch.nn", "builtins"))
-        }
-        self._orders = list(own.items())
-        self._members = [
-            (vars(kind), [*vars(kind).values()]) for kind in own
-        ]  # which keeps them: ids stay theirs
-        self._was = [_ids(namespace) for namespace, _ in self._members]
+        kinds = {kind for module in model.modules() for kind in type(module).__mro__} - {object}
+        self._orders = [(kind, kind.__mro__) for kind in kinds]
+        self._spaces = dict(_SPACES)
+        own = []
+        for kind in kinds:
+            if kind.__module__.startswith("torch.nn."):
+                self._spaces.setdefault(kind, dict(vars(kind)))
+            else:
+                own.append(vars(kind))
+        # The values are kept, too: so their ids stay theirs.
+        self._members = [(space.values(), [*space.values()]) for space in own]
+        self._ids = [[*map(id, values)] for values, _ in self._members]
+        functions = [value for _, values in self._members for value in values]
+        self._coded = [*_CODED, *(value for value in functions if isinstance(value, FunctionType))]
+        self._codes = [*_CODES, *map(_code, self._coded[len(_CODED) :])]
+        self._names = set(_UNNAMED)
+        self.note(())
 
-    def have_changed(self) -> bool:
-        """Whether some class has got another method, attribute or ancestor since."""
-        for (namespace, _), was in zip(self._members, self._was, strict=True):
-            if _ids(namespace) != was:
-                return True
-        return any(kind.__mro__ is not order for kind, order in self._orders)
+    def note(self, codes: Iterable[CodeType]) -> None:
+        """Look also at what has a name in `codes`."""
+        self._names.update(name for code in codes for name in code.co_names)
+        self._looks = []
+        for space, was in self._spaces.items():
+            names = [name for name in self._names - _OF_DYNAMO if callable(getattr(space, name, None))]
+            if names:
+                self._looks.append((vars(space).get, names, [was.get(name) for name in names]))
 
-
-def _ids(namespace: Any) -> list[int]:
-    return [id(getattr(value, "__code__", value)) for value in namespace.values()]
+    def why_not(self) -> str:
+        """What has changed since; empty where nothing has."""
+        for get, names, was in self._looks:
+            if [*map(get, names)] != was:
+                return "a function of torch's was replaced"
+        for (values, _), ids in zip(self._members, self._ids, strict=True):
+            if [*map(id, values)] != ids:
+                return "a class of the model has changed since"
+        if any(kind.__mro__ is not order for kind, order in self._orders):
+            return "a class of the model has changed since"
+        return "" if [*map(_code, self._coded)] == self._codes else "a function has other code since"
 
 
 def has_global_hooks() -> bool:

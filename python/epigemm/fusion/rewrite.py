@@ -38,6 +38,8 @@ def fuse_graph(graph: fx.Graph, *, keep_packs: bool = False) -> FusionReport:
     # The last one first: of a gate and what it is multiplied by, each then has what follows it alone.
     for node in reversed(list(graph.nodes)):
         understood = products.understand(node)
+        if isinstance(understood, products.Product):
+            understood = capture.why_not(understood) or understood
         if isinstance(understood, str):
             report.skipped.insert(0, Skipped(_name(node), understood))
         elif understood is not None and changes_shapes:
