@@ -33,7 +33,7 @@ _HOPPER = 9
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
-def _at_trace_time(function: _Function) -> _Function:
+def at_trace_time(function: _Function) -> _Function:
     """`function`, which Dynamo runs in place of tracing it: what it returns is a constant of the graph.
 
     As `torch.compiler.assume_constant_result`, which would import all of Dynamo here. What these functions read is
@@ -47,7 +47,7 @@ Seen = tuple[Any, ...]
 """What a trace asks of a tensor: dtype, device, dimensions, `requires_grad`. Empty: a number, or nothing at all."""
 
 
-@_at_trace_time
+@at_trace_time
 def _fp32_code(has_scalar: bool, tensors: tuple[Seen | None, ...], precision: object, strict: object) -> int:
     """What a linear call may run on, `precision.code`; `_NOT_NATIVE` where the operator `linear` has to answer.
 
@@ -74,7 +74,7 @@ def _fp32_code(has_scalar: bool, tensors: tuple[Seen | None, ...], precision: ob
     return _NOT_NATIVE if _precision.switches(code) or _takes_slices(device, code) else code
 
 
-@_at_trace_time
+@at_trace_time
 def _is_native(has_scalar: bool, tensors: tuple[Seen | None, ...]) -> bool:
     """Whether the native operator may stand for an elementwise call. Arguments as of `_fp32_code`, without a weight."""
     return _is_native_call(has_scalar, tensors)
@@ -118,13 +118,13 @@ def resolved(precision: str, x: Tensor) -> str:
     return _precision_now(x.device.type)
 
 
-@_at_trace_time
+@at_trace_time
 def is_exporting() -> bool:
     """`torch.compiler.is_exporting`, which the Dynamo of torch 2.11 answers by itself with True."""
     return torch.compiler.is_exporting()
 
 
-@_at_trace_time
+@at_trace_time
 def _precision_now(device_type: str) -> str:
     is_guarded = device_type == "cuda" or torch.compiler.is_exporting()
     return _precision.resolved(device_type) if is_guarded else _precision.DEFAULT

@@ -82,6 +82,7 @@ class Traced:
         source: the functor in C++.
         digest: of the source and the operands' kinds, the same in every process.
         captured: what the function reads from around itself.
+        is_own: whether it is one of epigemm's own (`own`).
     """
 
     name: str
@@ -91,6 +92,7 @@ class Traced:
     source: str = field(repr=False)
     digest: str
     captured: captures.Captures = field(repr=False)
+    is_own: bool = False
 
     @property
     def kinds(self) -> tuple[str, ...]:
@@ -233,16 +235,21 @@ def own(name: str) -> Traced:
     """One of `epigemm.programs`, as if it had been traced."""
     formula = programs.FORMULAS[name]
     operands = tuple(OperandSpec(kind, operand) for kind, operand in formula.operands)
-    return _made(name, operands, formula.program, captures.NONE)
+    return _made(name, operands, formula.program, captures.NONE, is_own=True)
 
 
 def _made(
-    name: str, operands: tuple[OperandSpec, ...], program: Program, captured: captures.Captures
+    name: str,
+    operands: tuple[OperandSpec, ...],
+    program: Program,
+    captured: captures.Captures,
+    *,
+    is_own: bool = False,
 ) -> Traced:
     kinds = tuple(operand.kind for operand in operands)
     source = functor_source.functor_text(program, kinds)
     graph = functor_reference.reference_module(program)
-    return Traced(name, operands, program, graph, source, programs.digest(source, kinds), captured)
+    return Traced(name, operands, program, graph, source, programs.digest(source, kinds), captured, is_own)
 
 
 def _operands(function: FunctionType, place: str) -> tuple[OperandSpec, ...]:

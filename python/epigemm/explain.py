@@ -149,7 +149,7 @@ def _explain_recorded(call: LinearCall, differentiates: bool, wants_gradients: b
         return _explain_left_to_torch(call)
     if call.out is not None or not differentiates or not gradients.keeps_product(call):
         return _explain_linear(call, wants_gradients)
-    found = _explain_linear(call.product(), wants_gradients)
+    found = _explain_linear(call.with_bias_in_product().product(), wants_gradients)
     found["path"] = GEMM_ELEMENTWISE if kernels.has_native(call.x) else REFERENCE
     found["reasons"] = [_SAVED, *found["reasons"]]
     found["kernels"] = [*found["kernels"], _in_its_own_kernel(call)]

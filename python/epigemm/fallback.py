@@ -27,7 +27,10 @@ def linear(call: LinearCall, decision: int | None = None) -> Tensor:
         return _run(call, call.bias)
     if gemm == decisions.WITH_BIAS_AND_RELU:
         return _run(call, call.bias, relu=True)
-    out = _run(call, None)
+    call = call.with_bias_in_product()  # of a linked epilogue, whose own call has none
+    out = _run(call, call.bias if call.epilogue.is_linked else None)
+    if call.epilogue.is_linked:
+        call = call._replace(bias=None)
     return kernels.elementwise(ElementwiseCall(call.epilogue, out, *call[3:6], out))
 
 

@@ -54,11 +54,18 @@ class LinkedEpilogue(Epilogue):
         operands = [Operand(spec.kind, spec.name, is_folded) for spec, is_folded in specs]
         names = [operand.name for operand in operands]
         about = "\n".join([traced.digest, *names, *(str(operand.folded) for operand in operands)])
-        name = f"{traced.name}.{hashlib.sha256(about.encode()).hexdigest()[:16]}"
+        version = hashlib.sha256(about.encode()).hexdigest()[:16]
+        if traced.is_own:  # of a name that stays, for exported programs: `epilogues.named` knows it
+            version = "".join(str(int(operand.folded)) for operand in operands)
+        name = f"{traced.name}.{version}"
         # Where no operand may be a number there is nothing to do before the steps.
         compute = traced.reference if SCALAR in traced.kinds else traced.graph.forward
         super().__init__(name, f"D = {traced.name}({', '.join(['acc', *names])})", compute, *operands)
         self.takes_bias = False
+        self.folds = traced.is_own and traced.name == programs.OF_VECTORS
+        bias = traced.program.bias()
+        if bias is not None and operands[bias - 1] == Operand(PER_COLUMN, names[bias - 1]):
+            self.bias_place = bias
         self.traced = traced
         kinds = [_KINDS[operand.kind] for operand in operands]
         of_compute = [int(operand.folded) for operand in operands]
@@ -127,11 +134,15 @@ def linear(
         full_fp32: whether torch's own setting is less accurate than the call.
     """
     rows = x if x.dim() == 2 else x.reshape(-1, x.shape[-1])
+    bias, place = None, epilogue.bias_place
+    if place is not None:  # rounded with the product, as PyTorch's operators do
+        bias = operands[place - 1]
+        operands = [*operands[: place - 1], bias.new_full((), -0.0), *operands[place:]]
     if full_fp32:
         with precision.full_fp32(x.device.type):
-            product = _torch_linear(rows, weight)
+            product = _torch_linear(rows, weight, bias)
     else:
-        product = _torch_linear(rows, weight)
+        product = _torch_linear(rows, weight, bias)
     if rows is not x:
         product = product.reshape(*x.shape[:-1], weight.shape[0])
     result: Tensor = epilogue.evaluate(product, operands)
