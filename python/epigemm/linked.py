@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -178,52 +178,36 @@ def gradients(
     x = call.x
     if not x.is_cuda or x.dim() != 2 or x.numel() == 0 or grad.dtype != x.dtype:
         return None
-    if linker.link(epilogue, missing_elementwise(epilogue, x, derivative=True), x.device):
+    given = epilogue.in_order(None, call.operands, call.scalars) or ()
+    every = zip(epilogue.operands[1:], epilogue.traced.slots, epilogue.traced.reads, given, strict=True)
+    tensors = [each for each in every if isinstance(each[3], Tensor)]
+    for operand, *_, value in tensors:
+        if not operand.folded and isinstance(value, Tensor):
+            # Of a product that was made again in fp32, the gradient is a 16-bit one in fp32.
+            grad = grad.to(value.dtype)
+    if linker.link(epilogue, missing_elementwise(epilogue, grad, derivative=True), x.device):
         return None
     wide = compute_dtype(x.dtype)
     found: list[Tensor | None] = [None] * (2 + len(call.operands))
-    slots = [-1] if needs[0] else []
-    if needs[0]:
-        found[0] = torch.empty_like(x, memory_format=torch.contiguous_format)
-    for place, (operand, slot, is_read) in enumerate(_tensor_operands(epilogue, call), 2):
-        if not needs[place]:
-            continue
-        dtype = call.operands[place - 2].dtype if operand.kind == MATRIX else wide
+    slots, outs = [], []
+    places = {0: (MATRIX, -1, True, x.dtype)}
+    for place, (operand, slot, is_read, _) in enumerate(tensors, 2):
+        places[place] = operand.kind, slot, is_read, call.operands[place - 2].dtype
+    wanted = {place: about for place, about in places.items() if needs[place]}
+    for place, (kind, slot, is_read, dtype) in wanted.items():
+        like: Any = {"dtype": dtype if kind == MATRIX else wide, "device": x.device}
+        found[place] = torch.empty(x.shape, **like) if is_read else torch.zeros(x.shape, **like)
         if is_read:
-            found[place] = torch.empty(x.shape, dtype=dtype, device=x.device)
             slots.append(slot)
-        else:
-            found[place] = torch.zeros(x.shape, dtype=dtype, device=x.device)
-    outs = [found[0]] if needs[0] else []
-    outs += [
-        found[place]
-        for place, (_, _, is_read) in enumerate(_tensor_operands(epilogue, call), 2)
-        if needs[place] and is_read
-    ]
-    operands = [_readable(operand) for operand in call.operands]
-    ops._linked_derivative_out(
-        epilogue.name,
-        _readable(grad),
-        _readable(x),
-        operands or None,
-        list(call.scalars) or None,
-        slots,
-        outs,
-    )
-    for place, (operand, _, _) in enumerate(_tensor_operands(epilogue, call), 2):
+            outs.append(found[place])
+    operands = [_readable(operand) for operand in call.operands] or None
+    scalars = list(call.scalars) or None
+    ops._linked_derivative_out(epilogue.name, _readable(grad), _readable(x), operands, scalars, slots, outs)
+    for place, (kind, _, _, dtype) in wanted.items():
         of_elements = found[place]
-        if of_elements is not None:
-            found[place] = _summed(operand.kind, of_elements).to(call.operands[place - 2].dtype)
+        assert of_elements is not None
+        found[place] = _summed(kind, of_elements).to(dtype)
     return found
-
-
-def _tensor_operands(epilogue: LinkedEpilogue, call: ElementwiseCall) -> Iterator[tuple[Operand, int, bool]]:
-    """For each of the call's operand tensors, in order: which it is, its slot, and whether the result depends on it."""
-    given = epilogue.in_order(None, call.operands, call.scalars) or ()
-    every = zip(epilogue.operands[1:], epilogue.traced.slots, epilogue.traced.reads, given, strict=True)
-    for operand, slot, is_read, value in every:
-        if isinstance(value, Tensor):
-            yield operand, slot, is_read
 
 
 def _summed(kind: str, of_elements: Tensor) -> Tensor:
