@@ -241,11 +241,25 @@ def _nested(epilogue: Epilogue, flat: Flat) -> tuple[tuple[Tensor, ...], tuple[f
     return operands, (number,) if takes_number else ()
 
 
-def _linear_cold(number: int, x: Tensor, weight: Tensor, bias: Tensor | None, *rest: Any) -> None:
+def _linear_call(
+    number: int, x: Tensor, weight: Tensor, bias: Tensor | None, *rest: Any
+) -> tuple[LinearCall, int]:
+    """The call, and what it may run on."""
     *flat, fp32, strict, out = rest
     epilogue = _epilogue(number)
     operands, scalars = _nested(epilogue, (flat[0], flat[1], flat[2], flat[3]))
-    _run_linear(LinearCall(epilogue, x, weight, bias, operands, scalars, strict=strict, out=out), fp32)
+    return LinearCall(epilogue, x, weight, bias, operands, scalars, strict=strict, out=out), fp32
+
+
+def _elementwise_call(number: int, x: Tensor, bias: Tensor | None, *rest: Any) -> ElementwiseCall:
+    *flat, out = rest
+    epilogue = _epilogue(number)
+    operands, scalars = _nested(epilogue, (flat[0], flat[1], flat[2], flat[3]))
+    return ElementwiseCall(epilogue, x, bias, operands, scalars, out)
+
+
+def _linear_cold(*args: Any) -> None:
+    _run_linear(*_linear_call(*args))
 
 
 def _run_linear(call: LinearCall, fp32: int) -> None:
@@ -261,11 +275,8 @@ def _linear_folded_cold(x: Tensor, weight: Tensor, *rest: Any) -> None:
     _run_linear(LinearCall(SCALE_BATCH_NORM, x, weight, None, folded, strict=strict, out=out), fp32)
 
 
-def _elementwise_cold(number: int, x: Tensor, bias: Tensor | None, *rest: Any) -> None:
-    *flat, out = rest
-    epilogue = _epilogue(number)
-    operands, scalars = _nested(epilogue, (flat[0], flat[1], flat[2], flat[3]))
-    execution.elementwise(ElementwiseCall(epilogue, x, bias, operands, scalars, out))
+def _elementwise_cold(*args: Any) -> None:
+    execution.elementwise(_elementwise_call(*args))
 
 
 def _elementwise_folded_cold(x: Tensor, *rest: Any) -> None:
@@ -301,11 +312,8 @@ def _reporting(run: Callable[..., None]) -> Callable[..., Tensor | None]:
     return cold
 
 
-def _linear_fake(number: int, x: Tensor, weight: Tensor, bias: Tensor | None, *rest: Any) -> None:
-    *flat, _, _, out = rest
-    epilogue = _epilogue(number)
-    operands, scalars = _nested(epilogue, (flat[0], flat[1], flat[2], flat[3]))
-    checks.linear(LinearCall(epilogue, x, weight, bias, operands, scalars, out=out))
+def _linear_fake(*args: Any) -> None:
+    checks.linear(_linear_call(*args)[0])
 
 
 def _linear_folded_fake(x: Tensor, weight: Tensor, *rest: Any) -> None:
@@ -314,11 +322,8 @@ def _linear_folded_fake(x: Tensor, weight: Tensor, *rest: Any) -> None:
     checks.fold_batch_norm(x, dict(zip(FOLDED, vectors, strict=True)), eps, weight.shape[0])
 
 
-def _elementwise_fake(number: int, x: Tensor, bias: Tensor | None, *rest: Any) -> None:
-    *flat, out = rest
-    epilogue = _epilogue(number)
-    operands, scalars = _nested(epilogue, (flat[0], flat[1], flat[2], flat[3]))
-    checks.elementwise(ElementwiseCall(epilogue, x, bias, operands, scalars, out))
+def _elementwise_fake(*args: Any) -> None:
+    checks.elementwise(_elementwise_call(*args))
 
 
 def _elementwise_folded_fake(x: Tensor, *rest: Any) -> None:

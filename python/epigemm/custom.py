@@ -142,8 +142,22 @@ class Traced:
         return self.graph.forward(acc, *given)  # type: ignore[no-any-return]
 
     def kernel_source(self, elements: Sequence[int], parts: Sequence[str] = ("operand", "apply")) -> str:
-        """The whole text for NVRTC: see `kernel_source`."""
-        return kernel_source(self, elements, parts)
+        """The text for NVRTC, which needs no include path: headers, functor, and the functions that open kernels call.
+
+        Args:
+            elements: of each operand 1 where it has x's element type, 2 where it is of float (scalars are).
+            parts: which functions to define, of "operand" (`epigemm_operand`), "apply" or "apply_16" (`epigemm_apply`,
+                the second with the shorter instructions for results of 16 bits), "apply_double", "slope" and
+                "slope_double".
+
+        Raises:
+            ValueError: for other elements or parts.
+
+        Example:
+            >>> traced.kernel_source((1, 1, 2), ("operand", "apply_16"))
+        """
+        functions = functor_source.kernel_functions(self.program, self.kinds, elements, parts)
+        return f"{functor_source.prelude()}\n{self.source}\n{functions}"
 
     def check_unchanged(self) -> None:
         """Raises RuntimeError if the function's code, or a number that it has captured, is another one since."""
@@ -153,27 +167,6 @@ class Traced:
                 f"{self.name}: {changed!r} has changed since the function was made an epilogue, of which it is a "
                 "constant; make it a Scalar operand, or decorate the function again"
             )
-
-
-def kernel_source(
-    traced: Traced, elements: Sequence[int], parts: Sequence[str] = ("operand", "apply")
-) -> str:
-    """The text for NVRTC, which needs no include path: headers, functor, and the functions that open kernels call.
-
-    Args:
-        traced: the epilogue.
-        elements: of each operand 1 where it has x's element type, 2 where it is of float (scalars are).
-        parts: which functions to define, of "operand" (`epigemm_operand`), "apply" or "apply_16" (`epigemm_apply`, the
-            second with the shorter instructions for results of 16 bits), "apply_double", "slope" and "slope_double".
-
-    Raises:
-        ValueError: for other elements or parts.
-
-    Example:
-        >>> kernel_source(traced, (1, 1, 2), ("operand", "apply_16"))
-    """
-    functions = functor_source.kernel_functions(traced.program, traced.kinds, elements, parts)
-    return f"{functor_source.prelude()}\n{traced.source}\n{functions}"
 
 
 def trace(function: Callable[..., Any]) -> Traced:
@@ -322,7 +315,6 @@ __all__ = [
     "PerRow",
     "Scalar",
     "Traced",
-    "kernel_source",
     "trace",
     "traced",
 ]

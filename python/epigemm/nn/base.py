@@ -17,11 +17,16 @@ if TYPE_CHECKING:
 _Layer = TypeVar("_Layer", bound="FusedLinear")
 
 
-class Options(TypedDict, total=False):
-    """What all layers take by name."""
+class CallOptions(TypedDict, total=False):
+    """What a layer's calls take by name."""
 
     precision: str | None
     strict: bool
+
+
+class Options(CallOptions, total=False):
+    """What all layers take by name."""
+
     device: Any
     dtype: torch.dtype | None
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from epigemm import call as _call
 from epigemm import docstrings, invariance, matrices, packs
-from epigemm.nn.base import call_repr, pack_use, set_vector
+from epigemm.nn.base import CallOptions, Options, call_repr, pack_use, set_vector
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 
 def linear_scale_batch_norm1d(
@@ -85,24 +88,25 @@ class _WithBatchNorm(nn.Module):
         momentum: float | None = 0.1,
         affine: bool = True,
         track_running_stats: bool = True,
-        precision: str | None = None,
-        strict: bool = False,
-        device: Any = None,
-        dtype: torch.dtype | None = None,
+        **options: Unpack[Options],
     ) -> None:
         super().__init__()
-        self.linear = nn.Linear(in_features, out_features, bias, device=device, dtype=dtype)
+        self.precision = options.pop("precision", None)
+        self.strict = options.pop("strict", False)
+        made: Any = options
+        self.linear = nn.Linear(in_features, out_features, bias, **made)
         if self._has_scale:
-            self.scale: Tensor | None = nn.Parameter(torch.randn(out_features, device=device, dtype=dtype))
-        self.bn = nn.BatchNorm1d(
-            out_features, eps, momentum, affine, track_running_stats, device=device, dtype=dtype
-        )
-        self.precision = precision
-        self.strict = strict
+            self.scale: Tensor | None = nn.Parameter(torch.randn(out_features, **made))
+        self.bn = nn.BatchNorm1d(out_features, eps, momentum, affine, track_running_stats, **made)
 
     @classmethod
     def _over(
-        cls: type[_Layer], linear: nn.Linear, bn: nn.BatchNorm1d, *, precision: str | None, strict: bool
+        cls: type[_Layer],
+        linear: nn.Linear,
+        bn: nn.BatchNorm1d,
+        *,
+        precision: str | None = None,
+        strict: bool = False,
     ) -> _Layer:
         """Over existing layers, which it shares."""
         for name, layer, accepted in (("linear", linear, nn.Linear), ("bn", bn, nn.BatchNorm1d)):
@@ -152,15 +156,13 @@ class LinearScaleBatchNorm1d(_WithBatchNorm):
         linear: nn.Linear,
         scale: Tensor | None,
         bn: nn.BatchNorm1d,
-        *,
-        precision: str | None = None,
-        strict: bool = False,
+        **options: Unpack[CallOptions],
     ) -> LinearScaleBatchNorm1d:
         """The fused layer over existing layers, which it shares.
 
         A `scale` that is no Parameter becomes a buffer of the same name.
         """
-        module = cls._over(linear, bn, precision=precision, strict=strict)
+        module = cls._over(linear, bn, **options)
         set_vector(module, "scale", scale)
         return module
 
@@ -191,10 +193,10 @@ class LinearBatchNormReLU(_WithBatchNorm):
 
     @classmethod
     def from_layers(
-        cls, linear: nn.Linear, bn: nn.BatchNorm1d, *, precision: str | None = None, strict: bool = False
+        cls, linear: nn.Linear, bn: nn.BatchNorm1d, **options: Unpack[CallOptions]
     ) -> LinearBatchNormReLU:
         """The fused layer over existing layers, which it shares."""
-        return cls._over(linear, bn, precision=precision, strict=strict)
+        return cls._over(linear, bn, **options)
 
     def forward(self, x: Tensor) -> Tensor:
         """Apply the layer."""
