@@ -90,7 +90,7 @@ class LinearCall(NamedTuple):
     def with_bias_in_product(self) -> LinearCall:
         """The same call with a linked epilogue's bias as the product's, for whoever rounds that.
 
-        Its operand becomes -0, which changes no sum.
+        Its operand goes, or becomes -0, which changes no sum.
         """
         place = self.epilogue.bias_place
         if place is None:
@@ -98,6 +98,9 @@ class LinearCall(NamedTuple):
         before = self.epilogue.operands[1:place]
         index = sum(operand.kind != SCALAR or not self.scalars for operand in before)
         bias, operands = self.operands[index], list(self.operands)
+        if (after := self.epilogue.after_bias) is not None:
+            del operands[index]
+            return self._replace(epilogue=after, bias=bias, operands=operands)
         operands[index] = torch.full_like(bias, -0.0, requires_grad=False)
         return self._replace(bias=bias, operands=operands)
 

@@ -90,6 +90,11 @@ class Epilogue:
     folds = False  # reads vectors that a bias may be folded into
     bias_place: int | None = None  # of a linked one: the operand that is its bias, by its place in `operands`
 
+    @property
+    def after_bias(self) -> Epilogue | None:
+        """What such a one is without its bias, where that has a name."""
+        return None
+
     def __repr__(self) -> str:
         return f"Epilogue({self.name}: {self.formula})"
 

@@ -27,6 +27,7 @@ from epigemm.epilogues import (
     Epilogue,
     Operand,
     compute_dtype,
+    named,
 )
 
 if TYPE_CHECKING:
@@ -77,6 +78,14 @@ class LinkedEpilogue(Epilogue):
         self.prelinked = programs.prelinked_name(traced.digest) if is_usual else ""
         LINKED[name] = self
         tables.made(name)
+
+    @property
+    def after_bias(self) -> Epilogue | None:
+        """As `Epilogue.after_bias`: of epigemm's own."""
+        if not self.traced.is_own or self.bias_place != 1:
+            return None
+        name, _, folded = self.name.removeprefix("bias_").partition(".")
+        return named(f"{name}.{folded[1:]}")
 
     def reference(
         self, acc: Tensor, bias: Tensor | None, operands: Sequence[Tensor], scalars: Sequence[float]

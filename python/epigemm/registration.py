@@ -201,7 +201,7 @@ def _traced_linear(kernel: Callable[..., Tensor]) -> Callable[..., Tensor]:
         checks.linear(call)
         call = call.with_bias_in_product()
         product: Tensor = ops.linear(*call.product().arguments)
-        result: Tensor = ops.elementwise(args[0], product, None, call.operands, call.scalars)
+        result: Tensor = ops.elementwise(call.epilogue.name, product, None, call.operands, call.scalars)
         return result
 
     return autograd_kernel
