@@ -14,11 +14,12 @@ import sys
 import torch
 from torch import Tensor
 
-from epigemm import linker
+from epigemm import linker, matrices
 from epigemm._native import build_info, ops
 from epigemm.bench.gradings.products import SCALED, SPLIT, forced_into
 from epigemm.candidates import SWAP_AB
-from epigemm.epilogues import EPILOGUES, Epilogue, EpilogueInputs, fold_batch_norm_reference
+from epigemm.epilogues import EPILOGUES, MATRIX, Epilogue, EpilogueInputs, fold_batch_norm_reference
+from epigemm.programs import FORMULAS, OF_VECTORS
 
 DEVICE = torch.device("cuda")
 M, N, K = 200, 328, 136  # rows of 16 bytes, but no multiple of any tile
@@ -33,9 +34,17 @@ def expect_close(name: str, actual: Tensor, expected: Tensor, tolerance: float) 
         sys.exit(f"{name}: relative error {error:.3g}, tolerance {tolerance:.3g}")
 
 
-def inputs(epilogue: Epilogue, dtype: torch.dtype, columns: int) -> EpilogueInputs:
+def inputs(epilogue: Epilogue, dtype: torch.dtype, columns: int, rows: int = M) -> EpilogueInputs:
     """Random operands of one epilogue."""
-    return epilogue.sample_inputs(columns, dtype, DEVICE)
+    if not epilogue.is_linked:
+        return epilogue.sample_inputs(columns, dtype, DEVICE)
+    operands = [
+        torch.randn(*((rows,) if operand.kind == MATRIX else ()), columns, device=DEVICE).to(
+            operand.dtype(dtype)
+        )
+        for operand in epilogue.operands[1:]
+    ]
+    return EpilogueInputs(None, operands, [])
 
 
 def reference(epilogue: Epilogue, acc: Tensor, drawn: EpilogueInputs) -> Tensor:
@@ -138,6 +147,23 @@ def run_derivative(epilogue: Epilogue, dtype: torch.dtype) -> int:
     return len(shapes)
 
 
+def run_alone(epilogue: Epilogue, dtype: torch.dtype) -> int:
+    """An epilogue that reads a matrix, without a product, and its derivatives."""
+    shapes = (70, 264), (70, 263)
+    for rows, columns in shapes:
+        x, grad = (torch.randn(rows, columns, device=DEVICE).to(dtype) for _ in range(2))
+        leaves = [each.requires_grad_() for each in (x, *inputs(epilogue, dtype, columns, rows).operands)]
+        out: Tensor = ops.elementwise(epilogue.name, x, None, leaves[1:], [])
+        found = torch.autograd.grad(out, leaves, grad)
+        wide = [each.detach().double().requires_grad_() for each in leaves]
+        expected = epilogue.reference(wide[0], None, wide[1:], [])
+        name = f"{epilogue.name} {dtype} {rows}x{columns}"
+        expect_close(name, out.detach(), expected.detach(), TOLERANCE[dtype])
+        for each, like in zip(found, torch.autograd.grad(expected, wide, grad.double()), strict=True):
+            expect_close(f"derivative of {name}", each, like, TOLERANCE[dtype])
+    return 2 * len(shapes)
+
+
 def run_fold() -> int:
     """The BatchNorm fold in both types."""
     for dtype in (torch.float32, torch.float64):
@@ -160,6 +186,14 @@ def main() -> None:
                 launches += run_fused(epilogue, dtype)
         if epilogue.linear:
             launches += run_on_pieces(epilogue, SPLIT) + run_on_pieces(epilogue, SCALED)
+    for name, formula in FORMULAS.items():
+        made, is_folded = matrices.epilogue(name), name == OF_VECTORS
+        for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64):
+            of_dtype = made.linked([is_folded] * len(formula.operands))
+            launches += run_alone(of_dtype, dtype) + (
+                run_fused(of_dtype, dtype) if dtype != torch.float64 else 0
+            )
+        launches += run_on_pieces(of_dtype, SPLIT) + run_on_pieces(of_dtype, SCALED)
     torch.cuda.synchronize()
     print(f"{launches} launches, all within tolerance")
 

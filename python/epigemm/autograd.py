@@ -45,6 +45,7 @@ def linear(call: LinearCall, *, checked: bool = False) -> Tensor:
     if not checked:
         # Before anything is launched: the two kernels would not know what is wrong with the call as a whole.
         checks.linear(call)
+    call = call.with_bias_in_product()
     result, _ = _linear_keeping_product(call, *call.inputs)
     return result
 

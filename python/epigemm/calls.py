@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from epigemm.epilogues import BIAS, Epilogue
+from epigemm.epilogues import BIAS, SCALAR, Epilogue
 from epigemm.precision import DEFAULT
 
 # What a call may do with its weight's pack: the argument `pack` of the operators.
@@ -86,6 +86,23 @@ class LinearCall(NamedTuple):
             # Twice as fast as new_empty with a tuple.
             return torch.empty(x.shape[0], columns, dtype=x.dtype, device=x.device)
         return x.new_empty((*x.shape[:-1], columns))
+
+    def with_bias_in_product(self) -> LinearCall:
+        """The same call with a linked epilogue's bias as the product's, for whoever rounds that.
+
+        Its operand goes, or becomes -0, which changes no sum.
+        """
+        place = self.epilogue.bias_place
+        if place is None:
+            return self
+        before = self.epilogue.operands[1:place]
+        index = sum(operand.kind != SCALAR or not self.scalars for operand in before)
+        bias, operands = self.operands[index], list(self.operands)
+        if (after := self.epilogue.after_bias) is not None:
+            del operands[index]
+            return self._replace(epilogue=after, bias=bias, operands=operands)
+        operands[index] = torch.full_like(bias, -0.0, requires_grad=False)
+        return self._replace(bias=bias, operands=operands)
 
     def product(self) -> LinearCall:
         """The same call without what comes after the bare product; a bias does not count as that."""

@@ -33,7 +33,7 @@ _HOPPER = 9
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
-def _at_trace_time(function: _Function) -> _Function:
+def at_trace_time(function: _Function) -> _Function:
     """`function`, which Dynamo runs in place of tracing it: what it returns is a constant of the graph.
 
     As `torch.compiler.assume_constant_result`, which would import all of Dynamo here. What these functions read is
@@ -47,7 +47,7 @@ Seen = tuple[Any, ...]
 """What a trace asks of a tensor: dtype, device, dimensions, `requires_grad`. Empty: a number, or nothing at all."""
 
 
-@_at_trace_time
+@at_trace_time
 def _fp32_code(has_scalar: bool, tensors: tuple[Seen | None, ...], precision: object, strict: object) -> int:
     """What a linear call may run on, `precision.code`; `_NOT_NATIVE` where the operator `linear` has to answer.
 
@@ -74,7 +74,7 @@ def _fp32_code(has_scalar: bool, tensors: tuple[Seen | None, ...], precision: ob
     return _NOT_NATIVE if _precision.switches(code) or _takes_slices(device, code) else code
 
 
-@_at_trace_time
+@at_trace_time
 def _is_native(has_scalar: bool, tensors: tuple[Seen | None, ...]) -> bool:
     """Whether the native operator may stand for an elementwise call. Arguments as of `_fp32_code`, without a weight."""
     return _is_native_call(has_scalar, tensors)
@@ -118,13 +118,13 @@ def resolved(precision: str, x: Tensor) -> str:
     return _precision_now(x.device.type)
 
 
-@_at_trace_time
+@at_trace_time
 def is_exporting() -> bool:
     """`torch.compiler.is_exporting`, which the Dynamo of torch 2.11 answers by itself with True."""
     return torch.compiler.is_exporting()
 
 
-@_at_trace_time
+@at_trace_time
 def _precision_now(device_type: str) -> str:
     is_guarded = device_type == "cuda" or torch.compiler.is_exporting()
     return _precision.resolved(device_type) if is_guarded else _precision.DEFAULT
@@ -241,11 +241,25 @@ def _nested(epilogue: Epilogue, flat: Flat) -> tuple[tuple[Tensor, ...], tuple[f
     return operands, (number,) if takes_number else ()
 
 
-def _linear_cold(number: int, x: Tensor, weight: Tensor, bias: Tensor | None, *rest: Any) -> None:
+def _linear_call(
+    number: int, x: Tensor, weight: Tensor, bias: Tensor | None, *rest: Any
+) -> tuple[LinearCall, int]:
+    """The call, and what it may run on."""
     *flat, fp32, strict, out = rest
     epilogue = _epilogue(number)
     operands, scalars = _nested(epilogue, (flat[0], flat[1], flat[2], flat[3]))
-    _run_linear(LinearCall(epilogue, x, weight, bias, operands, scalars, strict=strict, out=out), fp32)
+    return LinearCall(epilogue, x, weight, bias, operands, scalars, strict=strict, out=out), fp32
+
+
+def _elementwise_call(number: int, x: Tensor, bias: Tensor | None, *rest: Any) -> ElementwiseCall:
+    *flat, out = rest
+    epilogue = _epilogue(number)
+    operands, scalars = _nested(epilogue, (flat[0], flat[1], flat[2], flat[3]))
+    return ElementwiseCall(epilogue, x, bias, operands, scalars, out)
+
+
+def _linear_cold(*args: Any) -> None:
+    _run_linear(*_linear_call(*args))
 
 
 def _run_linear(call: LinearCall, fp32: int) -> None:
@@ -261,11 +275,8 @@ def _linear_folded_cold(x: Tensor, weight: Tensor, *rest: Any) -> None:
     _run_linear(LinearCall(SCALE_BATCH_NORM, x, weight, None, folded, strict=strict, out=out), fp32)
 
 
-def _elementwise_cold(number: int, x: Tensor, bias: Tensor | None, *rest: Any) -> None:
-    *flat, out = rest
-    epilogue = _epilogue(number)
-    operands, scalars = _nested(epilogue, (flat[0], flat[1], flat[2], flat[3]))
-    execution.elementwise(ElementwiseCall(epilogue, x, bias, operands, scalars, out))
+def _elementwise_cold(*args: Any) -> None:
+    execution.elementwise(_elementwise_call(*args))
 
 
 def _elementwise_folded_cold(x: Tensor, *rest: Any) -> None:
@@ -301,11 +312,8 @@ def _reporting(run: Callable[..., None]) -> Callable[..., Tensor | None]:
     return cold
 
 
-def _linear_fake(number: int, x: Tensor, weight: Tensor, bias: Tensor | None, *rest: Any) -> None:
-    *flat, _, _, out = rest
-    epilogue = _epilogue(number)
-    operands, scalars = _nested(epilogue, (flat[0], flat[1], flat[2], flat[3]))
-    checks.linear(LinearCall(epilogue, x, weight, bias, operands, scalars, out=out))
+def _linear_fake(*args: Any) -> None:
+    checks.linear(_linear_call(*args)[0])
 
 
 def _linear_folded_fake(x: Tensor, weight: Tensor, *rest: Any) -> None:
@@ -314,11 +322,8 @@ def _linear_folded_fake(x: Tensor, weight: Tensor, *rest: Any) -> None:
     checks.fold_batch_norm(x, dict(zip(FOLDED, vectors, strict=True)), eps, weight.shape[0])
 
 
-def _elementwise_fake(number: int, x: Tensor, bias: Tensor | None, *rest: Any) -> None:
-    *flat, out = rest
-    epilogue = _epilogue(number)
-    operands, scalars = _nested(epilogue, (flat[0], flat[1], flat[2], flat[3]))
-    checks.elementwise(ElementwiseCall(epilogue, x, bias, operands, scalars, out))
+def _elementwise_fake(*args: Any) -> None:
+    checks.elementwise(_elementwise_call(*args))
 
 
 def _elementwise_folded_fake(x: Tensor, *rest: Any) -> None:

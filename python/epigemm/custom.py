@@ -82,6 +82,7 @@ class Traced:
         source: the functor in C++.
         digest: of the source and the operands' kinds, the same in every process.
         captured: what the function reads from around itself.
+        is_own: whether it is one of epigemm's own (`own`).
     """
 
     name: str
@@ -91,6 +92,7 @@ class Traced:
     source: str = field(repr=False)
     digest: str
     captured: captures.Captures = field(repr=False)
+    is_own: bool = False
 
     @property
     def kinds(self) -> tuple[str, ...]:
@@ -140,8 +142,22 @@ class Traced:
         return self.graph.forward(acc, *given)  # type: ignore[no-any-return]
 
     def kernel_source(self, elements: Sequence[int], parts: Sequence[str] = ("operand", "apply")) -> str:
-        """The whole text for NVRTC: see `kernel_source`."""
-        return kernel_source(self, elements, parts)
+        """The text for NVRTC, which needs no include path: headers, functor, and the functions that open kernels call.
+
+        Args:
+            elements: of each operand 1 where it has x's element type, 2 where it is of float (scalars are).
+            parts: which functions to define, of "operand" (`epigemm_operand`), "apply" or "apply_16" (`epigemm_apply`,
+                the second with the shorter instructions for results of 16 bits), "apply_double", "slope" and
+                "slope_double".
+
+        Raises:
+            ValueError: for other elements or parts.
+
+        Example:
+            >>> traced.kernel_source((1, 1, 2), ("operand", "apply_16"))
+        """
+        functions = functor_source.kernel_functions(self.program, self.kinds, elements, parts)
+        return f"{functor_source.prelude()}\n{self.source}\n{functions}"
 
     def check_unchanged(self) -> None:
         """Raises RuntimeError if the function's code, or a number that it has captured, is another one since."""
@@ -151,27 +167,6 @@ class Traced:
                 f"{self.name}: {changed!r} has changed since the function was made an epilogue, of which it is a "
                 "constant; make it a Scalar operand, or decorate the function again"
             )
-
-
-def kernel_source(
-    traced: Traced, elements: Sequence[int], parts: Sequence[str] = ("operand", "apply")
-) -> str:
-    """The text for NVRTC, which needs no include path: headers, functor, and the functions that open kernels call.
-
-    Args:
-        traced: the epilogue.
-        elements: of each operand 1 where it has x's element type, 2 where it is of float (scalars are).
-        parts: which functions to define, of "operand" (`epigemm_operand`), "apply" or "apply_16" (`epigemm_apply`, the
-            second with the shorter instructions for results of 16 bits), "apply_double", "slope" and "slope_double".
-
-    Raises:
-        ValueError: for other elements or parts.
-
-    Example:
-        >>> kernel_source(traced, (1, 1, 2), ("operand", "apply_16"))
-    """
-    functions = functor_source.kernel_functions(traced.program, traced.kinds, elements, parts)
-    return f"{functor_source.prelude()}\n{traced.source}\n{functions}"
 
 
 def trace(function: Callable[..., Any]) -> Traced:
@@ -233,16 +228,21 @@ def own(name: str) -> Traced:
     """One of `epigemm.programs`, as if it had been traced."""
     formula = programs.FORMULAS[name]
     operands = tuple(OperandSpec(kind, operand) for kind, operand in formula.operands)
-    return _made(name, operands, formula.program, captures.NONE)
+    return _made(name, operands, formula.program, captures.NONE, is_own=True)
 
 
 def _made(
-    name: str, operands: tuple[OperandSpec, ...], program: Program, captured: captures.Captures
+    name: str,
+    operands: tuple[OperandSpec, ...],
+    program: Program,
+    captured: captures.Captures,
+    *,
+    is_own: bool = False,
 ) -> Traced:
     kinds = tuple(operand.kind for operand in operands)
     source = functor_source.functor_text(program, kinds)
     graph = functor_reference.reference_module(program)
-    return Traced(name, operands, program, graph, source, programs.digest(source, kinds), captured)
+    return Traced(name, operands, program, graph, source, programs.digest(source, kinds), captured, is_own)
 
 
 def _operands(function: FunctionType, place: str) -> tuple[OperandSpec, ...]:
@@ -315,7 +315,6 @@ __all__ = [
     "PerRow",
     "Scalar",
     "Traced",
-    "kernel_source",
     "trace",
     "traced",
 ]

@@ -7,8 +7,11 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
+_Class = TypeVar("_Class", bound=type[Any])
 
 _SCALAR = "a number, or a 0-d floating tensor on x's device (read there, without synchronising; gradients flow to it)"
+_ACTIVATION = '"silu", "gelu", "gelu_tanh", "relu", "sigmoid" or "tanh".'
+_APPROXIMATE = '"none": with erf; or "tanh".'
 _SHARED = {
     "bias": "`[N]` or None.",
     "scale": "`[N]`, of x's dtype or fp32 (fp64 beside fp64), or None for 1.",
@@ -24,13 +27,34 @@ _LINEAR = {
     "residual": "of the result's shape.",
     "gate": "of the result's shape.",
     "layer_scale": "`[N]`.",
-    "activation": '"silu", "gelu", "gelu_tanh", "relu", "sigmoid" or "tanh".',
-    "approximate": '"none": with erf; or "tanh".',
+    "activation": _ACTIVATION,
+    "approximate": _APPROXIMATE,
     "out": "`[..., N]`, see the module's page.",
     "precision": "see the module's page.",
     "strict": "see the module's page.",
 }
 _ELEMENTWISE = {"out": "x's shape; x itself for in place."}
+_MODULE = {
+    "in_features": "K.",
+    "out_features": "N.",
+    "bias": "whether the linear layer has one.",
+    "epilogue": "what `epigemm.epilogue` made of a function.",
+    "scale": "a number, or a 0-d tensor (an `nn.Parameter` is learned).",
+    "divisor": "a number, or a 0-d tensor (an `nn.Parameter` is learned).",
+    "approximate": _APPROXIMATE,
+    "activation": _ACTIVATION,
+    "init_values": "what each element of `layer_scale` begins with.",
+    "eps": "BatchNorm's epsilon.",
+    "momentum": "BatchNorm's momentum; None for the cumulative average.",
+    "affine": "whether BatchNorm has a weight and a bias.",
+    "track_running_stats": "whether there are running statistics; without them, eval mode uses the batch's own, too.",
+}
+_MODULE_OPTIONS = {
+    "precision": "see `epigemm.functional`.",
+    "strict": "see `epigemm.functional`.",
+    "device": "where the parameters live.",
+    "dtype": "their type.",
+}
 _FITS = "a shape, dtype, device or layout that does not fit; `out` overlaps an input"
 _NO_TENSOR = "an argument is no tensor (or None where that is accepted)"
 
@@ -58,12 +82,29 @@ def elementwise(function: _Function) -> _Function:
     return _complete(function, x | _ELEMENTWISE, "A tensor laid out as `torch.empty_like(x)`.", [], errors)
 
 
+def module(layer: _Class) -> _Class:
+    """Complete the docstring of a layer: Args and Shape, ahead of what it raises and its Example."""
+    names = [name for name in inspect.signature(layer).parameters if name in _MODULE]
+    arguments = {name: _MODULE[name] for name in names} | _MODULE_OPTIONS
+    shape = "`[M, K]` to `[M, N]`." if "momentum" in arguments else "`[..., K]` to `[..., N]`."
+    sections = {"Args": [f"{name}: {what}" for name, what in arguments.items()], "Shape": [shape]}
+    layer.__doc__ = _with_sections(
+        layer.__doc__, sections, "Raises:" if "Raises:" in (layer.__doc__ or "") else "Example:"
+    )
+    return layer
+
+
+def _with_sections(doc: str | None, sections: dict[str, list[str]], before: str) -> str | None:
+    if doc is None:  # under python -OO
+        return None
+    text, rest = inspect.cleandoc(doc).split(before, 1)
+    lines = [f"{title}:\n" + "".join(f"    {line}\n" for line in of) for title, of in sections.items()]
+    return "\n".join([text, *lines, f"{before}{rest}"]).replace("\n\n\n", "\n\n")
+
+
 def _complete(
     function: _Function, own: dict[str, str], returns: str, values: list[str], errors: dict[str, str]
 ) -> _Function:
-    if function.__doc__ is None:  # under python -OO
-        return function
-    text, example = inspect.cleandoc(function.__doc__).split("Example:")
     arguments = _SHARED | own
     for name, parameter in inspect.signature(function).parameters.items():
         if parameter.default == 1.0:
@@ -80,6 +121,5 @@ def _complete(
         "Returns": [returns],
         "Raises": [f"{error}: {when}." for error, when in errors.items()],
     }
-    lines = [f"{title}:\n" + "".join(f"    {line}\n" for line in of) for title, of in sections.items()]
-    function.__doc__ = "\n".join([text, *lines, f"Example:{example}"]).replace("\n\n\n", "\n\n")
+    function.__doc__ = _with_sections(function.__doc__, sections, "Example:")
     return function

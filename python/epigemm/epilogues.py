@@ -87,6 +87,13 @@ class Epilogue:
         self.operand_count = len(self.vectors) + len(scalars)  # beside the accumulator and the bias
 
     is_linked = False  # made at run time: see `epigemm.linked`
+    folds = False  # reads vectors that a bias may be folded into
+    bias_place: int | None = None  # of a linked one: the operand that is its bias, by its place in `operands`
+
+    @property
+    def after_bias(self) -> Epilogue | None:
+        """What such a one is without its bias, where that has a name."""
+        return None
 
     def __repr__(self) -> str:
         return f"Epilogue({self.name}: {self.formula})"
@@ -238,6 +245,7 @@ BIAS_GELU_TANH = Epilogue(
 )
 BIAS_SILU = Epilogue("bias_silu", "z = acc + bias[n]; D = z sigmoid(z)", torch.nn.functional.silu, _BIAS)
 BIAS_TANH = Epilogue("bias_tanh", "D = tanh(acc + bias[n])", torch.tanh, _BIAS)
+SCALE_BATCH_NORM.folds = True
 
 _GELUS = {"none": BIAS_GELU, "tanh": BIAS_GELU_TANH}
 
@@ -279,7 +287,18 @@ LINKED: dict[str, Epilogue] = {}
 
 def named(name: str) -> Epilogue | None:
     """The epilogue of this name, built in or made at run time."""
-    return EPILOGUES.get(name) or LINKED.get(name)
+    return EPILOGUES.get(name) or LINKED.get(name) or _own(name)
+
+
+def _own(name: str) -> Epilogue | None:
+    """One of `epigemm.matrices` that nothing has asked for yet: an exported program knows it by its name."""
+    from epigemm import matrices, programs  # which need this module
+
+    formula, _, folded = name.partition(".")
+    if formula not in programs.FORMULAS or not folded or folded.strip("01"):
+        return None
+    made = matrices.epilogue(formula)
+    return made.linked([each == "1" for each in folded]) if len(folded) == len(made.traced.operands) else None
 
 
 for _number, _native_half in enumerate(registry()):

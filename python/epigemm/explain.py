@@ -149,6 +149,7 @@ def _explain_recorded(call: LinearCall, differentiates: bool, wants_gradients: b
         return _explain_left_to_torch(call)
     if call.out is not None or not differentiates or not gradients.keeps_product(call):
         return _explain_linear(call, wants_gradients)
+    call = call.with_bias_in_product()
     found = _explain_linear(call.product(), wants_gradients)
     found["path"] = GEMM_ELEMENTWISE if kernels.has_native(call.x) else REFERENCE
     found["reasons"] = [_SAVED, *found["reasons"]]
@@ -213,7 +214,8 @@ def _of_fallback(call: LinearCall) -> tuple[str, list[str]]:
     if call.epilogue is BIAS and (call.bias is None or does == decisions.WITH_BIAS):
         gemm = "torch GEMM (mm)" if call.bias is None else "torch GEMM (addmm, with the bias)"
         return gemm, [gemm]
-    gemm = "torch GEMM (mm)"
+    with_bias = call.epilogue.bias_place is not None and call.x.is_cpu
+    gemm = f"torch GEMM ({'addmm, with the bias' if with_bias else 'mm'})"
     return gemm, [gemm, f"{_in_its_own_kernel(call)}, in place on the product"]
 
 

@@ -27,7 +27,13 @@ def linear(call: LinearCall, decision: int | None = None) -> Tensor:
         return _run(call, call.bias)
     if gemm == decisions.WITH_BIAS_AND_RELU:
         return _run(call, call.bias, relu=True)
-    out = _run(call, None)
+    bias = None
+    if (
+        call.epilogue.is_linked and call.x.is_cpu
+    ):  # as `linked.linear`; csrc/call has no such product for GPUs
+        call = call.with_bias_in_product()
+        bias, call = call.bias, call._replace(bias=None)
+    out = _run(call, bias)
     return kernels.elementwise(ElementwiseCall(call.epilogue, out, *call[3:6], out))
 
 

@@ -39,6 +39,8 @@ the linear functions cast `x`, `weight` and `bias` to the autocast dtype, as `to
 
 from __future__ import annotations
 
+from typing import Protocol
+
 from torch import Tensor
 
 from epigemm import call as _call
@@ -52,6 +54,7 @@ from epigemm.epilogues import (
     SCALE_BATCH_NORM,
     SIGMOID,
     SIGMOID_SCALE_RESIDUAL,
+    Epilogue,
     gelu_epilogue,
 )
 from epigemm.packs import PackedWeight
@@ -74,46 +77,51 @@ __all__ = [
 ]
 
 
-@docstrings.linear
-def linear(
-    x: Tensor,
-    weight: Tensor | PackedWeight,
-    bias: Tensor | None = None,
-    *,
-    out: Tensor | None = None,
-    precision: str | None = None,
-    strict: bool = False,
-) -> Tensor:
-    """D = x @ weight.T + bias.
-
-    Matches `torch.nn.functional.linear(x, weight, bias)`.
-
-    Example:
-        >>> epigemm.linear(torch.randn(8, 64), torch.randn(32, 64)).shape
-        torch.Size([8, 32])
-    """
-    return _call.linear(BIAS, x, weight, bias, None, precision, out, strict)
+_Z = "torch.nn.functional.linear(x, weight, bias)"
 
 
-@docstrings.linear
-def linear_relu(
-    x: Tensor,
-    weight: Tensor | PackedWeight,
-    bias: Tensor | None = None,
-    *,
-    out: Tensor | None = None,
-    precision: str | None = None,
-    strict: bool = False,
-) -> Tensor:
-    """D = relu(x @ weight.T + bias).
+class _OfBias(Protocol):
+    def __call__(
+        self,
+        x: Tensor,
+        weight: Tensor | PackedWeight,
+        bias: Tensor | None = None,
+        *,
+        out: Tensor | None = None,
+        precision: str | None = None,
+        strict: bool = False,
+    ) -> Tensor: ...
 
-    Matches `torch.relu(torch.nn.functional.linear(x, weight, bias))`; NaN stays NaN.
 
-    Example:
-        >>> epigemm.linear_relu(torch.randn(8, 64), torch.randn(32, 64), torch.randn(32)).shape
-        torch.Size([8, 32])
-    """
-    return _call.linear(BIAS_RELU, x, weight, bias, None, precision, out, strict)
+def _of_bias(name: str, epilogue: Epilogue, formula: str, matches: str) -> _OfBias:
+    """The public function of an epilogue that reads a bias alone."""
+
+    def function(
+        x: Tensor,
+        weight: Tensor | PackedWeight,
+        bias: Tensor | None = None,
+        *,
+        out: Tensor | None = None,
+        precision: str | None = None,
+        strict: bool = False,
+    ) -> Tensor:
+        return _call.linear(epilogue, x, weight, bias, None, precision, out, strict)
+
+    function.__name__ = function.__qualname__ = name
+    call = f"epigemm.{name}(torch.randn(8, 64), torch.randn(32, 64), torch.randn(32))"
+    example = f"    >>> {call}.shape\n    torch.Size([8, 32])\n"
+    function.__doc__ = f"D = {formula}.\n\nMatches {matches}.\n\nExample:\n{example}"
+    return docstrings.linear(function)
+
+
+linear = _of_bias("linear", BIAS, "x @ weight.T + bias", f"`{_Z}`")
+linear_relu = _of_bias(
+    "linear_relu", BIAS_RELU, "relu(x @ weight.T + bias)", f"`torch.relu({_Z})`; NaN stays NaN"
+)
+linear_silu = _of_bias(
+    "linear_silu", BIAS_SILU, "z * sigmoid(z),  z = x @ weight.T + bias", f"`torch.nn.functional.silu({_Z})`"
+)
+linear_tanh = _of_bias("linear_tanh", BIAS_TANH, "tanh(x @ weight.T + bias)", f"`torch.tanh({_Z})`")
 
 
 @docstrings.linear
@@ -137,48 +145,6 @@ def linear_gelu(
     """
     epilogue = gelu_epilogue(approximate)
     return _call.linear(epilogue, x, weight, bias, None, precision, out, strict)
-
-
-@docstrings.linear
-def linear_silu(
-    x: Tensor,
-    weight: Tensor | PackedWeight,
-    bias: Tensor | None = None,
-    *,
-    out: Tensor | None = None,
-    precision: str | None = None,
-    strict: bool = False,
-) -> Tensor:
-    """D = z * sigmoid(z),  z = x @ weight.T + bias.
-
-    Matches `torch.nn.functional.silu(torch.nn.functional.linear(x, weight, bias))`.
-
-    Example:
-        >>> epigemm.linear_silu(torch.randn(8, 64), torch.randn(32, 64), torch.randn(32)).shape
-        torch.Size([8, 32])
-    """
-    return _call.linear(BIAS_SILU, x, weight, bias, None, precision, out, strict)
-
-
-@docstrings.linear
-def linear_tanh(
-    x: Tensor,
-    weight: Tensor | PackedWeight,
-    bias: Tensor | None = None,
-    *,
-    out: Tensor | None = None,
-    precision: str | None = None,
-    strict: bool = False,
-) -> Tensor:
-    """D = tanh(x @ weight.T + bias).
-
-    Matches `torch.tanh(torch.nn.functional.linear(x, weight, bias))`.
-
-    Example:
-        >>> epigemm.linear_tanh(torch.randn(8, 64), torch.randn(32, 64), torch.randn(32)).shape
-        torch.Size([8, 32])
-    """
-    return _call.linear(BIAS_TANH, x, weight, bias, None, precision, out, strict)
 
 
 @docstrings.linear

@@ -73,6 +73,18 @@ class Program:
         values = [value for step in self.steps for value in step.inputs] + [self.result]
         return frozenset(v.number for v in values if isinstance(v, Ref) and v.number <= self.operands)
 
+    def bias(self) -> int | None:
+        """The number of an operand that is added to the accumulator, if neither of them is read anywhere else."""
+        values = [value for step in self.steps for value in step.inputs] + [self.result]
+        if values.count(Ref(0)) != 1:
+            return None
+        step = next((step for step in self.steps if Ref(0) in step.inputs), None)
+        if step is None or step.op != "add" or step.kind != REAL:
+            return None
+        other = step.inputs[1 - step.inputs.index(Ref(0))]
+        is_operand = isinstance(other, Ref) and other.number <= self.operands
+        return other.number if is_operand and values.count(other) == 1 else None  # type: ignore[union-attr]
+
 
 def without_dead_steps(program: Program) -> Program:
     """The same program with only the steps that its result depends on."""

@@ -27,12 +27,7 @@ _is_compiling = torch.compiler.is_compiling
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
-def _activate(on_somewhere: bool) -> None:
-    global active
-    active = on_somewhere
-
-
-_shared = Shared(_activate)
+_shared = Shared(__name__)
 _mode = Mode(_shared)
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -27,6 +27,7 @@ from epigemm.epilogues import (
     Epilogue,
     Operand,
     compute_dtype,
+    named,
 )
 
 if TYPE_CHECKING:
@@ -54,11 +55,18 @@ class LinkedEpilogue(Epilogue):
         operands = [Operand(spec.kind, spec.name, is_folded) for spec, is_folded in specs]
         names = [operand.name for operand in operands]
         about = "\n".join([traced.digest, *names, *(str(operand.folded) for operand in operands)])
-        name = f"{traced.name}.{hashlib.sha256(about.encode()).hexdigest()[:16]}"
+        version = hashlib.sha256(about.encode()).hexdigest()[:16]
+        if traced.is_own:  # of a name that stays, for exported programs: `epilogues.named` knows it
+            version = "".join(str(int(operand.folded)) for operand in operands)
+        name = f"{traced.name}.{version}"
         # Where no operand may be a number there is nothing to do before the steps.
         compute = traced.reference if SCALAR in traced.kinds else traced.graph.forward
         super().__init__(name, f"D = {traced.name}({', '.join(['acc', *names])})", compute, *operands)
         self.takes_bias = False
+        self.folds = traced.is_own and traced.name == programs.OF_VECTORS
+        bias = traced.program.bias()
+        if bias is not None and operands[bias - 1] == Operand(PER_COLUMN, names[bias - 1]):
+            self.bias_place = bias
         self.traced = traced
         kinds = [_KINDS[operand.kind] for operand in operands]
         of_compute = [int(operand.folded) for operand in operands]
@@ -70,6 +78,14 @@ class LinkedEpilogue(Epilogue):
         self.prelinked = programs.prelinked_name(traced.digest) if is_usual else ""
         LINKED[name] = self
         tables.made(name)
+
+    @property
+    def after_bias(self) -> Epilogue | None:
+        """As `Epilogue.after_bias`: of epigemm's own."""
+        if not self.traced.is_own or self.bias_place != 1:
+            return None
+        name, _, folded = self.name.removeprefix("bias_").partition(".")
+        return named(f"{name}.{folded[1:]}")
 
     def reference(
         self, acc: Tensor, bias: Tensor | None, operands: Sequence[Tensor], scalars: Sequence[float]
@@ -127,11 +143,15 @@ def linear(
         full_fp32: whether torch's own setting is less accurate than the call.
     """
     rows = x if x.dim() == 2 else x.reshape(-1, x.shape[-1])
+    bias, place = None, epilogue.bias_place
+    if place is not None:  # rounded with the product, as PyTorch's operators do
+        bias = operands[place - 1]
+        operands = [*operands[: place - 1], bias.new_full((), -0.0), *operands[place:]]
     if full_fp32:
         with precision.full_fp32(x.device.type):
-            product = _torch_linear(rows, weight)
+            product = _torch_linear(rows, weight, bias)
     else:
-        product = _torch_linear(rows, weight)
+        product = _torch_linear(rows, weight, bias)
     if rows is not x:
         product = product.reshape(*x.shape[:-1], weight.shape[0])
     result: Tensor = epilogue.evaluate(product, operands)
@@ -167,52 +187,36 @@ def gradients(
     x = call.x
     if not x.is_cuda or x.dim() != 2 or x.numel() == 0 or grad.dtype != x.dtype:
         return None
-    if linker.link(epilogue, missing_elementwise(epilogue, x, derivative=True), x.device):
+    given = epilogue.in_order(None, call.operands, call.scalars) or ()
+    every = zip(epilogue.operands[1:], epilogue.traced.slots, epilogue.traced.reads, given, strict=True)
+    tensors = [each for each in every if isinstance(each[3], Tensor)]
+    for operand, *_, value in tensors:
+        if not operand.folded and isinstance(value, Tensor):
+            # Of a product that was made again in fp32, the gradient is a 16-bit one in fp32.
+            grad = grad.to(value.dtype)
+    if linker.link(epilogue, missing_elementwise(epilogue, grad, derivative=True), x.device):
         return None
     wide = compute_dtype(x.dtype)
     found: list[Tensor | None] = [None] * (2 + len(call.operands))
-    slots = [-1] if needs[0] else []
-    if needs[0]:
-        found[0] = torch.empty_like(x, memory_format=torch.contiguous_format)
-    for place, (operand, slot, is_read) in enumerate(_tensor_operands(epilogue, call), 2):
-        if not needs[place]:
-            continue
-        dtype = call.operands[place - 2].dtype if operand.kind == MATRIX else wide
+    slots, outs = [], []
+    places = {0: (MATRIX, -1, True, x.dtype)}
+    for place, (operand, slot, is_read, _) in enumerate(tensors, 2):
+        places[place] = operand.kind, slot, is_read, call.operands[place - 2].dtype
+    wanted = {place: about for place, about in places.items() if needs[place]}
+    for place, (kind, slot, is_read, dtype) in wanted.items():
+        like: Any = {"dtype": dtype if kind == MATRIX else wide, "device": x.device}
+        found[place] = torch.empty(x.shape, **like) if is_read else torch.zeros(x.shape, **like)
         if is_read:
-            found[place] = torch.empty(x.shape, dtype=dtype, device=x.device)
             slots.append(slot)
-        else:
-            found[place] = torch.zeros(x.shape, dtype=dtype, device=x.device)
-    outs = [found[0]] if needs[0] else []
-    outs += [
-        found[place]
-        for place, (_, _, is_read) in enumerate(_tensor_operands(epilogue, call), 2)
-        if needs[place] and is_read
-    ]
-    operands = [_readable(operand) for operand in call.operands]
-    ops._linked_derivative_out(
-        epilogue.name,
-        _readable(grad),
-        _readable(x),
-        operands or None,
-        list(call.scalars) or None,
-        slots,
-        outs,
-    )
-    for place, (operand, _, _) in enumerate(_tensor_operands(epilogue, call), 2):
+            outs.append(found[place])
+    operands = [_readable(operand) for operand in call.operands] or None
+    scalars = list(call.scalars) or None
+    ops._linked_derivative_out(epilogue.name, _readable(grad), _readable(x), operands, scalars, slots, outs)
+    for place, (kind, _, _, dtype) in wanted.items():
         of_elements = found[place]
-        if of_elements is not None:
-            found[place] = _summed(operand.kind, of_elements).to(call.operands[place - 2].dtype)
+        assert of_elements is not None
+        found[place] = _summed(kind, of_elements).to(dtype)
     return found
-
-
-def _tensor_operands(epilogue: LinkedEpilogue, call: ElementwiseCall) -> Iterator[tuple[Operand, int, bool]]:
-    """For each of the call's operand tensors, in order: which it is, its slot, and whether the result depends on it."""
-    given = epilogue.in_order(None, call.operands, call.scalars) or ()
-    every = zip(epilogue.operands[1:], epilogue.traced.slots, epilogue.traced.reads, given, strict=True)
-    for operand, slot, is_read, value in every:
-        if isinstance(value, Tensor):
-            yield operand, slot, is_read
 
 
 def _summed(kind: str, of_elements: Tensor) -> Tensor:

@@ -75,9 +75,13 @@ def would_link(epilogue: Epilogue, missing: str, device: torch.device) -> str:
     ]
     if reason := why_not(epilogue, symbols):
         return reason
-    if any(linking.find(*job) is None for job in _jobs(epilogue, symbols, capability)):
-        return _CAPTURING if capturing(device) else linking.unavailable()
-    return ""
+    try:
+        is_at_hand = all(linking.find(*job) is not None for job in _jobs(epilogue, symbols, capability))
+    except (linking.LinkingError, ValueError) as error:
+        return str(error)
+    if is_at_hand:
+        return ""
+    return _CAPTURING if capturing(device) else linking.unavailable()
 
 
 def link_plan(name: str, x: Tensor, arithmetic: str, plan: Sequence[int]) -> None:
@@ -124,15 +128,14 @@ def _load_prelinked(epilogue: Epilogue, symbol: str, device: torch.device) -> bo
 def _link(epilogue: Epilogue, symbols: Sequence[str], capability: tuple[int, int]) -> str:
     jobs = _jobs(epilogue, symbols, capability)
     try:
-        cubins = linking.build_cubins(jobs)
+        for symbol, cubin in zip(symbols, linking.build_cubins(jobs), strict=True):
+            _add(epilogue, symbol, cubin)
     except linking.CompileError as error:
         what = epilogue.describe_error(jobs[0].source, error.log)
         raise linking.CompileError(f"{epilogue.name.partition('.')[0]}: {what}", error.log) from error
-    except (linking.LinkingError, ValueError) as error:
+    except (RuntimeError, ValueError) as error:  # nvJitLink refuses the code, or the driver the kernel
         _failed.update({(epilogue.name, symbol): str(error) for symbol in symbols})
         return str(error)
-    for symbol, cubin in zip(symbols, cubins, strict=True):
-        _add(epilogue, symbol, cubin)
     return ""
 
 

@@ -5,22 +5,37 @@ Their epilogues (`epigemm.programs`) take the road of a user's function: operand
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 from torch import Tensor
 
 from epigemm import call as _call
 from epigemm import checks, docstrings
+from epigemm.compiled import at_trace_time
 from epigemm.custom import own
-from epigemm.packs import PackedWeight
-from epigemm.programs import ACTIVATIONS, FORMULAS
+from epigemm.packs import KEEP, PackedWeight
+from epigemm.programs import ACTIVATIONS, GATED, OF_VECTORS
 from epigemm.user_epilogue import UserEpilogue
 
 __all__ = ["linear_batch_norm_relu", "linear_gated", "linear_layer_scale_residual", "linear_residual"]
 
-# Made here, not at the first call, which Dynamo may be tracing.
-_EPILOGUES = {name: UserEpilogue(own(name)) for name in FORMULAS}
+_made = SimpleNamespace()
 
 
-def _run(
+@at_trace_time
+def _make(name: str) -> None:
+    if not hasattr(_made, name):
+        setattr(_made, name, UserEpilogue(own(name)))
+
+
+def epilogue(name: str) -> UserEpilogue:
+    """One of `programs.FORMULAS`, made when it is first asked for."""
+    _make(name)  # out of Dynamo's sight, which then finds it made
+    found: UserEpilogue = getattr(_made, name)
+    return found
+
+
+def run(
     name: str,
     x: Tensor,
     weight: Tensor | PackedWeight,
@@ -29,11 +44,41 @@ def _run(
     out: Tensor | None,
     precision: str | None,
     strict: bool,
+    pack_use: str | None = None,
 ) -> Tensor:
-    """By the epilogue of this name; of the one that adds a bias, if there is one."""
+    """By the epilogue of this name; of the one that adds a bias, if there is one.
+
+    `pack_use`: what the call may do with the weight's pack, as of `epigemm.call.linear`.
+    """
     if bias is not None:
         name, operands = f"bias_{name}", (bias, *operands)
-    return _EPILOGUES[name](x, weight, *operands, out=out, precision=precision, strict=strict)
+    return epilogue(name).call(x, weight, operands, {}, out, precision, strict, pack_use)
+
+
+def checked_activation(activation: str) -> str:
+    """The name of a gate's; TypeError unless a string, ValueError unless there is such a one."""
+    if not isinstance(activation, str):
+        raise TypeError(f"activation: got {type(activation).__name__}; accepted are {', '.join(ACTIVATIONS)}")
+    if activation not in ACTIVATIONS:
+        raise ValueError(f"activation: got {activation!r}; accepted are {', '.join(ACTIVATIONS)}")
+    return activation
+
+
+def batch_norm_relu(
+    x: Tensor,
+    weight: Tensor | PackedWeight,
+    vectors: tuple[Tensor | None, ...],
+    eps: float,
+    out: Tensor | None,
+    precision: str | None,
+    strict: bool,
+    pack_use: str | None = None,
+) -> Tensor:
+    """relu(multiplier * (x @ weight.T) + offset), both folded from `vectors` (those of `epilogues.FOLDED`)."""
+    if isinstance(weight, PackedWeight):
+        weight, pack_use = weight.weight, KEEP
+    folded = _call.folded(x, weight, vectors, eps)
+    return epilogue(OF_VECTORS).call(x, weight, folded, {}, out, precision, strict, pack_use)
 
 
 @docstrings.linear
@@ -55,7 +100,7 @@ def linear_residual(
         >>> epigemm.linear_residual(torch.randn(8, 64), torch.randn(32, 64), None, torch.randn(8, 32)).shape
         torch.Size([8, 32])
     """
-    return _run("residual", x, weight, bias, (residual,), out, precision, strict)
+    return run("residual", x, weight, bias, (residual,), out, precision, strict)
 
 
 @docstrings.linear
@@ -78,11 +123,7 @@ def linear_gated(
         >>> epigemm.linear_gated(torch.randn(8, 64), torch.randn(32, 64), None, torch.randn(8, 32)).shape
         torch.Size([8, 32])
     """
-    if not isinstance(activation, str):
-        raise TypeError(f"activation: got {type(activation).__name__}; accepted are {', '.join(ACTIVATIONS)}")
-    if activation not in ACTIVATIONS:
-        raise ValueError(f"activation: got {activation!r}; accepted are {', '.join(ACTIVATIONS)}")
-    return _run(f"gated_{activation}", x, weight, bias, (gate,), out, precision, strict)
+    return run(GATED + checked_activation(activation), x, weight, bias, (gate,), out, precision, strict)
 
 
 @docstrings.linear
@@ -106,7 +147,7 @@ def linear_layer_scale_residual(
         >>> epigemm.linear_layer_scale_residual(x, weight, None, torch.full((32,), 1e-5), residual).shape
         torch.Size([8, 32])
     """
-    return _run("layer_scale_residual", x, weight, bias, (layer_scale, residual), out, precision, strict)
+    return run("layer_scale_residual", x, weight, bias, (layer_scale, residual), out, precision, strict)
 
 
 @docstrings.linear
@@ -136,8 +177,8 @@ def linear_batch_norm_relu(
     """
     plain = weight.weight if isinstance(weight, PackedWeight) else weight
     checks.tensors(x=x, weight=plain)
-    vectors = {"bias": bias, "running_mean": running_mean, "running_var": running_var}
-    checks.optional_tensors(**vectors, bn_weight=bn_weight, bn_bias=bn_bias)
-    checks.running_statistics(running_mean, running_var)
-    folded = _call.folded(x, plain, (bias, None, running_mean, running_var, bn_weight, bn_bias), eps)
-    return _EPILOGUES["scale_relu"](x, weight, *folded, out=out, precision=precision, strict=strict)
+    statistics = {"running_mean": running_mean, "running_var": running_var}
+    checks.optional_tensors(bias=bias, **statistics, bn_weight=bn_weight, bn_bias=bn_bias)
+    checks.running_statistics(**statistics)
+    vectors = (bias, None, running_mean, running_var, bn_weight, bn_bias)
+    return batch_norm_relu(x, weight, vectors, eps, out, precision, strict)

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import sys
 import threading
-from collections.abc import Callable
+from typing import Any
 
 
 class Mode(threading.local):
     """One mode, as each thread sees it.
 
-    Dynamo follows no lock and no thread-local: whether the mode is on in some thread is told to `changed`, for a global
-    that compiled code can be guarded by.
+    Dynamo follows no lock and no thread-local: whether the mode is on in some thread is a global of the mode's module,
+    `active`, that compiled code can be guarded by.
     """
 
     def __init__(self, shared: Shared) -> None:
@@ -42,14 +43,14 @@ class Mode(threading.local):
 
 
 class Shared:
-    """What all threads see of a mode; `changed` is told whether it is on in any."""
+    """What all threads see of a mode, whose module is called `module`."""
 
-    def __init__(self, changed: Callable[[bool], None]) -> None:
+    def __init__(self, module: str) -> None:
         self.lock = threading.RLock()
         self.everywhere = False
         self.threads_on = 0
-        self._changed = changed
+        self._module: Any = sys.modules[module]
 
     def update(self) -> None:
         """To be called, under the lock, when something has changed."""
-        self._changed(self.everywhere or self.threads_on > 0)
+        self._module.active = self.everywhere or self.threads_on > 0

@@ -317,18 +317,7 @@ def pack(weight: Tensor, *, precision: str | None = None) -> PackedWeight:
     Matches the weight itself in every linear function: `epigemm.linear(x, epigemm.pack(weight))` is
     `epigemm.linear(x, weight)`, without splitting the weight at each call.
 
-    Args:
-        weight: fp32 `[N, K]`.
-        precision: that of the calls to come; None follows torch's setting.
-
-    Returns:
-        A `PackedWeight`.
-
-    Raises:
-        TypeError: `weight` is no tensor, or `precision` no string.
-        ValueError: unknown precision.
-        RuntimeError: `weight` is not fp32, not two-dimensional or not strided.
-        torch.OutOfMemoryError: no memory for the pack.
+    Arguments and errors are those of `PackedWeight`.
 
     Example:
         >>> packed = epigemm.pack(torch.randn(32, 64))

@@ -8,7 +8,6 @@ from __future__ import annotations
 import functools
 import os
 import zipfile
-import zlib
 from pathlib import Path
 
 _FOLDER = Path(__file__).parent / "cubins"
@@ -44,9 +43,12 @@ def read(epilogue: str, symbol: str, capability: tuple[int, int]) -> bytes | Non
     file = _FOLDER / f"{epilogue}.zip"
     try:
         with zipfile.ZipFile(file) as archive:
-            return archive.read(symbol)  # which compares the checksum
-    except (OSError, KeyError, EOFError, zipfile.BadZipFile, zlib.error, NotImplementedError) as error:
-        raise DamagedError(f"{file.name}: {error}") from error
+            cubin = archive.read(symbol)  # which compares the checksum
+    except Exception as error:  # zipfile raises nearly anything over a damaged file
+        raise DamagedError(f"{file.name}: {error or type(error).__name__}") from error
+    if not cubin.startswith(b"\x7fELF"):
+        raise DamagedError(f"{file.name}: it has no machine code")
+    return cubin
 
 
 def give_up(epilogue: str) -> None:
@@ -62,5 +64,5 @@ def _names(file: Path) -> frozenset[str]:
     try:
         with zipfile.ZipFile(file) as archive:
             return frozenset(archive.namelist())
-    except (OSError, zipfile.BadZipFile) as error:
-        raise DamagedError(f"{file.name}: {error}") from error
+    except Exception as error:  # as above
+        raise DamagedError(f"{file.name}: {error or type(error).__name__}") from error

@@ -20,6 +20,7 @@ from epigemm.functor_source import functor_text
 PRELINKED = ("residual", "bias_residual")
 ACTIVATIONS = ("gelu", "gelu_tanh", "relu", "sigmoid", "silu", "tanh")
 """Of a gate."""
+GATED, OF_VECTORS = "gated_", "scale_relu"
 
 _COLUMN, _MATRIX = "per_column", "matrix"
 
@@ -74,9 +75,9 @@ def _all() -> Iterator[tuple[str, Formula]]:
         steps: list[tuple[str, ...]] = [("a", activation, "z")]
         if activation == "silu":
             steps = [("s", "sigmoid", "z"), ("a", "mul", "z", "s")]
-        yield from _both(f"gated_{activation}", {"gate": _MATRIX}, *steps, ("d", "mul", "a", "gate"))
+        yield from _both(f"{GATED}{activation}", {"gate": _MATRIX}, *steps, ("d", "mul", "a", "gate"))
     yield (
-        "scale_relu",
+        OF_VECTORS,
         _formula(
             {"multiplier": _COLUMN, "offset": _COLUMN},
             ("scaled", "mul", "multiplier", "acc"),

@@ -9,12 +9,16 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from epigemm import functional
+from epigemm import functional, matrices
 from epigemm._native import ops
 from epigemm.calls import ElementwiseCall, LinearCall
 from epigemm.epilogues import compute_dtype
 from epigemm.registration import elementwise_call, linear_call, linear_out_call
 from epigemm.user_epilogue import UserEpilogue
+
+_FUNCTIONS: dict[str, Callable[..., Tensor]] = {
+    name: getattr(module, name) for module in (functional, matrices) for name in module.__all__
+}
 
 
 def record(fn_or_name: Callable[..., Tensor] | str, *args: Any, **kwargs: Any) -> tuple[str, Recorder]:
@@ -32,9 +36,9 @@ def record(fn_or_name: Callable[..., Tensor] | str, *args: Any, **kwargs: Any) -
             (made.elementwise if is_elementwise else made)(*args, **kwargs)
         return made.traced.name, recorder
     name = fn_or_name if isinstance(fn_or_name, str) else getattr(fn_or_name, "__name__", "")
-    function = getattr(functional, name) if name in functional.__all__ else None
+    function = _FUNCTIONS.get(name)
     if function is None or (callable(fn_or_name) and fn_or_name is not function):
-        accepted = ", ".join(functional.__all__)
+        accepted = ", ".join(_FUNCTIONS)
         raise ValueError(
             f"fn_or_name: got {fn_or_name!r}; accepted are what epigemm.epilogue makes, its `elementwise`, and "
             f"epigemm's functions or their names: {accepted}"

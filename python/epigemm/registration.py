@@ -199,8 +199,9 @@ def _traced_linear(kernel: Callable[..., Tensor]) -> Callable[..., Tensor]:
             return kernel(keyset, *args[:7], *call.arguments[7:])
         # The operators below would not know what is wrong with the call as a whole, or only when half of it has run.
         checks.linear(call)
+        call = call.with_bias_in_product()
         product: Tensor = ops.linear(*call.product().arguments)
-        result: Tensor = ops.elementwise(args[0], product, None, call.operands, call.scalars)
+        result: Tensor = ops.elementwise(call.epilogue.name, product, None, call.operands, call.scalars)
         return result
 
     return autograd_kernel

@@ -217,11 +217,16 @@ def write(path: Path, gpu: str, entries: Entries) -> None:
     lines = [json.dumps(entries[key].to_json()) for key in sorted(entries)]
     text = json.dumps({**about, "torch": torch.__version__})[:-1]
     text += ', "entries": [\n' + ",\n".join(lines) + "\n]}\n"
+    write_whole(path, text.encode())
+
+
+def write_whole(path: Path, data: bytes) -> None:
+    """Put a whole file in place at once: a reader sees none, the old one or the new one."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".tmp")
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name[:16], suffix=".tmp")
     try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
         Path(temporary).chmod(0o644)
         Path(temporary).replace(path)
     except BaseException:

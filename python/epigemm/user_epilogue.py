@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import math
+import weakref
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -41,15 +43,15 @@ class UserEpilogue:
 
     def __init__(self, traced: Traced) -> None:
         self.traced = traced
+        self._key = next(_keys)
+        _made[self._key] = self
         self._linked: dict[tuple[bool, ...], LinkedEpilogue] = {}
         # PyTorch's GEMM adds a bias and a ReLU itself, where that is faster: the planner knows it of the built-in ones.
         self._copied = _built_in(self.traced)
         self._names = {operand.name: place for place, operand in enumerate(self.traced.operands)}
-        # The usual ones, so that a trace of Dynamo's finds them made.
         self._are_scalars = tuple(operand.kind == SCALAR for operand in self.traced.operands)
         self._has_rows = PER_ROW in self.traced.kinds
-        self._usual = self._epilogue(self._are_scalars)
-        self._epilogue((True,) * len(self._are_scalars))
+        self._usual = self.linked(self._are_scalars)
 
     def __call__(
         self,
@@ -181,7 +183,11 @@ class UserEpilogue:
 
     def linked(self, folded: Sequence[bool]) -> LinkedEpilogue:
         """The epilogue for operands of these types: for each whether it is of the arithmetic's type, not x's."""
-        return self._epilogue(tuple(folded))
+        key = tuple(folded)
+        found = self._linked.get(key)
+        if found is None:
+            found = self._linked[key] = LinkedEpilogue(self.traced, key)
+        return found
 
     def _in_order(
         self, operands: Sequence[Tensor | float], named: Mapping[str, Tensor | float]
@@ -269,7 +275,9 @@ class UserEpilogue:
             tensors.append(_flat(spec, value, shape))
         return self._epilogue(tuple(folded)), tensors, numbers
 
-    def _refuse_to_be_saved(self, under: str) -> NoReturn:
+    def _refuse_to_be_saved(self, under: str) -> None:
+        if self.traced.is_own:
+            return
         raise NotImplementedError(
             f"{self.traced.name}: got a call under {under}, whose programs cannot hold an epilogue that is made at run "
             "time; accepted there are epigemm's own functions"
@@ -279,10 +287,19 @@ class UserEpilogue:
         return list(zip(given, self.traced.operands, strict=True))
 
     def _epilogue(self, folded: tuple[bool, ...]) -> LinkedEpilogue:
-        found = self._linked.get(folded)
-        if found is None:
-            found = self._linked[folded] = LinkedEpilogue(self.traced, folded)
-        return found
+        if not _is_compiling():
+            return self.linked(folded)
+        _make(self._key, folded)  # out of Dynamo's sight, which then finds it made
+        return self._linked[folded]
+
+
+_keys = itertools.count()
+_made: weakref.WeakValueDictionary[int, UserEpilogue] = weakref.WeakValueDictionary()
+
+
+@compiled.at_trace_time
+def _make(key: int, folded: tuple[bool, ...]) -> None:
+    _made[key].linked(folded)
 
 
 def _built_in(traced: Traced) -> Epilogue | None:
@@ -329,8 +346,10 @@ def _flat(spec: OperandSpec, value: Tensor, shape: Sequence[int]) -> Tensor:
             if tuple(value.shape) != tuple(shape):
                 _refuse_shape(spec, value, shape)
             value = value.reshape(math.prod(shape[:-1]), shape[-1])
-        # Kernels read it by rows: one that lies otherwise, such as a transposed one, is copied.
-        return value.contiguous() if value.shape[1] > 1 and value.stride(1) != 1 else value
+        # Kernels read it by rows: one that lies otherwise, such as a transposed one, is copied. An empty one, which is
+        # contiguous to torch whatever its strides say, too.
+        is_by_rows = value.shape[1] <= 1 or value.stride(1) == 1
+        return value if is_by_rows else value.clone(memory_format=torch.contiguous_format)
     return value
 
 

@@ -7,7 +7,7 @@ import pytest
 from epigemm.linking.errors import CompileError, LibrariesMissingError, LinkError
 from epigemm.linking.ir import architecture, ir_path
 from epigemm.linking.libraries import libraries
-from epigemm.linking.nvjitlink import Link, build, link
+from epigemm.linking.nvjitlink import link, side_by_side
 from epigemm.linking.nvrtc import compile_functor
 from tests.linking.fakes import BAD_IR, BAD_SOURCE, KERNEL_IR, SOURCE, SYMBOL, FakeNvJitLink, FakeNvrtc
 
@@ -90,17 +90,17 @@ def test_no_symbol(symbol: str, fake: Fakes) -> None:
 def test_links_side_by_side(fake: Fakes, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.sched_getaffinity", lambda process: set(range(4)))
     fake[1].seconds = 0.1
-    jobs = [Link(KERNEL_IR, b"%d" % index, f"kernel_{index}", "sm_90a") for index in range(4)]
-    results = build(jobs)
+    jobs = [(KERNEL_IR, b"%d" % index, f"kernel_{index}", "sm_90a") for index in range(4)]
+    results = side_by_side(lambda job: link(*job), jobs)
     assert [f".text.kernel_{index}\0".encode() in each for index, each in enumerate(results)] == [True] * 4
     assert fake[1].most_at_once > 1
-    assert build([]) == []
+    assert side_by_side(str, []) == []
 
 
 def test_one_of_several_links_fails(fake: Fakes) -> None:
-    jobs = [Link(ir, b"functor", SYMBOL, "sm_90a") for ir in (KERNEL_IR, BAD_IR, KERNEL_IR)]
+    jobs = [(ir, b"functor", SYMBOL, "sm_90a") for ir in (KERNEL_IR, BAD_IR, KERNEL_IR)]
     with pytest.raises(LinkError, match="Malformed"):
-        build(jobs)
+        side_by_side(lambda job: link(*job), jobs)
     assert not fake[1].alive
 
 

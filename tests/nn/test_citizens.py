@@ -18,11 +18,31 @@ from tests.support.untyped import torch as untyped
 
 ROWS, IN, OUT = 9, 24, 16
 Layers = Callable[..., nn.Module]
+
+
+class WithMatrix(nn.Module):
+    """A layer that is given a matrix beside x: some of x's columns."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x: Tensor) -> Any:
+        return self.layer(x, x[..., :OUT])
+
+
 LAYERS: dict[str, Layers] = {
     "LinearReLU": lambda **o: epigemm.nn.LinearReLU(IN, OUT, **o),
     "LinearSigmoidScaleResidual": lambda **o: epigemm.nn.LinearSigmoidScaleResidual(IN, OUT, scale=2.0, **o),
     "LinearReLUDiv": lambda **o: epigemm.nn.LinearReLUDiv(IN, OUT, divisor=-2.0, **o),
     "LinearScaleBatchNorm1d": lambda **o: epigemm.nn.LinearScaleBatchNorm1d(IN, OUT, **o),
+    "LinearBatchNormReLU": lambda **o: epigemm.nn.LinearBatchNormReLU(IN, OUT, **o),
+    "LinearGELU": lambda **o: epigemm.nn.LinearGELU(IN, OUT, **o),
+    "LinearResidual": lambda **o: WithMatrix(epigemm.nn.LinearResidual(IN, OUT, **o)),
+    "LinearGated": lambda **o: WithMatrix(epigemm.nn.LinearGated(IN, OUT, **o)),
+    "LinearLayerScaleResidual": lambda **o: WithMatrix(
+        epigemm.nn.LinearLayerScaleResidual(IN, OUT, init_values=0.5, **o)
+    ),
 }
 layers = pytest.mark.parametrize("make", LAYERS.values(), ids=LAYERS)
 

@@ -47,6 +47,14 @@ FUSED = [
         lambda linear: epigemm.nn.LinearReLUDiv.from_linear(linear, divisor=-2.0),
         lambda z: torch.relu(z) / -2.0,
     ),
+    Fused(
+        "LinearGELU",
+        lambda k, n, bias=True: epigemm.nn.LinearGELU(k, n, bias, approximate="tanh"),
+        lambda linear: epigemm.nn.LinearGELU.from_linear(linear, approximate="tanh"),
+        lambda z: torch.nn.functional.gelu(z, approximate="tanh"),
+    ),
+    Fused("LinearSiLU", epigemm.nn.LinearSiLU, epigemm.nn.LinearSiLU.from_linear, torch.nn.functional.silu),
+    Fused("LinearTanh", epigemm.nn.LinearTanh, epigemm.nn.LinearTanh.from_linear, torch.tanh),
 ]
 fused_modules = pytest.mark.parametrize("fused", FUSED, ids=lambda f: f.name)
 

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from epigemm import custom
-from epigemm.custom import OperandSpec, PerColumn, PerRow, Scalar, Traced, kernel_source, trace
+from epigemm.custom import OperandSpec, PerColumn, PerRow, Scalar, Traced, trace
 from epigemm.functor_source import describe_compile_error, number_text, prelude
 
 
@@ -184,23 +184,23 @@ def test_prelude_is_one_text() -> None:
 
 def test_kernel_source_has_what_is_asked_for() -> None:
     traced = trace(swish_clamp)
-    text = kernel_source(
-        traced, (1, 1, 2, 2), ("operand", "apply_16", "slope", "slope_double", "apply_double")
+    text = traced.kernel_source(
+        (1, 1, 2, 2), ("operand", "apply_16", "slope", "slope_double", "apply_double")
     )
     for name in ("int epigemm_operand(int", "float epigemm_apply(float", "float epigemm_slope(float"):
         assert text.count(f'extern "C" __device__ {name}') == 1
     assert "epigemm::Rounded(c0)" in text and text.count("double epigemm_slope_double(double acc") == 1
-    assert "epigemm_slope" not in kernel_source(traced, (1, 1, 2, 2))
+    assert "epigemm_slope" not in traced.kernel_source((1, 1, 2, 2))
     for parts in (("apply", "apply_16"), ("other",)):
         with pytest.raises(ValueError, match="parts: got"):
-            kernel_source(traced, (1, 1, 2, 2), parts)
+            traced.kernel_source((1, 1, 2, 2), parts)
     with pytest.raises(ValueError, match="elements: got"):
-        kernel_source(traced, (1, 1, 2))
+        traced.kernel_source((1, 1, 2))
 
 
 def test_compile_errors_name_the_users_line() -> None:
     traced = trace(swish_clamp)
-    text = kernel_source(traced, (1, 1, 2, 2))
+    text = traced.kernel_source((1, 1, 2, 2))
     number = next(n for n, line in enumerate(text.splitlines(), 1) if "clamp(v" in line)
     log = f'user.cu({number}): error: identifier "x" is undefined\n\n1 error detected'
     line = inspect.getsourcelines(swish_clamp)[1] + inspect.getsource(swish_clamp).split("\n").index(

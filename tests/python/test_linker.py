@@ -92,12 +92,15 @@ def test_a_capture_loads_and_links_nothing(driver: Driver) -> None:
     assert "captured" in linker.link(BIAS_RELU, OTHER, DEVICE) and not driver.linked
 
 
-@pytest.mark.parametrize("damage", ["cut", "changed", "no zip"])
+@pytest.mark.parametrize("damage", ["cut", "changed", "no zip", "no code", "lzma"])
 def test_a_damaged_file_is_said_once(driver: Driver, tmp_path: Path, damage: str) -> None:
     file = tmp_path / "bias_relu.zip"
+    if damage in ("no code", "lzma"):
+        with zipfile.ZipFile(file, "w", zipfile.ZIP_LZMA) as archive:
+            archive.writestr(SYMBOL, b"" if damage == "no code" else CODE)
     data = bytearray(file.read_bytes())
-    if damage == "changed":
-        data[len(SYMBOL) + 34] ^= 0xFF
+    if damage in ("changed", "lzma"):
+        data[len(SYMBOL) + (34 if damage == "changed" else 40)] ^= 0xFF
     file.write_bytes(data[: len(data) // 2] if damage == "cut" else b"" if damage == "no zip" else data)
     with pytest.warns(RuntimeWarning, match=rf"{SYMBOL} for 'bias_relu' is of no use \(bias_relu.zip: "):
         assert linker.link(BIAS_RELU, SYMBOL, DEVICE) == ""
@@ -112,6 +115,23 @@ def test_what_the_driver_refuses_is_linked(driver: Driver) -> None:
     with pytest.warns(RuntimeWarning, match=r"is of no use \(no kernel image is available\)"):
         assert linker.link(BIAS_RELU, SYMBOL, DEVICE) == ""
     assert driver.loaded == [("bias_relu", SYMBOL, b"linked")]
+
+
+def test_what_the_driver_refuses_of_what_was_linked_is_left_alone(driver: Driver) -> None:
+    """PyTorch's operators then stand in; nothing is linked again and again."""
+    driver.refuses = b"linked"
+    for _ in range(2):
+        assert linker.link(BIAS_TANH, SYMBOL, DEVICE) == "no kernel image is available"
+    assert driver.linked == [SYMBOL]
+    assert linker.would_link(BIAS_TANH, SYMBOL, DEVICE) == "no kernel image is available"
+
+
+def test_code_that_cannot_be_read_is_a_reason(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*job: object) -> bytes:
+        raise LinkError("the open kernel's code cannot be read", "")
+
+    monkeypatch.setattr(linking, "find", refuse)
+    assert linker.would_link(BIAS_TANH, SYMBOL, DEVICE) == "the open kernel's code cannot be read"
 
 
 def test_only_hopper_and_only_beside_the_packages_own_code(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,9 +12,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 import epigemm
-from epigemm import custom, programs
+from epigemm import custom, epilogues, matrices, programs
 from epigemm.linked import LinkedEpilogue
-from epigemm.matrices import _EPILOGUES
 
 M, N, K = 12, 24, 40
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -84,6 +84,72 @@ def test_gradients(name: str) -> None:
         torch.testing.assert_close(mine.grad, other.grad)
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("recorded", [False, True])
+@pytest.mark.parametrize("name", ["residual", "layer_scale", *ACTIVATIONS])
+def test_a_bias_is_rounded_with_the_product(name: str, recorded: bool, dtype: torch.dtype) -> None:
+    """As PyTorch's operators do: where the two cancel, the product alone would lose what is left."""
+    function, tensors, formula, keywords = case(name, dtype, has_bias=True)
+    x, weight, bias, *rest = tensors
+    x, weight, bias = x / 8 + 4, weight / 8 + 1, torch.full_like(bias, -4.0 * K)
+    wide = [each.double() for each in (x, weight, bias, *rest)]
+    z = F.linear(*wide[:3])
+    exact = formula(z, *wide[3:])
+    given = [each.requires_grad_(recorded) for each in (x, weight, bias, *rest)]
+    fused = function(*given, **keywords)
+    # Two roundings, of z and of the result; no activation is steeper than 1.2. The product alone is 160.
+    steepest = 1.2 * max(1.0, *(float(each.abs().max()) for each in wide[3:]))
+    bound = torch.finfo(dtype).eps * (steepest * z.abs().max() + exact.abs().max())
+    assert z.abs().max() < K and (fused - exact).abs().max() <= bound
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_nothing_to_multiply(name: str) -> None:
+    """Of no rows; with operands that lie anyhow."""
+    function, tensors, _, keywords = case(name, torch.float32, has_bias=True)
+    _, weight, bias, *rest = tensors
+    spread = [each if each.dim() < 2 else torch.empty(0, 2 * N)[:, ::2] for each in rest]
+    assert function(torch.empty(0, K), weight, bias, *spread, **keywords).shape == (0, N)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_explained(name: str) -> None:
+    function, tensors, _, keywords = case(name, torch.float32, has_bias=True)
+    for which in (function, function.__name__):
+        assert epigemm.explain(which, *tensors, **keywords).op.startswith(
+            f"{function.__name__}: epigemm::linear"
+        )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["residual", "batch_norm"])
+def test_exported_under_a_name_that_stays(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    function, tensors, _, keywords = case(name, torch.float32, has_bias=True)
+
+    class Layer(torch.nn.Module):
+        def forward(self, *given: Tensor) -> Tensor:
+            result: Tensor = function(*given, **keywords)
+            return result
+
+    with torch.no_grad():
+        program = torch.export.export(Layer(), tuple(tensors)).module()
+    stem = {"residual": "bias_residual.00", "batch_norm": "scale_relu.00"}[name]
+    assert repr(stem) in program.code
+    monkeypatch.delitem(epilogues.LINKED, stem)
+    monkeypatch.setattr(matrices, "_made", SimpleNamespace())
+    torch.testing.assert_close(program(*tensors), function(*tensors, **keywords))
+    assert epilogues.named(f"{stem}0") is epilogues.named("bias_residual.") is epilogues.named("x.00") is None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["residual", "layer_scale"])
+def test_compiled_with_fp32_operands_beside_16_bits(name: str) -> None:
+    function, tensors, _, keywords = case(name, torch.bfloat16, has_bias=True)
+    tensors = (*tensors[:-1], tensors[-1].float())
+    compiled = torch.compile(lambda *given: function(*given, **keywords), fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(*tensors), function(*tensors, **keywords))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["residual", "batch_norm", "silu"])
 def test_compiled(name: str) -> None:
@@ -96,7 +162,7 @@ def test_compiled(name: str) -> None:
 def test_a_program_is_what_a_trace_would_make(name: str) -> None:
     """So that a copy of the user's is the same kernel: at most the order of a sum's two sides differs."""
     traced = custom.own(name)
-    assert traced.digest == _EPILOGUES[name].traced.digest
+    assert traced.digest == matrices.epilogue(name).traced.digest
     assert traced.name == name
     traced.check_unchanged()
     acc = torch.randn(M, N)
@@ -112,7 +178,7 @@ def test_the_package_has_kernels_of_a_users_copy() -> None:
 
     assert add.linked([False, False]).prelinked == "bias_residual"
     assert add.linked([False, True]).prelinked == "", "these read operands of x's type"
-    own = _EPILOGUES["residual"].linked([False])
+    own = matrices.epilogue("residual").linked([False])
     assert isinstance(own, LinkedEpilogue) and own.prelinked == "residual"
 
 

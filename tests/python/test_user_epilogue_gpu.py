@@ -127,6 +127,28 @@ def test_nothing_is_compiled_under_capture() -> None:
     assert epigemm.explain(never_linked, x, weight, bias).kernels
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_gradients_of_strict_calls(dtype: torch.dtype) -> None:
+    """The product is made again, in fp32, beside operands of 16 bits."""
+    x, weight, bias = tensors(512, 1024, 1024, dtype)
+    residual, scale = torch.randn(512, 1024, device="cuda", dtype=dtype), torch.tensor(0.5, device="cuda")
+
+    @epigemm.epilogue
+    def gated(acc: Tensor, bias: PerColumn, residual: Matrix, scale: Scalar) -> Tensor:
+        z = acc + bias
+        return torch.sigmoid(z) * z * scale + residual * z
+
+    leaves = [each.requires_grad_() for each in (x, weight, bias, residual, scale)]
+    wide = [each.detach().double().requires_grad_() for each in leaves]
+    gated(*leaves, strict=True).sum().backward()  # type: ignore[no-untyped-call]
+    z = torch.nn.functional.linear(*wide[:3])
+    (torch.sigmoid(z) * z * wide[4] + wide[3] * z).sum().backward()  # type: ignore[no-untyped-call]
+    for mine, other in zip(leaves, wide, strict=True):
+        assert mine.grad is not None and other.grad is not None
+        error = (mine.grad.double() - other.grad).norm() / other.grad.norm()
+        assert float(error) < 4 * torch.finfo(dtype).eps
+
+
 def test_a_stream_of_its_own() -> None:
     x, weight, bias = tensors(1024, 1024, 1024, torch.bfloat16)
     want = copy_of_sigmoid(x, weight, bias, 0.5)

@@ -11,11 +11,11 @@ class LibrariesMissingError(LinkingError):
     """NVRTC or nvJitLink is not there, or not in a version of use."""
 
 
-class CompileError(LinkingError):
-    """NVRTC refused the epilogue's source.
+class _WithLogError(LinkingError):
+    """One that has a library's log.
 
     Attributes:
-        log: what NVRTC said, as it said it.
+        log: what the library said, as it said it.
     """
 
     def __init__(self, message: str, log: str) -> None:
@@ -23,13 +23,9 @@ class CompileError(LinkingError):
         self.log = log
 
 
-class LinkError(LinkingError):
-    """nvJitLink refused the kernel's or the epilogue's code.
+class CompileError(_WithLogError):
+    """NVRTC refused the epilogue's source."""
 
-    Attributes:
-        log: what nvJitLink said, as it said it.
-    """
 
-    def __init__(self, message: str, log: str) -> None:
-        super().__init__(f"{message}\n{log}".rstrip())
-        self.log = log
+class LinkError(_WithLogError):
+    """nvJitLink refused the kernel's or the epilogue's code."""

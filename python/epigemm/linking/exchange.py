@@ -10,6 +10,7 @@ from pathlib import Path
 
 from epigemm.linking import cubins, store
 from epigemm.linking.entries import SUFFIX, Entry, decode, is_key
+from epigemm.tables import write_whole
 
 _MOST_BYTES = 64 << 20  # of an entry; the largest kernels take some hundred KB
 
@@ -46,7 +47,7 @@ def export_cache(path: str | os.PathLike[str], only: Sequence[str] | None = None
                 count += 1
             elif only is not None:
                 raise ValueError(f"the cache has no linked kernel {key!r}")
-    store.write_whole(Path(path), buffer.getvalue())
+    write_whole(Path(path), buffer.getvalue())
     return count
 
 

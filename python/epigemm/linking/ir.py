@@ -35,12 +35,12 @@ def ir_path(symbol: str) -> Path | None:
 
 @functools.lru_cache(maxsize=8)
 def _index(folder: Path) -> dict[str, str]:
-    """Each kernel's file; empty where there is no index."""
+    """Each kernel's file; empty where there is no index, or a damaged one."""
     try:
-        found: dict[str, str] = json.loads((folder / "index.json").read_text())
-    except OSError:
+        found = json.loads((folder / "index.json").read_text())
+    except (OSError, ValueError):
         return {}
-    return found
+    return found if isinstance(found, dict) else {}
 
 
 def architecture(symbol: str, capability: tuple[int, int]) -> str:

@@ -7,7 +7,7 @@ import os
 import re
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 from epigemm.linking.errors import LinkError
 from epigemm.linking.libraries import Library, libraries
@@ -18,22 +18,6 @@ _FATBIN_MAGIC = b"\x50\xed\x55\xba"
 
 _Given = TypeVar("_Given")
 _Made = TypeVar("_Made")
-
-
-class Link(NamedTuple):
-    """What `link` takes.
-
-    Attributes:
-        kernel_ir: the open kernel: LTO-IR as it is, or in a fatbin.
-        functor_ir: what `compile_functor` gave for the same architecture.
-        symbol: the kernel's name.
-        architecture: of the GPU: "sm_90a".
-    """
-
-    kernel_ir: bytes
-    functor_ir: bytes
-    symbol: str
-    architecture: str
 
 
 def link(
@@ -88,19 +72,6 @@ def link(
     ):  # an unknown name is no error of nvJitLink's: nothing is left then
         raise LinkError(f"the code has no kernel {symbol}", "")
     return cubin
-
-
-def build(jobs: Sequence[Link], *, library: Library | None = None) -> list[bytes]:
-    """Several links side by side, in the order of the jobs; each takes 0.4 s and more.
-
-    Raises:
-        LinkError: as `link` does, of the first job that failed; the others have ended by then.
-        LibrariesMissingError: there is no nvJitLink of use.
-
-    Example:
-        >>> kernel, fixup = build([Link(...), Link(...)])  # doctest: +SKIP
-    """
-    return side_by_side(lambda job: link(*job, library=library), jobs)
 
 
 def side_by_side(make: Callable[[_Given], _Made], given: Sequence[_Given]) -> list[_Made]:

@@ -5,13 +5,11 @@ What is wrong with the folder or a file in it is never the caller's problem: one
 
 from __future__ import annotations
 
-import os
-import tempfile
 import warnings
 from pathlib import Path
 
 from epigemm.linking.entries import SUFFIX, Entry, decode, is_key
-from epigemm.tables import cache_dir
+from epigemm.tables import cache_dir, write_whole
 
 _warned: set[Path] = set()
 
@@ -55,20 +53,6 @@ def keys() -> list[str]:
     return [
         name.removesuffix(SUFFIX) for name in names if name.endswith(SUFFIX) and is_key(name[: -len(SUFFIX)])
     ]
-
-
-def write_whole(path: Path, data: bytes) -> None:
-    """Put a whole file in place at once: a reader sees none, the old one or the new one."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name[:16], suffix=".tmp")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
-        Path(temporary).chmod(0o644)
-        Path(temporary).replace(path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
 
 
 def _path(key: str) -> Path:

@@ -11,11 +11,14 @@ calls that need no gradient of the weight. They follow the weight's changes and 
 
 from __future__ import annotations
 
-from epigemm.nn.batch_norm import LinearScaleBatchNorm1d, linear_scale_batch_norm1d
+from epigemm.nn.batch_norm import LinearBatchNormReLU, LinearScaleBatchNorm1d, linear_scale_batch_norm1d
 from epigemm.nn.fused import (
+    LinearGated,
     LinearGELU,
+    LinearLayerScaleResidual,
     LinearReLU,
     LinearReLUDiv,
+    LinearResidual,
     LinearSigmoidScaleResidual,
     LinearSiLU,
     LinearTanh,
@@ -25,9 +28,13 @@ from epigemm.nn.linear import Linear
 
 __all__ = [
     "Linear",
+    "LinearBatchNormReLU",
     "LinearGELU",
+    "LinearGated",
+    "LinearLayerScaleResidual",
     "LinearReLU",
     "LinearReLUDiv",
+    "LinearResidual",
     "LinearScaleBatchNorm1d",
     "LinearSiLU",
     "LinearSigmoidScaleResidual",

@@ -2,14 +2,33 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypedDict, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from epigemm import call as _call
-from epigemm import packs
+from epigemm import matrices, packs
 from epigemm.epilogues import Epilogue
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+_Layer = TypeVar("_Layer", bound="FusedLinear")
+
+
+class CallOptions(TypedDict, total=False):
+    """What a layer's calls take by name."""
+
+    precision: str | None
+    strict: bool
+
+
+class Options(CallOptions, total=False):
+    """What all layers take by name."""
+
+    device: Any
+    dtype: torch.dtype | None
 
 
 class FusedLinear(nn.Module):
@@ -22,8 +41,6 @@ class FusedLinear(nn.Module):
     weight: Tensor
     bias: Tensor | None
     strict: bool = False  # on the class too: pickles of earlier versions have none
-    _epilogue: ClassVar[Epilogue]
-    _scalar: ClassVar[str | None] = None  # the name of the epilogue's, and of the attribute
 
     def __init__(
         self,
@@ -40,6 +57,21 @@ class FusedLinear(nn.Module):
         self._adopt(nn.Linear(in_features, out_features, bias, device=device, dtype=dtype))
         self.precision = precision
         self.strict = strict
+
+    @classmethod
+    def from_linear(cls: type[_Layer], linear: nn.Linear, **options: Unpack[Options]) -> _Layer:
+        """The fused layer over the parameter objects of `linear`."""
+        return cls._sharing(linear, **options)
+
+    @classmethod
+    def _sharing(cls: type[_Layer], linear: nn.Linear, **options: Any) -> _Layer:
+        """A layer that is made with these options, and the parameters of `linear`."""
+        if not isinstance(linear, nn.Linear):
+            raise TypeError(f"linear: got {type(linear).__name__}; accepted is a torch.nn.Linear")
+        module = cls(1, 1, **{**options, "device": "meta"})
+        module._adopt(linear)
+        module.training = linear.training
+        return module
 
     def _adopt(self, linear: nn.Linear) -> None:
         self.weight = linear.weight
@@ -67,6 +99,26 @@ class FusedLinear(nn.Module):
         """
         packs.repack(self.weight, self.precision)
 
+    def _run(self, name: str, x: Tensor, *operands: Tensor) -> Tensor:
+        """By one of the epilogues that read a matrix."""
+        weight, bias = self.weight, self.bias
+        use = pack_use(weight)
+        return matrices.run(name, x, weight, bias, operands, None, self.precision, self.strict, use)
+
+    def extra_repr(self) -> str:
+        """The constructor's arguments, as `nn.Linear` prints them."""
+        text = (
+            f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}"
+        )
+        return text + call_repr(self.precision, self.strict)
+
+
+class EpilogueLinear(FusedLinear):
+    """A layer that is told by its epilogue, with at most a bias and one scalar."""
+
+    _epilogue: ClassVar[Epilogue]
+    _scalar: ClassVar[str | None] = None  # the name of the epilogue's, and of the attribute
+
     def forward(self, x: Tensor) -> Tensor:
         """Apply the layer."""
         # Module.__getattr__ takes half a microsecond for a parameter. Who replaces one by something that is none
@@ -82,14 +134,11 @@ class FusedLinear(nn.Module):
         return _call.linear(self._epilogue, x, weight, bias, scalar, self.precision, None, self.strict, use)
 
     def extra_repr(self) -> str:
-        """The constructor's arguments, as `nn.Linear` prints them."""
-        text = (
-            f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}"
-        )
-        scalar = (
-            "" if self._scalar is None else f", {self._scalar}={scalar_repr(getattr(self, self._scalar))}"
-        )
-        return f"{text}{call_repr(self.precision, self.strict)}{scalar}"
+        """As of `FusedLinear`, with the scalar."""
+        if self._scalar is None:
+            return super().extra_repr()
+        value = getattr(self, self._scalar)
+        return f"{super().extra_repr()}, {self._scalar}={'tensor' if isinstance(value, Tensor) else value}"
 
     def _set_scalar(self, value: float | Tensor) -> None:
         # A tensor must follow the module to its device and dtype. It is no state of the layer that is replaced:
@@ -115,15 +164,10 @@ def call_repr(precision: str | None, strict: bool) -> str:
     return ("" if precision is None else f", precision={precision!r}") + (", strict=True" if strict else "")
 
 
-def sharing(module: Any, linear: nn.Linear) -> Any:
-    """`module`, freshly made on the meta device, with the parameters of `linear` in place of its own."""
-    if not isinstance(linear, nn.Linear):
-        raise TypeError(f"linear: got {type(linear).__name__}; accepted is a torch.nn.Linear")
-    module._adopt(linear)
-    module.training = linear.training
-    return module
-
-
-def scalar_repr(value: float | Tensor) -> str:
-    """A scalar as `extra_repr` prints it."""
-    return "tensor" if isinstance(value, Tensor) else str(value)
+def set_vector(module: nn.Module, name: str, vector: Tensor | None) -> None:
+    """Have a layer share a vector: a Parameter stays one, anything else is a buffer of the same name."""
+    module._parameters.pop(name, None)
+    if isinstance(vector, nn.Parameter):
+        module.register_parameter(name, vector)
+    else:
+        module.register_buffer(name, vector)

@@ -1,15 +1,18 @@
-"""A linear layer with a scale and BatchNorm behind it."""
+"""Linear layers with BatchNorm behind them."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from epigemm import call as _call
-from epigemm import invariance, packs
-from epigemm.nn.base import call_repr, pack_use
+from epigemm import docstrings, invariance, matrices, packs
+from epigemm.nn.base import CallOptions, Options, call_repr, pack_use, set_vector
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 
 def linear_scale_batch_norm1d(
@@ -43,10 +46,9 @@ def linear_scale_batch_norm1d(
     Raises:
         ValueError: x is not 2-D (BatchNorm1d takes dimension 1 of a 3-D tensor, a linear layer the last one).
     """
-    if x.dim() != 2:
-        raise ValueError(f"x: got shape {list(x.shape)}; accepted is [M, K] (2 dimensions)")
+    _check_rows(x)
     weight, bias = linear.weight, linear.bias
-    if bn.training or bn.running_mean is None or bn.running_var is None:
+    if _takes_batch_statistics(bn):
         if invariance.active and invariance.enabled():
             raise RuntimeError(
                 "bn: got one that normalises by the batch's own statistics in the batch-invariant mode, where no row "
@@ -61,37 +63,20 @@ def linear_scale_batch_norm1d(
     return _call.linear_folded(x, weight, vectors, bn.eps, precision, None, strict, pack_use(weight))
 
 
-class LinearScaleBatchNorm1d(nn.Module):
-    """bn(linear(x) * scale): a linear layer, a learned scale per column and BatchNorm.
+def _takes_batch_statistics(bn: nn.BatchNorm1d) -> bool:
+    return bn.training or bn.running_mean is None or bn.running_var is None
 
-    What is fused in which mode: see `linear_scale_batch_norm1d`. State: `linear.weight`, `linear.bias`, `scale`,
-    and all of `nn.BatchNorm1d`'s under `bn.`. Random numbers are drawn in that order: `nn.Linear`'s
-    initialisation, then `scale` from the standard normal distribution.
 
-    Args:
-        in_features: K.
-        out_features: N.
-        bias: whether the linear layer has one.
-        eps: BatchNorm's epsilon.
-        momentum: BatchNorm's momentum; None for the cumulative average.
-        affine: whether BatchNorm has a weight and a bias.
-        track_running_stats: whether there are running statistics; without them, eval mode uses the batch's
-            own, too.
-        precision: see `epigemm.functional`.
-        strict: see `epigemm.functional`.
-        device: where the parameters live.
-        dtype: their type.
+def _check_rows(x: Tensor) -> None:
+    if x.dim() != 2:
+        raise ValueError(f"x: got shape {list(x.shape)}; accepted is [M, K] (2 dimensions)")
 
-    Shape:
-        `[M, K]` to `[M, N]`.
 
-    Example:
-        >>> epigemm.nn.LinearScaleBatchNorm1d(64, 32).eval()(torch.randn(8, 64)).shape
-        torch.Size([8, 32])
-    """
+class _WithBatchNorm(nn.Module):
+    """A linear layer, BatchNorm, and perhaps a learned scale per column between them."""
 
-    scale: Tensor | None
     strict: bool = False
+    _has_scale: ClassVar[bool] = False
 
     def __init__(
         self,
@@ -103,34 +88,27 @@ class LinearScaleBatchNorm1d(nn.Module):
         momentum: float | None = 0.1,
         affine: bool = True,
         track_running_stats: bool = True,
-        precision: str | None = None,
-        strict: bool = False,
-        device: Any = None,
-        dtype: torch.dtype | None = None,
+        **options: Unpack[Options],
     ) -> None:
         super().__init__()
-        self.linear = nn.Linear(in_features, out_features, bias, device=device, dtype=dtype)
-        self.scale = nn.Parameter(torch.randn(out_features, device=device, dtype=dtype))
-        self.bn = nn.BatchNorm1d(
-            out_features, eps, momentum, affine, track_running_stats, device=device, dtype=dtype
-        )
-        self.precision = precision
-        self.strict = strict
+        self.precision = options.pop("precision", None)
+        self.strict = options.pop("strict", False)
+        made: Any = options
+        self.linear = nn.Linear(in_features, out_features, bias, **made)
+        if self._has_scale:
+            self.scale: Tensor | None = nn.Parameter(torch.randn(out_features, **made))
+        self.bn = nn.BatchNorm1d(out_features, eps, momentum, affine, track_running_stats, **made)
 
     @classmethod
-    def from_layers(
-        cls,
+    def _over(
+        cls: type[_Layer],
         linear: nn.Linear,
-        scale: Tensor | None,
         bn: nn.BatchNorm1d,
         *,
         precision: str | None = None,
         strict: bool = False,
-    ) -> LinearScaleBatchNorm1d:
-        """The fused layer over existing layers, which it shares.
-
-        A `scale` that is no Parameter becomes a buffer of the same name.
-        """
+    ) -> _Layer:
+        """Over existing layers, which it shares."""
         for name, layer, accepted in (("linear", linear, nn.Linear), ("bn", bn, nn.BatchNorm1d)):
             if not isinstance(layer, accepted):
                 raise TypeError(
@@ -139,14 +117,53 @@ class LinearScaleBatchNorm1d(nn.Module):
         module = cls.__new__(cls)
         nn.Module.__init__(module)
         module.linear = linear
-        if isinstance(scale, nn.Parameter):
-            module.scale = scale
-        else:
-            module.register_buffer("scale", scale)
         module.bn = bn
         module.precision = precision
         module.strict = strict
         module.training = bn.training
+        return module
+
+    def repack(self) -> None:
+        """Split the linear layer's weight into fp16 pieces again, as `LinearReLU.repack` does."""
+        packs.repack(self.linear.weight, self.precision)
+
+    def extra_repr(self) -> str:
+        """What the submodules do not print."""
+        return call_repr(self.precision, self.strict).removeprefix(", ")
+
+
+_Layer = TypeVar("_Layer", bound=_WithBatchNorm)
+
+
+@docstrings.module
+class LinearScaleBatchNorm1d(_WithBatchNorm):
+    """bn(linear(x) * scale): a linear layer, a learned scale per column and BatchNorm.
+
+    What is fused in which mode: see `linear_scale_batch_norm1d`. State: `linear.weight`, `linear.bias`, `scale`,
+    and all of `nn.BatchNorm1d`'s under `bn.`. Random numbers are drawn in that order: `nn.Linear`'s
+    initialisation, then `scale` from the standard normal distribution.
+
+    Example:
+        >>> epigemm.nn.LinearScaleBatchNorm1d(64, 32).eval()(torch.randn(8, 64)).shape
+        torch.Size([8, 32])
+    """
+
+    _has_scale = True
+
+    @classmethod
+    def from_layers(
+        cls,
+        linear: nn.Linear,
+        scale: Tensor | None,
+        bn: nn.BatchNorm1d,
+        **options: Unpack[CallOptions],
+    ) -> LinearScaleBatchNorm1d:
+        """The fused layer over existing layers, which it shares.
+
+        A `scale` that is no Parameter becomes a buffer of the same name.
+        """
+        module = cls._over(linear, bn, **options)
+        set_vector(module, "scale", scale)
         return module
 
     def forward(self, x: Tensor) -> Tensor:
@@ -155,11 +172,42 @@ class LinearScaleBatchNorm1d(nn.Module):
             x, self.linear, self.scale, self.bn, precision=self.precision, strict=self.strict
         )
 
-    def repack(self) -> None:
-        """Split the linear layer's weight into fp16 pieces again, as `LinearReLU.repack` does."""
-        packs.repack(self.linear.weight, self.precision)
-
     def extra_repr(self) -> str:
         """What the submodules do not print."""
         scale = "None" if self.scale is None else f"[{self.scale.shape[0]}]"
         return f"scale={scale}{call_repr(self.precision, self.strict)}"
+
+
+@docstrings.module
+class LinearBatchNormReLU(_WithBatchNorm):
+    """relu(bn(linear(x))): a linear layer, BatchNorm and a ReLU.
+
+    With running statistics and in eval mode, one kernel (`epigemm.linear_batch_norm_relu`); where BatchNorm uses the
+    batch's own statistics, product and bias are one kernel, and PyTorch's BatchNorm and ReLU follow. State:
+    `linear.weight`, `linear.bias`, and all of `nn.BatchNorm1d`'s under `bn.`.
+
+    Example:
+        >>> epigemm.nn.LinearBatchNormReLU(64, 32).eval()(torch.randn(8, 64)).shape
+        torch.Size([8, 32])
+    """
+
+    @classmethod
+    def from_layers(
+        cls, linear: nn.Linear, bn: nn.BatchNorm1d, **options: Unpack[CallOptions]
+    ) -> LinearBatchNormReLU:
+        """The fused layer over existing layers, which it shares."""
+        return cls._over(linear, bn, **options)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Apply the layer."""
+        linear, bn = self.linear, self.bn
+        if _takes_batch_statistics(bn):
+            normal = linear_scale_batch_norm1d(
+                x, linear, None, bn, precision=self.precision, strict=self.strict
+            )
+            return torch.relu(normal)
+        _check_rows(x)
+        vectors = (linear.bias, None, bn.running_mean, bn.running_var, bn.weight, bn.bias)
+        return matrices.batch_norm_relu(
+            x, linear.weight, vectors, bn.eps, None, self.precision, self.strict, pack_use(linear.weight)
+        )

@@ -1,13 +1,13 @@
-"""Layers with an activation of epigemm's own."""
+"""Layers with an activation, or another epilogue of epigemm's own."""
 
 from __future__ import annotations
 
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
-from epigemm import functional
+from epigemm import docstrings, functional, matrices
 from epigemm.epilogues import (
     BIAS_RELU,
     BIAS_SILU,
@@ -17,37 +17,16 @@ from epigemm.epilogues import (
     Epilogue,
     gelu_epilogue,
 )
-from epigemm.nn.base import FusedLinear, sharing
+from epigemm.nn.base import EpilogueLinear, FusedLinear, Options, set_vector
+from epigemm.programs import GATED
 
-_Layer = TypeVar("_Layer", bound="_Activated")
-
-
-class _Activated(FusedLinear):
-    """A layer that is told by its epilogue alone."""
-
-    @classmethod
-    def from_linear(
-        cls: type[_Layer], linear: nn.Linear, *, precision: str | None = None, strict: bool = False
-    ) -> _Layer:
-        """The fused layer over the parameter objects of `linear`."""
-        module: _Layer = sharing(cls(1, 1, device="meta", precision=precision, strict=strict), linear)
-        return module
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 
-class LinearReLU(_Activated):
+@docstrings.module
+class LinearReLU(EpilogueLinear):
     """relu(x @ weight.T + bias): an `nn.Linear` and the ReLU after it in one kernel.
-
-    Args:
-        in_features: K.
-        out_features: N.
-        bias: whether there is one.
-        precision: see `epigemm.functional`.
-        strict: see `epigemm.functional`.
-        device: where the parameters live.
-        dtype: their type.
-
-    Shape:
-        `[..., K]` to `[..., N]`.
 
     Example:
         >>> epigemm.nn.LinearReLU(64, 32)(torch.randn(8, 64)).shape
@@ -57,21 +36,9 @@ class LinearReLU(_Activated):
     _epilogue = BIAS_RELU
 
 
-class LinearGELU(FusedLinear):
+@docstrings.module
+class LinearGELU(EpilogueLinear):
     """gelu(x @ weight.T + bias): an `nn.Linear` and the `nn.GELU` after it in one kernel.
-
-    Args:
-        in_features: K.
-        out_features: N.
-        bias: whether there is one.
-        approximate: "none": with erf; or "tanh".
-        precision: see `epigemm.functional`.
-        strict: see `epigemm.functional`.
-        device: where the parameters live.
-        dtype: their type.
-
-    Shape:
-        `[..., K]` to `[..., N]`.
 
     Example:
         >>> epigemm.nn.LinearGELU(64, 32, approximate="tanh")(torch.randn(8, 64)).shape
@@ -85,14 +52,9 @@ class LinearGELU(FusedLinear):
         bias: bool = True,
         *,
         approximate: str = "none",
-        precision: str | None = None,
-        strict: bool = False,
-        device: Any = None,
-        dtype: torch.dtype | None = None,
+        **options: Unpack[Options],
     ) -> None:
-        super().__init__(
-            in_features, out_features, bias, precision=precision, strict=strict, device=device, dtype=dtype
-        )
+        super().__init__(in_features, out_features, bias, **options)
         gelu_epilogue(approximate)  # which checks it
         self.approximate = approximate
 
@@ -102,38 +64,19 @@ class LinearGELU(FusedLinear):
 
     @classmethod
     def from_linear(
-        cls,
-        linear: nn.Linear,
-        *,
-        approximate: str = "none",
-        precision: str | None = None,
-        strict: bool = False,
+        cls, linear: nn.Linear, *, approximate: str = "none", **options: Unpack[Options]
     ) -> LinearGELU:
         """The fused layer over the parameter objects of `linear`."""
-        module: LinearGELU = sharing(
-            cls(1, 1, approximate=approximate, device="meta", precision=precision, strict=strict), linear
-        )
-        return module
+        return cls._sharing(linear, approximate=approximate, **options)
 
     def extra_repr(self) -> str:
         """As of `FusedLinear`, with the form."""
         return f"{super().extra_repr()}, approximate={self.approximate!r}"
 
 
-class LinearSiLU(_Activated):
+@docstrings.module
+class LinearSiLU(EpilogueLinear):
     """z * sigmoid(z),  z = x @ weight.T + bias: an `nn.Linear` and the `nn.SiLU` after it in one kernel.
-
-    Args:
-        in_features: K.
-        out_features: N.
-        bias: whether there is one.
-        precision: see `epigemm.functional`.
-        strict: see `epigemm.functional`.
-        device: where the parameters live.
-        dtype: their type.
-
-    Shape:
-        `[..., K]` to `[..., N]`.
 
     Example:
         >>> epigemm.nn.LinearSiLU(64, 32)(torch.randn(8, 64)).shape
@@ -143,20 +86,9 @@ class LinearSiLU(_Activated):
     _epilogue = BIAS_SILU
 
 
-class LinearTanh(_Activated):
+@docstrings.module
+class LinearTanh(EpilogueLinear):
     """tanh(x @ weight.T + bias): an `nn.Linear` and the `nn.Tanh` after it in one kernel.
-
-    Args:
-        in_features: K.
-        out_features: N.
-        bias: whether there is one.
-        precision: see `epigemm.functional`.
-        strict: see `epigemm.functional`.
-        device: where the parameters live.
-        dtype: their type.
-
-    Shape:
-        `[..., K]` to `[..., N]`.
 
     Example:
         >>> epigemm.nn.LinearTanh(64, 32)(torch.randn(8, 64)).shape
@@ -166,21 +98,9 @@ class LinearTanh(_Activated):
     _epilogue = BIAS_TANH
 
 
-class LinearSigmoidScaleResidual(FusedLinear):
+@docstrings.module
+class LinearSigmoidScaleResidual(EpilogueLinear):
     """z + scale * sigmoid(z),  z = x @ weight.T + bias, in one kernel.
-
-    Args:
-        in_features: K.
-        out_features: N.
-        scale: a number, or a 0-d tensor (an `nn.Parameter` is learned).
-        bias: whether there is one.
-        precision: see `epigemm.functional`.
-        strict: see `epigemm.functional`.
-        device: where the parameters live.
-        dtype: their type.
-
-    Shape:
-        `[..., K]` to `[..., N]`.
 
     Example:
         >>> epigemm.nn.LinearSigmoidScaleResidual(64, 32, scale=2.0)(torch.randn(8, 64)).shape
@@ -197,48 +117,22 @@ class LinearSigmoidScaleResidual(FusedLinear):
         out_features: int,
         scale: float | Tensor = 1.0,
         bias: bool = True,
-        *,
-        precision: str | None = None,
-        strict: bool = False,
-        device: Any = None,
-        dtype: torch.dtype | None = None,
+        **options: Unpack[Options],
     ) -> None:
-        super().__init__(
-            in_features, out_features, bias, precision=precision, strict=strict, device=device, dtype=dtype
-        )
+        super().__init__(in_features, out_features, bias, **options)
         self._set_scalar(scale)
 
     @classmethod
     def from_linear(
-        cls,
-        linear: nn.Linear,
-        scale: float | Tensor = 1.0,
-        *,
-        precision: str | None = None,
-        strict: bool = False,
+        cls, linear: nn.Linear, scale: float | Tensor = 1.0, **options: Unpack[Options]
     ) -> LinearSigmoidScaleResidual:
         """The fused layer over the parameter objects of `linear`."""
-        module: LinearSigmoidScaleResidual = sharing(
-            cls(1, 1, scale, device="meta", precision=precision, strict=strict), linear
-        )
-        return module
+        return cls._sharing(linear, scale=scale, **options)
 
 
-class LinearReLUDiv(FusedLinear):
+@docstrings.module
+class LinearReLUDiv(EpilogueLinear):
     """relu(x @ weight.T + bias) / divisor in one kernel.
-
-    Args:
-        in_features: K.
-        out_features: N.
-        divisor: a number, or a 0-d tensor (an `nn.Parameter` is learned).
-        bias: whether there is one.
-        precision: see `epigemm.functional`.
-        strict: see `epigemm.functional`.
-        device: where the parameters live.
-        dtype: their type.
-
-    Shape:
-        `[..., K]` to `[..., N]`.
 
     Example:
         >>> epigemm.nn.LinearReLUDiv(64, 32, divisor=2.0)(torch.randn(8, 64)).shape
@@ -255,31 +149,112 @@ class LinearReLUDiv(FusedLinear):
         out_features: int,
         divisor: float | Tensor = 1.0,
         bias: bool = True,
-        *,
-        precision: str | None = None,
-        strict: bool = False,
-        device: Any = None,
-        dtype: torch.dtype | None = None,
+        **options: Unpack[Options],
     ) -> None:
-        super().__init__(
-            in_features, out_features, bias, precision=precision, strict=strict, device=device, dtype=dtype
-        )
+        super().__init__(in_features, out_features, bias, **options)
         self._set_scalar(divisor)
 
     @classmethod
     def from_linear(
-        cls,
-        linear: nn.Linear,
-        divisor: float | Tensor = 1.0,
-        *,
-        precision: str | None = None,
-        strict: bool = False,
+        cls, linear: nn.Linear, divisor: float | Tensor = 1.0, **options: Unpack[Options]
     ) -> LinearReLUDiv:
         """The fused layer over the parameter objects of `linear`."""
-        module: LinearReLUDiv = sharing(
-            cls(1, 1, divisor, device="meta", precision=precision, strict=strict), linear
-        )
+        return cls._sharing(linear, divisor=divisor, **options)
+
+
+@docstrings.module
+class LinearResidual(FusedLinear):
+    """x @ weight.T + bias + residual: an `nn.Linear` and the sum after it in one kernel.
+
+    The residual, of the result's shape, is an argument of the call.
+
+    Example:
+        >>> epigemm.nn.LinearResidual(64, 32)(torch.randn(8, 64), torch.randn(8, 32)).shape
+        torch.Size([8, 32])
+    """
+
+    def forward(self, x: Tensor, residual: Tensor) -> Tensor:
+        """Apply the layer."""
+        return self._run("residual", x, residual)
+
+
+@docstrings.module
+class LinearGated(FusedLinear):
+    """activation(x @ weight.T + bias) * gate: one half of a gated layer (SwiGLU, GeGLU, ...) and the product after it.
+
+    The gate, of the result's shape, is an argument of the call.
+
+    Example:
+        >>> epigemm.nn.LinearGated(64, 32, activation="gelu")(torch.randn(8, 64), torch.randn(8, 32)).shape
+        torch.Size([8, 32])
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        bias: bool = True,
+        *,
+        activation: str = "silu",
+        **options: Unpack[Options],
+    ) -> None:
+        super().__init__(in_features, out_features, bias, **options)
+        self.activation = matrices.checked_activation(activation)
+
+    @classmethod
+    def from_linear(
+        cls, linear: nn.Linear, *, activation: str = "silu", **options: Unpack[Options]
+    ) -> LinearGated:
+        """The fused layer over the parameter objects of `linear`."""
+        return cls._sharing(linear, activation=activation, **options)
+
+    def forward(self, x: Tensor, gate: Tensor) -> Tensor:
+        """Apply the layer."""
+        return self._run(GATED + matrices.checked_activation(self.activation), x, gate)
+
+    def extra_repr(self) -> str:
+        """As of `FusedLinear`, with the activation."""
+        return f"{super().extra_repr()}, activation={self.activation!r}"
+
+
+@docstrings.module
+class LinearLayerScaleResidual(FusedLinear):
+    """residual + layer_scale * (x @ weight.T + bias), with a learned `layer_scale` `[N]`, in one kernel.
+
+    The residual, of the result's shape, is an argument of the call.
+
+    Example:
+        >>> epigemm.nn.LinearLayerScaleResidual(64, 32)(torch.randn(8, 64), torch.randn(8, 32)).shape
+        torch.Size([8, 32])
+    """
+
+    layer_scale: Tensor
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        bias: bool = True,
+        *,
+        init_values: float = 1e-5,
+        **options: Unpack[Options],
+    ) -> None:
+        super().__init__(in_features, out_features, bias, **options)
+        filled = torch.full((out_features,), float(init_values), device=self.weight.device)
+        self.layer_scale = nn.Parameter(filled.to(self.weight.dtype))
+
+    @classmethod
+    def from_linear(  # type: ignore[override]
+        cls, linear: nn.Linear, layer_scale: Tensor, **options: Unpack[Options]
+    ) -> LinearLayerScaleResidual:
+        """The fused layer over the parameters of `linear` and a `layer_scale`, that becomes a buffer if it is none."""
+        module = cls._sharing(linear, **options)
+        set_vector(module, "layer_scale", layer_scale)
         return module
+
+    def forward(self, x: Tensor, residual: Tensor) -> Tensor:
+        """Apply the layer."""
+        return self._run("layer_scale_residual", x, self.layer_scale, residual)
 
 
 class Sigmoid(nn.Module):

@@ -2,32 +2,25 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
-import torch
 from torch import Tensor, nn
 
+from epigemm import docstrings
 from epigemm.epilogues import BIAS, PER_COLUMN
-from epigemm.nn.base import FusedLinear, pack_use, sharing
+from epigemm.nn.base import EpilogueLinear, Options, pack_use
 from epigemm.user_epilogue import UserEpilogue
 
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
-class Linear(FusedLinear):
+
+@docstrings.module
+class Linear(EpilogueLinear):
     """A linear layer with an epilogue of the user's: epilogue(x @ weight.T, operands...) in one kernel.
 
-    Args:
-        in_features: K.
-        out_features: N.
-        bias: whether the layer has one: it is the epilogue's operand of that name. None: where there is such
-            an operand.
-        epilogue: what `epigemm.epilogue` made of a function; None: the product and the bias alone.
-        precision: see `epigemm.functional`.
-        strict: see `epigemm.functional`.
-        device: where the parameters live.
-        dtype: their type.
-
-    Shape:
-        `[..., K]` to `[..., N]`. The epilogue's other operands are arguments of the call, by position or name.
+    The epilogue's operand `bias`, if there is one, is the layer's own; the others are arguments of the call, by
+    position or name. Without an epilogue, the product and the bias alone.
 
     Raises:
         TypeError: `epilogue` is none; or `bias`, and the epilogue has no operand `bias` along the columns.
@@ -46,10 +39,7 @@ class Linear(FusedLinear):
         bias: bool | None = None,
         *,
         epilogue: UserEpilogue | None = None,
-        precision: str | None = None,
-        strict: bool = False,
-        device: Any = None,
-        dtype: torch.dtype | None = None,
+        **options: Unpack[Options],
     ) -> None:
         if epilogue is not None and not isinstance(epilogue, UserEpilogue):
             raise TypeError(
@@ -63,31 +53,16 @@ class Linear(FusedLinear):
                 "bias: got True for an epilogue without an operand bias: PerColumn; accepted is False"
             )
         has_bias = takes_bias if bias is None else bias
-        super().__init__(
-            in_features,
-            out_features,
-            has_bias,
-            precision=precision,
-            strict=strict,
-            device=device,
-            dtype=dtype,
-        )
+        super().__init__(in_features, out_features, has_bias, **options)
         self.epilogue = epilogue
 
     @classmethod
     def from_linear(
-        cls,
-        linear: nn.Linear,
-        epilogue: UserEpilogue | None = None,
-        *,
-        precision: str | None = None,
-        strict: bool = False,
+        cls, linear: nn.Linear, epilogue: UserEpilogue | None = None, **options: Unpack[Options]
     ) -> Linear:
         """The layer over the parameter objects of `linear`."""
         bias = isinstance(linear, nn.Linear) and linear.bias is not None
-        options: dict[str, Any] = {"precision": precision, "strict": strict, "device": "meta"}
-        module: Linear = sharing(cls(1, 1, bias, epilogue=epilogue, **options), linear)
-        return module
+        return cls._sharing(linear, bias=bias, epilogue=epilogue, **options)
 
     def forward(self, x: Tensor, *operands: Tensor | float, **named: Tensor | float) -> Tensor:
         """Apply the layer; the epilogue's operands but the layer's own bias."""

@@ -1,0 +1,89 @@
+"""Layers that are given a matrix beside x, and the one of BatchNorm with a ReLU. See test_citizens.py, too."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import epigemm
+
+M, K, N = 6, 24, 16
+x, matrix = torch.randn(2, M // 2, K), torch.randn(2, M // 2, N)
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_what_they_compute(bias: bool) -> None:
+    linear = nn.Linear(K, N, bias).eval()
+    gamma = nn.Parameter(torch.randn(N))
+    z = linear(x)
+    for layer, expected in (
+        (epigemm.nn.LinearResidual.from_linear(linear), z + matrix),
+        (epigemm.nn.LinearGated.from_linear(linear), F.silu(z) * matrix),
+        (epigemm.nn.LinearGated.from_linear(linear, activation="gelu"), F.gelu(z) * matrix),
+        (epigemm.nn.LinearLayerScaleResidual.from_linear(linear, gamma), matrix + gamma * z),
+    ):
+        assert layer.weight is linear.weight and layer.bias is linear.bias and not layer.training
+        for same in (layer, copy.deepcopy(layer), pickle.loads(pickle.dumps(layer))):
+            torch.testing.assert_close(same(x, matrix), expected, rtol=1e-5, atol=1e-5)
+        assert repr(copy.deepcopy(layer)) == repr(layer)
+        assert f"in_features={K}, out_features={N}, bias={bias}" in repr(layer)
+
+
+def test_the_scale_of_a_layer() -> None:
+    layer = epigemm.nn.LinearLayerScaleResidual(K, N, init_values=0.25, dtype=torch.float64)
+    assert layer.layer_scale.dtype is torch.float64 and bool((layer.layer_scale == 0.25).all())
+    assert list(layer.state_dict()) == ["weight", "bias", "layer_scale"]
+    layer(x.double(), matrix.double()).sum().backward()
+    assert all(p.grad is not None for p in layer.parameters())
+    vector = torch.ones(N)
+    shared = epigemm.nn.LinearLayerScaleResidual.from_linear(nn.Linear(K, N), vector)
+    assert dict(shared.named_buffers())["layer_scale"] is vector and len(list(shared.parameters())) == 2
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_batch_norm_and_relu(bias: bool) -> None:
+    ours = epigemm.nn.LinearBatchNormReLU(K, N, bias)
+    theirs = copy.deepcopy(nn.Sequential(ours.linear, ours.bn, nn.ReLU()))
+    rows = x.reshape(M, K)
+    for training in (True, False, True):
+        ours.train(training), theirs.train(training)
+        torch.testing.assert_close(ours(rows), theirs(rows))
+    for mine, other in zip(ours.state_dict().values(), theirs.state_dict().values(), strict=True):
+        torch.testing.assert_close(mine, other)
+    shared = epigemm.nn.LinearBatchNormReLU.from_layers(ours.linear, ours.bn.eval())
+    assert shared.bn is ours.bn and not shared.training
+    assert list(shared.state_dict()) == list(ours.state_dict())
+
+
+def test_bad_input() -> None:
+    with pytest.raises(ValueError, match="activation: got 'swish'; accepted are gelu,"):
+        epigemm.nn.LinearGated(K, N, activation="swish")
+    with pytest.raises(TypeError, match="linear: got ReLU; accepted is"):
+        epigemm.nn.LinearResidual.from_linear(nn.ReLU())  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="bn: got ReLU"):
+        epigemm.nn.LinearBatchNormReLU.from_layers(nn.Linear(K, N), nn.ReLU())  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"x: got shape \[2, 3, 24\]; accepted is \[M, K\]"):
+        epigemm.nn.LinearBatchNormReLU(K, N).eval()(x)
+    with pytest.raises(RuntimeError, match="gate: got shape"):
+        epigemm.nn.LinearGated(K, N)(x, matrix[0])
+    with pytest.raises(TypeError, match="unexpected keyword argument 'scale'"):
+        epigemm.nn.LinearResidual(K, N, scale=2.0)  # type: ignore[call-arg]
+    layer = epigemm.nn.LinearResidual(K, N)
+    with pytest.raises(TypeError, match="residual: got None"):
+        layer(x, None)
+
+
+def test_docstrings_say_all_arguments() -> None:
+    for name in epigemm.nn.__all__:
+        layer = getattr(epigemm.nn, name)
+        if isinstance(layer, type) and issubclass(layer, nn.Module) and name != "Sigmoid":
+            text = layer.__doc__ or ""
+            assert all(f"    {each}: " in text for each in ("in_features", "bias", "precision", "dtype")), (
+                name
+            )
+            assert text.index("Args:") < text.index("Shape:") < text.index("Example:")
