@@ -28,6 +28,7 @@ from epigemm.fusion.watching import tell, tell_skipped, watchers
 Model = TypeVar("Model", bound=nn.Module)
 
 RECOMPILE_LIMIT = 64
+_MOST_KINDS = 1024
 _REPORT = "fusion_report"
 _PATCHED = "a function of torch's was replaced"
 _is_compiling = torch.compiler.is_compiling
@@ -243,7 +244,7 @@ class _Call:
         finally:
             if self._marked:
                 self.unmark()
-            if kind is not None and not self.report.sites:
+            if kind is not None and not self.report.sites and len(self._in_vain) < _MOST_KINDS:
                 self._in_vain.add(kind)
 
     def mark(self, values: Iterable[Any]) -> None:
