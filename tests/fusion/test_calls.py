@@ -14,6 +14,7 @@ from torch.utils.checkpoint import checkpoint
 import epigemm
 from epigemm import fusion
 from epigemm.fusion import model as of_models
+from epigemm.fusion import profit
 
 WIDTH = 16
 
@@ -196,6 +197,64 @@ def test_other_ways_to_call_run_as_they_were() -> None:
     assert torch.jit.script(fused)(x).shape == (3, WIDTH)
     rows = torch.randn(4, 3, WIDTH)
     torch.testing.assert_close(torch.vmap(fused)(rows), plain(rows), rtol=1e-4, atol=1e-4)
+
+
+def test_where_nothing_pays_the_call_is_the_models_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(profit, "why_not", lambda *args, **kwargs: profit.SLOWER)
+    plain = mlp()
+    fused, x = epigemm.fuse(plain), torch.randn(3, WIDTH)
+    torch.testing.assert_close(fused(x), plain(x))
+    assert graphs(fused) == 1 and not report_of(fused).sites
+    call: Any = fused._compiled_call_impl
+    monkeypatch.setattr(call, "_compiled", None)
+    for rows in (3, 3):
+        torch.testing.assert_close(fused(torch.randn(rows, WIDTH)).shape, (rows, WIDTH))
+    assert same(fused, plain, x.as_subclass(type("Sub", (Tensor,), {}))) == [
+        ("Sequential", "an argument is a Sub")
+    ]
+
+
+@pytest.mark.parametrize("enters", [False, True])
+def test_nothing_is_recorded_in_inference_mode(enters: bool) -> None:
+    """Though enable_grad inside of it turns on the flag that says so."""
+
+    class Enabled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.matrix = nn.Parameter(torch.randn(WIDTH, WIDTH))
+
+        def forward(self, x: Tensor) -> Tensor:
+            with torch.enable_grad():
+                return torch.relu(torch.addmm(x, x, self.matrix)) + x @ self.matrix
+
+    plain = Enabled()
+    fused = epigemm.fuse(plain)
+    with torch.inference_mode(enters):
+        x = torch.randn(3, WIDTH)
+        assert same(fused, plain, x) == []
+        assert fused(x).requires_grad == plain(x).requires_grad == (not enters)
+    assert len(report_of(fused).sites) == 2
+
+
+def test_a_patched_function_that_is_in_no_list(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the traced code names is looked at."""
+
+    class Rotated(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc = nn.Linear(WIDTH, WIDTH)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.cos(self.fc(x)).arctan()
+
+    plain = Rotated()
+    fused, x = epigemm.fuse(plain), torch.randn(3, WIDTH)
+    for place, name in ((torch, "cos"), (Tensor, "arctan")):
+        assert same(fused, plain, x) == []
+        with monkeypatch.context() as patch:
+            patch.setattr(place, name, lambda z: z * 2)
+            assert same(fused, plain, x) == [("Rotated", "a function of torch's was replaced")]
+    assert same(fused, plain, x) == []
 
 
 def test_gradients_of_unused_parameters_are_none() -> None:

@@ -471,3 +471,14 @@ def test_an_operand_that_is_written_later() -> None:
 
     report = compare(by_fuse, made(forward), torch.randn(ROWS, WIDTH), torch.randn(ROWS, WIDTH))
     assert sorted(site.formula for site in report.sites) == ["(acc + v1) + m1", "acc + v1"]
+
+
+def test_a_matrix_that_the_product_adds_is_written_later() -> None:
+    def forward(self: Any, x: Tensor, y: Tensor) -> Any:
+        added = self.second(y)
+        z = torch.addmm(added, x, self.square)
+        added += 1.0
+        return z, added
+
+    report = compare(by_fuse, made(forward), torch.randn(ROWS, WIDTH), torch.randn(ROWS, WIDTH))
+    assert "what it adds is written before its derivative would read it again" in str(report)

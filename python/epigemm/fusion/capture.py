@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
-from torch import Tensor, fx
+from torch import fx
 
 from epigemm.epilogues import PER_COLUMN
 from epigemm.functor_source import FIRST_SLOT
@@ -113,7 +113,7 @@ class Capture:
             value = tensor_of(user)
             if value is None or not known(value.numel() == value_at(node).numel()):
                 continue
-            is_view = len(user.all_input_nodes) == 1 and _is_view(value, node)
+            is_view = len(user.all_input_nodes) == 1 and is_same_memory(value, value_at(node))
             effects = self._watcher.effects(user)
             if effects.is_pointwise or (is_view and not effects.writes and self._is_followed(user)):
                 return True
@@ -155,7 +155,7 @@ class Capture:
             return f"{label(node)} ends a derivative"
         if effects.writes and not self._may_write(region, node, carried, effects.writes):
             return f"{label(node)} writes to memory that others read"
-        if len(carried) == 1 and not effects.writes and _is_view(value, carried[0]):
+        if len(carried) == 1 and not effects.writes and is_same_memory(value, value_at(carried[0])):
             region.views.add(node)
             return ""
         if not is_contiguous(value) or not all(same_sizes(value.shape, value_at(n).shape) for n in carried):
@@ -224,12 +224,6 @@ class Capture:
 
 def _sources(operand: Operand | Norm) -> Iterable[fx.Node | None]:
     return (operand.source,) if isinstance(operand, Operand) else operand.vectors
-
-
-def _is_view(value: Tensor, of: fx.Node) -> bool:
-    """Whether a node gives the same elements, perhaps in another shape."""
-    origin = value_at(of)
-    return is_same_memory(value, origin)
 
 
 def _needed(region: Region, tail: fx.Node) -> tuple[fx.Node, ...] | None:

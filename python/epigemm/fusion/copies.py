@@ -9,15 +9,9 @@ from typing import Any
 
 from torch import Tensor, nn
 
-# Wrappers that move, shard or replace the parameters of what is inside, by the names in their classes' history.
-WRAPPERS = {"DistributedDataParallel", "FullyShardedDataParallel", "FSDPModule", "DeepSpeedEngine"}
-
 
 def copied(model: nn.Module) -> nn.Module | str:
     """A copy with the same tensors; or why there is none."""
-    for module in model.modules():
-        if WRAPPERS.intersection(ancestor.__name__ for ancestor in type(module).__mro__):
-            return f"it holds a {type(module).__name__}, which cannot be copied"
     memo: dict[int, Any] = {id(tensor): tensor for tensor in _tensors_within(model, set())}
     try:
         made = copy.deepcopy(model, memo)

@@ -19,7 +19,7 @@ from torch.overrides import _get_current_function_mode_stack
 from torch.utils._device import DeviceContext
 
 from epigemm import checks
-from epigemm.fusion.copies import WRAPPERS, copied
+from epigemm.fusion.copies import copied
 from epigemm.fusion.patched import Watched, has_global_hooks, is_torch_patched
 from epigemm.fusion.report import FusionReport
 from epigemm.fusion.rewrite import fuse_graph, higher_order
@@ -28,6 +28,11 @@ from epigemm.fusion.watching import tell, tell_skipped, watchers
 Model = TypeVar("Model", bound=nn.Module)
 
 RECOMPILE_LIMIT = 64
+_MOST_KINDS = 1024
+# Wrappers that move, shard or replace the parameters of what is inside, by the names in their classes' history.
+_WRAPPERS = {
+    *("DataParallel", "DistributedDataParallel", "FullyShardedDataParallel", "FSDPModule", "DeepSpeedEngine")
+}
 _REPORT = "fusion_report"
 _PATCHED = "a function of torch's was replaced"
 _is_compiling = torch.compiler.is_compiling
@@ -144,7 +149,7 @@ def _why_not(model: nn.Module) -> str:
         return "it has been compiled already, by model.compile()"
     for module in model.modules():
         names = {kind.__name__ for kind in type(module).__mro__}
-        if found := names & (WRAPPERS | {"DataParallel"}):
+        if found := names & _WRAPPERS:
             return f"it holds a {min(found)}, inside of which parameters move"
         if isinstance(module, (torch.jit.ScriptModule, fx.GraphModule)) and module is model:
             return f"it is a {type(module).__name__}"
@@ -243,7 +248,7 @@ class _Call:
         finally:
             if self._marked:
                 self.unmark()
-            if kind is not None and not self.report.sites:
+            if kind is not None and not self.report.sites and len(self._in_vain) < _MOST_KINDS:
                 self._in_vain.add(kind)
 
     def mark(self, values: Iterable[Any]) -> None:

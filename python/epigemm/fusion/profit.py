@@ -12,7 +12,6 @@ from epigemm.calls import FIND, LinearCall
 from epigemm.epilogues import BIAS, MATRIX, PER_COLUMN, PER_ROW, SCALE_BATCH_NORM, Epilogue
 from epigemm.fusion.capture import Chain
 from epigemm.fusion.operands import Norm
-from epigemm.fusion.products import Product
 from epigemm.fusion.values import hint, tensor_of
 
 SLOWER = "the planner expects no kernel of epigemm's to be faster there"
@@ -82,8 +81,4 @@ def call_of(chain: Chain) -> LinearCall:
     elif product.bias is not None:
         bias = empty(n)
     call = LinearCall(epilogue, empty(m, k), stored, bias, operands, scalars, pack_use=FIND)
-    return call.product() if _is_recorded(product) and gradients.keeps_product(call) else call
-
-
-def _is_recorded(product: Product) -> bool:
-    return product.value.requires_grad
+    return call.product() if product.value.requires_grad and gradients.keeps_product(call) else call
