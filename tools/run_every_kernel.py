@@ -19,7 +19,7 @@ from epigemm._native import build_info, ops
 from epigemm.bench.gradings.products import SCALED, SPLIT, forced_into
 from epigemm.candidates import SWAP_AB
 from epigemm.epilogues import EPILOGUES, MATRIX, Epilogue, EpilogueInputs, fold_batch_norm_reference
-from epigemm.programs import FORMULAS, OF_VECTORS
+from epigemm.programs import FORMULAS
 
 DEVICE = torch.device("cuda")
 M, N, K = 200, 328, 136  # rows of 16 bytes, but no multiple of any tile
@@ -187,9 +187,10 @@ def main() -> None:
         if epilogue.linear:
             launches += run_on_pieces(epilogue, SPLIT) + run_on_pieces(epilogue, SCALED)
     for name, formula in FORMULAS.items():
-        made, is_folded = matrices.epilogue(name), name == OF_VECTORS
+        made = matrices.epilogue(name)
+        is_folded = [operand in ("multiplier", "offset") for _, operand in formula.operands]
         for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64):
-            of_dtype = made.linked([is_folded] * len(formula.operands))
+            of_dtype = made.linked(is_folded)
             launches += run_alone(of_dtype, dtype) + (
                 run_fused(of_dtype, dtype) if dtype != torch.float64 else 0
             )

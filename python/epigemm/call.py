@@ -110,21 +110,10 @@ def linear(
     if road == _RECORDED and weight.requires_grad:
         # It is about to change, by whatever means: its pack would be made again in any case.
         pack_use = packs.NONE
-    elif pack_use is None:
-        pack_use = keeping.pack_use(weight) if keeping.active or keeping.traced else packs.FIND
     operands, scalars = scalar_operand(epilogue, scalar, x)
-    precision = DEFAULT if precision is None else checks.precision(precision)
-    if road == _DISPATCHED and _is_compiling():
-        precision = compiled.resolved(precision, x)
-    if strict is not False:
-        checks.flag("strict", strict)
-    invariant = invariance.active and invariance.enabled()
+    options = (*_options(x, weight, precision, strict, pack_use), out)
     if fold is None:
-        call = LinearCall(
-            epilogue, x, weight, bias, operands, scalars, precision, pack_use, strict, invariant, out
-        )
-        return _linear(road, call)
-    options = (precision, pack_use, strict, invariant, out)
+        return _linear(road, LinearCall(epilogue, x, weight, bias, operands, scalars, *options))
     # All launches are checked before the first one.
     checks.linear(LinearCall(BIAS, x, weight, vectors[0], (), (), *options))
     columns = checks.fold_batch_norm(x, _named(vectors), fold[-1], weight.shape[0])
@@ -170,15 +159,10 @@ def linear_linked(
 
     `recorded`: whether the entry has seen the call, and that autograd alone has to do with it.
     """
-    asked = DEFAULT if precision is None else checks.precision(precision)
-    if strict is not False:
-        checks.flag("strict", strict)
-    if pack_use is None:
-        pack_use = keeping.pack_use(weight) if keeping.active or keeping.traced else packs.FIND
-    invariant = invariance.active and invariance.enabled()
-    call = LinearCall(epilogue, x, weight, None, operands, scalars, asked, pack_use, strict, invariant, out)
+    options = _options(x, weight, precision, strict, pack_use)
+    call = LinearCall(epilogue, x, weight, None, operands, scalars, *options, out)
     if _is_compiling():
-        return _linear(_DISPATCHED, call._replace(precision=compiled.resolved(asked, x)))
+        return _linear(_DISPATCHED, call)
     found = None if recorded else entry.linear_operator(call)
     if found is not None:
         return found
@@ -186,6 +170,20 @@ def linear_linked(
     if road == _RECORDED and weight.requires_grad:
         call = call._replace(pack_use=packs.NONE)
     return _linear(road, call)
+
+
+def _options(
+    x: Tensor, weight: Tensor, precision: str | None, strict: bool, pack_use: str | None
+) -> tuple[str, str, bool, bool]:
+    """What a caller has asked for, checked: precision, pack use, strict, and whether rows may depend on others."""
+    asked = DEFAULT if precision is None else checks.precision(precision)
+    if _is_compiling():
+        asked = compiled.resolved(asked, x)
+    if strict is not False:
+        checks.flag("strict", strict)
+    if pack_use is None:
+        pack_use = keeping.pack_use(weight) if keeping.active or keeping.traced else packs.FIND
+    return asked, pack_use, strict, invariance.active and invariance.enabled()
 
 
 def elementwise_linked(
@@ -278,7 +276,7 @@ def _elementwise(road: int, call: ElementwiseCall) -> Tensor:
     return out
 
 
-def fold(like: Tensor, vectors: tuple[Tensor | None, ...], eps: float, columns: int) -> tuple[Tensor, ...]:
+def fold(like: Tensor, vectors: Vectors, eps: float, columns: int) -> tuple[Tensor, ...]:
     """Multiplier and offset that `vectors` (those of `FOLDED`) fold into, in the epilogue's arithmetic.
 
     Args:
@@ -309,13 +307,6 @@ def _fold(road: int, call: FoldCall, out: Tensor | None) -> tuple[Tensor, ...]:
     like = like.detach() if like.requires_grad else like
     folded: Tensor = ops.fold_batch_norm(like, *vectors, eps)
     return folded.unbind(0)
-
-
-def folded(x: Tensor, weight: Tensor, vectors: Vectors, eps: float) -> tuple[Tensor, ...]:
-    """Multiplier and offset of the vectors of `FOLDED`, for epilogues that read them as operands."""
-    columns = checks.fold_batch_norm(x, _named(vectors), eps, weight.shape[0] if weight.dim() else 0)
-    road = _DISPATCHED if _is_compiling() else _road((x, *vectors))
-    return _fold(road, FoldCall(x, columns, vectors, eps), None)
 
 
 def _in_functional_derivative() -> bool:

@@ -87,7 +87,6 @@ class Epilogue:
         self.operand_count = len(self.vectors) + len(scalars)  # beside the accumulator and the bias
 
     is_linked = False  # made at run time: see `epigemm.linked`
-    folds = False  # reads vectors that a bias may be folded into
     bias_place: int | None = None  # of a linked one: the operand that is its bias, by its place in `operands`
 
     @property
@@ -245,8 +244,6 @@ BIAS_GELU_TANH = Epilogue(
 )
 BIAS_SILU = Epilogue("bias_silu", "z = acc + bias[n]; D = z sigmoid(z)", torch.nn.functional.silu, _BIAS)
 BIAS_TANH = Epilogue("bias_tanh", "D = tanh(acc + bias[n])", torch.tanh, _BIAS)
-SCALE_BATCH_NORM.folds = True
-
 _GELUS = {"none": BIAS_GELU, "tanh": BIAS_GELU_TANH}
 
 

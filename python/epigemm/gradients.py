@@ -58,7 +58,7 @@ def keeps_product(call: LinearCall) -> bool:
     return not (
         without_product(call.epilogue, call.operands)
         or call.strict
-        or (call.epilogue.folds and call.x.element_size() == 2)
+        or (call.epilogue is SCALE_BATCH_NORM and call.x.element_size() == 2)
     )
 
 

@@ -63,7 +63,6 @@ class LinkedEpilogue(Epilogue):
         compute = traced.reference if SCALAR in traced.kinds else traced.graph.forward
         super().__init__(name, f"D = {traced.name}({', '.join(['acc', *names])})", compute, *operands)
         self.takes_bias = False
-        self.folds = traced.is_own and traced.name == programs.OF_VECTORS
         bias = traced.program.bias()
         if bias is not None and operands[bias - 1] == Operand(PER_COLUMN, names[bias - 1]):
             self.bias_place = bias

@@ -5,6 +5,7 @@ Their epilogues (`epigemm.programs`) take the road of a user's function: operand
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from types import SimpleNamespace
 
 from torch import Tensor
@@ -40,7 +41,7 @@ def run(
     x: Tensor,
     weight: Tensor | PackedWeight,
     bias: Tensor | None,
-    operands: tuple[Tensor, ...],
+    operands: Sequence[Tensor],
     out: Tensor | None,
     precision: str | None,
     strict: bool,
@@ -50,6 +51,9 @@ def run(
 
     `pack_use`: what the call may do with the weight's pack, as of `epigemm.call.linear`.
     """
+    if isinstance(weight, PackedWeight):
+        weight, pack_use = weight.weight, KEEP
+    x, weight, (bias,) = _call.autocast(x, weight, bias)
     if bias is not None:
         name, operands = f"bias_{name}", (bias, *operands)
     return epilogue(name).call(x, weight, operands, {}, out, precision, strict, pack_use)
@@ -74,11 +78,17 @@ def batch_norm_relu(
     strict: bool,
     pack_use: str | None = None,
 ) -> Tensor:
-    """relu(multiplier * (x @ weight.T) + offset), both folded from `vectors` (those of `epilogues.FOLDED`)."""
+    """relu(multiplier * (x @ weight.T) + offset), both folded from `vectors` (those of `epilogues.FOLDED`).
+
+    A bias of 16 bits is not: where the product is rounded, it is with its bias, as by PyTorch's operators.
+    """
     if isinstance(weight, PackedWeight):
         weight, pack_use = weight.weight, KEEP
-    folded = _call.folded(x, weight, vectors, eps)
-    return epilogue(OF_VECTORS).call(x, weight, folded, {}, out, precision, strict, pack_use)
+    x, weight, (bias,) = _call.autocast(x, weight, vectors[0])
+    is_16 = x.dtype.itemsize == 2
+    vectors = (None if is_16 else bias, *vectors[1:])
+    folded = _call.fold(x, vectors, eps, weight.shape[0] if weight.dim() else 0)
+    return run(OF_VECTORS, x, weight, bias if is_16 else None, folded, out, precision, strict, pack_use)
 
 
 @docstrings.linear

@@ -1,7 +1,7 @@
 """Built-in epilogues that read a matrix, or fold more than one vector: programs, as a trace makes them of a function.
 
     residual: D = z + residual                      gated_ACT: D = ACT(z) * gate
-    layer_scale_residual: D = residual + layer_scale[n] * z,  scale_relu: D = relu(multiplier[n] * acc + offset[n])
+    layer_scale_residual: D = residual + layer_scale[n] * z,  scale_relu: D = relu(multiplier[n] * z + offset[n])
 
 z is the accumulator; with `bias_` before the name acc + bias[n]. From here they take the road of a user's function.
 The build links those of `PRELINKED` (build_backend/prelink.py): nothing here takes torch.
@@ -76,14 +76,12 @@ def _all() -> Iterator[tuple[str, Formula]]:
         if activation == "silu":
             steps = [("s", "sigmoid", "z"), ("a", "mul", "z", "s")]
         yield from _both(f"{GATED}{activation}", {"gate": _MATRIX}, *steps, ("d", "mul", "a", "gate"))
-    yield (
+    yield from _both(
         OF_VECTORS,
-        _formula(
-            {"multiplier": _COLUMN, "offset": _COLUMN},
-            ("scaled", "mul", "multiplier", "acc"),
-            ("z", "add", "scaled", "offset"),
-            ("d", "relu", "z"),
-        ),
+        {"multiplier": _COLUMN, "offset": _COLUMN},
+        ("scaled", "mul", "multiplier", "z"),
+        ("sum", "add", "scaled", "offset"),
+        ("d", "relu", "sum"),
     )
 
 

@@ -86,8 +86,11 @@ def test_gradients(name: str) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("recorded", [False, True])
-@pytest.mark.parametrize("name", ["residual", "layer_scale", *ACTIVATIONS])
-def test_a_bias_is_rounded_with_the_product(name: str, recorded: bool, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("is_cast", [False, True], ids=["given", "autocast"])
+@pytest.mark.parametrize("name", NAMES)
+def test_a_bias_is_rounded_with_the_product(
+    name: str, is_cast: bool, recorded: bool, dtype: torch.dtype
+) -> None:
     """As PyTorch's operators do: where the two cancel, the product alone would lose what is left."""
     function, tensors, formula, keywords = case(name, dtype, has_bias=True)
     x, weight, bias, *rest = tensors
@@ -96,9 +99,14 @@ def test_a_bias_is_rounded_with_the_product(name: str, recorded: bool, dtype: to
     z = F.linear(*wide[:3])
     exact = formula(z, *wide[3:])
     given = [each.requires_grad_(recorded) for each in (x, weight, bias, *rest)]
-    fused = function(*given, **keywords)
+    if is_cast:
+        given = [each.detach().float().requires_grad_(recorded) for each in given]
+    with torch.autocast("cpu", dtype, enabled=is_cast):
+        fused = function(*given, **keywords)
     # Two roundings, of z and of the result; no activation is steeper than 1.2. The product alone is 160.
     steepest = 1.2 * max(1.0, *(float(each.abs().max()) for each in wide[3:]))
+    if name == "batch_norm":
+        steepest *= float(wide[4].min()) ** -0.5
     bound = torch.finfo(dtype).eps * (steepest * z.abs().max() + exact.abs().max())
     assert z.abs().max() < K and (fused - exact).abs().max() <= bound
 
