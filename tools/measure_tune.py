@@ -1,6 +1,6 @@
 """What `epigemm.tune` does to calls at random shapes: their time before and after, and the seconds that it took.
 
-    python tools/measure_tune.py --seed 1 --count 20 --output DIR
+    python -m tools.measure_tune --seed 1 --count 20 --output DIR
 
 Each call is timed with the cost models' plan and with the tuned one, by turns, four times each; device time, L2
 flushed, the host hidden. A ratio above 1 means that tuning made the call faster. Writes DIR/tune.json.
@@ -25,11 +25,11 @@ import torch
 from torch import Tensor
 
 import epigemm
+from benchmarks import environment
+from benchmarks.drawn.points import draw as draw_shapes
 from epigemm import tables
 from epigemm._native import ops
-from epigemm.bench import environment
-from epigemm.bench.drawn.points import draw as draw_shapes
-from epigemm.bench.timing import Effort, Timer, make_timer
+from epigemm.timing import Effort, Timer, make_timer
 
 _EFFORT = Effort(rounds=11, min_ms=0.0, max_rounds=11)
 _TURNS = 4
@@ -115,7 +115,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     }
     print(json.dumps(summary))
     about = environment.describe(torch.device("cuda", 0), options.trees)
-    about["command"][1:3] = ["tools/measure_tune.py"]
+    about["command"][1:3] = ["-m", "tools.measure_tune"]
     options.output.mkdir(parents=True, exist_ok=True)
     record = {"environment": about, "seed": options.seed, "summary": summary, "calls": calls}
     (options.output / "tune.json").write_text(json.dumps(record, indent=2) + "\n")

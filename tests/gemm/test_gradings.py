@@ -13,11 +13,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from epigemm.bench import environment, report, timing
-from epigemm.bench.gradings import bounds, cli, cost, data, exact, special, sweep
-from epigemm.bench.gradings.bounds import EPS
-from epigemm.bench.gradings.measures import Errors, Exact, errors, ratios
-from epigemm.bench.gradings.products import Product
+from benchmarks import environment, report
+from benchmarks.gradings import bounds, cli, cost, data, exact, special, sweep
+from benchmarks.gradings.bounds import EPS
+from benchmarks.gradings.measures import Errors, Exact, errors, ratios
+from benchmarks.gradings.products import Product
+from epigemm import timing
 from tests.support import split_emulation as emulation
 
 CPU = torch.device("cpu")

@@ -1,0 +1,113 @@
+"""A record of gradings as tables and plots."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.gradings.data import BY_NAME
+from benchmarks.gradings.products import RIVAL
+from benchmarks.plots import device_line, pyplot, save
+from benchmarks.report import Console, plain
+
+_SHOWN_K = (16, 64, 256, 1024, 4096, 8192, 32768)
+_NAMES = {"sgemm": "SGEMM", "tf32": "TF32", "split": "split", "scaled": "scaled"}
+
+
+def _cell(errors: Mapping[str, Any]) -> str:
+    if errors["max_ratio"] is None or errors["not_finite"]:
+        return "wrong"
+    return f"{errors['max_ratio']:.3g} / {errors['rms_ratio']:.2g}"
+
+
+def tables(console: Console, record: Mapping[str, Any]) -> None:
+    """Errors of the sweep, thresholds, and every verdict that is not ok."""
+    points = [p for p in record["sweep"] if p["k"] in _SHOWN_K]
+    names = list(points[0]["errors"]) if points else []
+    rows = [
+        [plain(BY_NAME[p["data"]].title), str(p["k"]), *(_cell(p["errors"][name]) for name in names)]
+        for p in points
+    ]
+    title = "Largest / rms of |error| / (eps |A||B|), eps = 2^-24"
+    console.table(title, ["data", "K", *(_NAMES[name] for name in names)], rows)
+    for arithmetic, found in record["thresholds"].items():
+        rows = [[plain(name), "never" if k is None else str(k)] for name, k in found.items()]
+        console.table(
+            f"{_NAMES[arithmetic]}: no less accurate than {_NAMES[RIVAL[arithmetic]]} from this K on",
+            ["data", "K"],
+            rows,
+        )
+    guarded = record.get("guard", [])
+    if guarded:
+        rows = [
+            ["x".join(map(str, found["shape"])), *(f"{ms:.3f}" for ms in found["ms"].values())]
+            for found in guarded
+        ]
+        console.table(
+            "Range guard: ms of a call, by what is computed again", ["M x N x K", *guarded[0]["ms"]], rows
+        )
+    for product, verdicts in record["verdicts"].items():
+        failed = [v for v in verdicts if not v["ok"]]
+        console.line(plain(f"{product}: {len(verdicts) - len(failed)} of {len(verdicts)} checks passed"))
+        for verdict in failed:
+            console.line(plain(f"  {verdict['name']}: {verdict['measure']}, limit {verdict['limit']}"))
+
+
+def _ratio_lines(record: Mapping[str, Any], data: str, arithmetic: str) -> dict[str, list[tuple[int, float]]]:
+    """Maximum and rms over the rival's, for each K where both are numbers."""
+    lines: dict[str, list[tuple[int, float]]] = {"max_ratio": [], "rms_ratio": []}
+    for point in record["sweep"]:
+        if point["data"] != data or arithmetic not in point["errors"]:
+            continue
+        ours, rival = point["errors"][arithmetic], point["errors"][RIVAL[arithmetic]]
+        for key, line in lines.items():
+            if ours[key] and rival[key]:
+                line.append((point["k"], ours[key] / rival[key]))
+    return lines
+
+
+def _panel(axes: Any, lines: Mapping[str, Sequence[tuple[int, float]]], title: str) -> None:
+    labels = {"max_ratio": ("largest error", "#d1495b"), "rms_ratio": ("rms error", "#30638e")}
+    for key, line in lines.items():
+        if line:
+            label, colour = labels[key]
+            axes.plot(*zip(*line, strict=True), marker="o", markersize=3, color=colour, label=label)
+    axes.axhline(1.0, color="black", linewidth=1)
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log", base=2)
+    axes.tick_params(labelbottom=True, labelsize=8)
+    axes.set_title(title, fontsize=9)
+    axes.grid(alpha=0.3)
+
+
+def plot(record: Mapping[str, Any], arithmetic: str, folder: Path) -> Path | None:
+    """One panel for each class: our error over the rival's, over K; None where the record has neither."""
+    names = list(dict.fromkeys(p["data"] for p in record["sweep"] if arithmetic in p["errors"]))
+    if not names:
+        return None
+    plt = pyplot()
+    columns = 4
+    rows = -(-len(names) // columns)
+    figure, grid = plt.subplots(
+        rows, columns, figsize=(14, 2.6 * rows + 0.8), layout="constrained", sharex=True, squeeze=False
+    )
+    for axes, name in zip(grid.flat, names, strict=False):
+        _panel(axes, _ratio_lines(record, name, arithmetic), BY_NAME[name].title)
+    for axes in list(grid.flat)[len(names) :]:
+        axes.set_axis_off()
+    grid.flat[0].legend(fontsize=8)
+    rival = _NAMES[RIVAL[arithmetic]]
+    figure.suptitle(
+        f"Error of the {_NAMES[arithmetic]} product over {rival}'s, against K (below 1: ours is more accurate)\n"
+        f"{device_line(record)}",
+        fontsize=11,
+    )
+    folder.mkdir(parents=True, exist_ok=True)
+    return save(plt, figure, folder / f"gradings-{arithmetic}-over-{RIVAL[arithmetic]}.png")
+
+
+def plots(record: Mapping[str, Any], folder: Path) -> list[Path]:
+    """Both plots, as far as the record has data."""
+    drawn: Iterable[Path | None] = (plot(record, arithmetic, folder) for arithmetic in RIVAL)
+    return [path for path in drawn if path is not None]
