@@ -6,57 +6,40 @@ import argparse
 import dataclasses
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from benchmarks import (
-    cases,
-    custom,
-    drawn,
-    environment,
-    grid,
-    host,
-    models,
-    peers,
-    plans,
-    plots,
-    report,
-    tables,
-)
-from benchmarks.cases import PRECISIONS, Case, Setting, Shape
-from benchmarks.options import CPU_TIME_BUDGET_S, parse_sweep, parser
-from benchmarks.progress import shown_progress
-from benchmarks.records import MAX_AUTOTUNE, PlanSweep
-from benchmarks.runner import Runner
+from benchmarks import baselines, models
+from benchmarks.baselines import Baseline
+from benchmarks.cases import CUSTOM, LINEAR, PRECISIONS, Case, Setting, Shape, custom, problems
+from benchmarks.cases import random as drawn
+from benchmarks.harness import environment, plots
+from benchmarks.harness.progress import shown_progress
+from benchmarks.harness.records import COMPILE, MAX_AUTOTUNE
+from benchmarks.harness.report import Console, plain
+from benchmarks.harness.runner import Bench, Runner
+from benchmarks.kinds import host, plans, random, tune
+from benchmarks.kinds.bench import BenchRun
+from benchmarks.kinds.custom import CustomRun
+from benchmarks.options import CPU_TIME_BUDGET_S, kind_of, parse_sweep, parser
 from epigemm.timing import Effort
 
 OK, WRONG, USAGE = 0, 1, 2
-_FIVE_ROUNDS = dataclasses.replace(grid.PLAN_EFFORT, min_ms=0.0, max_rounds=5)
 
 
-def _rounds(options: argparse.Namespace) -> int | None:
-    rounds: int | None = options.rounds
-    if rounds is not None and rounds < 1:
-        raise ValueError(f"--rounds: expected at least 1, got {rounds}")
-    return rounds
-
-
-def _effort(options: argparse.Namespace, device: torch.device) -> Effort:
+def _effort(options: argparse.Namespace, device: torch.device, kind: str) -> Effort:
     effort = (
         Effort() if device.type == "cuda" else Effort(rounds=10, max_rounds=40, alone_calls=10, pause_s=0.1)
     )
-    if options.random is not None:
-        effort = _FIVE_ROUNDS if options.plans else drawn.EFFORT
-    elif options.grid:
-        effort = grid.PLAN_EFFORT if options.plans else grid.EFFORT
+    effort = {"random": random.EFFORT, "plans": plans.EFFORT}.get(kind, effort)
+    if kind == "custom":
+        effort = dataclasses.replace(effort, pause_s=None)
     if options.quick:
         effort = dataclasses.replace(effort, rounds=5, min_ms=5.0, max_rounds=20, pause_s=None)
-    if options.plans and not options.grid:
-        effort = dataclasses.replace(effort, rounds=10, min_ms=0.0)
-    if rounds := _rounds(options):
+    if rounds := options.rounds:
         effort = dataclasses.replace(effort, rounds=rounds, max_rounds=max(rounds, effort.max_rounds))
     return effort
 
@@ -80,123 +63,20 @@ def _device(name: str) -> torch.device:
 
 def _settings(options: argparse.Namespace, device: torch.device) -> list[Setting]:
     precisions = options.precision or (PRECISIONS if device.type == "cuda" else PRECISIONS[:1])
-    dtypes = options.dtypes or ["fp32", "bf16"]
-    if options.grid:
-        precisions, dtypes = options.precision or ["high"], options.dtypes or ["bf16", "fp16", "fp32"]
     chosen = [
         Setting(dtype, precision)
-        for dtype in dtypes
+        for dtype in options.dtypes or ["fp32", "bf16"]
         for precision in (precisions if dtype == "fp32" else ["highest"])
     ]
     return list(dict.fromkeys(chosen))
 
 
-def _layers(shapes: Sequence[Shape]) -> list[tuple[int, int]]:
-    """The (N, K) of sizes of linear problems.
-
-    Raises:
-        ValueError: a size without K.
-    """
-    if any(shape.k is None for shape in shapes):
-        raise ValueError("--sizes: --grid takes MxNxK, of which it replaces M")
-    return list(dict.fromkeys((shape.n, shape.k or 0) for shape in shapes))
-
-
-def _select(options: argparse.Namespace, device: torch.device) -> list[Case]:
-    if options.fp32:
-        if options.cases or options.sizes or options.sweep_m:
-            raise ValueError("--fp32: is a selection of its own, without --cases, --sizes and --sweep-m")
-        options.dtypes = ["fp32"]
-        return cases.fp32_cases(_settings(options, device))
-    if options.grid:
-        return grid.select(
-            options.cases,
-            drawn.shapes(options)
-            if options.random is not None
-            else grid.sizes(
-                parse_sweep(options.sweep_m) if options.sweep_m else grid.ROWS,
-                _layers([Shape.parse(text) for text in options.sizes]) or grid.LAYERS,
-            ),
-            _settings(options, device),
-        )
-    patterns = options.cases or (["linear/bias_relu"] if options.plans else [])
-    chosen = cases.select_cases(
-        patterns=patterns,
-        sizes=[Shape.parse(text) for text in options.sizes],
-        sweep_m=parse_sweep(options.sweep_m) if options.sweep_m else [],
-        settings=_settings(options, device),
-        real=device.type == "cuda",
-    )
-    if options.plans:
-        chosen = [case for case in chosen if case.shape.k and not case.problem.training]
-    if not chosen:
-        raise ValueError("no case is left: --sizes MxNxK go with linear problems, MxN with elementwise ones")
-    return chosen
-
-
-def _output(options: argparse.Namespace, kind: str, name: str) -> Path | None:
-    """Where a kind of file goes: its own option, else ``name`` in the folder of ``--output``, else nowhere."""
-    chosen: Path | None = getattr(options, kind)
-    return chosen or (options.output / name if options.output else None)
-
-
-def _json(options: argparse.Namespace) -> Path | None:
-    return _output(options, "json", "bench.json")
-
-
-def _keep(options: argparse.Namespace, record: dict[str, Any]) -> list[Path]:
-    if record.get("kind") == models.KIND:
-        return _keep_models(options, record)
-    if "grid" in record and options.output:
-        return grid.write([record], options.output)
-    written: list[Path] = []
-    if path := _json(options):
-        report.write_json(record, path)
-        written.append(path)
-    if path := _output(options, "csv", "bench.csv"):
-        report.write_csv(record, path)
-        written.append(path)
-    if path := _output(options, "markdown", "bench.md"):
-        tables.write_markdown(record, environment.headline(record["environment"]), path)
-        written.append(path)
-    folder = _output(options, "plots", "")
-    return written + (plots.write_plots(record, folder) if folder else [])
-
-
-def _list(
-    console: report.Console, chosen: Sequence[Case], wanted: Sequence[peers.Peer], device: torch.device
-) -> int:
-    rows = [
-        [case.name, ", ".join(case.models), case.problem.formula.formula]
-        for case in (cases.fitting(case, device) for case in chosen)
-    ]
-    console.table(f"{len(rows)} cases on {device}", ["case", "problem", "formula"], rows)
-    console.table("peers", ["name", "what"], [[p.name, report.plain(p.absent() or p.title)] for p in wanted])
-    return OK
-
-
-def _sweep_plans(
-    console: report.Console,
-    options: argparse.Namespace,
-    device: torch.device,
-    chosen: Sequence[Case],
-    run: report.Run,
-) -> int:
-    sweeps: list[PlanSweep] = []
-    record = report.to_record(run)
-    with shown_progress(len(chosen)) as progress:
-        for index, case in enumerate(chosen, 1):
-            sweeps += plans.sweep(case, device, _effort(options, device), options.seed)
-            record = report.with_plans(record, sweeps, complete=index == len(chosen))
-            if path := _json(options):
-                report.write_json(record, path)
-            progress(case.name, True)
-    if path := _output(options, "markdown", "bench.md"):
-        tables.write_markdown(record, environment.headline(record["environment"]), path)
-    for sweep in sweeps:
-        plans.show(console, sweep, everything=options.all_plans)
-    plans.summarise(console, sweeps, tables.plans(record))
-    return WRONG if any(sweep.failed for sweep in sweeps) else OK
+def _shapes(options: argparse.Namespace) -> list[Shape]:
+    """Of ``--sizes``, or random ones."""
+    if options.random is None:
+        return [Shape.parse(text) for text in options.sizes]
+    between = drawn.between(options.random) if options.between else []
+    return drawn.draw(options.random, options.count) + between
 
 
 def _budget(options: argparse.Namespace, device: torch.device) -> float | None:
@@ -206,193 +86,207 @@ def _budget(options: argparse.Namespace, device: torch.device) -> float | None:
     return budget
 
 
-def _sweep_plans_of_grid(
-    console: report.Console,
-    options: argparse.Namespace,
-    device: torch.device,
-    chosen: Sequence[Case],
-    run: report.Run,
-    available: Sequence[peers.Peer],
-) -> int:
-    effort, budget = _effort(options, device), _budget(options, device)
-    sweep = grid.PlanGrid(
-        device,
-        available,
-        effort,
-        budget,
-        options.seed,
-        every_order=options.all_plans,
-        checked=not options.unchecked,
+@dataclasses.dataclass
+class _Run:
+    """What every kind of record starts from."""
+
+    console: Console
+    options: argparse.Namespace
+    device: torch.device
+    kind: str
+
+    def __post_init__(self) -> None:
+        options, device = self.options, self.device
+        self.about = environment.describe(device, options.trees)
+        self.effort = _effort(options, device, self.kind)
+        self.budget = _budget(options, device)
+        self.output: Path | None = options.output
+
+    def bench(self) -> Bench:
+        """Timer and steps."""
+        return Bench(self.device, self.effort, self.options.seed)
+
+    def baselines(
+        self, among: Sequence[Baseline], exclude: Sequence[str] = ()
+    ) -> tuple[list[Baseline], dict[str, str]]:
+        """Those that take part, and why others do not."""
+        options = self.options
+        known = {baseline.name for baseline in among}
+        if options.no_max_autotune:
+            exclude = [*exclude, *({MAX_AUTOTUNE} & known)]
+        chosen = baselines.select(among, options.peers, [*options.exclude, *exclude])
+        available, absent = baselines.present(chosen)
+        left_out = known - {baseline.name for baseline in chosen}
+        return available, absent | {
+            b.name: "left out on the command line" for b in among if b.name in left_out
+        }
+
+    def announce(self) -> None:
+        """The machine."""
+        self.console.line(plain(environment.headline(self.about)))
+
+    def list(self, chosen: Sequence[Case], wanted: Sequence[Baseline]) -> int:
+        """Cases and alternatives, nothing measured."""
+        rows = [[case.name, ", ".join(case.models), case.problem.formula] for case in chosen]
+        self.console.table(f"{len(rows)} cases on {self.device}", ["case", "model", "formula"], rows)
+        titles = [[b.name, plain(b.absent() or b.title)] for b in wanted]
+        self.console.table("peers", ["name", "what"], titles)
+        return OK
+
+
+def _bench(run: _Run) -> int:
+    options, device = run.options, run.device
+    real, shapes = device.type == "cuda", _shapes(options)
+    cases = problems.select(options.cases, shapes, _settings(options, device), real=real)
+    available, absent = run.baselines(baselines.of_kind(LINEAR))
+    if options.list:
+        return run.list(cases, available)
+    run.announce()
+    measured = BenchRun(Runner(run.bench(), available, run.budget), cases, run.about, absent)
+    measured.measure(shown_progress, run.output)
+    return WRONG if measured.finish(run.console, run.output) else OK
+
+
+def _custom(run: _Run) -> int:
+    options, device = run.options, run.device
+    sizes = list(custom.LAYERS.values()) if options.layers else _shapes(options)
+    cases = custom.select(options.cases, sizes, options.dtypes or (), device)
+    # On a CPU a compiler takes longer than all the rest.
+    slow = [COMPILE] if options.quick and device.type == "cpu" else []
+    available, absent = run.baselines(baselines.of_kind(CUSTOM), slow)
+    if options.list:
+        return run.list(cases, available)
+    run.announce()
+    runner = Runner(run.bench(), available, run.budget, limits_all=True)
+    measured = CustomRun(runner, cases, sizes[0] if sizes else None, run.about, absent)
+    return WRONG if measured.run(run.console, shown_progress, run.output) else OK
+
+
+def _random(run: _Run) -> int:
+    options = run.options
+    # On a CPU, Inductor calls a C++ compiler for every case.
+    skip = [COMPILE] if run.device.type == "cpu" and not options.peers else []
+    available, absent = run.baselines([baselines.BASELINES[n] for n in ("epigemm", *random.NAMES)], skip)
+    measured = random.RandomRun(
+        random.Drawing(run.bench(), available, run.budget),
+        drawn.select(options.cases, count=options.count, between=options.between),
+        run.about,
+        absent,
+        options.random,
+        options.count,
+        options.between,
     )
-    with shown_progress(len(chosen)) as progress:
-        sweep.progress = progress
-        points = grid.measure_plans(sweep, chosen, run, options.output)
-    grid.show_plans(console, points, sweep.left_out)
-    return WRONG if any(point.failed for point in points) else OK
+    run.announce()
+    if options.list:
+        run.console.show([measured.list_table()], measured.remarks())
+        return OK
+    written = measured.measure(shown_progress, random.folder(run.output, run.about, options.random))
+    run.console.show(measured.tables(), [*measured.remarks(), *(f"wrote {path}" for path in written)])
+    return WRONG if any(point.wrong for point in measured.points) else OK
 
 
-def _measure_grid(
-    console: report.Console,
-    options: argparse.Namespace,
-    device: torch.device,
-    chosen: Sequence[Case],
-    run: report.Run,
-    available: Sequence[peers.Peer],
-) -> int:
-    runner = grid.GridRunner(
-        device, available, _effort(options, device), _budget(options, device), options.seed
-    )
-    with shown_progress(runner.grid_steps(chosen)) as progress:
-        runner.progress = progress
-        records = grid.measure(runner, chosen, run, options.output)
-    grid.show(console, records)
-    if options.output:
-        for path in grid.write(records, options.output):
-            console.line(f"wrote {path}")
-    return WRONG if run.failed else OK
-
-
-def _measure(
-    console: report.Console,
-    options: argparse.Namespace,
-    device: torch.device,
-    chosen: Sequence[Case],
-    run: report.Run,
-    available: Sequence[peers.Peer],
-) -> int:
-    json_path = _json(options)
-    runner = Runner(device, available, _effort(options, device), _budget(options, device), options.seed)
-    with shown_progress(runner.steps(chosen)) as progress:
-        runner.progress = progress
-        run.ceilings = runner.ceilings(_settings(options, device))
-        for result, group in runner.run(chosen):
-            if not any(result is known for known in run.results):
-                run.results.append(result)
-            if json_path:
-                report.write_json(report.to_record(run), json_path)
-            console.group(result, group)
-    run.complete = True
-    for path in _keep(options, report.to_record(run)):
-        console.line(f"wrote {path}")
-    console.summary(run)
-    return WRONG if run.failed else OK
-
-
-def _host(console: report.Console, options: argparse.Namespace, device: torch.device) -> int:
-    """``--host``: summary.json and host.md in the folder of ``--output``, and tables."""
-    shapes = [Shape.parse(text) for text in options.sizes]
+def _host(run: _Run) -> int:
+    shapes = _shapes(run.options)
     if len(shapes) > 1 or any(shape.k is None for shape in shapes):
         raise ValueError("--host: takes one size, MxNxK")
-    effort = host.QUICK if options.quick else host.HostEffort()
-    about = environment.describe(device, options.trees)
-    headline = environment.headline(about)
-    console.line(headline)
-    summary = host.run(options.cases, shapes[0] if shapes else None, device, effort, about)
-    host.show(console, summary)
-    for path in host.write(summary, headline, options.output) if options.output else []:
-        console.line(f"wrote {path}")
+    effort = host.QUICK if run.options.quick else host.HostEffort()
+    record = host.run(run.options.cases, shapes[0] if shapes else None, run.device, effort, run.about)
+    summary = record.summary()
+    tables, remarks = host.tables(summary), host.remarks(summary)
+    written = record.write(run.output, tables, remarks) if run.output else []
+    run.announce()
+    run.console.show(tables, [*remarks, *(f"wrote {path}" for path in written)])
     return OK
 
 
-def _models(console: report.Console, options: argparse.Namespace, device: torch.device) -> int:
+def _plans(run: _Run) -> int:
+    options, device = run.options, run.device
+    if device.type != "cuda":
+        raise ValueError("--plans: needs a GPU")
+    cases = plans.select(options.cases, _shapes(options), _settings(options, device))
+    sweep = plans.PlanSweep(device, run.effort, run.budget, options.seed, checked=not options.unchecked)
+    with shown_progress(len(cases)) as sweep.progress:
+        points = plans.measure(sweep, cases, run.about, run.output)
+    run.announce()
+    run.console.show([plans.table(points)], [f"{name}: {why}" for name, why in sweep.left_out.items()])
+    return WRONG if any(point.failed for point in points) else OK
+
+
+def _tune(run: _Run) -> int:
+    record = tune.run(_shapes(run.options), run.device, run.about)
+    tables = [tune.table(record.figures["cases"])]
+    written = record.write(run.output, tables) if run.output else []
+    run.announce()
+    run.console.show(tables, [f"wrote {path}" for path in written])
+    return OK
+
+
+def _models(run: _Run) -> int:
     """``--models``: models.json, models.md and plots in the folder of ``--output``, and tables."""
-    others = ("sizes", "no_peers", "csv", "grid", "plans", "fp32")
-    if given := [name for name in others if getattr(options, name)]:
-        raise ValueError(f"--models: goes without --{given[0].replace('_', '-')}")
+    options = run.options
     planned = models.plan(
         models.ModelOptions(
             patterns=options.cases,
             batches=parse_sweep(options.sweep_m) if options.sweep_m else (),
-            settings=_settings(options, device),
+            settings=_settings(options, run.device),
             names=options.peers,
             exclude=options.exclude,
             quick=options.quick,
-            rounds=_rounds(options),
+            rounds=options.rounds,
             time_budget_s=options.time_budget,
             seed=options.seed,
             trees=options.trees,
         ),
-        device,
+        run.device,
     )
     if options.list:
-        models.show_selection(console, planned)
+        models.show_selection(run.console, planned)
         return OK
-    record, wrong = models.measure(console, planned, shown_progress, _output(options, "json", "models.json"))
-    for path in _keep_models(options, record):
-        console.line(f"wrote {path}")
+    keep = run.output / "models.json" if run.output else None
+    record, wrong = models.measure(run.console, planned, shown_progress, keep)
+    _keep_models(run.console, record, run.output)
     return WRONG if wrong else OK
 
 
-def _custom(console: report.Console, options: argparse.Namespace, device: torch.device) -> int:
-    """``--custom``: summary.json and custom.md in the folder of ``--output``, and tables."""
-    planned = custom.plan(options, device, _effort(options, device), _budget(options, device))
-    if options.list:
-        return _list(console, planned.cases, planned.runner.peers, device)
-    return WRONG if custom.run(console, planned, shown_progress, options.output) else OK
-
-
-def _random(console: report.Console, options: argparse.Namespace, device: torch.device) -> int:
-    """``--random``: summary.json, points.json and points.md in random-SEED, and tables."""
-    run = drawn.plan(options, device, _effort(options, device), _budget(options, device))
-    console.line(environment.headline(run.about))
-    if options.list:
-        run.announce(console)
-        return OK
-    written = run.measure(shown_progress, drawn.folder(options.output, run.about, options.random))
-    run.show(console)
-    for path in written:
+def _keep_models(console: Console, record: dict[str, Any], folder: Path | None) -> None:
+    text = folder / "models.md" if folder else None
+    for path in models.write(record, text=text, folder=folder):
         console.line(f"wrote {path}")
-    return WRONG if run.failed else OK
 
 
-def _keep_models(options: argparse.Namespace, record: dict[str, Any]) -> list[Path]:
-    text, folder = _output(options, "markdown", "models.md"), _output(options, "plots", "")
-    return models.write(record, text=text, folder=folder)
+def _render(console: Console, options: argparse.Namespace) -> int:
+    """Tables and plots from a record."""
+    if options.output is None:
+        raise ValueError("--render: goes with --output DIR")
+    record = json.loads(options.render.read_text())
+    if record.get("kind") == models.KIND:
+        _keep_models(console, record, options.output)
+    else:
+        for path in plots.write_plots(record, options.output):
+            console.line(f"wrote {path}")
+    return OK
+
+
+_KINDS: dict[str, Callable[[_Run], int]] = {
+    "": _bench,
+    "custom": _custom,
+    "random": _random,
+    "host": _host,
+    "models": _models,
+    "plans": _plans,
+    "tune": _tune,
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the benchmark; returns the exit status."""
     options = parser().parse_args(arguments)
-    console = report.Console()
+    console = Console()
     try:
         if options.render:
-            for path in _keep(options, json.loads(options.render.read_text())):
-                console.line(f"wrote {path}")
-            return OK
-        drawn.check(options)
-        device = _device(options.device)
-        if options.no_max_autotune and not options.custom:
-            options.exclude.append(MAX_AUTOTUNE)
-        if options.layers and (options.sizes or not options.custom):
-            raise ValueError("--layers: goes with --custom, and without --sizes")
-        if options.custom:
-            return _custom(console, options, device)
-        if options.host:
-            return _host(console, options, device)
-        if options.models:
-            return _models(console, options, device)
-        if options.random is not None and not options.plans:
-            return _random(console, options, device)
-        options.grid = options.grid or options.random is not None
-        chosen = _select(options, device)
-        default = (grid.EVERYWHERE if options.plans else grid.PEERS) if options.grid else ()
-        names = options.peers or default
-        wanted = peers.select_peers(names, options.exclude, only_ours=options.no_peers)
-        about = environment.describe(device, options.trees)
-        effort = _effort(options, device)
-        if options.random is not None:
-            options.output = drawn.folder(options.output, about, options.random)
+            return _render(console, options)
+        kind = kind_of(options)
+        return _KINDS[kind](_Run(console, options, _device(options.device), kind))
     except (ValueError, OSError) as error:
         print(f"benchmarks: {error}", file=sys.stderr)
         return USAGE
-    if options.list:
-        return _list(console, chosen, wanted, device)
-    available, absent = peers.present(wanted)
-    run = report.Run(about, dataclasses.asdict(effort), absent)
-    console.line(environment.headline(about))
-    for name, reason in absent.items():
-        console.line(report.plain(f"absent: {name}: {reason}"))
-    if options.plans and not options.grid:
-        return _sweep_plans(console, options, device, chosen, run)
-    measure = (_sweep_plans_of_grid if options.plans else _measure_grid) if options.grid else _measure
-    return measure(console, options, device, chosen, run, available)

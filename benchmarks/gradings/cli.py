@@ -12,13 +12,13 @@ from typing import Any
 
 import torch
 
-from benchmarks import environment, report
 from benchmarks.gradings import bounds, cost, products, show, sweep
 from benchmarks.gradings.data import BY_NAME, DataClass
 from benchmarks.gradings.exact import GRADERS, Verdict
 from benchmarks.gradings.products import SCALED, SPLIT, Product
 from benchmarks.gradings.special import K as SPECIAL_K
 from benchmarks.gradings.special import special_verdicts
+from benchmarks.harness import environment, report
 from epigemm._native import cuda_status
 from epigemm.packs import PIECES
 

@@ -8,8 +8,8 @@ from typing import Any
 
 from benchmarks.gradings.data import BY_NAME
 from benchmarks.gradings.products import RIVAL
-from benchmarks.plots import device_line, pyplot, save
-from benchmarks.report import Console, plain
+from benchmarks.harness.plots import device_line, pyplot, save
+from benchmarks.harness.report import Console, plain
 
 _SHOWN_K = (16, 64, 256, 1024, 4096, 8192, 32768)
 _NAMES = {"sgemm": "SGEMM", "tf32": "TF32", "split": "split", "scaled": "scaled"}

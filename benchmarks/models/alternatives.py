@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 import epigemm
+from benchmarks.harness.records import EAGER
 from benchmarks.models.records import (
     BACKEND,
     COMPILED,
@@ -22,7 +23,6 @@ from benchmarks.models.records import (
     GRAPH,
 )
 from benchmarks.models.workloads import TRAINING, Inputs
-from benchmarks.records import EAGER
 from epigemm.fusion import FusionReport
 from epigemm.timing import Run
 

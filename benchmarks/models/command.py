@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
-from benchmarks import environment, report
 from benchmarks.cases import Setting
+from benchmarks.harness import environment, report
 from benchmarks.models import tables, workloads
 from benchmarks.models.alternatives import AOT_EAGER, INDUCTOR, select_alternatives
 from benchmarks.models.records import TITLES, ModelResult
@@ -42,7 +42,7 @@ class ModelOptions:
         quick: little effort, and on a CPU no compiler.
         rounds: turns of each alternative; None: by effort.
         time_budget_s: see `ModelRunner`; None: by device.
-        trees: see `benchmarks.environment`.
+        trees: see `benchmarks.harness.environment`.
     """
 
     patterns: Sequence[str]

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from benchmarks.records import EAGER, Timing
+from benchmarks.harness.records import EAGER, Timing
 
 FUSED, FUSED_WITH_PACKS, COMPILED = "fuse", "fuse_packs", "compile"
 BACKEND = "backend"

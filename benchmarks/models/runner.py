@@ -34,8 +34,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.accuracy import UNIT_ROUNDOFF
 from benchmarks.cases import Setting
+from benchmarks.harness.accuracy import UNIT_ROUNDOFF
+from benchmarks.harness.records import EAGER, Timing
+from benchmarks.harness.runner import describe_error, matmul_precision
 from benchmarks.models import alternatives
 from benchmarks.models.alternatives import GRAPHS, PREPARE, SLOW, Alternative, Results, Subject, gradients
 from benchmarks.models.records import (
@@ -50,8 +52,6 @@ from benchmarks.models.records import (
     Ratio,
 )
 from benchmarks.models.workloads import INFERENCE, MODES, TRAINING, Workload
-from benchmarks.records import EAGER, Timing
-from benchmarks.runner import describe_error, matmul_precision
 from epigemm import fusion
 from epigemm.timing import Effort, Run, Timer, make_timer
 

@@ -6,8 +6,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks import plots
-from benchmarks.environment import headline
+from benchmarks.harness import plots
+from benchmarks.harness.environment import headline
+from benchmarks.harness.records import EAGER
+from benchmarks.harness.report import Table, arithmetic
 from benchmarks.models.records import (
     BACKEND,
     COMPILED,
@@ -19,8 +21,6 @@ from benchmarks.models.records import (
     UNFUSED,
 )
 from benchmarks.models.runner import COMPILING, MAIN
-from benchmarks.records import EAGER
-from benchmarks.tables import Table, arithmetic
 
 _Case = Mapping[str, Any]
 

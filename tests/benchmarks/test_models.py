@@ -16,6 +16,7 @@ pytest.importorskip("matplotlib", reason="the extra `bench` is not installed")
 
 from benchmarks.cases import Setting
 from benchmarks.cli import main
+from benchmarks.harness.records import EAGER
 from benchmarks.models import alternatives, runner, tables, workloads
 from benchmarks.models.alternatives import Alternative, Subject
 from benchmarks.models.records import (
@@ -31,7 +32,6 @@ from benchmarks.models.records import (
     Ratio,
 )
 from benchmarks.models.runner import COMPILING, MAIN, ModelRunner, Point, allowed, distance, why_wrong
-from benchmarks.records import EAGER
 
 CPU = torch.device("cpu")
 TREES = {"csrc": "a" * 40, "python": "0123456789" * 4}
@@ -198,7 +198,7 @@ def test_a_wrong_result_fails_the_run(
         return result
 
     path = tmp_path / "models.json"
-    assert run_with(monkeypatch, off, "--json", str(path)) == 1
+    assert run_with(monkeypatch, off, "--output", str(tmp_path)) == 1
     assert (
         "FAILED: problem_76 32 fp32 highest inference: epigemm.fuse: output: norm" in capsys.readouterr().out
     )
@@ -218,7 +218,17 @@ def test_an_exception_fails_the_run(
 
 def test_the_budget_holds_and_what_is_left_out_is_named(tmp_path: Path) -> None:
     path = tmp_path / "models.json"
-    command = [*COMMAND, "--cases", "mlp", "--dtypes", "fp32", "--time-budget", "0", "--json", str(path)]
+    command = [
+        *COMMAND,
+        "--cases",
+        "mlp",
+        "--dtypes",
+        "fp32",
+        "--time-budget",
+        "0",
+        "--output",
+        str(tmp_path),
+    ]
     assert main(command) == 0
     record = json.loads(path.read_text())
     assert record["cases"] == []
@@ -244,8 +254,9 @@ def test_one_alternative_may_be_left_out(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_the_record_is_kept_after_every_point(tmp_path: Path) -> None:
     """A run that is killed has lost nothing that was measured."""
-    from benchmarks import models, report
-    from benchmarks.progress import shown_progress
+    from benchmarks import models
+    from benchmarks.harness import report
+    from benchmarks.harness.progress import shown_progress
 
     options = models.ModelOptions(["problem_76"], (), [HIGHEST, BF16], [FUSED], [], True, 1, None, 0, None)
     planned = models.plan(options, CPU)
@@ -335,7 +346,7 @@ def test_every_alternative_of_ours_has_one_without_fusion() -> None:
         (["--cases", "resnet"], "--cases: 'resnet' matches none of the models: mlp, "),
         (["--peers", "quack"], "--peers, --exclude: got 'quack'; with --models: eager, fuse"),
         (["--sizes", "8x8x8"], "--models: goes without --sizes"),
-        (["--grid"], "--models: goes without --grid"),
+        (["--plans"], "--models: goes without --plans"),
         (["--trees", "csrc=1"], "--trees: expected"),
         (["--rounds", "0"], "--rounds: expected at least 1"),
     ],

@@ -13,11 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from benchmarks import environment, report
 from benchmarks.gradings import bounds, cli, cost, data, exact, special, sweep
 from benchmarks.gradings.bounds import EPS
 from benchmarks.gradings.measures import Errors, Exact, errors, ratios
 from benchmarks.gradings.products import Product
+from benchmarks.harness import environment, report
 from epigemm import timing
 from tests.support import split_emulation as emulation
 

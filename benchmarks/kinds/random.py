@@ -1,0 +1,414 @@
+"""``--random SEED``: series x drawn points -> times, checked before, measured again where they are below the bar."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from benchmarks.baselines import BASELINES, FALLBACK, Alternative, Baseline
+from benchmarks.cases import Case, Data, Parameters, Problem, Shape
+from benchmarks.cases import random as drawn
+from benchmarks.cases.random import BARE, SMALL_US, Series
+from benchmarks.harness.records import ADDMM, COMPILE, EAGER, OWN, CaseResult, Group, Measurement, geomean
+from benchmarks.harness.report import Record, Table, finite, number
+from benchmarks.harness.runner import (
+    Bench,
+    Inputs,
+    Ready,
+    close,
+    describe_error,
+    matmul_precision,
+    why_no_room,
+)
+from benchmarks.harness.sampling import SampledReference
+from epigemm.timing import Effort, compile_in_this_process
+
+KIND = "random"
+RESULTS = Path("benchmarks") / "results"
+NAMES = (EAGER, BARE, ADDMM, COMPILE)
+EFFORT = Effort(rounds=5, min_ms=2.0, max_rounds=21, pause_s=None)
+"""11 calls of what takes 200 us, 21 of anything short, 5 of anything long."""
+METHOD = (
+    "Shapes drawn at random from the seed, none of them chosen. Medians of calls in turn, the L2 cache flushed before "
+    "each call, the host ahead. The ratio is the time of the best baseline over ours: of eager and "
+    "torch._addmm_activation, without the latter of eager and torch.compile, which runs at every fifth point. A point "
+    "below its bar is measured twice more; the median of the three ratios counts. Points at which we or the best "
+    "baseline take less than 20 us are judged apart."
+)
+_COMPILE_EVERY = 5
+_TIMES_EAGER = 2.0
+_AGAIN, _PAUSE_S = 2, 0.2
+_WORST_SHOWN = 20
+
+
+@dataclass
+class Point:
+    """One series at one shape.
+
+    Attributes:
+        turns: microseconds of each alternative, by its name; two turns more where the first was below the bar.
+        kernel: which of our kernels ran.
+        wrong: why our result is wrong or missing ("" where it is right).
+    """
+
+    series: Series
+    shape: Shape
+    turns: list[dict[str, float]] = field(default_factory=list)
+    kernel: str = ""
+    wrong: str = ""
+
+    @classmethod
+    def of(cls, series: Series, case: Case, result: CaseResult) -> Point:
+        """What belongs to one series: without the times of another's call of ours."""
+        found = result.measurements
+        ours = found.get(series.own) or next(iter(found.values()))
+        others = [name for name in OWN if name != series.own]
+        turns = [
+            {name: 1e3 * ms for name, ms in group.ms().items() if name not in others}
+            for group in result.groups
+        ]
+        return cls(series, case.shape, turns, ours.kernel, ours.why_wrong)
+
+    @property
+    def size(self) -> str:
+        """MxNxK."""
+        return str(self.shape)
+
+    @property
+    def ratios(self) -> list[float]:
+        """Of each turn."""
+        found = (self.series.ratio(turn) for turn in self.turns)
+        return [ratio for ratio in found if ratio is not None]
+
+    @property
+    def us(self) -> dict[str, float]:
+        """The turn that counts: the one of the median ratio."""
+        turns = [turn for turn in self.turns if self.series.ratio(turn) is not None]
+        turns.sort(key=lambda turn: self.series.ratio(turn) or 0.0)
+        return turns[len(turns) // 2] if turns else {}
+
+    @property
+    def ratio(self) -> float | None:
+        """The best baseline's time over ours."""
+        return self.series.ratio(self.us)
+
+    @property
+    def below(self) -> bool:
+        """Whether it is below its bar."""
+        return self.series.misses(self.us)
+
+
+@dataclass
+class Drawing:
+    """Measures series at drawn points on one device.
+
+    Attributes:
+        baselines: those of `NAMES` that take part; ours are the series' own.
+        budget_s: no point starts that would not end in time.
+        left_out: case -> why it was not measured.
+    """
+
+    bench: Bench
+    baselines: Sequence[Baseline]
+    budget_s: float | None = None
+    left_out: dict[str, str] = field(default_factory=dict)
+    _started: float = field(default_factory=time.monotonic)
+
+    def measure(
+        self, group: Sequence[Series], shapes: Sequence[Shape]
+    ) -> Iterator[tuple[CaseResult, list[Point]]]:
+        """Series that share their baselines, at all points."""
+        bench, problem, setting = self.bench, group[0].problem, group[0].setting
+        cases = [Case(problem, shape, setting) for shape in shapes]
+        reasons = {case.name: why_no_room(case, bench.device) for case in cases}
+        self.left_out |= {name: f"not run: {why}" for name, why in reasons.items() if why}
+        cases = [case for case in cases if not reasons[case.name]]
+        inputs = Inputs(bench.device, cases, bench.seed)
+        own = [BASELINES[name] for name in OWN if name in {series.own for series in group}]
+        others = [_unchecked(b) for b in self.baselines if b.name not in (*OWN, COMPILE)]
+        others = [b for b in others if cases and not b.applies(cases[0], bench.device)]
+        compiled = [compiled_baseline(problem)] if any(b.name == COMPILE for b in self.baselines) else []
+        cost_s = 0.0
+        for index, case in enumerate(cases):
+            began = time.monotonic()
+            if self.budget_s is not None and began - self._started + 2 * cost_s > self.budget_s:
+                self.left_out[case.name] = f"not run: the time budget of {self.budget_s:g} s was spent"
+                bench.progress(f"{case.name}: left out", True)
+                continue
+            result = CaseResult.of(case)
+            sometimes = compiled if index % _COMPILE_EVERY == 0 else []
+            with torch.no_grad(), matmul_precision(setting):
+                self._measure(group, case, result, inputs, [*own, *others, *sometimes])
+            bench.progress(case.name, True)
+            cost_s = time.monotonic() - began
+            yield result, [Point.of(series, case, result) for series in group]
+
+    def _measure(
+        self,
+        group: Sequence[Series],
+        case: Case,
+        result: CaseResult,
+        inputs: Inputs,
+        chosen: Sequence[Baseline],
+    ) -> None:
+        bench = self.bench
+        try:
+            data, out = inputs.of(case)
+            reference = SampledReference(case, data, bench.seed)
+        except Exception as error:
+            failed = Measurement(group[0].own, "epigemm", error=describe_error(error))
+            result.groups.append(Group("turn 1", [failed]))
+            return
+        every = bench.prepare(case, data, out, chosen)
+        for ready in every:
+            if ready.alternative is not None and ready.alternative.checked:
+                bench.check(reference, "signed", out, ready)
+                _allow_fallback(reference, case, data, ready)
+            # The median of three calls leaves out one first call. These two may take longer at their second, too: a
+            # choice that is remembered, a pack that is made, shapes that become dynamic.
+            if ready.alternative is not None and ready.measurement.alternative in (*OWN, COMPILE):
+                ready.measurement.host_us = bench.timer.warm_up(ready.alternative.run)
+        self._take_turns(result, every)
+        first = {name: 1e3 * ms for name, ms in result.groups[0].ms().items()}
+        for _ in range(_AGAIN if any(series.misses(first) for series in group) else 0):
+            time.sleep(_PAUSE_S)
+            for ready in every:  # wakes the device
+                if ready.timed and ready.alternative is not None:
+                    ready.alternative.run()
+            self._take_turns(result, every)
+        close(every)
+
+    def _take_turns(self, result: CaseResult, every: Sequence[Ready]) -> None:
+        self.bench.in_turn(every)
+        name = f"turn {len(result.groups) + 1}"
+        result.groups.append(Group(name, [replace(ready.measurement) for ready in every]))
+
+
+def _allow_fallback(reference: SampledReference, case: Case, data: Data, ready: Ready) -> None:
+    """Where PyTorch's GEMM made a result that left its bound: right if its error is at most twice eager's.
+
+    The bound is that of float32 sums. PyTorch lets cuBLAS add up parts of K in 16 bits, for eager as well.
+    """
+    m = ready.measurement
+    if ready.alternative is None or not m.wrong or m.kernel != FALLBACK:
+        return
+    eager = reference.compare(eager_result(case, data), ready.alternative.roundings)
+    for kind, found in m.accuracy.items():
+        is_right = (
+            math.isfinite(found.relative_error)
+            and found.relative_error <= _TIMES_EAGER * eager.relative_error
+        )
+        m.accuracy[kind] = replace(found, ok=is_right)
+
+
+def eager_result(case: Case, data: Data) -> Tensor:
+    """What eager PyTorch computes."""
+    return case.problem.eager(data.x, data.weight, data.parameters)
+
+
+def _unchecked(baseline: Baseline) -> Baseline:
+    """The same, its results not held against float64: that costs as much as timing them."""
+
+    def prepare(case: Case, data: Data, out: Tensor) -> Alternative:
+        return replace(baseline.prepare(case, data, out), checked=False)
+
+    return replace(baseline, prepare=prepare)
+
+
+def compiled_baseline(problem: Problem, backend: Any = "inductor") -> Baseline:
+    """One compiled function for all shapes, as users get it: its sizes become dynamic at the second shape.
+
+    The tensors are its arguments, and what was compiled for another case is forgotten.
+    """
+    torch.compiler.reset()
+
+    def forward(x: Tensor, weight: Tensor, p: Parameters) -> Tensor:
+        return problem.eager(x, weight, p)
+
+    compiled: Any = torch.compile(forward, backend=backend)
+
+    def prepare(case: Case, data: Data, out: Tensor) -> Alternative:
+        def run() -> Tensor:
+            result: Tensor = compiled(data.x, data.weight, data.parameters)
+            return result
+
+        return Alternative(run, checked=False)
+
+    return Baseline(COMPILE, "torch.compile", prepare)
+
+
+def folder(output: Path | None, about: Mapping[str, Any], seed: int) -> Path:
+    """Where a seed's record goes: below ``output``, else below benchmarks/results/GPU."""
+    gpu = (about["gpu"] or {"name": "cpu"})["name"]
+    return (output or RESULTS / re.sub("[^a-z0-9]+", "-", gpu.lower()).strip("-")) / f"random-{seed}"
+
+
+@dataclass
+class RandomRun:
+    """A run of ``--random``: `skipped` says why a series is not measured here."""
+
+    drawing: Drawing
+    series: Sequence[Series]
+    about: Mapping[str, Any]
+    absent: Mapping[str, str]
+    seed: int
+    count: int
+    between: bool
+    skipped: dict[str, str] = field(default_factory=dict)
+    results: list[CaseResult] = field(default_factory=list)
+    points: list[Point] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        """Leave out what makes no sense on this device."""
+        reasons = {s.name: drawn.why_skipped(s, self.drawing.bench.device) for s in self.series}
+        self.skipped = {name: why for name, why in reasons.items() if why}
+        self.series = [s for s in self.series if not reasons[s.name]]
+
+    def shapes(self, series: Series) -> list[Shape]:
+        """The points of a series."""
+        return drawn.between(self.seed) if series.between else drawn.draw(self.seed, self.count)
+
+    def measure(self, progress: Callable[[int], AbstractContextManager[Any]], target: Path) -> list[Path]:
+        """Measure everything; the files, which are written after each group of series."""
+        if any(b.name == COMPILE for b in self.drawing.baselines):
+            compile_in_this_process()
+        together = drawn.groups(self.series)
+        with progress(sum(len(self.shapes(group[0])) for group in together)) as told:
+            self.drawing.bench.progress = told
+            for group in together:
+                for result, points in self.drawing.measure(group, self.shapes(group[0])):
+                    self.results.append(result)
+                    self.points += points
+                self.record().write(target)
+        tables = [self.table(), point_table("The worst points of each case", worst_points(self.points))]
+        return self.record(complete=True).write(target, tables, self.remarks())
+
+    def record(self, *, complete: bool = False) -> Record:
+        """What has been measured."""
+        figures = {
+            "seed": self.seed,
+            "points": self.count,
+            "between": self.between,
+            "skipped": self.skipped,
+            "left_out": self.drawing.left_out,
+            "cases": self.figures(),
+        }
+        effort = dataclasses.asdict(self.drawing.bench.effort)
+        return Record(KIND, self.about, METHOD, effort, self.absent, self.results, figures, complete)
+
+    def figures(self) -> dict[str, dict[str, Any]]:
+        """The numbers of each series."""
+        by_name = {s.name: [p for p in self.points if p.series.name == s.name] for s in self.series}
+        return {name: finite(summarise(found)) for name, found in by_name.items() if found}
+
+    def table(self) -> Table:
+        """One row for each series."""
+        return summary_table(self.figures())
+
+    def tables(self) -> list[Table]:
+        """The summary, and the points below the bar."""
+        below = [point for point in self.points if point.below]
+        return [self.table(), *([point_table("Below the bar", below)] if below else [])]
+
+    def remarks(self) -> list[str]:
+        """What is wrong, and what was not measured."""
+        found = [f"WRONG: {p.series.name} {p.size}: {p.wrong}" for p in self.points if p.wrong]
+        reasons = list(self.drawing.left_out.values())
+        found += [f"{reasons.count(why)} points: {why}" for why in dict.fromkeys(reasons)]
+        return [*found, *self.record().remarks(), *(f"{name}: {why}" for name, why in self.skipped.items())]
+
+    def list_table(self) -> Table:
+        """The series, nothing measured."""
+        rows = [
+            [s.name, str(len(self.shapes(s))), f"{s.bar:g}", f"{s.small_bar or s.bar:g}"] for s in self.series
+        ]
+        return Table("cases", ("case", "points", "bar", f"under {SMALL_US:g} us"), rows)
+
+
+def summarise(points: Sequence[Point]) -> dict[str, Any]:
+    """The numbers of one series. Means and worst ratios leave out the points under 20 us, unless they are named so."""
+    timed = [point for point in points if point.ratio is not None]
+    large = [point for point in timed if not point.series.small(point.us)]
+    small = [point for point in timed if point.series.small(point.us)]
+
+    def ratios(*others: str, of: Sequence[Point]) -> list[tuple[float, str]]:
+        found = [(point.series.ratio(point.us, *others), point.size) for point in of]
+        return [(ratio, size) for ratio, size in found if ratio is not None]
+
+    def mean(*others: str, of: Sequence[Point] = large) -> float | None:
+        return geomean([ratio for ratio, _ in ratios(*others, of=of)])
+
+    def worst(*others: str, of: Sequence[Point] = large) -> tuple[float | None, str]:
+        return min(ratios(*others, of=of), default=(None, ""))
+
+    return {
+        "points": len(points),
+        "geomean": mean(),
+        "worst": worst()[0],
+        "worst_at": worst()[1],
+        "points_under_20us": len(small),
+        "geomean_under_20us": mean(of=small),
+        "worst_under_20us": worst(of=small)[0],
+        "worst_under_20us_at": worst(of=small)[1],
+        "bare_geomean": mean(BARE),
+        "vs_eager_worst": worst(EAGER)[0],
+        "vs_compile_geomean": mean(COMPILE),
+        "below": sum(point.below for point in timed),
+        "wrong": sum(bool(point.wrong) for point in points),
+    }
+
+
+def _at(value: float | None, size: str) -> str:
+    return "" if value is None else f"{value:.3f} ({size})"
+
+
+def summary_table(cases: Mapping[str, Mapping[str, Any]]) -> Table:
+    """One row for each series."""
+    first = ("case", "points", "geomean", "worst", f"under {SMALL_US:g} us", "geomean", "worst")
+    columns = (*first, "vs mm: geomean", "vs eager: worst", "vs compile: geomean", "below the bar", "wrong")
+    rows = [
+        [
+            name,
+            str(case["points"]),
+            number(case["geomean"]),
+            _at(case["worst"], case["worst_at"]),
+            str(case["points_under_20us"]),
+            number(case["geomean_under_20us"]),
+            _at(case["worst_under_20us"], case["worst_under_20us_at"]),
+            *(number(case[key]) for key in ("bare_geomean", "vs_eager_worst", "vs_compile_geomean")),
+            str(case["below"]),
+            str(case["wrong"]),
+        ]
+        for name, case in cases.items()
+    ]
+    return Table("Summary: the best baseline's time over ours (above 1: epigemm is faster)", columns, rows)
+
+
+def point_table(title: str, points: Sequence[Point]) -> Table:
+    """One row for each point, the worst first."""
+    columns = ("case", "MxNxK", "ratio", "of turns", "us", "best", "us", "mm us", "compile us", "kernel")
+    rows = []
+    for point in sorted(points, key=lambda point: point.ratio or 0.0):
+        us, best = point.us, point.series.best(point.us)
+        turns = " ".join(f"{ratio:.3f}" for ratio in point.ratios) if len(point.ratios) > 1 else ""
+        times = [f"{us[name]:.4g}" if name in us else "" for name in (best, BARE, COMPILE)]
+        head = [point.series.name, point.size, number(point.ratio), turns]
+        rows.append([*head, f"{us[point.series.own]:.4g}", best, *times, point.kernel])
+    return Table(title, columns, rows)
+
+
+def worst_points(points: Sequence[Point], count: int = _WORST_SHOWN) -> list[Point]:
+    """The worst of each series."""
+    timed = sorted((p for p in points if p.ratio is not None), key=lambda point: point.ratio or 0.0)
+    names = dict.fromkeys(point.series.name for point in points)
+    return [point for name in names for point in [p for p in timed if p.series.name == name][:count]]
