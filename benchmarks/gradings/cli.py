@@ -23,6 +23,10 @@ from epigemm._native import cuda_status
 from epigemm.packs import PIECES
 
 SCHEMA = 1
+METHOD = (
+    "Errors of x @ weight.T against float64, as multiples of eps |A||B| entry by entry, eps = 2^-24: the largest over "
+    "all entries and seeds, and the root mean square. Checks have a right answer or a derived bound."
+)
 OK, WRONG, USAGE = 0, 1, 2
 # What dispatch is asked for the record: the classes' size over K, and the sizes of the problem set.
 PLANNED = [(1024, 1024, k) for k in sweep.KS] + [(1024, 8192, 8192), (16384, 4096, 4096), (128, 512, 1024)]
@@ -143,10 +147,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"benchmarks.gradings: {error}", file=sys.stderr)
         return USAGE
     console.line(environment.headline(record["environment"]))
-    show.tables(console, record)
+    tables, remarks = show.tables(record), show.remarks(record)
+    console.show(tables, remarks)
     if options.output:
+        about, figures = record["environment"], show.figures(record)
         if not options.render:
             report.write_json(record, options.output / "gradings.json")
-        for path in show.plots(record, options.output):
+        summary = report.Record("gradings", about, METHOD, {}, {}, [], figures, complete=True)
+        for path in (*summary.write(options.output, tables, remarks), *show.plots(record, options.output)):
             console.line(f"wrote {path}")
     return WRONG if failed(record) else OK

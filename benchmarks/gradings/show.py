@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.gradings.data import BY_NAME
-from benchmarks.gradings.products import RIVAL
+from benchmarks.gradings.products import RIVAL, SGEMM, SPLIT
 from benchmarks.harness.plots import device_line, pyplot, save
-from benchmarks.harness.report import Console, plain
+from benchmarks.harness.report import Table
 
 _SHOWN_K = (16, 64, 256, 1024, 4096, 8192, 32768)
 _NAMES = {"sgemm": "SGEMM", "tf32": "TF32", "split": "split", "scaled": "scaled"}
@@ -21,37 +21,50 @@ def _cell(errors: Mapping[str, Any]) -> str:
     return f"{errors['max_ratio']:.3g} / {errors['rms_ratio']:.2g}"
 
 
-def tables(console: Console, record: Mapping[str, Any]) -> None:
-    """Errors of the sweep, thresholds, and every verdict that is not ok."""
+def tables(record: Mapping[str, Any]) -> list[Table]:
+    """Errors of the sweep, thresholds, what the range guard costs."""
     points = [p for p in record["sweep"] if p["k"] in _SHOWN_K]
     names = list(points[0]["errors"]) if points else []
     rows = [
-        [plain(BY_NAME[p["data"]].title), str(p["k"]), *(_cell(p["errors"][name]) for name in names)]
-        for p in points
+        [BY_NAME[p["data"]].title, str(p["k"]), *(_cell(p["errors"][name]) for name in names)] for p in points
     ]
     title = "Largest / rms of |error| / (eps |A||B|), eps = 2^-24"
-    console.table(title, ["data", "K", *(_NAMES[name] for name in names)], rows)
-    for arithmetic, found in record["thresholds"].items():
-        rows = [[plain(name), "never" if k is None else str(k)] for name, k in found.items()]
-        console.table(
-            f"{_NAMES[arithmetic]}: no less accurate than {_NAMES[RIVAL[arithmetic]]} from this K on",
-            ["data", "K"],
-            rows,
-        )
-    guarded = record.get("guard", [])
-    if guarded:
-        rows = [
-            ["x".join(map(str, found["shape"])), *(f"{ms:.3f}" for ms in found["ms"].values())]
-            for found in guarded
-        ]
-        console.table(
-            "Range guard: ms of a call, by what is computed again", ["M x N x K", *guarded[0]["ms"]], rows
-        )
+    found = [Table(title, ("data", "K", *(_NAMES[name] for name in names)), rows)]
+    for arithmetic, by_data in record["thresholds"].items():
+        rows = [[name, "never" if k is None else str(k)] for name, k in by_data.items()]
+        title = f"{_NAMES[arithmetic]}: no less accurate than {_NAMES[RIVAL[arithmetic]]} from this K on"
+        found.append(Table(title, ("data", "K"), rows))
+    if guarded := record.get("guard", []):
+        rows = [["x".join(map(str, g["shape"])), *(f"{ms:.3f}" for ms in g["ms"].values())] for g in guarded]
+        title = "Range guard: ms of a call, by what is computed again"
+        found.append(Table(title, ("M x N x K", *guarded[0]["ms"]), rows))
+    return found
+
+
+def remarks(record: Mapping[str, Any]) -> list[str]:
+    """How many checks passed, and every one that did not."""
+    lines = []
     for product, verdicts in record["verdicts"].items():
         failed = [v for v in verdicts if not v["ok"]]
-        console.line(plain(f"{product}: {len(verdicts) - len(failed)} of {len(verdicts)} checks passed"))
-        for verdict in failed:
-            console.line(plain(f"  {verdict['name']}: {verdict['measure']}, limit {verdict['limit']}"))
+        lines.append(f"{product}: {len(verdicts) - len(failed)} of {len(verdicts)} checks passed")
+        lines += [f"  {v['name']}: {v['measure']}, limit {v['limit']}" for v in failed]
+    return lines
+
+
+def figures(record: Mapping[str, Any]) -> dict[str, Any]:
+    """What summary.json holds: checks passed, thresholds, and our worst error over SGEMM's at few rows, by data."""
+    few: dict[str, dict[str, float]] = {}
+    for point in record.get("few_rows", []):
+        ours, rival = (point["errors"][name] for name in (SPLIT, SGEMM))
+        for key, name in (("max_ratio", "max_vs_sgemm"), ("rms_ratio", "rms_vs_sgemm")):
+            if ours[key] and rival[key]:
+                worst = few.setdefault(point["data"], {})
+                worst[name] = max(worst.get(name, 0.0), ours[key] / rival[key])
+    passed = {
+        name: {"passed": sum(v["ok"] for v in verdicts), "of": len(verdicts)}
+        for name, verdicts in record["verdicts"].items()
+    }
+    return {"thresholds": record["thresholds"], "checks": passed, "cases": few}
 
 
 def _ratio_lines(record: Mapping[str, Any], data: str, arithmetic: str) -> dict[str, list[tuple[int, float]]]:

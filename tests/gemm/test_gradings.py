@@ -330,6 +330,9 @@ def test_the_record_is_complete_and_can_be_shown(
         "gradings-scaled-over-tf32.png",
         "gradings-split-over-sgemm.png",
     ]
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert summary["kind"] == "gradings" and summary["checks"]["split"] == {"passed": 0, "of": 1}
+    assert summary["thresholds"] == record["thresholds"]
     record["verdicts"] = {"sgemm": record["verdicts"]["split"], "split": []}
     assert not cli.failed(record), "SGEMM's grades are not ours"
 
