@@ -154,6 +154,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if not options.render:
             report.write_json(record, options.output / "gradings.json")
         summary = report.Record("gradings", about, METHOD, {}, {}, [], figures, complete=True)
-        for path in (*summary.write(options.output, tables, remarks), *show.plots(record, options.output)):
+        for path in (
+            *summary.write(options.output, tables, remarks),
+            *show.write_plots(record, options.output),
+        ):
             console.line(f"wrote {path}")
     return WRONG if failed(record) else OK

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from benchmarks.gradings.data import BY_NAME
 from benchmarks.gradings.products import RIVAL, SGEMM, SPLIT
-from benchmarks.harness.plots import device_line, pyplot, save
+from benchmarks.harness import plots
 from benchmarks.harness.report import Table
 
 _SHOWN_K = (16, 64, 256, 1024, 4096, 8192, 32768)
@@ -69,58 +69,29 @@ def figures(record: Mapping[str, Any]) -> dict[str, Any]:
 
 def _ratio_lines(record: Mapping[str, Any], data: str, arithmetic: str) -> dict[str, list[tuple[int, float]]]:
     """Maximum and rms over the rival's, for each K where both are numbers."""
-    lines: dict[str, list[tuple[int, float]]] = {"max_ratio": [], "rms_ratio": []}
+    lines: dict[str, list[tuple[int, float]]] = {"largest error": [], "rms error": []}
     for point in record["sweep"]:
         if point["data"] != data or arithmetic not in point["errors"]:
             continue
         ours, rival = point["errors"][arithmetic], point["errors"][RIVAL[arithmetic]]
-        for key, line in lines.items():
+        for key, line in zip(("max_ratio", "rms_ratio"), lines.values(), strict=True):
             if ours[key] and rival[key]:
                 line.append((point["k"], ours[key] / rival[key]))
     return lines
 
 
-def _panel(axes: Any, lines: Mapping[str, Sequence[tuple[int, float]]], title: str) -> None:
-    labels = {"max_ratio": ("largest error", "#d1495b"), "rms_ratio": ("rms error", "#30638e")}
-    for key, line in lines.items():
-        if line:
-            label, colour = labels[key]
-            axes.plot(*zip(*line, strict=True), marker="o", markersize=3, color=colour, label=label)
-    axes.axhline(1.0, color="black", linewidth=1)
-    axes.set_xscale("log", base=2)
-    axes.set_yscale("log", base=2)
-    axes.tick_params(labelbottom=True, labelsize=8)
-    axes.set_title(title, fontsize=9)
-    axes.grid(alpha=0.3)
-
-
-def plot(record: Mapping[str, Any], arithmetic: str, folder: Path) -> Path | None:
-    """One panel for each class: our error over the rival's, over K; None where the record has neither."""
-    names = list(dict.fromkeys(p["data"] for p in record["sweep"] if arithmetic in p["errors"]))
-    if not names:
-        return None
-    plt = pyplot()
-    columns = 4
-    rows = -(-len(names) // columns)
-    figure, grid = plt.subplots(
-        rows, columns, figsize=(14, 2.6 * rows + 0.8), layout="constrained", sharex=True, squeeze=False
-    )
-    for axes, name in zip(grid.flat, names, strict=False):
-        _panel(axes, _ratio_lines(record, name, arithmetic), BY_NAME[name].title)
-    for axes in list(grid.flat)[len(names) :]:
-        axes.set_axis_off()
-    grid.flat[0].legend(fontsize=8)
-    rival = _NAMES[RIVAL[arithmetic]]
-    figure.suptitle(
-        f"Error of the {_NAMES[arithmetic]} product over {rival}'s, against K (below 1: ours is more accurate)\n"
-        f"{device_line(record)}",
-        fontsize=11,
-    )
-    folder.mkdir(parents=True, exist_ok=True)
-    return save(plt, figure, folder / f"gradings-{arithmetic}-over-{RIVAL[arithmetic]}.png")
-
-
-def plots(record: Mapping[str, Any], folder: Path) -> list[Path]:
-    """Both plots, as far as the record has data."""
-    drawn: Iterable[Path | None] = (plot(record, arithmetic, folder) for arithmetic in RIVAL)
-    return [path for path in drawn if path is not None]
+def write_plots(record: Mapping[str, Any], folder: Path) -> list[Path]:
+    """For each arithmetic one panel for each class: our error over the rival's, over K; as far as there is data."""
+    written = []
+    for arithmetic, rival in RIVAL.items():
+        names = list(dict.fromkeys(p["data"] for p in record["sweep"] if arithmetic in p["errors"]))
+        found = {BY_NAME[name].title: _ratio_lines(record, name, arithmetic) for name in names}
+        title = (
+            f"Error of the {_NAMES[arithmetic]} product over {_NAMES[rival]}'s, against K "
+            f"(below 1: ours is more accurate)\n{plots.device_line(record)}"
+        )
+        if found:
+            folder.mkdir(parents=True, exist_ok=True)
+            path = folder / f"gradings-{arithmetic}-over-{rival}.png"
+            written.append(plots.panels(found, title, path))
+    return written

@@ -13,6 +13,7 @@ from typing import Any
 from benchmarks.harness.records import BARE, EAGER, OURS, PLAIN
 
 INSTALL = "pip install epigemm[bench]"
+_COLUMNS = 4
 _COLOURS = {
     OURS: "#d1495b",
     PLAIN: "#e69aa4",
@@ -190,6 +191,30 @@ def _scatter(plt: Any, cases: Sequence[Mapping[str, Any]], title: str, path: Pat
     axes.set_ylabel("times faster than eager PyTorch")
     axes.set_title(title, fontsize=11, loc="left")
     axes.legend(fontsize=8)
+    return save(plt, figure, path)
+
+
+def panels(lines: Mapping[str, Mapping[str, Sequence[tuple[int, float]]]], title: str, path: Path) -> Path:
+    """A small plot for each entry, both axes logarithmic, its lines by label; the line at 1 is drawn."""
+    plt = pyplot()
+    rows = -(-len(lines) // _COLUMNS)
+    figure, grid = plt.subplots(
+        rows, _COLUMNS, figsize=(14, 2.6 * rows + 0.8), layout="constrained", sharex=True, squeeze=False
+    )
+    for axes, (name, by_label) in zip(grid.flat, lines.items(), strict=False):
+        for (label, points), colour in zip(by_label.items(), (_COLOURS[OURS], _COLOURS["mm"]), strict=False):
+            if points:
+                axes.plot(*zip(*points, strict=True), marker="o", markersize=3, color=colour, label=label)
+        axes.axhline(1.0, color="black", linewidth=1)
+        axes.set_xscale("log", base=2)
+        axes.set_yscale("log", base=2)
+        axes.tick_params(labelbottom=True, labelsize=8)
+        axes.set_title(name, fontsize=9)
+        axes.grid(alpha=0.3)
+    for axes in list(grid.flat)[len(lines) :]:
+        axes.set_axis_off()
+    grid.flat[0].legend(fontsize=8)
+    figure.suptitle(title, fontsize=11)
     return save(plt, figure, path)
 
 
