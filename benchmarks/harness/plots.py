@@ -126,8 +126,8 @@ def ratio_bars(
     return save(plt, figure, path)
 
 
-def _times(case: Mapping[str, Any]) -> dict[str, float]:
-    """Milliseconds in turn of each alternative over those of eager in the same group, as multiples: above 1 faster."""
+def _over_eager(case: Mapping[str, Any]) -> dict[str, float]:
+    """How many times faster than eager each alternative is, in turn, by the first group that has it."""
     found: dict[str, float] = {}
     for group in case["groups"]:
         ms = {m["alternative"]: m["in_turn"]["median_ms"] for m in group["measurements"] if m["in_turn"]}
@@ -145,7 +145,7 @@ def _kinds(record: Mapping[str, Any]) -> dict[tuple[str, str], list[Mapping[str,
     """The cases with times, by kind of problem and arithmetic."""
     found: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
     for case in record["cases"]:
-        if OURS in _times(case):
+        if OURS in _over_eager(case):
             arithmetic = " ".join(filter(None, (case["dtype"], case["precision"])))
             found.setdefault((case["problem"].partition("/")[0], arithmetic), []).append(case)
     return found
@@ -154,7 +154,7 @@ def _kinds(record: Mapping[str, Any]) -> dict[tuple[str, str], list[Mapping[str,
 def _rates(plt: Any, cases: Sequence[Mapping[str, Any]], title: str, path: Path) -> Path:
     """Throughput per case, ours beside eager and the bare product or copy."""
     figure, axes = plt.subplots(figsize=(2.4 + 1.5 * len(cases), 5.0), layout="constrained")
-    names = [name for name in (OURS, EAGER, *BARE) if any(name in _times(case) for case in cases)]
+    names = [name for name in (OURS, EAGER, *BARE) if any(name in _over_eager(case) for case in cases)]
     width = 0.8 / len(names)
     for index, name in enumerate(names):
         places = [i + (index - (len(names) - 1) / 2) * width for i in range(len(cases))]
@@ -182,7 +182,7 @@ def _scatter(plt: Any, cases: Sequence[Mapping[str, Any]], title: str, path: Pat
     """How many times faster than eager at each shape, over the product's size."""
     figure, axes = plt.subplots(figsize=(8, 4.4), layout="constrained")
     for name in (OURS, PLAIN):
-        points = [(case["flops"], ratio) for case in cases if (ratio := _times(case).get(name))]
+        points = [(case["flops"], ratio) for case in cases if (ratio := _over_eager(case).get(name))]
         if points:
             axes.scatter(*zip(*points, strict=True), s=9, color=_COLOURS[name], label=_TITLES.get(name, name))
     axes.axhline(1.0, color=_COLOURS[EAGER], linewidth=1.2)
@@ -235,7 +235,7 @@ def write_plots(record: Mapping[str, Any], folder: Path) -> list[Path]:
                 path = folder / f"random-{slug(problem, arithmetic)}.png"
                 written.append(_scatter(plt, of, f"{problem}, {title.partition(', ')[2]}", path))
             continue
-        rows = [(_label(case), _times(case)) for case in cases]
+        rows = [(_label(case), _over_eager(case)) for case in cases]
         written.append(ratio_bars(plt, rows, title, folder / f"speedup-{slug(kind, arithmetic)}.png"))
         written.append(_rates(plt, cases, title, folder / f"rate-{slug(kind, arithmetic)}.png"))
     return written

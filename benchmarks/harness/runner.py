@@ -195,7 +195,7 @@ class Runner:
         """Hold ours against float64 and time nothing."""
         ours = [baseline for baseline in self.baselines if baseline.name in OWN]
         for case in cases:
-            result = CaseResult.of(fitting(case, self.bench.device))
+            result = CaseResult.of(case)
             self.add_group(case, result, "check", ours, timed=False)
             yield result
 

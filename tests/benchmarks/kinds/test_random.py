@@ -24,7 +24,8 @@ from benchmarks.cli import main
 from benchmarks.harness import records
 from benchmarks.harness.runner import Bench
 from benchmarks.kinds import random as kind
-from benchmarks.kinds.random import Drawing, Point
+from benchmarks.kinds.points import Point, point_table, summarise, summary_table, worst_points
+from benchmarks.kinds.random import Drawing
 from epigemm.timing import CpuTimer, Effort, Run
 
 CPU = torch.device("cpu")
@@ -146,7 +147,7 @@ def test_the_summary_by_hand() -> None:
         point(4, (30, 19.8), mm=5),
         point(5, wrong="too far"),
     ]
-    assert kind.summarise(found) == pytest.approx(
+    assert summarise(found) == pytest.approx(
         {
             "points": 5,
             "geomean": 1.0,  # of 2 and 0.5
@@ -163,16 +164,16 @@ def test_the_summary_by_hand() -> None:
             "wrong": 1,
         }
     )
-    assert [p.size for p in kind.worst_points(found, 2)] == ["2x8x16", "4x8x16"]
-    rows = kind.point_table("", found[:4]).rows
+    assert [p.size for p in worst_points(found, 2)] == ["2x8x16", "4x8x16"]
+    rows = point_table("", found[:4]).rows
     assert [row[2] for row in rows] == ["0.500", "0.660", "0.800", "2.000"]
     assert rows[0][3] == "0.500 0.500 4.000"
 
 
 def test_nothing_measured_has_no_numbers() -> None:
-    found = kind.summarise([point(1, wrong="an error")])
+    found = summarise([point(1, wrong="an error")])
     assert (found["points"], found["geomean"], found["worst"], found["worst_at"]) == (1, None, None, "")
-    assert kind.summary_table({"case": found}).rows[0][2:5] == ["", "", "0"]
+    assert summary_table({"case": found}).rows[0][2:5] == ["", "", "0"]
 
 
 # --- which cases ----------------------------------------------------------------------------------------------
