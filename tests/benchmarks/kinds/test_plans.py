@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+import torch
+from torch import Tensor
 
 pytest.importorskip("rich", reason="the extra `bench` is not installed")
 pytest.importorskip("matplotlib", reason="the extra `bench` is not installed")
@@ -14,6 +20,8 @@ from benchmarks.cases import Setting, Shape
 from benchmarks.cli import main
 from benchmarks.kinds import plans
 from benchmarks.kinds.plans import PlanPoint, PlanTime
+from epigemm.calls import LinearCall
+from epigemm.candidates import Candidate
 from tools import judge_costs
 
 SHAPES = [Shape(16, 256, 128), Shape(300, 512, 256)]
@@ -50,6 +58,56 @@ def test_the_table_names_the_best_plan_and_counts_the_wrong() -> None:
     point.others = [PlanTime([], "mm", 6.0, 6.0, 6.0, 5)]
     assert plans.table([point]).rows == [["linear/bias_relu 1x2x3 bf16", "5", "large [1]", "6", "2", "1"]]
     assert point.failed
+
+
+RIGHT, OFF, REFUSED, OTHER_ORDER = (0, 0, 0, 1, 1), (0, 1, 0, 1, 1), (0, 2, 0, 1, 1), (0, 0, 1, 2, 1)
+
+
+@pytest.fixture
+def planned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Four plans, on a CPU: one is right, one writes half, one cannot run, one is in an order of tiles of its own."""
+
+    def families(call: LinearCall, *, within: float) -> Iterator[Any]:
+        assert within == float("inf") and call.weight.shape == (SHAPES[0].n, SHAPES[0].k)
+        out = call.new_out()
+
+        def run(plan: tuple[int, ...]) -> Tensor:
+            if plan == REFUSED:
+                raise RuntimeError("no such kernel")
+            assert call.bias is not None
+            right = torch.relu(call.x.float() @ call.weight.float().t() + call.bias.float())
+            rows = len(out) // 2 if plan == OFF else len(out)
+            out[:rows] = right[:rows]
+            return out
+
+        plans_ = (RIGHT, OFF, REFUSED, OTHER_ORDER)
+        found = [Candidate(plan, "any", lambda plan=plan: run(plan)) for plan in plans_]  # type: ignore[misc]
+        rival = Candidate((), "torch", lambda: run(RIGHT))
+        kind = SimpleNamespace(arithmetic="any")
+        yield SimpleNamespace(kind=kind, candidates=found, rival=rival, setting=nullcontext, left_out=())
+
+    answers = [
+        {"plan": list(plan), "predicted_us": 2.0, "tile": str(plan[1])} for plan in (RIGHT, OFF, REFUSED)
+    ]
+    considered = [SimpleNamespace(arithmetic="any", plan={"candidates": answers})]
+    monkeypatch.setattr("epigemm.candidates.families", families)
+    monkeypatch.setattr("epigemm.execution.considered", lambda call: considered)
+
+
+@pytest.mark.usefixtures("planned")
+@pytest.mark.parametrize("dtype", ["bf16", "fp32"])
+@pytest.mark.parametrize("checked", [True, False])
+def test_the_planners_candidates_are_checked_and_timed(dtype: str, checked: bool, tmp_path: Path) -> None:
+    sweep = plans.PlanSweep(torch.device("cpu"), checked=checked)
+    cases = plans.select([], SHAPES[:1], [Setting(dtype, "highest")])
+    (point,) = plans.measure(sweep, cases, {}, tmp_path)
+    assert not point.error and [point.m, point.n, point.k] == [16, 256, 128]
+    assert {tuple(plan.plan): plan.ok for plan in point.plans} == {RIGHT: True, OFF: not checked}
+    assert [other.name for other in point.others] == ["torch", "mm", "eager"]
+    assert point.left_out == [f"{REFUSED}: RuntimeError: no such kernel"]
+    record = json.loads((tmp_path / "plans.json").read_text())
+    assert record["complete"] and len(record["plan_points"]) == 1
+    assert any("any  0  K in 1: 1," in line for line in judge_costs.report(record["plan_points"]))
 
 
 @pytest.mark.gpu
