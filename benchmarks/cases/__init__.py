@@ -306,3 +306,10 @@ def matching(names: Sequence[str], patterns: Sequence[str], where: str) -> list[
             raise ValueError(f"--cases: {pattern!r} matches nothing; {where}: {', '.join(names)}")
         found |= matched
     return [name for name in names if not patterns or name in found]
+
+
+def compile_in_this_process() -> None:
+    """Inductor's processes, which start in the background, would take cores from the host that is timed."""
+    import torch._inductor.config
+
+    torch._inductor.config.compile_threads = 1

@@ -10,9 +10,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import epigemm
-from benchmarks.cases import Shape, matching
+from benchmarks.cases import Shape, compile_in_this_process, matching
 from epigemm import PerColumn
-from epigemm.timing import Run, compile_in_this_process
+from epigemm.timing import Run
 
 # The names of the variants, part of the record's format.
 F_LINEAR, TORCH, EAGER, FUNCTION, PLAIN = "f_linear", "torch", "eager", "function", "function_plain"

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.baselines import BASELINES, FALLBACK, Alternative, Baseline
-from benchmarks.cases import Case, Data, Parameters, Problem, Shape
+from benchmarks.cases import Case, Data, Parameters, Problem, Shape, compile_in_this_process
 from benchmarks.cases import random as drawn
 from benchmarks.cases.random import BARE, SMALL_US, Series
 from benchmarks.harness.records import ADDMM, COMPILE, EAGER, OWN, CaseResult, Group, Measurement
@@ -32,7 +32,7 @@ from benchmarks.harness.runner import (
 )
 from benchmarks.harness.sampling import SampledReference
 from benchmarks.kinds.points import Point, point_table, summarise, summary_table, worst_points
-from epigemm.timing import Effort, compile_in_this_process
+from epigemm.timing import Effort
 
 KIND = "random"
 RESULTS = Path("benchmarks") / "results"

@@ -11,13 +11,12 @@ from typing import Any
 
 import torch
 
-from benchmarks.cases import Setting
+from benchmarks.cases import Setting, compile_in_this_process
 from benchmarks.harness import environment, report
 from benchmarks.models import tables, workloads
 from benchmarks.models.alternatives import AOT_EAGER, INDUCTOR, select_alternatives
 from benchmarks.models.records import TITLES, ModelResult
 from benchmarks.models.runner import QUICK, ModelEffort, ModelRunner, Point, points
-from epigemm.timing import compile_in_this_process
 
 KIND = "models"
 TIME_BUDGET_S = {"cuda": 240.0, "cpu": 45.0}

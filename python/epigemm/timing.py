@@ -71,10 +71,6 @@ class Timer(abc.ABC):
     def synchronize(self) -> None:
         """Wait for everything on the device."""
 
-    @abc.abstractmethod
-    def nothing(self) -> dict[str, Run]:
-        """Calls that do nothing: their time is the least that this timer can show."""
-
     def warm_up(self, run: Run) -> float:
         """Run a few times; the median microseconds for which a call keeps the host busy."""
         host: list[float] = []
@@ -131,11 +127,6 @@ class CpuTimer(Timer):
     def synchronize(self) -> None:
         """Nothing to wait for."""
 
-    def nothing(self) -> dict[str, Run]:
-        """A Python call."""
-        empty = torch.empty(0)
-        return {"empty call": lambda: empty}
-
 
 class CudaTimer(Timer):
     """CUDA events around each call, the L2 cache flushed before it."""
@@ -144,11 +135,6 @@ class CudaTimer(Timer):
         super().__init__(device)
         l2_bytes = torch.cuda.get_device_properties(device).L2_cache_size
         self._flush = torch.zeros(max(2 * l2_bytes, 64 << 20) // 4, dtype=torch.float32, device=device)
-
-    @property
-    def flushed_bytes(self) -> int:
-        """How much is read before every timed call."""
-        return self._flush.nbytes
 
     def round(self, runs: Sequence[Run], host_us: float) -> list[float]:
         """See the base class; the host runs ahead by half as much again as the slowest call needs."""
@@ -169,23 +155,6 @@ class CudaTimer(Timer):
     def synchronize(self) -> None:
         """Wait for the device."""
         torch.cuda.synchronize(self.device)
-
-    def nothing(self) -> dict[str, Run]:
-        """No kernel between the events, and one that ends at once."""
-        spin: Any = torch.cuda._sleep
-
-        def empty_kernel() -> Tensor:
-            spin(0)
-            return self._flush
-
-        return {"no kernel": lambda: self._flush, "empty kernel": empty_kernel}
-
-
-def compile_in_this_process() -> None:
-    """Inductor's processes, which start in the background, would take cores from the host that is timed."""
-    import torch._inductor.config
-
-    torch._inductor.config.compile_threads = 1
 
 
 def make_timer(device: torch.device) -> Timer:
