@@ -211,16 +211,17 @@ class Ratio:
     least: float | None = None
 
     def best(self, result: CaseResult) -> tuple[float, str] | None:
-        """The ratio and the name of the best of the others; None where a time is missing."""
+        """The ratio and the name of the best of the others, each in its first group; None where a time is missing."""
         if self.dtypes and result.dtype not in self.dtypes:
             return None
-        found: list[tuple[float, str]] = []
+        found: dict[str, float] = {}
         for group in result.groups:
             times = group.ms(alone=self.alone)
-            if self.own in times:
-                others = self.others or [name for name in times if name not in NOT_BASELINES]
-                found += [(times[name] / times[self.own], name) for name in others if name in times]
-        return min(found, default=None)
+            others = self.others or [name for name in times if name not in NOT_BASELINES]
+            for name in others if self.own in times else ():
+                if name in times:
+                    found.setdefault(name, times[name] / times[self.own])
+        return min(((ratio, name) for name, ratio in found.items()), default=None)
 
 
 def ratios(result: CaseResult, wanted: Sequence[Ratio]) -> dict[str, float]:
