@@ -20,7 +20,7 @@ from benchmarks.harness import environment, plots
 from benchmarks.harness.progress import shown_progress
 from benchmarks.harness.records import COMPILE, MAX_AUTOTUNE
 from benchmarks.harness.report import Console, plain
-from benchmarks.harness.runner import Bench, Runner
+from benchmarks.harness.runner import Bench, Budget, Runner
 from benchmarks.kinds import host, plans, random, tune
 from benchmarks.kinds.bench import BenchRun
 from benchmarks.kinds.custom import CustomRun
@@ -168,7 +168,7 @@ def _random(run: _Run) -> int:
     skip = [COMPILE] if run.device.type == "cpu" and not options.peers else []
     available, absent = run.baselines([baselines.BASELINES[n] for n in ("epigemm", *random.NAMES)], skip)
     measured = random.RandomRun(
-        random.Drawing(run.bench(), available, run.budget),
+        random.Drawing(run.bench(), available, Budget(run.budget)),
         drawn.select(options.cases, count=options.count, between=options.between),
         run.about,
         absent,
@@ -204,11 +204,13 @@ def _plans(run: _Run) -> int:
     if device.type != "cuda":
         raise ValueError("--plans: needs a GPU")
     cases = plans.select(options.cases, _shapes(options), _settings(options, device))
-    sweep = plans.PlanSweep(device, run.effort, run.budget, options.seed, checked=not options.unchecked)
+    sweep = plans.PlanSweep(
+        device, run.effort, Budget(run.budget), options.seed, checked=not options.unchecked
+    )
     with shown_progress(len(cases)) as sweep.progress:
         points = plans.measure(sweep, cases, run.about, run.output)
     run.announce()
-    run.console.show([plans.table(points)], [f"{name}: {why}" for name, why in sweep.left_out.items()])
+    run.console.show([plans.table(points)], [f"{name}: {why}" for name, why in sweep.budget.left_out.items()])
     return WRONG if any(point.failed for point in points) else OK
 
 

@@ -251,6 +251,32 @@ class Runner:
         self.bench.progress(f"{case.name}: left out", True)
 
 
+@dataclass
+class Budget:
+    """Time and memory for many cases: `left_out` says why some are not measured."""
+
+    seconds: float | None = None
+    left_out: dict[str, str] = field(default_factory=dict)
+    _started: float = field(default_factory=time.monotonic)
+    _cost: float = 0.0
+
+    def with_room(self, cases: Sequence[Case], device: torch.device) -> list[Case]:
+        """Those that fit into memory."""
+        reasons = {case.name: why_no_room(case, device) for case in cases}
+        self.left_out |= {name: f"not run: {why}" for name, why in reasons.items() if why}
+        return [case for case in cases if not reasons[case.name]]
+
+    def spend(self, cases: Sequence[Case]) -> Iterator[Case]:
+        """One after another; none is begun that would not end in time, taking twice as long as the last."""
+        for case in cases:
+            began = time.monotonic()
+            if self.seconds is not None and began - self._started + 2 * self._cost > self.seconds:
+                self.left_out[case.name] = f"not run: the time budget of {self.seconds:g} s was spent"
+                continue
+            yield case
+            self._cost = time.monotonic() - began
+
+
 class Inputs:
     """Operands and result of many shapes, as views of memory that is drawn once per dtype.
 

@@ -21,7 +21,7 @@ from benchmarks.cases.problems import problems
 from benchmarks.harness import report
 from benchmarks.harness.records import EAGER, MM, Accuracy, Timing
 from benchmarks.harness.report import SCHEMA, Table, finite
-from benchmarks.harness.runner import Inputs, describe_error, matmul_precision, why_no_room
+from benchmarks.harness.runner import Budget, Inputs, describe_error, matmul_precision
 from benchmarks.harness.sampling import SampledReference
 from epigemm import candidates, execution
 from epigemm.calls import LinearCall
@@ -106,11 +106,10 @@ class PlanSweep:
 
     device: torch.device
     effort: Effort = EFFORT
-    budget_s: float | None = None
+    budget: Budget = field(default_factory=Budget)
     seed: int = 0
     checked: bool = True
     progress: Callable[[str, bool], None] = lambda text, finished: None
-    left_out: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Allocate the timer's flush buffer once."""
@@ -118,16 +117,9 @@ class PlanSweep:
 
     def sweep(self, cases: Sequence[Case]) -> Iterator[PlanPoint]:
         """One record for each case and arithmetic."""
-        started, cost = time.monotonic(), 0.0
-        reasons = {case.name: why_no_room(case, self.device) for case in cases}
-        self.left_out |= {name: why for name, why in reasons.items() if why}
-        cases = [case for case in cases if not reasons[case.name]]
+        cases = self.budget.with_room(cases, self.device)
         inputs = Inputs(self.device, cases, self.seed)
-        for case in cases:
-            began = time.monotonic()
-            if self.budget_s is not None and began - started + 2 * cost > self.budget_s:
-                self.left_out[case.name] = f"not run: the time budget of {self.budget_s:g} s was spent"
-                continue
+        for case in self.budget.spend(cases):
             try:
                 with torch.no_grad(), matmul_precision(case.setting):
                     yield from self._points(case, *inputs.of(case))
@@ -135,7 +127,6 @@ class PlanSweep:
                 point = _empty(case)
                 point.error = describe_error(error)
                 yield point
-            cost = time.monotonic() - began
             self.progress(case.name, True)
 
     def _points(self, case: Case, data: Data, out: Tensor) -> Iterator[PlanPoint]:
@@ -209,7 +200,7 @@ def measure(
 
     def keep(*, complete: bool) -> None:
         head = {"schema": SCHEMA, "kind": "plans", "complete": complete, "environment": about}
-        head |= {"effort": asdict(sweep.effort), "left_out": sweep.left_out}
+        head |= {"effort": asdict(sweep.effort), "left_out": sweep.budget.left_out}
         data = finite(head | {"plan_points": [asdict(point) for point in found]})
         if folder:
             report.write_json(data, folder / "plans.json")

@@ -23,12 +23,12 @@ from benchmarks.harness.records import ADDMM, COMPILE, EAGER, OWN, CaseResult, G
 from benchmarks.harness.report import Record, Table, finite
 from benchmarks.harness.runner import (
     Bench,
+    Budget,
     Inputs,
     Ready,
     close,
     describe_error,
     matmul_precision,
-    why_no_room,
 )
 from benchmarks.harness.sampling import SampledReference
 from benchmarks.kinds.points import Point, point_table, summarise, summary_table, worst_points
@@ -57,15 +57,12 @@ class Drawing:
 
     Attributes:
         baselines: those of `NAMES` that take part; ours are the series' own.
-        budget_s: no point starts that would not end in time.
-        left_out: case -> why it was not measured.
+        budget: no point starts that would not end in time.
     """
 
     bench: Bench
     baselines: Sequence[Baseline]
-    budget_s: float | None = None
-    left_out: dict[str, str] = field(default_factory=dict)
-    _started: float = field(default_factory=time.monotonic)
+    budget: Budget = field(default_factory=Budget)
 
     def measure(
         self, group: Sequence[Series], shapes: Sequence[Shape]
@@ -73,27 +70,18 @@ class Drawing:
         """Series that share their baselines, at all points."""
         bench, problem, setting = self.bench, group[0].problem, group[0].setting
         cases = [Case(problem, shape, setting) for shape in shapes]
-        reasons = {case.name: why_no_room(case, bench.device) for case in cases}
-        self.left_out |= {name: f"not run: {why}" for name, why in reasons.items() if why}
-        cases = [case for case in cases if not reasons[case.name]]
+        cases = self.budget.with_room(cases, bench.device)
         inputs = Inputs(bench.device, cases, bench.seed)
         own = [BASELINES[name] for name in OWN if name in {series.own for series in group}]
         others = [_unchecked(b) for b in self.baselines if b.name not in (*OWN, COMPILE)]
         others = [b for b in others if cases and not b.applies(cases[0], bench.device)]
         compiled = [compiled_baseline(problem)] if any(b.name == COMPILE for b in self.baselines) else []
-        cost_s = 0.0
-        for index, case in enumerate(cases):
-            began = time.monotonic()
-            if self.budget_s is not None and began - self._started + 2 * cost_s > self.budget_s:
-                self.left_out[case.name] = f"not run: the time budget of {self.budget_s:g} s was spent"
-                bench.progress(f"{case.name}: left out", True)
-                continue
+        for index, case in enumerate(self.budget.spend(cases)):
             result = CaseResult.of(case)
             sometimes = compiled if index % _COMPILE_EVERY == 0 else []
             with torch.no_grad(), matmul_precision(setting):
                 self._measure(group, case, result, inputs, [*own, *others, *sometimes])
             bench.progress(case.name, True)
-            cost_s = time.monotonic() - began
             yield result, [Point.of(series, case, result) for series in group]
 
     def _measure(
@@ -243,7 +231,7 @@ class RandomRun:
             "points": self.count,
             "between": self.between,
             "skipped": self.skipped,
-            "left_out": self.drawing.left_out,
+            "left_out": self.drawing.budget.left_out,
             "cases": self.figures(),
         }
         effort = dataclasses.asdict(self.drawing.bench.effort)
@@ -266,7 +254,7 @@ class RandomRun:
     def remarks(self) -> list[str]:
         """What is wrong, and what was not measured."""
         found = [f"WRONG: {p.series.name} {p.size}: {p.wrong}" for p in self.points if p.wrong]
-        reasons = list(self.drawing.left_out.values())
+        reasons = list(self.drawing.budget.left_out.values())
         found += [f"{reasons.count(why)} points: {why}" for why in dict.fromkeys(reasons)]
         return [*found, *self.record().remarks(), *(f"{name}: {why}" for name, why in self.skipped.items())]
 

@@ -22,7 +22,7 @@ from benchmarks.cases import random as points
 from benchmarks.cases.random import SERIES, Series
 from benchmarks.cli import main
 from benchmarks.harness import records
-from benchmarks.harness.runner import Bench
+from benchmarks.harness.runner import Bench, Budget
 from benchmarks.kinds import random as kind
 from benchmarks.kinds.points import Point, point_table, summarise, summary_table, worst_points
 from benchmarks.kinds.random import Drawing
@@ -236,7 +236,7 @@ def test_the_folder_is_named_by_the_gpu() -> None:
 
 def drawing(budget: float | None = None, names: Sequence[str] = ("eager", "mm")) -> Drawing:
     effort = Effort(rounds=1, min_ms=0.0, max_rounds=1, pause_s=None)
-    return Drawing(Bench(CPU, effort), [baselines.BASELINES[name] for name in names], budget)
+    return Drawing(Bench(CPU, effort), [baselines.BASELINES[name] for name in names], Budget(budget))
 
 
 def measure(of: Drawing, group: Sequence[Series], shapes: Sequence[Shape]) -> list[Point]:
@@ -314,7 +314,9 @@ def test_one_compiled_function_takes_all_shapes(of: Series) -> None:
 def test_a_spent_budget_says_what_was_left_out() -> None:
     measured = drawing(budget=0.0)
     assert measure(measured, [RELU], SHAPES) == []
-    assert len(measured.left_out) == len(SHAPES) and "budget" in next(iter(measured.left_out.values()))
+    assert len(measured.budget.left_out) == len(SHAPES) and "budget" in next(
+        iter(measured.budget.left_out.values())
+    )
 
 
 # --- from end to end ------------------------------------------------------------------------------------------
