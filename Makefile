@@ -44,7 +44,7 @@ package_settings := ARCHITECTURES='$(ARCHITECTURES)' CMAKE_SETTINGS='$(CMAKE_SET
 .DELETE_ON_ERROR:
 
 bench: $(installed)/package
-	$(python) -m epigemm.bench $(BENCH_FLAGS)
+	$(python) -m benchmarks --output build/bench $(BENCH_FLAGS)
 
 test: $(installed)/package
 	$(python) -m pytest tests $(PYTEST_FLAGS)

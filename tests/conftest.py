@@ -15,7 +15,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
-from epigemm.bench import environment
+from benchmarks.harness import environment
 from tests.support.cases import cuda_unavailable
 from tests.support.untyped import backends
 

@@ -1,7 +1,7 @@
 """Launch every kernel of the built-in epilogues once, at small shapes, for compute-sanitizer; compare with float64.
 
-    compute-sanitizer --tool memcheck python tools/run_every_kernel.py
-    compute-sanitizer --tool racecheck python tools/run_every_kernel.py
+    compute-sanitizer --tool memcheck python -m tools.run_every_kernel
+    compute-sanitizer --tool racecheck python -m tools.run_every_kernel
 
 Shapes leave every tile partly empty along M and N, so that the predicated edges run too.
 """
@@ -14,9 +14,9 @@ import sys
 import torch
 from torch import Tensor
 
+from benchmarks.gradings.products import SCALED, SPLIT, forced_into
 from epigemm import linker, matrices
 from epigemm._native import build_info, ops
-from epigemm.bench.gradings.products import SCALED, SPLIT, forced_into
 from epigemm.candidates import SWAP_AB
 from epigemm.epilogues import EPILOGUES, MATRIX, Epilogue, EpilogueInputs, fold_batch_norm_reference
 from epigemm.programs import FORMULAS

@@ -1,8 +1,9 @@
-"""`python -m epigemm`: what was built, what is installed, and what would run here."""
+"""`python -m epigemm`: what was built, what is installed, what would run here, and whether it computes."""
 
 from __future__ import annotations
 
 import platform
+import sys
 
 import torch
 
@@ -43,5 +44,26 @@ def _devices() -> list[str]:
     return lines
 
 
+def wrong_results(device: str) -> list[str]:
+    """What a small layer gets wrong: held against float64, K + 4 roundings to fp32 and two to the result's type off."""
+    generator = torch.Generator().manual_seed(0)
+    found = []
+    for dtype, roundoff in ((torch.float32, 2.0**-24), (torch.bfloat16, 2.0**-8)):
+        x, weight, bias = (
+            torch.randn(shape, generator=generator).to(device, dtype)
+            for shape in ((64, 96), (128, 96), (128,))
+        )
+        result = epigemm.linear_relu(x, weight, bias).double()
+        expected = torch.relu(x.double() @ weight.double().t() + bias.double())
+        size = x.double().abs() @ weight.double().abs().t() + bias.double().abs()
+        bound = (x.shape[1] + 4) * 2.0**-24 * size + 2 * roundoff * size
+        if not bool(((result - expected).abs() <= bound).all()):
+            found.append(f"linear_relu in {str(dtype).removeprefix('torch.')} on {device}: wrong")
+    return found
+
+
 if __name__ == "__main__":
     print(report())
+    wrong = wrong_results("cuda" if torch.cuda.is_available() else "cpu")
+    print("\n".join(["", "self-test: " + ("; ".join(wrong) or "results agree with float64")]))
+    sys.exit(bool(wrong))

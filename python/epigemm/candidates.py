@@ -87,14 +87,17 @@ class Family:
     left_out: tuple[str, ...] = ()
 
 
-def families(call: LinearCall, wanted: Callable[[Kind], bool] = lambda kind: True) -> Iterator[Family]:
+def families(
+    call: LinearCall, wanted: Callable[[Kind], bool] = lambda kind: True, *, within: float = _HOPELESS
+) -> Iterator[Family]:
     """Each arithmetic that the call may run in and whose kernels cover it, in the order in which they are tried.
 
-    The epilogue is linked into the kernels of all of them before the first is given.
+    The epilogue is linked into the kernels of all of them before the first is given. Plans that are predicted to take
+    more than `within` times the best are no candidates.
     """
     call = call._replace(out=call.new_out())
     roads = decisions.roads(call)
-    every = [_planned(call, roads, found) for found in execution.considered(call)]
+    every = [_planned(call, roads, found, within) for found in execution.considered(call)]
     planned = [each for each in every if each.plans and not plans.no_gemm_kernels() and wanted(each.kind)]
     why_not = _link(call, planned)
     for each in planned:
@@ -112,13 +115,15 @@ class _Planned(NamedTuple):
 _Reasons = dict[tuple[str, tuple[int, ...]], str]  # by arithmetic and plan
 
 
-def _planned(call: LinearCall, roads: _precision.Roads, found: execution.Considered) -> _Planned:
+def _planned(
+    call: LinearCall, roads: _precision.Roads, found: execution.Considered, within: float
+) -> _Planned:
     on_pieces, answer = found.choice is not None, found.plan
     # The planner compares the fused TF32 kernel with a TF32 GEMM, whatever torch's setting is.
     tf32_allowed = call.x.dtype == torch.float32 and (roads.tf32_allowed or not on_pieces)
     kind = Kind(found.arithmetic, on_pieces and found.packed, tf32_allowed, answer["source"])
     now = tuple(answer.get("plan", TORCH))
-    return _Planned(kind, dict(_every_plan(answer["candidates"], now)), now)
+    return _Planned(kind, dict(_every_plan(answer["candidates"], now, within)), now)
 
 
 def _link(call: LinearCall, planned: Sequence[_Planned]) -> _Reasons:
@@ -155,7 +160,7 @@ def _family(call: LinearCall, roads: _precision.Roads, planned: _Planned, why_no
 
 
 def _every_plan(
-    answers: Sequence[dict[str, Any]], now: tuple[int, ...]
+    answers: Sequence[dict[str, Any]], now: tuple[int, ...], within: float
 ) -> Iterator[tuple[tuple[int, ...], str]]:
     """The numbers and the description of the planner's candidates; where tiles are walked, in every order.
 
@@ -169,7 +174,7 @@ def _every_plan(
         if answer["family"] != SWAP_AB:  # its tiles are all at work at once, or nearly
             # The planner's swizzle is the widest that pads next to nothing; wider ones cost up to a factor of 2.8.
             orders = list(product(range(len(_RASTERS)), sorted({1, max(1, swizzle // 2), swizzle})))
-        if answer["predicted_us"] > _HOPELESS * best and tuple(answer["plan"]) != now:
+        if answer["predicted_us"] > within * best and tuple(answer["plan"]) != now:
             continue
         for raster, swizzle in orders:
             numbers = (family, tile, raster, swizzle, splits)

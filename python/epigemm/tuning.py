@@ -19,11 +19,11 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from epigemm import checks, decisions, execution, kernels, packs, plans, tables
-from epigemm.bench.timing import Effort, Run, Timer, make_timer
 from epigemm.calls import LinearCall
 from epigemm.candidates import TORCH, Candidate, Kind, families, on_random_x
 from epigemm.recording import dtype_name, record
 from epigemm.tables import Entry
+from epigemm.timing import Effort, Run, Timer, make_timer
 
 # Milliseconds of GPU time that a measurement may take: a quarter for a look at every candidate, the rest for the best.
 _BUDGET_MS = 200.0

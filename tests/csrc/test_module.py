@@ -88,6 +88,12 @@ def test_main_prints_what_was_built() -> None:
     run = subprocess.run([sys.executable, "-m", "epigemm"], capture_output=True, text=True, check=True)
     for word in (epigemm.__version__, torch.__version__, epigemm.build_info()["torch_headers"]):
         assert str(word) in run.stdout
+    assert "self-test: results agree" in run.stdout
+
+
+def test_bench_says_where_the_benchmarks_are() -> None:
+    run = subprocess.run([sys.executable, "-m", "epigemm.bench"], capture_output=True, text=True, check=True)
+    assert "make bench" in run.stdout and "python -m benchmarks" in run.stdout
 
 
 def test_import_is_quiet_and_light() -> None:

@@ -1,6 +1,6 @@
 """Whole models in plain PyTorch, fused by `fuse` and by the compile backend: equal outputs and gradients.
 
-Equal within the roundings that float64 shows: see `epigemm.bench.models.runner`.
+Equal within the roundings that float64 shows: see `benchmarks.models.runner`.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ import torch
 from torch import Tensor, nn
 
 import epigemm
+from benchmarks.models.alternatives import Results, Subject
+from benchmarks.models.records import Error
+from benchmarks.models.runner import distance, why_wrong
 from epigemm import fusion
-from epigemm.bench.models.alternatives import Results, Subject
-from epigemm.bench.models.records import Error
-from epigemm.bench.models.runner import distance, why_wrong
 from epigemm.fusion import FusionReport
 from tests.fusion.test_spellings import report_of
 from tests.fusion.zoo import BY_NAME, EVERYTHING, KERNELBENCH, Example, of_workload

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from epigemm.bench.models import networks, workloads
-from epigemm.bench.models.workloads import Workload
+from benchmarks.models import networks, workloads
+from benchmarks.models.workloads import Workload
 
 KERNELBENCH = Path(__file__).parents[2] / "examples" / "kernelbench"
 CPU = torch.device("cpu")

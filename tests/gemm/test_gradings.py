@@ -13,11 +13,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from epigemm.bench import environment, report, timing
-from epigemm.bench.gradings import bounds, cli, cost, data, exact, special, sweep
-from epigemm.bench.gradings.bounds import EPS
-from epigemm.bench.gradings.measures import Errors, Exact, errors, ratios
-from epigemm.bench.gradings.products import Product
+from benchmarks.gradings import bounds, cli, cost, data, exact, special, sweep
+from benchmarks.gradings.bounds import EPS
+from benchmarks.gradings.measures import Errors, Exact, errors, ratios
+from benchmarks.gradings.products import Product
+from benchmarks.harness import environment, report
+from epigemm import timing
 from tests.support import split_emulation as emulation
 
 CPU = torch.device("cpu")
@@ -329,6 +330,9 @@ def test_the_record_is_complete_and_can_be_shown(
         "gradings-scaled-over-tf32.png",
         "gradings-split-over-sgemm.png",
     ]
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert summary["kind"] == "gradings" and summary["checks"]["split"] == {"passed": 0, "of": 1}
+    assert summary["thresholds"] == record["thresholds"]
     record["verdicts"] = {"sgemm": record["verdicts"]["split"], "split": []}
     assert not cli.failed(record), "SGEMM's grades are not ours"
 

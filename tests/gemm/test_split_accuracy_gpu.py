@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 import epigemm
-from epigemm.bench.gradings import bounds, data, exact, products, special, sweep
-from epigemm.bench.gradings.measures import Exact, errors, ratios
-from epigemm.bench.gradings.products import SCALED, SGEMM, SPLIT, TF32, Product
+from benchmarks.gradings import bounds, data, exact, products, special, sweep
+from benchmarks.gradings.measures import Exact, errors, ratios
+from benchmarks.gradings.products import SCALED, SGEMM, SPLIT, TF32, Product
 from tests.support.cases import fused_unavailable
 from tests.support.split import every_tile, plan
 

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 import epigemm
+from benchmarks.gradings import products
 from epigemm import linker
 from epigemm._native import ops
-from epigemm.bench.gradings import products
 from epigemm.packs import PIECES, pack_bytes
 from tests.support import plans
 from tests.support.arithmetic import SCALED, SPLIT_ARITHMETICS, Arithmetic

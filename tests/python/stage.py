@@ -14,8 +14,8 @@ from torch import Tensor
 
 from epigemm import candidates, decisions, execution, linker, packs, plans, tuning
 from epigemm._native import ops
-from epigemm.bench.timing import Effort, Run
 from epigemm.epilogues import named
+from epigemm.timing import Effort, Run
 from tests.python.pieces import HOPPER, known, on_cpu, stand_in
 
 DEVICE = 42

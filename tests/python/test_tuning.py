@@ -16,10 +16,10 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import epigemm
 from epigemm import candidates, execution, packs, plans, tables, tuning
-from epigemm.bench.timing import Effort, Run
 from epigemm.calls import LinearCall
 from epigemm.epilogues import BIAS_RELU, RELU_DIV
 from epigemm.tables import Entry
+from epigemm.timing import Effort, Run
 from tests.python.pieces import HOPPER
 from tests.python.stage import DEVICE, TORCH_US, Stage, draw, plans_tried
 from tests.support.untyped import backends

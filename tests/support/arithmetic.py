@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from epigemm.bench.gradings import bounds
+from benchmarks.gradings import bounds
 
 
 @dataclass(frozen=True)

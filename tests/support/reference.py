@@ -7,7 +7,7 @@ Write u for the relative error of one operation, and for n of them gamma_n(u) = 
    instead of rounding: u = 2^-23. Where fp32 operands are rounded on their way in (TF32 keeps ten
    explicit bits and hardware may truncate: d = 2^-10), each product is off by a further
    (1 + d)^2 - 1 of itself. The split and the scaled product have a bound of their own, derived in
-   epigemm/bench/gradings/bounds.py.
+   benchmarks/gradings/bounds.py.
 2. The second path stores the product before the epilogue reads it: one more rounding to the dtype,
    u_dtype |acc|. cuBLAS may also split K and round the partial sums of 16-bit products; whatever the number of
    parts, they sum to at most |x| |W|^T, hence 2 u_dtype |x| |W|^T there (one rounding of each part, one of each sum).

@@ -6,7 +6,7 @@ import dataclasses
 
 import torch
 
-from epigemm.bench.gradings import products
+from benchmarks.gradings import products
 from tests.support import plans, reference
 from tests.support.arithmetic import FP32, SCALED, SPLIT, TF32, Arithmetic
 from tests.support.problems import Problem

@@ -1,0 +1,347 @@
+"""The alternatives: ours, and what else a PyTorch user can run for the same result; beside them the bare product.
+
+A `Baseline` says where it is absent or does not apply, and binds an `Alternative` to the tensors of a case. Third-party
+packages are imported when one is asked for.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import epigemm
+from benchmarks.baselines import quack
+from benchmarks.cases import CUSTOM, Case, Data, train_batch_norm
+from benchmarks.cases.custom import decorated
+from benchmarks.harness.records import (
+    ADDMM,
+    BUILTIN,
+    COMPILE,
+    COPY,
+    EAGER,
+    MAX_AUTOTUNE,
+    MM,
+    NVMATH,
+    OURS,
+    PLAIN,
+    QUACK,
+    TRITON,
+)
+from epigemm.timing import Run
+
+# Eager PyTorch stores at most this many results before the final one: the product, then two elementwise steps.
+_EAGER_ROUNDINGS = 3
+_FUSED = ("fused", "elementwise")
+
+
+@dataclass(frozen=True)
+class Alternative:
+    """Something to run on one case.
+
+    Attributes:
+        run: one call; returns the result.
+        roundings: intermediate ones to the output dtype, for the error bound.
+        checked: False for what computes something else (the bare product, the copy).
+        kernel: of ours: what the call launches; "torch" where PyTorch's GEMM does the work.
+        close: frees what ``run`` holds beyond its tensors.
+    """
+
+    run: Run
+    roundings: int = _EAGER_ROUNDINGS
+    checked: bool = True
+    kernel: str = ""
+    close: Callable[[], object] = lambda: None
+
+
+Prepare = Callable[[Case, Data, Tensor], Alternative]
+FALLBACK = "torch"
+
+
+@dataclass(frozen=True)
+class Baseline:
+    """A kind of alternative.
+
+    Attributes:
+        name: what ``--peers`` and ``--exclude`` take.
+        title: what tables show.
+        prepare: binds it to the tensors of a case; ``out`` may be written by every alternative.
+        applies: why it takes no part in a case ("" when it does).
+        packages: the modules it imports and the command that installs them.
+        slow_on: device types on which preparing it takes many seconds, so that it is measured after all others.
+    """
+
+    name: str
+    title: str
+    prepare: Prepare
+    applies: Callable[[Case, torch.device], str] = lambda case, device: ""
+    packages: tuple[tuple[str, str], ...] = ()
+    slow_on: tuple[str, ...] = ()
+
+    def absent(self) -> str:
+        """Why it cannot be used on this machine at all, or ""."""
+        for module, install in self.packages:
+            try:
+                if importlib.util.find_spec(module.partition(".")[0]) is None:
+                    return f"{module.partition('.')[0]} is not installed ({install})"
+                importlib.import_module(module)
+            except Exception as error:  # a broken installation must not end the run
+                return f"{module} does not import: {type(error).__name__}: {error}"
+        return ""
+
+
+# --- ours --------------------------------------------------------------------------------------------------------
+
+
+def our_call(case: Case, data: Data, *, packed: bool = True) -> tuple[Callable[..., Tensor], list[Any]]:
+    """Our built-in function and its arguments; an fp32 weight packed or as it is."""
+    p, problem = data.parameters, case.problem
+    given: list[Any] = [data.x]
+    if data.weight is not None:
+        given.append(epigemm.pack(data.weight) if packed and case.is_fp32_product else data.weight)
+    if problem.training:
+        return epigemm.linear_scale, [*given, p.linear_bias, p.vectors["scale"]]
+    assert problem.ours is not None
+    return problem.ours, [*given, *problem.given(p).values()]
+
+
+def planned(function: Callable[..., Tensor], given: Sequence[Any]) -> str:
+    """The kernel of ours that a call launches, or `FALLBACK`."""
+    explained = epigemm.explain(function, *given)
+    return explained.kernel if explained.path in _FUSED else FALLBACK
+
+
+def _ours(case: Case, data: Data, out: Tensor, *, packed: bool = True) -> Alternative:
+    function, given = our_call(case, data, packed=packed)
+    p = data.parameters
+
+    def train() -> Tensor:
+        return train_batch_norm(function(*given), p)
+
+    def run() -> Tensor:
+        return function(*given, out=out)
+
+    kernel = planned(function, given)
+    # Only the fallback rounds the product to the output dtype before the epilogue.
+    return Alternative(train if case.problem.training else run, int(kernel == FALLBACK), kernel=kernel)
+
+
+def _plain(case: Case, data: Data, out: Tensor) -> Alternative:
+    return _ours(case, data, out, packed=False)
+
+
+def ours_custom(case: Case, data: Data, out: Tensor) -> Alternative:
+    """The decorated function, an fp32 weight packed. Where no kernel of ours runs, the product is rounded once."""
+    assert data.weight is not None
+    function, operands = decorated(case.problem.epilogue), case.problem.given(data.parameters)
+    x, weight = data.x, epigemm.pack(data.weight) if case.is_fp32_product else data.weight
+
+    def run() -> Tensor:
+        result: Tensor = function(x, weight, **operands, out=out)
+        return result
+
+    return Alternative(run, 1)
+
+
+# --- PyTorch -----------------------------------------------------------------------------------------------------
+
+
+def _eager(case: Case, data: Data, out: Tensor) -> Alternative:
+    return Alternative(lambda: case.problem.eager(data.x, data.weight, data.parameters))
+
+
+def _compiled(mode: str) -> Prepare:
+    def prepare(case: Case, data: Data, out: Tensor) -> Alternative:
+        # Dynamo keeps its cache by code object, which all cases share: without a reset it stops compiling after eight.
+        torch.compiler.reset()
+        problem, weight, p = case.problem, data.weight, data.parameters
+
+        def forward(x: Tensor) -> Tensor:
+            return problem.eager(x, weight, p)
+
+        compiled: Any = torch.compile(forward, dynamic=False, mode=mode)
+
+        def run() -> Tensor:
+            result: Tensor = compiled(data.x)
+            return result
+
+        return Alternative(run)
+
+    return prepare
+
+
+def _bare_product(case: Case, data: Data, out: Tensor) -> Alternative:
+    assert data.weight is not None
+    x, transposed = data.x, data.weight.t()
+    return Alternative(lambda: torch.mm(x, transposed, out=out), checked=False)
+
+
+def _copy(case: Case, data: Data, out: Tensor) -> Alternative:
+    return Alternative(lambda: out.copy_(data.x), checked=False)
+
+
+def _addmm_activation(case: Case, data: Data, out: Tensor) -> Alternative:
+    assert data.weight is not None and data.parameters.bias is not None
+    x, transposed, bias = data.x, data.weight.t(), data.parameters.bias
+
+    def run() -> Tensor:
+        return torch._addmm_activation(bias, x, transposed, beta=1, alpha=1, use_gelu=False)
+
+    return Alternative(run)
+
+
+# --- others ------------------------------------------------------------------------------------------------------
+
+
+def _nvmath(case: Case, data: Data, out: Tensor) -> Alternative:
+    """CuBLASLt with its epilogue, over all algorithms that its heuristics offer.
+
+    D^T = W x^T, because cuBLASLt adds a bias along the rows of a column-major result: the transpose is our layout.
+    """
+    advanced: Any = importlib.import_module("nvmath.linalg.advanced")
+    compute_type: Any = importlib.import_module("nvmath.bindings.cublas").ComputeType
+    tf32 = case.setting.arithmetic == "tf32"
+    options = {"compute_type": compute_type.COMPUTE_32F_FAST_TF32 if tf32 else compute_type.COMPUTE_32F}
+    product: Any = advanced.Matmul(data.weight, data.x.t(), options=options)
+    product.plan(epilog=advanced.MatmulEpilog.RELU_BIAS, epilog_inputs={"bias": data.parameters.bias})
+    product.autotune(iterations=5)
+
+    def run() -> Tensor:
+        result: Tensor = product.execute()
+        return result.t()
+
+    return Alternative(run, close=product.free)
+
+
+def _quack(case: Case, data: Data, out: Tensor) -> Alternative:
+    return Alternative(quack.bind(case, data, out))
+
+
+def _triton(case: Case, data: Data, out: Tensor) -> Alternative:
+    assert data.weight is not None and data.parameters.bias is not None
+    kernel: Any = importlib.import_module("benchmarks.baselines.triton").LinearReLU()
+    weight, bias = data.weight, data.parameters.bias
+    return Alternative(lambda: kernel(data.x, weight, bias, out))
+
+
+def _only_linear(case: Case, device: torch.device) -> str:
+    return "" if case.shape.k else "there is no matrix product"
+
+
+def _only_elementwise(case: Case, device: torch.device) -> str:
+    return "there is a matrix product" if case.shape.k else ""
+
+
+def _on_gpu(case: Case, device: torch.device) -> str:
+    return _only_linear(case, device) or ("" if device.type == "cuda" else "needs a GPU")
+
+
+def _weight_split(case: Case, device: torch.device) -> str:
+    return _on_gpu(case, device) or ("" if case.is_fp32_product else "fp32 only")
+
+
+def _bias_relu(case: Case, device: torch.device) -> str:
+    fuses = case.problem.epilogue == "bias_relu"
+    return _on_gpu(case, device) or ("" if fuses else f"does not compute {case.problem.formula}")
+
+
+def _triton_applies(case: Case, device: torch.device) -> str:
+    highest = case.is_fp32_product and case.setting.precision == "highest"
+    return _bias_relu(case, device) or ("" if highest else "for fp32 at highest")
+
+
+def _quack_applies(case: Case, device: torch.device) -> str:
+    if why := _on_gpu(case, device):
+        return why
+    if case.setting.dtype_name == "fp32":
+        return "16-bit only"
+    return "" if case.problem.quack else f"no function of QuACK's computes {case.problem.formula}"
+
+
+def _has_builtin(case: Case, device: torch.device) -> str:
+    return "" if case.problem.ours else "no built-in computes it"
+
+
+_ALL = (
+    Baseline(OURS, "epigemm", _ours),
+    Baseline(PLAIN, "epigemm, weight split per call", _plain, _weight_split),
+    Baseline(EAGER, "eager", _eager),
+    Baseline(MM, "torch.mm alone", _bare_product, _only_linear),
+    Baseline(COPY, "copy x to out", _copy, _only_elementwise),
+    Baseline(ADDMM, "torch._addmm_activation", _addmm_activation, _bias_relu),
+    Baseline(
+        NVMATH,
+        "cuBLASLt autotuned (nvmath)",
+        _nvmath,
+        _bias_relu,
+        (
+            ("nvmath.linalg.advanced", "pip install nvmath-python[cu13]"),
+            ("nvmath.bindings.cublas", "pip install nvmath-python[cu13]"),
+        ),
+    ),
+    Baseline(
+        TRITON, "Triton tf32x3", _triton, _triton_applies, (("triton", "comes with CUDA builds of torch"),)
+    ),
+    Baseline(COMPILE, "torch.compile", _compiled("default"), slow_on=("cpu",)),
+    Baseline(QUACK, "QuACK, tuned", _quack, _quack_applies, quack.PACKAGES, slow_on=("cuda",)),
+    # Without CUDA graphs, which would hide launch cost from this alternative alone.
+    Baseline(
+        MAX_AUTOTUNE,
+        "torch.compile max-autotune",
+        _compiled("max-autotune-no-cudagraphs"),
+        _on_gpu,
+        slow_on=("cuda",),
+    ),
+)
+BASELINES = {baseline.name: baseline for baseline in _ALL}
+_IN_CUSTOM = (EAGER, MM, COMPILE, QUACK, MAX_AUTOTUNE)
+
+
+def of_kind(kind: str) -> list[Baseline]:
+    """Every alternative for linear and elementwise problems, or for custom ones; ours first."""
+    if kind != CUSTOM:
+        return list(_ALL)
+    return [
+        Baseline(OURS, "epigemm.epilogue", ours_custom),
+        Baseline(BUILTIN, "epigemm's built-in", _ours, _has_builtin),
+        *(BASELINES[name] for name in _IN_CUSTOM),
+    ]
+
+
+def select(among: Sequence[Baseline], wanted: Sequence[str], excluded: Sequence[str]) -> list[Baseline]:
+    """Those asked for; ours always takes part.
+
+    Raises:
+        ValueError: a name is not among them.
+    """
+    names = [baseline.name for baseline in among]
+    for name in (*wanted, *excluded):
+        if name not in names:
+            raise ValueError(f"peers: got {name!r}; accepted are {', '.join(names)}")
+    chosen = [b for b in among if b.name == OURS or not wanted or b.name in wanted]
+    return [b for b in chosen if b.name == OURS or b.name not in excluded]
+
+
+def present(chosen: Sequence[Baseline]) -> tuple[list[Baseline], dict[str, str]]:
+    """Split into those that this machine has, and the absent ones with the reason."""
+    reasons = {baseline.name: baseline.absent() for baseline in chosen}
+    return [b for b in chosen if not reasons[b.name]], {name: why for name, why in reasons.items() if why}
+
+
+def poisoned(alternative: Alternative, out: Tensor) -> Alternative:
+    """The same, with ``out`` filled with NaN first: whatever a call does not write then shows.
+
+    So is what the allocator is likely to hand out for a result of the same size.
+    """
+
+    def run() -> Tensor:
+        out.fill_(float("nan"))
+        torch.full_like(out, float("nan"))
+        return alternative.run()
+
+    return replace(alternative, run=run)

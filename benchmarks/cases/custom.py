@@ -1,0 +1,244 @@
+"""What ``--custom`` measures: epilogues that models have, each as one Python function.
+
+The same function is given to `epigemm.epilogue`, and to eager PyTorch and its compilers behind ``F.linear``. Where it
+adds a bias first, the baselines get that bias inside ``F.linear``, as users write it, and the rest of the function.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from types import FunctionType
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import epigemm
+from benchmarks.cases import (
+    COLUMN,
+    CUSTOM,
+    MATRIX,
+    ROW,
+    SCALAR,
+    Case,
+    Operand,
+    Problem,
+    Setting,
+    Shape,
+    matching,
+)
+
+SIZES = (Shape(1024, 8192, 8192), Shape(16384, 4096, 4096), Shape(4096, 1024, 4096))
+CPU_SIZES = (Shape(16, 64, 48),)
+# Layers of transformers and recommenders whose K is short, so that the epilogue takes a good part of the time:
+# ``--layers``. M is tokens, or rows of a batch.
+LAYERS = {
+    "BERT-base, 512 x 32 tokens, intermediate": Shape(16384, 3072, 768),
+    "BERT-base, 128 x 32 tokens, attention output": Shape(4096, 768, 768),
+    "BERT-large, 512 tokens, intermediate": Shape(512, 4096, 1024),
+    "BERT-large, 384 x 8 tokens, attention output": Shape(3072, 1024, 1024),
+    "ViT-B/16, 8 images, MLP": Shape(1576, 3072, 768),
+    "ViT-B/16, 64 images, attention output": Shape(12608, 768, 768),
+    "ViT-S/16, 64 images, MLP": Shape(12608, 1536, 384),
+    "Swin-T, 64 images, third stage, MLP": Shape(12544, 1536, 384),
+    "Swin-T, 64 images, fourth stage, MLP": Shape(3136, 3072, 768),
+    "Mixer-B/16, 32 images, channels": Shape(6272, 3072, 768),
+    "GPT-2, 1024 x 8 tokens, MLP": Shape(8192, 3072, 768),
+    "GPT-2 medium, 1024 x 8 tokens, MLP": Shape(8192, 4096, 1024),
+    "T5-small, 512 x 8 tokens, feed-forward": Shape(4096, 2048, 512),
+    "Whisper base, 8 x 30 s, MLP": Shape(12000, 2048, 512),
+    "FT-Transformer, 1024 rows x 32 features": Shape(32768, 512, 256),
+    "DLRM, bottom MLP, 32768 rows": Shape(32768, 256, 512),
+    "DLRM, top MLP, 32768 rows": Shape(32768, 1024, 1024),
+    "DLRM, top MLP, 2048 rows": Shape(2048, 1024, 1024),
+    "Wide & Deep, 50000 rows": Shape(50000, 512, 1024),
+    "DeepFM, 10000 rows": Shape(10000, 400, 400),
+}
+SETTINGS = (Setting("bf16", "highest"), Setting("fp32", "highest"))
+
+
+def bias_relu(acc: Tensor, bias: Tensor) -> Tensor:
+    """The built-in's copy."""
+    return torch.relu(acc + bias)
+
+
+def bias_gelu(acc: Tensor, bias: Tensor) -> Tensor:
+    """Of transformers' feed-forward layers."""
+    return F.gelu(acc + bias)
+
+
+def residual(acc: Tensor, bias: Tensor, shortcut: Tensor) -> Tensor:
+    """The most common of all."""
+    return acc + bias + shortcut
+
+
+def gate(acc: Tensor, bias: Tensor, up: Tensor) -> Tensor:
+    """SwiGLU: the gate's product beside the other's result."""
+    return F.silu(acc + bias) * up
+
+
+def layer_scale_residual(acc: Tensor, bias: Tensor, gamma: Tensor, shortcut: Tensor) -> Tensor:
+    """Of vision transformers."""
+    return (acc + bias) * gamma + shortcut
+
+
+def bias_silu(acc: Tensor, bias: Tensor) -> Tensor:
+    """Of diffusion models' time embeddings."""
+    return F.silu(acc + bias)
+
+
+def sigmoid_scale_residual(acc: Tensor, bias: Tensor, scale: float) -> Tensor:
+    """The built-in's copy."""
+    z = acc + bias
+    return torch.sigmoid(z) * scale + z
+
+
+def _sigmoid_scale_residual(z: Tensor, scale: float) -> Tensor:
+    return torch.sigmoid(z) * scale + z
+
+
+def bias_gelu_tanh(acc: Tensor, bias: Tensor) -> Tensor:
+    """GPT-2's."""
+    return F.gelu(acc + bias, approximate="tanh")
+
+
+def batch_norm_relu(acc: Tensor, multiplier: Tensor, offset: Tensor) -> Tensor:
+    """A folded BatchNorm."""
+    return torch.relu(acc * multiplier + offset)
+
+
+def dequantise(acc: Tensor, row_scale: Tensor, column_scale: Tensor) -> Tensor:
+    """Of scaled operands."""
+    return acc * row_scale * column_scale
+
+
+def mish(acc: Tensor, bias: Tensor) -> Tensor:
+    """Softplus in it."""
+    return F.mish(acc + bias)
+
+
+def clamp(acc: Tensor, bias: Tensor, low: float, high: float) -> Tensor:
+    """Limits that are known at run time."""
+    return torch.clamp(acc + bias, low, high)
+
+
+def tanh(acc: Tensor) -> Tensor:
+    """No operand at all."""
+    return torch.tanh(acc)
+
+
+def _problem(
+    function: Callable[..., Tensor],
+    formula: str,
+    operands: dict[str, Operand],
+    after: Callable[..., Tensor] | None = None,
+    **more: Any,
+) -> Problem:
+    """With `after`: what follows a bias, which the baselines then give to ``F.linear``."""
+    name, inside = function.__name__, after is not None
+    return Problem(
+        CUSTOM, name, formula, operands, after or function, linear_bias=inside, function=function, **more
+    )
+
+
+_BIAS, _SHORTCUT = {"bias": Operand(COLUMN, -2.0, 2.0)}, Operand(MATRIX, -1.0, 1.0)
+
+
+def problems() -> dict[str, Problem]:
+    """By name, the most telling first: a budget of time cuts the last."""
+    found = (
+        _problem(bias_relu, "relu(z + bias)", _BIAS, torch.relu, quack="relu", ours=epigemm.linear_relu),
+        _problem(bias_gelu, "gelu(z + bias)", _BIAS, F.gelu, quack="gelu_erf", cancels=True),
+        _problem(
+            residual,
+            "z + bias + matrix",
+            _BIAS | {"shortcut": _SHORTCUT},
+            lambda z, shortcut: z + shortcut,
+            quack="add",
+        ),
+        _problem(gate, "silu(z + bias) * matrix", _BIAS | {"up": _SHORTCUT}, lambda z, up: F.silu(z) * up),
+        _problem(
+            layer_scale_residual,
+            "(z + bias) * column + matrix",
+            _BIAS | {"gamma": Operand(COLUMN, 0.1, 1.0), "shortcut": _SHORTCUT},
+            lambda z, gamma, shortcut: z * gamma + shortcut,
+        ),
+        _problem(
+            sigmoid_scale_residual,
+            "sigmoid(z + bias) * scale + z + bias",
+            _BIAS | {"scale": Operand(SCALAR, 2.0)},
+            _sigmoid_scale_residual,
+            ours=epigemm.linear_sigmoid_scale_residual,
+        ),
+        _problem(bias_silu, "silu(z + bias)", _BIAS, F.silu, quack="silu"),
+        _problem(
+            bias_gelu_tanh,
+            "gelu(z + bias), tanh",
+            _BIAS,
+            functools.partial(F.gelu, approximate="tanh"),
+            quack="gelu_tanh_approx",
+            cancels=True,
+        ),
+        _problem(
+            batch_norm_relu,
+            "relu(z * column + column)",
+            {"multiplier": Operand(COLUMN, 0.5, 1.5), "offset": Operand(COLUMN, -1.0, 1.0)},
+        ),
+        _problem(
+            dequantise,
+            "z * row * column",
+            {"row_scale": Operand(ROW, 0.5, 1.5), "column_scale": Operand(COLUMN, 0.5, 1.5)},
+        ),
+        _problem(mish, "mish(z + bias)", _BIAS, F.mish),
+        _problem(
+            clamp,
+            "clamp(z + bias, low, high)",
+            _BIAS | {"low": Operand(SCALAR, -0.75), "high": Operand(SCALAR, 0.5)},
+            torch.clamp,
+        ),
+        _problem(tanh, "tanh(z)", {}, quack="tanh"),
+    )
+    return {problem.epilogue: problem for problem in found}
+
+
+@functools.cache
+def decorated(name: str) -> Any:
+    """The function as a user has it: annotated, and decorated by `epigemm.epilogue`; one for all sizes and types."""
+    problem, library = problems()[name], epigemm
+    source: Any = problem.function
+    copy = FunctionType(source.__code__, source.__globals__, source.__name__, source.__defaults__)
+    copy.__module__, copy.__qualname__, copy.__doc__ = source.__module__, source.__qualname__, source.__doc__
+    kinds = {name: getattr(library, operand.kind) for name, operand in problem.operands.items()}
+    copy.__annotations__ = {"acc": Tensor, **kinds, "return": Tensor}
+    return library.epilogue(copy)
+
+
+def select(
+    patterns: Sequence[str], sizes: Sequence[Shape], dtypes: Sequence[str], device: torch.device
+) -> list[Case]:
+    """What to measure, the most telling first: size by size, at each all epilogues.
+
+    Args:
+        patterns: see `benchmarks.cases.matching`; none: all.
+        sizes: M x N x K; none: `SIZES`, on a CPU tiny ones.
+        dtypes: "bf16", "fp32"; none: both.
+        device: where they are to run.
+
+    Raises:
+        ValueError: a pattern that matches nothing, a size without K, another dtype.
+    """
+    every = problems()
+    names = matching(list(every), patterns, "with --custom")
+    if any(shape.k is None for shape in sizes):
+        raise ValueError("--sizes: --custom takes MxNxK")
+    if other := sorted(set(dtypes) - {setting.dtype_name for setting in SETTINGS}):
+        raise ValueError(f"--dtypes: --custom takes bf16 and fp32, got {other[0]}")
+    return [
+        Case(every[name], shape, setting)
+        for shape in sizes or (CPU_SIZES if device.type == "cpu" else SIZES)
+        for name in names
+        for setting in SETTINGS
+        if not dtypes or setting.dtype_name in dtypes
+    ]

@@ -1,0 +1,242 @@
+"""What ``python -m benchmarks --host`` calls: the cases, and the ways to call each of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import epigemm
+from benchmarks.cases import Shape, compile_in_this_process, matching
+from epigemm import PerColumn
+from epigemm.timing import Run
+
+# The names of the variants, part of the record's format.
+F_LINEAR, TORCH, EAGER, FUNCTION, PLAIN = "f_linear", "torch", "eager", "function", "function_plain"
+OUT, MODULE, MODULE_EAGER, INDUCTOR, EPIGEMM = "out", "module", "module_eager", "inductor", "epigemm"
+VARIANTS = {
+    F_LINEAR: "F.linear with a bias, without the epilogue",
+    TORCH: "one operator of PyTorch: torch.sigmoid, F.batch_norm",
+    EAGER: "every operator of the formula in eager PyTorch; train_step: as a module",
+    FUNCTION: "epigemm's function; fp32: at torch's default precision, on a packed weight",
+    PLAIN: "the same on a plain fp32 weight",
+    OUT: "the function into `out=`",
+    MODULE: "epigemm's module",
+    MODULE_EAGER: "a module that calls the chain",
+    INDUCTOR: "torch.compile of that module",
+    EPIGEMM: "torch.compile of epigemm's module",
+}
+
+Runs = dict[str, Run]
+_SCALE = 0.5
+# A layer for which a kernel of ours is planned in bf16; one that runs on fp16 slices in fp32, and is over before the
+# host is; a smaller one for which PyTorch's GEMM is planned.
+_LAYER, _ON_SLICES, _SMALL = Shape(64, 1024, 1024), Shape(16, 1024, 1024), Shape(16, 256, 256)
+_CPU_SHAPE = Shape(8, 64, 64)
+_COMPILED = "compiled/bf16"
+
+
+@dataclass(frozen=True)
+class HostCase:
+    """One formula in one type.
+
+    Attributes:
+        name: `CASES` has them all.
+        shape: M x N x K; elementwise: M x N of it.
+        runs: by variant; all compute the same, but for F_LINEAR and TORCH, which may leave operators out.
+        gradients: whether they are recorded.
+    """
+
+    name: str
+    shape: Shape
+    runs: Runs
+    gradients: bool = False
+
+
+class _SigmoidScaleResidual(nn.Module):
+    """The chain of operators as a module."""
+
+    def __init__(self, linear: nn.Linear) -> None:
+        super().__init__()
+        self.linear = linear
+
+    def forward(self, x: Tensor) -> Tensor:
+        return _sigmoid_scale_residual(self.linear(x))
+
+
+def _sigmoid_scale_residual(z: Tensor) -> Tensor:
+    return torch.sigmoid(z) * _SCALE + z
+
+
+def _rows(shape: Shape, device: torch.device, dtype: torch.dtype) -> Tensor:
+    return torch.randn(shape.m, shape.k or shape.n, device=device, dtype=dtype)
+
+
+def _layer(shape: Shape, device: torch.device, dtype: torch.dtype) -> nn.Linear:
+    return nn.Linear(shape.k or shape.n, shape.n, device=device, dtype=dtype)
+
+
+def _linear_relu(shape: Shape, device: torch.device, dtype: torch.dtype) -> Runs:
+    x, layer = _rows(shape, device, dtype), _layer(shape, device, dtype)
+    weight, bias = layer.weight.detach(), layer.bias.detach()
+    fp32 = dtype == torch.float32
+    given = epigemm.pack(weight) if fp32 else weight
+    out = F.linear(x, weight, bias)
+    # Of a clone nothing is kept.
+    plain = weight.clone()
+    module, chain = epigemm.nn.LinearReLU.from_linear(layer), nn.Sequential(layer, nn.ReLU())
+    runs: Runs = {
+        F_LINEAR: lambda: F.linear(x, weight, bias),
+        EAGER: lambda: torch.relu(F.linear(x, weight, bias)),
+        FUNCTION: lambda: epigemm.linear_relu(x, given, bias),
+        OUT: lambda: epigemm.linear_relu(x, given, bias, out=out),
+        MODULE: lambda: module(x),
+        MODULE_EAGER: lambda: chain(x),
+    }
+    return runs | ({PLAIN: lambda: epigemm.linear_relu(x, plain, bias)} if fp32 else {})
+
+
+def _linear_sigmoid_scale_residual(shape: Shape, device: torch.device, dtype: torch.dtype) -> Runs:
+    x, layer = _rows(shape, device, dtype), _layer(shape, device, dtype)
+    weight, bias = layer.weight.detach(), layer.bias.detach()
+    out = F.linear(x, weight, bias)
+    module = epigemm.nn.LinearSigmoidScaleResidual.from_linear(layer, _SCALE)
+    chain = _SigmoidScaleResidual(layer)
+    return {
+        F_LINEAR: lambda: F.linear(x, weight, bias),
+        EAGER: lambda: _sigmoid_scale_residual(F.linear(x, weight, bias)),
+        FUNCTION: lambda: epigemm.linear_sigmoid_scale_residual(x, weight, bias, _SCALE),
+        OUT: lambda: epigemm.linear_sigmoid_scale_residual(x, weight, bias, _SCALE, out=out),
+        MODULE: lambda: module(x),
+        MODULE_EAGER: lambda: chain(x),
+    }
+
+
+@epigemm.epilogue
+def _gelu(acc: Tensor, bias: PerColumn) -> Tensor:
+    return F.gelu(acc + bias)
+
+
+def _custom_gelu(shape: Shape, device: torch.device, dtype: torch.dtype) -> Runs:
+    x, layer = _rows(shape, device, dtype), _layer(shape, device, dtype)
+    weight, bias = layer.weight.detach(), layer.bias.detach()
+    given = epigemm.pack(weight) if dtype == torch.float32 else weight
+    out = F.linear(x, weight, bias)
+    return {
+        F_LINEAR: lambda: F.linear(x, weight, bias),
+        EAGER: lambda: F.gelu(F.linear(x, weight, bias)),
+        FUNCTION: lambda: _gelu(x, given, bias),
+        OUT: lambda: _gelu(x, given, bias, out=out),
+    }
+
+
+def _residual(shape: Shape, device: torch.device, dtype: torch.dtype) -> Runs:
+    x = _rows(Shape(shape.m, shape.n), device, dtype)
+    out = torch.empty_like(x)
+    return {
+        TORCH: lambda: torch.sigmoid(x),
+        EAGER: lambda: torch.sigmoid(x) * _SCALE + x,
+        FUNCTION: lambda: epigemm.sigmoid_scale_residual(x, _SCALE),
+        OUT: lambda: epigemm.sigmoid_scale_residual(x, _SCALE, out=out),
+    }
+
+
+def _batch_norm(shape: Shape, device: torch.device, dtype: torch.dtype) -> Runs:
+    x = _rows(Shape(shape.m, shape.n), device, dtype)
+    out = torch.empty_like(x)
+    scale, mean, var, weight, bias = torch.rand(5, shape.n, device=device, dtype=dtype).add_(0.5)
+    return {
+        TORCH: lambda: F.batch_norm(x, mean, var, weight, bias),
+        EAGER: lambda: F.batch_norm(x * scale, mean, var, weight, bias),
+        FUNCTION: lambda: epigemm.scale_batch_norm(x, scale, mean, var, weight, bias),
+        OUT: lambda: epigemm.scale_batch_norm(x, scale, mean, var, weight, bias, out=out),
+    }
+
+
+def _sigmoid(shape: Shape, device: torch.device, dtype: torch.dtype) -> Runs:
+    x = _rows(Shape(shape.m, shape.n), device, dtype)
+    out, module = torch.empty_like(x), epigemm.nn.Sigmoid()
+    return {
+        TORCH: lambda: torch.sigmoid(x),
+        FUNCTION: lambda: epigemm.sigmoid(x),
+        OUT: lambda: epigemm.sigmoid(x, out=out),
+        MODULE: lambda: module(x),
+    }
+
+
+def _train_step(shape: Shape, device: torch.device, dtype: torch.dtype) -> Runs:
+    x, layer = _rows(shape, device, dtype), _layer(shape, device, dtype)
+    gradient = torch.randn(shape.m, shape.n, device=device, dtype=dtype)
+    parameters = tuple(layer.parameters())
+
+    def step(module: nn.Module) -> Tensor:
+        result: Tensor = module(x)
+        torch.autograd.backward(result, gradient)
+        for parameter in parameters:
+            parameter.grad = None
+        return result
+
+    module, chain = epigemm.nn.LinearReLU.from_linear(layer), nn.Sequential(layer, nn.ReLU())
+    return {EAGER: lambda: step(chain), MODULE: lambda: step(module)}
+
+
+def _compiled(shape: Shape, device: torch.device, dtype: torch.dtype) -> Runs:
+    compile_in_this_process()
+    x, layer = _rows(shape, device, dtype), _layer(shape, device, dtype)
+    chain = torch.compile(nn.Sequential(layer, nn.ReLU()))
+    module = torch.compile(epigemm.nn.LinearReLU.from_linear(layer))
+    return {INDUCTOR: lambda: chain(x), EPIGEMM: lambda: module(x)}
+
+
+_Maker = Callable[[Shape, torch.device, torch.dtype], Runs]
+CASES: dict[str, tuple[_Maker, torch.dtype, Shape]] = {
+    "linear_relu/bf16": (_linear_relu, torch.bfloat16, _LAYER),
+    "linear_relu_small/bf16": (_linear_relu, torch.bfloat16, _SMALL),
+    "linear_relu/fp32": (_linear_relu, torch.float32, _ON_SLICES),
+    "linear_relu_small/fp32": (_linear_relu, torch.float32, _SMALL),
+    "custom_gelu/bf16": (_custom_gelu, torch.bfloat16, _LAYER),
+    "custom_gelu_small/bf16": (_custom_gelu, torch.bfloat16, _SMALL),
+    "custom_gelu/fp32": (_custom_gelu, torch.float32, _ON_SLICES),
+    "sigmoid_scale_residual/bf16": (_residual, torch.bfloat16, _SMALL),
+    "linear_sigmoid_scale_residual/bf16": (_linear_sigmoid_scale_residual, torch.bfloat16, _LAYER),
+    "batch_norm/bf16": (_batch_norm, torch.bfloat16, _SMALL),
+    "sigmoid/bf16": (_sigmoid, torch.bfloat16, _SMALL),
+    "train_step/bf16": (_train_step, torch.bfloat16, _LAYER),
+    "train_step/fp32": (_train_step, torch.float32, _LAYER),
+    _COMPILED: (_compiled, torch.bfloat16, _LAYER),
+}
+
+
+def select(patterns: Sequence[str], device: torch.device) -> tuple[list[str], dict[str, str]]:
+    """The names of the cases to measure, and of those left out, with the reasons.
+
+    Args:
+        patterns: names, parts of names or shell patterns; none: all that make sense on the device.
+        device: where they are to run.
+
+    Raises:
+        ValueError: a pattern matches no case.
+    """
+    names = matching(list(CASES), patterns, "with --host")
+    if patterns or device.type == "cuda":
+        return names, {}
+    return [name for name in names if name != _COMPILED], {
+        _COMPILED: "on a CPU only if asked for: --cases compiled"
+    }
+
+
+def make(name: str, shape: Shape | None, device: torch.device) -> HostCase:
+    """A case with its tensors.
+
+    Args:
+        name: of the case.
+        shape: M x N x K; None: one so small that a GPU is done before the host, on a CPU a tiny one.
+        device: where the tensors are.
+    """
+    maker, dtype, own_shape = CASES[name]
+    if shape is None:
+        shape = _CPU_SHAPE if device.type == "cpu" else own_shape
+    return HostCase(name, shape, maker(shape, device, dtype), gradients=maker is _train_step)

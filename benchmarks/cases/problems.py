@@ -1,0 +1,174 @@
+"""The five models of the public problem set (KernelBench levels 1 and 2) at their real sizes.
+
+Each linear layer with its epilogue, BatchNorm in both modes, and every epilogue as an elementwise operation.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import epigemm
+from benchmarks.cases import (
+    COLUMN,
+    ELEMENTWISE,
+    EPS,
+    LINEAR,
+    MOMENTUM,
+    SCALAR,
+    Case,
+    Operand,
+    Problem,
+    Setting,
+    Shape,
+    matching,
+)
+
+_REAL, _LARGE_BATCH, _EARLIER = Shape(1024, 8192, 8192), Shape(16384, 4096, 4096), Shape(128, 512, 1024)
+_WIDE, _WIDE_EARLIER = Shape(4096, 393216), Shape(16, 16384)
+
+_NORMAL = Operand(COLUMN, std=1.0)
+_LINEAR_BIAS = {"bias": Operand(COLUMN, of_linear=True)}
+_TWO = Operand(SCALAR, 2.0)
+# Statistics, weight and bias are random: BatchNorm's initial zeros and ones would hide errors.
+_BATCH_NORM = {
+    "scale": _NORMAL,
+    "running_mean": Operand(COLUMN, std=0.1),
+    "running_var": Operand(COLUMN, 0.5, 1.5),
+    "weight": _NORMAL,
+    "bn_bias": _NORMAL,
+}
+
+
+def _sigmoid_scale_residual(z: Tensor, scale: float) -> Tensor:
+    return torch.sigmoid(z) * scale + z
+
+
+def _scale_batch_norm(
+    z: Tensor, scale: Tensor, mean: Tensor, var: Tensor, weight: Tensor, bias: Tensor
+) -> Tensor:
+    return F.batch_norm(z * scale, mean, var, weight, bias, False, MOMENTUM, EPS)
+
+
+def _bias_relu(z: Tensor, bias: Tensor) -> Tensor:
+    return torch.relu(z + bias)
+
+
+def _relu_div(z: Tensor, divisor: float) -> Tensor:
+    return torch.relu(z) / divisor
+
+
+def problems() -> list[Problem]:
+    """All of them; our functions are looked up at each call."""
+    batch_norm = Problem(
+        LINEAR,
+        "scale_batch_norm",
+        "batch_norm(scale * z)",
+        _LINEAR_BIAS | _BATCH_NORM,
+        _scale_batch_norm,
+        epigemm.linear_scale_batch_norm,
+        linear_bias=True,
+        models=(("2/33", _REAL, _EARLIER), ("2/39", _LARGE_BATCH, _EARLIER)),
+    )
+    linear = [
+        Problem(
+            LINEAR,
+            "bias_relu",
+            "relu(z + bias)",
+            {"bias": _NORMAL},
+            _bias_relu,
+            epigemm.linear_relu,
+            models=(("2/76", _REAL, _EARLIER),),
+            quack="relu",
+        ),
+        Problem(
+            LINEAR,
+            "sigmoid_scale_residual",
+            "z + scale * sigmoid(z)",
+            _LINEAR_BIAS | {"scale": _TWO},
+            _sigmoid_scale_residual,
+            epigemm.linear_sigmoid_scale_residual,
+            linear_bias=True,
+            models=(("2/70", _REAL, _EARLIER),),
+        ),
+        batch_norm,
+        # Problems 33 and 39 never call eval(): they train.
+        replace(batch_norm, training=True),
+        Problem(
+            LINEAR,
+            "relu_div",
+            "relu(z) / divisor",
+            _LINEAR_BIAS | {"divisor": _TWO},
+            _relu_div,
+            epigemm.linear_relu_div,
+            linear_bias=True,
+            models=(("2/63", _REAL, _EARLIER),),
+        ),
+    ]
+    model_21 = (("1/21", _WIDE, _WIDE_EARLIER),)
+    scale, divisor, bias = {"scale": _TWO}, {"divisor": _TWO}, {"bias": _NORMAL}
+    residual, batch_norm_of = epigemm.sigmoid_scale_residual, epigemm.scale_batch_norm
+    return [
+        *linear,
+        _elementwise("bias_relu", "relu(x + bias)", bias, _bias_relu, epigemm.bias_relu),
+        _elementwise(
+            "sigmoid_scale_residual", "x + scale * sigmoid(x)", scale, _sigmoid_scale_residual, residual
+        ),
+        _elementwise(
+            "scale_batch_norm", "batch_norm(scale * x)", _BATCH_NORM, _scale_batch_norm, batch_norm_of
+        ),
+        _elementwise("relu_div", "relu(x) / divisor", divisor, _relu_div, epigemm.relu_div),
+        _elementwise("sigmoid", "sigmoid(x)", {}, torch.sigmoid, epigemm.sigmoid, models=model_21),
+    ]
+
+
+_elementwise = functools.partial(Problem, ELEMENTWISE)
+
+
+def sizes(problem: Problem, *, real: bool) -> dict[Shape, tuple[str, ...]]:
+    """The sizes of a problem, each with the models that have it; without a model, the most common size."""
+    found: dict[Shape, tuple[str, ...]] = {}
+    for number, today, earlier in problem.models:
+        shape = today if real else earlier
+        found[shape] = (*found.get(shape, ()), number)
+    return found or {_WIDE if real else _WIDE_EARLIER: ()}
+
+
+def select(
+    patterns: Sequence[str], shapes: Sequence[Shape], settings: Sequence[Setting], *, real: bool
+) -> list[Case]:
+    """The cases of a run, the arithmetics of one problem and size next to each other.
+
+    Args:
+        patterns: names of problems, see `matching`, or numbers of models; none: all.
+        shapes: in place of the problems' own.
+        settings: elementwise problems have no product: "highest" and "high" are one case for them.
+        real: today's sizes, not the earlier ones.
+
+    Raises:
+        ValueError: a pattern matches nothing, or no case is left.
+    """
+    every = {problem.name: problem for problem in problems()}
+    numbers = {number: name for name, problem in every.items() for number, _, _ in problem.models}
+    by_number = {name for name, p in every.items() for number, _, _ in p.models if number in patterns}
+    rest = [pattern for pattern in patterns if pattern not in numbers]
+    by_name = matching(list(every), rest, "the problems are") if rest or not patterns else []
+    cases: dict[str, Case] = {}
+    for name, problem in every.items():
+        if name not in by_name and name not in by_number:
+            continue
+        own = sizes(problem, real=real)
+        is_linear = problem.kind == LINEAR
+        for shape in [s for s in shapes if (s.k is not None) == is_linear] if shapes else own:
+            for setting in settings:
+                asked = setting if is_linear else Setting(setting.dtype_name, "highest")
+                case = Case(problem, shape, asked, own.get(shape, ()))
+                cases.setdefault(case.name, case)
+    if not cases:
+        raise ValueError("no case is left: --sizes MxNxK go with linear problems, MxN with elementwise ones")
+    return list(cases.values())

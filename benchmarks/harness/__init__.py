@@ -1,0 +1,1 @@
+"""Accuracy, the steps of a measurement, records, tables and plots."""

@@ -1,0 +1,109 @@
+"""What the first call of a decorated function takes, in a process of its own: ``-m benchmarks.kinds.first_call``.
+
+torch is imported, CUDA initialised by a small product, the function decorated, the tensors made and an fp32 weight's
+pieces, too; then the first call is timed until the device is done: compiling, linking and running. In a second process
+it finds in the cache on disk what the first one has made.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from benchmarks.baselines import ours_custom
+from benchmarks.cases import Shape, make_data
+from benchmarks.cases.custom import SETTINGS, select
+from benchmarks.harness.runner import matmul_precision
+from epigemm.timing import make_timer
+
+CASE = "bias_gelu"
+SIZE = Shape(16384, 4096, 4096)
+"""Where one fused kernel is planned in every type: at the first of `benchmarks.cases.custom.SIZES` bf16 goes to
+PyTorch's GEMM, and a small kernel is linked."""
+_TIMEOUT_S = 120
+_TOP = str(Path(__file__).parents[2])
+
+
+class FirstCallError(RuntimeError):
+    """A process that was to make a first call failed."""
+
+
+def seconds(dtype: str, shape: Shape | None, device: torch.device) -> float:
+    """The first call's, in this process."""
+    sizes = [shape] if shape else [SIZE] if device.type == "cuda" else []
+    case = select([CASE], sizes, [dtype], device)[0]
+    timer = make_timer(device)
+    with torch.no_grad(), matmul_precision(case.setting):
+        data = make_data(case, device, seed=0)
+        assert data.weight is not None
+        torch.mm(data.x[:16], data.weight[:16].t())
+        out = torch.empty(case.shape.m, case.shape.n, dtype=case.setting.dtype, device=device)
+        call = ours_custom(case, data, out).run
+        timer.synchronize()
+        start = time.perf_counter()
+        call()
+        timer.synchronize()
+        return time.perf_counter() - start
+
+
+def in_process(dtype: str, shape: Shape | None, device: torch.device, cache: str) -> float:
+    """The first call's seconds in a new process with its cache in a folder.
+
+    Raises:
+        FirstCallError: the process failed, or took too long; with the last line that it printed.
+    """
+    command = [sys.executable, "-m", "benchmarks.kinds.first_call", dtype, "--device", str(device)]
+    command += ["--size", str(shape)] if shape else []
+    # NVRTC and nvJitLink keep results of their own in the driver's cache: those of other processes must not count.
+    environment = {**os.environ, "EPIGEMM_CACHE_DIR": cache, "CUDA_CACHE_PATH": f"{cache}/driver"}
+    environment["PYTHONPATH"] = os.pathsep.join(filter(None, (_TOP, os.environ.get("PYTHONPATH"))))
+    try:
+        done = subprocess.run(
+            command, env=environment, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False
+        )
+    except subprocess.TimeoutExpired:
+        raise FirstCallError(f"the first call of {dtype} took more than {_TIMEOUT_S} s") from None
+    if done.returncode:
+        last = (done.stderr.strip().splitlines() or ["no message"])[-1]
+        raise FirstCallError(f"the first call of {dtype} failed: {last}")
+    return float(json.loads(done.stdout.splitlines()[-1])["seconds"])
+
+
+def measure(
+    dtypes: Sequence[str], shape: Shape | None, device: torch.device
+) -> tuple[dict[str, float], dict[str, float]]:
+    """Seconds of the first call with an empty cache, milliseconds with a full one; by dtype.
+
+    Raises:
+        FirstCallError: see `in_process`.
+    """
+    first, cached = {}, {}
+    for dtype in dtypes:
+        with tempfile.TemporaryDirectory(prefix="epigemm-first-call-") as cache:
+            first[dtype] = round(in_process(dtype, shape, device, cache), 4)
+            cached[dtype] = round(1e3 * in_process(dtype, shape, device, cache), 2)
+    return first, cached
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Print the seconds as one line of JSON."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.kinds.first_call", description=__doc__)
+    parser.add_argument("dtype", choices=[setting.dtype_name for setting in SETTINGS])
+    parser.add_argument("--size", metavar="MxNxK", type=Shape.parse)
+    parser.add_argument("--device", type=torch.device, default=torch.device("cpu"))
+    options = parser.parse_args(arguments)
+    print(json.dumps({"seconds": seconds(options.dtype, options.size, options.device)}))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

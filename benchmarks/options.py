@@ -1,0 +1,175 @@
+"""The options of ``python -m benchmarks``."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+from benchmarks import models
+from benchmarks.cases import DTYPES, PRECISIONS
+
+CPU_TIME_BUDGET_S = 40.0
+"""A run on a CPU starts nothing slow after so many seconds, unless it is told otherwise."""
+COUNT = 200
+_EPILOG = """\
+examples:
+  python -m benchmarks --output bench                     the five models at their real sizes, all baselines
+  python -m benchmarks --quick --exclude max_autotune     the same, shorter
+  python -m benchmarks --cases linear/bias_relu --dtypes bf16 --sizes 1024x8192x8192 4096x4096x4096
+  python -m benchmarks --custom --no-max-autotune --output custom     any epilogue from one Python function
+  python -m benchmarks --random 1 --count 200 --between   random shapes, each case held to its bar at every point
+  python -m benchmarks --host --output host               what a call costs the host, from Python to the launch
+  python -m benchmarks --models --output models           whole models, as they are, fused and compiled
+  python -m benchmarks --tune --random 7 --count 20 --output tune     what epigemm.tune gains
+  python -m benchmarks --plans --random 1 --count 1000 --unchecked --output DIR   every plan, to fit the cost models to
+  python -m benchmarks.gradings --output gradings         accuracy of fp32
+exit status: 0 fine, 1 one of our results is wrong or missing, 2 wrong usage
+"""
+# By kind: the options of others that it goes without. The first that is given is the kind.
+_SIZES = ("sizes", "sweep_m")
+_ELSEWHERE = {
+    "custom": ("sweep_m", "random", "precision", "plans", "host", "models", "tune", "unchecked"),
+    "host": ("random", "plans", "models", "tune", "unchecked", "sweep_m"),
+    "models": ("sizes", "random", "plans", "tune", "unchecked"),
+    "tune": (*_SIZES, "plans", "quick", "cases", "dtypes", "precision", "peers", "unchecked"),
+    "plans": ("sweep_m", "quick", "peers"),
+    "random": (*_SIZES, "quick", "dtypes", "precision", "unchecked"),
+    "": ("sweep_m", "unchecked"),
+}
+
+
+def parse_sweep(texts: Sequence[str]) -> list[int]:
+    """Numbers: ``["16", "64,256"]``, or a range that doubles: ``["16:16384"]``.
+
+    Raises:
+        ValueError: not positive integers, or a range that runs backwards.
+    """
+    values: list[int] = []
+    for part in ",".join(texts).split(","):
+        low, colon, high = part.strip().partition(":")
+        if not low.isdigit() or int(low) < 1 or (colon and (not high.isdigit() or int(high) < int(low))):
+            raise ValueError(f"--sweep-m: expected M, M,M,... or LOW:HIGH (doubling), got {part!r}")
+        m = int(low)
+        while m <= int(high or low):
+            values.append(m)
+            m *= 2
+    return sorted(set(values))
+
+
+def kind_of(options: argparse.Namespace) -> str:
+    """Which record is asked for, "" for the five models.
+
+    Raises:
+        ValueError: options that do not go together.
+    """
+
+    def given(name: str) -> bool:
+        return getattr(options, name) not in (None, False, [])
+
+    kind = next(kind for kind in _ELSEWHERE if not kind or given(kind))
+    others = [name for name in _ELSEWHERE[kind] if given(name)]
+    if others:
+        other = others[0].replace("_", "-")
+        raise ValueError(
+            f"--{kind}: goes without --{other}" if kind else f"--{other}: goes with another kind"
+        )
+    if options.layers and (options.sizes or kind != "custom"):
+        raise ValueError("--layers: goes with --custom, and without --sizes")
+    if options.random is None and (options.between or options.count is not None):
+        raise ValueError("--count, --between: go with --random SEED, which their points follow from")
+    if kind == "tune" and options.random is None:
+        raise ValueError("--tune: goes with --random SEED")
+    if options.count is None:
+        options.count = COUNT
+    if options.count < 0 or not (options.count or options.between):
+        raise ValueError(f"--count: expected at least 1, or 0 with --between, got {options.count}")
+    if options.rounds is not None and options.rounds < 1:
+        raise ValueError(f"--rounds: expected at least 1, got {options.rounds}")
+    return kind
+
+
+def parser() -> argparse.ArgumentParser:
+    """All options."""
+    p = argparse.ArgumentParser(
+        prog="python -m benchmarks",
+        description="Check and time the fused ops against what PyTorch users have today.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    kinds = p.add_argument_group("which record (without one of these: the five models)")
+    kinds.add_argument("--custom", action="store_true", help="epilogues made of one Python function")
+    kinds.add_argument(
+        "--layers",
+        action="store_true",
+        help="with --custom: layers with a short K instead of the usual sizes",
+    )
+    kinds.add_argument(
+        "--random",
+        type=int,
+        metavar="SEED",
+        help="a fixed list of cases (--cases chooses) at random shapes that follow from SEED alone; --output "
+        "defaults to benchmarks/results/GPU, the record goes to random-SEED in it",
+    )
+    kinds.add_argument("--count", type=int, metavar="N", help=f"how many random shapes ({COUNT})")
+    kinds.add_argument(
+        "--between",
+        action="store_true",
+        help="with --random: besides, M between powers of two on four layers, 72 points",
+    )
+    kinds.add_argument("--host", action="store_true", help="what a call costs the host")
+    kinds.add_argument(
+        "--models", action="store_true", help="whole models; --cases chooses them, --sweep-m their batches"
+    )
+    kinds.add_argument(
+        "--plans", action="store_true", help="every plan of the fused kernels, at --random or --sizes"
+    )
+    kinds.add_argument(
+        "--unchecked", action="store_true", help="with --plans: results are not held against float64"
+    )
+    kinds.add_argument("--tune", action="store_true", help="what epigemm.tune gains, at --random")
+    what = p.add_argument_group("what to compute")
+    what.add_argument(
+        "--cases", nargs="+", default=[], metavar="NAME", help="names, parts of names, patterns, or 2/76"
+    )
+    what.add_argument(
+        "--sizes", nargs="+", default=[], metavar="MxNxK", help="in place of the models' (elementwise: MxN)"
+    )
+    what.add_argument(
+        "--sweep-m", nargs="+", default=[], metavar="M", help="batches of --models: 16 64,256 or 16:16384"
+    )
+    what.add_argument("--dtypes", nargs="+", choices=list(DTYPES), help="default: fp32 bf16")
+    what.add_argument(
+        "--precision", nargs="+", choices=list(PRECISIONS), help="for fp32; GPU: both, CPU: highest"
+    )
+    what.add_argument("--device", default="", help="cuda (default where there is one), cuda:1, cpu")
+    what.add_argument("--seed", type=int, default=0)
+    what.add_argument("--list", action="store_true", help="list cases and alternatives, run nothing")
+    who = p.add_argument_group("against what")
+    who.add_argument("--peers", nargs="+", default=[], metavar="NAME", help="these alone, beside epigemm")
+    who.add_argument("--exclude", nargs="+", default=[], metavar="NAME", help="leave these out")
+    who.add_argument(
+        "--no-max-autotune", action="store_true", help="leave out torch.compile's, which takes longest"
+    )
+    how = p.add_argument_group("how long")
+    how.add_argument("--rounds", type=int, help="calls in turn of each alternative, at least (15)")
+    how.add_argument("--quick", action="store_true", help="few rounds, nothing measured alone")
+    how.add_argument(
+        "--time-budget",
+        type=float,
+        metavar="S",
+        help=f"start no slow baseline, and with --random, --plans, --models or --custom no point, after so many "
+        f"seconds (CPU: {CPU_TIME_BUDGET_S:g}; --models: {models.TIME_BUDGET_S['cuda']:g}, "
+        f"CPU {models.TIME_BUDGET_S['cpu']:g})",
+    )
+    out = p.add_argument_group("what to keep")
+    out.add_argument(
+        "--output", type=Path, metavar="DIR", help="summary.json, record.json, tables.md and plots"
+    )
+    out.add_argument(
+        "--trees", metavar="csrc=HASH,python=HASH", help="git trees of the source, where git is missing"
+    )
+    out.add_argument(
+        "--render", type=Path, metavar="JSON", help="run nothing: tables and plots from an earlier record"
+    )
+    return p

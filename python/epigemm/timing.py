@@ -1,0 +1,162 @@
+"""How long one call takes, measured so that alternatives can be compared.
+
+**In turn.** All alternatives of a case run interleaved, round by round, each round starting with another one,
+in one process. Before every timed call the L2 cache is flushed (a buffer of twice its size is read: the
+cache is full of somebody else's data, as between two layers of a model, but none of it has to be written back, which
+would slow down whoever comes first).
+Whatever the clocks do, they do to all alternatives alike.
+
+**Alone.** Sustained load lowers a GPU's clocks, so each alternative is also measured by itself after a pause.
+
+On a GPU the time is between two CUDA events around the call. A host that is slower than the device would show
+up as device time; so a short spin kernel goes first and lets the host run ahead. The call's cost on the host
+is reported apart. On a CPU it is the wall clock around the call, caches as the previous call left them.
+"""
+
+from __future__ import annotations
+
+import abc
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+Run = Callable[[], Tensor]
+
+_WARM_UP_CALLS = 3
+# A spin kernel's unit is the SM clock; 2 GHz is the upper end of today's GPUs, so the spin lasts at least as
+# asked.
+_SPIN_CYCLES_PER_US = 2000
+_MAX_SPIN_US = 2000.0
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How much to measure.
+
+    Attributes:
+        rounds: at least so many in-turn calls of each alternative.
+        min_ms: and at least so much time of each.
+        max_rounds: but never more calls than this.
+        alone_calls: at most so many calls alone.
+        pause_s: the pause before an alternative is measured alone; None leaves that measurement out.
+    """
+
+    rounds: int = 15
+    min_ms: float = 20.0
+    max_rounds: int = 60
+    alone_calls: int = 20
+    pause_s: float | None = 0.3
+
+    def calls(self, typical_ms: float) -> int:
+        """How many calls of something that takes ``typical_ms``."""
+        return min(max(self.rounds, int(self.min_ms / max(typical_ms, 1e-3)) + 1), self.max_rounds)
+
+
+class Timer(abc.ABC):
+    """Times single calls on one device."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+
+    @abc.abstractmethod
+    def round(self, runs: Sequence[Run], host_us: float) -> list[float]:
+        """Run each once, in order, and return the milliseconds of each call."""
+
+    @abc.abstractmethod
+    def synchronize(self) -> None:
+        """Wait for everything on the device."""
+
+    def warm_up(self, run: Run) -> float:
+        """Run a few times; the median microseconds for which a call keeps the host busy."""
+        host: list[float] = []
+        for _ in range(_WARM_UP_CALLS):
+            self.synchronize()
+            start = time.perf_counter()
+            run()
+            host.append((time.perf_counter() - start) * 1e6)
+        self.synchronize()
+        return statistics.median(host)
+
+    def in_turn(
+        self, runs: Sequence[Run], effort: Effort, host_us: float, rest_s: float = 0.0
+    ) -> list[list[float]]:
+        """Samples of each alternative, all of them interleaved; with a rest before each round if `rest_s` is given."""
+        if not runs:
+            return []
+        samples: list[list[float]] = [[] for _ in runs]
+        wanted = effort.rounds
+        done = 0
+        while done < wanted:
+            first = done % len(runs)
+            order = [(first + i) % len(runs) for i in range(len(runs))]
+            if rest_s:
+                time.sleep(rest_s)
+                runs[order[-1]]()  # wakes the device
+            for index, ms in zip(order, self.round([runs[i] for i in order], host_us), strict=True):
+                samples[index].append(ms)
+            done += 1
+            if done == 2:
+                wanted = effort.calls(min(statistics.median(s) for s in samples))
+        return samples
+
+    def alone(self, run: Run, effort: Effort, typical_ms: float, host_us: float) -> list[float]:
+        """Samples of one alternative by itself, after a pause and one untimed call that wakes the device."""
+        time.sleep(effort.pause_s or 0.0)
+        run()
+        calls = min(effort.calls(typical_ms), effort.alone_calls)
+        return [self.round([run], host_us)[0] for _ in range(calls)]
+
+
+class CpuTimer(Timer):
+    """The wall clock."""
+
+    def round(self, runs: Sequence[Run], host_us: float) -> list[float]:
+        """See the base class; a CPU call returns when it is done, so there is nothing to run ahead of."""
+        times: list[float] = []
+        for run in runs:
+            start = time.perf_counter()
+            run()
+            times.append((time.perf_counter() - start) * 1e3)
+        return times
+
+    def synchronize(self) -> None:
+        """Nothing to wait for."""
+
+
+class CudaTimer(Timer):
+    """CUDA events around each call, the L2 cache flushed before it."""
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__(device)
+        l2_bytes = torch.cuda.get_device_properties(device).L2_cache_size
+        self._flush = torch.zeros(max(2 * l2_bytes, 64 << 20) // 4, dtype=torch.float32, device=device)
+
+    def round(self, runs: Sequence[Run], host_us: float) -> list[float]:
+        """See the base class; the host runs ahead by half as much again as the slowest call needs."""
+        cuda: Any = torch.cuda
+        events: list[tuple[Any, Any]] = []
+        cycles = int(min(1.5 * host_us + 20.0, _MAX_SPIN_US) * _SPIN_CYCLES_PER_US)
+        for run in runs:
+            start, end = (cuda.Event(enable_timing=True) for _ in range(2))
+            cuda._sleep(cycles)
+            self._flush.sum()
+            start.record()
+            run()
+            end.record()
+            events.append((start, end))
+        self.synchronize()
+        return [start.elapsed_time(end) for start, end in events]
+
+    def synchronize(self) -> None:
+        """Wait for the device."""
+        torch.cuda.synchronize(self.device)
+
+
+def make_timer(device: torch.device) -> Timer:
+    """The timer for a device: "cuda" or "cpu"."""
+    return CudaTimer(device) if device.type == "cuda" else CpuTimer(device)

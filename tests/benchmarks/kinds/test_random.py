@@ -1,0 +1,479 @@
+"""Shapes drawn at random: the drawing, the arithmetic of the summary, and a tiny run from end to end."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch._dynamo.testing
+
+pytest.importorskip("rich", reason="the extra `bench` is not installed")
+pytest.importorskip("matplotlib", reason="the extra `bench` is not installed")
+
+import epigemm
+from benchmarks import baselines
+from benchmarks.cases import Case, Shape, make_data
+from benchmarks.cases import random as points
+from benchmarks.cases.random import SERIES, Series
+from benchmarks.cli import main
+from benchmarks.harness import records
+from benchmarks.harness.runner import Bench, Budget
+from benchmarks.kinds import random as kind
+from benchmarks.kinds.points import Point, point_table, summarise, summary_table, worst_points
+from benchmarks.kinds.random import Drawing
+from epigemm.timing import CpuTimer, Effort, Run
+
+CPU = torch.device("cpu")
+SMALL_SEED = 1272  # whose first two shapes are small: 9x192x8408 and 10457x264x8
+TINY = ["--random", str(SMALL_SEED), "--count", "2", "--device", "cpu", "--time-budget", "600"]
+TREES = {"csrc": "a" * 40, "python": "0123456789" * 4}
+BY_NAME = {s.name: s for s in SERIES}
+RELU, SIGMOID = BY_NAME["bias_relu/bf16"], BY_NAME["sigmoid_scale_residual/bf16"]
+PACKED, PLAIN = BY_NAME["bias_relu/fp32_highest_packed"], BY_NAME["bias_relu/fp32_highest_plain"]
+
+# --- the drawing ----------------------------------------------------------------------------------------------
+
+
+def test_shapes_follow_from_the_seed_alone() -> None:
+    assert points.draw(1, 3) == [Shape(3, 12208, 11000), Shape(135, 6480, 9384), Shape(2, 416, 12040)]
+    assert points.between(1)[:2] == [Shape(6, 8192, 8192), Shape(7, 8192, 8192)]
+    assert points.draw(7, 50)[:20] == points.draw(7, 20) != points.draw(8, 20)
+    assert points.between(7) == points.between(7) != points.between(8)
+    assert len(set(points.draw(7, 500))) == 500
+
+
+def test_the_ranges_of_random_shapes() -> None:
+    shapes = points.draw(0, 4000)
+    assert all(1 <= s.m <= 20000 and {s.n, s.k or 0} <= set(range(1, 14401)) for s in shapes)
+    assert all(1e7 <= s.m * s.n * (s.k or 0) <= 6e11 for s in shapes)
+    assert min(s.m for s in shapes) == 1 and max(s.m for s in shapes) > 15000
+    for sides in ([s.n for s in shapes], [s.k or 0 for s in shapes]):
+        assert min(sides) < 80 and max(sides) > points.LARGEST_SIDE - 80
+
+
+def test_sides_are_uniform_and_rows_log_uniform(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In quarters of the sides' range, and in octaves of M, before the least and most work rule some out."""
+    monkeypatch.setattr(points, "PRODUCT", (0.0, float("inf")))
+    shapes = points.draw(0, 8000)
+    for sides in ([s.n for s in shapes], [s.k or 0 for s in shapes]):
+        quarters = [sum((side - 1) * 4 // points.LARGEST_SIDE == i for side in sides) for i in range(4)]
+        assert all(0.23 < count / len(shapes) < 0.27 for count in quarters), quarters
+        assert {side for side in sides if side % 8 == 0} <= set(range(8, points.LARGEST_SIDE + 1, 8))
+    logs = [math.log(s.m) / math.log(20001) for s in shapes]
+    halves = [sum(0.5 * i <= log < 0.5 * i + 0.5 for log in logs) / len(logs) for i in range(2)]
+    assert all(0.45 < share < 0.55 for share in halves), halves
+
+
+def test_one_shape_in_ten_is_misaligned() -> None:
+    shapes = points.draw(0, 4000)
+    sides = [side for s in shapes for side in (s.n, s.k or 0) if side % 8]
+    assert 0.08 < len(sides) / len(shapes) < 0.12
+    assert not any(s.n % 8 and (s.k or 0) % 8 for s in shapes)
+    assert 0.4 < sum(side % 2 for side in sides) / len(sides) < 0.6
+    assert {side % 8 for side in sides} == set(range(1, 8))
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_between_is_never_a_power_of_two(seed: int) -> None:
+    shapes = points.between(seed)
+    assert [(s.n, s.k) for s in shapes] == [layer for layer in points.LAYERS for _ in range(18)]
+    assert len(set(shapes)) == 72 and all(1 <= s.m <= 20000 and s.m & (s.m - 1) for s in shapes)
+    for layer in points.LAYERS:
+        rows = [s.m for s in shapes if (s.n, s.k) == layer]
+        above = [m - (1 << m.bit_length() - 1) for m in rows]
+        assert sum(32 * more <= m for m, more in zip(rows, above, strict=True)) >= points.JUST_ABOVE
+
+
+# --- the arithmetic, against numbers worked out by hand -------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("of", "us", "best", "ratio", "small", "misses"),
+    [
+        (RELU, {"epigemm": 100, "eager": 96, "addmm_activation": 98, "mm": 50}, "eager", 0.96, False, False),
+        (RELU, {"epigemm": 100, "eager": 99, "addmm_activation": 94}, "addmm_activation", 0.94, False, True),
+        (RELU, {"epigemm": 100, "eager": 99, "compile": 50}, "eager", 0.99, False, False),
+        (RELU, {"epigemm": 20, "eager": 18.6}, "eager", 0.93, True, False),
+        (RELU, {"epigemm": 20, "eager": 18.2}, "eager", 0.91, True, True),
+        (RELU, {"epigemm": 19.9, "eager": 40}, "eager", 40 / 19.9, True, False),
+        (SIGMOID, {"epigemm": 100, "eager": 99, "compile": 96}, "compile", 0.96, False, True),
+        (SIGMOID, {"epigemm": 10, "eager": 9.6}, "eager", 0.96, True, True),
+        (PLAIN, {"epigemm_plain": 100, "epigemm": 10, "eager": 98}, "eager", 0.98, False, False),
+        (PACKED, {"epigemm": 100, "eager": 96}, "eager", 0.96, False, True),
+        (BY_NAME["bias_relu/fp32_high"], {"epigemm": 100, "eager": 94}, "eager", 0.94, False, False),
+        (
+            BY_NAME["between/sigmoid_scale_residual/bf16"],
+            {"epigemm": 100, "eager": 96},
+            "eager",
+            0.96,
+            False,
+            False,
+        ),
+        (RELU, {"epigemm": 100, "mm": 50}, "", None, False, False),
+        (RELU, {"eager": 50}, "eager", None, False, False),
+    ],
+)
+def test_the_ratio_and_its_bar(
+    of: Series, us: dict[str, float], best: str, ratio: float | None, small: bool, misses: bool
+) -> None:
+    assert (of.best(us), of.small(us), of.misses(us)) == (best, small, misses)
+    assert of.ratio(us) == (None if ratio is None else pytest.approx(ratio))
+
+
+def point(m: int, *turns: tuple[float, float], of: Series = RELU, wrong: str = "", **more: float) -> Point:
+    times = [{of.own: ours, "eager": eager, **more} for ours, eager in turns]
+    return Point(of, Shape(m, 8, 16), times, "plan", wrong)
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 0, 1), (1, 2, 0)])
+def test_the_median_of_three_counts(order: Sequence[int]) -> None:
+    turns = [(100.0, 90.0), (102.0, 99.96), (100.0, 120.0)]
+    found = point(1, *(turns[i] for i in order))
+    assert found.ratios == pytest.approx([(0.9, 0.98, 1.2)[i] for i in order])
+    assert found.ratio == pytest.approx(0.98) and not found.below
+    assert found.us == {"epigemm": 102.0, "eager": 99.96}
+
+
+def test_the_summary_by_hand() -> None:
+    found = [
+        point(1, (100, 200), mm=50, compile=100),
+        point(2, (100, 50), (100, 50), (100, 400), mm=200, addmm_activation=400),  # 0.5 counts
+        point(3, (10, 8), mm=5),
+        point(4, (30, 19.8), mm=5),
+        point(5, wrong="too far"),
+    ]
+    assert summarise(found) == pytest.approx(
+        {
+            "points": 5,
+            "geomean": 1.0,  # of 2 and 0.5
+            "worst": 0.5,
+            "worst_at": "2x8x16",
+            "points_under_20us": 2,
+            "geomean_under_20us": (0.8 * 0.66) ** 0.5,
+            "worst_under_20us": 0.66,
+            "worst_under_20us_at": "4x8x16",
+            "bare_geomean": 1.0,  # of 0.5 and 2
+            "vs_eager_worst": 0.5,
+            "vs_compile_geomean": 1.0,
+            "below": 3,
+            "wrong": 1,
+        }
+    )
+    assert [p.size for p in worst_points(found, 2)] == ["2x8x16", "4x8x16"]
+    rows = point_table("", found[:4]).rows
+    assert [row[2] for row in rows] == ["0.500", "0.660", "0.800", "2.000"]
+    assert rows[0][3] == "0.500 0.500 4.000"
+
+
+def test_nothing_measured_has_no_numbers() -> None:
+    found = summarise([point(1, wrong="an error")])
+    assert (found["points"], found["geomean"], found["worst"], found["worst_at"]) == (1, None, None, "")
+    assert summary_table({"case": found}).rows[0][2:5] == ["", "", "0"]
+
+
+# --- which cases ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("patterns", "count", "between", "names"),
+    [
+        ([], 1, True, list(BY_NAME)),
+        ([], 1, False, [name for name in BY_NAME if not name.startswith("between/")]),
+        (["between/*"], 0, True, ["between/bias_relu/bf16", "between/sigmoid_scale_residual/bf16"]),
+        (["bias_relu/bf16"], 1, True, ["bias_relu/bf16"]),
+        (["highest"], 1, True, ["bias_relu/fp32_highest_packed", "bias_relu/fp32_highest_plain"]),
+    ],
+)
+def test_selection(patterns: list[str], count: int, between: bool, names: list[str]) -> None:
+    assert [s.name for s in points.select(patterns, count=count, between=between)] == names
+
+
+def test_calls_of_one_shape_share_their_baselines() -> None:
+    together = [[s.name for s in group] for group in points.groups(SERIES)]
+    assert [PACKED.name, PLAIN.name] in together and len(together) == len(SERIES) - 1
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--between"],
+        ["--count", "3"],
+        ["--random", "1", "--count", "0"],
+        ["--random", "1", "--count", "-1", "--between"],
+        ["--random", "1", "--quick"],
+        ["--random", "1", "--sizes", "1x8x8"],
+        ["--random", "1", "--unchecked"],
+        ["--random", "1", "--models"],
+        ["--random", "1", "--cases", "no_such_case"],
+        ["--random", "1", "--cases", "between/*"],
+    ],
+    ids=lambda a: " ".join(a),
+)
+def test_wrong_usage_exits_with_two(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*arguments, "--device", "cpu", "--list"]) == 2
+    assert capsys.readouterr().err
+
+
+def test_the_list_of_cases(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*TINY, "--between", "--list"]) == 0
+    shown = capsys.readouterr().out
+    assert all(name in shown for name in BY_NAME) and "needs a GPU" in shown
+
+
+def test_the_folder_is_named_by_the_gpu() -> None:
+    gpu = {"gpu": {"name": "NVIDIA H100 80GB HBM3"}}
+    assert kind.folder(None, gpu, 5) == Path("benchmarks/results/nvidia-h100-80gb-hbm3/random-5")
+    assert kind.folder(Path("there"), {"gpu": None}, 5) == Path("there/random-5")
+
+
+# --- measuring ------------------------------------------------------------------------------------------------
+
+
+def drawing(budget: float | None = None, names: Sequence[str] = ("eager", "mm")) -> Drawing:
+    effort = Effort(rounds=1, min_ms=0.0, max_rounds=1, pause_s=None)
+    return Drawing(Bench(CPU, effort), [baselines.BASELINES[name] for name in names], Budget(budget))
+
+
+def measure(of: Drawing, group: Sequence[Series], shapes: Sequence[Shape]) -> list[Point]:
+    return [point for _, found in of.measure(group, shapes) for point in found]
+
+
+SHAPES = [Shape(m, 16, 24) for m in range(1, 8)]
+
+
+@pytest.fixture
+def scripted(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Turns take what the script says of ours, in milliseconds, and 1 ms of everybody else; no pause is made."""
+    script: list[float] = []
+
+    def in_turn(self: CpuTimer, runs: Sequence[Run], effort: Effort, host_us: float) -> list[list[float]]:
+        return [[script.pop(0)], *([1.0] for _ in runs[1:])]
+
+    monkeypatch.setattr(CpuTimer, "in_turn", in_turn)
+    monkeypatch.setattr(kind, "_PAUSE_S", 0.0)
+    return script
+
+
+def test_a_point_below_its_bar_is_measured_twice_more(scripted: list[float]) -> None:
+    scripted += [1.0, 1.1, 1.02, 1.2, 0.5]
+    first, second, third = measure(drawing(), [RELU], SHAPES[:3])
+    assert first.ratios == [1.0] and third.ratios == [2.0] and not scripted
+    assert second.ratios == pytest.approx([1 / 1.1, 1 / 1.02, 1 / 1.2])
+    assert second.ratio == pytest.approx(1 / 1.1) and second.below
+
+
+@pytest.mark.parametrize(("steady", "baselines", "hidden"), [(60.0, 40.0, 60.0), (60.0, 80.0, 80.0)])
+def test_the_host_is_hidden_for_the_slowest_call(
+    steady: float, baselines: float, hidden: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What our first calls cost the host does not count, and what the slowest alternative does later is covered."""
+    calls: list[Run] = []
+    given: list[float] = []
+
+    def warm_up(self: CpuTimer, run: Run) -> float:
+        calls.append(run)
+        return baselines if run is not calls[0] else 1000.0 if len(calls) == 1 else steady
+
+    def in_turn(self: CpuTimer, runs: Sequence[Run], effort: Effort, host_us: float) -> list[list[float]]:
+        given.append(host_us)
+        return [[1.0] for _ in runs]
+
+    monkeypatch.setattr(CpuTimer, "warm_up", warm_up)
+    monkeypatch.setattr(CpuTimer, "in_turn", in_turn)
+    measure(drawing(), [RELU], SHAPES[:1])
+    assert given == [hidden]
+
+
+def test_compile_runs_at_every_fifth_point(monkeypatch: pytest.MonkeyPatch) -> None:
+    counter = torch._dynamo.testing.CompileCounterWithBackend("eager")
+    original = kind.compiled_baseline
+    monkeypatch.setattr(kind, "compiled_baseline", lambda problem: original(problem, counter))
+    found = measure(drawing(names=("eager", "compile")), [SIGMOID], SHAPES)
+    assert [("compile" in p.us) for p in found] == [True, *[False] * 4, True, False]
+    assert not any(p.wrong for p in found)
+
+
+@pytest.mark.parametrize("of", [RELU, SIGMOID], ids=lambda s: s.name)
+def test_one_compiled_function_takes_all_shapes(of: Series) -> None:
+    counter = torch._dynamo.testing.CompileCounterWithBackend("eager")
+    baseline = kind.compiled_baseline(of.problem, counter)
+    for shape in (*SHAPES[1:], Shape(1, 33, 64), Shape(300, 80, 7), Shape(2, 64, 64)):
+        case = Case(of.problem, shape, of.setting)
+        data = make_data(case, CPU, 0)
+        with torch.no_grad():
+            result = baseline.prepare(case, data, torch.empty(0)).run()
+        assert result.shape == (shape.m, shape.n)
+    assert counter.frame_count <= 4
+
+
+def test_a_spent_budget_says_what_was_left_out() -> None:
+    measured = drawing(budget=0.0)
+    assert measure(measured, [RELU], SHAPES) == []
+    assert len(measured.budget.left_out) == len(SHAPES) and "budget" in next(
+        iter(measured.budget.left_out.values())
+    )
+
+
+# --- from end to end ------------------------------------------------------------------------------------------
+
+MEASURED = [name for name, s in BY_NAME.items() if not s.between and not s.on_slices]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("drawn")
+    trees = ",".join(f"{name}={tree}" for name, tree in TREES.items())
+    assert main([*TINY, "--trees", trees, "--output", str(path)]) == 0
+    return path / f"random-{SMALL_SEED}"
+
+
+def test_the_summary_file(folder: Path) -> None:
+    record = json.loads((folder / "summary.json").read_text())
+    assert {key: record[key] for key in TREES} == TREES
+    assert (record["seed"], record["points"], record["complete"], record["gpu"]) == (SMALL_SEED, 2, True, "")
+    assert record["torch"] == torch.__version__ and "benchmarks" in record["command"]
+    assert record["driver"] == "" and set(record["skipped"]) == {PACKED.name, "bias_relu/fp32_high"}
+    assert list(record["cases"]) == MEASURED
+    wanted = {"points", "geomean", "worst", "worst_at", "worst_under_20us", "geomean_under_20us"}
+    wanted |= {"bare_geomean", "vs_eager_worst", "below", "wrong"}
+    for case in record["cases"].values():
+        assert wanted <= set(case) and (case["points"], case["wrong"]) == (2, 0)
+        assert case["worst"] <= case["geomean"] and case["worst_at"].count("x") == 2
+
+
+def test_the_record_of_all_turns(folder: Path) -> None:
+    record = json.loads((folder / "record.json").read_text())
+    assert [case["shape"] for case in record["cases"][:2]] == [[9, 192, 8408], [10457, 264, 8]]
+    assert len(record["cases"]) == 2 * len(MEASURED)
+    for case in record["cases"]:
+        assert len(case["groups"]) in (1, 3)
+        for group in case["groups"]:
+            measurements = {m["alternative"]: m for m in group["measurements"]}
+            ours = measurements.get("epigemm") or measurements["epigemm_plain"]
+            assert set(measurements) == {ours["alternative"], "eager", "mm"}
+            assert ours["kernel"] == "torch" and ours["accuracy"]["signed"]["ok"]
+            assert all(m["in_turn"]["median_ms"] > 0 for m in measurements.values())
+
+
+def test_the_tables(folder: Path) -> None:
+    text = (folder / "tables.md").read_text()
+    assert all(f"| {name} | 2 |" in text for name in MEASURED)
+    assert text.count("| eager |") == 2 * len(MEASURED) and "needs a GPU" in text
+
+
+@pytest.mark.parametrize(
+    "mistake",
+    ["last element", "one element infinite", "one element not written", "nothing written", "an exception"],
+)
+def test_a_wrong_result_exits_with_one(
+    mistake: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    right = epigemm.linear_relu
+
+    def wrong(*arguments: Any, out: torch.Tensor) -> torch.Tensor:
+        if mistake == "an exception":
+            raise RuntimeError("no such kernel")
+        if mistake != "nothing written":
+            right(*arguments, out=out)
+        if mistake == "last element":
+            out.view(-1)[-1] += 1.0
+        elif mistake.startswith("one element"):
+            out.view(-1)[-1] = float("inf" if mistake.endswith("infinite") else "nan")
+        return out
+
+    monkeypatch.setattr(epigemm, "linear_relu", wrong)
+    monkeypatch.setattr(baselines, "planned", lambda *_: baselines.FALLBACK)
+    assert main([*TINY, "--cases", "bias_relu/bf16", "sigmoid", "--output", str(tmp_path)]) == 1
+    target = tmp_path / f"random-{SMALL_SEED}"
+    cases = json.loads((target / "summary.json").read_text())["cases"]
+    assert (cases["bias_relu/bf16"]["wrong"], cases[SIGMOID.name]["wrong"]) == (2, 0)
+    assert cases["bias_relu/bf16"]["geomean"] is None
+    assert "WRONG: bias_relu/bf16 9x192x8408" in capsys.readouterr().out
+    assert "WRONG: bias_relu/bf16 10457x264x8" in (target / "tables.md").read_text()
+
+
+class Held:
+    """A judge to whom the first element of a result says how far off it is: its relative error.
+
+    Beyond 1 its worst element leaves the bound, by far more than that.
+    """
+
+    def __init__(self, case: Case, data: Any, seed: int) -> None:
+        pass
+
+    def compare(self, out: torch.Tensor, intermediate_roundings: int) -> records.Accuracy:
+        off = float(out.flatten()[0])
+        return records.Accuracy(off <= 1.0, int(not off <= 1.0), off**4, off**4, 1.0, off, out.shape[1])
+
+
+@pytest.mark.parametrize("of", [RELU, PLAIN], ids=lambda s: s.name)
+@pytest.mark.parametrize(
+    ("ours", "eager", "is_right"),
+    [
+        (0.875, 0.125, True),
+        (1.125, 0.875, True),
+        (1.75, 0.875, True),
+        (1.875, 0.875, False),
+        (1.125, 0.5, False),
+        (4.0, 2.0, True),
+        (4.125, 2.0, False),
+        (math.inf, 2.0, False),
+        (math.nan, 2.0, False),
+        (1.125, math.nan, False),
+        (math.inf, math.inf, False),
+        (math.nan, math.nan, False),
+    ],
+)
+def test_the_fallback_may_be_off_by_twice_as_much_as_eager(
+    ours: float, eager: float, is_right: bool, of: Series, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of eager's own GEMM the bound may not hold either; a kernel of ours has its bound to keep."""
+
+    def linear_relu(*arguments: Any, out: torch.Tensor, **more: Any) -> torch.Tensor:
+        return out.fill_(ours)
+
+    monkeypatch.setattr(epigemm, "linear_relu", linear_relu)
+    monkeypatch.setattr(kind, "SampledReference", Held)
+    monkeypatch.setattr(kind, "eager_result", lambda case, data: data.x.new_full((1, 1), eager))
+    for fused in (False, True):
+        kernel = "a tile of ours" if fused else baselines.FALLBACK
+        monkeypatch.setattr(baselines, "planned", lambda *_, kernel=kernel: kernel)
+        (found,) = measure(drawing(), [of], SHAPES[:1])
+        expected = ours <= 1.0 if fused else is_right
+        assert bool(found.wrong) != expected and (found.ratio is not None) == expected, found
+
+
+@pytest.mark.parametrize(("times", "is_right"), [(1.5, True), (3.0, False)])
+def test_the_fallbacks_error_is_held_against_eagers(
+    times: float, is_right: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Against float64: eager is moved out of its bound, ours by so many times as much."""
+    right, forward = epigemm.linear_relu, kind.eager_result
+
+    def linear_relu(*arguments: Any, out: torch.Tensor) -> torch.Tensor:
+        return right(*arguments, out=out).add_(0.25 * times)
+
+    monkeypatch.setattr(epigemm, "linear_relu", linear_relu)
+    monkeypatch.setattr(baselines, "planned", lambda *_: baselines.FALLBACK)
+    (found,) = measure(drawing(), [RELU], SHAPES[:1])
+    assert found.wrong and found.kernel == "torch", "eager is right"
+    monkeypatch.setattr(kind, "eager_result", lambda *given: forward(*given) + 0.25)
+    (found,) = measure(drawing(), [RELU], SHAPES[:1])
+    assert bool(found.wrong) != is_right, found.wrong
+
+
+@pytest.mark.gpu
+def test_a_few_points_on_a_gpu(tmp_path: Path) -> None:
+    assert main(["--random", "1", "--count", "6", "--output", str(tmp_path)]) == 0
+    summary = json.loads((tmp_path / "random-1" / "summary.json").read_text())
+    assert summary["skipped"] == {} and summary["driver"]
+    record = json.loads((tmp_path / "random-1" / "record.json").read_text())
+    assert len(record["cases"]) == 6 * 5
+    measured = [m for case in record["cases"] for m in case["groups"][0]["measurements"]]
+    assert not any(m["error"] for m in measured) and all(m["in_turn"] for m in measured)
+    assert sum(m["alternative"] == "compile" for m in measured) == 2 * 5
