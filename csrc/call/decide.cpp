@@ -150,22 +150,28 @@ Decision decide(const Prepared& prepared) {
 Gemm choose_gemm(const Prepared& prepared) {
   Problem problem = prepared.problem;
   const EpilogueId epilogue = problem.epilogue;
-  if (!problem.has_bias || (epilogue != EpilogueId::bias && epilogue != EpilogueId::bias_relu)) return Gemm::Product;
-  if (!prepared.has_cublas) return epilogue == EpilogueId::bias ? Gemm::WithBias : Gemm::Product;
+  if (!problem.has_bias) return Gemm::Product;
+  // A product that is rounded to 16 bits before its bias is added loses what the two cancel to.
+  const bool is_rounded = element_bytes(problem.x.element) == 2;
+  if (epilogue != EpilogueId::bias && epilogue != EpilogueId::bias_relu) {
+    return is_rounded && has_compiled_elementwise(epilogue) ? Gemm::WithBias : Gemm::Product;
+  }
+  if (!prepared.has_cublas) return is_rounded || epilogue == EpilogueId::bias ? Gemm::WithBias : Gemm::Product;
   const bool is_empty = problem.m == 0 || problem.n == 0 || problem.k == 0;
   const bool is_double = problem.x.element == ElementType::Float64;
   if (!is_empty && !is_double && problem.device.multiprocessors > 0) {
     problem.epilogue = EpilogueId::bias;
     problem.arithmetic = Arithmetic::IEEE;
     problem.is_tf32_allowed = order_of(prepared).is_tf32_allowed;
-    if (!is_fallback_expected_in_one_kernel(problem)) return Gemm::Product;
+    if (!is_rounded && !is_fallback_expected_in_one_kernel(problem)) return Gemm::Product;
   }
   if (epilogue == EpilogueId::bias) return Gemm::WithBias;
   // Without any K PyTorch leaves the ReLU out; a single column it computes as a matrix times a vector, and rounds
   // before it adds the bias.
   const bool has_gaps = !prepared.is_out_matrix || (problem.m > 1 && problem.out.row_stride != problem.n);
   const bool adds_relu = !is_empty && !is_double && problem.n > 1 && !has_gaps && problem.operands[0].stride == 1;
-  return adds_relu ? Gemm::WithBiasAndReLU : Gemm::Product;
+  if (adds_relu) return Gemm::WithBiasAndReLU;
+  return is_rounded ? Gemm::WithBias : Gemm::Product;
 }
 
 int alignment_of(const void* pointer) {

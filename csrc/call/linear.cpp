@@ -82,6 +82,7 @@ Answer run_fallback(const LinearCall& call, Prepared& prepared, void* fold_memor
     elementwise.operands[i - 1] = problem.operands[i - 1];
     elementwise.strides[ElementwiseProblem::kFirstOperand + i - 1][1] = problem.operands[i - 1].stride;
   }
+  if (gemm == Gemm::WithBias) elementwise.operands[0] = {};  // added already
   elementwise.x = elementwise.out = product.data;
   return run_elementwise(elementwise, *call.x, torch, stream) ? Answer::Done : Answer::Raised;
 }

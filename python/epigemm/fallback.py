@@ -28,7 +28,9 @@ def linear(call: LinearCall, decision: int | None = None) -> Tensor:
     if gemm == decisions.WITH_BIAS_AND_RELU:
         return _run(call, call.bias, relu=True)
     bias = None
-    if (
+    if gemm == decisions.WITH_BIAS:
+        bias, call = call.bias, call._replace(bias=None)
+    elif (
         call.epilogue.is_linked and call.x.is_cpu
     ):  # as `linked.linear`; csrc/call has no such product for GPUs
         call = call.with_bias_in_product()

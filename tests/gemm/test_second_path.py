@@ -148,8 +148,9 @@ def test_the_planner_says_whether_a_product_comes_without_the_bias(
     x, weight, bias = (torch.empty(size, dtype=dtype) for size in ((1, m, k), (n, k), (n,)))
     name = str(dtype).removeprefix("torch.")
     one_kernel = is_one_kernel(m, n, k, name, tf32 and dtype == torch.float32, WITH_KERNELS[1:])
-    assert gemm_of(BIAS_RELU, x, weight, bias) == (WITH_BIAS_AND_RELU if one_kernel else PRODUCT)
-    assert gemm_of(BIAS, x, weight, bias) == (WITH_BIAS if one_kernel else PRODUCT)
+    adds_bias = one_kernel or dtype.itemsize == 2  # before the sum is rounded to 16 bits
+    assert gemm_of(BIAS_RELU, x, weight, bias) == (WITH_BIAS_AND_RELU if adds_bias else PRODUCT)
+    assert gemm_of(BIAS, x, weight, bias) == (WITH_BIAS if adds_bias else PRODUCT)
     assert gemm_of(BIAS, x, weight, None) == PRODUCT, "nothing to add"
     if sizes == (15, 8192, 4096):
         assert one_kernel == (tf32 or dtype != torch.float32)
@@ -173,7 +174,7 @@ def test_the_planner_is_not_asked_without_kernels(
     """On a CPU, and on a GPU where epigemm has none."""
     x, weight, bias = draw((16, 40, 4096), arithmetic, torch.device("cpu"))
     assert gemm_of(BIAS, x, weight, bias) == WITH_BIAS
-    assert gemm_of(BIAS_RELU, x, weight, bias) == PRODUCT
+    assert gemm_of(BIAS_RELU, x, weight, bias) == (WITH_BIAS if arithmetic.dtype.itemsize == 2 else PRODUCT)
     monkeypatch.setattr(decisions, "_described", lambda x: NOTHING_KNOWN)
     assert gemm_of(BIAS, x, weight, bias) == WITH_BIAS
     assert gemm_of(BIAS_RELU, x, weight, bias) == (PRODUCT if arithmetic is FP64 else WITH_BIAS_AND_RELU)
@@ -482,3 +483,22 @@ def test_one_launch_on_a_gpu(arithmetic: Arithmetic) -> None:
     kernels = [event.key for event in profile.key_averages() if event.device_type.name == "CUDA"]
     behind = [name for name in kernels if "epigemm" in name or "at::native" in name]
     assert bool(behind) == (arithmetic is FP64), kernels
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("k", [15, 16])
+def test_a_bias_is_added_before_the_sum_is_rounded(dtype: torch.dtype, k: int, device: torch.device) -> None:
+    """A product that is rounded to 16 bits first loses what it and its bias cancel to."""
+    generator = torch.Generator().manual_seed(k)
+    x = (4 + torch.randn(6, k, generator=generator) / 10).to(device, dtype)
+    weight = (1 + torch.randn(8, k, generator=generator) / 50).to(device, dtype)
+    bias = torch.full((8,), -4.0 * k, device=device, dtype=dtype)
+    exact = torch.nn.functional.linear(x.double(), weight.double(), bias.double())
+    for result, expected in (
+        (epigemm.linear_silu(x, weight, bias), torch.nn.functional.silu(exact)),
+        (epigemm.linear_sigmoid_scale_residual(x, weight, bias, 2.0), exact + 2 * exact.sigmoid()),
+        (epigemm.linear_relu(x, weight, bias), exact.relu()),
+    ):
+        # Two roundings of a sum, of a slope of at most 1.5.
+        bound = 3 * torch.finfo(dtype).eps / 2 * exact.abs().amax() + 1e-3
+        assert float((result.double() - expected).abs().max()) <= float(bound)

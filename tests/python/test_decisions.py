@@ -100,7 +100,7 @@ def test_what_slices_cost() -> None:
         assert decisions.is_packed(decisions.decide(call, HIGHEST, STALE)) == packed
     assert decided(large, HIGHEST, split=NO_COST | SHORT) == (FALLBACK, "")
     words = [each["why_not"] for each in told(large, HIGHEST, split=NO_COST | SHORT)]
-    assert "found no memory for fp16 pieces" in words[0] and not words[1]
+    assert "found no memory for fp16 slices" in words[0] and not words[1]
 
 
 def test_each_arithmetic_has_costs_of_its_own() -> None:

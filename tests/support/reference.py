@@ -80,9 +80,17 @@ def _product_bound(k: int, arithmetic: Arithmetic) -> float:
 
 
 def product(
-    x: torch.Tensor, weight: torch.Tensor, arithmetic: Arithmetic, *, second_path: bool = False
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    arithmetic: Arithmetic,
+    *,
+    second_path: bool = False,
+    bias: torch.Tensor | None = None,
 ) -> Bounded:
-    """x @ weight.T in float64 and the error of its accumulation (steps 1 and 2)."""
+    """x @ weight.T in float64 and the error of its accumulation (steps 1 and 2).
+
+    `bias`: what the fallback's GEMM adds before it rounds.
+    """
     exact = wide(x) @ wide(weight).mT
     magnitude = wide(x).abs() @ wide(weight).abs().mT
     # An infinite or NaN sum is what it is: no error is added to it (inf - inf would hide a relu's 0 behind NaN).
@@ -90,7 +98,8 @@ def product(
     if second_path:
         unit = arithmetic.output_unit
         split_k = 2 * unit * magnitude if x.is_cuda and unit > 2.0**-24 else 0.0
-        error = error + unit * (exact.abs() + error) + arithmetic.output_floor + split_k
+        rounded = exact if bias is None else (exact + wide(bias)).nan_to_num(torch.inf)
+        error = error + unit * (rounded.abs() + error) + arithmetic.output_floor + split_k
     return Bounded(exact, error)
 
 
@@ -148,7 +157,9 @@ def linear(
     second_path: bool = False,
 ) -> Bounded:
     """D = epilogue(x @ weight.T)."""
-    return after_epilogue(name, product(x, weight, arithmetic, second_path=second_path), operands, arithmetic)
+    bias = operands.bias if arithmetic.dtype.itemsize == 2 else None
+    accumulator = product(x, weight, arithmetic, second_path=second_path, bias=bias)
+    return after_epilogue(name, accumulator, operands, arithmetic)
 
 
 def elementwise(name: str, x: torch.Tensor, operands: Operands, arithmetic: Arithmetic) -> Bounded:
