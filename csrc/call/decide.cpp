@@ -154,7 +154,8 @@ Gemm choose_gemm(const Prepared& prepared) {
   // A product that is rounded to 16 bits before its bias is added loses what the two cancel to.
   const bool is_rounded = element_bytes(problem.x.element) == 2;
   if (epilogue != EpilogueId::bias && epilogue != EpilogueId::bias_relu) {
-    return is_rounded && has_compiled_elementwise(epilogue) ? Gemm::WithBias : Gemm::Product;
+    const bool adds = epilogue_info(epilogue).takes_bias && has_compiled_elementwise(epilogue);
+    return is_rounded && adds ? Gemm::WithBias : Gemm::Product;
   }
   if (!prepared.has_cublas) return is_rounded || epilogue == EpilogueId::bias ? Gemm::WithBias : Gemm::Product;
   const bool is_empty = problem.m == 0 || problem.n == 0 || problem.k == 0;

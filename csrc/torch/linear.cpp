@@ -133,8 +133,8 @@ PreparedCall prepare(const Name& epilogue_name, const TensorView& x, const Tenso
                                      : "";
   problem.alignment = std::min({call::alignment_of(problem.x.data), call::alignment_of(problem.weight.data),
                                 call::alignment_of(problem.out.data)});
-  // Where an epilogue has a bias it is its first operand.
-  problem.has_bias = problem.operands[0].data != nullptr;
+  // Where an epilogue has a bias it is its first operand; a meta tensor has no data.
+  problem.has_bias = bias.has_value() || problem.operands[0].data != nullptr;
   problem.are_operands_contiguous = call::are_contiguous(problem);
   prepared.has_cublas = x.is_cuda();
   return call;

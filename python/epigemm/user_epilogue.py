@@ -39,6 +39,7 @@ class UserEpilogue:
 
     Attributes:
         traced: the function as a program, its C++ functor and its PyTorch reference.
+        copied: the epilogue of epigemm's own that does the same, or None.
     """
 
     def __init__(self, traced: Traced) -> None:
@@ -47,7 +48,7 @@ class UserEpilogue:
         _made[self._key] = self
         self._linked: dict[tuple[bool, ...], LinkedEpilogue] = {}
         # PyTorch's GEMM adds a bias and a ReLU itself, where that is faster: the planner knows it of the built-in ones.
-        self._copied = _built_in(self.traced)
+        self.copied = _built_in(self.traced)
         self._names = {operand.name: place for place, operand in enumerate(self.traced.operands)}
         self._are_scalars = tuple(operand.kind == SCALAR for operand in self.traced.operands)
         self._has_rows = PER_ROW in self.traced.kinds
@@ -106,7 +107,7 @@ class UserEpilogue:
         found: Tensor | entry.Recorded | None = None
         if isinstance(weight, PackedWeight):
             weight, pack_use = weight.weight, packs.KEEP
-        if self._copied is None and not _is_compiling():
+        if self.copied is None and not _is_compiling():
             epilogue, seen = self._seen(x, given)
             found = entry.linear(
                 epilogue, x, weight, None, None, None, precision, out, pack_use, strict, (seen, None)
@@ -115,8 +116,8 @@ class UserEpilogue:
                 return found
         checks.tensors(x=x, weight=weight)
         checks.optional_tensors(out=out)
-        if self._copied is not None and (bias := _as_bias(given[0], x, weight)) is not None:
-            return _call.linear(self._copied, x, weight, bias, None, precision, out, strict, pack_use)
+        if self.copied is not None and (bias := _as_bias(given[0], x, weight)) is not None:
+            return _call.linear(self.copied, x, weight, bias, None, precision, out, strict, pack_use)
         x, weight, _ = _call.autocast(x, weight)
         lead, columns = x.shape[:-1], weight.shape[0] if weight.dim() else 0
         epilogue, tensors, numbers = self._arguments(x, given, (*lead, columns))
@@ -179,7 +180,7 @@ class UserEpilogue:
 
     def runs_built_in(self, operands: Sequence[Tensor], x: Tensor) -> bool:
         """Whether a linear call with operands of these types is one of epigemm's own functions, on its kernels."""
-        return self._copied is not None and operands[0].dtype is x.dtype
+        return self.copied is not None and operands[0].dtype is x.dtype
 
     def linked(self, folded: Sequence[bool]) -> LinkedEpilogue:
         """The epilogue for operands of these types: for each whether it is of the arithmetic's type, not x's."""

@@ -11,7 +11,7 @@ from torch import Tensor, fx
 
 from epigemm import linker, plans
 from epigemm.calls import LinearCall
-from epigemm.epilogues import BIAS, SCALE_BATCH_NORM
+from epigemm.epilogues import BIAS, BIAS_RELU, SCALE_BATCH_NORM
 from epigemm.fusion import products, profit
 from epigemm.fusion.capture import Capture, Chain
 
@@ -78,11 +78,11 @@ def hopper(monkeypatch: pytest.MonkeyPatch) -> Tensor:
     return torch.empty(0)
 
 
-def call(m: int, dtype: torch.dtype) -> LinearCall:
+def call(m: int, dtype: torch.dtype, k: int = K, n: int = N) -> LinearCall:
     def empty(*shape: int) -> Tensor:
         return torch.empty(shape, dtype=dtype, device="meta")
 
-    return LinearCall(BIAS, empty(m, K), empty(N, K), empty(N))
+    return LinearCall(BIAS, empty(m, k), empty(n, k), empty(n))
 
 
 def test_the_planner_decides(hopper: Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -91,6 +91,18 @@ def test_the_planner_decides(hopper: Tensor, monkeypatch: pytest.MonkeyPatch) ->
     assert profit.why_not_there(call(M, torch.float32), hopper) == ""
     assert profit.why_not_there(call(16, torch.float32), hopper) == profit.SLOWER
     assert profit.why_not_there(call(M, torch.bfloat16), hopper) == profit.SLOWER
+    assert profit.why_not_there(call(M, torch.float32), hopper, is_recorded=True) == ""
+
+
+def test_where_the_device_is_done_first_the_host_decides(
+    hopper: Tensor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(linker, "would_link", lambda *call: "")
+    assert profit.why_not_there(call(256, torch.float32, 1024, 1024), hopper, keeps_pack=True) == profit.SHORT
+    few, many = (call(m, torch.bfloat16)._replace(epilogue=BIAS_RELU) for m in (256, M))
+    assert profit.why_not_there(few, hopper) == profit.SHORT
+    assert profit.why_not_there(many, hopper) == ""
+    assert profit.why_not_there(many, hopper, is_recorded=True) == profit.RECORDED
 
 
 def test_an_epilogue_that_cannot_be_linked_is_not_fused(hopper: Tensor) -> None:

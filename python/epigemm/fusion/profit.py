@@ -15,6 +15,12 @@ from epigemm.fusion.operands import Norm
 from epigemm.fusion.values import hint, tensor_of
 
 SLOWER = "the planner expects no kernel of epigemm's to be faster there"
+SHORT = "the device is done sooner than the host, which has more to do for a fused call"
+RECORDED = "in 16 bits training gains nothing"
+# A call on fp16 slices launches three kernels, which takes the host 25 to 40 us; cuBLAS's product with bias and ReLU,
+# called from here, 30. A linear layer and its ReLU take it 22 to 38 (H200). So below these times on the device the
+# fused call would be the slower one. A fused call of one kernel takes the host 10 us: it pays at any size.
+_HOST_US = {decisions.FALLBACK: 30.0, decisions.SLICES: 40.0}
 
 
 def why_not(chain: Chain, *, keeps_pack: bool = False) -> str:
@@ -32,20 +38,40 @@ def why_not(chain: Chain, *, keeps_pack: bool = False) -> str:
     place = torch.empty(0, device=device)
     if not plans.has_gpu_kernels(place):
         return "epigemm's kernels do not run on this GPU"
-    return why_not_there(call_of(chain), place, keeps_pack=keeps_pack)
+    recorded = chain.product.value.requires_grad
+    return why_not_there(call_of(chain), place, keeps_pack=keeps_pack, is_recorded=recorded)
 
 
-def why_not_there(call: LinearCall, place: Tensor, *, keeps_pack: bool = False) -> str:
-    """The same of a call of meta tensors, on the device of `place`."""
+def why_not_there(
+    call: LinearCall, place: Tensor, *, keeps_pack: bool = False, is_recorded: bool = False
+) -> str:
+    """The same of a call of meta tensors, on the device of `place`; `is_recorded`: by autograd."""
+    if is_recorded and call.x.dtype != torch.float32:
+        return RECORDED
     code = precision.code(call.precision, place.device.type) if call.x.dtype == torch.float32 else 0
     cost = decisions.NO_COST if keeps_pack else decisions.PER_CALL
     slices = sum(cost << shift for shift in decisions.SHIFTS.values())
     decision = decisions.decide_on_meta(call, code, slices, place)
-    if decisions.way(decision) == decisions.FALLBACK:
+    way, gemm = decisions.way(decision), decisions.gemm(decision)
+    if way == decisions.FALLBACK and gemm != decisions.WITH_BIAS_AND_RELU:
         return SLOWER
+    if way != decisions.TENSORS and _fallback_us(call, place) < _HOST_US[way]:
+        return SHORT
     return linker.would_link(
         call.epilogue, decisions.missing_kernels(call, code, slices, place), place.device
     )
+
+
+def _fallback_us(call: LinearCall, place: Tensor) -> float:
+    """What the device is expected to need without epigemm."""
+    device, dtype = place.get_device(), str(call.x.dtype).removeprefix("torch.")
+    (m, k), n = call.x.shape, call.weight.shape[0]
+    arithmetic = precision.SPLIT if call.x.dtype == torch.float32 else precision.IEEE
+    gpu = plans.gpu_numbers(device)
+    asked = plans.ask(
+        call.epilogue.name, m, n, k, dtype, arithmetic, has_bias=call.bias is not None, gpu=gpu, device=device
+    )
+    return float(asked["fallback_us"])
 
 
 def call_of(chain: Chain) -> LinearCall:
@@ -63,7 +89,9 @@ def call_of(chain: Chain) -> LinearCall:
     shapes = {PER_COLUMN: (n,), PER_ROW: (m, 1), MATRIX: (m, n)}
     epilogue: Epilogue = BIAS
     bias, operands, scalars = None, [], []
-    if chain.epilogue is not None:
+    if (built_in := _built_in(chain, dtype)) is not None:
+        epilogue, bias = built_in, empty(n)
+    elif chain.epilogue is not None:
         dtypes: list[torch.dtype | None] = []
         for operand in chain.operands:
             value = None if isinstance(operand, Norm) else tensor_of(operand.source)
@@ -82,3 +110,11 @@ def call_of(chain: Chain) -> LinearCall:
         bias = empty(n)
     call = LinearCall(epilogue, empty(m, k), stored, bias, operands, scalars, pack_use=FIND)
     return call.product() if product.value.requires_grad and gradients.keeps_product(call) else call
+
+
+def _built_in(chain: Chain, dtype: torch.dtype) -> Epilogue | None:
+    """The epilogue of epigemm's own that runs in the place of a chain: the bias is of the tensors' type."""
+    if chain.epilogue is None or chain.epilogue.copied is None:
+        return None
+    value = tensor_of(getattr(chain.operands[0], "source", None))
+    return chain.epilogue.copied if value is not None and value.dtype == dtype else None
