@@ -69,7 +69,9 @@ class Spelling:
         weight = {"fc": layer.fc.weight, "gemm": layer.gemm.weight, "matrix": layer.matrix.t()}[self.weight]
         bias = {"fc": layer.fc.bias, "bias": layer.bias, "": None}[self.bias]
         epilogue, operands = _operands(self.function, layer, bias)
-        bounded = reference.linear(epilogue, x, weight, operands, arithmetic, second_path=True)
+        bounded = reference.linear(
+            epilogue, x, weight, operands, arithmetic, second_path=True, adds_apart=self.bias == "bias"
+        )
         reference.assert_within(actual, bounded)
 
 

@@ -155,9 +155,10 @@ def linear(
     arithmetic: Arithmetic,
     *,
     second_path: bool = False,
+    adds_apart: bool = False,
 ) -> Bounded:
-    """D = epilogue(x @ weight.T)."""
-    bias = operands.bias if arithmetic.dtype.itemsize == 2 else None
+    """D = epilogue(x @ weight.T). `adds_apart`: the product is rounded before its bias is added."""
+    bias = operands.bias if arithmetic.dtype.itemsize == 2 and not adds_apart else None
     accumulator = product(x, weight, arithmetic, second_path=second_path, bias=bias)
     return after_epilogue(name, accumulator, operands, arithmetic)
 
