@@ -70,7 +70,13 @@ class Spelling:
         bias = {"fc": layer.fc.bias, "bias": layer.bias, "": None}[self.bias]
         epilogue, operands = _operands(self.function, layer, bias)
         bounded = reference.linear(
-            epilogue, x, weight, operands, arithmetic, second_path=True, adds_apart=self.bias == "bias"
+            epilogue,
+            x,
+            weight,
+            operands,
+            arithmetic,
+            second_path=True,
+            apart=layer.bias if self.bias == "bias" else None,
         )
         reference.assert_within(actual, bounded)
 

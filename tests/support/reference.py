@@ -155,11 +155,17 @@ def linear(
     arithmetic: Arithmetic,
     *,
     second_path: bool = False,
-    adds_apart: bool = False,
+    apart: torch.Tensor | None = None,
 ) -> Bounded:
-    """D = epilogue(x @ weight.T). `adds_apart`: the product is rounded before its bias is added."""
-    bias = operands.bias if arithmetic.dtype.itemsize == 2 and not adds_apart else None
+    """D = epilogue(x @ weight.T).
+
+    `apart`: a bias that the model adds apart. The product is rounded before or behind it.
+    """
+    bias = operands.bias if arithmetic.dtype.itemsize == 2 else None
     accumulator = product(x, weight, arithmetic, second_path=second_path, bias=bias)
+    if apart is not None:
+        other = product(x, weight, arithmetic, second_path=second_path, bias=apart if bias is None else None)
+        accumulator = Bounded(accumulator.expected, torch.maximum(accumulator.tolerance, other.tolerance))
     return after_epilogue(name, accumulator, operands, arithmetic)
 
 
