@@ -164,7 +164,8 @@ Gemm choose_gemm(const Prepared& prepared) {
     problem.epilogue = EpilogueId::bias;
     problem.arithmetic = Arithmetic::IEEE;
     problem.is_tf32_allowed = order_of(prepared).is_tf32_allowed;
-    if (!is_rounded && !is_fallback_expected_in_one_kernel(problem)) return Gemm::Product;
+    // cuBLAS without a bias may split K, and be faster by more than the ReLU's kernel takes.
+    if (!is_fallback_expected_in_one_kernel(problem)) return is_rounded ? Gemm::WithBias : Gemm::Product;
   }
   if (epilogue == EpilogueId::bias) return Gemm::WithBias;
   // Without any K PyTorch leaves the ReLU out; a single column it computes as a matrix times a vector, and rounds
