@@ -1,0 +1,1 @@
+"""Whole models against eager and torch.compile: ``python -m benchmarks.whole.run --output DIR``."""
