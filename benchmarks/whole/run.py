@@ -102,7 +102,7 @@ def prepare(name: str, mode: str, device: torch.device, small: bool) -> Iterator
         set_precision(precision)
         torch.manual_seed(0)
         with device:
-            model = network.build(network.layers)
+            model = network.build(1 if small else network.layers)
         model = model.to(PRECISIONS[precision]).train(mode == TRAINING)
         shape = (2, *network.batches[index][1:]) if small else network.batches[index]
         inputs = network.draw(torch.Generator(device).manual_seed(1), *shape)
@@ -292,7 +292,9 @@ def main() -> int:
     parser.add_argument("--output", type=Path, help="folder of summary.json and tables.md")
     parser.add_argument("--cases", nargs="*", default=list(NETWORKS), choices=list(NETWORKS), metavar="NAME")
     parser.add_argument("--modes", nargs="*", default=[INFERENCE, TRAINING], choices=[INFERENCE, TRAINING])
-    parser.add_argument("--small", action="store_true", help="batches of two, without Inductor: a smoke test")
+    parser.add_argument(
+        "--small", action="store_true", help="one layer, batches of two, without Inductor: a smoke test"
+    )
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--time-budget", type=float, default=200, metavar="S")
     parser.add_argument("--trees", metavar="csrc=HASH,python=HASH")

@@ -1,11 +1,6 @@
-"""Whole models: the errors that are told, the bars, and a run of one small model."""
+"""Whole models: how errors are measured, the bars, the order of cases."""
 
 from __future__ import annotations
-
-import json
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -39,22 +34,3 @@ def test_bars() -> None:
 def test_cases_start_with_the_large_batch(name: str) -> None:
     assert [*run.plan(name, run.TRAINING)] == [("fp32_highest", 1), ("bf16", 1)]
     assert next(run.plan(name, run.INFERENCE)) == ("fp32_highest", 1)
-
-
-@pytest.mark.slow
-def test_a_small_run(tmp_path: Path) -> None:
-    command = [
-        sys.executable,
-        "-m",
-        "benchmarks.whole.run",
-        "--small",
-        "--cases",
-        "dlrm",
-        "--modes",
-        "training",
-    ]
-    subprocess.run([*command, "--output", str(tmp_path)], check=True, timeout=300)
-    summary = json.loads((tmp_path / "summary.json").read_text())
-    assert summary["kind"] == "models" and len(summary["cases"]) == 2
-    assert all(case["right"] for case in summary["cases"].values())
-    assert "resmlp/bf16/training" in (tmp_path / "tables.md").read_text()
