@@ -148,7 +148,9 @@ def test_the_planner_says_whether_a_product_comes_without_the_bias(
     x, weight, bias = (torch.empty(size, dtype=dtype) for size in ((1, m, k), (n, k), (n,)))
     name = str(dtype).removeprefix("torch.")
     one_kernel = is_one_kernel(m, n, k, name, tf32 and dtype == torch.float32, WITH_KERNELS[1:])
-    apart = WITH_BIAS if dtype.itemsize == 2 else PRODUCT  # a bias is added before the sum is rounded to 16 bits
+    apart = (
+        WITH_BIAS if dtype.itemsize == 2 else PRODUCT
+    )  # a bias is added before the sum is rounded to 16 bits
     assert gemm_of(BIAS_RELU, x, weight, bias) == (WITH_BIAS_AND_RELU if one_kernel else apart)
     assert gemm_of(BIAS, x, weight, bias) == (WITH_BIAS if one_kernel else apart)
     assert gemm_of(BIAS, x, weight, None) == PRODUCT, "nothing to add"
