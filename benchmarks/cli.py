@@ -6,13 +6,13 @@ import argparse
 import dataclasses
 import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from benchmarks import baselines, models
+from benchmarks import baselines
 from benchmarks.baselines import Baseline
 from benchmarks.cases import CUSTOM, LINEAR, PRECISIONS, Case, Setting, Shape, custom, problems
 from benchmarks.cases import random as drawn
@@ -24,7 +24,8 @@ from benchmarks.harness.runner import Bench, Budget, Runner
 from benchmarks.kinds import host, plans, random, tune
 from benchmarks.kinds.bench import BenchRun
 from benchmarks.kinds.custom import CustomRun
-from benchmarks.options import CPU_TIME_BUDGET_S, kind_of, parse_sweep, parser
+from benchmarks.models import run as whole
+from benchmarks.options import CPU_TIME_BUDGET_S, kind_of, parser
 from epigemm.timing import Effort
 
 OK, WRONG, USAGE = 0, 1, 2
@@ -224,48 +225,36 @@ def _tune(run: _Run) -> int:
 
 
 def _models(run: _Run) -> int:
-    """``--models``: models.json, models.md and plots in the folder of ``--output``, and tables."""
-    options = run.options
-    planned = models.plan(
-        models.ModelOptions(
-            patterns=options.cases,
-            batches=parse_sweep(options.sweep_m) if options.sweep_m else (),
-            settings=_settings(options, run.device),
-            names=options.peers,
-            exclude=options.exclude,
-            quick=options.quick,
-            rounds=options.rounds,
-            time_budget_s=options.time_budget,
-            seed=options.seed,
-            trees=options.trees,
-        ),
-        run.device,
-    )
+    options, device = run.options, run.device
+    models = whole.Run(whole.select(options.cases), device, quick=options.quick or device.type == "cpu")
     if options.list:
-        models.show_selection(run.console, planned)
+        rows = [[str(case)] for case in models.cases()]
+        run.console.table(f"{len(rows)} cases on {device}", ["case"], rows)
         return OK
-    keep = run.output / "models.json" if run.output else None
-    record, wrong = models.measure(run.console, planned, shown_progress, keep)
-    _keep_models(run.console, record, run.output)
-    return WRONG if wrong else OK
+    run.announce()
+    with shown_progress(len(models.cases())) as progress:
 
+        def keep(case: str, result: Mapping[str, Any]) -> None:
+            ratios = f"fuse {result['fuse_vs_eager']:.3f}, backend {result['backend_vs_compile']:.3f}"
+            progress(f"{case}: {ratios}{'' if result['right'] else ', WRONG'}", True)
+            if run.output:
+                models.record(run.about, complete=False).write(run.output)
 
-def _keep_models(console: Console, record: dict[str, Any], folder: Path | None) -> None:
-    text = folder / "models.md" if folder else None
-    for path in models.write(record, text=text, folder=folder):
-        console.line(f"wrote {path}")
+        budget = whole.TIME_BUDGET_S if options.time_budget is None else options.time_budget
+        models.measure(budget, keep)
+    tables, remarks = models.tables(), models.remarks()
+    record = models.record(run.about, complete=True)
+    written = record.write(run.output, tables, remarks) if run.output else []
+    run.console.show(tables, [*remarks, *(f"wrote {path}" for path in written)])
+    return WRONG if models.wrong or models.failed else OK
 
 
 def _render(console: Console, options: argparse.Namespace) -> int:
-    """Tables and plots from a record."""
+    """Plots from a record."""
     if options.output is None:
         raise ValueError("--render: goes with --output DIR")
-    record = json.loads(options.render.read_text())
-    if record.get("kind") == models.KIND:
-        _keep_models(console, record, options.output)
-    else:
-        for path in plots.write_plots(record, options.output):
-            console.line(f"wrote {path}")
+    for path in plots.write_plots(json.loads(options.render.read_text()), options.output):
+        console.line(f"wrote {path}")
     return OK
 
 

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks import models
 from benchmarks.cases import DTYPES, PRECISIONS
+from benchmarks.models.run import TIME_BUDGET_S
 
 CPU_TIME_BUDGET_S = 40.0
 """A run on a CPU starts nothing slow after so many seconds, unless it is told otherwise."""
@@ -27,34 +26,16 @@ examples:
 exit status: 0 fine, 1 one of our results is wrong or missing, 2 wrong usage
 """
 # By kind: the options of others that it goes without. The first that is given is the kind.
-_SIZES = ("sizes", "sweep_m")
+_WHAT = ("dtypes", "precision", "peers", "exclude", "no_max_autotune", "rounds", "seed")
 _ELSEWHERE = {
-    "custom": ("sweep_m", "random", "precision", "plans", "host", "models", "tune", "unchecked"),
-    "host": ("random", "plans", "models", "tune", "unchecked", "sweep_m"),
-    "models": ("sizes", "random", "plans", "tune", "unchecked"),
-    "tune": (*_SIZES, "plans", "quick", "cases", "dtypes", "precision", "peers", "unchecked"),
-    "plans": ("sweep_m", "quick", "peers"),
-    "random": (*_SIZES, "quick", "dtypes", "precision", "unchecked"),
-    "": ("sweep_m", "unchecked"),
+    "custom": ("random", "precision", "plans", "host", "models", "tune", "unchecked"),
+    "host": ("random", "plans", "models", "tune", "unchecked"),
+    "models": ("sizes", "random", "plans", "tune", "unchecked", *_WHAT),
+    "tune": ("sizes", "plans", "quick", "cases", "dtypes", "precision", "peers", "unchecked"),
+    "plans": ("quick", "peers"),
+    "random": ("sizes", "quick", "dtypes", "precision", "unchecked"),
+    "": ("unchecked",),
 }
-
-
-def parse_sweep(texts: Sequence[str]) -> list[int]:
-    """Numbers: ``["16", "64,256"]``, or a range that doubles: ``["16:16384"]``.
-
-    Raises:
-        ValueError: not positive integers, or a range that runs backwards.
-    """
-    values: list[int] = []
-    for part in ",".join(texts).split(","):
-        low, colon, high = part.strip().partition(":")
-        if not low.isdigit() or int(low) < 1 or (colon and (not high.isdigit() or int(high) < int(low))):
-            raise ValueError(f"--sweep-m: expected M, M,M,... or LOW:HIGH (doubling), got {part!r}")
-        m = int(low)
-        while m <= int(high or low):
-            values.append(m)
-            m *= 2
-    return sorted(set(values))
 
 
 def kind_of(options: argparse.Namespace) -> str:
@@ -119,7 +100,7 @@ def parser() -> argparse.ArgumentParser:
     )
     kinds.add_argument("--host", action="store_true", help="what a call costs the host")
     kinds.add_argument(
-        "--models", action="store_true", help="whole models; --cases chooses them, --sweep-m their batches"
+        "--models", action="store_true", help="whole models; --cases chooses among NETWORK/MODE"
     )
     kinds.add_argument(
         "--plans", action="store_true", help="every plan of the fused kernels, at --random or --sizes"
@@ -134,9 +115,6 @@ def parser() -> argparse.ArgumentParser:
     )
     what.add_argument(
         "--sizes", nargs="+", default=[], metavar="MxNxK", help="in place of the models' (elementwise: MxN)"
-    )
-    what.add_argument(
-        "--sweep-m", nargs="+", default=[], metavar="M", help="batches of --models: 16 64,256 or 16:16384"
     )
     what.add_argument("--dtypes", nargs="+", choices=list(DTYPES), help="default: fp32 bf16")
     what.add_argument(
@@ -153,14 +131,17 @@ def parser() -> argparse.ArgumentParser:
     )
     how = p.add_argument_group("how long")
     how.add_argument("--rounds", type=int, help="calls in turn of each alternative, at least (15)")
-    how.add_argument("--quick", action="store_true", help="few rounds, nothing measured alone")
+    how.add_argument(
+        "--quick",
+        action="store_true",
+        help="few rounds, nothing measured alone; --models: batches of 2, and no Inductor",
+    )
     how.add_argument(
         "--time-budget",
         type=float,
         metavar="S",
         help=f"start no slow baseline, and with --random, --plans, --models or --custom no point, after so many "
-        f"seconds (CPU: {CPU_TIME_BUDGET_S:g}; --models: {models.TIME_BUDGET_S['cuda']:g}, "
-        f"CPU {models.TIME_BUDGET_S['cpu']:g})",
+        f"seconds (CPU: {CPU_TIME_BUDGET_S:g}; --models: {TIME_BUDGET_S:g})",
     )
     out = p.add_argument_group("what to keep")
     out.add_argument(

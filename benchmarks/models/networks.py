@@ -1,200 +1,352 @@
-"""Networks in plain PyTorch, as people write them: nothing here knows of epigemm."""
+"""Networks in plain PyTorch, as their published sources write them. Nothing here knows of epigemm."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-
-class MLPSize(NamedTuple):
-    """Layers of the same width."""
-
-    layers: int
-    width: int
+Inputs = tuple[Tensor, ...]
 
 
-class MLP(nn.Sequential):
-    """Linear layers, BatchNorm if asked for, ReLU. He's initialisation: values keep their scale through all layers."""
-
-    def __init__(self, layers: int, width: int, batch_norm: bool = False) -> None:
-        modules: list[nn.Module] = []
-        for _ in range(layers):
-            linear = nn.Linear(width, width)
-            nn.init.kaiming_normal_(linear.weight, nonlinearity="relu")
-            modules += [linear, *([nn.BatchNorm1d(width)] if batch_norm else []), nn.ReLU()]
-        super().__init__(*modules)
+def _heads(x: Tensor, heads: int) -> Tensor:
+    return x.view(*x.shape[:-1], heads, -1).transpose(1, 2)
 
 
-class ResMLPSize(NamedTuple):
-    """Blocks, their width, and how many times as wide the layer inside is."""
-
-    blocks: int
-    width: int
-    expansion: int
+def _merged(x: Tensor) -> Tensor:
+    return x.transpose(1, 2).flatten(2)
 
 
-class ResidualBlock(nn.Module):
-    """``x + fc2(relu(fc1(x)))``."""
+class BertLayer(nn.Module):
+    """Post-LayerNorm, biases, dropout before each residual sum (Devlin et al. 2018)."""
 
-    def __init__(self, width: int, hidden: int) -> None:
+    def __init__(self, width: int, heads: int, hidden: int) -> None:
         super().__init__()
-        self.fc1, self.fc2 = nn.Linear(width, hidden), nn.Linear(hidden, width)
+        self.heads = heads
+        self.query, self.key, self.value = (nn.Linear(width, width) for _ in range(3))
+        self.proj, self.up, self.down = (
+            nn.Linear(width, width),
+            nn.Linear(width, hidden),
+            nn.Linear(hidden, width),
+        )
+        self.norm1, self.norm2, self.dropout = nn.LayerNorm(width), nn.LayerNorm(width), nn.Dropout(0.0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[B, T, width] to the same."""
+        q, k, v = (_heads(each(x), self.heads) for each in (self.query, self.key, self.value))
+        h = self.proj(_merged(F.scaled_dot_product_attention(q, k, v)))
+        x = self.norm1(self.dropout(h) + x)
+        result: Tensor = self.norm2(self.dropout(self.down(F.gelu(self.up(x)))) + x)
+        return result
+
+
+class Conv1D(nn.Module):
+    """GPT-2's linear layer: the weight is [in, out]."""
+
+    def __init__(self, width: int, out: int) -> None:
+        super().__init__()
+        self.weight, self.bias = nn.Parameter(torch.randn(width, out) * 0.02), nn.Parameter(torch.zeros(out))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., in] to [..., out]."""
+        return torch.addmm(self.bias, x.view(-1, x.size(-1)), self.weight).view(*x.shape[:-1], -1)
+
+
+class GPT2Layer(nn.Module):
+    """Pre-LayerNorm, Conv1D, tanh GELU (Radford et al. 2019)."""
+
+    def __init__(self, width: int, heads: int, hidden: int) -> None:
+        super().__init__()
+        self.heads, self.attn, self.proj = heads, Conv1D(width, 3 * width), Conv1D(width, width)
+        self.up, self.down = Conv1D(width, hidden), Conv1D(hidden, width)
+        self.norm1, self.norm2, self.dropout = nn.LayerNorm(width), nn.LayerNorm(width), nn.Dropout(0.0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[B, T, width] to the same."""
+        q, k, v = (_heads(each, self.heads) for each in self.attn(self.norm1(x)).chunk(3, dim=-1))
+        x = self.dropout(self.proj(_merged(F.scaled_dot_product_attention(q, k, v, is_causal=True)))) + x
+        h = F.gelu(self.up(self.norm2(x)), approximate="tanh")
+        result: Tensor = x + self.dropout(self.down(h))
+        return result
+
+
+class ViTLayer(nn.Module):
+    """Pre-LayerNorm, one product for q, k and v, GELU (Dosovitskiy et al. 2020)."""
+
+    def __init__(self, width: int, heads: int, hidden: int) -> None:
+        super().__init__()
+        self.heads, self.qkv, self.proj = heads, nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.up, self.down = nn.Linear(width, hidden), nn.Linear(hidden, width)
+        self.norm1, self.norm2 = nn.LayerNorm(width, eps=1e-6), nn.LayerNorm(width, eps=1e-6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[B, T, width] to the same."""
+        q, k, v = (_heads(each, self.heads) for each in self.qkv(self.norm1(x)).chunk(3, dim=-1))
+        x = x + self.proj(_merged(F.scaled_dot_product_attention(q, k, v)))
+        result: Tensor = x + self.down(F.gelu(self.up(self.norm2(x))))
+        return result
+
+
+class MixerLayer(nn.Module):
+    """An MLP over tokens and one over channels (Tolstikhin et al. 2021)."""
+
+    def __init__(self, width: int, tokens: int, token_hidden: int, hidden: int) -> None:
+        super().__init__()
+        self.norm1, self.norm2 = nn.LayerNorm(width, eps=1e-6), nn.LayerNorm(width, eps=1e-6)
+        self.tokens = nn.Sequential(
+            nn.Linear(tokens, token_hidden), nn.GELU(), nn.Linear(token_hidden, tokens)
+        )
+        self.channels = nn.Sequential(nn.Linear(width, hidden), nn.GELU(), nn.Linear(hidden, width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[B, T, width] to the same."""
+        x = x + self.tokens(self.norm1(x).transpose(1, 2)).transpose(1, 2)
+        result: Tensor = x + self.channels(self.norm2(x))
+        return result
+
+
+class RMSNorm(nn.Module):
+    """``x / rms(x) * weight`` in fp32, as Llama and T5 compute it."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(width))
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., width] to the same."""
-        h: Tensor = self.fc2(F.relu(self.fc1(x)))
-        return x + h
+        wide = x if x.dtype == torch.float64 else x.float()
+        return self.weight * (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + 1e-6)).to(x.dtype)
 
 
-class ResMLP(nn.Sequential):
-    """A stack of residual blocks."""
+class LlamaLayer(nn.Module):
+    """RMSNorm, rotary positions, grouped heads, SwiGLU, no biases (Touvron et al. 2023)."""
 
-    def __init__(self, blocks: int, width: int, expansion: int) -> None:
-        super().__init__(*(ResidualBlock(width, expansion * width) for _ in range(blocks)))
+    cos: Tensor
+    sin: Tensor
+
+    def __init__(self, width: int, heads: int, groups: int, hidden: int, length: int) -> None:
+        super().__init__()
+        self.heads, self.groups, size = heads, groups, width // heads
+        self.q, self.proj = nn.Linear(width, width, bias=False), nn.Linear(width, width, bias=False)
+        self.k, self.v = (nn.Linear(width, groups * size, bias=False) for _ in range(2))
+        self.gate, self.up = (nn.Linear(width, hidden, bias=False) for _ in range(2))
+        self.down = nn.Linear(hidden, width, bias=False)
+        self.norm1, self.norm2 = RMSNorm(width), RMSNorm(width)
+        angles = torch.outer(torch.arange(length).float(), 1e4 ** -(torch.arange(0, size, 2).float() / size))
+        self.register_buffer("cos", torch.cat([angles.cos()] * 2, -1))
+        self.register_buffer("sin", torch.cat([angles.sin()] * 2, -1))
+
+    def rotated(self, x: Tensor) -> Tensor:
+        """Rotary positions."""
+        low, high = x.chunk(2, dim=-1)
+        t = x.shape[2]
+        return x * self.cos[:t] + torch.cat((-high, low), dim=-1) * self.sin[:t]
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[B, T, width] to the same."""
+        h = self.norm1(x)
+        q, k = self.rotated(_heads(self.q(h), self.heads)), self.rotated(_heads(self.k(h), self.groups))
+        v, repeat = _heads(self.v(h), self.groups), self.heads // self.groups
+        k, v = k.repeat_interleave(repeat, dim=1), v.repeat_interleave(repeat, dim=1)
+        x = x + self.proj(_merged(F.scaled_dot_product_attention(q, k, v, is_causal=True)))
+        h = self.norm2(x)
+        result: Tensor = x + self.down(F.silu(self.gate(h)) * self.up(h))
+        return result
 
 
-class DLRMSize(NamedTuple):
-    """A recommendation model's sizes.
+class T5Layer(nn.Module):
+    """An encoder layer: RMSNorm, a bias of positions, ReLU, no biases, no scale (Raffel et al. 2019)."""
 
-    Attributes:
-        dense: numbers among the features.
-        tables: features that are categories, each with a table.
-        rows: of each table.
-        bag: entries of a category feature, whose vectors are added up.
-        bottom: widths of the MLP over the numbers; the last one is the vectors' length.
-        top: widths of the MLP at the end.
-    """
+    def __init__(self, width: int, heads: int, hidden: int, length: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.q, self.k, self.v, self.proj = (nn.Linear(width, width, bias=False) for _ in range(4))
+        self.up, self.down = nn.Linear(width, hidden, bias=False), nn.Linear(hidden, width, bias=False)
+        self.norm1, self.norm2, self.dropout = RMSNorm(width), RMSNorm(width), nn.Dropout(0.0)
+        self.positions = nn.Parameter(torch.randn(1, heads, length, length) * 0.1)
 
-    dense: int
-    tables: int
-    rows: int
-    bag: int
-    bottom: tuple[int, ...]
-    top: tuple[int, ...]
+    def forward(self, x: Tensor) -> Tensor:
+        """[B, T, width] to the same."""
+        h = self.norm1(x)
+        q, k, v = (_heads(each(h), self.heads) for each in (self.q, self.k, self.v))
+        scores = (q * q.shape[-1] ** -0.5) @ k.transpose(-1, -2) + self.positions
+        x = x + self.dropout(self.proj(_merged(scores.softmax(dim=-1) @ v)))
+        result: Tensor = x + self.dropout(self.down(self.dropout(F.relu(self.up(self.norm2(x))))))
+        return result
+
+
+class ResidualBlock(nn.Module):
+    """``x + down(relu(up(x)))``."""
+
+    def __init__(self, width: int, hidden: int) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(width, hidden), nn.Linear(hidden, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., width] to the same."""
+        result: Tensor = x + self.down(F.relu(self.up(x)))
+        return result
+
+
+class Tokens(nn.Sequential):
+    """Embedded tokens, layers, a last norm."""
+
+    def __init__(self, words: int, width: int, layers: list[Any], norm: nn.Module) -> None:
+        super().__init__(nn.Embedding(words, width), *layers, norm)
+
+
+class Images(nn.Module):
+    """Patches of 16 x 16, layers, the mean of the tokens, a head."""
+
+    def __init__(self, width: int, layers: list[Any]) -> None:
+        super().__init__()
+        self.patches = nn.Conv2d(3, width, 16, 16)
+        self.layers, self.norm, self.head = (
+            nn.Sequential(*layers),
+            nn.LayerNorm(width),
+            nn.Linear(width, 1000),
+        )
+
+    def forward(self, images: Tensor) -> Tensor:
+        """[B, 3, H, W] to [B, 1000]."""
+        x = self.layers(self.patches(images).flatten(2).transpose(1, 2))
+        result: Tensor = self.head(self.norm(x).mean(dim=1))
+        return result
 
 
 class DLRM(nn.Module):
-    """Embedding bags and a bottom MLP, the dot products of each pair of their vectors, a top MLP, a probability."""
+    """Embedding bags and a bottom MLP, dot products of all pairs, a top MLP (Naumov et al. 2019)."""
 
-    pair_rows: Tensor
-    pair_columns: Tensor
+    rows: Tensor
+    columns: Tensor
 
-    def __init__(self, size: DLRMSize) -> None:
+    def __init__(self, tables: int, entries: int, bottom: tuple[int, ...], top: tuple[int, ...]) -> None:
         super().__init__()
-        width = size.bottom[-1]
-        self.bottom = self.mlp(size.dense, *size.bottom)
-        self.tables = nn.ModuleList(self.table(size.rows, width) for _ in range(size.tables))
-        rows, columns = torch.tril_indices(size.tables + 1, size.tables + 1, offset=-1)
-        self.register_buffer("pair_rows", rows)
-        self.register_buffer("pair_columns", columns)
-        self.top = self.mlp(len(rows) + width, *size.top)
-        self.last = nn.Linear(size.top[-1], 1)
-
-    @staticmethod
-    def table(rows: int, width: int) -> nn.EmbeddingBag:
-        """Vectors of a length below one, as training starts with."""
-        table = nn.EmbeddingBag(rows, width, mode="sum")
-        nn.init.uniform_(table.weight, -(width**-0.5), width**-0.5)
-        return table
-
-    @staticmethod
-    def mlp(*widths: int) -> nn.Sequential:
-        """Linear layers, each with a ReLU."""
-        layers: list[nn.Module] = []
-        for k, n in pairwise(widths):
-            layers += [nn.Linear(k, n), nn.ReLU(inplace=True)]
-        return nn.Sequential(*layers)
+        self.bottom = mlp(13, *bottom)
+        self.tables = nn.ModuleList(nn.EmbeddingBag(entries, bottom[-1], mode="sum") for _ in range(tables))
+        for table in self.tables:
+            nn.init.uniform_(table.weight, -(bottom[-1] ** -0.5), bottom[-1] ** -0.5)  # type: ignore[arg-type]
+        rows, columns = torch.tril_indices(tables + 1, tables + 1, offset=-1)
+        self.register_buffer("rows", rows)
+        self.register_buffer("columns", columns)
+        self.top, self.last = mlp(len(rows) + bottom[-1], *top), nn.Linear(top[-1], 1)
 
     def forward(self, dense: Tensor, sparse: Tensor) -> Tensor:
-        """Numbers [M, dense] and indices [M, tables, bag] to probabilities [M, 1]."""
+        """Numbers [B, 13] and indices [B, tables, bag] to probabilities [B, 1]."""
         low = self.bottom(dense)
         vectors = torch.stack([low] + [table(sparse[:, i]) for i, table in enumerate(self.tables)], dim=1)
-        products = torch.bmm(vectors, vectors.transpose(1, 2))
-        pairs = products[:, self.pair_rows, self.pair_columns]
+        pairs = torch.bmm(vectors, vectors.transpose(1, 2))[:, self.rows, self.columns]
         return torch.sigmoid(self.last(self.top(torch.cat([low, pairs], dim=1))))
 
 
-class VisionTransformerSize(NamedTuple):
-    """A vision transformer's sizes."""
-
-    image: int
-    patch: int
-    width: int
-    blocks: int
-    heads: int
-    classes: int
+def mlp(*widths: int) -> nn.Sequential:
+    """Linear layers, each with a ReLU; He's initialisation keeps the scale of values."""
+    layers: list[nn.Module] = []
+    for k, n in pairwise(widths):
+        layers += [nn.Linear(k, n), nn.ReLU(inplace=True)]
+        nn.init.kaiming_normal_(layers[-2].weight, nonlinearity="relu")  # type: ignore[arg-type]
+    return nn.Sequential(*layers)
 
 
-class Attention(nn.Module):
-    """Self-attention over tokens."""
-
-    def __init__(self, width: int, heads: int) -> None:
-        super().__init__()
-        self.heads = heads
-        self.qkv, self.proj = nn.Linear(width, 3 * width), nn.Linear(width, width)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """[B, N, C] to the same."""
-        b, n, c = x.shape
-        q, k, v = self.qkv(x).reshape(b, n, 3, self.heads, c // self.heads).permute(2, 0, 3, 1, 4).unbind(0)
-        h = F.scaled_dot_product_attention(q, k, v)
-        result: Tensor = self.proj(h.transpose(1, 2).reshape(b, n, c))
-        return result
+def _tokens(words: int) -> Callable[..., Inputs]:
+    return lambda generator, batch, length: (
+        torch.randint(words, (batch, length), generator=generator, device=generator.device),
+    )
 
 
-class FeedForward(nn.Module):
-    """Two linear layers with an activation between them, and a dropout that is off."""
-
-    def __init__(self, width: int, activation: nn.Module) -> None:
-        super().__init__()
-        self.fc1, self.act = nn.Linear(width, 4 * width), activation
-        self.drop, self.fc2 = nn.Dropout(0.0), nn.Linear(4 * width, width)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """[..., C] to the same."""
-        result: Tensor = self.fc2(self.drop(self.act(self.fc1(x))))
-        return result
+def _normal(*shape: int) -> Callable[..., Inputs]:
+    return lambda generator, batch: (
+        torch.randn(batch, *shape, generator=generator, device=generator.device),
+    )
 
 
-class TransformerBlock(nn.Module):
-    """Attention and a feed-forward network, each behind a LayerNorm and beside a residual."""
-
-    def __init__(self, width: int, heads: int, activation: nn.Module) -> None:
-        super().__init__()
-        self.norm1, self.attn = nn.LayerNorm(width), Attention(width, heads)
-        self.norm2, self.mlp = nn.LayerNorm(width), FeedForward(width, activation)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """[B, N, C] to the same."""
-        x = x + self.attn(self.norm1(x))
-        result: Tensor = x + self.mlp(self.norm2(x))
-        return result
+def _features(tables: int, entries: int) -> Callable[..., Inputs]:
+    return lambda generator, batch: (
+        torch.randn(batch, 13, generator=generator, device=generator.device),
+        torch.randint(entries, (batch, tables, 4), generator=generator, device=generator.device),
+    )
 
 
-class VisionTransformer(nn.Module):
-    """Patches and a class token, transformer blocks, a head."""
+@dataclass(frozen=True)
+class Network:
+    """A model and its inputs.
 
-    def __init__(self, size: VisionTransformerSize, activation: Callable[[], nn.Module] = nn.GELU) -> None:
-        super().__init__()
-        self.patches = nn.Conv2d(3, size.width, size.patch, size.patch)
-        tokens = (size.image // size.patch) ** 2 + 1
-        self.token = nn.Parameter(torch.randn(1, 1, size.width) * 0.02)
-        self.position = nn.Parameter(torch.randn(1, tokens, size.width) * 0.02)
-        self.blocks = nn.ModuleList(
-            TransformerBlock(size.width, size.heads, activation()) for _ in range(size.blocks)
-        )
-        self.norm, self.head = nn.LayerNorm(size.width), nn.Linear(size.width, size.classes)
+    Attributes:
+        build: the model with this many layers, in fp32 on the default device.
+        draw: inputs from a generator, on its device, for a batch.
+        batches: arguments of `draw`: a small and a large batch.
+        layers: how many are measured.
+        is_transformer: whether the bars for transformers hold.
+    """
 
-    def forward(self, images: Tensor) -> Tensor:
-        """[B, 3, image, image] to [B, classes]."""
-        x = self.patches(images).flatten(2).transpose(1, 2)
-        x = torch.cat([self.token.expand(x.shape[0], -1, -1), x], dim=1) + self.position
-        for block in self.blocks:
-            x = block(x)
-        result: Tensor = self.head(self.norm(x)[:, 0])
-        return result
+    build: Callable[[int], nn.Module]
+    draw: Callable[..., Inputs]
+    batches: tuple[tuple[int, ...], ...]
+    layers: int = 2
+    is_transformer: bool = True
+
+
+def _stack(count: int, layer: Callable[[], nn.Module]) -> list[Any]:
+    return [layer() for _ in range(count)]
+
+
+# Identical layers repeat: two of them measure what twelve would, and compile in a sixth of the time.
+NETWORKS: dict[str, Network] = {
+    "bert-base": Network(
+        lambda n: Tokens(30522, 768, _stack(n, lambda: BertLayer(768, 12, 3072)), nn.LayerNorm(768)),
+        _tokens(30522),
+        ((8, 128), (32, 128)),
+    ),
+    "gpt2": Network(
+        lambda n: Tokens(50257, 768, _stack(n, lambda: GPT2Layer(768, 12, 3072)), nn.LayerNorm(768)),
+        _tokens(50257),
+        ((2, 256), (16, 512)),
+    ),
+    "vit-b16": Network(
+        lambda n: Images(768, _stack(n, lambda: ViTLayer(768, 12, 3072))),
+        _normal(3, 224, 224),
+        ((8,), (64,)),
+    ),
+    "mixer-b16": Network(
+        lambda n: Images(768, _stack(n, lambda: MixerLayer(768, 196, 384, 3072))),
+        _normal(3, 224, 224),
+        ((8,), (64,)),
+        is_transformer=False,
+    ),
+    "llama-1b": Network(
+        lambda n: Tokens(32000, 2048, _stack(n, lambda: LlamaLayer(2048, 32, 8, 8192, 512)), RMSNorm(2048)),
+        _tokens(32000),
+        ((1, 512), (8, 512)),
+    ),
+    "t5-small": Network(
+        lambda n: Tokens(32128, 512, _stack(n, lambda: T5Layer(512, 8, 2048, 128)), RMSNorm(512)),
+        _tokens(32128),
+        ((8, 128), (64, 128)),
+    ),
+    "dlrm": Network(
+        lambda n: DLRM(26, 100_000, (512, 256, 128), (1024, 1024, 512, 256)),
+        _features(26, 100_000),
+        ((2048,), (16384,)),
+        layers=1,
+        is_transformer=False,
+    ),
+    "resmlp": Network(
+        lambda n: nn.Sequential(*_stack(n, lambda: ResidualBlock(1024, 4096))),
+        _normal(1024),
+        ((256,), (4096,)),
+        layers=8,
+        is_transformer=False,
+    ),
+    "mlp-16": Network(
+        lambda n: mlp(*[4096] * (n + 1)),
+        _normal(4096),
+        ((256,), (4096,)),
+        layers=16,
+        is_transformer=False,
+    ),
+}

@@ -1,33 +1,78 @@
 """Whole models in plain PyTorch, fused by `fuse` and by the compile backend: equal outputs and gradients.
 
-Equal within the roundings that float64 shows: see `benchmarks.models.runner`.
+Equal within the roundings that float64 shows. Eager rounds once or more in every layer, the others never at more than
+twice as many places (a product that is rounded before its bias is added), by no more each: the error is at most twice
+eager's, but for chance, as the two are different samples of rounding. Their norms over thousands of entries, of which a
+few layers decide, scatter by less than another factor of two. So four times eager's error is allowed, and four
+roundings of the output where eager happens to be exact; of the largest entry, which scatters more, eight times eager's.
 """
 
 from __future__ import annotations
 
 import copy
-import importlib.util
-from collections.abc import Callable
-from typing import Any
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 import epigemm
-from benchmarks.models.alternatives import Results, Subject
-from benchmarks.models.records import Error
-from benchmarks.models.runner import distance, why_wrong
+from benchmarks.harness.accuracy import UNIT_ROUNDOFF
 from epigemm import fusion
 from epigemm.fusion import FusionReport
 from tests.fusion.test_spellings import report_of
-from tests.fusion.zoo import BY_NAME, EVERYTHING, KERNELBENCH, Example, of_workload
+from tests.fusion.zoo import EVERYTHING, KERNELBENCH, PROBLEMS, Example
 from tests.support.untyped import backward
 
 everything = pytest.mark.parametrize("example", EVERYTHING, ids=str)
 modes = pytest.mark.parametrize("training", [False, True], ids=["eval", "train"])
 dtypes = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 Forward = Callable[..., Tensor]
+Results = dict[str, list[Tensor]]
+
+
+class Error(NamedTuple):
+    """The Frobenius norm of the error over that of the exact result; the same of the largest entries."""
+
+    norm: float
+    largest: float
+
+
+def distance(result: Sequence[Tensor], exact: Sequence[Tensor]) -> Error:
+    """Of two lists of tensors, taken as one vector each: some gradients vanish in exact arithmetic."""
+    mine, other = (torch.cat([t.double().flatten() for t in each]) for each in (result, exact))
+    error, scale = mine - other, other if other.any() else torch.ones(1)
+    return Error(
+        float(error.norm() / scale.norm()), float(error.abs().max() / scale.abs().max().to(error.device))
+    )
+
+
+def why_wrong(errors: dict[str, Error], eager: dict[str, Error], dtype: torch.dtype) -> str:
+    """The first result that is further from float64 than it may be."""
+    rounding = 4 * UNIT_ROUNDOFF[dtype]
+    for name, error in errors.items():
+        limit = Error(4 * eager[name].norm + rounding, 8 * eager[name].largest + rounding)
+        for measure, value, most in zip(Error._fields, error, limit, strict=True):
+            if not (math.isfinite(value) and value <= most):
+                return f"{name}: {measure} {value:.3g} (allowed {most:.3g})"
+    return ""
+
+
+def results(
+    model: nn.Module, forward: Forward, inputs: tuple[Tensor, ...], upstream: Tensor | None
+) -> Results:
+    """The output, and with an upstream gradient the gradient of every parameter of the model."""
+    if upstream is None:
+        return {"output": [forward(*inputs)]}
+    model.zero_grad(set_to_none=True)
+    output = forward(*inputs)
+    backward(output, upstream)
+    return {
+        "output": [output.detach()],
+        "gradients": [p.grad for p in model.parameters() if p.grad is not None],
+    }
 
 
 def functions(report: FusionReport) -> tuple[str, ...]:
@@ -50,16 +95,15 @@ class Compared:
         # No plain sum: BatchNorm makes the gradients of that vanish, and noise would be compared with noise.
         upstream = torch.randn_like(output) if list(self.model.parameters()) else None
         self.upstream = upstream
-        self.exact = self._subject(self.model, upstream).exact(copy.deepcopy(self.model).double())
-        plain = copy.deepcopy(self.model)
-        self.expected = self._subject(plain, upstream).results(plain)
-
-    def _subject(self, model: nn.Module, upstream: Tensor | None) -> Subject:
-        return Subject(model, self.inputs, upstream, "aot_eager")
+        wide, plain = copy.deepcopy(self.model).double(), copy.deepcopy(self.model)
+        wide_inputs = tensors_to(self.inputs, device, torch.float64)
+        wide_upstream = None if upstream is None else upstream.double()
+        self.exact = results(wide, wide, wide_inputs, wide_upstream)
+        self.expected = results(plain, plain, self.inputs, upstream)
 
     def check(self, model: nn.Module, forward: Forward) -> None:
         """Output and gradients: the same types and shapes, and as close to float64 as eager's are."""
-        self._check(self._subject(model, self.upstream).results(forward))
+        self._check(results(model, forward, self.inputs, self.upstream))
 
     def check_inference(self, forward: Forward) -> None:
         """The output without autograd."""
@@ -73,8 +117,8 @@ class Compared:
         mine, eager = self._errors(actual), self._errors(self.expected)
         assert why_wrong(mine, eager, self.dtype) == ""
 
-    def _errors(self, results: Results) -> dict[str, Error]:
-        return {name: distance(tensors, self.exact[name]) for name, tensors in results.items()}
+    def _errors(self, found: Results) -> dict[str, Error]:
+        return {name: distance(tensors, self.exact[name]) for name, tensors in found.items()}
 
 
 def check_buffers(model: nn.Module, plain: nn.Module) -> None:
@@ -97,7 +141,7 @@ def test_fuse(example: Example, training: bool, dtype: torch.dtype, device: torc
         compared.check_inference(fused)
     if device.type == "cpu":  # elsewhere the planner decides, and these layers are small
         assert unfused == [] and report_of(fused).skipped == []
-        assert bool(report_of(fused).sites) is bool(example.functions)
+        assert bool(report_of(fused).sites) is bool(example.products)
     plain = copy.deepcopy(compared.model)
     with torch.no_grad():
         for _ in range(2):
@@ -131,7 +175,7 @@ def test_compile_backend(example: Example, training: bool, dtype: torch.dtype, d
     else:
         compared.check_inference(compiled)
     if device.type == "cpu":
-        assert [len(functions(report)) for report in reports] == [len(example.found(training))]
+        assert [len(functions(report)) for report in reports] == [example.products]
     assert list(model.state_dict()) == list(compared.model.state_dict())
     plain = copy.deepcopy(compared.model)
     with torch.no_grad():
@@ -152,41 +196,13 @@ def test_compiling_a_fused_model(example: Example, training: bool, device: torch
         compared.check_inference(compiled)
 
 
+@pytest.mark.skipif(not KERNELBENCH.is_dir(), reason="examples are not at hand")
 def test_a_missing_bias_is_seen() -> None:
     """What these tests hold results to lets no epilogue go wrong unseen."""
     for dtype in (torch.float32, torch.bfloat16):
-        example = of_workload(BY_NAME["problem_70"])
-        compared = Compared(example, torch.device("cpu"), dtype, training=False)
+        compared = Compared(PROBLEMS[1], torch.device("cpu"), dtype, training=False)
         wrong: Any = copy.deepcopy(compared.model)
         with torch.no_grad():
             wrong.gemm.bias.zero_()
         with pytest.raises(AssertionError, match="output: norm"):
             compared.check(wrong, wrong)
-
-
-@pytest.mark.skipif(not KERNELBENCH.is_dir(), reason="examples are not at hand")
-@pytest.mark.parametrize(
-    ("name", "file", "arguments"),
-    [
-        ("problem_76", "gemm_add_relu", (64, 48, (48,))),
-        ("problem_70", "gemm_sigmoid_scaling_residual_add", (64, 48, 2.0)),
-        ("problem_33", "gemm_scale_batch_norm", (64, 48, (48,))),
-        ("problem_63", "gemm_relu_divide", (64, 48, 2.0)),
-        ("problem_21", "sigmoid", ()),
-    ],
-)
-def test_problems_are_those_of_the_examples(name: str, file: str, arguments: tuple[Any, ...]) -> None:
-    spec = importlib.util.spec_from_file_location(f"plain_{file}", KERNELBENCH / f"{file}.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    original: nn.Module = module.Model(*arguments)
-    example = of_workload(BY_NAME[name])
-    mine = example.make()
-    original.load_state_dict(mine.state_dict())
-    for training in (False, True):
-        (x,) = example.inputs()
-        expected = original.train(training)(x)
-        torch.testing.assert_close(mine.train(training)(x), expected, rtol=0, atol=0)
-        if expected.requires_grad:
-            backward(expected, torch.ones_like(expected))

@@ -1,7 +1,9 @@
-"""The benchmark's models at small sizes, and some more, with the functions that fusion is to find in each."""
+"""The benchmark's models at small sizes, and some more, with how much fusion is to find in each."""
 
 from __future__ import annotations
 
+import importlib.util
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,11 +12,18 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from benchmarks.models import networks, workloads
-from benchmarks.models.workloads import Workload
+from benchmarks.models.networks import (
+    DLRM,
+    Images,
+    ResidualBlock,
+    RMSNorm,
+    T5Layer,
+    Tokens,
+    ViTLayer,
+    mlp,
+)
 
 KERNELBENCH = Path(__file__).parents[2] / "examples" / "kernelbench"
-CPU = torch.device("cpu")
 
 
 class PatchResMLP(nn.Module):
@@ -35,83 +44,90 @@ class PatchResMLP(nn.Module):
 
 @dataclass(frozen=True)
 class Example:
-    """A model, its inputs, and the functions that fusion finds in it, layer by layer; `trained` in training mode.
-
-    `fuse` reports one for each layer, whatever the mode; Dynamo's graphs hold the mode.
-    """
+    """A model, always the same, its inputs, others at every call, and how many products fusion finds in it."""
 
     name: str
-    make: Callable[[], nn.Module]
+    build: Callable[[], nn.Module]
     inputs: Callable[[], tuple[Tensor, ...]]
-    functions: tuple[str, ...]
-    trained: tuple[str, ...]
+    products: int
 
     def __str__(self) -> str:
         return self.name
 
-    def found(self, training: bool) -> tuple[str, ...]:
-        """What is found in a graph that is made in one of the modes."""
-        return self.trained if training else self.functions
+    def make(self) -> nn.Module:
+        """BatchNorm layers have what training would have left there: zeros and ones hide mistakes."""
+        torch.manual_seed(0)
+        model = self.build()
+        for module in model.modules():
+            if isinstance(module, nn.BatchNorm1d):
+                assert module.running_mean is not None and module.running_var is not None
+                nn.init.normal_(module.running_mean, std=0.2)
+                nn.init.uniform_(module.running_var, 0.5, 1.5)
+                nn.init.uniform_(module.weight, 0.5, 1.5)
+                nn.init.normal_(module.bias, std=0.2)
+        torch.seed()
+        return model
 
 
 def deep_mlp(layers: int = 16, width: int = 32) -> nn.Module:
-    return networks.MLP(layers, width)
+    return mlp(*[width] * (layers + 1))
 
 
-def of_workload(workload: Workload[Any], *functions: str, trained: tuple[str, ...] | None = None) -> Example:
-    """A workload of the benchmark, small, its weights always the same and its inputs others at every call."""
-    batch = workload.small_batches[0]
-
-    def inputs() -> tuple[Tensor, ...]:
-        seed = int(torch.randint(0, 2**31, ()))
-        return workload.inputs(batch, small=True, device=CPU, seed=seed)
-
-    def make() -> nn.Module:
-        return workload.model(small=True, device=CPU, seed=0)
-
-    return Example(workload.name, make, inputs, functions, functions if trained is None else trained)
+def mlp_batch_norm() -> nn.Module:
+    layers = ((nn.Linear(32, 32), nn.BatchNorm1d(32), nn.ReLU()) for _ in range(4))
+    return nn.Sequential(*(module for layer in layers for module in layer))
 
 
-def relu_vit() -> Workload[Any]:
-    """A transformer with ReLU in place of GELU."""
-    return Workload(
-        "vit_relu",
-        "",
-        lambda size: networks.VisionTransformer(size, nn.ReLU),
-        workloads.VIT.draw,
-        workloads.VIT.real,
-        workloads.VIT.small,
-        workloads.VIT.batches,
-        workloads.VIT.small_batches,
-    )
+def problem(file: str, *arguments: Any) -> nn.Module:
+    """A model of KernelBench as that writes it."""
+    spec = importlib.util.spec_from_file_location(f"plain_{file}", KERNELBENCH / f"{file}.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # Dynamo looks for it there
+    spec.loader.exec_module(module)
+    model: nn.Module = module.Model(*arguments)
+    return model
 
 
-BY_NAME = {workload.name: workload for workload in workloads.WORKLOADS}
-# Attention's two and the MLP's two layers in each block.
-_VIT_BLOCK = ("linear",) * 4
-_RELU_VIT_BLOCK = ("linear", "linear", "linear_relu", "linear")
+def _rows(width: int, *shape: int) -> Callable[[], tuple[Tensor, ...]]:
+    return lambda: (torch.randn(*(shape or (32,)), width),)
+
+
+def _problem(number: int, products: int, file: str, *arguments: Any) -> Example:
+    return Example(f"problem_{number}", lambda: problem(file, *arguments), _rows(64), products)
+
 
 # Problem 39 is 33 with a larger batch.
 PROBLEMS = [
-    of_workload(BY_NAME["problem_76"], "linear_relu"),
-    of_workload(BY_NAME["problem_70"], "linear_sigmoid_scale_residual"),
-    of_workload(BY_NAME["problem_33"], "linear_scale_batch_norm", trained=("linear_scale",)),
-    of_workload(BY_NAME["problem_63"], "linear_relu_div"),
-    of_workload(BY_NAME["problem_21"]),
+    _problem(76, 1, "gemm_add_relu", 64, 48, (48,)),
+    _problem(70, 1, "gemm_sigmoid_scaling_residual_add", 64, 48, 2.0),
+    _problem(33, 1, "gemm_scale_batch_norm", 64, 48, (48,)),
+    _problem(63, 1, "gemm_relu_divide", 64, 48, 2.0),
+    _problem(21, 0, "sigmoid"),
 ]
 MODELS = [
-    of_workload(BY_NAME["mlp"], *("linear_relu",) * 4),
-    of_workload(BY_NAME["mlp_batch_norm"], *("linear_scale_batch_norm",) * 4, trained=("linear",) * 4),
-    of_workload(BY_NAME["resmlp"], *("linear_relu", "linear") * 2),
-    of_workload(BY_NAME["dlrm"], *("linear_relu",) * 4, "linear"),
-    of_workload(BY_NAME["vit"], *_VIT_BLOCK * 2, "linear"),
-    of_workload(relu_vit(), *_RELU_VIT_BLOCK * 2, "linear"),
+    Example("mlp", lambda: deep_mlp(4), _rows(32), 4),
+    Example("mlp_batch_norm", mlp_batch_norm, _rows(32), 4),
+    Example("resmlp", lambda: nn.Sequential(*(ResidualBlock(32, 128) for _ in range(2))), _rows(32), 4),
     Example(
-        "patch_resmlp",
-        PatchResMLP,
-        lambda: (torch.randn(4, 16, 32),),
-        ("linear", "linear_relu", "linear_scale"),
-        ("linear", "linear_relu", "linear_scale"),
+        "dlrm",
+        lambda: DLRM(4, 50, (32, 16), (64, 32)),
+        lambda: (torch.randn(8, 13), torch.randint(50, (8, 4, 3))),
+        5,
     ),
+    Example(
+        "vit",
+        lambda: Images(32, [ViTLayer(32, 4, 128) for _ in range(2)]),
+        lambda: (torch.randn(2, 3, 64, 64),),
+        9,
+    ),
+    # A transformer with ReLU, and with scores to which something is added.
+    Example(
+        "t5",
+        lambda: Tokens(50, 32, [T5Layer(32, 4, 128, 16) for _ in range(2)], RMSNorm(32)),
+        lambda: (torch.randint(50, (2, 16)),),
+        12,
+    ),
+    Example("patch_resmlp", PatchResMLP, _rows(32, 4, 16), 3),
 ]
-EVERYTHING = [*PROBLEMS, *MODELS]
+EVERYTHING = [*(PROBLEMS if KERNELBENCH.is_dir() else []), *MODELS]

@@ -21,7 +21,6 @@ from benchmarks import baselines
 from benchmarks.cases import problems
 from benchmarks.cli import main
 from benchmarks.harness import environment
-from benchmarks.options import parse_sweep
 
 TREES = {"csrc": "a" * 40, "python": "0123456789" * 4}
 TOP = Path(__file__).parents[3]
@@ -175,14 +174,6 @@ def test_wrong_usage_exits_with_two(arguments: list[str], capsys: pytest.Capture
         status = int(exit_.code or 0)
     assert status == 2
     assert capsys.readouterr().err
-
-
-def test_sweeps() -> None:
-    assert parse_sweep(["16:128"]) == [16, 32, 64, 128]
-    assert parse_sweep(["7,5", "7"]) == [5, 7]
-    for bad in ("0", "x", "8:4", "", "1.5"):
-        with pytest.raises(ValueError, match="--sweep-m"):
-            parse_sweep([bad])
 
 
 def test_the_real_sizes_are_those_of_the_problem_set() -> None:
