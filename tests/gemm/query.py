@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from epigemm import plans
-from epigemm._native import build_info
+from epigemm._native import build_info, ops
 
 H200 = (90, 132, 1980, 4285000)
 SWAP_AB = "sm90_swap_ab"
@@ -126,3 +126,8 @@ def assert_well_formed(plan: dict[str, Any], query: Query) -> None:
     numbers = [tuple(candidate["plan"]) for candidate in plan["candidates"]]
     assert len(set(numbers)) == len(numbers)
     assert plan["family"] == SWAP_AB or padding(plan, query.m, query.n) <= 0.5, plan
+
+
+def is_one_kernel(m: int, n: int, k: int, dtype: str, tf32_allowed: bool, gpu: tuple[int, ...]) -> bool:
+    """What the planner says of such a product on a GPU that is described."""
+    return bool(ops._is_fallback_one_kernel(m, n, k, dtype, tf32_allowed, gpu or None, -1))
