@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx
 
-from epigemm import linker, plans
+from epigemm import decisions, linker, plans, precision
 from epigemm.calls import LinearCall
 from epigemm.epilogues import BIAS, BIAS_RELU, SCALE_BATCH_NORM
 from epigemm.fusion import products, profit
@@ -103,6 +103,17 @@ def test_where_the_device_is_done_first_the_host_decides(
     assert profit.why_not_there(few, hopper) == profit.SHORT
     assert profit.why_not_there(many, hopper) == ""
     assert profit.why_not_there(many, hopper, is_recorded=True) == profit.RECORDED
+
+
+def test_the_fallback_is_that_of_the_precision_in_force(hopper: Tensor) -> None:
+    """At `high` it is cuBLAS in TF32, which takes less than half of SGEMM's time."""
+    times = {}
+    for wish in ("highest", "high"):
+        asked = call(1024, torch.float32, 1024, 2048)._replace(precision=wish)
+        code = precision.code(wish, "cpu")
+        decision = decisions.decide_on_meta(asked, code, 0, hopper)
+        times[wish] = profit._fallback_us(asked, decision, code, hopper)
+    assert 0 < times["high"] < times["highest"] / 2
 
 
 def test_an_epilogue_that_cannot_be_linked_is_not_fused(hopper: Tensor) -> None:

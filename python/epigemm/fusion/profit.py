@@ -55,21 +55,29 @@ def why_not_there(
     way, gemm = decisions.way(decision), decisions.gemm(decision)
     if way == decisions.FALLBACK and gemm != decisions.WITH_BIAS_AND_RELU:
         return SLOWER
-    if way != decisions.TENSORS and _fallback_us(call, place) < _HOST_US[way]:
+    if way != decisions.TENSORS and _fallback_us(call, decision, code, place) < _HOST_US[way]:
         return SHORT
     return linker.would_link(
         call.epilogue, decisions.missing_kernels(call, code, slices, place), place.device
     )
 
 
-def _fallback_us(call: LinearCall, place: Tensor) -> float:
-    """What the device is expected to need without epigemm."""
+def _fallback_us(call: LinearCall, decision: int, code: int, place: Tensor) -> float:
+    """What the device is expected to need without epigemm, at the precision in force."""
+    is_fp32 = call.x.dtype == torch.float32
     device, dtype = place.get_device(), str(call.x.dtype).removeprefix("torch.")
     (m, k), n = call.x.shape, call.weight.shape[0]
-    arithmetic = precision.SPLIT if call.x.dtype == torch.float32 else precision.IEEE
-    gpu = plans.gpu_numbers(device)
     asked = plans.ask(
-        call.epilogue.name, m, n, k, dtype, arithmetic, has_bias=call.bias is not None, gpu=gpu, device=device
+        call.epilogue.name,
+        m,
+        n,
+        k,
+        dtype,
+        decisions.arithmetic(decision) if is_fp32 else precision.IEEE,
+        tf32_allowed=is_fp32 and precision.road(code).tf32_allowed,
+        has_bias=call.bias is not None,
+        gpu=plans.gpu_numbers(device),
+        device=device,
     )
     return float(asked["fallback_us"])
 
