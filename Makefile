@@ -40,7 +40,7 @@ endif
 environment_settings := TORCH='$(TORCH)' PIP_FLAGS='$(PIP_FLAGS)'
 package_settings := ARCHITECTURES='$(ARCHITECTURES)' CMAKE_SETTINGS='$(CMAKE_SETTINGS)'
 
-.PHONY: bench build check-wheel clean coverage force format lint test wheel
+.PHONY: bench build check-wheel clean coverage docs force format lint test wheel
 .DELETE_ON_ERROR:
 
 bench: $(installed)/package
@@ -78,6 +78,14 @@ $(installed)/package: $(if $(ARCHITECTURES),$(installed)/cuda_tools)
 	@echo "$(if $(ARCHITECTURES),building for GPU architectures $(ARCHITECTURES),no NVIDIA GPU here: building the CPU part alone)"
 	$(pip) install $(PIP_FLAGS) $(if $(ARCHITECTURES),-v) --no-build-isolation '.[bench,test]' \
 	  -C build-dir=$(build_name) $(cuda_settings) $(CMAKE_SETTINGS)
+	touch $@
+
+# The site of docs/ and of the docstrings, in build/site; an error where a link leads nowhere.
+docs: $(installed)/docs
+	NO_MKDOCS_2_WARNING=1 $(python) -m mkdocs build --strict
+
+$(installed)/docs: pyproject.toml $(installed)/venv
+	$(pip) install $(PIP_FLAGS) $$($(python) tools/extra.py docs)
 	touch $@
 
 # --- for developers -----------------------------------------------------------------------------------------------

@@ -105,7 +105,7 @@ _OF_FUSION = ("FusionReport", "fuse", "unfuse")
 
 
 def __getattr__(name: str) -> Any:
-    """`fusion`, imported when it is first asked for: what it needs of torch takes longer to import than the rest."""
+    """Import `fusion` at its first use: the parts of torch that it needs take longer to import than the rest."""
     if name != "fusion" and name not in _OF_FUSION:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     fusion = importlib.import_module("epigemm.fusion")

@@ -1,4 +1,4 @@
-"""From the public functions to the kernels: who has to see a call?
+"""From the public functions to the kernels: who sees a call?
 
 Nobody: a plain call, which the entry answers (`epigemm.entry`), or the cold path where something stands in the way
 (`epigemm.execution`). Autograd alone: a node of `epigemm.autograd`, for small layers PyTorch's own; the entry says so.
@@ -321,7 +321,7 @@ def _in_functional_derivative() -> bool:
 
 
 def _linear_reference(call: LinearCall) -> Tensor:
-    """The call by plain operations of PyTorch, unfused."""
+    """The call by plain operations of PyTorch, one kernel each."""
     x = call.x
     if call.invariant:
         raise RuntimeError(
@@ -339,7 +339,7 @@ def _linear_reference(call: LinearCall) -> Tensor:
             f"precision: got {call.precision!r} under torch.func.grad or jvp, where torch's fp32 setting is less "
             "accurate; accepted is None, or change torch's setting"
         )
-    # The bias in the product: to 16 bits it is rounded once, with the bias, as unfused.
+    # The bias in the product: to 16 bits it is rounded once, with the bias, as in PyTorch.
     product = torch.nn.functional.linear(x, call.weight, call.bias)
     return call.epilogue.reference(product, None, call.operands, call.scalars)
 

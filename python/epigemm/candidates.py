@@ -1,4 +1,4 @@
-"""The ways to run one call: every plan of the fused kernels that cover it, and torch's own path, ready to be timed."""
+"""The ways to run one call: every plan of the fused kernels that cover it, and the fallback, ready to be timed."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Kind(NamedTuple):
 
     Attributes:
         arithmetic: what they multiply in.
-        packed: on fp16 pieces: whether the weight's count as there already.
+        packed: on fp16 slices: whether the weight's count as there already.
         tf32_allowed: fp32: whether torch's GEMM may use TF32.
         source: where the planner's choice among them comes from: "model" or "cache".
     """
@@ -73,9 +73,9 @@ class Family:
     Attributes:
         kind: which ones.
         candidates: every plan whose kernels are there.
-        rival: torch's own path.
-        setting: torch's fp32 setting under which the rival is to be timed.
-        now: the plan that runs at present; `TORCH` where that is the rival.
+        rival: the fallback.
+        setting: torch's fp32 setting under which the fallback is to be timed.
+        now: the plan that runs at present; `TORCH` where that is the fallback.
         left_out: why other plans are no candidates: their kernels could not be linked.
     """
 
@@ -127,13 +127,13 @@ def _planned(
 
 
 def _link(call: LinearCall, planned: Sequence[_Planned]) -> _Reasons:
-    """Link what all plans and the rival take, side by side; why some plans cannot run then."""
+    """Link what all plans and the fallback take, side by side; why some plans cannot run then."""
     epilogue = call.epilogue
     keys = [(each.kind.arithmetic, plan) for each in planned for plan in each.plans]
     if not keys:
         return {}
     missing = [_missing_for_plan(epilogue.name, call.x, arithmetic, list(plan)) for arithmetic, plan in keys]
-    # Where the rival's kernel cannot be linked, PyTorch's operators are the rival.
+    # Where the fallback's kernel cannot be linked, PyTorch's operators are the fallback.
     rivals = linked.missing_elementwise(epilogue, call.x) if epilogue.is_linked else ""
     reasons = linker.link_each(epilogue, [*missing, rivals], call.x.device)
     return {key: reason for key, reason in zip(keys, reasons[:-1], strict=True) if reason}
@@ -203,7 +203,7 @@ def _fused(call: LinearCall, arithmetic: str, plan: list[int]) -> Tensor:
 
 
 def _on_pieces(call: LinearCall, kind: Kind) -> Callable[[list[int]], Tensor]:
-    """The launches of a call on fp16 pieces, with a plan still to come; without the copy of a padded result."""
+    """The launches of a call on fp16 slices, with a plan still to come; without the copy of a padded result."""
     arithmetic, packed = kind.arithmetic, kind.packed
     pieces = packs.PIECES[arithmetic]
     (m, k), n = call.x.shape, call.weight.shape[0]

@@ -68,7 +68,7 @@ _PYTEST = f"{os.sep}_pytest{os.sep}"
 
 @dataclass(frozen=True)
 class _Captured:
-    """One captured value, of a cell or a module's global: its name, what it was and how to see what it is now."""
+    """One captured value, of a cell or a module's global: its name, its value then, and how to read it now."""
 
     name: str
     value: object
@@ -125,7 +125,7 @@ def captures_of(function: FunctionType) -> Captures:
             values.append(captured)
             _check(function, current, captured.name, captured.value)
             if isinstance(captured.value, FunctionType):
-                # A decorator of torch's is followed to what it decorates.
+                # A decorator of torch's is followed to the function that it decorates.
                 both = (captured.value, getattr(captured.value, "__wrapped__", None))
                 waiting += [
                     each

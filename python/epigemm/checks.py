@@ -181,7 +181,7 @@ def runs_when_called(func: Callable[..., object], instead: str) -> None:
 
 
 def packable(weight: object) -> None:
-    """TypeError unless a tensor, RuntimeError unless an fp32 matrix: what is split into fp16 pieces."""
+    """TypeError unless a tensor, RuntimeError unless an fp32 matrix: what is split into fp16 slices."""
     tensors(weight=weight)
     assert isinstance(weight, Tensor)
     strided("weight", weight)

@@ -1,9 +1,9 @@
 """Calls in compiled graphs: operators of the native module, which run without Python.
 
-`torch.ops.epigemm.linear` is right everywhere, and takes the host longer than a kernel: its own is written in Python.
-While Dynamo traces, calls that nobody but the kernels has to see become `_linear_into` and its like in its place, which
-write into a tensor that the graph allocates. What stands in the way of such a call at run time (`entry.Reason`) has it
-call back here. Exported programs hold the public operators: names that stay, for files that are kept.
+`torch.ops.epigemm.linear` works everywhere, but its kernel is in Python and takes the host longer than a GPU kernel.
+While Dynamo traces, plain calls become `_linear_into` and the other native operators instead. They write into a tensor
+that the graph allocates. If one cannot run (`entry.Reason`), it calls back here. Exported programs hold the
+public operators: names that stay, for files that are kept.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 def at_trace_time(function: _Function) -> _Function:
-    """`function`, which Dynamo runs in place of tracing it: what it returns is a constant of the graph.
+    """`function`, which Dynamo runs and does not trace: its result is a constant of the graph.
 
     As `torch.compiler.assume_constant_result`, which would import all of Dynamo here. What these functions read is
     guarded by Dynamo itself: properties of arguments, torch's global state, functorch's levels.
@@ -81,7 +81,7 @@ def _is_native(has_scalar: bool, tensors: tuple[Seen | None, ...]) -> bool:
 
 
 def _is_native_call(has_scalar: bool, tensors: tuple[Seen | None, ...]) -> bool:
-    """Whether nobody but the kernels has to see a call, which the native operators can read."""
+    """Whether a call is plain, and the native operators can read it."""
     x, scalar = tensors[0], tensors[-1]
     if not x or x[0] not in _DTYPES or any(tensor is None for tensor in tensors):
         return False
@@ -135,7 +135,7 @@ def is_constant(number: float) -> bool:
     from torch.fx.experimental.symbolic_shapes import statically_known_true  # takes long, and Dynamo has it
 
     if not isinstance(number, (int, float)):
-        return True  # the checks say what it is
+        return True  # the checks word the error
     return statically_known_true(number >= 0) or statically_known_true(number < 0)
 
 
@@ -244,7 +244,7 @@ def _nested(epilogue: Epilogue, flat: Flat) -> tuple[tuple[Tensor, ...], tuple[f
 def _linear_call(
     number: int, x: Tensor, weight: Tensor, bias: Tensor | None, *rest: Any
 ) -> tuple[LinearCall, int]:
-    """The call, and what it may run on."""
+    """The call, and the arithmetics that it may run on."""
     *flat, fp32, strict, out = rest
     epilogue = _epilogue(number)
     operands, scalars = _nested(epilogue, (flat[0], flat[1], flat[2], flat[3]))

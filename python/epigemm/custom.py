@@ -212,10 +212,10 @@ def traced(
 
     Args:
         function: takes the accumulator and the operands.
-        operands: what it takes.
+        operands: its operands.
         name: an identifier.
         start: `file:line` of where it begins, for messages.
-        captured: what it reads from around itself and may change.
+        captured: values that it reads from outside, which may change.
     """
     from epigemm import functor_trace
 

@@ -83,7 +83,7 @@ def elementwise(function: _Function) -> _Function:
 
 
 def module(layer: _Class) -> _Class:
-    """Complete the docstring of a layer: Args and Shape, ahead of what it raises and its Example."""
+    """Complete the docstring of a layer: Args and Shape, ahead of Raises and Example."""
     names = [name for name in inspect.signature(layer).parameters if name in _MODULE]
     arguments = {name: _MODULE[name] for name in names} | _MODULE_OPTIONS
     shape = "`[M, K]` to `[M, N]`." if "momentum" in arguments else "`[..., K]` to `[..., N]`."

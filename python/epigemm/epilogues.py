@@ -60,7 +60,7 @@ class Epilogue:
         formula: the mathematics, for people.
         compute: `compute(z, *operands, *scalars)` in the type of the epilogue's arithmetic; z is the
             accumulator, plus the bias where the epilogue takes one.
-        operands: what it reads, the accumulator first.
+        operands: in the functor's order, the accumulator first.
         linear: whether it can follow a matrix product; elementwise-only otherwise.
     """
 
@@ -91,7 +91,7 @@ class Epilogue:
 
     @property
     def after_bias(self) -> Epilogue | None:
-        """What such a one is without its bias, where that has a name."""
+        """The epilogue without its bias, where that has a name."""
         return None
 
     def __repr__(self) -> str:

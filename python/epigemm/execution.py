@@ -1,6 +1,6 @@
 """The cold path: runs a call that the entry has not answered, by one fused kernel if there is one, else the fallback.
 
-A fused kernel multiplies the tensors as they are, or fp32 ones on fp16 pieces (`epigemm.split`).
+A fused kernel multiplies the tensors as they are, or fp32 ones on fp16 slices (`epigemm.split`).
 
 Nothing here looks at autograd. Outputs are allocated by torch, so that running out of memory stays
 `torch.OutOfMemoryError`.
@@ -101,14 +101,14 @@ def refuse(call: LinearCall) -> None:
 def _run_fused(call: LinearCall) -> int:
     """Run a call by a fused kernel where one is chosen; returns the decision, by which nothing ran if the fallback is.
 
-    What is decided on fp16 pieces may find no memory: it is decided again then, without what there is no room for.
+    What is decided on fp16 slices may find no memory: it is decided again then, without what there is no room for.
     """
     code, strict = decisions.fp32_code(call), call.strict or call.invariant
     if call.x.dtype is not torch.float32:
         return decisions.decide(call, code, 0, launch=True) if _link(call, code, 0) else decisions.FALLBACK
     uses = dict.fromkeys(packs.PIECES, call.pack_use)
     given_up = 0
-    # Of a strict call, which raises it unless the product runs on pieces after all.
+    # Of a strict call, which raises it unless the product runs on slices after all.
     shortage: torch.OutOfMemoryError | None = None
     while True:
         choices, costs = split.find_for(call, uses, ignore_shortage=strict)
@@ -163,7 +163,7 @@ class Considered(NamedTuple):
         arithmetic: what its kernels multiply in.
         why_not: why none of them runs; empty where one does.
         plan: dispatch's answer.
-        choice: for a product on fp16 pieces, where they come from and where the result goes.
+        choice: for a product on fp16 slices, where they come from and where the result goes.
         packed: there, whether the weight's were not charged to the call.
         tf32_allowed: there, whether torch's GEMM, which the plan was compared with, may use TF32.
     """
@@ -196,7 +196,7 @@ def considered(call: LinearCall, *, strict: bool = False) -> list[Considered]:
 
 
 def considered_on_copies(call: LinearCall) -> list[Considered]:
-    """The same for a batch-invariant call whose tensors are copied; what is on fp16 pieces needs no copies."""
+    """The same for a batch-invariant call whose tensors are copied; what is on fp16 slices needs no copies."""
     return [_considered(each, None) for each in fixed.explain_on_copies(call)]
 
 

@@ -41,7 +41,7 @@ class Explanation:
 
     Attributes:
         op: the public function and the epilogue behind it.
-        path: "fused" (one GEMM kernel with the epilogue in it; fp32 on fp16 pieces needs helpers before and after
+        path: "fused" (one GEMM kernel with the epilogue in it; fp32 on fp16 slices needs helpers before and after
             it, see `kernels`), "gemm+elementwise" (a GEMM, torch's unless gradients are recorded, then one elementwise
             kernel where the GEMM does not do everything), "elementwise" (one kernel), or "reference" (plain PyTorch
             operations, where epigemm has no kernels).
@@ -303,7 +303,7 @@ def _explain_rows(call: LinearCall) -> dict[str, Any]:
 def _explain_pieces(
     call: LinearCall, found: execution.Considered, choice: split.Choice, changing: bool, before: list[str]
 ) -> dict[str, Any]:
-    """A call on fp16 pieces."""
+    """A call on fp16 slices."""
     plan = found.plan
     kernel = f"epigemm fused GEMM on fp16 pieces, {text.tile_text(plan)}, epilogue {call.epilogue.name}"
     rival = "torch's TF32 GEMM" if found.tf32_allowed else "torch's fp32 GEMM"
@@ -334,7 +334,7 @@ _PIECES_TEXT = {
 
 
 def _fastest(plan: dict[str, Any], rival: str) -> str:
-    """Why this kernel: its time, that of torch's own path, and where they come from."""
+    """Why this kernel: its time, the fallback's, and where they come from."""
     source = plan.get("source", "model")
     how = "by prediction" if source == "model" else "as measured"
     fastest = f"fastest {how} of {len(plan['candidates'])} fused kernels: {plans.fused_us(plan):.1f} us"
@@ -390,6 +390,6 @@ def _fallback_notes(call: LinearCall) -> list[str]:
 
 
 def _torch_arithmetic(call: LinearCall) -> str:
-    """What torch's own fp32 GEMM computes in: its setting, unless the call asks for more accuracy."""
+    """The arithmetic of torch's fp32 GEMM: its setting, unless the call asks for more accuracy."""
     allowed = decisions.roads(call).tf32_allowed
     return _precision.torch_setting(call.x.device.type) if allowed else _precision.IEEE

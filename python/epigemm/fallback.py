@@ -1,4 +1,4 @@
-"""The fallback: torch's own GEMM at the accuracy that is asked for, and one elementwise kernel where that is needed."""
+"""The fallback: torch's GEMM at the accuracy that is asked for, and one elementwise kernel where it is needed."""
 
 from __future__ import annotations
 

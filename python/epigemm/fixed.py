@@ -1,7 +1,7 @@
-"""Batch-invariant calls: csrc/call chooses their kernel by N, K, dtype and precision alone. What it cannot run is here.
+"""Batch-invariant calls that csrc/call cannot run. It chooses their kernel by N, K, dtype and precision alone.
 
 Each result is the same sequence of operations, whatever its row: one tile of the Hopper kernels, on the tensors as they
-are or on fp16 pieces, or fp32 multiply-adds. Where the kernel cannot read or write the tensors, copies of them are
+are or on fp16 slices, or fp32 multiply-adds. Where the kernel cannot read or write the tensors, copies of them are
 multiplied, padded with zeros to what TMA asks for. On a CPU each row is a call of its own.
 """
 

@@ -210,7 +210,7 @@ def built_in_source(name: str, functor: str, number: str) -> str:
     Args:
         name: its header's.
         functor: its struct.
-        number: what it is applied to: "float", or "epigemm::Rounded" for results of 16 bits.
+        number: the type of its arguments: "float", or "epigemm::Rounded" for results of 16 bits.
     """
     headers = prelude("link/functor.h", f"epilogue/{name}.h")
     return f"{headers}\nEPIGEMM_LINKED_FUNCTOR(epigemm::{functor}, {number})\n"

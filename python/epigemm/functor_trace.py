@@ -59,7 +59,7 @@ def user_line(frame: FrameType | None, fallback: str) -> str:
 
 
 class _Watch(TorchFunctionMode):
-    """Sees every call of torch that the user's function makes: where it stands, and what it must not do."""
+    """Sees every call of torch that the user's function makes: its line, and what is forbidden."""
 
     def __init__(self, start: str) -> None:
         super().__init__()

@@ -1,6 +1,6 @@
 """Derivatives of the operators.
 
-What is saved is what PyTorch's unfused operators would save, as far as the derivative can do with that: x only for the
+A call saves what PyTorch's operators would save, as far as the derivative can do with that: x only for the
 weight's gradient and the weight only for that of x, so that either may be overwritten where it is not needed; of a relu
 the result, whose sign is the derivative; before any other epilogue the product (`keeps_product` says where, and the
 call is then two kernels). So first derivatives cost no further product, and no later write to a bias, counted or not,

@@ -1,4 +1,4 @@
-"""`keep_packs`: plain calls keep the fp16 pieces of their weights, as the layers of `epigemm.nn` do.
+"""`keep_packs`: plain calls keep the fp16 slices of their weights, as the layers of `epigemm.nn` do.
 
     epigemm.keep_packs(True)          # from here on, in every thread
     with epigemm.keep_packs():        # in this block, in this thread
@@ -57,7 +57,7 @@ def pack_use(weight: Tensor) -> str:
 
 
 class keep_packs(ContextDecorator):
-    """Let plain calls keep the fp16 pieces of weights that are `torch.nn.Parameter`s: split once, not at every call.
+    """Let plain calls keep the fp16 slices of weights that are `torch.nn.Parameter`s: split once, not at every call.
 
     Matches the same calls without it. It does for the functions of epigemm what the layers of `epigemm.nn` do by
     themselves. Fused models are not concerned: `epigemm.fuse(model, keep_packs=True)` does it for those.
@@ -68,17 +68,17 @@ class keep_packs(ContextDecorator):
     compiled function is compiled again when it is first called with the mode on around it, in whichever thread.
 
     Pieces belong to the weight, are freed with it, and are made again when it has changed. Leaving the mode frees
-    nothing: later calls outside of it use pieces that are current, and make none. After writes that torch does not
+    nothing: later calls outside of it use slices that are current, and make none. After writes that torch does not
     count, such as `weight.data.add_(...)`, call `epigemm.pack(weight).repack()` (see `epigemm.packs`). Nothing is kept
     of weights that a gradient is asked for or that are no Parameters, and nothing where fp32 products do not run on
-    fp16 pieces (CPUs, GPUs other than Hopper, small K).
+    fp16 slices (CPUs, GPUs other than Hopper, small K).
 
-    Memory, for an fp32 weight `[N, K]`: `2 bytes * 2 pieces * N * K`, as many bytes as the weight itself; at precision
+    Memory, for an fp32 weight `[N, K]`: `2 bytes * 2 slices * N * K`, as many bytes as the weight itself; at precision
     "high" `2 bytes * 1 piece * N * K`, half of that. K is rounded up to a multiple of 64, at "high" of 8, and 8 bytes a
     row come on top. A weight that is used at both precisions has both.
 
     Args:
-        enabled: False: calls make no pieces to be kept.
+        enabled: False: calls make no slices to be kept.
 
     Raises:
         TypeError: `enabled` is not True or False; or a generator or coroutine function was decorated, whose body would

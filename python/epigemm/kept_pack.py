@@ -1,4 +1,4 @@
-"""The fp16 pieces of one weight: where they are, what the weight was when they were made, and who may read them."""
+"""The fp16 slices of one weight: where they are, what the weight was when they were made, and who may read them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _split_rows_out = entry("_split_rows_out")
 
 
 class KeptPack:
-    """The pieces of one weight: the buffer, and what the weight was when they were made.
+    """The slices of one weight: the buffer, and what the weight was when they were made.
 
     Attributes:
         buffer: uint8, `pack_bytes` long.

@@ -14,7 +14,7 @@ from torch import Tensor
 _Dimension = tuple[int, int]
 
 _MAX_STEPS = 20_000
-"""Bound on the search; what it cannot decide counts as not overlapping, as in torch."""
+"""Bound on the search. A case that it does not decide counts as not overlapping, as in torch."""
 
 
 def is_same_view(a: Tensor, b: Tensor) -> bool:

@@ -1,12 +1,12 @@
-"""Weights in fp16 pieces, kept between calls: the *packs* of fp32 products on tensor cores.
+"""Weights in fp16 slices, kept between calls: the *packs* of fp32 products on tensor cores.
 
-A product on fp16 pieces needs both operands split. That of x is made at every call. That of a weight may be
+A product on fp16 slices needs both operands split. That of x is made at every call. That of a weight may be
 kept: modules of `epigemm.nn` (for an `nn.Parameter`: other weights may be made for one call) and `PackedWeight`
 keep it, and so do calls on a plain `nn.Parameter` under `epigemm.keep_packs()`. Any other call on a plain weight uses a
 kept one that is current, and otherwise splits the weight for this call alone.
 
 A pack belongs to a weight by the identity of the tensor object, dies with it, and is made again when the weight
-has changed: into the same memory, unless the weight stands elsewhere now and nobody made the pack on purpose.
+has changed: into the same memory, unless the weight's memory is another now and nobody made the pack on purpose.
 Changes are seen by torch's version counter, by the storage that the weight stands in, and by the steps of torch's
 optimisers (fused ones do not count versions). A write that none of these sees (through `weight.data`, by a
 replayed CUDA graph, by a collective) needs `repack()`.
@@ -40,7 +40,7 @@ from epigemm.kept_pack import KeptPack as KeptPack  # "as": users of this module
 from epigemm.kept_pack import capturing as capturing
 
 PIECES = {_precision.SPLIT: 2, _precision.SCALED: 1}
-"""The arithmetics on fp16 pieces and how many pieces each has. They do not share packs."""
+"""The arithmetics on fp16 slices and how many slices each has. They do not share packs."""
 
 _USES = (KEEP, FIND, NONE)
 
@@ -62,16 +62,16 @@ def checked_use(pack: str) -> str:
 
 @functools.lru_cache(maxsize=8192)
 def pack_bytes(rows: int, columns: int, pieces: int) -> int:
-    """Bytes of a [rows, columns] matrix in pieces, as csrc/gemm/sm90_fp16x3/layout.h lays it out.
+    """Bytes of a [rows, columns] matrix in slices, as csrc/gemm/sm90_fp16x3/layout.h lays it out.
 
-    Scales and facts of the rows, then the pieces, each section of whole 256 bytes.
+    Scales and statistics of the rows, then the slices, each section of whole 256 bytes.
     """
     padded = _round_up(columns, _INTERLEAVE if pieces == 2 else 8)
     return 2 * _round_up(4 * rows, _SECTION) + _round_up(2 * pieces * rows * padded, _SECTION)
 
 
 class _Owner:
-    """A weight, weakly, and its packs by number of pieces."""
+    """A weight, weakly, and its packs by number of slices."""
 
     def __init__(self, weight: Tensor) -> None:
         key = id(weight)
@@ -103,9 +103,9 @@ def find(weight: Tensor, pieces: int) -> KeptPack | None:
 def keep(weight: Tensor, pieces: int, *, frozen: bool = False, rewrite: bool = False) -> KeptPack:
     """The weight's kept pack, made or made again where it is not current.
 
-    That is into the same memory, which captured graphs may read if the pack is frozen. But if the weight stands
-    elsewhere by now (`weight.data = other`), a product on another stream may still read the old pieces, and nothing has
-    ordered this stream behind it: a pack that is not frozen gets new memory then.
+    It keeps its memory, which captured graphs may read if the pack is frozen. One exception: if the weight is in other
+    memory by now (`weight.data = other`), a product on another stream may still read the old slices, and nothing has
+    ordered this stream behind it. A pack that is not frozen gets new memory then.
 
     Args:
         weight: fp32 [N, K]; no inference tensor, which has no version counter.
@@ -154,7 +154,7 @@ def expire(weight: Tensor) -> None:
 
 
 def kept(weight: Tensor) -> dict[int, KeptPack]:
-    """The weight's kept packs by number of pieces."""
+    """The weight's kept packs by number of slices."""
     owner = _owners.get(id(weight))
     return dict(owner.packs) if owner is not None and owner.weight() is weight else {}
 
@@ -199,13 +199,13 @@ def _allocate_on_default_stream(size: int, device: torch.device) -> Tensor:
 
 
 def _is_packable(weight: Tensor) -> bool:
-    """Whether kernels run on pieces of it, and its changes are seen."""
+    """Whether kernels run on slices of it, and its changes are seen."""
     right = weight.dtype == torch.float32 and weight.dim() == 2 and weight.layout == torch.strided
     return right and not weight.is_inference() and plans.has_gpu_kernels(weight)
 
 
 def _worth_packing(weight: Tensor, precision: str) -> int | None:
-    """The number of pieces that some call on this weight would run on, at `precision`."""
+    """The number of slices that some call on this weight would run on, at `precision`."""
     if plans.no_gemm_kernels():
         return None
     n, k = weight.shape
@@ -253,12 +253,12 @@ def _repack(weight: Tensor, precision: str | None) -> None:
 
 
 class PackedWeight:
-    """A weight together with its fp16 pieces: accepted wherever a linear function takes a weight.
+    """A weight together with its fp16 slices: accepted wherever a linear function takes a weight.
 
-    Every linear function accepts it in place of `weight` and then finds the pieces instead of making them. The
+    Every linear function accepts it in place of `weight` and then finds the slices instead of making them. The
     pack is kept as long as the weight lives, is shared by everything that uses the same tensor object, and is
     made again, into the same memory, when the weight has changed (see `epigemm.packs` for the changes
-    that torch does not count and that need `repack()`). Where fp32 products do not run on fp16 pieces (CPUs,
+    that torch does not count and that need `repack()`). Where fp32 products do not run on fp16 slices (CPUs,
     GPUs other than Hopper, small K) nothing is held and calls run as on the weight itself. Copies and
     pickles hold a weight and make a pack of their own.
 
@@ -291,7 +291,7 @@ class PackedWeight:
 
     @property
     def nbytes(self) -> int:
-        """Bytes that are held for the weight's pieces: about as many as for the weight; 0 where none are."""
+        """Bytes that are held for the weight's slices: about as many as for the weight; 0 where none are."""
         return sum(pack.buffer.nbytes for pack in kept(self._weight).values())
 
     def repack(self) -> None:
@@ -312,7 +312,7 @@ class PackedWeight:
 
 
 def pack(weight: Tensor, *, precision: str | None = None) -> PackedWeight:
-    """Split an fp32 weight into fp16 pieces, once, for the calls to come.
+    """Split an fp32 weight into fp16 slices, once, for the calls to come.
 
     Matches the weight itself in every linear function: `epigemm.linear(x, epigemm.pack(weight))` is
     `epigemm.linear(x, weight)`, without splitting the weight at each call.

@@ -66,7 +66,7 @@ def ask(
         k: columns of both.
         dtype: of x, weight and out, as "float32".
         arithmetic: what fp32 operands are multiplied in: "ieee", "tf32", "split" or "scaled".
-        packed: on fp16 pieces: whether the weight's are there already.
+        packed: on fp16 slices: whether the weight's are there already.
         tf32_allowed: whether torch's GEMM, which would take over, may use TF32.
         has_bias: whether there is one, where the epilogue takes it.
         invariant: whether the plan must not depend on M.
@@ -85,7 +85,7 @@ def ask(
 def why_not_on_pieces(
     epilogue: str, m: int, n: int, k: int, packed: bool, arithmetic: str, tf32_allowed: bool, device: int
 ) -> str:
-    """Why a product of these sizes does not run on fp16 pieces on a CUDA device; empty where it does.
+    """Why a product of these sizes does not run on fp16 slices on a CUDA device; empty where it does.
 
     Arguments as of `ask`.
     """

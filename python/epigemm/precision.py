@@ -1,4 +1,4 @@
-"""Which arithmetic an fp32 matrix product gets, following torch's own settings.
+"""Which arithmetic an fp32 matrix product gets, following torch's settings.
 
 `precision=` on a call overrides them; None follows them at the moment the call runs. Compiled graphs are made anew when
 the setting for CUDA has changed; exported programs keep what they were exported with.
@@ -17,11 +17,11 @@ DEFAULT = "default"
 """The operators' spelling of `precision=None`: follow torch's setting when the operator runs."""
 
 IEEE = "ieee"
-"""Every product and sum in fp32: torch's own GEMM."""
+"""Every product and sum in fp32: torch's GEMM."""
 TF32 = "tf32"
 """Products of 10-bit mantissas on the tensor cores; torch's GEMM computes them only where its setting says so."""
 SPLIT = "split"
-"""Three products of two fp16 pieces: fp32's accuracy on the tensor cores, where that holds and is faster."""
+"""Three products of two fp16 slices: fp32's accuracy on the tensor cores, where that holds and is faster."""
 SCALED = "scaled"
 """One product of fp16 numbers, each row scaled to fp16's range: TF32's mantissas at twice its rate."""
 
@@ -59,7 +59,7 @@ _ROADS = {
     "tf32": (Roads((TF32,), False), Roads((TF32,), True)),
 }
 
-# The same as numbers, for csrc/call: twice the row of its table, plus one where torch's own GEMM would be less accurate
+# The same as numbers, for csrc/call: twice the row of its table, plus one where torch's GEMM would be less accurate
 # than the call asks for.
 _ROWS = (_IEEE_ROADS, _SPLIT_ROADS, _SCALED_ROADS, _ALL_ROADS, *_ROADS["tf32"])
 _CODES: dict[str | None, tuple[int, int]] = {
@@ -171,7 +171,7 @@ def road(code: int) -> Roads:
 
 
 def needs_override(precision: str, device_type: str) -> bool:
-    """Whether torch's own GEMM would be less accurate than the call asked for.
+    """Whether torch's GEMM would be less accurate than the call asked for.
 
     The other way round, a setting more accurate than the call's, needs nothing.
     """

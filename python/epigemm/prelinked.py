@@ -20,7 +20,7 @@ class DamagedError(Exception):
 
 
 def has(epilogue: str, symbol: str, capability: tuple[int, int]) -> bool:
-    """Whether the package has a kernel for such a GPU, and it has not been of no use.
+    """Whether the package has a kernel for this GPU, and the epilogue's kernels have not been given up.
 
     Kernels from another folder (`EPIGEMM_IR_DIR`) are linked at run time.
     """

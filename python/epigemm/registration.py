@@ -75,7 +75,7 @@ class _Operator(NamedTuple):
         call: its arguments as one object.
         fake: the shape of its result, after a check of the arguments.
         implementation: below autograd.
-        plain: the call where nobody has to see it, None where somebody has.
+        plain: makes the call if it is plain, else gives None.
         recorded: with a node in autograd's graph, for plain tensors that nothing traces.
         save: saves what the derivative needs, for all others.
         backward: the derivative, for all others.
@@ -103,8 +103,8 @@ def _linear_plain(call: LinearCall) -> Tensor | None:
 def _of_changing_weight(call: LinearCall) -> LinearCall:
     """The call with no use of the pack of a weight that a gradient is asked for.
 
-    Such a weight is about to change, by whatever means: its pack would be made again in any case, and must not outlive
-    a change that nothing counts, so that the operator has it expire.
+    A weight with a gradient is about to change. Its pack would be made again in any case, and must not outlive a change
+    that nothing counts. So the operator lets it expire.
     """
     return call._replace(pack_use=packs.NONE) if call.weight.requires_grad else call
 

@@ -1,4 +1,4 @@
-"""fp32 products on fp16 pieces: which pack of its weight a call reads or makes, and the launch.
+"""fp32 products on fp16 slices: which pack of its weight a call reads or makes, and the launch.
 
 Everything here is about CUDA tensors whose device epigemm's kernels run on.
 """
@@ -22,16 +22,16 @@ PER_CALL = "per call"  # the weight is split into this call's workspace
 
 _ROW_ALIGNMENT = 4  # elements: the kernels store 16 bytes at a time
 launch = entry("_split_linear_out")
-"""The native operator: pieces, product and repair, for tensors that are as it wants them."""
+"""The native operator: slices, product and fixup, for tensors in the layout that it needs."""
 
 
 class Choice(NamedTuple):
-    """How a call finds its weight's fp16 pieces, and where its result is stored.
+    """How a call finds its weight's fp16 slices, and where its result is stored.
 
     Attributes:
-        source: where the weight's pieces come from: `KEPT`, `MAKE` or `PER_CALL`.
+        source: where the weight's slices come from: `KEPT`, `MAKE` or `PER_CALL`.
         pack: the weight's kept pack, current or not.
-        cost: what the pieces cost this call, as `epigemm.decisions` has it; a pack for many calls costs one nothing.
+        cost: what the slices cost this call, as `epigemm.decisions` has it; a pack for many calls costs one nothing.
         padded: whether the result is written to a padded temporary and copied.
     """
 
@@ -42,7 +42,7 @@ class Choice(NamedTuple):
 
 
 def find(call: LinearCall, arithmetic: str, pack_use: str, *, ignore_shortage: bool = False) -> Choice:
-    """Where a call's pieces would come from; makes nothing.
+    """Where a call's slices would come from; makes nothing.
 
     Args:
         call: of fp32 tensors.
@@ -89,7 +89,7 @@ def run(choice: Choice, call: LinearCall, arithmetic: str, plan: Sequence[int]) 
     """Launch the kernels, the GEMM under a plan, for a call with an `out`.
 
     Raises:
-        torch.OutOfMemoryError: no memory for pieces; nothing but perhaps the kept pack was written.
+        torch.OutOfMemoryError: no memory for slices; nothing but perhaps the kept pack was written.
     """
     epilogue, x, weight, bias, operands, scalars, *_, out = call
     assert out is not None
@@ -141,7 +141,7 @@ _MOST_SHORTAGES = 256
 
 
 def ran_out_of_memory(choice: Choice, call: LinearCall, arithmetic: str) -> None:
-    """Remember that a call got no memory for its pieces: trying costs much, as the allocator empties its cache."""
+    """Remember that a call got no memory for its slices: trying costs much, as the allocator empties its cache."""
     if len(_shortages) >= _MOST_SHORTAGES:
         _shortages.clear()
     n, k = call.weight.shape
@@ -153,18 +153,18 @@ def ran_out_of_memory(choice: Choice, call: LinearCall, arithmetic: str) -> None
 
 
 def ran(choice: Choice, call: LinearCall, arithmetic: str) -> None:
-    """A call ran on fp16 pieces."""
+    """A call ran on fp16 slices."""
     if _shortages:
         _shortages.pop(_sizes(call, arithmetic, choice.source), None)
 
 
 def has_been_short() -> bool:
-    """Whether some call found no memory for its pieces, and none of its like has since."""
+    """Whether some call found no memory for its slices, and none of its like has since."""
     return bool(_shortages)
 
 
 def lacked_memory(call: LinearCall, arithmetic: str) -> list[str]:
-    """The sources of the weight's pieces that the last call of these sizes found no memory for."""
+    """The sources of the weight's slices that the last call of these sizes found no memory for."""
     return [source for source in (KEPT, MAKE, PER_CALL) if _sizes(call, arithmetic, source) in _shortages]
 
 
@@ -174,7 +174,7 @@ def _sizes(call: LinearCall, arithmetic: str, source: str) -> _Sizes:
 
 
 def _is_short(call: LinearCall, arithmetic: str, source: str) -> bool:
-    """Whether such a call found no memory, and would find none now."""
+    """Whether a call of these sizes found no memory, and would find none now."""
     needed = _shortages.get(_sizes(call, arithmetic, source)) if _shortages else None
     device = call.x.device
     return needed is not None and (packs.capturing(device) or _free_bytes(device) < needed)
@@ -189,7 +189,7 @@ def _free_bytes(device: torch.device) -> int:
 
 
 def describe_source(choice: Choice, weight: Tensor) -> str:
-    """Where the weight's pieces come from, for people."""
+    """Where the weight's slices come from, for people."""
     pack = choice.pack
     if choice.source == KEPT:
         return "the weight's pack is kept and current"

@@ -33,13 +33,13 @@ Key = tuple[str, str, str, bool, bool, bool, int, int, int]
 
 @dataclass(frozen=True)
 class Entry:
-    """The best fused plan for one kind of call, and how it compares with torch's own path.
+    """The best fused plan for one kind of call, and how it compares with the fallback.
 
     Attributes:
         epilogue: its name. Of one that is made at run time it holds a digest of the functor.
         dtype: of x: "float16", "bfloat16" or "float32".
         arithmetic: "ieee" for 16 bits; "tf32", "split" or "scaled" for fp32.
-        packed: on fp16 pieces: whether the weight's were there already.
+        packed: on fp16 slices: whether the weight's were there already.
         bias: whether there was one.
         tf32_allowed: fp32: whether torch's GEMM could use TF32.
         m: rows of x: it decides for calls of exactly so many.
@@ -65,7 +65,7 @@ class Entry:
 
     @property
     def key(self) -> Key:
-        """What it was measured for."""
+        """The kind of call that it was measured for."""
         flags = (self.packed, self.bias, self.tf32_allowed)
         return (self.epilogue, self.dtype, self.arithmetic, *flags, self.m, self.n, self.k)
 

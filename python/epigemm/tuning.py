@@ -41,7 +41,7 @@ class Timed:
     """One way to run a call.
 
     Attributes:
-        arithmetic: what it multiplies in; "torch" for torch's own path.
+        arithmetic: of its products; "torch" for the fallback.
         text: the kernel.
         plan: family, tile, raster, swizzle, splits; empty for the fallback.
         measured_us: the median of its calls, in microseconds.
@@ -299,7 +299,7 @@ _seen: set[tuple[Any, ...]] = set()
 def enable() -> None:
     """Measure, at its first call, whatever has no measured choice yet; `EPIGEMM_TUNE=1` does so from the start.
 
-    Such a first call takes as long as its measurement, up to seconds. Nothing is measured while a CUDA graph is being
+    A first call then takes as long as its measurement, up to seconds. Nothing is measured while a CUDA graph is being
     captured, while torch.compile traces, or for tensors that are not on a CUDA device with epigemm's kernels.
     """
     execution.on_first_call = _see

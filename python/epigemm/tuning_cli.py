@@ -96,7 +96,7 @@ def setups(options: argparse.Namespace) -> Iterator[Setup]:
 
 
 def make_call(setup: Setup, m: int, device: torch.device) -> LinearCall:
-    """Such a call, on random tensors."""
+    """A call of this setup, on random tensors."""
     generator = torch.Generator(device).manual_seed(0)
 
     def draw(*shape: int) -> Tensor:

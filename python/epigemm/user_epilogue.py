@@ -35,7 +35,7 @@ _tracing_state = torch._C._get_tracing_state
 
 
 class UserEpilogue:
-    """A function of the user's, called with what it follows: made by `epigemm.epilogue`.
+    """A user's function as the epilogue of a linear call: made by `epigemm.epilogue`.
 
     Attributes:
         traced: the function as a program, its C++ functor and its PyTorch reference.

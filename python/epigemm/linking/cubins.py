@@ -55,7 +55,7 @@ def cubin(source: str, symbol: str, ir: bytes | Path, capability: tuple[int, int
         CompileError: NVRTC refuses the source.
         LinkError: nvJitLink refuses the code.
         LinkingError: the file with the intermediate code cannot be read.
-        ValueError: the kernel does not run on such a GPU, or its symbol is no identifier.
+        ValueError: the kernel does not run on this GPU, or its symbol is no identifier.
 
     Example:
         >>> code = cubin(source, symbol, ir_path(symbol), (9, 0))  # doctest: +SKIP
@@ -96,7 +96,7 @@ def key_for(job: Job) -> str:
 
     Raises:
         LinkingError: the file with the intermediate code cannot be read.
-        ValueError: the kernel does not run on such a GPU, or its symbol is no identifier.
+        ValueError: the kernel does not run on this GPU, or its symbol is no identifier.
     """
     check_symbol(job.symbol)
     target = architecture(job.symbol, job.capability)

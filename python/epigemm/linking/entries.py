@@ -1,6 +1,6 @@
-"""One entry of the cache of linked kernels: what it is of, and how it lies on disk.
+"""One entry of the cache of linked kernels: its key, and its format on disk.
 
-An entry is known by what it was made of: the epilogue's source, the open kernel's intermediate code, the kernel's
+An entry's key is made of its sources: the epilogue's source, the open kernel's intermediate code, the kernel's
 symbol, the GPU's architecture and this format. The versions of the libraries that made it are no part of that: they
 stand in the entry, so that it is found where neither library is, and newer libraries do not make everything again.
 What an older library got wrong goes with `FORMAT`, or with the folder.
@@ -53,7 +53,7 @@ class Entry:
 
     @property
     def key(self) -> str:
-        """What it is known by."""
+        """The entry's name in the cache."""
         return key_of(self.source_digest, self.ir_digest, self.symbol, self.architecture)
 
     def encode(self) -> bytes:

@@ -49,7 +49,7 @@ def architecture(symbol: str, capability: tuple[int, int]) -> str:
     Hopper's own kernels, `sm90` in their names, run on 9.0 alone. The others are linked for any GPU since Ampere.
 
     Raises:
-        ValueError: the kernel does not run on such a GPU.
+        ValueError: the kernel does not run on this GPU.
 
     Example:
         >>> architecture("epigemm_open_elementwise_float32", (8, 6))

@@ -4,7 +4,7 @@ Parameters are named and initialised as in `torch.nn.Linear` and `torch.nn.Batch
 `from_layers` share the parameter objects of existing layers, so that optimisers and state dicts go on
 working. The fused layers call no submodule's `forward`: hooks on the shared layers do not fire.
 
-Where fp32 products run on fp16 pieces, a layer keeps those of its weight, if that is an `nn.Parameter`, between
+Where fp32 products run on fp16 slices, a layer keeps those of its weight, if that is an `nn.Parameter`, between
 calls that need no gradient of the weight. They follow the weight's changes and are in no copy, pickle or state dict;
 `epigemm.packs` says which changes torch does not count: after those, call `repack()`.
 """

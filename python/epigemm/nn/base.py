@@ -88,11 +88,11 @@ class FusedLinear(nn.Module):
         return self.weight.shape[0]
 
     def repack(self) -> None:
-        """Split the weight into fp16 pieces again, into the memory that is kept for them.
+        """Split the weight into fp16 slices again, into the memory that is kept for them.
 
         Needed after a change that torch does not count (see `epigemm.packs`), and before a CUDA graph is captured
-        that shall use the kept pieces instead of splitting the weight at every replay. Does nothing where
-        fp32 products do not run on fp16 pieces.
+        that shall use the kept slices instead of splitting the weight at every replay. Does nothing where
+        fp32 products do not run on fp16 slices.
 
         Raises:
             RuntimeError: the current stream is being captured into a CUDA graph.

@@ -40,7 +40,7 @@ def linear_scale_batch_norm1d(
         strict: see `epigemm.functional`.
 
     Returns:
-        `[M, N]`. Under autocast it has the autocast dtype, where unfused PyTorch promotes to the dtype of
+        `[M, N]`. Under autocast it has the autocast dtype, where PyTorch promotes to the dtype of
         `scale`.
 
     Raises:
@@ -124,7 +124,7 @@ class _WithBatchNorm(nn.Module):
         return module
 
     def repack(self) -> None:
-        """Split the linear layer's weight into fp16 pieces again, as `LinearReLU.repack` does."""
+        """Split the linear layer's weight into fp16 slices again, as `LinearReLU.repack` does."""
         packs.repack(self.linear.weight, self.precision)
 
     def extra_repr(self) -> str:

@@ -1,0 +1,69 @@
+"""Hooks of mkdocs: README.md is the first page, and pages may link to files of the repository outside of docs/.
+
+On the repository's page a link from docs/ leads to `../benchmarks/...`. The site holds a copy of each such file below
+`repository/`, and the links lead there.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+DOCS = ROOT / "docs"
+FIRST = {ROOT / "README.md": "index.md", ROOT / "CHANGELOG.md": "CHANGELOG.md"}
+LINK = re.compile(r"(\]\()([^)\s#]+)")
+
+
+def place(path: Path) -> str:
+    """Where the site has a file of the repository."""
+    if path in FIRST:
+        return FIRST[path]
+    if path.is_relative_to(DOCS):
+        return path.relative_to(DOCS).as_posix()
+    return f"repository/{path.relative_to(ROOT).as_posix()}"
+
+
+def target(page: Path, link: str) -> Path | None:
+    """The file that a page's link leads to; of a folder, the one that describes it."""
+    path = (page.parent / link).resolve()
+    files = [path, *(path / name for name in ("notes.md", "tables.md", "summary.json"))]
+    return next((file for file in files if file.is_file() and file.is_relative_to(ROOT)), None)
+
+
+def linked(page: Path) -> set[Path]:
+    """The files that a page links to."""
+    links = (link for _, link in LINK.findall(page.read_text(encoding="utf-8")))
+    return {path for link in links if (path := target(page, link)) is not None}
+
+
+def on_files(files: Any, config: Any) -> Any:
+    """Add the README, the changelog, and all files that pages link to."""
+    from mkdocs.structure.files import File  # type: ignore[import-not-found, unused-ignore]
+
+    waiting, seen = [*FIRST, *DOCS.glob("*.md")], set[Path]()
+    while waiting:
+        path = waiting.pop()
+        if path in seen:
+            continue
+        seen.add(path)
+        if files.get_file_from_path(place(path)) is None:
+            files.append(File.generated(config, place(path), abs_src_path=str(path)))
+        if path.suffix == ".md":
+            waiting += linked(path)
+    return files
+
+
+def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
+    """Turn links between files of the repository into links between files of the site."""
+    source = Path(page.file.abs_src_path or "").resolve()
+
+    def relative(match: re.Match[str]) -> str:
+        path = target(source, match[2])
+        if path is None:
+            return match[0]
+        return match[1] + os.path.relpath(place(path), Path(place(source)).parent)
+
+    return LINK.sub(relative, markdown)
