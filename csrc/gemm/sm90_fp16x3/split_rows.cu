@@ -2,6 +2,7 @@
 // finding its largest element and writing its slices.
 #include "gemm/sm90_fp16x3/split_rows.h"
 
+#include <cooperative_groups.h>
 #include <cuda_fp16.h>
 
 #include <algorithm>
@@ -159,46 +160,91 @@ __global__ void __launch_bounds__(kMostThreads) split_rows_kernel(StridedMatrix 
 
 // --- rows across memory (a transposed matrix) ----------------------------------------------------------------------
 
-constexpr int kStrip = 32;  // rows a CTA takes: 128 adjacent bytes at every column
+constexpr int kStrip = 32;  // rows a cluster takes: 128 adjacent bytes at every column
 constexpr int kStripThreads = 512;
 constexpr int kStripWarps = kStripThreads / 32;
+constexpr int kRowsOfWarp = kStrip / kStripWarps;
+constexpr int kColumnsOfWarp = kInterleave / kStripWarps;
+constexpr int kMostSharing = 8;  // CTAs of a cluster: the portable limit
+
+// The CTAs that share a strip: each takes a part of its columns.
+struct Sharing {
+#if __CUDA_ARCH__ >= 900
+  cooperative_groups::cluster_group cluster = cooperative_groups::this_cluster();
+  __device__ int rank() const { return static_cast<int>(cluster.block_rank()); }
+  __device__ int count() const { return static_cast<int>(cluster.num_blocks()); }
+  __device__ void sync() const { cluster.sync(); }
+  template <class T>
+  __device__ const T& of(const T& shared, int rank) const {
+    return *cluster.map_shared_rank(&shared, rank);
+  }
+#else
+  __device__ int rank() const { return 0; }
+  __device__ int count() const { return 1; }
+  __device__ void sync() const { __syncthreads(); }
+  template <class T>
+  __device__ const T& of(const T& shared, int) const {
+    return shared;
+  }
+#endif
+};
 
 // A strip of rows is read twice: coalesced along the strip for the largest elements, then in blocks of 64 columns that
-// turn round in shared memory.
+// turn round in shared memory. Few rows make few strips, so a cluster shares one: a CTA by itself would take 40 us for
+// a weight of 768 x 3072, which is as long as the product (H200).
 __global__ void __launch_bounds__(kStripThreads)
     split_strips_kernel(StridedMatrix matrix, SplitMatrix out, int slices) {
   let_dependents_start();
   __shared__ float block[kInterleave][kStrip + 1];  // + 1: columns of it are read without bank conflicts
-  __shared__ float largest_of[kStripWarps][kStrip];
+  __shared__ float largest_of_warp[kStripWarps][kStrip];
+  __shared__ float largest_of_row[kStrip];
+  __shared__ int32_t statistics_of_row[kStrip];
+  const Sharing sharing;
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  const int64_t r0 = int64_t(blockIdx.x) * kStrip, r = r0 + lane;
-  const bool inside = r < matrix.rows;
-  const float* const data = matrix.data + r * matrix.row_stride;
+  const int64_t r0 = int64_t(blockIdx.x / sharing.count()) * kStrip;
+  const bool inside = r0 + lane < matrix.rows;
+  const float* const data = matrix.data + (r0 + lane) * matrix.row_stride;
+  const auto load = [&](int64_t column) {
+    return inside && column < matrix.columns ? data[column * matrix.column_stride] : 0.0f;
+  };
+
+  const int64_t blocks = (out.padded_columns + kInterleave - 1) / kInterleave;
+  const int64_t share = (blocks + sharing.count() - 1) / sharing.count();
+  const int64_t first = min(sharing.rank() * share, blocks), end = min(first + share, blocks);
 
   float largest = 0.0f;
-  for (int64_t column = warp; column < matrix.columns; column += kStripWarps) {
-    if (inside) largest = larger(largest, finite_magnitude(data[column * matrix.column_stride]));
+#pragma unroll 8
+  for (int64_t column = first * kInterleave + warp; column < end * kInterleave; column += kStripWarps) {
+    largest = larger(largest, finite_magnitude(load(column)));
   }
-  largest_of[warp][lane] = largest;
+  largest_of_warp[warp][lane] = largest;
   __syncthreads();
+  if (warp == 0) {
+    for (int other = 1; other < kStripWarps; ++other) largest = larger(largest, largest_of_warp[other][lane]);
+    largest_of_row[lane] = largest;
+  }
+  sharing.sync();
 
-  constexpr int kRowsOfWarp = kStrip / kStripWarps;
   float row_largest[kRowsOfWarp];
   int32_t statistics[kRowsOfWarp] = {};
 #pragma unroll
   for (int i = 0; i < kRowsOfWarp; ++i) {
-    float value = lane < kStripWarps ? largest_of[lane][warp * kRowsOfWarp + i] : 0.0f;
-    row_largest[i] = reduce_warp(value, Largest{});
+    const float mine = lane < sharing.count() ? sharing.of(largest_of_row[warp * kRowsOfWarp + i], lane) : 0.0f;
+    row_largest[i] = reduce_warp(mine, Largest{});
   }
 
-  const int64_t blocks = (out.padded_columns + kInterleave - 1) / kInterleave;
-  for (int64_t b = 0; b < blocks; ++b) {
+  float next[kColumnsOfWarp];  // loaded while the block ahead is written
+  const auto load_block = [&](int64_t b) {
+#pragma unroll
+    for (int i = 0; i < kColumnsOfWarp; ++i) next[i] = load(b * kInterleave + i * kStripWarps + warp);
+  };
+  load_block(first);
+  for (int64_t b = first; b < end; ++b) {
     __syncthreads();
-    for (int i = warp; i < kInterleave; i += kStripWarps) {
-      const int64_t column = b * kInterleave + i;
-      block[i][lane] = inside && column < matrix.columns ? data[column * matrix.column_stride] : 0.0f;
-    }
+#pragma unroll
+    for (int i = 0; i < kColumnsOfWarp; ++i) block[i * kStripWarps + warp][lane] = next[i];
     __syncthreads();
+    if (b + 1 < end) load_block(b + 1);
     const int64_t column = b * kInterleave + 2 * lane;
     const int valid = static_cast<int>(max(int64_t(0), min(int64_t(2), matrix.columns - column)));
 #pragma unroll
@@ -215,13 +261,23 @@ __global__ void __launch_bounds__(kStripThreads)
 #pragma unroll
   for (int i = 0; i < kRowsOfWarp; ++i) {
     statistics[i] = reduce_warp(statistics[i], Together{});
-    const int64_t row = r0 + warp * kRowsOfWarp + i;
-    if (lane == 0 && row < matrix.rows) {
-      out.roots[row] = row_root(row_exponent(row_largest[i]));
-      out.statistics[row] = row_statistics(statistics[i] & kLargeMask, statistics[i] & ~kLargeMask,
-                                           row_scale(row_largest[i]), matrix.columns);
+    if (lane == 0) statistics_of_row[warp * kRowsOfWarp + i] = statistics[i];
+  }
+  sharing.sync();
+  if (sharing.rank() == 0) {
+#pragma unroll
+    for (int i = 0; i < kRowsOfWarp; ++i) {
+      const int64_t row = r0 + warp * kRowsOfWarp + i;
+      const int32_t mine = lane < sharing.count() ? sharing.of(statistics_of_row[warp * kRowsOfWarp + i], lane) : 0;
+      const int32_t all = reduce_warp(mine, Together{});
+      if (lane == 0 && row < matrix.rows) {
+        out.roots[row] = row_root(row_exponent(row_largest[i]));
+        out.statistics[row] =
+            row_statistics(all & kLargeMask, all & ~kLargeMask, row_scale(row_largest[i]), matrix.columns);
+      }
     }
   }
+  sharing.sync();  // a CTA's shared memory stays until the first one has read it
 }
 
 // --- launch --------------------------------------------------------------------------------------------------------
@@ -242,10 +298,11 @@ struct Place {
 };
 
 template <auto Kernel>
-const char* enqueue(int64_t blocks, int threads, StridedMatrix matrix, SplitMatrix out, int slices, Place place) {
+const char* enqueue(int64_t blocks, int cluster, int threads, StridedMatrix matrix, SplitMatrix out, int slices,
+                    Place place) {
   const cuda::LaunchShape shape{/*grid=*/dim3(static_cast<unsigned>(blocks)),
                                 /*block=*/dim3(static_cast<unsigned>(threads)),
-                                /*cluster=*/dim3(1),
+                                /*cluster=*/dim3(static_cast<unsigned>(cluster)),
                                 /*shared_bytes=*/0,
                                 place.device,
                                 place.stream,
@@ -259,7 +316,16 @@ const char* launch_rows(const StridedMatrix& matrix, const SplitMatrix& out, int
   const int threads = threads_for(matrix.rows, out.padded_columns);
   const int64_t held = (out.padded_columns + threads * kVector - 1) / (threads * kVector);
   const auto launch = held <= 2 ? &enqueue<&split_rows_kernel<2, Vectors>> : &enqueue<&split_rows_kernel<8, Vectors>>;
-  return launch(matrix.rows, threads, matrix, out, slices, place);
+  return launch(matrix.rows, /*cluster=*/1, threads, matrix, out, slices, place);
+}
+
+// As many CTAs for a strip as fill the GPU twice, and as each has two blocks of columns for.
+int ctas_sharing(int64_t strips, int64_t padded_columns) {
+  constexpr int64_t kManyCtas = 264;
+  const int64_t blocks = (padded_columns + kInterleave - 1) / kInterleave;
+  int ctas = 1;
+  while (ctas < kMostSharing && strips * ctas < kManyCtas && blocks >= 4 * ctas) ctas *= 2;
+  return ctas;
 }
 
 }  // namespace
@@ -270,7 +336,8 @@ const char* split_rows_cuda(const StridedMatrix& matrix, int slices, void* buffe
   const Place place{device, stream};
   if (matrix.row_stride == 1 && matrix.column_stride > 1) {
     const int64_t strips = (matrix.rows + kStrip - 1) / kStrip;
-    return enqueue<&split_strips_kernel>(strips, kStripThreads, matrix, out, slices, place);
+    const int sharing = ctas_sharing(strips, out.padded_columns);
+    return enqueue<&split_strips_kernel>(strips * sharing, sharing, kStripThreads, matrix, out, slices, place);
   }
   const bool vectors = matrix.column_stride == 1 && matrix.row_stride % kVector == 0 &&
                        reinterpret_cast<uintptr_t>(matrix.data) % (kVector * sizeof(float)) == 0;
