@@ -150,12 +150,13 @@ Decision decide(const Prepared& prepared) {
 Gemm choose_gemm(const Prepared& prepared) {
   Problem problem = prepared.problem;
   const EpilogueId epilogue = problem.epilogue;
-  if (!problem.has_bias) return Gemm::Product;
+  const EpilogueInfo& info = epilogue_info(epilogue);
+  const bool has_bias = info.takes_bias ? problem.has_bias : info.bias > 0;
+  if (!has_bias) return Gemm::Product;
   // A product that is rounded to 16 bits before its bias is added loses what the two cancel to.
   const bool is_rounded = element_bytes(problem.x.element) == 2;
   if (epilogue != EpilogueId::bias && epilogue != EpilogueId::bias_relu) {
-    const bool adds = epilogue_info(epilogue).takes_bias && has_compiled_elementwise(epilogue);
-    return is_rounded && adds ? Gemm::WithBias : Gemm::Product;
+    return is_rounded ? Gemm::WithBias : Gemm::Product;
   }
   if (!prepared.has_cublas) return is_rounded || epilogue == EpilogueId::bias ? Gemm::WithBias : Gemm::Product;
   const bool is_empty = problem.m == 0 || problem.n == 0 || problem.k == 0;

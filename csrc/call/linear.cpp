@@ -49,24 +49,45 @@ bool does_everything(const LinearCall& call, const Problem& problem, Gemm gemm) 
   return gemm == Gemm::WithBiasAndReLU;
 }
 
-// Nothing where the call has no fold. False after torch.raise().
-bool run_fold_of(const LinearCall& call, void* memory, Torch& torch, Problem* problem) {
-  if (!call.operands.fold) return true;
-  return run_fold(*call.operands.fold, *call.x, problem->n, memory, torch, problem->stream, problem->operands);
+// Nothing where there is no fold. False after torch.raise().
+bool run_fold_of(const FoldVectors* fold, const LinearCall& call, void* memory, Torch& torch, Problem* problem) {
+  if (!fold) return true;
+  return run_fold(*fold, *call.x, problem->n, memory, torch, problem->stream, problem->operands);
 }
 
-Answer run_fallback(const LinearCall& call, Prepared& prepared, void* fold_memory, void* stream, Torch& torch) {
+// How much PyTorch's GEMM does. The bias of a fold is added there, too, where the product is rounded to 16 bits.
+Gemm gemm_of(const LinearCall& call, const Prepared& prepared) {
+  const bool folds_bias = call.operands.fold && call.operands.fold->vectors[0];
+  return folds_bias && element_bytes(call.x->element) == 2 ? Gemm::WithBias : choose_gemm(prepared);
+}
+
+// A linked epilogue whose bias PyTorch's GEMM has added gets one of -0, which changes no sum.
+int64_t zero_bias_bytes(const LinearCall& call, const Prepared& prepared) {
+  const bool is_replaced = !has_compiled_elementwise(call.epilogue) && gemm_of(call, prepared) == Gemm::WithBias;
+  return is_replaced ? element_bytes(call.x->element) * prepared.problem.n : 0;
+}
+
+Answer run_linked_behind(const Tensor& product, void* zero_bias, Torch& torch, Problem& problem) {
+  if (zero_bias && !replace_bias(zero_bias, torch, &problem)) return Answer::Raised;
+  const Matrix result{product.data, product.element, problem.n};
+  return run_linked(problem, result, result, torch, problem.stream) ? Answer::Done : Answer::Raised;
+}
+
+// `memory`: of the fold's results, or of `zero_bias_bytes`.
+Answer run_fallback(const LinearCall& call, Prepared& prepared, void* memory, void* stream, Torch& torch) {
   Problem& problem = prepared.problem;
   problem.stream = stream;
-  const Gemm gemm = choose_gemm(prepared);
+  const Gemm gemm = gemm_of(call, prepared);
+  const int bias = call.operands.fold ? 0 : epilogue_info(call.epilogue).bias - 1;
   Tensor product;
-  if (!torch.gemm(gemm, &product)) return Answer::Raised;
+  if (!torch.gemm(gemm, bias, &product)) return Answer::Raised;
   if (does_everything(call, problem, gemm)) return Answer::Done;
-  if (!run_fold_of(call, fold_memory, torch, &problem)) return Answer::Raised;
   if (!has_compiled_elementwise(call.epilogue)) {
-    const Matrix result{product.data, product.element, problem.n};
-    return run_linked(problem, result, result, torch, stream) ? Answer::Done : Answer::Raised;
+    return run_linked_behind(product, gemm == Gemm::WithBias ? memory : nullptr, torch, problem);
   }
+  FoldVectors fold = call.operands.fold ? *call.operands.fold : FoldVectors{};
+  if (gemm == Gemm::WithBias) fold.vectors[0] = nullptr;
+  if (!run_fold_of(call.operands.fold ? &fold : nullptr, call, memory, torch, &problem)) return Answer::Raised;
   ElementwiseProblem elementwise;
   elementwise.epilogue = call.epilogue;
   elementwise.element = call.x->element;
@@ -82,7 +103,7 @@ Answer run_fallback(const LinearCall& call, Prepared& prepared, void* fold_memor
     elementwise.operands[i - 1] = problem.operands[i - 1];
     elementwise.strides[ElementwiseProblem::kFirstOperand + i - 1][1] = problem.operands[i - 1].stride;
   }
-  if (gemm == Gemm::WithBias) elementwise.operands[0] = {};  // added already
+  if (gemm == Gemm::WithBias && epilogue.takes_bias) elementwise.operands[0] = {};  // added already
   elementwise.x = elementwise.out = product.data;
   return run_elementwise(elementwise, *call.x, torch, stream) ? Answer::Done : Answer::Raised;
 }
@@ -103,7 +124,7 @@ Answer run_fused(const LinearCall& call, const Decision& decision, Prepared& pre
     problem.workspace = workspace;
   }
   void* const folded = workspace + (decision.is_on_slices() ? slices_bytes(call, decision, problem) : 0);
-  if (!run_fold_of(call, folded, torch, &problem)) return Answer::Raised;
+  if (!run_fold_of(call.operands.fold, call, folded, torch, &problem)) return Answer::Raised;
   const char* const refused = launch(problem, decision.plan);
   if (!refused) return Answer::Done;
   torch.raise((std::string("the fused kernel could not be launched: ") + refused).c_str());
@@ -132,7 +153,8 @@ Answer linear(const LinearCall& call, Torch& torch) {
                                      : look_at_fallback(call);
   if (answer != Answer::Done) return answer;
   const int64_t slices = is_on_slices ? slices_bytes(call, decision, prepared.problem) : 0;
-  const int64_t bytes = slices + (call.operands.fold ? fold_bytes(*call.x, prepared.problem.n) : 0);
+  const int64_t bytes = slices + (call.operands.fold ? fold_bytes(*call.x, prepared.problem.n) : 0) +
+                        (is_fused ? 0 : zero_bias_bytes(call, prepared));
   void* stream = nullptr;
   if (call.x->is_cuda() && !torch.stream(&stream)) return Answer::NotReady;
   char* workspace = nullptr;

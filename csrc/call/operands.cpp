@@ -9,6 +9,7 @@
 #include "elementwise/problem.h"
 
 #if EPIGEMM_WITH_CUDA
+#include "device/launch.h"
 #include "device/query.h"
 #include "elementwise/launch.h"
 #include "elementwise/open.h"
@@ -157,6 +158,20 @@ bool run_linked(const Problem& problem, const Matrix& x, const Matrix& out, Torc
   return !refused;
 #else
   (void)problem, (void)x, (void)out, (void)stream;
+  torch.raise("epigemm was built without CUDA");
+  return false;
+#endif
+}
+
+bool replace_bias(void* memory, Torch& torch, Problem* problem) {
+#if EPIGEMM_WITH_CUDA
+  constexpr uint16_t kMinusZero = 0x8000;  // in fp16 and bf16
+  const char* const refused = cuda::fill(memory, kMinusZero, problem->n, problem->stream);
+  if (refused) torch.raise((std::string("the epilogue's bias could not be replaced: ") + refused).c_str());
+  problem->operands[epilogue_info(problem->epilogue).bias - 1] = {memory, 1, 0};
+  return !refused;
+#else
+  (void)memory, (void)problem;
   torch.raise("epigemm was built without CUDA");
   return false;
 #endif

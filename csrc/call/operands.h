@@ -31,6 +31,10 @@ bool run_elementwise(ElementwiseProblem& problem, const Tensor& x, Torch& torch,
 // The same by the kernel that the epilogue was linked into, from its operands by `problem`. `out` may be x.
 bool run_linked(const Problem& problem, const Matrix& x, const Matrix& out, Torch& torch, void* stream);
 
+// Puts -0, which changes no sum, in the place of a linked epilogue's bias: for a 16-bit product that has it already.
+// `memory`: room for N elements. False after torch.raise().
+bool replace_bias(void* memory, Torch& torch, Problem* problem);
+
 // Whether `out` shares no byte with x or an operand; `may_be_x`: or is x itself.
 bool is_apart(const Tensor& out, const Tensor& x, const GivenOperands& operands, bool may_be_x);
 

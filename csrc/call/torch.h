@@ -36,8 +36,9 @@ class Torch {
   virtual bool result(Tensor* result) = 0;
   // Bytes on x's device, aligned to 256; nullptr where there is no memory.
   virtual void* workspace(int64_t bytes) = 0;
-  // PyTorch's GEMM into the result, which is a contiguous matrix. False after an error of PyTorch's.
-  virtual bool gemm(Gemm gemm, Tensor* result) = 0;
+  // PyTorch's GEMM into the result, which is a contiguous matrix. `bias`: where it adds one, its place among what the
+  // call gives, be it operands or the vectors of a fold. False after an error of PyTorch's.
+  virtual bool gemm(Gemm gemm, int bias, Tensor* result) = 0;
   // The stream that PyTorch runs on, on x's device. False where it has none.
   virtual bool stream(void** stream) = 0;
   // Runs an elementwise problem on a CPU, on PyTorch's threads.

@@ -41,6 +41,7 @@ constexpr EpilogueInfo kEpilogues[] = {
    Functor::operands.data(),                   \
    Functor::operands.size(),                   \
    takes_bias<Functor>(),                      \
+   takes_bias<Functor>() ? 1 : 0,              \
    kSpecialFunctions<Functor>},
 #include "epilogue/registry.def"
 #undef EPIGEMM_EPILOGUE
@@ -110,7 +111,7 @@ void check_operands(const std::string& name, const std::vector<RegisteredOperand
 }
 
 std::unique_ptr<Registered> make_entry(const std::string& name, const std::vector<RegisteredOperand>& operands,
-                                       int special_functions, int index) {
+                                       int bias, int special_functions, int index) {
   auto entry = std::make_unique<Registered>();
   entry->name = name;
   entry->named = operands;
@@ -124,6 +125,7 @@ std::unique_ptr<Registered> make_entry(const std::string& name, const std::vecto
                  entry->operands.data(),
                  static_cast<int>(entry->operands.size()),
                  /*takes_bias=*/false,
+                 bias,
                  special_functions};
   return entry;
 }
@@ -159,7 +161,7 @@ const EpilogueInfo* find_epilogue(const char* name, std::size_t length) {
   return entry ? &entry->info : nullptr;
 }
 
-EpilogueId register_epilogue(const std::string& name, const std::vector<RegisteredOperand>& operands,
+EpilogueId register_epilogue(const std::string& name, const std::vector<RegisteredOperand>& operands, int bias,
                              int special_functions) {
   check_operands(name, operands);
   if (find_built_in(name.data(), name.size())) {
@@ -173,7 +175,7 @@ EpilogueId register_epilogue(const std::string& name, const std::vector<Register
   }
   const int index = all.count.load(std::memory_order_relaxed);
   if (index == kMostRegistered) throw std::length_error("too many epilogues in one process");
-  const Registered* const entry = make_entry(name, operands, special_functions, index).release();
+  const Registered* const entry = make_entry(name, operands, bias, special_functions, index).release();
   all.entries[index].store(entry, std::memory_order_release);
   all.count.store(index + 1, std::memory_order_release);
   return entry->info.id;

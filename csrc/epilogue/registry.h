@@ -33,6 +33,7 @@ struct EpilogueInfo {
   const Operand* operands;  // accumulator first
   int operand_count;        // accumulator included
   bool takes_bias;          // its first operand is one: a vector that a call may leave out
+  int bias;                 // the operand that is added to the accumulator before all else; 0: none is
   int special_functions;    // per element: exp, reciprocal and the like, or other work in their units. The planner's
                             // measure of its cost
 };
@@ -50,9 +51,9 @@ const EpilogueInfo* epilogue_at(int64_t index);
 
 // An epilogue whose kernels are linked at run time. `operands`: the accumulator first; copied. An entry is never moved
 // or removed. `special_functions`: see EpilogueInfo; python/epigemm/functor_cost.py counts them. A name
-// stands for one operand list and one functor: registering them again gives the same id. Throws
+// stands for one operand list and one functor: registering them again gives the same id. `bias`: see there. Throws
 // std::invalid_argument where the name is taken or the operands have no room, std::length_error when the table is full.
-EpilogueId register_epilogue(const std::string& name, const std::vector<RegisteredOperand>& operands,
+EpilogueId register_epilogue(const std::string& name, const std::vector<RegisteredOperand>& operands, int bias,
                              int special_functions);
 
 // The value of one operand in one call.

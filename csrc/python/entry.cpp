@@ -81,18 +81,14 @@ struct LinearArguments {
 
   PyObject* run(PyObject* const* given) const {
     if (weight.dim != 2) return reason(call::Answer::DoesNotFit);
-    PythonTorch torch({given[X], given[Weight], nullptr, first_of(given[Operands]), given[Out]}, x, weight.sizes[0]);
+    PyObject* const vectors = linear.operands.fold ? given[Folded] : given[Operands];
+    PythonTorch torch({given[X], given[Weight], nullptr, vectors, given[Out]}, x, weight.sizes[0]);
     return torch.finish(state.functions->linear(linear, torch));
   }
 
   call::Answer recorder() const { return state.functions->recorder_of(linear); }
 
  private:
-  // The bias, where PyTorch's GEMM is to add one.
-  static PyObject* first_of(PyObject* operands) {
-    return PyTuple_Check(operands) && PyTuple_Size(operands) > 0 ? PyTuple_GetItem(operands, 0) : Py_None;
-  }
-
   bool read_pack(PyObject* pack) {
     DLTensor view;
     if (state.exchange->dltensor_from_py_object_no_sync(pack, &view) != 0) {

@@ -23,7 +23,7 @@ PythonTorch::PythonTorch(const Arguments& given, const call::Tensor& x_view, int
     : x_(given.x),
       weight_(given.weight),
       transposed_(given.transposed),
-      bias_(given.bias),
+      vectors_(given.vectors),
       out_(given.out),
       x_view_(x_view),
       columns_(columns) {}
@@ -88,7 +88,7 @@ Object PythonTorch::as_rows(PyObject* tensor, int64_t columns) const {
   return any && last ? call_method(tensor, state.reshape, any.get(), last.get()) : Object();
 }
 
-Object PythonTorch::gemm_into_out(call::Gemm gemm, PyObject* transposed) const {
+Object PythonTorch::gemm_into_out(call::Gemm gemm, PyObject* bias, PyObject* transposed) const {
   const Object named(PyDict_New());
   const Object rows = as_rows(x_, x_view_.sizes[x_view_.dim - 1]);
   const Object out = as_rows(out_, columns_);
@@ -97,20 +97,22 @@ Object PythonTorch::gemm_into_out(call::Gemm gemm, PyObject* transposed) const {
     const Object given(PyTuple_Pack(2, rows.get(), transposed));
     return Object(given ? PyObject_Call(state.mm, given.get(), named.get()) : nullptr);
   }
-  const Object given(PyTuple_Pack(3, bias_, rows.get(), transposed));
+  const Object given(PyTuple_Pack(3, bias, rows.get(), transposed));
   if (!given) return Object();
   if (gemm == call::Gemm::WithBias) return Object(PyObject_Call(state.addmm, given.get(), named.get()));
   if (PyDict_SetItem(named.get(), state.use_gelu, Py_False) != 0) return Object();
   return Object(PyObject_Call(state.addmm_activation_out, given.get(), named.get()));
 }
 
-Object PythonTorch::gemm_of(call::Gemm gemm, PyObject* rows, PyObject* transposed) const {
-  if (gemm == call::Gemm::WithBias) return call(state.linear, rows, weight_, bias_);
+Object PythonTorch::gemm_of(call::Gemm gemm, PyObject* bias, PyObject* rows, PyObject* transposed) const {
+  if (gemm == call::Gemm::WithBias) return call(state.linear, rows, weight_, bias);
   if (gemm == call::Gemm::Product) return call(state.mm, rows, transposed);
-  return call(state.addmm_activation, bias_, rows, transposed);
+  return call(state.addmm_activation, bias, rows, transposed);
 }
 
-bool PythonTorch::gemm(call::Gemm gemm, call::Tensor* result) {
+bool PythonTorch::gemm(call::Gemm gemm, int bias_place, call::Tensor* result) {
+  PyObject* const bias = gemm == call::Gemm::Product ? Py_None : PyTuple_GetItem(vectors_, bias_place);
+  if (!bias) return false;
   const bool is_matrix = x_view_.dim == 2;
   const bool takes_weight = gemm == call::Gemm::WithBias && out_ == Py_None;
   const Object transposed = takes_weight  ? Object::borrowed(Py_None)
@@ -118,13 +120,13 @@ bool PythonTorch::gemm(call::Gemm gemm, call::Tensor* result) {
                                           : call_method(weight_, state.transpose);
   if (!transposed) return false;
   if (out_ != Py_None) {
-    if (!gemm_into_out(gemm, transposed.get())) return false;
+    if (!gemm_into_out(gemm, bias, transposed.get())) return false;
     result_ = Object::borrowed(out_);
     return view_of(out_, result);
   }
   const Object rows = as_rows(x_, x_view_.sizes[x_view_.dim - 1]);
   if (!rows) return false;
-  result_ = gemm_of(gemm, rows.get(), transposed.get());
+  result_ = gemm_of(gemm, bias, rows.get(), transposed.get());
   call::Tensor flat;
   if (!result_) return false;
   if (!view_of(result_.get(), &flat) || !flat.is_contiguous()) {

@@ -9,10 +9,10 @@ namespace epigemm::python {
 // An answer other than a result, as Python gets it: `Reason` in entry.py.
 PyObject* reason(call::Answer answer);
 
-// A call's tensors. `weight` or its transpose, the other null; both null: an elementwise call. `bias`, `out`: None
-// where there is none.
+// A call's tensors. `weight` or its transpose, the other null; both null: an elementwise call. `vectors`: a tuple that
+// holds the bias, where a GEMM may add one. `out`: None where there is none.
 struct Arguments {
-  PyObject *x, *weight, *transposed, *bias, *out;
+  PyObject *x, *weight, *transposed, *vectors, *out;
 };
 
 class PythonTorch final : public call::Torch {
@@ -22,7 +22,7 @@ class PythonTorch final : public call::Torch {
 
   bool result(call::Tensor* result) override;
   void* workspace(int64_t bytes) override;
-  bool gemm(call::Gemm gemm, call::Tensor* result) override;
+  bool gemm(call::Gemm gemm, int bias, call::Tensor* result) override;
   bool stream(void** stream) override;
   void run_on_cpu(const ElementwiseProblem& problem) override;
   void run_derivative_on_cpu(const DerivativeProblem& problem) override;
@@ -35,11 +35,11 @@ class PythonTorch final : public call::Torch {
   Object new_result() const;
   Object keywords(PyObject* dtype) const;
   Object as_rows(PyObject* tensor, int64_t columns) const;
-  Object gemm_into_out(call::Gemm gemm, PyObject* transposed) const;
-  Object gemm_of(call::Gemm gemm, PyObject* rows, PyObject* transposed) const;
+  Object gemm_into_out(call::Gemm gemm, PyObject* bias, PyObject* transposed) const;
+  Object gemm_of(call::Gemm gemm, PyObject* bias, PyObject* rows, PyObject* transposed) const;
   bool enter_device();
 
-  PyObject *x_, *weight_, *transposed_, *bias_, *out_;
+  PyObject *x_, *weight_, *transposed_, *vectors_, *out_;
   const call::Tensor& x_view_;
   int64_t columns_;
   int previous_device_ = -1;  // to go back to

@@ -135,7 +135,7 @@ void linear_folded_into(const TensorView& x, const TensorView& weight, const Opt
   linear.operands.fold = &fold.vectors;
   if (tensors.read(x, weight, out, fp32, is_strict, &linear) &&
       fold.read({&bias, &scale, &mean, &variance, &gamma, &beta}, eps)) {
-    StableTorch torch(x, &weight, nullptr, out);
+    StableTorch torch(x, &weight, bias ? &*bias : nullptr, out);
     if (is_done(call::linear(linear, torch), torch)) return;
   }
   call_cold("epigemm::_linear_folded_cold", x, weight, bias, scale, mean, variance, gamma, beta, eps, fp32, is_strict,

@@ -75,7 +75,9 @@ STABLE_TORCH_LIBRARY(epigemm, m) {
       "_split_linear_out(str epilogue, Tensor x, Tensor weight, Tensor? pack, Tensor(b!) workspace, Tensor? bias,"
       " Tensor[]? operands, float[]? scalars, str arithmetic, int[]? plan, Tensor(a!) out) -> ()");
   m.def(
-      "_register_epilogue(str name, str operand_names, int[]? kinds, int[]? of_compute, int special_functions) -> int");
+      "_register_epilogue(str name, str operand_names, int[]? kinds, int[]? of_compute, int bias, int "
+      "special_functions)"
+      " -> int");
   m.def("_add_kernel(str epilogue, str kernel, Tensor cubin) -> ()");
   m.def(
       "_missing_kernels(str epilogue, Tensor x, Tensor weight, Tensor? bias, Tensor[]? operands, float[]? scalars,"

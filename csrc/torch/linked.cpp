@@ -25,15 +25,20 @@ std::vector<std::string> split(std::string_view text) {
   return parts;
 }
 
-// `kinds`: one OperandKind each; `of_compute`: whether the operand has the type of the epilogue's arithmetic.
+// `kinds`: one OperandKind each; `of_compute`: whether the operand has the type of the epilogue's arithmetic; `bias`:
+// as of EpilogueInfo.
 int64_t register_epilogue(const Name& name, const Name& operand_names, const List<int64_t>& kinds,
-                          const List<int64_t>& of_compute, int64_t special_functions) {
+                          const List<int64_t>& of_compute, int64_t bias, int64_t special_functions) {
   check(special_functions >= 0 && special_functions <= std::numeric_limits<int>::max(),
         "special_functions must not be negative, got ", special_functions);
   const std::vector<std::string> names = split(operand_names.text());
   check(names.size() == kinds.values.size() && names.size() == of_compute.values.size(),
         "names, kinds, of_compute: got ", names.size(), ", ", kinds.values.size(), " and ", of_compute.values.size(),
         " of them; accepted are as many each");
+  const bool is_bias = bias > 0 && bias <= static_cast<int64_t>(names.size()) &&
+                       kinds.values[bias - 1] == static_cast<int>(OperandKind::PerColumn) &&
+                       !of_compute.values[bias - 1];
+  check(bias == 0 || is_bias, "bias: got ", bias, "; accepted are 0 and the place of a vector along N of x's type");
   check(names.size() <= kMaxOperands, "names: got ", names.size(), " operands; accepted are at most ", kMaxOperands);
   std::vector<RegisteredOperand> operands{{OperandKind::Accumulator, OperandElement::Compute, "accumulator"}};
   for (std::size_t i = 0; i < names.size(); ++i) {
@@ -43,8 +48,8 @@ int64_t register_epilogue(const Name& name, const Name& operand_names, const Lis
     operands.push_back({static_cast<OperandKind>(kind),
                         of_compute.values[i] ? OperandElement::Compute : OperandElement::Input, names[i]});
   }
-  return static_cast<int64_t>(
-      register_epilogue(std::string(name.text()), operands, static_cast<int>(special_functions)));
+  return static_cast<int64_t>(register_epilogue(std::string(name.text()), operands, static_cast<int>(bias),
+                                                static_cast<int>(special_functions)));
 }
 
 #if EPIGEMM_WITH_CUDA

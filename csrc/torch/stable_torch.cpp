@@ -118,7 +118,7 @@ StableTorch::Handle StableTorch::rows_of_x() const {
   return matrix_of(x_, rows, columns, rows > 1 ? matrix.row_stride : columns, 1);
 }
 
-bool StableTorch::gemm(call::Gemm gemm, call::Tensor* result) {
+bool StableTorch::gemm(call::Gemm gemm, int, call::Tensor* result) {
   const Gemms& gemms = gemms_for(x_);
   // PyTorch has no C function for a GEMM with a ReLU that writes to `out`: that one is called from Python.
   if (gemm == call::Gemm::WithBiasAndReLU || !gemms.addmm_out || !gemms.mm_out) return false;

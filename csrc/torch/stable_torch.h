@@ -23,7 +23,7 @@ class StableTorch final : public call::Torch {
 
   bool result(call::Tensor* result) override;
   void* workspace(int64_t bytes) override;
-  bool gemm(call::Gemm gemm, call::Tensor* result) override;
+  bool gemm(call::Gemm gemm, int bias, call::Tensor* result) override;
   bool stream(void** stream) override;
   void run_on_cpu(const ElementwiseProblem& problem) override;
   void run_derivative_on_cpu(const DerivativeProblem& problem) override;

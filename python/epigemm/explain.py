@@ -214,7 +214,7 @@ def _of_fallback(call: LinearCall) -> tuple[str, list[str]]:
     if call.epilogue is BIAS and (call.bias is None or does == decisions.WITH_BIAS):
         gemm = "torch GEMM (mm)" if call.bias is None else "torch GEMM (addmm, with the bias)"
         return gemm, [gemm]
-    with_bias = call.epilogue.bias_place is not None and call.x.is_cpu
+    with_bias = does == decisions.WITH_BIAS or (call.epilogue.bias_place is not None and call.x.is_cpu)
     gemm = f"torch GEMM ({'addmm, with the bias' if with_bias else 'mm'})"
     return gemm, [gemm, f"{_in_its_own_kernel(call)}, in place on the product"]
 

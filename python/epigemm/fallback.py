@@ -28,12 +28,9 @@ def linear(call: LinearCall, decision: int | None = None) -> Tensor:
     if gemm == decisions.WITH_BIAS_AND_RELU:
         return _run(call, call.bias, relu=True)
     bias = None
-    if gemm == decisions.WITH_BIAS:
-        bias, call = call.bias, call._replace(bias=None)
-    elif (
-        call.epilogue.is_linked and call.x.is_cpu
-    ):  # as `linked.linear`; csrc/call has no such product for GPUs
+    if gemm == decisions.WITH_BIAS or call.x.is_cpu:  # on a CPU as `linked.linear`
         call = call.with_bias_in_product()
+    if gemm == decisions.WITH_BIAS or call.epilogue.is_linked:
         bias, call = call.bias, call._replace(bias=None)
     out = _run(call, bias)
     return kernels.elementwise(ElementwiseCall(call.epilogue, out, *call[3:6], out))

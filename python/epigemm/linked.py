@@ -70,7 +70,12 @@ class LinkedEpilogue(Epilogue):
         kinds = [_KINDS[operand.kind] for operand in operands]
         of_compute = [int(operand.folded) for operand in operands]
         self.number = ops._register_epilogue(
-            name, ",".join(names), kinds or None, of_compute or None, traced.special_functions
+            name,
+            ",".join(names),
+            kinds or None,
+            of_compute or None,
+            self.bias_place or 0,
+            traced.special_functions,
         )
         # The package's kernels read operands of x's type.
         is_usual = all(operand.folded == (operand.kind == SCALAR) for operand in operands)

@@ -86,7 +86,7 @@ def registered(function: str) -> Linked:
     names = ",".join(operand.name for operand in traced.operands)
     count = len(traced.operands)
     kinds, of_compute = [PER_COLUMN] * count or None, [0] * count or None
-    ops._register_epilogue(name, names, kinds, of_compute, traced.special_functions)
+    ops._register_epilogue(name, names, kinds, of_compute, 0, traced.special_functions)
     return Linked(name, traced)
 
 

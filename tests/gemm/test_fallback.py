@@ -239,6 +239,12 @@ def test_one_launch_on_a_gpu(arithmetic: Arithmetic) -> None:
     assert bool(behind) == (arithmetic is FP64), kernels
 
 
+@epigemm.epilogue
+def sum_and_tanh(acc: torch.Tensor, factor: epigemm.Scalar, bias: epigemm.PerColumn) -> torch.Tensor:
+    z = acc + bias
+    return z + factor * torch.tanh(z)
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("k", [15, 16])
 def test_a_bias_is_added_before_the_sum_is_rounded(dtype: torch.dtype, k: int, device: torch.device) -> None:
@@ -248,7 +254,12 @@ def test_a_bias_is_added_before_the_sum_is_rounded(dtype: torch.dtype, k: int, d
     weight = (1 + torch.randn(8, k, generator=generator) / 50).to(device, dtype)
     bias = torch.full((8,), -4.0 * k, device=device, dtype=dtype)
     exact = torch.nn.functional.linear(x.double(), weight.double(), bias.double())
+    zeros, ones = torch.zeros(8, device=device), torch.ones(8, device=device)
+    scale = torch.full((8,), 0.5, device=device, dtype=dtype)
+    normed = epigemm.linear_scale_batch_norm(x, weight, bias, scale, zeros, ones, eps=0.0)
     for result, expected in (
+        (normed, exact / 2),
+        (sum_and_tanh(x, weight, 0.5, bias), exact + 0.5 * exact.tanh()),
         (epigemm.linear_silu(x, weight, bias), torch.nn.functional.silu(exact)),
         (epigemm.linear_sigmoid_scale_residual(x, weight, bias, 2.0), exact + 2 * exact.sigmoid()),
         (epigemm.linear_relu(x, weight, bias), exact.relu()),
