@@ -9,7 +9,6 @@
 #include "elementwise/problem.h"
 
 #if EPIGEMM_WITH_CUDA
-#include "device/launch.h"
 #include "device/query.h"
 #include "elementwise/launch.h"
 #include "elementwise/open.h"

@@ -75,13 +75,6 @@ const char* allow_shared_memory(const void* kernel, LaunchShape const& shape) {
                                                  static_cast<int>(shape.shared_bytes), shape.device));
 }
 
-const char* fill(void* memory, uint16_t value, int64_t count, void* stream) {
-  static const auto memset_halves = driver_function<decltype(&cuMemsetD16Async)>("cuMemsetD16Async", 3020);
-  if (!memset_halves) return "the driver has no cuMemsetD16Async";
-  return text_of(memset_halves(reinterpret_cast<CUdeviceptr>(memory), value, static_cast<std::size_t>(count),
-                               static_cast<CUstream>(stream)));
-}
-
 const char* launch(const void* kernel, LaunchShape const& shape, void** parameters) {
   static const auto launch_kernel = driver_function<decltype(&cuLaunchKernelEx)>("cuLaunchKernelEx", 11060);
   if (!launch_kernel) return "the driver has no cuLaunchKernelEx";

@@ -5,7 +5,6 @@
 #include <cuda_runtime_api.h>
 
 #include <cstddef>
-#include <cstdint>
 
 namespace epigemm::cuda {
 
@@ -26,9 +25,6 @@ const void* kernel_of(const void* symbol);
 // Sets the shared memory that a kernel may ask for on the shape's device. It takes longer than a launch, so callers do
 // it once. This function and the ones below return nullptr, or the driver's error.
 const char* allow_shared_memory(const void* kernel, LaunchShape const& shape);
-
-// Enqueues writing `count` 16-bit values.
-const char* fill(void* memory, uint16_t value, int64_t count, void* stream);
 
 // `kernel`: a cudaKernel_t. `parameters`: the kernel's, one pointer each.
 const char* launch(const void* kernel, LaunchShape const& shape, void** parameters);

@@ -1,12 +1,14 @@
 // The host's half of the open elementwise kernels: no device code in here.
 #include "elementwise/open.h"
 
+#include <cuda.h>
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
 #include <iterator>
 #include <limits>
 
+#include "device/driver.h"
 #include "elementwise/open.cuh"
 #include "link/kernels.h"
 
@@ -87,6 +89,14 @@ const void* linked_kernel(EpilogueId epilogue, link::Part part, ElementType elem
 }
 
 }  // namespace
+
+const char* fill(void* memory, uint16_t value, int64_t count, void* stream) {
+  static const auto enqueue = driver_function<decltype(&cuMemsetD16Async)>("cuMemsetD16Async", 3020);
+  if (!enqueue) return "the driver has no cuMemsetD16Async";
+  const CUresult code = enqueue(reinterpret_cast<CUdeviceptr>(memory), value, static_cast<std::size_t>(count),
+                                static_cast<CUstream>(stream));
+  return code == CUDA_SUCCESS ? nullptr : "the driver refused cuMemsetD16Async";
+}
 
 const char* launch_open_elementwise(const OpenElementwise& problem, const void* kernel) {
   if (problem.m <= 0 || problem.n <= 0) return nullptr;

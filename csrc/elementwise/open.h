@@ -46,6 +46,9 @@ struct OpenDerivative {
   void* stream = nullptr;
 };
 
+// Enqueues writing `count` 16-bit values: a vector for an operand. Returns nullptr, or what was refused.
+const char* fill(void* memory, uint16_t value, int64_t count, void* stream);
+
 // `kernel`: a cudaKernel_t, as link::find has it. They return nullptr, or what was refused and why.
 const char* launch_open_elementwise(const OpenElementwise& problem, const void* kernel);
 const char* launch_open_derivative(const OpenDerivative& problem, const void* kernel);

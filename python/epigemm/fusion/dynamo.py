@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, fx
 
 from epigemm import checks
-from epigemm.fusion.report import FusionReport
+from epigemm.fusion.host import Launches
 from epigemm.fusion.rewrite import fuse_graph
 
 _log = logging.getLogger(__name__)
@@ -51,16 +51,17 @@ def epigemm_backend(
         >>> compiled = torch.compile(model, backend="epigemm", options={"report": reports.append})
     """
     given = _checked(options)
-    report = fuse_graph(graph_module.graph, keep_packs=given.pop("keep_packs", False))
-    if report.sites:
-        graph_module.recompile()
-    _log.info("%s", report)
-    tell: Callable[[FusionReport], None] | None = given.pop("report", None)
-    if tell is not None:
-        tell(report)
+    keep_packs, tell = given.pop("keep_packs", False), given.pop("report", None)
     next_backend = given.pop("backend", None)
     if next_backend is None:
         next_backend = _default_backend(example_inputs)
+    launches = _launches(next_backend, mode, given)
+    report = fuse_graph(graph_module.graph, keep_packs=keep_packs, launches=launches)
+    if report.sites:
+        graph_module.recompile()
+    _log.info("%s", report)
+    if tell is not None:
+        tell(report)
     if next_backend == "inductor":
         return _inductor(graph_module, example_inputs, mode, given)
     if next_backend != "aot_eager" and (mode or given):
@@ -81,6 +82,13 @@ def _checked(options: dict[str, Any] | None) -> dict[str, Any]:
         raise TypeError(f"options['report']: got {type(given['report']).__name__}; accepted is a callable")
     checks.flag("options['keep_packs']", given.get("keep_packs", False))
     return given
+
+
+def _launches(backend: object, mode: str | None, options: dict[str, Any]) -> Launches:
+    if backend != "inductor":
+        return Launches.EAGER
+    settings = {**(torch._inductor.list_mode_options(mode) if mode else {}), **options}
+    return Launches.CUDA_GRAPH if settings.get("triton.cudagraphs") else Launches.INDUCTOR
 
 
 def _inductor(

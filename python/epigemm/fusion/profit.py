@@ -1,8 +1,9 @@
-"""Whether a fused call pays: the planner's predicted time of its plan against that of the fallback."""
+"""Whether a fused call pays the device: the planner's predicted time of its plan against that of the fallback."""
 
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,16 +16,25 @@ from epigemm.fusion.operands import Norm
 from epigemm.fusion.values import hint, tensor_of
 
 SLOWER = "the planner expects no kernel of epigemm's to be faster there"
-SHORT = "the device is done sooner than the host, which has more to do for a fused call"
 RECORDED = "in 16 bits training gains nothing"
-# A call on fp16 slices launches three kernels, which takes the host 25 to 40 us; cuBLAS's product with bias and ReLU,
-# called from here, 30. A linear layer and its ReLU take it 22 to 38 (H200). So below these times on the device the
-# fused call would be the slower one. A fused call of one kernel takes the host 10 us: it pays at any size.
-_HOST_US = {decisions.FALLBACK: 30.0, decisions.SLICES: 40.0}
 
 
-def why_not(chain: Chain, *, keeps_pack: bool = False) -> str:
-    """Why a chain is not worth a fused call; empty where it is.
+class Judged(NamedTuple):
+    """What is expected of a chain as a fused call.
+
+    Attributes:
+        why_not: why it is not worth one; empty where it is.
+        way: how it would run, a constant of `decisions`.
+        fallback_us: what the device takes for it without epigemm; 0 where that is not asked.
+    """
+
+    why_not: str
+    way: int = decisions.TENSORS
+    fallback_us: float = 0.0
+
+
+def judged(chain: Chain, *, keeps_pack: bool = False) -> Judged:
+    """Whether a chain is worth a fused call on its device.
 
     On a CPU there is no planner's device: all that is numerically right is fused.
 
@@ -34,32 +44,31 @@ def why_not(chain: Chain, *, keeps_pack: bool = False) -> str:
     """
     device = chain.product.value.device
     if device.type == "cpu":
-        return ""
+        return Judged("")
     place = torch.empty(0, device=device)
     if not plans.has_gpu_kernels(place):
-        return "epigemm's kernels do not run on this GPU"
+        return Judged("epigemm's kernels do not run on this GPU")
     recorded = chain.product.value.requires_grad
-    return why_not_there(call_of(chain), place, keeps_pack=keeps_pack, is_recorded=recorded)
+    return judged_there(call_of(chain), place, keeps_pack=keeps_pack, is_recorded=recorded)
 
 
-def why_not_there(
+def judged_there(
     call: LinearCall, place: Tensor, *, keeps_pack: bool = False, is_recorded: bool = False
-) -> str:
+) -> Judged:
     """The same of a call of meta tensors, on the device of `place`; `is_recorded`: by autograd."""
-    if is_recorded and call.x.dtype != torch.float32:
-        return RECORDED
     code = precision.code(call.precision, place.device.type) if call.x.dtype == torch.float32 else 0
     cost = decisions.NO_COST if keeps_pack else decisions.PER_CALL
     slices = sum(cost << shift for shift in decisions.SHIFTS.values())
     decision = decisions.decide_on_meta(call, code, slices, place)
     way, gemm = decisions.way(decision), decisions.gemm(decision)
-    if way == decisions.FALLBACK and gemm != decisions.WITH_BIAS_AND_RELU:
-        return SLOWER
-    if way != decisions.TENSORS and _fallback_us(call, decision, code, place) < _HOST_US[way]:
-        return SHORT
-    return linker.would_link(
-        call.epilogue, decisions.missing_kernels(call, code, slices, place), place.device
-    )
+    if is_recorded and call.x.dtype != torch.float32:
+        why_not = RECORDED
+    elif way == decisions.FALLBACK and gemm != decisions.WITH_BIAS_AND_RELU:
+        why_not = SLOWER
+    else:
+        missing = decisions.missing_kernels(call, code, slices, place)
+        why_not = linker.would_link(call.epilogue, missing, place.device)
+    return Judged(why_not, way, _fallback_us(call, decision, code, place))
 
 
 def _fallback_us(call: LinearCall, decision: int, code: int, place: Tensor) -> float:

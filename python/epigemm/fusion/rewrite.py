@@ -7,7 +7,7 @@ import re
 import torch
 from torch import fx
 
-from epigemm.fusion import formula, products, profit
+from epigemm.fusion import formula, host, products, profit
 from epigemm.fusion.capture import Capture, Chain
 from epigemm.fusion.report import FusedSite, FusionReport, Skipped
 from epigemm.fusion.site import Site, function_name, sources_of
@@ -22,12 +22,15 @@ def higher_order(graph: fx.Graph) -> str:
     return ""
 
 
-def fuse_graph(graph: fx.Graph, *, keep_packs: bool = False) -> FusionReport:
+def fuse_graph(
+    graph: fx.Graph, *, keep_packs: bool = False, launches: host.Launches = host.Launches.EAGER
+) -> FusionReport:
     """Replace every product of `graph` that pays, and what follows it, by one call, in place.
 
     Args:
         graph: Dynamo's.
         keep_packs: whether fp32 parameters keep their fp16 slices between calls.
+        launches: who launches the kernels.
 
     Returns:
         What was done. The graph is as it was where the report has no sites.
@@ -46,22 +49,28 @@ def fuse_graph(graph: fx.Graph, *, keep_packs: bool = False) -> FusionReport:
             report.skipped.insert(0, Skipped(_name(node), "a tensor gets another shape in place"))
         elif understood is not None:
             chains.append(capture.chain(understood))
+    judged = {chain: profit.judged(chain, keeps_pack=_keeps(chain, keep_packs)) for chain in chains}
+    waits = host.why_not(graph, judged, launches)
+    if any(each.fallback_us for each in judged.values()):
+        host.guard_sizes(graph)
     # What a chain reads may be the result of an earlier one, which is replaced after it.
     for chain in chains:
-        _replace(graph, chain, report, keep_packs)
+        is_chain, is_taken = len(chain.nodes) > 1 or chain.is_followed, len(chain.nodes) > 1
+        report.chains = (report.chains[0] + is_chain, report.chains[1] + is_taken)
+        if reason := judged[chain].why_not or waits:
+            report.skipped.insert(0, Skipped(_name(chain.product.node), reason))
+        else:
+            report.sites.insert(0, _replace(graph, chain, _keeps(chain, keep_packs)))
     return report
 
 
-def _replace(graph: fx.Graph, chain: Chain, report: FusionReport, keep_packs: bool) -> None:
-    product = chain.product
-    name, is_chain = _name(product.node), len(chain.nodes) > 1 or chain.is_followed
-    report.chains = (report.chains[0] + is_chain, report.chains[1] + (len(chain.nodes) > 1))
-    weight = tensor_of(product.weight)
-    keeps = keep_packs and isinstance(weight, torch.nn.Parameter)
-    if reason := profit.why_not(chain, keeps_pack=keeps):
-        report.skipped.insert(0, Skipped(name, reason))
-        return
-    site = Site(chain, keeps)
+def _keeps(chain: Chain, keep_packs: bool) -> bool:
+    return keep_packs and isinstance(tensor_of(chain.product.weight), torch.nn.Parameter)
+
+
+def _replace(graph: fx.Graph, chain: Chain, keeps_pack: bool) -> FusedSite:
+    product, name = chain.product, _name(chain.product.node)
+    site = Site(chain, keeps_pack)
     tail = chain.tail
     with graph.inserting_before(tail):
         fused = graph.call_function(site, tuple(sources_of(chain)))
@@ -79,7 +88,7 @@ def _replace(graph: fx.Graph, chain: Chain, report: FusionReport, keep_packs: bo
         text = "batch_norm(acc)" if product.bias is None else "batch_norm(acc + v1)"
     notes = (f"ends: {chain.ended}",) if chain.ended else ()
     matched = tuple(node.name for node in chain.nodes)
-    report.sites.insert(0, FusedSite(name, function_name(chain), matched, text, notes))
+    return FusedSite(name, function_name(chain), matched, text, notes)
 
 
 def _copied(graph: fx.Graph, view: fx.Node, chain: Chain, of: fx.Node) -> fx.Node:

@@ -5,14 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from epigemm import call as _call
-from epigemm import packs
-from epigemm.epilogues import BIAS, MATRIX, PER_COLUMN, PER_ROW, SCALAR
+from epigemm import entry, packs
+from epigemm.epilogues import BIAS, MATRIX, PER_COLUMN, PER_ROW, SCALAR, Epilogue, compute_dtype
 from epigemm.fusion.capture import Chain
 from epigemm.fusion.operands import Norm, Operand
 from epigemm.user_epilogue import UserEpilogue
+
+_NO_BIAS = (None,)
 
 
 class Site:
@@ -34,6 +37,9 @@ class Site:
             for each in chain.operands
         )
         self._pack_use = packs.KEEP if keep_packs else packs.FIND
+        # Recorded calls, BatchNorms and operands of other shapes take the long way.
+        self._is_direct = not product.value.requires_grad and all(isinstance(o, str) for o in self._operands)
+        self._direct: Epilogue | None = None
         # torch.fx writes these two into the code of a graph.
         self.__name__, self.__module__ = f"fused_{self.function}", __name__
 
@@ -46,6 +52,10 @@ class Site:
             weight = weight[0]
         if self._is_kn:
             weight = weight.t()
+        if self._is_direct:
+            found = self._at_once(x, weight, sources)
+            if isinstance(found, Tensor):
+                return found
         if self.epilogue is None:
             return self._built_in(x, weight, sources)
         given: list[Any] = []
@@ -58,6 +68,33 @@ class Site:
                 vectors = tuple(next(rest) if there else None for there in present)
                 given += _call.fold(x, (None, None, *vectors), eps, weight.shape[0])
         return self.epilogue.call(x, weight, given, {}, None, None, False, self._pack_use)
+
+    def _at_once(
+        self, x: Tensor, weight: Tensor, sources: tuple[Tensor, ...]
+    ) -> Tensor | entry.Recorded | None:
+        """The call with its operands as they are: most need nothing else, and the host is spared what follows."""
+        epilogue = self._direct or self._find_direct(x, sources)
+        given = sources or _NO_BIAS if epilogue is BIAS else sources
+        how = (None, None, self._pack_use, False, (given, None))
+        return entry.linear(epilogue, x, weight, None, None, None, *how)
+
+    def _find_direct(self, x: Tensor, sources: tuple[Tensor, ...]) -> Epilogue:
+        """The epilogue for the types of the operands, which are the same at each call of a graph."""
+        if self.epilogue is None:
+            found: Epilogue = BIAS
+        elif self.epilogue.runs_built_in(sources, x):
+            assert self.epilogue.copied is not None
+            found = self.epilogue.copied
+        else:
+            wide = x.dtype is compute_dtype(x.dtype)
+            found = self.epilogue.linked(
+                [
+                    kind == SCALAR or (not wide and source.dtype is torch.float32)
+                    for kind, source in zip(self._operands, sources, strict=True)
+                ]
+            )
+        self._direct = found
+        return found
 
     def _built_in(self, x: Tensor, weight: Tensor, sources: Sequence[Tensor]) -> Tensor:
         """The product and its bias, and perhaps a BatchNorm: functions of epigemm's own."""

@@ -1,0 +1,103 @@
+"""Whether the GPU waits for the host in a graph, and for which sizes a decision holds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, fx, nn
+
+import epigemm
+from epigemm import decisions
+from epigemm.fusion import host, products, profit
+from epigemm.fusion.capture import Capture, Chain
+from epigemm.fusion.host import Launches
+from epigemm.fusion.profit import Judged
+from epigemm.fusion.values import hint
+
+LONG, BRIEF = 1000.0, 1.0  # microseconds of a product
+
+
+def chains_of(function: Callable[[Tensor], Tensor], x: Tensor) -> tuple[fx.Graph, list[Chain]]:
+    found: list[tuple[fx.Graph, list[Chain]]] = []
+
+    def backend(graph_module: fx.GraphModule, _: object) -> Callable[..., object]:
+        capture = Capture(graph_module.graph)
+        understood = map(products.understand, reversed(list(graph_module.graph.nodes)))
+        chains = [capture.chain(each) for each in understood if isinstance(each, products.Product)]
+        found.append((graph_module.graph, chains))
+        return graph_module.forward
+
+    torch.compile(function, backend=backend, fullgraph=True)(x)
+    return found[0]
+
+
+WEIGHT, BIAS = torch.rand(8, 8), torch.rand(8)
+
+
+def one_kernel_behind(x: Tensor) -> Tensor:
+    for _ in range(4):
+        x = F.gelu(F.linear(x, WEIGHT, BIAS)).view(6, 8)
+    return x
+
+
+def many_behind(x: Tensor) -> Tensor:
+    for _ in range(4):
+        x = torch.tanh(F.linear(x, WEIGHT, BIAS) * 2).sigmoid() + x
+    return x
+
+
+@pytest.mark.parametrize(
+    ("function", "fallback_us", "way", "launches", "pays"),
+    [
+        (one_kernel_behind, LONG, decisions.TENSORS, Launches.EAGER, True),
+        (one_kernel_behind, LONG, decisions.SLICES, Launches.INDUCTOR, True),
+        (one_kernel_behind, BRIEF, decisions.TENSORS, Launches.EAGER, False),
+        (one_kernel_behind, BRIEF, decisions.TENSORS, Launches.CUDA_GRAPH, True),
+        (many_behind, BRIEF, decisions.TENSORS, Launches.EAGER, True),
+        (one_kernel_behind, BRIEF, decisions.SLICES, Launches.EAGER, False),
+        (many_behind, BRIEF, decisions.TENSORS, Launches.INDUCTOR, False),
+    ],
+)
+def test_whose_time_counts(
+    function: Callable[[Tensor], Tensor],
+    fallback_us: float,
+    way: int,
+    launches: Launches,
+    pays: bool,
+) -> None:
+    """Where the GPU waits, kernels that are spared count alone; Inductor has few to spare."""
+    graph, chains = chains_of(function, torch.rand(6, 8))
+    assert len(chains) == 4
+    judged = {chain: Judged("", way, fallback_us) for chain in chains}
+    assert host.why_not(graph, judged, launches) == ("" if pays else host.WAITS)
+
+
+def test_on_a_cpu_nothing_is_asked() -> None:
+    graph, chains = chains_of(one_kernel_behind, torch.rand(6, 8))
+    judged = {chain: Judged("") for chain in chains}
+    assert host.why_not(graph, judged, Launches.EAGER) == ""
+
+
+def test_a_decision_holds_for_sizes_nearby(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was not fused at 8 rows is asked about again at 64, and back at 8 nothing compiles."""
+    asked: list[int] = []
+
+    def judged(chain: Chain, *, keeps_pack: bool = False) -> Judged:
+        rows = hint(chain.product.value.shape[0])
+        asked.append(rows)
+        return Judged("", decisions.TENSORS, LONG if rows >= 64 else BRIEF)
+
+    monkeypatch.setattr(profit, "judged", judged)
+    layer = nn.Linear(8, 8)
+    model = epigemm.fuse(nn.Sequential(layer, nn.GELU()))
+    report: Any = model.fusion_report
+    with torch.no_grad():
+        for rows, sites in ((8, 0), (16, 0), (3, 0), (64, 1), (128, 1), (8, 1), (16, 1)):
+            x = torch.rand(rows, 8)
+            torch.testing.assert_close(model(x), F.gelu(layer(x)))
+            assert len(report.sites) == sites
+    assert asked == [8, 64]
