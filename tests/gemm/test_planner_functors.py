@@ -21,7 +21,7 @@ def made(*, matrices: int = 0, of_compute: bool = False, functions: int = 0) -> 
     operands = ["bias", *(f"matrix{number}" for number in range(matrices))]
     kinds = [PER_COLUMN, *[MATRIX] * matrices]
     folded = [0, *[int(of_compute)] * matrices]
-    ops._register_epilogue(name, ",".join(operands), kinds, folded, 0, functions)
+    ops._register_epilogue(name, ",".join(operands), kinds, folded, 1, functions)
     return name
 
 
