@@ -200,7 +200,7 @@ def test_other_ways_to_call_run_as_they_were() -> None:
 
 
 def test_where_nothing_pays_the_call_is_the_models_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(profit, "why_not", lambda *args, **kwargs: profit.SLOWER)
+    monkeypatch.setattr(profit, "judged", lambda *args, **kwargs: profit.Judged(profit.SLOWER))
     plain = mlp()
     fused, x = epigemm.fuse(plain), torch.randn(3, WIDTH)
     torch.testing.assert_close(fused(x), plain(x))
