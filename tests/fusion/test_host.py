@@ -44,6 +44,12 @@ def one_kernel_behind(x: Tensor) -> Tensor:
     return x
 
 
+def nothing_behind(x: Tensor) -> Tensor:
+    for _ in range(4):
+        x = F.linear(x, WEIGHT, BIAS).view(6, 8)
+    return x
+
+
 def many_behind(x: Tensor) -> Tensor:
     for _ in range(4):
         x = torch.tanh(F.linear(x, WEIGHT, BIAS) * 2).sigmoid() + x
@@ -55,7 +61,8 @@ def many_behind(x: Tensor) -> Tensor:
     [
         (one_kernel_behind, LONG, decisions.TENSORS, Launches.EAGER, True),
         (one_kernel_behind, LONG, decisions.SLICES, Launches.INDUCTOR, True),
-        (one_kernel_behind, BRIEF, decisions.TENSORS, Launches.EAGER, False),
+        (nothing_behind, BRIEF, decisions.TENSORS, Launches.EAGER, False),
+        (one_kernel_behind, BRIEF, decisions.TENSORS, Launches.EAGER, True),
         (one_kernel_behind, BRIEF, decisions.TENSORS, Launches.CUDA_GRAPH, True),
         (many_behind, BRIEF, decisions.TENSORS, Launches.EAGER, True),
         (one_kernel_behind, BRIEF, decisions.SLICES, Launches.EAGER, False),
@@ -72,7 +79,7 @@ def test_whose_time_counts(
     """Where the GPU waits, kernels that are spared count alone; Inductor has few to spare."""
     graph, chains = chains_of(function, torch.rand(6, 8))
     assert len(chains) == 4
-    judged = {chain: Judged("", way, fallback_us) for chain in chains}
+    judged = {chain: Judged("", way, fallback_us, fallback_us / 2) for chain in chains}
     assert host.why_not(graph, judged, launches) == ("" if pays else host.WAITS)
 
 
@@ -89,7 +96,7 @@ def test_a_decision_holds_for_sizes_nearby(monkeypatch: pytest.MonkeyPatch) -> N
     def judged(chain: Chain, *, keeps_pack: bool = False) -> Judged:
         rows = hint(chain.product.value.shape[0])
         asked.append(rows)
-        return Judged("", decisions.TENSORS, LONG if rows >= 64 else BRIEF)
+        return Judged("", decisions.TENSORS, *((LONG, BRIEF) if rows >= 64 else (BRIEF, BRIEF)))
 
     monkeypatch.setattr(profit, "judged", judged)
     layer = nn.Linear(8, 8)

@@ -1,7 +1,7 @@
 """Whether the GPU waits for the host in a graph. If it does, fused calls pay only as far as they spare the host.
 
-All times are estimates: of the device from the planner and from the bytes that other operators move, of the host from
-the number of kernels (measured on an H200's host, docs/fuse.md). They are wanted only to tell whose time counts.
+A call takes as long as the slower of the two. All times are estimates: of the device from the planner and from the
+bytes that other operators move, of the host from the number of kernels, as measured on an H200's host.
 """
 
 from __future__ import annotations
@@ -30,13 +30,17 @@ class Launches(Enum):
 
 
 # Microseconds of the host for each kernel: an eager model's modules, views and launches; and Inductor's, which makes
-# one kernel of about three operators that are no products.
+# one kernel of about two operators that are no products.
 _KERNEL_US = {Launches.EAGER: 14.0, Launches.INDUCTOR: 20.0}
-_OPERATORS_A_KERNEL = {Launches.EAGER: 1, Launches.INDUCTOR: 3}
+_OPERATORS_A_KERNEL = {Launches.EAGER: 1, Launches.INDUCTOR: 2}
 # What a fused call takes the host more than PyTorch's product, by its way: there are up to four launches on slices.
-_CALL_US = {decisions.TENSORS: 4.0, decisions.SLICES: 30.0, decisions.FALLBACK: 8.0}
-# What a call of a fused model takes the host more than the model's own: Dynamo's guards and ours.
-_GRAPH_US = 60.0
+_CALL_US = {
+    Launches.EAGER: {decisions.TENSORS: 0.0, decisions.SLICES: 30.0, decisions.FALLBACK: 14.0},
+    Launches.INDUCTOR: {decisions.TENSORS: 14.0, decisions.SLICES: 40.0, decisions.FALLBACK: 14.0},
+}
+# What a call of a fused model takes the host more than the model's own: guards, less the calls of modules.
+_GRAPH_US = {Launches.EAGER: 30.0, Launches.INDUCTOR: 0.0}
+_WORTH = 0.97  # of the time: less is within the error of these estimates
 # So many times more rows, or fewer, are decided about anew.
 _FAR = 4
 # Of a kernel that is no product: what it takes at least, and the bytes that it moves in a microsecond.
@@ -51,24 +55,25 @@ def why_not(graph: fx.Graph, chains: Mapping[Chain, Judged], launches: Launches)
         chains: all of them, those too that are not worth a fused call.
         launches: who launches its kernels.
     """
-    taken = [(chain, judged) for chain, judged in chains.items() if not judged.why_not]
+    taken = {chain: judged for chain, judged in chains.items() if not judged.why_not}
     on_gpu = any(judged.fallback_us for judged in chains.values())
     if not taken or not on_gpu or launches is Launches.CUDA_GRAPH:
         return ""
     kernels = _kernels(graph)
     in_chains = {node for chain in chains for node in chain.nodes}
     others = [node for node in kernels if node not in in_chains]
-    device_us = sum(judged.fallback_us for judged in chains.values()) + sum(map(_device_us, others))
-    operators = sum(_count(chain, kernels) - 1 for chain in chains) + len(others)
+    behind = {chain: [node for node in chain.nodes[1:] if node in kernels] for chain in chains}
+
+    plain_us = {chain: _plain_us(judged, behind[chain]) for chain, judged in chains.items()}
+    device_us = sum(plain_us.values()) + sum(map(_device_us, others))
+    gained_us = sum(plain_us[chain] - judged.fused_us for chain, judged in taken.items())
+    operators = len(others) + sum(map(len, behind.values()))
     host_us = _KERNEL_US[launches] * (len(chains) + operators / _OPERATORS_A_KERNEL[launches])
-    if host_us < device_us:
-        return ""
-    if launches is Launches.INDUCTOR:
-        return WAITS
-    spared = sum(
-        _KERNEL_US[launches] * (_count(chain, kernels) - 1) - _CALL_US[judged.way] for chain, judged in taken
-    )
-    return "" if spared > _GRAPH_US else WAITS
+    more_us = _GRAPH_US[launches] + sum(_CALL_US[launches][judged.way] for judged in taken.values())
+    if launches is Launches.EAGER:  # Inductor has merged them with what follows
+        more_us -= _KERNEL_US[launches] * sum(len(behind[chain]) for chain in taken)
+    fused, plain = max(device_us - gained_us, host_us + more_us), max(device_us, host_us)
+    return "" if host_us + more_us < device_us - gained_us or fused < _WORTH * plain else WAITS
 
 
 def guard_sizes(graph: fx.Graph) -> None:
@@ -84,25 +89,42 @@ def guard_sizes(graph: fx.Graph) -> None:
 
 
 def _kernels(graph: fx.Graph) -> set[fx.Node]:
-    """The nodes that launch a kernel: their results are new tensors, no views."""
+    """The nodes that launch a kernel: their results are no views, or they write in place."""
     found, seen = set(), set()
     for node in graph.nodes:
         value = tensor_of(node)
         if value is None:
             continue
-        if node.op.startswith("call") and storage_of(value) not in seen:
+        is_new = storage_of(value) not in seen
+        if node.op.startswith("call") and (is_new or _is_in_place(node)) and not _is_idle_dropout(node):
             found.add(node)
         seen.add(storage_of(value))
     return found
 
 
-def _count(chain: Chain, kernels: set[fx.Node]) -> int:
-    """Kernels of a chain without fusion."""
-    return max(1, sum(node in kernels for node in chain.nodes))
+def _name(node: fx.Node) -> str:
+    return node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
+
+
+def _is_in_place(node: fx.Node) -> bool:
+    name = _name(node)
+    return node.kwargs.get("inplace") is True or (name.endswith("_") and not name.endswith("__"))
+
+
+def _is_idle_dropout(node: fx.Node) -> bool:
+    training = node.args[2] if len(node.args) > 2 else node.kwargs.get("training")
+    return "dropout" in _name(node) and training is False
+
+
+def _plain_us(judged: Judged, behind: list[fx.Node]) -> float:
+    """Of a chain without fusion, operator by operator: the fallback has one of them, or a ReLU in the product."""
+    more = sorted(map(_device_us, behind))
+    return judged.fallback_us + sum(more if judged.way == decisions.FALLBACK else more[:-1])
 
 
 def _device_us(node: fx.Node) -> float:
-    tensors = [tensor_of(each) for each in (node, *node.all_input_nodes)]
+    read = [] if "embedding" in _name(node) else node.all_input_nodes  # which reads few of its rows
+    tensors = [tensor_of(each) for each in (node, *read)]
     return _LEAST_US + sum(_bytes(tensor) for tensor in tensors if tensor is not None) / _BYTES_PER_US
 
 

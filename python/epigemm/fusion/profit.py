@@ -25,12 +25,14 @@ class Judged(NamedTuple):
     Attributes:
         why_not: why it is not worth one; empty where it is.
         way: how it would run, a constant of `decisions`.
-        fallback_us: what the device takes for it without epigemm; 0 where that is not asked.
+        fallback_us: what the device takes for the fallback; 0 where that is not asked.
+        fused_us: what it takes for the fused call.
     """
 
     why_not: str
     way: int = decisions.TENSORS
     fallback_us: float = 0.0
+    fused_us: float = 0.0
 
 
 def judged(chain: Chain, *, keeps_pack: bool = False) -> Judged:
@@ -68,11 +70,14 @@ def judged_there(
     else:
         missing = decisions.missing_kernels(call, code, slices, place)
         why_not = linker.would_link(call.epilogue, missing, place.device)
-    return Judged(why_not, way, _fallback_us(call, decision, code, place))
+    fallback_us, fused_us = _expected_us(call, decision, code, place, keeps_pack)
+    return Judged(why_not, way, fallback_us, fused_us)
 
 
-def _fallback_us(call: LinearCall, decision: int, code: int, place: Tensor) -> float:
-    """What the device is expected to need without epigemm, at the precision in force."""
+def _expected_us(
+    call: LinearCall, decision: int, code: int, place: Tensor, keeps_pack: bool
+) -> tuple[float, float]:
+    """What the device is expected to need in the fallback at the precision in force, and for the decision."""
     is_fp32 = call.x.dtype == torch.float32
     device, dtype = place.get_device(), str(call.x.dtype).removeprefix("torch.")
     (m, k), n = call.x.shape, call.weight.shape[0]
@@ -83,12 +88,14 @@ def _fallback_us(call: LinearCall, decision: int, code: int, place: Tensor) -> f
         k,
         dtype,
         decisions.arithmetic(decision) if is_fp32 else precision.IEEE,
+        packed=keeps_pack,
         tf32_allowed=is_fp32 and precision.road(code).tf32_allowed,
         has_bias=call.bias is not None,
         gpu=plans.gpu_numbers(device),
         device=device,
     )
-    return float(asked["fallback_us"])
+    fallback_us = plans.fallback_us(asked)
+    return fallback_us, min(fallback_us, plans.fused_us(asked))
 
 
 def call_of(chain: Chain) -> LinearCall:
