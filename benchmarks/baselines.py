@@ -16,8 +16,7 @@ import torch
 from torch import Tensor
 
 import epigemm
-from benchmarks.baselines import quack
-from benchmarks.cases import CUSTOM, Case, Data, train_batch_norm
+from benchmarks.cases import CUSTOM, MATRIX, Case, Data, train_batch_norm
 from benchmarks.cases.custom import decorated
 from benchmarks.harness.records import (
     ADDMM,
@@ -27,11 +26,9 @@ from benchmarks.harness.records import (
     EAGER,
     MAX_AUTOTUNE,
     MM,
-    NVMATH,
     OURS,
     PLAIN,
     QUACK,
-    TRITON,
 )
 from epigemm.timing import Run
 
@@ -200,35 +197,23 @@ def _addmm_activation(case: Case, data: Data, out: Tensor) -> Alternative:
 # --- others ------------------------------------------------------------------------------------------------------
 
 
-def _nvmath(case: Case, data: Data, out: Tensor) -> Alternative:
-    """CuBLASLt with its epilogue, over all algorithms that its heuristics offer.
-
-    D^T = W x^T, because cuBLASLt adds a bias along the rows of a column-major result: the transpose is our layout.
-    """
-    advanced: Any = importlib.import_module("nvmath.linalg.advanced")
-    compute_type: Any = importlib.import_module("nvmath.bindings.cublas").ComputeType
-    tf32 = case.setting.arithmetic == "tf32"
-    options = {"compute_type": compute_type.COMPUTE_32F_FAST_TF32 if tf32 else compute_type.COMPUTE_32F}
-    product: Any = advanced.Matmul(data.weight, data.x.t(), options=options)
-    product.plan(epilog=advanced.MatmulEpilog.RELU_BIAS, epilog_inputs={"bias": data.parameters.bias})
-    product.autotune(iterations=5)
-
-    def run() -> Tensor:
-        result: Tensor = product.execute()
-        return result.t()
-
-    return Alternative(run, close=product.free)
-
-
 def _quack(case: Case, data: Data, out: Tensor) -> Alternative:
-    return Alternative(quack.bind(case, data, out))
+    """QuACK's product with a bias if there is one, then an activation or a matrix."""
+    assert data.weight is not None
+    library: Any = importlib.import_module("quack.gemm_interface")
+    problem, p, x, weight = case.problem, data.parameters, data.x, data.weight.t()
+    matrices = [p.vectors[name] for name, operand in problem.operands.items() if operand.kind == MATRIX]
 
+    def act() -> Tensor:
+        given = {"postact_out": out, "bias": p.bias, "activation": problem.quack}
+        library.gemm_act(x, weight, **given, store_preact=False, tuned=True)
+        return out
 
-def _triton(case: Case, data: Data, out: Tensor) -> Alternative:
-    assert data.weight is not None and data.parameters.bias is not None
-    kernel: Any = importlib.import_module("benchmarks.baselines.triton").LinearReLU()
-    weight, bias = data.weight, data.parameters.bias
-    return Alternative(lambda: kernel(data.x, weight, bias, out))
+    def add() -> Tensor:
+        library.gemm_add(x, weight, matrices[0], out=out, bias=p.bias, tuned=True)
+        return out
+
+    return Alternative(add if problem.quack == "add" else act)
 
 
 def _only_linear(case: Case, device: torch.device) -> str:
@@ -252,11 +237,6 @@ def _bias_relu(case: Case, device: torch.device) -> str:
     return _on_gpu(case, device) or ("" if fuses else f"does not compute {case.problem.formula}")
 
 
-def _triton_applies(case: Case, device: torch.device) -> str:
-    highest = case.is_fp32_product and case.setting.precision == "highest"
-    return _bias_relu(case, device) or ("" if highest else "for fp32 at highest")
-
-
 def _quack_applies(case: Case, device: torch.device) -> str:
     if why := _on_gpu(case, device):
         return why
@@ -276,21 +256,15 @@ _ALL = (
     Baseline(MM, "torch.mm alone", _bare_product, _only_linear),
     Baseline(COPY, "copy x to out", _copy, _only_elementwise),
     Baseline(ADDMM, "torch._addmm_activation", _addmm_activation, _bias_relu),
-    Baseline(
-        NVMATH,
-        "cuBLASLt autotuned (nvmath)",
-        _nvmath,
-        _bias_relu,
-        (
-            ("nvmath.linalg.advanced", "pip install nvmath-python[cu13]"),
-            ("nvmath.bindings.cublas", "pip install nvmath-python[cu13]"),
-        ),
-    ),
-    Baseline(
-        TRITON, "Triton tf32x3", _triton, _triton_applies, (("triton", "comes with CUDA builds of torch"),)
-    ),
     Baseline(COMPILE, "torch.compile", _compiled("default"), slow_on=("cpu",)),
-    Baseline(QUACK, "QuACK, tuned", _quack, _quack_applies, quack.PACKAGES, slow_on=("cuda",)),
+    Baseline(
+        QUACK,
+        "QuACK, tuned",
+        _quack,
+        _quack_applies,
+        (("quack.gemm_interface", "pip install quack-kernels"),),
+        slow_on=("cuda",),
+    ),
     # Without CUDA graphs, which would hide launch cost from this alternative alone.
     Baseline(
         MAX_AUTOTUNE,
