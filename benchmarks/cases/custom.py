@@ -103,7 +103,8 @@ def problems() -> dict[str, Problem]:
                  lambda z, gamma, shortcut: z * gamma + shortcut),
         _problem("sigmoid_scale_residual", "sigmoid(z + bias) * scale + z + bias",
                  _BIAS | {"scale": Operand(SCALAR, 2.0)},
-                 _sigmoid_scale_residual, lambda z, scale: torch.sigmoid(z) * scale + z, ours=epigemm.linear_sigmoid_scale_residual),
+                 _sigmoid_scale_residual, lambda z, scale: torch.sigmoid(z) * scale + z,
+                 ours=epigemm.linear_sigmoid_scale_residual),
         # Of diffusion models' time embeddings.
         _problem("bias_silu", "silu(z + bias)", _BIAS,
                  lambda acc, bias: F.silu(acc + bias), F.silu, quack="silu"),
