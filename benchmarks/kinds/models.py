@@ -66,7 +66,7 @@ class Worker:
         single = {"TORCHINDUCTOR_COMPILE_THREADS": "1", "OMP_NUM_THREADS": "1"}
         with mock.patch.dict(os.environ, single):
             given = (theirs, *key, device, quick)
-            self._process = context.Process(target=worker.work, args=given, daemon=True)
+            self._process = context.Process(target=worker.work, args=given)
             self._process.start()
         theirs.close()
 

@@ -220,6 +220,9 @@ def main(run: Run) -> int:
     left_out = list(drawing.budget.left_out.values())
     remarks = wrong + [f"{left_out.count(why)} points: {why}" for why in dict.fromkeys(left_out)]
     remarks += [*record.remarks(), *(f"{name}: {why}" for name, why in skipped.items())]
-    tables = [summary_table(figures["cases"]), point_table("The worst points", worst_points(every))]
+    tables = [
+        summary_table(figures["cases"]),
+        point_table("The worst points of each case", worst_points(every)),
+    ]
     record.finish(console, target, tables, remarks)
     return bool(wrong)
