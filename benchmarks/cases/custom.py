@@ -70,7 +70,7 @@ def _problem(
     after: Callable[..., Tensor] | None = None,
     **more: Any,
 ) -> Problem:
-    """`function` is the user's. With `after`: what follows a bias, which the baselines then give to ``F.linear``."""
+    """With `after`: what follows a bias in `function`; the baselines then give the bias to ``F.linear``."""
     inside = after is not None
     return Problem(
         CUSTOM, name, formula, operands, after or function, linear_bias=inside, function=function, **more
@@ -87,7 +87,8 @@ def problems() -> dict[str, Problem]:
     # fmt: off
     found = (
         _problem("bias_relu", "relu(z + bias)", _BIAS,
-                 lambda acc, bias: torch.relu(acc + bias), torch.relu, quack="relu", ours=epigemm.linear_relu),
+                 lambda acc, bias: torch.relu(acc + bias), torch.relu,
+                 quack="relu", ours=epigemm.linear_relu),
         # Of transformers' feed-forward layers.
         _problem("bias_gelu", "gelu(z + bias)", _BIAS,
                  lambda acc, bias: F.gelu(acc + bias), F.gelu, quack="gelu_erf", cancels=True),

@@ -14,22 +14,23 @@ from benchmarks.cases import Shape, compile_in_this_process, matching
 from epigemm import PerColumn
 from epigemm.timing import Run
 
-# The names are part of the record's format.
+# The names of the variants, part of the record's format.
+F_LINEAR, TORCH, EAGER, FUNCTION, PLAIN = "f_linear", "torch", "eager", "function", "function_plain"
+OUT, MODULE, MODULE_EAGER, INDUCTOR, EPIGEMM = "out", "module", "module_eager", "inductor", "epigemm"
 VARIANTS = {
-    "f_linear": "F.linear with a bias, without the epilogue",
-    "torch": "one operator of PyTorch: torch.sigmoid, F.batch_norm",
-    "eager": "every operator of the formula in eager PyTorch; train_step: as a module",
-    "function": "epigemm's function; fp32: at torch's default precision, on a packed weight",
-    "function_plain": "the same on a plain fp32 weight",
-    "out": "the function into `out=`",
-    "module": "epigemm's module",
-    "module_eager": "a module that calls the chain",
-    "inductor": "torch.compile of that module",
-    "epigemm": "torch.compile of epigemm's module",
+    F_LINEAR: "F.linear with a bias, without the epilogue",
+    TORCH: "one operator of PyTorch: torch.sigmoid, F.batch_norm",
+    EAGER: "every operator of the formula in eager PyTorch; train_step: as a module",
+    FUNCTION: "epigemm's function; fp32: at torch's default precision, on a packed weight",
+    PLAIN: "the same on a plain fp32 weight",
+    OUT: "the function into `out=`",
+    MODULE: "epigemm's module",
+    MODULE_EAGER: "a module that calls the chain",
+    INDUCTOR: "torch.compile of that module",
+    EPIGEMM: "torch.compile of epigemm's module",
 }
 
 Runs = dict[str, Run]
-_Maker = Callable[[Shape, torch.device, torch.dtype], Runs]
 _SCALE = 0.5
 # A layer for which a kernel of ours is planned in bf16; one that runs on fp16 slices in fp32, and is over before the
 # host is; a smaller one for which PyTorch's GEMM is planned.
@@ -45,7 +46,7 @@ class HostCase:
     Attributes:
         name: `CASES` has them all.
         shape: M x N x K; elementwise: M x N of it.
-        runs: by variant; all compute the same, but for "f_linear" and "torch", which may leave operators out.
+        runs: by variant; all compute the same, but for F_LINEAR and TORCH, which may leave operators out.
         gradients: whether they are recorded.
     """
 
@@ -78,35 +79,40 @@ def _layer(shape: Shape, device: torch.device, dtype: torch.dtype) -> nn.Linear:
     return nn.Linear(shape.k or shape.n, shape.n, device=device, dtype=dtype)
 
 
-def _linear(
-    ours: Callable[..., Tensor],
-    after: Callable[[Tensor], Tensor],
-    modules: Callable[[nn.Linear], tuple[nn.Module, nn.Module]] | None = None,
-    *scalars: float,
-    plain: bool = False,
-) -> _Maker:
-    """A linear layer by `ours`, and as `after` of ``F.linear``; `modules`: ours and the chain of a layer."""
+def _linear_relu(shape: Shape, device: torch.device, dtype: torch.dtype) -> Runs:
+    x, layer = _rows(shape, device, dtype), _layer(shape, device, dtype)
+    weight, bias = layer.weight.detach(), layer.bias.detach()
+    fp32 = dtype == torch.float32
+    given = epigemm.pack(weight) if fp32 else weight
+    out = F.linear(x, weight, bias)
+    # Of a clone nothing is kept.
+    plain = weight.clone()
+    module, chain = epigemm.nn.LinearReLU.from_linear(layer), nn.Sequential(layer, nn.ReLU())
+    runs: Runs = {
+        F_LINEAR: lambda: F.linear(x, weight, bias),
+        EAGER: lambda: torch.relu(F.linear(x, weight, bias)),
+        FUNCTION: lambda: epigemm.linear_relu(x, given, bias),
+        OUT: lambda: epigemm.linear_relu(x, given, bias, out=out),
+        MODULE: lambda: module(x),
+        MODULE_EAGER: lambda: chain(x),
+    }
+    return runs | ({PLAIN: lambda: epigemm.linear_relu(x, plain, bias)} if fp32 else {})
 
-    def make(shape: Shape, device: torch.device, dtype: torch.dtype) -> Runs:
-        x, layer = _rows(shape, device, dtype), _layer(shape, device, dtype)
-        weight, bias = layer.weight.detach(), layer.bias.detach()
-        fp32 = dtype == torch.float32
-        given = epigemm.pack(weight) if fp32 else weight
-        out = F.linear(x, weight, bias)
-        # Of a clone nothing is kept.
-        copy = weight.clone()
-        runs: Runs = {
-            "f_linear": lambda: F.linear(x, weight, bias),
-            "eager": lambda: after(F.linear(x, weight, bias)),
-            "function": lambda: ours(x, given, bias, *scalars),
-            "out": lambda: ours(x, given, bias, *scalars, out=out),
-        }
-        if modules:
-            module, chain = modules(layer)
-            runs |= {"module": lambda: module(x), "module_eager": lambda: chain(x)}
-        return runs | ({"function_plain": lambda: ours(x, copy, bias)} if fp32 and plain else {})
 
-    return make
+def _linear_sigmoid_scale_residual(shape: Shape, device: torch.device, dtype: torch.dtype) -> Runs:
+    x, layer = _rows(shape, device, dtype), _layer(shape, device, dtype)
+    weight, bias = layer.weight.detach(), layer.bias.detach()
+    out = F.linear(x, weight, bias)
+    module = epigemm.nn.LinearSigmoidScaleResidual.from_linear(layer, _SCALE)
+    chain = _SigmoidScaleResidual(layer)
+    return {
+        F_LINEAR: lambda: F.linear(x, weight, bias),
+        EAGER: lambda: _sigmoid_scale_residual(F.linear(x, weight, bias)),
+        FUNCTION: lambda: epigemm.linear_sigmoid_scale_residual(x, weight, bias, _SCALE),
+        OUT: lambda: epigemm.linear_sigmoid_scale_residual(x, weight, bias, _SCALE, out=out),
+        MODULE: lambda: module(x),
+        MODULE_EAGER: lambda: chain(x),
+    }
 
 
 @epigemm.epilogue
@@ -114,29 +120,27 @@ def _gelu(acc: Tensor, bias: PerColumn) -> Tensor:
     return F.gelu(acc + bias)
 
 
-def _relu_modules(layer: nn.Linear) -> tuple[nn.Module, nn.Module]:
-    return epigemm.nn.LinearReLU.from_linear(layer), nn.Sequential(layer, nn.ReLU())
-
-
-def _sigmoid_modules(layer: nn.Linear) -> tuple[nn.Module, nn.Module]:
-    return epigemm.nn.LinearSigmoidScaleResidual.from_linear(layer, _SCALE), _SigmoidScaleResidual(layer)
-
-
-_linear_relu = _linear(epigemm.linear_relu, torch.relu, _relu_modules, plain=True)
-_linear_sigmoid_scale_residual = _linear(
-    epigemm.linear_sigmoid_scale_residual, _sigmoid_scale_residual, _sigmoid_modules, _SCALE
-)
-_custom_gelu = _linear(_gelu, F.gelu)
+def _custom_gelu(shape: Shape, device: torch.device, dtype: torch.dtype) -> Runs:
+    x, layer = _rows(shape, device, dtype), _layer(shape, device, dtype)
+    weight, bias = layer.weight.detach(), layer.bias.detach()
+    given = epigemm.pack(weight) if dtype == torch.float32 else weight
+    out = F.linear(x, weight, bias)
+    return {
+        F_LINEAR: lambda: F.linear(x, weight, bias),
+        EAGER: lambda: F.gelu(F.linear(x, weight, bias)),
+        FUNCTION: lambda: _gelu(x, given, bias),
+        OUT: lambda: _gelu(x, given, bias, out=out),
+    }
 
 
 def _residual(shape: Shape, device: torch.device, dtype: torch.dtype) -> Runs:
     x = _rows(Shape(shape.m, shape.n), device, dtype)
     out = torch.empty_like(x)
     return {
-        "torch": lambda: torch.sigmoid(x),
-        "eager": lambda: torch.sigmoid(x) * _SCALE + x,
-        "function": lambda: epigemm.sigmoid_scale_residual(x, _SCALE),
-        "out": lambda: epigemm.sigmoid_scale_residual(x, _SCALE, out=out),
+        TORCH: lambda: torch.sigmoid(x),
+        EAGER: lambda: torch.sigmoid(x) * _SCALE + x,
+        FUNCTION: lambda: epigemm.sigmoid_scale_residual(x, _SCALE),
+        OUT: lambda: epigemm.sigmoid_scale_residual(x, _SCALE, out=out),
     }
 
 
@@ -145,10 +149,10 @@ def _batch_norm(shape: Shape, device: torch.device, dtype: torch.dtype) -> Runs:
     out = torch.empty_like(x)
     scale, mean, var, weight, bias = torch.rand(5, shape.n, device=device, dtype=dtype).add_(0.5)
     return {
-        "torch": lambda: F.batch_norm(x, mean, var, weight, bias),
-        "eager": lambda: F.batch_norm(x * scale, mean, var, weight, bias),
-        "function": lambda: epigemm.scale_batch_norm(x, scale, mean, var, weight, bias),
-        "out": lambda: epigemm.scale_batch_norm(x, scale, mean, var, weight, bias, out=out),
+        TORCH: lambda: F.batch_norm(x, mean, var, weight, bias),
+        EAGER: lambda: F.batch_norm(x * scale, mean, var, weight, bias),
+        FUNCTION: lambda: epigemm.scale_batch_norm(x, scale, mean, var, weight, bias),
+        OUT: lambda: epigemm.scale_batch_norm(x, scale, mean, var, weight, bias, out=out),
     }
 
 
@@ -156,10 +160,10 @@ def _sigmoid(shape: Shape, device: torch.device, dtype: torch.dtype) -> Runs:
     x = _rows(Shape(shape.m, shape.n), device, dtype)
     out, module = torch.empty_like(x), epigemm.nn.Sigmoid()
     return {
-        "torch": lambda: torch.sigmoid(x),
-        "function": lambda: epigemm.sigmoid(x),
-        "out": lambda: epigemm.sigmoid(x, out=out),
-        "module": lambda: module(x),
+        TORCH: lambda: torch.sigmoid(x),
+        FUNCTION: lambda: epigemm.sigmoid(x),
+        OUT: lambda: epigemm.sigmoid(x, out=out),
+        MODULE: lambda: module(x),
     }
 
 
@@ -175,8 +179,8 @@ def _train_step(shape: Shape, device: torch.device, dtype: torch.dtype) -> Runs:
             parameter.grad = None
         return result
 
-    module, chain = _relu_modules(layer)
-    return {"eager": lambda: step(chain), "module": lambda: step(module)}
+    module, chain = epigemm.nn.LinearReLU.from_linear(layer), nn.Sequential(layer, nn.ReLU())
+    return {EAGER: lambda: step(chain), MODULE: lambda: step(module)}
 
 
 def _compiled(shape: Shape, device: torch.device, dtype: torch.dtype) -> Runs:
@@ -184,9 +188,10 @@ def _compiled(shape: Shape, device: torch.device, dtype: torch.dtype) -> Runs:
     x, layer = _rows(shape, device, dtype), _layer(shape, device, dtype)
     chain = torch.compile(nn.Sequential(layer, nn.ReLU()))
     module = torch.compile(epigemm.nn.LinearReLU.from_linear(layer))
-    return {"inductor": lambda: chain(x), "epigemm": lambda: module(x)}
+    return {INDUCTOR: lambda: chain(x), EPIGEMM: lambda: module(x)}
 
 
+_Maker = Callable[[Shape, torch.device, torch.dtype], Runs]
 CASES: dict[str, tuple[_Maker, torch.dtype, Shape]] = {
     "linear_relu/bf16": (_linear_relu, torch.bfloat16, _LAYER),
     "linear_relu_small/bf16": (_linear_relu, torch.bfloat16, _SMALL),

@@ -146,7 +146,7 @@ class Record:
         return found
 
     def write(self, folder: Path, tables: Sequence[Table] = (), remarks: Sequence[str] = ()) -> list[Path]:
-        """``summary.json``; ``record.json`` where there are cases in full; with tables ``tables.md`` and plots."""
+        """``summary.json``; of cases in full ``record.json``; with tables ``tables.md`` and plots."""
         written = [write_json(self.summary(), folder / "summary.json")]
         if self.results:
             full = self.full()

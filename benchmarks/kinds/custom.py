@@ -73,7 +73,7 @@ def best(results: Sequence[CaseResult]) -> dict[str, dict[str, str]]:
 
 
 def main(run: Run) -> int:
-    """Check all, then measure all, kept after each step; 1 if anything of ours is wrong, and then no figure."""
+    """Check all, then measure all, kept after each step; 1 and no figure if anything of ours is wrong."""
     options, device, folder = run.options, run.device, run.options.output
     sizes = list(LAYERS.values()) if options.layers else run.shapes()
     cases = select(options.cases, sizes, options.dtypes or (), device)

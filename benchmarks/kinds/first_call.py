@@ -24,8 +24,8 @@ from benchmarks.cases.custom import select
 from benchmarks.harness.runner import matmul_precision
 from epigemm.timing import make_timer
 
-# Where one fused kernel is planned in every type: at the first of `benchmarks.cases.custom.SIZES` bf16 goes to
-# PyTorch's GEMM, and a small kernel is linked.
+# Where one fused kernel is planned in every type: at the first of `benchmarks.cases.custom.SIZES` bf16 goes
+# to PyTorch's GEMM, and a small kernel is linked.
 _SIZE, _CPU_SIZE = Shape(16384, 4096, 4096), Shape(16, 64, 48)
 _TIMEOUT_S = 120
 _TOP = str(Path(__file__).parents[2])

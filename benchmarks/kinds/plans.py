@@ -1,7 +1,7 @@
 """``--plans``: every plan that the planner considers, at given shapes: what the cost models are fitted to.
 
-A point for each shape and arithmetic, with its plans, fastest first, each in the order of tiles that the planner gives
-it, and the fallback. No result is checked: the tests run every kernel.
+A point for each shape and arithmetic, with its plans, fastest first, each in the order of tiles that the
+planner gives it, and the fallback. No result is checked: the tests run every kernel.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""Whole models, ``python -m benchmarks --models``: `networks` in plain PyTorch, and the `worker` that measures one."""
+"""Whole models, ``--models``: `networks` in plain PyTorch, and the `worker` that measures one."""

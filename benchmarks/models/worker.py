@@ -1,6 +1,6 @@
 """One model in one mode, in a process of its own: compiles all its cases, waits for its turn, checks and measures.
 
-It sends what it has done, and listens: "stop" while it compiles: no further case; "go": measure what there is.
+It says what it has done, and listens: "stop" while it compiles: no further case; "go": measure.
 """
 
 from __future__ import annotations
