@@ -3,46 +3,126 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
-import json
+import importlib
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 
-from benchmarks import baselines
-from benchmarks.baselines import Baseline
-from benchmarks.cases import CUSTOM, LINEAR, PRECISIONS, Case, Setting, Shape, custom, problems
-from benchmarks.cases import random as drawn
-from benchmarks.harness import environment, plots
-from benchmarks.harness.progress import shown_progress
-from benchmarks.harness.records import COMPILE, MAX_AUTOTUNE
-from benchmarks.harness.report import Console, plain
-from benchmarks.harness.runner import Bench, Budget, Runner
-from benchmarks.kinds import host, plans, random, tune
-from benchmarks.kinds.bench import BenchRun
-from benchmarks.kinds.custom import CustomRun
-from benchmarks.models import run as whole
-from benchmarks.options import CPU_TIME_BUDGET_S, kind_of, parser
-from epigemm.timing import Effort
+from benchmarks.cases import DTYPES, PRECISIONS
+from benchmarks.harness import environment
+from benchmarks.harness.report import Console
+from benchmarks.kinds import CPU_TIME_BUDGET_S, MODELS_TIME_BUDGET_S, Run
 
-OK, WRONG, USAGE = 0, 1, 2
+USAGE = 2
+COUNT = 200
+_EPILOG = """\
+examples:
+  python -m benchmarks --output bench                     the five models at their real sizes, all baselines
+  python -m benchmarks --cases linear/bias_relu --dtypes bf16 --sizes 1024x8192x8192 4096x4096x4096
+  python -m benchmarks --custom --no-max-autotune --output custom     any epilogue from one Python function
+  python -m benchmarks --random 1 --count 200 --between   random shapes, each case held to its bar at every point
+  python -m benchmarks --host --output host               what a call costs the host, from Python to the launch
+  python -m benchmarks --models --output models           whole models, as they are, fused and compiled
+  python -m benchmarks --tune --random 7 --count 20 --output tune     what epigemm.tune gains
+  python -m benchmarks --plans --random 1 --count 1000 --output DIR   every plan, to fit the cost models to
+  python -m benchmarks.gradings --output gradings         accuracy of fp32
+exit status: 0 fine, 1 one of our results is wrong or missing, 2 wrong usage
+"""
+# By kind: the options of others that it goes without. The first that is given is the kind.
+_WHAT = ("dtypes", "precision", "peers", "exclude", "no_max_autotune", "rounds")
+_ELSEWHERE = {
+    "custom": ("random", "precision", "plans", "host", "models", "tune"),
+    "host": ("random", "plans", "models", "tune", *_WHAT),
+    "models": ("sizes", "random", "plans", "tune", *_WHAT),
+    "tune": ("sizes", "plans", "quick", "cases", *_WHAT),
+    "plans": ("quick", "peers", "exclude", "no_max_autotune"),
+    "random": ("sizes", "quick", "dtypes", "precision"),
+    "": (),
+}
 
 
-def _effort(options: argparse.Namespace, device: torch.device, kind: str) -> Effort:
-    effort = (
-        Effort() if device.type == "cuda" else Effort(rounds=10, max_rounds=40, alone_calls=10, pause_s=0.1)
+def kind_of(options: argparse.Namespace) -> str:
+    """Which record is asked for, "" for the five models.
+
+    Raises:
+        ValueError: options that do not go together.
+    """
+
+    def given(name: str) -> bool:
+        return getattr(options, name) not in (None, False, [])
+
+    kind = next(kind for kind in _ELSEWHERE if not kind or given(kind))
+    if others := [name for name in _ELSEWHERE[kind] if given(name)]:
+        raise ValueError(f"--{kind}: goes without --{others[0].replace('_', '-')}")
+    if options.layers and (options.sizes or kind != "custom"):
+        raise ValueError("--layers: goes with --custom, and without --sizes")
+    if options.random is None and (options.between or options.count is not None):
+        raise ValueError("--count, --between: go with --random SEED, which their points follow from")
+    if kind == "tune" and options.random is None:
+        raise ValueError("--tune: goes with --random SEED")
+    if options.count is None:
+        options.count = COUNT
+    if options.count < 0 or not (options.count or options.between):
+        raise ValueError(f"--count: expected at least 1, or 0 with --between, got {options.count}")
+    if options.rounds is not None and options.rounds < 1:
+        raise ValueError(f"--rounds: expected at least 1, got {options.rounds}")
+    return kind
+
+
+def parser() -> argparse.ArgumentParser:
+    """All options."""
+    p = argparse.ArgumentParser(
+        prog="python -m benchmarks",
+        description="Check and time the fused ops against what PyTorch users have today.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    effort = {"random": random.EFFORT, "plans": plans.EFFORT}.get(kind, effort)
-    if kind == "custom":
-        effort = dataclasses.replace(effort, pause_s=None)
-    if options.quick:
-        effort = dataclasses.replace(effort, rounds=5, min_ms=5.0, max_rounds=20, pause_s=None)
-    if rounds := options.rounds:
-        effort = dataclasses.replace(effort, rounds=rounds, max_rounds=max(rounds, effort.max_rounds))
-    return effort
+    kinds = p.add_argument_group("which record (without one of these: the five models)")
+    seed = (
+        "cases at random shapes that follow from SEED alone; the record goes to random-SEED in --output, or "
+    )
+    seed += "in benchmarks/results/GPU"
+    between = "with --random: besides, M between powers of two on four layers, 72 points"
+    kinds.add_argument("--custom", action="store_true", help="epilogues made of one Python function")
+    kinds.add_argument("--layers", action="store_true", help="with --custom: layers with a short K")
+    kinds.add_argument("--random", type=int, metavar="SEED", help=seed)
+    kinds.add_argument("--count", type=int, metavar="N", help=f"how many random shapes ({COUNT})")
+    kinds.add_argument("--between", action="store_true", help=between)
+    kinds.add_argument("--host", action="store_true", help="what a call costs the host")
+    kinds.add_argument("--models", action="store_true", help="whole models; --cases: NETWORK/MODE")
+    kinds.add_argument("--plans", action="store_true", help="every plan, at --random or --sizes, unchecked")
+    kinds.add_argument("--tune", action="store_true", help="what epigemm.tune gains, at --random")
+    what = p.add_argument_group("what to compute")
+    cases = "names, parts of names, patterns, or 2/76"
+    sizes = "in place of the models' (elementwise: MxN)"
+    precision = "for fp32; GPU: both, CPU: highest"
+    what.add_argument("--cases", nargs="+", default=[], metavar="NAME", help=cases)
+    what.add_argument("--sizes", nargs="+", default=[], metavar="MxNxK", help=sizes)
+    what.add_argument("--dtypes", nargs="+", choices=list(DTYPES), help="default: fp32 bf16")
+    what.add_argument("--precision", nargs="+", choices=list(PRECISIONS), help=precision)
+    what.add_argument("--device", default="", help="cuda (default where there is one), cuda:1, cpu")
+    who = p.add_argument_group("against what")
+    autotune = "leave out torch.compile's, which takes longest"
+    who.add_argument("--peers", nargs="+", default=[], metavar="NAME", help="these alone, beside epigemm")
+    who.add_argument("--exclude", nargs="+", default=[], metavar="NAME", help="leave these out")
+    who.add_argument("--no-max-autotune", action="store_true", help=autotune)
+    how = p.add_argument_group("how long")
+    quick = "few rounds, nothing measured alone; --models: batches of 2, and no Inductor"
+    budget = (
+        "start no slow baseline, and with --random, --plans, --models or --custom no point, after so many "
+    )
+    budget += f"seconds (CPU: {CPU_TIME_BUDGET_S:g}; --models: {MODELS_TIME_BUDGET_S:g})"
+    how.add_argument("--rounds", type=int, help="calls in turn of each alternative, at least (15)")
+    how.add_argument("--quick", action="store_true", help=quick)
+    how.add_argument("--time-budget", type=float, metavar="S", help=budget)
+    out = p.add_argument_group("what to keep")
+    trees = "git trees of the source, where git is missing"
+    output = "summary.json, record.json, tables.md and plots"
+    out.add_argument("--output", type=Path, metavar="DIR", help=output)
+    out.add_argument("--trees", metavar="csrc=HASH,python=HASH", help=trees)
+    return p
 
 
 def _device(name: str) -> torch.device:
@@ -62,222 +142,14 @@ def _device(name: str) -> torch.device:
     return device
 
 
-def _settings(options: argparse.Namespace, device: torch.device) -> list[Setting]:
-    precisions = options.precision or (PRECISIONS if device.type == "cuda" else PRECISIONS[:1])
-    chosen = [
-        Setting(dtype, precision)
-        for dtype in options.dtypes or ["fp32", "bf16"]
-        for precision in (precisions if dtype == "fp32" else ["highest"])
-    ]
-    return list(dict.fromkeys(chosen))
-
-
-def _shapes(options: argparse.Namespace) -> list[Shape]:
-    """Of ``--sizes``, or random ones."""
-    if options.random is None:
-        return [Shape.parse(text) for text in options.sizes]
-    between = drawn.between(options.random) if options.between else []
-    return drawn.draw(options.random, options.count) + between
-
-
-def _budget(options: argparse.Namespace, device: torch.device) -> float | None:
-    if options.time_budget is None and device.type == "cpu":
-        return CPU_TIME_BUDGET_S
-    budget: float | None = options.time_budget
-    return budget
-
-
-@dataclasses.dataclass
-class _Run:
-    """What every kind of record starts from."""
-
-    console: Console
-    options: argparse.Namespace
-    device: torch.device
-    kind: str
-
-    def __post_init__(self) -> None:
-        options, device = self.options, self.device
-        self.about = environment.describe(device, options.trees)
-        self.effort = _effort(options, device, self.kind)
-        self.budget = _budget(options, device)
-        self.output: Path | None = options.output
-
-    def bench(self) -> Bench:
-        """Timer and steps."""
-        return Bench(self.device, self.effort, self.options.seed)
-
-    def baselines(
-        self, among: Sequence[Baseline], exclude: Sequence[str] = ()
-    ) -> tuple[list[Baseline], dict[str, str]]:
-        """Those that take part, and why others do not."""
-        options = self.options
-        known = {baseline.name for baseline in among}
-        if options.no_max_autotune:
-            exclude = [*exclude, *({MAX_AUTOTUNE} & known)]
-        chosen = baselines.select(among, options.peers, [*options.exclude, *exclude])
-        available, absent = baselines.present(chosen)
-        left_out = known - {baseline.name for baseline in chosen}
-        return available, absent | {
-            b.name: "left out on the command line" for b in among if b.name in left_out
-        }
-
-    def announce(self) -> None:
-        """The machine."""
-        self.console.line(plain(environment.headline(self.about)))
-
-    def list(self, chosen: Sequence[Case], wanted: Sequence[Baseline]) -> int:
-        """Cases and alternatives, nothing measured."""
-        rows = [[case.name, ", ".join(case.models), case.problem.formula] for case in chosen]
-        self.console.table(f"{len(rows)} cases on {self.device}", ["case", "model", "formula"], rows)
-        titles = [[b.name, plain(b.absent() or b.title)] for b in wanted]
-        self.console.table("peers", ["name", "what"], titles)
-        return OK
-
-
-def _bench(run: _Run) -> int:
-    options, device = run.options, run.device
-    real, shapes = device.type == "cuda", _shapes(options)
-    cases = problems.select(options.cases, shapes, _settings(options, device), real=real)
-    available, absent = run.baselines(baselines.of_kind(LINEAR))
-    if options.list:
-        return run.list(cases, available)
-    run.announce()
-    measured = BenchRun(Runner(run.bench(), available, run.budget), cases, run.about, absent)
-    measured.measure(shown_progress, run.output)
-    return WRONG if measured.finish(run.console, run.output) else OK
-
-
-def _custom(run: _Run) -> int:
-    options, device = run.options, run.device
-    sizes = list(custom.LAYERS.values()) if options.layers else _shapes(options)
-    cases = custom.select(options.cases, sizes, options.dtypes or (), device)
-    # On a CPU a compiler takes longer than all the rest.
-    slow = [COMPILE] if options.quick and device.type == "cpu" else []
-    available, absent = run.baselines(baselines.of_kind(CUSTOM), slow)
-    if options.list:
-        return run.list(cases, available)
-    run.announce()
-    runner = Runner(run.bench(), available, run.budget, limits_all=True)
-    measured = CustomRun(runner, cases, sizes[0] if sizes else None, run.about, absent)
-    return WRONG if measured.run(run.console, shown_progress, run.output) else OK
-
-
-def _random(run: _Run) -> int:
-    options = run.options
-    # On a CPU, Inductor calls a C++ compiler for every case.
-    skip = [COMPILE] if run.device.type == "cpu" and not options.peers else []
-    available, absent = run.baselines([baselines.BASELINES[n] for n in ("epigemm", *random.NAMES)], skip)
-    measured = random.RandomRun(
-        random.Drawing(run.bench(), available, Budget(run.budget)),
-        drawn.select(options.cases, count=options.count, between=options.between),
-        run.about,
-        absent,
-        options.random,
-        options.count,
-        options.between,
-    )
-    run.announce()
-    if options.list:
-        run.console.show([measured.list_table()], measured.remarks())
-        return OK
-    written = measured.measure(shown_progress, random.folder(run.output, run.about, options.random))
-    run.console.show(measured.tables(), [*measured.remarks(), *(f"wrote {path}" for path in written)])
-    return WRONG if any(point.wrong for point in measured.points) else OK
-
-
-def _host(run: _Run) -> int:
-    shapes = _shapes(run.options)
-    if len(shapes) > 1 or any(shape.k is None for shape in shapes):
-        raise ValueError("--host: takes one size, MxNxK")
-    effort = host.QUICK if run.options.quick else host.HostEffort()
-    record = host.run(run.options.cases, shapes[0] if shapes else None, run.device, effort, run.about)
-    summary = record.summary()
-    tables, remarks = host.tables(summary), host.remarks(summary)
-    written = record.write(run.output, tables, remarks) if run.output else []
-    run.announce()
-    run.console.show(tables, [*remarks, *(f"wrote {path}" for path in written)])
-    return OK
-
-
-def _plans(run: _Run) -> int:
-    options, device = run.options, run.device
-    if device.type != "cuda":
-        raise ValueError("--plans: needs a GPU")
-    cases = plans.select(options.cases, _shapes(options), _settings(options, device))
-    sweep = plans.PlanSweep(
-        device, run.effort, Budget(run.budget), options.seed, checked=not options.unchecked
-    )
-    with shown_progress(len(cases)) as sweep.progress:
-        points = plans.measure(sweep, cases, run.about, run.output)
-    run.announce()
-    run.console.show([plans.table(points)], [f"{name}: {why}" for name, why in sweep.budget.left_out.items()])
-    return WRONG if any(point.failed for point in points) else OK
-
-
-def _tune(run: _Run) -> int:
-    record = tune.run(_shapes(run.options), run.device, run.about)
-    tables = [tune.table(record.figures["cases"])]
-    written = record.write(run.output, tables) if run.output else []
-    run.announce()
-    run.console.show(tables, [f"wrote {path}" for path in written])
-    return OK
-
-
-def _models(run: _Run) -> int:
-    options, device = run.options, run.device
-    models = whole.Run(whole.select(options.cases), device, quick=options.quick or device.type == "cpu")
-    if options.list:
-        rows = [[str(case)] for case in models.cases()]
-        run.console.table(f"{len(rows)} cases on {device}", ["case"], rows)
-        return OK
-    run.announce()
-    with shown_progress(len(models.cases())) as progress:
-
-        def keep(case: str, result: Mapping[str, Any]) -> None:
-            ratios = f"fuse {result['fuse_vs_eager']:.3f}, backend {result['backend_vs_compile']:.3f}"
-            progress(f"{case}: {ratios}{'' if result['right'] else ', WRONG'}", True)
-            if run.output:
-                models.record(run.about, complete=False).write(run.output)
-
-        budget = whole.TIME_BUDGET_S if options.time_budget is None else options.time_budget
-        models.measure(budget, keep)
-    tables, remarks = models.tables(), models.remarks()
-    record = models.record(run.about, complete=True)
-    written = record.write(run.output, tables, remarks) if run.output else []
-    run.console.show(tables, [*remarks, *(f"wrote {path}" for path in written)])
-    return WRONG if models.wrong or models.failed else OK
-
-
-def _render(console: Console, options: argparse.Namespace) -> int:
-    """Plots from a record."""
-    if options.output is None:
-        raise ValueError("--render: goes with --output DIR")
-    for path in plots.write_plots(json.loads(options.render.read_text()), options.output):
-        console.line(f"wrote {path}")
-    return OK
-
-
-_KINDS: dict[str, Callable[[_Run], int]] = {
-    "": _bench,
-    "custom": _custom,
-    "random": _random,
-    "host": _host,
-    "models": _models,
-    "plans": _plans,
-    "tune": _tune,
-}
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the benchmark; returns the exit status."""
     options = parser().parse_args(arguments)
     console = Console()
     try:
-        if options.render:
-            return _render(console, options)
-        kind = kind_of(options)
-        return _KINDS[kind](_Run(console, options, _device(options.device), kind))
+        kind, device = kind_of(options), _device(options.device)
+        run = Run(console, options, device, kind, environment.describe(device, options.trees))
+        return int(importlib.import_module(f"benchmarks.kinds.{kind or 'bench'}").main(run))
     except (ValueError, OSError) as error:
         print(f"benchmarks: {error}", file=sys.stderr)
         return USAGE

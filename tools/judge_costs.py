@@ -1,6 +1,6 @@
 """How right the cost models are at the points of a plans.json: error by kernel, and what the choice costs.
 
-    python -m benchmarks --random 1 --count 1000 --plans --unchecked --output DIR
+    python -m benchmarks --random 1 --count 1000 --plans --output DIR
     python tools/judge_costs.py DIR/plans.json
 
 *Error* is the natural logarithm of predicted over measured time: its median (the bias) and the median of its distance

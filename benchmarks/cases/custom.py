@@ -59,147 +59,74 @@ LAYERS = {
 SETTINGS = (Setting("bf16", "highest"), Setting("fp32", "highest"))
 
 
-def bias_relu(acc: Tensor, bias: Tensor) -> Tensor:
-    """The built-in's copy."""
-    return torch.relu(acc + bias)
-
-
-def bias_gelu(acc: Tensor, bias: Tensor) -> Tensor:
-    """Of transformers' feed-forward layers."""
-    return F.gelu(acc + bias)
-
-
-def residual(acc: Tensor, bias: Tensor, shortcut: Tensor) -> Tensor:
-    """The most common of all."""
-    return acc + bias + shortcut
-
-
-def gate(acc: Tensor, bias: Tensor, up: Tensor) -> Tensor:
-    """SwiGLU: the gate's product beside the other's result."""
-    return F.silu(acc + bias) * up
-
-
-def layer_scale_residual(acc: Tensor, bias: Tensor, gamma: Tensor, shortcut: Tensor) -> Tensor:
-    """Of vision transformers."""
-    return (acc + bias) * gamma + shortcut
-
-
-def bias_silu(acc: Tensor, bias: Tensor) -> Tensor:
-    """Of diffusion models' time embeddings."""
-    return F.silu(acc + bias)
-
-
-def sigmoid_scale_residual(acc: Tensor, bias: Tensor, scale: float) -> Tensor:
-    """The built-in's copy."""
-    z = acc + bias
-    return torch.sigmoid(z) * scale + z
-
-
-def _sigmoid_scale_residual(z: Tensor, scale: float) -> Tensor:
-    return torch.sigmoid(z) * scale + z
-
-
-def bias_gelu_tanh(acc: Tensor, bias: Tensor) -> Tensor:
-    """GPT-2's."""
-    return F.gelu(acc + bias, approximate="tanh")
-
-
-def batch_norm_relu(acc: Tensor, multiplier: Tensor, offset: Tensor) -> Tensor:
-    """A folded BatchNorm."""
-    return torch.relu(acc * multiplier + offset)
-
-
-def dequantise(acc: Tensor, row_scale: Tensor, column_scale: Tensor) -> Tensor:
-    """Of scaled operands."""
-    return acc * row_scale * column_scale
-
-
-def mish(acc: Tensor, bias: Tensor) -> Tensor:
-    """Softplus in it."""
-    return F.mish(acc + bias)
-
-
-def clamp(acc: Tensor, bias: Tensor, low: float, high: float) -> Tensor:
-    """Limits that are known at run time."""
-    return torch.clamp(acc + bias, low, high)
-
-
-def tanh(acc: Tensor) -> Tensor:
-    """No operand at all."""
-    return torch.tanh(acc)
+_BIAS, _SHORTCUT = {"bias": Operand(COLUMN, -2.0, 2.0)}, Operand(MATRIX, -1.0, 1.0)
 
 
 def _problem(
-    function: Callable[..., Tensor],
+    name: str,
     formula: str,
     operands: dict[str, Operand],
+    function: Callable[..., Tensor],
     after: Callable[..., Tensor] | None = None,
     **more: Any,
 ) -> Problem:
-    """With `after`: what follows a bias, which the baselines then give to ``F.linear``."""
-    name, inside = function.__name__, after is not None
+    """With `after`: what follows a bias in `function`; the baselines then give the bias to ``F.linear``."""
+    inside = after is not None
     return Problem(
         CUSTOM, name, formula, operands, after or function, linear_bias=inside, function=function, **more
     )
 
 
-_BIAS, _SHORTCUT = {"bias": Operand(COLUMN, -2.0, 2.0)}, Operand(MATRIX, -1.0, 1.0)
+def _sigmoid_scale_residual(acc: Tensor, bias: Tensor, scale: float) -> Tensor:
+    z = acc + bias
+    return torch.sigmoid(z) * scale + z
 
 
 def problems() -> dict[str, Problem]:
     """By name, the most telling first: a budget of time cuts the last."""
+    # fmt: off
     found = (
-        _problem(bias_relu, "relu(z + bias)", _BIAS, torch.relu, quack="relu", ours=epigemm.linear_relu),
-        _problem(bias_gelu, "gelu(z + bias)", _BIAS, F.gelu, quack="gelu_erf", cancels=True),
-        _problem(
-            residual,
-            "z + bias + matrix",
-            _BIAS | {"shortcut": _SHORTCUT},
-            lambda z, shortcut: z + shortcut,
-            quack="add",
-        ),
-        _problem(gate, "silu(z + bias) * matrix", _BIAS | {"up": _SHORTCUT}, lambda z, up: F.silu(z) * up),
-        _problem(
-            layer_scale_residual,
-            "(z + bias) * column + matrix",
-            _BIAS | {"gamma": Operand(COLUMN, 0.1, 1.0), "shortcut": _SHORTCUT},
-            lambda z, gamma, shortcut: z * gamma + shortcut,
-        ),
-        _problem(
-            sigmoid_scale_residual,
-            "sigmoid(z + bias) * scale + z + bias",
-            _BIAS | {"scale": Operand(SCALAR, 2.0)},
-            _sigmoid_scale_residual,
-            ours=epigemm.linear_sigmoid_scale_residual,
-        ),
-        _problem(bias_silu, "silu(z + bias)", _BIAS, F.silu, quack="silu"),
-        _problem(
-            bias_gelu_tanh,
-            "gelu(z + bias), tanh",
-            _BIAS,
-            functools.partial(F.gelu, approximate="tanh"),
-            quack="gelu_tanh_approx",
-            cancels=True,
-        ),
-        _problem(
-            batch_norm_relu,
-            "relu(z * column + column)",
-            {"multiplier": Operand(COLUMN, 0.5, 1.5), "offset": Operand(COLUMN, -1.0, 1.0)},
-        ),
-        _problem(
-            dequantise,
-            "z * row * column",
-            {"row_scale": Operand(ROW, 0.5, 1.5), "column_scale": Operand(COLUMN, 0.5, 1.5)},
-        ),
-        _problem(mish, "mish(z + bias)", _BIAS, F.mish),
-        _problem(
-            clamp,
-            "clamp(z + bias, low, high)",
-            _BIAS | {"low": Operand(SCALAR, -0.75), "high": Operand(SCALAR, 0.5)},
-            torch.clamp,
-        ),
-        _problem(tanh, "tanh(z)", {}, quack="tanh"),
+        _problem("bias_relu", "relu(z + bias)", _BIAS,
+                 lambda acc, bias: torch.relu(acc + bias), torch.relu,
+                 quack="relu", ours=epigemm.linear_relu),
+        # Of transformers' feed-forward layers.
+        _problem("bias_gelu", "gelu(z + bias)", _BIAS,
+                 lambda acc, bias: F.gelu(acc + bias), F.gelu, quack="gelu_erf", cancels=True),
+        _problem("residual", "z + bias + matrix", _BIAS | {"shortcut": _SHORTCUT},
+                 lambda acc, bias, shortcut: acc + bias + shortcut, torch.add, quack="add"),
+        # SwiGLU: the gate's product beside the other's result.
+        _problem("gate", "silu(z + bias) * matrix", _BIAS | {"up": _SHORTCUT},
+                 lambda acc, bias, up: F.silu(acc + bias) * up, lambda z, up: F.silu(z) * up),
+        # Of vision transformers.
+        _problem("layer_scale_residual", "(z + bias) * column + matrix",
+                 _BIAS | {"gamma": Operand(COLUMN, 0.1, 1.0), "shortcut": _SHORTCUT},
+                 lambda acc, bias, gamma, shortcut: (acc + bias) * gamma + shortcut,
+                 lambda z, gamma, shortcut: z * gamma + shortcut),
+        _problem("sigmoid_scale_residual", "sigmoid(z + bias) * scale + z + bias",
+                 _BIAS | {"scale": Operand(SCALAR, 2.0)},
+                 _sigmoid_scale_residual, lambda z, scale: torch.sigmoid(z) * scale + z,
+                 ours=epigemm.linear_sigmoid_scale_residual),
+        # Of diffusion models' time embeddings.
+        _problem("bias_silu", "silu(z + bias)", _BIAS,
+                 lambda acc, bias: F.silu(acc + bias), F.silu, quack="silu"),
+        _problem("bias_gelu_tanh", "gelu(z + bias), tanh", _BIAS,
+                 lambda acc, bias: F.gelu(acc + bias, approximate="tanh"),
+                 functools.partial(F.gelu, approximate="tanh"), quack="gelu_tanh_approx", cancels=True),
+        # A folded BatchNorm.
+        _problem("batch_norm_relu", "relu(z * column + column)",
+                 {"multiplier": Operand(COLUMN, 0.5, 1.5), "offset": Operand(COLUMN, -1.0, 1.0)},
+                 lambda acc, multiplier, offset: torch.relu(acc * multiplier + offset)),
+        _problem("dequantise", "z * row * column",
+                 {"row_scale": Operand(ROW, 0.5, 1.5), "column_scale": Operand(COLUMN, 0.5, 1.5)},
+                 lambda acc, row_scale, column_scale: acc * row_scale * column_scale),
+        _problem("mish", "mish(z + bias)", _BIAS, lambda acc, bias: F.mish(acc + bias), F.mish),
+        # Limits that are known at run time.
+        _problem("clamp", "clamp(z + bias, low, high)",
+                 _BIAS | {"low": Operand(SCALAR, -0.75), "high": Operand(SCALAR, 0.5)},
+                 lambda acc, bias, low, high: torch.clamp(acc + bias, low, high), torch.clamp),
+        _problem("tanh", "tanh(z)", {}, lambda acc: torch.tanh(acc), quack="tanh"),
     )
+    # fmt: on
     return {problem.epilogue: problem for problem in found}
 
 
@@ -208,8 +135,7 @@ def decorated(name: str) -> Any:
     """The function as a user has it: annotated, and decorated by `epigemm.epilogue`; one for all sizes and types."""
     problem, library = problems()[name], epigemm
     source: Any = problem.function
-    copy = FunctionType(source.__code__, source.__globals__, source.__name__, source.__defaults__)
-    copy.__module__, copy.__qualname__, copy.__doc__ = source.__module__, source.__qualname__, source.__doc__
+    copy = FunctionType(source.__code__, source.__globals__, name)
     kinds = {name: getattr(library, operand.kind) for name, operand in problem.operands.items()}
     copy.__annotations__ = {"acc": Tensor, **kinds, "return": Tensor}
     return library.epilogue(copy)

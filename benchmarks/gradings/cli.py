@@ -20,7 +20,6 @@ from benchmarks.gradings.special import K as SPECIAL_K
 from benchmarks.gradings.special import special_verdicts
 from benchmarks.harness import environment, report
 from epigemm._native import cuda_status
-from epigemm.packs import PIECES
 
 SCHEMA = 1
 METHOD = (
@@ -28,8 +27,6 @@ METHOD = (
     "all entries and seeds, and the root mean square. Checks have a right answer or a derived bound."
 )
 OK, WRONG, USAGE = 0, 1, 2
-# What dispatch is asked for the record: the classes' size over K, and the sizes of the problem set.
-PLANNED = [(1024, 1024, k) for k in sweep.KS] + [(1024, 8192, 8192), (16384, 4096, 4096), (128, 512, 1024)]
 
 
 def parser() -> argparse.ArgumentParser:
@@ -45,7 +42,6 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument(
         "--trees", metavar="csrc=HASH,python=HASH", help="git trees of the source, where git is missing"
     )
-    p.add_argument("--render", type=Path, metavar="JSON", help="run nothing: table and plots from a record")
     return p
 
 
@@ -64,18 +60,6 @@ def _verdicts(name: str, product: Product, device: torch.device) -> Iterator[Ver
         yield from special_verdicts(product, device, max(bounds.scaled(SPECIAL_K), 2.0**-8), rival)
     else:
         yield from special_verdicts(product, device)
-
-
-def plans() -> list[dict[str, Any]]:
-    """What dispatch chooses, for the record."""
-    found = []
-    for m, n, k in PLANNED:
-        for arithmetic in PIECES:
-            plan = products.plan_of("bias_relu", m, n, k, arithmetic, packed=True)
-            kept = ("fused", "why_not", "tile", "predicted_us", "fallback_us")
-            about = {"shape": (m, n, k), "arithmetic": arithmetic}
-            found.append(about | {key: plan.get(key) for key in kept})
-    return found
 
 
 def grade(
@@ -121,7 +105,7 @@ def _record(options: argparse.Namespace, device: torch.device) -> dict[str, Any]
         f"public {precision}": products.public(precision) for precision in products.PRECISION.values()
     }
     found = grade(graded, checked, device, classes=classes, ks=ks, few_rows=True)
-    return {"schema": SCHEMA, "environment": about, "plans": plans(), "guard": cost.measure(device)} | found
+    return {"schema": SCHEMA, "environment": about, "guard": cost.measure(device)} | found
 
 
 def failed(record: Mapping[str, Any]) -> bool:
@@ -135,28 +119,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser().parse_args(arguments)
     console = report.Console()
     try:
-        if options.render:
-            record = json.loads(options.render.read_text())
-        else:
-            reason = "torch sees no CUDA device" if not torch.cuda.is_available() else cuda_status(0)
-            if reason:
-                raise ValueError(f"gradings need a GPU that the kernels run on: {reason}")
-            record = _record(options, torch.device("cuda", torch.cuda.current_device()))
-            record = json.loads(json.dumps(report.finite(record), allow_nan=False))
+        reason = "torch sees no CUDA device" if not torch.cuda.is_available() else cuda_status(0)
+        if reason:
+            raise ValueError(f"gradings need a GPU that the kernels run on: {reason}")
+        record = _record(options, torch.device("cuda", torch.cuda.current_device()))
     except (ValueError, OSError) as error:
         print(f"benchmarks.gradings: {error}", file=sys.stderr)
         return USAGE
+    return finish(record, console, options.output)
+
+
+def finish(record: Mapping[str, Any], console: report.Console, folder: Path | None) -> int:
+    """Show and write a record; the exit status."""
+    record = json.loads(json.dumps(report.finite(record), allow_nan=False))
     console.line(environment.headline(record["environment"]))
-    tables, remarks = show.tables(record), show.remarks(record)
-    console.show(tables, remarks)
-    if options.output:
-        about, figures = record["environment"], show.figures(record)
-        if not options.render:
-            report.write_json(record, options.output / "gradings.json")
-        summary = report.Record("gradings", about, METHOD, {}, {}, [], figures, complete=True)
-        for path in (
-            *summary.write(options.output, tables, remarks),
-            *show.write_plots(record, options.output),
-        ):
+    about, figures = record["environment"], show.figures(record)
+    summary = report.Record("gradings", about, METHOD, {}, {}, [], figures, complete=True)
+    if folder:
+        for path in (report.write_json(record, folder / "gradings.json"), *show.write_plots(record, folder)):
             console.line(f"wrote {path}")
+    summary.finish(console, folder, show.tables(record), show.remarks(record))
     return WRONG if failed(record) else OK

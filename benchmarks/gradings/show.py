@@ -88,10 +88,9 @@ def write_plots(record: Mapping[str, Any], folder: Path) -> list[Path]:
         found = {BY_NAME[name].title: _ratio_lines(record, name, arithmetic) for name in names}
         title = (
             f"Error of the {_NAMES[arithmetic]} product over {_NAMES[rival]}'s, against K "
-            f"(below 1: ours is more accurate)\n{plots.device_line(record)}"
+            f"(below 1: ours is more accurate)\n{plots.device_line(record['environment'])}"
         )
         if found:
-            folder.mkdir(parents=True, exist_ok=True)
             path = folder / f"gradings-{arithmetic}-over-{rival}.png"
             written.append(plots.panels(found, title, path))
     return written

@@ -30,29 +30,27 @@ EXACT_ENOUGH = max(bounds.sgemm(K), bounds.split(K))
 
 @dataclass(frozen=True)
 class Special:
-    """One case; `draw` makes x and weight."""
+    """One case; `change` plants in plain operands what may make trouble."""
 
     name: str
-    draw: Callable[[Draw], Pair]
+    change: Callable[[Tensor, Tensor], Pair]
 
     def make(self, device: torch.device) -> Pair:
         """x [M, K] and weight [N, K], the same at every call."""
-        return self.draw(Draw.seeded(len(self.name), device))
+        # No element is zero or tiny beside its row's largest.
+        draw = Draw.seeded(len(self.name), device)
+        x, weight = draw.uniform(M, K, 0.5, 2.0), draw.uniform(N, K, 0.5, 2.0)
+        signs = [torch.sign(draw.normal(rows, K)) for rows in (M, N)]
+        return self.change(x * signs[0], weight * signs[1])
 
 
-def _plain(draw: Draw) -> Pair:
-    """No element is zero or tiny beside its row's largest: nothing but what a case plants can make trouble."""
-    x, weight = draw.uniform(M, K, 0.5, 2.0), draw.uniform(N, K, 0.5, 2.0)
-    return x * torch.sign(draw.normal(M, K)), weight * torch.sign(draw.normal(N, K))
+def _put(operand: int, row: int, column: int, value: float) -> Callable[[Tensor, Tensor], Pair]:
+    def change(x: Tensor, weight: Tensor) -> Pair:
+        matrix = (x, weight)[operand]
+        matrix[min(row, matrix.shape[0] - 1), column] = value
+        return x, weight
 
-
-def _planted(operand: int, row: int, column: int, value: float) -> Callable[[Draw], Pair]:
-    def draw(draw_: Draw) -> Pair:
-        pair = _plain(draw_)
-        pair[operand][min(row, pair[operand].shape[0] - 1), column] = value
-        return pair
-
-    return draw
+    return change
 
 
 def _at_every_position() -> Iterator[Special]:
@@ -61,54 +59,39 @@ def _at_every_position() -> Iterator[Special]:
         for operand, matrix in enumerate(("x", "weight")):
             for index, row in enumerate(ROWS):
                 column = COLUMNS[index % len(COLUMNS)]
-                yield Special(f"{name} in {matrix}[{row}, {column}]", _planted(operand, row, column, value))
+                yield Special(f"{name} in {matrix}[{row}, {column}]", _put(operand, row, column, value))
 
 
-def _meeting(x_value: float, weight_value: float) -> Callable[[Draw], Pair]:
+def _meeting(x_value: float, weight_value: float) -> Callable[[Tensor, Tensor], Pair]:
     """Both values at one k, for row 7 of x and row 9 of the weight."""
-
-    def draw(draw_: Draw) -> Pair:
-        x, weight = _plain(draw_)
-        x[7, 100], weight[9, 100] = x_value, weight_value
-        return x, weight
-
-    return draw
+    return lambda x, weight: _put(1, 9, 100, weight_value)(*_put(0, 7, 100, x_value)(x, weight))
 
 
-def _cancelling(draw: Draw) -> Pair:
+def _cancelling(x: Tensor, weight: Tensor) -> Pair:
     """inf - inf within one sum; rows 8 and 9 have one infinity each."""
-    x, weight = _plain(draw)
     x[7, 3], x[7, 300] = math.inf, -math.inf
     x[8, 3], x[9, 300] = math.inf, -math.inf
-    weight.abs_()
-    return x, weight
+    return x, weight.abs_()
 
 
-def _everywhere(draw: Draw) -> Pair:
+def _everywhere(x: Tensor, weight: Tensor) -> Pair:
     """One row of nothing but NaN, one of infinities, a weight's row of both."""
-    x, weight = _plain(draw)
     x[5], x[200], weight[11] = math.nan, math.inf, -math.inf
     weight[11, ::2] = math.nan
     return x, weight
 
 
-def _zero_rows(draw: Draw) -> Pair:
+def _zero_rows(x: Tensor, weight: Tensor) -> Pair:
     """Rows of zeros, negative ones too, also against an infinity."""
-    x, weight = _plain(draw)
     x[[0, 131, M - 1]] = 0.0
     x[40], weight[3], weight[N - 1] = -0.0, 0.0, 0.0
     weight[20, 17] = math.inf
     return x, weight
 
 
-def _scaled(x_exponent: int, weight_exponent: int) -> Callable[[Draw], Pair]:
+def _scaled(x_exponent: int, weight_exponent: int) -> Callable[[Tensor, Tensor], Pair]:
     """Every element scaled: what a sum of scale exponents must survive."""
-
-    def draw(draw_: Draw) -> Pair:
-        x, weight = _plain(draw_)
-        return _ldexp(x, x_exponent), _ldexp(weight, weight_exponent)
-
-    return draw
+    return lambda x, weight: (_ldexp(x, x_exponent), _ldexp(weight, weight_exponent))
 
 
 def _ldexp(values: Tensor, exponent: int) -> Tensor:
@@ -116,83 +99,69 @@ def _ldexp(values: Tensor, exponent: int) -> Tensor:
     return torch.ldexp(values.double(), torch.tensor(exponent, device=values.device)).float()
 
 
-def _subnormal_rows(draw: Draw) -> Pair:
+def _subnormal_rows(x: Tensor, weight: Tensor) -> Pair:
     """Some rows consist of subnormal numbers; the other operand is large, so results are ordinary."""
-    x, weight = _plain(draw)
-    x[:50], weight = _ldexp(x[:50], -130), _ldexp(weight, 100)
+    x[:50] = _ldexp(x[:50], -130)
     x[3] = SUBNORMAL_STEP
-    return x, weight
+    return x, _ldexp(weight, 100)
 
 
-def _subnormal_elements(draw: Draw) -> Pair:
+def _subnormal_elements(x: Tensor, weight: Tensor) -> Pair:
     """Subnormal elements decide a result although their row holds far larger ones: those meet zeros."""
-    x, weight = _ldexp(draw.uniform(M, K, 0.5, 2.0), -130), _ldexp(draw.uniform(N, K, 0.5, 2.0), 100)
+    x, weight = _ldexp(x.abs(), -130), _ldexp(weight.abs(), 100)
     x[::3, 5], weight[:, 5] = 2.0**100, 0.0
     return x, weight
 
 
-def _lost_below_the_scale(draw: Draw) -> Pair:
+def _lost_below_the_scale(x: Tensor, weight: Tensor) -> Pair:
     """Elements that underflow to zero when their row is scaled, against the largest of the weight."""
-    x, weight = _plain(draw)
     x[10], weight = _ldexp(x[10], -45), _ldexp(weight, 60)
     x[10, 0], weight[:, 0] = 2.0**127, 0.0
     return x, weight
 
 
-def _ends_of_range(draw: Draw) -> Pair:
+def _ends_of_range(x: Tensor, weight: Tensor) -> Pair:
     """Columns of x span all exponents, those of the weight the inverse: every product is ordinary."""
-    x, weight = _plain(draw)
     exponents = torch.linspace(-120, 120, K, device=x.device).round().long()
     return torch.ldexp(x.double(), exponents).float(), torch.ldexp(weight.double(), -exponents).float()
 
 
-def _overflowing_rows(draw: Draw) -> Pair:
+def _overflowing_rows(x: Tensor, weight: Tensor) -> Pair:
     """Results of some rows exceed fp32, those of their neighbours do not."""
-    x, weight = _plain(draw)
-    x.abs_(), weight.abs_()
-    x = _ldexp(x, 54)
+    x, weight = _ldexp(x.abs(), 54), _ldexp(weight.abs(), 62)
     x[[0, 128, M - 1]] *= 2.0**10
-    return x, _ldexp(weight, 62)
-
-
-def _largest_numbers(draw: Draw) -> Pair:
-    """The largest fp32 number, as masks hold it: against zeros, and against weights that bring it back."""
-    x, weight = _ldexp(_plain(draw)[0], 20), _ldexp(_plain(draw)[1], -20)
-    x[4, 6], x[290, 511] = LARGEST, -LARGEST
-    weight[:, 6] = 0.0
-    weight[:, 511] = 2.0**-40
     return x, weight
 
 
-def _meeting_cases() -> list[Special]:
-    pairs = {
-        "inf against 0": (math.inf, 0.0),
-        "0 against -inf": (0.0, -math.inf),
-        "inf against -inf": (math.inf, -math.inf),
-        "NaN against inf": (math.nan, math.inf),
-        "NaN against 0": (math.nan, 0.0),
-        "inf against a subnormal": (math.inf, SUBNORMAL_STEP),
-    }
-    return [Special(name, _meeting(*values)) for name, values in pairs.items()]
+def _largest_numbers(x: Tensor, weight: Tensor) -> Pair:
+    """The largest fp32 number, as masks hold it: against zeros, and against weights that bring it back."""
+    x, weight = _ldexp(x, 20), _ldexp(weight, -20)
+    x[4, 6], x[290, 511] = LARGEST, -LARGEST
+    weight[:, 6], weight[:, 511] = 0.0, 2.0**-40
+    return x, weight
 
 
 CASES = [
     *_at_every_position(),
-    *_meeting_cases(),
+    Special("inf against 0", _meeting(math.inf, 0.0)),
+    Special("0 against -inf", _meeting(0.0, -math.inf)),
+    Special("inf against -inf", _meeting(math.inf, -math.inf)),
+    Special("NaN against inf", _meeting(math.nan, math.inf)),
+    Special("NaN against 0", _meeting(math.nan, 0.0)),
+    Special("inf against a subnormal", _meeting(math.inf, SUBNORMAL_STEP)),
     Special("inf - inf", _cancelling),
     Special("whole rows of NaN and inf", _everywhere),
     Special("rows of zeros", _zero_rows),
-    Special("scales 2^-70 and 2^-70", _scaled(-70, -70)),
-    Special("scales 2^-126 and 2^110", _scaled(-126, 110)),
-    Special("scales 2^110 and 2^-126", _scaled(110, -126)),
-    Special("scales 2^-100 and 2^-60", _scaled(-100, -60)),
-    Special("scales 2^60 and 2^55", _scaled(60, 55)),
     Special("subnormal rows", _subnormal_rows),
     Special("subnormal elements", _subnormal_elements),
     Special("elements lost below the scale", _lost_below_the_scale),
     Special("exponents from end to end", _ends_of_range),
     Special("overflow in some rows", _overflowing_rows),
     Special("the largest numbers", _largest_numbers),
+    *(
+        Special(f"scales 2^{a} and 2^{b}", _scaled(a, b))
+        for a, b in ((-70, -70), (-126, 110), (110, -126), (-100, -60), (60, 55))
+    ),
 ]
 
 

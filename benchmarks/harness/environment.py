@@ -18,7 +18,7 @@ import epigemm
 from epigemm._native import cuda_status
 
 _TREES = ("csrc", "python")
-_PACKAGES = ("triton", "nvmath-python", "quack-kernels", "nvidia-cutlass-dsl", "numpy")
+_PACKAGES = ("triton", "quack-kernels", "nvidia-cutlass-dsl", "numpy")
 
 
 def _output(*command: str) -> str:

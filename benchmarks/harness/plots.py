@@ -1,7 +1,4 @@
-"""Plots of a record: how many times faster than eager, the rate beside the bare product, ratios at random shapes.
-
-They are made from the JSON record, so that they can be drawn again later without the GPU.
-"""
+"""Plots of a record: how many times faster than eager, ratios at random shapes, errors over K."""
 
 from __future__ import annotations
 
@@ -10,41 +7,20 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.harness.records import BARE, EAGER, OURS, PLAIN
+from benchmarks.harness.records import EAGER, OURS, PLAIN
 
 INSTALL = "pip install epigemm[bench]"
 _COLUMNS = 4
-_COLOURS = {
-    OURS: "#d1495b",
-    PLAIN: "#e69aa4",
-    EAGER: "#6c757d",
-    "mm": "#30638e",
-    "copy": "#30638e",
-    "compile": "#edae49",
-    "max_autotune": "#b5651d",
-    "addmm_activation": "#3c8d5a",
-    "nvmath": "#7a5195",
-    "quack": "#00798c",
-    "triton_tf32x3": "#9c9a3c",
-    "fuse": "#d1495b",
-    "backend": "#8f2d56",
-    "fuse_graph": "#c77dba",
-    "graph": "#adb5bd",
-}
-_TITLES = {
-    PLAIN: "epigemm, weight split per call",
-    "mm": "torch.mm alone",
-    "copy": "copy x to out",
-    "compile": "torch.compile",
-    "max_autotune": "torch.compile max-autotune",
-    "addmm_activation": "torch._addmm_activation",
-    "nvmath": "cuBLASLt autotuned",
-    "quack": "QuACK, tuned",
-    "triton_tf32x3": "Triton tf32x3",
-    "fuse": "epigemm.fuse",
-    "backend": 'torch.compile(backend="epigemm")',
-    "fuse_graph": "CUDA graph of epigemm.fuse",
-    "graph": "CUDA graph",
+# Alternatives in the order of legends: colour and title.
+_STYLES = {
+    OURS: ("#d1495b", "epigemm"),
+    PLAIN: ("#e69aa4", "epigemm, weight split per call"),
+    "mm": ("#30638e", "torch.mm alone"),
+    "copy": ("#30638e", "copy x to out"),
+    "compile": ("#edae49", "torch.compile"),
+    "max_autotune": ("#b5651d", "torch.compile max-autotune"),
+    "addmm_activation": ("#3c8d5a", "torch._addmm_activation"),
+    "quack": ("#00798c", "QuACK, tuned"),
 }
 
 
@@ -62,68 +38,21 @@ def pyplot() -> Any:
     return importlib.import_module("matplotlib.pyplot")
 
 
-def device_line(record: Mapping[str, Any]) -> str:
+def device_line(about: Mapping[str, Any]) -> str:
     """The machine and torch's version, for titles."""
-    environment = record["environment"]
-    gpu, cpu = environment["gpu"], environment["cpu"]
-    name = gpu["name"] if gpu else f"{cpu['name']}, {cpu['threads']} threads"
-    return f"{name}, torch {environment['torch']}"
+    gpu, cpu = about["gpu"], about["cpu"]
+    return f"{gpu['name'] if gpu else cpu['name']}, torch {about['torch']}"
 
 
-def in_order(alternatives: set[str]) -> list[str]:
-    """Alternatives as legends list them."""
-    known = [name for name in _COLOURS if name in alternatives]
-    return known + sorted(alternatives - set(known))
-
-
-def save(plt: Any, figure: Any, path: Path) -> Path:
-    """Write a figure and let go of it."""
+def _save(figure: Any, path: Path) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=140, bbox_inches="tight")
-    plt.close(figure)
+    pyplot().close(figure)
     return path
 
 
-def slug(*parts: str) -> str:
-    """Words as a file's name."""
-    text = "-".join(parts).lower()
-    return "".join(c if c.isalnum() or c == "-" else "_" for c in text).replace("__", "_").strip("_")
-
-
-def ratio_bars(
-    plt: Any, rows: Sequence[tuple[str, Mapping[str, float | None]]], title: str, path: Path
-) -> Path:
-    """Horizontal bars in groups: a label, and how many times faster than eager each alternative is."""
-    names = in_order(set().union(*(values for _, values in rows)) - {EAGER})
-    count = sum(len(set(values) - {EAGER}) for _, values in rows)
-    figure, axes = plt.subplots(figsize=(9.5, 1.4 + 0.27 * count + 0.3 * len(rows)), layout="constrained")
-    position, ticks, labelled, widest = 0.0, [], set(), 1.0
-    for _, values in rows:
-        present = [name for name in names if name in values]
-        ticks.append(position + (len(present) - 1) / 2)
-        for name in present:
-            value = values[name]
-            if value is None:
-                position += 1
-                continue
-            widest = max(widest, value)
-            label = None if name in labelled else _TITLES.get(name, name)
-            labelled.add(name)
-            axes.barh(position, value, 0.86, color=_COLOURS.get(name, "#444444"), label=label, zorder=2)
-            axes.annotate(
-                f"{value:.2f}", (value, position), (4, 0), textcoords="offset points", va="center", fontsize=8
-            )
-            position += 1
-        position += 1.1
-    axes.axvline(1.0, color=_COLOURS[EAGER], linewidth=1.2, zorder=3)
-    axes.set_yticks(ticks, [label for label, _ in rows], fontsize=9)
-    axes.margins(y=0.015)
-    axes.invert_yaxis()
-    axes.set_xlim(0, widest * 1.12)
-    axes.set_xlabel("times faster than eager PyTorch (line at 1)")
-    axes.set_title(title, fontsize=11, loc="left")
-    axes.grid(axis="x", alpha=0.3, zorder=0)
-    axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1.0), fontsize=8, frameon=False)
-    return save(plt, figure, path)
+def _slug(text: str) -> str:
+    return "".join(c if c.isalnum() or c == "-" else "_" for c in text.lower()).replace("__", "_")
 
 
 def _over_eager(case: Mapping[str, Any]) -> dict[str, float]:
@@ -136,74 +65,66 @@ def _over_eager(case: Mapping[str, Any]) -> dict[str, float]:
     return found
 
 
-def _label(case: Mapping[str, Any]) -> str:
-    name = case["problem"].split("/", 1)[1].replace("_", " ").replace(":", ", ")
-    return f"{name}\n{'x'.join(map(str, case['shape']))}"
-
-
-def _kinds(record: Mapping[str, Any]) -> dict[tuple[str, str], list[Mapping[str, Any]]]:
-    """The cases with times, by kind of problem and arithmetic."""
-    found: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
-    for case in record["cases"]:
-        if OURS in _over_eager(case):
-            arithmetic = " ".join(filter(None, (case["dtype"], case["precision"])))
-            found.setdefault((case["problem"].partition("/")[0], arithmetic), []).append(case)
-    return found
-
-
-def _rates(plt: Any, cases: Sequence[Mapping[str, Any]], title: str, path: Path) -> Path:
-    """Throughput per case, ours beside eager and the bare product or copy."""
-    figure, axes = plt.subplots(figsize=(2.4 + 1.5 * len(cases), 5.0), layout="constrained")
-    names = [name for name in (OURS, EAGER, *BARE) if any(name in _over_eager(case) for case in cases)]
-    width = 0.8 / len(names)
-    for index, name in enumerate(names):
-        places = [i + (index - (len(names) - 1) / 2) * width for i in range(len(cases))]
-        values = [_rate(case, name) for case in cases]
-        bars = axes.bar(places, values, width * 0.94, color=_COLOURS[name], label=_TITLES.get(name, name))
-        axes.bar_label(bars, fmt="%.3g", fontsize=7, padding=2)
-    axes.set_xticks(range(len(cases)), [_label(case).replace(" ", "\n") for case in cases], fontsize=8)
-    axes.set_ylabel("TFLOP/s" if cases[0]["flops"] else "GB/s")
+def _bars(cases: Sequence[Mapping[str, Any]], title: str, path: Path) -> Path:
+    """A group of horizontal bars for each case, a bar for each alternative."""
+    values = [_over_eager(case) for case in cases]
+    names = [name for name in _STYLES if any(name in each for each in values)]
+    count = sum(len(each) - 1 for each in values)
+    size = (9.5, 1.4 + 0.27 * count + 0.3 * len(cases))
+    figure, axes = pyplot().subplots(figsize=size, layout="constrained")
+    places: dict[str, list[tuple[float, float]]] = {name: [] for name in names}
+    position, ticks, labels = 0.0, [], []
+    for case, each in zip(cases, values, strict=True):
+        present = [name for name in names if name in each]
+        ticks.append(position + (len(present) - 1) / 2)
+        labels.append(f"{case['problem'].split('/', 1)[1]}\n{'x'.join(map(str, case['shape']))}")
+        for name in present:
+            places[name].append((position, each[name]))
+            position += 1
+        position += 1.1
+    for name, pairs in places.items():
+        colour, label = _STYLES[name]
+        bars = axes.barh(*zip(*pairs, strict=True), 0.86, color=colour, label=label, zorder=2)
+        axes.bar_label(bars, fmt="%.2f", fontsize=8, padding=4)
+    axes.axvline(1.0, color="#6c757d", linewidth=1.2, zorder=3)
+    axes.set_yticks(ticks, labels, fontsize=9)
+    axes.margins(x=0.12, y=0.015)
+    axes.invert_yaxis()
+    axes.set_xlabel("times faster than eager PyTorch (line at 1)")
     axes.set_title(title, fontsize=11, loc="left")
-    axes.margins(y=0.12)
+    axes.grid(axis="x", alpha=0.3, zorder=0)
     axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1.0), fontsize=8, frameon=False)
-    return save(plt, figure, path)
+    return _save(figure, path)
 
 
-def _rate(case: Mapping[str, Any], name: str) -> float:
-    for group in case["groups"]:
-        for m in group["measurements"]:
-            if m["alternative"] == name and m["in_turn"]:
-                ms = m["in_turn"]["median_ms"]
-                return float(case["flops"] / ms / 1e9 if case["flops"] else case["bytes"] / ms / 1e6)
-    return 0.0
-
-
-def _scatter(plt: Any, cases: Sequence[Mapping[str, Any]], title: str, path: Path) -> Path:
+def _scatter(cases: Sequence[Mapping[str, Any]], title: str, path: Path) -> Path:
     """How many times faster than eager at each shape, over the product's size."""
-    figure, axes = plt.subplots(figsize=(8, 4.4), layout="constrained")
+    figure, axes = pyplot().subplots(figsize=(8, 4.4), layout="constrained")
     for name in (OURS, PLAIN):
         points = [(case["flops"], ratio) for case in cases if (ratio := _over_eager(case).get(name))]
         if points:
-            axes.scatter(*zip(*points, strict=True), s=9, color=_COLOURS[name], label=_TITLES.get(name, name))
-    axes.axhline(1.0, color=_COLOURS[EAGER], linewidth=1.2)
+            colour, label = _STYLES[name]
+            axes.scatter(*zip(*points, strict=True), s=9, color=colour, label=label)
+    axes.axhline(1.0, color="#6c757d", linewidth=1.2)
     axes.set_xscale("log")
     axes.set_xlabel("2 M N K")
     axes.set_ylabel("times faster than eager PyTorch")
     axes.set_title(title, fontsize=11, loc="left")
     axes.legend(fontsize=8)
-    return save(plt, figure, path)
+    return _save(figure, path)
 
 
 def panels(lines: Mapping[str, Mapping[str, Sequence[tuple[int, float]]]], title: str, path: Path) -> Path:
     """A small plot for each entry, both axes logarithmic, its lines by label; the line at 1 is drawn."""
-    plt = pyplot()
     rows = -(-len(lines) // _COLUMNS)
-    figure, grid = plt.subplots(
-        rows, _COLUMNS, figsize=(14, 2.6 * rows + 0.8), layout="constrained", sharex=True, squeeze=False
+    size = (14, 2.6 * rows + 0.8)
+    figure, grid = pyplot().subplots(
+        rows, _COLUMNS, figsize=size, layout="constrained", sharex=True, squeeze=False
     )
     for axes, (name, by_label) in zip(grid.flat, lines.items(), strict=False):
-        for (label, points), colour in zip(by_label.items(), (_COLOURS[OURS], _COLOURS["mm"]), strict=False):
+        for (label, points), style in zip(by_label.items(), (OURS, "mm"), strict=False):
             if points:
+                colour = _STYLES[style][0]
                 axes.plot(*zip(*points, strict=True), marker="o", markersize=3, color=colour, label=label)
         axes.axhline(1.0, color="black", linewidth=1)
         axes.set_xscale("log", base=2)
@@ -215,27 +136,20 @@ def panels(lines: Mapping[str, Mapping[str, Sequence[tuple[int, float]]]], title
         axes.set_axis_off()
     grid.flat[0].legend(fontsize=8)
     figure.suptitle(title, fontsize=11)
-    return save(plt, figure, path)
+    return _save(figure, path)
 
 
 def write_plots(record: Mapping[str, Any], folder: Path) -> list[Path]:
-    """Draw what a record has data for: of a random one a point for each shape, of others bars.
-
-    Raises:
-        SystemExit: matplotlib is not installed; names the extra that installs it.
-    """
-    plt = pyplot()
-    folder.mkdir(parents=True, exist_ok=True)
-    written: list[Path] = []
-    for (kind, arithmetic), cases in _kinds(record).items():
-        title = f"{kind}, {arithmetic}\n{device_line(record)}"
-        if record["kind"] == "random":
-            for problem in dict.fromkeys(case["problem"] for case in cases):
-                of = [case for case in cases if case["problem"] == problem]
-                path = folder / f"random-{slug(problem, arithmetic)}.png"
-                written.append(_scatter(plt, of, f"{problem}, {title.partition(', ')[2]}", path))
-            continue
-        rows = [(_label(case), _over_eager(case)) for case in cases]
-        written.append(ratio_bars(plt, rows, title, folder / f"speedup-{slug(kind, arithmetic)}.png"))
-        written.append(_rates(plt, cases, title, folder / f"rate-{slug(kind, arithmetic)}.png"))
-    return written
+    """Draw what a record has data for: of a random one a point for each shape, of others bars."""
+    is_random = record["kind"] == "random"
+    found: dict[str, list[Mapping[str, Any]]] = {}
+    for case in record["cases"]:
+        if {OURS, PLAIN} & set(_over_eager(case)):
+            arithmetic = "_".join(filter(None, (case["dtype"], case["precision"])))
+            what = case["problem"] if is_random else case["problem"].partition("/")[0]
+            found.setdefault(f"{what}-{arithmetic}", []).append(case)
+    draw, name = (_scatter, "random") if is_random else (_bars, "speedup")
+    line = device_line(record["environment"])
+    return [
+        draw(cases, f"{what}\n{line}", folder / f"{name}-{_slug(what)}.png") for what, cases in found.items()
+    ]

@@ -1,11 +1,11 @@
-"""Records -> files and what the console shows: the one writer of tables."""
+"""Records -> files and what the console shows: the one writer of records and of tables."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,32 +27,17 @@ def finite(value: Any) -> Any:
     return value
 
 
-def write_json(record: Mapping[str, Any], path: Path) -> None:
+def write_json(record: Mapping[str, Any], path: Path) -> Path:
     """Write by replacing, so that a run that is killed leaves its last complete record."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(path.name + ".partial")
     partial.write_text(json.dumps(record, indent=1, allow_nan=False) + "\n")
-    partial.replace(path)
+    return partial.replace(path)
 
 
-def arithmetic(case: Mapping[str, Any]) -> str:
-    """``fp32 highest``, ``bf16``, ..."""
-    return f"fp32 {case['precision']}" if case["dtype"] == "fp32" else str(case["dtype"])
-
-
-def plain(text: str) -> str:
-    """Text in which rich sees no markup."""
-    return text.replace("[", "\\[")
-
-
-def number(value: float | None, digits: int = 3) -> str:
-    """With so many decimals; empty for None."""
-    return "" if value is None else f"{value:.{digits}f}"
-
-
-def significant(value: float | None) -> str:
-    """Four digits; empty for None."""
-    return "" if value is None else f"{value:.4g}"
+def number(value: float | None, form: str = ".3f") -> str:
+    """As the format says; empty for None."""
+    return "" if value is None else format(value, form)
 
 
 @dataclass(frozen=True)
@@ -71,7 +56,7 @@ class Table:
 
 
 class Console:
-    """Tables on standard output.
+    """Standard output.
 
     Raises:
         SystemExit: rich is not installed; names the extra that installs it.
@@ -90,28 +75,27 @@ class Console:
         if not self._console.is_terminal:
             self._console = rich.console.Console(width=180, color_system=None)
 
-    def line(self, text: str = "") -> None:
-        """One line of text, with rich's markup."""
-        self._console.print(text, highlight=False)
-
-    def table(self, title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-        """Any table: first column left, the others right."""
-        table = self._table_type(
-            title=title, title_justify="left", title_style="bold", pad_edge=False, box=self._box
-        )
-        for index, column in enumerate(columns):
-            left = index == 0
-            table.add_column(column, justify="left" if left else "right", no_wrap=left, overflow="fold")
-        for row in rows:
-            table.add_row(*row)
-        self._console.print(table)
+    def line(self, text: str) -> None:
+        """One line of text."""
+        self._console.print(text, highlight=False, markup=False)
 
     def show(self, tables: Sequence[Table], remarks: Sequence[str] = ()) -> None:
         """Tables as they are written, then lines."""
-        for table in tables:
-            self.table(plain(table.title), table.columns, ([plain(c) for c in row] for row in table.rows))
+        for each in tables:
+            table = self._table_type(title=_plain(each.title), title_justify="left", box=self._box)
+            for index, column in enumerate(each.columns):
+                left: Any = {"justify": "right" if index else "left", "no_wrap": not index}
+                table.add_column(_plain(column), overflow="fold", **left)
+            for row in each.rows:
+                table.add_row(*map(_plain, row))
+            self._console.print(table)
         for remark in remarks:
-            self.line(plain(remark))
+            self.line(remark)
+
+
+def _plain(text: str) -> str:
+    """Text in which rich sees no markup."""
+    return text.replace("[", "\\[")
 
 
 @dataclass
@@ -119,7 +103,7 @@ class Record:
     """One run: what it is, where, how, and what has come out. All kinds of records are written by it.
 
     Attributes:
-        kind: "bench", "custom", "random", "host", "tune".
+        kind: "bench", "custom", "random", "host", "tune", "models", "gradings".
         about: the environment.
         method: how it was measured, in words.
         effort: the same in numbers.
@@ -140,21 +124,11 @@ class Record:
 
     def summary(self) -> dict[str, Any]:
         """What summary.json holds."""
-        plain_data: dict[str, Any] = finite(
-            {
-                "schema": SCHEMA,
-                "kind": self.kind,
-                "complete": self.complete,
-                **environment.identity(self.about),
-                "cpu": self.about["cpu"]["name"],
-                "packages": self.about["packages"],
-                "effort": self.effort,
-                "method": self.method,
-                "absent": self.absent,
-                "not_run": not_run(self.results),
-                **self.figures,
-            }
-        )
+        about = environment.identity(self.about) | {"cpu": self.about["cpu"]["name"]}
+        about["packages"] = self.about["packages"]
+        head = {"schema": SCHEMA, "kind": self.kind, "complete": self.complete, **about}
+        head |= {"effort": self.effort, "method": self.method, "absent": self.absent}
+        plain_data: dict[str, Any] = finite(head | {"not_run": not_run(self.results), **self.figures})
         return plain_data
 
     def full(self) -> dict[str, Any]:
@@ -172,25 +146,24 @@ class Record:
         return found
 
     def write(self, folder: Path, tables: Sequence[Table] = (), remarks: Sequence[str] = ()) -> list[Path]:
-        """``summary.json``; ``record.json`` where there are cases in full; with tables ``tables.md``."""
-        summary = self.summary()
-        write_json(summary, folder / "summary.json")
-        written, full = [folder / "summary.json"], self.full()
+        """``summary.json``; of cases in full ``record.json``; with tables ``tables.md`` and plots."""
+        written = [write_json(self.summary(), folder / "summary.json")]
         if self.results:
-            write_json(full, folder / "record.json")
-            written.append(folder / "record.json")
+            full = self.full()
+            written.append(write_json(full, folder / "record.json"))
             if tables and self.kind != "custom":
                 written += plots.write_plots(full, folder)
         if tables:
-            text = [
-                f"# {environment.headline(self.about)}",
-                "",
-                f"`{summary['command']}`",
-                "",
-                self.method,
-                "",
-            ]
+            command = f"`{' '.join(self.about['command'])}`"
+            text = [f"# {environment.headline(self.about)}", "", command, "", self.method, ""]
             text += [table.markdown() for table in tables] + [f"- {remark}" for remark in remarks]
             (folder / "tables.md").write_text("\n".join(text) + "\n")
             written.append(folder / "tables.md")
         return written
+
+    def finish(
+        self, console: Console, folder: Path | None, tables: Sequence[Table], remarks: Sequence[str] = ()
+    ) -> None:
+        """Write everything, where there is a folder, and show it."""
+        written = self.write(folder, tables, remarks) if folder else []
+        console.show(tables, [*remarks, *(f"wrote {path}" for path in written)])

@@ -7,22 +7,20 @@ is. One that is wrong ends the run, and no figure is kept.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.cases import Case, Shape
-from benchmarks.cases.custom import SIZES
-from benchmarks.harness import report
-from benchmarks.harness.records import BARE, BUILTIN, CaseResult, Ratio, ratios
-from benchmarks.harness.report import Console, Record, Table
+from benchmarks import baselines
+from benchmarks.cases import CUSTOM, Case, Shape
+from benchmarks.cases.custom import LAYERS, SIZES, select
+from benchmarks.harness.progress import shown_progress
+from benchmarks.harness.records import BARE, BUILTIN, COMPILE, CaseResult, Ratio, ratios
+from benchmarks.harness.report import Record, Table
 from benchmarks.harness.runner import Runner
-from benchmarks.kinds import first_call
+from benchmarks.kinds import Run, first_call
 from benchmarks.kinds.bench import failures
 
-KIND = "custom"
 METHOD = (
     "Times of others over ours; above 1 ours is faster. Medians of calls in turn in one process, the L2 cache flushed "
     "before each call. fp32 is at torch's default precision, our weight packed. The best is the best of eager, "
@@ -74,78 +72,57 @@ def best(results: Sequence[CaseResult]) -> dict[str, dict[str, str]]:
     return _by_dtype([(result, found[1] if found else "") for result, found in names])
 
 
-@dataclass
-class CustomRun:
-    """One run: what is measured, by whom, and what has come out."""
+def main(run: Run) -> int:
+    """Check all, then measure all, kept after each step; 1 and no figure if anything of ours is wrong."""
+    options, device, folder = run.options, run.device, run.options.output
+    sizes = list(LAYERS.values()) if options.layers else run.shapes()
+    cases = select(options.cases, sizes, options.dtypes or (), device)
+    # On a CPU a compiler takes longer than all the rest.
+    slow = [COMPILE] if options.quick and device.type == "cpu" else []
+    available, absent = run.baselines(baselines.of_kind(CUSTOM), slow)
+    runner = Runner(run.bench(), available, run.budget, limits_all=True)
+    runner.bench.effort = dataclasses.replace(runner.bench.effort, pause_s=None)
+    run.announce()
+    record = Record("custom", run.about, METHOD, dataclasses.asdict(runner.bench.effort), absent, [], {})
+    if wrong := _measure(runner, cases, sizes[0] if sizes else None, record, folder):
+        for name in ("summary.json", "record.json") if folder and record.figures else ():
+            (folder / name).unlink(missing_ok=True)
+        run.console.show([], [f"FAILED: {case}: {why}" for case, why in wrong.items()])
+        return 1
+    record.complete = True
+    summary = record.summary()
+    misses = [f"missed: {line}" for line in missed(summary)] if summary["gpu"] else []
+    tables = [case_table(summary), call_table(summary)]
+    record.finish(run.console, folder, tables, [*misses, *record.remarks()])
+    return 0
 
-    runner: Runner
-    cases: Sequence[Case]
-    shape: Shape | None
-    about: Mapping[str, Any]
-    absent: Mapping[str, str]
-    first_call_s: dict[str, float] = field(default_factory=dict)
-    cached_call_ms: dict[str, float] = field(default_factory=dict)
-    results: list[CaseResult] = field(default_factory=list)
 
-    def record(self, *, complete: bool) -> Record:
-        """What has been measured."""
-        times = [(r, {name: round(ms, 5) for name, ms in r.times().items()}) for r in self.results]
-        found = {
-            "first_call_s": self.first_call_s,
-            "cached_call_ms": self.cached_call_ms,
-            "cases": figures(self.results),
-            "best": best(self.results),
-            "ms": _by_dtype(times),
-        }
-        effort = dataclasses.asdict(self.runner.bench.effort)
-        return Record(KIND, self.about, METHOD, effort, self.absent, self.results, found, complete)
-
-    def measure(
-        self, progress: Callable[[int], AbstractContextManager[Any]], folder: Path | None
-    ) -> dict[str, str]:
-        """Check all, then measure all, kept after each step; what is wrong, by case, if anything is."""
-        bench = self.runner.bench
-        dtypes = list(dict.fromkeys(case.setting.dtype_name for case in self.cases))
-        with progress(len(self.cases) + self.runner.steps(self.cases)) as bench.progress:
-            if wrong := failures(list(self.runner.check(self.cases))):
-                return wrong
-            bench.progress("the first call of a process", False)
-            try:
-                first, cached = first_call.measure(dtypes, self.shape, bench.device)
-            except first_call.FirstCallError as error:
-                return {"first call": str(error)}
-            self.first_call_s.update(first)
-            self.cached_call_ms.update(cached)
-            for result in self.runner.run(self.cases):
-                if wrong := failures([result]):
-                    for name in ("summary.json", "record.json") if folder else ():
-                        (folder / name).unlink(missing_ok=True)  # type: ignore[operator]
-                    return wrong
-                if not any(result is known for known in self.results):
-                    self.results.append(result)
-                if folder:
-                    self.record(complete=False).write(folder)
-        return {}
-
-    def run(
-        self,
-        console: Console,
-        progress: Callable[[int], AbstractContextManager[Any]],
-        folder: Path | None,
-    ) -> dict[str, str]:
-        """Measure, show, write; what is wrong, if anything is, and then no figure."""
-        if wrong := self.measure(progress, folder):
-            for case, why in wrong.items():
-                console.line(f"[bold red]FAILED[/]: {report.plain(f'{case}: {why}')}")
+def _measure(
+    runner: Runner, cases: Sequence[Case], shape: Shape | None, record: Record, folder: Path | None
+) -> dict[str, str]:
+    """Fill the record; what is wrong, by case, if anything is."""
+    bench = runner.bench
+    dtypes = list(dict.fromkeys(case.setting.dtype_name for case in cases))
+    with shown_progress(len(cases) + runner.steps(cases)) as bench.progress:
+        if wrong := failures(list(runner.check(cases))):
             return wrong
-        record = self.record(complete=True)
-        summary = record.summary()
-        tables = [case_table(summary), call_table(summary)]
-        misses = [f"missed: {line}" for line in missed(summary)] if summary["gpu"] else []
-        remarks = [*misses, *record.remarks()]
-        written = record.write(folder, tables, remarks) if folder else []
-        console.show(tables, [*remarks, *(f"wrote {path}" for path in written)])
-        return {}
+        bench.progress("the first call of a process", False)
+        try:
+            first, cached = first_call.measure(dtypes, shape, bench.device)
+        except first_call.FirstCallError as error:
+            return {"first call": str(error)}
+        record.figures = {"first_call_s": first, "cached_call_ms": cached, "cases": {}, "best": {}, "ms": {}}
+        for result in runner.run(cases):
+            if wrong := failures([result]):
+                return wrong
+            if not any(result is known for known in record.results):
+                record.results.append(result)
+            times = [(r, {name: round(ms, 5) for name, ms in r.times().items()}) for r in record.results]
+            found = {"cases": figures(record.results), "best": best(record.results), "ms": _by_dtype(times)}
+            record.figures |= found
+            if folder:
+                record.write(folder)
+    return {}
 
 
 def case_table(summary: Mapping[str, Any]) -> Table:

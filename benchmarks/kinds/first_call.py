@@ -7,7 +7,6 @@ it finds in the cache on disk what the first one has made.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import subprocess
@@ -21,14 +20,13 @@ import torch
 
 from benchmarks.baselines import ours_custom
 from benchmarks.cases import Shape, make_data
-from benchmarks.cases.custom import SETTINGS, select
+from benchmarks.cases.custom import select
 from benchmarks.harness.runner import matmul_precision
 from epigemm.timing import make_timer
 
-CASE = "bias_gelu"
-SIZE = Shape(16384, 4096, 4096)
-"""Where one fused kernel is planned in every type: at the first of `benchmarks.cases.custom.SIZES` bf16 goes to
-PyTorch's GEMM, and a small kernel is linked."""
+# Where one fused kernel is planned in every type: at the first of `benchmarks.cases.custom.SIZES` bf16 goes
+# to PyTorch's GEMM, and a small kernel is linked.
+_SIZE, _CPU_SIZE = Shape(16384, 4096, 4096), Shape(16, 64, 48)
 _TIMEOUT_S = 120
 _TOP = str(Path(__file__).parents[2])
 
@@ -37,10 +35,9 @@ class FirstCallError(RuntimeError):
     """A process that was to make a first call failed."""
 
 
-def seconds(dtype: str, shape: Shape | None, device: torch.device) -> float:
+def seconds(dtype: str, shape: Shape, device: torch.device) -> float:
     """The first call's, in this process."""
-    sizes = [shape] if shape else [SIZE] if device.type == "cuda" else []
-    case = select([CASE], sizes, [dtype], device)[0]
+    case = select(["bias_gelu"], [shape], [dtype], device)[0]
     timer = make_timer(device)
     with torch.no_grad(), matmul_precision(case.setting):
         data = make_data(case, device, seed=0)
@@ -55,14 +52,13 @@ def seconds(dtype: str, shape: Shape | None, device: torch.device) -> float:
         return time.perf_counter() - start
 
 
-def in_process(dtype: str, shape: Shape | None, device: torch.device, cache: str) -> float:
+def in_process(dtype: str, shape: Shape, device: torch.device, cache: str) -> float:
     """The first call's seconds in a new process with its cache in a folder.
 
     Raises:
         FirstCallError: the process failed, or took too long; with the last line that it printed.
     """
-    command = [sys.executable, "-m", "benchmarks.kinds.first_call", dtype, "--device", str(device)]
-    command += ["--size", str(shape)] if shape else []
+    command = [sys.executable, "-m", "benchmarks.kinds.first_call", dtype, str(shape), str(device)]
     # NVRTC and nvJitLink keep results of their own in the driver's cache: those of other processes must not count.
     environment = {**os.environ, "EPIGEMM_CACHE_DIR": cache, "CUDA_CACHE_PATH": f"{cache}/driver"}
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, (_TOP, os.environ.get("PYTHONPATH"))))
@@ -81,11 +77,8 @@ def in_process(dtype: str, shape: Shape | None, device: torch.device, cache: str
 def measure(
     dtypes: Sequence[str], shape: Shape | None, device: torch.device
 ) -> tuple[dict[str, float], dict[str, float]]:
-    """Seconds of the first call with an empty cache, milliseconds with a full one; by dtype.
-
-    Raises:
-        FirstCallError: see `in_process`.
-    """
+    """Seconds of the first call with an empty cache, milliseconds with a full one; by dtype."""
+    shape = shape or (_SIZE if device.type == "cuda" else _CPU_SIZE)
     first, cached = {}, {}
     for dtype in dtypes:
         with tempfile.TemporaryDirectory(prefix="epigemm-first-call-") as cache:
@@ -94,16 +87,5 @@ def measure(
     return first, cached
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Print the seconds as one line of JSON."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.kinds.first_call", description=__doc__)
-    parser.add_argument("dtype", choices=[setting.dtype_name for setting in SETTINGS])
-    parser.add_argument("--size", metavar="MxNxK", type=Shape.parse)
-    parser.add_argument("--device", type=torch.device, default=torch.device("cpu"))
-    options = parser.parse_args(arguments)
-    print(json.dumps({"seconds": seconds(options.dtype, options.size, options.device)}))
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    print(json.dumps({"seconds": seconds(sys.argv[1], Shape.parse(sys.argv[2]), torch.device(sys.argv[3]))}))

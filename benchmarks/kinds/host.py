@@ -12,19 +12,19 @@ import dataclasses
 import fnmatch
 import statistics
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from benchmarks.cases import Shape
 from benchmarks.cases import host as host_cases
 from benchmarks.cases.host import HostCase
 from benchmarks.harness.report import Record, Table
-from epigemm.timing import Run, Timer, make_timer
+from benchmarks.kinds import Run
+from epigemm.timing import Run as Call
+from epigemm.timing import Timer, make_timer
 
-KIND = "host"
 MOST_WAITING = 0.3
 LIMITED = "limited_by_gpu"
 METHOD = (
@@ -33,16 +33,16 @@ METHOD = (
     "median of its turns; the least of all rounds is recorded. A case is limited by the GPU if the wait for the "
     f"device after a turn takes {MOST_WAITING:.0%} or more of the time of its calls."
 )
+# Cases, a variant, the one it is compared with, the largest ratio of their times.
 WANTED = (
-    # Cases, a variant, the one it is compared with, the largest ratio of their times.
-    ("linear_*/bf16", host_cases.FUNCTION, host_cases.F_LINEAR, 1.1),
-    ("linear_*/fp32", host_cases.FUNCTION, host_cases.EAGER, 1.0),
-    ("custom_*", host_cases.FUNCTION, host_cases.EAGER, 1.0),
-    ("*", host_cases.FUNCTION, host_cases.TORCH, 1.3),
-    ("*", host_cases.OUT, host_cases.FUNCTION, 1.0),
-    ("*", host_cases.MODULE, host_cases.MODULE_EAGER, 1.0),
-    ("train_step/*", host_cases.MODULE, host_cases.EAGER, 1.2),
-    ("*", host_cases.EPIGEMM, host_cases.INDUCTOR, 1.0),
+    ("linear_*/bf16", "function", "f_linear", 1.1),
+    ("linear_*/fp32", "function", "eager", 1.0),
+    ("custom_*", "function", "eager", 1.0),
+    ("*", "function", "torch", 1.3),
+    ("*", "out", "function", 1.0),
+    ("*", "module", "module_eager", 1.0),
+    ("train_step/*", "module", "eager", 1.2),
+    ("*", "epigemm", "inductor", 1.0),
 )
 
 
@@ -71,7 +71,7 @@ class Figure:
     waiting: float
 
 
-def _turn(run: Run, calls: int, timer: Timer) -> Figure:
+def _turn(run: Call, calls: int, timer: Timer) -> Figure:
     timer.synchronize()
     start = time.perf_counter()
     for _ in range(calls):
@@ -119,77 +119,51 @@ def _case_record(figures: Mapping[str, Figure]) -> dict[str, Any]:
     return record | ({LIMITED: True} if limited else {})
 
 
-def run(
-    patterns: Sequence[str],
-    shape: Shape | None,
-    device: torch.device,
-    effort: HostEffort,
-    about: Mapping[str, Any],
-) -> Record:
-    """Measure.
-
-    Args:
-        patterns: which cases, see `benchmarks.cases.host.select`.
-        shape: M x N x K; None: each case has its own.
-        device: where the tensors are.
-        effort: how much to measure.
-        about: the environment.
+def main(run: Run) -> int:
+    """Measure and show.
 
     Raises:
-        ValueError: a pattern matches no case.
+        ValueError: a pattern matches no case, or more than one size, or one without K.
     """
-    names, skipped = host_cases.select(patterns, device)
-    cases = [host_cases.make(name, shape, device) for name in names]
+    shapes, device = run.shapes(), run.device
+    if len(shapes) > 1 or any(shape.k is None for shape in shapes):
+        raise ValueError("--host: takes one size, MxNxK")
+    names, skipped = host_cases.select(run.options.cases, device)
+    run.announce()
+    effort = QUICK if run.options.quick else HostEffort()
+    cases = [host_cases.make(name, shapes[0] if shapes else None, device) for name in names]
     measured = measure(cases, effort, make_timer(device))
     figures = {
         "shapes": {case.name: str(case.shape) for case in cases},
         "skipped": skipped,
         "cases": {name: _case_record(found) for name, found in measured.items()},
     }
-    return Record(KIND, about, METHOD, dataclasses.asdict(effort), {}, [], figures, complete=True)
+    effort_ = dataclasses.asdict(effort)
+    record = Record("host", run.about, METHOD, effort_, {}, [], figures, complete=True)
+    remarks = [f"{name}: skipped: {why}" for name, why in skipped.items()]
+    remarks += [f"{name}: {what}" for name, what in host_cases.VARIANTS.items()]
+    record.finish(run.console, run.options.output, [times_table(figures), ratio_table(figures)], remarks)
+    return 0
 
 
 def times_table(summary: Mapping[str, Any]) -> Table:
     """Microseconds of every variant, with a mark where they are not the host's."""
     measured = [name for name in host_cases.VARIANTS if any(name in c for c in summary["cases"].values())]
-    rows = [
-        [
-            case,
-            summary["shapes"][case],
-            *(_microseconds(times.get(name)) for name in measured),
-            "limited by the GPU" if times.get(LIMITED) else "",
-        ]
-        for case, times in summary["cases"].items()
-    ]
+    rows = []
+    for case, times in summary["cases"].items():
+        us = [f"{times[name]:.1f}" if name in times else "-" for name in measured]
+        mark = "limited by the GPU" if times.get(LIMITED) else ""
+        rows.append([case, summary["shapes"][case], *us, mark])
     return Table("Host microseconds of one call", ("case", "shape", *measured, ""), rows)
-
-
-def _microseconds(us: float | None) -> str:
-    return "-" if us is None else f"{us:.1f}"
 
 
 def ratio_table(summary: Mapping[str, Any]) -> Table:
     """The ratios that are wanted, with a mark where one is missed."""
-    rows = [
-        [case, f"{ours} / {base}", f"{ratio:.3f}", f"{most:g}", "missed" if ratio > most else ""]
-        for case, ours, base, ratio, most in _ratios(summary)
-    ]
-    return Table("Ratios", ("case", "ratio", "measured", "at most", ""), rows)
-
-
-def _ratios(summary: Mapping[str, Any]) -> Iterator[tuple[str, str, str, float, float]]:
+    rows = []
     for case, times in summary["cases"].items():
         for pattern, ours, base, most in WANTED:
             if fnmatch.fnmatch(case, pattern) and ours in times and base in times:
-                yield case, ours, base, times[ours] / times[base], most
-
-
-def tables(summary: Mapping[str, Any]) -> list[Table]:
-    """Both."""
-    return [times_table(summary), ratio_table(summary)]
-
-
-def remarks(summary: Mapping[str, Any]) -> list[str]:
-    """What was not measured, and what the variants are."""
-    found = [f"{name}: skipped: {why}" for name, why in summary["skipped"].items()]
-    return found + [f"{name}: {what}" for name, what in host_cases.VARIANTS.items()]
+                ratio = times[ours] / times[base]
+                mark = "missed" if ratio > most else ""
+                rows.append([case, f"{ours} / {base}", f"{ratio:.3f}", f"{most:g}", mark])
+    return Table("Ratios", ("case", "ratio", "measured", "at most", ""), rows)

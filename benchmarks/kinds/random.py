@@ -6,8 +6,7 @@ import dataclasses
 import math
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -18,9 +17,10 @@ from torch import Tensor
 from benchmarks.baselines import BASELINES, FALLBACK, Alternative, Baseline
 from benchmarks.cases import Case, Data, Parameters, Problem, Shape, compile_in_this_process
 from benchmarks.cases import random as drawn
-from benchmarks.cases.random import BARE, SMALL_US, Series
-from benchmarks.harness.records import ADDMM, COMPILE, EAGER, OWN, CaseResult, Group, Measurement
-from benchmarks.harness.report import Record, Table, finite
+from benchmarks.cases.random import BARE, Series
+from benchmarks.harness.progress import shown_progress
+from benchmarks.harness.records import ADDMM, COMPILE, EAGER, OURS, OWN, CaseResult, Group, Measurement
+from benchmarks.harness.report import Record, finite
 from benchmarks.harness.runner import (
     Bench,
     Budget,
@@ -31,10 +31,10 @@ from benchmarks.harness.runner import (
     matmul_precision,
 )
 from benchmarks.harness.sampling import SampledReference
+from benchmarks.kinds import Run
 from benchmarks.kinds.points import Point, point_table, summarise, summary_table, worst_points
 from epigemm.timing import Effort
 
-KIND = "random"
 RESULTS = Path("benchmarks") / "results"
 NAMES = (EAGER, BARE, ADDMM, COMPILE)
 EFFORT = Effort(rounds=5, min_ms=2.0, max_rounds=21, pause_s=None)
@@ -184,83 +184,45 @@ def folder(output: Path | None, about: Mapping[str, Any], seed: int) -> Path:
     return (output or RESULTS / re.sub("[^a-z0-9]+", "-", gpu.lower()).strip("-")) / f"random-{seed}"
 
 
-@dataclass
-class RandomRun:
-    """A run of ``--random``: `skipped` says why a series is not measured here."""
-
-    drawing: Drawing
-    series: Sequence[Series]
-    about: Mapping[str, Any]
-    absent: Mapping[str, str]
-    seed: int
-    count: int
-    between: bool
-    skipped: dict[str, str] = field(default_factory=dict)
-    results: list[CaseResult] = field(default_factory=list)
-    points: list[Point] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        """Leave out what makes no sense on this device."""
-        reasons = {s.name: drawn.why_skipped(s, self.drawing.bench.device) for s in self.series}
-        self.skipped = {name: why for name, why in reasons.items() if why}
-        self.series = [s for s in self.series if not reasons[s.name]]
-
-    def shapes(self, series: Series) -> list[Shape]:
-        """The points of a series."""
-        return drawn.between(self.seed) if series.between else drawn.draw(self.seed, self.count)
-
-    def measure(self, progress: Callable[[int], AbstractContextManager[Any]], target: Path) -> list[Path]:
-        """Measure everything; the files, which are written after each group of series."""
-        if any(b.name == COMPILE for b in self.drawing.baselines):
-            compile_in_this_process()
-        together = drawn.groups(self.series)
-        with progress(sum(len(self.shapes(group[0])) for group in together)) as told:
-            self.drawing.bench.progress = told
-            for group in together:
-                for result, points in self.drawing.measure(group, self.shapes(group[0])):
-                    self.results.append(result)
-                    self.points += points
-                self.record().write(target)
-        tables = [self.table(), point_table("The worst points of each case", worst_points(self.points))]
-        return self.record(complete=True).write(target, tables, self.remarks())
-
-    def record(self, *, complete: bool = False) -> Record:
-        """What has been measured."""
-        figures = {
-            "seed": self.seed,
-            "points": self.count,
-            "between": self.between,
-            "skipped": self.skipped,
-            "left_out": self.drawing.budget.left_out,
-            "cases": self.figures(),
-        }
-        effort = dataclasses.asdict(self.drawing.bench.effort)
-        return Record(KIND, self.about, METHOD, effort, self.absent, self.results, figures, complete)
-
-    def figures(self) -> dict[str, dict[str, Any]]:
-        """The numbers of each series."""
-        by_name = {s.name: [p for p in self.points if p.series.name == s.name] for s in self.series}
-        return {name: finite(summarise(found)) for name, found in by_name.items() if found}
-
-    def table(self) -> Table:
-        """One row for each series."""
-        return summary_table(self.figures())
-
-    def tables(self) -> list[Table]:
-        """The summary, and the points below the bar."""
-        below = [point for point in self.points if point.below]
-        return [self.table(), *([point_table("Below the bar", below)] if below else [])]
-
-    def remarks(self) -> list[str]:
-        """What is wrong, and what was not measured."""
-        found = [f"WRONG: {p.series.name} {p.size}: {p.wrong}" for p in self.points if p.wrong]
-        reasons = list(self.drawing.budget.left_out.values())
-        found += [f"{reasons.count(why)} points: {why}" for why in dict.fromkeys(reasons)]
-        return [*found, *self.record().remarks(), *(f"{name}: {why}" for name, why in self.skipped.items())]
-
-    def list_table(self) -> Table:
-        """The series, nothing measured."""
-        rows = [
-            [s.name, str(len(self.shapes(s))), f"{s.bar:g}", f"{s.small_bar or s.bar:g}"] for s in self.series
-        ]
-        return Table("cases", ("case", "points", "bar", f"under {SMALL_US:g} us"), rows)
+def main(run: Run) -> int:
+    """Measure everything, kept after each group of series; 1 if a result of ours is wrong."""
+    options, seed, console = run.options, run.options.random, run.console
+    # On a CPU, Inductor calls a C++ compiler for every case.
+    skip = [COMPILE] if run.device.type == "cpu" and not options.peers else []
+    available, absent = run.baselines([BASELINES[name] for name in (OURS, *NAMES)], skip)
+    chosen = drawn.select(options.cases, count=options.count, between=options.between)
+    reasons = {s.name: drawn.why_skipped(s, run.device) for s in chosen}
+    skipped = {name: why for name, why in reasons.items() if why}
+    together = drawn.groups([s for s in chosen if not reasons[s.name]])
+    shapes = {False: drawn.draw(seed, options.count), True: drawn.between(seed)}
+    drawing = Drawing(run.bench(EFFORT), available, Budget(run.budget))
+    target = folder(options.output, run.about, seed)
+    figures = {"seed": seed, "points": options.count, "between": options.between, "skipped": skipped}
+    figures |= {"left_out": drawing.budget.left_out, "cases": {}}
+    effort = dataclasses.asdict(drawing.bench.effort)
+    record = Record("random", run.about, METHOD, effort, absent, [], figures)
+    points: dict[str, list[Point]] = {}
+    run.announce()
+    if any(b.name == COMPILE for b in available):
+        compile_in_this_process()
+    with shown_progress(sum(len(shapes[group[0].between]) for group in together)) as drawing.bench.progress:
+        for group in together:
+            for result, found in drawing.measure(group, shapes[group[0].between]):
+                record.results.append(result)
+                for point in found:
+                    points.setdefault(point.series.name, []).append(point)
+            names = [series.name for series in chosen if series.name in points]
+            figures["cases"] = {name: finite(summarise(points[name])) for name in names}
+            record.write(target)
+    record.complete = True
+    every = [point for found in points.values() for point in found]
+    wrong = [f"WRONG: {p.series.name} {p.size}: {p.wrong}" for p in every if p.wrong]
+    left_out = list(drawing.budget.left_out.values())
+    remarks = wrong + [f"{left_out.count(why)} points: {why}" for why in dict.fromkeys(left_out)]
+    remarks += [*record.remarks(), *(f"{name}: {why}" for name, why in skipped.items())]
+    tables = [
+        summary_table(figures["cases"]),
+        point_table("The worst points of each case", worst_points(every)),
+    ]
+    record.finish(console, target, tables, remarks)
+    return bool(wrong)

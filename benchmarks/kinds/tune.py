@@ -11,7 +11,7 @@ import os
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -19,10 +19,11 @@ from torch import Tensor
 
 import epigemm
 from benchmarks.baselines import our_call
-from benchmarks.cases import Case, Setting, Shape, make_data
+from benchmarks.cases import Case, Setting, make_data
 from benchmarks.cases.problems import problems
 from benchmarks.harness.records import geomean
 from benchmarks.harness.report import Record, Table
+from benchmarks.kinds import Run
 from epigemm import tables
 from epigemm._native import ops
 from epigemm.timing import Effort, Timer, make_timer
@@ -67,43 +68,39 @@ def _measure(case: Case, timer: Timer) -> dict[str, Any]:
     }
 
 
-def run(shapes: Sequence[Shape], device: torch.device, about: Mapping[str, Any]) -> Record:
+def main(run: Run) -> int:
     """Tune calls of three kinds by turns.
 
     Raises:
         ValueError: not on a GPU.
     """
-    if device.type != "cuda":
+    if run.device.type != "cuda":
         raise ValueError("--tune: needs a GPU")
     # What is measured here is not left to later processes of this user.
     os.environ["EPIGEMM_CACHE_DIR"] = tempfile.mkdtemp(prefix="epigemm-tune-")
     by_name = {problem.name: problem for problem in problems()}
-    timer, cases = make_timer(device), {}
+    timer, cases = make_timer(run.device), {}
     with torch.no_grad():
-        for index, shape in enumerate(shapes):
+        for index, shape in enumerate(run.shapes()):
             name, setting = _KINDS[index % len(_KINDS)]
             case = Case(by_name[name], shape, setting)
             cases[case.name] = _measure(case, timer)
     found = [case["ratio"] for case in cases.values()]
-    figures = {
-        "geomean": geomean(found),
-        "worst": min(found),
-        "most_seconds": max(case["tune_seconds"] for case in cases.values()),
-        "cases": cases,
-    }
+    most = max(case["tune_seconds"] for case in cases.values())
+    figures = {"geomean": geomean(found), "worst": min(found), "most_seconds": most, "cases": cases}
     effort = dataclasses.asdict(_EFFORT)
-    return Record("tune", about, METHOD, effort, {}, [], figures, complete=True)
-
-
-def table(cases: Mapping[str, Mapping[str, Any]]) -> Table:
-    """One line per call."""
     rows = [
         [
             name,
-            *(f"{case[key]:.1f}" for key in ("before_us", "after_us")),
-            f"{case['ratio']:.3f}",
-            f"{case['tune_seconds']:.2f}",
+            f"{c['before_us']:.1f}",
+            f"{c['after_us']:.1f}",
+            f"{c['ratio']:.3f}",
+            f"{c['tune_seconds']:.2f}",
         ]
-        for name, case in cases.items()
+        for name, c in cases.items()
     ]
-    return Table("tune", ("call", "us before", "us after", "ratio", "seconds"), rows)
+    table = Table("tune", ("call", "us before", "us after", "ratio", "seconds"), rows)
+    run.announce()
+    record = Record("tune", run.about, METHOD, effort, {}, [], figures, complete=True)
+    record.finish(run.console, run.options.output, [table])
+    return 0

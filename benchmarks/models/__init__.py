@@ -1,8 +1,1 @@
-"""Whole models, as they are and fused: ``python -m benchmarks --models``.
-
-============  ====================================================================
-``networks``  the models, plain PyTorch, and what goes in
-``worker``    one process for each model and mode: compiles, checks, measures
-``run``       starts the processes, lets one after another measure, writes the record
-============  ====================================================================
-"""
+"""Whole models, ``--models``: `networks` in plain PyTorch, and the `worker` that measures one."""

@@ -1,19 +1,17 @@
 """One model in one mode, in a process of its own: compiles all its cases, waits for its turn, checks and measures.
 
-It speaks in lines of JSON, and listens: "stop" while it compiles: no further case; "go": measure what there is.
+It says what it has done, and listens: "stop" while it compiles: no further case; "go": measure.
 """
 
 from __future__ import annotations
 
 import copy
-import json
 import math
-import select
 import statistics
-import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from multiprocessing.connection import Connection
 from typing import Any
 
 import torch
@@ -213,30 +211,27 @@ def measure(prepared: Prepared, device: torch.device, *, quick: bool) -> dict[st
     }
 
 
-def _say(**message: Any) -> None:
-    print(json.dumps(message), flush=True)
-
-
-def work(network: str, mode: str, device: torch.device, *, quick: bool) -> None:
-    """Compile; say "ready"; wait for "go"; measure; a line for each case."""
+def work(line: Connection, network: str, mode: str, device: torch.device, quick: bool) -> None:
+    """Compile; say "ready"; wait for "go"; measure; a message for each case."""
     config: Any = torch._dynamo.config
     config.cache_size_limit = 64
     ready: list[Prepared] = []
     for case in cases(network, mode, quick=quick):
-        # Any line says that time is up; so does the end of the process that reads ours.
-        if select.select([sys.stdin], [], [], 0)[0]:
+        # Any word says that time is up; so does the end of the process that listens.
+        if line.poll():
             break
         try:
             ready.append(prepare(case, device, quick=quick))
         except Exception as e:
-            _say(failed=str(case), why=describe_error(e))
-    _say(ready=len(ready))
-    if not any(line.strip() == "go" for line in sys.stdin):
-        return
+            line.send({"failed": str(case), "why": describe_error(e)})
+    line.send({"ready": len(ready)})
+    while line.recv() != "go":
+        pass
     while ready:
         prepared = ready.pop(0)
         try:
-            _say(case=str(prepared.case), result=measure(prepared, device, quick=quick))
+            result = measure(prepared, device, quick=quick)
+            line.send({"case": str(prepared.case), "result": result})
         except Exception as e:
-            _say(failed=str(prepared.case), why=describe_error(e))
-    _say(done=True)
+            line.send({"failed": str(prepared.case), "why": describe_error(e)})
+    line.send({"done": True})

@@ -15,9 +15,11 @@ pytest.importorskip("rich", reason="the extra `bench` is not installed")
 pytest.importorskip("matplotlib", reason="the extra `bench` is not installed")
 
 from benchmarks.cli import main
-from benchmarks.models import run, worker
+from benchmarks.kinds import models as run
+from benchmarks.kinds.models import Measured as Run
+from benchmarks.kinds.models import bar
+from benchmarks.models import worker
 from benchmarks.models.networks import NETWORKS
-from benchmarks.models.run import Run, bar
 from benchmarks.models.worker import INFERENCE, TRAINING, Case, error, is_right
 
 CPU = torch.device("cpu")
@@ -140,9 +142,3 @@ def test_the_most_telling_cases_come_first(network: str) -> None:
 def test_wrong_usage_is_explained(flags: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*COMMAND, *flags]) == 2
     assert said in capsys.readouterr().err
-
-
-def test_the_selection_can_be_listed(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([*COMMAND, "--list"]) == 0
-    printed = capsys.readouterr().out
-    assert "t5-small/bf16/inference/2x128" in printed and "training" not in printed

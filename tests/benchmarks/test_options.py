@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.options import kind_of, parser
+from benchmarks.cli import kind_of, parser
 
 TOP = Path(__file__).parents[2]
 PAGES = [

@@ -320,9 +320,8 @@ def test_the_record_is_complete_and_can_be_shown(
     assert len(record["sweep"]) == 4 and set(record["thresholds"]) == {"split", "scaled"}
     assert all(set(p["errors"]) == set(EMULATED) for p in record["sweep"])
     record["verdicts"]["split"] = [exact.Verdict("a check that failed", 2, 1).record()]
-    path = tmp_path / "gradings.json"
-    path.write_text(json.dumps(record))
-    assert cli.main(["--render", str(path), "--output", str(tmp_path)]) == cli.WRONG
+    assert cli.finish(record, report.Console(), tmp_path) == cli.WRONG
+    assert json.loads((tmp_path / "gradings.json").read_text()) == record
     shown = capsys.readouterr().out
     assert "a check that failed" in shown and "8x16x32" in shown
     assert all(ms > 0 for ms in record["guard"][0]["ms"].values())

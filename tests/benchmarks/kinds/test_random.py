@@ -207,7 +207,6 @@ def test_calls_of_one_shape_share_their_baselines() -> None:
         ["--random", "1", "--count", "-1", "--between"],
         ["--random", "1", "--quick"],
         ["--random", "1", "--sizes", "1x8x8"],
-        ["--random", "1", "--unchecked"],
         ["--random", "1", "--models"],
         ["--random", "1", "--cases", "no_such_case"],
         ["--random", "1", "--cases", "between/*"],
@@ -215,14 +214,8 @@ def test_calls_of_one_shape_share_their_baselines() -> None:
     ids=lambda a: " ".join(a),
 )
 def test_wrong_usage_exits_with_two(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([*arguments, "--device", "cpu", "--list"]) == 2
+    assert main([*arguments, "--device", "cpu"]) == 2
     assert capsys.readouterr().err
-
-
-def test_the_list_of_cases(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([*TINY, "--between", "--list"]) == 0
-    shown = capsys.readouterr().out
-    assert all(name in shown for name in BY_NAME) and "needs a GPU" in shown
 
 
 def test_the_folder_is_named_by_the_gpu() -> None:

@@ -7,7 +7,6 @@ packages are imported when one is asked for.
 from __future__ import annotations
 
 import importlib
-import importlib.util
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -16,8 +15,7 @@ import torch
 from torch import Tensor
 
 import epigemm
-from benchmarks.baselines import quack
-from benchmarks.cases import CUSTOM, Case, Data, train_batch_norm
+from benchmarks.cases import CUSTOM, MATRIX, Case, Data, train_batch_norm
 from benchmarks.cases.custom import decorated
 from benchmarks.harness.records import (
     ADDMM,
@@ -27,11 +25,9 @@ from benchmarks.harness.records import (
     EAGER,
     MAX_AUTOTUNE,
     MM,
-    NVMATH,
     OURS,
     PLAIN,
     QUACK,
-    TRITON,
 )
 from epigemm.timing import Run
 
@@ -71,28 +67,42 @@ class Baseline:
         name: what ``--peers`` and ``--exclude`` take.
         title: what tables show.
         prepare: binds it to the tensors of a case; ``out`` may be written by every alternative.
-        applies: why it takes no part in a case ("" when it does).
-        packages: the modules it imports and the command that installs them.
+        needs: what must hold of a case, names in `_NEEDS`.
+        module: what it imports beyond torch.
         slow_on: device types on which preparing it takes many seconds, so that it is measured after all others.
     """
 
     name: str
     title: str
     prepare: Prepare
-    applies: Callable[[Case, torch.device], str] = lambda case, device: ""
-    packages: tuple[tuple[str, str], ...] = ()
+    needs: tuple[str, ...] = ()
+    module: str = ""
     slow_on: tuple[str, ...] = ()
+
+    def applies(self, case: Case, device: torch.device) -> str:
+        """Why it takes no part in a case; empty where it does."""
+        reasons = (why for holds, why in map(_NEEDS.__getitem__, self.needs) if not holds(case, device))
+        return next(reasons, "")
 
     def absent(self) -> str:
         """Why it cannot be used on this machine at all, or ""."""
-        for module, install in self.packages:
-            try:
-                if importlib.util.find_spec(module.partition(".")[0]) is None:
-                    return f"{module.partition('.')[0]} is not installed ({install})"
-                importlib.import_module(module)
-            except Exception as error:  # a broken installation must not end the run
-                return f"{module} does not import: {type(error).__name__}: {error}"
+        try:
+            importlib.import_module(self.module or "torch")
+        except Exception as error:  # a broken installation must not end the run
+            return f"{self.module} does not import: {type(error).__name__}: {error}"
         return ""
+
+
+_NEEDS: dict[str, tuple[Callable[[Case, torch.device], object], str]] = {
+    "product": (lambda case, device: case.shape.k, "there is no matrix product"),
+    "no product": (lambda case, device: not case.shape.k, "there is a matrix product"),
+    "GPU": (lambda case, device: device.type == "cuda", "needs a GPU"),
+    "fp32": (lambda case, device: case.is_fp32_product, "fp32 only"),
+    "16 bits": (lambda case, device: case.setting.dtype_name != "fp32", "16-bit only"),
+    "bias_relu": (lambda case, device: case.problem.epilogue == "bias_relu", "computes bias and ReLU alone"),
+    "in QuACK": (lambda case, device: case.problem.quack, "no function of QuACK's computes it"),
+    "built in": (lambda case, device: case.problem.ours, "no built-in computes it"),
+}
 
 
 # --- ours --------------------------------------------------------------------------------------------------------
@@ -200,103 +210,43 @@ def _addmm_activation(case: Case, data: Data, out: Tensor) -> Alternative:
 # --- others ------------------------------------------------------------------------------------------------------
 
 
-def _nvmath(case: Case, data: Data, out: Tensor) -> Alternative:
-    """CuBLASLt with its epilogue, over all algorithms that its heuristics offer.
-
-    D^T = W x^T, because cuBLASLt adds a bias along the rows of a column-major result: the transpose is our layout.
-    """
-    advanced: Any = importlib.import_module("nvmath.linalg.advanced")
-    compute_type: Any = importlib.import_module("nvmath.bindings.cublas").ComputeType
-    tf32 = case.setting.arithmetic == "tf32"
-    options = {"compute_type": compute_type.COMPUTE_32F_FAST_TF32 if tf32 else compute_type.COMPUTE_32F}
-    product: Any = advanced.Matmul(data.weight, data.x.t(), options=options)
-    product.plan(epilog=advanced.MatmulEpilog.RELU_BIAS, epilog_inputs={"bias": data.parameters.bias})
-    product.autotune(iterations=5)
-
-    def run() -> Tensor:
-        result: Tensor = product.execute()
-        return result.t()
-
-    return Alternative(run, close=product.free)
-
-
 def _quack(case: Case, data: Data, out: Tensor) -> Alternative:
-    return Alternative(quack.bind(case, data, out))
+    """QuACK's product with a bias if there is one, then an activation or a matrix."""
+    assert data.weight is not None
+    library: Any = importlib.import_module("quack.gemm_interface")
+    problem, p, x, weight = case.problem, data.parameters, data.x, data.weight.t()
+    matrices = [p.vectors[name] for name, operand in problem.operands.items() if operand.kind == MATRIX]
+
+    def act() -> Tensor:
+        given = {"postact_out": out, "bias": p.bias, "activation": problem.quack}
+        library.gemm_act(x, weight, **given, store_preact=False, tuned=True)
+        return out
+
+    def add() -> Tensor:
+        library.gemm_add(x, weight, matrices[0], out=out, bias=p.bias, tuned=True)
+        return out
+
+    return Alternative(add if problem.quack == "add" else act)
 
 
-def _triton(case: Case, data: Data, out: Tensor) -> Alternative:
-    assert data.weight is not None and data.parameters.bias is not None
-    kernel: Any = importlib.import_module("benchmarks.baselines.triton").LinearReLU()
-    weight, bias = data.weight, data.parameters.bias
-    return Alternative(lambda: kernel(data.x, weight, bias, out))
-
-
-def _only_linear(case: Case, device: torch.device) -> str:
-    return "" if case.shape.k else "there is no matrix product"
-
-
-def _only_elementwise(case: Case, device: torch.device) -> str:
-    return "there is a matrix product" if case.shape.k else ""
-
-
-def _on_gpu(case: Case, device: torch.device) -> str:
-    return _only_linear(case, device) or ("" if device.type == "cuda" else "needs a GPU")
-
-
-def _weight_split(case: Case, device: torch.device) -> str:
-    return _on_gpu(case, device) or ("" if case.is_fp32_product else "fp32 only")
-
-
-def _bias_relu(case: Case, device: torch.device) -> str:
-    fuses = case.problem.epilogue == "bias_relu"
-    return _on_gpu(case, device) or ("" if fuses else f"does not compute {case.problem.formula}")
-
-
-def _triton_applies(case: Case, device: torch.device) -> str:
-    highest = case.is_fp32_product and case.setting.precision == "highest"
-    return _bias_relu(case, device) or ("" if highest else "for fp32 at highest")
-
-
-def _quack_applies(case: Case, device: torch.device) -> str:
-    if why := _on_gpu(case, device):
-        return why
-    if case.setting.dtype_name == "fp32":
-        return "16-bit only"
-    return "" if case.problem.quack else f"no function of QuACK's computes {case.problem.formula}"
-
-
-def _has_builtin(case: Case, device: torch.device) -> str:
-    return "" if case.problem.ours else "no built-in computes it"
-
-
+_ON_GPU = ("product", "GPU")
 _ALL = (
     Baseline(OURS, "epigemm", _ours),
-    Baseline(PLAIN, "epigemm, weight split per call", _plain, _weight_split),
+    Baseline(PLAIN, "epigemm, weight split per call", _plain, (*_ON_GPU, "fp32")),
     Baseline(EAGER, "eager", _eager),
-    Baseline(MM, "torch.mm alone", _bare_product, _only_linear),
-    Baseline(COPY, "copy x to out", _copy, _only_elementwise),
-    Baseline(ADDMM, "torch._addmm_activation", _addmm_activation, _bias_relu),
-    Baseline(
-        NVMATH,
-        "cuBLASLt autotuned (nvmath)",
-        _nvmath,
-        _bias_relu,
-        (
-            ("nvmath.linalg.advanced", "pip install nvmath-python[cu13]"),
-            ("nvmath.bindings.cublas", "pip install nvmath-python[cu13]"),
-        ),
-    ),
-    Baseline(
-        TRITON, "Triton tf32x3", _triton, _triton_applies, (("triton", "comes with CUDA builds of torch"),)
-    ),
+    Baseline(MM, "torch.mm alone", _bare_product, ("product",)),
+    Baseline(COPY, "copy x to out", _copy, ("no product",)),
+    Baseline(ADDMM, "torch._addmm_activation", _addmm_activation, (*_ON_GPU, "bias_relu")),
     Baseline(COMPILE, "torch.compile", _compiled("default"), slow_on=("cpu",)),
-    Baseline(QUACK, "QuACK, tuned", _quack, _quack_applies, quack.PACKAGES, slow_on=("cuda",)),
+    Baseline(
+        QUACK, "QuACK, tuned", _quack, (*_ON_GPU, "16 bits", "in QuACK"), "quack.gemm_interface", ("cuda",)
+    ),
     # Without CUDA graphs, which would hide launch cost from this alternative alone.
     Baseline(
         MAX_AUTOTUNE,
         "torch.compile max-autotune",
         _compiled("max-autotune-no-cudagraphs"),
-        _on_gpu,
+        _ON_GPU,
         slow_on=("cuda",),
     ),
 )
@@ -310,7 +260,7 @@ def of_kind(kind: str) -> list[Baseline]:
         return list(_ALL)
     return [
         Baseline(OURS, "epigemm.epilogue", ours_custom),
-        Baseline(BUILTIN, "epigemm's built-in", _ours, _has_builtin),
+        Baseline(BUILTIN, "epigemm's built-in", _ours, ("built in",)),
         *(BASELINES[name] for name in _IN_CUSTOM),
     ]
 

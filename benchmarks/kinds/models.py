@@ -7,29 +7,25 @@ after its present case and measures what it has.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import fnmatch
-import json
+import multiprocessing
 import os
-import queue
-import subprocess
-import sys
-import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
+from unittest import mock
 
 import torch
 
+from benchmarks.harness.progress import shown_progress
 from benchmarks.harness.records import geomean
 from benchmarks.harness.report import Record, Table
+from benchmarks.kinds import MODELS_TIME_BUDGET_S, Run
 from benchmarks.models import worker
 from benchmarks.models.networks import NETWORKS
 from benchmarks.models.worker import INFERENCE, TRAINING, Case
 
-KIND = "models"
-TIME_BUDGET_S = 200.0
 METHOD = " ".join(str(__doc__).split("\n\n")[1].split())
 # Parts of the time budget: when compiling has to stop, and how long those that go on with a case are waited for.
 _STOP, _WAIT = 0.5, 0.7
@@ -62,45 +58,34 @@ class Worker:
     """A process that compiles and measures one model in one mode."""
 
     def __init__(self, key: Key, device: torch.device, *, quick: bool) -> None:
-        command = [sys.executable, "-m", "benchmarks.models.run", "--worker", *key, "--device", str(device)]
-        # As many processes as models: none of them needs threads of its own to keep all cores busy.
-        single = {"TORCHINDUCTOR_COMPILE_THREADS": "1", "OMP_NUM_THREADS": "1"}
         self.key, self.is_ready, self.has_ended = key, False, False
         self.failed: dict[str, str] = {}
-        self._process = subprocess.Popen(
-            [*command, *(["--quick"] if quick else [])],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env={**os.environ, **single},
-        )
-        self._said: queue.Queue[dict[str, Any]] = queue.Queue()
-        threading.Thread(target=self._listen, daemon=True).start()
-
-    def _listen(self) -> None:
-        for line in self._process.stdout or ():
-            if line.startswith("{"):  # libraries may print, too
-                self._said.put(json.loads(line))
-        self._said.put({"ended": True})
+        context = multiprocessing.get_context("spawn")
+        self._line, theirs = context.Pipe()
+        # As many processes as models: none of them needs threads of its own to keep all cores busy.
+        single = {"TORCHINDUCTOR_COMPILE_THREADS": "1", "OMP_NUM_THREADS": "1"}
+        with mock.patch.dict(os.environ, single):
+            given = (theirs, *key, device, quick)
+            self._process = context.Process(target=worker.work, args=given)
+            self._process.start()
+        theirs.close()
 
     def tell(self, word: str) -> None:
-        """One line; it may have ended."""
-        assert self._process.stdin is not None
+        """One word; it may have ended."""
         with contextlib.suppress(BrokenPipeError):
-            self._process.stdin.write(word + "\n")
-            self._process.stdin.flush()
+            self._line.send(word)
 
     def messages(self, until: float) -> Iterator[dict[str, Any]]:
         """What it says until then, without its failures, which are kept."""
-        while not self.has_ended:
+        while not self.has_ended and self._line.poll(max(0.0, until - time.monotonic())):
             try:
-                said = self._said.get(timeout=max(0.0, until - time.monotonic()))
-            except queue.Empty:
+                said = self._line.recv()
+            except (EOFError, ConnectionResetError):
+                self.has_ended = True
                 return
-            self.has_ended = "ended" in said
             if "failed" in said:
                 self.failed[said["failed"]] = said["why"]
-            elif not self.has_ended:
+            else:
                 yield said
 
     def wait(self, until: float) -> None:
@@ -119,10 +104,10 @@ class Worker:
     def end(self) -> None:
         """At once."""
         self._process.kill()
-        self._process.wait()
+        self._process.join()
 
 
-class Run:
+class Measured:
     """Some models on one device.
 
     Attributes:
@@ -220,7 +205,7 @@ class Run:
             "cases": self.found,
         }
         effort = {"turns": worker.TURNS, "least_ms": worker.LEAST_MS, "quick": self.quick}
-        return Record(KIND, about, METHOD, effort, {}, [], figures, complete)
+        return Record("models", about, METHOD, effort, {}, [], figures, complete)
 
     def tables(self) -> list[Table]:
         """Cases by mode, and geometric means."""
@@ -262,16 +247,21 @@ def _row(case: str, result: Mapping[str, Any]) -> list[str]:
     return [case, ms["eager"], ms["fuse"], fuse, ms["compile"], ms["backend"], backend, right]
 
 
-def main() -> None:
-    """One worker; `Worker` starts it."""
-    parser = argparse.ArgumentParser(description="One process of `python -m benchmarks --models`.")
-    parser.add_argument("--worker", nargs=2, metavar=("NETWORK", "MODE"), required=True)
-    parser.add_argument("--device", type=torch.device, required=True)
-    parser.add_argument("--quick", action="store_true")
-    options = parser.parse_args()
-    network, mode = options.worker
-    worker.work(network, mode, options.device, quick=options.quick)
+def main(run: Run) -> int:
+    """Measure the models chosen, kept after each case; 1 if a result is wrong or missing."""
+    options, device = run.options, run.device
+    models = Measured(select(options.cases), device, quick=options.quick or device.type == "cpu")
+    run.announce()
+    with shown_progress(len(models.cases())) as progress:
 
+        def keep(case: str, result: Mapping[str, Any]) -> None:
+            ratios = f"fuse {result['fuse_vs_eager']:.3f}, backend {result['backend_vs_compile']:.3f}"
+            progress(f"{case}: {ratios}{'' if result['right'] else ', WRONG'}", True)
+            if options.output:
+                models.record(run.about, complete=False).write(options.output)
 
-if __name__ == "__main__":
-    main()
+        budget = MODELS_TIME_BUDGET_S if options.time_budget is None else options.time_budget
+        models.measure(budget, keep)
+    record = models.record(run.about, complete=True)
+    record.finish(run.console, options.output, models.tables(), models.remarks())
+    return bool(models.wrong or models.failed)
