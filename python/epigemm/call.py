@@ -56,28 +56,16 @@ def linear(
     x: Tensor,
     weight: Tensor | PackedWeight,
     bias: Tensor | None,
-    scalar: float | Tensor | None,
-    precision: str | None,
-    out: Tensor | None,
-    strict: bool = False,
+    scalar: float | Tensor | None,  # the epilogue's
+    precision: str | None,  # None for torch's setting
+    out: Tensor | None,  # where the result goes
+    strict: bool = False,  # no fallback
+    # what the call may do with the weight's pack, `packs.KEEP` for a module's own; None for a plain call, for which
+    # `epigemm.keep_packs` decides
     pack_use: str | None = None,
-    fold: tuple[Any, ...] | None = None,
+    fold: tuple[Any, ...] | None = None,  # of scale_batch_norm, the vectors of `FOLDED` and then eps
 ) -> Tensor:
-    """D = epilogue(x @ weight.T), for an epilogue with a bias and at most one scalar, or with folded vectors.
-
-    Args:
-        epilogue: what follows the product.
-        x: as the public functions got it, like all that follows.
-        weight: the same.
-        bias: the same; None beside `fold`.
-        scalar: the epilogue's.
-        precision: None for torch's setting.
-        out: where the result goes.
-        strict: no fallback.
-        pack_use: what the call may do with the weight's pack, `packs.KEEP` for a module's own; None for a plain call,
-            for which `epigemm.keep_packs` decides.
-        fold: of scale_batch_norm, the vectors of `FOLDED` and then eps.
-    """
+    """D = epilogue(x @ weight.T), for an epilogue with a bias and at most one scalar, or with folded vectors."""
     if isinstance(weight, PackedWeight):
         weight, pack_use = weight.weight, packs.KEEP
     vectors = () if fold is None else fold[:-1]
@@ -277,14 +265,7 @@ def _elementwise(road: int, call: ElementwiseCall) -> Tensor:
 
 
 def fold(like: Tensor, vectors: Vectors, eps: float, columns: int) -> tuple[Tensor, ...]:
-    """Multiplier and offset that `vectors` (those of `FOLDED`) fold into, in the epilogue's arithmetic.
-
-    Args:
-        like: gives the device and the arithmetic type.
-        vectors: each of length `columns`, or None.
-        eps: BatchNorm's epsilon.
-        columns: N.
-    """
+    """Multiplier and offset that `vectors` (those of `FOLDED`) fold into, in the epilogue's arithmetic."""
     checks.fold_batch_norm(like, _named(vectors), eps, columns)
     return _fold(_road((like, *vectors)), FoldCall(like, columns, vectors, eps), None)
 

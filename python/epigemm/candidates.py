@@ -51,40 +51,25 @@ class Candidate:
 
 
 class Kind(NamedTuple):
-    """What tells one family of kernels from another.
+    """What tells one family of kernels from another."""
 
-    Attributes:
-        arithmetic: what they multiply in.
-        packed: on fp16 slices: whether the weight's count as there already.
-        tf32_allowed: fp32: whether torch's GEMM may use TF32.
-        source: where the planner's choice among them comes from: "model" or "cache".
-    """
-
-    arithmetic: str
-    packed: bool
-    tf32_allowed: bool
-    source: str
+    arithmetic: str  # what they multiply in
+    packed: bool  # on fp16 slices: whether the weight's count as there already
+    tf32_allowed: bool  # fp32: whether torch's GEMM may use TF32
+    source: str  # where the planner's choice among them comes from: "model" or "cache"
 
 
 @dataclass(frozen=True)
 class Family:
-    """The kernels of one arithmetic, and what they stand against.
+    """The kernels of one arithmetic, and what they stand against."""
 
-    Attributes:
-        kind: which ones.
-        candidates: every plan whose kernels are there.
-        rival: the fallback.
-        setting: torch's fp32 setting under which the fallback is to be timed.
-        now: the plan that runs at present; `TORCH` where that is the fallback.
-        left_out: why other plans are no candidates: their kernels could not be linked.
-    """
-
-    kind: Kind
-    candidates: list[Candidate]
-    rival: Candidate
+    kind: Kind  # which ones
+    candidates: list[Candidate]  # every plan whose kernels are there
+    rival: Candidate  # the fallback
+    # torch's fp32 setting under which the fallback is to be timed
     setting: Callable[[], AbstractContextManager[None]]
-    now: tuple[int, ...] = TORCH
-    left_out: tuple[str, ...] = ()
+    now: tuple[int, ...] = TORCH  # the plan that runs at present; `TORCH` where that is the fallback
+    left_out: tuple[str, ...] = ()  # why other plans are no candidates: their kernels could not be linked
 
 
 def families(

@@ -77,15 +77,11 @@ class _Captured:
 
 @dataclass(frozen=True)
 class Captures:
-    """What a function and the functions that it calls have captured.
+    """What a function and the functions that it calls have captured."""
 
-    Args:
-        codes: of the function and of the user's functions that it calls.
-        values: what they read from around them.
-    """
-
+    # of the function and of the user's functions that it calls
     codes: tuple[tuple[FunctionType, CodeType], ...]
-    values: tuple[_Captured, ...]
+    values: tuple[_Captured, ...]  # what they read from around them
 
     def changed(self) -> str | None:
         """The name of what has changed since; None where nothing has."""

@@ -67,14 +67,7 @@ def elementwise(call: ElementwiseCall) -> None:
 
 
 def fold_batch_norm(like: Tensor, vectors: dict[str, Tensor | None], eps: float, columns: int | None) -> int:
-    """Check the vectors of a BatchNorm fold and return their common length.
-
-    Args:
-        like: gives the device and the type of the arithmetic.
-        vectors: the vectors by name, absent ones None.
-        eps: BatchNorm's epsilon.
-        columns: the length they must have; None: that of the first.
-    """
+    """Check the vectors of a BatchNorm fold and return their common length, which `columns` says unless None."""
     check_eps(eps)
     _require_matrix_like("like", like)
     dtype, device = like.dtype, like.device
@@ -217,14 +210,7 @@ def scalar_tensor(name: str, value: Tensor, x: Tensor) -> None:
 
 
 def output_overlap(out: Tensor, x: Tensor, others: Mapping[str, Tensor | None], *, in_place: bool) -> None:
-    """RuntimeError where writing `out` would race with reading an input, or with itself.
-
-    Args:
-        out: the tensor that is written.
-        x: the first input.
-        others: the further inputs by name.
-        in_place: whether `out` may be exactly the same view as `x`.
-    """
+    """RuntimeError where writing `out` would race with reading an input, or with itself."""
     if out.is_meta:
         return
     if not (in_place and overlap.is_same_view(out, x)) and overlap.overlaps(out, x):

@@ -51,11 +51,7 @@ Seen = tuple[Any, ...]
 def _fp32_code(has_scalar: bool, tensors: tuple[Seen | None, ...], precision: object, strict: object) -> int:
     """What a linear call may run on, `precision.code`; `_NOT_NATIVE` where the operator `linear` has to answer.
 
-    Args:
-        has_scalar: whether the last tensor is an epilogue's scalar.
-        tensors: x, weight, the others.
-        precision: as the caller gave it.
-        strict: as the caller gave it.
+    `tensors`: x, weight, the others; `has_scalar`: whether the last of them is an epilogue's scalar.
     """
     if not _is_native_call(has_scalar, tensors) or not isinstance(strict, bool):
         return _NOT_NATIVE

@@ -56,11 +56,7 @@ def roads(call: LinearCall) -> _precision.Roads:
 def decide(call: LinearCall, code: int, slices: int, *, launch: bool = False) -> int:
     """What runs a call, in one number: see `way`, `gemm`, `arithmetic`, `is_packed`, `is_padded` and `plan`.
 
-    Args:
-        call: the call; without an `out` as for a new contiguous tensor.
-        code: its `fp32_code`.
-        slices: what the weight's slices cost, by `SHIFTS`.
-        launch: launch the kernel where the way is `TENSORS`.
+    `slices`: what the weight's cost, by `SHIFTS`. `launch`: launch the kernel where the way is `TENSORS`.
     """
     if not (call.x.is_cuda or call.x.is_cpu):
         return WITH_BIAS << 2 if call.epilogue is BIAS and call.bias is not None else 0

@@ -118,31 +118,20 @@ def linear(
     x: Tensor,
     weight: Tensor,
     bias: Tensor | None,
-    scalar: float | Tensor | None,
+    scalar: float | Tensor | None,  # the epilogue's, a number or a 0-d tensor
+    # of scale_batch_norm: multiplier and offset, or the vectors of `epilogues.FOLDED` and then eps
     vectors: Vectors | None,
-    precision: str | None,
-    out: Tensor | None,
+    precision: str | None,  # what an fp32 product gets; None follows torch's setting
+    out: Tensor | None,  # where the result goes; None: a new tensor
+    # what the call may do with the weight's pack (see `epigemm.packs`); None: `epigemm.keep_packs` decides
     pack_use: str | None,
-    strict: bool,
+    strict: bool,  # torch's GEMM is no answer
+    # all operands in the epilogue's order, in place of bias, scalar and vectors
     given: tuple[Vectors, None] | None = None,
+    # whether M must not choose the kernel; None: `epigemm.batch_invariant` decides
     invariant: bool | None = None,
 ) -> Tensor | Recorded | None:
-    """D = epilogue(x @ weight.T), or who sees the call. Arguments as the public functions got them; nothing compiles.
-
-    Args:
-        epilogue: what follows the product.
-        x: `[..., K]`.
-        weight: `[N, K]`.
-        bias: `[N]` or None.
-        scalar: the epilogue's, a number or a 0-d tensor.
-        vectors: of scale_batch_norm: multiplier and offset, or the vectors of `epilogues.FOLDED` and then eps.
-        precision: what an fp32 product gets; None follows torch's setting.
-        out: where the result goes; None: a new tensor.
-        pack_use: what the call may do with the weight's pack (see `epigemm.packs`); None: `epigemm.keep_packs` decides.
-        strict: torch's GEMM is no answer.
-        given: all operands in the epilogue's order, in place of bias, scalar and vectors.
-        invariant: whether M must not choose the kernel; None: `epigemm.batch_invariant` decides.
-    """
+    """D = epilogue(x @ weight.T), or whose the call is. Arguments as the public functions got them; nothing compiles."""
     if _module is None or execution.on_first_call is not None:
         return None
     if precision is not None and (type(precision) is not str or precision not in _precision.ARITHMETIC):

@@ -55,13 +55,8 @@ class EpilogueInputs(NamedTuple):
 class Epilogue:
     """One epilogue: its name and formula, its operands, and a differentiable reference in plain PyTorch.
 
-    Args:
-        name: the registry's name.
-        formula: the mathematics, for people.
-        compute: `compute(z, *operands, *scalars)` in the type of the epilogue's arithmetic; z is the
-            accumulator, plus the bias where the epilogue takes one.
-        operands: in the functor's order, the accumulator first.
-        linear: whether it can follow a matrix product; elementwise-only otherwise.
+    `compute(z, *operands, *scalars)` is in the type of the epilogue's arithmetic; z is the accumulator, plus the bias
+    where the epilogue takes one.
     """
 
     def __init__(
@@ -116,13 +111,7 @@ class Epilogue:
     def in_order(
         self, bias: Tensor | None, operands: Sequence[Tensor], scalars: Sequence[float]
     ) -> tuple[Tensor | float | None, ...] | None:
-        """What a call gives, one value for each operand after the accumulator; None where the numbers do not fit.
-
-        Args:
-            bias: None where there is none, or the epilogue takes none.
-            operands: tensors, in the epilogue's order.
-            scalars: numbers, for the first scalars; tensors stand for the others.
-        """
+        """What a call gives, one value for each operand after the accumulator; None where the numbers do not fit."""
         tensors, numbers = iter(operands), iter(scalars)
         given: list[Tensor | float | None] = [bias] if self.takes_bias else []
         for operand in self.operands[1 + len(given) :]:
@@ -137,15 +126,7 @@ class Epilogue:
     def reference(
         self, acc: Tensor, bias: Tensor | None, operands: Sequence[Tensor], scalars: Sequence[float]
     ) -> Tensor:
-        """The epilogue in plain differentiable PyTorch, rounded once to the dtype of `acc`.
-
-        Args:
-            acc: `[..., N]`, the product (linear) or x (elementwise).
-            bias: `[N]` or None.
-            operands: the operands after the accumulator and the bias: vectors, then a scalar given as a 0-d
-                tensor.
-            scalars: the scalar when it is a Python number, else empty.
-        """
+        """The epilogue in plain differentiable PyTorch, rounded once to the dtype of `acc`."""
         z = acc.to(compute_dtype(acc.dtype))
         if bias is not None:
             z = z + bias.to(z.dtype)
@@ -153,24 +134,16 @@ class Epilogue:
 
     def sample_inputs(
         self,
-        columns: int,
-        dtype: torch.dtype,
+        columns: int,  # N, the length of every per-column vector
+        dtype: torch.dtype,  # the element type of x
+        # where the tensors live; the numbers are drawn on the CPU, so they are the same everywhere
         device: torch.device | str = "cpu",
         *,
-        generator: torch.Generator | None = None,
-        with_bias: bool = True,
-        scalar_as_tensor: bool = False,
+        generator: torch.Generator | None = None,  # a CPU generator; the default one if None
+        with_bias: bool = True,  # False leaves the bias out where the epilogue takes one
+        scalar_as_tensor: bool = False,  # True gives the scalar as a 0-d tensor instead of a number
     ) -> EpilogueInputs:
-        """Random operands with both signs, for tests and benchmarks.
-
-        Args:
-            columns: N, the length of every per-column vector.
-            dtype: the element type of x.
-            device: where the tensors live; the numbers are drawn on the CPU, so they are the same everywhere.
-            generator: a CPU generator; the default one if None.
-            with_bias: False leaves the bias out where the epilogue takes one.
-            scalar_as_tensor: True gives the scalar as a 0-d tensor instead of a number.
-        """
+        """Random operands with both signs, for tests and benchmarks."""
 
         def draw(*shape: int, of: torch.dtype) -> Tensor:
             return torch.randn(*shape, generator=generator, dtype=torch.float64).to(device=device, dtype=of)
@@ -316,11 +289,6 @@ def fold_batch_norm_reference(like: Tensor, vectors: Sequence[Tensor | None], ep
     An absent vector stands for what leaves the others alone: bias, mean and bn_bias 0, scale and bn_weight 1;
     without `running_var` there is no normalisation (g = bn_weight). Returns `[2, N]` in the epilogue's
     arithmetic type.
-
-    Args:
-        like: gives the device and the arithmetic type; its values do not matter.
-        vectors: those of `FOLDED`, in that order.
-        eps: BatchNorm's epsilon.
     """
     bias, scale, running_mean, running_var, bn_weight, bn_bias = vectors
     # The offset is a difference of products: in fp64 it loses nothing that fp32 holds. MPS has no fp64.

@@ -157,23 +157,15 @@ def _note_declined(code: int, decision: int, choices: Mapping[str, split.Choice]
 
 
 class Considered(NamedTuple):
-    """One arithmetic that a call is tried in.
+    """One arithmetic that a call is tried in."""
 
-    Attributes:
-        arithmetic: what its kernels multiply in.
-        why_not: why none of them runs; empty where one does.
-        plan: dispatch's answer.
-        choice: for a product on fp16 slices, where they come from and where the result goes.
-        packed: there, whether the weight's were not charged to the call.
-        tf32_allowed: there, whether torch's GEMM, which the plan was compared with, may use TF32.
-    """
-
-    arithmetic: str
-    why_not: str
-    plan: dict[str, Any]
+    arithmetic: str  # what its kernels multiply in
+    why_not: str  # why none of them runs; empty where one does
+    plan: dict[str, Any]  # dispatch's answer
+    # for a product on fp16 slices, where they come from and where the result goes
     choice: split.Choice | None
-    packed: bool
-    tf32_allowed: bool
+    packed: bool  # there, whether the weight's were not charged to the call
+    tf32_allowed: bool  # there, whether torch's GEMM, which the plan was compared with, may use TF32
 
 
 def considered(call: LinearCall, *, strict: bool = False) -> list[Considered]:

@@ -214,12 +214,6 @@ def _harmless(frame: FrameType | None) -> bool:
 def trace_program(function: Callable[..., Any], kinds: Sequence[str], name: str, start: str) -> Program:
     """The program of `function(acc, *operands)`.
 
-    Args:
-        function: pointwise; ordinary PyTorch.
-        kinds: of the operands: "per_column", "per_row", "scalar" or "matrix".
-        name: for messages.
-        start: `file:line` where the function begins.
-
     Raises:
         NotImplementedError: the function does what no functor can; the message names the line.
         TypeError: it fails by itself under the trace, or returns no tensor.

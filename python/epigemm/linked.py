@@ -41,12 +41,7 @@ _FP32, _FP64 = torch.float32, torch.float64
 
 
 class LinkedEpilogue(Epilogue):
-    """A traced function with the element types of its operands.
-
-    Args:
-        traced: the function.
-        folded: for each operand, whether it has the type of the epilogue's arithmetic rather than x's.
-    """
+    """A traced function with the element types of its operands: of a `folded` one that of the arithmetic, not x's."""
 
     is_linked = True
 
@@ -127,20 +122,12 @@ def linear(
     epilogue: Any,
     x: Tensor,
     weight: Tensor,
+    # one for each of the epilogue's, of as many dimensions as the result where they have its rows
     operands: Sequence[Any],
-    out: Tensor | None,
-    full_fp32: int,
+    out: Tensor | None,  # where the result goes; None: a new tensor
+    full_fp32: int,  # whether torch's own setting is less accurate than the call
 ) -> Tensor:
-    """D = epilogue(x @ weight.T) by PyTorch's operators, of arguments that are known to fit.
-
-    Args:
-        epilogue: a `LinkedEpilogue`.
-        x: `[..., K]`.
-        weight: `[N, K]`.
-        operands: one for each of the epilogue's, of as many dimensions as the result where they have its rows.
-        out: where the result goes; None: a new tensor.
-        full_fp32: whether torch's own setting is less accurate than the call.
-    """
+    """D = epilogue(x @ weight.T) by PyTorch's operators, of arguments that are known to fit."""
     rows = x if x.dim() == 2 else x.reshape(-1, x.shape[-1])
     bias, place = None, epilogue.bias_place
     if place is not None:  # rounded with the product, as PyTorch's operators do

@@ -31,11 +31,6 @@ def link(epilogue: Epilogue, missing: str, device: torch.device) -> str:
 
     During the capture of a CUDA graph a kernel of the package's is loaded, and none is linked.
 
-    Args:
-        epilogue: any.
-        missing: the kernels' names, between commas.
-        device: the GPU that they are for.
-
     Raises:
         linking.CompileError: NVRTC refuses the epilogue, which is a mistake of epigemm's.
     """

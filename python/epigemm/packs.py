@@ -107,12 +107,6 @@ def keep(weight: Tensor, pieces: int, *, frozen: bool = False, rewrite: bool = F
     memory by now (`weight.data = other`), a product on another stream may still read the old slices, and nothing has
     ordered this stream behind it. A pack that is not frozen gets new memory then.
 
-    Args:
-        weight: fp32 [N, K]; no inference tensor, which has no version counter.
-        pieces: 2 for "split", 1 for "scaled".
-        frozen: the pack is made on purpose (see the module's page).
-        rewrite: split the weight again even if the pack looks current.
-
     Raises:
         torch.OutOfMemoryError: no memory for a new pack.
     """
@@ -218,11 +212,6 @@ def _worth_packing(weight: Tensor, precision: str) -> int | None:
 
 def repack(weight: Tensor, precision: str | None) -> None:
     """Split the weight again into every pack that is kept of it, and into the one that `precision` asks for.
-
-    Args:
-        weight: the weight. One that has left the reach of the kernels, by its dtype or device, loses its packs; where
-            nothing would run on a pack of it, nothing happens.
-        precision: as of the calls to come.
 
     Raises:
         RuntimeError: the current stream is being captured into a CUDA graph.

@@ -32,15 +32,11 @@ _REDUCED = (TF32, "bf16")  # torch's settings under which its own fp32 GEMM roun
 
 
 class Roads(NamedTuple):
-    """What an fp32 call may run on.
+    """What an fp32 call may run on."""
 
-    Attributes:
-        fused: the arithmetics whose kernels are tried, in this order; torch's GEMM comes after the last.
-        tf32_allowed: whether torch's GEMM may use TF32 there.
-    """
-
+    # the arithmetics whose kernels are tried, in this order; torch's GEMM comes after the last
     fused: tuple[str, ...]
-    tf32_allowed: bool
+    tf32_allowed: bool  # whether torch's GEMM may use TF32 there
 
 
 _IEEE_ROADS = Roads((IEEE,), False)
@@ -120,10 +116,6 @@ def roads(precision: str, device_type: str) -> Roads:
 
     Under a setting of torch's that keeps its GEMM in IEEE fp32, a call that would do with TF32 has SGEMM for its last
     resort. The split is faster than that, and as accurate.
-
-    Args:
-        precision: a key of `ARITHMETIC`, or `DEFAULT`.
-        device_type: whose setting torch's GEMM follows.
 
     Raises:
         ValueError: `precision` is none of them.

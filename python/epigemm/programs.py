@@ -26,15 +26,10 @@ _COLUMN, _MATRIX = "per_column", "matrix"
 
 
 class Formula(NamedTuple):
-    """One of them.
+    """One of them."""
 
-    Attributes:
-        operands: kind and name of each.
-        program: its steps.
-    """
-
-    operands: tuple[tuple[str, str], ...]
-    program: Program
+    operands: tuple[tuple[str, str], ...]  # kind and name of each
+    program: Program  # its steps
 
     @property
     def kinds(self) -> tuple[str, ...]:

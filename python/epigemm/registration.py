@@ -69,25 +69,16 @@ def _fold_call(like: Tensor, *vectors_and_eps: Any) -> FoldCall:
 
 
 class _Operator(NamedTuple):
-    """What an operator is made of.
+    """What an operator is made of."""
 
-    Attributes:
-        call: its arguments as one object.
-        fake: the shape of its result, after a check of the arguments.
-        implementation: below autograd.
-        plain: makes the call if it is plain, else gives None.
-        recorded: with a node in autograd's graph, for plain tensors that nothing traces.
-        save: saves what the derivative needs, for all others.
-        backward: the derivative, for all others.
-    """
-
-    call: Callable[..., Any]
-    fake: Callable[[Any], Tensor]
-    implementation: Callable[[Any], Tensor]
-    plain: Callable[[Any], Tensor | None]
+    call: Callable[..., Any]  # its arguments as one object
+    fake: Callable[[Any], Tensor]  # the shape of its result, after a check of the arguments
+    implementation: Callable[[Any], Tensor]  # below autograd
+    plain: Callable[[Any], Tensor | None]  # makes the call if it is plain, else gives None
+    # with a node in autograd's graph, for plain tensors that nothing traces
     recorded: Callable[[Any], Tensor]
-    save: Callable[[Any, Any, Tensor], None]
-    backward: Callable[..., tuple[Any, ...]]
+    save: Callable[[Any, Any, Tensor], None]  # saves what the derivative needs, for all others
+    backward: Callable[..., tuple[Any, ...]]  # the derivative, for all others
 
 
 def _linear_fake(call: LinearCall) -> Tensor:

@@ -26,29 +26,19 @@ launch = entry("_split_linear_out")
 
 
 class Choice(NamedTuple):
-    """How a call finds its weight's fp16 slices, and where its result is stored.
+    """How a call finds its weight's fp16 slices, and where its result is stored."""
 
-    Attributes:
-        source: where the weight's slices come from: `KEPT`, `MAKE` or `PER_CALL`.
-        pack: the weight's kept pack, current or not.
-        cost: what the slices cost this call, as `epigemm.decisions` has it; a pack for many calls costs one nothing.
-        padded: whether the result is written to a padded temporary and copied.
-    """
-
-    source: str
-    pack: packs.KeptPack | None
+    source: str  # where the weight's slices come from: `KEPT`, `MAKE` or `PER_CALL`
+    pack: packs.KeptPack | None  # the weight's kept pack, current or not
+    # what the slices cost this call, as `epigemm.decisions` has it; a pack for many calls costs one nothing
     cost: int
-    padded: bool = False
+    padded: bool = False  # whether the result is written to a padded temporary and copied
 
 
 def find(call: LinearCall, arithmetic: str, pack_use: str, *, ignore_shortage: bool = False) -> Choice:
     """Where a call's slices would come from; makes nothing.
 
-    Args:
-        call: of fp32 tensors.
-        arithmetic: "split" or "scaled".
-        pack_use: what may be done with the weight's pack: `packs.KEEP`, `FIND` or `NONE`.
-        ignore_shortage: do not count what the last call of these sizes found no memory for.
+    `ignore_shortage`: do not count what the last call of these sizes found no memory for.
     """
     found = _find(call.weight, arithmetic, pack_use)
     if ignore_shortage or not _shortages:

@@ -33,35 +33,20 @@ Key = tuple[str, str, str, bool, bool, bool, int, int, int]
 
 @dataclass(frozen=True)
 class Entry:
-    """The best fused plan for one kind of call, and how it compares with the fallback.
+    """The best fused plan for one kind of call, and how it compares with the fallback."""
 
-    Attributes:
-        epilogue: its name. Of one that is made at run time it holds a digest of the functor.
-        dtype: of x: "float16", "bfloat16" or "float32".
-        arithmetic: "ieee" for 16 bits; "tf32", "split" or "scaled" for fp32.
-        packed: on fp16 slices: whether the weight's were there already.
-        bias: whether there was one.
-        tf32_allowed: fp32: whether torch's GEMM could use TF32.
-        m: rows of x: it decides for calls of exactly so many.
-        n: rows of the weight.
-        k: columns of x and the weight.
-        plan: family, tile, raster, swizzle, splits.
-        fused_us: microseconds of a call with this plan.
-        torch_us: microseconds of the fallback. The faster one runs.
-    """
-
-    epilogue: str
-    dtype: str
-    arithmetic: str
-    packed: bool
-    bias: bool
-    tf32_allowed: bool
-    m: int
-    n: int
-    k: int
-    plan: tuple[int, int, int, int, int]
-    fused_us: float
-    torch_us: float
+    epilogue: str  # its name. Of one that is made at run time it holds a digest of the functor
+    dtype: str  # of x: "float16", "bfloat16" or "float32"
+    arithmetic: str  # "ieee" for 16 bits; "tf32", "split" or "scaled" for fp32
+    packed: bool  # on fp16 slices: whether the weight's were there already
+    bias: bool  # whether there was one
+    tf32_allowed: bool  # fp32: whether torch's GEMM could use TF32
+    m: int  # rows of x: it decides for calls of exactly so many
+    n: int  # rows of the weight
+    k: int  # columns of x and the weight
+    plan: tuple[int, int, int, int, int]  # family, tile, raster, swizzle, splits
+    fused_us: float  # microseconds of a call with this plan
+    torch_us: float  # microseconds of the fallback. The faster one runs
 
     @property
     def key(self) -> Key:

@@ -26,23 +26,14 @@ ROWS = "1,16,64,256,1024,4096"
 
 
 class Setup(NamedTuple):
-    """One call of the grid, but for M.
+    """One call of the grid, but for M."""
 
-    Attributes:
-        epilogue: what follows the product.
-        dtype: of x and the weight.
-        n: rows of the weight.
-        k: columns of it.
-        setting: torch's fp32 setting: "ieee" or "tf32".
-        pack_use: for fp32: with the weight's pack kept, or without.
-    """
-
-    epilogue: Epilogue
-    dtype: torch.dtype
-    n: int
-    k: int
-    setting: str
-    pack_use: str
+    epilogue: Epilogue  # what follows the product
+    dtype: torch.dtype  # of x and the weight
+    n: int  # rows of the weight
+    k: int  # columns of it
+    setting: str  # torch's fp32 setting: "ieee" or "tf32"
+    pack_use: str  # for fp32: with the weight's pack kept, or without
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -35,12 +35,7 @@ _tracing_state = torch._C._get_tracing_state
 
 
 class UserEpilogue:
-    """A user's function as the epilogue of a linear call: made by `epigemm.epilogue`.
-
-    Attributes:
-        traced: the function as a program, its C++ functor and its PyTorch reference.
-        copied: the epilogue of epigemm's own that does the same, or None.
-    """
+    """A user's function as the epilogue of a linear call: made by `epigemm.epilogue`."""
 
     def __init__(self, traced: Traced) -> None:
         self.traced = traced
@@ -241,13 +236,7 @@ class UserEpilogue:
     def _arguments(
         self, x: Tensor, given: Sequence[Tensor | float], shape: Sequence[int]
     ) -> tuple[LinkedEpilogue, list[Tensor], list[float]]:
-        """The epilogue for these operands' types, and the operands as the operators take them, of a matrix.
-
-        Args:
-            x: gives dtype and device.
-            given: one value for each operand.
-            shape: of the result.
-        """
+        """The epilogue for these operands' types, and the operands as the operators take them, of a matrix."""
         if not _is_compiling() and _tracing_state() is not None:
             self._refuse_to_be_saved("torch.jit.trace")
         wide = compute_dtype(x.dtype)

@@ -31,25 +31,15 @@ _WORDS = ("source", "ir", "symbol", "architecture")
 
 @dataclass(frozen=True)
 class Entry:
-    """A linked kernel.
+    """A linked kernel."""
 
-    Attributes:
-        source_digest: of the epilogue's source (`digest`).
-        ir_digest: of the open kernel's intermediate code (`digest`).
-        symbol: the kernel's name.
-        architecture: "sm_90a".
-        nvrtc: the version that compiled the epilogue.
-        nvjitlink: the version that linked.
-        cubin: the machine code.
-    """
-
-    source_digest: str
-    ir_digest: str
-    symbol: str
-    architecture: str
-    nvrtc: Version
-    nvjitlink: Version
-    cubin: bytes
+    source_digest: str  # of the epilogue's source (`digest`)
+    ir_digest: str  # of the open kernel's intermediate code (`digest`)
+    symbol: str  # the kernel's name
+    architecture: str  # "sm_90a"
+    nvrtc: Version  # the version that compiled the epilogue
+    nvjitlink: Version  # the version that linked
+    cubin: bytes  # the machine code
 
     @property
     def key(self) -> str:
