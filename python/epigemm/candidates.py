@@ -81,12 +81,12 @@ def families(
     more than `within` times the best are no candidates.
     """
     call = call._replace(out=call.new_out())
-    roads = decisions.roads(call)
-    every = [_planned(call, roads, found, within) for found in execution.considered(call)]
+    order = decisions.order(call)
+    every = [_planned(call, order, found, within) for found in execution.considered(call)]
     planned = [each for each in every if each.plans and not plans.no_gemm_kernels() and wanted(each.kind)]
     why_not = _link(call, planned)
     for each in planned:
-        yield _family(call, roads, each, why_not)
+        yield _family(call, order, each, why_not)
 
 
 class _Planned(NamedTuple):
@@ -101,11 +101,11 @@ _Reasons = dict[tuple[str, tuple[int, ...]], str]  # by arithmetic and plan
 
 
 def _planned(
-    call: LinearCall, roads: _precision.Roads, found: execution.Considered, within: float
+    call: LinearCall, order: _precision.Order, found: execution.Considered, within: float
 ) -> _Planned:
     on_pieces, answer = found.choice is not None, found.plan
     # The planner compares the fused TF32 kernel with a TF32 GEMM, whatever torch's setting is.
-    tf32_allowed = call.x.dtype == torch.float32 and (roads.tf32_allowed or not on_pieces)
+    tf32_allowed = call.x.dtype == torch.float32 and (order.tf32_allowed or not on_pieces)
     kind = Kind(found.arithmetic, on_pieces and found.packed, tf32_allowed, answer["source"])
     now = tuple(answer.get("plan", TORCH))
     return _Planned(kind, dict(_every_plan(answer["candidates"], now, within)), now)
@@ -124,7 +124,7 @@ def _link(call: LinearCall, planned: Sequence[_Planned]) -> _Reasons:
     return {key: reason for key, reason in zip(keys, reasons[:-1], strict=True) if reason}
 
 
-def _family(call: LinearCall, roads: _precision.Roads, planned: _Planned, why_not: _Reasons) -> Family:
+def _family(call: LinearCall, order: _precision.Order, planned: _Planned, why_not: _Reasons) -> Family:
     """The family of what could be linked; nothing is allocated for one without candidates."""
     kind, now = planned.kind, planned.now
     reasons = {plan: why_not.get((kind.arithmetic, plan), "") for plan in planned.plans}
@@ -138,7 +138,7 @@ def _family(call: LinearCall, roads: _precision.Roads, planned: _Planned, why_no
             if not reasons[plan]
         ]
     setting: Callable[[], AbstractContextManager[None]] = nullcontext
-    if kind.tf32_allowed and not roads.tf32_allowed:
+    if kind.tf32_allowed and not order.tf32_allowed:
         setting = partial(_precision.switched, call.x.device.type, _precision.TF32)
     left_out = tuple(reason for reason in dict.fromkeys(reasons.values()) if reason)
     return Family(kind, candidates, _rival(call), setting, TORCH if reasons.get(now) else now, left_out)

@@ -153,74 +153,56 @@ def linear(
     weight: Tensor,
     bias: Tensor | None,
     scalar: float | Tensor | None,
+    fold: tuple[Any, ...] | None,
     precision: str | None,
     out: Tensor | None,
     strict: bool,
 ) -> Tensor | None:
-    """D = epilogue(x @ weight.T), for an epilogue with at most a bias and one scalar; None: not a call for these.
-
-    Arguments as the public functions got them.
-    """
+    """D = epilogue(x @ weight.T), arguments as of `call.linear`; None: not a call for these."""
     if out is not None or invariance.active or execution.on_first_call is not None:
         return None
-    seen = _see(x), _see(weight), _see(bias), _see(scalar)
-    code = _fp32_code(True, seen, precision, strict)
-    if code == _NOT_NATIVE:
+    if fold is not None and type(fold[-1]) is not float:
         return None
-    tensor, number = (None, 0.0) if scalar is None else _scalar(scalar, x)
-    out = x.new_empty((*x.shape[:-1], weight.shape[0]))
-    _linear_into(epilogue.number, x, weight, bias, None, None, tensor, number, code, strict, out)
-    return out
-
-
-def linear_folded(
-    x: Tensor,
-    weight: Tensor,
-    vectors: tuple[Tensor | None, ...],
-    eps: float,
-    precision: str | None,
-    out: Tensor | None,
-    strict: bool,
-) -> Tensor | None:
-    """D = multiplier * (x @ weight.T) + offset, both folded from `vectors` (those of `FOLDED`); or None."""
-    if out is not None or invariance.active or execution.on_first_call is not None or type(eps) is not float:
-        return None
-    code = _fp32_code(False, (_see(x), _see(weight), *map(_see, vectors)), precision, strict)
+    others = (_see(bias), _see(scalar)) if fold is None else tuple(map(_see, fold[:-1]))
+    code = _fp32_code(fold is None, (_see(x), _see(weight), *others), precision, strict)
     if code == _NOT_NATIVE:
         return None
     out = x.new_empty((*x.shape[:-1], weight.shape[0]))
-    _linear_folded_into(x, weight, *vectors, eps, code, strict, out)
+    if fold is not None:
+        _linear_folded_into(x, weight, *fold, code, strict, out)
+    else:
+        tensor, number = _scalar(scalar, x)
+        _linear_into(epilogue.number, x, weight, bias, None, None, tensor, number, code, strict, out)
     return out
 
 
 def elementwise(
-    epilogue: Epilogue, x: Tensor, bias: Tensor | None, scalar: float | Tensor | None, out: Tensor | None
+    epilogue: Epilogue,
+    x: Tensor,
+    bias: Tensor | None,
+    scalar: float | Tensor | None,
+    fold: tuple[Any, ...] | None,
+    out: Tensor | None,
 ) -> Tensor | None:
-    """D = epilogue(x), for an epilogue with at most a bias and one scalar; or None."""
-    if out is not None or not _is_native(True, (_see(x), _see(bias), _see(scalar))):
+    """D = epilogue(x), as `linear`."""
+    if out is not None or (fold is not None and type(fold[-1]) is not float):
         return None
-    tensor, number = (None, 0.0) if scalar is None else _scalar(scalar, x)
+    others = (_see(bias), _see(scalar)) if fold is None else tuple(map(_see, fold[:-1]))
+    if not _is_native(fold is None, (_see(x), *others)):
+        return None
     out = torch.empty_like(x)
-    _elementwise_into(epilogue.number, x, bias, None, None, tensor, number, out)
+    if fold is not None:
+        _elementwise_folded_into(x, *fold, out)
+    else:
+        tensor, number = _scalar(scalar, x)
+        _elementwise_into(epilogue.number, x, bias, None, None, tensor, number, out)
     return out
 
 
-def elementwise_folded(
-    x: Tensor, vectors: tuple[Tensor | None, ...], eps: float, out: Tensor | None
-) -> Tensor | None:
-    """D = multiplier * x + offset, both folded from `vectors` (those of `FOLDED`); or None."""
-    seen = (_see(x), *map(_see, vectors))
-    if out is not None or type(eps) is not float or not _is_native(False, seen):
-        return None
-    out = torch.empty_like(x)
-    _elementwise_folded_into(x, *vectors, eps, out)
-    return out
-
-
-def _scalar(scalar: float | Tensor, x: Tensor) -> tuple[Tensor | None, float]:
+def _scalar(scalar: float | Tensor | None, x: Tensor) -> tuple[Tensor | None, float]:
     if isinstance(scalar, Tensor):
         return scalar.to(compute_dtype(x.dtype)), 0.0
-    return None, float(scalar)
+    return None, 0.0 if scalar is None else float(scalar)
 
 
 # --- what the operators call where they do not answer, and fake kernels ----------------------------------------------

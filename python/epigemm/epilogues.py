@@ -111,17 +111,13 @@ class Epilogue:
     def in_order(
         self, bias: Tensor | None, operands: Sequence[Tensor], scalars: Sequence[float]
     ) -> tuple[Tensor | float | None, ...] | None:
-        """What a call gives, one value for each operand after the accumulator; None where the numbers do not fit."""
-        tensors, numbers = iter(operands), iter(scalars)
-        given: list[Tensor | float | None] = [bias] if self.takes_bias else []
-        for operand in self.operands[1 + len(given) :]:
-            value: Tensor | float | None = next(numbers, None) if operand.kind == SCALAR else None
-            value = next(tensors, None) if value is None else value
-            if value is None:
-                return None
-            given.append(value)
-        fits = next(tensors, None) is None and next(numbers, None) is None
-        return tuple(given) if fits and (self.takes_bias or bias is None) else None
+        """What a call gives, one value for each operand after the accumulator; None where the numbers do not fit.
+
+        A built-in epilogue has its vectors before at most one scalar.
+        """
+        if len(operands) + len(scalars) != self.operand_count or (bias is not None and not self.takes_bias):
+            return None
+        return (bias, *operands, *scalars) if self.takes_bias else (*operands, *scalars)
 
     def reference(
         self, acc: Tensor, bias: Tensor | None, operands: Sequence[Tensor], scalars: Sequence[float]

@@ -15,7 +15,6 @@ from epigemm import (
     entry,
     execution,
     fallback,
-    fixed,
     gradients,
     kernels,
     packs,
@@ -249,7 +248,7 @@ _INVARIANT = (
 
 def _explain_invariant(call: LinearCall) -> dict[str, Any]:
     """A call in the batch-invariant mode."""
-    if fixed.runs_by_rows(call):
+    if execution.runs_by_rows(call):
         return _explain_rows(call)
     considered = execution.considered(call)
     are_copied = all(each.why_not for each in considered)
@@ -391,5 +390,5 @@ def _fallback_notes(call: LinearCall) -> list[str]:
 
 def _torch_arithmetic(call: LinearCall) -> str:
     """The arithmetic of torch's fp32 GEMM: its setting, unless the call asks for more accuracy."""
-    allowed = decisions.roads(call).tf32_allowed
+    allowed = decisions.order(call).tf32_allowed
     return _precision.torch_setting(call.x.device.type) if allowed else _precision.IEEE

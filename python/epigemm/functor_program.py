@@ -11,7 +11,6 @@ REAL = "real"  # a number in the epilogue's arithmetic
 BOOL = "bool"
 HALF = "half"  # a number in the epilogue's arithmetic, after rounding to fp16: the user cast it
 BFLOAT16 = "bfloat16"
-ROUNDED_KINDS = (HALF, BFLOAT16)
 
 
 def words(text: str) -> tuple[str, ...]:

@@ -81,6 +81,21 @@ class LinkedEpilogue(Epilogue):
         name, _, folded = self.name.removeprefix("bias_").partition(".")
         return named(f"{name}.{folded[1:]}")
 
+    def in_order(
+        self, bias: Tensor | None, operands: Sequence[Tensor], scalars: Sequence[float]
+    ) -> tuple[Tensor | float | None, ...] | None:
+        """As `Epilogue.in_order`; numbers are for the first scalars, tensors stand for the others."""
+        tensors, numbers = iter(operands), iter(scalars)
+        given: list[Tensor | float | None] = []
+        for operand in self.operands[1:]:
+            value: Tensor | float | None = next(numbers, None) if operand.kind == SCALAR else None
+            value = next(tensors, None) if value is None else value
+            if value is None:
+                return None
+            given.append(value)
+        fits = next(tensors, None) is None and next(numbers, None) is None
+        return tuple(given) if fits and bias is None else None
+
     def reference(
         self, acc: Tensor, bias: Tensor | None, operands: Sequence[Tensor], scalars: Sequence[float]
     ) -> Tensor:

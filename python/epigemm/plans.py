@@ -67,19 +67,6 @@ def ask(
     return answer
 
 
-def why_not_on_pieces(
-    epilogue: str, m: int, n: int, k: int, packed: bool, arithmetic: str, tf32_allowed: bool, device: int
-) -> str:
-    """Why a product of these sizes does not run on fp16 slices on a CUDA device; empty where it does.
-
-    Arguments as of `ask`.
-    """
-    sizes = (epilogue, m, n, k, "float32", arithmetic)
-    gpu = gpu_numbers(device)
-    answer = ask(*sizes, packed=packed, tf32_allowed=tf32_allowed, gpu=gpu, device=device)
-    return no_gemm_kernels() or str(answer["why_not"])
-
-
 def fused_us(answer: dict[str, Any]) -> float:
     """What dispatch says a fused call takes: as measured, else as predicted; infinite where it does not run."""
     return float(answer.get("measured_us", answer.get("predicted_us", "inf")))
