@@ -9,12 +9,12 @@ from typing import NamedTuple
 
 from epigemm.linking import libraries as found
 from epigemm.linking import store
-from epigemm.linking.entries import Entry, digest, key_of
 from epigemm.linking.errors import LinkingError
 from epigemm.linking.ir import architecture
 from epigemm.linking.nvjitlink import check_symbol, link, side_by_side
 from epigemm.linking.nvrtc import compile_functor
 from epigemm.linking.once import Once
+from epigemm.linking.store import Entry, digest, key_of
 
 
 class Job(NamedTuple):
