@@ -235,56 +235,27 @@ def _require_operands(call: LinearCall | ElementwiseCall, columns: int) -> None:
             raise RuntimeError(f"bias: got a tensor; the epilogue {epilogue.name!r} accepts None")
         _require_like("bias", bias, x.dtype, x)
         _require_length("bias", bias, columns)
-    if epilogue.is_linked:
-        _require_linked_operands(call, columns)
-        return
-    vectors = epilogue.vectors
-    scalar = epilogue.scalar
-    if not vectors and scalar is None and not operands and not scalars:
-        return
-    given = len(operands) - len(vectors)
-    if given < 0 or given + len(scalars) != (scalar is not None):
-        expected = [vector.name for vector in vectors] + ([scalar.name] if scalar else [])
+    given = epilogue.in_order(bias, operands, scalars)
+    if given is None or len(operands) < len(epilogue.vectors):
+        expected = [operand.name for operand in epilogue.operands[1 + epilogue.takes_bias :]]
+        order = "" if epilogue.is_linked else " (vectors first; a scalar as a 0-d tensor or as a number)"
         raise RuntimeError(
             f"operands, scalars: got {len(operands)} tensors and {len(scalars)} numbers; the epilogue "
-            f"{epilogue.name!r} accepts {expected} (vectors first; a scalar as a 0-d tensor or as a number)"
+            f"{epilogue.name!r} accepts {expected}{order}"
         )
-    for vector, tensor in zip(vectors, operands, strict=False):
-        _require_like(vector.name, tensor, vector.dtype(x.dtype), x)
-        _require_length(vector.name, tensor, columns)
-    if scalar is not None and given:
-        _require_like(scalar.name, operands[-1], scalar.dtype(x.dtype), x)
-        if operands[-1].dim() != 0:
-            raise RuntimeError(
-                f"{scalar.name}: got shape {_shape(operands[-1])}; accepted is a 0-dimensional tensor"
-            )
-
-
-def _require_linked_operands(call: LinearCall | ElementwiseCall, columns: int) -> None:
-    epilogue, x = call.epilogue, call.x
-    given = epilogue.in_order(None, call.operands, call.scalars)
-    if given is None:
-        raise RuntimeError(
-            f"operands, scalars: got {len(call.operands)} tensors and {len(call.scalars)} numbers; the epilogue "
-            f"{epilogue.name!r} accepts {[operand.name for operand in epilogue.operands[1:]]}"
-        )
-    shapes = {
-        PER_COLUMN: [columns],
-        PER_ROW: [*x.shape[:-1], 1],
-        MATRIX: [*x.shape[:-1], columns],
-        SCALAR: [],
-    }
+    lead = x.shape[:-1]
+    shapes = {PER_COLUMN: [columns], PER_ROW: [*lead, 1], MATRIX: [*lead, columns], SCALAR: []}
     for operand, value in zip(epilogue.operands[1:], given, strict=True):
-        if not isinstance(value, Tensor):
+        if not isinstance(value, Tensor) or value is bias:
             continue
         _require_like(operand.name, value, operand.dtype(x.dtype), x)
-        if list(value.shape) != shapes[operand.kind]:
-            # A caller gives a row's operand without the last axis.
-            without = operand.kind == PER_ROW
-            got, accepted = _shape(value), shapes[operand.kind]
+        got, accepted = _shape(value), shapes[operand.kind]
+        if got != accepted:
+            if operand.kind == PER_ROW:  # a caller gives it without the last axis
+                got, accepted = got[:-1], accepted[:-1]
+            is_scalar = operand.kind == SCALAR and not epilogue.is_linked
             raise RuntimeError(
-                f"{operand.name}: got shape {got[:-1] if without else got}; accepted is "
-                f"{accepted[:-1] if without else accepted}"
+                f"{operand.name}: got shape {got}; accepted is {'a 0-dimensional tensor' if is_scalar else accepted}"
             )
 
 

@@ -175,44 +175,57 @@ def _relu_div(z: Tensor, divisor: float | Tensor) -> Tensor:
     return torch.relu(z) / divisor
 
 
-BIAS = Epilogue("bias", "D = acc + bias[n]", _identity, _BIAS)
-BIAS_RELU = Epilogue("bias_relu", "D = relu(acc + bias[n])", torch.relu, _BIAS)
-SIGMOID_SCALE_RESIDUAL = Epilogue(
+EPILOGUES: dict[str, Epilogue] = {}
+_NATIVE = {half["name"]: (number, half["functor"]) for number, half in enumerate(registry())}
+
+
+def _built_in(
+    name: str, formula: str, compute: Callable[..., Tensor], *operands: Operand, linear: bool = True
+) -> Epilogue:
+    """A row of `EPILOGUES`."""
+    made = EPILOGUES[name] = Epilogue(name, formula, compute, *operands, linear=linear)
+    made.number, made.functor = _NATIVE.get(name, (made.number, made.functor))
+    return made
+
+
+BIAS = _built_in("bias", "D = acc + bias[n]", _identity, _BIAS)
+BIAS_RELU = _built_in("bias_relu", "D = relu(acc + bias[n])", torch.relu, _BIAS)
+SIGMOID_SCALE_RESIDUAL = _built_in(
     "sigmoid_scale_residual",
     "z = acc + bias[n]; D = z + scale * sigmoid(z)",
     _sigmoid_scale_residual,
     _BIAS,
     Operand(SCALAR, "scale", folded=True),
 )
-SCALE_BATCH_NORM = Epilogue(
+SCALE_BATCH_NORM = _built_in(
     "scale_batch_norm",
     "D = multiplier[n] * acc + offset[n]",
     _scale_batch_norm,
     Operand(PER_COLUMN, "multiplier", folded=True),
     Operand(PER_COLUMN, "offset", folded=True),
 )
-RELU_DIV = Epilogue(
+RELU_DIV = _built_in(
     "relu_div",
     "D = relu(acc + bias[n]) / divisor",
     _relu_div,
     _BIAS,
     Operand(SCALAR, "divisor", folded=True),
 )
-SIGMOID = Epilogue("sigmoid", "D = sigmoid(acc)", torch.sigmoid, linear=False)
-BIAS_GELU = Epilogue(
+SIGMOID = _built_in("sigmoid", "D = sigmoid(acc)", torch.sigmoid, linear=False)
+BIAS_GELU = _built_in(
     "bias_gelu",
     "z = acc + bias[n]; D = z (1 + erf(z / sqrt(2))) / 2",
     torch.nn.functional.gelu,
     _BIAS,
 )
-BIAS_GELU_TANH = Epilogue(
+BIAS_GELU_TANH = _built_in(
     "bias_gelu_tanh",
     "z = acc + bias[n]; D = z (1 + tanh(sqrt(2 / pi) (z + 0.044715 z^3))) / 2",
     functools.partial(torch.nn.functional.gelu, approximate="tanh"),
     _BIAS,
 )
-BIAS_SILU = Epilogue("bias_silu", "z = acc + bias[n]; D = z sigmoid(z)", torch.nn.functional.silu, _BIAS)
-BIAS_TANH = Epilogue("bias_tanh", "D = tanh(acc + bias[n])", torch.tanh, _BIAS)
+BIAS_SILU = _built_in("bias_silu", "z = acc + bias[n]; D = z sigmoid(z)", torch.nn.functional.silu, _BIAS)
+BIAS_TANH = _built_in("bias_tanh", "D = tanh(acc + bias[n])", torch.tanh, _BIAS)
 _GELUS = {"none": BIAS_GELU, "tanh": BIAS_GELU_TANH}
 
 
@@ -232,21 +245,6 @@ def gelu_epilogue(approximate: str) -> Epilogue:
     return _GELUS[approximate]
 
 
-EPILOGUES: dict[str, Epilogue] = {
-    epilogue.name: epilogue
-    for epilogue in (
-        BIAS,
-        BIAS_RELU,
-        SIGMOID_SCALE_RESIDUAL,
-        SCALE_BATCH_NORM,
-        RELU_DIV,
-        SIGMOID,
-        BIAS_GELU,
-        BIAS_GELU_TANH,
-        BIAS_SILU,
-        BIAS_TANH,
-    )
-}
 LINKED: dict[str, Epilogue] = {}
 """Those that were made at run time: see `epigemm.linked`."""
 
@@ -265,12 +263,6 @@ def _own(name: str) -> Epilogue | None:
         return None
     made = matrices.epilogue(formula)
     return made.linked([each == "1" for each in folded]) if len(folded) == len(made.traced.operands) else None
-
-
-for _number, _native_half in enumerate(registry()):
-    if _native_half["name"] in EPILOGUES:
-        EPILOGUES[_native_half["name"]].number = _number
-        EPILOGUES[_native_half["name"]].functor = _native_half["functor"]
 
 
 FOLDED = ("bias", "scale", "running_mean", "running_var", "bn_weight", "bn_bias")

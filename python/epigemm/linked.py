@@ -174,9 +174,9 @@ def elementwise(epilogue: LinkedEpilogue, call: ElementwiseCall) -> Tensor:
     if not x.is_cuda or x.numel() == 0 or linker.link(epilogue, missing_elementwise(epilogue, x), x.device):
         return out.copy_(epilogue.reference(x, call.bias, call.operands, call.scalars))
     target = out if _has_rows(out) else torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    operands = [_readable(operand) for operand in call.operands]
+    operands = [readable(operand) for operand in call.operands]
     ops._linked_elementwise_out(
-        epilogue.name, _readable(x), operands or None, list(call.scalars) or None, target
+        epilogue.name, readable(x), operands or None, list(call.scalars) or None, target
     )
     return target if target is out else out.copy_(target)
 
@@ -210,9 +210,9 @@ def gradients(
         if is_read:
             slots.append(slot)
             outs.append(found[place])
-    operands = [_readable(operand) for operand in call.operands] or None
+    operands = [readable(operand) for operand in call.operands] or None
     scalars = list(call.scalars) or None
-    ops._linked_derivative_out(epilogue.name, _readable(grad), _readable(x), operands, scalars, slots, outs)
+    ops._linked_derivative_out(epilogue.name, readable(grad), readable(x), operands, scalars, slots, outs)
     for place, (kind, _, _, dtype) in wanted.items():
         of_elements = found[place]
         assert of_elements is not None
@@ -240,7 +240,7 @@ def _has_rows(tensor: Tensor) -> bool:
     return tensor.stride(1) == 1 or tensor.shape[1] == 1
 
 
-def _readable(tensor: Tensor) -> Tensor:
+def readable(tensor: Tensor) -> Tensor:
     """A tensor as the kernels read it: matrices by rows, vectors without gaps."""
     if tensor.dim() == 2 and tensor.shape[1] > 1:
         return tensor if _has_rows(tensor) else tensor.contiguous()
