@@ -124,7 +124,10 @@ def linear_linked(call: LinearCall, precision: str | None, pack_use: str | None,
     epilogue, x, weight, _, operands, scalars, _, _, strict, _, out = call
     who = _RECORDED if recorded else _who_sees((x, weight, out, *operands))
     options = _options(who, x, weight, precision, strict, pack_use)
-    return _linear(who, LinearCall(epilogue, x, weight, None, operands, scalars, *options, out))
+    call = LinearCall(epilogue, x, weight, None, operands, scalars, *options, out)
+    # What it could not read, an integer for a scalar, is a number now.
+    found = entry.linear_operator(call) if who == _PLAIN else None
+    return _linear(who, call) if found is None else found
 
 
 def _options(
@@ -146,7 +149,9 @@ def _options(
 
 def elementwise_linked(call: ElementwiseCall, recorded: bool) -> Tensor:
     """D = epilogue(x) for a matrix x; operands as the operators take them, `recorded` as of `linear_linked`."""
-    return _elementwise(_RECORDED if recorded else _who_sees((call.x, call.out, *call.operands)), call)
+    who = _RECORDED if recorded else _who_sees((call.x, call.out, *call.operands))
+    found = entry.elementwise_operator(call) if who == _PLAIN else None
+    return _elementwise(who, call) if found is None else found
 
 
 def _linear(who: int, call: LinearCall, *, checked: bool = False) -> Tensor:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -148,10 +149,7 @@ def linear(
     if place is not None:  # rounded with the product, as PyTorch's operators do
         bias = operands[place - 1]
         operands = [*operands[: place - 1], bias.new_full((), -0.0), *operands[place:]]
-    if full_fp32:
-        with precision.full_fp32(x.device.type):
-            product = _torch_linear(rows, weight, bias)
-    else:
+    with precision.full_fp32(x.device.type) if full_fp32 else nullcontext():
         product = _torch_linear(rows, weight, bias)
     if rows is not x:
         product = product.reshape(*x.shape[:-1], weight.shape[0])

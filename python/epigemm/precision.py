@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 
 DEFAULT = "default"
 """The operators' spelling of `precision=None`: follow torch's setting when the operator runs."""
@@ -145,6 +146,12 @@ def needs_override(precision: str, device_type: str) -> bool:
     The other way round, a setting more accurate than the call's, needs nothing.
     """
     return switches(code(precision, device_type))
+
+
+def as_asked(precision: str, like: Tensor) -> AbstractContextManager[None]:
+    """Run torch's GEMMs of tensors like this one no less accurately than a call asks for."""
+    needs = like.dtype is torch.float32 and needs_override(precision, like.device.type)
+    return full_fp32(like.device.type) if needs else nullcontext()
 
 
 @contextmanager
