@@ -20,7 +20,7 @@ from benchmarks.gradings.special import K as SPECIAL_K
 from benchmarks.gradings.special import special_verdicts
 from benchmarks.harness import environment, report
 from epigemm._native import cuda_status
-from epigemm.packs import PIECES
+from epigemm.packs import SLICES
 
 SCHEMA = 1
 METHOD = (
@@ -70,7 +70,7 @@ def plans() -> list[dict[str, Any]]:
     """What dispatch chooses, for the record."""
     found = []
     for m, n, k in PLANNED:
-        for arithmetic in PIECES:
+        for arithmetic in SLICES:
             plan = products.plan_of("bias_relu", m, n, k, arithmetic, packed=True)
             kept = ("fused", "why_not", "tile", "predicted_us", "fallback_us")
             about = {"shape": (m, n, k), "arithmetic": arithmetic}

@@ -141,7 +141,7 @@ class PlanSweep:
             predicted = {
                 tuple(answer["plan"]): answer for answer in answers[point.arithmetic].get("candidates", [])
             }
-            runs: dict[str, Run] = {FALLBACK: family.rival.run}
+            runs: dict[str, Run] = {FALLBACK: family.fallback.run}
             runs |= {name: BASELINES[name].prepare(case, data, out).run for name in (MM, EAGER)}
             chosen = [each for each in family.candidates if each.plan in predicted]
             with family.setting():

@@ -276,7 +276,7 @@ def _require_matrix_like(name: str, x: Tensor) -> None:
 
 
 def _require_like(name: str, tensor: Tensor, dtype: torch.dtype, x: Tensor) -> None:
-    # One expression on the road of every call; what is wrong is found out only when something is.
+    # One expression for what fits; what is wrong is found out only when something is.
     if (
         tensor.dtype == dtype
         and tensor.device == x.device

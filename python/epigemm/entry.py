@@ -226,7 +226,7 @@ def _slices_at_hand(
     pack = packs.find(weight, _precision.FIRST_SLICES[code])
     if pack is None:
         may_split_later = is_invariant or code in _SPLIT_LATER
-        if may_split_later and packs.find(weight, packs.PIECES[_precision.SPLIT]) is not None:
+        if may_split_later and packs.find(weight, packs.SLICES[_precision.SPLIT]) is not None:
             return None  # the call may come to that one
         # An inference tensor counts no versions: nothing is kept of it.
         changes_unseen = pack_use == packs.KEEP and weight.is_inference()

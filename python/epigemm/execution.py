@@ -83,7 +83,7 @@ def _run_fused(call: LinearCall) -> int:
     code, strict = decisions.fp32_code(call), call.strict or call.invariant
     if call.x.dtype is not torch.float32:
         return decisions.decide(call, code, 0, launch=True) if _link(call, code, 0) else decisions.FALLBACK
-    uses = dict.fromkeys(packs.PIECES, call.pack_use)
+    uses = dict.fromkeys(packs.SLICES, call.pack_use)
     given_up = 0
     # Of a strict call, which raises it unless the product runs on slices after all.
     shortage: torch.OutOfMemoryError | None = None
@@ -151,8 +151,8 @@ def considered(call: LinearCall, *, strict: bool = False) -> list[Considered]:
     if call.out is None:
         call = call._replace(out=call.new_out())
     code = decisions.fp32_code(call)
-    on_pieces = packs.PIECES if has_kernels and call.x.dtype == torch.float32 else {}
-    uses = dict.fromkeys(on_pieces, call.pack_use)
+    on_slices = packs.SLICES if has_kernels and call.x.dtype == torch.float32 else {}
+    uses = dict.fromkeys(on_slices, call.pack_use)
     choices, costs = split.find_for(call, uses, ignore_shortage=strict)
     found = [
         _considered(each, choices.get(each["arithmetic"]))

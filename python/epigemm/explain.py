@@ -142,7 +142,7 @@ _GUARD = (
     "the last launch recomputes them"
 )
 _COPIED = "tensors that the kernel cannot read or write are copied first, padded to whole 16 bytes for TMA"
-_PIECES_TEXT = {
+_SLICES_TEXT = {
     _precision.SPLIT: "split: three products of two fp16 pieces, float32 accumulation; fp32's accuracy",
     _precision.SCALED: "scaled: products of fp16 numbers, each row scaled to fp16's range, float32 accumulation; "
     "tf32's mantissas",
@@ -222,7 +222,7 @@ def _of_fallback(call: LinearCall) -> list[str]:
     return [gemm, f"{_in_its_own_kernel(call)}, in place on the product"]
 
 
-def _why_not(call: LinearCall, found: execution.Considered, pieces: str) -> list[str]:
+def _why_not(call: LinearCall, found: execution.Considered, slices: str) -> list[str]:
     source = found.plan.get("source", "model")
     why_not = found.why_not
     if source != "model" and "measured" in why_not:
@@ -254,7 +254,7 @@ def _explain_fused(call: LinearCall, found: execution.Considered, reasons: list[
     tile, where, candidates = text.tile_text(found.plan), "", found.plan["candidates"]
     arithmetic = text.arithmetic_text(call.x.dtype, found.arithmetic)
     if found.choice is not None:
-        where, arithmetic = " on fp16 pieces", _PIECES_TEXT[found.arithmetic]
+        where, arithmetic = " on fp16 pieces", _SLICES_TEXT[found.arithmetic]
     elif call.invariant and call.x.dtype == torch.float32 and found.arithmetic == _precision.IEEE:
         where, tile = " in fp32 multiply-adds", f"tile {found.plan['tile'].rpartition('x')[0]}"
         candidates = []

@@ -1,6 +1,6 @@
 """Gets the kernels that a call needs: with the epilogue in them, loaded.
 
-All epilogues take this road, built in or made at run time. The kernels of the most used built-in ones lie in the
+This holds for all epilogues, built in or made at run time. The kernels of the most used built-in ones lie in the
 package (`epigemm.prelinked`). The others are linked when a call first needs them (`epigemm.linking`).
 """
 

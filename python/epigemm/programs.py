@@ -3,7 +3,7 @@
     residual: D = z + residual                      gated_ACT: D = ACT(z) * gate
     layer_scale_residual: D = residual + layer_scale[n] * z,  scale_relu: D = relu(multiplier[n] * z + offset[n])
 
-z is the accumulator; with `bias_` before the name acc + bias[n]. From here they take the road of a user's function.
+z is the accumulator; with `bias_` before the name acc + bias[n]. Everything else is as for a user's function.
 The build links those of `PRELINKED` (build_backend/prelink.py): nothing here takes torch.
 """
 

@@ -62,7 +62,7 @@ def find_for(
 
 
 def _find(weight: Tensor, arithmetic: str, pack_use: str) -> Choice:
-    pack = None if pack_use == packs.NONE else packs.find(weight, packs.PIECES[arithmetic])
+    pack = None if pack_use == packs.NONE else packs.find(weight, packs.SLICES[arithmetic])
     keeps = pack_use == packs.KEEP
     captured = (keeps or pack is not None) and packs.capturing(weight.device)
     if pack is not None and pack.is_current(weight) and (not captured or (keeps and pack.frozen)):
@@ -84,14 +84,14 @@ def run(choice: Choice, call: LinearCall, arithmetic: str, plan: Sequence[int]) 
     epilogue, x, weight, bias, operands, scalars, *_, out = call
     assert out is not None
     m, (n, k) = call.rows, weight.shape
-    pieces = packs.PIECES[arithmetic]
-    size = packs.pack_bytes(m, k, pieces)
+    slices = packs.SLICES[arithmetic]
+    size = packs.pack_bytes(m, k, slices)
     pack = choice.pack
     if choice.source == MAKE:
-        pack = packs.keep(weight, pieces)
+        pack = packs.keep(weight, slices)
     elif choice.source == PER_CALL:
         pack = None
-        size += packs.pack_bytes(n, k, pieces)
+        size += packs.pack_bytes(n, k, slices)
     workspace = _workspace(size, x)
     target = out
     if choice.padded:
@@ -135,10 +135,10 @@ def ran_out_of_memory(choice: Choice, call: LinearCall, arithmetic: str) -> None
     if len(_shortages) >= _MOST_SHORTAGES:
         _shortages.clear()
     n, k = call.weight.shape
-    pieces = packs.PIECES[arithmetic]
-    size = packs.pack_bytes(call.rows, k, pieces)
+    slices = packs.SLICES[arithmetic]
+    size = packs.pack_bytes(call.rows, k, slices)
     if choice.source != KEPT:
-        size += packs.pack_bytes(n, k, pieces)
+        size += packs.pack_bytes(n, k, slices)
     _shortages[_sizes(call, arithmetic, choice.source)] = size
 
 

@@ -172,7 +172,7 @@ def measure(call: LinearCall, wanted: Callable[[Kind], bool] = lambda kind: True
             if not family.candidates:
                 continue
             with family.setting():
-                timings = _time([family.rival, *family.candidates], device, family.now)
+                timings = _time([family.fallback, *family.candidates], device, family.now)
             _add(result, entry_for(call, family.kind), timings, family.now)
     return result
 
