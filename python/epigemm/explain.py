@@ -229,7 +229,7 @@ def _why_not(call: LinearCall, found: execution.Considered, slices: str) -> list
         why_not += f": {tables.source_text(source, found.plan)}"
     if found.choice is None:
         return [f"no fused kernel: {why_not}"]
-    return [f"not on {pieces}: {why_not}", *_memory_notes(call, found.arithmetic)]
+    return [f"not on {slices}: {why_not}", *_memory_notes(call, found.arithmetic)]
 
 
 def _why(call: LinearCall, found: execution.Considered, changing: bool) -> list[str]:
