@@ -89,13 +89,13 @@ def linear(
         return _linear(who, LinearCall(epilogue, x, weight, bias, operands, scalars, *options, out))
     # All launches are checked before the first one.
     checks.linear(LinearCall(BIAS, x, weight, fold[0], (), (), *options, out))
-    columns = checks.fold_batch_norm(x, vectors, fold[-1], weight.shape[0])
+    folded = checks.fold_batch_norm(x, fold[:-1], fold[-1], weight.shape[0])
     if who == _PLAIN:
         if out is not None:
             checks.output_overlap(out, x, vectors, in_place=False)
-        likes = x.new_empty((2, columns), dtype=compute_dtype(x.dtype)).unbind(0)
+        likes = x.new_empty((2, folded.columns), dtype=compute_dtype(x.dtype)).unbind(0)
         execution.refuse(LinearCall(epilogue, x, weight, None, likes, (), *options, out))
-    operands = _fold(who, FoldCall(x, columns, fold[:-1], fold[-1]), out)
+    operands = _fold(who, folded, out)
     return _linear(who, LinearCall(epilogue, x, weight, None, operands, (), *options, out), checked=True)
 
 
@@ -197,10 +197,10 @@ def elementwise(
     if fold is not None:
         checks.rows_of_vectors(x)
         checks.elementwise(ElementwiseCall(BIAS, x, None, (), (), out))
-        columns = checks.fold_batch_norm(x, vectors, fold[-1], x.shape[-1])
+        folded = checks.fold_batch_norm(x, fold[:-1], fold[-1], x.shape[-1])
         if who == _PLAIN and out is not None:
             checks.output_overlap(out, x, vectors, in_place=True)
-        operands = _fold(who, FoldCall(x, columns, fold[:-1], fold[-1]), out)
+        operands = _fold(who, folded, out)
     return _elementwise(who, ElementwiseCall(epilogue, x, bias, operands, scalars, out))
 
 
@@ -224,8 +224,8 @@ def _elementwise(who: int, call: ElementwiseCall) -> Tensor:
 
 def fold(like: Tensor, vectors: Vectors, eps: float, columns: int) -> tuple[Tensor, ...]:
     """Multiplier and offset that `vectors` (those of `FOLDED`) fold into, in the epilogue's arithmetic."""
-    checks.fold_batch_norm(like, _named(vectors), eps, columns)
-    return _fold(_who_sees((like, *vectors)), FoldCall(like, columns, vectors, eps), None)
+    folded = checks.fold_batch_norm(like, vectors, eps, columns)
+    return _fold(_who_sees((like, *vectors)), folded, None)
 
 
 def _named(vectors: Sequence[Any] | None) -> dict[str, Any]:

@@ -16,8 +16,18 @@ import torch
 from torch import Tensor
 
 from epigemm import overlap
-from epigemm.calls import ElementwiseCall, LinearCall
-from epigemm.epilogues import EPILOGUES, MATRIX, PER_COLUMN, PER_ROW, SCALAR, Epilogue, compute_dtype, named
+from epigemm.calls import ElementwiseCall, FoldCall, LinearCall, Vectors
+from epigemm.epilogues import (
+    EPILOGUES,
+    FOLDED,
+    MATRIX,
+    PER_COLUMN,
+    PER_ROW,
+    SCALAR,
+    Epilogue,
+    compute_dtype,
+    named,
+)
 from epigemm.precision import ARITHMETIC, DEFAULT, unknown_precision
 
 DTYPES = frozenset((torch.float16, torch.bfloat16, torch.float32, torch.float64))
@@ -66,13 +76,13 @@ def elementwise(call: ElementwiseCall) -> None:
         _require_out(call.out, x.shape, x)
 
 
-def fold_batch_norm(like: Tensor, vectors: dict[str, Tensor | None], eps: float, columns: int | None) -> int:
-    """Check the vectors of a BatchNorm fold and return their common length, which `columns` says unless None."""
+def fold_batch_norm(like: Tensor, vectors: Vectors, eps: float, columns: int | None) -> FoldCall:
+    """The fold of the vectors of `FOLDED`, checked; `columns`: their length, None for that of the first."""
     check_eps(eps)
     _require_matrix_like("like", like)
     dtype, device = like.dtype, like.device
     compute = compute_dtype(dtype)
-    for name, vector in vectors.items():
+    for name, vector in zip(FOLDED, vectors, strict=True):
         # As in _require_like, for both dtypes and the length.
         if vector is None or (
             (vector.dtype is dtype or vector.dtype is compute)
@@ -93,8 +103,8 @@ def fold_batch_norm(like: Tensor, vectors: dict[str, Tensor | None], eps: float,
             columns = vector.shape[0]
         _require_length(name, vector, columns)
     if columns is None:
-        raise ValueError(f"{', '.join(vectors)}: got None for all; at least one vector is needed")
-    return columns
+        raise ValueError(f"{', '.join(FOLDED)}: got None for all; at least one vector is needed")
+    return FoldCall(like, columns, vectors, eps)
 
 
 def check_eps(eps: float) -> None:

@@ -254,15 +254,3 @@ def _resolved(function: FunctionType, annotation: str) -> object:
     for part in parts[1:]:
         found = getattr(found, part, annotation)
     return found
-
-
-__all__ = [
-    "Matrix",
-    "OperandSpec",
-    "PerColumn",
-    "PerRow",
-    "Scalar",
-    "Traced",
-    "trace",
-    "traced",
-]
