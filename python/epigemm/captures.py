@@ -18,14 +18,8 @@ import torch
 from epigemm.functor_trace import is_users
 
 _NUMBERS = (bool, int, float, str, bytes, complex, type(None), torch.dtype)
-_FIXED = (
-    ModuleType,
-    type,
-    BuiltinFunctionType,
-    enum.Enum,
-    torch._ops.OpOverload,
-    torch._ops.OpOverloadPacket,
-)
+_OPERATORS = (torch._ops.OpOverload, torch._ops.OpOverloadPacket)
+_FIXED = (ModuleType, type, BuiltinFunctionType, enum.Enum, *_OPERATORS)
 _MISSING = object()
 _GRADIENT_MODE = "{name} is not supported; tensor.detach() ends a derivative"
 _STATE = "{name} reads a state of PyTorch's, which is another one at a call; write one function for each"

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, fx
 
 from epigemm import captures, functor_cost, functor_reference, functor_source, programs
-from epigemm.functor_program import Program
+from epigemm.functor_program import Program, words
 
 if TYPE_CHECKING:
     # What the function sees: a checker of types then reads its body as one of tensors.
@@ -47,17 +47,7 @@ else:
 
 KINDS: dict[Any, str] = {PerColumn: "per_column", PerRow: "per_row", Scalar: "scalar", Matrix: "matrix"}
 _ANNOTATIONS = "PerColumn, PerRow, Scalar or Matrix"
-_TAKEN = (
-    "x",
-    "weight",
-    "z",
-    "out",
-    "precision",
-    "strict",
-    "self",
-    "operands",
-    "named",
-)  # by the calls themselves
+_TAKEN = words("x weight z out precision strict self operands named")  # by the calls themselves
 _LONGEST_NAME = 64
 
 

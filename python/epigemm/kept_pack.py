@@ -27,9 +27,8 @@ class KeptPack:
         self.frozen = False
         self._slices = slices
         self._mark: _Mark | None = None
-        self._place: tuple[int, int] | None = (
-            None  # storage and address of the weight, also of one that has changed
-        )
+        # storage and address of the weight, also of one that has changed
+        self._place: tuple[int, int] | None = None
         # Holds the storage's identity, not its memory: no later storage can pass for it.
         self._storage: StorageWeakRef | None = None
         self._seen: int | None = None
