@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -22,7 +22,6 @@ from epigemm import (
     split,
     tables,
 )
-from epigemm import explain_text as text
 from epigemm import precision as _precision
 from epigemm.calls import ElementwiseCall, LinearCall
 from epigemm.epilogues import BIAS, BIAS_RELU, compute_dtype
@@ -66,9 +65,9 @@ class Explanation:
         """The explanation for people: one line a fact."""
         lines = [f"{self.op}", f"  path:       {self.path}", f"  kernel:     {self.kernel}"]
         lines += [f"  arithmetic: {self.arithmetic}"]
-        lines += text.listed("because", self.reasons)
-        lines += text.listed("launches", [f"{i}. {kernel}" for i, kernel in enumerate(self.kernels, 1)])
-        lines += text.listed("compared", [text.candidate_text(candidate) for candidate in self.candidates])
+        lines += _listed("because", self.reasons)
+        lines += _listed("launches", [f"{i}. {kernel}" for i, kernel in enumerate(self.kernels, 1)])
+        lines += _listed("compared", [_candidate_text(candidate) for candidate in self.candidates])
         lines += [f"  backward:   {self.backward}"]
         return "\n".join(lines)
 
@@ -111,16 +110,16 @@ def _explanation(
     operator, call = recorder.taken_apart()
     op = f"{function}: epigemm::{operator}, epilogue {call.epilogue.name}: {call.epilogue.formula}"
     if isinstance(call, LinearCall):
-        backward = text.backward_linear(call)
+        backward = backward_linear(call)
         found = _explain_recorded(call, differentiates, wants_gradients)
     else:
-        backward = text.backward_elementwise(call)
+        backward = _backward_elementwise(call)
         found = _explain_elementwise(call)
     if call.out is not None:
         backward = "none: a call with out= has no derivative"
     elif not differentiates:
         backward = f"not needed: no argument requires grad (otherwise: {backward})"
-    folds = [f"{text.owner(call.x)} {fold}" for fold in recorder.folds]
+    folds = [f"{_owner(call.x)} {fold}" for fold in recorder.folds]
     launches = [*recorder.casts, *folds, *found.kernels]
     return replace(found, op=op, backward=backward, kernels=launches)
 
@@ -177,14 +176,14 @@ def _by_torch(
     # The arithmetic of torch's fp32 GEMM: its setting, unless the call asks for more accuracy.
     allowed = decisions.order(call).tf32_allowed
     arithmetic = _precision.torch_setting(call.x.device.type) if allowed else _precision.IEEE
-    about = {"kernel": launches[0], "arithmetic": text.arithmetic_text(call.x.dtype, arithmetic), **more}
+    about = {"kernel": launches[0], "arithmetic": _arithmetic_text(call.x.dtype, arithmetic), **more}
     return Explanation("", path, reasons=reasons, kernels=launches, **about)
 
 
 def _in_its_own_kernel(call: LinearCall | ElementwiseCall) -> str:
     if call.epilogue.is_linked and not call.x.is_cuda:
         return f"PyTorch reference, {call.epilogue.name}"
-    return f"{text.owner(call.x)} {call.epilogue.name}"
+    return f"{_owner(call.x)} {call.epilogue.name}"
 
 
 def _explain_linear(call: LinearCall, wants_gradients: bool) -> Explanation:
@@ -251,8 +250,8 @@ def _why(call: LinearCall, found: execution.Considered, changing: bool) -> list[
 
 def _explain_fused(call: LinearCall, found: execution.Considered, reasons: list[str]) -> Explanation:
     """A call on one kernel that multiplies the tensors as they are, or on fp16 slices."""
-    tile, where, candidates = text.tile_text(found.plan), "", found.plan["candidates"]
-    arithmetic = text.arithmetic_text(call.x.dtype, found.arithmetic)
+    tile, where, candidates = _tile_text(found.plan), "", found.plan["candidates"]
+    arithmetic = _arithmetic_text(call.x.dtype, found.arithmetic)
     if found.choice is not None:
         where, arithmetic = " on fp16 pieces", _SLICES_TEXT[found.arithmetic]
     elif call.invariant and call.x.dtype == torch.float32 and found.arithmetic == _precision.IEEE:
@@ -322,3 +321,85 @@ def _fallback_notes(call: LinearCall) -> list[str]:
             "out: its leading dimensions are not one stride apart, the product is written elsewhere and copied"
         )
     return notes
+
+
+# --- words -----------------------------------------------------------------------------------------------------------
+
+
+def _owner(x: Tensor) -> str:
+    """Whose elementwise kernel it is, to be followed by its name."""
+    if not kernels.has_native(x):
+        return "PyTorch reference,"
+    return "epigemm CUDA kernel," if x.is_cuda else "epigemm CPU loop,"
+
+
+def _arithmetic_text(dtype: torch.dtype, arithmetic: str) -> str:
+    """What numbers of a dtype are multiplied and accumulated in."""
+    if dtype == torch.float64:
+        return "float64"
+    if dtype == torch.float32 and arithmetic == _precision.IEEE:
+        return "ieee float32"
+    return f"{arithmetic if dtype == torch.float32 else dtype_name(dtype)} products, float32 accumulation"
+
+
+def _tile_text(plan: dict[str, Any]) -> str:
+    """The kernel that a plan names."""
+    splits = plan.get("splits", 1)
+    return (
+        f"tile {plan['tile']}, cluster {plan['cluster']}, {plan['schedule']}, raster {plan['raster']}, "
+        f"swizzle {plan['swizzle']}{f', K in {splits} parts' if splits > 1 else ''}"
+    )
+
+
+def _candidate_text(candidate: dict[str, Any]) -> str:
+    """One line of the kernels that were compared."""
+    how = "measured" if "measured_us" in candidate else "predicted"
+    return f"{plans.fused_us(candidate):9.1f} us {how:<9}  {_tile_text(candidate)}"
+
+
+def _listed(title: str, items: Sequence[str]) -> list[str]:
+    """Lines under one title."""
+    heads = [f"{title}:"] + [""] * len(items)
+    return [f"  {head:<11} {item}" for head, item in zip(heads, items, strict=False)]
+
+
+# --- derivatives, as gradients.py makes them --------------------------------------------------------------------------
+
+_PRODUCTS = (
+    "then one matrix product each for the gradients of x and weight, where asked for, at the call's precision"
+)
+_KERNEL = "one derivative kernel (made of the epilogue's functor)"
+_REFERENCE = "the registry's differentiable PyTorch reference"
+
+
+def backward_linear(call: LinearCall) -> str:
+    """What the first derivative of a linear function runs; operands whose gradient is asked for require one."""
+    return f"{_backward_epilogue(call)}; {_PRODUCTS}"
+
+
+def _backward_epilogue(call: LinearCall) -> str:
+    x, epilogue, operands = call.x, call.epilogue, call.operands
+    if epilogue is BIAS:
+        return "nothing for the epilogue: the gradient of the result is that of the product"
+    if epilogue is BIAS_RELU:
+        return "torch's threshold_backward on the saved result, whose sign is the derivative of relu"
+    if gradients.keeps_product(call):
+        return f"{_derivative(x, operands)} on the saved product"
+    if gradients.without_product(epilogue, operands):
+        return f"{_derivative(x, operands)}; it reads no product, the epilogue being linear in it"
+    gemm = "in 16 bits with an fp32 result" if x.element_size() == 2 else "at the call's precision"
+    why = "one saved in 16 bits would be rounded ahead of the bias that is folded into the epilogue"
+    if call.strict:
+        why = "a strict call stays one kernel and saves none"
+    return f"the product again ({gemm}), as {why}; {_REFERENCE} on it"
+
+
+def _backward_elementwise(call: ElementwiseCall) -> str:
+    """What the first derivative of an elementwise function runs."""
+    return f"{_derivative(call.x, call.operands)} on the saved x"
+
+
+def _derivative(x: Tensor, operands: Sequence[Tensor]) -> str:
+    if any(operand.requires_grad for operand in operands):
+        return f"{_REFERENCE} (a gradient of an operand is asked for)"
+    return _KERNEL if kernels.has_native(x) else _REFERENCE
