@@ -8,7 +8,7 @@ tests use the same functions and hold their results to limits. ``docs/numerics.m
 ``measures``   the float64 reference and the errors of a result against it
 ``bounds``       what the split and the scaled product may be off by, derived
 ``products``   the products that are graded: SGEMM, TF32, the split and scaled kernels by force, the public function
-``sweep``      every class over K and seeds; the smallest K from which an arithmetic is as accurate as its rival
+``sweep``      every class over K and seeds; the smallest K from which an arithmetic is as accurate as its baseline
 ``exact``      integers, Demmel's exact zeros and circulant test, worst cases of the split
 ``special``    infinities, NaN, subnormal numbers, overflow: what must stand where
 ``show``       tables and plots

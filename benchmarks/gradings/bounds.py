@@ -27,9 +27,9 @@ from __future__ import annotations
 EPS = 2.0**-24
 MMA_K = 16
 PROMOTION = 64  # of a long sum; see above for short ones
-SPLIT_PIECES = 3 * 2.0**-22
+SPLIT_SLICES = 3 * 2.0**-22
 SPLIT_RANGE = 2.0**-24
-SCALED_PIECES = 2 * 2.0**-11 + 2.0**-22
+SCALED_SLICES = 2 * 2.0**-11 + 2.0**-22
 SCALED_RANGE = 2.0**-14
 
 
@@ -42,13 +42,13 @@ def split(k: int) -> float:
     """Bound of |error| / |A||B| of the split product, guard included, whether promoted every 32 or every 64."""
     promoted = _tensor_cores(min(k, PROMOTION)) + EPS * (-(-k // PROMOTION) + 1)
     small = 2.0**-11 * 2 * _tensor_cores(2 * k)
-    return SPLIT_PIECES + SPLIT_RANGE + (promoted + small) * (1 + SPLIT_PIECES)
+    return SPLIT_SLICES + SPLIT_RANGE + (promoted + small) * (1 + SPLIT_SLICES)
 
 
 def scaled(k: int) -> float:
     """Bound of |error| / |A||B| of the scaled product, whether or not its sums are promoted."""
     promotions = EPS * (-(-k // PROMOTION) + 1)
-    return SCALED_PIECES + SCALED_RANGE + (_tensor_cores(k) + promotions) * (1 + SCALED_PIECES)
+    return SCALED_SLICES + SCALED_RANGE + (_tensor_cores(k) + promotions) * (1 + SCALED_SLICES)
 
 
 def sgemm(k: int) -> float:

@@ -56,8 +56,8 @@ def _verdicts(name: str, product: Product, device: torch.device) -> Iterator[Ver
         if not (low and grader == "representation"):
             yield from function(product, device)
     if low:
-        rival = None if name == SCALED else products.tf32
-        yield from special_verdicts(product, device, max(bounds.scaled(SPECIAL_K), 2.0**-8), rival)
+        beside = None if name == SCALED else products.tf32
+        yield from special_verdicts(product, device, max(bounds.scaled(SPECIAL_K), 2.0**-8), beside)
     else:
         yield from special_verdicts(product, device)
 

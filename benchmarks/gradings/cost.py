@@ -1,4 +1,4 @@
-"""What the range guard costs: a call on fp16 pieces where nothing, one row, or all of x is computed again."""
+"""What the range check costs: a call on fp16 slices where nothing, one row, or all of x is computed again."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ SHAPES = ((16, 8192, 8192), (1024, 8192, 8192), (4096, 4096, 4096))
 HOST_US = 200.0  # more than a call takes before it is launched
 
 
-def _beyond_pieces(row: Tensor) -> None:
-    """A row that two pieces cannot hold: nearly everything lies 2^40 below one element."""
+def _beyond_slices(row: Tensor) -> None:
+    """A row that two slices cannot hold: nearly everything lies 2^40 below one element."""
     row.mul_(2.0**-40)[..., 0] = 1.0
 
 
@@ -30,9 +30,9 @@ def _with_nan(x: Tensor) -> None:
 
 SPOILT: dict[str, Callable[[Tensor], object]] = {
     "nothing": lambda x: None,
-    "one row out of range": lambda x: _beyond_pieces(x[0]),
+    "one row out of range": lambda x: _beyond_slices(x[0]),
     "one NaN": _with_nan,
-    "all rows out of range": _beyond_pieces,
+    "all rows out of range": _beyond_slices,
 }
 
 

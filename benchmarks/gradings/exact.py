@@ -114,7 +114,7 @@ def tightest_unguarded(k: int, device: torch.device, size: int = 16) -> Pair:
     """The data on which the guard comes closest to letting too much pass.
 
     Just as many k have both factors "large" as the guard asks for, each at the lower end, 2^-8 of its row's largest;
-    everywhere else a factor below what the pieces hold meets the other row's largest.
+    everywhere else a factor below what the slices hold meets the other row's largest.
     """
     both = max(1, k // 64)
     x, weight = (torch.full((size, k), 2.0**-8, device=device) for _ in range(2))

@@ -12,7 +12,7 @@ from torch import Tensor
 import epigemm
 from epigemm import linker, plans, precision
 from epigemm._native import ops
-from epigemm.packs import PIECES, pack_bytes
+from epigemm.packs import SLICES, pack_bytes
 
 Product = Callable[[Tensor, Tensor], Tensor]
 
@@ -48,17 +48,17 @@ def tf32(x: Tensor, weight: Tensor) -> Tensor:
 
 def make_pack(matrix: Tensor, arithmetic: str) -> Tensor:
     """`matrix` split by the native operator."""
-    pieces = PIECES[arithmetic]
-    size = pack_bytes(matrix.shape[0], matrix.shape[1], pieces)
+    slices = SLICES[arithmetic]
+    size = pack_bytes(matrix.shape[0], matrix.shape[1], slices)
     pack = torch.empty(size, dtype=torch.uint8, device=matrix.device)
-    ops._split_rows_out(matrix, pieces, pack)
+    ops._split_rows_out(matrix, slices, pack)
     return pack
 
 
 def make_workspace(x: Tensor, weight: Tensor, arithmetic: str, *, packed: bool = False) -> Tensor:
-    """What the native operator needs besides its operands: room for x's pieces, and the weight's unless packed."""
-    k, pieces = x.shape[1], PIECES[arithmetic]
-    size = pack_bytes(x.shape[0], k, pieces) + (0 if packed else pack_bytes(weight.shape[0], k, pieces))
+    """What the native operator needs besides its operands: room for x's slices, and the weight's unless packed."""
+    k, slices = x.shape[1], SLICES[arithmetic]
+    size = pack_bytes(x.shape[0], k, slices) + (0 if packed else pack_bytes(weight.shape[0], k, slices))
     return torch.empty(size, dtype=torch.uint8, device=x.device)
 
 

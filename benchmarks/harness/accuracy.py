@@ -9,7 +9,7 @@ from the operands *as stored*, so their own rounding to the dtype is no error.
 * IEEE fp32, rounded to nearest, in any order. A sum of K terms has ``|err| <= K u |A||B|`` in the worst case
   and ``lambda sqrt(K) u |A||B|`` with high probability when roundings are independent and of mean zero
   (Higham and Mary, 2019). We take ``delta = (min(K, 2 sqrt(K)) + 2) u |A||B|``: tight enough that TF32 in
-  disguise fails it at K = 8192. fp32 on two fp16 pieces promises no larger errors and is held to the same.
+  disguise fails it at K = 8192. fp32 on two fp16 slices promises no larger errors and is held to the same.
 * Products of 16-bit operands are exact in fp32; tensor cores *truncate* when they accumulate. One instruction
   takes at least 8 terms, aligns them to the largest exponent and truncates twice by at most 2u |s|, where the
   partial sum |s| averages at most |A||B| / 2 over the K/8 instructions: ``delta = (K/4 + 2) u |A||B|``,

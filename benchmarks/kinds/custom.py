@@ -131,7 +131,7 @@ def case_table(summary: Mapping[str, Any]) -> Table:
         [
             name,
             *(f"{values[key]:.3f}" if key in values else "-" for key in FIGURES),
-            ", ".join(f"{dtype}: {rival}" for dtype, rival in summary["best"].get(name, {}).items()),
+            ", ".join(f"{dtype}: {best}" for dtype, best in summary["best"].get(name, {}).items()),
         ]
         for name, values in summary["cases"].items()
     ]

@@ -1,7 +1,7 @@
 """What the first call of a decorated function takes, in a process of its own: ``-m benchmarks.kinds.first_call``.
 
 torch is imported, CUDA initialised by a small product, the function decorated, the tensors made and an fp32 weight's
-pieces, too; then the first call is timed until the device is done: compiling, linking and running. In a second process
+slices, too; then the first call is timed until the device is done: compiling, linking and running. In a second process
 it finds in the cache on disk what the first one has made.
 """
 

@@ -89,7 +89,7 @@ def _points(bench: Bench, case: Case, inputs: Inputs) -> Iterator[dict[str, Any]
                         chosen.append(each)
                     except RuntimeError as error:
                         left_out.append(f"{each.plan}: {describe_error(error)}")
-            runs = [family.rival.run, *(each.run for each in chosen)]
+            runs = [family.fallback.run, *(each.run for each in chosen)]
             host_us = max(bench.timer.warm_up(run) for run in runs[:2])
             times = [Timing.of(samples) for samples in bench.timer.in_turn(runs, bench.effort, host_us)]
         plans = [

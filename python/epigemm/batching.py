@@ -17,21 +17,11 @@ from epigemm.epilogues import MATRIX, PER_ROW, named
 
 def linear_batched(call: LinearCall) -> Tensor:
     """For `torch.autograd.grad(is_grads_batched=True)`, whose batches know the rules of torch's own operators alone."""
-    product = _batched_product(call.x, call.weight, call.precision)
-    return call.epilogue.reference(product, call.bias, call.operands, call.scalars)
-
-
-def _batched_product(x: Tensor, weight: Tensor, precision: str) -> Tensor:
-    """x @ weight.T by operators that torch's legacy batches have rules for."""
-
-    def product() -> Tensor:
+    x, weight = call.x, call.weight
+    with _precision.as_asked(call.precision, x):
         rows = x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
-        return torch.mm(rows, weight.t()).reshape(*x.shape[:-1], weight.shape[0])
-
-    if x.dtype == torch.float32 and _precision.needs_override(precision, x.device.type):
-        with _precision.full_fp32(x.device.type):
-            return product()
-    return product()
+        product = torch.mm(rows, weight.t()).reshape(*x.shape[:-1], weight.shape[0])
+    return call.epilogue.reference(product, call.bias, call.operands, call.scalars)
 
 
 def vmap_rule(op: Any) -> Callable[..., tuple[Tensor, int]]:

@@ -31,7 +31,7 @@ from epigemm.epilogues import (
 from epigemm.packs import PackedWeight
 from epigemm.precision import DEFAULT, needs_override
 
-# Looked up once: the direct road is measured in hundreds of nanoseconds.
+# Looked up once: a plain call is measured in hundreds of nanoseconds.
 _is_compiling = torch.compiler.is_compiling
 _grad_enabled = torch.is_grad_enabled
 _inference = torch.is_inference_mode_enabled
@@ -56,74 +56,47 @@ def linear(
     x: Tensor,
     weight: Tensor | PackedWeight,
     bias: Tensor | None,
-    scalar: float | Tensor | None,
-    precision: str | None,
-    out: Tensor | None,
-    strict: bool = False,
-    pack_use: str | None = None,
-    fold: tuple[Any, ...] | None = None,
+    scalar: float | Tensor | None,  # the epilogue's
+    precision: str | None,  # None for torch's setting
+    out: Tensor | None,  # where the result goes
+    strict: bool = False,  # no fallback
+    pack_use: str | None = None,  # `packs.KEEP` for a module's own; None: `epigemm.keep_packs` decides
+    fold: tuple[Any, ...] | None = None,  # of scale_batch_norm, the vectors of `FOLDED` and then eps
 ) -> Tensor:
-    """D = epilogue(x @ weight.T), for an epilogue with a bias and at most one scalar, or with folded vectors.
-
-    Args:
-        epilogue: what follows the product.
-        x: as the public functions got it, like all that follows.
-        weight: the same.
-        bias: the same; None beside `fold`.
-        scalar: the epilogue's.
-        precision: None for torch's setting.
-        out: where the result goes.
-        strict: no fallback.
-        pack_use: what the call may do with the weight's pack, `packs.KEEP` for a module's own; None for a plain call,
-            for which `epigemm.keep_packs` decides.
-        fold: of scale_batch_norm, the vectors of `FOLDED` and then eps.
-    """
+    """D = epilogue(x @ weight.T), for an epilogue with a bias and at most one scalar, or with folded vectors."""
     if isinstance(weight, PackedWeight):
         weight, pack_use = weight.weight, packs.KEEP
-    vectors = () if fold is None else fold[:-1]
     found: Tensor | entry.Recorded | None
     if _is_compiling():
-        if _any_autocast():
-            x, weight, (bias, *first) = autocast(x, weight, bias, *vectors[:1])
-            vectors = (*first, *vectors[1:])
-        if fold is None:
-            found = compiled.linear(epilogue, x, weight, bias, scalar, precision, out, strict)
-        else:
-            found = compiled.linear_folded(x, weight, vectors, fold[-1], precision, out, strict)
+        x, weight, bias, fold = _cast(x, weight, bias, fold)
+        found = compiled.linear(epilogue, x, weight, bias, scalar, fold, precision, out, strict)
     else:
-        found = entry.linear(epilogue, x, weight, bias, scalar, fold, precision, out, pack_use, strict)
+        given: tuple[Any, ...] = () if fold is not None else (bias,)
+        given = given if epilogue.scalar is None else (*given, scalar)
+        found = entry.linear(epilogue, x, weight, given, fold, precision, out, pack_use, strict)
+    if isinstance(found, Tensor):
+        return found
     if found is entry.RECORDED_BY_TORCH:
         return autograd.linear_by_torch(epilogue, x, weight, bias)
-    if found is entry.RECORDED:
-        road = _RECORDED
-    elif isinstance(found, Tensor):
-        return found
-    else:
-        number = scalar if isinstance(scalar, Tensor) else None
-        road = _DISPATCHED if x is None or weight is None else _road((x, weight, bias, out, number, *vectors))
-        if road == _DISPATCHED:
-            checks.tensors(x=x, weight=weight)
-            checks.optional_tensors(**{"bias": bias, **_named(vectors), "out": out})
-        if _any_autocast():
-            x, weight, (bias, *first) = autocast(x, weight, bias, *vectors[:1])
-            vectors = (*first, *vectors[1:])
-    if road == _RECORDED and weight.requires_grad:
-        # It is about to change, by whatever means: its pack would be made again in any case.
-        pack_use = packs.NONE
+    who = _RECORDED
+    if found is None:
+        who = _checked({"x": x, "weight": weight}, {"bias": bias, **_named(fold), "out": out}, scalar)
+        x, weight, bias, fold = _cast(x, weight, bias, fold)
+    vectors = _named(fold)
     operands, scalars = scalar_operand(epilogue, scalar, x)
-    options = (*_options(x, weight, precision, strict, pack_use), out)
+    options = _options(who, x, weight, precision, strict, pack_use)
     if fold is None:
-        return _linear(road, LinearCall(epilogue, x, weight, bias, operands, scalars, *options))
+        return _linear(who, LinearCall(epilogue, x, weight, bias, operands, scalars, *options, out))
     # All launches are checked before the first one.
-    checks.linear(LinearCall(BIAS, x, weight, vectors[0], (), (), *options))
-    columns = checks.fold_batch_norm(x, _named(vectors), fold[-1], weight.shape[0])
-    if road == _PLAIN:
+    checks.linear(LinearCall(BIAS, x, weight, fold[0], (), (), *options, out))
+    folded = checks.fold_batch_norm(x, fold[:-1], fold[-1], weight.shape[0])
+    if who == _PLAIN:
         if out is not None:
-            checks.output_overlap(out, x, _named(vectors), in_place=False)
-        likes = x.new_empty((2, columns), dtype=compute_dtype(x.dtype)).unbind(0)
-        execution.refuse(LinearCall(epilogue, x, weight, None, likes, (), *options))
-    operands = _fold(road, FoldCall(x, columns, vectors, fold[-1]), out)
-    return _linear(road, LinearCall(epilogue, x, weight, None, operands, (), *options), checked=True)
+            checks.output_overlap(out, x, vectors, in_place=False)
+        likes = x.new_empty((2, folded.columns), dtype=compute_dtype(x.dtype)).unbind(0)
+        execution.refuse(LinearCall(epilogue, x, weight, None, likes, (), *options, out))
+    operands = _fold(who, folded, out)
+    return _linear(who, LinearCall(epilogue, x, weight, None, operands, (), *options, out), checked=True)
 
 
 def linear_folded(
@@ -143,37 +116,22 @@ def linear_folded(
     return linear(SCALE_BATCH_NORM, x, weight, None, None, precision, out, strict, pack_use, fold)
 
 
-def linear_linked(
-    epilogue: Epilogue,
-    x: Tensor,
-    weight: Tensor,
-    operands: Sequence[Tensor],
-    scalars: Sequence[float],
-    out: Tensor | None,
-    precision: str | None,
-    strict: bool,
-    pack_use: str | None,
-    recorded: bool,
-) -> Tensor:
+def linear_linked(call: LinearCall, precision: str | None, pack_use: str | None, recorded: bool) -> Tensor:
     """D = epilogue(x @ weight.T) for a matrix x; operands as the operators take them, the rest as of `linear`.
 
     `recorded`: whether the entry has seen the call, and that autograd alone has to do with it.
     """
-    options = _options(x, weight, precision, strict, pack_use)
+    epilogue, x, weight, _, operands, scalars, _, _, strict, _, out = call
+    who = _RECORDED if recorded else _who_sees((x, weight, out, *operands))
+    options = _options(who, x, weight, precision, strict, pack_use)
     call = LinearCall(epilogue, x, weight, None, operands, scalars, *options, out)
-    if _is_compiling():
-        return _linear(_DISPATCHED, call)
-    found = None if recorded else entry.linear_operator(call)
-    if found is not None:
-        return found
-    road = _RECORDED if recorded else _road((x, weight, out, *operands))
-    if road == _RECORDED and weight.requires_grad:
-        call = call._replace(pack_use=packs.NONE)
-    return _linear(road, call)
+    # What it could not read, an integer for a scalar, is a number now.
+    found = entry.linear_operator(call) if who == _PLAIN else None
+    return _linear(who, call) if found is None else found
 
 
 def _options(
-    x: Tensor, weight: Tensor, precision: str | None, strict: bool, pack_use: str | None
+    who: int, x: Tensor, weight: Tensor, precision: str | None, strict: bool, pack_use: str | None
 ) -> tuple[str, str, bool, bool]:
     """What a caller has asked for, checked: precision, pack use, strict, and whether rows may depend on others."""
     asked = DEFAULT if precision is None else checks.precision(precision)
@@ -181,32 +139,26 @@ def _options(
         asked = compiled.resolved(asked, x)
     if strict is not False:
         checks.flag("strict", strict)
+    if who == _RECORDED and weight.requires_grad:
+        # It is about to change, by whatever means: its pack would be made again in any case.
+        pack_use = packs.NONE
     if pack_use is None:
         pack_use = keeping.pack_use(weight) if keeping.active or keeping.traced else packs.FIND
     return asked, pack_use, strict, invariance.active and invariance.enabled()
 
 
-def elementwise_linked(
-    epilogue: Epilogue,
-    x: Tensor,
-    operands: Sequence[Tensor],
-    scalars: Sequence[float],
-    out: Tensor | None,
-    recorded: bool,
-) -> Tensor:
+def elementwise_linked(call: ElementwiseCall, recorded: bool) -> Tensor:
     """D = epilogue(x) for a matrix x; operands as the operators take them, `recorded` as of `linear_linked`."""
-    call = ElementwiseCall(epilogue, x, None, operands, scalars, out)
-    if recorded:
-        return _elementwise(_RECORDED, call)
-    found = entry.elementwise_operator(call)
-    return _elementwise(_road((x, out, *operands)), call) if found is None else found
+    who = _RECORDED if recorded else _who_sees((call.x, call.out, *call.operands))
+    found = entry.elementwise_operator(call) if who == _PLAIN else None
+    return _elementwise(who, call) if found is None else found
 
 
-def _linear(road: int, call: LinearCall, *, checked: bool = False) -> Tensor:
+def _linear(who: int, call: LinearCall, *, checked: bool = False) -> Tensor:
     """A call that the entry has not answered."""
-    if road == _RECORDED and call.out is None:
+    if who == _RECORDED and call.out is None:
         return autograd.linear(call, checked=checked)
-    if road == _PLAIN:
+    if who == _PLAIN:
         return execution.linear(call)
     if _in_functional_derivative():
         return _linear_reference(call)
@@ -229,41 +181,35 @@ def elementwise(
     fold: tuple[Any, ...] | None = None,
 ) -> Tensor:
     """D = epilogue(x), for an epilogue with at most a bias and one scalar, or with folded vectors as of `linear`."""
-    vectors = () if fold is None else fold[:-1]
     found: Tensor | entry.Recorded | None
-    if not _is_compiling():
-        found = entry.elementwise(epilogue, x, bias, scalar, fold, out)
-    elif fold is None:
-        found = compiled.elementwise(epilogue, x, bias, scalar, out)
+    if _is_compiling():
+        found = compiled.elementwise(epilogue, x, bias, scalar, fold, out)
     else:
-        found = compiled.elementwise_folded(x, vectors, fold[-1], out)
-    if found is entry.RECORDED:
-        road = _RECORDED
-    elif isinstance(found, Tensor):
+        given: tuple[Any, ...] = () if fold is not None or not epilogue.takes_bias else (bias,)
+        given = given if epilogue.scalar is None else (*given, scalar)
+        found = entry.elementwise(epilogue, x, given, fold, out)
+    if isinstance(found, Tensor):
         return found
-    else:
-        number = scalar if isinstance(scalar, Tensor) else None
-        road = _DISPATCHED if x is None else _road((x, bias, out, number, *vectors))
-        if road == _DISPATCHED:
-            checks.tensors(x=x)
-            checks.optional_tensors(**{"bias": bias, **_named(vectors), "out": out})
+    who, vectors = _RECORDED, _named(fold)
+    if found is None:
+        who = _checked({"x": x}, {"bias": bias, **vectors, "out": out}, scalar)
     operands, scalars = scalar_operand(epilogue, scalar, x)
     if fold is not None:
         checks.rows_of_vectors(x)
         checks.elementwise(ElementwiseCall(BIAS, x, None, (), (), out))
-        columns = checks.fold_batch_norm(x, _named(vectors), fold[-1], x.shape[-1])
-        if road == _PLAIN and out is not None:
-            checks.output_overlap(out, x, _named(vectors), in_place=True)
-        operands = _fold(road, FoldCall(x, columns, vectors, fold[-1]), out)
-    return _elementwise(road, ElementwiseCall(epilogue, x, bias, operands, scalars, out))
+        folded = checks.fold_batch_norm(x, fold[:-1], fold[-1], x.shape[-1])
+        if who == _PLAIN and out is not None:
+            checks.output_overlap(out, x, vectors, in_place=True)
+        operands = _fold(who, folded, out)
+    return _elementwise(who, ElementwiseCall(epilogue, x, bias, operands, scalars, out))
 
 
-def _elementwise(road: int, call: ElementwiseCall) -> Tensor:
+def _elementwise(who: int, call: ElementwiseCall) -> Tensor:
     """A call that the entry has not answered."""
     epilogue, x, bias, operands, scalars, out = call
-    if road == _RECORDED and out is None:
+    if who == _RECORDED and out is None:
         return autograd.elementwise(call)
-    if road == _PLAIN:
+    if who == _PLAIN:
         return execution.elementwise(call)
     if _in_functional_derivative():
         checks.elementwise(call)
@@ -277,27 +223,21 @@ def _elementwise(road: int, call: ElementwiseCall) -> Tensor:
 
 
 def fold(like: Tensor, vectors: Vectors, eps: float, columns: int) -> tuple[Tensor, ...]:
-    """Multiplier and offset that `vectors` (those of `FOLDED`) fold into, in the epilogue's arithmetic.
-
-    Args:
-        like: gives the device and the arithmetic type.
-        vectors: each of length `columns`, or None.
-        eps: BatchNorm's epsilon.
-        columns: N.
-    """
-    checks.fold_batch_norm(like, _named(vectors), eps, columns)
-    return _fold(_road((like, *vectors)), FoldCall(like, columns, vectors, eps), None)
+    """Multiplier and offset that `vectors` (those of `FOLDED`) fold into, in the epilogue's arithmetic."""
+    folded = checks.fold_batch_norm(like, vectors, eps, columns)
+    return _fold(_who_sees((like, *vectors)), folded, None)
 
 
-def _named(vectors: Vectors) -> dict[str, Tensor | None]:
-    return dict(zip(FOLDED, vectors, strict=False))  # none at all, or all of them
+def _named(vectors: Sequence[Any] | None) -> dict[str, Any]:
+    """Those that are folded, by name; a number behind them is none of them."""
+    return {} if vectors is None else dict(zip(FOLDED, vectors, strict=False))
 
 
-def _fold(road: int, call: FoldCall, out: Tensor | None) -> tuple[Tensor, ...]:
+def _fold(who: int, call: FoldCall, out: Tensor | None) -> tuple[Tensor, ...]:
     """Multiplier and offset, made as the call that reads them is."""
-    if road == _RECORDED and out is None and any(v is not None and v.requires_grad for v in call.vectors):
+    if who == _RECORDED and out is None and any(v is not None and v.requires_grad for v in call.vectors):
         return autograd.fold_batch_norm(call)
-    if road == _PLAIN or (road == _RECORDED and out is None):
+    if who == _PLAIN or (who == _RECORDED and out is None):
         return kernels.fold_batch_norm(call).unbind(0)
     like, _, vectors, eps = call
     if _in_functional_derivative():
@@ -351,8 +291,16 @@ def _refuse_out(out: Tensor | None) -> None:
         )
 
 
-def _road(arguments: tuple[object, ...]) -> int:
-    """Which road a call takes that the entry leaves open: `_PLAIN`, `_RECORDED` or `_DISPATCHED`."""
+def _checked(required: dict[str, Any], optional: dict[str, Any], scalar: object) -> int:
+    """Who sees a call that the entry leaves open; TypeError unless its arguments are tensors."""
+    checks.tensors(**required)
+    checks.optional_tensors(**optional)
+    number = scalar if isinstance(scalar, Tensor) else None
+    return _who_sees((*required.values(), *optional.values(), number))
+
+
+def _who_sees(arguments: tuple[object, ...]) -> int:
+    """`_PLAIN`, `_RECORDED` or `_DISPATCHED`."""
     if (
         _is_compiling()
         or _functorch_interpreter() is not None
@@ -363,15 +311,15 @@ def _road(arguments: tuple[object, ...]) -> int:
     ):
         return _DISPATCHED
     grad = _grad_enabled() and not _inference()
-    road = _PLAIN
+    who = _PLAIN
     for argument in arguments:
         kind = type(argument)
         if kind is Tensor or kind is Parameter:
             if grad and argument.requires_grad:  # type: ignore[attr-defined]
-                road = _RECORDED
+                who = _RECORDED
         elif argument is not None:
             return _DISPATCHED
-    return _DISPATCHED if road == _RECORDED and _wraps_another(arguments) else road
+    return _DISPATCHED if who == _RECORDED and _wraps_another(arguments) else who
 
 
 def _wraps_another(arguments: tuple[Any, ...]) -> bool:
@@ -397,6 +345,19 @@ def scalar_operand(
         checks.scalar_tensor(name, scalar, x)
         return (scalar.to(compute_dtype(x.dtype)),), ()
     return (), (checks.scalar_number(name, scalar),)
+
+
+def _cast(
+    x: Tensor, weight: Tensor, bias: Tensor | None, fold: tuple[Any, ...] | None
+) -> tuple[Tensor, Tensor, Tensor | None, tuple[Any, ...] | None]:
+    """What autocast casts of a call: of the folded vectors the first, which is the bias."""
+    if not _any_autocast():
+        return x, weight, bias, fold
+    if fold is None:
+        x, weight, (bias,) = autocast(x, weight, bias)
+        return x, weight, bias, fold
+    x, weight, first = autocast(x, weight, fold[0])
+    return x, weight, bias, (*first, *fold[1:])
 
 
 def autocast(

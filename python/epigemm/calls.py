@@ -19,33 +19,19 @@ NONE = "none"  # neither: a gradient of the weight is asked for
 
 
 class LinearCall(NamedTuple):
-    """D = epilogue(x @ weight.T): the arguments of the operator `epigemm::linear`, in its order, and `out`.
+    """D = epilogue(x @ weight.T): the arguments of the operator `epigemm::linear`, in its order, and `out`."""
 
-    Attributes:
-        epilogue: what follows the product.
-        x: `[..., K]`.
-        weight: `[N, K]`.
-        bias: `[N]` or None.
-        operands: the epilogue's vectors, then its scalar if that is a tensor.
-        scalars: its scalar if that is a number.
-        precision: what an fp32 product gets, `DEFAULT` for torch's setting.
-        pack_use: what the call may do with the weight's pack: `KEEP`, `FIND` or `NONE`.
-        strict: raise instead of running torch's GEMM.
-        invariant: the bits of a row may not depend on the others.
-        out: where the result goes; None: a new contiguous tensor.
-    """
-
-    epilogue: Epilogue
-    x: Tensor
-    weight: Tensor
-    bias: Tensor | None = None
-    operands: Sequence[Tensor] = ()
-    scalars: Sequence[float] = ()
-    precision: str = DEFAULT
-    pack_use: str = FIND
-    strict: bool = False
-    invariant: bool = False
-    out: Tensor | None = None
+    epilogue: Epilogue  # what follows the product
+    x: Tensor  # `[..., K]`
+    weight: Tensor  # `[N, K]`
+    bias: Tensor | None = None  # `[N]` or None
+    operands: Sequence[Tensor] = ()  # the epilogue's vectors, then its scalar if that is a tensor
+    scalars: Sequence[float] = ()  # its scalar if that is a number
+    precision: str = DEFAULT  # what an fp32 product gets, `DEFAULT` for torch's setting
+    pack_use: str = FIND  # what the call may do with the weight's pack: `KEEP`, `FIND` or `NONE`
+    strict: bool = False  # raise instead of running torch's GEMM
+    invariant: bool = False  # the bits of a row may not depend on the others
+    out: Tensor | None = None  # where the result goes; None: a new contiguous tensor
 
     @property
     def rows(self) -> int:
@@ -146,16 +132,9 @@ Vectors = Sequence[Tensor | None]
 
 
 class FoldCall(NamedTuple):
-    """A BatchNorm fold, whose vectors are known to fit.
+    """A BatchNorm fold, whose vectors are known to fit."""
 
-    Attributes:
-        like: gives the device and the arithmetic type.
-        columns: the length of the vectors.
-        vectors: those of `epilogues.FOLDED`.
-        eps: BatchNorm's epsilon.
-    """
-
-    like: Tensor
-    columns: int
-    vectors: Vectors
-    eps: float
+    like: Tensor  # gives the device and the arithmetic type
+    columns: int  # the length of the vectors
+    vectors: Vectors  # those of `epilogues.FOLDED`
+    eps: float  # BatchNorm's epsilon

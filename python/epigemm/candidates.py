@@ -51,40 +51,25 @@ class Candidate:
 
 
 class Kind(NamedTuple):
-    """What tells one family of kernels from another.
+    """What tells one family of kernels from another."""
 
-    Attributes:
-        arithmetic: what they multiply in.
-        packed: on fp16 slices: whether the weight's count as there already.
-        tf32_allowed: fp32: whether torch's GEMM may use TF32.
-        source: where the planner's choice among them comes from: "model" or "cache".
-    """
-
-    arithmetic: str
-    packed: bool
-    tf32_allowed: bool
-    source: str
+    arithmetic: str  # what they multiply in
+    packed: bool  # on fp16 slices: whether the weight's count as there already
+    tf32_allowed: bool  # fp32: whether torch's GEMM may use TF32
+    source: str  # where the planner's choice among them comes from: "model" or "cache"
 
 
 @dataclass(frozen=True)
 class Family:
-    """The kernels of one arithmetic, and what they stand against.
+    """The kernels of one arithmetic, and what they stand against."""
 
-    Attributes:
-        kind: which ones.
-        candidates: every plan whose kernels are there.
-        rival: the fallback.
-        setting: torch's fp32 setting under which the fallback is to be timed.
-        now: the plan that runs at present; `TORCH` where that is the fallback.
-        left_out: why other plans are no candidates: their kernels could not be linked.
-    """
-
-    kind: Kind
-    candidates: list[Candidate]
-    rival: Candidate
+    kind: Kind  # which ones
+    candidates: list[Candidate]  # every plan whose kernels are there
+    fallback: Candidate  # torch's GEMM, and what goes with it
+    # torch's fp32 setting under which the fallback is to be timed
     setting: Callable[[], AbstractContextManager[None]]
-    now: tuple[int, ...] = TORCH
-    left_out: tuple[str, ...] = ()
+    now: tuple[int, ...] = TORCH  # the plan that runs at present; `TORCH` where that is the fallback
+    left_out: tuple[str, ...] = ()  # why other plans are no candidates: their kernels could not be linked
 
 
 def families(
@@ -96,12 +81,12 @@ def families(
     more than `within` times the best are no candidates.
     """
     call = call._replace(out=call.new_out())
-    roads = decisions.roads(call)
-    every = [_planned(call, roads, found, within) for found in execution.considered(call)]
+    order = decisions.order(call)
+    every = [_planned(call, order, found, within) for found in execution.considered(call)]
     planned = [each for each in every if each.plans and not plans.no_gemm_kernels() and wanted(each.kind)]
     why_not = _link(call, planned)
     for each in planned:
-        yield _family(call, roads, each, why_not)
+        yield _family(call, order, each, why_not)
 
 
 class _Planned(NamedTuple):
@@ -116,12 +101,12 @@ _Reasons = dict[tuple[str, tuple[int, ...]], str]  # by arithmetic and plan
 
 
 def _planned(
-    call: LinearCall, roads: _precision.Roads, found: execution.Considered, within: float
+    call: LinearCall, order: _precision.Order, found: execution.Considered, within: float
 ) -> _Planned:
-    on_pieces, answer = found.choice is not None, found.plan
+    on_slices, answer = found.choice is not None, found.plan
     # The planner compares the fused TF32 kernel with a TF32 GEMM, whatever torch's setting is.
-    tf32_allowed = call.x.dtype == torch.float32 and (roads.tf32_allowed or not on_pieces)
-    kind = Kind(found.arithmetic, on_pieces and found.packed, tf32_allowed, answer["source"])
+    tf32_allowed = call.x.dtype == torch.float32 and (order.tf32_allowed or not on_slices)
+    kind = Kind(found.arithmetic, on_slices and found.packed, tf32_allowed, answer["source"])
     now = tuple(answer.get("plan", TORCH))
     return _Planned(kind, dict(_every_plan(answer["candidates"], now, within)), now)
 
@@ -134,29 +119,29 @@ def _link(call: LinearCall, planned: Sequence[_Planned]) -> _Reasons:
         return {}
     missing = [_missing_for_plan(epilogue.name, call.x, arithmetic, list(plan)) for arithmetic, plan in keys]
     # Where the fallback's kernel cannot be linked, PyTorch's operators are the fallback.
-    rivals = linked.missing_elementwise(epilogue, call.x) if epilogue.is_linked else ""
-    reasons = linker.link_each(epilogue, [*missing, rivals], call.x.device)
+    elementwise = linked.missing_elementwise(epilogue, call.x) if epilogue.is_linked else ""
+    reasons = linker.link_each(epilogue, [*missing, elementwise], call.x.device)
     return {key: reason for key, reason in zip(keys, reasons[:-1], strict=True) if reason}
 
 
-def _family(call: LinearCall, roads: _precision.Roads, planned: _Planned, why_not: _Reasons) -> Family:
+def _family(call: LinearCall, order: _precision.Order, planned: _Planned, why_not: _Reasons) -> Family:
     """The family of what could be linked; nothing is allocated for one without candidates."""
     kind, now = planned.kind, planned.now
     reasons = {plan: why_not.get((kind.arithmetic, plan), "") for plan in planned.plans}
     candidates = []
     if not all(reasons.values()):
-        on_pieces = kind.arithmetic in packs.PIECES
-        bind = _on_pieces(call, kind) if on_pieces else partial(_fused, call, kind.arithmetic)
+        on_slices = kind.arithmetic in packs.SLICES
+        bind = _on_slices(call, kind) if on_slices else partial(_fused, call, kind.arithmetic)
         candidates = [
             Candidate(plan, text, partial(bind, list(plan)))
             for plan, text in planned.plans.items()
             if not reasons[plan]
         ]
     setting: Callable[[], AbstractContextManager[None]] = nullcontext
-    if kind.tf32_allowed and not roads.tf32_allowed:
+    if kind.tf32_allowed and not order.tf32_allowed:
         setting = partial(_precision.switched, call.x.device.type, _precision.TF32)
     left_out = tuple(reason for reason in dict.fromkeys(reasons.values()) if reason)
-    return Family(kind, candidates, _rival(call), setting, TORCH if reasons.get(now) else now, left_out)
+    return Family(kind, candidates, _fallback(call), setting, TORCH if reasons.get(now) else now, left_out)
 
 
 def _every_plan(
@@ -188,7 +173,7 @@ def _every_plan(
             yield numbers, text if splits == 1 else f"{text}, K in {splits} parts"
 
 
-def _rival(call: LinearCall) -> Candidate:
+def _fallback(call: LinearCall) -> Candidate:
     return Candidate(TORCH, "torch's own path", partial(fallback.linear, call))
 
 
@@ -202,18 +187,18 @@ def _fused(call: LinearCall, arithmetic: str, plan: list[int]) -> Tensor:
     return out
 
 
-def _on_pieces(call: LinearCall, kind: Kind) -> Callable[[list[int]], Tensor]:
+def _on_slices(call: LinearCall, kind: Kind) -> Callable[[list[int]], Tensor]:
     """The launches of a call on fp16 slices, with a plan still to come; without the copy of a padded result."""
     arithmetic, packed = kind.arithmetic, kind.packed
-    pieces = packs.PIECES[arithmetic]
+    slices = packs.SLICES[arithmetic]
     (m, k), n = call.x.shape, call.weight.shape[0]
-    size = packs.pack_bytes(m, k, pieces)
+    size = packs.pack_bytes(m, k, slices)
     pack = None
     if packed:
-        pack = call.x.new_empty(packs.pack_bytes(n, k, pieces), dtype=torch.uint8)
-        ops._split_rows_out(call.weight, pieces, pack)
+        pack = call.x.new_empty(packs.pack_bytes(n, k, slices), dtype=torch.uint8)
+        ops._split_rows_out(call.weight, slices, pack)
     else:
-        size += packs.pack_bytes(n, k, pieces)
+        size += packs.pack_bytes(n, k, slices)
     workspace = call.x.new_empty(size, dtype=torch.uint8)
     target = call.x.new_empty(m, split.stored_width(n))
     bias = None if call.bias is None else call.bias.contiguous()

@@ -18,14 +18,8 @@ import torch
 from epigemm.functor_trace import is_users
 
 _NUMBERS = (bool, int, float, str, bytes, complex, type(None), torch.dtype)
-_FIXED = (
-    ModuleType,
-    type,
-    BuiltinFunctionType,
-    enum.Enum,
-    torch._ops.OpOverload,
-    torch._ops.OpOverloadPacket,
-)
+_OPERATORS = (torch._ops.OpOverload, torch._ops.OpOverloadPacket)
+_FIXED = (ModuleType, type, BuiltinFunctionType, enum.Enum, *_OPERATORS)
 _MISSING = object()
 _GRADIENT_MODE = "{name} is not supported; tensor.detach() ends a derivative"
 _STATE = "{name} reads a state of PyTorch's, which is another one at a call; write one function for each"
@@ -77,15 +71,11 @@ class _Captured:
 
 @dataclass(frozen=True)
 class Captures:
-    """What a function and the functions that it calls have captured.
+    """What a function and the functions that it calls have captured."""
 
-    Args:
-        codes: of the function and of the user's functions that it calls.
-        values: what they read from around them.
-    """
-
+    # of the function and of the user's functions that it calls
     codes: tuple[tuple[FunctionType, CodeType], ...]
-    values: tuple[_Captured, ...]
+    values: tuple[_Captured, ...]  # what they read from around them
 
     def changed(self) -> str | None:
         """The name of what has changed since; None where nothing has."""

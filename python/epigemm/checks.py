@@ -16,8 +16,18 @@ import torch
 from torch import Tensor
 
 from epigemm import overlap
-from epigemm.calls import ElementwiseCall, LinearCall
-from epigemm.epilogues import EPILOGUES, MATRIX, PER_COLUMN, PER_ROW, SCALAR, Epilogue, compute_dtype, named
+from epigemm.calls import ElementwiseCall, FoldCall, LinearCall, Vectors
+from epigemm.epilogues import (
+    EPILOGUES,
+    FOLDED,
+    MATRIX,
+    PER_COLUMN,
+    PER_ROW,
+    SCALAR,
+    Epilogue,
+    compute_dtype,
+    named,
+)
 from epigemm.precision import ARITHMETIC, DEFAULT, unknown_precision
 
 DTYPES = frozenset((torch.float16, torch.bfloat16, torch.float32, torch.float64))
@@ -66,20 +76,13 @@ def elementwise(call: ElementwiseCall) -> None:
         _require_out(call.out, x.shape, x)
 
 
-def fold_batch_norm(like: Tensor, vectors: dict[str, Tensor | None], eps: float, columns: int | None) -> int:
-    """Check the vectors of a BatchNorm fold and return their common length.
-
-    Args:
-        like: gives the device and the type of the arithmetic.
-        vectors: the vectors by name, absent ones None.
-        eps: BatchNorm's epsilon.
-        columns: the length they must have; None: that of the first.
-    """
+def fold_batch_norm(like: Tensor, vectors: Vectors, eps: float, columns: int | None) -> FoldCall:
+    """The fold of the vectors of `FOLDED`, checked; `columns`: their length, None for that of the first."""
     check_eps(eps)
     _require_matrix_like("like", like)
     dtype, device = like.dtype, like.device
     compute = compute_dtype(dtype)
-    for name, vector in vectors.items():
+    for name, vector in zip(FOLDED, vectors, strict=True):
         # As in _require_like, for both dtypes and the length.
         if vector is None or (
             (vector.dtype is dtype or vector.dtype is compute)
@@ -100,8 +103,8 @@ def fold_batch_norm(like: Tensor, vectors: dict[str, Tensor | None], eps: float,
             columns = vector.shape[0]
         _require_length(name, vector, columns)
     if columns is None:
-        raise ValueError(f"{', '.join(vectors)}: got None for all; at least one vector is needed")
-    return columns
+        raise ValueError(f"{', '.join(FOLDED)}: got None for all; at least one vector is needed")
+    return FoldCall(like, columns, vectors, eps)
 
 
 def check_eps(eps: float) -> None:
@@ -217,14 +220,7 @@ def scalar_tensor(name: str, value: Tensor, x: Tensor) -> None:
 
 
 def output_overlap(out: Tensor, x: Tensor, others: Mapping[str, Tensor | None], *, in_place: bool) -> None:
-    """RuntimeError where writing `out` would race with reading an input, or with itself.
-
-    Args:
-        out: the tensor that is written.
-        x: the first input.
-        others: the further inputs by name.
-        in_place: whether `out` may be exactly the same view as `x`.
-    """
+    """RuntimeError where writing `out` would race with reading an input, or with itself."""
     if out.is_meta:
         return
     if not (in_place and overlap.is_same_view(out, x)) and overlap.overlaps(out, x):
@@ -249,56 +245,27 @@ def _require_operands(call: LinearCall | ElementwiseCall, columns: int) -> None:
             raise RuntimeError(f"bias: got a tensor; the epilogue {epilogue.name!r} accepts None")
         _require_like("bias", bias, x.dtype, x)
         _require_length("bias", bias, columns)
-    if epilogue.is_linked:
-        _require_linked_operands(call, columns)
-        return
-    vectors = epilogue.vectors
-    scalar = epilogue.scalar
-    if not vectors and scalar is None and not operands and not scalars:
-        return
-    given = len(operands) - len(vectors)
-    if given < 0 or given + len(scalars) != (scalar is not None):
-        expected = [vector.name for vector in vectors] + ([scalar.name] if scalar else [])
+    given = epilogue.in_order(bias, operands, scalars)
+    if given is None or len(operands) < len(epilogue.vectors):
+        expected = [operand.name for operand in epilogue.operands[1 + epilogue.takes_bias :]]
+        order = "" if epilogue.is_linked else " (vectors first; a scalar as a 0-d tensor or as a number)"
         raise RuntimeError(
             f"operands, scalars: got {len(operands)} tensors and {len(scalars)} numbers; the epilogue "
-            f"{epilogue.name!r} accepts {expected} (vectors first; a scalar as a 0-d tensor or as a number)"
+            f"{epilogue.name!r} accepts {expected}{order}"
         )
-    for vector, tensor in zip(vectors, operands, strict=False):
-        _require_like(vector.name, tensor, vector.dtype(x.dtype), x)
-        _require_length(vector.name, tensor, columns)
-    if scalar is not None and given:
-        _require_like(scalar.name, operands[-1], scalar.dtype(x.dtype), x)
-        if operands[-1].dim() != 0:
-            raise RuntimeError(
-                f"{scalar.name}: got shape {_shape(operands[-1])}; accepted is a 0-dimensional tensor"
-            )
-
-
-def _require_linked_operands(call: LinearCall | ElementwiseCall, columns: int) -> None:
-    epilogue, x = call.epilogue, call.x
-    given = epilogue.in_order(None, call.operands, call.scalars)
-    if given is None:
-        raise RuntimeError(
-            f"operands, scalars: got {len(call.operands)} tensors and {len(call.scalars)} numbers; the epilogue "
-            f"{epilogue.name!r} accepts {[operand.name for operand in epilogue.operands[1:]]}"
-        )
-    shapes = {
-        PER_COLUMN: [columns],
-        PER_ROW: [*x.shape[:-1], 1],
-        MATRIX: [*x.shape[:-1], columns],
-        SCALAR: [],
-    }
+    lead = x.shape[:-1]
+    shapes = {PER_COLUMN: [columns], PER_ROW: [*lead, 1], MATRIX: [*lead, columns], SCALAR: []}
     for operand, value in zip(epilogue.operands[1:], given, strict=True):
-        if not isinstance(value, Tensor):
+        if not isinstance(value, Tensor) or value is bias:
             continue
         _require_like(operand.name, value, operand.dtype(x.dtype), x)
-        if list(value.shape) != shapes[operand.kind]:
-            # A caller gives a row's operand without the last axis.
-            without = operand.kind == PER_ROW
-            got, accepted = _shape(value), shapes[operand.kind]
+        got, accepted = _shape(value), shapes[operand.kind]
+        if got != accepted:
+            if operand.kind == PER_ROW:  # a caller gives it without the last axis
+                got, accepted = got[:-1], accepted[:-1]
+            is_scalar = operand.kind == SCALAR and not epilogue.is_linked
             raise RuntimeError(
-                f"{operand.name}: got shape {got[:-1] if without else got}; accepted is "
-                f"{accepted[:-1] if without else accepted}"
+                f"{operand.name}: got shape {got}; accepted is {'a 0-dimensional tensor' if is_scalar else accepted}"
             )
 
 
@@ -319,7 +286,7 @@ def _require_matrix_like(name: str, x: Tensor) -> None:
 
 
 def _require_like(name: str, tensor: Tensor, dtype: torch.dtype, x: Tensor) -> None:
-    # One expression on the road of every call; what is wrong is found out only when something is.
+    # One expression for what fits; what is wrong is found out only when something is.
     if (
         tensor.dtype == dtype
         and tensor.device == x.device

@@ -18,8 +18,8 @@ from torch.nn import Parameter
 from epigemm import checks, entry, execution, invariance, kernels, plans
 from epigemm import precision as _precision
 from epigemm._native import ops
-from epigemm.calls import ElementwiseCall, FoldCall, LinearCall
-from epigemm.epilogues import BIAS, EPILOGUES, FOLDED, SCALE_BATCH_NORM, Epilogue, compute_dtype
+from epigemm.calls import ElementwiseCall, LinearCall
+from epigemm.epilogues import BIAS, EPILOGUES, SCALE_BATCH_NORM, Epilogue, compute_dtype
 
 _linear_into = ops._linear_into.default
 _linear_folded_into = ops._linear_folded_into.default
@@ -51,11 +51,7 @@ Seen = tuple[Any, ...]
 def _fp32_code(has_scalar: bool, tensors: tuple[Seen | None, ...], precision: object, strict: object) -> int:
     """What a linear call may run on, `precision.code`; `_NOT_NATIVE` where the operator `linear` has to answer.
 
-    Args:
-        has_scalar: whether the last tensor is an epilogue's scalar.
-        tensors: x, weight, the others.
-        precision: as the caller gave it.
-        strict: as the caller gave it.
+    `tensors`: x, weight, the others; `has_scalar`: whether the last of them is an epilogue's scalar.
     """
     if not _is_native_call(has_scalar, tensors) or not isinstance(strict, bool):
         return _NOT_NATIVE
@@ -157,149 +153,110 @@ def linear(
     weight: Tensor,
     bias: Tensor | None,
     scalar: float | Tensor | None,
+    fold: tuple[Any, ...] | None,
     precision: str | None,
     out: Tensor | None,
     strict: bool,
 ) -> Tensor | None:
-    """D = epilogue(x @ weight.T), for an epilogue with at most a bias and one scalar; None: not a call for these.
-
-    Arguments as the public functions got them.
-    """
+    """D = epilogue(x @ weight.T), arguments as of `call.linear`; None: not a call for these."""
     if out is not None or invariance.active or execution.on_first_call is not None:
         return None
-    seen = _see(x), _see(weight), _see(bias), _see(scalar)
-    code = _fp32_code(True, seen, precision, strict)
-    if code == _NOT_NATIVE:
+    if fold is not None and type(fold[-1]) is not float:
         return None
-    tensor, number = (None, 0.0) if scalar is None else _scalar(scalar, x)
-    out = x.new_empty((*x.shape[:-1], weight.shape[0]))
-    _linear_into(epilogue.number, x, weight, bias, None, None, tensor, number, code, strict, out)
-    return out
-
-
-def linear_folded(
-    x: Tensor,
-    weight: Tensor,
-    vectors: tuple[Tensor | None, ...],
-    eps: float,
-    precision: str | None,
-    out: Tensor | None,
-    strict: bool,
-) -> Tensor | None:
-    """D = multiplier * (x @ weight.T) + offset, both folded from `vectors` (those of `FOLDED`); or None."""
-    if out is not None or invariance.active or execution.on_first_call is not None or type(eps) is not float:
-        return None
-    code = _fp32_code(False, (_see(x), _see(weight), *map(_see, vectors)), precision, strict)
+    others = (_see(bias), _see(scalar)) if fold is None else tuple(map(_see, fold[:-1]))
+    code = _fp32_code(fold is None, (_see(x), _see(weight), *others), precision, strict)
     if code == _NOT_NATIVE:
         return None
     out = x.new_empty((*x.shape[:-1], weight.shape[0]))
-    _linear_folded_into(x, weight, *vectors, eps, code, strict, out)
+    if fold is not None:
+        _linear_folded_into(x, weight, *fold, code, strict, out)
+    else:
+        tensor, number = _scalar(scalar, x)
+        _linear_into(epilogue.number, x, weight, bias, None, None, tensor, number, code, strict, out)
     return out
 
 
 def elementwise(
-    epilogue: Epilogue, x: Tensor, bias: Tensor | None, scalar: float | Tensor | None, out: Tensor | None
+    epilogue: Epilogue,
+    x: Tensor,
+    bias: Tensor | None,
+    scalar: float | Tensor | None,
+    fold: tuple[Any, ...] | None,
+    out: Tensor | None,
 ) -> Tensor | None:
-    """D = epilogue(x), for an epilogue with at most a bias and one scalar; or None."""
-    if out is not None or not _is_native(True, (_see(x), _see(bias), _see(scalar))):
+    """D = epilogue(x), as `linear`."""
+    if out is not None or (fold is not None and type(fold[-1]) is not float):
         return None
-    tensor, number = (None, 0.0) if scalar is None else _scalar(scalar, x)
+    others = (_see(bias), _see(scalar)) if fold is None else tuple(map(_see, fold[:-1]))
+    if not _is_native(fold is None, (_see(x), *others)):
+        return None
     out = torch.empty_like(x)
-    _elementwise_into(epilogue.number, x, bias, None, None, tensor, number, out)
+    if fold is not None:
+        _elementwise_folded_into(x, *fold, out)
+    else:
+        tensor, number = _scalar(scalar, x)
+        _elementwise_into(epilogue.number, x, bias, None, None, tensor, number, out)
     return out
 
 
-def elementwise_folded(
-    x: Tensor, vectors: tuple[Tensor | None, ...], eps: float, out: Tensor | None
-) -> Tensor | None:
-    """D = multiplier * x + offset, both folded from `vectors` (those of `FOLDED`); or None."""
-    seen = (_see(x), *map(_see, vectors))
-    if out is not None or type(eps) is not float or not _is_native(False, seen):
-        return None
-    out = torch.empty_like(x)
-    _elementwise_folded_into(x, *vectors, eps, out)
-    return out
-
-
-def _scalar(scalar: float | Tensor, x: Tensor) -> tuple[Tensor | None, float]:
+def _scalar(scalar: float | Tensor | None, x: Tensor) -> tuple[Tensor | None, float]:
     if isinstance(scalar, Tensor):
         return scalar.to(compute_dtype(x.dtype)), 0.0
-    return None, float(scalar)
+    return None, 0.0 if scalar is None else float(scalar)
 
 
 # --- what the operators call where they do not answer, and fake kernels ----------------------------------------------
 
-Flat = tuple[Tensor | None, Tensor | None, Tensor | None, float]
-"""An epilogue's operands after the bias as the native operators take them: vectors, scalar, and that as a number."""
 
-
-def _nested(epilogue: Epilogue, flat: Flat) -> tuple[tuple[Tensor, ...], tuple[float, ...]]:
-    """The same as the other operators take them."""
-    *tensors, number = flat
-    operands = tuple(tensor for tensor in tensors if tensor is not None)
+def _operands(number: int, flat: Sequence[Any]) -> tuple[Epilogue, tuple[Tensor, ...], tuple[float, ...]]:
+    """An epilogue and what it reads beside the bias, of what native operators take: vectors, scalar as either."""
+    epilogue = _BY_NUMBER.get(number)
+    if epilogue is None:
+        raise ValueError(
+            f"epilogue: got {number}; accepted are the numbers of the registry, {list(_BY_NUMBER)}"
+        )
+    *tensors, value = flat
     takes_number = epilogue.scalar is not None and tensors[-1] is None
-    return operands, (number,) if takes_number else ()
+    return epilogue, tuple(each for each in tensors if each is not None), (value,) if takes_number else ()
 
 
-def _linear_call(
-    number: int, x: Tensor, weight: Tensor, bias: Tensor | None, *rest: Any
-) -> tuple[LinearCall, int]:
-    """The call, and the arithmetics that it may run on."""
+def _linear_call(number: int, x: Tensor, weight: Tensor, bias: Tensor | None, *rest: Any) -> LinearCall:
     *flat, fp32, strict, out = rest
-    epilogue = _epilogue(number)
-    operands, scalars = _nested(epilogue, (flat[0], flat[1], flat[2], flat[3]))
-    return LinearCall(epilogue, x, weight, bias, operands, scalars, strict=strict, out=out), fp32
+    epilogue, operands, scalars = _operands(number, flat)
+    return LinearCall(epilogue, x, weight, bias, operands, scalars, _named(fp32, x), strict=strict, out=out)
 
 
 def _elementwise_call(number: int, x: Tensor, bias: Tensor | None, *rest: Any) -> ElementwiseCall:
     *flat, out = rest
-    epilogue = _epilogue(number)
-    operands, scalars = _nested(epilogue, (flat[0], flat[1], flat[2], flat[3]))
+    epilogue, operands, scalars = _operands(number, flat)
     return ElementwiseCall(epilogue, x, bias, operands, scalars, out)
 
 
-def _linear_cold(*args: Any) -> None:
-    _run_linear(*_linear_call(*args))
+def _named(fp32: int, x: Tensor) -> str:
+    """The precision of a call that may run on these arithmetics."""
+    return _precision.named(fp32) if x.dtype is torch.float32 and x.is_cuda else _precision.DEFAULT
 
 
-def _run_linear(call: LinearCall, fp32: int) -> None:
-    if call.x.dtype is torch.float32 and call.x.is_cuda:
-        call = call._replace(precision=_precision.named(fp32))
+def _run_linear(call: LinearCall) -> None:
     if entry.linear_operator(call) is None:
         execution.linear(call)
 
 
 def _linear_folded_cold(x: Tensor, weight: Tensor, *rest: Any) -> None:
     *vectors, eps, fp32, strict, out = rest
-    folded = _fold(x, vectors, eps, weight.shape[0])
-    _run_linear(LinearCall(SCALE_BATCH_NORM, x, weight, None, folded, strict=strict, out=out), fp32)
-
-
-def _elementwise_cold(*args: Any) -> None:
-    execution.elementwise(_elementwise_call(*args))
+    folded = kernels.fold_batch_norm(checks.fold_batch_norm(x, vectors, eps, weight.shape[0])).unbind(0)
+    precision = _named(fp32, x)
+    _run_linear(LinearCall(SCALE_BATCH_NORM, x, weight, None, folded, (), precision, strict=strict, out=out))
 
 
 def _elementwise_folded_cold(x: Tensor, *rest: Any) -> None:
     *vectors, eps, out = rest
     checks.rows_of_vectors(x)
-    folded = _fold(x, vectors, eps, x.shape[-1])
+    folded = kernels.fold_batch_norm(checks.fold_batch_norm(x, vectors, eps, x.shape[-1])).unbind(0)
     execution.elementwise(ElementwiseCall(SCALE_BATCH_NORM, x, None, folded, (), out))
 
 
-def _fold(x: Tensor, vectors: Sequence[Tensor | None], eps: float, columns: int) -> tuple[Tensor, ...]:
-    checks.fold_batch_norm(x, dict(zip(FOLDED, vectors, strict=True)), eps, columns)
-    return kernels.fold_batch_norm(FoldCall(x, columns, vectors, eps)).unbind(0)
-
-
-def _epilogue(number: int) -> Epilogue:
-    if number not in _BY_NUMBER:
-        raise ValueError(
-            f"epilogue: got {number}; accepted are the numbers of the registry, {list(_BY_NUMBER)}"
-        )
-    return _BY_NUMBER[number]
-
-
-def _reporting(run: Callable[..., None]) -> Callable[..., Tensor | None]:
+def _reporting(run: Callable[..., Any]) -> Callable[..., Tensor | None]:
     """`run`, but an error is returned, as text: the native module that calls it sees no exceptions."""
 
     def cold(*args: Any) -> Tensor | None:
@@ -312,39 +269,32 @@ def _reporting(run: Callable[..., None]) -> Callable[..., Tensor | None]:
     return cold
 
 
-def _linear_fake(*args: Any) -> None:
-    checks.linear(_linear_call(*args)[0])
-
-
 def _linear_folded_fake(x: Tensor, weight: Tensor, *rest: Any) -> None:
     *vectors, eps, _, _, out = rest
     checks.linear(LinearCall(BIAS, x, weight, vectors[0], out=out))
-    checks.fold_batch_norm(x, dict(zip(FOLDED, vectors, strict=True)), eps, weight.shape[0])
-
-
-def _elementwise_fake(*args: Any) -> None:
-    checks.elementwise(_elementwise_call(*args))
+    checks.fold_batch_norm(x, vectors, eps, weight.shape[0])
 
 
 def _elementwise_folded_fake(x: Tensor, *rest: Any) -> None:
     *vectors, eps, out = rest
     checks.rows_of_vectors(x)
     checks.elementwise(ElementwiseCall(BIAS, x, out=out))
-    checks.fold_batch_norm(x, dict(zip(FOLDED, vectors, strict=True)), eps, x.shape[-1])
+    checks.fold_batch_norm(x, vectors, eps, x.shape[-1])
 
 
+_OPERATORS: dict[str, tuple[Callable[..., Any], Callable[..., None]]] = {
+    "linear": (
+        lambda *args: _run_linear(_linear_call(*args)),
+        lambda *args: checks.linear(_linear_call(*args)),
+    ),
+    "linear_folded": (_linear_folded_cold, _linear_folded_fake),
+    "elementwise": (
+        lambda *args: execution.elementwise(_elementwise_call(*args)),
+        lambda *args: checks.elementwise(_elementwise_call(*args)),
+    ),
+    "elementwise_folded": (_elementwise_folded_cold, _elementwise_folded_fake),
+}
 _LIBRARY = torch.library.Library("epigemm", "IMPL")  # type: ignore[no-untyped-call]
-
-
-def _register() -> None:
-    for name, cold, fake in (
-        ("linear", _linear_cold, _linear_fake),
-        ("linear_folded", _linear_folded_cold, _linear_folded_fake),
-        ("elementwise", _elementwise_cold, _elementwise_fake),
-        ("elementwise_folded", _elementwise_folded_cold, _elementwise_folded_fake),
-    ):
-        _LIBRARY.impl(f"_{name}_cold", _reporting(cold), "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
-        torch.library.register_fake(f"epigemm::_{name}_into", fake, lib=_LIBRARY)
-
-
-_register()
+for _name, (_cold, _fake) in _OPERATORS.items():
+    _LIBRARY.impl(f"_{_name}_cold", _reporting(_cold), "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
+    torch.library.register_fake(f"epigemm::_{_name}_into", _fake, lib=_LIBRARY)

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, fx
 
 from epigemm import captures, functor_cost, functor_reference, functor_source, programs
-from epigemm.functor_program import Program
+from epigemm.functor_program import Program, words
 
 if TYPE_CHECKING:
     # What the function sees: a checker of types then reads its body as one of tensors.
@@ -47,17 +47,7 @@ else:
 
 KINDS: dict[Any, str] = {PerColumn: "per_column", PerRow: "per_row", Scalar: "scalar", Matrix: "matrix"}
 _ANNOTATIONS = "PerColumn, PerRow, Scalar or Matrix"
-_TAKEN = (
-    "x",
-    "weight",
-    "z",
-    "out",
-    "precision",
-    "strict",
-    "self",
-    "operands",
-    "named",
-)  # by the calls themselves
+_TAKEN = words("x weight z out precision strict self operands named")  # by the calls themselves
 _LONGEST_NAME = 64
 
 
@@ -72,27 +62,17 @@ class OperandSpec:
 
 @dataclass(frozen=True, eq=False)
 class Traced:
-    """An epilogue made of a Python function.
+    """An epilogue made of a Python function."""
 
-    Args:
-        name: the function's.
-        operands: in the function's order.
-        program: its steps.
-        graph: the reference as a module: `graph(acc, *operands)`, scalars as 0-d tensors.
-        source: the functor in C++.
-        digest: of the source and the operands' kinds, the same in every process.
-        captured: what the function reads from around itself.
-        is_own: whether it is one of epigemm's own (`own`).
-    """
-
-    name: str
-    operands: tuple[OperandSpec, ...]
-    program: Program = field(repr=False)
+    name: str  # the function's
+    operands: tuple[OperandSpec, ...]  # in the function's order
+    program: Program = field(repr=False)  # its steps
+    # the reference as a module: `graph(acc, *operands)`, scalars as 0-d tensors
     graph: fx.GraphModule = field(repr=False)
-    source: str = field(repr=False)
-    digest: str
-    captured: captures.Captures = field(repr=False)
-    is_own: bool = False
+    source: str = field(repr=False)  # the functor in C++
+    digest: str  # of the source and the operands' kinds, the same in every process
+    captured: captures.Captures = field(repr=False)  # what the function reads from around itself
+    is_own: bool = False  # whether it is one of epigemm's own (`own`)
 
     @property
     def kinds(self) -> tuple[str, ...]:
@@ -118,19 +98,8 @@ class Traced:
     def reference(self, acc: Tensor, *operands: Tensor | float) -> Tensor:
         """The epilogue in plain PyTorch: differentiable any number of times, and traceable.
 
-        Args:
-            acc: `[M, N]`, fp32 or fp64.
-            operands: in the function's order and of acc's type: PerColumn `[N]`, PerRow `[M, 1]`, Matrix `[M, N]`,
-                scalars as numbers or 0-d tensors.
-
-        Returns:
-            `[M, N]`, of acc's type: a new tensor.
-
         Raises:
             TypeError: for another number of operands.
-
-        Example:
-            >>> traced.reference(acc, bias, residual, 6.0)
         """
         if len(operands) != len(self.operands):
             raise TypeError(f"{self.name}: got {len(operands)} operands; accepted are {len(self.operands)}")
@@ -144,17 +113,8 @@ class Traced:
     def kernel_source(self, elements: Sequence[int], parts: Sequence[str] = ("operand", "apply")) -> str:
         """The text for NVRTC, which needs no include path: headers, functor, and the functions that open kernels call.
 
-        Args:
-            elements: of each operand 1 where it has x's element type, 2 where it is of float (scalars are).
-            parts: which functions to define, of "operand" (`epigemm_operand`), "apply" or "apply_16" (`epigemm_apply`,
-                the second with the shorter instructions for results of 16 bits), "apply_double", "slope" and
-                "slope_double".
-
         Raises:
             ValueError: for other elements or parts.
-
-        Example:
-            >>> traced.kernel_source((1, 1, 2), ("operand", "apply_16"))
         """
         functions = functor_source.kernel_functions(self.program, self.kinds, elements, parts)
         return f"{functor_source.prelude()}\n{self.source}\n{functions}"
@@ -172,25 +132,11 @@ class Traced:
 def trace(function: Callable[..., Any]) -> Traced:
     """Makes an epilogue of a Python function.
 
-    Args:
-        function: of the accumulator and of operands annotated with `PerColumn`, `PerRow`, `Scalar` or `Matrix` (at
-            most 4, 2, 4 and 2 of them); a Scalar may have a default. Its body is pointwise PyTorch: it is called on
-            tensors without data.
-
-    Returns:
-        The functor, its reference and its name for caches.
-
     Raises:
         TypeError: for a signature, a captured value or a result that no epilogue has.
         ValueError: for too many operands of a kind.
         NotImplementedError: for what is not pointwise, reads a value, a shape, a device or a state, writes in place,
             draws random numbers, has a derivative of its own or takes a captured tensor. The message names the line.
-
-    Example:
-        >>> def scaled(acc, scale: Scalar = 2.0):
-        ...     return acc * scale
-        >>> trace(scaled).operands
-        (OperandSpec(kind='scalar', name='scale', default=2.0),)
     """
     if not isinstance(function, FunctionType):
         raise TypeError(f"epilogue: got {type(function).__name__}; accepted is a Python function")
@@ -202,21 +148,13 @@ def trace(function: Callable[..., Any]) -> Traced:
 
 
 def traced(
-    function: Callable[..., Any],
-    operands: tuple[OperandSpec, ...],
-    name: str,
-    start: str,
-    captured: captures.Captures = captures.NONE,
+    function: Callable[..., Any],  # takes the accumulator and the operands
+    operands: tuple[OperandSpec, ...],  # its operands
+    name: str,  # an identifier
+    start: str,  # `file:line` of where it begins, for messages
+    captured: captures.Captures = captures.NONE,  # values that it reads from outside, which may change
 ) -> Traced:
-    """`trace` of a function whose operands and captured values are known.
-
-    Args:
-        function: takes the accumulator and the operands.
-        operands: its operands.
-        name: an identifier.
-        start: `file:line` of where it begins, for messages.
-        captured: values that it reads from outside, which may change.
-    """
+    """`trace` of a function whose operands and captured values are known."""
     from epigemm import functor_trace
 
     kinds = [operand.kind for operand in operands]
@@ -306,15 +244,3 @@ def _resolved(function: FunctionType, annotation: str) -> object:
     for part in parts[1:]:
         found = getattr(found, part, annotation)
     return found
-
-
-__all__ = [
-    "Matrix",
-    "OperandSpec",
-    "PerColumn",
-    "PerRow",
-    "Scalar",
-    "Traced",
-    "trace",
-    "traced",
-]

@@ -35,20 +35,12 @@ linear_out = entry("_linear_out")
 
 
 def fp32_code(call: LinearCall) -> int:
-    """What an fp32 call may run on, as csrc/call numbers it; 0 for other dtypes.
-
-    Raises:
-        ValueError: unknown precision.
-    """
-    if call.x.dtype is not torch.float32:
-        return 0
-    try:
-        return _precision.code(call.precision, call.x.device.type)
-    except KeyError:
-        raise _precision.unknown_precision(call.precision) from None
+    """What an fp32 call may run on, as csrc/call numbers it; 0 for other dtypes; ValueError: unknown precision."""
+    is_fp32 = call.x.dtype is torch.float32
+    return _precision.code(call.precision, call.x.device.type) if is_fp32 else 0
 
 
-def roads(call: LinearCall) -> _precision.Roads:
+def order(call: LinearCall) -> _precision.Order:
     """What a call may run on; only fp32 has a choice."""
     return _precision.road(fp32_code(call))
 
@@ -56,11 +48,7 @@ def roads(call: LinearCall) -> _precision.Roads:
 def decide(call: LinearCall, code: int, slices: int, *, launch: bool = False) -> int:
     """What runs a call, in one number: see `way`, `gemm`, `arithmetic`, `is_packed`, `is_padded` and `plan`.
 
-    Args:
-        call: the call; without an `out` as for a new contiguous tensor.
-        code: its `fp32_code`.
-        slices: what the weight's slices cost, by `SHIFTS`.
-        launch: launch the kernel where the way is `TENSORS`.
+    `slices`: what the weight's cost, by `SHIFTS`. `launch`: launch the kernel where the way is `TENSORS`.
     """
     if not (call.x.is_cuda or call.x.is_cpu):
         return WITH_BIAS << 2 if call.epilogue is BIAS and call.bias is not None else 0

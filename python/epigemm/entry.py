@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import enum
 import importlib
-from collections.abc import Sequence
 from typing import Any, Literal, TypeAlias
 
 import torch
@@ -23,7 +22,7 @@ from epigemm import execution, invariance, keeping, linked, packs, plans, split
 from epigemm import precision as _precision
 from epigemm._native import ops
 from epigemm.calls import ElementwiseCall, LinearCall
-from epigemm.epilogues import FOLDED, Epilogue
+from epigemm.epilogues import Epilogue
 
 _FP32 = torch.float32
 _is_compiling = torch.compiler.is_compiling
@@ -34,7 +33,6 @@ Vectors = tuple[Tensor | float | None, ...]
 _SPLIT_LATER = {
     code for code in _precision.FIRST_SLICES if _precision.SPLIT in _precision.road(code).fused[1:]
 }
-_FOLD = len(FOLDED) + 1  # the vectors and eps
 _PACK_USES = {packs.KEEP: 0, packs.FIND: 1, packs.NONE: 2, None: 1}
 
 
@@ -117,37 +115,20 @@ def linear(
     epilogue: Epilogue,
     x: Tensor,
     weight: Tensor,
-    bias: Tensor | None,
-    scalar: float | Tensor | None,
-    vectors: Vectors | None,
-    precision: str | None,
-    out: Tensor | None,
-    pack_use: str | None,
-    strict: bool,
-    given: tuple[Vectors, None] | None = None,
-    invariant: bool | None = None,
+    operands: Vectors,  # one for each of the epilogue's; empty where they are folded
+    fold: Vectors
+    | None,  # what scale_batch_norm's are folded from: the vectors of `epilogues.FOLDED` and then eps
+    precision: str | None,  # what an fp32 product gets; None follows torch's setting
+    out: Tensor | None,  # where the result goes; None: a new tensor
+    pack_use: str | None,  # what may be done with the weight's pack; None: `epigemm.keep_packs` decides
+    strict: bool,  # torch's GEMM is no answer
+    invariant: bool | None = None,  # M must not choose the kernel; None: `epigemm.batch_invariant` decides
 ) -> Tensor | Recorded | None:
-    """D = epilogue(x @ weight.T), or who sees the call. Arguments as the public functions got them; nothing compiles.
-
-    Args:
-        epilogue: what follows the product.
-        x: `[..., K]`.
-        weight: `[N, K]`.
-        bias: `[N]` or None.
-        scalar: the epilogue's, a number or a 0-d tensor.
-        vectors: of scale_batch_norm: multiplier and offset, or the vectors of `epilogues.FOLDED` and then eps.
-        precision: what an fp32 product gets; None follows torch's setting.
-        out: where the result goes; None: a new tensor.
-        pack_use: what the call may do with the weight's pack (see `epigemm.packs`); None: `epigemm.keep_packs` decides.
-        strict: torch's GEMM is no answer.
-        given: all operands in the epilogue's order, in place of bias, scalar and vectors.
-        invariant: whether M must not choose the kernel; None: `epigemm.batch_invariant` decides.
-    """
+    """D = epilogue(x @ weight.T), or whose call it is. Arguments as public functions got them; nothing compiles."""
     if _module is None or execution.on_first_call is not None:
         return None
     if precision is not None and (type(precision) is not str or precision not in _precision.ARITHMETIC):
         return None
-    operands, fold = given or _in_order(epilogue, bias, scalar, vectors)
     if invariant is None:
         invariant = invariance.active and invariance.enabled()
     code, pack = 0, None
@@ -192,18 +173,6 @@ def _may_torch_record(x: Tensor, precision: str | None) -> bool:
     depend on a plan: a checkpoint compares what a forward pass and its repetition save.
     """
     return (precision is None or x.dtype is not _FP32) and _saved_tensor_hooks(True) is None
-
-
-def _in_order(
-    epilogue: Epilogue, bias: Tensor | None, scalar: float | Tensor | None, vectors: Vectors | None
-) -> tuple[Vectors, Vectors | None]:
-    """The operands in the epilogue's order, and what they are folded from where they are."""
-    if vectors is not None and len(vectors) == _FOLD:
-        return (), vectors
-    given: Vectors = vectors or ()
-    if epilogue.takes_bias or bias is not None:
-        given = (bias, *given)
-    return (given, None) if epilogue.scalar is None and scalar is None else ((*given, scalar), None)
 
 
 def products(
@@ -257,7 +226,7 @@ def _slices_at_hand(
     pack = packs.find(weight, _precision.FIRST_SLICES[code])
     if pack is None:
         may_split_later = is_invariant or code in _SPLIT_LATER
-        if may_split_later and packs.find(weight, packs.PIECES[_precision.SPLIT]) is not None:
+        if may_split_later and packs.find(weight, packs.SLICES[_precision.SPLIT]) is not None:
             return None  # the call may come to that one
         # An inference tensor counts no versions: nothing is kept of it.
         changes_unseen = pack_use == packs.KEEP and weight.is_inference()
@@ -280,27 +249,19 @@ def is_left_to_torch(call: LinearCall) -> bool:
 
 def _linear_operator(call: LinearCall) -> Tensor | Recorded | None:
     epilogue, x, weight, bias, operands, scalars, precision, pack_use, strict, invariant, out = call
-    given = _given(epilogue, bias, operands, scalars)
+    given = epilogue.in_order(bias, operands, scalars)
     if given is None or _is_compiling():
         return None
     asked = None if precision == _precision.DEFAULT else precision
-    how = (asked, out, pack_use, strict, (given, None), invariant)
-    return linear(epilogue, x, weight, None, None, None, *how)
+    return linear(epilogue, x, weight, given, None, asked, out, pack_use, strict, invariant)
 
 
 def elementwise(
-    epilogue: Epilogue,
-    x: Tensor,
-    bias: Tensor | None,
-    scalar: float | Tensor | None,
-    vectors: Vectors | None,
-    out: Tensor | None,
-    given: tuple[Vectors, None] | None = None,
+    epilogue: Epilogue, x: Tensor, operands: Vectors, fold: Vectors | None, out: Tensor | None
 ) -> Tensor | Recorded | None:
-    """D = epilogue(x), or who sees the call. Arguments as of `linear`; nothing compiles."""
+    """D = epilogue(x), or whose the call is. Arguments as of `linear`; nothing compiles."""
     if _module is None:
         return None
-    operands, fold = given or _in_order(epilogue, bias, scalar, vectors)
     found: Tensor | int = _module.elementwise(epilogue.number, x, operands, fold, out)
     if type(found) is not int:
         return found  # type: ignore[return-value]
@@ -312,29 +273,17 @@ def elementwise(
 def elementwise_operator(call: ElementwiseCall) -> Tensor | None:
     """`elementwise`, for a call whose operands are as the operator `epigemm::elementwise` has them."""
     epilogue, x, bias, operands, scalars, out = call
-    given = _given(epilogue, bias, operands, scalars)
+    given = epilogue.in_order(bias, operands, scalars)
     if given is None or _is_compiling():
         return None
-    found = elementwise(epilogue, x, None, None, None, out, (given, None))
+    found = elementwise(epilogue, x, given, None, out)
     return found if isinstance(found, Tensor) else None
 
 
 def derivative(call: ElementwiseCall, grad: Tensor) -> Tensor | None:
     """grad times the epilogue's derivative at x, or None; operands as `elementwise_operator` has them."""
-    given = _given(call.epilogue, call.bias, call.operands, call.scalars)
+    given = call.epilogue.in_order(call.bias, call.operands, call.scalars)
     if given is None or _module is None or _is_compiling():
         return None
     found: Tensor | int = _module.derivative(call.epilogue.number, grad, call.x, given)
     return None if type(found) is int else found  # type: ignore[return-value]
-
-
-def _given(
-    epilogue: Epilogue, bias: Tensor | None, operands: Sequence[Tensor], scalars: Sequence[float]
-) -> Vectors | None:
-    """An operator's operands in the epilogue's order; None where there are too few or too many."""
-    if epilogue.is_linked:
-        return epilogue.in_order(bias, operands, scalars)
-    if len(operands) + len(scalars) != epilogue.operand_count:
-        return None
-    given: Vectors = (*operands, *scalars)
-    return (bias, *given) if epilogue.takes_bias or bias is not None else given

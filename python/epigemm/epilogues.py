@@ -55,13 +55,8 @@ class EpilogueInputs(NamedTuple):
 class Epilogue:
     """One epilogue: its name and formula, its operands, and a differentiable reference in plain PyTorch.
 
-    Args:
-        name: the registry's name.
-        formula: the mathematics, for people.
-        compute: `compute(z, *operands, *scalars)` in the type of the epilogue's arithmetic; z is the
-            accumulator, plus the bias where the epilogue takes one.
-        operands: in the functor's order, the accumulator first.
-        linear: whether it can follow a matrix product; elementwise-only otherwise.
+    `compute(z, *operands, *scalars)` is in the type of the epilogue's arithmetic; z is the accumulator, plus the bias
+    where the epilogue takes one.
     """
 
     def __init__(
@@ -118,34 +113,16 @@ class Epilogue:
     ) -> tuple[Tensor | float | None, ...] | None:
         """What a call gives, one value for each operand after the accumulator; None where the numbers do not fit.
 
-        Args:
-            bias: None where there is none, or the epilogue takes none.
-            operands: tensors, in the epilogue's order.
-            scalars: numbers, for the first scalars; tensors stand for the others.
+        A built-in epilogue has its vectors before at most one scalar.
         """
-        tensors, numbers = iter(operands), iter(scalars)
-        given: list[Tensor | float | None] = [bias] if self.takes_bias else []
-        for operand in self.operands[1 + len(given) :]:
-            value: Tensor | float | None = next(numbers, None) if operand.kind == SCALAR else None
-            value = next(tensors, None) if value is None else value
-            if value is None:
-                return None
-            given.append(value)
-        fits = next(tensors, None) is None and next(numbers, None) is None
-        return tuple(given) if fits and (self.takes_bias or bias is None) else None
+        if len(operands) + len(scalars) != self.operand_count or (bias is not None and not self.takes_bias):
+            return None
+        return (bias, *operands, *scalars) if self.takes_bias else (*operands, *scalars)
 
     def reference(
         self, acc: Tensor, bias: Tensor | None, operands: Sequence[Tensor], scalars: Sequence[float]
     ) -> Tensor:
-        """The epilogue in plain differentiable PyTorch, rounded once to the dtype of `acc`.
-
-        Args:
-            acc: `[..., N]`, the product (linear) or x (elementwise).
-            bias: `[N]` or None.
-            operands: the operands after the accumulator and the bias: vectors, then a scalar given as a 0-d
-                tensor.
-            scalars: the scalar when it is a Python number, else empty.
-        """
+        """The epilogue in plain differentiable PyTorch, rounded once to the dtype of `acc`."""
         z = acc.to(compute_dtype(acc.dtype))
         if bias is not None:
             z = z + bias.to(z.dtype)
@@ -153,24 +130,16 @@ class Epilogue:
 
     def sample_inputs(
         self,
-        columns: int,
-        dtype: torch.dtype,
+        columns: int,  # N, the length of every per-column vector
+        dtype: torch.dtype,  # the element type of x
+        # where the tensors live; the numbers are drawn on the CPU, so they are the same everywhere
         device: torch.device | str = "cpu",
         *,
-        generator: torch.Generator | None = None,
-        with_bias: bool = True,
-        scalar_as_tensor: bool = False,
+        generator: torch.Generator | None = None,  # a CPU generator; the default one if None
+        with_bias: bool = True,  # False leaves the bias out where the epilogue takes one
+        scalar_as_tensor: bool = False,  # True gives the scalar as a 0-d tensor instead of a number
     ) -> EpilogueInputs:
-        """Random operands with both signs, for tests and benchmarks.
-
-        Args:
-            columns: N, the length of every per-column vector.
-            dtype: the element type of x.
-            device: where the tensors live; the numbers are drawn on the CPU, so they are the same everywhere.
-            generator: a CPU generator; the default one if None.
-            with_bias: False leaves the bias out where the epilogue takes one.
-            scalar_as_tensor: True gives the scalar as a 0-d tensor instead of a number.
-        """
+        """Random operands with both signs, for tests and benchmarks."""
 
         def draw(*shape: int, of: torch.dtype) -> Tensor:
             return torch.randn(*shape, generator=generator, dtype=torch.float64).to(device=device, dtype=of)
@@ -206,44 +175,57 @@ def _relu_div(z: Tensor, divisor: float | Tensor) -> Tensor:
     return torch.relu(z) / divisor
 
 
-BIAS = Epilogue("bias", "D = acc + bias[n]", _identity, _BIAS)
-BIAS_RELU = Epilogue("bias_relu", "D = relu(acc + bias[n])", torch.relu, _BIAS)
-SIGMOID_SCALE_RESIDUAL = Epilogue(
+EPILOGUES: dict[str, Epilogue] = {}
+_NATIVE = {half["name"]: (number, half["functor"]) for number, half in enumerate(registry())}
+
+
+def _built_in(
+    name: str, formula: str, compute: Callable[..., Tensor], *operands: Operand, linear: bool = True
+) -> Epilogue:
+    """A row of `EPILOGUES`."""
+    made = EPILOGUES[name] = Epilogue(name, formula, compute, *operands, linear=linear)
+    made.number, made.functor = _NATIVE.get(name, (made.number, made.functor))
+    return made
+
+
+BIAS = _built_in("bias", "D = acc + bias[n]", _identity, _BIAS)
+BIAS_RELU = _built_in("bias_relu", "D = relu(acc + bias[n])", torch.relu, _BIAS)
+SIGMOID_SCALE_RESIDUAL = _built_in(
     "sigmoid_scale_residual",
     "z = acc + bias[n]; D = z + scale * sigmoid(z)",
     _sigmoid_scale_residual,
     _BIAS,
     Operand(SCALAR, "scale", folded=True),
 )
-SCALE_BATCH_NORM = Epilogue(
+SCALE_BATCH_NORM = _built_in(
     "scale_batch_norm",
     "D = multiplier[n] * acc + offset[n]",
     _scale_batch_norm,
     Operand(PER_COLUMN, "multiplier", folded=True),
     Operand(PER_COLUMN, "offset", folded=True),
 )
-RELU_DIV = Epilogue(
+RELU_DIV = _built_in(
     "relu_div",
     "D = relu(acc + bias[n]) / divisor",
     _relu_div,
     _BIAS,
     Operand(SCALAR, "divisor", folded=True),
 )
-SIGMOID = Epilogue("sigmoid", "D = sigmoid(acc)", torch.sigmoid, linear=False)
-BIAS_GELU = Epilogue(
+SIGMOID = _built_in("sigmoid", "D = sigmoid(acc)", torch.sigmoid, linear=False)
+BIAS_GELU = _built_in(
     "bias_gelu",
     "z = acc + bias[n]; D = z (1 + erf(z / sqrt(2))) / 2",
     torch.nn.functional.gelu,
     _BIAS,
 )
-BIAS_GELU_TANH = Epilogue(
+BIAS_GELU_TANH = _built_in(
     "bias_gelu_tanh",
     "z = acc + bias[n]; D = z (1 + tanh(sqrt(2 / pi) (z + 0.044715 z^3))) / 2",
     functools.partial(torch.nn.functional.gelu, approximate="tanh"),
     _BIAS,
 )
-BIAS_SILU = Epilogue("bias_silu", "z = acc + bias[n]; D = z sigmoid(z)", torch.nn.functional.silu, _BIAS)
-BIAS_TANH = Epilogue("bias_tanh", "D = tanh(acc + bias[n])", torch.tanh, _BIAS)
+BIAS_SILU = _built_in("bias_silu", "z = acc + bias[n]; D = z sigmoid(z)", torch.nn.functional.silu, _BIAS)
+BIAS_TANH = _built_in("bias_tanh", "D = tanh(acc + bias[n])", torch.tanh, _BIAS)
 _GELUS = {"none": BIAS_GELU, "tanh": BIAS_GELU_TANH}
 
 
@@ -263,21 +245,6 @@ def gelu_epilogue(approximate: str) -> Epilogue:
     return _GELUS[approximate]
 
 
-EPILOGUES: dict[str, Epilogue] = {
-    epilogue.name: epilogue
-    for epilogue in (
-        BIAS,
-        BIAS_RELU,
-        SIGMOID_SCALE_RESIDUAL,
-        SCALE_BATCH_NORM,
-        RELU_DIV,
-        SIGMOID,
-        BIAS_GELU,
-        BIAS_GELU_TANH,
-        BIAS_SILU,
-        BIAS_TANH,
-    )
-}
 LINKED: dict[str, Epilogue] = {}
 """Those that were made at run time: see `epigemm.linked`."""
 
@@ -298,12 +265,6 @@ def _own(name: str) -> Epilogue | None:
     return made.linked([each == "1" for each in folded]) if len(folded) == len(made.traced.operands) else None
 
 
-for _number, _native_half in enumerate(registry()):
-    if _native_half["name"] in EPILOGUES:
-        EPILOGUES[_native_half["name"]].number = _number
-        EPILOGUES[_native_half["name"]].functor = _native_half["functor"]
-
-
 FOLDED = ("bias", "scale", "running_mean", "running_var", "bn_weight", "bn_bias")
 """The vectors that fold into scale_batch_norm's multiplier and offset, in the operator's order."""
 
@@ -316,11 +277,6 @@ def fold_batch_norm_reference(like: Tensor, vectors: Sequence[Tensor | None], ep
     An absent vector stands for what leaves the others alone: bias, mean and bn_bias 0, scale and bn_weight 1;
     without `running_var` there is no normalisation (g = bn_weight). Returns `[2, N]` in the epilogue's
     arithmetic type.
-
-    Args:
-        like: gives the device and the arithmetic type; its values do not matter.
-        vectors: those of `FOLDED`, in that order.
-        eps: BatchNorm's epsilon.
     """
     bias, scale, running_mean, running_var, bn_weight, bn_bias = vectors
     # The offset is a difference of products: in fp64 it loses nothing that fp32 holds. MPS has no fp64.

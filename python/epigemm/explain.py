@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -15,7 +15,6 @@ from epigemm import (
     entry,
     execution,
     fallback,
-    fixed,
     gradients,
     kernels,
     packs,
@@ -23,7 +22,6 @@ from epigemm import (
     split,
     tables,
 )
-from epigemm import explain_text as text
 from epigemm import precision as _precision
 from epigemm.calls import ElementwiseCall, LinearCall
 from epigemm.epilogues import BIAS, BIAS_RELU, compute_dtype
@@ -67,9 +65,9 @@ class Explanation:
         """The explanation for people: one line a fact."""
         lines = [f"{self.op}", f"  path:       {self.path}", f"  kernel:     {self.kernel}"]
         lines += [f"  arithmetic: {self.arithmetic}"]
-        lines += text.listed("because", self.reasons)
-        lines += text.listed("launches", [f"{i}. {kernel}" for i, kernel in enumerate(self.kernels, 1)])
-        lines += text.listed("compared", [text.candidate_text(candidate) for candidate in self.candidates])
+        lines += _listed("because", self.reasons)
+        lines += _listed("launches", [f"{i}. {kernel}" for i, kernel in enumerate(self.kernels, 1)])
+        lines += _listed("compared", [_candidate_text(candidate) for candidate in self.candidates])
         lines += [f"  backward:   {self.backward}"]
         return "\n".join(lines)
 
@@ -112,32 +110,45 @@ def _explanation(
     operator, call = recorder.taken_apart()
     op = f"{function}: epigemm::{operator}, epilogue {call.epilogue.name}: {call.epilogue.formula}"
     if isinstance(call, LinearCall):
-        backward = text.backward_linear(call)
+        backward = backward_linear(call)
         found = _explain_recorded(call, differentiates, wants_gradients)
     else:
-        found, backward = _explain_elementwise(call), text.backward_elementwise(call)
+        backward = _backward_elementwise(call)
+        found = _explain_elementwise(call)
     if call.out is not None:
         backward = "none: a call with out= has no derivative"
     elif not differentiates:
         backward = f"not needed: no argument requires grad (otherwise: {backward})"
-    folds = [f"{text.owner(call.x)} {fold}" for fold in recorder.folds]
-    launches = [*recorder.casts, *folds, *found.pop("kernels")]
-    return Explanation(op=op, backward=backward, kernels=launches, **found)
+    folds = [f"{_owner(call.x)} {fold}" for fold in recorder.folds]
+    launches = [*recorder.casts, *folds, *found.kernels]
+    return replace(found, op=op, backward=backward, kernels=launches)
 
 
 _SAVED = (
     "gradients are recorded: the product is saved for the derivative, the epilogue is a kernel of its own "
     "(strict=True: one kernel, and the derivative makes the product again)"
 )
-
-
 _LEFT_TO_TORCH = (
     "PyTorch's own operators record the call: none of the layer's three products is one for a fused kernel, and the "
     "host takes longer than the device"
 )
+_INVARIANT = (
+    "batch invariant: N, K, dtype and precision choose the kernel, not M; nothing splits a sum over K"
+)
+_CHANGING = "the weight is split at every call: a gradient of it is asked for, so it is about to change"
+_GUARD = (
+    "a guard on the device finds tiles whose rows have too wide a range for fp16 pieces, or infinities or NaN; "
+    "the last launch recomputes them"
+)
+_COPIED = "tensors that the kernel cannot read or write are copied first, padded to whole 16 bytes for TMA"
+_SLICES_TEXT = {
+    _precision.SPLIT: "split: three products of two fp16 pieces, float32 accumulation; fp32's accuracy",
+    _precision.SCALED: "scaled: products of fp16 numbers, each row scaled to fp16's range, float32 accumulation; "
+    "tf32's mantissas",
+}
 
 
-def _explain_recorded(call: LinearCall, differentiates: bool, wants_gradients: bool) -> dict[str, Any]:
+def _explain_recorded(call: LinearCall, differentiates: bool, wants_gradients: bool) -> Explanation:
     """The forward pass, which may depend on the backward one."""
     checks.linear(call)
     if call.out is not None:
@@ -146,201 +157,130 @@ def _explain_recorded(call: LinearCall, differentiates: bool, wants_gradients: b
         call.out is None and differentiates and any(t is not None and t.requires_grad for t in call.inputs)
     )
     if is_recorded and call.epilogue in (BIAS, BIAS_RELU) and entry.is_left_to_torch(call):
-        return _explain_left_to_torch(call)
+        gemm = f"torch GEMM ({'mm' if call.bias is None else 'addmm, with the bias'})"
+        launches = [gemm, *([] if call.epilogue is BIAS else ["torch relu"])]
+        return _by_torch(call, launches, [_LEFT_TO_TORCH])
     if call.out is not None or not differentiates or not gradients.keeps_product(call):
         return _explain_linear(call, wants_gradients)
     call = call.with_bias_in_product()
     found = _explain_linear(call.product(), wants_gradients)
-    found["path"] = GEMM_ELEMENTWISE if kernels.has_native(call.x) else REFERENCE
-    found["reasons"] = [_SAVED, *found["reasons"]]
-    found["kernels"] = [*found["kernels"], _in_its_own_kernel(call)]
-    return found
+    path = GEMM_ELEMENTWISE if kernels.has_native(call.x) else REFERENCE
+    launches = [*found.kernels, _in_its_own_kernel(call)]
+    return replace(found, path=path, reasons=[_SAVED, *found.reasons], kernels=launches)
 
 
-def _explain_left_to_torch(call: LinearCall) -> dict[str, Any]:
-    gemm = f"torch GEMM ({'mm' if call.bias is None else 'addmm, with the bias'})"
-    return {
-        "arithmetic": text.arithmetic_text(call.x.dtype, _torch_arithmetic(call)),
-        "path": GEMM_ELEMENTWISE,
-        "kernel": gemm,
-        "reasons": [_LEFT_TO_TORCH],
-        "kernels": [gemm, *([] if call.epilogue is BIAS else ["torch relu"])],
-    }
+def _by_torch(
+    call: LinearCall, launches: list[str], reasons: list[str], path: str = GEMM_ELEMENTWISE, **more: Any
+) -> Explanation:
+    """A call whose product is torch's GEMM, the first launch unless `kernel` says otherwise."""
+    # The arithmetic of torch's fp32 GEMM: its setting, unless the call asks for more accuracy.
+    allowed = decisions.order(call).tf32_allowed
+    arithmetic = _precision.torch_setting(call.x.device.type) if allowed else _precision.IEEE
+    about = {"kernel": launches[0], "arithmetic": _arithmetic_text(call.x.dtype, arithmetic), **more}
+    return Explanation("", path, reasons=reasons, kernels=launches, **about)
 
 
 def _in_its_own_kernel(call: LinearCall | ElementwiseCall) -> str:
     if call.epilogue.is_linked and not call.x.is_cuda:
         return f"PyTorch reference, {call.epilogue.name}"
-    return f"{text.owner(call.x)} {call.epilogue.name}"
+    return f"{_owner(call.x)} {call.epilogue.name}"
 
 
-def _explain_linear(call: LinearCall, wants_gradients: bool) -> dict[str, Any]:
+def _explain_linear(call: LinearCall, wants_gradients: bool) -> Explanation:
     changing = wants_gradients and call.weight.requires_grad
     if changing:
         call = call._replace(pack_use=packs.NONE)
     execution.refuse(call)
     if call.invariant and not call.is_empty:
-        return _explain_invariant(call)
+        return _explain_rows(call) if execution.runs_by_rows(call) else _explain_invariant(call)
     x, candidates = call.x, []
     reasons: list[str] = []
     if unavailable := kernels.why_none(x):
         reasons.append(f"no fused kernel: {unavailable}")
     else:
         for found in execution.considered(call):
-            if found.choice is not None and not found.why_not:
-                return _explain_pieces(call, found, found.choice, changing, reasons)
             if not found.why_not:
-                return _explain_fused(call, found, reasons)
+                return _explain_fused(call, found, [*reasons, *_why(call, found, changing)])
             if found.choice is None:
                 candidates = found.plan.get("candidates", [])
             reasons += _why_not(call, found, "two fp16 pieces instead" if reasons else "fp16 pieces")
-    gemm, launches = _of_fallback(call)
-    return {
-        "arithmetic": text.arithmetic_text(x.dtype, _torch_arithmetic(call)),
-        "candidates": candidates,
-        "path": GEMM_ELEMENTWISE if kernels.has_native(x) else REFERENCE,
-        "kernel": gemm,
-        "reasons": [*reasons, *_fallback_notes(call)],
-        "kernels": launches,
-    }
+    path = GEMM_ELEMENTWISE if kernels.has_native(x) else REFERENCE
+    notes = [*reasons, *_fallback_notes(call)]
+    return _by_torch(call, _of_fallback(call), notes, path, candidates=candidates)
 
 
-def _of_fallback(call: LinearCall) -> tuple[str, list[str]]:
-    """torch's GEMM, and every launch."""
+def _of_fallback(call: LinearCall) -> list[str]:
+    """Every launch, torch's GEMM before."""
     does = fallback.gemm_of(call)
     if does == decisions.WITH_BIAS_AND_RELU:
-        gemm = "torch GEMM (_addmm_activation, with the bias and the ReLU)"
-        return gemm, [gemm]
+        return ["torch GEMM (_addmm_activation, with the bias and the ReLU)"]
     if call.epilogue is BIAS and (call.bias is None or does == decisions.WITH_BIAS):
-        gemm = "torch GEMM (mm)" if call.bias is None else "torch GEMM (addmm, with the bias)"
-        return gemm, [gemm]
+        return [f"torch GEMM ({'mm' if call.bias is None else 'addmm, with the bias'})"]
     with_bias = does == decisions.WITH_BIAS or (call.epilogue.bias_place is not None and call.x.is_cpu)
     gemm = f"torch GEMM ({'addmm, with the bias' if with_bias else 'mm'})"
-    return gemm, [gemm, f"{_in_its_own_kernel(call)}, in place on the product"]
+    return [gemm, f"{_in_its_own_kernel(call)}, in place on the product"]
 
 
-def _why_not(call: LinearCall, found: execution.Considered, pieces: str) -> list[str]:
+def _why_not(call: LinearCall, found: execution.Considered, slices: str) -> list[str]:
     source = found.plan.get("source", "model")
     why_not = found.why_not
     if source != "model" and "measured" in why_not:
         why_not += f": {tables.source_text(source, found.plan)}"
     if found.choice is None:
         return [f"no fused kernel: {why_not}"]
-    return [f"not on {pieces}: {why_not}", *_memory_notes(call, found.arithmetic)]
+    return [f"not on {slices}: {why_not}", *_memory_notes(call, found.arithmetic)]
 
 
-def _explain_fused(call: LinearCall, found: execution.Considered, reasons: list[str]) -> dict[str, Any]:
-    """A call on one kernel that multiplies the tensors as they are."""
-    kernel = f"epigemm fused GEMM, {text.tile_text(found.plan)}, epilogue {call.epilogue.name}"
-    return {
-        "arithmetic": text.arithmetic_text(call.x.dtype, found.arithmetic),
-        "candidates": found.plan["candidates"],
-        "path": FUSED,
-        "kernel": kernel,
-        "reasons": [*reasons, _fastest(found.plan, "torch's own path")],
-        "kernels": [kernel],
-    }
+def _why(call: LinearCall, found: execution.Considered, changing: bool) -> list[str]:
+    """Why this kernel: its time, the fallback's, and where they come from; on slices, where the weight's are from."""
+    plan, choice = found.plan, found.choice
+    source = plan.get("source", "model")
+    how = "by prediction" if source == "model" else "as measured"
+    fastest = f"fastest {how} of {len(plan['candidates'])} fused kernels: {plans.fused_us(plan):.1f} us"
+    if "fallback_us" in plan:
+        gemm = "torch's TF32 GEMM" if found.tf32_allowed else "torch's fp32 GEMM"
+        other = "torch's own path" if choice is None else gemm
+        fastest += f", against {plans.fallback_us(plan):.1f} us for {other}"
+    fastest = f"{fastest}: {tables.source_text(source, plan)}"
+    if choice is None:
+        return [fastest]
+    slices = _CHANGING if changing else split.describe_source(choice, call.weight)
+    return [fastest, slices, _GUARD, *_memory_notes(call, found.arithmetic)]
 
 
-_INVARIANT = (
-    "batch invariant: N, K, dtype and precision choose the kernel, not M; nothing splits a sum over K"
-)
+def _explain_fused(call: LinearCall, found: execution.Considered, reasons: list[str]) -> Explanation:
+    """A call on one kernel that multiplies the tensors as they are, or on fp16 slices."""
+    tile, where, candidates = _tile_text(found.plan), "", found.plan["candidates"]
+    arithmetic = _arithmetic_text(call.x.dtype, found.arithmetic)
+    if found.choice is not None:
+        where, arithmetic = " on fp16 pieces", _SLICES_TEXT[found.arithmetic]
+    elif call.invariant and call.x.dtype == torch.float32 and found.arithmetic == _precision.IEEE:
+        where, tile = " in fp32 multiply-adds", f"tile {found.plan['tile'].rpartition('x')[0]}"
+        candidates = []
+    kernel = f"epigemm fused GEMM{where}, {tile}, epilogue {call.epilogue.name}"
+    launches = [kernel] if found.choice is None else split.describe_launches(found.choice, call.x, kernel)
+    return Explanation("", FUSED, kernel, arithmetic, reasons, candidates, kernels=launches)
 
 
-def _explain_invariant(call: LinearCall) -> dict[str, Any]:
+def _explain_invariant(call: LinearCall) -> Explanation:
     """A call in the batch-invariant mode."""
-    if fixed.runs_by_rows(call):
-        return _explain_rows(call)
     considered = execution.considered(call)
     are_copied = all(each.why_not for each in considered)
     if are_copied:
         considered = execution.considered_on_copies(call)
     found = next(each for each in considered if not each.why_not)
-    before = [_INVARIANT, *(each.why_not for each in considered[: considered.index(found)])]
-    arithmetic = text.arithmetic_text(call.x.dtype, found.arithmetic)
-    candidates = found.plan["candidates"]
+    reasons = [_INVARIANT, *(each.why_not for each in considered[: considered.index(found)])]
     if found.choice is not None:
-        kernel = (
-            f"epigemm fused GEMM on fp16 pieces, {text.tile_text(found.plan)}, epilogue {call.epilogue.name}"
-        )
-        arithmetic = _PIECES_TEXT[found.arithmetic]
-        before.append(split.describe_source(found.choice, call.weight))
-        launches = split.describe_launches(found.choice, call.x, kernel)
-    elif call.x.dtype == torch.float32 and found.arithmetic == _precision.IEEE:
-        tile = found.plan["tile"].rpartition("x")[0]
-        kernel = f"epigemm fused GEMM in fp32 multiply-adds, tile {tile}, epilogue {call.epilogue.name}"
-        launches, candidates = [kernel], []
-    else:
-        kernel = f"epigemm fused GEMM, {text.tile_text(found.plan)}, epilogue {call.epilogue.name}"
-        launches = [kernel]
-    if are_copied:
-        before.append(
-            "tensors that the kernel cannot read or write are copied first, padded to whole 16 bytes for TMA"
-        )
-    return {
-        "arithmetic": arithmetic,
-        "path": FUSED,
-        "kernel": kernel,
-        "reasons": before,
-        "candidates": candidates,
-        "kernels": launches,
-    }
+        reasons.append(split.describe_source(found.choice, call.weight))
+    return _explain_fused(call, found, [*reasons, _COPIED] if are_copied else reasons)
 
 
-def _explain_rows(call: LinearCall) -> dict[str, Any]:
+def _explain_rows(call: LinearCall) -> Explanation:
     """The same on a CPU."""
     kernel = f"torch GEMM ({'addmm' if call.epilogue is BIAS else 'mm'}) of one row"
     after = [] if call.epilogue is BIAS else [f"{_in_its_own_kernel(call)}, in place on the product"]
-    return {
-        "arithmetic": text.arithmetic_text(call.x.dtype, _torch_arithmetic(call)),
-        "path": GEMM_ELEMENTWISE,
-        "kernel": kernel,
-        "reasons": [_INVARIANT, "on a CPU each row is a call of its own"],
-        "kernels": [f"for each row: {launch}" for launch in (kernel, *after)],
-    }
-
-
-def _explain_pieces(
-    call: LinearCall, found: execution.Considered, choice: split.Choice, changing: bool, before: list[str]
-) -> dict[str, Any]:
-    """A call on fp16 slices."""
-    plan = found.plan
-    kernel = f"epigemm fused GEMM on fp16 pieces, {text.tile_text(plan)}, epilogue {call.epilogue.name}"
-    rival = "torch's TF32 GEMM" if found.tf32_allowed else "torch's fp32 GEMM"
-    reasons = [
-        *before,
-        _fastest(plan, rival),
-        _CHANGING if changing else split.describe_source(choice, call.weight),
-        "a guard on the device finds tiles whose rows have too wide a range for fp16 pieces, or infinities or NaN; "
-        "the last launch recomputes them",
-        *_memory_notes(call, found.arithmetic),
-    ]
-    return {
-        "path": FUSED,
-        "kernel": kernel,
-        "arithmetic": _PIECES_TEXT[found.arithmetic],
-        "reasons": reasons,
-        "candidates": plan["candidates"],
-        "kernels": split.describe_launches(choice, call.x, kernel),
-    }
-
-
-_CHANGING = "the weight is split at every call: a gradient of it is asked for, so it is about to change"
-_PIECES_TEXT = {
-    _precision.SPLIT: "split: three products of two fp16 pieces, float32 accumulation; fp32's accuracy",
-    _precision.SCALED: "scaled: products of fp16 numbers, each row scaled to fp16's range, float32 accumulation; "
-    "tf32's mantissas",
-}
-
-
-def _fastest(plan: dict[str, Any], rival: str) -> str:
-    """Why this kernel: its time, the fallback's, and where they come from."""
-    source = plan.get("source", "model")
-    how = "by prediction" if source == "model" else "as measured"
-    fastest = f"fastest {how} of {len(plan['candidates'])} fused kernels: {plans.fused_us(plan):.1f} us"
-    if "fallback_us" in plan:
-        fastest += f", against {plans.fallback_us(plan):.1f} us for {rival}"
-    return f"{fastest}: {tables.source_text(source, plan)}"
+    launches = [f"for each row: {launch}" for launch in (kernel, *after)]
+    return _by_torch(call, launches, [_INVARIANT, "on a CPU each row is a call of its own"], kernel=kernel)
 
 
 def _memory_notes(call: LinearCall, arithmetic: str) -> list[str]:
@@ -353,7 +293,7 @@ def _memory_notes(call: LinearCall, arithmetic: str) -> list[str]:
     return notes
 
 
-def _explain_elementwise(call: ElementwiseCall) -> dict[str, Any]:
+def _explain_elementwise(call: ElementwiseCall) -> Explanation:
     x = call.x
     checks.elementwise(call)
     if call.out is not None:
@@ -363,13 +303,7 @@ def _explain_elementwise(call: ElementwiseCall) -> dict[str, Any]:
     path = ELEMENTWISE
     if not kernels.has_native(x):
         path, reason = REFERENCE, kernels.why_none(x)
-    return {
-        "arithmetic": dtype_name(compute_dtype(x.dtype)),
-        "path": path,
-        "kernel": kernel,
-        "reasons": [reason],
-        "kernels": [kernel],
-    }
+    return Explanation("", path, kernel, dtype_name(compute_dtype(x.dtype)), [reason], kernels=[kernel])
 
 
 def _fallback_notes(call: LinearCall) -> list[str]:
@@ -389,7 +323,83 @@ def _fallback_notes(call: LinearCall) -> list[str]:
     return notes
 
 
-def _torch_arithmetic(call: LinearCall) -> str:
-    """The arithmetic of torch's fp32 GEMM: its setting, unless the call asks for more accuracy."""
-    allowed = decisions.roads(call).tf32_allowed
-    return _precision.torch_setting(call.x.device.type) if allowed else _precision.IEEE
+# --- words -----------------------------------------------------------------------------------------------------------
+
+
+def _owner(x: Tensor) -> str:
+    """Whose elementwise kernel it is, to be followed by its name."""
+    if not kernels.has_native(x):
+        return "PyTorch reference,"
+    return "epigemm CUDA kernel," if x.is_cuda else "epigemm CPU loop,"
+
+
+def _arithmetic_text(dtype: torch.dtype, arithmetic: str) -> str:
+    """What numbers of a dtype are multiplied and accumulated in."""
+    if dtype == torch.float64:
+        return "float64"
+    if dtype == torch.float32 and arithmetic == _precision.IEEE:
+        return "ieee float32"
+    return f"{arithmetic if dtype == torch.float32 else dtype_name(dtype)} products, float32 accumulation"
+
+
+def _tile_text(plan: dict[str, Any]) -> str:
+    """The kernel that a plan names."""
+    splits = plan.get("splits", 1)
+    return (
+        f"tile {plan['tile']}, cluster {plan['cluster']}, {plan['schedule']}, raster {plan['raster']}, "
+        f"swizzle {plan['swizzle']}{f', K in {splits} parts' if splits > 1 else ''}"
+    )
+
+
+def _candidate_text(candidate: dict[str, Any]) -> str:
+    """One line of the kernels that were compared."""
+    how = "measured" if "measured_us" in candidate else "predicted"
+    return f"{plans.fused_us(candidate):9.1f} us {how:<9}  {_tile_text(candidate)}"
+
+
+def _listed(title: str, items: Sequence[str]) -> list[str]:
+    """Lines under one title."""
+    heads = [f"{title}:"] + [""] * len(items)
+    return [f"  {head:<11} {item}" for head, item in zip(heads, items, strict=False)]
+
+
+# --- derivatives, as gradients.py makes them --------------------------------------------------------------------------
+
+_PRODUCTS = (
+    "then one matrix product each for the gradients of x and weight, where asked for, at the call's precision"
+)
+_KERNEL = "one derivative kernel (made of the epilogue's functor)"
+_REFERENCE = "the registry's differentiable PyTorch reference"
+
+
+def backward_linear(call: LinearCall) -> str:
+    """What the first derivative of a linear function runs; operands whose gradient is asked for require one."""
+    return f"{_backward_epilogue(call)}; {_PRODUCTS}"
+
+
+def _backward_epilogue(call: LinearCall) -> str:
+    x, epilogue, operands = call.x, call.epilogue, call.operands
+    if epilogue is BIAS:
+        return "nothing for the epilogue: the gradient of the result is that of the product"
+    if epilogue is BIAS_RELU:
+        return "torch's threshold_backward on the saved result, whose sign is the derivative of relu"
+    if gradients.keeps_product(call):
+        return f"{_derivative(x, operands)} on the saved product"
+    if gradients.without_product(epilogue, operands):
+        return f"{_derivative(x, operands)}; it reads no product, the epilogue being linear in it"
+    gemm = "in 16 bits with an fp32 result" if x.element_size() == 2 else "at the call's precision"
+    why = "one saved in 16 bits would be rounded ahead of the bias that is folded into the epilogue"
+    if call.strict:
+        why = "a strict call stays one kernel and saves none"
+    return f"the product again ({gemm}), as {why}; {_REFERENCE} on it"
+
+
+def _backward_elementwise(call: ElementwiseCall) -> str:
+    """What the first derivative of an elementwise function runs."""
+    return f"{_derivative(call.x, call.operands)} on the saved x"
+
+
+def _derivative(x: Tensor, operands: Sequence[Tensor]) -> str:
+    if any(operand.requires_grad for operand in operands):
+        return f"{_REFERENCE} (a gradient of an operand is asked for)"
+    return _KERNEL if kernels.has_native(x) else _REFERENCE

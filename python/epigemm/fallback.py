@@ -51,41 +51,26 @@ def unflattened(flat: Tensor, x: Tensor) -> Tensor:
 
 def _run(call: LinearCall, bias: Tensor | None, *, relu: bool = False) -> Tensor:
     """x @ weight.T, plus `bias`, with a ReLU behind it where that is asked for, by torch's GEMM."""
-    x, precision = call.x, call.precision
-    if (
-        precision != _precision.DEFAULT
-        and x.dtype == torch.float32
-        and _precision.needs_override(precision, x.device.type)
-    ):
-        with _precision.full_fp32(x.device.type):
-            return _torch_linear(call, bias, relu)
-    return _torch_linear(call, bias, relu)
+    with _precision.as_asked(call.precision, call.x):
+        return _torch_linear(call, bias, relu)
 
 
 def _torch_linear(call: LinearCall, bias: Tensor | None, relu: bool) -> Tensor:
-    x, weight, out = call.x, call.weight, call.out
-    if out is None:
-        # Under autocast an operator called directly must keep its dtype: torch casts this function, but none
-        # with out=.
-        if not relu and not _any_autocast():
-            if x.dim() == 2:
-                return torch.nn.functional.linear(x, weight, bias).contiguous()
-            matrix = x.reshape(call.rows, x.shape[-1])
-            return unflattened(torch.nn.functional.linear(matrix, weight, bias).contiguous(), x)
-        out = call.new_out()
-    if x.dim() == 2:
-        _gemm_2d(x, weight, bias, out, relu)
-        return out
-    rows, columns = call.rows, weight.shape[0]
-    x = x.reshape(rows, x.shape[-1])
+    x, weight, rows = call.x, call.weight, call.rows
+    matrix = x if x.dim() == 2 else x.reshape(rows, x.shape[-1])
+    if call.out is None and not relu and not _any_autocast():
+        # Under autocast an operator called directly must keep its dtype: torch casts this function, but none with out=.
+        flat = torch.nn.functional.linear(matrix, weight, bias).contiguous()
+        return flat if matrix is x else unflattened(flat, x)
+    out = call.new_out() if call.out is None else call.out
     try:
-        flat = out.view(rows, columns)
+        flat = out if matrix is x else out.view(rows, weight.shape[0])
     except RuntimeError:
         # Leading dimensions of a caller's `out` that no single stride can walk.
-        flat = out.new_empty((rows, columns))
-        _gemm_2d(x, weight, bias, flat, relu)
+        flat = out.new_empty((rows, weight.shape[0]))
+        _gemm_2d(matrix, weight, bias, flat, relu)
         return out.copy_(flat.view(out.shape))
-    _gemm_2d(x, weight, bias, flat, relu)
+    _gemm_2d(matrix, weight, bias, flat, relu)
     return out
 
 

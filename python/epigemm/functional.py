@@ -12,19 +12,19 @@ Keyword arguments:
     precision: what an fp32 matrix product gets: None follows torch's settings
         (`torch.set_float32_matmul_precision`, `torch.backends.cuda.matmul.fp32_precision`; "none" and "ieee" there
         are "highest" here, "tf32" and "bf16" are "high"). "highest" keeps fp32's accuracy: three products of fp16
-        pieces on the tensor cores where these are at least as accurate as fp32 products and faster, else fp32
+        slices on the tensor cores where these are at least as accurate as fp32 products and faster, else fp32
         products. "ieee" is always the latter. "high" and "medium" allow TF32's error, at most: one product of scaled
         fp16 numbers, or a TF32 kernel where that is faster. So does "tf32", by a TF32 kernel alone. Where neither runs,
         torch's GEMM does, for which torch's own setting decides: under "highest" or "ieee" its products are fp32 ones,
         more accurate and slower than asked for, and "high" and "medium" try the products of "highest" before. The
         derivative's products follow it too.
     strict: RuntimeError, before anything is launched, where no fused kernel would run; the message says why.
-        torch.OutOfMemoryError where there is no memory for fp16 pieces, without which fp32 products run
+        torch.OutOfMemoryError where there is no memory for fp16 slices, without which fp32 products run
         elsewhere.
 
 In the mode `epigemm.batch_invariant()` a row's bits do not depend on the other rows of x.
 
-A weight may be an `epigemm.PackedWeight`, which holds its fp16 pieces. In the mode `epigemm.keep_packs()` those of
+A weight may be an `epigemm.PackedWeight`, which holds its fp16 slices. In the mode `epigemm.keep_packs()` those of
 every `nn.Parameter` are kept.
 
 Errors: TypeError for arguments that are no tensors or numbers, ValueError for values out of range (unknown

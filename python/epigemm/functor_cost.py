@@ -37,10 +37,6 @@ def special_functions(program: Program, kinds: Sequence[str]) -> int:
     """The units of a program for one element of the result.
 
     What is computed of scalars and constants alone is computed once, and so is the reciprocal of such a divisor.
-
-    Args:
-        program: the steps.
-        kinds: of the operands.
     """
     once = {number for number, kind in enumerate(kinds, 1) if kind == "scalar"}
     units = 0

@@ -70,23 +70,5 @@ PYTHON_OPERATORS: dict[Any, str] = {
 
 def symbolic_functions() -> dict[Any, str]:
     """Functions of symbolic numbers that torch spells privately, where this torch has them."""
-    found = {}
-    for name in (
-        "sqrt",
-        "sin",
-        "cos",
-        "tan",
-        "tanh",
-        "sinh",
-        "cosh",
-        "asin",
-        "acos",
-        "atan",
-        "log2",
-        "exp",
-        "log",
-    ):
-        function = getattr(torch, f"_sym_{name}", None)
-        if function is not None:
-            found[function] = name
-    return found
+    names = words("sqrt sin cos tan tanh sinh cosh asin acos atan log2 exp log")
+    return {getattr(torch, f"_sym_{name}"): name for name in names if hasattr(torch, f"_sym_{name}")}

@@ -11,7 +11,6 @@ REAL = "real"  # a number in the epilogue's arithmetic
 BOOL = "bool"
 HALF = "half"  # a number in the epilogue's arithmetic, after rounding to fp16: the user cast it
 BFLOAT16 = "bfloat16"
-ROUNDED_KINDS = (HALF, BFLOAT16)
 
 
 def words(text: str) -> tuple[str, ...]:
@@ -31,34 +30,21 @@ Value = Ref | float | bool
 
 @dataclass(frozen=True)
 class Step:
-    """One primitive.
+    """One primitive."""
 
-    Args:
-        op: its name.
-        inputs: values by number, numbers and booleans.
-        kind: of the result; for `HALF` and `BFLOAT16` the primitive's result is rounded.
-        line: `file:line` of the user's code it is from.
-    """
-
-    op: str
-    inputs: tuple[Value, ...]
-    kind: str
-    line: str
+    op: str  # its name
+    inputs: tuple[Value, ...]  # values by number, numbers and booleans
+    kind: str  # of the result; for `HALF` and `BFLOAT16` the primitive's result is rounded
+    line: str  # `file:line` of the user's code it is from
 
 
 @dataclass(frozen=True)
 class Program:
-    """The steps of a function, without those whose result nobody reads.
+    """The steps of a function, without those whose result nobody reads."""
 
-    Args:
-        operands: how many there are beside the accumulator.
-        steps: in the order of their numbers, from `operands + 1` on.
-        result: the value that is returned.
-    """
-
-    operands: int
-    steps: tuple[Step, ...]
-    result: Value
+    operands: int  # how many there are beside the accumulator
+    steps: tuple[Step, ...]  # in the order of their numbers, from `operands + 1` on
+    result: Value  # the value that is returned
 
     def kind(self, value: Value) -> str:
         """`REAL` or `BOOL`, or one of the rounded kinds."""

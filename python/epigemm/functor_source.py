@@ -114,13 +114,7 @@ POWERS = {
 
 
 def functor_text(program: Program, kinds: Sequence[str], name: str = "Functor") -> str:
-    """The functor: `Functor::apply(acc, operands...)`, operands in the function's order.
-
-    Args:
-        program: the steps.
-        kinds: of the operands.
-        name: of the struct, an identifier.
-    """
+    """The functor: `Functor::apply(acc, operands...)`, operands in the function's order."""
     arguments = ["acc", *(SLOTS[slot] for slot in slots_of(kinds))]
     names = [*arguments, *(f"v{number}" for number in range(len(program.steps)))]
     lines = []
@@ -153,13 +147,7 @@ def user_line(program: Program, line: str) -> str | None:
 
 
 def describe_compile_error(program: Program, source: str, log: str) -> str:
-    """The first error of NVRTC's log, with the line of the user's it comes from.
-
-    Args:
-        program: that `source` was made of.
-        source: the text that was compiled.
-        log: NVRTC's, with lines like `user.cu(12): error: ...`.
-    """
+    """The first error of NVRTC's log, with the line of the user's it comes from."""
     lines = source.split("\n")
     for found in re.finditer(r"\((\d+)\): (?:catastrophic )?error:? (.*)", log):
         number = int(found[1])
@@ -205,13 +193,7 @@ def prelude(*headers: str) -> str:
 
 
 def built_in_source(name: str, functor: str, number: str) -> str:
-    """The whole text for NVRTC of a built-in epilogue.
-
-    Args:
-        name: its header's.
-        functor: its struct.
-        number: the type of its arguments: "float", or "epigemm::Rounded" for results of 16 bits.
-    """
+    """The whole text for NVRTC of a built-in epilogue whose functor computes in `number`."""
     headers = prelude("link/functor.h", f"epilogue/{name}.h")
     return f"{headers}\nEPIGEMM_LINKED_FUNCTOR(epigemm::{functor}, {number})\n"
 
@@ -219,16 +201,10 @@ def built_in_source(name: str, functor: str, number: str) -> str:
 def kernel_functions(
     program: Program,
     kinds: Sequence[str],
-    elements: Sequence[int],
-    parts: Sequence[str] = ("operand", "apply"),
+    elements: Sequence[int],  # of each operand 1 for x's element type, 2 for float; of scalars it is 2
+    parts: Sequence[str] = ("operand", "apply"),  # which functions, of `PARTS`
 ) -> str:
     """The functions that open kernels leave undefined, by `Functor`.
-
-    Args:
-        program: the steps.
-        kinds: of the operands.
-        elements: of each operand 1 for x's element type, 2 for float; of scalars it is 2.
-        parts: which functions, of `PARTS`.
 
     Raises:
         ValueError: for another part, both kinds of `apply`, or another number of elements.

@@ -44,13 +44,7 @@ class Refusal(Exception):
 
 
 class Builder:
-    """Takes the nodes of a graph in their order and keeps each node's value.
-
-    Args:
-        module: the traced graph; its constants are read.
-        sizes: the sizes M and N that it was traced with.
-        location: the user's line of a node.
-    """
+    """Takes the nodes of a graph in their order and keeps each node's value."""
 
     def __init__(
         self, module: fx.GraphModule, sizes: tuple[int, int], location: Callable[[fx.Node], str]

@@ -21,23 +21,13 @@ from torch.overrides import TorchFunctionMode, resolve_name
 
 from epigemm.functor_decompositions import decompositions
 from epigemm.functor_operators import NO_FUNCTOR, ON_SCALARS, SUPPORTED
-from epigemm.functor_program import Program, Value
+from epigemm.functor_program import Program, Value, words
 from epigemm.functor_steps import Builder, Refusal
 
 ROWS, COLUMNS = 5, 7  # different primes: a size that stands in the wrong place is seen
 _HERE = str(Path(__file__).parent)
 _TORCH = str(Path(torch.__file__).parent)
-_READS_A_VALUE = {
-    "item",
-    "tolist",
-    "__bool__",
-    "__float__",
-    "__int__",
-    "__index__",
-    "numpy",
-    "__array__",
-}
-
+_READS_A_VALUE = words("item tolist __bool__ __float__ __int__ __index__ numpy __array__")
 # Where these take the number that they fill with; and which take no type from a tensor.
 _FILLS: dict[Any, int] = {torch.scalar_tensor: 0, torch.full: 1, torch.full_like: 1, Tensor.new_full: 2}
 _OF_DEFAULT_DTYPE = (torch.scalar_tensor, torch.full)
@@ -170,16 +160,13 @@ def _is_within_function_apply(frame: FrameType | None) -> bool:
 
 
 @functools.cache
-def _tools() -> tuple[Any, ...]:
-    """What takes seconds to import: at the first decoration."""
-    from torch._dynamo.source import ConstantSource
-    from torch._subclasses.fake_tensor import FakeTensorMode
-    from torch.fx.experimental.proxy_tensor import make_fx
-    from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
+def _environment_type() -> Any:
+    """A `ShapeEnv` that remembers at which line of the user's each guard was made."""
+    from torch.fx.experimental.symbolic_shapes import (
+        ShapeEnv,
+    )  # takes seconds to import: at the first decoration
 
     class Environment(ShapeEnv):
-        """Remembers at which line of the user's each guard was made."""
-
         guard_lines: list[str]
 
         def evaluate_expr(self, *args: Any, **kwargs: Any) -> Any:
@@ -191,15 +178,7 @@ def _tools() -> tuple[Any, ...]:
                 )
             return result
 
-    return (
-        Environment,
-        FakeTensorMode,
-        make_fx,
-        DimDynamic,
-        StatelessSymbolicContext,
-        ConstantSource,
-        decompositions(),
-    )
+    return Environment
 
 
 def _harmless(frame: FrameType | None) -> bool:
@@ -213,12 +192,6 @@ def _harmless(frame: FrameType | None) -> bool:
 
 def trace_program(function: Callable[..., Any], kinds: Sequence[str], name: str, start: str) -> Program:
     """The program of `function(acc, *operands)`.
-
-    Args:
-        function: pointwise; ordinary PyTorch.
-        kinds: of the operands: "per_column", "per_row", "scalar" or "matrix".
-        name: for messages.
-        start: `file:line` where the function begins.
 
     Raises:
         NotImplementedError: the function does what no functor can; the message names the line.
@@ -263,10 +236,14 @@ def _difference(one: Program, other: Program) -> str:
 def _trace_once(
     function: Callable[..., Any], kinds: Sequence[str], name: str, start: str, dtype: torch.dtype
 ) -> tuple[Program, str]:
-    environment_type, fake_mode_type, make_fx, dynamic, context, source, table = _tools()
-    environment = environment_type(specialize_zero_one=True, duck_shape=True)
+    from torch._dynamo.source import ConstantSource as Source
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.fx.experimental.proxy_tensor import make_fx
+    from torch.fx.experimental.symbolic_shapes import DimDynamic, StatelessSymbolicContext
+
+    environment = _environment_type()(specialize_zero_one=True, duck_shape=True)
     environment.guard_lines = []
-    mode = fake_mode_type(shape_env=environment, allow_non_fake_inputs=True)
+    mode: Any = FakeTensorMode(shape_env=environment, allow_non_fake_inputs=True)
     sizes = {
         "acc": (ROWS, COLUMNS),
         "per_column": (COLUMNS,),
@@ -275,13 +252,15 @@ def _trace_once(
     }
 
     def argument(kind: str, number: int) -> Any:
-        origin = source(f"{kind}{number}")
+        origin = Source(f"{kind}{number}")
         if kind == "scalar":
             value = 1.7 + number  # not 0 or 1, which a trace would take for constants
-            symbol = environment.create_unspecified_symbol(value, source=origin, dynamic_dim=dynamic.DYNAMIC)
+            dynamic = DimDynamic.DYNAMIC
+            symbol = environment.create_unspecified_symbol(value, source=origin, dynamic_dim=dynamic)
             return environment.create_symfloatnode(symbol, hint=value, source=origin)
         shape = sizes[kind]
-        symbols = context(dynamic_sizes=[dynamic.STATIC if size == 1 else dynamic.DYNAMIC for size in shape])
+        every: list[Any] = [DimDynamic.STATIC if size == 1 else DimDynamic.DYNAMIC for size in shape]
+        symbols: Any = StatelessSymbolicContext(dynamic_sizes=every)
         return mode.from_tensor(torch.empty(shape, dtype=dtype), symbolic_context=symbols, source=origin)
 
     arguments = [argument(kind, number) for number, kind in enumerate(("acc", *kinds))]
@@ -301,7 +280,9 @@ def _trace_once(
         return f"{name} ({line}): {reason}"
 
     try:
-        module = make_fx(_with_arity(traced, len(arguments)), decomposition_table=table)(*arguments)
+        module = make_fx(_with_arity(traced, len(arguments)), decomposition_table=decompositions())(
+            *arguments
+        )
     except Refusal as refusal:
         error = TypeError if "it returns" in str(refusal) else NotImplementedError
         raise error(refused(watch.line, refusal)) from None

@@ -4,7 +4,7 @@
         y = epigemm.linear_relu(x, weight, bias)
     # y[i] has the bits of epigemm.linear_relu(x[i : i + 1], weight, bias)[0]
 
-Outside of the mode the number of rows decides over tile, road and, for fp32, arithmetic; each adds up in an order
+Outside of the mode the number of rows decides over tile, kernel and, for fp32, arithmetic; each adds up in an order
 of its own. `docs/batch-invariance.md` says what the mode promises, what it costs, and what it refuses.
 """
 

@@ -67,14 +67,14 @@ class keep_packs(ContextDecorator):
     comes before what holds for all threads. All of this works in code under torch.compile, without graph breaks. A
     compiled function is compiled again when it is first called with the mode on around it, in whichever thread.
 
-    Pieces belong to the weight, are freed with it, and are made again when it has changed. Leaving the mode frees
+    Slices belong to the weight, are freed with it, and are made again when it has changed. Leaving the mode frees
     nothing: later calls outside of it use slices that are current, and make none. After writes that torch does not
     count, such as `weight.data.add_(...)`, call `epigemm.pack(weight).repack()` (see `epigemm.packs`). Nothing is kept
     of weights that a gradient is asked for or that are no Parameters, and nothing where fp32 products do not run on
     fp16 slices (CPUs, GPUs other than Hopper, small K).
 
     Memory, for an fp32 weight `[N, K]`: `2 bytes * 2 slices * N * K`, as many bytes as the weight itself; at precision
-    "high" `2 bytes * 1 piece * N * K`, half of that. K is rounded up to a multiple of 64, at "high" of 8, and 8 bytes a
+    "high" `2 bytes * 1 slice * N * K`, half of that. K is rounded up to a multiple of 64, at "high" of 8, and 8 bytes a
     row come on top. A weight that is used at both precisions has both.
 
     Args:

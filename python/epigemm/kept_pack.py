@@ -22,14 +22,13 @@ class KeptPack:
         frozen: made on purpose; a captured CUDA graph may read it.
     """
 
-    def __init__(self, buffer: Tensor, pieces: int) -> None:
+    def __init__(self, buffer: Tensor, slices: int) -> None:
         self.buffer = buffer
         self.frozen = False
-        self._pieces = pieces
+        self._slices = slices
         self._mark: _Mark | None = None
-        self._place: tuple[int, int] | None = (
-            None  # storage and address of the weight, also of one that has changed
-        )
+        # storage and address of the weight, also of one that has changed
+        self._place: tuple[int, int] | None = None
         # Holds the storage's identity, not its memory: no later storage can pass for it.
         self._storage: StorageWeakRef | None = None
         self._seen: int | None = None
@@ -66,7 +65,7 @@ class KeptPack:
         self._mark = None
         mark = _mark(weight)
         storage = StorageWeakRef(weight.untyped_storage())  # type: ignore[no-untyped-call]
-        _split_rows_out(weight, self._pieces, self.buffer)
+        _split_rows_out(weight, self._slices, self.buffer)
         if weight.is_cuda:
             stream = torch.cuda.current_stream(weight.device)
             if stream.cuda_stream not in self._ready:

@@ -44,21 +44,12 @@ def elementwise(call: ElementwiseCall) -> Tensor:
 
 def derivative(call: ElementwiseCall, grad: Tensor) -> Tensor:
     """grad * d epilogue(x) / dx in one kernel; `x` on a device with native kernels."""
-    contiguous = [_dense(operand) for operand in call.operands]
-    bias = None if call.bias is None else _dense(call.bias)
+    operands = [linked.readable(operand) for operand in call.operands] or None
+    bias = None if call.bias is None else linked.readable(call.bias)
     x = call.x.contiguous()
     out = torch.empty_like(x)
-    operands = (bias, contiguous or None, call.scalars or None)
-    _derivative_out(call.epilogue.name, grad.contiguous(), x, *operands, out)
+    _derivative_out(call.epilogue.name, grad.contiguous(), x, bias, operands, call.scalars or None, out)
     return out
-
-
-def _dense(vector: Tensor) -> Tensor:
-    """A vector (or a 0-d tensor) without gaps; a single element is contiguous to torch whatever its stride says."""
-    vector = vector.contiguous()
-    if vector.dim() == 0 or vector.stride(0) == 1:
-        return vector
-    return vector.as_strided(vector.shape, (1,))
 
 
 def fold_batch_norm(call: FoldCall) -> Tensor:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -41,12 +42,7 @@ _FP32, _FP64 = torch.float32, torch.float64
 
 
 class LinkedEpilogue(Epilogue):
-    """A traced function with the element types of its operands.
-
-    Args:
-        traced: the function.
-        folded: for each operand, whether it has the type of the epilogue's arithmetic rather than x's.
-    """
+    """A traced function with the element types of its operands: of a `folded` one that of the arithmetic, not x's."""
 
     is_linked = True
 
@@ -91,6 +87,21 @@ class LinkedEpilogue(Epilogue):
         name, _, folded = self.name.removeprefix("bias_").partition(".")
         return named(f"{name}.{folded[1:]}")
 
+    def in_order(
+        self, bias: Tensor | None, operands: Sequence[Tensor], scalars: Sequence[float]
+    ) -> tuple[Tensor | float | None, ...] | None:
+        """As `Epilogue.in_order`; numbers are for the first scalars, tensors stand for the others."""
+        tensors, numbers = iter(operands), iter(scalars)
+        given: list[Tensor | float | None] = []
+        for operand in self.operands[1:]:
+            value: Tensor | float | None = next(numbers, None) if operand.kind == SCALAR else None
+            value = next(tensors, None) if value is None else value
+            if value is None:
+                return None
+            given.append(value)
+        fits = next(tensors, None) is None and next(numbers, None) is None
+        return tuple(given) if fits and bias is None else None
+
     def reference(
         self, acc: Tensor, bias: Tensor | None, operands: Sequence[Tensor], scalars: Sequence[float]
     ) -> Tensor:
@@ -132,29 +143,18 @@ def linear(
     epilogue: Any,
     x: Tensor,
     weight: Tensor,
+    # one for each of the epilogue's, of as many dimensions as the result where they have its rows
     operands: Sequence[Any],
-    out: Tensor | None,
-    full_fp32: int,
+    out: Tensor | None,  # where the result goes; None: a new tensor
+    full_fp32: int,  # whether torch's own setting is less accurate than the call
 ) -> Tensor:
-    """D = epilogue(x @ weight.T) by PyTorch's operators, of arguments that are known to fit.
-
-    Args:
-        epilogue: a `LinkedEpilogue`.
-        x: `[..., K]`.
-        weight: `[N, K]`.
-        operands: one for each of the epilogue's, of as many dimensions as the result where they have its rows.
-        out: where the result goes; None: a new tensor.
-        full_fp32: whether torch's own setting is less accurate than the call.
-    """
+    """D = epilogue(x @ weight.T) by PyTorch's operators, of arguments that are known to fit."""
     rows = x if x.dim() == 2 else x.reshape(-1, x.shape[-1])
     bias, place = None, epilogue.bias_place
     if place is not None:  # rounded with the product, as PyTorch's operators do
         bias = operands[place - 1]
         operands = [*operands[: place - 1], bias.new_full((), -0.0), *operands[place:]]
-    if full_fp32:
-        with precision.full_fp32(x.device.type):
-            product = _torch_linear(rows, weight, bias)
-    else:
+    with precision.full_fp32(x.device.type) if full_fp32 else nullcontext():
         product = _torch_linear(rows, weight, bias)
     if rows is not x:
         product = product.reshape(*x.shape[:-1], weight.shape[0])
@@ -177,9 +177,9 @@ def elementwise(epilogue: LinkedEpilogue, call: ElementwiseCall) -> Tensor:
     if not x.is_cuda or x.numel() == 0 or linker.link(epilogue, missing_elementwise(epilogue, x), x.device):
         return out.copy_(epilogue.reference(x, call.bias, call.operands, call.scalars))
     target = out if _has_rows(out) else torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    operands = [_readable(operand) for operand in call.operands]
+    operands = [readable(operand) for operand in call.operands]
     ops._linked_elementwise_out(
-        epilogue.name, _readable(x), operands or None, list(call.scalars) or None, target
+        epilogue.name, readable(x), operands or None, list(call.scalars) or None, target
     )
     return target if target is out else out.copy_(target)
 
@@ -213,9 +213,9 @@ def gradients(
         if is_read:
             slots.append(slot)
             outs.append(found[place])
-    operands = [_readable(operand) for operand in call.operands] or None
+    operands = [readable(operand) for operand in call.operands] or None
     scalars = list(call.scalars) or None
-    ops._linked_derivative_out(epilogue.name, _readable(grad), _readable(x), operands, scalars, slots, outs)
+    ops._linked_derivative_out(epilogue.name, readable(grad), readable(x), operands, scalars, slots, outs)
     for place, (kind, _, _, dtype) in wanted.items():
         of_elements = found[place]
         assert of_elements is not None
@@ -243,7 +243,7 @@ def _has_rows(tensor: Tensor) -> bool:
     return tensor.stride(1) == 1 or tensor.shape[1] == 1
 
 
-def _readable(tensor: Tensor) -> Tensor:
+def readable(tensor: Tensor) -> Tensor:
     """A tensor as the kernels read it: matrices by rows, vectors without gaps."""
     if tensor.dim() == 2 and tensor.shape[1] > 1:
         return tensor if _has_rows(tensor) else tensor.contiguous()

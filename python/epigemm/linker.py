@@ -1,6 +1,6 @@
 """Gets the kernels that a call needs: with the epilogue in them, loaded.
 
-All epilogues take this road, built in or made at run time. The kernels of the most used built-in ones lie in the
+This holds for all epilogues, built in or made at run time. The kernels of the most used built-in ones lie in the
 package (`epigemm.prelinked`). The others are linked when a call first needs them (`epigemm.linking`).
 """
 
@@ -30,11 +30,6 @@ def link(epilogue: Epilogue, missing: str, device: torch.device) -> str:
     """Load kernels with an epilogue in them; returns why that cannot be, or nothing.
 
     During the capture of a CUDA graph a kernel of the package's is loaded, and none is linked.
-
-    Args:
-        epilogue: any.
-        missing: the kernels' names, between commas.
-        device: the GPU that they are for.
 
     Raises:
         linking.CompileError: NVRTC refuses the epilogue, which is a mistake of epigemm's.

@@ -1,6 +1,6 @@
 """The public functions whose epilogue reads a matrix, and BatchNorm with ReLU. Conventions as of `epigemm.functional`.
 
-Their epilogues (`epigemm.programs`) take the road of a user's function: operands may be fp32 beside a 16-bit x.
+Their epilogues (`epigemm.programs`) run as a user's function does: operands may be fp32 beside a 16-bit x.
 """
 
 from __future__ import annotations

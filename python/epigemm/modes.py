@@ -16,9 +16,8 @@ class Mode(threading.local):
 
     def __init__(self, shared: Shared) -> None:
         self._shared = shared
-        self._choice: bool | None = (
-            None  # what the blocks around the current call say; None: what holds everywhere
-        )
+        # what the blocks around the current call say; None: what holds everywhere
+        self._choice: bool | None = None
         self._outer: list[bool | None] = []
 
     def enabled(self, otherwise: bool | None = None) -> bool:

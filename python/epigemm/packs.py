@@ -39,7 +39,7 @@ from epigemm.epilogues import BIAS
 from epigemm.kept_pack import KeptPack as KeptPack  # "as": users of this module take both from here
 from epigemm.kept_pack import capturing as capturing
 
-PIECES = {_precision.SPLIT: 2, _precision.SCALED: 1}
+SLICES = {_precision.SPLIT: 2, _precision.SCALED: 1}
 """The arithmetics on fp16 slices and how many slices each has. They do not share packs."""
 
 _USES = (KEEP, FIND, NONE)
@@ -61,13 +61,13 @@ def checked_use(pack: str) -> str:
 
 
 @functools.lru_cache(maxsize=8192)
-def pack_bytes(rows: int, columns: int, pieces: int) -> int:
+def pack_bytes(rows: int, columns: int, slices: int) -> int:
     """Bytes of a [rows, columns] matrix in slices, as csrc/gemm/sm90_fp16x3/layout.h lays it out.
 
     Scales and statistics of the rows, then the slices, each section of whole 256 bytes.
     """
-    padded = _round_up(columns, _INTERLEAVE if pieces == 2 else 8)
-    return 2 * _round_up(4 * rows, _SECTION) + _round_up(2 * pieces * rows * padded, _SECTION)
+    padded = _round_up(columns, _INTERLEAVE if slices == 2 else 8)
+    return 2 * _round_up(4 * rows, _SECTION) + _round_up(2 * slices * rows * padded, _SECTION)
 
 
 class _Owner:
@@ -92,43 +92,37 @@ def _forget(key: int, reference: Any) -> None:
         _owners.pop(key, None)
 
 
-def find(weight: Tensor, pieces: int) -> KeptPack | None:
+def find(weight: Tensor, slices: int) -> KeptPack | None:
     """The weight's kept pack, current or not."""
     owner = _owners.get(id(weight))
     if owner is None or owner.weight() is not weight:
         return None
-    return owner.packs.get(pieces)
+    return owner.packs.get(slices)
 
 
-def keep(weight: Tensor, pieces: int, *, frozen: bool = False, rewrite: bool = False) -> KeptPack:
+def keep(weight: Tensor, slices: int, *, frozen: bool = False, rewrite: bool = False) -> KeptPack:
     """The weight's kept pack, made or made again where it is not current.
 
     It keeps its memory, which captured graphs may read if the pack is frozen. One exception: if the weight is in other
     memory by now (`weight.data = other`), a product on another stream may still read the old slices, and nothing has
     ordered this stream behind it. A pack that is not frozen gets new memory then.
 
-    Args:
-        weight: fp32 [N, K]; no inference tensor, which has no version counter.
-        pieces: 2 for "split", 1 for "scaled".
-        frozen: the pack is made on purpose (see the module's page).
-        rewrite: split the weight again even if the pack looks current.
-
     Raises:
         torch.OutOfMemoryError: no memory for a new pack.
     """
     with _lock, torch.no_grad():
-        found = find(weight, pieces)
-        size = pack_bytes(weight.shape[0], weight.shape[1], pieces)
+        found = find(weight, slices)
+        size = pack_bytes(weight.shape[0], weight.shape[1], slices)
         if found is not None and not _serves(found, weight, size):
-            del _owner_of(weight).packs[pieces]  # before the new one takes its memory
+            del _owner_of(weight).packs[slices]  # before the new one takes its memory
             found = None
         if found is None:
-            found = KeptPack(_allocate(size, weight.device), pieces)
+            found = KeptPack(_allocate(size, weight.device), slices)
             rewrite = True
         if rewrite or not found.is_current(weight):
             found.write(weight)
         found.frozen = found.frozen or frozen
-        _owner_of(weight).packs[pieces] = found
+        _owner_of(weight).packs[slices] = found
         return found
 
 
@@ -213,16 +207,11 @@ def _worth_packing(weight: Tensor, precision: str) -> int | None:
     costs = sum(decisions.NO_COST << shift for shift in decisions.SHIFTS.values())
     code = _precision.code(precision, weight.device.type)
     found = decisions.decide_on_meta(LinearCall(BIAS, x, like), code, costs, weight)
-    return PIECES[decisions.arithmetic(found)] if decisions.way(found) == decisions.SLICES else None
+    return SLICES[decisions.arithmetic(found)] if decisions.way(found) == decisions.SLICES else None
 
 
 def repack(weight: Tensor, precision: str | None) -> None:
     """Split the weight again into every pack that is kept of it, and into the one that `precision` asks for.
-
-    Args:
-        weight: the weight. One that has left the reach of the kernels, by its dtype or device, loses its packs; where
-            nothing would run on a pack of it, nothing happens.
-        precision: as of the calls to come.
 
     Raises:
         RuntimeError: the current stream is being captured into a CUDA graph.
@@ -240,15 +229,15 @@ def _repack(weight: Tensor, precision: str | None) -> None:
         wanted = _worth_packing(weight, _precision.DEFAULT if precision is None else precision)
     else:
         drop(weight)
-    pieces = set(kept(weight)) | ({wanted} if wanted else set())
-    if not pieces:
+    slices = set(kept(weight)) | ({wanted} if wanted else set())
+    if not slices:
         return
     if capturing(weight.device):
         raise RuntimeError(
             "repack: got a call under CUDA graph capture; accepted is one before it. A captured call on a weight "
             "that was not packed on purpose splits it at every replay by itself."
         )
-    for count in sorted(pieces):
+    for count in sorted(slices):
         keep(weight, count, frozen=True, rewrite=True)
 
 

@@ -45,54 +45,26 @@ def ask(
     m: int,
     n: int,
     k: int,
-    dtype: str,
-    arithmetic: str,
+    dtype: str,  # of x, weight and out, as "float32"
+    arithmetic: str,  # what fp32 operands are multiplied in: "ieee", "tf32", "split" or "scaled"
     *,
-    packed: bool = False,
-    tf32_allowed: bool = False,
-    has_bias: bool = True,
-    invariant: bool = False,
+    packed: bool = False,  # on fp16 slices: whether the weight's are there already
+    tf32_allowed: bool = False,  # whether torch's GEMM, which would take over, may use TF32
+    has_bias: bool = True,  # whether there is one, where the epilogue takes it
+    invariant: bool = False,  # whether the plan must not depend on M
+    # row strides of x, weight and out, in elements; None: contiguous matrices
     strides: tuple[int, int, int] | None = None,
-    alignment: int = _ALIGNED,
+    alignment: int = _ALIGNED,  # bytes by which the addresses of all three divide
+    # compute capability (90 for 9.0), multiprocessors and then perhaps clock in MHz and memory bandwidth in bytes a
+    # microsecond; empty: those of `device`
     gpu: tuple[int, ...] = (),
-    device: int = -1,
+    device: int = -1,  # the CUDA device, whose measured choices count; -1: nobody's
 ) -> dict[str, Any]:
-    """All that the planner says, candidates included.
-
-    Args:
-        epilogue: its name.
-        m: rows of x.
-        n: rows of the weight.
-        k: columns of both.
-        dtype: of x, weight and out, as "float32".
-        arithmetic: what fp32 operands are multiplied in: "ieee", "tf32", "split" or "scaled".
-        packed: on fp16 slices: whether the weight's are there already.
-        tf32_allowed: whether torch's GEMM, which would take over, may use TF32.
-        has_bias: whether there is one, where the epilogue takes it.
-        invariant: whether the plan must not depend on M.
-        strides: row strides of x, weight and out, in elements; None: contiguous matrices.
-        alignment: bytes by which the addresses of all three divide.
-        gpu: compute capability (90 for 9.0), multiprocessors and then perhaps clock in MHz and memory bandwidth in
-            bytes a microsecond; empty: those of `device`.
-        device: the CUDA device, whose measured choices count; -1: nobody's.
-    """
+    """All that the planner says, candidates included."""
     flags = (packed, tf32_allowed, has_bias, invariant)
     problem = (epilogue, m, n, k, strides, alignment, dtype, arithmetic)
     answer: dict[str, Any] = json.loads(ops._plan(*problem, *flags, gpu or None, device))
     return answer
-
-
-def why_not_on_pieces(
-    epilogue: str, m: int, n: int, k: int, packed: bool, arithmetic: str, tf32_allowed: bool, device: int
-) -> str:
-    """Why a product of these sizes does not run on fp16 slices on a CUDA device; empty where it does.
-
-    Arguments as of `ask`.
-    """
-    sizes = (epilogue, m, n, k, "float32", arithmetic)
-    gpu = gpu_numbers(device)
-    answer = ask(*sizes, packed=packed, tf32_allowed=tf32_allowed, gpu=gpu, device=device)
-    return no_gemm_kernels() or str(answer["why_not"])
 
 
 def fused_us(answer: dict[str, Any]) -> float:

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 
 DEFAULT = "default"
 """The operators' spelling of `precision=None`: follow torch's setting when the operator runs."""
@@ -31,51 +32,41 @@ ARITHMETIC = {"highest": SPLIT, "ieee": IEEE, "high": SCALED, "medium": SCALED, 
 _REDUCED = (TF32, "bf16")  # torch's settings under which its own fp32 GEMM rounds the operands
 
 
-class Roads(NamedTuple):
-    """What an fp32 call may run on.
+class Order(NamedTuple):
+    """What an fp32 call may run on."""
 
-    Attributes:
-        fused: the arithmetics whose kernels are tried, in this order; torch's GEMM comes after the last.
-        tf32_allowed: whether torch's GEMM may use TF32 there.
-    """
-
+    # the arithmetics whose kernels are tried, in this order; torch's GEMM comes after the last
     fused: tuple[str, ...]
-    tf32_allowed: bool
+    tf32_allowed: bool  # whether torch's GEMM may use TF32 there
 
 
-_IEEE_ROADS = Roads((IEEE,), False)
-_SPLIT_ROADS = Roads((SPLIT, IEEE), False)
-
-_SCALED_ROADS = Roads((SCALED, TF32), True)
-_ALL_ROADS = Roads((SCALED, TF32, SPLIT), False)
-
-# By precision, for a setting of torch's that keeps its GEMM in fp32 and for one that allows it TF32.
-_ROADS = {
-    DEFAULT: (_SPLIT_ROADS, _SCALED_ROADS),
-    "highest": (_SPLIT_ROADS, _SPLIT_ROADS),
-    "ieee": (_IEEE_ROADS, _IEEE_ROADS),
-    "high": (_ALL_ROADS, _SCALED_ROADS),
-    "medium": (_ALL_ROADS, _SCALED_ROADS),
-    "tf32": (Roads((TF32,), False), Roads((TF32,), True)),
-}
-
-# The same as numbers, for csrc/call: twice the row of its table, plus one where torch's GEMM would be less accurate
-# than the call asks for.
-_ROWS = (_IEEE_ROADS, _SPLIT_ROADS, _SCALED_ROADS, _ALL_ROADS, *_ROADS["tf32"])
+# The rows of csrc/call's table.
+_ROWS = (
+    Order((IEEE,), False),
+    Order((SPLIT, IEEE), False),
+    Order((SCALED, TF32), True),
+    Order((SCALED, TF32, SPLIT), False),
+    Order((TF32,), False),
+    Order((TF32,), True),
+)
+# By precision, for a setting of torch's that keeps its GEMM in fp32 and for one that allows it TF32: twice the row,
+# plus one where torch's GEMM would be less accurate than the call asks for. Under the first, a call that would do with
+# TF32 has SGEMM for its last resort: the split is tried before, being faster and as accurate.
 _CODES: dict[str | None, tuple[int, int]] = {
-    precision: (
-        2 * _ROWS.index(in_fp32),
-        2 * _ROWS.index(in_tf32) + (ARITHMETIC.get(precision) in (IEEE, SPLIT)),
-    )
-    for precision, (in_fp32, in_tf32) in _ROADS.items()
+    None: (2, 4),
+    DEFAULT: (2, 4),
+    "highest": (2, 3),
+    "ieee": (0, 1),
+    "high": (6, 4),
+    "medium": (6, 4),
+    "tf32": (8, 10),
 }
-_CODES[None] = _CODES[DEFAULT]
 _NAMES = ("ieee", "highest", "high", "high", "tf32", "tf32")  # of each row
 FIRST_SLICES = {
-    2 * row + override: 2 if roads.fused[0] == SPLIT else 1
-    for row, roads in enumerate(_ROWS)
+    2 * row + override: 2 if order.fused[0] == SPLIT else 1
+    for row, order in enumerate(_ROWS)
     for override in (0, 1)
-    if roads.fused[0] in (SPLIT, SCALED)
+    if order.fused[0] in (SPLIT, SCALED)
 }
 """By `code`: the fp16 slices of an element in the first arithmetic that is tried, where that is one on slices."""
 
@@ -115,33 +106,12 @@ def torch_setting(device_type: str) -> str:
             return setting
 
 
-def roads(precision: str, device_type: str) -> Roads:
-    """In which arithmetics an fp32 call on `device_type` is tried, the one asked for first.
-
-    Under a setting of torch's that keeps its GEMM in IEEE fp32, a call that would do with TF32 has SGEMM for its last
-    resort. The split is faster than that, and as accurate.
-
-    Args:
-        precision: a key of `ARITHMETIC`, or `DEFAULT`.
-        device_type: whose setting torch's GEMM follows.
-
-    Raises:
-        ValueError: `precision` is none of them.
-    """
-    by_setting = _ROADS.get(precision)
-    if by_setting is None:
-        raise unknown_precision(precision)
-    in_fp32, in_tf32 = by_setting
-    return in_fp32 if in_fp32 is in_tf32 or torch_setting(device_type) not in _REDUCED else in_tf32
-
-
 def code(precision: str | None, device_type: str) -> int:
-    """`roads` and `needs_override` of an fp32 call, in the number that csrc/call takes.
-
-    Raises:
-        KeyError: `precision` is none of the accepted.
-    """
-    in_fp32, in_tf32 = _CODES[precision]
+    """What an fp32 call may run on, in the number that csrc/call takes; ValueError for an unknown `precision`."""
+    try:
+        in_fp32, in_tf32 = _CODES[precision]
+    except KeyError:
+        raise unknown_precision(precision) from None
     return in_fp32 if torch_setting(device_type) not in _REDUCED else in_tf32
 
 
@@ -165,8 +135,8 @@ def named(code: int) -> str:
     return _NAMES[code // 2]
 
 
-def road(code: int) -> Roads:
-    """The roads that a `code` stands for."""
+def road(code: int) -> Order:
+    """What a `code` stands for."""
     return _ROWS[code // 2]
 
 
@@ -175,7 +145,13 @@ def needs_override(precision: str, device_type: str) -> bool:
 
     The other way round, a setting more accurate than the call's, needs nothing.
     """
-    return ARITHMETIC.get(precision) in (IEEE, SPLIT) and torch_setting(device_type) not in ("none", IEEE)
+    return switches(code(precision, device_type))
+
+
+def as_asked(precision: str, like: Tensor) -> AbstractContextManager[None]:
+    """Run torch's GEMMs of tensors like this one no less accurately than a call asks for."""
+    needs = like.dtype is torch.float32 and needs_override(precision, like.device.type)
+    return full_fp32(like.device.type) if needs else nullcontext()
 
 
 @contextmanager

@@ -3,7 +3,7 @@
     residual: D = z + residual                      gated_ACT: D = ACT(z) * gate
     layer_scale_residual: D = residual + layer_scale[n] * z,  scale_relu: D = relu(multiplier[n] * z + offset[n])
 
-z is the accumulator; with `bias_` before the name acc + bias[n]. From here they take the road of a user's function.
+z is the accumulator; with `bias_` before the name acc + bias[n]. Everything else is as for a user's function.
 The build links those of `PRELINKED` (build_backend/prelink.py): nothing here takes torch.
 """
 
@@ -26,15 +26,10 @@ _COLUMN, _MATRIX = "per_column", "matrix"
 
 
 class Formula(NamedTuple):
-    """One of them.
+    """One of them."""
 
-    Attributes:
-        operands: kind and name of each.
-        program: its steps.
-    """
-
-    operands: tuple[tuple[str, str], ...]
-    program: Program
+    operands: tuple[tuple[str, str], ...]  # kind and name of each
+    program: Program  # its steps
 
     @property
     def kinds(self) -> tuple[str, ...]:

@@ -16,7 +16,7 @@ from torch.autograd import forward_ad
 from epigemm import autograd, batching, checks, entry, execution, gradients, kernels, packs, products
 from epigemm._native import ops
 from epigemm.calls import ElementwiseCall, FoldCall, LinearCall
-from epigemm.epilogues import FOLDED, compute_dtype
+from epigemm.epilogues import compute_dtype
 
 # --- arguments -> calls ----------------------------------------------------------------------------------------------
 
@@ -61,33 +61,23 @@ def elementwise_call(
 
 def _fold_call(like: Tensor, *vectors_and_eps: Any) -> FoldCall:
     *vectors, eps = vectors_and_eps
-    columns = checks.fold_batch_norm(like, dict(zip(FOLDED, vectors, strict=True)), eps, None)
-    return FoldCall(like, columns, vectors, eps)
+    return checks.fold_batch_norm(like, vectors, eps, None)
 
 
 # --- the operators ---------------------------------------------------------------------------------------------------
 
 
 class _Operator(NamedTuple):
-    """What an operator is made of.
+    """What an operator is made of."""
 
-    Attributes:
-        call: its arguments as one object.
-        fake: the shape of its result, after a check of the arguments.
-        implementation: below autograd.
-        plain: makes the call if it is plain, else gives None.
-        recorded: with a node in autograd's graph, for plain tensors that nothing traces.
-        save: saves what the derivative needs, for all others.
-        backward: the derivative, for all others.
-    """
-
-    call: Callable[..., Any]
-    fake: Callable[[Any], Tensor]
-    implementation: Callable[[Any], Tensor]
-    plain: Callable[[Any], Tensor | None]
+    call: Callable[..., Any]  # its arguments as one object
+    fake: Callable[[Any], Tensor]  # the shape of its result, after a check of the arguments
+    implementation: Callable[[Any], Tensor]  # below autograd
+    plain: Callable[[Any], Tensor | None]  # makes the call if it is plain, else gives None
+    # with a node in autograd's graph, for plain tensors that nothing traces
     recorded: Callable[[Any], Tensor]
-    save: Callable[[Any, Any, Tensor], None]
-    backward: Callable[..., tuple[Any, ...]]
+    save: Callable[[Any, Any, Tensor], None]  # saves what the derivative needs, for all others
+    backward: Callable[..., tuple[Any, ...]]  # the derivative, for all others
 
 
 def _linear_fake(call: LinearCall) -> Tensor:
@@ -251,17 +241,16 @@ def _tensors_in(args: Sequence[Any]) -> list[Tensor]:
 _LIBRARY = _Library("epigemm", "IMPL")  # type: ignore[no-untyped-call]
 
 
-def _implement(name: str, kernel: Callable[..., Any], key: str, *, with_keyset: bool = False) -> None:
-    _LIBRARY.impl(name, kernel, key, with_keyset=with_keyset)
-
-
-def _after(call_of: Callable[..., Any], run: Callable[[Any], Any], name: str = "") -> Callable[..., Any]:
+def _after(
+    call_of: Callable[..., Any], run: Callable[[Any], Any], name: str = "", *, has_result: bool = True
+) -> Callable[..., Any]:
     """A kernel of arguments from one of a call; `name`: of an operator that forward mode is refused for."""
 
     def kernel(*args: Any) -> Any:
         if name:
             _refuse_forward_mode(name)
-        return run(call_of(*args))
+        result = run(call_of(*args))
+        return result if has_result else None
 
     return kernel
 
@@ -275,17 +264,11 @@ def _saving(operator: _Operator) -> Callable[..., None]:
     return setup_context
 
 
-def _without_result(run: Callable[[Any], Any]) -> Callable[[Any], None]:
-    def kernel(call: Any) -> None:
-        run(call)
-
-    return kernel
-
-
 def _register() -> None:
+    implement = _LIBRARY.impl
     for name, operator in _OPERATORS.items():
         call_of, qualified = operator.call, f"epigemm::{name}"
-        _implement(name, _after(call_of, operator.implementation, name), "CompositeExplicitAutograd")
+        implement(name, _after(call_of, operator.implementation, name), "CompositeExplicitAutograd")
         torch.library.register_fake(qualified, _after(call_of, operator.fake), lib=_LIBRARY)
         torch.library.register_autograd(
             qualified, operator.backward, setup_context=_saving(operator), lib=_LIBRARY
@@ -294,12 +277,12 @@ def _register() -> None:
         ("linear_out", linear_out_call, checks.linear, execution.linear),
         ("elementwise_out", elementwise_call, checks.elementwise, execution.elementwise),
     ):
-        _implement(name, _after(call_of, _without_result(run)), "CompositeExplicitAutograd")
-        torch.library.register_fake(f"epigemm::{name}", _after(call_of, check), lib=_LIBRARY)
         op = getattr(ops, name).default
-        _implement(name, _refuse_gradients(op), "Autograd", with_keyset=True)
-        _implement(name, _bump_version(op), "ADInplaceOrView", with_keyset=True)
-    _implement("linear", _after(linear_call, batching.linear_batched), "Batched")
+        implement(name, _after(call_of, run, has_result=False), "CompositeExplicitAutograd")
+        torch.library.register_fake(f"epigemm::{name}", _after(call_of, check), lib=_LIBRARY)
+        implement(name, _refuse_gradients(op), "Autograd", with_keyset=True)
+        implement(name, _bump_version(op), "ADInplaceOrView", with_keyset=True)
+    implement("linear", _after(linear_call, batching.linear_batched), "Batched")
     for name, rule in (
         ("linear", batching.vmap_rule(ops.linear)),
         ("elementwise", batching.vmap_rule(ops.elementwise)),

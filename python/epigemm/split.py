@@ -26,29 +26,19 @@ launch = entry("_split_linear_out")
 
 
 class Choice(NamedTuple):
-    """How a call finds its weight's fp16 slices, and where its result is stored.
+    """How a call finds its weight's fp16 slices, and where its result is stored."""
 
-    Attributes:
-        source: where the weight's slices come from: `KEPT`, `MAKE` or `PER_CALL`.
-        pack: the weight's kept pack, current or not.
-        cost: what the slices cost this call, as `epigemm.decisions` has it; a pack for many calls costs one nothing.
-        padded: whether the result is written to a padded temporary and copied.
-    """
-
-    source: str
-    pack: packs.KeptPack | None
+    source: str  # where the weight's slices come from: `KEPT`, `MAKE` or `PER_CALL`
+    pack: packs.KeptPack | None  # the weight's kept pack, current or not
+    # what the slices cost this call, as `epigemm.decisions` has it; a pack for many calls costs one nothing
     cost: int
-    padded: bool = False
+    padded: bool = False  # whether the result is written to a padded temporary and copied
 
 
 def find(call: LinearCall, arithmetic: str, pack_use: str, *, ignore_shortage: bool = False) -> Choice:
     """Where a call's slices would come from; makes nothing.
 
-    Args:
-        call: of fp32 tensors.
-        arithmetic: "split" or "scaled".
-        pack_use: what may be done with the weight's pack: `packs.KEEP`, `FIND` or `NONE`.
-        ignore_shortage: do not count what the last call of these sizes found no memory for.
+    `ignore_shortage`: do not count what the last call of these sizes found no memory for.
     """
     found = _find(call.weight, arithmetic, pack_use)
     if ignore_shortage or not _shortages:
@@ -72,7 +62,7 @@ def find_for(
 
 
 def _find(weight: Tensor, arithmetic: str, pack_use: str) -> Choice:
-    pack = None if pack_use == packs.NONE else packs.find(weight, packs.PIECES[arithmetic])
+    pack = None if pack_use == packs.NONE else packs.find(weight, packs.SLICES[arithmetic])
     keeps = pack_use == packs.KEEP
     captured = (keeps or pack is not None) and packs.capturing(weight.device)
     if pack is not None and pack.is_current(weight) and (not captured or (keeps and pack.frozen)):
@@ -94,14 +84,14 @@ def run(choice: Choice, call: LinearCall, arithmetic: str, plan: Sequence[int]) 
     epilogue, x, weight, bias, operands, scalars, *_, out = call
     assert out is not None
     m, (n, k) = call.rows, weight.shape
-    pieces = packs.PIECES[arithmetic]
-    size = packs.pack_bytes(m, k, pieces)
+    slices = packs.SLICES[arithmetic]
+    size = packs.pack_bytes(m, k, slices)
     pack = choice.pack
     if choice.source == MAKE:
-        pack = packs.keep(weight, pieces)
+        pack = packs.keep(weight, slices)
     elif choice.source == PER_CALL:
         pack = None
-        size += packs.pack_bytes(n, k, pieces)
+        size += packs.pack_bytes(n, k, slices)
     workspace = _workspace(size, x)
     target = out
     if choice.padded:
@@ -145,10 +135,10 @@ def ran_out_of_memory(choice: Choice, call: LinearCall, arithmetic: str) -> None
     if len(_shortages) >= _MOST_SHORTAGES:
         _shortages.clear()
     n, k = call.weight.shape
-    pieces = packs.PIECES[arithmetic]
-    size = packs.pack_bytes(call.rows, k, pieces)
+    slices = packs.SLICES[arithmetic]
+    size = packs.pack_bytes(call.rows, k, slices)
     if choice.source != KEPT:
-        size += packs.pack_bytes(n, k, pieces)
+        size += packs.pack_bytes(n, k, slices)
     _shortages[_sizes(call, arithmetic, choice.source)] = size
 
 

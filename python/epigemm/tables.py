@@ -13,7 +13,7 @@ import re
 import tempfile
 import threading
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -33,35 +33,20 @@ Key = tuple[str, str, str, bool, bool, bool, int, int, int]
 
 @dataclass(frozen=True)
 class Entry:
-    """The best fused plan for one kind of call, and how it compares with the fallback.
+    """The best fused plan for one kind of call, and how it compares with the fallback."""
 
-    Attributes:
-        epilogue: its name. Of one that is made at run time it holds a digest of the functor.
-        dtype: of x: "float16", "bfloat16" or "float32".
-        arithmetic: "ieee" for 16 bits; "tf32", "split" or "scaled" for fp32.
-        packed: on fp16 slices: whether the weight's were there already.
-        bias: whether there was one.
-        tf32_allowed: fp32: whether torch's GEMM could use TF32.
-        m: rows of x: it decides for calls of exactly so many.
-        n: rows of the weight.
-        k: columns of x and the weight.
-        plan: family, tile, raster, swizzle, splits.
-        fused_us: microseconds of a call with this plan.
-        torch_us: microseconds of the fallback. The faster one runs.
-    """
-
-    epilogue: str
-    dtype: str
-    arithmetic: str
-    packed: bool
-    bias: bool
-    tf32_allowed: bool
-    m: int
-    n: int
-    k: int
-    plan: tuple[int, int, int, int, int]
-    fused_us: float
-    torch_us: float
+    epilogue: str  # its name. Of one that is made at run time it holds a digest of the functor
+    dtype: str  # of x: "float16", "bfloat16" or "float32"
+    arithmetic: str  # "ieee" for 16 bits; "tf32", "split" or "scaled" for fp32
+    packed: bool  # on fp16 slices: whether the weight's were there already
+    bias: bool  # whether there was one
+    tf32_allowed: bool  # fp32: whether torch's GEMM could use TF32
+    m: int  # rows of x: it decides for calls of exactly so many
+    n: int  # rows of the weight
+    k: int  # columns of x and the weight
+    plan: tuple[int, int, int, int, int]  # family, tile, raster, swizzle, splits
+    fused_us: float  # microseconds of a call with this plan
+    torch_us: float  # microseconds of the fallback. The faster one runs
 
     @property
     def key(self) -> Key:
@@ -74,23 +59,11 @@ class Entry:
         """The entry that a file holds, perhaps of an epilogue that is not made yet; ValueError where it is none."""
         if not isinstance(value, dict) or set(value) != {each.name for each in fields(cls)}:
             raise ValueError(f"an entry must be an object with {[each.name for each in fields(cls)]}")
-        plan = value["plan"]
-        if (
-            not isinstance(plan, list)
-            or len(plan) != _PLAN_NUMBERS
-            or not all(type(each) is int for each in plan)
-        ):
-            raise ValueError(f"plan must be five integers, got {plan!r}")
-        for name in ("m", "n", "k"):
-            if type(value[name]) is not int or not 0 < value[name] < 2**31:
-                raise ValueError(f"{name} must be a positive integer, got {value[name]!r}")
-        for name in ("packed", "bias", "tf32_allowed"):
-            if type(value[name]) is not bool:
-                raise ValueError(f"{name} must be true or false, got {value[name]!r}")
-        for name in ("fused_us", "torch_us"):
-            if type(value[name]) not in (int, float) or not _LEAST_US <= value[name] < _MOST_US:
-                raise ValueError(f"{name} must be a time in microseconds, got {value[name]!r}")
-        entry = cls(**{**value, "plan": tuple(plan)})
+        for names, fits, accepted in _ACCEPTED:
+            for name in names:
+                if not fits(value[name]):
+                    raise ValueError(f"{name} must be {accepted}, got {value[name]!r}")
+        entry = cls(**{**value, "plan": tuple(value["plan"])})
         entry.row(_checked_number(entry.epilogue))
         return entry
 
@@ -106,9 +79,8 @@ class Entry:
         return [*indices, *flags, self.m, self.n, self.k, *self.plan, *times]
 
 
-_MADE = re.compile(
-    r".+\.[0-9a-f]{16}"
-)  # the names of epilogues that are made at run time: see `epigemm.linked`
+_MADE = re.compile(r".+\.[0-9a-f]{16}")
+"""The names of epilogues that are made at run time: see `epigemm.linked`."""
 
 
 def _number(name: str) -> int | None:
@@ -127,9 +99,19 @@ def _checked_number(name: Any) -> int:
     return number or 0
 
 
-_PLAN_NUMBERS = 5
 _NO_DEVICE = -1  # rows for it are checked and put nowhere
 _LEAST_US, _MOST_US = 1e-3, 1e12  # whole nanoseconds that an int64 holds
+_ACCEPTED: tuple[tuple[tuple[str, ...], Callable[[Any], bool], str], ...] = (
+    (("plan",), lambda v: isinstance(v, list) and [type(each) for each in v] == [int] * 5, "five integers"),
+    (("m", "n", "k"), lambda v: type(v) is int and 0 < v < 2**31, "a positive integer"),
+    (("packed", "bias", "tf32_allowed"), lambda v: type(v) is bool, "true or false"),
+    (
+        ("fused_us", "torch_us"),
+        lambda v: type(v) in (int, float) and _LEAST_US <= v < _MOST_US,
+        "a time in microseconds",
+    ),
+)
+"""What a file's entry must have: names of fields, a test of the value, words for what fits."""
 
 Entries = dict[Key, Entry]
 

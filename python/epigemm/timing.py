@@ -36,20 +36,13 @@ _MAX_SPIN_US = 2000.0
 
 @dataclass(frozen=True)
 class Effort:
-    """How much to measure.
+    """How much to measure."""
 
-    Attributes:
-        rounds: at least so many in-turn calls of each alternative.
-        min_ms: and at least so much time of each.
-        max_rounds: but never more calls than this.
-        alone_calls: at most so many calls alone.
-        pause_s: the pause before an alternative is measured alone; None leaves that measurement out.
-    """
-
-    rounds: int = 15
-    min_ms: float = 20.0
-    max_rounds: int = 60
-    alone_calls: int = 20
+    rounds: int = 15  # at least so many in-turn calls of each alternative
+    min_ms: float = 20.0  # and at least so much time of each
+    max_rounds: int = 60  # but never more calls than this
+    alone_calls: int = 20  # at most so many calls alone
+    # the pause before an alternative is measured alone; None leaves that measurement out
     pause_s: float | None = 0.3
 
     def calls(self, typical_ms: float) -> int:

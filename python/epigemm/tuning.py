@@ -172,7 +172,7 @@ def measure(call: LinearCall, wanted: Callable[[Kind], bool] = lambda kind: True
             if not family.candidates:
                 continue
             with family.setting():
-                timings = _time([family.rival, *family.candidates], device, family.now)
+                timings = _time([family.fallback, *family.candidates], device, family.now)
             _add(result, entry_for(call, family.kind), timings, family.now)
     return result
 
@@ -317,9 +317,9 @@ def is_enabled() -> bool:
 
 def _see(call: LinearCall) -> None:
     """Measure a call that has not been seen before, if it may be measured and nothing is known of it."""
-    x, roads = call.x, decisions.roads(call)
+    x, order = call.x, decisions.order(call)
     sizes = (x.device, x.dtype, x.shape, call.weight.shape)
-    seen = (call.epilogue.name, *sizes, call.bias is None, roads, call.pack_use)
+    seen = (call.epilogue.name, *sizes, call.bias is None, order, call.pack_use)
     if seen in _seen or not _may_measure(x) or not _LOCK.acquire(blocking=False):
         return
     try:
@@ -327,7 +327,7 @@ def _see(call: LinearCall) -> None:
         if call.rows and call.weight.numel():
             # What needs torch's setting switched, which every thread would see, is left to `tune`.
             unknown = measure(
-                call, lambda kind: kind.source == "model" and (roads.tf32_allowed or not kind.tf32_allowed)
+                call, lambda kind: kind.source == "model" and (order.tf32_allowed or not kind.tf32_allowed)
             )
             _remember(x.get_device(), unknown.entries)
     except RuntimeError as error:  # no memory; a graph that another thread is capturing

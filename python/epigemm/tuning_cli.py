@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -20,29 +20,22 @@ from epigemm.kernels import why_none
 from epigemm.precision import DEFAULT
 from epigemm.tuning import Tuning, entry_for, measure
 
+_Value = TypeVar("_Value")
+
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 WEIGHTS = "8192x8192,4096x4096,11008x4096,4096x11008,28672x8192,8192x28672,1024x1024,2048x2048"
 ROWS = "1,16,64,256,1024,4096"
 
 
 class Setup(NamedTuple):
-    """One call of the grid, but for M.
+    """One call of the grid, but for M."""
 
-    Attributes:
-        epilogue: what follows the product.
-        dtype: of x and the weight.
-        n: rows of the weight.
-        k: columns of it.
-        setting: torch's fp32 setting: "ieee" or "tf32".
-        pack_use: for fp32: with the weight's pack kept, or without.
-    """
-
-    epilogue: Epilogue
-    dtype: torch.dtype
-    n: int
-    k: int
-    setting: str
-    pack_use: str
+    epilogue: Epilogue  # what follows the product
+    dtype: torch.dtype  # of x and the weight
+    n: int  # rows of the weight
+    k: int  # columns of it
+    setting: str  # torch's fp32 setting: "ieee" or "tf32"
+    pack_use: str  # for fp32: with the weight's pack kept, or without
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -154,25 +147,16 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--weights", type=_weights, default=_weights(WEIGHTS), help=f"NxK,NxK,... (default {WEIGHTS})"
     )
+    every = list(DTYPES.values())
     parser.add_argument(
-        "--dtypes",
-        type=_dtypes,
-        default=list(DTYPES.values()),
-        help="of bf16,fp16,fp32 (default: all)",
+        "--dtypes", type=_some_of(DTYPES), default=every, help="of bf16,fp16,fp32 (default: all)"
     )
-    linear = [each["name"] for each in registry() if each["linear"]]
-    parser.add_argument(
-        "--epilogues",
-        type=_epilogues,
-        default=[EPILOGUES[name] for name in linear],
-        help=f"of {','.join(linear)} (default: all)",
-    )
-    parser.add_argument(
-        "--settings",
-        type=_settings,
-        default=["ieee", "tf32"],
-        help="torch's settings for fp32 products: of ieee,tf32 (default: both)",
-    )
+    linear = {each["name"]: EPILOGUES[each["name"]] for each in registry() if each["linear"]}
+    named = f"of {','.join(linear)} (default: all)"
+    parser.add_argument("--epilogues", type=_some_of(linear), default=list(linear.values()), help=named)
+    settings = {"ieee": "ieee", "tf32": "tf32"}
+    about = "torch's settings for fp32 products: of ieee,tf32 (default: both)"
+    parser.add_argument("--settings", type=_some_of(settings), default=list(settings), help=about)
     parser.add_argument("--output", type=Path, help="the file (default: the cache of this user)")
     parser.add_argument(
         "--again", action="store_true", help="measure what the file holds too; its other choices stay"
@@ -199,22 +183,13 @@ def _weights(text: str) -> list[tuple[int, int]]:
     return weights
 
 
-def _chosen(text: str, accepted: Sequence[str]) -> list[str]:
-    chosen = text.split(",")
-    if not set(chosen) <= set(accepted):
-        raise argparse.ArgumentTypeError(f"got {text!r}; accepted are {','.join(accepted)}")
+def _some_of(accepted: Mapping[str, _Value]) -> Callable[[str], list[_Value]]:
+    """For an option with names of these, between commas."""
+
+    def chosen(text: str) -> list[_Value]:
+        names = text.split(",")
+        if not set(names) <= set(accepted):
+            raise argparse.ArgumentTypeError(f"got {text!r}; accepted are {','.join(accepted)}")
+        return [accepted[name] for name in names]
+
     return chosen
-
-
-def _dtypes(text: str) -> list[torch.dtype]:
-    return [DTYPES[name] for name in _chosen(text, list(DTYPES))]
-
-
-def _epilogues(text: str) -> list[Epilogue]:
-    return [
-        EPILOGUES[name] for name in _chosen(text, [each["name"] for each in registry() if each["linear"]])
-    ]
-
-
-def _settings(text: str) -> list[str]:
-    return _chosen(text, ["ieee", "tf32"])

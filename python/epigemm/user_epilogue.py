@@ -14,6 +14,7 @@ from torch import Tensor
 
 from epigemm import call as _call
 from epigemm import checks, compiled, entry, packs
+from epigemm.calls import ElementwiseCall, LinearCall
 from epigemm.custom import OperandSpec, Traced, trace
 from epigemm.epilogues import (
     BIAS,
@@ -35,12 +36,7 @@ _tracing_state = torch._C._get_tracing_state
 
 
 class UserEpilogue:
-    """A user's function as the epilogue of a linear call: made by `epigemm.epilogue`.
-
-    Attributes:
-        traced: the function as a program, its C++ functor and its PyTorch reference.
-        copied: the epilogue of epigemm's own that does the same, or None.
-    """
+    """A user's function as the epilogue of a linear call: made by `epigemm.epilogue`."""
 
     def __init__(self, traced: Traced) -> None:
         self.traced = traced
@@ -109,9 +105,7 @@ class UserEpilogue:
             weight, pack_use = weight.weight, packs.KEEP
         if self.copied is None and not _is_compiling():
             epilogue, seen = self._seen(x, given)
-            found = entry.linear(
-                epilogue, x, weight, None, None, None, precision, out, pack_use, strict, (seen, None)
-            )
+            found = entry.linear(epilogue, x, weight, seen, None, precision, out, pack_use, strict)
             if isinstance(found, Tensor):
                 return found
         checks.tensors(x=x, weight=weight)
@@ -121,13 +115,12 @@ class UserEpilogue:
         x, weight, _ = _call.autocast(x, weight)
         lead, columns = x.shape[:-1], weight.shape[0] if weight.dim() else 0
         epilogue, tensors, numbers = self._arguments(x, given, (*lead, columns))
-        asked = (precision, strict, pack_use, found is entry.RECORDED)
-        if x.dim() in (0, 2):  # what is wrong with the first the checks of the call say
-            return _call.linear_linked(epilogue, x, weight, tensors, numbers, out, *asked)
-        matrix = x.reshape(math.prod(lead), x.shape[-1])
-        target = None if out is None else _flat_out(out, (*lead, columns))
-        result = _call.linear_linked(epilogue, matrix, weight, tensors, numbers, target, *asked)
-        return out if out is not None else result.reshape(*lead, columns)
+        is_flat = x.dim() in (0, 2)  # what is wrong with the first the checks of the call say
+        matrix = x if is_flat else x.reshape(math.prod(lead), x.shape[-1])
+        target = out if is_flat or out is None else _flat_out(out, (*lead, columns))
+        flat = LinearCall(epilogue, matrix, weight, None, tensors, numbers, strict=strict, out=target)
+        result = _call.linear_linked(flat, precision, pack_use, found is entry.RECORDED)
+        return result if is_flat else out if out is not None else result.reshape(*lead, columns)
 
     def elementwise(
         self, z: Tensor, *operands: Tensor | float, out: Tensor | None = None, **named: Tensor | float
@@ -154,22 +147,21 @@ class UserEpilogue:
         found: Tensor | entry.Recorded | None = None
         if not _is_compiling():
             epilogue, seen = self._seen(z, given)
-            found = entry.elementwise(epilogue, z, None, None, None, out, (seen, None))
+            found = entry.elementwise(epilogue, z, seen, None, out)
             if isinstance(found, Tensor):
                 return found
         checks.tensors(x=z)
         checks.optional_tensors(out=out)
         checks.rows_of_vectors(z)
         epilogue, tensors, numbers = self._arguments(z, given, tuple(z.shape))
-        recorded = found is entry.RECORDED
-        if z.dim() == 2:
-            return _call.elementwise_linked(epilogue, z, tensors, numbers, out, recorded)
-        matrix = z.reshape(math.prod(z.shape[:-1]), z.shape[-1])
-        target = None if out is None else _flat_out(out, tuple(z.shape))
-        if target is not None and target.data_ptr() == z.data_ptr():
+        is_flat = z.dim() == 2
+        matrix = z if is_flat else z.reshape(math.prod(z.shape[:-1]), z.shape[-1])
+        target = out if is_flat or out is None else _flat_out(out, tuple(z.shape))
+        if not is_flat and target is not None and target.data_ptr() == z.data_ptr():
             matrix = target  # in place: the same matrix
-        result = _call.elementwise_linked(epilogue, matrix, tensors, numbers, target, recorded)
-        return out if out is not None else result.reshape(z.shape)
+        flat = ElementwiseCall(epilogue, matrix, None, tensors, numbers, target)
+        result = _call.elementwise_linked(flat, found is entry.RECORDED)
+        return result if is_flat else out if out is not None else result.reshape(z.shape)
 
     def __repr__(self) -> str:
         return f"epigemm.epilogue({self.traced.name})"
@@ -241,13 +233,7 @@ class UserEpilogue:
     def _arguments(
         self, x: Tensor, given: Sequence[Tensor | float], shape: Sequence[int]
     ) -> tuple[LinkedEpilogue, list[Tensor], list[float]]:
-        """The epilogue for these operands' types, and the operands as the operators take them, of a matrix.
-
-        Args:
-            x: gives dtype and device.
-            given: one value for each operand.
-            shape: of the result.
-        """
+        """The epilogue for these operands' types, and the operands as the operators take them, of a matrix."""
         if not _is_compiling() and _tracing_state() is not None:
             self._refuse_to_be_saved("torch.jit.trace")
         wide = compute_dtype(x.dtype)

@@ -91,11 +91,6 @@ def test_main_prints_what_was_built() -> None:
     assert "self-test: results agree" in run.stdout
 
 
-def test_bench_says_where_the_benchmarks_are() -> None:
-    run = subprocess.run([sys.executable, "-m", "epigemm.bench"], capture_output=True, text=True, check=True)
-    assert "make bench" in run.stdout and "python -m benchmarks" in run.stdout
-
-
 def test_import_is_quiet_and_light() -> None:
     """Importing prints nothing and pulls in none of the optional dependencies."""
     code = "import sys, epigemm; print([m for m in ('rich', 'matplotlib', 'triton') if m in sys.modules])"
@@ -106,3 +101,8 @@ def test_import_is_quiet_and_light() -> None:
     ]
     assert runs[0].stdout == runs[1].stdout
     assert runs[0].stderr == runs[1].stderr
+
+
+def test_bench_says_where_the_benchmarks_are() -> None:
+    run = subprocess.run([sys.executable, "-m", "epigemm.bench"], capture_output=True, text=True, check=True)
+    assert "make bench" in run.stdout and "python -m benchmarks" in run.stdout

@@ -217,7 +217,7 @@ def test_what_the_guard_lets_pass_is_accurate(seed: int, k: int) -> None:
     x, weight = adversarial(k, generator), adversarial(k, generator)
     ratio = ratios(unguarded(x, weight), Exact.of(x, weight))
     safe = ~emulation.unsafe_pairs(emulation.split(x), emulation.split(weight))
-    limit = (bounds.SPLIT_PIECES + bounds.SPLIT_RANGE + EPS) / EPS
+    limit = (bounds.SPLIT_SLICES + bounds.SPLIT_RANGE + EPS) / EPS
     assert bool((ratio[safe] <= limit).all())
 
 
@@ -236,7 +236,7 @@ def test_worst_mantissas_reach_eight() -> None:
     """The bound of the pieces is not idle: constant matrices come to two thirds of it."""
     x, weight = exact.constant(4, 256, CPU)
     ratio = float(ratios(unguarded(x, weight).double(), Exact.of(x, weight)).max())
-    assert 6.5 < ratio <= bounds.SPLIT_PIECES / EPS
+    assert 6.5 < ratio <= bounds.SPLIT_SLICES / EPS
 
 
 def test_emulated_tensor_cores_stay_within_the_derived_bounds() -> None:
@@ -257,7 +257,7 @@ def test_one_bound_covers_both_promotions(k: int) -> None:
     assert every == (32 if k <= 4032 else 64)
     within = min(k, every)
     lost = 2 * EPS * (within + -(-within // emulation.MMA_K)) + EPS * (-(-k // every) + 1)
-    assert bounds.SPLIT_PIECES + bounds.SPLIT_RANGE + lost <= bounds.split(k)
+    assert bounds.SPLIT_SLICES + bounds.SPLIT_RANGE + lost <= bounds.split(k)
 
 
 def test_emulated_long_sums_stay_within_the_bound() -> None:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 import epigemm
-from epigemm import fixed
+from epigemm import execution
 from epigemm.calls import LinearCall
 from epigemm.epilogues import BIAS_RELU
 from tests.support.cases import fused_unavailable, poisoned, signed
@@ -282,7 +282,7 @@ def test_the_road_does_not_depend_on_m(dtype: torch.dtype, precision: str | None
         for m in (1, 8, 64, 100, 1000, 20000):
             x = torch.empty(1, 1, dtype=dtype, device="cuda").expand(m, k)
             call = LinearCall(BIAS_RELU, x, weight, precision=precision or "default", invariant=True)
-            tried = fixed.explain_on_copies(call)
-            found = next(each for each in tried if each["runs"])
-            roads.add((found["arithmetic"], found["plan"]["family"], found["plan"]["tile"]))
+            tried = execution.considered_on_copies(call)
+            found = next(each for each in tried if not each.why_not)
+            roads.add((found.arithmetic, found.plan["family"], found.plan["tile"]))
         assert len(roads) == 1

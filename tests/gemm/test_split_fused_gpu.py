@@ -12,7 +12,7 @@ import epigemm
 from benchmarks.gradings import products
 from epigemm import linker
 from epigemm._native import ops
-from epigemm.packs import PIECES, pack_bytes
+from epigemm.packs import SLICES, pack_bytes
 from tests.support import plans
 from tests.support.arithmetic import SCALED, SPLIT_ARITHMETICS, Arithmetic
 from tests.support.cases import LINEAR, draw_operands, fused_unavailable, has_bias, signed
@@ -206,7 +206,7 @@ def test_a_kept_pack_changes_nothing(
 def test_packs_and_workspaces_need_no_clean_memory(arithmetic: Arithmetic, rng: torch.Generator) -> None:
     """K = 77 leaves padding columns, which the split must write as zeros over whatever was there."""
     problem = make("bias", arithmetic, (40, 36, 77), DEVICE, rng)
-    pieces = PIECES[arithmetic.name]
+    pieces = SLICES[arithmetic.name]
     size = pack_bytes(36, 77, pieces)
     packs = [torch.full((size,), byte, dtype=torch.uint8, device=DEVICE) for byte in (0, POISON)]
     for pack in packs:

@@ -164,7 +164,7 @@ def stand_in(
     out: Tensor,
 ) -> None:
     """The native operator in PyTorch, as strict about its arguments."""
-    (m, k), n, pieces = x.shape, weight.shape[0], packs.PIECES[arithmetic]
+    (m, k), n, pieces = x.shape, weight.shape[0], packs.SLICES[arithmetic]
     x_bytes, weight_bytes = packs.pack_bytes(m, k, pieces), packs.pack_bytes(n, k, pieces)
     assert workspace.shape[0] == x_bytes + (0 if pack is not None else weight_bytes)
     assert out.shape == (m, -(-n // 4) * 4) and out.stride(1) == 1 and out.data_ptr() % 16 == 0

@@ -117,7 +117,7 @@ def test_autograd_alone_sees_recorded_calls(name: str, answered: list[Reason | s
     answered.clear()
     who = entry.RECORDED if reason == Reason.RECORDED else None
     assert entry.linear(*linear_arguments(x, weight, strict=True)) is who
-    assert entry.elementwise(epigemm.epilogues.BIAS_RELU, x, bias, None, None, None) is who
+    assert entry.elementwise(epigemm.epilogues.BIAS_RELU, x, (bias,), None, None) is who
     assert answered == [reason, reason]
     with torch.no_grad():
         assert entry.linear(*linear_arguments(x, weight)) is not entry.RECORDED
@@ -138,7 +138,7 @@ def test_others_answer_recorded_calls_too(name: str, answered: list[Reason | str
 def test_recorded_calls_run_in_their_nodes(answered: list[Reason | str]) -> None:
     """The entry is asked twice: who sees the call, and for its result."""
     x, weight = torch.randn(8192, 8), torch.randn(16, 8, requires_grad=True)
-    with mock.patch.object(epigemm.call, "_road", side_effect=AssertionError):
+    with mock.patch.object(epigemm.call, "_who_sees", side_effect=AssertionError):
         epigemm.linear_relu(x, weight)
         epigemm.sigmoid(_needs_gradient())
     assert answered == [Reason.RECORDED, DONE] * 2

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import epigemm
-from epigemm import explain_text, packs, plans
+from epigemm import packs, plans
 from epigemm.calls import LinearCall
 from epigemm.epilogues import EPILOGUES
 from tests.python.pieces import HOPPER, Road
@@ -140,7 +140,7 @@ def test_what_it_says_of_the_derivative(
     operands = [torch.ones(3, requires_grad=of_operands)] * 2
     x = torch.ones(2, 3, dtype=dtype)
     call = LinearCall(EPILOGUES[epilogue], x, x, operands=operands, strict=strict)
-    text = explain_text.backward_linear(call)
+    text = explain_module.backward_linear(call)
     assert expected in text
     assert text.endswith("gradients of x and weight, where asked for, at the call's precision")
 

@@ -28,6 +28,11 @@ def configure(matmul: str, widest: str) -> None:
     MATMUL.fp32_precision = matmul
 
 
+def order(wish: str, device: str) -> precision.Order:
+    """In which arithmetics a call is tried."""
+    return precision.road(precision.code(wish, device))
+
+
 ACCEPTED = {"highest": "split", "ieee": "ieee", "high": "scaled", "medium": "scaled", "tf32": "tf32"}
 
 
@@ -37,7 +42,7 @@ def test_per_call_values(value: str, arithmetic: str) -> None:
     assert precision.ARITHMETIC == ACCEPTED
     for setting in ("highest", "high", "medium"):
         torch.set_float32_matmul_precision(setting)
-        assert precision.roads(value, "cuda").fused[0] == arithmetic
+        assert order(value, "cuda").fused[0] == arithmetic
 
 
 @pytest.mark.parametrize(
@@ -45,7 +50,7 @@ def test_per_call_values(value: str, arithmetic: str) -> None:
 )
 def test_default_follows_the_old_api(setting: str, arithmetic: str) -> None:
     torch.set_float32_matmul_precision(setting)
-    assert precision.roads("default", "cuda").fused[0] == arithmetic
+    assert order("default", "cuda").fused[0] == arithmetic
 
 
 @pytest.mark.parametrize(
@@ -53,13 +58,13 @@ def test_default_follows_the_old_api(setting: str, arithmetic: str) -> None:
 )
 def test_default_follows_the_new_api(setting: str, arithmetic: str) -> None:
     MATMUL.fp32_precision = setting
-    assert precision.roads("default", "cuda").fused[0] == arithmetic
+    assert order("default", "cuda").fused[0] == arithmetic
 
 
 def test_default_follows_the_setting_of_all_backends() -> None:
     backends.fp32_precision = "tf32"
     MATMUL.fp32_precision = "none"
-    assert precision.roads("default", "cuda").fused[0] == "scaled"
+    assert order("default", "cuda").fused[0] == "scaled"
 
 
 def test_mixing_both_apis_never_raises() -> None:
@@ -72,18 +77,18 @@ def test_mixing_both_apis_never_raises() -> None:
             for wish in (None, *ACCEPTED):
                 epigemm.linear_relu(x, weight, precision=wish)
             expected = "scaled" if new == "tf32" else "split"
-            assert precision.roads("default", "cuda").fused[0] == expected or new == "none"
+            assert order("default", "cuda").fused[0] == expected or new == "none"
 
 
 def test_tf32_of_the_new_api_wins_over_an_older_highest() -> None:
     torch.set_float32_matmul_precision("highest")
     MATMUL.fp32_precision = "tf32"
-    assert precision.roads("default", "cuda").fused[0] == "scaled"
+    assert order("default", "cuda").fused[0] == "scaled"
 
 
 def test_bf16_asks_for_no_more_than_ten_bits() -> None:
     backends.mkldnn.matmul.fp32_precision = "bf16"
-    assert precision.roads("default", "cpu").fused[0] == "scaled"
+    assert order("default", "cpu").fused[0] == "scaled"
 
 
 @pytest.mark.parametrize("setting", ["none", "ieee", "tf32"])
@@ -100,8 +105,8 @@ def test_what_runs_in_which_order(setting: str) -> None:
         "tf32": (("tf32",), allowed),
         "default": (scaled, True) if allowed else (("split", "ieee"), False),
     }
-    for wish, roads in expected.items():
-        assert precision.roads(wish, "cuda") == roads, wish
+    for wish, each in expected.items():
+        assert order(wish, "cuda") == each, wish
 
 
 @pytest.mark.parametrize("setting", ["none", "ieee", "tf32"])
@@ -211,6 +216,6 @@ def test_the_setting_reaches_the_kernel() -> None:
 @pytest.mark.parametrize("value", ["fast", "", "TF32"])
 def test_unknown_values_list_the_accepted(value: str) -> None:
     with pytest.raises(ValueError, match="precision: got") as caught:
-        precision.roads(value, "cuda")
+        order(value, "cuda")
     for accepted in ACCEPTED:
         assert repr(accepted) in str(caught.value)

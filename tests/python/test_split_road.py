@@ -201,10 +201,10 @@ def test_which_arithmetic_runs(setting: str, wish: str | None, road: Road) -> No
     always_on_pieces(road)
     asked = DEFAULTS[setting] if wish is None else ASKED[wish]
     packed = epigemm.pack(weight, precision=wish)
-    assert set(packs.kept(weight)) == ({packs.PIECES[asked]} if asked in packs.PIECES else set())
+    assert set(packs.kept(weight)) == ({packs.SLICES[asked]} if asked in packs.SLICES else set())
     epigemm.linear(x, packed, precision=wish)
     launched = [launch.arithmetic for launch in road.take()]
-    assert launched == ([asked] if asked in packs.PIECES else [])
+    assert launched == ([asked] if asked in packs.SLICES else [])
 
 
 @pytest.mark.parametrize("setting", ["tf32", "high", "medium"])

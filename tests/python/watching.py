@@ -59,6 +59,7 @@ def known_device(device: torch.device) -> None:
 def linear_arguments(x: Any, weight: Any, **changed: Any) -> tuple[Any, ...]:
     """`entry.linear`'s arguments for a bare product."""
     given: dict[str, Any] = {"epilogue": epigemm.epilogues.BIAS, "x": x, "weight": weight}
-    given |= dict.fromkeys(("bias", "scalar", "vectors", "precision", "out"))
+    scalars = (changed.pop("scalar"),) if "scalar" in changed else ()
+    given |= {"operands": (changed.pop("bias", None), *scalars)} | dict.fromkeys(("fold", "precision", "out"))
     given |= {"pack_use": FIND, "strict": False}
     return tuple((given | changed).values())

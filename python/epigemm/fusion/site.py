@@ -75,8 +75,7 @@ class Site:
         """The call with its operands as they are: most need nothing else, and the host is spared what follows."""
         epilogue = self._direct or self._find_direct(x, sources)
         given = sources or _NO_BIAS if epilogue is BIAS else sources
-        how = (None, None, self._pack_use, False, (given, None))
-        return entry.linear(epilogue, x, weight, None, None, None, *how)
+        return entry.linear(epilogue, x, weight, given, None, None, None, self._pack_use, False)
 
     def _find_direct(self, x: Tensor, sources: tuple[Tensor, ...]) -> Epilogue:
         """The epilogue for the types of the operands, which are the same at each call of a graph."""

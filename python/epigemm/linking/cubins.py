@@ -9,28 +9,21 @@ from typing import NamedTuple
 
 from epigemm.linking import libraries as found
 from epigemm.linking import store
-from epigemm.linking.entries import Entry, digest, key_of
 from epigemm.linking.errors import LinkingError
 from epigemm.linking.ir import architecture
 from epigemm.linking.nvjitlink import check_symbol, link, side_by_side
 from epigemm.linking.nvrtc import compile_functor
 from epigemm.linking.once import Once
+from epigemm.linking.store import Entry, digest, key_of
 
 
 class Job(NamedTuple):
-    """What a kernel is made of.
+    """What a kernel is made of."""
 
-    Attributes:
-        source: the epilogue's, as `compile_functor` takes it.
-        symbol: the open kernel's name.
-        ir: its intermediate code, or the file with it (`ir_path`).
-        capability: of the GPU: (9, 0).
-    """
-
-    source: str
-    symbol: str
-    ir: bytes | Path
-    capability: tuple[int, int]
+    source: str  # the epilogue's, as `compile_functor` takes it
+    symbol: str  # the open kernel's name
+    ir: bytes | Path  # its intermediate code, or the file with it (`ir_path`)
+    capability: tuple[int, int]  # of the GPU: (9, 0)
 
 
 made: Once[Entry] = Once()
@@ -44,21 +37,12 @@ def cubin(source: str, symbol: str, ir: bytes | Path, capability: tuple[int, int
 
     From memory, else from disk, else made: 0.4 s and more. Threads that ask for the same kernel wait for the first.
 
-    Args:
-        source: the epilogue's, as `compile_functor` takes it.
-        symbol: the open kernel's name.
-        ir: its intermediate code, or the file with it (`ir_path`).
-        capability: of the GPU: (9, 0).
-
     Raises:
         LibrariesMissingError: it is not in the cache, and NVRTC or nvJitLink is missing.
         CompileError: NVRTC refuses the source.
         LinkError: nvJitLink refuses the code.
         LinkingError: the file with the intermediate code cannot be read.
         ValueError: the kernel does not run on this GPU, or its symbol is no identifier.
-
-    Example:
-        >>> code = cubin(source, symbol, ir_path(symbol), (9, 0))  # doctest: +SKIP
     """
     job = Job(source, symbol, ir, capability)
     key = key_for(job)
@@ -73,9 +57,6 @@ def build_cubins(jobs: Sequence[Job]) -> list[bytes]:
     Raises:
         LinkingError: as `cubin` does, of the first job that failed.
         ValueError: as `cubin` does.
-
-    Example:
-        >>> kernel, fixup = build_cubins([Job(...), Job(...)])  # doctest: +SKIP
     """
     return side_by_side(lambda job: cubin(*job), jobs)
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from epigemm.linking import cubins, store
-from epigemm.linking.entries import SUFFIX, Entry, decode, is_key
+from epigemm.linking.store import SUFFIX, Entry, decode, is_key
 from epigemm.tables import write_whole
 
 _MOST_BYTES = 64 << 20  # of an entry; the largest kernels take some hundred KB

@@ -22,10 +22,6 @@ def ir_path(symbol: str) -> Path | None:
 
     Raises:
         ValueError: the symbol is no identifier.
-
-    Example:
-        >>> ir_path("epigemm_open_no_such_kernel") is None
-        True
     """
     check_symbol(symbol)
     folder = Path(os.environ.get("EPIGEMM_IR_DIR") or _SHIPPED)
@@ -50,12 +46,6 @@ def architecture(symbol: str, capability: tuple[int, int]) -> str:
 
     Raises:
         ValueError: the kernel does not run on this GPU.
-
-    Example:
-        >>> architecture("epigemm_open_elementwise_float32", (8, 6))
-        'sm_86'
-        >>> architecture("epigemm_open_sm90_tma_bfloat16_0", (9, 0))
-        'sm_90a'
     """
     major, minor = capability
     if capability == _HOPPER:

@@ -25,20 +25,10 @@ def link(
 ) -> bytes:
     """The cubin of one kernel with one epilogue in it. Any thread may call it; the others go on meanwhile.
 
-    Args:
-        kernel_ir: the open kernel: LTO-IR as it is, or in a fatbin.
-        functor_ir: what `compile_functor` gave for the same architecture.
-        symbol: the kernel's name. The IR's other kernels are dropped, but for those that have it in their names.
-        architecture: of the GPU: "sm_90a".
-        library: nvJitLink, where it is not the one that `libraries` finds.
-
     Raises:
         LinkError: nvJitLink refuses the inputs, or the result has no such kernel. It has nvJitLink's log.
         LibrariesMissingError: there is no nvJitLink of use.
         ValueError: the symbol or the architecture is none.
-
-    Example:
-        >>> cubin = link(kernel_ir, functor_ir, "epigemm_open_fp32_0", "sm_90a")  # doctest: +SKIP
     """
     check_architecture(architecture)
     check_symbol(symbol)

@@ -21,19 +21,11 @@ def compile_functor(source: str, architecture: str, *, library: Library | None =
 
     Arithmetic is IEEE's as far as CUDA has it: no fast math; products and sums contract to fused ones.
 
-    Args:
-        source: defines `epigemm_operand` and `epigemm_apply` and what else csrc/link/open.h declares.
-        architecture: of the GPU: "sm_90a".
-        library: NVRTC, where it is not the one that `libraries` finds.
-
     Raises:
         CompileError: NVRTC refuses the source. It has NVRTC's log.
         LinkingError: it fails for another reason: this NVRTC does not know the architecture, no memory.
         LibrariesMissingError: there is no NVRTC of use.
         ValueError: no such architecture can be, or there is a NUL in the source.
-
-    Example:
-        >>> ir = compile_functor(source, "sm_90a")  # doctest: +SKIP
     """
     check_architecture(architecture)
     if "\0" in source:

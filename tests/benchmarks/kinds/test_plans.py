@@ -58,9 +58,11 @@ def planned(monkeypatch: pytest.MonkeyPatch) -> None:
 
         plans_ = (RIGHT, OTHER, REFUSED, OTHER_ORDER)
         found = [Candidate(plan, "any", lambda plan=plan: run(plan)) for plan in plans_]  # type: ignore[misc]
-        rival = Candidate((), "torch", lambda: run(RIGHT))
+        fallback = Candidate((), "torch", lambda: run(RIGHT))
         kind = SimpleNamespace(arithmetic="any")
-        yield SimpleNamespace(kind=kind, candidates=found, rival=rival, setting=nullcontext, left_out=())
+        yield SimpleNamespace(
+            kind=kind, candidates=found, fallback=fallback, setting=nullcontext, left_out=()
+        )
 
     answers = [
         {"plan": list(plan), "predicted_us": 2.0, "tile": str(plan[1])} for plan in (RIGHT, OTHER, REFUSED)
