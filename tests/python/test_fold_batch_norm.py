@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+import epigemm
 from epigemm import autograd
 from epigemm.calls import FoldCall
 from epigemm.epilogues import compute_dtype, fold_batch_norm_reference
@@ -126,3 +127,30 @@ def test_gradients_of_every_choice_of_vectors(
         wanted = torch.autograd.grad(expected, inputs, upstream, allow_unused=True)
         for mine, other in zip(found, wanted, strict=True):
             torch.testing.assert_close(mine, other)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("road", ["plain", "recorded", "autocast", "vmap", "compiled"])
+def test_a_bias_that_cancels_the_product(road: str, dtype: torch.dtype, device: torch.device) -> None:
+    """A folded bias is added behind the product. Where that is rounded first, nothing would be left of the sum."""
+    k, generator = 16, torch.Generator().manual_seed(0)
+    x = (4 + torch.randn(6, k, generator=generator) / 10).to(device, dtype)
+    weight = (1 + torch.randn(8, k, generator=generator) / 50).to(device, dtype)
+    bias = torch.full((8,), -4.0 * k, device=device, dtype=dtype)
+    zeros, ones = torch.zeros(8, device=device), torch.ones(8, device=device)
+    exact = torch.nn.functional.linear(x.double(), weight.double(), bias.double())
+
+    def run(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+        return epigemm.linear_scale_batch_norm(x, weight, bias, ones.to(x.dtype), zeros, ones, eps=0.0)
+
+    if road == "vmap":
+        found = torch.func.vmap(run, (1, None, None))(x[:, None], weight, bias)[0]
+    elif road == "autocast":
+        with torch.autocast(device.type, dtype):
+            found = run(x.float(), weight.float(), bias.float())
+    else:
+        call = torch.compile(run, backend="aot_eager") if road == "compiled" else run
+        found = call(x.requires_grad_(road == "recorded"), weight, bias)
+    # Two roundings of a sum.
+    bound = torch.finfo(dtype).eps * float(exact.abs().max()) + 1e-3
+    assert float((found.double() - exact).abs().max()) <= bound
