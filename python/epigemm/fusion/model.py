@@ -5,6 +5,7 @@ The model keeps its class, its parameters and its forward. What changes is what 
 
 from __future__ import annotations
 
+import itertools
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -20,6 +21,7 @@ from torch.utils._device import DeviceContext
 
 from epigemm import checks
 from epigemm.fusion.copies import copied
+from epigemm.fusion.guards import guard_more
 from epigemm.fusion.patched import Watched, has_global_hooks, is_torch_patched
 from epigemm.fusion.report import FusionReport
 from epigemm.fusion.rewrite import fuse_graph, higher_order
@@ -34,6 +36,7 @@ _WRAPPERS = {
     *("DataParallel", "DistributedDataParallel", "FullyShardedDataParallel", "FSDPModule", "DeepSpeedEngine")
 }
 _REPORT = "fusion_report"
+_numbers = itertools.count()
 _PATCHED = "a function of torch's was replaced"
 _is_compiling = torch.compiler.is_compiling
 _tracing_state = torch._C._get_tracing_state
@@ -213,8 +216,9 @@ class _Call:
             return run(*args, **kwargs)
 
         # Dynamo keeps what it compiles by code, and stops at a limit: each model has a code object of its own. One
-        # outside of torch, whose own it does not look into (`nn.Sequential`).
-        code = call.__code__.replace(co_name=f"call_{self._name}")
+        # outside of torch, whose own it does not look into (`nn.Sequential`). Numbers that differ between calls of code
+        # with one name are variables to it: each model has a name of its own, too.
+        code = call.__code__.replace(co_name=f"call_{self._name}_{next(_numbers)}")
         own = FunctionType(code, call.__globals__, code.co_name, None, call.__closure__)
         context: Any = torch._dynamo.optimize(backend=self._backend)
         context.callback = _Compiler(context.callback, self, code)
@@ -293,8 +297,10 @@ class _Call:
             self._leave(f"its graph calls {found}, an operator of higher order")
         if is_torch_patched():
             self._leave(_PATCHED)
+        context = torch._guards.TracingContext.get()
+        guard_more(context.guards_context.dynamo_guards)
         if self._watched is not None:
-            self._watched.note(torch._guards.TracingContext.get_traced_code() or ())
+            self._watched.note(context.traced_code or ())
         report = fuse_graph(graph_module.graph, keep_packs=self._keep_packs)
         if report.sites:
             graph_module.graph.lint()

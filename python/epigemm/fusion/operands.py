@@ -138,10 +138,11 @@ class _Maker:
             shape = value_at(next(n for n in node.all_input_nodes if n in self._region.members))
             # Where PyTorch's types overflow is left to PyTorch.
             most = min(_LARGEST, torch.finfo(product.value.dtype).max)
-            args = _substituted(node.args, lambda n: self._argument(n, shape), most)
+            given, named = _read_arguments(node)
+            args = _substituted(given, lambda n: self._argument(n, shape), most)
             kwargs = tuple(
                 (key, _substituted(part, lambda n: self._argument(n, shape), most))
-                for key, part in node.kwargs.items()
+                for key, part in named.items()
             )
             # Where PyTorch computes in the product's type or in fp32, an epilogue computes in fp32.
             wide = not value.is_floating_point() or value.dtype in (product.value.dtype, torch.float32)
@@ -191,6 +192,15 @@ class _Maker:
 class _Of:
     what: str
     number: int
+
+
+def _read_arguments(node: fx.Node) -> tuple[Any, Any]:
+    """The arguments that a node reads: dropout in eval mode reads no rate, which may be another in each call."""
+    if node.target is F.dropout:
+        bound = inspect.signature(F.dropout).bind(*node.args, **node.kwargs)
+        if bound.arguments.get("training") is False:
+            return (bound.arguments["input"],), {"training": False}
+    return node.args, node.kwargs
 
 
 def _substituted(part: Any, of_node: Callable[[fx.Node], _Of], most: float) -> Any:
