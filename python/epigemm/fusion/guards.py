@@ -24,8 +24,9 @@ def guard_more(guards: GuardsSet) -> None:
             guards.add(Guard(source, _exactly))
         while isinstance(source, NNModuleSource):
             source = source.base
-        if isinstance(source, DictGetItemSource) and getattr(source.base, "member", "") in _MEMBERS:
-            guards.add(Guard(source.base.base, partial(_not_hidden, name=source.index)))
+        within: Any = getattr(source, "base", None)
+        if isinstance(source, DictGetItemSource) and getattr(within, "member", "") in _MEMBERS:
+            guards.add(Guard(within.base, partial(_not_hidden, name=source.index)))
 
 
 def _exactly(builder: Any, guard: Guard) -> None:

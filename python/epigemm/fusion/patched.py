@@ -21,12 +21,9 @@ _code, _order = attrgetter("__code__"), attrgetter("__mro__")
 _CODED = (nn.Linear.forward, F.relu, F.batch_norm, nn.Module._call_impl)
 _CODES = [*map(_code, _CODED)]
 _SPACES: dict[Any, dict[str, Any]] = {space: dict(vars(space)) for space in (torch, F, Tensor, nn.Module)}
-_OF_DYNAMO = {
-    "__init__",
-    "__setstate__",
-    "manual_seed",
-    "seed",
-}  # which it wraps itself, when it compiles first
+PATCHED = "a function of torch's was replaced"
+# What Dynamo wraps itself, when it compiles first.
+_OF_DYNAMO = {"__init__", "__setstate__", "manual_seed", "seed"}
 # What runs without its name.
 _UNNAMED = words(
     "__call__ forward _call_impl _wrapped_call_impl __getattr__ __torch_function__ __add__ __iadd__ __radd__ __sub__ "
@@ -84,7 +81,7 @@ class Watched:
         """What has changed since; empty where nothing has."""
         for get, names, was in self._looks:
             if [*map(get, names)] != was:
-                return "a function of torch's was replaced"
+                return PATCHED
         for values, ids, _ in self._members:
             if [*map(id, values)] != ids:
                 return "a class of the model has changed since"
