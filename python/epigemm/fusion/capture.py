@@ -7,18 +7,27 @@ stood, where all that the chain reads is ready.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from functools import cache
 
 from torch import fx
 
 from epigemm.epilogues import PER_COLUMN
 from epigemm.functor_source import FIRST_SLOT
-from epigemm.fusion.effects import Watcher
+from epigemm.fusion.effects import effects_of
 from epigemm.fusion.formula import Formula, epilogue_of
-from epigemm.fusion.operands import Norm, Operand, Refused, Region, formula_of, is_norm_alone, label, value_at
+from epigemm.fusion.operands import Norm, Operand, Refused, Region, formula_of, is_norm_alone
 from epigemm.fusion.products import Product
-from epigemm.fusion.values import is_contiguous, is_same_memory, known, same_sizes, storage_of, tensor_of
+from epigemm.fusion.values import (
+    is_contiguous,
+    is_same_memory,
+    known,
+    same_sizes,
+    storage_of,
+    tensor_of,
+    value_at,
+)
 from epigemm.user_epilogue import UserEpilogue
 
 _TAKEN = "it is a part of another chain"
@@ -59,7 +68,7 @@ class Capture:
     """Finds the chains of one graph."""
 
     def __init__(self, graph: fx.Graph) -> None:
-        self._watcher = Watcher()
+        self._effects = cache(effects_of)
         self._order = {node: place for place, node in enumerate(graph.nodes)}
         self._sharing: dict[int, list[fx.Node]] = {}
         for node in graph.nodes:
@@ -70,9 +79,7 @@ class Capture:
     def changes_shapes(self) -> bool:
         """Whether some node gives a tensor another shape in place: then the shapes that Dynamo noted are later ones."""
         return any(
-            isinstance(node.target, str)
-            and node.target.endswith("_")
-            and self._watcher.effects(node).changes_shapes
+            isinstance(node.target, str) and node.target.endswith("_") and self._effects(node).changes_shapes
             for node in self._order
             if node.op == "call_method"
         )
@@ -90,9 +97,12 @@ class Capture:
         for tail in reversed([node for node in region.members if node not in region.views]):
             nodes = _needed(region, tail)
             if nodes is None:
-                ended = ended or f"{_first_reader_outside(region)} reads a value in between"
+                readers = (user for node in region.members for user in node.users)
+                outside = next((user for user in readers if user not in region.members), product.node)
+                ended = ended or f"{outside} reads a value in between"
                 continue
-            if tail is not product.node and not self._is_result(product, tail):
+            value = value_at(tail)
+            if tail is not product.node and not (value.dtype == product.value.dtype and is_contiguous(value)):
                 continue
             try:
                 made = self._made(region, nodes)
@@ -114,7 +124,7 @@ class Capture:
             if value is None or not known(value.numel() == value_at(node).numel()):
                 continue
             is_view = len(user.all_input_nodes) == 1 and is_same_memory(value, value_at(node))
-            effects = self._watcher.effects(user)
+            effects = self._effects(user)
             if effects.is_pointwise or (is_view and not effects.writes and self._is_followed(user)):
                 return True
         return False
@@ -122,12 +132,12 @@ class Capture:
     # --- what may follow ---
 
     def _grow(self, product: Product) -> Region:
-        region = Region(product, self._order)
+        region = Region(product)
         region.members[product.node] = None
         waiting = set(product.node.users)
         node = product.node.next
         while waiting and node.op != "output":
-            effects = self._watcher.effects(node)
+            effects = self._effects(node)
             if node in waiting:
                 waiting.discard(node)
                 reason = self._why_not(region, node)
@@ -136,9 +146,9 @@ class Capture:
                     waiting.update(node.users)
                 else:
                     region.refused[node] = reason
-            if node not in region.members and not effects.is_pure:
+            if node not in region.members and (effects.writes or not effects.known):
                 what = "writes to memory" if effects.writes else "may change a mode or write to memory"
-                region.refused.setdefault(node, f"{label(node)} {what}")
+                region.refused.setdefault(node, f"{node} {what}")
                 break
             node = node.next
         return region
@@ -147,19 +157,19 @@ class Capture:
         """Why a node that reads members is no part of the chain; empty where it is one."""
         if node in self._taken:
             return _TAKEN
-        value, effects = tensor_of(node), self._watcher.effects(node)
+        value, effects = tensor_of(node), self._effects(node)
         if value is None or not effects.known:
-            return f"{label(node)} is not known to be pointwise"
+            return f"{node} is not known to be pointwise"
         carried = [n for n in node.all_input_nodes if n in region.members]
         if value.is_floating_point() and region.product.value.requires_grad and not value.requires_grad:
-            return f"{label(node)} ends a derivative"
+            return f"{node} ends a derivative"
         if effects.writes and not self._may_write(region, node, carried, effects.writes):
-            return f"{label(node)} writes to memory that others read"
+            return f"{node} writes to memory that others read"
         if len(carried) == 1 and not effects.writes and is_same_memory(value, value_at(carried[0])):
             region.views.add(node)
             return ""
         if not is_contiguous(value) or not all(same_sizes(value.shape, value_at(n).shape) for n in carried):
-            return f"{label(node)} gives a result of another shape or order"
+            return f"{node} gives a result of another shape or order"
         try:
             formula, operands = formula_of(region, (node,), alone=True)
         except Refused as refusal:
@@ -167,11 +177,11 @@ class Capture:
         if region.product.value.requires_grad and any(
             self._is_written_after(node, _sources(each)) for each in operands
         ):
-            return f"{label(node)} reads what is written before its derivative would read it again"
+            return f"{node} reads what is written before its derivative would read it again"
         if formula is not None:
             made = epilogue_of(formula)
             if isinstance(made, str):
-                return f"{label(node)}: {made}"
+                return f"{node}: {made}"
         return ""
 
     def _may_write(
@@ -193,32 +203,26 @@ class Capture:
         """Whether the graph writes an operand later: a fused call saves it for the backward pass."""
         for memory in {storage_of(value_at(source)) for source in sources if source is not None}:
             for user in {user for other in self._sharing[memory] for user in other.users}:
-                if self._order[user] > self._order[node] and memory in self._watcher.effects(user).writes:
+                if self._order[user] > self._order[node] and memory in self._effects(user).writes:
                     return True
         return False
 
     # --- where the chain ends ---
 
-    def _is_result(self, product: Product, tail: fx.Node) -> bool:
-        value = value_at(tail)
-        return value.dtype == product.value.dtype and is_contiguous(value)
-
     def _made(self, region: Region, nodes: tuple[fx.Node, ...]) -> Chain:
         formula, operands = formula_of(region, nodes)
-        views = tuple(_views_to(region, nodes[-1]))
+        views = _views_to(region, nodes[-1])
         product = region.product
         for kind, (_, most) in FIRST_SLOT.items():
             count = formula.kinds.count(kind)
             if count > most:
-                raise Refused(
-                    f"{label(nodes[-1])}: {count} operands of kind {kind}, an epilogue has at most {most}"
-                )
+                raise Refused(f"{nodes[-1]}: {count} operands of kind {kind}, an epilogue has at most {most}")
         is_alone = len(nodes) == 1 and (product.bias is None or formula.kinds == (PER_COLUMN,))
         if is_alone or is_norm_alone(product, formula, operands):
             return Chain(product, nodes, views, operands, formula, None)
         made = epilogue_of(formula)
         if isinstance(made, str):
-            raise Refused(f"{label(nodes[-1])}: {made}")
+            raise Refused(f"{nodes[-1]}: {made}")
         return Chain(product, nodes, views, operands, formula, made)
 
 
@@ -240,18 +244,13 @@ def _needed(region: Region, tail: fx.Node) -> tuple[fx.Node, ...] | None:
     return tuple(node for node in region.members if node in found)
 
 
-def _first_reader_outside(region: Region) -> str:
-    readers = (user for node in region.members for user in node.users if user not in region.members)
-    return label(next(readers, region.product.node))
-
-
-def _views_to(region: Region, tail: fx.Node) -> Iterator[fx.Node]:
+def _views_to(region: Region, tail: fx.Node) -> tuple[fx.Node, ...]:
     """The views between the product and a node that has their shape."""
-    if same_sizes(value_at(tail).shape, region.product.value.shape):
-        return
     node, found = tail, []
+    if same_sizes(value_at(tail).shape, region.product.value.shape):
+        node = region.product.node
     while node is not region.product.node:
         if node in region.views:
             found.append(node)
         node = next(n for n in node.all_input_nodes if n in region.members)
-    yield from reversed(found)
+    return tuple(reversed(found))

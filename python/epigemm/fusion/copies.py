@@ -41,12 +41,11 @@ def _why_no_copy(model: nn.Module, copied: Any) -> str:
     """What a class's own way of copying did not do; empty where the copy is one, and shares every tensor."""
     if not isinstance(copied, nn.Module) or type(copied) is not type(model):
         return f"its copy is a {type(copied).__name__}"
-    modules, others = dict(model.named_modules()), dict(copied.named_modules())
-    if list(modules) != list(others) or any(modules[name] is others[name] for name in modules):
-        return "its copy has other modules, or shares some"
-    for kind in ("named_parameters", "named_buffers"):
-        mine = dict(getattr(model, kind)(remove_duplicate=False))
-        other = dict(getattr(copied, kind)(remove_duplicate=False))
-        if list(mine) != list(other) or any(mine[name] is not other[name] for name in mine):
-            return "its copy has parameters or buffers of its own"
+    for kind in ("modules", "parameters", "buffers"):
+        mine, other = (
+            dict(getattr(each, f"named_{kind}")(remove_duplicate=False)) for each in (model, copied)
+        )
+        shares = kind != "modules"
+        if list(mine) != list(other) or any((mine[name] is other[name]) is not shares for name in mine):
+            return f"its copy {'does not share' if shares else 'shares, or has other,'} {kind}"
     return ""

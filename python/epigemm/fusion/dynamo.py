@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
 import logging
-import shutil
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, cast
@@ -115,15 +115,10 @@ def _default_backend(example_inputs: Sequence[Any]) -> str:
 def _why_no_inductor(cuda: bool) -> str:
     """What Inductor lacks on this machine; empty where it lacks nothing."""
     try:
-        from torch._inductor import compile_fx, config
+        importlib.import_module("torch._inductor.compile_fx")
+        from torch._inductor.cpp_builder import get_cpp_compiler
         from torch.utils._triton import has_triton
-    except ImportError as error:
+
+        return "" if (has_triton() if cuda else get_cpp_compiler()) else "there is no Triton"
+    except (ImportError, RuntimeError) as error:  # one of Inductor's without a C++ compiler
         return str(error)
-    if cuda:
-        return "" if has_triton() else "there is no Triton"
-    assert compile_fx is not None
-    compilers = config.cpp.cxx
-    names = [compilers] if isinstance(compilers, str) else [name for name in compilers if name]
-    return (
-        "" if any(shutil.which(name) for name in names) else f"there is no C++ compiler ({', '.join(names)})"
-    )

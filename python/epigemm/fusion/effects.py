@@ -39,30 +39,12 @@ class Effects:
     changes_shapes: bool = False
     is_pointwise: bool = False
 
-    @property
-    def is_pure(self) -> bool:
-        """Whether surely nothing is written."""
-        return self.known and not self.writes
-
 
 _NOTHING, _ANYTHING = Effects(True), Effects(False)
 
 
-class Watcher:
-    """Remembers what the nodes of one graph do."""
-
-    def __init__(self) -> None:
-        self._seen: dict[fx.Node, Effects] = {}
-
-    def effects(self, node: fx.Node) -> Effects:
-        """What a node does beside its result."""
-        found = self._seen.get(node)
-        if found is None:
-            found = self._seen[node] = _effects(node)
-        return found
-
-
-def _effects(node: fx.Node) -> Effects:
+def effects_of(node: fx.Node) -> Effects:
+    """What a node does beside its result."""
     if node.op in ("placeholder", "get_attr", "output"):
         return _NOTHING
     # What changes a mode has no value; nor has a call whose value Dynamo did not look at.

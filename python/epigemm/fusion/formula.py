@@ -9,17 +9,17 @@ from __future__ import annotations
 import inspect
 import operator
 import re
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_map
 
 from epigemm import custom
 from epigemm.custom import OperandSpec
 from epigemm.epilogues import SCALAR
-from epigemm.functor_program import Program, Ref
+from epigemm.functor_program import Ref, words
 from epigemm.functor_steps import Refusal
 from epigemm.user_epilogue import UserEpilogue
 
@@ -28,7 +28,7 @@ _LONGEST_NAME, _LONGEST_TEXT = 40, 160
 
 @dataclass(frozen=True)
 class Slot:
-    """An argument of a step: a value by its number, 0 the product, then the operands, then the results of the steps."""
+    """An argument of a step: 0 is the product, 1.. are the results of the steps, -1.. the operands."""
 
     number: int
 
@@ -77,24 +77,23 @@ class Formula:
 
     def __call__(self, acc: Tensor, *operands: Any) -> Tensor:
         """What the chain computes of the product."""
-        values: list[Any] = [acc]
-        for kind, operand in zip(self.kinds, operands, strict=True):
+        values: dict[int, Any] = {0: acc}
+        for number, (kind, operand) in enumerate(zip(self.kinds, operands, strict=True), 1):
             # The graph has a tensor there, which functions take that refuse numbers.
-            values.append(torch.full_like(acc, operand) if kind == SCALAR else operand)
-        for step in self.steps:
-            # By name: numbers would be lists of torch.fx's.
+            values[-number] = torch.full_like(acc, operand) if kind == SCALAR else operand
+        result = acc
+        for number, step in enumerate(self.steps, 1):
+
             def read(argument: Any) -> Any:
                 return values[argument.number] if isinstance(argument, Slot) else argument
 
-            args, kwargs = _map((step.args, dict(step.kwargs)), read)
-            result = out_of_place(step.target, args, kwargs)
+            args, kwargs = tree_map(read, (step.args, dict(step.kwargs)))
+            result = values[number] = out_of_place(step.target, args, kwargs)
             if not isinstance(result, Tensor):
                 raise Refusal(f"{step.name} gives no tensor")
             if step.dtype is not None and result.dtype != step.dtype:
                 raise Refusal(f"{step.name} rounds to the type of another tensor")
-            values.append(result)
-        found: Tensor = values[-1]
-        return found
+        return result
 
     @property
     def key(self) -> Any:
@@ -106,14 +105,6 @@ class Formula:
         """Of the epilogue, an identifier."""
         names = dict.fromkeys(name for step in self.steps if (name := step.name).isidentifier())
         return "_".join(names)[:_LONGEST_NAME].strip("_") or "pointwise"
-
-
-def _map(value: Any, read: Callable[[Any], Any]) -> Any:
-    if isinstance(value, (tuple, list)) and not isinstance(value, torch.Size):
-        return type(value)(_map(part, read) for part in value)
-    if isinstance(value, dict):
-        return {key: _map(part, read) for key, part in value.items()}
-    return read(value)
 
 
 def _key(value: Any) -> Any:
@@ -130,10 +121,11 @@ def _key(value: Any) -> Any:
 
 def out_of_place(target: Any, args: Any, kwargs: Any) -> Any:
     """A call of a function or method of PyTorch's, of one that writes in place the one that does not."""
-    if kwargs.get("inplace") or _has_inplace(target, args):
+    if inspect.isfunction(target):
         bound = inspect.signature(target).bind(*args, **kwargs)
-        bound.arguments["inplace"] = False
-        args, kwargs = bound.args, bound.kwargs
+        if bound.arguments.get("inplace"):
+            bound.arguments["inplace"] = False
+            args, kwargs = bound.args, bound.kwargs
     if isinstance(target, str):
         name = target[:-1] if target.endswith("_") and not target.endswith("__") else target
         return getattr(args[0], name)(*args[1:], **kwargs)
@@ -145,14 +137,6 @@ def out_of_place(target: Any, args: Any, kwargs: Any) -> Any:
             if getattr(place, name, None) is target and hasattr(place, name[:-1]):
                 return getattr(place, name[:-1])(*args, **kwargs)
     return target(*args, **kwargs)
-
-
-def _has_inplace(target: Any, args: Sequence[Any]) -> bool:
-    """Whether `inplace` is given by its place."""
-    if not inspect.isfunction(target):
-        return False
-    parameters = list(inspect.signature(target).parameters)
-    return "inplace" in parameters and bool(args[parameters.index("inplace") :][:1] == (True,))
 
 
 # --- epilogues -------------------------------------------------------------------------------------------------------
@@ -196,51 +180,28 @@ def _make(formula: Formula) -> UserEpilogue | str:
 
 
 _SHORT = {"per_column": "v", "per_row": "r", "scalar": "s", "matrix": "m"}
-_INFIX = {
-    "add": "+",
-    "sub": "-",
-    "mul": "*",
-    "div": "/",
-    "eq": "==",
-    "gt": ">",
-    "lt": "<",
-    "ge": ">=",
-    "le": "<=",
-}
+_INFIX = dict(zip(words("add sub mul div eq gt lt ge le"), words("+ - * / == > < >= <="), strict=True))
 
 
 def text_of(epilogue: UserEpilogue) -> str:
     """What an epilogue computes, for people: `relu(acc + v1)`."""
     traced = epilogue.traced
-    names = {0: "acc"} | {number: spec.name for number, spec in enumerate(traced.operands, 1)}
-    text = _value_text(traced.program, traced.program.result, names, outer=True)
-    return text if len(text) <= _LONGEST_TEXT else f"{text[:_LONGEST_TEXT]}..."
+    texts = ["acc", *(spec.name for spec in traced.operands)]
+    compound: set[int] = set()  # the texts that need parentheses beside an operator
 
+    def text(value: Any, *, beside: bool = False) -> str:
+        if not isinstance(value, Ref):
+            return f"{value:g}" if isinstance(value, float) else str(value)
+        found = texts[value.number]
+        return f"({found})" if beside and value.number in compound else found
 
-def _value_text(program: Program, value: Any, names: dict[int, str], *, outer: bool = False) -> str:
-    if not isinstance(value, Ref):
-        return f"{value:g}" if isinstance(value, float) else str(value)
-    if value.number not in names:
-        step = program.steps[value.number - program.operands - 1]
-        inputs = [_value_text(program, part, names) for part in step.inputs]
-        if step.op in _INFIX and len(inputs) == 2:
-            text = f"({inputs[0]} {_INFIX[step.op]} {inputs[1]})"
+    for step in traced.program.steps:
+        if step.op in _INFIX and len(step.inputs) == 2:
+            left, right = (text(part, beside=True) for part in step.inputs)
+            compound.add(len(texts))
+            made = f"{left} {_INFIX[step.op]} {right}"
         else:
-            text = f"{step.op}({', '.join(inputs)})"
-            if len(inputs) == 1 and _is_whole(inputs[0]):
-                text = f"{step.op}{inputs[0]}"
-        names[value.number] = text if len(text) <= _LONGEST_TEXT else text[:_LONGEST_TEXT]
-    found = names[value.number]
-    return found[1:-1] if outer and _is_whole(found) else found
-
-
-def _is_whole(text: str) -> bool:
-    """Whether it is in parentheses, of which the first closes at the end."""
-    if not text.startswith("("):
-        return False
-    depth = 0
-    for place, letter in enumerate(text):
-        depth += (letter == "(") - (letter == ")")
-        if depth == 0:
-            return place == len(text) - 1
-    return False
+            made = f"{step.op}({', '.join(map(text, step.inputs))})"
+        texts.append(made[:_LONGEST_TEXT])
+    found = text(traced.program.result)
+    return found if len(found) < _LONGEST_TEXT else f"{found}..."

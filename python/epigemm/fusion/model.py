@@ -5,10 +5,11 @@ The model keeps its class, its parameters and its forward. What changes is what 
 
 from __future__ import annotations
 
+import itertools
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from types import CodeType, FunctionType
+from types import FunctionType
 from typing import Any, Literal, NoReturn, TypeVar, overload
 
 import torch
@@ -20,10 +21,11 @@ from torch.utils._device import DeviceContext
 
 from epigemm import checks
 from epigemm.fusion.copies import copied
-from epigemm.fusion.patched import Watched, has_global_hooks, is_torch_patched
-from epigemm.fusion.report import FusionReport
+from epigemm.fusion.guards import guard_more
+from epigemm.fusion.patched import PATCHED, Watched, has_global_hooks, is_torch_patched
+from epigemm.fusion.report import FusionReport, Uncopied
 from epigemm.fusion.rewrite import fuse_graph, higher_order
-from epigemm.fusion.watching import tell, tell_skipped, watchers
+from epigemm.fusion.watching import tell, watchers
 
 Model = TypeVar("Model", bound=nn.Module)
 
@@ -34,7 +36,7 @@ _WRAPPERS = {
     *("DataParallel", "DistributedDataParallel", "FullyShardedDataParallel", "FSDPModule", "DeepSpeedEngine")
 }
 _REPORT = "fusion_report"
-_PATCHED = "a function of torch's was replaced"
+_numbers = itertools.count()
 _is_compiling = torch.compiler.is_compiling
 _tracing_state = torch._C._get_tracing_state
 _dispatch_modes = torch._C._len_torch_dispatch_stack
@@ -186,7 +188,7 @@ def _dry_run(model: nn.Module, keep_packs: bool, inputs: Any) -> FusionReport:
 # --- the call --------------------------------------------------------------------------------------------------------
 
 
-class _Call:
+class _Call(Uncopied):
     """What a call of a fused model runs.
 
     Attributes:
@@ -213,20 +215,30 @@ class _Call:
             return run(*args, **kwargs)
 
         # Dynamo keeps what it compiles by code, and stops at a limit: each model has a code object of its own. One
-        # outside of torch, whose own it does not look into (`nn.Sequential`).
-        code = call.__code__.replace(co_name=f"call_{self._name}")
+        # outside of torch, whose own it does not look into (`nn.Sequential`). Numbers that differ between calls of code
+        # with one name are variables to it: each model has a name of its own, too.
+        code = call.__code__.replace(co_name=f"call_{self._name}_{next(_numbers)}")
         own = FunctionType(code, call.__globals__, code.co_name, None, call.__closure__)
         context: Any = torch._dynamo.optimize(backend=self._backend)
-        context.callback = _Compiler(context.callback, self, code)
+        compile_frame = context.callback
+
+        def compile_with_guards(frame: Any, *state: Any) -> Any:
+            # What Dynamo needs of us is set here, so a call whose graph is there costs nothing.
+            if frame.f_code is code:
+                self.mark(frame.f_locals.values())
+            start = time.perf_counter()
+            with torch._dynamo.config.patch(
+                skip_nnmodule_hook_guards=False, suppress_errors=True, recompile_limit=RECOMPILE_LIMIT
+            ):
+                found = compile_frame(frame, *state)
+            self.report.seconds += time.perf_counter() - start
+            return found
+
+        # Dynamo knows a compiler by what it wraps.
+        vars(compile_with_guards)["_torchdynamo_orig_backend"] = compile_frame._torchdynamo_orig_backend
+        context.callback = compile_with_guards
         compiled: Callable[..., Any] = context(own)
         return compiled
-
-    def __deepcopy__(self, memo: object) -> None:
-        # As torch does: copies of a compiled model are plain ones, those too that have a way of their own to be made.
-        return None
-
-    def __reduce__(self) -> tuple[type[None], tuple[()]]:
-        return type(None), ()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The model's call."""
@@ -273,7 +285,7 @@ class _Call:
         """What of torch or the model's classes is another than it was; empty where nothing is."""
         if self._watched is None:
             if is_torch_patched():
-                return _PATCHED
+                return PATCHED
             self._watched = Watched(self._model)
         return self._watched.why_not()
 
@@ -292,9 +304,11 @@ class _Call:
             # Run operator by operator, PyTorch's own backend gives such a graph other gradients.
             self._leave(f"its graph calls {found}, an operator of higher order")
         if is_torch_patched():
-            self._leave(_PATCHED)
+            self._leave(PATCHED)
+        context = torch._guards.TracingContext.get()
+        guard_more(context.guards_context.dynamo_guards)
         if self._watched is not None:
-            self._watched.note(torch._guards.TracingContext.get_traced_code() or ())
+            self._watched.note(context.traced_code or ())
         report = fuse_graph(graph_module.graph, keep_packs=self._keep_packs)
         if report.sites:
             graph_module.graph.lint()
@@ -306,31 +320,11 @@ class _Call:
 
         def run(*args: Any) -> Any:
             if watchers:
-                tell_skipped(report)
+                for skipped in report.skipped:
+                    tell(skipped.name, skipped.reason)
             return forward(*args)
 
         return run
-
-
-class _Compiler:
-    """Dynamo's compiler of frames. What it needs of us is set here, so a call whose graph is there costs nothing."""
-
-    def __init__(self, compile_frame: Any, call: _Call, code: CodeType) -> None:
-        self._compile_frame, self._call, self._code = compile_frame, call, code
-        # Dynamo knows a compiler by what it wraps.
-        self._torchdynamo_orig_backend = compile_frame._torchdynamo_orig_backend
-
-    def __call__(self, frame: Any, *state: Any) -> Any:
-        """Compile a frame: hooks are guarded, what cannot be traced runs as it was."""
-        if frame.f_code is self._code:
-            self._call.mark(frame.f_locals.values())
-        start = time.perf_counter()
-        with torch._dynamo.config.patch(
-            skip_nnmodule_hook_guards=False, suppress_errors=True, recompile_limit=RECOMPILE_LIMIT
-        ):
-            found = self._compile_frame(frame, *state)
-        self._call.report.seconds += time.perf_counter() - start
-        return found
 
 
 def _kind_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -361,14 +355,12 @@ def _why_not_now() -> str:
         return "under torch.jit.trace, torch.fx or forward-mode derivatives"
     if _functorch_interpreter() is not None:
         return "under a transform of torch.func"
-    if _dispatch_modes() or (_has_function_mode() and _is_watched()):
+    # A default device is a mode, too.
+    if _dispatch_modes() or (
+        _has_function_mode() and any(type(mode) is not DeviceContext for mode in _function_modes())
+    ):
         return "a mode that sees every operator is active"
     return ""
-
-
-def _is_watched() -> bool:
-    """Whether a torch function mode other than a default device is active."""
-    return any(type(mode) is not DeviceContext for mode in _function_modes())
 
 
 __all__ = ["fuse", "unfuse"]

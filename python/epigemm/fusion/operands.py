@@ -11,11 +11,12 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, fx
+from torch.fx.graph import _parse_stack_trace
 
 from epigemm.epilogues import MATRIX, PER_COLUMN, PER_ROW, SCALAR
 from epigemm.fusion.formula import Formula, Slot, Step
 from epigemm.fusion.products import Product
-from epigemm.fusion.values import known, same_sizes, tensor_of
+from epigemm.fusion.values import known, same_sizes, tensor_of, value_at
 
 _LARGEST = 2.0**60
 _NORM = ("running_mean", "running_var", "weight", "bias")
@@ -48,27 +49,13 @@ class Region:
     Attributes:
         members: nodes whose values are functions of the product's elements.
         views: those that give the same elements in another shape.
-        order: each node's place in the graph.
         refused: why the others are none that read a member.
     """
 
     product: Product
-    order: dict[fx.Node, int]
     members: dict[fx.Node, None] = field(default_factory=dict)
     views: set[fx.Node] = field(default_factory=set)
     refused: dict[fx.Node, str] = field(default_factory=dict)
-
-
-def value_at(node: fx.Node) -> Tensor:
-    """The fake tensor of a node that has one."""
-    value = tensor_of(node)
-    assert value is not None
-    return value
-
-
-def label(node: fx.Node) -> str:
-    """A node's name in reasons."""
-    return node.name
 
 
 def formula_of(
@@ -84,49 +71,28 @@ def formula_of(
     maker = _Maker(region, alone)
     for node in nodes:
         maker.add(node)
-    return maker.formula(), tuple(maker.operands)
+    return Formula(tuple(maker.kinds), tuple(maker.steps)), tuple(maker.operands)
 
 
 class _Maker:
-    """Collects steps and operands; numbers are given out at the end, operands before steps."""
+    """Collects steps and operands."""
 
     def __init__(self, region: Region, alone: bool) -> None:
         self._region, self._alone = region, alone
         self.operands: list[Operand | Norm] = []
-        self._kinds: list[str] = []
-        self._steps: list[Step] = []
-        self._values: dict[
-            fx.Node, Any
-        ] = {}  # of members: ("operand" or "step", number), or None: the product
-        self._read: dict[tuple[fx.Node, str], int] = {}
-
-    def formula(self) -> Formula:
-        """What was collected."""
-        first = 1 + len(self._kinds)
-
-        def numbered(part: Any) -> Any:
-            if isinstance(part, _Of):
-                return Slot(
-                    0 if part.what == "product" else part.number + (1 if part.what == "operand" else first)
-                )
-            if isinstance(part, (tuple, list)) and not isinstance(part, torch.Size):
-                return type(part)(numbered(each) for each in part)
-            return part
-
-        steps = [
-            Step(step.target, numbered(step.args), numbered(step.kwargs), step.dtype, step.line)
-            for step in self._steps
-        ]
-        return Formula(tuple(self._kinds), tuple(steps))
+        self.kinds: list[str] = []
+        self.steps: list[Step] = []
+        self._values: dict[fx.Node, Slot] = {}
+        self._read: dict[tuple[fx.Node, str], Slot] = {}
 
     def add(self, node: fx.Node) -> None:
         """Take one member along."""
         product = self._region.product
         if node is product.node:
-            self._values[node] = _Of("product", 0)
+            self._values[node] = Slot(0)
             if product.bias is not None:
                 bias = self._operand(product.bias, product.value, product.value)
-                self._values[node] = self._step(Step(torch.add, (_Of("product", 0), bias), line=_line(node)))
+                self._values[node] = self._step(Step(torch.add, (Slot(0), bias), line=_line(node)))
         elif node in self._region.views:
             self._values[node] = self._member(
                 next(n for n in node.all_input_nodes if n in self._region.members)
@@ -138,62 +104,66 @@ class _Maker:
             shape = value_at(next(n for n in node.all_input_nodes if n in self._region.members))
             # Where PyTorch's types overflow is left to PyTorch.
             most = min(_LARGEST, torch.finfo(product.value.dtype).max)
-            args = _substituted(node.args, lambda n: self._argument(n, shape), most)
+            given, named = _read_arguments(node)
+            args = _substituted(given, lambda n: self._argument(n, shape), most)
             kwargs = tuple(
                 (key, _substituted(part, lambda n: self._argument(n, shape), most))
-                for key, part in node.kwargs.items()
+                for key, part in named.items()
             )
             # Where PyTorch computes in the product's type or in fp32, an epilogue computes in fp32.
             wide = not value.is_floating_point() or value.dtype in (product.value.dtype, torch.float32)
             step = Step(node.target, args, kwargs, None if wide else value.dtype, _line(node))
             self._values[node] = self._step(step)
 
-    def _member(self, node: fx.Node) -> _Of:
-        return _Of("product", 0) if self._alone else self._values[node]
+    def _member(self, node: fx.Node) -> Slot:
+        return Slot(0) if self._alone else self._values[node]
 
-    def _argument(self, node: fx.Node, shape: Tensor) -> _Of:
+    def _argument(self, node: fx.Node, shape: Tensor) -> Slot:
         if node in self._region.members:
             return self._member(node)
         return self._operand(node, shape, self._region.product.value)
 
-    def _operand(self, node: fx.Node, beside: Tensor, product: Tensor) -> _Of:
+    def _operand(self, node: fx.Node, beside: Tensor, product: Tensor) -> Slot:
         value = tensor_of(node)
         if value is None:
-            raise Refused(f"{label(node)} is a size or another number that changes from call to call")
+            raise Refused(f"{node} is a size or another number that changes from call to call")
         kind = kind_of(value, beside, product)
         if not kind:
             shape = [int(size) if isinstance(size, int) else str(size) for size in value.shape]
-            raise Refused(f"{label(node)}, {str(value.dtype).removeprefix('torch.')} {shape}, is no operand")
+            raise Refused(f"{node}, {str(value.dtype).removeprefix('torch.')} {shape}, is no operand")
         if (node, kind) not in self._read:
             self._read[node, kind] = self._new(Operand(kind, node), kind)
-        return _Of("operand", self._read[node, kind])
+        return self._read[node, kind]
 
-    def _new(self, operand: Operand | Norm, *kinds: str) -> int:
+    def _new(self, operand: Operand | Norm, kind: str) -> Slot:
         self.operands.append(operand)
-        self._kinds += kinds
-        return len(self._kinds) - len(kinds)
+        self.kinds.append(kind)
+        return Slot(-len(self.kinds))
 
-    def _step(self, step: Step) -> _Of:
-        self._steps.append(step)
-        return _Of("step", len(self._steps) - 1)
+    def _step(self, step: Step) -> Slot:
+        self.steps.append(step)
+        return Slot(len(self.steps))
 
     def _norm(self, node: fx.Node) -> None:
         """multiplier * z + offset."""
         origin, norm = _norm_of(node, self._region)
-        first = self._new(norm, PER_COLUMN, PER_COLUMN)
-        scaled = self._step(Step(torch.mul, (_Of("operand", first), self._member(origin)), line=_line(node)))
-        self._values[node] = self._step(
-            Step(torch.add, (scaled, _Of("operand", first + 1)), line=_line(node))
-        )
+        multiplier = self._new(norm, PER_COLUMN)
+        self.kinds.append(PER_COLUMN)
+        offset = Slot(-len(self.kinds))
+        scaled = self._step(Step(torch.mul, (multiplier, self._member(origin)), line=_line(node)))
+        self._values[node] = self._step(Step(torch.add, (scaled, offset), line=_line(node)))
 
 
-@dataclass(frozen=True)
-class _Of:
-    what: str
-    number: int
+def _read_arguments(node: fx.Node) -> tuple[Any, Any]:
+    """The arguments that a node reads: dropout in eval mode reads no rate, which may be another in each call."""
+    if node.target is F.dropout:
+        bound = inspect.signature(F.dropout).bind(*node.args, **node.kwargs)
+        if bound.arguments.get("training") is False:
+            return (bound.arguments["input"],), {"training": False}
+    return node.args, node.kwargs
 
 
-def _substituted(part: Any, of_node: Callable[[fx.Node], _Of], most: float) -> Any:
+def _substituted(part: Any, of_node: Callable[[fx.Node], Slot], most: float) -> Any:
     """An argument with its nodes replaced; `most`: the largest number."""
     if isinstance(part, fx.Node):
         return of_node(part)
@@ -208,12 +178,8 @@ def _substituted(part: Any, of_node: Callable[[fx.Node], _Of], most: float) -> A
 
 def _line(node: fx.Node) -> str:
     """`file:line` of the model's code."""
-    text = node.stack_trace or ""
-    places = [line for line in text.splitlines() if line.strip().startswith('File "')]
-    if not places:
-        return ""
-    file, _, rest = places[-1].strip().removeprefix('File "').partition('", line ')
-    return f"{file}:{rest.partition(',')[0]}"
+    place = _parse_stack_trace(node.stack_trace or "")
+    return f"{place.file}:{place.lineno}" if place else ""
 
 
 def kind_of(value: Tensor, beside: Tensor, product: Tensor) -> str:
@@ -257,20 +223,20 @@ def _norm_of(node: fx.Node, region: Region) -> tuple[fx.Node, Norm]:
     given = bound.arguments
     origin, eps = given["input"], given["eps"]
     if given["training"] is not False or given["running_mean"] is None or given["running_var"] is None:
-        raise Refused(f"{label(node)} needs the batch's statistics")
+        raise Refused(f"{node} needs the batch's statistics")
     product, value = region.product.value, value_at(node)
     if origin not in region.members or value.dim() != 2 or not same_sizes(value.shape, product.shape):
-        raise Refused(f"{label(node)} is a BatchNorm of an input that is not [M, N]")
+        raise Refused(f"{node} is a BatchNorm of an input that is not [M, N]")
     if not isinstance(eps, float) or not 0 <= eps < math.inf:
-        raise Refused(f"{label(node)} has an eps that is no finite number, or negative")
+        raise Refused(f"{node} has an eps that is no finite number, or negative")
     vectors = [given[name] for name in _NORM]
     found = [tensor_of(vector) for vector in vectors if vector is not None]
     if any(each is None or kind_of(each, value, product) != PER_COLUMN or each.dim() != 1 for each in found):
-        raise Refused(f"{label(node)}: a vector of BatchNorm is not of the product's width, dtype or device")
+        raise Refused(f"{node}: a vector of BatchNorm is not of the product's width, dtype or device")
     x = tensor_of(region.product.x)
     dtypes = {each.dtype for each in found if each is not None}
     if len(dtypes) != 1 or not dtypes <= {torch.float32, None if x is None else x.dtype}:
-        raise Refused(f"{label(node)}: the vectors of BatchNorm are of other types")
+        raise Refused(f"{node}: the vectors of BatchNorm are of other types")
     return origin, Norm(tuple(vectors), eps)
 
 

@@ -17,16 +17,13 @@ from torch.nn.modules import module as _module
 
 from epigemm.functor_program import words
 
-_code = attrgetter("__code__")
+_code, _order = attrgetter("__code__"), attrgetter("__mro__")
 _CODED = (nn.Linear.forward, F.relu, F.batch_norm, nn.Module._call_impl)
 _CODES = [*map(_code, _CODED)]
 _SPACES: dict[Any, dict[str, Any]] = {space: dict(vars(space)) for space in (torch, F, Tensor, nn.Module)}
-_OF_DYNAMO = {
-    "__init__",
-    "__setstate__",
-    "manual_seed",
-    "seed",
-}  # which it wraps itself, when it compiles first
+PATCHED = "a function of torch's was replaced"
+# What Dynamo wraps itself, when it compiles first.
+_OF_DYNAMO = {"__init__", "__setstate__", "manual_seed", "seed"}
 # What runs without its name.
 _UNNAMED = words(
     "__call__ forward _call_impl _wrapped_call_impl __getattr__ __torch_function__ __add__ __iadd__ __radd__ __sub__ "
@@ -54,7 +51,8 @@ class Watched:
 
     def __init__(self, model: nn.Module) -> None:
         kinds = {kind for module in model.modules() for kind in type(module).__mro__} - {object}
-        self._orders = [(kind, kind.__mro__) for kind in kinds]
+        self._kinds = [*kinds]
+        self._orders = [*map(_order, self._kinds)]
         self._spaces = dict(_SPACES)
         own = []
         for kind in kinds:
@@ -63,9 +61,8 @@ class Watched:
             else:
                 own.append(vars(kind))
         # The values are kept, too: so their ids stay theirs.
-        self._members = [(space.values(), [*space.values()]) for space in own]
-        self._ids = [[*map(id, values)] for values, _ in self._members]
-        functions = [value for _, values in self._members for value in values]
+        self._members = [(space.values(), [*map(id, space.values())], [*space.values()]) for space in own]
+        functions = [value for _, _, values in self._members for value in values]
         self._coded = [*_CODED, *(value for value in functions if isinstance(value, FunctionType))]
         self._codes = [*_CODES, *map(_code, self._coded[len(_CODED) :])]
         self._names = set(_UNNAMED)
@@ -84,11 +81,11 @@ class Watched:
         """What has changed since; empty where nothing has."""
         for get, names, was in self._looks:
             if [*map(get, names)] != was:
-                return "a function of torch's was replaced"
-        for (values, _), ids in zip(self._members, self._ids, strict=True):
+                return PATCHED
+        for values, ids, _ in self._members:
             if [*map(id, values)] != ids:
                 return "a class of the model has changed since"
-        if any(kind.__mro__ is not order for kind, order in self._orders):
+        if [*map(_order, self._kinds)] != self._orders:
             return "a class of the model has changed since"
         return "" if [*map(_code, self._coded)] == self._codes else "a function has other code since"
 

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import operator
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, fx
 
-from epigemm.fusion.values import is_contiguous, known, same_sizes, storage_of, tensor_of
+from epigemm.fusion.values import is_contiguous, known, same_sizes, storage_of, tensor_of, value_at
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 _MATRICES = (torch.mm, torch.addmm, torch.bmm)
@@ -18,13 +17,11 @@ _FUNCTIONS = (F.linear, torch.matmul, operator.matmul, operator.imatmul, *_MATRI
 _METHODS = ("matmul", "__matmul__", "mm", "addmm", "bmm")
 _LIKE_MATMUL = ("imatmul", "__matmul__", "mm", "bmm")
 _PARAMETERS = {
-    "linear": ("input", "weight", "bias"),
-    "matmul": ("input", "other", ""),
-    "addmm": ("mat1", "mat2", "input"),
+    "linear": ((0, "input"), (1, "weight"), (2, "bias")),
+    "matmul": ((0, "input"), (1, "other"), (2, "")),
+    "addmm": ((1, "mat1"), (2, "mat2"), (0, "input")),
 }
-"""Under which names a function takes x, the weight and what is added."""
-_ORDER = {"linear": (0, 1, 2), "matmul": (0, 1, 2), "addmm": (1, 2, 0)}
-"""In which places."""
+"""In which places and under which names a function takes x, the weight and what is added."""
 
 
 @dataclass(frozen=True)
@@ -50,9 +47,7 @@ class Product:
     @property
     def value(self) -> Tensor:
         """The fake tensor of the result."""
-        found = tensor_of(self.node)
-        assert found is not None
-        return found
+        return value_at(self.node)
 
 
 def understand(node: fx.Node) -> Product | str | None:
@@ -61,7 +56,9 @@ def understand(node: fx.Node) -> Product | str | None:
     if name is None:
         return None
     kind = "matmul" if name in _LIKE_MATMUL else name
-    x, weight, added = (_argument(node, kind, place) for place in range(3))
+    x, weight, added = (
+        node.args[at] if at < len(node.args) else node.kwargs.get(given) for at, given in _PARAMETERS[kind]
+    )
     left, right = tensor_of(x), tensor_of(weight)
     if left is None or right is None:
         return "an operand is no plain tensor"
@@ -89,11 +86,6 @@ def _name(node: fx.Node) -> str | None:
     if node.op != "call_function" or not any(node.target is function for function in _FUNCTIONS):
         return None
     return str(getattr(node.target, "__name__", ""))
-
-
-def _argument(node: fx.Node, kind: str, place: int) -> Any:
-    at, name = _ORDER[kind][place], _PARAMETERS[kind][place]
-    return node.args[at] if at < len(node.args) else node.kwargs.get(name)
 
 
 def _why_not(node: fx.Node, left: Tensor, right: Tensor) -> str:

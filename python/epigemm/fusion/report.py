@@ -34,8 +34,18 @@ class Skipped:
     reason: str
 
 
+class Uncopied:
+    """What belongs to a fused model: copies and pickles of one are plain models."""
+
+    def __deepcopy__(self, memo: object) -> None:
+        return None
+
+    def __reduce__(self) -> tuple[type[None], tuple[()]]:
+        return type(None), ()
+
+
 @dataclass
-class FusionReport:
+class FusionReport(Uncopied):
     """The sites of a model or a graph, and what was skipped; print it to read it.
 
     Attributes:
@@ -60,13 +70,6 @@ class FusionReport:
         self.seconds += other.seconds
         self.chains = (self.chains[0] + other.chains[0], self.chains[1] + other.chains[1])
 
-    def __deepcopy__(self, memo: object) -> None:
-        # It belongs to a fused model. Copies of one are plain models.
-        return None
-
-    def __reduce__(self) -> tuple[type[None], tuple[()]]:
-        return type(None), ()
-
     def __str__(self) -> str:
         return "\n".join(self._lines())
 
@@ -74,15 +77,16 @@ class FusionReport:
         products = len(self.sites) + len(self.skipped)
         seconds = f"; compiled in {self.seconds:.1f} s" if self.seconds else ""
         yield f"{len(self.sites)} of {products} products fused{seconds}"
-        yield from _folded([(site.name, _text(site)) for site in self.sites])
+        yield from _folded(
+            [
+                (site.name, "\n      ".join([f"{site.function}: {site.formula}", *site.notes]))
+                for site in self.sites
+            ]
+        )
         if self.skipped:
             yield f"left alone {len(self.skipped)}"
             yield from _folded([(skipped.name, skipped.reason) for skipped in self.skipped])
         yield from self.notes
-
-
-def _text(site: FusedSite) -> str:
-    return "\n      ".join([f"{site.function}: {site.formula}", *site.notes])
 
 
 def _folded(named: list[tuple[str, str]]) -> Iterator[str]:

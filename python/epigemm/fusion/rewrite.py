@@ -76,7 +76,8 @@ def _replace(graph: fx.Graph, chain: Chain, keeps_pack: bool) -> FusedSite:
         fused = graph.call_function(site, tuple(sources_of(chain)))
         fused.meta = {key: tail.meta[key] for key in ("stack_trace", "nn_module_stack") if key in tail.meta}
         for view in chain.views:
-            fused = _copied(graph, view, chain, fused)
+            inputs = {node: fused if node in chain.nodes else node for node in view.all_input_nodes}
+            fused = graph.node_copy(view, inputs.__getitem__)
     fused.meta["example_value"] = tail.meta["example_value"]
     tail.replace_all_uses_with(fused)
     for node in reversed(chain.nodes):
@@ -89,11 +90,6 @@ def _replace(graph: fx.Graph, chain: Chain, keeps_pack: bool) -> FusedSite:
     notes = (f"ends: {chain.ended}",) if chain.ended else ()
     matched = tuple(node.name for node in chain.nodes)
     return FusedSite(name, function_name(chain), matched, text, notes)
-
-
-def _copied(graph: fx.Graph, view: fx.Node, chain: Chain, of: fx.Node) -> fx.Node:
-    """A view of the chain's, of its result."""
-    return graph.node_copy(view, lambda node: of if node in chain.nodes else node)
 
 
 def _name(node: fx.Node) -> str:

@@ -29,6 +29,13 @@ def tensor_of(node: Any) -> Tensor | None:
     return value if value.layout is torch.strided else None
 
 
+def value_at(node: fx.Node) -> Tensor:
+    """The fake tensor of a node that has one."""
+    value = tensor_of(node)
+    assert value is not None
+    return value
+
+
 def known(condition: Any) -> bool:
     """Whether a comparison of sizes holds for all sizes that a graph is for; nothing is guarded."""
     if isinstance(condition, bool):

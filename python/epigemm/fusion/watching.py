@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from epigemm.fusion.report import FusionReport
-
 watchers: list[list[tuple[str, str]]] = []
 
 
@@ -34,9 +32,3 @@ def tell(name: str, reason: str) -> None:
     """Tell whoever watches that something ran unfused."""
     for seen in watchers:
         seen.append((name, reason))
-
-
-def tell_skipped(report: FusionReport) -> None:
-    """The same of all that a graph has left alone."""
-    for skipped in report.skipped:
-        tell(skipped.name, skipped.reason)
