@@ -87,11 +87,6 @@ def linear(
     options = _options(who, x, weight, precision, strict, pack_use)
     if fold is None:
         return _linear(who, LinearCall(epilogue, x, weight, bias, operands, scalars, *options, out))
-    is_cold = who != _PLAIN or _any_autocast()
-    if is_cold and fold[0] is not None and out is None and not strict and _is_rounded(x):
-        # The product may be one that is rounded: then the bias has to be in it.
-        product = linear(BIAS, x, weight, fold[0], None, precision, None, False, pack_use)
-        return elementwise(epilogue, product, None, None, None, (None, *fold[1:]))
     # All launches are checked before the first one.
     checks.linear(LinearCall(BIAS, x, weight, fold[0], (), (), *options, out))
     folded = checks.fold_batch_norm(x, fold[:-1], fold[-1], weight.shape[0])
@@ -100,12 +95,21 @@ def linear(
             checks.output_overlap(out, x, vectors, in_place=False)
         likes = x.new_empty((2, folded.columns), dtype=compute_dtype(x.dtype)).unbind(0)
         execution.refuse(LinearCall(epilogue, x, weight, None, likes, (), *options, out))
+    if fold[0] is not None and _is_rounded(x) and not strict and _may_fall_back(who, x):
+        # The product is rounded to 16 bits: the bias has to be in it.
+        product = linear(BIAS, x, weight, fold[0], None, precision, None, False, pack_use)
+        return elementwise(epilogue, product, None, None, out, (None, *fold[1:]))
     operands = _fold(who, folded, out)
     return _linear(who, LinearCall(epilogue, x, weight, None, operands, (), *options, out), checked=True)
 
 
 def _is_rounded(x: Tensor) -> bool:
     return x.dtype in (torch.float16, torch.bfloat16)
+
+
+def _may_fall_back(who: int, x: Tensor) -> bool:
+    """Whether a call that the entry has not answered may be no fused kernel. `explain`, a mode, sees one call."""
+    return (who != _PLAIN or x.is_cpu or _any_autocast()) and not _has_function_mode()
 
 
 def linear_folded(

@@ -110,8 +110,13 @@ def _explanation(
     operator, call = recorder.taken_apart()
     op = f"{function}: epigemm::{operator}, epilogue {call.epilogue.name}: {call.epilogue.formula}"
     if isinstance(call, LinearCall):
-        backward = backward_linear(call)
-        found = _explain_recorded(call, differentiates, wants_gradients)
+        bias = recorder.folded_bias
+        is_apart = bias is not None and differentiates and not call.strict and call.x.element_size() == 2
+        if is_apart and call.out is None:
+            found, backward = _explain_apart(call, bias, wants_gradients)
+        else:
+            backward = backward_linear(call)
+            found = _explain_recorded(call, differentiates, wants_gradients)
     else:
         backward = _backward_elementwise(call)
         found = _explain_elementwise(call)
@@ -167,6 +172,15 @@ def _explain_recorded(call: LinearCall, differentiates: bool, wants_gradients: b
     path = GEMM_ELEMENTWISE if kernels.has_native(call.x) else REFERENCE
     launches = [*found.kernels, _in_its_own_kernel(call)]
     return replace(found, path=path, reasons=[_SAVED, *found.reasons], kernels=launches)
+
+
+def _explain_apart(call: LinearCall, bias: Tensor | None, wants_gradients: bool) -> tuple[Explanation, str]:
+    """A recorded call in 16 bits whose bias is folded: the product has it, the epilogue is a kernel of its own."""
+    found = _explain_linear(call.product()._replace(bias=bias), wants_gradients)
+    path = GEMM_ELEMENTWISE if kernels.has_native(call.x) else REFERENCE
+    launches = [*found.kernels, _in_its_own_kernel(call)]
+    derivative = f"{_derivative(call.x, call.operands)} on the saved product; {_PRODUCTS}"
+    return replace(found, path=path, reasons=[_SAVED, *found.reasons], kernels=launches), derivative
 
 
 def _by_torch(

@@ -56,6 +56,7 @@ class Recorder(TorchFunctionMode):
         super().__init__()
         self.casts: list[str] = []
         self.folds: list[str] = []
+        self.folded_bias: Tensor | None = None
         self.call: tuple[str, tuple[Any, ...]] | None = None
         self._gradients_of_operands = False
 
@@ -65,6 +66,7 @@ class Recorder(TorchFunctionMode):
         name = _operator_name(func)
         if name == "fold_batch_norm":
             like, *vectors, _ = args
+            self.folded_bias = vectors[0]
             columns = next(vector.shape[0] for vector in vectors if vector is not None)
             self._gradients_of_operands |= any(v is not None and v.requires_grad for v in vectors)
             self.folds.append(f"fold of {columns} columns into multiplier and offset (fold_batch_norm)")
