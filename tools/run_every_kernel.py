@@ -86,7 +86,7 @@ def run_fused(epilogue: Epilogue, dtype: torch.dtype) -> int:
 
 
 def run_on_pieces(epilogue: Epilogue, arithmetic: str) -> int:
-    """Every tile of one epilogue on fp16 pieces, each also where the range guard recomputes."""
+    """Every tile of one epilogue on fp16 slices, each also where the range guard recomputes."""
     tiles = kernels(arithmetic)
     weight = torch.randn(K, N, device=DEVICE).t() / K**0.5  # transposed: the other way of reading a matrix
     drawn = inputs(epilogue, torch.float32, N)

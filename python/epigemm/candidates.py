@@ -174,7 +174,7 @@ def _every_plan(
 
 
 def _fallback(call: LinearCall) -> Candidate:
-    return Candidate(TORCH, "torch's own path", partial(fallback.linear, call))
+    return Candidate(TORCH, "the fallback", partial(fallback.linear, call))
 
 
 def _fused(call: LinearCall, arithmetic: str, plan: list[int]) -> Tensor:

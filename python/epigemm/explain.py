@@ -142,12 +142,12 @@ _INVARIANT = (
 )
 _CHANGING = "the weight is split at every call: a gradient of it is asked for, so it is about to change"
 _GUARD = (
-    "a guard on the device finds tiles whose rows have too wide a range for fp16 pieces, or infinities or NaN; "
+    "the range check finds tiles whose rows have too wide a range for fp16 slices, or infinities or NaN; "
     "the last launch recomputes them"
 )
 _COPIED = "tensors that the kernel cannot read or write are copied first, padded to whole 16 bytes for TMA"
 _SLICES_TEXT = {
-    _precision.SPLIT: "split: three products of two fp16 pieces, float32 accumulation; fp32's accuracy",
+    _precision.SPLIT: "split: three products of two fp16 slices, float32 accumulation; fp32's accuracy",
     _precision.SCALED: "scaled: products of fp16 numbers, each row scaled to fp16's range, float32 accumulation; "
     "tf32's mantissas",
 }
@@ -217,7 +217,7 @@ def _explain_linear(call: LinearCall, wants_gradients: bool) -> Explanation:
                 return _explain_fused(call, found, [*reasons, *_why(call, found, changing)])
             if found.choice is None:
                 candidates = found.plan.get("candidates", [])
-            reasons += _why_not(call, found, "two fp16 pieces instead" if reasons else "fp16 pieces")
+            reasons += _why_not(call, found, "two fp16 slices instead" if reasons else "fp16 slices")
     path = GEMM_ELEMENTWISE if kernels.has_native(x) else REFERENCE
     notes = [*reasons, *_fallback_notes(call)]
     return _by_torch(call, _of_fallback(call), notes, path, candidates=candidates)
@@ -253,7 +253,7 @@ def _why(call: LinearCall, found: execution.Considered, changing: bool) -> list[
     fastest = f"fastest {how} of {len(plan['candidates'])} fused kernels: {plans.fused_us(plan):.1f} us"
     if "fallback_us" in plan:
         gemm = "torch's TF32 GEMM" if found.tf32_allowed else "torch's fp32 GEMM"
-        other = "torch's own path" if choice is None else gemm
+        other = "the fallback" if choice is None else gemm
         fastest += f", against {plans.fallback_us(plan):.1f} us for {other}"
     fastest = f"{fastest}: {tables.source_text(source, plan)}"
     if choice is None:
@@ -267,7 +267,7 @@ def _explain_fused(call: LinearCall, found: execution.Considered, reasons: list[
     tile, where, candidates = _tile_text(found.plan), "", found.plan["candidates"]
     arithmetic = _arithmetic_text(call.x.dtype, found.arithmetic)
     if found.choice is not None:
-        where, arithmetic = " on fp16 pieces", _SLICES_TEXT[found.arithmetic]
+        where, arithmetic = " on fp16 slices", _SLICES_TEXT[found.arithmetic]
     elif call.invariant and call.x.dtype == torch.float32 and found.arithmetic == _precision.IEEE:
         where, tile = " in fp32 multiply-adds", f"tile {found.plan['tile'].rpartition('x')[0]}"
         candidates = []
@@ -303,7 +303,7 @@ def _memory_notes(call: LinearCall, arithmetic: str) -> list[str]:
     if split.MAKE in lacked:
         notes.append("the last call of these sizes found no memory to keep the weight's pack")
     if lacked and lacked != [split.MAKE]:
-        notes.append("the last call of these sizes found no memory for fp16 pieces and ran without them")
+        notes.append("the last call of these sizes found no memory for fp16 slices and ran without them")
     return notes
 
 

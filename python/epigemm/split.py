@@ -208,9 +208,9 @@ def describe_launches(choice: Choice, x: Tensor, gemm: str) -> list[str]:
     if x.dim() > 2 and not flattens(x):
         launches.append("torch copy of x: its leading dimensions are not one stride apart")
     if choice.source != KEPT:
-        launches.append("epigemm CUDA kernel, split of weight into fp16 pieces")
+        launches.append("epigemm CUDA kernel, split of weight into fp16 slices")
     launches += [
-        "epigemm CUDA kernel, split of x into fp16 pieces",
+        "epigemm CUDA kernel, split of x into fp16 slices",
         gemm,
         "epigemm CUDA kernel, repair of what the range guard rejected (exits at once where that is nothing)",
     ]

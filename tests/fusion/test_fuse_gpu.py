@@ -19,7 +19,7 @@ hopper = pytest.mark.skipif(bool(fused_unavailable()), reason="no fused kernel r
 
 
 def wide() -> Any:
-    """fp32 at "highest": lone layers too run on fp16 pieces."""
+    """fp32 at "highest": lone layers too run on fp16 slices."""
     return nn.Sequential(nn.Linear(1024, 2048), nn.ReLU(), nn.Linear(2048, 1024)).cuda()
 
 

@@ -1,4 +1,4 @@
-"""The planner on fp32 products on fp16 pieces: clear picks, exact reasons, properties that any cost model must keep."""
+"""The planner on fp32 products on fp16 slices: clear picks, exact reasons, properties that any cost model must keep."""
 
 from __future__ import annotations
 

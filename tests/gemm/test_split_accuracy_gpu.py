@@ -1,4 +1,4 @@
-"""The fp32 products on fp16 pieces, graded against float64 beside SGEMM and TF32: the promises of docs/numerics.md."""
+"""The fp32 products on fp16 slices, graded against float64 beside SGEMM and TF32: the promises of docs/numerics.md."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The kernels on fp16 pieces themselves: every epilogue and tile, layouts, packs, graphs, streams, determinism."""
+"""The kernels on fp16 slices themselves: every epilogue and tile, layouts, packs, graphs, streams, determinism."""
 
 from __future__ import annotations
 

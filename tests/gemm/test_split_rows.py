@@ -1,4 +1,4 @@
-"""The split of fp32 rows into fp16 pieces, bit for bit against the formula in NumPy's float64, on each device."""
+"""The split of fp32 rows into fp16 slices, bit for bit against the formula in NumPy's float64, on each device."""
 
 from __future__ import annotations
 

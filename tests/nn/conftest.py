@@ -1,4 +1,4 @@
-"""The fixture of fp32 calls on fp16 pieces."""
+"""The fixture of fp32 calls on fp16 slices."""
 
 from tests.python.pieces import road
 

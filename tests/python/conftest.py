@@ -1,4 +1,4 @@
-"""The fixtures of fp32 calls on fp16 pieces, of a stage for tuning, of the entry and of compiled calls."""
+"""The fixtures of fp32 calls on fp16 slices, of a stage for tuning, of the entry and of compiled calls."""
 
 from tests.python.compiling import fresh_compiler, no_python
 from tests.python.pieces import road

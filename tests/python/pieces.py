@@ -1,4 +1,4 @@
-"""The road of fp32 calls on fp16 pieces, watched: on a GPU as it is, on a CPU with the kernels written in PyTorch.
+"""The road of fp32 calls on fp16 slices, watched: on a GPU as it is, on a CPU with the kernels written in PyTorch.
 
 What is tested with it is everything around the kernels: which pack a call reads, when it is made, where the result
 goes.
@@ -45,7 +45,7 @@ class Launch:
 
 @dataclass
 class Road:
-    """Where calls run, what they have launched, and a problem that dispatch puts on fp16 pieces."""
+    """Where calls run, what they have launched, and a problem that dispatch puts on fp16 slices."""
 
     device: torch.device
     size: tuple[int, int, int]
@@ -239,7 +239,7 @@ def watched(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> Iterator[R
 
 @pytest.fixture
 def road(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> Iterator[Road]:
-    """fp32 calls on fp16 pieces, on each device."""
+    """fp32 calls on fp16 slices, on each device."""
     with watched(device, monkeypatch) as watching:
         yield watching
 

@@ -21,7 +21,7 @@ from tests.python.pieces import HOPPER, known, on_cpu, stand_in
 DEVICE = 42
 TORCH_US = 100.0
 PIECES = 2
-"""The family of kernels on fp16 pieces."""
+"""The family of kernels on fp16 slices."""
 
 
 @dataclass

@@ -191,7 +191,7 @@ def test_without_a_gradient_it_says_what_would_be(rng: torch.Generator) -> None:
 
 @pytest.mark.parametrize("strict", [False, True])
 def test_a_saved_product_takes_the_fused_epilogue(strict: bool, road: Road) -> None:
-    """fp32 on fp16 pieces: the kernel of the bias, and then the epilogue, unless the call is strict."""
+    """fp32 on fp16 slices: the kernel of the bias, and then the epilogue, unless the call is strict."""
     x, weight = road.x().requires_grad_(), road.weight()
     explanation = epigemm.explain("linear_relu_div", x, weight, divisor=2.0, strict=strict)
     epigemm.linear_relu_div(x, weight, divisor=2.0, strict=strict)
@@ -205,7 +205,7 @@ def test_a_saved_product_takes_the_fused_epilogue(strict: bool, road: Road) -> N
         assert explanation.kernels[-1].endswith(" relu_div") and explanation.kernel == gemm
 
 
-# --- fp32 on fp16 pieces --------------------------------------------------------------------------------------------
+# --- fp32 on fp16 slices --------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("function", PUBLIC_LINEAR, ids=lambda f: f.name)
@@ -214,14 +214,14 @@ def test_launches_on_fp16_pieces(function: Public, road: Road, rng: torch.Genera
     arguments = function.draw(rng, shape=road.size, device=road.device)
     explanation = epigemm.explain(function.name, **arguments)
     assert explanation.path == "fused" and explanation.arithmetic.startswith("split: three products")
-    words = ["split of weight", "split of x", "fused GEMM on fp16 pieces", "repair"]
+    words = ["split of weight", "split of x", "fused GEMM on fp16 slices", "repair"]
     if "scale" in function.vectors:
         words.insert(0, "fold")
     assert len(explanation.kernels) == len(words)
     assert all(word in kernel for word, kernel in zip(words, explanation.kernels, strict=True))
     assert explanation.kernel == explanation.kernels[-2]
     reasons = " ".join(explanation.reasons)
-    assert "against" in reasons and "torch's fp32 GEMM" in reasons and "guard" in reasons
+    assert "against" in reasons and "torch's fp32 GEMM" in reasons and "range check" in reasons
     assert all(candidate["predicted_us"] > 0 for candidate in explanation.candidates)
     assert not road.take() and not packs.kept(arguments["weight"])
     packed = {**arguments, "weight": epigemm.pack(arguments["weight"])}

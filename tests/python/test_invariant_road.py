@@ -258,8 +258,8 @@ def test_strict_calls_pass(launches: Launches) -> None:
 def test_explain_shows_the_fixed_plan(launches: Launches) -> None:
     x, weight, bias = product(3, 16, 256)
     for precision, words in (
-        ("highest", "on fp16 pieces, tile 128x128x64"),
-        ("high", "on fp16 pieces, tile 128x128x64"),
+        ("highest", "on fp16 slices, tile 128x128x64"),
+        ("high", "on fp16 slices, tile 128x128x64"),
         ("tf32", "fused GEMM, tile 128x128x32"),
         ("ieee", "in fp32 multiply-adds"),
     ):

@@ -275,7 +275,7 @@ def statement_inside(x: Tensor, weight: Tensor) -> Tensor:
 
 @pytest.fixture
 def by_operator(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Graphs hold the operators that know of packs, as where calls may run on fp16 pieces."""
+    """Graphs hold the operators that know of packs, as where calls may run on fp16 slices."""
     monkeypatch.setattr(native, "linear", lambda *_: None)
 
 

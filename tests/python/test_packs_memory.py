@@ -58,7 +58,7 @@ def test_without_memory_torch_multiplies(road: Road) -> None:
         for refused in (["workspace"], [], []):
             road.check(epigemm.linear(x, weight), x, weight)
             assert memory.take() == refused
-        assert "found no memory for fp16 pieces" in notes(x, weight)
+        assert "found no memory for fp16 slices" in notes(x, weight)
         with pytest.raises(torch.OutOfMemoryError):
             epigemm.linear(x, weight, strict=True)
         memory.take()

@@ -1,4 +1,4 @@
-"""fp32 calls on fp16 pieces: which calls go there, through which memory, and what runs elsewhere."""
+"""fp32 calls on fp16 slices: which calls go there, through which memory, and what runs elsewhere."""
 
 from __future__ import annotations
 
@@ -293,7 +293,7 @@ def test_the_order_at_high(torchs: str, first: str, road: Road, monkeypatch: pyt
 
 
 def test_gradients_products_run_there_too(road: Road) -> None:
-    """Three products of one size, each on fp16 pieces; they are those of plain PyTorch."""
+    """Three products of one size, each on fp16 slices; they are those of plain PyTorch."""
     size = 1024 if road.device.type == "cpu" else 4096
     x = torch.randn(size, size, device=road.device).requires_grad_()
     weight = (torch.randn(size, size, device=road.device) / size**0.5).requires_grad_()

@@ -68,7 +68,7 @@ def test_the_fastest_is_chosen_remembered_and_used(stage: Stage, tmp_path: Path)
 
 
 MEASURED = "measured on this GPU (cache)"
-RIVAL = "torch's own path"
+RIVAL = "the fallback"
 
 
 @pytest.mark.parametrize("m", [39, 41, 64, 1])

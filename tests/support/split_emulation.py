@@ -23,7 +23,7 @@ LONG_SUM, SHORT_PROMOTION, LONG_PROMOTION = 4096, 32, 64
 
 @dataclass(frozen=True)
 class Pieces:
-    """A matrix as its split: two fp16 pieces (as float64), an exponent for each row, and the facts of the guard."""
+    """A matrix as its split: two fp16 slices (as float64), an exponent for each row, and the facts of the guard."""
 
     high: Tensor
     low: Tensor
@@ -106,7 +106,7 @@ def _repaired(product: Tensor, x: Tensor, weight: Tensor, bad: Tensor) -> Tensor
 
 
 def split_product(x: Tensor, weight: Tensor, *, tensor_cores: bool = True, guard: bool = True) -> Tensor:
-    """x @ weight.T by three products of fp16 pieces. fp32 [M, K] and [N, K] to fp32 [M, N]."""
+    """x @ weight.T by three products of fp16 slices. fp32 [M, K] and [N, K] to fp32 [M, N]."""
     a, b = split(x), split(weight)
     if tensor_cores:
         large = tensor_core_sum(a.high, b.high, promotion(x.shape[1]))

@@ -35,7 +35,7 @@ def epigemm_backend(
         mode: as of torch.compile with Inductor.
         options: "backend": who compiles the rest, a name that torch.compile accepts or a callable (default:
             "inductor", where it works, else "aot_eager", with a warning); "report": called with the
-            `FusionReport` of every graph; "keep_packs": True lets fp32 parameters keep their fp16 pieces between calls,
+            `FusionReport` of every graph; "keep_packs": True lets fp32 parameters keep their fp16 slices between calls,
             and is a promise to call `epigemm.pack(weight).repack()` after writes that torch does not count (those
             through `.data`). All others are Inductor's.
 
