@@ -43,6 +43,7 @@ _is_legacy_batched = torch._C._functorch.is_legacy_batchedtensor
 _is_functorch_wrapped = torch._C._functorch.is_functorch_wrapped_tensor
 _is_functional = torch._is_functional_tensor
 _has_function_mode = torch._C._is_torch_function_mode_enabled
+_function_modes: Any = torch.overrides._get_current_function_mode_stack
 _any_autocast = torch._C._is_any_autocast_enabled
 _has_autocast = torch.amp.is_autocast_available
 
@@ -92,10 +93,10 @@ def linear(
     folded = checks.fold_batch_norm(x, fold[:-1], fold[-1], weight.shape[0])
     if who == _PLAIN:
         if out is not None:
-            checks.output_overlap(out, x, vectors, in_place=False)
+            checks.output_overlap(out, x, {"weight": weight, **vectors}, in_place=False)
         likes = x.new_empty((2, folded.columns), dtype=compute_dtype(x.dtype)).unbind(0)
         execution.refuse(LinearCall(epilogue, x, weight, None, likes, (), *options, out))
-    if fold[0] is not None and _is_rounded(x) and not strict and _may_fall_back(who, x):
+    if fold[0] is not None and not strict and _rounds_product(who, x, out):
         # The product is rounded to 16 bits: the bias has to be in it.
         product = linear(BIAS, x, weight, fold[0], None, precision, None, False, pack_use)
         return elementwise(epilogue, product, None, None, out, (None, *fold[1:]))
@@ -103,13 +104,17 @@ def linear(
     return _linear(who, LinearCall(epilogue, x, weight, None, operands, (), *options, out), checked=True)
 
 
-def _is_rounded(x: Tensor) -> bool:
-    return x.dtype in (torch.float16, torch.bfloat16)
+def _rounds_product(who: int, x: Tensor, out: Tensor | None) -> bool:
+    """Whether a call that the entry has not answered may be no fused kernel, and rounds its product to 16 bits."""
+    if x.dtype not in (torch.float16, torch.bfloat16) or _is_explained():
+        return False
+    return x.is_cpu or _any_autocast() if who == _PLAIN else out is None
 
 
-def _may_fall_back(who: int, x: Tensor) -> bool:
-    """Whether a call that the entry has not answered may be no fused kernel. `explain`, a mode, sees one call."""
-    return (who != _PLAIN or x.is_cpu or _any_autocast()) and not _has_function_mode()
+def _is_explained() -> bool:
+    """Whether `explain` looks on, which wants to see one call."""
+    modes = () if _is_compiling() or not _has_function_mode() else _function_modes()
+    return any(getattr(mode, "wants_one_call", False) for mode in modes)
 
 
 def linear_folded(
@@ -123,8 +128,9 @@ def linear_folded(
     pack_use: str | None = None,
 ) -> Tensor:
     """D = multiplier * (x @ weight.T) + offset, both folded from `vectors` (those of `FOLDED`)."""
-    if all(vector is None for vector in vectors):
-        return linear(BIAS, x, weight, None, None, precision, out, strict, pack_use)
+    bias, *others = vectors
+    if all(vector is None for vector in others):
+        return linear(BIAS, x, weight, bias, None, precision, out, strict, pack_use)
     fold = (*vectors, eps)
     return linear(SCALE_BATCH_NORM, x, weight, None, None, precision, out, strict, pack_use, fold)
 
@@ -293,6 +299,7 @@ def _linear_reference(call: LinearCall) -> Tensor:
             "accurate; accepted is None, or change torch's setting"
         )
     # The bias in the product: to 16 bits it is rounded once, with the bias, as in PyTorch.
+    call = call.with_bias_in_product()
     product = torch.nn.functional.linear(x, call.weight, call.bias)
     return call.epilogue.reference(product, None, call.operands, call.scalars)
 

@@ -52,6 +52,8 @@ def record(fn_or_name: Callable[..., Tensor] | str, *args: Any, **kwargs: Any) -
 class Recorder(TorchFunctionMode):
     """Catches the operators that a public function calls, in place of running them."""
 
+    wants_one_call = True
+
     def __init__(self) -> None:
         super().__init__()
         self.casts: list[str] = []

@@ -48,6 +48,9 @@ class UserEpilogue:
         self._names = {operand.name: place for place, operand in enumerate(self.traced.operands)}
         self._are_scalars = tuple(operand.kind == SCALAR for operand in self.traced.operands)
         self._has_rows = PER_ROW in self.traced.kinds
+        bias = self.traced.program.bias()
+        has_bias = bias is not None and self.traced.kinds[bias - 1] == PER_COLUMN
+        self._bias = bias - 1 if has_bias and bias is not None else None  # its place among the operands
         self._usual = self.linked(self._are_scalars)
 
     def __call__(
@@ -112,7 +115,11 @@ class UserEpilogue:
         checks.optional_tensors(out=out)
         if self.copied is not None and (bias := _as_bias(given[0], x, weight)) is not None:
             return _call.linear(self.copied, x, weight, bias, None, precision, out, strict, pack_use)
-        x, weight, _ = _call.autocast(x, weight)
+        of_bias = None if self._bias is None else given[self._bias]
+        x, weight, biases = _call.autocast(x, weight, of_bias if isinstance(of_bias, Tensor) else None)
+        if self._bias is not None and biases[0] is not None:
+            # Of the product's type, as a linear layer's is: it is added before that is rounded.
+            given = [*given[: self._bias], biases[0], *given[self._bias + 1 :]]
         lead, columns = x.shape[:-1], weight.shape[0] if weight.dim() else 0
         epilogue, tensors, numbers = self._arguments(x, given, (*lead, columns))
         is_flat = x.dim() in (0, 2)  # what is wrong with the first the checks of the call say

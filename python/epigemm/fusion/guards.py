@@ -32,7 +32,7 @@ def guard_more(guards: GuardsSet) -> None:
 def _exactly(builder: Any, guard: Guard) -> None:
     """A guard that a constant is equal does not see the sign of its zeros, nor what changes inside of it in place.
 
-    Zeros are guarded as objects, which the other guard keeps alive.
+    Zeros are guarded by how they are written.
     """
     value = builder.get(guard)
     if isinstance(value, (tuple, list)):
@@ -40,8 +40,13 @@ def _exactly(builder: Any, guard: Guard) -> None:
             part = Guard(GetItemSource(guard.originating_source, place), GuardBuilder.EQUALS_MATCH)
             builder.EQUALS_MATCH(part)
             _exactly(builder, part)
-    elif not isinstance(value, str) and _ZERO.search(repr(value)):
-        builder.ID_MATCH(guard)
+    elif not isinstance(value, str) and _ZERO.search(text := repr(value)):
+        same = (lambda now: repr(now) == text), [f"repr of {guard.name} == {text!r}"]
+        manager = builder.get_guard_manager(guard)
+        try:
+            manager.add_lambda_guard(*same, None)
+        except TypeError:  # torch 2.10
+            manager.add_lambda_guard(*same)
 
 
 def _not_hidden(builder: Any, guard: Guard, name: str) -> None:

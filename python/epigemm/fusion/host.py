@@ -81,11 +81,11 @@ def guard_sizes(graph: fx.Graph) -> None:
 
     A graph serves all sizes that it has symbols for, but what is fused in it was decided for the sizes at hand.
     """
-    for node in graph.nodes:
-        size = node.meta.get("example_value") if node.op == "placeholder" else None
-        if isinstance(size, torch.SymInt):
-            now = hint(size)
-            bool(size <= _FAR * now) and bool(_FAR * size > now)  # each comparison becomes a guard
+    given = (node.meta.get("example_value") for node in graph.nodes if node.op == "placeholder")
+    sizes = [size for size in given if isinstance(size, torch.SymInt) and size.node.has_hint()]
+    if sizes:
+        together, now = math.prod(sizes), math.prod(map(hint, sizes))
+        bool(together <= _FAR * now) and bool(_FAR * together > now)  # each comparison becomes a guard
 
 
 def _kernels(graph: fx.Graph) -> set[fx.Node]:

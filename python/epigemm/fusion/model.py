@@ -36,6 +36,8 @@ _WRAPPERS = {
     *("DataParallel", "DistributedDataParallel", "FullyShardedDataParallel", "FSDPModule", "DeepSpeedEngine")
 }
 _REPORT = "fusion_report"
+# What torch._dynamo.mark_dynamic and mark_unbacked leave on a tensor.
+_MARKS = ("_dynamo_dynamic_indices", "_dynamo_unbacked_indices")
 _numbers = itertools.count()
 _is_compiling = torch.compiler.is_compiling
 _tracing_state = torch._C._get_tracing_state
@@ -205,6 +207,7 @@ class _Call(Uncopied):
         self._left = ""
         self._watched: Watched | None = None
         self._marked: list[Tensor] = []
+        self._is_bounded = False  # the caller has said which sizes a graph is for
         self._in_vain: set[Any] = set()  # calls in whose graphs nothing was fused
         self._compiled = self._compile()
 
@@ -270,6 +273,8 @@ class _Call(Uncopied):
                 self.mark(value)
             elif type(value) is dict:
                 self.mark(value.values())
+            elif any(hasattr(value, mark) for mark in _MARKS):
+                self._is_bounded = True
             elif type(value) is Tensor and value.dim() and not hasattr(value, "_dynamo_weak_dynamic_indices"):
                 torch._dynamo.maybe_mark_dynamic(value, 0)
                 self._marked.append(value)
@@ -309,7 +314,9 @@ class _Call(Uncopied):
         guard_more(context.guards_context.dynamo_guards)
         if self._watched is not None:
             self._watched.note(context.traced_code or ())
-        report = fuse_graph(graph_module.graph, keep_packs=self._keep_packs)
+        report = fuse_graph(
+            graph_module.graph, keep_packs=self._keep_packs, guards_sizes=not self._is_bounded
+        )
         if report.sites:
             graph_module.graph.lint()
             graph_module.recompile()

@@ -23,7 +23,11 @@ def higher_order(graph: fx.Graph) -> str:
 
 
 def fuse_graph(
-    graph: fx.Graph, *, keep_packs: bool = False, launches: host.Launches = host.Launches.EAGER
+    graph: fx.Graph,
+    *,
+    keep_packs: bool = False,
+    launches: host.Launches = host.Launches.EAGER,
+    guards_sizes: bool = False,
 ) -> FusionReport:
     """Replace every product of `graph` that pays, and what follows it, by one call, in place.
 
@@ -31,6 +35,7 @@ def fuse_graph(
         graph: Dynamo's.
         keep_packs: whether fp32 parameters keep their fp16 slices between calls.
         launches: who launches the kernels.
+        guards_sizes: have Dynamo ask again for sizes that are far from those of this call.
 
     Returns:
         What was done. The graph is as it was where the report has no sites.
@@ -51,7 +56,7 @@ def fuse_graph(
             chains.append(capture.chain(understood))
     judged = {chain: profit.judged(chain, keeps_pack=_keeps(chain, keep_packs)) for chain in chains}
     waits = host.why_not(graph, judged, launches)
-    if any(each.fallback_us for each in judged.values()):
+    if guards_sizes and any(each.fallback_us for each in judged.values()):
         host.guard_sizes(graph)
     # What a chain reads may be the result of an earlier one, which is replaced after it.
     for chain in chains:

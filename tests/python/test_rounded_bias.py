@@ -1,0 +1,101 @@
+"""A bias that cancels the product, in 16 bits: however a call is made, it is added before the sum is rounded."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import epigemm
+
+
+@epigemm.epilogue
+def tanh_of_sum(acc: Tensor, bias: epigemm.PerColumn) -> Tensor:
+    return torch.tanh(acc + bias)
+
+
+def operands(dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    x = (torch.rand(16, 64, generator=generator) + 8).to(dtype)
+    weight = (torch.rand(8, 64, generator=generator) + 1).to(dtype)
+    return x, weight, -(x @ weight.t()).float().mean(0).to(dtype)
+
+
+def assert_near(found: Tensor, wanted: Tensor, z: Tensor) -> None:
+    """Two roundings of a sum, of a slope of at most 1; the product alone is some 800, of 64 terms that are summed."""
+    summed = 64 * 2.0**-24 * 800
+    bound = (
+        2 * torch.finfo(found.dtype).eps * float(z.detach().abs().max() + wanted.detach().abs().max())
+        + summed
+    )
+    assert float((found.double() - wanted).detach().abs().max()) <= bound
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("how", ["fuse", "backend", "epilogue"])
+def test_autocast_rounds_the_bias_with_the_product(how: str, dtype: torch.dtype) -> None:
+    x, weight, bias = (each.float() for each in operands(dtype))
+    layer = nn.Linear(64, 8)
+    layer.weight, layer.bias = nn.Parameter(weight), nn.Parameter(bias)
+    model = nn.Sequential(layer, nn.Tanh())
+    z = F.linear(x.double(), weight.double(), bias.double())
+    call: Any = {
+        "fuse": lambda: epigemm.fuse(model)(x),
+        "backend": lambda: torch.compile(model, backend="epigemm", options={"backend": "aot_eager"})(x),
+        "epilogue": lambda: tanh_of_sum(x, weight, bias),
+    }[how]
+    with torch.no_grad(), torch.autocast("cpu", dtype):
+        assert_near(call(), torch.tanh(z), z)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_a_default_device_is_no_other_call(dtype: torch.dtype) -> None:
+    x, weight, bias = operands(dtype)
+    z = F.linear(x.double(), weight.double(), bias.double())
+    with torch.device("cpu"):
+        assert_near(epigemm.linear_scale(x, weight, bias, torch.ones(8, dtype=dtype)), z, z)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_functional_derivatives(dtype: torch.dtype) -> None:
+    x, weight, bias = operands(dtype)
+    z = F.linear(x.double(), weight.double(), bias.double())
+    found = torch.func.vjp(lambda x: tanh_of_sum(x, weight, bias), x)[0]
+    assert_near(found, torch.tanh(z), z)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize("how", ["vmap", "vjp", "compiled", "recorded", "autocast"])
+def test_a_scale_that_is_absent(how: str, dtype: torch.dtype) -> None:
+    """Nothing but the bias is folded: a linear layer."""
+    x, weight, bias = operands(dtype)
+
+    def run(x: Tensor) -> Tensor:
+        return epigemm.linear_scale(x, weight, bias, None)
+
+    weight.requires_grad_(how in ("compiled", "recorded"))
+    calls: dict[str, Any] = {
+        "vmap": lambda: torch.vmap(run)(x[:, None])[:, 0],
+        "vjp": lambda: torch.func.vjp(run, x)[0],
+        "compiled": lambda: torch.compile(run, backend="aot_eager")(x),
+        "recorded": lambda: run(x),
+        "autocast": lambda: run(x),
+    }
+    is_cast = how == "autocast" and dtype != torch.float32
+    with torch.autocast("cpu", torch.bfloat16 if dtype == torch.float32 else dtype, enabled=is_cast):
+        found = calls[how]()
+    z = F.linear(x.double(), weight.double(), bias.double())
+    assert_near(found, z, z)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+def test_out_may_not_be_the_weight(dtype: torch.dtype) -> None:
+    x, weight, bias = (each[:8] for each in operands(dtype))
+    x = x[:8]
+    weight = torch.cat([weight] * 8)[:8].contiguous()
+    out = weight.view(-1)[:64].view(8, 8)
+    with pytest.raises(RuntimeError, match="out: some of its elements share memory with weight"):
+        epigemm.linear_scale(x, weight, bias, torch.ones(8, dtype=dtype), out=out)
