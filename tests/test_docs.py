@@ -32,10 +32,7 @@ UNWANTED_IN_CODE = re.compile(
     r"second path|torch's own (path|road)|own road|whose like|\bof theirs\b|stands elsewhere|has to see|fp16 pieces",
     re.IGNORECASE,
 )
-NOT_YET_IN_CODE: set[str] = set()
 CODE = re.compile(r"```.*?```|`[^`]*`|^    .*?$", re.DOTALL | re.MULTILINE)
-# Another change rewrites this page.
-NOT_YET = {ROOT / "docs" / "fuse.md"}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
@@ -58,8 +55,6 @@ def test_epilogues_lists_what_an_epilogue_may_be_made_of() -> None:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_prose_is_no_wider_than_a_screen(page: Path) -> None:
     """Tables, links and code may be."""
-    if page in NOT_YET:
-        return
     text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
     lines = [line for line in text.splitlines() if not line.startswith(("|", "    ", "!["))]
     assert not [line for line in lines if len(line) > 100]
@@ -68,8 +63,6 @@ def test_prose_is_no_wider_than_a_screen(page: Path) -> None:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_old_names_do_not_come_back(page: Path) -> None:
     """In prose: what a program prints or takes is quoted as it is."""
-    if page in NOT_YET:
-        return
     prose = CODE.sub("", page.read_text(encoding="utf-8"))
     found = UNWANTED.search(prose)
     assert found is None, found
@@ -107,7 +100,7 @@ def remarks(path: Path) -> list[str]:
 
 
 def test_old_names_do_not_come_back_in_the_code() -> None:
-    files = [path for path in (ROOT / "python").rglob("*.py") if path.name not in NOT_YET_IN_CODE]
+    files = [path for path in (ROOT / "python").rglob("*.py")]
     found = [
         f"{path.name}: {text}" for path in files for text in remarks(path) if UNWANTED_IN_CODE.search(text)
     ]
