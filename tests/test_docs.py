@@ -100,7 +100,7 @@ def remarks(path: Path) -> list[str]:
 
 
 def test_old_names_do_not_come_back_in_the_code() -> None:
-    files = [path for path in (ROOT / "python").rglob("*.py")]
+    files = list((ROOT / "python").rglob("*.py"))
     found = [
         f"{path.name}: {text}" for path in files for text in remarks(path) if UNWANTED_IN_CODE.search(text)
     ]
