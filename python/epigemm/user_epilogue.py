@@ -219,17 +219,20 @@ class UserEpilogue:
                 raise TypeError(f"{spec.name}: got None; accepted is {_ACCEPTED[spec.kind]}")
         return values
 
+    def of_types(self, x: Tensor, given: Sequence[Tensor | float]) -> LinkedEpilogue:
+        """The epilogue for the element types of a call's tensors."""
+        dtype = getattr(x, "dtype", None)
+        if dtype is torch.float32 or dtype is torch.float64:
+            return self._usual
+        dtypes = [getattr(value, "dtype", None) for value in given]
+        folded = zip(self._are_scalars, dtypes, strict=True)
+        return self._epilogue(tuple(each or of is torch.float32 for each, of in folded))
+
     def _seen(
         self, x: Tensor, given: Sequence[Tensor | float]
     ) -> tuple[LinkedEpilogue, tuple[Tensor | float, ...]]:
         """The epilogue and its operands as the entry takes them, which sees whether they fit."""
-        dtype = getattr(x, "dtype", None)
-        if dtype is torch.float32 or dtype is torch.float64:
-            epilogue = self._usual
-        else:
-            dtypes = [getattr(value, "dtype", None) for value in given]
-            folded = zip(self._are_scalars, dtypes, strict=True)
-            epilogue = self._epilogue(tuple(each or of is torch.float32 for each, of in folded))
+        epilogue = self.of_types(x, given)
         if not self._has_rows:
             return epilogue, tuple(given)
         pairs = self._pairs(given)

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from epigemm import call as _call
 from epigemm import entry, packs
-from epigemm.epilogues import BIAS, MATRIX, PER_COLUMN, PER_ROW, SCALAR, Epilogue, compute_dtype
+from epigemm.epilogues import BIAS, MATRIX, PER_COLUMN, PER_ROW, SCALAR, Epilogue
 from epigemm.fusion.capture import Chain
 from epigemm.fusion.operands import Norm, Operand
 from epigemm.user_epilogue import UserEpilogue
@@ -85,13 +84,7 @@ class Site:
             assert self.epilogue.copied is not None
             found = self.epilogue.copied
         else:
-            wide = x.dtype is compute_dtype(x.dtype)
-            found = self.epilogue.linked(
-                [
-                    kind == SCALAR or (not wide and source.dtype is torch.float32)
-                    for kind, source in zip(self._operands, sources, strict=True)
-                ]
-            )
+            found = self.epilogue.of_types(x, sources)
         self._direct = found
         return found
 
