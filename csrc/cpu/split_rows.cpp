@@ -30,18 +30,20 @@ void split_rows_cpu(const StridedMatrix& matrix, int slices, void* buffer) {
     const float largest = largest_of(row, matrix);
     const RowScale scale = row_scale(largest);
     auto* halves = static_cast<Float16*>(out.slices) + r * out.padded_columns * slices;
-    int32_t large = 0, flags = 0;
+    int32_t large = 0, flags = 0, tiny = 0;
     for (int64_t column = 0; column < out.padded_columns; ++column) {
       const float x = column < matrix.columns ? row[column * matrix.column_stride] : 0.0f;
       const float s = scaled(x, scale);
       large += column < matrix.columns ? large_count(s, scale) : 0;
-      flags |= element_flags(x, s);
+      flags |= element_flags(x);
+      tiny += tiny_count(x, s);
       const Slices<Float16> split = split_element<Float16>(s, to_half, to_float);
       halves[slice_offset(column, 0, slices)] = split.high;
       if (slices == kSlices) halves[slice_offset(column, 1, slices)] = split.low;
     }
     out.roots[r] = row_root(row_exponent(largest));
-    out.statistics[r] = row_statistics(large, flags, scale, matrix.columns);
+    out.statistics[r] = row_statistics(large, flags, tiny, scale, matrix.columns);
+    out.tiny[r] = tiny;
   }
 }
 

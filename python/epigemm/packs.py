@@ -64,10 +64,10 @@ def checked_use(pack: str) -> str:
 def pack_bytes(rows: int, columns: int, slices: int) -> int:
     """Bytes of a [rows, columns] matrix in slices, as csrc/gemm/sm90_fp16x3/layout.h lays it out.
 
-    Scales and statistics of the rows, then the slices, each section of whole 256 bytes.
+    Scales, statistics and counts of the rows, then the slices, each section of whole 256 bytes.
     """
     padded = _round_up(columns, _INTERLEAVE if slices == 2 else 8)
-    return 2 * _round_up(4 * rows, _SECTION) + _round_up(2 * slices * rows * padded, _SECTION)
+    return 3 * _round_up(4 * rows, _SECTION) + _round_up(2 * slices * rows * padded, _SECTION)
 
 
 class _Owner:

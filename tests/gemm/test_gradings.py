@@ -223,13 +223,25 @@ def test_what_the_guard_lets_pass_is_accurate(seed: int, k: int) -> None:
 
 @pytest.mark.parametrize("k", [64, 127, 128, 512, 4096])
 def test_the_guards_edge(k: int) -> None:
-    """The worst data that passes costs less than one eps by range; one position fewer, and the guard acts."""
-    x, weight = exact.tightest_unguarded(k, CPU)
+    """The worst data that passes costs less than one eps by range; one position fewer, and the guard acts.
+
+    The large elements stand at the end, where the sum of magnitudes does not see them.
+    """
+    x, weight = (matrix.flip(1) for matrix in exact.tightest_unguarded(k, CPU))
     a, b = emulation.split(x), emulation.split(weight)
     assert bool(a.tiny.all() and b.tiny.all()) and not bool(emulation.unsafe_pairs(a, b).any())
     assert float(ratios(unguarded(x, weight), Exact.of(x, weight)).max()) <= bounds.SPLIT_RANGE / EPS + 1
-    x[:, 0] *= 0.5
+    x[:, -1] *= 0.5
     assert bool(emulation.unsafe_pairs(emulation.split(x), b).all())
+
+
+@pytest.mark.parametrize("k", [512, 4096])
+def test_rows_that_meet_are_safe(k: int) -> None:
+    """Half zeros on both sides, as after a ReLU, and one tiny element a row."""
+    draw = data.Draw.seeded(3, CPU)
+    x, weight = torch.relu(draw.normal(40, k)), torch.relu(draw.normal(40, k))
+    x[:, -1] = 2.0**-30
+    assert not bool(emulation.unsafe_pairs(emulation.split(x), emulation.split(weight)).any())
 
 
 def test_worst_mantissas_reach_eight() -> None:

@@ -266,6 +266,22 @@ def test_trouble_in_one_tile_leaves_the_others_alone(
     assert special.misplaced(after, Exact.of(x, weight), bound) == 0
 
 
+@full_precision
+@pytest.mark.parametrize("k", [64, 1000, 8192])
+@pytest.mark.parametrize("large_ones_meet_at", [(0, None), (0, 8), (-8, None)], ids=str)
+def test_the_sum_of_magnitudes_decides_right(ours: str, k: int, large_ones_meet_at: tuple[int, ...]) -> None:
+    """Tiny elements of x meet large ones of the weight; its large ones meet elements 2^gap smaller, or none."""
+    draw = data.Draw.seeded(k, DEVICE)
+    for gap in range(0, 44, 2):
+        x, weight = (draw.uniform(rows, k, 0.5, 1.0) for rows in (300, 264))
+        x[:, 1::2] *= 2.0**-30
+        meeting = torch.zeros(k // 2, device=DEVICE)
+        meeting[slice(*large_ones_meet_at)] = 2.0**-gap
+        weight[:, : k // 2 * 2 : 2] *= meeting
+        found = errors(OURS[ours](x, weight), Exact.of(x, weight))
+        assert found.max_ratio <= bounds.split(k) / bounds.EPS, (gap, found)
+
+
 @any_precision
 @pytest.mark.parametrize("name", ["columns_60", "wide_20", "outlier_20"])
 def test_repaired_results_repeat_bit_for_bit(ours: str, name: str) -> None:

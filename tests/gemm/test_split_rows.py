@@ -30,6 +30,7 @@ class Split:
 
     roots: npt.NDArray[np.float32]
     facts: npt.NDArray[np.int32]
+    tiny: npt.NDArray[np.int32]
     high: npt.NDArray[np.float16]  # [rows, padded columns]
     low: npt.NDArray[np.float16] | None
 
@@ -43,7 +44,7 @@ def padded(columns: int, pieces: int) -> int:
 
 
 def split_bytes(rows: int, columns: int, pieces: int) -> int:
-    return 2 * up(4 * rows, ALIGNMENT) + up(2 * pieces * rows * padded(columns, pieces), ALIGNMENT)
+    return 3 * up(4 * rows, ALIGNMENT) + up(2 * pieces * rows * padded(columns, pieces), ALIGNMENT)
 
 
 def split_into(matrix: Tensor, pieces: int, pack: Tensor) -> Split:
@@ -52,12 +53,13 @@ def split_into(matrix: Tensor, pieces: int, pack: Tensor) -> Split:
     rows, columns = matrix.shape
     section, width = up(4 * rows, ALIGNMENT), padded(columns, pieces)
     raw = pack.cpu().numpy()
-    halves = raw[2 * section : 2 * section + 2 * pieces * rows * width].view(np.float16)
-    roots, facts = raw[: 4 * rows].view(np.float32), raw[section : section + 4 * rows].view(np.int32)
+    halves = raw[3 * section : 3 * section + 2 * pieces * rows * width].view(np.float16)
+    roots = raw[: 4 * rows].view(np.float32)
+    facts, tiny = (raw[i * section : i * section + 4 * rows].view(np.int32) for i in (1, 2))
     if pieces == 1:
-        return Split(roots, facts, halves.reshape(rows, width), None)
+        return Split(roots, facts, tiny, halves.reshape(rows, width), None)
     blocks = halves.reshape(rows, width // INTERLEAVE, 2, INTERLEAVE)
-    return Split(roots, facts, blocks[:, :, 0].reshape(rows, width), blocks[:, :, 1].reshape(rows, width))
+    return Split(roots, facts, tiny, *(blocks[:, :, i].reshape(rows, width) for i in (0, 1)))
 
 
 def split(matrix: Tensor, pieces: int) -> Split:
@@ -86,8 +88,9 @@ def expected(matrix: Tensor, pieces: int) -> Split:
     size = np.abs(scaled)
     large = (size >= size.max(axis=1, initial=0.0)[:, None] * 2.0**-8).sum(axis=1)
     facts = np.where(largest > 0, large, columns)
+    tiny = (finite != 0) & (size < 2.0**-14)
     for flag, where in (
-        (TINY, (finite != 0) & (size < 2.0**-14)),
+        (TINY, tiny),
         (INFINITE, np.isinf(x)),
         (NAN, np.isnan(x)),
     ):
@@ -96,6 +99,7 @@ def expected(matrix: Tensor, pieces: int) -> Split:
     return Split(
         (2.0 ** (-exponents / 2)).astype(np.float32),
         facts.astype(np.int32),
+        tiny.sum(axis=1).astype(np.int32),
         np.pad(high, padding),
         np.pad(low, padding) if pieces == 2 else None,
     )
@@ -105,6 +109,7 @@ def assert_same(actual: Split, wanted: Split) -> None:
     """The same bits, except that zeros may have either sign."""
     np.testing.assert_array_equal(actual.roots, wanted.roots)
     np.testing.assert_array_equal(actual.facts, wanted.facts)
+    np.testing.assert_array_equal(actual.tiny, wanted.tiny)
     np.testing.assert_array_equal(actual.high, wanted.high)
     if wanted.low is None:
         assert actual.low is None

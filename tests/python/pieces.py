@@ -121,10 +121,12 @@ AT_HIGHEST: tuple[Any, ...] = (None, [], [], "highest")
 
 def decode(pack: Tensor, rows: int, columns: int, pieces: int) -> Tensor:
     """The fp64 matrix whose pieces a pack holds."""
-    section = -(-4 * rows // 256) * 256
     roots = pack[: 4 * rows].view(torch.float32).double()
     padded = -(-columns // INTERLEAVE) * INTERLEAVE if pieces == 2 else -(-columns // 8) * 8
-    halves = pack[2 * section : 2 * section + 2 * pieces * rows * padded].view(torch.float16).double()
+    size = 2 * pieces * rows * padded
+    # The slices are the last section; sections are whole 256 bytes.
+    start = packs.pack_bytes(rows, columns, pieces) - -(-size // 256) * 256
+    halves = pack[start : start + size].view(torch.float16).double()
     if pieces == 2:
         halves = halves.view(rows, -1, 2, INTERLEAVE)
         values = (halves[:, :, 0] + halves[:, :, 1] * 2.0**-11).reshape(rows, padded)

@@ -15,7 +15,9 @@ constexpr int kCtasPerMultiprocessor = 2;  // 128 registers a thread
 
 struct FixupArguments {
   StridedMatrix x, weight;
+  const float *x_roots, *weight_roots;
   const int32_t *x_statistics, *weight_statistics;
+  const int32_t *x_tiny, *weight_tiny;
   float* out;
   int64_t out_row_stride;
   link::Operands<float> operands;
@@ -54,14 +56,78 @@ __device__ inline RangeStatistics statistics_of_rows(const int32_t* statistics, 
   return mine;
 }
 
+// --- which results of a tile ---------------------------------------------------------------------------------------
+
+// A set of this thread's results of a tile: bit kAcross * i + j.
+using ResultSet = uint32_t;
+constexpr ResultSet kAllResults = ~ResultSet{0};
+static_assert(fp32_tile::kDown * fp32_tile::kAcross == 32);
+
+__device__ __forceinline__ constexpr ResultSet one_result(int i, int j) {
+  return ResultSet{1} << (fp32_tile::kAcross * i + j);
+}
+
+// The results (i, j) of which holds(i, j, row of x, row of the weight).
+template <class F>
+__device__ __forceinline__ ResultSet results_where(const FixupArguments& p, int64_t m0, int64_t n0, F holds) {
+  ResultSet set = 0;
+  const int64_t row0 = m0 + fp32_tile::ThreadTile::row0(), column0 = n0 + fp32_tile::ThreadTile::column0();
+#pragma unroll
+  for (int i = 0; i < fp32_tile::kDown; ++i) {
+    if (row0 + i >= p.x.rows) break;
+#pragma unroll
+    for (int j = 0; j < fp32_tile::kAcross; ++j) {
+      if (column0 + j >= p.weight.rows) break;
+      if (holds(i, j, row0 + i, column0 + j)) set |= one_result(i, j);
+    }
+  }
+  return set;
+}
+
+__device__ __forceinline__ fp32_tile::ScaledMagnitudes scaled_magnitudes(const FixupArguments& p, int64_t m0,
+                                                                         int64_t n0) {
+  fp32_tile::ScaledMagnitudes change;
+  const int64_t row0 = m0 + fp32_tile::ThreadTile::row0(), column0 = n0 + fp32_tile::ThreadTile::column0();
+#pragma unroll
+  for (int i = 0; i < fp32_tile::kDown; ++i) {
+    change.x_scales[i] = row0 + i < p.x.rows ? scale_of_root(p.x_roots[row0 + i]) : 0.0f;
+  }
+#pragma unroll
+  for (int j = 0; j < fp32_tile::kAcross; ++j) {
+    change.weight_scales[j] = column0 + j < p.weight.rows ? scale_of_root(p.weight_roots[column0 + j]) : 0.0f;
+  }
+  return change;
+}
+
+// The results that are recomputed. Each depends on its two rows alone: a row's results do not change with its
+// neighbours. An eighth of K is summed (and at least 64), so that in vain it costs little beside the recomputation.
+__device__ inline ResultSet rejected_results(const FixupArguments& p, int64_t m0, int64_t n0,
+                                             fp32_tile::Shared& shared) {
+  const int64_t summed = p.x.columns / 8;
+  ResultSet rejected = results_where(p, m0, n0, [&](int, int, int64_t row, int64_t column) {
+    return is_in_doubt(p.x_statistics[row], p.weight_statistics[column], p.x.columns);
+  });
+  const fp32_tile::ScaledMagnitudes magnitudes = scaled_magnitudes(p, m0, n0);
+  fp32_tile::ThreadTile tile;
+  for (int64_t k = 0; k < summed && __syncthreads_or(rejected); k += fp32_tile::kPartialSum) {
+    const int64_t end = min(k + fp32_tile::kPartialSum, p.x.columns);
+    fp32_tile::multiply(p.x, p.weight, m0, n0, k, end, magnitudes, shared, tile);
+    rejected &= ~results_where(p, m0, n0, [&](int i, int j, int64_t row, int64_t column) {
+      return !has_non_finite(p.x_statistics[row] | p.weight_statistics[column]) &&
+             is_large_enough(tile.sums[i][j], p.x_tiny[row] + p.weight_tiny[column]);
+    });
+  }
+  return rejected;
+}
+
 // --- results -------------------------------------------------------------------------------------------------------
 
-// Everything: all results of the tile; else those that the range check rejects, and the others keep what they have.
-template <class Epilogue, bool Everything>
-__device__ inline void recompute_tile(const FixupArguments& p, int64_t m0, int64_t n0) {
-  __shared__ fp32_tile::Shared shared;
+// The others keep what they have.
+template <class Epilogue>
+__device__ inline void recompute(const FixupArguments& p, int64_t m0, int64_t n0, ResultSet wanted,
+                                 fp32_tile::Shared& shared) {
   fp32_tile::ThreadTile tile;
-  fp32_tile::multiply(p.x, p.weight, m0, n0, shared, tile);
+  fp32_tile::multiply(p.x, p.weight, m0, n0, 0, p.x.columns, fp32_tile::Elements{}, shared, tile);
 #pragma unroll
   for (int i = 0; i < fp32_tile::kDown; ++i) {
     const int64_t row = m0 + tile.row0() + i;
@@ -73,7 +139,7 @@ __device__ inline void recompute_tile(const FixupArguments& p, int64_t m0, int64
     for (int j = 0; j < fp32_tile::kAcross; ++j) {
       const int64_t column = n0 + tile.column0() + j;
       if (column >= p.weight.rows) break;
-      if (!Everything && !is_rejected(p.x_statistics[row], p.weight_statistics[column], p.x.columns)) continue;
+      if (!(wanted & one_result(i, j))) continue;
       p.out[row * p.out_row_stride + column] = epilogue.apply(tile.sums[i][j], of_row, j);
     }
   }
@@ -83,12 +149,13 @@ __device__ inline void recompute_tile(const FixupArguments& p, int64_t m0, int64
 
 template <class Epilogue>
 __device__ inline void fixup_tile(const FixupArguments& p, int64_t m0, int64_t n0) {
+  __shared__ fp32_tile::Shared shared;
   const RangeStatistics x = statistics_of_rows(p.x_statistics, m0, min(m0 + fp32_tile::kTileM, p.x.rows));
   const RangeStatistics weight =
       statistics_of_rows(p.weight_statistics, n0, min(n0 + fp32_tile::kTileN, p.weight.rows));
-  if (out_of_range(x, weight, p.x.columns) || has_non_finite(x.flags | weight.flags)) {
-    recompute_tile<Epilogue, /*Everything=*/false>(p, m0, n0);
-  }
+  if (!out_of_range(x, weight, p.x.columns) && !has_non_finite(x.flags | weight.flags)) return;
+  const ResultSet rejected = rejected_results(p, m0, n0, shared);
+  if (__syncthreads_or(rejected)) recompute<Epilogue>(p, m0, n0, rejected, shared);
 }
 
 // Calls f(m0, n0) for the tiles of this CTA.
@@ -123,7 +190,8 @@ __device__ __forceinline__ void run_fixup(const FixupArguments& p) {
 // The whole product in fp32 multiply-adds: every result has the same chain of additions, wherever it stands.
 template <class Epilogue>
 __device__ __forceinline__ void run_fp32(const FixupArguments& p) {
-  for_each_tile(p, [&](int64_t m0, int64_t n0) { recompute_tile<Epilogue, /*Everything=*/true>(p, m0, n0); });
+  __shared__ fp32_tile::Shared shared;
+  for_each_tile(p, [&](int64_t m0, int64_t n0) { recompute<Epilogue>(p, m0, n0, kAllResults, shared); });
 }
 
 }  // namespace epigemm::sm90_fp16x3

@@ -5,7 +5,10 @@
 // scale. Multiply-adds lose nothing, and infinities and NaN come out as SGEMM's.
 #pragma once
 
+#include <cuda_pipeline.h>
+
 #include "gemm/sm90_fp16x3/layout.h"
+#include "gemm/sm90_fp16x3/slices.h"
 
 namespace epigemm::sm90_fp16x3::fp32_tile {
 
@@ -13,39 +16,44 @@ constexpr int kTileM = 128, kTileN = 64, kChunk = 16;  // of x's rows, of the we
 constexpr int kThreads = 256;
 constexpr int kDown = 8, kAcross = 4;  // results of one thread
 constexpr int kThreadsAcross = kTileN / kAcross;
-constexpr int kChunksPerPartialSum = 4;  // 64 of K
+constexpr int kChunksPerPartialSum = 4;
+constexpr int kPartialSum = kChunk * kChunksPerPartialSum;  // of K
 
-// Columns of a chunk are rows here; the padding keeps transposing stores off each other's banks.
-struct Shared {
-  alignas(16) float x[kChunk][kTileM + 4];
-  alignas(16) float weight[kChunk][kTileN + 4];
-};
+// Chunks on their way from memory: one tile a CTA is bound by latency.
+constexpr int kStages = 3;
 
-// This thread's elements of the next chunk of one operand, on their way from memory to shared memory.
+// Columns of a chunk are rows here; the padding keeps transposing copies off each other's banks.
 template <int Rows>
 struct Chunk {
-  static constexpr int kCount = Rows * kChunk / kThreads;
-  static constexpr int kRowStep = kThreads / kChunk;
-  float values[kCount];
-
-  static __device__ __forceinline__ int row() { return static_cast<int>(threadIdx.x) / kChunk; }
-  static __device__ __forceinline__ int column() { return static_cast<int>(threadIdx.x) % kChunk; }
-
-  __device__ __forceinline__ void load(const StridedMatrix& matrix, int64_t first_row, int64_t k) {
-    const int64_t r = first_row + row(), c = k + column();
-    const float* from = matrix.data + r * matrix.row_stride + c * matrix.column_stride;
-#pragma unroll
-    for (int i = 0; i < kCount; ++i, from += kRowStep * matrix.row_stride) {
-      values[i] = r + i * kRowStep < matrix.rows && c < matrix.columns ? *from : 0.0f;
-    }
-  }
-
-  template <int Pitch>
-  __device__ __forceinline__ void store(float (&shared)[kChunk][Pitch]) const {
-#pragma unroll
-    for (int i = 0; i < kCount; ++i) shared[column()][row() + i * kRowStep] = values[i];
-  }
+  alignas(16) float elements[kChunk][Rows + 4];
 };
+
+struct Shared {
+  Chunk<kTileM> x[kStages];
+  Chunk<kTileN> weight[kStages];
+};
+
+// Copies columns [k, k + kChunk) of `Rows` rows. Neighbouring threads copy neighbouring elements, along rows or across
+// them as the matrix lies. Every copy of a warp takes whole sectors: rows 2^n bytes apart share sets of the L1 cache,
+// and half a sector would be gone before the next copy asks for its rest.
+template <int Rows>
+__device__ __forceinline__ void copy_chunk(const StridedMatrix& matrix, int64_t first_row, int64_t k,
+                                           Chunk<Rows>& chunk) {
+  constexpr int kRowStep = kThreads / kChunk;
+  static_assert(kRowStep == kChunk);  // so that rows and columns of the threads can change places
+  const int slow = static_cast<int>(threadIdx.x) / kChunk, fast = static_cast<int>(threadIdx.x) % kChunk;
+  const bool is_transposed = matrix.row_stride < matrix.column_stride;
+  const int row = is_transposed ? fast : slow, column = is_transposed ? slow : fast;
+  const int64_t r = first_row + row, c = k + column;
+  const float* from = matrix.data + r * matrix.row_stride + c * matrix.column_stride;
+#pragma unroll
+  for (int i = 0; i < Rows; i += kRowStep, from += kRowStep * matrix.row_stride) {
+    const bool inside = r + i < matrix.rows && c < matrix.columns;
+    // Where all is filled with zeros, nothing is read.
+    __pipeline_memcpy_async(&chunk.elements[column][row + i], from, sizeof(float),
+                            /*zfill=*/inside ? 0 : sizeof(float));
+  }
+}
 
 struct ThreadTile {
   float sums[kDown][kAcross] = {};
@@ -54,17 +62,38 @@ struct ThreadTile {
   static __device__ int column0() { return static_cast<int>(threadIdx.x) % kThreadsAcross * kAcross; }
 };
 
+// What becomes of the elements of this thread's rows before they are multiplied: nothing,
+struct Elements {
+  __device__ __forceinline__ float of_x(float element, int) const { return element; }
+  __device__ __forceinline__ float of_weight(float element, int) const { return element; }
+};
+
+// or magnitudes on the scale of their row's slices.
+struct ScaledMagnitudes {
+  float x_scales[kDown], weight_scales[kAcross];
+  __device__ __forceinline__ float of_x(float element, int i) const { return magnitude(element) * x_scales[i]; }
+  __device__ __forceinline__ float of_weight(float element, int j) const {
+    return magnitude(element) * weight_scales[j];
+  }
+};
+
 __device__ __forceinline__ void load_four(float* to, const float* from) {
   *reinterpret_cast<float4*>(to) = *reinterpret_cast<const float4*>(from);
 }
 
-__device__ __forceinline__ void multiply_chunk(const Shared& shared, float (&partial)[kDown][kAcross]) {
+template <class Change>
+__device__ __forceinline__ void multiply_chunk(const Chunk<kTileM>& of_x, const Chunk<kTileN>& of_weight,
+                                               const Change& change, float (&partial)[kDown][kAcross]) {
 #pragma unroll
   for (int k = 0; k < kChunk; ++k) {
     alignas(16) float x[kDown], weight[kAcross];
-    load_four(x, &shared.x[k][ThreadTile::row0()]);
-    load_four(x + 4, &shared.x[k][ThreadTile::row0() + 4]);
-    load_four(weight, &shared.weight[k][ThreadTile::column0()]);
+    load_four(x, &of_x.elements[k][ThreadTile::row0()]);
+    load_four(x + 4, &of_x.elements[k][ThreadTile::row0() + 4]);
+    load_four(weight, &of_weight.elements[k][ThreadTile::column0()]);
+#pragma unroll
+    for (int i = 0; i < kDown; ++i) x[i] = change.of_x(x[i], i);
+#pragma unroll
+    for (int j = 0; j < kAcross; ++j) weight[j] = change.of_weight(weight[j], j);
 #pragma unroll
     for (int i = 0; i < kDown; ++i) {
 #pragma unroll
@@ -73,25 +102,28 @@ __device__ __forceinline__ void multiply_chunk(const Shared& shared, float (&par
   }
 }
 
-// All of K for the tile whose first rows are m0 of x and n0 of the weight. Sums of 64 products are added up apart: a
-// single chain of K additions would be less accurate than SGEMM's.
+// Adds columns [first, end) of the tile whose first rows are m0 of x and n0 of the weight. Sums of 64 products are
+// added up apart: a single chain of K additions would be less accurate than SGEMM's.
+template <class Change>
 __device__ inline void multiply(const StridedMatrix& x, const StridedMatrix& weight, int64_t m0, int64_t n0,
-                                Shared& shared, ThreadTile& tile) {
-  Chunk<kTileM> next_x;
-  Chunk<kTileN> next_weight;
-  next_x.load(x, m0, 0);
-  next_weight.load(weight, n0, 0);
+                                int64_t first, int64_t end, const Change& change, Shared& shared, ThreadTile& tile) {
+  const auto copy = [&](int64_t k, int stage) {
+    if (k < end) {
+      copy_chunk(x, m0, k, shared.x[stage]);
+      copy_chunk(weight, n0, k, shared.weight[stage]);
+    }
+    __pipeline_commit();  // an empty one too: the wait counts them
+  };
+  for (int stage = 0; stage < kStages - 1; ++stage) copy(first + stage * kChunk, stage);
   float partial[kDown][kAcross] = {};
-  int chunk = 0;
-  for (int64_t k = 0; k < x.columns; k += kChunk) {
-    __syncthreads();  // the previous chunk has been read
-    next_x.store(shared.x);
-    next_weight.store(shared.weight);
-    __syncthreads();
-    next_x.load(x, m0, k + kChunk);  // its latency hides behind the products
-    next_weight.load(weight, n0, k + kChunk);
-    multiply_chunk(shared, partial);
-    if (++chunk % kChunksPerPartialSum != 0 && k + kChunk < x.columns) continue;
+  int chunk = 0, stage = 0;
+  for (int64_t k = first; k < end; k += kChunk) {
+    __pipeline_wait_prior(kStages - 2);
+    __syncthreads();  // the chunk is there for all threads, and the previous one has been read
+    copy(k + (kStages - 1) * kChunk, stage == 0 ? kStages - 1 : stage - 1);
+    multiply_chunk(shared.x[stage], shared.weight[stage], change, partial);
+    stage = stage + 1 == kStages ? 0 : stage + 1;
+    if (++chunk % kChunksPerPartialSum != 0 && k + kChunk < end) continue;
 #pragma unroll
     for (int i = 0; i < kDown; ++i) {
 #pragma unroll

@@ -3,6 +3,7 @@
 // One buffer, its sections at multiples of 256 bytes:
 //   roots   fp32[rows]    2^(-e / 2) for the row's scale 2^e
 //   statistics   int32[rows]   what the range check has to know of the row (range_check.h)
+//   tiny    int32[rows]   how many of its elements lose bits
 //   slices  fp16          two slices: [rows, columns / 64, 2, 64], 64 hi and then their 64 lo: what a stage of the
 //                         mainloop reads of a row is 256 bytes in one place; one slice: [rows, columns]
 // Columns are padded with zeros.
@@ -47,21 +48,26 @@ struct StridedMatrix {
 struct SplitMatrix {
   float* roots = nullptr;
   int32_t* statistics = nullptr;
+  int32_t* tiny = nullptr;
   void* slices = nullptr;  // fp16
   int64_t rows = 0, columns = 0, padded_columns = 0;
 };
 
 constexpr int64_t split_bytes(int64_t rows, int64_t columns, int slices) {
-  return 2 * round_up_to(4 * rows, kSectionAlignment) +
+  return 3 * round_up_to(4 * rows, kSectionAlignment) +
          round_up_to(2 * slices * rows * padded_columns(columns, slices), kSectionAlignment);
 }
 
 inline SplitMatrix split_view(void* buffer, int64_t rows, int64_t columns, int slices) {
   const int64_t section = round_up_to(4 * rows, kSectionAlignment);
   char* const start = static_cast<char*>(buffer);
-  return {
-      reinterpret_cast<float*>(start), reinterpret_cast<int32_t*>(start + section), start + 2 * section, rows, columns,
-      padded_columns(columns, slices)};
+  return {reinterpret_cast<float*>(start),
+          reinterpret_cast<int32_t*>(start + section),
+          reinterpret_cast<int32_t*>(start + 2 * section),
+          start + 3 * section,
+          rows,
+          columns,
+          padded_columns(columns, slices)};
 }
 
 }  // namespace epigemm::sm90_fp16x3

@@ -13,6 +13,12 @@
 // slice, whose tiny elements lose 2^-25, measured against TF32's 2^-11.
 //
 // So a pair of rows needs another arithmetic only if one of them has tiny elements and B + C - K falls short.
+//
+// The count knows nothing of *where* the large elements are: two rows that are half zeros fall short, as after a ReLU,
+// although they nearly always meet. The fixup therefore sums |x_k| |w_k| over some of K. Scaled elements are below 2^15
+// and a tiny one loses at most 2^-35, with what it leaves to lo: T of them lose at most T 2^-20. (One slice: T 2^-10.)
+// A sum of 2^6 T would be large enough for that. 2^18 T also leaves those rows to fp32 that spread so far that few
+// products count: their 24 bits are better there than 22.
 #pragma once
 
 #include "gemm/sm90_fp16x3/slices.h"
@@ -51,10 +57,12 @@ EPIGEMM_HOST_DEVICE bool out_of_range(const RangeStatistics& x, const RangeStati
 
 EPIGEMM_HOST_DEVICE bool has_non_finite(int32_t flags) { return (flags & (kInfinite | kNaN)) != 0; }
 
-// Whether the result of one row of x and one of the weight, given by their statistics, is recomputed. It depends on
-// these two rows alone: a row's results do not change with its neighbours.
-EPIGEMM_HOST_DEVICE bool is_rejected(int32_t x, int32_t weight, int64_t columns) {
+// Whether the statistics of one row of x and of one of the weight leave in doubt that their result is right.
+EPIGEMM_HOST_DEVICE bool is_in_doubt(int32_t x, int32_t weight, int64_t columns) {
   return has_non_finite(x | weight) || out_of_range(range_statistics(x), range_statistics(weight), columns);
 }
+
+// Whether `sum` of |x_k| |w_k|, scaled, over some of K removes the doubt; `tiny`: of both rows.
+EPIGEMM_HOST_DEVICE bool is_large_enough(float sum, int32_t tiny) { return sum >= 0x1p18f * static_cast<float>(tiny); }
 
 }  // namespace epigemm::sm90_fp16x3

@@ -31,7 +31,7 @@ constexpr float kSmallestWhole = 0x1p-14f;  // fp16's smallest normal number: be
 
 // The statistics of a row: a count in the low bits, flags above it.
 constexpr int32_t kLargeMask = (1 << 28) - 1;  // how many elements are at least 2^-8 of the row's largest
-constexpr int32_t kTiny = 1 << 28;             // some element loses bits: 0 < |s| < 2^-14
+constexpr int32_t kTiny = 1 << 28;             // some element is tiny, it loses bits: 0 < |s| < 2^-14
 constexpr int32_t kInfinite = 1 << 29;
 constexpr int32_t kNaN = 1 << 30;
 constexpr float kLargeShare = 0x1p-8f;
@@ -62,6 +62,11 @@ EPIGEMM_HOST_DEVICE int row_exponent(float largest) {
 // 2^(-e / 2)
 EPIGEMM_HOST_DEVICE float row_root(int e) { return power_of_two(-e / 2); }
 
+// 2^e
+EPIGEMM_HOST_DEVICE float scale_of_root(float root) {
+  return power_of_two(2 * (127 - static_cast<int>(bit_cast<uint32_t>(root) >> 23)));
+}
+
 // The row's scale, and the threshold of its large elements.
 struct RowScale {
   float scale;           // 2^e
@@ -77,18 +82,22 @@ EPIGEMM_HOST_DEVICE RowScale row_scale(float largest) {
 // s; a number that is not finite counts as zero in the slices and is left to the range check.
 EPIGEMM_HOST_DEVICE float scaled(float x, const RowScale& row) { return is_finite(x) ? x * row.scale : 0.0f; }
 
-// The element's share in its row statistics: the count adds up, the flags are or-ed.
+// The element's share in its row statistics: the counts add up, the flags are or-ed.
 EPIGEMM_HOST_DEVICE int32_t large_count(float s, const RowScale& row) {
   return magnitude(s) >= row.large_from ? row.large_at_all : 0;
 }
-EPIGEMM_HOST_DEVICE int32_t element_flags(float x, float s) {
-  if (!is_finite(x)) return x == x ? kInfinite : kNaN;
-  return x != 0.0f && magnitude(s) < kSmallestWhole ? kTiny : 0;
+EPIGEMM_HOST_DEVICE int32_t tiny_count(float x, float s) {
+  return is_finite(x) && x != 0.0f && magnitude(s) < kSmallestWhole ? 1 : 0;
+}
+EPIGEMM_HOST_DEVICE int32_t element_flags(float x) {
+  if (is_finite(x)) return 0;
+  return x == x ? kInfinite : kNaN;
 }
 
 // A row of zeros loses nothing: all of it counts as large.
-EPIGEMM_HOST_DEVICE int32_t row_statistics(int32_t large, int32_t flags, const RowScale& row, int64_t columns) {
-  return (row.large_at_all ? large : static_cast<int32_t>(columns)) | flags;
+EPIGEMM_HOST_DEVICE int32_t row_statistics(int32_t large, int32_t flags, int32_t tiny, const RowScale& row,
+                                           int64_t columns) {
+  return (row.large_at_all ? large : static_cast<int32_t>(columns)) | flags | (tiny > 0 ? kTiny : 0);
 }
 
 template <class Half>

@@ -49,10 +49,19 @@ __device__ __forceinline__ float larger(float a, float b) { return a < b ? b : a
 struct Largest {
   __device__ float operator()(float a, float b) const { return larger(a, b); }
 };
-// A count in the low bits, flags above: counts of disjoint elements add up to at most the number of columns.
+// Both counts and the flags of some elements of a row, as one number that shuffles can carry.
+using Counts = int64_t;
+__device__ __forceinline__ Counts counts(int32_t large, int32_t flags, int32_t tiny) {
+  return int64_t(tiny) << 32 | large | flags;
+}
+__device__ __forceinline__ int32_t large_of(Counts counts) { return static_cast<int32_t>(counts) & kLargeMask; }
+__device__ __forceinline__ int32_t flags_of(Counts counts) { return static_cast<int32_t>(counts) & ~kLargeMask; }
+__device__ __forceinline__ int32_t tiny_of(Counts counts) { return static_cast<int32_t>(counts >> 32); }
+
+// Counts of disjoint elements add up to at most the number of columns.
 struct Together {
-  __device__ int32_t operator()(int32_t a, int32_t b) const {
-    return ((a & kLargeMask) + (b & kLargeMask)) | ((a | b) & ~kLargeMask);
+  __device__ Counts operator()(Counts a, Counts b) const {
+    return counts(large_of(a) + large_of(b), flags_of(a) | flags_of(b), tiny_of(a) + tiny_of(b));
   }
 };
 
@@ -60,15 +69,18 @@ __device__ __forceinline__ Slices<__half> split_one(float s) {
   return split_element<__half>(s, [](float x) { return __float2half_rn(x); }, [](__half x) { return __half2float(x); });
 }
 
-struct alignas(8) HalfVector {
-  __half values[kVector];
-};
+__device__ __forceinline__ void write_statistics(const SplitMatrix& out, int64_t row, float largest, Counts counts) {
+  out.roots[row] = row_root(row_exponent(largest));
+  out.tiny[row] = tiny_of(counts);
+  out.statistics[row] =
+      row_statistics(large_of(counts), flags_of(counts), tiny_of(counts), row_scale(largest), out.columns);
+}
 
 // Writes the slices of neighbouring elements and returns their share in the row statistics.
 template <int Count>
-__device__ __forceinline__ int32_t write_slices(const float (&x)[Count], int valid, const RowScale& scale, int slices,
-                                                __half* row, int column) {
-  int32_t statistics = 0;
+__device__ __forceinline__ Counts write_slices(const float (&x)[Count], int valid, const RowScale& scale, int slices,
+                                               __half* row, int column) {
+  int32_t large = 0, flags = 0, tiny = 0;
   struct alignas(2 * Count) {
     __half values[Count];
   } high, low;
@@ -78,13 +90,14 @@ __device__ __forceinline__ int32_t write_slices(const float (&x)[Count], int val
     const Slices<__half> split = split_one(s);
     high.values[i] = split.high;
     low.values[i] = split.low;
-    statistics += i < valid ? large_count(s, scale) : 0;
-    statistics |= element_flags(x[i], s);
+    large += i < valid ? large_count(s, scale) : 0;
+    flags |= element_flags(x[i]);
+    tiny += tiny_count(x[i], s);
   }
   using Vector = decltype(high);
   *reinterpret_cast<Vector*>(row + slice_offset(column, 0, slices)) = high;
   if (slices == kSlices) *reinterpret_cast<Vector*>(row + slice_offset(column, 1, slices)) = low;
-  return statistics;
+  return counts(large, flags, tiny);
 }
 
 // --- rows along memory (or with any strides) -----------------------------------------------------------------------
@@ -138,7 +151,7 @@ __global__ void __launch_bounds__(kMostThreads) split_rows_kernel(StridedMatrix 
 
   const RowScale scale = row_scale(largest);
   auto* const halves = static_cast<__half*>(out.slices) + r * out.padded_columns * slices;
-  int32_t statistics = 0;
+  Counts statistics = 0;
 #pragma unroll
   for (int i = 0; i < Held; ++i) {
     const int column = first + i * step;
@@ -151,11 +164,8 @@ __global__ void __launch_bounds__(kMostThreads) split_rows_kernel(StridedMatrix 
     row.load(column, x);
     statistics = Together{}(statistics, write_slices(x, row.valid(column), scale, slices, halves, column));
   }
-  statistics = reduce(statistics, 0, Together{});
-  if (threadIdx.x == 0) {
-    out.roots[r] = row_root(row_exponent(largest));
-    out.statistics[r] = row_statistics(statistics & kLargeMask, statistics & ~kLargeMask, scale, matrix.columns);
-  }
+  statistics = reduce(statistics, Counts{0}, Together{});
+  if (threadIdx.x == 0) write_statistics(out, r, largest, statistics);
 }
 
 // --- rows across memory (a transposed matrix) ----------------------------------------------------------------------
@@ -198,7 +208,7 @@ __global__ void __launch_bounds__(kStripThreads)
   __shared__ float block[kInterleave][kStrip + 1];  // + 1: columns of it are read without bank conflicts
   __shared__ float largest_of_warp[kStripWarps][kStrip];
   __shared__ float largest_of_row[kStrip];
-  __shared__ int32_t statistics_of_row[kStrip];
+  __shared__ Counts statistics_of_row[kStrip];
   const Sharing sharing;
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const int64_t r0 = int64_t(blockIdx.x / sharing.count()) * kStrip;
@@ -226,7 +236,7 @@ __global__ void __launch_bounds__(kStripThreads)
   sharing.sync();
 
   float row_largest[kRowsOfWarp];
-  int32_t statistics[kRowsOfWarp] = {};
+  Counts statistics[kRowsOfWarp] = {};
 #pragma unroll
   for (int i = 0; i < kRowsOfWarp; ++i) {
     const float mine = lane < sharing.count() ? sharing.of(largest_of_row[warp * kRowsOfWarp + i], lane) : 0.0f;
@@ -268,13 +278,9 @@ __global__ void __launch_bounds__(kStripThreads)
 #pragma unroll
     for (int i = 0; i < kRowsOfWarp; ++i) {
       const int64_t row = r0 + warp * kRowsOfWarp + i;
-      const int32_t mine = lane < sharing.count() ? sharing.of(statistics_of_row[warp * kRowsOfWarp + i], lane) : 0;
-      const int32_t all = reduce_warp(mine, Together{});
-      if (lane == 0 && row < matrix.rows) {
-        out.roots[row] = row_root(row_exponent(row_largest[i]));
-        out.statistics[row] =
-            row_statistics(all & kLargeMask, all & ~kLargeMask, row_scale(row_largest[i]), matrix.columns);
-      }
+      const Counts mine = lane < sharing.count() ? sharing.of(statistics_of_row[warp * kRowsOfWarp + i], lane) : 0;
+      const Counts all = reduce_warp(mine, Together{});
+      if (lane == 0 && row < matrix.rows) write_statistics(out, row, row_largest[i], all);
     }
   }
   sharing.sync();  // a CTA's shared memory stays until the first one has read it
