@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -45,14 +45,12 @@ class Alternative:
         roundings: intermediate ones to the output dtype, for the error bound.
         checked: False for what computes something else (the bare product, the copy).
         kernel: of ours: what the call launches; "torch" where PyTorch's GEMM does the work.
-        close: frees what ``run`` holds beyond its tensors.
     """
 
     run: Run
     roundings: int = _EAGER_ROUNDINGS
     checked: bool = True
     kernel: str = ""
-    close: Callable[[], object] = lambda: None
 
 
 Prepare = Callable[[Case, Data, Tensor], Alternative]
@@ -69,7 +67,7 @@ class Baseline:
         prepare: binds it to the tensors of a case; ``out`` may be written by every alternative.
         needs: what must hold of a case, names in `_NEEDS`.
         module: what it imports beyond torch.
-        slow_on: device types on which preparing it takes many seconds, so that it is measured after all others.
+        slow_on: device types on which preparing it takes many seconds: left out once the time budget is spent.
     """
 
     name: str
@@ -115,7 +113,7 @@ def our_call(case: Case, data: Data, *, packed: bool = True) -> tuple[Callable[.
     if data.weight is not None:
         given.append(epigemm.pack(data.weight) if packed and case.is_fp32_product else data.weight)
     if problem.training:
-        return epigemm.linear_scale, [*given, p.linear_bias, p.vectors["scale"]]
+        return epigemm.linear_scale, [*given, p.vectors["bias"], p.vectors["scale"]]
     assert problem.ours is not None
     return problem.ours, [*given, *problem.given(p).values()]
 
@@ -198,8 +196,8 @@ def _copy(case: Case, data: Data, out: Tensor) -> Alternative:
 
 
 def _addmm_activation(case: Case, data: Data, out: Tensor) -> Alternative:
-    assert data.weight is not None and data.parameters.bias is not None
-    x, transposed, bias = data.x, data.weight.t(), data.parameters.bias
+    assert data.weight is not None
+    x, transposed, bias = data.x, data.weight.t(), data.parameters.vectors["bias"]
 
     def run() -> Tensor:
         return torch._addmm_activation(bias, x, transposed, beta=1, alpha=1, use_gelu=False)
@@ -214,16 +212,17 @@ def _quack(case: Case, data: Data, out: Tensor) -> Alternative:
     """QuACK's product with a bias if there is one, then an activation or a matrix."""
     assert data.weight is not None
     library: Any = importlib.import_module("quack.gemm_interface")
-    problem, p, x, weight = case.problem, data.parameters, data.x, data.weight.t()
-    matrices = [p.vectors[name] for name, operand in problem.operands.items() if operand.kind == MATRIX]
+    problem, vectors, x, weight = case.problem, data.parameters.vectors, data.x, data.weight.t()
+    bias = vectors.get("bias")
+    matrices = [vectors[name] for name, operand in problem.operands.items() if operand.kind == MATRIX]
 
     def act() -> Tensor:
-        given = {"postact_out": out, "bias": p.bias, "activation": problem.quack}
+        given = {"postact_out": out, "bias": bias, "activation": problem.quack}
         library.gemm_act(x, weight, **given, store_preact=False, tuned=True)
         return out
 
     def add() -> Tensor:
-        library.gemm_add(x, weight, matrices[0], out=out, bias=p.bias, tuned=True)
+        library.gemm_add(x, weight, matrices[0], out=out, bias=bias, tuned=True)
         return out
 
     return Alternative(add if problem.quack == "add" else act)
@@ -265,8 +264,10 @@ def of_kind(kind: str) -> list[Baseline]:
     ]
 
 
-def select(among: Sequence[Baseline], wanted: Sequence[str], excluded: Sequence[str]) -> list[Baseline]:
-    """Those asked for; ours always takes part.
+def select(
+    among: Sequence[Baseline], wanted: Sequence[str], excluded: Sequence[str]
+) -> tuple[list[Baseline], dict[str, str]]:
+    """Those asked for that this machine has, and why others take no part; ours always does.
 
     Raises:
         ValueError: a name is not among them.
@@ -275,25 +276,11 @@ def select(among: Sequence[Baseline], wanted: Sequence[str], excluded: Sequence[
     for name in (*wanted, *excluded):
         if name not in names:
             raise ValueError(f"peers: got {name!r}; accepted are {', '.join(names)}")
-    chosen = [b for b in among if b.name == OURS or not wanted or b.name in wanted]
-    return [b for b in chosen if b.name == OURS or b.name not in excluded]
-
-
-def present(chosen: Sequence[Baseline]) -> tuple[list[Baseline], dict[str, str]]:
-    """Split into those that this machine has, and the absent ones with the reason."""
-    reasons = {baseline.name: baseline.absent() for baseline in chosen}
-    return [b for b in chosen if not reasons[b.name]], {name: why for name, why in reasons.items() if why}
-
-
-def poisoned(alternative: Alternative, out: Tensor) -> Alternative:
-    """The same, with ``out`` filled with NaN first: whatever a call does not write then shows.
-
-    So is what the allocator is likely to hand out for a result of the same size.
-    """
-
-    def run() -> Tensor:
-        out.fill_(float("nan"))
-        torch.full_like(out, float("nan"))
-        return alternative.run()
-
-    return replace(alternative, run=run)
+    found, absent = [], {}
+    for b in among:
+        asked = b.name == OURS or (b.name not in excluded and (not wanted or b.name in wanted))
+        if why := b.absent() if asked else "left out on the command line":
+            absent[b.name] = why
+        else:
+            found.append(b)
+    return found, absent

@@ -10,13 +10,11 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.cases import DTYPES, PRECISIONS
+from benchmarks.cases import DTYPES
 from benchmarks.harness import environment
-from benchmarks.harness.report import Console
-from benchmarks.kinds import CPU_TIME_BUDGET_S, MODELS_TIME_BUDGET_S, Run
+from benchmarks.kinds import CPU_TIME_BUDGET_S, Run
 
 USAGE = 2
-COUNT = 200
 _EPILOG = """\
 examples:
   python -m benchmarks --output bench                     the five models at their real sizes, all baselines
@@ -30,44 +28,39 @@ examples:
   python -m benchmarks.gradings --output gradings         accuracy of fp32
 exit status: 0 fine, 1 one of our results is wrong or missing, 2 wrong usage
 """
-# By kind: the options of others that it goes without. The first that is given is the kind.
-_WHAT = ("dtypes", "precision", "peers", "exclude", "no_max_autotune", "rounds")
-_ELSEWHERE = {
-    "custom": ("random", "precision", "plans", "host", "models", "tune"),
-    "host": ("random", "plans", "models", "tune", *_WHAT),
-    "models": ("sizes", "random", "plans", "tune", *_WHAT),
-    "tune": ("sizes", "plans", "quick", "cases", *_WHAT),
-    "plans": ("quick", "peers", "exclude", "no_max_autotune"),
-    "random": ("sizes", "quick", "dtypes", "precision"),
-    "": (),
+_LAYERS = "cases sizes dtypes peers exclude no_max_autotune quick time_budget"
+_RANDOM = "random count between"
+# By kind: the options that it takes; of several kinds on one command line the first counts, and takes the others.
+_TAKES = {
+    "custom": f"layers {_LAYERS}",
+    "host": "cases sizes quick",
+    "models": "cases quick time_budget",
+    "tune": _RANDOM,
+    "plans": f"{_RANDOM} cases sizes dtypes time_budget",
+    "random": "count between cases peers exclude no_max_autotune time_budget",
+    "bench": _LAYERS,
 }
+_ALWAYS = ("device", "output", "trees")
 
 
 def kind_of(options: argparse.Namespace) -> str:
-    """Which record is asked for, "" for the five models.
+    """Which record is asked for.
 
     Raises:
         ValueError: options that do not go together.
     """
-
-    def given(name: str) -> bool:
-        return getattr(options, name) not in (None, False, [])
-
-    kind = next(kind for kind in _ELSEWHERE if not kind or given(kind))
-    if others := [name for name in _ELSEWHERE[kind] if given(name)]:
-        raise ValueError(f"--{kind}: goes without --{others[0].replace('_', '-')}")
-    if options.layers and (options.sizes or kind != "custom"):
-        raise ValueError("--layers: goes with --custom, and without --sizes")
-    if options.random is None and (options.between or options.count is not None):
-        raise ValueError("--count, --between: go with --random SEED, which their points follow from")
+    given = {name: value for name, value in vars(options).items() if value != parser().get_default(name)}
+    kind = next((kind for kind in _TAKES if kind in given), "bench")
+    for name in given:
+        if name not in (kind, *_ALWAYS, *_TAKES[kind].split()):
+            what = f"--{kind}" if kind in given else "the five models"
+            raise ValueError(f"{what}: goes without --{name.replace('_', '-')}")
+    if options.layers and options.sizes:
+        raise ValueError("--layers: goes without --sizes")
     if kind == "tune" and options.random is None:
         raise ValueError("--tune: goes with --random SEED")
-    if options.count is None:
-        options.count = COUNT
     if options.count < 0 or not (options.count or options.between):
         raise ValueError(f"--count: expected at least 1, or 0 with --between, got {options.count}")
-    if options.rounds is not None and options.rounds < 1:
-        raise ValueError(f"--rounds: expected at least 1, got {options.rounds}")
     return kind
 
 
@@ -80,15 +73,12 @@ def parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     kinds = p.add_argument_group("which record (without one of these: the five models)")
-    seed = (
-        "cases at random shapes that follow from SEED alone; the record goes to random-SEED in --output, or "
-    )
-    seed += "in benchmarks/results/GPU"
-    between = "with --random: besides, M between powers of two on four layers, 72 points"
+    seed = "random shapes that follow from SEED alone; the record goes to random-SEED in --output, or in results/GPU"
+    between = "besides random shapes, M between powers of two on four layers, 72 points"
     kinds.add_argument("--custom", action="store_true", help="epilogues made of one Python function")
     kinds.add_argument("--layers", action="store_true", help="with --custom: layers with a short K")
     kinds.add_argument("--random", type=int, metavar="SEED", help=seed)
-    kinds.add_argument("--count", type=int, metavar="N", help=f"how many random shapes ({COUNT})")
+    kinds.add_argument("--count", type=int, default=200, metavar="N", help="how many random shapes (200)")
     kinds.add_argument("--between", action="store_true", help=between)
     kinds.add_argument("--host", action="store_true", help="what a call costs the host")
     kinds.add_argument("--models", action="store_true", help="whole models; --cases: NETWORK/MODE")
@@ -97,11 +87,9 @@ def parser() -> argparse.ArgumentParser:
     what = p.add_argument_group("what to compute")
     cases = "names, parts of names, patterns, or 2/76"
     sizes = "in place of the models' (elementwise: MxN)"
-    precision = "for fp32; GPU: both, CPU: highest"
     what.add_argument("--cases", nargs="+", default=[], metavar="NAME", help=cases)
     what.add_argument("--sizes", nargs="+", default=[], metavar="MxNxK", help=sizes)
-    what.add_argument("--dtypes", nargs="+", choices=list(DTYPES), help="default: fp32 bf16")
-    what.add_argument("--precision", nargs="+", choices=list(PRECISIONS), help=precision)
+    what.add_argument("--dtypes", nargs="+", choices=list(DTYPES), default=["fp32", "bf16"], help="fp32 bf16")
     what.add_argument("--device", default="", help="cuda (default where there is one), cuda:1, cpu")
     who = p.add_argument_group("against what")
     autotune = "leave out torch.compile's, which takes longest"
@@ -113,16 +101,18 @@ def parser() -> argparse.ArgumentParser:
     budget = (
         "start no slow baseline, and with --random, --plans, --models or --custom no point, after so many "
     )
-    budget += f"seconds (CPU: {CPU_TIME_BUDGET_S:g}; --models: {MODELS_TIME_BUDGET_S:g})"
-    how.add_argument("--rounds", type=int, help="calls in turn of each alternative, at least (15)")
+    budget += f"seconds (CPU: {CPU_TIME_BUDGET_S:g}; --models: 200)"
     how.add_argument("--quick", action="store_true", help=quick)
     how.add_argument("--time-budget", type=float, metavar="S", help=budget)
-    out = p.add_argument_group("what to keep")
-    trees = "git trees of the source, where git is missing"
-    output = "summary.json, record.json, tables.md and plots"
-    out.add_argument("--output", type=Path, metavar="DIR", help=output)
-    out.add_argument("--trees", metavar="csrc=HASH,python=HASH", help=trees)
+    add_output(p.add_argument_group("what to keep"), "summary.json, record.json, tables.md and plots")
     return p
+
+
+def add_output(group: argparse._ArgumentGroup, what: str) -> None:
+    """The options that say where a record goes, and of which source it is."""
+    trees = "git trees of the source, where git is missing"
+    group.add_argument("--output", type=Path, metavar="DIR", help=what)
+    group.add_argument("--trees", metavar="csrc=HASH,python=HASH", help=trees)
 
 
 def _device(name: str) -> torch.device:
@@ -145,11 +135,10 @@ def _device(name: str) -> torch.device:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the benchmark; returns the exit status."""
     options = parser().parse_args(arguments)
-    console = Console()
     try:
         kind, device = kind_of(options), _device(options.device)
-        run = Run(console, options, device, kind, environment.describe(device, options.trees))
-        return int(importlib.import_module(f"benchmarks.kinds.{kind or 'bench'}").main(run))
+        run = Run(options, device, environment.describe(device, options.trees))
+        return int(importlib.import_module(f"benchmarks.kinds.{kind}").main(run))
     except (ValueError, OSError) as error:
         print(f"benchmarks: {error}", file=sys.stderr)
         return USAGE

@@ -21,8 +21,6 @@ EPS, MOMENTUM = 1e-5, 0.1
 LINEAR, ELEMENTWISE, CUSTOM = "linear", "elementwise", "custom"
 # The kinds of operands, by the names that they have in epigemm.
 COLUMN, ROW, MATRIX, SCALAR = "PerColumn", "PerRow", "Matrix", "Scalar"
-LINEAR_BIAS = "linear_bias"
-"""Where `Parameters` has the bias that ``F.linear`` adds."""
 COUNTER = "num_batches_tracked"
 
 
@@ -94,16 +92,6 @@ class Parameters:
     vectors: dict[str, Tensor] = field(default_factory=dict)
     scalars: dict[str, float] = field(default_factory=dict)
 
-    @property
-    def linear_bias(self) -> Tensor | None:
-        """The bias inside the linear layer, or None."""
-        return self.vectors.get(LINEAR_BIAS)
-
-    @property
-    def bias(self) -> Tensor | None:
-        """The bias, wherever it is added."""
-        return self.vectors.get("bias", self.linear_bias)
-
     def columns(self, chosen: Tensor | slice, dtype: torch.dtype) -> Parameters:
         """The parameters of some output columns, converted to ``dtype``."""
         return replace(
@@ -131,7 +119,7 @@ class Problem:
         linear_bias: whether the operand "bias" is given to ``F.linear``.
         function: of "custom": of acc and of the operands by their names; `epigemm.epilogue` gets it.
         training: BatchNorm with batch statistics; running statistics are updated.
-        models: (problem number, real size, earlier size) in the public problem set.
+        models: (problem number, size) in the public problem set.
         quack: QuACK's name for it: an activation of ``gemm_act``, "add" for ``gemm_add``; "" where it has none.
         cancels: terms of the size of z cancel within it, as in GELU's 1 + erf(z): its error is relative to z, too.
     """
@@ -145,7 +133,7 @@ class Problem:
     linear_bias: bool = False
     function: Callable[..., Tensor] | None = None
     training: bool = False
-    models: tuple[tuple[str, Shape, Shape], ...] = ()
+    models: tuple[tuple[str, Shape], ...] = ()
     quack: str = ""
     cancels: bool = False
 
@@ -154,14 +142,14 @@ class Problem:
         """``linear/bias_relu``, ``linear/scale_batch_norm:train``, ``elementwise/sigmoid``."""
         return f"{self.kind}/{self.epilogue}" + (":train" if self.training else "")
 
-    def stored(self, name: str) -> str:
-        """The name of an operand in `Parameters`."""
-        return LINEAR_BIAS if name == "bias" and self.linear_bias else name
+    def inner_bias(self, p: Parameters) -> Tensor | None:
+        """The bias that ``F.linear`` adds, or None."""
+        return p.vectors["bias"] if self.linear_bias else None
 
     def values(self, p: Parameters) -> dict[str, Tensor | float]:
         """The operands as plain PyTorch sees them: columns [N], rows [M, 1], matrices [M, N], numbers."""
         known: dict[str, Tensor | float] = {**p.vectors, **p.scalars}
-        return {name: known[self.stored(name)] for name in self.operands}
+        return {name: known[name] for name in self.operands}
 
     def given(self, p: Parameters) -> dict[str, Tensor | float]:
         """The operands as a call of ours takes them: rows in the shape of x without its last axis."""
@@ -181,7 +169,7 @@ class Problem:
 
     def eager(self, x: Tensor, weight: Tensor | None, p: Parameters) -> Tensor:
         """The whole problem as PyTorch's users write it."""
-        return self.finish(x if weight is None else F.linear(x, weight, p.linear_bias), p)
+        return self.finish(x if weight is None else F.linear(x, weight, self.inner_bias(p)), p)
 
 
 def train_batch_norm(y: Tensor, p: Parameters) -> Tensor:
@@ -278,7 +266,7 @@ def _draw(problem: Problem, shape: Shape, dtype: torch.dtype, generator: torch.G
             values.normal_(std=operand.std, generator=generator)
         else:
             values.uniform_(low, high, generator=generator)
-        tensors[problem.stored(name)] = values.to(dtype)
+        tensors[name] = values.to(dtype)
     if problem.training:
         tensors[COUNTER] = torch.zeros((), dtype=torch.long, device=device)
     return Parameters(tensors, scalars)

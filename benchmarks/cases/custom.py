@@ -149,7 +149,7 @@ def select(
     Args:
         patterns: see `benchmarks.cases.matching`; none: all.
         sizes: M x N x K; none: `SIZES`, on a CPU tiny ones.
-        dtypes: "bf16", "fp32"; none: both.
+        dtypes: "bf16", "fp32".
         device: where they are to run.
 
     Raises:
@@ -166,5 +166,5 @@ def select(
         for shape in sizes or (CPU_SIZES if device.type == "cpu" else SIZES)
         for name in names
         for setting in SETTINGS
-        if not dtypes or setting.dtype_name in dtypes
+        if setting.dtype_name in dtypes
     ]

@@ -29,12 +29,13 @@ from benchmarks.cases import (
     matching,
 )
 
-_REAL, _LARGE_BATCH, _EARLIER = Shape(1024, 8192, 8192), Shape(16384, 4096, 4096), Shape(128, 512, 1024)
-_WIDE, _WIDE_EARLIER = Shape(4096, 393216), Shape(16, 16384)
+_REAL, _LARGE_BATCH, _WIDE = Shape(1024, 8192, 8192), Shape(16384, 4096, 4096), Shape(4096, 393216)
+# For a CPU: the sizes that the problem set had earlier.
+EARLIER = {LINEAR: Shape(128, 512, 1024), ELEMENTWISE: Shape(16, 16384)}
 
-_NORMAL = Operand(COLUMN, std=1.0)
+_NORMAL, _TWO = Operand(COLUMN, std=1.0), Operand(SCALAR, 2.0)
+_SCALE, _DIVISOR, _BIAS = {"scale": _TWO}, {"divisor": _TWO}, {"bias": _NORMAL}
 _LINEAR_BIAS = {"bias": Operand(COLUMN, of_linear=True)}
-_TWO = Operand(SCALAR, 2.0)
 # Statistics, weight and bias are random: BatchNorm's initial zeros and ones would hide errors.
 _BATCH_NORM = {
     "scale": _NORMAL,
@@ -65,78 +66,38 @@ def _relu_div(z: Tensor, divisor: float) -> Tensor:
 
 def problems() -> list[Problem]:
     """All of them; our functions are looked up at each call."""
-    batch_norm = Problem(
-        LINEAR,
-        "scale_batch_norm",
-        "batch_norm(scale * z)",
-        _LINEAR_BIAS | _BATCH_NORM,
-        _scale_batch_norm,
-        epigemm.linear_scale_batch_norm,
-        linear_bias=True,
-        models=(("2/33", _REAL, _EARLIER), ("2/39", _LARGE_BATCH, _EARLIER)),
-    )
-    linear = [
-        Problem(
-            LINEAR,
-            "bias_relu",
-            "relu(z + bias)",
-            {"bias": _NORMAL},
-            _bias_relu,
-            epigemm.linear_relu,
-            models=(("2/76", _REAL, _EARLIER),),
-            quack="relu",
-        ),
-        Problem(
-            LINEAR,
-            "sigmoid_scale_residual",
-            "z + scale * sigmoid(z)",
-            _LINEAR_BIAS | {"scale": _TWO},
-            _sigmoid_scale_residual,
-            epigemm.linear_sigmoid_scale_residual,
-            linear_bias=True,
-            models=(("2/70", _REAL, _EARLIER),),
-        ),
+    with_bias = functools.partial(Problem, LINEAR, linear_bias=True)
+    alone = functools.partial(Problem, ELEMENTWISE)
+    # fmt: off
+    batch_norm = with_bias("scale_batch_norm", "batch_norm(scale * z)", _LINEAR_BIAS | _BATCH_NORM, _scale_batch_norm,
+                           epigemm.linear_scale_batch_norm, models=(("2/33", _REAL), ("2/39", _LARGE_BATCH)))
+    return [
+        Problem(LINEAR, "bias_relu", "relu(z + bias)", _BIAS, _bias_relu, epigemm.linear_relu,
+                models=(("2/76", _REAL),), quack="relu"),
+        with_bias("sigmoid_scale_residual", "z + scale * sigmoid(z)", _LINEAR_BIAS | _SCALE, _sigmoid_scale_residual,
+                  epigemm.linear_sigmoid_scale_residual, models=(("2/70", _REAL),)),
         batch_norm,
         # Problems 33 and 39 never call eval(): they train.
         replace(batch_norm, training=True),
-        Problem(
-            LINEAR,
-            "relu_div",
-            "relu(z) / divisor",
-            _LINEAR_BIAS | {"divisor": _TWO},
-            _relu_div,
-            epigemm.linear_relu_div,
-            linear_bias=True,
-            models=(("2/63", _REAL, _EARLIER),),
-        ),
+        with_bias("relu_div", "relu(z) / divisor", _LINEAR_BIAS | _DIVISOR, _relu_div, epigemm.linear_relu_div,
+                  models=(("2/63", _REAL),)),
+        alone("bias_relu", "relu(x + bias)", _BIAS, _bias_relu, epigemm.bias_relu),
+        alone("sigmoid_scale_residual", "x + scale * sigmoid(x)", _SCALE, _sigmoid_scale_residual,
+              epigemm.sigmoid_scale_residual),
+        alone("scale_batch_norm", "batch_norm(scale * x)", _BATCH_NORM, _scale_batch_norm, epigemm.scale_batch_norm),
+        alone("relu_div", "relu(x) / divisor", _DIVISOR, _relu_div, epigemm.relu_div),
+        alone("sigmoid", "sigmoid(x)", {}, torch.sigmoid, epigemm.sigmoid, models=(("1/21", _WIDE),)),
     ]
-    model_21 = (("1/21", _WIDE, _WIDE_EARLIER),)
-    scale, divisor, bias = {"scale": _TWO}, {"divisor": _TWO}, {"bias": _NORMAL}
-    residual, batch_norm_of = epigemm.sigmoid_scale_residual, epigemm.scale_batch_norm
-    return [
-        *linear,
-        _elementwise("bias_relu", "relu(x + bias)", bias, _bias_relu, epigemm.bias_relu),
-        _elementwise(
-            "sigmoid_scale_residual", "x + scale * sigmoid(x)", scale, _sigmoid_scale_residual, residual
-        ),
-        _elementwise(
-            "scale_batch_norm", "batch_norm(scale * x)", _BATCH_NORM, _scale_batch_norm, batch_norm_of
-        ),
-        _elementwise("relu_div", "relu(x) / divisor", divisor, _relu_div, epigemm.relu_div),
-        _elementwise("sigmoid", "sigmoid(x)", {}, torch.sigmoid, epigemm.sigmoid, models=model_21),
-    ]
-
-
-_elementwise = functools.partial(Problem, ELEMENTWISE)
+    # fmt: on
 
 
 def sizes(problem: Problem, *, real: bool) -> dict[Shape, tuple[str, ...]]:
     """The sizes of a problem, each with the models that have it; without a model, the most common size."""
     found: dict[Shape, tuple[str, ...]] = {}
-    for number, today, earlier in problem.models:
-        shape = today if real else earlier
-        found[shape] = (*found.get(shape, ()), number)
-    return found or {_WIDE if real else _WIDE_EARLIER: ()}
+    for number, shape in problem.models or (("", _WIDE),):
+        shape = shape if real else EARLIER[problem.kind]
+        found[shape] = (*found.get(shape, ()), *filter(None, [number]))
+    return found
 
 
 def select(
@@ -154,14 +115,12 @@ def select(
         ValueError: a pattern matches nothing, or no case is left.
     """
     every = {problem.name: problem for problem in problems()}
-    numbers = {number: name for name, problem in every.items() for number, _, _ in problem.models}
-    by_number = {name for name, p in every.items() for number, _, _ in p.models if number in patterns}
-    rest = [pattern for pattern in patterns if pattern not in numbers]
-    by_name = matching(list(every), rest, "the problems are") if rest or not patterns else []
+    by_number = {number: name for name, problem in every.items() for number, _ in problem.models}
+    rest = [pattern for pattern in patterns if pattern not in by_number]
+    chosen = {name for name, p in every.items() for number, _ in p.models if number in patterns}
+    chosen |= set(matching(list(every), rest, "the problems are") if rest or not patterns else [])
     cases: dict[str, Case] = {}
-    for name, problem in every.items():
-        if name not in by_name and name not in by_number:
-            continue
+    for problem in [problem for name, problem in every.items() if name in chosen]:
         own = sizes(problem, real=real)
         is_linear = problem.kind == LINEAR
         for shape in [s for s in shapes if (s.k is not None) == is_linear] if shapes else own:

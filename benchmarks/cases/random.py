@@ -11,17 +11,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
-import torch
-
 from benchmarks.cases import Problem, Setting, Shape, matching
 from benchmarks.cases.problems import problems
-from benchmarks.harness.records import ADDMM, COMPILE, EAGER, MM, OURS, PLAIN
+from benchmarks.harness.records import ADDMM, COMPILE, EAGER, OURS, PLAIN
 
-BARE = MM
 SMALL_US = 20.0
 """A point where we or the best baseline take less is judged apart: there launches count, not kernels."""
 
+NO_SLICES = "needs a GPU: nothing runs on fp16 slices elsewhere"
 _SMALL_BAR = 0.92
+_SIGMOID = "sigmoid_scale_residual"
 _BF16, _FP16 = Setting("bf16", "highest"), Setting("fp16", "highest")
 _HIGHEST, _HIGH = Setting("fp32", "highest"), Setting("fp32", "high")
 
@@ -83,19 +82,12 @@ class Series:
 SERIES = (
     Series("bias_relu/bf16", "bias_relu", _BF16, 0.95, _SMALL_BAR),
     Series("bias_relu/fp16", "bias_relu", _FP16, 0.95, _SMALL_BAR),
-    Series("sigmoid_scale_residual/bf16", "sigmoid_scale_residual", _BF16, 0.97),
+    Series("sigmoid_scale_residual/bf16", _SIGMOID, _BF16, 0.97),
     Series("bias_relu/fp32_highest_packed", "bias_relu", _HIGHEST, 0.97, on_slices=True),
     Series("bias_relu/fp32_highest_plain", "bias_relu", _HIGHEST, 0.97, own=PLAIN),
     Series("bias_relu/fp32_high", "bias_relu", _HIGH, 0.93, on_slices=True),
     Series("between/bias_relu/bf16", "bias_relu", _BF16, 0.95, _SMALL_BAR, between=True),
-    Series(
-        "between/sigmoid_scale_residual/bf16",
-        "sigmoid_scale_residual",
-        _BF16,
-        0.95,
-        _SMALL_BAR,
-        between=True,
-    ),
+    Series("between/sigmoid_scale_residual/bf16", _SIGMOID, _BF16, 0.95, _SMALL_BAR, between=True),
 )
 
 
@@ -115,13 +107,6 @@ def select(patterns: Sequence[str], *, count: int, between: bool) -> list[Series
     if not chosen:
         raise ValueError("--random: no case is left")
     return chosen
-
-
-def why_skipped(series: Series, device: torch.device) -> str:
-    """Why a case makes no sense on a device; empty where it does."""
-    if series.on_slices and device.type != "cuda":
-        return "needs a GPU: nothing runs on fp16 slices elsewhere"
-    return ""
 
 
 def groups(chosen: Sequence[Series]) -> list[list[Series]]:

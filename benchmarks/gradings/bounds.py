@@ -13,6 +13,10 @@ max(1, K // 64)`` positions have both factors within 2^-8 of their rows' largest
 max``: the error is at most ``4 K 2^-33 / need`` of it, and K / need < 128: 1 eps. The scaled product loses 2^-25 of
 such an element, on both sides ``2 K 2^-25 max``: 2^-14 by the same reasoning.
 
+The fixup accepts other pairs with T such elements if the scaled ``|x| |w|`` add up to at least 2^18 T over an eighth of
+K. A scaled element is below 2^15, so that T of them lose at most ``T 2^-35 2^15``, 2^-38 of the sum; one slice loses
+``T 2^-25 2^15``, 2^-28 of it. Both are below the bounds above.
+
 **Accumulation.** One MMA adds 16 products to an accumulator. Each of the 17 terms loses less than one unit of the
 last of 24 places of the largest of them, 2^-23 of it. Promoted every 64 (four MMAs), the large products lose ``68 *
 2 eps``, and every promotion rounds once: ``ceil(K / 64) eps``. The kernels do that from K = 4096 on; below they promote

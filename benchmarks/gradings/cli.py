@@ -1,57 +1,39 @@
-"""The command ``python -m benchmarks.gradings``."""
+"""The command ``python -m benchmarks.gradings``: everything graded on a GPU, its record, tables and plots."""
 
 from __future__ import annotations
 
 import argparse
 import json
 import sys
-import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from benchmarks.gradings import bounds, cost, products, show, sweep
+from benchmarks.cli import USAGE, add_output
+from benchmarks.gradings import bounds, cost, products, sweep
 from benchmarks.gradings.data import BY_NAME, DataClass
 from benchmarks.gradings.exact import GRADERS, Verdict
-from benchmarks.gradings.products import SCALED, SPLIT, Product
+from benchmarks.gradings.products import RIVAL, SCALED, SGEMM, SPLIT, Product
 from benchmarks.gradings.special import K as SPECIAL_K
 from benchmarks.gradings.special import special_verdicts
-from benchmarks.harness import environment, report
+from benchmarks.harness import environment, plots
+from benchmarks.harness.report import Record, Table, finite, number, progress, write_json
 from epigemm._native import cuda_status
 
-SCHEMA = 1
 METHOD = (
     "Errors of x @ weight.T against float64, as multiples of eps |A||B| entry by entry, eps = 2^-24: the largest over "
     "all entries and seeds, and the root mean square. Checks have a right answer or a derived bound."
 )
-OK, WRONG, USAGE = 0, 1, 2
-
-
-def parser() -> argparse.ArgumentParser:
-    """All options."""
-    p = argparse.ArgumentParser(
-        prog="python -m benchmarks.gradings",
-        description="Grade the accuracy of the fp32 products beside SGEMM and TF32, against float64.",
-        epilog="exit status: 0 fine, 1 one of our checks failed, 2 wrong usage or no GPU that the kernels run on",
-    )
-    p.add_argument("--output", type=Path, metavar="DIR", help="gradings.json and plots")
-    p.add_argument("--data", nargs="+", default=[], metavar="NAME", help="these classes of inputs alone")
-    p.add_argument("--max-k", type=int, default=max(sweep.KS), metavar="K", help="no K above it")
-    p.add_argument(
-        "--trees", metavar="csrc=HASH,python=HASH", help="git trees of the source, where git is missing"
-    )
-    return p
-
-
-def verdicts(graded: Mapping[str, Product], device: torch.device) -> dict[str, list[dict[str, Any]]]:
-    """Every check of every product; a low precision is held to its own bound where a bound is asked for."""
-    return {name: [v.record() for v in _verdicts(name, product, device)] for name, product in graded.items()}
+_SHOWN_K = (16, 64, 256, 1024, 4096, 8192, 32768)
+_MEASURES = {"max_ratio": "largest error", "rms_ratio": "rms error"}
 
 
 def _verdicts(name: str, product: Product, device: torch.device) -> Iterator[Verdict]:
-    low = SCALED in name or products.PRECISION[SCALED] in name
+    """Every check of a product; a low precision is held to its own bound where a bound is asked for."""
+    low = name in (SCALED, f"public {products.PRECISION[SCALED]}")
     for grader, function in GRADERS.items():
         if not (low and grader == "representation"):
             yield from function(product, device)
@@ -62,81 +44,140 @@ def _verdicts(name: str, product: Product, device: torch.device) -> Iterator[Ver
         yield from special_verdicts(product, device)
 
 
+def verdicts(checked: Mapping[str, Product], device: torch.device) -> dict[str, list[dict[str, Any]]]:
+    """Every check of every product, as plain data."""
+    return {
+        name: [asdict(verdict) | {"ok": verdict.ok} for verdict in _verdicts(name, product, device)]
+        for name, product in checked.items()
+    }
+
+
 def grade(
     graded: Mapping[str, Product],
-    checked: Mapping[str, Product],
     device: torch.device,
     *,
     classes: Sequence[DataClass] = tuple(BY_NAME.values()),
     ks: Sequence[int] = sweep.KS,
     size: tuple[int, int] = (sweep.ROWS, sweep.COLUMNS),
-    few_rows: bool = False,
+    told: Callable[[str], None] = lambda _: None,
 ) -> dict[str, Any]:
-    """Sweep, thresholds and verdicts as plain data; `few_rows`: also small M, which takes a GPU."""
-    started = time.monotonic()
-
-    def progress(what: str) -> None:
-        print(f"[{time.monotonic() - started:6.1f} s] {what}", file=sys.stderr, flush=True)
-
-    points = sweep.run(graded, device, classes=classes, ks=ks, size=size, progress=progress)
+    """Sweep and thresholds as plain data."""
+    points: list[sweep.Point] = []
+    for data in classes:
+        points += [sweep.grade(graded, data, k, sweep.seeds_for(k), device, size) for k in ks]
+        told(data.title)
     return {
         "size": size,
-        "sweep": [point.record() for point in points],
-        "few_rows": [point.record() for point in sweep.run_few_rows(device, classes)] if few_rows else [],
+        "sweep": [asdict(point) for point in points],
         "limits": {name: {"max": limits[0], "rms": limits[1]} for name, limits in sweep.LIMITS.items()},
         "thresholds": {name: sweep.thresholds(points, name) for name in (SPLIT, SCALED)},
-        "verdicts": verdicts(checked, device),
     }
 
 
-def _record(options: argparse.Namespace, device: torch.device) -> dict[str, Any]:
-    about = environment.describe(device, options.trees)
-    about["command"][2] = "benchmarks.gradings"
-    unknown = sorted(set(options.data) - set(BY_NAME))
-    if unknown:
-        raise ValueError(f"--data: got {', '.join(unknown)}; accepted are {', '.join(BY_NAME)}")
-    classes = [data for name, data in BY_NAME.items() if not options.data or name in options.data]
-    ks = [k for k in sweep.KS if k <= options.max_k]
-    if not ks:
-        raise ValueError(f"--max-k: got {options.max_k}; accepted is at least 1")
+def everything(device: torch.device) -> dict[str, Any]:
+    """All that gradings.json holds but where it was made."""
     graded = products.on_gpu()
-    checked = {name: graded[name] for name in (products.SGEMM, SPLIT, SCALED)}
-    checked |= {
-        f"public {precision}": products.public(precision) for precision in products.PRECISION.values()
-    }
-    found = grade(graded, checked, device, classes=classes, ks=ks, few_rows=True)
-    return {"schema": SCHEMA, "environment": about, "guard": cost.measure(device)} | found
-
-
-def failed(record: Mapping[str, Any]) -> bool:
-    """Whether a check of ours failed; SGEMM's own failures are only shown."""
-    ours = {name: found for name, found in record["verdicts"].items() if name != products.SGEMM}
-    return any(not verdict["ok"] for found in ours.values() for verdict in found)
+    checked = {name: graded[name] for name in (SGEMM, SPLIT, SCALED)}
+    checked |= {f"public {wish}": products.public(wish) for wish in products.PRECISION.values()}
+    found = {"guard": cost.measure(device)} | grade(graded, device, told=progress(len(BY_NAME)))
+    found["few_rows"] = [asdict(point) for point in sweep.run_few_rows(device, list(BY_NAME.values()))]
+    return found | {"verdicts": verdicts(checked, device)}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the gradings; returns the exit status."""
-    options = parser().parse_args(arguments)
-    console = report.Console()
+    """Run the gradings: 0 fine, 1 one of our checks failed, 2 wrong usage or no GPU that the kernels run on."""
+    what = "Grade the accuracy of the fp32 products beside SGEMM and TF32, against float64."
+    p = argparse.ArgumentParser(prog="python -m benchmarks.gradings", description=what, epilog=main.__doc__)
+    add_output(p.add_argument_group("what to keep"), "summary.json, gradings.json, tables.md and plots")
+    options = p.parse_args(arguments)
     try:
         reason = "torch sees no CUDA device" if not torch.cuda.is_available() else cuda_status(0)
         if reason:
             raise ValueError(f"gradings need a GPU that the kernels run on: {reason}")
-        record = _record(options, torch.device("cuda", torch.cuda.current_device()))
+        device = torch.device("cuda", torch.cuda.current_device())
+        about = environment.describe(device, options.trees)
+        about["command"][2] = "benchmarks.gradings"
+        return finish(about, everything(device), options.output)
     except (ValueError, OSError) as error:
         print(f"benchmarks.gradings: {error}", file=sys.stderr)
         return USAGE
-    return finish(record, console, options.output)
 
 
-def finish(record: Mapping[str, Any], console: report.Console, folder: Path | None) -> int:
-    """Show and write a record; the exit status."""
-    record = json.loads(json.dumps(report.finite(record), allow_nan=False))
-    console.line(environment.headline(record["environment"]))
-    about, figures = record["environment"], show.figures(record)
-    summary = report.Record("gradings", about, METHOD, {}, {}, [], figures, complete=True)
+def finish(about: Mapping[str, Any], found: Mapping[str, Any], folder: Path | None) -> int:
+    """Show and write a record; the exit status: whether a check of ours failed. SGEMM's own are only shown."""
+    found = json.loads(json.dumps(finite(found)))
+    remarks = []
+    for product, each in found["verdicts"].items():
+        failed = [v for v in each if not v["ok"]]
+        remarks.append(f"{product}: {len(each) - len(failed)} of {len(each)} checks passed")
+        remarks += [f"  {v['name']}: {v['measure']}, limit {v['limit']}" for v in failed]
     if folder:
-        for path in (report.write_json(record, folder / "gradings.json"), *show.write_plots(record, folder)):
-            console.line(f"wrote {path}")
-    summary.finish(console, folder, show.tables(record), show.remarks(record))
-    return WRONG if failed(record) else OK
+        write_json({"schema": 1, "environment": about, **found}, folder / "gradings.json")
+        write_plots(found, plots.device_line(about), folder)
+    Record("gradings", about, METHOD, folder, figures=figures(found)).finish(tables(found), remarks)
+    ours = (verdict for name, each in found["verdicts"].items() if name != SGEMM for verdict in each)
+    return int(not all(verdict["ok"] for verdict in ours))
+
+
+def tables(found: Mapping[str, Any]) -> list[Table]:
+    """Errors of the sweep, thresholds, what the range check costs."""
+    names = list(found["sweep"][0]["errors"])
+    rows = [
+        [BY_NAME[p["data"]].title, str(p["k"]), *(_cell(p["errors"][name]) for name in names)]
+        for p in found["sweep"]
+        if p["k"] in _SHOWN_K
+    ]
+    result = [Table("Largest / rms of |error| / (eps |A||B|), eps = 2^-24", ("data", "K", *names), rows)]
+    for arithmetic, by_data in found["thresholds"].items():
+        rows = [[name, "never" if k is None else str(k)] for name, k in by_data.items()]
+        title = f"{arithmetic}: no less accurate than {RIVAL[arithmetic]} from this K on"
+        result.append(Table(title, ("data", "K"), rows))
+    rows = [
+        ["x".join(map(str, g["shape"])), *(number(ms) for ms in g["ms"].values())] for g in found["guard"]
+    ]
+    title = "Range check: ms of a call, by what is computed again"
+    return [*result, Table(title, ("M x N x K", *found["guard"][0]["ms"]), rows)]
+
+
+def _cell(errors: Mapping[str, Any]) -> str:
+    if errors["max_ratio"] is None or errors["not_finite"]:
+        return "wrong"
+    return f"{errors['max_ratio']:.3g} / {errors['rms_ratio']:.2g}"
+
+
+def _over(point: Mapping[str, Any], arithmetic: str, measure: str) -> float | None:
+    """Our error over that of the product it stands in for; None unless both are numbers."""
+    errors = point["errors"]
+    if arithmetic not in errors:
+        return None
+    ours, other = errors[arithmetic][measure], errors[RIVAL[arithmetic]][measure]
+    return ours / other if ours and other else None
+
+
+def figures(found: Mapping[str, Any]) -> dict[str, Any]:
+    """What summary.json holds: checks passed, thresholds, and our worst error over SGEMM's at few rows, by data."""
+    few: dict[str, dict[str, float]] = {}
+    for point in found["few_rows"]:
+        for measure, name in (("max_ratio", "max_vs_sgemm"), ("rms_ratio", "rms_vs_sgemm")):
+            if times := _over(point, SPLIT, measure):
+                worst = few.setdefault(point["data"], {})
+                worst[name] = max(worst.get(name, 0.0), times)
+    passed = {
+        n: {"passed": sum(v["ok"] for v in each), "of": len(each)} for n, each in found["verdicts"].items()
+    }
+    return {"thresholds": found["thresholds"], "checks": passed, "cases": few}
+
+
+def write_plots(found: Mapping[str, Any], where: str, folder: Path) -> None:
+    """For each arithmetic one panel for each class: our error over the other's, over K."""
+    for arithmetic, rival in RIVAL.items():
+        lines: dict[str, dict[str, list[tuple[int, float]]]] = {}
+        for point in found["sweep"]:
+            panel = lines.setdefault(
+                BY_NAME[point["data"]].title, {label: [] for label in _MEASURES.values()}
+            )
+            for measure, label in _MEASURES.items():
+                if times := _over(point, arithmetic, measure):
+                    panel[label].append((point["k"], times))
+        title = f"Error of the {arithmetic} product over {rival}'s, against K (below 1: ours is more accurate)\n{where}"
+        plots.panels(lines, title, folder / f"gradings-{arithmetic}-over-{rival}.png")

@@ -9,8 +9,7 @@ point.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -38,10 +37,6 @@ class Verdict:
     def ok(self) -> bool:
         """Whether it passed (a NaN has not)."""
         return self.measure <= self.limit
-
-    def record(self) -> dict[str, Any]:
-        """As plain data."""
-        return asdict(self) | {"ok": self.ok}
 
 
 def integers(kind: str, m: int, n: int, k: int, device: torch.device, seed: int = 0) -> Pair:

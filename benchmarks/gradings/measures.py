@@ -7,7 +7,7 @@ With eps = 2^-24 and, entry by entry, |A||B| = ``|x| @ |weight|.T``, the *ratio*
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -50,10 +50,6 @@ class Errors:
     blas: float
     not_finite: int
 
-    def record(self) -> dict[str, float | int]:
-        """As plain data."""
-        return asdict(self)
-
 
 def ratios(result: Tensor, exact: Exact) -> Tensor:
     """|error| / (eps |A||B|), entry by entry; 0/0 is 0."""
@@ -66,17 +62,15 @@ def errors(result: Tensor, exact: Exact) -> Errors:
     """All measures of one result, by one transfer from the device."""
     ratio = ratios(result, exact)
     norm = torch.linalg.matrix_norm(result.double() - exact.product)
-    values = torch.stack(
-        [
-            ratio.max(),
-            ratio.square().mean().sqrt(),
-            norm / torch.linalg.matrix_norm(exact.product),
-            norm / (EPS * exact.blas_scale),
-            (~result.isfinite()).sum().double(),
-        ]
-    ).tolist()
-    largest, rms, relative, blas, not_finite = values
-    return Errors(largest, rms, relative, blas, int(not_finite))
+    values = (
+        ratio.max(),
+        ratio.square().mean().sqrt(),
+        norm / torch.linalg.matrix_norm(exact.product),
+        norm / (EPS * exact.blas_scale),
+    )
+    not_finite = (~result.isfinite()).sum().double()
+    largest, rms, relative, blas, count = torch.stack([*values, not_finite]).tolist()
+    return Errors(largest, rms, relative, blas, int(count))
 
 
 def worst(found: list[Errors]) -> Errors:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
-from benchmarks.gradings.data import CLASSES, EXTREME, DataClass
+from benchmarks.gradings.data import EXTREME, DataClass
 from benchmarks.gradings.measures import Errors, Exact, errors, worst
 from benchmarks.gradings.products import RIVAL, SGEMM, SPLIT, Product, forced, plan_of, sgemm
 
@@ -33,11 +32,6 @@ class Point:
     seeds: int
     errors: dict[str, Errors]
     size: tuple[int, int] = (ROWS, COLUMNS)
-
-    def record(self) -> dict[str, Any]:
-        """As plain data."""
-        found = {name: e.record() for name, e in self.errors.items()}
-        return {"data": self.data, "size": self.size, "k": self.k, "seeds": self.seeds, "errors": found}
 
     def times_rival(self, arithmetic: str) -> tuple[float, float]:
         """Maximum and rms as multiples of the rival's; 0/0 is 1."""
@@ -80,23 +74,6 @@ def grade(
     return Point(data.name, k, seeds, {name: worst(list_) for name, list_ in found.items()}, size)
 
 
-def run(
-    products: Mapping[str, Product],
-    device: torch.device,
-    *,
-    classes: Sequence[DataClass] = (*CLASSES, *EXTREME),
-    ks: Sequence[int] = KS,
-    size: tuple[int, int] = (ROWS, COLUMNS),
-    progress: Callable[[str], None] = lambda _: None,
-) -> list[Point]:
-    """Every class at every K."""
-    points: list[Point] = []
-    for data in classes:
-        points += [grade(products, data, k, seeds_for(k), device, size) for k in ks]
-        progress(data.title)
-    return points
-
-
 def grade_few_rows(data: DataClass, m: int, n: int, k: int, device: torch.device) -> Point | None:
     """One class at few rows, by the plan that dispatch takes beside a packed weight; None: it takes SGEMM."""
     plan = plan_of("bias", m, n, k, SPLIT, packed=True)
@@ -107,23 +84,17 @@ def grade_few_rows(data: DataClass, m: int, n: int, k: int, device: torch.device
     return grade(graded, data, k, max(2, 8 // m), device, (m, n))
 
 
-def run_few_rows(device: torch.device, classes: Sequence[DataClass] = CLASSES) -> list[Point]:
+def run_few_rows(device: torch.device, classes: Sequence[DataClass]) -> list[Point]:
     """Every class at every few rows, where dispatch takes the split."""
     found = [grade_few_rows(data, m, n, k, device) for data in classes for m in FEW_ROWS for n, k in LAYERS]
     return [point for point in found if point is not None]
 
 
 def threshold(points: Iterable[Point], arithmetic: str) -> int | None:
-    """The smallest measured K from which on every point is as accurate as the rival; None: not even the largest."""
-    chosen: int | None = None
-    by_k: dict[int, list[Point]] = {}
-    for point in points:
-        by_k.setdefault(point.k, []).append(point)
-    for k in sorted(by_k, reverse=True):
-        if not all(point.as_accurate(arithmetic) for point in by_k[k]):
-            break
-        chosen = k
-    return chosen
+    """The smallest measured K from which on every point is as accurate as the other; None: not even the largest."""
+    points = list(points)
+    worst = max((point.k for point in points if not point.as_accurate(arithmetic)), default=0)
+    return min((point.k for point in points if point.k > worst), default=None)
 
 
 def thresholds(points: Sequence[Point], arithmetic: str) -> dict[str, int | None]:

@@ -55,16 +55,6 @@ def source_trees() -> dict[str, Any]:
     return trees
 
 
-def _versions() -> dict[str, str]:
-    versions: dict[str, str] = {}
-    for package in _PACKAGES:
-        try:
-            versions[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return versions
-
-
 def _gpu(device: torch.device) -> dict[str, Any]:
     properties = torch.cuda.get_device_properties(device)
     index = torch.cuda.current_device() if device.index is None else device.index
@@ -96,13 +86,14 @@ def _short(word: str) -> str:
 
 def describe(device: torch.device, trees: str | None) -> dict[str, Any]:
     """The environment part of a record."""
+    found = {each.metadata["Name"]: each.version for each in importlib.metadata.distributions()}
     return {
         "device": device.type,
         "gpu": _gpu(device) if device.type == "cuda" else None,
         "cpu": {"name": _cpu_name(), "logical": os.cpu_count(), "threads": torch.get_num_threads()},
         "python": platform.python_version(),
         "torch": torch.__version__,
-        "packages": _versions(),
+        "packages": {name: found[name] for name in _PACKAGES if name in found},
         "epigemm": epigemm.build_info(),
         "trees": parse_trees(trees) if trees else source_trees(),
         # Where a record was written is nobody's business but its writer's: absolute paths shrink to their

@@ -1,7 +1,6 @@
 """What was measured: plain data. A record is an environment and cases; a case has groups of alternatives.
 
-Only within a group, whose alternatives took turns in one process, may times be divided. `Ratio` says which quotients a
-record's summary holds, and what is wanted of them.
+Only within a group, whose alternatives took turns in one process, may times be divided.
 """
 
 from __future__ import annotations
@@ -30,8 +29,6 @@ class Accuracy:
         ok: every checked element lies within its bound.
         wrong_elements: how many do not (NaN counts).
         fraction_of_bound: the largest |error| / bound; at most 1 when ok.
-        error_at_worst: |error| of that element.
-        bound_at_worst: the derived bound of that element.
         relative_error: Frobenius norm of the error over that of the reference.
         checked_columns: how many output columns were compared.
         problem: why nothing could be compared ("" otherwise).
@@ -40,8 +37,6 @@ class Accuracy:
     ok: bool
     wrong_elements: int
     fraction_of_bound: float
-    error_at_worst: float
-    bound_at_worst: float
     relative_error: float
     checked_columns: int
     problem: str = ""
@@ -49,7 +44,7 @@ class Accuracy:
     @classmethod
     def wrong(cls, problem: str) -> Accuracy:
         """A result that cannot even be compared."""
-        return cls(False, 0, math.inf, math.inf, 0.0, math.inf, 0, problem)
+        return cls(False, 0, math.inf, math.inf, 0, problem)
 
 
 @dataclass(frozen=True)
@@ -65,12 +60,9 @@ class Timing:
     @classmethod
     def of(cls, samples_ms: Sequence[float]) -> Timing:
         """Median and quartiles of the samples (at least one)."""
-        ordered = sorted(samples_ms)
-        if len(ordered) > 1:
-            q1, median, q3 = statistics.quantiles(ordered, n=4, method="inclusive")
-        else:
-            q1 = median = q3 = ordered[0]
-        return cls(median, q1, q3, ordered[0], len(ordered))
+        several = samples_ms if len(samples_ms) > 1 else [*samples_ms, *samples_ms]
+        q1, median, q3 = statistics.quantiles(several, method="inclusive")
+        return cls(median, q1, q3, min(samples_ms), len(samples_ms))
 
 
 @dataclass
@@ -98,22 +90,13 @@ class Measurement:
     error: str = ""
 
     @property
-    def wrong(self) -> bool:
-        """Whether a result left its bound."""
-        return any(not accuracy.ok for accuracy in self.accuracy.values())
-
-    @property
     def why_wrong(self) -> str:
-        """Why there is no figure; empty where there is one."""
-        if self.error or not self.wrong:
+        """Why there is no figure: an exception, or a result that left its bound; empty where there is one."""
+        wrong = [accuracy for accuracy in self.accuracy.values() if not accuracy.ok]
+        if self.error or not wrong:
             return self.error
-        worst = max(self.accuracy.values(), key=lambda accuracy: accuracy.fraction_of_bound)
+        worst = max(wrong, key=lambda accuracy: accuracy.fraction_of_bound)
         return worst.problem or f"{worst.wrong_elements} elements, {worst.fraction_of_bound:.3g} of the bound"
-
-    def ms(self, *, alone: bool = False) -> float | None:
-        """The median."""
-        timing = self.alone if alone else self.in_turn
-        return None if timing is None else timing.median_ms
 
 
 @dataclass
@@ -125,8 +108,12 @@ class Group:
 
     def ms(self, *, alone: bool = False) -> dict[str, float]:
         """The medians of those that have one."""
-        found = ((m.alternative, m.ms(alone=alone)) for m in self.measurements)
-        return {name: ms for name, ms in found if ms is not None}
+        found = ((m.alternative, m.alone if alone else m.in_turn) for m in self.measurements)
+        return {name: timing.median_ms for name, timing in found if timing is not None}
+
+    def us(self) -> dict[str, float]:
+        """Those in turn, in microseconds."""
+        return {name: 1e3 * ms for name, ms in self.ms().items()}
 
 
 @dataclass
@@ -135,6 +122,7 @@ class CaseResult:
 
     Attributes:
         skipped: alternative -> why it takes no part in this case.
+        groups: of random shapes, one for each time that the alternatives took turns; else one.
     """
 
     case: str
@@ -166,72 +154,35 @@ class CaseResult:
         )
 
     @property
-    def size(self) -> str:
-        """MxNxK."""
-        return "x".join(map(str, self.shape))
-
-    @property
     def measurements(self) -> dict[str, Measurement]:
-        """Each alternative once, from the first group that has it."""
-        found: dict[str, Measurement] = {}
-        for group in self.groups:
-            for measurement in group.measurements:
-                found.setdefault(measurement.alternative, measurement)
-        return found
-
-    def failed(self) -> list[Measurement]:
-        """Our own measurements that are wrong or did not run."""
-        ours = [m for g in self.groups for m in g.measurements if m.alternative in OWN]
-        return [m for m in ours if m.wrong or m.error]
+        """Each alternative, from the first group."""
+        return {m.alternative: m for group in self.groups[:1] for m in group.measurements}
 
     def times(self, *, alone: bool = False) -> dict[str, float]:
-        """Median milliseconds of each alternative, from the first group that has them."""
-        return {name: ms for group in reversed(self.groups) for name, ms in group.ms(alone=alone).items()}
+        """Median milliseconds of each alternative, from the first group."""
+        return self.groups[0].ms(alone=alone) if self.groups else {}
 
+    def failure(self) -> str:
+        """Why our own measurements are wrong or missing; empty where they are there."""
+        ours = [m for m in self.measurements.values() if m.alternative in OWN and m.why_wrong]
+        return "; ".join(f"{m.title}: {m.why_wrong}" for m in ours)
 
-@dataclass(frozen=True)
-class Ratio:
-    """The time of others over ours: above 1 ours is faster.
+    def ratio(self, others: Sequence[str] = (), own: str = OURS, *, alone: bool = False) -> float | None:
+        """The time of the best of others (none named: of all that compute the same) over ours; None without both."""
+        times = self.times(alone=alone)
+        best = self.best(others, alone=alone)
+        return round(times[best] / times[own], 4) if best and own in times else None
 
-    Attributes:
-        key: its name in a summary.
-        others: the best of these; empty: of all that compute the same.
-        own: which call of ours.
-        alone: each after a pause, not in turn.
-        dtypes: in which; empty: in all.
-        least: what is wanted of it.
-    """
-
-    key: str
-    others: tuple[str, ...] = ()
-    own: str = OURS
-    alone: bool = False
-    dtypes: tuple[str, ...] = ()
-    least: float | None = None
-
-    def best(self, result: CaseResult) -> tuple[float, str] | None:
-        """The ratio and the name of the best of the others, each in its first group; None where a time is missing."""
-        if self.dtypes and result.dtype not in self.dtypes:
-            return None
-        found: dict[str, float] = {}
-        for group in result.groups:
-            times = group.ms(alone=self.alone)
-            others = self.others or [name for name in times if name not in NOT_BASELINES]
-            for name in others if self.own in times else ():
-                if name in times:
-                    found.setdefault(name, times[name] / times[self.own])
-        return min(((ratio, name) for name, ratio in found.items()), default=None)
-
-
-def ratios(result: CaseResult, wanted: Sequence[Ratio]) -> dict[str, float]:
-    """The figures of one case, as far as there are any."""
-    found = {ratio.key: ratio.best(result) for ratio in wanted}
-    return {key: round(best[0], 4) for key, best in found.items() if best is not None}
+    def best(self, others: Sequence[str] = (), *, alone: bool = False) -> str:
+        """The fastest of others; empty where none has a time."""
+        times = self.times(alone=alone)
+        found = [name for name in times if (name in others if others else name not in NOT_BASELINES)]
+        return min(found, key=times.__getitem__, default="")
 
 
 def geomean(values: Sequence[float]) -> float | None:
     """The geometric mean; None of nothing."""
-    return math.exp(math.fsum(map(math.log, values)) / len(values)) if values else None
+    return statistics.geometric_mean(values) if values else None
 
 
 def not_run(results: Sequence[CaseResult]) -> dict[str, dict[str, list[str]]]:
@@ -243,7 +194,6 @@ def not_run(results: Sequence[CaseResult]) -> dict[str, dict[str, list[str]]]:
             if m.why_wrong:
                 reasons[m.alternative] = m.error or "further from float64 than its bound: not timed"
         for name, why in reasons.items():
-            if name in NOT_BASELINES and not why.startswith("not run:"):
-                continue
-            found.setdefault(name, {}).setdefault(why, []).append(result.case)
+            if name not in NOT_BASELINES or why.startswith("not run:"):
+                found.setdefault(name, {}).setdefault(why, []).append(result.case)
     return found

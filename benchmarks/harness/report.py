@@ -5,8 +5,10 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ from benchmarks.harness import environment, plots
 from benchmarks.harness.records import CaseResult, not_run
 
 SCHEMA = 2
+_FEW_STEPS = 200
 
 
 def finite(value: Any) -> Any:
@@ -31,8 +34,23 @@ def write_json(record: Mapping[str, Any], path: Path) -> Path:
     """Write by replacing, so that a run that is killed leaves its last complete record."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(path.name + ".partial")
-    partial.write_text(json.dumps(record, indent=1, allow_nan=False) + "\n")
+    partial.write_text(json.dumps(finite(record), indent=1, allow_nan=False) + "\n")
     return partial.replace(path)
+
+
+def progress(total: int) -> Callable[[str], None]:
+    """To be told each step that is finished: a line for each on standard error; of many, one line a second."""
+    started = shown = time.monotonic()
+    done = 0
+
+    def told(text: str) -> None:
+        nonlocal done, shown
+        done, now = done + 1, time.monotonic()
+        if total <= _FEW_STEPS or done == total or now - shown >= 1.0:
+            print(f"[{now - started:6.1f} s] {done}/{total} {text}", file=sys.stderr, flush=True)
+            shown = now
+
+    return told
 
 
 def number(value: float | None, form: str = ".3f") -> str:
@@ -55,47 +73,32 @@ class Table:
         return "\n".join([f"## {self.title}", "", *(f"| {line} |" for line in cells), ""])
 
 
-class Console:
-    """Standard output.
+def show(tables: Sequence[Table], lines: Sequence[str] = ()) -> None:
+    """Tables as they are written, then lines, on standard output.
 
     Raises:
         SystemExit: rich is not installed; names the extra that installs it.
     """
-
-    def __init__(self) -> None:
-        try:
-            import rich.box
-            import rich.console
-            import rich.table
-        except ImportError:
-            raise SystemExit(f"the benchmarks need rich for their tables: {plots.INSTALL}") from None
-        self._table_type, self._box = rich.table.Table, rich.box.SIMPLE_HEAD
-        # A pipe has no width of its own, and 80 columns would fold every table.
-        self._console = rich.console.Console()
-        if not self._console.is_terminal:
-            self._console = rich.console.Console(width=180, color_system=None)
-
-    def line(self, text: str) -> None:
-        """One line of text."""
-        self._console.print(text, highlight=False, markup=False)
-
-    def show(self, tables: Sequence[Table], remarks: Sequence[str] = ()) -> None:
-        """Tables as they are written, then lines."""
-        for each in tables:
-            table = self._table_type(title=_plain(each.title), title_justify="left", box=self._box)
-            for index, column in enumerate(each.columns):
-                left: Any = {"justify": "right" if index else "left", "no_wrap": not index}
-                table.add_column(_plain(column), overflow="fold", **left)
-            for row in each.rows:
-                table.add_row(*map(_plain, row))
-            self._console.print(table)
-        for remark in remarks:
-            self.line(remark)
-
-
-def _plain(text: str) -> str:
-    """Text in which rich sees no markup."""
-    return text.replace("[", "\\[")
+    try:
+        import rich.box
+        import rich.console
+        import rich.table
+        from rich.text import Text
+    except ImportError:
+        raise SystemExit(f"the benchmarks need rich for their tables: {plots.INSTALL}") from None
+    console = rich.console.Console()
+    if not console.is_terminal:  # a pipe has no width of its own, and 80 columns would fold every table
+        console = rich.console.Console(width=180, color_system=None)
+    for each in tables:
+        table = rich.table.Table(title=Text(each.title), title_justify="left", box=rich.box.SIMPLE_HEAD)
+        for index, column in enumerate(each.columns):
+            left: Any = {"justify": "right" if index else "left", "no_wrap": not index}
+            table.add_column(Text(column), overflow="fold", **left)
+        for row in each.rows:
+            table.add_row(*map(Text, row))
+        console.print(table)
+    for line in lines:
+        console.print(line, highlight=False, markup=False)
 
 
 @dataclass
@@ -106,7 +109,8 @@ class Record:
         kind: "bench", "custom", "random", "host", "tune", "models", "gradings".
         about: the environment.
         method: how it was measured, in words.
-        effort: the same in numbers.
+        folder: where it goes, if anywhere.
+        effort: how it was measured, in numbers.
         absent: alternative -> why this machine does not have it.
         results: the cases in full.
         figures: what the summary holds besides, "cases" above all.
@@ -116,54 +120,53 @@ class Record:
     kind: str
     about: Mapping[str, Any]
     method: str
-    effort: Mapping[str, Any]
-    absent: Mapping[str, str]
-    results: list[CaseResult]
-    figures: dict[str, Any]
+    folder: Path | None
+    effort: Mapping[str, Any] = field(default_factory=dict)
+    absent: Mapping[str, str] = field(default_factory=dict)
+    results: list[CaseResult] = field(default_factory=list)
+    figures: dict[str, Any] = field(default_factory=dict)
     complete: bool = False
+
+    @property
+    def _head(self) -> dict[str, Any]:
+        return {"schema": SCHEMA, "kind": self.kind, "complete": self.complete}
 
     def summary(self) -> dict[str, Any]:
         """What summary.json holds."""
         about = environment.identity(self.about) | {"cpu": self.about["cpu"]["name"]}
-        about["packages"] = self.about["packages"]
-        head = {"schema": SCHEMA, "kind": self.kind, "complete": self.complete, **about}
-        head |= {"effort": self.effort, "method": self.method, "absent": self.absent}
-        plain_data: dict[str, Any] = finite(head | {"not_run": not_run(self.results), **self.figures})
-        return plain_data
+        how = {"effort": self.effort, "method": self.method, "absent": self.absent}
+        how["packages"] = self.about["packages"]
+        plain: dict[str, Any] = finite(
+            self._head | about | how | {"not_run": not_run(self.results)} | self.figures
+        )
+        return plain
 
-    def full(self) -> dict[str, Any]:
-        """What record.json holds."""
-        head = {"schema": SCHEMA, "kind": self.kind, "complete": self.complete, "environment": self.about}
-        head |= {"effort": self.effort, "absent": self.absent}
-        plain_data: dict[str, Any] = finite(head | {"cases": [dataclasses.asdict(r) for r in self.results]})
-        return plain_data
-
-    def remarks(self) -> list[str]:
-        """What was not run, and why."""
-        found = [f"{name}: not here: {why}" for name, why in self.absent.items()]
-        for name, reasons in not_run(self.results).items():
-            found += [f"{name}: {why} ({len(cases)} cases)" for why, cases in reasons.items()]
-        return found
-
-    def write(self, folder: Path, tables: Sequence[Table] = (), remarks: Sequence[str] = ()) -> list[Path]:
-        """``summary.json``; of cases in full ``record.json``; with tables ``tables.md`` and plots."""
-        written = [write_json(self.summary(), folder / "summary.json")]
+    def write(self) -> list[Path]:
+        """``summary.json``, and of cases in full ``record.json``."""
+        if self.folder is None:
+            return []
+        written = [write_json(self.summary(), self.folder / "summary.json")]
         if self.results:
-            full = self.full()
-            written.append(write_json(full, folder / "record.json"))
-            if tables and self.kind != "custom":
-                written += plots.write_plots(full, folder)
-        if tables:
+            written.append(write_json(self._full(), self.folder / "record.json"))
+        return written
+
+    def _full(self) -> dict[str, Any]:
+        how = {"environment": self.about, "effort": self.effort, "absent": self.absent}
+        return self._head | how | {"cases": [dataclasses.asdict(result) for result in self.results]}
+
+    def finish(self, tables: Sequence[Table], remarks: Sequence[str] = (), *, plotted: bool = False) -> None:
+        """Write everything, with ``tables.md`` and plots, and show it."""
+        self.complete = True
+        remarks = [*remarks, *(f"{name}: not here: {why}" for name, why in self.absent.items())]
+        for name, reasons in not_run(self.results).items():
+            remarks += [f"{name}: {why} ({len(cases)} cases)" for why, cases in reasons.items()]
+        written = self.write()
+        if self.folder is not None:
+            if plotted:
+                written += plots.write_plots(self._full(), self.folder)
             command = f"`{' '.join(self.about['command'])}`"
             text = [f"# {environment.headline(self.about)}", "", command, "", self.method, ""]
             text += [table.markdown() for table in tables] + [f"- {remark}" for remark in remarks]
-            (folder / "tables.md").write_text("\n".join(text) + "\n")
-            written.append(folder / "tables.md")
-        return written
-
-    def finish(
-        self, console: Console, folder: Path | None, tables: Sequence[Table], remarks: Sequence[str] = ()
-    ) -> None:
-        """Write everything, where there is a folder, and show it."""
-        written = self.write(folder, tables, remarks) if folder else []
-        console.show(tables, [*remarks, *(f"wrote {path}" for path in written)])
+            (self.folder / "tables.md").write_text("\n".join(text) + "\n")
+            written.append(self.folder / "tables.md")
+        show(tables, [*remarks, *(f"wrote {path}" for path in written)])

@@ -4,36 +4,34 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from benchmarks import baselines
 from benchmarks.baselines import Baseline
-from benchmarks.cases import PRECISIONS, Setting, Shape
+from benchmarks.cases import PRECISIONS, Case, Setting, Shape
 from benchmarks.cases import random as drawn
 from benchmarks.harness import environment
-from benchmarks.harness.records import MAX_AUTOTUNE
-from benchmarks.harness.report import Console
-from benchmarks.harness.runner import Bench
+from benchmarks.harness.records import MAX_AUTOTUNE, CaseResult
+from benchmarks.harness.report import Record, progress, show
+from benchmarks.harness.runner import Bench, Budget, fitting
 from epigemm.timing import Effort
 
-CPU_TIME_BUDGET_S, MODELS_TIME_BUDGET_S = 40.0, 200.0
-"""A run on a CPU, or of models, starts nothing slow after so many seconds, unless it is told otherwise."""
-SEED = 0
+CPU_TIME_BUDGET_S = 40.0
+"""A run on a CPU starts nothing slow after so many seconds, unless it is told otherwise."""
 _ON_CPU = Effort(rounds=10, max_rounds=40, alone_calls=10, pause_s=0.1)
 
 
 @dataclass
 class Run:
-    """What every kind of record starts from: the options, where it runs, where it shows its tables."""
+    """What every kind of record starts from: the options, and where it runs."""
 
-    console: Console
     options: argparse.Namespace
     device: torch.device
-    kind: str
     about: Mapping[str, Any]
 
     @property
@@ -42,37 +40,30 @@ class Run:
         given: float | None = self.options.time_budget
         return CPU_TIME_BUDGET_S if given is None and self.device.type == "cpu" else given
 
-    def bench(self, effort: Effort | None = None) -> Bench:
-        """Timer and steps."""
+    def bench(self, effort: Effort | None = None, **changes: Any) -> Bench:
+        """Timer and steps; by default as much effort as the device takes."""
         effort = effort or (Effort() if self.device.type == "cuda" else _ON_CPU)
+        effort = dataclasses.replace(effort, **changes)
         if self.options.quick:
             effort = dataclasses.replace(effort, rounds=5, min_ms=5.0, max_rounds=20, pause_s=None)
-        if rounds := self.options.rounds:
-            effort = dataclasses.replace(effort, rounds=rounds, max_rounds=max(rounds, effort.max_rounds))
-        return Bench(self.device, effort, SEED)
+        return Bench(self.device, effort)
 
     def baselines(
         self, among: Sequence[Baseline], exclude: Sequence[str] = ()
     ) -> tuple[list[Baseline], dict[str, str]]:
         """Those that take part, and why others do not."""
-        options = self.options
-        known = [baseline.name for baseline in among]
-        if options.no_max_autotune and MAX_AUTOTUNE in known:
+        if self.options.no_max_autotune and MAX_AUTOTUNE in [baseline.name for baseline in among]:
             exclude = [*exclude, MAX_AUTOTUNE]
-        chosen = baselines.select(among, options.peers, [*options.exclude, *exclude])
-        available, absent = baselines.present(chosen)
-        names = {baseline.name for baseline in chosen}
-        return available, absent | {n: "left out on the command line" for n in known if n not in names}
+        return baselines.select(among, self.options.peers, [*self.options.exclude, *exclude])
 
     def settings(self) -> list[Setting]:
         """Every arithmetic asked for."""
-        precisions = self.options.precision or PRECISIONS[: 2 if self.device.type == "cuda" else 1]
-        chosen = [
+        precisions = PRECISIONS[: 2 if self.device.type == "cuda" else 1]
+        return [
             Setting(dtype, precision)
-            for dtype in self.options.dtypes or ["fp32", "bf16"]
-            for precision in (precisions if dtype == "fp32" else ["highest"])
+            for dtype in dict.fromkeys(self.options.dtypes)
+            for precision in (precisions if dtype == "fp32" else precisions[:1])
         ]
-        return list(dict.fromkeys(chosen))
 
     def shapes(self) -> list[Shape]:
         """Of ``--sizes``, or random ones."""
@@ -82,6 +73,38 @@ class Run:
         between = drawn.between(options.random) if options.between else []
         return drawn.draw(options.random, options.count) + between
 
-    def announce(self) -> None:
-        """The machine."""
-        self.console.line(environment.headline(self.about))
+    def record(self, kind: str, method: str, effort: Mapping[str, Any], folder: Path | None = None) -> Record:
+        """An empty record; the machine is shown."""
+        show([], [environment.headline(self.about)])
+        return Record(kind, self.about, method, folder or self.options.output, effort)
+
+    def measure(
+        self,
+        record: Record,
+        bench: Bench,
+        cases: Sequence[Case],
+        available: Sequence[Baseline],
+        figures: Callable[[Sequence[CaseResult]], dict[str, Any]],
+        *,
+        may_stop: bool = False,
+    ) -> bool:
+        """Fill a record, kept after each case; whether a result of ours is wrong.
+
+        When time is up, cases go without the baselines that are slow here, or with `may_stop` are left out.
+        """
+        budget, told = Budget(self.budget), progress(len(cases))
+        for asked in cases:
+            case = fitting(asked, self.device)
+            result = CaseResult.of(case)
+            why = budget.why_spent()
+            chosen = [b for b in available if not why or not (may_stop or self.device.type in b.slow_on)]
+            reasons = {b.name: b.applies(case, self.device) or why * (b not in chosen) for b in available}
+            result.skipped = {name: why for name, why in reasons.items() if why}
+            if chosen:
+                bench.measure(case, [b for b in chosen if not reasons[b.name]], result)
+            record.results.append(result)
+            wrong = {r.case: r.failure() for r in record.results if r.failure()}
+            record.figures |= {**figures(record.results), "wrong": wrong}
+            record.write()
+            told(case.name)
+        return bool(record.figures["wrong"])

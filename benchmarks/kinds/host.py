@@ -1,26 +1,24 @@
 """What a call costs the host, from Python to the launch: ``python -m benchmarks --host``.
 
 Small GEMMs are shorter on the device than their calls are on the host, which is then what a model waits for. The
-shapes are so small that the device is done before the host; whether it was is checked (see `Figure`). Hosts are
+shapes are so small that the device is done before the host; whether it was is checked (`MOST_WAITING`). Hosts are
 noisy, so the least of several rounds counts. On a CPU, where a call returns when it is done, these are the times of
 whole calls.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import fnmatch
 import statistics
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from benchmarks.cases import host as host_cases
 from benchmarks.cases.host import HostCase
-from benchmarks.harness.report import Record, Table
+from benchmarks.harness.report import Table
 from benchmarks.kinds import Run
 from epigemm.timing import Run as Call
 from epigemm.timing import Timer, make_timer
@@ -46,29 +44,10 @@ WANTED = (
 )
 
 
-@dataclass(frozen=True)
-class HostEffort:
-    """How much to measure: rounds, turns of each variant in a round, and calls in a turn."""
-
-    rounds: int = 10
-    turns: int = 15
-    calls: int = 30
-
-
-QUICK = HostEffort(rounds=2, turns=3, calls=3)
-
-
-@dataclass(frozen=True, order=True)
-class Figure:
-    """One variant in one round, or in one turn.
-
-    Attributes:
-        us: microseconds that one call keeps the host.
-        waiting: the wait for the device after the calls, as a fraction of their time.
-    """
-
-    us: float
-    waiting: float
+# Rounds, turns of each variant in a round, and calls in a turn.
+EFFORT, QUICK = {"rounds": 10, "turns": 15, "calls": 30}, {"rounds": 2, "turns": 3, "calls": 3}
+Figure = tuple[float, float]
+"""Microseconds that one call keeps the host; the wait for the device after the calls, as a fraction of their time."""
 
 
 def _turn(run: Call, calls: int, timer: Timer) -> Figure:
@@ -79,7 +58,7 @@ def _turn(run: Call, calls: int, timer: Timer) -> Figure:
     called = time.perf_counter()
     timer.synchronize()
     waited = time.perf_counter() - called
-    return Figure(1e6 * (called - start) / calls, waited / (called - start))
+    return 1e6 * (called - start) / calls, waited / (called - start)
 
 
 def _round(case: HostCase, turns: int, calls: int, timer: Timer) -> dict[str, Figure]:
@@ -89,34 +68,30 @@ def _round(case: HostCase, turns: int, calls: int, timer: Timer) -> dict[str, Fi
         for _ in range(turns):
             for name, run in case.runs.items():
                 found[name].append(_turn(run, calls, timer))
+    median = statistics.median
     return {
-        name: Figure(statistics.median(f.us for f in figures), statistics.median(f.waiting for f in figures))
-        for name, figures in found.items()
+        name: (median(us for us, _ in of), median(waits for _, waits in of)) for name, of in found.items()
     }
 
 
-def measure(cases: Sequence[HostCase], effort: HostEffort, timer: Timer) -> dict[str, dict[str, Figure]]:
-    """The least of all rounds, by case and variant.
+def measure(
+    cases: Sequence[HostCase], timer: Timer, *, rounds: int, turns: int, calls: int
+) -> dict[str, dict[str, Any]]:
+    """The least of all rounds, by case and variant, and whether a case is limited by the GPU.
 
     Every round goes through all cases: what disturbs the host for a second then spoils one round of each of them,
     not all rounds of one.
     """
     for case in cases:
-        _round(case, 1, effort.calls, timer)
-    rounds = [
-        {case.name: _round(case, effort.turns, effort.calls, timer) for case in cases}
-        for _ in range(effort.rounds)
-    ]
-    return {
-        case.name: {name: min(found[case.name][name] for found in rounds) for name in case.runs}
-        for case in cases
-    }
-
-
-def _case_record(figures: Mapping[str, Figure]) -> dict[str, Any]:
-    record: dict[str, Any] = {name: round(figure.us, 3) for name, figure in figures.items()}
-    limited = any(figure.waiting >= MOST_WAITING for figure in figures.values())
-    return record | ({LIMITED: True} if limited else {})
+        _round(case, 1, calls, timer)
+    found = [{case.name: _round(case, turns, calls, timer) for case in cases} for _ in range(rounds)]
+    record: dict[str, dict[str, Any]] = {}
+    for case in cases:
+        least = {name: min(each[case.name][name] for each in found) for name in case.runs}
+        record[case.name] = {name: round(us, 3) for name, (us, _) in least.items()}
+        if any(waiting >= MOST_WAITING for _, waiting in least.values()):
+            record[case.name][LIMITED] = True
+    return record
 
 
 def main(run: Run) -> int:
@@ -129,20 +104,17 @@ def main(run: Run) -> int:
     if len(shapes) > 1 or any(shape.k is None for shape in shapes):
         raise ValueError("--host: takes one size, MxNxK")
     names, skipped = host_cases.select(run.options.cases, device)
-    run.announce()
-    effort = QUICK if run.options.quick else HostEffort()
+    effort = QUICK if run.options.quick else EFFORT
+    record = run.record("host", METHOD, effort)
     cases = [host_cases.make(name, shapes[0] if shapes else None, device) for name in names]
-    measured = measure(cases, effort, make_timer(device))
-    figures = {
+    record.figures = {
         "shapes": {case.name: str(case.shape) for case in cases},
         "skipped": skipped,
-        "cases": {name: _case_record(found) for name, found in measured.items()},
+        "cases": measure(cases, make_timer(device), **effort),
     }
-    effort_ = dataclasses.asdict(effort)
-    record = Record("host", run.about, METHOD, effort_, {}, [], figures, complete=True)
     remarks = [f"{name}: skipped: {why}" for name, why in skipped.items()]
     remarks += [f"{name}: {what}" for name, what in host_cases.VARIANTS.items()]
-    record.finish(run.console, run.options.output, [times_table(figures), ratio_table(figures)], remarks)
+    record.finish([times_table(record.figures), ratio_table(record.figures)], remarks)
     return 0
 
 

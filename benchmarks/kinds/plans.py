@@ -6,18 +6,17 @@ planner gives it, and the fallback. No result is checked: the tests run every ke
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 
 from benchmarks.baselines import our_call
-from benchmarks.cases import Case
+from benchmarks.cases import Case, make_data
 from benchmarks.cases.problems import problems
-from benchmarks.harness.progress import shown_progress
 from benchmarks.harness.records import Timing
-from benchmarks.harness.report import SCHEMA, finite, write_json
-from benchmarks.harness.runner import Bench, Budget, Inputs, describe_error, matmul_precision
+from benchmarks.harness.report import SCHEMA, progress, show, write_json
+from benchmarks.harness.runner import Bench, Budget, describe_error, matmul_precision
 from benchmarks.kinds import Run
 from epigemm import candidates, execution
 from epigemm.calls import LinearCall
@@ -25,11 +24,10 @@ from epigemm.recording import record
 from epigemm.timing import Effort
 
 _EFFORT = Effort(rounds=5, min_ms=0.0, max_rounds=5, pause_s=None)
-_WRITE_EVERY = 100
 
 
 def main(run: Run) -> int:
-    """Measure; ``plans.json`` is kept as far as it has come. 1 if a point has none.
+    """Measure; ``plans.json``. 1 if a point has none.
 
     Raises:
         ValueError: not on a GPU, no shapes, or a case that is no linear problem by its full name.
@@ -43,37 +41,33 @@ def main(run: Run) -> int:
     if not chosen:
         raise ValueError(f"--cases: --plans takes linear problems by their full names, got {wanted}")
     cases = [Case(p, shape, setting) for setting in run.settings() for p in chosen for shape in shapes]
-    bench, budget, points = run.bench(_EFFORT), Budget(run.budget), []
-    head = {"schema": SCHEMA, "kind": "plans", "environment": run.about}
-    run.announce()
-    with shown_progress(len(cases)) as bench.progress:
-        for index, point in enumerate(sweep(bench, budget, cases)):
-            points.append(point)
-            if run.options.output and index % _WRITE_EVERY == 0:
-                write_json(finite(head | {"plan_points": points}), run.options.output / "plans.json")
-    if run.options.output:
-        found = head | {"complete": True, "left_out": budget.left_out, "plan_points": points}
-        run.console.line(f"wrote {write_json(finite(found), run.options.output / 'plans.json')}")
+    bench, budget, told = run.bench(_EFFORT), Budget(run.budget), progress(len(cases))
+    points = []
+    for case in budget.spend(cases, bench.device):
+        points += sweep(bench, case)
+        told(case.name)
     failed = [f"{point['case']}: {point['error']}" for point in points if point["error"]]
-    run.console.show([], failed)
-    return bool(failed)
+    if run.options.output:
+        head = {"schema": SCHEMA, "kind": "plans", "complete": True, "environment": run.about}
+        found = head | {"left_out": budget.left_out, "plan_points": points}
+        failed.append(f"wrote {write_json(found, run.options.output / 'plans.json')}")
+    show([], failed)
+    return any(point["error"] for point in points)
 
 
-def sweep(bench: Bench, budget: Budget, cases: Sequence[Case]) -> Iterator[dict[str, Any]]:
-    """A point for each case and arithmetic."""
-    cases = budget.with_room(cases, bench.device)
-    inputs = Inputs(bench.device, cases, bench.seed)
-    for case in budget.spend(cases):
-        try:
-            with torch.no_grad(), matmul_precision(case.setting):
-                yield from _points(bench, case, inputs)
-        except Exception as error:  # one point that fails must not take the others with it
-            yield {"case": case.name, "plans": [], "error": describe_error(error)}
-        bench.progress(case.name, True)
+def sweep(bench: Bench, case: Case) -> list[dict[str, Any]]:
+    """A point for each arithmetic of a case."""
+    try:
+        with torch.no_grad(), matmul_precision(case.setting):
+            return list(_points(bench, case))
+    except Exception as error:  # one point that fails must not take the others with it
+        return [{"case": case.name, "plans": [], "error": describe_error(error)}]
 
 
-def _points(bench: Bench, case: Case, inputs: Inputs) -> Iterator[dict[str, Any]]:
-    function, given = our_call(case, inputs.of(case)[0])
+def _points(bench: Bench, case: Case) -> Iterator[dict[str, Any]]:
+    data = make_data(case, bench.device, bench.seed)
+    data.refill(signed=True, seed=bench.seed + 1)
+    function, given = our_call(case, data)
     _, call = record(function, *given)[1].taken_apart()
     assert isinstance(call, LinearCall)
     answers = {each.arithmetic: each.plan for each in execution.considered(call)}

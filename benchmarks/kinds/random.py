@@ -15,28 +15,18 @@ import torch
 from torch import Tensor
 
 from benchmarks.baselines import BASELINES, FALLBACK, Alternative, Baseline
-from benchmarks.cases import Case, Data, Parameters, Problem, Shape, compile_in_this_process
+from benchmarks.cases import Case, Data, Parameters, Problem, Shape, compile_in_this_process, make_data
 from benchmarks.cases import random as drawn
-from benchmarks.cases.random import BARE, Series
-from benchmarks.harness.progress import shown_progress
-from benchmarks.harness.records import ADDMM, COMPILE, EAGER, OURS, OWN, CaseResult, Group, Measurement
-from benchmarks.harness.report import Record, finite
-from benchmarks.harness.runner import (
-    Bench,
-    Budget,
-    Inputs,
-    Ready,
-    close,
-    describe_error,
-    matmul_precision,
-)
+from benchmarks.cases.random import Series
+from benchmarks.harness.records import ADDMM, COMPILE, EAGER, MM, OURS, OWN, CaseResult, Group, Measurement
+from benchmarks.harness.report import progress
+from benchmarks.harness.runner import Bench, Budget, Ready, describe_error, matmul_precision
 from benchmarks.harness.sampling import SampledReference
 from benchmarks.kinds import Run
-from benchmarks.kinds.points import Point, point_table, summarise, summary_table, worst_points
+from benchmarks.kinds.points import ours, size, summarise, summary_table, worst_table
 from epigemm.timing import Effort
 
-RESULTS = Path("benchmarks") / "results"
-NAMES = (EAGER, BARE, ADDMM, COMPILE)
+NAMES = (EAGER, MM, ADDMM, COMPILE)
 EFFORT = Effort(rounds=5, min_ms=2.0, max_rounds=21, pause_s=None)
 """11 calls of what takes 200 us, 21 of anything short, 5 of anything long."""
 METHOD = (
@@ -64,37 +54,29 @@ class Drawing:
     baselines: Sequence[Baseline]
     budget: Budget = field(default_factory=Budget)
 
-    def measure(
-        self, group: Sequence[Series], shapes: Sequence[Shape]
-    ) -> Iterator[tuple[CaseResult, list[Point]]]:
+    def measure(self, group: Sequence[Series], shapes: Sequence[Shape]) -> Iterator[CaseResult]:
         """Series that share their baselines, at all points."""
         bench, problem, setting = self.bench, group[0].problem, group[0].setting
         cases = [Case(problem, shape, setting) for shape in shapes]
-        cases = self.budget.with_room(cases, bench.device)
-        inputs = Inputs(bench.device, cases, bench.seed)
         own = [BASELINES[name] for name in OWN if name in {series.own for series in group}]
-        others = [_unchecked(b) for b in self.baselines if b.name not in (*OWN, COMPILE)]
-        others = [b for b in others if cases and not b.applies(cases[0], bench.device)]
+        others = [b for b in self.baselines if b.name not in (*OWN, COMPILE)]
+        others = [b for b in others if not b.applies(cases[0], bench.device)]
         compiled = [compiled_baseline(problem)] if any(b.name == COMPILE for b in self.baselines) else []
-        for index, case in enumerate(self.budget.spend(cases)):
+        for index, case in enumerate(self.budget.spend(cases, bench.device)):
             result = CaseResult.of(case)
             sometimes = compiled if index % _COMPILE_EVERY == 0 else []
             with torch.no_grad(), matmul_precision(setting):
-                self._measure(group, case, result, inputs, [*own, *others, *sometimes])
-            bench.progress(case.name, True)
-            yield result, [Point.of(series, case, result) for series in group]
+                self._measure(group, case, result, [*own, *others, *sometimes])
+            yield result
 
     def _measure(
-        self,
-        group: Sequence[Series],
-        case: Case,
-        result: CaseResult,
-        inputs: Inputs,
-        chosen: Sequence[Baseline],
+        self, group: Sequence[Series], case: Case, result: CaseResult, chosen: Sequence[Baseline]
     ) -> None:
         bench = self.bench
         try:
-            data, out = inputs.of(case)
+            data = make_data(case, bench.device, bench.seed)
+            data.refill(signed=True, seed=bench.seed + 1)
+            out = torch.empty(case.shape.m, case.shape.n, dtype=case.setting.dtype, device=bench.device)
             reference = SampledReference(case, data, bench.seed)
         except Exception as error:
             failed = Measurement(group[0].own, "epigemm", error=describe_error(error))
@@ -102,7 +84,8 @@ class Drawing:
             return
         every = bench.prepare(case, data, out, chosen)
         for ready in every:
-            if ready.alternative is not None and ready.alternative.checked:
+            # Others are not checked: to hold one against float64 costs as much as timing it.
+            if ready.measurement.alternative in OWN:
                 bench.check(reference, "signed", out, ready)
                 _allow_fallback(reference, case, data, ready)
             # The median of three calls leaves out one first call. These two may take longer at their second, too: a
@@ -110,14 +93,13 @@ class Drawing:
             if ready.alternative is not None and ready.measurement.alternative in (*OWN, COMPILE):
                 ready.measurement.host_us = bench.timer.warm_up(ready.alternative.run)
         self._take_turns(result, every)
-        first = {name: 1e3 * ms for name, ms in result.groups[0].ms().items()}
+        first = result.groups[0].us()
         for _ in range(_AGAIN if any(series.misses(first) for series in group) else 0):
             time.sleep(_PAUSE_S)
             for ready in every:  # wakes the device
-                if ready.timed and ready.alternative is not None:
-                    ready.alternative.run()
+                if ready.timed:
+                    ready.timed.run()
             self._take_turns(result, every)
-        close(every)
 
     def _take_turns(self, result: CaseResult, every: Sequence[Ready]) -> None:
         self.bench.in_turn(every)
@@ -131,7 +113,7 @@ def _allow_fallback(reference: SampledReference, case: Case, data: Data, ready: 
     The bound is that of float32 sums. PyTorch lets cuBLAS add up parts of K in 16 bits, for eager as well.
     """
     m = ready.measurement
-    if ready.alternative is None or not m.wrong or m.kernel != FALLBACK:
+    if ready.alternative is None or not m.why_wrong or m.kernel != FALLBACK:
         return
     eager = reference.compare(eager_result(case, data), ready.alternative.roundings)
     for kind, found in m.accuracy.items():
@@ -145,15 +127,6 @@ def _allow_fallback(reference: SampledReference, case: Case, data: Data, ready: 
 def eager_result(case: Case, data: Data) -> Tensor:
     """What eager PyTorch computes."""
     return case.problem.eager(data.x, data.weight, data.parameters)
-
-
-def _unchecked(baseline: Baseline) -> Baseline:
-    """The same, its results not held against float64: that costs as much as timing them."""
-
-    def prepare(case: Case, data: Data, out: Tensor) -> Alternative:
-        return replace(baseline.prepare(case, data, out), checked=False)
-
-    return replace(baseline, prepare=prepare)
 
 
 def compiled_baseline(problem: Problem, backend: Any = "inductor") -> Baseline:
@@ -180,49 +153,44 @@ def compiled_baseline(problem: Problem, backend: Any = "inductor") -> Baseline:
 
 def folder(output: Path | None, about: Mapping[str, Any], seed: int) -> Path:
     """Where a seed's record goes: below ``output``, else below benchmarks/results/GPU."""
-    gpu = (about["gpu"] or {"name": "cpu"})["name"]
-    return (output or RESULTS / re.sub("[^a-z0-9]+", "-", gpu.lower()).strip("-")) / f"random-{seed}"
+    gpu = re.sub("[^a-z0-9]+", "-", (about["gpu"] or {"name": "cpu"})["name"].lower()).strip("-")
+    return (output or Path("benchmarks") / "results" / gpu) / f"random-{seed}"
 
 
 def main(run: Run) -> int:
     """Measure everything, kept after each group of series; 1 if a result of ours is wrong."""
-    options, seed, console = run.options, run.options.random, run.console
+    options, seed = run.options, run.options.random
     # On a CPU, Inductor calls a C++ compiler for every case.
     skip = [COMPILE] if run.device.type == "cpu" and not options.peers else []
     available, absent = run.baselines([BASELINES[name] for name in (OURS, *NAMES)], skip)
     chosen = drawn.select(options.cases, count=options.count, between=options.between)
-    reasons = {s.name: drawn.why_skipped(s, run.device) for s in chosen}
-    skipped = {name: why for name, why in reasons.items() if why}
-    together = drawn.groups([s for s in chosen if not reasons[s.name]])
+    skipped = {s.name: drawn.NO_SLICES for s in chosen if s.on_slices and run.device.type != "cuda"}
+    together = drawn.groups([s for s in chosen if s.name not in skipped])
     shapes = {False: drawn.draw(seed, options.count), True: drawn.between(seed)}
     drawing = Drawing(run.bench(EFFORT), available, Budget(run.budget))
-    target = folder(options.output, run.about, seed)
-    figures = {"seed": seed, "points": options.count, "between": options.between, "skipped": skipped}
-    figures |= {"left_out": drawing.budget.left_out, "cases": {}}
-    effort = dataclasses.asdict(drawing.bench.effort)
-    record = Record("random", run.about, METHOD, effort, absent, [], figures)
-    points: dict[str, list[Point]] = {}
-    run.announce()
+    left_out = drawing.budget.left_out
+    record = run.record("random", METHOD, dataclasses.asdict(EFFORT), folder(options.output, run.about, seed))
+    record.absent = absent
+    record.figures = {"seed": seed, "points": options.count, "between": options.between, "skipped": skipped}
+    record.figures |= {"left_out": left_out, "cases": {}}
+    found: dict[Series, list[CaseResult]] = {}
     if any(b.name == COMPILE for b in available):
         compile_in_this_process()
-    with shown_progress(sum(len(shapes[group[0].between]) for group in together)) as drawing.bench.progress:
-        for group in together:
-            for result, found in drawing.measure(group, shapes[group[0].between]):
-                record.results.append(result)
-                for point in found:
-                    points.setdefault(point.series.name, []).append(point)
-            names = [series.name for series in chosen if series.name in points]
-            figures["cases"] = {name: finite(summarise(points[name])) for name in names}
-            record.write(target)
-    record.complete = True
-    every = [point for found in points.values() for point in found]
-    wrong = [f"WRONG: {p.series.name} {p.size}: {p.wrong}" for p in every if p.wrong]
-    left_out = list(drawing.budget.left_out.values())
-    remarks = wrong + [f"{left_out.count(why)} points: {why}" for why in dict.fromkeys(left_out)]
-    remarks += [*record.remarks(), *(f"{name}: {why}" for name, why in skipped.items())]
-    tables = [
-        summary_table(figures["cases"]),
-        point_table("The worst points of each case", worst_points(every)),
+    told = progress(sum(len(shapes[group[0].between]) for group in together))
+    for group in together:
+        for result in drawing.measure(group, shapes[group[0].between]):
+            record.results.append(result)
+            told(result.case)
+            for series in group:
+                found.setdefault(series, []).append(result)
+        record.figures["cases"] = {series.name: summarise(series, of) for series, of in found.items()}
+        record.write()
+    whys = [
+        (f"{series.name} {size(r)}", ours(series, r).why_wrong) for series, of in found.items() for r in of
     ]
-    record.finish(console, target, tables, remarks)
+    wrong = [f"WRONG: {where}: {why}" for where, why in whys if why]
+    reasons = list(left_out.values())
+    remarks = wrong + [f"{reasons.count(why)} points: {why}" for why in dict.fromkeys(reasons)]
+    remarks += [f"{name}: {why}" for name, why in skipped.items()]
+    record.finish([summary_table(record.figures["cases"]), worst_table(found)], remarks, plotted=True)
     return bool(wrong)

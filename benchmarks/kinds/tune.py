@@ -22,7 +22,7 @@ from benchmarks.baselines import our_call
 from benchmarks.cases import Case, Setting, make_data
 from benchmarks.cases.problems import problems
 from benchmarks.harness.records import geomean
-from benchmarks.harness.report import Record, Table
+from benchmarks.harness.report import Table
 from benchmarks.kinds import Run
 from epigemm import tables
 from epigemm._native import ops
@@ -79,7 +79,9 @@ def main(run: Run) -> int:
     # What is measured here is not left to later processes of this user.
     os.environ["EPIGEMM_CACHE_DIR"] = tempfile.mkdtemp(prefix="epigemm-tune-")
     by_name = {problem.name: problem for problem in problems()}
-    timer, cases = make_timer(run.device), {}
+    timer = make_timer(run.device)
+    record = run.record("tune", METHOD, dataclasses.asdict(_EFFORT))
+    cases: dict[str, dict[str, Any]] = {}
     with torch.no_grad():
         for index, shape in enumerate(run.shapes()):
             name, setting = _KINDS[index % len(_KINDS)]
@@ -87,20 +89,8 @@ def main(run: Run) -> int:
             cases[case.name] = _measure(case, timer)
     found = [case["ratio"] for case in cases.values()]
     most = max(case["tune_seconds"] for case in cases.values())
-    figures = {"geomean": geomean(found), "worst": min(found), "most_seconds": most, "cases": cases}
-    effort = dataclasses.asdict(_EFFORT)
-    rows = [
-        [
-            name,
-            f"{c['before_us']:.1f}",
-            f"{c['after_us']:.1f}",
-            f"{c['ratio']:.3f}",
-            f"{c['tune_seconds']:.2f}",
-        ]
-        for name, c in cases.items()
-    ]
-    table = Table("tune", ("call", "us before", "us after", "ratio", "seconds"), rows)
-    run.announce()
-    record = Record("tune", run.about, METHOD, effort, {}, [], figures, complete=True)
-    record.finish(run.console, run.options.output, [table])
+    record.figures = {"geomean": geomean(found), "worst": min(found), "most_seconds": most, "cases": cases}
+    forms = {"before_us": ".1f", "after_us": ".1f", "ratio": ".3f", "tune_seconds": ".2f"}
+    rows = [[name, *(format(case[key], form) for key, form in forms.items())] for name, case in cases.items()]
+    record.finish([Table("tune", ("call", "us before", "us after", "ratio", "seconds"), rows)])
     return 0

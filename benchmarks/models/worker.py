@@ -52,8 +52,9 @@ class Case:
         return self.batch == NETWORKS[self.network].batches[-1]
 
 
-def cases(network: str, mode: str, *, quick: bool) -> Iterator[Case]:
-    """The most telling first. Training: without fp32_high, the large batch alone. Quick: batches of 2."""
+def cases(key: str, *, quick: bool) -> Iterator[Case]:
+    """Of NETWORK/MODE, the most telling first. Training: no fp32_high, the large batch alone. Quick: batches of 2."""
+    network, mode = key.split("/")
     batches = NETWORKS[network].batches
     for batch in batches[:0:-1] if quick or mode == TRAINING else batches[::-1]:
         for precision in PRECISIONS:
@@ -93,11 +94,6 @@ def _step(
     return infer if upstream is None else train
 
 
-def _inputs(case: Case, device: torch.device) -> Inputs:
-    drawn = NETWORKS[case.network].draw(torch.Generator(device).manual_seed(1), *case.batch)
-    return _to(drawn, PRECISIONS[case.precision])
-
-
 def _to(inputs: Inputs, dtype: torch.dtype) -> Inputs:
     return tuple(x.to(dtype) if x.is_floating_point() else x for x in inputs)
 
@@ -119,7 +115,9 @@ def prepare(case: Case, device: torch.device, *, quick: bool) -> Prepared:
     with device:
         model = network.build(network.layers)
     model = model.to(PRECISIONS[case.precision]).train(case.mode == TRAINING)
-    inputs = _inputs(case, device)
+    inputs = _to(
+        network.draw(torch.Generator(device).manual_seed(1), *case.batch), PRECISIONS[case.precision]
+    )
     upstream = _upstream(model, inputs) if case.mode == TRAINING else None
     compiler = "aot_eager" if quick else "inductor"
     options: dict[str, Any] = {"backend": compiler}
@@ -147,15 +145,10 @@ def error(found: list[Tensor], exact: list[Tensor]) -> float:
         return math.inf
     scales = [_rms(t) for t in exact]
     least = _LEAST_GRADIENT * max(scales[1:], default=0.0)
-    worst = 0.0
-    for index, (ours, right) in enumerate(zip(found, exact, strict=True)):
-        lost = _rms(ours.float() - right)
-        scale = max(scales[index], least) if index else scales[index]
-        relative = lost / scale if scale else lost
-        if not math.isfinite(relative):
-            return math.inf
-        worst = max(worst, relative)
-    return worst
+    scales[1:] = [max(scale, least) for scale in scales[1:]]
+    lost = [_rms(ours.float() - right) for ours, right in zip(found, exact, strict=True)]
+    relative = [error / (scale or 1.0) for error, scale in zip(lost, scales, strict=True)]
+    return max(relative) if all(map(math.isfinite, relative)) else math.inf
 
 
 def _rms(x: Tensor) -> float:
@@ -211,12 +204,12 @@ def measure(prepared: Prepared, device: torch.device, *, quick: bool) -> dict[st
     }
 
 
-def work(line: Connection, network: str, mode: str, device: torch.device, quick: bool) -> None:
+def work(line: Connection, key: str, device: torch.device, quick: bool) -> None:
     """Compile; say "ready"; wait for "go"; measure; a message for each case."""
     config: Any = torch._dynamo.config
     config.cache_size_limit = 64
     ready: list[Prepared] = []
-    for case in cases(network, mode, quick=quick):
+    for case in cases(key, quick=quick):
         # Any word says that time is up; so does the end of the process that listens.
         if line.poll():
             break

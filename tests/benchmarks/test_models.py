@@ -16,8 +16,7 @@ pytest.importorskip("matplotlib", reason="the extra `bench` is not installed")
 
 from benchmarks.cli import main
 from benchmarks.kinds import models as run
-from benchmarks.kinds.models import Measured as Run
-from benchmarks.kinds.models import bar
+from benchmarks.kinds.models import bar, judged
 from benchmarks.models import worker
 from benchmarks.models.networks import NETWORKS
 from benchmarks.models.worker import INFERENCE, TRAINING, Case, error, is_right
@@ -50,7 +49,7 @@ def test_without_time_nothing_is_reached(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_what_stops_early_measures_what_it_has() -> None:
     """A word while it compiles ends that after the present case."""
-    stopped = run.Worker(("t5-small", INFERENCE), CPU, quick=True)
+    stopped = run.Worker(f"t5-small/{INFERENCE}", CPU, quick=True)
     try:
         stopped.tell("stop")
         stopped.wait(time.monotonic() + 300)
@@ -109,12 +108,12 @@ def result(fuse: float, backend: float, right: bool = True) -> dict[str, Any]:
 
 
 def test_bars_and_what_the_record_says_of_them() -> None:
-    models = Run(run.select(["bert-base"]), CPU, quick=False)
-    models.found = {str(LARGE): result(1.5, 2.5), "bert-base/bf16/training/32x128": result(1.0, 1.0, False)}
-    assert models.missed() == [f"{LARGE}: fuse_vs_eager 1.500, wanted 2.0"]
-    assert models.wrong == ["bert-base/bf16/training/32x128"]
-    assert models.geomeans()["fp32_highest/inference/large"]["backend_vs_compile"] == pytest.approx(2.5)
-    assert any(text.startswith("WRONG: bert-base/bf16/training") for text in models.remarks())
+    found = {str(LARGE): result(1.5, 2.5), "bert-base/bf16/training/32x128": result(1.0, 1.0, False)}
+    keys = [f"bert-base/{mode}" for mode in (INFERENCE, TRAINING)]
+    figures = judged(keys, found, quick=False)
+    assert figures["missed"] == [f"{LARGE}: fuse_vs_eager 1.500, wanted 2.0"]
+    assert figures["wrong"] == ["bert-base/bf16/training/32x128"]
+    assert figures["geomeans"]["fp32_highest/inference/large"]["backend_vs_compile"] == pytest.approx(2.5)
     small = Case("bert-base", "fp32_highest", INFERENCE, (8, 128))
     bf16 = Case("bert-base", "bf16", INFERENCE, (32, 128))
     assert (bar(small, "fuse_vs_eager"), bar(small, "backend_vs_compile")) == (0.99, 0.98)
@@ -123,16 +122,19 @@ def test_bars_and_what_the_record_says_of_them() -> None:
 
 @pytest.mark.parametrize("network", NETWORKS)
 def test_the_most_telling_cases_come_first(network: str) -> None:
-    first, second, *_ = worker.cases(network, INFERENCE, quick=False)
+    first, second, *_ = worker.cases(f"{network}/{INFERENCE}", quick=False)
     assert (first.precision, second.precision) == ("fp32_highest", "bf16")
     assert first.is_large and second.is_large
-    assert [c.precision for c in worker.cases(network, TRAINING, quick=False)] == ["fp32_highest", "bf16"]
+    assert [c.precision for c in worker.cases(f"{network}/{TRAINING}", quick=False)] == [
+        "fp32_highest",
+        "bf16",
+    ]
 
 
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
-        (["--cases", "resnet"], "--cases: 'resnet' matches none of the models: bert-base, "),
+        (["--cases", "resnet"], "--cases: 'resnet' matches nothing; the models are: bert-base/inference, "),
         (["--sizes", "8x8x8"], "--models: goes without --sizes"),
         (["--dtypes", "bf16"], "--models: goes without --dtypes"),
         (["--peers", "eager"], "--models: goes without --peers"),

@@ -17,7 +17,7 @@ from benchmarks.gradings import bounds, cli, cost, data, exact, special, sweep
 from benchmarks.gradings.bounds import EPS
 from benchmarks.gradings.measures import Errors, Exact, errors, ratios
 from benchmarks.gradings.products import Product
-from benchmarks.harness import environment, report
+from benchmarks.harness import environment
 from epigemm import timing
 from tests.support import split_emulation as emulation
 
@@ -313,43 +313,55 @@ EMULATED: dict[str, Product] = {
 }
 
 
-@pytest.fixture
-def record(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    monkeypatch.setattr(cli, "verdicts", lambda graded, device: {name: [] for name in graded})
-    found = cli.grade(EMULATED, EMULATED, CPU, classes=data.CLASSES[:2], ks=[64, 128], size=SMALL)
-    about = environment.describe(CPU, "csrc=" + "0" * 40 + ",python=" + "1" * 40)
-    guard = cost.measure(CPU, shapes=[(8, 16, 32)], effort=timing.Effort(rounds=2, min_ms=0.0))
-    everything = {"environment": about, "guard": guard} | found
-    plain: dict[str, Any] = json.loads(json.dumps(report.finite(everything)))
-    return plain
+def test_only_a_low_precision_has_a_low_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The name "high" is a part of "highest"."""
+    held: dict[str, float | None] = {}
+
+    def special_verdicts(
+        product: Product, device: torch.device, relative: float | None = None, *_: object
+    ) -> Any:
+        held[name] = relative
+        return iter(())
+
+    monkeypatch.setattr(cli, "GRADERS", {})
+    monkeypatch.setattr(cli, "special_verdicts", special_verdicts)
+    for name in ("sgemm", "split", "public highest", "scaled", "public high"):
+        list(cli._verdicts(name, mm, CPU))
+    assert [name for name, bound in held.items() if bound is not None] == ["scaled", "public high"]
 
 
-def test_the_record_is_complete_and_can_be_shown(
-    record: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_record_is_complete_and_can_be_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("rich")
     pytest.importorskip("matplotlib")
-    assert len(record["sweep"]) == 4 and set(record["thresholds"]) == {"split", "scaled"}
-    assert all(set(p["errors"]) == set(EMULATED) for p in record["sweep"])
-    record["verdicts"]["split"] = [exact.Verdict("a check that failed", 2, 1).record()]
-    assert cli.finish(record, report.Console(), tmp_path) == cli.WRONG
-    assert json.loads((tmp_path / "gradings.json").read_text()) == record
+    found = cli.grade(EMULATED, CPU, classes=data.CLASSES[:2], ks=[64, 128], size=SMALL)
+    assert len(found["sweep"]) == 4 and set(found["thresholds"]) == {"split", "scaled"}
+    assert all(set(p["errors"]) == set(EMULATED) for p in found["sweep"])
+    found["guard"] = cost.measure(CPU, shapes=[(8, 16, 32)], effort=timing.Effort(rounds=2, min_ms=0.0))
+    found["few_rows"] = found["sweep"][:1]
+    failed = {"name": "a check that failed", "measure": 2, "limit": 1, "ok": False}
+    found["verdicts"] = {"split": [failed], "sgemm": []}
+    about = environment.describe(CPU, "csrc=" + "0" * 40 + ",python=" + "1" * 40)
+    assert cli.finish(about, found, tmp_path) == 1
+    record = json.loads((tmp_path / "gradings.json").read_text())
+    assert record["schema"] == 1 and record["environment"]["trees"]["csrc"] == "0" * 40
+    assert {name: record[name] for name in found} == json.loads(json.dumps(found))
     shown = capsys.readouterr().out
     assert "a check that failed" in shown and "8x16x32" in shown
-    assert all(ms > 0 for ms in record["guard"][0]["ms"].values())
+    assert all(ms > 0 for ms in found["guard"][0]["ms"].values())
     assert sorted(p.name for p in tmp_path.glob("*.png")) == [
         "gradings-scaled-over-tf32.png",
         "gradings-split-over-sgemm.png",
     ]
     summary = json.loads((tmp_path / "summary.json").read_text())
     assert summary["kind"] == "gradings" and summary["checks"]["split"] == {"passed": 0, "of": 1}
-    assert summary["thresholds"] == record["thresholds"]
-    record["verdicts"] = {"sgemm": record["verdicts"]["split"], "split": []}
-    assert not cli.failed(record), "SGEMM's grades are not ours"
+    assert summary["thresholds"] == found["thresholds"]
+    assert set(summary["cases"]["uniform_linear"]) == {"max_vs_sgemm", "rms_vs_sgemm"}
+    found["verdicts"] = {"sgemm": [failed], "split": []}
+    assert cli.finish(about, found, None) == 0, "SGEMM's grades are not ours"
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is here")
 def test_the_command_says_why_it_cannot_run(capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("rich")
-    assert cli.main([]) == cli.USAGE
+    assert cli.main([]) == 2
     assert "need a GPU" in capsys.readouterr().err

@@ -157,7 +157,8 @@ def test_a_wrong_result_exits_with_one(
         ["--sizes", "8xx"],
         ["--trees", "csrc=1"],
         ["--peers", "no_such_peer"],
-        ["--rounds", "0"],
+        ["--between"],
+        ["--layers"],
         ["--device", "cuda:99"],
     ],
     ids=lambda a: " ".join(a),
@@ -173,29 +174,18 @@ def test_wrong_usage_exits_with_two(arguments: list[str], capsys: pytest.Capture
 
 def test_the_real_sizes_are_those_of_the_problem_set() -> None:
     """2/76, 2/70, 2/33, 2/63: 1024; 8192 -> 8192. 2/39: 16384; 4096 -> 4096. 1/21: 4096 x 393216."""
-    real: dict[str, set[tuple[int, ...]]] = {}
-    earlier: dict[str, set[tuple[int, ...]]] = {}
-    for problem in problems.problems():
-        for sizes, is_real in ((real, True), (earlier, False)):
-            for shape, models in problems.sizes(problem, real=is_real).items():
-                for model in models:
-                    sizes.setdefault(model.split()[0], set()).add(
-                        tuple(int(n) for n in re.findall(r"\d+", str(shape)))
-                    )
-    large, batch = {(1024, 8192, 8192)}, {(16384, 4096, 4096)}
-    assert real == {
-        "2/76": large,
-        "2/70": large,
-        "2/33": large,
-        "2/39": batch,
-        "2/63": large,
-        "1/21": {(4096, 393216)},
-    }
-    small = {(128, 512, 1024)}
-    assert earlier == {
-        **dict.fromkeys(("2/76", "2/70", "2/33", "2/39", "2/63"), small),
-        "1/21": {(16, 16384)},
-    }
+    for real, square, batch, wide in (
+        (True, "1024x8192x8192", "16384x4096x4096", "4096x393216"),
+        (False, "128x512x1024", "128x512x1024", "16x16384"),
+    ):
+        found = {
+            (model, str(shape))
+            for problem in problems.problems()
+            for shape, models in problems.sizes(problem, real=real).items()
+            for model in models
+        }
+        squares = {(model, square) for model in ("2/76", "2/70", "2/33", "2/63")}
+        assert found == {*squares, ("2/39", batch), ("1/21", wide)}
 
 
 def test_trees_of_a_checkout() -> None:

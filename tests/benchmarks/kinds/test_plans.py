@@ -19,7 +19,7 @@ pytest.importorskip("matplotlib", reason="the extra `bench` is not installed")
 from benchmarks.cases import Case, Setting, Shape
 from benchmarks.cases.problems import problems
 from benchmarks.cli import main
-from benchmarks.harness.runner import Bench, Budget
+from benchmarks.harness.runner import Bench
 from benchmarks.kinds import plans
 from epigemm.calls import LinearCall
 from epigemm.candidates import Candidate
@@ -76,7 +76,7 @@ def planned(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_planners_candidates_are_timed() -> None:
     bench = Bench(torch.device("cpu"), plans._EFFORT)
     case = Case(problems()[0], SHAPES[0], Setting("bf16", "highest"))
-    (point,) = plans.sweep(bench, Budget(), [case])
+    (point,) = plans.sweep(bench, case)
     assert not point["error"] and point["shape"] == [16, 256, 128] and point["fallback_us"] > 0
     assert {tuple(plan["plan"]) for plan in point["plans"]} == {RIGHT, OTHER}
     assert point["left_out"] == [f"{REFUSED}: RuntimeError: no such kernel"]

@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -24,7 +25,7 @@ from benchmarks.cli import main
 from benchmarks.harness import records
 from benchmarks.harness.runner import Bench, Budget
 from benchmarks.kinds import random as kind
-from benchmarks.kinds.points import Point, point_table, summarise, summary_table, worst_points
+from benchmarks.kinds.points import counted, ours, summarise, summary_table, worst_table
 from benchmarks.kinds.random import Drawing
 from epigemm.timing import CpuTimer, Effort, Run
 
@@ -125,18 +126,26 @@ def test_the_ratio_and_its_bar(
     assert of.ratio(us) == (None if ratio is None else pytest.approx(ratio))
 
 
-def point(m: int, *turns: tuple[float, float], of: Series = RELU, wrong: str = "", **more: float) -> Point:
-    times = [{of.own: ours, "eager": eager, **more} for ours, eager in turns]
-    return Point(of, Shape(m, 8, 16), times, "plan", wrong)
+def point(m: int, *turns: tuple[float, float], wrong: str = "", **more: float) -> records.CaseResult:
+    """Of microseconds of ours and of eager, turn by turn."""
+    found = records.CaseResult.of(Case(RELU.problem, Shape(m, 8, 16), RELU.setting))
+    for mine, eager in turns or [(math.nan, math.nan)]:
+        us = {"epigemm": mine, "eager": eager, **more}
+        timed = {name: records.Timing.of([1e-3 * each]) for name, each in us.items() if not wrong}
+        measured = [
+            records.Measurement(name, name, error=wrong, in_turn=timed.get(name), kernel="plan")
+            for name in us
+        ]
+        found.groups.append(records.Group("turn", measured))
+    return found
 
 
 @pytest.mark.parametrize("order", [(0, 1, 2), (2, 0, 1), (1, 2, 0)])
 def test_the_median_of_three_counts(order: Sequence[int]) -> None:
     turns = [(100.0, 90.0), (102.0, 99.96), (100.0, 120.0)]
     found = point(1, *(turns[i] for i in order))
-    assert found.ratios == pytest.approx([(0.9, 0.98, 1.2)[i] for i in order])
-    assert found.ratio == pytest.approx(0.98) and not found.below
-    assert found.us == {"epigemm": 102.0, "eager": 99.96}
+    assert counted(RELU, found) == pytest.approx({"epigemm": 102.0, "eager": 99.96})
+    assert not RELU.misses(counted(RELU, found))
 
 
 def test_the_summary_by_hand() -> None:
@@ -147,7 +156,7 @@ def test_the_summary_by_hand() -> None:
         point(4, (30, 19.8), mm=5),
         point(5, wrong="too far"),
     ]
-    assert summarise(found) == pytest.approx(
+    assert summarise(RELU, found) == pytest.approx(
         {
             "points": 5,
             "geomean": 1.0,  # of 2 and 0.5
@@ -164,14 +173,14 @@ def test_the_summary_by_hand() -> None:
             "wrong": 1,
         }
     )
-    assert [p.size for p in worst_points(found, 2)] == ["2x8x16", "4x8x16"]
-    rows = point_table("", found[:4]).rows
+    assert [row[1] for row in worst_table({RELU: found}, 2).rows] == ["2x8x16", "4x8x16"]
+    rows = worst_table({RELU: found[:4]}).rows
     assert [row[2] for row in rows] == ["0.500", "0.660", "0.800", "2.000"]
     assert rows[0][3] == "0.500 0.500 4.000"
 
 
 def test_nothing_measured_has_no_numbers() -> None:
-    found = summarise([point(1, wrong="an error")])
+    found = summarise(RELU, [point(1, wrong="an error")])
     assert (found["points"], found["geomean"], found["worst"], found["worst_at"]) == (1, None, None, "")
     assert summary_table({"case": found}).rows[0][2:5] == ["", "", "0"]
 
@@ -232,8 +241,8 @@ def drawing(budget: float | None = None, names: Sequence[str] = ("eager", "mm"))
     return Drawing(Bench(CPU, effort), [baselines.BASELINES[name] for name in names], Budget(budget))
 
 
-def measure(of: Drawing, group: Sequence[Series], shapes: Sequence[Shape]) -> list[Point]:
-    return [point for _, found in of.measure(group, shapes) for point in found]
+def measure(of: Drawing, series: Series, shapes: Sequence[Shape]) -> list[records.CaseResult]:
+    return list(of.measure([series], shapes))
 
 
 SHAPES = [Shape(m, 16, 24) for m in range(1, 8)]
@@ -254,10 +263,9 @@ def scripted(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 def test_a_point_below_its_bar_is_measured_twice_more(scripted: list[float]) -> None:
     scripted += [1.0, 1.1, 1.02, 1.2, 0.5]
-    first, second, third = measure(drawing(), [RELU], SHAPES[:3])
-    assert first.ratios == [1.0] and third.ratios == [2.0] and not scripted
-    assert second.ratios == pytest.approx([1 / 1.1, 1 / 1.02, 1 / 1.2])
-    assert second.ratio == pytest.approx(1 / 1.1) and second.below
+    found = measure(drawing(), RELU, SHAPES[:3])
+    ratios = [[RELU.ratio(group.us()) for group in result.groups] for result in found]
+    assert ratios == [[1.0], pytest.approx([1 / 1.1, 1 / 1.02, 1 / 1.2]), [2.0]] and not scripted
 
 
 @pytest.mark.parametrize(("steady", "baselines", "hidden"), [(60.0, 40.0, 60.0), (60.0, 80.0, 80.0)])
@@ -278,7 +286,7 @@ def test_the_host_is_hidden_for_the_slowest_call(
 
     monkeypatch.setattr(CpuTimer, "warm_up", warm_up)
     monkeypatch.setattr(CpuTimer, "in_turn", in_turn)
-    measure(drawing(), [RELU], SHAPES[:1])
+    measure(drawing(), RELU, SHAPES[:1])
     assert given == [hidden]
 
 
@@ -286,9 +294,9 @@ def test_compile_runs_at_every_fifth_point(monkeypatch: pytest.MonkeyPatch) -> N
     counter = torch._dynamo.testing.CompileCounterWithBackend("eager")
     original = kind.compiled_baseline
     monkeypatch.setattr(kind, "compiled_baseline", lambda problem: original(problem, counter))
-    found = measure(drawing(names=("eager", "compile")), [SIGMOID], SHAPES)
-    assert [("compile" in p.us) for p in found] == [True, *[False] * 4, True, False]
-    assert not any(p.wrong for p in found)
+    found = measure(drawing(names=("eager", "compile")), SIGMOID, SHAPES)
+    assert [("compile" in result.times()) for result in found] == [True, *[False] * 4, True, False]
+    assert not any(result.failure() for result in found)
 
 
 @pytest.mark.parametrize("of", [RELU, SIGMOID], ids=lambda s: s.name)
@@ -304,9 +312,22 @@ def test_one_compiled_function_takes_all_shapes(of: Series) -> None:
     assert counter.frame_count <= 4
 
 
+def test_what_does_not_fit_into_memory_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Left out is not wrong: small GPUs measure the other points."""
+    small = SimpleNamespace(total_memory=10**9)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: small)
+    budget = Budget()
+    cases = [
+        Case(SERIES[0].problem, shape, SERIES[0].setting)
+        for shape in (Shape(64, 64, 64), Shape(2**15, 2**15, 64))
+    ]
+    assert list(budget.spend(cases, torch.device("cuda"))) == cases[:1]
+    assert "GB of memory" in budget.left_out[cases[1].name]
+
+
 def test_a_spent_budget_says_what_was_left_out() -> None:
     measured = drawing(budget=0.0)
-    assert measure(measured, [RELU], SHAPES) == []
+    assert measure(measured, RELU, SHAPES) == []
     assert len(measured.budget.left_out) == len(SHAPES) and "budget" in next(
         iter(measured.budget.left_out.values())
     )
@@ -401,7 +422,7 @@ class Held:
 
     def compare(self, out: torch.Tensor, intermediate_roundings: int) -> records.Accuracy:
         off = float(out.flatten()[0])
-        return records.Accuracy(off <= 1.0, int(not off <= 1.0), off**4, off**4, 1.0, off, out.shape[1])
+        return records.Accuracy(off <= 1.0, int(not off <= 1.0), off**4, off, out.shape[1])
 
 
 @pytest.mark.parametrize("of", [RELU, PLAIN], ids=lambda s: s.name)
@@ -436,9 +457,9 @@ def test_the_fallback_may_be_off_by_twice_as_much_as_eager(
     for fused in (False, True):
         kernel = "a tile of ours" if fused else baselines.FALLBACK
         monkeypatch.setattr(baselines, "planned", lambda *_, kernel=kernel: kernel)
-        (found,) = measure(drawing(), [of], SHAPES[:1])
+        (found,) = measure(drawing(), of, SHAPES[:1])
         expected = ours <= 1.0 if fused else is_right
-        assert bool(found.wrong) != expected and (found.ratio is not None) == expected, found
+        assert bool(found.failure()) != expected and bool(counted(of, found)) == expected, found
 
 
 @pytest.mark.parametrize(("times", "is_right"), [(1.5, True), (3.0, False)])
@@ -453,11 +474,11 @@ def test_the_fallbacks_error_is_held_against_eagers(
 
     monkeypatch.setattr(epigemm, "linear_relu", linear_relu)
     monkeypatch.setattr(baselines, "planned", lambda *_: baselines.FALLBACK)
-    (found,) = measure(drawing(), [RELU], SHAPES[:1])
-    assert found.wrong and found.kernel == "torch", "eager is right"
+    (found,) = measure(drawing(), RELU, SHAPES[:1])
+    assert found.failure() and ours(RELU, found).kernel == "torch", "eager is right"
     monkeypatch.setattr(kind, "eager_result", lambda *given: forward(*given) + 0.25)
-    (found,) = measure(drawing(), [RELU], SHAPES[:1])
-    assert bool(found.wrong) != is_right, found.wrong
+    (found,) = measure(drawing(), RELU, SHAPES[:1])
+    assert bool(found.failure()) != is_right, found
 
 
 @pytest.mark.gpu
