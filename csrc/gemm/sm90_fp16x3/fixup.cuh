@@ -104,20 +104,23 @@ __device__ __forceinline__ fp32_tile::ScaledMagnitudes scaled_magnitudes(const F
 __device__ inline ResultSet rejected_results(const FixupArguments& p, int64_t m0, int64_t n0,
                                              fp32_tile::Shared& shared) {
   const int64_t summed = p.x.columns / 8;
-  ResultSet rejected = results_where(p, m0, n0, [&](int, int, int64_t row, int64_t column) {
-    return is_in_doubt(p.x_statistics[row], p.weight_statistics[column], p.x.columns);
+  const ResultSet non_finite = results_where(p, m0, n0, [&](int, int, int64_t row, int64_t column) {
+    return has_non_finite(p.x_statistics[row] | p.weight_statistics[column]);
+  });
+  ResultSet in_doubt = ~non_finite & results_where(p, m0, n0, [&](int, int, int64_t row, int64_t column) {
+    return out_of_range(range_statistics(p.x_statistics[row]), range_statistics(p.weight_statistics[column]),
+                        p.x.columns);
   });
   const fp32_tile::ScaledMagnitudes magnitudes = scaled_magnitudes(p, m0, n0);
   fp32_tile::ThreadTile tile;
-  for (int64_t k = 0; k < summed && __syncthreads_or(rejected); k += fp32_tile::kPartialSum) {
+  for (int64_t k = 0; k < summed && __syncthreads_or(in_doubt); k += fp32_tile::kPartialSum) {
     const int64_t end = min(k + fp32_tile::kPartialSum, p.x.columns);
     fp32_tile::multiply(p.x, p.weight, m0, n0, k, end, magnitudes, shared, tile);
-    rejected &= ~results_where(p, m0, n0, [&](int i, int j, int64_t row, int64_t column) {
-      return !has_non_finite(p.x_statistics[row] | p.weight_statistics[column]) &&
-             is_large_enough(tile.sums[i][j], p.x_tiny[row] + p.weight_tiny[column]);
+    in_doubt &= ~results_where(p, m0, n0, [&](int i, int j, int64_t row, int64_t column) {
+      return is_large_enough(tile.sums[i][j], p.x_tiny[row] + p.weight_tiny[column]);
     });
   }
-  return rejected;
+  return non_finite | in_doubt;
 }
 
 // --- results -------------------------------------------------------------------------------------------------------
@@ -158,13 +161,14 @@ __device__ inline void fixup_tile(const FixupArguments& p, int64_t m0, int64_t n
   if (__syncthreads_or(rejected)) recompute<Epilogue>(p, m0, n0, rejected, shared);
 }
 
-// Calls f(m0, n0) for the tiles of this CTA.
+// Calls f(m0, n0) for the tiles of this CTA. Along a row of tiles first: the tiles of one bad row of x go to as many
+// CTAs.
 template <class F>
 __device__ __forceinline__ void for_each_tile(const FixupArguments& p, F f) {
   const int64_t tiles_m = (p.x.rows + fp32_tile::kTileM - 1) / fp32_tile::kTileM;
   const int64_t tiles_n = (p.weight.rows + fp32_tile::kTileN - 1) / fp32_tile::kTileN;
   for (int64_t tile = blockIdx.x; tile < tiles_m * tiles_n; tile += gridDim.x) {
-    f(tile % tiles_m * fp32_tile::kTileM, tile / tiles_m * fp32_tile::kTileN);
+    f(tile / tiles_n * fp32_tile::kTileM, tile % tiles_n * fp32_tile::kTileN);
   }
 }
 

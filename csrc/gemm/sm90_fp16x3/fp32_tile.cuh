@@ -5,8 +5,6 @@
 // scale. Multiply-adds lose nothing, and infinities and NaN come out as SGEMM's.
 #pragma once
 
-#include <cuda_pipeline.h>
-
 #include "gemm/sm90_fp16x3/layout.h"
 #include "gemm/sm90_fp16x3/slices.h"
 
@@ -33,6 +31,21 @@ struct Shared {
   Chunk<kTileN> weight[kStages];
 };
 
+// Copies an element without waiting for it, or a zero. (__pipeline_memcpy_async would branch over `exists`.)
+__device__ __forceinline__ void copy_async(float* to, const float* from, bool exists) {
+  const auto address = static_cast<uint32_t>(__cvta_generic_to_shared(to));
+  const int bytes_read = exists ? 4 : 0;
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(address), "l"(from), "r"(bytes_read) : "memory");
+}
+
+__device__ __forceinline__ void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+
+// All copies but those of the latest groups.
+template <int Latest>
+__device__ __forceinline__ void wait_for_copies() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(Latest) : "memory");
+}
+
 // Copies columns [k, k + kChunk) of `Rows` rows. Neighbouring threads copy neighbouring elements, along rows or across
 // them as the matrix lies. Every copy of a warp takes whole sectors: rows 2^n bytes apart share sets of the L1 cache,
 // and half a sector would be gone before the next copy asks for its rest.
@@ -44,14 +57,13 @@ __device__ __forceinline__ void copy_chunk(const StridedMatrix& matrix, int64_t 
   const int slow = static_cast<int>(threadIdx.x) / kChunk, fast = static_cast<int>(threadIdx.x) % kChunk;
   const bool is_transposed = matrix.row_stride < matrix.column_stride;
   const int row = is_transposed ? fast : slow, column = is_transposed ? slow : fast;
-  const int64_t r = first_row + row, c = k + column;
-  const float* from = matrix.data + r * matrix.row_stride + c * matrix.column_stride;
+  const float* from = matrix.data + (first_row + row) * matrix.row_stride + (k + column) * matrix.column_stride;
+  // Rows of the matrix from this thread's first one on; what is outside of it becomes zero, and is not read.
+  const int rows =
+      k + column < matrix.columns ? static_cast<int>(min(matrix.rows - first_row - row, int64_t(Rows))) : 0;
 #pragma unroll
   for (int i = 0; i < Rows; i += kRowStep, from += kRowStep * matrix.row_stride) {
-    const bool inside = r + i < matrix.rows && c < matrix.columns;
-    // Where all is filled with zeros, nothing is read.
-    __pipeline_memcpy_async(&chunk.elements[column][row + i], from, sizeof(float),
-                            /*zfill=*/inside ? 0 : sizeof(float));
+    copy_async(&chunk.elements[column][row + i], from, i < rows);
   }
 }
 
@@ -112,13 +124,13 @@ __device__ inline void multiply(const StridedMatrix& x, const StridedMatrix& wei
       copy_chunk(x, m0, k, shared.x[stage]);
       copy_chunk(weight, n0, k, shared.weight[stage]);
     }
-    __pipeline_commit();  // an empty one too: the wait counts them
+    commit_copies();  // an empty one too: the wait counts them
   };
   for (int stage = 0; stage < kStages - 1; ++stage) copy(first + stage * kChunk, stage);
   float partial[kDown][kAcross] = {};
   int chunk = 0, stage = 0;
   for (int64_t k = first; k < end; k += kChunk) {
-    __pipeline_wait_prior(kStages - 2);
+    wait_for_copies<kStages - 2>();
     __syncthreads();  // the chunk is there for all threads, and the previous one has been read
     copy(k + (kStages - 1) * kChunk, stage == 0 ? kStages - 1 : stage - 1);
     multiply_chunk(shared.x[stage], shared.weight[stage], change, partial);

@@ -57,12 +57,8 @@ EPIGEMM_HOST_DEVICE bool out_of_range(const RangeStatistics& x, const RangeStati
 
 EPIGEMM_HOST_DEVICE bool has_non_finite(int32_t flags) { return (flags & (kInfinite | kNaN)) != 0; }
 
-// Whether the statistics of one row of x and of one of the weight leave in doubt that their result is right.
-EPIGEMM_HOST_DEVICE bool is_in_doubt(int32_t x, int32_t weight, int64_t columns) {
-  return has_non_finite(x | weight) || out_of_range(range_statistics(x), range_statistics(weight), columns);
-}
-
-// Whether `sum` of |x_k| |w_k|, scaled, over some of K removes the doubt; `tiny`: of both rows.
+// Whether the slices can be trusted with a result although the counts fall short. `sum`: of |x_k| |w_k|, scaled, over
+// some of K; `tiny`: of both rows.
 EPIGEMM_HOST_DEVICE bool is_large_enough(float sum, int32_t tiny) { return sum >= 0x1p18f * static_cast<float>(tiny); }
 
 }  // namespace epigemm::sm90_fp16x3
