@@ -18,7 +18,8 @@ from benchmarks.gradings.products import SCALED, SPLIT, forced_into
 from epigemm import linker, matrices
 from epigemm._native import build_info, ops
 from epigemm.candidates import SWAP_AB
-from epigemm.epilogues import EPILOGUES, MATRIX, Epilogue, EpilogueInputs, fold_batch_norm_reference
+from epigemm.epilogues import EPILOGUES, Epilogue, EpilogueInputs, fold_batch_norm_reference
+from epigemm.operand_kinds import MATRIX
 from epigemm.programs import FORMULAS
 
 DEVICE = torch.device("cuda")

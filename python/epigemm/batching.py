@@ -12,7 +12,7 @@ from torch import Tensor
 from epigemm import precision as _precision
 from epigemm._native import ops
 from epigemm.calls import LinearCall
-from epigemm.epilogues import MATRIX, PER_ROW, named
+from epigemm.epilogues import named
 
 
 def linear_batched(call: LinearCall) -> Tensor:
@@ -30,7 +30,7 @@ def vmap_rule(op: Any) -> Callable[..., tuple[Tensor, int]]:
     def rule(info: Any, in_dims: Sequence[Any], *args: Any) -> tuple[Tensor, int]:
         name, x, *others = args
         epilogue = named(name)
-        has_rows = epilogue is not None and any(o.kind in (PER_ROW, MATRIX) for o in epilogue.operands)
+        has_rows = epilogue is not None and any(operand.kind.by_row for operand in epilogue.operands)
         if in_dims[1] is not None and x.dim() > 1 and not has_rows and not _any_batched(in_dims[2:]):
             return op(name, x.movedim(in_dims[1], 0), *others), 0
         return _one_by_one(op, info, in_dims, args)

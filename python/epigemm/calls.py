@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from epigemm.epilogues import BIAS, SCALAR, Epilogue
+from epigemm.epilogues import BIAS, Epilogue
+from epigemm.operand_kinds import SCALAR, OperandKind
 from epigemm.precision import DEFAULT
 
 # What a call may do with its weight's pack: the argument `pack` of the operators.
@@ -59,7 +60,7 @@ class LinearCall(NamedTuple):
         return (self.epilogue.name, *self[1:10])
 
     @property
-    def kinds(self) -> tuple[str, ...]:
+    def kinds(self) -> tuple[OperandKind, ...]:
         """What each of `operands` is broadcast along: its kind in the epilogue."""
         given = self.epilogue.in_order(None, self.operands, self.scalars) or ()
         every = zip(self.epilogue.operands[1:], given, strict=True)

@@ -17,17 +17,8 @@ from torch import Tensor
 
 from epigemm import overlap
 from epigemm.calls import ElementwiseCall, FoldCall, LinearCall, Vectors
-from epigemm.epilogues import (
-    EPILOGUES,
-    FOLDED,
-    MATRIX,
-    PER_COLUMN,
-    PER_ROW,
-    SCALAR,
-    Epilogue,
-    compute_dtype,
-    named,
-)
+from epigemm.epilogues import EPILOGUES, FOLDED, Epilogue, compute_dtype, named
+from epigemm.operand_kinds import PER_ROW, SCALAR
 from epigemm.precision import ARITHMETIC, DEFAULT, unknown_precision
 
 DTYPES = frozenset((torch.float16, torch.bfloat16, torch.float32, torch.float64))
@@ -253,16 +244,13 @@ def _require_operands(call: LinearCall | ElementwiseCall, columns: int) -> None:
             f"operands, scalars: got {len(operands)} tensors and {len(scalars)} numbers; the epilogue "
             f"{epilogue.name!r} accepts {expected}{order}"
         )
-    lead = x.shape[:-1]
-    shapes = {PER_COLUMN: [columns], PER_ROW: [*lead, 1], MATRIX: [*lead, columns], SCALAR: []}
     for operand, value in zip(epilogue.operands[1:], given, strict=True):
         if not isinstance(value, Tensor) or value is bias:
             continue
         _require_like(operand.name, value, operand.dtype(x.dtype), x)
-        got, accepted = _shape(value), shapes[operand.kind]
-        if got != accepted:
-            if operand.kind == PER_ROW:  # a caller gives it without the last axis
-                got, accepted = got[:-1], accepted[:-1]
+        if tuple(value.shape) != operand.kind.shape(x.shape[:-1], columns):
+            accepted = list(operand.kind.callers_shape(x.shape[:-1], columns))
+            got = _shape(value)[:-1] if operand.kind == PER_ROW else _shape(value)
             is_scalar = operand.kind == SCALAR and not epilogue.is_linked
             raise RuntimeError(
                 f"{operand.name}: got shape {got}; accepted is {'a 0-dimensional tensor' if is_scalar else accepted}"

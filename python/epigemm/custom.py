@@ -14,6 +14,7 @@ says when one has changed.
 from __future__ import annotations
 
 import inspect
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from types import FunctionType
@@ -23,6 +24,7 @@ from torch import Tensor, fx
 
 from epigemm import captures, functor_cost, functor_reference, functor_source, programs
 from epigemm.functor_program import Program, words
+from epigemm.operand_kinds import MATRIX, PER_COLUMN, PER_ROW, SCALAR, OperandKind
 
 if TYPE_CHECKING:
     # What the function sees: a checker of types then reads its body as one of tensors.
@@ -45,7 +47,7 @@ else:
         """Annotation of an operand of the result's shape, seen as `[M, N]`."""
 
 
-KINDS: dict[Any, str] = {PerColumn: "per_column", PerRow: "per_row", Scalar: "scalar", Matrix: "matrix"}
+_KINDS: dict[Any, OperandKind] = {PerColumn: PER_COLUMN, PerRow: PER_ROW, Scalar: SCALAR, Matrix: MATRIX}
 _ANNOTATIONS = "PerColumn, PerRow, Scalar or Matrix"
 _TAKEN = words("x weight z out precision strict self operands named")  # by the calls themselves
 _LONGEST_NAME = 64
@@ -53,9 +55,9 @@ _LONGEST_NAME = 64
 
 @dataclass(frozen=True)
 class OperandSpec:
-    """One operand: its kind ("per_column", "per_row", "scalar" or "matrix"), name and, of a scalar, default."""
+    """One operand of a function; `default`: of a scalar."""
 
-    kind: str
+    kind: OperandKind
     name: str
     default: float | None = None
 
@@ -75,7 +77,7 @@ class Traced:
     is_own: bool = False  # whether it is one of epigemm's own (`own`)
 
     @property
-    def kinds(self) -> tuple[str, ...]:
+    def kinds(self) -> tuple[OperandKind, ...]:
         """The operands' kinds."""
         return tuple(operand.kind for operand in self.operands)
 
@@ -201,10 +203,11 @@ def _operands(function: FunctionType, place: str) -> tuple[OperandSpec, ...]:
     if parameters[0].default is not inspect.Parameter.empty:
         raise TypeError(f"{place}: {parameters[0].name!r} is the accumulator, which has no default")
     operands = tuple(_operand(function, parameter, place) for parameter in parameters[1:])
-    for kind, (_, most) in functor_source.FIRST_SLOT.items():
-        count = sum(operand.kind == kind for operand in operands)
-        if count > most:
-            raise ValueError(f"{place}: got {count} operands of kind {kind}; accepted are at most {most}")
+    for kind, count in Counter(operand.kind for operand in operands).items():
+        if count > kind.slots[1]:
+            raise ValueError(
+                f"{place}: got {count} operands of kind {kind}; accepted are at most {kind.slots[1]}"
+            )
     return operands
 
 
@@ -217,14 +220,14 @@ def _operand(function: FunctionType, parameter: inspect.Parameter, place: str) -
     annotation = parameter.annotation
     if isinstance(annotation, str):
         annotation = _resolved(function, annotation)
-    if not isinstance(annotation, type) or annotation not in KINDS:
+    if not isinstance(annotation, type) or annotation not in _KINDS:
         found = "no annotation" if annotation is inspect.Parameter.empty else f"{parameter.annotation!r}"
         raise TypeError(f"{place}: {parameter.name!r} has {found}; accepted is {_ANNOTATIONS}")
-    kind = KINDS[annotation]
+    kind = _KINDS[annotation]
     if parameter.default is inspect.Parameter.empty:
         return OperandSpec(kind, parameter.name)
     number = isinstance(parameter.default, (int, float)) and not isinstance(parameter.default, bool)
-    if kind != "scalar" or not number:
+    if kind != SCALAR or not number:
         raise TypeError(f"{place}: {parameter.name!r} has a default; accepted is a number, for a Scalar")
     return OperandSpec(kind, parameter.name, float(parameter.default))
 
@@ -240,7 +243,7 @@ def _resolved(function: FunctionType, annotation: str) -> object:
         found = function.__globals__[name]
     else:
         # A class that only the annotation names is in no cell: known by its own name.
-        return next((kind for kind in KINDS if kind.__name__ == parts[-1]), annotation)
+        return next((kind for kind in _KINDS if kind.__name__ == parts[-1]), annotation)
     for part in parts[1:]:
         found = getattr(found, part, annotation)
     return found

@@ -15,12 +15,7 @@ import torch
 from torch import Tensor
 
 from epigemm._native import registry
-
-ACCUMULATOR = "accumulator"
-PER_COLUMN = "per_column"
-PER_ROW = "per_row"
-SCALAR = "scalar"
-MATRIX = "matrix"
+from epigemm.operand_kinds import ACCUMULATOR, PER_COLUMN, SCALAR, OperandKind
 
 
 def compute_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -35,7 +30,7 @@ class Operand:
     `folded` operands have the type of the epilogue's arithmetic (`compute_dtype`), the others that of x.
     """
 
-    kind: str
+    kind: OperandKind
     name: str
     folded: bool = False
 

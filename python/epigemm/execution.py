@@ -21,7 +21,6 @@ from torch import Tensor
 from epigemm import checks, decisions, fallback, kernels, linker, packs, plans, split
 from epigemm import precision as _precision
 from epigemm.calls import ElementwiseCall, LinearCall
-from epigemm.epilogues import MATRIX, PER_COLUMN, PER_ROW
 
 on_first_call: Callable[[LinearCall], None] | None = None
 """Sees every call before it is dispatched, while `epigemm.tuning` measures choices as they come up."""
@@ -267,13 +266,12 @@ def _on_copies(call: LinearCall, copy: Callable[[Tensor, Sequence[int]], Tensor]
     is_by_tma = call.x.dtype != torch.float32 or decisions.order(call).fused[0] == _precision.TF32
     step = _TMA_BYTES // call.x.element_size() if is_by_tma else 1
     width, depth = n + -n % step, k + -k % step
-    sizes = {PER_COLUMN: (width,), MATRIX: (m, width), PER_ROW: (m, 1)}
     operands = zip(call.operands, call.kinds, strict=True)
     return call._replace(
         x=copy(call.x, (m, depth)),
         weight=copy(call.weight, (width, depth)),
         bias=None if call.bias is None else copy(call.bias, (width,)),
-        operands=[copy(operand, sizes.get(kind, ())) for operand, kind in operands],
+        operands=[copy(operand, kind.shape((m,), width)) for operand, kind in operands],
         out=call.x.new_empty((m, width)) if copy is _with_zeros else copy(call.x, (m, width)),
     )
 
@@ -299,7 +297,7 @@ def _row_by_row(call: LinearCall) -> Tensor:
     for index in range(len(rows)):
         row.copy_(rows[index : index + 1])
         operands = [
-            operand[index : index + 1] if kind in (PER_ROW, MATRIX) else operand
+            operand[index : index + 1] if kind.by_row else operand
             for operand, kind in zip(call.operands, call.kinds, strict=True)
         ]
         fallback.linear(of_row._replace(operands=operands))

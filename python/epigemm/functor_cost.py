@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 from epigemm.functor_program import Program, Ref, Step
 from epigemm.functor_source import POWERS
+from epigemm.operand_kinds import SCALAR, OperandKind
 
 TRANSCENDENTAL = {
     **dict.fromkeys(["exp", "exp2"], 1),
@@ -33,12 +34,12 @@ _UNITS = TRANSCENDENTAL | _QUOTIENTS
 _POWERS = dict.fromkeys(POWERS, 0) | dict.fromkeys([0.5, -0.5, -1.0], 1)
 
 
-def special_functions(program: Program, kinds: Sequence[str]) -> int:
+def special_functions(program: Program, kinds: Sequence[OperandKind]) -> int:
     """The units of a program for one element of the result.
 
     What is computed of scalars and constants alone is computed once, and so is the reciprocal of such a divisor.
     """
-    once = {number for number, kind in enumerate(kinds, 1) if kind == "scalar"}
+    once = {number for number, kind in enumerate(kinds, 1) if kind == SCALAR}
     units = 0
     for number, step in enumerate(program.steps, program.operands + 1):
         of_element = [isinstance(value, Ref) and value.number not in once for value in step.inputs]

@@ -8,16 +8,15 @@ from __future__ import annotations
 import functools
 import math
 import re
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
 from epigemm.functor_program import BFLOAT16, BOOL, HALF, Program, Ref, Step, Value, words
+from epigemm.operand_kinds import OperandKind
 
 SLOTS = ("c0", "c1", "c2", "c3", "s0", "s1", "s2", "s3", "r0", "r1", "m0", "m1")
 """The arguments of the open kernels' functions behind the accumulator, in their order."""
-
-FIRST_SLOT = {"per_column": (0, 4), "scalar": (4, 4), "per_row": (8, 2), "matrix": (10, 2)}
-"""Of each kind of operand: its first slot, and how many there are."""
 
 PARTS = ("operand", "apply", "apply_16", "apply_double", "slope", "slope_double")
 """What `kernel_functions` can emit; `apply_16` is `apply` for a result that is rounded to 16 bits: with shorter
@@ -55,12 +54,12 @@ SAME_WHEN_SHORT = frozenset(
 )
 
 
-def slots_of(kinds: Sequence[str]) -> tuple[int, ...]:
+def slots_of(kinds: Sequence[OperandKind]) -> tuple[int, ...]:
     """The slot of each operand: the first of a kind has the first of its kind's."""
-    seen = dict.fromkeys(FIRST_SLOT, 0)
+    seen: Counter[OperandKind] = Counter()
     slots = []
     for kind in kinds:
-        first, most = FIRST_SLOT[kind]
+        first, most = kind.slots
         if seen[kind] == most:
             raise ValueError(f"at most {most} operands of kind {kind}")
         slots.append(first + seen[kind])
@@ -113,7 +112,7 @@ POWERS = {
 }
 
 
-def functor_text(program: Program, kinds: Sequence[str], name: str = "Functor") -> str:
+def functor_text(program: Program, kinds: Sequence[OperandKind], name: str = "Functor") -> str:
     """The functor: `Functor::apply(acc, operands...)`, operands in the function's order."""
     arguments = ["acc", *(SLOTS[slot] for slot in slots_of(kinds))]
     names = [*arguments, *(f"v{number}" for number in range(len(program.steps)))]
@@ -200,7 +199,7 @@ def built_in_source(name: str, functor: str, number: str) -> str:
 
 def kernel_functions(
     program: Program,
-    kinds: Sequence[str],
+    kinds: Sequence[OperandKind],
     elements: Sequence[int],  # of each operand 1 for x's element type, 2 for float; of scalars it is 2
     parts: Sequence[str] = ("operand", "apply"),  # which functions, of `PARTS`
 ) -> str:

@@ -19,23 +19,13 @@ from torch import Tensor
 
 from epigemm import linker, precision, programs, tables
 from epigemm._native import ops
-from epigemm.epilogues import (
-    LINKED,
-    MATRIX,
-    PER_COLUMN,
-    PER_ROW,
-    SCALAR,
-    Epilogue,
-    Operand,
-    compute_dtype,
-    named,
-)
+from epigemm.epilogues import LINKED, Epilogue, Operand, compute_dtype, named
+from epigemm.operand_kinds import MATRIX, PER_COLUMN, SCALAR
 
 if TYPE_CHECKING:
     from epigemm.calls import ElementwiseCall
     from epigemm.custom import Traced
 
-_KINDS = {PER_COLUMN: 1, SCALAR: 2, PER_ROW: 3, MATRIX: 4}  # csrc/epilogue/operands.h
 _ELEMENT_TYPE, _COMPUTE_TYPE = 1, 2  # what `epigemm_operand` says: csrc/link/open.h
 _torch_linear = torch.nn.functional.linear
 _FP32, _FP64 = torch.float32, torch.float64
@@ -63,7 +53,7 @@ class LinkedEpilogue(Epilogue):
         if bias is not None and operands[bias - 1] == Operand(PER_COLUMN, names[bias - 1]):
             self.bias_place = bias
         self.traced = traced
-        kinds = [_KINDS[operand.kind] for operand in operands]
+        kinds = [operand.kind.code for operand in operands]
         of_compute = [int(operand.folded) for operand in operands]
         self.number = ops._register_epilogue(
             name,
@@ -219,17 +209,8 @@ def gradients(
     for place, (kind, _, _, dtype) in wanted.items():
         of_elements = found[place]
         assert of_elements is not None
-        found[place] = _summed(kind, of_elements).to(dtype)
+        found[place] = kind.summed(of_elements).to(dtype)
     return found
-
-
-def _summed(kind: str, of_elements: Tensor) -> Tensor:
-    """The gradient of an operand from those of all elements that read it."""
-    if kind == PER_COLUMN:
-        return of_elements.sum(0)
-    if kind == PER_ROW:
-        return of_elements.sum(1, keepdim=True)
-    return of_elements.sum() if kind == SCALAR else of_elements
 
 
 def missing_elementwise(epilogue: Epilogue, x: Tensor, *, derivative: bool = False) -> str:

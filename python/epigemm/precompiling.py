@@ -10,8 +10,9 @@ from torch import Tensor
 
 from epigemm import checks, decisions, kernels, linker
 from epigemm.calls import FIND, LinearCall
-from epigemm.epilogues import MATRIX, PER_COLUMN, PER_ROW, SCALAR, compute_dtype
+from epigemm.epilogues import compute_dtype
 from epigemm.linked import LinkedEpilogue, missing_elementwise
+from epigemm.operand_kinds import SCALAR
 from epigemm.precision import DEFAULT
 from epigemm.user_epilogue import UserEpilogue
 
@@ -116,9 +117,8 @@ def _call(
     def empty(*shape: int, of: torch.dtype = dtype) -> Tensor:
         return torch.empty(shape, dtype=of, device=device)
 
-    shapes = {PER_COLUMN: (n,), PER_ROW: (m, 1), MATRIX: (m, n)}
     specs = function.traced.operands
-    operands = [empty(*shapes[spec.kind], of=of_operands) for spec in specs if spec.kind != SCALAR]
+    operands = [empty(*spec.kind.shape((m,), n), of=of_operands) for spec in specs if spec.kind != SCALAR]
     scalars = [0.0 for spec in specs if spec.kind == SCALAR]
     epilogue = function.linked([spec.kind == SCALAR or of_operands is not dtype for spec in specs])
     return LinearCall(

@@ -11,33 +11,32 @@ from __future__ import annotations
 
 import functools
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from epigemm.functor_program import REAL, Program, Ref, Step
 from epigemm.functor_source import functor_text
+from epigemm.operand_kinds import MATRIX, PER_COLUMN, OperandKind
 
 PRELINKED = ("residual", "bias_residual")
 ACTIVATIONS = ("gelu", "gelu_tanh", "relu", "sigmoid", "silu", "tanh")
 """Of a gate."""
 GATED, OF_VECTORS = "gated_", "scale_relu"
 
-_COLUMN, _MATRIX = "per_column", "matrix"
-
 
 class Formula(NamedTuple):
     """One of them."""
 
-    operands: tuple[tuple[str, str], ...]  # kind and name of each
+    operands: tuple[tuple[OperandKind, str], ...]  # kind and name of each
     program: Program  # its steps
 
     @property
-    def kinds(self) -> tuple[str, ...]:
+    def kinds(self) -> tuple[OperandKind, ...]:
         """The operands' kinds."""
         return tuple(kind for kind, _ in self.operands)
 
 
-def _formula(operands: dict[str, str], *steps: tuple[str, ...]) -> Formula:
+def _formula(operands: dict[str, OperandKind], *steps: tuple[str, ...]) -> Formula:
     """Steps as (result, primitive, inputs...), by names; the last one's result is returned."""
     places = {name: place for place, name in enumerate(("acc", *operands))}
     program = []
@@ -48,21 +47,23 @@ def _formula(operands: dict[str, str], *steps: tuple[str, ...]) -> Formula:
     return Formula(kinds, Program(len(operands), tuple(program), Ref(places[steps[-1][0]])))
 
 
-def _both(name: str, operands: dict[str, str], *steps: tuple[str, ...]) -> Iterator[tuple[str, Formula]]:
+def _both(
+    name: str, operands: dict[str, OperandKind], *steps: tuple[str, ...]
+) -> Iterator[tuple[str, Formula]]:
     """With a bias and without one; the steps begin with z."""
     yield (
         f"bias_{name}",
-        _formula({"bias": _COLUMN, **operands}, ("z", "add", "acc", "bias"), *steps),
+        _formula({"bias": PER_COLUMN, **operands}, ("z", "add", "acc", "bias"), *steps),
     )
     without = [tuple("acc" if word == "z" else word for word in step) for step in steps]
     yield name, _formula(operands, *without)
 
 
 def _all() -> Iterator[tuple[str, Formula]]:
-    yield from _both("residual", {"residual": _MATRIX}, ("d", "add", "z", "residual"))
+    yield from _both("residual", {"residual": MATRIX}, ("d", "add", "z", "residual"))
     yield from _both(
         "layer_scale_residual",
-        {"layer_scale": _COLUMN, "residual": _MATRIX},
+        {"layer_scale": PER_COLUMN, "residual": MATRIX},
         ("scaled", "mul", "z", "layer_scale"),
         ("d", "add", "residual", "scaled"),
     )
@@ -70,10 +71,10 @@ def _all() -> Iterator[tuple[str, Formula]]:
         steps: list[tuple[str, ...]] = [("a", activation, "z")]
         if activation == "silu":
             steps = [("s", "sigmoid", "z"), ("a", "mul", "z", "s")]
-        yield from _both(f"{GATED}{activation}", {"gate": _MATRIX}, *steps, ("d", "mul", "a", "gate"))
+        yield from _both(f"{GATED}{activation}", {"gate": MATRIX}, *steps, ("d", "mul", "a", "gate"))
     yield from _both(
         OF_VECTORS,
-        {"multiplier": _COLUMN, "offset": _COLUMN},
+        {"multiplier": PER_COLUMN, "offset": PER_COLUMN},
         ("scaled", "mul", "multiplier", "z"),
         ("sum", "add", "scaled", "offset"),
         ("d", "relu", "sum"),
@@ -84,7 +85,7 @@ FORMULAS: dict[str, Formula] = dict(_all())
 """By name."""
 
 
-def digest(source: str, kinds: tuple[str, ...]) -> str:
+def digest(source: str, kinds: Sequence[OperandKind]) -> str:
     """What an epilogue is known by: its functor and its operands' kinds."""
     return hashlib.sha256("\n".join((source, *kinds)).encode()).hexdigest()
 

@@ -16,19 +16,11 @@ from epigemm import call as _call
 from epigemm import checks, compiled, entry, packs
 from epigemm.calls import ElementwiseCall, LinearCall
 from epigemm.custom import OperandSpec, Traced, trace
-from epigemm.epilogues import (
-    BIAS,
-    BIAS_RELU,
-    MATRIX,
-    PER_COLUMN,
-    PER_ROW,
-    SCALAR,
-    Epilogue,
-    compute_dtype,
-)
+from epigemm.epilogues import BIAS, BIAS_RELU, Epilogue, compute_dtype
 from epigemm.functor_program import REAL, Program, Ref, Step
 from epigemm.functor_source import functor_text
 from epigemm.linked import LinkedEpilogue
+from epigemm.operand_kinds import MATRIX, PER_COLUMN, PER_ROW, SCALAR
 from epigemm.packs import PackedWeight
 
 _is_compiling = torch.compiler.is_compiling
@@ -216,7 +208,7 @@ class UserEpilogue:
             values[place] = value
         for spec, value in zip(specs, values, strict=True):
             if value is None:
-                raise TypeError(f"{spec.name}: got None; accepted is {_ACCEPTED[spec.kind]}")
+                raise TypeError(f"{spec.name}: got None; accepted is {spec.kind.accepted}")
         return values
 
     def of_types(self, x: Tensor, given: Sequence[Tensor | float]) -> LinkedEpilogue:
@@ -264,9 +256,7 @@ class UserEpilogue:
                     numbers.append(checks.scalar_number(spec.name, value))
                 continue
             if not isinstance(value, Tensor):
-                raise TypeError(
-                    f"{spec.name}: got {type(value).__name__}; accepted is {_ACCEPTED[spec.kind]}"
-                )
+                raise TypeError(f"{spec.name}: got {type(value).__name__}; accepted is {spec.kind.accepted}")
             checks.strided(spec.name, value)
             folded.append(value.dtype is wide and x.dtype is not wide)
             tensors.append(_flat(spec, value, shape))
@@ -322,14 +312,6 @@ def _as_bias(value: Tensor | float, x: Tensor, weight: Tensor) -> Tensor | None:
 def _is_tensor(scalar: Tensor | float) -> bool:
     """Whether a scalar is a tensor, or better becomes one: as a number, each value of it would be traced again."""
     return isinstance(scalar, Tensor) or (_is_compiling() and not compiled.is_constant(scalar))
-
-
-_ACCEPTED = {
-    PER_COLUMN: "a tensor [N]",
-    PER_ROW: "a tensor of x's shape without its last axis",
-    MATRIX: "a tensor of the result's shape",
-    SCALAR: "a number or a 0-dimensional tensor",
-}
 
 
 def _flat(spec: OperandSpec, value: Tensor, shape: Sequence[int]) -> Tensor:

@@ -19,6 +19,7 @@ from torch import Tensor
 from epigemm import custom
 from epigemm.custom import OperandSpec, PerColumn, PerRow, Scalar, Traced, trace
 from epigemm.functor_source import describe_compile_error, number_text, prelude
+from epigemm.operand_kinds import MATRIX, PER_COLUMN, PER_ROW, SCALAR
 
 
 def swish_clamp(
@@ -49,10 +50,10 @@ def test_declaration() -> None:
     traced = trace(swish_clamp)
     assert traced.name == "swish_clamp"
     assert traced.operands == (
-        OperandSpec("per_column", "bias"),
-        OperandSpec("matrix", "residual"),
-        OperandSpec("per_row", "gain"),
-        OperandSpec("scalar", "limit", 6.0),
+        OperandSpec(PER_COLUMN, "bias"),
+        OperandSpec(MATRIX, "residual"),
+        OperandSpec(PER_ROW, "gain"),
+        OperandSpec(SCALAR, "limit", 6.0),
     )
     assert traced.slots == (0, 10, 8, 4)
     assert traced.reads == (True, True, True, True)

@@ -7,14 +7,13 @@ stood, where all that the chain reads is ready.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cache
 
 from torch import fx
 
-from epigemm.epilogues import PER_COLUMN
-from epigemm.functor_source import FIRST_SLOT
 from epigemm.fusion.effects import effects_of
 from epigemm.fusion.formula import Formula, epilogue_of
 from epigemm.fusion.operands import Norm, Operand, Refused, Region, formula_of, is_norm_alone
@@ -28,6 +27,7 @@ from epigemm.fusion.values import (
     tensor_of,
     value_at,
 )
+from epigemm.operand_kinds import PER_COLUMN
 from epigemm.user_epilogue import UserEpilogue
 
 _TAKEN = "it is a part of another chain"
@@ -213,10 +213,10 @@ class Capture:
         formula, operands = formula_of(region, nodes)
         views = _views_to(region, nodes[-1])
         product = region.product
-        for kind, (_, most) in FIRST_SLOT.items():
-            count = formula.kinds.count(kind)
-            if count > most:
-                raise Refused(f"{nodes[-1]}: {count} operands of kind {kind}, an epilogue has at most {most}")
+        for kind, count in Counter(formula.kinds).items():
+            if count > kind.slots[1]:
+                text = f"{count} operands of kind {kind}, an epilogue has at most {kind.slots[1]}"
+                raise Refused(f"{nodes[-1]}: {text}")
         is_alone = len(nodes) == 1 and (product.bias is None or formula.kinds == (PER_COLUMN,))
         if is_alone or is_norm_alone(product, formula, operands):
             return Chain(product, nodes, views, operands, formula, None)

@@ -13,10 +13,10 @@ import torch.nn.functional as F
 from torch import Tensor, fx
 from torch.fx.graph import _parse_stack_trace
 
-from epigemm.epilogues import MATRIX, PER_COLUMN, PER_ROW, SCALAR
 from epigemm.fusion.formula import Formula, Slot, Step
 from epigemm.fusion.products import Product
 from epigemm.fusion.values import known, same_sizes, tensor_of, value_at
+from epigemm.operand_kinds import MATRIX, PER_COLUMN, PER_ROW, SCALAR, OperandKind
 
 _LARGEST = 2.0**60
 _NORM = ("running_mean", "running_var", "weight", "bias")
@@ -34,7 +34,7 @@ class Norm:
 class Operand:
     """Something that the chain reads beside the product."""
 
-    kind: str
+    kind: OperandKind
     source: fx.Node
 
 
@@ -80,7 +80,7 @@ class _Maker:
     def __init__(self, region: Region, alone: bool) -> None:
         self._region, self._alone = region, alone
         self.operands: list[Operand | Norm] = []
-        self.kinds: list[str] = []
+        self.kinds: list[OperandKind] = []
         self.steps: list[Step] = []
         self._values: dict[fx.Node, Slot] = {}
         self._read: dict[tuple[fx.Node, str], Slot] = {}
@@ -128,14 +128,14 @@ class _Maker:
         if value is None:
             raise Refused(f"{node} is a size or another number that changes from call to call")
         kind = kind_of(value, beside, product)
-        if not kind:
+        if kind is None:
             shape = [int(size) if isinstance(size, int) else str(size) for size in value.shape]
             raise Refused(f"{node}, {str(value.dtype).removeprefix('torch.')} {shape}, is no operand")
         if (node, kind) not in self._read:
             self._read[node, kind] = self._new(Operand(kind, node), kind)
         return self._read[node, kind]
 
-    def _new(self, operand: Operand | Norm, kind: str) -> Slot:
+    def _new(self, operand: Operand | Norm, kind: OperandKind) -> Slot:
         self.operands.append(operand)
         self.kinds.append(kind)
         return Slot(-len(self.kinds))
@@ -182,8 +182,8 @@ def _line(node: fx.Node) -> str:
     return f"{place.file}:{place.lineno}" if place else ""
 
 
-def kind_of(value: Tensor, beside: Tensor, product: Tensor) -> str:
-    """What an operand is to an epilogue; empty where it can be none.
+def kind_of(value: Tensor, beside: Tensor, product: Tensor) -> OperandKind | None:
+    """What an operand is to an epilogue; None where it can be none.
 
     Args:
         value: the operand.
@@ -191,16 +191,16 @@ def kind_of(value: Tensor, beside: Tensor, product: Tensor) -> str:
         product: the product.
     """
     if value.device != product.device or not value.is_floating_point():
-        return ""
+        return None
     wide = product.dtype == torch.float32
     if value.dim() == 0:
         # PyTorch may round a 0-d tensor of another type to 16 bits first, or take it as a number.
-        return SCALAR if wide or value.dtype == product.dtype else ""
+        return SCALAR if wide or value.dtype == product.dtype else None
     if value.dtype not in (product.dtype, torch.float32):
-        return ""
+        return None
     shape, result = value.shape, beside.shape
     if len(shape) > len(result):
-        return ""
+        return None
     if all(known(size == 1) for size in shape):
         return SCALAR
     has_rows = same_sizes(result[-1:], product.shape[-1:])
@@ -211,7 +211,7 @@ def kind_of(value: Tensor, beside: Tensor, product: Tensor) -> str:
         padded = (1,) * (len(result) - len(shape)) + tuple(shape)
         if has_rows and known(shape[-1] == 1) and same_sizes(padded[:-1], result[:-1]):
             return PER_ROW
-    return MATRIX if same_sizes(shape, result) else ""
+    return MATRIX if same_sizes(shape, result) else None
 
 
 # --- BatchNorm -------------------------------------------------------------------------------------------------------

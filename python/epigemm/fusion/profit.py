@@ -10,10 +10,11 @@ from torch import Tensor
 
 from epigemm import decisions, gradients, linker, plans, precision
 from epigemm.calls import FIND, LinearCall
-from epigemm.epilogues import BIAS, MATRIX, PER_COLUMN, PER_ROW, SCALE_BATCH_NORM, Epilogue
+from epigemm.epilogues import BIAS, SCALE_BATCH_NORM, Epilogue
 from epigemm.fusion.capture import Chain
 from epigemm.fusion.operands import Norm
 from epigemm.fusion.values import hint, tensor_of
+from epigemm.operand_kinds import SCALAR
 
 SLOWER = "the planner expects no kernel of epigemm's to be faster there"
 RECORDED = "in 16 bits training gains nothing"
@@ -110,7 +111,6 @@ def call_of(chain: Chain) -> LinearCall:
         return torch.empty(shape, dtype=of, device="meta")
 
     stored = empty(k, n).t() if product.is_kn else empty(n, k)
-    shapes = {PER_COLUMN: (n,), PER_ROW: (m, 1), MATRIX: (m, n)}
     epilogue: Epilogue = BIAS
     bias, operands, scalars = None, [], []
     if (built_in := _built_in(chain, dtype)) is not None:
@@ -121,11 +121,11 @@ def call_of(chain: Chain) -> LinearCall:
             value = None if isinstance(operand, Norm) else tensor_of(operand.source)
             dtypes += [torch.float32, torch.float32] if value is None else [value.dtype]
         kinds = chain.formula.kinds
-        folded = [kind not in shapes or of is not dtype for kind, of in zip(kinds, dtypes, strict=True)]
+        folded = [kind == SCALAR or of is not dtype for kind, of in zip(kinds, dtypes, strict=True)]
         epilogue = chain.epilogue.linked(folded)
         for kind, is_folded in zip(kinds, folded, strict=True):
-            if kind in shapes:
-                operands.append(empty(*shapes[kind], of=torch.float32 if is_folded else dtype))
+            if kind != SCALAR:
+                operands.append(empty(*kind.shape((m,), n), of=torch.float32 if is_folded else dtype))
             else:
                 scalars.append(0.0)
     elif any(isinstance(operand, Norm) for operand in chain.operands):

@@ -9,9 +9,10 @@ from torch import Tensor
 
 from epigemm import call as _call
 from epigemm import entry, packs
-from epigemm.epilogues import BIAS, MATRIX, PER_COLUMN, PER_ROW, SCALAR, Epilogue
+from epigemm.epilogues import BIAS, Epilogue
 from epigemm.fusion.capture import Chain
 from epigemm.fusion.operands import Norm, Operand
+from epigemm.operand_kinds import OperandKind
 from epigemm.user_epilogue import UserEpilogue
 
 _NO_BIAS = (None,)
@@ -37,7 +38,9 @@ class Site:
         )
         self._pack_use = packs.KEEP if keep_packs else packs.FIND
         # Recorded calls, BatchNorms and operands of other shapes take the long way.
-        self._is_direct = not product.value.requires_grad and all(isinstance(o, str) for o in self._operands)
+        self._is_direct = not product.value.requires_grad and all(
+            isinstance(o, OperandKind) for o in self._operands
+        )
         self._direct: Epilogue | None = None
         # torch.fx writes these two into the code of a graph.
         self.__name__, self.__module__ = f"fused_{self.function}", __name__
@@ -60,7 +63,7 @@ class Site:
         given: list[Any] = []
         rest = iter(sources)
         for operand in self._operands:
-            if isinstance(operand, str):
+            if isinstance(operand, OperandKind):
                 given.append(_shaped(next(rest), operand, x, weight))
             else:
                 eps, present = operand
@@ -124,15 +127,7 @@ def function_name(chain: Chain) -> str:
     return "linear_batch_norm" if norm else "linear"
 
 
-def _shaped(value: Tensor, kind: str, x: Tensor, weight: Tensor) -> Tensor:
+def _shaped(value: Tensor, kind: OperandKind, x: Tensor, weight: Tensor) -> Tensor:
     """An operand in the shape that an epilogue takes."""
-    if kind == PER_COLUMN:
-        return value if value.dim() == 1 else value.reshape(-1)
-    if kind == SCALAR:
-        return value.reshape(()) if value.dim() else value
-    if kind == PER_ROW:
-        return value.reshape(x.shape[:-1])
-    assert kind == MATRIX
-    if value.dim() == x.dim() and value.shape[:-1] == x.shape[:-1]:
-        return value
-    return value.reshape(*x.shape[:-1], weight.shape[0])
+    shape = kind.callers_shape(x.shape[:-1], weight.shape[0])
+    return value if value.shape == shape else value.reshape(shape)

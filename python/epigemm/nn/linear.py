@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 from torch import Tensor, nn
 
 from epigemm import docstrings
-from epigemm.epilogues import BIAS, PER_COLUMN
+from epigemm.epilogues import BIAS
 from epigemm.nn.base import EpilogueLinear, Options, pack_use
+from epigemm.operand_kinds import PER_COLUMN
 from epigemm.user_epilogue import UserEpilogue
 
 if TYPE_CHECKING:
