@@ -59,6 +59,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Say what ran where: a green run that skipped every GPU test must not look like a full one."""
+    if hasattr(terminalreporter.config, "workerinput"):
+        return  # a process of pytest-xdist's, which knows its own tests alone
     reason = cuda_unavailable()
     gpu = (
         f"{torch.cuda.get_device_name(0)} x{torch.cuda.device_count()}" if not reason else f"none ({reason})"

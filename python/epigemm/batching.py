@@ -13,6 +13,7 @@ from epigemm import precision as _precision
 from epigemm._native import ops
 from epigemm.calls import LinearCall
 from epigemm.epilogues import named
+from epigemm.operand_kinds import KINDS
 
 
 def linear_batched(call: LinearCall) -> Tensor:
@@ -30,7 +31,9 @@ def vmap_rule(op: Any) -> Callable[..., tuple[Tensor, int]]:
     def rule(info: Any, in_dims: Sequence[Any], *args: Any) -> tuple[Tensor, int]:
         name, x, *others = args
         epilogue = named(name)
-        has_rows = epilogue is not None and any(operand.kind.by_row for operand in epilogue.operands)
+        has_rows = epilogue is not None and any(
+            KINDS[operand.kind].by_row for operand in epilogue.operands[1:]
+        )
         if in_dims[1] is not None and x.dim() > 1 and not has_rows and not _any_batched(in_dims[2:]):
             return op(name, x.movedim(in_dims[1], 0), *others), 0
         return _one_by_one(op, info, in_dims, args)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from epigemm.epilogues import BIAS, Epilogue
-from epigemm.operand_kinds import SCALAR, OperandKind
+from epigemm.operand_kinds import SCALAR
 from epigemm.precision import DEFAULT
 
 # What a call may do with its weight's pack: the argument `pack` of the operators.
@@ -60,7 +60,7 @@ class LinearCall(NamedTuple):
         return (self.epilogue.name, *self[1:10])
 
     @property
-    def kinds(self) -> tuple[OperandKind, ...]:
+    def kinds(self) -> tuple[str, ...]:
         """What each of `operands` is broadcast along: its kind in the epilogue."""
         given = self.epilogue.in_order(None, self.operands, self.scalars) or ()
         every = zip(self.epilogue.operands[1:], given, strict=True)

@@ -18,7 +18,7 @@ from torch import Tensor
 from epigemm import overlap
 from epigemm.calls import ElementwiseCall, FoldCall, LinearCall, Vectors
 from epigemm.epilogues import EPILOGUES, FOLDED, Epilogue, compute_dtype, named
-from epigemm.operand_kinds import PER_ROW, SCALAR
+from epigemm.operand_kinds import KINDS, PER_ROW, SCALAR
 from epigemm.precision import ARITHMETIC, DEFAULT, unknown_precision
 
 DTYPES = frozenset((torch.float16, torch.bfloat16, torch.float32, torch.float64))
@@ -248,8 +248,8 @@ def _require_operands(call: LinearCall | ElementwiseCall, columns: int) -> None:
         if not isinstance(value, Tensor) or value is bias:
             continue
         _require_like(operand.name, value, operand.dtype(x.dtype), x)
-        if tuple(value.shape) != operand.kind.shape(x.shape[:-1], columns):
-            accepted = list(operand.kind.callers_shape(x.shape[:-1], columns))
+        if tuple(value.shape) != KINDS[operand.kind].shape(x.shape[:-1], columns):
+            accepted = list(KINDS[operand.kind].callers_shape(x.shape[:-1], columns))
             got = _shape(value)[:-1] if operand.kind == PER_ROW else _shape(value)
             is_scalar = operand.kind == SCALAR and not epilogue.is_linked
             raise RuntimeError(

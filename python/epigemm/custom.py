@@ -24,7 +24,7 @@ from torch import Tensor, fx
 
 from epigemm import captures, functor_cost, functor_reference, functor_source, programs
 from epigemm.functor_program import Program, words
-from epigemm.operand_kinds import MATRIX, PER_COLUMN, PER_ROW, SCALAR, OperandKind
+from epigemm.operand_kinds import KINDS, MATRIX, PER_COLUMN, PER_ROW, SCALAR
 
 if TYPE_CHECKING:
     # What the function sees: a checker of types then reads its body as one of tensors.
@@ -47,7 +47,7 @@ else:
         """Annotation of an operand of the result's shape, seen as `[M, N]`."""
 
 
-_KINDS: dict[Any, OperandKind] = {PerColumn: PER_COLUMN, PerRow: PER_ROW, Scalar: SCALAR, Matrix: MATRIX}
+_KINDS: dict[Any, str] = {PerColumn: PER_COLUMN, PerRow: PER_ROW, Scalar: SCALAR, Matrix: MATRIX}
 _ANNOTATIONS = "PerColumn, PerRow, Scalar or Matrix"
 _TAKEN = words("x weight z out precision strict self operands named")  # by the calls themselves
 _LONGEST_NAME = 64
@@ -57,7 +57,7 @@ _LONGEST_NAME = 64
 class OperandSpec:
     """One operand of a function; `default`: of a scalar."""
 
-    kind: OperandKind
+    kind: str
     name: str
     default: float | None = None
 
@@ -77,7 +77,7 @@ class Traced:
     is_own: bool = False  # whether it is one of epigemm's own (`own`)
 
     @property
-    def kinds(self) -> tuple[OperandKind, ...]:
+    def kinds(self) -> tuple[str, ...]:
         """The operands' kinds."""
         return tuple(operand.kind for operand in self.operands)
 
@@ -204,9 +204,9 @@ def _operands(function: FunctionType, place: str) -> tuple[OperandSpec, ...]:
         raise TypeError(f"{place}: {parameters[0].name!r} is the accumulator, which has no default")
     operands = tuple(_operand(function, parameter, place) for parameter in parameters[1:])
     for kind, count in Counter(operand.kind for operand in operands).items():
-        if count > kind.slots[1]:
+        if count > KINDS[kind].slots[1]:
             raise ValueError(
-                f"{place}: got {count} operands of kind {kind}; accepted are at most {kind.slots[1]}"
+                f"{place}: got {count} operands of kind {kind}; accepted are at most {KINDS[kind].slots[1]}"
             )
     return operands
 

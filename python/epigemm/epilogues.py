@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from epigemm._native import registry
-from epigemm.operand_kinds import ACCUMULATOR, PER_COLUMN, SCALAR, OperandKind
+from epigemm.operand_kinds import ACCUMULATOR, PER_COLUMN, SCALAR
 
 
 def compute_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -30,7 +30,7 @@ class Operand:
     `folded` operands have the type of the epilogue's arithmetic (`compute_dtype`), the others that of x.
     """
 
-    kind: OperandKind
+    kind: str
     name: str
     folded: bool = False
 

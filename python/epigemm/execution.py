@@ -21,6 +21,7 @@ from torch import Tensor
 from epigemm import checks, decisions, fallback, kernels, linker, packs, plans, split
 from epigemm import precision as _precision
 from epigemm.calls import ElementwiseCall, LinearCall
+from epigemm.operand_kinds import KINDS
 
 on_first_call: Callable[[LinearCall], None] | None = None
 """Sees every call before it is dispatched, while `epigemm.tuning` measures choices as they come up."""
@@ -271,7 +272,7 @@ def _on_copies(call: LinearCall, copy: Callable[[Tensor, Sequence[int]], Tensor]
         x=copy(call.x, (m, depth)),
         weight=copy(call.weight, (width, depth)),
         bias=None if call.bias is None else copy(call.bias, (width,)),
-        operands=[copy(operand, kind.shape((m,), width)) for operand, kind in operands],
+        operands=[copy(operand, KINDS[kind].shape((m,), width)) for operand, kind in operands],
         out=call.x.new_empty((m, width)) if copy is _with_zeros else copy(call.x, (m, width)),
     )
 
@@ -297,7 +298,7 @@ def _row_by_row(call: LinearCall) -> Tensor:
     for index in range(len(rows)):
         row.copy_(rows[index : index + 1])
         operands = [
-            operand[index : index + 1] if kind.by_row else operand
+            operand[index : index + 1] if KINDS[kind].by_row else operand
             for operand, kind in zip(call.operands, call.kinds, strict=True)
         ]
         fallback.linear(of_row._replace(operands=operands))

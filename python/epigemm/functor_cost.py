@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from epigemm.functor_program import Program, Ref, Step
 from epigemm.functor_source import POWERS
-from epigemm.operand_kinds import SCALAR, OperandKind
+from epigemm.operand_kinds import SCALAR
 
 TRANSCENDENTAL = {
     **dict.fromkeys(["exp", "exp2"], 1),
@@ -34,7 +34,7 @@ _UNITS = TRANSCENDENTAL | _QUOTIENTS
 _POWERS = dict.fromkeys(POWERS, 0) | dict.fromkeys([0.5, -0.5, -1.0], 1)
 
 
-def special_functions(program: Program, kinds: Sequence[OperandKind]) -> int:
+def special_functions(program: Program, kinds: Sequence[str]) -> int:
     """The units of a program for one element of the result.
 
     What is computed of scalars and constants alone is computed once, and so is the reciprocal of such a divisor.

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from epigemm.functor_program import BFLOAT16, BOOL, HALF, Program, Ref, Step, Value, words
-from epigemm.operand_kinds import OperandKind
+from epigemm.operand_kinds import KINDS
 
 SLOTS = ("c0", "c1", "c2", "c3", "s0", "s1", "s2", "s3", "r0", "r1", "m0", "m1")
 """The arguments of the open kernels' functions behind the accumulator, in their order."""
@@ -54,12 +54,12 @@ SAME_WHEN_SHORT = frozenset(
 )
 
 
-def slots_of(kinds: Sequence[OperandKind]) -> tuple[int, ...]:
+def slots_of(kinds: Sequence[str]) -> tuple[int, ...]:
     """The slot of each operand: the first of a kind has the first of its kind's."""
-    seen: Counter[OperandKind] = Counter()
+    seen: Counter[str] = Counter()
     slots = []
     for kind in kinds:
-        first, most = kind.slots
+        first, most = KINDS[kind].slots
         if seen[kind] == most:
             raise ValueError(f"at most {most} operands of kind {kind}")
         slots.append(first + seen[kind])
@@ -112,7 +112,7 @@ POWERS = {
 }
 
 
-def functor_text(program: Program, kinds: Sequence[OperandKind], name: str = "Functor") -> str:
+def functor_text(program: Program, kinds: Sequence[str], name: str = "Functor") -> str:
     """The functor: `Functor::apply(acc, operands...)`, operands in the function's order."""
     arguments = ["acc", *(SLOTS[slot] for slot in slots_of(kinds))]
     names = [*arguments, *(f"v{number}" for number in range(len(program.steps)))]
@@ -199,7 +199,7 @@ def built_in_source(name: str, functor: str, number: str) -> str:
 
 def kernel_functions(
     program: Program,
-    kinds: Sequence[OperandKind],
+    kinds: Sequence[str],
     elements: Sequence[int],  # of each operand 1 for x's element type, 2 for float; of scalars it is 2
     parts: Sequence[str] = ("operand", "apply"),  # which functions, of `PARTS`
 ) -> str:

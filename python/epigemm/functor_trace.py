@@ -23,7 +23,7 @@ from epigemm.functor_decompositions import decompositions
 from epigemm.functor_operators import NO_FUNCTOR, ON_SCALARS, SUPPORTED
 from epigemm.functor_program import Program, Value, words
 from epigemm.functor_steps import Builder, Refusal
-from epigemm.operand_kinds import ACCUMULATOR, SCALAR, OperandKind
+from epigemm.operand_kinds import ACCUMULATOR, KINDS, SCALAR
 
 ROWS, COLUMNS = 5, 7  # different primes: a size that stands in the wrong place is seen
 _HERE = str(Path(__file__).parent)
@@ -191,9 +191,7 @@ def _harmless(frame: FrameType | None) -> bool:
     return False
 
 
-def trace_program(
-    function: Callable[..., Any], kinds: Sequence[OperandKind], name: str, start: str
-) -> Program:
+def trace_program(function: Callable[..., Any], kinds: Sequence[str], name: str, start: str) -> Program:
     """The program of `function(acc, *operands)`.
 
     Raises:
@@ -237,7 +235,7 @@ def _difference(one: Program, other: Program) -> str:
 
 
 def _trace_once(
-    function: Callable[..., Any], kinds: Sequence[OperandKind], name: str, start: str, dtype: torch.dtype
+    function: Callable[..., Any], kinds: Sequence[str], name: str, start: str, dtype: torch.dtype
 ) -> tuple[Program, str]:
     from torch._dynamo.source import ConstantSource as Source
     from torch._subclasses.fake_tensor import FakeTensorMode
@@ -248,14 +246,14 @@ def _trace_once(
     environment.guard_lines = []
     mode: Any = FakeTensorMode(shape_env=environment, allow_non_fake_inputs=True)
 
-    def argument(kind: OperandKind, number: int) -> Any:
+    def argument(kind: str, number: int) -> Any:
         origin = Source(f"{kind}{number}")
         if kind == SCALAR:
             value = 1.7 + number  # not 0 or 1, which a trace would take for constants
             dynamic = DimDynamic.DYNAMIC
             symbol = environment.create_unspecified_symbol(value, source=origin, dynamic_dim=dynamic)
             return environment.create_symfloatnode(symbol, hint=value, source=origin)
-        shape = kind.shape((ROWS,), COLUMNS)
+        shape = KINDS[kind].shape((ROWS,), COLUMNS)
         every: list[Any] = [DimDynamic.STATIC if size == 1 else DimDynamic.DYNAMIC for size in shape]
         symbols: Any = StatelessSymbolicContext(dynamic_sizes=every)
         return mode.from_tensor(torch.empty(shape, dtype=dtype), symbolic_context=symbols, source=origin)

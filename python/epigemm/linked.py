@@ -20,7 +20,7 @@ from torch import Tensor
 from epigemm import linker, precision, programs, tables
 from epigemm._native import ops
 from epigemm.epilogues import LINKED, Epilogue, Operand, compute_dtype, named
-from epigemm.operand_kinds import MATRIX, PER_COLUMN, SCALAR
+from epigemm.operand_kinds import KINDS, MATRIX, PER_COLUMN, SCALAR
 
 if TYPE_CHECKING:
     from epigemm.calls import ElementwiseCall
@@ -53,7 +53,7 @@ class LinkedEpilogue(Epilogue):
         if bias is not None and operands[bias - 1] == Operand(PER_COLUMN, names[bias - 1]):
             self.bias_place = bias
         self.traced = traced
-        kinds = [operand.kind.code for operand in operands]
+        kinds = [KINDS[operand.kind].code for operand in operands]
         of_compute = [int(operand.folded) for operand in operands]
         self.number = ops._register_epilogue(
             name,
@@ -209,7 +209,7 @@ def gradients(
     for place, (kind, _, _, dtype) in wanted.items():
         of_elements = found[place]
         assert of_elements is not None
-        found[place] = kind.summed(of_elements).to(dtype)
+        found[place] = KINDS[kind].summed(of_elements).to(dtype)
     return found
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -11,37 +12,25 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-class OperandKind(str):
-    """What an operand is broadcast along, by its name: programs and caches know it by that alone.
+@dataclass(frozen=True)
+class OperandKind:
+    """What an operand is broadcast along.
 
-    `code` is its number in csrc/epilogue/operands.h, `slots` its first slot and how many there are (csrc/link/open.h).
+    Attributes:
+        code: its number in csrc/epilogue/operands.h.
+        slots: the first, and how many there are (csrc/link/open.h).
+        by_row: whether each row of the result has its own.
+        by_column: whether each column has.
+        letter: in the names of a fused chain's operands.
+        accepted: what a caller gives.
     """
 
     code: int
     slots: tuple[int, int]
-    by_row: bool  # whether each row of the result has its own
+    by_row: bool
     by_column: bool
-    letter: str  # in the names of fused chains
-    accepted: str  # of a caller
-
-    def __new__(
-        cls,
-        name: str,
-        code: int,
-        slots: tuple[int, int],
-        by_row: bool,
-        by_column: bool,
-        text: tuple[str, str],
-    ) -> OperandKind:
-        """One row of the table; `text`: `letter` and `accepted`."""
-        kind = super().__new__(cls, name)
-        kind.code, kind.slots, kind.by_row, kind.by_column = code, slots, by_row, by_column
-        kind.letter, kind.accepted = text
-        return kind
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Copies are the table's own row."""
-        return _named, (str(self),)
+    letter: str
+    accepted: str
 
     def shape(self, lead: Sequence[T], columns: T) -> tuple[T | int, ...]:
         """Its shape beside a result `[*lead, columns]`."""
@@ -60,15 +49,12 @@ class OperandKind(str):
         return of_elements.sum(0) if self.by_column else of_elements.sum()
 
 
-ACCUMULATOR = OperandKind("accumulator", 0, (0, 0), True, True, ("z", ""))
-PER_COLUMN = OperandKind("per_column", 1, (0, 4), False, True, ("v", "a tensor [N]"))
-SCALAR = OperandKind("scalar", 2, (4, 4), False, False, ("s", "a number or a 0-dimensional tensor"))
-PER_ROW = OperandKind("per_row", 3, (8, 2), True, False, ("r", "a tensor of x's shape without its last axis"))
-MATRIX = OperandKind("matrix", 4, (10, 2), True, True, ("m", "a tensor of the result's shape"))
-
-
-def _named(name: str) -> OperandKind:
-    return next(kind for kind in KINDS if kind == name)
-
-
-KINDS = (ACCUMULATOR, PER_COLUMN, SCALAR, PER_ROW, MATRIX)
+# Names, which Dynamo compares as constants.
+ACCUMULATOR, PER_COLUMN, SCALAR, PER_ROW, MATRIX = "accumulator", "per_column", "scalar", "per_row", "matrix"
+KINDS = {
+    ACCUMULATOR: OperandKind(0, (0, 0), True, True, "z", ""),
+    PER_COLUMN: OperandKind(1, (0, 4), False, True, "v", "a tensor [N]"),
+    SCALAR: OperandKind(2, (4, 4), False, False, "s", "a number or a 0-dimensional tensor"),
+    PER_ROW: OperandKind(3, (8, 2), True, False, "r", "a tensor of x's shape without its last axis"),
+    MATRIX: OperandKind(4, (10, 2), True, True, "m", "a tensor of the result's shape"),
+}

@@ -12,7 +12,7 @@ from epigemm import checks, decisions, kernels, linker
 from epigemm.calls import FIND, LinearCall
 from epigemm.epilogues import compute_dtype
 from epigemm.linked import LinkedEpilogue, missing_elementwise
-from epigemm.operand_kinds import SCALAR
+from epigemm.operand_kinds import KINDS, SCALAR
 from epigemm.precision import DEFAULT
 from epigemm.user_epilogue import UserEpilogue
 
@@ -118,7 +118,9 @@ def _call(
         return torch.empty(shape, dtype=of, device=device)
 
     specs = function.traced.operands
-    operands = [empty(*spec.kind.shape((m,), n), of=of_operands) for spec in specs if spec.kind != SCALAR]
+    operands = [
+        empty(*KINDS[spec.kind].shape((m,), n), of=of_operands) for spec in specs if spec.kind != SCALAR
+    ]
     scalars = [0.0 for spec in specs if spec.kind == SCALAR]
     epilogue = function.linked([spec.kind == SCALAR or of_operands is not dtype for spec in specs])
     return LinearCall(

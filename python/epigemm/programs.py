@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from epigemm.functor_program import REAL, Program, Ref, Step
 from epigemm.functor_source import functor_text
-from epigemm.operand_kinds import MATRIX, PER_COLUMN, OperandKind
+from epigemm.operand_kinds import MATRIX, PER_COLUMN
 
 PRELINKED = ("residual", "bias_residual")
 ACTIVATIONS = ("gelu", "gelu_tanh", "relu", "sigmoid", "silu", "tanh")
@@ -27,16 +27,16 @@ GATED, OF_VECTORS = "gated_", "scale_relu"
 class Formula(NamedTuple):
     """One of them."""
 
-    operands: tuple[tuple[OperandKind, str], ...]  # kind and name of each
+    operands: tuple[tuple[str, str], ...]  # kind and name of each
     program: Program  # its steps
 
     @property
-    def kinds(self) -> tuple[OperandKind, ...]:
+    def kinds(self) -> tuple[str, ...]:
         """The operands' kinds."""
         return tuple(kind for kind, _ in self.operands)
 
 
-def _formula(operands: dict[str, OperandKind], *steps: tuple[str, ...]) -> Formula:
+def _formula(operands: dict[str, str], *steps: tuple[str, ...]) -> Formula:
     """Steps as (result, primitive, inputs...), by names; the last one's result is returned."""
     places = {name: place for place, name in enumerate(("acc", *operands))}
     program = []
@@ -47,9 +47,7 @@ def _formula(operands: dict[str, OperandKind], *steps: tuple[str, ...]) -> Formu
     return Formula(kinds, Program(len(operands), tuple(program), Ref(places[steps[-1][0]])))
 
 
-def _both(
-    name: str, operands: dict[str, OperandKind], *steps: tuple[str, ...]
-) -> Iterator[tuple[str, Formula]]:
+def _both(name: str, operands: dict[str, str], *steps: tuple[str, ...]) -> Iterator[tuple[str, Formula]]:
     """With a bias and without one; the steps begin with z."""
     yield (
         f"bias_{name}",
@@ -85,7 +83,7 @@ FORMULAS: dict[str, Formula] = dict(_all())
 """By name."""
 
 
-def digest(source: str, kinds: Sequence[OperandKind]) -> str:
+def digest(source: str, kinds: Sequence[str]) -> str:
     """What an epilogue is known by: its functor and its operands' kinds."""
     return hashlib.sha256("\n".join((source, *kinds)).encode()).hexdigest()
 

@@ -20,7 +20,7 @@ from epigemm.epilogues import BIAS, BIAS_RELU, Epilogue, compute_dtype
 from epigemm.functor_program import REAL, Program, Ref, Step
 from epigemm.functor_source import functor_text
 from epigemm.linked import LinkedEpilogue
-from epigemm.operand_kinds import MATRIX, PER_COLUMN, PER_ROW, SCALAR
+from epigemm.operand_kinds import KINDS, MATRIX, PER_COLUMN, PER_ROW, SCALAR
 from epigemm.packs import PackedWeight
 
 _is_compiling = torch.compiler.is_compiling
@@ -208,7 +208,7 @@ class UserEpilogue:
             values[place] = value
         for spec, value in zip(specs, values, strict=True):
             if value is None:
-                raise TypeError(f"{spec.name}: got None; accepted is {spec.kind.accepted}")
+                raise TypeError(f"{spec.name}: got None; accepted is {KINDS[spec.kind].accepted}")
         return values
 
     def of_types(self, x: Tensor, given: Sequence[Tensor | float]) -> LinkedEpilogue:
@@ -256,7 +256,9 @@ class UserEpilogue:
                     numbers.append(checks.scalar_number(spec.name, value))
                 continue
             if not isinstance(value, Tensor):
-                raise TypeError(f"{spec.name}: got {type(value).__name__}; accepted is {spec.kind.accepted}")
+                raise TypeError(
+                    f"{spec.name}: got {type(value).__name__}; accepted is {KINDS[spec.kind].accepted}"
+                )
             checks.strided(spec.name, value)
             folded.append(value.dtype is wide and x.dtype is not wide)
             tensors.append(_flat(spec, value, shape))

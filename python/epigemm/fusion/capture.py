@@ -27,7 +27,7 @@ from epigemm.fusion.values import (
     tensor_of,
     value_at,
 )
-from epigemm.operand_kinds import PER_COLUMN
+from epigemm.operand_kinds import KINDS, PER_COLUMN
 from epigemm.user_epilogue import UserEpilogue
 
 _TAKEN = "it is a part of another chain"
@@ -214,8 +214,8 @@ class Capture:
         views = _views_to(region, nodes[-1])
         product = region.product
         for kind, count in Counter(formula.kinds).items():
-            if count > kind.slots[1]:
-                text = f"{count} operands of kind {kind}, an epilogue has at most {kind.slots[1]}"
+            if count > KINDS[kind].slots[1]:
+                text = f"{count} operands of kind {kind}, an epilogue has at most {KINDS[kind].slots[1]}"
                 raise Refused(f"{nodes[-1]}: {text}")
         is_alone = len(nodes) == 1 and (product.bias is None or formula.kinds == (PER_COLUMN,))
         if is_alone or is_norm_alone(product, formula, operands):

@@ -20,7 +20,7 @@ from epigemm import custom
 from epigemm.custom import OperandSpec
 from epigemm.functor_program import Ref, words
 from epigemm.functor_steps import Refusal
-from epigemm.operand_kinds import SCALAR, OperandKind
+from epigemm.operand_kinds import KINDS, SCALAR
 from epigemm.user_epilogue import UserEpilogue
 
 _LONGEST_NAME, _LONGEST_TEXT = 40, 160
@@ -72,7 +72,7 @@ class Formula:
         steps: in order; the last one gives the result.
     """
 
-    kinds: tuple[OperandKind, ...]
+    kinds: tuple[str, ...]
     steps: tuple[Step, ...]
 
     def __call__(self, acc: Tensor, *operands: Any) -> Tensor:
@@ -157,7 +157,7 @@ def _make(formula: Formula) -> UserEpilogue | str:
     specs = []
     for kind in formula.kinds:
         seen[kind] = seen.get(kind, 0) + 1
-        specs.append(OperandSpec(kind, f"{kind.letter}{seen[kind]}"))
+        specs.append(OperandSpec(kind, f"{KINDS[kind].letter}{seen[kind]}"))
     line = formula.steps[-1].line or "graph:1"
 
     # A function of this package's, but torch.fx counts the arguments of what it traces.

@@ -16,7 +16,7 @@ from torch.fx.graph import _parse_stack_trace
 from epigemm.fusion.formula import Formula, Slot, Step
 from epigemm.fusion.products import Product
 from epigemm.fusion.values import known, same_sizes, tensor_of, value_at
-from epigemm.operand_kinds import MATRIX, PER_COLUMN, PER_ROW, SCALAR, OperandKind
+from epigemm.operand_kinds import MATRIX, PER_COLUMN, PER_ROW, SCALAR
 
 _LARGEST = 2.0**60
 _NORM = ("running_mean", "running_var", "weight", "bias")
@@ -34,7 +34,7 @@ class Norm:
 class Operand:
     """Something that the chain reads beside the product."""
 
-    kind: OperandKind
+    kind: str
     source: fx.Node
 
 
@@ -80,7 +80,7 @@ class _Maker:
     def __init__(self, region: Region, alone: bool) -> None:
         self._region, self._alone = region, alone
         self.operands: list[Operand | Norm] = []
-        self.kinds: list[OperandKind] = []
+        self.kinds: list[str] = []
         self.steps: list[Step] = []
         self._values: dict[fx.Node, Slot] = {}
         self._read: dict[tuple[fx.Node, str], Slot] = {}
@@ -135,7 +135,7 @@ class _Maker:
             self._read[node, kind] = self._new(Operand(kind, node), kind)
         return self._read[node, kind]
 
-    def _new(self, operand: Operand | Norm, kind: OperandKind) -> Slot:
+    def _new(self, operand: Operand | Norm, kind: str) -> Slot:
         self.operands.append(operand)
         self.kinds.append(kind)
         return Slot(-len(self.kinds))
@@ -182,7 +182,7 @@ def _line(node: fx.Node) -> str:
     return f"{place.file}:{place.lineno}" if place else ""
 
 
-def kind_of(value: Tensor, beside: Tensor, product: Tensor) -> OperandKind | None:
+def kind_of(value: Tensor, beside: Tensor, product: Tensor) -> str | None:
     """What an operand is to an epilogue; None where it can be none.
 
     Args:

@@ -14,7 +14,7 @@ from epigemm.epilogues import BIAS, SCALE_BATCH_NORM, Epilogue
 from epigemm.fusion.capture import Chain
 from epigemm.fusion.operands import Norm
 from epigemm.fusion.values import hint, tensor_of
-from epigemm.operand_kinds import SCALAR
+from epigemm.operand_kinds import KINDS, SCALAR
 
 SLOWER = "the planner expects no kernel of epigemm's to be faster there"
 RECORDED = "in 16 bits training gains nothing"
@@ -125,7 +125,7 @@ def call_of(chain: Chain) -> LinearCall:
         epilogue = chain.epilogue.linked(folded)
         for kind, is_folded in zip(kinds, folded, strict=True):
             if kind != SCALAR:
-                operands.append(empty(*kind.shape((m,), n), of=torch.float32 if is_folded else dtype))
+                operands.append(empty(*KINDS[kind].shape((m,), n), of=torch.float32 if is_folded else dtype))
             else:
                 scalars.append(0.0)
     elif any(isinstance(operand, Norm) for operand in chain.operands):

@@ -12,7 +12,7 @@ from epigemm import entry, packs
 from epigemm.epilogues import BIAS, Epilogue
 from epigemm.fusion.capture import Chain
 from epigemm.fusion.operands import Norm, Operand
-from epigemm.operand_kinds import OperandKind
+from epigemm.operand_kinds import KINDS
 from epigemm.user_epilogue import UserEpilogue
 
 _NO_BIAS = (None,)
@@ -38,9 +38,7 @@ class Site:
         )
         self._pack_use = packs.KEEP if keep_packs else packs.FIND
         # Recorded calls, BatchNorms and operands of other shapes take the long way.
-        self._is_direct = not product.value.requires_grad and all(
-            isinstance(o, OperandKind) for o in self._operands
-        )
+        self._is_direct = not product.value.requires_grad and all(isinstance(o, str) for o in self._operands)
         self._direct: Epilogue | None = None
         # torch.fx writes these two into the code of a graph.
         self.__name__, self.__module__ = f"fused_{self.function}", __name__
@@ -63,7 +61,7 @@ class Site:
         given: list[Any] = []
         rest = iter(sources)
         for operand in self._operands:
-            if isinstance(operand, OperandKind):
+            if isinstance(operand, str):
                 given.append(_shaped(next(rest), operand, x, weight))
             else:
                 eps, present = operand
@@ -127,7 +125,7 @@ def function_name(chain: Chain) -> str:
     return "linear_batch_norm" if norm else "linear"
 
 
-def _shaped(value: Tensor, kind: OperandKind, x: Tensor, weight: Tensor) -> Tensor:
+def _shaped(value: Tensor, kind: str, x: Tensor, weight: Tensor) -> Tensor:
     """An operand in the shape that an epilogue takes."""
-    shape = kind.callers_shape(x.shape[:-1], weight.shape[0])
+    shape = KINDS[kind].callers_shape(x.shape[:-1], weight.shape[0])
     return value if value.shape == shape else value.reshape(shape)
