@@ -201,10 +201,11 @@ places = pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("op", OPERATORS, ids=str)
 @places
 def test_augmented_assignments(place: str, op: Operator) -> None:
-    for position, operand in enumerate(op.operands):
-        model = made(assigning(place, [op], position), kind=op.kind)
-        report = compare(by_fuse, model, *arguments_of(op))
-        assert len(report.sites) >= 2 or "int" in str(op.kind), (operand, str(report))
+    """All pairs of place, operator and right side; all triples would take minutes."""
+    position = (list(PLACES).index(place) + OPERATORS.index(op)) % len(op.operands)
+    model = made(assigning(place, [op], position), kind=op.kind)
+    report = compare(by_fuse, model, *arguments_of(op))
+    assert len(report.sites) >= 2 or "int" in str(op.kind), str(report)
 
 
 @pytest.mark.parametrize("ops", [OPERATORS[:7], OPERATORS[7:8], OPERATORS[8:]], ids=lambda ops: str(ops[0]))

@@ -119,7 +119,7 @@ def expressions(draw: st.DrawFn) -> Expression:
     return parts[0]
 
 
-COUNT = 300
+COUNT = 150
 SEED = 15
 ROWS, COLUMNS = 8, 16
 INF, NAN = float("inf"), float("nan")
