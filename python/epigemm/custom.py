@@ -14,7 +14,6 @@ says when one has changed.
 from __future__ import annotations
 
 import inspect
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from types import FunctionType
@@ -24,7 +23,7 @@ from torch import Tensor, fx
 
 from epigemm import captures, functor_cost, functor_reference, functor_source, programs
 from epigemm.functor_program import Program, words
-from epigemm.operand_kinds import KINDS, MATRIX, PER_COLUMN, PER_ROW, SCALAR
+from epigemm.operand_kinds import MATRIX, PER_COLUMN, PER_ROW, SCALAR, too_many
 
 if TYPE_CHECKING:
     # What the function sees: a checker of types then reads its body as one of tensors.
@@ -203,11 +202,9 @@ def _operands(function: FunctionType, place: str) -> tuple[OperandSpec, ...]:
     if parameters[0].default is not inspect.Parameter.empty:
         raise TypeError(f"{place}: {parameters[0].name!r} is the accumulator, which has no default")
     operands = tuple(_operand(function, parameter, place) for parameter in parameters[1:])
-    for kind, count in Counter(operand.kind for operand in operands).items():
-        if count > KINDS[kind].slots[1]:
-            raise ValueError(
-                f"{place}: got {count} operands of kind {kind}; accepted are at most {KINDS[kind].slots[1]}"
-            )
+    if found := too_many([operand.kind for operand in operands]):
+        kind, count, most = found
+        raise ValueError(f"{place}: got {count} operands of kind {kind}; accepted are at most {most}")
     return operands
 
 

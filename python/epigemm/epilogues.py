@@ -15,7 +15,9 @@ import torch
 from torch import Tensor
 
 from epigemm._native import registry
-from epigemm.operand_kinds import ACCUMULATOR, PER_COLUMN, SCALAR
+from epigemm.operand_kinds import PER_COLUMN, SCALAR
+
+ACCUMULATOR = "accumulator"
 
 
 def compute_dtype(dtype: torch.dtype) -> torch.dtype:

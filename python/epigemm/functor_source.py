@@ -8,12 +8,11 @@ from __future__ import annotations
 import functools
 import math
 import re
-from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
 from epigemm.functor_program import BFLOAT16, BOOL, HALF, Program, Ref, Step, Value, words
-from epigemm.operand_kinds import KINDS
+from epigemm.operand_kinds import KINDS, too_many
 
 SLOTS = ("c0", "c1", "c2", "c3", "s0", "s1", "s2", "s3", "r0", "r1", "m0", "m1")
 """The arguments of the open kernels' functions behind the accumulator, in their order."""
@@ -56,15 +55,9 @@ SAME_WHEN_SHORT = frozenset(
 
 def slots_of(kinds: Sequence[str]) -> tuple[int, ...]:
     """The slot of each operand: the first of a kind has the first of its kind's."""
-    seen: Counter[str] = Counter()
-    slots = []
-    for kind in kinds:
-        first, most = KINDS[kind].slots
-        if seen[kind] == most:
-            raise ValueError(f"at most {most} operands of kind {kind}")
-        slots.append(first + seen[kind])
-        seen[kind] += 1
-    return tuple(slots)
+    if found := too_many(kinds):
+        raise ValueError(f"at most {found[2]} operands of kind {found[0]}")
+    return tuple(KINDS[kind].first_slot + kinds[:place].count(kind) for place, kind in enumerate(kinds))
 
 
 def number_text(value: float) -> str:

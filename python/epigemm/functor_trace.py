@@ -23,7 +23,7 @@ from epigemm.functor_decompositions import decompositions
 from epigemm.functor_operators import NO_FUNCTOR, ON_SCALARS, SUPPORTED
 from epigemm.functor_program import Program, Value, words
 from epigemm.functor_steps import Builder, Refusal
-from epigemm.operand_kinds import ACCUMULATOR, KINDS, SCALAR
+from epigemm.operand_kinds import KINDS, MATRIX, SCALAR
 
 ROWS, COLUMNS = 5, 7  # different primes: a size that stands in the wrong place is seen
 _HERE = str(Path(__file__).parent)
@@ -258,7 +258,7 @@ def _trace_once(
         symbols: Any = StatelessSymbolicContext(dynamic_sizes=every)
         return mode.from_tensor(torch.empty(shape, dtype=dtype), symbolic_context=symbols, source=origin)
 
-    arguments = [argument(kind, number) for number, kind in enumerate((ACCUMULATOR, *kinds))]
+    arguments = [argument(kind, number) for number, kind in enumerate((MATRIX, *kinds))]
     watch = _Watch(start)
 
     def traced(*given: Any) -> Tensor:

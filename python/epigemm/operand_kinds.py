@@ -18,7 +18,8 @@ class OperandKind:
 
     Attributes:
         code: its number in csrc/epilogue/operands.h.
-        slots: the first, and how many there are (csrc/link/open.h).
+        first_slot: of its slots (csrc/link/open.h).
+        most: how many slots it has.
         by_row: whether each row of the result has its own.
         by_column: whether each column has.
         letter: in the names of a fused chain's operands.
@@ -26,7 +27,8 @@ class OperandKind:
     """
 
     code: int
-    slots: tuple[int, int]
+    first_slot: int
+    most: int
     by_row: bool
     by_column: bool
     letter: str
@@ -40,7 +42,7 @@ class OperandKind:
 
     def callers_shape(self, lead: Sequence[T], columns: T) -> tuple[T | int, ...]:
         """The shape that a caller gives: one number for each row comes without a last axis."""
-        return self.shape(lead, columns) if self.by_column or not self.by_row else tuple(lead)
+        return tuple(lead) if self.by_row and not self.by_column else self.shape(lead, columns)
 
     def summed(self, of_elements: Tensor) -> Tensor:
         """The gradient of an operand from those of all elements `[M, N]` that read it."""
@@ -50,11 +52,16 @@ class OperandKind:
 
 
 # Names, which Dynamo compares as constants.
-ACCUMULATOR, PER_COLUMN, SCALAR, PER_ROW, MATRIX = "accumulator", "per_column", "scalar", "per_row", "matrix"
+PER_COLUMN, SCALAR, PER_ROW, MATRIX = "per_column", "scalar", "per_row", "matrix"
 KINDS = {
-    ACCUMULATOR: OperandKind(0, (0, 0), True, True, "z", ""),
-    PER_COLUMN: OperandKind(1, (0, 4), False, True, "v", "a tensor [N]"),
-    SCALAR: OperandKind(2, (4, 4), False, False, "s", "a number or a 0-dimensional tensor"),
-    PER_ROW: OperandKind(3, (8, 2), True, False, "r", "a tensor of x's shape without its last axis"),
-    MATRIX: OperandKind(4, (10, 2), True, True, "m", "a tensor of the result's shape"),
+    PER_COLUMN: OperandKind(1, 0, 4, False, True, "v", "a tensor [N]"),
+    SCALAR: OperandKind(2, 4, 4, False, False, "s", "a number or a 0-dimensional tensor"),
+    PER_ROW: OperandKind(3, 8, 2, True, False, "r", "a tensor of x's shape without its last axis"),
+    MATRIX: OperandKind(4, 10, 2, True, True, "m", "a tensor of the result's shape"),
 }
+
+
+def too_many(kinds: Sequence[str]) -> tuple[str, int, int] | None:
+    """A kind of which there are more than an epilogue can have: its name, how many there are, how many there may be."""
+    counts = ((name, kinds.count(name), kind.most) for name, kind in KINDS.items())
+    return next((each for each in counts if each[1] > each[2]), None)

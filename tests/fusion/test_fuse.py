@@ -171,38 +171,6 @@ def test_batch_norm_alone_in_training(model: Block, x: Tensor) -> None:
     assert_same(fused.eval(), plain.eval(), x)
 
 
-class Branches(nn.Module):
-    """A layer for many rows, nothing to fuse for few."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.fc = nn.Linear(8, 8)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.fc(x).relu() if x.shape[0] > 2 else x * 2
-
-
-def test_a_call_without_fused_graphs_runs_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
-    plain = Branches().eval()
-    fused = epigemm.fuse(plain)
-    many, few = torch.randn(4, 8), torch.randn(2, 8)
-    for x in (few, many, few, many):
-        torch.testing.assert_close(fused(x), plain(x))
-    assert len(report_of(fused).sites) == 1
-    ran: list[int] = []
-    call = fused.__dict__["_compiled_call_impl"]
-    compiled = call._compiled
-
-    def counted(x: Tensor) -> Any:
-        ran.append(len(x))
-        return compiled(x)
-
-    monkeypatch.setattr(call, "_compiled", counted)
-    for x in (few, many):
-        torch.testing.assert_close(fused(x), plain(x))
-    assert ran == [4]
-
-
 @pytest.mark.parametrize("way", ["deepcopy", "pickle", "torch.save"])
 def test_copies_are_plain_models(model: Block, x: Tensor, way: str) -> None:
     """torch drops the compiled call. They can be fused again."""

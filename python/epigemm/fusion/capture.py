@@ -7,7 +7,6 @@ stood, where all that the chain reads is ready.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cache
@@ -27,7 +26,7 @@ from epigemm.fusion.values import (
     tensor_of,
     value_at,
 )
-from epigemm.operand_kinds import KINDS, PER_COLUMN
+from epigemm.operand_kinds import PER_COLUMN, too_many
 from epigemm.user_epilogue import UserEpilogue
 
 _TAKEN = "it is a part of another chain"
@@ -213,10 +212,9 @@ class Capture:
         formula, operands = formula_of(region, nodes)
         views = _views_to(region, nodes[-1])
         product = region.product
-        for kind, count in Counter(formula.kinds).items():
-            if count > KINDS[kind].slots[1]:
-                text = f"{count} operands of kind {kind}, an epilogue has at most {KINDS[kind].slots[1]}"
-                raise Refused(f"{nodes[-1]}: {text}")
+        if found := too_many(formula.kinds):
+            kind, count, most = found
+            raise Refused(f"{nodes[-1]}: {count} operands of kind {kind}, an epilogue has at most {most}")
         is_alone = len(nodes) == 1 and (product.bias is None or formula.kinds == (PER_COLUMN,))
         if is_alone or is_norm_alone(product, formula, operands):
             return Chain(product, nodes, views, operands, formula, None)

@@ -208,7 +208,6 @@ class _Call(Uncopied):
         self._watched: Watched | None = None
         self._marked: list[Tensor] = []
         self._is_bounded = False  # the caller has said which sizes a graph is for
-        self._fused_runs = 0  # of graphs in which something was fused
         self._in_vain: set[Any] = set()  # calls in whose graphs nothing was fused
         self._compiled = self._compile()
 
@@ -252,22 +251,20 @@ class _Call(Uncopied):
         if caller is not self._model and isinstance(caller, nn.Module):
             # It has the model's attributes, but tensors of its own: a replica of DataParallel, a shallow copy.
             return caller._call_impl(*args, **kwargs)  # type: ignore[no-untyped-call]
-        kind = None if watchers else (self._model.training, _kind_of(args, kwargs))
+        kind = None if self.report.sites or watchers else _kind_of(args, kwargs)
         if kind in self._in_vain:
             return self._plain(*args, **kwargs)
         if reason := self._left or self._why_not_changed() or _why_not_now() or _why_not_with(args):
             if watchers:
                 tell(self._name, reason)
             return self._plain(*args, **kwargs)
-        fused_runs = self._fused_runs
         try:
-            result = self._compiled(*args, **kwargs)
+            return self._compiled(*args, **kwargs)
         finally:
             if self._marked:
                 self.unmark()
-        if self._fused_runs == fused_runs and kind is not None and len(self._in_vain) < _MOST_KINDS:
-            self._in_vain.add(kind)
-        return result
+            if kind is not None and not self.report.sites and len(self._in_vain) < _MOST_KINDS:
+                self._in_vain.add(kind)
 
     def mark(self, values: Iterable[Any]) -> None:
         """Have the leading axis of a call's tensors be a symbol from the first graph on: one serves every batch."""
@@ -325,12 +322,10 @@ class _Call(Uncopied):
             graph_module.recompile()
         self.report.add(report)
         forward = graph_module.forward
-        if not report.sites and not report.skipped:
+        if not report.skipped:
             return forward
-        has_sites = bool(report.sites)
 
         def run(*args: Any) -> Any:
-            self._fused_runs += has_sites
             if watchers:
                 for skipped in report.skipped:
                     tell(skipped.name, skipped.reason)
