@@ -8,7 +8,7 @@
 #   PIP_FLAGS=              passed to every `pip install`; pip's own settings (PIP_INDEX_URL ...) work too
 #   ARCHITECTURES=...       GPU architectures to build for; empty: the CPU part alone. Default: this machine's GPUs
 #   CMAKE_SETTINGS=         more CMake settings, as `-C cmake.define.NAME=VALUE`
-#   BENCH_FLAGS=, PYTEST_FLAGS=   passed to the job
+#   BENCH_FLAGS=, PYTEST_FLAGS=   passed to the job; tests run in up to four processes, unless by `-n 0`
 PYTHON ?= python3
 VENV ?= .venv
 TORCH ?= torch==2.13.0
@@ -47,7 +47,7 @@ bench: $(installed)/package
 	$(python) -m benchmarks --output build/bench $(BENCH_FLAGS)
 
 test: $(installed)/package
-	$(python) -m pytest tests $(PYTEST_FLAGS)
+	$(python) -m pytest tests -n auto --maxprocesses 4 $(PYTEST_FLAGS)
 
 # How much of other people's models `epigemm.fuse` takes.
 coverage: $(installed)/package
