@@ -8,7 +8,7 @@
 #   PIP_FLAGS=              passed to every `pip install`; pip's own settings (PIP_INDEX_URL ...) work too
 #   ARCHITECTURES=...       GPU architectures to build for; empty: the CPU part alone. Default: this machine's GPUs
 #   CMAKE_SETTINGS=         more CMake settings, as `-C cmake.define.NAME=VALUE`
-#   BENCH_FLAGS=, PYTEST_FLAGS=   passed to the job; tests run in up to four processes, unless by `-n 0`
+#   BENCH_FLAGS=, PYTEST_FLAGS=   passed to the job. Tests run in up to four processes; -n 0: in one
 PYTHON ?= python3
 VENV ?= .venv
 TORCH ?= torch==2.13.0

@@ -248,8 +248,9 @@ def _require_operands(call: LinearCall | ElementwiseCall, columns: int) -> None:
         if not isinstance(value, Tensor) or value is bias:
             continue
         _require_like(operand.name, value, operand.dtype(x.dtype), x)
-        if tuple(value.shape) != KINDS[operand.kind].shape(x.shape[:-1], columns):
-            accepted = list(KINDS[operand.kind].callers_shape(x.shape[:-1], columns))
+        kind = KINDS[operand.kind]
+        if tuple(value.shape) != kind.shape(x.shape[:-1], columns):
+            accepted = list(kind.callers_shape(x.shape[:-1], columns))
             got = _shape(value)[:-1] if operand.kind == PER_ROW else _shape(value)
             is_scalar = operand.kind == SCALAR and not epilogue.is_linked
             raise RuntimeError(
