@@ -51,7 +51,7 @@ def write_sources(folder: Path) -> None:
 def linker() -> Callable[[bytes, bytes, str], bytes]:
     """Links (kernel's code, functor's code, symbol) to machine code."""
     from epigemm.linking.libraries import nvjitlink
-    from epigemm.linking.nvjitlink import link
+    from epigemm.linking.toolchain import link
 
     library = nvjitlink()
     return lambda kernel, functor, symbol: link(kernel, functor, symbol, ARCHITECTURE, library=library)

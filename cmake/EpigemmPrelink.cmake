@@ -39,7 +39,7 @@ foreach(name IN LISTS EPIGEMM_PRELINKED reading_matrices)
     OUTPUT "${file}"
     COMMAND "${CMAKE_COMMAND}" -E env "EPIGEMM_CUDA_LIBRARIES=${EPIGEMM_NVJITLINK_PATH}" "${Python_EXECUTABLE}"
             "${prelink}" ${reads_matrices} --ir "${EPIGEMM_IR_DIR}" --out "${file}" ${functors}
-    DEPENDS ${functors} ${EPIGEMM_IR_FILES} "${EPIGEMM_IR_DIR}/index.json" "${prelink}" "${package}/linking/nvjitlink.py"
+    DEPENDS ${functors} ${EPIGEMM_IR_FILES} "${EPIGEMM_IR_DIR}/index.json" "${prelink}" "${package}/linking/toolchain.py"
     COMMENT "Linking ${name}"
     VERBATIM)
   list(APPEND cubins "${file}")

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from epigemm.linking import cubins, libraries, store
-from epigemm.linking.once import Once
+from epigemm.linking.store import Once
 from tests.linking.fakes import FakeNvJitLink, FakeNvrtc, fakes
 
 
@@ -17,7 +17,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("EPIGEMM_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setattr(store, "_warned", set())
     monkeypatch.setattr(libraries, "_found", None)
-    monkeypatch.setattr(cubins, "made", Once())
+    monkeypatch.setattr(store, "made", Once())
     monkeypatch.setattr(cubins, "_functors", Once())
     return tmp_path / "cache" / "cubins"
 

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from epigemm.linking.errors import CompileError, LibrariesMissingError, LinkError
-from epigemm.linking.ir import architecture, ir_path
-from epigemm.linking.libraries import libraries
-from epigemm.linking.nvjitlink import link, side_by_side
-from epigemm.linking.nvrtc import compile_functor
+from epigemm.linking.cubins import architecture, ir_path
+from epigemm.linking.libraries import CompileError, LibrariesMissingError, LinkError, libraries
+from epigemm.linking.toolchain import compile_functor, link, side_by_side
 from tests.linking.fakes import BAD_IR, BAD_SOURCE, KERNEL_IR, SOURCE, SYMBOL, FakeNvJitLink, FakeNvrtc
 
 Fakes = tuple[FakeNvrtc, FakeNvJitLink]

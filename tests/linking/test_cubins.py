@@ -17,11 +17,9 @@ from pathlib import Path
 import pytest
 
 from epigemm.linking import cubins, libraries, store
-from epigemm.linking.cubins import Job, build_cubins, cubin, find, key_for
-from epigemm.linking.errors import CompileError, LibrariesMissingError, LinkError, LinkingError
-from epigemm.linking.ir import ir_path
-from epigemm.linking.once import Once
-from epigemm.linking.store import MAGIC, Entry, decode, digest
+from epigemm.linking.cubins import Job, build_cubins, cubin, find, ir_path, key_for
+from epigemm.linking.libraries import CompileError, LibrariesMissingError, LinkError, LinkingError
+from epigemm.linking.store import MAGIC, Entry, Once, decode, digest
 from tests.linking.fakes import BAD_IR, BAD_SOURCE, KERNEL_IR, SOURCE, SYMBOL, FakeNvJitLink, FakeNvrtc, fakes
 
 Fakes = tuple[FakeNvrtc, FakeNvJitLink]
@@ -31,7 +29,7 @@ ENTRY = Entry(digest(b"a"), digest(b"b"), SYMBOL, "sm_90a", (13, 0), (13, 2), b"
 
 def forget(monkeypatch: pytest.MonkeyPatch) -> None:
     """As another process: nothing in memory."""
-    monkeypatch.setattr(cubins, "made", Once())
+    monkeypatch.setattr(store, "made", Once())
     monkeypatch.setattr(cubins, "_functors", Once())
 
 
@@ -156,10 +154,10 @@ def _write_many(folder: str, count: int) -> None:
     libraries._found = fakes()[2]
     for index in range(count):
         job = JOB._replace(source=SOURCE * 2000 + f"// {index % 5}")
-        cubins.made.clear()
+        store.made.values.clear()
         code = cubin(*job)
-        store.write(cubins.made.values()[key_for(job)])
-        cubins.made.clear()
+        store.write(store.made.values[key_for(job)])
+        store.made.values.clear()
         assert find(*job) == code
 
 
@@ -179,7 +177,7 @@ def test_several_processes_write_the_same_entries(folder: Path) -> None:
 def test_a_fork_while_a_kernel_is_made() -> None:
     """The child makes it itself; nobody would end what its parent's thread had begun."""
     once: Once[int] = Once()
-    once.put("kept", 1)
+    once.values["kept"] = 1
     is_making, may_end = threading.Event(), threading.Event()
 
     def make() -> int:
@@ -196,12 +194,12 @@ def test_a_fork_while_a_kernel_is_made() -> None:
     may_end.set()
     thread.join()
     assert child.exitcode == 0
-    assert once.values() == {"kept": 1, "a": 2}
+    assert once.values == {"kept": 1, "a": 2}
 
 
 def _get_in_child(once: Once[int]) -> None:
     assert once.get("a", lambda: 7) == 7
-    assert once.peek("kept") == 1
+    assert once.values.get("kept") == 1
 
 
 # --- damage ----------------------------------------------------------------------------------------------------------

@@ -9,10 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from epigemm.linking import cubins, libraries
+from epigemm.linking import libraries, store
 from epigemm.linking.cubins import Job, cubin, find, key_for
-from epigemm.linking.exchange import export_cache, import_cache
-from epigemm.linking.once import Once
+from epigemm.linking.store import Once, export_cache, import_cache
 from tests.linking.fakes import KERNEL_IR, SOURCE, SYMBOL, FakeNvJitLink, FakeNvrtc
 
 Fakes = tuple[FakeNvrtc, FakeNvJitLink]
@@ -24,7 +23,7 @@ def other_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[
     """Go to a machine with an empty cache and without libraries; gives the cache's folder."""
 
     def go() -> Path:
-        monkeypatch.setattr(cubins, "made", Once())
+        monkeypatch.setattr(store, "made", Once())
         monkeypatch.setattr(libraries, "_found", "there are none")
         monkeypatch.setenv("EPIGEMM_CACHE_DIR", str(tmp_path / "other"))
         return tmp_path / "other" / "cubins"
@@ -83,7 +82,7 @@ def test_a_damaged_entry_is_not_exported(
         cubin(*job)
     (folder / f"{key_for(JOBS[0])}.cubin").write_bytes(b"hello")
     (folder / "notes.txt").write_text("not ours")
-    monkeypatch.setattr(cubins, "made", Once())
+    monkeypatch.setattr(store, "made", Once())
     with pytest.warns(RuntimeWarning, match="is removed"):
         assert export_cache(tmp_path / "kernels.zip") == 2
 

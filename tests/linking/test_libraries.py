@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 from epigemm.linking import libraries
-from epigemm.linking.errors import LibrariesMissingError
-from epigemm.linking.libraries import Version
+from epigemm.linking.libraries import LibrariesMissingError, Version
 from tests.linking.fakes import FakeNvJitLink, FakeNvrtc
 
 
@@ -229,9 +228,9 @@ def test_what_the_process_has_loaded_is_taken() -> None:
     script = (
         "import ctypes, sys, torch\n"
         "handles = [ctypes.CDLL(each) for each in sys.argv[1:]]\n"
-        "from epigemm.linking import libraries, nvrtc\n"
+        "from epigemm.linking import libraries, toolchain\n"
         "assert [each.path for each in libraries.libraries()] == sys.argv[1:]\n"
-        "assert nvrtc.compile_functor('__device__ float one() { return 1; }', 'sm_90a')\n"
+        "assert toolchain.compile_functor('__device__ float one() { return 1; }', 'sm_90a')\n"
     )
     environment = {name: value for name, value in os.environ.items() if name != "EPIGEMM_CUDA_LIBRARIES"}
     subprocess.run([sys.executable, "-c", script, *map(os.path.realpath, paths)], check=True, env=environment)

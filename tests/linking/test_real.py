@@ -11,9 +11,8 @@ import pytest
 
 from epigemm.linking import libraries
 from epigemm.linking.cubins import Job, build_cubins, cubin
-from epigemm.linking.errors import CompileError, LinkError, LinkingError
-from epigemm.linking.nvjitlink import link
-from epigemm.linking.nvrtc import compile_functor
+from epigemm.linking.libraries import CompileError, LinkError, LinkingError
+from epigemm.linking.toolchain import compile_functor, link
 
 pytestmark = pytest.mark.skipif(
     bool(libraries.unavailable()), reason=libraries.unavailable().partition(";")[0]

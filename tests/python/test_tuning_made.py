@@ -19,7 +19,7 @@ from epigemm._native import ops
 from epigemm.calls import LinearCall
 from epigemm.epilogues import LINKED
 from epigemm.linking import cubins, libraries, store
-from epigemm.linking.once import Once
+from epigemm.linking.store import Once
 from tests.linking.fakes import BAD_IR, KERNEL_IR, FakeNvJitLink, fakes
 from tests.python.pieces import HOPPER
 from tests.python.stage import DEVICE, Stage, draw, plans_tried
@@ -72,7 +72,7 @@ def links(stage: Stage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Link
     plans_of_families = epigemm.build_info()["families"]
     patches: list[tuple[Any, str, Any]] = [
         (libraries, "_found", pair),
-        (cubins, "made", Once()),
+        (store, "made", Once()),
         (cubins, "_functors", Once()),
         (linking, "ir_path", ir_path),
         (candidates, "_missing_for_plan", missing),
@@ -116,7 +116,7 @@ def test_what_cannot_be_linked_is_left_out(stage: Stage, links: Linking) -> None
     ops._clear_measured(DEVICE)
     stage.ran.clear()
     links.loaded.clear()
-    cubins.made.clear()
+    store.made.values.clear()
     links.bad = lambda symbol: symbol.endswith("_ieee_1")
     found = epigemm.tune(doubled_relu, *draw())
     assert {each.plan[:2] for each in found.candidates if each.plan} == {

@@ -6,11 +6,15 @@ disk. Neither library is loaded, or looked for, before a kernel has to be made.
 
 from __future__ import annotations
 
-from epigemm.linking.cubins import Job, build_cubins, cubin, find, key_for
-from epigemm.linking.errors import CompileError, LibrariesMissingError, LinkError, LinkingError
-from epigemm.linking.exchange import export_cache, import_cache
-from epigemm.linking.ir import architecture, ir_path
-from epigemm.linking.libraries import unavailable
+from epigemm.linking.cubins import Job, build_cubins, cubin, find, ir_path, key_for
+from epigemm.linking.libraries import (
+    CompileError,
+    LibrariesMissingError,
+    LinkError,
+    LinkingError,
+    unavailable,
+)
+from epigemm.linking.store import export_cache, import_cache
 
 __all__ = [
     "CompileError",
@@ -18,7 +22,6 @@ __all__ = [
     "LibrariesMissingError",
     "LinkError",
     "LinkingError",
-    "architecture",
     "build_cubins",
     "cubin",
     "export_cache",

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import functools
+import json
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from epigemm.linking import libraries as found
 from epigemm.linking import store
-from epigemm.linking.errors import LinkingError
-from epigemm.linking.ir import architecture
-from epigemm.linking.nvjitlink import check_symbol, link, side_by_side
-from epigemm.linking.nvrtc import compile_functor
-from epigemm.linking.once import Once
-from epigemm.linking.store import Entry, digest, key_of
+from epigemm.linking.libraries import LinkingError
+from epigemm.linking.store import Entry, Once, digest, key_of
+from epigemm.linking.toolchain import check_symbol, compile_functor, link, side_by_side
+
+_SHIPPED = Path(__file__).parents[1] / "ir"
 
 
 class Job(NamedTuple):
@@ -25,9 +26,6 @@ class Job(NamedTuple):
     ir: bytes | Path  # its intermediate code, or the file with it (`ir_path`)
     capability: tuple[int, int]  # of the GPU: (9, 0)
 
-
-made: Once[Entry] = Once()
-"""This process' entries, by key."""
 
 _functors: Once[bytes] = Once()
 
@@ -46,30 +44,19 @@ def cubin(source: str, symbol: str, ir: bytes | Path, capability: tuple[int, int
     """
     job = Job(source, symbol, ir, capability)
     key = key_for(job)
-    return made.get(key, lambda: store.read(key) or _make(job)).cubin
+    return store.made.get(key, lambda: store.read(key) or _make(job)).cubin
 
 
 def build_cubins(jobs: Sequence[Job]) -> list[bytes]:
-    """Several kernels, linked side by side: a kernel and its fixup take as long as the longer one.
-
-    An epilogue is compiled once for all its kernels.
-
-    Raises:
-        LinkingError: as `cubin` does, of the first job that failed.
-        ValueError: as `cubin` does.
-    """
+    """Several kernels, linked side by side, an epilogue compiled once for all of them. Raises what `cubin` does."""
     return side_by_side(lambda job: cubin(*job), jobs)
 
 
 def find(source: str, symbol: str, ir: bytes | Path, capability: tuple[int, int]) -> bytes | None:
     """As `cubin`, where the cache has it; None where it would have to be made. Needs no libraries."""
     key = key_for(Job(source, symbol, ir, capability))
-    entry = made.peek(key)
-    if entry is None:
-        entry = store.read(key)
-        if entry is not None:
-            made.put(key, entry)
-    return entry.cubin if entry is not None else None
+    entry = store.made.values.get(key) or store.read(key)
+    return None if entry is None else store.made.values.setdefault(key, entry).cubin
 
 
 def key_for(job: Job) -> str:
@@ -81,7 +68,14 @@ def key_for(job: Job) -> str:
     """
     check_symbol(job.symbol)
     target = architecture(job.symbol, job.capability)
-    return key_of(digest(job.source.encode()), _ir_digest(job.ir), job.symbol, target)
+    if isinstance(job.ir, bytes):
+        return key_of(digest(job.source.encode()), digest(job.ir), job.symbol, target)
+    try:
+        about = job.ir.stat()
+    except OSError as error:
+        raise LinkingError(f"the open kernel's code cannot be read: {error}") from error
+    ir_digest = _file_digest(job.ir, about.st_mtime_ns, about.st_size)
+    return key_of(digest(job.source.encode()), ir_digest, job.symbol, target)
 
 
 def _make(job: Job) -> Entry:
@@ -97,16 +91,6 @@ def _make(job: Job) -> Entry:
     return entry
 
 
-def _ir_digest(ir: bytes | Path) -> str:
-    if isinstance(ir, bytes):
-        return digest(ir)
-    try:
-        about = ir.stat()
-    except OSError as error:
-        raise LinkingError(f"the open kernel's code cannot be read: {error}") from error
-    return _file_digest(ir, about.st_mtime_ns, about.st_size)
-
-
 @functools.lru_cache(maxsize=256)
 def _file_digest(path: Path, changed: int, size: int) -> str:
     del changed, size  # another file under the same name has another digest
@@ -118,3 +102,42 @@ def _read(path: Path) -> bytes:
         return path.read_bytes()
     except OSError as error:
         raise LinkingError(f"the open kernel's code cannot be read: {error}") from error
+
+
+# --- the open kernels ------------------------------------------------------------------------------------------------
+
+
+def ir_path(symbol: str) -> Path | None:
+    """The file with an open kernel's code, perhaps among others; None where this build has none.
+
+    `index.json` beside the files says which kernel is in which. `EPIGEMM_IR_DIR` names another folder than the
+    package's own. ValueError: the symbol is no identifier.
+    """
+    check_symbol(symbol)
+    folder = Path(os.environ.get("EPIGEMM_IR_DIR") or _SHIPPED)
+    name = _index(folder).get(symbol)
+    return None if name is None else folder / name
+
+
+@functools.lru_cache(maxsize=8)
+def _index(folder: Path) -> dict[str, str]:
+    """Each kernel's file; empty where there is no index, or a damaged one."""
+    try:
+        found = json.loads((folder / "index.json").read_text())
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def architecture(symbol: str, capability: tuple[int, int]) -> str:
+    """What an open kernel is linked for on a GPU of this compute capability.
+
+    Hopper's own kernels, `sm90` in their names, run on 9.0 alone. The others are linked for any GPU since Ampere.
+    ValueError: the kernel does not run on this GPU.
+    """
+    major, minor = capability
+    if capability == (9, 0):
+        return "sm_90a"
+    if capability < (8, 0) or "_sm90_" in symbol:
+        raise ValueError(f"{symbol} does not run on GPUs of compute capability {major}.{minor}")
+    return f"sm_{major}{minor}"

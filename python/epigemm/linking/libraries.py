@@ -26,12 +26,34 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from epigemm.linking.errors import LibrariesMissingError
-
 Version = tuple[int, int]
 
 OLDEST: Version = (13, 0)
 MAJOR = OLDEST[0]
+
+
+class LinkingError(RuntimeError):
+    """A kernel with this epilogue could not be made."""
+
+
+class LibrariesMissingError(LinkingError):
+    """NVRTC or nvJitLink is not there, or not in a version of use."""
+
+
+class _WithLogError(LinkingError):
+    """One that has a library's log, `log`."""
+
+    def __init__(self, message: str, log: str) -> None:
+        super().__init__(f"{message}\n{log}".rstrip())
+        self.log = log
+
+
+class CompileError(_WithLogError):
+    """NVRTC refused the epilogue's source."""
+
+
+class LinkError(_WithLogError):
+    """nvJitLink refused the kernel's or the epilogue's code."""
 
 
 class Library(NamedTuple):

@@ -1,4 +1,4 @@
-"""The cache of linked kernels on disk: a file an entry, beside other processes that do the same.
+"""The cache of linked kernels, in memory and on disk: a file an entry, beside other processes that do the same.
 
 An entry's key is made of its sources: the epilogue's source, the open kernel's intermediate code, the kernel's symbol,
 the GPU's architecture and this format. The versions of the libraries that made it are no part of that: they stand in
@@ -12,12 +12,18 @@ never the caller's problem: one warning, and the kernel is made again.
 from __future__ import annotations
 
 import hashlib
+import io
 import json
+import os
 import re
+import threading
 import warnings
+import zipfile
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Generic, TypeVar
 
 from epigemm.linking.libraries import OLDEST, Version, text
 from epigemm.tables import cache_dir, write_whole
@@ -27,7 +33,26 @@ MAGIC = b"epigemm cubin\n\r\n"
 SUFFIX = ".cubin"
 
 _CHECKSUM_BYTES = 32
+_MOST_BYTES = 64 << 20  # of an entry; the largest kernels take some hundred KB
+_Value = TypeVar("_Value")
 _warned: set[Path] = set()
+
+
+class Once(Generic[_Value]):
+    """Values by key, each made once in a process: threads that ask for what another one is making wait for it."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, _Value] = {}
+        self._making: dict[str, threading.Lock] = {}
+        # What a thread of the parent was at work on is never finished in the child.
+        os.register_at_fork(after_in_child=self._making.clear)
+
+    def get(self, key: str, make: Callable[[], _Value]) -> _Value:
+        """The value. What `make` raises is raised here; then nothing is kept, and the next thread tries itself."""
+        with self._making.setdefault(key, threading.Lock()):
+            if key not in self.values:
+                self.values[key] = make()
+            return self.values[key]
 
 
 @dataclass(frozen=True)
@@ -54,6 +79,10 @@ class Entry:
         return MAGIC + hashlib.sha256(rest).digest() + rest
 
 
+made: Once[Entry] = Once()
+"""This process' entries, by key."""
+
+
 def digest(data: bytes) -> str:
     """SHA-256, in hexadecimal digits."""
     return hashlib.sha256(data).hexdigest()
@@ -64,8 +93,7 @@ def key_of(source_digest: str, ir_digest: str, symbol: str, architecture: str) -
     return digest(json.dumps([FORMAT, source_digest, ir_digest, symbol, architecture]).encode())
 
 
-def is_key(value: str) -> bool:
-    """Whether this can be an entry's key."""
+def _is_key(value: str) -> bool:
     return re.fullmatch(r"[0-9a-f]{64}", value) is not None
 
 
@@ -95,24 +123,16 @@ def _parsed(rest: bytes) -> Entry:
     written, _, cubin = rest.partition(b"\n")
     try:
         header = json.loads(written)
-        versions = {name: header.pop(name) for name in ("nvrtc", "nvjitlink")}
-        (major, minor), (linkers_major, linkers_minor) = versions.values()
-        entry = Entry(**header, nvrtc=(major, minor), nvjitlink=(linkers_major, linkers_minor), cubin=cubin)
+        nvrtc, nvjitlink = (tuple(header.pop(name)) for name in ("nvrtc", "nvjitlink"))
+        entry = Entry(**header, nvrtc=nvrtc, nvjitlink=nvjitlink, cubin=cubin)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError("its header cannot be read") from error
-    numbers = (*entry.nvrtc, *entry.nvjitlink)
-    if not all(type(each) is str for each in header.values()) or not all(
-        type(each) is int for each in numbers
-    ):
+    types = [[type(each) for each in given] for given in (header.values(), nvrtc, nvjitlink)]
+    if types != [[str] * 4, [int] * 2, [int] * 2]:
         raise ValueError("its header cannot be read")
     if not cubin.startswith(b"\x7fELF"):
         raise ValueError("it has no machine code")
     return entry
-
-
-def folder() -> Path:
-    """Where the entries are: `cubins` in the folder of the user's caches."""
-    return cache_dir() / "cubins"
 
 
 def read(key: str) -> Entry | None:
@@ -134,28 +154,108 @@ def read(key: str) -> Entry | None:
 
 def write(entry: Entry) -> None:
     """Keep an entry where that is possible; one warning where it is not."""
+    path = _path(entry.key)
     try:
-        write_whole(_path(entry.key), entry.encode())
+        write_whole(path, entry.encode())
     except OSError as error:
-        where = folder()
+        where = path.parent
         _warn_once(where, f"linked kernels last as long as this process: {where} cannot be written: {error}")
 
 
-def keys() -> list[str]:
+def _keys() -> list[str]:
     """The keys of what is on disk; the entries may be damaged."""
     try:
-        names = sorted(each.name for each in folder().iterdir())
+        files = sorted(_path("").parent.iterdir())
     except OSError:
         return []
-    found = (name.removesuffix(SUFFIX) for name in names if name.endswith(SUFFIX))
-    return [key for key in found if is_key(key)]
+    return [each.stem for each in files if each.suffix == SUFFIX and _is_key(each.stem)]
 
 
 def _path(key: str) -> Path:
-    return folder() / f"{key}{SUFFIX}"
+    return cache_dir() / "cubins" / f"{key}{SUFFIX}"
 
 
 def _warn_once(about: Path, message: str) -> None:
     if about not in _warned:
         _warned.add(about)
         warnings.warn(f"epigemm: {message}", RuntimeWarning, stacklevel=2)
+
+
+# --- as one file, for machines without NVRTC and nvJitLink ----------------------------------------------------------
+
+
+def export_cache(path: str | os.PathLike[str], only: Sequence[str] | None = None) -> int:
+    """Write linked kernels, of this process and on disk, to a zip file.
+
+    A damaged entry on disk is removed with one warning, and is not in the file.
+
+    Args:
+        path: the file. One that is there is replaced, once the new one is whole.
+        only: the keys of the entries (`cubins.key_for`); None for all.
+
+    Returns:
+        How many entries the file has.
+
+    Raises:
+        ValueError: there is no entry for a key in `only`.
+        OSError: the file cannot be written.
+
+    Example:
+        >>> export_cache("kernels.zip")  # doctest: +SKIP
+        12
+    """
+    in_memory = dict(made.values)
+    wanted = sorted({*in_memory, *_keys()}) if only is None else list(dict.fromkeys(only))
+    buffer = io.BytesIO()
+    count = 0
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
+        for key in wanted:
+            entry = in_memory.get(key) or (read(key) if _is_key(key) else None)
+            if entry is not None:
+                archive.writestr(f"{key}{SUFFIX}", entry.encode())
+                count += 1
+            elif only is not None:
+                raise ValueError(f"the cache has no linked kernel {key!r}")
+    write_whole(Path(path), buffer.getvalue())
+    return count
+
+
+def import_cache(path: str | os.PathLike[str]) -> int:
+    """Take the linked kernels of a file that `export_cache` wrote: for this process, and onto its disk.
+
+    Either all are taken or none. They are machine code for the GPU: take none from people whom you do not trust.
+    Where the disk cannot be written, they last as long as the process, and one warning says so.
+
+    Returns:
+        How many entries there were.
+
+    Raises:
+        ValueError: the file is damaged, or has something else in it; the text names the entry.
+        OSError: the file cannot be read.
+
+    Example:
+        >>> import_cache("kernels.zip")  # doctest: +SKIP
+        12
+    """
+    data = Path(path).read_bytes()
+    try:
+        with zipfile.ZipFile(io.BytesIO(data)) as archive:
+            entries = [_entry(archive, each) for each in archive.infolist()]
+    except Exception as error:  # zipfile raises nearly anything over a damaged file
+        raise ValueError(f"nothing is taken of {os.fspath(path)}: {error or type(error).__name__}") from error
+    for entry in entries:
+        made.values.setdefault(entry.key, entry)
+        write(entry)
+    return len(entries)
+
+
+def _entry(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> Entry:
+    key = info.filename.removesuffix(SUFFIX)
+    if info.filename != f"{key}{SUFFIX}" or not _is_key(key):
+        raise ValueError(f"{info.filename!r} is no linked kernel")
+    if info.file_size > _MOST_BYTES:
+        raise ValueError(f"{info.filename} is too large for a linked kernel: {info.file_size} bytes")
+    try:
+        return decode(archive.read(info), key)
+    except Exception as error:
+        raise ValueError(f"{info.filename}: {error or type(error).__name__}") from error

@@ -1,0 +1,142 @@
+"""An epilogue's source to intermediate code by NVRTC, and this with an open kernel to machine code by nvJitLink."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import os
+import re
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+from epigemm.linking.libraries import CompileError, Library, LinkError, LinkingError, libraries
+
+_SOURCE_IS_WRONG = 6  # NVRTC_ERROR_COMPILATION
+_LTOIR, _FATBIN = 3, 4  # nvJitLinkInputType
+_FATBIN_MAGIC = b"\x50\xed\x55\xba"
+
+_Given = TypeVar("_Given")
+_Made = TypeVar("_Made")
+
+
+def compile_functor(source: str, architecture: str) -> bytes:
+    """The LTO-IR of an epilogue: C++ with `__device__` functions, no headers beside NVRTC's own.
+
+    Arithmetic is IEEE's as far as CUDA has it: no fast math; products and sums contract to fused ones.
+
+    Raises:
+        CompileError: NVRTC refuses the source. It has NVRTC's log.
+        LinkingError: it fails for another reason: this NVRTC does not know the architecture, no memory.
+        LibrariesMissingError: there is no NVRTC of use.
+        ValueError: no such architecture can be, or there is a NUL in the source.
+    """
+    _check_architecture(architecture)
+    if "\0" in source:
+        raise ValueError("an epilogue's source must not have a NUL in it")
+    handle = libraries().nvrtc.handle
+    program = ctypes.c_void_p()
+
+    def call(function: str, *arguments: Any) -> None:
+        if status := getattr(handle, function)(*arguments):
+            raise LinkingError(f"{function} gave error {status}")
+
+    call("nvrtcCreateProgram", ctypes.byref(program), source.encode(), b"epilogue.cu", 0, None, None)
+    try:
+        options = _options(f"-arch={architecture}", "-dlto", "--std=c++17")
+        if status := handle.nvrtcCompileProgram(program, len(options), options):
+            log = _text(_sized(call, "nvrtcGetProgramLog", program))
+            if status != _SOURCE_IS_WRONG:
+                raise LinkingError(
+                    f"NVRTC did not compile for {architecture} (error {status})\n{log}".rstrip()
+                )
+            raise CompileError(f"NVRTC did not compile the epilogue for {architecture}", log)
+        return _sized(call, "nvrtcGetLTOIR", program)
+    finally:
+        handle.nvrtcDestroyProgram(ctypes.byref(program))
+
+
+def link(
+    kernel_ir: bytes, functor_ir: bytes, symbol: str, architecture: str, *, library: Library | None = None
+) -> bytes:
+    """The cubin of one kernel with one epilogue in it. Any thread may call it; the others go on meanwhile.
+
+    Raises:
+        LinkError: nvJitLink refuses the inputs, or the result has no such kernel. It has nvJitLink's log.
+        LibrariesMissingError: there is no nvJitLink of use.
+        ValueError: the symbol or the architecture is none.
+    """
+    _check_architecture(architecture)
+    check_symbol(symbol)
+    handle = (library or libraries().nvjitlink).handle
+    linker = ctypes.c_void_p()
+    # The host reads no variable of the kernel's by its name.
+    unused = "-optimize-unused-variables"
+    options = _options(f"-arch={architecture}", "-lto", "-O3", f"-kernels-used={symbol}", unused)
+    if status := handle.nvJitLinkCreate(ctypes.byref(linker), len(options), options):
+        raise LinkError(f"nvJitLink does not take its options for {architecture} (error {status})", "")
+    call = functools.partial(_call_linker, handle, symbol)
+    try:
+        for name, ir in ((symbol, kernel_ir), ("epilogue", functor_ir)):
+            kind = _FATBIN if ir.startswith(_FATBIN_MAGIC) else _LTOIR
+            size = ctypes.c_size_t(len(ir))
+            _call_linker(handle, name, "nvJitLinkAddData", linker, kind, ir, size, name.encode())
+        call("nvJitLinkComplete", linker)
+        cubin = _sized(call, "nvJitLinkGetLinkedCubin", linker)
+    finally:
+        handle.nvJitLinkDestroy(ctypes.byref(linker))
+    # An unknown name is no error of nvJitLink's: nothing is left then.
+    if f".text.{symbol}\0".encode() not in cubin:
+        raise LinkError(f"the code has no kernel {symbol}", "")
+    return cubin
+
+
+def side_by_side(make: Callable[[_Given], _Made], given: Sequence[_Given]) -> list[_Made]:
+    """`make` of each in threads, no more than there are processors."""
+    if len(given) < 2:
+        return [make(each) for each in given]
+    workers = min(len(given), len(os.sched_getaffinity(0)))
+    with ThreadPoolExecutor(workers, thread_name_prefix="epigemm-link") as pool:
+        return list(pool.map(make, given))
+
+
+def check_symbol(symbol: str) -> None:
+    """ValueError where this is no kernel's name."""
+    if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", symbol):
+        raise ValueError(f"a kernel's symbol is a C identifier, got {symbol!r}")
+
+
+def _check_architecture(architecture: str) -> None:
+    if not re.fullmatch(r"sm_[0-9]+[af]?", architecture):
+        raise ValueError(f"an architecture is written sm_90a or sm_86, got {architecture!r}")
+
+
+def _call_linker(handle: Any, about: str, function: str, linker: ctypes.c_void_p, *arguments: Any) -> None:
+    """One call of nvJitLink; LinkError with its logs where it fails."""
+    if status := getattr(handle, function)(linker, *arguments):
+        logs = []
+        for which in ("Error", "Info"):
+            size = ctypes.c_size_t()
+            if not getattr(handle, f"nvJitLinkGet{which}LogSize")(linker, ctypes.byref(size)) and size.value:
+                buffer = ctypes.create_string_buffer(size.value)
+                failed = getattr(handle, f"nvJitLinkGet{which}Log")(linker, buffer)
+                logs += [] if failed else [_text(buffer.raw)]
+        log = "\n".join(filter(None, logs))
+        raise LinkError(f"nvJitLink did not link {about} (error {status} of {function})", log)
+
+
+def _options(*options: str) -> Any:
+    return (ctypes.c_char_p * len(options))(*(each.encode() for each in options))
+
+
+def _sized(call: Callable[..., None], what: str, owner: ctypes.c_void_p) -> bytes:
+    """What a library gives in two calls: its size, then itself."""
+    size = ctypes.c_size_t()
+    call(f"{what}Size", owner, ctypes.byref(size))
+    buffer = ctypes.create_string_buffer(size.value)
+    call(what, owner, buffer)
+    return buffer.raw
+
+
+def _text(log: bytes) -> str:
+    return log.rstrip(b"\0").decode(errors="replace").strip()
