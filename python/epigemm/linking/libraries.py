@@ -23,6 +23,7 @@ import re
 import sys
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -80,33 +81,25 @@ class _Kind(NamedTuple):
 _NVRTC = _Kind("NVRTC", "libnvrtc", "nvrtcVersion")
 _NVJITLINK = _Kind("nvJitLink", "libnvJitLink", "nvJitLinkVersion")
 
-_found: Libraries | str | None = None
+_found: Libraries | str | None = None  # or why there are none
 _lock = threading.Lock()
 
 
 def libraries() -> Libraries:
     """Both libraries, found and loaded at the first call. What that call found holds for the process.
 
-    Raises:
-        LibrariesMissingError: one is missing, too old, or they do not go together. The text says which, what was
-            found instead and where, and what to install.
+    LibrariesMissingError says which is missing, too old or does not go with the other, and what to install.
     """
     global _found
     with _lock:
-        if _found is None:
-            _found = _search()
-        found = _found
-    if isinstance(found, str):
-        raise LibrariesMissingError(found)
-    return found
+        _found = _found or _search()
+    if isinstance(_found, str):
+        raise LibrariesMissingError(_found)
+    return _found
 
 
 def nvjitlink() -> Library:
-    """nvJitLink alone, for code that is compiled already.
-
-    Raises:
-        LibrariesMissingError: there is none of use.
-    """
+    """nvJitLink alone, for code that is compiled already."""
     for library in _usable(_NVJITLINK):
         return library
     raise LibrariesMissingError(_reason(_NVJITLINK))
@@ -153,13 +146,11 @@ def _search() -> Libraries | str:
 
 def _usable(kind: _Kind) -> Iterator[Library]:
     for path in _candidates(kind):
-        if _major(path) == MAJOR:
-            try:
+        if re.search(rf"\.so\.{MAJOR}\b", Path(path).name):
+            with suppress(OSError):
                 library = _open(kind, path)
-            except OSError:
-                continue
-            if library.version >= OLDEST:
-                yield library
+                if library.version >= OLDEST:
+                    yield library
 
 
 def _reason(kind: _Kind) -> str:
@@ -188,17 +179,13 @@ def _open(kind: _Kind, path: str) -> Library:
         raise OSError(f"it has no {kind.ask_version}") from error
     if status:
         raise OSError(f"{kind.ask_version} gave error {status}")
-    library = Library(handle, path, (major.value, minor.value))
-    if kind is _NVRTC and library.version >= OLDEST:
-        _load_builtins(library)
-    return library
-
-
-def _load_builtins(nvrtc: Library) -> None:
-    """NVRTC opens its second half by name at the first compilation. A folder of pip's is on no search path."""
-    name = f"libnvrtc-builtins.so.{text(nvrtc.version)}"
-    beside = Path(nvrtc.path).with_name(name)
-    _load(str(beside) if beside.is_absolute() and beside.exists() else name)
+    version = (major.value, minor.value)
+    if kind is _NVRTC and version >= OLDEST:
+        # It opens its second half by name at the first compilation. A folder of pip's is on no search path.
+        name = f"libnvrtc-builtins.so.{text(version)}"
+        beside = Path(path).with_name(name)
+        _load(str(beside) if beside.is_absolute() and beside.exists() else name)
+    return Library(handle, path, version)
 
 
 @functools.cache
@@ -211,12 +198,13 @@ def _load(path: str) -> Any:
 
 def _candidates(kind: _Kind) -> Iterator[str]:
     """Files of this library, of any version, each once; the name for the system's loader last."""
-    seen = set()
     loaded = _loaded()
-    own = [each for each in loaded if _is_file_of(kind, each)]
+    chosen = os.environ.get("EPIGEMM_CUDA_LIBRARIES")
+    first = [Path(chosen).absolute(), *_wheels(Path(chosen).absolute())] if chosen else []
+    seen = set()
     for path in [
-        *_in_chosen(kind),
-        *own,
+        *(each for folder in first for each in _in(kind, folder)),
+        *(each for each in loaded if _is_file_of(kind, each)),
         *(each for folder in _folders(loaded) for each in _in(kind, folder)),
     ]:
         real = os.path.realpath(path)
@@ -226,14 +214,6 @@ def _candidates(kind: _Kind) -> Iterator[str]:
     yield f"{kind.stem}.so.{MAJOR}"
 
 
-def _in_chosen(kind: _Kind) -> list[str]:
-    chosen = os.environ.get("EPIGEMM_CUDA_LIBRARIES")
-    if not chosen:
-        return []
-    folder = Path(chosen).absolute()
-    return [each for folder in (folder, *_wheels(folder)) for each in _in(kind, folder)]
-
-
 def _folders(loaded: list[str]) -> Iterator[Path]:
     yield from dict.fromkeys(Path(each).parent for each in loaded)
     torch = getattr(sys.modules.get("torch"), "__file__", None)
@@ -241,18 +221,14 @@ def _folders(loaded: list[str]) -> Iterator[Path]:
     for entry in dict.fromkeys([*beside_torch, *(Path(each) for each in sys.path if each)]):
         yield from _wheels(entry.absolute())
     yield Path(sys.prefix, "lib")
-    for variable in ("CUDA_HOME", "CUDA_PATH"):
-        if home := os.environ.get(variable):
-            yield Path(home, "lib64")
-            yield Path(home, "lib")
+    homes = [home for variable in ("CUDA_HOME", "CUDA_PATH") if (home := os.environ.get(variable))]
+    yield from (Path(home, lib) for home in homes for lib in ("lib64", "lib"))
     yield Path("/usr/local/cuda/lib64")
 
 
 def _wheels(entry: Path) -> list[Path]:
     """The folders of pip's CUDA libraries in a folder of packages, CUDA 13's first."""
     packages = entry / "nvidia"
-    if not packages.is_dir():
-        return []
     ours = packages / f"cu{MAJOR}" / "lib"
     return [ours, *(each for each in sorted(packages.glob("*/lib")) if each != ours)]
 
@@ -267,11 +243,6 @@ def _in(kind: _Kind, folder: Path) -> list[str]:
 
 def _is_file_of(kind: _Kind, path: str) -> bool:
     return re.fullmatch(rf"{re.escape(kind.stem)}\.so(\.\d+)+", Path(path).name) is not None
-
-
-def _major(path: str) -> int:
-    number = re.search(r"\.so\.(\d+)", Path(path).name)
-    return int(number[1]) if number else 0
 
 
 def _loaded() -> list[str]:
