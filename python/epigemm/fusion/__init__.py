@@ -8,7 +8,6 @@ user's function; a `Site` is the call.
 from __future__ import annotations
 
 from epigemm.fusion.model import fuse, unfuse
-from epigemm.fusion.report import FusedSite, FusionReport, Skipped
-from epigemm.fusion.watching import watch
+from epigemm.fusion.report import FusedSite, FusionReport, Skipped, watch
 
 __all__ = ["FusedSite", "FusionReport", "Skipped", "fuse", "unfuse", "watch"]

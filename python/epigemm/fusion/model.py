@@ -14,18 +14,12 @@ from typing import Any, Literal, NoReturn, TypeVar, overload
 
 import torch
 from torch import Tensor, fx, nn
-from torch._C import _functorch
-from torch.autograd import forward_ad
-from torch.overrides import _get_current_function_mode_stack
-from torch.utils._device import DeviceContext
 
 from epigemm import checks
+from epigemm.fusion.changes import PATCHED, Watched, guard_more, is_torch_patched, why_not_now
 from epigemm.fusion.copies import copied
-from epigemm.fusion.guards import guard_more
-from epigemm.fusion.patched import PATCHED, Watched, has_global_hooks, is_torch_patched
-from epigemm.fusion.report import FusionReport, Uncopied
+from epigemm.fusion.report import FusionReport, Uncopied, tell, watchers
 from epigemm.fusion.rewrite import fuse_graph, higher_order
-from epigemm.fusion.watching import tell, watchers
 
 Model = TypeVar("Model", bound=nn.Module)
 
@@ -40,11 +34,6 @@ _REPORT = "fusion_report"
 _MARKS = ("_dynamo_dynamic_indices", "_dynamo_unbacked_indices")
 _numbers = itertools.count()
 _is_compiling = torch.compiler.is_compiling
-_tracing_state = torch._C._get_tracing_state
-_dispatch_modes = torch._C._len_torch_dispatch_stack
-_has_function_mode = torch._C._is_torch_function_mode_enabled
-_function_modes: Callable[[], list[Any]] = _get_current_function_mode_stack
-_functorch_interpreter = _functorch.peek_interpreter_stack
 
 
 @overload
@@ -254,7 +243,7 @@ class _Call(Uncopied):
         kind = None if self.report.sites or watchers else _kind_of(args, kwargs)
         if kind in self._in_vain:
             return self._plain(*args, **kwargs)
-        if reason := self._left or self._why_not_changed() or _why_not_now() or _why_not_with(args):
+        if reason := self._left or self._why_not_changed() or why_not_now() or _why_not_with(args):
             if watchers:
                 tell(self._name, reason)
             return self._plain(*args, **kwargs)
@@ -308,8 +297,8 @@ class _Call(Uncopied):
         if found := higher_order(graph_module.graph):
             # Run operator by operator, PyTorch's own backend gives such a graph other gradients.
             self._leave(f"its graph calls {found}, an operator of higher order")
-        if is_torch_patched():
-            self._leave(PATCHED)
+        if reason := PATCHED if is_torch_patched() else self._why_not_changed():
+            self._leave(reason)
         context = torch._guards.TracingContext.get()
         guard_more(context.guards_context.dynamo_guards)
         if self._watched is not None:
@@ -348,26 +337,3 @@ def _why_not_with(args: tuple[Any, ...]) -> str:
         if type(value) is not Tensor and isinstance(value, Tensor) and type(value) is not nn.Parameter:
             return f"an argument is a {type(value).__name__}"
     return ""
-
-
-def _why_not_now() -> str:
-    """Why a call runs as it was; empty where it need not."""
-    if has_global_hooks():
-        return "there are global module hooks"
-    if (
-        _tracing_state() is not None
-        or fx._symbolic_trace._is_fx_tracing_flag
-        or forward_ad._current_level >= 0
-    ):
-        return "under torch.jit.trace, torch.fx or forward-mode derivatives"
-    if _functorch_interpreter() is not None:
-        return "under a transform of torch.func"
-    # A default device is a mode, too.
-    if _dispatch_modes() or (
-        _has_function_mode() and any(type(mode) is not DeviceContext for mode in _function_modes())
-    ):
-        return "a mode that sees every operator is active"
-    return ""
-
-
-__all__ = ["fuse", "unfuse"]

@@ -1,9 +1,10 @@
-"""What fusion found: each site, what it computes, and what was left alone and why."""
+"""What fusion found: each site, what was left alone and why; and who wants to know what ran unfused in a call."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 
@@ -97,3 +98,34 @@ def _folded(named: list[tuple[str, str]]) -> Iterator[str]:
     for (pattern, _), members in groups.items():
         name, text = members[0]
         yield f"  {name if len(members) == 1 else f'{pattern} ({len(members)})'}: {text}"
+
+
+# --- what ran unfused ------------------------------------------------------------------------------------------------
+
+watchers: list[list[tuple[str, str]]] = []
+
+
+@contextmanager
+def watch() -> Iterator[list[tuple[str, str]]]:
+    """Collect (product or model, reason) for all that runs unfused in calls of fused models in the block.
+
+    Calls of what `torch.compile` made with the backend are not seen: their reports tell.
+
+    Example:
+        >>> with epigemm.fusion.watch() as unfused:
+        ...     model(x)
+        >>> unfused
+        []
+    """
+    seen: list[tuple[str, str]] = []
+    watchers.append(seen)
+    try:
+        yield seen
+    finally:
+        watchers[:] = [each for each in watchers if each is not seen]
+
+
+def tell(name: str, reason: str) -> None:
+    """Tell whoever watches that something ran unfused."""
+    for seen in watchers:
+        seen.append((name, reason))
