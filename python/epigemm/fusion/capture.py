@@ -14,7 +14,7 @@ from functools import cache
 from torch import fx
 
 from epigemm.fusion.effects import effects_of
-from epigemm.fusion.formula import Formula, epilogue_of
+from epigemm.fusion.formula import Formula, epilogue_of, name_of
 from epigemm.fusion.operands import Norm, Operand, Refused, Region, formula_of, is_norm_alone
 from epigemm.fusion.products import Product
 from epigemm.fusion.values import (
@@ -54,13 +54,25 @@ class Chain:
     formula: Formula
     epilogue: UserEpilogue | None
     ended: str = ""
-
     is_followed: bool = False
 
     @property
-    def tail(self) -> fx.Node:
-        """The node with the result."""
-        return self.nodes[-1]
+    def norm(self) -> Norm | None:
+        """The first BatchNorm that is folded."""
+        return next((operand for operand in self.operands if isinstance(operand, Norm)), None)
+
+    @property
+    def sources(self) -> tuple[fx.Node, ...]:
+        """What its call is called with: x, the weight, and what the operands are made of."""
+        given = [source for operand in self.operands for source in operand.sources if source is not None]
+        return self.product.x, self.product.weight, *given
+
+    @property
+    def function(self) -> str:
+        """What it computes, in one word."""
+        if self.epilogue is None:
+            return "linear_batch_norm" if self.norm else "linear"
+        return f"linear_{name_of(self.formula.steps[0 if self.product.bias is None else 1 :])}"  # the bias is a layer's
 
 
 class Capture:
@@ -174,7 +186,7 @@ class Capture:
         except Refused as refusal:
             return str(refusal)
         if region.product.value.requires_grad and any(
-            self._is_written_after(node, _sources(each)) for each in operands
+            self._is_written_after(node, each.sources) for each in operands
         ):
             return f"{node} reads what is written before its derivative would read it again"
         if formula is not None:
@@ -222,10 +234,6 @@ class Capture:
         if isinstance(made, str):
             raise Refused(f"{nodes[-1]}: {made}")
         return Chain(product, nodes, views, operands, formula, made)
-
-
-def _sources(operand: Operand | Norm) -> Iterable[fx.Node | None]:
-    return (operand.source,) if isinstance(operand, Operand) else operand.vectors
 
 
 def _needed(region: Region, tail: fx.Node) -> tuple[fx.Node, ...] | None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 import operator
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -100,11 +101,11 @@ class Formula:
         """Equal for formulas that are the same epilogue."""
         return self.kinds, tuple(step.key for step in self.steps)
 
-    @property
-    def name(self) -> str:
-        """Of the epilogue, an identifier."""
-        names = dict.fromkeys(name for step in self.steps if (name := step.name).isidentifier())
-        return "_".join(names)[:_LONGEST_NAME].strip("_") or "pointwise"
+
+def name_of(steps: Sequence[Step]) -> str:
+    """An identifier for an epilogue of some steps."""
+    names = dict.fromkeys(name for step in steps if (name := step.name).isidentifier())
+    return "_".join(names)[:_LONGEST_NAME].strip("_") or "pointwise"
 
 
 def _key(value: Any) -> Any:
@@ -173,7 +174,7 @@ def _make(formula: Formula) -> UserEpilogue | str:
             torch.autocast("cpu", enabled=False),
             torch.autocast("cuda", enabled=False),
         ):
-            return UserEpilogue(custom.traced(function, tuple(specs), formula.name, line))
+            return UserEpilogue(custom.traced(function, tuple(specs), name_of(formula.steps), line))
     except Exception as error:  # whatever the function raises on such tensors
         text = re.sub(r"^\w+ \([^)]*\): ", "", str(error).split("\n")[0])
         return "it is not pointwise" if text.startswith("it fails while it is traced") else text

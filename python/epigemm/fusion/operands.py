@@ -26,7 +26,7 @@ _NORM = ("running_mean", "running_var", "weight", "bias")
 class Norm:
     """A BatchNorm that normalises by its running statistics: two vectors that are folded of up to four."""
 
-    vectors: tuple[fx.Node | None, ...]
+    sources: tuple[fx.Node | None, ...]
     eps: float
 
 
@@ -35,7 +35,7 @@ class Operand:
     """Something that the chain reads beside the product."""
 
     kind: str
-    source: fx.Node
+    sources: tuple[fx.Node]
 
 
 class Refused(Exception):
@@ -132,7 +132,7 @@ class _Maker:
             shape = [int(size) if isinstance(size, int) else str(size) for size in value.shape]
             raise Refused(f"{node}, {str(value.dtype).removeprefix('torch.')} {shape}, is no operand")
         if (node, kind) not in self._read:
-            self._read[node, kind] = self._new(Operand(kind, node), kind)
+            self._read[node, kind] = self._new(Operand(kind, (node,)), kind)
         return self._read[node, kind]
 
     def _new(self, operand: Operand | Norm, kind: str) -> Slot:

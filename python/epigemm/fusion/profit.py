@@ -118,7 +118,7 @@ def call_of(chain: Chain) -> LinearCall:
     elif chain.epilogue is not None:
         dtypes: list[torch.dtype | None] = []
         for operand in chain.operands:
-            value = None if isinstance(operand, Norm) else tensor_of(operand.source)
+            value = None if isinstance(operand, Norm) else tensor_of(operand.sources[0])
             dtypes += [torch.float32, torch.float32] if value is None else [value.dtype]
         kinds = chain.formula.kinds
         folded = [kind == SCALAR or of is not dtype for kind, of in zip(kinds, dtypes, strict=True)]
@@ -128,7 +128,7 @@ def call_of(chain: Chain) -> LinearCall:
                 operands.append(empty(*KINDS[kind].shape((m,), n), of=torch.float32 if is_folded else dtype))
             else:
                 scalars.append(0.0)
-    elif any(isinstance(operand, Norm) for operand in chain.operands):
+    elif chain.norm is not None:
         epilogue, operands = SCALE_BATCH_NORM, [empty(n, of=torch.float32), empty(n, of=torch.float32)]
     elif product.bias is not None:
         bias = empty(n)
@@ -140,5 +140,5 @@ def _built_in(chain: Chain, dtype: torch.dtype) -> Epilogue | None:
     """The epilogue of epigemm's own that runs in the place of a chain: the bias is of the tensors' type."""
     if chain.epilogue is None or chain.epilogue.copied is None:
         return None
-    value = tensor_of(getattr(chain.operands[0], "source", None))
+    value = tensor_of(chain.operands[0].sources[0])
     return chain.epilogue.copied if value is not None and value.dtype == dtype else None

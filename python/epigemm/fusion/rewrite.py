@@ -10,7 +10,7 @@ from torch import fx
 from epigemm.fusion import formula, host, products, profit
 from epigemm.fusion.capture import Capture, Chain
 from epigemm.fusion.report import FusedSite, FusionReport, Skipped
-from epigemm.fusion.site import Site, function_name, sources_of
+from epigemm.fusion.site import Site
 from epigemm.fusion.values import tensor_of
 
 
@@ -76,9 +76,9 @@ def _keeps(chain: Chain, keep_packs: bool) -> bool:
 def _replace(graph: fx.Graph, chain: Chain, keeps_pack: bool) -> FusedSite:
     product, name = chain.product, _name(chain.product.node)
     site = Site(chain, keeps_pack)
-    tail = chain.tail
+    tail = chain.nodes[-1]
     with graph.inserting_before(tail):
-        fused = graph.call_function(site, tuple(sources_of(chain)))
+        fused = graph.call_function(site, chain.sources)
         fused.meta = {key: tail.meta[key] for key in ("stack_trace", "nn_module_stack") if key in tail.meta}
         for view in chain.views:
             inputs = {node: fused if node in chain.nodes else node for node in view.all_input_nodes}
@@ -94,7 +94,7 @@ def _replace(graph: fx.Graph, chain: Chain, keeps_pack: bool) -> FusedSite:
         text = "batch_norm(acc)" if product.bias is None else "batch_norm(acc + v1)"
     notes = (f"ends: {chain.ended}",) if chain.ended else ()
     matched = tuple(node.name for node in chain.nodes)
-    return FusedSite(name, function_name(chain), matched, text, notes)
+    return FusedSite(name, chain.function, matched, text, notes)
 
 
 def _name(node: fx.Node) -> str:
