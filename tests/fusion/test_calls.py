@@ -15,6 +15,7 @@ import epigemm
 from epigemm import fusion
 from epigemm.fusion import model as of_models
 from epigemm.fusion import profit
+from epigemm.fusion.changes import Watched
 
 WIDTH = 16
 
@@ -119,7 +120,11 @@ def test_global_hooks() -> None:
 
 
 @pytest.mark.parametrize(
-    ("place", "name"), [(F, "linear"), (F, "gelu"), (nn.Linear, "forward"), (nn.Module, "__call__")]
+    ("place", "name"),
+    [
+        *((F, "linear"), (F, "gelu"), (nn.Linear, "forward"), (nn.Module, "__call__")),
+        *((nn.Linear, "__call__"), (nn.GELU, "_call_impl")),  # which they inherit
+    ],
 )
 def test_patched_functions(place: Any, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     plain = mlp()
@@ -255,6 +260,22 @@ def test_a_patched_function_that_is_in_no_list(monkeypatch: pytest.MonkeyPatch) 
             patch.setattr(place, name, lambda z: z * 2)
             assert same(fused, plain, x) == [("Rotated", "a function of torch's was replaced")]
     assert same(fused, plain, x) == []
+
+
+def test_a_member_that_moves_from_class_to_class() -> None:
+    def make(**members: Any) -> Any:
+        return type("Layer", (nn.Module,), members)
+
+    def helper(self: Any) -> None:
+        pass
+
+    for first, second in ((make(helper=helper), make()), (make(), make(helper=helper))):
+        watched = Watched(nn.Sequential(first(), second()))
+        assert not watched.why_not()
+        giver, taker = (first, second) if "helper" in vars(first) else (second, first)
+        taker.helper = helper
+        del giver.helper
+        assert watched.why_not() == "a class of the model has changed since"
 
 
 def test_gradients_of_unused_parameters_are_none() -> None:

@@ -171,7 +171,7 @@ class Capture:
         value, effects = tensor_of(node), self._effects(node)
         if value is None or not effects.known:
             return f"{node} is not known to be pointwise"
-        carried = [n for n in node.all_input_nodes if n in region.members]
+        carried = region.carried(node)
         if value.is_floating_point() and region.product.value.requires_grad and not value.requires_grad:
             return f"{node} ends a derivative"
         if effects.writes and not self._may_write(region, node, carried, effects.writes):
@@ -244,7 +244,7 @@ def _needed(region: Region, tail: fx.Node) -> tuple[fx.Node, ...] | None:
         node = waiting.pop()
         if node not in found:
             found.add(node)
-            waiting += [n for n in node.all_input_nodes if n in region.members]
+            waiting += region.carried(node)
     if any(user not in found for node in found if node is not tail for user in node.users):
         return None
     return tuple(node for node in region.members if node in found)
@@ -258,5 +258,5 @@ def _views_to(region: Region, tail: fx.Node) -> tuple[fx.Node, ...]:
     while node is not region.product.node:
         if node in region.views:
             found.append(node)
-        node = next(n for n in node.all_input_nodes if n in region.members)
+        node = region.carried(node)[0]
     return tuple(reversed(found))

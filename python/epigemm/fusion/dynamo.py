@@ -55,23 +55,27 @@ def epigemm_backend(
     next_backend = given.pop("backend", None)
     if next_backend is None:
         next_backend = _default_backend(example_inputs)
-    launches = _launches(next_backend, mode, given)
+    is_inductor = next_backend == "inductor"
+    settings = {**(torch._inductor.list_mode_options(mode) if mode and is_inductor else {}), **given}
+    launches = Launches.INDUCTOR if is_inductor else Launches.EAGER
+    if is_inductor and settings.get("triton.cudagraphs"):
+        launches = Launches.CUDA_GRAPH
     report = fuse_graph(graph_module.graph, keep_packs=keep_packs, launches=launches)
     if report.sites:
         graph_module.recompile()
     _log.info("%s", report)
     if tell is not None:
         tell(report)
-    if next_backend == "inductor":
-        return _inductor(graph_module, example_inputs, mode, given)
+    if is_inductor:
+        from torch._inductor.compile_fx import compile_fx
+
+        compiled: Any = compile_fx(graph_module, list(example_inputs), config_patches=settings or None)
+        return cast(Callable[..., Any], compiled)
     if next_backend != "aot_eager" and (mode or given):
-        settings = ", ".join(["mode"] * bool(mode) + sorted(given))
-        raise ValueError(
-            f"options: got {settings} for backend {next_backend!r}; accepted with Inductor alone"
-        )
+        names = ", ".join(["mode"] * bool(mode) + sorted(given))
+        raise ValueError(f"options: got {names} for backend {next_backend!r}; accepted with Inductor alone")
     compile_rest: Any = torch._dynamo.lookup_backend(next_backend)
-    compiled: Callable[..., Any] = compile_rest(graph_module, example_inputs)
-    return compiled
+    return cast(Callable[..., Any], compile_rest(graph_module, example_inputs))
 
 
 def _checked(options: dict[str, Any] | None) -> dict[str, Any]:
@@ -82,23 +86,6 @@ def _checked(options: dict[str, Any] | None) -> dict[str, Any]:
         raise TypeError(f"options['report']: got {type(given['report']).__name__}; accepted is a callable")
     checks.flag("options['keep_packs']", given.get("keep_packs", False))
     return given
-
-
-def _launches(backend: object, mode: str | None, options: dict[str, Any]) -> Launches:
-    if backend != "inductor":
-        return Launches.EAGER
-    settings = {**(torch._inductor.list_mode_options(mode) if mode else {}), **options}
-    return Launches.CUDA_GRAPH if settings.get("triton.cudagraphs") else Launches.INDUCTOR
-
-
-def _inductor(
-    graph_module: fx.GraphModule, example_inputs: Sequence[Any], mode: str | None, options: dict[str, Any]
-) -> Callable[..., Any]:
-    from torch._inductor.compile_fx import compile_fx
-
-    settings = {**(torch._inductor.list_mode_options(mode) if mode else {}), **options}
-    compiled = compile_fx(graph_module, list(example_inputs), config_patches=settings or None)
-    return cast(Callable[..., Any], compiled)
 
 
 def _default_backend(example_inputs: Sequence[Any]) -> str:

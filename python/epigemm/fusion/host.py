@@ -48,12 +48,9 @@ _LEAST_US, _BYTES_PER_US = 3.0, 3e6
 
 
 def why_not(graph: fx.Graph, chains: Mapping[Chain, Judged], launches: Launches) -> str:
-    """Why none of the chains of a graph is to be fused, each of which pays the device; empty where they are.
+    """Why none of the chains of a graph is to be fused, though some pay the device; empty where these are.
 
-    Args:
-        graph: Dynamo's.
-        chains: all of them, those too that are not worth a fused call.
-        launches: who launches its kernels.
+    `chains` are all of them, those too that are not worth a fused call.
     """
     taken = {chain: judged for chain, judged in chains.items() if not judged.why_not}
     on_gpu = any(judged.fallback_us for judged in chains.values())

@@ -57,17 +57,15 @@ class Region:
     views: set[fx.Node] = field(default_factory=set)
     refused: dict[fx.Node, str] = field(default_factory=dict)
 
+    def carried(self, node: fx.Node) -> list[fx.Node]:
+        """The members that a node reads."""
+        return [n for n in node.all_input_nodes if n in self.members]
+
 
 def formula_of(
     region: Region, nodes: tuple[fx.Node, ...], *, alone: bool = False
 ) -> tuple[Formula, tuple[Operand | Norm, ...]]:
-    """The formula of some members, in order.
-
-    Args:
-        region: has them.
-        nodes: the product first; or, with `alone`, one node whose members each are an accumulator to it.
-        alone: whether to ask about one node.
-    """
+    """The formula of some members of a region, the product first; or of one `alone`, to which each is the product."""
     maker = _Maker(region, alone)
     for node in nodes:
         maker.add(node)
@@ -94,21 +92,17 @@ class _Maker:
                 bias = self._operand(product.bias, product.value, product.value)
                 self._values[node] = self._step(Step(torch.add, (Slot(0), bias), line=_line(node)))
         elif node in self._region.views:
-            self._values[node] = self._member(
-                next(n for n in node.all_input_nodes if n in self._region.members)
-            )
+            self._values[node] = self._member(self._region.carried(node)[0])
         elif node.target is F.batch_norm:
             self._norm(node)
         else:
             value = value_at(node)
-            shape = value_at(next(n for n in node.all_input_nodes if n in self._region.members))
+            shape = value_at(self._region.carried(node)[0])
             # Where PyTorch's types overflow is left to PyTorch.
             most = min(_LARGEST, torch.finfo(product.value.dtype).max)
             given, named = _read_arguments(node)
-            args = _substituted(given, lambda n: self._argument(n, shape), most)
-            kwargs = tuple(
-                (key, _substituted(part, lambda n: self._argument(n, shape), most))
-                for key, part in named.items()
+            args, kwargs = _substituted(
+                (given, tuple(named.items())), lambda n: self._argument(n, shape), most
             )
             # Where PyTorch computes in the product's type or in fp32, an epilogue computes in fp32.
             wide = not value.is_floating_point() or value.dtype in (product.value.dtype, torch.float32)
@@ -183,13 +177,7 @@ def _line(node: fx.Node) -> str:
 
 
 def kind_of(value: Tensor, beside: Tensor, product: Tensor) -> str | None:
-    """What an operand is to an epilogue; None where it can be none.
-
-    Args:
-        value: the operand.
-        beside: what the chain has at that place.
-        product: the product.
-    """
+    """What an operand is to an epilogue, `beside` what the chain has at that place; None where it can be none."""
     if value.device != product.device or not value.is_floating_point():
         return None
     wide = product.dtype == torch.float32

@@ -37,13 +37,9 @@ class Judged(NamedTuple):
 
 
 def judged(chain: Chain, *, keeps_pack: bool = False) -> Judged:
-    """Whether a chain is worth a fused call on its device.
+    """Whether a chain is worth a fused call on its device, at the sizes of the call that is being compiled.
 
     On a CPU there is no planner's device: all that is numerically right is fused.
-
-    Args:
-        chain: on a device; its sizes are those of the call that is being compiled.
-        keeps_pack: whether the weight keeps its fp16 slices between calls.
     """
     device = chain.product.value.device
     if device.type == "cpu":
