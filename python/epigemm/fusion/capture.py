@@ -86,20 +86,18 @@ class Capture:
             if (value := tensor_of(node)) is not None:
                 self._sharing.setdefault(storage_of(value), []).append(node)
         self._taken: set[fx.Node] = set()
-
-    def changes_shapes(self) -> bool:
-        """Whether some node gives a tensor another shape in place: then the shapes that Dynamo noted are later ones."""
-        return any(
-            isinstance(node.target, str) and node.target.endswith("_") and self._effects(node).changes_shapes
-            for node in self._order
-            if node.op == "call_method"
+        # In place: then the shapes that Dynamo noted are later ones.
+        self._changes_shapes = any(
+            self._effects(node).changes_shapes
+            for node in graph.nodes
+            if node.op == "call_method" and str(node.target).endswith("_")
         )
 
     def why_not(self, product: Product) -> str:
         """Why a product is left alone because of what is around it; empty where it is not."""
         if product.value.requires_grad and self._is_written_after(product.node, (product.bias,)):
             return "what it adds is written before its derivative would read it again"
-        return ""
+        return "a tensor gets another shape in place" if self._changes_shapes else ""
 
     def chain(self, product: Product) -> Chain:
         """The longest chain that begins with a product, and takes no node that another one has."""

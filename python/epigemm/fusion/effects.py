@@ -48,17 +48,19 @@ def effects_of(node: fx.Node) -> Effects:
     if node.op in ("placeholder", "get_attr", "output"):
         return _NOTHING
     # What changes a mode has no value; nor has a call whose value Dynamo did not look at.
-    if "example_value" not in node.meta or node.op == "call_module":
-        return _ANYTHING
-    if isinstance(node.target, torch._ops.HigherOrderOperator):
+    runs_graphs = node.op == "call_module" or isinstance(node.target, torch._ops.HigherOrderOperator)
+    if "example_value" not in node.meta or runs_graphs:
         return _ANYTHING
     if isinstance(value_of(node), _NUMBERS):
         return _NOTHING  # a size, or what `item` reads
     fakes: dict[int, int] = {}  # memory of the stand-ins -> of what they stand for
     inputs = [tensor_of(n) for n in node.all_input_nodes]
     modes = {value.fake_mode for value in inputs if isinstance(value, FakeTensor)}
-    if len(modes) != 1:
-        return _without_tensors(node) if not modes else _ANYTHING
+    if not modes:  # numbers and sizes are computed of each other; tensors are made
+        is_plain = isinstance(value_of(node), (*_NUMBERS, tuple, list, Tensor))
+        return _NOTHING if is_plain and all(tensor is None for tensor in inputs) else _ANYTHING
+    if len(modes) > 1:
+        return _ANYTHING
     recorder = _Recorder()
     try:
         mode = modes.pop()
@@ -69,23 +71,12 @@ def effects_of(node: fx.Node) -> Effects:
             _call(node, *given)
     except Exception:  # whatever the function raises on such tensors
         return _ANYTHING
-    writes, changes_shapes = set(), False
-    for function, args, kwargs in recorder.calls:
-        changes_shapes |= torch.Tag.inplace_view in function.tags
-        for tensor in _written(function, args, kwargs):
-            writes.add(fakes.get(storage_of(tensor), 0))
-    writes.discard(0)  # made on the way
-    marks = [
-        torch.Tag.pointwise in function.tags for function, _, _ in recorder.calls if not function.is_view
-    ]
-    return Effects(True, frozenset(writes), changes_shapes, bool(marks) and all(marks))
-
-
-def _without_tensors(node: fx.Node) -> Effects:
-    """Numbers and sizes are computed of each other; tensors are made."""
-    plain = (*_NUMBERS, tuple, list, Tensor)
-    inputs_are_numbers = all(tensor_of(n) is None for n in node.all_input_nodes)
-    return _NOTHING if inputs_are_numbers and isinstance(value_of(node), plain) else _ANYTHING
+    memories = (storage_of(tensor) for call in recorder.calls for tensor in _written(*call))
+    writes = frozenset(fakes[memory] for memory in memories if memory in fakes)  # others are made on the way
+    functions = [function for function, _, _ in recorder.calls]
+    changes_shapes = any(torch.Tag.inplace_view in function.tags for function in functions)
+    marks = [torch.Tag.pointwise in function.tags for function in functions if not function.is_view]
+    return Effects(True, writes, changes_shapes, bool(marks) and all(marks))
 
 
 def _stand_in(node: fx.Node, fakes: dict[int, int]) -> Any:

@@ -42,7 +42,6 @@ def fuse_graph(
     """
     report = FusionReport()
     capture, chains = Capture(graph), []
-    changes_shapes = capture.changes_shapes()
     # The last one first: of a gate and what it is multiplied by, each then has what follows it alone.
     for node in reversed(list(graph.nodes)):
         understood = products.understand(node)
@@ -50,8 +49,6 @@ def fuse_graph(
             understood = capture.why_not(understood) or understood
         if isinstance(understood, str):
             report.skipped.insert(0, Skipped(_name(node), understood))
-        elif understood is not None and changes_shapes:
-            report.skipped.insert(0, Skipped(_name(node), "a tensor gets another shape in place"))
         elif understood is not None:
             chains.append(capture.chain(understood))
     judged = {chain: profit.judged(chain, keeps_pack=_keeps(chain, keep_packs)) for chain in chains}
