@@ -108,7 +108,7 @@ def _planned(
     tf32_allowed = call.x.dtype == torch.float32 and (order.tf32_allowed or not on_slices)
     kind = Kind(found.arithmetic, on_slices and found.packed, tf32_allowed, answer["source"])
     now = tuple(answer.get("plan", TORCH))
-    return _Planned(kind, dict(_every_plan(answer["candidates"], now, within)), now)
+    return _Planned(kind, _every_plan(answer["candidates"], now, within), now)
 
 
 def _link(call: LinearCall, planned: Sequence[_Planned]) -> _Reasons:
@@ -127,54 +127,39 @@ def _link(call: LinearCall, planned: Sequence[_Planned]) -> _Reasons:
 def _family(call: LinearCall, order: _precision.Order, planned: _Planned, why_not: _Reasons) -> Family:
     """The family of what could be linked; nothing is allocated for one without candidates."""
     kind, now = planned.kind, planned.now
-    reasons = {plan: why_not.get((kind.arithmetic, plan), "") for plan in planned.plans}
+    left_out = {plan: why_not.get((kind.arithmetic, plan), "") for plan in planned.plans}
+    linked_plans = {plan: text for plan, text in planned.plans.items() if not left_out[plan]}
     candidates = []
-    if not all(reasons.values()):
+    if linked_plans:
         on_slices = kind.arithmetic in packs.SLICES
         bind = _on_slices(call, kind) if on_slices else partial(_fused, call, kind.arithmetic)
-        candidates = [
-            Candidate(plan, text, partial(bind, list(plan)))
-            for plan, text in planned.plans.items()
-            if not reasons[plan]
-        ]
+        candidates = [Candidate(plan, text, partial(bind, list(plan))) for plan, text in linked_plans.items()]
     setting: Callable[[], AbstractContextManager[None]] = nullcontext
     if kind.tf32_allowed and not order.tf32_allowed:
         setting = partial(_precision.switched, call.x.device.type, _precision.TF32)
-    left_out = tuple(reason for reason in dict.fromkeys(reasons.values()) if reason)
-    return Family(kind, candidates, _fallback(call), setting, TORCH if reasons.get(now) else now, left_out)
+    reasons = tuple(dict.fromkeys(filter(None, left_out.values())))
+    torch_gemm = Candidate(TORCH, "the fallback", partial(fallback.linear, call))
+    return Family(kind, candidates, torch_gemm, setting, TORCH if left_out.get(now) else now, reasons)
 
 
 def _every_plan(
     answers: Sequence[dict[str, Any]], now: tuple[int, ...], within: float
-) -> Iterator[tuple[tuple[int, ...], str]]:
-    """The numbers and the description of the planner's candidates; where tiles are walked, in every order.
-
-    `now`: the plan that runs at present, which is always among them.
-    """
+) -> dict[tuple[int, ...], str]:
+    """The planner's candidates and `now`, the plan that runs at present; where tiles are walked, in every order."""
     best = min((float(answer["predicted_us"]) for answer in answers), default=0.0)
-    seen: set[tuple[int, ...]] = set()
+    found: dict[tuple[int, ...], str] = {}
     for answer in answers:
+        if answer["predicted_us"] > within * best and tuple(answer["plan"]) != now:
+            continue
         family, tile, raster, swizzle, splits = answer["plan"]
         orders = [(raster, swizzle)]
         if answer["family"] != SWAP_AB:  # its tiles are all at work at once, or nearly
             # The planner's swizzle is the widest that pads next to nothing; wider ones cost up to a factor of 2.8.
             orders = list(product(range(len(_RASTERS)), sorted({1, max(1, swizzle // 2), swizzle})))
-        if answer["predicted_us"] > within * best and tuple(answer["plan"]) != now:
-            continue
         for raster, swizzle in orders:
-            numbers = (family, tile, raster, swizzle, splits)
-            if numbers in seen:
-                continue
-            seen.add(numbers)
-            text = (
-                f"tile {answer['tile']}, cluster {answer['cluster']}, {answer['schedule']}, raster "
-                f"{_RASTERS[raster]}, swizzle {swizzle}"
-            )
-            yield numbers, text if splits == 1 else f"{text}, K in {splits} parts"
-
-
-def _fallback(call: LinearCall) -> Candidate:
-    return Candidate(TORCH, "the fallback", partial(fallback.linear, call))
+            walked = {**answer, "raster": _RASTERS[raster], "swizzle": swizzle, "splits": splits}
+            found.setdefault((family, tile, raster, swizzle, splits), plans.tile_text(walked))
+    return found
 
 
 def _fused(call: LinearCall, arithmetic: str, plan: list[int]) -> Tensor:

@@ -45,52 +45,40 @@ def order(call: LinearCall) -> _precision.Order:
     return _precision.road(fp32_code(call))
 
 
-def decide(call: LinearCall, code: int, slices: int, *, launch: bool = False) -> int:
+def decide(
+    call: LinearCall, code: int, slices: int, place: Tensor | None = None, *, launch: bool = False
+) -> int:
     """What runs a call, in one number: see `way`, `gemm`, `arithmetic`, `is_packed`, `is_padded` and `plan`.
 
-    `slices`: what the weight's cost, by `SHIFTS`. `launch`: launch the kernel where the way is `TENSORS`.
+    `slices`: what the weight's cost, by `SHIFTS`. `place`: a tensor on the device that a call of meta tensors is for.
+    `launch`: launch the kernel where the way is `TENSORS`.
     """
-    if not (call.x.is_cuda or call.x.is_cpu):
+    x = call.x if place is None else place
+    if not (x.is_cuda or x.is_cpu):
         return WITH_BIAS << 2 if call.epilogue is BIAS and call.bias is not None else 0
-    found: int = linear_out(*_asked(call, code, slices), launch, call.out)
+    found: int = linear_out(*_asked(call, code, slices, place), launch, call.out)
     return found
 
 
 def explain(call: LinearCall, code: int, slices: int, place: Tensor | None = None) -> dict[str, Any]:
-    """Every arithmetic that the call is tried in, in order, with its plan and why it does not run, in words.
-
-    `place`: a tensor on the device that a call of meta tensors is for.
-    """
-    asked = _asked(call, code, slices) if place is None else _asked_of_meta(call, code, slices, place)
-    found: dict[str, Any] = json.loads(ops._explain_call(*asked, call.out))
-    return found
-
-
-def decide_on_meta(call: LinearCall, code: int, slices: int, place: Tensor) -> int:
-    """`decide` for a call of meta tensors that is for the device of `place`."""
-    found: int = linear_out(*_asked_of_meta(call, code, slices, place), False, call.out)
+    """Every arithmetic that the call is tried in, in order, with its plan and why it does not run, in words."""
+    found: dict[str, Any] = json.loads(ops._explain_call(*_asked(call, code, slices, place), call.out))
     return found
 
 
 def missing_kernels(call: LinearCall, code: int, slices: int, place: Tensor | None = None) -> str:
-    """The open kernels that the call would run and that its epilogue was not linked into: names between commas.
-
-    `place`: as of `explain`.
-    """
-    asked = _asked(call, code, slices) if place is None else _asked_of_meta(call, code, slices, place)
-    names: str = ops._missing_kernels(*asked, call.out)
+    """The open kernels that the call would run and that its epilogue was not linked into: names between commas."""
+    names: str = ops._missing_kernels(*_asked(call, code, slices, place), call.out)
     return names
 
 
-def _asked(call: LinearCall, code: int, slices: int) -> tuple[Any, ...]:
+def _asked(call: LinearCall, code: int, slices: int, place: Tensor | None) -> tuple[Any, ...]:
     epilogue, x, weight, bias, operands, scalars, *_ = call
     tensors = (epilogue.name, x, weight, bias, operands or None, scalars or None)
-    return (*tensors, code, slices, call.invariant, _described(x))
-
-
-def _asked_of_meta(call: LinearCall, code: int, slices: int, place: Tensor) -> tuple[Any, ...]:
+    if place is None:
+        return (*tensors, code, slices, call.invariant, _described(x))
     device = place.get_device()
-    return (*_asked(call, code, slices)[:-1], (device, *plans.gpu_numbers(device)))
+    return (*tensors, code, slices, call.invariant, (device, *plans.gpu_numbers(device)))
 
 
 def _described(x: Tensor) -> tuple[int, ...] | None:

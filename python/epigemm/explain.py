@@ -94,14 +94,9 @@ def explain(fn_or_name: Callable[..., Tensor] | str, *args: Any, **kwargs: Any) 
     name, recorder = record(fn_or_name, *args, **kwargs)
     everything = [*args, *kwargs.values()]
     wants_gradients = torch.is_grad_enabled()
-    differentiates = wants_gradients and any(
-        isinstance(value, Tensor) and value.requires_grad for value in map(_unpacked, everything)
-    )
+    tensors = [value.weight if isinstance(value, packs.PackedWeight) else value for value in everything]
+    differentiates = wants_gradients and any(isinstance(t, Tensor) and t.requires_grad for t in tensors)
     return _explanation(name, recorder, differentiates, wants_gradients)
-
-
-def _unpacked(value: Any) -> Any:
-    return value.weight if isinstance(value, packs.PackedWeight) else value
 
 
 def _explanation(
@@ -112,13 +107,14 @@ def _explanation(
     if isinstance(call, LinearCall):
         bias = recorder.folded_bias
         is_apart = bias is not None and differentiates and not call.strict and call.x.element_size() == 2
-        if is_apart and call.out is None:
-            found, backward = _explain_apart(call, bias, wants_gradients)
+        if is_apart and call.out is None:  # the product has the bias, which is not folded then
+            found = _explain_apart(call._replace(bias=bias), wants_gradients)
+            backward = f"{_derivative(call.x, call.operands)} on the saved product; {_PRODUCTS}"
         else:
             backward = backward_linear(call)
             found = _explain_recorded(call, differentiates, wants_gradients)
     else:
-        backward = _backward_elementwise(call)
+        backward = f"{_derivative(call.x, call.operands)} on the saved x"
         found = _explain_elementwise(call)
     if call.out is not None:
         backward = "none: a call with out= has no derivative"
@@ -167,20 +163,15 @@ def _explain_recorded(call: LinearCall, differentiates: bool, wants_gradients: b
         return _by_torch(call, launches, [_LEFT_TO_TORCH])
     if call.out is not None or not differentiates or not gradients.keeps_product(call):
         return _explain_linear(call, wants_gradients)
-    call = call.with_bias_in_product()
+    return _explain_apart(call.with_bias_in_product(), wants_gradients)
+
+
+def _explain_apart(call: LinearCall, wants_gradients: bool) -> Explanation:
+    """A recorded call as two kernels: the product, with the call's bias, and the epilogue."""
     found = _explain_linear(call.product(), wants_gradients)
     path = GEMM_ELEMENTWISE if kernels.has_native(call.x) else REFERENCE
     launches = [*found.kernels, _in_its_own_kernel(call)]
     return replace(found, path=path, reasons=[_SAVED, *found.reasons], kernels=launches)
-
-
-def _explain_apart(call: LinearCall, bias: Tensor | None, wants_gradients: bool) -> tuple[Explanation, str]:
-    """A recorded call in 16 bits whose bias is folded: the product has it, the epilogue is a kernel of its own."""
-    found = _explain_linear(call.product()._replace(bias=bias), wants_gradients)
-    path = GEMM_ELEMENTWISE if kernels.has_native(call.x) else REFERENCE
-    launches = [*found.kernels, _in_its_own_kernel(call)]
-    derivative = f"{_derivative(call.x, call.operands)} on the saved product; {_PRODUCTS}"
-    return replace(found, path=path, reasons=[_SAVED, *found.reasons], kernels=launches), derivative
 
 
 def _by_torch(
@@ -264,7 +255,7 @@ def _why(call: LinearCall, found: execution.Considered, changing: bool) -> list[
 
 def _explain_fused(call: LinearCall, found: execution.Considered, reasons: list[str]) -> Explanation:
     """A call on one kernel that multiplies the tensors as they are, or on fp16 slices."""
-    tile, where, candidates = _tile_text(found.plan), "", found.plan["candidates"]
+    tile, where, candidates = plans.tile_text(found.plan), "", found.plan["candidates"]
     arithmetic = _arithmetic_text(call.x.dtype, found.arithmetic)
     if found.choice is not None:
         where, arithmetic = " on fp16 slices", _SLICES_TEXT[found.arithmetic]
@@ -356,19 +347,10 @@ def _arithmetic_text(dtype: torch.dtype, arithmetic: str) -> str:
     return f"{arithmetic if dtype == torch.float32 else dtype_name(dtype)} products, float32 accumulation"
 
 
-def _tile_text(plan: dict[str, Any]) -> str:
-    """The kernel that a plan names."""
-    splits = plan.get("splits", 1)
-    return (
-        f"tile {plan['tile']}, cluster {plan['cluster']}, {plan['schedule']}, raster {plan['raster']}, "
-        f"swizzle {plan['swizzle']}{f', K in {splits} parts' if splits > 1 else ''}"
-    )
-
-
 def _candidate_text(candidate: dict[str, Any]) -> str:
     """One line of the kernels that were compared."""
     how = "measured" if "measured_us" in candidate else "predicted"
-    return f"{plans.fused_us(candidate):9.1f} us {how:<9}  {_tile_text(candidate)}"
+    return f"{plans.fused_us(candidate):9.1f} us {how:<9}  {plans.tile_text(candidate)}"
 
 
 def _listed(title: str, items: Sequence[str]) -> list[str]:
@@ -406,11 +388,6 @@ def _backward_epilogue(call: LinearCall) -> str:
     if call.strict:
         why = "a strict call stays one kernel and saves none"
     return f"the product again ({gemm}), as {why}; {_REFERENCE} on it"
-
-
-def _backward_elementwise(call: ElementwiseCall) -> str:
-    """What the first derivative of an elementwise function runs."""
-    return f"{_derivative(call.x, call.operands)} on the saved x"
 
 
 def _derivative(x: Tensor, operands: Sequence[Tensor]) -> str:

@@ -51,27 +51,22 @@ def unflattened(flat: Tensor, x: Tensor) -> Tensor:
 
 def _run(call: LinearCall, bias: Tensor | None, *, relu: bool = False) -> Tensor:
     """x @ weight.T, plus `bias`, with a ReLU behind it where that is asked for, by torch's GEMM."""
-    with _precision.as_asked(call.precision, call.x):
-        return _torch_linear(call, bias, relu)
-
-
-def _torch_linear(call: LinearCall, bias: Tensor | None, relu: bool) -> Tensor:
-    x, weight, rows = call.x, call.weight, call.rows
+    x, weight, rows, out = call.x, call.weight, call.rows, call.out
     matrix = x if x.dim() == 2 else x.reshape(rows, x.shape[-1])
-    if call.out is None and not relu and not _any_autocast():
-        # Under autocast an operator called directly must keep its dtype: torch casts this function, but none with out=.
-        flat = torch.nn.functional.linear(matrix, weight, bias).contiguous()
-        return flat if matrix is x else unflattened(flat, x)
-    out = call.new_out() if call.out is None else call.out
-    try:
-        flat = out if matrix is x else out.view(rows, weight.shape[0])
-    except RuntimeError:
-        # Leading dimensions of a caller's `out` that no single stride can walk.
-        flat = out.new_empty((rows, weight.shape[0]))
+    with _precision.as_asked(call.precision, x):
+        if out is None and not relu and not _any_autocast():
+            # Under autocast an operator called directly must keep its dtype: torch casts this, but none with out=.
+            flat = torch.nn.functional.linear(matrix, weight, bias).contiguous()
+            return flat if matrix is x else unflattened(flat, x)
+        out = call.new_out() if out is None else out
+        try:
+            flat = out if matrix is x else out.view(rows, weight.shape[0])
+        except RuntimeError:  # leading dimensions of a caller's `out` that no single stride can walk
+            flat = out.new_empty((rows, weight.shape[0]))
+            _gemm_2d(matrix, weight, bias, flat, relu)
+            return out.copy_(flat.view(out.shape))
         _gemm_2d(matrix, weight, bias, flat, relu)
-        return out.copy_(flat.view(out.shape))
-    _gemm_2d(matrix, weight, bias, flat, relu)
-    return out
+        return out
 
 
 def _gemm_2d(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor, relu: bool) -> None:

@@ -206,7 +206,7 @@ def _worth_packing(weight: Tensor, precision: str) -> int | None:
     x, like = torch.empty(_MANY_ROWS, k, device="meta"), torch.empty(n, k, device="meta")
     costs = sum(decisions.NO_COST << shift for shift in decisions.SHIFTS.values())
     code = _precision.code(precision, weight.device.type)
-    found = decisions.decide_on_meta(LinearCall(BIAS, x, like), code, costs, weight)
+    found = decisions.decide(LinearCall(BIAS, x, like), code, costs, weight)
     return SLICES[decisions.arithmetic(found)] if decisions.way(found) == decisions.SLICES else None
 
 

@@ -75,3 +75,12 @@ def fused_us(answer: dict[str, Any]) -> float:
 def fallback_us(answer: dict[str, Any]) -> float:
     """The same of the fallback."""
     return float(answer.get("fallback_measured_us", answer["fallback_us"]))
+
+
+def tile_text(plan: dict[str, Any]) -> str:
+    """The kernel that a plan names, for people."""
+    splits = plan.get("splits", 1)
+    return (
+        f"tile {plan['tile']}, cluster {plan['cluster']}, {plan['schedule']}, raster {plan['raster']}, "
+        f"swizzle {plan['swizzle']}{f', K in {splits} parts' if splits > 1 else ''}"
+    )

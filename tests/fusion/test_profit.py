@@ -108,7 +108,7 @@ def test_the_fallback_is_that_of_the_precision_in_force(hopper: Tensor) -> None:
     for wish in ("highest", "high"):
         asked = call(1024, torch.float32, 1024, 2048)._replace(precision=wish)
         code = precision.code(wish, "cpu")
-        decision = decisions.decide_on_meta(asked, code, 0, hopper)
+        decision = decisions.decide(asked, code, 0, hopper)
         times[wish], _ = profit._expected_us(asked, decision, code, hopper, False)
     assert 0 < times["high"] < times["highest"] / 2
 

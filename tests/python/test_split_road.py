@@ -12,8 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import epigemm
-from epigemm import decisions, fallback, packs
-from epigemm.calls import LinearCall
+from epigemm import decisions, packs
 from tests.python.pieces import Road
 from tests.support.public import PUBLIC_LINEAR, Public
 from tests.support.untyped import backends, backward
@@ -214,14 +213,18 @@ def test_the_second_path_is_as_accurate_as_asked(
 ) -> None:
     """Where the split does not run, torch's GEMM must not fall to TF32 behind an explicit wish."""
     seen: list[str] = []
-    gemm = fallback._torch_linear
 
-    def watched(call: LinearCall, *others: Any) -> Tensor:
-        backend = "cuda" if call.x.is_cuda else "mkldnn"
-        seen.append(str(torch._C._get_fp32_precision_getter(backend, "matmul")))
-        return gemm(call, *others)
+    def watched(gemm: Any) -> Any:
+        def run(x: Tensor, *others: Any, **named: Any) -> Tensor:
+            backend = "cuda" if x.is_cuda else "mkldnn"
+            seen.append(str(torch._C._get_fp32_precision_getter(backend, "matmul")))
+            result: Tensor = gemm(x, *others, **named)
+            return result
 
-    monkeypatch.setattr(fallback, "_torch_linear", watched)
+        return run
+
+    monkeypatch.setattr(torch.nn.functional, "linear", watched(torch.nn.functional.linear))
+    monkeypatch.setattr(torch, "mm", watched(torch.mm))
     settings(setting)
     x, weight = torch.randn(32, 64, device=road.device), torch.randn(16, 64, device=road.device)
     epigemm.linear(x, weight, precision=wish)

@@ -58,7 +58,7 @@ def judged_there(
     code = precision.code(call.precision, place.device.type) if call.x.dtype == torch.float32 else 0
     cost = decisions.NO_COST if keeps_pack else decisions.PER_CALL
     slices = sum(cost << shift for shift in decisions.SHIFTS.values())
-    decision = decisions.decide_on_meta(call, code, slices, place)
+    decision = decisions.decide(call, code, slices, place)
     way, gemm = decisions.way(decision), decisions.gemm(decision)
     if is_recorded and call.x.dtype != torch.float32:
         why_not = RECORDED
