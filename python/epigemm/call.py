@@ -106,15 +106,13 @@ def linear(
 
 def _rounds_product(who: int, x: Tensor, out: Tensor | None) -> bool:
     """Whether a call that the entry has not answered may be no fused kernel, and rounds its product to 16 bits."""
-    if x.dtype not in (torch.float16, torch.bfloat16) or _is_explained():
+    modes = () if _is_compiling() or not _has_function_mode() else _function_modes()
+    is_explained = any(
+        getattr(mode, "wants_one_call", False) for mode in modes
+    )  # explain wants to see one call
+    if x.dtype not in (torch.float16, torch.bfloat16) or is_explained:
         return False
     return x.is_cpu or _any_autocast() if who == _PLAIN else out is None
-
-
-def _is_explained() -> bool:
-    """Whether `explain` looks on, which wants to see one call."""
-    modes = () if _is_compiling() or not _has_function_mode() else _function_modes()
-    return any(getattr(mode, "wants_one_call", False) for mode in modes)
 
 
 def linear_folded(
@@ -344,12 +342,8 @@ def _who_sees(arguments: tuple[object, ...]) -> int:
 
 def _wraps_another(arguments: tuple[Any, ...]) -> bool:
     """Whether some tensor stands for another one, of a transformation of torch's that is over or has no level."""
-    for argument in arguments:
-        if argument is not None and (
-            _is_functorch_wrapped(argument) or _is_legacy_batched(argument) or _is_functional(argument)
-        ):
-            return True
-    return False
+    tests = (_is_functorch_wrapped, _is_legacy_batched, _is_functional)
+    return any(test(argument) for argument in arguments if argument is not None for test in tests)
 
 
 def scalar_operand(

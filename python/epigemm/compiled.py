@@ -53,7 +53,7 @@ def _fp32_code(has_scalar: bool, tensors: tuple[Seen | None, ...], precision: ob
 
     `tensors`: x, weight, the others; `has_scalar`: whether the last of them is an epilogue's scalar.
     """
-    if not _is_native_call(has_scalar, tensors) or not isinstance(strict, bool):
+    if not _is_native(has_scalar, tensors) or not isinstance(strict, bool):
         return _NOT_NATIVE
     weight = tensors[1]
     if not weight or weight[2] != 2:
@@ -72,12 +72,7 @@ def _fp32_code(has_scalar: bool, tensors: tuple[Seen | None, ...], precision: ob
 
 @at_trace_time
 def _is_native(has_scalar: bool, tensors: tuple[Seen | None, ...]) -> bool:
-    """Whether the native operator may stand for an elementwise call. Arguments as of `_fp32_code`, without a weight."""
-    return _is_native_call(has_scalar, tensors)
-
-
-def _is_native_call(has_scalar: bool, tensors: tuple[Seen | None, ...]) -> bool:
-    """Whether a call is plain, and the native operators can read it."""
+    """Whether a call is plain, and the native operators can read it. Arguments as of `_fp32_code`, weight or not."""
     x, scalar = tensors[0], tensors[-1]
     if not x or x[0] not in _DTYPES or any(tensor is None for tensor in tensors):
         return False

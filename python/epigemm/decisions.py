@@ -48,7 +48,7 @@ def order(call: LinearCall) -> _precision.Order:
 def decide(
     call: LinearCall, code: int, slices: int, place: Tensor | None = None, *, launch: bool = False
 ) -> int:
-    """What runs a call, in one number: see `way`, `gemm`, `arithmetic`, `is_packed`, `is_padded` and `plan`.
+    """What runs a call, in one number: see `way`, `gemm`, `arithmetic`, `is_padded` and `plan`.
 
     `slices`: what the weight's cost, by `SHIFTS`. `place`: a tensor on the device that a call of meta tensors is for.
     `launch`: launch the kernel where the way is `TENSORS`.
@@ -101,11 +101,6 @@ def gemm(decision: int) -> int:
 def arithmetic(decision: int) -> str:
     """What a fused kernel multiplies in."""
     return _ARITHMETICS[decision >> 4 & 3]
-
-
-def is_packed(decision: int) -> bool:
-    """On slices: whether the weight's were not charged to the call."""
-    return bool(decision >> 6 & 1)
 
 
 def is_padded(decision: int) -> bool:

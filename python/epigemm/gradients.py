@@ -120,7 +120,8 @@ def linear_backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     needs = (needs_x, needs_weight, needs_bias, *needs_operands)
     grad_x, grad_weight, grad_bias, *grad_operands = linear_gradients(ctx, grad, needs)
     nothing = (None for _ in others[1:])  # for each argument after the scalars
-    return None, grad_x, grad_weight, grad_bias, grad_operands, _none_like(ctx.call[1]), *nothing
+    # The gradient of a float[] argument: autograd takes an empty list for a list of tensors.
+    return None, grad_x, grad_weight, grad_bias, grad_operands, None if ctx.call[1] else [], *nothing
 
 
 def _derivative_of_scale(grad: Tensor, operands: Sequence[Tensor]) -> Tensor:
@@ -155,7 +156,7 @@ def elementwise_backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     _, needs_x, needs_bias, needs_operands, _ = ctx.needs_input_grad
     needs = (needs_x, needs_bias, *needs_operands)
     grad_x, grad_bias, *grad_operands = saved_elementwise_gradients(ctx, grad, needs)
-    return None, grad_x, grad_bias, grad_operands, _none_like(ctx.scalars)
+    return None, grad_x, grad_bias, grad_operands, None if ctx.scalars else []  # as `linear_backward`
 
 
 def save_fold_batch_norm(ctx: Any, call: FoldCall, output: Tensor) -> None:
@@ -299,22 +300,17 @@ def _gradients_of(
 
         with torch.enable_grad():
             pullback: Any = torch.func.vjp(of_wanted, *(inputs[index] for index in wanted))[1]
-            return _placed(gradients, wanted, pullback(grad))
-    with torch.enable_grad():
-        aliases = {index: _tracked(inputs[index]) for index in wanted}
-        found = torch.autograd.grad(
-            function(*(aliases.get(index, tensor) for index, tensor in enumerate(inputs))),
-            list(aliases.values()),
-            grad,
-            create_graph=create_graph,
-            materialize_grads=True,
-        )
-    return _placed(gradients, wanted, found)
-
-
-def _placed(
-    gradients: list[Tensor | None], wanted: Sequence[int], found: Sequence[Tensor]
-) -> list[Tensor | None]:
+            found = pullback(grad)
+    else:
+        with torch.enable_grad():
+            aliases = {index: _tracked(inputs[index]) for index in wanted}
+            found = torch.autograd.grad(
+                function(*(aliases.get(index, tensor) for index, tensor in enumerate(inputs))),
+                list(aliases.values()),
+                grad,
+                create_graph=create_graph,
+                materialize_grads=True,
+            )
     for index, gradient in zip(wanted, found, strict=True):
         gradients[index] = gradient
     return gradients
@@ -329,8 +325,3 @@ def _tracked(tensor: Tensor | None) -> Tensor:
 def _snapshot(bias: Tensor | None) -> Tensor | None:
     """The values of a bias as they are: nothing that is written to it later changes them."""
     return None if bias is None else bias.detach().clone()
-
-
-def _none_like(scalars: Sequence[float]) -> list[None] | None:
-    """The gradient of a float[] argument: autograd takes an empty list for a list of tensors."""
-    return None if scalars else []

@@ -113,9 +113,11 @@ def keep(weight: Tensor, slices: int, *, frozen: bool = False, rewrite: bool = F
     with _lock, torch.no_grad():
         found = find(weight, slices)
         size = pack_bytes(weight.shape[0], weight.shape[1], slices)
-        if found is not None and not _serves(found, weight, size):
-            del _owner_of(weight).packs[slices]  # before the new one takes its memory
-            found = None
+        if found is not None:
+            fits = found.buffer.shape[0] == size and found.buffer.device == weight.device
+            if not fits or (found.has_moved(weight) and not found.frozen):
+                del _owner_of(weight).packs[slices]  # before the new one takes its memory
+                found = None
         if found is None:
             found = KeptPack(_allocate(size, weight.device), slices)
             rewrite = True
@@ -124,12 +126,6 @@ def keep(weight: Tensor, slices: int, *, frozen: bool = False, rewrite: bool = F
         found.frozen = found.frozen or frozen
         _owner_of(weight).packs[slices] = found
         return found
-
-
-def _serves(pack: KeptPack, weight: Tensor, size: int) -> bool:
-    """Whether the weight may be split into the memory of its pack."""
-    fits = pack.buffer.shape[0] == size and pack.buffer.device == weight.device
-    return fits and (pack.frozen or not pack.has_moved(weight))
 
 
 def drop(weight: Tensor) -> None:

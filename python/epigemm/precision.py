@@ -154,15 +154,13 @@ def as_asked(precision: str, like: Tensor) -> AbstractContextManager[None]:
     return full_fp32(like.device.type) if needs else nullcontext()
 
 
-@contextmanager
-def full_fp32(device_type: str) -> Iterator[None]:
+def full_fp32(device_type: str) -> AbstractContextManager[None]:
     """Run torch's fp32 GEMMs in full fp32, whatever the setting says.
 
     torch has no per-call choice, so the process-wide setting is switched and put back. A GEMM that another thread
     launches meanwhile is at worst more accurate.
     """
-    with switched(device_type, IEEE):
-        yield
+    return switched(device_type, IEEE)
 
 
 @contextmanager

@@ -79,12 +79,12 @@ def product_gradients(
             grad_x, grad_weight = entry.products(rows, *asked, precision)
         if needs_x:
             if grad_x is None:
-                grad_x = _times(rows, weight, precision) if x_is_own else _mm(rows, weight)
+                grad_x = _product_at_once(rows, weight.t(), precision) if x_is_own else _mm(rows, weight)
             if not is_matrix:
                 grad_x = fallback.unflattened(grad_x, grad)
         if needs_weight and grad_weight is None:
             columns = rows.t()
-            grad_weight = _times(columns, x, precision) if weight_is_own else _mm(columns, x)
+            grad_weight = _product_at_once(columns, x.t(), precision) if weight_is_own else _mm(columns, x)
     return [grad_x, grad_weight, rows.sum(0) if needs_bias else None]
 
 
@@ -95,7 +95,8 @@ def accumulator(x: Tensor, weight: Tensor, precision: str, pack: str) -> Tensor:
     the kink of a relu.
     """
     if x.dtype not in (torch.float16, torch.bfloat16):
-        return _product(x, weight, precision, pack)
+        direct = not _grad_enabled() and runs_directly(x, weight)
+        return (_product_at_once if direct else _linear)(x, weight, precision, pack)
     rows = rows_of(x)
     if x.is_cuda and not _grad_enabled():
         acc = torch.mm(rows, weight.t(), out_dtype=torch.float32)
@@ -104,12 +105,7 @@ def accumulator(x: Tensor, weight: Tensor, precision: str, pack: str) -> Tensor:
     return acc.reshape(*x.shape[:-1], weight.shape[0])
 
 
-def _product(x: Tensor, weight: Tensor, precision: str, pack: str) -> Tensor:
-    direct = not _grad_enabled() and runs_directly(x, weight)
-    return (_product_at_once if direct else _linear)(x, weight, precision, pack)
-
-
-def _product_at_once(x: Tensor, weight: Tensor, precision: str, pack: str) -> Tensor:
+def _product_at_once(x: Tensor, weight: Tensor, precision: str, pack: str = packs.FIND) -> Tensor:
     """x @ weight.T, where nothing traces or differentiates this: the operator would take longer to get there."""
     call = LinearCall(BIAS, x, weight, precision=precision, pack_use=pack)
     found = entry.linear_operator(call)
@@ -131,11 +127,6 @@ def _own_products(rows: Tensor, precision: str) -> int:
     if precision == _precision.DEFAULT or rows.dtype is not torch.float32:
         return _NO_PRODUCT
     return _EVERY_ONE if _precision.needs_override(precision, rows.device.type) else _NO_PRODUCT
-
-
-def _times(rows: Tensor, matrix: Tensor, precision: str) -> Tensor:
-    """rows @ matrix, where nothing traces or differentiates this."""
-    return _product_at_once(rows, matrix.t(), precision, packs.FIND)
 
 
 def rows_of(x: Tensor) -> Tensor:

@@ -30,14 +30,13 @@ def record(fn_or_name: Callable[..., Tensor] | str, *args: Any, **kwargs: Any) -
     """
     is_elementwise = getattr(fn_or_name, "__func__", None) is UserEpilogue.elementwise
     made = fn_or_name.__self__ if is_elementwise else fn_or_name  # type: ignore[union-attr]
+    function: Callable[..., Tensor] | None
     if isinstance(made, UserEpilogue):
-        recorder = Recorder()
-        with torch.no_grad(), recorder:
-            (made.elementwise if is_elementwise else made)(*args, **kwargs)
-        return made.traced.name, recorder
-    name = fn_or_name if isinstance(fn_or_name, str) else getattr(fn_or_name, "__name__", "")
-    function = _FUNCTIONS.get(name)
-    if function is None or (callable(fn_or_name) and fn_or_name is not function):
+        name, function = made.traced.name, made.elementwise if is_elementwise else made
+    else:
+        name = fn_or_name if isinstance(fn_or_name, str) else getattr(fn_or_name, "__name__", "")
+        function = _FUNCTIONS.get(name)
+    if function is None or (not isinstance(made, UserEpilogue) and callable(made) and made is not function):
         accepted = ", ".join(_FUNCTIONS)
         raise ValueError(
             f"fn_or_name: got {fn_or_name!r}; accepted are what epigemm.epilogue makes, its `elementwise`, and "

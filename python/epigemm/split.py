@@ -186,7 +186,9 @@ def describe_source(choice: Choice, weight: Tensor) -> str:
     if choice.source == MAKE and pack is None:
         return "the weight's pack is made by this call and kept"
     if choice.source == MAKE:
-        return f"the weight's pack is stale: the weight has changed; it is made again, {_where_again(pack, weight)}"
+        moved = pack is not None and not pack.frozen and pack.has_moved(weight)
+        where = "into new memory, as the weight stands elsewhere now" if moved else "into the same memory"
+        return f"the weight's pack is stale: the weight has changed; it is made again, {where}"
     if pack is None:
         return "the weight is split at every call: no pack of it is kept (epigemm.pack and modules keep one)"
     if packs.capturing(weight.device):
@@ -195,11 +197,6 @@ def describe_source(choice: Choice, weight: Tensor) -> str:
             "on purpose by repack()"
         )
     return "the weight is split at every call: its kept pack is stale, and this call does not keep one"
-
-
-def _where_again(pack: packs.KeptPack | None, weight: Tensor) -> str:
-    moved = pack is not None and not pack.frozen and pack.has_moved(weight)
-    return "into new memory, as the weight stands elsewhere now" if moved else "into the same memory"
 
 
 def describe_launches(choice: Choice, x: Tensor, gemm: str) -> list[str]:

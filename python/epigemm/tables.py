@@ -13,8 +13,7 @@ import re
 import tempfile
 import threading
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -44,7 +43,7 @@ class Entry:
     m: int  # rows of x: it decides for calls of exactly so many
     n: int  # rows of the weight
     k: int  # columns of x and the weight
-    plan: tuple[int, int, int, int, int]  # family, tile, raster, swizzle, splits
+    plan: tuple[int, ...]  # family, tile, raster, swizzle, splits
     fused_us: float  # microseconds of a call with this plan
     torch_us: float  # microseconds of the fallback. The faster one runs
 
@@ -219,19 +218,13 @@ def write_whole(path: Path, data: bytes) -> None:
 def merge(path: Path, gpu: str, entries: Iterable[Entry]) -> None:
     """Add entries to a file, beside other processes that do so too; a damaged file is begun anew."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with _locked(path.with_suffix(".lock")):
+    with path.with_suffix(".lock").open("a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # let go when the file is closed
         try:
             known = read(path, gpu)
         except ValueError:
             known = {}
         write(path, gpu, {**known, **{entry.key: entry for entry in entries}})
-
-
-@contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    with path.open("a") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)  # let go when the file is closed
-        yield
 
 
 # --- the planner's copy ----------------------------------------------------------------------------------------------
@@ -292,6 +285,8 @@ def _install(device: int, rows: Iterable[list[int]]) -> None:
 def remember(device: int, entries: Iterable[Entry]) -> None:
     """Give the planner new measurements, and keep them in the user's cache where that can be written."""
     entries = list(entries)
+    if not entries:
+        return
     install(device, entries)
     gpu = torch.cuda.get_device_name(device)
     path = cache_path(gpu)

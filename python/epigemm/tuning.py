@@ -11,7 +11,7 @@ import statistics
 import threading
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -132,7 +132,7 @@ def tune(fn_or_name: Callable[..., Tensor] | str, *args: Any, **kwargs: Any) -> 
         )
     with _LOCK:
         found = measure(call)
-        _remember(x.get_device(), found.entries)
+        tables.remember(x.get_device(), found.entries)
     return _with_choice(call, found)
 
 
@@ -201,8 +201,7 @@ def _add(result: Tuning, about: Entry, timings: Sequence[_Timing], now: tuple[in
             fused_us = max(
                 fused_us, torch_us + _LEAST_DIFFERENCE_US
             )  # of equal times the fused one would run
-    found = {"plan": best.of.plan, "fused_us": fused_us, "torch_us": torch_us}
-    result.entries.append(Entry(**{**vars(about), **found}))
+    result.entries.append(replace(about, plan=best.of.plan, fused_us=fused_us, torch_us=torch_us))
     for _, us, of in ordered:
         arithmetic = "torch" if of.plan == TORCH else about.arithmetic
         result.candidates.append(Timed(arithmetic, of.text, of.plan, us, chosen=False))
@@ -216,16 +215,17 @@ def _time(candidates: Sequence[Candidate], device: torch.device, now: tuple[int,
         run()  # the first call loads the kernel
     host_us = max(timer.warm_up(run) for run in (runs[0], runs[-1]))
     times = timer.in_turn(runs, _effort(1), host_us)
-    times = [[*first, *more] for first, more in zip(times, _more(timer, runs, times, host_us), strict=True)]
+    # More samples of each, as far as a quarter of the budget goes.
+    if rounds := _rounds(_BUDGET_MS / 4, [samples[0] for samples in times], _ROUGH_ROUNDS) - 1:
+        more = timer.in_turn(runs, _effort(rounds), host_us)
+        times = [[*first, *others] for first, others in zip(times, more, strict=True)]
     medians = [statistics.median(samples) for samples in times]
     fast = sorted(range(1, len(runs)), key=medians.__getitem__)[:_FINALISTS]
     finalists = {0, *(i for i in fast if medians[i] <= _WITHIN * medians[fast[0]])}
     finalists |= {i for i, candidate in enumerate(candidates) if candidate.plan == now}
     chosen = sorted(finalists)
-    typical_ms = [medians[i] for i in chosen]
-    for index, median in zip(
-        chosen, _time_with_care(timer, [runs[i] for i in chosen], host_us, typical_ms), strict=True
-    ):
+    careful = _time_with_care(timer, [runs[i] for i in chosen], host_us, [medians[i] for i in chosen])
+    for index, median in zip(chosen, careful, strict=True):
         medians[index] = median
     return [
         _Timing(index not in finalists, 1e3 * medians[index], candidate)
@@ -244,14 +244,6 @@ def _rounds(budget_ms: float, typical_ms: Sequence[float], limits: tuple[int, in
 
 
 _OVERHEAD_MS = 0.1  # of a call: the spin and the flush of L2
-
-
-def _more(
-    timer: Timer, runs: Sequence[Run], first: Sequence[Sequence[float]], host_us: float
-) -> list[list[float]]:
-    """More samples of each, as far as a quarter of the budget goes."""
-    rounds = _rounds(_BUDGET_MS / 4, [samples[0] for samples in first], _ROUGH_ROUNDS) - 1
-    return timer.in_turn(runs, _effort(rounds), host_us) if rounds else [[] for _ in runs]
 
 
 def _time_with_care(
@@ -281,13 +273,8 @@ def _with_choice(call: LinearCall, found: Tuning) -> Tuning:
     for each in found.candidates:
         chosen = not seen and (each.arithmetic, each.plan) == wanted
         seen = seen or chosen
-        marked.append(Timed(each.arithmetic, each.text, each.plan, each.measured_us, chosen))
-    return Tuning(found.problem, marked, found.entries, found.left_out)
-
-
-def _remember(device: int, entries: Sequence[Entry]) -> None:
-    if entries:
-        tables.remember(device, entries)
+        marked.append(replace(each, chosen=chosen))
+    return replace(found, candidates=marked)
 
 
 # --- calls as they come up -------------------------------------------------------------------------------------------
@@ -329,7 +316,7 @@ def _see(call: LinearCall) -> None:
             unknown = measure(
                 call, lambda kind: kind.source == "model" and (order.tf32_allowed or not kind.tf32_allowed)
             )
-            _remember(x.get_device(), unknown.entries)
+            tables.remember(x.get_device(), unknown.entries)
     except RuntimeError as error:  # no memory; a graph that another thread is capturing
         message = f"epigemm: a call was not measured: {str(error).splitlines()[0]}"
         warnings.warn(message, RuntimeWarning, stacklevel=2)

@@ -43,6 +43,11 @@ def decided(call: LinearCall, code: int, out: Tensor | None = None, **costs: int
     return way, decisions.arithmetic(decision) if way else ""
 
 
+def is_packed(decision: int) -> bool:
+    """On slices: whether the weight's were not charged to the call."""
+    return bool(decision >> 6 & 1)
+
+
 def told(call: LinearCall, code: int, out: Tensor | None = None, **costs: int) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = decisions.explain(call._replace(out=out), code, cost(costs))["tried"]
     return found
@@ -72,7 +77,7 @@ def test_numbers_and_words_agree(
     assert decisions.arithmetic(decision) == first["arithmetic"]
     assert not first["why_not"] and first["plan"]["fused"]
     assert list(decisions.plan(decision)) == first["plan"]["plan"]
-    assert decisions.is_packed(decision) == first["packed"]
+    assert is_packed(decision) == first["packed"]
     assert decisions.is_padded(decision) == first["padded"] == (first["arithmetic"] in SHIFTS and n % 4 != 0)
 
 
@@ -97,7 +102,7 @@ def test_what_slices_cost() -> None:
         for cost_of, runs in zip((PER_CALL, NO_COST, STALE), ways, strict=True):
             assert (decided(call, HIGHEST, split=cost_of) == (SLICES, "split")) == runs
     for call, packed in ((large, False), (small, True)):
-        assert decisions.is_packed(decisions.decide(call, HIGHEST, STALE)) == packed
+        assert is_packed(decisions.decide(call, HIGHEST, STALE)) == packed
     assert decided(large, HIGHEST, split=NO_COST | SHORT) == (FALLBACK, "")
     words = [each["why_not"] for each in told(large, HIGHEST, split=NO_COST | SHORT)]
     assert "found no memory for fp16 slices" in words[0] and not words[1]
