@@ -218,7 +218,7 @@ def test_doubles_are_refused_before_anything_is_launched(
         raise AssertionError
 
     monkeypatch.setattr(kernels, "_fold_batch_norm_out", launched)
-    monkeypatch.setattr(fallback, "_torch_linear", launched)
+    monkeypatch.setattr(fallback, "_run", launched)
     x, weight, bias = product(4, 16, 256, torch.float64)
     vector = torch.rand(16, dtype=torch.float64)
     for call in (
