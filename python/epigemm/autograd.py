@@ -27,8 +27,7 @@ def linear_forward(call: LinearCall) -> Tensor:
     """The operator `epigemm::linear` below autograd."""
     if call.pack_use == packs.NONE:
         packs.expire(call.weight)
-    found = entry.linear_operator(call)
-    return execution.linear(call) if found is None else found
+    return entry.run_linear(call)
 
 
 def elementwise_forward(call: ElementwiseCall) -> Tensor:

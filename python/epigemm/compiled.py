@@ -232,16 +232,13 @@ def _named(fp32: int, x: Tensor) -> str:
     return _precision.named(fp32) if x.dtype is torch.float32 and x.is_cuda else _precision.DEFAULT
 
 
-def _run_linear(call: LinearCall) -> None:
-    if entry.linear_operator(call) is None:
-        execution.linear(call)
-
-
 def _linear_folded_cold(x: Tensor, weight: Tensor, *rest: Any) -> None:
     *vectors, eps, fp32, strict, out = rest
     folded = kernels.fold_batch_norm(checks.fold_batch_norm(x, vectors, eps, weight.shape[0])).unbind(0)
     precision = _named(fp32, x)
-    _run_linear(LinearCall(SCALE_BATCH_NORM, x, weight, None, folded, (), precision, strict=strict, out=out))
+    entry.run_linear(
+        LinearCall(SCALE_BATCH_NORM, x, weight, None, folded, (), precision, strict=strict, out=out)
+    )
 
 
 def _elementwise_folded_cold(x: Tensor, *rest: Any) -> None:
@@ -279,7 +276,7 @@ def _elementwise_folded_fake(x: Tensor, *rest: Any) -> None:
 
 _OPERATORS: dict[str, tuple[Callable[..., Any], Callable[..., None]]] = {
     "linear": (
-        lambda *args: _run_linear(_linear_call(*args)),
+        lambda *args: entry.run_linear(_linear_call(*args)),
         lambda *args: checks.linear(_linear_call(*args)),
     ),
     "linear_folded": (_linear_folded_cold, _linear_folded_fake),

@@ -242,6 +242,12 @@ def linear_operator(call: LinearCall) -> Tensor | None:
     return found if isinstance(found, Tensor) else None
 
 
+def run_linear(call: LinearCall) -> Tensor:
+    """The operator `epigemm::linear` where nothing traces or differentiates it: here, or by the cold path."""
+    found = linear_operator(call)
+    return execution.linear(call) if found is None else found
+
+
 def is_left_to_torch(call: LinearCall) -> bool:
     """Whether PyTorch's own operators record a call, some tensor of which requires a gradient."""
     return _linear_operator(call) is RECORDED_BY_TORCH

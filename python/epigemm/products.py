@@ -107,9 +107,7 @@ def accumulator(x: Tensor, weight: Tensor, precision: str, pack: str) -> Tensor:
 
 def _product_at_once(x: Tensor, weight: Tensor, precision: str, pack: str = packs.FIND) -> Tensor:
     """x @ weight.T, where nothing traces or differentiates this: the operator would take longer to get there."""
-    call = LinearCall(BIAS, x, weight, precision=precision, pack_use=pack)
-    found = entry.linear_operator(call)
-    return execution.linear(call) if found is None else found
+    return entry.run_linear(LinearCall(BIAS, x, weight, precision=precision, pack_use=pack))
 
 
 def _linear(x: Tensor, weight: Tensor, precision: str, pack: str = packs.FIND) -> Tensor:

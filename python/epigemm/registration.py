@@ -59,9 +59,8 @@ def elementwise_call(
     return ElementwiseCall(spec, x, bias, operands or (), scalars or (), out)
 
 
-def _fold_call(like: Tensor, *vectors_and_eps: Any) -> FoldCall:
-    *vectors, eps = vectors_and_eps
-    return checks.fold_batch_norm(like, vectors, eps, None)
+def _fold_call(like: Tensor, *rest: Any) -> FoldCall:
+    return checks.fold_batch_norm(like, rest[:-1], rest[-1], None)
 
 
 # --- the operators ---------------------------------------------------------------------------------------------------
@@ -86,10 +85,6 @@ def _linear_fake(call: LinearCall) -> Tensor:
     return call.x.new_empty((*call.x.shape[:-1], call.weight.shape[0]))
 
 
-def _linear_plain(call: LinearCall) -> Tensor | None:
-    return None if call.invariant or call.pack_use == packs.NONE else entry.linear_operator(call)
-
-
 def _of_changing_weight(call: LinearCall) -> LinearCall:
     """The call with no use of the pack of a weight that a gradient is asked for.
 
@@ -105,16 +100,12 @@ def _elementwise_fake(call: ElementwiseCall) -> Tensor:
     return torch.empty_like(call.x)
 
 
-def _fold_fake(call: FoldCall) -> Tensor:
-    return call.like.new_empty((2, call.columns), dtype=compute_dtype(call.like.dtype))
-
-
 _OPERATORS = {
     "linear": _Operator(
         linear_call,
         _linear_fake,
         autograd.linear_forward,
-        _linear_plain,
+        lambda call: None if call.invariant or call.pack_use == packs.NONE else entry.linear_operator(call),
         lambda call: autograd.linear(_of_changing_weight(call)),
         gradients.save_linear,
         gradients.linear_backward,
@@ -130,7 +121,7 @@ _OPERATORS = {
     ),
     "fold_batch_norm": _Operator(
         _fold_call,
-        _fold_fake,
+        lambda call: call.like.new_empty((2, call.columns), dtype=compute_dtype(call.like.dtype)),
         kernels.fold_batch_norm,
         lambda call: None,  # the entry folds as a part of other calls
         lambda call: torch.stack(autograd.fold_batch_norm(call)),

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from epigemm import compiled, entry, execution, fallback, kernels
+from epigemm import entry, execution, fallback, kernels
 
 NATIVE = ("_linear_into", "_linear_folded_into", "_elementwise_into", "_elementwise_folded_into")
 
@@ -56,11 +56,10 @@ def no_python(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
             raise AssertionError("a compiled call came to Python")
 
         for module, names in (
-            (entry, ("linear", "elementwise", "linear_operator", "elementwise_operator")),
+            (entry, ("linear", "elementwise", "linear_operator", "elementwise_operator", "run_linear")),
             (execution, ("linear", "elementwise")),
             (kernels, ("elementwise", "fold_batch_norm")),
             (fallback, ("linear",)),
-            (compiled, ("_run_linear",)),
         ):
             for name in names:
                 monkeypatch.setattr(module, name, refuse)
