@@ -15,9 +15,7 @@ constexpr int kCtasPerMultiprocessor = 2;  // 128 registers a thread
 
 struct FixupArguments {
   StridedMatrix x, weight;
-  const float *x_roots, *weight_roots;
-  const int32_t *x_statistics, *weight_statistics;
-  const int32_t *x_tiny, *weight_tiny;
+  SplitMatrix split_x, split_weight;
   float* out;
   int64_t out_row_stride;
   link::Operands<float> operands;
@@ -90,26 +88,27 @@ __device__ __forceinline__ fp32_tile::ScaledMagnitudes scaled_magnitudes(const F
   const int64_t row0 = m0 + fp32_tile::ThreadTile::row0(), column0 = n0 + fp32_tile::ThreadTile::column0();
 #pragma unroll
   for (int i = 0; i < fp32_tile::kDown; ++i) {
-    change.x_scales[i] = row0 + i < p.x.rows ? scale_of_root(p.x_roots[row0 + i]) : 0.0f;
+    change.x_scales[i] = row0 + i < p.x.rows ? scale_of_root(p.split_x.roots[row0 + i]) : 0.0f;
   }
 #pragma unroll
   for (int j = 0; j < fp32_tile::kAcross; ++j) {
-    change.weight_scales[j] = column0 + j < p.weight.rows ? scale_of_root(p.weight_roots[column0 + j]) : 0.0f;
+    change.weight_scales[j] = column0 + j < p.weight.rows ? scale_of_root(p.split_weight.roots[column0 + j]) : 0.0f;
   }
   return change;
 }
 
 // The results that are recomputed. Each depends on its two rows alone: a row's results do not change with its
-// neighbours. An eighth of K is summed (and at least 64), so that in vain it costs little beside the recomputation.
+// neighbours. An eighth of K is summed, in whole partial sums: where that is in vain, it costs little beside the
+// recomputation.
 __device__ inline ResultSet rejected_results(const FixupArguments& p, int64_t m0, int64_t n0,
                                              fp32_tile::Shared& shared) {
   const int64_t summed = p.x.columns / 8;
   const ResultSet non_finite = results_where(p, m0, n0, [&](int, int, int64_t row, int64_t column) {
-    return has_non_finite(p.x_statistics[row] | p.weight_statistics[column]);
+    return has_non_finite(p.split_x.statistics[row] | p.split_weight.statistics[column]);
   });
   ResultSet in_doubt = ~non_finite & results_where(p, m0, n0, [&](int, int, int64_t row, int64_t column) {
-    return out_of_range(range_statistics(p.x_statistics[row]), range_statistics(p.weight_statistics[column]),
-                        p.x.columns);
+    return out_of_range(range_statistics(p.split_x.statistics[row]),
+                        range_statistics(p.split_weight.statistics[column]), p.x.columns);
   });
   const fp32_tile::ScaledMagnitudes magnitudes = scaled_magnitudes(p, m0, n0);
   fp32_tile::ThreadTile tile;
@@ -117,7 +116,7 @@ __device__ inline ResultSet rejected_results(const FixupArguments& p, int64_t m0
     const int64_t end = min(k + fp32_tile::kPartialSum, p.x.columns);
     fp32_tile::multiply(p.x, p.weight, m0, n0, k, end, magnitudes, shared, tile);
     in_doubt &= ~results_where(p, m0, n0, [&](int i, int j, int64_t row, int64_t column) {
-      return is_large_enough(tile.sums[i][j], p.x_tiny[row] + p.weight_tiny[column]);
+      return is_large_enough(tile.sums[i][j], p.split_x.tiny[row] + p.split_weight.tiny[column]);
     });
   }
   return non_finite | in_doubt;
@@ -153,9 +152,9 @@ __device__ inline void recompute(const FixupArguments& p, int64_t m0, int64_t n0
 template <class Epilogue>
 __device__ inline void fixup_tile(const FixupArguments& p, int64_t m0, int64_t n0) {
   __shared__ fp32_tile::Shared shared;
-  const RangeStatistics x = statistics_of_rows(p.x_statistics, m0, min(m0 + fp32_tile::kTileM, p.x.rows));
+  const RangeStatistics x = statistics_of_rows(p.split_x.statistics, m0, min(m0 + fp32_tile::kTileM, p.x.rows));
   const RangeStatistics weight =
-      statistics_of_rows(p.weight_statistics, n0, min(n0 + fp32_tile::kTileN, p.weight.rows));
+      statistics_of_rows(p.split_weight.statistics, n0, min(n0 + fp32_tile::kTileN, p.weight.rows));
   if (!out_of_range(x, weight, p.x.columns) && !has_non_finite(x.flags | weight.flags)) return;
   const ResultSet rejected = rejected_results(p, m0, n0, shared);
   if (__syncthreads_or(rejected)) recompute<Epilogue>(p, m0, n0, rejected, shared);
@@ -181,9 +180,9 @@ __device__ __forceinline__ void wait_for_gemm() {
 template <class Epilogue>
 __device__ __forceinline__ void run_fixup(const FixupArguments& p) {
   // All rows at once: the answer nearly always, and only some KB to read. The weight was split before x: done long ago.
-  const RangeStatistics weight = statistics_of_rows(p.weight_statistics, 0, p.weight.rows);
+  const RangeStatistics weight = statistics_of_rows(p.split_weight.statistics, 0, p.weight.rows);
   if (!p.x_statistics_are_there) wait_for_gemm();
-  const RangeStatistics x = statistics_of_rows(p.x_statistics, 0, p.x.rows);
+  const RangeStatistics x = statistics_of_rows(p.split_x.statistics, 0, p.x.rows);
   const bool nothing = !out_of_range(x, weight, p.x.columns) && !has_non_finite(x.flags | weight.flags);
   // In any case, even to return: whoever comes next waits for this kernel alone.
   wait_for_gemm();

@@ -10,10 +10,9 @@ namespace {
 
 FixupArguments fixup_arguments(FixupProblem const& fixup) {
   Problem const& problem = fixup.split.problem;
-  SplitMatrix const &x = fixup.split.x, &weight = fixup.split.weight;
   return {
-      fixup.x, fixup.weight, x.roots, weight.roots, x.statistics, weight.statistics, x.tiny, weight.tiny,
-      static_cast<float*>(problem.out.data), problem.out.row_stride, link::operands_of(problem),
+      fixup.x, fixup.weight, fixup.split.x, fixup.split.weight, static_cast<float*>(problem.out.data),
+      problem.out.row_stride, link::operands_of(problem),
       // This kernel starts when every CTA of the GEMM allows it. The split's mainloop does so when it has seen the
       // end of the kernels that wrote the statistics; CUTLASS's own, which the scaled product has, may do so before.
       problem.arithmetic == Arithmetic::Split};

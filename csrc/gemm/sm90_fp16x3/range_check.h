@@ -1,24 +1,24 @@
 // The range check: which results the slices cannot be trusted with. Host and device, pure functions of the row
 // statistics.
 //
-// Only elements below 2^-28 of their row's largest ("tiny" ones) lose bits, at most 2^-36 on the row's scale, where the
-// largest is at least 2^13. In a result they do harm only if their partners in the other operand are much larger than
+// Only elements below 2^-28 of their row's largest ("tiny" ones) lose bits. On the row's scale, where the largest is at
+// least 2^13, a tiny one loses at most 2^-36 in its slices, and less than that in the product of both lo, which is left
+// out: 2^-35 together. In a result they do harm only if their partners in the other operand are much larger than
 // the partners of the large elements. Let B be the number of large elements (at least 2^-8 of the row's largest) of the
 // row of x, C that of the row of the weight. Of K positions at least B + C - K then hold a large element of both, so
 //
-//   sum |x_k| |w_k|  >=  (B + C - K) 2^-16 max|x| max|w|,      what is lost  <=  (K - B) 2^-49 max|x| max|w|.
+//   sum |x_k| |w_k|  >=  (B + C - K) 2^-16 max|x| max|w|,      what is lost  <=  (K - B) 2^-48 max|x| max|w|.
 //
-// With B + C - K >= K / 64 the loss is below 2^-27 of the sum: an eighth of fp32's own rounding unit. Ordinary matrices
+// With B + C - K >= K / 64 the loss is below 2^-26 of the sum: a quarter of fp32's own rounding unit. Ordinary matrices
 // are far above it; activations of which nine tenths are zeros still are against a dense weight. The same holds for one
 // slice, whose tiny elements lose 2^-25, measured against TF32's 2^-11.
 //
 // So a pair of rows needs another arithmetic only if one of them has tiny elements and B + C - K falls short.
 //
 // The count knows nothing of *where* the large elements are: two rows that are half zeros fall short, as after a ReLU,
-// although they nearly always meet. The fixup therefore sums |x_k| |w_k| over some of K. Scaled elements are below 2^15
-// and a tiny one loses at most 2^-35, with what it leaves to lo: T of them lose at most T 2^-20. (One slice: T 2^-10.)
-// A sum of 2^6 T would be large enough for that. 2^18 T also leaves those rows to fp32 that spread so far that few
-// products count: their 24 bits are better there than 22.
+// although they nearly always meet. The fixup therefore sums |x_k| |w_k| over some of K. Scaled elements are below
+// 2^15, so T tiny ones lose at most T 2^-20. (One slice: T 2^-10.) A sum of 2^6 T would be large enough for that. 2^18
+// T also leaves those rows to fp32 that spread so far that few products count: their 24 bits are better there than 22.
 #pragma once
 
 #include "gemm/sm90_fp16x3/slices.h"
