@@ -186,9 +186,10 @@ bool are_contiguous(const Problem& problem) {
   const EpilogueInfo& epilogue = epilogue_info(problem.epilogue);
   for (int i = 1; i < epilogue.operand_count; ++i) {
     const OperandValue& value = problem.operands[i - 1];
-    const OperandKind kind = epilogue.operands[i].kind;
-    const int64_t length = kind == OperandKind::PerColumn ? problem.n : kind == OperandKind::PerRow ? problem.m : 0;
-    if (length > 1 && value.data && value.stride != 1) return false;
+    const KindTraits traits = traits_of(epilogue.operands[i].kind);
+    const bool is_vector = traits.by_row != traits.by_column;
+    const int64_t length = traits.by_row ? problem.m : problem.n;
+    if (is_vector && length > 1 && value.data && value.stride != 1) return false;
   }
   return true;
 }

@@ -38,19 +38,15 @@ bool matrix_value(const Tensor& tensor, const Extent& extent, int64_t columns, O
 }
 
 bool tensor_value(OperandKind kind, const Tensor& tensor, const Extent& extent, OperandValue* value) {
-  switch (kind) {
-    case OperandKind::PerColumn:
-      return column_value(tensor, extent, value);
-    case OperandKind::PerRow:  // a column of the result
-      if (!matrix_value(tensor, extent, 1, value)) return false;
-      if (extent.rows == 1) value->stride = 1;
-      return true;
-    case OperandKind::Matrix:
-      return matrix_value(tensor, extent, extent.columns, value);
-    default:
-      *value = {tensor.data, 0, 0};
-      return tensor.dim == 0;
+  const KindTraits traits = traits_of(kind);
+  if (traits.by_row) {  // without by_column: a column of the result
+    if (!matrix_value(tensor, extent, traits.by_column ? extent.columns : 1, value)) return false;
+    if (!traits.by_column && extent.rows == 1) value->stride = 1;
+    return true;
   }
+  if (traits.by_column) return column_value(tensor, extent, value);
+  *value = {tensor.data, 0, 0};
+  return tensor.dim == 0;
 }
 
 constexpr int kMostDevices = 64;

@@ -35,14 +35,9 @@ class Walker {
     is_wide_in_one_row_ = is_wide_in_one_row_ && starts_wide(data);
   }
   void add_operands(const OpenOperands& operands) {
-    for (int i = 0; i < link::kColumns; ++i) {
-      const void* const data = operands.data[link::kColumn0 + i];
-      has_vectors_ = has_vectors_ || data;
-      is_wide_ = is_wide_ && starts_wide(data);
-    }
-    for (int i = 0; i < link::kRows; ++i) has_vectors_ = has_vectors_ || operands.data[link::kRow0 + i];
-    for (int i = 0; i < link::kMatrices; ++i) {
-      add_matrix(operands.data[link::kMatrix0 + i], operands.matrix_strides[i]);
+    for (int number = 1; number < kOperandKinds; ++number) {
+      const OperandKind kind = static_cast<OperandKind>(number);
+      for (int i = 0; i < traits_of(kind).most; ++i) add_operand(traits_of(kind), operands, link::first_slot(kind), i);
     }
   }
   Walk walk() const {
@@ -51,6 +46,14 @@ class Walker {
   }
 
  private:
+  void add_operand(KindTraits traits, const OpenOperands& operands, int first_slot, int i) {
+    const void* const data = operands.data[first_slot + i];
+    if (traits.by_row && traits.by_column) return add_matrix(data, operands.matrix_strides[i]);
+    if (!traits.by_row && !traits.by_column) return;
+    has_vectors_ = has_vectors_ || data;
+    if (traits.by_column) is_wide_ = is_wide_ && starts_wide(data);
+  }
+
   int64_t m_, n_;
   int width_;
   bool has_gaps_ = false, has_vectors_ = false, is_wide_ = true, is_wide_in_one_row_ = true;

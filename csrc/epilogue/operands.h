@@ -26,6 +26,23 @@ enum class OperandKind {
   Matrix,       // one value per element of the result
 };
 
+// What a kind is broadcast along, and how many operands of it an epilogue may read.
+struct KindTraits {
+  const char* name;
+  bool by_row, by_column;  // whether each row of the result has its own, and each column
+  int most;
+};
+
+constexpr int kOperandKinds = 5;
+
+EPIGEMM_HOST_DEVICE constexpr KindTraits traits_of(OperandKind kind) {
+  constexpr KindTraits kinds[kOperandKinds] = {
+      {"accumulator", true, true, 1}, {"per_column", false, true, 4}, {"scalar", false, false, 4},
+      {"per_row", true, false, 2},    {"matrix", true, true, 2},
+  };
+  return kinds[static_cast<int>(kind)];
+}
+
 enum class OperandElement {
   Input,    // the element type of x
   Compute,  // the type of the epilogue's arithmetic: fp32, for fp64 tensors fp64

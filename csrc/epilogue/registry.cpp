@@ -99,14 +99,14 @@ int count_of(const std::vector<RegisteredOperand>& operands, OperandKind kind) {
 }
 
 void check_operands(const std::string& name, const std::vector<RegisteredOperand>& operands) {
-  const auto has_room = [&](OperandKind kind, int most) { return count_of(operands, kind) <= most; };
   if (operands.empty() || operands[0].kind != OperandKind::Accumulator ||
       count_of(operands, OperandKind::Accumulator) != 1) {
     throw std::invalid_argument("epilogue '" + name + "': the accumulator is its first operand");
   }
-  if (!has_room(OperandKind::PerColumn, link::kColumns) || !has_room(OperandKind::Scalar, link::kScalars) ||
-      !has_room(OperandKind::PerRow, link::kRows) || !has_room(OperandKind::Matrix, link::kMatrices)) {
-    throw std::invalid_argument("epilogue '" + name + "' has too many operands of a kind");
+  for (const RegisteredOperand& operand : operands) {
+    if (count_of(operands, operand.kind) > traits_of(operand.kind).most) {
+      throw std::invalid_argument("epilogue '" + name + "' has too many operands of a kind");
+    }
   }
 }
 

@@ -10,13 +10,6 @@
 
 namespace epigemm::link {
 
-EPIGEMM_HOST_DEVICE constexpr int first_slot(OperandKind kind) {
-  return kind == OperandKind::PerColumn ? kColumn0
-         : kind == OperandKind::Scalar  ? kScalar0
-         : kind == OperandKind::PerRow  ? kRow0
-                                        : kMatrix0;
-}
-
 // Of an operand by its place in the functor's list: the first of a kind has the first of its kind's.
 template <class Functor>
 EPIGEMM_HOST_DEVICE constexpr int slot_of(int place) {
@@ -75,26 +68,23 @@ __device__ __forceinline__ T slope_of(T acc, const T* values, int by) {
 
 }  // namespace epigemm::link
 
-#define EPIGEMM_SLOTS(T) T c0, T c1, T c2, T c3, T s0, T s1, T s2, T s3, T r0, T r1, T m0, T m1
-#define EPIGEMM_VALUES {c0, c1, c2, c3, s0, s1, s2, s3, r0, r1, m0, m1}
-
 #define EPIGEMM_LINKED_FUNCTOR(Functor, Number)                                                              \
   extern "C" __device__ int epigemm_operand(int slot) { return epigemm::link::kind_of_slot<Functor>(slot); } \
   extern "C" __device__ float epigemm_apply(float acc, EPIGEMM_SLOTS(float)) {                               \
-    const float values[] = EPIGEMM_VALUES;                                                                   \
+    const float values[] = {EPIGEMM_VALUES};                                                                 \
     const epigemm::link::Values<Number, float> make{values};                                                 \
     return static_cast<float>(epigemm::link::apply_functor<Functor>(make, Number(acc)));                     \
   }                                                                                                          \
   extern "C" __device__ double epigemm_apply_double(double acc, EPIGEMM_SLOTS(double)) {                     \
-    const double values[] = EPIGEMM_VALUES;                                                                  \
+    const double values[] = {EPIGEMM_VALUES};                                                                \
     const epigemm::link::Values<double, double> make{values};                                                \
     return epigemm::link::apply_functor<Functor>(make, acc);                                                 \
   }                                                                                                          \
   extern "C" __device__ float epigemm_slope(float acc, EPIGEMM_SLOTS(float), int slot) {                     \
-    const float values[] = EPIGEMM_VALUES;                                                                   \
+    const float values[] = {EPIGEMM_VALUES};                                                                 \
     return epigemm::link::slope_of<Functor>(acc, values, slot);                                              \
   }                                                                                                          \
   extern "C" __device__ double epigemm_slope_double(double acc, EPIGEMM_SLOTS(double), int slot) {           \
-    const double values[] = EPIGEMM_VALUES;                                                                  \
+    const double values[] = {EPIGEMM_VALUES};                                                                \
     return epigemm::link::slope_of<Functor>(acc, values, slot);                                              \
   }

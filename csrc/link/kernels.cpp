@@ -158,27 +158,14 @@ const char* add(EpilogueId, const KernelKey&, const void*, std::size_t) {
 template <class Compute>
 Operands<Compute> by_slot(const EpilogueInfo& epilogue, const OperandValue* values) {
   Operands<Compute> operands{};
-  int columns = 0, scalars = 0, rows = 0, matrices = 0;
+  int counts[kOperandKinds] = {};
   for (int i = 1; i < epilogue.operand_count; ++i) {  // the accumulator takes no slot
+    const OperandKind kind = epilogue.operands[i].kind;
     const OperandValue& value = values[i - 1];
-    switch (epilogue.operands[i].kind) {
-      case OperandKind::PerColumn:
-        operands.data[kColumn0 + columns++] = value.data;
-        break;
-      case OperandKind::Scalar:
-        operands.data[kScalar0 + scalars] = value.data;
-        operands.scalars[scalars++] = static_cast<Compute>(value.value);
-        break;
-      case OperandKind::PerRow:
-        operands.data[kRow0 + rows++] = value.data;
-        break;
-      case OperandKind::Matrix:
-        operands.data[kMatrix0 + matrices] = value.data;
-        operands.matrix_strides[matrices++] = value.stride;
-        break;
-      case OperandKind::Accumulator:
-        break;
-    }
+    const int number = counts[static_cast<int>(kind)]++;
+    operands.data[first_slot(kind) + number] = value.data;
+    if (kind == OperandKind::Scalar) operands.scalars[number] = static_cast<Compute>(value.value);
+    if (kind == OperandKind::Matrix) operands.matrix_strides[number] = value.stride;
   }
   return operands;
 }

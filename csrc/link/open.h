@@ -10,12 +10,24 @@
 #include <cstdint>
 #endif
 
+#include "epilogue/operands.h"
+
 namespace epigemm::link {
 
-// What a functor may read beside the accumulator, one slot each.
-constexpr int kColumns = 4, kScalars = 4, kRows = 2, kMatrices = 2;
-constexpr int kColumn0 = 0, kScalar0 = kColumn0 + kColumns, kRow0 = kScalar0 + kScalars, kMatrix0 = kRow0 + kRows;
-constexpr int kSlots = kMatrix0 + kMatrices;
+// What a functor may read beside the accumulator has one slot each: those of a kind side by side, kinds in their order.
+EPIGEMM_HOST_DEVICE constexpr int first_slot(OperandKind kind) {
+  int slot = 0;
+  for (int before = 1; before < static_cast<int>(kind); ++before) {
+    slot += traits_of(static_cast<OperandKind>(before)).most;
+  }
+  return slot;
+}
+
+constexpr int kColumns = traits_of(OperandKind::PerColumn).most, kColumn0 = first_slot(OperandKind::PerColumn);
+constexpr int kScalars = traits_of(OperandKind::Scalar).most, kScalar0 = first_slot(OperandKind::Scalar);
+constexpr int kRows = traits_of(OperandKind::PerRow).most, kRow0 = first_slot(OperandKind::PerRow);
+constexpr int kMatrices = traits_of(OperandKind::Matrix).most, kMatrix0 = first_slot(OperandKind::Matrix);
+constexpr int kSlots = first_slot(static_cast<OperandKind>(kOperandKinds));
 
 // What `epigemm_operand` says of a slot.
 constexpr int kUnread = 0;
@@ -41,18 +53,16 @@ struct Operands {
 // Which operands are read, and as what: see above.
 extern "C" __device__ int epigemm_operand(int slot);
 
-// The epilogue of one element: columns, scalars, rows, matrices.
-extern "C" __device__ float epigemm_apply(float acc, float c0, float c1, float c2, float c3, float s0, float s1,
-                                          float s2, float s3, float r0, float r1, float m0, float m1);
-extern "C" __device__ double epigemm_apply_double(double acc, double c0, double c1, double c2, double c3, double s0,
-                                                  double s1, double s2, double s3, double r0, double r1, double m0,
-                                                  double m1);
+// The operands' values by slot: parameters of these functions, and their names.
+#define EPIGEMM_SLOTS(T) T c0, T c1, T c2, T c3, T s0, T s1, T s2, T s3, T r0, T r1, T m0, T m1
+#define EPIGEMM_VALUES c0, c1, c2, c3, s0, s1, s2, s3, r0, r1, m0, m1
+
+// The epilogue of one element.
+extern "C" __device__ float epigemm_apply(float acc, EPIGEMM_SLOTS(float));
+extern "C" __device__ double epigemm_apply_double(double acc, EPIGEMM_SLOTS(double));
 
 // Its derivative by the operand in a slot, or by the accumulator (slot -1).
-extern "C" __device__ float epigemm_slope(float acc, float c0, float c1, float c2, float c3, float s0, float s1,
-                                          float s2, float s3, float r0, float r1, float m0, float m1, int slot);
-extern "C" __device__ double epigemm_slope_double(double acc, double c0, double c1, double c2, double c3, double s0,
-                                                  double s1, double s2, double s3, double r0, double r1, double m0,
-                                                  double m1, int slot);
+extern "C" __device__ float epigemm_slope(float acc, EPIGEMM_SLOTS(float), int slot);
+extern "C" __device__ double epigemm_slope_double(double acc, EPIGEMM_SLOTS(double), int slot);
 
 #endif

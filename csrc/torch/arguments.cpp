@@ -51,16 +51,9 @@ OperandValue tensor_value(const TensorView& tensor, const Operand& operand, cons
                           int64_t columns) {
   check_device(tensor, x, operand.name);
   check_element(tensor, operand.element == OperandElement::Input ? input : compute_element(input), operand.name);
-  switch (operand.kind) {
-    case OperandKind::PerColumn:
-      return vector_value(tensor, operand.name, columns);
-    case OperandKind::PerRow:
-      return matrix_value(tensor, operand.name, x, /*columns=*/1);
-    case OperandKind::Matrix:
-      return matrix_value(tensor, operand.name, x, columns);
-    default:
-      return scalar_value(tensor, operand.name);
-  }
+  const KindTraits traits = traits_of(operand.kind);
+  if (traits.by_row) return matrix_value(tensor, operand.name, x, traits.by_column ? columns : 1);
+  return traits.by_column ? vector_value(tensor, operand.name, columns) : scalar_value(tensor, operand.name);
 }
 
 }  // namespace

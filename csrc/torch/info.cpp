@@ -68,19 +68,14 @@ std::string build_info() {
   return json.str();
 }
 
-const char* kind_name(OperandKind kind) {
-  constexpr const char* names[] = {"accumulator", "per_column", "scalar", "per_row", "matrix"};
-  return names[static_cast<int>(kind)];
-}
-
 void write_epilogue(std::ostream& json, const EpilogueInfo& epilogue) {
   json << "{\"name\": \"" << epilogue.name << "\", \"functor\": \"" << epilogue.functor
        << "\", \"linear\": " << (epilogue.linear ? "true" : "false")
        << ", \"elementwise\": true, \"operands\": [{\"kind\": \"accumulator\"}";
   for (int i = 1; i < epilogue.operand_count; ++i) {
     const Operand& operand = epilogue.operands[i];
-    json << ", {\"kind\": \"" << kind_name(operand.kind) << "\", \"name\": \"" << operand.name << "\", \"element\": \""
-         << (operand.element == OperandElement::Input ? "input" : "compute") << "\"}";
+    json << ", {\"kind\": \"" << traits_of(operand.kind).name << "\", \"name\": \"" << operand.name
+         << "\", \"element\": \"" << (operand.element == OperandElement::Input ? "input" : "compute") << "\"}";
   }
   json << "]}";
 }

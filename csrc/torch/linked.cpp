@@ -43,8 +43,7 @@ int64_t register_epilogue(const Name& name, const Name& operand_names, const Lis
   std::vector<RegisteredOperand> operands{{OperandKind::Accumulator, OperandElement::Compute, "accumulator"}};
   for (std::size_t i = 0; i < names.size(); ++i) {
     const int64_t kind = kinds.values[i];
-    check(kind >= static_cast<int>(OperandKind::PerColumn) && kind <= static_cast<int>(OperandKind::Matrix),
-          "kinds: there is no kind ", kind);
+    check(kind > static_cast<int>(OperandKind::Accumulator) && kind < kOperandKinds, "kinds: there is no kind ", kind);
     operands.push_back({static_cast<OperandKind>(kind),
                         of_compute.values[i] ? OperandElement::Compute : OperandElement::Input, names[i]});
   }

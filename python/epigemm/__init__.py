@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 from epigemm import nn, tuning
 from epigemm._native import build_info
-from epigemm.custom import Matrix, PerColumn, PerRow, Scalar
 from epigemm.explain import Explanation, explain
 from epigemm.functional import (
     bias_relu,
@@ -36,6 +35,7 @@ from epigemm.matrices import (
     linear_layer_scale_residual,
     linear_residual,
 )
+from epigemm.operand_kinds import Matrix, PerColumn, PerRow, Scalar
 from epigemm.packs import PackedWeight, pack
 from epigemm.precompiling import precompile
 from epigemm.tuning import Tuning, tune

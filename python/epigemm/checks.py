@@ -18,7 +18,7 @@ from torch import Tensor
 from epigemm import overlap
 from epigemm.calls import ElementwiseCall, FoldCall, LinearCall, Vectors
 from epigemm.epilogues import EPILOGUES, FOLDED, Epilogue, compute_dtype, named
-from epigemm.operand_kinds import KINDS, PER_ROW, SCALAR
+from epigemm.operand_kinds import KINDS, SCALAR
 from epigemm.precision import ARITHMETIC, DEFAULT, unknown_precision
 
 DTYPES = frozenset((torch.float16, torch.bfloat16, torch.float32, torch.float64))
@@ -251,7 +251,7 @@ def _require_operands(call: LinearCall | ElementwiseCall, columns: int) -> None:
         kind = KINDS[operand.kind]
         if tuple(value.shape) != kind.shape(x.shape[:-1], columns):
             accepted = list(kind.callers_shape(x.shape[:-1], columns))
-            got = _shape(value)[:-1] if operand.kind == PER_ROW else _shape(value)
+            got = _shape(value)[:-1] if kind.lacks_last_axis else _shape(value)
             is_scalar = operand.kind == SCALAR and not epilogue.is_linked
             raise RuntimeError(
                 f"{operand.name}: got shape {got}; accepted is {'a 0-dimensional tensor' if is_scalar else accepted}"

@@ -17,37 +17,15 @@ import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from types import FunctionType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import Tensor, fx
 
 from epigemm import captures, functor_cost, functor_reference, functor_source, programs
 from epigemm.functor_program import Program, words
-from epigemm.operand_kinds import MATRIX, PER_COLUMN, PER_ROW, SCALAR, too_many
+from epigemm.operand_kinds import ANNOTATIONS, SCALAR, slots_of, too_many
 
-if TYPE_CHECKING:
-    # What the function sees: a checker of types then reads its body as one of tensors.
-    PerColumn = Tensor
-    PerRow = Tensor
-    Matrix = Tensor
-    Scalar = float
-else:
-
-    class PerColumn:
-        """Annotation of an operand `[N]`, one number for each column of the result, broadcast along the rows."""
-
-    class PerRow:
-        """Annotation of an operand with one number for each row: x's shape less its last axis, seen as `[M, 1]`."""
-
-    class Scalar:
-        """Annotation of one number or 0-d tensor. It stays a run-time value: a new one compiles nothing."""
-
-    class Matrix:
-        """Annotation of an operand of the result's shape, seen as `[M, N]`."""
-
-
-_KINDS: dict[Any, str] = {PerColumn: PER_COLUMN, PerRow: PER_ROW, Scalar: SCALAR, Matrix: MATRIX}
-_ANNOTATIONS = "PerColumn, PerRow, Scalar or Matrix"
+_ACCEPTED = ", ".join(kind.__name__ for kind in ANNOTATIONS)
 _TAKEN = words("x weight z out precision strict self operands named")  # by the calls themselves
 _LONGEST_NAME = 64
 
@@ -82,8 +60,8 @@ class Traced:
 
     @property
     def slots(self) -> tuple[int, ...]:
-        """Where the open kernels take each operand: `functor_source.SLOTS`."""
-        return functor_source.slots_of(self.kinds)
+        """Where the open kernels take each operand: `operand_kinds.SLOTS`."""
+        return slots_of(self.kinds)
 
     @property
     def reads(self) -> tuple[bool, ...]:
@@ -189,7 +167,7 @@ def _operands(function: FunctionType, place: str) -> tuple[OperandSpec, ...]:
     for parameter in parameters:
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
             raise TypeError(
-                f"{place}: *{parameter.name} is not supported; declare each operand as {_ANNOTATIONS}"
+                f"{place}: *{parameter.name} is not supported; declare each operand as {_ACCEPTED}"
             )
         if parameter.kind == parameter.KEYWORD_ONLY:
             raise TypeError(f"{place}: {parameter.name!r} is keyword-only; operands are positional")
@@ -217,10 +195,10 @@ def _operand(function: FunctionType, parameter: inspect.Parameter, place: str) -
     annotation = parameter.annotation
     if isinstance(annotation, str):
         annotation = _resolved(function, annotation)
-    if not isinstance(annotation, type) or annotation not in _KINDS:
+    if not isinstance(annotation, type) or annotation not in ANNOTATIONS:
         found = "no annotation" if annotation is inspect.Parameter.empty else f"{parameter.annotation!r}"
-        raise TypeError(f"{place}: {parameter.name!r} has {found}; accepted is {_ANNOTATIONS}")
-    kind = _KINDS[annotation]
+        raise TypeError(f"{place}: {parameter.name!r} has {found}; accepted is {_ACCEPTED}")
+    kind = ANNOTATIONS[annotation]
     if parameter.default is inspect.Parameter.empty:
         return OperandSpec(kind, parameter.name)
     number = isinstance(parameter.default, (int, float)) and not isinstance(parameter.default, bool)
@@ -240,7 +218,7 @@ def _resolved(function: FunctionType, annotation: str) -> object:
         found = function.__globals__[name]
     else:
         # A class that only the annotation names is in no cell: known by its own name.
-        return next((kind for kind in _KINDS if kind.__name__ == parts[-1]), annotation)
+        return next((kind for kind in ANNOTATIONS if kind.__name__ == parts[-1]), annotation)
     for part in parts[1:]:
         found = getattr(found, part, annotation)
     return found

@@ -12,10 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from epigemm.functor_program import BFLOAT16, BOOL, HALF, Program, Ref, Step, Value, words
-from epigemm.operand_kinds import KINDS, too_many
-
-SLOTS = ("c0", "c1", "c2", "c3", "s0", "s1", "s2", "s3", "r0", "r1", "m0", "m1")
-"""The arguments of the open kernels' functions behind the accumulator, in their order."""
+from epigemm.operand_kinds import SLOTS, slots_of
 
 PARTS = ("operand", "apply", "apply_16", "apply_double", "slope", "slope_double")
 """What `kernel_functions` can emit; `apply_16` is `apply` for a result that is rounded to 16 bits: with shorter
@@ -51,13 +48,6 @@ SAME_WHEN_SHORT = frozenset(
         "copysign copy detach highest where isnan logical_not logical_and logical_or logical_xor"
     )
 )
-
-
-def slots_of(kinds: Sequence[str]) -> tuple[int, ...]:
-    """The slot of each operand: the first of a kind has the first of its kind's."""
-    if found := too_many(kinds):
-        raise ValueError(f"at most {found[2]} operands of kind {found[0]}")
-    return tuple(KINDS[kind].first_slot + kinds[:place].count(kind) for place, kind in enumerate(kinds))
 
 
 def number_text(value: float) -> str:

@@ -1,13 +1,33 @@
-"""The kinds of an epilogue's operands: what the package knows of each."""
+"""The kinds of an epilogue's operands: their annotations, and what the package knows of each."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    # What a user's function sees: a checker of types then reads its body as one of tensors.
+    PerColumn = Tensor
+    PerRow = Tensor
+    Matrix = Tensor
+    Scalar = float
+else:
+
+    class PerColumn:
+        """Annotation of an operand `[N]`, one number for each column of the result, broadcast along the rows."""
+
+    class PerRow:
+        """Annotation of an operand with one number for each row: x's shape less its last axis, seen as `[M, 1]`."""
+
+    class Scalar:
+        """Annotation of one number or 0-d tensor. It stays a run-time value: a new one compiles nothing."""
+
+    class Matrix:
+        """Annotation of an operand of the result's shape, seen as `[M, N]`."""
+
 
 T = TypeVar("T")
 
@@ -18,21 +38,24 @@ class OperandKind:
 
     Attributes:
         code: its number in csrc/epilogue/operands.h.
-        first_slot: of its slots (csrc/link/open.h).
-        most: how many slots it has.
+        most: how many of them an epilogue may read, a slot each.
         by_row: whether each row of the result has its own.
         by_column: whether each column has.
-        letter: in the names of a fused chain's operands.
+        letter: in the names of slots, and of a fused chain's operands.
         accepted: what a caller gives.
     """
 
     code: int
-    first_slot: int
     most: int
     by_row: bool
     by_column: bool
     letter: str
     accepted: str
+
+    @property
+    def lacks_last_axis(self) -> bool:
+        """Whether a caller gives it without the last axis: one number for each row."""
+        return self.by_row and not self.by_column
 
     def shape(self, lead: Sequence[T], columns: T) -> tuple[T | int, ...]:
         """Its shape beside a result `[*lead, columns]`."""
@@ -41,8 +64,8 @@ class OperandKind:
         return (columns,) if self.by_column else ()
 
     def callers_shape(self, lead: Sequence[T], columns: T) -> tuple[T | int, ...]:
-        """The shape that a caller gives: one number for each row comes without a last axis."""
-        return tuple(lead) if self.by_row and not self.by_column else self.shape(lead, columns)
+        """The shape that a caller gives."""
+        return tuple(lead) if self.lacks_last_axis else self.shape(lead, columns)
 
     def summed(self, of_elements: Tensor) -> Tensor:
         """The gradient of an operand from those of all elements `[M, N]` that read it."""
@@ -54,11 +77,27 @@ class OperandKind:
 # Names, which Dynamo compares as constants.
 PER_COLUMN, SCALAR, PER_ROW, MATRIX = "per_column", "scalar", "per_row", "matrix"
 KINDS = {
-    PER_COLUMN: OperandKind(1, 0, 4, False, True, "v", "a tensor [N]"),
-    SCALAR: OperandKind(2, 4, 4, False, False, "s", "a number or a 0-dimensional tensor"),
-    PER_ROW: OperandKind(3, 8, 2, True, False, "r", "a tensor of x's shape without its last axis"),
-    MATRIX: OperandKind(4, 10, 2, True, True, "m", "a tensor of the result's shape"),
+    PER_COLUMN: OperandKind(1, 4, False, True, "c", "a tensor [N]"),
+    SCALAR: OperandKind(2, 4, False, False, "s", "a number or a 0-dimensional tensor"),
+    PER_ROW: OperandKind(3, 2, True, False, "r", "a tensor of x's shape without its last axis"),
+    MATRIX: OperandKind(4, 2, True, True, "m", "a tensor of the result's shape"),
 }
+ANNOTATIONS: dict[Any, str] = {PerColumn: PER_COLUMN, PerRow: PER_ROW, Scalar: SCALAR, Matrix: MATRIX}
+
+SLOTS = tuple(f"{kind.letter}{number}" for kind in KINDS.values() for number in range(kind.most))
+"""Names of the slots of csrc/link/open.h, in their order."""
+
+
+def slots_of(kinds: Sequence[str]) -> tuple[int, ...]:
+    """The slot of each operand: the first of a kind has the first of its kind's.
+
+    Raises:
+        ValueError: for too many operands of a kind.
+    """
+    if found := too_many(kinds):
+        raise ValueError(f"at most {found[2]} operands of kind {found[0]}")
+    names = (f"{KINDS[kind].letter}{kinds[:place].count(kind)}" for place, kind in enumerate(kinds))
+    return tuple(SLOTS.index(name) for name in names)
 
 
 def too_many(kinds: Sequence[str]) -> tuple[str, int, int] | None:

@@ -20,7 +20,7 @@ from epigemm.epilogues import BIAS, BIAS_RELU, Epilogue, compute_dtype
 from epigemm.functor_program import REAL, Program, Ref, Step
 from epigemm.functor_source import functor_text
 from epigemm.linked import LinkedEpilogue
-from epigemm.operand_kinds import KINDS, MATRIX, PER_COLUMN, PER_ROW, SCALAR
+from epigemm.operand_kinds import KINDS, PER_COLUMN, SCALAR
 from epigemm.packs import PackedWeight
 
 _is_compiling = torch.compiler.is_compiling
@@ -39,7 +39,7 @@ class UserEpilogue:
         self.copied = _built_in(self.traced)
         self._names = {operand.name: place for place, operand in enumerate(self.traced.operands)}
         self._are_scalars = tuple(operand.kind == SCALAR for operand in self.traced.operands)
-        self._has_rows = PER_ROW in self.traced.kinds
+        self._lack_last_axis = [KINDS[kind].lacks_last_axis for kind in self.traced.kinds]
         bias = self.traced.program.bias()
         has_bias = bias is not None and self.traced.kinds[bias - 1] == PER_COLUMN
         self._bias = bias - 1 if has_bias and bias is not None else None  # its place among the operands
@@ -225,12 +225,12 @@ class UserEpilogue:
     ) -> tuple[LinkedEpilogue, tuple[Tensor | float, ...]]:
         """The epilogue and its operands as the entry takes them, which sees whether they fit."""
         epilogue = self.of_types(x, given)
-        if not self._has_rows:
+        if not any(self._lack_last_axis):
             return epilogue, tuple(given)
-        pairs = self._pairs(given)
-        rows = (isinstance(value, Tensor) and spec.kind == PER_ROW for value, spec in pairs)
-        seen = zip(given, rows, strict=True)
-        return epilogue, tuple(value.unsqueeze(-1) if is_row else value for value, is_row in seen)  # type: ignore[union-attr]
+        pairs = zip(given, self._lack_last_axis, strict=True)
+        return epilogue, tuple(
+            value.unsqueeze(-1) if lacks and isinstance(value, Tensor) else value for value, lacks in pairs
+        )
 
     def _arguments(
         self, x: Tensor, given: Sequence[Tensor | float], shape: Sequence[int]
@@ -318,24 +318,18 @@ def _is_tensor(scalar: Tensor | float) -> bool:
 
 def _flat(spec: OperandSpec, value: Tensor, shape: Sequence[int]) -> Tensor:
     """An operand as it stands beside a result `[M, N]`; one that does not fit is left to the checks."""
-    if spec.kind == PER_ROW:
-        if tuple(value.shape) != tuple(shape[:-1]):
-            _refuse_shape(spec, value, shape[:-1])
-        return value.reshape(math.prod(shape[:-1]), 1)
-    if spec.kind == MATRIX:
-        if value.dim() != 2 or len(shape) != 2:
-            if tuple(value.shape) != tuple(shape):
-                _refuse_shape(spec, value, shape)
-            value = value.reshape(math.prod(shape[:-1]), shape[-1])
-        # Kernels read it by rows: one that lies otherwise, such as a transposed one, is copied. An empty one, which is
-        # contiguous to torch whatever its strides say, too.
-        is_by_rows = value.shape[1] <= 1 or value.stride(1) == 1
-        return value if is_by_rows else value.clone(memory_format=torch.contiguous_format)
-    return value
-
-
-def _refuse_shape(spec: OperandSpec, value: Tensor, accepted: Sequence[int]) -> None:
-    raise RuntimeError(f"{spec.name}: got shape {list(value.shape)}; accepted is {list(accepted)}")
+    kind = KINDS[spec.kind]
+    if not kind.by_row:
+        return value
+    accepted = kind.callers_shape(shape[:-1], shape[-1])
+    if tuple(value.shape) != accepted:
+        raise RuntimeError(f"{spec.name}: got shape {list(value.shape)}; accepted is {list(accepted)}")
+    if value.dim() != 2 or kind.lacks_last_axis:
+        value = value.reshape(kind.shape((math.prod(shape[:-1]),), shape[-1]))
+    # Kernels read it by rows: one that lies otherwise, such as a transposed one, is copied. An empty one, which is
+    # contiguous to torch whatever its strides say, too.
+    is_by_rows = value.shape[1] <= 1 or value.stride(1) == 1
+    return value if is_by_rows else value.clone(memory_format=torch.contiguous_format)
 
 
 def _flat_out(out: Tensor, shape: Sequence[int]) -> Tensor:

@@ -10,7 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from epigemm.custom import PerColumn, Traced, trace
+from epigemm.custom import Traced, trace
+from epigemm.operand_kinds import PerColumn
 from tests.support.functors import COMPILER, Functors
 
 pytestmark = pytest.mark.skipif(COMPILER is None, reason="no C++ compiler")

@@ -46,7 +46,7 @@ def test_a_sequential_has_a_graph() -> None:
     plain = mlp()
     fused = epigemm.fuse(plain)
     assert same(fused, plain, torch.randn(3, WIDTH)) == []
-    assert [site.formula for site in report_of(fused).sites] == ["gelu(acc + v1)", "acc + v1"]
+    assert [site.formula for site in report_of(fused).sites] == ["gelu(acc + c1)", "acc + c1"]
 
 
 def test_one_graph_serves_every_batch() -> None:

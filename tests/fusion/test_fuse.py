@@ -66,9 +66,9 @@ def test_fuses_and_leaves_the_original_alone(model: Block, x: Tensor) -> None:
     fused = epigemm.fuse(model)
     assert_same(fused, model, x, fused=True)
     assert [site.formula for site in report_of(fused).sites] == [
-        "relu(acc + v1)",
-        "(v3 * ((acc + v1) * v2)) + v4",
-        "(sigmoid(acc + v1) * 2) + (acc + v1)",
+        "relu(acc + c1)",
+        "(c3 * ((acc + c1) * c2)) + c4",
+        "(sigmoid(acc + c1) * 2) + (acc + c1)",
     ]
     assert type(model) is Block and not hasattr(model, "fusion_report")
     assert type(fused) is Block

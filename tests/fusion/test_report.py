@@ -34,7 +34,7 @@ def test_equal_blocks_are_one_line() -> None:
     report = epigemm.fuse(nn.Sequential(*blocks), dry_run=True, example_inputs=[torch.rand(4, 8)])
     text = str(report).splitlines()
     assert text[0].startswith("6 of 6 products fused; compiled in ")
-    assert text[1:] == ["  *.* (3): linear_gelu: gelu(acc + v1)", "  *.* (3): linear: acc + v1"], str(report)
+    assert text[1:] == ["  *.* (3): linear_gelu: gelu(acc + c1)", "  *.* (3): linear: acc + c1"], str(report)
 
 
 def second_user(self: Sites, x: Tensor) -> Any:
@@ -64,11 +64,11 @@ def wider(self: Sites, x: Tensor) -> Any:
 @pytest.mark.parametrize(
     ("forward", "formula", "text"),
     [
-        (second_user, "acc + v1", "sum_1 gives a result of another shape or order"),
-        (reduced, "acc + v1", "softmax is a reduction"),
-        (masked, "acc + v1", "bool [9, 8], is no operand"),
-        (five_vectors, "(((acc + v1) * v2) * v3) * v4", "an epilogue has at most 4"),
-        (wider, "acc + v1", "float64 [8], is no operand"),
+        (second_user, "acc + c1", "sum_1 gives a result of another shape or order"),
+        (reduced, "acc + c1", "softmax is a reduction"),
+        (masked, "acc + c1", "bool [9, 8], is no operand"),
+        (five_vectors, "(((acc + c1) * c2) * c3) * c4", "an epilogue has at most 4"),
+        (wider, "acc + c1", "float64 [8], is no operand"),
     ],
     ids=lambda v: v.__name__ if callable(v) else "",
 )

@@ -15,7 +15,8 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from epigemm.custom import Matrix, PerColumn, Scalar, Traced, trace
+from epigemm.custom import Traced, trace
+from epigemm.operand_kinds import Matrix, PerColumn, Scalar
 from tests.support.enclosures import enclosure, slopes_and_spread
 from tests.support.functors import COMPILER, Functors
 

@@ -15,7 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, no_grad
 
-from epigemm.custom import Matrix, PerColumn, Scalar, trace
+from epigemm.custom import trace
+from epigemm.operand_kinds import Matrix, PerColumn, Scalar
 
 # What no epilogue does: each with a part of its message. The line of the body's last statement is named.
 

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from epigemm import epilogue
-from epigemm.custom import Matrix, PerColumn, PerRow, Scalar, trace
+from epigemm.custom import trace
+from epigemm.operand_kinds import Matrix, PerColumn, PerRow, Scalar
 
 WEIGHT = torch.ones(7)
 

@@ -16,16 +16,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from epigemm import custom
-from epigemm.custom import OperandSpec, PerColumn, PerRow, Scalar, Traced, trace
+from epigemm.custom import OperandSpec, Traced, trace
 from epigemm.functor_source import describe_compile_error, number_text, prelude
-from epigemm.operand_kinds import MATRIX, PER_COLUMN, PER_ROW, SCALAR
+from epigemm.operand_kinds import MATRIX, PER_COLUMN, PER_ROW, SCALAR, Matrix, PerColumn, PerRow, Scalar
 
 
 def swish_clamp(
     acc: Tensor,
     bias: PerColumn,
-    residual: custom.Matrix,
+    residual: Matrix,
     gain: PerRow,
     limit: Scalar = 6.0,
 ) -> Tensor:

@@ -9,7 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from epigemm.custom import PerColumn, PerRow, Scalar, trace
+from epigemm.custom import trace
+from epigemm.operand_kinds import PerColumn, PerRow, Scalar
 
 
 def plain(acc: Tensor, bias: PerColumn) -> Tensor:

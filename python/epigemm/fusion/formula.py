@@ -184,7 +184,7 @@ _INFIX = dict(zip(words("add sub mul div eq gt lt ge le"), words("+ - * / == > <
 
 
 def text_of(epilogue: UserEpilogue) -> str:
-    """What an epilogue computes, for people: `relu(acc + v1)`."""
+    """What an epilogue computes, for people: `relu(acc + c1)`."""
     traced = epilogue.traced
     texts = ["acc", *(spec.name for spec in traced.operands)]
     compound: set[int] = set()  # the texts that need parentheses beside an operator

@@ -84,11 +84,11 @@ def _replace(graph: fx.Graph, chain: Chain, keeps_pack: bool) -> FusedSite:
     tail.replace_all_uses_with(fused)
     for node in reversed(chain.nodes):
         graph.erase_node(node)
-    text = "acc" if product.bias is None else "acc + v1"
+    text = "acc" if product.bias is None else "acc + c1"
     if chain.epilogue is not None:
         text = formula.text_of(chain.epilogue)
     elif len(chain.nodes) > 1:
-        text = "batch_norm(acc)" if product.bias is None else "batch_norm(acc + v1)"
+        text = "batch_norm(acc)" if product.bias is None else "batch_norm(acc + c1)"
     notes = (f"ends: {chain.ended}",) if chain.ended else ()
     matched = tuple(node.name for node in chain.nodes)
     return FusedSite(name, chain.function, matched, text, notes)
