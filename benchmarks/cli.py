@@ -23,20 +23,17 @@ examples:
   python -m benchmarks --random 1 --count 200 --between   random shapes, each case held to its bar at every point
   python -m benchmarks --host --output host               what a call costs the host, from Python to the launch
   python -m benchmarks --models --output models           whole models, as they are, fused and compiled
-  python -m benchmarks --tune --random 7 --count 20 --output tune     what epigemm.tune gains
   python -m benchmarks --plans --random 1 --count 1000 --output DIR   every plan, to fit the cost models to
   python -m benchmarks.gradings --output gradings         accuracy of fp32
 exit status: 0 fine, 1 one of our results is wrong or missing, 2 wrong usage
 """
 _LAYERS = "cases sizes dtypes peers exclude no_max_autotune quick time_budget"
-_RANDOM = "random count between"
 # By kind: the options that it takes; of several kinds on one command line the first counts, and takes the others.
 _TAKES = {
     "custom": f"layers {_LAYERS}",
     "host": "cases sizes quick",
     "models": "cases quick time_budget",
-    "tune": _RANDOM,
-    "plans": f"{_RANDOM} cases sizes dtypes time_budget",
+    "plans": "random count between cases sizes dtypes time_budget",
     "random": "count between cases peers exclude no_max_autotune time_budget",
     "bench": _LAYERS,
 }
@@ -57,8 +54,6 @@ def kind_of(options: argparse.Namespace) -> str:
             raise ValueError(f"{what}: goes without --{name.replace('_', '-')}")
     if options.layers and options.sizes:
         raise ValueError("--layers: goes without --sizes")
-    if kind == "tune" and options.random is None:
-        raise ValueError("--tune: goes with --random SEED")
     if options.count < 0 or not (options.count or options.between):
         raise ValueError(f"--count: expected at least 1, or 0 with --between, got {options.count}")
     return kind
@@ -83,7 +78,6 @@ def parser() -> argparse.ArgumentParser:
     kinds.add_argument("--host", action="store_true", help="what a call costs the host")
     kinds.add_argument("--models", action="store_true", help="whole models; --cases: NETWORK/MODE")
     kinds.add_argument("--plans", action="store_true", help="every plan, at --random or --sizes, unchecked")
-    kinds.add_argument("--tune", action="store_true", help="what epigemm.tune gains, at --random")
     what = p.add_argument_group("what to compute")
     cases = "names, parts of names, patterns, or 2/76"
     sizes = "in place of the models' (elementwise: MxN)"

@@ -1,4 +1,4 @@
-"""`python -m benchmarks --plans` and `--tune`: what they take, and on a GPU their records."""
+"""`python -m benchmarks --plans`: what it takes, and on a GPU its record."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SHAPES = [Shape(16, 256, 128), Shape(300, 512, 256)]
 
 @pytest.mark.parametrize(
     "arguments",
-    [["--plans", "--random", "1"], ["--tune", "--random", "1"], ["--tune"], ["--plans", "--peers", "mm"]],
+    [["--plans", "--random", "1"], ["--plans", "--peers", "mm"]],
     ids=" ".join,
 )
 def test_wrong_usage_exits_with_two(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
@@ -92,10 +92,3 @@ def test_every_plan_on_a_gpu(dtype: str, tmp_path: Path) -> None:
     assert points and not any(point["error"] for point in points)
     assert all(plan["predicted_us"] > 0 for point in points for plan in point["plans"])
     assert judge_costs.report(points)
-
-
-@pytest.mark.gpu
-def test_tune_on_a_gpu(tmp_path: Path) -> None:
-    assert main(["--tune", "--random", "1", "--count", "3", "--output", str(tmp_path)]) == 0
-    summary = json.loads((tmp_path / "summary.json").read_text())
-    assert len(summary["cases"]) == 3 and summary["worst"] <= summary["geomean"]
