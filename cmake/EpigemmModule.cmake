@@ -32,7 +32,7 @@ install(
   DESTINATION epigemm/include/epilogue
   FILES_MATCHING
   PATTERN "*.h")
-install(FILES "${csrc}/link/open.h" "${csrc}/link/functor.h" DESTINATION epigemm/include/link)
+install(FILES "${csrc}/open/contract.h" "${csrc}/open/functor.h" DESTINATION epigemm/include/open)
 
 # The entry: `_entry.abi3.so`, for every CPython from 3.10 on. Without Python's headers, or with a torch whose headers
 # know no exchange API, it is left out: the operators answer every call then.

@@ -1,4 +1,4 @@
-# The open kernels: compiled to LTO-IR, into which an epilogue is linked at run time (csrc/link/open.h). They are no part
+# The open kernels: compiled to LTO-IR, into which an epilogue is linked at run time (csrc/open/contract.h). They are no part
 # of the module: epigemm/ir/ in the wheel holds one compressed file per unit, and index.json, which says for every kernel
 # (its symbol) in which file it is.
 #
@@ -80,53 +80,13 @@ foreach(element float16 bfloat16 float32 float64)
     DEFINITIONS EPIGEMM_ELEMENT=${element} EPIGEMM_ARGUMENTS=OpenDerivativeArguments EPIGEMM_RUN=run_derivative)
 endforeach()
 
-# epigemm_hopper_kernels(): those of the GEMM families.
-function(epigemm_hopper_kernels)
-  set(EPIGEMM_CUTLASS_FLAGS -DNDEBUG -DCUTLASS_ENABLE_GDC_FOR_SM90 -DCUTLASS_ENABLE_DIRECT_CUDA_DRIVER_CALL -isystem
-                            "${EPIGEMM_CUTLASS_PATH}/include" -isystem "${EPIGEMM_CUTLASS_PATH}/tools/util/include")
-  foreach(element IN LISTS EPIGEMM_GEMM_ELEMENTS)
-    # The large tiles: without a matrix by TMA and with one, each in two units, or a compiler would take 10 GB.
-    foreach(suffix "" _matrix)
-      set(prefix epigemm_open_sm90_tma_${element}_)
-      set(by_tma false)
-      if(suffix)
-        set(by_tma true)
-      endif()
-      foreach(half RANGE 1)
-        math(EXPR first "4 * ${half}")
-        epigemm_symbols(symbols 7 ${prefix} "${suffix}")
-        list(SUBLIST symbols ${first} 4 symbols)
-        epigemm_open_kernel(
-          epigemm_open_sm90_tma_${element}${suffix}_half${half} gemm/sm90_tma/open_unit.cu.in ARCH lto_90a CUTLASS
-          SYMBOLS ${symbols}
-          DEFINITIONS EPIGEMM_ELEMENT=${element} EPIGEMM_MATRIX=${by_tma} EPIGEMM_PREFIX=${prefix} EPIGEMM_SUFFIX=${suffix}
-                      EPIGEMM_HALF=${half})
-      endforeach()
-    endforeach()
-    set(prefix epigemm_open_sm90_swap_ab_${element}_)
-    epigemm_symbols(symbols 8 ${prefix} "")
-    epigemm_open_kernel(epigemm_open_sm90_swap_ab_${element} gemm/sm90_swap_ab/open_unit.cu.in ARCH lto_90a CUTLASS
-                        SYMBOLS ${symbols} DEFINITIONS EPIGEMM_ELEMENT=${element} EPIGEMM_PREFIX=${prefix})
-  endforeach()
-
-  # fp32 on fp16 slices, its fixup, and fp32 in multiply-adds.
-  foreach(tiles split:4 scaled:3)
-    string(REGEX MATCH "^([a-z]+):([0-9]+)$" _ "${tiles}")
-    set(arithmetic ${CMAKE_MATCH_1})
-    epigemm_symbols(symbols ${CMAKE_MATCH_2} epigemm_open_sm90_fp16x3_${arithmetic}_ "")
-    epigemm_open_kernel(epigemm_open_sm90_fp16x3_${arithmetic} gemm/sm90_fp16x3/open_${arithmetic}.cu.in ARCH lto_90a
-                        CUTLASS SYMBOLS ${symbols})
-  endforeach()
-  epigemm_open_kernel(epigemm_open_fixup gemm/sm90_fp16x3/open_fixup_unit.cu.in ARCH lto_90a
-                      DEFINITIONS EPIGEMM_RUN=run_fixup)
-  epigemm_open_kernel(epigemm_open_fp32 gemm/sm90_fp16x3/open_fixup_unit.cu.in ARCH lto_90a
-                      DEFINITIONS EPIGEMM_RUN=run_fp32)
-  set(EPIGEMM_IR_INDEX "${EPIGEMM_IR_INDEX}" PARENT_SCOPE)
-  set(EPIGEMM_IR_FILES ${EPIGEMM_IR_FILES} PARENT_SCOPE)
-endfunction()
-
+# --- the GEMM families: each lists its kernels in csrc/gemm/FAMILY/open.cmake ----------------------------------------------
+set(EPIGEMM_CUTLASS_FLAGS -DNDEBUG -DCUTLASS_ENABLE_GDC_FOR_SM90 -DCUTLASS_ENABLE_DIRECT_CUDA_DRIVER_CALL -isystem
+                          "${EPIGEMM_CUTLASS_PATH}/include" -isystem "${EPIGEMM_CUTLASS_PATH}/tools/util/include")
 if(EPIGEMM_GEMM_ARCHITECTURES)
-  epigemm_hopper_kernels()
+  foreach(family IN LISTS EPIGEMM_FAMILIES)
+    include("${csrc}/gemm/${family}/open.cmake")
+  endforeach()
 endif()
 
 # --- all of them, behind the last one -----------------------------------------------------------------------------------

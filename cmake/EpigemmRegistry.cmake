@@ -1,6 +1,7 @@
-# Reads csrc/epilogue/registry.def, and generates, in the build folder, what exists once per epilogue.
+# Reads csrc/epilogue/registry.def, and generates, in the build folder, what exists once per epilogue. Reads
+# csrc/gemm/families.def.
 #
-# Sets EPIGEMM_GENERATED_DIR, EPIGEMM_PRELINKED (names of epilogues) and EPIGEMM_ELEMENTWISE_SOURCES.
+# Sets EPIGEMM_GENERATED_DIR, EPIGEMM_PRELINKED (names of epilogues), EPIGEMM_ELEMENTWISE_SOURCES and EPIGEMM_FAMILIES.
 set(EPIGEMM_GENERATED_DIR "${PROJECT_BINARY_DIR}/generated")
 set(EPIGEMM_GEMM_ELEMENTS float16 bfloat16 tf32)
 set(registry "${PROJECT_SOURCE_DIR}/csrc/epilogue/registry.def")
@@ -33,10 +34,15 @@ foreach(line IN LISTS lines)
     list(APPEND EPIGEMM_PRELINKED "${EPIGEMM_NAME}")
     # Their functors, for results of 32 bits and of 16.
     set(EPIGEMM_NUMBER float)
-    configure_file("${PROJECT_SOURCE_DIR}/csrc/link/functor_unit.cu.in" "${EPIGEMM_GENERATED_DIR}/functors/${EPIGEMM_NAME}.cu" @ONLY)
+    configure_file("${PROJECT_SOURCE_DIR}/csrc/open/functor_unit.cu.in" "${EPIGEMM_GENERATED_DIR}/functors/${EPIGEMM_NAME}.cu" @ONLY)
     set(EPIGEMM_NUMBER epigemm::Rounded)
-    configure_file("${PROJECT_SOURCE_DIR}/csrc/link/functor_unit.cu.in" "${EPIGEMM_GENERATED_DIR}/functors/${EPIGEMM_NAME}_16.cu" @ONLY)
+    configure_file("${PROJECT_SOURCE_DIR}/csrc/open/functor_unit.cu.in" "${EPIGEMM_GENERATED_DIR}/functors/${EPIGEMM_NAME}_16.cu" @ONLY)
   endif()
 endforeach()
 
 configure_file("${PROJECT_SOURCE_DIR}/csrc/epilogue/headers.h.in" "${EPIGEMM_GENERATED_DIR}/epilogue/headers.h" @ONLY)
+
+set(families "${PROJECT_SOURCE_DIR}/csrc/gemm/families.def")
+set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS "${families}")
+file(STRINGS "${families}" lines REGEX "^EPIGEMM_FAMILY")
+string(REGEX REPLACE "EPIGEMM_FAMILY\\(([a-z0-9_]+)\\)" "\\1" EPIGEMM_FAMILIES "${lines}")

@@ -24,12 +24,18 @@ endfunction()
 
 # --- the registry, the planner and the call: plain C++ ----------------------------------------------------------------------
 file(GLOB core_sources CONFIGURE_DEPENDS "${csrc}/epilogue/*.cpp" "${csrc}/elementwise/*.cpp" "${csrc}/call/*.cpp"
-     "${csrc}/gemm/planner/*.cpp" "${csrc}/gemm/*/coverage.cpp" "${csrc}/gemm/*/family.cpp" "${csrc}/gemm/*/open.cpp"
-     "${csrc}/link/*.cpp")
+     "${csrc}/gemm/planner/*.cpp" "${csrc}/gemm/*/coverage.cpp" "${csrc}/gemm/*/family.cpp"
+     "${csrc}/gemm/*/kernel_names.cpp" "${csrc}/link/kernels.cpp" "${csrc}/open/*.cpp")
+# What needs a GPU has a stand-in that says so.
 if(EPIGEMM_GEMM_ARCHITECTURES)
-  file(GLOB sm90_sources CONFIGURE_DEPENDS "${csrc}/gemm/launch.cpp" "${csrc}/gemm/*/kernels.cpp")
+  file(GLOB launch_sources CONFIGURE_DEPENDS "${csrc}/gemm/launch.cpp" "${csrc}/gemm/*/kernels.cpp")
+else()
+  set(launch_sources "${csrc}/gemm/launch_none.cpp")
 endif()
-epigemm_objects(epigemm_core SOURCES ${core_sources} ${sm90_sources})
+if(NOT EPIGEMM_WITH_CUDA)
+  list(APPEND launch_sources "${csrc}/link/load_none.cpp")
+endif()
+epigemm_objects(epigemm_core SOURCES ${core_sources} ${launch_sources})
 
 # --- CPU kernels: the same file once per x86-64 level, chosen at run time -----------------------------------------
 # Neither flag changes a value: both only let comparisons and square roots vectorise. NaN and infinity stay exact.
@@ -55,10 +61,6 @@ foreach(level IN LISTS cpu_levels)
 endforeach()
 
 # --- the binding: torch's stable ABI ------------------------------------------------------------------------------
-set(EPIGEMM_WITH_SM90 0)
-if(EPIGEMM_GEMM_ARCHITECTURES)
-  set(EPIGEMM_WITH_SM90 1)
-endif()
 set(EPIGEMM_COMPILER "${CMAKE_CXX_COMPILER_ID} ${CMAKE_CXX_COMPILER_VERSION}")
 string(REGEX MATCH "^[0-9]+\\.[0-9]+" EPIGEMM_TORCH_HEADERS "${EPIGEMM_TORCH_VERSION}")
 if(NOT EPIGEMM_WITH_CUDA)

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "call/torch.h"
+#include "gemm/launch.h"
 #include "gemm/planner/planner.h"
 
 namespace epigemm::call {
@@ -34,7 +35,7 @@ struct Prepared {
   bool is_x_strided = false;  // x has one stride from row to row, whatever the one from column to column
   bool is_out_matrix = true;
   bool has_cublas = false;  // PyTorch's GEMM is cuBLAS's
-  bool has_kernels = EPIGEMM_WITH_SM90;
+  bool has_kernels = has_gemm_kernels();
   int fp32_order = 0;
   Slices split, scaled;
 

@@ -5,6 +5,7 @@
 
 #include "call/decide.h"
 #include "call/operands.h"
+#include "elementwise/open.h"
 #include "link/kernels.h"
 
 #if EPIGEMM_WITH_CUDA
@@ -73,13 +74,14 @@ Answer elementwise_linked(const ElementwiseCall& call, Torch& torch) {
   if (!x.is_cuda()) return Answer::ByReference;
   const bool is_out_contiguous = !call.out || call.out->is_contiguous();
   if (!x.is_contiguous() || !is_out_contiguous || !are_contiguous(problem)) return Answer::NotReadable;
-  if (!link::find(call.epilogue, {link::Part::elementwise, x.element})) return Answer::NotLinked;
+  const void* const kernel = link::find(call.epilogue, cuda::elementwise_kernel(x.element));
+  if (!kernel) return Answer::NotLinked;
   void* stream = nullptr;
   if (!torch.stream(&stream)) return Answer::NotReady;
   Tensor out;
   if (!torch.result(&out)) return Answer::Raised;
   const Matrix from{x.data, x.element, extent.columns}, to{out.data, x.element, extent.columns};
-  return run_linked(problem, from, to, torch, stream) ? Answer::Done : Answer::Raised;
+  return run_linked(problem, kernel, from, to, torch, stream) ? Answer::Done : Answer::Raised;
 }
 
 // Vectors without gaps, which the kernels of derivatives read.

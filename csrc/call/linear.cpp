@@ -4,17 +4,12 @@
 #include <string>
 
 #include "call/decide.h"
+#include "call/kernels.h"
 #include "call/operands.h"
 #include "call/prepare.h"
-#include "gemm/sm90_fp16x3/layout.h"
-#include "link/needed.h"
-
-#if EPIGEMM_WITH_CUDA
-#include "device/query.h"
-#endif
-#if EPIGEMM_WITH_SM90
 #include "gemm/launch.h"
-#endif
+#include "gemm/planner/family.h"
+#include "link/kernels.h"
 
 namespace epigemm::call {
 namespace {
@@ -37,12 +32,13 @@ Answer look_at_fallback(const LinearCall& call) {
   return call.needs_other_setting ? Answer::OtherSetting : Answer::Done;
 }
 
-// fp16 slices of x and, where there is no pack, of the weight.
-int64_t slices_bytes(const LinearCall& call, const Decision& decision, const Problem& problem) {
-  const int slices = decision.arithmetic == Arithmetic::Split ? sm90_fp16x3::kSlices : 1;
-  const int64_t weight = call.pack ? 0 : sm90_fp16x3::split_bytes(problem.n, problem.k, slices);
-  return sm90_fp16x3::split_bytes(problem.m, problem.k, slices) + weight;
-}
+// A fused call, or one that follows PyTorch's GEMM: what its launches take.
+struct Resources {
+  open::Kernels kernels;
+  char* workspace = nullptr;  // of the family, then of the fold; or of `zero_bias_bytes`
+  int64_t family_bytes = 0;
+  void* stream = nullptr;
+};
 
 bool does_everything(const LinearCall& call, const Problem& problem, Gemm gemm) {
   if (call.epilogue == EpilogueId::bias) return gemm == Gemm::WithBias || !problem.has_bias;
@@ -67,23 +63,24 @@ int64_t zero_bias_bytes(const LinearCall& call, const Prepared& prepared) {
   return is_replaced ? element_bytes(call.x->element) * prepared.problem.n : 0;
 }
 
-Answer run_linked_behind(const Tensor& product, void* zero_bias, Torch& torch, Problem& problem) {
+Answer run_linked_behind(const Tensor& product, const void* kernel, void* zero_bias, Torch& torch, Problem& problem) {
   if (zero_bias && !replace_bias(zero_bias, torch, &problem)) return Answer::Raised;
   const Matrix result{product.data, product.element, problem.n};
-  return run_linked(problem, result, result, torch, problem.stream) ? Answer::Done : Answer::Raised;
+  return run_linked(problem, kernel, result, result, torch, problem.stream) ? Answer::Done : Answer::Raised;
 }
 
-// `memory`: of the fold's results, or of `zero_bias_bytes`.
-Answer run_fallback(const LinearCall& call, Prepared& prepared, void* memory, void* stream, Torch& torch) {
+Answer run_fallback(const LinearCall& call, Prepared& prepared, const Resources& resources, Torch& torch) {
   Problem& problem = prepared.problem;
-  problem.stream = stream;
+  void* const memory = resources.workspace;
+  problem.stream = resources.stream;
   const Gemm gemm = gemm_of(call, prepared);
   const int bias = call.operands.fold ? 0 : epilogue_info(call.epilogue).bias - 1;
   Tensor product;
   if (!torch.gemm(gemm, bias, &product)) return Answer::Raised;
   if (does_everything(call, problem, gemm)) return Answer::Done;
   if (!has_compiled_elementwise(call.epilogue)) {
-    return run_linked_behind(product, gemm == Gemm::WithBias ? memory : nullptr, torch, problem);
+    void* const zero_bias = gemm == Gemm::WithBias ? memory : nullptr;
+    return run_linked_behind(product, resources.kernels.handles[0], zero_bias, torch, problem);
   }
   FoldVectors fold = call.operands.fold ? *call.operands.fold : FoldVectors{};
   if (gemm == Gemm::WithBias) fold.vectors[0] = nullptr;
@@ -105,33 +102,24 @@ Answer run_fallback(const LinearCall& call, Prepared& prepared, void* memory, vo
   }
   if (gemm == Gemm::WithBias && epilogue.takes_bias) elementwise.operands[0] = {};  // added already
   elementwise.x = elementwise.out = product.data;
-  return run_elementwise(elementwise, *call.x, torch, stream) ? Answer::Done : Answer::Raised;
+  return run_elementwise(elementwise, *call.x, torch, resources.stream) ? Answer::Done : Answer::Raised;
 }
 
-#if EPIGEMM_WITH_SM90
-
-Answer run_fused(const LinearCall& call, const Decision& decision, Prepared& prepared, char* workspace, void* stream,
+Answer run_fused(const LinearCall& call, const Plan& plan, Prepared& prepared, const Resources& resources,
                  Torch& torch) {
   Problem& problem = prepared.problem;
   Tensor result;
   if (!torch.result(&result)) return Answer::Raised;
-  problem.arithmetic = decision.arithmetic;
-  problem.stream = stream;
+  problem.stream = resources.stream;
   problem.out.data = result.data;
-  if (decision.is_on_slices()) {
-    problem.is_packed = call.pack != nullptr;
-    problem.packed_weight = call.pack;
-    problem.workspace = workspace;
-  }
-  void* const folded = workspace + (decision.is_on_slices() ? slices_bytes(call, decision, problem) : 0);
+  problem.workspace = resources.workspace;
+  void* const folded = resources.workspace + resources.family_bytes;
   if (!run_fold_of(call.operands.fold, call, folded, torch, &problem)) return Answer::Raised;
-  const char* const refused = launch(problem, decision.plan);
+  const char* const refused = launch(problem, plan, resources.kernels);
   if (!refused) return Answer::Done;
   torch.raise((std::string("the fused kernel could not be launched: ") + refused).c_str());
   return Answer::Raised;
 }
-
-#endif
 
 }  // namespace
 
@@ -146,26 +134,28 @@ Answer linear(const LinearCall& call, Torch& torch) {
     // Linked kernels read vectors without gaps; the one behind PyTorch's GEMM, too.
     if (!prepared.problem.are_operands_contiguous) return Answer::NotReadable;
   }
-  prepared.problem.arithmetic = decision.arithmetic;
-  if (!link::are_linked(call.epilogue, link::needed_kernels(prepared.problem, decision.plan))) return Answer::NotLinked;
+  Problem& problem = prepared.problem;
+  problem.arithmetic = decision.arithmetic;
+  Resources resources;
+  if (!link::find(call.epilogue, kernels_of(problem, decision.plan), &resources.kernels)) return Answer::NotLinked;
   const Answer answer = is_on_slices ? look_at_slices(call, prepared, decision)
                         : is_fused   ? Answer::Done
                                      : look_at_fallback(call);
   if (answer != Answer::Done) return answer;
-  const int64_t slices = is_on_slices ? slices_bytes(call, decision, prepared.problem) : 0;
-  const int64_t bytes = slices + (call.operands.fold ? fold_bytes(*call.x, prepared.problem.n) : 0) +
-                        (is_fused ? 0 : zero_bias_bytes(call, prepared));
-  void* stream = nullptr;
-  if (call.x->is_cuda() && !torch.stream(&stream)) return Answer::NotReady;
-  char* workspace = nullptr;
-  if (bytes > 0) {
-    workspace = static_cast<char*>(torch.workspace(bytes));
-    if (!workspace) return Answer::NoMemory;
+  if (is_on_slices) {
+    problem.is_packed = call.pack != nullptr;
+    problem.packed_weight = call.pack;
   }
-#if EPIGEMM_WITH_SM90
-  if (is_fused) return run_fused(call, decision, prepared, workspace, stream, torch);
-#endif
-  return run_fallback(call, prepared, workspace, stream, torch);
+  if (is_fused) resources.family_bytes = family_of(decision.plan.family).workspace_bytes(problem);
+  const int64_t bytes = resources.family_bytes + (call.operands.fold ? fold_bytes(*call.x, problem.n) : 0) +
+                        (is_fused ? 0 : zero_bias_bytes(call, prepared));
+  if (call.x->is_cuda() && !torch.stream(&resources.stream)) return Answer::NotReady;
+  if (bytes > 0) {
+    resources.workspace = static_cast<char*>(torch.workspace(bytes));
+    if (!resources.workspace) return Answer::NoMemory;
+  }
+  if (is_fused) return run_fused(call, decision.plan, prepared, resources, torch);
+  return run_fallback(call, prepared, resources, torch);
 }
 
 }  // namespace epigemm::call

@@ -12,7 +12,7 @@
 #include "device/query.h"
 #include "elementwise/launch.h"
 #include "elementwise/open.h"
-#include "link/kernels.h"
+#include "open/slots.h"
 #endif
 
 namespace epigemm::call {
@@ -136,7 +136,8 @@ bool run_elementwise(ElementwiseProblem& problem, const Tensor& x, Torch& torch,
   return true;
 }
 
-bool run_linked(const Problem& problem, const Matrix& x, const Matrix& out, Torch& torch, void* stream) {
+bool run_linked(const Problem& problem, const void* kernel, const Matrix& x, const Matrix& out, Torch& torch,
+                void* stream) {
 #if EPIGEMM_WITH_CUDA
   cuda::OpenElementwise call;
   call.element = x.element;
@@ -146,13 +147,13 @@ bool run_linked(const Problem& problem, const Matrix& x, const Matrix& out, Torc
   call.x_row_stride = x.row_stride;
   call.out = out.data;
   call.out_row_stride = out.row_stride;
-  call.operands = link::by_slot<double>(epilogue_info(problem.epilogue), problem.operands);
+  call.operands = open::by_slot<double>(epilogue_info(problem.epilogue), problem.operands);
   call.stream = stream;
-  const char* refused = cuda::launch_open_elementwise(call, problem.epilogue);
+  const char* refused = cuda::launch_open_elementwise(call, kernel);
   if (refused) torch.raise((std::string("the linked kernel could not be launched: ") + refused).c_str());
   return !refused;
 #else
-  (void)problem, (void)x, (void)out, (void)stream;
+  (void)problem, (void)kernel, (void)x, (void)out, (void)stream;
   torch.raise("epigemm was built without CUDA");
   return false;
 #endif

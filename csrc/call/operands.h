@@ -29,7 +29,8 @@ bool run_fold(const FoldVectors& fold, const Tensor& x, int64_t columns, void* w
 bool run_elementwise(ElementwiseProblem& problem, const Tensor& x, Torch& torch, void* stream);
 
 // The same by the kernel that the epilogue was linked into, from its operands by `problem`. `out` may be x.
-bool run_linked(const Problem& problem, const Matrix& x, const Matrix& out, Torch& torch, void* stream);
+bool run_linked(const Problem& problem, const void* kernel, const Matrix& x, const Matrix& out, Torch& torch,
+                void* stream);
 
 // Puts -0, which changes no sum, in the place of a linked epilogue's bias: for a 16-bit product that has it already.
 // `memory`: room for N elements. False after torch.raise().

@@ -3,7 +3,9 @@
 #include <cuda.h>
 
 #include <atomic>
+#include <cstdint>
 #include <mutex>
+#include <shared_mutex>
 #include <unordered_map>
 
 #include "device/driver.h"
@@ -57,6 +59,31 @@ const char* make_known(const void** kernel) {
   return nullptr;
 }
 
+// The devices, a bit each, on which a linked kernel may be launched.
+struct Allowed {
+  std::shared_mutex mutex;
+  std::unordered_map<const void*, uint64_t> devices;
+};
+
+// Never destroyed: calls may come while the process ends.
+Allowed& allowed() {
+  static auto* const table = new Allowed;
+  return *table;
+}
+
+bool is_allowed(const void* kernel, uint64_t bit) {
+  Allowed& table = allowed();
+  std::shared_lock lock(table.mutex);
+  const auto found = table.devices.find(kernel);
+  return found != table.devices.end() && (found->second & bit);
+}
+
+const char* check_parameter(const void* kernel, std::size_t bytes) {
+  std::size_t offset = 0, expected = 0;
+  if (const char* const refused = text_of(cudaFuncGetParamInfo(kernel, 0, &offset, &expected))) return refused;
+  return expected == bytes ? nullptr : "a linked kernel's parameter differs in size from the host's";
+}
+
 }  // namespace
 
 const void* kernel_of(const void* symbol) {
@@ -73,6 +100,19 @@ const char* allow_shared_memory(const void* kernel, LaunchShape const& shape) {
   const auto handle = static_cast<cudaKernel_t>(const_cast<void*>(kernel));
   return text_of(cudaKernelSetAttributeForDevice(handle, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                                  static_cast<int>(shape.shared_bytes), shape.device));
+}
+
+const char* allow(const void* kernel, int device, std::size_t shared_bytes, std::size_t parameter_bytes) {
+  const uint64_t bit = device < 64 ? uint64_t(1) << device : 0;
+  if (is_allowed(kernel, bit)) return nullptr;
+  if (const char* const refused = check_parameter(kernel, parameter_bytes)) return refused;
+  if (const char* const refused = allow_shared_memory(kernel, {{}, {}, {}, shared_bytes, device, {}, {}})) {
+    return refused;
+  }
+  Allowed& table = allowed();
+  std::unique_lock lock(table.mutex);
+  table.devices[kernel] |= bit;
+  return nullptr;
 }
 
 const char* launch(const void* kernel, LaunchShape const& shape, void** parameters) {

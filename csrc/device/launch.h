@@ -26,6 +26,10 @@ const void* kernel_of(const void* symbol);
 // it once. This function and the ones below return nullptr, or the driver's error.
 const char* allow_shared_memory(const void* kernel, LaunchShape const& shape);
 
+// For a kernel that was linked and loaded. Once per kernel and device: asks for the shared memory that it needs, and
+// holds its first parameter's size against the host's.
+const char* allow(const void* kernel, int device, std::size_t shared_bytes, std::size_t parameter_bytes);
+
 // `kernel`: a cudaKernel_t. `parameters`: the kernel's, one pointer each.
 const char* launch(const void* kernel, LaunchShape const& shape, void** parameters);
 

@@ -1,7 +1,7 @@
 #include "elementwise/fold.h"
 
 #include "device/launch.h"
-#include "elementwise/types.cuh"
+#include "device/types.cuh"
 
 namespace epigemm {
 namespace {

@@ -6,7 +6,7 @@
 
 #include <cmath>
 
-#include "gemm/problem.h"
+#include "device/element.h"
 
 namespace epigemm {
 

@@ -10,7 +10,6 @@
 
 #include "device/driver.h"
 #include "elementwise/open.cuh"
-#include "link/kernels.h"
 
 namespace epigemm::cuda {
 namespace {
@@ -37,7 +36,7 @@ class Walker {
   void add_operands(const OpenOperands& operands) {
     for (int number = 1; number < kOperandKinds; ++number) {
       const OperandKind kind = static_cast<OperandKind>(number);
-      for (int i = 0; i < traits_of(kind).most; ++i) add_operand(traits_of(kind), operands, link::first_slot(kind), i);
+      for (int i = 0; i < traits_of(kind).most; ++i) add_operand(traits_of(kind), operands, open::first_slot(kind), i);
     }
   }
   Walk walk() const {
@@ -60,11 +59,11 @@ class Walker {
 };
 
 template <class Compute>
-link::Operands<Compute> as(const OpenOperands& from) {
-  link::Operands<Compute> to{};
+open::Operands<Compute> as(const OpenOperands& from) {
+  open::Operands<Compute> to{};
   std::copy(std::begin(from.data), std::end(from.data), to.data);
   std::copy(std::begin(from.matrix_strides), std::end(from.matrix_strides), to.matrix_strides);
-  for (int i = 0; i < link::kScalars; ++i) to.scalars[i] = static_cast<Compute>(from.scalars[i]);
+  for (int i = 0; i < open::kScalars; ++i) to.scalars[i] = static_cast<Compute>(from.scalars[i]);
   return to;
 }
 
@@ -82,13 +81,6 @@ const char* enqueue(const void* kernel, const Walk& walk, int width, int rows_of
   void* parameters[] = {&arguments};
   const cudaError_t error = cudaLaunchKernelExC(&config, kernel, parameters);
   return error == cudaSuccess ? nullptr : cudaGetErrorString(error);
-}
-
-const void* linked_kernel(EpilogueId epilogue, link::Part part, ElementType element) {
-  link::KernelKey key;
-  key.part = part;
-  key.element = element;
-  return link::find(epilogue, key);
 }
 
 }  // namespace
@@ -136,7 +128,7 @@ const char* launch_open_derivative(const OpenDerivative& problem, const void* ke
                                                {},
                                                {},
                                                as<typename ComputeType<Element>::type>(problem.operands)};
-    for (int i = 0; i < 1 + link::kSlots; ++i) {
+    for (int i = 0; i < 1 + open::kSlots; ++i) {
       const OpenGradient& gradient = i == 0 ? problem.of_acc : problem.of_slot[i - 1];
       walker.add_matrix(gradient.out, problem.n);
       arguments.out[i] = gradient.out;
@@ -145,16 +137,6 @@ const char* launch_open_derivative(const OpenDerivative& problem, const void* ke
     const Walk walk = walker.walk();
     return enqueue(kernel, walk, kOpenWidth<Element>, /*rows_of_thread=*/1, arguments, problem.stream);
   });
-}
-
-const char* launch_open_elementwise(const OpenElementwise& problem, EpilogueId epilogue) {
-  const void* const kernel = linked_kernel(epilogue, link::Part::elementwise, problem.element);
-  return kernel ? launch_open_elementwise(problem, kernel) : link::kNotLinked;
-}
-
-const char* launch_open_derivative(const OpenDerivative& problem, EpilogueId epilogue) {
-  const void* const kernel = linked_kernel(epilogue, link::Part::derivative, problem.element);
-  return kernel ? launch_open_derivative(problem, kernel) : link::kNotLinked;
 }
 
 }  // namespace epigemm::cuda

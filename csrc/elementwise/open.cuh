@@ -4,7 +4,7 @@
 #include <type_traits>
 
 #include "elementwise/open_tiling.h"
-#include "link/epilogue.cuh"
+#include "open/epilogue.cuh"
 
 namespace epigemm::cuda {
 
@@ -36,7 +36,7 @@ struct OpenElementwiseArguments {
   const void* x;
   void* out;
   int64_t x_row_stride, out_row_stride;
-  link::Operands<typename ComputeType<Element>::type> operands;
+  open::Operands<typename ComputeType<Element>::type> operands;
 };
 
 template <class Element>
@@ -45,9 +45,9 @@ struct OpenDerivativeArguments {
   const void *grad, *acc;
   int64_t grad_row_stride, acc_row_stride;
   bool is_acc_of_compute;
-  void* out[1 + link::kSlots];  // of the accumulator, then by slot; null = not wanted
-  bool is_out_of_compute[1 + link::kSlots];
-  link::Operands<typename ComputeType<Element>::type> operands;
+  void* out[1 + open::kSlots];  // of the accumulator, then by slot; null = not wanted
+  bool is_out_of_compute[1 + open::kSlots];
+  open::Operands<typename ComputeType<Element>::type> operands;
 };
 
 // Calls body(width, row, column) for a thread's part: once for a whole vector, else for every element.
@@ -70,28 +70,28 @@ __device__ __forceinline__ void for_thread_part(const OpenFrame& frame, Body bod
 template <class Element, int kWidth>
 __device__ __forceinline__ void store(void* data, int64_t index,
                                       const typename ComputeType<Element>::type (&values)[kWidth]) {
-  link::Packed<Element, kWidth> packed;
+  open::Packed<Element, kWidth> packed;
   if constexpr (kWidth > 1) {
 #pragma unroll
     for (int i = 0; i < kWidth; i += 2) from_compute_pair<Element>(values + i, packed.values + i);
   } else {
     packed.values[0] = from_compute<Element>(values[0]);
   }
-  *reinterpret_cast<link::Packed<Element, kWidth>*>(static_cast<Element*>(data) + index) = packed;
+  *reinterpret_cast<open::Packed<Element, kWidth>*>(static_cast<Element*>(data) + index) = packed;
 }
 
 // --- D = epilogue(x) ------------------------------------------------------------------------------------------------
 
 template <class Element, int kWidth>
 __device__ __forceinline__ void apply_part(const OpenElementwiseArguments<Element>& p, int64_t row, int64_t column) {
-  using Epilogue = link::Epilogue<Element, kWidth, link::Access::Wide>;
+  using Epilogue = open::Epilogue<Element, kWidth, open::Access::Wide>;
   constexpr int kRows = kOpenRows<Element>;
   const int count = p.frame.m - row < kRows ? static_cast<int>(p.frame.m - row) : kRows;
-  link::Packed<Element, kWidth> x[kRows];
+  open::Packed<Element, kWidth> x[kRows];
   typename Epilogue::Row of_rows[kRows];
 #pragma unroll
   for (int r = 0; r < kRows; ++r) {
-    if (r < count) link::load<link::Access::Wide>(x[r], p.x, (row + r) * p.x_row_stride + column, kWidth);
+    if (r < count) open::load<open::Access::Wide>(x[r], p.x, (row + r) * p.x_row_stride + column, kWidth);
   }
   const Epilogue epilogue(p.operands, column, p.frame.n);
 #pragma unroll
@@ -126,18 +126,18 @@ __device__ __forceinline__ Compute times_slope(Compute grad, Compute slope) {
 template <class Element, int kWidth>
 __device__ __forceinline__ void differentiate_part(const OpenDerivativeArguments<Element>& p, int64_t row,
                                                    int64_t column) {
-  using Epilogue = link::Epilogue<Element, kWidth, link::Access::Wide>;
+  using Epilogue = open::Epilogue<Element, kWidth, open::Access::Wide>;
   using Compute = typename Epilogue::Compute;
-  link::Packed<Element, kWidth> grad;
-  link::load<link::Access::Wide>(grad, p.grad, row * p.grad_row_stride + column, kWidth);
-  link::Neighbours<Element, kWidth> acc;
-  const int kind = p.is_acc_of_compute ? link::kOfCompute : link::kOfElement;
-  acc.template load<link::Access::Wide>(kind, p.acc, row * p.acc_row_stride + column, kWidth);
+  open::Packed<Element, kWidth> grad;
+  open::load<open::Access::Wide>(grad, p.grad, row * p.grad_row_stride + column, kWidth);
+  open::Neighbours<Element, kWidth> acc;
+  const int kind = p.is_acc_of_compute ? open::kOfCompute : open::kOfElement;
+  acc.template load<open::Access::Wide>(kind, p.acc, row * p.acc_row_stride + column, kWidth);
   const Epilogue epilogue(p.operands, column, p.frame.n);
   const typename Epilogue::Row of_row = epilogue.row(row);
 #pragma unroll
-  for (int slot = -1; slot < link::kSlots; ++slot) {
-    if (slot >= 0 && epigemm_operand(slot) == link::kUnread) continue;
+  for (int slot = -1; slot < open::kSlots; ++slot) {
+    if (slot >= 0 && epigemm_operand(slot) == open::kUnread) continue;
     if (!p.out[1 + slot]) continue;
     Compute results[kWidth];
 #pragma unroll

@@ -4,13 +4,15 @@
 // size; with none of an axis nothing is launched.
 #pragma once
 
-#include "gemm/problem.h"
-#include "link/open.h"
+#include "device/element.h"
+#include "epilogue/registry.h"
+#include "open/contract.h"
+#include "open/kernel_names.h"
 
 namespace epigemm::cuda {
 
 // What the epilogue reads, by slot. Scalars count as doubles beside fp64 elements, as floats beside the others.
-using OpenOperands = link::Operands<double>;
+using OpenOperands = open::Operands<double>;
 
 // `out` may be x itself, or a matrix that is read; other overlaps are not allowed.
 struct OpenElementwise {
@@ -41,7 +43,7 @@ struct OpenDerivative {
   int64_t acc_row_stride = 0;
   bool is_acc_of_compute = false;  // fp32 (fp64 beside fp64) rather than x's element type
   OpenGradient of_acc;
-  OpenGradient of_slot[link::kSlots];  // of those that the epilogue reads; others stay as they are
+  OpenGradient of_slot[open::kSlots];  // of those that the epilogue reads; others stay as they are
   OpenOperands operands{};
   void* stream = nullptr;
 };
@@ -49,12 +51,12 @@ struct OpenDerivative {
 // Enqueues writing `count` 16-bit values: a vector for an operand. Returns nullptr, or what was refused.
 const char* fill(void* memory, uint16_t value, int64_t count, void* stream);
 
-// `kernel`: a cudaKernel_t, as link::find has it. They return nullptr, or what was refused and why.
+// The open kernels of these functions, by the element type of x.
+open::KernelName elementwise_kernel(ElementType element);
+open::KernelName derivative_kernel(ElementType element);
+
+// `kernel`: a cudaKernel_t, with the epilogue in it. They return nullptr, or what was refused and why.
 const char* launch_open_elementwise(const OpenElementwise& problem, const void* kernel);
 const char* launch_open_derivative(const OpenDerivative& problem, const void* kernel);
-
-// The same with the kernel that was linked for an epilogue.
-const char* launch_open_elementwise(const OpenElementwise& problem, EpilogueId epilogue);
-const char* launch_open_derivative(const OpenDerivative& problem, EpilogueId epilogue);
 
 }  // namespace epigemm::cuda

@@ -4,7 +4,7 @@
 #include <type_traits>
 #include <utility>
 
-#include "elementwise/types.cuh"
+#include "device/types.cuh"
 
 namespace epigemm::cuda {
 

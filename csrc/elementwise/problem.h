@@ -1,8 +1,8 @@
 // D = epilogue(x), element by element: the arguments that the binding passes to the CUDA kernels and to the CPU loop.
 #pragma once
 
+#include "device/element.h"
 #include "epilogue/registry.h"
-#include "gemm/problem.h"
 
 namespace epigemm {
 

@@ -11,7 +11,6 @@
 
 #include "epilogue/builtin.h"
 #include "epilogue/headers.h"
-#include "link/open.h"
 
 namespace epigemm {
 namespace {
@@ -136,8 +135,6 @@ const EpilogueInfo* find_built_in(const char* name, std::size_t length) {
   }
   return nullptr;
 }
-
-static_assert(link::kSlots <= kMaxOperands, "an operand a slot");
 
 }  // namespace
 

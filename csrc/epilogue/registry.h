@@ -13,8 +13,8 @@ namespace epigemm {
 // builtin.h has the names of the built-in ones. The first is `bias`.
 enum class EpilogueId : int;
 
-// The accumulator not counted: of a built-in epilogue, and of one that is linked in (csrc/link/open.h has its slots).
-// They bound the operand arrays that travel as kernel arguments.
+// The accumulator not counted: of a built-in epilogue, and of one that is linked in (csrc/open/contract.h has its
+// slots). They bound the operand arrays that travel as kernel arguments.
 constexpr int kMaxBuiltinOperands = 4;
 constexpr int kMaxOperands = 12;
 

@@ -2,10 +2,15 @@
 #pragma once
 
 #include "gemm/problem.h"
+#include "open/kernel_names.h"
 
 namespace epigemm {
 
-// Enqueues a family's kernels on the problem's stream; the plan is fused. Returns nullptr, or what was refused and why.
-const char* launch(Problem const& problem, Plan const& plan);
+// Whether this build has the families' kernels.
+bool has_gemm_kernels();
+
+// Enqueues a family's kernels on the problem's stream; the plan is fused. `kernels`: those that the family names for
+// them (Family::kernels). Returns nullptr, or what was refused and why.
+const char* launch(Problem const& problem, Plan const& plan, open::Kernels const& kernels);
 
 }  // namespace epigemm

@@ -4,20 +4,10 @@
 #include <cstdint>
 
 #include "device/device.h"
+#include "device/element.h"
 #include "epilogue/registry.h"
 
 namespace epigemm {
-
-enum class ElementType { Float16, BFloat16, Float32, Float64 };
-
-constexpr int element_bytes(ElementType element) {
-  return element == ElementType::Float64 ? 8 : element == ElementType::Float32 ? 4 : 2;
-}
-
-constexpr const char* element_name(ElementType element) {
-  constexpr const char* names[] = {"float16", "bfloat16", "float32", "float64"};
-  return names[static_cast<int>(element)];
-}
 
 // What fp32 operands are multiplied in; without meaning for the other element types.
 enum class Arithmetic {

@@ -2,8 +2,9 @@
 // tensors is launched.
 #include <sstream>
 
+#include "call/kernels.h"
 #include "call/operands.h"
-#include "link/needed.h"
+#include "link/kernels.h"
 #include "torch/linear.h"
 #include "torch/plans.h"
 
@@ -96,12 +97,7 @@ std::string missing_kernels(const Name& epilogue, const TensorView& x, const Ten
   const call::Decision decision = call::decide(call.prepared);
   if (problem.is_batch_invariant && !decision.plan.is_fused()) return std::string();  // no fallback follows
   problem.arithmetic = decision.arithmetic;
-  const link::Needed needed = link::needed_kernels(problem, decision.plan);
-  std::string names;
-  for (int i = 0; i < needed.count; ++i) {
-    if (!link::find(problem.epilogue, needed.keys[i])) names += (names.empty() ? "" : ",") + link::name(needed.keys[i]);
-  }
-  return names;
+  return missing_of(problem.epilogue, call::kernels_of(problem, decision.plan));
 }
 
 const char* arithmetic_name(Arithmetic arithmetic) {
@@ -122,7 +118,7 @@ std::string why_not(const PreparedCall& call, const Tried& tried) {
     case Verdict::NotRepresentable:
       return call.not_representable;
     case Verdict::NoKernels:
-      return "epigemm was built without the Hopper GEMM kernels";
+      return kNoGemmKernels;
     case Verdict::MemoryIsShort:
       return "the last call of these sizes found no memory for fp16 slices, and there is not enough yet";
     case Verdict::CopyTakesGain:

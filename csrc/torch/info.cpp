@@ -3,6 +3,7 @@
 
 #include "cpu/kernels.h"
 #include "epilogue/builtin.h"
+#include "gemm/launch.h"
 #include "gemm/planner/family.h"
 #include "gemm/planner/measured.h"
 #include "torch/arguments.h"
@@ -28,14 +29,12 @@ int tiles_of(const Family& family, Arithmetic arithmetic) {
 // Of all families for one epilogue without a matrix: what multiplies TF32 has kernels for both 16-bit types as well.
 int gemm_kernels() {
   int count = 0;
-#if EPIGEMM_WITH_SM90
-  for (int id = 0; id < kFamilyCount; ++id) {
+  for (int id = 0; has_gemm_kernels() && id < kFamilyCount; ++id) {
     for (const auto& [name, arithmetic] : kArithmetics) {
       const int tiles = std::max(0, tiles_of(family_of(static_cast<FamilyId>(id)), arithmetic));
       count += arithmetic == Arithmetic::TF32 ? 3 * tiles : tiles;
     }
   }
-#endif
   return count;
 }
 

@@ -3,14 +3,13 @@
 
 #include <algorithm>
 
+#include "call/kernels.h"
 #include "call/operands.h"
+#include "gemm/launch.h"
 #include "torch/plans.h"
 
 #if EPIGEMM_WITH_CUDA
 #include "device/query.h"
-#endif
-#if EPIGEMM_WITH_SM90
-#include "gemm/launch.h"
 #endif
 
 namespace epigemm::binding {
@@ -65,11 +64,7 @@ std::string explain_linear(const Name& epilogue, const TensorView& x, const Tens
   const PreparedCall call = prepare_kernel(epilogue, x, weight, bias, operands, scalars, arithmetic, &out);
   const Problem& problem = call.prepared.problem;
   std::string why_not = call.not_representable;
-#if !EPIGEMM_WITH_SM90
-  if (why_not.empty() && why_not_fused(problem).empty()) {
-    why_not = "epigemm was built without the Hopper GEMM kernels";
-  }
-#endif
+  if (!has_gemm_kernels() && why_not.empty() && why_not_fused(problem).empty()) why_not = kNoGemmKernels;
   return plan_json(problem, why_not);
 }
 
@@ -77,17 +72,13 @@ std::string explain_linear(const Name& epilogue, const TensorView& x, const Tens
 
 // A forced plan asks whether a kernel can run, not whether it should.
 Plan plan_for(const Problem& problem, const std::vector<int64_t>& forced) {
-#if EPIGEMM_WITH_SM90
+  if (!has_gemm_kernels()) return {};
   if (forced.empty()) return choose_plan(problem);
   if (!why_not_covered(problem).empty()) return {};
   const Plan plan = forced_plan(problem, forced);
   const std::string reason = why_not_planned(problem, plan);
   check(reason.empty(), "plan: ", reason);
   return plan;
-#else
-  (void)problem, (void)forced;
-  return {};
-#endif
 }
 
 bool fused_linear_out(const Name& epilogue, const TensorView& x, const TensorView& weight,
@@ -141,15 +132,14 @@ PreparedCall prepare(const Name& epilogue_name, const TensorView& x, const Tenso
 }
 
 void launch_fused(Problem& problem, const Plan& plan) {
-#if EPIGEMM_WITH_SM90
+  check(has_gemm_kernels(), kNoGemmKernels);
   const CurrentDevice guard(problem.device.index);
   problem.stream = current_stream(problem.device.index);
-  const char* refused = launch(problem, plan);
+  open::Kernels kernels;
+  check(link::find(problem.epilogue, call::kernels_of(problem, plan), &kernels),
+        "the epilogue was not linked for this kernel");
+  const char* const refused = launch(problem, plan, kernels);
   check(!refused, "the fused kernel could not be launched: ", refused ? refused : "");
-#else
-  (void)problem, (void)plan;
-  fail("epigemm was built without the Hopper GEMM kernels");
-#endif
 }
 
 }  // namespace epigemm::binding

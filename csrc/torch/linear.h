@@ -4,9 +4,12 @@
 #include <string>
 
 #include "call/decide.h"
+#include "link/kernels.h"
 #include "torch/arguments.h"
 
 namespace epigemm::binding {
+
+constexpr const char* kNoGemmKernels = "epigemm was built without the Hopper GEMM kernels";
 
 struct PreparedCall {
   call::Prepared prepared;
@@ -18,7 +21,17 @@ PreparedCall prepare(const Name& epilogue, const TensorView& x, const TensorView
                      const std::optional<TensorView>& bias, const List<TensorView>& operands,
                      const List<double>& scalars, const TensorView* out);
 
-// Launches one kernel on the tensors as they lie.
+// The names, between commas, of those kernels that were not linked yet.
+template <class Names>
+std::string missing_of(EpilogueId epilogue, const Names& names) {
+  std::string missing;
+  for (const open::KernelName name : names) {
+    if (!link::find(epilogue, name)) missing += (missing.empty() ? "" : ",") + std::string(name);
+  }
+  return missing;
+}
+
+// Launches the kernels of a fused plan, which are linked.
 void launch_fused(Problem& problem, const Plan& plan);
 
 }  // namespace epigemm::binding

@@ -3,7 +3,9 @@
 
 #include "call/operands.h"
 #include "elementwise/open.h"
-#include "link/needed.h"
+#include "gemm/planner/family.h"
+#include "link/kernels.h"
+#include "open/slots.h"
 #include "torch/linear.h"
 #include "torch/plans.h"
 
@@ -55,19 +57,8 @@ int64_t register_epilogue(const Name& name, const Name& operand_names, const Lis
 
 void add_kernel(const Name& epilogue, const Name& kernel, const TensorView& cubin) {
   check(!cubin.is_cuda() && cubin.dim() == 1 && cubin.is_contiguous(), "cubin must be a contiguous vector on the CPU");
-  const std::optional<link::KernelKey> key = link::key_named(kernel.text());
-  check(key.has_value(), "kernel: there is none called ", kernel.text());
-  const char* refused =
-      link::add(epilogue_named(epilogue).id, *key, cubin.data(), static_cast<std::size_t>(cubin.numel()));
+  const char* const refused = link::add(epilogue_named(epilogue).id, kernel.text(), cubin.data());
   check(!refused, "the linked kernel ", kernel.text(), " could not be loaded: ", refused ? refused : "");
-}
-
-std::string missing_of(EpilogueId epilogue, const std::vector<link::KernelKey>& keys) {
-  std::string names;
-  for (const link::KernelKey& key : keys) {
-    if (!link::find(epilogue, key)) names += (names.empty() ? "" : ",") + link::name(key);
-  }
-  return names;
 }
 
 // The kernels that were not linked yet of those that a plan may take.
@@ -79,22 +70,20 @@ std::string missing_for_plan(const Name& epilogue, const TensorView& x, const Na
   problem.x.element = problem.weight.element = problem.out.element = element_of(x, "x");
   problem.arithmetic = arithmetic_named(arithmetic);
   const Plan plan = forced_plan(problem, numbers.values);
-  const link::Needed needed = link::needed_kernels(problem, plan);
-  std::vector<link::KernelKey> keys(needed.keys, needed.keys + needed.count);
-  bool has_matrix = false;
-  for (int i = 1; i < info.operand_count; ++i) has_matrix = has_matrix || info.operands[i].kind == OperandKind::Matrix;
-  if (has_matrix && keys[0].part == link::Part::sm90_tma) {  // which of the two is found out at the launch
-    keys[0].has_matrix_by_tma = false;
-    keys.push_back(keys[0]);
-    keys.back().has_matrix_by_tma = true;
-  }
-  return missing_of(info.id, keys);
+  return missing_of(info.id, family_of(plan.family).possible_kernels(problem, plan));
 }
 
 // The kernels of an elementwise call that were not linked yet, their names between commas.
 std::string missing_elementwise(const Name& epilogue, const TensorView& x, bool is_derivative) {
-  const link::Part part = is_derivative ? link::Part::derivative : link::Part::elementwise;
-  return missing_of(epilogue_named(epilogue).id, {{part, element_of(x, "x")}});
+  const ElementType element = element_of(x, "x");
+  const open::KernelName name = is_derivative ? cuda::derivative_kernel(element) : cuda::elementwise_kernel(element);
+  return missing_of(epilogue_named(epilogue).id, std::vector{name});
+}
+
+const void* linked_kernel(EpilogueId epilogue, open::KernelName name) {
+  const void* const kernel = link::find(epilogue, name);
+  check(kernel != nullptr, "the epilogue was not linked for ", name);
+  return kernel;
 }
 
 Matrix matrix_of(const TensorView& tensor, const char* name) {
@@ -106,11 +95,11 @@ Matrix matrix_of(const TensorView& tensor, const char* name) {
   return matrix;
 }
 
-link::Operands<double> operands_of(const EpilogueInfo& epilogue, const TensorView& x, const List<TensorView>& tensors,
+open::Operands<double> operands_of(const EpilogueInfo& epilogue, const TensorView& x, const List<TensorView>& tensors,
                                    const List<double>& scalars) {
   OperandValue values[kMaxOperands];
   fill_operands(epilogue, x, x.size(1), std::nullopt, tensors, scalars, values);
-  return link::by_slot<double>(epilogue, values);
+  return open::by_slot<double>(epilogue, values);
 }
 
 void check_same_shape(const TensorView& tensor, const TensorView& x, const char* name) {
@@ -140,7 +129,8 @@ void linked_elementwise_out(const Name& epilogue_name, const TensorView& x, cons
   problem.operands = operands_of(epilogue, x, operands, scalars);
   const CurrentDevice guard(x.device());
   problem.stream = current_stream(x.device());
-  const char* refused = cuda::launch_open_elementwise(problem, epilogue.id);
+  const char* refused =
+      cuda::launch_open_elementwise(problem, linked_kernel(epilogue.id, cuda::elementwise_kernel(problem.element)));
   check(!refused, "the linked kernel could not be launched: ", refused ? refused : "");
 }
 
@@ -175,13 +165,14 @@ void linked_derivative_out(const Name& epilogue_name, const TensorView& grad, co
   problem.is_acc_of_compute = is_compute(of_acc.element, element);
   for (std::size_t i = 0; i < slots.values.size(); ++i) {
     const int64_t slot = slots.values[i];
-    check(slot >= -1 && slot < link::kSlots, "slots: there is no slot ", slot);
+    check(slot >= -1 && slot < open::kSlots, "slots: there is no slot ", slot);
     (slot < 0 ? problem.of_acc : problem.of_slot[slot]) = gradient_into(outs.values[i], acc, element);
   }
   problem.operands = operands_of(epilogue, grad, operands, scalars);
   const CurrentDevice guard(acc.device());
   problem.stream = current_stream(acc.device());
-  const char* refused = cuda::launch_open_derivative(problem, epilogue.id);
+  const char* refused =
+      cuda::launch_open_derivative(problem, linked_kernel(epilogue.id, cuda::derivative_kernel(problem.element)));
   check(!refused, "the linked kernel could not be launched: ", refused ? refused : "");
 }
 

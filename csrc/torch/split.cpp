@@ -3,13 +3,11 @@
 #include "gemm/sm90_fp16x3/kernels.h"
 #include "gemm/sm90_fp16x3/layout.h"
 #include "gemm/sm90_fp16x3/split_rows.h"
+#include "torch/linear.h"
 #include "torch/plans.h"
 
 #if EPIGEMM_WITH_CUDA
 #include "device/query.h"
-#endif
-#if EPIGEMM_WITH_SM90
-#include "gemm/launch.h"
 #endif
 
 namespace epigemm::binding {
@@ -59,8 +57,6 @@ void split_rows_out(const TensorView& matrix, int64_t slices, const TensorView& 
 }
 
 #if EPIGEMM_WITH_CUDA
-
-#if EPIGEMM_WITH_SM90
 
 Arithmetic slices_arithmetic(const Name& name) {
   const Arithmetic arithmetic = arithmetic_named(name);
@@ -130,14 +126,11 @@ Plan plan_on_slices(const Problem& problem, const std::vector<int64_t>& forced) 
   return found ? found->plan : rank_candidates(problem).front().plan;
 }
 
-#endif
-
 void split_linear_out(const Name& epilogue, const TensorView& x, const TensorView& weight,
                       const std::optional<TensorView>& pack, const TensorView& workspace,
                       const std::optional<TensorView>& bias, const List<TensorView>& operands,
                       const List<double>& scalars, const Name& arithmetic_name, const List<int64_t>& plan_numbers,
                       const TensorView& out) {
-#if EPIGEMM_WITH_SM90
   const Arithmetic arithmetic = slices_arithmetic(arithmetic_name);
   Problem problem = make_problem(epilogue, x, weight, bias, operands, scalars, arithmetic, pack.has_value(), out);
   const Plan plan = plan_on_slices(problem, plan_numbers.values);
@@ -150,15 +143,7 @@ void split_linear_out(const Name& epilogue, const TensorView& x, const TensorVie
     check_same_device(*pack, x, "pack");
     problem.packed_weight = buffer_of(*pack, weight_bytes, "pack");
   }
-  const CurrentDevice guard(problem.device.index);
-  problem.stream = current_stream(problem.device.index);
-  const char* refused = launch(problem, plan);
-  check(!refused, "the kernels on fp16 slices could not be launched: ", refused ? refused : "");
-#else
-  (void)epilogue, (void)x, (void)weight, (void)pack, (void)workspace, (void)bias, (void)operands, (void)scalars;
-  (void)arithmetic_name, (void)plan_numbers, (void)out;
-  check(false, "epigemm was built without the Hopper GEMM kernels");
-#endif
+  launch_fused(problem, plan);
 }
 
 #endif

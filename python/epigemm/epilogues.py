@@ -93,7 +93,7 @@ class Epilogue:
         """Raises RuntimeError where a number that it was made with is another one since; never of a built-in one."""
 
     def source(self, symbol: str) -> str:
-        """The text for NVRTC that goes into an open kernel: see csrc/link/functor.h."""
+        """The text for NVRTC that goes into an open kernel: see csrc/open/functor.h."""
         from epigemm.functor_source import built_in_source
 
         # Results of 16 bits take shorter instructions.

@@ -176,7 +176,7 @@ def prelude(*headers: str) -> str:
 
 def built_in_source(name: str, functor: str, number: str) -> str:
     """The whole text for NVRTC of a built-in epilogue whose functor computes in `number`."""
-    headers = prelude("link/functor.h", f"epilogue/{name}.h")
+    headers = prelude("open/functor.h", f"epilogue/{name}.h")
     return f"{headers}\nEPIGEMM_LINKED_FUNCTOR(epigemm::{functor}, {number})\n"
 
 

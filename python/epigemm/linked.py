@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from epigemm.calls import ElementwiseCall
     from epigemm.custom import Traced
 
-_ELEMENT_TYPE, _COMPUTE_TYPE = 1, 2  # what `epigemm_operand` says: csrc/link/open.h
+_ELEMENT_TYPE, _COMPUTE_TYPE = 1, 2  # what `epigemm_operand` says: csrc/open/contract.h
 _torch_linear = torch.nn.functional.linear
 _FP32, _FP64 = torch.float32, torch.float64
 

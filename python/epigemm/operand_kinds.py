@@ -85,7 +85,7 @@ KINDS = {
 ANNOTATIONS: dict[Any, str] = {PerColumn: PER_COLUMN, PerRow: PER_ROW, Scalar: SCALAR, Matrix: MATRIX}
 
 SLOTS = tuple(f"{kind.letter}{number}" for kind in KINDS.values() for number in range(kind.most))
-"""Names of the slots of csrc/link/open.h, in their order."""
+"""Names of the slots of csrc/open/contract.h, in their order."""
 
 
 def slots_of(kinds: Sequence[str]) -> tuple[int, ...]:

@@ -1,12 +1,15 @@
-"""The names of open kernels, under plain g++: each stands for one kernel, and leads back to it."""
+"""The names of open kernels, under plain g++: each stands for one kernel, and the build makes that kernel."""
 
 from __future__ import annotations
 
+import json
 import subprocess
+from itertools import product
 from pathlib import Path
 
 import pytest
 
+import epigemm
 from tests.support.functors import COMPILER, CSRC
 
 pytestmark = [
@@ -15,66 +18,81 @@ pytestmark = [
 ]
 
 PROGRAM = r"""
-#include "gemm/sm90_tma/open.h"
-#include "link/kernels.h"
+#include "elementwise/open.h"
+#include "gemm/planner/family.h"
 
 #include <cstdio>
 
 using namespace epigemm;
 
-// What names do not depend on.
+// An epilogue that reads a matrix, so that a family names the kernels for those, too.
 const EpilogueInfo& epigemm::epilogue_info(EpilogueId) {
-  static const EpilogueInfo info{};
+  static const Operand operands[] = {{OperandKind::Accumulator, OperandElement::Compute, "accumulator"},
+                                     {OperandKind::Matrix, OperandElement::Input, "matrix"}};
+  static const EpilogueInfo info{{}, "test", nullptr, true, operands, 2, false, 0, 0};
   return info;
 }
-bool epigemm::sm90_tma::has_matrix_by_tma(const Problem&) { return false; }
 
-bool leads_back(const link::KernelKey& key) {
-  const std::string name = link::name(key);
-  const auto found = link::key_named(name);
-  const bool same = found && found->part == key.part && found->element == key.element &&
-                    found->arithmetic == key.arithmetic && found->tile == key.tile &&
-                    found->has_matrix_by_tma == key.has_matrix_by_tma;
-  if (!same) std::printf("%s leads to another kernel\n", name.c_str());
-  return same;
-}
+void print(open::KernelName name) { std::printf("%.*s\n", static_cast<int>(name.size()), name.data()); }
 
 int main() {
-  int wrong = link::key_named("epigemm_open_nothing").has_value();
-  for (int tile = 0; tile < 8; ++tile) {
-    for (auto arithmetic : {Arithmetic::Split, Arithmetic::Scaled}) {
-      wrong += !leads_back({link::Part::sm90_fp16x3, ElementType::Float32, arithmetic, tile});
-    }
-    for (auto element : {ElementType::Float16, ElementType::BFloat16, ElementType::Float32}) {
-      for (bool has_matrix : {false, true}) {
-        wrong += !leads_back({link::Part::sm90_tma, element, Arithmetic::IEEE, tile, has_matrix});
+  for (auto element : {ElementType::Float16, ElementType::BFloat16, ElementType::Float32, ElementType::Float64}) {
+    print(cuda::elementwise_kernel(element));
+    print(cuda::derivative_kernel(element));
+    for (auto arithmetic : {Arithmetic::IEEE, Arithmetic::TF32, Arithmetic::Split, Arithmetic::Scaled}) {
+      if (element != ElementType::Float32 && arithmetic != Arithmetic::IEEE) continue;
+      Problem problem;
+      problem.arithmetic = arithmetic;
+      problem.is_batch_invariant = true;
+      problem.x.element = problem.weight.element = problem.out.element = element;
+      for (int id = 0; id < kFamilyCount; ++id) {
+        const Family& family = family_of(static_cast<FamilyId>(id));
+        if (!family.computes(problem)) continue;
+        for (int tile = 0; tile < family.tile_count(arithmetic); ++tile) {
+          for (auto name : family.possible_kernels(problem, {static_cast<FamilyId>(id), tile})) print(name);
+        }
       }
-      wrong += !leads_back({link::Part::sm90_swap_ab, element, Arithmetic::IEEE, tile});
     }
   }
-  for (auto part : {link::Part::elementwise, link::Part::derivative}) {
-    for (auto element : {ElementType::Float16, ElementType::BFloat16, ElementType::Float32, ElementType::Float64}) {
-      wrong += !leads_back({part, element});
-    }
-  }
-  wrong += !leads_back({link::Part::fixup}) + !leads_back({link::Part::fp32});
-  return wrong;
 }
 """
 
+DTYPES = ("float16", "bfloat16", "float32", "float64")
+SOURCES = [
+    "elementwise/open_names.cpp",
+    "gemm/planner/families.cpp",
+    *[f"gemm/{family}/family.cpp" for family in ("sm90_tma", "sm90_swap_ab", "sm90_fp16x3")],
+    "gemm/sm90/coverage.cpp",
+    "gemm/sm90/kernel_names.cpp",
+    "gemm/sm90_tma/kernel_names.cpp",
+]
 
-def test_a_name_leads_back_to_its_kernel(tmp_path: Path) -> None:
+
+def names_of_the_build() -> list[str]:
+    """As cmake/EpigemmOpen.cmake and open.cmake of each family count them."""
+    names = [f"{kind}_{element}" for kind in ("elementwise", "derivative") for element in DTYPES]
+    for element, tile, matrix in product(("float16", "bfloat16", "tf32"), range(7), ("", "_matrix")):
+        names.append(f"sm90_tma_{element}_{tile}{matrix}")
+    names += [f"sm90_swap_ab_{e}_{i}" for e in ("float16", "bfloat16", "tf32") for i in range(8)]
+    names += [f"sm90_fp16x3_split_{i}" for i in range(4)] + [f"sm90_fp16x3_scaled_{i}" for i in range(3)]
+    return sorted(f"epigemm_open_{name}" for name in [*names, "fixup", "fp32"])
+
+
+def test_families_name_the_kernels_that_are_built(tmp_path: Path) -> None:
     source, program = tmp_path / "names.cpp", tmp_path / "names"
     source.write_text(PROGRAM)
-    command = [
-        COMPILER,
-        "-std=c++17",
-        f"-I{CSRC}",
-        str(source),
-        str(CSRC / "link" / "kernels.cpp"),
-        "-o",
-        str(program),
-    ]
-    subprocess.run([each for each in command if each], check=True)
-    ran = subprocess.run([str(program)], capture_output=True, text=True, check=False)
-    assert ran.returncode == 0, ran.stdout
+    files = [source, *[CSRC / name for name in SOURCES]]
+    command = [COMPILER or "", "-std=c++17", f"-I{CSRC}", *map(str, files), "-o", str(program)]
+    subprocess.run(command, check=True)
+    lines = subprocess.run([program], capture_output=True, text=True, check=True).stdout.split()
+    fixups = lines.count("epigemm_open_fixup")
+    assert fixups == 4 + 3  # behind every tile on slices
+    assert sorted(set(lines)) == names_of_the_build()
+    assert len(lines) - fixups + 1 == len(set(lines)), "two kernels have one name"
+
+
+def test_the_index_of_this_build_has_every_name() -> None:
+    index = Path(epigemm.__file__).parent / "ir" / "index.json"
+    if not index.is_file():
+        pytest.skip("a build without CUDA")
+    assert sorted(json.loads(index.read_text())) == names_of_the_build()

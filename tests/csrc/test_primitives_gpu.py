@@ -32,7 +32,7 @@ from tests.csrc.test_short_forms import FAR_LEFT, FORMS, RELATIVE
 
 pytestmark = [pytest.mark.gpu, pytest.mark.slow]
 
-PER_COLUMN, OF_ELEMENT = 1, 1  # csrc/epilogue/operands.h's kind, csrc/link/open.h's element
+PER_COLUMN, OF_ELEMENT = 1, 1  # csrc/epilogue/operands.h's kind, csrc/open/contract.h's element
 DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
 dtypes = pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: str(dtype).removeprefix("torch."))
 # So many times the units of the test on the CPU: CUDA's functions are up to twice as far off as the C library's.

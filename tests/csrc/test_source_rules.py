@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from epigemm._native import build_info
+from tests.csrc import rooms
 from tests.support.cases import REGISTRY
 
 ROOT = Path(__file__).parents[2]
@@ -15,71 +16,56 @@ CSRC = ROOT / "csrc"
 
 pytestmark = pytest.mark.skipif(not CSRC.is_dir(), reason="sources are not at hand")
 
-SUFFIXES = {".h", ".hpp", ".cuh", ".cpp", ".cu", ".in", ".def", ".inc"}
-INCLUDE = re.compile(r'^\s*#\s*include\s*[<"]([^>"]+)[>"]', re.M)
+
+def test_rooms_include_what_they_may() -> None:
+    assert rooms.violations(CSRC) == []
 
 
-def sources() -> list[Path]:
-    return sorted(path for path in CSRC.rglob("*") if path.suffix in SUFFIXES)
+PLANTED = [
+    ("call/x.cpp", "gemm/sm90_tma/open_kernel.h"),  # a CUTLASS kernel
+    ("call/x.cpp", "cuda_runtime.h"),
+    ("device/x.h", "torch/linear.h"),
+    ("device/x.h", "gemm/problem.h"),
+    ("epilogue/x.h", "open/contract.h"),
+    ("epilogue/x.h", "cuda_runtime.h"),
+    ("elementwise/x.cuh", "gemm/problem.h"),
+    ("gemm/x.h", "link/kernels.h"),
+    ("gemm/planner/x.h", "gemm/sm90_tma/costs.h"),
+    ("gemm/sm90/x.h", "gemm/sm90_tma/tiles.h"),
+    ("gemm/sm90_tma/x.h", "../sm90_swap_ab/tiles.h"),  # another family, by a path
+    ("gemm/sm90_tma/x.h", "call/linear.h"),
+    ("link/x.h", "gemm/families.def"),
+    ("link/x.h", "cutlass/cutlass.h"),
+    ("open/x.h", "gemm/problem.h"),
+    ("python/x.cpp", "torch/csrc/stable/library.h"),
+    ("torch/x.cpp", "Python.h"),
+    ("torch/x.cpp", "torch/extension.h"),  # no part of the stable ABI
+    ("torch/x.cpp", "ATen/ATen.h"),
+    ("newroom/x.cpp", "vector"),
+]
 
 
-def sources_in(folder: Path) -> list[Path]:
-    return [path for path in sources() if path.is_relative_to(folder)]
+@pytest.mark.parametrize(("file", "header"), PLANTED)
+def test_a_planted_include_is_found(tmp_path: Path, file: str, header: str) -> None:
+    for path in rooms.sources(CSRC):
+        copy = tmp_path / path.relative_to(CSRC)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        copy.touch()
+    planted = tmp_path / file
+    planted.parent.mkdir(exist_ok=True)
+    planted.write_text(f'#include "{header}"\n')
+    assert rooms.violations(tmp_path) == [f"{file}: {header}"]
 
 
-def includes(path: Path) -> list[str]:
-    """What a file includes from outside of the source tree."""
-    return [name for name in INCLUDE.findall(path.read_text()) if not (CSRC / name).exists()]
-
-
-def violations(pattern: str, allowed: str) -> list[str]:
-    return [
-        f"{path.relative_to(ROOT)}: {name}"
-        for path in sources()
-        for name in includes(path)
-        if re.match(pattern, name) and path.relative_to(CSRC).parts[0] != allowed
-    ]
-
-
-def test_the_tree_is_being_read() -> None:
-    assert len(sources()) > 10
-    assert any(re.match(r"torch/", name) for path in sources() for name in includes(path))
-    assert any(re.match(r"(cutlass|cute)/", name) for path in sources() for name in includes(path))
-
-
-def test_torch_headers_only_in_csrc_torch() -> None:
-    assert violations(r"(torch|c10|caffe2)/", "torch") == []
-    # Plain C: the structs of DLPack.
-    assert violations(r"ATen/dlpack\.h", "python") == violations(r"ATen/(?!dlpack\.h)", "") == []
-
-
-def test_only_the_stable_part_of_torch() -> None:
-    """One binary serves later torches only through the stable headers."""
-    stable = re.compile(r"torch/(csrc/stable/|csrc/inductor/aoti_torch/|headeronly/)")
-    for path in sources():
-        for name in includes(path):
-            if name.startswith("torch/"):
-                assert stable.match(name), f"{path.relative_to(ROOT)}: {name}"
-
-
-def test_cutlass_headers_only_in_csrc_gemm() -> None:
-    assert violations(r"(cutlass|cute)/", "gemm") == []
-
-
-def test_python_headers_only_in_csrc_python() -> None:
-    assert violations(r"(Python\.h|pybind11)", "python") == []
-
-
-def test_the_call_is_plain() -> None:
-    """Both bindings call it, and it runs where there is no CUDA."""
-    for path in sources_in(CSRC / "call"):
-        assert all(re.fullmatch(r"[a-z_]+", name) for name in includes(path)), path
+def test_the_page_shows_these_rooms() -> None:
+    """`python -m tests.csrc.rooms` prints them."""
+    assert rooms.table() in (ROOT / "docs/architecture.md").read_text()
 
 
 def test_no_second_spelling_of_a_formula() -> None:
     """exp, sigmoid and relu are spelled in csrc/epilogue alone; kernels only call `apply`."""
     calls = re.compile(r"\b(?:std::|::)?(expf?|__expf|tanhf?|fmaxf|erff?)\s*\(")
-    for path in sources():
+    for path in rooms.sources(CSRC):
         if path.relative_to(CSRC).parts[0] in {"epilogue", "torch"}:
             continue
         code = re.sub(r"//.*", "", path.read_text())
@@ -93,7 +79,7 @@ def test_nothing_waits_for_the_device() -> None:
     )
     assert waits.search("cudaStreamSynchronize(stream)") and waits.search("cudaMemcpy(a, b, n, kind)")
     assert waits.search("cuMemFree(p)") and not waits.search("cudaMemcpyAsync(a, b, n, kind, stream)")
-    for path in sources():
+    for path in rooms.sources(CSRC):
         assert not waits.findall(without_comments(path)), path.relative_to(ROOT)
 
 
@@ -111,6 +97,7 @@ def test_registry_file_equals_the_module() -> None:
 
 
 PLANNER = CSRC / "gemm/planner"
+PLANNER_SOURCES = [path for path in rooms.sources(CSRC) if path.is_relative_to(PLANNER)]
 FAMILIES = (
     re.findall(r"^EPIGEMM_FAMILY\((\w+)\)$", (CSRC / "gemm/families.def").read_text(), re.M)
     if CSRC.is_dir()
@@ -124,17 +111,17 @@ def without_comments(path: Path) -> str:
 
 def test_the_planner_names_no_family() -> None:
     """It asks all of them alike: a new one is a line of families.def and a folder."""
-    assert len(FAMILIES) >= 3 and len(sources_in(PLANNER)) > 8
+    assert len(FAMILIES) >= 3 and len(PLANNER_SOURCES) > 8
     names = re.compile(
         "|".join([*FAMILIES, r"sm_?\d\d", "narrow", "swap_?ab", "swap-ab", "fp16x3", "tma", "hopper"]), re.I
     )
-    for path in sources_in(PLANNER):
+    for path in PLANNER_SOURCES:
         assert not names.search(without_comments(path)), path.relative_to(ROOT)
 
 
 def test_the_planner_knows_no_capability() -> None:
     """But for 0, which is no CUDA device: what runs where the families say."""
-    for path in sources_in(PLANNER):
+    for path in PLANNER_SOURCES:
         for line in without_comments(path).splitlines():
             if "capability" in line:
                 assert not re.search(r"[1-9]", line), f"{path.relative_to(ROOT)}: {line.strip()}"
@@ -143,7 +130,7 @@ def test_the_planner_knows_no_capability() -> None:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_family_is_a_folder_of_the_same_files(family: str) -> None:
     folder = CSRC / "gemm" / family
-    for name in ("family.cpp", "tiles.h", "costs.h", "open.cu"):
+    for name in ("family.cpp", "tiles.h", "costs.h", "open.cu", "open.cmake"):
         assert (folder / name).is_file(), name
     assert f"namespace epigemm::{family} {{" in (folder / "family.cpp").read_text()
 
@@ -163,7 +150,7 @@ def test_every_folder_with_a_family_is_listed() -> None:
 
 def test_no_number_of_multiprocessors_in_the_code() -> None:
     """Devices differ: the count is read at run time. Only the cost model's constants may say where they were taken."""
-    for path in sources():
+    for path in rooms.sources(CSRC):
         code = re.sub(r"//.*", "", path.read_text())
         for line in code.splitlines():
             if re.search(r"(?<![\w.])(132|114|108|78)(?![\w.])", line):

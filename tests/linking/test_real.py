@@ -21,7 +21,7 @@ pytestmark = pytest.mark.skipif(
 ROOT = Path(__file__).parents[2]
 SYMBOL = "epigemm_open_test"
 KERNEL = """
-#include "link/open.h"
+#include "open/contract.h"
 extern "C" __global__ void epigemm_open_test(const float* x, const float* bias, float* y, int n) {
   const int i = blockIdx.x * blockDim.x + threadIdx.x;
   const float c0 = epigemm_operand(0) ? bias[i % n] : 0.f;

@@ -20,7 +20,7 @@ def test_the_traits_are_those_of_the_kernels() -> None:
 
 
 def test_the_slots_are_those_of_the_kernels() -> None:
-    values = re.search(r"#define EPIGEMM_VALUES (.*)", (CSRC / "link/open.h").read_text())
+    values = re.search(r"#define EPIGEMM_VALUES (.*)", (CSRC / "open/contract.h").read_text())
     assert values and tuple(values[1].split(", ")) == SLOTS
 
 

@@ -3,8 +3,10 @@
 
 #include <functional>
 #include <string>
+#include <vector>
 
 #include "gemm/problem.h"
+#include "open/kernel_names.h"
 
 namespace epigemm {
 
@@ -45,6 +47,18 @@ class Family {
   // The plan of batch-invariant calls: a tile that M does not choose, K not split. M decides over the swizzle alone,
   // which orders the tiles. A fallback plan where the family has none.
   virtual Plan invariant_plan(const Problem&) const { return {}; }
+
+  // Bytes of problem.workspace that `launch` needs. A weight that is packed already (problem.packed_weight) takes none.
+  virtual int64_t workspace_bytes(const Problem&) const { return 0; }
+
+  // The open kernels that `launch` takes for this plan, in its order.
+  virtual open::KernelNames kernels(const Problem&, const Plan&) const = 0;
+
+  // The same where nothing is known of the operands' addresses and strides: every kernel that the plan may take.
+  virtual std::vector<open::KernelName> possible_kernels(const Problem& problem, const Plan& plan) const {
+    const open::KernelNames names = kernels(problem, plan);
+    return {names.begin(), names.end()};
+  }
 
   virtual int tile_count(Arithmetic) const = 0;
   virtual TileText describe(const Problem&, int tile) const = 0;

@@ -2,14 +2,14 @@
 #pragma once
 
 #include "cutlass/epilogue/fusion/sm90_callbacks_tma_warpspecialized.hpp"
-#include "link/open.h"
+#include "open/contract.h"
 
 namespace epigemm::sm90 {
 
 namespace fusion = cutlass::epilogue::fusion;
 
 struct OpenArguments {
-  link::Operands<float> operands;
+  open::Operands<float> operands;
   const float* row_roots = nullptr;     // along the kernel's rows
   const float* column_roots = nullptr;  // along its columns
 };
@@ -19,8 +19,8 @@ template <class Traits, bool AlongRows>
 struct OpenVectors {
   static constexpr bool are_columns = AlongRows == Traits::kTransposed;  // of D
   static constexpr int kRoots = Traits::Sums::has_roots ? 1 : 0;
-  static constexpr int kFirstSlot = are_columns ? link::kColumn0 : link::kRow0;
-  static constexpr int kOperands = are_columns ? link::kColumns : link::kRows;
+  static constexpr int kFirstSlot = are_columns ? open::kColumn0 : open::kRow0;
+  static constexpr int kOperands = are_columns ? open::kColumns : open::kRows;
   static constexpr int kCount = kRoots + kOperands;
 
   int kinds[kCount];
@@ -29,7 +29,7 @@ struct OpenVectors {
   CUTLASS_DEVICE void ask() {
     CUTLASS_PRAGMA_UNROLL
     for (int i = 0; i < kCount; ++i) {
-      kinds[i] = i < kRoots ? link::kOfCompute : epigemm_operand(kFirstSlot + i - kRoots);
+      kinds[i] = i < kRoots ? open::kOfCompute : epigemm_operand(kFirstSlot + i - kRoots);
     }
   }
 
@@ -39,10 +39,10 @@ struct OpenVectors {
   }
 
   CUTLASS_DEVICE bool is_float(int i) const {
-    return cute::is_same_v<typename Traits::Operand, float> || kinds[i] == link::kOfCompute;
+    return cute::is_same_v<typename Traits::Operand, float> || kinds[i] == open::kOfCompute;
   }
 
-  CUTLASS_DEVICE bool is_read(int i) const { return kinds[i] != link::kUnread; }
+  CUTLASS_DEVICE bool is_read(int i) const { return kinds[i] != open::kUnread; }
 };
 
 // One consumer thread's part of a tile. Partition: says which elements are the thread's, and in which order.
@@ -70,12 +70,12 @@ struct OpenCallbacks : fusion::EmptyConsumerStoreCallbacks {
 
   RowVectors row_vectors;
   ColumnVectors column_vectors;
-  int matrix_kinds[link::kMatrices];
+  int matrix_kinds[open::kMatrices];
 
-  float scalars[link::kScalars];
+  float scalars[open::kScalars];
   OfTile by_row[RowVectors::kCount];
   OfPass by_column[ColumnVectors::kCount];
-  uint32_t by_element[link::kMatrices][kPassElements];
+  uint32_t by_element[open::kMatrices][kPassElements];
 
   template <class Extents, class Coordinates>
   CUTLASS_DEVICE OpenCallbacks(OpenArguments const& arguments, FragmentC const& c, char* shared, Extents const& extents,
@@ -91,8 +91,8 @@ struct OpenCallbacks : fusion::EmptyConsumerStoreCallbacks {
     row_vectors.ask();
     column_vectors.ask();
     CUTLASS_PRAGMA_UNROLL
-    for (int i = 0; i < link::kMatrices; ++i) {
-      matrix_kinds[i] = epigemm_operand(link::kMatrix0 + i);
+    for (int i = 0; i < open::kMatrices; ++i) {
+      matrix_kinds[i] = epigemm_operand(open::kMatrix0 + i);
       CUTLASS_PRAGMA_UNROLL
       for (uint32_t& word : by_element[i]) word = 0;
     }
@@ -140,9 +140,9 @@ struct OpenCallbacks : fusion::EmptyConsumerStoreCallbacks {
 
   CUTLASS_DEVICE void load_scalars() {
     CUTLASS_PRAGMA_UNROLL
-    for (int i = 0; i < link::kScalars; ++i) {
-      if (epigemm_operand(link::kScalar0 + i) == link::kUnread) continue;
-      auto* const data = static_cast<const float*>(arguments.operands.data[link::kScalar0 + i]);
+    for (int i = 0; i < open::kScalars; ++i) {
+      if (epigemm_operand(open::kScalar0 + i) == open::kUnread) continue;
+      auto* const data = static_cast<const float*>(arguments.operands.data[open::kScalar0 + i]);
       scalars[i] = data ? *data : arguments.operands.scalars[i];
     }
   }
@@ -239,25 +239,25 @@ struct OpenCallbacks : fusion::EmptyConsumerStoreCallbacks {
   // --- matrices ------------------------------------------------------------------------------------------------------
 
   CUTLASS_DEVICE bool is_loaded(int i) const {
-    return matrix_kinds[i] != link::kUnread && !(Traits::kMatrixByTma && i == 0);
+    return matrix_kinds[i] != open::kUnread && !(Traits::kMatrixByTma && i == 0);
   }
 
   CUTLASS_DEVICE bool is_matrix_float(int i) const {
-    return cute::is_same_v<Operand, float> || matrix_kinds[i] == link::kOfCompute;
+    return cute::is_same_v<Operand, float> || matrix_kinds[i] == open::kOfCompute;
   }
 
   // A thread's elements are neighbours in the kernel's row two by two. Where D lies as the kernel's rows, every such
   // pair is one load, if rows and pairs agree.
   CUTLASS_DEVICE bool has_aligned_pairs(int i) const {
     const uint64_t bytes = is_matrix_float(i) ? sizeof(float) : sizeof(Operand);
-    const uint64_t address = reinterpret_cast<uint64_t>(arguments.operands.data[link::kMatrix0 + i]);
+    const uint64_t address = reinterpret_cast<uint64_t>(arguments.operands.data[open::kMatrix0 + i]);
     const uint64_t stride = static_cast<uint64_t>(arguments.operands.matrix_strides[i]) * bytes;
     return ((address | stride) & (2 * bytes - 1)) == 0 && n_end % 2 == 0;
   }
 
   template <class T>
   CUTLASS_DEVICE const T* element_address(int i, int m, int n) const {
-    auto* const data = static_cast<const T*>(arguments.operands.data[link::kMatrix0 + i]);
+    auto* const data = static_cast<const T*>(arguments.operands.data[open::kMatrix0 + i]);
     const int64_t stride = arguments.operands.matrix_strides[i];
     return Traits::kTransposed ? data + n * stride + m : data + m * stride + n;
   }
@@ -328,7 +328,7 @@ struct OpenCallbacks : fusion::EmptyConsumerStoreCallbacks {
   CUTLASS_DEVICE void begin_loop(int epi_m, int epi_n) {
     if (epi_m == 0) fetch_column_vectors(epi_n);  // the passes go down the rows first
     CUTLASS_PRAGMA_UNROLL
-    for (int i = 0; i < link::kMatrices; ++i) {
+    for (int i = 0; i < open::kMatrices; ++i) {
       if (!is_loaded(i)) continue;
       if (is_matrix_float(i)) {
         load_matrix<float>(i, epi_m, epi_n);

@@ -1,5 +1,5 @@
 // The epilogue of an open kernel: one CUTLASS epilogue visitor for every kind of operand. Which of them are read is
-// decided when a functor is linked in (csrc/link/open.h); the code of the others is gone then.
+// decided when a functor is linked in (csrc/open/contract.h); the code of the others is gone then.
 //
 // A vector along the kernel's columns waits in shared memory, as far as there is room; one along its rows is in the
 // registers of the threads that own the rows. A kernel that computes the transpose of D has D's columns along its rows:
@@ -111,7 +111,7 @@ struct OpenNode {
 
   CUTLASS_DEVICE bool is_C_load_needed() const {
     if constexpr (Traits::kMatrixByTma) {
-      return epigemm_operand(link::kMatrix0) != link::kUnread;
+      return epigemm_operand(open::kMatrix0) != open::kUnread;
     } else {
       return false;
     }

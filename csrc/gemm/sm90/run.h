@@ -3,7 +3,6 @@
 
 #include "cute/int_tuple.hpp"
 #include "device/launch.h"
-#include "link/load.h"
 
 namespace epigemm::sm90 {
 
@@ -31,7 +30,7 @@ const char* run(const void* kernel, typename Kernel::Arguments const& arguments,
   // The persistent scheduler needs no workspace.
   typename Kernel::Params params = Kernel::to_underlying_arguments(arguments, /*workspace=*/nullptr);
   const LaunchShape shape = shape_of<Kernel>(params, arguments.hw_info.device_id, stream);
-  if (const char* const refused = link::allow(kernel, shape.device, shape.shared_bytes, sizeof params)) return refused;
+  if (const char* const refused = cuda::allow(kernel, shape.device, shape.shared_bytes, sizeof params)) return refused;
   void* parameters[] = {&params};
   return cuda::launch(kernel, shape, parameters);
 }

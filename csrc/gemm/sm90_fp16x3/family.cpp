@@ -1,10 +1,13 @@
 // fp32 products on fp16 slices: three products of two slices each (fp16x3), or one (fp16x1). And in fp32
 // multiply-adds, by the fixup kernel, which recomputes what slices cannot represent: for batch-invariant calls alone,
 // which PyTorch's GEMM cannot answer.
+#include <iterator>
+
 #include "gemm/grid.h"
 #include "gemm/planner/family.h"
 #include "gemm/sm90/coverage.h"
 #include "gemm/sm90_fp16x3/costs.h"
+#include "gemm/sm90_fp16x3/kernels.h"
 #include "gemm/sm90_fp16x3/layout.h"
 #include "gemm/text.h"
 
@@ -46,6 +49,15 @@ bool is_candidate(const Problem& p, const Tile& tile) {
   if (!tile.transposed) return true;
   if (p.m <= tile.m) return p.k >= kLeastK;
   return tile.m == 16 && p.m <= 2 * tile.m && p.k >= kLeastKOfTwo && p.n < kMostColumnsOfTwo;
+}
+
+open::KernelName gemm_name(Arithmetic arithmetic, int tile) {
+  constexpr open::KernelName kSplitNames[] = {"epigemm_open_sm90_fp16x3_split_0", "epigemm_open_sm90_fp16x3_split_1",
+                                              "epigemm_open_sm90_fp16x3_split_2", "epigemm_open_sm90_fp16x3_split_3"};
+  constexpr open::KernelName kScaledNames[] = {"epigemm_open_sm90_fp16x3_scaled_0", "epigemm_open_sm90_fp16x3_scaled_1",
+                                               "epigemm_open_sm90_fp16x3_scaled_2"};
+  static_assert(std::size(kSplitNames) == kSplitTileCount && std::size(kScaledNames) == kScaledTileCount);
+  return arithmetic == Arithmetic::Split ? kSplitNames[tile] : kScaledNames[tile];
 }
 
 class FP16x3 final : public Family {
@@ -108,6 +120,23 @@ class FP16x3 final : public Family {
   Plan invariant_plan(const Problem& problem) const override {
     if (problem.arithmetic == Arithmetic::IEEE) return {FamilyId::sm90_fp16x3};
     return plan_of(problem, invariant_tile(problem.arithmetic), Raster::AlongM);
+  }
+
+  int64_t workspace_bytes(const Problem& p) const override {
+    if (p.arithmetic == Arithmetic::IEEE) return 0;
+    const int slices = slices_of(p.arithmetic);
+    return split_bytes(p.m, p.k, slices) + (p.packed_weight ? 0 : split_bytes(p.n, p.k, slices));
+  }
+
+  open::KernelNames kernels(const Problem& problem, const Plan& plan) const override {
+    open::KernelNames names;
+    if (problem.arithmetic == Arithmetic::IEEE) {
+      names.add("epigemm_open_fp32");
+    } else {
+      names.add(gemm_name(problem.arithmetic, plan.tile));
+      names.add("epigemm_open_fixup");
+    }
+    return names;
   }
 
   int tile_count(Arithmetic arithmetic) const override {

@@ -5,7 +5,7 @@
 #include "gemm/sm90_fp16x3/fp32_tile.cuh"
 #include "gemm/sm90_fp16x3/range_check.h"
 #include "gemm/sm90_fp16x3/fixup.h"
-#include "link/open.h"
+#include "open/contract.h"
 
 namespace epigemm::sm90_fp16x3 {
 
@@ -18,7 +18,7 @@ struct FixupArguments {
   SplitMatrix split_x, split_weight;
   float* out;
   int64_t out_row_stride;
-  link::Operands<float> operands;
+  open::Operands<float> operands;
   bool x_statistics_are_there;  // before the GEMM ahead has finished
 };
 

@@ -2,17 +2,15 @@
 
 #include "gemm/sm90_fp16x3/fixup.h"
 #include "gemm/sm90_fp16x3/split_rows.h"
-#include "link/kernels.h"
+#include "open/kernel_names.h"
 
 namespace epigemm::sm90_fp16x3 {
 
 namespace {
 
-const char* launch_on_slices(Problem const& problem, Plan const& plan, const void* kernel, StridedMatrix const& x,
-                             StridedMatrix const& weight) {
+const char* launch_on_slices(Problem const& problem, Plan const& plan, open::Kernels const& kernels,
+                             StridedMatrix const& x, StridedMatrix const& weight) {
   if (!problem.workspace) return "fp16 slices need a workspace";
-  const void* const fixup = link::find(problem.epilogue, {link::Part::fixup});
-  if (!fixup) return link::kNotLinked;
   const int slices = slices_of(problem.arithmetic);
   void* const x_buffer = problem.workspace;
   void* weight_buffer = problem.packed_weight;
@@ -27,17 +25,17 @@ const char* launch_on_slices(Problem const& problem, Plan const& plan, const voi
   if (const char* const refused = split(x, x_buffer)) return refused;
   const SplitProblem split_problem{problem, split_view(x_buffer, problem.m, problem.k, slices),
                                    split_view(weight_buffer, problem.n, problem.k, slices)};
-  const char* const refused = launch_gemm(split_problem, plan, kernel);
-  return refused ? refused : launch_fixup({split_problem, x, weight}, fixup);
+  const char* const refused = launch_gemm(split_problem, plan, kernels.handles[0]);
+  return refused ? refused : launch_fixup({split_problem, x, weight}, kernels.handles[1]);
 }
 
 }  // namespace
 
-const char* launch(Problem const& problem, Plan const& plan, const void* kernel) {
+const char* launch(Problem const& problem, Plan const& plan, open::Kernels const& kernels) {
   const StridedMatrix x = strided(problem.x, problem.m, problem.k);
   const StridedMatrix weight = strided(problem.weight, problem.n, problem.k);
-  if (problem.arithmetic != Arithmetic::IEEE) return launch_on_slices(problem, plan, kernel, x, weight);
-  return launch_fp32({{problem, {}, {}}, x, weight}, kernel);
+  if (problem.arithmetic != Arithmetic::IEEE) return launch_on_slices(problem, plan, kernels, x, weight);
+  return launch_fp32({{problem, {}, {}}, x, weight}, kernels.handles[0]);
 }
 
 }  // namespace epigemm::sm90_fp16x3

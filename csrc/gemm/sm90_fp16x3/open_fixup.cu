@@ -2,8 +2,8 @@
 #include <algorithm>
 
 #include "device/launch.h"
+#include "gemm/operands.h"
 #include "gemm/sm90_fp16x3/fixup.cuh"
-#include "link/kernels.h"
 
 namespace epigemm::sm90_fp16x3 {
 namespace {
@@ -12,7 +12,7 @@ FixupArguments fixup_arguments(FixupProblem const& fixup) {
   Problem const& problem = fixup.split.problem;
   return {
       fixup.x, fixup.weight, fixup.split.x, fixup.split.weight, static_cast<float*>(problem.out.data),
-      problem.out.row_stride, link::operands_of(problem),
+      problem.out.row_stride, operands_of(problem),
       // This kernel starts when every CTA of the GEMM allows it. The split's mainloop does so when it has seen the
       // end of the kernels that wrote the statistics; CUTLASS's own, which the scaled product has, may do so before.
       problem.arithmetic == Arithmetic::Split};

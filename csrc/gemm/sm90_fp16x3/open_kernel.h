@@ -1,10 +1,10 @@
 // The kernels on fp16 slices with an open epilogue, which gets the true product.
 #pragma once
 
+#include "gemm/operands.h"
 #include "gemm/sm90/open_node.h"
 #include "gemm/sm90_fp16x3/parts.h"
 #include "gemm/sm90_fp16x3/rescale.h"
-#include "link/kernels.h"
 
 namespace epigemm::sm90_fp16x3 {
 
@@ -41,7 +41,7 @@ struct OpenKernel {
     using Arguments = typename GemmKernel::Arguments;
     auto arguments = Types::template arguments<Arguments, typename GemmKernel::StrideD>(problem, plan);
     arguments.epilogue.thread = {
-        /*operands=*/link::operands_of(problem.problem),
+        /*operands=*/operands_of(problem.problem),
         /*row_roots=*/Types::a_of(problem).roots,
         /*column_roots=*/Types::b_of(problem).roots,
     };

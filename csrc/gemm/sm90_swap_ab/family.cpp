@@ -2,6 +2,7 @@
 #include "gemm/grid.h"
 #include "gemm/planner/family.h"
 #include "gemm/sm90/coverage.h"
+#include "gemm/sm90/kernel_names.h"
 #include "gemm/sm90_swap_ab/costs.h"
 #include "gemm/text.h"
 
@@ -62,6 +63,13 @@ class SwapAB final : public Family {
 
   double microseconds(const Problem& problem, const Plan& plan) const override {
     return sm90_swap_ab::microseconds(problem, plan);
+  }
+
+  open::KernelNames kernels(const Problem& problem, const Plan& plan) const override {
+    static const sm90::TileNames all("sm90_swap_ab", kTileCount);
+    open::KernelNames names;
+    names.add(all.of(problem.x.element, plan.tile));
+    return names;
   }
 
   int tile_count(Arithmetic) const override { return kTileCount; }

@@ -18,9 +18,9 @@
 #include "cutlass/arch/barrier.h"
 #include "cutlass/arch/grid_dependency_control.h"
 #include "cutlass/gemm/collective/collective_builder.hpp"
-#include "elementwise/types.cuh"
+#include "device/types.cuh"
 #include "gemm/sm90_swap_ab/tiles.h"
-#include "link/open.h"
+#include "open/contract.h"
 
 namespace epigemm::sm90_swap_ab {
 
@@ -53,7 +53,7 @@ struct Arguments {
   int64_t out_row_stride;
   int m, n;
   int steps;  // stages of K, over all CTAs of a cluster
-  link::Operands<float> operands;
+  open::Operands<float> operands;
 };
 
 template <class Stored_, int TileIndex>

@@ -3,10 +3,9 @@
 
 #include "device/launch.h"
 #include "gemm/grid.h"
+#include "gemm/operands.h"
 #include "gemm/problem.h"
 #include "gemm/sm90_swap_ab/kernel.cuh"
-#include "link/kernels.h"
-#include "link/load.h"
 
 namespace epigemm::sm90_swap_ab {
 
@@ -50,7 +49,7 @@ const char* launch_tile(Problem const& problem, Plan const& plan, const void* ke
                       static_cast<int>(problem.m),
                       static_cast<int>(problem.n),
                       static_cast<int>(ceil_div(problem.k, Config::kTileK)),
-                      link::operands_of(problem)};
+                      operands_of(problem)};
   const auto tiles_m = static_cast<unsigned>(ceil_div(problem.m, Config::tile.m));
   const auto tiles_n = static_cast<unsigned>(ceil_div(problem.n, Config::tile.n));
   const auto splits = static_cast<unsigned>(plan.splits);
@@ -63,7 +62,7 @@ const char* launch_tile(Problem const& problem, Plan const& plan, const void* ke
                                 problem.stream,
                                 /*dependent=*/true};
   const char* const refused =
-      link::allow(kernel, shape.device, shape.shared_bytes, /*parameter_bytes=*/sizeof(CUtensorMap));
+      cuda::allow(kernel, shape.device, shape.shared_bytes, /*parameter_bytes=*/sizeof(CUtensorMap));
   return refused ? refused : cuda::launch(kernel, shape, parameters);
 }
 

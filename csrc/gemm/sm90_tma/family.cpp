@@ -3,6 +3,7 @@
 #include "gemm/planner/family.h"
 #include "gemm/sm90/coverage.h"
 #include "gemm/sm90_tma/costs.h"
+#include "gemm/sm90_tma/kernel_names.h"
 #include "gemm/text.h"
 
 namespace epigemm::sm90_tma {
@@ -51,6 +52,21 @@ class Tma final : public Family {
   }
 
   Plan invariant_plan(const Problem& problem) const override { return plan_of(problem, kInvariantTile); }
+
+  open::KernelNames kernels(const Problem& problem, const Plan& plan) const override {
+    open::KernelNames names;
+    names.add(kernel_name(problem.x.element, plan.tile, has_matrix_by_tma(problem)));
+    return names;
+  }
+
+  // Whether a matrix comes by TMA depends on its address and stride.
+  std::vector<open::KernelName> possible_kernels(const Problem& problem, const Plan& plan) const override {
+    std::vector<open::KernelName> names = {kernel_name(problem.x.element, plan.tile, /*has_matrix_by_tma=*/false)};
+    if (reads_matrix(epilogue_info(problem.epilogue))) {
+      names.push_back(kernel_name(problem.x.element, plan.tile, /*has_matrix_by_tma=*/true));
+    }
+    return names;
+  }
 
   int tile_count(Arithmetic) const override { return kTileCount; }
 

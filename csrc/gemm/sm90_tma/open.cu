@@ -1,7 +1,6 @@
 // The host's half of the large tiles: no device code in here.
-#include "gemm/sm90_tma/open.h"
-
 #include "gemm/sm90/run.h"
+#include "gemm/sm90_tma/kernel_names.h"
 #include "gemm/sm90_tma/open_kernel.h"
 
 namespace epigemm::sm90_tma {
@@ -31,7 +30,8 @@ const char* launch_element(Problem const& problem, Plan const& plan, const void*
 
 }  // namespace
 
-const char* launch(Problem const& problem, Plan const& plan, const void* kernel) {
+const char* launch(Problem const& problem, Plan const& plan, open::Kernels const& kernels) {
+  const void* const kernel = kernels.handles[0];
   switch (problem.x.element) {
     case ElementType::Float16:
       return launch_element<element::float16>(problem, plan, kernel);

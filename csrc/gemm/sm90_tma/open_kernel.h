@@ -1,9 +1,9 @@
 // One fused GEMM on Hopper: CUTLASS's TMA warp-specialised mainloop and an open epilogue.
 #pragma once
 
+#include "gemm/operands.h"
 #include "gemm/sm90/open_node.h"
 #include "gemm/sm90_tma/parts.h"
-#include "link/kernels.h"
 
 namespace epigemm::sm90_tma {
 
@@ -32,10 +32,10 @@ struct OpenKernel {
 
   static auto arguments(Problem const& problem, Plan const& plan) {
     auto arguments = Types::template arguments<typename GemmKernel::Arguments>(problem, plan);
-    arguments.epilogue.thread = {/*operands=*/link::operands_of(problem)};
+    arguments.epilogue.thread = {/*operands=*/operands_of(problem)};
     if constexpr (MatrixByTma) {
-      link::Operands<float> const& operands = arguments.epilogue.thread.operands;
-      arguments.epilogue.ptr_C = static_cast<Element const*>(operands.data[link::kMatrix0]);
+      open::Operands<float> const& operands = arguments.epilogue.thread.operands;
+      arguments.epilogue.ptr_C = static_cast<Element const*>(operands.data[open::kMatrix0]);
       arguments.epilogue.dC = {operands.matrix_strides[0], cute::_1{}, 0};
     }
     return arguments;

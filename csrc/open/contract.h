@@ -12,7 +12,7 @@
 
 #include "epilogue/operands.h"
 
-namespace epigemm::link {
+namespace epigemm::open {
 
 // What a functor may read beside the accumulator has one slot each: those of a kind side by side, kinds in their order.
 EPIGEMM_HOST_DEVICE constexpr int first_slot(OperandKind kind) {
@@ -46,7 +46,7 @@ struct Operands {
 
 #endif
 
-}  // namespace epigemm::link
+}  // namespace epigemm::open
 
 #if defined(__CUDACC__)
 

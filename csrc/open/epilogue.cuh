@@ -2,10 +2,10 @@
 // behind `epigemm_operand`: the linker drops those of slots that the functor does not read.
 #pragma once
 
-#include "elementwise/types.cuh"
-#include "link/open.h"
+#include "device/types.cuh"
+#include "open/contract.h"
 
-namespace epigemm::link {
+namespace epigemm::open {
 
 // Values by slot.
 __device__ __forceinline__ float apply(float acc, const float (&v)[kSlots]) {
@@ -64,8 +64,8 @@ class Neighbours {
 
   template <Access access>
   __device__ __forceinline__ void load(int kind, const void* data, int64_t index, int64_t count) {
-    if (kind == kOfElement) link::load<access>(of_element_, data, index, count);
-    if (kind == kOfCompute) link::load<access>(of_compute_, data, index, count);
+    if (kind == kOfElement) open::load<access>(of_element_, data, index, count);
+    if (kind == kOfCompute) open::load<access>(of_compute_, data, index, count);
   }
 
   __device__ __forceinline__ void clear() {
@@ -87,7 +87,7 @@ template <class Element, int kWidth, Access access>
 class Epilogue {
  public:
   using Compute = typename cuda::ComputeType<Element>::type;
-  using Operands = link::Operands<Compute>;
+  using Operands = open::Operands<Compute>;
 
   // What it reads for one row of these columns.
   struct Row {
@@ -142,13 +142,13 @@ class Epilogue {
   __device__ __forceinline__ Compute apply(Compute acc, const Row& row, int i) const {
     Compute values[kSlots];
     gather(row, i, values);
-    return link::apply(acc, values);
+    return open::apply(acc, values);
   }
 
   __device__ __forceinline__ Compute slope(Compute acc, const Row& row, int i, int slot) const {
     Compute values[kSlots];
     gather(row, i, values);
-    return link::slope(acc, values, slot);
+    return open::slope(acc, values, slot);
   }
 
  private:
@@ -177,4 +177,4 @@ class Epilogue {
   Neighbours<Element, kWidth> columns_[kColumns];
 };
 
-}  // namespace epigemm::link
+}  // namespace epigemm::open

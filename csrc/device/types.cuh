@@ -4,7 +4,7 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
-#include "gemm/problem.h"
+#include "device/element.h"
 
 namespace epigemm::cuda {
 

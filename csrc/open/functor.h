@@ -6,9 +6,9 @@
 #pragma once
 
 #include "epilogue/primitives.h"  // before the functor
-#include "link/open.h"
+#include "open/contract.h"
 
-namespace epigemm::link {
+namespace epigemm::open {
 
 // Of an operand by its place in the functor's list: the first of a kind has the first of its kind's.
 template <class Functor>
@@ -66,25 +66,25 @@ __device__ __forceinline__ T slope_of(T acc, const T* values, int by) {
   return result.constant ? T(0) : result.derivative;
 }
 
-}  // namespace epigemm::link
+}  // namespace epigemm::open
 
 #define EPIGEMM_LINKED_FUNCTOR(Functor, Number)                                                              \
-  extern "C" __device__ int epigemm_operand(int slot) { return epigemm::link::kind_of_slot<Functor>(slot); } \
+  extern "C" __device__ int epigemm_operand(int slot) { return epigemm::open::kind_of_slot<Functor>(slot); } \
   extern "C" __device__ float epigemm_apply(float acc, EPIGEMM_SLOTS(float)) {                               \
     const float values[] = {EPIGEMM_VALUES};                                                                 \
-    const epigemm::link::Values<Number, float> make{values};                                                 \
-    return static_cast<float>(epigemm::link::apply_functor<Functor>(make, Number(acc)));                     \
+    const epigemm::open::Values<Number, float> make{values};                                                 \
+    return static_cast<float>(epigemm::open::apply_functor<Functor>(make, Number(acc)));                     \
   }                                                                                                          \
   extern "C" __device__ double epigemm_apply_double(double acc, EPIGEMM_SLOTS(double)) {                     \
     const double values[] = {EPIGEMM_VALUES};                                                                \
-    const epigemm::link::Values<double, double> make{values};                                                \
-    return epigemm::link::apply_functor<Functor>(make, acc);                                                 \
+    const epigemm::open::Values<double, double> make{values};                                                \
+    return epigemm::open::apply_functor<Functor>(make, acc);                                                 \
   }                                                                                                          \
   extern "C" __device__ float epigemm_slope(float acc, EPIGEMM_SLOTS(float), int slot) {                     \
     const float values[] = {EPIGEMM_VALUES};                                                                 \
-    return epigemm::link::slope_of<Functor>(acc, values, slot);                                              \
+    return epigemm::open::slope_of<Functor>(acc, values, slot);                                              \
   }                                                                                                          \
   extern "C" __device__ double epigemm_slope_double(double acc, EPIGEMM_SLOTS(double), int slot) {           \
     const double values[] = {EPIGEMM_VALUES};                                                                \
-    return epigemm::link::slope_of<Functor>(acc, values, slot);                                              \
+    return epigemm::open::slope_of<Functor>(acc, values, slot);                                              \
   }

@@ -1,0 +1,12 @@
+# fp32 on fp16 slices, its fixup, and fp32 in multiply-adds.
+foreach(tiles split:4 scaled:3)
+  string(REGEX MATCH "^([a-z]+):([0-9]+)$" _ "${tiles}")
+  set(arithmetic ${CMAKE_MATCH_1})
+  epigemm_symbols(symbols ${CMAKE_MATCH_2} epigemm_open_sm90_fp16x3_${arithmetic}_ "")
+  epigemm_open_kernel(epigemm_open_sm90_fp16x3_${arithmetic} gemm/sm90_fp16x3/open_${arithmetic}.cu.in ARCH lto_90a
+                      CUTLASS SYMBOLS ${symbols})
+endforeach()
+epigemm_open_kernel(epigemm_open_fixup gemm/sm90_fp16x3/open_fixup_unit.cu.in ARCH lto_90a
+                    DEFINITIONS EPIGEMM_RUN=run_fixup)
+epigemm_open_kernel(epigemm_open_fp32 gemm/sm90_fp16x3/open_fixup_unit.cu.in ARCH lto_90a
+                    DEFINITIONS EPIGEMM_RUN=run_fp32)
