@@ -24,7 +24,7 @@ endfunction()
 
 # --- the registry, the planner and the call: plain C++ ----------------------------------------------------------------------
 file(GLOB core_sources CONFIGURE_DEPENDS "${csrc}/epilogue/*.cpp" "${csrc}/elementwise/*.cpp" "${csrc}/call/*.cpp"
-     "${csrc}/gemm/planner/*.cpp" "${csrc}/gemm/*/coverage.cpp" "${csrc}/gemm/*/family.cpp"
+     "${csrc}/gemm/planner/*.cpp" "${csrc}/gemm/*/coverage.cpp" "${csrc}/gemm/*/cublas.cpp" "${csrc}/gemm/*/family.cpp"
      "${csrc}/gemm/*/kernel_names.cpp" "${csrc}/link/kernels.cpp" "${csrc}/open/*.cpp")
 # What needs a GPU has a stand-in that says so.
 if(EPIGEMM_GEMM_ARCHITECTURES)

@@ -53,7 +53,12 @@ ROOMS = (
     ),
     Room("gemm", PLAIN, (), "`problem.h` (plain structs), `families.def`, `launch`"),
     Room("gemm/planner", (*PLAIN, "gemm"), (), "the choice, the fallback, measured times, the plan cache"),
-    Room("gemm/sm90", (*PLAIN, "gemm"), ("CUDA", "CUTLASS"), "what Hopper's families share"),
+    Room(
+        "gemm/sm90",
+        (*PLAIN, "gemm", "gemm/planner"),
+        ("CUDA", "CUTLASS"),
+        "Hopper: its limits, its cuBLAS, what its families share",
+    ),
     Room(
         FAMILY,
         (*PLAIN, "gemm", "gemm/planner", "gemm/sm90"),

@@ -63,6 +63,7 @@ SOURCES = [
     "gemm/planner/families.cpp",
     *[f"gemm/{family}/family.cpp" for family in ("sm90_tma", "sm90_swap_ab", "sm90_fp16x3")],
     "gemm/sm90/coverage.cpp",
+    "gemm/sm90/cublas.cpp",
     "gemm/sm90/kernel_names.cpp",
     "gemm/sm90_tma/kernel_names.cpp",
 ]

@@ -1,3 +1,4 @@
+#include "gemm/planner/architecture.h"
 #include "gemm/planner/family.h"
 
 namespace epigemm {
@@ -19,6 +20,18 @@ const Family& family_of(FamilyId id) {
 #undef EPIGEMM_FAMILY
   };
   return *families[static_cast<int>(id)];
+}
+
+const Architecture& architecture_of(const Device& device) {
+  static const Architecture* const architectures[] = {
+#define EPIGEMM_ARCHITECTURE(name) &name::architecture(),
+#include "gemm/architectures.def"
+#undef EPIGEMM_ARCHITECTURE
+  };
+  for (const Architecture* architecture : architectures) {
+    if (architecture->is_of(device)) return *architecture;
+  }
+  return *architectures[0];
 }
 
 }  // namespace epigemm

@@ -1,13 +1,13 @@
 #include "gemm/sm90/coverage.h"
 
 #include "gemm/grid.h"
+#include "gemm/sm90/architecture.h"
 #include "gemm/text.h"
 
 namespace epigemm::sm90 {
 namespace {
 
-constexpr int kCapability = 9;     // 9.x: sm_90a code runs on nothing else
-constexpr int kTmaAlignment = 16;  // bytes: what the tensor memory accelerator asks of pointers and row strides
+constexpr int kTmaAlignment = Sm90::kTmaAlignment;
 
 std::string misaligned_row(const char* argument, const Matrix& matrix) {
   return text(argument, " has a row stride of ", matrix.row_stride, " elements (",
@@ -27,7 +27,7 @@ bool fits(int64_t elements, const Matrix& matrix) {
 }  // namespace
 
 std::string why_not_on(const Device& device) {
-  if (device.capability / 10 == kCapability) return std::string();
+  if (Sm90::is_of(device)) return std::string();
   return text("fused kernels exist for compute capability 9.0 (Hopper); this device has ", device.capability / 10, ".",
               device.capability % 10);
 }

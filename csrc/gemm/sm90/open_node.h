@@ -6,6 +6,7 @@
 // then the two kinds of vectors change places.
 #pragma once
 
+#include "gemm/sm90/architecture.h"
 #include "gemm/sm90/open_callbacks.h"
 
 namespace epigemm::sm90 {
@@ -58,15 +59,13 @@ struct OpenPartition {
   }
 };
 
-constexpr int kSharedBytes = 227 * 1024;  // a block's at most
-
 // What a multiprocessor's shared memory leaves for vectors beside the stages and the passes of C and D, up to what all
 // of them take in fp32. Epilogue: the collective, whatever its node has room for.
 template <class Epilogue, class Node>
 constexpr int open_vector_bytes(int bytes_of_stages) {
   constexpr int kBarriers = 1024, kAlignment = 128;
   using Passes = decltype(Epilogue::TensorStorage::collective);
-  const int left = kSharedBytes - kBarriers - bytes_of_stages - static_cast<int>(sizeof(Passes));
+  const int left = Sm90::kSharedBytes - kBarriers - bytes_of_stages - static_cast<int>(sizeof(Passes));
   return left < 0 ? 0 : left < Node::kMostVectorBytes ? left / kAlignment * kAlignment : Node::kMostVectorBytes;
 }
 

@@ -34,7 +34,7 @@ struct OpenKernel {
       sm90::open_vector_bytes<Epilogue<0>, Node<0>>(sizeof(typename CollectiveMainloop::SharedStorage::TensorStorage));
   using CollectiveEpilogue = Epilogue<vector_bytes>;
   using GemmKernel = typename Types::template GemmKernel<CollectiveMainloop, CollectiveEpilogue>;
-  static_assert(GemmKernel::SharedStorageSize <= sm90::kSharedBytes, "a stage too many");
+  static_assert(GemmKernel::SharedStorageSize <= Sm90::kSharedBytes, "a stage too many");
   static_assert(vector_bytes >= 2 * cute::size<1>(TileShape{}) * int(sizeof(float)), "no room for roots and a vector");
 
   static auto arguments(SplitProblem const& problem, Plan const& plan) {

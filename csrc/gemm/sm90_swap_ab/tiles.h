@@ -2,6 +2,8 @@
 // measured cost in costs.h. Free of CUTLASS, so that the planner can read them on a machine without a GPU.
 #pragma once
 
+#include "gemm/sm90/architecture.h"
+
 namespace epigemm::sm90_swap_ab {
 
 struct Tile {
@@ -29,8 +31,8 @@ constexpr Tile kTiles[] = {
 
 constexpr int kTileCount = sizeof(kTiles) / sizeof(kTiles[0]);
 
-// CTAs of a cluster, each with its part of K. Eight is the most that every device of the architecture takes.
-constexpr int kMostSplits = 8;
+// CTAs of a cluster, each with its part of K.
+constexpr int kMostSplits = Sm90::kMostClusterCtas;
 
 constexpr int kTileKBytes = 128;
 

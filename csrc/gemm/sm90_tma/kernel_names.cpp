@@ -1,12 +1,13 @@
 #include "gemm/sm90_tma/kernel_names.h"
 
+#include "gemm/sm90/architecture.h"
 #include "gemm/sm90/kernel_names.h"
 #include "gemm/sm90_tma/tiles.h"
 
 namespace epigemm::sm90_tma {
 namespace {
 
-constexpr int kTmaAlignment = 16;  // bytes, of addresses and row strides
+constexpr int kTmaAlignment = Sm90::kTmaAlignment;
 
 int first_matrix(const EpilogueInfo& epilogue) {
   for (int i = 1; i < epilogue.operand_count; ++i) {

@@ -27,7 +27,7 @@ struct OpenKernel {
       sm90::open_vector_bytes<Epilogue<0>, Node<0>>(sizeof(typename CollectiveMainloop::SharedStorage::TensorStorage));
   using CollectiveEpilogue = Epilogue<vector_bytes>;
   using GemmKernel = typename Types::template GemmKernel<CollectiveMainloop, CollectiveEpilogue>;
-  static_assert(GemmKernel::SharedStorageSize <= sm90::kSharedBytes, "a stage too many");
+  static_assert(GemmKernel::SharedStorageSize <= Sm90::kSharedBytes, "a stage too many");
   static_assert(vector_bytes >= 2048, "no room for columns");
 
   static auto arguments(Problem const& problem, Plan const& plan) {
