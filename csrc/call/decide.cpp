@@ -159,9 +159,8 @@ Gemm choose_gemm(const Prepared& prepared) {
     return is_rounded ? Gemm::WithBias : Gemm::Product;
   }
   if (!prepared.has_cublas) return is_rounded || epilogue == EpilogueId::bias ? Gemm::WithBias : Gemm::Product;
-  const bool is_empty = problem.m == 0 || problem.n == 0 || problem.k == 0;
   const bool is_double = problem.x.element == ElementType::Float64;
-  if (!is_empty && !is_double && problem.device.multiprocessors > 0) {
+  if (!problem.is_empty() && !is_double && problem.device.multiprocessors > 0) {
     problem.epilogue = EpilogueId::bias;
     problem.arithmetic = Arithmetic::IEEE;
     problem.is_tf32_allowed = order_of(prepared).is_tf32_allowed;
@@ -172,7 +171,8 @@ Gemm choose_gemm(const Prepared& prepared) {
   // Without any K PyTorch leaves the ReLU out; a single column it computes as a matrix times a vector, and rounds
   // before it adds the bias.
   const bool has_gaps = !prepared.is_out_matrix || (problem.m > 1 && problem.out.row_stride != problem.n);
-  const bool adds_relu = !is_empty && !is_double && problem.n > 1 && !has_gaps && problem.operands[0].stride == 1;
+  const bool adds_relu =
+      !problem.is_empty() && !is_double && problem.n > 1 && !has_gaps && problem.operands[0].stride == 1;
   if (adds_relu) return Gemm::WithBiasAndReLU;
   return is_rounded ? Gemm::WithBias : Gemm::Product;
 }

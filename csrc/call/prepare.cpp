@@ -49,7 +49,7 @@ Answer prepare(const LinearCall& call, Prepared* prepared) {
   problem.k = weight.sizes[1];
   problem.m = 1;
   for (int axis = 0; axis + 1 < x.dim; ++axis) problem.m *= x.sizes[axis];
-  if (problem.m == 0 || problem.n == 0 || problem.k == 0) return Answer::IsEmpty;
+  if (problem.is_empty()) return Answer::IsEmpty;
   const EpilogueInfo& epilogue = epilogue_info(call.epilogue);
   if (!epilogue.linear || !operands_fit(call, epilogue, &problem)) return Answer::DoesNotFit;
   prepared->is_x_strided = as_strided(x, problem.m, problem.k, &problem.x);

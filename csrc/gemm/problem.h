@@ -24,12 +24,21 @@ struct Matrix {
   int64_t row_stride = 0, column_stride = 1;  // elements
 };
 
+// A product's sizes. A family may decline some of them: none has kernels for more than one product a launch yet.
+struct Sizes {
+  int64_t m = 0, n = 0, k = 0, batch = 1;
+
+  bool is_empty() const { return m == 0 || n == 0 || k == 0 || batch == 0; }
+  bool operator==(const Sizes& other) const {
+    return m == other.m && n == other.n && k == other.k && batch == other.batch;
+  }
+};
+
 // D = epilogue(x @ weight^T): x is M x K, weight N x K, out (D) M x N.
-struct Problem {
+struct Problem : Sizes {
   EpilogueId epilogue{};
   Arithmetic arithmetic = Arithmetic::IEEE;
-  int64_t m = 0, n = 0, k = 0;
-  Matrix x, weight, out;
+  Matrix x, weight, out;                // the element type of each is a fact of its own
   int alignment = 0;                    // bytes: the largest power of two that divides the address of all three
   OperandValue operands[kMaxOperands];  // in the epilogue's order, the accumulator left out
   bool has_bias = true;                 // counts only where the epilogue has one

@@ -75,8 +75,7 @@ bool is_fallback_one_kernel(int64_t m, int64_t n, int64_t k, const Name& dtype, 
   problem.out.row_stride = n;
   problem.is_tf32_allowed = is_tf32_allowed;
   problem.device = described_device(gpu.values, device);
-  return m == 0 || n == 0 || k == 0 || problem.device.multiprocessors == 0 ||
-         is_fallback_expected_in_one_kernel(problem);
+  return problem.is_empty() || problem.device.multiprocessors == 0 || is_fallback_expected_in_one_kernel(problem);
 }
 
 }  // namespace

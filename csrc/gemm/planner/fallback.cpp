@@ -58,7 +58,7 @@ bool is_fallback_expected_in_one_kernel(const Problem& p) {
 }
 
 double fallback_microseconds(const Problem& p) {
-  if (p.m == 0 || p.n == 0 || p.k == 0 || p.device.multiprocessors == 0) return 0;
+  if (p.is_empty() || p.device.multiprocessors == 0) return 0;
   if (!is_fallback_one_kernel(p)) return two_kernels_microseconds(p);
   const Architecture& architecture = architecture_of(p.device);
   if (!p.has_bias) return architecture.product_microseconds(p);

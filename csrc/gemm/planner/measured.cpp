@@ -17,7 +17,7 @@ struct KeyHash {
   std::size_t operator()(const Key& key) const {
     return hash_of({static_cast<int64_t>(key.epilogue), static_cast<int64_t>(key.element),
                     static_cast<int64_t>(key.arithmetic), key.is_packed, key.has_one_kernel_fallback,
-                    key.is_tf32_allowed, key.m, key.n, key.k});
+                    key.is_tf32_allowed, key.sizes.m, key.sizes.n, key.sizes.k, key.sizes.batch});
   }
 };
 
@@ -36,7 +36,7 @@ Tables& tables() {
 bool Key::operator==(const Key& other) const {
   return epilogue == other.epilogue && element == other.element && arithmetic == other.arithmetic &&
          is_packed == other.is_packed && has_one_kernel_fallback == other.has_one_kernel_fallback &&
-         is_tf32_allowed == other.is_tf32_allowed && m == other.m && n == other.n && k == other.k;
+         is_tf32_allowed == other.is_tf32_allowed && sizes == other.sizes;
 }
 
 Key key_of(const Problem& problem) {
@@ -50,9 +50,7 @@ Key key_of(const Problem& problem) {
   // A fused TF32 kernel stands against a TF32 GEMM.
   key.is_tf32_allowed =
       problem.x.element == ElementType::Float32 && (problem.is_tf32_allowed || problem.arithmetic == Arithmetic::TF32);
-  key.m = problem.m;
-  key.n = problem.n;
-  key.k = problem.k;
+  key.sizes = problem;
   return key;
 }
 

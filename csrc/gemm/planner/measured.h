@@ -19,7 +19,7 @@ struct Key {
   bool is_packed = false;
   bool has_one_kernel_fallback = false;
   bool is_tf32_allowed = false;
-  int64_t m = 0, n = 0, k = 0;
+  Sizes sizes;
 
   bool operator==(const Key& other) const;
 };

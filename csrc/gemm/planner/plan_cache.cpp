@@ -14,7 +14,7 @@ namespace {
 constexpr std::size_t kMostPlans = 1 << 16;  // beyond, all are chosen again: a few MB
 
 // Flags and small numbers share one integer. Nothing of the problem that the planner looks at may be missing.
-using Key = std::array<int64_t, 9>;
+using Key = std::array<int64_t, 10>;
 
 Key key_of(const Problem& p) {
   int64_t kinds = 0;
@@ -28,11 +28,13 @@ Key key_of(const Problem& p) {
                           p.x.column_stride == 1, p.weight.column_stride == 1, p.out.column_stride == 1}) {
     flags = flags << 1 | static_cast<int64_t>(flag);
   }
-  return {kinds, flags, p.device.index, p.m, p.n, p.k, p.x.row_stride, p.weight.row_stride, p.out.row_stride};
+  return {kinds, flags, p.device.index, p.m, p.n, p.k, p.batch, p.x.row_stride, p.weight.row_stride, p.out.row_stride};
 }
 
 struct KeyHash {
-  std::size_t operator()(const Key& k) const { return hash_of({k[0], k[1], k[2], k[3], k[4], k[5], k[6], k[7], k[8]}); }
+  std::size_t operator()(const Key& k) const {
+    return hash_of({k[0], k[1], k[2], k[3], k[4], k[5], k[6], k[7], k[8], k[9]});
+  }
 };
 
 struct Cache {

@@ -27,7 +27,7 @@ std::string why_not_computed(const Problem& p) {
     return text("epilogue '", epilogue_info(p.epilogue).name, "' has no GEMM kernels");
   }
   if (p.device.capability == 0) return "the tensors are not on a CUDA device";
-  if (p.m == 0 || p.n == 0 || p.k == 0) {
+  if (p.is_empty()) {
     return text("the product is empty (M = ", p.m, ", N = ", p.n, ", K = ", p.k, ")");
   }
   bool is_computed = false;

@@ -33,6 +33,7 @@ std::string why_not_on(const Device& device) {
 }
 
 std::string why_not_addressable(const Problem& p) {
+  if (p.batch != 1) return kOneProduct;
   if (p.m > kLargestExtent || p.n > kLargestExtent || p.k > kLargestExtent) {
     return text("M, N and K must be at most ", kLargestExtent);
   }

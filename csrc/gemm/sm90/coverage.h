@@ -11,6 +11,9 @@ namespace epigemm::sm90 {
 // Empty on a Hopper device.
 std::string why_not_on(const Device& device);
 
+// What the families say of a batch of products.
+constexpr const char* kOneProduct = "fused kernels compute one product a launch";
+
 // Empty where TMA can load and store the matrices as they are, and the epilogue's vectors have no gaps.
 std::string why_not_addressable(const Problem& problem);
 

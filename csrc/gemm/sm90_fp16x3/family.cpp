@@ -74,6 +74,7 @@ class FP16x3 final : public Family {
   std::string why_not(const Problem& p) const override {
     std::string reason = sm90::why_not_on(p.device);
     if (!reason.empty()) return reason;
+    if (p.batch != 1) return sm90::kOneProduct;
     if (p.m > kLargestExtent || p.n > kLargestExtent || p.k > kMostColumns) {
       return text("M and N must be at most ", kLargestExtent, " and K at most ", kMostColumns);
     }
