@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import importlib
-import os
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
-from epigemm import nn, tuning
+from epigemm import nn
 from epigemm._native import build_info
 from epigemm.explain import Explanation, explain
 from epigemm.functional import (
@@ -49,9 +48,6 @@ try:
     __version__ = version("epigemm")
 except PackageNotFoundError:  # Imported from a folder that was never installed.
     __version__ = str(build_info()["version"])
-
-if os.environ.get("EPIGEMM_TUNE", "0") not in ("", "0"):
-    tuning.enable()
 
 __all__ = [
     "Explanation",
@@ -97,7 +93,6 @@ __all__ = [
     "sigmoid",
     "sigmoid_scale_residual",
     "tune",
-    "tuning",
     "unfuse",
 ]
 

@@ -72,9 +72,7 @@ class Family:
     left_out: tuple[str, ...] = ()  # why other plans are no candidates: their kernels could not be linked
 
 
-def families(
-    call: LinearCall, wanted: Callable[[Kind], bool] = lambda kind: True, *, within: float = _HOPELESS
-) -> Iterator[Family]:
+def families(call: LinearCall, *, within: float = _HOPELESS) -> Iterator[Family]:
     """Each arithmetic that the call may run in and whose kernels cover it, in the order in which they are tried.
 
     The epilogue is linked into the kernels of all of them before the first is given. Plans that are predicted to take
@@ -83,7 +81,7 @@ def families(
     call = call._replace(out=call.new_out())
     order = decisions.order(call)
     every = [_planned(call, order, found, within) for found in execution.considered(call)]
-    planned = [each for each in every if each.plans and not plans.no_gemm_kernels() and wanted(each.kind)]
+    planned = [each for each in every if each.plans and not plans.no_gemm_kernels()]
     why_not = _link(call, planned)
     for each in planned:
         yield _family(call, order, each, why_not)

@@ -154,7 +154,7 @@ def linear(
     strict: bool,
 ) -> Tensor | None:
     """D = epilogue(x @ weight.T), arguments as of `call.linear`; None: not a call for these."""
-    if out is not None or invariance.active or execution.on_first_call is not None:
+    if out is not None or invariance.active:
         return None
     if fold is not None and type(fold[-1]) is not float:
         return None

@@ -125,7 +125,7 @@ def linear(
     invariant: bool | None = None,  # M must not choose the kernel; None: `epigemm.batch_invariant` decides
 ) -> Tensor | Recorded | None:
     """D = epilogue(x @ weight.T), or whose call it is. Arguments as public functions got them; nothing compiles."""
-    if _module is None or execution.on_first_call is not None:
+    if _module is None:
         return None
     if precision is not None and (type(precision) is not str or precision not in _precision.ARITHMETIC):
         return None
@@ -202,7 +202,7 @@ def products(
 
 def _product_code(rows: Tensor, precision: str) -> int | None:
     """What fp32 products may run on; None where they are somebody else's."""
-    if _module is None or _is_compiling() or execution.on_first_call is not None:
+    if _module is None or _is_compiling():
         return None
     if rows.dtype is not _FP32:
         return 0

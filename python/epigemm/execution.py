@@ -23,9 +23,6 @@ from epigemm import precision as _precision
 from epigemm.calls import ElementwiseCall, LinearCall
 from epigemm.operand_kinds import KINDS
 
-on_first_call: Callable[[LinearCall], None] | None = None
-"""Sees every call before it is dispatched, while `epigemm.tuning` measures choices as they come up."""
-
 
 def linear(call: LinearCall) -> Tensor:
     """Check a call and run it.
@@ -50,8 +47,6 @@ def _linear(call: LinearCall) -> Tensor:
     if plans.has_gpu_kernels(call.x):
         if call.out is None:
             call = call._replace(out=call.new_out())
-        if on_first_call is not None:
-            on_first_call(call)
         decision = _run_fused(call)
         if decisions.way(decision) != decisions.FALLBACK:
             return call.out  # type: ignore[return-value]

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from epigemm import entry, execution, fallback, packs, plans
+from epigemm import entry, fallback, packs, plans
 from epigemm import precision as _precision
 from epigemm._native import ops
 from epigemm.calls import LinearCall
@@ -118,7 +118,7 @@ def _linear(x: Tensor, weight: Tensor, precision: str, pack: str = packs.FIND) -
 
 def _own_products(rows: Tensor, precision: str) -> int:
     """Which products with `rows` are not simply torch's: `_NO_PRODUCT`, `_STRAIGHT_ONES` or `_EVERY_ONE`."""
-    if _any_autocast() or execution.on_first_call is not None:
+    if _any_autocast():
         return _EVERY_ONE
     if plans.has_gpu_kernels(rows):
         return _STRAIGHT_ONES if rows.element_size() == 2 else _EVERY_ONE

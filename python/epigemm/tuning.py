@@ -1,4 +1,4 @@
-"""The choice between kernels by measurement: `tune`, and measuring calls as they come up (`enable`, `EPIGEMM_TUNE=1`).
+"""The choice between kernels by measurement: `tune`.
 
 What is measured goes into the planner's table and the cache on disk (`epigemm.tables`), and decides from the next call
 on for calls of the same M, N and K. Calls of another M are left to the cost models.
@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 import statistics
 import threading
-import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
@@ -18,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from epigemm import checks, decisions, execution, kernels, packs, plans, tables
+from epigemm import checks, execution, kernels, packs, plans, tables
 from epigemm.calls import LinearCall
 from epigemm.candidates import TORCH, Candidate, Kind, families, on_random_x
 from epigemm.recording import dtype_name, record
@@ -34,6 +33,7 @@ _NOISE = 0.01  # a plan replaces the one that runs now if it is faster by more t
 # From here on a call is long enough for the GPU's power limit to decide, and tiles rank otherwise under it: a call is
 # timed rested and under sustained load, and must do well in both.
 _LONG_MS, _REST_S, _RESTED_ROUNDS = 0.2, 0.02, 3
+_LOCK = threading.Lock()  # one measurement at a time
 
 
 @dataclass(frozen=True)
@@ -86,9 +86,9 @@ class Tuning:
 def tune(fn_or_name: Callable[..., Tensor] | str, *args: Any, **kwargs: Any) -> Tuning:
     """Measure every way to run `fn(*args, **kwargs)` on its GPU, and choose the fastest from now on.
 
-    Measured are the fused kernels that may be the fastest, with every raster order and swizzle, and the fallback
-    (torch's GEMM, and one elementwise kernel where that does not do everything), on random `x` with as many rows as
-    the call has. The choice holds for calls with the same epilogue, dtype, arithmetic, M, N and K, in this process and,
+    Measured are the fused kernels that may be the fastest, in both raster orders and up to three swizzles, and the
+    fallback (torch's GEMM, and one elementwise kernel where that does not do everything), on random `x` with as many
+    rows as the call has. The choice holds for calls with the same epilogue, dtype, arithmetic, M, N and K, in this process and,
     by way of the cache (`epigemm.tables.cache_path`), in later ones; calls of another M are left to the cost models. A
     plan that is no faster than the one that runs now, but for noise, does not replace it. The results of calls are as
     accurate as before. It takes less than half a second for most calls. An epilogue that was made by
@@ -155,11 +155,8 @@ def entry_for(call: LinearCall, kind: Kind) -> Entry:
     )
 
 
-def measure(call: LinearCall, wanted: Callable[[Kind], bool] = lambda kind: True) -> Tuning:
-    """Time every way to run a call, for the wanted families of kernels.
-
-    It remembers nothing, so that no candidate is marked as chosen.
-    """
+def measure(call: LinearCall) -> Tuning:
+    """Time every way to run a call. It remembers nothing, so that no candidate is marked as chosen."""
     device = call.x.device
     n, k = call.weight.shape
     gpu = torch.cuda.get_device_name(device)
@@ -167,7 +164,7 @@ def measure(call: LinearCall, wanted: Callable[[Kind], bool] = lambda kind: True
         f"{call.epilogue.name}, {dtype_name(call.x.dtype)}, M = {call.rows}, N = {n}, K = {k}, on {gpu}"
     )
     with torch.no_grad(), torch.cuda.device(device):
-        for family in families(on_random_x(call), wanted):
+        for family in families(on_random_x(call)):
             result.left_out.extend(each for each in family.left_out if each not in result.left_out)
             if not family.candidates:
                 continue
@@ -275,53 +272,6 @@ def _with_choice(call: LinearCall, found: Tuning) -> Tuning:
         seen = seen or chosen
         marked.append(replace(each, chosen=chosen))
     return replace(found, candidates=marked)
-
-
-# --- calls as they come up -------------------------------------------------------------------------------------------
-
-_LOCK = threading.RLock()
-_seen: set[tuple[Any, ...]] = set()
-
-
-def enable() -> None:
-    """Measure, at its first call, whatever has no measured choice yet; `EPIGEMM_TUNE=1` does so from the start.
-
-    A first call then takes as long as its measurement, up to seconds. Nothing is measured while a CUDA graph is being
-    captured, while torch.compile traces, or for tensors that are not on a CUDA device with epigemm's kernels.
-    """
-    execution.on_first_call = _see
-
-
-def disable() -> None:
-    """Measure no more calls; what was measured stays."""
-    execution.on_first_call = None
-
-
-def is_enabled() -> bool:
-    """Whether first calls are measured."""
-    return execution.on_first_call is not None
-
-
-def _see(call: LinearCall) -> None:
-    """Measure a call that has not been seen before, if it may be measured and nothing is known of it."""
-    x, order = call.x, decisions.order(call)
-    sizes = (x.device, x.dtype, x.shape, call.weight.shape)
-    seen = (call.epilogue.name, *sizes, call.bias is None, order, call.pack_use)
-    if seen in _seen or not _may_measure(x) or not _LOCK.acquire(blocking=False):
-        return
-    try:
-        _seen.add(seen)
-        if call.rows and call.weight.numel():
-            # What needs torch's setting switched, which every thread would see, is left to `tune`.
-            unknown = measure(
-                call, lambda kind: kind.source == "model" and (order.tf32_allowed or not kind.tf32_allowed)
-            )
-            tables.remember(x.get_device(), unknown.entries)
-    except RuntimeError as error:  # no memory; a graph that another thread is capturing
-        message = f"epigemm: a call was not measured: {str(error).splitlines()[0]}"
-        warnings.warn(message, RuntimeWarning, stacklevel=2)
-    finally:
-        _LOCK.release()
 
 
 def _may_measure(x: Tensor) -> bool:

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from epigemm import candidates, decisions, execution, linker, packs, plans, tuning
+from epigemm import candidates, decisions, linker, packs, plans, tuning
 from epigemm._native import ops
 from epigemm.epilogues import named
 from epigemm.timing import Effort, Run
@@ -107,11 +107,9 @@ def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Stage]:
         (candidates, "_fused_linear_out", fused),
         (candidates, "_split_linear_out", split),
         (tuning, "make_timer", stage.make_timer),
-        (tuning, "_seen", set()),
         (torch.cuda, "device", lambda device: contextlib.nullcontext()),
         (torch.cuda, "get_device_name", lambda device: "NVIDIA H200"),
         (torch.Tensor, "get_device", lambda tensor: DEVICE),
-        (execution, "on_first_call", None),
     ]
     for where, name, value in patches:
         monkeypatch.setattr(where, name, value)

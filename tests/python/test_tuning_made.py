@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 import epigemm
-from epigemm import Matrix, PerColumn, candidates, linked, linking, plans, tables, tuning
+from epigemm import Matrix, PerColumn, candidates, linked, linking, plans, tables
 from epigemm import linker as linker_module
 from epigemm._native import ops
 from epigemm.calls import LinearCall
@@ -22,7 +22,7 @@ from epigemm.linking import cubins, libraries, store
 from epigemm.linking.store import Once
 from tests.linking.fakes import BAD_IR, KERNEL_IR, FakeNvJitLink, fakes
 from tests.python.pieces import HOPPER
-from tests.python.stage import DEVICE, Stage, draw, plans_tried
+from tests.python.stage import DEVICE, Stage, draw
 
 
 @epigemm.epilogue
@@ -140,21 +140,6 @@ def test_where_nothing_can_be_linked_the_call_stays(
     assert found.left_out == ["nvJitLink was not found"]
     assert str(found).endswith("left out: nvJitLink was not found")
     assert source() == "model"
-    tuning.enable()
-    doubled_relu(x, weight, bias)
-    assert source() == "model"
-
-
-def test_first_calls_are_measured(stage: Stage, links: Linking) -> None:
-    tuning.enable()
-    x, weight, bias = draw()
-    expected = torch.nn.functional.linear(x, weight) + bias + 0.5
-    other = torch.full_like(expected, 0.5)
-    torch.testing.assert_close(residual(x, weight, bias, other), expected, rtol=2e-2, atol=1e-1)
-    assert plans_tried(stage) > 4
-    residual(x, weight, bias, other)
-    assert plans_tried(stage) == 0
-    assert source(residual.linked([False, False]).name) == "cache"
 
 
 def test_fp32_is_measured_on_slices(stage: Stage, links: Linking) -> None:
