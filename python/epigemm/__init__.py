@@ -26,7 +26,7 @@ from epigemm.functional import (
     sigmoid_scale_residual,
 )
 from epigemm.invariance import batch_invariant, is_batch_invariant, set_batch_invariant
-from epigemm.keeping import keep_packs
+from epigemm.keeping import keep_packs, set_keep_packs
 from epigemm.linking import export_cache, import_cache
 from epigemm.matrices import (
     linear_batch_norm_relu,
@@ -90,6 +90,7 @@ __all__ = [
     "relu_div",
     "scale_batch_norm",
     "set_batch_invariant",
+    "set_keep_packs",
     "sigmoid",
     "sigmoid_scale_residual",
     "tune",

@@ -1,20 +1,13 @@
 """`keep_packs`: plain calls keep the fp16 slices of their weights, as the layers of `epigemm.nn` do.
 
-    epigemm.keep_packs(True)          # from here on, in every thread
-    with epigemm.keep_packs():        # in this block, in this thread
-        y = epigemm.linear_relu(x, layer.weight, layer.bias)
-
-The constructor cannot know which of the two it is, so it switches for all threads, and a block takes that back when it
-is entered. It is a list of switches, not one flag, because the blocks of two threads may be made in one order and
-entered in another.
+`set_keep_packs` switches it for every thread, a `keep_packs` block for its own.
 """
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable
 from contextlib import ContextDecorator
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -56,16 +49,39 @@ def pack_use(weight: Tensor) -> str:
     return packs.KEEP if enabled() and isinstance(weight, Parameter) else packs.FIND
 
 
+def set_keep_packs(enabled: bool) -> None:
+    """Switch `keep_packs` for the whole process: every thread that is in no `keep_packs` block.
+
+    Args:
+        enabled: whether it is on.
+
+    Raises:
+        TypeError: `enabled` is not True or False.
+
+    Example:
+        >>> epigemm.set_keep_packs(True)
+        >>> epigemm.set_keep_packs(False)
+    """
+    checks.flag("enabled", enabled)
+    if _is_compiling():
+        _trace(enabled)
+        return
+    global traced
+    with _shared.lock:
+        traced = None
+        _shared.everywhere = enabled
+        _shared.update()
+
+
 class keep_packs(ContextDecorator):
     """Let plain calls keep the fp16 slices of weights that are `torch.nn.Parameter`s: split once, not at every call.
 
     Matches the same calls without it. It does for the functions of epigemm what the layers of `epigemm.nn` do by
     themselves. Fused models are not concerned: `epigemm.fuse(model, keep_packs=True)` does it for those.
 
-    Called as a statement, it switches for all threads. As a context manager, it holds in its block and in the current
-    thread, and puts back on exit what was before; as a decorator, it does so around each call of the function. A block
-    comes before what holds for all threads. All of this works in code under torch.compile, without graph breaks. A
-    compiled function is compiled again when it is first called with the mode on around it, in whichever thread.
+    A context manager, for its block and the current thread, and a decorator, for each call of the function; blocks
+    may be nested. Code under torch.compile may have it, without graph breaks. A compiled function is compiled again
+    when it is first called with the mode on around it, in whichever thread.
 
     Slices belong to the weight, are freed with it, and are made again when it has changed. Leaving the mode frees
     nothing: later calls outside of it use slices that are current, and make none. After writes that torch does not
@@ -78,7 +94,7 @@ class keep_packs(ContextDecorator):
     row come on top. A weight that is used at both precisions has both.
 
     Args:
-        enabled: False: calls make no slices to be kept.
+        enabled: False: calls in the block make no slices to be kept.
 
     Raises:
         TypeError: `enabled` is not True or False; or a generator or coroutine function was decorated, whose body would
@@ -94,80 +110,29 @@ class keep_packs(ContextDecorator):
     def __init__(self, enabled: bool = True) -> None:
         checks.flag("enabled", enabled)
         self._enabled = enabled
-        # What `traced` was before; empty where no compiler saw the constructor, or the block.
-        self._before_made: list[bool | None] = []
-        self._before_entered: list[bool | None] = []
-        if _is_compiling():
-            self._before_made.append(_trace(enabled))
-        else:
-            _switch(self, enabled)
+        self._before: list[bool | None] = []  # what `traced` was before blocks that a compiler saw
 
     def __enter__(self) -> keep_packs:
-        self._take_back()
         if _is_compiling():
-            self._before_entered.append(_trace(self._enabled))
+            self._before.append(_trace(self._enabled))
         else:
             _mode.enter(self._enabled)
         return self
 
     def __exit__(self, *exception: object) -> None:
         # By what __enter__ did: after a graph break inside of the block nothing is traced any more.
-        if self._before_entered:
-            _trace(self._before_entered.pop())
+        if self._before:
+            _trace(self._before.pop())
         else:
             _mode.exit()
 
     def __call__(self, func: _Function) -> _Function:
         """`func`, run inside the mode."""
-        self._take_back()
         checks.runs_when_called(func, "with epigemm.keep_packs():")
         return super().__call__(func)
 
     def _recreate_cm(self) -> keep_packs:
         return keep_packs(self._enabled)  # calls of a decorated function share no object
-
-    def _take_back(self) -> None:
-        """Undo what the constructor did, once: this is a block or a decorator."""
-        if self._before_made:
-            _trace(self._before_made.pop())
-        elif not _is_compiling():
-            _take_back(self)
-
-
-class _Switch(NamedTuple):
-    """What a constructor did: whose it was, how it has switched, and what `traced` was before."""
-
-    by: weakref.ref[keep_packs]
-    enabled: bool
-    before: bool | None
-
-
-# The last one holds. One whose object is gone can never be taken back, so that nothing beneath it counts again.
-_switches: list[_Switch] = []
-
-
-def _switch(by: keep_packs, enabled: bool) -> None:
-    global traced
-    with _shared.lock:
-        if _switches and _switches[-1].by() is None:
-            del _switches[:-1]
-        _switches.append(_Switch(weakref.ref(by), enabled, traced))
-        traced = None
-        _update()
-
-
-def _take_back(by: keep_packs) -> None:
-    global traced
-    with _shared.lock:
-        for switch in [switch for switch in _switches if switch.by() is by]:
-            _switches.remove(switch)
-            traced = switch.before if traced is None else traced
-        _update()
-
-
-def _update() -> None:
-    _shared.everywhere = bool(_switches) and _switches[-1].enabled
-    _shared.update()
 
 
 def _trace(choice: bool | None) -> bool | None:

@@ -88,10 +88,10 @@ def tune(fn_or_name: Callable[..., Tensor] | str, *args: Any, **kwargs: Any) -> 
 
     Measured are the fused kernels that may be the fastest, in both raster orders and up to three swizzles, and the
     fallback (torch's GEMM, and one elementwise kernel where that does not do everything), on random `x` with as many
-    rows as the call has. The choice holds for calls with the same epilogue, dtype, arithmetic, M, N and K, in this process and,
-    by way of the cache (`epigemm.tables.cache_path`), in later ones; calls of another M are left to the cost models. A
-    plan that is no faster than the one that runs now, but for noise, does not replace it. The results of calls are as
-    accurate as before. It takes less than half a second for most calls. An epilogue that was made by
+    rows as the call has. The choice holds for calls with the same epilogue, dtype, arithmetic, M, N and K, in this
+    process and, by way of the cache (`epigemm.tables.cache_path`), in later ones; calls of another M are left to the
+    cost models. A plan that is no faster than the one that runs now, but for noise, does not replace it. The results
+    of calls are as accurate as before. It takes less than half a second for most calls. An epilogue that was made by
     `epigemm.epilogue` is linked into all candidates first, which takes seconds, once; where that fails a candidate is
     left out.
 

@@ -1,4 +1,4 @@
-"""`keep_packs`: when it is on, and what plain calls do with the packs of their weights then."""
+"""`keep_packs` and `set_keep_packs`: when they are on, and what plain calls do with the packs of their weights then."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.support.untyped import backward
 def mode_is_left() -> Iterator[None]:
     yield
     left = keeping.active or keeping.traced is not None
-    epigemm.keep_packs(False)
+    epigemm.set_keep_packs(False)
     assert not left
 
 
@@ -40,9 +40,9 @@ def in_a_thread(look: Callable[[], Any]) -> Any:
 
 def test_a_statement_holds_in_every_thread() -> None:
     assert not keeping.enabled()
-    epigemm.keep_packs(True)
+    epigemm.set_keep_packs(True)
     assert keeping.enabled() and in_a_thread(keeping.enabled)
-    epigemm.keep_packs(False)
+    epigemm.set_keep_packs(False)
     assert not keeping.enabled() and not in_a_thread(keeping.enabled)
 
 
@@ -54,7 +54,7 @@ def test_a_block_belongs_to_its_thread() -> None:
 
 @pytest.mark.parametrize("outer", [False, True])
 def test_a_block_puts_back_what_was_before(outer: bool) -> None:
-    epigemm.keep_packs(outer)
+    epigemm.set_keep_packs(outer)
     for inner in (True, False):
         with epigemm.keep_packs(inner):
             assert keeping.enabled() is inner
@@ -65,50 +65,28 @@ def test_a_block_puts_back_what_was_before(outer: bool) -> None:
     with pytest.raises(KeyError), epigemm.keep_packs(not outer):
         raise KeyError
     assert keeping.enabled() is outer
-    epigemm.keep_packs(False)
+    epigemm.set_keep_packs(False)
 
 
 def test_a_statement_inside_of_a_block_holds_after_it() -> None:
     with epigemm.keep_packs(False):
-        epigemm.keep_packs(True)
+        epigemm.set_keep_packs(True)
         assert not keeping.enabled() and in_a_thread(keeping.enabled)
     assert keeping.enabled()
-    epigemm.keep_packs(False)
+    epigemm.set_keep_packs(False)
 
 
-def test_one_object_serves_many_blocks() -> None:
-    mode = epigemm.keep_packs()
-    assert in_a_thread(keeping.enabled), "not a block yet"
-    with mode, mode:
+def test_an_object_switches_nothing_until_it_is_entered() -> None:
+    first, second = epigemm.keep_packs(), epigemm.keep_packs(False)
+    assert not keeping.enabled() and not in_a_thread(keeping.enabled)
+    with first, second, first:
         assert keeping.enabled() and not in_a_thread(keeping.enabled)
     assert not keeping.enabled()
-    with mode:
-        assert keeping.enabled()
-
-
-def test_blocks_that_are_entered_in_another_order_than_made() -> None:
-    """As two threads may do between making an object and entering it."""
-    first, second = epigemm.keep_packs(), epigemm.keep_packs(True)
-    with first:
-        pass
+    epigemm.set_keep_packs(True)
     with second:
-        pass
-    assert not keeping.enabled()
-    first = epigemm.keep_packs()
-    epigemm.keep_packs(True)  # somebody's statement
-    with first:
-        pass
+        assert not keeping.enabled() and in_a_thread(keeping.enabled)
     assert keeping.enabled()
-    epigemm.keep_packs(False)
-
-
-def test_statements_leave_nothing_behind() -> None:
-    for _ in range(100):
-        epigemm.keep_packs(True)
-        with epigemm.keep_packs():
-            pass
-    epigemm.keep_packs(False)
-    assert len(keeping._switches) < 4
+    epigemm.set_keep_packs(False)
 
 
 def test_a_decorated_function_runs_inside() -> None:
@@ -135,8 +113,9 @@ def test_functions_that_run_later_are_no_functions_to_decorate() -> None:
 
 @pytest.mark.parametrize("value", [1, None, "yes"])
 def test_it_is_a_switch(value: Any) -> None:
-    with pytest.raises(TypeError, match=r"enabled: got \w+; accepted is True or False"):
-        epigemm.keep_packs(value)
+    for switch in (epigemm.keep_packs, epigemm.set_keep_packs):
+        with pytest.raises(TypeError, match=r"enabled: got \w+; accepted is True or False"):
+            switch(value)
     assert not keeping.enabled()
 
 
@@ -269,7 +248,7 @@ def calls_decorated(x: Tensor, weight: Tensor) -> Tensor:
 
 
 def statement_inside(x: Tensor, weight: Tensor) -> Tensor:
-    epigemm.keep_packs(True)
+    epigemm.set_keep_packs(True)
     return epigemm.linear(x, weight)
 
 
@@ -310,7 +289,7 @@ def test_compiled_code_may_switch_for_all(rng: torch.Generator) -> None:
     with epigemm.keep_packs(False):
         assert not keeping.enabled()
     assert keeping.enabled(), "a block puts back what was before"
-    epigemm.keep_packs(False)
+    epigemm.set_keep_packs(False)
     assert not keeping.enabled()
 
 
@@ -322,9 +301,9 @@ def test_compiled_code_is_guarded() -> None:
         compiled(x, weight)
         with epigemm.keep_packs():
             compiled(x, weight)
-        epigemm.keep_packs(True)
+        epigemm.set_keep_packs(True)
         compiled(x, weight)
-        epigemm.keep_packs(False)
+        epigemm.set_keep_packs(False)
         compiled(x, weight)
         with epigemm.keep_packs():
             compiled(x, weight.detach())
