@@ -7,6 +7,7 @@
 #include <cmath>
 
 #include "device/element.h"
+#include "epilogue/operands.h"
 
 namespace epigemm {
 
