@@ -163,7 +163,7 @@ def prelude(*headers: str) -> str:
         seen.add(name)
         lines: list[str] = []
         for line in (folder / name).read_text().splitlines():
-            found = re.match(r'#include "((?:epilogue|link)/[\w/]+\.h)"', line)
+            found = re.match(r'#include "([\w/]+\.h)"', line)
             if found:
                 lines += expanded(found[1])
             elif line.strip() != "#pragma once" and not line.lstrip().startswith("//"):

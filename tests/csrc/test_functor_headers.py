@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from epigemm.epilogues import EPILOGUES
 from tests.support import reference
 from tests.support.arithmetic import FP32, FP64, Arithmetic
 from tests.support.cases import REGISTRY, Operands
@@ -112,3 +113,11 @@ def test_values(source: Path) -> None:
             position += block
             reference.assert_within(actual.to(arithmetic.dtype), expected_values(name, arithmetic))
     assert position == len(values)
+
+
+@pytest.mark.parametrize("symbol", ["epigemm_open_fp32", "epigemm_open_sm90_tma_float16_0"])
+@pytest.mark.parametrize("name", REGISTRY)
+def test_the_text_for_nvrtc_includes_no_file(name: str, symbol: str) -> None:
+    text = EPILOGUES[name].source(symbol)
+    assert not re.search(r'#\s*include\s*"', text)
+    assert "epigemm_apply" in text and f"struct {functors()[name]} " in text

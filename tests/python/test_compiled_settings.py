@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 import epigemm
-from epigemm import compiled, execution
+from epigemm import compiled
 from epigemm import precision as _precision
 from tests.python.compiling import Graphs, recorded
 from tests.support.untyped import backends
@@ -110,15 +110,3 @@ def test_batch_invariance_goes_by_the_operator() -> None:
 
     with epigemm.batch_invariant():
         assert recorded(lambda x: epigemm.linear_relu(x, weight, bias), x).names == ["linear"]
-
-
-def test_a_recorder_of_calls_sees_them_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    """While calls are measured as they come up (EPIGEMM_TUNE=1), graphs are made that go by Python."""
-    x, weight, bias = torch.randn(3, 24), torch.randn(8, 24), torch.randn(8)
-    graphs = Graphs()
-    call = torch.compile(lambda x: epigemm.linear_relu(x, weight, bias), backend=graphs)
-    call(x)
-    assert graphs.names == ["_linear_into"]
-    monkeypatch.setattr(execution, "on_first_call", lambda *_: None)
-    call(x)
-    assert graphs.names == ["linear"]
