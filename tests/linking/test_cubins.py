@@ -304,7 +304,7 @@ def test_a_folder_without_permission(fake: Fakes, folder: Path, monkeypatch: pyt
     try:
         if os.access(folder, os.W_OK):
             pytest.skip("this user writes everywhere")
-        with pytest.warns(RuntimeWarning, match="cannot be written"):
+        with pytest.warns(RuntimeWarning, match="is not used"):
             cubin(*JOB._replace(source=SOURCE + "//"))
         forget(monkeypatch)
         assert cubin(*JOB) == first
@@ -313,10 +313,10 @@ def test_a_folder_without_permission(fake: Fakes, folder: Path, monkeypatch: pyt
 
 
 def test_a_full_disk(fake: Fakes, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(self: Path, target: Path) -> None:
+    def full(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(Path, "replace", full)
+    monkeypatch.setattr(os, "replace", full)
     with pytest.warns(RuntimeWarning, match="No space left") as caught:
         cubin(*JOB)
     assert len(caught) == 1

@@ -5,8 +5,9 @@ the GPU's architecture and this format. The versions of the libraries that made 
 the entry, so that it is found where neither library is, and newer libraries do not make everything again. What an older
 library got wrong goes with `FORMAT`, or with the folder.
 
-A file is `MAGIC`, the SHA-256 of the rest, a line of JSON, the cubin. What is wrong with the folder or a file in it is
-never the caller's problem: one warning, and the kernel is made again.
+A file is `MAGIC`, the SHA-256 of the rest, a line of JSON, the cubin. The checksum tells of damage alone; that nobody
+else has written the file is up to `epigemm.linking.folder`. What is wrong with the folder or a file in it is never the
+caller's problem: one warning, and the kernel is made again.
 """
 
 from __future__ import annotations
@@ -20,17 +21,17 @@ import threading
 import warnings
 import zipfile
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic, TypeVar
 
+from epigemm.linking import folder
+from epigemm.linking.folder import SUFFIX
 from epigemm.linking.libraries import OLDEST, Version, text
-from epigemm.tables import cache_dir, write_whole
+from epigemm.tables import write_whole
 
 FORMAT = 2
 MAGIC = b"epigemm cubin\n\r\n"
-SUFFIX = ".cubin"
 
 _CHECKSUM_BYTES = 32
 _MOST_BYTES = 64 << 20  # of an entry; the largest kernels take some hundred KB
@@ -136,43 +137,48 @@ def _parsed(rest: bytes) -> Entry:
 
 
 def read(key: str) -> Entry | None:
-    """The entry on disk; None where there is none, or a damaged one, which is removed."""
-    path = _path(key)
+    """The entry on disk; None where there is none, where it is damaged, or where others could have written it."""
+    name = f"{key}{SUFFIX}"
+    path = folder.path() / name
     try:
-        return decode(path.read_bytes(), key)
+        with folder.opened() as found:
+            try:
+                return decode(folder.read(found, name), key)
+            except ValueError as error:
+                _warn_once(path, f"the linked kernel {path} is removed and made again: {error}")
+                folder.remove(found, name)
     except (FileNotFoundError, NotADirectoryError):
-        return None
+        pass
+    except folder.UnsafeError as error:
+        _warn_without_disk(error)
     except OSError as error:
         _warn_once(path, f"the linked kernel {path} cannot be read and is made again: {error}")
-        return None
-    except ValueError as error:
-        _warn_once(path, f"the linked kernel {path} is removed and made again: {error}")
-        with suppress(OSError):  # not our folder: the warning has said what is wrong
-            path.unlink(missing_ok=True)
-        return None
+    return None
 
 
 def write(entry: Entry) -> None:
     """Keep an entry where that is possible; one warning where it is not."""
-    path = _path(entry.key)
     try:
-        write_whole(path, entry.encode())
+        with folder.opened(make=True) as found:
+            folder.write(found, f"{entry.key}{SUFFIX}", entry.encode())
     except OSError as error:
-        where = path.parent
-        _warn_once(where, f"linked kernels last as long as this process: {where} cannot be written: {error}")
+        _warn_without_disk(error)
 
 
 def _keys() -> list[str]:
     """The keys of what is on disk; the entries may be damaged."""
     try:
-        files = sorted(_path("").parent.iterdir())
+        with folder.opened() as found:
+            names = folder.names(found)
     except OSError:
         return []
-    return [each.stem for each in files if each.suffix == SUFFIX and _is_key(each.stem)]
+    stems = [name.removesuffix(SUFFIX) for name in names if name.endswith(SUFFIX)]
+    return [stem for stem in stems if _is_key(stem)]
 
 
-def _path(key: str) -> Path:
-    return cache_dir() / "cubins" / f"{key}{SUFFIX}"
+def _warn_without_disk(error: OSError) -> None:
+    where = folder.path()
+    _warn_once(where, f"linked kernels last as long as this process: {where} is not used: {error}")
 
 
 def _warn_once(about: Path, message: str) -> None:
