@@ -17,10 +17,11 @@ import io
 import json
 import os
 import re
-import threading
 import warnings
 import zipfile
 from collections.abc import Callable, Sequence
+from concurrent.futures import CancelledError, Future
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic, TypeVar
@@ -44,16 +45,32 @@ class Once(Generic[_Value]):
 
     def __init__(self) -> None:
         self.values: dict[str, _Value] = {}
-        self._making: dict[str, threading.Lock] = {}
+        self._making: dict[str, Future[_Value]] = {}
         # What a thread of the parent was at work on is never finished in the child.
         os.register_at_fork(after_in_child=self._making.clear)
 
     def get(self, key: str, make: Callable[[], _Value]) -> _Value:
-        """The value. What `make` raises is raised here; then nothing is kept, and the next thread tries itself."""
-        with self._making.setdefault(key, threading.Lock()):
+        """The value. What `make` raises is raised in every thread that waits for it; nothing is kept then."""
+        while True:
+            own: Future[_Value] = Future()
+            found = self._making.setdefault(key, own)
+            if found is own:
+                return self._make(key, make, own)
+            with suppress(CancelledError):  # an interrupt is one thread's own: the next one tries
+                return found.result()
+
+    def _make(self, key: str, make: Callable[[], _Value], own: Future[_Value]) -> _Value:
+        try:
             if key not in self.values:
                 self.values[key] = make()
+            own.set_result(self.values[key])
             return self.values[key]
+        except Exception as error:
+            own.set_exception(error)
+            raise
+        finally:
+            self._making.pop(key, None)
+            own.cancel()  # does nothing where it has a result
 
 
 @dataclass(frozen=True)
