@@ -282,18 +282,18 @@ def _linear_reference(call: LinearCall) -> Tensor:
     x = call.x
     if call.invariant:
         raise RuntimeError(
-            "batch_invariant: got a call under torch.func.grad or jvp, where plain PyTorch operations compute it; "
+            "batch_invariant: got a call under a derivative of torch.func, where plain PyTorch operations compute it; "
             "accepted there are calls outside of the mode"
         )
     checks.linear(call)
     _refuse_out(call.out)
     if call.strict:
         raise RuntimeError(
-            "strict: got True under torch.func.grad or jvp, where no fused kernel runs; accepted there is False"
+            "strict: got True under a derivative of torch.func, where no fused kernel runs; accepted there is False"
         )
     if x.dtype == torch.float32 and needs_override(call.precision, x.device.type):
         raise NotImplementedError(
-            f"precision: got {call.precision!r} under torch.func.grad or jvp, where torch's fp32 setting is less "
+            f"precision: got {call.precision!r} under a derivative of torch.func, where torch's fp32 setting is less "
             "accurate; accepted is None, or change torch's setting"
         )
     # The bias in the product: to 16 bits it is rounded once, with the bias, as in PyTorch.
@@ -305,7 +305,7 @@ def _linear_reference(call: LinearCall) -> Tensor:
 def _refuse_out(out: Tensor | None) -> None:
     if out is not None:
         raise RuntimeError(
-            "out: got a tensor under torch.func.grad or jvp; accepted is None, out= has no derivative"
+            "out: got a tensor under a derivative of torch.func; accepted is None, out= has no derivative"
         )
 
 

@@ -36,7 +36,16 @@ def epilogue_named(name: str, *, linear: bool) -> Epilogue:
 
 def linear(call: LinearCall) -> None:
     """Check the arguments of a linear call, all of them tensors already."""
-    x, weight = call.x, call.weight
+    product(call.x, call.weight)
+    _require_operands(call, call.weight.shape[0], "x")
+    if call.precision != DEFAULT and call.precision not in ARITHMETIC:
+        raise unknown_precision(call.precision)
+    if call.out is not None:
+        _require_out(call.out, (*call.x.shape[:-1], call.weight.shape[0]), call.x, "x")
+
+
+def product(x: Tensor, weight: Tensor) -> None:
+    """RuntimeError unless x and weight have a product."""
     _require_matrix_like("x", x)
     _require_like("weight", weight, x.dtype, x)
     shape = weight.shape
@@ -49,22 +58,22 @@ def linear(call: LinearCall) -> None:
             f"x: got shape {_shape(x)}; accepted is [..., in_features] with in_features = {shape[1]}, "
             f"as weight has shape {_shape(weight)}"
         )
-    _require_operands(call, shape[0])
-    if call.precision != DEFAULT and call.precision not in ARITHMETIC:
-        raise unknown_precision(call.precision)
-    if call.out is not None:
-        _require_out(call.out, (*x.shape[:-1], shape[0]), x)
 
 
 def elementwise(call: ElementwiseCall) -> None:
     """Check the arguments of an elementwise call, all of them tensors already."""
-    x = call.x
-    _require_matrix_like("x", x)
+    x, name = call.x, first_of(call)
+    _require_matrix_like(name, x)
     if call.bias is not None or call.epilogue.vectors or call.epilogue.is_linked:
-        rows_of_vectors(x)
-    _require_operands(call, x.shape[-1] if x.dim() else 1)
+        rows_of_vectors(x, name)
+    _require_operands(call, x.shape[-1] if x.dim() else 1, name)
     if call.out is not None:
-        _require_out(call.out, x.shape, x)
+        _require_out(call.out, x.shape, x, name)
+
+
+def first_of(call: ElementwiseCall) -> str:
+    """What the callers of an elementwise function call its first argument."""
+    return "z" if call.epilogue.is_linked else "x"
 
 
 def fold_batch_norm(like: Tensor, vectors: Vectors, eps: float, columns: int | None) -> FoldCall:
@@ -117,17 +126,21 @@ def running_statistics(running_mean: Tensor | None, running_var: Tensor | None) 
 
 
 def tensors(**arguments: object) -> None:
-    """TypeError unless each argument is a tensor."""
+    """TypeError unless each argument is a tensor, RuntimeError for a nested one."""
     for name, value in arguments.items():
         if not isinstance(value, Tensor):
             raise TypeError(f"{name}: got {_kind(value)}; accepted is a torch.Tensor")
+        if value.is_nested:  # which has no shape to be looked at
+            strided(name, value)
 
 
 def optional_tensors(**arguments: object) -> None:
-    """TypeError unless each argument is a tensor or None."""
+    """As `tensors`, of arguments that may be None."""
     for name, value in arguments.items():
         if value is not None and not isinstance(value, Tensor):
             raise TypeError(f"{name}: got {_kind(value)}; accepted is a torch.Tensor or None")
+        if value is not None and value.is_nested:
+            strided(name, value)
 
 
 def strided(name: str, tensor: Tensor) -> None:
@@ -137,11 +150,17 @@ def strided(name: str, tensor: Tensor) -> None:
         raise RuntimeError(f"{name}: got {kind}; accepted is a dense (torch.strided) tensor")
 
 
-def rows_of_vectors(x: Tensor) -> None:
+def matrices(x: Tensor, name: str) -> None:
+    """RuntimeError unless x, called `name`, is a dense tensor of rows, of a dtype that there are kernels for."""
+    _require_matrix_like(name, x)
+    rows_of_vectors(x, name)
+
+
+def rows_of_vectors(x: Tensor, name: str = "x") -> None:
     """RuntimeError unless x has a last dimension for per-column vectors to lie along."""
     if x.dim() == 0:
         raise RuntimeError(
-            "x: got a 0-dimensional tensor; accepted are shapes [..., N], for there are vectors of length N"
+            f"{name}: got a 0-dimensional tensor; accepted are shapes [..., N], for there are vectors of length N"
         )
 
 
@@ -198,7 +217,7 @@ def scalar_number(name: str, value: object) -> float:
         ) from None
 
 
-def scalar_tensor(name: str, value: Tensor, x: Tensor) -> None:
+def scalar_tensor(name: str, value: Tensor, x: Tensor, first: str = "x") -> None:
     """RuntimeError unless `value` is a floating 0-dimensional tensor beside x."""
     strided(name, value)
     if value.dim() != 0:
@@ -207,16 +226,20 @@ def scalar_tensor(name: str, value: Tensor, x: Tensor) -> None:
         )
     if value.dtype not in DTYPES:
         raise RuntimeError(f"{name}: got dtype {value.dtype}; accepted are {_names(DTYPES)}")
-    _require_device(name, value, x)
+    _require_device(name, value, x, first)
 
 
-def output_overlap(out: Tensor, x: Tensor, others: Mapping[str, Tensor | None], *, in_place: bool) -> None:
+def output_overlap(
+    out: Tensor, x: Tensor, others: Mapping[str, Tensor | None], *, in_place: bool, first: str = "x"
+) -> None:
     """RuntimeError where writing `out` would race with reading an input, or with itself."""
     if out.is_meta:
         return
     if not (in_place and overlap.is_same_view(out, x)) and overlap.overlaps(out, x):
-        accepted = "x itself or memory that x does not use" if in_place else "memory that x does not use"
-        raise RuntimeError(f"out: some of its elements share memory with x; accepted is {accepted}")
+        accepted = f"{first} itself or memory" if in_place else "memory"
+        raise RuntimeError(
+            f"out: some of its elements share memory with {first}; accepted is {accepted} that {first} does not use"
+        )
     for name, other in others.items():
         if other is not None and overlap.overlaps(out, other):
             raise RuntimeError(
@@ -229,12 +252,12 @@ def output_overlap(out: Tensor, x: Tensor, others: Mapping[str, Tensor | None], 
         )
 
 
-def _require_operands(call: LinearCall | ElementwiseCall, columns: int) -> None:
+def _require_operands(call: LinearCall | ElementwiseCall, columns: int, first: str) -> None:
     epilogue, x, bias, operands, scalars = call.epilogue, call.x, call.bias, call.operands, call.scalars
     if bias is not None:
         if not epilogue.takes_bias:
             raise RuntimeError(f"bias: got a tensor; the epilogue {epilogue.name!r} accepts None")
-        _require_like("bias", bias, x.dtype, x)
+        _require_like("bias", bias, x.dtype, x, first)
         _require_length("bias", bias, columns)
     given = epilogue.in_order(bias, operands, scalars)
     if given is None or len(operands) < len(epilogue.vectors):
@@ -247,7 +270,8 @@ def _require_operands(call: LinearCall | ElementwiseCall, columns: int) -> None:
     for operand, value in zip(epilogue.operands[1:], given, strict=True):
         if not isinstance(value, Tensor) or value is bias:
             continue
-        _require_like(operand.name, value, operand.dtype(x.dtype), x)
+        # Callers of a linked one choose the dtype, x's or the arithmetic's: another choice is another epilogue.
+        _require_like(operand.name, value, operand.dtype(x.dtype), x, first, is_choice=epilogue.is_linked)
         kind = KINDS[operand.kind]
         if tuple(value.shape) != kind.shape(x.shape[:-1], columns):
             accepted = list(kind.callers_shape(x.shape[:-1], columns))
@@ -258,8 +282,8 @@ def _require_operands(call: LinearCall | ElementwiseCall, columns: int) -> None:
             )
 
 
-def _require_out(out: Tensor, shape: Sequence[int], x: Tensor) -> None:
-    _require_like("out", out, x.dtype, x)
+def _require_out(out: Tensor, shape: Sequence[int], x: Tensor, first: str) -> None:
+    _require_like("out", out, x.dtype, x, first)
     if out.shape != tuple(shape):
         raise RuntimeError(f"out: got shape {_shape(out)}; accepted is {list(shape)}")
     if out.is_neg():
@@ -274,7 +298,15 @@ def _require_matrix_like(name: str, x: Tensor) -> None:
         raise RuntimeError(f"{name}: got dtype {x.dtype}; accepted are {_names(DTYPES)}")
 
 
-def _require_like(name: str, tensor: Tensor, dtype: torch.dtype, x: Tensor) -> None:
+def _require_like(
+    name: str,
+    tensor: Tensor,
+    dtype: torch.dtype,
+    x: Tensor,
+    first: str = "x",
+    *,
+    is_choice: bool = False,
+) -> None:
     # One expression for what fits; what is wrong is found out only when something is.
     if (
         tensor.dtype == dtype
@@ -285,13 +317,16 @@ def _require_like(name: str, tensor: Tensor, dtype: torch.dtype, x: Tensor) -> N
         return
     strided(name, tensor)
     if tensor.dtype != dtype:
-        raise RuntimeError(f"{name}: got dtype {tensor.dtype}; accepted is {dtype}, as x has {x.dtype}")
-    _require_device(name, tensor, x)
+        accepted = _names({x.dtype, compute_dtype(x.dtype)} if is_choice else {dtype})
+        raise RuntimeError(
+            f"{name}: got dtype {tensor.dtype}; accepted is {accepted}, as {first} has {x.dtype}"
+        )
+    _require_device(name, tensor, x, first)
 
 
-def _require_device(name: str, tensor: Tensor, x: Tensor) -> None:
+def _require_device(name: str, tensor: Tensor, x: Tensor, first: str = "x") -> None:
     if tensor.device != x.device:
-        raise RuntimeError(f"{name}: got device {tensor.device}; accepted is {x.device}, where x is")
+        raise RuntimeError(f"{name}: got device {tensor.device}; accepted is {x.device}, where {first} is")
 
 
 def _require_length(name: str, vector: Tensor, columns: int | None) -> None:

@@ -14,6 +14,7 @@ says when one has changed.
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from types import FunctionType
@@ -204,7 +205,13 @@ def _operand(function: FunctionType, parameter: inspect.Parameter, place: str) -
     number = isinstance(parameter.default, (int, float)) and not isinstance(parameter.default, bool)
     if kind != SCALAR or not number:
         raise TypeError(f"{place}: {parameter.name!r} has a default; accepted is a number, for a Scalar")
-    return OperandSpec(kind, parameter.name, float(parameter.default))
+    try:
+        return OperandSpec(kind, parameter.name, float(parameter.default))
+    except OverflowError:
+        raise ValueError(
+            f"{place}: {parameter.name!r} has a default beyond float64; accepted is one of at most "
+            f"{sys.float_info.max:.4g}"
+        ) from None
 
 
 def _resolved(function: FunctionType, annotation: str) -> object:

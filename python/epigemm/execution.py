@@ -59,7 +59,7 @@ def elementwise(call: ElementwiseCall) -> Tensor:
     """Check a call and run it."""
     checks.elementwise(call)
     if call.out is not None:
-        checks.output_overlap(call.out, call.x, call.others, in_place=True)
+        checks.output_overlap(call.out, call.x, call.others, in_place=True, first=checks.first_of(call))
         mark_written(call.out)
     return kernels.elementwise(call)
 

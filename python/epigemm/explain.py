@@ -109,12 +109,12 @@ def _explanation(
         is_apart = bias is not None and differentiates and not call.strict and call.x.element_size() == 2
         if is_apart and call.out is None:  # the product has the bias, which is not folded then
             found = _explain_apart(call._replace(bias=bias), wants_gradients)
-            backward = f"{_derivative(call.x, call.operands)} on the saved product; {_PRODUCTS}"
+            backward = f"{_derivative(call)} on the saved product; {_PRODUCTS}"
         else:
             backward = backward_linear(call)
             found = _explain_recorded(call, differentiates, wants_gradients)
     else:
-        backward = f"{_derivative(call.x, call.operands)} on the saved x"
+        backward = f"{_derivative(call)} on the saved x"
         found = _explain_elementwise(call)
     if call.out is not None:
         backward = "none: a call with out= has no derivative"
@@ -302,7 +302,7 @@ def _explain_elementwise(call: ElementwiseCall) -> Explanation:
     x = call.x
     checks.elementwise(call)
     if call.out is not None:
-        checks.output_overlap(call.out, x, call.others, in_place=True)
+        checks.output_overlap(call.out, x, call.others, in_place=True, first=checks.first_of(call))
     kernel = _in_its_own_kernel(call)
     reason = f"elementwise functions are one kernel; x is {dtype_name(x.dtype)} on {x.device}"
     path = ELEMENTWISE
@@ -365,7 +365,7 @@ _PRODUCTS = (
     "then one matrix product each for the gradients of x and weight, where asked for, at the call's precision"
 )
 _KERNEL = "one derivative kernel (made of the epilogue's functor)"
-_REFERENCE = "the registry's differentiable PyTorch reference"
+_REFERENCE = "the epilogue's differentiable PyTorch reference"
 
 
 def backward_linear(call: LinearCall) -> str:
@@ -380,9 +380,9 @@ def _backward_epilogue(call: LinearCall) -> str:
     if epilogue is BIAS_RELU:
         return "torch's threshold_backward on the saved result, whose sign is the derivative of relu"
     if gradients.keeps_product(call):
-        return f"{_derivative(x, operands)} on the saved product"
+        return f"{_derivative(call)} on the saved product"
     if gradients.without_product(epilogue, operands):
-        return f"{_derivative(x, operands)}; it reads no product, the epilogue being linear in it"
+        return f"{_derivative(call)}; it reads no product, the epilogue being linear in it"
     gemm = "in 16 bits with an fp32 result" if x.element_size() == 2 else "at the call's precision"
     why = "one saved in 16 bits would be rounded ahead of the bias that is folded into the epilogue"
     if call.strict:
@@ -390,7 +390,9 @@ def _backward_epilogue(call: LinearCall) -> str:
     return f"the product again ({gemm}), as {why}; {_REFERENCE} on it"
 
 
-def _derivative(x: Tensor, operands: Sequence[Tensor]) -> str:
-    if any(operand.requires_grad for operand in operands):
+def _derivative(call: LinearCall | ElementwiseCall) -> str:
+    if call.epilogue.is_linked:  # its kernel gives the operands' gradients, too; on CPUs there is none
+        return _KERNEL if call.x.is_cuda and kernels.has_native(call.x) else _REFERENCE
+    if any(operand.requires_grad for operand in call.operands):
         return f"{_REFERENCE} (a gradient of an operand is asked for)"
-    return _KERNEL if kernels.has_native(x) else _REFERENCE
+    return _KERNEL if kernels.has_native(call.x) else _REFERENCE

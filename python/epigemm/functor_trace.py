@@ -6,6 +6,7 @@ one of them leaves a guard, which is an error here. Nothing is computed.
 
 from __future__ import annotations
 
+import dis
 import functools
 import re
 import sys
@@ -47,6 +48,20 @@ def user_line(frame: FrameType | None, fallback: str) -> str:
             return f"{name}:{frame.f_lineno}"
         frame = frame.f_back
     return fallback
+
+
+def _return_line(function: Callable[..., Any], last: str) -> str:
+    """`file:line` of the `return` that follows the last call of torch, which is at `last`."""
+    code = getattr(function, "__code__", None)
+    if code is None:
+        return last
+    file, _, number = last.rpartition(":")
+    returns = {each.offset for each in dis.get_instructions(code) if each.opname.startswith("RETURN_")}
+    lines = sorted(
+        line for start, end, line in code.co_lines() if line and not returns.isdisjoint(range(start, end))
+    )
+    after = [line for line in lines if file == code.co_filename and line >= int(number)]
+    return f"{code.co_filename}:{(after or lines[-1:])[0]}"
 
 
 class _Watch(TorchFunctionMode):
@@ -268,6 +283,7 @@ def _trace_once(
             watch.line, error = watch.first
             raise error
         if not isinstance(result, Tensor):
+            watch.line = _return_line(function, watch.line)
             raise Refusal(f"it returns {type(result).__name__}; an epilogue returns one tensor")
         return result
 
@@ -289,11 +305,13 @@ def _trace_once(
         return watch.lines.get(node.name, start)
 
     builder = Builder(module, (ROWS, COLUMNS), location)
+    line = ""
     try:
         program = builder.build()
+        line = _return_line(function, watch.line)
         _check_result(module, builder)
     except Refusal as refusal:
-        line = location(builder.node) if builder.node is not None else start
+        line = line or (location(builder.node) if builder.node is not None else start)
         raise NotImplementedError(refused(line, refusal)) from None
     return program, watch.dtype_line
 

@@ -192,8 +192,7 @@ def _refuse_forward_mode(name: str) -> None:
     # Below autograd the tangents cannot be seen any more: without this they would be dropped in silence.
     if forward_ad._current_level >= 0:
         raise NotImplementedError(
-            f"epigemm::{name}: forward-mode derivatives (torch.func.jvp, dual tensors) are not supported; "
-            "accepted are reverse-mode ones"
+            f"epigemm::{name}: got a call under forward-mode automatic differentiation; accepted is reverse mode"
         )
 
 

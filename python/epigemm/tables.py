@@ -217,7 +217,7 @@ def write_whole(path: Path, data: bytes) -> None:
 
 def merge(path: Path, gpu: str, entries: Iterable[Entry]) -> None:
     """Add entries to a file, beside other processes that do so too; a damaged file is begun anew."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)  # linked kernels lie there too
     with path.with_suffix(".lock").open("a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # let go when the file is closed
         try:

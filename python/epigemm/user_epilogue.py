@@ -112,9 +112,10 @@ class UserEpilogue:
         if self._bias is not None and biases[0] is not None:
             # Of the product's type, as a linear layer's is: it is added before that is rounded.
             given = [*given[: self._bias], biases[0], *given[self._bias + 1 :]]
-        lead, columns = x.shape[:-1], weight.shape[0] if weight.dim() else 0
-        epilogue, tensors, numbers = self._arguments(x, given, (*lead, columns))
-        is_flat = x.dim() in (0, 2)  # what is wrong with the first the checks of the call say
+        checks.product(x, weight)  # ahead of the operands, whose shapes follow from it
+        lead, columns = x.shape[:-1], weight.shape[0]
+        epilogue, tensors, numbers = self._arguments(x, given, (*lead, columns), "x")
+        is_flat = x.dim() == 2
         matrix = x if is_flat else x.reshape(math.prod(lead), x.shape[-1])
         target = out if is_flat or out is None else _flat_out(out, (*lead, columns))
         flat = LinearCall(epilogue, matrix, weight, None, tensors, numbers, strict=strict, out=target)
@@ -149,10 +150,10 @@ class UserEpilogue:
             found = entry.elementwise(epilogue, z, seen, None, out)
             if isinstance(found, Tensor):
                 return found
-        checks.tensors(x=z)
+        checks.tensors(z=z)
         checks.optional_tensors(out=out)
-        checks.rows_of_vectors(z)
-        epilogue, tensors, numbers = self._arguments(z, given, tuple(z.shape))
+        checks.matrices(z, "z")
+        epilogue, tensors, numbers = self._arguments(z, given, tuple(z.shape), "z")
         is_flat = z.dim() == 2
         matrix = z if is_flat else z.reshape(math.prod(z.shape[:-1]), z.shape[-1])
         target = out if is_flat or out is None else _flat_out(out, tuple(z.shape))
@@ -233,7 +234,7 @@ class UserEpilogue:
         )
 
     def _arguments(
-        self, x: Tensor, given: Sequence[Tensor | float], shape: Sequence[int]
+        self, x: Tensor, given: Sequence[Tensor | float], shape: Sequence[int], first: str
     ) -> tuple[LinkedEpilogue, list[Tensor], list[float]]:
         """The epilogue for these operands' types, and the operands as the operators take them, of a matrix."""
         if not _is_compiling() and _tracing_state() is not None:
@@ -246,7 +247,7 @@ class UserEpilogue:
             if spec.kind == SCALAR:
                 folded.append(True)
                 if isinstance(value, Tensor):
-                    checks.scalar_tensor(spec.name, value, x)
+                    checks.scalar_tensor(spec.name, value, x, first)
                     tensors.append(value.to(wide))
                 elif has_tensors:
                     number = checks.scalar_number(spec.name, value)
@@ -317,7 +318,7 @@ def _is_tensor(scalar: Tensor | float) -> bool:
 
 
 def _flat(spec: OperandSpec, value: Tensor, shape: Sequence[int]) -> Tensor:
-    """An operand as it stands beside a result `[M, N]`; one that does not fit is left to the checks."""
+    """An operand as it stands beside a result `[M, N]`; a vector that does not fit is left to the checks."""
     kind = KINDS[spec.kind]
     if not kind.by_row:
         return value

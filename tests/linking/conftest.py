@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,14 +14,16 @@ from tests.linking.fakes import FakeNvJitLink, FakeNvrtc, fakes
 
 
 @pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The empty folder of linked kernels; nothing in memory, nothing found yet."""
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The folder of linked kernels, not made yet; nothing in memory, nothing found yet."""
     monkeypatch.setenv("EPIGEMM_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setattr(store, "_warned", set())
     monkeypatch.setattr(libraries, "_found", None)
     monkeypatch.setattr(store, "made", Once())
     monkeypatch.setattr(cubins, "_functors", Once())
-    return tmp_path / "cache" / "cubins"
+    before = os.umask(0o022)  # what a test plants, nobody else may write unless the test says so
+    yield tmp_path / "cache" / "cubins"
+    os.umask(before)
 
 
 @pytest.fixture

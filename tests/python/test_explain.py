@@ -368,3 +368,24 @@ def test_reasons_on_a_gpu(function: Public, rng: torch.Generator) -> None:
 def test_elementwise_on_a_gpu(function: Public, rng: torch.Generator) -> None:
     explanation = epigemm.explain(function.name, **function.draw(rng, device="cuda"))
     assert explanation.path == "elementwise"
+
+
+@epigemm.epilogue
+def times_tanh(acc: torch.Tensor, bias: epigemm.PerColumn, m: epigemm.Matrix) -> torch.Tensor:
+    return torch.tanh(acc + bias) * m
+
+
+@pytest.mark.parametrize("form", ["linear", "elementwise", "own"])
+@pytest.mark.parametrize("of_operands", [False, True])
+def test_no_derivative_kernel_of_a_users_epilogue_on_a_cpu(form: str, of_operands: bool) -> None:
+    x, weight = torch.randn(4, 8, requires_grad=True), torch.randn(5, 8)
+    bias, m = torch.randn(5, requires_grad=of_operands), torch.randn(4, 5)
+    calls: dict[str, tuple[Any, tuple[torch.Tensor, ...]]] = {
+        "linear": (times_tanh, (x, weight, bias, m)),
+        "elementwise": (times_tanh.elementwise, (x[:, :5], bias, m)),
+        "own": (epigemm.linear_gated, (x, weight, bias, m)),
+    }
+    call, args = calls[form]
+    said = epigemm.explain(call, *args).backward
+    assert "differentiable PyTorch reference" in said and KERNEL not in said
+    assert "registry" not in said and "operand is asked for" not in said

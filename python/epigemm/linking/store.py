@@ -5,8 +5,9 @@ the GPU's architecture and this format. The versions of the libraries that made 
 the entry, so that it is found where neither library is, and newer libraries do not make everything again. What an older
 library got wrong goes with `FORMAT`, or with the folder.
 
-A file is `MAGIC`, the SHA-256 of the rest, a line of JSON, the cubin. What is wrong with the folder or a file in it is
-never the caller's problem: one warning, and the kernel is made again.
+A file is `MAGIC`, the SHA-256 of the rest, a line of JSON, the cubin. The checksum tells of damage alone; that nobody
+else has written the file is up to `epigemm.linking.folder`. What is wrong with the folder or a file in it is never the
+caller's problem: one warning, and the kernel is made again.
 """
 
 from __future__ import annotations
@@ -16,21 +17,22 @@ import io
 import json
 import os
 import re
-import threading
 import warnings
 import zipfile
 from collections.abc import Callable, Sequence
+from concurrent.futures import CancelledError, Future
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic, TypeVar
 
+from epigemm.linking import folder
+from epigemm.linking.folder import SUFFIX
 from epigemm.linking.libraries import OLDEST, Version, text
-from epigemm.tables import cache_dir, write_whole
+from epigemm.tables import write_whole
 
 FORMAT = 2
 MAGIC = b"epigemm cubin\n\r\n"
-SUFFIX = ".cubin"
 
 _CHECKSUM_BYTES = 32
 _MOST_BYTES = 64 << 20  # of an entry; the largest kernels take some hundred KB
@@ -43,16 +45,32 @@ class Once(Generic[_Value]):
 
     def __init__(self) -> None:
         self.values: dict[str, _Value] = {}
-        self._making: dict[str, threading.Lock] = {}
+        self._making: dict[str, Future[_Value]] = {}
         # What a thread of the parent was at work on is never finished in the child.
         os.register_at_fork(after_in_child=self._making.clear)
 
     def get(self, key: str, make: Callable[[], _Value]) -> _Value:
-        """The value. What `make` raises is raised here; then nothing is kept, and the next thread tries itself."""
-        with self._making.setdefault(key, threading.Lock()):
+        """The value. What `make` raises is raised in every thread that waits for it; nothing is kept then."""
+        while True:
+            own: Future[_Value] = Future()
+            found = self._making.setdefault(key, own)
+            if found is own:
+                return self._make(key, make, own)
+            with suppress(CancelledError):  # an interrupt is one thread's own: the next one tries
+                return found.result()
+
+    def _make(self, key: str, make: Callable[[], _Value], own: Future[_Value]) -> _Value:
+        try:
             if key not in self.values:
                 self.values[key] = make()
+            own.set_result(self.values[key])
             return self.values[key]
+        except Exception as error:
+            own.set_exception(error)
+            raise
+        finally:
+            self._making.pop(key, None)
+            own.cancel()  # does nothing where it has a result
 
 
 @dataclass(frozen=True)
@@ -136,43 +154,48 @@ def _parsed(rest: bytes) -> Entry:
 
 
 def read(key: str) -> Entry | None:
-    """The entry on disk; None where there is none, or a damaged one, which is removed."""
-    path = _path(key)
+    """The entry on disk; None where there is none, where it is damaged, or where others could have written it."""
+    name = f"{key}{SUFFIX}"
+    path = folder.path() / name
     try:
-        return decode(path.read_bytes(), key)
+        with folder.opened() as found:
+            try:
+                return decode(folder.read(found, name), key)
+            except ValueError as error:
+                _warn_once(path, f"the linked kernel {path} is removed and made again: {error}")
+                folder.remove(found, name)
     except (FileNotFoundError, NotADirectoryError):
-        return None
+        pass
+    except folder.UnsafeError as error:
+        _warn_without_disk(error)
     except OSError as error:
         _warn_once(path, f"the linked kernel {path} cannot be read and is made again: {error}")
-        return None
-    except ValueError as error:
-        _warn_once(path, f"the linked kernel {path} is removed and made again: {error}")
-        with suppress(OSError):  # not our folder: the warning has said what is wrong
-            path.unlink(missing_ok=True)
-        return None
+    return None
 
 
 def write(entry: Entry) -> None:
     """Keep an entry where that is possible; one warning where it is not."""
-    path = _path(entry.key)
     try:
-        write_whole(path, entry.encode())
+        with folder.opened(make=True) as found:
+            folder.write(found, f"{entry.key}{SUFFIX}", entry.encode())
     except OSError as error:
-        where = path.parent
-        _warn_once(where, f"linked kernels last as long as this process: {where} cannot be written: {error}")
+        _warn_without_disk(error)
 
 
 def _keys() -> list[str]:
     """The keys of what is on disk; the entries may be damaged."""
     try:
-        files = sorted(_path("").parent.iterdir())
+        with folder.opened() as found:
+            names = folder.names(found)
     except OSError:
         return []
-    return [each.stem for each in files if each.suffix == SUFFIX and _is_key(each.stem)]
+    stems = [name.removesuffix(SUFFIX) for name in names if name.endswith(SUFFIX)]
+    return [stem for stem in stems if _is_key(stem)]
 
 
-def _path(key: str) -> Path:
-    return cache_dir() / "cubins" / f"{key}{SUFFIX}"
+def _warn_without_disk(error: OSError) -> None:
+    where = folder.path()
+    _warn_once(where, f"linked kernels last as long as this process: {where} is not used: {error}")
 
 
 def _warn_once(about: Path, message: str) -> None:

@@ -2,7 +2,8 @@
 
 Parameters are named and initialised as in `torch.nn.Linear` and `torch.nn.BatchNorm1d`; `from_linear` and
 `from_layers` share the parameter objects of existing layers, so that optimisers and state dicts go on
-working. The fused layers call no submodule's `forward`: hooks on the shared layers do not fire.
+working. The layers that they are given must be plain ones of torch's: a fused layer calls none of them, and would drop
+hooks, parametrizations and the `forward` of a subclass. Hooks that the shared layers get afterwards do not fire.
 
 Where fp32 products run on fp16 slices, a layer keeps those of its weight, if that is an `nn.Parameter`, between
 calls that need no gradient of the weight. They follow the weight's changes and are in no copy, pickle or state dict;

@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypedDict, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
 from epigemm import call as _call
-from epigemm import matrices, packs
+from epigemm import checks, matrices, packs
 from epigemm.epilogues import Epilogue
 
 if TYPE_CHECKING:
@@ -55,20 +56,30 @@ class FusedLinear(nn.Module):
     ) -> None:
         super().__init__()
         self._adopt(nn.Linear(in_features, out_features, bias, device=device, dtype=dtype))
-        self.precision = precision
-        self.strict = strict
+        self.precision, self.strict = checked_options(precision, strict)
 
     @classmethod
-    def from_linear(cls: type[_Layer], linear: nn.Linear, **options: Unpack[Options]) -> _Layer:
-        """The fused layer over the parameter objects of `linear`."""
-        return cls._sharing(linear, **options)
+    def from_linear(cls: type[_Layer], linear: nn.Linear, **options: Unpack[CallOptions]) -> _Layer:
+        """The fused layer over the parameter objects of `linear`.
+
+        Device, dtype, training mode and `requires_grad` are those of `linear`. It must be a `torch.nn.Linear` itself,
+        as the fused layer would drop whatever else a call of it runs.
+
+        Raises:
+            TypeError: another class, also one that is derived from `torch.nn.Linear`; an unknown option.
+            ValueError: `linear` has hooks, a `forward` of its own, or other parameters, buffers or modules.
+        """
+        return cls._sharing(linear, options)
 
     @classmethod
-    def _sharing(cls: type[_Layer], linear: nn.Linear, **options: Any) -> _Layer:
-        """A layer that is made with these options, and the parameters of `linear`."""
-        if not isinstance(linear, nn.Linear):
-            raise TypeError(f"linear: got {type(linear).__name__}; accepted is a torch.nn.Linear")
-        module = cls(1, 1, **{**options, "device": "meta"})
+    def _sharing(cls: type[_Layer], linear: nn.Linear, options: CallOptions, **own: Any) -> _Layer:
+        """A layer with the parameters of `linear`; `own`: the constructor's arguments beside a call's options."""
+        require_plain("linear", linear, nn.Linear)
+        if unknown := sorted(options.keys() - CallOptions.__optional_keys__):
+            raise TypeError(
+                f"{unknown[0]}: got one beside a layer whose parameters are shared; accepted are precision and strict"
+            )
+        module = cls(1, 1, device="meta", **own, **options)
         module._adopt(linear)
         module.training = linear.training
         return module
@@ -157,6 +168,44 @@ def pack_use(weight: Tensor) -> str:
     after the call.
     """
     return packs.KEEP if isinstance(weight, nn.Parameter) else packs.FIND
+
+
+def checked_options(precision: str | None, strict: bool) -> tuple[str | None, bool]:
+    """The options of a layer's calls; TypeError or ValueError for what no call accepts."""
+    return None if precision is None else checks.precision(precision), checks.flag("strict", strict)
+
+
+_NAMES: dict[type[nn.Module], tuple[set[str], set[str]]] = {
+    nn.Linear: ({"weight", "bias"}, set()),
+    nn.BatchNorm1d: ({"weight", "bias"}, {"running_mean", "running_var", "num_batches_tracked"}),
+}
+"""Of a layer that is what its class says: the names of its parameters, and of its buffers and modules."""
+
+_HOOKS = tuple(name for name in vars(nn.Identity()) if name.endswith("_hooks"))
+
+
+def require_plain(name: str, layer: object, accepted: type[nn.Module]) -> None:
+    """TypeError unless a layer is of this very class, ValueError where a call of it runs something beside.
+
+    A fused layer does not call the layers that it shares: it would drop that in silence.
+    """
+    kind = type(layer)
+    # The projection of nn.MultiheadAttention is a Linear under another name.
+    if kind is not accepted and (kind, accepted) != (NonDynamicallyQuantizableLinear, nn.Linear):
+        derived = (
+            "" if not issubclass(kind, accepted) else " itself, as a subclass may compute something else"
+        )
+        raise TypeError(f"{name}: got {kind.__name__}; accepted is a torch.nn.{accepted.__name__}{derived}")
+    assert isinstance(layer, nn.Module)
+    state, (parameters, others) = vars(layer), _NAMES[accepted]
+    added = [key for key in _HOOKS if state[key]]
+    added += [key for key in ("forward", "_call_impl") if key in state]
+    added += sorted((layer._parameters.keys() ^ parameters) | ({*layer._buffers, *layer._modules} ^ others))
+    if added:
+        raise ValueError(
+            f"{name}: got a {kind.__name__} that differs from a plain one in {', '.join(added)}; accepted is one "
+            "without hooks, a forward of its own, or other parameters, buffers and modules, which would be dropped"
+        )
 
 
 def call_repr(precision: str | None, strict: bool) -> str:

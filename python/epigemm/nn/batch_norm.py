@@ -9,7 +9,15 @@ from torch import Tensor, nn
 
 from epigemm import call as _call
 from epigemm import docstrings, invariance, matrices, packs
-from epigemm.nn.base import CallOptions, Options, call_repr, pack_use, set_vector
+from epigemm.nn.base import (
+    CallOptions,
+    Options,
+    call_repr,
+    checked_options,
+    pack_use,
+    require_plain,
+    set_vector,
+)
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -44,8 +52,23 @@ def linear_scale_batch_norm1d(
         `scale`.
 
     Raises:
-        ValueError: x is not 2-D (BatchNorm1d takes dimension 1 of a 3-D tensor, a linear layer the last one).
+        TypeError: `linear` or `bn` is of another class, also of one that is derived from torch's.
+        ValueError: one of the two has hooks, a `forward` of its own, or other parameters, buffers or modules; x is not
+            2-D (BatchNorm1d takes dimension 1 of a 3-D tensor, a linear layer the last one).
     """
+    require_plain("linear", linear, nn.Linear)
+    require_plain("bn", bn, nn.BatchNorm1d)
+    return _scale_batch_norm(x, linear, scale, bn, precision, strict)
+
+
+def _scale_batch_norm(
+    x: Tensor,
+    linear: nn.Linear,
+    scale: Tensor | None,
+    bn: nn.BatchNorm1d,
+    precision: str | None,
+    strict: bool,
+) -> Tensor:
     _check_rows(x)
     weight, bias = linear.weight, linear.bias
     if _takes_batch_statistics(bn):
@@ -91,8 +114,8 @@ class _WithBatchNorm(nn.Module):
         **options: Unpack[Options],
     ) -> None:
         super().__init__()
-        self.precision = options.pop("precision", None)
-        self.strict = options.pop("strict", False)
+        call_options = (options.pop("precision", None), options.pop("strict", False))
+        self.precision, self.strict = checked_options(*call_options)
         made: Any = options
         self.linear = nn.Linear(in_features, out_features, bias, **made)
         if self._has_scale:
@@ -109,17 +132,13 @@ class _WithBatchNorm(nn.Module):
         strict: bool = False,
     ) -> _Layer:
         """Over existing layers, which it shares."""
-        for name, layer, accepted in (("linear", linear, nn.Linear), ("bn", bn, nn.BatchNorm1d)):
-            if not isinstance(layer, accepted):
-                raise TypeError(
-                    f"{name}: got {type(layer).__name__}; accepted is a torch.nn.{accepted.__name__}"
-                )
+        require_plain("linear", linear, nn.Linear)
+        require_plain("bn", bn, nn.BatchNorm1d)
         module = cls.__new__(cls)
         nn.Module.__init__(module)
         module.linear = linear
         module.bn = bn
-        module.precision = precision
-        module.strict = strict
+        module.precision, module.strict = checked_options(precision, strict)
         module.training = bn.training
         return module
 
@@ -168,9 +187,7 @@ class LinearScaleBatchNorm1d(_WithBatchNorm):
 
     def forward(self, x: Tensor) -> Tensor:
         """Apply the layer."""
-        return linear_scale_batch_norm1d(
-            x, self.linear, self.scale, self.bn, precision=self.precision, strict=self.strict
-        )
+        return _scale_batch_norm(x, self.linear, self.scale, self.bn, self.precision, self.strict)
 
     def extra_repr(self) -> str:
         """What the submodules do not print."""
@@ -202,10 +219,7 @@ class LinearBatchNormReLU(_WithBatchNorm):
         """Apply the layer."""
         linear, bn = self.linear, self.bn
         if _takes_batch_statistics(bn):
-            normal = linear_scale_batch_norm1d(
-                x, linear, None, bn, precision=self.precision, strict=self.strict
-            )
-            return torch.relu(normal)
+            return torch.relu(_scale_batch_norm(x, linear, None, bn, self.precision, self.strict))
         _check_rows(x)
         vectors = (linear.bias, None, bn.running_mean, bn.running_var, bn.weight, bn.bias)
         return matrices.batch_norm_relu(

@@ -17,7 +17,7 @@ from epigemm.epilogues import (
     Epilogue,
     gelu_epilogue,
 )
-from epigemm.nn.base import EpilogueLinear, FusedLinear, Options, set_vector
+from epigemm.nn.base import CallOptions, EpilogueLinear, FusedLinear, Options, set_vector
 from epigemm.programs import GATED
 
 if TYPE_CHECKING:
@@ -64,10 +64,10 @@ class LinearGELU(EpilogueLinear):
 
     @classmethod
     def from_linear(
-        cls, linear: nn.Linear, *, approximate: str = "none", **options: Unpack[Options]
+        cls, linear: nn.Linear, *, approximate: str = "none", **options: Unpack[CallOptions]
     ) -> LinearGELU:
         """The fused layer over the parameter objects of `linear`."""
-        return cls._sharing(linear, approximate=approximate, **options)
+        return cls._sharing(linear, options, approximate=approximate)
 
     def extra_repr(self) -> str:
         """As of `FusedLinear`, with the form."""
@@ -124,10 +124,10 @@ class LinearSigmoidScaleResidual(EpilogueLinear):
 
     @classmethod
     def from_linear(
-        cls, linear: nn.Linear, scale: float | Tensor = 1.0, **options: Unpack[Options]
+        cls, linear: nn.Linear, scale: float | Tensor = 1.0, **options: Unpack[CallOptions]
     ) -> LinearSigmoidScaleResidual:
         """The fused layer over the parameter objects of `linear`."""
-        return cls._sharing(linear, scale=scale, **options)
+        return cls._sharing(linear, options, scale=scale)
 
 
 @docstrings.module
@@ -156,10 +156,10 @@ class LinearReLUDiv(EpilogueLinear):
 
     @classmethod
     def from_linear(
-        cls, linear: nn.Linear, divisor: float | Tensor = 1.0, **options: Unpack[Options]
+        cls, linear: nn.Linear, divisor: float | Tensor = 1.0, **options: Unpack[CallOptions]
     ) -> LinearReLUDiv:
         """The fused layer over the parameter objects of `linear`."""
-        return cls._sharing(linear, divisor=divisor, **options)
+        return cls._sharing(linear, options, divisor=divisor)
 
 
 @docstrings.module
@@ -203,10 +203,10 @@ class LinearGated(FusedLinear):
 
     @classmethod
     def from_linear(
-        cls, linear: nn.Linear, *, activation: str = "silu", **options: Unpack[Options]
+        cls, linear: nn.Linear, *, activation: str = "silu", **options: Unpack[CallOptions]
     ) -> LinearGated:
         """The fused layer over the parameter objects of `linear`."""
-        return cls._sharing(linear, activation=activation, **options)
+        return cls._sharing(linear, options, activation=activation)
 
     def forward(self, x: Tensor, gate: Tensor) -> Tensor:
         """Apply the layer."""
@@ -245,10 +245,10 @@ class LinearLayerScaleResidual(FusedLinear):
 
     @classmethod
     def from_linear(  # type: ignore[override]
-        cls, linear: nn.Linear, layer_scale: Tensor, **options: Unpack[Options]
+        cls, linear: nn.Linear, layer_scale: Tensor, **options: Unpack[CallOptions]
     ) -> LinearLayerScaleResidual:
         """The fused layer over the parameters of `linear` and a `layer_scale`, that becomes a buffer if it is none."""
-        module = cls._sharing(linear, **options)
+        module = cls._sharing(linear, options)
         set_vector(module, "layer_scale", layer_scale)
         return module
 

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from epigemm import docstrings
 from epigemm.epilogues import BIAS
-from epigemm.nn.base import EpilogueLinear, Options, pack_use
+from epigemm.nn.base import CallOptions, EpilogueLinear, Options, pack_use
 from epigemm.operand_kinds import PER_COLUMN
 from epigemm.user_epilogue import UserEpilogue
 
@@ -59,11 +59,11 @@ class Linear(EpilogueLinear):
 
     @classmethod
     def from_linear(
-        cls, linear: nn.Linear, epilogue: UserEpilogue | None = None, **options: Unpack[Options]
+        cls, linear: nn.Linear, epilogue: UserEpilogue | None = None, **options: Unpack[CallOptions]
     ) -> Linear:
         """The layer over the parameter objects of `linear`."""
         bias = isinstance(linear, nn.Linear) and linear.bias is not None
-        return cls._sharing(linear, bias=bias, epilogue=epilogue, **options)
+        return cls._sharing(linear, options, bias=bias, epilogue=epilogue)
 
     def forward(self, x: Tensor, *operands: Tensor | float, **named: Tensor | float) -> Tensor:
         """Apply the layer; the epilogue's operands but the layer's own bias."""

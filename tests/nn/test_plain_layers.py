@@ -1,0 +1,243 @@
+"""What is taken for a plain layer: a fused layer calls no layer that it shares, and would drop the rest in silence."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import parametrizations, prune
+
+import epigemm
+from tests.support.untyped import torch as untyped
+
+ROWS, IN, OUT = 9, 24, 16
+VECTOR = torch.ones(OUT)
+
+
+class LoRA(nn.Linear):
+    def __init__(self) -> None:
+        super().__init__(IN, OUT)
+        self.down = nn.Parameter(torch.randn(IN, 2))
+        self.up = nn.Parameter(torch.randn(2, OUT))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) + x @ self.down @ self.up
+
+
+class Derived(nn.Linear):
+    """One whose class computes nothing else yet."""
+
+
+def changed(change: Callable[[nn.Linear], Any]) -> Callable[[], nn.Linear]:
+    def make() -> nn.Linear:
+        linear = nn.Linear(IN, OUT)
+        change(linear)
+        return linear
+
+    return make
+
+
+def add_weight_as_a_buffer(linear: nn.Linear) -> None:
+    del linear.weight
+    linear.register_buffer("weight", torch.ones(OUT, IN))
+
+
+def patch(name: str) -> Callable[[nn.Module], None]:
+    return lambda layer: setattr(layer, name, types.MethodType(lambda self, x: x, layer))
+
+
+def patched_norm() -> nn.Module:
+    norm = nn.BatchNorm1d(OUT)
+    patch("forward")(norm)
+    return norm
+
+
+ODD: dict[str, tuple[Callable[[], nn.Module], type[Exception], str]] = {
+    "another class": (lambda: nn.Conv2d(1, 1, 1), TypeError, "got Conv2d"),
+    "lora": (LoRA, TypeError, "got LoRA"),
+    "derived": (lambda: Derived(IN, OUT), TypeError, "got Derived"),
+    "lazy": (lambda: nn.LazyLinear(OUT), TypeError, "got LazyLinear"),
+    "parametrised": (
+        changed(lambda linear: parametrizations.weight_norm(linear)),
+        TypeError,
+        "got ParametrizedLinear",
+    ),
+    "spectral": (
+        changed(lambda linear: parametrizations.spectral_norm(linear)),
+        TypeError,
+        "got ParametrizedLinear",
+    ),
+    "old weight norm": (changed(untyped.nn.utils.weight_norm), ValueError, "weight_g, weight_v"),
+    "old spectral norm": (changed(untyped.nn.utils.spectral_norm), ValueError, "weight_orig"),
+    "pruned": (
+        changed(lambda linear: prune.random_unstructured(linear, "weight", 0.5)),  # type: ignore[no-untyped-call]
+        ValueError,
+        "weight_mask",
+    ),
+    "patched": (changed(patch("forward")), ValueError, "in forward;"),
+    "patched call": (changed(patch("_call_impl")), ValueError, "in _call_impl;"),
+    "buffer": (
+        changed(lambda linear: linear.register_buffer("zero_point", VECTOR)),
+        ValueError,
+        "in zero_point;",
+    ),
+    "parameter": (
+        changed(lambda linear: linear.register_parameter("gain", nn.Parameter(VECTOR))),
+        ValueError,
+        "in gain;",
+    ),
+    "module": (changed(lambda linear: linear.add_module("after", nn.ReLU())), ValueError, "in after;"),
+    "weight as a buffer": (changed(add_weight_as_a_buffer), ValueError, "in weight;"),
+}
+for _name in (
+    "forward_hook",
+    "forward_pre_hook",
+    "full_backward_hook",
+    "full_backward_pre_hook",
+    "state_dict_pre_hook",
+    "load_state_dict_post_hook",
+):
+
+    def _hooked(linear: nn.Linear, name: str = _name) -> None:
+        getattr(linear, f"register_{name}")(lambda *_: None)
+
+    ODD[_name] = (changed(_hooked), ValueError, "_hooks;")
+
+
+@epigemm.epilogue
+def doubled(acc: Tensor, bias: epigemm.PerColumn) -> Tensor:
+    return (acc + bias) * 2
+
+
+TAKES: dict[str, Callable[[Any], object]] = {
+    "Linear": lambda linear: epigemm.nn.Linear.from_linear(linear, doubled),
+    "LinearReLU": epigemm.nn.LinearReLU.from_linear,
+    "LinearGELU": epigemm.nn.LinearGELU.from_linear,
+    "LinearSigmoidScaleResidual": epigemm.nn.LinearSigmoidScaleResidual.from_linear,
+    "LinearReLUDiv": epigemm.nn.LinearReLUDiv.from_linear,
+    "LinearGated": epigemm.nn.LinearGated.from_linear,
+    "LinearResidual": epigemm.nn.LinearResidual.from_linear,
+    "LinearLayerScaleResidual": lambda linear: epigemm.nn.LinearLayerScaleResidual.from_linear(
+        linear, VECTOR
+    ),
+    "LinearScaleBatchNorm1d": lambda linear: epigemm.nn.LinearScaleBatchNorm1d.from_layers(
+        linear, VECTOR, nn.BatchNorm1d(OUT)
+    ),
+    "LinearBatchNormReLU": lambda linear: epigemm.nn.LinearBatchNormReLU.from_layers(
+        linear, nn.BatchNorm1d(OUT)
+    ),
+    "linear_scale_batch_norm1d": lambda linear: epigemm.nn.linear_scale_batch_norm1d(
+        torch.randn(ROWS, IN), linear, VECTOR, nn.BatchNorm1d(OUT)
+    ),
+}
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning")
+@pytest.mark.parametrize("takes", TAKES.values(), ids=TAKES)
+@pytest.mark.parametrize(("make", "error", "words"), ODD.values(), ids=ODD)
+def test_refused_by_name(
+    make: Callable[[], nn.Module], error: type[Exception], words: str, takes: Callable[[Any], object]
+) -> None:
+    with pytest.raises(error, match=r"^linear: got .*; accepted is") as caught:
+        takes(make())
+    assert type(caught.value) is error and words in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("norm", "words"),
+    [
+        (nn.BatchNorm2d(OUT), "got BatchNorm2d"),
+        (nn.LazyBatchNorm1d(), "got LazyBatchNorm1d"),
+        (nn.SyncBatchNorm(OUT), "got SyncBatchNorm"),
+        (patched_norm(), "in forward;"),
+    ],
+    ids=["2d", "lazy", "sync", "patched"],
+)
+def test_the_norm_too(norm: Any, words: str) -> None:
+    for call in (
+        lambda: epigemm.nn.LinearBatchNormReLU.from_layers(nn.Linear(IN, OUT), norm),
+        lambda: epigemm.nn.linear_scale_batch_norm1d(torch.randn(ROWS, IN), nn.Linear(IN, OUT), None, norm),
+    ):
+        with pytest.raises((TypeError, ValueError), match=r"^bn: got .*; accepted is") as caught:
+            call()
+        assert words in str(caught.value)
+
+
+def materialised() -> nn.Linear:
+    lazy = nn.LazyLinear(OUT)
+    lazy(torch.randn(1, IN))
+    return lazy
+
+
+def attributed() -> nn.Linear:
+    linear = nn.Linear(IN, OUT, bias=False)
+    linear._is_initialized = True  # type: ignore[assignment]  # as libraries mark what they have filled
+    return linear
+
+
+def unhooked() -> nn.Linear:
+    linear = nn.Linear(IN, OUT)
+    linear.register_forward_hook(lambda *_: None).remove()
+    return linear
+
+
+@pytest.mark.parametrize(
+    "make",
+    [materialised, attributed, unhooked, lambda: nn.MultiheadAttention(OUT, 2).out_proj],
+    ids=["materialised", "attributed", "unhooked", "attention"],
+)
+def test_taken(make: Callable[[], nn.Linear]) -> None:
+    linear = make()
+    x = torch.randn(ROWS, linear.in_features)
+    expected = linear(x).double().relu()
+    torch.testing.assert_close(epigemm.nn.LinearReLU.from_linear(linear)(x).double(), expected)
+
+
+def test_what_is_shared() -> None:
+    linear = nn.Linear(IN, OUT, dtype=torch.float64).eval()
+    linear.weight.requires_grad_(False)
+    layer = epigemm.nn.LinearReLU.from_linear(linear)
+    assert layer.weight is linear.weight and layer.bias is linear.bias and not layer.training
+    layer(torch.randn(ROWS, IN, dtype=torch.float64)).sum().backward()
+    assert linear.weight.grad is None and linear.bias.grad is not None
+
+
+@pytest.mark.parametrize("option", ["dtype", "device", "bias"])
+def test_options_that_the_parameters_decide(option: str) -> None:
+    with pytest.raises(TypeError, match=f"^{option}: got one .*; accepted are precision and strict"):
+        epigemm.nn.LinearGELU.from_linear(nn.Linear(IN, OUT), **{option: torch.float16})  # type: ignore[arg-type]
+
+
+MADE: dict[str, Callable[..., nn.Module]] = {
+    "LinearReLU": lambda **o: epigemm.nn.LinearReLU(IN, OUT, **o),
+    "from_linear": lambda **o: epigemm.nn.LinearReLU.from_linear(nn.Linear(IN, OUT), **o),
+    "LinearBatchNormReLU": lambda **o: epigemm.nn.LinearBatchNormReLU(IN, OUT, **o),
+    "from_layers": lambda **o: epigemm.nn.LinearBatchNormReLU.from_layers(
+        nn.Linear(IN, OUT), nn.BatchNorm1d(OUT), **o
+    ),
+}
+
+
+@pytest.mark.parametrize("make", MADE.values(), ids=MADE)
+def test_options_are_checked_when_a_layer_is_made(make: Callable[..., nn.Module]) -> None:
+    with pytest.raises(ValueError, match=r"^precision: got 'zz'; accepted are"):
+        make(precision="zz")
+    with pytest.raises(TypeError, match=r"^precision: got int; accepted is"):
+        make(precision=1)
+    with pytest.raises(TypeError, match=r"^strict: got str; accepted is"):
+        make(strict="yes")
+    make(precision="ieee", strict=True)
+
+
+def test_the_function_compiles() -> None:
+    linear, norm, x = nn.Linear(IN, OUT), nn.BatchNorm1d(OUT).eval(), torch.randn(ROWS, IN)
+
+    def call(x: Tensor) -> Tensor:
+        return epigemm.nn.linear_scale_batch_norm1d(x, linear, VECTOR, norm)
+
+    compiled = torch.compile(call, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(x), norm(linear(x)))
