@@ -27,7 +27,6 @@ from epigemm.functional import (
 )
 from epigemm.invariance import batch_invariant, is_batch_invariant, set_batch_invariant
 from epigemm.keeping import keep_packs, set_keep_packs
-from epigemm.linking import export_cache, import_cache
 from epigemm.matrices import (
     linear_batch_norm_relu,
     linear_gated,
@@ -65,10 +64,8 @@ __all__ = [
     "build_info",
     "epilogue",
     "explain",
-    "export_cache",
     "fuse",
     "fusion",
-    "import_cache",
     "is_batch_invariant",
     "keep_packs",
     "linear",

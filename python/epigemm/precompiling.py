@@ -29,9 +29,9 @@ def precompile(
 ) -> list[str]:
     """Link an epilogue into the kernels that calls of these sizes take, so that no call waits for that.
 
-    For servers that start, and before a CUDA graph is captured, where nothing is compiled. Kernels stay on disk; see
-    `epigemm.export_cache` for other machines. A function that adds a bias, or a bias and a ReLU, runs on kernels of the
-    package's, which need no linking; its `elementwise` does not.
+    For servers that start, and before a CUDA graph is captured, where nothing is compiled. Kernels stay on disk, in the
+    cache's folder, which may be copied to other machines. A function that adds a bias, or a bias and a ReLU, runs on
+    kernels of the package's, which need no linking; its `elementwise` does not.
 
     Args:
         function: what `epigemm.epilogue` made.

@@ -8,6 +8,7 @@ import json
 import multiprocessing
 import os
 import re
+import shutil
 import threading
 import time
 import warnings
@@ -362,3 +363,17 @@ def test_an_entry_that_is_a_folder(fake: Fakes, folder: Path) -> None:
     with pytest.warns(RuntimeWarning, match=r"cannot be (read|written)") as caught:
         assert cubin(*JOB) == cubin(*JOB)
     assert len(caught) == 2
+
+
+def test_a_copy_of_the_folder_serves_another_machine(
+    fake: Fakes, folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """One with an empty cache and without libraries."""
+    jobs = [JOB._replace(source=f"{SOURCE}// {index}") for index in range(3)]
+    codes = [cubin(*job) for job in jobs]
+    monkeypatch.setattr(store, "made", store.Once())
+    monkeypatch.setattr(libraries, "_found", "there are none")
+    monkeypatch.setenv("EPIGEMM_CACHE_DIR", str(tmp_path / "other"))
+    assert [find(*job) for job in jobs] == [None] * 3
+    shutil.copytree(folder.parent, tmp_path / "other")
+    assert [find(*job) for job in jobs] == codes

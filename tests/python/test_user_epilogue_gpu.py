@@ -235,12 +235,6 @@ def test_precompile_of_a_copy_links_its_elementwise_form_alone() -> None:
     assert len(epigemm.precompile(copied, [(512, 1024, 1024)], operand_dtype=torch.float32)) >= 1
 
 
-def test_export_and_import_of_the_cache(tmp_path: Path) -> None:
-    epigemm.precompile(copy_of_relu, [(256, 256, 256)])
-    assert epigemm.export_cache(tmp_path / "cache.zip") > 0
-    assert epigemm.import_cache(tmp_path / "cache.zip") > 0
-
-
 def test_without_the_libraries(monkeypatch: pytest.MonkeyPatch) -> None:
     @epigemm.epilogue
     def lonely(acc: Tensor, bias: PerColumn) -> Tensor:

@@ -14,7 +14,6 @@ from epigemm.linking.libraries import (
     LinkingError,
     unavailable,
 )
-from epigemm.linking.store import export_cache, import_cache
 
 __all__ = [
     "CompileError",
@@ -24,9 +23,7 @@ __all__ = [
     "LinkingError",
     "build_cubins",
     "cubin",
-    "export_cache",
     "find",
-    "import_cache",
     "ir_path",
     "key_for",
     "unavailable",

@@ -60,7 +60,7 @@ def find(source: str, symbol: str, ir: bytes | Path, capability: tuple[int, int]
 
 
 def key_for(job: Job) -> str:
-    """The key of a job's entry in the cache: for `export_cache`.
+    """The key of a job's entry in the cache.
 
     Raises:
         LinkingError: the file with the intermediate code cannot be read.

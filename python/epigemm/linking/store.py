@@ -13,13 +13,10 @@ caller's problem: one warning, and the kernel is made again.
 from __future__ import annotations
 
 import hashlib
-import io
 import json
 import os
-import re
 import warnings
-import zipfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import CancelledError, Future
 from contextlib import suppress
 from dataclasses import dataclass
@@ -29,13 +26,11 @@ from typing import Generic, TypeVar
 from epigemm.linking import folder
 from epigemm.linking.folder import SUFFIX
 from epigemm.linking.libraries import OLDEST, Version, text
-from epigemm.tables import write_whole
 
 FORMAT = 2
 MAGIC = b"epigemm cubin\n\r\n"
 
 _CHECKSUM_BYTES = 32
-_MOST_BYTES = 64 << 20  # of an entry; the largest kernels take some hundred KB
 _Value = TypeVar("_Value")
 _warned: set[Path] = set()
 
@@ -111,10 +106,6 @@ def key_of(source_digest: str, ir_digest: str, symbol: str, architecture: str) -
     return digest(json.dumps([FORMAT, source_digest, ir_digest, symbol, architecture]).encode())
 
 
-def _is_key(value: str) -> bool:
-    return re.fullmatch(r"[0-9a-f]{64}", value) is not None
-
-
 def decode(data: bytes, key: str) -> Entry:
     """The entry with this key.
 
@@ -182,17 +173,6 @@ def write(entry: Entry) -> None:
         _warn_without_disk(error)
 
 
-def _keys() -> list[str]:
-    """The keys of what is on disk; the entries may be damaged."""
-    try:
-        with folder.opened() as found:
-            names = folder.names(found)
-    except OSError:
-        return []
-    stems = [name.removesuffix(SUFFIX) for name in names if name.endswith(SUFFIX)]
-    return [stem for stem in stems if _is_key(stem)]
-
-
 def _warn_without_disk(error: OSError) -> None:
     where = folder.path()
     _warn_once(where, f"linked kernels last as long as this process: {where} is not used: {error}")
@@ -202,83 +182,3 @@ def _warn_once(about: Path, message: str) -> None:
     if about not in _warned:
         _warned.add(about)
         warnings.warn(f"epigemm: {message}", RuntimeWarning, stacklevel=2)
-
-
-# --- as one file, for machines without NVRTC and nvJitLink ----------------------------------------------------------
-
-
-def export_cache(path: str | os.PathLike[str], only: Sequence[str] | None = None) -> int:
-    """Write linked kernels, of this process and on disk, to a zip file.
-
-    A damaged entry on disk is removed with one warning, and is not in the file.
-
-    Args:
-        path: the file. One that is there is replaced, once the new one is whole.
-        only: the keys of the entries (`cubins.key_for`); None for all.
-
-    Returns:
-        How many entries the file has.
-
-    Raises:
-        ValueError: there is no entry for a key in `only`.
-        OSError: the file cannot be written.
-
-    Example:
-        >>> export_cache("kernels.zip")  # doctest: +SKIP
-        12
-    """
-    in_memory = dict(made.values)
-    wanted = sorted({*in_memory, *_keys()}) if only is None else list(dict.fromkeys(only))
-    buffer = io.BytesIO()
-    count = 0
-    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
-        for key in wanted:
-            entry = in_memory.get(key) or (read(key) if _is_key(key) else None)
-            if entry is not None:
-                archive.writestr(f"{key}{SUFFIX}", entry.encode())
-                count += 1
-            elif only is not None:
-                raise ValueError(f"the cache has no linked kernel {key!r}")
-    write_whole(Path(path), buffer.getvalue())
-    return count
-
-
-def import_cache(path: str | os.PathLike[str]) -> int:
-    """Take the linked kernels of a file that `export_cache` wrote: for this process, and onto its disk.
-
-    Either all are taken or none. They are machine code for the GPU: take none from people whom you do not trust.
-    Where the disk cannot be written, they last as long as the process, and one warning says so.
-
-    Returns:
-        How many entries there were.
-
-    Raises:
-        ValueError: the file is damaged, or has something else in it; the text names the entry.
-        OSError: the file cannot be read.
-
-    Example:
-        >>> import_cache("kernels.zip")  # doctest: +SKIP
-        12
-    """
-    data = Path(path).read_bytes()
-    try:
-        with zipfile.ZipFile(io.BytesIO(data)) as archive:
-            entries = [_entry(archive, each) for each in archive.infolist()]
-    except Exception as error:  # zipfile raises nearly anything over a damaged file
-        raise ValueError(f"nothing is taken of {os.fspath(path)}: {error or type(error).__name__}") from error
-    for entry in entries:
-        made.values.setdefault(entry.key, entry)
-        write(entry)
-    return len(entries)
-
-
-def _entry(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> Entry:
-    key = info.filename.removesuffix(SUFFIX)
-    if info.filename != f"{key}{SUFFIX}" or not _is_key(key):
-        raise ValueError(f"{info.filename!r} is no linked kernel")
-    if info.file_size > _MOST_BYTES:
-        raise ValueError(f"{info.filename} is too large for a linked kernel: {info.file_size} bytes")
-    try:
-        return decode(archive.read(info), key)
-    except Exception as error:
-        raise ValueError(f"{info.filename}: {error or type(error).__name__}") from error
