@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import re
+import warnings
+from functools import cache
+from typing import Any
 
 import torch
 from torch import fx
@@ -20,6 +24,42 @@ def higher_order(graph: fx.Graph) -> str:
         if node.op == "call_function" and isinstance(node.target, torch._ops.HigherOrderOperator):
             return str(node.target)
     return ""
+
+
+class FusionError(RuntimeError):
+    """epigemm's own pass failed, and was to be strict; its cause is the error."""
+
+
+def failed(error: Exception, *, strict: bool) -> Skipped:
+    """The entry of a report for a graph that the pass fails on, and a warning once; a `FusionError` where `strict`."""
+    text = str(error).strip().split("\n")[0]
+    reason = f"epigemm's pass failed, and it runs as it was: {type(error).__name__}: {text}"
+    if strict:
+        raise FusionError(f"epigemm's pass failed on a graph: {type(error).__name__}: {text}") from error
+    _warn(reason)
+    return Skipped("graph", reason)
+
+
+@cache
+def _warn(text: str) -> None:
+    warnings.warn(f"a graph of a fused model: {text}", stacklevel=2)
+
+
+def fuse_module(graph_module: fx.GraphModule, *, strict: bool, **settings: Any) -> FusionReport:
+    """`fuse_graph` on a module's graph. Where it fails, the module is as it was: see `failed`."""
+    graph = graph_module.graph
+    was = copy.deepcopy(graph)
+    for mine, other in zip(was.nodes, graph.nodes, strict=True):
+        mine.meta = other.meta  # what Dynamo takes out of it later must not stay in a copy
+    try:
+        report = fuse_graph(graph, **settings)
+        if report.sites:
+            graph.lint()
+            graph_module.recompile()
+        return report
+    except Exception as error:  # whatever is wrong with the pass, the model is not
+        graph_module.graph = was
+        return FusionReport(skipped=[failed(error, strict=strict)])
 
 
 def fuse_graph(
