@@ -244,7 +244,7 @@ class _Call(Uncopied):
             except _OF_DYNAMO:  # which it raises in any case
                 raise
             except Exception as error:
-                self._note(getattr(error, "inner_exception", error))
+                self._note(error)
                 found = ConvertFrameReturn()  # the frame runs as it was
             self.report.seconds += time.perf_counter() - start
             return found
@@ -309,13 +309,13 @@ class _Call(Uncopied):
 
     def _note(self, error: Exception) -> None:
         """Have the report say why a frame could not be compiled."""
-        if isinstance(error, FusionError):
-            raise error
-        if self._of_frame is not None:
-            self.report.add(FusionReport(skipped=[failed(error, strict=self._strict)]))
+        if isinstance(error, torch._dynamo.exc.BackendCompilerFailed):
+            if isinstance(error.inner_exception, FusionError):
+                raise error.inner_exception
+            self.report.add(FusionReport(skipped=[failed(error.inner_exception, strict=self._strict)]))
         else:  # often an error of the model's, which raises it without a compiler, too
             text = str(error).strip().split("\n")[0]
-            note = f"Dynamo could not trace a part of it: {type(error).__name__}: {text}"
+            note = f"Dynamo could not compile a part of it: {type(error).__name__}: {text}"
             self.report.add(FusionReport(notes=[note]))
 
     def _leave(self, reason: str) -> NoReturn:
