@@ -178,6 +178,7 @@ def test_a_callable_for_the_rest() -> None:
     [
         ([1], TypeError, "options: got list; accepted is a dict"),
         ({"report": 3}, TypeError, r"options\['report'\]: got int; accepted is a callable"),
+        ({"strict": 1}, TypeError, r"options\['strict'\]: got int; accepted is True or False"),
         ({"keep_packs": 1}, TypeError, r"options\['keep_packs'\]: got int; accepted is True or False"),
         ({"backend": "eager", "max_autotune": True}, ValueError, "got max_autotune for backend 'eager'"),
     ],

@@ -86,6 +86,7 @@ class Capture:
             if (value := tensor_of(node)) is not None:
                 self._sharing.setdefault(storage_of(value), []).append(node)
         self._taken: set[fx.Node] = set()
+        self._transformed = _transformed(graph)
         # In place: then the shapes that Dynamo noted are later ones.
         self._changes_shapes = any(
             self._effects(node).changes_shapes
@@ -93,9 +94,13 @@ class Capture:
             if node.op == "call_method" and str(node.target).endswith("_")
         )
 
-    def why_not(self, product: Product) -> str:
+    def why_not(self, node: fx.Node, product: Product | str) -> str:
         """Why a product is left alone because of what is around it; empty where it is not."""
-        if product.value.requires_grad and self._is_written_after(product.node, (product.bias,)):
+        if node in self._transformed:
+            return "it is inside of a transform of torch.func, or of forward-mode derivatives"
+        if isinstance(product, str):
+            return ""
+        if product.value.requires_grad and self._is_written_after(node, (product.bias,)):
             return "what it adds is written before its derivative would read it again"
         return "a tensor gets another shape in place" if self._changes_shapes else ""
 
@@ -232,6 +237,18 @@ class Capture:
         if isinstance(made, str):
             raise Refused(f"{nodes[-1]}: {made}")
         return Chain(product, nodes, views, operands, formula, made)
+
+
+def _transformed(graph: fx.Graph) -> set[fx.Node]:
+    """The nodes between the beginning and the end of a transform, as `torch.vmap`, plain as their values may be."""
+    found, depth = set(), 0
+    for node in graph.nodes:
+        name = getattr(node.target, "__name__", "")
+        depth += name.endswith("_increment_nesting") or name == "_enter_dual_level"
+        depth -= name.endswith("_decrement_nesting") or name == "_exit_dual_level"
+        if depth:
+            found.add(node)
+    return found
 
 
 def _needed(region: Region, tail: fx.Node) -> tuple[fx.Node, ...] | None:

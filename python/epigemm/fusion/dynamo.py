@@ -13,7 +13,7 @@ from torch import Tensor, fx
 
 from epigemm import checks
 from epigemm.fusion.host import Launches
-from epigemm.fusion.rewrite import fuse_graph
+from epigemm.fusion.rewrite import fuse_module
 
 _log = logging.getLogger(__name__)
 
@@ -37,21 +37,25 @@ def epigemm_backend(
             "inductor", where it works, else "aot_eager", with a warning); "report": called with the
             `FusionReport` of every graph; "keep_packs": True lets fp32 parameters keep their fp16 slices between calls,
             and is a promise to call `epigemm.pack(weight).repack()` after writes that torch does not count (those
-            through `.data`). All others are Inductor's.
+            through `.data`); "strict": True makes an error of epigemm's own pass one of the compilation: else there is
+            a warning, and the graph is compiled as it was. All others are Inductor's.
 
     Returns:
         The compiled graph.
 
     Raises:
-        TypeError: `options` is no dict, "report" not callable, or "keep_packs" neither True nor False.
+        TypeError: `options` is no dict, "report" not callable, or "keep_packs" or "strict" neither True nor False.
         ValueError: options or a mode of Inductor's are given with another backend.
+        RuntimeError: the pass failed, and "strict" is True; the error itself is its cause. torch.compile raises it as
+            a `BackendCompilerFailed`.
 
     Example:
         >>> reports = []
         >>> compiled = torch.compile(model, backend="epigemm", options={"report": reports.append})
     """
     given = _checked(options)
-    keep_packs, tell = given.pop("keep_packs", False), given.pop("report", None)
+    keep_packs, strict = given.pop("keep_packs", False), given.pop("strict", False)
+    tell = given.pop("report", None)
     next_backend = given.pop("backend", None)
     if next_backend is None:
         next_backend = _default_backend(example_inputs)
@@ -60,9 +64,7 @@ def epigemm_backend(
     launches = Launches.INDUCTOR if is_inductor else Launches.EAGER
     if is_inductor and settings.get("triton.cudagraphs"):
         launches = Launches.CUDA_GRAPH
-    report = fuse_graph(graph_module.graph, keep_packs=keep_packs, launches=launches)
-    if report.sites:
-        graph_module.recompile()
+    report = fuse_module(graph_module, strict=strict, keep_packs=keep_packs, launches=launches)
     _log.info("%s", report)
     if tell is not None:
         tell(report)
@@ -84,7 +86,8 @@ def _checked(options: dict[str, Any] | None) -> dict[str, Any]:
     given = dict(options or {})
     if "report" in given and not callable(given["report"]):
         raise TypeError(f"options['report']: got {type(given['report']).__name__}; accepted is a callable")
-    checks.flag("options['keep_packs']", given.get("keep_packs", False))
+    for name in ("keep_packs", "strict"):
+        checks.flag(f"options['{name}']", given.get(name, False))
     return given
 
 

@@ -53,6 +53,8 @@ def effects_of(node: fx.Node) -> Effects:
         return _ANYTHING
     if isinstance(value_of(node), _NUMBERS):
         return _NOTHING  # a size, or what `item` reads
+    if any(isinstance(value_of(n), Tensor) and tensor_of(n) is None for n in (node, *node.all_input_nodes)):
+        return _ANYTHING  # sparse, or a transform's, which may share the memory of others
     fakes: dict[int, int] = {}  # memory of the stand-ins -> of what they stand for
     inputs = [tensor_of(n) for n in node.all_input_nodes]
     modes = {value.fake_mode for value in inputs if isinstance(value, FakeTensor)}
@@ -83,8 +85,6 @@ def _stand_in(node: fx.Node, fakes: dict[int, int]) -> Any:
     """A new tensor like that of a node, for a function to write to; other values as they are."""
     value = value_of(node)
     if isinstance(value, Tensor):
-        if tensor_of(node) is None:
-            raise TypeError("a tensor of another kind")
         made = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device)
         fakes[storage_of(made)] = storage_of(value)
         return made

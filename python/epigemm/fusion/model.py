@@ -14,12 +14,13 @@ from typing import Any, Literal, NoReturn, TypeVar, overload
 
 import torch
 from torch import Tensor, fx, nn
+from torch._dynamo.types import ConvertFrameReturn
 
 from epigemm import checks
 from epigemm.fusion.changes import PATCHED, Watched, guard_more, is_torch_patched, why_not_now
 from epigemm.fusion.copies import copied
 from epigemm.fusion.report import FusionReport, Uncopied, tell, watchers
-from epigemm.fusion.rewrite import fuse_graph, higher_order
+from epigemm.fusion.rewrite import FusionError, failed, fuse_module, higher_order
 
 Model = TypeVar("Model", bound=nn.Module)
 
@@ -33,6 +34,12 @@ _REPORT = "fusion_report"
 # What torch._dynamo.mark_dynamic and mark_unbacked leave on a tensor.
 _MARKS = ("_dynamo_dynamic_indices", "_dynamo_unbacked_indices")
 _numbers = itertools.count()
+# Errors that are Dynamo's to raise, whatever its settings.
+_OF_DYNAMO = tuple(
+    getattr(torch._dynamo.exc, name)
+    for name in ("Unsupported", "ResumePrologueTracingError")
+    if hasattr(torch._dynamo.exc, name)
+)
 _is_compiling = torch.compiler.is_compiling
 
 
@@ -43,6 +50,7 @@ def fuse(
     inplace: bool = ...,
     dry_run: Literal[False] = ...,
     keep_packs: bool = ...,
+    strict: bool = ...,
     example_inputs: None = ...,
 ) -> Model: ...
 
@@ -54,6 +62,7 @@ def fuse(
     inplace: bool = ...,
     dry_run: Literal[True],
     keep_packs: bool = ...,
+    strict: bool = ...,
     example_inputs: Sequence[Any] | Mapping[str, Any],
 ) -> FusionReport: ...
 
@@ -64,6 +73,7 @@ def fuse(
     inplace: bool = False,
     dry_run: bool = False,
     keep_packs: bool = False,
+    strict: bool = False,
     example_inputs: Sequence[Any] | Mapping[str, Any] | None = None,
 ) -> Any:
     """Fuse the linear layers of a model with what follows them element by element.
@@ -78,6 +88,8 @@ def fuse(
         dry_run: change nothing, and return a `FusionReport` of a call with `example_inputs`.
         keep_packs: fp32 parameters keep their fp16 slices between calls. A promise to call
             `epigemm.pack(weight).repack()` after writes that torch does not count (those through `.data`).
+        strict: calls raise what fails in epigemm's own pass. Else there is a warning, and the report names it: such a
+            graph runs as it was.
         example_inputs: of a dry run: the arguments of a call, as a sequence, or by name as a mapping.
 
     Returns:
@@ -85,6 +97,7 @@ def fuse(
 
     Raises:
         TypeError: an argument of another type.
+        RuntimeError: at a call: the pass failed, and `strict` is True; the error itself is its cause.
 
     Example:
         >>> fused = epigemm.fuse(model)
@@ -92,10 +105,11 @@ def fuse(
         >>> print(fused.fusion_report)
     """
     _check_model(model)
-    for name, value in (("inplace", inplace), ("dry_run", dry_run), ("keep_packs", keep_packs)):
+    flags = {"inplace": inplace, "dry_run": dry_run, "keep_packs": keep_packs, "strict": strict}
+    for name, value in flags.items():
         checks.flag(name, value)
     if dry_run:
-        return _dry_run(model, keep_packs, example_inputs)
+        return _dry_run(model, keep_packs, strict, example_inputs)
     if example_inputs is not None:
         raise TypeError("example_inputs: got some without dry_run=True; accepted is None")
     reason = _why_not(model)
@@ -109,7 +123,7 @@ def fuse(
     if reason:
         target.__dict__[_REPORT] = FusionReport(notes=[f"left alone: {reason}"])
         return target
-    _install(target, keep_packs)
+    _install(target, keep_packs, strict)
     return target
 
 
@@ -149,14 +163,14 @@ def _why_not(model: nn.Module) -> str:
     return ""
 
 
-def _install(model: nn.Module, keep_packs: bool) -> _Call:
-    call = _Call(model, keep_packs)
+def _install(model: nn.Module, keep_packs: bool, strict: bool) -> _Call:
+    call = _Call(model, keep_packs, strict)
     model.__dict__["_compiled_call_impl"] = call
     model.__dict__[_REPORT] = call.report
     return call
 
 
-def _dry_run(model: nn.Module, keep_packs: bool, inputs: Any) -> FusionReport:
+def _dry_run(model: nn.Module, keep_packs: bool, strict: bool, inputs: Any) -> FusionReport:
     if not isinstance(inputs, (Sequence, Mapping)) or isinstance(inputs, str):
         raise TypeError(
             f"example_inputs: got {type(inputs).__name__}; accepted with dry_run=True is a sequence of the model's "
@@ -170,7 +184,7 @@ def _dry_run(model: nn.Module, keep_packs: bool, inputs: Any) -> FusionReport:
     for module in made.modules():  # whose buffers a call may write
         for name, buffer in module._buffers.items():
             module._buffers[name] = None if buffer is None else buffer.clone()
-    call = _install(made, keep_packs)
+    call = _install(made, keep_packs, strict)
     with torch.random.fork_rng():
         made(**inputs) if isinstance(inputs, Mapping) else made(*inputs)
     return call.report
@@ -186,13 +200,14 @@ class _Call(Uncopied):
         report: what was fused in the graphs so far.
     """
 
-    def __init__(self, model: nn.Module, keep_packs: bool) -> None:
+    def __init__(self, model: nn.Module, keep_packs: bool, strict: bool) -> None:
         self.report = FusionReport()
         self._name = type(model).__name__
         self._model = model
         self._plain: Callable[..., Any] = model._call_impl
-        self._keep_packs = keep_packs
+        self._keep_packs, self._strict = keep_packs, strict
         self._graphs = 0
+        self._of_frame: FusionReport | None = None  # of the graph that is being compiled, if there is one
         self._left = ""
         self._watched: Watched | None = None
         self._marked: list[Tensor] = []
@@ -219,10 +234,18 @@ class _Call(Uncopied):
             if frame.f_code is code:
                 self.mark(frame.f_locals.values())
             start = time.perf_counter()
-            with torch._dynamo.config.patch(
-                skip_nnmodule_hook_guards=False, suppress_errors=True, recompile_limit=RECOMPILE_LIMIT
-            ):
-                found = compile_frame(frame, *state)
+            self._of_frame = None
+            try:
+                with torch._dynamo.config.patch(
+                    skip_nnmodule_hook_guards=False, suppress_errors=False, recompile_limit=RECOMPILE_LIMIT
+                ):
+                    found = compile_frame(frame, *state)
+                self.report.add(self._of_frame or FusionReport())
+            except _OF_DYNAMO:  # which it raises in any case
+                raise
+            except Exception as error:
+                self._note(error)
+                found = ConvertFrameReturn()  # the frame runs as it was
             self.report.seconds += time.perf_counter() - start
             return found
 
@@ -248,12 +271,13 @@ class _Call(Uncopied):
                 tell(self._name, reason)
             return self._plain(*args, **kwargs)
         try:
-            return self._compiled(*args, **kwargs)
+            result = self._compiled(*args, **kwargs)
         finally:
             if self._marked:
                 self.unmark()
-            if kind is not None and not self.report.sites and len(self._in_vain) < _MOST_KINDS:
-                self._in_vain.add(kind)
+        if kind is not None and not self.report.sites and len(self._in_vain) < _MOST_KINDS:
+            self._in_vain.add(kind)
+        return result
 
     def mark(self, values: Iterable[Any]) -> None:
         """Have the leading axis of a call's tensors be a symbol from the first graph on: one serves every batch."""
@@ -283,6 +307,17 @@ class _Call(Uncopied):
             self._watched = Watched(self._model)
         return self._watched.why_not()
 
+    def _note(self, error: Exception) -> None:
+        """Have the report say why a frame could not be compiled."""
+        if isinstance(error, torch._dynamo.exc.BackendCompilerFailed):
+            if isinstance(error.inner_exception, FusionError):
+                raise error.inner_exception
+            self.report.add(FusionReport(skipped=[failed(error.inner_exception, strict=self._strict)]))
+        else:  # often an error of the model's, which raises it without a compiler, too
+            text = str(error).strip().split("\n")[0]
+            note = f"Dynamo could not compile a part of it: {type(error).__name__}: {text}"
+            self.report.add(FusionReport(notes=[note]))
+
     def _leave(self, reason: str) -> NoReturn:
         """From inside of the compiler: all calls run as they were from now on."""
         self._left = reason
@@ -291,6 +326,7 @@ class _Call(Uncopied):
 
     def _backend(self, graph_module: fx.GraphModule, example_inputs: Any) -> Callable[..., Any]:
         """Dynamo's graph, rewritten; it runs operator by operator."""
+        self._of_frame = FusionReport()
         self._graphs += 1
         if self._graphs == RECOMPILE_LIMIT:
             self.report.notes.append(f"{RECOMPILE_LIMIT} graphs: further kinds of calls run as they were")
@@ -303,13 +339,12 @@ class _Call(Uncopied):
         guard_more(context.guards_context.dynamo_guards)
         if self._watched is not None:
             self._watched.note(context.traced_code or ())
-        report = fuse_graph(
-            graph_module.graph, keep_packs=self._keep_packs, guards_sizes=not self._is_bounded
+        report = self._of_frame = fuse_module(
+            graph_module,
+            strict=self._strict,
+            keep_packs=self._keep_packs,
+            guards_sizes=not self._is_bounded,
         )
-        if report.sites:
-            graph_module.graph.lint()
-            graph_module.recompile()
-        self.report.add(report)
         forward = graph_module.forward
         if not report.skipped:
             return forward

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import re
+import warnings
+from functools import cache
+from typing import Any
 
 import torch
 from torch import fx
@@ -20,6 +24,42 @@ def higher_order(graph: fx.Graph) -> str:
         if node.op == "call_function" and isinstance(node.target, torch._ops.HigherOrderOperator):
             return str(node.target)
     return ""
+
+
+class FusionError(RuntimeError):
+    """epigemm's own pass failed, and was to be strict; its cause is the error."""
+
+
+def failed(error: Exception, *, strict: bool) -> Skipped:
+    """The entry of a report for a graph that the pass fails on, and a warning once; a `FusionError` where `strict`."""
+    text = str(error).strip().split("\n")[0]
+    reason = f"epigemm's pass failed, and it runs as it was: {type(error).__name__}: {text}"
+    if strict:
+        raise FusionError(f"epigemm's pass failed on a graph: {type(error).__name__}: {text}") from error
+    _warn(reason)
+    return Skipped("graph", reason)
+
+
+@cache
+def _warn(text: str) -> None:
+    warnings.warn(f"a graph of a fused model: {text}", stacklevel=2)
+
+
+def fuse_module(graph_module: fx.GraphModule, *, strict: bool, **settings: Any) -> FusionReport:
+    """`fuse_graph` on a module's graph. Where it fails, the module is as it was: see `failed`."""
+    graph = graph_module.graph
+    was = copy.deepcopy(graph)
+    for mine, other in zip(was.nodes, graph.nodes, strict=True):
+        mine.meta = other.meta  # what Dynamo takes out of it later must not stay in a copy
+    try:
+        report = fuse_graph(graph, **settings)
+        if report.sites:
+            graph.lint()
+            graph_module.recompile()
+        return report
+    except Exception as error:  # whatever is wrong with the pass, the model is not
+        graph_module.graph = was
+        return FusionReport(skipped=[failed(error, strict=strict)])
 
 
 def fuse_graph(
@@ -45,8 +85,8 @@ def fuse_graph(
     # The last one first: of a gate and what it is multiplied by, each then has what follows it alone.
     for node in reversed(list(graph.nodes)):
         understood = products.understand(node)
-        if isinstance(understood, products.Product):
-            understood = capture.why_not(understood) or understood
+        if understood is not None:
+            understood = capture.why_not(node, understood) or understood
         if isinstance(understood, str):
             report.skipped.insert(0, Skipped(_name(node), understood))
         elif understood is not None:
@@ -55,19 +95,31 @@ def fuse_graph(
     waits = host.why_not(graph, judged, launches)
     if guards_sizes and any(each.fallback_us for each in judged.values()):
         host.guard_sizes(graph)
-    # What a chain reads may be the result of an earlier one, which is replaced after it.
+    taken = [chain for chain in chains if not (judged[chain].why_not or waits)]
+    fused = _replace_all(graph, taken, keep_packs)
     for chain in chains:
         is_chain, is_taken = len(chain.nodes) > 1 or chain.is_followed, len(chain.nodes) > 1
         report.chains = (report.chains[0] + is_chain, report.chains[1] + is_taken)
-        if reason := judged[chain].why_not or waits:
-            report.skipped.insert(0, Skipped(_name(chain.product.node), reason))
+        if chain in fused:
+            report.sites.insert(0, fused[chain])
         else:
-            report.sites.insert(0, _replace(graph, chain, _keeps(chain, keep_packs)))
+            report.skipped.insert(0, Skipped(_name(chain.product.node), judged[chain].why_not or waits))
     return report
 
 
 def _keeps(chain: Chain, keep_packs: bool) -> bool:
     return keep_packs and isinstance(tensor_of(chain.product.weight), torch.nn.Parameter)
+
+
+def _replace_all(graph: fx.Graph, chains: list[Chain], keep_packs: bool) -> dict[Chain, FusedSite]:
+    """Replace chains, the one that ends last first: a chain may read the results of those that end before it.
+
+    So no call is made of a node that is gone. The order of the products is another one: in `a(x) * b(x)` the first
+    product's chain reads the second product.
+    """
+    order = {node: place for place, node in enumerate(graph.nodes)}
+    chains = sorted(chains, key=lambda chain: order[chain.nodes[-1]], reverse=True)
+    return {chain: _replace(graph, chain, _keeps(chain, keep_packs)) for chain in chains}
 
 
 def _replace(graph: fx.Graph, chain: Chain, keeps_pack: bool) -> FusedSite:

@@ -9,6 +9,8 @@ import torch
 from torch import Tensor, fx
 from torch._subclasses.fake_tensor import FakeTensor
 
+_is_transformed = torch._C._functorch.is_functorch_wrapped_tensor
+
 
 def value_of(node: fx.Node) -> Any:
     """What Dynamo has computed for a node; None where there is nothing."""
@@ -21,12 +23,12 @@ def value_of(node: fx.Node) -> Any:
 
 
 def tensor_of(node: Any) -> Tensor | None:
-    """The fake tensor of a node whose value is a plain strided tensor."""
+    """The fake tensor of a node whose value is a plain strided tensor, and no transform's (`torch.func`)."""
     value = value_of(node) if isinstance(node, fx.Node) else None
     if not isinstance(value, FakeTensor) and type(value) not in (Tensor, torch.nn.Parameter):
         return None
     assert isinstance(value, Tensor)
-    return value if value.layout is torch.strided else None
+    return value if value.layout is torch.strided and not _is_transformed(value) else None
 
 
 def value_at(node: fx.Node) -> Tensor:

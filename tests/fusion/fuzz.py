@@ -1,0 +1,212 @@
+"""Random forwards, fused, against the plain model: values, gradients, what is written, layout, memory and errors.
+
+    python -m tests.fusion.fuzz --models 3000 --seed 1 --backend fuse
+
+prints each forward that differs, and a summary. `--models 1 --seed N` runs one of them again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import sys
+import warnings
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import epigemm
+from epigemm.fusion import FusionReport
+from tests.fusion.forwards import Program, program
+
+SAME, OF_TORCH, DIFFERS = "same", "torch's own compiler differs as well", "differs"
+FUSE, BACKENDS = "fuse", ("fuse", "aot_eager", "inductor")
+_CLOSE, _COARSE = 2e-5, 3e-2
+_FORGET = 20  # models between two resets of Dynamo
+
+
+@dataclass
+class Outcome:
+    """What the calls of a model gave and left behind.
+
+    Attributes:
+        values: results, inputs, buffers and gradients, in order.
+        facts: about each, and errors.
+    """
+
+    values: list[Tensor | None] = field(default_factory=list)
+    facts: list[tuple[str, Any]] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What came of one program: one of the three words above, what differs, and what was fused."""
+
+    word: str
+    text: str
+    report: FusionReport
+
+
+def check(made: Program, backend: str) -> Verdict:
+    """Compare a program with its plain model."""
+    reports, report = list[FusionReport](), FusionReport()
+    plain = outcome(made, lambda model: model)
+    if backend != FUSE and ("backward", "error") in plain.facts:  # compilers raise it ahead of the call
+        made = replace(made, learns=(False, False, False))
+        plain = outcome(made, lambda model: model)
+    found = outcome(made, _fused(backend, reports))
+    for each in reports:
+        report.add(each)
+    text = difference(found, plain, made, [])
+    if text:  # only then is it worth to look how far rounding alone leads
+        others = [outcome(made, lambda model: model, moves=moves) for moves in (1, 2, 3)]
+        text = difference(found, plain, made, others)
+    if not text:
+        if backend == FUSE and not (report.sites or report.skipped or report.notes):
+            return Verdict(DIFFERS, "nothing is fused, and the report does not say why", report)
+        return Verdict(SAME, "", report)
+    own = "eager" if backend == FUSE else backend
+    alone = outcome(made, lambda model: torch.compile(model, backend=own))
+    return Verdict(DIFFERS if difference(found, alone, made, []) else OF_TORCH, text, report)
+
+
+def _fused(backend: str, reports: list[FusionReport]) -> Callable[[Any], Any]:
+    def by_fuse(model: Any) -> Any:
+        fused = epigemm.fuse(model, inplace=True, strict=True)
+        reports.append(fused.fusion_report)
+        return fused
+
+    options: Any = {"backend": backend, "report": reports.append, "strict": True}
+    return by_fuse if backend == FUSE else lambda m: torch.compile(m, backend="epigemm", options=options)
+
+
+# --- a run ------------------------------------------------------------------------------------------------------------
+
+
+def outcome(made: Program, prepared: Callable[[Any], Any], *, moves: int = 0) -> Outcome:
+    """Run a program. `moves`: with inputs and parameters that are other by a rounding, at random, by this seed."""
+    model, seen = made.model(), Outcome()
+    if moves:
+        torch.manual_seed(moves)
+        _move([*model.parameters(), *model.buffers()])
+    call = prepared(model)
+    for number in range(len(made.rows)):
+        made.change(model, number)
+        given = made.inputs(number)
+        if moves:
+            _move(given)
+        with torch.set_grad_enabled(made.learns[0]):
+            try:
+                results = call(*given)
+            except Exception as error:
+                seen.facts.append(("error", type(error).__name__))
+                return seen
+            _note(seen, model, given, results)
+            _learn(seen, model, given, results)
+    return seen
+
+
+def _move(tensors: Sequence[Tensor]) -> None:
+    for tensor in filter(torch.is_floating_point, tensors):
+        tensor.data.mul_(1 + 2e-7 * torch.randn(tensor.shape))
+
+
+def _note(seen: Outcome, model: nn.Module, given: list[Tensor], results: tuple[Tensor, ...]) -> None:
+    buffers = [*model.buffers(), model.plain]
+    for result in results:
+        layout = [step for size, step in zip(result.shape, result.stride(), strict=True) if size > 1]
+        about = tuple(result.shape), result.dtype, layout, result.requires_grad
+        seen.facts.append(("result", (type(result).__name__, *about)))
+    everything: list[Any] = [*results, *given, *buffers]
+    places = [tensor.untyped_storage().data_ptr() for tensor in everything]
+    seen.facts.append(("shares memory", [places.index(place) for place in places]))
+    seen.facts.append(("is", [next(n for n, o in enumerate(everything) if o is each) for each in everything]))
+    seen.values += [tensor.detach().clone() for tensor in everything]
+
+
+def _learn(seen: Outcome, model: nn.Module, given: list[Tensor], results: tuple[Tensor, ...]) -> None:
+    learning = [result for result in results if result.requires_grad]
+    wanted = [each for each in (*given, *model.parameters()) if each.requires_grad and each.is_leaf]
+    if not learning or not wanted:
+        return
+    total = torch.stack([result.sin().sum() for result in learning]).sum()
+    try:
+        seen.values += torch.autograd.grad(total, wanted, allow_unused=True)
+    except RuntimeError:
+        seen.facts.append(("backward", "error"))
+
+
+# --- comparison -------------------------------------------------------------------------------------------------------
+
+
+def difference(found: Outcome, expected: Outcome, made: Program, others: list[Outcome]) -> str:
+    """What differs; `others`: of the plain model, moved by roundings: how far these go counts for nothing."""
+    for (what, mine), (other_what, other) in zip(found.facts, expected.facts, strict=False):
+        if (what, mine) != (other_what, other):
+            # Where PyTorch has overwritten what it needs, a fused call may not have.
+            return "" if other_what == "backward" else f"{what}: {mine}, expected {other_what}: {other}"
+    if len(found.facts) != len(expected.facts) or len(found.values) != len(expected.values):
+        last = expected.facts[-1]
+        return "" if last[0] == "backward" else f"it ends with {found.facts[-1]}, expected {last}"
+    for place, (value, wanted) in enumerate(zip(found.values, expected.values, strict=True)):
+        moved = [other.values[place] if place < len(other.values) else None for other in others]
+        if text := _distance(value, wanted, moved, _COARSE if made.is_coarse else _CLOSE):
+            return f"value {place}: {text}"
+    return ""
+
+
+def _distance(value: Tensor | None, wanted: Tensor | None, moved: list[Tensor | None], close: float) -> str:
+    if value is None or wanted is None:
+        return "" if value is wanted else f"{value}, expected {wanted}"
+    finite = wanted[wanted.isfinite()]
+    bound = close * max(1.0, float(finite.abs().max()) if finite.numel() else 0.0)
+    for other in moved:
+        if other is not None and other.shape == wanted.shape and other.numel():
+            bound += 5 * float((other - wanted).abs().nan_to_num().max())
+    if torch.allclose(value, wanted, rtol=0, atol=bound, equal_nan=True):
+        return ""
+    return f"off by {float((value - wanted).abs().max()):.3g}, allowed {bound:.3g}"
+
+
+# --- the command ------------------------------------------------------------------------------------------------------
+
+
+def run(seeds: Sequence[int], backend: str, say: Callable[[str], None]) -> Counter[str]:
+    """Check many; how many came to what, and how many have fused products and chains."""
+    seen: Counter[str] = Counter()
+    for number, seed in enumerate(seeds):
+        if number % _FORGET == 0:
+            torch._dynamo.reset()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            verdict = check(made := program(seed), backend)
+        report = verdict.report
+        seen[verdict.word] += 1
+        seen["with a fused product"] += bool(report.sites)
+        seen["with a fused chain"] += any(site.function != "linear" for site in report.sites)
+        seen["not compiled"] += any("Dynamo could not compile" in note for note in report.notes)
+        if verdict.word != SAME:
+            say(f"--- {verdict.word}: {verdict.text}\n{made}{verdict.report}\n")
+    return seen
+
+
+def main() -> int:
+    """The command."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else "")
+    parser.add_argument("--models", type=int, default=100)
+    parser.add_argument("--seed", type=int, default=1, help="of the first one; the others follow it")
+    parser.add_argument("--backend", choices=BACKENDS, default=FUSE)
+    given = parser.parse_args()
+    logging.disable(logging.ERROR)  # Dynamo's, of what it cannot compile: that is counted
+    seeds = range(given.seed, given.seed + given.models)
+    seen = run(seeds, given.backend, lambda text: print(text, flush=True))
+    print(f"{given.models} models through {given.backend}: {dict(seen)}")
+    return 1 if seen[DIFFERS] else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,68 @@
+"""A few of the random forwards of `fuzz.py`, and whether it would find what is wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from epigemm.fusion import rewrite
+from epigemm.fusion.capture import Chain
+from epigemm.fusion.site import Site
+from tests.fusion import fuzz
+from tests.fusion.forwards import program
+
+AT_ONCE = 10
+# 150 models in all; more of them by the command.
+STARTS = [
+    *[("fuse", start) for start in range(0, 100, AT_ONCE)],
+    *[("aot_eager", start) for start in range(100, 150, AT_ONCE)],
+]
+
+
+@pytest.mark.parametrize(("backend", "start"), STARTS)
+def test_forwards(backend: str, start: int) -> None:
+    said: list[str] = []
+    seen = fuzz.run(range(start, start + AT_ONCE), backend, said.append)
+    assert not seen[fuzz.DIFFERS], "\n".join(said)
+    assert seen["with a fused chain"] >= AT_ONCE // 2, seen
+
+
+def test_a_seed_is_always_the_same_program() -> None:
+    first, second = program(5), program(5)
+    assert first == second and str(first) == str(second) and first != program(6)
+    assert len({program(seed).source for seed in range(50)}) == 50
+
+
+@pytest.fixture
+def seeds() -> Iterator[int]:
+    """Until one is found that differs."""
+    return iter(range(12))
+
+
+def differs(seeds: Iterator[int], backend: str) -> bool:
+    return any(fuzz.run([seed], backend, lambda text: None)[fuzz.DIFFERS] for seed in seeds)
+
+
+def test_finds_wrong_values(seeds: Iterator[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    compute = Site.__call__
+    monkeypatch.setattr(Site, "__call__", lambda *given: compute(*given) * 1.001)
+    assert differs(seeds, "fuse")
+
+
+def test_finds_operands_in_the_wrong_order(seeds: Iterator[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    sources: Any = Chain.sources
+    turned = property(lambda chain: (*sources.fget(chain)[:2], *reversed(sources.fget(chain)[2:])))
+    monkeypatch.setattr(Chain, "sources", turned)
+    assert differs(seeds, "aot_eager")
+
+
+def test_finds_calls_of_erased_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the pass did once: it replaced the last product first, whatever its chain read."""
+
+    def last_product_first(graph: Any, chains: list[Chain], keep_packs: bool) -> Any:
+        return {chain: rewrite._replace(graph, chain, False) for chain in chains}
+
+    monkeypatch.setattr(rewrite, "_replace_all", last_product_first)
+    assert differs(iter(range(40)), "fuse")

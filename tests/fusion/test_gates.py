@@ -1,0 +1,141 @@
+"""Chains that read the results of others: of products before and behind them, read once or twice."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import epigemm
+from epigemm.fusion import FusionReport
+
+ROWS, WIDTH = 5, 8
+
+
+class Layers(nn.Module):
+    """Two of one width, one of a single column."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.row = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, 1)
+
+
+def gated_by_a_row(self: Any, x: Tensor, c: Tensor) -> Any:
+    return self.a(x) * torch.sigmoid(self.row(x))
+
+
+def gated_by_a_plain_row(self: Any, x: Tensor, c: Tensor) -> Any:
+    return self.a(x) * self.row(x)
+
+
+def gate_first(self: Any, x: Tensor, c: Tensor) -> Any:
+    gate = self.row(x)
+    return self.a(x) * gate
+
+
+def gate_is_returned(self: Any, x: Tensor, c: Tensor) -> Any:
+    a, b = self.a(x), self.b(x)
+    return a * b, b
+
+
+def activated_gate_is_returned(self: Any, x: Tensor, c: Tensor) -> Any:
+    a, b = self.a(x), F.silu(self.b(x))
+    return a * b, b
+
+
+def draws(self: Any, x: Tensor, c: Tensor) -> Any:
+    mean, logarithm = self.a(x), self.b(x)
+    return mean + torch.exp(0.5 * logarithm), mean, logarithm
+
+
+def film(self: Any, x: Tensor, c: Tensor) -> Any:
+    h = self.a(x)
+    return F.relu(h * (1 + self.b(c)) + self.b(c + 1))
+
+
+def film_by_a_row(self: Any, x: Tensor, c: Tensor) -> Any:
+    h = self.a(x)
+    return F.relu(h * (1 + self.b(c[:1])) + self.b(c[1:2]))
+
+
+def highway(self: Any, x: Tensor, c: Tensor) -> Any:
+    h, gate = F.relu(self.a(x)), torch.sigmoid(self.b(x))
+    return h * gate + x * (1 - gate)
+
+
+def pooled(self: Any, x: Tensor, c: Tensor) -> Any:
+    return (torch.tanh(self.a(x)) * torch.sigmoid(self.row(x))).sum(0)
+
+
+def experts(self: Any, x: Tensor, c: Tensor) -> Any:
+    a, b, gate = F.relu(self.a(x)), F.relu(self.b(x)), torch.sigmoid(self.row(x))
+    return gate * a + (1 - gate) * b
+
+
+def gates_of_gates(self: Any, x: Tensor, c: Tensor) -> Any:
+    a, b, row = self.a(x), self.b(x), torch.sigmoid(self.row(x))
+    return a * (b * row), row
+
+
+def seen_in_another_shape(self: Any, x: Tensor, c: Tensor) -> Any:
+    a = F.relu(self.a(x).view(-1)) * self.b(x).view(-1)
+    return a.view(ROWS, WIDTH), self.b(c)
+
+
+def gate_is_the_next_input(self: Any, x: Tensor, c: Tensor) -> Any:
+    a, gate = self.a(x), torch.sigmoid(self.b(x))
+    return a * gate + self.b(gate)
+
+
+FORWARDS: list[tuple[Callable[..., Any], int]] = [
+    *[(each, 2) for each in (gated_by_a_row, gated_by_a_plain_row, gate_first, gate_is_returned)],
+    *[(each, 2) for each in (activated_gate_is_returned, draws, highway, pooled)],
+    *[(each, 3) for each in (film, film_by_a_row, experts, gates_of_gates, seen_in_another_shape)],
+    (gate_is_the_next_input, 3),
+]
+
+
+def outcome(call: Any, model: nn.Module, inputs: tuple[Tensor, ...], learns: bool) -> list[Tensor]:
+    """The results, and the gradients of all that is learned."""
+    with torch.set_grad_enabled(learns):
+        given = [value.clone().requires_grad_(learns) for value in inputs]
+        results = call(*given)
+        found = list(results) if isinstance(results, tuple) else [results]
+        if learns:
+            total = sum((result.square().sum() for result in found), torch.zeros(()))
+            found += [
+                gradient
+                for gradient in torch.autograd.grad(total, [*given, *model.parameters()], allow_unused=True)
+                if gradient is not None
+            ]
+    return found
+
+
+@pytest.mark.parametrize(("forward", "products"), FORWARDS, ids=lambda v: getattr(v, "__name__", None))
+@pytest.mark.parametrize("road", ["fuse", "aot_eager"])
+def test_values_and_gradients(forward: Callable[..., Any], products: int, road: str) -> None:
+    torch.manual_seed(1)
+    model, report = type("Model", (Layers,), {"forward": forward})(), FusionReport()
+    inputs = torch.randn(ROWS, WIDTH), torch.randn(ROWS, WIDTH)
+    if road == "fuse":
+        fused = epigemm.fuse(model)
+        report = fused.fusion_report
+    else:
+        options: Any = {"backend": road, "report": report.add}
+        fused = torch.compile(model, backend="epigemm", fullgraph=True, options=options)
+    for learns in (False, True):
+        torch.testing.assert_close(
+            outcome(fused, model, inputs, learns), outcome(model, model, inputs, learns), rtol=1e-5, atol=1e-5
+        )
+        assert len(report.sites) == products and not report.skipped, report
+
+
+def test_the_report_has_the_order_of_the_model() -> None:
+    model = type("Model", (Layers,), {"forward": experts})()
+    report = epigemm.fuse(model, dry_run=True, example_inputs=(torch.randn(ROWS, WIDTH),) * 2)
+    assert [site.name for site in report.sites] == ["a", "b", "row"]
+    assert any(site.function == "linear_relu_mul" for site in report.sites), report
