@@ -14,10 +14,12 @@ from typing import Any, Literal, NoReturn, TypeVar, overload
 
 import torch
 from torch import Tensor, fx, nn
+from torch._dynamo.types import ConvertFrameReturn, FrameAction, FrameExecStrategy
 
 from epigemm import checks
 from epigemm.fusion.changes import PATCHED, Watched, guard_more, is_torch_patched, why_not_now
 from epigemm.fusion.copies import copied
+from epigemm.fusion.generators import COROUTINE, is_coroutine, kept_inside
 from epigemm.fusion.report import FusionReport, Uncopied, tell, watchers
 from epigemm.fusion.rewrite import fuse_graph, higher_order
 
@@ -30,6 +32,11 @@ _WRAPPERS = {
     *("DataParallel", "DistributedDataParallel", "FullyShardedDataParallel", "FSDPModule", "DeepSpeedEngine")
 }
 _REPORT = "fusion_report"
+# Weak references to parameters that a compilation leaves forbid swap_tensors; Dynamo drops them since torch 2.11.
+_DROP = "invalidate_compile_context_weakrefs"
+_DROPPED = {_DROP: True} if hasattr(torch._dynamo.config, _DROP) else {}
+# A frame runs as it was, and so do those that it calls; nothing is noted about their code.
+_AS_IT_WAS = ConvertFrameReturn(FrameExecStrategy(FrameAction.SKIP, FrameAction.SKIP), apply_to_code=False)
 # What torch._dynamo.mark_dynamic and mark_unbacked leave on a tensor.
 _MARKS = ("_dynamo_dynamic_indices", "_dynamo_unbacked_indices")
 _numbers = itertools.count()
@@ -219,12 +226,18 @@ class _Call(Uncopied):
             if frame.f_code is code:
                 self.mark(frame.f_locals.values())
             start = time.perf_counter()
-            with torch._dynamo.config.patch(
-                skip_nnmodule_hook_guards=False, suppress_errors=True, recompile_limit=RECOMPILE_LIMIT
-            ):
+            own = torch._dynamo.config.patch(
+                skip_nnmodule_hook_guards=False,
+                suppress_errors=True,
+                recompile_limit=RECOMPILE_LIMIT,
+                **_DROPPED,
+            )
+            with own, kept_inside(self._leave):
                 found = compile_frame(frame, *state)
             self.report.seconds += time.perf_counter() - start
-            return found
+            if not self._left and is_coroutine([frame.f_code]):
+                self._note_left(COROUTINE)
+            return _AS_IT_WAS if self._left else found
 
         # Dynamo knows a compiler by what it wraps.
         vars(compile_with_guards)["_torchdynamo_orig_backend"] = compile_frame._torchdynamo_orig_backend
@@ -285,9 +298,12 @@ class _Call(Uncopied):
 
     def _leave(self, reason: str) -> NoReturn:
         """From inside of the compiler: all calls run as they were from now on."""
+        self._note_left(reason)
+        raise torch._dynamo.exc.SkipFrame(reason)
+
+    def _note_left(self, reason: str) -> None:
         self._left = reason
         self.report.notes.append(f"left alone: {reason}")
-        raise torch._dynamo.exc.SkipFrame(reason)
 
     def _backend(self, graph_module: fx.GraphModule, example_inputs: Any) -> Callable[..., Any]:
         """Dynamo's graph, rewritten; it runs operator by operator."""
@@ -300,6 +316,8 @@ class _Call(Uncopied):
         if reason := PATCHED if is_torch_patched() else self._why_not_changed():
             self._leave(reason)
         context = torch._guards.TracingContext.get()
+        if is_coroutine(context.traced_code or ()):
+            self._leave(COROUTINE)
         guard_more(context.guards_context.dynamo_guards)
         if self._watched is not None:
             self._watched.note(context.traced_code or ())
