@@ -17,7 +17,7 @@ from torch import Tensor, fx, nn
 from torch._dynamo.types import ConvertFrameReturn, FrameAction, FrameExecStrategy
 
 from epigemm import checks
-from epigemm.fusion.changes import PATCHED, Watched, guard_more, is_torch_patched, why_not_now
+from epigemm.fusion.changes import Watched, guard_more, why_not_now
 from epigemm.fusion.copies import copied
 from epigemm.fusion.generators import COROUTINE, is_coroutine, kept_inside
 from epigemm.fusion.report import FusionReport, Uncopied, tell, watchers
@@ -197,7 +197,6 @@ class _Call(Uncopied):
         self.report = FusionReport()
         self._name = type(model).__name__
         self._model = model
-        self._plain: Callable[..., Any] = model._call_impl
         self._keep_packs = keep_packs
         self._graphs = 0
         self._left = ""
@@ -208,10 +207,10 @@ class _Call(Uncopied):
         self._compiled = self._compile()
 
     def _compile(self) -> Callable[..., Any]:
-        run = self._plain
+        model = self._model
 
         def call(*args: Any, **kwargs: Any) -> Any:
-            return run(*args, **kwargs)
+            return model._call_impl(*args, **kwargs)  # type: ignore[no-untyped-call]
 
         # Dynamo keeps what it compiles by code, and stops at a limit: each model has a code object of its own. One
         # outside of torch, whose own it does not look into (`nn.Sequential`). Numbers that differ between calls of code
@@ -248,18 +247,18 @@ class _Call(Uncopied):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The model's call."""
         if _is_compiling():
-            return self._plain(*args, **kwargs)
+            return self._as_it_was(*args, **kwargs)
         caller = sys._getframe(1).f_locals.get("self")
         if caller is not self._model and isinstance(caller, nn.Module):
             # It has the model's attributes, but tensors of its own: a replica of DataParallel, a shallow copy.
             return caller._call_impl(*args, **kwargs)  # type: ignore[no-untyped-call]
         kind = None if self.report.sites or watchers else _kind_of(args, kwargs)
         if kind in self._in_vain:
-            return self._plain(*args, **kwargs)
-        if reason := self._left or self._why_not_changed() or why_not_now() or _why_not_with(args):
+            return self._as_it_was(*args, **kwargs)
+        if reason := self._left or self._watch().why_not() or why_not_now() or _why_not_with(args):
             if watchers:
                 tell(self._name, reason)
-            return self._plain(*args, **kwargs)
+            return self._as_it_was(*args, **kwargs)
         try:
             return self._compiled(*args, **kwargs)
         finally:
@@ -288,13 +287,14 @@ class _Call(Uncopied):
             tensor.__dict__.pop("_dynamo_weak_dynamic_indices", None)
             tensor.__dict__.pop("_has_dynamo_dim_marking", None)
 
-    def _why_not_changed(self) -> str:
-        """What of torch or the model's classes is another than it was; empty where nothing is."""
+    def _watch(self) -> Watched:
+        """What is looked at, as it was at the first call."""
         if self._watched is None:
-            if is_torch_patched():
-                return PATCHED
             self._watched = Watched(self._model)
-        return self._watched.why_not()
+        return self._watched
+
+    def _as_it_was(self, *args: Any, **kwargs: Any) -> Any:
+        return self._model._call_impl(*args, **kwargs)  # type: ignore[no-untyped-call]
 
     def _leave(self, reason: str) -> NoReturn:
         """From inside of the compiler: all calls run as they were from now on."""
@@ -313,14 +313,13 @@ class _Call(Uncopied):
         if found := higher_order(graph_module.graph):
             # Run operator by operator, PyTorch's own backend gives such a graph other gradients.
             self._leave(f"its graph calls {found}, an operator of higher order")
-        if reason := PATCHED if is_torch_patched() else self._why_not_changed():
-            self._leave(reason)
         context = torch._guards.TracingContext.get()
         if is_coroutine(context.traced_code or ()):
             self._leave(COROUTINE)
-        guard_more(context.guards_context.dynamo_guards)
-        if self._watched is not None:
-            self._watched.note(context.traced_code or ())
+        watched = self._watch()
+        if reason := watched.why_not() or watched.note(context, graph_module.graph):
+            self._leave(reason)
+        guard_more(context.guards_context.dynamo_guards, watched)
         report = fuse_graph(
             graph_module.graph, keep_packs=self._keep_packs, guards_sizes=not self._is_bounded
         )
