@@ -31,7 +31,7 @@ _MOST_KINDS = 1024
 _WRAPPERS = {
     *("DataParallel", "DistributedDataParallel", "FullyShardedDataParallel", "FSDPModule", "DeepSpeedEngine")
 }
-_REPORT = "fusion_report"
+_CALL, _REPORT, _IGNORED = "_compiled_call_impl", "fusion_report", "__jit_ignored_attributes__"
 # Weak references to parameters that a compilation leaves forbid swap_tensors; Dynamo drops them since torch 2.11.
 _DROP = "invalidate_compile_context_weakrefs"
 _DROPPED = {_DROP: True} if hasattr(torch._dynamo.config, _DROP) else {}
@@ -131,9 +131,13 @@ def unfuse(model: Model) -> Model:
     """
     _check_model(model)
     for module in model.modules():
-        if isinstance(module.__dict__.get("_compiled_call_impl"), _Call):
-            del module.__dict__["_compiled_call_impl"]
-        module.__dict__.pop(_REPORT, None)
+        own = vars(module)
+        if isinstance(own.get(_CALL), _Call):
+            del own[_CALL]
+            own[_IGNORED] = [name for name in own.get(_IGNORED, ()) if name not in (_CALL, _REPORT)]
+            if own[_IGNORED] == [*getattr(type(module), _IGNORED, ())]:
+                del own[_IGNORED]
+        own.pop(_REPORT, None)
     return model
 
 
@@ -144,7 +148,7 @@ def _check_model(model: object) -> None:
 
 def _why_not(model: nn.Module) -> str:
     """Why a model cannot be fused as a whole; empty where it can be tried."""
-    own = model.__dict__.get("_compiled_call_impl")
+    own = model.__dict__.get(_CALL)
     if own is not None and not isinstance(own, _Call):
         return "it has been compiled already, by model.compile()"
     for module in model.modules():
@@ -158,8 +162,10 @@ def _why_not(model: nn.Module) -> str:
 
 def _install(model: nn.Module, keep_packs: bool) -> _Call:
     call = _Call(model, keep_packs)
-    model.__dict__["_compiled_call_impl"] = call
+    model.__dict__[_CALL] = call
     model.__dict__[_REPORT] = call.report
+    # TorchScript takes attributes for data, and raises for one that is annotated as a callable.
+    model.__dict__[_IGNORED] = [*dict.fromkeys([*getattr(model, _IGNORED, ()), _CALL, _REPORT])]
     return call
 
 
@@ -303,6 +309,8 @@ class _Call(Uncopied):
 
     def _note_left(self, reason: str) -> None:
         self._left = reason
+        if watchers:
+            tell(self._name, reason)
         self.report.notes.append(f"left alone: {reason}")
 
     def _backend(self, graph_module: fx.GraphModule, example_inputs: Any) -> Callable[..., Any]:
