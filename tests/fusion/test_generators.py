@@ -126,8 +126,9 @@ def run(model: Any, x: Tensor) -> tuple[type, list[Tensor]]:
             for parameter in model.parameters():
                 parameter.mul_(1.5)
         found.append(first(lazy))
-    if inspect.isgenerator(lazy) and lazy.gi_code is steps.__code__:
-        found.append(lazy.send(3.0))
+    generator: Any = lazy
+    if inspect.isgenerator(lazy) and generator.gi_code is steps.__code__:
+        found.append(generator.send(3.0))
     return type(lazy), found
 
 

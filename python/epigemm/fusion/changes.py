@@ -8,7 +8,6 @@ sign of zero: `guard_more` does.
 from __future__ import annotations
 
 import re
-from collections import ChainMap
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from itertools import chain
@@ -21,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, fx, nn
 from torch._dynamo.guards import GuardBuilder
 from torch._dynamo.source import AttrSource, DictGetItemSource, GetItemSource, NNModuleSource
-from torch._guards import Guard, GuardsSet, TracingContext
+from torch._guards import Guard, GuardsSet, Source, TracingContext
 from torch.autograd import forward_ad
 from torch.nn.modules import module as _module
 from torch.overrides import _get_current_function_mode_stack
@@ -124,12 +123,12 @@ class Watched:
         return (self._names if isinstance(space, type) else self._read) - _OF_DYNAMO
 
     def _look_at(self, space: Any) -> None:
-        members = ChainMap(*map(vars, space.__mro__)) if isinstance(space, type) else vars(space)
-        found = {name: members.get(name) for name in self._named(space)}
+        spaces = reversed(space.__mro__) if isinstance(space, type) else [space]
+        members = {name: value for each in spaces for name, value in vars(each).items()}
         functions = {
             name
-            for name, value in found.items()
-            if isinstance(getattr(value, "__func__", value), FunctionType)  # also of methods of classes
+            for name in self._named(space) & members.keys()
+            if isinstance(getattr(members[name], "__func__", members[name]), FunctionType)
         }
         names = [*functions, *(f"{name}.__code__" for name in functions)]
         if self._spaces[space]:
@@ -229,12 +228,13 @@ _ZERO = re.compile(r"\b0\.0\b|\b0j|\b0[+-].*j")
 
 def guard_more(guards: GuardsSet, watched: Watched) -> None:
     """Guard more of what a graph is made of: to be called while Dynamo collects its guards."""
+    modules: dict[str, Source] = {}
     for guard in list(guards):
         source: Any = guard.originating_source
         if guard.create_fn_name() == "TYPE_MATCH":
             guards.add(Guard(source, partial(_class_of, watched=watched)))
         if isinstance(source, NNModuleSource):
-            guards.add(Guard(source, GuardBuilder.ID_MATCH))
+            modules[guard.name] = source
         if guard.create_fn_name() in ("CONSTANT_MATCH", "EQUALS_MATCH"):
             guards.add(Guard(source, _exactly))
         while isinstance(source, NNModuleSource):
@@ -242,6 +242,8 @@ def guard_more(guards: GuardsSet, watched: Watched) -> None:
         within: Any = getattr(source, "base", None)
         if isinstance(source, DictGetItemSource) and getattr(within, "member", "") in _MEMBERS:
             guards.add(Guard(within.base, partial(_not_hidden, name=source.index)))
+    for source in [*modules.values()][:1]:
+        guards.add(Guard(source, partial(_apart, modules=modules.values())))
 
 
 def _exactly(builder: Any, guard: Guard) -> None:
@@ -267,6 +269,13 @@ def _exactly(builder: Any, guard: Guard) -> None:
 def _class_of(builder: Any, guard: Guard, watched: Watched) -> None:
     """Dynamo guards of which class an object is, and nothing of the class."""
     watched.note_class(type(builder.get(guard)))
+
+
+def _apart(builder: Any, guard: Guard, modules: Iterable[Source]) -> None:
+    """Modules that were several must not become one: Dynamo guards that of tensors, and that one stays one."""
+    for source in {id(builder.get(source)): source for source in modules}.values():
+        builder.no_tensor_aliasing_names.append(source.name)
+        builder.no_tensor_aliasing_guard_managers.append(builder.get_guard_manager_from_source(source))
 
 
 def _not_hidden(builder: Any, guard: Guard, name: str) -> None:

@@ -14,7 +14,8 @@ from typing import Any, Literal, NoReturn, TypeVar, overload
 
 import torch
 from torch import Tensor, fx, nn
-from torch._dynamo.types import ConvertFrameReturn, FrameAction, FrameExecStrategy
+from torch._C._dynamo.eval_frame import _FrameAction, _FrameExecStrategy
+from torch._dynamo.types import ConvertFrameReturn
 
 from epigemm import checks
 from epigemm.fusion.changes import Watched, guard_more, why_not_now
@@ -34,9 +35,9 @@ _WRAPPERS = {
 _CALL, _REPORT, _IGNORED = "_compiled_call_impl", "fusion_report", "__jit_ignored_attributes__"
 # Weak references to parameters that a compilation leaves forbid swap_tensors; Dynamo drops them since torch 2.11.
 _DROP = "invalidate_compile_context_weakrefs"
-_DROPPED = {_DROP: True} if hasattr(torch._dynamo.config, _DROP) else {}
+_DROPPED: dict[str, Any] = {_DROP: True} if hasattr(torch._dynamo.config, _DROP) else {}
 # A frame runs as it was, and so do those that it calls; nothing is noted about their code.
-_AS_IT_WAS = ConvertFrameReturn(FrameExecStrategy(FrameAction.SKIP, FrameAction.SKIP), apply_to_code=False)
+_AS_IT_WAS = ConvertFrameReturn(_FrameExecStrategy(_FrameAction.SKIP, _FrameAction.SKIP), apply_to_code=False)
 # What torch._dynamo.mark_dynamic and mark_unbacked leave on a tensor.
 _MARKS = ("_dynamo_dynamic_indices", "_dynamo_unbacked_indices")
 _numbers = itertools.count()
