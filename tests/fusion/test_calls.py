@@ -133,7 +133,8 @@ def test_patched_functions(place: Any, name: str, monkeypatch: pytest.MonkeyPatc
     same(fused, plain, x)
     before = getattr(place, name)
     monkeypatch.setattr(place, name, lambda *args, **kwargs: before(*args, **kwargs) * 2)
-    assert same(fused, plain, x) == [("Sequential", "a function of torch's was replaced")]
+    (reason,) = {reason for _, reason in same(fused, plain, x)}
+    assert f".{name} was replaced" in reason
     monkeypatch.undo()
     assert same(fused, plain, x) == []
 
@@ -258,7 +259,7 @@ def test_a_patched_function_that_is_in_no_list(monkeypatch: pytest.MonkeyPatch) 
         assert same(fused, plain, x) == []
         with monkeypatch.context() as patch:
             patch.setattr(place, name, lambda z: z * 2)
-            assert same(fused, plain, x) == [("Rotated", "a function of torch's was replaced")]
+            assert same(fused, plain, x) == [("Rotated", f"{place.__name__}.{name} was replaced")]
     assert same(fused, plain, x) == []
 
 
@@ -307,6 +308,41 @@ def test_what_cannot_be_traced_runs_as_it_was() -> None:
     fused = epigemm.fuse(plain)
     for _ in range(2):
         same(fused, plain, torch.randn(3, WIDTH))
+
+
+class Plain(nn.Module):
+    """Of classes with no annotations TorchScript reads those of `nn.Module`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.relu(self.fc(x))
+
+
+class Ignoring(Plain):
+    __jit_ignored_attributes__ = ("hidden",)
+    hidden: type
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.hidden = Plain
+
+
+@pytest.mark.parametrize("kind", [Plain, Ignoring])
+@pytest.mark.parametrize("called", [False, True])
+def test_fused_models_are_scripted_as_the_plain_ones(kind: Any, called: bool) -> None:
+    plain = nn.Sequential(kind(), kind())
+    fused, x = epigemm.fuse(plain), torch.randn(3, WIDTH)
+    fused[0] = epigemm.fuse(epigemm.fuse(plain[0]), inplace=True)
+    if called:
+        same(fused, plain, x), same(fused[0], plain[0], x)
+    for model in (fused, fused[0], epigemm.unfuse(copy.copy(fused[0])), copy.deepcopy(fused[0])):
+        expected = plain if model is fused else plain[0]
+        torch.testing.assert_close(torch.jit.script(model)(x), expected(x))
+    before = set(vars(kind()))
+    assert set(vars(epigemm.unfuse(fused)[0])) - {"__overloads__"} == before  # which scripting leaves
 
 
 def test_scripted_and_wrapped_models_are_left_alone() -> None:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import epigemm
+from epigemm.fusion import model as of_models
 
 WIDTH = 24
 
@@ -151,3 +152,31 @@ def test_a_rate_that_changes_from_call_to_call() -> None:
         fused.drop.p = rate
         same(fused, plain, torch.randn(9, WIDTH))
     assert not any(site.notes for site in fused.fusion_report.sites), fused.fusion_report
+
+
+def swaps(model: Any) -> None:
+    swap: Any = torch.utils.swap_tensors
+    swap(model.fc.weight, nn.Parameter(torch.eye(WIDTH)))
+
+
+def loads(model: Any) -> None:
+    model.load_state_dict({name: value * 2 for name, value in model.state_dict().items()})
+
+
+@pytest.mark.parametrize("change", [swaps, loads, nn.Module.double], ids=lambda each: each.__name__)
+@pytest.mark.skipif(not of_models._DROPPED, reason="torch 2.10: nor are they after torch.compile")
+def test_tensors_that_are_swapped(change: Any) -> None:
+    plain = type("Model", (Base,), {"forward": reads_members})()
+    fused = epigemm.fuse(copy.deepcopy(plain), inplace=True)
+    x = torch.randn(9, WIDTH)
+    same(fused, plain, x)
+    before = torch.__future__.get_swap_module_params_on_conversion()
+    torch.__future__.set_swap_module_params_on_conversion(True)
+    try:
+        change(plain), change(fused)
+    finally:
+        torch.__future__.set_swap_module_params_on_conversion(before)
+    for rows in (9, 5):
+        x = torch.randn(rows, WIDTH, dtype=plain.fc.weight.dtype)
+        same(fused, plain, x)
+        assert fused(x).dtype is plain(x).dtype

@@ -19,8 +19,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
 from torch._dynamo.guards import GuardBuilder
-from torch._dynamo.source import DictGetItemSource, GetItemSource, NNModuleSource
-from torch._guards import Guard, GuardsSet
+from torch._dynamo.source import AttrSource, DictGetItemSource, GetItemSource, NNModuleSource
+from torch._guards import Guard, GuardsSet, Source, TracingContext
 from torch.autograd import forward_ad
 from torch.nn.modules import module as _module
 from torch.overrides import _get_current_function_mode_stack
@@ -28,13 +28,14 @@ from torch.utils._device import DeviceContext
 
 from epigemm.functor_program import words
 
-PATCHED = "a function of torch's was replaced"
+OTHER_CODE = "a function has other code since"
 _code, _order = attrgetter("__code__"), attrgetter("__mro__")
 # As they are when epigemm is imported.
 _SPACES: dict[Any, dict[str, Any]] = {space: dict(vars(space)) for space in (torch, F, Tensor, nn.Module)}
 _CODED = (nn.Linear.forward, F.relu, F.batch_norm, nn.Module._call_impl)
 _CODES = [each.__code__ for each in _CODED]
 _END = (object(),)  # of a class's members
+_GONE = object()
 # What Dynamo wraps itself, when it compiles first.
 _OF_DYNAMO = {"__init__", "__setstate__", "manual_seed", "seed"}
 # What runs without its name.
@@ -51,20 +52,27 @@ _function_modes: Callable[[], list[Any]] = _get_current_function_mode_stack
 _functorch_interpreter = torch._C._functorch.peek_interpreter_stack
 
 
-def is_torch_patched() -> bool:
-    """Whether somebody put others in the place of torch's functions: all are looked at."""
-    for space, was in _SPACES.items():
-        now = vars(space)
-        for name, value in was.items():
-            if callable(value) and name not in _OF_DYNAMO and now.get(name) is not value:
-                return True
-    if any(name in vars(torch._C.TensorBase) for name in vars(Tensor).keys() - _SPACES[Tensor].keys()):
-        return True
-    return [each.__code__ for each in _CODED] != _CODES
+def _is_replaced(space: Any, name: str) -> bool:
+    """Whether somebody put another in the place of a function of torch's, or of one of C that a class inherits."""
+    now, was = vars(space).get(name, _GONE), _SPACES[space].get(name, _GONE)
+    if was is _GONE:
+        was = getattr(space.__base__, name, _GONE) if isinstance(space, type) and now is not _GONE else now
+    return now is not was and callable(was) and name not in _OF_DYNAMO
+
+
+def _replaced(space: Any, name: str) -> str:
+    return f"{space.__name__}.{name} was replaced"
+
+
+def _value(space: Any, path: str) -> Any:
+    try:
+        return attrgetter(path)(space)
+    except AttributeError:
+        return _GONE
 
 
 class Watched:
-    """What the graphs of a model were made of: functions of torch's, and the classes of the model's modules.
+    """What the graphs of a model were made of: functions of torch's, and the classes of the model and its objects.
 
     All is compared by C loops over names and objects, as every call of the model asks.
     """
@@ -75,24 +83,60 @@ class Watched:
         ]  # their orders change with those of their bases
         kinds = {kind for each in self._types for kind in each.__mro__} - {object}
         of_torch = [kind for kind in kinds if kind.__module__.startswith("torch.nn.")]
-        self._spaces = dict.fromkeys([*_SPACES, *of_torch])
-        own = [vars(kind).values() for kind in kinds if kind not in self._spaces]
+        self._spaces = dict.fromkeys([*_SPACES, *of_torch], True)
+        self._own = kinds - self._spaces.keys()
+        own = [vars(kind).values() for kind in self._own]
         self._members = [each for values in own for each in (values, _END)]
-        functions = (value for values in own for value in values if isinstance(value, FunctionType))
-        self._coded = [*_CODED, *functions]
+        self._coded = [value for values in own for value in values if isinstance(value, FunctionType)]
         self._was = [*self._objects()]
-        self._names = set(_UNNAMED)
-        self.note(())
+        self._names, self._read = set(_UNNAMED), set[str]()
+        self._look()
 
-    def note(self, codes: Iterable[CodeType]) -> None:
-        """Look also at what has a name in `codes`; nothing may have changed so far."""
+    def note(self, context: TracingContext, graph: fx.Graph) -> str:
+        """Look also at what a graph was made of; or why it must not run, because a function of torch's was replaced.
+
+        A graph calls functions of torch's by their names: also from inside of what was put in their places.
+        """
+        codes = [*(context.traced_code or ()), *_codes_within(graph)]
         self._names.update(name for code in codes for name in code.co_names)
-        self._looks: list[tuple[Callable[[Any], Any], Any, Any]] = []
+        self._read |= {*_members_read(context.guards_context.dynamo_guards), *_called(graph)}
+        self._look()
+        if [each.__code__ for each in _CODED] != _CODES:
+            return OTHER_CODE
+        named = ((space, name) for space in _SPACES for name in self._named(space))
+        return next((_replaced(*each) for each in named if _is_replaced(*each)), "")
+
+    def note_class(self, kind: type) -> None:
+        """Look also at the functions of a class, of which the traced code read an object."""
+        if kind not in self._spaces and kind not in self._own:
+            self._spaces[kind] = False
+            self._look_at(kind)
+
+    def _look(self) -> None:
+        """Look at what has a name from now on; nothing may have changed so far."""
+        self._looks: list[tuple[Callable[[Any], Any], Any, list[str], Any]] = []
         for space in self._spaces:
-            names = [name for name in self._names - _OF_DYNAMO if callable(getattr(space, name, None))]
-            if names:
-                look = attrgetter(*names)
-                self._looks.append((look, space, look(space)))
+            self._look_at(space)
+
+    def _named(self, space: Any) -> set[str]:
+        """Of a module those names that were read from an object: a tensor's method may be called as its function."""
+        return (self._names if isinstance(space, type) else self._read) - _OF_DYNAMO
+
+    def _look_at(self, space: Any) -> None:
+        spaces = reversed(space.__mro__) if isinstance(space, type) else [space]
+        members = {name: value for each in spaces for name, value in vars(each).items()}
+        functions = {
+            name
+            for name in self._named(space) & members.keys()
+            if isinstance(getattr(members[name], "__func__", members[name]), FunctionType)
+        }
+        names = [*functions, *(f"{name}.__code__" for name in functions)]
+        if self._spaces[space]:
+            others = self._named(space) - functions
+            names += [name for name in others if callable(getattr(space, name, None))]
+        if names:
+            look = attrgetter(*names)
+            self._looks.append((look, space, names, look(space)))
 
     def _objects(self) -> Iterator[Any]:
         """What must be the same objects: code, the types' orders, and the members of the model's classes."""
@@ -100,16 +144,55 @@ class Watched:
 
     def why_not(self) -> str:
         """What has changed since; empty where nothing has."""
-        try:
-            for look, space, was in self._looks:
-                if look(space) != was:
-                    return PATCHED
-        except AttributeError:
-            return PATCHED
+        for look, space, names, was in self._looks:
+            try:
+                if look(space) == was:
+                    continue
+            except AttributeError:
+                pass
+            before = dict(zip(names, was if len(names) > 1 else [was], strict=True))
+            return _replaced(space, next(name for name in names if _value(space, name) != before[name]))
         if all(map(is_, self._objects(), self._was)):
             return ""
         changed = [*map(_code, self._coded)] != self._was[: len(self._coded)]
-        return "a function has other code since" if changed else "a class of the model has changed since"
+        return OTHER_CODE if changed else "a class of the model has changed since"
+
+
+def _members_read(guards: Iterable[Guard]) -> Iterator[str]:
+    """The names of what traced code read from modules and other objects."""
+    for guard in guards:
+        source: Any = guard.originating_source
+        while source is not None:
+            if isinstance(source, AttrSource):
+                yield source.member
+            source = getattr(source, "base", None)
+
+
+def _called(graph: fx.Graph) -> Iterator[str]:
+    """The names of the functions that a graph calls, and of those that these have in their code."""
+    for node in graph.nodes:
+        if node.op == "call_function":
+            name = getattr(node.target, "__name__", "")
+            yield from (name, name.rstrip("_"))  # a chain has it out of place
+    for code in _codes_within(graph):
+        yield from code.co_names
+
+
+def _codes_within(graph: fx.Graph) -> Iterator[CodeType]:
+    """The code of functions in Python that a graph calls, as `F.relu`, and of their module's that these call."""
+    called = [
+        getattr(Tensor, node.target, None) if node.op == "call_method" else node.target
+        for node in graph.nodes
+        if node.op in ("call_function", "call_method")
+    ]
+    seen: set[Any] = set()
+    while called:
+        function = called.pop()
+        if isinstance(function, FunctionType) and function not in seen:
+            seen.add(function)
+            yield function.__code__
+            named = map(function.__globals__.get, function.__code__.co_names)
+            called += [each for each in named if getattr(each, "__globals__", 0) is function.__globals__]
 
 
 def why_not_now() -> str:
@@ -143,12 +226,15 @@ _MEMBERS = ("_modules", "_parameters", "_buffers")
 _ZERO = re.compile(r"\b0\.0\b|\b0j|\b0[+-].*j")
 
 
-def guard_more(guards: GuardsSet) -> None:
+def guard_more(guards: GuardsSet, watched: Watched) -> None:
     """Guard more of what a graph is made of: to be called while Dynamo collects its guards."""
+    modules: dict[str, Source] = {}
     for guard in list(guards):
         source: Any = guard.originating_source
+        if guard.create_fn_name() == "TYPE_MATCH":
+            guards.add(Guard(source, partial(_class_of, watched=watched)))
         if isinstance(source, NNModuleSource):
-            guards.add(Guard(source, GuardBuilder.ID_MATCH))
+            modules[guard.name] = source
         if guard.create_fn_name() in ("CONSTANT_MATCH", "EQUALS_MATCH"):
             guards.add(Guard(source, _exactly))
         while isinstance(source, NNModuleSource):
@@ -156,6 +242,8 @@ def guard_more(guards: GuardsSet) -> None:
         within: Any = getattr(source, "base", None)
         if isinstance(source, DictGetItemSource) and getattr(within, "member", "") in _MEMBERS:
             guards.add(Guard(within.base, partial(_not_hidden, name=source.index)))
+    for source in [*modules.values()][:1]:
+        guards.add(Guard(source, partial(_apart, modules=modules.values())))
 
 
 def _exactly(builder: Any, guard: Guard) -> None:
@@ -176,6 +264,18 @@ def _exactly(builder: Any, guard: Guard) -> None:
             manager.add_lambda_guard(*same, None)
         except TypeError:  # torch 2.10
             manager.add_lambda_guard(*same)
+
+
+def _class_of(builder: Any, guard: Guard, watched: Watched) -> None:
+    """Dynamo guards of which class an object is, and nothing of the class."""
+    watched.note_class(type(builder.get(guard)))
+
+
+def _apart(builder: Any, guard: Guard, modules: Iterable[Source]) -> None:
+    """Modules that were several must not become one: Dynamo guards that of tensors, and that one stays one."""
+    for source in {id(builder.get(source)): source for source in modules}.values():
+        builder.no_tensor_aliasing_names.append(source.name)
+        builder.no_tensor_aliasing_guard_managers.append(builder.get_guard_manager_from_source(source))
 
 
 def _not_hidden(builder: Any, guard: Guard, name: str) -> None:

@@ -14,11 +14,13 @@ from typing import Any, Literal, NoReturn, TypeVar, overload
 
 import torch
 from torch import Tensor, fx, nn
+from torch._C._dynamo.eval_frame import _FrameAction, _FrameExecStrategy
 from torch._dynamo.types import ConvertFrameReturn
 
 from epigemm import checks
-from epigemm.fusion.changes import PATCHED, Watched, guard_more, is_torch_patched, why_not_now
+from epigemm.fusion.changes import Watched, guard_more, why_not_now
 from epigemm.fusion.copies import copied
+from epigemm.fusion.generators import COROUTINE, is_coroutine, kept_inside
 from epigemm.fusion.report import FusionReport, Uncopied, tell, watchers
 from epigemm.fusion.rewrite import FusionError, failed, fuse_module, higher_order
 
@@ -30,7 +32,12 @@ _MOST_KINDS = 1024
 _WRAPPERS = {
     *("DataParallel", "DistributedDataParallel", "FullyShardedDataParallel", "FSDPModule", "DeepSpeedEngine")
 }
-_REPORT = "fusion_report"
+_CALL, _REPORT, _IGNORED = "_compiled_call_impl", "fusion_report", "__jit_ignored_attributes__"
+# Weak references to parameters that a compilation leaves forbid swap_tensors; Dynamo drops them since torch 2.11.
+_DROP = "invalidate_compile_context_weakrefs"
+_DROPPED: dict[str, Any] = {_DROP: True} if hasattr(torch._dynamo.config, _DROP) else {}
+# A frame runs as it was, and so do those that it calls; nothing is noted about their code.
+_AS_IT_WAS = ConvertFrameReturn(_FrameExecStrategy(_FrameAction.SKIP, _FrameAction.SKIP), apply_to_code=False)
 # What torch._dynamo.mark_dynamic and mark_unbacked leave on a tensor.
 _MARKS = ("_dynamo_dynamic_indices", "_dynamo_unbacked_indices")
 _numbers = itertools.count()
@@ -138,9 +145,13 @@ def unfuse(model: Model) -> Model:
     """
     _check_model(model)
     for module in model.modules():
-        if isinstance(module.__dict__.get("_compiled_call_impl"), _Call):
-            del module.__dict__["_compiled_call_impl"]
-        module.__dict__.pop(_REPORT, None)
+        own = vars(module)
+        if isinstance(own.get(_CALL), _Call):
+            del own[_CALL]
+            own[_IGNORED] = [name for name in own.get(_IGNORED, ()) if name not in (_CALL, _REPORT)]
+            if own[_IGNORED] == [*getattr(type(module), _IGNORED, ())]:
+                del own[_IGNORED]
+        own.pop(_REPORT, None)
     return model
 
 
@@ -151,7 +162,7 @@ def _check_model(model: object) -> None:
 
 def _why_not(model: nn.Module) -> str:
     """Why a model cannot be fused as a whole; empty where it can be tried."""
-    own = model.__dict__.get("_compiled_call_impl")
+    own = model.__dict__.get(_CALL)
     if own is not None and not isinstance(own, _Call):
         return "it has been compiled already, by model.compile()"
     for module in model.modules():
@@ -165,8 +176,10 @@ def _why_not(model: nn.Module) -> str:
 
 def _install(model: nn.Module, keep_packs: bool, strict: bool) -> _Call:
     call = _Call(model, keep_packs, strict)
-    model.__dict__["_compiled_call_impl"] = call
+    model.__dict__[_CALL] = call
     model.__dict__[_REPORT] = call.report
+    # TorchScript takes attributes for data, and raises for one that is annotated as a callable.
+    model.__dict__[_IGNORED] = [*dict.fromkeys([*getattr(model, _IGNORED, ()), _CALL, _REPORT])]
     return call
 
 
@@ -204,7 +217,6 @@ class _Call(Uncopied):
         self.report = FusionReport()
         self._name = type(model).__name__
         self._model = model
-        self._plain: Callable[..., Any] = model._call_impl
         self._keep_packs, self._strict = keep_packs, strict
         self._graphs = 0
         self._of_frame: FusionReport | None = None  # of the graph that is being compiled, if there is one
@@ -216,10 +228,10 @@ class _Call(Uncopied):
         self._compiled = self._compile()
 
     def _compile(self) -> Callable[..., Any]:
-        run = self._plain
+        model = self._model
 
         def call(*args: Any, **kwargs: Any) -> Any:
-            return run(*args, **kwargs)
+            return model._call_impl(*args, **kwargs)  # type: ignore[no-untyped-call]
 
         # Dynamo keeps what it compiles by code, and stops at a limit: each model has a code object of its own. One
         # outside of torch, whose own it does not look into (`nn.Sequential`). Numbers that differ between calls of code
@@ -235,10 +247,14 @@ class _Call(Uncopied):
                 self.mark(frame.f_locals.values())
             start = time.perf_counter()
             self._of_frame = None
+            own = torch._dynamo.config.patch(
+                skip_nnmodule_hook_guards=False,
+                suppress_errors=False,
+                recompile_limit=RECOMPILE_LIMIT,
+                **_DROPPED,
+            )
             try:
-                with torch._dynamo.config.patch(
-                    skip_nnmodule_hook_guards=False, suppress_errors=False, recompile_limit=RECOMPILE_LIMIT
-                ):
+                with own, kept_inside(self._leave):
                     found = compile_frame(frame, *state)
                 self.report.add(self._of_frame or FusionReport())
             except _OF_DYNAMO:  # which it raises in any case
@@ -247,7 +263,9 @@ class _Call(Uncopied):
                 self._note(error)
                 found = ConvertFrameReturn()  # the frame runs as it was
             self.report.seconds += time.perf_counter() - start
-            return found
+            if not self._left and is_coroutine([frame.f_code]):
+                self._note_left(COROUTINE)
+            return _AS_IT_WAS if self._left else found
 
         # Dynamo knows a compiler by what it wraps.
         vars(compile_with_guards)["_torchdynamo_orig_backend"] = compile_frame._torchdynamo_orig_backend
@@ -258,18 +276,18 @@ class _Call(Uncopied):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The model's call."""
         if _is_compiling():
-            return self._plain(*args, **kwargs)
+            return self._as_it_was(*args, **kwargs)
         caller = sys._getframe(1).f_locals.get("self")
         if caller is not self._model and isinstance(caller, nn.Module):
             # It has the model's attributes, but tensors of its own: a replica of DataParallel, a shallow copy.
             return caller._call_impl(*args, **kwargs)  # type: ignore[no-untyped-call]
         kind = None if self.report.sites or watchers else _kind_of(args, kwargs)
         if kind in self._in_vain:
-            return self._plain(*args, **kwargs)
-        if reason := self._left or self._why_not_changed() or why_not_now() or _why_not_with(args):
+            return self._as_it_was(*args, **kwargs)
+        if reason := self._left or self._watch().why_not() or why_not_now() or _why_not_with(args):
             if watchers:
                 tell(self._name, reason)
-            return self._plain(*args, **kwargs)
+            return self._as_it_was(*args, **kwargs)
         try:
             result = self._compiled(*args, **kwargs)
         finally:
@@ -299,13 +317,14 @@ class _Call(Uncopied):
             tensor.__dict__.pop("_dynamo_weak_dynamic_indices", None)
             tensor.__dict__.pop("_has_dynamo_dim_marking", None)
 
-    def _why_not_changed(self) -> str:
-        """What of torch or the model's classes is another than it was; empty where nothing is."""
+    def _watch(self) -> Watched:
+        """What is looked at, as it was at the first call."""
         if self._watched is None:
-            if is_torch_patched():
-                return PATCHED
             self._watched = Watched(self._model)
-        return self._watched.why_not()
+        return self._watched
+
+    def _as_it_was(self, *args: Any, **kwargs: Any) -> Any:
+        return self._model._call_impl(*args, **kwargs)  # type: ignore[no-untyped-call]
 
     def _note(self, error: Exception) -> None:
         """Have the report say why a frame could not be compiled."""
@@ -320,9 +339,14 @@ class _Call(Uncopied):
 
     def _leave(self, reason: str) -> NoReturn:
         """From inside of the compiler: all calls run as they were from now on."""
-        self._left = reason
-        self.report.notes.append(f"left alone: {reason}")
+        self._note_left(reason)
         raise torch._dynamo.exc.SkipFrame(reason)
+
+    def _note_left(self, reason: str) -> None:
+        self._left = reason
+        if watchers:
+            tell(self._name, reason)
+        self.report.notes.append(f"left alone: {reason}")
 
     def _backend(self, graph_module: fx.GraphModule, example_inputs: Any) -> Callable[..., Any]:
         """Dynamo's graph, rewritten; it runs operator by operator."""
@@ -333,12 +357,13 @@ class _Call(Uncopied):
         if found := higher_order(graph_module.graph):
             # Run operator by operator, PyTorch's own backend gives such a graph other gradients.
             self._leave(f"its graph calls {found}, an operator of higher order")
-        if reason := PATCHED if is_torch_patched() else self._why_not_changed():
-            self._leave(reason)
         context = torch._guards.TracingContext.get()
-        guard_more(context.guards_context.dynamo_guards)
-        if self._watched is not None:
-            self._watched.note(context.traced_code or ())
+        if is_coroutine(context.traced_code or ()):
+            self._leave(COROUTINE)
+        watched = self._watch()
+        if reason := watched.why_not() or watched.note(context, graph_module.graph):
+            self._leave(reason)
+        guard_more(context.guards_context.dynamo_guards, watched)
         report = self._of_frame = fuse_module(
             graph_module,
             strict=self._strict,
