@@ -29,7 +29,7 @@ from epigemm.fusion.values import (
 from epigemm.operand_kinds import PER_COLUMN, too_many
 from epigemm.user_epilogue import UserEpilogue
 
-_TAKEN = "it is a part of another chain"
+_TAKEN = "is a part of another product's chain"
 
 
 @dataclass(frozen=True)
@@ -44,6 +44,7 @@ class Chain:
         formula: of the product and the operands.
         epilogue: what it is made to; None: nothing follows the product but its bias, or one BatchNorm.
         ended: why the chain ends where it does; empty where nothing follows.
+        computes: whether the call computes something pointwise beside the product and its bias.
         is_followed: whether something pointwise follows the product, taken along or not.
     """
 
@@ -54,6 +55,7 @@ class Chain:
     formula: Formula
     epilogue: UserEpilogue | None
     ended: str = ""
+    computes: bool = False
     is_followed: bool = False
 
     @property
@@ -119,23 +121,29 @@ class Capture:
                 ended = str(refusal)
                 continue
             self._taken.update(made.nodes)
-            ended = (
-                "; ".join(dict.fromkeys(each for each in region.refused.values() if each != _TAKEN)) or ended
-            )
-            is_followed = len(made.nodes) > 1 or self._is_followed(product.node)
-            return replace(made, ended=ended, is_followed=is_followed)
+            computes = not region.arithmetic.isdisjoint(made.nodes)
+            is_followed = computes or self._is_followed(product.node)
+            reasons = dict.fromkeys(region.refused.values())
+            ended = "; ".join(each for each in reasons if not each.endswith(_TAKEN)) or ended
+            if is_followed and not computes:
+                ended = ended or "; ".join(reasons)
+            return replace(made, ended=ended, computes=computes, is_followed=is_followed)
         raise AssertionError("a product alone is a chain")
 
-    def _is_followed(self, node: fx.Node) -> bool:
-        """Whether something pointwise reads a node, or a view of it."""
+    def _is_followed(self, node: fx.Node, *, is_read_once: bool = False) -> bool:
+        """Whether something pointwise reads a node, or a view of all of it; one in another order is read once."""
+        if is_read_once and len(node.users) > 1:
+            return False
         for user in node.users:
-            value = tensor_of(user)
+            value, effects = tensor_of(user), self._effects(user)
             if value is None or not known(value.numel() == value_at(node).numel()):
                 continue
-            is_view = len(user.all_input_nodes) == 1 and is_same_memory(value, value_at(node))
-            effects = self._effects(user)
-            if effects.is_pointwise or (is_view and not effects.writes and self._is_followed(user)):
+            if effects.is_pointwise:
                 return True
+            if effects.is_view and not effects.writes:
+                in_order = is_contiguous(value)
+                if self._is_followed(user, is_read_once=is_read_once or not in_order):
+                    return True
         return False
 
     # --- what may follow ---
@@ -165,7 +173,7 @@ class Capture:
     def _why_not(self, region: Region, node: fx.Node) -> str:
         """Why a node that reads members is no part of the chain; empty where it is one."""
         if node in self._taken:
-            return _TAKEN
+            return f"{node} {_TAKEN}"
         value, effects = tensor_of(node), self._effects(node)
         if value is None or not effects.known:
             return f"{node} is not known to be pointwise"
@@ -191,6 +199,8 @@ class Capture:
             made = epilogue_of(formula)
             if isinstance(made, str):
                 return f"{node}: {made}"
+            if made.traced.program.steps:
+                region.arithmetic.add(node)
         return ""
 
     def _may_write(

@@ -20,6 +20,7 @@ from epigemm.fusion.values import storage_of, tensor_of, value_of
 # Their schemas do not say that they write running statistics, or repack weights.
 _UNDECLARED = ("batch_norm", "instance_norm", "flatten_weight")
 _NUMBERS = (int, float, bool, torch.SymInt, torch.SymFloat, torch.SymBool, torch.Size)
+_CLONE = torch.ops.aten.clone.default
 _WITH_A_MODE = ("train", "training", "use_input_stats")
 
 
@@ -31,13 +32,15 @@ class Effects:
         known: whether the node could be watched, and changes no mode (gradients, autocast) for those behind it.
         writes: the memory that it writes, as `values.storage_of` names it.
         changes_shapes: a tensor that was there before has another shape afterwards.
-        is_pointwise: all that it runs is pointwise by PyTorch's own mark, or a view.
+        is_pointwise: all that it runs is pointwise by PyTorch's own mark, or a view; copies alone are not.
+        is_view: all that it runs are views, as of an idle dropout and a cast to the same type, which run nothing.
     """
 
     known: bool
     writes: frozenset[int] = frozenset()
     changes_shapes: bool = False
     is_pointwise: bool = False
+    is_view: bool = False
 
 
 _NOTHING, _ANYTHING = Effects(True), Effects(False)
@@ -76,7 +79,8 @@ def effects_of(node: fx.Node) -> Effects:
     functions = [function for function, _, _ in recorder.calls]
     changes_shapes = any(torch.Tag.inplace_view in function.tags for function in functions)
     marks = [torch.Tag.pointwise in function.tags for function in functions if not function.is_view]
-    return Effects(True, writes, changes_shapes, bool(marks) and all(marks))
+    computes = any(not function.is_view and function is not _CLONE for function in functions)
+    return Effects(True, writes, changes_shapes, computes and all(marks), not marks)
 
 
 def _stand_in(node: fx.Node, fakes: dict[int, int]) -> Any:

@@ -49,12 +49,14 @@ class Region:
     Attributes:
         members: nodes whose values are functions of the product's elements.
         views: those that give the same elements in another shape.
+        arithmetic: those that compute something: no view, no idle dropout, no cast.
         refused: why the others are none that read a member.
     """
 
     product: Product
     members: dict[fx.Node, None] = field(default_factory=dict)
     views: set[fx.Node] = field(default_factory=set)
+    arithmetic: set[fx.Node] = field(default_factory=set)
     refused: dict[fx.Node, str] = field(default_factory=dict)
 
     def carried(self, node: fx.Node) -> list[fx.Node]:

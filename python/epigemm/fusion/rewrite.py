@@ -57,9 +57,12 @@ def fuse_graph(
         host.guard_sizes(graph)
     # What a chain reads may be the result of an earlier one, which is replaced after it.
     for chain in chains:
-        is_chain, is_taken = len(chain.nodes) > 1 or chain.is_followed, len(chain.nodes) > 1
-        report.chains = (report.chains[0] + is_chain, report.chains[1] + is_taken)
-        if reason := judged[chain].why_not or waits:
+        reason = judged[chain].why_not or waits
+        is_taken = chain.computes and not reason
+        report.chains = (report.chains[0] + chain.is_followed, report.chains[1] + is_taken)
+        if chain.is_followed and not is_taken:
+            report.not_taken.insert(0, Skipped(_name(chain.product.node), reason or chain.ended))
+        if reason:
             report.skipped.insert(0, Skipped(_name(chain.product.node), reason))
         else:
             report.sites.insert(0, _replace(graph, chain, _keeps(chain, keep_packs)))
