@@ -47,12 +47,18 @@ def batch_norm(self: Base, x: Tensor) -> Any:
     return self.batch_norm(self.fc(x[0]))
 
 
+def counted(self: Base, x: Tensor) -> Any:
+    z = self.fc(x)
+    torch._C._log_api_usage_once("tests")  # as torchvision's functions begin
+    return z + x
+
+
 def cast_and_back(self: Base, x: Tensor) -> Any:
     return self.fc(x).float().relu().to(x.dtype)
 
 
 @pytest.mark.parametrize(
-    "forward", [relu, behind_dropout, behind_a_view, hardswish, batch_norm, cast_and_back]
+    "forward", [relu, behind_dropout, behind_a_view, hardswish, batch_norm, cast_and_back, counted]
 )
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_taken(forward: Any, dtype: torch.dtype) -> None:
@@ -115,6 +121,10 @@ def masked(self: Base, x: Tensor) -> Any:
     return self.dropout(self.fc(x)).masked_fill(x > 0, 0.0)
 
 
+def behind_a_transpose(self: Base, x: Tensor) -> Any:
+    return x * self.dropout(self.fc(x)).transpose(1, 2).unsqueeze(0)
+
+
 def repeated(self: Base, x: Tensor) -> Any:
     return self.dropout(self.fc(x)).contiguous() + x[:, :1]
 
@@ -126,6 +136,7 @@ def repeated(self: Base, x: Tensor) -> Any:
         (both, (2, 1), "is a part of another product's chain"),
         (given_away, (1, 0), "output reads a value in between"),
         (masked, (1, 0), "is no operand"),
+        (behind_a_transpose, (1, 0), "gives a result of another shape or order"),
         (repeated, (1, 0), "is no operand"),
     ],
 )

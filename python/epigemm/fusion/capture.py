@@ -24,6 +24,7 @@ from epigemm.fusion.values import (
     same_sizes,
     storage_of,
     tensor_of,
+    tensors_of,
     value_at,
 )
 from epigemm.operand_kinds import PER_COLUMN, too_many
@@ -85,8 +86,8 @@ class Capture:
         self._order = {node: place for place, node in enumerate(graph.nodes)}
         self._sharing: dict[int, list[fx.Node]] = {}
         for node in graph.nodes:
-            if (value := tensor_of(node)) is not None:
-                self._sharing.setdefault(storage_of(value), []).append(node)
+            for memory in {storage_of(value) for value in tensors_of(node)}:
+                self._sharing.setdefault(memory, []).append(node)
         self._taken: set[fx.Node] = set()
         # In place: then the shapes that Dynamo noted are later ones.
         self._changes_shapes = any(
@@ -206,10 +207,12 @@ class Capture:
     def _may_write(
         self, region: Region, node: fx.Node, carried: list[fx.Node], writes: frozenset[int]
     ) -> bool:
-        """Whether what a node writes is a value of the chain that nobody reads after it but by its result."""
+        """Whether nobody reads what a node writes after it but by its result."""
         here = self._order[node]
         for memory in writes:
             if memory not in {storage_of(value_at(n)) for n in carried}:
+                if self._is_own(node, memory):
+                    continue
                 return False
             for other in self._sharing.get(memory, ()):
                 if self._order[other] < here and other not in region.members:
@@ -217,6 +220,22 @@ class Capture:
                 if self._order[other] < here and any(self._order[user] > here for user in other.users):
                     return False
         return True
+
+    def _is_own(self, node: fx.Node, memory: int) -> bool:
+        """Whether a node adds to what the graph has made, and has its memory to itself from there on."""
+        here = self._order[node]
+        for other in self._sharing.get(memory, ()):
+            if self._order[other] >= here:
+                continue
+            readers = [user for user in other.users if user is not node]
+            if other.op in ("placeholder", "get_attr") or any(self._order[user] > here for user in readers):
+                return False
+            # Another name of the memory, which Dynamo has not noted, may be read later.
+            for each in (other, *readers):
+                returns = self._effects(each).returns - {storage_of(value) for value in tensors_of(each)}
+                if returns or not self._effects(each).known:
+                    return False
+        return storage_of(value_at(node)) == memory and "out" not in node.kwargs
 
     def _is_written_after(self, node: fx.Node, sources: Iterable[fx.Node | None]) -> bool:
         """Whether the graph writes an operand later: a fused call saves it for the backward pass."""

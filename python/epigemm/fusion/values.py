@@ -20,13 +20,23 @@ def value_of(node: fx.Node) -> Any:
     return value
 
 
-def tensor_of(node: Any) -> Tensor | None:
-    """The fake tensor of a node whose value is a plain strided tensor."""
-    value = value_of(node) if isinstance(node, fx.Node) else None
+def _plain(value: Any) -> Tensor | None:
     if not isinstance(value, FakeTensor) and type(value) not in (Tensor, torch.nn.Parameter):
         return None
     assert isinstance(value, Tensor)
     return value if value.layout is torch.strided else None
+
+
+def tensor_of(node: Any) -> Tensor | None:
+    """The fake tensor of a node whose value is a plain strided tensor."""
+    return _plain(value_of(node)) if isinstance(node, fx.Node) else None
+
+
+def tensors_of(node: fx.Node) -> list[Tensor]:
+    """The fake tensors that a node gives: one, or those of a list."""
+    value = value_of(node)
+    parts = value if isinstance(value, (tuple, list)) else [value]
+    return [tensor for part in parts if (tensor := _plain(part)) is not None]
 
 
 def value_at(node: fx.Node) -> Tensor:
