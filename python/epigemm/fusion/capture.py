@@ -21,7 +21,7 @@ from epigemm.fusion.values import (
     is_contiguous,
     is_same_memory,
     known,
-    same_sizes,
+    same_layout,
     storage_of,
     tensor_of,
     tensors_of,
@@ -114,7 +114,7 @@ class Capture:
                 ended = ended or f"{outside} reads a value in between"
                 continue
             value = value_at(tail)
-            if tail is not product.node and not (value.dtype == product.value.dtype and is_contiguous(value)):
+            if value.dtype != product.value.dtype:
                 continue
             try:
                 made = self._made(region, nodes)
@@ -186,7 +186,7 @@ class Capture:
         if len(carried) == 1 and not effects.writes and is_same_memory(value, value_at(carried[0])):
             region.views.add(node)
             return ""
-        if not is_contiguous(value) or not all(same_sizes(value.shape, value_at(n).shape) for n in carried):
+        if not all(same_layout(value, value_at(n)) for n in carried):
             return f"{node} gives a result of another shape or order"
         try:
             formula, operands = formula_of(region, (node,), alone=True)
@@ -280,7 +280,7 @@ def _needed(region: Region, tail: fx.Node) -> tuple[fx.Node, ...] | None:
 def _views_to(region: Region, tail: fx.Node) -> tuple[fx.Node, ...]:
     """The views between the product and a node that has their shape."""
     node, found = tail, []
-    if same_sizes(value_at(tail).shape, region.product.value.shape):
+    if same_layout(value_at(tail), region.product.value):
         node = region.product.node
     while node is not region.product.node:
         if node in region.views:
