@@ -14,6 +14,7 @@ from tests.models.zoo import (
     decoded,
     ids,
     pixels,
+    short,
     timm,
     torchvision,
     transformers,
@@ -135,16 +136,16 @@ TRANSFORMERS = [
     transformers("Hubert", _sound, **_AUDIO),
 ]
 VISION = [
-    torchvision("convnext_tiny", 32),
+    short(torchvision("convnext_tiny", 64)),
     torchvision("efficientnet_b0", 32),
     torchvision("vgg11", 32),
     torchvision("swin_v2_t", 32),
-    timm("volo_d1_224", 32, img_size=32),
+    short(timm("volo_d1_224", 32, img_size=32)),
     timm("sequencer2d_s", 32, img_size=32, layers=(1, 1, 1, 1), embed_dims=(16, 24, 24, 24)),
     timm("twins_svt_small", 32, depths=(1, 1, 1, 1), embed_dims=(16, 16, 32, 32)),
     timm("crossvit_tiny_240", 240),
     timm("edgenext_xx_small", 32),
     timm("vit_relpos_small_patch16_224", 32, img_size=32, embed_dim=32, depth=2, num_heads=2),
-    timm("gmixer_12_224", 32, img_size=32),
+    short(timm("gmixer_12_224", 32, img_size=32)),
 ]
 EXAMPLES: list[Example] = [*TRANSFORMERS, *VISION]

@@ -183,7 +183,9 @@ class Capture:
             return f"{node} ends a derivative"
         if effects.writes and not self._may_write(region, node, carried, effects.writes):
             return f"{node} writes to memory that others read"
-        if len(carried) == 1 and not effects.writes and is_same_memory(value, value_at(carried[0])):
+        # Of the others one takes a shape alone, as in view_as.
+        is_view = len(carried) == 1 or (effects.is_view and carried[0] is node.args[0])
+        if is_view and not effects.writes and is_same_memory(value, value_at(carried[0])):
             region.views.add(node)
             return ""
         if not all(same_layout(value, value_at(n)) for n in carried):
@@ -249,8 +251,7 @@ class Capture:
 
     def _made(self, region: Region, nodes: tuple[fx.Node, ...]) -> Chain:
         formula, operands = formula_of(region, nodes)
-        views = _views_to(region, nodes[-1])
-        product = region.product
+        product, views = region.product, _views_to(region, nodes[-1])
         if found := too_many(formula.kinds):
             kind, count, most = found
             raise Refused(f"{nodes[-1]}: {count} operands of kind {kind}, an epilogue has at most {most}")
@@ -284,6 +285,8 @@ def _views_to(region: Region, tail: fx.Node) -> tuple[fx.Node, ...]:
         node = region.product.node
     while node is not region.product.node:
         if node in region.views:
+            if len(region.carried(node)) > 1:
+                raise Refused(f"{node} takes the shape of a value in between")
             found.append(node)
         node = region.carried(node)[0]
     return tuple(reversed(found))

@@ -109,6 +109,14 @@ def _call(node: fx.Node, args: Any, kwargs: Any) -> Any:
     return node.target(*args, **kwargs)  # type: ignore[operator]
 
 
+def called(node: fx.Node, args: Any, kwargs: Any) -> tuple[Any, list[Any]]:
+    """What a node gives of some arguments, and the operators that it runs."""
+    recorder = _Recorder()
+    with recorder:
+        result = _call(node, args, kwargs)
+    return result, [function for function, _, _ in recorder.calls]
+
+
 class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Notes every operator."""
 
