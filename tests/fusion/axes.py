@@ -19,8 +19,10 @@ class Base(nn.Module):
         self.fc, self.norm = nn.Linear(S, S), nn.BatchNorm1d(S)
         self.gain, self.column = nn.Parameter(torch.rand(C) + 0.5), nn.Parameter(torch.rand(S, 1) + 0.5)
         self.grid = nn.Parameter(torch.rand(S, C))
-        nn.init.normal_(self.norm.running_mean)
-        nn.init.uniform_(self.norm.running_var, 0.5, 2.0)
+        mean, var = self.norm.running_mean, self.norm.running_var
+        assert mean is not None and var is not None
+        nn.init.normal_(mean)
+        nn.init.uniform_(var, 0.5, 2.0)
 
     def forward(self, x: Tensor, y: Tensor) -> Any:
         raise NotImplementedError
@@ -61,7 +63,7 @@ def compare(
         called = epigemm.fuse(model, inplace=True)
         report = called.fusion_report
     else:
-        options = {"backend": "aot_eager", "report": report.add}
+        options: dict[str, Any] = {"backend": "aot_eager", "report": report.add}
         called = torch.compile(model, backend="epigemm", options=options)
     expected, kinds = outcome(plain, plain, learns, dtype)
     actual, others = outcome(called, model, learns, dtype)

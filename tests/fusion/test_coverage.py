@@ -117,6 +117,11 @@ def given_away(self: Base, x: Tensor) -> Any:
     return z, z.relu()
 
 
+def shared(self: Base, x: Tensor) -> Any:
+    z = self.fc(x)
+    return z * 2, self.other(z)
+
+
 def masked(self: Base, x: Tensor) -> Any:
     return self.dropout(self.fc(x)).masked_fill(x > 0, 0.0)
 
@@ -136,6 +141,7 @@ def repeated(self: Base, x: Tensor) -> Any:
         (both, (2, 1), "is a part of another product's chain"),
         (given_away, (1, 0), "output reads a value in between"),
         (masked, (1, 0), "is no operand"),
+        (shared, (1, 0), "linear_1 is another product"),
         (behind_a_transpose, (1, 0), "gives a result of another shape or order"),
         (repeated, (1, 0), "is no operand"),
     ],

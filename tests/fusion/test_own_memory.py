@@ -14,6 +14,8 @@ import epigemm
 
 
 class Base(nn.Module):
+    kept: Tensor
+
     def __init__(self) -> None:
         super().__init__()
         self.fc, self.other = nn.Linear(8, 8), nn.Linear(8, 8)
@@ -179,7 +181,7 @@ def test_in_place_sums(forward: Any, road: str, learns: bool) -> None:
         called = epigemm.fuse(model, inplace=True)
         report = called.fusion_report
     else:
-        options = {"backend": "aot_eager", "report": report.add}
+        options: dict[str, Any] = {"backend": "aot_eager", "report": report.add}
         called = torch.compile(model, backend="epigemm", options=options)
     (expected, kinds), (actual, others) = outcome(plain, plain, learns), outcome(called, model, learns)
     torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-4)

@@ -13,6 +13,7 @@ from functools import cache
 
 from torch import fx
 
+from epigemm.fusion import products
 from epigemm.fusion.effects import effects_of
 from epigemm.fusion.formula import Formula, epilogue_of, name_of
 from epigemm.fusion.operands import Norm, Operand, Refused, Region, formula_of, is_norm_alone
@@ -30,7 +31,9 @@ from epigemm.fusion.values import (
 from epigemm.operand_kinds import PER_COLUMN, too_many
 from epigemm.user_epilogue import UserEpilogue
 
+# Said only where nothing else is: most results are read by other products.
 _TAKEN = "is a part of another product's chain"
+_PRODUCT = "is another product"
 
 
 @dataclass(frozen=True)
@@ -125,7 +128,7 @@ class Capture:
             computes = not region.arithmetic.isdisjoint(made.nodes)
             is_followed = computes or self._is_followed(product.node)
             reasons = dict.fromkeys(region.refused.values())
-            ended = "; ".join(each for each in reasons if not each.endswith(_TAKEN)) or ended
+            ended = "; ".join(each for each in reasons if not each.endswith((_TAKEN, _PRODUCT))) or ended
             if is_followed and not computes:
                 ended = ended or "; ".join(reasons)
             return replace(made, ended=ended, computes=computes, is_followed=is_followed)
@@ -174,7 +177,7 @@ class Capture:
     def _why_not(self, region: Region, node: fx.Node) -> str:
         """Why a node that reads members is no part of the chain; empty where it is one."""
         if node in self._taken:
-            return f"{node} {_TAKEN}"
+            return f"{node} {_PRODUCT if products.understand(node) else _TAKEN}"
         value, effects = tensor_of(node), self._effects(node)
         if value is None or not effects.known:
             return f"{node} is not known to be pointwise"
