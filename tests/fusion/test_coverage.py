@@ -141,7 +141,7 @@ def repeated(self: Base, x: Tensor) -> Any:
         (both, (2, 1), "is a part of another product's chain"),
         (given_away, (1, 0), "output reads a value in between"),
         (masked, (1, 0), "is no operand"),
-        (shared, (1, 0), "linear_1 is another product"),
+        (shared, (1, 0), "linear_1 reads a value in between"),
         (behind_a_transpose, (1, 0), "gives a result of another shape or order"),
         (repeated, (1, 0), "is no operand"),
     ],
