@@ -15,12 +15,14 @@ class Example:
 
     Attributes:
         package: what has to be installed.
+        is_fp32: whether it computes in fp32 whatever it is given.
     """
 
     name: str
     package: str
     make: Callable[[], nn.Module]
     inputs: Callable[[], dict[str, Any]]
+    is_fp32: bool = False
 
     def __str__(self) -> str:
         return self.name

@@ -68,6 +68,8 @@ def errors(
 
 @examples
 def test_outputs_and_gradients(example: Example) -> None:
+    if example.is_fp32:
+        pytest.skip("nothing is more exact: it computes in fp32 whatever it is given")
     model = made(example).eval()
     exact_model, plain = copy.deepcopy(model).double(), copy.deepcopy(model)
     fused = epigemm.fuse(model)

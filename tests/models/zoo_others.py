@@ -153,13 +153,15 @@ def _graph(**others: Callable[[], Tensor]) -> Callable[[], dict[str, Any]]:
     return inputs
 
 
-def _geometric(name: str, inputs: Callable[[], dict[str, Any]], *args: Any, **options: Any) -> Example:
+def _geometric(
+    name: str, inputs: Callable[[], dict[str, Any]], *args: Any, is_fp32: bool = False, **options: Any
+) -> Example:
     def make() -> nn.Module:
         package("torch_geometric")
         made: nn.Module = getattr(package("torch_geometric.nn.models"), name)(*args, **options)
         return made
 
-    return Example(f"geometric_{name}", "torch_geometric", make, inputs)
+    return Example(f"geometric_{name}", "torch_geometric", make, inputs, is_fp32)
 
 
 _LAYERS: dict[str, Any] = {"in_channels": 16, "hidden_channels": 32, "num_layers": 3, "out_channels": 8}
@@ -181,7 +183,7 @@ GEOMETRIC = [
         num_layers=2,
         num_timesteps=2,
     ),
-    _geometric("SGFormer", _graph(batch=lambda: torch.arange(12) // 6), 16, 32, 8),
+    _geometric("SGFormer", _graph(batch=lambda: torch.arange(12) // 6), 16, 32, 8, is_fp32=True),
 ]
 
 # --- deepctr-torch ---------------------------------------------------------------------------------------------------
@@ -275,9 +277,10 @@ def _policy(name: str, path: str, *, discrete: bool, seen: str = "obs", **option
         )
         return made
 
-    return Example(
-        f"policy_{name}", "stable_baselines3", make, lambda: {seen: torch.randn(9, 12), "deterministic": True}
-    )
+    def inputs() -> dict[str, Any]:
+        return {seen: torch.randn(9, 12), "deterministic": True}
+
+    return Example(f"policy_{name}", "stable_baselines3", make, inputs, is_fp32=True)
 
 
 _NET: dict[str, Any] = {"net_arch": [32, 32]}
