@@ -49,9 +49,11 @@ bench: $(installed)/package
 test: $(installed)/package
 	$(python) -m pytest tests -n auto --maxprocesses 4 $(PYTEST_FLAGS)
 
-# How much of other people's models `epigemm.fuse` takes.
+# How much of other people's models `epigemm.fuse` takes. torch is named, as it is: pip would take the newest torchvision,
+# and the torch that belongs to it.
+installed_torch = $$($(python) -c 'import torch; print(torch.__version__)')
 coverage: $(installed)/package
-	$(pip) install $(PIP_FLAGS) $$($(python) tools/extra.py models)
+	$(pip) install $(PIP_FLAGS) torch==$(installed_torch) $$($(python) tools/extra.py models)
 	$(python) -m tests.models.coverage benchmarks/results/coverage.json
 
 build: $(installed)/package

@@ -2,42 +2,16 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-
-@dataclass(frozen=True)
-class Example:
-    """A model and the arguments of a call.
-
-    Attributes:
-        package: what has to be installed.
-    """
-
-    name: str
-    package: str
-    make: Callable[[], nn.Module]
-    inputs: Callable[[], dict[str, Any]]
-
-    def __str__(self) -> str:
-        return self.name
-
-
-def first_tensor(output: Any) -> Tensor:
-    """A floating tensor of a model's output."""
-    if isinstance(output, Tensor):
-        return output
-    values = output.values() if isinstance(output, dict) else output
-    found = next(value for value in values if isinstance(value, Tensor) and value.is_floating_point())
-    assert isinstance(found, Tensor)
-    return found
-
+from tests.models.example import Example
+from tests.models.packages import package
 
 # --- plain PyTorch ---------------------------------------------------------------------------------------------------
 
@@ -180,63 +154,76 @@ PLAIN = [
 # --- torchvision and timm --------------------------------------------------------------------------------------------
 
 
-def _images(size: int, key: str = "x") -> Callable[[], dict[str, Any]]:
+def images(size: int, key: str = "x") -> Callable[[], dict[str, Any]]:
     return lambda: {key: torch.randn(2, 3, size, size)}
 
 
-def _torchvision(name: str, size: int, **options: Any) -> Example:
+def short(example: Example) -> Example:
+    """A model whose stages of equal blocks have two of them: no model counts for its depth."""
+
     def make() -> nn.Module:
-        models: Any = importlib.import_module("torchvision.models")
+        model = example.make()
+        for module in model.modules():
+            for name, child in module.named_children():
+                if isinstance(child, nn.Sequential) and len({type(block) for block in child}) == 1:
+                    module.add_module(name, child[:2])
+        return model
+
+    return replace(example, make=make)
+
+
+def torchvision(name: str, size: int, **options: Any) -> Example:
+    def make() -> nn.Module:
+        models = package("torchvision").models
         made: nn.Module = getattr(models, name)(num_classes=10, **options)
         return made
 
-    return Example(f"torchvision_{name}", "torchvision", make, _images(size))
+    return Example(f"torchvision_{name}", "torchvision", make, images(size))
 
 
 def _vision_transformer() -> nn.Module:
-    models: Any = importlib.import_module("torchvision.models")
+    models = package("torchvision").models
     made: nn.Module = models.VisionTransformer(32, 16, 2, 2, 32, 64, num_classes=10)
     return made
 
 
 def _swin() -> nn.Module:
-    models: Any = importlib.import_module("torchvision.models")
+    models = package("torchvision").models
     made: nn.Module = models.SwinTransformer([4, 4], 24, [2, 2], [2, 4], [4, 4], num_classes=10)
     return made
 
 
 TORCHVISION = [
-    _torchvision("resnet18", 32),
-    _torchvision("mobilenet_v2", 32),
-    _torchvision("mobilenet_v3_small", 32),
-    _torchvision("shufflenet_v2_x0_5", 32),
-    Example("torchvision_vit", "torchvision", _vision_transformer, _images(32)),
-    Example("torchvision_swin", "torchvision", _swin, _images(64)),
+    torchvision("resnet18", 32),
+    torchvision("mobilenet_v2", 32),
+    torchvision("mobilenet_v3_small", 32),
+    torchvision("shufflenet_v2_x0_5", 32),
+    Example("torchvision_vit", "torchvision", _vision_transformer, images(32)),
+    Example("torchvision_swin", "torchvision", _swin, images(64)),
 ]
 
 
-def _timm(name: str, size: int, **options: Any) -> Example:
+def timm(name: str, size: int, **options: Any) -> Example:
     def make() -> nn.Module:
-        timm: Any = importlib.import_module("timm")
-        made: nn.Module = timm.create_model(name, pretrained=False, num_classes=10, **options)
+        made: nn.Module = package("timm").create_model(name, pretrained=False, num_classes=10, **options)
         return made
 
-    return Example(f"timm_{name}", "timm", make, _images(size))
+    return Example(f"timm_{name}", "timm", make, images(size))
 
 
 _SMALL: dict[str, Any] = {"img_size": 32, "embed_dim": 32, "depth": 2, "num_heads": 2}
 TIMM = [
-    _timm("vit_tiny_patch16_224", 32, **_SMALL),
-    _timm("deit3_small_patch16_224", 32, **_SMALL),
-    _timm("beit_base_patch16_224", 32, **_SMALL),
-    _timm("eva02_tiny_patch14_224", 28, img_size=28, embed_dim=48, depth=2, num_heads=2),
-    _timm("cait_xxs24_224", 32, **_SMALL),
-    _timm("xcit_nano_12_p16_224", 32, **_SMALL),
-    _timm("mixer_s16_224", 32, img_size=32),
-    _timm("resmlp_12_224", 32, img_size=32),
-    _timm("gmlp_ti16_224", 32, img_size=32),
-    _timm("convnext_atto", 32, depths=(1, 1, 1, 1), dims=(16, 24, 32, 40)),
-    _timm(
+    timm("vit_tiny_patch16_224", 32, **_SMALL),
+    timm("deit3_small_patch16_224", 32, **_SMALL),
+    timm("beit_base_patch16_224", 32, **_SMALL),
+    timm("eva02_tiny_patch14_224", 28, img_size=28, embed_dim=48, depth=2, num_heads=2),
+    timm("cait_xxs24_224", 32, **_SMALL),
+    timm("xcit_nano_12_p16_224", 32, **_SMALL),
+    short(timm("mixer_s16_224", 32, img_size=32)),
+    short(timm("resmlp_12_224", 32, img_size=32)),
+    short(timm("gmlp_ti16_224", 32, img_size=32)),
+    timm("convnext_atto", 32, depths=(1, 1, 1, 1), dims=(16, 24, 32, 40)),
+    timm(
         "swin_tiny_patch4_window7_224",
         32,
         img_size=32,
@@ -245,16 +232,16 @@ TIMM = [
         depths=(2, 2),
         num_heads=(2, 2),
     ),
-    _timm("poolformer_s12", 32),
-    _timm("levit_128s", 64, img_size=64),
-    _timm("pit_ti_224", 64, img_size=64),
-    _timm("mobilevit_xxs", 64),
+    timm("poolformer_s12", 32),
+    timm("levit_128s", 64, img_size=64),
+    timm("pit_ti_224", 64, img_size=64),
+    timm("mobilevit_xxs", 64),
 ]
 
 # --- transformers ----------------------------------------------------------------------------------------------------
 
 
-def _ids(**others: Any) -> Callable[[], dict[str, Any]]:
+def ids(**others: Any) -> Callable[[], dict[str, Any]]:
     def inputs() -> dict[str, Any]:
         ids = torch.randint(3, 90, (2, 9))
         return {"input_ids": ids, **{name: value() for name, value in others.items()}}
@@ -262,52 +249,52 @@ def _ids(**others: Any) -> Callable[[], dict[str, Any]]:
     return inputs
 
 
-def _transformers(name: str, inputs: Callable[[], dict[str, Any]] | None = None, **config: Any) -> Example:
+def transformers(name: str, inputs: Callable[[], dict[str, Any]] | None = None, **config: Any) -> Example:
     def make() -> nn.Module:
-        package: Any = importlib.import_module("transformers")
-        configured = getattr(package, f"{name}Config")(**config)
-        made: nn.Module = getattr(package, f"{name}Model")(configured)
+        transformers = package("transformers")
+        configured = getattr(transformers, f"{name}Config")(**config)
+        made: nn.Module = getattr(transformers, f"{name}Model")(configured)
         return made
 
-    return Example(f"transformers_{name}", "transformers", make, inputs or _ids())
+    return Example(f"transformers_{name}", "transformers", make, inputs or ids())
 
 
-_BERT: dict[str, Any] = {
+BERT: dict[str, Any] = {
     "vocab_size": 99,
     "hidden_size": 32,
     "num_hidden_layers": 2,
     "num_attention_heads": 4,
     "intermediate_size": 48,
 }
-_LLAMA: dict[str, Any] = {**_BERT, "num_key_value_heads": 2, "use_cache": False}
-_PIXELS = {"image_size": 32, "patch_size": 16, **{k: v for k, v in _BERT.items() if k != "vocab_size"}}
+LLAMA: dict[str, Any] = {**BERT, "num_key_value_heads": 2, "use_cache": False}
+PIXELS = {"image_size": 32, "patch_size": 16, **{k: v for k, v in BERT.items() if k != "vocab_size"}}
 
 
-def _pixels() -> dict[str, Any]:
+def pixels() -> dict[str, Any]:
     return {"pixel_values": torch.randn(2, 3, 32, 32)}
 
 
-def _decoded() -> Tensor:
+def decoded() -> Tensor:
     return torch.randint(3, 90, (2, 5))
 
 
 TRANSFORMERS = [
-    _transformers("Bert", **_BERT),
-    _transformers("Roberta", **_BERT),
-    _transformers("Electra", **_BERT, embedding_size=32),
-    _transformers("Albert", **_BERT, embedding_size=16),
-    _transformers("MPNet", **_BERT),
-    _transformers("MobileBert", **{**_BERT, "intra_bottleneck_size": 32, "embedding_size": 32}),
-    _transformers("DistilBert", vocab_size=99, dim=32, n_layers=2, n_heads=4, hidden_dim=48),
-    _transformers("GPT2", vocab_size=99, n_embd=32, n_layer=2, n_head=4, use_cache=False),
-    _transformers("OpenAIGPT", vocab_size=99, n_embd=32, n_layer=2, n_head=4),
-    _transformers("GPTNeoX", **_BERT, use_cache=False),
-    _transformers("GPTJ", vocab_size=99, n_embd=32, n_layer=2, n_head=4, rotary_dim=4, use_cache=False),
-    _transformers("Bloom", vocab_size=99, hidden_size=32, n_layer=2, n_head=4, use_cache=False),
-    _transformers(
+    transformers("Bert", **BERT),
+    transformers("Roberta", **BERT),
+    transformers("Electra", **BERT, embedding_size=32),
+    transformers("Albert", **BERT, embedding_size=16),
+    transformers("MPNet", **BERT),
+    transformers("MobileBert", **{**BERT, "intra_bottleneck_size": 32, "embedding_size": 32}),
+    transformers("DistilBert", vocab_size=99, dim=32, n_layers=2, n_heads=4, hidden_dim=48),
+    transformers("GPT2", vocab_size=99, n_embd=32, n_layer=2, n_head=4, use_cache=False),
+    transformers("OpenAIGPT", vocab_size=99, n_embd=32, n_layer=2, n_head=4),
+    transformers("GPTNeoX", **BERT, use_cache=False),
+    transformers("GPTJ", vocab_size=99, n_embd=32, n_layer=2, n_head=4, rotary_dim=4, use_cache=False),
+    transformers("Bloom", vocab_size=99, hidden_size=32, n_layer=2, n_head=4, use_cache=False),
+    transformers(
         "Falcon", vocab_size=99, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, use_cache=False
     ),
-    _transformers(
+    transformers(
         "OPT",
         vocab_size=99,
         hidden_size=32,
@@ -317,15 +304,15 @@ TRANSFORMERS = [
         word_embed_proj_dim=32,
         use_cache=False,
     ),
-    _transformers("Llama", **_LLAMA),
-    _transformers("Mistral", **_LLAMA),
-    _transformers("Qwen2", **_LLAMA),
-    _transformers("Gemma", **_LLAMA, head_dim=8),
-    _transformers("Phi", **_LLAMA),
-    _transformers("StableLm", **_LLAMA),
-    _transformers(
+    transformers("Llama", **LLAMA),
+    transformers("Mistral", **LLAMA),
+    transformers("Qwen2", **LLAMA),
+    transformers("Gemma", **LLAMA, head_dim=8),
+    transformers("Phi", **LLAMA),
+    transformers("StableLm", **LLAMA),
+    transformers(
         "T5",
-        _ids(decoder_input_ids=_decoded),
+        ids(decoder_input_ids=decoded),
         vocab_size=99,
         d_model=32,
         d_kv=8,
@@ -334,9 +321,9 @@ TRANSFORMERS = [
         num_heads=4,
         use_cache=False,
     ),
-    _transformers(
+    transformers(
         "Bart",
-        _ids(decoder_input_ids=_decoded),
+        ids(decoder_input_ids=decoded),
         vocab_size=99,
         d_model=32,
         encoder_layers=2,
@@ -347,14 +334,14 @@ TRANSFORMERS = [
         decoder_ffn_dim=48,
         use_cache=False,
     ),
-    _transformers("ViT", _pixels, **_PIXELS),
-    _transformers("DeiT", _pixels, **_PIXELS),
-    _transformers("Dinov2", _pixels, **{k: v for k, v in _PIXELS.items() if k != "intermediate_size"}),
-    _transformers("CLIPVision", _pixels, **_PIXELS),
-    _transformers("SiglipVision", _pixels, **_PIXELS),
-    _transformers(
+    transformers("ViT", pixels, **PIXELS),
+    transformers("DeiT", pixels, **PIXELS),
+    transformers("Dinov2", pixels, **{k: v for k, v in PIXELS.items() if k != "intermediate_size"}),
+    transformers("CLIPVision", pixels, **PIXELS),
+    transformers("SiglipVision", pixels, **PIXELS),
+    transformers(
         "Whisper",
-        lambda: {"input_features": torch.randn(2, 8, 20), "decoder_input_ids": _decoded()},
+        lambda: {"input_features": torch.randn(2, 8, 20), "decoder_input_ids": decoded()},
         vocab_size=99,
         num_mel_bins=8,
         max_source_positions=10,

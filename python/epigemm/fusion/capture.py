@@ -13,6 +13,7 @@ from functools import cache
 
 from torch import fx
 
+from epigemm.fusion import products
 from epigemm.fusion.effects import effects_of
 from epigemm.fusion.formula import Formula, epilogue_of, name_of
 from epigemm.fusion.operands import Norm, Operand, Refused, Region, formula_of, is_norm_alone
@@ -21,15 +22,18 @@ from epigemm.fusion.values import (
     is_contiguous,
     is_same_memory,
     known,
-    same_sizes,
+    same_layout,
     storage_of,
     tensor_of,
+    tensors_of,
     value_at,
 )
 from epigemm.operand_kinds import PER_COLUMN, too_many
 from epigemm.user_epilogue import UserEpilogue
 
-_TAKEN = "it is a part of another chain"
+# Said only where nothing else is: most results are read by other products.
+_TAKEN = "is a part of another product's chain"
+_PRODUCT = "is another product"
 
 
 @dataclass(frozen=True)
@@ -44,6 +48,7 @@ class Chain:
         formula: of the product and the operands.
         epilogue: what it is made to; None: nothing follows the product but its bias, or one BatchNorm.
         ended: why the chain ends where it does; empty where nothing follows.
+        computes: whether the call computes something pointwise beside the product and its bias.
         is_followed: whether something pointwise follows the product, taken along or not.
     """
 
@@ -54,6 +59,7 @@ class Chain:
     formula: Formula
     epilogue: UserEpilogue | None
     ended: str = ""
+    computes: bool = False
     is_followed: bool = False
 
     @property
@@ -83,8 +89,8 @@ class Capture:
         self._order = {node: place for place, node in enumerate(graph.nodes)}
         self._sharing: dict[int, list[fx.Node]] = {}
         for node in graph.nodes:
-            if (value := tensor_of(node)) is not None:
-                self._sharing.setdefault(storage_of(value), []).append(node)
+            for memory in {storage_of(value) for value in tensors_of(node)}:
+                self._sharing.setdefault(memory, []).append(node)
         self._taken: set[fx.Node] = set()
         self._transformed = _transformed(graph)
         # In place: then the shapes that Dynamo noted are later ones.
@@ -116,7 +122,7 @@ class Capture:
                 ended = ended or f"{outside} reads a value in between"
                 continue
             value = value_at(tail)
-            if tail is not product.node and not (value.dtype == product.value.dtype and is_contiguous(value)):
+            if value.dtype != product.value.dtype:
                 continue
             try:
                 made = self._made(region, nodes)
@@ -124,23 +130,29 @@ class Capture:
                 ended = str(refusal)
                 continue
             self._taken.update(made.nodes)
-            ended = (
-                "; ".join(dict.fromkeys(each for each in region.refused.values() if each != _TAKEN)) or ended
-            )
-            is_followed = len(made.nodes) > 1 or self._is_followed(product.node)
-            return replace(made, ended=ended, is_followed=is_followed)
+            computes = not region.arithmetic.isdisjoint(made.nodes)
+            is_followed = computes or self._is_followed(product.node)
+            reasons = dict.fromkeys(region.refused.values())
+            ended = "; ".join(each for each in reasons if not each.endswith((_TAKEN, _PRODUCT))) or ended
+            if is_followed and not computes:
+                ended = ended or "; ".join(reasons)
+            return replace(made, ended=ended, computes=computes, is_followed=is_followed)
         raise AssertionError("a product alone is a chain")
 
-    def _is_followed(self, node: fx.Node) -> bool:
-        """Whether something pointwise reads a node, or a view of it."""
+    def _is_followed(self, node: fx.Node, *, is_read_once: bool = False) -> bool:
+        """Whether something pointwise reads a node, or a view of all of it; one in another order is read once."""
+        if is_read_once and len(node.users) > 1:
+            return False
         for user in node.users:
-            value = tensor_of(user)
+            value, effects = tensor_of(user), self._effects(user)
             if value is None or not known(value.numel() == value_at(node).numel()):
                 continue
-            is_view = len(user.all_input_nodes) == 1 and is_same_memory(value, value_at(node))
-            effects = self._effects(user)
-            if effects.is_pointwise or (is_view and not effects.writes and self._is_followed(user)):
+            if effects.is_pointwise:
                 return True
+            if effects.is_view and not effects.writes:
+                in_order = is_contiguous(value)
+                if self._is_followed(user, is_read_once=is_read_once or not in_order):
+                    return True
         return False
 
     # --- what may follow ---
@@ -170,7 +182,7 @@ class Capture:
     def _why_not(self, region: Region, node: fx.Node) -> str:
         """Why a node that reads members is no part of the chain; empty where it is one."""
         if node in self._taken:
-            return _TAKEN
+            return f"{node} {_PRODUCT if products.understand(node) else _TAKEN}"
         value, effects = tensor_of(node), self._effects(node)
         if value is None or not effects.known:
             return f"{node} is not known to be pointwise"
@@ -179,10 +191,12 @@ class Capture:
             return f"{node} ends a derivative"
         if effects.writes and not self._may_write(region, node, carried, effects.writes):
             return f"{node} writes to memory that others read"
-        if len(carried) == 1 and not effects.writes and is_same_memory(value, value_at(carried[0])):
+        # Of the others one takes a shape alone, as in view_as.
+        is_view = len(carried) == 1 or (effects.is_view and carried[0] is node.args[0])
+        if is_view and not effects.writes and is_same_memory(value, value_at(carried[0])):
             region.views.add(node)
             return ""
-        if not is_contiguous(value) or not all(same_sizes(value.shape, value_at(n).shape) for n in carried):
+        if not all(same_layout(value, value_at(n)) for n in carried):
             return f"{node} gives a result of another shape or order"
         try:
             formula, operands = formula_of(region, (node,), alone=True)
@@ -196,15 +210,19 @@ class Capture:
             made = epilogue_of(formula)
             if isinstance(made, str):
                 return f"{node}: {made}"
+            if made.traced.program.steps:
+                region.arithmetic.add(node)
         return ""
 
     def _may_write(
         self, region: Region, node: fx.Node, carried: list[fx.Node], writes: frozenset[int]
     ) -> bool:
-        """Whether what a node writes is a value of the chain that nobody reads after it but by its result."""
+        """Whether nobody reads what a node writes after it but by its result."""
         here = self._order[node]
         for memory in writes:
             if memory not in {storage_of(value_at(n)) for n in carried}:
+                if self._is_own(node, memory):
+                    continue
                 return False
             for other in self._sharing.get(memory, ()):
                 if self._order[other] < here and other not in region.members:
@@ -212,6 +230,22 @@ class Capture:
                 if self._order[other] < here and any(self._order[user] > here for user in other.users):
                     return False
         return True
+
+    def _is_own(self, node: fx.Node, memory: int) -> bool:
+        """Whether a node adds to what the graph has made, and has its memory to itself from there on."""
+        here = self._order[node]
+        for other in self._sharing.get(memory, ()):
+            if self._order[other] >= here:
+                continue
+            readers = [user for user in other.users if user is not node]
+            if other.op in ("placeholder", "get_attr") or any(self._order[user] > here for user in readers):
+                return False
+            # Another name of the memory, which Dynamo has not noted, may be read later.
+            for each in (other, *readers):
+                returns = self._effects(each).returns - {storage_of(value) for value in tensors_of(each)}
+                if returns or not self._effects(each).known:
+                    return False
+        return storage_of(value_at(node)) == memory and "out" not in node.kwargs
 
     def _is_written_after(self, node: fx.Node, sources: Iterable[fx.Node | None]) -> bool:
         """Whether the graph writes an operand later: a fused call saves it for the backward pass."""
@@ -225,8 +259,7 @@ class Capture:
 
     def _made(self, region: Region, nodes: tuple[fx.Node, ...]) -> Chain:
         formula, operands = formula_of(region, nodes)
-        views = _views_to(region, nodes[-1])
-        product = region.product
+        product, views = region.product, _views_to(region, nodes[-1])
         if found := too_many(formula.kinds):
             kind, count, most = found
             raise Refused(f"{nodes[-1]}: {count} operands of kind {kind}, an epilogue has at most {most}")
@@ -268,10 +301,12 @@ def _needed(region: Region, tail: fx.Node) -> tuple[fx.Node, ...] | None:
 def _views_to(region: Region, tail: fx.Node) -> tuple[fx.Node, ...]:
     """The views between the product and a node that has their shape."""
     node, found = tail, []
-    if same_sizes(value_at(tail).shape, region.product.value.shape):
+    if same_layout(value_at(tail), region.product.value):
         node = region.product.node
     while node is not region.product.node:
         if node in region.views:
+            if len(region.carried(node)) > 1:
+                raise Refused(f"{node} takes the shape of a value in between")
             found.append(node)
         node = region.carried(node)[0]
     return tuple(reversed(found))

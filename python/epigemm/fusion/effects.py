@@ -14,12 +14,15 @@ import torch
 from torch import Tensor, fx
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from epigemm.fusion.values import storage_of, tensor_of, value_of
 
 # Their schemas do not say that they write running statistics, or repack weights.
 _UNDECLARED = ("batch_norm", "instance_norm", "flatten_weight")
 _NUMBERS = (int, float, bool, torch.SymInt, torch.SymFloat, torch.SymBool, torch.Size)
+_COUNT_USE = torch._C._log_api_usage_once  # of a class, for statistics
+_CLONE = torch.ops.aten.clone.default
 _WITH_A_MODE = ("train", "training", "use_input_stats")
 
 
@@ -30,14 +33,18 @@ class Effects:
     Attributes:
         known: whether the node could be watched, and changes no mode (gradients, autocast) for those behind it.
         writes: the memory that it writes, as `values.storage_of` names it.
+        returns: the memory of its inputs that its result has, too; Dynamo does not note that of an idle dropout.
         changes_shapes: a tensor that was there before has another shape afterwards.
-        is_pointwise: all that it runs is pointwise by PyTorch's own mark, or a view.
+        is_pointwise: all that it runs is pointwise by PyTorch's own mark, or a view; copies alone are not.
+        is_view: all that it runs are views, as of an idle dropout and a cast to the same type, which run nothing.
     """
 
     known: bool
     writes: frozenset[int] = frozenset()
+    returns: frozenset[int] = frozenset()
     changes_shapes: bool = False
     is_pointwise: bool = False
+    is_view: bool = False
 
 
 _NOTHING, _ANYTHING = Effects(True), Effects(False)
@@ -45,7 +52,7 @@ _NOTHING, _ANYTHING = Effects(True), Effects(False)
 
 def effects_of(node: fx.Node) -> Effects:
     """What a node does beside its result."""
-    if node.op in ("placeholder", "get_attr", "output"):
+    if node.op in ("placeholder", "get_attr", "output") or node.target is _COUNT_USE:
         return _NOTHING
     # What changes a mode has no value; nor has a call whose value Dynamo did not look at.
     runs_graphs = node.op == "call_module" or isinstance(node.target, torch._ops.HigherOrderOperator)
@@ -70,7 +77,9 @@ def effects_of(node: fx.Node) -> Effects:
         with fresh, mode, torch.no_grad(), recorder:
             given = fx.map_arg((node.args, node.kwargs), lambda n: _stand_in(n, fakes))
             recorder.calls.clear()
-            _call(node, *given)
+            result = _call(node, *given)
+        parts = [part for part in tree_leaves(result) if isinstance(part, Tensor)]
+        returns = frozenset(fakes[storage_of(part)] for part in parts if storage_of(part) in fakes)
     except Exception:  # whatever the function raises on such tensors
         return _ANYTHING
     memories = (storage_of(tensor) for call in recorder.calls for tensor in _written(*call))
@@ -78,7 +87,8 @@ def effects_of(node: fx.Node) -> Effects:
     functions = [function for function, _, _ in recorder.calls]
     changes_shapes = any(torch.Tag.inplace_view in function.tags for function in functions)
     marks = [torch.Tag.pointwise in function.tags for function in functions if not function.is_view]
-    return Effects(True, writes, changes_shapes, bool(marks) and all(marks))
+    computes = any(not function.is_view and function is not _CLONE for function in functions)
+    return Effects(True, writes, returns, changes_shapes, computes and all(marks), not marks)
 
 
 def _stand_in(node: fx.Node, fakes: dict[int, int]) -> Any:
@@ -99,6 +109,14 @@ def _call(node: fx.Node, args: Any, kwargs: Any) -> Any:
     return node.target(*args, **kwargs)  # type: ignore[operator]
 
 
+def called(node: fx.Node, args: Any, kwargs: Any) -> tuple[Any, list[Any]]:
+    """What a node gives of some arguments, and the operators that it runs."""
+    recorder = _Recorder()
+    with recorder:
+        result = _call(node, args, kwargs)
+    return result, [function for function, _, _ in recorder.calls]
+
+
 class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Notes every operator."""
 
@@ -107,7 +125,8 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.calls: list[tuple[Any, tuple[Any, ...], dict[str, Any]]] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.calls.append((func, args, kwargs or {}))
+        if func.namespace != "prim":  # asks for a tensor's device
+            self.calls.append((func, args, kwargs or {}))
         return func(*args, **(kwargs or {}))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,7 +15,16 @@ from torch.fx.graph import _parse_stack_trace
 
 from epigemm.fusion.formula import Formula, Slot, Step
 from epigemm.fusion.products import Product
-from epigemm.fusion.values import known, same_sizes, tensor_of, value_at
+from epigemm.fusion.values import (
+    in_order,
+    is_contiguous,
+    known,
+    lies_in_order,
+    order_of,
+    same_sizes,
+    tensor_of,
+    value_at,
+)
 from epigemm.operand_kinds import MATRIX, PER_COLUMN, PER_ROW, SCALAR
 
 _LARGEST = 2.0**60
@@ -32,10 +41,15 @@ class Norm:
 
 @dataclass(frozen=True)
 class Operand:
-    """Something that the chain reads beside the product."""
+    """Something that the chain reads beside the product.
+
+    Attributes:
+        order: of its axes, as the call reads it; None: as they are.
+    """
 
     kind: str
     sources: tuple[fx.Node]
+    order: tuple[int, ...] | None = None
 
 
 class Refused(Exception):
@@ -48,13 +62,15 @@ class Region:
 
     Attributes:
         members: nodes whose values are functions of the product's elements.
-        views: those that give the same elements in another shape.
+        views: those that give the same elements in the same memory in another shape, or by other axes.
+        arithmetic: those that compute something: no view, no idle dropout, no cast.
         refused: why the others are none that read a member.
     """
 
     product: Product
     members: dict[fx.Node, None] = field(default_factory=dict)
     views: set[fx.Node] = field(default_factory=set)
+    arithmetic: set[fx.Node] = field(default_factory=set)
     refused: dict[fx.Node, str] = field(default_factory=dict)
 
     def carried(self, node: fx.Node) -> list[fx.Node]:
@@ -81,7 +97,7 @@ class _Maker:
         self.kinds: list[str] = []
         self.steps: list[Step] = []
         self._values: dict[fx.Node, Slot] = {}
-        self._read: dict[tuple[fx.Node, str], Slot] = {}
+        self._read: dict[Operand, Slot] = {}
 
     def add(self, node: fx.Node) -> None:
         """Take one member along."""
@@ -121,13 +137,17 @@ class _Maker:
         value = tensor_of(node)
         if value is None:
             raise Refused(f"{node} is a size or another number that changes from call to call")
-        kind = kind_of(value, beside, product)
+        order = order_of(beside)
+        if order == tuple(range(beside.dim())):
+            order = None
+        kind = kind_of(value, beside, product) if order is None else _kind_in(order, value, beside, product)
         if kind is None:
             shape = [int(size) if isinstance(size, int) else str(size) for size in value.shape]
             raise Refused(f"{node}, {str(value.dtype).removeprefix('torch.')} {shape}, is no operand")
-        if (node, kind) not in self._read:
-            self._read[node, kind] = self._new(Operand(kind, (node,)), kind)
-        return self._read[node, kind]
+        operand = Operand(kind, (node,), order if kind in (PER_ROW, MATRIX) else None)
+        if operand not in self._read:
+            self._read[operand] = self._new(operand, kind)
+        return self._read[operand]
 
     def _new(self, operand: Operand | Norm, kind: str) -> Slot:
         self.operands.append(operand)
@@ -178,6 +198,33 @@ def _line(node: fx.Node) -> str:
 
 def kind_of(value: Tensor, beside: Tensor, product: Tensor) -> str | None:
     """What an operand is to an epilogue, `beside` what the chain has at that place; None where it can be none."""
+    return _kind_of(value, value.shape, beside.shape, product)
+
+
+def _kind_in(order: tuple[int, ...], value: Tensor, beside: Tensor, product: Tensor) -> str | None:
+    """What an operand is beside a view of the product in whose memory the axes lie in an order of their own.
+
+    The call computes in that order. A matrix has to lie in it, too: it would be copied. So are vectors along the rows.
+    """
+    lacking = beside.dim() - value.dim()
+    if lacking < 0 or value.dim() == 0:
+        return kind_of(value, beside, product)
+    shape = in_order((*(1,) * lacking, *value.shape), order)
+    result = in_order(beside.shape, order)
+    if value.device == product.device and same_sizes(shape, result):
+        strides = in_order((*(0,) * lacking, *value.stride()), order)
+        if not lies_in_order(shape, strides):
+            raise Refused("the other operand lies in another order")
+    elif known(shape[-1] == 1) and not all(known(size == 1) for size in shape):
+        # Repeated along the leading axes: of a vector that is not much.
+        fits = all(known(size == 1) or known(size == full) for size, full in zip(shape, result, strict=True))
+        if not fits or not same_sizes(result, product.shape):
+            return None
+        shape = [*result[:-1], 1]
+    return _kind_of(value, shape, result, product)
+
+
+def _kind_of(value: Tensor, shape: Sequence[Any], result: Sequence[Any], product: Tensor) -> str | None:
     if value.device != product.device or not value.is_floating_point():
         return None
     wide = product.dtype == torch.float32
@@ -186,7 +233,6 @@ def kind_of(value: Tensor, beside: Tensor, product: Tensor) -> str | None:
         return SCALAR if wide or value.dtype == product.dtype else None
     if value.dtype not in (product.dtype, torch.float32):
         return None
-    shape, result = value.shape, beside.shape
     if len(shape) > len(result):
         return None
     if all(known(size == 1) for size in shape):
@@ -213,7 +259,8 @@ def _norm_of(node: fx.Node, region: Region) -> tuple[fx.Node, Norm]:
     if given["training"] is not False or given["running_mean"] is None or given["running_var"] is None:
         raise Refused(f"{node} needs the batch's statistics")
     product, value = region.product.value, value_at(node)
-    if origin not in region.members or value.dim() != 2 or not same_sizes(value.shape, product.shape):
+    is_rows = value.dim() == 2 and is_contiguous(value) and known(value.shape[-1] == product.shape[-1])
+    if origin not in region.members or not is_rows:
         raise Refused(f"{node} is a BatchNorm of an input that is not [M, N]")
     if not isinstance(eps, float) or not 0 <= eps < math.inf:
         raise Refused(f"{node} has an eps that is no finite number, or negative")

@@ -54,7 +54,11 @@ class FusionReport(Uncopied):
         skipped: products that were left alone and why.
         notes: what holds for all of it.
         seconds: what the first calls took, compiling.
-        chains: products that something pointwise follows, and how many of those have it in their epilogue.
+        chains: products that something pointwise follows, and how many of those are taken. Pointwise is what
+            computes: no view, no idle dropout, no cast. It follows where it reads the product or a view of all
+            of it, one in another order only where nothing else reads that. A chain is taken where the fused
+            call computes at least the first such operator.
+        not_taken: the others' products, each with the reason; an entry for each chain.
     """
 
     sites: list[FusedSite] = field(default_factory=list)
@@ -62,6 +66,7 @@ class FusionReport(Uncopied):
     notes: list[str] = field(default_factory=list)
     seconds: float = 0.0
     chains: tuple[int, int] = (0, 0)
+    not_taken: list[Skipped] = field(default_factory=list)
 
     def add(self, other: FusionReport) -> None:
         """Take over what another report has and this one has not."""
@@ -70,6 +75,7 @@ class FusionReport(Uncopied):
         self.notes += [note for note in other.notes if note not in self.notes]
         self.seconds += other.seconds
         self.chains = (self.chains[0] + other.chains[0], self.chains[1] + other.chains[1])
+        self.not_taken += other.not_taken
 
     def __str__(self) -> str:
         return "\n".join(self._lines())

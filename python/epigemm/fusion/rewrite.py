@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from epigemm.fusion import formula, host, products, profit
+from epigemm.fusion import formula, host, layouts, products, profit
 from epigemm.fusion.capture import Capture, Chain
 from epigemm.fusion.report import FusedSite, FusionReport, Skipped
 from epigemm.fusion.site import Site
@@ -80,8 +80,38 @@ def fuse_graph(
     Returns:
         What was done. The graph is as it was where the report has no sites.
     """
-    report = FusionReport()
-    capture, chains = Capture(graph), []
+    copies = layouts.put_in_rows(graph)
+    report, judged = _judged(graph, keep_packs)
+    waits = host.why_not(graph, judged, launches)
+    paying = (node for chain, found in judged.items() if not found.why_not for node in chain.nodes)
+    if copies and (waits or not layouts.pay(copies, paying)):
+        while copies:
+            copies.pop().undo()
+        report, judged = _judged(graph, keep_packs)
+        waits = host.why_not(graph, judged, launches)
+    report.notes += [
+        f"{copied.copy.args[0]} is copied once: sums with it then lie in rows" for copied in copies
+    ]
+    if guards_sizes and any(each.fallback_us for each in judged.values()):
+        host.guard_sizes(graph)
+    taken = [chain for chain, found in judged.items() if not (found.why_not or waits)]
+    fused = _replace_all(graph, taken, keep_packs)
+    for chain in judged:
+        reason = judged[chain].why_not or waits
+        is_taken = chain.computes and not reason
+        report.chains = (report.chains[0] + chain.is_followed, report.chains[1] + is_taken)
+        if chain.is_followed and not is_taken:
+            report.not_taken.insert(0, Skipped(_name(chain.product.node), reason or chain.ended))
+        if chain in fused:
+            report.sites.insert(0, fused[chain])
+        else:
+            report.skipped.insert(0, Skipped(_name(chain.product.node), reason))
+    return report
+
+
+def _judged(graph: fx.Graph, keep_packs: bool) -> tuple[FusionReport, dict[Chain, profit.Judged]]:
+    """The chains of a graph, the last one first, and whether they pay; a report of what is no chain."""
+    report, capture, judged = FusionReport(), Capture(graph), {}
     # The last one first: of a gate and what it is multiplied by, each then has what follows it alone.
     for node in reversed(list(graph.nodes)):
         understood = products.understand(node)
@@ -90,21 +120,9 @@ def fuse_graph(
         if isinstance(understood, str):
             report.skipped.insert(0, Skipped(_name(node), understood))
         elif understood is not None:
-            chains.append(capture.chain(understood))
-    judged = {chain: profit.judged(chain, keeps_pack=_keeps(chain, keep_packs)) for chain in chains}
-    waits = host.why_not(graph, judged, launches)
-    if guards_sizes and any(each.fallback_us for each in judged.values()):
-        host.guard_sizes(graph)
-    taken = [chain for chain in chains if not (judged[chain].why_not or waits)]
-    fused = _replace_all(graph, taken, keep_packs)
-    for chain in chains:
-        is_chain, is_taken = len(chain.nodes) > 1 or chain.is_followed, len(chain.nodes) > 1
-        report.chains = (report.chains[0] + is_chain, report.chains[1] + is_taken)
-        if chain in fused:
-            report.sites.insert(0, fused[chain])
-        else:
-            report.skipped.insert(0, Skipped(_name(chain.product.node), judged[chain].why_not or waits))
-    return report
+            chain = capture.chain(understood)
+            judged[chain] = profit.judged(chain, keeps_pack=_keeps(chain, keep_packs))
+    return report, judged
 
 
 def _keeps(chain: Chain, keep_packs: bool) -> bool:
@@ -150,6 +168,8 @@ def _name(node: fx.Node) -> str:
     """The module that a product is of, or the node."""
     stack = node.meta.get("nn_module_stack") or {}
     path = str(list(stack.values())[-1][0]) if stack else ""
-    path = re.sub(r"\[['\"]?(\w+)['\"]?\]", r".\1", path.replace("_modules", "").replace("__self__", ""))
+    path = re.sub(
+        r"\[['\"]?(\w+)['\"]?\]", r".\1", re.sub(r"__dict__\['_modules'\]|_modules|__self__", "", path)
+    )
     parts = [part for part in path.split(".") if part and part not in ("L", "run", "self", "model")]
     return ".".join(parts) or node.name

@@ -28,6 +28,13 @@ class Site:
             each.kind if isinstance(each, Operand) else (each.eps, [v is not None for v in each.sources])
             for each in chain.operands
         ]
+        # Of what a view of the product in another order has beside it, by its place among the sources.
+        self._orders: dict[int, tuple[str, tuple[int, ...]]] = {}
+        place = 0
+        for each in chain.operands:
+            if isinstance(each, Operand) and each.order is not None:
+                self._orders[place] = each.kind, each.order
+            place += sum(source is not None for source in each.sources)
         self._pack_use = packs.KEEP if keeps_pack else packs.FIND
         # Recorded calls, BatchNorms and operands of other shapes take the long way.
         self._is_direct = not product.value.requires_grad and chain.norm is None
@@ -44,6 +51,8 @@ class Site:
             weight = weight[0]
         if self._is_kn:
             weight = weight.t()
+        if self._orders:
+            sources = self._in_order(x, sources)
         if self._is_direct:  # most need nothing else, and the host is spared what follows
             epilogue = self._direct or self._find_direct(x, sources)
             seen = sources or _NO_BIAS if epilogue is BIAS else sources
@@ -67,6 +76,19 @@ class Site:
             bias = given[0] if given else None
             return _call.linear(BIAS, x, weight, bias, None, None, None, False, self._pack_use)
         return self._epilogue.call(x, weight, given, {}, None, None, False, self._pack_use)
+
+    def _in_order(self, x: Tensor, sources: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """The sources by the axes that the product has."""
+        given = list(sources)
+        for place, (kind, order) in self._orders.items():
+            value = given[place]
+            while value.dim() < len(order):
+                value = value.unsqueeze(0)
+            value = value.permute(order)
+            if KINDS[kind].lacks_last_axis and value.dim() == x.dim():
+                value = value.expand(*x.shape[:-1], 1)
+            given[place] = value
+        return tuple(given)
 
     def _find_direct(self, x: Tensor, sources: tuple[Tensor, ...]) -> Epilogue:
         """The epilogue for the types of the operands, which are the same at each call of a graph."""

@@ -22,13 +22,23 @@ def value_of(node: fx.Node) -> Any:
     return value
 
 
-def tensor_of(node: Any) -> Tensor | None:
-    """The fake tensor of a node whose value is a plain strided tensor, and no transform's (`torch.func`)."""
-    value = value_of(node) if isinstance(node, fx.Node) else None
+def _plain(value: Any) -> Tensor | None:
     if not isinstance(value, FakeTensor) and type(value) not in (Tensor, torch.nn.Parameter):
         return None
     assert isinstance(value, Tensor)
     return value if value.layout is torch.strided and not _is_transformed(value) else None
+
+
+def tensor_of(node: Any) -> Tensor | None:
+    """The fake tensor of a node whose value is a plain strided tensor, and no transform's (`torch.func`)."""
+    return _plain(value_of(node)) if isinstance(node, fx.Node) else None
+
+
+def tensors_of(node: fx.Node) -> list[Tensor]:
+    """The fake tensors that a node gives: one, or those of a list."""
+    value = value_of(node)
+    parts = value if isinstance(value, (tuple, list)) else [value]
+    return [tensor for part in parts if (tensor := _plain(part)) is not None]
 
 
 def value_at(node: fx.Node) -> Tensor:
@@ -52,14 +62,39 @@ def same_sizes(one: Sequence[Any], other: Sequence[Any]) -> bool:
     return len(one) == len(other) and all(known(a == b) for a, b in zip(one, other, strict=True))
 
 
-def is_contiguous(tensor: Tensor) -> bool:
-    """Whether a tensor surely lies in the order of its elements, without gaps."""
+def lies_in_order(sizes: Sequence[Any], strides: Sequence[Any]) -> bool:
+    """Whether elements surely lie in the order of the axes, without gaps."""
     expected: Any = 1
-    for size, stride in zip(reversed(tensor.shape), reversed(tensor.stride()), strict=True):
+    for size, stride in zip(reversed(sizes), reversed(strides), strict=True):
         if not known(size == 1) and not known(stride == expected):
             return False
         expected = expected * size
     return True
+
+
+def is_contiguous(tensor: Tensor) -> bool:
+    """Whether a tensor surely lies in the order of its elements, without gaps."""
+    return lies_in_order(tensor.shape, tensor.stride())
+
+
+def order_of(tensor: Tensor) -> tuple[int, ...] | None:
+    """The order of the axes in which a tensor lies without gaps; None where there is surely none."""
+    if is_contiguous(tensor):
+        return tuple(range(tensor.dim()))
+    order = tuple(sorted(range(tensor.dim()), key=lambda axis: -hint(tensor.stride(axis))))
+    sizes, strides = in_order(tensor.shape, order), in_order(tensor.stride(), order)
+    return order if lies_in_order(sizes, strides) else None
+
+
+def in_order(values: Sequence[Any], order: Sequence[int]) -> list[Any]:
+    """Sizes or strides of the axes in an order."""
+    return [values[axis] for axis in order]
+
+
+def same_layout(one: Tensor, other: Tensor) -> bool:
+    """Whether two tensors surely have one shape, and their elements lie alike."""
+    axes = zip(one.shape, one.stride(), other.stride(), strict=False)
+    return same_sizes(one.shape, other.shape) and all(known(n == 1) or known(a == b) for n, a, b in axes)
 
 
 def storage_of(tensor: Tensor) -> int:
@@ -68,14 +103,14 @@ def storage_of(tensor: Tensor) -> int:
 
 
 def is_same_memory(one: Tensor, other: Tensor) -> bool:
-    """Whether both are the same elements in the same order: one is a view of the other, or the other itself."""
+    """Whether both are the same elements in the same memory, without gaps; the axes may be others."""
     return (
         storage_of(one) == storage_of(other)
         and one.dtype == other.dtype
         and known(one.storage_offset() == other.storage_offset())
         and known(one.numel() == other.numel())
-        and is_contiguous(one)
-        and is_contiguous(other)
+        and order_of(one) is not None
+        and order_of(other) is not None
     )
 
 
