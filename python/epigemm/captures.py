@@ -15,7 +15,7 @@ from types import BuiltinFunctionType, CellType, CodeType, FunctionType, MethodT
 
 import torch
 
-from epigemm.functor_trace import is_users
+from epigemm.functor_lines import is_users
 
 _NUMBERS = (bool, int, float, str, bytes, complex, type(None), torch.dtype)
 _OPERATORS = (torch._ops.OpOverload, torch._ops.OpOverloadPacket)
@@ -26,12 +26,14 @@ _STATE = "{name} reads a state of PyTorch's, which is another one at a call; wri
 # What no trace sees being read, as an attribute or, of torch's functions, by name.
 _REFUSED = {
     **dict.fromkeys(
-        ("device", "is_cuda", "is_cpu", "get_device"), "the device is read; an epilogue is the same on each"
+        ("device", "is_cuda", "is_cpu", "get_device", "cuda", "cpu"),
+        "the device is read; an epilogue is the same on each",
     ),
     **dict.fromkeys(("no_grad", "enable_grad", "set_grad_enabled", "inference_mode"), _GRADIENT_MODE),
     **dict.fromkeys(
         ("is_grad_enabled", "is_inference_mode_enabled", "is_autocast_enabled", "get_default_dtype"), _STATE
     ),
+    "Parameter": "Parameter is read; whether a tensor is one makes no difference to an epilogue",
     **dict.fromkeys(("requires_grad", "is_leaf", "grad_fn", "is_inference", "is_compiling"), _STATE),
 }
 
@@ -236,7 +238,9 @@ def _check(function: FunctionType, reader: FunctionType, name: str, value: objec
             f"{place}: {_GRADIENT_MODE.format(name='no_grad, or the like, of ' + name)}"
         )
     known = str(getattr(value, "__name__", ""))
-    if known in _REFUSED and any(value is getattr(of, known, None) for of in (torch, torch.compiler)):
+    if known in _REFUSED and any(
+        value is getattr(of, known, None) for of in (torch, torch.compiler, torch.nn)
+    ):
         raise NotImplementedError(f"{place}: {_REFUSED[known].format(name=known)}")
     if isinstance(value, type) and issubclass(value, torch.autograd.Function):
         raise NotImplementedError(
