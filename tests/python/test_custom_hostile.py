@@ -59,7 +59,7 @@ ACCEPTED: list[Callable[..., Any]] = [
     lambda acc: acc * torch.finfo(HALF).eps,
     # Broadcasts, which torch decides by sizes.
     lambda acc: acc.expand(acc.shape) * 2,
-    of_matrix(lambda acc, m: torch.mul(*torch.broadcast_tensors(acc, m))),
+    of_matrix(lambda acc, m: torch.mul(*torch.broadcast_tensors(acc, m))),  # type: ignore[no-untyped-call]
     of_vectors(lambda acc, c, r: acc * c.expand_as(acc) + c.unsqueeze(0) * r + c.squeeze(0)),
     of_vectors(lambda acc, c, r: torch.where(acc > c, r, acc) + torch.zeros_like(acc)),
     # What PyTorch has no result for, beside 16 bits.
