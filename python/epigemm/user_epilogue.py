@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
+import sys
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -165,9 +166,19 @@ class UserEpilogue:
     def __repr__(self) -> str:
         return f"epigemm.epilogue({self.traced.name})"
 
-    def __reduce__(self) -> str:
-        # Pickled by its name, like a function.
-        return str(vars(self)["__qualname__"])
+    def __reduce__(self) -> str | tuple[Any, ...]:
+        # By its name, like a function, where it has taken its function's place; else by the function's.
+        name = str(vars(self)["__qualname__"])
+        found: object = sys.modules.get(vars(self)["__module__"])
+        for part in name.split("."):
+            found = getattr(found, part, None)
+        return name if found is self else (epilogue, (vars(self)["__wrapped__"],))
+
+    def __copy__(self) -> UserEpilogue:
+        return self
+
+    def __deepcopy__(self, memo: object) -> UserEpilogue:
+        return self
 
     def runs_built_in(self, operands: Sequence[Tensor], x: Tensor) -> bool:
         """Whether a linear call with operands of these types is one of epigemm's own functions, on its kernels."""
