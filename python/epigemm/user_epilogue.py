@@ -36,6 +36,9 @@ class UserEpilogue:
         self._key = next(_keys)
         _made[self._key] = self
         self._linked: dict[tuple[bool, ...], LinkedEpilogue] = {}
+        # Where an operand is None, it is another epilogue, of the others.
+        self.without = {absent: UserEpilogue(each) for absent, each in traced.without.items()}
+        self.takes_bias = any(each.name == "bias" and each.kind == PER_COLUMN for each in traced.operands)
         # PyTorch's GEMM adds a bias and a ReLU itself, where that is faster: the planner knows it of the built-in ones.
         self.copied = _built_in(self.traced)
         self._names = {operand.name: place for place, operand in enumerate(self.traced.operands)}
@@ -50,11 +53,11 @@ class UserEpilogue:
         self,
         x: Tensor,
         weight: Tensor | PackedWeight,
-        *operands: Tensor | float,
+        *operands: Tensor | float | None,
         out: Tensor | None = None,
         precision: str | None = None,
         strict: bool = False,
-        **named: Tensor | float,
+        **named: Tensor | float | None,
     ) -> Tensor:
         """D = f(x @ weight.T, operands...).
 
@@ -63,6 +66,7 @@ class UserEpilogue:
             weight: `[N, K]`, or an `epigemm.PackedWeight`.
             operands: in the function's order; or by name. PerColumn `[N]`, PerRow x's shape without its last axis,
                 Matrix the result's shape, all of x's dtype, or fp32 beside 16 bits; Scalar a number or a 0-d tensor.
+                One with the default None may be left out, or None.
             out: `[..., N]`, written in place of a new tensor.
             precision: of fp32 products, as for `epigemm.linear`.
             strict: RuntimeError where no fused kernel would run.
@@ -87,8 +91,8 @@ class UserEpilogue:
         self,
         x: Tensor,
         weight: Tensor | PackedWeight,
-        operands: Sequence[Tensor | float],
-        named: Mapping[str, Tensor | float],
+        operands: Sequence[Tensor | float | None],
+        named: Mapping[str, Tensor | float | None],
         out: Tensor | None,
         precision: str | None,
         strict: bool,
@@ -96,6 +100,9 @@ class UserEpilogue:
     ) -> Tensor:
         """As calling it; `pack_use`: what the call may do with the weight's pack, as of `epigemm.call.linear`."""
         given = self._in_order(operands, named)
+        if self.without and (absent := _absent(given)):
+            other, rest = self.without[absent], [each for each in given if each is not None]
+            return other.call(x, weight, rest, {}, out, precision, strict, pack_use)
         found: Tensor | entry.Recorded | None = None
         if isinstance(weight, PackedWeight):
             weight, pack_use = weight.weight, packs.KEEP
@@ -123,7 +130,11 @@ class UserEpilogue:
         return result if is_flat else out if out is not None else result.reshape(*lead, columns)
 
     def elementwise(
-        self, z: Tensor, *operands: Tensor | float, out: Tensor | None = None, **named: Tensor | float
+        self,
+        z: Tensor,
+        *operands: Tensor | float | None,
+        out: Tensor | None = None,
+        **named: Tensor | float | None,
     ) -> Tensor:
         """D = f(z, operands...), without a product: one elementwise kernel.
 
@@ -144,6 +155,8 @@ class UserEpilogue:
             >>> y = swish_clamp.elementwise(z, bias, residual, limit=0.5)
         """
         given = self._in_order(operands, named)
+        if self.without and (absent := _absent(given)):
+            return self.without[absent].elementwise(z, *(each for each in given if each is not None), out=out)
         found: Tensor | entry.Recorded | None = None
         if not _is_compiling():
             epilogue, seen = self._seen(z, given)
@@ -192,16 +205,14 @@ class UserEpilogue:
             found = self._linked[key] = LinkedEpilogue(self.traced, key)
         return found
 
-    def _in_order(
-        self, operands: Sequence[Tensor | float], named: Mapping[str, Tensor | float]
-    ) -> Sequence[Tensor | float]:
+    def _in_order(self, operands: Sequence[Any], named: Mapping[str, Tensor | float | None]) -> Sequence[Any]:
         """One value for each operand."""
         specs = self.traced.operands
         if not _is_compiling():
             self.traced.check_unchanged()
         elif compiled.is_exporting():
             self._refuse_to_be_saved("torch.export")
-        if not named and len(operands) == len(specs):
+        if not named and len(operands) == len(specs) and not self.without:
             return operands
         if len(operands) > len(specs):
             raise TypeError(
@@ -218,7 +229,7 @@ class UserEpilogue:
                 raise TypeError(f"{self.traced.name}: got the operand {name!r} twice; accepted is one value")
             values[place] = value
         for spec, value in zip(specs, values, strict=True):
-            if value is None:
+            if value is None and not spec.is_optional:
                 raise TypeError(f"{spec.name}: got None; accepted is {KINDS[spec.kind].accepted}")
         return values
 
@@ -316,6 +327,10 @@ def _built_in(traced: Traced) -> Epilogue | None:
     return None
 
 
+def _absent(given: Sequence[Tensor | float]) -> tuple[int, ...]:
+    return tuple([number for number, value in enumerate(given) if value is None])
+
+
 def _as_bias(value: Tensor | float, x: Tensor, weight: Tensor) -> Tensor | None:
     """An operand, if it is a bias as the built-in epilogues take it."""
     fits = isinstance(value, Tensor) and value.dtype is x.dtype and value.shape == weight.shape[:1]
@@ -368,7 +383,8 @@ def epilogue(function: Callable[..., Any]) -> UserEpilogue:
     (`pip install epigemm[jit]`); without them, and on CPUs, PyTorch's GEMM runs, then the function.
 
     Args:
-        function: its first argument is the accumulator, the others are operands; a Scalar may have a default.
+        function: its first argument is the accumulator, the others are operands; a Scalar may have a number as its
+            default, up to three others None: then the function sees None where a call does not give them.
 
     Returns:
         What is called as `f(x, weight, *operands, out=None, precision=None, strict=False)`; see `UserEpilogue`.
