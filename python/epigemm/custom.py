@@ -14,11 +14,12 @@ says when one has changed.
 from __future__ import annotations
 
 import inspect
+import itertools
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from types import FunctionType
-from typing import Any
+from typing import Any, get_args
 
 from torch import Tensor, fx
 
@@ -29,6 +30,7 @@ from epigemm.operand_kinds import ANNOTATIONS, SCALAR, slots_of, too_many
 _ACCEPTED = ", ".join(kind.__name__ for kind in ANNOTATIONS)
 _TAKEN = words("x weight z out precision strict self operands named")  # by the calls themselves
 _LONGEST_NAME = 64
+_MOST_OPTIONAL = 3  # each doubles the number of traces
 
 
 @dataclass(frozen=True)
@@ -38,6 +40,7 @@ class OperandSpec:
     kind: str
     name: str
     default: float | None = None
+    is_optional: bool = False  # whether the function takes None for it
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,6 +56,8 @@ class Traced:
     digest: str  # of the source and the operands' kinds, the same in every process
     captured: captures.Captures = field(repr=False)  # what the function reads from around itself
     is_own: bool = False  # whether it is one of epigemm's own (`own`)
+    # by the numbers of the operands that are None: what the function is of the others
+    without: Mapping[tuple[int, ...], Traced] = field(default_factory=dict, repr=False)
 
     @property
     def kinds(self) -> tuple[str, ...]:
@@ -124,7 +129,26 @@ def trace(function: Callable[..., Any]) -> Traced:
     # It is a part of the names of kernels, and of one line of explanations.
     name = function.__name__[:_LONGEST_NAME] if function.__name__.isidentifier() else "epilogue"
     operands = _operands(function, f"{name} ({start})")
-    return traced(function, operands, name, start, captures.captures_of(function))
+    captured = captures.captures_of(function)
+    optional = [number for number, operand in enumerate(operands) if operand.is_optional]
+    without = {
+        absent: traced(*_without(function, operands, absent), name, start, captured)
+        for count in range(1, len(optional) + 1)
+        for absent in itertools.combinations(optional, count)
+    }
+    return replace(traced(function, operands, name, start, captured), without=without)
+
+
+def _without(
+    function: Callable[..., Any], operands: tuple[OperandSpec, ...], absent: tuple[int, ...]
+) -> tuple[Callable[..., Any], tuple[OperandSpec, ...]]:
+    """The function of the operands that are left, and these."""
+
+    def of_the_others(acc: Tensor, *given: Tensor | float) -> Any:
+        values = iter(given)
+        return function(acc, *(None if number in absent else next(values) for number in range(len(operands))))
+
+    return of_the_others, tuple(each for number, each in enumerate(operands) if number not in absent)
 
 
 def traced(
@@ -184,6 +208,9 @@ def _operands(function: FunctionType, place: str) -> tuple[OperandSpec, ...]:
     if found := too_many([operand.kind for operand in operands]):
         kind, count, most = found
         raise ValueError(f"{place}: got {count} operands of kind {kind}; accepted are at most {most}")
+    count = sum(operand.is_optional for operand in operands)
+    if count > _MOST_OPTIONAL:
+        raise ValueError(f"{place}: got {count} operands that may be None; accepted are {_MOST_OPTIONAL}")
     return operands
 
 
@@ -195,18 +222,26 @@ def _operand(function: FunctionType, parameter: inspect.Parameter, place: str) -
         )
     annotation = parameter.annotation
     if isinstance(annotation, str):
-        annotation = _resolved(function, annotation)
+        annotation = _resolved(function, annotation.strip("\"' ").removesuffix("None").rstrip("| "))
+    choices = [choice for choice in get_args(annotation) if choice is not type(None)]  # of `PerColumn | None`
+    if len(choices) == 1:
+        (annotation,) = choices
     if not isinstance(annotation, type) or annotation not in ANNOTATIONS:
         found = "no annotation" if annotation is inspect.Parameter.empty else f"{parameter.annotation!r}"
         raise TypeError(f"{place}: {parameter.name!r} has {found}; accepted is {_ACCEPTED}")
-    kind = ANNOTATIONS[annotation]
-    if parameter.default is inspect.Parameter.empty:
+    kind, default = ANNOTATIONS[annotation], parameter.default
+    if default is inspect.Parameter.empty:
         return OperandSpec(kind, parameter.name)
-    number = isinstance(parameter.default, (int, float)) and not isinstance(parameter.default, bool)
+    if kind != SCALAR and default is None:
+        return OperandSpec(kind, parameter.name, is_optional=True)
+    number = isinstance(default, (int, float)) and not isinstance(default, bool)
     if kind != SCALAR or not number:
-        raise TypeError(f"{place}: {parameter.name!r} has a default; accepted is a number, for a Scalar")
+        raise TypeError(
+            f"{place}: {parameter.name!r} has a default of type {type(default).__name__}; accepted is a number for a "
+            "Scalar, None for others"
+        )
     try:
-        return OperandSpec(kind, parameter.name, float(parameter.default))
+        return OperandSpec(kind, parameter.name, float(default))
     except OverflowError:
         raise ValueError(
             f"{place}: {parameter.name!r} has a default beyond float64; accepted is one of at most "

@@ -33,10 +33,8 @@ from epigemm.functor_program import (
     without_dead_steps,
 )
 
-INTEGERS = {"where", "_to_copy", "scalar_tensor", "full", "full_like", *SAME_VALUES}
 DTYPES_16 = {HALF: torch.float16, BFLOAT16: torch.bfloat16}
 KINDS_16 = {dtype: kind for kind, dtype in DTYPES_16.items()}
-INTEGER_TYPES = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
 
 class Refusal(Exception):
@@ -116,7 +114,7 @@ class Builder:
             return value
         return self._step("ne", value, 0.0, kind=BOOL)
 
-    def _result_kind(self, node: fx.Node, op: str) -> str:
+    def _result_kind(self, node: fx.Node) -> str:
         """The kind of a node's result; refuses types and shapes that no functor has."""
         result = node.meta.get("val")
         if not isinstance(result, torch.Tensor):
@@ -133,11 +131,14 @@ class Builder:
             return BFLOAT16
         if result.dtype in (self.dtype, torch.float32):
             return REAL
-        if not result.is_floating_point() and op in INTEGERS:
-            return REAL  # small integers, exact in any type: where(condition, 1, 0)
+        if not result.is_floating_point():
+            raise Refusal(
+                f"its result is of {result.dtype}; integers would be computed in floating point, where large ones are "
+                "rounded; write numbers as 1.0, not 1, and torch.trunc, floor or round for a cast"
+            )
         raise Refusal(
             f"its result is of {result.dtype}; an epilogue computes in the type of its arithmetic (fp32; fp64 for fp64 "
-            "tensors) and may round to torch.float16 or torch.bfloat16; write numbers as 1.0, not 1"
+            "tensors) and may round to torch.float16 or torch.bfloat16"
         )
 
     @property
@@ -178,7 +179,7 @@ class Builder:
         if name in ("sym_size", "sym_numel"):
             return
         self._refuse_what_no_functor_is(target, name)
-        kind = self._result_kind(node, name)
+        kind = self._result_kind(node)
         before = len(self.steps)
         value = self._operator(node, name, list(node.args), kind)
         if kind in (HALF, BFLOAT16) and self._kind(value) != kind:
@@ -220,10 +221,7 @@ class Builder:
                 f"{name} is an index; an epilogue sees one element at a time; supported are {SUPPORTED}"
             )
         if name == "_to_copy":
-            value = self._value(args[0])
-            if node.meta["val"].dtype in INTEGER_TYPES and self._kind(value) != BOOL:
-                raise Refusal("a cast to integers is not supported; use torch.trunc, floor or round")
-            return self._cast(value, kind)
+            return self._cast(self._value(args[0]), kind)
         if name in BITWISE:
             if kind != BOOL:
                 raise Refusal(f"{name} is supported on booleans alone")
@@ -288,9 +286,7 @@ class Builder:
         """A number that fills a tensor, as one of that type."""
         if dtype == torch.bool:
             return bool(value) if not isinstance(value, Ref) else self._bool(value)
-        if dtype not in INTEGER_TYPES or isinstance(value, Ref):
-            return value
-        return float(torch.full((), value, dtype=dtype, device="cpu"))
+        return value
 
     def numbers(self, given: Sequence[Any]) -> list[Value]:
         """Arguments as numbers, booleans among them as 0 and 1."""

@@ -6,13 +6,12 @@ one of them leaves a guard, which is an error here. Nothing is computed.
 
 from __future__ import annotations
 
-import dis
 import functools
 import re
 import sys
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -20,57 +19,27 @@ import torch
 from torch import Tensor, fx
 from torch.overrides import TorchFunctionMode, resolve_name
 
+from epigemm import functor_runs
 from epigemm.functor_decompositions import decompositions
+from epigemm.functor_lines import is_users, return_line, user_line
 from epigemm.functor_operators import NO_FUNCTOR, ON_SCALARS, SUPPORTED
 from epigemm.functor_program import Program, Value, words
+from epigemm.functor_runs import COLUMNS, ROWS, Transcript
 from epigemm.functor_steps import Builder, Refusal
 from epigemm.operand_kinds import KINDS, MATRIX, SCALAR
 
-ROWS, COLUMNS = 5, 7  # different primes: a size that stands in the wrong place is seen
-_HERE = str(Path(__file__).parent)
-_TORCH = str(Path(torch.__file__).parent)
 _READS_A_VALUE = words("item tolist __bool__ __float__ __int__ __index__ numpy __array__")
 # Where these take the number that they fill with; and which take no type from a tensor.
 _FILLS: dict[Any, int] = {torch.scalar_tensor: 0, torch.full: 1, torch.full_like: 1, Tensor.new_full: 2}
 _OF_DEFAULT_DTYPE = (torch.scalar_tensor, torch.full)
 
 
-def is_users(filename: str) -> bool:
-    """Whether a source file is neither torch's nor this package's nor Python's own machinery."""
-    return not filename.startswith((_TORCH, _HERE, "<frozen", "<eval_with_key>"))
-
-
-def user_line(frame: FrameType | None, fallback: str) -> str:
-    """`file:line` of the innermost frame of the user's."""
-    while frame is not None:
-        name = frame.f_code.co_filename
-        if is_users(name) and "contextlib" not in name:
-            return f"{name}:{frame.f_lineno}"
-        frame = frame.f_back
-    return fallback
-
-
-def _return_line(function: Callable[..., Any], last: str) -> str:
-    """`file:line` of the `return` that follows the last call of torch, which is at `last`."""
-    code = getattr(function, "__code__", None)
-    if code is None:
-        return last
-    file, _, number = last.rpartition(":")
-    returns = {each.offset for each in dis.get_instructions(code) if each.opname.startswith("RETURN_")}
-    lines = sorted(
-        line for start, end, line in code.co_lines() if line and not returns.isdisjoint(range(start, end))
-    )
-    after = [line for line in lines if file == code.co_filename and line >= int(number)]
-    return f"{code.co_filename}:{(after or lines[-1:])[0]}"
-
-
 class _Watch(TorchFunctionMode):
     """Sees every call of torch that the user's function makes: its line, and what is forbidden."""
 
-    def __init__(self, start: str) -> None:
+    def __init__(self, transcript: Transcript) -> None:
         super().__init__()
-        self.line = start
-        self.made: list[Tensor] = []
+        self.transcript = transcript
         # An error that the function may have caught, and its line.
         self.first: tuple[str, Exception] | None = None
         self.dtype_line = ""
@@ -84,7 +53,7 @@ class _Watch(TorchFunctionMode):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         kwargs = kwargs or {}
-        self.line = user_line(sys._getframe(1), self.line)
+        self.transcript.begin(func, (args, kwargs))
         try:
             # Only what the user calls comes here: the mode is off while one of torch's functions calls others.
             self._judge(func, args, kwargs)
@@ -92,12 +61,11 @@ class _Watch(TorchFunctionMode):
                 args = self._fill_of_fp32(func, args, kwargs)
             result = func(*args, **kwargs)
         except (Refusal, RuntimeError) as error:
-            self.first = self.first or (self.line, error)
+            self.first = self.first or (self.transcript.line, error)
             raise
         finally:
             self._mark_nodes()
-        if isinstance(result, Tensor):
-            self.made.append(result)
+        self.transcript.end(result)
         return result
 
     def _mark_nodes(self) -> None:
@@ -110,7 +78,7 @@ class _Watch(TorchFunctionMode):
         for node in reversed(mode.tracer.graph.nodes):
             if node.name in self.lines:
                 break
-            self.lines[node.name] = self.line
+            self.lines[node.name] = self.transcript.line
 
     def _fill_of_fp32(
         self, func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]
@@ -149,7 +117,7 @@ class _Watch(TorchFunctionMode):
         if kwargs.get("out") is not None:
             raise Refusal(f"{name} with out= writes in place; use its result")
         if owner == "dtype" or name in ("is_floating_point", "type", "element_size", "new_tensor"):
-            self.dtype_line = self.line
+            self.dtype_line = self.transcript.line
         if name in ("requires_grad_", "backward", "register_hook", "retain_grad"):
             raise Refusal(f"{name} is not supported; tensor.detach() ends a derivative")
         if name in ("set_", "__setitem__", "copy_", "detach_") or owner == "data":
@@ -159,7 +127,7 @@ class _Watch(TorchFunctionMode):
             for tensor in several:
                 if not isinstance(tensor, Tensor) or isinstance(tensor, FakeTensor):
                     continue
-                if not any(tensor is known for known in self.made):
+                if not any(tensor is known for known in self.transcript.tensors):
                     raise Refusal(
                         f"{name} takes a captured tensor of shape {list(tensor.shape)}; give it as an operand "
                         "(PerColumn, PerRow, Matrix or Scalar)"
@@ -213,15 +181,22 @@ def trace_program(function: Callable[..., Any], kinds: Sequence[str], name: str,
         NotImplementedError: the function does what no functor can; the message names the line.
         TypeError: it fails by itself under the trace, or returns no tensor.
     """
-    program, dtype_line = _trace_once(function, kinds, name, start, torch.float32)
-    again, _ = _trace_once(function, kinds, name, start, torch.float32)
-    if repr(again) != repr(program):  # by its text: NaN is not NaN
-        raise NotImplementedError(
-            f"{name} ({_difference(program, again) or start}): traced twice, it computes two things; random numbers, "
-            "the time and the like would become constants of the epilogue"
-        )
+    with _one_at_a_time:
+        return _trace_program(function, kinds, name, start)
+
+
+_one_at_a_time = threading.RLock()
+"""`make_fx` replaces parts of torch while it traces."""
+
+
+def _trace_program(function: Callable[..., Any], kinds: Sequence[str], name: str, start: str) -> Program:
+    program, dtype_line, transcript = _trace_once(function, kinds, name, start, torch.float32)
+    try:
+        functor_runs.check(function, kinds, start, transcript)
+    except functor_runs.Different as different:
+        raise NotImplementedError(f"{name} ({different.line}): {different}") from None
     if dtype_line:
-        wide, _ = _trace_once(function, kinds, name, start, torch.float64)
+        wide, _, _ = _trace_once(function, kinds, name, start, torch.float64)
         if repr(_with_constants_of_fp32(wide)) != repr(_with_constants_of_fp32(program)):
             raise NotImplementedError(
                 f"{name} ({dtype_line}): a tensor's dtype decides what is computed; an epilogue is one function, in "
@@ -243,15 +218,9 @@ def _of_fp32(value: float) -> float:
     return float(torch.tensor(value, dtype=torch.float32, device="cpu"))
 
 
-def _difference(one: Program, other: Program) -> str:
-    """The line of the first step that two programs have different."""
-    steps = zip(one.steps, other.steps, strict=False)
-    return next((step.line for step, same in steps if repr(step) != repr(same)), "")
-
-
 def _trace_once(
     function: Callable[..., Any], kinds: Sequence[str], name: str, start: str, dtype: torch.dtype
-) -> tuple[Program, str]:
+) -> tuple[Program, str, Transcript]:
     from torch._dynamo.source import ConstantSource as Source
     from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.fx.experimental.proxy_tensor import make_fx
@@ -264,26 +233,31 @@ def _trace_once(
     def argument(kind: str, number: int) -> Any:
         origin = Source(f"{kind}{number}")
         if kind == SCALAR:
-            value = 1.7 + number  # not 0 or 1, which a trace would take for constants
+            value = functor_runs.scalar(number)
             dynamic = DimDynamic.DYNAMIC
             symbol = environment.create_unspecified_symbol(value, source=origin, dynamic_dim=dynamic)
             return environment.create_symfloatnode(symbol, hint=value, source=origin)
         shape = KINDS[kind].shape((ROWS,), COLUMNS)
         every: list[Any] = [DimDynamic.STATIC if size == 1 else DimDynamic.DYNAMIC for size in shape]
         symbols: Any = StatelessSymbolicContext(dynamic_sizes=every)
-        return mode.from_tensor(torch.empty(shape, dtype=dtype), symbolic_context=symbols, source=origin)
+        return mode.from_tensor(
+            torch.empty(shape, dtype=dtype, device="cpu"), symbolic_context=symbols, source=origin
+        )
 
     arguments = [argument(kind, number) for number, kind in enumerate((MATRIX, *kinds))]
-    watch = _Watch(start)
+    transcript = Transcript(start, list(arguments))
+    watch = _Watch(transcript)
 
     def traced(*given: Any) -> Tensor:
-        with torch.enable_grad(), watch:
+        transcript.tensors[:] = given
+        with torch.enable_grad(), torch.device("cpu"), watch:
             result = function(*given)
         if watch.first is not None:  # the function has caught it
-            watch.line, error = watch.first
+            transcript.line, error = watch.first
             raise error
+        transcript.returns(result)
         if not isinstance(result, Tensor):
-            watch.line = _return_line(function, watch.line)
+            transcript.line = return_line(function, transcript.line)
             raise Refusal(f"it returns {type(result).__name__}; an epilogue returns one tensor")
         return result
 
@@ -296,9 +270,9 @@ def _trace_once(
         )
     except Refusal as refusal:
         error = TypeError if "it returns" in str(refusal) else NotImplementedError
-        raise error(refused(watch.line, refusal)) from None
+        raise error(refused(transcript.line, refusal)) from None
     except Exception as cause:
-        raise _translated(cause, name, start, watch.line) from cause
+        raise _translated(cause, name, start, transcript.line) from cause
     _check_guards(environment, name, start)
 
     def location(node: fx.Node) -> str:
@@ -308,12 +282,12 @@ def _trace_once(
     line = ""
     try:
         program = builder.build()
-        line = _return_line(function, watch.line)
+        line = return_line(function, transcript.line)
         _check_result(module, builder)
     except Refusal as refusal:
         line = line or (location(builder.node) if builder.node is not None else start)
         raise NotImplementedError(refused(line, refusal)) from None
-    return program, watch.dtype_line
+    return program, watch.dtype_line, transcript
 
 
 def _with_arity(function: Callable[..., Tensor], arity: int) -> Callable[..., Tensor]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -30,8 +31,9 @@ def precompile(
     """Link an epilogue into the kernels that calls of these sizes take, so that no call waits for that.
 
     For servers that start, and before a CUDA graph is captured, where nothing is compiled. Kernels stay on disk, in the
-    cache's folder, which may be copied to other machines. A function that adds a bias, or a bias and a ReLU, runs on
-    kernels of the package's, which need no linking; its `elementwise` does not.
+    cache's folder, which may be copied to other machines. Of a function with optional operands, each form is linked. A
+    function that adds a bias, or a bias and a ReLU, runs on kernels of the package's, which need no linking; its
+    `elementwise` does not.
 
     Args:
         function: what `epigemm.epilogue` made.
@@ -62,9 +64,10 @@ def precompile(
     types = dtype, _operand_dtype(dtype, operand_dtype)
     place = _gpu(device)
     linked: list[str] = []
-    for size in sizes:
-        call = _call(function, size, types, precision, place)
-        for missing in _missing(function, call, training):
+    forms = [function, *function.without.values()]  # with its optional operands, and without
+    for form, size in itertools.product(forms, sizes):
+        call = _call(form, size, types, precision, place)
+        for missing in _missing(form, call, training):
             if reason := linker.link(call.epilogue, missing, place):
                 raise RuntimeError(f"{function.traced.name}: {reason}")
             linked += missing.split(",") if missing else []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
+import sys
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -35,6 +36,9 @@ class UserEpilogue:
         self._key = next(_keys)
         _made[self._key] = self
         self._linked: dict[tuple[bool, ...], LinkedEpilogue] = {}
+        # Where an operand is None, it is another epilogue, of the others.
+        self.without = {absent: UserEpilogue(each) for absent, each in traced.without.items()}
+        self.takes_bias = any(each.name == "bias" and each.kind == PER_COLUMN for each in traced.operands)
         # PyTorch's GEMM adds a bias and a ReLU itself, where that is faster: the planner knows it of the built-in ones.
         self.copied = _built_in(self.traced)
         self._names = {operand.name: place for place, operand in enumerate(self.traced.operands)}
@@ -49,11 +53,11 @@ class UserEpilogue:
         self,
         x: Tensor,
         weight: Tensor | PackedWeight,
-        *operands: Tensor | float,
+        *operands: Tensor | float | None,
         out: Tensor | None = None,
         precision: str | None = None,
         strict: bool = False,
-        **named: Tensor | float,
+        **named: Tensor | float | None,
     ) -> Tensor:
         """D = f(x @ weight.T, operands...).
 
@@ -62,6 +66,7 @@ class UserEpilogue:
             weight: `[N, K]`, or an `epigemm.PackedWeight`.
             operands: in the function's order; or by name. PerColumn `[N]`, PerRow x's shape without its last axis,
                 Matrix the result's shape, all of x's dtype, or fp32 beside 16 bits; Scalar a number or a 0-d tensor.
+                One with the default None may be left out, or None.
             out: `[..., N]`, written in place of a new tensor.
             precision: of fp32 products, as for `epigemm.linear`.
             strict: RuntimeError where no fused kernel would run.
@@ -86,8 +91,8 @@ class UserEpilogue:
         self,
         x: Tensor,
         weight: Tensor | PackedWeight,
-        operands: Sequence[Tensor | float],
-        named: Mapping[str, Tensor | float],
+        operands: Sequence[Tensor | float | None],
+        named: Mapping[str, Tensor | float | None],
         out: Tensor | None,
         precision: str | None,
         strict: bool,
@@ -95,6 +100,9 @@ class UserEpilogue:
     ) -> Tensor:
         """As calling it; `pack_use`: what the call may do with the weight's pack, as of `epigemm.call.linear`."""
         given = self._in_order(operands, named)
+        if self.without and (absent := _absent(given)):
+            other, rest = self.without[absent], [each for each in given if each is not None]
+            return other.call(x, weight, rest, {}, out, precision, strict, pack_use)
         found: Tensor | entry.Recorded | None = None
         if isinstance(weight, PackedWeight):
             weight, pack_use = weight.weight, packs.KEEP
@@ -123,7 +131,11 @@ class UserEpilogue:
         return result if is_flat else out if out is not None else result.reshape(*lead, columns)
 
     def elementwise(
-        self, z: Tensor, *operands: Tensor | float, out: Tensor | None = None, **named: Tensor | float
+        self,
+        z: Tensor,
+        *operands: Tensor | float | None,
+        out: Tensor | None = None,
+        **named: Tensor | float | None,
     ) -> Tensor:
         """D = f(z, operands...), without a product: one elementwise kernel.
 
@@ -144,6 +156,8 @@ class UserEpilogue:
             >>> y = swish_clamp.elementwise(z, bias, residual, limit=0.5)
         """
         given = self._in_order(operands, named)
+        if self.without and (absent := _absent(given)):
+            return self.without[absent].elementwise(z, *(each for each in given if each is not None), out=out)
         found: Tensor | entry.Recorded | None = None
         if not _is_compiling():
             epilogue, seen = self._seen(z, given)
@@ -166,9 +180,19 @@ class UserEpilogue:
     def __repr__(self) -> str:
         return f"epigemm.epilogue({self.traced.name})"
 
-    def __reduce__(self) -> str:
-        # Pickled by its name, like a function.
-        return str(vars(self)["__qualname__"])
+    def __reduce__(self) -> str | tuple[Any, ...]:
+        # By its name, like a function, where it has taken its function's place; else by the function's.
+        name = str(vars(self)["__qualname__"])
+        found: object = sys.modules.get(vars(self)["__module__"])
+        for part in name.split("."):
+            found = getattr(found, part, None)
+        return name if found is self else (epilogue, (vars(self)["__wrapped__"],))
+
+    def __copy__(self) -> UserEpilogue:
+        return self
+
+    def __deepcopy__(self, memo: object) -> UserEpilogue:
+        return self
 
     def runs_built_in(self, operands: Sequence[Tensor], x: Tensor) -> bool:
         """Whether a linear call with operands of these types is one of epigemm's own functions, on its kernels."""
@@ -182,16 +206,14 @@ class UserEpilogue:
             found = self._linked[key] = LinkedEpilogue(self.traced, key)
         return found
 
-    def _in_order(
-        self, operands: Sequence[Tensor | float], named: Mapping[str, Tensor | float]
-    ) -> Sequence[Tensor | float]:
+    def _in_order(self, operands: Sequence[Any], named: Mapping[str, Tensor | float | None]) -> Sequence[Any]:
         """One value for each operand."""
         specs = self.traced.operands
         if not _is_compiling():
             self.traced.check_unchanged()
         elif compiled.is_exporting():
             self._refuse_to_be_saved("torch.export")
-        if not named and len(operands) == len(specs):
+        if not named and len(operands) == len(specs) and not self.without:
             return operands
         if len(operands) > len(specs):
             raise TypeError(
@@ -208,7 +230,7 @@ class UserEpilogue:
                 raise TypeError(f"{self.traced.name}: got the operand {name!r} twice; accepted is one value")
             values[place] = value
         for spec, value in zip(specs, values, strict=True):
-            if value is None:
+            if value is None and not spec.is_optional:
                 raise TypeError(f"{spec.name}: got None; accepted is {KINDS[spec.kind].accepted}")
         return values
 
@@ -306,6 +328,10 @@ def _built_in(traced: Traced) -> Epilogue | None:
     return None
 
 
+def _absent(given: Sequence[Tensor | float]) -> tuple[int, ...]:
+    return tuple([number for number, value in enumerate(given) if value is None])
+
+
 def _as_bias(value: Tensor | float, x: Tensor, weight: Tensor) -> Tensor | None:
     """An operand, if it is a bias as the built-in epilogues take it."""
     fits = isinstance(value, Tensor) and value.dtype is x.dtype and value.shape == weight.shape[:1]
@@ -358,7 +384,8 @@ def epilogue(function: Callable[..., Any]) -> UserEpilogue:
     (`pip install epigemm[jit]`); without them, and on CPUs, PyTorch's GEMM runs, then the function.
 
     Args:
-        function: its first argument is the accumulator, the others are operands; a Scalar may have a default.
+        function: its first argument is the accumulator, the others are operands; a Scalar may have a number as its
+            default, up to three others None: then the function sees None where a call does not give them.
 
     Returns:
         What is called as `f(x, weight, *operands, out=None, precision=None, strict=False)`; see `UserEpilogue`.

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
+import re
+import sys
 import types
 from collections.abc import Callable
 from typing import Any
@@ -79,8 +82,8 @@ def _empty() -> None:
         (_unannotated, "'bias' has no annotation; accepted is PerColumn"),
         (_unknown, "'bias' has 'float'; accepted is PerColumn"),
         (_accumulator, "'acc' is the accumulator"),
-        (_default_vector, "'bias' has a default"),
-        (_default_text, "'s' has a default"),
+        (_default_vector, "'bias' has a default of type Tensor"),
+        (_default_text, "'s' has a default of type str"),
         (_empty, "takes no argument"),
         (print, "got builtin_function_or_method; accepted is a Python function"),
     ],
@@ -188,6 +191,108 @@ def test_a_change_behind_a_dot_is_noticed(
     traced.check_unchanged()
     monkeypatch.setattr(owner, attribute, value)
     with pytest.raises(RuntimeError, match=f"'{named}' has changed"):
+        traced.check_unchanged()
+
+
+def _handed_on(owner: Any, acc: Tensor) -> Any:
+    return acc * owner.slope
+
+
+def _through_a_helper(acc: Tensor) -> Any:
+    return _handed_on(Settings, acc)
+
+
+def _by_another_name(acc: Tensor) -> Any:
+    other = Settings
+    return acc * other.slope
+
+
+def _by_getattr(acc: Tensor) -> Any:
+    return acc * getattr(Settings, "slope")  # noqa: B009
+
+
+def _of_a_module(acc: Tensor) -> Any:
+    other = module
+    return acc * other.LIMIT
+
+
+def _of_a_function(acc: Tensor) -> Any:
+    other = _with_an_attribute
+    return acc * other.slope  # type: ignore[attr-defined]
+
+
+def _with_an_attribute() -> None:
+    pass
+
+
+_with_an_attribute.slope = 2.0  # type: ignore[attr-defined]
+
+
+def _imported_inside(acc: Tensor) -> Any:
+    from tests.python.test_custom_signatures import LIMIT
+
+    return acc * LIMIT
+
+
+def _imported_by_name(acc: Tensor) -> Any:
+    return acc * importlib.import_module(__name__).LIMIT
+
+
+def _of_sys(acc: Tensor) -> Any:
+    return acc * sys.modules[__name__].LIMIT
+
+
+def _of_globals(acc: Tensor) -> Any:
+    return acc * globals()["LIMIT"]
+
+
+def _of_eval(acc: Tensor) -> Any:
+    return acc * eval("LIMIT")
+
+
+@pytest.mark.parametrize(
+    ("function", "text"),
+    [
+        (_through_a_helper, "'Settings' is used as a whole"),
+        (_by_another_name, "'Settings' is used as a whole"),
+        (_by_getattr, "'Settings' is used as a whole"),
+        (_of_a_module, "'module' is used as a whole"),
+        (_of_a_function, "'_with_an_attribute' is used as a whole"),
+        (_imported_inside, r"tests\.python\.test_custom_signatures is imported inside"),
+        (_imported_by_name, "import_module reads what may change unseen"),
+        (_of_sys, r"'sys\.modules' is captured, and a dict may change unseen"),
+        (_of_globals, "globals reads what may change unseen"),
+        (_of_eval, "eval reads what may change unseen"),
+    ],
+)
+def test_what_may_change_unseen_is_refused(function: Callable[..., Any], text: str) -> None:
+    with pytest.raises((NotImplementedError, TypeError), match=text) as caught:
+        trace(function)
+    lines = {line for *_, line in function.__code__.co_lines() if line is not None}
+    named = re.search(rf"{re.escape(__file__)}:(\d+)", str(caught.value))
+    assert named is not None and int(named[1]) in lines - {function.__code__.co_firstlineno}, str(
+        caught.value
+    )
+
+
+def test_what_cannot_change_is_taken() -> None:
+    """A class in a closure, what is imported of Python and of torch, and numbers of `sys`."""
+
+    class Local:
+        slope = 0.5
+
+    def uses(acc: Tensor) -> Any:
+        import math
+
+        from torch.nn import functional
+
+        return functional.relu(acc * Local.slope) * math.pi + sys.float_info.epsilon
+
+    traced = trace(uses)
+    acc = torch.randn(3, 4)
+    torch.testing.assert_close(traced.reference(acc), uses(acc))
+    Local.slope = 0.25
+    with pytest.raises(RuntimeError, match=r"'Local\.slope' has changed"):
         traced.check_unchanged()
 
 

@@ -233,7 +233,7 @@ def test_whole_numbers_are_not_made_of_short_instructions() -> None:
         assert "Rounded(acc)" in trace(plain).kernel_source((1,), ("operand", "apply_16"))
 
 
-FP16, BF16, LONG = torch.float16, torch.bfloat16, torch.int64
+FP16, BF16 = torch.float16, torch.bfloat16
 EDGES = [0.0, 0.1, 0.3, -0.5, 1.0, 2.5, -2.0, 3.0, 65504.0, -104.0, math.inf, -math.inf, math.nan]
 
 
@@ -246,9 +246,6 @@ EDGES = [0.0, 0.1, 0.3, -0.5, 1.0, 2.5, -2.0, 3.0, 65504.0, -104.0, math.inf, -m
         lambda acc: (-2.0) ** (-acc) - (-1.0) * acc / -3.0,
         lambda acc: torch.where(acc > -2.0, -2.5 % acc, -2.5 // acc),
         # What is filled has the type that is asked for.
-        lambda acc: torch.full_like(acc, 2.7, dtype=LONG) * acc,
-        lambda acc: acc.new_full((), -2.7, dtype=LONG) * acc,
-        lambda acc: torch.scalar_tensor(2.7, dtype=LONG) * acc,
         lambda acc: torch.full((), 2.7, dtype=torch.bool) * acc,
         lambda acc: torch.full((), 0.1, dtype=FP16) * acc,
         # Numbers of fp32 beside fp64.

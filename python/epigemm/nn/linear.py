@@ -9,7 +9,6 @@ from torch import Tensor, nn
 from epigemm import docstrings
 from epigemm.epilogues import BIAS
 from epigemm.nn.base import CallOptions, EpilogueLinear, Options, pack_use
-from epigemm.operand_kinds import PER_COLUMN
 from epigemm.user_epilogue import UserEpilogue
 
 if TYPE_CHECKING:
@@ -20,11 +19,12 @@ if TYPE_CHECKING:
 class Linear(EpilogueLinear):
     """A linear layer with an epilogue of the user's: epilogue(x @ weight.T, operands...) in one kernel.
 
-    The epilogue's operand `bias`, if there is one, is the layer's own; the others are arguments of the call, by
-    position or name. Without an epilogue, the product and the bias alone.
+    The epilogue's operand `bias: PerColumn`, if there is one, is the layer's own; the others are arguments of the
+    call, by position or name. Without an epilogue, the product and the bias alone.
 
     Raises:
-        TypeError: `epilogue` is none; or `bias`, and the epilogue has no operand `bias` along the columns.
+        TypeError: `epilogue` is none; `bias=True`, and the epilogue has no operand `bias: PerColumn`; `bias=False`, and
+            it has one without the default None.
 
     Example:
         >>> layer = epigemm.nn.Linear(64, 32, epilogue=swish_clamp)
@@ -46,12 +46,20 @@ class Linear(EpilogueLinear):
             raise TypeError(
                 f"epilogue: got {type(epilogue).__name__}; accepted is what epigemm.epilogue makes of a function"
             )
-        takes_bias = epilogue is None or any(
-            spec.name == "bias" and spec.kind == PER_COLUMN for spec in epilogue.traced.operands
-        )
+        takes_bias = epilogue is None or epilogue.takes_bias
         if bias and not takes_bias:
             raise TypeError(
                 "bias: got True for an epilogue without an operand bias: PerColumn; accepted is False"
+            )
+        specs = () if epilogue is None else epilogue.traced.operands
+        if (
+            bias is False
+            and takes_bias
+            and any(each.name == "bias" and not each.is_optional for each in specs)
+        ):
+            raise TypeError(
+                "bias: got False for an epilogue that needs its operand bias; accepted is True, or an epilogue with "
+                "bias: PerColumn = None"
             )
         has_bias = takes_bias if bias is None else bias
         super().__init__(in_features, out_features, has_bias, **options)
@@ -65,14 +73,14 @@ class Linear(EpilogueLinear):
         bias = isinstance(linear, nn.Linear) and linear.bias is not None
         return cls._sharing(linear, options, bias=bias, epilogue=epilogue)
 
-    def forward(self, x: Tensor, *operands: Tensor | float, **named: Tensor | float) -> Tensor:
+    def forward(self, x: Tensor, *operands: Tensor | float | None, **named: Tensor | float | None) -> Tensor:
         """Apply the layer; the epilogue's operands but the layer's own bias."""
         if self.epilogue is None:
             if operands or named:
                 raise TypeError("operands: got some for a layer without an epilogue; accepted is x alone")
             return super().forward(x)
         weight, bias = self.weight, self.bias
-        if bias is not None:
+        if self.epilogue.takes_bias:
             others = [spec.name for spec in self.epilogue.traced.operands if spec.name != "bias"]
             if len(operands) > len(others) or "bias" in named:
                 raise TypeError(
@@ -81,7 +89,7 @@ class Linear(EpilogueLinear):
             by_place = dict(zip(others, operands, strict=False))
             if twice := by_place.keys() & named.keys():
                 raise TypeError(f"operands: got {sorted(twice)} twice; accepted is one value each")
-            operands, named = (), {**by_place, **named, "bias": bias}
+            operands, named = (), {**by_place, **named, **({} if bias is None else {"bias": bias})}
         return self.epilogue.call(
             x, weight, operands, named, None, self.precision, self.strict, pack_use(weight)
         )
