@@ -11,6 +11,7 @@ REAL = "real"  # a number in the epilogue's arithmetic
 BOOL = "bool"
 HALF = "half"  # a number in the epilogue's arithmetic, after rounding to fp16: the user cast it
 BFLOAT16 = "bfloat16"
+FLOAT = "float"  # the same of fp32, beside fp64 tensors; in fp32 arithmetic a number as it is
 
 
 def words(text: str) -> tuple[str, ...]:
@@ -34,7 +35,7 @@ class Step:
 
     op: str  # its name
     inputs: tuple[Value, ...]  # values by number, numbers and booleans
-    kind: str  # of the result; for `HALF` and `BFLOAT16` the primitive's result is rounded
+    kind: str  # of the result; for `HALF`, `BFLOAT16` and `FLOAT` the primitive's result is rounded
     line: str  # `file:line` of the user's code it is from
 
 

@@ -14,7 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx
 
-from epigemm.functor_program import BFLOAT16, BOOL, HALF, Program, Ref, Value
+from epigemm.functor_program import BOOL, Program, Ref, Value
+from epigemm.functor_steps import ROUNDED
 
 
 def leaky_relu(x: Tensor, slope: Tensor) -> Tensor:
@@ -88,7 +89,7 @@ def copy(x: Tensor) -> Tensor:
 
 
 def round_to(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """x rounded to a 16-bit type, in x's own type."""
+    """x rounded to another type, in x's own type."""
     return x.to(dtype).to(x.dtype)
 
 
@@ -180,9 +181,8 @@ def reference_module(program: Program) -> fx.GraphModule:
         else:
             inputs = [values[value.number] if isinstance(value, Ref) else value for value in step.inputs]
         node = graph.call_function(function_of(step.op), tuple(inputs))
-        if step.kind in (HALF, BFLOAT16):
-            dtype = torch.float16 if step.kind == HALF else torch.bfloat16
-            node = graph.call_function(round_to, (node, dtype))
+        if step.kind in ROUNDED:
+            node = graph.call_function(round_to, (node, ROUNDED[step.kind]))
         values.append(node)
     result = tensor(program.result)
     graph.output(result if _is_whole(program) else graph.call_function(whole, (result, acc)))

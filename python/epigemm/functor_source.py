@@ -11,7 +11,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from epigemm.functor_program import BFLOAT16, BOOL, HALF, Program, Ref, Step, Value
+from epigemm.functor_program import BFLOAT16, BOOL, FLOAT, HALF, Program, Ref, Step, Value
 from epigemm.functor_short import may_be_short
 from epigemm.operand_kinds import SLOTS, slots_of
 
@@ -64,9 +64,7 @@ def _expression(program: Program, step: Step, names: Sequence[str]) -> str:
         written = POWERS[step.inputs[1]].replace("x", inputs[0])
     else:
         written = f"epigemm::math::{NAMES.get(step.op, step.op)}({', '.join(inputs)})"
-    if step.kind in (HALF, BFLOAT16):
-        return f"epigemm::math::to_{'half' if step.kind == HALF else 'bfloat16'}({written})"
-    return written
+    return f"epigemm::math::to_{step.kind}({written})" if step.kind in (HALF, BFLOAT16, FLOAT) else written
 
 
 # torch spells these powers like this, too.

@@ -157,6 +157,10 @@ ACTIVATIONS: dict[str, tuple[Callable[[Tensor], Tensor], float]] = {
     "half": (lambda x: x.half().float(), 0.0),
     "bfloat16": (lambda x: x.bfloat16().float(), 0.0),
     "half_product": (lambda x: (x.half() * 1.7).float(), 0.0),
+    # Beside fp64 a cast to fp32 is a rounding.
+    "float_product": (lambda x: x.float() * 1.7 - 0.1, 0.0),
+    "float_beside": (lambda x: x.to(torch.float32) * 0.3 + x, 1.0),
+    "float_equal": (lambda x: torch.where(x.float() == 0.95, x.type(torch.float32).nan_to_num(), x), 0.0),
     "where_integers": (lambda x: torch.where(x > 0, 1, -2) * x, 0.0),
     "masked_fill": (lambda x: x.masked_fill(x > 0, -6e4), 0.0),
     "booleans": (lambda x: ((x > 0) & (x < 2) | ~(x > -1) ^ (x == 1)) * x + (x > 0).float(), 0.0),
