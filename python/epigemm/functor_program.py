@@ -60,6 +60,15 @@ class Program:
         values = [value for step in self.steps for value in step.inputs] + [self.result]
         return frozenset(v.number for v in values if isinstance(v, Ref) and v.number <= self.operands)
 
+    def with_gradient(self) -> frozenset[int]:
+        """Of the numbers that it reads those whose gradient is not ended, by a comparison or by `detach`."""
+        found = [frozenset((number,)) for number in range(self.operands + 1)]
+        for step in self.steps:
+            is_end = step.kind == BOOL or step.op in ("detach", "highest")
+            inputs = () if is_end else [value.number for value in step.inputs if isinstance(value, Ref)]
+            found.append(frozenset().union(*(found[number] for number in inputs)))
+        return found[self.result.number] if isinstance(self.result, Ref) else frozenset()
+
     def bias(self) -> int | None:
         """The number of an operand that is added to the accumulator, if neither of them is read anywhere else."""
         values = [value for step in self.steps for value in step.inputs] + [self.result]

@@ -7,7 +7,7 @@ import itertools
 import math
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -23,6 +23,7 @@ from epigemm.linked import LinkedEpilogue
 from epigemm.operand_kinds import KINDS, PER_COLUMN, SCALAR
 from epigemm.packs import PackedWeight
 
+_Given = TypeVar("_Given", bound=Tensor | float)
 _is_compiling = torch.compiler.is_compiling
 _tracing_state = torch._C._get_tracing_state
 
@@ -32,7 +33,7 @@ class UserEpilogue:
 
     def __init__(self, traced: Traced) -> None:
         self.traced = traced
-        self._key = next(_keys)
+        self._key = str(next(_keys))  # no number, of which Dynamo makes a symbol when it meets a second one
         _made[self._key] = self
         self._linked: dict[tuple[bool, ...], LinkedEpilogue] = {}
         # PyTorch's GEMM adds a bias and a ReLU itself, where that is faster: the planner knows it of the built-in ones.
@@ -40,6 +41,9 @@ class UserEpilogue:
         self._names = {operand.name: place for place, operand in enumerate(self.traced.operands)}
         self._are_scalars = tuple(operand.kind == SCALAR for operand in self.traced.operands)
         self._lack_last_axis = [KINDS[kind].lacks_last_axis for kind in self.traced.kinds]
+        differentiable = self.traced.program.with_gradient()
+        # Of the product and of each operand, whether its gradient ends within: PyTorch records no such tensor.
+        self._ends = tuple(number not in differentiable for number in range(1 + len(self.traced.operands)))
         bias = self.traced.program.bias()
         has_bias = bias is not None and self.traced.kinds[bias - 1] == PER_COLUMN
         self._bias = bias - 1 if has_bias and bias is not None else None  # its place among the operands
@@ -98,6 +102,10 @@ class UserEpilogue:
         found: Tensor | entry.Recorded | None = None
         if isinstance(weight, PackedWeight):
             weight, pack_use = weight.weight, packs.KEEP
+        if True in self._ends:
+            given = self._unrecorded(given)
+            if self._ends[0]:
+                x, weight = _detached(x), _detached(weight)
         if self.copied is None and not _is_compiling():
             epilogue, seen = self._seen(x, given)
             found = entry.linear(epilogue, x, weight, seen, None, precision, out, pack_use, strict)
@@ -144,6 +152,9 @@ class UserEpilogue:
         """
         given = self._in_order(operands, named)
         found: Tensor | entry.Recorded | None = None
+        if True in self._ends:
+            given = self._unrecorded(given)
+            z = _detached(z) if self._ends[0] else z
         if not _is_compiling():
             epilogue, seen = self._seen(z, given)
             found = entry.elementwise(epilogue, z, seen, None, out)
@@ -210,6 +221,11 @@ class UserEpilogue:
             if value is None:
                 raise TypeError(f"{spec.name}: got None; accepted is {KINDS[spec.kind].accepted}")
         return values
+
+    def _unrecorded(self, given: Sequence[Tensor | float]) -> list[Tensor | float]:
+        """The operands, detached where their gradient ends within the function."""
+        pairs = zip(given, self._ends[1:], strict=True)
+        return [_detached(value) if ends else value for value, ends in pairs]
 
     def of_types(self, x: Tensor, given: Sequence[Tensor | float]) -> LinkedEpilogue:
         """The epilogue for the element types of a call's tensors."""
@@ -283,11 +299,11 @@ class UserEpilogue:
 
 
 _keys = itertools.count()
-_made: weakref.WeakValueDictionary[int, UserEpilogue] = weakref.WeakValueDictionary()
+_made: weakref.WeakValueDictionary[str, UserEpilogue] = weakref.WeakValueDictionary()
 
 
 @compiled.at_trace_time
-def _make(key: int, folded: tuple[bool, ...]) -> None:
+def _make(key: str, folded: tuple[bool, ...]) -> None:
     _made[key].linked(folded)
 
 
@@ -303,6 +319,11 @@ def _built_in(traced: Traced) -> Epilogue | None:
             if functor_text(program, traced.kinds) == traced.source:
                 return epilogue
     return None
+
+
+def _detached(value: _Given) -> _Given:
+    is_recorded = isinstance(value, Tensor) and value.requires_grad
+    return value.detach() if is_recorded else value  # type: ignore[union-attr, return-value]
 
 
 def _as_bias(value: Tensor | float, x: Tensor, weight: Tensor) -> Tensor | None:
