@@ -161,7 +161,7 @@ ACTIVATIONS: dict[str, tuple[Callable[[Tensor], Tensor], float]] = {
     "float_product": (lambda x: x.float() * 1.7 - 0.1, 0.0),
     "float_beside": (lambda x: x.to(torch.float32) * 0.3 + x, 1.0),
     "float_equal": (lambda x: torch.where(x.float() == 0.95, x.type(torch.float32).nan_to_num(), x), 0.0),
-    "where_integers": (lambda x: torch.where(x > 0, 1, -2) * x, 0.0),
+    "where_numbers": (lambda x: torch.where(x > 0, 1.0, -2.0) * x, 0.0),
     "masked_fill": (lambda x: x.masked_fill(x > 0, -6e4), 0.0),
     "booleans": (lambda x: ((x > 0) & (x < 2) | ~(x > -1) ^ (x == 1)) * x + (x > 0).float(), 0.0),
     "isfinite_of": (lambda x: torch.isfinite(x) * 2.0, 0.0),
