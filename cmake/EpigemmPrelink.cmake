@@ -10,7 +10,7 @@ file(MAKE_DIRECTORY "${EPIGEMM_CUBIN_DIR}")
 set(prelink "${PROJECT_SOURCE_DIR}/build_backend/prelink.py")
 set(package "${PROJECT_SOURCE_DIR}/python/epigemm")
 set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS "${prelink}" "${package}/programs.py"
-                                       "${package}/functor_source.py")
+                                       "${package}/functor_source.py" "${package}/functor_short.py")
 execute_process(COMMAND "${Python_EXECUTABLE}" "${prelink}" --write-sources "${EPIGEMM_GENERATED_DIR}/functors"
                 OUTPUT_VARIABLE reading_matrices COMMAND_ERROR_IS_FATAL ANY)
 set(cubins "")

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from epigemm import functor_operators
-from tests.csrc.test_primitives import ACTIVATIONS
+from tests.support.primitives import ACTIVATIONS
 
 ROOT = Path(__file__).parents[1]
 PAGES = [

@@ -11,6 +11,7 @@ REAL = "real"  # a number in the epilogue's arithmetic
 BOOL = "bool"
 HALF = "half"  # a number in the epilogue's arithmetic, after rounding to fp16: the user cast it
 BFLOAT16 = "bfloat16"
+FLOAT = "float"  # the same of fp32, beside fp64 tensors; in fp32 arithmetic a number as it is
 
 
 def words(text: str) -> tuple[str, ...]:
@@ -34,7 +35,7 @@ class Step:
 
     op: str  # its name
     inputs: tuple[Value, ...]  # values by number, numbers and booleans
-    kind: str  # of the result; for `HALF` and `BFLOAT16` the primitive's result is rounded
+    kind: str  # of the result; for `HALF`, `BFLOAT16` and `FLOAT` the primitive's result is rounded
     line: str  # `file:line` of the user's code it is from
 
 
@@ -58,6 +59,15 @@ class Program:
         """The numbers of the operands (and 0 for the accumulator) that the result depends on."""
         values = [value for step in self.steps for value in step.inputs] + [self.result]
         return frozenset(v.number for v in values if isinstance(v, Ref) and v.number <= self.operands)
+
+    def with_gradient(self) -> frozenset[int]:
+        """Of the numbers that it reads those whose gradient is not ended, by a comparison or by `detach`."""
+        found = [frozenset((number,)) for number in range(self.operands + 1)]
+        for step in self.steps:
+            is_end = step.kind == BOOL or step.op in ("detach", "highest")
+            inputs = () if is_end else [value.number for value in step.inputs if isinstance(value, Ref)]
+            found.append(frozenset().union(*(found[number] for number in inputs)))
+        return found[self.result.number] if isinstance(self.result, Ref) else frozenset()
 
     def bias(self) -> int | None:
         """The number of an operand that is added to the accumulator, if neither of them is read anywhere else."""

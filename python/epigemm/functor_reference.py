@@ -14,7 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx
 
-from epigemm.functor_program import BFLOAT16, BOOL, HALF, Program, Ref, Value
+from epigemm.functor_program import BOOL, Program, Ref, Value
+from epigemm.functor_steps import ROUNDED
 
 
 def leaky_relu(x: Tensor, slope: Tensor) -> Tensor:
@@ -22,16 +23,16 @@ def leaky_relu(x: Tensor, slope: Tensor) -> Tensor:
     return torch.where(x > 0, x, torch.where(x > 0, 0.0, x) * slope)
 
 
-def elu(x: Tensor, alpha: Tensor, scale: Tensor, input_scale: Tensor) -> Tensor:
-    """`x > 0 ? x * scale : expm1(x * input_scale) * alpha * scale`."""
-    return torch.where(
-        x > 0, x * scale, torch.expm1(torch.where(x > 0, 0.0, x) * input_scale) * (alpha * scale)
-    )
-
-
-def hardtanh(x: Tensor, low: Tensor, high: Tensor) -> Tensor:
-    """`low` up to low, `high` from high on, else x: unlike `clamp`'s, its derivative on the bounds is 0."""
-    return torch.where(x <= low, low, torch.where(x >= high, high, x))
+def elu(x: Tensor, alpha: Any, scale: Any, input_scale: Any) -> Tensor:
+    """`x < 0 ? expm1(x * input_scale) * alpha * scale : x * scale`, whose slope at 0 is that from the left."""
+    if not any(isinstance(number, Tensor) for number in (alpha, scale, input_scale)):
+        return torch.ops.aten.elu(x, alpha, scale, input_scale)  # type: ignore[no-any-return]
+    above = x * scale
+    below = torch.expm1(torch.where(x > 0, 0.0, x) * input_scale) * (alpha * scale)
+    at_zero = above.detach() - (
+        below.detach() - below
+    )  # the value of one, its sign included; the other's slope
+    return torch.where(x > 0, above, torch.where(x == 0, at_zero, below))
 
 
 def softplus(x: Tensor, beta: Tensor, threshold: Tensor) -> Tensor:
@@ -66,14 +67,20 @@ def highest(x: Tensor) -> Tensor:
     return torch.full((), torch.finfo(x.dtype).max, dtype=x.dtype, device=x.device)
 
 
+def clamp(x: Tensor, low: Tensor, high: Tensor) -> Tensor:
+    """`min(max(x, low), high)`, on a bound x itself: of two zeros that one. A NaN of any stays."""
+    on_bound = ((x == low) | (x == high)) & (low <= high)
+    return torch.where(on_bound, x, torch.clamp(x, low, high))
+
+
 def clamp_min(x: Tensor, low: Tensor) -> Tensor:
-    """`max(x, low)`; a NaN of either stays."""
-    return torch.clamp(x, min=low)
+    """`max(x, low)`, on the bound x itself; a NaN of either stays."""
+    return torch.where(x == low, x, torch.clamp(x, min=low))
 
 
 def clamp_max(x: Tensor, high: Tensor) -> Tensor:
-    """`min(x, high)`; a NaN of either stays."""
-    return torch.clamp(x, max=high)
+    """`min(x, high)`, on the bound x itself; a NaN of either stays."""
+    return torch.where(x == high, x, torch.clamp(x, max=high))
 
 
 def copy(x: Tensor) -> Tensor:
@@ -82,7 +89,7 @@ def copy(x: Tensor) -> Tensor:
 
 
 def round_to(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """x rounded to a 16-bit type, in x's own type."""
+    """x rounded to another type, in x's own type."""
     return x.to(dtype).to(x.dtype)
 
 
@@ -112,6 +119,7 @@ WITH_NUMBERS: dict[str, Callable[..., Any]] = {
     "gt": operator.gt,
     "ge": operator.ge,
     "leaky_relu": leaky_relu,
+    "hardtanh": F.hardtanh,
     "elu": elu,
     "softplus": softplus,
     "softshrink": softshrink,
@@ -120,7 +128,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     **WITH_NUMBERS,
     **{
         function.__name__: function
-        for function in (hardtanh, gelu_tanh, floor_div, trunc_div, highest, clamp_min, clamp_max, copy)
+        for function in (gelu_tanh, floor_div, trunc_div, highest, clamp, clamp_min, clamp_max, copy)
     },
     "gelu": F.gelu,
     "detach": torch.detach,
@@ -173,9 +181,8 @@ def reference_module(program: Program) -> fx.GraphModule:
         else:
             inputs = [values[value.number] if isinstance(value, Ref) else value for value in step.inputs]
         node = graph.call_function(function_of(step.op), tuple(inputs))
-        if step.kind in (HALF, BFLOAT16):
-            dtype = torch.float16 if step.kind == HALF else torch.bfloat16
-            node = graph.call_function(round_to, (node, dtype))
+        if step.kind in ROUNDED:
+            node = graph.call_function(round_to, (node, ROUNDED[step.kind]))
         values.append(node)
     result = tensor(program.result)
     graph.output(result if _is_whole(program) else graph.call_function(whole, (result, acc)))

@@ -11,12 +11,13 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from epigemm.functor_program import BFLOAT16, BOOL, HALF, Program, Ref, Step, Value, words
+from epigemm.functor_program import BFLOAT16, BOOL, FLOAT, HALF, Program, Ref, Step, Value
+from epigemm.functor_short import may_be_short
 from epigemm.operand_kinds import SLOTS, slots_of
 
 PARTS = ("operand", "apply", "apply_16", "apply_double", "slope", "slope_double")
 """What `kernel_functions` can emit; `apply_16` is `apply` for a result that is rounded to 16 bits: with shorter
-instructions, unless one of `STEPS` follows them."""
+instructions, where `functor_short` says so."""
 
 OPERATORS = {
     "add": "+",
@@ -31,23 +32,6 @@ OPERATORS = {
 }
 LOGIC = {"logical_and": "&&", "logical_or": "||", "logical_xor": "!="}
 NAMES = {"reciprocal": "inverse"}
-
-# Of a last bit before them these make a whole number: no shorter instructions then, whatever the result is rounded to.
-STEPS = frozenset(
-    words(
-        "trunc floor ceil round floor_div trunc_div fmod remainder sign heaviside "
-        "eq ne lt le gt ge isinf isfinite signbit"
-    )
-)
-# These have a quotient within.
-_DIVIDING_STEPS = ("floor_div", "trunc_div")
-# These are as exact for `Rounded` as for float.
-SAME_WHEN_SHORT = frozenset(
-    words(
-        "add sub mul neg abs relu leaky_relu maximum minimum fmin fmax clamp clamp_min clamp_max hardtanh softshrink "
-        "copysign copy detach highest where isnan logical_not logical_and logical_or logical_xor"
-    )
-)
 
 
 def number_text(value: float) -> str:
@@ -80,9 +64,7 @@ def _expression(program: Program, step: Step, names: Sequence[str]) -> str:
         written = POWERS[step.inputs[1]].replace("x", inputs[0])
     else:
         written = f"epigemm::math::{NAMES.get(step.op, step.op)}({', '.join(inputs)})"
-    if step.kind in (HALF, BFLOAT16):
-        return f"epigemm::math::to_{'half' if step.kind == HALF else 'bfloat16'}({written})"
-    return written
+    return f"epigemm::math::to_{step.kind}({written})" if step.kind in (HALF, BFLOAT16, FLOAT) else written
 
 
 # torch spells these powers like this, too.
@@ -210,23 +192,11 @@ def kernel_functions(
         text.append(f'extern "C" __device__ int epigemm_operand(int slot) {{\n{table}  return 0;\n}}\n')
     for part in parts:
         if part != "operand":
-            text.append(_function(part, slots, _is_stepped(program)))
+            text.append(_function(part, slots, is_short=part == "apply_16" and may_be_short(program)))
     return "\n".join(text)
 
 
-def _is_stepped(program: Program) -> bool:
-    """Whether a step follows what is shorter for `Rounded`, and so less exact."""
-    short: set[int] = set()
-    for number, step in enumerate(program.steps, program.operands + 1):
-        follows = any(isinstance(value, Ref) and value.number in short for value in step.inputs)
-        if step.op in _DIVIDING_STEPS or (follows and step.op in STEPS):
-            return True
-        if follows or step.op not in SAME_WHEN_SHORT | STEPS:
-            short.add(number)
-    return False
-
-
-def _function(part: str, slots: Sequence[int], is_stepped: bool) -> str:
+def _function(part: str, slots: Sequence[int], *, is_short: bool) -> str:
     number = "double" if part.endswith("_double") else "float"
     values = ["acc", *SLOTS]
     used = ["acc", *(SLOTS[slot] for slot in slots)]
@@ -241,7 +211,7 @@ def _function(part: str, slots: Sequence[int], is_stepped: bool) -> str:
         body += f"  return result.constant ? {number}(0) : result.derivative;\n"
         name = "epigemm_slope" + ("_double" if number == "double" else "")
         return f'extern "C" __device__ {number} {name}({parameters}, int slot) {{\n{body}}}\n'
-    if part == "apply_16" and not is_stepped:
+    if is_short:
         call = f"Functor::apply({', '.join(f'epigemm::Rounded({value})' for value in used)}).value"
     else:
         call = f"Functor::apply({', '.join(used)})"

@@ -24,6 +24,7 @@ from epigemm.functor_operators import (
 from epigemm.functor_program import (
     BFLOAT16,
     BOOL,
+    FLOAT,
     HALF,
     REAL,
     Program,
@@ -33,8 +34,8 @@ from epigemm.functor_program import (
     without_dead_steps,
 )
 
-DTYPES_16 = {HALF: torch.float16, BFLOAT16: torch.bfloat16}
-KINDS_16 = {dtype: kind for kind, dtype in DTYPES_16.items()}
+ROUNDED = {HALF: torch.float16, BFLOAT16: torch.bfloat16, FLOAT: torch.float32}
+"""The kinds that are rounded to a type which is not the arithmetic's."""
 
 
 class Refusal(Exception):
@@ -125,11 +126,10 @@ class Builder:
             )
         if result.dtype == torch.bool:
             return BOOL
-        if result.dtype == torch.float16:
-            return HALF
-        if result.dtype == torch.bfloat16:
-            return BFLOAT16
-        if result.dtype in (self.dtype, torch.float32):
+        rounded = self.rounded_kind(result.dtype)
+        if rounded is not None:
+            return rounded
+        if result.dtype == self.dtype:
             return REAL
         if not result.is_floating_point():
             raise Refusal(
@@ -148,6 +148,11 @@ class Builder:
         dtype = first.meta["val"].dtype
         assert isinstance(dtype, torch.dtype)
         return dtype
+
+    def rounded_kind(self, dtype: torch.dtype) -> str | None:
+        """The kind of a number of this type, unless it is the arithmetic's."""
+        kinds = (kind for kind, of in ROUNDED.items() if of == dtype and dtype != self.dtype)
+        return next(kinds, None)
 
     @staticmethod
     def hints(tensor: torch.Tensor) -> list[int]:
@@ -182,12 +187,14 @@ class Builder:
         kind = self._result_kind(node)
         before = len(self.steps)
         value = self._operator(node, name, list(node.args), kind)
-        if kind in (HALF, BFLOAT16) and self._kind(value) != kind:
+        if kind in ROUNDED and not self._is_of(value, kind):
             if len(self.steps) > before and value == Ref(self.operands + len(self.steps)):
                 step = self.steps.pop()
-                value = self._step(step.op, *step.inputs, kind=kind)
+                # Numbers beside fp32 tensors are fp32; beside tensors of 16 bits they are in products, too.
+                inputs = [self.rounded(each, FLOAT) for each in step.inputs] if kind == FLOAT else step.inputs
+                value = self._step(step.op, *inputs, kind=kind)
             else:
-                value = self._step("copy", value, kind=kind)
+                value = self.rounded(value, kind)
         self.values[node] = value
 
     def _refuse_what_no_functor_is(self, target: Any, name: str) -> None:
@@ -256,7 +263,7 @@ class Builder:
             return self._bool(value)
         value = self._real(value)
         # To a rounded type it is a rounding; from one to the arithmetic's type it changes nothing.
-        return self.rounded(value, kind if kind in DTYPES_16 else None)
+        return self.rounded(value, kind if kind in ROUNDED else None)
 
     def _numbers(self, node: fx.Node, name: str, args: list[Any]) -> Value:
         """Functions from numbers to a number."""
@@ -271,16 +278,21 @@ class Builder:
     def _of_one_type(self, args: Sequence[Any]) -> list[Value]:
         """Arguments in the type that torch computes in: beside a tensor of 16 bits all are rounded to it."""
         given = [_meta(argument) for argument in args]
-        kind = KINDS_16.get(torch.result_type(*given)) if len(given) == 2 else None
+        kind = self.rounded_kind(torch.result_type(*given)) if len(given) == 2 else None
         return [self.rounded(value, kind) for value in self.numbers(args)]
 
     def rounded(self, value: Value, kind: str | None) -> Value:
-        """A number rounded to a 16-bit type, unless it is of that type; `kind` None: as it is."""
-        if kind is None or self._kind(value) == kind:
+        """A number rounded to a kind of `ROUNDED`, unless it is of that; `kind` None: as it is."""
+        if kind is None or self._is_of(value, kind):
             return value
         if isinstance(value, Ref):
             return self._step("copy", value, kind=kind)
-        return float(torch.tensor(value, device="cpu").to(DTYPES_16[kind]))
+        return float(torch.tensor(value, dtype=torch.float32, device="cpu").to(ROUNDED[kind]))
+
+    def _is_of(self, value: Value, kind: str) -> bool:
+        """Whether rounding to the kind changes nothing."""
+        found = self._kind(value)
+        return found in (kind, BOOL) or (kind == FLOAT and found in ROUNDED)
 
     def _filled(self, value: Value, dtype: torch.dtype) -> Value:
         """A number that fills a tensor, as one of that type."""
@@ -326,7 +338,7 @@ def _divide(build: Builder, args: list[Any], kwargs: dict[str, Any]) -> Value:
     name = {None: "div", "floor": "floor_div", "trunc": "trunc_div"}[mode]
     first, second = build.numbers(args[:2])
     # torch rounds the dividend to the 16 bits of a divisor, but no number that divides 16 bits.
-    kind = KINDS_16.get(torch.result_type(*map(_meta, args[:2]))) if mode else None
+    kind = build.rounded_kind(torch.result_type(*map(_meta, args[:2]))) if mode else None
     return build.step(name, build.rounded(first, kind), second)
 
 
@@ -371,7 +383,8 @@ def _nan_to_num(build: Builder, args: list[Any], kwargs: dict[str, Any]) -> Valu
     value_or = build._where(build._step("isnan", value, kind=BOOL), 0.0 if nan is None else nan, value, REAL)
     infinity = float("inf")
     dtype = _meta(args[0]).dtype
-    most: Value = torch.finfo(dtype).max if dtype in KINDS_16 else build.step("highest", value)
+    is_rounded = build.rounded_kind(dtype) is not None
+    most: Value = torch.finfo(dtype).max if is_rounded else build.step("highest", value)
     high = most if posinf is None else posinf
     value_or = build._where(build._step("eq", value, infinity, kind=BOOL), high, value_or, REAL)
     low = build.step("neg", most) if neginf is None else neginf

@@ -23,7 +23,7 @@ from epigemm import functor_runs
 from epigemm.functor_decompositions import decompositions
 from epigemm.functor_lines import is_users, return_line, user_line
 from epigemm.functor_operators import NO_FUNCTOR, ON_SCALARS, SUPPORTED
-from epigemm.functor_program import Program, Value, words
+from epigemm.functor_program import FLOAT, REAL, Program, Ref, Step, Value, words
 from epigemm.functor_runs import COLUMNS, ROWS, Transcript
 from epigemm.functor_steps import Builder, Refusal
 from epigemm.operand_kinds import KINDS, MATRIX, SCALAR
@@ -43,6 +43,7 @@ class _Watch(TorchFunctionMode):
         # An error that the function may have caught, and its line.
         self.first: tuple[str, Exception] | None = None
         self.dtype_line = ""
+        self.is_cast = False  # whether a tensor is made fp32, which beside fp64 is a rounding
         self.lines: dict[str, str] = {}  # of the graph's nodes
 
     def __torch_function__(
@@ -66,6 +67,8 @@ class _Watch(TorchFunctionMode):
         finally:
             self._mark_nodes()
         self.transcript.end(result)
+        if isinstance(result, Tensor):
+            self.is_cast |= result.dtype == torch.float32 and not _keeps_type(func, args, kwargs)
         return result
 
     def _mark_nodes(self) -> None:
@@ -134,6 +137,15 @@ class _Watch(TorchFunctionMode):
                     )
 
 
+def _keeps_type(func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
+    """Whether an fp32 result would be fp64 of fp64 tensors."""
+    is_cast = func in (Tensor.float, Tensor.to, Tensor.type) or kwargs.get("dtype") is not None
+    given = [
+        part for each in (*args, *kwargs.values()) for part in (each if isinstance(each, tuple) else (each,))
+    ]
+    return not is_cast and any(isinstance(part, Tensor) and part.is_floating_point() for part in given)
+
+
 def _is_within_function_apply(frame: FrameType | None) -> bool:
     """Whether the forward of an `autograd.Function` is being called."""
     while frame is not None and frame.f_code.co_filename != __file__:
@@ -190,28 +202,41 @@ _one_at_a_time = threading.RLock()
 
 
 def _trace_program(function: Callable[..., Any], kinds: Sequence[str], name: str, start: str) -> Program:
-    program, dtype_line, transcript = _trace_once(function, kinds, name, start, torch.float32)
+    program, watch = _trace_once(function, kinds, name, start, torch.float32)
     try:
-        functor_runs.check(function, kinds, start, transcript)
+        functor_runs.check(function, kinds, start, watch.transcript)
     except functor_runs.Different as different:
         raise NotImplementedError(f"{name} ({different.line}): {different}") from None
-    if dtype_line:
-        wide, _, _ = _trace_once(function, kinds, name, start, torch.float64)
-        if repr(_with_constants_of_fp32(wide)) != repr(_with_constants_of_fp32(program)):
+    if watch.dtype_line or watch.is_cast:
+        wide, _ = _trace_once(function, kinds, name, start, torch.float64)
+        if repr(_in_fp32(wide)) != repr(_in_fp32(program)):
+            line = watch.dtype_line or start
             raise NotImplementedError(
-                f"{name} ({dtype_line}): a tensor's dtype decides what is computed; an epilogue is one function, in "
+                f"{name} ({line}): a tensor's dtype decides what is computed; an epilogue is one function, in "
                 "fp32 and for fp64 tensors in fp64"
             )
-        return wide  # whose constants have more digits
+        return wide  # whose constants have more digits, and which has the casts to fp32
     return program
 
 
-def _with_constants_of_fp32(program: Program) -> Program:
-    def rounded(value: Value) -> Value:
-        return _of_fp32(value) if isinstance(value, float) else value
+def _in_fp32(program: Program) -> Program:
+    """A program as a trace in fp32 has it: with numbers of fp32, and without casts to it."""
+    moved: dict[Value, Value] = {}
+    steps: list[Step] = []
 
-    steps = [replace(step, inputs=tuple(map(rounded, step.inputs))) for step in program.steps]
-    return replace(program, steps=tuple(steps), result=rounded(program.result))
+    def value_of(value: Value) -> Value:
+        return _of_fp32(value) if isinstance(value, float) else moved.get(value, value)
+
+    for number, step in enumerate(program.steps, program.operands + 1):
+        inputs = tuple(map(value_of, step.inputs))
+        if step.op == "copy" and step.kind == FLOAT:
+            moved[Ref(number)] = inputs[0]
+        elif step.op == "highest":
+            moved[Ref(number)] = torch.finfo(torch.float32).max
+        else:
+            steps.append(replace(step, inputs=inputs, kind=REAL if step.kind == FLOAT else step.kind))
+            moved[Ref(number)] = Ref(program.operands + len(steps))
+    return replace(program, steps=tuple(steps), result=value_of(program.result))
 
 
 def _of_fp32(value: float) -> float:
@@ -220,7 +245,7 @@ def _of_fp32(value: float) -> float:
 
 def _trace_once(
     function: Callable[..., Any], kinds: Sequence[str], name: str, start: str, dtype: torch.dtype
-) -> tuple[Program, str, Transcript]:
+) -> tuple[Program, _Watch]:
     from torch._dynamo.source import ConstantSource as Source
     from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.fx.experimental.proxy_tensor import make_fx
@@ -287,7 +312,7 @@ def _trace_once(
     except Refusal as refusal:
         line = line or (location(builder.node) if builder.node is not None else start)
         raise NotImplementedError(refused(line, refusal)) from None
-    return program, watch.dtype_line, transcript
+    return program, watch
 
 
 def _with_arity(function: Callable[..., Tensor], arity: int) -> Callable[..., Tensor]:

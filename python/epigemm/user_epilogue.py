@@ -8,7 +8,7 @@ import math
 import sys
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -24,6 +24,7 @@ from epigemm.linked import LinkedEpilogue
 from epigemm.operand_kinds import KINDS, PER_COLUMN, SCALAR
 from epigemm.packs import PackedWeight
 
+_Given = TypeVar("_Given", bound=Tensor | float)
 _is_compiling = torch.compiler.is_compiling
 _tracing_state = torch._C._get_tracing_state
 
@@ -33,7 +34,7 @@ class UserEpilogue:
 
     def __init__(self, traced: Traced) -> None:
         self.traced = traced
-        self._key = next(_keys)
+        self._key = str(next(_keys))  # no number, of which Dynamo makes a symbol when it meets a second one
         _made[self._key] = self
         self._linked: dict[tuple[bool, ...], LinkedEpilogue] = {}
         # Where an operand is None, it is another epilogue, of the others.
@@ -44,6 +45,9 @@ class UserEpilogue:
         self._names = {operand.name: place for place, operand in enumerate(self.traced.operands)}
         self._are_scalars = tuple(operand.kind == SCALAR for operand in self.traced.operands)
         self._lack_last_axis = [KINDS[kind].lacks_last_axis for kind in self.traced.kinds]
+        differentiable = self.traced.program.with_gradient()
+        # Of the product and of each operand, whether its gradient ends within: PyTorch records no such tensor.
+        self._ends = tuple(number not in differentiable for number in range(1 + len(self.traced.operands)))
         bias = self.traced.program.bias()
         has_bias = bias is not None and self.traced.kinds[bias - 1] == PER_COLUMN
         self._bias = bias - 1 if has_bias and bias is not None else None  # its place among the operands
@@ -106,6 +110,10 @@ class UserEpilogue:
         found: Tensor | entry.Recorded | None = None
         if isinstance(weight, PackedWeight):
             weight, pack_use = weight.weight, packs.KEEP
+        if True in self._ends:
+            given = self._unrecorded(given)
+            if self._ends[0]:
+                x, weight = _detached(x), _detached(weight)
         if self.copied is None and not _is_compiling():
             epilogue, seen = self._seen(x, given)
             found = entry.linear(epilogue, x, weight, seen, None, precision, out, pack_use, strict)
@@ -159,6 +167,9 @@ class UserEpilogue:
         if self.without and (absent := _absent(given)):
             return self.without[absent].elementwise(z, *(each for each in given if each is not None), out=out)
         found: Tensor | entry.Recorded | None = None
+        if True in self._ends:
+            given = self._unrecorded(given)
+            z = _detached(z) if self._ends[0] else z
         if not _is_compiling():
             epilogue, seen = self._seen(z, given)
             found = entry.elementwise(epilogue, z, seen, None, out)
@@ -234,6 +245,11 @@ class UserEpilogue:
                 raise TypeError(f"{spec.name}: got None; accepted is {KINDS[spec.kind].accepted}")
         return values
 
+    def _unrecorded(self, given: Sequence[Tensor | float]) -> list[Tensor | float]:
+        """The operands, detached where their gradient ends within the function."""
+        pairs = zip(given, self._ends[1:], strict=True)
+        return [_detached(value) if ends else value for value, ends in pairs]
+
     def of_types(self, x: Tensor, given: Sequence[Tensor | float]) -> LinkedEpilogue:
         """The epilogue for the element types of a call's tensors."""
         dtype = getattr(x, "dtype", None)
@@ -306,11 +322,11 @@ class UserEpilogue:
 
 
 _keys = itertools.count()
-_made: weakref.WeakValueDictionary[int, UserEpilogue] = weakref.WeakValueDictionary()
+_made: weakref.WeakValueDictionary[str, UserEpilogue] = weakref.WeakValueDictionary()
 
 
 @compiled.at_trace_time
-def _make(key: int, folded: tuple[bool, ...]) -> None:
+def _make(key: str, folded: tuple[bool, ...]) -> None:
     _made[key].linked(folded)
 
 
@@ -326,6 +342,11 @@ def _built_in(traced: Traced) -> Epilogue | None:
             if functor_text(program, traced.kinds) == traced.source:
                 return epilogue
     return None
+
+
+def _detached(value: _Given) -> _Given:
+    is_recorded = isinstance(value, Tensor) and value.requires_grad
+    return value.detach() if is_recorded else value  # type: ignore[union-attr, return-value]
 
 
 def _absent(given: Sequence[Tensor | float]) -> tuple[int, ...]:

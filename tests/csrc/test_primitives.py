@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import isnan
 from typing import Any
 
 import pytest
@@ -11,163 +12,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from epigemm.custom import Traced, trace
-from epigemm.operand_kinds import PerColumn
+from epigemm.operand_kinds import Scalar
 from tests.support.functors import COMPILER, Functors
+from tests.support.primitives import FUNCTIONS, NAN, points, traced_of
 
 pytestmark = pytest.mark.skipif(COMPILER is None, reason="no C++ compiler")
 
-INF, NAN = float("inf"), float("nan")
-SPECIAL = [
-    *(
-        0.0,
-        -0.0,
-        1.0,
-        -1.0,
-        0.5,
-        -0.5,
-        1.5,
-        2.5,
-        -2.5,
-        3.0,
-        -3.0,
-        6.0,
-        20.0,
-        20.5,
-        -20.0,
-        88.5,
-        89.5,
-        -89.5,
-        -104.0,
-    ),
-    *(
-        0.25,
-        0.95,
-        -0.95,
-        9.99,
-        10.0,
-        -0.3,
-        1e-6,
-        -1e-6,
-        1e-30,
-        3e-39,
-        -3e-39,
-        700.5,
-        -745.0,
-        1e4,
-        -1e4,
-        65519.0,
-    ),
-    *(65520.0, 6e-5, 6e-8, 1e30, -1e30, 3.4e38, INF, -INF, NAN),
-]
-# Functions of one argument: name -> how many units in the last place the library and torch may differ by.
-UNARY: dict[str, float] = {
-    **dict.fromkeys(
-        ["neg", "abs", "sign", "relu", "round", "trunc", "floor", "ceil", "reciprocal", "detach"], 0.0
-    ),
-    **dict.fromkeys(
-        [
-            "sigmoid",
-            "tanh",
-            "exp",
-            "exp2",
-            "expm1",
-            "sqrt",
-            "log",
-            "log2",
-            "log10",
-            "log1p",
-            "rsqrt",
-            "sin",
-            "cos",
-            "tan",
-            "asin",
-        ],
-        4.0,
-    ),
-    **dict.fromkeys(["acos", "atan", "sinh", "cosh", "asinh", "acosh", "atanh", "erf", "erfc"], 4.0),
-    **dict.fromkeys(["erfinv", "lgamma", "digamma", "i0", "sinc"], 8.0),
-}
-BINARY: dict[str, float] = {
-    **dict.fromkeys(
-        [
-            "add",
-            "sub",
-            "mul",
-            "div",
-            "maximum",
-            "minimum",
-            "fmin",
-            "fmax",
-            "fmod",
-            "remainder",
-            "copysign",
-            "floor_divide",
-        ],
-        0.0,
-    ),
-    **dict.fromkeys(["pow", "atan2", "hypot", "xlogy", "logaddexp", "logaddexp2"], 4.0),
-}
-PREDICATES = {"isnan": 1, "isinf": 1, "isfinite": 1, "signbit": 1, "logical_not": 1} | dict.fromkeys(
-    ["eq", "ne", "lt", "le", "gt", "ge", "logical_and", "logical_or", "logical_xor"], 2
-)
-ACTIVATIONS: dict[str, tuple[Callable[[Tensor], Tensor], float]] = {
-    "gelu": (F.gelu, 4.0),
-    "gelu_tanh": (lambda x: F.gelu(x, approximate="tanh"), 4.0),
-    "leaky_relu": (lambda x: F.leaky_relu(x, 0.2), 0.0),
-    "elu": (lambda x: F.elu(x, 1.5), 4.0),
-    "selu": (F.selu, 4.0),
-    "celu": (lambda x: F.celu(x, 2.0), 4.0),
-    "silu": (F.silu, 4.0),
-    "mish": (F.mish, 6.0),
-    "softplus": (lambda x: F.softplus(x, 2.0, 5.0), 4.0),
-    "softsign": (F.softsign, 1.0),
-    "logsigmoid": (F.logsigmoid, 4.0),
-    "hardtanh": (lambda x: F.hardtanh(x, -0.5, 2.5), 0.0),
-    "relu6": (F.relu6, 0.0),
-    "hardsigmoid": (F.hardsigmoid, 1.0),
-    "hardswish": (F.hardswish, 2.0),
-    "hardshrink": (F.hardshrink, 0.0),
-    "softshrink": (F.softshrink, 0.0),
-    "tanhshrink": (F.tanhshrink, 4.0),
-    "threshold": (lambda x: F.threshold(x, 0.5, -7.0), 0.0),
-    "dropout_in_eval": (lambda x: F.dropout(x, 0.5, training=False), 0.0),
-    "clamp": (lambda x: torch.clamp(x, -1.0, 2.5), 0.0),
-    "clamp_min": (lambda x: torch.clamp(x, min=0.5), 0.0),
-    "clamp_max": (lambda x: torch.clamp(x, max=0.5), 0.0),
-    "clamp_reversed": (lambda x: torch.clamp(x, 2.0, -2.0), 0.0),
-    "clamp_nan": (lambda x: torch.clamp(x, min=NAN), 0.0),
-    "nan_to_num": (torch.nan_to_num, 0.0),
-    "nan_to_num_told": (lambda x: torch.nan_to_num(x, 0.5, 1.0, -2.0), 0.0),
-    "square": (torch.square, 0.0),
-    "cube": (lambda x: x**3, 1.0),
-    "power_half": (lambda x: x**0.5, 1.0),
-    "power_minus_one": (lambda x: x**-1.0, 0.0),
-    "power_minus_two": (lambda x: x**-2.0, 2.0),
-    "power_of_two": (lambda x: 2.0**x, 4.0),
-    "quotient_of_number": (lambda x: 3.0 / x, 1.0),
-    "rsub": (lambda x: 1 - x, 0.0),
-    "frac": (torch.frac, 0.0),
-    "half": (lambda x: x.half().float(), 0.0),
-    "bfloat16": (lambda x: x.bfloat16().float(), 0.0),
-    "half_product": (lambda x: (x.half() * 1.7).float(), 0.0),
-    "where_integers": (lambda x: torch.where(x > 0, 1, -2) * x, 0.0),
-    "masked_fill": (lambda x: x.masked_fill(x > 0, -1e9), 0.0),
-    "booleans": (lambda x: ((x > 0) & (x < 2) | ~(x > -1) ^ (x == 1)) * x + (x > 0).float(), 0.0),
-    "isfinite_of": (lambda x: torch.isfinite(x) * 2.0, 0.0),
-    "constant_half": (lambda x: x * 0.1 + torch.full_like(x, 0.3, dtype=torch.half).float(), 1.0),
-    "logit": (lambda x: torch.logit(x, 1e-3), 4.0),
-    "lerp_number": (lambda x: torch.lerp(x, x * x, 0.75), 2.0),
-}
-BINARY_MORE: dict[str, tuple[Callable[[Tensor, Tensor], Tensor], float]] = {
-    "lerp": (lambda a, b: torch.lerp(a, b, 0.3), 1.0),
-    "trunc_div": (lambda a, b: torch.div(a, b, rounding_mode="trunc"), 0.0),
-    "addcmul": (lambda a, b: torch.addcmul(a, b, a, value=2.0), 1.0),
-    "addcdiv": (lambda a, b: torch.addcdiv(a, b, a + 0.5, value=0.5), 1.0),
-    "alpha": (lambda a, b: torch.add(a, b, alpha=2.0) - torch.sub(a, b, alpha=0.5), 0.0),
-    "clamp_tensor": (lambda a, b: torch.clamp(a, b, b + 1.0), 0.0),
-    "where": (lambda a, b: torch.where(a > b, a, b * 2.0), 0.0),
-    "gate": (lambda a, b: F.silu(a) * b, 4.0),
-}
 # Sums whose terms may cancel: the size of the terms, of which the roundings are.
 TERMS: dict[str, Callable[..., Tensor]] = {
     "lerp_": lambda a, b: a.abs() + b.abs(),
@@ -197,51 +47,17 @@ SLOPE_TERMS: dict[str, Callable[..., Tensor]] = {
 }
 # Where torch's derivative is coarser than fp64: its trigamma is one of fp32, hardsigmoid's 1/6 is an fp32 number, a
 # gradient through a cast to fp16 is rounded to it, and lgamma's near a pole takes the tangent of a rounded angle.
-SLOPE_TOLERANCE = {"digamma": 1e-8, "hardsigmoid_": 1e-7, "half_product_": 2.0**-11, "lgamma": 1e-11}
+SLOPE_TOLERANCE = {
+    "float_product_": 1e-7,
+    "float_beside_": 1e-7,
+    "digamma": 1e-8,
+    "hardsigmoid_": 1e-7,
+    "half_product_": 2.0**-11,
+    "lgamma": 1e-11,
+}
 NO_DERIVATIVE_IN_TORCH = {"heaviside", "floor_divide"}
-
-
-def functions() -> dict[str, tuple[Callable[..., Any], int, float]]:
-    """Name -> the function of torch, its arguments, and the units that it may differ by."""
-    found: dict[str, tuple[Callable[..., Any], int, float]] = {}
-    for name, units in UNARY.items():
-        found[name] = (getattr(torch, name), 1, units)
-    for name, units in BINARY.items():
-        found[name] = (getattr(torch, name), 2, units)
-    found["heaviside"] = (torch.heaviside, 2, 0.0)
-    for name, count in PREDICATES.items():
-        found[name] = (_numbers_of(getattr(torch, name)), count, 0.0)
-    for name, (function, units) in ACTIVATIONS.items():
-        found[f"{name}_"] = (function, 1, units)
-    for name, (binary, units) in BINARY_MORE.items():
-        found[f"{name}_"] = (binary, 2, units)
-    return found
-
-
-def _numbers_of(predicate: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    def numbers(*given: Tensor) -> Tensor:
-        return torch.where(predicate(*given), 1.0, 0.0)
-
-    return numbers
-
-
-FUNCTIONS = functions()
-
-
-def traced_of(name: str) -> Traced:
-    function, arity, _ = FUNCTIONS[name]
-
-    def one(acc: Tensor) -> Tensor:
-        result = function(acc)
-        assert isinstance(result, Tensor)
-        return result
-
-    def two(acc: Tensor, b: PerColumn) -> Tensor:
-        result = function(acc, b)
-        assert isinstance(result, Tensor)
-        return result
-
-    return trace(one if arity == 1 else two)
+# Where a derivative at NaN is another than that of PyTorch's kernels: docs/epilogues.md says so.
+OTHER_AT_NAN = {"hardsigmoid_"}
 
 
 @pytest.fixture(scope="module")
@@ -252,19 +68,6 @@ def traced() -> dict[str, Traced]:
 @pytest.fixture(scope="module")
 def functors(traced: dict[str, Traced], tmp_path_factory: pytest.TempPathFactory) -> Functors:
     return Functors(traced, tmp_path_factory.mktemp("primitives"))
-
-
-def points(arity: int, dtype: torch.dtype) -> tuple[Tensor, ...]:
-    """Special points, every pair of them for two arguments, and random ones of all sizes."""
-    special = torch.tensor(SPECIAL, dtype=torch.float64)
-    generator = torch.Generator().manual_seed(11)
-    random = torch.randn(400, generator=generator, dtype=torch.float64)
-    random = torch.cat([random, random * 10.0, random * torch.exp(8 * torch.randn(400, generator=generator))])
-    if arity == 1:
-        return (torch.cat([special, random]).to(dtype),)
-    first, second = (axis.reshape(-1) for axis in torch.meshgrid(special, special, indexing="ij"))
-    shuffled = random[torch.randperm(len(random), generator=generator)]
-    return torch.cat([first, random]).to(dtype), torch.cat([second, shuffled]).to(dtype)
 
 
 def size_of(name: str, expected: Tensor, inputs: tuple[Tensor, ...]) -> Tensor:
@@ -312,6 +115,27 @@ def test_values(functors: Functors, name: str, dtype: torch.dtype) -> None:
     assert_close(actual, expected, bound, inputs)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_signs_of_zeros(functors: Functors, traced: dict[str, Traced], name: str, dtype: torch.dtype) -> None:
+    """PyTorch's, in this type or the arithmetic's; where its kernels of one and of many elements differ, either."""
+    function, arity, _ = FUNCTIONS[name]
+    inputs = points(arity, dtype)
+    wide = tuple(given if dtype == torch.float64 else given.float() for given in inputs)
+    rows = [given.reshape(1, -1) for given in wide]
+    by_reference = traced[name].reference(rows[0], *[given[0] for given in rows[1:]])[0]
+    expected = function(*inputs)
+    are_zeros = (expected == 0) & (
+        function(*[given.double() for given in inputs]) == 0
+    )  # not by rounding alone
+    for actual in (functors.values(name, *wide), by_reference):
+        differ = are_zeros & (actual == 0) & (actual.signbit() != expected.signbit())
+        for place in differ.nonzero().flatten().tolist():
+            single, single_wide = (tuple(one[place : place + 1] for one in given) for given in (inputs, wide))
+            signs = [bool(function(*given).signbit()) for given in (single, single_wide)]
+            assert bool(actual[place].signbit()) in signs, [float(one) for one in single]
+
+
 @pytest.mark.parametrize("name", [name for name in FUNCTIONS if name not in NO_DERIVATIVE_IN_TORCH])
 def test_derivatives(functors: Functors, name: str) -> None:
     function, arity, _ = FUNCTIONS[name]
@@ -334,6 +158,46 @@ def test_derivatives(functors: Functors, name: str) -> None:
         size = expected.abs() + (SLOPE_TERMS[name](*plain) if name in SLOPE_TERMS else 0.0)
         bound = SLOPE_TOLERANCE.get(name, 1e-13) * size.clamp(min=1e-290)
         assert_close(functors.slopes(name, which, *plain), expected, bound, plain)
+
+
+def slope_of(function: Callable[..., Any], x: Tensor) -> float:
+    """The derivative at the first of some equal points."""
+    leaf = x.clone().requires_grad_()
+    result = function(leaf)
+    if not result.requires_grad:
+        return 0.0
+    (found,) = torch.autograd.grad(result.double().sum(), leaf)
+    return float(found.flatten()[0])
+
+
+@pytest.mark.parametrize(
+    "name", [n for n, (_, arity, _) in FUNCTIONS.items() if arity == 1 and n not in OTHER_AT_NAN]
+)
+def test_derivatives_at_nan(functors: Functors, traced: dict[str, Traced], name: str) -> None:
+    """Those of PyTorch's kernel of many elements or of that of a single one: they differ for some functions."""
+    many = torch.full((1, 64), NAN, dtype=torch.float64)
+    slopes = [slope_of(FUNCTIONS[name][0], given) for given in (many, many[0, :1])]
+    for actual in (float(functors.slopes(name, 0, many)[0, 0]), slope_of(traced[name].reference, many)):
+        bound = SLOPE_TOLERANCE.get(name, 0.0)
+        assert any(
+            actual == each or abs(actual - each) <= bound or (isnan(actual) and isnan(each))
+            for each in slopes
+        )
+
+
+def test_scalars_of_elu() -> None:
+    """A number that only a call knows: of a zero the sign, and the slope, from the left."""
+
+    def falling(acc: Tensor, alpha: Scalar) -> Tensor:
+        return F.elu(acc, alpha)
+
+    for alpha in (-1.5, 0.75):
+        x = torch.tensor([[0.0, -0.0, 1.5, -2.0, NAN]], requires_grad=True)
+        found, plain = trace(falling).reference(x, alpha), F.elu(x, alpha)
+        torch.testing.assert_close(found, plain, equal_nan=True)
+        assert found.signbit()[0, :4].tolist() == plain.signbit()[0, :4].tolist()
+        slopes = [torch.autograd.grad(result.sum(), x)[0][0, :4] for result in (found, plain)]
+        torch.testing.assert_close(*slopes)
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)

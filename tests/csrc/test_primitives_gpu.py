@@ -19,16 +19,9 @@ from epigemm import linking
 from epigemm._native import ops
 from epigemm.custom import Traced
 from epigemm.functor_cost import TRANSCENDENTAL
-from tests.csrc.test_primitives import (
-    FUNCTIONS,
-    NO_DERIVATIVE_IN_TORCH,
-    SLOPE_TERMS,
-    SLOPE_TOLERANCE,
-    points,
-    size_of,
-    traced_of,
-)
+from tests.csrc.test_primitives import NO_DERIVATIVE_IN_TORCH, SLOPE_TERMS, SLOPE_TOLERANCE, size_of
 from tests.csrc.test_short_forms import FAR_LEFT, FORMS, RELATIVE
+from tests.support.primitives import FUNCTIONS, points, traced_of
 
 pytestmark = [pytest.mark.gpu, pytest.mark.slow]
 

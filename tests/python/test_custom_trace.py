@@ -254,6 +254,12 @@ EDGES = [0.0, 0.1, 0.3, -0.5, 1.0, 2.5, -2.0, 3.0, 65504.0, -104.0, math.inf, -m
         lambda acc: torch.full_like(acc, 0.1, dtype=torch.float32) * acc,
         lambda acc: torch.full_like(acc, 0.1) * acc + acc.new_tensor(0.7),
         lambda acc: torch.full((), 0.1, dtype=acc.dtype) * torch.where(acc > 1, 0.1, acc),
+        lambda acc: torch.where(acc > 1, 0.1, 0.2) * acc + (acc > 2) * 0.3,
+        # A cast to fp32 rounds fp64, and what is made of the result until it meets fp64.
+        lambda acc: (acc.float() * 0.1 + 1e-9) * acc,
+        lambda acc: acc.to(torch.float32).to(acc.dtype) * 0.1,
+        lambda acc: (acc.type(torch.float32) % 0.3 > 0.1) * acc + (acc.float() == 0.1).to(acc.dtype),
+        lambda acc: (acc.float().nan_to_num() - acc.half().float() / 3.0).to(acc.dtype),
     ],
 )
 def test_numbers_are_those_of_torch(function: Callable[..., Tensor], dtype: torch.dtype) -> None:

@@ -15,8 +15,9 @@ import torch
 from torch import Tensor, fx
 
 from epigemm.custom import Traced
-from epigemm.functor_program import BFLOAT16, HALF, Program, Ref, Step, Value, words
+from epigemm.functor_program import Program, Ref, Step, Value, words
 from epigemm.functor_reference import constant, function_of, round_to
+from epigemm.functor_steps import ROUNDED
 
 EXACT = frozenset(
     words("neg abs relu maximum minimum fmin fmax floor sign clamp clamp_min clamp_max hardtanh copy")
@@ -100,15 +101,15 @@ def enclosure(program: Program, inputs: Sequence[Tensor], dtype: torch.dtype) ->
 def _from_ends(step: Step, given: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor, Tensor]:
     """The least and the greatest of what the ends of the arguments give: each step here is monotonous in each."""
     assert step.op in EXACT | ROUNDED_ONCE | LIBRARY, step.op
-    function = function_of(step.op)
+    function = function_of("clamp" if step.op == "hardtanh" else step.op)  # of bounds that are tensors
     corners = []
     ends = [list(dict.fromkeys(pair)) for pair in given]
     if step.op == "pow":  # of even exponents, between a negative and a positive base
         ends[0].append(torch.minimum(torch.maximum(given[0][0], torch.zeros(())), given[0][1]))
     for corner in itertools.product(*ends):
         result = function(*corner)
-        if step.kind in (HALF, BFLOAT16):
-            result = round_to(result, torch.float16 if step.kind == HALF else torch.bfloat16)
+        if step.kind in ROUNDED:
+            result = round_to(result, ROUNDED[step.kind])
         corners.append(result)
     stacked = torch.stack(corners)
     is_nan = stacked.isnan()

@@ -24,17 +24,30 @@ EPIGEMM_HOST_DEVICE T leaky_relu(T x, T slope) {
   return x > T(0) ? x : x * slope;
 }
 
-// elu(x) = x > 0 ? scale x : scale alpha (exp(input_scale x) - 1)
+// elu(x) = x < 0 ? scale alpha (exp(input_scale x) - 1) : scale x
 template <class T>
 EPIGEMM_HOST_DEVICE T elu(T x, T alpha, T scale, T input_scale) {
   const T below = expm1(x * input_scale) * (alpha * scale);  // before the choice: no branch then
-  return x > T(0) ? x * scale : below;
+  return x < T(0) ? below : x * scale;
+}
+// Its slope at 0 is that from the left.
+template <class T>
+EPIGEMM_HOST_DEVICE Dual<T> elu(Dual<T> x, Dual<T> alpha, Dual<T> scale, Dual<T> input_scale) {
+  const Dual<T> below = expm1(x * input_scale) * (alpha * scale), above = x * scale;
+  Dual<T> result = x > Dual<T>(0) ? above : below;
+  if (x.value == T(0)) result.value = above.value;
+  return result;
 }
 
-// hardtanh(x) = x <= low ? low : x >= high ? high : x, whose slope on the bounds is 0
+// hardtanh(x) = clamp(x, low, high), whose slope on the bounds is 0
 template <class T>
 EPIGEMM_HOST_DEVICE T hardtanh(T x, T low, T high) {
-  return x <= low ? low : x >= high ? high : x;
+  return clamp(x, low, high);
+}
+template <class T>
+EPIGEMM_HOST_DEVICE Dual<T> hardtanh(Dual<T> x, Dual<T> low, Dual<T> high) {
+  const bool on_bound = x.value == low.value || x.value == high.value;
+  return on_bound ? without_derivative(x.value) : x.value < low.value ? low : x.value > high.value ? high : x;
 }
 
 // softplus(x) = log(1 + exp(beta x)) / beta, above the threshold of beta x x itself

@@ -61,18 +61,19 @@ EPIGEMM_HOST_DEVICE T fmin(T a, T b) {
   return isnan(b) || a <= b ? a : b;
 }
 
-// clamp(x, low, high) = min(max(x, low), high); NaN if any of them is
-template <class T>
-EPIGEMM_HOST_DEVICE T clamp(T x, T low, T high) {
-  return minimum(maximum(x, low), high);
-}
+// clamp(x, low, high) = min(max(x, low), high); NaN if any of them is. x comes second: of two zeros it is the result,
+// as in torch. (The device's fp32 instructions take +0 for the greater one, as torch's CUDA kernels did up to 2.13.)
 template <class T>
 EPIGEMM_HOST_DEVICE T clamp_min(T x, T low) {
-  return maximum(x, low);
+  return maximum(low, x);
 }
 template <class T>
 EPIGEMM_HOST_DEVICE T clamp_max(T x, T high) {
-  return minimum(x, high);
+  return minimum(high, x);
+}
+template <class T>
+EPIGEMM_HOST_DEVICE T clamp(T x, T low, T high) {
+  return clamp_max(clamp_min(x, low), high);
 }
 
 // remainder(a, b) = a - b floor(a / b), with b's sign: Python's %

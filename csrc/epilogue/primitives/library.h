@@ -87,6 +87,10 @@ EPIGEMM_HOST_DEVICE float to_bfloat16(float x) {
 }
 EPIGEMM_HOST_DEVICE double to_bfloat16(double x) { return to_bfloat16(static_cast<float>(x)); }
 
+// x rounded to fp32: a float itself
+EPIGEMM_HOST_DEVICE float to_float(float x) { return x; }
+EPIGEMM_HOST_DEVICE double to_float(double x) { return static_cast<float>(x); }
+
 // x rounded to fp16, ties to even; from 65520 on infinity
 EPIGEMM_HOST_DEVICE float to_half(float x) {
   const float size = abs(x);

@@ -1,19 +1,19 @@
 // The same functions of `Rounded`, a float whose result will be rounded to 16 bits: with shorter instructions where
-// their error, relatively at most 2^-16, is far below that rounding, also where a functor subtracts behind them.
-// (tanh.approx is not taken: its 2^-11 would be the whole of 1 + tanh(x) far left, and of a sigmoid made of it.)
+// their error, relatively at most 2^-16, is far below that rounding. A sum whose terms cancel makes an error larger: a
+// functor that subtracts behind tanh, expm1, log1p or gelu is called with float. For Python functions
+// epigemm/functor_short.py decides so, by the errors that are said here and in short.h; no functor in C++ does that.
+// (tanh.approx is not taken: its 2^-11 would be most of what fp16 rounds by.)
 #pragma once
 
 #include "epilogue/rounded.h"
 #include "epilogue/primitives/short.h"
 
-#if defined(__CUDACC__)
-
 namespace epigemm::math {
 
 #define EPIGEMM_ROUNDED(name) \
-  __device__ __forceinline__ Rounded name(Rounded x) { return Rounded(name(x.value)); }
+  EPIGEMM_HOST_DEVICE Rounded name(Rounded x) { return Rounded(name(x.value)); }
 #define EPIGEMM_ROUNDED_2(name) \
-  __device__ __forceinline__ Rounded name(Rounded a, Rounded b) { return Rounded(name(a.value, b.value)); }
+  EPIGEMM_HOST_DEVICE Rounded name(Rounded a, Rounded b) { return Rounded(name(a.value, b.value)); }
 
 EPIGEMM_ROUNDED(abs)
 EPIGEMM_ROUNDED(trunc)
@@ -21,6 +21,7 @@ EPIGEMM_ROUNDED(floor)
 EPIGEMM_ROUNDED(ceil)
 EPIGEMM_ROUNDED(round)
 EPIGEMM_ROUNDED(highest)
+EPIGEMM_ROUNDED(to_float)
 EPIGEMM_ROUNDED(to_half)
 EPIGEMM_ROUNDED(to_bfloat16)
 EPIGEMM_ROUNDED(log)
@@ -50,9 +51,10 @@ EPIGEMM_ROUNDED_2(atan2)
 EPIGEMM_ROUNDED_2(hypot)
 
 #define EPIGEMM_ROUNDED_SHORT(name) \
-  __device__ __forceinline__ Rounded name(Rounded x) { return Rounded(short_form::name(x.value)); }
+  EPIGEMM_HOST_DEVICE Rounded name(Rounded x) { return Rounded(short_form::name(x.value)); }
 EPIGEMM_ROUNDED_SHORT(tanh)
 EPIGEMM_ROUNDED_SHORT(expm1)
+EPIGEMM_ROUNDED_SHORT(log1p)
 EPIGEMM_ROUNDED_SHORT(gelu)
 EPIGEMM_ROUNDED_SHORT(gelu_tanh)
 
@@ -60,7 +62,7 @@ EPIGEMM_ROUNDED_SHORT(gelu_tanh)
 
 // One instruction each, at most two units in the last place off.
 #define EPIGEMM_ROUNDED_INSTRUCTION(name, instruction)         \
-  __device__ __forceinline__ Rounded name(Rounded x) {         \
+  EPIGEMM_HOST_DEVICE Rounded name(Rounded x) {                \
     float result;                                              \
     asm(instruction " %0, %1;" : "=f"(result) : "f"(x.value)); \
     return Rounded(result);                                    \
@@ -70,28 +72,16 @@ EPIGEMM_ROUNDED_INSTRUCTION(sqrt, "sqrt.approx.f32")
 EPIGEMM_ROUNDED_INSTRUCTION(rsqrt, "rsqrt.approx.f32")
 EPIGEMM_ROUNDED_INSTRUCTION(exp2, "ex2.approx.f32")
 
-__device__ __forceinline__ Rounded div(Rounded a, Rounded b) {
+EPIGEMM_HOST_DEVICE Rounded div(Rounded a, Rounded b) {
   float result;
   asm("div.full.f32 %0, %1, %2;" : "=f"(result) : "f"(a.value), "f"(b.value));
   return Rounded(result);
-}
-
-// log1p(x) = ln 2 log2(1 + x); near 0, where 1 + x loses x, its series. CUDA's function takes branches, and so many
-// instructions that a GEMM's large tiles lose half of their rate behind them.
-__device__ __forceinline__ Rounded log1p(Rounded x) {
-  float logarithm;
-  asm("lg2.approx.f32 %0, %1;" : "=f"(logarithm) : "f"(1.0f + x.value));
-  const float v = x.value;
-  const float near = v * (1.0f - v * (0.5f - v * (1.0f / 3.0f - v * 0.25f)));
-  return Rounded(abs(v) < 0.015625f ? near : logarithm * 0.6931471805599453f);
 }
 
 EPIGEMM_ROUNDED_2(maximum)
 EPIGEMM_ROUNDED_2(minimum)
 
 #else
-
-EPIGEMM_ROUNDED(log1p)
 
 EPIGEMM_ROUNDED(sqrt)
 EPIGEMM_ROUNDED(rsqrt)
@@ -100,5 +90,3 @@ EPIGEMM_ROUNDED(exp2)
 #endif
 
 }  // namespace epigemm::math
-
-#endif

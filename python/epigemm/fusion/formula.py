@@ -92,7 +92,8 @@ class Formula:
             result = values[number] = out_of_place(step.target, args, kwargs)
             if not isinstance(result, Tensor):
                 raise Refusal(f"{step.name} gives no tensor")
-            if step.dtype is not None and result.dtype != step.dtype:
+            # A trace in fp64 has the operands in fp64, too.
+            if step.dtype is not None and result.dtype != step.dtype and acc.dtype != torch.float64:
                 raise Refusal(f"{step.name} rounds to the type of another tensor")
         return result
 

@@ -1,0 +1,130 @@
+"""Functions within which a gradient ends, by `detach` or a comparison: what is recorded is what PyTorch records."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import epigemm
+from epigemm import Matrix, PerColumn, UserEpilogue
+
+
+@epigemm.epilogue
+def detached(acc: Tensor, b: PerColumn, m: Matrix) -> Tensor:
+    return acc.detach() * b.detach() + m.detach()
+
+
+@epigemm.epilogue
+def mask(acc: Tensor, b: PerColumn, m: Matrix) -> Tensor:
+    return ((acc > b) & (m < 0)).float()
+
+
+@epigemm.epilogue
+def constants(acc: Tensor, b: PerColumn, m: Matrix) -> Tensor:
+    return torch.where(acc > b, torch.full_like(m, 2.0), 0.5)
+
+
+@epigemm.epilogue
+def masked(acc: Tensor, b: PerColumn, m: Matrix) -> Tensor:
+    return (acc > 0) * b
+
+
+@epigemm.epilogue
+def gate(acc: Tensor, b: PerColumn, m: Matrix) -> Tensor:
+    return torch.sigmoid(acc).detach() * m + b
+
+
+@epigemm.epilogue
+def straight_through(acc: Tensor, b: PerColumn, m: Matrix) -> Tensor:
+    z = acc + b.detach()
+    return z + (torch.round(z) - z).detach()
+
+
+@epigemm.epilogue
+def flat(acc: Tensor, b: PerColumn, m: Matrix) -> Tensor:
+    return torch.sign(acc) + torch.floor(b)
+
+
+@epigemm.epilogue
+def unread(acc: Tensor, b: PerColumn, m: Matrix) -> Tensor:
+    return F.silu(acc) * m
+
+
+EPILOGUES = [detached, mask, constants, masked, gate, straight_through, flat, unread]
+epilogues = pytest.mark.parametrize("epilogue", EPILOGUES, ids=lambda e: e.traced.name)
+
+
+def plain(epilogue: Any, x: Tensor, weight: Tensor, b: Tensor, m: Tensor) -> Tensor:
+    result: Tensor = epilogue.__wrapped__(x @ weight.mT, b, m)
+    return result
+
+
+def given() -> list[Tensor]:
+    """x, weight, b and m, all of which require a gradient."""
+    generator = torch.Generator().manual_seed(3)
+    shapes = ((5, 8), (16, 8), (16,), (5, 16))
+    return [torch.randn(shape, generator=generator).requires_grad_() for shape in shapes]
+
+
+def assert_alike(function: Callable[..., Tensor], want: Callable[..., Tensor], leaves: list[Tensor]) -> None:
+    """The values, whether they are recorded, and of each leaf the gradient, or that there is none."""
+    found, expected = function(*leaves), want(*leaves)
+    torch.testing.assert_close(found, expected)
+    assert found.requires_grad == expected.requires_grad
+    if not expected.requires_grad:
+        return
+    upstream = torch.randn_like(expected)
+    mine, other = (
+        torch.autograd.grad(result, leaves, upstream, allow_unused=True) for result in (found, expected)
+    )
+    assert [gradient is None for gradient in mine] == [gradient is None for gradient in other]
+    for one, two in zip(mine, other, strict=True):
+        if two is not None:
+            torch.testing.assert_close(one, two)
+
+
+@epilogues
+def test_calls(epilogue: UserEpilogue) -> None:
+    x, weight, b, m = given()
+    assert_alike(epilogue, lambda *leaves: plain(epilogue, *leaves), [x, weight, b, m])
+    z = torch.randn(5, 16, requires_grad=True)
+    assert_alike(epilogue.elementwise, epilogue.__wrapped__, [z, b, m])  # type: ignore[attr-defined]
+
+
+@epilogues
+def test_some_leaves_require_no_gradient(epilogue: UserEpilogue) -> None:
+    for off in range(4):
+        leaves = given()
+        leaves[off].requires_grad_(False)
+
+        def of_others(*others: Tensor, off: int = off, constant: Tensor = leaves[off]) -> list[Tensor]:
+            return [*others[:off], constant, *others[off:]]
+
+        others = [*leaves[:off], *leaves[off + 1 :]]
+        assert_alike(
+            lambda *ones: epilogue(*of_others(*ones)),
+            lambda *ones: plain(epilogue, *of_others(*ones)),
+            others,
+        )
+
+
+@pytest.mark.parametrize("epilogue", [detached, gate], ids=lambda e: e.traced.name)
+def test_under_torch_compile(epilogue: UserEpilogue) -> None:
+    def layer(*leaves: Tensor) -> Tensor:
+        return epilogue(*leaves)
+
+    compiled: Any = torch.compile(layer, backend="aot_eager", fullgraph=True)
+    assert_alike(compiled, lambda *leaves: plain(epilogue, *leaves), given())
+
+
+def test_a_kept_weight() -> None:
+    x, weight, b, m = given()
+    with epigemm.keep_packs():
+        torch.testing.assert_close(gate(x, weight, b, m), plain(gate, x, weight, b, m))
+    packed = epigemm.pack(weight.detach())
+    torch.testing.assert_close(gate(x, packed, b, m), plain(gate, x, weight, b, m))
