@@ -244,7 +244,7 @@ def _operand(function: FunctionType, parameter: inspect.Parameter, place: str) -
         return OperandSpec(kind, parameter.name, float(default))
     except OverflowError:
         raise ValueError(
-            f"{place}: {parameter.name!r} has a default beyond float64; accepted is one of at most "
+            f"{place}: {parameter.name!r} has a default beyond fp64; accepted is one of at most "
             f"{sys.float_info.max:.4g}"
         ) from None
 

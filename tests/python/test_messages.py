@@ -190,5 +190,5 @@ def test_a_default_that_no_float_holds() -> None:
     def huge(acc: Tensor, s: epigemm.Scalar = 10**400) -> Tensor:
         return acc * s
 
-    with pytest.raises(ValueError, match=r"huge \(.*\): 's' has a default beyond float64; accepted is"):
+    with pytest.raises(ValueError, match=r"huge \(.*\): 's' has a default beyond fp64; accepted is"):
         trace(huge)

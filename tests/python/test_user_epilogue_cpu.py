@@ -207,7 +207,7 @@ def test_scalars_beyond_fp32_are_infinite(
 
 
 def test_a_number_that_no_float_holds() -> None:
-    with pytest.raises(ValueError, match=r"scale: got a number beyond float64; accepted is .* 1\.798e\+308"):
+    with pytest.raises(ValueError, match=r"scale: got a number beyond fp64; accepted is .* 1\.798e\+308"):
         mixed(torch.ones(5, 8), torch.ones(16, 8), torch.ones(16), torch.ones(5), torch.ones(5, 16), 10**400)
 
 
