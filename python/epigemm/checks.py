@@ -213,7 +213,7 @@ def scalar_number(name: str, value: object) -> float:
         return float(value)  # type: ignore[arg-type]
     except OverflowError:
         raise ValueError(
-            f"{name}: got a number beyond float64; accepted is one of at most {sys.float_info.max:.4g}"
+            f"{name}: got a number beyond fp64; accepted is one of at most {sys.float_info.max:.4g}"
         ) from None
 
 

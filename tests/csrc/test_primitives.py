@@ -49,6 +49,7 @@ SLOPE_TERMS: dict[str, Callable[..., Tensor]] = {
 # gradient through a cast to fp16 is rounded to it, and lgamma's near a pole takes the tangent of a rounded angle.
 SLOPE_TOLERANCE = {
     "float_product_": 1e-7,
+    "float_difference_": 1e-7,
     "float_beside_": 1e-7,
     "digamma": 1e-8,
     "hardsigmoid_": 1e-7,
