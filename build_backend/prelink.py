@@ -22,16 +22,16 @@ ARCHITECTURE = "sm_90a"
 
 def import_parts() -> None:
     """Let modules of the package be imported without the package."""
-    for name in ("epigemm", "epigemm.linking"):
+    for name in ("epigemm", "epigemm.epilogues", "epigemm.epilogues.tracing", "epigemm.linking"):
         package: Any = types.ModuleType(name)
         package.__path__ = [str(PACKAGE.joinpath(*name.split(".")[1:]))]
         sys.modules[name] = package
 
 
 def write_sources(folder: Path) -> None:
-    """The functors of epigemm/programs.py, for results of 32 bits and of 16; prints their names for CMake."""
-    from epigemm.functor_source import functor_text, kernel_functions
-    from epigemm.programs import FORMULAS, PRELINKED
+    """The functors of epigemm/epilogues/formulas.py, for results of 32 bits and of 16; prints their names for CMake."""
+    from epigemm.epilogues.formulas import FORMULAS, PRELINKED
+    from epigemm.epilogues.tracing.source import functor_text, kernel_functions
 
     folder.mkdir(parents=True, exist_ok=True)
     for name in PRELINKED:

@@ -6,11 +6,11 @@ if(NOT EPIGEMM_GEMM_ARCHITECTURES)
 endif()
 set(EPIGEMM_CUBIN_DIR "${PROJECT_BINARY_DIR}/cubins")
 file(MAKE_DIRECTORY "${EPIGEMM_CUBIN_DIR}")
-# Those that read matrices are not in the registry: epigemm/programs.py has them.
+# Those that read matrices are not in the registry: epigemm/epilogues/formulas.py has them.
 set(prelink "${PROJECT_SOURCE_DIR}/build_backend/prelink.py")
 set(package "${PROJECT_SOURCE_DIR}/python/epigemm")
-set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS "${prelink}" "${package}/programs.py"
-                                       "${package}/functor_source.py" "${package}/functor_short.py")
+set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS "${prelink}" "${package}/epilogues/formulas.py"
+                                       "${package}/epilogues/tracing/source.py" "${package}/epilogues/tracing/short.py")
 execute_process(COMMAND "${Python_EXECUTABLE}" "${prelink}" --write-sources "${EPIGEMM_GENERATED_DIR}/functors"
                 OUTPUT_VARIABLE reading_matrices COMMAND_ERROR_IS_FATAL ANY)
 set(cubins "")

@@ -17,7 +17,14 @@ from hypothesis import HealthCheck, settings
 
 from benchmarks.harness import environment
 from tests.support.cases import cuda_unavailable
+from tests.support.compiling import fresh_compiler, no_python
+from tests.support.pieces import road
+from tests.support.stage import stage
 from tests.support.untyped import backends
+from tests.support.watching import answered, known_device
+
+# Fixtures that tests of several rooms have.
+__all__ = ["answered", "fresh_compiler", "known_device", "no_python", "road", "stage"]
 
 # Code that Inductor has kept from an earlier version of an operator would be run again.
 if "TORCHINDUCTOR_CACHE_DIR" not in os.environ:

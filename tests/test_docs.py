@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from epigemm import functor_operators
+from epigemm.epilogues.tracing import aten
 from tests.support.primitives import ACTIVATIONS
 
 ROOT = Path(__file__).parents[1]
@@ -47,7 +47,7 @@ def test_epilogues_lists_what_an_epilogue_may_be_made_of() -> None:
     text = (ROOT / "docs" / "epilogues.md").read_text(encoding="utf-8")
     part = text.partition("### What an epilogue may be made of")[2].partition("###")[0]
     listed = set(re.findall(r"`([^`]*)`", part))
-    primitives = {*functor_operators.UNARY, *functor_operators.BINARY, *functor_operators.PREDICATES}
+    primitives = {*aten.UNARY, *aten.BINARY, *aten.PREDICATES}
     activations = {name for name in ACTIVATIONS if hasattr(torch.nn.functional, name)}
     assert not (primitives | activations) - listed
 

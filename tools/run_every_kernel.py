@@ -15,12 +15,13 @@ import torch
 from torch import Tensor
 
 from benchmarks.gradings.products import SCALED, SPLIT, forced_into
-from epigemm import linker, matrices
+from epigemm import formula_functions
 from epigemm._native import build_info, ops
-from epigemm.candidates import SWAP_AB
-from epigemm.epilogues import EPILOGUES, Epilogue, EpilogueInputs, fold_batch_norm_reference
-from epigemm.operand_kinds import MATRIX
-from epigemm.programs import FORMULAS
+from epigemm.epilogues.formulas import FORMULAS
+from epigemm.epilogues.kinds import MATRIX
+from epigemm.epilogues.registry import EPILOGUES, Epilogue, EpilogueInputs, fold_batch_norm_reference
+from epigemm.linking import loading
+from epigemm.tuning.candidates import SWAP_AB
 
 DEVICE = torch.device("cuda")
 M, N, K = 200, 328, 136  # rows of 16 bytes, but no multiple of any tile
@@ -79,7 +80,7 @@ def run_fused(epilogue: Epilogue, dtype: torch.dtype) -> int:
     plans += [[family, tile, 0, 1, 2] for family, tile in kernels("tf32") if family == family_number(SWAP_AB)]
     for plan in plans:
         out = torch.full((M, N), float("nan"), dtype=dtype, device=DEVICE)
-        linker.link_plan(epilogue.name, x, "tf32", plan)
+        loading.link_plan(epilogue.name, x, "tf32", plan)
         if not ops._fused_linear_out(epilogue.name, x, weight, *drawn, "tf32", plan, out):
             sys.exit(f"{epilogue.name} {dtype}: no fused kernel on this device")
         expect_close(f"{epilogue.name} {dtype} plan {plan}", out, expected, TOLERANCE[dtype])
@@ -188,7 +189,7 @@ def main() -> None:
         if epilogue.linear:
             launches += run_on_pieces(epilogue, SPLIT) + run_on_pieces(epilogue, SCALED)
     for name, formula in FORMULAS.items():
-        made = matrices.epilogue(name)
+        made = formula_functions.epilogue(name)
         is_folded = [operand in ("multiplier", "offset") for _, operand in formula.operands]
         for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64):
             of_dtype = made.linked(is_folded)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 import epigemm
 from benchmarks.cases import Shape, compile_in_this_process, matching
 from epigemm import PerColumn
-from epigemm.timing import Run
+from epigemm.tuning.timing import Run
 
 # The names of the variants, part of the record's format.
 F_LINEAR, TORCH, EAGER, FUNCTION, PLAIN = "f_linear", "torch", "eager", "function", "function_plain"

@@ -13,7 +13,7 @@ from torch import Tensor
 
 import epigemm
 from benchmarks.gradings.data import Draw
-from epigemm.timing import Effort, make_timer
+from epigemm.tuning.timing import Effort, make_timer
 
 SHAPES = ((16, 8192, 8192), (1024, 8192, 8192), (4096, 4096, 4096))
 HOST_US = 200.0  # more than a call takes before it is launched

@@ -10,9 +10,11 @@ import torch
 from torch import Tensor
 
 import epigemm
-from epigemm import linker, plans, precision
 from epigemm._native import ops
-from epigemm.packs import SLICES, pack_bytes
+from epigemm.arguments import precision
+from epigemm.linking import loading
+from epigemm.packs.weight_packs import SLICES, pack_bytes
+from epigemm.planning import plans
 
 Product = Callable[[Tensor, Tensor], Tensor]
 
@@ -83,7 +85,7 @@ def forced_into(
     if workspace is None:
         workspace = make_workspace(x, weight, arithmetic, packed=pack is not None)
     if plan:
-        linker.link_plan(epilogue, x, arithmetic, plan)
+        loading.link_plan(epilogue, x, arithmetic, plan)
     ops._split_linear_out(
         epilogue,
         x,

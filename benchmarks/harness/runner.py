@@ -19,7 +19,7 @@ from benchmarks.cases import Case, Data, Setting, Shape, make_data
 from benchmarks.harness.accuracy import Reference
 from benchmarks.harness.records import OURS, OWN, CaseResult, Group, Measurement, Timing
 from benchmarks.harness.sampling import SampledReference
-from epigemm.timing import Effort, Timer, make_timer
+from epigemm.tuning.timing import Effort, Timer, make_timer
 
 _MEMORY_SHARE = 0.8
 

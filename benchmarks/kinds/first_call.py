@@ -21,7 +21,7 @@ from benchmarks.baselines import ours_custom
 from benchmarks.cases import Shape, make_data
 from benchmarks.cases.custom import select
 from benchmarks.harness.runner import matmul_precision
-from epigemm.timing import make_timer
+from epigemm.tuning.timing import make_timer
 
 # Where one fused kernel is planned in every type: at the first of `benchmarks.cases.custom.SIZES` bf16 goes
 # to PyTorch's GEMM, and a small kernel is linked.

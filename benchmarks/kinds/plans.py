@@ -18,10 +18,11 @@ from benchmarks.harness.records import Timing
 from benchmarks.harness.report import SCHEMA, progress, show, write_json
 from benchmarks.harness.runner import Bench, Budget, describe_error, matmul_precision
 from benchmarks.kinds import Run
-from epigemm import candidates, execution
-from epigemm.calls import LinearCall
-from epigemm.recording import record
-from epigemm.timing import Effort
+from epigemm.arguments.calls import LinearCall
+from epigemm.calls import execution
+from epigemm.explain.recorder import record
+from epigemm.tuning import candidates
+from epigemm.tuning.timing import Effort
 
 _EFFORT = Effort(rounds=5, min_ms=0.0, max_rounds=5, pause_s=None)
 

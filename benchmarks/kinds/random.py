@@ -24,7 +24,7 @@ from benchmarks.harness.runner import Bench, Budget, Ready, describe_error, matm
 from benchmarks.harness.sampling import SampledReference
 from benchmarks.kinds import Run
 from benchmarks.kinds.points import ours, size, summarise, summary_table, worst_table
-from epigemm.timing import Effort
+from epigemm.tuning.timing import Effort
 
 NAMES = (EAGER, MM, ADDMM, COMPILE)
 EFFORT = Effort(rounds=5, min_ms=2.0, max_rounds=21, pause_s=None)

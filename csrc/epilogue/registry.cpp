@@ -18,7 +18,7 @@ namespace {
 // Whether it may follow a product. When its kernels are linked is no matter here.
 constexpr bool PRELINKED = true, LINKED = true, ELEMENTWISE_ONLY = false;
 
-// A functor says it of itself, as python/epigemm/functor_cost.py counts; the others have none.
+// A functor says it of itself, as python/epigemm/epilogues/tracing/cost.py counts; the others have none.
 template <class Functor, class = void>
 constexpr int kSpecialFunctions = 0;
 template <class Functor>

@@ -50,7 +50,7 @@ const EpilogueInfo* find_epilogue(const char* name, std::size_t length);  // nul
 const EpilogueInfo* epilogue_at(int64_t index);
 
 // An epilogue whose kernels are linked at run time. `operands`: the accumulator first; copied. An entry is never moved
-// or removed. `special_functions`: see EpilogueInfo; python/epigemm/functor_cost.py counts them. A name
+// or removed. `special_functions`: see EpilogueInfo; python/epigemm/epilogues/tracing/cost.py counts them. A name
 // stands for one operand list and one functor: registering them again gives the same id. `bias`: see there. Throws
 // std::invalid_argument where the name is taken or the operands have no room, std::length_error when the table is full.
 EpilogueId register_epilogue(const std::string& name, const std::vector<RegisteredOperand>& operands, int bias,

@@ -1,5 +1,5 @@
-// The operators' schemas. The public ones are implemented in Python (epigemm/registration.py), where autograd, fake
-// kernels and allocation live; those with a leading underscore are the kernels underneath, called below
+// The operators' schemas. The public ones are implemented in Python (epigemm/operators/registration.py), where
+// autograd, fake kernels and allocation live; those with a leading underscore are the kernels underneath, called below
 // autograd alone: they know neither gradients nor version counters.
 #include <torch/csrc/stable/library.h>
 

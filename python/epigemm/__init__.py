@@ -8,7 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 from epigemm import nn
 from epigemm._native import build_info
-from epigemm.explain import Explanation, explain
+from epigemm.arguments.invariance import batch_invariant, is_batch_invariant, set_batch_invariant
+from epigemm.epilogues.kinds import Matrix, PerColumn, PerRow, Scalar
+from epigemm.explain.explanation import Explanation, explain
+from epigemm.formula_functions import (
+    linear_batch_norm_relu,
+    linear_gated,
+    linear_layer_scale_residual,
+    linear_residual,
+)
 from epigemm.functional import (
     bias_relu,
     linear,
@@ -25,18 +33,10 @@ from epigemm.functional import (
     sigmoid,
     sigmoid_scale_residual,
 )
-from epigemm.invariance import batch_invariant, is_batch_invariant, set_batch_invariant
-from epigemm.keeping import keep_packs, set_keep_packs
-from epigemm.matrices import (
-    linear_batch_norm_relu,
-    linear_gated,
-    linear_layer_scale_residual,
-    linear_residual,
-)
-from epigemm.operand_kinds import Matrix, PerColumn, PerRow, Scalar
-from epigemm.packs import PackedWeight, pack
+from epigemm.packs.keep_mode import keep_packs, set_keep_packs
+from epigemm.packs.weight_packs import PackedWeight, pack
 from epigemm.precompiling import precompile
-from epigemm.tuning import Tuning, tune
+from epigemm.tuning.tuner import Tuning, tune
 from epigemm.user_epilogue import UserEpilogue, epilogue
 
 if TYPE_CHECKING:
@@ -103,3 +103,7 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     fusion = importlib.import_module("epigemm.fusion")
     return fusion if name == "fusion" else getattr(fusion, name)
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -33,7 +33,7 @@ ops: Any = torch.ops.epigemm
 """The namespace of the package's operators."""
 
 
-def entry(name: str) -> Any:
+def operator(name: str) -> Any:
     """What calls the operator `name`, without the layer of Python above it that its OpOverload is."""
     overload = getattr(ops, name).default
     return getattr(overload, "_op", overload)

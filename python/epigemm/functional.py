@@ -39,13 +39,12 @@ the linear functions cast `x`, `weight` and `bias` to the autocast dtype, as `to
 
 from __future__ import annotations
 
-from typing import Protocol
-
 from torch import Tensor
 
-from epigemm import call as _call
-from epigemm import checks, docstrings
-from epigemm.epilogues import (
+from epigemm import docstrings
+from epigemm import route as _route
+from epigemm.arguments import checks
+from epigemm.epilogues.registry import (
     BIAS,
     BIAS_RELU,
     BIAS_SILU,
@@ -54,10 +53,9 @@ from epigemm.epilogues import (
     SCALE_BATCH_NORM,
     SIGMOID,
     SIGMOID_SCALE_RESIDUAL,
-    Epilogue,
     gelu_epilogue,
 )
-from epigemm.packs import PackedWeight
+from epigemm.packs.weight_packs import PackedWeight
 
 __all__ = [
     "bias_relu",
@@ -77,51 +75,88 @@ __all__ = [
 ]
 
 
-_Z = "torch.nn.functional.linear(x, weight, bias)"
+@docstrings.linear
+def linear(
+    x: Tensor,
+    weight: Tensor | PackedWeight,
+    bias: Tensor | None = None,
+    *,
+    out: Tensor | None = None,
+    precision: str | None = None,
+    strict: bool = False,
+) -> Tensor:
+    """D = x @ weight.T + bias.
+
+    Matches `torch.nn.functional.linear(x, weight, bias)`.
+
+    Example:
+        >>> epigemm.linear(torch.randn(8, 64), torch.randn(32, 64), torch.randn(32)).shape
+        torch.Size([8, 32])
+    """
+    return _route.linear(BIAS, x, weight, bias, None, precision, out, strict)
 
 
-class _OfBias(Protocol):
-    def __call__(
-        self,
-        x: Tensor,
-        weight: Tensor | PackedWeight,
-        bias: Tensor | None = None,
-        *,
-        out: Tensor | None = None,
-        precision: str | None = None,
-        strict: bool = False,
-    ) -> Tensor: ...
+@docstrings.linear
+def linear_relu(
+    x: Tensor,
+    weight: Tensor | PackedWeight,
+    bias: Tensor | None = None,
+    *,
+    out: Tensor | None = None,
+    precision: str | None = None,
+    strict: bool = False,
+) -> Tensor:
+    """D = relu(x @ weight.T + bias).
+
+    Matches `torch.relu(torch.nn.functional.linear(x, weight, bias))`; NaN stays NaN.
+
+    Example:
+        >>> epigemm.linear_relu(torch.randn(8, 64), torch.randn(32, 64), torch.randn(32)).shape
+        torch.Size([8, 32])
+    """
+    return _route.linear(BIAS_RELU, x, weight, bias, None, precision, out, strict)
 
 
-def _of_bias(name: str, epilogue: Epilogue, formula: str, matches: str) -> _OfBias:
-    """The public function of an epilogue that reads a bias alone."""
+@docstrings.linear
+def linear_silu(
+    x: Tensor,
+    weight: Tensor | PackedWeight,
+    bias: Tensor | None = None,
+    *,
+    out: Tensor | None = None,
+    precision: str | None = None,
+    strict: bool = False,
+) -> Tensor:
+    """D = z * sigmoid(z),  z = x @ weight.T + bias.
 
-    def function(
-        x: Tensor,
-        weight: Tensor | PackedWeight,
-        bias: Tensor | None = None,
-        *,
-        out: Tensor | None = None,
-        precision: str | None = None,
-        strict: bool = False,
-    ) -> Tensor:
-        return _call.linear(epilogue, x, weight, bias, None, precision, out, strict)
+    Matches `torch.nn.functional.silu(torch.nn.functional.linear(x, weight, bias))`.
 
-    function.__name__ = function.__qualname__ = name
-    call = f"epigemm.{name}(torch.randn(8, 64), torch.randn(32, 64), torch.randn(32))"
-    example = f"    >>> {call}.shape\n    torch.Size([8, 32])\n"
-    function.__doc__ = f"D = {formula}.\n\nMatches {matches}.\n\nExample:\n{example}"
-    return docstrings.linear(function)
+    Example:
+        >>> epigemm.linear_silu(torch.randn(8, 64), torch.randn(32, 64), torch.randn(32)).shape
+        torch.Size([8, 32])
+    """
+    return _route.linear(BIAS_SILU, x, weight, bias, None, precision, out, strict)
 
 
-linear = _of_bias("linear", BIAS, "x @ weight.T + bias", f"`{_Z}`")
-linear_relu = _of_bias(
-    "linear_relu", BIAS_RELU, "relu(x @ weight.T + bias)", f"`torch.relu({_Z})`; NaN stays NaN"
-)
-linear_silu = _of_bias(
-    "linear_silu", BIAS_SILU, "z * sigmoid(z),  z = x @ weight.T + bias", f"`torch.nn.functional.silu({_Z})`"
-)
-linear_tanh = _of_bias("linear_tanh", BIAS_TANH, "tanh(x @ weight.T + bias)", f"`torch.tanh({_Z})`")
+@docstrings.linear
+def linear_tanh(
+    x: Tensor,
+    weight: Tensor | PackedWeight,
+    bias: Tensor | None = None,
+    *,
+    out: Tensor | None = None,
+    precision: str | None = None,
+    strict: bool = False,
+) -> Tensor:
+    """D = tanh(x @ weight.T + bias).
+
+    Matches `torch.tanh(torch.nn.functional.linear(x, weight, bias))`.
+
+    Example:
+        >>> epigemm.linear_tanh(torch.randn(8, 64), torch.randn(32, 64), torch.randn(32)).shape
+        torch.Size([8, 32])
+    """
+    return _route.linear(BIAS_TANH, x, weight, bias, None, precision, out, strict)
 
 
 @docstrings.linear
@@ -144,7 +179,7 @@ def linear_gelu(
         torch.Size([8, 32])
     """
     epilogue = gelu_epilogue(approximate)
-    return _call.linear(epilogue, x, weight, bias, None, precision, out, strict)
+    return _route.linear(epilogue, x, weight, bias, None, precision, out, strict)
 
 
 @docstrings.linear
@@ -166,7 +201,7 @@ def linear_sigmoid_scale_residual(
         >>> epigemm.linear_sigmoid_scale_residual(torch.randn(8, 64), torch.randn(32, 64), scale=2.0).shape
         torch.Size([8, 32])
     """
-    return _call.linear(SIGMOID_SCALE_RESIDUAL, x, weight, bias, scale, precision, out, strict)
+    return _route.linear(SIGMOID_SCALE_RESIDUAL, x, weight, bias, scale, precision, out, strict)
 
 
 @docstrings.linear
@@ -189,7 +224,7 @@ def linear_relu_div(
         >>> epigemm.linear_relu_div(torch.randn(8, 64), torch.randn(32, 64), divisor=2.0).shape
         torch.Size([8, 32])
     """
-    return _call.linear(RELU_DIV, x, weight, bias, divisor, precision, out, strict)
+    return _route.linear(RELU_DIV, x, weight, bias, divisor, precision, out, strict)
 
 
 @docstrings.linear
@@ -212,7 +247,7 @@ def linear_scale(
         >>> epigemm.linear_scale(torch.randn(8, 64), torch.randn(32, 64), None, torch.randn(32)).shape
         torch.Size([8, 32])
     """
-    return _call.linear_folded(x, weight, (bias, scale, None, None, None, None), 0.0, precision, out, strict)
+    return _route.linear_folded(x, weight, (bias, scale, None, None, None, None), 0.0, precision, out, strict)
 
 
 @docstrings.linear
@@ -245,7 +280,7 @@ def linear_scale_batch_norm(
     """
     checks.running_statistics(running_mean, running_var)
     vectors = (bias, scale, running_mean, running_var, bn_weight, bn_bias)
-    return _call.linear_folded(x, weight, vectors, eps, precision, out, strict)
+    return _route.linear_folded(x, weight, vectors, eps, precision, out, strict)
 
 
 @docstrings.elementwise
@@ -258,7 +293,7 @@ def sigmoid(x: Tensor, *, out: Tensor | None = None) -> Tensor:
         >>> epigemm.sigmoid(torch.zeros(3))
         tensor([0.5000, 0.5000, 0.5000])
     """
-    return _call.elementwise(SIGMOID, x, None, None, out)
+    return _route.elementwise(SIGMOID, x, None, None, out)
 
 
 @docstrings.elementwise
@@ -271,7 +306,7 @@ def bias_relu(x: Tensor, bias: Tensor | None, *, out: Tensor | None = None) -> T
         >>> epigemm.bias_relu(torch.tensor([[-2.0, 1.0]]), torch.tensor([1.0, 1.0]))
         tensor([[0., 2.]])
     """
-    return _call.elementwise(BIAS_RELU, x, bias, None, out)
+    return _route.elementwise(BIAS_RELU, x, bias, None, out)
 
 
 @docstrings.elementwise
@@ -284,7 +319,7 @@ def sigmoid_scale_residual(x: Tensor, scale: float | Tensor = 1.0, *, out: Tenso
         >>> epigemm.sigmoid_scale_residual(torch.zeros(2), 2.0)
         tensor([1., 1.])
     """
-    return _call.elementwise(SIGMOID_SCALE_RESIDUAL, x, None, scale, out)
+    return _route.elementwise(SIGMOID_SCALE_RESIDUAL, x, None, scale, out)
 
 
 @docstrings.elementwise
@@ -311,7 +346,7 @@ def scale_batch_norm(
     """
     checks.running_statistics(running_mean, running_var)
     fold = (None, scale, running_mean, running_var, bn_weight, bn_bias, eps)
-    return _call.elementwise(SCALE_BATCH_NORM, x, None, None, out, fold)
+    return _route.elementwise(SCALE_BATCH_NORM, x, None, None, out, fold)
 
 
 @docstrings.elementwise
@@ -324,4 +359,4 @@ def relu_div(x: Tensor, divisor: float | Tensor = 1.0, *, out: Tensor | None = N
         >>> epigemm.relu_div(torch.tensor([-1.0, 3.0]), 2.0)
         tensor([0.0000, 1.5000])
     """
-    return _call.elementwise(RELU_DIV, x, None, divisor, out)
+    return _route.elementwise(RELU_DIV, x, None, divisor, out)

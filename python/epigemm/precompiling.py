@@ -9,12 +9,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from epigemm import checks, decisions, kernels, linker
-from epigemm.calls import FIND, LinearCall
-from epigemm.epilogues import compute_dtype
-from epigemm.linked import LinkedEpilogue, missing_elementwise
-from epigemm.operand_kinds import KINDS, SCALAR
-from epigemm.precision import DEFAULT
+from epigemm.arguments import checks
+from epigemm.arguments.calls import FIND, LinearCall
+from epigemm.arguments.precision import DEFAULT
+from epigemm.calls import elementwise_kernels
+from epigemm.calls.linked_elementwise import missing_elementwise
+from epigemm.epilogues.kinds import KINDS, SCALAR
+from epigemm.epilogues.registry import compute_dtype
+from epigemm.epilogues.traced import LinkedEpilogue
+from epigemm.linking import loading
+from epigemm.planning import decisions
 from epigemm.user_epilogue import UserEpilogue
 
 
@@ -68,7 +72,7 @@ def precompile(
     for form, size in itertools.product(forms, sizes):
         call = _call(form, size, types, precision, place)
         for missing in _missing(form, call, training):
-            if reason := linker.link(call.epilogue, missing, place):
+            if reason := loading.link(call.epilogue, missing, place):
                 raise RuntimeError(f"{function.traced.name}: {reason}")
             linked += missing.split(",") if missing else []
     return linked
@@ -101,9 +105,9 @@ def _gpu(device: torch.device | str | None) -> torch.device:
         reason = "torch finds no GPU"
     else:
         like = torch.empty(0, device=place)
-        if kernels.has_native(like):
+        if elementwise_kernels.has_native(like):
             return like.device
-        reason = kernels.why_none(like)
+        reason = elementwise_kernels.why_none(like)
     raise RuntimeError(f"device: got {place}, where no kernel of epigemm's runs ({reason})")
 
 

@@ -13,16 +13,19 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from epigemm import call as _call
-from epigemm import checks, compiled, entry, packs
-from epigemm.calls import ElementwiseCall, LinearCall
-from epigemm.custom import OperandSpec, Traced, trace
-from epigemm.epilogues import BIAS, BIAS_RELU, Epilogue, compute_dtype
-from epigemm.functor_program import REAL, Program, Ref, Step
-from epigemm.functor_source import functor_text
-from epigemm.linked import LinkedEpilogue
-from epigemm.operand_kinds import KINDS, PER_COLUMN, SCALAR
-from epigemm.packs import PackedWeight
+from epigemm import route as _route
+from epigemm.arguments import checks
+from epigemm.arguments.calls import ElementwiseCall, LinearCall
+from epigemm.calls import entry
+from epigemm.epilogues.declaring import OperandSpec, Traced, trace
+from epigemm.epilogues.kinds import KINDS, PER_COLUMN, SCALAR
+from epigemm.epilogues.registry import BIAS, BIAS_RELU, Epilogue, compute_dtype
+from epigemm.epilogues.traced import LinkedEpilogue
+from epigemm.epilogues.tracing.program import REAL, Program, Ref, Step
+from epigemm.epilogues.tracing.source import functor_text
+from epigemm.operators import compiled
+from epigemm.packs import weight_packs
+from epigemm.packs.weight_packs import PackedWeight
 
 _Given = TypeVar("_Given", bound=Tensor | float)
 _is_compiling = torch.compiler.is_compiling
@@ -102,14 +105,14 @@ class UserEpilogue:
         strict: bool,
         pack_use: str | None,
     ) -> Tensor:
-        """As calling it; `pack_use`: what the call may do with the weight's pack, as of `epigemm.call.linear`."""
+        """As calling it; `pack_use`: what the call may do with the weight's pack, as of `epigemm.route.linear`."""
         given = self._in_order(operands, named)
         if self.without and (absent := _absent(given)):
             other, rest = self.without[absent], [each for each in given if each is not None]
             return other.call(x, weight, rest, {}, out, precision, strict, pack_use)
         found: Tensor | entry.Recorded | None = None
         if isinstance(weight, PackedWeight):
-            weight, pack_use = weight.weight, packs.KEEP
+            weight, pack_use = weight.weight, weight_packs.KEEP
         if True in self._ends:
             given = self._unrecorded(given)
             if self._ends[0]:
@@ -122,9 +125,9 @@ class UserEpilogue:
         checks.tensors(x=x, weight=weight)
         checks.optional_tensors(out=out)
         if self.copied is not None and (bias := _as_bias(given[0], x, weight)) is not None:
-            return _call.linear(self.copied, x, weight, bias, None, precision, out, strict, pack_use)
+            return _route.linear(self.copied, x, weight, bias, None, precision, out, strict, pack_use)
         of_bias = None if self._bias is None else given[self._bias]
-        x, weight, biases = _call.autocast(x, weight, of_bias if isinstance(of_bias, Tensor) else None)
+        x, weight, biases = _route.autocast(x, weight, of_bias if isinstance(of_bias, Tensor) else None)
         if self._bias is not None and biases[0] is not None:
             # Of the product's type, as a linear layer's is: it is added before that is rounded.
             given = [*given[: self._bias], biases[0], *given[self._bias + 1 :]]
@@ -135,7 +138,7 @@ class UserEpilogue:
         matrix = x if is_flat else x.reshape(math.prod(lead), x.shape[-1])
         target = out if is_flat or out is None else _flat_out(out, (*lead, columns))
         flat = LinearCall(epilogue, matrix, weight, None, tensors, numbers, strict=strict, out=target)
-        result = _call.linear_linked(flat, precision, pack_use, found is entry.RECORDED)
+        result = _route.linear_linked(flat, precision, pack_use, found is entry.RECORDED)
         return result if is_flat else out if out is not None else result.reshape(*lead, columns)
 
     def elementwise(
@@ -185,7 +188,7 @@ class UserEpilogue:
         if not is_flat and target is not None and target.data_ptr() == z.data_ptr():
             matrix = target  # in place: the same matrix
         flat = ElementwiseCall(epilogue, matrix, None, tensors, numbers, target)
-        result = _call.elementwise_linked(flat, found is entry.RECORDED)
+        result = _route.elementwise_linked(flat, found is entry.RECORDED)
         return result if is_flat else out if out is not None else result.reshape(z.shape)
 
     def __repr__(self) -> str:

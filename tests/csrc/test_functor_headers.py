@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from epigemm.epilogues import EPILOGUES
+from epigemm.epilogues.registry import EPILOGUES
 from tests.support import reference
 from tests.support.arithmetic import FP32, FP64, Arithmetic
 from tests.support.cases import REGISTRY, Operands

@@ -11,8 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from epigemm.custom import Traced, trace
-from epigemm.operand_kinds import Scalar
+from epigemm.epilogues.declaring import Traced, trace
+from epigemm.epilogues.kinds import Scalar
 from tests.support.functors import COMPILER, Functors
 from tests.support.primitives import FUNCTIONS, NAN, points, traced_of
 

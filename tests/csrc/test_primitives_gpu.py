@@ -17,8 +17,8 @@ from torch import Tensor
 
 from epigemm import linking
 from epigemm._native import ops
-from epigemm.custom import Traced
-from epigemm.functor_cost import TRANSCENDENTAL
+from epigemm.epilogues.declaring import Traced
+from epigemm.epilogues.tracing.cost import TRANSCENDENTAL
 from tests.csrc.test_primitives import NO_DERIVATIVE_IN_TORCH, SLOPE_TERMS, SLOPE_TOLERANCE, size_of
 from tests.csrc.test_short_forms import FAR_LEFT, FORMS, RELATIVE
 from tests.support.primitives import FUNCTIONS, points, traced_of

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from epigemm.functor_source import prelude
+from epigemm.epilogues.tracing.source import prelude
 from tests.support.functors import COMPILER
 
 pytestmark = pytest.mark.skipif(COMPILER is None, reason="no C++ compiler")

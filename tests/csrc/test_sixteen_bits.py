@@ -16,11 +16,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from epigemm.custom import Traced, trace
-from epigemm.functor_short import FEW, POWERS, may_be_short
-from epigemm.functor_source import POWERS as WRITTEN
-from epigemm.functor_source import kernel_functions, prelude
-from epigemm.operand_kinds import SLOTS
+from epigemm.epilogues.declaring import Traced, trace
+from epigemm.epilogues.kinds import SLOTS
+from epigemm.epilogues.tracing.short import FEW, POWERS, may_be_short
+from epigemm.epilogues.tracing.source import POWERS as WRITTEN
+from epigemm.epilogues.tracing.source import kernel_functions, prelude
 from tests.csrc.test_short_forms import EXP2_ERROR, RECIPROCAL_ERROR, disturbed
 from tests.support.functors import COMPILER
 

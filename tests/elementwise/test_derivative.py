@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 
 import epigemm
-from epigemm import entry, products
 from epigemm._native import ops
-from epigemm.epilogues import EPILOGUES, RELU_DIV, SCALE_BATCH_NORM, SIGMOID_SCALE_RESIDUAL
+from epigemm.autograd import gradient_products
+from epigemm.calls import entry
+from epigemm.epilogues.registry import EPILOGUES, RELU_DIV, SCALE_BATCH_NORM, SIGMOID_SCALE_RESIDUAL
 from tests.support.arithmetic import STORAGE, Arithmetic
 from tests.support.cases import ELEMENTWISE, Operands, draw_operands, poisoned, signed
 from tests.support.untyped import backward
@@ -145,7 +146,7 @@ def test_a_first_derivative_takes_no_further_product(name: str, device: torch.de
     if name == "linear_scale":
         extra = (torch.randn(24, device=device, requires_grad=True),)
     # Those of the backward pass are torch's own, but for fp32 ones on a GPU, which are one call.
-    where, what = (entry, "products") if device.type == "cuda" else (products, "_mm")
+    where, what = (entry, "products") if device.type == "cuda" else (gradient_products, "_mm")
     with (
         mock.patch.object(entry, "linear_operator", wraps=entry.linear_operator) as forward,
         mock.patch.object(where, what, wraps=getattr(where, what)) as multiplied,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from epigemm import epilogues
+from epigemm.epilogues import registry
 from tests.support import reference
 from tests.support.arithmetic import STORAGE, Arithmetic
 from tests.support.cases import ELEMENTWISE, LINEAR, Operands, declared, draw_operands, poisoned
@@ -40,7 +40,7 @@ def eager(name: str, x: torch.Tensor, operands: Operands) -> torch.Tensor:
     """
     if name == "bias_gelu":
         return reference.evaluate(name, reference.wide(x), operands).to(x.dtype)
-    return epilogues.EPILOGUES[name].reference(x, operands.bias, operands.tensors, operands.scalars)
+    return registry.EPILOGUES[name].reference(x, operands.bias, operands.tensors, operands.scalars)
 
 
 def assert_same_exceptions(actual: torch.Tensor, expected: torch.Tensor) -> None:

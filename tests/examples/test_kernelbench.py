@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch import nn
 
-from epigemm import packs
-from tests.python.pieces import Road, road
+from epigemm.packs import weight_packs
+from tests.support.pieces import Road, road
 
 __all__ = ["road"]
 
@@ -155,7 +155,7 @@ def test_the_weight_is_split_once(path: Path, road: Road) -> None:
                 torch.testing.assert_close(ours(x), original(x), rtol=1e-4, atol=1e-4)
             weight.mul_(0.5)
     assert [launch.packed for launch in road.take()] == [True] * 4
-    assert packs.kept(weight)
+    assert weight_packs.kept(weight)
     ours(x)
     assert [launch.packed for launch in road.take()] == [False]
 

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from epigemm.epilogues import fold_batch_norm_reference
+from epigemm.epilogues.registry import fold_batch_norm_reference
 from tests.support import reference
 from tests.support.arithmetic import Arithmetic
 from tests.support.cases import Operands

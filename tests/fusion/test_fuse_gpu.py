@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 import epigemm
-from epigemm import packs
 from epigemm.fusion import FusionReport
+from epigemm.packs import weight_packs
 from tests.fusion.zoo import deep_mlp
 from tests.support.cases import fused_unavailable
 
@@ -39,7 +39,7 @@ def test_weights_that_nobody_counts_the_writes_of(road: str) -> None:
     with torch.no_grad():
         for _ in range(4):
             torch.testing.assert_close(fast(x), model(x), rtol=1e-4, atol=1e-4)
-            assert not any(packs.kept(layer.weight) for layer in (model[0], model[2]))
+            assert not any(weight_packs.kept(layer.weight) for layer in (model[0], model[2]))
             for layer in (model[0], model[2]):
                 layer.weight.data.mul_(1.5)
 
@@ -74,7 +74,7 @@ def test_compiled_graphs_keep_packs_on_demand() -> None:
         for _ in range(2):
             torch.testing.assert_close(fast(x), model(x), rtol=1e-4, atol=1e-4)
     assert [site.function for site in reports[0].sites] == ["linear_relu", "linear"]
-    assert all(packs.kept(layer.weight) for layer in (model[0], model[2]))
+    assert all(weight_packs.kept(layer.weight) for layer in (model[0], model[2]))
 
 
 @pytest.mark.slow

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from epigemm.fusion import rewrite
-from epigemm.fusion.capture import Chain
+from epigemm.fusion.chains import Chain
 from epigemm.fusion.site import Site
 from tests.fusion import fuzz
 from tests.fusion.forwards import program

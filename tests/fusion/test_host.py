@@ -11,12 +11,12 @@ import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
 import epigemm
-from epigemm import decisions
-from epigemm.fusion import host, products, profit
-from epigemm.fusion.capture import Capture, Chain
+from epigemm.fusion import host, matmuls, profit
+from epigemm.fusion.chains import Capture, Chain
 from epigemm.fusion.host import Launches
 from epigemm.fusion.profit import Judged
 from epigemm.fusion.values import hint
+from epigemm.planning import decisions
 
 LONG, BRIEF = 1000.0, 1.0  # microseconds of a product
 
@@ -26,8 +26,8 @@ def chains_of(function: Callable[[Tensor], Tensor], x: Tensor) -> tuple[fx.Graph
 
     def backend(graph_module: fx.GraphModule, _: object) -> Callable[..., object]:
         capture = Capture(graph_module.graph)
-        understood = map(products.understand, reversed(list(graph_module.graph.nodes)))
-        chains = [capture.chain(each) for each in understood if isinstance(each, products.Product)]
+        understood = map(matmuls.understand, reversed(list(graph_module.graph.nodes)))
+        chains = [capture.chain(each) for each in understood if isinstance(each, matmuls.Product)]
         found.append((graph_module.graph, chains))
         return graph_module.forward
 

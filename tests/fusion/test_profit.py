@@ -9,11 +9,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx
 
-from epigemm import decisions, linker, plans, precision
-from epigemm.calls import LinearCall
-from epigemm.epilogues import BIAS, BIAS_RELU, SCALE_BATCH_NORM
-from epigemm.fusion import products, profit
-from epigemm.fusion.capture import Capture, Chain
+from epigemm.arguments import precision
+from epigemm.arguments.calls import LinearCall
+from epigemm.epilogues.registry import BIAS, BIAS_RELU, SCALE_BATCH_NORM
+from epigemm.fusion import matmuls, profit
+from epigemm.fusion.chains import Capture, Chain
+from epigemm.linking import loading
+from epigemm.planning import decisions, plans
 
 HOPPER = (90, 132)  # capability, multiprocessors
 M, N, K = 4096, 4096, 4096
@@ -26,8 +28,8 @@ def chain_of(function: Any, *inputs: Tensor) -> Chain:
     def backend(graph_module: fx.GraphModule, _: Any) -> Any:
         capture = Capture(graph_module.graph)
         for node in graph_module.graph.nodes:
-            understood = products.understand(node)
-            if isinstance(understood, products.Product):
+            understood = matmuls.understand(node)
+            if isinstance(understood, matmuls.Product):
                 found.append(capture.chain(understood))
         return graph_module.forward
 
@@ -87,7 +89,7 @@ def call(m: int, dtype: torch.dtype, k: int = K, n: int = N) -> LinearCall:
 
 def test_the_planner_decides(hopper: Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
     """fp32 runs on fp16 slices where there are rows enough; cuBLAS adds a bias itself."""
-    monkeypatch.setattr(linker, "would_link", lambda *call: "")  # as a build with all kernels
+    monkeypatch.setattr(loading, "would_link", lambda *call: "")  # as a build with all kernels
     assert profit.judged_there(call(M, torch.float32), hopper).why_not == ""
     assert profit.judged_there(call(16, torch.float32), hopper).why_not == profit.SLOWER
     assert profit.judged_there(call(M, torch.bfloat16), hopper).why_not == profit.SLOWER
@@ -96,7 +98,7 @@ def test_the_planner_decides(hopper: Tensor, monkeypatch: pytest.MonkeyPatch) ->
 
 def test_cublas_with_a_relu_is_a_fused_call(hopper: Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
     """But no training in 16 bits, which gains nothing."""
-    monkeypatch.setattr(linker, "would_link", lambda *call: "")
+    monkeypatch.setattr(loading, "would_link", lambda *call: "")
     asked = call(M, torch.bfloat16)._replace(epilogue=BIAS_RELU)
     assert profit.judged_there(asked, hopper).why_not == ""
     assert profit.judged_there(asked, hopper, is_recorded=True).why_not == profit.RECORDED

@@ -6,8 +6,8 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from epigemm import plans
 from epigemm._native import build_info, ops
+from epigemm.planning import plans
 
 H200 = (90, 132, 1980, 4285000)
 SWAP_AB = "sm90_swap_ab"

@@ -9,10 +9,11 @@ import torch
 from torch import Tensor
 
 import epigemm
-from epigemm import decisions, fallback, plans
-from epigemm.calls import LinearCall
-from epigemm.decisions import PRODUCT, WITH_BIAS, WITH_BIAS_AND_RELU
-from epigemm.epilogues import BIAS, BIAS_RELU, RELU_DIV, Epilogue
+from epigemm.arguments.calls import LinearCall
+from epigemm.calls import fallback
+from epigemm.epilogues.registry import BIAS, BIAS_RELU, RELU_DIV, Epilogue
+from epigemm.planning import decisions, plans
+from epigemm.planning.decisions import PRODUCT, WITH_BIAS, WITH_BIAS_AND_RELU
 from tests.gemm.query import is_one_kernel
 from tests.support import reference
 from tests.support.arithmetic import BF16, FP16, FP32, FP64, STORAGE, Arithmetic

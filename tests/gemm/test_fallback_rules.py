@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from epigemm import plans
 from epigemm._native import ops
+from epigemm.planning import plans
 from tests.gemm.query import is_one_kernel
 
 

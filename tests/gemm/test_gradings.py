@@ -18,7 +18,7 @@ from benchmarks.gradings.bounds import EPS
 from benchmarks.gradings.measures import Errors, Exact, errors, ratios
 from benchmarks.gradings.products import Product
 from benchmarks.harness import environment
-from epigemm import timing
+from epigemm.tuning import timing
 from tests.support import split_emulation as emulation
 
 CPU = torch.device("cpu")

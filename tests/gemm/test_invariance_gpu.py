@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 import epigemm
-from epigemm import execution
-from epigemm.calls import LinearCall
-from epigemm.epilogues import BIAS_RELU
+from epigemm.arguments.calls import LinearCall
+from epigemm.calls import execution
+from epigemm.epilogues.registry import BIAS_RELU
 from tests.support.cases import fused_unavailable, poisoned, signed
 from tests.support.invariance import assert_each_row_alone, assert_rows_keep_their_bits, bits
 from tests.support.layouts import LAYOUTS

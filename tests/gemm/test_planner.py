@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from epigemm import plans
 from epigemm._native import ops
+from epigemm.planning import plans
 from tests.gemm.query import (
     ALL_TYPES,
     FUSED_TYPES,

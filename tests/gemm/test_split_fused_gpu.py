@@ -10,9 +10,9 @@ import torch
 
 import epigemm
 from benchmarks.gradings import products
-from epigemm import linker
 from epigemm._native import ops
-from epigemm.packs import SLICES, pack_bytes
+from epigemm.linking import loading
+from epigemm.packs.weight_packs import SLICES, pack_bytes
 from tests.support import plans
 from tests.support.arithmetic import SCALED, SPLIT_ARITHMETICS, Arithmetic
 from tests.support.cases import LINEAR, draw_operands, fused_unavailable, has_bias, signed
@@ -104,7 +104,7 @@ def test_the_dispatched_plan(name: str, arithmetic: Arithmetic, rng: torch.Gener
     for shape in [(16, 512, 1024), (33, 512, 1024), (64, 1024, 512), (1024, 1024, 1024), (3000, 260, 520)]:
         problem = make(name, arithmetic, shape, DEVICE, rng)
         for tile in range(tile_count(arithmetic)):
-            linker.link_plan(name, problem.x, arithmetic.name, plan(tile))
+            loading.link_plan(name, problem.x, arithmetic.name, plan(tile))
         run_checked(problem, [])
 
 

@@ -16,10 +16,15 @@ import torch
 from torch import Tensor
 
 import epigemm
-from epigemm import Matrix, PerColumn, candidates, execution, linker, packs, plans, tables
+from epigemm import Matrix, PerColumn
 from epigemm._native import build_info, ops
-from epigemm.calls import LinearCall
-from epigemm.epilogues import BIAS_RELU, RELU_DIV
+from epigemm.arguments.calls import LinearCall
+from epigemm.calls import execution
+from epigemm.epilogues.registry import BIAS_RELU, RELU_DIV
+from epigemm.linking import loading
+from epigemm.packs import weight_packs
+from epigemm.planning import measured, plans
+from epigemm.tuning import candidates
 from tests.support import reference
 from tests.support.arithmetic import BF16, SCALED, SPLIT, TF32, Arithmetic
 from tests.support.cases import Operands, fused_unavailable
@@ -40,7 +45,7 @@ def empty_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Non
     yield
     monkeypatch.undo()
     ops._clear_measured(0)
-    tables.load(0)
+    measured.load(0)
 
 
 def draw(m: int, dtype: torch.dtype = torch.bfloat16) -> tuple[Tensor, Tensor, Tensor]:
@@ -90,7 +95,7 @@ def test_what_tune_finds_is_used(m: int) -> None:
 def test_every_candidate_is_right(m: int, arithmetic: Arithmetic, precision: str, setting: str) -> None:
     torch.backends.cuda.matmul.fp32_precision = setting
     x, weight, bias = draw(m, arithmetic.dtype)
-    for pack_use in (packs.KEEP, packs.NONE):
+    for pack_use in (weight_packs.KEEP, weight_packs.NONE):
         call = candidates.on_random_x(LinearCall(RELU_DIV, x, weight, bias, (), (2.0,), precision, pack_use))
         name = "ieee" if arithmetic is BF16 else arithmetic.name
         (family,) = (each for each in candidates.families(call) if each.kind.arithmetic == name)
@@ -112,7 +117,7 @@ def fused_out(x: Tensor, weight: Tensor, bias: Tensor, plan: tuple[int, ...] = (
     """The fused kernel alone, by the planner's plan or another; None where it is not to run."""
     out = x.new_full((x.shape[0], N), float("nan"))
     for each in [plan] if plan else EVERY_TILE:
-        linker.link_plan("bias_relu", x, "ieee", list(each))
+        loading.link_plan("bias_relu", x, "ieee", list(each))
     launched = ops._fused_linear_out("bias_relu", x, weight, bias, [], [], "ieee", list(plan), out)
     return out if launched else None
 
@@ -122,14 +127,14 @@ def test_calls_follow_what_is_measured_at_once() -> None:
     x, weight, bias = draw(100)
     other = draw(101)[0]
     before, beside = fused_out(x, weight, bias), fused_out(other, weight, bias)
-    entry = tables.Entry(
+    entry = measured.Entry(
         "bias_relu", "bfloat16", "ieee", False, True, False, 100, N, K, (0, 0, 0, 1, 1), 1.0, 9.0
     )
     in_parts = (1, 3, 0, 1, 4)  # adds in another order, so that other bits show which one ran
     expected = {plan: fused_out(x, weight, bias, plan) for plan in (entry.plan, in_parts)}
     for _ in range(3):
         for plan, runs in ((entry.plan, True), (in_parts, True), (entry.plan, False)):
-            tables.install(0, [replace(entry, plan=plan, torch_us=9.0 if runs else 0.5)])
+            measured.install(0, [replace(entry, plan=plan, torch_us=9.0 if runs else 0.5)])
             for _ in range(2):
                 actual = fused_out(x, weight, bias)
                 assert (actual is not None) is runs
@@ -238,7 +243,7 @@ def test_every_candidate_of_a_made_epilogue_is_right(
     m: int, dtype: torch.dtype, precision: str, setting: str, relative: float
 ) -> None:
     torch.backends.cuda.matmul.fp32_precision = setting
-    for pack_use in (packs.KEEP, packs.NONE):
+    for pack_use in (weight_packs.KEEP, weight_packs.NONE):
         call = candidates.on_random_x(made_call(m, dtype, precision, pack_use))
         bias, other = (each.double() for each in call.operands)
         exact = torch.sigmoid(call.x.double() @ call.weight.double().t() + bias) * other

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from epigemm import tables
 from epigemm.linking import cubins, libraries, store
 from epigemm.linking import folder as kept
 from epigemm.linking.cubins import Job, cubin, find, key_for
 from epigemm.linking.store import Once, decode
+from epigemm.planning import measured
 from tests.linking.fakes import KERNEL_IR, SOURCE, SYMBOL, FakeNvJitLink, FakeNvrtc, fakes
 
 Fakes = tuple[FakeNvrtc, FakeNvJitLink]
@@ -44,7 +44,7 @@ def test_what_is_made_is_this_users_alone(first: str, fake: Fakes, folder: Path)
     """Also where measured choices, which lie beside the kernels, come first."""
     os.umask(0)
     if first == "choices":
-        tables.merge(folder.parent / "choices.json", "a GPU", [])
+        measured.merge(folder.parent / "choices.json", "a GPU", [])
     cubin(*JOB)
     assert [mode_of(path) for path in (folder.parent, folder, file_of(folder))] == [0o700, 0o700, 0o600]
 

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 
 import epigemm
-from epigemm import packs
-from tests.python.pieces import Road
+from epigemm.packs import weight_packs
+from tests.support.pieces import Road
 
 
 class Plain(nn.Module):
@@ -46,7 +46,7 @@ def test_the_first_call_packs_and_the_others_find_it(road: Road) -> None:
     launches = road.take()
     assert [launch.packed for launch in launches] == [True] * 3
     assert len({launch.pack for launch in launches}) == 1
-    assert list(packs.kept(both.linear.weight)) == [2]
+    assert list(weight_packs.kept(both.linear.weight)) == [2]
 
 
 def optimiser_step(both: Plain, x: Tensor, optimiser: str, **options: Any) -> None:
@@ -140,7 +140,7 @@ def test_copies_have_packs_of_their_own(duplicate: Callable[[Any], Any], road: R
     both, x = Plain(road), road.x()
     both.both(x)
     twin = duplicate(both)
-    assert not packs.kept(twin.linear.weight)
+    assert not weight_packs.kept(twin.linear.weight)
     with torch.no_grad():
         twin.linear.weight.mul_(-1)
     twin.both(x)
@@ -158,7 +158,7 @@ def test_packs_are_in_no_state(road: Road) -> None:
 
     before = sizes()
     both.both(x)
-    assert packs.kept(both.fused.weight)
+    assert weight_packs.kept(both.fused.weight)
     assert sizes() == before
     assert len(list(both.fused.buffers())) == 0
 
@@ -166,7 +166,7 @@ def test_packs_are_in_no_state(road: Road) -> None:
 def test_a_freed_module_frees_its_pack(road: Road) -> None:
     both, x = Plain(road), road.x()
     both.both(x)
-    buffer = weakref.ref(packs.kept(both.fused.weight)[2].buffer)
+    buffer = weakref.ref(weight_packs.kept(both.fused.weight)[2].buffer)
     del both
     gc.collect()
     assert buffer() is None
@@ -175,7 +175,7 @@ def test_a_freed_module_frees_its_pack(road: Road) -> None:
 def test_a_replaced_weight_frees_its_pack(road: Road) -> None:
     both, x = Plain(road), road.x()
     both.both(x)
-    buffer = weakref.ref(packs.kept(both.fused.weight)[2].buffer)
+    buffer = weakref.ref(weight_packs.kept(both.fused.weight)[2].buffer)
     new_parameter(both, x)
     gc.collect()
     assert buffer() is None
@@ -216,27 +216,29 @@ class Doubled(nn.Module):
 def test_weights_made_for_one_call_keep_no_pack(road: Road) -> None:
     """Parametrised ones, and those of functional_call: packing them would cost every call what only many repay."""
     both, x = Plain(road), road.x(road.rows_worth_a_pack_alone())
-    owners = len(packs._owners)
+    owners = len(weight_packs._owners)
     other = torch.randn_like(both.linear.weight)
     handed = {"weight": other, "bias": both.linear.bias}
     with torch.no_grad():
         actual = torch.func.functional_call(both.fused, handed, (x,))
         torch.testing.assert_close(actual, torch.relu(x @ other.t() + both.linear.bias), rtol=1e-3, atol=1e-3)
-        assert not road.take() and not packs.kept(other), "worth a pack that is there, not one for this call"
+        assert not road.take() and not weight_packs.kept(other), (
+            "worth a pack that is there, not one for this call"
+        )
         torch.nn.utils.parametrize.register_parametrization(both.fused, "weight", Doubled())
         for given, launched in ((x, []), (road.x(), [False])):
             expected = torch.relu(2 * given @ both.linear.weight.t() + both.linear.bias)
             torch.testing.assert_close(both.fused(given), expected, rtol=1e-3, atol=1e-3)
             assert packed(road) == launched
     both.fused.repack()
-    assert len(packs._owners) == owners
+    assert len(weight_packs._owners) == owners
 
 
 def test_repack_does_nothing_where_nothing_is_packed() -> None:
     for dtype in (torch.float32, torch.bfloat16, torch.float64):
         module = epigemm.nn.LinearReLU(256, 256, dtype=dtype)
         module.repack()
-        assert not packs.kept(module.weight)
+        assert not weight_packs.kept(module.weight)
 
 
 def test_training_follows_plain_pytorch(road: Road) -> None:

@@ -14,10 +14,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, fx
 
-from epigemm.custom import Traced
-from epigemm.functor_program import Program, Ref, Step, Value, words
-from epigemm.functor_reference import constant, function_of, round_to
-from epigemm.functor_steps import ROUNDED
+from epigemm.epilogues.declaring import Traced
+from epigemm.epilogues.tracing.program import Program, Ref, Step, Value, words
+from epigemm.epilogues.tracing.reference import constant, function_of, round_to
+from epigemm.epilogues.tracing.steps import ROUNDED
 
 EXACT = frozenset(
     words("neg abs relu maximum minimum fmin fmax floor sign clamp clamp_min clamp_max hardtanh copy")

@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from epigemm.custom import Traced, trace
-from epigemm.operand_kinds import PerColumn
+from epigemm.epilogues.declaring import Traced, trace
+from epigemm.epilogues.kinds import PerColumn
 
 INF, NAN = float("inf"), float("nan")
 SPECIAL = [

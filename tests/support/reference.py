@@ -28,7 +28,7 @@ from dataclasses import dataclass
 
 import torch
 
-from epigemm import epilogues
+from epigemm.epilogues import registry
 from tests.support.arithmetic import Arithmetic
 from tests.support.cases import Operands
 
@@ -66,7 +66,7 @@ def wide(tensor: torch.Tensor) -> torch.Tensor:
 def evaluate(name: str, acc: torch.Tensor, operands: Operands) -> torch.Tensor:
     """The registry's reference in float64."""
     exact = operands.map(wide)
-    result = epilogues.EPILOGUES[name].reference(acc, exact.bias, exact.tensors, exact.scalars)
+    result = registry.EPILOGUES[name].reference(acc, exact.bias, exact.tensors, exact.scalars)
     assert result.dtype is torch.float64
     return result
 

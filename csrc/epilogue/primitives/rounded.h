@@ -1,8 +1,8 @@
 // The same functions of `Rounded`, a float whose result will be rounded to 16 bits: with shorter instructions where
 // their error, relatively at most 2^-16, is far below that rounding. A sum whose terms cancel makes an error larger: a
 // functor that subtracts behind tanh, expm1, log1p or gelu is called with float. For Python functions
-// epigemm/functor_short.py decides so, by the errors that are said here and in short.h; no functor in C++ does that.
-// (tanh.approx is not taken: its 2^-11 would be most of what fp16 rounds by.)
+// epigemm/epilogues/tracing/short.py decides so, by the errors that are said here and in short.h; no functor in C++
+// does that. (tanh.approx is not taken: its 2^-11 would be most of what fp16 rounds by.)
 #pragma once
 
 #include "epilogue/rounded.h"

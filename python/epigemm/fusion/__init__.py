@@ -1,8 +1,10 @@
 """Fusion of whole models: one pass over Dynamo's graphs, `rewrite.fuse_graph`.
 
 `fuse` runs such graphs operator by operator, the torch.compile backend "epigemm" has them compiled. At every matrix
-product `capture` takes along what follows it element by element; `formula` makes it an epilogue, by the road of a
+product `chains` takes along what follows it element by element; `formula` makes it an epilogue, by the road of a
 user's function; a `Site` is the call.
+
+Imports: everything but `nn`, `explain` and `tuning`. Taken by nobody.
 """
 
 from __future__ import annotations

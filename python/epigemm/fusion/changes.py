@@ -26,7 +26,7 @@ from torch.nn.modules import module as _module
 from torch.overrides import _get_current_function_mode_stack
 from torch.utils._device import DeviceContext
 
-from epigemm.functor_program import words
+from epigemm.epilogues.tracing.program import words
 
 OTHER_CODE = "a function has other code since"
 _code, _order = attrgetter("__code__"), attrgetter("__mro__")

@@ -11,7 +11,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, fx
 
-from epigemm import checks
+from epigemm.arguments import checks
 from epigemm.fusion.host import Launches
 from epigemm.fusion.rewrite import fuse_module
 

@@ -1,7 +1,7 @@
 """A chain as a function of the product and its operands, and the epilogue that is made of it.
 
 The nodes of the chain are called once more on the tensors that an epilogue sees: the accumulator `[M, N]`, vectors,
-matrices, all in fp32. From there on it is a function of the user's: `custom.traced`.
+matrices, all in fp32. From there on it is a function of the user's: `declaring.traced`.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
-from epigemm import custom
-from epigemm.custom import OperandSpec
-from epigemm.functor_program import Ref, words
-from epigemm.functor_steps import Refusal
-from epigemm.operand_kinds import KINDS, SCALAR
+from epigemm.epilogues import declaring
+from epigemm.epilogues.declaring import OperandSpec
+from epigemm.epilogues.kinds import KINDS, SCALAR
+from epigemm.epilogues.tracing.program import Ref, words
+from epigemm.epilogues.tracing.steps import Refusal
 from epigemm.user_epilogue import UserEpilogue
 
 _LONGEST_NAME, _LONGEST_TEXT = 40, 160
@@ -175,7 +175,7 @@ def _make(formula: Formula) -> UserEpilogue | str:
             torch.autocast("cpu", enabled=False),
             torch.autocast("cuda", enabled=False),
         ):
-            return UserEpilogue(custom.traced(function, tuple(specs), name_of(formula.steps), line))
+            return UserEpilogue(declaring.traced(function, tuple(specs), name_of(formula.steps), line))
     except Exception as error:  # whatever the function raises on such tensors
         text = re.sub(r"^\w+ \([^)]*\): ", "", str(error).split("\n")[0])
         return "it is not pointwise" if text.startswith("it fails while it is traced") else text

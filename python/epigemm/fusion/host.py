@@ -13,10 +13,10 @@ from enum import Enum
 import torch
 from torch import Tensor, fx
 
-from epigemm import decisions
-from epigemm.fusion.capture import Chain
+from epigemm.fusion.chains import Chain
 from epigemm.fusion.profit import Judged
 from epigemm.fusion.values import hint, storage_of, tensor_of
+from epigemm.planning import decisions
 
 WAITS = "the GPU waits for the host at these sizes, and fused calls spare the host too little"
 

@@ -19,7 +19,7 @@ from torch import Tensor, fx
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
-from epigemm.fusion import products
+from epigemm.fusion import matmuls
 from epigemm.fusion.effects import called, effects_of
 from epigemm.fusion.values import (
     is_contiguous,
@@ -103,7 +103,7 @@ def _beside(node: fx.Node) -> list[fx.Node]:
 
 
 def _is_of_a_product(node: fx.Node, steps: int = _FAR) -> bool:
-    if isinstance(products.understand(node), products.Product):
+    if isinstance(matmuls.understand(node), matmuls.Product):
         return True
     value, tensors = value_at(node), [n for n in node.all_input_nodes if tensor_of(n) is not None]
     same = [n for n in tensors if known(value_at(n).numel() == value.numel())]

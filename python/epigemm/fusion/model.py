@@ -17,7 +17,7 @@ from torch import Tensor, fx, nn
 from torch._C._dynamo.eval_frame import _FrameAction, _FrameExecStrategy
 from torch._dynamo.types import ConvertFrameReturn
 
-from epigemm import checks
+from epigemm.arguments import checks
 from epigemm.fusion.changes import Watched, guard_more, why_not_now
 from epigemm.fusion.copies import copied
 from epigemm.fusion.generators import COROUTINE, is_coroutine, kept_inside

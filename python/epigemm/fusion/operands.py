@@ -13,8 +13,9 @@ import torch.nn.functional as F
 from torch import Tensor, fx
 from torch.fx.graph import _parse_stack_trace
 
+from epigemm.epilogues.kinds import MATRIX, PER_COLUMN, PER_ROW, SCALAR
 from epigemm.fusion.formula import Formula, Slot, Step
-from epigemm.fusion.products import Product
+from epigemm.fusion.matmuls import Product
 from epigemm.fusion.values import (
     in_order,
     is_contiguous,
@@ -25,7 +26,6 @@ from epigemm.fusion.values import (
     tensor_of,
     value_at,
 )
-from epigemm.operand_kinds import MATRIX, PER_COLUMN, PER_ROW, SCALAR
 
 _LARGEST = 2.0**60
 _NORM = ("running_mean", "running_var", "weight", "bias")

@@ -8,13 +8,16 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from epigemm import decisions, gradients, linker, plans, precision
-from epigemm.calls import FIND, LinearCall
-from epigemm.epilogues import BIAS, SCALE_BATCH_NORM, Epilogue
-from epigemm.fusion.capture import Chain
+from epigemm.arguments import precision
+from epigemm.arguments.calls import FIND, LinearCall
+from epigemm.autograd import gradients
+from epigemm.epilogues.kinds import KINDS, SCALAR
+from epigemm.epilogues.registry import BIAS, SCALE_BATCH_NORM, Epilogue
+from epigemm.fusion.chains import Chain
 from epigemm.fusion.operands import Norm
 from epigemm.fusion.values import hint, tensor_of
-from epigemm.operand_kinds import KINDS, SCALAR
+from epigemm.linking import loading
+from epigemm.planning import decisions, plans
 
 SLOWER = "the planner expects no kernel of epigemm's to be faster there"
 RECORDED = "in 16 bits training gains nothing"
@@ -66,7 +69,7 @@ def judged_there(
         why_not = SLOWER
     else:
         missing = decisions.missing_kernels(call, code, slices, place)
-        why_not = linker.would_link(call.epilogue, missing, place.device)
+        why_not = loading.would_link(call.epilogue, missing, place.device)
     fallback_us, fused_us = _expected_us(call, decision, code, place, keeps_pack)
     return Judged(why_not, way, fallback_us, fused_us)
 

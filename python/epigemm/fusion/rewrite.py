@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import fx
 
-from epigemm.fusion import formula, host, layouts, products, profit
-from epigemm.fusion.capture import Capture, Chain
+from epigemm.fusion import formula, host, layouts, matmuls, profit
+from epigemm.fusion.chains import Capture, Chain
 from epigemm.fusion.report import FusedSite, FusionReport, Skipped
 from epigemm.fusion.site import Site
 from epigemm.fusion.values import tensor_of
@@ -114,7 +114,7 @@ def _judged(graph: fx.Graph, keep_packs: bool) -> tuple[FusionReport, dict[Chain
     report, capture, judged = FusionReport(), Capture(graph), {}
     # The last one first: of a gate and what it is multiplied by, each then has what follows it alone.
     for node in reversed(list(graph.nodes)):
-        understood = products.understand(node)
+        understood = matmuls.understand(node)
         if understood is not None:
             understood = capture.why_not(node, understood) or understood
         if isinstance(understood, str):

@@ -6,12 +6,13 @@ from typing import Any
 
 from torch import Tensor
 
-from epigemm import call as _call
-from epigemm import entry, packs
-from epigemm.epilogues import BIAS, Epilogue
-from epigemm.fusion.capture import Chain
+from epigemm import route as _route
+from epigemm.calls import entry
+from epigemm.epilogues.kinds import KINDS
+from epigemm.epilogues.registry import BIAS, Epilogue
+from epigemm.fusion.chains import Chain
 from epigemm.fusion.operands import Operand
-from epigemm.operand_kinds import KINDS
+from epigemm.packs import weight_packs
 
 _NO_BIAS = (None,)
 
@@ -35,7 +36,7 @@ class Site:
             if isinstance(each, Operand) and each.order is not None:
                 self._orders[place] = each.kind, each.order
             place += sum(source is not None for source in each.sources)
-        self._pack_use = packs.KEEP if keeps_pack else packs.FIND
+        self._pack_use = weight_packs.KEEP if keeps_pack else weight_packs.FIND
         # Recorded calls, BatchNorms and operands of other shapes take the long way.
         self._is_direct = not product.value.requires_grad and chain.norm is None
         self._direct: Epilogue | None = None
@@ -70,11 +71,11 @@ class Site:
             vectors = [next(rest) if there else None for there in present]
             if self._epilogue is None:
                 folded = (given[0] if given else None, None, *vectors)
-                return _call.linear_folded(x, weight, folded, eps, None, None, False, self._pack_use)
-            given += _call.fold(x, (None, None, *vectors), eps, columns)
+                return _route.linear_folded(x, weight, folded, eps, None, None, False, self._pack_use)
+            given += _route.fold(x, (None, None, *vectors), eps, columns)
         if self._epilogue is None:
             bias = given[0] if given else None
-            return _call.linear(BIAS, x, weight, bias, None, None, None, False, self._pack_use)
+            return _route.linear(BIAS, x, weight, bias, None, None, None, False, self._pack_use)
         return self._epilogue.call(x, weight, given, {}, None, None, False, self._pack_use)
 
     def _in_order(self, x: Tensor, sources: tuple[Tensor, ...]) -> tuple[Tensor, ...]:

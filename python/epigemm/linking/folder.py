@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from epigemm.tables import cache_dir
+from epigemm.planning.measured import cache_dir
 
 NAME = "cubins"
 SUFFIX = ".cubin"

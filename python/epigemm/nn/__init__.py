@@ -8,6 +8,8 @@ hooks, parametrizations and the `forward` of a subclass. Hooks that the shared l
 Where fp32 products run on fp16 slices, a layer keeps those of its weight, if that is an `nn.Parameter`, between
 calls that need no gradient of the weight. They follow the weight's changes and are in no copy, pickle or state dict;
 `epigemm.packs` says which changes torch does not count: after those, call `repack()`.
+
+Imports: the public functions, `route`, `packs`. Taken by nobody.
 """
 
 from __future__ import annotations

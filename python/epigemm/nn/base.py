@@ -8,9 +8,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
-from epigemm import call as _call
-from epigemm import checks, matrices, packs
-from epigemm.epilogues import Epilogue
+from epigemm import formula_functions
+from epigemm import route as _route
+from epigemm.arguments import checks
+from epigemm.epilogues.registry import Epilogue
+from epigemm.packs import weight_packs
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -108,13 +110,13 @@ class FusedLinear(nn.Module):
         Raises:
             RuntimeError: the current stream is being captured into a CUDA graph.
         """
-        packs.repack(self.weight, self.precision)
+        weight_packs.repack(self.weight, self.precision)
 
     def _run(self, name: str, x: Tensor, *operands: Tensor) -> Tensor:
         """By one of the epilogues that read a matrix."""
         weight, bias = self.weight, self.bias
         use = pack_use(weight)
-        return matrices.run(name, x, weight, bias, operands, None, self.precision, self.strict, use)
+        return formula_functions.run(name, x, weight, bias, operands, None, self.precision, self.strict, use)
 
     def extra_repr(self) -> str:
         """The constructor's arguments, as `nn.Linear` prints them."""
@@ -142,7 +144,7 @@ class EpilogueLinear(FusedLinear):
             bias = self.bias
         scalar = None if self._scalar is None else getattr(self, self._scalar)
         use = pack_use(weight)
-        return _call.linear(self._epilogue, x, weight, bias, scalar, self.precision, None, self.strict, use)
+        return _route.linear(self._epilogue, x, weight, bias, scalar, self.precision, None, self.strict, use)
 
     def extra_repr(self) -> str:
         """As of `FusedLinear`, with the scalar."""
@@ -167,7 +169,7 @@ def pack_use(weight: Tensor) -> str:
     A weight that is no parameter (parametrised, or handed in by `torch.func.functional_call`) may be gone
     after the call.
     """
-    return packs.KEEP if isinstance(weight, nn.Parameter) else packs.FIND
+    return weight_packs.KEEP if isinstance(weight, nn.Parameter) else weight_packs.FIND
 
 
 def checked_options(precision: str | None, strict: bool) -> tuple[str | None, bool]:

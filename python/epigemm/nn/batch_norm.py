@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 import torch
 from torch import Tensor, nn
 
-from epigemm import call as _call
-from epigemm import docstrings, invariance, matrices, packs
+from epigemm import docstrings, formula_functions
+from epigemm import route as _route
+from epigemm.arguments import invariance
 from epigemm.nn.base import (
     CallOptions,
     Options,
@@ -18,6 +19,7 @@ from epigemm.nn.base import (
     require_plain,
     set_vector,
 )
+from epigemm.packs import weight_packs
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -79,11 +81,11 @@ def _scale_batch_norm(
             )
         scaling = (bias, scale, None, None, None, None)
         result: Tensor = bn(
-            _call.linear_folded(x, weight, scaling, 0.0, precision, None, strict, pack_use(weight))
+            _route.linear_folded(x, weight, scaling, 0.0, precision, None, strict, pack_use(weight))
         )
         return result
     vectors = (bias, scale, bn.running_mean, bn.running_var, bn.weight, bn.bias)
-    return _call.linear_folded(x, weight, vectors, bn.eps, precision, None, strict, pack_use(weight))
+    return _route.linear_folded(x, weight, vectors, bn.eps, precision, None, strict, pack_use(weight))
 
 
 def _takes_batch_statistics(bn: nn.BatchNorm1d) -> bool:
@@ -144,7 +146,7 @@ class _WithBatchNorm(nn.Module):
 
     def repack(self) -> None:
         """Split the linear layer's weight into fp16 slices again, as `LinearReLU.repack` does."""
-        packs.repack(self.linear.weight, self.precision)
+        weight_packs.repack(self.linear.weight, self.precision)
 
     def extra_repr(self) -> str:
         """What the submodules do not print."""
@@ -222,6 +224,6 @@ class LinearBatchNormReLU(_WithBatchNorm):
             return torch.relu(_scale_batch_norm(x, linear, None, bn, self.precision, self.strict))
         _check_rows(x)
         vectors = (linear.bias, None, bn.running_mean, bn.running_var, bn.weight, bn.bias)
-        return matrices.batch_norm_relu(
+        return formula_functions.batch_norm_relu(
             x, linear.weight, vectors, bn.eps, None, self.precision, self.strict, pack_use(linear.weight)
         )

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from epigemm import docstrings, functional, matrices
-from epigemm.epilogues import (
+from epigemm import docstrings, formula_functions, functional
+from epigemm.epilogues.formulas import GATED
+from epigemm.epilogues.registry import (
     BIAS_RELU,
     BIAS_SILU,
     BIAS_TANH,
@@ -18,7 +19,6 @@ from epigemm.epilogues import (
     gelu_epilogue,
 )
 from epigemm.nn.base import CallOptions, EpilogueLinear, FusedLinear, Options, set_vector
-from epigemm.programs import GATED
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -199,7 +199,7 @@ class LinearGated(FusedLinear):
         **options: Unpack[Options],
     ) -> None:
         super().__init__(in_features, out_features, bias, **options)
-        self.activation = matrices.checked_activation(activation)
+        self.activation = formula_functions.checked_activation(activation)
 
     @classmethod
     def from_linear(
@@ -210,7 +210,7 @@ class LinearGated(FusedLinear):
 
     def forward(self, x: Tensor, gate: Tensor) -> Tensor:
         """Apply the layer."""
-        return self._run(GATED + matrices.checked_activation(self.activation), x, gate)
+        return self._run(GATED + formula_functions.checked_activation(self.activation), x, gate)
 
     def extra_repr(self) -> str:
         """As of `FusedLinear`, with the activation."""

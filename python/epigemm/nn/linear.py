@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from torch import Tensor, nn
 
 from epigemm import docstrings
-from epigemm.epilogues import BIAS
+from epigemm.epilogues.registry import BIAS
 from epigemm.nn.base import CallOptions, EpilogueLinear, Options, pack_use
 from epigemm.user_epilogue import UserEpilogue
 

@@ -21,8 +21,8 @@ from benchmarks.cases.problems import problems
 from benchmarks.cli import main
 from benchmarks.harness.runner import Bench
 from benchmarks.kinds import plans
-from epigemm.calls import LinearCall
-from epigemm.candidates import Candidate
+from epigemm.arguments.calls import LinearCall
+from epigemm.tuning.candidates import Candidate
 from tools import judge_costs
 
 SHAPES = [Shape(16, 256, 128), Shape(300, 512, 256)]
@@ -68,8 +68,8 @@ def planned(monkeypatch: pytest.MonkeyPatch) -> None:
         {"plan": list(plan), "predicted_us": 2.0, "tile": str(plan[1])} for plan in (RIGHT, OTHER, REFUSED)
     ]
     considered = [SimpleNamespace(arithmetic="any", plan={"candidates": answers})]
-    monkeypatch.setattr("epigemm.candidates.families", families)
-    monkeypatch.setattr("epigemm.execution.considered", lambda call: considered)
+    monkeypatch.setattr("epigemm.tuning.candidates.families", families)
+    monkeypatch.setattr("epigemm.calls.execution.considered", lambda call: considered)
 
 
 @pytest.mark.usefixtures("planned")

@@ -1,0 +1,353 @@
+"""Argument checks: every message names the argument, what was got and what is accepted.
+
+They run before anything is allocated or launched, for calls through the public functions and through
+`torch.ops.epigemm.*` alike. What torch reports as RuntimeError (shapes, dtypes, devices) is one here as well.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+import numbers
+import sys
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from epigemm.arguments import overlap
+from epigemm.arguments.calls import ElementwiseCall, FoldCall, LinearCall, Vectors
+from epigemm.arguments.precision import ARITHMETIC, DEFAULT, unknown_precision
+from epigemm.epilogues.kinds import KINDS, SCALAR
+from epigemm.epilogues.registry import EPILOGUES, FOLDED, Epilogue, compute_dtype, named
+
+DTYPES = frozenset((torch.float16, torch.bfloat16, torch.float32, torch.float64))
+_STRIDED = torch.strided
+
+
+def epilogue_named(name: str, *, linear: bool) -> Epilogue:
+    """The registered epilogue called `name`, with a linear form where asked; ValueError without."""
+    epilogue = named(name)
+    if epilogue is None or (linear and not epilogue.linear):
+        accepted = ", ".join(repr(e.name) for e in EPILOGUES.values() if e.linear or not linear)
+        raise ValueError(f"epilogue: got {name!r}; accepted are {accepted}")
+    return epilogue
+
+
+def linear(call: LinearCall) -> None:
+    """Check the arguments of a linear call, all of them tensors already."""
+    product(call.x, call.weight)
+    _require_operands(call, call.weight.shape[0], "x")
+    if call.precision != DEFAULT and call.precision not in ARITHMETIC:
+        raise unknown_precision(call.precision)
+    if call.out is not None:
+        _require_out(call.out, (*call.x.shape[:-1], call.weight.shape[0]), call.x, "x")
+
+
+def product(x: Tensor, weight: Tensor) -> None:
+    """RuntimeError unless x and weight have a product."""
+    _require_matrix_like("x", x)
+    _require_like("weight", weight, x.dtype, x)
+    shape = weight.shape
+    if len(shape) != 2:
+        raise RuntimeError(
+            f"weight: got shape {_shape(weight)}; accepted is [out_features, in_features] (2 dimensions)"
+        )
+    if x.dim() == 0 or x.shape[-1] != shape[1]:
+        raise RuntimeError(
+            f"x: got shape {_shape(x)}; accepted is [..., in_features] with in_features = {shape[1]}, "
+            f"as weight has shape {_shape(weight)}"
+        )
+
+
+def elementwise(call: ElementwiseCall) -> None:
+    """Check the arguments of an elementwise call, all of them tensors already."""
+    x, name = call.x, first_of(call)
+    _require_matrix_like(name, x)
+    if call.bias is not None or call.epilogue.vectors or call.epilogue.is_linked:
+        rows_of_vectors(x, name)
+    _require_operands(call, x.shape[-1] if x.dim() else 1, name)
+    if call.out is not None:
+        _require_out(call.out, x.shape, x, name)
+
+
+def first_of(call: ElementwiseCall) -> str:
+    """What the callers of an elementwise function call its first argument."""
+    return "z" if call.epilogue.is_linked else "x"
+
+
+def fold_batch_norm(like: Tensor, vectors: Vectors, eps: float, columns: int | None) -> FoldCall:
+    """The fold of the vectors of `FOLDED`, checked; `columns`: their length, None for that of the first."""
+    check_eps(eps)
+    _require_matrix_like("like", like)
+    dtype, device = like.dtype, like.device
+    compute = compute_dtype(dtype)
+    for name, vector in zip(FOLDED, vectors, strict=True):
+        # As in _require_like, for both dtypes and the length.
+        if vector is None or (
+            (vector.dtype is dtype or vector.dtype is compute)
+            and vector.device == device
+            and vector.layout is _STRIDED
+            and not vector.is_nested
+            and vector.shape == (columns,)
+        ):
+            continue
+        strided(name, vector)
+        if vector.dtype != compute and (compute == torch.float64 or vector.dtype != like.dtype):
+            accepted = _names({like.dtype, compute})
+            raise RuntimeError(
+                f"{name}: got dtype {vector.dtype}; accepted is {accepted}, as x has {like.dtype}"
+            )
+        _require_device(name, vector, like)
+        if columns is None and vector.dim() == 1:
+            columns = vector.shape[0]
+        _require_length(name, vector, columns)
+    if columns is None:
+        raise ValueError(f"{', '.join(FOLDED)}: got None for all; at least one vector is needed")
+    return FoldCall(like, columns, vectors, eps)
+
+
+def check_eps(eps: float) -> None:
+    """TypeError unless `eps` is a real number, ValueError unless it is finite and not negative."""
+    if type(eps) is not float:
+        _require_number("eps", eps)
+    if not 0.0 <= eps < math.inf:
+        raise ValueError(f"eps: got {eps!r}; accepted is a finite number >= 0")
+
+
+def running_statistics(running_mean: Tensor | None, running_var: Tensor | None) -> None:
+    """ValueError where inference BatchNorm is asked for without its statistics."""
+    for name, vector in (("running_mean", running_mean), ("running_var", running_var)):
+        if vector is None:
+            raise ValueError(
+                f"{name}: got None; inference BatchNorm accepts a tensor of shape [N]. With batch statistics use "
+                "epigemm.linear_scale followed by torch.nn.functional.batch_norm."
+            )
+
+
+def tensors(**arguments: object) -> None:
+    """TypeError unless each argument is a tensor, RuntimeError for a nested one."""
+    for name, value in arguments.items():
+        if not isinstance(value, Tensor):
+            raise TypeError(f"{name}: got {_kind(value)}; accepted is a torch.Tensor")
+        if value.is_nested:  # which has no shape to be looked at
+            strided(name, value)
+
+
+def optional_tensors(**arguments: object) -> None:
+    """As `tensors`, of arguments that may be None."""
+    for name, value in arguments.items():
+        if value is not None and not isinstance(value, Tensor):
+            raise TypeError(f"{name}: got {_kind(value)}; accepted is a torch.Tensor or None")
+        if value is not None and value.is_nested:
+            strided(name, value)
+
+
+def strided(name: str, tensor: Tensor) -> None:
+    """RuntimeError unless a dense tensor."""
+    if tensor.layout is not _STRIDED or tensor.is_nested:
+        kind = "a nested tensor" if tensor.is_nested else f"layout {tensor.layout}"
+        raise RuntimeError(f"{name}: got {kind}; accepted is a dense (torch.strided) tensor")
+
+
+def matrices(x: Tensor, name: str) -> None:
+    """RuntimeError unless x, called `name`, is a dense tensor of rows, of a dtype that there are kernels for."""
+    _require_matrix_like(name, x)
+    rows_of_vectors(x, name)
+
+
+def rows_of_vectors(x: Tensor, name: str = "x") -> None:
+    """RuntimeError unless x has a last dimension for per-column vectors to lie along."""
+    if x.dim() == 0:
+        raise RuntimeError(
+            f"{name}: got a 0-dimensional tensor; accepted are shapes [..., N], for there are vectors of length N"
+        )
+
+
+def precision(value: object) -> str:
+    """A caller's `precision`; TypeError unless a string, ValueError unless one of the accepted."""
+    if not isinstance(value, str):
+        raise TypeError(f"precision: got {_kind(value)}; accepted is a string or None")
+    if value not in ARITHMETIC:
+        raise unknown_precision(value)
+    return value
+
+
+def flag(name: str, value: object) -> bool:
+    """A caller's switch; TypeError unless True or False."""
+    if not isinstance(value, bool):
+        raise TypeError(f"{name}: got {_kind(value)}; accepted is True or False")
+    return value
+
+
+def runs_when_called(func: Callable[..., object], instead: str) -> None:
+    """TypeError unless the body of a function that is to be decorated runs inside of its call.
+
+    `instead`: what to write in the body of one that does not.
+    """
+    later = (inspect.isgeneratorfunction, inspect.iscoroutinefunction, inspect.isasyncgenfunction)
+    if any(is_later(func) for is_later in later):
+        raise TypeError(
+            f"func: got {func!r}, whose body runs after the call; accepted are plain functions (use "
+            f"`{instead}` inside of it)"
+        )
+
+
+def packable(weight: object) -> None:
+    """TypeError unless a tensor, RuntimeError unless an fp32 matrix: what is split into fp16 slices."""
+    tensors(weight=weight)
+    assert isinstance(weight, Tensor)
+    strided("weight", weight)
+    if weight.dtype != torch.float32:
+        raise RuntimeError(f"weight: got dtype {weight.dtype}; accepted is torch.float32")
+    if weight.dim() != 2:
+        raise RuntimeError(
+            f"weight: got shape {_shape(weight)}; accepted is [out_features, in_features] (2 dimensions)"
+        )
+
+
+def scalar_number(name: str, value: object) -> float:
+    """A Python number as a float; TypeError otherwise, ValueError for one that no float holds."""
+    _require_number(name, value, "a number or a 0-dimensional tensor")
+    try:
+        return float(value)  # type: ignore[arg-type]
+    except OverflowError:
+        raise ValueError(
+            f"{name}: got a number beyond fp64; accepted is one of at most {sys.float_info.max:.4g}"
+        ) from None
+
+
+def scalar_tensor(name: str, value: Tensor, x: Tensor, first: str = "x") -> None:
+    """RuntimeError unless `value` is a floating 0-dimensional tensor beside x."""
+    strided(name, value)
+    if value.dim() != 0:
+        raise RuntimeError(
+            f"{name}: got shape {_shape(value)}; accepted is a number or a 0-dimensional tensor"
+        )
+    if value.dtype not in DTYPES:
+        raise RuntimeError(f"{name}: got dtype {value.dtype}; accepted are {_names(DTYPES)}")
+    _require_device(name, value, x, first)
+
+
+def output_overlap(
+    out: Tensor, x: Tensor, others: Mapping[str, Tensor | None], *, in_place: bool, first: str = "x"
+) -> None:
+    """RuntimeError where writing `out` would race with reading an input, or with itself."""
+    if out.is_meta:
+        return
+    if not (in_place and overlap.is_same_view(out, x)) and overlap.overlaps(out, x):
+        accepted = f"{first} itself or memory" if in_place else "memory"
+        raise RuntimeError(
+            f"out: some of its elements share memory with {first}; accepted is {accepted} that {first} does not use"
+        )
+    for name, other in others.items():
+        if other is not None and overlap.overlaps(out, other):
+            raise RuntimeError(
+                f"out: some of its elements share memory with {name}; accepted is memory of its own"
+            )
+    if overlap.overlaps_itself(out):
+        raise RuntimeError(
+            f"out: several indices address the same element (shape {_shape(out)}, strides {tuple(out.stride())}); "
+            "accepted is a tensor without internal overlap"
+        )
+
+
+def _require_operands(call: LinearCall | ElementwiseCall, columns: int, first: str) -> None:
+    epilogue, x, bias, operands, scalars = call.epilogue, call.x, call.bias, call.operands, call.scalars
+    if bias is not None:
+        if not epilogue.takes_bias:
+            raise RuntimeError(f"bias: got a tensor; the epilogue {epilogue.name!r} accepts None")
+        _require_like("bias", bias, x.dtype, x, first)
+        _require_length("bias", bias, columns)
+    given = epilogue.in_order(bias, operands, scalars)
+    if given is None or len(operands) < len(epilogue.vectors):
+        expected = [operand.name for operand in epilogue.operands[1 + epilogue.takes_bias :]]
+        order = "" if epilogue.is_linked else " (vectors first; a scalar as a 0-d tensor or as a number)"
+        raise RuntimeError(
+            f"operands, scalars: got {len(operands)} tensors and {len(scalars)} numbers; the epilogue "
+            f"{epilogue.name!r} accepts {expected}{order}"
+        )
+    for operand, value in zip(epilogue.operands[1:], given, strict=True):
+        if not isinstance(value, Tensor) or value is bias:
+            continue
+        # Callers of a linked one choose the dtype, x's or the arithmetic's: another choice is another epilogue.
+        _require_like(operand.name, value, operand.dtype(x.dtype), x, first, is_choice=epilogue.is_linked)
+        kind = KINDS[operand.kind]
+        if tuple(value.shape) != kind.shape(x.shape[:-1], columns):
+            accepted = list(kind.callers_shape(x.shape[:-1], columns))
+            got = _shape(value)[:-1] if kind.lacks_last_axis else _shape(value)
+            is_scalar = operand.kind == SCALAR and not epilogue.is_linked
+            raise RuntimeError(
+                f"{operand.name}: got shape {got}; accepted is {'a 0-dimensional tensor' if is_scalar else accepted}"
+            )
+
+
+def _require_out(out: Tensor, shape: Sequence[int], x: Tensor, first: str) -> None:
+    _require_like("out", out, x.dtype, x, first)
+    if out.shape != tuple(shape):
+        raise RuntimeError(f"out: got shape {_shape(out)}; accepted is {list(shape)}")
+    if out.is_neg():
+        raise RuntimeError(
+            "out: got a lazily negated view; accepted is a tensor whose memory holds its own values"
+        )
+
+
+def _require_matrix_like(name: str, x: Tensor) -> None:
+    strided(name, x)
+    if x.dtype not in DTYPES:
+        raise RuntimeError(f"{name}: got dtype {x.dtype}; accepted are {_names(DTYPES)}")
+
+
+def _require_like(
+    name: str,
+    tensor: Tensor,
+    dtype: torch.dtype,
+    x: Tensor,
+    first: str = "x",
+    *,
+    is_choice: bool = False,
+) -> None:
+    # One expression for what fits; what is wrong is found out only when something is.
+    if (
+        tensor.dtype == dtype
+        and tensor.device == x.device
+        and tensor.layout is _STRIDED
+        and not tensor.is_nested
+    ):
+        return
+    strided(name, tensor)
+    if tensor.dtype != dtype:
+        accepted = _names({x.dtype, compute_dtype(x.dtype)} if is_choice else {dtype})
+        raise RuntimeError(
+            f"{name}: got dtype {tensor.dtype}; accepted is {accepted}, as {first} has {x.dtype}"
+        )
+    _require_device(name, tensor, x, first)
+
+
+def _require_device(name: str, tensor: Tensor, x: Tensor, first: str = "x") -> None:
+    if tensor.device != x.device:
+        raise RuntimeError(f"{name}: got device {tensor.device}; accepted is {x.device}, where {first} is")
+
+
+def _require_length(name: str, vector: Tensor, columns: int | None) -> None:
+    if vector.dim() != 1 or vector.shape[0] != columns:
+        raise RuntimeError(
+            f"{name}: got shape {_shape(vector)}; accepted is [{'N' if columns is None else columns}]"
+        )
+
+
+def _require_number(name: str, value: object, accepted: str = "a number") -> None:
+    if isinstance(value, bool) or not isinstance(value, (numbers.Real, torch.SymFloat, torch.SymInt)):
+        raise TypeError(f"{name}: got {_kind(value)}; accepted is {accepted}")
+
+
+def _shape(tensor: Tensor) -> list[int]:
+    return list(tensor.shape)
+
+
+def _kind(value: object) -> str:
+    return "None" if value is None else type(value).__name__
+
+
+def _names(dtypes: frozenset[torch.dtype] | set[torch.dtype]) -> str:
+    return ", ".join(sorted(str(dtype) for dtype in dtypes))

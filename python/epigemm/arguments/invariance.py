@@ -1,0 +1,133 @@
+"""The batch-invariant mode: a row's bits do not depend on how many other rows a call has, or on where the row stands.
+
+    with epigemm.batch_invariant():
+        y = epigemm.linear_relu(x, weight, bias)
+    # y[i] has the bits of epigemm.linear_relu(x[i : i + 1], weight, bias)[0]
+
+Outside of the mode the number of rows decides over tile, kernel and, for fp32, arithmetic; each adds up in an order
+of its own. `docs/batch-invariance.md` says what the mode promises, what it costs, and what it refuses.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from contextlib import ContextDecorator
+from typing import Any, TypeVar
+
+import torch
+
+from epigemm.arguments import checks
+from epigemm.arguments.modes import Mode, Shared
+
+active = False
+"""Whether the mode is on in some thread: all that a call reads where it is not; compiled code is guarded by it."""
+
+_is_compiling = torch.compiler.is_compiling
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+
+_shared = Shared(__name__)
+_mode = Mode(_shared)
+
+
+def enabled() -> bool:
+    """Whether the mode is on for a call made here.
+
+    While torch.compile traces it counts as on as soon as it is on in any thread: Dynamo can guard a compiled function
+    by `active`, but by nothing that belongs to a thread.
+    """
+    if not active:
+        return False
+    if _is_compiling():
+        return True
+    return _mode.enabled()
+
+
+def is_batch_invariant() -> bool:
+    """Whether the batch-invariant mode is on for a call made here.
+
+    Example:
+        >>> with epigemm.batch_invariant():
+        ...     epigemm.is_batch_invariant()
+        True
+    """
+    return enabled()
+
+
+def set_batch_invariant(enabled: bool) -> None:
+    """Switch the batch-invariant mode for the whole process: every thread that is in no `batch_invariant` block.
+
+    Args:
+        enabled: whether it is on.
+
+    Raises:
+        TypeError: `enabled` is not True or False.
+
+    Example:
+        >>> epigemm.set_batch_invariant(True)
+        >>> epigemm.is_batch_invariant()
+        True
+        >>> epigemm.set_batch_invariant(False)
+    """
+    checks.flag("enabled", enabled)
+    _outside_of_graphs(_set_everywhere)(enabled)
+
+
+class batch_invariant(ContextDecorator):
+    """A mode in which a row's bits do not depend on M, nor on the row's position in x.
+
+    For every linear function, module and dtype: `f(x)[i]` has the bits of `f(x[i : i + 1])[0]`, of `f(x[p])[j]` for any
+    choice and order of rows `p` with `p[j] == i`, and so on, for the same weight, epilogue, precision, device and
+    version of epigemm. Calls run on one kernel that N, K, dtype and precision choose; the elementwise functions are
+    so by nature. Derivatives are not covered. See `docs/batch-invariance.md`.
+
+    A context manager and a decorator of functions, which like torch's grad mode belongs to the current thread and may
+    be nested. Compiled functions take it from any thread that is in it.
+
+    Args:
+        enabled: False leaves the mode for the time of the block.
+
+    Raises:
+        TypeError: `enabled` is not True or False; or a generator or coroutine function was decorated, which would leave
+            the mode before it runs.
+
+    Inside, calls raise RuntimeError, before anything is launched, for what no kernel computes in a fixed
+    order: fp64 on GPUs, any linear function on GPUs other than Hopper's, batch statistics of a BatchNorm.
+
+    Example:
+        >>> x, weight = torch.randn(8, 64), torch.randn(32, 64)
+        >>> with epigemm.batch_invariant():
+        ...     together, alone = epigemm.linear(x, weight), epigemm.linear(x[3:4], weight)
+        >>> torch.equal(together[3:4], alone)
+        True
+    """
+
+    def __init__(self, enabled: bool = True) -> None:
+        checks.flag("enabled", enabled)
+        self._enabled = enabled
+
+    def __enter__(self) -> batch_invariant:
+        _outside_of_graphs(_mode.enter)(self._enabled)
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        _outside_of_graphs(_mode.exit)()
+
+    def __call__(self, func: _Function) -> _Function:
+        """`func`, run inside the mode."""
+        checks.runs_when_called(func, "with epigemm.batch_invariant():")
+        return super().__call__(func)
+
+
+def _outside_of_graphs(switch: Callable[..., None]) -> Callable[..., None]:
+    # A compiled function breaks its graph here: traced, the switch would be set when its graph has run.
+    compiler = sys.modules.get("torch._dynamo")
+    disabled: Callable[..., None] = switch if compiler is None else compiler.disable(switch)
+    return disabled
+
+
+def _set_everywhere(enabled: bool) -> None:
+    with _shared.lock:
+        _shared.everywhere = enabled
+        _shared.update()

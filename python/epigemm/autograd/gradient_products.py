@@ -1,0 +1,137 @@
+"""Matrix products of the derivatives, and who computes them.
+
+Where something traces, batches or differentiates a backward pass, the operator `epigemm::linear` does: it is right for
+all of these, and gets the arithmetic that the forward call asked for. Else its implementation does, or torch's GEMM
+where nothing but that could come of it.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+
+from epigemm._native import ops
+from epigemm.arguments import precision as _precision
+from epigemm.arguments.calls import LinearCall
+from epigemm.calls import entry, fallback
+from epigemm.epilogues.registry import BIAS
+from epigemm.packs import weight_packs
+from epigemm.planning import plans
+
+_grad_enabled = torch.is_grad_enabled
+_is_compiling = torch.compiler.is_compiling
+_functorch_interpreter = torch._C._functorch.peek_interpreter_stack
+_dispatch_modes = torch._C._len_torch_dispatch_stack
+_is_legacy_batched = torch._C._functorch.is_legacy_batchedtensor
+_is_functional = torch._is_functional_tensor
+_any_autocast = torch._C._is_any_autocast_enabled
+_mm = torch.mm
+
+# Which products of a backward pass are not simply torch's.
+_NO_PRODUCT = 0  # false, the others are true
+_STRAIGHT_ONES = 1  # no 16-bit kernel of ours reads a transposed matrix
+_EVERY_ONE = 2
+
+
+def runs_directly(*tensors: Tensor | None) -> bool:
+    """Whether nothing traces or batches these tensors: a kernel may be launched on them."""
+    if _is_compiling() or _functorch_interpreter() is not None or _dispatch_modes():
+        return False
+    for tensor in tensors:
+        if tensor is not None:
+            kind = type(tensor)
+            plain = kind is Tensor or kind is Parameter
+            if not plain or _is_legacy_batched(tensor) or _is_functional(tensor):
+                return False
+    return True
+
+
+def product_gradients(
+    grad: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    needs_x: bool,
+    needs_weight: bool,
+    needs_bias: bool,
+    precision: str,
+) -> list[Tensor | None]:
+    """Gradients of x @ weight.T + bias with respect to (x, weight, bias), where they are needed.
+
+    Neither x nor the weight has to be there where the other needs no gradient.
+    """
+    is_matrix = grad.dim() == 2
+    rows = grad if is_matrix else rows_of(grad)
+    grad_x = grad_weight = None
+    if _grad_enabled() or not runs_directly(grad, x, weight):
+        if needs_x:
+            grad_x = _linear(grad, weight.t(), precision)
+        if needs_weight:
+            grad_weight = _linear(rows.t(), rows_of(x).t(), precision)
+    else:
+        if needs_weight and not is_matrix:
+            x = rows_of(x)
+        own = _own_products(rows, precision)
+        x_is_own = needs_x and own and (own == _EVERY_ONE or rows.stride(1) == weight.stride(0) == 1)
+        weight_is_own = needs_weight and own and (own == _EVERY_ONE or rows.stride(0) == x.stride(0) == 1)
+        if x_is_own or weight_is_own:
+            asked = x if weight_is_own else None, weight if x_is_own else None
+            grad_x, grad_weight = entry.products(rows, *asked, precision)
+        if needs_x:
+            if grad_x is None:
+                grad_x = _product_at_once(rows, weight.t(), precision) if x_is_own else _mm(rows, weight)
+            if not is_matrix:
+                grad_x = fallback.unflattened(grad_x, grad)
+        if needs_weight and grad_weight is None:
+            columns = rows.t()
+            grad_weight = _product_at_once(columns, x.t(), precision) if weight_is_own else _mm(columns, x)
+    return [grad_x, grad_weight, rows.sum(0) if needs_bias else None]
+
+
+def accumulator(x: Tensor, weight: Tensor, precision: str, pack: str) -> Tensor:
+    """x @ weight.T as the forward's epilogue saw it.
+
+    Rounded to 16 bits it could overflow where the forward did not, or carry a small sum with the bias across
+    the kink of a relu.
+    """
+    if x.dtype not in (torch.float16, torch.bfloat16):
+        direct = not _grad_enabled() and runs_directly(x, weight)
+        return (_product_at_once if direct else _linear)(x, weight, precision, pack)
+    rows = rows_of(x)
+    if x.is_cuda and not _grad_enabled():
+        acc = torch.mm(rows, weight.t(), out_dtype=torch.float32)
+    else:  # elsewhere there is no such product, and it has no derivative of its own
+        acc = torch.mm(rows.float(), weight.float().t())
+    return acc.reshape(*x.shape[:-1], weight.shape[0])
+
+
+def _product_at_once(x: Tensor, weight: Tensor, precision: str, pack: str = weight_packs.FIND) -> Tensor:
+    """x @ weight.T, where nothing traces or differentiates this: the operator would take longer to get there."""
+    return entry.run_linear(LinearCall(BIAS, x, weight, precision=precision, pack_use=pack))
+
+
+def _linear(x: Tensor, weight: Tensor, precision: str, pack: str = weight_packs.FIND) -> Tensor:
+    """x @ weight.T by the operator, which is right under whatever traces or differentiates this."""
+    product: Tensor = ops.linear(BIAS.name, x, weight, None, [], [], precision, pack)
+    return product
+
+
+def _own_products(rows: Tensor, precision: str) -> int:
+    """Which products with `rows` are not simply torch's: `_NO_PRODUCT`, `_STRAIGHT_ONES` or `_EVERY_ONE`."""
+    if _any_autocast():
+        return _EVERY_ONE
+    if plans.has_gpu_kernels(rows):
+        return _STRAIGHT_ONES if rows.element_size() == 2 else _EVERY_ONE
+    if precision == _precision.DEFAULT or rows.dtype is not torch.float32:
+        return _NO_PRODUCT
+    return _EVERY_ONE if _precision.needs_override(precision, rows.device.type) else _NO_PRODUCT
+
+
+def rows_of(x: Tensor) -> Tensor:
+    """x as a matrix: all its leading dimensions in one."""
+    if x.dim() == 2:
+        return x
+    # Not `flatten`: `torch.autograd.grad(is_grads_batched=True)` knows no rule for it.
+    return x.unsqueeze(0) if x.dim() == 1 else x.reshape(math.prod(x.shape[:-1]), x.shape[-1])

@@ -1,0 +1,321 @@
+"""Derivatives of the operators.
+
+A call saves what PyTorch's operators would save, as far as the derivative can do with that: x only for the
+weight's gradient and the weight only for that of x, so that either may be overwritten where it is not needed; of a relu
+the result, whose sign is the derivative; before any other epilogue the product (`keeps_product` says where, and the
+call is then two kernels). So first derivatives cost no further product, and no later write to a bias, counted or not,
+concerns them: one kernel for the epilogue's derivative, made of the functors themselves (csrc/epilogue/dual.h), then
+the products for x and the weight. Of vectors that are folded, all are saved, the bias among them: writing one in place
+before the backward pass is refused, as torch refuses it for saved tensors.
+
+A strict call stays one operator, and so does one in 16 bits whose bias is folded into its epilogue: the derivative
+makes the product again, with the bias from a copy. Second derivatives go through the registry's differentiable
+reference, re-run under autograd; so do traced first ones, whose pointwise operations a compiler fuses with what is
+around. The matrix products are those of `epigemm.autograd.gradient_products`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from epigemm.arguments.calls import ElementwiseCall, FoldCall, LinearCall
+from epigemm.autograd.gradient_products import accumulator, product_gradients, rows_of, runs_directly
+from epigemm.calls import elementwise_kernels, entry, linked_elementwise
+from epigemm.epilogues.registry import BIAS, BIAS_RELU, SCALE_BATCH_NORM, Epilogue, fold_batch_norm_reference
+from epigemm.epilogues.traced import LinkedEpilogue
+
+_grad_enabled = torch.is_grad_enabled
+_functorch_interpreter = torch._C._functorch.peek_interpreter_stack
+_threshold_backward: Any = torch.ops.aten.threshold_backward.default
+
+Gradients = tuple[Tensor | None, ...]
+
+
+def without_product(epilogue: Epilogue, operands: Sequence[Tensor]) -> bool:
+    """Whether the derivatives of `epigemm::linear` do without the product that the epilogue was applied to."""
+    if epilogue is SCALE_BATCH_NORM:  # linear in the product: only the vectors' own gradients read it
+        return not any(operand.requires_grad for operand in operands)
+    return epilogue is BIAS or epilogue is BIAS_RELU
+
+
+def keeps_product(call: LinearCall) -> bool:
+    """Whether a recorded linear call is two kernels, for its derivative to read the product between them.
+
+    Saving it takes one more pass over the result, computing it again a matrix product. Eager saves it, too; rounded to
+    the tensors' dtype, as here. A strict call stays one kernel. So does one whose bias is folded into 16-bit numbers'
+    epilogue: a product that is rounded to 16 bits before its bias is added loses what the two cancel to.
+    """
+    return not (
+        without_product(call.epilogue, call.operands)
+        or call.strict
+        or (call.epilogue is SCALE_BATCH_NORM and call.x.element_size() == 2)
+    )
+
+
+def save_linear(ctx: Any, call: LinearCall, output: Tensor) -> None:
+    """Save what `linear_gradients` needs."""
+    epilogue, x, weight, bias, operands, scalars, precision, pack_use, _, _, _ = call
+    again = not without_product(epilogue, operands)
+    ctx.call = (epilogue, scalars, precision, pack_use, again)  # no tensor, which autograd would not see
+    if again:
+        ctx.save_for_backward(x, weight, bias, _snapshot(bias), *operands)
+        return
+    needs = ctx.needs_input_grad
+    ctx.save_for_backward(
+        x if needs[2] else None,
+        weight if needs[1] else None,
+        output if epilogue is BIAS_RELU else None,
+        *operands,
+    )
+
+
+def linear_gradients(ctx: Any, grad: Tensor, needs: Sequence[bool]) -> list[Tensor | None]:
+    """Gradients with respect to (x, weight, bias, *operands), where `needs` asks for them."""
+    epilogue, _, precision, _, again = ctx.call
+    if again:
+        return _gradients_by_product(ctx, grad, needs)
+    x, weight, output, *operands = ctx.saved_tensors
+    if epilogue is BIAS_RELU:
+        grad = _threshold_backward(grad, output, 0)
+    elif epilogue is not BIAS:
+        grad = _derivative_of_scale(grad, operands)
+    found = product_gradients(grad, x, weight, needs[0], needs[1], needs[2], precision)
+    return found + [None] * len(operands) if operands else found
+
+
+def _gradients_by_product(ctx: Any, grad: Tensor, needs: Sequence[bool]) -> list[Tensor | None]:
+    """As `linear_gradients`, where the product has to be made again."""
+    x, weight, bias, snapshot, *operands = ctx.saved_tensors
+    epilogue, scalars, precision, pack_use, _ = ctx.call
+    needs_x, needs_weight, needs_bias, *needs_operands = needs
+    acc = accumulator(x, weight, precision, pack_use)
+    bias = bias if _grad_enabled() else snapshot
+    found, grad_bias, *grad_operands = _epilogue_gradients(
+        ElementwiseCall(epilogue, acc, bias, operands, scalars),
+        grad.to(acc.dtype),
+        (needs_x or needs_weight, needs_bias, *needs_operands),
+    )
+    grad_x = grad_weight = None
+    if found is not None:
+        grad_acc = found.to(grad.dtype)
+        grad_x, grad_weight, _ = product_gradients(
+            grad_acc, x, weight, needs_x, needs_weight, False, precision
+        )
+    return [grad_x, grad_weight, grad_bias, *grad_operands]
+
+
+def linear_backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+    """Gradients of `epigemm::linear`, in the order of its arguments."""
+    _, needs_x, needs_weight, needs_bias, needs_operands, *others = ctx.needs_input_grad
+    needs = (needs_x, needs_weight, needs_bias, *needs_operands)
+    grad_x, grad_weight, grad_bias, *grad_operands = linear_gradients(ctx, grad, needs)
+    nothing = (None for _ in others[1:])  # for each argument after the scalars
+    # The gradient of a float[] argument: autograd takes an empty list for a list of tensors.
+    return None, grad_x, grad_weight, grad_bias, grad_operands, None if ctx.call[1] else [], *nothing
+
+
+def _derivative_of_scale(grad: Tensor, operands: Sequence[Tensor]) -> Tensor:
+    """grad times scale_batch_norm's derivative, which does not depend on the product."""
+    if _grad_enabled() or not runs_directly(grad, *operands):
+        return (grad.to(operands[0].dtype) * operands[0]).to(grad.dtype)
+    return _derivative(ElementwiseCall(SCALE_BATCH_NORM, grad, None, operands), grad)
+
+
+def elementwise_gradients(call: ElementwiseCall, grad: Tensor, needs: Sequence[bool]) -> list[Tensor | None]:
+    """Gradients with respect to (x, bias, *operands), where `needs` asks for them; x's may come unasked."""
+    if _grad_enabled() or True in needs[2:]:
+        return _epilogue_gradients(call, grad, needs)
+    found = _derivative(call, grad)
+    return [found, rows_of(found).sum(0) if needs[1] else None, *(None for _ in call.operands)]
+
+
+def save_elementwise(ctx: Any, call: ElementwiseCall, output: Tensor) -> None:
+    """Save what `saved_elementwise_gradients` needs."""
+    ctx.epilogue, ctx.scalars = call.epilogue, call.scalars
+    ctx.save_for_backward(*call.inputs)
+
+
+def saved_elementwise_gradients(ctx: Any, grad: Tensor, needs: Sequence[bool]) -> list[Tensor | None]:
+    """`elementwise_gradients` of the call that was saved."""
+    x, bias, *operands = ctx.saved_tensors
+    return elementwise_gradients(ElementwiseCall(ctx.epilogue, x, bias, operands, ctx.scalars), grad, needs)
+
+
+def elementwise_backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+    """Gradients of `epigemm::elementwise`, in the order of its arguments."""
+    _, needs_x, needs_bias, needs_operands, _ = ctx.needs_input_grad
+    needs = (needs_x, needs_bias, *needs_operands)
+    grad_x, grad_bias, *grad_operands = saved_elementwise_gradients(ctx, grad, needs)
+    return None, grad_x, grad_bias, grad_operands, None if ctx.scalars else []  # as `linear_backward`
+
+
+def save_fold_batch_norm(ctx: Any, call: FoldCall, output: Tensor) -> None:
+    """Save what `fold_batch_norm_gradients` needs."""
+    bias, *others = call.vectors
+    # Of `like`, which is all of x, nothing but the type and the device is read.
+    ctx.save_for_backward(call.like.new_empty(()), bias, _snapshot(bias), *others)
+    ctx.eps = call.eps
+
+
+def fold_batch_norm_gradients(ctx: Any, grad: Tensor, needs: Sequence[bool]) -> list[Tensor | None]:
+    """Gradients with respect to the vectors, where `needs` asks for them."""
+    like, bias, snapshot, *others = ctx.saved_tensors
+    vectors = [bias if _grad_enabled() else snapshot, *others]
+
+    def fold(*tracked: Tensor | None) -> Tensor:
+        return fold_batch_norm_reference(like, tracked, ctx.eps)
+
+    return _gradients_of(fold, vectors, grad, needs)
+
+
+def gradients_of_fold(
+    grad_multiplier: Tensor,
+    grad_offset: Tensor,
+    vectors: Sequence[Tensor | None],
+    eps: float,
+    needs: Sequence[bool],
+) -> list[Tensor | None]:
+    """As `fold_batch_norm_gradients`, where nothing traces or differentiates this.
+
+    Written out: to have autograd go through the reference takes several times as many launches.
+
+    multiplier = scale * gain and offset = (bias * scale - mean) * gain + bn_bias, gain = bn_weight / sqrt(var + eps).
+    """
+    wide = torch.float32 if grad_offset.device.type == "mps" else torch.float64  # as the reference
+    of_multiplier, of_offset = grad_multiplier.to(wide), grad_offset.to(wide)
+    bias, scale, mean, variance, bn_weight, _ = [None if v is None else v.to(wide) for v in vectors]
+    needs_bias, needs_scale, needs_mean, needs_variance, needs_bn_weight, needs_bn_bias = needs
+    inverse = None if variance is None else torch.rsqrt(variance + eps)
+    found: list[Tensor | None] = [None] * len(vectors)
+    if needs_bias:
+        found[0] = _product_of(of_offset, scale, bn_weight, inverse)
+    if needs_scale:
+        shifted = of_multiplier if bias is None else of_multiplier + of_offset * bias
+        found[1] = _product_of(shifted, bn_weight, inverse)
+    if needs_mean:
+        found[2] = _product_of(of_offset, bn_weight, inverse).neg()
+    if needs_variance or needs_bn_weight:
+        of_gain = _product_of(of_multiplier, scale)
+        if bias is not None:
+            of_gain = of_gain + _product_of(of_offset, bias, scale)
+        if mean is not None:
+            of_gain = of_gain - of_offset * mean
+        if needs_variance:
+            found[3] = -0.5 * _product_of(of_gain, bn_weight, inverse, inverse, inverse)
+        if needs_bn_weight:
+            found[4] = _product_of(of_gain, inverse)
+    if needs_bn_bias:
+        found[5] = of_offset
+    return [
+        gradient if gradient is None or vector is None else gradient.to(vector.dtype)
+        for gradient, vector in zip(found, vectors, strict=True)
+    ]
+
+
+def _product_of(first: Tensor, *others: Tensor | None) -> Tensor:
+    for other in others:
+        if other is not None:
+            first = first * other
+    return first
+
+
+def fold_batch_norm_backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+    """Gradients of `epigemm::fold_batch_norm`, in the order of its arguments."""
+    return None, *fold_batch_norm_gradients(ctx, grad, ctx.needs_input_grad[1:-1]), None
+
+
+def _derivative(call: ElementwiseCall, grad: Tensor) -> Tensor:
+    """grad times the epilogue's derivative at x."""
+    if call.epilogue.is_linked:
+        return _gradient_of_x(call, grad)
+    result = entry.derivative(call, grad)
+    if result is not None:
+        return result
+    if runs_directly(grad, *call.inputs) and elementwise_kernels.has_native(call.x):
+        return elementwise_kernels.derivative(call, grad)
+    return _gradient_of_x(call, grad)
+
+
+def _gradient_of_x(call: ElementwiseCall, grad: Tensor) -> Tensor:
+    found = _epilogue_gradients(call, grad, (True, *[False] * (1 + len(call.operands))))
+    assert found[0] is not None
+    return found[0]
+
+
+def _epilogue_gradients(call: ElementwiseCall, grad: Tensor, needs: Sequence[bool]) -> list[Tensor | None]:
+    """Gradients of the epilogue alone with respect to (x, bias, *operands)."""
+    epilogue, x, _, operands, scalars, _ = call
+    if epilogue is SCALE_BATCH_NORM and not _grad_enabled() and runs_directly(grad, x, *operands):
+        return _gradients_of_scale(x, operands[0], grad, needs)
+
+    if isinstance(epilogue, LinkedEpilogue) and not _grad_enabled() and runs_directly(grad, *call.inputs):
+        found = linked_elementwise.gradients(epilogue, call, grad, needs)
+        if found is not None:
+            return found
+
+    def apply(acc: Any, bias: Tensor | None, *operands: Any) -> Tensor:
+        return epilogue.reference(acc, bias, operands, scalars)
+
+    return _gradients_of(apply, call.inputs, grad, needs)
+
+
+def _gradients_of_scale(
+    acc: Tensor, multiplier: Tensor, grad: Tensor, needs: Sequence[bool]
+) -> list[Tensor | None]:
+    """The derivative of scale_batch_norm's reference, written out, with respect to (acc, bias, multiplier, offset)."""
+    needs_acc, _, needs_multiplier, needs_offset = needs
+    wide = grad.to(multiplier.dtype)
+    return [
+        (wide * multiplier).to(acc.dtype) if needs_acc else None,
+        None,
+        rows_of(wide * acc.to(wide.dtype)).sum(0) if needs_multiplier else None,
+        rows_of(wide).sum(0) if needs_offset else None,
+    ]
+
+
+def _gradients_of(
+    function: Callable[..., Tensor], inputs: Sequence[Tensor | None], grad: Tensor, needs: Sequence[bool]
+) -> list[Tensor | None]:
+    """Gradients of `function(*inputs)` with respect to the inputs that need one; None for the others."""
+    gradients: list[Tensor | None] = [None] * len(inputs)
+    wanted = [index for index, need in enumerate(needs) if need]
+    if not wanted:
+        return gradients
+    create_graph = _grad_enabled()
+    if _functorch_interpreter() is not None:  # where no tensor can be made to require a gradient
+
+        def of_wanted(*values: Tensor) -> Tensor:
+            given = dict(zip(wanted, values, strict=True))
+            return function(*(given.get(index, tensor) for index, tensor in enumerate(inputs)))
+
+        with torch.enable_grad():
+            pullback: Any = torch.func.vjp(of_wanted, *(inputs[index] for index in wanted))[1]
+            found = pullback(grad)
+    else:
+        with torch.enable_grad():
+            aliases = {index: _tracked(inputs[index]) for index in wanted}
+            found = torch.autograd.grad(
+                function(*(aliases.get(index, tensor) for index, tensor in enumerate(inputs))),
+                list(aliases.values()),
+                grad,
+                create_graph=create_graph,
+                materialize_grads=True,
+            )
+    for index, gradient in zip(wanted, found, strict=True):
+        gradients[index] = gradient
+    return gradients
+
+
+def _tracked(tensor: Tensor | None) -> Tensor:
+    """An alias for autograd to follow: a tensor may be two arguments at once, and it may have a graph behind it."""
+    assert tensor is not None
+    return tensor.view_as(tensor) if tensor.requires_grad else tensor.detach().requires_grad_()
+
+
+def _snapshot(bias: Tensor | None) -> Tensor | None:
+    """The values of a bias as they are: nothing that is written to it later changes them."""
+    return None if bias is None else bias.detach().clone()

@@ -1,0 +1,179 @@
+"""Calls that autograd records: one node per layer, reached without the dispatcher.
+
+`torch.library.register_autograd` is right for every call, but takes the host hundreds of microseconds a layer, most
+of it for nested arguments. Plain tensors that nothing traces take these nodes instead, or PyTorch's own
+(`linear_by_torch`). Both save the same tensors and run the same derivatives, those of `epigemm.autograd.gradients`.
+
+Nothing here asks whether a call may come here: `call` and `registration` do. Some argument requires a gradient,
+gradients are enabled, and every tensor is a plain one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+
+from epigemm.arguments import checks
+from epigemm.arguments.calls import ElementwiseCall, FoldCall, LinearCall
+from epigemm.autograd import gradient_products, gradients
+from epigemm.autograd.gradients import Gradients
+from epigemm.calls import elementwise_kernels, entry, execution
+from epigemm.epilogues.registry import BIAS, Epilogue
+from epigemm.packs import weight_packs
+
+
+def linear_forward(call: LinearCall) -> Tensor:
+    """The operator `epigemm::linear` below autograd."""
+    if call.pack_use == weight_packs.NONE:
+        weight_packs.expire(call.weight)
+    return entry.run_linear(call)
+
+
+def elementwise_forward(call: ElementwiseCall) -> Tensor:
+    """The operator `epigemm::elementwise` below autograd."""
+    found = entry.elementwise_operator(call)
+    return execution.elementwise(call) if found is None else found
+
+
+def linear(call: LinearCall, *, checked: bool = False) -> Tensor:
+    """D = epilogue(x @ weight.T), recorded; `checked`: whether the arguments are known to fit."""
+    if not gradients.keeps_product(call):
+        result: Tensor = _linear(call, *call.inputs)
+        return result
+    if not checked:
+        # Before anything is launched: the two kernels would not know what is wrong with the call as a whole.
+        checks.linear(call)
+    call = call.with_bias_in_product()
+    result, _ = _linear_keeping_product(call, *call.inputs)
+    return result
+
+
+def linear_by_torch(epilogue: Epilogue, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """D = x @ weight.T + bias or its ReLU, recorded by PyTorch's own operators: csrc/call/recorded.h says when."""
+    if weight.requires_grad:
+        weight_packs.expire(weight)
+    product = torch.nn.functional.linear(x, weight, bias)
+    return product if epilogue is BIAS else torch.relu(product)
+
+
+def elementwise(call: ElementwiseCall) -> Tensor:
+    """D = epilogue(x), recorded."""
+    result: Tensor = _elementwise(call, *call.inputs)
+    return result
+
+
+def fold_batch_norm(call: FoldCall) -> tuple[Tensor, ...]:
+    """Multiplier and offset that the vectors fold into, recorded."""
+    folded: tuple[Tensor, ...] = _fold_batch_norm(call, *call.vectors)
+    return folded
+
+
+class _Linear(Function):
+    """A linear call whose derivative does without the product, or makes it again.
+
+    The call's tensors are arguments of their own, for autograd to see them; the call itself must not be saved.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, call: LinearCall, *inputs: Tensor | None) -> Tensor:
+        result = linear_forward(call)
+        gradients.save_linear(ctx, call, result)
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Gradients:
+        return None, *gradients.linear_gradients(ctx, grad, ctx.needs_input_grad[1:])
+
+
+class _LinearKeepingProduct(Function):
+    """A linear call as two kernels: the derivative reads the product between them.
+
+    The product is a second result, which callers do not see: as such it has this node behind it, so that a derivative
+    made of it can be differentiated again.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, call: LinearCall, *inputs: Tensor | None) -> tuple[Tensor, Tensor]:
+        epilogue, x, weight, _, operands, scalars, *_ = call
+        product = linear_forward(call.product())
+        result = elementwise_forward(ElementwiseCall(epilogue, product, None, operands, scalars))
+        needs = ctx.needs_input_grad
+        ctx.epilogue, ctx.scalars, ctx.precision = epilogue, scalars, call.precision
+        ctx.save_for_backward(x if needs[2] else None, weight if needs[1] else None, product, *operands)
+        ctx.set_materialize_grads(False)
+        return result, product
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor | None, grad_product: Tensor | None) -> Gradients:
+        x, weight, product, *operands = ctx.saved_tensors
+        _, needs_x, needs_weight, needs_bias, *needs_operands = ctx.needs_input_grad
+        needs_product = needs_x or needs_weight or needs_bias
+        grad_operands: list[Tensor | None] = [None] * len(operands)
+        if grad is not None:
+            needs = (needs_product, False, *needs_operands)
+            applied = ElementwiseCall(ctx.epilogue, product, None, operands, ctx.scalars)
+            found, _, *grad_operands = gradients.elementwise_gradients(applied, grad, needs)
+            grad_product = _sum(found, grad_product)
+        if grad_product is None or not needs_product:
+            return None, None, None, None, *grad_operands
+        wanted = (needs_x, needs_weight, needs_bias)
+        found_of_product = gradient_products.product_gradients(
+            grad_product, x, weight, *wanted, ctx.precision
+        )
+        return None, *found_of_product, *grad_operands
+
+
+class _Elementwise(Function):
+    @staticmethod
+    def forward(ctx: Any, call: ElementwiseCall, *inputs: Tensor | None) -> Tensor:
+        result = elementwise_forward(call)
+        gradients.save_elementwise(ctx, call, result)
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Gradients:
+        return None, *gradients.saved_elementwise_gradients(ctx, grad, ctx.needs_input_grad[1:])
+
+
+class _FoldBatchNorm(Function):
+    """A fold. Its values do not depend on those of x, which therefore is no argument that autograd sees."""
+
+    @staticmethod
+    def forward(ctx: Any, call: FoldCall, *vectors: Tensor | None) -> tuple[Tensor, ...]:
+        result = elementwise_kernels.fold_batch_norm(call)
+        gradients.save_fold_batch_norm(ctx, call, result)
+        return result.unbind(0)
+
+    @staticmethod
+    def backward(ctx: Any, grad_multiplier: Tensor, grad_offset: Tensor) -> Gradients:
+        needs = ctx.needs_input_grad[1:]
+        _, _, *vectors = ctx.saved_tensors  # the bias as it was
+        if torch.is_grad_enabled() or not gradient_products.runs_directly(
+            grad_multiplier, grad_offset, *vectors
+        ):
+            grad = torch.stack((grad_multiplier, grad_offset))
+            return None, *gradients.fold_batch_norm_gradients(ctx, grad, needs)
+        found = gradients.gradients_of_fold(grad_multiplier, grad_offset, vectors, ctx.eps, needs)
+        return None, *found
+
+
+def _apply(node: Any) -> Callable[..., Any]:
+    """`node.apply`, without what it does for torch.func's transforms: none is at work here."""
+    found: Callable[..., Any] = super(Function, node).apply
+    return found
+
+
+_linear = _apply(_Linear)
+_linear_keeping_product = _apply(_LinearKeepingProduct)
+_elementwise = _apply(_Elementwise)
+_fold_batch_norm = _apply(_FoldBatchNorm)
+
+
+def _sum(one: Tensor | None, other: Tensor | None) -> Tensor | None:
+    if one is None or other is None:
+        return other if one is None else one
+    return one + other

@@ -1,0 +1,63 @@
+"""The elementwise kernels, and where epigemm's kernels run; elsewhere the references of the epilogues stand in."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from epigemm._native import cuda_status, operator
+from epigemm.arguments.calls import ElementwiseCall, FoldCall
+from epigemm.calls import linked_elementwise
+from epigemm.epilogues.registry import compute_dtype, fold_batch_norm_reference
+from epigemm.epilogues.traced import LinkedEpilogue
+from epigemm.planning import plans
+
+_elementwise_out = operator("_elementwise_out")
+_derivative_out = operator("_derivative_out")
+_fold_batch_norm_out = operator("_fold_batch_norm_out")
+
+
+def has_native(x: Tensor) -> bool:
+    """Whether epigemm's elementwise kernels run on x's device; otherwise the PyTorch reference stands in."""
+    return x.is_cpu or plans.has_gpu_kernels(x)
+
+
+def why_none(x: Tensor) -> str:
+    """Why none of epigemm's kernels runs on x's device; empty where they do."""
+    if x.is_cuda:
+        return cuda_status(x.get_device())
+    return "" if x.is_cpu else f"x is on {x.device}; epigemm has kernels for CUDA and CPU"
+
+
+def elementwise(call: ElementwiseCall) -> Tensor:
+    """D = epilogue(x) into `out` (which may be x itself), or into a new tensor laid out as `torch.empty_like(x)`."""
+    epilogue, x, bias, operands, scalars, out = call
+    if isinstance(epilogue, LinkedEpilogue) and has_native(x):
+        return linked_elementwise.elementwise(epilogue, call)
+    if out is None:
+        out = torch.empty_like(x)
+    if has_native(x):
+        _elementwise_out(epilogue.name, x, bias, operands or None, scalars or None, out)
+    else:
+        out.copy_(epilogue.reference(x, bias, operands, scalars))
+    return out
+
+
+def derivative(call: ElementwiseCall, grad: Tensor) -> Tensor:
+    """grad * d epilogue(x) / dx in one kernel; `x` on a device with native kernels."""
+    operands = [linked_elementwise.readable(operand) for operand in call.operands] or None
+    bias = None if call.bias is None else linked_elementwise.readable(call.bias)
+    x = call.x.contiguous()
+    out = torch.empty_like(x)
+    _derivative_out(call.epilogue.name, grad.contiguous(), x, bias, operands, call.scalars or None, out)
+    return out
+
+
+def fold_batch_norm(call: FoldCall) -> Tensor:
+    """The BatchNorm fold, `[2, columns]`: multiplier and offset in the epilogue's arithmetic type."""
+    like, columns, vectors, eps = call
+    if not has_native(like):
+        return fold_batch_norm_reference(like, vectors, eps)
+    folded = torch.empty((2, columns), dtype=compute_dtype(like.dtype), device=like.device)
+    _fold_batch_norm_out(*vectors, eps, folded)
+    return folded

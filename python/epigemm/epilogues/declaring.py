@@ -1,0 +1,267 @@
+"""Epilogues from Python functions: what a function declares, and what is made of it.
+
+    def swish_clamp(acc, bias: PerColumn, residual: Matrix, limit: Scalar = 6.0):
+        z = acc + bias
+        return torch.clamp(z * torch.sigmoid(z), -limit, limit) + residual
+
+    traced = trace(swish_clamp)
+
+The first argument is the accumulator, an fp32 tensor `[M, N]` whatever the type of x (fp64 beside fp64). Numbers that
+the function reads from around itself, a global or a closure's, are constants of the epilogue; `Traced.check_unchanged`
+says when one has changed.
+"""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from types import FunctionType
+from typing import Any, get_args
+
+from torch import Tensor, fx
+
+from epigemm.epilogues import constants, formulas
+from epigemm.epilogues.kinds import ANNOTATIONS, SCALAR, slots_of, too_many
+from epigemm.epilogues.tracing import cost, reference, source
+from epigemm.epilogues.tracing.program import Program, words
+
+_ACCEPTED = ", ".join(kind.__name__ for kind in ANNOTATIONS)
+_TAKEN = words("x weight z out precision strict self operands named")  # by the calls themselves
+_LONGEST_NAME = 64
+_MOST_OPTIONAL = 3  # each doubles the number of traces
+
+
+@dataclass(frozen=True)
+class OperandSpec:
+    """One operand of a function; `default`: of a scalar."""
+
+    kind: str
+    name: str
+    default: float | None = None
+    is_optional: bool = False  # whether the function takes None for it
+
+
+@dataclass(frozen=True, eq=False)
+class Traced:
+    """An epilogue made of a Python function."""
+
+    name: str  # the function's
+    operands: tuple[OperandSpec, ...]  # in the function's order
+    program: Program = field(repr=False)  # its steps
+    # the reference as a module: `graph(acc, *operands)`, scalars as 0-d tensors
+    graph: fx.GraphModule = field(repr=False)
+    source: str = field(repr=False)  # the functor in C++
+    digest: str  # of the source and the operands' kinds, the same in every process
+    captured: constants.Captures = field(repr=False)  # what the function reads from around itself
+    is_own: bool = False  # whether it is one of epigemm's own (`own`)
+    # by the numbers of the operands that are None: what the function is of the others
+    without: Mapping[tuple[int, ...], Traced] = field(default_factory=dict, repr=False)
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """The operands' kinds."""
+        return tuple(operand.kind for operand in self.operands)
+
+    @property
+    def slots(self) -> tuple[int, ...]:
+        """Where the open kernels take each operand: `operand_kinds.SLOTS`."""
+        return slots_of(self.kinds)
+
+    @property
+    def reads(self) -> tuple[bool, ...]:
+        """Of each operand whether the result depends on it."""
+        read = self.program.reads()
+        return tuple(number in read for number in range(1, len(self.operands) + 1))
+
+    @property
+    def special_functions(self) -> int:
+        """How many exponentials, reciprocals and the like it computes for an element: the costs of a kernel."""
+        return cost.special_functions(self.program, self.kinds)
+
+    def reference(self, acc: Tensor, *operands: Tensor | float) -> Tensor:
+        """The epilogue in plain PyTorch: differentiable any number of times, and traceable.
+
+        Raises:
+            TypeError: for another number of operands.
+        """
+        if len(operands) != len(self.operands):
+            raise TypeError(f"{self.name}: got {len(operands)} operands; accepted are {len(self.operands)}")
+        given = [
+            operand if isinstance(operand, Tensor) else reference.constant(acc, operand)
+            for operand in operands
+        ]
+        # The module's own call takes as long as two operators on a small tensor.
+        return self.graph.forward(acc, *given)  # type: ignore[no-any-return]
+
+    def kernel_source(self, elements: Sequence[int], parts: Sequence[str] = ("operand", "apply")) -> str:
+        """The text for NVRTC, which needs no include path: headers, functor, and the functions that open kernels call.
+
+        Raises:
+            ValueError: for other elements or parts.
+        """
+        functions = source.kernel_functions(self.program, self.kinds, elements, parts)
+        return f"{source.prelude()}\n{self.source}\n{functions}"
+
+    def check_unchanged(self) -> None:
+        """Raises RuntimeError if the function's code, or a number that it has captured, is another one since."""
+        changed = self.captured.changed()
+        if changed is not None:
+            raise RuntimeError(
+                f"{self.name}: {changed!r} has changed since the function was made an epilogue, of which it is a "
+                "constant; make it a Scalar operand, or decorate the function again"
+            )
+
+
+def trace(function: Callable[..., Any]) -> Traced:
+    """Makes an epilogue of a Python function.
+
+    Raises:
+        TypeError: for a signature, a captured value or a result that no epilogue has.
+        ValueError: for too many operands of a kind.
+        NotImplementedError: for what is not pointwise, reads a value, a shape, a device or a state, writes in place,
+            draws random numbers, has a derivative of its own or takes a captured tensor. The message names the line.
+    """
+    if not isinstance(function, FunctionType):
+        raise TypeError(f"epilogue: got {type(function).__name__}; accepted is a Python function")
+    start = f"{function.__code__.co_filename}:{function.__code__.co_firstlineno}"
+    # It is a part of the names of kernels, and of one line of explanations.
+    name = function.__name__[:_LONGEST_NAME] if function.__name__.isidentifier() else "epilogue"
+    operands = _operands(function, f"{name} ({start})")
+    captured = constants.captures_of(function)
+    optional = [number for number, operand in enumerate(operands) if operand.is_optional]
+    without = {
+        absent: traced(*_without(function, operands, absent), name, start, captured)
+        for count in range(1, len(optional) + 1)
+        for absent in itertools.combinations(optional, count)
+    }
+    return replace(traced(function, operands, name, start, captured), without=without)
+
+
+def _without(
+    function: Callable[..., Any], operands: tuple[OperandSpec, ...], absent: tuple[int, ...]
+) -> tuple[Callable[..., Any], tuple[OperandSpec, ...]]:
+    """The function of the operands that are left, and these."""
+
+    def of_the_others(acc: Tensor, *given: Tensor | float) -> Any:
+        values = iter(given)
+        return function(acc, *(None if number in absent else next(values) for number in range(len(operands))))
+
+    return of_the_others, tuple(each for number, each in enumerate(operands) if number not in absent)
+
+
+def traced(
+    function: Callable[..., Any],  # takes the accumulator and the operands
+    operands: tuple[OperandSpec, ...],  # its operands
+    name: str,  # an identifier
+    start: str,  # `file:line` of where it begins, for messages
+    captured: constants.Captures = constants.NONE,  # values that it reads from outside, which may change
+) -> Traced:
+    """`trace` of a function whose operands and captured values are known."""
+    from epigemm.epilogues.tracing import trace
+
+    kinds = [operand.kind for operand in operands]
+    program = trace.trace_program(function, kinds, name, start)
+    return _made(name, operands, program, captured)
+
+
+def own(name: str) -> Traced:
+    """One of `epigemm.epilogues.formulas`, as if it had been traced."""
+    formula = formulas.FORMULAS[name]
+    operands = tuple(OperandSpec(kind, operand) for kind, operand in formula.operands)
+    return _made(name, operands, formula.program, constants.NONE, is_own=True)
+
+
+def _made(
+    name: str,
+    operands: tuple[OperandSpec, ...],
+    program: Program,
+    captured: constants.Captures,
+    *,
+    is_own: bool = False,
+) -> Traced:
+    kinds = tuple(operand.kind for operand in operands)
+    text = source.functor_text(program, kinds)
+    graph = reference.reference_module(program)
+    return Traced(name, operands, program, graph, text, formulas.digest(text, kinds), captured, is_own)
+
+
+def _operands(function: FunctionType, place: str) -> tuple[OperandSpec, ...]:
+    parameters = list(inspect.signature(function).parameters.values())
+    for parameter in parameters:
+        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+            raise TypeError(
+                f"{place}: *{parameter.name} is not supported; declare each operand as {_ACCEPTED}"
+            )
+        if parameter.kind == parameter.KEYWORD_ONLY:
+            raise TypeError(f"{place}: {parameter.name!r} is keyword-only; operands are positional")
+    if not parameters:
+        raise TypeError(f"{place}: it takes no argument; the first is the accumulator")
+    if parameters[0].annotation not in (inspect.Parameter.empty, Tensor, "Tensor", "torch.Tensor"):
+        raise TypeError(
+            f"{place}: {parameters[0].name!r} is the accumulator, which has no annotation (or Tensor)"
+        )
+    if parameters[0].default is not inspect.Parameter.empty:
+        raise TypeError(f"{place}: {parameters[0].name!r} is the accumulator, which has no default")
+    operands = tuple(_operand(function, parameter, place) for parameter in parameters[1:])
+    if found := too_many([operand.kind for operand in operands]):
+        kind, count, most = found
+        raise ValueError(f"{place}: got {count} operands of kind {kind}; accepted are at most {most}")
+    count = sum(operand.is_optional for operand in operands)
+    if count > _MOST_OPTIONAL:
+        raise ValueError(f"{place}: got {count} operands that may be None; accepted are {_MOST_OPTIONAL}")
+    return operands
+
+
+def _operand(function: FunctionType, parameter: inspect.Parameter, place: str) -> OperandSpec:
+    if parameter.name in _TAKEN:
+        raise TypeError(
+            f"{place}: an operand is called {parameter.name!r}; accepted is any name but {', '.join(_TAKEN)}, which "
+            "calls of the epilogue have taken"
+        )
+    annotation = parameter.annotation
+    if isinstance(annotation, str):
+        annotation = _resolved(function, annotation.strip("\"' ").removesuffix("None").rstrip("| "))
+    choices = [choice for choice in get_args(annotation) if choice is not type(None)]  # of `PerColumn | None`
+    if len(choices) == 1:
+        (annotation,) = choices
+    if not isinstance(annotation, type) or annotation not in ANNOTATIONS:
+        found = "no annotation" if annotation is inspect.Parameter.empty else f"{parameter.annotation!r}"
+        raise TypeError(f"{place}: {parameter.name!r} has {found}; accepted is {_ACCEPTED}")
+    kind, default = ANNOTATIONS[annotation], parameter.default
+    if default is inspect.Parameter.empty:
+        return OperandSpec(kind, parameter.name)
+    if kind != SCALAR and default is None:
+        return OperandSpec(kind, parameter.name, is_optional=True)
+    number = isinstance(default, (int, float)) and not isinstance(default, bool)
+    if kind != SCALAR or not number:
+        raise TypeError(
+            f"{place}: {parameter.name!r} has a default of type {type(default).__name__}; accepted is a number for a "
+            "Scalar, None for others"
+        )
+    try:
+        return OperandSpec(kind, parameter.name, float(default))
+    except OverflowError:
+        raise ValueError(
+            f"{place}: {parameter.name!r} has a default beyond fp64; accepted is one of at most "
+            f"{sys.float_info.max:.4g}"
+        ) from None
+
+
+def _resolved(function: FunctionType, annotation: str) -> object:
+    """An annotation that is a string: a dotted name, looked up around the function; itself where that fails."""
+    parts = annotation.strip("\"' ").split(".")
+    cells = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
+    name = parts[0]
+    if name in cells:
+        found: object = cells[name].cell_contents
+    elif name in function.__globals__:
+        found = function.__globals__[name]
+    else:
+        # A class that only the annotation names is in no cell: known by its own name.
+        return next((kind for kind in ANNOTATIONS if kind.__name__ == parts[-1]), annotation)
+    for part in parts[1:]:
+        found = getattr(found, part, annotation)
+    return found

@@ -1,0 +1,99 @@
+"""Built-in epilogues that read a matrix, or fold more than one vector: programs, as a trace makes them of a function.
+
+    residual: D = z + residual                      gated_ACT: D = ACT(z) * gate
+    layer_scale_residual: D = residual + layer_scale[n] * z,  scale_relu: D = relu(multiplier[n] * z + offset[n])
+
+z is the accumulator; with `bias_` before the name acc + bias[n]. Everything else is as for a user's function.
+The build links those of `PRELINKED` (build_backend/prelink.py): nothing here takes torch.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from epigemm.epilogues.kinds import MATRIX, PER_COLUMN
+from epigemm.epilogues.tracing.program import REAL, Program, Ref, Step
+from epigemm.epilogues.tracing.source import functor_text
+
+PRELINKED = ("residual", "bias_residual")
+ACTIVATIONS = ("gelu", "gelu_tanh", "relu", "sigmoid", "silu", "tanh")
+"""Of a gate."""
+GATED, OF_VECTORS = "gated_", "scale_relu"
+
+
+class Formula(NamedTuple):
+    """One of them."""
+
+    operands: tuple[tuple[str, str], ...]  # kind and name of each
+    program: Program  # its steps
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """The operands' kinds."""
+        return tuple(kind for kind, _ in self.operands)
+
+
+def _formula(operands: dict[str, str], *steps: tuple[str, ...]) -> Formula:
+    """Steps as (result, primitive, inputs...), by names; the last one's result is returned."""
+    places = {name: place for place, name in enumerate(("acc", *operands))}
+    program = []
+    for result, op, *inputs in steps:
+        program.append(Step(op, tuple(Ref(places[name]) for name in inputs), REAL, ""))
+        places[result] = len(places)
+    kinds = tuple((kind, name) for name, kind in operands.items())
+    return Formula(kinds, Program(len(operands), tuple(program), Ref(places[steps[-1][0]])))
+
+
+def _both(name: str, operands: dict[str, str], *steps: tuple[str, ...]) -> Iterator[tuple[str, Formula]]:
+    """With a bias and without one; the steps begin with z."""
+    yield (
+        f"bias_{name}",
+        _formula({"bias": PER_COLUMN, **operands}, ("z", "add", "acc", "bias"), *steps),
+    )
+    without = [tuple("acc" if word == "z" else word for word in step) for step in steps]
+    yield name, _formula(operands, *without)
+
+
+def _all() -> Iterator[tuple[str, Formula]]:
+    yield from _both("residual", {"residual": MATRIX}, ("d", "add", "z", "residual"))
+    yield from _both(
+        "layer_scale_residual",
+        {"layer_scale": PER_COLUMN, "residual": MATRIX},
+        ("scaled", "mul", "z", "layer_scale"),
+        ("d", "add", "residual", "scaled"),
+    )
+    for activation in ACTIVATIONS:
+        steps: list[tuple[str, ...]] = [("a", activation, "z")]
+        if activation == "silu":
+            steps = [("s", "sigmoid", "z"), ("a", "mul", "z", "s")]
+        yield from _both(f"{GATED}{activation}", {"gate": MATRIX}, *steps, ("d", "mul", "a", "gate"))
+    yield from _both(
+        OF_VECTORS,
+        {"multiplier": PER_COLUMN, "offset": PER_COLUMN},
+        ("scaled", "mul", "multiplier", "z"),
+        ("sum", "add", "scaled", "offset"),
+        ("d", "relu", "sum"),
+    )
+
+
+FORMULAS: dict[str, Formula] = dict(_all())
+"""By name."""
+
+
+def digest(source: str, kinds: Sequence[str]) -> str:
+    """What an epilogue is known by: its functor and its operands' kinds."""
+    return hashlib.sha256("\n".join((source, *kinds)).encode()).hexdigest()
+
+
+@functools.cache
+def _prelinked() -> dict[str, str]:
+    formulas = ((name, FORMULAS[name]) for name in PRELINKED)
+    return {digest(functor_text(each.program, each.kinds), each.kinds): name for name, each in formulas}
+
+
+def prelinked_name(of: str) -> str:
+    """The name under which the package has kernels of an epilogue with this digest; empty where it has none."""
+    return _prelinked().get(of, "")

@@ -1,0 +1,289 @@
+"""The Python half of the epilogue registry: operands, PyTorch reference and sample inputs of every epilogue.
+
+The list itself is `csrc/epilogue/registry.def`; a test asserts that both halves name the same epilogues and
+operands.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from epigemm._native import registry
+from epigemm.epilogues.kinds import PER_COLUMN, SCALAR
+
+ACCUMULATOR = "accumulator"
+
+
+def compute_dtype(dtype: torch.dtype) -> torch.dtype:
+    """The type of the epilogue's arithmetic for tensors of `dtype`: fp64 for fp64, else fp32."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+@dataclass(frozen=True)
+class Operand:
+    """One operand of an epilogue: what it is broadcast along, its name and its element type.
+
+    `folded` operands have the type of the epilogue's arithmetic (`compute_dtype`), the others that of x.
+    """
+
+    kind: str
+    name: str
+    folded: bool = False
+
+    def dtype(self, x_dtype: torch.dtype) -> torch.dtype:
+        """The element type that this operand has beside an x of `x_dtype`."""
+        return compute_dtype(x_dtype) if self.folded else x_dtype
+
+
+class EpilogueInputs(NamedTuple):
+    """What an epilogue reads beside the accumulator, in the order of the operator's arguments."""
+
+    bias: Tensor | None
+    operands: list[Tensor]
+    scalars: list[float]
+
+
+class Epilogue:
+    """One epilogue: its name and formula, its operands, and a differentiable reference in plain PyTorch.
+
+    `compute(z, *operands, *scalars)` is in the type of the epilogue's arithmetic; z is the accumulator, plus the bias
+    where the epilogue takes one.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        formula: str,
+        compute: Callable[..., Tensor],
+        *operands: Operand,
+        linear: bool = True,
+    ) -> None:
+        self.name = name
+        self.number = -1  # its place in registry.def
+        self.prelinked = name  # under which the package may have kernels of it
+        self.functor = ""  # the struct in csrc/epilogue/NAME.h
+        self.formula = formula
+        self.compute = compute
+        self.operands = (Operand(ACCUMULATOR, ACCUMULATOR), *operands)
+        self.linear = linear
+        self.takes_bias = any(operand.name == "bias" for operand in operands)
+        self.vectors = tuple(o for o in operands if o.kind == PER_COLUMN and o.name != "bias")
+        scalars = [o for o in operands if o.kind == SCALAR]
+        self.scalar = scalars[0] if scalars else None
+        self.operand_count = len(self.vectors) + len(scalars)  # beside the accumulator and the bias
+
+    is_linked = False  # made at run time: see `epigemm.epilogues.traced`
+    bias_place: int | None = None  # of a linked one: the operand that is its bias, by its place in `operands`
+
+    @property
+    def after_bias(self) -> Epilogue | None:
+        """The epilogue without its bias, where that has a name."""
+        return None
+
+    def __repr__(self) -> str:
+        return f"Epilogue({self.name}: {self.formula})"
+
+    def check_unchanged(self) -> None:
+        """Raises RuntimeError where a number that it was made with is another one since; never of a built-in one."""
+
+    def source(self, symbol: str) -> str:
+        """The text for NVRTC that goes into an open kernel: see csrc/open/functor.h."""
+        from epigemm.epilogues.tracing.source import built_in_source
+
+        # Results of 16 bits take shorter instructions.
+        is_16 = "float16" in symbol and "_derivative_" not in symbol
+        return built_in_source(self.name, self.functor, "epigemm::Rounded" if is_16 else "float")
+
+    def describe_error(self, source: str, log: str) -> str:
+        """What NVRTC's log says of a source, in a line."""
+        del source
+        return log.strip().split("\n")[0]
+
+    def in_order(
+        self, bias: Tensor | None, operands: Sequence[Tensor], scalars: Sequence[float]
+    ) -> tuple[Tensor | float | None, ...] | None:
+        """What a call gives, one value for each operand after the accumulator; None where the numbers do not fit.
+
+        A built-in epilogue has its vectors before at most one scalar.
+        """
+        if len(operands) + len(scalars) != self.operand_count or (bias is not None and not self.takes_bias):
+            return None
+        return (bias, *operands, *scalars) if self.takes_bias else (*operands, *scalars)
+
+    def reference(
+        self, acc: Tensor, bias: Tensor | None, operands: Sequence[Tensor], scalars: Sequence[float]
+    ) -> Tensor:
+        """The epilogue in plain differentiable PyTorch, rounded once to the dtype of `acc`."""
+        z = acc.to(compute_dtype(acc.dtype))
+        if bias is not None:
+            z = z + bias.to(z.dtype)
+        return self.compute(z, *operands, *scalars).to(acc.dtype)
+
+    def sample_inputs(
+        self,
+        columns: int,  # N, the length of every per-column vector
+        dtype: torch.dtype,  # the element type of x
+        # where the tensors live; the numbers are drawn on the CPU, so they are the same everywhere
+        device: torch.device | str = "cpu",
+        *,
+        generator: torch.Generator | None = None,  # a CPU generator; the default one if None
+        with_bias: bool = True,  # False leaves the bias out where the epilogue takes one
+        scalar_as_tensor: bool = False,  # True gives the scalar as a 0-d tensor instead of a number
+    ) -> EpilogueInputs:
+        """Random operands with both signs, for tests and benchmarks."""
+
+        def draw(*shape: int, of: torch.dtype) -> Tensor:
+            return torch.randn(*shape, generator=generator, dtype=torch.float64).to(device=device, dtype=of)
+
+        bias = draw(columns, of=dtype) if self.takes_bias and with_bias else None
+        operands = [draw(columns, of=vector.dtype(dtype)) for vector in self.vectors]
+        if self.scalar is None:
+            return EpilogueInputs(bias, operands, [])
+        # Away from zero: a divisor near zero would make every comparison one of rounding errors.
+        number = torch.randn((), generator=generator, dtype=torch.float64)
+        number = torch.where(number < 0, number - 0.5, number + 0.5)
+        if scalar_as_tensor:
+            return EpilogueInputs(bias, [*operands, number.to(device, compute_dtype(dtype))], [])
+        return EpilogueInputs(bias, operands, [float(number)])
+
+
+_BIAS = Operand(PER_COLUMN, "bias")
+
+
+def _identity(z: Tensor) -> Tensor:
+    return z
+
+
+def _sigmoid_scale_residual(z: Tensor, scale: float | Tensor) -> Tensor:
+    return z + scale * torch.sigmoid(z)
+
+
+def _scale_batch_norm(acc: Tensor, multiplier: Tensor, offset: Tensor) -> Tensor:
+    return multiplier * acc + offset
+
+
+def _relu_div(z: Tensor, divisor: float | Tensor) -> Tensor:
+    return torch.relu(z) / divisor
+
+
+EPILOGUES: dict[str, Epilogue] = {}
+_NATIVE = {half["name"]: (number, half["functor"]) for number, half in enumerate(registry())}
+
+
+def _built_in(
+    name: str, formula: str, compute: Callable[..., Tensor], *operands: Operand, linear: bool = True
+) -> Epilogue:
+    """A row of `EPILOGUES`."""
+    made = EPILOGUES[name] = Epilogue(name, formula, compute, *operands, linear=linear)
+    made.number, made.functor = _NATIVE.get(name, (made.number, made.functor))
+    return made
+
+
+BIAS = _built_in("bias", "D = acc + bias[n]", _identity, _BIAS)
+BIAS_RELU = _built_in("bias_relu", "D = relu(acc + bias[n])", torch.relu, _BIAS)
+SIGMOID_SCALE_RESIDUAL = _built_in(
+    "sigmoid_scale_residual",
+    "z = acc + bias[n]; D = z + scale * sigmoid(z)",
+    _sigmoid_scale_residual,
+    _BIAS,
+    Operand(SCALAR, "scale", folded=True),
+)
+SCALE_BATCH_NORM = _built_in(
+    "scale_batch_norm",
+    "D = multiplier[n] * acc + offset[n]",
+    _scale_batch_norm,
+    Operand(PER_COLUMN, "multiplier", folded=True),
+    Operand(PER_COLUMN, "offset", folded=True),
+)
+RELU_DIV = _built_in(
+    "relu_div",
+    "D = relu(acc + bias[n]) / divisor",
+    _relu_div,
+    _BIAS,
+    Operand(SCALAR, "divisor", folded=True),
+)
+SIGMOID = _built_in("sigmoid", "D = sigmoid(acc)", torch.sigmoid, linear=False)
+BIAS_GELU = _built_in(
+    "bias_gelu",
+    "z = acc + bias[n]; D = z (1 + erf(z / sqrt(2))) / 2",
+    torch.nn.functional.gelu,
+    _BIAS,
+)
+BIAS_GELU_TANH = _built_in(
+    "bias_gelu_tanh",
+    "z = acc + bias[n]; D = z (1 + tanh(sqrt(2 / pi) (z + 0.044715 z^3))) / 2",
+    functools.partial(torch.nn.functional.gelu, approximate="tanh"),
+    _BIAS,
+)
+BIAS_SILU = _built_in("bias_silu", "z = acc + bias[n]; D = z sigmoid(z)", torch.nn.functional.silu, _BIAS)
+BIAS_TANH = _built_in("bias_tanh", "D = tanh(acc + bias[n])", torch.tanh, _BIAS)
+_GELUS = {"none": BIAS_GELU, "tanh": BIAS_GELU_TANH}
+
+
+def gelu_epilogue(approximate: str) -> Epilogue:
+    """The epilogue with this GELU.
+
+    Raises:
+        TypeError: `approximate` is no string.
+        ValueError: there is no such form.
+    """
+    if not isinstance(approximate, str):
+        raise TypeError(
+            f"approximate: got {type(approximate).__name__}; accepted is {' or '.join(map(repr, _GELUS))}"
+        )
+    if approximate not in _GELUS:
+        raise ValueError(f"approximate: got {approximate!r}; accepted is {' or '.join(map(repr, _GELUS))}")
+    return _GELUS[approximate]
+
+
+LINKED: dict[str, Epilogue] = {}
+"""Those that were made at run time: see `epigemm.epilogues.traced`."""
+
+
+WHEN_MADE: list[Callable[[str], None]] = []
+"""What is told the name of each epilogue that is made at run time."""
+
+MAKERS: list[Callable[[str], Epilogue | None]] = []
+"""What makes an epilogue of the package's that is known by a name: an exported program may be the first to name it."""
+
+
+def named(name: str) -> Epilogue | None:
+    """The epilogue of this name, built in or made at run time."""
+    found = EPILOGUES.get(name) or LINKED.get(name)
+    return found or next((made for make in MAKERS if (made := make(name)) is not None), None)
+
+
+FOLDED = ("bias", "scale", "running_mean", "running_var", "bn_weight", "bn_bias")
+"""The vectors that fold into scale_batch_norm's multiplier and offset, in the operator's order."""
+
+
+def fold_batch_norm_reference(like: Tensor, vectors: Sequence[Tensor | None], eps: float) -> Tensor:
+    """The fold of scale and inference BatchNorm into `multiplier` and `offset`, in differentiable PyTorch.
+
+        multiplier = scale * g,  offset = (bias * scale - mean) * g + bn_bias,  g = bn_weight / sqrt(var + eps)
+
+    An absent vector stands for what leaves the others alone: bias, mean and bn_bias 0, scale and bn_weight 1;
+    without `running_var` there is no normalisation (g = bn_weight). Returns `[2, N]` in the epilogue's
+    arithmetic type.
+    """
+    bias, scale, running_mean, running_var, bn_weight, bn_bias = vectors
+    # The offset is a difference of products: in fp64 it loses nothing that fp32 holds. MPS has no fp64.
+    wide = torch.float32 if like.device.type == "mps" else torch.float64
+
+    def read(vector: Tensor | None, absent: float) -> Tensor:
+        return like.new_full((), absent, dtype=wide) if vector is None else vector.to(wide)
+
+    gain = read(bn_weight, 1.0)
+    if running_var is not None:
+        gain = gain / torch.sqrt(running_var.to(wide) + eps)
+    scaled = read(scale, 1.0)
+    multiplier = scaled * gain
+    offset = (read(bias, 0.0) * scaled - read(running_mean, 0.0)) * gain + read(bn_bias, 0.0)
+    # Every vector is in the offset: its shape is the full one.
+    return torch.stack((multiplier.expand_as(offset), offset)).to(compute_dtype(like.dtype))

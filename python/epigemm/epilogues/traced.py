@@ -1,0 +1,127 @@
+"""Epilogues that are made at run time.
+
+An epilogue of the user's (`epigemm.user_epilogue`) is registered with the native module under a name that its source
+decides. From then on the planner, the calls and their derivatives treat it like a built-in one. What differs is here:
+the kernel of the epilogue alone is linked as well (`epigemm.calls.linked_elementwise`). Where it cannot be, and on
+devices without kernels, the epilogue's PyTorch reference stands in.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from epigemm._native import ops
+from epigemm.epilogues import formulas
+from epigemm.epilogues.kinds import KINDS, PER_COLUMN, SCALAR
+from epigemm.epilogues.registry import LINKED, WHEN_MADE, Epilogue, Operand, named
+
+if TYPE_CHECKING:
+    from epigemm.epilogues.declaring import Traced
+
+_ELEMENT_TYPE, _COMPUTE_TYPE = 1, 2  # what `epigemm_operand` says: csrc/open/contract.h
+_FP32, _FP64 = torch.float32, torch.float64
+
+
+class LinkedEpilogue(Epilogue):
+    """A traced function with the element types of its operands: of a `folded` one that of the arithmetic, not x's."""
+
+    is_linked = True
+
+    def __init__(self, traced: Traced, folded: Sequence[bool]) -> None:
+        specs = zip(traced.operands, folded, strict=True)
+        operands = [Operand(spec.kind, spec.name, is_folded) for spec, is_folded in specs]
+        names = [operand.name for operand in operands]
+        about = "\n".join([traced.digest, *names, *(str(operand.folded) for operand in operands)])
+        version = hashlib.sha256(about.encode()).hexdigest()[:16]
+        if traced.is_own:  # of a name that stays, for exported programs: `epilogues.named` knows it
+            version = "".join(str(int(operand.folded)) for operand in operands)
+        name = f"{traced.name}.{version}"
+        # Where no operand may be a number there is nothing to do before the steps.
+        compute = traced.reference if SCALAR in traced.kinds else traced.graph.forward
+        super().__init__(name, f"D = {traced.name}({', '.join(['acc', *names])})", compute, *operands)
+        self.takes_bias = False
+        bias = traced.program.bias()
+        if bias is not None and operands[bias - 1] == Operand(PER_COLUMN, names[bias - 1]):
+            self.bias_place = bias
+        self.traced = traced
+        kinds = [KINDS[operand.kind].code for operand in operands]
+        of_compute = [int(operand.folded) for operand in operands]
+        self.number = ops._register_epilogue(
+            name,
+            ",".join(names),
+            kinds or None,
+            of_compute or None,
+            self.bias_place or 0,
+            traced.special_functions,
+        )
+        # The package's kernels read operands of x's type.
+        is_usual = all(operand.folded == (operand.kind == SCALAR) for operand in operands)
+        self.prelinked = formulas.prelinked_name(traced.digest) if is_usual else ""
+        LINKED[name] = self
+        for tell in WHEN_MADE:
+            tell(name)
+
+    @property
+    def after_bias(self) -> Epilogue | None:
+        """As `Epilogue.after_bias`: of epigemm's own."""
+        if not self.traced.is_own or self.bias_place != 1:
+            return None
+        name, _, folded = self.name.removeprefix("bias_").partition(".")
+        return named(f"{name}.{folded[1:]}")
+
+    def in_order(
+        self, bias: Tensor | None, operands: Sequence[Tensor], scalars: Sequence[float]
+    ) -> tuple[Tensor | float | None, ...] | None:
+        """As `Epilogue.in_order`; numbers are for the first scalars, tensors stand for the others."""
+        tensors, numbers = iter(operands), iter(scalars)
+        given: list[Tensor | float | None] = []
+        for operand in self.operands[1:]:
+            value: Tensor | float | None = next(numbers, None) if operand.kind == SCALAR else None
+            value = next(tensors, None) if value is None else value
+            if value is None:
+                return None
+            given.append(value)
+        fits = next(tensors, None) is None and next(numbers, None) is None
+        return tuple(given) if fits and bias is None else None
+
+    def reference(
+        self, acc: Tensor, bias: Tensor | None, operands: Sequence[Tensor], scalars: Sequence[float]
+    ) -> Tensor:
+        """As `Epilogue.reference`; a new tensor."""
+        given = self.in_order(bias, operands, scalars)
+        assert given is not None
+        return self.evaluate(acc, given)
+
+    def evaluate(self, acc: Tensor, given: Sequence[Any]) -> Tensor:
+        """`reference`, with all operands in order."""
+        dtype = acc.dtype
+        if dtype is _FP32 or dtype is _FP64:
+            return self.compute(acc, *given)
+        values = [value.float() if isinstance(value, Tensor) else value for value in given]
+        return self.compute(acc.float(), *values).to(dtype)
+
+    def check_unchanged(self) -> None:
+        """As `Epilogue.check_unchanged`."""
+        self.traced.check_unchanged()
+
+    def source(self, symbol: str) -> str:
+        """The text for NVRTC that goes into an open kernel."""
+        wide, half = "float64" in symbol, re.search("float16", symbol) is not None
+        if "_derivative_" in symbol:
+            function = "slope_double" if wide else "slope"
+        else:
+            function = "apply_double" if wide else "apply_16" if half else "apply"
+        elements = [_COMPUTE_TYPE if operand.folded else _ELEMENT_TYPE for operand in self.operands[1:]]
+        return self.traced.kernel_source(elements, ("operand", function))
+
+    def describe_error(self, source: str, log: str) -> str:
+        """As `Epilogue.describe_error`: with the line of the user's function that an error comes from."""
+        from epigemm.epilogues.tracing.source import describe_compile_error
+
+        return describe_compile_error(self.traced.program, source, log)

@@ -1,0 +1,43 @@
+"""Which code is the user's, and which line of it is running."""
+
+from __future__ import annotations
+
+import dis
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+
+_HERE = str(Path(__file__).parents[2])
+_TORCH = str(Path(torch.__file__).parent)
+
+
+def is_users(filename: str) -> bool:
+    """Whether a source file is neither torch's nor this package's nor Python's own machinery."""
+    return not filename.startswith((_TORCH, _HERE, "<frozen", "<eval_with_key>"))
+
+
+def user_line(frame: FrameType | None, fallback: str) -> str:
+    """`file:line` of the innermost frame of the user's."""
+    while frame is not None:
+        name = frame.f_code.co_filename
+        if is_users(name) and "contextlib" not in name:
+            return f"{name}:{frame.f_lineno}"
+        frame = frame.f_back
+    return fallback
+
+
+def return_line(function: Callable[..., Any], last: str) -> str:
+    """`file:line` of the `return` that follows the last call of torch, which is at `last`."""
+    code = getattr(function, "__code__", None)
+    if code is None:
+        return last
+    file, _, number = last.rpartition(":")
+    returns = {each.offset for each in dis.get_instructions(code) if each.opname.startswith("RETURN_")}
+    lines = sorted(
+        line for start, end, line in code.co_lines() if line and not returns.isdisjoint(range(start, end))
+    )
+    after = [line for line in lines if file == code.co_filename and line >= int(number)]
+    return f"{code.co_filename}:{(after or lines[-1:])[0]}"

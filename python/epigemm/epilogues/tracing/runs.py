@@ -1,0 +1,220 @@
+"""Runs of a function on plain tensors, beside its trace: each must make the same calls of torch, on the same values.
+
+What a trace does not see decides then: the types of the arguments, which are a tracer's there, sizes of 0 and 1, which
+torch's symbols exclude, and dtypes, which are compared by identity. The tensors are on the meta device: nothing is
+computed.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import zip_longest
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from epigemm.epilogues.kinds import KINDS, MATRIX, SCALAR
+from epigemm.epilogues.tracing.lines import user_line
+
+ROWS, COLUMNS = 5, 7  # different primes: a size that stands in the wrong place is seen
+_FIXED = ("dim", "ndim", "ndimension")  # the same of all calls
+
+
+def scalar(number: int) -> float:
+    """What the operand of this number is in a trace: not 0 or 1, which a trace would take for constants."""
+    return 1.7 + number
+
+
+@dataclass
+class Call:
+    """One call of torch, tensors among its arguments as `_Places`."""
+
+    line: str
+    about: Any  # the function and its arguments
+    asks: bool = (
+        False  # whether its result says something of a tensor: a size, a dtype, or that it is the argument
+    )
+
+
+@dataclass(frozen=True)
+class _Places:
+    """Where a tensor is among the function's arguments and the results; at several where a cast gives its argument."""
+
+    places: frozenset[int]
+
+
+@dataclass
+class Transcript:
+    """The calls of torch that a function makes, in their order."""
+
+    line: str  # of the call that is being made; before the first one the function's
+    tensors: list[Any]  # the function's arguments, then the results
+    calls: list[Call] = field(default_factory=list)
+    error: Exception | None = None  # that has ended it
+    in_torch: bool = False  # raised by the last call of torch
+    _takes_tensors: bool = False
+
+    def begin(self, function: Any, arguments: Any) -> None:
+        """A call of torch by the user, two frames up."""
+        self.line = user_line(sys._getframe(2), self.line)
+        self._takes_tensors = False
+        self.calls.append(Call(self.line, (function, self._described(arguments))))
+
+    def end(self, result: Any) -> None:
+        """The call's result."""
+        parts = result if isinstance(result, (tuple, list)) else [result]
+        tensors = [part for part in parts if isinstance(part, Tensor)]
+        if not tensors and not self._takes_tensors:
+            self.calls.pop()  # torch's own, of a symbolic number
+            return
+        is_known = any(each is tensor for each in self.tensors for tensor in tensors)
+        self.tensors += tensors
+        call = self.calls[-1]
+        function = call.about[0]
+        name = getattr(function, "__name__", "")
+        if name == "__get__":  # a property: Tensor.shape.__get__
+            name = getattr(getattr(function, "__self__", None), "__name__", "")
+        call.asks = is_known or (not tensors and name not in _FIXED)
+
+    def returns(self, result: Any, shape: tuple[int, int] | None = None) -> None:
+        """What the function returns, where its shape is known that it should have."""
+        is_whole = shape is None or (isinstance(result, Tensor) and result.shape == shape)
+        self.calls.append(Call(self.line, (self._described(result), is_whole)))
+
+    def _described(self, value: Any) -> Any:
+        if isinstance(value, Tensor):
+            self._takes_tensors = True
+            return _Places(frozenset(place for place, each in enumerate(self.tensors) if each is value))
+        if isinstance(value, (tuple, list)):
+            return tuple(map(self._described, value))
+        if isinstance(value, dict):
+            return {key: self._described(part) for key, part in value.items()}
+        if isinstance(value, slice):
+            return tuple(map(self._described, (value.start, value.stop, value.step)))
+        return value.node.hint if isinstance(value, (torch.SymFloat, torch.SymBool)) else value
+
+
+class _Recorder(TorchFunctionMode):
+    def __init__(self, transcript: Transcript) -> None:
+        super().__init__()
+        self.transcript = transcript
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.transcript.begin(func, (args, kwargs or {}))
+        self.transcript.in_torch = True  # unless it returns
+        result = func(*args, **(kwargs or {}))
+        self.transcript.in_torch = False
+        self.transcript.end(result)
+        return result
+
+
+@dataclass(frozen=True)
+class _Arguments:
+    """What a function is run on."""
+
+    rows: int = ROWS
+    columns: int = COLUMNS
+    dtype: torch.dtype = torch.float32
+    of_operands: torch.dtype | None = None  # where it is another one
+    is_view: bool = False  # transposed, and of a larger tensor
+    scalar: Callable[[int], float] = scalar
+
+    def make(self, kinds: Sequence[str]) -> Iterator[Any]:
+        """The accumulator and the operands."""
+        for place, kind in enumerate((MATRIX, *kinds)):
+            if kind == SCALAR:
+                yield self.scalar(place)
+                continue
+            dtype = self.dtype if place == 0 else self.of_operands or self.dtype
+            shape = KINDS[kind].shape((self.rows,), self.columns)
+            made = torch.empty(shape, dtype=dtype, device="meta")
+            if self.is_view:
+                made = torch.empty(1 + made.numel(), dtype=dtype, device="meta")[1:].view(shape[::-1]).t()
+            yield made
+
+
+_PLAIN = _Arguments()
+_CHANCE = (
+    "it is run twice, and computes two things; random numbers, the time and the like would become constants of the "
+    "epilogue"
+)
+_TYPES = "the type of an argument decides what is computed; a Scalar is any number, a tensor any tensor"
+_SHAPE = (
+    "the shape or the strides of a tensor decide what is computed; an epilogue is one function, for all sizes"
+)
+_DTYPE = "a tensor's dtype decides what is computed; an epilogue is one function, for all dtypes"
+_OTHERS = (
+    *((_Arguments(*sizes), _SHAPE) for sizes in ((1, COLUMNS), (ROWS, 1), (1, 1))),
+    (_Arguments(is_view=True), _SHAPE),
+    *((_Arguments(dtype=dtype), _DTYPE) for dtype in (torch.float16, torch.bfloat16, torch.float64)),
+    (_Arguments(dtype=torch.float16, of_operands=torch.float32), _DTYPE),
+)
+
+
+def check(function: Callable[..., Any], kinds: Sequence[str], start: str, traced: Transcript) -> None:
+    """Compares runs with the transcript of a trace.
+
+    Raises:
+        Different: one is another one.
+    """
+
+    def run(arguments: _Arguments) -> Transcript:
+        transcript = Transcript(start, list(arguments.make(kinds)))
+        try:
+            with torch.enable_grad(), torch.device("meta"), _Recorder(transcript):
+                result = function(*transcript.tensors)
+            transcript.returns(result, (arguments.rows, arguments.columns))
+        except Exception as error:
+            transcript.error = error
+        return transcript
+
+    plain = run(_PLAIN)
+    if plain.error is not None:
+        raise Different(plain.line, f"it fails on plain tensors: {plain.error}")
+    if line := _difference(traced, plain, torch.float32):
+        raise Different(line, _CHANCE if _difference(plain, run(_PLAIN), torch.float32) else _TYPES)
+    if SCALAR in kinds:
+        whole = run(_Arguments(scalar=lambda number: 1.0 + number))
+        if line := _difference(whole, run(_Arguments(scalar=lambda number: 1 + number)), torch.float32):
+            raise Different(line, _TYPES)
+    for arguments, what in _OTHERS:
+        if line := _difference(traced, run(arguments), arguments.dtype):
+            raise Different(line, what)
+
+
+class Different(Exception):
+    """What decides, and at which line."""
+
+    def __init__(self, line: str, what: str) -> None:
+        super().__init__(what)
+        self.line = line
+
+
+def _difference(one: Transcript, other: Transcript, dtype: torch.dtype) -> str:
+    """The line that decides where two runs part, the second on tensors of `dtype`; empty where they are the same."""
+    asked = ""
+    for call, same in zip_longest(one.calls, other.calls):
+        if same is None and other.error is not None and other.in_torch:
+            break  # PyTorch itself has no result there
+        if call is None or same is None or not _same(call.about, same.about, dtype):
+            return asked or (call or same).line
+        asked = call.line if call.asks else asked
+    return ""
+
+
+def _same(one: Any, other: Any, dtype: torch.dtype) -> bool:
+    if isinstance(one, torch.SymInt):  # what decides by it leaves a guard, and as a number it is refused
+        return isinstance(other, int)
+    if isinstance(one, torch.dtype):  # torch.float32: written, or read of a tensor
+        return one is other or (one is torch.float32 and other is dtype)
+    if isinstance(one, _Places) and isinstance(other, _Places):
+        return bool(one.places & other.places)
+    if isinstance(one, tuple) and isinstance(other, tuple):
+        return len(one) == len(other) and all(_same(*pair, dtype) for pair in zip(one, other, strict=True))
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() == other.keys() and all(_same(one[key], other[key], dtype) for key in one)
+    return bool(one == other) or (one != one and other != other)

@@ -1,0 +1,105 @@
+"""Whether a functor whose result is rounded to 16 bits may take the short functions of `Rounded`.
+
+These are off by some units in fp32's last place: 2^-24 of their result, where fp16 rounds by up to 2^-11. Products,
+quotients and choices keep such an error as it is. A sum whose terms cancel, such as z - tanh(z), makes it larger, and
+so may other functions. So a program is followed step by step, and takes the accurate functions, for all its steps,
+where an error of more than `FEW` units meets a step that may enlarge it, where the errors of factors add up to more
+than `MOST`, and where a whole number is made of something inexact.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from epigemm.epilogues.tracing.program import Program, Ref, Step, Value, words
+
+FEW = 64  # so much a few steps of fp32 may lose, too
+MOST = 2048  # a quarter of what fp16 rounds by
+UNITS = {
+    # One instruction, or an exponential made of one; those of exp where fp16 has its result.
+    **dict.fromkeys(words("div reciprocal sqrt rsqrt exp2"), 2),
+    **dict.fromkeys(words("exp sigmoid"), 16),
+    # csrc/epilogue/primitives/short.h: up to 2^-17, log1p 2^-16.
+    **dict.fromkeys(words("tanh expm1 elu gelu gelu_tanh"), 128),
+    **dict.fromkeys(words("log1p softplus"), 256),
+}
+"""How far the functions of `Rounded` are off. All others are float's."""
+KEEPING = frozenset(
+    words(
+        "mul div neg abs reciprocal sqrt rsqrt tanh relu leaky_relu maximum minimum fmin fmax clamp clamp_min "
+        "clamp_max hardtanh copysign copy detach where isnan logical_not logical_and logical_or logical_xor"
+    )
+)
+"""Their results are relatively no further off than what they are given: of factors, than all together."""
+POWERS = {0.5: 2, 2.0: 0, 3.0: 0, -0.5: 2, -1.0: 2}
+"""The units of powers that are products, roots and quotients. They have the base's error times their exponent."""
+STEPS = frozenset(
+    words(
+        "trunc floor ceil round floor_div trunc_div fmod remainder sign heaviside "
+        "eq ne lt le gt ge isinf isfinite signbit"
+    )
+)
+"""Of a last bit before them these make a whole number."""
+NEVER = frozenset(words("floor_div trunc_div logaddexp logaddexp2"))
+"""Within these a quotient becomes a whole number, or a logarithm is in a sum."""
+
+_ANY, _NOT_NEGATIVE, _NOT_POSITIVE = 0, 1, 2  # what a sign may be; of 0 the last two together
+_POSITIVE = frozenset(words("exp exp2 sigmoid abs sqrt rsqrt relu softplus cosh erfc"))
+_ODD = frozenset(words("tanh expm1 log1p gelu gelu_tanh erf atan asinh sinh copy detach"))  # they keep a sign
+
+
+def may_be_short(program: Program) -> bool:
+    """Whether a 16-bit result by short functions is, up to `MOST` units, that by accurate ones."""
+    errors: dict[Value, float] = {}  # in units
+    signs: dict[Value, int] = {}
+    for number, step in enumerate(program.steps, program.operands + 1):
+        given = [errors.get(value, 0.0) if isinstance(value, Ref) else 0.0 for value in step.inputs]
+        terms = [
+            signs.get(value, _ANY) if isinstance(value, Ref) else _of_number(value) for value in step.inputs
+        ]
+        if step.op == "sub":
+            terms[1] = _opposite(terms[1])
+        worst = max(given, default=0.0)
+        if step.op in NEVER or (step.op in STEPS and worst > 0):
+            return False
+        exponent = step.inputs[1] if step.op == "pow" else None
+        is_power = isinstance(exponent, float) and exponent in POWERS
+        is_of_one_sign = step.op in ("add", "sub") and bool(terms[0] & terms[1])
+        if worst > FEW and not (step.op in KEEPING or is_power or is_of_one_sign):
+            return False
+        error = UNITS.get(step.op, 0) + (sum(given) if step.op in ("mul", "div") else worst)
+        if is_power and isinstance(exponent, float):
+            error = POWERS[exponent] + abs(exponent) * given[0]
+        if error > MOST:
+            return False
+        errors[Ref(number)], signs[Ref(number)] = error, _sign(step, terms)
+    return True
+
+
+def _of_number(value: float) -> int:
+    return (_NOT_NEGATIVE if value >= 0 else _ANY) | (_NOT_POSITIVE if value <= 0 else _ANY)
+
+
+def _opposite(sign: int) -> int:
+    return {_NOT_NEGATIVE: _NOT_POSITIVE, _NOT_POSITIVE: _NOT_NEGATIVE}.get(sign, sign)
+
+
+def _sign(step: Step, given: Sequence[int]) -> int:
+    """Of a step's result, by those of what it is given (of what is subtracted, the opposite)."""
+    if step.op in _POSITIVE or (step.op == "mul" and step.inputs[0] == step.inputs[1]):
+        return _NOT_NEGATIVE
+    if step.op in _ODD:
+        return given[0]
+    if step.op == "neg":
+        return _opposite(given[0])
+    if step.op in ("mul", "div"):
+        if given[1] == _NOT_POSITIVE:
+            return _opposite(given[0])
+        return given[0] if given[1] else _ANY
+    if step.op in ("add", "sub"):
+        return given[0] & given[1]
+    if step.op in ("maximum", "clamp_min"):
+        return (given[0] | given[1]) & _NOT_NEGATIVE
+    if step.op in ("minimum", "clamp_max"):
+        return (given[0] | given[1]) & _NOT_POSITIVE
+    return _ANY

@@ -1,0 +1,219 @@
+"""A program -> C++: the functor, and the functions that the open kernels leave undefined.
+
+Nothing of the user's is in the text but numbers: operands are called by their slots, results `v0`, `v1` and so on.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from epigemm.epilogues.kinds import SLOTS, slots_of
+from epigemm.epilogues.tracing.program import BFLOAT16, BOOL, FLOAT, HALF, Program, Ref, Step, Value
+from epigemm.epilogues.tracing.short import may_be_short
+
+PARTS = ("operand", "apply", "apply_16", "apply_double", "slope", "slope_double")
+"""What `kernel_functions` can emit; `apply_16` is `apply` for a result that is rounded to 16 bits: with shorter
+instructions, where `functor_short` says so."""
+
+OPERATORS = {
+    "add": "+",
+    "sub": "-",
+    "mul": "*",
+    "eq": "==",
+    "ne": "!=",
+    "lt": "<",
+    "le": "<=",
+    "gt": ">",
+    "ge": ">=",
+}
+LOGIC = {"logical_and": "&&", "logical_or": "||", "logical_xor": "!="}
+NAMES = {"reciprocal": "inverse"}
+
+
+def number_text(value: float) -> str:
+    """A number of type T, exactly."""
+    if math.isnan(value):
+        return "T(epigemm::math::not_a_number())"
+    if math.isinf(value):
+        return f"T({'-' if value < 0 else ''}epigemm::math::infinity())"
+    return f"T({value!r})" if value == round(value, 6) and abs(value) < 1e15 else f"T({value.hex()})"
+
+
+def _expression(program: Program, step: Step, names: Sequence[str]) -> str:
+    def text(value: Value) -> str:
+        if isinstance(value, bool):
+            return "true" if value else "false"
+        return names[value.number] if isinstance(value, Ref) else number_text(value)
+
+    inputs = [text(value) for value in step.inputs]
+    if step.op in OPERATORS:
+        written = f"{inputs[0]} {OPERATORS[step.op]} {inputs[1]}"
+    elif step.op in LOGIC:
+        written = f"{inputs[0]} {LOGIC[step.op]} {inputs[1]}"
+    elif step.op == "logical_not":
+        written = f"!{inputs[0]}"
+    elif step.op == "neg":
+        written = f"-{inputs[0]}"
+    elif step.op == "copy":
+        written = inputs[0]
+    elif step.op == "pow" and isinstance(step.inputs[1], float) and step.inputs[1] in POWERS:
+        written = POWERS[step.inputs[1]].replace("x", inputs[0])
+    else:
+        written = f"epigemm::math::{NAMES.get(step.op, step.op)}({', '.join(inputs)})"
+    return f"epigemm::math::to_{step.kind}({written})" if step.kind in (HALF, BFLOAT16, FLOAT) else written
+
+
+# torch spells these powers like this, too.
+POWERS = {
+    0.5: "epigemm::math::sqrt(x)",
+    2.0: "x * x",
+    3.0: "x * x * x",
+    -0.5: "epigemm::math::rsqrt(x)",
+    -1.0: "epigemm::math::inverse(x)",
+}
+
+
+def functor_text(program: Program, kinds: Sequence[str], name: str = "Functor") -> str:
+    """The functor: `Functor::apply(acc, operands...)`, operands in the function's order."""
+    arguments = ["acc", *(SLOTS[slot] for slot in slots_of(kinds))]
+    names = [*arguments, *(f"v{number}" for number in range(len(program.steps)))]
+    lines = []
+    for number, step in enumerate(program.steps):
+        kind = "bool" if step.kind == BOOL else "T"
+        lines.append(f"    const {kind} v{number} = {_expression(program, step, names)};")
+    result = program.result
+    returned = names[result.number] if isinstance(result, Ref) else number_text(float(result))
+    given = ", ".join(f"[[maybe_unused]] T {argument}" for argument in arguments)
+    return "\n".join(
+        [
+            f"struct {name} {{",
+            "  template <class T>",
+            f"  EPIGEMM_HOST_DEVICE static T apply({given}) {{",
+            *lines,
+            f"    return {returned};",
+            "  }",
+            "};",
+            "",
+        ]
+    )
+
+
+def user_line(program: Program, line: str) -> str | None:
+    """`file:line` of the user's code that a line of the functor's text is from; None for other lines."""
+    found = re.match(r"\s*const (?:T|bool) v(\d+) = ", line)
+    if found is None or int(found[1]) >= len(program.steps):
+        return None
+    return program.steps[int(found[1])].line
+
+
+def describe_compile_error(program: Program, source: str, log: str) -> str:
+    """The first error of NVRTC's log, with the line of the user's it comes from."""
+    lines = source.split("\n")
+    for found in re.finditer(r"\((\d+)\): (?:catastrophic )?error:? (.*)", log):
+        number = int(found[1])
+        place = user_line(program, lines[number - 1]) if 0 < number <= len(lines) else None
+        return found[2] if place is None else f"{place}: {found[2]}"
+    return log.strip().split("\n")[0]
+
+
+def header_folder() -> Path:
+    """Where the headers are: in an installed package, in `csrc` in a source tree.
+
+    Raises:
+        FileNotFoundError: in neither place.
+    """
+    here = Path(__file__).parents[2]
+    for folder in (here / "include", here.parents[1] / "csrc"):
+        if (folder / "epilogue" / "primitives.h").is_file():
+            return folder
+    raise FileNotFoundError(f"epigemm's headers are missing: {here / 'include'}")
+
+
+@functools.cache
+def prelude(*headers: str) -> str:
+    """Headers as one text that includes nothing under NVRTC; those that functors call unless others are named."""
+    folder = header_folder()
+    seen: set[str] = set()
+
+    def expanded(name: str) -> list[str]:
+        if name in seen:
+            return []
+        seen.add(name)
+        lines: list[str] = []
+        for line in (folder / name).read_text().splitlines():
+            found = re.match(r'#include "([\w/]+\.h)"', line)
+            if found:
+                lines += expanded(found[1])
+            elif line.strip() != "#pragma once" and not line.lstrip().startswith("//"):
+                lines.append(line.split("  // ")[0])
+        return lines
+
+    every = [line for name in headers or ("epilogue/primitives.h",) for line in expanded(name)]
+    return "\n".join(line for line in every if line) + "\n"
+
+
+def built_in_source(name: str, functor: str, number: str) -> str:
+    """The whole text for NVRTC of a built-in epilogue whose functor computes in `number`."""
+    headers = prelude("open/functor.h", f"epilogue/{name}.h")
+    return f"{headers}\nEPIGEMM_LINKED_FUNCTOR(epigemm::{functor}, {number})\n"
+
+
+def kernel_functions(
+    program: Program,
+    kinds: Sequence[str],
+    elements: Sequence[int],  # of each operand 1 for x's element type, 2 for float; of scalars it is 2
+    parts: Sequence[str] = ("operand", "apply"),  # which functions, of `PARTS`
+) -> str:
+    """The functions that open kernels leave undefined, by `Functor`.
+
+    Raises:
+        ValueError: for another part, both kinds of `apply`, or another number of elements.
+    """
+    unknown = [part for part in parts if part not in PARTS]
+    if unknown or ("apply" in parts and "apply_16" in parts):
+        raise ValueError(f"parts: got {list(parts)}; accepted are {list(PARTS)}, one kind of apply")
+    if len(elements) != len(kinds) or any(element not in (1, 2) for element in elements):
+        raise ValueError(
+            f"elements: got {list(elements)}; accepted is 1 or 2 for each of {len(kinds)} operands"
+        )
+    slots = slots_of(kinds)
+    read = program.reads()
+    text = []
+    if "operand" in parts:
+        table = "".join(
+            f"  if (slot == {slot}) return {element};\n"
+            for number, (slot, element) in enumerate(zip(slots, elements, strict=True), 1)
+            if number in read
+        )
+        text.append(f'extern "C" __device__ int epigemm_operand(int slot) {{\n{table}  return 0;\n}}\n')
+    for part in parts:
+        if part != "operand":
+            text.append(_function(part, slots, is_short=part == "apply_16" and may_be_short(program)))
+    return "\n".join(text)
+
+
+def _function(part: str, slots: Sequence[int], *, is_short: bool) -> str:
+    number = "double" if part.endswith("_double") else "float"
+    values = ["acc", *SLOTS]
+    used = ["acc", *(SLOTS[slot] for slot in slots)]
+    parameters = ", ".join(f"{number} {value}" for value in values)
+    if part.startswith("slope"):
+        dual = f"epigemm::Dual<{number}>"
+        given = ", ".join(
+            f"{dual}({value}, {number}(slot == {slot}), slot != {slot})"
+            for value, slot in zip(used, [-1, *slots], strict=True)
+        )
+        body = f"  const {dual} result = Functor::apply({given});\n"
+        body += f"  return result.constant ? {number}(0) : result.derivative;\n"
+        name = "epigemm_slope" + ("_double" if number == "double" else "")
+        return f'extern "C" __device__ {number} {name}({parameters}, int slot) {{\n{body}}}\n'
+    if is_short:
+        call = f"Functor::apply({', '.join(f'epigemm::Rounded({value})' for value in used)}).value"
+    else:
+        call = f"Functor::apply({', '.join(used)})"
+    name = "epigemm_apply" + ("_double" if number == "double" else "")
+    return f'extern "C" __device__ {number} {name}({parameters}) {{\n  return {call};\n}}\n'

@@ -1,0 +1,412 @@
+"""A graph of ATen operators -> the steps of a functor. What has no line here is refused by its name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from epigemm.epilogues.tracing.aten import (
+    BINARY,
+    BITWISE,
+    INDEXING,
+    ON_SCALARS,
+    PREDICATES,
+    PYTHON_OPERATORS,
+    REDUCTIONS,
+    SAME_VALUES,
+    SUPPORTED,
+    UNARY,
+    symbolic_functions,
+)
+from epigemm.epilogues.tracing.program import (
+    BFLOAT16,
+    BOOL,
+    FLOAT,
+    HALF,
+    REAL,
+    Program,
+    Ref,
+    Step,
+    Value,
+    without_dead_steps,
+)
+
+ROUNDED = {HALF: torch.float16, BFLOAT16: torch.bfloat16, FLOAT: torch.float32}
+"""The kinds that are rounded to a type which is not the arithmetic's."""
+
+
+class Refusal(Exception):
+    """Why a node has no step; `functor_trace` adds the place."""
+
+
+class Builder:
+    """Takes the nodes of a graph in their order and keeps each node's value."""
+
+    def __init__(
+        self, module: fx.GraphModule, sizes: tuple[int, int], location: Callable[[fx.Node], str]
+    ) -> None:
+        self.module = module
+        self.location = location
+        rows, columns = sizes
+        self.shapes = {(), (1,), (columns,), (1, 1), (1, columns), (rows, 1), (rows, columns)}
+        self.operands = -1
+        self.steps: list[Step] = []
+        self.values: dict[fx.Node, Value] = {}
+        self.python_operators = PYTHON_OPERATORS | symbolic_functions()
+        self.node: fx.Node | None = None
+
+    def build(self) -> Program:
+        """The program of the whole graph. Raises `Refusal` with `self.node` at the node in question."""
+        placeholders = [node for node in self.module.graph.nodes if node.op == "placeholder"]
+        self.operands = len(placeholders) - 1
+        for number, node in enumerate(placeholders):
+            self.values[node] = Ref(number)
+        result: Value = 0.0
+        for node in self.module.graph.nodes:
+            self.node = node
+            if node.op == "call_function":
+                self._call(node)
+            elif node.op == "get_attr":
+                constant = getattr(self.module, str(node.target))
+                if not isinstance(constant, torch.Tensor) or constant.dim() != 0:
+                    raise Refusal(
+                        "a constant tensor must hold one number; give a tensor as an operand instead"
+                    )
+                self.values[node] = self._value(constant.item())
+            elif node.op == "output":
+                result = self._value(node.args[0])
+        return without_dead_steps(Program(self.operands, tuple(self.steps), result))
+
+    def _value(self, given: Any) -> Value:
+        if isinstance(given, fx.Node):
+            if given not in self.values:
+                raise Refusal("the size of a tensor is used as a number")
+            return self.values[given]
+        if isinstance(given, bool):
+            return given
+        if isinstance(given, (int, float)):
+            return float(given)
+        raise Refusal(f"an argument of type {type(given).__name__} is not supported")
+
+    def _kind(self, value: Value) -> str:
+        return (
+            Program(self.operands, tuple(self.steps), value).kind(value)
+            if isinstance(value, (Ref, bool))
+            else REAL
+        )
+
+    def _step(self, op: str, *inputs: Value, kind: str = REAL) -> Ref:
+        assert self.node is not None
+        self.steps.append(Step(op, inputs, kind, self.location(self.node)))
+        return Ref(self.operands + len(self.steps))
+
+    def _real(self, value: Value) -> Value:
+        """A boolean as 0 or 1."""
+        if isinstance(value, bool):
+            return float(value)
+        return self._step("where", value, 1.0, 0.0) if self._kind(value) == BOOL else value
+
+    def _bool(self, value: Value) -> Value:
+        """A number as: is it not 0? (NaN is not)."""
+        if self._kind(value) == BOOL:
+            return value
+        return self._step("ne", value, 0.0, kind=BOOL)
+
+    def _result_kind(self, node: fx.Node) -> str:
+        """The kind of a node's result; refuses types and shapes that no functor has."""
+        result = node.meta.get("val")
+        if not isinstance(result, torch.Tensor):
+            return REAL  # a scalar operand and what is computed from such
+        if tuple(self.hints(result)) not in self.shapes:
+            raise Refusal(
+                f"its result has the shape {self.shape_in_words(result)}; supported are {SUPPORTED}"
+            )
+        if result.dtype == torch.bool:
+            return BOOL
+        rounded = self.rounded_kind(result.dtype)
+        if rounded is not None:
+            return rounded
+        if result.dtype == self.dtype:
+            return REAL
+        if not result.is_floating_point():
+            raise Refusal(
+                f"its result is of {result.dtype}; integers would be computed in floating point, where large ones are "
+                "rounded; write numbers as 1.0, not 1, and torch.trunc, floor or round for a cast"
+            )
+        raise Refusal(
+            f"its result is of {result.dtype}; an epilogue computes in the type of its arithmetic (fp32; fp64 for fp64 "
+            "tensors) and may round to torch.float16 or torch.bfloat16"
+        )
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The type that the graph was traced with."""
+        first = next(iter(self.module.graph.nodes))
+        dtype = first.meta["val"].dtype
+        assert isinstance(dtype, torch.dtype)
+        return dtype
+
+    def rounded_kind(self, dtype: torch.dtype) -> str | None:
+        """The kind of a number of this type, unless it is the arithmetic's."""
+        kinds = (kind for kind, of in ROUNDED.items() if of == dtype and dtype != self.dtype)
+        return next(kinds, None)
+
+    @staticmethod
+    def hints(tensor: torch.Tensor) -> list[int]:
+        """The sizes that a tensor was traced with."""
+        return [size.node.hint if isinstance(size, torch.SymInt) else size for size in tensor.shape]
+
+    def shape_in_words(self, tensor: torch.Tensor) -> str:
+        """The shape by M and N."""
+        rows, columns = max(self.shapes, key=lambda shape: (len(shape), shape))
+        words = {rows: "M", columns: "N"}
+        return "[" + ", ".join(words.get(size, str(size)) for size in self.hints(tensor)) + "]"
+
+    def _call(self, node: fx.Node) -> None:
+        target = node.target
+        if target in self.python_operators:
+            values = [self._real(self._value(argument)) for argument in node.args]
+            self.values[node] = self._step(self.python_operators[target], *values)
+            return
+        if target in (torch.sym_float, torch.sym_sqrt):
+            value = self._value(node.args[0])
+            self.values[node] = value if target is torch.sym_float else self._step("sqrt", value)
+            return
+        name = str(getattr(target, "__name__", target)).split(".")[0]
+        if not isinstance(target, torch._ops.OpOverload):
+            of_sizes = not any(argument in self.values for argument in node.all_input_nodes)
+            if of_sizes and isinstance(node.meta.get("val"), (torch.SymInt, int)):
+                return  # refused where somebody reads it as a number
+            raise Refusal(f"{name} is not supported on a Scalar; {ON_SCALARS}")
+        if name in ("sym_size", "sym_numel"):
+            return
+        self._refuse_what_no_functor_is(target, name)
+        kind = self._result_kind(node)
+        before = len(self.steps)
+        value = self._operator(node, name, list(node.args), kind)
+        if kind in ROUNDED and not self._is_of(value, kind):
+            if len(self.steps) > before and value == Ref(self.operands + len(self.steps)):
+                step = self.steps.pop()
+                # Numbers beside fp32 tensors are fp32; beside tensors of 16 bits they are in products, too.
+                inputs = [self.rounded(each, FLOAT) for each in step.inputs] if kind == FLOAT else step.inputs
+                value = self._step(step.op, *inputs, kind=kind)
+            else:
+                value = self.rounded(value, kind)
+        self.values[node] = value
+
+    def _refuse_what_no_functor_is(self, target: Any, name: str) -> None:
+        if target._schema.is_mutable:
+            raise Refusal(f"{name} writes in place; use {name.rstrip('_')} and a new name")
+        if torch.Tag.nondeterministic_seeded in target.tags:
+            raise Refusal(f"{name} draws random numbers; an epilogue is a function of its operands")
+        if name == "_local_scalar_dense":
+            raise Refusal(
+                "reading a tensor's value (item, bool, float) is data-dependent control flow; use torch.where"
+            )
+        if name in REDUCTIONS:
+            raise Refusal(
+                f"{name} is a reduction; an epilogue sees one element at a time; supported are {SUPPORTED}"
+            )
+
+    def _operator(self, node: fx.Node, name: str, args: list[Any], kind: str) -> Value:
+        if name in ("scalar_tensor", "full", "full_like"):
+            value = self._value(args[0 if name == "scalar_tensor" else 1])
+            return self._filled(value, node.meta["val"].dtype)
+        if (
+            name == "slice"
+            and list(args[2:4]) in ([], [0], [None], [0, 2**63 - 1], [None, None])
+            and len(args) < 5
+        ):
+            return self._value(args[0])
+        if name in SAME_VALUES:
+            return self._value(args[0])
+        if name in INDEXING:
+            raise Refusal(
+                f"{name} is an index; an epilogue sees one element at a time; supported are {SUPPORTED}"
+            )
+        if name == "_to_copy":
+            return self._cast(self._value(args[0]), kind)
+        if name in BITWISE:
+            if kind != BOOL:
+                raise Refusal(f"{name} is supported on booleans alone")
+            name = BITWISE[name]
+        if name in PREDICATES:
+            values = [self._value(argument) for argument in args[: PREDICATES[name]]]
+            if name.startswith("logical"):
+                return self._step(name, *(self._bool(value) for value in values), kind=BOOL)
+            return self._step(name, *self._of_one_type(args[: len(values)]), kind=BOOL)
+        if name == "where":
+            condition, chosen, other = (self._value(argument) for argument in args)
+            return self._where(self._bool(condition), chosen, other, kind)
+        if kind == BOOL:
+            on_booleans = {
+                "mul": "logical_and",
+                "add": "logical_or",
+                "maximum": "logical_or",
+                "minimum": "logical_and",
+            }
+            if name not in on_booleans:
+                raise Refusal(f"{name} of booleans is not supported; supported are & | ^ ~ and torch.where")
+            return self._step(on_booleans[name], *(self._bool(self._value(a)) for a in args[:2]), kind=BOOL)
+        return self._numbers(node, name, args)
+
+    def _where(self, condition: Value, chosen: Value, other: Value, kind: str) -> Value:
+        if kind == BOOL:
+            return self._step("where", condition, self._bool(chosen), self._bool(other), kind=BOOL)
+        return self._step("where", condition, self._real(chosen), self._real(other))
+
+    def _cast(self, value: Value, kind: str) -> Value:
+        if kind == BOOL:
+            return self._bool(value)
+        value = self._real(value)
+        # To a rounded type it is a rounding; from one to the arithmetic's type it changes nothing.
+        return self.rounded(value, kind if kind in ROUNDED else None)
+
+    def _numbers(self, node: fx.Node, name: str, args: list[Any]) -> Value:
+        """Functions from numbers to a number."""
+        handler = HANDLERS.get(name)
+        if handler is not None:
+            return handler(self, args, dict(node.kwargs))
+        arity = 1 if name in UNARY else 2 if name in BINARY else 0
+        if arity == 0 or len(args) < arity or node.kwargs:
+            raise Refusal(f"{name} is not supported; supported are {SUPPORTED}")
+        return self._step(name, *(self._of_one_type(args[:2]) if arity == 2 else self.numbers(args[:1])))
+
+    def _of_one_type(self, args: Sequence[Any]) -> list[Value]:
+        """Arguments in the type that torch computes in: beside a tensor of 16 bits all are rounded to it."""
+        given = [_meta(argument) for argument in args]
+        kind = self.rounded_kind(torch.result_type(*given)) if len(given) == 2 else None
+        return [self.rounded(value, kind) for value in self.numbers(args)]
+
+    def rounded(self, value: Value, kind: str | None) -> Value:
+        """A number rounded to a kind of `ROUNDED`, unless it is of that; `kind` None: as it is."""
+        if kind is None or self._is_of(value, kind):
+            return value
+        if isinstance(value, Ref):
+            return self._step("copy", value, kind=kind)
+        return float(torch.tensor(value, dtype=torch.float32, device="cpu").to(ROUNDED[kind]))
+
+    def _is_of(self, value: Value, kind: str) -> bool:
+        """Whether rounding to the kind changes nothing."""
+        found = self._kind(value)
+        return found in (kind, BOOL) or (kind == FLOAT and found in ROUNDED)
+
+    def _filled(self, value: Value, dtype: torch.dtype) -> Value:
+        """A number that fills a tensor, as one of that type."""
+        if dtype == torch.bool:
+            return bool(value) if not isinstance(value, Ref) else self._bool(value)
+        return value
+
+    def numbers(self, given: Sequence[Any]) -> list[Value]:
+        """Arguments as numbers, booleans among them as 0 and 1."""
+        return [self._real(self._value(argument)) for argument in given]
+
+    def step(self, op: str, *inputs: Value) -> Value:
+        """One step that gives a number."""
+        return self._step(op, *inputs)
+
+
+def _meta(argument: Any) -> Any:
+    """What `torch.result_type` is told of an argument: a tensor, or a number."""
+    value = argument.meta.get("val") if isinstance(argument, fx.Node) else argument
+    return value if isinstance(value, (torch.Tensor, bool, int, float)) else 1.0
+
+
+Handler = Callable[[Builder, list[Any], dict[str, Any]], Value]
+
+
+def _scaled_sum(op: str) -> Handler:
+    def handle(build: Builder, args: list[Any], kwargs: dict[str, Any]) -> Value:
+        first, second = build.numbers(args[:2])
+        (alpha,) = build.numbers([kwargs.get("alpha", args[2] if len(args) > 2 else 1)])
+        return build.step(op, first, second if alpha == 1.0 else build.step("mul", alpha, second))
+
+    return handle
+
+
+def _multiply(build: Builder, args: list[Any], kwargs: dict[str, Any]) -> Value:
+    first, second = build.numbers(args[:2])
+    # A scalar that stands for itself comes as a product with one.
+    return second if first == 1.0 else first if second == 1.0 else build.step("mul", first, second)
+
+
+def _divide(build: Builder, args: list[Any], kwargs: dict[str, Any]) -> Value:
+    mode = kwargs.get("rounding_mode")
+    name = {None: "div", "floor": "floor_div", "trunc": "trunc_div"}[mode]
+    first, second = build.numbers(args[:2])
+    # torch rounds the dividend to the 16 bits of a divisor, but no number that divides 16 bits.
+    kind = build.rounded_kind(torch.result_type(*map(_meta, args[:2]))) if mode else None
+    return build.step(name, build.rounded(first, kind), second)
+
+
+def _reversed_sub(build: Builder, args: list[Any], kwargs: dict[str, Any]) -> Value:
+    return _scaled_sum("sub")(build, [args[1], args[0], *args[2:]], kwargs)
+
+
+def _clamp(build: Builder, args: list[Any], kwargs: dict[str, Any]) -> Value:
+    bounds = [kwargs.get("min", args[1] if len(args) > 1 else None)]
+    bounds.append(kwargs.get("max", args[2] if len(args) > 2 else None))
+    (value,) = build.numbers(args[:1])
+    name = "clamp" if None not in bounds else "clamp_min" if bounds[1] is None else "clamp_max"
+    return build.step(name, value, *build.numbers([bound for bound in bounds if bound is not None]))
+
+
+def _with_defaults(op: str, **defaults: float | None) -> Handler:
+    """Positional or by keyword, in the order of `defaults`."""
+
+    def handle(build: Builder, args: list[Any], kwargs: dict[str, Any]) -> Value:
+        values = list(args[1:]) + [None] * (len(defaults) + 1 - len(args))
+        for place, (name, default) in enumerate(defaults.items()):
+            given = kwargs.get(name, values[place])
+            values[place] = default if given is None else given
+        return build.step(op, *build.numbers([args[0], *values]))
+
+    return handle
+
+
+def _gelu(build: Builder, args: list[Any], kwargs: dict[str, Any]) -> Value:
+    name = "gelu_tanh" if kwargs.get("approximate", "none") == "tanh" else "gelu"
+    return build.step(name, *build.numbers(args[:1]))
+
+
+def _nan_to_num(build: Builder, args: list[Any], kwargs: dict[str, Any]) -> Value:
+    """The infinities become the largest numbers of the value's type unless told: in fp64 those of fp64."""
+    names = ("nan", "posinf", "neginf")
+    (value,) = build.numbers(args[:1])
+    given = [
+        kwargs.get(name, args[place] if len(args) > place else None) for place, name in enumerate(names, 1)
+    ]
+    nan, posinf, neginf = (None if argument is None else build.numbers([argument])[0] for argument in given)
+    value_or = build._where(build._step("isnan", value, kind=BOOL), 0.0 if nan is None else nan, value, REAL)
+    infinity = float("inf")
+    dtype = _meta(args[0]).dtype
+    is_rounded = build.rounded_kind(dtype) is not None
+    most: Value = torch.finfo(dtype).max if is_rounded else build.step("highest", value)
+    high = most if posinf is None else posinf
+    value_or = build._where(build._step("eq", value, infinity, kind=BOOL), high, value_or, REAL)
+    low = build.step("neg", most) if neginf is None else neginf
+    return build._where(build._step("eq", value, -infinity, kind=BOOL), low, value_or, REAL)
+
+
+HANDLERS: dict[str, Handler] = {
+    "add": _scaled_sum("add"),
+    "sub": _scaled_sum("sub"),
+    "rsub": _reversed_sub,
+    "mul": _multiply,
+    "div": _divide,
+    "clamp": _clamp,
+    "clamp_min": lambda build, args, kwargs: _clamp(build, [args[0], args[1], None], {}),
+    "clamp_max": lambda build, args, kwargs: _clamp(build, [args[0], None, args[1]], {}),
+    "hardtanh": _with_defaults("hardtanh", min_val=-1.0, max_val=1.0),
+    "leaky_relu": _with_defaults("leaky_relu", negative_slope=0.01),
+    "elu": _with_defaults("elu", alpha=1.0, scale=1.0, input_scale=1.0),
+    "softplus": _with_defaults("softplus", beta=1.0, threshold=20.0),
+    "softshrink": _with_defaults("softshrink", lambd=0.5),
+    "gelu": _gelu,
+    "nan_to_num": _nan_to_num,
+}
+KEPT = {*HANDLERS, *UNARY, *BINARY, *PREDICATES, "where"} - {"rsub"}
+"""Operators that a trace leaves as they are, though torch has a decomposition for some."""

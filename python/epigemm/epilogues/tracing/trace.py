@@ -1,0 +1,390 @@
+"""A Python function -> a program: `make_fx` with the core ATen decompositions, then `functor_steps`.
+
+The function sees fake fp32 tensors whose sizes are symbols, and scalars that are symbolic numbers: whatever decides by
+one of them leaves a guard, which is an error here. Nothing is computed.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch.overrides import TorchFunctionMode, resolve_name
+
+from epigemm.epilogues.kinds import KINDS, MATRIX, SCALAR
+from epigemm.epilogues.tracing import runs
+from epigemm.epilogues.tracing.aten import NO_FUNCTOR, ON_SCALARS, SUPPORTED
+from epigemm.epilogues.tracing.decompositions import decompositions
+from epigemm.epilogues.tracing.lines import is_users, return_line, user_line
+from epigemm.epilogues.tracing.program import FLOAT, REAL, Program, Ref, Step, Value, words
+from epigemm.epilogues.tracing.runs import COLUMNS, ROWS, Transcript
+from epigemm.epilogues.tracing.steps import Builder, Refusal
+
+_READS_A_VALUE = words("item tolist __bool__ __float__ __int__ __index__ numpy __array__")
+# Where these take the number that they fill with; and which take no type from a tensor.
+_FILLS: dict[Any, int] = {torch.scalar_tensor: 0, torch.full: 1, torch.full_like: 1, Tensor.new_full: 2}
+_OF_DEFAULT_DTYPE = (torch.scalar_tensor, torch.full)
+
+
+class _Watch(TorchFunctionMode):
+    """Sees every call of torch that the user's function makes: its line, and what is forbidden."""
+
+    def __init__(self, transcript: Transcript) -> None:
+        super().__init__()
+        self.transcript = transcript
+        # An error that the function may have caught, and its line.
+        self.first: tuple[str, Exception] | None = None
+        self.dtype_line = ""
+        self.is_cast = False  # whether a tensor is made fp32, which beside fp64 is a rounding
+        self.lines: dict[str, str] = {}  # of the graph's nodes
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: Sequence[Any] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        kwargs = kwargs or {}
+        self.transcript.begin(func, (args, kwargs))
+        try:
+            # Only what the user calls comes here: the mode is off while one of torch's functions calls others.
+            self._judge(func, args, kwargs)
+            if func in _FILLS:
+                args = self._fill_of_fp32(func, args, kwargs)
+            result = func(*args, **kwargs)
+        except (Refusal, RuntimeError) as error:
+            self.first = self.first or (self.transcript.line, error)
+            raise
+        finally:
+            self._mark_nodes()
+        self.transcript.end(result)
+        if isinstance(result, Tensor):
+            self.is_cast |= result.dtype == torch.float32 and not _keeps_type(func, args, kwargs)
+        return result
+
+    def _mark_nodes(self) -> None:
+        """The nodes that are new in the graph are of this line."""
+        from torch.fx.experimental.proxy_tensor import get_proxy_mode
+
+        mode = get_proxy_mode()
+        if mode is None:
+            return
+        for node in reversed(mode.tracer.graph.nodes):
+            if node.name in self.lines:
+                break
+            self.lines[node.name] = self.transcript.line
+
+    def _fill_of_fp32(
+        self, func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]
+    ) -> Sequence[Any]:
+        """The arguments with the number as fp32 has it, where that is asked for: so fp64 tensors meet it in torch."""
+        place = _FILLS[func]
+        dtype = kwargs.get("dtype") or (torch.get_default_dtype() if func in _OF_DEFAULT_DTYPE else None)
+        # A dtype that has been read of a tensor is another one beside fp64.
+        is_read = kwargs.get("dtype") is not None and self.dtype_line
+        if len(args) <= place or not isinstance(args[place], float) or dtype != torch.float32 or is_read:
+            return args
+        return (*args[:place], _of_fp32(args[place]), *args[place + 1 :])
+
+    def _judge(self, func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+        from torch._subclasses.fake_tensor import FakeTensor
+
+        name = getattr(func, "__name__", "")
+        owner = ""
+        if name == "__get__":  # a property: Tensor.shape.__get__
+            owner = str(getattr(getattr(func, "__self__", None), "__name__", ""))
+        if name in _READS_A_VALUE:
+            what = f"{name} reads a tensor's value: data-dependent control flow"
+            raise Refusal(f"{what} is not supported; use torch.where")
+        if name in NO_FUNCTOR:
+            raise Refusal(NO_FUNCTOR[name].format(name=name))
+        if not torch.is_grad_enabled() or torch.is_inference_mode_enabled():
+            raise Refusal("no_grad or the like is not supported; tensor.detach() ends a derivative")
+        if _is_within_function_apply(sys._getframe(2)):
+            raise Refusal(
+                "a torch.autograd.Function would lose its backward: the derivative of an epilogue is that of its "
+                "formula; write its forward as plain PyTorch"
+            )
+        in_training = kwargs.get("training", args[2] if len(args) > 2 else True)
+        if name.startswith(("rand", "bernoulli")) or (name.endswith(("dropout", "rrelu")) and in_training):
+            raise Refusal(f"{name} draws random numbers; an epilogue is a function of its operands")
+        if kwargs.get("out") is not None:
+            raise Refusal(f"{name} with out= writes in place; use its result")
+        if owner == "dtype" or name in ("is_floating_point", "type", "element_size", "new_tensor"):
+            self.dtype_line = self.transcript.line
+        if name in ("requires_grad_", "backward", "register_hook", "retain_grad"):
+            raise Refusal(f"{name} is not supported; tensor.detach() ends a derivative")
+        if name in ("set_", "__setitem__", "copy_", "detach_") or owner == "data":
+            raise Refusal(f"{resolve_name(func) or name} writes in place; use torch.where and a new name")
+        for argument in [*args, *kwargs.values()]:
+            several = argument if isinstance(argument, (list, tuple)) else [argument]
+            for tensor in several:
+                if not isinstance(tensor, Tensor) or isinstance(tensor, FakeTensor):
+                    continue
+                if not any(tensor is known for known in self.transcript.tensors):
+                    raise Refusal(
+                        f"{name} takes a captured tensor of shape {list(tensor.shape)}; give it as an operand "
+                        "(PerColumn, PerRow, Matrix or Scalar)"
+                    )
+
+
+def _keeps_type(func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
+    """Whether an fp32 result would be fp64 of fp64 tensors."""
+    is_cast = func in (Tensor.float, Tensor.to, Tensor.type) or kwargs.get("dtype") is not None
+    given = [
+        part for each in (*args, *kwargs.values()) for part in (each if isinstance(each, tuple) else (each,))
+    ]
+    return not is_cast and any(isinstance(part, Tensor) and part.is_floating_point() for part in given)
+
+
+def _is_within_function_apply(frame: FrameType | None) -> bool:
+    """Whether the forward of an `autograd.Function` is being called."""
+    while frame is not None and frame.f_code.co_filename != __file__:
+        if frame.f_code is torch.autograd.Function.apply.__func__.__code__:  # type: ignore[attr-defined]
+            return True
+        frame = frame.f_back
+    return False
+
+
+@functools.cache
+def _environment_type() -> Any:
+    """A `ShapeEnv` that remembers at which line of the user's each guard was made."""
+    from torch.fx.experimental.symbolic_shapes import (
+        ShapeEnv,
+    )  # takes seconds to import: at the first decoration
+
+    class Environment(ShapeEnv):
+        guard_lines: list[str]
+
+        def evaluate_expr(self, *args: Any, **kwargs: Any) -> Any:
+            before = len(self.guards)
+            result = super().evaluate_expr(*args, **kwargs)
+            for _ in self.guards[before:]:
+                self.guard_lines.append(
+                    "" if _harmless(sys._getframe(1)) else user_line(sys._getframe(1), "?")
+                )
+            return result
+
+    return Environment
+
+
+def _harmless(frame: FrameType | None) -> bool:
+    """A guard that torch makes when it writes down a power of a scalar; both sides are the same graph."""
+    while frame is not None and not is_users(frame.f_code.co_filename):
+        if frame.f_code.co_name in ("_optimized_pow", "sympy_pow") or "pow" in frame.f_code.co_name:
+            return True
+        frame = frame.f_back
+    return False
+
+
+def trace_program(function: Callable[..., Any], kinds: Sequence[str], name: str, start: str) -> Program:
+    """The program of `function(acc, *operands)`.
+
+    Raises:
+        NotImplementedError: the function does what no functor can; the message names the line.
+        TypeError: it fails by itself under the trace, or returns no tensor.
+    """
+    with _one_at_a_time:
+        return _trace_program(function, kinds, name, start)
+
+
+_one_at_a_time = threading.RLock()
+"""`make_fx` replaces parts of torch while it traces."""
+
+
+def _trace_program(function: Callable[..., Any], kinds: Sequence[str], name: str, start: str) -> Program:
+    program, watch = _trace_once(function, kinds, name, start, torch.float32)
+    try:
+        runs.check(function, kinds, start, watch.transcript)
+    except runs.Different as different:
+        raise NotImplementedError(f"{name} ({different.line}): {different}") from None
+    if watch.dtype_line or watch.is_cast:
+        wide, _ = _trace_once(function, kinds, name, start, torch.float64)
+        if repr(_in_fp32(wide)) != repr(_in_fp32(program)):
+            line = watch.dtype_line or start
+            raise NotImplementedError(
+                f"{name} ({line}): a tensor's dtype decides what is computed; an epilogue is one function, in "
+                "fp32 and for fp64 tensors in fp64"
+            )
+        return wide  # whose constants have more digits, and which has the casts to fp32
+    return program
+
+
+def _in_fp32(program: Program) -> Program:
+    """A program as a trace in fp32 has it: with numbers of fp32, and without casts to it."""
+    moved: dict[Value, Value] = {}
+    steps: list[Step] = []
+
+    def value_of(value: Value) -> Value:
+        return _of_fp32(value) if isinstance(value, float) else moved.get(value, value)
+
+    for number, step in enumerate(program.steps, program.operands + 1):
+        inputs = tuple(map(value_of, step.inputs))
+        if step.op == "copy" and step.kind == FLOAT:
+            moved[Ref(number)] = inputs[0]
+        elif step.op == "highest":
+            moved[Ref(number)] = torch.finfo(torch.float32).max
+        else:
+            steps.append(replace(step, inputs=inputs, kind=REAL if step.kind == FLOAT else step.kind))
+            moved[Ref(number)] = Ref(program.operands + len(steps))
+    return replace(program, steps=tuple(steps), result=value_of(program.result))
+
+
+def _of_fp32(value: float) -> float:
+    return float(torch.tensor(value, dtype=torch.float32, device="cpu"))
+
+
+def _trace_once(
+    function: Callable[..., Any], kinds: Sequence[str], name: str, start: str, dtype: torch.dtype
+) -> tuple[Program, _Watch]:
+    from torch._dynamo.source import ConstantSource as Source
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.fx.experimental.proxy_tensor import make_fx
+    from torch.fx.experimental.symbolic_shapes import DimDynamic, StatelessSymbolicContext
+
+    environment = _environment_type()(specialize_zero_one=True, duck_shape=True)
+    environment.guard_lines = []
+    mode: Any = FakeTensorMode(shape_env=environment, allow_non_fake_inputs=True)
+
+    def argument(kind: str, number: int) -> Any:
+        origin = Source(f"{kind}{number}")
+        if kind == SCALAR:
+            value = runs.scalar(number)
+            dynamic = DimDynamic.DYNAMIC
+            symbol = environment.create_unspecified_symbol(value, source=origin, dynamic_dim=dynamic)
+            return environment.create_symfloatnode(symbol, hint=value, source=origin)
+        shape = KINDS[kind].shape((ROWS,), COLUMNS)
+        every: list[Any] = [DimDynamic.STATIC if size == 1 else DimDynamic.DYNAMIC for size in shape]
+        symbols: Any = StatelessSymbolicContext(dynamic_sizes=every)
+        return mode.from_tensor(
+            torch.empty(shape, dtype=dtype, device="cpu"), symbolic_context=symbols, source=origin
+        )
+
+    arguments = [argument(kind, number) for number, kind in enumerate((MATRIX, *kinds))]
+    transcript = Transcript(start, list(arguments))
+    watch = _Watch(transcript)
+
+    def traced(*given: Any) -> Tensor:
+        transcript.tensors[:] = given
+        with torch.enable_grad(), torch.device("cpu"), watch:
+            result = function(*given)
+        if watch.first is not None:  # the function has caught it
+            transcript.line, error = watch.first
+            raise error
+        transcript.returns(result)
+        if not isinstance(result, Tensor):
+            transcript.line = return_line(function, transcript.line)
+            raise Refusal(f"it returns {type(result).__name__}; an epilogue returns one tensor")
+        return result
+
+    def refused(line: str, reason: object) -> str:
+        return f"{name} ({line}): {reason}"
+
+    try:
+        module = make_fx(_with_arity(traced, len(arguments)), decomposition_table=decompositions())(
+            *arguments
+        )
+    except Refusal as refusal:
+        error = TypeError if "it returns" in str(refusal) else NotImplementedError
+        raise error(refused(transcript.line, refusal)) from None
+    except Exception as cause:
+        raise _translated(cause, name, start, transcript.line) from cause
+    _check_guards(environment, name, start)
+
+    def location(node: fx.Node) -> str:
+        return watch.lines.get(node.name, start)
+
+    builder = Builder(module, (ROWS, COLUMNS), location)
+    line = ""
+    try:
+        program = builder.build()
+        line = return_line(function, transcript.line)
+        _check_result(module, builder)
+    except Refusal as refusal:
+        line = line or (location(builder.node) if builder.node is not None else start)
+        raise NotImplementedError(refused(line, refusal)) from None
+    return program, watch
+
+
+def _with_arity(function: Callable[..., Tensor], arity: int) -> Callable[..., Tensor]:
+    """The same function with named arguments, which make_fx counts."""
+    names = ", ".join(f"a{number}" for number in range(arity))
+    made = eval(f"lambda {names}: function({names})", {"function": function})
+    assert callable(made)
+    return made  # type: ignore[no-any-return]
+
+
+def _translated(cause: Exception, name: str, start: str, line: str) -> Exception:
+    """An error of torch or of the function itself, with the place."""
+    traceback = cause.__traceback__
+    while traceback is not None:
+        if is_users(traceback.tb_frame.f_code.co_filename):
+            line = f"{traceback.tb_frame.f_code.co_filename}:{traceback.tb_lineno}"
+        traceback = traceback.tb_next
+    kind = type(cause).__name__
+    if "DataDependent" in kind:
+        return NotImplementedError(
+            f"{name} ({line}): control flow that depends on a tensor's value is not supported; use torch.where"
+        )
+    text = str(cause).strip().split("\n")[0]
+    if _is_about_a_scalar(cause):
+        return NotImplementedError(f"{name} ({line}): this is not supported on a Scalar; {ON_SCALARS}")
+    error = type(cause) if isinstance(cause, (TypeError, ValueError, NotImplementedError)) else TypeError
+    if "SymIntArrayRef" in text:
+        text = "a shape is read, or random numbers are drawn"
+    elif "must match the size of tensor" in text or "Expected cond" in text:
+        text = "shapes do not broadcast; the function sees [M, N], of PerColumn [N] and of PerRow [M, 1]"
+    return error(f"{name} ({line}): it fails while it is traced: {kind}: {text}")
+
+
+def _is_about_a_scalar(cause: Exception) -> bool:
+    """Whether an error comes from a symbolic number; a SyntaxError from a method of it that no graph can spell."""
+    if isinstance(cause, SyntaxError):
+        return True
+    traceback = cause.__traceback__
+    while traceback is not None:
+        if isinstance(traceback.tb_frame.f_locals.get("self"), torch.SymFloat):
+            return True
+        traceback = traceback.tb_next
+    return "SymFloat" in str(cause)
+
+
+def _check_guards(environment: Any, name: str, start: str) -> None:
+    """Only that two operands have the same M or N may have been asked."""
+    for guard, line in zip(environment.guards, environment.guard_lines, strict=False):
+        text = str(guard.expr)
+        if not line or all(re.fullmatch(r"Eq\(s\d+, (s\d+|1)\)", part) for part in text.split(" | ")):
+            continue
+        place = start if line == "?" else line
+        if "zf" in text:
+            raise NotImplementedError(
+                f"{name} ({place}): the value of a scalar operand decides what is computed, or is made a constant; use "
+                f"torch.where and torch.clamp, and no float() or math function of it; {ON_SCALARS}"
+            )
+        raise NotImplementedError(
+            f"{name} ({place}): the shape of a tensor decides what is computed, or is given to view or reshape; "
+            "operands broadcast by themselves: the function sees [M, N], of PerColumn [N] and of PerRow [M, 1]"
+        )
+
+
+def _check_result(module: fx.GraphModule, builder: Builder) -> None:
+    (output,) = (node for node in module.graph.nodes if node.op == "output")
+    result = output.args[0]
+    value = result.meta.get("val") if isinstance(result, fx.Node) else None
+    if not isinstance(value, Tensor):
+        raise Refusal("it returns no tensor")
+    if builder.hints(value) != [ROWS, COLUMNS]:
+        raise Refusal(
+            f"its result has the shape {builder.shape_in_words(value)}, not [M, N], that of the accumulator"
+        )
+    if not value.is_floating_point():
+        raise Refusal(f"its result is of {value.dtype}, not floating point; supported are {SUPPORTED}")

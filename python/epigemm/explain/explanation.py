@@ -1,0 +1,394 @@
+"""`explain`: which kernels a call would launch, why these, and what was ruled out; it launches nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from epigemm.arguments import checks
+from epigemm.arguments import precision as _precision
+from epigemm.arguments.calls import ElementwiseCall, LinearCall
+from epigemm.autograd import gradients
+from epigemm.calls import elementwise_kernels, entry, execution, fallback, weight_slices
+from epigemm.epilogues.registry import BIAS, BIAS_RELU, compute_dtype
+from epigemm.explain.recorder import Recorder, dtype_name, record
+from epigemm.packs import weight_packs
+from epigemm.planning import decisions, measured, plans
+
+FUSED = "fused"
+GEMM_ELEMENTWISE = "gemm+elementwise"
+ELEMENTWISE = "elementwise"
+REFERENCE = "reference"
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """What one call would do.
+
+    Attributes:
+        op: the public function and the epilogue behind it.
+        path: "fused" (one GEMM kernel with the epilogue in it; fp32 on fp16 slices needs helpers before and after
+            it, see `kernels`), "gemm+elementwise" (a GEMM, torch's unless gradients are recorded, then one elementwise
+            kernel where the GEMM does not do everything), "elementwise" (one kernel), or "reference" (plain PyTorch
+            operations, where epigemm has no kernels).
+        kernel: the kernel that does most of the work.
+        arithmetic: what the numbers are multiplied and accumulated in.
+        reasons: why this path; for a path that is not fused, what ruled the fused kernel out.
+        candidates: the fused kernels that were compared, best first, with their predicted microseconds
+            (`predicted_us`) and, where that is known, what was measured (`measured_us`).
+        backward: what the first derivative will run.
+        kernels: every launch, in order.
+    """
+
+    op: str
+    path: str
+    kernel: str
+    arithmetic: str
+    reasons: list[str]
+    candidates: list[dict[str, Any]] = field(default_factory=list)
+    backward: str = ""
+    kernels: list[str] = field(default_factory=list)
+
+    def __str__(self) -> str:
+        """The explanation for people: one line a fact."""
+        lines = [f"{self.op}", f"  path:       {self.path}", f"  kernel:     {self.kernel}"]
+        lines += [f"  arithmetic: {self.arithmetic}"]
+        lines += _listed("because", self.reasons)
+        lines += _listed("launches", [f"{i}. {kernel}" for i, kernel in enumerate(self.kernels, 1)])
+        lines += _listed("compared", [_candidate_text(candidate) for candidate in self.candidates])
+        lines += [f"  backward:   {self.backward}"]
+        return "\n".join(lines)
+
+
+def explain(fn_or_name: Callable[..., Tensor] | str, *args: Any, **kwargs: Any) -> Explanation:
+    """Tell which kernels `fn(*args, **kwargs)` would launch and why.
+
+    Args:
+        fn_or_name: a public function of epigemm, or its name; what `epigemm.epilogue` made, or its `elementwise`.
+        args: the function's arguments.
+        kwargs: its keyword arguments, `out=` and `precision=` included.
+
+    Returns:
+        An `Explanation`; print it to read it. For a result of its own the call is explained with a fresh
+        `out`, which is allocated.
+
+    Raises:
+        ValueError: `fn_or_name` is no public function of epigemm.
+        Exception: whatever the call itself raises for these arguments.
+
+    Example:
+        >>> print(epigemm.explain("linear_relu", torch.randn(8, 64), torch.randn(32, 64)))  # doctest: +SKIP
+    """
+    name, recorder = record(fn_or_name, *args, **kwargs)
+    everything = [*args, *kwargs.values()]
+    wants_gradients = torch.is_grad_enabled()
+    tensors = [
+        value.weight if isinstance(value, weight_packs.PackedWeight) else value for value in everything
+    ]
+    differentiates = wants_gradients and any(isinstance(t, Tensor) and t.requires_grad for t in tensors)
+    return _explanation(name, recorder, differentiates, wants_gradients)
+
+
+def _explanation(
+    function: str, recorder: Recorder, differentiates: bool, wants_gradients: bool
+) -> Explanation:
+    operator, call = recorder.taken_apart()
+    op = f"{function}: epigemm::{operator}, epilogue {call.epilogue.name}: {call.epilogue.formula}"
+    if isinstance(call, LinearCall):
+        bias = recorder.folded_bias
+        is_apart = bias is not None and differentiates and not call.strict and call.x.element_size() == 2
+        if is_apart and call.out is None:  # the product has the bias, which is not folded then
+            found = _explain_apart(call._replace(bias=bias), wants_gradients)
+            backward = f"{_derivative(call)} on the saved product; {_PRODUCTS}"
+        else:
+            backward = backward_linear(call)
+            found = _explain_recorded(call, differentiates, wants_gradients)
+    else:
+        backward = f"{_derivative(call)} on the saved x"
+        found = _explain_elementwise(call)
+    if call.out is not None:
+        backward = "none: a call with out= has no derivative"
+    elif not differentiates:
+        backward = f"not needed: no argument requires grad (otherwise: {backward})"
+    folds = [f"{_owner(call.x)} {fold}" for fold in recorder.folds]
+    launches = [*recorder.casts, *folds, *found.kernels]
+    return replace(found, op=op, backward=backward, kernels=launches)
+
+
+_SAVED = (
+    "gradients are recorded: the product is saved for the derivative, the epilogue is a kernel of its own "
+    "(strict=True: one kernel, and the derivative makes the product again)"
+)
+_LEFT_TO_TORCH = (
+    "PyTorch's own operators record the call: none of the layer's three products is one for a fused kernel, and the "
+    "host takes longer than the device"
+)
+_INVARIANT = (
+    "batch invariant: N, K, dtype and precision choose the kernel, not M; nothing splits a sum over K"
+)
+_CHANGING = "the weight is split at every call: a gradient of it is asked for, so it is about to change"
+_GUARD = (
+    "the range check finds tiles whose rows have too wide a range for fp16 slices, or infinities or NaN; "
+    "the last launch recomputes them"
+)
+_COPIED = "tensors that the kernel cannot read or write are copied first, padded to whole 16 bytes for TMA"
+_SLICES_TEXT = {
+    _precision.SPLIT: "split: three products of two fp16 slices, float32 accumulation; fp32's accuracy",
+    _precision.SCALED: "scaled: products of fp16 numbers, each row scaled to fp16's range, float32 accumulation; "
+    "tf32's mantissas",
+}
+
+
+def _explain_recorded(call: LinearCall, differentiates: bool, wants_gradients: bool) -> Explanation:
+    """The forward pass, which may depend on the backward one."""
+    checks.linear(call)
+    if call.out is not None:
+        checks.output_overlap(call.out, call.x, call.others, in_place=False)
+    is_recorded = (
+        call.out is None and differentiates and any(t is not None and t.requires_grad for t in call.inputs)
+    )
+    if is_recorded and call.epilogue in (BIAS, BIAS_RELU) and entry.is_left_to_torch(call):
+        gemm = f"torch GEMM ({'mm' if call.bias is None else 'addmm, with the bias'})"
+        launches = [gemm, *([] if call.epilogue is BIAS else ["torch relu"])]
+        return _by_torch(call, launches, [_LEFT_TO_TORCH])
+    if call.out is not None or not differentiates or not gradients.keeps_product(call):
+        return _explain_linear(call, wants_gradients)
+    return _explain_apart(call.with_bias_in_product(), wants_gradients)
+
+
+def _explain_apart(call: LinearCall, wants_gradients: bool) -> Explanation:
+    """A recorded call as two kernels: the product, with the call's bias, and the epilogue."""
+    found = _explain_linear(call.product(), wants_gradients)
+    path = GEMM_ELEMENTWISE if elementwise_kernels.has_native(call.x) else REFERENCE
+    launches = [*found.kernels, _in_its_own_kernel(call)]
+    return replace(found, path=path, reasons=[_SAVED, *found.reasons], kernels=launches)
+
+
+def _by_torch(
+    call: LinearCall, launches: list[str], reasons: list[str], path: str = GEMM_ELEMENTWISE, **more: Any
+) -> Explanation:
+    """A call whose product is torch's GEMM, the first launch unless `kernel` says otherwise."""
+    # The arithmetic of torch's fp32 GEMM: its setting, unless the call asks for more accuracy.
+    allowed = decisions.order(call).tf32_allowed
+    arithmetic = _precision.torch_setting(call.x.device.type) if allowed else _precision.IEEE
+    about = {"kernel": launches[0], "arithmetic": _arithmetic_text(call.x.dtype, arithmetic), **more}
+    return Explanation("", path, reasons=reasons, kernels=launches, **about)
+
+
+def _in_its_own_kernel(call: LinearCall | ElementwiseCall) -> str:
+    if call.epilogue.is_linked and not call.x.is_cuda:
+        return f"PyTorch reference, {call.epilogue.name}"
+    return f"{_owner(call.x)} {call.epilogue.name}"
+
+
+def _explain_linear(call: LinearCall, wants_gradients: bool) -> Explanation:
+    changing = wants_gradients and call.weight.requires_grad
+    if changing:
+        call = call._replace(pack_use=weight_packs.NONE)
+    execution.refuse(call)
+    if call.invariant and not call.is_empty:
+        return _explain_rows(call) if execution.runs_by_rows(call) else _explain_invariant(call)
+    x, candidates = call.x, []
+    reasons: list[str] = []
+    if unavailable := elementwise_kernels.why_none(x):
+        reasons.append(f"no fused kernel: {unavailable}")
+    else:
+        for found in execution.considered(call):
+            if not found.why_not:
+                return _explain_fused(call, found, [*reasons, *_why(call, found, changing)])
+            if found.choice is None:
+                candidates = found.plan.get("candidates", [])
+            reasons += _why_not(call, found, "two fp16 slices instead" if reasons else "fp16 slices")
+    path = GEMM_ELEMENTWISE if elementwise_kernels.has_native(x) else REFERENCE
+    notes = [*reasons, *_fallback_notes(call)]
+    return _by_torch(call, _of_fallback(call), notes, path, candidates=candidates)
+
+
+def _of_fallback(call: LinearCall) -> list[str]:
+    """Every launch, torch's GEMM before."""
+    does = fallback.gemm_of(call)
+    if does == decisions.WITH_BIAS_AND_RELU:
+        return ["torch GEMM (_addmm_activation, with the bias and the ReLU)"]
+    if call.epilogue is BIAS and (call.bias is None or does == decisions.WITH_BIAS):
+        return [f"torch GEMM ({'mm' if call.bias is None else 'addmm, with the bias'})"]
+    with_bias = does == decisions.WITH_BIAS or (call.epilogue.bias_place is not None and call.x.is_cpu)
+    gemm = f"torch GEMM ({'addmm, with the bias' if with_bias else 'mm'})"
+    return [gemm, f"{_in_its_own_kernel(call)}, in place on the product"]
+
+
+def _why_not(call: LinearCall, found: execution.Considered, slices: str) -> list[str]:
+    source = found.plan.get("source", "model")
+    why_not = found.why_not
+    if source != "model" and "measured" in why_not:
+        why_not += f": {measured.source_text(source, found.plan)}"
+    if found.choice is None:
+        return [f"no fused kernel: {why_not}"]
+    return [f"not on {slices}: {why_not}", *_memory_notes(call, found.arithmetic)]
+
+
+def _why(call: LinearCall, found: execution.Considered, changing: bool) -> list[str]:
+    """Why this kernel: its time, the fallback's, and where they come from; on slices, where the weight's are from."""
+    plan, choice = found.plan, found.choice
+    source = plan.get("source", "model")
+    how = "by prediction" if source == "model" else "as measured"
+    fastest = f"fastest {how} of {len(plan['candidates'])} fused kernels: {plans.fused_us(plan):.1f} us"
+    if "fallback_us" in plan:
+        gemm = "torch's TF32 GEMM" if found.tf32_allowed else "torch's fp32 GEMM"
+        other = "the fallback" if choice is None else gemm
+        fastest += f", against {plans.fallback_us(plan):.1f} us for {other}"
+    fastest = f"{fastest}: {measured.source_text(source, plan)}"
+    if choice is None:
+        return [fastest]
+    slices = _CHANGING if changing else weight_slices.describe_source(choice, call.weight)
+    return [fastest, slices, _GUARD, *_memory_notes(call, found.arithmetic)]
+
+
+def _explain_fused(call: LinearCall, found: execution.Considered, reasons: list[str]) -> Explanation:
+    """A call on one kernel that multiplies the tensors as they are, or on fp16 slices."""
+    tile, where, candidates = plans.tile_text(found.plan), "", found.plan["candidates"]
+    arithmetic = _arithmetic_text(call.x.dtype, found.arithmetic)
+    if found.choice is not None:
+        where, arithmetic = " on fp16 slices", _SLICES_TEXT[found.arithmetic]
+    elif call.invariant and call.x.dtype == torch.float32 and found.arithmetic == _precision.IEEE:
+        where, tile = " in fp32 multiply-adds", f"tile {found.plan['tile'].rpartition('x')[0]}"
+        candidates = []
+    kernel = f"epigemm fused GEMM{where}, {tile}, epilogue {call.epilogue.name}"
+    launches = (
+        [kernel] if found.choice is None else weight_slices.describe_launches(found.choice, call.x, kernel)
+    )
+    return Explanation("", FUSED, kernel, arithmetic, reasons, candidates, kernels=launches)
+
+
+def _explain_invariant(call: LinearCall) -> Explanation:
+    """A call in the batch-invariant mode."""
+    considered = execution.considered(call)
+    are_copied = all(each.why_not for each in considered)
+    if are_copied:
+        considered = execution.considered_on_copies(call)
+    found = next(each for each in considered if not each.why_not)
+    reasons = [_INVARIANT, *(each.why_not for each in considered[: considered.index(found)])]
+    if found.choice is not None:
+        reasons.append(weight_slices.describe_source(found.choice, call.weight))
+    return _explain_fused(call, found, [*reasons, _COPIED] if are_copied else reasons)
+
+
+def _explain_rows(call: LinearCall) -> Explanation:
+    """The same on a CPU."""
+    kernel = f"torch GEMM ({'addmm' if call.epilogue is BIAS else 'mm'}) of one row"
+    after = [] if call.epilogue is BIAS else [f"{_in_its_own_kernel(call)}, in place on the product"]
+    launches = [f"for each row: {launch}" for launch in (kernel, *after)]
+    return _by_torch(call, launches, [_INVARIANT, "on a CPU each row is a call of its own"], kernel=kernel)
+
+
+def _memory_notes(call: LinearCall, arithmetic: str) -> list[str]:
+    lacked = weight_slices.lacked_memory(call, arithmetic)
+    notes = []
+    if weight_slices.MAKE in lacked:
+        notes.append("the last call of these sizes found no memory to keep the weight's pack")
+    if lacked and lacked != [weight_slices.MAKE]:
+        notes.append("the last call of these sizes found no memory for fp16 slices and ran without them")
+    return notes
+
+
+def _explain_elementwise(call: ElementwiseCall) -> Explanation:
+    x = call.x
+    checks.elementwise(call)
+    if call.out is not None:
+        checks.output_overlap(call.out, x, call.others, in_place=True, first=checks.first_of(call))
+    kernel = _in_its_own_kernel(call)
+    reason = f"elementwise functions are one kernel; x is {dtype_name(x.dtype)} on {x.device}"
+    path = ELEMENTWISE
+    if not elementwise_kernels.has_native(x):
+        path, reason = REFERENCE, elementwise_kernels.why_none(x)
+    return Explanation("", path, kernel, dtype_name(compute_dtype(x.dtype)), [reason], kernels=[kernel])
+
+
+def _fallback_notes(call: LinearCall) -> list[str]:
+    notes = []
+    x, out, device_type = call.x, call.out, call.x.device.type
+    if x.dtype == torch.float32 and _precision.needs_override(call.precision, device_type):
+        setting = _precision.torch_setting(device_type)
+        notes.append(
+            f"precision={call.precision!r}: torch's setting {setting!r} is switched to 'ieee' for this GEMM"
+        )
+    if x.dim() != 2 and not weight_slices.flattens(x):
+        notes.append("x: its leading dimensions are not one stride apart, torch copies it first")
+    if out is not None and out.dim() != 2 and not weight_slices.flattens(out):
+        notes.append(
+            "out: its leading dimensions are not one stride apart, the product is written elsewhere and copied"
+        )
+    return notes
+
+
+# --- words -----------------------------------------------------------------------------------------------------------
+
+
+def _owner(x: Tensor) -> str:
+    """Whose elementwise kernel it is, to be followed by its name."""
+    if not elementwise_kernels.has_native(x):
+        return "PyTorch reference,"
+    return "epigemm CUDA kernel," if x.is_cuda else "epigemm CPU loop,"
+
+
+def _arithmetic_text(dtype: torch.dtype, arithmetic: str) -> str:
+    """What numbers of a dtype are multiplied and accumulated in."""
+    if dtype == torch.float64:
+        return "float64"
+    if dtype == torch.float32 and arithmetic == _precision.IEEE:
+        return "ieee float32"
+    return f"{arithmetic if dtype == torch.float32 else dtype_name(dtype)} products, float32 accumulation"
+
+
+def _candidate_text(candidate: dict[str, Any]) -> str:
+    """One line of the kernels that were compared."""
+    how = "measured" if "measured_us" in candidate else "predicted"
+    return f"{plans.fused_us(candidate):9.1f} us {how:<9}  {plans.tile_text(candidate)}"
+
+
+def _listed(title: str, items: Sequence[str]) -> list[str]:
+    """Lines under one title."""
+    heads = [f"{title}:"] + [""] * len(items)
+    return [f"  {head:<11} {item}" for head, item in zip(heads, items, strict=False)]
+
+
+# --- derivatives, as gradients.py makes them --------------------------------------------------------------------------
+
+_PRODUCTS = (
+    "then one matrix product each for the gradients of x and weight, where asked for, at the call's precision"
+)
+_KERNEL = "one derivative kernel (made of the epilogue's functor)"
+_REFERENCE = "the epilogue's differentiable PyTorch reference"
+
+
+def backward_linear(call: LinearCall) -> str:
+    """What the first derivative of a linear function runs; operands whose gradient is asked for require one."""
+    return f"{_backward_epilogue(call)}; {_PRODUCTS}"
+
+
+def _backward_epilogue(call: LinearCall) -> str:
+    x, epilogue, operands = call.x, call.epilogue, call.operands
+    if epilogue is BIAS:
+        return "nothing for the epilogue: the gradient of the result is that of the product"
+    if epilogue is BIAS_RELU:
+        return "torch's threshold_backward on the saved result, whose sign is the derivative of relu"
+    if gradients.keeps_product(call):
+        return f"{_derivative(call)} on the saved product"
+    if gradients.without_product(epilogue, operands):
+        return f"{_derivative(call)}; it reads no product, the epilogue being linear in it"
+    gemm = "in 16 bits with an fp32 result" if x.element_size() == 2 else "at the call's precision"
+    why = "one saved in 16 bits would be rounded ahead of the bias that is folded into the epilogue"
+    if call.strict:
+        why = "a strict call stays one kernel and saves none"
+    return f"the product again ({gemm}), as {why}; {_REFERENCE} on it"
+
+
+def _derivative(call: LinearCall | ElementwiseCall) -> str:
+    if call.epilogue.is_linked:  # its kernel gives the operands' gradients, too; on CPUs there is none
+        return _KERNEL if call.x.is_cuda and elementwise_kernels.has_native(call.x) else _REFERENCE
+    if any(operand.requires_grad for operand in call.operands):
+        return f"{_REFERENCE} (a gradient of an operand is asked for)"
+    return _KERNEL if elementwise_kernels.has_native(call.x) else _REFERENCE

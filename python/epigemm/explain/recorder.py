@@ -1,0 +1,121 @@
+"""What a call of a public function asks of the operators, found out without running them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from epigemm import formula_functions, functional
+from epigemm._native import ops
+from epigemm.arguments.calls import ElementwiseCall, LinearCall
+from epigemm.epilogues.registry import compute_dtype
+from epigemm.operators.registration import elementwise_call, linear_call, linear_out_call
+from epigemm.user_epilogue import UserEpilogue
+
+_FUNCTIONS: dict[str, Callable[..., Tensor]] = {
+    name: getattr(module, name) for module in (functional, formula_functions) for name in module.__all__
+}
+
+
+def record(fn_or_name: Callable[..., Tensor] | str, *args: Any, **kwargs: Any) -> tuple[str, Recorder]:
+    """The name of a public function, and what the call asks of the operators.
+
+    Raises:
+        ValueError: `fn_or_name` is no public function of epigemm.
+        Exception: whatever the call itself raises for these arguments.
+    """
+    is_elementwise = getattr(fn_or_name, "__func__", None) is UserEpilogue.elementwise
+    made = fn_or_name.__self__ if is_elementwise else fn_or_name  # type: ignore[union-attr]
+    function: Callable[..., Tensor] | None
+    if isinstance(made, UserEpilogue):
+        name, function = made.traced.name, made.elementwise if is_elementwise else made
+    else:
+        name = fn_or_name if isinstance(fn_or_name, str) else getattr(fn_or_name, "__name__", "")
+        function = _FUNCTIONS.get(name)
+    if function is None or (not isinstance(made, UserEpilogue) and callable(made) and made is not function):
+        accepted = ", ".join(_FUNCTIONS)
+        raise ValueError(
+            f"fn_or_name: got {fn_or_name!r}; accepted are what epigemm.epilogue makes, its `elementwise`, and "
+            f"epigemm's functions or their names: {accepted}"
+        )
+    recorder = Recorder()
+    with torch.no_grad(), recorder:
+        function(*args, **kwargs)
+    return name, recorder
+
+
+class Recorder(TorchFunctionMode):
+    """Catches the operators that a public function calls, in place of running them."""
+
+    wants_one_call = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.casts: list[str] = []
+        self.folds: list[str] = []
+        self.folded_bias: Tensor | None = None
+        self.call: tuple[str, tuple[Any, ...]] | None = None
+        self._gradients_of_operands = False
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        name = _operator_name(func)
+        if name == "fold_batch_norm":
+            like, *vectors, _ = args
+            self.folded_bias = vectors[0]
+            columns = next(vector.shape[0] for vector in vectors if vector is not None)
+            self._gradients_of_operands |= any(v is not None and v.requires_grad for v in vectors)
+            self.folds.append(f"fold of {columns} columns into multiplier and offset (fold_batch_norm)")
+            return torch.empty((2, columns), dtype=compute_dtype(like.dtype), device=like.device)
+        if name is not None:
+            self.call = (name, args)
+            x, weight = args[1], args[2]
+            if name != "linear" or x.dim() == 0 or weight.dim() != 2:
+                return x
+            return torch.empty((*x.shape[:-1], weight.shape[0]), dtype=x.dtype, device="meta")
+        if func is Tensor.to and isinstance(args[1], torch.dtype) and args[0].dtype != args[1]:
+            source, dtype = args
+            self.casts.append(
+                f"torch cast of {list(source.shape)} from {dtype_name(source.dtype)} to {dtype_name(dtype)}"
+            )
+            return torch.empty_like(source, dtype=dtype, requires_grad=source.requires_grad)
+        return func(*args, **(kwargs or {}))
+
+    def taken_apart(self) -> tuple[str, LinearCall | ElementwiseCall]:
+        """The operator that was called, and the call.
+
+        Its operands require a gradient where something that they were folded from does: under `no_grad`, where calls
+        are recorded, a fold's result does not.
+        """
+        assert self.call is not None
+        operator, args = self.call
+        call = _CALLS[operator](*args)
+        if self._gradients_of_operands:
+            call = call._replace(operands=[each.detach().requires_grad_() for each in call.operands])
+        return operator, call
+
+
+_CALLS: dict[str, Callable[..., LinearCall | ElementwiseCall]] = {
+    "linear": linear_call,
+    "linear_out": linear_out_call,
+    "elementwise": elementwise_call,
+    "elementwise_out": elementwise_call,
+}
+
+
+def _operator_name(func: Any) -> str | None:
+    for name in (*_CALLS, "fold_batch_norm"):
+        packet = getattr(ops, name)
+        if func is packet or func is packet.default:
+            return name
+    return None
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """A dtype as people call it: "bfloat16"."""
+    return str(dtype).removeprefix("torch.")

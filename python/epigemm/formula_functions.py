@@ -1,0 +1,208 @@
+"""The public functions whose epilogue reads a matrix, and BatchNorm with ReLU. Conventions as of `epigemm.functional`.
+
+Their epilogues (`epigemm.epilogues.formulas`) run as a user's function does: operands may be fp32 beside a 16-bit x.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import SimpleNamespace
+
+from torch import Tensor
+
+from epigemm import docstrings
+from epigemm import route as _route
+from epigemm.arguments import checks
+from epigemm.epilogues.declaring import own
+from epigemm.epilogues.formulas import ACTIVATIONS, FORMULAS, GATED, OF_VECTORS
+from epigemm.epilogues.registry import MAKERS, Epilogue
+from epigemm.operators.compiled import at_trace_time
+from epigemm.packs.weight_packs import KEEP, PackedWeight
+from epigemm.user_epilogue import UserEpilogue
+
+__all__ = ["linear_batch_norm_relu", "linear_gated", "linear_layer_scale_residual", "linear_residual"]
+
+_made = SimpleNamespace()
+
+
+@at_trace_time
+def _make(name: str) -> None:
+    if not hasattr(_made, name):
+        setattr(_made, name, UserEpilogue(own(name)))
+
+
+def epilogue(name: str) -> UserEpilogue:
+    """One of `programs.FORMULAS`, made when it is first asked for."""
+    _make(name)  # out of Dynamo's sight, which then finds it made
+    found: UserEpilogue = getattr(_made, name)
+    return found
+
+
+def run(
+    name: str,
+    x: Tensor,
+    weight: Tensor | PackedWeight,
+    bias: Tensor | None,
+    operands: Sequence[Tensor],
+    out: Tensor | None,
+    precision: str | None,
+    strict: bool,
+    pack_use: str | None = None,
+) -> Tensor:
+    """By the epilogue of this name; of the one that adds a bias, if there is one.
+
+    `pack_use`: what the call may do with the weight's pack, as of `epigemm.route.linear`.
+    """
+    if isinstance(weight, PackedWeight):
+        weight, pack_use = weight.weight, KEEP
+    x, weight, (bias,) = _route.autocast(x, weight, bias)
+    if bias is not None:
+        name, operands = f"bias_{name}", (bias, *operands)
+    return epilogue(name).call(x, weight, operands, {}, out, precision, strict, pack_use)
+
+
+def checked_activation(activation: str) -> str:
+    """The name of a gate's; TypeError unless a string, ValueError unless there is such a one."""
+    if not isinstance(activation, str):
+        raise TypeError(f"activation: got {type(activation).__name__}; accepted are {', '.join(ACTIVATIONS)}")
+    if activation not in ACTIVATIONS:
+        raise ValueError(f"activation: got {activation!r}; accepted are {', '.join(ACTIVATIONS)}")
+    return activation
+
+
+def batch_norm_relu(
+    x: Tensor,
+    weight: Tensor | PackedWeight,
+    vectors: tuple[Tensor | None, ...],
+    eps: float,
+    out: Tensor | None,
+    precision: str | None,
+    strict: bool,
+    pack_use: str | None = None,
+) -> Tensor:
+    """relu(multiplier * (x @ weight.T) + offset), both folded from `vectors` (those of `epilogues.FOLDED`).
+
+    A bias of 16 bits is not: where the product is rounded, it is with its bias, as by PyTorch's operators.
+    """
+    if isinstance(weight, PackedWeight):
+        weight, pack_use = weight.weight, KEEP
+    x, weight, (bias,) = _route.autocast(x, weight, vectors[0])
+    is_16 = x.dtype.itemsize == 2
+    vectors = (None if is_16 else bias, *vectors[1:])
+    folded = _route.fold(x, vectors, eps, weight.shape[0] if weight.dim() else 0)
+    return run(OF_VECTORS, x, weight, bias if is_16 else None, folded, out, precision, strict, pack_use)
+
+
+@docstrings.linear
+def linear_residual(
+    x: Tensor,
+    weight: Tensor | PackedWeight,
+    bias: Tensor | None,
+    residual: Tensor,
+    *,
+    out: Tensor | None = None,
+    precision: str | None = None,
+    strict: bool = False,
+) -> Tensor:
+    """D = x @ weight.T + bias + residual.
+
+    Matches `torch.nn.functional.linear(x, weight, bias) + residual`, rounded once.
+
+    Example:
+        >>> epigemm.linear_residual(torch.randn(8, 64), torch.randn(32, 64), None, torch.randn(8, 32)).shape
+        torch.Size([8, 32])
+    """
+    return run("residual", x, weight, bias, (residual,), out, precision, strict)
+
+
+@docstrings.linear
+def linear_gated(
+    x: Tensor,
+    weight: Tensor | PackedWeight,
+    bias: Tensor | None,
+    gate: Tensor,
+    *,
+    activation: str = "silu",
+    out: Tensor | None = None,
+    precision: str | None = None,
+    strict: bool = False,
+) -> Tensor:
+    """D = activation(x @ weight.T + bias) * gate: the gated layers of transformers (SwiGLU, GeGLU, ...).
+
+    Matches `torch.nn.functional.silu(torch.nn.functional.linear(x, weight, bias)) * gate`, rounded once.
+
+    Example:
+        >>> epigemm.linear_gated(torch.randn(8, 64), torch.randn(32, 64), None, torch.randn(8, 32)).shape
+        torch.Size([8, 32])
+    """
+    return run(GATED + checked_activation(activation), x, weight, bias, (gate,), out, precision, strict)
+
+
+@docstrings.linear
+def linear_layer_scale_residual(
+    x: Tensor,
+    weight: Tensor | PackedWeight,
+    bias: Tensor | None,
+    layer_scale: Tensor,
+    residual: Tensor,
+    *,
+    out: Tensor | None = None,
+    precision: str | None = None,
+    strict: bool = False,
+) -> Tensor:
+    """D = residual + layer_scale * (x @ weight.T + bias).
+
+    Matches `residual + layer_scale * torch.nn.functional.linear(x, weight, bias)`, rounded once.
+
+    Example:
+        >>> x, weight, residual = torch.randn(8, 64), torch.randn(32, 64), torch.randn(8, 32)
+        >>> epigemm.linear_layer_scale_residual(x, weight, None, torch.full((32,), 1e-5), residual).shape
+        torch.Size([8, 32])
+    """
+    return run("layer_scale_residual", x, weight, bias, (layer_scale, residual), out, precision, strict)
+
+
+@docstrings.linear
+def linear_batch_norm_relu(
+    x: Tensor,
+    weight: Tensor | PackedWeight,
+    bias: Tensor | None,
+    running_mean: Tensor,
+    running_var: Tensor,
+    bn_weight: Tensor | None = None,
+    bn_bias: Tensor | None = None,
+    eps: float = 1e-5,
+    *,
+    out: Tensor | None = None,
+    precision: str | None = None,
+    strict: bool = False,
+) -> Tensor:
+    """D = relu(batch_norm(x @ weight.T + bias)), with the running statistics.
+
+    Matches `torch.relu(torch.nn.functional.batch_norm(z, running_mean, running_var, bn_weight, bn_bias, eps=eps))` for
+    `z = torch.nn.functional.linear(x, weight, bias)`. The vectors fold into one multiply-add per element.
+
+    Example:
+        >>> x, weight, zeros, ones = torch.randn(8, 64), torch.randn(32, 64), torch.zeros(32), torch.ones(32)
+        >>> epigemm.linear_batch_norm_relu(x, weight, None, zeros, ones).shape
+        torch.Size([8, 32])
+    """
+    plain = weight.weight if isinstance(weight, PackedWeight) else weight
+    checks.tensors(x=x, weight=plain)
+    statistics = {"running_mean": running_mean, "running_var": running_var}
+    checks.optional_tensors(bias=bias, **statistics, bn_weight=bn_weight, bn_bias=bn_bias)
+    checks.running_statistics(**statistics)
+    vectors = (bias, None, running_mean, running_var, bn_weight, bn_bias)
+    return batch_norm_relu(x, weight, vectors, eps, out, precision, strict)
+
+
+def _named(name: str) -> Epilogue | None:
+    """The epilogue of a name such as `bias_residual.00`: that of a formula, and whether each operand is folded."""
+    formula, _, folded = name.partition(".")
+    if formula not in FORMULAS or not folded or folded.strip("01"):
+        return None
+    made = epilogue(formula)
+    return made.linked([each == "1" for each in folded]) if len(folded) == len(made.traced.operands) else None
+
+
+MAKERS.append(_named)

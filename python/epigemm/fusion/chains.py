@@ -1,0 +1,312 @@
+"""What follows a product as far as one epilogue computes it: the chain, and what it reads beside the product.
+
+A chain begins with the product and ends with a node that alone is read by others. Between the two nothing is written
+but the chain's own values, and no mode (gradients, autocast) changes: so the fused call may stand where the last node
+stood, where all that the chain reads is ready.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from functools import cache
+
+from torch import fx
+
+from epigemm.epilogues.kinds import PER_COLUMN, too_many
+from epigemm.fusion import matmuls
+from epigemm.fusion.effects import effects_of
+from epigemm.fusion.formula import Formula, epilogue_of, name_of
+from epigemm.fusion.matmuls import Product
+from epigemm.fusion.operands import Norm, Operand, Refused, Region, formula_of, is_norm_alone
+from epigemm.fusion.values import (
+    is_contiguous,
+    is_same_memory,
+    known,
+    same_layout,
+    storage_of,
+    tensor_of,
+    tensors_of,
+    value_at,
+)
+from epigemm.user_epilogue import UserEpilogue
+
+# Said only where nothing else is: most results are read by other products.
+_TAKEN = "is a part of another product's chain"
+_PRODUCT = "is another product"
+
+
+@dataclass(frozen=True)
+class Chain:
+    """A product and what follows it.
+
+    Attributes:
+        product: the product.
+        nodes: what the call replaces, the product first, the node with the result last.
+        views: those among them that give the result its shape, in order.
+        operands: what the epilogue reads; of a `Norm` two vectors.
+        formula: of the product and the operands.
+        epilogue: what it is made to; None: nothing follows the product but its bias, or one BatchNorm.
+        ended: why the chain ends where it does; empty where nothing follows.
+        computes: whether the call computes something pointwise beside the product and its bias.
+        is_followed: whether something pointwise follows the product, taken along or not.
+    """
+
+    product: Product
+    nodes: tuple[fx.Node, ...]
+    views: tuple[fx.Node, ...]
+    operands: tuple[Operand | Norm, ...]
+    formula: Formula
+    epilogue: UserEpilogue | None
+    ended: str = ""
+    computes: bool = False
+    is_followed: bool = False
+
+    @property
+    def norm(self) -> Norm | None:
+        """The first BatchNorm that is folded."""
+        return next((operand for operand in self.operands if isinstance(operand, Norm)), None)
+
+    @property
+    def sources(self) -> tuple[fx.Node, ...]:
+        """What its call is called with: x, the weight, and what the operands are made of."""
+        given = [source for operand in self.operands for source in operand.sources if source is not None]
+        return self.product.x, self.product.weight, *given
+
+    @property
+    def function(self) -> str:
+        """What it computes, in one word."""
+        if self.epilogue is None:
+            return "linear_batch_norm" if self.norm else "linear"
+        return f"linear_{name_of(self.formula.steps[0 if self.product.bias is None else 1 :])}"  # the bias is a layer's
+
+
+class Capture:
+    """Finds the chains of one graph."""
+
+    def __init__(self, graph: fx.Graph) -> None:
+        self._effects = cache(effects_of)
+        self._order = {node: place for place, node in enumerate(graph.nodes)}
+        self._sharing: dict[int, list[fx.Node]] = {}
+        for node in graph.nodes:
+            for memory in {storage_of(value) for value in tensors_of(node)}:
+                self._sharing.setdefault(memory, []).append(node)
+        self._taken: set[fx.Node] = set()
+        self._transformed = _transformed(graph)
+        # In place: then the shapes that Dynamo noted are later ones.
+        self._changes_shapes = any(
+            self._effects(node).changes_shapes
+            for node in graph.nodes
+            if node.op == "call_method" and str(node.target).endswith("_")
+        )
+
+    def why_not(self, node: fx.Node, product: Product | str) -> str:
+        """Why a product is left alone because of what is around it; empty where it is not."""
+        if node in self._transformed:
+            return "it is inside of a transform of torch.func, or of forward-mode derivatives"
+        if isinstance(product, str):
+            return ""
+        if product.value.requires_grad and self._is_written_after(node, (product.bias,)):
+            return "what it adds is written before its derivative would read it again"
+        return "a tensor gets another shape in place" if self._changes_shapes else ""
+
+    def chain(self, product: Product) -> Chain:
+        """The longest chain that begins with a product, and takes no node that another one has."""
+        region = self._grow(product)
+        ended = ""
+        for tail in reversed([node for node in region.members if node not in region.views]):
+            nodes = _needed(region, tail)
+            if nodes is None:
+                readers = (user for node in region.members for user in node.users)
+                outside = next((user for user in readers if user not in region.members), product.node)
+                ended = ended or f"{outside} reads a value in between"
+                continue
+            value = value_at(tail)
+            if value.dtype != product.value.dtype:
+                continue
+            try:
+                made = self._made(region, nodes)
+            except Refused as refusal:
+                ended = str(refusal)
+                continue
+            self._taken.update(made.nodes)
+            computes = not region.arithmetic.isdisjoint(made.nodes)
+            is_followed = computes or self._is_followed(product.node)
+            reasons = dict.fromkeys(region.refused.values())
+            ended = "; ".join(each for each in reasons if not each.endswith((_TAKEN, _PRODUCT))) or ended
+            if is_followed and not computes:
+                ended = ended or "; ".join(reasons)
+            return replace(made, ended=ended, computes=computes, is_followed=is_followed)
+        raise AssertionError("a product alone is a chain")
+
+    def _is_followed(self, node: fx.Node, *, is_read_once: bool = False) -> bool:
+        """Whether something pointwise reads a node, or a view of all of it; one in another order is read once."""
+        if is_read_once and len(node.users) > 1:
+            return False
+        for user in node.users:
+            value, effects = tensor_of(user), self._effects(user)
+            if value is None or not known(value.numel() == value_at(node).numel()):
+                continue
+            if effects.is_pointwise:
+                return True
+            if effects.is_view and not effects.writes:
+                in_order = is_contiguous(value)
+                if self._is_followed(user, is_read_once=is_read_once or not in_order):
+                    return True
+        return False
+
+    # --- what may follow ---
+
+    def _grow(self, product: Product) -> Region:
+        region = Region(product)
+        region.members[product.node] = None
+        waiting = set(product.node.users)
+        node = product.node.next
+        while waiting and node.op != "output":
+            effects = self._effects(node)
+            if node in waiting:
+                waiting.discard(node)
+                reason = self._why_not(region, node)
+                if not reason:
+                    region.members[node] = None
+                    waiting.update(node.users)
+                else:
+                    region.refused[node] = reason
+            if node not in region.members and (effects.writes or not effects.known):
+                what = "writes to memory" if effects.writes else "may change a mode or write to memory"
+                region.refused.setdefault(node, f"{node} {what}")
+                break
+            node = node.next
+        return region
+
+    def _why_not(self, region: Region, node: fx.Node) -> str:
+        """Why a node that reads members is no part of the chain; empty where it is one."""
+        if node in self._taken:
+            return f"{node} {_PRODUCT if matmuls.understand(node) else _TAKEN}"
+        value, effects = tensor_of(node), self._effects(node)
+        if value is None or not effects.known:
+            return f"{node} is not known to be pointwise"
+        carried = region.carried(node)
+        if value.is_floating_point() and region.product.value.requires_grad and not value.requires_grad:
+            return f"{node} ends a derivative"
+        if effects.writes and not self._may_write(region, node, carried, effects.writes):
+            return f"{node} writes to memory that others read"
+        # Of the others one takes a shape alone, as in view_as.
+        is_view = len(carried) == 1 or (effects.is_view and carried[0] is node.args[0])
+        if is_view and not effects.writes and is_same_memory(value, value_at(carried[0])):
+            region.views.add(node)
+            return ""
+        if not all(same_layout(value, value_at(n)) for n in carried):
+            return f"{node} gives a result of another shape or order"
+        try:
+            formula, operands = formula_of(region, (node,), alone=True)
+        except Refused as refusal:
+            return str(refusal)
+        if region.product.value.requires_grad and any(
+            self._is_written_after(node, each.sources) for each in operands
+        ):
+            return f"{node} reads what is written before its derivative would read it again"
+        if formula is not None:
+            made = epilogue_of(formula)
+            if isinstance(made, str):
+                return f"{node}: {made}"
+            if made.traced.program.steps:
+                region.arithmetic.add(node)
+        return ""
+
+    def _may_write(
+        self, region: Region, node: fx.Node, carried: list[fx.Node], writes: frozenset[int]
+    ) -> bool:
+        """Whether nobody reads what a node writes after it but by its result."""
+        here = self._order[node]
+        for memory in writes:
+            if memory not in {storage_of(value_at(n)) for n in carried}:
+                if self._is_own(node, memory):
+                    continue
+                return False
+            for other in self._sharing.get(memory, ()):
+                if self._order[other] < here and other not in region.members:
+                    return False
+                if self._order[other] < here and any(self._order[user] > here for user in other.users):
+                    return False
+        return True
+
+    def _is_own(self, node: fx.Node, memory: int) -> bool:
+        """Whether a node adds to what the graph has made, and has its memory to itself from there on."""
+        here = self._order[node]
+        for other in self._sharing.get(memory, ()):
+            if self._order[other] >= here:
+                continue
+            readers = [user for user in other.users if user is not node]
+            if other.op in ("placeholder", "get_attr") or any(self._order[user] > here for user in readers):
+                return False
+            # Another name of the memory, which Dynamo has not noted, may be read later.
+            for each in (other, *readers):
+                returns = self._effects(each).returns - {storage_of(value) for value in tensors_of(each)}
+                if returns or not self._effects(each).known:
+                    return False
+        return storage_of(value_at(node)) == memory and "out" not in node.kwargs
+
+    def _is_written_after(self, node: fx.Node, sources: Iterable[fx.Node | None]) -> bool:
+        """Whether the graph writes an operand later: a fused call saves it for the backward pass."""
+        for memory in {storage_of(value_at(source)) for source in sources if source is not None}:
+            for user in {user for other in self._sharing[memory] for user in other.users}:
+                if self._order[user] > self._order[node] and memory in self._effects(user).writes:
+                    return True
+        return False
+
+    # --- where the chain ends ---
+
+    def _made(self, region: Region, nodes: tuple[fx.Node, ...]) -> Chain:
+        formula, operands = formula_of(region, nodes)
+        product, views = region.product, _views_to(region, nodes[-1])
+        if found := too_many(formula.kinds):
+            kind, count, most = found
+            raise Refused(f"{nodes[-1]}: {count} operands of kind {kind}, an epilogue has at most {most}")
+        is_alone = len(nodes) == 1 and (product.bias is None or formula.kinds == (PER_COLUMN,))
+        if is_alone or is_norm_alone(product, formula, operands):
+            return Chain(product, nodes, views, operands, formula, None)
+        made = epilogue_of(formula)
+        if isinstance(made, str):
+            raise Refused(f"{nodes[-1]}: {made}")
+        return Chain(product, nodes, views, operands, formula, made)
+
+
+def _transformed(graph: fx.Graph) -> set[fx.Node]:
+    """The nodes between the beginning and the end of a transform, as `torch.vmap`, plain as their values may be."""
+    found, depth = set(), 0
+    for node in graph.nodes:
+        name = getattr(node.target, "__name__", "")
+        depth += name.endswith("_increment_nesting") or name == "_enter_dual_level"
+        depth -= name.endswith("_decrement_nesting") or name == "_exit_dual_level"
+        if depth:
+            found.add(node)
+    return found
+
+
+def _needed(region: Region, tail: fx.Node) -> tuple[fx.Node, ...] | None:
+    """The members that a node is computed of, itself included; None where others read them, too."""
+    found: set[fx.Node] = set()
+    waiting = [tail]
+    while waiting:
+        node = waiting.pop()
+        if node not in found:
+            found.add(node)
+            waiting += region.carried(node)
+    if any(user not in found for node in found if node is not tail for user in node.users):
+        return None
+    return tuple(node for node in region.members if node in found)
+
+
+def _views_to(region: Region, tail: fx.Node) -> tuple[fx.Node, ...]:
+    """The views between the product and a node that has their shape."""
+    node, found = tail, []
+    if same_layout(value_at(tail), region.product.value):
+        node = region.product.node
+    while node is not region.product.node:
+        if node in region.views:
+            if len(region.carried(node)) > 1:
+                raise Refused(f"{node} takes the shape of a value in between")
+            found.append(node)
+        node = region.carried(node)[0]
+    return tuple(reversed(found))

@@ -1,0 +1,147 @@
+"""Gets the kernels that a call needs: with the epilogue in them, loaded.
+
+This holds for all epilogues, built in or made at run time. The kernels of the most used built-in ones lie in the
+package (`epigemm.linking.prelinked`). The others are linked when a call first needs them (`epigemm.linking`).
+"""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from collections.abc import Sequence
+from contextlib import suppress
+
+import torch
+from torch import Tensor
+
+from epigemm import linking
+from epigemm._native import ops
+from epigemm.cuda_graphs import capturing
+from epigemm.epilogues.registry import Epilogue, named
+from epigemm.linking import prelinked
+
+_CAPTURING = "its kernel was not linked before, and nothing is compiled while a CUDA graph is captured"
+_lock = threading.Lock()
+_missing_for_plan = ops._missing_for_plan.default
+_failed: dict[tuple[str, str], str] = {}
+"""By epilogue and kernel, by their names: why it was not linked."""
+
+
+def link(epilogue: Epilogue, missing: str, device: torch.device) -> str:
+    """Load kernels with an epilogue in them; returns why that cannot be, or nothing.
+
+    During the capture of a CUDA graph a kernel of the package's is loaded, and none is linked.
+
+    Raises:
+        linking.CompileError: NVRTC refuses the epilogue, which is a mistake of epigemm's.
+    """
+    if not missing:
+        return ""
+    with _lock:
+        symbols = [symbol for symbol in missing.split(",") if not _load_prelinked(epilogue, symbol, device)]
+        if reason := why_not(epilogue, symbols):
+            return reason
+        if symbols and capturing(device):
+            return _CAPTURING
+        return _link(epilogue, symbols, torch.cuda.get_device_capability(device)) if symbols else ""
+
+
+def link_each(epilogue: Epilogue, missing: Sequence[str], device: torch.device) -> list[str]:
+    """`link` of each of these, all their kernels side by side: why each cannot be, or nothing."""
+    symbols = {symbol for each in missing for symbol in each.split(",") if symbol}
+    capability = torch.cuda.get_device_capability(device)
+    wanted = [
+        symbol
+        for symbol in sorted(symbols)
+        if not prelinked.has(epilogue.prelinked, symbol, capability) and not why_not(epilogue, [symbol])
+    ]
+    if wanted and not capturing(device):
+        with suppress(linking.LinkingError, ValueError):  # said below, of the one that it is about
+            linking.build_cubins(_jobs(epilogue, wanted, capability))
+    return [link(epilogue, each, device) for each in missing]
+
+
+def would_link(epilogue: Epilogue, missing: str, device: torch.device) -> str:
+    """What `link` would return, without linking anything, as far as that can be known."""
+    if not missing:
+        return ""
+    capability = torch.cuda.get_device_capability(device)
+    symbols = [
+        symbol for symbol in missing.split(",") if not prelinked.has(epilogue.prelinked, symbol, capability)
+    ]
+    if reason := why_not(epilogue, symbols):
+        return reason
+    try:
+        is_at_hand = all(linking.find(*job) is not None for job in _jobs(epilogue, symbols, capability))
+    except (linking.LinkingError, ValueError) as error:
+        return str(error)
+    if is_at_hand:
+        return ""
+    return _CAPTURING if capturing(device) else linking.unavailable()
+
+
+def link_plan(name: str, x: Tensor, arithmetic: str, plan: Sequence[int]) -> None:
+    """Load what a plan takes, for those who call its operator themselves.
+
+    Raises:
+        RuntimeError: it cannot be linked.
+    """
+    epilogue = named(name)
+    assert epilogue is not None
+    if reason := link(epilogue, _missing_for_plan(name, x, arithmetic, list(plan)), x.device):
+        raise RuntimeError(f"{name}: {reason}")
+
+
+def why_not(epilogue: Epilogue, symbols: Sequence[str]) -> str:
+    """Why the epilogue cannot be linked into one of these kernels, as far as that is known."""
+    for symbol in symbols:
+        if reason := _failed.get((epilogue.name, symbol)):
+            return reason
+        if linking.ir_path(symbol) is None:
+            return f"this build has no kernel {symbol} that epilogues are linked into"
+    return ""
+
+
+def _load_prelinked(epilogue: Epilogue, symbol: str, device: torch.device) -> bool:
+    """Whether the package has the kernel, and the driver takes it."""
+    capability = torch.cuda.get_device_capability(device)
+    try:
+        cubin = prelinked.read(epilogue.prelinked, symbol, capability)
+        if cubin is not None:
+            _add(epilogue, symbol, cubin)
+    except (prelinked.DamagedError, RuntimeError) as error:
+        prelinked.give_up(epilogue.prelinked)
+        warnings.warn(
+            f"epigemm's own kernel {symbol} for {epilogue.name!r} is of no use ({error}); those of this epilogue are "
+            "linked anew, or PyTorch's operators stand in. Installing epigemm again may help",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+        return False
+    return cubin is not None
+
+
+def _link(epilogue: Epilogue, symbols: Sequence[str], capability: tuple[int, int]) -> str:
+    jobs = _jobs(epilogue, symbols, capability)
+    try:
+        for symbol, cubin in zip(symbols, linking.build_cubins(jobs), strict=True):
+            _add(epilogue, symbol, cubin)
+    except linking.CompileError as error:
+        what = epilogue.describe_error(jobs[0].source, error.log)
+        raise linking.CompileError(f"{epilogue.name.partition('.')[0]}: {what}", error.log) from error
+    except (RuntimeError, ValueError) as error:  # nvJitLink refuses the code, or the driver the kernel
+        _failed.update({(epilogue.name, symbol): str(error) for symbol in symbols})
+        return str(error)
+    return ""
+
+
+def _add(epilogue: Epilogue, symbol: str, cubin: bytes) -> None:
+    ops._add_kernel(epilogue.name, symbol, torch.frombuffer(bytearray(cubin), dtype=torch.uint8))
+
+
+def _jobs(epilogue: Epilogue, symbols: Sequence[str], capability: tuple[int, int]) -> list[linking.Job]:
+    return [
+        linking.Job(epilogue.source(symbol), symbol, path, capability)
+        for symbol in symbols
+        if (path := linking.ir_path(symbol)) is not None
+    ]

@@ -1,0 +1,68 @@
+"""The kernels that the package was built with: built-in epilogues, linked into every kernel of Hopper's.
+
+`cubins/NAME.zip` beside this file has the machine code of each kernel of an epilogue, under the kernel's symbol.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import zipfile
+from pathlib import Path
+
+_FOLDER = Path(__file__).parents[1] / "cubins"
+_CAPABILITY = (9, 0)
+_given_up: set[str] = set()
+
+
+class DamagedError(Exception):
+    """A file cannot be read, or is not what was written."""
+
+
+def has(epilogue: str, symbol: str, capability: tuple[int, int]) -> bool:
+    """Whether the package has a kernel for this GPU, and the epilogue's kernels have not been given up.
+
+    Kernels from another folder (`EPIGEMM_IR_DIR`) are linked at run time.
+    """
+    if capability != _CAPABILITY or epilogue in _given_up or os.environ.get("EPIGEMM_IR_DIR"):
+        return False
+    try:
+        return symbol in _names(_FOLDER / f"{epilogue}.zip")
+    except DamagedError:
+        return True  # to be said by `read`
+
+
+def read(epilogue: str, symbol: str, capability: tuple[int, int]) -> bytes | None:
+    """A kernel's machine code; None where the package has none.
+
+    Raises:
+        DamagedError: its file is damaged.
+    """
+    if not has(epilogue, symbol, capability):
+        return None
+    file = _FOLDER / f"{epilogue}.zip"
+    try:
+        with zipfile.ZipFile(file) as archive:
+            cubin = archive.read(symbol)  # which compares the checksum
+    except Exception as error:  # zipfile raises nearly anything over a damaged file
+        raise DamagedError(f"{file.name}: {error or type(error).__name__}") from error
+    if not cubin.startswith(b"\x7fELF"):
+        raise DamagedError(f"{file.name}: it has no machine code")
+    return cubin
+
+
+def give_up(epilogue: str) -> None:
+    """Leave the kernels of an epilogue alone for the rest of the process: so that one warning is enough."""
+    _given_up.add(epilogue)
+
+
+@functools.cache
+def _names(file: Path) -> frozenset[str]:
+    """The kernels of a file; none where there is no file."""
+    if not file.is_file():
+        return frozenset()
+    try:
+        with zipfile.ZipFile(file) as archive:
+            return frozenset(archive.namelist())
+    except Exception as error:  # as above
+        raise DamagedError(f"{file.name}: {error or type(error).__name__}") from error

@@ -1,0 +1,69 @@
+"""Rules for batches of calls: `torch.vmap`, and the older batches of `torch.autograd.grad(is_grads_batched=True)`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from epigemm._native import ops
+from epigemm.arguments import precision as _precision
+from epigemm.arguments.calls import LinearCall
+from epigemm.epilogues.kinds import KINDS
+from epigemm.epilogues.registry import named
+
+
+def linear_batched(call: LinearCall) -> Tensor:
+    """For `torch.autograd.grad(is_grads_batched=True)`, whose batches know the rules of torch's own operators alone."""
+    x, weight = call.x, call.weight
+    with _precision.as_asked(call.precision, x):
+        rows = x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
+        product = torch.mm(rows, weight.t()).reshape(*x.shape[:-1], weight.shape[0])
+    return call.epilogue.reference(product, call.bias, call.operands, call.scalars)
+
+
+def vmap_rule(op: Any) -> Callable[..., tuple[Tensor, int]]:
+    """The vmap rule of `linear` and `elementwise`: a batch of x alone is one more leading dimension."""
+
+    def rule(info: Any, in_dims: Sequence[Any], *args: Any) -> tuple[Tensor, int]:
+        name, x, *others = args
+        epilogue = named(name)
+        has_rows = epilogue is not None and any(
+            KINDS[operand.kind].by_row for operand in epilogue.operands[1:]
+        )
+        if in_dims[1] is not None and x.dim() > 1 and not has_rows and not _any_batched(in_dims[2:]):
+            return op(name, x.movedim(in_dims[1], 0), *others), 0
+        return _one_by_one(op, info, in_dims, args)
+
+    return rule
+
+
+def fold_batch_norm_vmap(info: Any, in_dims: Sequence[Any], *args: Any) -> tuple[Tensor, int | None]:
+    """The vmap rule of `fold_batch_norm`, which does not read the values of `like`."""
+    if not _any_batched(in_dims[1:]):
+        return ops.fold_batch_norm(*args), None
+    return _one_by_one(ops.fold_batch_norm, info, (None, *in_dims[1:]), args)
+
+
+def _one_by_one(op: Any, info: Any, in_dims: Sequence[Any], args: Sequence[Any]) -> tuple[Tensor, int]:
+    if info.batch_size == 0:
+        raise ValueError(
+            f"{op}: got an empty batch of weights or vectors under vmap; accepted is an empty batch of x alone"
+        )
+    return torch.stack([op(*_select(args, in_dims, index)) for index in range(info.batch_size)]), 0
+
+
+def _any_batched(in_dims: Any) -> bool:
+    return any(_any_batched(dim) if isinstance(dim, (list, tuple)) else dim is not None for dim in in_dims)
+
+
+def _select(args: Sequence[Any], in_dims: Sequence[Any], index: int) -> list[Any]:
+    def pick(arg: Any, dim: Any) -> Any:
+        if isinstance(dim, (list, tuple)):
+            return [pick(a, d) for a, d in zip(arg, dim, strict=True)]
+        return arg if dim is None else arg.select(dim, index)
+
+    return [pick(arg, dim) for arg, dim in zip(args, in_dims, strict=True)]

@@ -1,0 +1,298 @@
+"""Calls in compiled graphs: operators of the native module, which run without Python.
+
+`torch.ops.epigemm.linear` works everywhere, but its kernel is in Python and takes the host longer than a GPU kernel.
+While Dynamo traces, plain calls become `_linear_into` and the other native operators instead. They write into a tensor
+that the graph allocates. If one cannot run (`entry.Reason`), it calls back here. Exported programs hold the
+public operators: names that stay, for files that are kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+
+from epigemm._native import ops
+from epigemm.arguments import checks, invariance
+from epigemm.arguments import precision as _precision
+from epigemm.arguments.calls import ElementwiseCall, LinearCall
+from epigemm.calls import elementwise_kernels, entry, execution
+from epigemm.epilogues.registry import BIAS, EPILOGUES, SCALE_BATCH_NORM, Epilogue, compute_dtype
+from epigemm.planning import plans
+
+_linear_into = ops._linear_into.default
+_linear_folded_into = ops._linear_folded_into.default
+_elementwise_into = ops._elementwise_into.default
+_elementwise_folded_into = ops._elementwise_folded_into.default
+
+_DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+_BY_NUMBER = {epilogue.number: epilogue for epilogue in EPILOGUES.values()}
+_NOT_NATIVE = -1
+_HOPPER = 9
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+
+def at_trace_time(function: _Function) -> _Function:
+    """`function`, which Dynamo runs and does not trace: its result is a constant of the graph.
+
+    As `torch.compiler.assume_constant_result`, which would import all of Dynamo here. What these functions read is
+    guarded by Dynamo itself: properties of arguments, torch's global state, functorch's levels.
+    """
+    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    return function
+
+
+Seen = tuple[Any, ...]
+"""What a trace asks of a tensor: dtype, device, dimensions, `requires_grad`. Empty: a number, or nothing at all."""
+
+
+@at_trace_time
+def _fp32_code(has_scalar: bool, tensors: tuple[Seen | None, ...], precision: object, strict: object) -> int:
+    """What a linear call may run on, `precision.code`; `_NOT_NATIVE` where the operator `linear` has to answer.
+
+    `tensors`: x, weight, the others; `has_scalar`: whether the last of them is an epilogue's scalar.
+    """
+    if not _is_native(has_scalar, tensors) or not isinstance(strict, bool):
+        return _NOT_NATIVE
+    weight = tensors[1]
+    if not weight or weight[2] != 2:
+        return _NOT_NATIVE
+    if precision is not None and not (isinstance(precision, str) and precision in _precision.ARITHMETIC):
+        return _NOT_NATIVE
+    dtype, device, *_ = tensors[0] or ()
+    if dtype is not torch.float32:
+        return 0
+    code = _precision.code(precision, device.type)
+    if device.type == "cpu":
+        # Dynamo does not guard the setting there: such a call may have to switch it later, which is done in Python.
+        return _NOT_NATIVE if _precision.is_full(precision) else code
+    return _NOT_NATIVE if _precision.switches(code) or _takes_slices(device, code) else code
+
+
+@at_trace_time
+def _is_native(has_scalar: bool, tensors: tuple[Seen | None, ...]) -> bool:
+    """Whether a call is plain, and the native operators can read it. Arguments as of `_fp32_code`, weight or not."""
+    x, scalar = tensors[0], tensors[-1]
+    if not x or x[0] not in _DTYPES or any(tensor is None for tensor in tensors):
+        return False
+    if has_scalar and scalar and (scalar[0] not in _DTYPES or scalar[1:3] != (x[1], 0)):
+        return False
+    if torch.compiler.is_exporting() or torch._C._functorch.peek_interpreter_stack() is not None:
+        return False
+    if torch.is_grad_enabled() and any(tensor[3] for tensor in tensors if tensor):
+        return False
+    device = x[1]
+    if plans.gpu_numbers(-1 if device.index is None else device.index):
+        return False  # a GPU that tests describe, whose kernels are stand-ins in Python
+    if device.type == "cuda":
+        # Brings in what was measured on the device, as a first call does.
+        return plans.usable(torch.cuda.current_device() if device.index is None else device.index)
+    return bool(device.type == "cpu")
+
+
+def _takes_slices(device: torch.device, code: int) -> bool:
+    """Whether an fp32 call may run on fp16 slices, whose packs are kept in Python."""
+    if device.type != "cuda" or code not in _precision.FIRST_SLICES or plans.no_gemm_kernels():
+        return False
+    return torch.cuda.get_device_capability(device)[0] == _HOPPER
+
+
+def resolved(precision: str, x: Tensor) -> str:
+    """A call's precision by its name: torch's setting is looked up while the call is traced.
+
+    Dynamo compiles again when that for CUDA changes; it does not guard the one for CPUs, which graphs look up at run
+    time. Exported programs keep what they were exported with.
+    """
+    if precision != _precision.DEFAULT or x.dtype is not torch.float32:
+        return precision
+    return _precision_now(x.device.type)
+
+
+@at_trace_time
+def is_exporting() -> bool:
+    """`torch.compiler.is_exporting`, which the Dynamo of torch 2.11 answers by itself with True."""
+    return torch.compiler.is_exporting()
+
+
+@at_trace_time
+def _precision_now(device_type: str) -> str:
+    is_guarded = device_type == "cuda" or torch.compiler.is_exporting()
+    return _precision.resolved(device_type) if is_guarded else _precision.DEFAULT
+
+
+def is_constant(number: float) -> bool:
+    """Whether a number is a constant of what is traced; Dynamo makes a symbol of one that has changed."""
+    from torch.fx.experimental.symbolic_shapes import statically_known_true  # takes long, and Dynamo has it
+
+    if not isinstance(number, (int, float)):
+        return True  # the checks word the error
+    return statically_known_true(number >= 0) or statically_known_true(number < 0)
+
+
+# Every function and every global that Dynamo comes by below is a guard, which takes time at each call of the graph.
+# What needs none is asked above; what is wrong with a call is found by the fake kernels.
+
+
+def _see(tensor: object) -> Seen | None:
+    """None of what is no plain tensor."""
+    kind = type(tensor)
+    if kind is Tensor or kind is Parameter:
+        return tensor.dtype, tensor.device, tensor.dim(), tensor.requires_grad  # type: ignore[attr-defined]
+    return () if tensor is None or kind is float or kind is int else None
+
+
+def linear(
+    epilogue: Epilogue,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    scalar: float | Tensor | None,
+    fold: tuple[Any, ...] | None,
+    precision: str | None,
+    out: Tensor | None,
+    strict: bool,
+) -> Tensor | None:
+    """D = epilogue(x @ weight.T), arguments as of `call.linear`; None: not a call for these."""
+    if out is not None or invariance.active:
+        return None
+    if fold is not None and type(fold[-1]) is not float:
+        return None
+    others = (_see(bias), _see(scalar)) if fold is None else tuple(map(_see, fold[:-1]))
+    code = _fp32_code(fold is None, (_see(x), _see(weight), *others), precision, strict)
+    if code == _NOT_NATIVE:
+        return None
+    out = x.new_empty((*x.shape[:-1], weight.shape[0]))
+    if fold is not None:
+        _linear_folded_into(x, weight, *fold, code, strict, out)
+    else:
+        tensor, number = _scalar(scalar, x)
+        _linear_into(epilogue.number, x, weight, bias, None, None, tensor, number, code, strict, out)
+    return out
+
+
+def elementwise(
+    epilogue: Epilogue,
+    x: Tensor,
+    bias: Tensor | None,
+    scalar: float | Tensor | None,
+    fold: tuple[Any, ...] | None,
+    out: Tensor | None,
+) -> Tensor | None:
+    """D = epilogue(x), as `linear`."""
+    if out is not None or (fold is not None and type(fold[-1]) is not float):
+        return None
+    others = (_see(bias), _see(scalar)) if fold is None else tuple(map(_see, fold[:-1]))
+    if not _is_native(fold is None, (_see(x), *others)):
+        return None
+    out = torch.empty_like(x)
+    if fold is not None:
+        _elementwise_folded_into(x, *fold, out)
+    else:
+        tensor, number = _scalar(scalar, x)
+        _elementwise_into(epilogue.number, x, bias, None, None, tensor, number, out)
+    return out
+
+
+def _scalar(scalar: float | Tensor | None, x: Tensor) -> tuple[Tensor | None, float]:
+    if isinstance(scalar, Tensor):
+        return scalar.to(compute_dtype(x.dtype)), 0.0
+    return None, 0.0 if scalar is None else float(scalar)
+
+
+# --- what the operators call where they do not answer, and fake kernels ----------------------------------------------
+
+
+def _operands(number: int, flat: Sequence[Any]) -> tuple[Epilogue, tuple[Tensor, ...], tuple[float, ...]]:
+    """An epilogue and what it reads beside the bias, of what native operators take: vectors, scalar as either."""
+    epilogue = _BY_NUMBER.get(number)
+    if epilogue is None:
+        raise ValueError(
+            f"epilogue: got {number}; accepted are the numbers of the registry, {list(_BY_NUMBER)}"
+        )
+    *tensors, value = flat
+    takes_number = epilogue.scalar is not None and tensors[-1] is None
+    return epilogue, tuple(each for each in tensors if each is not None), (value,) if takes_number else ()
+
+
+def _linear_call(number: int, x: Tensor, weight: Tensor, bias: Tensor | None, *rest: Any) -> LinearCall:
+    *flat, fp32, strict, out = rest
+    epilogue, operands, scalars = _operands(number, flat)
+    return LinearCall(epilogue, x, weight, bias, operands, scalars, _named(fp32, x), strict=strict, out=out)
+
+
+def _elementwise_call(number: int, x: Tensor, bias: Tensor | None, *rest: Any) -> ElementwiseCall:
+    *flat, out = rest
+    epilogue, operands, scalars = _operands(number, flat)
+    return ElementwiseCall(epilogue, x, bias, operands, scalars, out)
+
+
+def _named(fp32: int, x: Tensor) -> str:
+    """The precision of a call that may run on these arithmetics."""
+    return _precision.named(fp32) if x.dtype is torch.float32 and x.is_cuda else _precision.DEFAULT
+
+
+def _linear_folded_cold(x: Tensor, weight: Tensor, *rest: Any) -> None:
+    *vectors, eps, fp32, strict, out = rest
+    folded = elementwise_kernels.fold_batch_norm(
+        checks.fold_batch_norm(x, vectors, eps, weight.shape[0])
+    ).unbind(0)
+    precision = _named(fp32, x)
+    entry.run_linear(
+        LinearCall(SCALE_BATCH_NORM, x, weight, None, folded, (), precision, strict=strict, out=out)
+    )
+
+
+def _elementwise_folded_cold(x: Tensor, *rest: Any) -> None:
+    *vectors, eps, out = rest
+    checks.rows_of_vectors(x)
+    folded = elementwise_kernels.fold_batch_norm(checks.fold_batch_norm(x, vectors, eps, x.shape[-1])).unbind(
+        0
+    )
+    execution.elementwise(ElementwiseCall(SCALE_BATCH_NORM, x, None, folded, (), out))
+
+
+def _reporting(run: Callable[..., Any]) -> Callable[..., Tensor | None]:
+    """`run`, but an error is returned, as text: the native module that calls it sees no exceptions."""
+
+    def cold(*args: Any) -> Tensor | None:
+        try:
+            run(*args)
+        except Exception as error:  # whatever it is, it becomes the operator's RuntimeError
+            return torch.frombuffer(bytearray(str(error).encode() or b"error"), dtype=torch.uint8)
+        return None
+
+    return cold
+
+
+def _linear_folded_fake(x: Tensor, weight: Tensor, *rest: Any) -> None:
+    *vectors, eps, _, _, out = rest
+    checks.linear(LinearCall(BIAS, x, weight, vectors[0], out=out))
+    checks.fold_batch_norm(x, vectors, eps, weight.shape[0])
+
+
+def _elementwise_folded_fake(x: Tensor, *rest: Any) -> None:
+    *vectors, eps, out = rest
+    checks.rows_of_vectors(x)
+    checks.elementwise(ElementwiseCall(BIAS, x, out=out))
+    checks.fold_batch_norm(x, vectors, eps, x.shape[-1])
+
+
+_OPERATORS: dict[str, tuple[Callable[..., Any], Callable[..., None]]] = {
+    "linear": (
+        lambda *args: entry.run_linear(_linear_call(*args)),
+        lambda *args: checks.linear(_linear_call(*args)),
+    ),
+    "linear_folded": (_linear_folded_cold, _linear_folded_fake),
+    "elementwise": (
+        lambda *args: execution.elementwise(_elementwise_call(*args)),
+        lambda *args: checks.elementwise(_elementwise_call(*args)),
+    ),
+    "elementwise_folded": (_elementwise_folded_cold, _elementwise_folded_fake),
+}
+_LIBRARY = torch.library.Library("epigemm", "IMPL")  # type: ignore[no-untyped-call]
+for _name, (_cold, _fake) in _OPERATORS.items():
+    _LIBRARY.impl(f"_{_name}_cold", _reporting(_cold), "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
+    torch.library.register_fake(f"epigemm::_{_name}_into", _fake, lib=_LIBRARY)

@@ -1,0 +1,290 @@
+"""Registers the operators' implementation, fake kernels, derivatives and vmap rules with torch.
+
+The schemas come from the native module; this is what makes `torch.ops.epigemm.*` right when called directly,
+under autograd, `torch.compile` and `torch.func`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+from epigemm._native import ops
+from epigemm.arguments import checks
+from epigemm.arguments.calls import ElementwiseCall, FoldCall, LinearCall
+from epigemm.autograd import gradient_products, gradients, nodes
+from epigemm.calls import elementwise_kernels, entry, execution
+from epigemm.epilogues.registry import compute_dtype
+from epigemm.operators import batching
+from epigemm.packs import weight_packs
+
+# --- arguments -> calls ----------------------------------------------------------------------------------------------
+
+
+def linear_call(
+    epilogue: str,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    operands: Sequence[Tensor] | None,
+    scalars: Sequence[float] | None,
+    precision: str,
+    pack: str = weight_packs.FIND,
+    strict: bool = False,
+    invariant: bool = False,
+) -> LinearCall:
+    """The arguments of `epigemm::linear`; AOTInductor's packages hand empty lists over as None."""
+    spec = checks.epilogue_named(epilogue, linear=True)
+    use = weight_packs.checked_use(pack)
+    return LinearCall(spec, x, weight, bias, operands or (), scalars or (), precision, use, strict, invariant)
+
+
+def linear_out_call(*arguments: Any) -> LinearCall:
+    """The arguments of `epigemm::linear_out`."""
+    *head, out = arguments[:8]
+    call = linear_call(*head, *arguments[8:])
+    return call._replace(out=out)
+
+
+def elementwise_call(
+    epilogue: str,
+    x: Tensor,
+    bias: Tensor | None,
+    operands: Sequence[Tensor] | None,
+    scalars: Sequence[float] | None,
+    out: Tensor | None = None,
+) -> ElementwiseCall:
+    """The arguments of `epigemm::elementwise` and `elementwise_out`."""
+    spec = checks.epilogue_named(epilogue, linear=False)
+    return ElementwiseCall(spec, x, bias, operands or (), scalars or (), out)
+
+
+def _fold_call(like: Tensor, *rest: Any) -> FoldCall:
+    return checks.fold_batch_norm(like, rest[:-1], rest[-1], None)
+
+
+# --- the operators ---------------------------------------------------------------------------------------------------
+
+
+class _Operator(NamedTuple):
+    """What an operator is made of."""
+
+    call: Callable[..., Any]  # its arguments as one object
+    fake: Callable[[Any], Tensor]  # the shape of its result, after a check of the arguments
+    implementation: Callable[[Any], Tensor]  # below autograd
+    plain: Callable[[Any], Tensor | None]  # makes the call if it is plain, else gives None
+    # with a node in autograd's graph, for plain tensors that nothing traces
+    recorded: Callable[[Any], Tensor]
+    save: Callable[[Any, Any, Tensor], None]  # saves what the derivative needs, for all others
+    backward: Callable[..., tuple[Any, ...]]  # the derivative, for all others
+
+
+def _linear_fake(call: LinearCall) -> Tensor:
+    call.epilogue.check_unchanged()
+    checks.linear(call)
+    return call.x.new_empty((*call.x.shape[:-1], call.weight.shape[0]))
+
+
+def _of_changing_weight(call: LinearCall) -> LinearCall:
+    """The call with no use of the pack of a weight that a gradient is asked for.
+
+    A weight with a gradient is about to change. Its pack would be made again in any case, and must not outlive a change
+    that nothing counts. So the operator lets it expire.
+    """
+    return call._replace(pack_use=weight_packs.NONE) if call.weight.requires_grad else call
+
+
+def _elementwise_fake(call: ElementwiseCall) -> Tensor:
+    call.epilogue.check_unchanged()
+    checks.elementwise(call)
+    return torch.empty_like(call.x)
+
+
+_OPERATORS = {
+    "linear": _Operator(
+        linear_call,
+        _linear_fake,
+        nodes.linear_forward,
+        lambda call: (
+            None if call.invariant or call.pack_use == weight_packs.NONE else entry.linear_operator(call)
+        ),
+        lambda call: nodes.linear(_of_changing_weight(call)),
+        gradients.save_linear,
+        gradients.linear_backward,
+    ),
+    "elementwise": _Operator(
+        elementwise_call,
+        _elementwise_fake,
+        nodes.elementwise_forward,
+        entry.elementwise_operator,
+        nodes.elementwise,
+        gradients.save_elementwise,
+        gradients.elementwise_backward,
+    ),
+    "fold_batch_norm": _Operator(
+        _fold_call,
+        lambda call: call.like.new_empty((2, call.columns), dtype=compute_dtype(call.like.dtype)),
+        elementwise_kernels.fold_batch_norm,
+        lambda call: None,  # the entry folds as a part of other calls
+        lambda call: torch.stack(nodes.fold_batch_norm(call)),
+        gradients.save_fold_batch_norm,
+        gradients.fold_batch_norm_backward,
+    ),
+}
+
+
+class _Library(torch.library.Library):
+    """torch's, except that the derivatives' kernels take a look at the arguments before they run the operator."""
+
+    def impl(self, op_name: Any, fn: Any, dispatch_key: str = "", **options: Any) -> None:
+        """As torch's: `register_autograd` comes here with the kernel that it has made."""
+        if dispatch_key == "Autograd" and op_name in _OPERATORS:
+            fn = _at_once(op_name, _traced_linear(fn) if op_name == "linear" else fn)
+        super().impl(op_name, fn, dispatch_key, **options)  # type: ignore[no-untyped-call]
+
+
+def _at_once(name: str, kernel: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """`kernel`, an autograd kernel, but past the rest of the dispatcher where nothing traces the call.
+
+    To get through it takes the host longer than the launch; compiled graphs make every call here. AOTInductor's
+    packages, which hand empty lists over as None, would not get through at all.
+    """
+    operator = _OPERATORS[name]
+
+    def autograd_kernel(keyset: Any, *args: Any) -> Tensor:
+        call = operator.call(*args)
+        found = operator.plain(call)
+        if found is not None:
+            return found
+        inputs = _tensors_in(args)
+        if not gradient_products.runs_directly(*inputs):
+            return kernel(keyset, *args)
+        _refuse_forward_mode(name)
+        if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in inputs):
+            return operator.recorded(call)
+        return operator.implementation(call)
+
+    return autograd_kernel
+
+
+def _traced_linear(kernel: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """`kernel`, the autograd kernel of `linear`: two operators where `gradients.keeps_product`.
+
+    Only here is it known of traced calls whether a gradient is asked for: below autograd no kernel sees it.
+    """
+
+    def autograd_kernel(keyset: Any, *args: Any) -> Tensor:
+        if not torch.is_grad_enabled():
+            return kernel(keyset, *args)
+        call = _of_changing_weight(linear_call(*args))
+        recorded = any(tensor is not None and tensor.requires_grad for tensor in call.inputs)
+        if not recorded or not gradients.keeps_product(call):
+            return kernel(keyset, *args[:7], *call.arguments[7:])
+        # The operators below would not know what is wrong with the call as a whole, or only when half of it has run.
+        checks.linear(call)
+        call = call.with_bias_in_product()
+        product: Tensor = ops.linear(*call.product().arguments)
+        result: Tensor = ops.elementwise(call.epilogue.name, product, None, call.operands, call.scalars)
+        return result
+
+    return autograd_kernel
+
+
+def _refuse_forward_mode(name: str) -> None:
+    # Below autograd the tangents cannot be seen any more: without this they would be dropped in silence.
+    if forward_ad._current_level >= 0:
+        raise NotImplementedError(
+            f"epigemm::{name}: got a call under forward-mode automatic differentiation; accepted is reverse mode"
+        )
+
+
+def _refuse_gradients(op: Any) -> Callable[..., None]:
+    """The autograd kernel of an operator that writes into `out`."""
+
+    def autograd_kernel(keyset: Any, *args: Any) -> None:
+        if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in _tensors_in(args)):
+            raise RuntimeError(
+                f"{op._opname}(): functions with out=... arguments don't support automatic differentiation, "
+                "but one of the arguments requires grad."
+            )
+        with torch._C._AutoDispatchBelowAutograd():
+            op.redispatch(keyset & torch._C._after_autograd_keyset, *args)
+
+    return autograd_kernel
+
+
+def _bump_version(op: Any) -> Callable[..., None]:
+    """The ADInplaceOrView kernel: whoever saved `out` for a backward pass must notice that it was written."""
+    out = [argument.name for argument in op._schema.arguments].index("out")
+
+    def adinplaceorview(keyset: Any, *args: Any) -> None:
+        execution.mark_written(args[out])
+        with torch._C._AutoDispatchBelowADInplaceOrView():
+            op.redispatch(keyset & torch._C._after_ADInplaceOrView_keyset, *args)
+
+    return adinplaceorview
+
+
+def _tensors_in(args: Sequence[Any]) -> list[Tensor]:
+    flat = [leaf for arg in args for leaf in (arg if isinstance(arg, (list, tuple)) else (arg,))]
+    return [leaf for leaf in flat if isinstance(leaf, Tensor)]
+
+
+_LIBRARY = _Library("epigemm", "IMPL")  # type: ignore[no-untyped-call]
+
+
+def _after(
+    call_of: Callable[..., Any], run: Callable[[Any], Any], name: str = "", *, has_result: bool = True
+) -> Callable[..., Any]:
+    """A kernel of arguments from one of a call; `name`: of an operator that forward mode is refused for."""
+
+    def kernel(*args: Any) -> Any:
+        if name:
+            _refuse_forward_mode(name)
+        result = run(call_of(*args))
+        return result if has_result else None
+
+    return kernel
+
+
+def _saving(operator: _Operator) -> Callable[..., None]:
+    """What `register_autograd` calls before a derivative."""
+
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        operator.save(ctx, operator.call(*inputs), output)
+
+    return setup_context
+
+
+def _register() -> None:
+    implement = _LIBRARY.impl
+    for name, operator in _OPERATORS.items():
+        call_of, qualified = operator.call, f"epigemm::{name}"
+        implement(name, _after(call_of, operator.implementation, name), "CompositeExplicitAutograd")
+        torch.library.register_fake(qualified, _after(call_of, operator.fake), lib=_LIBRARY)
+        torch.library.register_autograd(
+            qualified, operator.backward, setup_context=_saving(operator), lib=_LIBRARY
+        )
+    for name, call_of, check, run in (
+        ("linear_out", linear_out_call, checks.linear, execution.linear),
+        ("elementwise_out", elementwise_call, checks.elementwise, execution.elementwise),
+    ):
+        op = getattr(ops, name).default
+        implement(name, _after(call_of, run, has_result=False), "CompositeExplicitAutograd")
+        torch.library.register_fake(f"epigemm::{name}", _after(call_of, check), lib=_LIBRARY)
+        implement(name, _refuse_gradients(op), "Autograd", with_keyset=True)
+        implement(name, _bump_version(op), "ADInplaceOrView", with_keyset=True)
+    implement("linear", _after(linear_call, batching.linear_batched), "Batched")
+    for name, rule in (
+        ("linear", batching.vmap_rule(ops.linear)),
+        ("elementwise", batching.vmap_rule(ops.elementwise)),
+        ("fold_batch_norm", batching.fold_batch_norm_vmap),
+    ):
+        torch.library.register_vmap(f"epigemm::{name}", rule, lib=_LIBRARY)
+
+
+_register()

@@ -1,0 +1,143 @@
+"""`keep_packs`: plain calls keep the fp16 slices of their weights, as the layers of `epigemm.nn` do.
+
+`set_keep_packs` switches it for every thread, a `keep_packs` block for its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ContextDecorator
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+
+from epigemm.arguments import checks
+from epigemm.arguments.modes import Mode, Shared
+from epigemm.packs import weight_packs
+
+active = False
+"""Whether the mode is on in some thread. Where it is not, calls and Dynamo's guards read this and `traced` alone."""
+
+traced: bool | None = None
+"""What code under torch.compile has chosen: Dynamo follows a global that is set, but no lock and no thread-local."""
+
+_is_compiling = torch.compiler.is_compiling
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+
+_shared = Shared(__name__)
+_mode = Mode(_shared)
+
+
+def enabled() -> bool:
+    """Whether the mode is on for a call made here.
+
+    While torch.compile traces, a block outside of the compiled function counts as soon as any thread is in one: Dynamo
+    can guard by `active`, but by nothing that belongs to a thread.
+    """
+    if _is_compiling():
+        return active if traced is None else traced
+    return _mode.enabled(traced)
+
+
+def pack_use(weight: Tensor) -> str:
+    """What a plain call may do with its weight's pack.
+
+    A weight that is no parameter may have been made for this call alone.
+    """
+    return weight_packs.KEEP if enabled() and isinstance(weight, Parameter) else weight_packs.FIND
+
+
+def set_keep_packs(enabled: bool) -> None:
+    """Switch `keep_packs` for the whole process: every thread that is in no `keep_packs` block.
+
+    Args:
+        enabled: whether it is on.
+
+    Raises:
+        TypeError: `enabled` is not True or False.
+
+    Example:
+        >>> epigemm.set_keep_packs(True)
+        >>> epigemm.set_keep_packs(False)
+    """
+    checks.flag("enabled", enabled)
+    if _is_compiling():
+        _trace(enabled)
+        return
+    global traced
+    with _shared.lock:
+        traced = None
+        _shared.everywhere = enabled
+        _shared.update()
+
+
+class keep_packs(ContextDecorator):
+    """Let plain calls keep the fp16 slices of weights that are `torch.nn.Parameter`s: split once, not at every call.
+
+    Matches the same calls without it. It does for the functions of epigemm what the layers of `epigemm.nn` do by
+    themselves. Fused models are not concerned: `epigemm.fuse(model, keep_packs=True)` does it for those.
+
+    A context manager, for its block and the current thread, and a decorator, for each call of the function; blocks
+    may be nested. Code under torch.compile may have it, without graph breaks. A compiled function is compiled again
+    when it is first called with the mode on around it, in whichever thread.
+
+    Slices belong to the weight, are freed with it, and are made again when it has changed. Leaving the mode frees
+    nothing: later calls outside of it use slices that are current, and make none. After writes that torch does not
+    count, such as `weight.data.add_(...)`, call `epigemm.pack(weight).repack()` (see `epigemm.packs`). Nothing is kept
+    of weights that a gradient is asked for or that are no Parameters, and nothing where fp32 products do not run on
+    fp16 slices (CPUs, GPUs other than Hopper, small K).
+
+    Memory, for an fp32 weight `[N, K]`: `2 bytes * 2 slices * N * K`, as many bytes as the weight itself; at precision
+    "high" `2 bytes * 1 slice * N * K`, half of that. K is rounded up to a multiple of 64, at "high" of 8, and 8 bytes a
+    row come on top. A weight that is used at both precisions has both.
+
+    Args:
+        enabled: False: calls in the block make no slices to be kept.
+
+    Raises:
+        TypeError: `enabled` is not True or False; or a generator or coroutine function was decorated, whose body would
+            run outside of the mode.
+
+    Example:
+        >>> layer = torch.nn.Linear(64, 32)
+        >>> with torch.no_grad(), epigemm.keep_packs():
+        ...     epigemm.linear_relu(torch.randn(8, 64), layer.weight, layer.bias).shape
+        torch.Size([8, 32])
+    """
+
+    def __init__(self, enabled: bool = True) -> None:
+        checks.flag("enabled", enabled)
+        self._enabled = enabled
+        self._before: list[bool | None] = []  # what `traced` was before blocks that a compiler saw
+
+    def __enter__(self) -> keep_packs:
+        if _is_compiling():
+            self._before.append(_trace(self._enabled))
+        else:
+            _mode.enter(self._enabled)
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        # By what __enter__ did: after a graph break inside of the block nothing is traced any more.
+        if self._before:
+            _trace(self._before.pop())
+        else:
+            _mode.exit()
+
+    def __call__(self, func: _Function) -> _Function:
+        """`func`, run inside the mode."""
+        checks.runs_when_called(func, "with epigemm.keep_packs():")
+        return super().__call__(func)
+
+    def _recreate_cm(self) -> keep_packs:
+        return keep_packs(self._enabled)  # calls of a decorated function share no object
+
+
+def _trace(choice: bool | None) -> bool | None:
+    """Switch in code that a compiler traces; what was before."""
+    global traced
+    before, traced = traced, choice
+    return before

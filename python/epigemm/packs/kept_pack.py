@@ -1,0 +1,103 @@
+"""The fp16 slices of one weight: where they are, what the weight was when they were made, and who may read them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from epigemm._native import operator
+from epigemm.cuda_graphs import capturing
+
+_Mark = tuple[Any, ...]
+_split_rows_out = operator("_split_rows_out")
+
+
+class KeptPack:
+    """The slices of one weight: the buffer, and what the weight was when they were made.
+
+    Attributes:
+        buffer: uint8, `pack_bytes` long.
+        frozen: made on purpose; a captured CUDA graph may read it.
+    """
+
+    def __init__(self, buffer: Tensor, slices: int) -> None:
+        self.buffer = buffer
+        self.frozen = False
+        self._slices = slices
+        self._mark: _Mark | None = None
+        # storage and address of the weight, also of one that has changed
+        self._place: tuple[int, int] | None = None
+        # Holds the storage's identity, not its memory: no later storage can pass for it.
+        self._storage: StorageWeakRef | None = None
+        self._seen: int | None = None
+        self._written: Any = None  # the event behind the kernel that wrote the buffer
+        self._ready: set[int] = set()  # streams that run after it
+
+    def is_current(self, weight: Tensor) -> bool:
+        """Whether the weight is as it was when the buffer was written."""
+        return self._mark == _mark(weight)
+
+    def has_moved(self, weight: Tensor) -> bool:
+        """Whether the weight stood elsewhere when the buffer was written."""
+        return self._place != _place(weight)
+
+    def is_settled(self, weight: Tensor) -> bool:
+        """Whether the last call on this stale pack saw the weight as it is now."""
+        return self._seen == weight._version
+
+    def see(self, weight: Tensor) -> None:
+        """Remember what a call that did without this stale pack saw."""
+        self._seen = weight._version
+
+    def expire(self) -> None:
+        """The weight was written, or is about to be, where its version counter may not show it."""
+        self._mark = self._seen = None
+
+    def write(self, weight: Tensor) -> None:
+        """Split the weight into the buffer, on the current stream.
+
+        Nothing here waits for readers of what was in it. A weight is written where it stands by whoever has waited for
+        its readers, which are the pack's readers too; unchanged, it gives the same bits again. One that stands
+        elsewhere has waited for nobody: see `keep`.
+        """
+        self._mark = None
+        mark = _mark(weight)
+        storage = StorageWeakRef(weight.untyped_storage())  # type: ignore[no-untyped-call]
+        _split_rows_out(weight, self._slices, self.buffer)
+        if weight.is_cuda:
+            stream = torch.cuda.current_stream(weight.device)
+            if stream.cuda_stream not in self._ready:
+                self.buffer.record_stream(stream)
+            self._written = stream.record_event()
+            self._ready = {stream.cuda_stream}
+        self._storage, self._place, self._mark = storage, _place(weight), mark
+
+    def read(self) -> Tensor:
+        """The buffer, for a kernel that is launched next on the current stream."""
+        if self._written is not None:
+            device = self.buffer.device
+            if torch._C._cuda_getCurrentRawStream(device.index) not in self._ready:
+                self._join(device)
+        return self.buffer
+
+    def _join(self, device: torch.device) -> None:
+        # Inside a capture nothing outside may be waited for: whoever captures has synchronised before, as
+        # torch.cuda.graph does, and replays come later still.
+        if capturing(device):
+            return
+        stream = torch.cuda.current_stream(device)
+        stream.wait_event(self._written)
+        self.buffer.record_stream(stream)
+        self._ready.add(stream.cuda_stream)
+
+
+def _place(weight: Tensor) -> tuple[int, int]:
+    storage: int = weight.untyped_storage()._cdata
+    return storage, weight.data_ptr()
+
+
+def _mark(weight: Tensor) -> _Mark:
+    return *_place(weight), weight._version, weight.shape, weight.stride()

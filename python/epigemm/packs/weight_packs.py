@@ -1,0 +1,297 @@
+"""The packs of weights: found, made, made again and forgotten, by the identity of the weight's tensor object."""
+
+from __future__ import annotations
+
+import functools
+import sys
+import threading
+import weakref
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from epigemm.arguments import checks
+from epigemm.arguments import precision as _precision
+from epigemm.arguments.calls import FIND as FIND
+from epigemm.arguments.calls import KEEP as KEEP
+from epigemm.arguments.calls import NONE as NONE
+from epigemm.arguments.calls import LinearCall
+from epigemm.cuda_graphs import capturing as capturing
+from epigemm.epilogues.registry import BIAS
+from epigemm.packs.kept_pack import KeptPack as KeptPack  # "as": users of this module take both from here
+from epigemm.planning import decisions, plans
+
+SLICES = {_precision.SPLIT: 2, _precision.SCALED: 1}
+"""The arithmetics on fp16 slices and how many slices each has. They do not share packs."""
+
+_USES = (KEEP, FIND, NONE)
+
+_SECTION = 256
+_INTERLEAVE = 64
+_MANY_ROWS = 8192  # a weight that dispatch does not pack for this many rows of x is not worth packing
+
+
+def _round_up(size: int, multiple: int) -> int:
+    return -(-size // multiple) * multiple
+
+
+def checked_use(pack: str) -> str:
+    """An operator's `pack`; ValueError unless it is one of the accepted."""
+    if pack not in _USES:
+        raise ValueError(f"pack: got {pack!r}; accepted are {', '.join(map(repr, _USES))}")
+    return pack
+
+
+@functools.lru_cache(maxsize=8192)
+def pack_bytes(rows: int, columns: int, slices: int) -> int:
+    """Bytes of a [rows, columns] matrix in slices, as csrc/gemm/sm90_fp16x3/layout.h lays it out.
+
+    Scales, statistics and counts of the rows, then the slices, each section of whole 256 bytes.
+    """
+    padded = _round_up(columns, _INTERLEAVE if slices == 2 else 8)
+    return 3 * _round_up(4 * rows, _SECTION) + _round_up(2 * slices * rows * padded, _SECTION)
+
+
+class _Owner:
+    """A weight, weakly, and its packs by number of slices."""
+
+    def __init__(self, weight: Tensor) -> None:
+        key = id(weight)
+        self.weight = weakref.ref(weight, lambda reference: _forget(key, reference))
+        self.packs: dict[int, KeptPack] = {}
+
+
+# By id: a weakref dictionary would cost microseconds a call. An id is reused only after `_forget` ran.
+_owners: dict[int, _Owner] = {}
+_lock = threading.RLock()
+_watching_optimisers = False
+
+
+def _forget(key: int, reference: Any) -> None:
+    # Without the lock: the collector may call this anywhere, and each step is one bytecode.
+    owner = _owners.get(key)
+    if owner is not None and owner.weight is reference:
+        _owners.pop(key, None)
+
+
+def find(weight: Tensor, slices: int) -> KeptPack | None:
+    """The weight's kept pack, current or not."""
+    owner = _owners.get(id(weight))
+    if owner is None or owner.weight() is not weight:
+        return None
+    return owner.packs.get(slices)
+
+
+def keep(weight: Tensor, slices: int, *, frozen: bool = False, rewrite: bool = False) -> KeptPack:
+    """The weight's kept pack, made or made again where it is not current.
+
+    It keeps its memory, which captured graphs may read if the pack is frozen. One exception: if the weight is in other
+    memory by now (`weight.data = other`), a product on another stream may still read the old slices, and nothing has
+    ordered this stream behind it. A pack that is not frozen gets new memory then.
+
+    Raises:
+        torch.OutOfMemoryError: no memory for a new pack.
+    """
+    with _lock, torch.no_grad():
+        found = find(weight, slices)
+        size = pack_bytes(weight.shape[0], weight.shape[1], slices)
+        if found is not None:
+            fits = found.buffer.shape[0] == size and found.buffer.device == weight.device
+            if not fits or (found.has_moved(weight) and not found.frozen):
+                del _owner_of(weight).packs[slices]  # before the new one takes its memory
+                found = None
+        if found is None:
+            found = KeptPack(_allocate(size, weight.device), slices)
+            rewrite = True
+        if rewrite or not found.is_current(weight):
+            found.write(weight)
+        found.frozen = found.frozen or frozen
+        _owner_of(weight).packs[slices] = found
+        return found
+
+
+def drop(weight: Tensor) -> None:
+    """Forget the weight's packs and free their memory."""
+    with _lock:
+        if kept(weight):
+            _owners.pop(id(weight), None)
+
+
+def expire(weight: Tensor) -> None:
+    """Have the weight's packs made again before their next use."""
+    owner = _owners.get(id(weight))
+    if owner is not None and owner.weight() is weight:
+        for pack in list(owner.packs.values()):
+            pack.expire()
+
+
+def kept(weight: Tensor) -> dict[int, KeptPack]:
+    """The weight's kept packs by number of slices."""
+    owner = _owners.get(id(weight))
+    return dict(owner.packs) if owner is not None and owner.weight() is weight else {}
+
+
+def _owner_of(weight: Tensor) -> _Owner:
+    global _watching_optimisers
+    owner = _owners.get(id(weight))
+    if owner is None or owner.weight() is not weight:
+        owner = _owners[id(weight)] = _Owner(weight)
+    if not _watching_optimisers:
+        register_optimizer_step_post_hook(_after_optimiser_step)
+        _watching_optimisers = True
+    return owner
+
+
+def _after_optimiser_step(optimiser: Any, args: Any, kwargs: Any) -> None:
+    # Fused optimisers write parameters without counting it as a new version.
+    for group in optimiser.param_groups if _owners else ():
+        for parameter in group["params"]:
+            expire(parameter)
+
+
+def _allocate(size: int, device: torch.device) -> Tensor:
+    # No inference tensor: it will be written again, outside of inference mode.
+    with torch.inference_mode(False):
+        if device.type != "cuda":
+            return torch.empty(size, dtype=torch.uint8, device=device)
+        # The current thread may be allocating from the private pool of a CUDA graph that is being warmed up
+        # (torch.compile does that), where nothing may outlive the call. Another thread is not.
+        with ThreadPoolExecutor(max_workers=1) as elsewhere:
+            buffer = elsewhere.submit(_allocate_on_default_stream, size, device).result()
+        home, stream = torch.cuda.default_stream(device), torch.cuda.current_stream(device)
+        if stream != home:
+            stream.wait_stream(home)
+            buffer.record_stream(stream)
+        return buffer
+
+
+def _allocate_on_default_stream(size: int, device: torch.device) -> Tensor:
+    with torch.inference_mode(False), torch.cuda.stream(torch.cuda.default_stream(device)):
+        return torch.empty(size, dtype=torch.uint8, device=device)
+
+
+def _is_packable(weight: Tensor) -> bool:
+    """Whether kernels run on slices of it, and its changes are seen."""
+    right = weight.dtype == torch.float32 and weight.dim() == 2 and weight.layout == torch.strided
+    return right and not weight.is_inference() and plans.has_gpu_kernels(weight)
+
+
+def _worth_packing(weight: Tensor, precision: str) -> int | None:
+    """The number of slices that some call on this weight would run on, at `precision`."""
+    if plans.no_gemm_kernels():
+        return None
+    n, k = weight.shape
+    x, like = torch.empty(_MANY_ROWS, k, device="meta"), torch.empty(n, k, device="meta")
+    costs = sum(decisions.NO_COST << shift for shift in decisions.SHIFTS.values())
+    code = _precision.code(precision, weight.device.type)
+    found = decisions.decide(LinearCall(BIAS, x, like), code, costs, weight)
+    return SLICES[decisions.arithmetic(found)] if decisions.way(found) == decisions.SLICES else None
+
+
+def repack(weight: Tensor, precision: str | None) -> None:
+    """Split the weight again into every pack that is kept of it, and into the one that `precision` asks for.
+
+    Raises:
+        RuntimeError: the current stream is being captured into a CUDA graph.
+        torch.OutOfMemoryError: no memory for a pack that is not there yet.
+    """
+    # A compiled function breaks its graph here. Without a compiler at work there is nothing to import it for.
+    compiler = sys.modules.get("torch._dynamo")
+    run = _repack if compiler is None else compiler.disable(_repack)
+    run(weight, precision)
+
+
+def _repack(weight: Tensor, precision: str | None) -> None:
+    wanted = None
+    if _is_packable(weight):
+        wanted = _worth_packing(weight, _precision.DEFAULT if precision is None else precision)
+    else:
+        drop(weight)
+    slices = set(kept(weight)) | ({wanted} if wanted else set())
+    if not slices:
+        return
+    if capturing(weight.device):
+        raise RuntimeError(
+            "repack: got a call under CUDA graph capture; accepted is one before it. A captured call on a weight "
+            "that was not packed on purpose splits it at every replay by itself."
+        )
+    for count in sorted(slices):
+        keep(weight, count, frozen=True, rewrite=True)
+
+
+class PackedWeight:
+    """A weight together with its fp16 slices: accepted wherever a linear function takes a weight.
+
+    Every linear function accepts it in place of `weight` and then finds the slices instead of making them. The
+    pack is kept as long as the weight lives, is shared by everything that uses the same tensor object, and is
+    made again, into the same memory, when the weight has changed (see `epigemm.packs` for the changes
+    that torch does not count and that need `repack()`). Where fp32 products do not run on fp16 slices (CPUs,
+    GPUs other than Hopper, small K) nothing is held and calls run as on the weight itself. Copies and
+    pickles hold a weight and make a pack of their own.
+
+    Args:
+        weight: fp32 `[N, K]`, a `torch.nn.Parameter` or any other strided tensor.
+        precision: that of the calls to come; None follows torch's setting.
+
+    Raises:
+        TypeError: `weight` is no tensor, or `precision` no string.
+        ValueError: unknown precision.
+        RuntimeError: `weight` is not fp32, not two-dimensional or not strided.
+        torch.OutOfMemoryError: no memory for the pack.
+
+    Example:
+        >>> packed = epigemm.PackedWeight(torch.randn(32, 64))
+        >>> epigemm.linear_relu(torch.randn(8, 64), packed).shape
+        torch.Size([8, 32])
+    """
+
+    def __init__(self, weight: Tensor, precision: str | None = None) -> None:
+        checks.packable(weight)
+        self._weight = weight
+        self._precision = None if precision is None else checks.precision(precision)
+        self.repack()
+
+    @property
+    def weight(self) -> Tensor:
+        """The tensor object that was given."""
+        return self._weight
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that are held for the weight's slices: about as many as for the weight; 0 where none are."""
+        return sum(pack.buffer.nbytes for pack in kept(self._weight).values())
+
+    def repack(self) -> None:
+        """Split the weight again, into the same memory: CUDA graphs that were captured with the pack see it.
+
+        Frees it where the weight has left the reach of the kernels, by its dtype or device.
+
+        Raises:
+            RuntimeError: the current stream is being captured into a CUDA graph.
+        """
+        repack(self._weight, self._precision)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return PackedWeight, (self._weight, self._precision)
+
+    def __repr__(self) -> str:
+        return f"PackedWeight(shape={list(self._weight.shape)}, device={self._weight.device}, nbytes={self.nbytes})"
+
+
+def pack(weight: Tensor, *, precision: str | None = None) -> PackedWeight:
+    """Split an fp32 weight into fp16 slices, once, for the calls to come.
+
+    Matches the weight itself in every linear function: `epigemm.linear(x, epigemm.pack(weight))` is
+    `epigemm.linear(x, weight)`, without splitting the weight at each call.
+
+    Arguments and errors are those of `PackedWeight`.
+
+    Example:
+        >>> packed = epigemm.pack(torch.randn(32, 64))
+        >>> epigemm.linear(torch.randn(8, 64), packed).shape
+        torch.Size([8, 32])
+    """
+    return PackedWeight(weight, precision)

@@ -1,0 +1,323 @@
+"""Measured choices on disk, the user's cache, and the planner's copy of them.
+
+A file belongs to one kind of GPU and one set of kernels. What is wrong with it is never the caller's problem: the cost
+model decides where no measurement is to be had.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import re
+import tempfile
+import threading
+import warnings
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from epigemm._native import build_info, ops
+from epigemm.epilogues import registry
+
+FORMAT = 2
+ELEMENTS = ("float16", "bfloat16", "float32")
+ARITHMETICS = ("ieee", "tf32", "split", "scaled")
+
+Key = tuple[str, str, str, bool, bool, bool, int, int, int]
+
+
+@dataclass(frozen=True)
+class Entry:
+    """The best fused plan for one kind of call, and how it compares with the fallback."""
+
+    epilogue: str  # its name. Of one that is made at run time it holds a digest of the functor
+    dtype: str  # of x: "float16", "bfloat16" or "float32"
+    arithmetic: str  # "ieee" for 16 bits; "tf32", "split" or "scaled" for fp32
+    packed: bool  # on fp16 slices: whether the weight's were there already
+    bias: bool  # whether there was one
+    tf32_allowed: bool  # fp32: whether torch's GEMM could use TF32
+    m: int  # rows of x: it decides for calls of exactly so many
+    n: int  # rows of the weight
+    k: int  # columns of x and the weight
+    plan: tuple[int, ...]  # family, tile, raster, swizzle, splits
+    fused_us: float  # microseconds of a call with this plan
+    torch_us: float  # microseconds of the fallback. The faster one runs
+
+    @property
+    def key(self) -> Key:
+        """The kind of call that it was measured for."""
+        flags = (self.packed, self.bias, self.tf32_allowed)
+        return (self.epilogue, self.dtype, self.arithmetic, *flags, self.m, self.n, self.k)
+
+    @classmethod
+    def from_json(cls, value: Any) -> Entry:
+        """The entry that a file holds, perhaps of an epilogue that is not made yet; ValueError where it is none."""
+        if not isinstance(value, dict) or set(value) != {each.name for each in fields(cls)}:
+            raise ValueError(f"an entry must be an object with {[each.name for each in fields(cls)]}")
+        for names, fits, accepted in _ACCEPTED:
+            for name in names:
+                if not fits(value[name]):
+                    raise ValueError(f"{name} must be {accepted}, got {value[name]!r}")
+        entry = cls(**{**value, "plan": tuple(value["plan"])})
+        entry.row(_checked_number(entry.epilogue))
+        return entry
+
+    def to_json(self) -> dict[str, Any]:
+        """As `from_json` takes it."""
+        return {each.name: getattr(self, each.name) for each in fields(self)}
+
+    def row(self, epilogue: int) -> list[int]:
+        """As `_load_measured` takes it, with the epilogue's number; ValueError for names that it does not know."""
+        indices = [epilogue, ELEMENTS.index(self.dtype), ARITHMETICS.index(self.arithmetic)]
+        flags = [int(flag) for flag in (self.packed, self.bias, self.tf32_allowed)]
+        times = [round(1e3 * us) for us in (self.fused_us, self.torch_us)]
+        return [*indices, *flags, self.m, self.n, self.k, *self.plan, *times]
+
+
+_MADE = re.compile(r".+\.[0-9a-f]{16}")
+"""The names of epilogues that are made at run time: see `epigemm.epilogues.traced`."""
+
+
+def _number(name: str) -> int | None:
+    """An epilogue's number in this process; None where it is not known here."""
+    epilogue = registry.named(name)
+    return None if epilogue is None else epilogue.number
+
+
+def _checked_number(name: Any) -> int:
+    """A number to check an entry with: its epilogue's, or any where that one may still be made."""
+    if not isinstance(name, str):
+        raise ValueError(f"epilogue must be a name, got {name!r}")
+    number = _number(name)
+    if number is None and not _MADE.fullmatch(name):
+        raise ValueError(f"there is no epilogue {name!r}")
+    return number or 0
+
+
+_NO_DEVICE = -1  # rows for it are checked and put nowhere
+_LEAST_US, _MOST_US = 1e-3, 1e12  # whole nanoseconds that an int64 holds
+_ACCEPTED: tuple[tuple[tuple[str, ...], Callable[[Any], bool], str], ...] = (
+    (("plan",), lambda v: isinstance(v, list) and [type(each) for each in v] == [int] * 5, "five integers"),
+    (("m", "n", "k"), lambda v: type(v) is int and 0 < v < 2**31, "a positive integer"),
+    (("packed", "bias", "tf32_allowed"), lambda v: type(v) is bool, "true or false"),
+    (
+        ("fused_us", "torch_us"),
+        lambda v: type(v) in (int, float) and _LEAST_US <= v < _MOST_US,
+        "a time in microseconds",
+    ),
+)
+"""What a file's entry must have: names of fields, a test of the value, words for what fits."""
+
+Entries = dict[Key, Entry]
+
+
+# --- where -----------------------------------------------------------------------------------------------------------
+
+
+def cache_dir() -> Path:
+    """The folder of the user's caches: `EPIGEMM_CACHE_DIR`, else epigemm's in `XDG_CACHE_HOME` or ~/.cache."""
+    if chosen := os.environ.get("EPIGEMM_CACHE_DIR"):
+        return Path(chosen)
+    if shared := os.environ.get("XDG_CACHE_HOME"):
+        return Path(shared) / "epigemm"
+    try:
+        return Path.home() / ".cache" / "epigemm"
+    except RuntimeError:  # a user without a home
+        return Path(tempfile.gettempdir()) / "epigemm"
+
+
+def slug(gpu: str) -> str:
+    """A GPU's name as part of a file name: "NVIDIA H200" -> "nvidia-h200"."""
+    return re.sub(r"[^a-z0-9]+", "-", gpu.lower()).strip("-")
+
+
+def cache_path(gpu: str) -> Path:
+    """The file of the user's cache for one kind of GPU and this very set of kernels."""
+    info = build_info()
+    return cache_dir() / f"{slug(gpu)}-{info['version']}-{info['tiles_fingerprint']}-{FORMAT}.json"
+
+
+def _outdated(path: Path, gpu: str) -> Path | None:
+    """Where this build has no cache: the one that another version, or a build of other kernels, has left."""
+    if path.exists():
+        return None
+    start = f"{slug(gpu)}-"
+    # A version begins with digits and a point: "nvidia-h100-80gb-hbm3-..." is not of an "NVIDIA H100".
+    others = (
+        each
+        for each in path.parent.glob(f"{start}*.json")
+        if re.match(r"\d+\.\d", each.name.removeprefix(start))
+    )
+    return max(others, default=None)
+
+
+# --- reading and writing ---------------------------------------------------------------------------------------------
+
+
+def read(path: Path, gpu: str) -> Entries:
+    """What a file holds for a GPU of this name; nothing where there is none.
+
+    Raises:
+        ValueError: it is damaged, of another format, for another GPU or for other kernels.
+        OSError: it cannot be read.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return {}
+    try:
+        table = json.loads(text)
+    except RecursionError as error:
+        raise ValueError("too deeply nested") from error
+    if not isinstance(table, dict) or type(table.get("format")) is not int:
+        raise ValueError("it must be an object with the number of its format")
+    if table["format"] != FORMAT:
+        raise ValueError(f"it is of format {table['format']}, this version reads format {FORMAT}")
+    if table.get("gpu") != gpu:
+        raise ValueError(f"it was measured on {table.get('gpu')!r}, not on {gpu!r}")
+    if table.get("kernels") != build_info()["tiles_fingerprint"]:
+        raise ValueError("it was measured with other kernels than those of this build")
+    if not isinstance(table.get("entries"), list):
+        raise ValueError("it must have a list of entries")
+    entries = [Entry.from_json(value) for value in table["entries"]]
+    try:
+        _install(_NO_DEVICE, [entry.row(_checked_number(entry.epilogue)) for entry in entries])
+    except RuntimeError as error:
+        raise ValueError(str(error)) from error
+    return {entry.key: entry for entry in entries}
+
+
+def write(path: Path, gpu: str, entries: Entries) -> None:
+    """Put a whole file in place at once: a reader sees the old one or the new one."""
+    info = build_info()
+    about = {"format": FORMAT, "gpu": gpu, "epigemm": info["version"], "kernels": info["tiles_fingerprint"]}
+    lines = [json.dumps(entries[key].to_json()) for key in sorted(entries)]
+    text = json.dumps({**about, "torch": torch.__version__})[:-1]
+    text += ', "entries": [\n' + ",\n".join(lines) + "\n]}\n"
+    write_whole(path, text.encode())
+
+
+def write_whole(path: Path, data: bytes) -> None:
+    """Put a whole file in place at once: a reader sees none, the old one or the new one."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name[:16], suffix=".tmp")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+        Path(temporary).chmod(0o644)
+        Path(temporary).replace(path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+def merge(path: Path, gpu: str, entries: Iterable[Entry]) -> None:
+    """Add entries to a file, beside other processes that do so too; a damaged file is begun anew."""
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)  # linked kernels lie there too
+    with path.with_suffix(".lock").open("a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # let go when the file is closed
+        try:
+            known = read(path, gpu)
+        except ValueError:
+            known = {}
+        write(path, gpu, {**known, **{entry.key: entry for entry in entries}})
+
+
+# --- the planner's copy ----------------------------------------------------------------------------------------------
+
+_lock = threading.RLock()
+_waiting: dict[str, dict[tuple[int, Key], Entry]] = {}  # by the name of an epilogue that is not made yet
+
+
+def load(device: int) -> None:
+    """Give the planner what the user has measured on a CUDA device."""
+    gpu = torch.cuda.get_device_name(device)
+    path = cache_path(gpu)
+    try:
+        install(device, read(path, gpu).values())
+        outdated = _outdated(path, gpu)
+    except (OSError, ValueError, RuntimeError) as error:
+        _warn_once(path, f"the measured choices in {path} are ignored: {_first_line(error)}")
+        return
+    if outdated is not None:
+        _warn_once(
+            path,
+            f"the measured choices in {outdated} are ignored: another version or other kernels left them",
+        )
+
+
+def install(device: int, entries: Iterable[Entry]) -> None:
+    """Give the planner measured choices for a CUDA device; RuntimeError for plans that this build does not have.
+
+    Those of an epilogue that is not made yet wait for it.
+    """
+    rows = []
+    with _lock:
+        for entry in entries:
+            number = _number(entry.epilogue)
+            if number is None:
+                _waiting.setdefault(entry.epilogue, {})[device, entry.key] = entry
+            else:
+                rows.append(entry.row(number))
+        _install(device, rows)
+
+
+def _made(name: str) -> None:
+    """Give the planner what was measured with an epilogue, which is there from now on."""
+    with _lock:
+        for (device, _), entry in _waiting.pop(name, {}).items():
+            try:
+                install(device, [entry])
+            except RuntimeError as error:
+                _warn_once(Path(name), f"what was measured with {name} is ignored: {_first_line(error)}")
+
+
+registry.WHEN_MADE.append(_made)
+
+
+def _install(device: int, rows: Iterable[list[int]]) -> None:
+    numbers = [number for row in rows for number in row]
+    if numbers:
+        ops._load_measured(device, numbers)
+
+
+def remember(device: int, entries: Iterable[Entry]) -> None:
+    """Give the planner new measurements, and keep them in the user's cache where that can be written."""
+    entries = list(entries)
+    if not entries:
+        return
+    install(device, entries)
+    gpu = torch.cuda.get_device_name(device)
+    path = cache_path(gpu)
+    try:
+        merge(path, gpu, entries)
+    except OSError as error:
+        _warn_once(
+            path.parent, f"measured choices last as long as this process: {path} cannot be written: {error}"
+        )
+
+
+def source_text(source: str, plan: Mapping[str, Any]) -> str:
+    """Where a choice comes from, for people: "model" or "cache" as the planner says it."""
+    if source == "cache":
+        return "measured on this GPU (cache)"
+    if plan.get("is_speed_assumed"):
+        return "cost model, for a device that does not tell its speed: an H100's is assumed"
+    return "cost model"
+
+
+_warned: set[Path] = set()
+
+
+def _warn_once(about: Path, message: str) -> None:
+    if about not in _warned:
+        _warned.add(about)
+        warnings.warn(f"epigemm: {message}", RuntimeWarning, stacklevel=2)
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]

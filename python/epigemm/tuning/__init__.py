@@ -1,0 +1,8 @@
+"""`epigemm.tune`: measures the plans of a call, and has the planner know the fastest.
+
+Imports: `explain`, `calls`, `planning`. Taken by nobody.
+"""
+
+from epigemm.tuning.tuner import Tuning, tune
+
+__all__ = ["Tuning", "tune"]

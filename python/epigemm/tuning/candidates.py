@@ -1,0 +1,198 @@
+"""The ways to run one call: every plan of the fused kernels that cover it, and the fallback, ready to be timed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from functools import partial
+from itertools import product
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from epigemm._native import ops
+from epigemm.arguments import precision as _precision
+from epigemm.arguments.calls import LinearCall
+from epigemm.calls import execution, fallback, linked_elementwise, weight_slices
+from epigemm.linking import loading
+from epigemm.packs import weight_packs
+from epigemm.planning import decisions, plans
+
+TORCH: tuple[int, ...] = ()
+"""In place of a plan: the fallback, torch's GEMM and one elementwise kernel where that does not do everything."""
+
+_fused_linear_out = ops._fused_linear_out.default
+_split_linear_out = ops._split_linear_out.default
+_missing_for_plan = ops._missing_for_plan.default
+SWAP_AB = "sm90_swap_ab"
+"""The family of kernels whose tiles are walked in one order only."""
+_RASTERS = ("along_m", "along_n")
+_HOPELESS = 1.7  # times the best predicted time
+
+
+def on_random_x(call: LinearCall) -> LinearCall:
+    """The same call on one matrix of random x, and with ones for the epilogue's further vectors and scalars.
+
+    Matrices stay: how one lies decides what reads it.
+    """
+    device, dtype = call.x.device, call.x.dtype
+    generator = torch.Generator(device).manual_seed(0)
+    x = torch.randn((call.rows, call.weight.shape[1]), generator=generator, device=device, dtype=dtype)
+    operands = [each if each.dim() == 2 else torch.ones_like(each) for each in call.operands]
+    return call._replace(x=x, operands=operands, out=None)
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One of the ways: `plan` is `TORCH` or family, tile, raster, swizzle and splits."""
+
+    plan: tuple[int, ...]
+    text: str
+    run: Callable[[], Tensor]
+
+
+class Kind(NamedTuple):
+    """What tells one family of kernels from another."""
+
+    arithmetic: str  # what they multiply in
+    packed: bool  # on fp16 slices: whether the weight's count as there already
+    tf32_allowed: bool  # fp32: whether torch's GEMM may use TF32
+    source: str  # where the planner's choice among them comes from: "model" or "cache"
+
+
+@dataclass(frozen=True)
+class Family:
+    """The kernels of one arithmetic, and what they stand against."""
+
+    kind: Kind  # which ones
+    candidates: list[Candidate]  # every plan whose kernels are there
+    fallback: Candidate  # torch's GEMM, and what goes with it
+    # torch's fp32 setting under which the fallback is to be timed
+    setting: Callable[[], AbstractContextManager[None]]
+    now: tuple[int, ...] = TORCH  # the plan that runs at present; `TORCH` where that is the fallback
+    left_out: tuple[str, ...] = ()  # why other plans are no candidates: their kernels could not be linked
+
+
+def families(call: LinearCall, *, within: float = _HOPELESS) -> Iterator[Family]:
+    """Each arithmetic that the call may run in and whose kernels cover it, in the order in which they are tried.
+
+    The epilogue is linked into the kernels of all of them before the first is given. Plans that are predicted to take
+    more than `within` times the best are no candidates.
+    """
+    call = call._replace(out=call.new_out())
+    order = decisions.order(call)
+    every = [_planned(call, order, found, within) for found in execution.considered(call)]
+    planned = [each for each in every if each.plans and not plans.no_gemm_kernels()]
+    why_not = _link(call, planned)
+    for each in planned:
+        yield _family(call, order, each, why_not)
+
+
+class _Planned(NamedTuple):
+    """One arithmetic's plans, with their descriptions, and the one that runs at present."""
+
+    kind: Kind
+    plans: dict[tuple[int, ...], str]
+    now: tuple[int, ...]
+
+
+_Reasons = dict[tuple[str, tuple[int, ...]], str]  # by arithmetic and plan
+
+
+def _planned(
+    call: LinearCall, order: _precision.Order, found: execution.Considered, within: float
+) -> _Planned:
+    on_slices, answer = found.choice is not None, found.plan
+    # The planner compares the fused TF32 kernel with a TF32 GEMM, whatever torch's setting is.
+    tf32_allowed = call.x.dtype == torch.float32 and (order.tf32_allowed or not on_slices)
+    kind = Kind(found.arithmetic, on_slices and found.packed, tf32_allowed, answer["source"])
+    now = tuple(answer.get("plan", TORCH))
+    return _Planned(kind, _every_plan(answer["candidates"], now, within), now)
+
+
+def _link(call: LinearCall, planned: Sequence[_Planned]) -> _Reasons:
+    """Link what all plans and the fallback take, side by side; why some plans cannot run then."""
+    epilogue = call.epilogue
+    keys = [(each.kind.arithmetic, plan) for each in planned for plan in each.plans]
+    if not keys:
+        return {}
+    missing = [_missing_for_plan(epilogue.name, call.x, arithmetic, list(plan)) for arithmetic, plan in keys]
+    # Where the fallback's kernel cannot be linked, PyTorch's operators are the fallback.
+    elementwise = linked_elementwise.missing_elementwise(epilogue, call.x) if epilogue.is_linked else ""
+    reasons = loading.link_each(epilogue, [*missing, elementwise], call.x.device)
+    return {key: reason for key, reason in zip(keys, reasons[:-1], strict=True) if reason}
+
+
+def _family(call: LinearCall, order: _precision.Order, planned: _Planned, why_not: _Reasons) -> Family:
+    """The family of what could be linked; nothing is allocated for one without candidates."""
+    kind, now = planned.kind, planned.now
+    left_out = {plan: why_not.get((kind.arithmetic, plan), "") for plan in planned.plans}
+    linked_plans = {plan: text for plan, text in planned.plans.items() if not left_out[plan]}
+    candidates = []
+    if linked_plans:
+        on_slices = kind.arithmetic in weight_packs.SLICES
+        bind = _on_slices(call, kind) if on_slices else partial(_fused, call, kind.arithmetic)
+        candidates = [Candidate(plan, text, partial(bind, list(plan))) for plan, text in linked_plans.items()]
+    setting: Callable[[], AbstractContextManager[None]] = nullcontext
+    if kind.tf32_allowed and not order.tf32_allowed:
+        setting = partial(_precision.switched, call.x.device.type, _precision.TF32)
+    reasons = tuple(dict.fromkeys(filter(None, left_out.values())))
+    torch_gemm = Candidate(TORCH, "the fallback", partial(fallback.linear, call))
+    return Family(kind, candidates, torch_gemm, setting, TORCH if left_out.get(now) else now, reasons)
+
+
+def _every_plan(
+    answers: Sequence[dict[str, Any]], now: tuple[int, ...], within: float
+) -> dict[tuple[int, ...], str]:
+    """The planner's candidates and `now`, the plan that runs at present; where tiles are walked, in every order."""
+    best = min((float(answer["predicted_us"]) for answer in answers), default=0.0)
+    found: dict[tuple[int, ...], str] = {}
+    for answer in answers:
+        if answer["predicted_us"] > within * best and tuple(answer["plan"]) != now:
+            continue
+        family, tile, raster, swizzle, splits = answer["plan"]
+        orders = [(raster, swizzle)]
+        if answer["family"] != SWAP_AB:  # its tiles are all at work at once, or nearly
+            # The planner's swizzle is the widest that pads next to nothing; wider ones cost up to a factor of 2.8.
+            orders = list(product(range(len(_RASTERS)), sorted({1, max(1, swizzle // 2), swizzle})))
+        for raster, swizzle in orders:
+            walked = {**answer, "raster": _RASTERS[raster], "swizzle": swizzle, "splits": splits}
+            found.setdefault((family, tile, raster, swizzle, splits), plans.tile_text(walked))
+    return found
+
+
+def _fused(call: LinearCall, arithmetic: str, plan: list[int]) -> Tensor:
+    """One kernel on the tensors as they are."""
+    out = call.out
+    assert out is not None
+    head = (call.epilogue.name, call.x, call.weight, call.bias, call.operands, call.scalars)
+    if not _fused_linear_out(*head, arithmetic, plan, out):
+        raise RuntimeError(f"plan {plan}: the fused kernel does not cover this call")
+    return out
+
+
+def _on_slices(call: LinearCall, kind: Kind) -> Callable[[list[int]], Tensor]:
+    """The launches of a call on fp16 slices, with a plan still to come; without the copy of a padded result."""
+    arithmetic, packed = kind.arithmetic, kind.packed
+    slices = weight_packs.SLICES[arithmetic]
+    (m, k), n = call.x.shape, call.weight.shape[0]
+    size = weight_packs.pack_bytes(m, k, slices)
+    pack = None
+    if packed:
+        pack = call.x.new_empty(weight_packs.pack_bytes(n, k, slices), dtype=torch.uint8)
+        ops._split_rows_out(call.weight, slices, pack)
+    else:
+        size += weight_packs.pack_bytes(n, k, slices)
+    workspace = call.x.new_empty(size, dtype=torch.uint8)
+    target = call.x.new_empty(m, weight_slices.stored_width(n))
+    bias = None if call.bias is None else call.bias.contiguous()
+    operands = [operand.contiguous() for operand in call.operands]
+
+    def run(plan: list[int]) -> Tensor:
+        head = (call.epilogue.name, call.x, call.weight, pack, workspace, bias, operands, call.scalars)
+        _split_linear_out(*head, arithmetic, plan, target)
+        return target
+
+    return run

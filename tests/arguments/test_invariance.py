@@ -1,0 +1,444 @@
+"""The batch-invariant mode: its switch, what it refuses, and, on a CPU, its promise bit by bit."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+import epigemm
+from epigemm.arguments import invariance
+from epigemm.planning import plans
+from tests.support.cases import poisoned
+from tests.support.invariance import assert_each_row_alone, assert_rows_keep_their_bits, bits
+from tests.support.public import PUBLIC_ELEMENTWISE, PUBLIC_LINEAR, Public
+
+DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
+linear_functions = pytest.mark.parametrize("function", PUBLIC_LINEAR, ids=lambda f: f.name)
+dtypes = pytest.mark.parametrize("dtype", DTYPES, ids=str)
+
+
+@pytest.fixture(autouse=True)
+def mode_is_left() -> Iterator[None]:
+    yield
+    assert not invariance.active and not epigemm.is_batch_invariant()
+
+
+# --- the switch ------------------------------------------------------------------------------------------------------
+
+
+def test_blocks_nest() -> None:
+    assert not epigemm.is_batch_invariant()
+    with epigemm.batch_invariant():
+        assert epigemm.is_batch_invariant()
+        with epigemm.batch_invariant(False):
+            assert not epigemm.is_batch_invariant()
+            with epigemm.batch_invariant(True):
+                assert epigemm.is_batch_invariant()
+            assert not epigemm.is_batch_invariant()
+        assert epigemm.is_batch_invariant()
+    assert not epigemm.is_batch_invariant()
+
+
+def test_one_object_serves_many_blocks() -> None:
+    mode = epigemm.batch_invariant()
+    with mode, mode:
+        assert epigemm.is_batch_invariant()
+    assert not epigemm.is_batch_invariant()
+    with mode:
+        assert epigemm.is_batch_invariant()
+
+
+def test_an_error_leaves_the_mode() -> None:
+    with pytest.raises(KeyError), epigemm.batch_invariant():
+        raise KeyError
+    assert not epigemm.is_batch_invariant()
+
+
+def test_a_decorated_function_runs_inside() -> None:
+    @epigemm.batch_invariant()
+    def inside(depth: int) -> list[bool]:
+        """Recursive, so that the decorator's own object is entered more than once."""
+        return [epigemm.is_batch_invariant(), *(inside(depth - 1) if depth else [])]
+
+    assert inside(2) == [True] * 3 and inside.__name__ == "inside"
+    assert not epigemm.is_batch_invariant()
+
+
+def test_functions_that_run_later_are_no_functions_to_decorate() -> None:
+    def generator() -> Iterator[int]:
+        yield 1
+
+    async def coroutine() -> None: ...
+
+    for later in (generator, coroutine):
+        with pytest.raises(TypeError, match="runs after the call; accepted are plain functions"):
+            epigemm.batch_invariant()(later)
+
+
+def in_a_thread(*enabled: bool) -> bool:
+    """What a new thread sees, inside of blocks of its own."""
+    seen: list[bool] = []
+
+    def run() -> None:
+        if enabled:
+            with epigemm.batch_invariant(*enabled):
+                seen.append(epigemm.is_batch_invariant())
+        else:
+            seen.append(epigemm.is_batch_invariant())
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    return seen[0]
+
+
+def test_a_block_belongs_to_its_thread() -> None:
+    with epigemm.batch_invariant():
+        assert not in_a_thread() and in_a_thread(True) and epigemm.is_batch_invariant()
+    assert in_a_thread(True) and not epigemm.is_batch_invariant()
+
+
+def test_the_setter_holds_in_every_thread() -> None:
+    epigemm.set_batch_invariant(True)
+    try:
+        assert epigemm.is_batch_invariant() and in_a_thread() and not in_a_thread(False)
+        with epigemm.batch_invariant(False):
+            assert not epigemm.is_batch_invariant() and in_a_thread()
+            epigemm.set_batch_invariant(True)
+            assert not epigemm.is_batch_invariant(), "a block around the call comes first"
+    finally:
+        epigemm.set_batch_invariant(False)
+    assert not epigemm.is_batch_invariant() and not in_a_thread()
+
+
+@pytest.mark.parametrize("value", [1, None, "yes"])
+def test_it_is_a_switch(value: Any) -> None:
+    for switch in (epigemm.batch_invariant, epigemm.set_batch_invariant):
+        with pytest.raises(TypeError, match=r"enabled: got \w+; accepted is True or False"):
+            switch(value)
+
+
+# --- bits on a CPU ---------------------------------------------------------------------------------------------------
+
+
+@linear_functions
+@dtypes
+def test_linear_functions(function: Public, dtype: torch.dtype, rng: torch.Generator) -> None:
+    for n, k in ((40, 64), (7, 33)):
+        arguments = function.draw(rng, shape=(61, n, k), dtype=dtype)
+        x = arguments.pop("x")
+        with epigemm.batch_invariant():
+            assert_rows_keep_their_bits(lambda rows: function.call(rows, **arguments), x, rng)  # noqa: B023
+            assert_each_row_alone(lambda rows: function.call(rows, **arguments), x, list(range(61)))  # noqa: B023
+
+
+@linear_functions
+def test_the_numbers_are_those_of_the_ordinary_call(function: Public, rng: torch.Generator) -> None:
+    arguments = function.draw(rng, shape=(9, 24, 40), dtype=torch.float64)
+    ordinary = function.call(**arguments)
+    with epigemm.batch_invariant():
+        torch.testing.assert_close(function.call(**arguments), ordinary)
+
+
+@linear_functions
+def test_layouts_and_out(function: Public, rng: torch.Generator) -> None:
+    """Leading dimensions, strides, a transposed or odd x, and `out` in any layout: the same bits."""
+    arguments = function.draw(rng, shape=(24, 20, 36))
+    x = arguments.pop("x")
+    with epigemm.batch_invariant():
+        expected = bits(function.call(x, **arguments))
+        assert torch.equal(bits(function.call(x.view(2, 3, 4, 36), **arguments)).view(24, 20), expected)
+        assert torch.equal(bits(function.call(x[5], **arguments)), expected[5])
+        assert torch.equal(bits(function.call(x.t().contiguous().t(), **arguments)), expected)
+        wide = torch.zeros(24, 39)
+        wide[:, 1:37] = x
+        assert torch.equal(bits(function.call(wide[:, 1:37], **arguments)), expected)
+        for out in (torch.empty(24, 20), torch.empty(20, 24).t(), torch.empty(24, 23)[:, 1:21]):
+            assert function.call(x, **arguments, out=out) is out
+            assert torch.equal(bits(out), expected)
+        transposed = torch.empty(4, 3, 2, 20).permute(2, 1, 0, 3)
+        function.call(x.view(2, 3, 4, 36), **arguments, out=transposed)
+        assert torch.equal(bits(transposed).view(24, 20), expected)
+
+
+@given(
+    m=st.integers(1, 40), n=st.integers(1, 40), k=st.integers(1, 80), seed=st.integers(0, 1000), row=st.data()
+)
+def test_any_size(m: int, n: int, k: int, seed: int, row: st.DataObject) -> None:
+    rng = torch.Generator().manual_seed(seed)
+    x, weight = torch.randn(m, k, generator=rng), torch.randn(n, k, generator=rng)
+    index = row.draw(st.integers(0, m - 1))
+    with epigemm.batch_invariant():
+        together = epigemm.linear_relu(x, weight)
+        assert torch.equal(bits(together)[index], bits(epigemm.linear_relu(x[index], weight)))
+
+
+@pytest.mark.parametrize("shape", [(0, 8, 8), (4, 0, 8), (4, 8, 0)], ids=str)
+def test_empty_products(shape: tuple[int, int, int]) -> None:
+    m, n, k = shape
+    x, weight, bias = torch.randn(m, k), torch.randn(n, k), torch.randn(n)
+    with epigemm.batch_invariant():
+        result = epigemm.linear_relu(x, weight, bias)
+    assert torch.equal(result, torch.relu(bias).expand(m, n) if not k else torch.empty(m, n))
+
+
+@pytest.mark.parametrize("function", PUBLIC_ELEMENTWISE, ids=lambda f: f.name)
+@dtypes
+def test_elementwise_functions_are_so_by_nature(
+    function: Public, dtype: torch.dtype, rng: torch.Generator
+) -> None:
+    """Vectors, what is left over beside them, strides and odd addresses: one function of each element."""
+    for n in (1, 3, 16, 37, 515):
+        arguments = function.draw(rng, shape=(70, n, 1), dtype=dtype)
+        x = arguments.pop("x")
+        assert_rows_keep_their_bits(lambda rows: function.call(rows, **arguments), x, rng)  # noqa: B023
+        assert_each_row_alone(lambda rows: function.call(rows, **arguments), x, [0, 1, 2, 33, 69])  # noqa: B023
+        expected = bits(function.call(x, **arguments))
+        assert torch.equal(bits(function.call(x.t().contiguous().t(), **arguments)), expected)
+
+
+# --- what the mode refuses -------------------------------------------------------------------------------------------
+
+
+def test_batch_statistics_are_refused(rng: torch.Generator) -> None:
+    module = epigemm.nn.LinearScaleBatchNorm1d(8, 4)
+    x = torch.randn(5, 8, generator=rng)
+    before = module.bn.num_batches_tracked
+    assert before is not None
+    with epigemm.batch_invariant():
+        with pytest.raises(RuntimeError, match=r"bn: got .*accepted there are running statistics and eval"):
+            module(x)
+        assert int(before) == 0
+        module.eval()
+        assert torch.equal(bits(module(x))[2:3], bits(module(x[2:3])))
+    untracked = epigemm.nn.LinearScaleBatchNorm1d(8, 4)
+    untracked.bn = torch.nn.BatchNorm1d(4, track_running_stats=False).eval()
+    with epigemm.batch_invariant(), pytest.raises(RuntimeError, match="batch's own statistics"):
+        untracked(x)
+
+
+@linear_functions
+def test_functional_derivatives_are_refused(function: Public, rng: torch.Generator) -> None:
+    arguments = function.draw(rng)
+    x = arguments.pop("x")
+
+    def loss(x: Tensor) -> Tensor:
+        return function.call(x, **arguments).sum()
+
+    with (
+        epigemm.batch_invariant(),
+        pytest.raises(RuntimeError, match=r"got a call under a derivative of torch\.func"),
+    ):
+        torch.func.grad(loss)(x)
+
+
+@linear_functions
+def test_strict_still_refuses_a_cpu(function: Public, rng: torch.Generator) -> None:
+    with epigemm.batch_invariant(), pytest.raises(RuntimeError, match="strict: got True"):
+        function.call(**function.draw(rng), strict=True)
+
+
+def test_other_devices_are_refused() -> None:
+    x, weight = torch.empty(4, 8, device="meta"), torch.empty(8, 8, device="meta")
+    with (
+        epigemm.batch_invariant(),
+        pytest.raises(RuntimeError, match=r"x: got float32 on meta .*accepted there"),
+    ):
+        epigemm.linear(x, weight)
+
+
+# --- what calls pass through -----------------------------------------------------------------------------------------
+
+
+@linear_functions
+def test_under_autograd(function: Public, rng: torch.Generator) -> None:
+    """The forward call keeps the promise; gradients are those of the ordinary call."""
+    arguments = function.draw(rng, shape=(12, 16, 24))
+    plain = arguments.pop("x")
+    x = plain.clone().requires_grad_()
+    with epigemm.batch_invariant():
+        expected = bits(function.call(plain, **arguments))
+        result = function.call(x, **arguments)
+        assert torch.equal(bits(result.detach()), expected)
+        (found,) = torch.autograd.grad(result.sum(), x)
+    (ordinary,) = torch.autograd.grad(function.call(x, **arguments).sum(), x)
+    torch.testing.assert_close(found, ordinary)
+
+
+def test_under_vmap(rng: torch.Generator) -> None:
+    x, weight = torch.randn(3, 5, 24, generator=rng), torch.randn(16, 24, generator=rng)
+    with epigemm.batch_invariant():
+        mapped = torch.func.vmap(lambda rows: epigemm.linear_relu(rows, weight))(x)
+        assert torch.equal(bits(mapped), bits(epigemm.linear_relu(x, weight)))
+
+
+def watching_backend(graphs: list[list[Any]]) -> Any:
+    """Notes the last argument, the mode, of the operators in each graph."""
+
+    def compile_graph(graph: torch.fx.GraphModule, inputs: Any) -> Any:
+        calls = [node for node in graph.graph.nodes if "epigemm" in str(node.target)]
+        # The native operator, which ordinary calls become, has no such argument.
+        graphs.append([str(node.target) == "epigemm.linear" and node.args[-1] for node in calls])
+        return graph.forward
+
+    return compile_graph
+
+
+def compiled_linear(graphs: list[list[Any]], weight: Tensor) -> Any:
+    torch.compiler.reset()
+    return torch.compile(
+        lambda x: epigemm.linear_relu(x, weight), backend=watching_backend(graphs), fullgraph=True
+    )
+
+
+def test_compiled_functions_are_guarded_by_the_mode(rng: torch.Generator) -> None:
+    graphs: list[list[Any]] = []
+    x, weight = torch.randn(33, 70, generator=rng), torch.randn(48, 70, generator=rng)
+    function = compiled_linear(graphs, weight)
+    ordinary = bits(function(x))
+    with epigemm.batch_invariant():
+        invariant = bits(epigemm.linear_relu(x, weight))
+        for _ in range(2):
+            assert torch.equal(bits(function(x)), invariant)
+    assert torch.equal(bits(function(x)), ordinary)
+    epigemm.set_batch_invariant(True)
+    try:
+        assert torch.equal(bits(function(x)), invariant)
+    finally:
+        epigemm.set_batch_invariant(False)
+    assert graphs == [[False], [True]], "one graph of each, each used again"
+
+
+def test_compiled_functions_see_the_mode_of_any_thread(rng: torch.Generator) -> None:
+    """Dynamo has no guard that belongs to a thread: rather one call too many in the mode than one too few."""
+    graphs: list[list[Any]] = []
+    function = compiled_linear(graphs, torch.randn(8, 16, generator=rng))
+    x = torch.randn(4, 16, generator=rng)
+    with epigemm.batch_invariant():
+        thread = threading.Thread(target=function, args=(x,))
+        thread.start()
+        thread.join()
+    assert graphs == [[True]]
+
+
+def test_a_block_inside_a_compiled_function_breaks_its_graph(rng: torch.Generator) -> None:
+    graphs: list[list[Any]] = []
+    x, weight = torch.randn(33, 70, generator=rng), torch.randn(48, 70, generator=rng)
+
+    def function(x: Tensor) -> tuple[Tensor, Tensor]:
+        before = epigemm.linear_relu(x + 1, weight)
+        with epigemm.batch_invariant():
+            return before, epigemm.linear_relu(x + 1, weight)
+
+    torch.compiler.reset()
+    before, inside = torch.compile(function, backend=watching_backend(graphs))(x)
+    expected = function(x)
+    assert torch.equal(bits(before), bits(expected[0])) and torch.equal(bits(inside), bits(expected[1]))
+    assert [call for graph in graphs for call in graph] == [False, True]
+    with pytest.raises(torch._dynamo.exc.Unsupported):
+        torch.compile(function, backend="eager", fullgraph=True)(x)
+
+
+def test_a_decorated_compiled_function(rng: torch.Generator) -> None:
+    graphs: list[list[Any]] = []
+    weight = torch.randn(8, 16, generator=rng)
+    epigemm.batch_invariant()(compiled_linear(graphs, weight))(torch.randn(4, 16, generator=rng))
+    assert graphs == [[True]]
+
+
+def test_operators_called_directly_have_an_argument_instead(rng: torch.Generator) -> None:
+    x, weight = torch.randn(33, 70, generator=rng), torch.randn(48, 70, generator=rng)
+    call: tuple[Any, ...] = ("bias_relu", x, weight, None, [], [], "default")
+    with epigemm.batch_invariant():
+        expected = bits(epigemm.linear_relu(x, weight))
+        ordinary = bits(torch.ops.epigemm.linear(*call))
+    assert torch.equal(bits(torch.ops.epigemm.linear(*call)), ordinary)
+    assert torch.equal(bits(torch.ops.epigemm.linear(*call, "find", False, True)), expected)
+    out = poisoned((33, 48), torch.float32, "cpu")
+    torch.ops.epigemm.linear_out(*call, out, "find", False, True)
+    assert torch.equal(bits(out), expected)
+
+
+# --- the fixed plan --------------------------------------------------------------------------------------------------
+
+H200 = (90, 132, 1980, 4285000)
+
+
+def fixed_plan(m: int, n: int, k: int, kind: str, gpu: tuple[int, ...] = H200) -> dict[str, Any]:
+    dtype, arithmetic = (kind, "ieee") if kind in ("float16", "bfloat16") else ("float32", kind)
+    return plans.ask("bias_relu", m, n, k, dtype, arithmetic, packed=True, invariant=True, gpu=gpu)
+
+
+KINDS = ["float16", "bfloat16", "tf32", "split", "scaled"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_tile_is_known(kind: str) -> None:
+    """Another one would change results: no decision to make in passing."""
+    depth = 32 if kind == "tf32" else 64
+    for m in (1, 64, 4096, 65536):
+        plan = fixed_plan(m, 4096, 4096, kind)
+        assert plan["fused"] and plan["tile"] == f"128x128x{depth}" and plan["splits"] == 1
+        assert plan["family"] == ("sm90_fp16x3" if kind in ("split", "scaled") else "sm90_tma")
+        assert plan["schedule"] == ("cooperative" if kind == "split" else "pingpong")
+        assert len(plan["candidates"]) == 1
+
+
+@given(
+    m=st.lists(st.integers(1, 65536), min_size=2, max_size=6),
+    n=st.integers(1, 2000).map(lambda n: 8 * n),
+    k=st.integers(2, 2000).map(lambda k: 8 * k),
+    kind=st.sampled_from(KINDS),
+)
+def test_m_decides_over_the_swizzle_alone(m: list[int], n: int, k: int, kind: str) -> None:
+    found = [fixed_plan(rows, n, k, kind) for rows in m]
+    assert all(plan["why_not_covered"] == "" and len(plan["candidates"]) == 1 for plan in found)
+    assert len({plan["why_not"] for plan in found}) == 1
+    numbers = [plan["candidates"][0]["plan"] for plan in found]
+    assert len({(family, tile, raster, splits) for family, tile, raster, _, splits in numbers}) == 1
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_time_decides(kind: str) -> None:
+    """Neither that of the fallback nor the device's speed; where it would be slower it runs all the same."""
+    expected = fixed_plan(1, 512, 512, kind)["plan"]
+    for gpu in (H200[:2], (90, 132, 500, 9000000), (90, 132, 4000, 100000)):
+        plan = fixed_plan(1, 512, 512, kind, gpu)
+        assert plan["fused"] and plan["why_not"] == "" and plan["plan"] == expected
+
+
+@pytest.mark.parametrize("kind", ["tf32", "split", "scaled"])
+def test_limits_of_k_are_those_of_the_arithmetic(kind: str) -> None:
+    """Another takes over where K is outside; a long TF32 sum has no other."""
+    short, long = fixed_plan(64, 512, 64, kind), fixed_plan(64, 512, 65536, kind)
+    assert short["why_not_covered"] == long["why_not_covered"] == ""
+    assert short["fused"] == (kind != "split") and long["fused"] == (kind != "scaled")
+    if kind == "split":
+        assert short["why_not"].startswith("K = 64 is below 128")
+    if kind == "scaled":
+        assert long["why_not"].startswith("K = 65536 is outside 16..8192")
+
+
+def test_sizes_that_are_no_sizes_are_refused() -> None:
+    for kind in KINDS:
+        with pytest.raises(RuntimeError, match="m, n and k must not be negative"):
+            fixed_plan(-1, 8, 8, kind)
+
+
+def test_explain_says_so(rng: torch.Generator) -> None:
+    x, weight = torch.randn(4, 16, generator=rng), torch.randn(8, 16, generator=rng)
+    with epigemm.batch_invariant():
+        for name, kernels in (("linear", 1), ("linear_relu", 2)):
+            explanation = epigemm.explain(name, x, weight)
+            assert "batch invariant" in str(explanation) and "each row is a call of its own" in str(
+                explanation
+            )
+            assert explanation.arithmetic == "ieee float32" and len(explanation.kernels) == kernels
+    assert "batch invariant" not in str(epigemm.explain("linear", x, weight))

@@ -1,0 +1,194 @@
+"""What errors name: the argument, the shape, the dtypes and the line that the caller has written."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import epigemm
+from epigemm.epilogues.declaring import trace
+from tests.support.untyped import torch as untyped
+
+M, N, K = 4, 5, 8
+X, W, BIAS, MATRIX = torch.randn(M, K), torch.randn(N, K), torch.randn(N), torch.randn(M, N)
+
+
+@epigemm.epilogue
+def scaled(
+    acc: Tensor, bias: epigemm.PerColumn, r: epigemm.PerRow, m: epigemm.Matrix, s: epigemm.Scalar = 2.0
+) -> Tensor:
+    return torch.tanh(acc + bias) * r + m * s
+
+
+ROW = torch.randn(M)
+META = torch.empty(M, N, device="meta")
+NESTED = torch.nested.nested_tensor([X, X[:2]])
+JAGGED = torch.nested.nested_tensor([X, X[:2]], layout=torch.jagged)
+STORAGE = torch.randn(M + 1, N)
+
+
+def of_z(
+    z: Any = MATRIX, bias: Any = BIAS, r: Any = ROW, m: Any = MATRIX, **options: Any
+) -> Callable[[], Any]:
+    return lambda: scaled.elementwise(z, bias, r, m, **options)
+
+
+def of_product(
+    x: Any = X, w: Any = W, bias: Any = BIAS, r: Any = ROW, m: Any = MATRIX, **options: Any
+) -> Callable[[], Any]:
+    return lambda: scaled(x, w, bias, r, m, **options)
+
+
+EITHER = "accepted is torch.float16, torch.float32, as {} has torch.float16"
+CASES: dict[str, tuple[Callable[[], Any], str]] = {
+    # the first argument of `elementwise` is called z
+    "z: text": (of_z("text"), "z: got str; accepted is a torch.Tensor"),
+    "z: int32": (of_z(MATRIX.int()), "z: got dtype torch.int32; accepted are"),
+    "z: int32, and a matrix that does not fit": (of_z(MATRIX.int(), m=X), "z: got dtype torch.int32;"),
+    "z: sparse": (of_z(MATRIX.to_sparse()), "z: got layout torch.sparse_coo; accepted is a dense"),
+    "z: no dimensions": (of_z(torch.tensor(1.0)), "z: got a 0-dimensional tensor; accepted are shapes [..., N]"),
+    "z: a bias on another device": (of_z(bias=META[0]), "bias: got device meta; accepted is cpu, where z is"),
+    "z: a bias of another dtype": (of_z(bias=BIAS.double()), "as z has torch.float32"),
+    "z: a scalar on another device": (of_z(s=META[0, 0]), "s: got device meta; accepted is cpu, where z is"),
+    "z: out of another dtype": (of_z(out=MATRIX.double()), "out: got dtype torch.float64; accepted is torch.float32, "
+     "as z has torch.float32"),
+    "z: out shares memory": (of_z(STORAGE[:M], out=STORAGE[1:]), "out: some of its elements share memory with z; "
+     "accepted is z itself or memory that z does not use"),
+    # what x and weight have wrong comes before the operands, whose shapes follow from them
+    "x: K": (of_product(torch.randn(M, 6, 3), m=torch.randn(M, 6, N)), f"x: got shape [{M}, 6, 3]; accepted is "
+     f"[..., in_features] with in_features = {K}"),
+    "x: K, and a matrix that does not fit": (of_product(torch.randn(M, 3), m=X), f"x: got shape [{M}, 3];"),
+    "x: K, with out": (of_product(torch.randn(M, 3), out=X), f"x: got shape [{M}, 3];"),
+    "x: dtype, and a matrix that does not fit": (of_product(X.int(), m=X), "x: got dtype torch.int32;"),
+    "x: no dimensions": (of_product(torch.tensor(1.0)), "x: got shape []; accepted is [..., in_features]"),
+    "weight: dimensions, and a matrix that does not fit": (of_product(w=W[0], m=X), f"weight: got shape [{K}];"),
+    "m": (of_product(m=X), f"m: got shape [{M}, {K}]; accepted is [{M}, {N}]"),
+    "m beside 3-d x": (of_product(X[None], r=ROW[None]), f"m: got shape [{M}, {N}]; accepted is [1, {M}, {N}]"),
+    # both dtypes that an operand may have
+    "either: bias": (of_product(X.half(), W.half(), BIAS.double()), "bias: got dtype torch.float64; "
+     + EITHER.format("x")),
+    "either: matrix": (of_product(X.half(), W.half(), m=MATRIX.bfloat16()), "m: got dtype torch.bfloat16; "
+     + EITHER.format("x")),
+    "either: of z": (of_z(MATRIX.half(), m=MATRIX.double()), "m: got dtype torch.float64; " + EITHER.format("z")),
+    "either: of our own": (lambda: epigemm.linear_residual(X.half(), W.half(), None, MATRIX.double()),
+     "residual: got dtype torch.float64; " + EITHER.format("x")),
+    "one: fp32": (of_product(bias=BIAS.double()), "bias: got dtype torch.float64; accepted is torch.float32, as x"),
+    "one: built in": (lambda: epigemm.linear_relu(X.half(), W.half(), BIAS), "bias: got dtype torch.float32; "
+     "accepted is torch.float16, as x"),
+}  # fmt: skip
+for _name, _nested in (("nested", NESTED), ("jagged", JAGGED)):
+    _tensors: dict[str, Callable[[], Any]] = {
+        "x": lambda t=_nested: epigemm.linear_relu(t, W, BIAS),  # type: ignore[misc]
+        "weight": lambda t=_nested: epigemm.linear_relu(X, t, BIAS),  # type: ignore[misc]
+        "bias": lambda t=_nested: epigemm.linear_relu(X, W, t),  # type: ignore[misc]
+        "residual": lambda t=_nested: epigemm.linear_residual(X, W, BIAS, t),  # type: ignore[misc]
+    }
+    _tensors |= {name: of_product(**{name: _nested}) for name in ("m", "r", "s")}
+    for _argument, _call in _tensors.items():
+        CASES[f"{_name}: {_argument}"] = (_call, f"{_argument}: got a nested tensor; accepted is a dense")
+    CASES[f"{_name}: z"] = (of_z(_nested), "z: got a nested tensor; accepted is a dense")
+    CASES[f"{_name}: layer"] = (lambda t=_nested: epigemm.nn.LinearReLU(K, N)(t), "x: got a nested tensor;")  # type: ignore[misc]
+    CASES[f"{_name}: x of an epilogue"] = (of_product(_nested), "x: got a nested tensor; accepted is a dense")
+
+
+@pytest.mark.parametrize(("call", "words"), CASES.values(), ids=CASES)
+def test_what_is_named(call: Callable[[], Any], words: str) -> None:
+    with pytest.raises((RuntimeError, TypeError)) as caught:
+        call()
+    assert type(caught.value) is (TypeError if "torch.Tensor" in words else RuntimeError)
+    assert words in str(caught.value)
+
+
+def test_forward_mode_by_whatever_function() -> None:
+    jacobian = untyped.autograd.functional.jacobian
+    calls: list[Callable[[], Any]] = [
+        lambda: jacobian(
+            lambda t: scaled(X, W, t, ROW, MATRIX), BIAS, vectorize=True, strategy="forward-mode"
+        ),
+        lambda: jacobian(lambda t: epigemm.linear_relu(t, W), X, vectorize=True, strategy="forward-mode"),
+    ]
+    for call in calls:
+        with pytest.raises(
+            NotImplementedError, match="forward-mode automatic differentiation; accepted"
+        ) as caught:
+            call()
+        assert "jvp" not in str(caught.value)
+
+
+@pytest.mark.parametrize("transform", ["jacfwd", "jacrev"])
+def test_derivatives_of_functions(transform: str) -> None:
+    """They are named by what they are: which of them it was, is not known there."""
+    for options, words in (
+        ({"strict": True}, "strict: got True"),
+        ({"out": torch.empty(M, N)}, "out: got a tensor"),
+    ):
+        with pytest.raises(RuntimeError, match=f"{words} under a derivative of torch.func"):
+            getattr(untyped.func, transform)(partial(epigemm.linear_relu, weight=W, **options))(X)
+
+
+# --- lines -----------------------------------------------------------------------------------------------------------
+
+
+def several(acc: Tensor) -> Any:
+    z = torch.tanh(acc)
+    z = z * 2
+    return z, z  # here
+
+
+def a_number(acc: Tensor) -> Any:
+    if acc is None:
+        return acc.relu()
+    z = acc + 1.0
+    return 3.0 if z is acc else 4.0  # here
+
+
+def nothing(acc: Tensor) -> None:
+    acc.relu()  # here
+
+
+def a_column(acc: Tensor, r: epigemm.PerRow) -> Tensor:
+    unused = acc * 2.0
+    result = r * 2.0
+    del unused
+    return result  # here
+
+
+def a_condition(acc: Tensor) -> Tensor:
+    return (  # here
+        acc > 0
+    )
+
+
+def the_first_of_two(acc: Tensor) -> Any:
+    z = acc.relu()
+    if SEVERAL:
+        return [z]  # here
+    return z
+
+
+SEVERAL = True
+
+
+@pytest.mark.parametrize("function", [several, a_number, nothing, a_column, a_condition, the_first_of_two])
+def test_a_refused_result_names_the_return(function: Callable[..., Any]) -> None:
+    lines, first = inspect.getsourcelines(function)
+    (here,) = (first + place for place, line in enumerate(lines) if "# here" in line)
+    with pytest.raises((TypeError, NotImplementedError)) as caught:
+        trace(function)
+    named = re.search(rf"{re.escape(__file__)}:(\d+)\)", str(caught.value))
+    assert named is not None and int(named[1]) == here, str(caught.value)
+
+
+def test_a_default_that_no_float_holds() -> None:
+    def huge(acc: Tensor, s: epigemm.Scalar = 10**400) -> Tensor:
+        return acc * s
+
+    with pytest.raises(ValueError, match=r"huge \(.*\): 's' has a default beyond fp64; accepted is"):
+        trace(huge)

@@ -1,0 +1,221 @@
+"""Which arithmetic an fp32 call gets: both of torch's settings APIs, mixed, and the call's own wish."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+import torch
+
+import epigemm
+from epigemm.arguments import precision
+from tests.support import reference
+from tests.support.arithmetic import FP32, TF32
+from tests.support.cases import Operands
+from tests.support.untyped import backends
+
+MATMUL = backends.cuda.matmul
+
+
+def state() -> tuple[str, str, str]:
+    return MATMUL.fp32_precision, backends.fp32_precision, backends.mkldnn.matmul.fp32_precision
+
+
+def configure(matmul: str, widest: str) -> None:
+    """CUDA's own setting and that of all backends; the CPU's follows the latter."""
+    backends.mkldnn.matmul.fp32_precision = "none"
+    backends.fp32_precision = widest
+    MATMUL.fp32_precision = matmul
+
+
+def order(wish: str, device: str) -> precision.Order:
+    """In which arithmetics a call is tried."""
+    return precision.road(precision.code(wish, device))
+
+
+ACCEPTED = {"highest": "split", "ieee": "ieee", "high": "scaled", "medium": "scaled", "tf32": "tf32"}
+
+
+@pytest.mark.parametrize(("value", "arithmetic"), ACCEPTED.items())
+def test_per_call_values(value: str, arithmetic: str) -> None:
+    """The call's own wish wins over whatever torch is set to."""
+    assert precision.ARITHMETIC == ACCEPTED
+    for setting in ("highest", "high", "medium"):
+        torch.set_float32_matmul_precision(setting)
+        assert order(value, "cuda").fused[0] == arithmetic
+
+
+@pytest.mark.parametrize(
+    ("setting", "arithmetic"), [("highest", "split"), ("high", "scaled"), ("medium", "scaled")]
+)
+def test_default_follows_the_old_api(setting: str, arithmetic: str) -> None:
+    torch.set_float32_matmul_precision(setting)
+    assert order("default", "cuda").fused[0] == arithmetic
+
+
+@pytest.mark.parametrize(
+    ("setting", "arithmetic"), [("ieee", "split"), ("tf32", "scaled"), ("none", "split")]
+)
+def test_default_follows_the_new_api(setting: str, arithmetic: str) -> None:
+    MATMUL.fp32_precision = setting
+    assert order("default", "cuda").fused[0] == arithmetic
+
+
+def test_default_follows_the_setting_of_all_backends() -> None:
+    backends.fp32_precision = "tf32"
+    MATMUL.fp32_precision = "none"
+    assert order("default", "cuda").fused[0] == "scaled"
+
+
+def test_mixing_both_apis_never_raises() -> None:
+    """Reading torch's legacy flag after the new one was written raises; a call must not."""
+    x, weight = torch.randn(4, 8), torch.randn(8, 8)
+    for old in ("highest", "high", "medium"):
+        for new in ("ieee", "tf32", "none"):
+            torch.set_float32_matmul_precision(old)
+            MATMUL.fp32_precision = new
+            for wish in (None, *ACCEPTED):
+                epigemm.linear_relu(x, weight, precision=wish)
+            expected = "scaled" if new == "tf32" else "split"
+            assert order("default", "cuda").fused[0] == expected or new == "none"
+
+
+def test_tf32_of_the_new_api_wins_over_an_older_highest() -> None:
+    torch.set_float32_matmul_precision("highest")
+    MATMUL.fp32_precision = "tf32"
+    assert order("default", "cuda").fused[0] == "scaled"
+
+
+def test_bf16_asks_for_no_more_than_ten_bits() -> None:
+    backends.mkldnn.matmul.fp32_precision = "bf16"
+    assert order("default", "cpu").fused[0] == "scaled"
+
+
+@pytest.mark.parametrize("setting", ["none", "ieee", "tf32"])
+def test_what_runs_in_which_order(setting: str) -> None:
+    """Where torch's GEMM keeps to IEEE, a call that would do with TF32 is tried on the split before."""
+    MATMUL.fp32_precision = setting
+    allowed = setting == "tf32"
+    scaled = ("scaled", "tf32") if allowed else ("scaled", "tf32", "split")
+    expected = {
+        "highest": (("split", "ieee"), False),
+        "ieee": (("ieee",), False),
+        "high": (scaled, allowed),
+        "medium": (scaled, allowed),
+        "tf32": (("tf32",), allowed),
+        "default": (scaled, True) if allowed else (("split", "ieee"), False),
+    }
+    for wish, each in expected.items():
+        assert order(wish, "cuda") == each, wish
+
+
+@pytest.mark.parametrize("setting", ["none", "ieee", "tf32"])
+def test_an_override_is_needed_where_torch_would_be_less_accurate(setting: str) -> None:
+    MATMUL.fp32_precision = setting
+    for wish, arithmetic in ACCEPTED.items():
+        expected = setting == "tf32" and arithmetic in ("split", "ieee")
+        assert precision.needs_override(wish, "cuda") == expected
+    assert not precision.needs_override("default", "cuda")
+
+
+@pytest.mark.parametrize("wish", [None, *ACCEPTED])
+def test_calls_leave_the_settings_as_they_were(wish: str | None, device: torch.device) -> None:
+    x, weight = torch.randn(5, 7, device=device), torch.randn(3, 7, device=device)
+    for matmul in ("ieee", "tf32", "none"):
+        for widest in ("ieee", "tf32", "none"):
+            if device.type == "cuda" and matmul == widest == "tf32":
+                continue  # set or inherited: torch tells nobody which, and the call takes it for inherited
+            other = "tf32" if widest == "ieee" else "ieee"
+            configure(matmul, widest)
+            before = state()
+            backends.fp32_precision = other
+            changed = state()
+            configure(matmul, widest)
+            epigemm.linear_relu(x, weight, precision=wish)
+            assert state() == before
+            # Not only equal now: a setting that followed a wider one must go on following it.
+            backends.fp32_precision = other
+            assert state() == changed
+
+
+def test_settings_are_restored_when_the_call_fails() -> None:
+    MATMUL.fp32_precision = "tf32"
+    backends.mkldnn.matmul.fp32_precision = "tf32"
+    before = state()
+    for device_type in ("cuda", "cpu"):
+        with pytest.raises(ZeroDivisionError), precision.full_fp32(device_type):
+            raise ZeroDivisionError
+    assert state() == before
+
+
+def test_what_one_call_switches_no_other_call_goes_by() -> None:
+    """Another thread's call must not take the switched setting for torch's, least of all remember it."""
+    MATMUL.fp32_precision = "tf32"
+    for _ in range(2):
+        with precision.full_fp32("cuda"):
+            assert MATMUL.fp32_precision == "ieee"
+            assert precision.torch_setting("cuda") == "tf32"
+            assert precision.needs_override("ieee", "cuda")
+            with precision.switched("cuda", "tf32"):
+                assert precision.torch_setting("cuda") == "tf32"
+            assert MATMUL.fp32_precision == "ieee"
+        assert precision.torch_setting("cuda") == "tf32"
+    MATMUL.fp32_precision = "ieee"
+    assert precision.torch_setting("cuda") == "ieee"
+
+
+def test_overrides_from_several_threads_restore_the_setting() -> None:
+    """Two calls that switch the process-wide setting at once must not restore each other's value."""
+    MATMUL.fp32_precision = "tf32"
+    barrier = threading.Barrier(4)
+    seen: set[str] = set()
+
+    def work() -> None:
+        barrier.wait()
+        for _ in range(300):
+            with precision.full_fp32("cuda"):
+                seen.add(MATMUL.fp32_precision)
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert seen == {"ieee"}
+    assert MATMUL.fp32_precision == "tf32"
+
+
+def test_ieee_is_ieee_whatever_the_setting(device: torch.device) -> None:
+    """Values with 12 bits: TF32 would round them, so every product must come out exactly."""
+    x = torch.full((64, 64), 1 + 2.0**-12, device=device)
+    weight = torch.eye(64, device=device)
+    torch.set_float32_matmul_precision("medium")
+    if device.type == "cpu":
+        backends.mkldnn.matmul.fp32_precision = "bf16"
+    for wish in ("ieee", "highest"):
+        assert torch.equal(epigemm.linear(x, weight, precision=wish), x)
+
+
+@pytest.mark.gpu
+def test_the_setting_reaches_the_kernel() -> None:
+    """On a GPU "high" must be worse than fp32 and no worse than TF32, "highest" fp32: measured, not believed."""
+    x, weight = torch.rand(256, 512, device="cuda"), torch.rand(256, 512, device="cuda")
+    bounds = {
+        arithmetic.name: reference.linear("bias", x, weight, Operands(), arithmetic, second_path=True)
+        for arithmetic in (FP32, TF32)
+    }
+    for setting, arithmetic in (("highest", "ieee"), ("high", "tf32"), ("medium", "tf32")):
+        torch.set_float32_matmul_precision(setting)
+        actual = epigemm.linear(x, weight)
+        reference.assert_within(actual, bounds[arithmetic])
+        error = (actual.double() - bounds["ieee"].expected).abs()
+        assert bool((error > bounds["ieee"].tolerance).any()) == (arithmetic == "tf32")
+        reference.assert_within(epigemm.linear(x, weight, precision="ieee"), bounds["ieee"])
+
+
+@pytest.mark.parametrize("value", ["fast", "", "TF32"])
+def test_unknown_values_list_the_accepted(value: str) -> None:
+    with pytest.raises(ValueError, match="precision: got") as caught:
+        order(value, "cuda")
+    for accepted in ACCEPTED:
+        assert repr(accepted) in str(caught.value)

@@ -1,0 +1,413 @@
+"""Gradients: equal to eager PyTorch's, for every operand, however the op is called; never silently missing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+import epigemm
+from epigemm.epilogues import registry
+from tests.support.arithmetic import BF16, FP16, FP32, FP64, Arithmetic
+from tests.support.cases import ELEMENTWISE, LINEAR, Operands, draw_operands, signed
+from tests.support.public import PUBLIC, Arguments, Public, map_tensors, tensors_of
+from tests.support.untyped import backward
+
+ops: Any = torch.ops.epigemm
+forward_ad: Any = torch.autograd.forward_ad
+functions = pytest.mark.parametrize("function", PUBLIC, ids=lambda f: f.name)
+
+
+def leaves(arguments: Arguments, wanted: set[str] | None = None) -> Arguments:
+    """Fresh leaf copies; those in `wanted` (or all) require grad."""
+    fresh = map_tensors(arguments, lambda t: t.detach().clone())
+    for name, tensor in tensors_of(fresh).items():
+        tensor.requires_grad_(wanted is None or name in wanted)
+    return fresh
+
+
+def gradients(
+    call: Callable[..., torch.Tensor], arguments: Arguments, upstream: torch.Tensor
+) -> dict[str, torch.Tensor]:
+    output = call(**arguments)
+    assert output.requires_grad and output.grad_fn is not None
+    backward(output, upstream.to(output))
+    return {name: tensor.grad for name, tensor in tensors_of(arguments).items() if tensor.grad is not None}
+
+
+@functions
+@pytest.mark.parametrize("arithmetic", [FP64, FP32, BF16, FP16], ids=lambda a: a.name)
+def test_gradients_equal_eager(
+    function: Public, arithmetic: Arithmetic, device: torch.device, rng: torch.Generator
+) -> None:
+    """Every operand at once, 0-d scale tensors included, against float64 eager at the same values."""
+    arguments = function.draw(rng, dtype=arithmetic.dtype, device=device, tensor_scalar=True)
+    ours_arguments = leaves(arguments)
+    exact_arguments = leaves(map_tensors(arguments, lambda t: t.double()))
+    upstream = signed((9, 16), rng, mixed=False).to(device, arithmetic.dtype)
+    expected = gradients(function.eager, exact_arguments, upstream.double())
+    if function.is_linear:
+        ours_arguments["precision"] = "ieee"
+    actual = gradients(function.call, ours_arguments, upstream)
+    assert actual.keys() == expected.keys() == tensors_of(arguments).keys()
+    tolerance = 60 * torch.finfo(arithmetic.dtype).eps
+    for name, gradient in expected.items():
+        assert actual[name].dtype is arguments[name].dtype and actual[name].shape == arguments[name].shape
+        # The relu of a z that 16 bits round across 0 may differ at single elements: compare norms there.
+        error = torch.linalg.vector_norm(actual[name].double() - gradient)
+        assert float(error) <= tolerance * float(torch.linalg.vector_norm(gradient) + 1e-3), name
+
+
+@functions
+def test_each_operand_alone(function: Public, rng: torch.Generator) -> None:
+    """Only what requires grad gets one, and it is the same as when all do."""
+    arguments = function.draw(rng, dtype=torch.float64, tensor_scalar=True)
+    upstream = torch.randn(9, 16, dtype=torch.float64)
+    together = gradients(function.call, leaves(arguments), upstream)
+    for name in tensors_of(arguments):
+        alone = gradients(function.call, leaves(arguments, {name}), upstream)
+        assert alone.keys() == {name}
+        torch.testing.assert_close(alone[name], together[name], rtol=1e-12, atol=1e-12)
+
+
+def positional(
+    function: Public, arguments: Arguments
+) -> tuple[Callable[..., torch.Tensor], list[torch.Tensor]]:
+    names = list(tensors_of(arguments))
+
+    def call(*values: torch.Tensor) -> torch.Tensor:
+        return function.call(**{**arguments, **dict(zip(names, values, strict=True))})
+
+    return call, [tensor.requires_grad_() for tensor in tensors_of(arguments).values()]
+
+
+@functions
+@pytest.mark.parametrize("tensor_scalar", [False, True], ids=["number", "tensor"])
+def test_gradcheck_and_gradgradcheck(function: Public, tensor_scalar: bool, rng: torch.Generator) -> None:
+    arguments = function.draw(rng, shape=(3, 4, 5), dtype=torch.float64, tensor_scalar=tensor_scalar)
+    call, values = positional(function, arguments)
+    assert torch.autograd.gradcheck(call, values)
+    assert torch.autograd.gradgradcheck(call, values)
+
+
+@functions
+def test_no_gradient_is_recorded_where_none_is_wanted(function: Public, rng: torch.Generator) -> None:
+    arguments = leaves(function.draw(rng))
+    expected = function.call(**arguments).detach()
+    for context in (torch.no_grad, torch.inference_mode):
+        with context():
+            actual = function.call(**arguments)
+        assert not actual.requires_grad
+        assert torch.equal(actual, expected)
+    assert not function.call(**leaves(arguments, set())).requires_grad
+
+
+@functions
+def test_backward_twice_through_a_retained_graph(function: Public, rng: torch.Generator) -> None:
+    arguments = leaves(function.draw(rng))
+    output = function.call(**arguments)
+    backward(output.sum(), retain_graph=True)
+    first = {
+        name: torch.clone(tensor.grad)
+        for name, tensor in tensors_of(arguments).items()
+        if tensor.grad is not None
+    }
+    assert first.keys() == tensors_of(arguments).keys()
+    backward(output.sum())
+    for name, tensor in tensors_of(arguments).items():
+        torch.testing.assert_close(tensor.grad, 2 * first[name])
+
+
+@functions
+def test_an_input_changed_in_place_is_noticed(function: Public, rng: torch.Generator) -> None:
+    """autograd's version counter: saved inputs must not be used after they were overwritten."""
+    arguments = leaves(function.draw(rng))
+    output = function.call(**arguments)
+    with torch.no_grad():
+        arguments["x"].add_(1)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        backward(output.sum())
+
+
+@functions
+def test_non_leaf_views_and_leading_dimensions(function: Public, rng: torch.Generator) -> None:
+    arguments = function.draw(rng, dtype=torch.float64)
+    width = arguments["x"].shape[-1]
+    base = signed((3, 2 * width, 4), rng)
+    results = []
+    for call in (function.call, function.eager):
+        leaf = base.clone().requires_grad_()
+        output = call(**{**arguments, "x": leaf[:, ::2].transpose(1, 2)})
+        backward(output.square().sum())
+        results.append(leaf.grad)
+    torch.testing.assert_close(results[0], results[1])
+
+
+@functions
+@pytest.mark.parametrize("rows", [0, 1])
+def test_gradients_of_degenerate_batches(function: Public, rows: int, rng: torch.Generator) -> None:
+    arguments = function.draw(rng, shape=(rows, 4, 5), dtype=torch.float64)
+    upstream = torch.ones(rows, 4, dtype=torch.float64)
+    actual = gradients(function.call, leaves(arguments), upstream)
+    expected = gradients(function.eager, leaves(arguments), upstream)
+    for name, gradient in expected.items():
+        torch.testing.assert_close(actual[name], gradient)
+
+
+def op_call(name: str, linear: bool, operands: Operands) -> Callable[..., torch.Tensor]:
+    """The raw op, and its reference in plain torch, as functions of all their tensors."""
+
+    def call(*tensors: torch.Tensor) -> torch.Tensor:
+        x, *rest = tensors
+        weight = [rest.pop(0)] if linear else []
+        bias = rest.pop(0) if operands.bias is not None else None
+        if linear:
+            result = ops.linear(name, x, *weight, bias, rest, operands.scalars, "default")
+        else:
+            result = ops.elementwise(name, x, bias, rest, operands.scalars)
+        return torch.as_tensor(result)
+
+    return call
+
+
+RAW = [(name, True) for name in LINEAR] + [(name, False) for name in ELEMENTWISE]
+
+
+@pytest.mark.parametrize(("name", "linear"), RAW, ids=lambda v: str(v))
+@pytest.mark.parametrize("tensor_scalars", [False, True], ids=["numbers", "tensors"])
+def test_raw_ops_differentiate(name: str, linear: bool, tensor_scalars: bool, rng: torch.Generator) -> None:
+    """torch.ops.epigemm.* called directly: the same gradients as the reference composed by hand, no warning."""
+    operands = draw_operands(name, 4, FP64, "cpu", rng, tensor_scalars=tensor_scalars)
+    tensors = [signed((3, 5 if linear else 4), rng)]
+    if linear:
+        tensors.append(signed((4, 5), rng))
+    if operands.bias is not None:
+        tensors.append(operands.bias)
+    tensors += operands.tensors
+    ours = [tensor.clone().requires_grad_() for tensor in tensors]
+    theirs = [tensor.clone().requires_grad_() for tensor in tensors]
+    call = op_call(name, linear, operands)
+    actual = call(*ours)
+    rest = list(theirs[2 if linear else 1 :])
+    bias = rest.pop(0) if operands.bias is not None else None
+    acc = theirs[0] @ theirs[1].mT if linear else theirs[0]
+    expected = registry.EPILOGUES[name].reference(acc, bias, rest, operands.scalars)
+    torch.testing.assert_close(actual, expected)
+    upstream = torch.randn(3, 4, dtype=torch.float64)
+    backward(actual, upstream)
+    backward(expected, upstream)
+    for mine, other in zip(ours, theirs, strict=True):
+        assert mine.grad is not None
+        torch.testing.assert_close(mine.grad, other.grad)
+    assert torch.autograd.gradcheck(call, ours)
+    assert torch.autograd.gradgradcheck(call, ours)
+
+
+@pytest.mark.parametrize(("name", "linear"), RAW, ids=lambda v: str(v))
+def test_out_twins_refuse_what_requires_grad(name: str, linear: bool, rng: torch.Generator) -> None:
+    operands = draw_operands(name, 4, FP32, "cpu", rng)
+    x, weight = torch.randn(3, 5 if linear else 4), torch.randn(4, 5)
+    out = torch.full((3, 4), float("nan"))
+    tensors = [x, *([weight] if linear else []), *operands.tensors]
+    tensors += [] if operands.bias is None else [operands.bias]
+
+    def call() -> None:
+        if linear:
+            ops.linear_out(name, x, weight, operands.bias, operands.tensors, operands.scalars, "default", out)
+        else:
+            ops.elementwise_out(name, x, operands.bias, operands.tensors, operands.scalars, out)
+
+    for tensor in tensors:
+        tensor.requires_grad_()
+        with pytest.raises(RuntimeError, match="don't support automatic differentiation"):
+            call()
+        assert bool(out.isnan().all())
+        tensor.requires_grad_(False)
+    out.requires_grad_()
+    with pytest.raises(RuntimeError):
+        call()
+    out.requires_grad_(False)
+    x.requires_grad_()
+    with torch.no_grad():
+        call()
+    assert not bool(out.isnan().any())
+
+
+def test_fold_batch_norm_differentiates(rng: torch.Generator) -> None:
+    vectors = [signed((4,), rng) for _ in range(6)]
+    vectors[3] = vectors[3].abs() + 0.5
+    leaves_ = [vector.requires_grad_() for vector in vectors]
+    like = torch.empty(0, dtype=torch.float64)
+
+    def fold(*given: torch.Tensor) -> torch.Tensor:
+        return torch.as_tensor(ops.fold_batch_norm(like, *given, 1e-3))
+
+    assert torch.autograd.gradcheck(fold, leaves_)
+    assert torch.autograd.gradgradcheck(fold, leaves_)
+
+
+@functions
+def test_vmap_over_each_operand(function: Public, rng: torch.Generator) -> None:
+    arguments = function.draw(rng, shape=(3, 4, 5), dtype=torch.float64)
+    for name in tensors_of(arguments):
+        stacked = torch.stack([arguments[name], arguments[name] + 1, arguments[name] * 2])
+        each = torch.stack([function.eager(**{**arguments, name: value}) for value in stacked])
+
+        def call(value: torch.Tensor, name: str = name) -> torch.Tensor:
+            return function.call(**{**arguments, name: value})
+
+        torch.testing.assert_close(torch.func.vmap(call)(stacked), each)
+
+
+@functions
+def test_functional_transforms(function: Public, rng: torch.Generator) -> None:
+    """torch.func's grad, jacrev, jvp and hessian of the public functions equal those of the plain program."""
+    arguments = function.draw(rng, shape=(2, 3, 4), dtype=torch.float64)
+    x = arguments.pop("x")
+    tangent = torch.randn_like(x)
+    results: list[list[torch.Tensor]] = []
+    for call in (function.call, function.eager):
+
+        def of_x(x: torch.Tensor, call: Callable[..., torch.Tensor] = call) -> torch.Tensor:
+            return call(**arguments, x=x)
+
+        def loss(x: torch.Tensor, of_x: Callable[..., torch.Tensor] = of_x) -> torch.Tensor:
+            return of_x(x).square().sum()
+
+        value_and_derivative: Any = torch.func.jvp(of_x, (x,), (tangent,))
+        gradient = torch.func.grad(loss)(x)
+        second = [torch.func.jacrev(of_x)(x), torch.func.hessian(loss)(x)]
+        results.append([*value_and_derivative, gradient, *second])
+    for ours, theirs in zip(*results, strict=True):
+        torch.testing.assert_close(ours, theirs)
+
+
+@pytest.mark.parametrize(("name", "linear"), RAW, ids=lambda v: str(v))
+def test_functional_gradients_of_raw_ops_are_refused(name: str, linear: bool, rng: torch.Generator) -> None:
+    """torch.func.grad does not reach formulas registered for custom operators: that must be said, not be zero."""
+    operands = draw_operands(name, 4, FP64, "cpu", rng)
+    rest = [signed((4, 5), rng)] if linear else []
+    rest += [operands.bias] if operands.bias is not None else []
+    call = op_call(name, linear, operands)
+    with pytest.raises(RuntimeError, match="functorch"):
+        torch.func.grad(lambda x: call(x, *rest, *operands.tensors).sum())(
+            signed((3, 5 if linear else 4), rng)
+        )
+
+
+@functions
+def test_forward_mode_is_refused_and_not_dropped(function: Public, rng: torch.Generator) -> None:
+    arguments = function.draw(rng, shape=(3, 4, 5), dtype=torch.float64)
+    with forward_ad.dual_level():
+        dual = forward_ad.make_dual(arguments["x"], torch.ones_like(arguments["x"]))
+        with pytest.raises((NotImplementedError, RuntimeError), match="forward"):
+            function.call(**{**arguments, "x": dual})
+
+
+@functions
+def test_out_is_marked_as_written(function: Public, rng: torch.Generator) -> None:
+    """What saved `out` for its own backward pass must notice that a call has overwritten it."""
+    arguments = function.draw(rng)
+    leaf = torch.randn(9, 16, requires_grad=True)
+    saved = torch.randn(9, 16)
+    product = leaf * saved
+    function.call(**arguments, out=saved)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        backward(product.sum())
+
+
+def test_relu_gradient_agrees_with_the_forward(device: torch.device, rng: torch.Generator) -> None:
+    """Products near -bias, which bf16 would round across the kink: only an output above 0 has a gradient."""
+    x = torch.randn(64, 256, generator=rng).to(device, torch.bfloat16)
+    weight = torch.randn(128, 256, generator=rng).to(device, torch.bfloat16)
+    product = x.double() @ weight.double().t()
+    near = 1 + 0.01 * torch.randn(128, generator=rng, dtype=torch.float64).to(device)
+    bias = (-product[0] * near).to(torch.bfloat16).requires_grad_()
+    y = epigemm.linear_relu(x[:1].expand(8, -1), weight, bias)
+    backward(y, torch.ones_like(y))
+    assert bias.grad is not None
+    positive = y.detach() > 0
+    assert positive.any() and not positive.all()
+    torch.testing.assert_close(bias.grad, positive.sum(0).to(bias.dtype), rtol=0, atol=0)
+
+
+def rows_of_gradients(
+    function: Public, rng: torch.Generator
+) -> tuple[torch.Tensor, list[torch.Tensor], torch.Tensor]:
+    """A result, what it depends on, and three upstream gradients."""
+    arguments = leaves(function.draw(rng, dtype=torch.float64, tensor_scalar=True))
+    output = function.call(**arguments)
+    return output, list(tensors_of(arguments).values()), torch.randn(3, *output.shape, dtype=torch.float64)
+
+
+def one_by_one(
+    output: torch.Tensor, inputs: list[torch.Tensor], upstream: torch.Tensor
+) -> list[torch.Tensor]:
+    rows = [torch.autograd.grad(output, inputs, row, retain_graph=True) for row in upstream]
+    return [torch.stack(column) for column in zip(*rows, strict=True)]
+
+
+@functions
+def test_batches_of_upstream_gradients(function: Public, rng: torch.Generator) -> None:
+    output, inputs, upstream = rows_of_gradients(function, rng)
+    expected = one_by_one(output, inputs, upstream)
+    for create_graph in (False, True):
+        found = torch.autograd.grad(
+            output, inputs, upstream, retain_graph=True, create_graph=create_graph, is_grads_batched=True
+        )
+        torch.testing.assert_close(list(found), expected, rtol=1e-10, atol=1e-10)
+
+
+@functions
+def test_vmap_over_upstream_gradients(function: Public, rng: torch.Generator) -> None:
+    output, inputs, upstream = rows_of_gradients(function, rng)
+    expected = one_by_one(output, inputs, upstream)
+
+    def gradients_of_each(row: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return torch.autograd.grad(output, inputs, row, retain_graph=True)
+
+    found = torch.vmap(gradients_of_each)(upstream)
+    torch.testing.assert_close(list(found), expected, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("wanted", ["bias", "x"])
+def test_vmap_over_upstream_gradients_of_one_operand(wanted: str) -> None:
+    """The kernel's derivative is that for x, whether or not x is asked for."""
+    given = {"x": torch.randn(5, 4), "bias": torch.randn(4)}
+    given[wanted].requires_grad_()
+    output, upstream = epigemm.bias_relu(**given), torch.randn(3, 5, 4)
+    found = torch.vmap(lambda row: torch.autograd.grad(output, given[wanted], row, retain_graph=True)[0])(
+        upstream
+    )
+    torch.testing.assert_close([found], one_by_one(output, [given[wanted]], upstream))
+
+
+def cancelling(dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """A product and a bias that leave little of one another."""
+    x, weight = torch.rand(64, 256).to(dtype), torch.rand(32, 256).to(dtype)
+    return x, weight, (-(x.double() @ weight.double().t()).mean(0)).to(dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_a_bias_that_cancels_the_product(dtype: torch.dtype) -> None:
+    """The scale's gradient is made of their sum: rounded apart to 16 bits they would leave rounding errors."""
+    x, weight, bias = cancelling(dtype)
+    scale, upstream = torch.randn(32).to(dtype).requires_grad_(), torch.randn(64, 32).to(dtype)
+    z = torch.nn.functional.linear(x.double(), weight.double(), bias.double())
+    expected = (upstream.double() * z).sum(0)
+    backward(epigemm.linear_scale(x, weight, bias, scale), upstream)
+    assert scale.grad is not None
+    error = torch.linalg.vector_norm(scale.grad.double() - expected)
+    assert float(error) <= 2 * torch.finfo(dtype).eps * float(torch.linalg.vector_norm(expected))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_a_bias_that_cancels_the_product_under_functional_transforms(dtype: torch.dtype) -> None:
+    x, weight, bias = cancelling(dtype)
+    z = torch.nn.functional.linear(x, weight, bias)
+    _, found = torch.func.grad_and_value(lambda w: epigemm.linear_relu(x, w, bias).sum(dtype=torch.float64))(
+        weight
+    )
+    torch.testing.assert_close(found, torch.relu(z).sum(dtype=torch.float64), rtol=0, atol=0)

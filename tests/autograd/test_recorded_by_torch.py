@@ -1,0 +1,131 @@
+"""Recorded calls that PyTorch's own operators take: small layers whose products are none for a fused kernel."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint as untyped_checkpoint
+
+import epigemm
+from epigemm.calls import entry
+from epigemm.packs import weight_packs
+from tests.support.untyped import backward
+from tests.support.watching import WITH_ENTRY
+
+pytestmark = WITH_ENTRY
+
+DTYPES = [torch.float64, torch.float32, torch.bfloat16]
+FUNCTIONS: dict[str, Any] = {"linear": lambda z: z, "linear_relu": torch.relu}
+dtypes = pytest.mark.parametrize("dtype", DTYPES, ids=str)
+functions = pytest.mark.parametrize("name", FUNCTIONS)
+
+
+def drawn(rng: torch.Generator, device: torch.device, dtype: torch.dtype, *lead: int) -> list[Tensor]:
+    # No fused kernel stores rows of 15 elements in 16 bits, nor is fp16x3 accurate at K = 24.
+    sizes = ((*(lead or (6,)), 24), (15, 24), (15,))
+    return [torch.randn(size, generator=rng).to(device, dtype).requires_grad_() for size in sizes]
+
+
+def node_name(result: Tensor) -> str:
+    return type(result.grad_fn).__name__
+
+
+@functions
+@dtypes
+def test_results_and_gradients_are_eagers(
+    name: str, dtype: torch.dtype, device: torch.device, rng: torch.Generator
+) -> None:
+    x, weight, bias = drawn(rng, device, dtype)
+    for given in (
+        (x, weight, bias),
+        (x, weight, None),
+        (x.detach(), weight, bias),
+        (x, weight.detach(), None),
+    ):
+        inputs = [tensor for tensor in given if tensor is not None and tensor.requires_grad]
+        eager = FUNCTIONS[name](torch.nn.functional.linear(*given))
+        result = getattr(epigemm, name)(*given)
+        assert node_name(result) == node_name(eager)
+        assert torch.equal(result, eager)
+        grad = torch.randn(eager.shape, generator=rng).to(device, dtype)
+        expected = torch.autograd.grad(eager, inputs, grad)
+        assert all(map(torch.equal, torch.autograd.grad(result, inputs, grad), expected))
+
+
+@functions
+def test_what_is_left_to_a_node_of_ours(name: str, rng: torch.Generator) -> None:
+    """Large products, strict calls, other epilogues, and where the call asks for more than torch's setting."""
+    call = getattr(epigemm, name)
+    x, weight, bias = drawn(rng, torch.device("cpu"), torch.float32)
+    assert "_Linear" not in node_name(call(x, weight, bias))
+    many = torch.randn(4096, 24)
+    assert "_Linear" in node_name(call(many, weight, bias))
+    assert "_Linear" in node_name(epigemm.linear_relu_div(x, weight, bias, 2.0))
+    setting: Any = torch.backends.mkldnn
+    before = setting.matmul.fp32_precision
+    setting.matmul.fp32_precision = "bf16"
+    try:
+        assert "_Linear" in node_name(call(x, weight, bias, precision="highest"))
+    finally:
+        setting.matmul.fp32_precision = before
+
+
+@functions
+@pytest.mark.parametrize("lead", [(), (2, 3), (0,)], ids=str)
+def test_results_are_no_views(
+    name: str, lead: tuple[int, ...], device: torch.device, rng: torch.Generator
+) -> None:
+    x, weight, bias = drawn(rng, device, torch.float32, *lead)
+    result = getattr(epigemm, name)(x, weight, bias)
+    assert result.shape == (*x.shape[:-1], 15) and not result._is_view() and result.is_contiguous()
+
+
+def test_packs_of_a_changing_weight_expire(rng: torch.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
+    expired: list[Tensor] = []
+    monkeypatch.setattr(weight_packs, "expire", expired.append)
+    x, weight, bias = drawn(rng, torch.device("cpu"), torch.float32)
+    backward(epigemm.linear_relu(x, weight, bias).sum())
+    epigemm.linear_relu(x, weight.detach(), bias)
+    assert len(expired) == 1 and expired[0] is weight
+
+
+def test_explain_says_so(device: torch.device, rng: torch.Generator) -> None:
+    x, weight, bias = drawn(rng, device, torch.float32)
+    found = epigemm.explain("linear_relu", x, weight, bias)
+    assert found.kernels == ["torch GEMM (addmm, with the bias)", "torch relu"]
+    assert "PyTorch's own operators record the call" in found.reasons[0]
+    with torch.no_grad():
+        assert "record" not in str(epigemm.explain("linear_relu", x, weight, bias).reasons)
+
+
+def test_a_checkpoint_saves_the_same_twice(rng: torch.Generator) -> None:
+    """Whatever records the call by then: its hooks compare what both passes save."""
+    x, weight, bias = drawn(rng, torch.device("cpu"), torch.float32)
+    function: Any = epigemm.linear_relu
+    result: Any = untyped_checkpoint(function, x, weight, bias, use_reentrant=False)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]):
+        backward(result.sum())
+    eager = torch.relu(torch.nn.functional.linear(x, weight, bias))
+    for tensor, expected in zip(
+        (x, weight, bias), torch.autograd.grad(eager.sum(), [x, weight, bias]), strict=True
+    ):
+        assert tensor.grad is not None and torch.equal(tensor.grad, expected)
+
+
+def test_a_precision_of_the_calls_own_holds_in_its_backward_pass(rng: torch.Generator) -> None:
+    """PyTorch's nodes follow the setting that is in force by then."""
+    x, weight, bias = drawn(rng, torch.device("cpu"), torch.float32)
+    assert "_Linear" in node_name(epigemm.linear_relu(x, weight, bias, precision="ieee"))
+    assert "_Linear" not in node_name(
+        epigemm.linear_relu(*(t.double() for t in (x, weight, bias)), precision="ieee")
+    )
+
+
+def test_explain_runs_no_call(rng: torch.Generator, answered: list[Any]) -> None:
+    x, weight, bias = drawn(rng, torch.device("cpu"), torch.float32)
+    epigemm.explain("linear_relu", x, weight, bias)
+    epigemm.explain("linear_relu_div", x, weight, bias, 2.0)
+    assert "done" not in answered and entry.Reason.RECORDED_BY_TORCH in answered

@@ -1,0 +1,292 @@
+"""The road of batch-invariant calls on a GPU: on a CPU, with PyTorch in place of the kernels, what is launched."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import epigemm
+from epigemm._native import ops
+from epigemm.arguments.precision import IEEE
+from epigemm.calls import elementwise_kernels, entry, fallback, weight_slices
+from epigemm.epilogues.registry import EPILOGUES
+from epigemm.linking import loading
+from epigemm.packs import weight_packs
+from epigemm.planning import decisions, plans
+from tests.support.layouts import LAYOUTS
+from tests.support.pieces import DEVICE, HOPPER, stand_in
+
+DTYPES = [torch.float16, torch.bfloat16]
+
+
+def is_covered(matrix: Tensor, rows: int, columns: int) -> bool:
+    """What TMA asks of a matrix."""
+    flat = matrix.view(rows, columns) if weight_slices.flattens(matrix) else None
+    if flat is None or flat.stride(1) != 1:
+        return False
+    size = matrix.element_size()
+    return flat.data_ptr() % 16 == 0 and columns * size % 16 == 0 and flat.stride(0) * size % 16 == 0
+
+
+class Launches:
+    """Stand-ins of the two native operators, and what they were called with."""
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[str, list[int]]] = []
+        self.short = 0  # calls that find no memory
+
+    def linear_out(self, name: str, x: Tensor, weight: Tensor, *others: Any) -> int:
+        bias, operands, scalars, _, _, is_invariant, _, launch, out = others
+        assert is_invariant or not launch
+        decision: int = _linear_out(name, x, weight, *others)
+        if not launch or decisions.way(decision) != decisions.TENSORS:
+            return decision
+        (n, k), m = weight.shape, x.numel() // x.shape[-1]
+        if x.dtype is torch.float32 and decisions.arithmetic(decision) == IEEE:
+            assert x.dim() == 2 or weight_slices.flattens(x)
+            self.seen.append(("fp32", []))
+        else:
+            assert is_covered(x, m, k) and is_covered(weight, n, k) and is_covered(out, m, n)
+            self.seen.append(("tensors", [m, n, k]))
+        assert all(operand.is_contiguous() for operand in (bias, *(operands or ())) if operand is not None)
+        product = (x.double() @ weight.double().t()).to(x.dtype)
+        out.copy_(EPILOGUES[name].reference(product, bias, operands or (), scalars or ()))
+        return decision
+
+    def pieces(self, *arguments: Any) -> None:
+        if self.short:
+            self.short -= 1
+            raise torch.OutOfMemoryError
+        pack, arithmetic, plan = arguments[3], arguments[8], arguments[9]
+        assert len(plan) == 5
+        stand_in(*arguments)
+        self.seen.append((arithmetic, [int(pack is not None)]))
+
+
+_linear_out = decisions.linear_out
+
+
+@pytest.fixture
+def launches(monkeypatch: pytest.MonkeyPatch) -> Iterator[Launches]:
+    found = Launches()
+    monkeypatch.setattr(entry, "_module", None)
+    monkeypatch.setattr(decisions, "linear_out", found.linear_out)
+    monkeypatch.setattr(weight_slices, "launch", found.pieces)
+    monkeypatch.setattr(Tensor, "get_device", lambda tensor: DEVICE)
+    monkeypatch.setattr(plans, "has_gpu_kernels", lambda tensor: tensor.is_cpu)
+    monkeypatch.setattr(plans, "gpu_numbers", lambda device: HOPPER)
+    monkeypatch.setattr(plans, "no_gemm_kernels", lambda: "")
+    monkeypatch.setattr(loading, "link", lambda *call: "")
+    monkeypatch.setattr(loading, "would_link", lambda *call: "")
+    monkeypatch.setattr(weight_packs, "capturing", lambda device: False)
+    ops._clear_measured(DEVICE)
+    with epigemm.batch_invariant():
+        yield found
+    weight_slices._shortages.clear()
+
+
+def product(m: int, n: int, k: int, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor, Tensor]:
+    return torch.randn(m, k).to(dtype), torch.randn(n, k).to(dtype), torch.randn(n).to(dtype)
+
+
+def check(actual: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None) -> None:
+    assert bias is not None
+    expected = torch.relu(x.double() @ weight.double().t() + bias.double())
+    tolerance = 2e-2 if x.dtype is torch.bfloat16 else 5e-3 if x.dtype is torch.float16 else 1e-3
+    torch.testing.assert_close(actual.double(), expected, rtol=tolerance, atol=tolerance * x.shape[-1] ** 0.5)
+
+
+# What fp32 runs on, by torch's setting, the call's precision, and K.
+FP32_ROADS = [
+    ("highest", None, 128, "split"),
+    ("highest", None, 127, "fp32"),
+    ("highest", "highest", 4096, "split"),
+    ("highest", "ieee", 4096, "fp32"),
+    ("highest", "high", 512, "scaled"),
+    ("highest", "high", 8193, "split"),
+    ("highest", "medium", 15, "fp32"),
+    ("highest", "tf32", 15, "tensors"),
+    ("high", None, 512, "scaled"),
+    ("high", None, 8193, "split"),
+    ("high", "highest", 512, "split"),
+    ("high", "tf32", 512, "tensors"),
+]
+
+
+@pytest.mark.parametrize(("setting", "precision", "k", "road"), FP32_ROADS, ids=str)
+def test_fp32_roads(launches: Launches, setting: str, precision: str | None, k: int, road: str) -> None:
+    """N, K and precision decide; M does not, nor do layouts."""
+    torch.set_float32_matmul_precision(setting)
+    x, weight, bias = product(130, 12, k)
+    for m in (1, 2, 16, 64, 65, 130):
+        check(
+            epigemm.linear_relu(x[:m], weight, bias, precision=precision),
+            x[:m],
+            weight,
+            bias,
+        )
+    check(epigemm.linear_relu(x.t().contiguous().t(), weight, bias, precision=precision), x, weight, bias)
+    assert {kind for kind, _ in launches.seen} == {road}
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("shape", [(5, 16, 24), (1, 16, 24), (5, 15, 21), (1, 1, 1), (7, 3, 64)], ids=str)
+@pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
+def test_16_bits_in_any_layout(
+    launches: Launches, dtype: torch.dtype, shape: tuple[int, int, int], layout: Any
+) -> None:
+    """What TMA cannot read or write is copied and padded, and multiplied by the same kernel."""
+    x, weight, bias = product(*shape, dtype)
+    for given_x, given_weight in ((layout(x), weight), (x, layout(weight))):
+        check(epigemm.linear_relu(given_x, given_weight, bias), x, weight, bias)
+        out = layout(torch.empty(shape[:2], dtype=dtype))
+        assert epigemm.linear_relu(given_x, given_weight, bias, out=out) is out
+        check(out, x, weight, bias)
+    assert len(launches.seen) == 4
+    assert all(n % 8 == 0 and k % 8 == 0 and m == shape[0] for _, (m, n, k) in launches.seen)
+
+
+def test_folded_vectors_are_padded_too(launches: Launches) -> None:
+    x, weight, bias = product(6, 13, 20, torch.float16)
+    mean, var, gain, offset = (torch.rand(13) + 0.5 for _ in range(4))
+    actual = epigemm.linear_scale_batch_norm(x, weight, bias, None, mean, var, gain, offset)
+    with epigemm.batch_invariant(False):
+        z = x.double() @ weight.double().t() + bias.double()
+        expected = (z - mean) / torch.sqrt(var.double() + 1e-5) * gain + offset
+    torch.testing.assert_close(actual.double(), expected, rtol=2e-2, atol=2e-2)
+    assert launches.seen == [("tensors", [6, 16, 24])]
+
+
+def test_a_scalar_tensor_is_no_vector(launches: Launches) -> None:
+    x, weight, bias = product(6, 1, 20, torch.float16)
+    actual = epigemm.linear_relu_div(x, weight, bias, torch.tensor(2.0))
+    check(actual.double() * 2, x, weight, bias)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
+@pytest.mark.parametrize("k", [64, 192])
+def test_fp32_results_in_any_layout(launches: Launches, layout: Any, k: int) -> None:
+    """In multiply-adds and on pieces, whose kernels store whole 16 bytes."""
+    for n in (12, 13):
+        x, weight, bias = product(10, n, k)
+        out = layout(torch.empty(10, n))
+        assert epigemm.linear_relu(layout(x), layout(weight), layout(bias[None])[0], out=out) is out
+        check(out, x, weight, bias)
+        split_out = torch.empty(5, 2, n).transpose(0, 1)
+        epigemm.linear_relu(x.view(2, 5, k), weight, bias, out=split_out)
+        check(split_out.reshape(10, n), x, weight, bias)
+    assert {kind for kind, _ in launches.seen} == {"fp32" if k == 64 else "split"}
+
+
+def test_packs_are_used_and_made_as_ever(launches: Launches) -> None:
+    x, weight, bias = product(4, 16, 256)
+    layer = epigemm.nn.LinearReLU(256, 16)
+    with torch.no_grad():
+        epigemm.linear_relu(x, weight, bias)
+        layer(x)
+        layer(x)
+        assert list(weight_packs.kept(layer.weight)) == [2]
+        layer.weight.mul_(2)
+        check(layer(x), x, layer.weight, layer.bias)
+        packed = epigemm.pack(weight)
+        check(epigemm.linear_relu(x, packed, bias), x, weight, bias)
+    layer(x)
+    assert launches.seen == [("split", [int(packed)]) for packed in (False, True, True, True, True, False)]
+
+
+def test_without_memory_it_raises(launches: Launches) -> None:
+    """Any other road has other bits. A pack that was made before memory ran out is read by the next attempt."""
+    x, weight, bias = product(4, 16, 256)
+    launches.short = 1
+    with pytest.raises(torch.OutOfMemoryError):
+        epigemm.linear_relu(x, weight, bias)
+    assert not launches.seen
+    layer = epigemm.nn.LinearReLU(256, 16)
+    launches.short = 1
+    with torch.no_grad():
+        check(layer(x), x, layer.weight, layer.bias)
+    assert launches.seen == [("split", [1])]
+
+
+def test_doubles_are_refused_before_anything_is_launched(
+    launches: Launches, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not even the fold of a BatchNorm."""
+
+    def launched(*_: Any) -> None:
+        raise AssertionError
+
+    monkeypatch.setattr(elementwise_kernels, "_fold_batch_norm_out", launched)
+    monkeypatch.setattr(fallback, "_run", launched)
+    x, weight, bias = product(4, 16, 256, torch.float64)
+    vector = torch.rand(16, dtype=torch.float64)
+    for call in (
+        lambda: epigemm.linear_relu(x, weight, bias),
+        lambda: epigemm.linear_scale_batch_norm(x, weight, bias, None, vector, vector, vector, vector),
+        lambda: epigemm.explain("linear_relu", x, weight, bias),
+    ):
+        with pytest.raises(
+            RuntimeError, match=r"x: got float64 on cpu in the batch-invariant mode.*; accepted"
+        ):
+            call()
+
+
+@pytest.mark.parametrize(
+    ("device", "words"), [((80, 108), "8.0"), ((100, 148), "10.0")], ids=["ampere", "blackwell"]
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+def test_other_gpus_are_refused(
+    launches: Launches, monkeypatch: pytest.MonkeyPatch, device: Any, words: str, dtype: torch.dtype
+) -> None:
+    monkeypatch.setattr(plans, "gpu_numbers", lambda _: device)
+    ops._clear_measured(DEVICE)  # forgets the plans of the GPU that it was
+    x, weight, bias = product(4, 16, 256, dtype)
+    for precision in (None, "ieee", "tf32"):
+        with pytest.raises(RuntimeError, match=rf"x: got .*this device has {words}\); accepted"):
+            epigemm.linear_relu(x, weight, bias, precision=precision)
+    assert not launches.seen
+
+
+def test_strict_calls_pass(launches: Launches) -> None:
+    """Every road is a fused kernel."""
+    for dtype in (torch.float32, torch.float16):
+        x, weight, bias = product(3, 13, 21, dtype)
+        check(epigemm.linear_relu(x, weight, bias, strict=True), x, weight, bias)
+
+
+def test_explain_shows_the_fixed_plan(launches: Launches) -> None:
+    x, weight, bias = product(3, 16, 256)
+    for precision, words in (
+        ("highest", "on fp16 slices, tile 128x128x64"),
+        ("high", "on fp16 slices, tile 128x128x64"),
+        ("tf32", "fused GEMM, tile 128x128x32"),
+        ("ieee", "in fp32 multiply-adds"),
+    ):
+        explanation = epigemm.explain("linear_relu", x, weight, bias, precision=precision)
+        assert explanation.path == "fused" and words in explanation.kernel
+        assert "batch invariant" in explanation.reasons[0]
+        assert len(explanation.candidates) == (precision != "ieee")
+    assert "K = 64 is below 128" in str(epigemm.explain("linear_relu", x[:, :64], weight[:, :64], bias))
+    assert not launches.seen
+
+
+def test_no_predicted_time_plays_a_part(launches: Launches) -> None:
+    """Not even of one row, which cuBLAS multiplies sooner."""
+    x, weight, bias = product(1, 16, 256)
+    for precision in ("highest", "high", "tf32", "ieee"):
+        epigemm.linear_relu(x, weight, bias, precision=precision)
+    assert [kind for kind, _ in launches.seen] == ["split", "scaled", "tensors", "fp32"]
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(("n", "k"), [(64, 60), (60, 64), (15, 21)])
+def test_a_vector_is_one_row(launches: Launches, dtype: torch.dtype, n: int, k: int) -> None:
+    x, weight, bias = product(1, n, k, dtype)
+    actual = epigemm.linear_relu(x[0], weight, bias)
+    assert actual.shape == (n,)
+    check(actual[None], x, weight, bias)
+    assert "padded" in str(epigemm.explain("linear_relu", x[0], weight, bias))

@@ -1,0 +1,327 @@
+"""fp32 calls on fp16 slices: which calls go there, through which memory, and what runs elsewhere."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import epigemm
+from epigemm.packs import weight_packs
+from epigemm.planning import decisions
+from tests.support.pieces import Road
+from tests.support.public import PUBLIC_LINEAR, Public
+from tests.support.untyped import backends, backward
+
+
+def same_results(actual: Tensor, expected: Tensor) -> None:
+    assert actual.shape == expected.shape
+    torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("function", PUBLIC_LINEAR, ids=lambda f: f.name)
+@pytest.mark.parametrize("packed", [False, True], ids=["plain", "packed"])
+def test_every_function_runs_there(function: Public, packed: bool, road: Road, rng: torch.Generator) -> None:
+    m, n, k = road.size
+    arguments = function.draw(rng, shape=(m, n, k), device=road.device)
+    expected = function.eager(**arguments)
+    if packed:
+        arguments["weight"] = epigemm.pack(arguments["weight"])
+    same_results(function.call(**arguments), expected)
+    same_results(function.call(**arguments, strict=True), expected)
+    out = torch.empty(m, n, device=road.device)
+    assert function.call(**arguments, out=out) is out
+    same_results(out, expected)
+    assert [launch.packed for launch in road.take()] == [packed] * 3
+
+
+LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
+    "transposed": lambda t: t.t().contiguous().t(),
+    "every other column": lambda t: t.repeat_interleave(2, 1)[:, ::2],
+    "every other row": lambda t: t.repeat_interleave(2, 0)[::2],
+    "off a boundary": lambda t: F.pad(t, (1, 0))[:, 1:],
+    "expanded": lambda t: t[:1].expand(t.shape),
+    "negated": lambda t: torch._neg_view(t),
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("which", ["x", "weight"])
+def test_layouts(layout: str, which: str, road: Road) -> None:
+    """Any strides will do: the kernels read the pieces."""
+    x, weight = road.x(), road.weight()
+    if which == "x":
+        x = LAYOUTS[layout](x)
+    else:
+        weight = LAYOUTS[layout](weight)
+    road.check(epigemm.linear(x, weight), x, weight)
+    assert len(road.take()) == 1
+
+
+@pytest.mark.parametrize("leading", [(4, 512), (2, 2, 512), (1, 2048), (2048, 1)], ids=str)
+def test_leading_dimensions(leading: tuple[int, ...], road: Road) -> None:
+    weight = road.weight()
+    for x in (torch.randn(*leading, road.size[2], device=road.device),):
+        for given in (x, x.transpose(0, 1), x.movedim(-1, 0).contiguous().movedim(0, -1)):
+            actual = epigemm.linear(given, weight)
+            assert actual.shape == (*given.shape[:-1], road.size[1]) and actual.is_contiguous()
+            road.check(actual.flatten(0, -2), given.flatten(0, -2), weight)
+    assert len(road.take()) == 3
+
+
+def test_a_vector_is_one_row(road: Road) -> None:
+    x, weight = road.x()[0], road.weight()
+    road.check(epigemm.linear(x, weight)[None], x[None], weight)
+
+
+OUTS: dict[str, Callable[[int, int, torch.device], Tensor]] = {
+    "contiguous": lambda m, n, d: torch.empty(m, n, device=d),
+    "columns of a wider one": lambda m, n, d: torch.empty(m, n + 4, device=d)[:, :n],
+    "rows off 16 bytes": lambda m, n, d: torch.empty(m, n + 1, device=d)[:, :n],
+    "start off 16 bytes": lambda m, n, d: torch.empty(m * n + 1, device=d)[1:].view(m, n),
+    "transposed": lambda m, n, d: torch.empty(n, m, device=d).t(),
+    "every other column": lambda m, n, d: torch.empty(m, 2 * n, device=d)[:, ::2],
+    "three dimensions": lambda m, n, d: torch.empty(m // 2, 2, n, device=d),
+    "three dimensions, gaps": lambda m, n, d: torch.empty(m // 2, 3, n, device=d)[:, :2],
+}
+
+
+@pytest.mark.parametrize("layout", OUTS)
+@pytest.mark.parametrize("narrower", [0, 1, 2, 3])
+def test_outputs(layout: str, narrower: int, road: Road) -> None:
+    """What the kernels cannot store to is written by a copy, and nothing beside it."""
+    m, n, k = road.size[0], road.size[1] - narrower, 4 * road.size[2]  # a product that is worth the copy
+    out = OUTS[layout](m, n, road.device)
+    root = out._base if out._base is not None else out
+    root.fill_(float("nan"))
+    x, weight = torch.randn(*out.shape[:-1], k, device=road.device), torch.randn(n, k, device=road.device)
+    epigemm.linear(x, weight, out=out)
+    road.check(out.reshape(m, n), x.reshape(m, k), weight)
+    assert int(root.isnan().sum()) == root.numel() - m * n
+    (launch,) = road.take()
+    copied = launch.out != out.data_ptr()
+    launches = epigemm.explain("linear", x, weight, out=out).kernels
+    assert copied == any("torch copy of the result" in kernel for kernel in launches)
+    if layout == "contiguous":
+        assert copied == (narrower > 0)
+
+
+@pytest.mark.parametrize(("fallback_us", "runs"), [(1e6, True), (10.5, False)])
+def test_a_copy_that_takes_the_gain(fallback_us: float, runs: bool, road: Road) -> None:
+    m, n, k = road.size
+    for size in (road.size, (m, n - 1, k)):
+        road.measure(10.0, fallback_us, size=size)
+    x, weight = road.x(), road.weight()
+    for given, expected in ((weight, True), (weight[:-1], runs)):
+        road.check(epigemm.linear(x, given), x, given)
+        assert len(road.take()) == expected
+    if not runs:
+        reasons = epigemm.explain("linear", x, weight[:-1]).reasons
+        assert any("copying the result takes what was gained" in reason for reason in reasons)
+
+
+def test_strided_vectors(road: Road, rng: torch.Generator) -> None:
+    x, weight, n = road.x(), road.weight(), road.size[1]
+    bias = torch.randn(2 * n, device=road.device)[::2]
+    same_results(epigemm.linear_relu(x, weight, bias), F.relu(F.linear(x, weight, bias)))
+    scale = torch.randn(n, 3, device=road.device)[:, 1]
+    same_results(epigemm.linear_scale(x, weight, bias, scale), F.linear(x, weight, bias) * scale)
+    assert len(road.take()) == 2
+
+
+ELSEWHERE: dict[str, tuple[tuple[int, int, int], dict[str, Any], str]] = {
+    "no rows": ((0, 512, 256), {}, "empty"),
+    "no columns": ((64, 0, 256), {}, "empty"),
+    "no sum": ((64, 64, 0), {}, "empty"),
+    "small K": ((2048, 512, 64), {}, "K = 64"),
+    "tiny": ((16, 16, 256), {}, "expected to be at least as fast"),
+    "ieee": ((2048, 512, 256), {"precision": "ieee"}, "IEEE|not on a CUDA device"),
+}
+
+
+@pytest.mark.parametrize("case", ELSEWHERE)
+def test_calls_that_run_elsewhere(case: str, road: Road) -> None:
+    (m, n, k), options, reason = ELSEWHERE[case]
+    x, weight = torch.randn(m, k, device=road.device), torch.randn(n, k, device=road.device)
+    same_results(epigemm.linear_relu(x, weight, **options), F.relu(F.linear(x, weight)))
+    assert not road.take()
+    reasons = epigemm.explain("linear_relu", x, weight, **options).reasons
+    assert any(re.search(reason, text) for text in reasons), reasons
+    with pytest.raises(RuntimeError, match=rf"strict: got True .*({reason})"):
+        epigemm.linear_relu(x, weight, **options, strict=True)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_other_dtypes_never_go_there(dtype: torch.dtype, road: Road) -> None:
+    x, weight = road.x().to(dtype), road.weight().to(dtype)
+    epigemm.linear(x, weight)
+    assert not road.take()
+
+
+def always_on_pieces(road: Road) -> None:
+    """Whatever dispatch thinks of the size."""
+    _, n, k = road.size
+    for size in (road.size, (weight_packs._MANY_ROWS, n, k)):
+        road.measure(10.0, 100.0, size=size)
+    road.measure(90.0, 100.0, arithmetics=["tf32"])
+
+
+def settings(how: str) -> None:
+    """Both of torch's settings APIs."""
+    if how in ("highest", "high", "medium"):
+        torch.set_float32_matmul_precision(how)
+    else:
+        backends.cuda.matmul.fp32_precision = how
+        backends.mkldnn.matmul.fp32_precision = how
+
+
+WISHES = [None, "highest", "ieee", "high", "medium", "tf32"]
+ASKED = {"highest": "split", "ieee": "ieee", "high": "scaled", "medium": "scaled", "tf32": "tf32"}
+DEFAULTS = {
+    "highest": "split",
+    "high": "scaled",
+    "medium": "scaled",
+    "none": "split",
+    "ieee": "split",
+    "tf32": "scaled",
+}
+
+
+@pytest.mark.parametrize("setting", DEFAULTS)
+@pytest.mark.parametrize("wish", WISHES)
+def test_which_arithmetic_runs(setting: str, wish: str | None, road: Road) -> None:
+    """The table of precisions, as launched: the call's wish wins, None follows torch."""
+    x, weight = road.x(), road.weight()
+    settings(setting)
+    always_on_pieces(road)
+    asked = DEFAULTS[setting] if wish is None else ASKED[wish]
+    packed = epigemm.pack(weight, precision=wish)
+    assert set(weight_packs.kept(weight)) == (
+        {weight_packs.SLICES[asked]} if asked in weight_packs.SLICES else set()
+    )
+    epigemm.linear(x, packed, precision=wish)
+    launched = [launch.arithmetic for launch in road.take()]
+    assert launched == ([asked] if asked in weight_packs.SLICES else [])
+
+
+@pytest.mark.parametrize("setting", ["tf32", "high", "medium"])
+@pytest.mark.parametrize("wish", ["highest", "ieee"])
+def test_the_second_path_is_as_accurate_as_asked(
+    setting: str, wish: str, road: Road, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the split does not run, torch's GEMM must not fall to TF32 behind an explicit wish."""
+    seen: list[str] = []
+
+    def watched(gemm: Any) -> Any:
+        def run(x: Tensor, *others: Any, **named: Any) -> Tensor:
+            backend = "cuda" if x.is_cuda else "mkldnn"
+            seen.append(str(torch._C._get_fp32_precision_getter(backend, "matmul")))
+            result: Tensor = gemm(x, *others, **named)
+            return result
+
+        return run
+
+    monkeypatch.setattr(torch.nn.functional, "linear", watched(torch.nn.functional.linear))
+    monkeypatch.setattr(torch, "mm", watched(torch.mm))
+    settings(setting)
+    x, weight = torch.randn(32, 64, device=road.device), torch.randn(16, 64, device=road.device)
+    epigemm.linear(x, weight, precision=wish)
+    assert seen == ["ieee"]
+    assert not road.take()
+
+
+def test_scaled_against_the_tf32_kernel(road: Road) -> None:
+    """Precision "high" takes the faster of both, and scaled fp16 where TF32 does not run on the tensors."""
+    x, weight = road.x(), road.weight()
+    always_on_pieces(road)
+    packed = epigemm.pack(weight, precision="high")
+
+    def launched(given: Tensor, tf32: float) -> list[str]:
+        road.measure(tf32, 100.0, arithmetics=["tf32"])
+        epigemm.linear(given, packed, precision="high")
+        return [launch.arithmetic for launch in road.take()]
+
+    torch.set_float32_matmul_precision("high")
+    assert launched(x, 90.0) == ["scaled"]
+    assert launched(x, 1.0) == []
+    assert launched(x.t().contiguous().t(), 1.0) == ["scaled"], "TF32 needs rows"
+    reasons = " ".join(epigemm.explain("linear", x, packed, precision="high").reasons)
+    assert "TF32 kernel is expected to be faster" in reasons
+
+
+@pytest.mark.parametrize("torchs", ["highest", "none", "ieee", "high", "tf32"])
+@pytest.mark.parametrize("first", ["scaled", "tf32", "split", "torch"])
+def test_the_order_at_high(torchs: str, first: str, road: Road, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Scaled pieces, the TF32 kernel, and where torch's GEMM keeps to IEEE the split, before that GEMM runs."""
+    settings(torchs)
+    reduced = torchs in ("high", "tf32")
+    order = ["scaled", "tf32", *([] if reduced else ["split"]), "torch"]
+    ready = order[order.index(first) :] if first in order else ["torch"]
+    torch_us = {name: 100.0 if name in ready else 4.0 + i for i, name in enumerate(order)}
+    for name in order[:-1]:
+        road.measure(10.0, torch_us[name], arithmetics=[name], tf32_allowed=[reduced])
+    ran: list[str] = []
+    native = decisions.linear_out
+
+    def watched(*call: Any) -> int:
+        decision: int = native(*call)
+        fused = decisions.way(decision) != decisions.FALLBACK
+        ran.append(decisions.arithmetic(decision) if fused else "torch")
+        return decision
+
+    monkeypatch.setattr(decisions, "linear_out", watched)
+    x, weight = road.x(), road.weight()
+    torch.testing.assert_close(
+        epigemm.linear(x, weight, precision="high"), F.linear(x, weight), rtol=0.0, atol=5e-3
+    )
+    assert ran == [ready[0]]
+    launched = [launch.arithmetic for launch in road.take()]
+    assert launched == [each for each in ready[:1] if each in ("scaled", "split")]
+    explanation = epigemm.explain("linear", x, weight, precision="high")
+    told = [reason.split(": ")[1] for reason in explanation.reasons if "own path was measured" in reason]
+    before = order[: order.index(ready[0])]
+    assert told == [
+        f"PyTorch's own path was measured to be faster ({torch_us[name]:.0f} us against 10 us fused)"
+        for name in before
+    ]
+    if ready[0] == "torch":
+        assert explanation.path == "gemm+elementwise"
+        with pytest.raises(RuntimeError, match=re.escape("; ".join(told))):
+            epigemm.linear(x, weight, precision="high", strict=True)
+    else:
+        assert explanation.path == "fused" and explanation.arithmetic.startswith(ready[0])
+        epigemm.linear(x, weight, precision="high", strict=True)
+
+
+def test_gradients_products_run_there_too(road: Road) -> None:
+    """Three products of one size, each on fp16 slices; they are those of plain PyTorch."""
+    size = 1024 if road.device.type == "cpu" else 4096
+    x = torch.randn(size, size, device=road.device).requires_grad_()
+    weight = (torch.randn(size, size, device=road.device) / size**0.5).requires_grad_()
+    upstream = torch.randn(size, size, device=road.device)
+    backward(epigemm.linear_relu(x, weight), upstream)
+    launches = road.take()
+    assert len(launches) == 3, "forward, x's gradient, the weight's"
+    mine = [x.grad, weight.grad]
+    x.grad = weight.grad = None
+    backward(F.relu(F.linear(x, weight)), upstream)
+    for ours, theirs in zip(mine, (x.grad, weight.grad), strict=True):
+        assert ours is not None and theirs is not None
+        # An output that rounds to the other side of zero is a whole term of the sum.
+        assert float((ours - theirs).norm() / theirs.norm()) < 1e-3
+
+
+def test_vmap_and_autocast(road: Road) -> None:
+    x, weight = road.x(), road.weight()
+    packed = epigemm.pack(weight)
+    batched = torch.func.vmap(lambda each: epigemm.linear(each, packed))(torch.stack([x, x]))
+    road.check(batched[1], x, weight)
+    assert [launch.packed for launch in road.take()] == [True]
+    with torch.autocast(road.device.type, dtype=torch.bfloat16):
+        assert epigemm.linear(x, packed).dtype is torch.bfloat16
+    assert not road.take()

@@ -1,0 +1,306 @@
+"""What a decorated function may be called, take and capture: signatures, names, constants that change."""
+
+from __future__ import annotations
+
+import importlib
+import re
+import sys
+import types
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from epigemm import epilogue
+from epigemm.epilogues.declaring import trace
+from epigemm.epilogues.kinds import Matrix, PerColumn, PerRow, Scalar
+
+WEIGHT = torch.ones(7)
+
+
+def too_many(kind: type, count: int) -> Callable[..., Tensor]:
+    names = [f"a{number}" for number in range(count)]
+    namespace: dict[str, Any] = {}
+    exec(f"def many(acc, {', '.join(names)}):\n    return acc + {' + '.join(names)}", namespace)
+    many = namespace["many"]
+    many.__annotations__ = dict.fromkeys(names, kind)
+    assert callable(many)
+    return many  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize(("kind", "most"), [(PerColumn, 4), (Scalar, 4), (PerRow, 2), (Matrix, 2)])
+def test_limits(kind: type, most: int) -> None:
+    assert len(trace(too_many(kind, most)).operands) == most
+    with pytest.raises(ValueError, match=f"got {most + 1} operands of kind .*; accepted are at most {most}"):
+        trace(too_many(kind, most + 1))
+
+
+def _star(acc: Tensor, *others: PerColumn) -> Tensor:
+    return acc
+
+
+def _keywords(acc: Tensor, **others: PerColumn) -> Tensor:
+    return acc
+
+
+def _keyword_only(acc: Tensor, *, bias: PerColumn) -> Tensor:
+    return acc
+
+
+def _unannotated(acc, bias):  # type: ignore[no-untyped-def] # noqa: ANN001, ANN202
+    return acc
+
+
+def _unknown(acc: Tensor, bias: float) -> Tensor:
+    return acc
+
+
+def _accumulator(acc: PerColumn) -> Any:
+    return acc
+
+
+def _default_vector(acc: Tensor, bias: PerColumn = WEIGHT) -> Tensor:
+    return acc
+
+
+def _default_text(acc: Tensor, s: Scalar = "1") -> Tensor:  # type: ignore[assignment]
+    return acc
+
+
+def _empty() -> None:
+    pass
+
+
+@pytest.mark.parametrize(
+    ("function", "text"),
+    [
+        (_star, r"\*others is not supported"),
+        (_keywords, r"\*others is not supported"),
+        (_keyword_only, "'bias' is keyword-only"),
+        (_unannotated, "'bias' has no annotation; accepted is PerColumn"),
+        (_unknown, "'bias' has 'float'; accepted is PerColumn"),
+        (_accumulator, "'acc' is the accumulator"),
+        (_default_vector, "'bias' has a default of type Tensor"),
+        (_default_text, "'s' has a default of type str"),
+        (_empty, "takes no argument"),
+        (print, "got builtin_function_or_method; accepted is a Python function"),
+    ],
+)
+def test_signatures(function: Callable[..., Any], text: str) -> None:
+    with pytest.raises(TypeError, match=text):
+        trace(function)
+
+
+def _acc_and(name: str) -> Callable[..., Any]:
+    namespace: dict[str, Any] = {"PerColumn": PerColumn}
+    exec(f"def renamed(acc, {name}: PerColumn):\n    return acc + {name}", namespace)
+    renamed: Callable[..., Any] = namespace["renamed"]
+    return renamed
+
+
+@pytest.mark.parametrize(
+    "name", ["x", "weight", "z", "out", "precision", "strict", "self", "operands", "named"]
+)
+def test_names_that_calls_have_taken(name: str) -> None:
+    with pytest.raises(
+        TypeError, match=f"renamed .*: an operand is called '{name}'; accepted is any name but"
+    ):
+        trace(_acc_and(name))
+
+
+@pytest.mark.parametrize(
+    ("name", "shown"),
+    [("", "epilogue"), ("a\nb", "epilogue"), ("<lambda>", "epilogue"), ("a" * 5000, "a" * 64)],
+)
+def test_a_name_that_is_no_identifier_goes_nowhere(name: str, shown: str) -> None:
+    function = _acc_and("bias")
+    function.__name__ = name
+    assert trace(function).name == shown
+
+
+LIMIT = 2.0
+
+
+def test_a_changed_constant_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    slope = 0.5
+
+    def uses(acc: Tensor) -> Tensor:
+        return acc * slope + helper(acc)
+
+    def helper(acc: Tensor) -> Tensor:
+        return acc * LIMIT
+
+    traced = trace(uses)
+    traced.check_unchanged()
+    slope = 0.25
+    with pytest.raises(RuntimeError, match="'slope' has changed"):
+        traced.check_unchanged()
+    slope = 0.5
+    traced.check_unchanged()
+    monkeypatch.setitem(globals(), "LIMIT", 3.0)
+    with pytest.raises(RuntimeError, match="'LIMIT' has changed"):
+        traced.check_unchanged()
+    monkeypatch.undo()
+    traced.check_unchanged()
+    uses.__code__ = (lambda acc: (acc * slope, helper)[0]).__code__
+    with pytest.raises(RuntimeError, match="has changed"):
+        traced.check_unchanged()
+
+
+class Settings:
+    slope = 0.5
+
+    @staticmethod
+    def halved(x: Tensor, by: float = 2.0) -> Tensor:
+        return x / by
+
+
+def _uses_settings(acc: Tensor) -> Tensor:
+    return Settings.halved(acc) * Settings.slope
+
+
+module = types.ModuleType("module")
+exec("LIMIT = 2.0\ndef helper(x):\n    return x * LIMIT", module.__dict__)
+
+
+def _uses_a_module(acc: Tensor) -> Any:
+    return module.helper(acc)
+
+
+@pytest.mark.parametrize(
+    ("function", "owner", "attribute", "value", "named"),
+    [
+        (_uses_settings, Settings, "slope", 0.25, "Settings.slope"),
+        (_uses_settings, Settings.halved, "__defaults__", (4.0,), r"halved\(by=\)"),
+        (_uses_settings, Settings, "halved", torch.relu, "Settings.halved"),
+        (_uses_a_module, module, "LIMIT", 3.0, "LIMIT"),
+        (_uses_a_module, module, "helper", torch.relu, "module.helper"),
+    ],
+)
+def test_a_change_behind_a_dot_is_noticed(
+    monkeypatch: pytest.MonkeyPatch,
+    function: Callable[..., Any],
+    owner: Any,
+    attribute: str,
+    value: object,
+    named: str,
+) -> None:
+    traced = trace(function)
+    traced.check_unchanged()
+    monkeypatch.setattr(owner, attribute, value)
+    with pytest.raises(RuntimeError, match=f"'{named}' has changed"):
+        traced.check_unchanged()
+
+
+def _handed_on(owner: Any, acc: Tensor) -> Any:
+    return acc * owner.slope
+
+
+def _through_a_helper(acc: Tensor) -> Any:
+    return _handed_on(Settings, acc)
+
+
+def _by_another_name(acc: Tensor) -> Any:
+    other = Settings
+    return acc * other.slope
+
+
+def _by_getattr(acc: Tensor) -> Any:
+    return acc * getattr(Settings, "slope")  # noqa: B009
+
+
+def _of_a_module(acc: Tensor) -> Any:
+    other = module
+    return acc * other.LIMIT
+
+
+def _of_a_function(acc: Tensor) -> Any:
+    other = _with_an_attribute
+    return acc * other.slope  # type: ignore[attr-defined]
+
+
+def _with_an_attribute() -> None:
+    pass
+
+
+_with_an_attribute.slope = 2.0  # type: ignore[attr-defined]
+
+
+def _imported_inside(acc: Tensor) -> Any:
+    from tests.epilogues.test_custom_signatures import LIMIT
+
+    return acc * LIMIT
+
+
+def _imported_by_name(acc: Tensor) -> Any:
+    return acc * importlib.import_module(__name__).LIMIT
+
+
+def _of_sys(acc: Tensor) -> Any:
+    return acc * sys.modules[__name__].LIMIT
+
+
+def _of_globals(acc: Tensor) -> Any:
+    return acc * globals()["LIMIT"]
+
+
+def _of_eval(acc: Tensor) -> Any:
+    return acc * eval("LIMIT")
+
+
+@pytest.mark.parametrize(
+    ("function", "text"),
+    [
+        (_through_a_helper, "'Settings' is used as a whole"),
+        (_by_another_name, "'Settings' is used as a whole"),
+        (_by_getattr, "'Settings' is used as a whole"),
+        (_of_a_module, "'module' is used as a whole"),
+        (_of_a_function, "'_with_an_attribute' is used as a whole"),
+        (_imported_inside, r"tests\.python\.test_custom_signatures is imported inside"),
+        (_imported_by_name, "import_module reads what may change unseen"),
+        (_of_sys, r"'sys\.modules' is captured, and a dict may change unseen"),
+        (_of_globals, "globals reads what may change unseen"),
+        (_of_eval, "eval reads what may change unseen"),
+    ],
+)
+def test_what_may_change_unseen_is_refused(function: Callable[..., Any], text: str) -> None:
+    with pytest.raises((NotImplementedError, TypeError), match=text) as caught:
+        trace(function)
+    lines = {line for *_, line in function.__code__.co_lines() if line is not None}
+    named = re.search(rf"{re.escape(__file__)}:(\d+)", str(caught.value))
+    assert named is not None and int(named[1]) in lines - {function.__code__.co_firstlineno}, str(
+        caught.value
+    )
+
+
+def test_what_cannot_change_is_taken() -> None:
+    """A class in a closure, what is imported of Python and of torch, and numbers of `sys`."""
+
+    class Local:
+        slope = 0.5
+
+    def uses(acc: Tensor) -> Any:
+        import math
+
+        from torch.nn import functional
+
+        return functional.relu(acc * Local.slope) * math.pi + sys.float_info.epsilon
+
+    traced = trace(uses)
+    acc = torch.randn(3, 4)
+    torch.testing.assert_close(traced.reference(acc), uses(acc))
+    Local.slope = 0.25
+    with pytest.raises(RuntimeError, match=r"'Local\.slope' has changed"):
+        traced.check_unchanged()
+
+
+def test_a_changed_constant_is_noticed_by_dynamo(monkeypatch: pytest.MonkeyPatch) -> None:
+    scaled = epilogue(_uses_settings)
+    monkeypatch.setattr(Settings, "slope", 0.25)
+    x = torch.ones(2, 2)
+    with pytest.raises(RuntimeError, match=r"'Settings\.slope' has changed"):
+        torch.compile(lambda: scaled(x, x), backend="eager", fullgraph=True)()
+    with pytest.raises(RuntimeError, match=r"'Settings\.slope' has changed"):
+        torch.compile(lambda: scaled.elementwise(x), backend="eager", fullgraph=True)()

@@ -1,0 +1,80 @@
+"""The Python half of the registry against the native one, and its sample inputs."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from epigemm.epilogues import registry
+from tests.support.arithmetic import STORAGE, Arithmetic
+from tests.support.cases import REGISTRY
+
+
+def test_both_halves_name_the_same_epilogues_and_operands() -> None:
+    python = {
+        name: {
+            "linear": epilogue.linear,
+            "operands": [
+                (operand.kind, operand.name if operand.kind != "accumulator" else None)
+                for operand in epilogue.operands
+            ],
+        }
+        for name, epilogue in registry.EPILOGUES.items()
+    }
+    native = {
+        name: {
+            "linear": entry["linear"],
+            "operands": [
+                (operand["kind"], operand.get("name") if operand["kind"] != "accumulator" else None)
+                for operand in entry["operands"]
+            ],
+        }
+        for name, entry in REGISTRY.items()
+    }
+    assert python == native
+    assert len(REGISTRY) >= 6
+
+
+def test_names_agree_with_their_keys() -> None:
+    for name, epilogue in registry.EPILOGUES.items():
+        assert epilogue.name == name
+        assert epilogue.formula
+
+
+@pytest.mark.parametrize("name", REGISTRY)
+@pytest.mark.parametrize("arithmetic", STORAGE, ids=lambda a: a.name)
+def test_sample_inputs_fit_the_op(name: str, arithmetic: Arithmetic) -> None:
+    """They are signed, seeded, of the declared types, and accepted by the op as they are."""
+    epilogue = registry.EPILOGUES[name]
+    x = torch.randn(5, 64).to(arithmetic.dtype)
+    for scalar_as_tensor in (False, True):
+        drawn = [
+            epilogue.sample_inputs(
+                64,
+                arithmetic.dtype,
+                generator=torch.Generator().manual_seed(seed),
+                scalar_as_tensor=scalar_as_tensor,
+            )
+            for seed in (1, 1, 2)
+        ]
+        outputs = [torch.ops.epigemm.elementwise(name, x, *inputs) for inputs in drawn]
+        assert torch.equal(outputs[0], outputs[1])
+        if len(epilogue.operands) > 1:
+            assert not torch.equal(outputs[0], outputs[2])
+        for vector in [drawn[0].bias, *drawn[0].operands]:
+            if vector is not None and vector.dim() == 1:
+                assert bool((vector < 0).any()) and bool((vector > 0).any())
+
+
+@pytest.mark.parametrize("name", REGISTRY)
+def test_reference_rounds_once(name: str) -> None:
+    """For 16-bit tensors the reference computes in fp32 and rounds at the end: it equals the rounded fp32 value."""
+    epilogue = registry.EPILOGUES[name]
+    for dtype in (torch.float16, torch.bfloat16):
+        inputs = epilogue.sample_inputs(64, dtype, generator=torch.Generator().manual_seed(5))
+        acc = torch.randn(50, 64).to(dtype)
+        bias = None if inputs.bias is None else inputs.bias.float()
+        once = epilogue.reference(acc.float(), bias, inputs.operands, inputs.scalars).to(dtype)
+        result = epilogue.reference(acc, inputs.bias, inputs.operands, inputs.scalars)
+        assert result.dtype is dtype
+        assert torch.equal(result, once)

@@ -1,0 +1,392 @@
+"""explain(): what it says about each path, and that it agrees with what happens."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+import epigemm
+from epigemm.arguments.calls import LinearCall
+from epigemm.epilogues.registry import EPILOGUES
+from epigemm.packs import weight_packs
+from epigemm.planning import plans
+from tests.support.arithmetic import STORAGE, Arithmetic
+from tests.support.cases import fused_unavailable
+from tests.support.pieces import HOPPER, Road
+from tests.support.public import PUBLIC, PUBLIC_ELEMENTWISE, PUBLIC_LINEAR, Public
+from tests.support.untyped import backward
+
+# The package's `explain` is the function.
+explain_module: Any = importlib.import_module("epigemm.explain.explanation")
+functions = pytest.mark.parametrize("function", PUBLIC, ids=lambda f: f.name)
+
+
+@functions
+def test_by_function_and_by_name(function: Public, rng: torch.Generator) -> None:
+    arguments = function.draw(rng)
+    by_function = epigemm.explain(function.call, **arguments)
+    by_name = epigemm.explain(function.name, **arguments)
+    positional = epigemm.explain(function.name, *arguments.values())
+    assert by_function == by_name == positional
+
+
+@functions
+@pytest.mark.parametrize("arithmetic", STORAGE, ids=lambda a: a.name)
+def test_on_a_cpu(function: Public, arithmetic: Arithmetic, rng: torch.Generator) -> None:
+    explanation = epigemm.explain(function.name, **function.draw(rng, dtype=arithmetic.dtype))
+    assert explanation.path == ("gemm+elementwise" if function.is_linear else "elementwise")
+    assert explanation.reasons, "why not fused?" if function.is_linear else "why?"
+    assert explanation.kernels and explanation.backward
+    if function.is_linear:
+        assert any("CUDA" in reason for reason in explanation.reasons), explanation.reasons
+    text = str(explanation)
+    for word in (explanation.path, *explanation.reasons, *explanation.kernels):
+        assert word in text
+
+
+@functions
+def test_batch_norm_lists_its_fold(function: Public, device: torch.device, rng: torch.Generator) -> None:
+    """Every launch is listed: the fold of N elements too."""
+    explanation = epigemm.explain(function.name, **function.draw(rng, device=device))
+    folds = [kernel for kernel in explanation.kernels if "fold" in kernel]
+    assert len(folds) == ("scale" in function.vectors)
+
+
+@functions
+def test_launches_and_writes_nothing(function: Public, rng: torch.Generator) -> None:
+    arguments = function.draw(rng)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        epigemm.explain(function.name, **arguments)
+    names = {event.key for event in profile.key_averages()}
+    assert not names & {"aten::mm", "aten::addmm", "epigemm::_elementwise_out", "epigemm::linear"}, names
+
+
+@functions
+def test_bad_input_is_refused_as_by_the_call(function: Public, rng: torch.Generator) -> None:
+    arguments = {**function.draw(rng), "x": torch.zeros(3, 3, dtype=torch.int32)}
+    with pytest.raises(RuntimeError, match=r"x: got dtype torch\.int32") as explained:
+        epigemm.explain(function.name, **arguments)
+    with pytest.raises(RuntimeError) as called:
+        function.call(**arguments)
+    assert str(explained.value) == str(called.value)
+
+
+@pytest.mark.parametrize("wrong", ["no_such", "explain", "", torch.sigmoid, 3])
+def test_unknown_functions(wrong: str | Callable[..., torch.Tensor] | int) -> None:
+    with pytest.raises((ValueError, TypeError), match="fn_or_name: got"):
+        epigemm.explain(wrong, torch.zeros(2, 2))  # type: ignore[arg-type]
+
+
+# --- derivatives ------------------------------------------------------------------------------------------------------
+
+KERNEL = "one derivative kernel"
+REFERENCE = "differentiable PyTorch reference (a gradient of an operand is asked for)"
+AGAIN = "the product again (at the call's precision), as a strict call stays one kernel"
+ROUNDED = "the product again (in 16 bits with an fp32 result), as one saved in 16 bits would be rounded ahead"
+
+
+@pytest.mark.parametrize(
+    ("epilogue", "dtype", "of_operands", "strict", "expected"),
+    [
+        ("bias", torch.float32, False, False, "nothing for the epilogue"),
+        ("bias", torch.bfloat16, False, True, "nothing for the epilogue"),
+        ("bias_relu", torch.float32, False, False, "threshold_backward on the saved result"),
+        ("bias_relu", torch.float16, False, True, "threshold_backward on the saved result"),
+        (
+            "relu_div",
+            torch.float32,
+            False,
+            False,
+            f"{KERNEL} (made of the epilogue's functor) on the saved product",
+        ),
+        (
+            "relu_div",
+            torch.bfloat16,
+            False,
+            False,
+            f"{KERNEL} (made of the epilogue's functor) on the saved product",
+        ),
+        ("relu_div", torch.float32, True, False, f"{REFERENCE} on the saved product"),
+        ("relu_div", torch.float32, False, True, AGAIN),
+        ("relu_div", torch.bfloat16, False, True, "(in 16 bits with an fp32 result), as a strict call"),
+        ("sigmoid_scale_residual", torch.float64, False, False, "on the saved product"),
+        ("sigmoid_scale_residual", torch.float64, True, True, AGAIN),
+        (
+            "scale_batch_norm",
+            torch.float32,
+            False,
+            False,
+            f"{KERNEL} (made of the epilogue's functor); it reads no",
+        ),
+        (
+            "scale_batch_norm",
+            torch.bfloat16,
+            False,
+            True,
+            f"{KERNEL} (made of the epilogue's functor); it reads no",
+        ),
+        ("scale_batch_norm", torch.float32, True, False, f"{REFERENCE} on the saved product"),
+        ("scale_batch_norm", torch.float32, True, True, AGAIN),
+        ("scale_batch_norm", torch.bfloat16, True, False, ROUNDED),
+        ("scale_batch_norm", torch.float16, True, True, "(in 16 bits with an fp32 result), as a strict call"),
+    ],
+)
+def test_what_it_says_of_the_derivative(
+    epilogue: str, dtype: torch.dtype, of_operands: bool, strict: bool, expected: str
+) -> None:
+    operands = [torch.ones(3, requires_grad=of_operands)] * 2
+    x = torch.ones(2, 3, dtype=dtype)
+    call = LinearCall(EPILOGUES[epilogue], x, x, operands=operands, strict=strict)
+    text = explain_module.backward_linear(call)
+    assert expected in text
+    assert text.endswith("gradients of x and weight, where asked for, at the call's precision")
+
+
+def differentiable(function: Public, dtype: torch.dtype, which: str, rng: torch.Generator) -> dict[str, Any]:
+    """Arguments of a call that a gradient of x, or of every tensor, is asked for."""
+    arguments = function.draw(rng, dtype=dtype, tensor_scalar=True)
+    for name, value in arguments.items():
+        if isinstance(value, torch.Tensor) and "running" not in name:
+            value.requires_grad_(which == "all" or name == "x")
+    return arguments
+
+
+@functions
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("which", ["x", "all"])
+def test_the_derivative_does_what_it_says(
+    function: Public, dtype: torch.dtype, which: str, rng: torch.Generator
+) -> None:
+    arguments = differentiable(function, dtype, which, rng)
+    explanation = epigemm.explain(function.name, **arguments)
+    said = explanation.backward
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as forward:
+        result = function.call(**arguments)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as run:
+        backward(result.sum())
+    launched = {event.key: event.count for event in run.key_averages()}
+    products = sum(launched.get(f"aten::{name}", 0) for name in ("mm", "addmm"))
+    wanted = (1 if which == "x" else 2) if function.is_linear else 0
+    assert products == wanted + said.startswith("the product again"), said
+    assert ("epigemm::_derivative_out" in launched) is (KERNEL in said), said
+    assert ("the saved result" not in said) or launched["aten::threshold_backward"] == 1
+    loops = sum(event.count for event in forward.key_averages() if event.key == "epigemm::_elementwise_out")
+    if "torch relu" not in explanation.kernels:  # PyTorch's own operators record the call, but for a profiler
+        assert loops == sum("loop" in kernel and "fold" not in kernel for kernel in explanation.kernels)
+    saves = "on the saved product" in said
+    assert saves == any(reason.startswith("gradients are recorded") for reason in explanation.reasons)
+
+
+def test_without_a_gradient_it_says_what_would_be(rng: torch.Generator) -> None:
+    x, weight = torch.randn(4, 8), torch.randn(3, 8)
+    assert epigemm.explain("linear_relu_div", x, weight, out=torch.empty(4, 3)).backward.startswith("none: ")
+    assert epigemm.explain("linear_relu_div", x, weight).backward.startswith("not needed: ")
+    explanation = epigemm.explain("linear_relu_div", x, weight)
+    assert "on the saved product" in explanation.backward
+    assert not any("gradients are recorded" in reason for reason in explanation.reasons)
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_a_saved_product_takes_the_fused_epilogue(strict: bool, road: Road) -> None:
+    """fp32 on fp16 slices: the kernel of the bias, and then the epilogue, unless the call is strict."""
+    x, weight = road.x().requires_grad_(), road.weight()
+    explanation = epigemm.explain("linear_relu_div", x, weight, divisor=2.0, strict=strict)
+    epigemm.linear_relu_div(x, weight, divisor=2.0, strict=strict)
+    assert len(road.take()) == 1
+    gemm = next(kernel for kernel in explanation.kernels if "fused GEMM" in kernel)
+    if strict:
+        assert explanation.path == "fused" and gemm.endswith("epilogue relu_div")
+        assert explanation.backward.startswith("the product again")
+    else:
+        assert explanation.path == "gemm+elementwise" and gemm.endswith("epilogue bias")
+        assert explanation.kernels[-1].endswith(" relu_div") and explanation.kernel == gemm
+
+
+# --- fp32 on fp16 slices --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("function", PUBLIC_LINEAR, ids=lambda f: f.name)
+def test_launches_on_fp16_pieces(function: Public, road: Road, rng: torch.Generator) -> None:
+    """Every launch in order, the arithmetic, the guard, what else was considered, and that it launches nothing."""
+    arguments = function.draw(rng, shape=road.size, device=road.device)
+    explanation = epigemm.explain(function.name, **arguments)
+    assert explanation.path == "fused" and explanation.arithmetic.startswith("split: three products")
+    words = ["split of weight", "split of x", "fused GEMM on fp16 slices", "repair"]
+    if "scale" in function.vectors:
+        words.insert(0, "fold")
+    assert len(explanation.kernels) == len(words)
+    assert all(word in kernel for word, kernel in zip(words, explanation.kernels, strict=True))
+    assert explanation.kernel == explanation.kernels[-2]
+    reasons = " ".join(explanation.reasons)
+    assert "against" in reasons and "torch's fp32 GEMM" in reasons and "range check" in reasons
+    assert all(candidate["predicted_us"] > 0 for candidate in explanation.candidates)
+    assert not road.take() and not weight_packs.kept(arguments["weight"])
+    packed = {**arguments, "weight": epigemm.pack(arguments["weight"])}
+    assert len(epigemm.explain(function.name, **packed).kernels) == len(words) - 1
+
+
+def weight_notes(weight: torch.Tensor | epigemm.PackedWeight, road: Road) -> str:
+    return next(
+        reason for reason in epigemm.explain("linear", road.x(), weight).reasons if "weight" in reason
+    )
+
+
+def test_what_it_says_of_a_pack(road: Road, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not kept, kept and current, stale, not made on purpose, or not believed because of a gradient."""
+    weight = road.weight()
+    assert "split at every call: no pack of it is kept" in weight_notes(weight, road)
+    packed = epigemm.pack(weight)
+    for each in (weight, packed):
+        assert "kept and current" in weight_notes(each, road)
+    weight.mul_(2)
+    assert "stale" in weight_notes(packed, road) and "same memory" in weight_notes(packed, road)
+    assert "its kept pack is stale" in weight_notes(weight, road)
+    assert not weight_packs.kept(weight)[2].is_current(weight), "explaining made the pack"
+    parameter = torch.nn.Parameter(road.weight())
+    weight_packs.keep(parameter, 2)
+    assert "a gradient of it is asked for" in weight_notes(parameter, road)
+    assert "split of weight" in epigemm.explain("linear", road.x(), parameter).kernels[0]
+    with torch.no_grad():
+        assert "kept and current" in weight_notes(parameter, road)
+        monkeypatch.setattr(weight_packs, "capturing", lambda device: True)
+        assert "at every replay" in weight_notes(parameter, road)
+
+
+def test_a_module_about_to_pack_says_so(road: Road) -> None:
+    call: tuple[Any, ...] = ("bias", road.x(), road.weight(), None, [], [], "highest", "keep", False, False)
+    recorder = explain_module.Recorder()
+    with recorder:
+        torch.ops.epigemm.linear(*call)
+    reasons = explain_module._explanation("linear", recorder, False, False).reasons
+    assert any("made by this call and kept" in reason for reason in reasons)
+
+
+def test_scaled_arithmetic_is_named(road: Road) -> None:
+    road.measure(1.0, 100.0)  # a size that is small enough for a CPU is not one that dispatch would put there
+    explanation = epigemm.explain("linear", road.x(), road.weight(), precision="high")
+    assert explanation.arithmetic.startswith("scaled: ")
+    assert any("torch's fp32 GEMM" in reason for reason in explanation.reasons)
+    torch.set_float32_matmul_precision("high")
+    explanation = epigemm.explain("linear", road.x(), road.weight())
+    assert any("torch's TF32 GEMM" in reason for reason in explanation.reasons)
+
+
+def test_what_an_assumed_speed_is_worth_is_said(road: Road, monkeypatch: pytest.MonkeyPatch) -> None:
+    if road.device.type == "cuda":
+        pytest.skip("gpu: this one tells its speed")
+
+    def fastest() -> str:
+        reasons = epigemm.explain("linear", road.x(), road.weight()).reasons
+        return next(reason for reason in reasons if "fastest by prediction" in reason)
+
+    assert fastest().endswith(": cost model, for a device that does not tell its speed: an H100's is assumed")
+    monkeypatch.setattr(plans, "gpu_numbers", lambda device: (*HOPPER, 1980, 4285000))
+    road.forget()
+    assert fastest().endswith(" us for torch's fp32 GEMM: cost model")
+
+
+def test_a_stale_packs_plan_is_the_one_that_was_chosen(road: Road) -> None:
+    """Made again for this call: the time includes the weight's split, and agrees with dispatch's for a plain weight."""
+    weight, x = road.weight(), road.x()
+    packed = epigemm.pack(weight)
+    kept = epigemm.explain("linear", x, packed)
+    weight.mul_(2)
+    stale, plain = epigemm.explain("linear", x, packed), epigemm.explain("linear", x, weight)
+    assert stale.candidates == plain.candidates
+    assert stale.candidates[0]["predicted_us"] > kept.candidates[0]["predicted_us"]
+
+
+def test_strict_is_explained_with_the_pack_as_it_is(road: Road) -> None:
+    """A pack that is worth it alone, and a gradient for which it does not count."""
+    weight = torch.nn.Parameter(road.weight())
+    x, packed = road.x(road.rows_worth_a_pack_alone()), epigemm.pack(weight)
+    with torch.no_grad():
+        assert epigemm.explain("linear", x, packed, strict=True).path == "fused"
+    for call in (epigemm.explain, lambda name, *args, **options: epigemm.linear(*args, **options)):
+        with pytest.raises(RuntimeError, match="strict: got True"):
+            call("linear", x, packed, strict=True)
+
+
+def test_copies_are_listed(road: Road) -> None:
+    m, n, k = road.size
+    x = torch.randn(2, m, k, device=road.device).transpose(0, 1)
+    kernels = epigemm.explain("linear", x, torch.randn(2 * n - 1, k, device=road.device)).kernels
+    assert "torch copy of x" in kernels[0] and "torch copy of the result" in kernels[-1]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    "function",
+    # torch's GEMM does all of the others.
+    [f for f in PUBLIC_LINEAR if f.name not in ("linear", "linear_relu")],
+    ids=lambda f: f.name,
+)
+def test_fused_on_hopper(function: Public, rng: torch.Generator) -> None:
+    if reason := fused_unavailable():
+        pytest.skip(f"gpu: {reason}")
+    for dtype, precision, arithmetic in (
+        (torch.bfloat16, None, "bfloat16"),
+        (torch.float16, None, "float16"),
+        (torch.float32, "tf32", "tf32"),
+    ):
+        arguments = function.draw(rng, shape=(8192, 4096, 1024), dtype=dtype, device="cuda")
+        explanation = epigemm.explain(function.name, **arguments, precision=precision)
+        assert explanation.path == "fused"
+        assert explanation.arithmetic and explanation.kernel
+        assert arithmetic in f"{explanation.arithmetic} {explanation.kernel}".lower()
+        assert explanation.candidates
+        assert any(
+            "mainloop" in kernel or "fused" in kernel or "x" in kernel for kernel in explanation.kernels
+        )
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("function", PUBLIC_LINEAR, ids=lambda f: f.name)
+def test_reasons_on_a_gpu(function: Public, rng: torch.Generator) -> None:
+    """Each obstacle is named: precision, dtype, alignment, odd sizes."""
+    cases: list[tuple[dict[str, object], str | None, str]] = [
+        ({"dtype": torch.float32}, "ieee", "IEEE"),
+        ({"dtype": torch.float64}, None, "float64"),
+        ({"dtype": torch.bfloat16, "shape": (1024, 1023, 1024)}, None, "1023"),
+        ({"dtype": torch.bfloat16, "shape": (1024, 1024, 1023)}, None, "1023"),
+    ]
+    if reason := fused_unavailable():
+        pytest.skip(f"gpu: {reason}")
+    for options, precision, word in cases:
+        options = {"shape": (1024, 1024, 1024), "device": "cuda", **options}
+        arguments = function.draw(rng, **options)  # type: ignore[arg-type]
+        explanation = epigemm.explain(function.name, **arguments, precision=precision)
+        assert explanation.path == "gemm+elementwise"
+        assert any(word.lower() in reason.lower() for reason in explanation.reasons), explanation.reasons
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("function", PUBLIC_ELEMENTWISE, ids=lambda f: f.name)
+def test_elementwise_on_a_gpu(function: Public, rng: torch.Generator) -> None:
+    explanation = epigemm.explain(function.name, **function.draw(rng, device="cuda"))
+    assert explanation.path == "elementwise"
+
+
+@epigemm.epilogue
+def times_tanh(acc: torch.Tensor, bias: epigemm.PerColumn, m: epigemm.Matrix) -> torch.Tensor:
+    return torch.tanh(acc + bias) * m
+
+
+@pytest.mark.parametrize("form", ["linear", "elementwise", "own"])
+@pytest.mark.parametrize("of_operands", [False, True])
+def test_no_derivative_kernel_of_a_users_epilogue_on_a_cpu(form: str, of_operands: bool) -> None:
+    x, weight = torch.randn(4, 8, requires_grad=True), torch.randn(5, 8)
+    bias, m = torch.randn(5, requires_grad=of_operands), torch.randn(4, 5)
+    calls: dict[str, tuple[Any, tuple[torch.Tensor, ...]]] = {
+        "linear": (times_tanh, (x, weight, bias, m)),
+        "elementwise": (times_tanh.elementwise, (x[:, :5], bias, m)),
+        "own": (epigemm.linear_gated, (x, weight, bias, m)),
+    }
+    call, args = calls[form]
+    said = epigemm.explain(call, *args).backward
+    assert "differentiable PyTorch reference" in said and KERNEL not in said
+    assert "registry" not in said and "operand is asked for" not in said

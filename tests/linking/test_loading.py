@@ -1,0 +1,144 @@
+"""Where a call's kernels come from: the package, else linked anew; what is damaged or refused is said once."""
+
+from __future__ import annotations
+
+import warnings
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from epigemm import linking
+from epigemm._native import ops
+from epigemm.epilogues.registry import BIAS_RELU, BIAS_TANH
+from epigemm.linking import LinkError, loading, prelinked
+
+SYMBOL, OTHER = "epigemm_open_sm90_tma_bfloat16_0", "epigemm_open_sm90_tma_bfloat16_1"
+DEVICE = torch.device("cuda", 0)
+CODE = b"\x7fELF of the package" * 50
+
+
+class Driver:
+    """Stands for the native module, and for the linker behind it."""
+
+    def __init__(self) -> None:
+        self.loaded: list[tuple[str, str, bytes]] = []
+        self.linked: list[str] = []
+        self.capturing = False
+        self.refuses = b""
+        self.cannot_link = ""
+
+    def add_kernel(self, name: str, symbol: str, cubin: Tensor) -> None:
+        code = bytes(cubin.tolist())
+        if self.refuses and code == self.refuses:
+            raise RuntimeError("no kernel image is available")
+        self.loaded.append((name, symbol, code))
+
+    def build_cubins(self, jobs: list[linking.Job]) -> list[bytes]:
+        if self.cannot_link:
+            raise LinkError(self.cannot_link, "")
+        self.linked += [job.symbol for job in jobs]
+        return [b"linked" for _ in jobs]
+
+
+@pytest.fixture
+def driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Driver]:
+    driver = Driver()
+    with zipfile.ZipFile(tmp_path / "bias_relu.zip", "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr(SYMBOL, CODE)
+    monkeypatch.setattr(prelinked, "_FOLDER", tmp_path)
+    monkeypatch.setattr(prelinked, "_given_up", set())
+    monkeypatch.setattr(loading, "_failed", {})
+    monkeypatch.setattr(loading, "capturing", lambda device: driver.capturing)
+    monkeypatch.setattr(linking, "build_cubins", driver.build_cubins)
+    monkeypatch.setattr(linking, "ir_path", lambda symbol: tmp_path / "ir")
+    monkeypatch.setattr(linking, "find", lambda *job: None)
+    monkeypatch.setattr(linking, "unavailable", lambda: "no libraries")
+    monkeypatch.setattr(ops, "_add_kernel", driver.add_kernel)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    monkeypatch.delenv("EPIGEMM_IR_DIR", raising=False)
+    prelinked._names.cache_clear()
+    yield driver
+    prelinked._names.cache_clear()
+
+
+def test_the_packages_kernel_is_loaded(driver: Driver) -> None:
+    assert loading.would_link(BIAS_RELU, SYMBOL, DEVICE) == ""
+    assert loading.link(BIAS_RELU, SYMBOL, DEVICE) == ""
+    assert driver.loaded == [("bias_relu", SYMBOL, CODE)] and not driver.linked
+
+
+def test_others_are_linked(driver: Driver) -> None:
+    assert loading.link(BIAS_RELU, f"{SYMBOL},{OTHER}", DEVICE) == ""
+    assert loading.link(BIAS_TANH, SYMBOL, DEVICE) == ""
+    assert driver.linked == [OTHER, SYMBOL] and len(driver.loaded) == 3
+    assert loading.would_link(BIAS_TANH, SYMBOL, DEVICE) == "no libraries"
+
+
+def test_what_cannot_be_linked_is_remembered(driver: Driver) -> None:
+    driver.cannot_link = "nvJitLink did not"
+    assert loading.link(BIAS_TANH, SYMBOL, DEVICE) == "nvJitLink did not"
+    driver.cannot_link = ""
+    assert loading.would_link(BIAS_TANH, SYMBOL, DEVICE) == "nvJitLink did not"
+    assert loading.link(BIAS_RELU, SYMBOL, DEVICE) == "", "another epilogue's"
+
+
+def test_a_capture_loads_and_links_nothing(driver: Driver) -> None:
+    driver.capturing = True
+    assert loading.link(BIAS_RELU, SYMBOL, DEVICE) == "" and len(driver.loaded) == 1
+    assert "captured" in loading.link(BIAS_RELU, OTHER, DEVICE) and not driver.linked
+
+
+@pytest.mark.parametrize("damage", ["cut", "changed", "no zip", "no code", "lzma"])
+def test_a_damaged_file_is_said_once(driver: Driver, tmp_path: Path, damage: str) -> None:
+    file = tmp_path / "bias_relu.zip"
+    if damage in ("no code", "lzma"):
+        with zipfile.ZipFile(file, "w", zipfile.ZIP_LZMA) as archive:
+            archive.writestr(SYMBOL, b"" if damage == "no code" else CODE)
+    data = bytearray(file.read_bytes())
+    if damage in ("changed", "lzma"):
+        data[len(SYMBOL) + (34 if damage == "changed" else 40)] ^= 0xFF
+    file.write_bytes(data[: len(data) // 2] if damage == "cut" else b"" if damage == "no zip" else data)
+    with pytest.warns(RuntimeWarning, match=rf"{SYMBOL} for 'bias_relu' is of no use \(bias_relu.zip: "):
+        assert loading.link(BIAS_RELU, SYMBOL, DEVICE) == ""
+    assert driver.linked == [SYMBOL]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert loading.link(BIAS_RELU, SYMBOL, DEVICE) == ""
+
+
+def test_what_the_driver_refuses_is_linked(driver: Driver) -> None:
+    driver.refuses = CODE
+    with pytest.warns(RuntimeWarning, match=r"is of no use \(no kernel image is available\)"):
+        assert loading.link(BIAS_RELU, SYMBOL, DEVICE) == ""
+    assert driver.loaded == [("bias_relu", SYMBOL, b"linked")]
+
+
+def test_what_the_driver_refuses_of_what_was_linked_is_left_alone(driver: Driver) -> None:
+    """PyTorch's operators then stand in; nothing is linked again and again."""
+    driver.refuses = b"linked"
+    for _ in range(2):
+        assert loading.link(BIAS_TANH, SYMBOL, DEVICE) == "no kernel image is available"
+    assert driver.linked == [SYMBOL]
+    assert loading.would_link(BIAS_TANH, SYMBOL, DEVICE) == "no kernel image is available"
+
+
+def test_code_that_cannot_be_read_is_a_reason(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*job: object) -> bytes:
+        raise LinkError("the open kernel's code cannot be read", "")
+
+    monkeypatch.setattr(linking, "find", refuse)
+    assert loading.would_link(BIAS_TANH, SYMBOL, DEVICE) == "the open kernel's code cannot be read"
+
+
+def test_only_hopper_and_only_beside_the_packages_own_code(
+    driver: Driver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert prelinked.has("bias_relu", SYMBOL, (9, 0)) and not prelinked.has("bias_relu", SYMBOL, (8, 0))
+    assert not prelinked.has("", SYMBOL, (9, 0))
+    monkeypatch.setenv("EPIGEMM_IR_DIR", "/elsewhere")
+    assert not prelinked.has("bias_relu", SYMBOL, (9, 0))
+    assert driver.loaded == []

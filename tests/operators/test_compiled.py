@@ -1,0 +1,347 @@
+"""Compiled graphs hold the native operators, and run no Python of ours."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch._dynamo.testing import CompileCounterWithBackend
+
+import epigemm
+from epigemm._native import ops
+from epigemm.arguments import precision as _precision
+from epigemm.epilogues.registry import EPILOGUES
+from tests.support.arithmetic import BF16, FP16, FP32, FP64, Arithmetic
+from tests.support.compiling import recorded
+from tests.support.public import PUBLIC, Public
+from tests.support.untyped import torch as untyped
+
+pytestmark = pytest.mark.usefixtures("fresh_compiler")
+functions = pytest.mark.parametrize("function", PUBLIC, ids=lambda f: f.name)
+arithmetics = pytest.mark.parametrize("arithmetic", [FP32, BF16, FP16, FP64], ids=lambda a: a.name)
+
+
+@functions
+@arithmetics
+@pytest.mark.parametrize("tensor_scalar", [False, True], ids=["number", "tensor"])
+def test_one_native_operator(
+    function: Public, arithmetic: Arithmetic, tensor_scalar: bool, rng: torch.Generator
+) -> None:
+    if tensor_scalar and not function.scalar:
+        return
+    arguments = function.draw(rng, dtype=arithmetic.dtype, tensor_scalar=tensor_scalar)
+    graphs = recorded(function.call, **arguments)
+    assert len(graphs.nodes) == 1
+    assert graphs.is_native()
+
+
+@functions
+@arithmetics
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_right_without_python(
+    function: Public,
+    arithmetic: Arithmetic,
+    backend: str,
+    rng: torch.Generator,
+    no_python: Callable[[], None],
+) -> None:
+    arguments = function.draw(rng, dtype=arithmetic.dtype)
+    call = torch.compile(function.call, fullgraph=True, backend=backend)
+    expected = function.call(**arguments)
+    exact = function.eager(**{name: in_fp64(value) for name, value in arguments.items()})
+    call(**arguments)
+    no_python()
+    result = call(**arguments)
+    assert result.dtype == arithmetic.dtype and result.stride() == expected.stride()
+    torch.testing.assert_close(result, expected)
+    tolerance = {torch.float64: 1e-12, torch.float32: 1e-5}.get(arithmetic.dtype, 2e-2)
+    torch.testing.assert_close(result.double(), exact, rtol=tolerance, atol=tolerance)
+
+
+def in_fp64(value: Any) -> Any:
+    return value.double() if isinstance(value, Tensor) else value
+
+
+@pytest.mark.slow
+@functions
+def test_inductor_without_python(
+    function: Public, rng: torch.Generator, no_python: Callable[[], None]
+) -> None:
+    arguments = function.draw(rng)
+    call = torch.compile(lambda **given: function.call(**given) * 2, fullgraph=True)
+    expected = function.call(**arguments) * 2
+    call(**arguments)
+    no_python()
+    torch.testing.assert_close(call(**arguments), expected, rtol=1e-5, atol=1e-5)
+
+
+LAYOUTS: dict[str, Callable[[], Tensor]] = {
+    "vector": lambda: torch.randn(24),
+    "batches": lambda: torch.randn(2, 3, 24),
+    "slice of a batch": lambda: torch.randn(4, 3, 24)[1:3],
+    "rows of a wider matrix": lambda: torch.randn(5, 40)[:, 3:27],
+    "transposed": lambda: torch.randn(24, 5).t(),
+    "one row everywhere": lambda: torch.randn(1, 24).expand(5, 24),
+    "overlapping rows": lambda: torch.randn(60).as_strided((5, 24), (4, 1)),
+    "every other column": lambda: torch.randn(5, 48)[:, ::2],
+    "axes swapped": lambda: torch.randn(3, 2, 24).transpose(0, 1),
+    "no rows": lambda: torch.randn(0, 24),
+    "a batch of nothing": lambda: torch.randn(2, 0, 24),
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_layouts_of_x(layout: str, rng: torch.Generator) -> None:
+    """Where the native operator does not answer, it asks Python: the same result as of eager calls."""
+    weight, bias = torch.randn(8, 24, generator=rng), torch.randn(8, generator=rng)
+    vectors: Any = [torch.rand(8, generator=rng) + 0.5 for _ in range(5)]
+    x = LAYOUTS[layout]()
+
+    def chain(x: Tensor) -> tuple[Tensor, ...]:
+        return (
+            epigemm.linear(x, weight, bias),
+            epigemm.linear_relu(x, weight, bias),
+            epigemm.linear_relu(x, weight, None),
+            epigemm.linear_scale_batch_norm(x, weight, bias, *vectors),
+            epigemm.sigmoid(x),
+        )
+
+    for got, expected in zip(torch.compile(chain, fullgraph=True, backend="eager")(x), chain(x), strict=True):
+        torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5)
+        assert got.stride() == expected.stride()
+        assert got.dim() != 2 or got.is_contiguous() or not expected.is_contiguous()
+
+
+def test_nothing_to_multiply() -> None:
+    x, weight, bias = torch.randn(3, 0), torch.randn(4, 0), torch.randn(4)
+    call = torch.compile(epigemm.linear_relu, fullgraph=True, backend="eager")
+    torch.testing.assert_close(call(x, weight, bias), bias.relu().expand(3, 4))
+
+
+WRONG: dict[str, dict[str, Any]] = {
+    "x of another length": {"x": torch.randn(3, 5)},
+    "a bias of another length": {"bias": torch.randn(7)},
+    "a weight of one dimension": {"weight": torch.randn(24)},
+    "x without dimensions": {"x": torch.tensor(1.0)},
+    "another dtype": {"x": torch.randn(3, 24).bfloat16()},
+    "integers": {"x": torch.ones(3, 24, dtype=torch.int64)},
+    "no tensor": {"x": None},
+    "an unknown precision": {"precision": "lowest"},
+    "strict on a CPU": {"strict": True},
+    "strict by a word": {"strict": "yes"},
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_wrong_arguments_say_what_eager_says(wrong: str) -> None:
+    arguments: dict[str, Any] = {
+        "x": torch.randn(3, 24),
+        "weight": torch.randn(8, 24),
+        "bias": torch.randn(8),
+    }
+    arguments |= WRONG[wrong]
+    with pytest.raises(Exception) as eager:  # noqa: PT011  # whatever it is
+        epigemm.linear_relu(**arguments)
+    with pytest.raises(Exception) as found:  # noqa: PT011
+        torch.compile(epigemm.linear_relu, backend="eager")(**arguments)
+    assert str(eager.value).split(";")[0] in str(found.value)
+
+
+def test_other_operands_are_the_operators() -> None:
+    """An `out`, a gradient, a transform: somebody has to see the call."""
+    x, weight, bias = torch.randn(3, 24), torch.randn(8, 24), torch.randn(8)
+
+    def names(call: Callable[..., Any], *args: Any) -> list[str]:
+        return recorded(call, *args).names
+
+    def into(x: Tensor, out: Tensor) -> Tensor:
+        return epigemm.linear_relu(x, weight, bias, out=out)
+
+    assert names(into, x, torch.empty(3, 8)) == ["linear_out"]
+
+    def call(x: Tensor) -> Tensor:
+        return epigemm.linear_relu(x, weight, bias)
+
+    needs = x.clone().requires_grad_()
+    assert names(call, needs) == ["linear"]
+    with torch.no_grad():
+        assert names(call, needs) == ["_linear_into"]
+    with torch.inference_mode():
+        assert names(call, x) == ["_linear_into"]
+    batched: Any = torch.vmap(call)
+    assert names(batched, torch.randn(2, 3, 24)) != ["_linear_into"]
+
+    def inside(x: Tensor) -> Tensor:
+        with torch.no_grad():
+            frozen = epigemm.linear_relu(x, weight, bias)
+        return frozen + epigemm.linear_relu(x, weight, bias)
+
+    assert names(inside, needs) == ["_linear_into", "linear"]
+
+
+def test_vmap_is_right(rng: torch.Generator) -> None:
+    x, weight, bias = (torch.randn(size, generator=rng) for size in ((2, 3, 24), (8, 24), (8,)))
+
+    def call(x: Tensor) -> Tensor:
+        return epigemm.linear_relu(x, weight, bias)
+
+    batched: Any = torch.compile(torch.vmap(call), backend="eager")
+    torch.testing.assert_close(batched(x), F.linear(x, weight, bias).relu())
+
+
+def test_dynamic_rows_have_one_graph(no_python: Callable[[], None]) -> None:
+    weight, bias = torch.randn(8, 24), torch.randn(8)
+    counter: Any = CompileCounterWithBackend("aot_eager")
+    call = torch.compile(lambda x: epigemm.linear_relu(x, weight, bias), dynamic=True, backend=counter)
+    call(torch.randn(3, 24))
+    no_python()
+    for rows in (5, 64, 129):
+        x = torch.randn(rows, 24)
+        torch.testing.assert_close(call(x), F.linear(x, weight, bias).relu())
+    assert counter.frame_count == 1
+
+
+def into_arguments(function: Public, arguments: dict[str, Any]) -> tuple[Any, tuple[Any, ...]]:
+    """The native operator that a compiled call makes, and what it is given."""
+    given: list[Any] = []
+
+    def keep(graph: torch.fx.GraphModule, _: Any) -> Any:
+        class Keep(torch.fx.Interpreter):
+            def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
+                if str(target).startswith("epigemm."):
+                    given.append((target, args))
+                return super().call_function(target, args, kwargs)
+
+        return Keep(graph).run
+
+    torch.compile(function.call, backend=keep)(**arguments)
+    ((target, args),) = given
+    return target, args
+
+
+@functions
+def test_opcheck(function: Public, device: torch.device, rng: torch.Generator) -> None:
+    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32  # fp32 may go by the operator there
+    for tensor_scalar in (False, True):
+        arguments = function.draw(rng, device=device, dtype=dtype, tensor_scalar=tensor_scalar)
+        target, args = into_arguments(function, arguments)
+        checks = ("test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic")
+        results = torch.library.opcheck(target, args, test_utils=checks)
+        assert all(result == "SUCCESS" for result in results.values()), results
+
+
+def test_errors_of_the_operator_itself() -> None:
+    x, weight, out = torch.randn(3, 24), torch.randn(8, 24), torch.empty(3, 8)
+    rest = (None, None, None, None, 0.0)
+    cases: list[tuple[tuple[Any, ...], str]] = [
+        ((0, x[:, :5], weight, *rest, 0, False, out), "x: got shape"),
+        ((0, x, weight, *rest, 0, True, out), "strict: got True"),
+        ((99, x, weight, *rest, 0, False, out), "epilogue: got 99"),
+        ((-1, x, weight, *rest, 0, False, out), "epilogue: got -1"),
+        ((0, x, weight, *rest, 0, False, x.view(9, 8)[:3]), "out"),
+    ]
+    for arguments, words in cases:
+        with pytest.raises(RuntimeError, match=words):
+            ops._linear_into(*arguments)
+
+
+def test_a_code_for_every_precision() -> None:
+    for name in _precision.ARITHMETIC:
+        code = _precision.code(name, "cpu")
+        assert _precision.code(_precision.named(code), "cpu") == code
+
+
+def test_every_epilogue_has_a_number() -> None:
+    assert sorted(epilogue.number for epilogue in EPILOGUES.values()) == list(range(len(EPILOGUES)))
+
+
+class Chain(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = epigemm.nn.LinearSigmoidScaleResidual(256, 512)
+        self.last = epigemm.nn.LinearScaleBatchNorm1d(512, 128)
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = self.last(self.first(x))
+        return result
+
+    def double_precision(self) -> Callable[[Tensor], Tensor]:
+        """The same on a copy in fp64, where everything is torch's, rounded once."""
+        twin = copy.deepcopy(self).double().cpu()
+        return lambda x: twin(x.double().cpu()).to(x)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("mode", ["default", "reduce-overhead"])
+def test_on_a_gpu(mode: str, no_python: Callable[[], None]) -> None:
+    """But one case: a GEMM with bias and ReLU, where the planner leaves that to torch, is called from Python."""
+    model = Chain().eval().to("cuda", torch.bfloat16)
+    expected = model.double_precision()
+    call = torch.compile(model, mode=mode, fullgraph=True)
+    with torch.no_grad():
+        inputs = [torch.randn(64, 256, device="cuda", dtype=torch.bfloat16) for _ in range(3)]
+        wanted = [expected(x) for x in inputs]
+        for x in inputs:
+            call(x)
+        no_python()
+        for x, want in zip(inputs, wanted, strict=True):
+            torch.testing.assert_close(call(x).clone(), want, rtol=2e-2, atol=2e-2)
+
+
+@pytest.mark.gpu
+def test_on_the_current_stream() -> None:
+    """A captured call lands in the graph: the operator asks torch for its stream."""
+    x = torch.randn(64, 256, device="cuda", dtype=torch.bfloat16)
+    weight, bias = (
+        torch.randn(128, 256, device="cuda").bfloat16() / 16,
+        torch.randn(128, device="cuda").bfloat16(),
+    )
+    call = torch.compile(lambda x: epigemm.linear_relu(x, weight, bias), fullgraph=True, backend="eager")
+    expected = call(x)
+    side = untyped.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        call(x)
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        result = call(x)
+    result.zero_()
+    graph.replay()
+    torch.testing.assert_close(result, expected)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("precision", ["ieee", "tf32", "highest", None])
+def test_fp32_on_a_gpu(precision: Any) -> None:
+    """Calls that may run on fp16 slices go by the operator, which knows of packs."""
+    x, weight = torch.randn(64, 256, device="cuda"), torch.randn(128, 256, device="cuda") / 16
+
+    def call(x: Tensor) -> Tensor:
+        return epigemm.linear_relu(x, weight, None, precision=precision)
+
+    graphs = recorded(call, x)
+    if precision in ("ieee", "tf32"):
+        assert graphs.is_native()
+    exact = F.linear(x.double(), weight.double()).relu()
+    result = torch.compile(call, backend="eager")(x)
+    torch.testing.assert_close(result.double(), exact, rtol=1e-2, atol=1e-2)
+
+
+@pytest.mark.gpu
+def test_out_of_memory_keeps_its_type() -> None:
+    weight = torch.randn(1 << 16, 64, device="cuda", dtype=torch.bfloat16)
+
+    def layer(x: Tensor) -> Tensor:
+        return epigemm.linear_relu(x, weight, None)
+
+    call = torch.compile(layer, fullgraph=True)
+    call(torch.randn(8, 64, device="cuda", dtype=torch.bfloat16))
+    rows = torch.cuda.get_device_properties(0).total_memory // (2 * (1 << 16)) + 1
+    with pytest.raises(torch.OutOfMemoryError):
+        call(torch.zeros(1, 64, device="cuda", dtype=torch.bfloat16).expand(rows, 64))

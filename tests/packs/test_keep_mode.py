@@ -1,0 +1,340 @@
+"""`keep_packs` and `set_keep_packs`: when they are on, and what plain calls do with the packs of their weights then."""
+
+from __future__ import annotations
+
+import gc
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import epigemm
+from epigemm.operators import compiled as native
+from epigemm.packs import keep_mode, weight_packs
+from tests.support.pieces import Road
+from tests.support.public import PUBLIC_LINEAR, Public
+from tests.support.untyped import backward
+
+
+@pytest.fixture(autouse=True)
+def mode_is_left() -> Iterator[None]:
+    yield
+    left = keep_mode.active or keep_mode.traced is not None
+    epigemm.set_keep_packs(False)
+    assert not left
+
+
+def in_a_thread(look: Callable[[], Any]) -> Any:
+    seen: list[Any] = []
+    thread = threading.Thread(target=lambda: seen.append(look()))
+    thread.start()
+    thread.join()
+    return seen[0]
+
+
+# --- the switch ------------------------------------------------------------------------------------------------------
+
+
+def test_a_statement_holds_in_every_thread() -> None:
+    assert not keep_mode.enabled()
+    epigemm.set_keep_packs(True)
+    assert keep_mode.enabled() and in_a_thread(keep_mode.enabled)
+    epigemm.set_keep_packs(False)
+    assert not keep_mode.enabled() and not in_a_thread(keep_mode.enabled)
+
+
+def test_a_block_belongs_to_its_thread() -> None:
+    with epigemm.keep_packs():
+        assert keep_mode.enabled() and not in_a_thread(keep_mode.enabled)
+    assert not keep_mode.enabled()
+
+
+@pytest.mark.parametrize("outer", [False, True])
+def test_a_block_puts_back_what_was_before(outer: bool) -> None:
+    epigemm.set_keep_packs(outer)
+    for inner in (True, False):
+        with epigemm.keep_packs(inner):
+            assert keep_mode.enabled() is inner
+            with epigemm.keep_packs(not inner):
+                assert keep_mode.enabled() is not inner
+            assert keep_mode.enabled() is inner
+        assert keep_mode.enabled() is outer and in_a_thread(keep_mode.enabled) is outer
+    with pytest.raises(KeyError), epigemm.keep_packs(not outer):
+        raise KeyError
+    assert keep_mode.enabled() is outer
+    epigemm.set_keep_packs(False)
+
+
+def test_a_statement_inside_of_a_block_holds_after_it() -> None:
+    with epigemm.keep_packs(False):
+        epigemm.set_keep_packs(True)
+        assert not keep_mode.enabled() and in_a_thread(keep_mode.enabled)
+    assert keep_mode.enabled()
+    epigemm.set_keep_packs(False)
+
+
+def test_an_object_switches_nothing_until_it_is_entered() -> None:
+    first, second = epigemm.keep_packs(), epigemm.keep_packs(False)
+    assert not keep_mode.enabled() and not in_a_thread(keep_mode.enabled)
+    with first, second, first:
+        assert keep_mode.enabled() and not in_a_thread(keep_mode.enabled)
+    assert not keep_mode.enabled()
+    epigemm.set_keep_packs(True)
+    with second:
+        assert not keep_mode.enabled() and in_a_thread(keep_mode.enabled)
+    assert keep_mode.enabled()
+    epigemm.set_keep_packs(False)
+
+
+def test_a_decorated_function_runs_inside() -> None:
+    @epigemm.keep_packs()
+    def inside(depth: int) -> list[bool]:
+        return [keep_mode.enabled(), *(inside(depth - 1) if depth else [])]
+
+    assert not keep_mode.enabled(), "decorating switches nothing"
+    assert inside(2) == [True] * 3 and inside.__name__ == "inside"
+    assert in_a_thread(lambda: inside(0)) == [True]
+    assert not keep_mode.enabled()
+
+
+def test_functions_that_run_later_are_no_functions_to_decorate() -> None:
+    def generator() -> Iterator[int]:
+        yield 1
+
+    async def coroutine() -> None: ...
+
+    for later in (generator, coroutine):
+        with pytest.raises(TypeError, match=r"runs after the call; .*with epigemm\.keep_packs\(\):"):
+            epigemm.keep_packs()(later)
+
+
+@pytest.mark.parametrize("value", [1, None, "yes"])
+def test_it_is_a_switch(value: Any) -> None:
+    for switch in (epigemm.keep_packs, epigemm.set_keep_packs):
+        with pytest.raises(TypeError, match=r"enabled: got \w+; accepted is True or False"):
+            switch(value)
+    assert not keep_mode.enabled()
+
+
+# --- what calls do ---------------------------------------------------------------------------------------------------
+
+
+def packed(road: Road) -> list[bool]:
+    return [launch.packed for launch in road.take()]
+
+
+@pytest.mark.parametrize("function", PUBLIC_LINEAR, ids=lambda f: f.name)
+def test_plain_calls_keep_the_packs_of_parameters(function: Public, road: Road, rng: torch.Generator) -> None:
+    arguments = function.draw(rng, shape=road.size, device=road.device)
+    arguments["weight"] = nn.Parameter(arguments["weight"])
+    out = torch.empty(road.size[0], road.size[1], device=road.device)
+    with torch.no_grad():
+        expected = function.call(**arguments)
+        assert packed(road) == [False]
+        with epigemm.keep_packs():
+            for options in ({}, {}, {"out": out}):
+                torch.testing.assert_close(function.call(**arguments, **options), expected)
+        assert packed(road) == [True] * 3 and list(weight_packs.kept(arguments["weight"])) == [2]
+        with epigemm.keep_packs(False):
+            function.call(**arguments)
+        assert packed(road) == [True], "a current pack is used outside of the mode"
+        arguments["weight"].mul_(2)
+        function.call(**arguments)
+        assert packed(road) == [False], "but not made again"
+
+
+def test_other_weights_have_none(road: Road) -> None:
+    weight, x = road.weight(), road.x()
+    parameter = nn.Parameter(weight)
+    with torch.no_grad(), epigemm.keep_packs():
+        for other in (weight, parameter.detach(), parameter[:], nn.Buffer(weight)):
+            road.check(epigemm.linear(x, other), x, weight)
+            assert not weight_packs.kept(other)
+        assert not weight_packs.kept(parameter)
+    assert packed(road) == [False] * 4
+
+
+def test_nothing_is_kept_while_a_gradient_is_asked_for(road: Road) -> None:
+    """Hand-written training writes the weight where nothing counts it."""
+    weight, x = nn.Parameter(road.weight()), road.x()
+    with epigemm.keep_packs():
+        with torch.no_grad():
+            epigemm.linear(x, weight)
+        for _ in range(2):
+            backward(epigemm.linear(x, weight).square().mean())
+            assert weight.grad is not None
+            weight.data -= weight.grad
+        assert packed(road)[:2] == [True, False]
+        with torch.no_grad():
+            road.check(epigemm.linear(x, weight), x, weight)
+
+
+def test_a_frozen_weight_keeps_its_pack_while_x_is_trained(road: Road) -> None:
+    weight, x = nn.Parameter(road.weight(), requires_grad=False), road.x().requires_grad_()
+    with epigemm.keep_packs():
+        road.check(epigemm.linear(x, weight), x, weight)
+    assert packed(road) == [True]
+
+
+def test_changes_are_followed_and_memory_is_given_back(road: Road) -> None:
+    weight, x = nn.Parameter(road.weight()), road.x()
+    gc.collect()  # what earlier tests have left
+    owners = len(weight_packs._owners)
+    with torch.no_grad(), epigemm.keep_packs():
+        for _ in range(3):
+            road.check(epigemm.linear(x, weight), x, weight)
+            weight.mul_(-1.5)
+        assert weight_packs.kept(weight)[2].buffer.nbytes == weight_packs.pack_bytes(*weight.shape, 2)
+    del weight
+    gc.collect()
+    assert len(weight_packs._owners) == owners
+
+
+def test_autocast_casts_make_no_packs(road: Road) -> None:
+    weight, x = nn.Parameter(road.weight()), road.x()
+    with torch.no_grad(), epigemm.keep_packs(), torch.autocast(road.device.type, torch.bfloat16):
+        epigemm.linear(x, weight)
+    assert not weight_packs.kept(weight)
+
+
+def test_explain_says_so(road: Road) -> None:
+    weight, x = nn.Parameter(road.weight()), road.x()
+    with torch.no_grad():
+        with epigemm.keep_packs():
+            assert any(
+                "made by this call and kept" in r for r in epigemm.explain("linear", x, weight).reasons
+            )
+        assert any("split at every call" in r for r in epigemm.explain("linear", x, weight).reasons)
+
+
+# --- torch.compile ---------------------------------------------------------------------------------------------------
+
+
+def uses_of(function: Callable[..., Any]) -> tuple[Any, list[str]]:
+    """`function`, compiled without graph breaks, and what the calls in its graphs may do with packs."""
+    torch._dynamo.reset()
+    uses: list[str] = []
+
+    def look(graph: torch.fx.GraphModule, inputs: Any) -> Any:
+        at = [argument.name for argument in torch.ops.epigemm.linear.default._schema.arguments].index("pack")
+        uses.extend(node.args[at] for node in graph.graph.nodes if "epigemm" in str(node.target))
+        return graph.forward
+
+    return torch.compile(function, backend=look, fullgraph=True), uses
+
+
+def plain(x: Tensor, weight: Tensor) -> Tensor:
+    return epigemm.linear(x, weight)
+
+
+def block_inside(x: Tensor, weight: Tensor) -> Tensor:
+    with epigemm.keep_packs():
+        kept = epigemm.linear(x, weight)
+        with epigemm.keep_packs(False):
+            kept = kept + epigemm.linear(x, weight)
+    return kept + epigemm.linear(x, weight)
+
+
+@epigemm.keep_packs()
+def decorated(x: Tensor, weight: Tensor) -> Tensor:
+    return epigemm.linear(x, weight)
+
+
+def calls_decorated(x: Tensor, weight: Tensor) -> Tensor:
+    return decorated(x, weight) + epigemm.linear(x, weight)
+
+
+def statement_inside(x: Tensor, weight: Tensor) -> Tensor:
+    epigemm.set_keep_packs(True)
+    return epigemm.linear(x, weight)
+
+
+@pytest.fixture
+def by_operator(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Graphs hold the operators that know of packs, as where calls may run on fp16 slices."""
+    monkeypatch.setattr(native, "linear", lambda *_: None)
+
+
+@pytest.mark.usefixtures("by_operator")
+@pytest.mark.parametrize(
+    ("function", "expected"),
+    [
+        (block_inside, ["keep", "find", "find"]),
+        (decorated, ["keep"]),
+        (calls_decorated, ["keep", "find"]),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_compiled_code_may_use_it(function: Callable[..., Any], expected: list[str]) -> None:
+    compiled, uses = uses_of(function)
+    x, weight = torch.randn(4, 8), nn.Parameter(torch.randn(3, 8))
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(x, weight), function(x, weight))
+        assert uses == expected
+        assert not keep_mode.enabled() and keep_mode.traced is None
+        compiled(x, nn.Parameter(torch.randn(3, 8)))
+        assert uses == expected, "compiled again"
+
+
+@pytest.mark.usefixtures("by_operator")
+def test_compiled_code_may_switch_for_all(rng: torch.Generator) -> None:
+    compiled, uses = uses_of(statement_inside)
+    x, weight = torch.randn(4, 8), nn.Parameter(torch.randn(3, 8))
+    with torch.no_grad():
+        compiled(x, weight)
+    assert uses == ["keep"] and keep_mode.enabled() and in_a_thread(keep_mode.enabled)
+    with epigemm.keep_packs(False):
+        assert not keep_mode.enabled()
+    assert keep_mode.enabled(), "a block puts back what was before"
+    epigemm.set_keep_packs(False)
+    assert not keep_mode.enabled()
+
+
+@pytest.mark.usefixtures("by_operator")
+def test_compiled_code_is_guarded() -> None:
+    compiled, uses = uses_of(plain)
+    x, weight = torch.randn(4, 8), nn.Parameter(torch.randn(3, 8))
+    with torch.no_grad():
+        compiled(x, weight)
+        with epigemm.keep_packs():
+            compiled(x, weight)
+        epigemm.set_keep_packs(True)
+        compiled(x, weight)
+        epigemm.set_keep_packs(False)
+        compiled(x, weight)
+        with epigemm.keep_packs():
+            compiled(x, weight.detach())
+    assert uses == ["find", "keep", "find"], "once for each: off, on, on with a weight that is no Parameter"
+
+
+def test_a_graph_break_inside_of_a_block() -> None:
+    @torch.compile(backend="eager")
+    def broken(x: Tensor, weight: Tensor) -> tuple[bool, Tensor]:
+        with epigemm.keep_packs():
+            y = epigemm.linear(x, weight)
+            torch._dynamo.graph_break()
+            with epigemm.keep_packs(False):
+                inside = not keep_mode.enabled()
+            inside = inside and keep_mode.enabled()
+        return inside, y
+
+    torch._dynamo.reset()
+    with torch.no_grad():
+        assert broken(torch.randn(4, 8), nn.Parameter(torch.randn(3, 8)))[0]
+    assert not keep_mode.enabled() and keep_mode.traced is None
+
+
+def test_compiled_calls_keep_packs(road: Road) -> None:
+    """AOTAutograd hands the operator the parameter itself."""
+    torch._dynamo.reset()
+    weight, x = nn.Parameter(road.weight()), road.x()
+    compiled = torch.compile(plain, backend="aot_eager", fullgraph=True)
+    with torch.no_grad():
+        compiled(x, weight)
+        with epigemm.keep_packs():
+            for _ in range(2):
+                road.check(compiled(x, weight), x, weight)
+    assert packed(road) == [False, True, True] and list(weight_packs.kept(weight)) == [2]

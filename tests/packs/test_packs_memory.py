@@ -1,0 +1,126 @@
+"""fp32 calls that find no memory for their pieces."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import epigemm
+from epigemm.calls import weight_slices
+from epigemm.packs import weight_packs
+from tests.support.pieces import AT_HIGHEST, Road, pack_size
+
+Parameter = torch.nn.Parameter
+
+
+class Memory:
+    """What the allocator gives and tells: nothing to those that are refused."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self.free = 0
+        self.refused: list[str] = []
+        self._patch = patch
+
+    def refuse(self, *what: str) -> None:
+        """Packs, workspaces, or both."""
+        where = {"pack": (weight_packs, "_allocate"), "workspace": (weight_slices, "_workspace")}
+        for name in what:
+            self._patch.setattr(*where[name], self._failing(name))
+        self._patch.setattr(weight_slices, "_free_bytes", lambda device: self.free)
+
+    def _failing(self, name: str) -> Callable[..., Tensor]:
+        def fails(*arguments: Any) -> Tensor:
+            self.refused.append(name)
+            raise torch.OutOfMemoryError("no memory, for the test")
+
+        return fails
+
+    def take(self) -> list[str]:
+        """What was refused since the last time."""
+        taken, self.refused = self.refused, []
+        return taken
+
+
+def notes(*arguments: Any) -> str:
+    return " ".join(epigemm.explain("linear", *arguments).reasons)
+
+
+def test_without_memory_torch_multiplies(road: Road) -> None:
+    """Tried once, then again only when there is enough."""
+    weight, x = road.weight(), road.x()
+    with pytest.MonkeyPatch.context() as patch:
+        memory = Memory(patch)
+        memory.refuse("workspace")
+        for refused in (["workspace"], [], []):
+            road.check(epigemm.linear(x, weight), x, weight)
+            assert memory.take() == refused
+        assert "found no memory for fp16 slices" in notes(x, weight)
+        with pytest.raises(torch.OutOfMemoryError):
+            epigemm.linear(x, weight, strict=True)
+        memory.take()
+        epigemm.linear(x[:-1], weight)
+        assert memory.take() == ["workspace"], "another call"
+        memory.free = pack_size(x, 2) + pack_size(weight, 2) - 1
+        epigemm.linear(x, weight)
+        assert not memory.take()
+        memory.free += 1
+        epigemm.linear(x, weight)
+        assert memory.take() == ["workspace"] and not road.take()
+        with monkeypatched_capture(patch):
+            epigemm.linear(x, weight)
+            assert not memory.take(), "nothing is asked for in a capture"
+    road.check(epigemm.linear(x, weight), x, weight)
+    assert len(road.take()) == 1
+    assert "found no memory" not in notes(x, weight)
+
+
+@contextmanager
+def monkeypatched_capture(patch: pytest.MonkeyPatch) -> Iterator[None]:
+    with patch.context() as inner:
+        inner.setattr(weight_packs, "capturing", lambda device: True)
+        yield
+
+
+def test_without_memory_to_keep_a_call_splits_for_itself(road: Road) -> None:
+    weight, x = Parameter(road.weight(), requires_grad=False), road.x()
+    module = epigemm.nn.LinearReLU(weight.shape[1], weight.shape[0], bias=False, device="meta")
+    module.weight = weight
+    with pytest.MonkeyPatch.context() as patch:
+        memory = Memory(patch)
+        memory.refuse("pack")
+        for refused in (["pack"], []):
+            torch.testing.assert_close(module(x), torch.relu(x @ weight.t()), rtol=1e-4, atol=1e-4)
+            assert memory.take() == refused
+        assert [launch.packed for launch in road.take()] == [False, False] and not weight_packs.kept(weight)
+        assert "found no memory to keep the weight's pack" in notes(x, weight)
+        memory.free = 1 << 60
+        module(x)
+        assert memory.take() == ["pack"]
+        few = road.x(road.rows_worth_a_pack_alone())
+        module(few)
+        assert memory.take() == ["pack"], "dispatch would not split the weight for so few rows"
+        road.take()
+        memory.free = 0
+        module(few)
+        assert not memory.take() and not road.take()
+    module(x)
+    assert [launch.packed for launch in road.take()] == [True]
+
+
+@pytest.mark.parametrize("refused", ["pack", "workspace"])
+def test_strict_calls_tell_of_missing_memory(refused: str, road: Road) -> None:
+    weight, x = road.weight(), road.x()
+    use = "keep" if refused == "pack" else "find"
+    with pytest.MonkeyPatch.context() as patch:
+        memory = Memory(patch)
+        memory.refuse("pack", "workspace")
+        for _ in range(2):
+            with pytest.raises(torch.OutOfMemoryError):
+                torch.ops.epigemm.linear("bias", x, weight, *AT_HIGHEST, use, True)
+            assert memory.take()[0] == refused
+    assert not weight_packs.kept(weight)

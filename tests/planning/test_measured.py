@@ -1,0 +1,416 @@
+"""Measured choices on disk: round trips, several processes, and everything that can be wrong with a file."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import re
+import stat
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from epigemm._native import build_info, ops, registry
+from epigemm.planning import measured, plans
+from epigemm.planning.measured import Entry
+
+GPU = "NVIDIA H200"
+DEVICE = 41
+ENTRY = Entry(
+    "bias_relu", "bfloat16", "ieee", False, True, False, 1024, 8192, 4096, (0, 3, 0, 2, 1), 100.5, 99.0
+)
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """An empty cache, for a device that only these tests know."""
+    monkeypatch.setenv("EPIGEMM_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setattr(measured, "_warned", set())
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: GPU)
+    yield measured.cache_path(GPU)
+    ops._clear_measured(DEVICE)
+
+
+def source(entry: Entry) -> str:
+    """Where the planner's choice for the call that an entry is about comes from."""
+    sizes = (entry.epilogue, entry.m, entry.n, entry.k, entry.dtype, entry.arithmetic)
+    return str(plans.ask(*sizes, has_bias=entry.bias, gpu=(90, 132), device=DEVICE)["source"])
+
+
+def by_key(*entries: Entry) -> measured.Entries:
+    return {entry.key: entry for entry in entries}
+
+
+# --- where ------------------------------------------------------------------------------------------------------------
+
+
+def test_where_the_cache_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EPIGEMM_CACHE_DIR", "/chosen")
+    monkeypatch.setenv("XDG_CACHE_HOME", "/xdg")
+    assert measured.cache_dir() == Path("/chosen")
+    monkeypatch.delenv("EPIGEMM_CACHE_DIR")
+    assert measured.cache_dir() == Path("/xdg/epigemm")
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setenv("HOME", "/home/someone")
+    assert measured.cache_dir() == Path("/home/someone/.cache/epigemm")
+
+
+def test_a_file_belongs_to_a_gpu_a_version_and_its_kernels() -> None:
+    name = measured.cache_path(GPU).name
+    info = build_info()
+    for part in ("nvidia-h200", info["version"], info["tiles_fingerprint"], f"-{measured.FORMAT}.json"):
+        assert part in name
+    assert measured.slug("NVIDIA GH200 480GB") == "nvidia-gh200-480gb"
+
+
+# --- round trips ------------------------------------------------------------------------------------------------------
+
+sizes = st.integers(1, 2**31 - 1)
+times = st.floats(1e-3, 1e9) | st.integers(1, 10**9)
+on_tensors = st.tuples(
+    st.sampled_from([("float16", "ieee"), ("bfloat16", "ieee"), ("float32", "tf32")]), st.sampled_from([0, 1])
+)
+on_pieces = st.tuples(st.sampled_from([("float32", "split"), ("float32", "scaled")]), st.just(2))
+
+
+@st.composite
+def entries(draw: st.DrawFn) -> Entry:
+    (dtype, arithmetic), family = draw(on_tensors | on_pieces)
+    packed, bias, tf32_allowed = draw(st.tuples(st.booleans(), st.booleans(), st.booleans()))
+    splits = draw(st.sampled_from([1, 2, 4, 8])) if family == 1 else 1
+    plan = (family, draw(st.integers(0, 2)), draw(st.integers(0, 1)), draw(st.integers(1, 8)), splits)
+    epilogue = draw(st.sampled_from([each["name"] for each in registry()]))
+    return Entry(
+        epilogue,
+        dtype,
+        arithmetic,
+        packed,
+        bias,
+        tf32_allowed,
+        draw(sizes),
+        draw(sizes),
+        draw(sizes),
+        plan,
+        draw(times),
+        draw(times),
+    )
+
+
+@given(drawn=st.lists(entries(), max_size=20))
+def test_what_is_written_is_read(tmp_path: Path, drawn: list[Entry]) -> None:
+    path = tmp_path / "table.json"
+    measured.write(path, GPU, by_key(*drawn))
+    assert measured.read(path, GPU) == by_key(*drawn)
+    assert list(tmp_path.glob("*.tmp")) == []
+
+
+def test_entries_are_merged(cache: Path) -> None:
+    other, better = replace(ENTRY, m=2048), replace(ENTRY, plan=(0, 2, 1, 1, 1), fused_us=90.0)
+    measured.merge(cache, GPU, [ENTRY])
+    measured.merge(cache, GPU, [other])
+    measured.merge(cache, GPU, [better])
+    assert measured.read(cache, GPU) == by_key(better, other)
+
+
+def test_what_is_remembered_decides_and_lasts(cache: Path) -> None:
+    measured.remember(DEVICE, [ENTRY])
+    assert source(ENTRY) == "cache"
+    ops._clear_measured(DEVICE)
+    assert source(ENTRY) == "model"
+    measured.load(DEVICE)
+    assert source(ENTRY) == "cache"
+
+
+def test_what_is_remembered_replaces_what_was(cache: Path) -> None:
+    """On disk as in the planner."""
+    measured.remember(DEVICE, [ENTRY, replace(ENTRY, m=64)])
+    better = replace(ENTRY, plan=(0, 2, 1, 1, 1), fused_us=90.0)
+    measured.remember(DEVICE, [better])
+    assert measured.read(cache, GPU) == by_key(better, replace(ENTRY, m=64))
+    assert source(better) == source(replace(ENTRY, m=64)) == "cache"
+
+
+def test_no_file_is_no_matter(cache: Path) -> None:
+    assert measured.read(cache, GPU) == {}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        measured.load(DEVICE)
+    assert source(ENTRY) == "model"
+
+
+def test_nothing_comes_with_the_package() -> None:
+    """Measured is what the user measures; the cost models know the rest."""
+    assert not list(Path(measured.__file__).parent.rglob("*.json"))
+
+
+def test_what_source_texts_say() -> None:
+    assert measured.source_text("cache", {"is_speed_assumed": True}) == "measured on this GPU (cache)"
+    assert measured.source_text("model", {}) == "cost model"
+    assert measured.source_text("model", {"is_speed_assumed": False}) == "cost model"
+    assert measured.source_text("model", {"is_speed_assumed": True}) == (
+        "cost model, for a device that does not tell its speed: an H100's is assumed"
+    )
+
+
+def test_the_first_question_about_a_device_loads_its_tables(monkeypatch: pytest.MonkeyPatch) -> None:
+    loaded: list[int] = []
+    monkeypatch.setattr(plans, "cuda_status", lambda device: "" if device == DEVICE else "too old")
+    monkeypatch.setattr(measured, "load", loaded.append)
+    plans.usable.cache_clear()
+    try:
+        assert [plans.usable(device) for device in (DEVICE, DEVICE, DEVICE + 1)] == [True, True, False]
+    finally:
+        plans.usable.cache_clear()
+    assert loaded == [DEVICE]
+
+
+# --- several processes ------------------------------------------------------------------------------------------------
+
+WRITERS, EACH = 4, 12
+
+
+def write_some(path: str, first: int) -> None:
+    for i in range(EACH):
+        measured.merge(Path(path), GPU, [replace(ENTRY, n=first + i + 1)])
+
+
+def test_processes_that_write_at_once_lose_nothing(cache: Path) -> None:
+    context = multiprocessing.get_context("fork")
+    writers = [context.Process(target=write_some, args=(str(cache), i * EACH)) for i in range(WRITERS)]
+    for writer in writers:
+        writer.start()
+    for writer in writers:
+        writer.join()
+        assert writer.exitcode == 0
+    assert sorted(entry.n for entry in measured.read(cache, GPU).values()) == list(
+        range(1, WRITERS * EACH + 1)
+    )
+    assert not list(cache.parent.glob("*.tmp"))
+
+
+# --- what can be wrong ------------------------------------------------------------------------------------------------
+
+
+def repeat(action: Callable[[], None]) -> None:
+    for _ in range(3):
+        action()
+
+
+def damaged(change: Callable[[dict[str, Any]], Any]) -> str:
+    """A table that was right before `change`."""
+    about = {"format": measured.FORMAT, "gpu": GPU, "kernels": build_info()["tiles_fingerprint"]}
+    table = {**about, "entries": [ENTRY.to_json()]}
+    changed = change(table)
+    return json.dumps(table if changed is None else changed)
+
+
+def in_entry(**values: Any) -> str:
+    return damaged(lambda table: table["entries"][0].update(values))
+
+
+DAMAGED = {
+    "empty": "",
+    "truncated": damaged(lambda table: None)[:-20],
+    "not JSON": "plan: fast",
+    "deeply nested": "[" * 100000,
+    "a list": "[]",
+    "no format": damaged(lambda table: {"entries": []}),
+    "format of another type": damaged(lambda table: {**table, "format": "1"}),
+    "no entries": damaged(lambda table: {**table, "entries": None}),
+    "an entry that is none": damaged(lambda table: {**table, "entries": [3]}),
+    "an entry without a plan": damaged(lambda table: table["entries"][0].pop("plan") and None),
+    "an entry with more": in_entry(extra=1),
+    "epilogue": in_entry(epilogue="no_such"),
+    "epilogue of another type": in_entry(epilogue=3),
+    "dtype": in_entry(dtype="float64"),
+    "arithmetic": in_entry(arithmetic="fast"),
+    "flag": in_entry(packed=1),
+    "n": in_entry(n="8192"),
+    "a negative k": in_entry(k=-1),
+    "no m": in_entry(m=0),
+    "a huge m": in_entry(m=2**70),
+    "an m of another type": in_entry(m=1024.0),
+    "a time of no kind": in_entry(fused_us=None),
+    "a time that is no number": in_entry(torch_us=float("nan")),
+    "no time": in_entry(fused_us=0),
+    "a short plan": in_entry(plan=[0, 0, 0, 1]),
+    "a plan of floats": in_entry(plan=[0, 0, 0, 1.0, 1]),
+    "a plan of words": in_entry(plan="0,0,0,1,1"),
+    "a family that is not built": in_entry(plan=[3, 0, 0, 1, 1]),
+    "the fallback as a family": in_entry(plan=[-1, 0, 0, 1, 1]),
+    "another arithmetic's family": in_entry(plan=[2, 0, 0, 1, 1]),
+    "a tile that is not built": in_entry(plan=[0, 99, 0, 1, 1]),
+}
+
+# As the version before this one wrote it: four numbers a plan, M an edge of a bucket, no kernels of families.
+FORMER = {
+    "format": 1,
+    "gpu": GPU,
+    "epigemm": "0.1.0",
+    "kernels": "1f2e3d4c5b6a7988",
+    "torch": "2.10.0",
+    "entries": [{**ENTRY.to_json(), "plan": [3, 0, 2, 1]}],
+}
+
+OTHER = {
+    "an older format": (json.dumps(FORMER), "it is of format 1, this version reads format 2"),
+    "an older format of these kernels": (damaged(lambda table: {**table, "format": 1}), "it is of format 1"),
+    "a later format": (
+        damaged(lambda table: {**table, "format": measured.FORMAT + 1, "entries": "anything"}),
+        f"it is of format {measured.FORMAT + 1}",
+    ),
+    "another GPU": (
+        damaged(lambda table: {**table, "gpu": "NVIDIA H100 PCIe"}),
+        "it was measured on 'NVIDIA H100 PCIe', not on 'NVIDIA H200'",
+    ),
+    "no GPU": (damaged(lambda table: table.pop("gpu") and None), "it was measured on None, not on"),
+    "other kernels": (
+        damaged(lambda table: {**table, "kernels": "0" * 16}),
+        "it was measured with other kernels than those of this build",
+    ),
+    "no kernels": (
+        damaged(lambda table: table.pop("kernels") and None),
+        "it was measured with other kernels than those of this build",
+    ),
+}
+
+
+def test_it_is_the_change_that_damages(cache: Path) -> None:
+    cache.parent.mkdir(parents=True)
+    cache.write_text(damaged(lambda table: None))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        measured.load(DEVICE)
+    assert source(ENTRY) == "cache"
+
+
+ALL_WRONG = {**{name: (text, "") for name, text in DAMAGED.items()}, **OTHER}
+
+
+@pytest.mark.parametrize(("text", "why"), ALL_WRONG.values(), ids=ALL_WRONG)
+def test_a_wrong_file_is_ignored_with_one_warning_and_written_anew(text: str, why: str, cache: Path) -> None:
+    """Never a plan of it, not even of the entries that are right."""
+    cache.parent.mkdir(parents=True)
+    cache.write_text(text)
+    with pytest.warns(RuntimeWarning, match="are ignored") as caught:
+        repeat(lambda: measured.load(DEVICE))
+    (warning,) = caught
+    assert f"epigemm: the measured choices in {cache} are ignored: {why}" in str(warning.message)
+    assert "\n" not in str(warning.message)
+    assert source(ENTRY) == "model"
+    with pytest.raises(ValueError, match=re.escape(why) or None):
+        measured.read(cache, GPU)
+    measured.remember(DEVICE, [replace(ENTRY, m=64)])
+    assert measured.read(cache, GPU) == by_key(replace(ENTRY, m=64))
+    assert source(replace(ENTRY, m=64)) == "cache" and source(ENTRY) == "model"
+
+
+def test_right_entries_beside_a_wrong_one_are_ignored_too(cache: Path) -> None:
+    measured.merge(cache, GPU, [ENTRY, replace(ENTRY, m=64)])
+    cache.write_text(cache.read_text().replace("[0, 3, 0, 2, 1]", "[0, 3, 0, 9, 1]", 1))
+    with pytest.warns(RuntimeWarning, match="swizzle must be in"):
+        measured.load(DEVICE)
+    assert source(ENTRY) == source(replace(ENTRY, m=64)) == "model"
+
+
+@pytest.mark.parametrize("gpu", ["NVIDIA H100 80GB HBM3", "nvidia h200", ""])
+def test_a_copied_file_of_another_gpu_gives_no_plan(
+    gpu: str, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Under that GPU's own name too."""
+    measured.merge(cache, GPU, [ENTRY])
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: gpu)
+    path = measured.cache_path(gpu)
+    path.write_bytes(cache.read_bytes())
+    with pytest.warns(RuntimeWarning, match="it was measured on 'NVIDIA H200'") as caught:
+        repeat(lambda: measured.load(DEVICE))
+    assert len(caught) == 1 and source(ENTRY) == "model"
+
+
+@pytest.mark.parametrize("name", ["0.0.9-0123456789abcdef-2", "0.1.0-14b677e7e7353d3d-1"])
+def test_a_cache_of_another_version_is_ignored_with_one_warning(
+    cache: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Until there are measurements of this build."""
+    measured.merge(cache, GPU, [ENTRY])
+    left = cache.rename(cache.with_name(f"{measured.slug(GPU)}-{name}.json"))
+    with pytest.warns(RuntimeWarning, match=f"{left.name} are ignored") as caught:
+        repeat(lambda: measured.load(DEVICE))
+    assert len(caught) == 1 and source(ENTRY) == "model"
+    measured.merge(cache, GPU, [ENTRY])
+    monkeypatch.setattr(measured, "_warned", set())
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        measured.load(DEVICE)
+    assert source(ENTRY) == "cache"
+
+
+def test_a_path_that_cannot_be_looked_at(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No call fails for it."""
+    monkeypatch.setenv("EPIGEMM_CACHE_DIR", str(cache.parent.parent / ("x" * 300)))
+    with pytest.warns(RuntimeWarning, match="are ignored"):
+        measured.load(DEVICE)
+    assert source(ENTRY) == "model"
+
+
+def test_a_cache_of_another_gpu_is_no_outdated_one(cache: Path) -> None:
+    measured.merge(
+        cache.with_name(f"{measured.slug(GPU)}-80gb-hbm3-0.1.0-0123456789abcdef-2.json"), GPU, [ENTRY]
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        measured.load(DEVICE)
+    assert source(ENTRY) == "model"
+
+
+def test_bytes_that_are_no_text(cache: Path) -> None:
+    cache.parent.mkdir(parents=True)
+    cache.write_bytes(b"\xff\xfe\x00")
+    with pytest.warns(RuntimeWarning, match="are ignored"):
+        measured.load(DEVICE)
+
+
+def test_a_folder_that_cannot_be_written(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One warning; choices last as long as the process."""
+    blocked = tmp_path / "file"
+    blocked.write_text("not a folder")
+    monkeypatch.setenv("EPIGEMM_CACHE_DIR", str(blocked))
+    with pytest.warns(RuntimeWarning, match="cannot be written") as caught:
+        repeat(lambda: measured.remember(DEVICE, [ENTRY]))
+    assert len(caught) == 1
+    assert source(ENTRY) == "cache"
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+def test_a_read_only_folder(cache: Path) -> None:
+    cache.parent.mkdir(parents=True)
+    cache.parent.chmod(stat.S_IRUSR | stat.S_IXUSR)
+    try:
+        with pytest.warns(RuntimeWarning, match="cannot be written"):
+            measured.remember(DEVICE, [ENTRY])
+    finally:
+        cache.parent.chmod(stat.S_IRWXU)
+    assert source(ENTRY) == "cache"
+
+
+def test_a_write_that_fails_leaves_the_old_file(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    measured.merge(cache, GPU, [ENTRY])
+
+    def fail(self: Path, target: Path) -> None:
+        raise OSError("no space left on device")
+
+    monkeypatch.setattr(Path, "replace", fail)
+    with pytest.warns(RuntimeWarning, match="no space left"):
+        measured.remember(DEVICE, [replace(ENTRY, m=64)])
+    assert measured.read(cache, GPU) == by_key(ENTRY)
+    assert not list(cache.parent.glob("*.tmp"))

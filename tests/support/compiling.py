@@ -1,0 +1,67 @@
+"""What the tests of compiled calls have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from epigemm.calls import elementwise_kernels, entry, execution, fallback
+
+NATIVE = ("_linear_into", "_linear_folded_into", "_elementwise_into", "_elementwise_folded_into")
+
+
+@pytest.fixture
+def fresh_compiler() -> Iterator[None]:
+    torch.compiler.reset()
+    yield
+    torch.compiler.reset()
+
+
+class Graphs:
+    """A backend that records the operators of ours in each graph, and runs it as it is."""
+
+    def __init__(self) -> None:
+        self.nodes: list[Any] = []
+        self.count = 0
+
+    def __call__(self, graph: torch.fx.GraphModule, _: Any) -> Any:
+        self.count += 1
+        self.nodes = [node for node in graph.graph.nodes if str(node.target).startswith("epigemm.")]
+        return graph.forward
+
+    @property
+    def names(self) -> list[str]:
+        return [str(node.target).split(".")[1] for node in self.nodes]
+
+    def is_native(self) -> bool:
+        assert self.names
+        return all(name in NATIVE for name in self.names)
+
+
+def recorded(call: Callable[..., Any], *args: Any, **kwargs: Any) -> Graphs:
+    graphs = Graphs()
+    torch.compile(call, fullgraph=True, backend=graphs)(*args, **kwargs)
+    return graphs
+
+
+@pytest.fixture
+def no_python(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """From its call on, everything in Python that could run a call raises."""
+
+    def forbid() -> None:
+        def refuse(*_: Any, **__: Any) -> None:
+            raise AssertionError("a compiled call came to Python")
+
+        for module, names in (
+            (entry, ("linear", "elementwise", "linear_operator", "elementwise_operator", "run_linear")),
+            (execution, ("linear", "elementwise")),
+            (elementwise_kernels, ("elementwise", "fold_batch_norm")),
+            (fallback, ("linear",)),
+        ):
+            for name in names:
+                monkeypatch.setattr(module, name, refuse)
+
+    return forbid

@@ -1,0 +1,132 @@
+"""A CPU with scripted times and kernels in PyTorch in place of a GPU, for the tests of tuning."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from epigemm._native import ops
+from epigemm.epilogues.registry import named
+from epigemm.linking import loading
+from epigemm.packs import weight_packs
+from epigemm.planning import decisions, plans
+from epigemm.tuning import candidates, tuner
+from epigemm.tuning.timing import Effort, Run
+from tests.support.pieces import HOPPER, known, on_cpu, stand_in
+
+DEVICE = 42
+TORCH_US = 100.0
+PIECES = 2
+"""The family of kernels on fp16 slices."""
+
+
+@dataclass
+class Stage:
+    """A pretended Hopper GPU: times are what `us` says of a plan, and every plan that runs is noted."""
+
+    us: Callable[[tuple[int, ...]], float] = lambda plan: (
+        (40.0 if plan[0] == PIECES else 50.0) + plan[1] + plan[2] / 2 + plan[3] / 10 + plan[4] / 100
+    )
+    ran: list[tuple[str, tuple[int, ...]]] = field(default_factory=list)
+    capturing: bool = False
+    torch_us: float = TORCH_US
+    under_load: Callable[[tuple[int, ...]], float] = lambda plan: 1.0
+
+    def make_timer(self, device: torch.device) -> Stage:
+        return self
+
+    def warm_up(self, run: Run) -> float:
+        return 1.0
+
+    def in_turn(
+        self, runs: Sequence[Run], effort: Effort, host_us: float, rest_s: float = 0.0
+    ) -> list[list[float]]:
+        """A load lasts from the third of six rounds on; a rest ends it."""
+        return [
+            [self.time_of(run) / 1e3 * (self.load_of(run) if i > 2 and not rest_s else 1.0) for i in range(6)]
+            for run in runs
+        ]
+
+    def load_of(self, run: Any) -> float:
+        plan = self.plan_of(run)
+        return 1.0 if plan is None else self.under_load(plan)
+
+    def time_of(self, run: Any) -> float:
+        plan = self.plan_of(run)
+        return self.torch_us if plan is None else self.us(plan)
+
+    @staticmethod
+    def plan_of(run: Any) -> tuple[int, ...] | None:
+        return tuple(run.args[-1]) if isinstance(run.args[-1], list) else None
+
+
+@pytest.fixture
+def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Stage]:
+    stage = Stage()
+
+    def linear_out(name: str, *call: Any) -> int:
+        decision = on_cpu(name, *call)
+        if call[-2] and decisions.way(decision) == decisions.TENSORS:
+            stage.ran.append((decisions.arithmetic(decision), ()))
+        return decision
+
+    def fused(
+        name: str,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        operands: Any,
+        scalars: Any,
+        arithmetic: str,
+        plan: list[int],
+        out: Tensor,
+    ) -> bool:
+        product = torch.nn.functional.linear(x, weight)
+        out.copy_(known(named(name)).reference(product, bias, operands or (), scalars or ()))
+        stage.ran.append((arithmetic, tuple(plan)))
+        return True
+
+    def split(name: str, *call: Any) -> None:
+        stage.ran.append((call[-3], tuple(call[-2] or ())))
+        stand_in(name, *call)
+
+    patches: list[tuple[Any, str, Any]] = [
+        (plans, "has_gpu_kernels", lambda tensor: tensor.is_cpu),
+        (plans, "gpu_numbers", lambda device: HOPPER),
+        (plans, "no_gemm_kernels", lambda: ""),
+        (candidates, "_missing_for_plan", lambda *call: ""),
+        (loading, "link", lambda *call: ""),
+        (loading, "would_link", lambda *call: ""),
+        (loading, "link_each", lambda epilogue, missing, device: ["" for _ in missing]),
+        (weight_packs, "capturing", lambda device: stage.capturing),
+        (decisions, "linear_out", linear_out),
+        (candidates, "_fused_linear_out", fused),
+        (candidates, "_split_linear_out", split),
+        (tuner, "make_timer", stage.make_timer),
+        (torch.cuda, "device", lambda device: contextlib.nullcontext()),
+        (torch.cuda, "get_device_name", lambda device: "NVIDIA H200"),
+        (torch.Tensor, "get_device", lambda tensor: DEVICE),
+    ]
+    for where, name, value in patches:
+        monkeypatch.setattr(where, name, value)
+    monkeypatch.setenv("EPIGEMM_CACHE_DIR", str(tmp_path))
+    yield stage
+    ops._clear_measured(DEVICE)
+
+
+def draw(m: int = 40, n: int = 256, k: int = 128, dtype: torch.dtype = torch.bfloat16) -> list[Tensor]:
+    return [torch.randn(m, k).to(dtype), torch.randn(n, k).to(dtype), torch.randn(n).to(dtype)]
+
+
+def plans_tried(stage: Stage) -> int:
+    """How many plans were run by a measurement since the last time; calls themselves pass none."""
+    tried = sum(plan != () for _, plan in stage.ran)
+    stage.ran.clear()
+    return tried

@@ -1,0 +1,65 @@
+"""What the tests of the entry have in common: watching what it answers."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import epigemm
+from epigemm.calls import entry
+from epigemm.calls.entry import Reason
+from epigemm.packs.weight_packs import FIND
+
+BUILT_IN = [
+    pytest.mark.skipif(not hasattr(Tensor, "__dlpack_c_exchange_api__"), reason="torch: no exchange API"),
+    pytest.mark.skipif(
+        importlib.util.find_spec("epigemm._entry") is None, reason="built without the headers of Python"
+    ),
+]
+WITH_ENTRY = [*BUILT_IN, pytest.mark.usefixtures("known_device")]
+"""The marks of tests that need the entry; `BUILT_IN` of those that need it on CPUs alone."""
+DONE = "done"
+
+
+@pytest.fixture
+def answered(monkeypatch: pytest.MonkeyPatch) -> list[Reason | str]:
+    """For each result that the entry was asked for, `DONE`, or the reason why it did not answer."""
+    answers: list[Reason | str] = []
+
+    class Watched:
+        def __getattr__(self, name: str) -> Callable[..., Any]:
+            function = getattr(native, name)
+
+            def watch(*args: Any) -> Any:
+                found = function(*args)
+                results = found if isinstance(found, tuple) else (found,)
+                answers.extend(
+                    DONE if isinstance(each, Tensor) else Reason(each) for each in results if each is not None
+                )
+                return found
+
+            return watch
+
+    native = entry._module
+    monkeypatch.setattr(entry, "_module", Watched())
+    return answers
+
+
+@pytest.fixture
+def known_device(device: torch.device) -> None:
+    """The first call on a GPU is the cold path's, which loads what was measured there."""
+    epigemm.linear(torch.ones(2, 8, device=device), torch.ones(8, 8, device=device))
+
+
+def linear_arguments(x: Any, weight: Any, **changed: Any) -> tuple[Any, ...]:
+    """`entry.linear`'s arguments for a bare product."""
+    given: dict[str, Any] = {"epilogue": epigemm.epilogues.registry.BIAS, "x": x, "weight": weight}
+    scalars = (changed.pop("scalar"),) if "scalar" in changed else ()
+    given |= {"operands": (changed.pop("bias", None), *scalars)} | dict.fromkeys(("fold", "precision", "out"))
+    given |= {"pack_use": FIND, "strict": False}
+    return tuple((given | changed).values())

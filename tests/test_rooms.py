@@ -1,0 +1,92 @@
+"""The rooms of the package: imports go down only, and none goes in a circle."""
+
+from __future__ import annotations
+
+import ast
+import graphlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import epigemm
+
+PACKAGE = Path(__file__).parents[1] / "python" / "epigemm"
+# From the ground up: a room imports from itself and from those before it. A name without a folder is a file.
+ROOMS = (
+    *("_native", "cuda_graphs", "docstrings"),
+    *("epilogues", "arguments", "planning", "linking", "packs", "calls", "autograd", "operators"),
+    *("route", "user_epilogue", "functional", "formula_functions", "precompiling"),
+    *("nn", "explain", "tuning", "fusion", "__init__", "__main__", "bench"),
+)
+MODULES = {
+    ".".join(("epigemm", *file.relative_to(PACKAGE).with_suffix("").parts)).removesuffix(".__init__"): file
+    for file in sorted(PACKAGE.rglob("*.py"))
+}
+
+
+def imported(text: str) -> Iterator[str]:
+    """The package's modules that a source imports, also within functions and for type checkers."""
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names if alias.name.split(".")[0] == "epigemm")
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "epigemm":
+            for alias in node.names:
+                inner = f"{node.module}.{alias.name}"
+                yield inner if inner in MODULES else str(node.module)
+
+
+def room_of(module: str) -> str:
+    """The room of a module: its folder's name, or the file's."""
+    return module.split(".")[1] if "." in module else "__init__"
+
+
+def climbs(module: str, text: str) -> list[str]:
+    """What a module imports from rooms above its own."""
+    place = ROOMS.index(room_of(module))
+    return [each for each in imported(text) if ROOMS.index(room_of(each)) > place and each != "epigemm"]
+
+
+def circle(imports: dict[str, set[str]]) -> list[str]:
+    """Modules that import each other, if there are some."""
+    try:
+        graphlib.TopologicalSorter(imports).prepare()
+    except graphlib.CycleError as error:
+        return list(error.args[1])
+    return []
+
+
+def test_every_room_is_in_the_list() -> None:
+    assert {room_of(module) for module in MODULES} == set(ROOMS)
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_imports_go_down(module: str) -> None:
+    assert not climbs(module, MODULES[module].read_text())
+
+
+def test_an_import_that_climbs_is_found() -> None:
+    text = "def late():\n    from epigemm.calls import entry\n    from epigemm.epilogues.kinds import KINDS\n"
+    assert climbs("epigemm.packs.kept_pack", text) == ["epigemm.calls.entry"]
+    assert climbs("epigemm.autograd.nodes", text) == []
+
+
+def test_imports_go_in_no_circle() -> None:
+    imports = {module: set(imported(file.read_text())) for module, file in MODULES.items()}
+    # `from epigemm import name` of a public name: the package's own file imports everything.
+    below = {module: each - {"epigemm", module} for module, each in imports.items() if module != "epigemm"}
+    assert not circle(below)
+    low, high = "epigemm.epilogues.registry", "epigemm.user_epilogue"
+    assert {low, high} <= set(circle({**below, low: {*below[low], high}})), "a planted one is found"
+
+
+@pytest.mark.parametrize("room", [room for room in ROOMS if (PACKAGE / room).is_dir()])
+def test_a_room_says_what_it_is_for(room: str) -> None:
+    text = ast.get_docstring(ast.parse((PACKAGE / room / "__init__.py").read_text())) or ""
+    assert "Imports: " in text
+    assert "Taken by " in text
+
+
+def test_public_names_alone_are_listed() -> None:
+    assert dir(epigemm) == sorted(epigemm.__all__)
+    assert all(hasattr(epigemm, name) for name in epigemm.__all__)

@@ -1,0 +1,323 @@
+"""Epilogues that are made at run time, on CPUs: the entry checks a call, and PyTorch's operators compute it."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch._dynamo.testing import CompileCounterWithBackend
+
+import epigemm
+from epigemm import Matrix, PerColumn, PerRow, Scalar, UserEpilogue
+from epigemm.calls import entry
+from epigemm.calls.entry import Reason
+from tests.support.untyped import backends
+from tests.support.watching import BUILT_IN
+
+pytestmark = BUILT_IN
+DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+
+
+@epigemm.epilogue
+def mixed(acc: Tensor, bias: PerColumn, row: PerRow, other: Matrix, scale: Scalar = 0.5) -> Tensor:
+    result: Tensor = F.gelu(acc + bias) * row + other * scale
+    return result
+
+
+def _draw(rng: torch.Generator, dtype: torch.dtype, lead: tuple[int, ...] = (5,)) -> list[Tensor]:
+    """x, weight, bias, row, other."""
+    shapes = ((*lead, 8), (16, 8), (16,), lead, (*lead, 16))
+    return [torch.randn(shape, generator=rng).to(dtype) for shape in shapes]
+
+
+def _cold(call: UserEpilogue, *given: object, **named: object) -> Tensor:
+    """The call as the cold path answers it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(entry, "_module", None)
+        return call(*given, **named)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("lead", [(5,), (2, 3), (1,), ()], ids=str)
+@pytest.mark.parametrize("scale", [None, 0.25, 2, "tensor"], ids=str)
+@pytest.mark.parametrize("vectors", ["of x's type", "fp32"])
+def test_the_same_bits_as_the_cold_path(
+    vectors: str, scale: float | str | None, lead: tuple[int, ...], dtype: torch.dtype, rng: torch.Generator
+) -> None:
+    x, weight, bias, row, other = _draw(rng, dtype, lead)
+    if vectors == "fp32" and dtype.itemsize == 2:
+        bias, row = bias.float(), row.float()
+    number = torch.tensor(0.75) if scale == "tensor" else scale
+    named: dict[str, Any] = {} if number is None else {"scale": number}
+    want = _cold(mixed, x, weight, bias, row, other, **named)
+    assert torch.equal(mixed(x, weight, bias, row, other, **named), want)
+    out = torch.full_like(want, float("nan"))
+    assert mixed(x, weight, bias, row, other, **named, out=out) is out
+    assert torch.equal(out, want)
+    z = want.clone()
+    want = _cold(mixed.elementwise, z, bias, row, other, **named)  # type: ignore[arg-type]
+    assert torch.equal(mixed.elementwise(z, bias, row, other, **named), want)
+    assert mixed.elementwise(z, bias, row, other, **named, out=z) is z
+    assert torch.equal(z, want)
+
+
+def test_the_entry_is_asked_once(answered: list[Reason | str], rng: torch.Generator) -> None:
+    """What it answers needs no other check; an integer is for others to make a number of."""
+    x, weight, *operands = _draw(rng, torch.float32)
+    mixed(x, weight, *operands)
+    mixed.elementwise(operands[2], *operands, 0.25)
+    assert answered == [Reason.BY_REFERENCE] * 2
+    mixed(x, weight, *operands, 2)
+    assert answered[2:] == [Reason.NOT_PLAIN, Reason.BY_REFERENCE]
+
+
+@pytest.mark.parametrize("lead", [(5,), (2, 3)], ids=str)
+def test_a_recorded_call_is_asked_about_once(
+    answered: list[Reason | str], lead: tuple[int, ...], rng: torch.Generator
+) -> None:
+    """Before autograd's node, which asks for its product and for what follows it."""
+    x, weight, *operands = _draw(rng, torch.float32, lead)
+    answered.clear()
+    mixed(x.requires_grad_(), weight, *operands)
+    assert answered.count(Reason.RECORDED) == 1 and answered[0] == Reason.RECORDED
+    inside = len(answered)
+    answered.clear()
+    mixed.elementwise(operands[2].requires_grad_(), *operands)
+    assert answered.count(Reason.RECORDED) == 1 and len(answered) < inside
+
+
+WRONG = {
+    "bias": lambda given: {**given, "bias": given["bias"][:-1]},
+    "row": lambda given: {**given, "row": given["row"].unsqueeze(-1)},
+    "other": lambda given: {**given, "other": given["other"].double()},
+    "scale": lambda given: {**given, "scale": torch.ones(1)},
+    "weight": lambda given: {**given, "weight": given["weight"][:, 1:]},
+    "out": lambda given: {**given, "out": given["x"].new_empty(5, 15)},
+    "strict": lambda given: {**given, "strict": True},
+    "precision": lambda given: {**given, "precision": "highst"},
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_what_is_wrong_is_worded_as_before(name: str, rng: torch.Generator) -> None:
+    names = ("x", "weight", "bias", "row", "other")
+    given = WRONG[name](dict(zip(names, _draw(rng, torch.float32), strict=True)))
+    with pytest.raises((RuntimeError, ValueError)) as found:
+        mixed(**given)
+    with pytest.raises(type(found.value)) as cold:
+        _cold(mixed, **given)
+    assert str(found.value) == str(cold.value)
+
+
+@epigemm.epilogue
+def itself(acc: Tensor) -> Tensor:
+    return acc
+
+
+@epigemm.epilogue
+def detached(acc: Tensor) -> Tensor:
+    return acc.detach()
+
+
+@epigemm.epilogue
+def an_operand(acc: Tensor, other: Matrix) -> Tensor:
+    return other
+
+
+@epigemm.epilogue
+def of_vectors(acc: Tensor, bias: PerColumn, row: PerRow) -> Tensor:
+    result: Tensor = torch.sigmoid(bias) * row
+    return result
+
+
+@epigemm.epilogue
+def rounded(acc: Tensor) -> Tensor:
+    return acc.half().float()
+
+
+@epigemm.epilogue
+def a_constant(acc: Tensor) -> Tensor:
+    return torch.full_like(acc, 2.0)
+
+
+RETURNS = {"other": an_operand, "bias row": of_vectors} | {
+    f"nothing: {each.traced.name}": each for each in (itself, detached, rounded, a_constant)
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("names", RETURNS)
+def test_results_are_new_tensors(names: str, dtype: torch.dtype, rng: torch.Generator) -> None:
+    """Whatever the function returns: written to, they change no operand."""
+    function = RETURNS[names]
+    x, weight, bias, row, other = _draw(rng, dtype)
+    named = {"bias": bias, "row": row, "other": other}
+    operands = [named[name] for name in names.split() if name in named]
+    z = other + 1
+    for call, inputs in ((function, (x, weight)), (function.elementwise, (z,))):
+        kept = [tensor.clone() for tensor in (*inputs, *operands)]
+        want = _cold(call, *inputs, *operands)  # type: ignore[arg-type]
+        result = call(*inputs, *operands)
+        assert torch.equal(result, want) and result.is_contiguous()
+        result.fill_(7.0)
+        assert all(torch.equal(a, b) for a, b in zip((*inputs, *operands), kept, strict=True))
+
+
+def test_more_accurate_than_torchs_setting(rng: torch.Generator) -> None:
+    x, weight = (torch.randn(size, generator=rng) for size in ((64, 96), (32, 96)))
+    want = itself(x, weight)
+    backends.mkldnn.matmul.fp32_precision = "bf16"
+    assert torch.equal(itself(x, weight, precision="ieee"), want)
+    assert backends.mkldnn.matmul.fp32_precision == "bf16"
+
+
+def test_a_strided_x_is_laid_out_as_torch_does(rng: torch.Generator) -> None:
+    z = torch.randn(16, 6, generator=rng).t()
+    result = itself.elementwise(z)
+    assert torch.equal(result, z) and result.stride() == torch.empty_like(z).stride()
+
+
+def test_meta_tensors(rng: torch.Generator) -> None:
+    given = [tensor.to("meta") for tensor in _draw(rng, torch.bfloat16)]
+    assert mixed(*given).shape == (5, 16)
+    assert mixed.elementwise(given[4], *given[2:]).is_meta
+    with torch.autocast("cpu"):
+        assert mixed(*given).is_meta
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("scale", [1e39, -1e300, float("inf"), 2**200])
+def test_scalars_beyond_fp32_are_infinite(
+    scale: float, dtype: torch.dtype, device: torch.device, rng: torch.Generator
+) -> None:
+    @epigemm.epilogue
+    def scaled(acc: Tensor, a: Scalar, b: Scalar) -> Tensor:
+        return acc * a * b
+
+    z = torch.randn(3, 4, generator=rng).to(device, dtype)
+    wide = dtype if dtype == torch.float64 else torch.float32
+    of_wide = torch.tensor(scale, dtype=torch.float64).to(device, wide)
+    want = (z.to(wide) * of_wide * 1.0).to(dtype)
+    for b in (1.0, torch.ones((), device=device)):  # beside a number, beside a tensor
+        assert torch.equal(scaled.elementwise(z, scale, b), want)
+    assert torch.equal(scaled(z, torch.eye(4, device=device, dtype=dtype), scale, 1.0).abs(), want.abs())
+
+
+def test_a_number_that_no_float_holds() -> None:
+    with pytest.raises(ValueError, match=r"scale: got a number beyond fp64; accepted is .* 1\.798e\+308"):
+        mixed(torch.ones(5, 8), torch.ones(16, 8), torch.ones(16), torch.ones(5), torch.ones(5, 16), 10**400)
+
+
+@pytest.mark.parametrize(
+    ("lead", "other", "accepted"),
+    [
+        ((3, 5), (15, 16), (3, 5, 16)),
+        ((3, 5), (5, 16), (3, 5, 16)),
+        ((), (1, 16), (16,)),
+        ((5,), (1, 5, 16), (5, 16)),
+    ],
+    ids=str,
+)
+def test_a_matrix_has_the_shape_of_the_result(
+    lead: tuple[int, ...], other: tuple[int, ...], accepted: tuple[int, ...], rng: torch.Generator
+) -> None:
+    x, weight, bias, row, _ = _draw(rng, torch.float32, lead)
+    words = re.escape(f"other: got shape {list(other)}; accepted is {list(accepted)}")
+    with pytest.raises(RuntimeError, match=words):
+        mixed(x, weight, bias, row, torch.ones(other))
+    with pytest.raises(RuntimeError, match=words):
+        mixed.elementwise(torch.ones(*lead, 16), bias, row, torch.ones(other))
+
+
+@pytest.mark.parametrize("name", ["bias", "row", "other"])
+def test_a_sparse_operand_is_named(name: str, rng: torch.Generator) -> None:
+    names = ("x", "weight", "bias", "row", "other")
+    given: dict[str, Any] = dict(zip(names, _draw(rng, torch.float32), strict=True))
+    given[name] = given[name].to_sparse()
+    with pytest.raises(RuntimeError, match=f"{name}: got layout torch.sparse_coo; accepted is a dense"):
+        mixed(**given)
+
+
+@pytest.mark.parametrize("name", ["bias", "row", "other", "weight"])
+def test_what_out_shares_memory_with_is_named(name: str, rng: torch.Generator) -> None:
+    memory = torch.zeros(5, 16)
+    views = {
+        "bias": memory[0],
+        "row": memory[:, 0],
+        "other": memory,
+        "weight": memory.flatten()[:64].view(16, 4),
+    }
+    names = ("x", "weight", "bias", "row", "other")
+    given: dict[str, Any] = dict(zip(names, _draw(rng, torch.float32), strict=True))
+    given["x"], given["weight"] = given["x"][:, :4], given["weight"][:, :4]
+    given[name] = views[name]
+    with pytest.raises(RuntimeError, match=f"out: some of its elements share memory with {name}; accepted"):
+        mixed(**given, out=memory)
+
+
+def test_explain_takes_the_elementwise_form() -> None:
+    found = epigemm.explain(itself.elementwise, torch.ones(3, 4))
+    assert found.path == "elementwise" and found.op.startswith("itself: epigemm::elementwise")
+    with pytest.raises(ValueError, match="its `elementwise`"):
+        epigemm.explain(itself.call, torch.ones(3, 4))
+
+
+@pytest.mark.parametrize("form", ["linear", "elementwise"])
+def test_torch_jit_trace_is_refused(form: str) -> None:
+    weight = torch.ones(4, 4)
+    call = (lambda x: itself(x, weight)) if form == "linear" else itself.elementwise
+    with pytest.raises(
+        NotImplementedError, match=r"itself: got a call under torch\.jit\.trace, whose programs"
+    ):
+        torch.jit.trace(call, (torch.ones(3, 4),))  # type: ignore[no-untyped-call]
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_a_new_number_is_not_traced_again(backend: str, rng: torch.Generator) -> None:
+    """A number that has changed becomes a symbol: one trace for the first, one for all others."""
+    x, weight, *operands = _draw(rng, torch.float32)
+    torch._dynamo.reset()
+    counter: Any = CompileCounterWithBackend(backend)
+    compiled = torch.compile(mixed, backend=counter, fullgraph=True)
+    for scale in (1.5, 2.5, -3.5, 4.5):
+        found, want = compiled(x, weight, *operands, scale), mixed(x, weight, *operands, scale)
+        torch.testing.assert_close(found, want, rtol=1e-5, atol=1e-5)
+    assert counter.frame_count == 2
+
+
+PRECOMPILE: dict[str, tuple[type[Exception], str, Any, dict[str, Any]]] = {
+    "no triples": (TypeError, "shapes: got 1; accepted are triples", (1, 2, 3), {}),
+    "no sizes": (TypeError, "shapes: got 8; accepted are triples", 8, {}),
+    "empty": (TypeError, r"shapes: got \(0, 8, 8\); accepted are triples", [(0, 8, 8)], {}),
+    "dtype": (TypeError, "dtype: got torch.int8; accepted are", [(1, 8, 8)], {"dtype": torch.int8}),
+    "operands": (
+        TypeError,
+        "operand_dtype: got torch.float16",
+        [(1, 8, 8)],
+        {"operand_dtype": torch.float16},
+    ),
+    "training": (TypeError, "training: got int", [(1, 8, 8)], {"training": 1}),
+    "no GPU": (
+        RuntimeError,
+        "device: got cpu, where no kernel of epigemm's runs",
+        [(1, 8, 8)],
+        {"device": "cpu"},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PRECOMPILE)
+def test_precompile_says_what_is_wrong(name: str) -> None:
+    error, words, shapes, named = PRECOMPILE[name]
+    with pytest.raises(error, match=words):
+        epigemm.precompile(mixed, shapes, **named)
+
+
+def test_precompile_needs_a_gpu_that_torch_sees(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(RuntimeError, match=r"device: got cuda, .* .torch finds no GPU"):
+        epigemm.precompile(mixed, [(1, 8, 8)])
