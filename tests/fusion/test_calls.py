@@ -220,6 +220,18 @@ def test_where_nothing_pays_the_call_is_the_models_own(monkeypatch: pytest.Monke
     ]
 
 
+@pytest.mark.parametrize("by_name", [False, True])
+def test_nested_tensors_are_left_alone(by_name: bool) -> None:
+    plain = mlp()
+    rows = torch.nested.nested_tensor([torch.randn(2, WIDTH), torch.randn(3, WIDTH)])
+    fused: Any = epigemm.fuse(plain)
+    with epigemm.fusion.watch() as unfused:
+        result = fused(input=rows) if by_name else fused(rows)
+    for found, expected in zip(result.unbind(), plain(rows).unbind(), strict=True):
+        torch.testing.assert_close(found, expected)
+    assert unfused == [("Sequential", "an argument is a nested tensor")]
+
+
 @pytest.mark.parametrize("enters", [False, True])
 def test_nothing_is_recorded_in_inference_mode(enters: bool) -> None:
     """Though enable_grad inside of it turns on the flag that says so."""

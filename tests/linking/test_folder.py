@@ -40,13 +40,30 @@ def mode_of(path: Path) -> int:
 
 
 @pytest.mark.parametrize("first", ["kernels", "choices"])
-def test_what_is_made_is_this_users_alone(first: str, fake: Fakes, folder: Path) -> None:
+def test_what_is_made_is_this_users_alone(
+    first: str, fake: Fakes, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Also where measured choices, which lie beside the kernels, come first."""
     os.umask(0)
+    outer = folder.parent.parent / "not" / "there"
+    monkeypatch.setenv("EPIGEMM_CACHE_DIR", str(outer / "yet"))
+    folder = outer / "yet" / folder.name
     if first == "choices":
         measured.merge(folder.parent / "choices.json", "a GPU", [])
+        files = [folder.parent / "choices.json", folder.parent / "choices.lock"]
+        assert [mode_of(path) for path in files] == [0o600, 0o600]
     cubin(*JOB)
-    assert [mode_of(path) for path in (folder.parent, folder, file_of(folder))] == [0o700, 0o700, 0o600]
+    assert [mode_of(path) for path in (outer.parent, outer, folder.parent, folder)] == [0o700] * 4
+    assert mode_of(file_of(folder)) == 0o600
+
+
+def test_the_lock_of_the_choices_is_no_link(folder: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    measured.make_folder(folder.parent)
+    (folder.parent / "choices.lock").symlink_to(other)
+    with pytest.raises(OSError, match="choices"):
+        measured.merge(folder.parent / "choices.json", "a GPU", [])
+    assert not other.exists()
 
 
 # --- planted ---------------------------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations, prune
+from torch.testing._internal.two_tensor import TwoTensor
 
 import epigemm
 from tests.support.untyped import torch as untyped
@@ -48,6 +49,16 @@ def add_weight_as_a_buffer(linear: nn.Linear) -> None:
 
 def patch(name: str) -> Callable[[nn.Module], None]:
     return lambda layer: setattr(layer, name, types.MethodType(lambda self, x: x, layer))
+
+
+class Doubling(nn.Parameter):
+    """A parameter that means something else to `F.linear`, as quantised ones do."""
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        with torch._C.DisableTorchFunctionSubclass():
+            result = func(*args, **(kwargs or {}))
+        return result * 2 if func is torch.nn.functional.linear else result
 
 
 def patched_norm() -> nn.Module:
@@ -91,6 +102,24 @@ ODD: dict[str, tuple[Callable[[], nn.Module], type[Exception], str]] = {
         "in gain;",
     ),
     "module": (changed(lambda linear: linear.add_module("after", nn.ReLU())), ValueError, "in after;"),
+    "special weight": (
+        changed(lambda linear: setattr(linear, "weight", Doubling(linear.weight.detach()))),
+        ValueError,
+        "in a weight of type Doubling;",
+    ),
+    "wrapped weight": (
+        changed(
+            lambda linear: setattr(linear, "weight", nn.Parameter(TwoTensor(linear.weight, linear.weight)))
+        ),
+        ValueError,
+        "in a weight of type TwoTensor;",
+    ),
+    "hidden weight": (
+        changed(lambda linear: linear.__dict__.update(weight=torch.ones(OUT, IN))),
+        ValueError,
+        "in weight;",
+    ),
+    "compiled": (changed(lambda linear: linear.compile(backend="eager")), ValueError, "in compile();"),
     "weight as a buffer": (changed(add_weight_as_a_buffer), ValueError, "in weight;"),
 }
 for _name in (
@@ -241,3 +270,10 @@ def test_the_function_compiles() -> None:
 
     compiled = torch.compile(call, fullgraph=True, backend="aot_eager")
     torch.testing.assert_close(compiled(x), norm(linear(x)))
+
+
+def test_a_class_that_was_patched_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    forward = nn.Linear.forward
+    monkeypatch.setattr(nn.Linear, "forward", lambda self, x: forward(self, x) * 2)
+    with pytest.raises(ValueError, match=r"differs from a plain one in Linear\.forward;"):
+        epigemm.nn.LinearReLU.from_linear(nn.Linear(IN, OUT))

@@ -284,7 +284,7 @@ class _Call(Uncopied):
         kind = None if self.report.sites or watchers else _kind_of(args, kwargs)
         if kind in self._in_vain:
             return self._as_it_was(*args, **kwargs)
-        if reason := self._left or self._watch().why_not() or why_not_now() or _why_not_with(args):
+        if reason := self._left or self._watch().why_not() or why_not_now() or _why_not_with(args, kwargs):
             if watchers:
                 tell(self._name, reason)
             return self._as_it_was(*args, **kwargs)
@@ -385,15 +385,17 @@ class _Call(Uncopied):
 
 def _kind_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Equal for calls that have the same graphs, as far as it matters whether something is worth to be fused."""
-    return (
-        torch.is_grad_enabled(),
-        *[(value.shape, value.dtype) for value in (*args, *kwargs.values()) if isinstance(value, Tensor)],
-    )
+    tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
+    # Nested tensors have no shape.
+    return torch.is_grad_enabled(), *[(None if x.is_nested else x.shape, x.dtype) for x in tensors]
 
 
-def _why_not_with(args: tuple[Any, ...]) -> str:
+def _why_not_with(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
     """Why a call with some arguments runs as it was."""
-    for value in args:
-        if type(value) is not Tensor and isinstance(value, Tensor) and type(value) is not nn.Parameter:
-            return f"an argument is a {type(value).__name__}"
+    for value in (*args, *kwargs.values()):
+        if isinstance(value, Tensor):
+            if type(value) is not Tensor and type(value) is not nn.Parameter:
+                return f"an argument is a {type(value).__name__}"
+            if value.is_nested:
+                return "an argument is a nested tensor"
     return ""

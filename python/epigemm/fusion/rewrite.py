@@ -50,6 +50,7 @@ def fuse_module(graph_module: fx.GraphModule, *, strict: bool, **settings: Any) 
     graph = graph_module.graph
     was = copy.deepcopy(graph)
     for mine, other in zip(was.nodes, graph.nodes, strict=True):
+        vars(mine).update({key: value for key, value in vars(other).items() if key not in vars(mine)})
         mine.meta = other.meta  # what Dynamo takes out of it later must not stay in a copy
     try:
         report = fuse_graph(graph, **settings)

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from epigemm.planning.measured import cache_dir
+from epigemm.planning.measured import cache_dir, make_folder
 
 NAME = "cubins"
 SUFFIX = ".cubin"
@@ -43,7 +43,7 @@ def opened(*, make: bool = False) -> Iterator[int]:
     """
     outer = cache_dir()
     if make:
-        outer.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_folder(outer)
     # The folder around may be a link: the user has chosen it.
     with _descriptor(outer, os.O_DIRECTORY) as around:
         _require_own_folder(around, outer)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypedDict, TypeVar
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from epigemm import formula_functions
 from epigemm import route as _route
@@ -184,6 +185,8 @@ _NAMES: dict[type[nn.Module], tuple[set[str], set[str]]] = {
 """Of a layer that is what its class says: the names of its parameters, and of its buffers and modules."""
 
 _HOOKS = tuple(name for name in vars(nn.Identity()) if name.endswith("_hooks"))
+_FORWARDS = {kind: kind.forward for kind in _NAMES}
+_TORCH_FUNCTIONS: tuple[Any, ...] = (Tensor.__torch_function__.__func__, nn.Parameter.__torch_function__)
 
 
 def require_plain(name: str, layer: object, accepted: type[nn.Module]) -> None:
@@ -201,13 +204,32 @@ def require_plain(name: str, layer: object, accepted: type[nn.Module]) -> None:
     assert isinstance(layer, nn.Module)
     state, (parameters, others) = vars(layer), _NAMES[accepted]
     added = [key for key in _HOOKS if state[key]]
-    added += [key for key in ("forward", "_call_impl") if key in state]
+    added += [key for key in ("forward", "_call_impl", *sorted(parameters)) if key in state]
+    if kind.forward is not _FORWARDS[accepted]:
+        added.append(f"{kind.__name__}.forward")
+    if state.get("_compiled_call_impl") is not None:
+        added.append("compile()")
+    added += [
+        f"a {key} of type {type(each).__name__}" for key, each in _own_tensors(layer) if _is_special(each)
+    ]
     added += sorted((layer._parameters.keys() ^ parameters) | ({*layer._buffers, *layer._modules} ^ others))
     if added:
         raise ValueError(
             f"{name}: got a {kind.__name__} that differs from a plain one in {', '.join(added)}; accepted is one "
             "without hooks, a forward of its own, or other parameters, buffers and modules, which would be dropped"
         )
+
+
+def _own_tensors(layer: nn.Module) -> list[tuple[str, Tensor]]:
+    every = {**layer._parameters, **layer._buffers}
+    return [(key, each) for key, each in every.items() if each is not None]
+
+
+def _is_special(tensor: Tensor) -> bool:
+    """Whether operators on a tensor may mean something else: a quantised or distributed one, or one that watches."""
+    overrides = type(tensor).__torch_function__
+    is_plain = getattr(overrides, "__func__", overrides) in _TORCH_FUNCTIONS
+    return not is_plain or is_traceable_wrapper_subclass(tensor)
 
 
 def call_repr(precision: str | None, strict: bool) -> str:

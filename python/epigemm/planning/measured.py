@@ -14,6 +14,7 @@ import tempfile
 import threading
 import warnings
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -201,14 +202,21 @@ def write(path: Path, gpu: str, entries: Entries) -> None:
     write_whole(path, text.encode())
 
 
+def make_folder(folder: Path) -> None:
+    """Make a folder, and those around it that are missing, for this user alone: linked kernels lie there, too."""
+    for each in (*reversed(folder.parents), folder):
+        if not each.is_dir():
+            with suppress(FileExistsError):  # another process has made it
+                each.mkdir(mode=0o700)
+
+
 def write_whole(path: Path, data: bytes) -> None:
     """Put a whole file in place at once: a reader sees none, the old one or the new one."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(path.parent)
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name[:16], suffix=".tmp")
     try:
         with os.fdopen(handle, "wb") as file:
             file.write(data)
-        Path(temporary).chmod(0o644)
         Path(temporary).replace(path)
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
@@ -217,8 +225,11 @@ def write_whole(path: Path, data: bytes) -> None:
 
 def merge(path: Path, gpu: str, entries: Iterable[Entry]) -> None:
     """Add entries to a file, beside other processes that do so too; a damaged file is begun anew."""
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)  # linked kernels lie there too
-    with path.with_suffix(".lock").open("a") as lock:
+    make_folder(path.parent)
+    lock_file = os.open(
+        path.with_suffix(".lock"), os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600
+    )
+    with os.fdopen(lock_file, "a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # let go when the file is closed
         try:
             known = read(path, gpu)
