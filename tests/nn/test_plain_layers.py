@@ -10,13 +10,16 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations, prune
-from torch.testing._internal.two_tensor import TwoTensor
+from torch.testing._internal import two_tensor as _two_tensor
 
 import epigemm
 from tests.support.untyped import torch as untyped
 
 ROWS, IN, OUT = 9, 24, 16
 VECTOR = torch.ones(OUT)
+
+two_tensor: Any = _two_tensor.TwoTensor
+"""A wrapper of two tensors: torch's example of its kind."""
 
 
 class LoRA(nn.Linear):
@@ -109,7 +112,7 @@ ODD: dict[str, tuple[Callable[[], nn.Module], type[Exception], str]] = {
     ),
     "wrapped weight": (
         changed(
-            lambda linear: setattr(linear, "weight", nn.Parameter(TwoTensor(linear.weight, linear.weight)))
+            lambda linear: setattr(linear, "weight", nn.Parameter(two_tensor(linear.weight, linear.weight)))
         ),
         ValueError,
         "in a weight of type TwoTensor;",

@@ -386,7 +386,6 @@ class _Call(Uncopied):
 def _kind_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Equal for calls that have the same graphs, as far as it matters whether something is worth to be fused."""
     tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
-    # Nested tensors have no shape.
     return torch.is_grad_enabled(), *[(None if x.is_nested else x.shape, x.dtype) for x in tensors]
 
 

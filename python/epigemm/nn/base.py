@@ -185,8 +185,9 @@ _NAMES: dict[type[nn.Module], tuple[set[str], set[str]]] = {
 """Of a layer that is what its class says: the names of its parameters, and of its buffers and modules."""
 
 _HOOKS = tuple(name for name in vars(nn.Identity()) if name.endswith("_hooks"))
-_FORWARDS = {kind: kind.forward for kind in _NAMES}
-_TORCH_FUNCTIONS: tuple[Any, ...] = (Tensor.__torch_function__.__func__, nn.Parameter.__torch_function__)
+_FORWARDS: dict[Any, Any] = {kind: kind.forward for kind in _NAMES}
+_PLAIN: tuple[Any, ...] = (Tensor.__torch_function__, nn.Parameter.__torch_function__)
+_TORCH_FUNCTIONS = [getattr(each, "__func__", each) for each in _PLAIN]
 
 
 def require_plain(name: str, layer: object, accepted: type[nn.Module]) -> None:
@@ -194,7 +195,7 @@ def require_plain(name: str, layer: object, accepted: type[nn.Module]) -> None:
 
     A fused layer does not call the layers that it shares: it would drop that in silence.
     """
-    kind = type(layer)
+    kind: Any = type(layer)
     # The projection of nn.MultiheadAttention is a Linear under another name.
     if kind is not accepted and (kind, accepted) != (NonDynamicallyQuantizableLinear, nn.Linear):
         derived = (
