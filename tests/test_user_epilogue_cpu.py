@@ -14,7 +14,7 @@ from torch._dynamo.testing import CompileCounterWithBackend
 import epigemm
 from epigemm import Matrix, PerColumn, PerRow, Scalar, UserEpilogue
 from epigemm.calls import entry
-from epigemm.calls.entry import Reason
+from epigemm.planning.reasons import Reason
 from tests.support.untyped import backends
 from tests.support.watching import BUILT_IN
 

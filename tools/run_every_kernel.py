@@ -17,10 +17,11 @@ from torch import Tensor
 from benchmarks.gradings.products import SCALED, SPLIT, forced_into
 from epigemm import formula_functions
 from epigemm._native import build_info, ops
+from epigemm.arguments.calls import ElementwiseCall
+from epigemm.calls import deeds
 from epigemm.epilogues.formulas import FORMULAS
 from epigemm.epilogues.kinds import MATRIX
 from epigemm.epilogues.registry import EPILOGUES, Epilogue, EpilogueInputs, fold_batch_norm_reference
-from epigemm.linking import loading
 from epigemm.tuning.candidates import SWAP_AB
 
 DEVICE = torch.device("cuda")
@@ -80,9 +81,17 @@ def run_fused(epilogue: Epilogue, dtype: torch.dtype) -> int:
     plans += [[family, tile, 0, 1, 2] for family, tile in kernels("tf32") if family == family_number(SWAP_AB)]
     for plan in plans:
         out = torch.full((M, N), float("nan"), dtype=dtype, device=DEVICE)
-        loading.link_plan(epilogue.name, x, "tf32", plan)
-        if not ops._fused_linear_out(epilogue.name, x, weight, *drawn, "tf32", plan, out):
-            sys.exit(f"{epilogue.name} {dtype}: no fused kernel on this device")
+        forced_into(
+            out,
+            epilogue.name,
+            x,
+            weight,
+            "tf32" if dtype is torch.float32 else "ieee",
+            bias=drawn.bias,
+            operands=drawn.operands,
+            scalars=drawn.scalars,
+            plan=plan,
+        )
         expect_close(f"{epilogue.name} {dtype} plan {plan}", out, expected, TOLERANCE[dtype])
     return len(plans)
 
@@ -125,7 +134,7 @@ def run_elementwise(epilogue: Epilogue, dtype: torch.dtype) -> int:
         x = values.to(dtype)
         drawn = inputs(epilogue, dtype, x.shape[-1])
         out = torch.full_like(x, float("nan"))
-        ops._elementwise_out(epilogue.name, x, *drawn, out)
+        deeds.elementwise(ElementwiseCall(epilogue, x, *drawn, out))
         expected = reference(epilogue, x.double(), drawn)
         expect_close(f"{epilogue.name} {dtype} {name}", out, expected, TOLERANCE[dtype])
     return len(layouts)

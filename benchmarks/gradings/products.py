@@ -12,9 +12,13 @@ from torch import Tensor
 import epigemm
 from epigemm._native import ops
 from epigemm.arguments import precision
+from epigemm.arguments.calls import LinearCall
+from epigemm.calls import entry
+from epigemm.epilogues.registry import named
 from epigemm.linking import loading
 from epigemm.packs.weight_packs import SLICES, pack_bytes
-from epigemm.planning import plans
+from epigemm.planning import dry_runs, plans
+from epigemm.planning.reasons import Reason
 
 Product = Callable[[Tensor, Tensor], Tensor]
 
@@ -57,13 +61,6 @@ def make_pack(matrix: Tensor, arithmetic: str) -> Tensor:
     return pack
 
 
-def make_workspace(x: Tensor, weight: Tensor, arithmetic: str, *, packed: bool = False) -> Tensor:
-    """What the native operator needs besides its operands: room for x's slices, and the weight's unless packed."""
-    k, slices = x.shape[1], SLICES[arithmetic]
-    size = pack_bytes(x.shape[0], k, slices) + (0 if packed else pack_bytes(weight.shape[0], k, slices))
-    return torch.empty(size, dtype=torch.uint8, device=x.device)
-
-
 def forced_into(
     out: Tensor,
     epilogue: str,
@@ -76,30 +73,30 @@ def forced_into(
     scalars: Sequence[float] = (),
     plan: Sequence[int] = ANY_TILE,
     pack: Tensor | None = None,
-    workspace: Tensor | None = None,
 ) -> Tensor:
-    """The split or scaled kernels with a given plan, whether or not dispatch would choose them.
+    """The kernels of an arithmetic under a plan, whether or not dispatch would choose them.
 
-    An empty plan is the planner's; its kernel has been linked.
+    An empty plan is the fastest. What is behind the rows of `out`, to whole 16 bytes, may be written.
     """
-    if workspace is None:
-        workspace = make_workspace(x, weight, arithmetic, packed=pack is not None)
-    if plan:
-        loading.link_plan(epilogue, x, arithmetic, plan)
-    ops._split_linear_out(
-        epilogue,
-        x,
-        weight,
-        pack,
-        workspace,
-        bias,
-        list(operands),
-        list(scalars),
-        arithmetic,
-        list(plan),
-        out,
+    spec = named(epilogue)
+    assert spec is not None
+    wanted = (dry_runs.ARITHMETICS.index(arithmetic), *plan)
+    known = dry_runs.ROUTED | dry_runs.OUT_APART | dry_runs.OUT_PADDED
+    call = LinearCall(spec, x, weight, bias, operands, scalars, out=out)
+    found = dry_runs.dry_run(call, dry_runs.ALL_KEPT, circumstances=known, plan=wanted)
+    if found.refused:
+        raise RuntimeError(f"plan: {found.refused}")
+    if reason := loading.link(spec, ",".join(found.missing), x.device):
+        raise RuntimeError(f"{epilogue}: {reason}")
+    packs = tuple(pack if name == arithmetic else None for name in dry_runs.SHIFTS)
+    slices = 0 if pack is None else dry_runs.NO_COST << dry_runs.SHIFTS[arithmetic]
+    given = spec.in_order(bias, operands, scalars)
+    answer = entry.ask(
+        spec.number, x, weight, given, None, out, 0, packs, slices, False, False, known, wanted
     )
-    return out
+    if not isinstance(answer, Tensor):
+        raise RuntimeError(f"plan {list(plan)}: {Reason(answer).name}")
+    return answer
 
 
 def forced(arithmetic: str, plan: Sequence[int] = ANY_TILE) -> Product:

@@ -19,7 +19,7 @@ from benchmarks.harness.report import SCHEMA, progress, show, write_json
 from benchmarks.harness.runner import Bench, Budget, describe_error, matmul_precision
 from benchmarks.kinds import Run
 from epigemm.arguments.calls import LinearCall
-from epigemm.calls import execution
+from epigemm.calls.considered import consider
 from epigemm.explain.recorder import record
 from epigemm.tuning import candidates
 from epigemm.tuning.timing import Effort
@@ -71,7 +71,7 @@ def _points(bench: Bench, case: Case) -> Iterator[dict[str, Any]]:
     function, given = our_call(case, data)
     _, call = record(function, *given)[1].taken_apart()
     assert isinstance(call, LinearCall)
-    answers = {each.arithmetic: each.plan for each in execution.considered(call)}
+    answers = {each.arithmetic: each.plan for each in consider(call).found.tried}
     for family in candidates.families(call, within=float("inf")):
         arithmetic, left_out = family.kind.arithmetic, list(family.left_out)
         predicted = {tuple(each["plan"]): each for each in answers[arithmetic].get("candidates", [])}

@@ -57,8 +57,8 @@ double tf32_microseconds(const Prepared& prepared) {
 bool is_storable(const Prepared& prepared) {
   constexpr int64_t kRowElements = 4;
   const Problem& problem = prepared.problem;
-  return prepared.is_out_matrix && problem.n % kRowElements == 0 && problem.out.row_stride % kRowElements == 0 &&
-         alignment_of(problem.out.data) >= 16;
+  return prepared.is_out_matrix && (problem.n % kRowElements == 0 || prepared.is_out_padded) &&
+         problem.out.row_stride % kRowElements == 0 && alignment_of(problem.out.data) >= 16;
 }
 
 // Whether copying the result out of padded rows costs as much as slices gain.
@@ -72,7 +72,7 @@ bool does_copy_take_gain(const Problem& problem, double fused_us) {
 }
 
 Tried try_slices(const Prepared& prepared, Arithmetic arithmetic) {
-  const Slices slices = arithmetic == Arithmetic::Split ? prepared.split : prepared.scaled;
+  const WeightSlices slices = arithmetic == Arithmetic::Split ? prepared.split : prepared.scaled;
   Tried tried;
   tried.problem = on_slices(prepared, arithmetic, slices.cost == SliceCost::None);
   tried.chosen = choose(tried.problem);
@@ -107,6 +107,13 @@ bool is_readable(const Prepared& prepared, Arithmetic arithmetic) {
   return prepared.is_x_strided && prepared.is_out_matrix && prepared.problem.are_operands_contiguous;
 }
 
+Problem problem_of(const Prepared& prepared, const Decision& decision) {
+  if (is_on_slices(decision.arithmetic)) return on_slices(prepared, decision.arithmetic, decision.is_packed);
+  Problem problem = prepared.problem;
+  problem.arithmetic = decision.arithmetic;
+  return problem;
+}
+
 }  // namespace
 
 const FP32Order& order_of(const Prepared& prepared) {
@@ -130,21 +137,63 @@ Tried try_arithmetic(const Prepared& prepared, Arithmetic arithmetic) {
   return tried;
 }
 
-Decision decide(const Prepared& prepared) {
+Decision decide(const Prepared& prepared, std::vector<Tried>* tried) {
   const Problem& problem = prepared.problem;
   const ElementType element = problem.x.element;
-  if (problem.device.capability == 0 || element == ElementType::Float64) return {};
+  const bool has_device = problem.device.capability != 0 && element != ElementType::Float64;
   const FP32Order& order = order_of(prepared);
-  for (int i = 0; i < order.count; ++i) {
+  Decision decision;
+  bool is_decided = !has_device;
+  for (int i = 0; i < order.count && (tried || !is_decided); ++i) {
     const Arithmetic arithmetic = order.tried[i];
     // No fused kernel computes these products, unless they have to be batch invariant.
-    if (element == ElementType::Float32 && arithmetic == Arithmetic::IEEE && !problem.is_batch_invariant) continue;
-    const Tried tried = try_arithmetic(prepared, arithmetic);
-    if (tried.verdict == Verdict::Runs) {
-      return {tried.chosen.plan, arithmetic, tried.problem.is_packed, tried.is_padded};
+    const bool is_fallbacks = element == ElementType::Float32 && arithmetic == Arithmetic::IEEE;
+    const bool counts = !is_decided && (!is_fallbacks || problem.is_batch_invariant);
+    if (!counts && (!tried || (is_on_slices(arithmetic) && problem.device.capability == 0))) continue;
+    const Tried found = try_arithmetic(prepared, arithmetic);
+    if (counts && found.verdict == Verdict::Runs) {
+      decision = {found.chosen.plan, arithmetic, found.problem.is_packed, found.is_padded};
+      is_decided = true;
     }
+    if (tried) tried->push_back(found);
   }
-  return {};
+  return decision;
+}
+
+Decision decision_of(const Prepared& prepared, const ForcedPlan& forced) {
+  Decision decision{forced.plan, forced.arithmetic};
+  if (is_on_slices(forced.arithmetic)) {
+    const WeightSlices& slices = forced.arithmetic == Arithmetic::Split ? prepared.split : prepared.scaled;
+    decision.is_packed = slices.cost != SliceCost::PerCall;
+    decision.is_padded = !is_storable(prepared);
+  }
+  if (forced.is_fastest) {
+    const Problem problem = problem_of(prepared, decision);
+    const std::optional<measured::Choice> found = find_measured(problem);
+    const std::vector<Candidate> candidates = found ? std::vector<Candidate>{} : rank_candidates(problem);
+    if (found || !candidates.empty()) decision.plan = found ? found->plan : candidates.front().plan;
+  }
+  return decision;
+}
+
+std::string why_not_forced(const Prepared& prepared, const ForcedPlan& forced, const Decision& decision) {
+  if (!decision.plan.is_fused() && !forced.is_fastest) return {};
+  if (!prepared.has_kernels) return kNoGemmKernels;
+  if (!is_on_slices(decision.arithmetic) && !is_readable(prepared, decision.arithmetic)) {
+    return why_not_readable(prepared);
+  }
+  const Problem problem = problem_of(prepared, decision);
+  // A plan that is named may be less accurate than its arithmetic promises: so it is measured.
+  const std::string why_not = forced.is_fastest ? why_not_accurate(problem) : why_not_covered(problem);
+  return why_not.empty() ? why_not_planned(problem, decision.plan) : why_not;
+}
+
+const char* why_not_readable(const Prepared& prepared) {
+  if (!prepared.is_x_matrix()) {
+    return "x is not a row-major matrix: its last dimension must be contiguous and the others one stride apart";
+  }
+  if (!prepared.is_weight_matrix()) return "weight is not row-major: its in_features must be contiguous";
+  return prepared.is_out_matrix ? "" : "out is not a row-major matrix";
 }
 
 Gemm choose_gemm(const Prepared& prepared) {

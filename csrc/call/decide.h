@@ -1,7 +1,10 @@
 // What runs a linear call. The one place that decides: from numbers, without launching or allocating anything.
 #pragma once
 
-#include "call/torch.h"
+#include <string>
+#include <vector>
+
+#include "call/linear.h"
 #include "gemm/launch.h"
 #include "gemm/planner/planner.h"
 
@@ -17,27 +20,16 @@ struct FP32Order {
 constexpr int kFP32Orders = 6;
 extern const FP32Order fp32_orders[kFP32Orders];
 
-// What a call pays for the weight's fp16 slices.
-enum class SliceCost {
-  PerCall,  // they are made at every call, or by this one alone
-  None,     // they are there, or made for many calls
-  Stale,    // they are made again: by this call alone where it gains from that, else for many calls
-};
-
-struct Slices {
-  SliceCost cost = SliceCost::PerCall;
-  bool is_memory_short = false;
-};
-
 // A call as it is decided on.
 struct Prepared {
   Problem problem;
   bool is_x_strided = false;  // x has one stride from row to row, whatever the one from column to column
   bool is_out_matrix = true;
-  bool has_cublas = false;  // PyTorch's GEMM is cuBLAS's
+  bool is_out_padded = false;  // as of LinearCall
+  bool has_cublas = false;     // PyTorch's GEMM is cuBLAS's
   bool has_kernels = has_gemm_kernels();
   int fp32_order = 0;
-  Slices split, scaled;
+  WeightSlices split, scaled;
 
   bool is_x_matrix() const { return is_x_strided && problem.x.column_stride == 1; }
   bool is_weight_matrix() const { return problem.weight.column_stride == 1; }
@@ -74,7 +66,19 @@ struct Decision {
   bool is_on_slices() const { return plan.is_fused() && call::is_on_slices(arithmetic); }
 };
 
-Decision decide(const Prepared& prepared);
+// `tried`: gets every arithmetic of the order, also those behind the one that runs.
+Decision decide(const Prepared& prepared, std::vector<Tried>* tried = nullptr);
+
+// What runs under a plan that a caller forces, in place of a decision.
+Decision decision_of(const Prepared& prepared, const ForcedPlan& forced);
+
+constexpr const char* kNoGemmKernels = "epigemm was built without the Hopper GEMM kernels";
+
+// Why kernels cannot multiply the tensors as they lie, in words; empty where they can.
+const char* why_not_readable(const Prepared& prepared);
+
+// Why a forced plan cannot run, in words; empty where it can.
+std::string why_not_forced(const Prepared& prepared, const ForcedPlan& forced, const Decision& decision);
 
 // How much PyTorch's GEMM is to do in the fallback: where cuBLAS is slower with a bias, it comes in a kernel of its
 // own.

@@ -5,7 +5,7 @@
 
 #include "call/decide.h"
 #include "call/operands.h"
-#include "elementwise/open.h"
+#include "elementwise/kernels.h"
 #include "link/kernels.h"
 
 #if EPIGEMM_WITH_CUDA
@@ -27,11 +27,14 @@ bool has_vectors(const GivenOperands& operands, const EpilogueInfo& epilogue) {
   return false;
 }
 
-bool out_fits(const ElementwiseCall& call) {
-  if (!call.out) return true;
+// Done, or why the result cannot be written to the caller's `out`.
+Answer look_at_out(const ElementwiseCall& call) {
+  if (!call.out) return Answer::Done;
   const Tensor &x = *call.x, &out = *call.out;
-  const bool is_alike = out.has_sizes_of(x) && out.element == x.element && out.is_beside(x);
-  return is_alike && out.is_dense() && is_apart(out, x, call.operands, /*may_be_x=*/true);
+  if (!out.has_sizes_of(x) || out.element != x.element || !out.is_beside(x)) return Answer::DoesNotFit;
+  const bool is_known_apart =
+      call.is_out_apart || (out.is_dense() && is_apart(out, x, call.operands, /*may_be_x=*/true));
+  return is_known_apart ? Answer::Done : Answer::MayOverlap;
 }
 
 Extent extent_of(const Tensor& x) {
@@ -42,7 +45,7 @@ Extent extent_of(const Tensor& x) {
 bool fits(const ElementwiseCall& call, ElementwiseProblem* problem) {
   const Tensor& x = *call.x;
   const EpilogueInfo& epilogue = epilogue_info(call.epilogue);
-  if (x.dim > kMaxDimensions || (x.dim == 0 && has_vectors(call.operands, epilogue)) || !out_fits(call)) return false;
+  if (x.dim > kMaxDimensions || (x.dim == 0 && has_vectors(call.operands, epilogue))) return false;
   if (call.operands.fold) return fold_fits(*call.operands.fold, x, columns_of(x));
   return fill_operands(epilogue, call.operands, extent_of(x), problem->operands);
 }
@@ -62,26 +65,26 @@ void lay_out(const Tensor& x, const Tensor& out, ElementwiseProblem* problem) {
 }
 
 // By the kernel that the epilogue was linked into.
-Answer elementwise_linked(const ElementwiseCall& call, Torch& torch) {
+Answer elementwise_linked(const ElementwiseCall& call, const open::KernelNames& names, Torch& torch) {
   const Tensor& x = *call.x;
   const Extent extent = extent_of(x);
   Problem problem;
   problem.epilogue = call.epilogue;
   problem.m = extent.rows;
   problem.n = extent.columns;
-  if (x.dim == 0 || !out_fits(call)) return Answer::DoesNotFit;
+  if (x.dim == 0) return Answer::DoesNotFit;
   if (!fill_operands(epilogue_info(call.epilogue), call.operands, extent, problem.operands)) return Answer::DoesNotFit;
-  if (!x.is_cuda()) return Answer::ByReference;
+  if (!has_elementwise(call.epilogue, x.is_cuda())) return Answer::ByReference;
   const bool is_out_contiguous = !call.out || call.out->is_contiguous();
   if (!x.is_contiguous() || !is_out_contiguous || !are_contiguous(problem)) return Answer::NotReadable;
-  const void* const kernel = link::find(call.epilogue, cuda::elementwise_kernel(x.element));
-  if (!kernel) return Answer::NotLinked;
+  open::Kernels kernels;
+  if (!link::find(call.epilogue, names, &kernels)) return Answer::NotLinked;
   void* stream = nullptr;
   if (!torch.stream(&stream)) return Answer::NotReady;
   Tensor out;
   if (!torch.result(&out)) return Answer::Raised;
   const Matrix from{x.data, x.element, extent.columns}, to{out.data, x.element, extent.columns};
-  return run_linked(problem, kernel, from, to, torch, stream) ? Answer::Done : Answer::Raised;
+  return run_linked(problem, kernels.handles[0], from, to, torch, stream) ? Answer::Done : Answer::Raised;
 }
 
 // Vectors without gaps, which the kernels of derivatives read.
@@ -113,7 +116,9 @@ bool run_derivative(DerivativeProblem& problem, const Tensor& x, Torch& torch, v
 
 Answer elementwise(const ElementwiseCall& call, Torch& torch) {
   if (!is_ready(*call.x)) return Answer::NotReady;
-  if (!has_compiled_elementwise(call.epilogue)) return elementwise_linked(call, torch);
+  if (const Answer answer = look_at_out(call); answer != Answer::Done) return answer;
+  const open::KernelNames names = elementwise_kernels(call.epilogue, call.x->element);
+  if (names.count > 0) return elementwise_linked(call, names, torch);
   ElementwiseProblem problem;
   problem.epilogue = call.epilogue;
   const Tensor& x = *call.x;
@@ -137,7 +142,7 @@ Answer derivative(const DerivativeCall& call, Torch& torch) {
   constexpr int64_t kMostColumns = int64_t(1) << 30;  // which the kernels count in 32 bits
   const Tensor &x = *call.x, &grad = *call.grad;
   if (!is_ready(x)) return Answer::NotReady;
-  if (!has_compiled_elementwise(call.epilogue)) return Answer::NotPlain;
+  if (elementwise_kernels(call.epilogue, x.element).count > 0) return Answer::NotPlain;
   DerivativeProblem problem;
   problem.epilogue = call.epilogue;
   if (!grad.has_sizes_of(x) || grad.element != x.element || !grad.is_beside(x)) return Answer::DoesNotFit;

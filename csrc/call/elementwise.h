@@ -11,6 +11,7 @@ struct ElementwiseCall {
   const Tensor* x = nullptr;
   GivenOperands operands;
   const Tensor* out = nullptr;  // the caller's, which may be x itself
+  bool is_out_apart = false;    // known to share no byte with another argument, or to be x itself
 };
 
 Answer elementwise(const ElementwiseCall& call, Torch& torch);

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "call/elementwise.h"
+#include "call/forced.h"
 #include "call/recorded.h"
 
 namespace epigemm::call {
@@ -11,6 +12,8 @@ struct Functions {
   Answer (*elementwise)(const ElementwiseCall& call, Torch& torch);
   Answer (*derivative)(const DerivativeCall& call, Torch& torch);
   Answer (*recorder_of)(const LinearCall& call);
+  void (*read_slices)(int64_t bits, LinearCall* call);
+  std::string (*read_forced)(const int64_t* numbers, std::size_t count, ForcedPlan* forced);
   void (*run_on_cpu)(const ElementwiseProblem& problem);
   void (*run_derivative_on_cpu)(const DerivativeProblem& problem);
 };

@@ -1,5 +1,4 @@
 #include "call/linear.h"
-#include "epilogue/builtin.h"
 
 #include <string>
 
@@ -7,6 +6,9 @@
 #include "call/kernels.h"
 #include "call/operands.h"
 #include "call/prepare.h"
+#include "call/record.h"
+#include "elementwise/kernels.h"
+#include "epilogue/builtin.h"
 #include "gemm/launch.h"
 #include "gemm/planner/family.h"
 #include "link/kernels.h"
@@ -14,31 +16,21 @@
 namespace epigemm::call {
 namespace {
 
-// What keeps the kernels on slices from running on the tensors as they lie, with the pack at hand; Done: nothing.
-Answer look_at_slices(const LinearCall& call, const Prepared& prepared, const Decision& decision) {
-  const bool is_first = decision.arithmetic == order_of(prepared).tried[0];
-  if (decision.is_packed && !(call.pack && is_first)) return Answer::LacksPack;
-  if (!prepared.is_x_strided || !prepared.problem.are_operands_contiguous) return Answer::NotReadable;
-  return decision.is_padded ? Answer::NotStorable : Answer::Done;
-}
-
-// PyTorch's operators compute an epilogue that has no kernel.
-Answer look_at_reference(const LinearCall& call) {
-  return call.is_strict || call.is_batch_invariant ? Answer::NotFused : Answer::ByReference;
-}
-
-Answer look_at_fallback(const LinearCall& call) {
-  if (call.is_strict || call.is_batch_invariant) return Answer::NotFused;
-  return call.needs_other_setting ? Answer::OtherSetting : Answer::Done;
-}
-
 // A fused call, or one that follows PyTorch's GEMM: what its launches take.
 struct Resources {
   open::Kernels kernels;
+  bool is_linked = false;     // there are any
   char* workspace = nullptr;  // of the family, then of the fold; or of `zero_bias_bytes`
   int64_t family_bytes = 0;
   void* stream = nullptr;
 };
+
+// Whether the call ends here; a dry run notes the reason and goes on.
+bool ends(Answer reason, Torch& torch) {
+  Record* const record = torch.record();
+  if (record) record->reasons.push_back(reason);
+  return !record;
+}
 
 bool does_everything(const LinearCall& call, const Problem& problem, Gemm gemm) {
   if (call.epilogue == EpilogueId::bias) return gemm == Gemm::WithBias || !problem.has_bias;
@@ -58,33 +50,14 @@ Gemm gemm_of(const LinearCall& call, const Prepared& prepared) {
 }
 
 // A linked epilogue whose bias PyTorch's GEMM has added gets one of -0, which changes no sum.
-int64_t zero_bias_bytes(const LinearCall& call, const Prepared& prepared) {
-  const bool is_replaced = !has_compiled_elementwise(call.epilogue) && gemm_of(call, prepared) == Gemm::WithBias;
+int64_t zero_bias_bytes(const LinearCall& call, const Prepared& prepared, bool is_linked) {
+  const bool is_replaced = is_linked && gemm_of(call, prepared) == Gemm::WithBias;
   return is_replaced ? element_bytes(call.x->element) * prepared.problem.n : 0;
 }
 
-Answer run_linked_behind(const Tensor& product, const void* kernel, void* zero_bias, Torch& torch, Problem& problem) {
-  if (zero_bias && !replace_bias(zero_bias, torch, &problem)) return Answer::Raised;
-  const Matrix result{product.data, product.element, problem.n};
-  return run_linked(problem, kernel, result, result, torch, problem.stream) ? Answer::Done : Answer::Raised;
-}
-
-Answer run_fallback(const LinearCall& call, Prepared& prepared, const Resources& resources, Torch& torch) {
-  Problem& problem = prepared.problem;
-  void* const memory = resources.workspace;
-  problem.stream = resources.stream;
-  const Gemm gemm = gemm_of(call, prepared);
-  const int bias = call.operands.fold ? 0 : epilogue_info(call.epilogue).bias - 1;
-  Tensor product;
-  if (!torch.gemm(gemm, bias, &product)) return Answer::Raised;
-  if (does_everything(call, problem, gemm)) return Answer::Done;
-  if (!has_compiled_elementwise(call.epilogue)) {
-    void* const zero_bias = gemm == Gemm::WithBias ? memory : nullptr;
-    return run_linked_behind(product, resources.kernels.handles[0], zero_bias, torch, problem);
-  }
-  FoldVectors fold = call.operands.fold ? *call.operands.fold : FoldVectors{};
-  if (gemm == Gemm::WithBias) fold.vectors[0] = nullptr;
-  if (!run_fold_of(call.operands.fold ? &fold : nullptr, call, memory, torch, &problem)) return Answer::Raised;
+// The compiled kernel of the epilogue alone, in place on the product.
+Answer run_compiled_behind(const LinearCall& call, const Matrix& product, Gemm gemm, Problem& problem, void* stream,
+                           Torch& torch) {
   ElementwiseProblem elementwise;
   elementwise.epilogue = call.epilogue;
   elementwise.element = call.x->element;
@@ -92,7 +65,7 @@ Answer run_fallback(const LinearCall& call, Prepared& prepared, const Resources&
   elementwise.sizes[0] = problem.m;
   elementwise.sizes[1] = problem.n;
   for (int tensor : {ElementwiseProblem::kOut, ElementwiseProblem::kX}) {
-    elementwise.strides[tensor][0] = problem.n;
+    elementwise.strides[tensor][0] = product.row_stride;
     elementwise.strides[tensor][1] = 1;
   }
   const EpilogueInfo& epilogue = epilogue_info(call.epilogue);
@@ -102,7 +75,30 @@ Answer run_fallback(const LinearCall& call, Prepared& prepared, const Resources&
   }
   if (gemm == Gemm::WithBias && epilogue.takes_bias) elementwise.operands[0] = {};  // added already
   elementwise.x = elementwise.out = product.data;
-  return run_elementwise(elementwise, *call.x, torch, resources.stream) ? Answer::Done : Answer::Raised;
+  return run_elementwise(elementwise, *call.x, torch, stream) ? Answer::Done : Answer::Raised;
+}
+
+Answer run_fallback(const LinearCall& call, Prepared& prepared, const Resources& resources, Torch& torch) {
+  Problem& problem = prepared.problem;
+  void* const memory = resources.workspace;
+  problem.stream = resources.stream;
+  const Gemm gemm = gemm_of(call, prepared);
+  const int bias = call.operands.fold ? 0 : epilogue_info(call.epilogue).bias - 1;
+  Tensor result;
+  if (!torch.gemm(gemm, bias, &result)) return Answer::Raised;
+  if (does_everything(call, problem, gemm)) return Answer::Done;
+  Matrix product;
+  as_matrix(result, problem.m, problem.n, &product);
+  if (resources.is_linked) {
+    if (gemm == Gemm::WithBias && !replace_bias(memory, torch, &problem)) return Answer::Raised;
+    const void* const kernel = resources.kernels.handles[0];
+    const bool is_run = run_linked(problem, kernel, product, product, torch, problem.stream);
+    return is_run ? Answer::Done : Answer::Raised;
+  }
+  FoldVectors fold = call.operands.fold ? *call.operands.fold : FoldVectors{};
+  if (gemm == Gemm::WithBias) fold.vectors[0] = nullptr;
+  if (!run_fold_of(call.operands.fold ? &fold : nullptr, call, memory, torch, &problem)) return Answer::Raised;
+  return run_compiled_behind(call, product, gemm, problem, resources.stream, torch);
 }
 
 Answer run_fused(const LinearCall& call, const Plan& plan, Prepared& prepared, const Resources& resources,
@@ -121,34 +117,84 @@ Answer run_fused(const LinearCall& call, const Plan& plan, Prepared& prepared, c
   return Answer::Raised;
 }
 
+// What keeps a plan from being run at all; Done: nothing.
+Answer look_at_plan(const LinearCall& call, const Decision& decision) {
+  if (decision.plan.is_fused()) return Answer::Done;
+  if (call.is_strict || call.is_batch_invariant) return Answer::NotFused;
+  return has_elementwise(call.epilogue, call.x->is_cuda()) ? Answer::Done : Answer::ByReference;
+}
+
+// What has to be mended before a plan is run; Done: nothing more.
+Answer look_at_tensors(const LinearCall& call, const Prepared& prepared, const Decision& decision,
+                       const open::KernelNames& names, Torch& torch) {
+  const bool are_operands_contiguous = prepared.problem.are_operands_contiguous;
+  // Kernels with an epilogue linked in read vectors without gaps, also behind PyTorch's GEMM.
+  const bool is_operand_readable = are_operands_contiguous || (names.count == 0 && !decision.is_on_slices());
+  const bool is_x_readable = prepared.is_x_strided || !decision.is_on_slices();
+  if ((!is_operand_readable || !is_x_readable) && ends(Answer::NotReadable, torch)) return Answer::NotReadable;
+  const bool is_storable = decision.plan.is_fused() ? !decision.is_padded : prepared.is_out_matrix;
+  if (!is_storable && ends(Answer::NotStorable, torch)) return Answer::NotStorable;
+  const bool lacks_pack = decision.is_packed && !call.slices(decision.arithmetic).pack;
+  if (lacks_pack && ends(Answer::LacksPack, torch)) return Answer::LacksPack;
+  const bool needs_other_setting = !decision.plan.is_fused() && call.needs_other_setting;
+  if (needs_other_setting && ends(Answer::OtherSetting, torch)) return Answer::OtherSetting;
+  return Answer::Done;
+}
+
+void fill(Record* record, const LinearCall& call, const Prepared& prepared, const Decision& decision,
+          const open::KernelNames& names) {
+  record->gemm = gemm_of(call, prepared);
+  for (const open::KernelName name : names) {
+    if (!link::find(call.epilogue, name)) record->missing.emplace_back(name);
+  }
+  if (call.operands.fold) record->launches.push_back(Launch::Fold);
+  record->launches.push_back(decision.plan.is_fused() ? Launch::Fused : Launch::TorchGemm);
+  if (!decision.plan.is_fused() && !does_everything(call, prepared.problem, record->gemm)) {
+    record->launches.push_back(Launch::Elementwise);
+  }
+}
+
 }  // namespace
 
 Answer linear(const LinearCall& call, Torch& torch) {
+  Record* const record = torch.record();
   Prepared prepared;
-  if (!is_ready(*call.x)) return Answer::NotReady;
-  if (const Answer answer = prepare(call, &prepared); answer != Answer::Done) return answer;
-  const Decision decision = decide(prepared);
-  const bool is_fused = decision.plan.is_fused(), is_on_slices = decision.is_on_slices();
-  if (!has_compiled_elementwise(call.epilogue)) {
-    if (!call.x->is_cuda()) return look_at_reference(call);
-    // Linked kernels read vectors without gaps; the one behind PyTorch's GEMM, too.
-    if (!prepared.problem.are_operands_contiguous) return Answer::NotReadable;
+  if (!call.described && !is_ready(*call.x)) return Answer::NotReady;
+  const Answer prepares = prepare(call, &prepared);
+  if (prepares != Answer::Done && !(record && prepares == Answer::IsEmpty)) return prepares;
+  const Decision decision = call.forced ? decision_of(prepared, *call.forced)
+                                        : decide(prepared, record && record->wants_tried ? &record->tried : nullptr);
+  if (record) {
+    record->prepared = prepared;
+    record->decision = decision;
+  }
+  const std::string refused = call.forced ? why_not_forced(prepared, *call.forced, decision) : std::string();
+  if (!refused.empty()) {
+    torch.raise(("plan: " + refused).c_str());
+    return Answer::Raised;
   }
   Problem& problem = prepared.problem;
   problem.arithmetic = decision.arithmetic;
+  const open::KernelNames names = kernels_of(problem, decision.plan);
+  if (record) fill(record, call, prepared, decision, names);
+  if (prepares != Answer::Done) return prepares;
+  if (const Answer answer = look_at_plan(call, decision); answer != Answer::Done) return answer;
   Resources resources;
-  if (!link::find(call.epilogue, kernels_of(problem, decision.plan), &resources.kernels)) return Answer::NotLinked;
-  const Answer answer = is_on_slices ? look_at_slices(call, prepared, decision)
-                        : is_fused   ? Answer::Done
-                                     : look_at_fallback(call);
-  if (answer != Answer::Done) return answer;
-  if (is_on_slices) {
-    problem.is_packed = call.pack != nullptr;
-    problem.packed_weight = call.pack;
+  resources.is_linked = names.count > 0;
+  const bool is_linked = link::find(call.epilogue, names, &resources.kernels);
+  if (!is_linked && ends(Answer::NotLinked, torch)) return Answer::NotLinked;
+  if (const Answer answer = look_at_tensors(call, prepared, decision, names, torch); answer != Answer::Done) {
+    return answer;
+  }
+  if (record) return Answer::Done;
+  const bool is_fused = decision.plan.is_fused();
+  if (decision.is_on_slices()) {
+    problem.is_packed = decision.is_packed;
+    problem.packed_weight = decision.is_packed ? call.slices(decision.arithmetic).pack : nullptr;
   }
   if (is_fused) resources.family_bytes = family_of(decision.plan.family).workspace_bytes(problem);
   const int64_t bytes = resources.family_bytes + (call.operands.fold ? fold_bytes(*call.x, problem.n) : 0) +
-                        (is_fused ? 0 : zero_bias_bytes(call, prepared));
+                        (is_fused ? 0 : zero_bias_bytes(call, prepared, resources.is_linked));
   if (call.x->is_cuda() && !torch.stream(&resources.stream)) return Answer::NotReady;
   if (bytes > 0) {
     resources.workspace = static_cast<char*>(torch.workspace(bytes));

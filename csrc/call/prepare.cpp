@@ -23,13 +23,19 @@ bool shapes_fit(const LinearCall& call) {
 
 // Whether the caller's `out` is known to share no byte with an argument.
 bool is_out_apart(const LinearCall& call) {
-  if (!call.out) return true;
+  if (!call.out || call.is_out_apart) return true;
   return are_apart(*call.out, *call.weight) && is_apart(*call.out, *call.x, call.operands, /*may_be_x=*/false);
 }
 
 bool operands_fit(const LinearCall& call, const EpilogueInfo& epilogue, Problem* problem) {
   if (call.operands.fold) return fold_fits(*call.operands.fold, *call.x, problem->n);
   return fill_operands(epilogue, call.operands, {*call.x, problem->m, problem->n}, problem->operands);
+}
+
+// Where the result goes: a matrix? A new one is contiguous.
+bool set_output(const Tensor* out, Problem* problem) {
+  problem->out = {nullptr, problem->x.element, problem->m > 1 ? problem->n : (problem->n + 15) / 16 * 16};
+  return !out || as_matrix(*out, problem->m, problem->n, &problem->out);
 }
 
 bool has_bias(const LinearCall& call) {
@@ -42,32 +48,36 @@ Answer prepare(const LinearCall& call, Prepared* prepared) {
   Problem& problem = prepared->problem;
   if (!shapes_fit(call)) return Answer::DoesNotFit;
   if (!is_out_apart(call)) return Answer::MayOverlap;
-  if (call.out && !call.out->is_contiguous()) return Answer::NotStorable;
   const Tensor &x = *call.x, &weight = *call.weight;
   problem.epilogue = call.epilogue;
   problem.n = weight.sizes[0];
   problem.k = weight.sizes[1];
   problem.m = 1;
   for (int axis = 0; axis + 1 < x.dim; ++axis) problem.m *= x.sizes[axis];
-  if (problem.is_empty()) return Answer::IsEmpty;
   const EpilogueInfo& epilogue = epilogue_info(call.epilogue);
   if (!epilogue.linear || !operands_fit(call, epilogue, &problem)) return Answer::DoesNotFit;
   prepared->is_x_strided = as_strided(x, problem.m, problem.k, &problem.x);
   as_strided(weight, problem.n, problem.k, &problem.weight);
-  void* const out = call.out ? call.out->data : nullptr;
-  problem.out = {out, x.element, problem.m > 1 ? problem.n : (problem.n + 15) / 16 * 16};
-  problem.alignment = std::min({alignment_of(x.data), alignment_of(weight.data), alignment_of(out)});
+  prepared->is_out_matrix = set_output(call.out, &problem);
+  const bool do_rows_overlap = prepared->is_out_matrix && problem.m > 1 && problem.out.row_stride < problem.n;
+  if (do_rows_overlap && !call.is_out_apart) return Answer::MayOverlap;
+  prepared->is_out_padded = call.is_out_padded;
+  problem.alignment = std::min({alignment_of(x.data), alignment_of(weight.data), alignment_of(problem.out.data)});
   problem.has_bias = has_bias(call) || call.operands.fold;
   problem.are_operands_contiguous = call.operands.fold || are_contiguous(problem);
   problem.is_batch_invariant = call.is_batch_invariant;
   prepared->has_cublas = x.is_cuda();
   prepared->fp32_order = call.fp32_order;
-  const SliceCost cost = call.pack_use == PackUse::Keep || call.pack ? SliceCost::None : SliceCost::PerCall;
-  prepared->split.cost = prepared->scaled.cost = cost;
+  prepared->split = call.split;
+  prepared->scaled = call.scaled;
+  if (call.described) {
+    problem.device = *call.described;
+    prepared->has_cublas = prepared->has_kernels = true;
+  }
 #if EPIGEMM_WITH_CUDA
-  if (x.is_cuda()) problem.device = cuda::device(x.device);
+  if (x.is_cuda() && !call.described) problem.device = cuda::device(x.device);
 #endif
-  return Answer::Done;
+  return problem.is_empty() ? Answer::IsEmpty : Answer::Done;
 }
 
 }  // namespace epigemm::call

@@ -55,13 +55,11 @@ const char* end_of(const Tensor& tensor) {
 
 bool are_apart(const Tensor& a, const Tensor& b) { return end_of(a) <= b.data || end_of(b) <= a.data; }
 
-bool as_matrix(const Tensor& tensor, int64_t rows, int64_t columns, Matrix* matrix) {
+bool as_strided(const Tensor& tensor, int64_t rows, int64_t columns, Matrix* matrix) {
   const int last = tensor.dim - 1;
-  matrix->data = tensor.data;
-  matrix->element = tensor.element;
   // One row has no stride that anything could walk; any that the hardware accepts will do.
-  matrix->row_stride = (columns + 15) / 16 * 16;
-  if (columns > 1 && tensor.strides[last] != 1) return false;
+  const int64_t any_stride = (columns + 15) / 16 * 16;
+  *matrix = {tensor.data, tensor.element, any_stride, columns > 1 ? tensor.strides[last] : 1};
   if (rows <= 1) return true;
   int64_t expected = -1;
   for (int axis = last - 1; axis >= 0; --axis) {
@@ -76,11 +74,8 @@ bool as_matrix(const Tensor& tensor, int64_t rows, int64_t columns, Matrix* matr
   return true;
 }
 
-bool as_strided(const Tensor& tensor, int64_t rows, int64_t columns, Matrix* matrix) {
-  if (as_matrix(tensor, rows, columns, matrix)) return true;
-  if (tensor.dim != 2) return false;
-  *matrix = {tensor.data, tensor.element, tensor.strides[0], tensor.strides[1]};
-  return true;
+bool as_matrix(const Tensor& tensor, int64_t rows, int64_t columns, Matrix* matrix) {
+  return as_strided(tensor, rows, columns, matrix) && matrix->column_stride == 1;
 }
 
 }  // namespace epigemm::call

@@ -6,10 +6,13 @@
 
 namespace epigemm::call {
 
+struct Record;
+
 // How much of a linear call PyTorch's GEMM does.
 enum class Gemm { Product, WithBias, WithBiasAndReLU };
 
-// Where a call ended. All but the first two: nothing was launched or written, and this stands in the way.
+// Where a call ended. All but the first two: nothing was launched or written, and this stands in the way. Python's
+// table of deeds (python/epigemm/calls/deeds.py) says what is done about each.
 enum class Answer {
   Done,             // the result is there
   Raised,           // PyTorch has raised; or see Torch::raise
@@ -46,6 +49,8 @@ class Torch {
   virtual void run_derivative_on_cpu(const DerivativeProblem& problem) = 0;
   // Has the call end in a RuntimeError.
   virtual void raise(const char* message) = 0;
+  // Of a dry run: where what would be launched is written instead.
+  virtual Record* record() { return nullptr; }
 
  protected:
   ~Torch() = default;

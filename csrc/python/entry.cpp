@@ -1,6 +1,7 @@
 // The entry: plain calls from Python to csrc/call, in CPython's limited API. It sees tensors through PyTorch's DLPack
 // exchange API, without PyTorch's dispatcher. Where it has no result it returns the reason, a call::Answer.
 #include <exception>
+#include <string>
 
 #include "python/plain.h"
 #include "python/state.h"
@@ -52,51 +53,94 @@ struct ByNode {
   static call::Answer recorder() { return call::Answer::Recorded; }
 };
 
-// linear(epilogue, x, weight, operands, fold, out, fp32, pack, pack_use, strict, invariant) -> Tensor | int
-//   fp32: the order of an fp32 call, times two; plus one where PyTorch's setting is less accurate than the call
+// linear(epilogue, x, weight, operands, fold, out, fp32, packs, slices, strict, invariant, circumstances, plan)
+//     -> Tensor | int
+//   fp32: a row of call::fp32_orders
+//   circumstances: a sum of call::Circumstances
+//   packs: None, or the weight's for split and for scaled, each a tensor or None; slices: see call/forced.h
+//   plan: None, or a tuple, see call/forced.h
 struct LinearArguments {
-  enum { Epilogue, X, Weight, Operands, Folded, Out, FP32, Pack, PackUse, Strict, Invariant, Count };
+  enum {
+    Epilogue,
+    X,
+    Weight,
+    Operands,
+    Folded,
+    Out,
+    FP32,
+    Packs,
+    Slices,
+    Strict,
+    Invariant,
+    Circumstances,
+    Plan,
+    Count
+  };
   call::Tensor x, weight, out;
   OperandTuple operands;
   call::LinearCall linear;
+  call::ForcedPlan forced;
 
   bool read(Reader& reader, PyObject* const* given) {
     linear.epilogue = static_cast<EpilogueId>(PyLong_AsLong(given[Epilogue]));
-    const long fp32 = PyLong_AsLong(given[FP32]);
-    linear.fp32_order = static_cast<int>(fp32 / 2);
-    linear.needs_other_setting = fp32 % 2 != 0;
-    linear.pack_use = static_cast<call::PackUse>(PyLong_AsLong(given[PackUse]));
+    linear.fp32_order = static_cast<int>(PyLong_AsLong(given[FP32]));
+    state.functions->read_slices(PyLong_AsLong(given[Slices]), &linear);
     linear.is_strict = given[Strict] == Py_True;
     if (!linear.is_strict && given[Strict] != Py_False) return false;
     linear.is_batch_invariant = given[Invariant] == Py_True;
+    const long circumstances = PyLong_AsLong(given[Circumstances]);
+    linear.needs_other_setting = circumstances & call::kOtherSetting;
+    linear.is_out_apart = circumstances & call::kOutApart;
+    linear.is_out_padded = circumstances & call::kOutPadded;
     linear.x = &x;
     linear.weight = &weight;
     if (!reader.read(given[X], &x) || !reader.read(given[Weight], &weight) ||
         !reader.read_optional(given[Out], &out, &linear.out)) {
       return false;
     }
-    return operands.read(reader, given[Operands], given[Folded], &linear.operands) &&
-           (given[Pack] == Py_None || read_pack(given[Pack]));
+    return operands.read(reader, given[Operands], given[Folded], &linear.operands) && read_packs(given[Packs]) &&
+           read_plan(given[Plan]);
   }
 
   PyObject* run(PyObject* const* given) const {
     if (weight.dim != 2) return reason(call::Answer::DoesNotFit);
     PyObject* const vectors = linear.operands.fold ? given[Folded] : given[Operands];
-    PythonTorch torch({given[X], given[Weight], nullptr, vectors, given[Out]}, x, weight.sizes[0]);
+    const bool raises_shortage = PyLong_AsLong(given[Circumstances]) & call::kRaisesShortage;
+    PythonTorch torch({given[X], given[Weight], nullptr, vectors, given[Out]}, x, weight.sizes[0], raises_shortage);
     return torch.finish(state.functions->linear(linear, torch));
   }
 
   call::Answer recorder() const { return state.functions->recorder_of(linear); }
 
  private:
-  bool read_pack(PyObject* pack) {
+  bool read_packs(PyObject* packs) {
+    if (packs == Py_None) return true;
+    return PyTuple_Check(packs) && PyTuple_Size(packs) == 2 && read_pack(PyTuple_GetItem(packs, 0), &linear.split) &&
+           read_pack(PyTuple_GetItem(packs, 1), &linear.scaled);
+  }
+
+  static bool read_pack(PyObject* pack, call::WeightSlices* slices) {
+    if (pack == Py_None) return true;
     DLTensor view;
     if (state.exchange->dltensor_from_py_object_no_sync(pack, &view) != 0) {
       PyErr_Clear();
       return false;
     }
-    linear.pack = static_cast<char*>(view.data) + view.byte_offset;
+    slices->pack = static_cast<char*>(view.data) + view.byte_offset;
     return true;
+  }
+
+  bool read_plan(PyObject* plan) {
+    if (plan == Py_None) return true;
+    constexpr Py_ssize_t kMost = 6;
+    int64_t numbers[kMost];
+    const Py_ssize_t count = PyTuple_Check(plan) ? PyTuple_Size(plan) : 0;
+    for (Py_ssize_t i = 0; i < count && i < kMost; ++i) numbers[i] = PyLong_AsLongLong(PyTuple_GetItem(plan, i));
+    if (PyErr_Occurred()) return false;
+    const std::string wrong = state.functions->read_forced(numbers, static_cast<std::size_t>(count), &forced);
+    if (!wrong.empty()) PyErr_Format(PyExc_RuntimeError, "plan: %s", wrong.c_str());
+    linear.forced = &forced;
+    return wrong.empty();
   }
 };
 
@@ -130,15 +174,17 @@ struct Factor {
   }
 };
 
-// products(rows, x, weight, fp32) -> (Tensor | int | None, Tensor | int | None) | int: rows @ weight and rows.T @ x,
-// where the weight and where x is not None; fp32 as above
+// products(rows, x, weight, fp32, circumstances) -> (Tensor | int | None, Tensor | int | None) | int: rows @ weight and
+// rows.T @ x, where the weight and where x is not None; fp32 as above
 struct ProductsArguments : ByNode {
-  enum { Rows, X, Weight, FP32, Count };
+  enum { Rows, X, Weight, FP32, Circumstances, Count };
   Factor rows, x, weight;
-  long fp32 = 0;
+  int fp32_order = 0;
+  bool needs_other_setting = false;
 
   bool read(Reader& reader, PyObject* const* given) {
-    fp32 = PyLong_AsLong(given[FP32]);
+    fp32_order = static_cast<int>(PyLong_AsLong(given[FP32]));
+    needs_other_setting = PyLong_AsLong(given[Circumstances]) & call::kOtherSetting;
     return rows.read(reader, given[Rows]) && (given[X] == Py_None || x.read(reader, given[X])) &&
            (given[Weight] == Py_None || weight.read(reader, given[Weight]));
   }
@@ -161,8 +207,8 @@ struct ProductsArguments : ByNode {
   PyObject* multiply(const Factor& left, const Factor& right) const {
     const Transposed transposed(right.view);
     call::LinearCall linear;
-    linear.fp32_order = static_cast<int>(fp32 / 2);
-    linear.needs_other_setting = fp32 % 2 != 0;
+    linear.fp32_order = fp32_order;
+    linear.needs_other_setting = needs_other_setting;
     linear.x = &left.view;
     linear.weight = &transposed.tensor;
     linear.operands.count = 1;  // no bias
@@ -171,9 +217,9 @@ struct ProductsArguments : ByNode {
   }
 };
 
-// elementwise(epilogue, x, operands, fold, out) -> Tensor | int
+// elementwise(epilogue, x, operands, fold, out, circumstances) -> Tensor | int
 struct ElementwiseArguments : ByNode {
-  enum { Epilogue, X, Operands, Folded, Out, Count };
+  enum { Epilogue, X, Operands, Folded, Out, Circumstances, Count };
   call::Tensor x, out;
   OperandTuple operands;
   call::ElementwiseCall elementwise;
@@ -181,6 +227,7 @@ struct ElementwiseArguments : ByNode {
   bool read(Reader& reader, PyObject* const* given) {
     elementwise.epilogue = static_cast<EpilogueId>(PyLong_AsLong(given[Epilogue]));
     elementwise.x = &x;
+    elementwise.is_out_apart = PyLong_AsLong(given[Circumstances]) & call::kOutApart;
     if (!reader.read(given[X], &x) || !reader.read_optional(given[Out], &out, &elementwise.out)) return false;
     return operands.read(reader, given[Operands], given[Folded], &elementwise.operands);
   }
@@ -191,9 +238,9 @@ struct ElementwiseArguments : ByNode {
   }
 };
 
-// derivative(epilogue, grad, x, operands) -> Tensor | int
+// derivative(epilogue, grad, x, operands, circumstances) -> Tensor | int
 struct DerivativeArguments : ByNode {
-  enum { Epilogue, Grad, X, Operands, Count };
+  enum { Epilogue, Grad, X, Operands, Circumstances, Count };
   call::Tensor grad, x;
   OperandTuple operands;
   call::DerivativeCall derivative;
@@ -222,7 +269,7 @@ bool has_count(Py_ssize_t count, int wanted) {
 template <class Arguments>
 PyObject* answer(PyObject*, PyObject* const* given, Py_ssize_t count) {
   if (!has_count(count, Arguments::Count)) return nullptr;
-  Reader reader;
+  Reader reader(PyLong_AsLong(given[Arguments::Circumstances]) & call::kRouted);
   Arguments arguments;
   const call::Answer found = reader.found(reader.begin() && arguments.read(reader, given));
   if (PyErr_Occurred()) return nullptr;
@@ -233,6 +280,19 @@ PyObject* answer(PyObject*, PyObject* const* given, Py_ssize_t count) {
     PyErr_SetString(PyExc_RuntimeError, error.what());
     return nullptr;
   }
+}
+
+// sees(*tensors) -> int: who has to see a call of these, None left out: Done for nobody, Recorded for autograd alone,
+// NotPlain for somebody else. What autocast casts was cast before.
+PyObject* sees(PyObject*, PyObject* const* given, Py_ssize_t count) {
+  Reader reader(/*is_routed=*/false);
+  bool is_read = reader.begin_cast();
+  for (Py_ssize_t i = 0; is_read && i < count; ++i) {
+    call::Tensor tensor;
+    const call::Tensor* pointer = nullptr;
+    is_read = reader.read_optional(given[i], &tensor, &pointer);
+  }
+  return PyErr_Occurred() ? nullptr : reason(reader.found(is_read));
 }
 
 // init(exchange_api, functions, members): before any other.
@@ -252,6 +312,7 @@ PyMethodDef method(const char* name, Function function) {
 PyMODINIT_FUNC PyInit__entry() {
   using namespace epigemm::python;
   static PyMethodDef methods[] = {method("init", &init),
+                                  method("sees", &sees),
                                   method("linear", &answer<LinearArguments>),
                                   method("products", &answer<ProductsArguments>),
                                   method("elementwise", &answer<ElementwiseArguments>),

@@ -49,14 +49,17 @@ bool is_false(const Object& answer) {
 
 }  // namespace
 
-bool is_plain_here(bool* is_recording) {
+bool is_seen_by_nobody(bool* is_recording) {
   if (!is_off(state.interpreter) || !is_off(state.dispatch_modes) || !is_off(state.has_function_mode) ||
-      !is_off(state.tracing_state) || !is_off(state.any_autocast) || !is_off(state.is_profiling) ||
-      !has_no_dual_level()) {
+      !is_off(state.tracing_state) || !has_no_dual_level()) {
     return false;
   }
   *is_recording = !is_off(state.is_grad_enabled);
   return true;
+}
+
+bool is_plain_here(bool* is_recording) {
+  return is_off(state.any_autocast) && is_off(state.is_profiling) && is_seen_by_nobody(is_recording);
 }
 
 bool view_of(PyObject* object, call::Tensor* tensor) {
@@ -85,7 +88,7 @@ bool view_of(PyObject* object, call::Tensor* tensor) {
 
 bool Reader::read(PyObject* object, call::Tensor* tensor) {
   PyObject* const type = reinterpret_cast<PyObject*>(Py_TYPE(object));
-  if (type != state.tensor_type && type != state.parameter_type) return false;
+  if (!is_routed_ && type != state.tensor_type && type != state.parameter_type) return false;
   if (is_recording_ && !is_false(Object(PyObject_GetAttr(object, state.requires_grad)))) needs_gradient_ = true;
   if (!view_of(object, tensor)) return false;
   is_in_memory_ = is_in_memory_ && tensor->data;

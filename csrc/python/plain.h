@@ -6,14 +6,23 @@
 
 namespace epigemm::python {
 
-// Whether no mode, tracer, profiler, transform or autocast is at work. `*is_recording`: whether gradients are enabled.
+// Whether no mode, tracer or transform is at work. `*is_recording`: whether gradients are enabled.
+bool is_seen_by_nobody(bool* is_recording);
+
+// Whether, besides, neither autocast nor a profiler is: autocast would have PyTorch's GEMM cast its operands, and a
+// profiler is told of the call where Python makes it.
 bool is_plain_here(bool* is_recording);
 
 // Reads tensor arguments of one call.
 class Reader {
  public:
+  // `is_routed`: whoever has to see the call has seen it.
+  explicit Reader(bool is_routed) : is_routed_(is_routed) {}
+
   // False where the call is none for the kernels, whatever its tensors are.
-  bool begin() { return is_plain_here(&is_recording_); }
+  bool begin() { return is_routed_ || is_plain_here(&is_recording_); }
+  // The same of a call that autocast has cast, if it is on.
+  bool begin_cast() { return is_seen_by_nobody(&is_recording_); }
 
   // A tensor; false where it is none that a plain or recorded call may read.
   bool read(PyObject* object, call::Tensor* tensor);
@@ -26,6 +35,7 @@ class Reader {
   call::Answer found(bool is_read) const;
 
  private:
+  bool is_routed_;
   bool is_recording_ = false;
   bool needs_gradient_ = false;
   bool is_in_memory_ = true;

@@ -19,14 +19,15 @@ void forget_shortage() {
 
 }  // namespace
 
-PythonTorch::PythonTorch(const Arguments& given, const call::Tensor& x_view, int64_t columns)
+PythonTorch::PythonTorch(const Arguments& given, const call::Tensor& x_view, int64_t columns, bool raises_shortage)
     : x_(given.x),
       weight_(given.weight),
       transposed_(given.transposed),
       vectors_(given.vectors),
       out_(given.out),
       x_view_(x_view),
-      columns_(columns) {}
+      columns_(columns),
+      raises_shortage_(raises_shortage) {}
 
 PythonTorch::~PythonTorch() {
   if (previous_device_ < 0) return;
@@ -75,7 +76,7 @@ void* PythonTorch::workspace(int64_t bytes) {
   if (sizes && named) workspace_ = Object(PyObject_Call(state.empty, sizes.get(), named.get()));
   DLTensor view;
   if (!workspace_ || state.exchange->dltensor_from_py_object_no_sync(workspace_.get(), &view) != 0) {
-    forget_shortage();  // the cold path handles a failed allocation
+    if (!raises_shortage_) forget_shortage();
     return nullptr;
   }
   return static_cast<char*>(view.data) + view.byte_offset;

@@ -17,7 +17,8 @@ struct Arguments {
 
 class PythonTorch final : public call::Torch {
  public:
-  PythonTorch(const Arguments& given, const call::Tensor& x_view, int64_t columns);
+  // `raises_shortage`: the call ends in the error where there is no memory for a workspace.
+  PythonTorch(const Arguments& given, const call::Tensor& x_view, int64_t columns, bool raises_shortage = false);
   ~PythonTorch();
 
   bool result(call::Tensor* result) override;
@@ -42,6 +43,7 @@ class PythonTorch final : public call::Torch {
   PyObject *x_, *weight_, *transposed_, *vectors_, *out_;
   const call::Tensor& x_view_;
   int64_t columns_;
+  bool raises_shortage_;
   int previous_device_ = -1;  // to go back to
   Object result_, workspace_;
 };

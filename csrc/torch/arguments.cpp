@@ -76,13 +76,14 @@ const EpilogueInfo& epilogue_named(const Name& name) {
   fail("epilogue '", name.text(), "' is unknown; there are ", known);
 }
 
+const char* arithmetic_name(Arithmetic arithmetic) {
+  constexpr const char* names[] = {"ieee", "tf32", "split", "scaled"};
+  return names[static_cast<int>(arithmetic)];
+}
+
 Arithmetic arithmetic_named(const Name& name) {
-  constexpr std::pair<const char*, Arithmetic> known[] = {{"ieee", Arithmetic::IEEE},
-                                                          {"tf32", Arithmetic::TF32},
-                                                          {"split", Arithmetic::Split},
-                                                          {"scaled", Arithmetic::Scaled}};
-  for (const auto& [text, arithmetic] : known) {
-    if (name.text() == text) return arithmetic;
+  for (Arithmetic arithmetic : {Arithmetic::IEEE, Arithmetic::TF32, Arithmetic::Split, Arithmetic::Scaled}) {
+    if (name.text() == arithmetic_name(arithmetic)) return arithmetic;
   }
   fail("arithmetic '", name.text(), "' is unknown; there are ieee, tf32, split, scaled");
 }

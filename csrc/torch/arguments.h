@@ -40,6 +40,7 @@ class Name {
 
 const EpilogueInfo& epilogue_named(const Name& name);
 Arithmetic arithmetic_named(const Name& name);
+const char* arithmetic_name(Arithmetic arithmetic);
 
 // float16, bfloat16, float32 or float64; anything else is an error that names the argument.
 ElementType element_of(const TensorView& tensor, const char* argument);

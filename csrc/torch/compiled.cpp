@@ -103,10 +103,9 @@ struct LinearTensors {
     linear->x = &x;
     linear->weight = &weight;
     linear->out = &out;
-    linear->fp32_order = static_cast<int>(fp32 / 2);
-    linear->needs_other_setting = fp32 % 2 != 0;
+    linear->fp32_order = static_cast<int>(fp32);
     linear->is_strict = is_strict;
-    return fp32 >= 0 && fp32 / 2 < call::kFP32Orders && binding::read(given_x, &x) &&
+    return fp32 >= 0 && fp32 < call::kFP32Orders && binding::read(given_x, &x) &&
            binding::read(given_weight, &weight) && binding::read(given_out, &out) && weight.dim == 2;
   }
 };

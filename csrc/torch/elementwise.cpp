@@ -1,4 +1,4 @@
-// epigemm::_elementwise_out, _derivative_out and _fold_batch_norm_out, on CPU and CUDA.
+// epigemm::_derivative_out and _fold_batch_norm_out, on CPU and CUDA.
 #include <torch/csrc/stable/c/shim.h>
 
 #include "cpu/kernels.h"
@@ -41,13 +41,6 @@ void fill_problem(const Name& epilogue_name, const TensorView& x, const std::opt
   problem.out = out.mutable_data();
 }
 
-ElementwiseProblem make_problem(const Name& epilogue, const TensorView& x, const std::optional<TensorView>& bias,
-                                const List<TensorView>& operands, const List<double>& scalars, const TensorView& out) {
-  ElementwiseProblem problem;
-  fill_problem(epilogue, x, bias, operands, scalars, out, problem);
-  return problem;
-}
-
 DerivativeProblem make_derivative(const Name& epilogue, const TensorView& grad, const TensorView& x,
                                   const std::optional<TensorView>& bias, const List<TensorView>& operands,
                                   const List<double>& scalars, const TensorView& out) {
@@ -72,14 +65,6 @@ DerivativeProblem make_derivative(const Name& epilogue, const TensorView& grad, 
 
 void parallel_for(int64_t begin, int64_t end, int64_t grain, void (*body)(int64_t, int64_t, void*), void* context) {
   check_code(torch_parallel_for(begin, end, grain, body, context));
-}
-
-void elementwise_out_cpu(const Name& epilogue, const TensorView& x, const std::optional<TensorView>& bias,
-                         const List<TensorView>& operands, const List<double>& scalars, const TensorView& out) {
-  ElementwiseProblem problem = make_problem(epilogue, x, bias, operands, scalars, out);
-  if (problem.elements() == 0) return;
-  simplify(problem);
-  cpu::run(problem, &parallel_for);
 }
 
 void derivative_out_cpu(const Name& epilogue, const TensorView& grad, const TensorView& x,
@@ -134,19 +119,6 @@ void check_launched() {
   check(error.empty(), "the kernel could not be launched: ", error);
 }
 
-void elementwise_out_cuda(const Name& epilogue, const TensorView& x, const std::optional<TensorView>& bias,
-                          const List<TensorView>& operands, const List<double>& scalars, const TensorView& out) {
-  ElementwiseProblem problem = make_problem(epilogue, x, bias, operands, scalars, out);
-  if (problem.elements() == 0) return;
-  simplify(problem);
-  const int device = x.device();
-  const CurrentDevice guard(device);
-  problem.multiprocessors = cuda::device(device).multiprocessors;
-  problem.stream = current_stream(device);
-  cuda::launch(problem);
-  check_launched();
-}
-
 void derivative_out_cuda(const Name& epilogue, const TensorView& grad, const TensorView& x,
                          const std::optional<TensorView>& bias, const List<TensorView>& operands,
                          const List<double>& scalars, const TensorView& out) {
@@ -178,14 +150,12 @@ void fold_batch_norm_out_cuda(const std::optional<TensorView>& bias, const std::
 }  // namespace epigemm::binding
 
 STABLE_TORCH_LIBRARY_IMPL(epigemm, CPU, m) {
-  m.impl("_elementwise_out", TORCH_BOX(&epigemm::binding::elementwise_out_cpu));
   m.impl("_derivative_out", TORCH_BOX(&epigemm::binding::derivative_out_cpu));
   m.impl("_fold_batch_norm_out", TORCH_BOX(&epigemm::binding::fold_batch_norm_out_cpu));
 }
 
 #if EPIGEMM_WITH_CUDA
 STABLE_TORCH_LIBRARY_IMPL(epigemm, CUDA, m) {
-  m.impl("_elementwise_out", TORCH_BOX(&epigemm::binding::elementwise_out_cuda));
   m.impl("_derivative_out", TORCH_BOX(&epigemm::binding::derivative_out_cuda));
   m.impl("_fold_batch_norm_out", TORCH_BOX(&epigemm::binding::fold_batch_norm_out_cuda));
 }

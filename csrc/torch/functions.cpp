@@ -16,6 +16,8 @@ int64_t call_functions() {
       /*elementwise=*/&call::elementwise,
       /*derivative=*/&call::derivative,
       /*recorder_of=*/&call::recorder_of,
+      /*read_slices=*/&call::read_slices,
+      /*read_forced=*/&call::read_forced,
       /*run_on_cpu=*/&run_on_cpu,
       /*run_derivative_on_cpu=*/&run_derivative_on_cpu,
   };

@@ -20,12 +20,6 @@ STABLE_TORCH_LIBRARY(epigemm, m) {
       " Tensor? bn_weight, Tensor? bn_bias, float eps) -> Tensor");
 
   m.def(
-      "_fused_linear_out(str epilogue, Tensor x, Tensor weight, Tensor? bias, Tensor[]? operands, float[]? scalars,"
-      " str arithmetic, int[]? plan, Tensor(a!) out) -> bool");
-  m.def(
-      "_elementwise_out(str epilogue, Tensor x, Tensor? bias, Tensor[]? operands, float[]? scalars, Tensor(a!) out) -> "
-      "()");
-  m.def(
       "_derivative_out(str epilogue, Tensor grad, Tensor x, Tensor? bias, Tensor[]? operands, float[]? scalars,"
       " Tensor(a!) out) -> ()");
   m.def(
@@ -34,16 +28,10 @@ STABLE_TORCH_LIBRARY(epigemm, m) {
   m.def(
       "_plan(str epilogue, int m, int n, int k, int[]? strides, int alignment, str dtype, str arithmetic, bool packed,"
       " bool tf32_allowed, bool has_bias, bool invariant, int[]? gpu, int device) -> str");
-  m.def("_is_fallback_one_kernel(int m, int n, int k, str dtype, bool tf32_allowed, int[]? gpu, int device) -> bool");
   m.def(
-      "_explain_linear(str epilogue, Tensor x, Tensor weight, Tensor? bias, Tensor[]? operands, float[]? scalars,"
-      " str arithmetic, Tensor out) -> str");
-  m.def(
-      "_linear_out(str epilogue, Tensor x, Tensor weight, Tensor? bias, Tensor[]? operands, float[]? scalars, int fp32,"
-      " int slices, bool invariant, int[]? gpu, bool launch, Tensor(a!)? out) -> int");
-  m.def(
-      "_explain_call(str epilogue, Tensor x, Tensor weight, Tensor? bias, Tensor[]? operands, float[]? scalars,"
-      " int fp32, int slices, bool invariant, int[]? gpu, Tensor? out) -> str");
+      "_dry_linear(str epilogue, Tensor x, Tensor weight, Tensor? bias, Tensor[]? operands, float[]? scalars,"
+      " Tensor? out, int fp32, int circumstances, int slices, bool strict, bool invariant, int[]? gpu, int[]? plan, "
+      "bool tried) -> str");
   m.def("_split_rows_out(Tensor matrix, int slices, Tensor(a!) pack) -> ()");
   m.def(
       "_linear_into(int epilogue, Tensor x, Tensor weight, Tensor? bias, Tensor? vector0, Tensor? vector1,"
@@ -72,19 +60,11 @@ STABLE_TORCH_LIBRARY(epigemm, m) {
       "_elementwise_folded_cold(Tensor x, Tensor? bias, Tensor? scale, Tensor? running_mean, Tensor? running_var,"
       " Tensor? bn_weight, Tensor? bn_bias, float eps, Tensor(a!) out) -> Tensor?");
   m.def(
-      "_split_linear_out(str epilogue, Tensor x, Tensor weight, Tensor? pack, Tensor(b!) workspace, Tensor? bias,"
-      " Tensor[]? operands, float[]? scalars, str arithmetic, int[]? plan, Tensor(a!) out) -> ()");
-  m.def(
       "_register_epilogue(str name, str operand_names, int[]? kinds, int[]? of_compute, int bias, int "
       "special_functions)"
       " -> int");
   m.def("_add_kernel(str epilogue, str kernel, Tensor cubin) -> ()");
-  m.def(
-      "_missing_kernels(str epilogue, Tensor x, Tensor weight, Tensor? bias, Tensor[]? operands, float[]? scalars,"
-      " int fp32, int slices, bool invariant, int[]? gpu, Tensor? out) -> str");
-  m.def("_missing_for_plan(str epilogue, Tensor x, str arithmetic, int[]? plan) -> str");
   m.def("_missing_elementwise(str epilogue, Tensor x, bool derivative) -> str");
-  m.def("_linked_elementwise_out(str epilogue, Tensor x, Tensor[]? operands, float[]? scalars, Tensor(a!) out) -> ()");
   m.def(
       "_linked_derivative_out(str epilogue, Tensor grad, Tensor acc, Tensor[]? operands, float[]? scalars,"
       " int[]? slots, Tensor(a!)[]? outs) -> ()");

@@ -3,11 +3,9 @@
 
 #include "call/operands.h"
 #include "elementwise/open.h"
-#include "gemm/planner/family.h"
 #include "link/kernels.h"
 #include "open/slots.h"
-#include "torch/linear.h"
-#include "torch/plans.h"
+#include "torch/arguments.h"
 
 #if EPIGEMM_WITH_CUDA
 #include "device/query.h"
@@ -61,23 +59,11 @@ void add_kernel(const Name& epilogue, const Name& kernel, const TensorView& cubi
   check(!refused, "the linked kernel ", kernel.text(), " could not be loaded: ", refused ? refused : "");
 }
 
-// The kernels that were not linked yet of those that a plan may take.
-std::string missing_for_plan(const Name& epilogue, const TensorView& x, const Name& arithmetic,
-                             const List<int64_t>& numbers) {
-  const EpilogueInfo& info = epilogue_named(epilogue);
-  Problem problem;
-  problem.epilogue = info.id;
-  problem.x.element = problem.weight.element = problem.out.element = element_of(x, "x");
-  problem.arithmetic = arithmetic_named(arithmetic);
-  const Plan plan = forced_plan(problem, numbers.values);
-  return missing_of(info.id, family_of(plan.family).possible_kernels(problem, plan));
-}
-
-// The kernels of an elementwise call that were not linked yet, their names between commas.
+// The kernel of an elementwise call; empty where it is linked.
 std::string missing_elementwise(const Name& epilogue, const TensorView& x, bool is_derivative) {
   const ElementType element = element_of(x, "x");
   const open::KernelName name = is_derivative ? cuda::derivative_kernel(element) : cuda::elementwise_kernel(element);
-  return missing_of(epilogue_named(epilogue).id, std::vector{name});
+  return link::find(epilogue_named(epilogue).id, name) ? std::string() : std::string(name);
 }
 
 const void* linked_kernel(EpilogueId epilogue, open::KernelName name) {
@@ -110,28 +96,6 @@ void check_same_shape(const TensorView& tensor, const TensorView& x, const char*
 
 bool is_compute(ElementType element, ElementType x) {
   return element == (x == ElementType::Float64 ? ElementType::Float64 : ElementType::Float32);
-}
-
-void linked_elementwise_out(const Name& epilogue_name, const TensorView& x, const List<TensorView>& operands,
-                            const List<double>& scalars, const TensorView& out) {
-  const EpilogueInfo& epilogue = epilogue_named(epilogue_name);
-  const Matrix from = matrix_of(x, "x");
-  check_same_shape(out, x, "out");
-  check(element_of(out, "out") == from.element, "out must have x's dtype");
-  cuda::OpenElementwise problem;
-  problem.element = from.element;
-  problem.m = x.size(0);
-  problem.n = x.size(1);
-  problem.x = from.data;
-  problem.x_row_stride = from.row_stride;
-  problem.out = out.mutable_data();
-  problem.out_row_stride = matrix_of(out, "out").row_stride;
-  problem.operands = operands_of(epilogue, x, operands, scalars);
-  const CurrentDevice guard(x.device());
-  problem.stream = current_stream(x.device());
-  const char* refused =
-      cuda::launch_open_elementwise(problem, linked_kernel(epilogue.id, cuda::elementwise_kernel(problem.element)));
-  check(!refused, "the linked kernel could not be launched: ", refused ? refused : "");
 }
 
 cuda::OpenGradient gradient_into(const TensorView& out, const TensorView& acc, ElementType x) {
@@ -185,14 +149,12 @@ STABLE_TORCH_LIBRARY_IMPL(epigemm, CompositeExplicitAutograd, m) {
   m.impl("_register_epilogue", TORCH_BOX(&epigemm::binding::register_epilogue));
 #if EPIGEMM_WITH_CUDA
   m.impl("_add_kernel", TORCH_BOX(&epigemm::binding::add_kernel));
-  m.impl("_missing_for_plan", TORCH_BOX(&epigemm::binding::missing_for_plan));
   m.impl("_missing_elementwise", TORCH_BOX(&epigemm::binding::missing_elementwise));
 #endif
 }
 
 #if EPIGEMM_WITH_CUDA
 STABLE_TORCH_LIBRARY_IMPL(epigemm, CUDA, m) {
-  m.impl("_linked_elementwise_out", TORCH_BOX(&epigemm::binding::linked_elementwise_out));
   m.impl("_linked_derivative_out", TORCH_BOX(&epigemm::binding::linked_derivative_out));
 }
 #endif

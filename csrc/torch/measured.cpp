@@ -1,6 +1,10 @@
 // epigemm::_load_measured and _clear_measured: measured choices into the planner's tables.
 #include "gemm/planner/measured.h"
 
+#include <iterator>
+
+#include "call/forced.h"
+#include "gemm/planner/family.h"
 #include "gemm/planner/planner.h"
 #include "torch/plans.h"
 
@@ -56,7 +60,15 @@ measured::Choice choice_of(const Problem& problem, const int64_t* row) {
   constexpr double kMicrosecond = 1e-3;
   check(row[kFusedNanoseconds] > 0 && row[kFallbackNanoseconds] > 0, "rows: times must be positive");
   measured::Choice choice;
-  choice.plan = forced_plan(problem, {row + kFamily, row + kSplits + 1});
+  check(row[kFamily] >= 0, "plan: family must be in 0..", kFamilyCount - 1, ", got ", row[kFamily]);
+  int64_t numbers[] = {static_cast<int64_t>(problem.arithmetic), 0, 0, 0, 0, 0};
+  std::copy(row + kFamily, row + kSplits + 1, numbers + 1);
+  call::ForcedPlan forced;
+  const std::string wrong = call::read_forced(numbers, std::size(numbers), &forced);
+  check(wrong.empty(), "plan: ", wrong);
+  choice.plan = forced.plan;
+  check(choice.plan.is_fused() && family_of(choice.plan.family).computes(problem), "plan: family ", row[kFamily],
+        " does not multiply in this arithmetic");
   choice.fused_microseconds = kMicrosecond * static_cast<double>(row[kFusedNanoseconds]);
   choice.fallback_microseconds = kMicrosecond * static_cast<double>(row[kFallbackNanoseconds]);
   return choice;

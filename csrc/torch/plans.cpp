@@ -1,4 +1,4 @@
-// epigemm::_plan and _is_fallback_one_kernel: the plan for a problem given in numbers.
+// epigemm::_plan: the plan for a problem given in numbers.
 #include "torch/plans.h"
 #include "epilogue/builtin.h"
 
@@ -64,20 +64,6 @@ std::string plan(const Name& epilogue, int64_t m, int64_t n, int64_t k, const Li
   return plan_json(problem);
 }
 
-bool is_fallback_one_kernel(int64_t m, int64_t n, int64_t k, const Name& dtype, bool is_tf32_allowed,
-                            const List<int64_t>& gpu, int64_t device) {
-  Problem problem;
-  problem.epilogue = EpilogueId::bias;
-  problem.m = m;
-  problem.n = n;
-  problem.k = k;
-  problem.x.element = problem.weight.element = problem.out.element = element_named(dtype);
-  problem.out.row_stride = n;
-  problem.is_tf32_allowed = is_tf32_allowed;
-  problem.device = described_device(gpu.values, device);
-  return problem.is_empty() || problem.device.multiprocessors == 0 || is_fallback_expected_in_one_kernel(problem);
-}
-
 }  // namespace
 
 std::string plan_json(const Problem& problem, const std::string& more_why_not) {
@@ -92,10 +78,12 @@ std::string plan_json(const Problem& problem, const std::string& more_why_not) {
   }
   const auto measured_us = [&](std::size_t i) { return found && i == 0 ? found->fused_microseconds : 0; };
   const bool is_fused = why_not.empty();
+  const bool is_unknown = problem.is_empty() || problem.device.multiprocessors == 0;
+  const bool is_one_kernel = is_unknown || is_fallback_expected_in_one_kernel(problem);
   std::ostringstream json;
   json << std::boolalpha << "{\"fused\": " << is_fused << ", \"why_not\": \"" << why_not
        << "\", \"why_not_covered\": \"" << not_covered << "\", \"source\": \"" << (found ? "cache" : "model")
-       << "\", \"fallback_us\": " << fallback_microseconds(problem)
+       << "\", \"fallback_us\": " << fallback_microseconds(problem) << ", \"is_fallback_one_kernel\": " << is_one_kernel
        << ", \"is_speed_assumed\": " << problem.device.is_speed_assumed;
   if (found) json << ", \"fallback_measured_us\": " << found->fallback_microseconds;
   if (is_fused) {
@@ -110,24 +98,6 @@ std::string plan_json(const Problem& problem, const std::string& more_why_not) {
   }
   json << "]}";
   return json.str();
-}
-
-Plan forced_plan(const Problem& problem, const std::vector<int64_t>& numbers) {
-  check(numbers.size() == 5, "plan must be [family, tile, raster, swizzle, splits] or empty, got ", numbers.size(),
-        " numbers");
-  check(numbers[0] >= 0 && numbers[0] < kFamilyCount, "plan: family must be in 0..", kFamilyCount - 1, ", got ",
-        numbers[0]);
-  const auto id = static_cast<FamilyId>(numbers[0]);
-  const Family& family = family_of(id);
-  check(family.computes(problem), "plan: family ", family_name(id), " does not multiply in this arithmetic");
-  const int tiles = family.tile_count(problem.arithmetic);
-  check(numbers[1] >= 0 && numbers[1] < tiles, "plan: tile must be in 0..", tiles - 1, ", got ", numbers[1]);
-  check(numbers[2] == 0 || numbers[2] == 1, "plan: raster must be 0 (along M) or 1 (along N), got ", numbers[2]);
-  check(numbers[3] >= 1 && numbers[3] <= 8, "plan: swizzle must be in 1..8, got ", numbers[3]);
-  const int64_t splits = numbers[4];
-  check(splits == 1 || splits == 2 || splits == 4 || splits == 8, "plan: splits must be 1, 2, 4 or 8, got ", splits);
-  return {id, static_cast<int>(numbers[1]), static_cast<Raster>(numbers[2]), static_cast<int>(numbers[3]),
-          static_cast<int>(splits)};
 }
 
 Device described_device(const std::vector<int64_t>& gpu, int64_t index) {
@@ -165,5 +135,4 @@ ElementType element_named(const Name& name) {
 
 STABLE_TORCH_LIBRARY_IMPL(epigemm, CompositeExplicitAutograd, m) {
   m.impl("_plan", TORCH_BOX(&epigemm::binding::plan));
-  m.impl("_is_fallback_one_kernel", TORCH_BOX(&epigemm::binding::is_fallback_one_kernel));
 }

@@ -1,4 +1,4 @@
-// Plans in words: what _plan and _explain_linear answer, as JSON; and plans that a caller forces.
+// Plans in words: what _plan and _dry_linear answer, as JSON.
 #pragma once
 
 #include <string>
@@ -10,12 +10,10 @@
 namespace epigemm::binding {
 
 // What the planner knows about a problem:
-// {"fused", "why_not", "why_not_covered", "source": "model" or "cache", "fallback_us", "is_speed_assumed",
-// "candidates"} and, where fused, the members of the plan that runs. `why_not`: what the caller knows besides.
+// {"fused", "why_not", "why_not_covered", "source": "model" or "cache", "fallback_us", "is_fallback_one_kernel",
+// "is_speed_assumed", "candidates"} and, where fused, the members of the plan that runs. `why_not`: what the caller
+// knows besides.
 std::string plan_json(const Problem& problem, const std::string& why_not = "");
-
-// [family, tile, raster, swizzle, splits] as a plan that exists for the problem's arithmetic.
-Plan forced_plan(const Problem& problem, const std::vector<int64_t>& numbers);
 
 // [capability, multiprocessors, then perhaps clock_mhz and memory_bytes_per_us] as a device; empty: the CUDA device
 // `index`.

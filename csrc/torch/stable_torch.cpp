@@ -107,15 +107,15 @@ StableTorch::Handle StableTorch::matrix_of(const TensorView& tensor, int64_t row
   return Handle(handle);
 }
 
-// x as a matrix; null where that takes a copy.
-StableTorch::Handle StableTorch::rows_of_x() const {
-  call::Tensor x;
-  if (!read(x_, &x)) return nullptr;
-  const int64_t columns = x.sizes[x.dim - 1], rows = columns == 0 ? 0 : x.numel() / columns;
-  if (x.dim == 2) return matrix_of(x_, rows, columns, x.strides[0], x.strides[1]);
+// All leading axes as the rows of a matrix; null where that takes a copy.
+StableTorch::Handle StableTorch::rows_of(const TensorView& tensor) const {
+  call::Tensor view;
+  if (!read(tensor, &view)) return nullptr;
+  const int64_t columns = view.sizes[view.dim - 1], rows = columns == 0 ? 0 : view.numel() / columns;
+  if (view.dim == 2) return matrix_of(tensor, rows, columns, view.strides[0], view.strides[1]);
   Matrix matrix;
-  if (!call::as_matrix(x, rows, columns, &matrix)) return nullptr;
-  return matrix_of(x_, rows, columns, rows > 1 ? matrix.row_stride : columns, 1);
+  if (!call::as_matrix(view, rows, columns, &matrix)) return nullptr;
+  return matrix_of(tensor, rows, columns, rows > 1 ? matrix.row_stride : columns, 1);
 }
 
 bool StableTorch::gemm(call::Gemm gemm, int, call::Tensor* result) {
@@ -123,10 +123,9 @@ bool StableTorch::gemm(call::Gemm gemm, int, call::Tensor* result) {
   // PyTorch has no C function for a GEMM with a ReLU that writes to `out`: that one is called from Python.
   if (gemm == call::Gemm::WithBiasAndReLU || !gemms.addmm_out || !gemms.mm_out) return false;
   const int64_t n = weight_->size(0), k = weight_->size(1);
-  const Handle rows = rows_of_x();
-  if (!rows) return false;
+  const Handle rows = rows_of(x_), out = rows_of(out_);
+  if (!rows || !out) return false;
   const Handle transposed = matrix_of(*weight_, k, n, weight_->stride(1), weight_->stride(0));
-  const Handle out = matrix_of(out_, out_.numel() / n, n, n, 1);
   const AOTITorchError code = gemm == call::Gemm::WithBias
                                   ? gemms.addmm_out(out.get(), bias_->handle(), rows.get(), transposed.get(), 1, 1)
                                   : gemms.mm_out(out.get(), rows.get(), transposed.get());

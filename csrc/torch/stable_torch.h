@@ -40,7 +40,7 @@ class StableTorch final : public call::Torch {
 
   static Handle matrix_of(const TensorView& tensor, int64_t rows, int64_t columns, int64_t row_stride,
                           int64_t column_stride);
-  Handle rows_of_x() const;
+  Handle rows_of(const TensorView& tensor) const;
 
   const TensorView &x_, &out_;
   const TensorView *weight_, *bias_;

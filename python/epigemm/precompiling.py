@@ -13,12 +13,10 @@ from epigemm.arguments import checks
 from epigemm.arguments.calls import FIND, LinearCall
 from epigemm.arguments.precision import DEFAULT
 from epigemm.calls import elementwise_kernels
-from epigemm.calls.linked_elementwise import missing_elementwise
 from epigemm.epilogues.kinds import KINDS, SCALAR
 from epigemm.epilogues.registry import compute_dtype
-from epigemm.epilogues.traced import LinkedEpilogue
 from epigemm.linking import loading
-from epigemm.planning import decisions
+from epigemm.planning import dry_runs
 from epigemm.user_epilogue import UserEpilogue
 
 
@@ -137,13 +135,10 @@ def _call(
 
 def _missing(function: UserEpilogue, call: LinearCall, training: bool) -> Iterator[str]:
     """The names of the kernels to link, between commas, each time those that are still missing."""
-    assert isinstance(call.epilogue, LinkedEpilogue)
-    yield missing_elementwise(call.epilogue, call.x)
+    yield elementwise_kernels.missing(call.epilogue, call.x)
     if training:
-        yield missing_elementwise(call.epilogue, call.x, derivative=True)
+        yield elementwise_kernels.missing(call.epilogue, call.x, derivative=True)
     if function.runs_built_in(call.operands, call.x):
         return
-    code = decisions.fp32_code(call)
-    packed = sum(decisions.NO_COST << shift for shift in decisions.SHIFTS.values())
-    for slices in (0, packed) if call.x.dtype == torch.float32 else (0,):
-        yield decisions.missing_kernels(call, code, slices)
+    for slices in (0, dry_runs.ALL_KEPT) if call.x.dtype == torch.float32 else (0,):
+        yield ",".join(dry_runs.dry_run(call, slices).missing)

@@ -1,10 +1,9 @@
 """From the public functions to the kernels: who sees a call?
 
-Nobody: a plain call, which the entry answers (`epigemm.calls.entry`), or the cold path where something stands in the
-way (`epigemm.calls.execution`). Autograd alone: a node of `epigemm.autograd`, for small layers PyTorch's own; the entry
-says so.
-Anybody else, be it a tracer, a mode, a transform or a subclass: the operators `torch.ops.epigemm.*`, which are right
-everywhere and take the host longer.
+Nobody: a plain call, which the entry answers (`epigemm.calls.entry`); `epigemm.calls.deeds` does what stands in its
+way. Autograd alone: a node of `epigemm.autograd`, for small layers PyTorch's own. Anybody else, be it a tracer, a mode,
+a transform or a subclass: the operators `torch.ops.epigemm.*`, which are right everywhere and take the host longer. The
+entry says which.
 """
 
 from __future__ import annotations
@@ -14,15 +13,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
-from torch.nn import Parameter
 
 from epigemm._native import ops
 from epigemm.arguments import checks, invariance
 from epigemm.arguments.calls import ElementwiseCall, FoldCall, LinearCall, Vectors
 from epigemm.arguments.precision import DEFAULT, needs_override
 from epigemm.autograd import nodes
-from epigemm.calls import elementwise_kernels, entry, execution
+from epigemm.calls import deeds, elementwise_kernels, entry
 from epigemm.epilogues.registry import (
     BIAS,
     FOLDED,
@@ -35,26 +32,16 @@ from epigemm.operators import compiled
 from epigemm.operators import registration as _registration  # noqa: F401
 from epigemm.packs import keep_mode, weight_packs
 from epigemm.packs.weight_packs import PackedWeight
+from epigemm.planning.reasons import Reason
 
 # Looked up once: a plain call is measured in hundreds of nanoseconds.
 _is_compiling = torch.compiler.is_compiling
-_grad_enabled = torch.is_grad_enabled
-_inference = torch.is_inference_mode_enabled
-_tracing_state = torch._C._get_tracing_state
-_functorch_interpreter = torch._C._functorch.peek_interpreter_stack
-_dispatch_modes = torch._C._len_torch_dispatch_stack
 _DERIVATIVES = (torch._C._functorch.TransformType.Grad, torch._C._functorch.TransformType.Jvp)
-_is_legacy_batched = torch._C._functorch.is_legacy_batchedtensor
-_is_functorch_wrapped = torch._C._functorch.is_functorch_wrapped_tensor
-_is_functional = torch._is_functional_tensor
-_has_function_mode = torch._C._is_torch_function_mode_enabled
-_function_modes: Any = torch.overrides._get_current_function_mode_stack
 _any_autocast = torch._C._is_any_autocast_enabled
 _has_autocast = torch.amp.is_autocast_available
 
-_PLAIN = 0  # nothing between Python and the kernels has to do with the call
-_RECORDED = 1  # autograd alone has: some tensor requires a gradient
-_DISPATCHED = 2  # anything else: the operators find out
+_NOBODY, _AUTOGRAD, _OTHERS = None, entry.RECORDED, entry.NOT_PLAIN
+"""Who has to see a call."""
 
 
 def linear(
@@ -72,7 +59,7 @@ def linear(
     """D = epilogue(x @ weight.T), for an epilogue with a bias and at most one scalar, or with folded vectors."""
     if isinstance(weight, PackedWeight):
         weight, pack_use = weight.weight, weight_packs.KEEP
-    found: Tensor | entry.Recorded | None
+    found: Tensor | Reason
     if _is_compiling():
         x, weight, bias, fold = _cast(x, weight, bias, fold)
         found = compiled.linear(epilogue, x, weight, bias, scalar, fold, precision, out, strict)
@@ -84,40 +71,25 @@ def linear(
         return found
     if found is entry.RECORDED_BY_TORCH:
         return nodes.linear_by_torch(epilogue, x, weight, bias)
-    who = _RECORDED
-    if found is None:
-        who = _checked({"x": x, "weight": weight}, {"bias": bias, **_named(fold), "out": out}, scalar)
+    if found is _OTHERS:
+        _check_tensors({"x": x, "weight": weight}, {"bias": bias, **_named(fold), "out": out})
         x, weight, bias, fold = _cast(x, weight, bias, fold)
-    vectors = _named(fold)
     operands, scalars = scalar_operand(epilogue, scalar, x)
+    who = _who(found, x, weight, bias, *operands, *_named(fold).values(), out)
     options = _options(who, x, weight, precision, strict, pack_use)
     if fold is None:
         return _linear(who, LinearCall(epilogue, x, weight, bias, operands, scalars, *options, out))
     # All launches are checked before the first one.
     checks.linear(LinearCall(BIAS, x, weight, fold[0], (), (), *options, out))
     folded = checks.fold_batch_norm(x, fold[:-1], fold[-1], weight.shape[0])
-    if who == _PLAIN:
-        if out is not None:
-            checks.output_overlap(out, x, {"weight": weight, **vectors}, in_place=False)
-        likes = x.new_empty((2, folded.columns), dtype=compute_dtype(x.dtype)).unbind(0)
-        execution.refuse(LinearCall(epilogue, x, weight, None, likes, (), *options, out))
-    if fold[0] is not None and not strict and _rounds_product(who, x, out):
+    if who is _NOBODY:
+        return deeds.linear(LinearCall(epilogue, x, weight, None, (), (), *options, out), fold=folded)
+    if fold[0] is not None and not strict and x.element_size() == 2:
         # The product is rounded to 16 bits: the bias has to be in it.
         product = linear(BIAS, x, weight, fold[0], None, precision, None, False, pack_use)
         return elementwise(epilogue, product, None, None, out, (None, *fold[1:]))
     operands = _fold(who, folded, out)
     return _linear(who, LinearCall(epilogue, x, weight, None, operands, (), *options, out), checked=True)
-
-
-def _rounds_product(who: int, x: Tensor, out: Tensor | None) -> bool:
-    """Whether a call that the entry has not answered may be no fused kernel, and rounds its product to 16 bits."""
-    modes = () if _is_compiling() or not _has_function_mode() else _function_modes()
-    is_explained = any(
-        getattr(mode, "wants_one_call", False) for mode in modes
-    )  # explain wants to see one call
-    if x.dtype not in (torch.float16, torch.bfloat16) or is_explained:
-        return False
-    return x.is_cpu or _any_autocast() if who == _PLAIN else out is None
 
 
 def linear_folded(
@@ -138,22 +110,26 @@ def linear_folded(
     return linear(SCALE_BATCH_NORM, x, weight, None, None, precision, out, strict, pack_use, fold)
 
 
-def linear_linked(call: LinearCall, precision: str | None, pack_use: str | None, recorded: bool) -> Tensor:
+def linear_linked(
+    call: LinearCall, precision: str | None, pack_use: str | None, found: Reason | None
+) -> Tensor:
     """D = epilogue(x @ weight.T) for a matrix x; operands as the operators take them, the rest as of `linear`.
 
-    `recorded`: whether the entry has seen the call, and that autograd alone has to do with it.
+    `found`: what the entry has answered, where it was asked.
     """
     epilogue, x, weight, _, operands, scalars, _, _, strict, _, out = call
-    who = _RECORDED if recorded else _who_sees((x, weight, out, *operands))
+    who = _who(found, x, weight, out, *operands)
     options = _options(who, x, weight, precision, strict, pack_use)
-    call = LinearCall(epilogue, x, weight, None, operands, scalars, *options, out)
-    # What it could not read, an integer for a scalar, is a number now.
-    found = entry.linear_operator(call) if who == _PLAIN else None
-    return _linear(who, call) if found is None else found
+    return _linear(who, LinearCall(epilogue, x, weight, None, operands, scalars, *options, out))
 
 
 def _options(
-    who: int, x: Tensor, weight: Tensor, precision: str | None, strict: bool, pack_use: str | None
+    who: Reason | None,
+    x: Tensor,
+    weight: Tensor,
+    precision: str | None,
+    strict: bool,
+    pack_use: str | None,
 ) -> tuple[str, str, bool, bool]:
     """What a caller has asked for, checked: precision, pack use, strict, and whether rows may depend on others."""
     asked = DEFAULT if precision is None else checks.precision(precision)
@@ -161,7 +137,7 @@ def _options(
         asked = compiled.resolved(asked, x)
     if strict is not False:
         checks.flag("strict", strict)
-    if who == _RECORDED and weight.requires_grad:
+    if who is _AUTOGRAD and weight.requires_grad:
         # It is about to change, by whatever means: its pack would be made again in any case.
         pack_use = weight_packs.NONE
     if pack_use is None:
@@ -169,19 +145,17 @@ def _options(
     return asked, pack_use, strict, invariance.active and invariance.enabled()
 
 
-def elementwise_linked(call: ElementwiseCall, recorded: bool) -> Tensor:
-    """D = epilogue(x) for a matrix x; operands as the operators take them, `recorded` as of `linear_linked`."""
-    who = _RECORDED if recorded else _who_sees((call.x, call.out, *call.operands))
-    found = entry.elementwise_operator(call) if who == _PLAIN else None
-    return _elementwise(who, call) if found is None else found
+def elementwise_linked(call: ElementwiseCall, found: Reason | None) -> Tensor:
+    """D = epilogue(x) for a matrix x; operands as the operators take them, `found` as of `linear_linked`."""
+    return _elementwise(_who(found, call.x, call.out, *call.operands), call)
 
 
-def _linear(who: int, call: LinearCall, *, checked: bool = False) -> Tensor:
+def _linear(who: Reason | None, call: LinearCall, *, checked: bool = False) -> Tensor:
     """A call that the entry has not answered."""
-    if who == _RECORDED and call.out is None:
+    if who is _AUTOGRAD and call.out is None:
         return nodes.linear(call, checked=checked)
-    if who == _PLAIN:
-        return execution.linear(call)
+    if who is _NOBODY:
+        return deeds.linear(call)
     if _in_functional_derivative():
         return _linear_reference(call)
     # Taken apart: Dynamo of torch 2.10 traces no property of a NamedTuple.
@@ -203,7 +177,7 @@ def elementwise(
     fold: tuple[Any, ...] | None = None,
 ) -> Tensor:
     """D = epilogue(x), for an epilogue with at most a bias and one scalar, or with folded vectors as of `linear`."""
-    found: Tensor | entry.Recorded | None
+    found: Tensor | Reason
     if _is_compiling():
         found = compiled.elementwise(epilogue, x, bias, scalar, fold, out)
     else:
@@ -212,27 +186,28 @@ def elementwise(
         found = entry.elementwise(epilogue, x, given, fold, out)
     if isinstance(found, Tensor):
         return found
-    who, vectors = _RECORDED, _named(fold)
-    if found is None:
-        who = _checked({"x": x}, {"bias": bias, **vectors, "out": out}, scalar)
+    vectors = _named(fold)
+    if found is _OTHERS:
+        _check_tensors({"x": x}, {"bias": bias, **vectors, "out": out})
     operands, scalars = scalar_operand(epilogue, scalar, x)
+    who = _who(found, x, bias, *operands, *vectors.values(), out)
     if fold is not None:
         checks.rows_of_vectors(x)
         checks.elementwise(ElementwiseCall(BIAS, x, None, (), (), out))
         folded = checks.fold_batch_norm(x, fold[:-1], fold[-1], x.shape[-1])
-        if who == _PLAIN and out is not None:
+        if who is _NOBODY and out is not None:
             checks.output_overlap(out, x, vectors, in_place=True)
         operands = _fold(who, folded, out)
     return _elementwise(who, ElementwiseCall(epilogue, x, bias, operands, scalars, out))
 
 
-def _elementwise(who: int, call: ElementwiseCall) -> Tensor:
+def _elementwise(who: Reason | None, call: ElementwiseCall) -> Tensor:
     """A call that the entry has not answered."""
     epilogue, x, bias, operands, scalars, out = call
-    if who == _RECORDED and out is None:
+    if who is _AUTOGRAD and out is None:
         return nodes.elementwise(call)
-    if who == _PLAIN:
-        return execution.elementwise(call)
+    if who is _NOBODY:
+        return deeds.elementwise(call)
     if _in_functional_derivative():
         checks.elementwise(call)
         _refuse_out(out)
@@ -247,7 +222,7 @@ def _elementwise(who: int, call: ElementwiseCall) -> Tensor:
 def fold(like: Tensor, vectors: Vectors, eps: float, columns: int) -> tuple[Tensor, ...]:
     """Multiplier and offset that `vectors` (those of `FOLDED`) fold into, in the epilogue's arithmetic."""
     folded = checks.fold_batch_norm(like, vectors, eps, columns)
-    return _fold(_who_sees((like, *vectors)), folded, None)
+    return _fold(entry.sees(like, *vectors), folded, None)
 
 
 def _named(vectors: Sequence[Any] | None) -> dict[str, Any]:
@@ -255,11 +230,11 @@ def _named(vectors: Sequence[Any] | None) -> dict[str, Any]:
     return {} if vectors is None else dict(zip(FOLDED, vectors, strict=False))
 
 
-def _fold(who: int, call: FoldCall, out: Tensor | None) -> tuple[Tensor, ...]:
+def _fold(who: Reason | None, call: FoldCall, out: Tensor | None) -> tuple[Tensor, ...]:
     """Multiplier and offset, made as the call that reads them is."""
-    if who == _RECORDED and out is None and any(v is not None and v.requires_grad for v in call.vectors):
+    if who is _AUTOGRAD and out is None and any(v is not None and v.requires_grad for v in call.vectors):
         return nodes.fold_batch_norm(call)
-    if who == _PLAIN or (who == _RECORDED and out is None):
+    if who is _NOBODY or (who is _AUTOGRAD and out is None):
         return elementwise_kernels.fold_batch_norm(call).unbind(0)
     like, _, vectors, eps = call
     if _in_functional_derivative():
@@ -314,41 +289,18 @@ def _refuse_out(out: Tensor | None) -> None:
         )
 
 
-def _checked(required: dict[str, Any], optional: dict[str, Any], scalar: object) -> int:
-    """Who sees a call that the entry leaves open; TypeError unless its arguments are tensors."""
+def _check_tensors(required: dict[str, Any], optional: dict[str, Any]) -> None:
+    """TypeError unless a call's arguments are tensors."""
     checks.tensors(**required)
     checks.optional_tensors(**optional)
-    number = scalar if isinstance(scalar, Tensor) else None
-    return _who_sees((*required.values(), *optional.values(), number))
 
 
-def _who_sees(arguments: tuple[object, ...]) -> int:
-    """`_PLAIN`, `_RECORDED` or `_DISPATCHED`."""
-    if (
-        _is_compiling()
-        or _functorch_interpreter() is not None
-        or _dispatch_modes()
-        or _has_function_mode()
-        or _tracing_state() is not None
-        or forward_ad._current_level >= 0
-    ):
-        return _DISPATCHED
-    grad = _grad_enabled() and not _inference()
-    who = _PLAIN
-    for argument in arguments:
-        kind = type(argument)
-        if kind is Tensor or kind is Parameter:
-            if grad and argument.requires_grad:  # type: ignore[attr-defined]
-                who = _RECORDED
-        elif argument is not None:
-            return _DISPATCHED
-    return _DISPATCHED if who == _RECORDED and _wraps_another(arguments) else who
-
-
-def _wraps_another(arguments: tuple[Any, ...]) -> bool:
-    """Whether some tensor stands for another one, of a transformation of torch's that is over or has no level."""
-    tests = (_is_functorch_wrapped, _is_legacy_batched, _is_functional)
-    return any(test(argument) for argument in arguments if argument is not None for test in tests)
+def _who(found: Reason | None, *tensors: Tensor | None) -> Reason | None:
+    """Who has to see a call, which the entry has answered with `found`, or was not asked for."""
+    if found is None or found is _OTHERS:
+        # It may have met an argument that is made a tensor, or a number, since.
+        return entry.sees(*tensors)
+    return _AUTOGRAD if found is entry.RECORDED or found is entry.RECORDED_BY_TORCH else _NOBODY
 
 
 def scalar_operand(

@@ -26,6 +26,7 @@ from epigemm.epilogues.tracing.source import functor_text
 from epigemm.operators import compiled
 from epigemm.packs import weight_packs
 from epigemm.packs.weight_packs import PackedWeight
+from epigemm.planning.reasons import Reason
 
 _Given = TypeVar("_Given", bound=Tensor | float)
 _is_compiling = torch.compiler.is_compiling
@@ -110,7 +111,7 @@ class UserEpilogue:
         if self.without and (absent := _absent(given)):
             other, rest = self.without[absent], [each for each in given if each is not None]
             return other.call(x, weight, rest, {}, out, precision, strict, pack_use)
-        found: Tensor | entry.Recorded | None = None
+        why_not: Reason | None = None
         if isinstance(weight, PackedWeight):
             weight, pack_use = weight.weight, weight_packs.KEEP
         if True in self._ends:
@@ -122,6 +123,7 @@ class UserEpilogue:
             found = entry.linear(epilogue, x, weight, seen, None, precision, out, pack_use, strict)
             if isinstance(found, Tensor):
                 return found
+            why_not = found
         checks.tensors(x=x, weight=weight)
         checks.optional_tensors(out=out)
         if self.copied is not None and (bias := _as_bias(given[0], x, weight)) is not None:
@@ -138,7 +140,7 @@ class UserEpilogue:
         matrix = x if is_flat else x.reshape(math.prod(lead), x.shape[-1])
         target = out if is_flat or out is None else _flat_out(out, (*lead, columns))
         flat = LinearCall(epilogue, matrix, weight, None, tensors, numbers, strict=strict, out=target)
-        result = _route.linear_linked(flat, precision, pack_use, found is entry.RECORDED)
+        result = _route.linear_linked(flat, precision, pack_use, why_not)
         return result if is_flat else out if out is not None else result.reshape(*lead, columns)
 
     def elementwise(
@@ -169,7 +171,7 @@ class UserEpilogue:
         given = self._in_order(operands, named)
         if self.without and (absent := _absent(given)):
             return self.without[absent].elementwise(z, *(each for each in given if each is not None), out=out)
-        found: Tensor | entry.Recorded | None = None
+        why_not: Reason | None = None
         if True in self._ends:
             given = self._unrecorded(given)
             z = _detached(z) if self._ends[0] else z
@@ -178,6 +180,7 @@ class UserEpilogue:
             found = entry.elementwise(epilogue, z, seen, None, out)
             if isinstance(found, Tensor):
                 return found
+            why_not = found
         checks.tensors(z=z)
         checks.optional_tensors(out=out)
         checks.matrices(z, "z")
@@ -188,7 +191,7 @@ class UserEpilogue:
         if not is_flat and target is not None and target.data_ptr() == z.data_ptr():
             matrix = target  # in place: the same matrix
         flat = ElementwiseCall(epilogue, matrix, None, tensors, numbers, target)
-        result = _route.elementwise_linked(flat, found is entry.RECORDED)
+        result = _route.elementwise_linked(flat, why_not)
         return result if is_flat else out if out is not None else result.reshape(z.shape)
 
     def __repr__(self) -> str:

@@ -30,7 +30,7 @@ def configure(matmul: str, widest: str) -> None:
 
 def order(wish: str, device: str) -> precision.Order:
     """In which arithmetics a call is tried."""
-    return precision.road(precision.code(wish, device))
+    return precision.order(wish, device)
 
 
 ACCEPTED = {"highest": "split", "ieee": "ieee", "high": "scaled", "medium": "scaled", "tf32": "tf32"}
@@ -106,7 +106,8 @@ def test_what_runs_in_which_order(setting: str) -> None:
         "default": (scaled, True) if allowed else (("split", "ieee"), False),
     }
     for wish, each in expected.items():
-        assert order(wish, "cuda") == each, wish
+        found = order(wish, "cuda")
+        assert (found.fused, found.tf32_allowed) == each, wish
 
 
 @pytest.mark.parametrize("setting", ["none", "ieee", "tf32"])

@@ -18,8 +18,9 @@ import epigemm
 from epigemm._native import ops
 from epigemm.arguments.calls import LinearCall
 from epigemm.autograd import gradient_products, nodes
-from epigemm.calls import elementwise_kernels, entry, execution
+from epigemm.calls import by_reference, entry
 from epigemm.packs import weight_packs
+from epigemm.planning.reasons import Reason
 from tests.support.public import PUBLIC, Arguments, Public, map_tensors, tensors_of
 from tests.support.untyped import backward
 from tests.support.untyped import torch as untyped
@@ -40,7 +41,7 @@ class Seen(TorchDispatchMode):  # type: ignore[no-untyped-call]
 @pytest.fixture(autouse=True)
 def by_node(monkeypatch: pytest.MonkeyPatch) -> None:
     """No call is left to PyTorch's own operators, as small ones are: test_recorded_by_torch.py."""
-    monkeypatch.setattr(entry, "_RECORDED_BY_TORCH", -1)
+    monkeypatch.setattr(entry, "_may_torch_record", lambda *call: False)
 
 
 WAYS: dict[str, Callable[[], AbstractContextManager[Any]]] = {"node": nullcontext, "formula": Seen}
@@ -193,8 +194,7 @@ def test_errors_are_the_same(
     if not any(tensor.requires_grad for tensor in tensors_of(given).values()):
         pytest.skip("nothing that can require a gradient")
     if "strict" not in wrong:
-        monkeypatch.setattr(execution, "_linear", None)
-        monkeypatch.setattr(elementwise_kernels, "elementwise", None)
+        monkeypatch.setattr(by_reference, "of_call", None)
 
     def call() -> tuple[type[BaseException], str]:
         with pytest.raises((RuntimeError, ValueError, TypeError)) as caught:
@@ -215,7 +215,7 @@ def test_packs_of_changing_weights_expire(
     uses: list[str] = []
     operator = entry.linear_operator
 
-    def watched(call: LinearCall) -> Tensor | None:
+    def watched(call: LinearCall) -> Tensor | Reason:
         uses.append(call.pack_use)
         return operator(call)
 

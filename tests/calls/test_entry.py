@@ -16,7 +16,7 @@ import epigemm
 from epigemm.arguments import checks
 from epigemm.arguments.calls import ElementwiseCall
 from epigemm.calls import elementwise_kernels, entry
-from epigemm.calls.entry import Reason
+from epigemm.planning.reasons import Reason
 from tests.support.public import PUBLIC, Public
 from tests.support.untyped import backends
 from tests.support.watching import DONE, WITH_ENTRY, linear_arguments
@@ -49,10 +49,31 @@ def test_answers_are_those_of_the_cold_path(
 
     found = run()
     assert answered == [DONE]
-    monkeypatch.setattr(entry, "_module", None)
+    elementwise = entry.elementwise
+
+    def refuse(*given: Any) -> Tensor | Reason:
+        return elementwise(*given) if len(given) > 5 and given[5] else Reason.NOT_READABLE
+
+    monkeypatch.setattr(entry, "linear", lambda *given: Reason.NOT_READABLE)
+    monkeypatch.setattr(entry, "elementwise", refuse)
     expected = run()
     assert found.dtype == dtype and found.stride() == expected.stride()
     torch.testing.assert_close(found, expected, rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("function", PUBLIC, ids=lambda f: f.name)
+def test_without_the_module_torch_computes(
+    function: Public, dtype: torch.dtype, rng: torch.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a CPython without the stable ABI."""
+    arguments = function.draw(rng, dtype=dtype)
+    expected = function.call(**arguments)
+    monkeypatch.setattr(entry, "_module", None)
+    out = torch.full_like(expected, float("nan"))
+    assert function.call(**arguments, out=out) is out
+    for found in (out, function.call(**arguments)):
+        torch.testing.assert_close(found, expected)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -207,12 +228,12 @@ def test_a_call_more_accurate_than_torchs_setting(
     x, weight = torch.randn(64, 48, device=device), torch.randn(32, 48, device=device)
     out = torch.empty(64, 32, device=device) if where == "out" else None
     result = entry.linear(*linear_arguments(x, weight, precision="ieee", out=out))
-    assert result is not None and answered == [Reason.OTHER_SETTING, DONE]
+    assert isinstance(result, Tensor) and answered == [Reason.OTHER_SETTING, DONE]
     assert out is None or result is out
     assert setting.fp32_precision == reduced
     exact = x.double() @ weight.double().t()
     assert float((result - exact).abs().max()) < 1e-4
-    assert entry.linear(*linear_arguments(x, weight, precision="ieee", strict=True)) is None
+    assert entry.linear(*linear_arguments(x, weight, precision="ieee", strict=True)) is Reason.NOT_FUSED
     assert answered[2:] == [Reason.NOT_FUSED]
 
 

@@ -18,9 +18,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import epigemm
 from epigemm.arguments import precision as _precision
 from epigemm.calls import entry
-from epigemm.calls.entry import Reason
 from epigemm.packs import weight_packs
 from epigemm.packs.weight_packs import FIND
+from epigemm.planning.reasons import Reason
 from tests.support.untyped import torch as untyped
 from tests.support.watching import DONE, WITH_ENTRY, linear_arguments
 
@@ -76,7 +76,8 @@ def test_others_answer(name: str, answered: list[Reason | str]) -> None:
     make, mode = NOT_PLAIN[name]
     x, weight = make(), torch.randn(16, 8)
     with mode():
-        assert entry.linear(*linear_arguments(x, weight)) is None
+        found = entry.linear(*linear_arguments(x, weight))
+    assert found is (Reason.DOES_NOT_FIT if name.startswith("another") else Reason.NOT_PLAIN)
     assert answered == [Reason.DOES_NOT_FIT if name.startswith("another") else Reason.NOT_PLAIN]
 
 
@@ -116,7 +117,7 @@ def test_autograd_alone_sees_recorded_calls(name: str, answered: list[Reason | s
     make, reason = RECORDED[name]
     x, weight, bias = make(), torch.randn(16, 8, requires_grad=True), torch.randn(8, requires_grad=True)
     answered.clear()
-    who = entry.RECORDED if reason == Reason.RECORDED else None
+    who = reason
     assert entry.linear(*linear_arguments(x, weight, strict=True)) is who
     assert entry.elementwise(epigemm.epilogues.registry.BIAS_RELU, x, (bias,), None, None) is who
     assert answered == [reason, reason]
@@ -132,14 +133,14 @@ def test_others_answer_recorded_calls_too(name: str, answered: list[Reason | str
         found = entry.linear(*linear_arguments(x, weight))
     # What does not fit is found out when the call runs.
     recorded = name.startswith("another")
-    assert found is (entry.RECORDED if recorded else None)
+    assert found is (entry.RECORDED if recorded else entry.NOT_PLAIN)
     assert answered == [Reason.RECORDED if recorded else Reason.NOT_PLAIN]
 
 
 def test_recorded_calls_run_in_their_nodes(answered: list[Reason | str]) -> None:
     """The entry is asked twice: who sees the call, and for its result."""
     x, weight = torch.randn(8192, 8), torch.randn(16, 8, requires_grad=True)
-    with mock.patch.object(epigemm.route, "_who_sees", side_effect=AssertionError):
+    with mock.patch.object(entry, "sees", side_effect=AssertionError):
         epigemm.linear_relu(x, weight)
         epigemm.sigmoid(_needs_gradient())
     assert answered == [Reason.RECORDED, DONE] * 2
@@ -156,39 +157,46 @@ BAD: dict[str, tuple[dict[str, Any], list[Reason]]] = {
     "strict without a fused kernel": ({"strict": True}, [Reason.NOT_FUSED]),
     "out of another shape": ({"out": torch.empty(4, 15)}, [Reason.DOES_NOT_FIT]),
     "out of another dtype": ({"out": torch.empty(4, 16).double()}, [Reason.DOES_NOT_FIT]),
-    "out with gaps": ({"out": torch.empty(4, 20)[:, :16]}, [Reason.NOT_STORABLE]),
+    "out by columns": ({"out": torch.empty(16, 4).t()}, [Reason.NOT_STORABLE]),
+    "out whose rows overlap": ({"out": torch.empty(64).as_strided((4, 16), (8, 1))}, [Reason.MAY_OVERLAP]),
 }
 
 
 @pytest.mark.parametrize("name", BAD)
 def test_what_does_not_fit_is_left_to_those_who_word_it(name: str, answered: list[Reason | str]) -> None:
     changed, reasons = BAD[name]
-    assert entry.linear(*linear_arguments(_x(), torch.randn(16, 8), **changed)) is None
+    found = entry.linear(*linear_arguments(_x(), torch.randn(16, 8), **changed))
+    assert found is (reasons[0] if reasons else Reason.NOT_PLAIN)
     assert answered == reasons
 
 
 def test_what_is_left_to_the_cold_path_though_it_fits(answered: list[Reason | str]) -> None:
-    assert entry.linear(*linear_arguments(torch.randn(0, 8), torch.randn(16, 8))) is None
+    assert entry.linear(*linear_arguments(torch.randn(0, 8), torch.randn(16, 8))) is Reason.IS_EMPTY
     out = torch.empty(2, 16, 2).transpose(1, 2)
-    assert entry.linear(*linear_arguments(torch.randn(2, 2, 8), torch.randn(16, 8), out=out)) is None
+    assert (
+        entry.linear(*linear_arguments(torch.randn(2, 2, 8), torch.randn(16, 8), out=out))
+        is Reason.NOT_STORABLE
+    )
     assert answered == [Reason.IS_EMPTY, Reason.NOT_STORABLE]
 
 
 def test_an_out_that_may_overlap_is_looked_at_closely(answered: list[Reason | str]) -> None:
     memory = torch.randn(8, 8)
-    assert entry.linear(*linear_arguments(memory[:4], torch.randn(8, 8), out=memory[2:6])) is None
-    assert entry.linear(*linear_arguments(memory[:4], torch.randn(8, 8), out=memory[4:])) is not None
+    assert (
+        entry.linear(*linear_arguments(memory[:4], torch.randn(8, 8), out=memory[2:6])) is Reason.MAY_OVERLAP
+    )
+    apart = entry.linear(*linear_arguments(memory[:4], torch.randn(8, 8), out=memory[4:]))
+    assert isinstance(apart, Tensor)
     assert answered == [Reason.MAY_OVERLAP, DONE]
 
 
 def test_a_pack_that_a_later_arithmetic_reads_is_not_overlooked() -> None:
     """At "high" under a setting that keeps torch's GEMM in fp32, split comes after scaled and TF32."""
     weight = torch.randn(16, 128)
-    high, highest = (_precision._CODES[name][0] for name in ("high", "highest"))
-    assert entry._slices_at_hand(weight, high, FIND) == (None, FIND)
+    (highest, _), (high, in_tf32) = (_precision._BY_PRECISION[name] for name in ("highest", "high"))
+    assert entry._slices_at_hand(weight, high, FIND) == (None, 0)
     pack = weight_packs.keep(weight, 2)
     found = entry._slices_at_hand(weight, highest, FIND)
-    assert found is not None and found[0] is pack.read()
+    assert found is not None and found[0] is not None and found[0][0] is pack.read()
     assert entry._slices_at_hand(weight, high, FIND) is None
-    in_tf32 = _precision._CODES["high"][1]
-    assert entry._slices_at_hand(weight, in_tf32, FIND) == (None, FIND), "split is not tried there"
+    assert entry._slices_at_hand(weight, in_tf32, FIND) == (None, 0), "split is not tried there"

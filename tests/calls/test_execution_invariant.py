@@ -11,77 +11,62 @@ from torch import Tensor
 
 import epigemm
 from epigemm._native import ops
-from epigemm.arguments.precision import IEEE
-from epigemm.calls import elementwise_kernels, entry, fallback, weight_slices
-from epigemm.epilogues.registry import EPILOGUES
-from epigemm.linking import loading
+from epigemm.calls import by_reference, elementwise_kernels, entry, weight_slices
 from epigemm.packs import weight_packs
-from epigemm.planning import decisions, plans
+from epigemm.planning import plans
 from tests.support.layouts import LAYOUTS
-from tests.support.pieces import DEVICE, HOPPER, stand_in
+from tests.support.pieces import DEVICE, pretend_gpu
+from tests.support.pretended import Pretended, allocate
 
 DTYPES = [torch.float16, torch.bfloat16]
 
 
 def is_covered(matrix: Tensor, rows: int, columns: int) -> bool:
     """What TMA asks of a matrix."""
-    flat = matrix.view(rows, columns) if weight_slices.flattens(matrix) else None
-    if flat is None or flat.stride(1) != 1:
-        return False
+    flat = matrix.view(rows, columns)
     size = matrix.element_size()
-    return flat.data_ptr() % 16 == 0 and columns * size % 16 == 0 and flat.stride(0) * size % 16 == 0
+    is_by_rows = flat.stride(1) == 1 and flat.stride(0) * size % 16 == 0
+    return is_by_rows and flat.data_ptr() % 16 == 0 and columns * size % 16 == 0
 
 
-class Launches:
-    """Stand-ins of the two native operators, and what they were called with."""
+class Launches(Pretended):
+    """Stand-ins of the kernels, and what they were called with."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.seen: list[tuple[str, list[int]]] = []
         self.short = 0  # calls that find no memory
+        self.allocate = self._allocate
 
-    def linear_out(self, name: str, x: Tensor, weight: Tensor, *others: Any) -> int:
-        bias, operands, scalars, _, _, is_invariant, _, launch, out = others
-        assert is_invariant or not launch
-        decision: int = _linear_out(name, x, weight, *others)
-        if not launch or decisions.way(decision) != decisions.TENSORS:
-            return decision
-        (n, k), m = weight.shape, x.numel() // x.shape[-1]
-        if x.dtype is torch.float32 and decisions.arithmetic(decision) == IEEE:
-            assert x.dim() == 2 or weight_slices.flattens(x)
-            self.seen.append(("fp32", []))
-        else:
-            assert is_covered(x, m, k) and is_covered(weight, n, k) and is_covered(out, m, n)
-            self.seen.append(("tensors", [m, n, k]))
-        assert all(operand.is_contiguous() for operand in (bias, *(operands or ())) if operand is not None)
-        product = (x.double() @ weight.double().t()).to(x.dtype)
-        out.copy_(EPILOGUES[name].reference(product, bias, operands or (), scalars or ()))
-        return decision
-
-    def pieces(self, *arguments: Any) -> None:
+    def _allocate(self, size: int) -> Tensor:
         if self.short:
             self.short -= 1
             raise torch.OutOfMemoryError
-        pack, arithmetic, plan = arguments[3], arguments[8], arguments[9]
-        assert len(plan) == 5
-        stand_in(*arguments)
-        self.seen.append((arithmetic, [int(pack is not None)]))
+        return allocate(size)
 
-
-_linear_out = decisions.linear_out
+    def linear(self, number: int, x: Tensor, weight: Tensor, *others: Any) -> Tensor | int:
+        before = len(self.ran), len(self.launches)
+        found = super().linear(number, x, weight, *others)
+        if not isinstance(found, Tensor) or len(self.ran) == before[0]:
+            return found
+        assert others[7], "each is batch invariant"
+        arithmetic = self.ran[-1][0]
+        if len(self.launches) > before[1]:
+            self.seen.append((arithmetic, [int(self.launches[-1].packed)]))
+        elif x.dtype is torch.float32 and arithmetic == "ieee":
+            self.seen.append(("fp32", []))
+        else:
+            (n, k), m = weight.shape, x.numel() // x.shape[-1]
+            assert is_covered(x, m, k) and is_covered(weight, n, k) and is_covered(found, m, n)
+            self.seen.append(("tensors", [m, n, k]))
+        return found
 
 
 @pytest.fixture
 def launches(monkeypatch: pytest.MonkeyPatch) -> Iterator[Launches]:
     found = Launches()
-    monkeypatch.setattr(entry, "_module", None)
-    monkeypatch.setattr(decisions, "linear_out", found.linear_out)
-    monkeypatch.setattr(weight_slices, "launch", found.pieces)
-    monkeypatch.setattr(Tensor, "get_device", lambda tensor: DEVICE)
-    monkeypatch.setattr(plans, "has_gpu_kernels", lambda tensor: tensor.is_cpu)
-    monkeypatch.setattr(plans, "gpu_numbers", lambda device: HOPPER)
-    monkeypatch.setattr(plans, "no_gemm_kernels", lambda: "")
-    monkeypatch.setattr(loading, "link", lambda *call: "")
-    monkeypatch.setattr(loading, "would_link", lambda *call: "")
+    pretend_gpu(monkeypatch, DEVICE)
+    monkeypatch.setattr(entry, "_module", found)
     monkeypatch.setattr(weight_packs, "capturing", lambda device: False)
     ops._clear_measured(DEVICE)
     with epigemm.batch_invariant():
@@ -221,7 +206,7 @@ def test_doubles_are_refused_before_anything_is_launched(
         raise AssertionError
 
     monkeypatch.setattr(elementwise_kernels, "_fold_batch_norm_out", launched)
-    monkeypatch.setattr(fallback, "_run", launched)
+    monkeypatch.setattr(by_reference, "of_call", launched)
     x, weight, bias = product(4, 16, 256, torch.float64)
     vector = torch.rand(16, dtype=torch.float64)
     for call in (

@@ -41,7 +41,6 @@ def test_nothing_is_launched_before(function: Public, rng: torch.Generator) -> N
     assert not names & {
         "aten::mm",
         "aten::addmm",
-        "epigemm::_elementwise_out",
         "epigemm::_fold_batch_norm_out",
     }
 

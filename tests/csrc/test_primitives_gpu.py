@@ -17,7 +17,10 @@ from torch import Tensor
 
 from epigemm import linking
 from epigemm._native import ops
+from epigemm.arguments.calls import ElementwiseCall
+from epigemm.calls import deeds
 from epigemm.epilogues.declaring import Traced
+from epigemm.epilogues.registry import named
 from epigemm.epilogues.tracing.cost import TRANSCENDENTAL
 from tests.csrc.test_primitives import NO_DERIVATIVE_IN_TORCH, SLOPE_TERMS, SLOPE_TOLERANCE, size_of
 from tests.csrc.test_short_forms import FAR_LEFT, FORMS, RELATIVE
@@ -131,7 +134,9 @@ def device_values(function: str, inputs: tuple[Tensor, ...]) -> Tensor:
     name = add_kernel(function, inputs[0].dtype, False)
     acc, columns = on_device(inputs)
     out = torch.full_like(acc, float("nan"))
-    ops._linked_elementwise_out(name, acc, columns, None, out)
+    epilogue = named(name)
+    assert epilogue is not None
+    assert deeds.elementwise(ElementwiseCall(epilogue, acc, None, columns or (), (), out)) is out
     return out.cpu()[0]
 
 

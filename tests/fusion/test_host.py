@@ -14,9 +14,8 @@ import epigemm
 from epigemm.fusion import host, matmuls, profit
 from epigemm.fusion.chains import Capture, Chain
 from epigemm.fusion.host import Launches
-from epigemm.fusion.profit import Judged
+from epigemm.fusion.profit import Judged, Way
 from epigemm.fusion.values import hint
-from epigemm.planning import decisions
 
 LONG, BRIEF = 1000.0, 1.0  # microseconds of a product
 
@@ -59,14 +58,14 @@ def many_behind(x: Tensor) -> Tensor:
 @pytest.mark.parametrize(
     ("function", "fallback_us", "way", "launches", "pays"),
     [
-        (one_kernel_behind, LONG, decisions.TENSORS, Launches.EAGER, True),
-        (one_kernel_behind, LONG, decisions.SLICES, Launches.INDUCTOR, True),
-        (nothing_behind, BRIEF, decisions.TENSORS, Launches.EAGER, False),
-        (one_kernel_behind, BRIEF, decisions.TENSORS, Launches.EAGER, True),
-        (one_kernel_behind, BRIEF, decisions.TENSORS, Launches.CUDA_GRAPH, True),
-        (many_behind, BRIEF, decisions.TENSORS, Launches.EAGER, True),
-        (one_kernel_behind, BRIEF, decisions.SLICES, Launches.EAGER, False),
-        (many_behind, BRIEF, decisions.TENSORS, Launches.INDUCTOR, False),
+        (one_kernel_behind, LONG, Way.TENSORS, Launches.EAGER, True),
+        (one_kernel_behind, LONG, Way.SLICES, Launches.INDUCTOR, True),
+        (nothing_behind, BRIEF, Way.TENSORS, Launches.EAGER, False),
+        (one_kernel_behind, BRIEF, Way.TENSORS, Launches.EAGER, True),
+        (one_kernel_behind, BRIEF, Way.TENSORS, Launches.CUDA_GRAPH, True),
+        (many_behind, BRIEF, Way.TENSORS, Launches.EAGER, True),
+        (one_kernel_behind, BRIEF, Way.SLICES, Launches.EAGER, False),
+        (many_behind, BRIEF, Way.TENSORS, Launches.INDUCTOR, False),
     ],
 )
 def test_whose_time_counts(
@@ -96,7 +95,7 @@ def test_a_decision_holds_for_sizes_nearby(monkeypatch: pytest.MonkeyPatch) -> N
     def judged(chain: Chain, *, keeps_pack: bool = False) -> Judged:
         rows = hint(chain.product.value.shape[0])
         asked.append(rows)
-        return Judged("", decisions.TENSORS, *((LONG, BRIEF) if rows >= 64 else (BRIEF, BRIEF)))
+        return Judged("", Way.TENSORS, *((LONG, BRIEF) if rows >= 64 else (BRIEF, BRIEF)))
 
     monkeypatch.setattr(profit, "judged", judged)
     layer = nn.Linear(8, 8)

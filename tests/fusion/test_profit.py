@@ -9,13 +9,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx
 
-from epigemm.arguments import precision
 from epigemm.arguments.calls import LinearCall
 from epigemm.epilogues.registry import BIAS, BIAS_RELU, SCALE_BATCH_NORM
 from epigemm.fusion import matmuls, profit
 from epigemm.fusion.chains import Capture, Chain
 from epigemm.linking import loading
-from epigemm.planning import decisions, plans
+from epigemm.planning import dry_runs, plans
 
 HOPPER = (90, 132)  # capability, multiprocessors
 M, N, K = 4096, 4096, 4096
@@ -109,9 +108,8 @@ def test_the_fallback_is_that_of_the_precision_in_force(hopper: Tensor) -> None:
     times = {}
     for wish in ("highest", "high"):
         asked = call(1024, torch.float32, 1024, 2048)._replace(precision=wish)
-        code = precision.code(wish, "cpu")
-        decision = decisions.decide(asked, code, 0, hopper)
-        times[wish], _ = profit._expected_us(asked, decision, code, hopper, False)
+        found = dry_runs.dry_run(asked, 0, hopper)
+        times[wish], _ = profit._expected_us(asked, found, hopper, False)
     assert 0 < times["high"] < times["highest"] / 2
 
 

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from epigemm._native import build_info, ops
+from epigemm._native import build_info
 from epigemm.planning import plans
 
 H200 = (90, 132, 1980, 4285000)
@@ -130,4 +130,5 @@ def assert_well_formed(plan: dict[str, Any], query: Query) -> None:
 
 def is_one_kernel(m: int, n: int, k: int, dtype: str, tf32_allowed: bool, gpu: tuple[int, ...]) -> bool:
     """What the planner says of such a product on a GPU that is described."""
-    return bool(ops._is_fallback_one_kernel(m, n, k, dtype, tf32_allowed, gpu or None, -1))
+    answer = plans.ask("bias", m, n, k, dtype, "ieee", tf32_allowed=tf32_allowed, gpu=gpu)
+    return bool(answer["is_fallback_one_kernel"])

@@ -10,10 +10,10 @@ from torch import Tensor
 
 import epigemm
 from epigemm.arguments.calls import LinearCall
-from epigemm.calls import fallback
+from epigemm.calls import deeds, entry
 from epigemm.epilogues.registry import BIAS, BIAS_RELU, RELU_DIV, Epilogue
-from epigemm.planning import decisions, plans
-from epigemm.planning.decisions import PRODUCT, WITH_BIAS, WITH_BIAS_AND_RELU
+from epigemm.planning import dry_runs, plans
+from epigemm.planning.dry_runs import PRODUCT, WITH_BIAS, WITH_BIAS_AND_RELU
 from tests.gemm.query import is_one_kernel
 from tests.support import reference
 from tests.support.arithmetic import BF16, FP16, FP32, FP64, STORAGE, Arithmetic
@@ -25,27 +25,31 @@ arithmetics = pytest.mark.parametrize("arithmetic", WITH_RELU, ids=lambda a: a.n
 SHAPES = [(24, 40, 32), (1, 40, 32), (24, 1, 32), (24, 40, 1), (1, 1, 1), (129, 257, 96)]
 
 
-NOTHING_KNOWN = (-1,)
-"""A GPU without epigemm's kernels, of whose speed nothing is known."""
-WITH_KERNELS = (-1, 90, 132)
+WITH_KERNELS = (90, 132)
+
+
+def know_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tensors count as lying on a GPU without epigemm's kernels, of whose speed nothing is known."""
+    asked = dry_runs.dry_run
+    monkeypatch.setattr(dry_runs, "dry_run", lambda call, **options: asked(call, 0, call.x, **options))
 
 
 @pytest.fixture
 def in_one_kernel(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> torch.device:
     """A device on which torch's GEMM adds bias and ReLU: the CPU too, where the operator exists."""
     if device.type == "cpu":
-        monkeypatch.setattr(decisions, "_described", lambda x: NOTHING_KNOWN)
+        know_nothing(monkeypatch)
     return device
 
 
 def run_fallback(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor | None = None) -> Tensor:
-    return fallback.linear(LinearCall(BIAS_RELU, x, weight, bias, out=out))
+    return deeds.linear(LinearCall(BIAS_RELU, x, weight, bias, out=out), dry_runs.FALLBACK)
 
 
 def gemm_of(epilogue: Epilogue, x: Tensor, weight: Tensor, bias: Tensor | None) -> int:
     """What torch's GEMM is to do."""
     scalars = (2.0,) if epilogue.scalar else ()
-    return fallback.gemm_of(LinearCall(epilogue, x, weight, bias, (), scalars))
+    return dry_runs.dry_run(LinearCall(epilogue, x, weight, bias, (), scalars), plan=dry_runs.FALLBACK).gemm
 
 
 def draw(shape: tuple[int, int, int], arithmetic: Arithmetic, device: torch.device) -> tuple[Tensor, ...]:
@@ -60,11 +64,9 @@ def check(actual: Tensor, x: Tensor, weight: Tensor, bias: Tensor, arithmetic: A
     reference.assert_within(actual, bounded)
 
 
-def launched(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor | None = None) -> set[str]:
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
-        run_fallback(x, weight, bias, out)
-    names = {event.key for event in profile.key_averages()}
-    return names & {"aten::_addmm_activation", "aten::mm", "aten::addmm", "epigemm::_elementwise_out"}
+def launched(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor | None = None) -> list[str]:
+    call = LinearCall(BIAS_RELU, x, weight, bias, out=out)
+    return dry_runs.dry_run(call, plan=dry_runs.FALLBACK).launches
 
 
 @arithmetics
@@ -75,7 +77,7 @@ def test_bias_and_relu_in_one_kernel(
     x, weight, bias = draw(shape, arithmetic, in_one_kernel)
     check(run_fallback(x, weight, bias), x, weight, bias, arithmetic)
     # A single column is a matrix times a vector to torch, which rounds before it adds the bias.
-    assert ("aten::_addmm_activation" in launched(x, weight, bias)) == (shape[1] > 1)
+    assert (launched(x, weight, bias) == ["torch_gemm"]) == (shape[1] > 1)
     out = torch.full((shape[0], shape[1]), float("nan"), dtype=x.dtype, device=x.device)
     assert run_fallback(x, weight, bias, out) is out
     check(out, x, weight, bias, arithmetic)
@@ -122,7 +124,7 @@ def test_where_torchs_gemm_does_not_add_the_relu(in_one_kernel: torch.device) ->
         (x, weight[:1], bias[:1], None),
     ]
     for call in cases:
-        assert "epigemm::_elementwise_out" in launched(*call)
+        assert launched(*call) == ["torch_gemm", "elementwise"]
         expected = torch.relu(torch.nn.functional.linear(*call[:3]))
         torch.testing.assert_close(run_fallback(*call), expected)
 
@@ -130,7 +132,7 @@ def test_where_torchs_gemm_does_not_add_the_relu(in_one_kernel: torch.device) ->
 @pytest.fixture
 def with_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tensors count as lying on a GPU with epigemm's kernels."""
-    monkeypatch.setattr(decisions, "_described", lambda x: WITH_KERNELS)
+    monkeypatch.setattr(plans, "gpu_numbers", lambda device: WITH_KERNELS)
     monkeypatch.setattr(plans, "has_gpu_kernels", lambda tensor: True)
 
 
@@ -148,7 +150,7 @@ def test_the_planner_says_whether_a_product_comes_without_the_bias(
     dtype = arithmetic.dtype
     x, weight, bias = (torch.empty(size, dtype=dtype) for size in ((1, m, k), (n, k), (n,)))
     name = str(dtype).removeprefix("torch.")
-    one_kernel = is_one_kernel(m, n, k, name, tf32 and dtype == torch.float32, WITH_KERNELS[1:])
+    one_kernel = is_one_kernel(m, n, k, name, tf32 and dtype == torch.float32, WITH_KERNELS)
     # In 16 bits the bias is added before the sum is rounded.
     apart = WITH_BIAS if dtype.itemsize == 2 else PRODUCT
     assert gemm_of(BIAS_RELU, x, weight, bias) == (WITH_BIAS_AND_RELU if one_kernel else apart)
@@ -172,7 +174,7 @@ def test_the_planner_is_not_asked_without_kernels(
     x, weight, bias = draw((16, 40, 4096), arithmetic, torch.device("cpu"))
     assert gemm_of(BIAS, x, weight, bias) == WITH_BIAS
     assert gemm_of(BIAS_RELU, x, weight, bias) == (WITH_BIAS if arithmetic.dtype.itemsize == 2 else PRODUCT)
-    monkeypatch.setattr(decisions, "_described", lambda x: NOTHING_KNOWN)
+    know_nothing(monkeypatch)
     assert gemm_of(BIAS, x, weight, bias) == WITH_BIAS
     assert gemm_of(BIAS_RELU, x, weight, bias) == (PRODUCT if arithmetic is FP64 else WITH_BIAS_AND_RELU)
 
@@ -184,7 +186,7 @@ def test_explain_tells_whether_the_bias_is_a_kernel_of_its_own(
     x, weight, bias = draw((24, 40, k), FP32, torch.device("cpu"))
     told = epigemm.explain("linear", x, weight, bias, precision="ieee").kernels
     assert len(told) == (1 if one_kernel else 2) and ("with the bias" in told[0]) is one_kernel
-    actual = fallback.linear(LinearCall(BIAS, x, weight, bias, precision="ieee"))
+    actual = epigemm.linear(x, weight, bias, precision="ieee")
     bounded = reference.linear("bias", x, weight, Operands(bias=bias), FP32, second_path=not one_kernel)
     reference.assert_within(actual, bounded)
 
@@ -192,7 +194,7 @@ def test_explain_tells_whether_the_bias_is_a_kernel_of_its_own(
 def test_bias_alone_stays_addmm(device: torch.device) -> None:
     x, weight, bias = draw((24, 40, 32), FP32, device)
     out = torch.empty(24, 40, device=device)
-    actual = fallback.linear(LinearCall(BIAS, x, weight, bias, out=out))
+    actual = deeds.linear(LinearCall(BIAS, x, weight, bias, out=out), dry_runs.FALLBACK)
     torch.testing.assert_close(actual, torch.addmm(bias, x, weight.t()))
 
 
@@ -205,15 +207,16 @@ def test_precision_overrides_hold(
     setting = backends.cuda.matmul if x.is_cuda else backends.mkldnn.matmul
     setting.fp32_precision = "tf32" if x.is_cuda else "bf16"
     before, seen = setting.fp32_precision, []
-    native = fallback._addmm_activation_out
+    ask = entry.ask
 
-    def watch(*args: Any, **kwargs: Any) -> Tensor:
-        seen.append(setting.fp32_precision)
-        result: Tensor = native(*args, **kwargs)
-        return result
+    def watch(*arguments: Any) -> Any:
+        found = ask(*arguments)
+        if isinstance(found, Tensor):
+            seen.append(setting.fp32_precision)
+        return found
 
-    monkeypatch.setattr(fallback, "_addmm_activation_out", watch)
-    actual = fallback.linear(LinearCall(BIAS_RELU, x, weight, bias, precision=wish))
+    monkeypatch.setattr(entry, "ask", watch)
+    actual = deeds.linear(LinearCall(BIAS_RELU, x, weight, bias, precision=wish), dry_runs.FALLBACK)
     assert seen == ["ieee"] and setting.fp32_precision == before
     check(actual, x, weight, bias, FP32)
 

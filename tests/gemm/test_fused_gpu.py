@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import re
 from typing import Any
 
 import pytest
 import torch
 
+from benchmarks.gradings import products
 from epigemm._native import build_info
-from epigemm.linking import loading
+from epigemm.planning import dry_runs
 from tests.support import plans, reference
 from tests.support.arithmetic import BF16, FP16, FP32, FP64, FUSED_ARITHMETICS, TF32, Arithmetic
 from tests.support.cases import LINEAR, draw_operands, fused_unavailable, has_bias, poisoned, signed
@@ -43,18 +43,8 @@ def hopper() -> None:
 
 
 def explained(problem: Problem) -> dict[str, Any]:
-    text = torch.ops.epigemm._explain_linear(
-        problem.name,
-        problem.x,
-        problem.weight,
-        problem.operands.bias,
-        problem.operands.tensors,
-        problem.operands.scalars,
-        problem.arithmetic.schema_arithmetic,
-        problem.out(),
-    )
-    plan: dict[str, Any] = json.loads(text)
-    return plan
+    found = dry_runs.dry_run(problem.call(problem.out()), tried=True)
+    return found.tried[0].plan
 
 
 def run_plan(problem: Problem, plan: list[int]) -> torch.Tensor:
@@ -290,8 +280,7 @@ def test_more_than_2_to_the_31_elements(rng: torch.Generator) -> None:
     weight = torch.randn(n, k, dtype=torch.bfloat16, device=DEVICE)
     out = poisoned((m, n), torch.bfloat16, DEVICE)
     plan = plans.numbers(plans.TMA, 4, raster=1)
-    loading.link_plan("bias_relu", x, "ieee", plan)
-    assert torch.ops.epigemm._fused_linear_out("bias_relu", x, weight, None, [], [], "ieee", plan, out)
+    products.forced_into(out, "bias_relu", x, weight, "ieee", plan=plan)
     rows = torch.tensor([0, 1, 131_070, 131_071, 131_072, 139_999], device=DEVICE)
     expected = torch.relu(x[rows].double() @ weight.double().t())
     torch.testing.assert_close(out[rows].double(), expected, rtol=2**-8, atol=1e-2)
@@ -332,12 +321,10 @@ def test_out_frame_is_left_alone(rng: torch.Generator) -> None:
             frame = torch.full((300, 512), 5.0, dtype=arithmetic.dtype, device=DEVICE)
             out = frame[8:138, 16:152]
             out.fill_(float("nan"))
-            problem.link(plans.numbers(family, tile))
-            launched = torch.ops.epigemm._fused_linear_out(
-                "bias", problem.x, problem.weight, problem.operands.bias, [], [],
-                arithmetic.schema_arithmetic, plans.numbers(family, tile), out,
+            products.forced_into(
+                out, "bias", problem.x, problem.weight, arithmetic.schema_arithmetic,
+                bias=problem.operands.bias, plan=plans.numbers(family, tile),
             )  # fmt: skip
-            assert launched
             problem.check(out, second_path=False)
             out.fill_(5.0)
             assert bool((frame == 5.0).all())
@@ -352,5 +339,5 @@ def test_leading_dimensions_fuse_without_copies(rng: torch.Generator) -> None:
     torch.cuda.synchronize()
     out = poisoned((4, 64, 256), torch.bfloat16, DEVICE)
     before = torch.cuda.memory_stats()["allocation.all.allocated"]
-    torch.ops.epigemm._fused_linear_out("bias", x, weight, operands.bias, [], [], "ieee", LARGE, out)
+    products.forced_into(out, "bias", x, weight, "ieee", bias=operands.bias, plan=LARGE)
     assert torch.cuda.memory_stats()["allocation.all.allocated"] - before <= 1, "at most a workspace"

@@ -11,7 +11,7 @@ from torch import Tensor
 
 import epigemm
 from epigemm.arguments.calls import LinearCall
-from epigemm.calls import execution
+from epigemm.calls.invariant import consider_copies
 from epigemm.epilogues.registry import BIAS_RELU
 from tests.support.cases import fused_unavailable, poisoned, signed
 from tests.support.invariance import assert_each_row_alone, assert_rows_keep_their_bits, bits
@@ -282,7 +282,7 @@ def test_the_road_does_not_depend_on_m(dtype: torch.dtype, precision: str | None
         for m in (1, 8, 64, 100, 1000, 20000):
             x = torch.empty(1, 1, dtype=dtype, device="cuda").expand(m, k)
             call = LinearCall(BIAS_RELU, x, weight, precision=precision or "default", invariant=True)
-            tried = execution.considered_on_copies(call)
+            tried = consider_copies(call).tried
             found = next(each for each in tried if not each.why_not)
             roads.add((found.arithmetic, found.plan["family"], found.plan["tile"]))
         assert len(roads) == 1

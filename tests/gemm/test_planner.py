@@ -11,7 +11,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from epigemm._native import ops
 from epigemm.planning import plans
 from tests.gemm.query import (
     ALL_TYPES,
@@ -24,6 +23,7 @@ from tests.gemm.query import (
     WINS,
     Query,
     assert_well_formed,
+    is_one_kernel,
     padding,
     tile_size,
 )
@@ -108,8 +108,8 @@ def assert_slower_in_words(query: Query, plan: dict[str, Any]) -> str:
     assert plan["why_not_covered"] == ""
     fused, fallback = plan["candidates"][0]["predicted_us"], plan["fallback_us"]
     in_tf32 = query.tf32_allowed or query.arithmetic == "tf32"
-    one_kernel = query.epilogue in ONE_KERNEL and ops._is_fallback_one_kernel(
-        query.m, query.n, query.k, query.dtype, in_tf32, query.gpu, -1
+    one_kernel = query.epilogue in ONE_KERNEL and is_one_kernel(
+        query.m, query.n, query.k, query.dtype, in_tf32, query.gpu
     )
     what = ONE_KERNEL[query.epilogue] if one_kernel else TWO_KERNELS
     gain = NO_SURE_GAIN if fallback > fused else AT_LEAST_AS_FAST
@@ -313,8 +313,6 @@ def test_a_device_has_multiprocessors(multiprocessors: int) -> None:
     message = f"multiprocessors must be in 1..65536, got {multiprocessors}$"
     with pytest.raises(RuntimeError, match=message):
         Query(gpu=(90, multiprocessors)).plan()
-    with pytest.raises(RuntimeError, match=message):
-        ops._is_fallback_one_kernel(16, 8192, 8192, "float32", False, (90, multiprocessors), -1)
 
 
 def test_a_device_may_have_any_number_of_multiprocessors() -> None:
@@ -327,8 +325,6 @@ def test_a_device_has_an_index(device: int) -> None:
     message = f"device must be the index of a CUDA device or -1, got {device}$"
     with pytest.raises(RuntimeError, match=message):
         plans.ask("bias", 1, 8, 8, "bfloat16", "ieee", gpu=H200, device=device)
-    with pytest.raises(RuntimeError, match=message):
-        ops._is_fallback_one_kernel(1, 8, 8, "bfloat16", False, H200, device)
 
 
 def test_the_last_index_of_a_device() -> None:

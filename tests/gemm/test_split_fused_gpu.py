@@ -11,7 +11,6 @@ import torch
 import epigemm
 from benchmarks.gradings import products
 from epigemm._native import ops
-from epigemm.linking import loading
 from epigemm.packs.weight_packs import SLICES, pack_bytes
 from tests.support import plans
 from tests.support.arithmetic import SCALED, SPLIT_ARITHMETICS, Arithmetic
@@ -21,7 +20,6 @@ from tests.support.problems import EMPTY_SHAPES, Problem, make, ternary
 from tests.support.public import PUBLIC_LINEAR, Public, map_tensors
 from tests.support.reference import Bounded, after_epilogue, assert_within
 from tests.support.split import (
-    POISON,
     check_public,
     every_tile,
     make_pack,
@@ -30,6 +28,7 @@ from tests.support.split import (
     run_checked,
     tile_count,
 )
+from tests.support.watching import POISON
 
 pytestmark = pytest.mark.gpu
 
@@ -103,8 +102,6 @@ def test_the_dispatched_plan(name: str, arithmetic: Arithmetic, rng: torch.Gener
     """No plan given: the planner's own, from few rows to many."""
     for shape in [(16, 512, 1024), (33, 512, 1024), (64, 1024, 512), (1024, 1024, 1024), (3000, 260, 520)]:
         problem = make(name, arithmetic, shape, DEVICE, rng)
-        for tile in range(tile_count(arithmetic)):
-            loading.link_plan(name, problem.x, arithmetic.name, plan(tile))
         run_checked(problem, [])
 
 
@@ -140,23 +137,18 @@ def test_plans_that_do_not_exist_are_refused(arithmetic: Arithmetic, rng: torch.
 
 @arithmetics
 def test_what_does_not_fit_is_refused(arithmetic: Arithmetic, rng: torch.Generator) -> None:
-    """A workspace or pack of the wrong size, outputs that no kernel can store to: before anything is written."""
+    """Outputs that no kernel can store to: before anything is written."""
     problem = make("bias", arithmetic, (64, 64, 64), DEVICE, rng, with_bias=False)
-    x, weight, name = problem.x, problem.weight, arithmetic.name
-    workspace = products.make_workspace(x, weight, name)
     frame = torch.full((64, 65), math.nan, device=DEVICE)
-    refused: list[tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]] = [
-        (workspace[:-1], None, problem.out()),
-        (workspace.cpu(), None, problem.out()),
-        (workspace, make_pack(problem)[:-1], problem.out()),
-        (workspace, None, frame[:, :64]),
-        (workspace, None, frame.flatten()[1:].narrow(0, 0, 4096).view(64, 64)),
-        (workspace, None, problem.out()[:32]),
-        (workspace, None, problem.out().half()),
+    refused = [
+        frame[:, :64],
+        frame.flatten()[1:].narrow(0, 0, 4096).view(64, 64),
+        problem.out()[:32],
+        problem.out().half(),
     ]
-    for room, pack, out in refused:
-        with pytest.raises(RuntimeError):
-            ops._split_linear_out("bias", x, weight, pack, room, None, [], [], name, plan(), out)
+    for out in refused:
+        with pytest.raises(RuntimeError, match=r"NOT_STORABLE|DOES_NOT_FIT"):
+            run(problem, plan(), out=out)
         assert bool(out.isnan().all())
 
 
@@ -369,14 +361,17 @@ def test_the_kernels_are_capturable(arithmetic: Arithmetic, rng: torch.Generator
     """The native operators by themselves: split of the weight, split of x, product and repair in one graph."""
     problem = make("bias_relu", arithmetic, (300, 264, 200), DEVICE, rng)
     expected, out = run(problem, plan()), problem.out()
-    workspace = products.make_workspace(problem.x, problem.weight, arithmetic.name)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        ops._split_linear_out(
-            "bias_relu", problem.x, problem.weight, None, workspace, problem.operands.bias, [], [],
-            arithmetic.name, plan(), out,
-        )  # fmt: skip
-    workspace.fill_(POISON)
+        products.forced_into(
+            out,
+            "bias_relu",
+            problem.x,
+            problem.weight,
+            arithmetic.name,
+            bias=problem.operands.bias,
+            plan=plan(),
+        )
     graph.replay()
     assert torch.equal(out, expected)
     problem.weight[3, 3] = math.inf
@@ -454,13 +449,10 @@ def test_the_repair_reads_the_facts_of_its_own_call(tile: int, rng: torch.Genera
     spoiled, pack = clean.clone(), products.make_pack(weight, SCALED.name)
     spoiled[m // 2 + 5, k // 2 + 7] = math.nan
     expected = spoiled.isnan().any(1, keepdim=True).expand(m, n)
-    workspace = products.make_workspace(clean, weight, SCALED.name, packed=True)
     out, wrong = torch.empty(m, n, device=DEVICE), torch.zeros((), dtype=torch.int64, device=DEVICE)
     for _ in range(calls):
         for x in (clean, spoiled):
-            products.forced_into(
-                out, "bias", x, weight, SCALED.name, plan=plan(tile), pack=pack, workspace=workspace
-            )
+            products.forced_into(out, "bias", x, weight, SCALED.name, plan=plan(tile), pack=pack)
         wrong += (out.isnan() != expected).sum()
     assert int(wrong) == 0
 

@@ -17,13 +17,13 @@ from torch import Tensor
 
 import epigemm
 from epigemm import Matrix, PerColumn
-from epigemm._native import build_info, ops
+from epigemm._native import ops
 from epigemm.arguments.calls import LinearCall
-from epigemm.calls import execution
+from epigemm.calls import deeds
+from epigemm.calls.considered import consider
 from epigemm.epilogues.registry import BIAS_RELU, RELU_DIV
-from epigemm.linking import loading
 from epigemm.packs import weight_packs
-from epigemm.planning import measured, plans
+from epigemm.planning import dry_runs, measured, plans
 from epigemm.tuning import candidates
 from tests.support import reference
 from tests.support.arithmetic import BF16, SCALED, SPLIT, TF32, Arithmetic
@@ -55,7 +55,7 @@ def draw(m: int, dtype: torch.dtype = torch.bfloat16) -> tuple[Tensor, Tensor, T
 
 def what_is_said(x: Tensor, weight: Tensor, bias: Tensor) -> dict[str, Any]:
     """Dispatch's answer about a call in 16 bits."""
-    (found,) = execution.considered(LinearCall(BIAS_RELU, x, weight, bias))
+    (found,) = consider(LinearCall(BIAS_RELU, x, weight, bias)).found.tried
     return found.plan
 
 
@@ -106,20 +106,13 @@ def test_every_candidate_is_right(m: int, arithmetic: Arithmetic, precision: str
             reference.assert_within(candidate.run()[:, :N], bounded)
 
 
-EVERY_TILE = [
-    (family, tile, 0, 1, 1)
-    for family, tiles in enumerate(build_info()["families"].values())
-    for tile in range(tiles.get("tf32", 0))
-]
-
-
 def fused_out(x: Tensor, weight: Tensor, bias: Tensor, plan: tuple[int, ...] = ()) -> Tensor | None:
     """The fused kernel alone, by the planner's plan or another; None where it is not to run."""
     out = x.new_full((x.shape[0], N), float("nan"))
-    for each in [plan] if plan else EVERY_TILE:
-        loading.link_plan("bias_relu", x, "ieee", list(each))
-    launched = ops._fused_linear_out("bias_relu", x, weight, bias, [], [], "ieee", list(plan), out)
-    return out if launched else None
+    call = LinearCall(BIAS_RELU, x, weight, bias, out=out)
+    if plan:
+        return deeds.linear(call, (dry_runs.ARITHMETICS.index("ieee"), *plan))
+    return deeds.linear(call) if dry_runs.dry_run(call).fused else None
 
 
 def test_calls_follow_what_is_measured_at_once() -> None:

@@ -252,8 +252,9 @@ def test_errors_of_the_operator_itself() -> None:
 
 def test_a_code_for_every_precision() -> None:
     for name in _precision.ARITHMETIC:
-        code = _precision.code(name, "cpu")
-        assert _precision.code(_precision.named(code), "cpu") == code
+        order = _precision.order(name, "cpu")
+        assert _precision.ORDERS[order.number] == order
+        assert _precision.order(order.name, "cpu") == order
 
 
 def test_every_epilogue_has_a_number() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import threading
 from pathlib import Path
@@ -94,39 +95,17 @@ def test_a_bias_beside_folded_vectors_is_refused(requires_grad: bool) -> None:
         )
 
 
-@pytest.mark.parametrize("name", LINEAR)
-def test_native_linear_declines_cpu_tensors(name: str, rng: torch.Generator) -> None:
-    """The fused kernel exists on CUDA alone: torch says that there is none for a CPU, and nothing is written."""
-    problem = make(name, FP32, (64, 64, 64), "cpu", rng)
-    with pytest.raises((RuntimeError, NotImplementedError), match="CPU"):
-        problem.run_fused()
-
-
-@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
-@pytest.mark.parametrize("arithmetic", ["split", "scaled"])
-def test_pieces_have_an_operator_of_their_own(arithmetic: str, device: str) -> None:
-    """The one for tensors as they are takes no plan for them, and writes nothing."""
-    x, weight = torch.randn(256, 256, device=device), torch.randn(256, 256, device=device)
-    out = poisoned((256, 256), torch.float32, device)
-    refused = f"arithmetic must be ieee or tf32 here, got {arithmetic}"
-    with pytest.raises(RuntimeError, match=refused):
-        ops._explain_linear("bias", x, weight, None, [], [], arithmetic, out)
-    if device == "cuda":
-        for plan in (None, [], [2, 0, 0, 1, 1], [0, 0, 0, 1, 1]):
-            with pytest.raises(RuntimeError, match=refused):
-                ops._fused_linear_out("bias", x, weight, None, [], [], arithmetic, plan, out)
-    assert bool(out.isnan().all())
-    for accepted in ("ieee", "tf32"):
-        assert '"why_not"' in ops._explain_linear("bias", x, weight, None, [], [], accepted, out)
+def _derivative(grad: torch.Tensor, name: str, *arguments: Any) -> None:
+    ops._derivative_out(name, grad, *arguments)
 
 
 @pytest.mark.parametrize("name", ELEMENTWISE)
-def test_native_elementwise_guards_memory(name: str, rng: torch.Generator) -> None:
+def test_native_derivatives_guard_memory(name: str, rng: torch.Generator) -> None:
     """What would read or write out of bounds is refused below Python as well."""
     x = torch.randn(9, 16)
     operands = draw_operands(name, 16, FP32, "cpu", rng)
     vectors = [operands.bias] if operands.bias is not None else []
-    native = ops._elementwise_out
+    native = functools.partial(_derivative, x)
     out = poisoned((9, 16), torch.float32, "cpu")
     for wrong in (poisoned((9, 15), torch.float32, "cpu"), poisoned((8, 16), torch.float32, "cpu")):
         with pytest.raises(RuntimeError):
@@ -186,12 +165,12 @@ def test_many_calls_at_constant_memory() -> None:
 
     def calls(count: int) -> None:
         for _ in range(count):
-            ops._elementwise_out("sigmoid_scale_residual", x, None, [], [2.0], out)
+            ops._derivative_out("sigmoid_scale_residual", x, x, None, [], [2.0], out)
 
     def refused(count: int) -> None:
         for _ in range(count):
             with pytest.raises(RuntimeError):
-                ops._elementwise_out(unknown, x, None, [], [2.0], out)
+                ops._derivative_out(unknown, x, x, None, [], [2.0], out)
 
     def public(count: int) -> None:
         for _ in range(count):

@@ -21,16 +21,18 @@ Parameter = torch.nn.Parameter
 class Memory:
     """What the allocator gives and tells: nothing to those that are refused."""
 
-    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+    def __init__(self, road: Road, patch: pytest.MonkeyPatch) -> None:
+        self._road = road
         self.free = 0
         self.refused: list[str] = []
         self._patch = patch
 
     def refuse(self, *what: str) -> None:
         """Packs, workspaces, or both."""
-        where = {"pack": (weight_packs, "_allocate"), "workspace": (weight_slices, "_workspace")}
-        for name in what:
-            self._patch.setattr(*where[name], self._failing(name))
+        if "pack" in what:
+            self._patch.setattr(weight_packs, "_allocate", self._failing("pack"))
+        if "workspace" in what:
+            self._patch.setattr(self._road.module, "allocate", self._failing("workspace"))
         self._patch.setattr(weight_slices, "_free_bytes", lambda device: self.free)
 
     def _failing(self, name: str) -> Callable[..., Tensor]:
@@ -54,7 +56,7 @@ def test_without_memory_torch_multiplies(road: Road) -> None:
     """Tried once, then again only when there is enough."""
     weight, x = road.weight(), road.x()
     with pytest.MonkeyPatch.context() as patch:
-        memory = Memory(patch)
+        memory = Memory(road, patch)
         memory.refuse("workspace")
         for refused in (["workspace"], [], []):
             road.check(epigemm.linear(x, weight), x, weight)
@@ -91,7 +93,7 @@ def test_without_memory_to_keep_a_call_splits_for_itself(road: Road) -> None:
     module = epigemm.nn.LinearReLU(weight.shape[1], weight.shape[0], bias=False, device="meta")
     module.weight = weight
     with pytest.MonkeyPatch.context() as patch:
-        memory = Memory(patch)
+        memory = Memory(road, patch)
         memory.refuse("pack")
         for refused in (["pack"], []):
             torch.testing.assert_close(module(x), torch.relu(x @ weight.t()), rtol=1e-4, atol=1e-4)
@@ -117,7 +119,7 @@ def test_strict_calls_tell_of_missing_memory(refused: str, road: Road) -> None:
     weight, x = road.weight(), road.x()
     use = "keep" if refused == "pack" else "find"
     with pytest.MonkeyPatch.context() as patch:
-        memory = Memory(patch)
+        memory = Memory(road, patch)
         memory.refuse("pack", "workspace")
         for _ in range(2):
             with pytest.raises(torch.OutOfMemoryError):

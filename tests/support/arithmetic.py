@@ -30,7 +30,7 @@ class Arithmetic:
 
     @property
     def schema_arithmetic(self) -> str:
-        """What `_fused_linear_out` calls it."""
+        """What the planner calls it."""
         return "tf32" if self.name == "tf32" else "ieee"
 
     @property

@@ -6,10 +6,12 @@ from dataclasses import dataclass
 
 import torch
 
-from epigemm._native import build_info
-from epigemm.linking import loading
+from epigemm.arguments.calls import LinearCall
+from epigemm.calls import deeds
+from epigemm.epilogues.registry import named
+from epigemm.planning import dry_runs
 from tests.support import reference
-from tests.support.arithmetic import FP32, FP64, Arithmetic
+from tests.support.arithmetic import Arithmetic
 from tests.support.cases import Operands, draw_operands, poisoned, signed
 from tests.support.layouts import Layout, contiguous
 
@@ -59,42 +61,25 @@ class Problem:
         )
         return out
 
-    def link(self, plan: list[int] | None) -> None:
-        """Load the plan's kernel; that of every plan where it is not known, and none where there is none."""
-        is_covered = self.arithmetic not in (FP32, FP64)
-        if not self.x.is_cuda or not (plan or is_covered):
-            return
-        every = (
-            [plan]
-            if plan
-            else [
-                [family, tile, 0, 1, 1]
-                for family, tiles in enumerate(build_info()["families"].values())
-                for tile in range(tiles.get("tf32", 0))
-            ]
-        )
-        for each in every:
-            loading.link_plan(self.name, self.x, self.arithmetic.schema_arithmetic, each)
+    def call(self, out: torch.Tensor | None = None) -> LinearCall:
+        """The call, as the operators take it."""
+        epilogue = named(self.name)
+        assert epilogue is not None
+        given = (self.operands.bias, self.operands.tensors, self.operands.scalars)
+        return LinearCall(epilogue, self.x, self.weight, *given, self.arithmetic.op_precision, out=out)
 
     def run_fused(self, plan: list[int] | None = None) -> torch.Tensor | None:
-        """The fused kernel alone; None when it declines, having written nothing."""
+        """The fused kernel alone, the planner's or another; None where the planner has none."""
         out = self.out()
-        self.link(plan)
-        launched = torch.ops.epigemm._fused_linear_out(
-            self.name,
-            self.x,
-            self.weight,
-            self.operands.bias,
-            self.operands.tensors,
-            self.operands.scalars,
-            self.arithmetic.schema_arithmetic,
-            plan or [],
-            out,
-        )
-        if launched:
-            return out
-        assert bool(out.isnan().all()), "declined, yet wrote to out"
-        return None
+        if plan:
+            numbers = (dry_runs.ARITHMETICS.index(self.arithmetic.schema_arithmetic), *plan)
+            actual = deeds.linear(self.call(out), numbers)
+        elif not dry_runs.dry_run(self.call(out)).fused:
+            return None
+        else:
+            actual = self.run(out)
+        assert actual is out
+        return out
 
     def check(self, actual: torch.Tensor, *, second_path: bool) -> None:
         bounded = reference.linear(

@@ -10,8 +10,7 @@ from benchmarks.gradings import products
 from tests.support import plans, reference
 from tests.support.arithmetic import FP32, SCALED, SPLIT, TF32, Arithmetic
 from tests.support.problems import Problem
-
-POISON = 0xFF  # every fp16 and fp32 of such bytes is NaN
+from tests.support.watching import poisoned_memory
 
 
 def tile_count(arithmetic: Arithmetic) -> int:
@@ -42,21 +41,19 @@ def run(
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """The kernels alone; workspace and output hold NaN before."""
-    name = problem.arithmetic.name
-    workspace = products.make_workspace(problem.x, problem.weight, name, packed=pack is not None)
-    return products.forced_into(
-        problem.out() if out is None else out,
-        problem.name,
-        problem.x,
-        problem.weight,
-        name,
-        bias=problem.operands.bias,
-        operands=problem.operands.tensors,
-        scalars=problem.operands.scalars,
-        plan=plan,
-        pack=pack,
-        workspace=workspace.fill_(POISON),
-    )
+    with poisoned_memory():
+        return products.forced_into(
+            problem.out() if out is None else out,
+            problem.name,
+            problem.x,
+            problem.weight,
+            problem.arithmetic.name,
+            bias=problem.operands.bias,
+            operands=problem.operands.tensors,
+            scalars=problem.operands.scalars,
+            plan=plan,
+            pack=pack,
+        )
 
 
 def run_checked(problem: Problem, plan: list[int], *, pack: torch.Tensor | None = None) -> torch.Tensor:

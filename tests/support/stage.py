@@ -13,13 +13,14 @@ import torch
 from torch import Tensor
 
 from epigemm._native import ops
-from epigemm.epilogues.registry import named
+from epigemm.calls import entry
 from epigemm.linking import loading
 from epigemm.packs import weight_packs
-from epigemm.planning import decisions, plans
-from epigemm.tuning import candidates, tuner
+from epigemm.planning import dry_runs
+from epigemm.tuning import tuner
 from epigemm.tuning.timing import Effort, Run
-from tests.support.pieces import HOPPER, known, on_cpu, stand_in
+from tests.support.pieces import pretend_gpu
+from tests.support.pretended import Pretended
 
 DEVICE = 42
 TORCH_US = 100.0
@@ -34,7 +35,7 @@ class Stage:
     us: Callable[[tuple[int, ...]], float] = lambda plan: (
         (40.0 if plan[0] == PIECES else 50.0) + plan[1] + plan[2] / 2 + plan[3] / 10 + plan[4] / 100
     )
-    ran: list[tuple[str, tuple[int, ...]]] = field(default_factory=list)
+    module: Pretended = field(default_factory=Pretended)
     capturing: bool = False
     torch_us: float = TORCH_US
     under_load: Callable[[tuple[int, ...]], float] = lambda plan: 1.0
@@ -62,57 +63,27 @@ class Stage:
         plan = self.plan_of(run)
         return self.torch_us if plan is None else self.us(plan)
 
+    @property
+    def ran(self) -> list[tuple[str, tuple[int, ...]]]:
+        return self.module.ran
+
     @staticmethod
     def plan_of(run: Any) -> tuple[int, ...] | None:
-        return tuple(run.args[-1]) if isinstance(run.args[-1], list) else None
+        return None if run.plan == dry_runs.FALLBACK else tuple(run.plan[1:])
 
 
 @pytest.fixture
 def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Stage]:
     stage = Stage()
 
-    def linear_out(name: str, *call: Any) -> int:
-        decision = on_cpu(name, *call)
-        if call[-2] and decisions.way(decision) == decisions.TENSORS:
-            stage.ran.append((decisions.arithmetic(decision), ()))
-        return decision
-
-    def fused(
-        name: str,
-        x: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        operands: Any,
-        scalars: Any,
-        arithmetic: str,
-        plan: list[int],
-        out: Tensor,
-    ) -> bool:
-        product = torch.nn.functional.linear(x, weight)
-        out.copy_(known(named(name)).reference(product, bias, operands or (), scalars or ()))
-        stage.ran.append((arithmetic, tuple(plan)))
-        return True
-
-    def split(name: str, *call: Any) -> None:
-        stage.ran.append((call[-3], tuple(call[-2] or ())))
-        stand_in(name, *call)
-
+    pretend_gpu(monkeypatch, DEVICE)
     patches: list[tuple[Any, str, Any]] = [
-        (plans, "has_gpu_kernels", lambda tensor: tensor.is_cpu),
-        (plans, "gpu_numbers", lambda device: HOPPER),
-        (plans, "no_gemm_kernels", lambda: ""),
-        (candidates, "_missing_for_plan", lambda *call: ""),
-        (loading, "link", lambda *call: ""),
-        (loading, "would_link", lambda *call: ""),
+        (entry, "_module", stage.module),
         (loading, "link_each", lambda epilogue, missing, device: ["" for _ in missing]),
         (weight_packs, "capturing", lambda device: stage.capturing),
-        (decisions, "linear_out", linear_out),
-        (candidates, "_fused_linear_out", fused),
-        (candidates, "_split_linear_out", split),
         (tuner, "make_timer", stage.make_timer),
         (torch.cuda, "device", lambda device: contextlib.nullcontext()),
         (torch.cuda, "get_device_name", lambda device: "NVIDIA H200"),
-        (torch.Tensor, "get_device", lambda tensor: DEVICE),
     ]
     for where, name, value in patches:
         monkeypatch.setattr(where, name, value)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -12,8 +14,9 @@ from torch import Tensor
 
 import epigemm
 from epigemm.calls import entry
-from epigemm.calls.entry import Reason
 from epigemm.packs.weight_packs import FIND
+from epigemm.planning.reasons import Reason
+from tests.support.pretended import another_empty
 
 BUILT_IN = [
     pytest.mark.skipif(not hasattr(Tensor, "__dlpack_c_exchange_api__"), reason="torch: no exchange API"),
@@ -54,6 +57,21 @@ def answered(monkeypatch: pytest.MonkeyPatch) -> list[Reason | str]:
 def known_device(device: torch.device) -> None:
     """The first call on a GPU is the cold path's, which loads what was measured there."""
     epigemm.linear(torch.ones(2, 8, device=device), torch.ones(8, 8, device=device))
+
+
+POISON = 0xFF  # every fp16 and fp32 of such bytes is NaN
+
+
+@contextmanager
+def poisoned_memory() -> Iterator[None]:
+    """Every workspace and result that calls allocate holds NaN before."""
+
+    def poisoned(*sizes: int, **options: Any) -> Tensor:
+        made = torch.empty(*sizes, **options)
+        return made.fill_(POISON if made.dtype is torch.uint8 else math.nan)
+
+    with another_empty(entry._module, poisoned):
+        yield
 
 
 def linear_arguments(x: Any, weight: Any, **changed: Any) -> tuple[Any, ...]:

@@ -13,7 +13,7 @@ import torch
 
 import epigemm
 from epigemm.arguments.calls import LinearCall
-from epigemm.calls import execution
+from epigemm.calls.considered import consider
 from epigemm.epilogues.registry import BIAS_RELU, RELU_DIV
 from epigemm.packs import weight_packs
 from epigemm.planning import measured, plans
@@ -53,7 +53,7 @@ def test_the_fastest_is_chosen_remembered_and_used(stage: Stage, tmp_path: Path)
     assert (entry.epilogue, entry.dtype, entry.m, entry.n, entry.k) == ("relu_div", "bfloat16", 40, 256, 128)
     (chosen,) = [each for each in found.candidates if each.chosen]
     assert chosen.plan == entry.plan
-    (considered,) = execution.considered(LinearCall(RELU_DIV, x, weight, bias, [], [2.0]))
+    (considered,) = consider(LinearCall(RELU_DIV, x, weight, bias, [], [2.0])).found.tried
     plan = considered.plan
     assert plan["fused"] and plan["source"] == "cache" and plan["plan"] == list(entry.plan)
     explanation = epigemm.explain("linear_relu_div", x, weight, bias, 2.0)
@@ -258,7 +258,7 @@ def test_torchs_own_path_may_win(stage: Stage) -> None:
     assert "measured to be faster (100 us against 200 us fused)" in reason
     assert reason.endswith(MEASURED)
     assert "200.0 us measured" in str(explanation)
-    with pytest.raises(RuntimeError, match=r"strict: got True .*own path was measured to be faster"):
+    with pytest.raises(RuntimeError, match=r"strict: got True .*the fallback was measured to be faster"):
         epigemm.linear_relu_div(x, weight, bias, 2.0, strict=True)
 
 
@@ -280,7 +280,7 @@ def test_fp32_is_measured_on_every_road(stage: Stage, setting: str, packed: bool
     first = "scaled" if setting == "tf32" else "split"
     assert [each.arithmetic for each in found.candidates if each.chosen] == [first]
     use = "keep" if packed else "find"
-    taken = execution.considered(LinearCall(RELU_DIV, x, weight, bias, [], [2.0], pack_use=use))[0]
+    taken = consider(LinearCall(RELU_DIV, x, weight, bias, [], [2.0], pack_use=use)).found.tried[0]
     assert taken.arithmetic == first and not taken.why_not and taken.packed == packed
     assert taken.plan["source"] == "cache" and tuple(taken.plan["plan"]) == roads[first].plan
 

@@ -3,7 +3,6 @@
 
 #include <functional>
 #include <string>
-#include <vector>
 
 #include "gemm/problem.h"
 #include "open/kernel_names.h"
@@ -53,12 +52,6 @@ class Family {
 
   // The open kernels that `launch` takes for this plan, in its order.
   virtual open::KernelNames kernels(const Problem&, const Plan&) const = 0;
-
-  // The same where nothing is known of the operands' addresses and strides: every kernel that the plan may take.
-  virtual std::vector<open::KernelName> possible_kernels(const Problem& problem, const Plan& plan) const {
-    const open::KernelNames names = kernels(problem, plan);
-    return {names.begin(), names.end()};
-  }
 
   virtual int tile_count(Arithmetic) const = 0;
   virtual TileText describe(const Problem&, int tile) const = 0;

@@ -59,15 +59,6 @@ class Tma final : public Family {
     return names;
   }
 
-  // Whether a matrix comes by TMA depends on its address and stride.
-  std::vector<open::KernelName> possible_kernels(const Problem& problem, const Plan& plan) const override {
-    std::vector<open::KernelName> names = {kernel_name(problem.x.element, plan.tile, /*has_matrix_by_tma=*/false)};
-    if (reads_matrix(epilogue_info(problem.epilogue))) {
-      names.push_back(kernel_name(problem.x.element, plan.tile, /*has_matrix_by_tma=*/true));
-    }
-    return names;
-  }
-
   int tile_count(Arithmetic) const override { return kTileCount; }
 
   TileText describe(const Problem& problem, int index) const override {

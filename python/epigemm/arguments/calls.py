@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from epigemm.arguments.precision import DEFAULT
+from epigemm.arguments.precision import DEFAULT, ORDERS, Order, order
 from epigemm.epilogues.kinds import SCALAR
-from epigemm.epilogues.registry import BIAS, Epilogue
+from epigemm.epilogues.registry import BIAS, FOLDED, Epilogue
 
 # What a call may do with its weight's pack: the argument `pack` of the operators.
 KEEP = "keep"  # use it, and make it where there is none: the weight belongs to someone who keeps its pack
@@ -43,6 +43,12 @@ class LinearCall(NamedTuple):
     def is_empty(self) -> bool:
         """Whether nothing is multiplied."""
         return self.x.numel() == 0 or self.weight.numel() == 0
+
+    @property
+    def order(self) -> Order:
+        """What the call may run on; only fp32 has a choice. ValueError: unknown precision."""
+        x = self.x
+        return order(self.precision, x.device.type) if x.dtype is torch.float32 else ORDERS[0]
 
     @property
     def inputs(self) -> tuple[Tensor | None, ...]:
@@ -139,3 +145,8 @@ class FoldCall(NamedTuple):
     columns: int  # the length of the vectors
     vectors: Vectors  # those of `epilogues.FOLDED`
     eps: float  # BatchNorm's epsilon
+
+    @property
+    def named(self) -> dict[str, Tensor | None]:
+        """The vectors by their names."""
+        return dict(zip(FOLDED, self.vectors, strict=True))

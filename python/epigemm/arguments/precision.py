@@ -35,40 +35,38 @@ _REDUCED = (TF32, "bf16")  # torch's settings under which its own fp32 GEMM roun
 class Order(NamedTuple):
     """What an fp32 call may run on."""
 
+    number: int  # its row in csrc/call's table
+    name: str  # a `precision` that asks for it
     # the arithmetics whose kernels are tried, in this order; torch's GEMM comes after the last
     fused: tuple[str, ...]
     tf32_allowed: bool  # whether torch's GEMM may use TF32 there
+    slices: int = 0  # of an element in the first arithmetic; 0: that is none on fp16 slices
+    splits_later: bool = False  # whether one behind the first is `SPLIT`
+    # whether torch's setting has to be switched for its GEMM to be as accurate as the call asks for
+    overrides: bool = False
 
 
-# The rows of csrc/call's table.
-_ROWS = (
-    Order((IEEE,), False),
-    Order((SPLIT, IEEE), False),
-    Order((SCALED, TF32), True),
-    Order((SCALED, TF32, SPLIT), False),
-    Order((TF32,), False),
-    Order((TF32,), True),
+ORDERS = (
+    Order(0, "ieee", (IEEE,), False),
+    Order(1, "highest", (SPLIT, IEEE), False, 2),
+    Order(2, "high", (SCALED, TF32), True, 1),
+    Order(3, "high", (SCALED, TF32, SPLIT), False, 1, True),
+    Order(4, "tf32", (TF32,), False),
+    Order(5, "tf32", (TF32,), True),
 )
-# By precision, for a setting of torch's that keeps its GEMM in fp32 and for one that allows it TF32: twice the row,
-# plus one where torch's GEMM would be less accurate than the call asks for. Under the first, a call that would do with
-# TF32 has SGEMM for its last resort: the split is tried before, being faster and as accurate.
-_CODES: dict[str | None, tuple[int, int]] = {
-    None: (2, 4),
-    DEFAULT: (2, 4),
-    "highest": (2, 3),
-    "ieee": (0, 1),
-    "high": (6, 4),
-    "medium": (6, 4),
-    "tf32": (8, 10),
+"""The rows of csrc/call's table. The first is that of tensors of other dtypes, too."""
+_IEEE, _HIGHEST, _HIGH, _HIGH_BESIDE_SGEMM, _TF32_BESIDE_SGEMM, _TF32 = ORDERS
+# By precision, for a setting of torch's that keeps its GEMM in fp32 and for one that allows it TF32. Under the first, a
+# call that would do with TF32 has SGEMM for its last resort: the split is tried before, being faster and as accurate.
+_BY_PRECISION: dict[str | None, tuple[Order, Order]] = {
+    None: (_HIGHEST, _HIGH),
+    DEFAULT: (_HIGHEST, _HIGH),
+    "highest": (_HIGHEST, _HIGHEST._replace(overrides=True)),
+    "ieee": (_IEEE, _IEEE._replace(overrides=True)),
+    "high": (_HIGH_BESIDE_SGEMM, _HIGH),
+    "medium": (_HIGH_BESIDE_SGEMM, _HIGH),
+    "tf32": (_TF32_BESIDE_SGEMM, _TF32),
 }
-_NAMES = ("ieee", "highest", "high", "high", "tf32", "tf32")  # of each row
-FIRST_SLICES = {
-    2 * row + override: 2 if order.fused[0] == SPLIT else 1
-    for row, order in enumerate(_ROWS)
-    for override in (0, 1)
-    if order.fused[0] in (SPLIT, SCALED)
-}
-"""By `code`: the fp16 slices of an element in the first arithmetic that is tried, where that is one on slices."""
 
 # The new settings API alone: reading the legacy flags raises once the new ones were written (torch 2.9+).
 _SETTINGS: dict[str, Any] = {
@@ -106,10 +104,10 @@ def torch_setting(device_type: str) -> str:
             return setting
 
 
-def code(precision: str | None, device_type: str) -> int:
-    """What an fp32 call may run on, in the number that csrc/call takes; ValueError for an unknown `precision`."""
+def order(precision: str | None, device_type: str) -> Order:
+    """What an fp32 call may run on under torch's setting as it is now; ValueError for an unknown `precision`."""
     try:
-        in_fp32, in_tf32 = _CODES[precision]
+        in_fp32, in_tf32 = _BY_PRECISION[precision]
     except KeyError:
         raise unknown_precision(precision) from None
     return in_fp32 if torch_setting(device_type) not in _REDUCED else in_tf32
@@ -125,27 +123,12 @@ def is_full(precision: str | None) -> bool:
     return precision is not None and ARITHMETIC.get(precision) in (IEEE, SPLIT)
 
 
-def switches(code: int) -> bool:
-    """Whether torch's setting has to be switched for its GEMM to be as accurate as the call asks for."""
-    return bool(code & 1)
-
-
-def named(code: int) -> str:
-    """A `precision` that gives a `code`, under the setting of torch's that it was made under."""
-    return _NAMES[code // 2]
-
-
-def road(code: int) -> Order:
-    """What a `code` stands for."""
-    return _ROWS[code // 2]
-
-
 def needs_override(precision: str, device_type: str) -> bool:
     """Whether torch's GEMM would be less accurate than the call asked for.
 
     The other way round, a setting more accurate than the call's, needs nothing.
     """
-    return switches(code(precision, device_type))
+    return order(precision, device_type).overrides
 
 
 def as_asked(precision: str, like: Tensor) -> AbstractContextManager[None]:

@@ -11,22 +11,17 @@ import math
 
 import torch
 from torch import Tensor
-from torch.nn import Parameter
 
 from epigemm._native import ops
 from epigemm.arguments import precision as _precision
 from epigemm.arguments.calls import LinearCall
-from epigemm.calls import entry, fallback
+from epigemm.calls import deeds, entry
+from epigemm.calls.layouts import unflattened
 from epigemm.epilogues.registry import BIAS
 from epigemm.packs import weight_packs
 from epigemm.planning import plans
 
 _grad_enabled = torch.is_grad_enabled
-_is_compiling = torch.compiler.is_compiling
-_functorch_interpreter = torch._C._functorch.peek_interpreter_stack
-_dispatch_modes = torch._C._len_torch_dispatch_stack
-_is_legacy_batched = torch._C._functorch.is_legacy_batchedtensor
-_is_functional = torch._is_functional_tensor
 _any_autocast = torch._C._is_any_autocast_enabled
 _mm = torch.mm
 
@@ -38,15 +33,7 @@ _EVERY_ONE = 2
 
 def runs_directly(*tensors: Tensor | None) -> bool:
     """Whether nothing traces or batches these tensors: a kernel may be launched on them."""
-    if _is_compiling() or _functorch_interpreter() is not None or _dispatch_modes():
-        return False
-    for tensor in tensors:
-        if tensor is not None:
-            kind = type(tensor)
-            plain = kind is Tensor or kind is Parameter
-            if not plain or _is_legacy_batched(tensor) or _is_functional(tensor):
-                return False
-    return True
+    return entry.sees(*tensors) is not entry.NOT_PLAIN
 
 
 def product_gradients(
@@ -83,7 +70,7 @@ def product_gradients(
             if grad_x is None:
                 grad_x = _product_at_once(rows, weight.t(), precision) if x_is_own else _mm(rows, weight)
             if not is_matrix:
-                grad_x = fallback.unflattened(grad_x, grad)
+                grad_x = unflattened(grad_x, grad)
         if needs_weight and grad_weight is None:
             columns = rows.t()
             grad_weight = _product_at_once(columns, x.t(), precision) if weight_is_own else _mm(columns, x)
@@ -109,7 +96,7 @@ def accumulator(x: Tensor, weight: Tensor, precision: str, pack: str) -> Tensor:
 
 def _product_at_once(x: Tensor, weight: Tensor, precision: str, pack: str = weight_packs.FIND) -> Tensor:
     """x @ weight.T, where nothing traces or differentiates this: the operator would take longer to get there."""
-    return entry.run_linear(LinearCall(BIAS, x, weight, precision=precision, pack_use=pack))
+    return deeds.run_linear(LinearCall(BIAS, x, weight, precision=precision, pack_use=pack))
 
 
 def _linear(x: Tensor, weight: Tensor, precision: str, pack: str = weight_packs.FIND) -> Tensor:

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from epigemm.arguments.calls import ElementwiseCall, FoldCall, LinearCall
 from epigemm.autograd.gradient_products import accumulator, product_gradients, rows_of, runs_directly
-from epigemm.calls import elementwise_kernels, entry, linked_elementwise
+from epigemm.calls import elementwise_kernels, entry, linked_derivative
 from epigemm.epilogues.registry import BIAS, BIAS_RELU, SCALE_BATCH_NORM, Epilogue, fold_batch_norm_reference
 from epigemm.epilogues.traced import LinkedEpilogue
 
@@ -253,7 +253,7 @@ def _epilogue_gradients(call: ElementwiseCall, grad: Tensor, needs: Sequence[boo
         return _gradients_of_scale(x, operands[0], grad, needs)
 
     if isinstance(epilogue, LinkedEpilogue) and not _grad_enabled() and runs_directly(grad, *call.inputs):
-        found = linked_elementwise.gradients(epilogue, call, grad, needs)
+        found = linked_derivative.gradients(epilogue, call, grad, needs)
         if found is not None:
             return found
 

@@ -4,7 +4,7 @@
 of it for nested arguments. Plain tensors that nothing traces take these nodes instead, or PyTorch's own
 (`linear_by_torch`). Both save the same tensors and run the same derivatives, those of `epigemm.autograd.gradients`.
 
-Nothing here asks whether a call may come here: `call` and `registration` do. Some argument requires a gradient,
+Nothing here asks whether a call may come here: `route` and `registration` do. Some argument requires a gradient,
 gradients are enabled, and every tensor is a plain one.
 """
 
@@ -21,7 +21,7 @@ from epigemm.arguments import checks
 from epigemm.arguments.calls import ElementwiseCall, FoldCall, LinearCall
 from epigemm.autograd import gradient_products, gradients
 from epigemm.autograd.gradients import Gradients
-from epigemm.calls import elementwise_kernels, entry, execution
+from epigemm.calls import deeds, elementwise_kernels, entry
 from epigemm.epilogues.registry import BIAS, Epilogue
 from epigemm.packs import weight_packs
 
@@ -30,13 +30,13 @@ def linear_forward(call: LinearCall) -> Tensor:
     """The operator `epigemm::linear` below autograd."""
     if call.pack_use == weight_packs.NONE:
         weight_packs.expire(call.weight)
-    return entry.run_linear(call)
+    return deeds.run_linear(call)
 
 
 def elementwise_forward(call: ElementwiseCall) -> Tensor:
     """The operator `epigemm::elementwise` below autograd."""
     found = entry.elementwise_operator(call)
-    return execution.elementwise(call) if found is None else found
+    return found if isinstance(found, Tensor) else deeds.elementwise(call)
 
 
 def linear(call: LinearCall, *, checked: bool = False) -> Tensor:

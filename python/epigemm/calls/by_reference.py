@@ -1,4 +1,4 @@
-"""Calls by PyTorch's operators: the reference of an epilogue that is made at run time, behind torch's GEMM."""
+"""Calls by PyTorch's operators, where no kernel of epigemm's computes them: torch's GEMM, then the reference."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 
 from epigemm.arguments import precision
+from epigemm.arguments.calls import FoldCall, LinearCall
+from epigemm.epilogues.registry import fold_batch_norm_reference
 
 _torch_linear = torch.nn.functional.linear
 
@@ -21,20 +23,29 @@ def linear(
     # one for each of the epilogue's, of as many dimensions as the result where they have its rows
     operands: Sequence[Any],
     out: Tensor | None,  # where the result goes; None: a new tensor
-    full_fp32: int,  # whether torch's own setting is less accurate than the call
+    full_fp32: bool,  # whether torch's own setting is less accurate than the call
 ) -> Tensor:
-    """D = epilogue(x @ weight.T) by PyTorch's operators, of arguments that are known to fit."""
-    rows = x if x.dim() == 2 else x.reshape(-1, x.shape[-1])
+    """D = epilogue(x @ weight.T), of an epilogue that is made at run time and of arguments that are known to fit."""
     bias, place = None, epilogue.bias_place
     if place is not None:  # rounded with the product, as PyTorch's operators do
         bias = operands[place - 1]
         operands = [*operands[: place - 1], bias.new_full((), -0.0), *operands[place:]]
-    with precision.full_fp32(x.device.type) if full_fp32 else nullcontext():
-        product = _torch_linear(rows, weight, bias)
-    if rows is not x:
-        product = product.reshape(*x.shape[:-1], weight.shape[0])
-    result: Tensor = epilogue.evaluate(product, operands)
+    result: Tensor = epilogue.evaluate(_product(x, weight, bias, full_fp32), operands)
     return result if out is None else out.copy_(result)
+
+
+def of_call(call: LinearCall, fold: FoldCall | None = None) -> Tensor:
+    """A call that is known to fit; `fold`: what its operands are folded from."""
+    bias, operands = call.bias, call.operands
+    if fold is not None:
+        bias, *others = fold.vectors
+        operands = fold_batch_norm_reference(fold.like, (None, *others), fold.eps).unbind(0)
+    else:
+        call = call.with_bias_in_product()
+        bias, operands = call.bias, call.operands
+    product = _product(call.x, call.weight, bias, call.order.overrides)
+    result = call.epilogue.reference(product, None, operands, call.scalars)
+    return result if call.out is None else call.out.copy_(result)
 
 
 def elementwise_by_reference(epilogue: Any, x: Tensor, operands: Sequence[Any], out: Tensor | None) -> Tensor:
@@ -43,3 +54,10 @@ def elementwise_by_reference(epilogue: Any, x: Tensor, operands: Sequence[Any], 
     if out is None and x.is_contiguous():
         return result
     return (torch.empty_like(x) if out is None else out).copy_(result)
+
+
+def _product(x: Tensor, weight: Tensor, bias: Tensor | None, full_fp32: bool) -> Tensor:
+    rows = x if x.dim() == 2 else x.reshape(-1, x.shape[-1])
+    with precision.full_fp32(x.device.type) if full_fp32 else nullcontext():
+        product = _torch_linear(rows, weight, bias)
+    return product if rows is x else product.reshape(*x.shape[:-1], weight.shape[0])

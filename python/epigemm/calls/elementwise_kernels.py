@@ -1,18 +1,16 @@
-"""The elementwise kernels, and where epigemm's kernels run; elsewhere the references of the epilogues stand in."""
+"""The elementwise kernels beside the calls of csrc/call, and where epigemm's kernels run."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from epigemm._native import cuda_status, operator
+from epigemm._native import cuda_status, operator, ops
 from epigemm.arguments.calls import ElementwiseCall, FoldCall
-from epigemm.calls import linked_elementwise
-from epigemm.epilogues.registry import compute_dtype, fold_batch_norm_reference
-from epigemm.epilogues.traced import LinkedEpilogue
+from epigemm.calls.layouts import readable
+from epigemm.epilogues.registry import Epilogue, compute_dtype, fold_batch_norm_reference
 from epigemm.planning import plans
 
-_elementwise_out = operator("_elementwise_out")
 _derivative_out = operator("_derivative_out")
 _fold_batch_norm_out = operator("_fold_batch_norm_out")
 
@@ -29,24 +27,16 @@ def why_none(x: Tensor) -> str:
     return "" if x.is_cpu else f"x is on {x.device}; epigemm has kernels for CUDA and CPU"
 
 
-def elementwise(call: ElementwiseCall) -> Tensor:
-    """D = epilogue(x) into `out` (which may be x itself), or into a new tensor laid out as `torch.empty_like(x)`."""
-    epilogue, x, bias, operands, scalars, out = call
-    if isinstance(epilogue, LinkedEpilogue) and has_native(x):
-        return linked_elementwise.elementwise(epilogue, call)
-    if out is None:
-        out = torch.empty_like(x)
-    if has_native(x):
-        _elementwise_out(epilogue.name, x, bias, operands or None, scalars or None, out)
-    else:
-        out.copy_(epilogue.reference(x, bias, operands, scalars))
-    return out
+def missing(epilogue: Epilogue, x: Tensor, *, derivative: bool = False) -> str:
+    """The elementwise kernel of such an x, or that of the derivative, unless it is there."""
+    name: str = ops._missing_elementwise(epilogue.name, x, derivative)
+    return name
 
 
 def derivative(call: ElementwiseCall, grad: Tensor) -> Tensor:
     """grad * d epilogue(x) / dx in one kernel; `x` on a device with native kernels."""
-    operands = [linked_elementwise.readable(operand) for operand in call.operands] or None
-    bias = None if call.bias is None else linked_elementwise.readable(call.bias)
+    operands = [readable(operand) for operand in call.operands] or None
+    bias = None if call.bias is None else readable(call.bias)
     x = call.x.contiguous()
     out = torch.empty_like(x)
     _derivative_out(call.epilogue.name, grad.contiguous(), x, bias, operands, call.scalars or None, out)

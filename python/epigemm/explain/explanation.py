@@ -13,11 +13,15 @@ from epigemm.arguments import checks
 from epigemm.arguments import precision as _precision
 from epigemm.arguments.calls import ElementwiseCall, LinearCall
 from epigemm.autograd import gradients
-from epigemm.calls import elementwise_kernels, entry, execution, fallback, weight_slices
+from epigemm.calls import elementwise_kernels, entry, invariant, weight_slices
+from epigemm.calls.considered import consider, require_fused
+from epigemm.calls.layouts import flattens
+from epigemm.calls.weight_slices import Choice
 from epigemm.epilogues.registry import BIAS, BIAS_RELU, compute_dtype
 from epigemm.explain.recorder import Recorder, dtype_name, record
 from epigemm.packs import weight_packs
-from epigemm.planning import decisions, measured, plans
+from epigemm.planning import dry_runs, measured, plans
+from epigemm.planning.dry_runs import DryRun, Tried
 
 FUSED = "fused"
 GEMM_ELEMENTWISE = "gemm+elementwise"
@@ -173,7 +177,7 @@ def _by_torch(
 ) -> Explanation:
     """A call whose product is torch's GEMM, the first launch unless `kernel` says otherwise."""
     # The arithmetic of torch's fp32 GEMM: its setting, unless the call asks for more accuracy.
-    allowed = decisions.order(call).tf32_allowed
+    allowed = call.order.tf32_allowed
     arithmetic = _precision.torch_setting(call.x.device.type) if allowed else _precision.IEEE
     about = {"kernel": launches[0], "arithmetic": _arithmetic_text(call.x.dtype, arithmetic), **more}
     return Explanation("", path, reasons=reasons, kernels=launches, **about)
@@ -189,91 +193,118 @@ def _explain_linear(call: LinearCall, wants_gradients: bool) -> Explanation:
     changing = wants_gradients and call.weight.requires_grad
     if changing:
         call = call._replace(pack_use=weight_packs.NONE)
-    execution.refuse(call)
     if call.invariant and not call.is_empty:
-        return _explain_rows(call) if execution.runs_by_rows(call) else _explain_invariant(call)
-    x, candidates = call.x, []
+        return _explain_invariant(call)
+    if call.strict:
+        require_fused(call)
+    if unavailable := elementwise_kernels.why_none(call.x):
+        return _of_fallback(call, None, [f"no fused kernel: {unavailable}"], [])
+    considered = consider(call)
     reasons: list[str] = []
-    if unavailable := elementwise_kernels.why_none(x):
-        reasons.append(f"no fused kernel: {unavailable}")
+    candidates: list[dict[str, Any]] = []
+    for tried in considered.found.tried:
+        choice = considered.choices.get(tried.arithmetic)
+        if not (why_not := considered.why_not(tried)):
+            why = _why(call, tried, choice, changing)
+            return _explain_fused(call, tried, choice, [*reasons, *why])
+        if choice is None:
+            candidates = tried.plan.get("candidates", [])
+        slices = "two fp16 slices instead" if reasons else "fp16 slices"
+        reasons += _why_not(call, tried, why_not, "" if choice is None else slices)
+    return _of_fallback(call, considered.found, reasons, candidates)
+
+
+def _of_fallback(
+    call: LinearCall, found: DryRun | None, reasons: list[str], candidates: list[dict[str, Any]]
+) -> Explanation:
+    """PyTorch's GEMM, and what it does not do; `found` is nothing where epigemm has no kernels."""
+    does_everything = found is not None and "elementwise" not in found.launches
+    if found is None or found.answer:  # by PyTorch's operators
+        with_bias = call.bias is not None or call.epilogue.bias_place is not None
+        does_everything = call.epilogue is BIAS
     else:
-        for found in execution.considered(call):
-            if not found.why_not:
-                return _explain_fused(call, found, [*reasons, *_why(call, found, changing)])
-            if found.choice is None:
-                candidates = found.plan.get("candidates", [])
-            reasons += _why_not(call, found, "two fp16 slices instead" if reasons else "fp16 slices")
-    path = GEMM_ELEMENTWISE if elementwise_kernels.has_native(x) else REFERENCE
-    notes = [*reasons, *_fallback_notes(call)]
-    return _by_torch(call, _of_fallback(call), notes, path, candidates=candidates)
-
-
-def _of_fallback(call: LinearCall) -> list[str]:
-    """Every launch, torch's GEMM before."""
-    does = fallback.gemm_of(call)
-    if does == decisions.WITH_BIAS_AND_RELU:
-        return ["torch GEMM (_addmm_activation, with the bias and the ReLU)"]
-    if call.epilogue is BIAS and (call.bias is None or does == decisions.WITH_BIAS):
-        return [f"torch GEMM ({'mm' if call.bias is None else 'addmm, with the bias'})"]
-    with_bias = does == decisions.WITH_BIAS or (call.epilogue.bias_place is not None and call.x.is_cpu)
+        with_bias = found.gemm == dry_runs.WITH_BIAS
     gemm = f"torch GEMM ({'addmm, with the bias' if with_bias else 'mm'})"
-    return [gemm, f"{_in_its_own_kernel(call)}, in place on the product"]
+    if found is not None and found.gemm == dry_runs.WITH_BIAS_AND_RELU:
+        gemm = "torch GEMM (_addmm_activation, with the bias and the ReLU)"
+    launches = [gemm, *([] if does_everything else [f"{_in_its_own_kernel(call)}, in place on the product"])]
+    path = GEMM_ELEMENTWISE if elementwise_kernels.has_native(call.x) else REFERENCE
+    return _by_torch(call, launches, [*reasons, *_fallback_notes(call)], path, candidates=candidates)
 
 
-def _why_not(call: LinearCall, found: execution.Considered, slices: str) -> list[str]:
-    source = found.plan.get("source", "model")
-    why_not = found.why_not
+def _why_not(call: LinearCall, tried: Tried, why_not: str, slices: str) -> list[str]:
+    source = tried.plan.get("source", "model")
     if source != "model" and "measured" in why_not:
-        why_not += f": {measured.source_text(source, found.plan)}"
-    if found.choice is None:
+        why_not += f": {measured.source_text(source, tried.plan)}"
+    if not slices:
         return [f"no fused kernel: {why_not}"]
-    return [f"not on {slices}: {why_not}", *_memory_notes(call, found.arithmetic)]
+    return [f"not on {slices}: {why_not}", *_memory_notes(call, tried.arithmetic)]
 
 
-def _why(call: LinearCall, found: execution.Considered, changing: bool) -> list[str]:
+def _why(call: LinearCall, tried: Tried, choice: Choice | None, changing: bool) -> list[str]:
     """Why this kernel: its time, the fallback's, and where they come from; on slices, where the weight's are from."""
-    plan, choice = found.plan, found.choice
+    plan = tried.plan
     source = plan.get("source", "model")
     how = "by prediction" if source == "model" else "as measured"
     fastest = f"fastest {how} of {len(plan['candidates'])} fused kernels: {plans.fused_us(plan):.1f} us"
     if "fallback_us" in plan:
-        gemm = "torch's TF32 GEMM" if found.tf32_allowed else "torch's fp32 GEMM"
+        gemm = "torch's TF32 GEMM" if tried.tf32_allowed else "torch's fp32 GEMM"
         other = "the fallback" if choice is None else gemm
         fastest += f", against {plans.fallback_us(plan):.1f} us for {other}"
     fastest = f"{fastest}: {measured.source_text(source, plan)}"
     if choice is None:
         return [fastest]
     slices = _CHANGING if changing else weight_slices.describe_source(choice, call.weight)
-    return [fastest, slices, _GUARD, *_memory_notes(call, found.arithmetic)]
+    return [fastest, slices, _GUARD, *_memory_notes(call, tried.arithmetic)]
 
 
-def _explain_fused(call: LinearCall, found: execution.Considered, reasons: list[str]) -> Explanation:
+def _explain_fused(call: LinearCall, tried: Tried, choice: Choice | None, reasons: list[str]) -> Explanation:
     """A call on one kernel that multiplies the tensors as they are, or on fp16 slices."""
-    tile, where, candidates = plans.tile_text(found.plan), "", found.plan["candidates"]
-    arithmetic = _arithmetic_text(call.x.dtype, found.arithmetic)
-    if found.choice is not None:
-        where, arithmetic = " on fp16 slices", _SLICES_TEXT[found.arithmetic]
-    elif call.invariant and call.x.dtype == torch.float32 and found.arithmetic == _precision.IEEE:
-        where, tile = " in fp32 multiply-adds", f"tile {found.plan['tile'].rpartition('x')[0]}"
+    tile, where, candidates = plans.tile_text(tried.plan), "", tried.plan["candidates"]
+    arithmetic = _arithmetic_text(call.x.dtype, tried.arithmetic)
+    if tried.is_on_slices:
+        where, arithmetic = " on fp16 slices", _SLICES_TEXT[tried.arithmetic]
+    elif call.invariant and call.x.dtype == torch.float32 and tried.arithmetic == _precision.IEEE:
+        where, tile = " in fp32 multiply-adds", f"tile {tried.plan['tile'].rpartition('x')[0]}"
         candidates = []
     kernel = f"epigemm fused GEMM{where}, {tile}, epilogue {call.epilogue.name}"
-    launches = (
-        [kernel] if found.choice is None else weight_slices.describe_launches(found.choice, call.x, kernel)
-    )
+    launches = [kernel] if choice is None else _on_slices(tried, choice, call.x, kernel)
     return Explanation("", FUSED, kernel, arithmetic, reasons, candidates, kernels=launches)
+
+
+def _on_slices(tried: Tried, choice: Choice, x: Tensor, gemm: str) -> list[str]:
+    """Every launch of a product on fp16 slices, in order; `gemm` describes the kernel."""
+    launches = [] if flattens(x) else ["torch copy of x: its leading dimensions are not one stride apart"]
+    if choice.source != weight_slices.KEPT:
+        launches.append("epigemm CUDA kernel, split of weight into fp16 slices")
+    launches += [
+        "epigemm CUDA kernel, split of x into fp16 slices",
+        gemm,
+        "epigemm CUDA kernel, fixup of what the range check rejected (exits at once where that is nothing)",
+    ]
+    if tried.padded:
+        launches.append("torch copy of the result: out is no matrix with rows of whole 16 bytes")
+    return launches
 
 
 def _explain_invariant(call: LinearCall) -> Explanation:
     """A call in the batch-invariant mode."""
-    considered = execution.considered(call)
-    are_copied = all(each.why_not for each in considered)
+    if invariant.runs_by_rows(call):
+        if call.strict:
+            require_fused(call)
+        return _explain_rows(call)
+    invariant.refuse(call)
+    considered = consider(call)
+    reasons, choices, every = [_INVARIANT], considered.choices, considered.found.tried
+    are_copied = considered.taken is None
     if are_copied:
-        considered = execution.considered_on_copies(call)
-    found = next(each for each in considered if not each.why_not)
-    reasons = [_INVARIANT, *(each.why_not for each in considered[: considered.index(found)])]
-    if found.choice is not None:
-        reasons.append(weight_slices.describe_source(found.choice, call.weight))
-    return _explain_fused(call, found, [*reasons, _COPIED] if are_copied else reasons)
+        choices, every = {}, invariant.consider_copies(call).tried
+    tried = next(each for each in every if not each.why_not)
+    reasons += [each.why_not for each in every[: every.index(tried)]]
+    choice = choices.get(tried.arithmetic)
+    if choice is not None:
+        reasons.append(weight_slices.describe_source(choice, call.weight))
+    return _explain_fused(call, tried, choice, [*reasons, _COPIED] if are_copied else reasons)
 
 
 def _explain_rows(call: LinearCall) -> Explanation:
@@ -315,9 +346,9 @@ def _fallback_notes(call: LinearCall) -> list[str]:
         notes.append(
             f"precision={call.precision!r}: torch's setting {setting!r} is switched to 'ieee' for this GEMM"
         )
-    if x.dim() != 2 and not weight_slices.flattens(x):
+    if x.dim() != 2 and not flattens(x):
         notes.append("x: its leading dimensions are not one stride apart, torch copies it first")
-    if out is not None and out.dim() != 2 and not weight_slices.flattens(out):
+    if out is not None and out.dim() != 2 and not flattens(out):
         notes.append(
             "out: its leading dimensions are not one stride apart, the product is written elsewhere and copied"
         )

@@ -51,8 +51,6 @@ def record(fn_or_name: Callable[..., Tensor] | str, *args: Any, **kwargs: Any) -
 class Recorder(TorchFunctionMode):
     """Catches the operators that a public function calls, in place of running them."""
 
-    wants_one_call = True
-
     def __init__(self) -> None:
         super().__init__()
         self.casts: list[str] = []
@@ -60,6 +58,7 @@ class Recorder(TorchFunctionMode):
         self.folded_bias: Tensor | None = None
         self.call: tuple[str, tuple[Any, ...]] | None = None
         self._gradients_of_operands = False
+        self._product: Tensor | None = None
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -73,11 +72,14 @@ class Recorder(TorchFunctionMode):
             self.folds.append(f"fold of {columns} columns into multiplier and offset (fold_batch_norm)")
             return torch.empty((2, columns), dtype=compute_dtype(like.dtype), device=like.device)
         if name is not None:
+            if self.call is not None and args[1] is self._product:
+                return self._join(args)
             self.call = (name, args)
             x, weight = args[1], args[2]
             if name != "linear" or x.dim() == 0 or weight.dim() != 2:
                 return x
-            return torch.empty((*x.shape[:-1], weight.shape[0]), dtype=x.dtype, device="meta")
+            self._product = x.new_empty((*x.shape[:-1], weight.shape[0]))
+            return self._product
         if func is Tensor.to and isinstance(args[1], torch.dtype) and args[0].dtype != args[1]:
             source, dtype = args
             self.casts.append(
@@ -85,6 +87,16 @@ class Recorder(TorchFunctionMode):
             )
             return torch.empty_like(source, dtype=dtype, requires_grad=source.requires_grad)
         return func(*args, **(kwargs or {}))
+
+    def _join(self, args: tuple[Any, ...]) -> Tensor:
+        """A folded BatchNorm behind a product with the layer's bias: one call where nobody has to see it."""
+        assert self.call is not None and self._product is not None
+        _, (_, x, weight, self.folded_bias, _, _, *options) = self.call
+        epilogue, _, _, operands, scalars, *out = args
+        precision, *others = options
+        product = (epilogue, x, weight, None, operands, scalars, precision)
+        self.call = ("linear_out" if out else "linear", (*product, *out, *others))
+        return self._product
 
     def taken_apart(self) -> tuple[str, LinearCall | ElementwiseCall]:
         """The operator that was called, and the call.

@@ -14,9 +14,8 @@ import torch
 from torch import Tensor, fx
 
 from epigemm.fusion.chains import Chain
-from epigemm.fusion.profit import Judged
+from epigemm.fusion.profit import Judged, Way
 from epigemm.fusion.values import hint, storage_of, tensor_of
-from epigemm.planning import decisions
 
 WAITS = "the GPU waits for the host at these sizes, and fused calls spare the host too little"
 
@@ -35,8 +34,8 @@ _KERNEL_US = {Launches.EAGER: 14.0, Launches.INDUCTOR: 20.0}
 _OPERATORS_A_KERNEL = {Launches.EAGER: 1, Launches.INDUCTOR: 2}
 # What a fused call takes the host more than PyTorch's product, by its way: there are up to four launches on slices.
 _CALL_US = {
-    Launches.EAGER: {decisions.TENSORS: 0.0, decisions.SLICES: 30.0, decisions.FALLBACK: 14.0},
-    Launches.INDUCTOR: {decisions.TENSORS: 14.0, decisions.SLICES: 40.0, decisions.FALLBACK: 14.0},
+    Launches.EAGER: {Way.TENSORS: 0.0, Way.SLICES: 30.0, Way.FALLBACK: 14.0},
+    Launches.INDUCTOR: {Way.TENSORS: 14.0, Way.SLICES: 40.0, Way.FALLBACK: 14.0},
 }
 # What a call of a fused model takes the host more than the model's own: guards, less the calls of modules.
 _GRAPH_US = {Launches.EAGER: 30.0, Launches.INDUCTOR: 0.0}
@@ -116,7 +115,7 @@ def _is_idle_dropout(node: fx.Node) -> bool:
 def _plain_us(judged: Judged, behind: list[fx.Node]) -> float:
     """Of a chain without fusion, operator by operator: the fallback has one of them, or a ReLU in the product."""
     more = sorted(map(_device_us, behind))
-    return judged.fallback_us + sum(more if judged.way == decisions.FALLBACK else more[:-1])
+    return judged.fallback_us + sum(more if judged.way == Way.FALLBACK else more[:-1])
 
 
 def _device_us(node: fx.Node) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import math
 from typing import NamedTuple
 
@@ -17,10 +18,19 @@ from epigemm.fusion.chains import Chain
 from epigemm.fusion.operands import Norm
 from epigemm.fusion.values import hint, tensor_of
 from epigemm.linking import loading
-from epigemm.planning import decisions, plans
+from epigemm.planning import dry_runs, plans
+from epigemm.planning.dry_runs import DryRun
 
 SLOWER = "the planner expects no kernel of epigemm's to be faster there"
 RECORDED = "in 16 bits training gains nothing"
+
+
+class Way(enum.Enum):
+    """How a call runs: one kernel on the tensors as they lie, those on fp16 slices, or the fallback."""
+
+    TENSORS = enum.auto()
+    SLICES = enum.auto()
+    FALLBACK = enum.auto()
 
 
 class Judged(NamedTuple):
@@ -28,13 +38,13 @@ class Judged(NamedTuple):
 
     Attributes:
         why_not: why it is not worth one; empty where it is.
-        way: how it would run, a constant of `decisions`.
+        way: how it would run.
         fallback_us: what the device takes for the fallback; 0 where that is not asked.
         fused_us: what it takes for the fused call.
     """
 
     why_not: str
-    way: int = decisions.TENSORS
+    way: Way = Way.TENSORS
     fallback_us: float = 0.0
     fused_us: float = 0.0
 
@@ -58,25 +68,19 @@ def judged_there(
     call: LinearCall, place: Tensor, *, keeps_pack: bool = False, is_recorded: bool = False
 ) -> Judged:
     """The same of a call of meta tensors, on the device of `place`; `is_recorded`: by autograd."""
-    code = precision.code(call.precision, place.device.type) if call.x.dtype == torch.float32 else 0
-    cost = decisions.NO_COST if keeps_pack else decisions.PER_CALL
-    slices = sum(cost << shift for shift in decisions.SHIFTS.values())
-    decision = decisions.decide(call, code, slices, place)
-    way, gemm = decisions.way(decision), decisions.gemm(decision)
+    found = dry_runs.dry_run(call, dry_runs.ALL_KEPT if keeps_pack else 0, place)
+    way = Way.SLICES if found.on_slices else Way.TENSORS if found.fused else Way.FALLBACK
     if is_recorded and call.x.dtype != torch.float32:
         why_not = RECORDED
-    elif way == decisions.FALLBACK and gemm != decisions.WITH_BIAS_AND_RELU:
+    elif way is Way.FALLBACK and found.gemm != dry_runs.WITH_BIAS_AND_RELU:
         why_not = SLOWER
     else:
-        missing = decisions.missing_kernels(call, code, slices, place)
-        why_not = loading.would_link(call.epilogue, missing, place.device)
-    fallback_us, fused_us = _expected_us(call, decision, code, place, keeps_pack)
+        why_not = loading.would_link(call.epilogue, ",".join(found.missing), place.device)
+    fallback_us, fused_us = _expected_us(call, found, place, keeps_pack)
     return Judged(why_not, way, fallback_us, fused_us)
 
 
-def _expected_us(
-    call: LinearCall, decision: int, code: int, place: Tensor, keeps_pack: bool
-) -> tuple[float, float]:
+def _expected_us(call: LinearCall, found: DryRun, place: Tensor, keeps_pack: bool) -> tuple[float, float]:
     """What the device is expected to need in the fallback at the precision in force, and for the decision."""
     is_fp32 = call.x.dtype == torch.float32
     device, dtype = place.get_device(), str(call.x.dtype).removeprefix("torch.")
@@ -87,9 +91,9 @@ def _expected_us(
         n,
         k,
         dtype,
-        decisions.arithmetic(decision) if is_fp32 else precision.IEEE,
+        found.arithmetic if is_fp32 else precision.IEEE,
         packed=keeps_pack,
-        tf32_allowed=is_fp32 and precision.road(code).tf32_allowed,
+        tf32_allowed=is_fp32 and dry_runs.order_on(call, place).tf32_allowed,
         has_bias=call.bias is not None,
         gpu=plans.gpu_numbers(device),
         device=device,

@@ -2,7 +2,7 @@
 
 `torch.ops.epigemm.linear` works everywhere, but its kernel is in Python and takes the host longer than a GPU kernel.
 While Dynamo traces, plain calls become `_linear_into` and the other native operators instead. They write into a tensor
-that the graph allocates. If one cannot run (`entry.Reason`), it calls back here. Exported programs hold the
+that the graph allocates. If one cannot run (`planning.reasons`), it calls back here. Exported programs hold the
 public operators: names that stay, for files that are kept.
 """
 
@@ -19,9 +19,10 @@ from epigemm._native import ops
 from epigemm.arguments import checks, invariance
 from epigemm.arguments import precision as _precision
 from epigemm.arguments.calls import ElementwiseCall, LinearCall
-from epigemm.calls import elementwise_kernels, entry, execution
+from epigemm.calls import deeds, elementwise_kernels
 from epigemm.epilogues.registry import BIAS, EPILOGUES, SCALE_BATCH_NORM, Epilogue, compute_dtype
 from epigemm.planning import plans
+from epigemm.planning.reasons import Reason
 
 _linear_into = ops._linear_into.default
 _linear_folded_into = ops._linear_folded_into.default
@@ -50,8 +51,8 @@ Seen = tuple[Any, ...]
 
 
 @at_trace_time
-def _fp32_code(has_scalar: bool, tensors: tuple[Seen | None, ...], precision: object, strict: object) -> int:
-    """What a linear call may run on, `precision.code`; `_NOT_NATIVE` where the operator `linear` has to answer.
+def _fp32_order(has_scalar: bool, tensors: tuple[Seen | None, ...], precision: object, strict: object) -> int:
+    """The number of what a linear call may run on; `_NOT_NATIVE` where the operator `linear` has to answer.
 
     `tensors`: x, weight, the others; `has_scalar`: whether the last of them is an epilogue's scalar.
     """
@@ -64,17 +65,17 @@ def _fp32_code(has_scalar: bool, tensors: tuple[Seen | None, ...], precision: ob
         return _NOT_NATIVE
     dtype, device, *_ = tensors[0] or ()
     if dtype is not torch.float32:
-        return 0
-    code = _precision.code(precision, device.type)
+        return _precision.ORDERS[0].number
+    order = _precision.order(precision, device.type)
     if device.type == "cpu":
         # Dynamo does not guard the setting there: such a call may have to switch it later, which is done in Python.
-        return _NOT_NATIVE if _precision.is_full(precision) else code
-    return _NOT_NATIVE if _precision.switches(code) or _takes_slices(device, code) else code
+        return _NOT_NATIVE if _precision.is_full(precision) else order.number
+    return _NOT_NATIVE if order.overrides or _takes_slices(device, order) else order.number
 
 
 @at_trace_time
 def _is_native(has_scalar: bool, tensors: tuple[Seen | None, ...]) -> bool:
-    """Whether a call is plain, and the native operators can read it. Arguments as of `_fp32_code`, weight or not."""
+    """Whether a call is plain, and the native operators can read it. Arguments as of `_fp32_order`, weight or not."""
     x, scalar = tensors[0], tensors[-1]
     if not x or x[0] not in _DTYPES or any(tensor is None for tensor in tensors):
         return False
@@ -93,9 +94,9 @@ def _is_native(has_scalar: bool, tensors: tuple[Seen | None, ...]) -> bool:
     return bool(device.type == "cpu")
 
 
-def _takes_slices(device: torch.device, code: int) -> bool:
+def _takes_slices(device: torch.device, order: _precision.Order) -> bool:
     """Whether an fp32 call may run on fp16 slices, whose packs are kept in Python."""
-    if device.type != "cuda" or code not in _precision.FIRST_SLICES or plans.no_gemm_kernels():
+    if device.type != "cuda" or not order.slices or plans.no_gemm_kernels():
         return False
     return torch.cuda.get_device_capability(device)[0] == _HOPPER
 
@@ -154,22 +155,22 @@ def linear(
     precision: str | None,
     out: Tensor | None,
     strict: bool,
-) -> Tensor | None:
-    """D = epilogue(x @ weight.T), arguments as of `call.linear`; None: not a call for these."""
+) -> Tensor | Reason:
+    """D = epilogue(x @ weight.T), arguments as of `route.linear`; `NOT_PLAIN`: not a call for these."""
     if out is not None or invariance.active:
-        return None
+        return Reason.NOT_PLAIN
     if fold is not None and type(fold[-1]) is not float:
-        return None
+        return Reason.NOT_PLAIN
     others = (_see(bias), _see(scalar)) if fold is None else tuple(map(_see, fold[:-1]))
-    code = _fp32_code(fold is None, (_see(x), _see(weight), *others), precision, strict)
-    if code == _NOT_NATIVE:
-        return None
+    order = _fp32_order(fold is None, (_see(x), _see(weight), *others), precision, strict)
+    if order == _NOT_NATIVE:
+        return Reason.NOT_PLAIN
     out = x.new_empty((*x.shape[:-1], weight.shape[0]))
     if fold is not None:
-        _linear_folded_into(x, weight, *fold, code, strict, out)
+        _linear_folded_into(x, weight, *fold, order, strict, out)
     else:
         tensor, number = _scalar(scalar, x)
-        _linear_into(epilogue.number, x, weight, bias, None, None, tensor, number, code, strict, out)
+        _linear_into(epilogue.number, x, weight, bias, None, None, tensor, number, order, strict, out)
     return out
 
 
@@ -180,13 +181,13 @@ def elementwise(
     scalar: float | Tensor | None,
     fold: tuple[Any, ...] | None,
     out: Tensor | None,
-) -> Tensor | None:
+) -> Tensor | Reason:
     """D = epilogue(x), as `linear`."""
     if out is not None or (fold is not None and type(fold[-1]) is not float):
-        return None
+        return Reason.NOT_PLAIN
     others = (_see(bias), _see(scalar)) if fold is None else tuple(map(_see, fold[:-1]))
     if not _is_native(fold is None, (_see(x), *others)):
-        return None
+        return Reason.NOT_PLAIN
     out = torch.empty_like(x)
     if fold is not None:
         _elementwise_folded_into(x, *fold, out)
@@ -231,7 +232,7 @@ def _elementwise_call(number: int, x: Tensor, bias: Tensor | None, *rest: Any) -
 
 def _named(fp32: int, x: Tensor) -> str:
     """The precision of a call that may run on these arithmetics."""
-    return _precision.named(fp32) if x.dtype is torch.float32 and x.is_cuda else _precision.DEFAULT
+    return _precision.ORDERS[fp32].name if x.dtype is torch.float32 and x.is_cuda else _precision.DEFAULT
 
 
 def _linear_folded_cold(x: Tensor, weight: Tensor, *rest: Any) -> None:
@@ -240,7 +241,7 @@ def _linear_folded_cold(x: Tensor, weight: Tensor, *rest: Any) -> None:
         checks.fold_batch_norm(x, vectors, eps, weight.shape[0])
     ).unbind(0)
     precision = _named(fp32, x)
-    entry.run_linear(
+    deeds.run_linear(
         LinearCall(SCALE_BATCH_NORM, x, weight, None, folded, (), precision, strict=strict, out=out)
     )
 
@@ -251,7 +252,7 @@ def _elementwise_folded_cold(x: Tensor, *rest: Any) -> None:
     folded = elementwise_kernels.fold_batch_norm(checks.fold_batch_norm(x, vectors, eps, x.shape[-1])).unbind(
         0
     )
-    execution.elementwise(ElementwiseCall(SCALE_BATCH_NORM, x, None, folded, (), out))
+    deeds.elementwise(ElementwiseCall(SCALE_BATCH_NORM, x, None, folded, (), out))
 
 
 def _reporting(run: Callable[..., Any]) -> Callable[..., Tensor | None]:
@@ -282,12 +283,12 @@ def _elementwise_folded_fake(x: Tensor, *rest: Any) -> None:
 
 _OPERATORS: dict[str, tuple[Callable[..., Any], Callable[..., None]]] = {
     "linear": (
-        lambda *args: entry.run_linear(_linear_call(*args)),
+        lambda *args: deeds.run_linear(_linear_call(*args)),
         lambda *args: checks.linear(_linear_call(*args)),
     ),
     "linear_folded": (_linear_folded_cold, _linear_folded_fake),
     "elementwise": (
-        lambda *args: execution.elementwise(_elementwise_call(*args)),
+        lambda *args: deeds.elementwise(_elementwise_call(*args)),
         lambda *args: checks.elementwise(_elementwise_call(*args)),
     ),
     "elementwise_folded": (_elementwise_folded_cold, _elementwise_folded_fake),

@@ -17,10 +17,11 @@ from epigemm._native import ops
 from epigemm.arguments import checks
 from epigemm.arguments.calls import ElementwiseCall, FoldCall, LinearCall
 from epigemm.autograd import gradient_products, gradients, nodes
-from epigemm.calls import elementwise_kernels, entry, execution
+from epigemm.calls import deeds, elementwise_kernels, entry
 from epigemm.epilogues.registry import compute_dtype
 from epigemm.operators import batching
 from epigemm.packs import weight_packs
+from epigemm.planning.reasons import Reason
 
 # --- arguments -> calls ----------------------------------------------------------------------------------------------
 
@@ -76,7 +77,7 @@ class _Operator(NamedTuple):
     call: Callable[..., Any]  # its arguments as one object
     fake: Callable[[Any], Tensor]  # the shape of its result, after a check of the arguments
     implementation: Callable[[Any], Tensor]  # below autograd
-    plain: Callable[[Any], Tensor | None]  # makes the call if it is plain, else gives None
+    plain: Callable[[Any], Tensor | Reason]  # makes the call if it is plain, else says why not
     # with a node in autograd's graph, for plain tensors that nothing traces
     recorded: Callable[[Any], Tensor]
     save: Callable[[Any, Any, Tensor], None]  # saves what the derivative needs, for all others
@@ -110,7 +111,9 @@ _OPERATORS = {
         _linear_fake,
         nodes.linear_forward,
         lambda call: (
-            None if call.invariant or call.pack_use == weight_packs.NONE else entry.linear_operator(call)
+            Reason.NOT_PLAIN
+            if call.invariant or call.pack_use == weight_packs.NONE
+            else entry.linear_operator(call)
         ),
         lambda call: nodes.linear(_of_changing_weight(call)),
         gradients.save_linear,
@@ -129,7 +132,7 @@ _OPERATORS = {
         _fold_call,
         lambda call: call.like.new_empty((2, call.columns), dtype=compute_dtype(call.like.dtype)),
         elementwise_kernels.fold_batch_norm,
-        lambda call: None,  # the entry folds as a part of other calls
+        lambda call: Reason.NOT_PLAIN,  # the entry folds as a part of other calls
         lambda call: torch.stack(nodes.fold_batch_norm(call)),
         gradients.save_fold_batch_norm,
         gradients.fold_batch_norm_backward,
@@ -158,7 +161,7 @@ def _at_once(name: str, kernel: Callable[..., Tensor]) -> Callable[..., Tensor]:
     def autograd_kernel(keyset: Any, *args: Any) -> Tensor:
         call = operator.call(*args)
         found = operator.plain(call)
-        if found is not None:
+        if isinstance(found, Tensor):
             return found
         inputs = _tensors_in(args)
         if not gradient_products.runs_directly(*inputs):
@@ -222,7 +225,7 @@ def _bump_version(op: Any) -> Callable[..., None]:
     out = [argument.name for argument in op._schema.arguments].index("out")
 
     def adinplaceorview(keyset: Any, *args: Any) -> None:
-        execution.mark_written(args[out])
+        entry.mark_written(args[out])
         with torch._C._AutoDispatchBelowADInplaceOrView():
             op.redispatch(keyset & torch._C._after_ADInplaceOrView_keyset, *args)
 
@@ -270,8 +273,8 @@ def _register() -> None:
             qualified, operator.backward, setup_context=_saving(operator), lib=_LIBRARY
         )
     for name, call_of, check, run in (
-        ("linear_out", linear_out_call, checks.linear, execution.linear),
-        ("elementwise_out", elementwise_call, checks.elementwise, execution.elementwise),
+        ("linear_out", linear_out_call, checks.linear, deeds.linear),
+        ("elementwise_out", elementwise_call, checks.elementwise, deeds.elementwise),
     ):
         op = getattr(ops, name).default
         implement(name, _after(call_of, run, has_result=False), "CompositeExplicitAutograd")

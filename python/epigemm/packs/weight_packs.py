@@ -22,7 +22,7 @@ from epigemm.arguments.calls import LinearCall
 from epigemm.cuda_graphs import capturing as capturing
 from epigemm.epilogues.registry import BIAS
 from epigemm.packs.kept_pack import KeptPack as KeptPack  # "as": users of this module take both from here
-from epigemm.planning import decisions, plans
+from epigemm.planning import dry_runs, plans
 
 SLICES = {_precision.SPLIT: 2, _precision.SCALED: 1}
 """The arithmetics on fp16 slices and how many slices each has. They do not share packs."""
@@ -185,10 +185,9 @@ def _worth_packing(weight: Tensor, precision: str) -> int | None:
         return None
     n, k = weight.shape
     x, like = torch.empty(_MANY_ROWS, k, device="meta"), torch.empty(n, k, device="meta")
-    costs = sum(decisions.NO_COST << shift for shift in decisions.SHIFTS.values())
-    code = _precision.code(precision, weight.device.type)
-    found = decisions.decide(LinearCall(BIAS, x, like), code, costs, weight)
-    return SLICES[decisions.arithmetic(found)] if decisions.way(found) == decisions.SLICES else None
+    call = LinearCall(BIAS, x, like, precision=precision)
+    found = dry_runs.dry_run(call, dry_runs.ALL_KEPT, weight)
+    return SLICES[found.arithmetic] if found.on_slices else None
 
 
 def repack(weight: Tensor, precision: str | None) -> None:

@@ -12,20 +12,17 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from epigemm._native import ops
 from epigemm.arguments import precision as _precision
 from epigemm.arguments.calls import LinearCall
-from epigemm.calls import execution, fallback, linked_elementwise, weight_slices
+from epigemm.calls.considered import consider
+from epigemm.calls.deeds import Forced
 from epigemm.linking import loading
-from epigemm.packs import weight_packs
-from epigemm.planning import decisions, plans
+from epigemm.planning import dry_runs, plans
+from epigemm.planning.dry_runs import Tried
 
 TORCH: tuple[int, ...] = ()
 """In place of a plan: the fallback, torch's GEMM and one elementwise kernel where that does not do everything."""
 
-_fused_linear_out = ops._fused_linear_out.default
-_split_linear_out = ops._split_linear_out.default
-_missing_for_plan = ops._missing_for_plan.default
 SWAP_AB = "sm90_swap_ab"
 """The family of kernels whose tiles are walked in one order only."""
 _RASTERS = ("along_m", "along_n")
@@ -82,12 +79,12 @@ def families(call: LinearCall, *, within: float = _HOPELESS) -> Iterator[Family]
     more than `within` times the best are no candidates.
     """
     call = call._replace(out=call.new_out())
-    order = decisions.order(call)
-    every = [_planned(call, order, found, within) for found in execution.considered(call)]
+    considered = consider(call)
+    every = [_planned(call, found, within) for found in considered.found.tried]
     planned = [each for each in every if each.plans and not plans.no_gemm_kernels()]
     why_not = _link(call, planned)
     for each in planned:
-        yield _family(call, order, each, why_not)
+        yield _family(call, each, why_not)
 
 
 class _Planned(NamedTuple):
@@ -98,48 +95,50 @@ class _Planned(NamedTuple):
     now: tuple[int, ...]
 
 
-_Reasons = dict[tuple[str, tuple[int, ...]], str]  # by arithmetic and plan
+_Reasons = dict[tuple[int, ...], str]  # by forced plan
 
 
-def _planned(
-    call: LinearCall, order: _precision.Order, found: execution.Considered, within: float
-) -> _Planned:
-    on_slices, answer = found.choice is not None, found.plan
+def _planned(call: LinearCall, found: Tried, within: float) -> _Planned:
+    answer = found.plan
     # The planner compares the fused TF32 kernel with a TF32 GEMM, whatever torch's setting is.
-    tf32_allowed = call.x.dtype == torch.float32 and (order.tf32_allowed or not on_slices)
-    kind = Kind(found.arithmetic, on_slices and found.packed, tf32_allowed, answer["source"])
+    tf32_allowed = call.x.dtype == torch.float32 and (call.order.tf32_allowed or not found.is_on_slices)
+    kind = Kind(found.arithmetic, found.is_on_slices and found.packed, tf32_allowed, answer["source"])
     now = tuple(answer.get("plan", TORCH))
     return _Planned(kind, _every_plan(answer["candidates"], now, within), now)
 
 
+def _forced(kind: Kind, plan: tuple[int, ...]) -> tuple[int, ...]:
+    return dry_runs.ARITHMETICS.index(kind.arithmetic), *plan
+
+
 def _link(call: LinearCall, planned: Sequence[_Planned]) -> _Reasons:
     """Link what all plans and the fallback take, side by side; why some plans cannot run then."""
-    epilogue = call.epilogue
-    keys = [(each.kind.arithmetic, plan) for each in planned for plan in each.plans]
+    keys = [_forced(each.kind, plan) for each in planned for plan in each.plans]
     if not keys:
         return {}
-    missing = [_missing_for_plan(epilogue.name, call.x, arithmetic, list(plan)) for arithmetic, plan in keys]
     # Where the fallback's kernel cannot be linked, PyTorch's operators are the fallback.
-    elementwise = linked_elementwise.missing_elementwise(epilogue, call.x) if epilogue.is_linked else ""
-    reasons = loading.link_each(epilogue, [*missing, elementwise], call.x.device)
+    missing = [
+        ",".join(dry_runs.dry_run(call, dry_runs.ALL_KEPT, plan=plan).missing)
+        for plan in (*keys, dry_runs.FALLBACK)
+    ]
+    reasons = loading.link_each(call.epilogue, missing, call.x.device)
     return {key: reason for key, reason in zip(keys, reasons[:-1], strict=True) if reason}
 
 
-def _family(call: LinearCall, order: _precision.Order, planned: _Planned, why_not: _Reasons) -> Family:
-    """The family of what could be linked; nothing is allocated for one without candidates."""
+def _family(call: LinearCall, planned: _Planned, why_not: _Reasons) -> Family:
+    """The family of what could be linked."""
     kind, now = planned.kind, planned.now
-    left_out = {plan: why_not.get((kind.arithmetic, plan), "") for plan in planned.plans}
-    linked_plans = {plan: text for plan, text in planned.plans.items() if not left_out[plan]}
-    candidates = []
-    if linked_plans:
-        on_slices = kind.arithmetic in weight_packs.SLICES
-        bind = _on_slices(call, kind) if on_slices else partial(_fused, call, kind.arithmetic)
-        candidates = [Candidate(plan, text, partial(bind, list(plan))) for plan, text in linked_plans.items()]
+    left_out = {plan: why_not.get(_forced(kind, plan), "") for plan in planned.plans}
+    candidates = [
+        Candidate(plan, text, Forced(call, _forced(kind, plan)))
+        for plan, text in planned.plans.items()
+        if not left_out[plan]
+    ]
     setting: Callable[[], AbstractContextManager[None]] = nullcontext
-    if kind.tf32_allowed and not order.tf32_allowed:
+    if kind.tf32_allowed and not call.order.tf32_allowed:
         setting = partial(_precision.switched, call.x.device.type, _precision.TF32)
     reasons = tuple(dict.fromkeys(filter(None, left_out.values())))
-    torch_gemm = Candidate(TORCH, "the fallback", partial(fallback.linear, call))
+    torch_gemm = Candidate(TORCH, "the fallback", Forced(call, dry_runs.FALLBACK))
     return Family(kind, candidates, torch_gemm, setting, TORCH if left_out.get(now) else now, reasons)
 
 
@@ -161,38 +160,3 @@ def _every_plan(
             walked = {**answer, "raster": _RASTERS[raster], "swizzle": swizzle, "splits": splits}
             found.setdefault((family, tile, raster, swizzle, splits), plans.tile_text(walked))
     return found
-
-
-def _fused(call: LinearCall, arithmetic: str, plan: list[int]) -> Tensor:
-    """One kernel on the tensors as they are."""
-    out = call.out
-    assert out is not None
-    head = (call.epilogue.name, call.x, call.weight, call.bias, call.operands, call.scalars)
-    if not _fused_linear_out(*head, arithmetic, plan, out):
-        raise RuntimeError(f"plan {plan}: the fused kernel does not cover this call")
-    return out
-
-
-def _on_slices(call: LinearCall, kind: Kind) -> Callable[[list[int]], Tensor]:
-    """The launches of a call on fp16 slices, with a plan still to come; without the copy of a padded result."""
-    arithmetic, packed = kind.arithmetic, kind.packed
-    slices = weight_packs.SLICES[arithmetic]
-    (m, k), n = call.x.shape, call.weight.shape[0]
-    size = weight_packs.pack_bytes(m, k, slices)
-    pack = None
-    if packed:
-        pack = call.x.new_empty(weight_packs.pack_bytes(n, k, slices), dtype=torch.uint8)
-        ops._split_rows_out(call.weight, slices, pack)
-    else:
-        size += weight_packs.pack_bytes(n, k, slices)
-    workspace = call.x.new_empty(size, dtype=torch.uint8)
-    target = call.x.new_empty(m, weight_slices.stored_width(n))
-    bias = None if call.bias is None else call.bias.contiguous()
-    operands = [operand.contiguous() for operand in call.operands]
-
-    def run(plan: list[int]) -> Tensor:
-        head = (call.epilogue.name, call.x, call.weight, pack, workspace, bias, operands, call.scalars)
-        _split_linear_out(*head, arithmetic, plan, target)
-        return target
-
-    return run

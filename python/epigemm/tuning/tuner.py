@@ -19,7 +19,8 @@ from torch.nn import Parameter
 
 from epigemm.arguments import checks
 from epigemm.arguments.calls import LinearCall
-from epigemm.calls import elementwise_kernels, execution
+from epigemm.calls import elementwise_kernels
+from epigemm.calls.considered import consider
 from epigemm.explain.recorder import dtype_name, record
 from epigemm.packs import weight_packs
 from epigemm.planning import measured, plans
@@ -264,8 +265,7 @@ def _time_with_care(
 
 def _with_choice(call: LinearCall, found: Tuning) -> Tuning:
     """The candidates, the one that this very call now takes marked."""
-    considered = execution.considered(call._replace(out=None))
-    taken = next((each for each in considered if not each.why_not), None)
+    taken = consider(call._replace(out=None)).taken
     arithmetic = "torch" if taken is None else taken.arithmetic
     best = {entry.arithmetic: entry.plan for entry in found.entries}
     wanted = (arithmetic, best.get(arithmetic, TORCH))

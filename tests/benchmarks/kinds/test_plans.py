@@ -69,7 +69,10 @@ def planned(monkeypatch: pytest.MonkeyPatch) -> None:
     ]
     considered = [SimpleNamespace(arithmetic="any", plan={"candidates": answers})]
     monkeypatch.setattr("epigemm.tuning.candidates.families", families)
-    monkeypatch.setattr("epigemm.calls.execution.considered", lambda call: considered)
+    monkeypatch.setattr(
+        "benchmarks.kinds.plans.consider",
+        lambda call: SimpleNamespace(found=SimpleNamespace(tried=considered)),
+    )
 
 
 @pytest.mark.usefixtures("planned")

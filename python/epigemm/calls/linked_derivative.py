@@ -1,4 +1,4 @@
-"""The kernel of an epilogue alone that is made at run time, and that of its derivative: linked at the first call."""
+"""The derivative of an epilogue that is made at run time: one kernel, linked at the first call."""
 
 from __future__ import annotations
 
@@ -10,24 +10,12 @@ from torch import Tensor
 
 from epigemm._native import ops
 from epigemm.arguments.calls import ElementwiseCall
+from epigemm.calls.elementwise_kernels import missing
+from epigemm.calls.layouts import readable
 from epigemm.epilogues.kinds import KINDS, MATRIX
-from epigemm.epilogues.registry import Epilogue, compute_dtype
+from epigemm.epilogues.registry import compute_dtype
 from epigemm.epilogues.traced import LinkedEpilogue
 from epigemm.linking import loading
-
-
-def elementwise(epilogue: LinkedEpilogue, call: ElementwiseCall) -> Tensor:
-    """D = epilogue(x), for a matrix, into `call.out` or a new tensor."""
-    x = call.x
-    out = torch.empty_like(x) if call.out is None else call.out
-    if not x.is_cuda or x.numel() == 0 or loading.link(epilogue, missing_elementwise(epilogue, x), x.device):
-        return out.copy_(epilogue.reference(x, call.bias, call.operands, call.scalars))
-    target = out if _has_rows(out) else torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    operands = [readable(operand) for operand in call.operands]
-    ops._linked_elementwise_out(
-        epilogue.name, readable(x), operands or None, list(call.scalars) or None, target
-    )
-    return target if target is out else out.copy_(target)
 
 
 def gradients(
@@ -44,7 +32,7 @@ def gradients(
         if not operand.folded and isinstance(value, Tensor):
             # Of a product that was made again in fp32, the gradient is a 16-bit one in fp32.
             grad = grad.to(value.dtype)
-    if loading.link(epilogue, missing_elementwise(epilogue, grad, derivative=True), x.device):
+    if loading.link(epilogue, missing(epilogue, grad, derivative=True), x.device):
         return None
     wide = compute_dtype(x.dtype)
     found: list[Tensor | None] = [None] * (2 + len(call.operands))
@@ -67,24 +55,3 @@ def gradients(
         assert of_elements is not None
         found[place] = KINDS[kind].summed(of_elements).to(dtype)
     return found
-
-
-def missing_elementwise(epilogue: Epilogue, x: Tensor, *, derivative: bool = False) -> str:
-    """The elementwise kernel of such an x, or that of the derivative, unless it is linked already."""
-    names: str = ops._missing_elementwise(epilogue.name, x, derivative)
-    return names
-
-
-def _has_rows(tensor: Tensor) -> bool:
-    """Whether a matrix's rows have no gaps, which is how kernels read and write."""
-    return tensor.stride(1) == 1 or tensor.shape[1] == 1
-
-
-def readable(tensor: Tensor) -> Tensor:
-    """A tensor as the kernels read it: matrices by rows, vectors without gaps."""
-    if tensor.dim() == 2 and tensor.shape[1] > 1:
-        return tensor if _has_rows(tensor) else tensor.contiguous()
-    if tensor.dim() == 0 or tensor.stride(0) == 1:
-        return tensor
-    # A single element is contiguous to torch whatever its stride says.
-    return tensor.contiguous().as_strided(tensor.shape, (1,) * tensor.dim())

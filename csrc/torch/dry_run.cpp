@@ -1,0 +1,186 @@
+// epigemm::_dry_linear: a linear call that launches nothing and says what it would launch, and what stands in its way.
+#include <sstream>
+
+#include "call/forced.h"
+#include "call/record.h"
+#include "torch/plans.h"
+
+namespace epigemm::binding {
+namespace {
+
+using call::Tried;
+using call::Verdict;
+
+class DryTorch final : public call::Torch {
+ public:
+  call::Record noted;
+  std::string refused;
+
+  bool result(call::Tensor*) override { return false; }
+  void* workspace(int64_t) override { return nullptr; }
+  bool gemm(call::Gemm, int, call::Tensor*) override { return false; }
+  bool stream(void**) override { return false; }
+  void run_on_cpu(const ElementwiseProblem&) override {}
+  void run_derivative_on_cpu(const DerivativeProblem&) override {}
+  void raise(const char* message) override { refused = message; }
+  call::Record* record() override { return &noted; }
+};
+
+// A call's tensors. `gpu`: [index, ...] describes the device that they stand for; a meta tensor has no data.
+struct DryCall {
+  call::LinearCall linear;
+  call::Tensor x, weight, out, storage[kMaxOperands];
+  call::ForcedPlan forced;
+  Device described;
+  bool is_described = false;
+
+  void read(const TensorView& tensor, const char* argument, call::Tensor* read) const {
+    *read = view_of(tensor, element_of(tensor, argument), const_cast<void*>(tensor.data()));
+    const bool is_on_gpu = is_described || tensor.is_cuda();
+    read->device_kind = is_on_gpu ? call::DeviceKind::CUDA : call::DeviceKind::CPU;
+    read->device = is_described ? described.index : is_on_gpu ? tensor.device() : 0;
+  }
+
+  // Distributes what the operators take among the epilogue's operands. False where their numbers differ.
+  bool read_operands(const EpilogueInfo& epilogue, const std::optional<TensorView>& bias,
+                     const List<TensorView>& tensors, const List<double>& scalars) {
+    std::size_t next_tensor = 0, next_scalar = 0;
+    linear.operands.count = epilogue.operand_count - 1;
+    for (int i = 0; i < linear.operands.count; ++i) {
+      call::GivenOperand& operand = linear.operands.values[i];
+      const bool is_scalar = epilogue.operands[i + 1].kind == OperandKind::Scalar;
+      const TensorView* tensor = nullptr;
+      if (epilogue.takes_bias && i == 0) {
+        tensor = bias ? &*bias : nullptr;
+      } else if (is_scalar && next_scalar < scalars.values.size()) {
+        operand.number = scalars.values[next_scalar++];
+        operand.has_number = true;
+      } else if (next_tensor < tensors.values.size()) {
+        tensor = &tensors.values[next_tensor++];
+      } else {
+        return false;
+      }
+      if (!tensor) continue;
+      read(*tensor, epilogue.operands[i + 1].name, &storage[i]);
+      operand.tensor = &storage[i];
+    }
+    return next_tensor == tensors.values.size() && next_scalar == scalars.values.size();
+  }
+};
+
+std::string microseconds(double value) {
+  std::ostringstream text;
+  text.precision(1);
+  text << std::fixed << value << " us";
+  return text.str();
+}
+
+// Why a planned call cannot run; empty where the planner decides.
+std::string why_not(const call::Prepared& prepared, const Tried& tried) {
+  switch (tried.verdict) {
+    case Verdict::NotRepresentable:
+      return call::why_not_readable(prepared);
+    case Verdict::NoKernels:
+      return call::kNoGemmKernels;
+    case Verdict::MemoryIsShort:
+      return "the last call of these sizes found no memory for fp16 slices, and there is not enough yet";
+    case Verdict::CopyTakesGain:
+      return "out is no matrix with rows of whole 16 bytes, and copying the result takes what was gained";
+    case Verdict::TF32IsFaster:
+      return "the fused TF32 kernel is expected to be faster (" + microseconds(tried.tf32_microseconds) + " against " +
+             microseconds(tried.chosen.microseconds) + " on scaled fp16)";
+    default:
+      return std::string();
+  }
+}
+
+void write_tried(std::ostream& json, const call::Prepared& prepared, const Tried& tried) {
+  const std::string reason = why_not(prepared, tried);
+  const bool is_ruled_out = tried.verdict == Verdict::NotRepresentable || tried.verdict == Verdict::NoKernels;
+  json << "{\"arithmetic\": \"" << arithmetic_name(tried.problem.arithmetic)
+       << "\", \"runs\": " << (tried.verdict == Verdict::Runs) << ", \"why_not\": \"" << reason
+       << "\", \"packed\": " << tried.problem.is_packed << ", \"padded\": " << tried.is_padded
+       << ", \"tf32_allowed\": " << tried.problem.is_tf32_allowed
+       << ", \"plan\": " << plan_json(tried.problem, is_ruled_out ? reason : "") << "}";
+}
+
+template <class Item, class Write>
+void write_list(std::ostream& json, const char* name, const std::vector<Item>& items, Write write) {
+  json << ", \"" << name << "\": [";
+  for (std::size_t i = 0; i < items.size(); ++i) {
+    json << (i ? ", " : "");
+    write(items[i]);
+  }
+  json << "]";
+}
+
+std::string as_json(call::Answer answer, const DryTorch& torch) {
+  constexpr const char* launches[] = {"fold", "fused", "torch_gemm", "elementwise"};
+  const call::Record& record = torch.noted;
+  const call::Decision& decision = record.decision;
+  const Plan& plan = decision.plan;
+  std::ostringstream json;
+  json << std::boolalpha << "{\"answer\": " << static_cast<int>(answer) << ", \"refused\": \"" << torch.refused
+       << "\", \"fused\": " << plan.is_fused() << ", \"on_slices\": " << decision.is_on_slices()
+       << ", \"arithmetic\": \"" << arithmetic_name(decision.arithmetic) << "\", \"packed\": " << decision.is_packed
+       << ", \"padded\": " << decision.is_padded << ", \"gemm\": " << static_cast<int>(record.gemm) << ", \"plan\": ["
+       << static_cast<int>(plan.family) << ", " << plan.tile << ", " << static_cast<int>(plan.raster) << ", "
+       << plan.swizzle << ", " << plan.splits << "]";
+  write_list(json, "reasons", record.reasons, [&](call::Answer reason) { json << static_cast<int>(reason); });
+  write_list(json, "launches", record.launches,
+             [&](call::Launch launch) { json << "\"" << launches[static_cast<int>(launch)] << "\""; });
+  write_list(json, "missing", record.missing, [&](const std::string& name) { json << "\"" << name << "\""; });
+  write_list(json, "tried", record.tried, [&](const Tried& tried) { write_tried(json, record.prepared, tried); });
+  json << "}";
+  return json.str();
+}
+
+// `fp32`: a row of call::fp32_orders. `gpu`: see DryCall. `circumstances`, `slices`, `plan`: see call/forced.h.
+std::string dry_linear(const Name& epilogue_name, const TensorView& x, const TensorView& weight,
+                       const std::optional<TensorView>& bias, const List<TensorView>& operands,
+                       const List<double>& scalars, const std::optional<TensorView>& out, int64_t fp32,
+                       int64_t circumstances, int64_t slices, bool is_strict, bool is_batch_invariant,
+                       const List<int64_t>& gpu, const List<int64_t>& plan, bool wants_tried) {
+  check(fp32 >= 0 && fp32 < call::kFP32Orders, "fp32 must be in 0..", call::kFP32Orders - 1, ", got ", fp32);
+  check((slices & 3) < 3 && (slices >> 4 & 3) < 3, "slices: there is no cost 3");
+  const EpilogueInfo& epilogue = epilogue_named(epilogue_name);
+  DryCall dry;
+  call::LinearCall& linear = dry.linear;
+  if (!gpu.values.empty()) {
+    dry.described = described_device({gpu.values.begin() + 1, gpu.values.end()}, gpu.values[0]);
+    dry.is_described = true;
+    linear.described = &dry.described;
+  }
+  linear.epilogue = epilogue.id;
+  linear.x = &dry.x;
+  linear.weight = &dry.weight;
+  linear.fp32_order = static_cast<int>(fp32);
+  linear.needs_other_setting = circumstances & call::kOtherSetting;
+  linear.is_out_padded = circumstances & call::kOutPadded;
+  linear.is_strict = is_strict;
+  linear.is_batch_invariant = is_batch_invariant;
+  linear.is_out_apart = true;  // not asked here
+  call::read_slices(slices, &linear);
+  dry.read(x, "x", &dry.x);
+  dry.read(weight, "weight", &dry.weight);
+  if (out) {
+    dry.read(*out, "out", &dry.out);
+    linear.out = &dry.out;
+  }
+  DryTorch torch;
+  torch.noted.wants_tried = wants_tried;
+  if (!plan.values.empty()) {
+    const std::string wrong = call::read_forced(plan.values.data(), plan.values.size(), &dry.forced);
+    check(wrong.empty(), "plan: ", wrong);
+    linear.forced = &dry.forced;
+  }
+  const bool is_read = dry.read_operands(epilogue, bias, operands, scalars);
+  return as_json(is_read ? call::linear(linear, torch) : call::Answer::DoesNotFit, torch);
+}
+
+}  // namespace
+}  // namespace epigemm::binding
+
+STABLE_TORCH_LIBRARY_IMPL(epigemm, CompositeExplicitAutograd, m) {
+  m.impl("_dry_linear", TORCH_BOX(&epigemm::binding::dry_linear));
+}

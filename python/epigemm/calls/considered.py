@@ -1,0 +1,64 @@
+"""What a call is tried in, and what comes of it: for `explain`, `tune`, and the errors of calls that insist."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+
+from epigemm.arguments.calls import LinearCall
+from epigemm.calls import elementwise_kernels, weight_slices
+from epigemm.linking import loading
+from epigemm.packs import weight_packs
+from epigemm.planning import dry_runs, plans
+from epigemm.planning.dry_runs import DryRun, Tried
+
+
+class Considered(NamedTuple):
+    """A dry run of a call, and where the weight's slices would come from."""
+
+    found: DryRun
+    choices: dict[str, weight_slices.Choice]  # by arithmetic; empty where no kernel multiplies slices
+    why_not_linked: str  # why the kernel that is chosen cannot run; empty where it can
+
+    @property
+    def taken(self) -> Tried | None:
+        """The arithmetic that runs on a fused kernel."""
+        return next((each for each in self.found.tried if not self.why_not(each)), None)
+
+    def why_not(self, tried: Tried) -> str:
+        """Why no fused kernel runs in this arithmetic; empty where one does."""
+        return tried.why_not or self.why_not_linked
+
+
+def consider(call: LinearCall, *, insists: bool = False) -> Considered:
+    """What `deeds.linear` tries, in the same order, and what comes of it; launches nothing.
+
+    `insists`: shortages of memory do not count.
+    """
+    has_kernels = plans.has_gpu_kernels(call.x)  # the first question brings in what was measured on the GPU
+    choices = {}
+    if has_kernels and call.x.dtype == torch.float32:
+        choices = {
+            name: weight_slices.find(call, name, call.pack_use, ignore_shortage=insists)
+            for name in weight_packs.SLICES
+        }
+    found = dry_runs.dry_run(call, weight_slices.number_of(choices), tried=True)
+    reason = ""
+    if has_kernels and any(not each.why_not for each in found.tried):
+        reason = loading.would_link(call.epilogue, ",".join(found.missing), call.x.device)
+    return Considered(found, choices, reason)
+
+
+def require_fused(call: LinearCall) -> None:
+    """RuntimeError unless one fused kernel would run; says why none does."""
+    reasons = [elementwise_kernels.why_none(call.x)]
+    if elementwise_kernels.has_native(call.x):
+        considered = consider(call, insists=True)
+        reasons = [considered.why_not(each) for each in considered.found.tried]
+        if "" in reasons:
+            return
+    raise RuntimeError(
+        "strict: got True for a call that no fused kernel would run "
+        f"({'; '.join(dict.fromkeys(reasons))}); accepted there is False"
+    )

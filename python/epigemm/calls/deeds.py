@@ -1,0 +1,418 @@
+"""Calls to their end: csrc/call is asked, and what stands in the way is done.
+
+`call::linear` and `call::elementwise` give a result or a `Reason`. The tables `_LINEAR` and `_ELEMENTWISE` say what is
+done about each reason; then the call is made again. Nothing here decides what a call runs on.
+
+Nothing here looks at autograd, either: whoever has to see a call has seen it. Outputs are allocated by torch, so that
+running out of memory stays `torch.OutOfMemoryError`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from epigemm.arguments import checks
+from epigemm.arguments import precision as _precision
+from epigemm.arguments.calls import ElementwiseCall, FoldCall, LinearCall
+from epigemm.calls import by_reference, elementwise_kernels, entry, invariant, weight_slices
+from epigemm.calls.considered import require_fused
+from epigemm.calls.layouts import flattens, readable
+from epigemm.calls.weight_slices import KEPT, Choice
+from epigemm.epilogues.registry import compute_dtype
+from epigemm.linking import loading
+from epigemm.packs import weight_packs
+from epigemm.planning import dry_runs, plans
+from epigemm.planning.dry_runs import DryRun
+from epigemm.planning.reasons import Reason
+
+_any_autocast = torch._C._is_any_autocast_enabled
+_is_profiling = torch._C._autograd._profiler_enabled
+_MOST_DEEDS = 24  # of one call; each is needed a few times at most
+_STORED_BYTES = 16  # the kernels on fp16 slices store so many at a time
+
+
+class _Linear:
+    """A linear call on its way: what it is asked with, and what was met so far."""
+
+    def __init__(self, call: LinearCall, plan: tuple[int, ...] | None, fold: FoldCall | None) -> None:
+        self.call = call
+        self.plan = plan
+        self.fold = fold
+        self.order = call.order
+        self.x, self.out = call.x, call.out  # as the kernels read and write them
+        self.given: tuple[Any, ...] = () if fold else call.epilogue.in_order(call.bias, *call[4:6]) or ()
+        self.circumstances = dry_runs.ROUTED
+        self.met: set[Reason] = set()
+        self.is_copied = False  # the call is one on copies that every kernel can read
+        self.packs: dict[str, Choice] = {}
+        self.made: set[str] = set()  # the arithmetics whose packs this call has made
+        self.uses = dict.fromkeys(weight_packs.SLICES, call.pack_use)
+        self.short = 0  # the arithmetics that there is no memory for, as `slices` has them
+        self.shortage: torch.OutOfMemoryError | None = None  # of a call that insists on a fused kernel
+        if self.out is None and _any_autocast():
+            self.out = call.new_out()  # torch's GEMM with out= keeps the dtype
+            self.circumstances |= dry_runs.OUT_APART
+
+    @property
+    def insists(self) -> bool:
+        """Whether PyTorch's GEMM is no answer."""
+        return self.call.strict or self.call.invariant
+
+    def run(self) -> Tensor:
+        """Ask and mend until there is a result."""
+        for _ in range(_MOST_DEEDS):
+            found = self._ask()
+            if type(found) is not int:
+                return self._stored(found)  # type: ignore[arg-type]
+            reason = Reason(found)
+            result = _LINEAR[reason](self)
+            self.met.add(reason)
+            if result is not None:
+                return result
+        raise RuntimeError(
+            f"epigemm: a call of {self.call.epilogue.name!r} came to no end; this is a mistake"
+        )
+
+    def again(self) -> Tensor:
+        """Make a call that was made before once more."""
+        found = self._ask()
+        return self.run() if type(found) is int else found  # type: ignore[return-value]
+
+    @property
+    def described(self) -> LinearCall:
+        """The call with operands: of a fold with some that are like its own."""
+        if self.fold is None:
+            return self.call
+        likes = self.call.x.new_empty((2, self.fold.columns), dtype=compute_dtype(self.call.x.dtype))
+        return self.call._replace(operands=likes.unbind(0))
+
+    def dry(self) -> DryRun:
+        """What would come of the call as it stands."""
+        slices = weight_slices.number_of(self.packs) | self.short
+        call = self.described._replace(out=self.out)
+        return dry_runs.dry_run(call, slices, circumstances=self.circumstances, plan=self.plan or ())
+
+    def make_pack(self, arithmetic: str) -> None:
+        """Make the pack of the weight, and keep it."""
+        try:
+            weight_packs.keep(self.call.weight, weight_packs.SLICES[arithmetic])
+            self.made.add(arithmetic)
+        except torch.OutOfMemoryError as error:
+            weight_slices.ran_out_of_memory(self.call, arithmetic, weight_slices.MAKE)
+            # Memory for one call may be there where memory to keep is not.
+            self.uses[arithmetic] = weight_packs.FIND
+            self.shortage = error if self.insists else None
+
+    def _ask(self) -> Tensor | int:
+        packs, slices, ran_short = None, 0, None
+        if self.order.slices and plans.has_gpu_kernels(self.x):
+            packs, slices = self._find_packs()
+            ran_short = self.dry() if weight_slices.has_been_short() or self.shortage else None
+            if self.shortage and not (
+                ran_short and ran_short.on_slices and self.uses[ran_short.arithmetic] == weight_packs.FIND
+            ):
+                raise self.shortage
+        call = self.call
+        more = dry_runs.OTHER_SETTING if self.order.overrides else 0
+        more |= dry_runs.RAISES_SHORTAGE if self.insists else 0
+        about = (self.order.number, packs, slices, call.strict, call.invariant)
+        fold = None if self.fold is None else (*self.fold.vectors, self.fold.eps)
+        tensors = (call.epilogue.number, self.x, call.weight, self.given, fold, self.out)
+        try:
+            found = entry.ask(*tensors, *about, self.circumstances | more, self.plan)
+        except torch.OutOfMemoryError:
+            if packs is not None and self.may_try_again(self.note_shortage()):
+                return self._ask()
+            raise
+        if ran_short and ran_short.on_slices and type(found) is not int:
+            weight_slices.ran(call, ran_short.arithmetic, self.packs[ran_short.arithmetic].source)
+        return found
+
+    def _find_packs(self) -> tuple[tuple[Tensor | None, ...], int]:
+        self._look_for_packs()
+        if any(choice.is_stale for choice in self.packs.values()) and self._renew():
+            self._look_for_packs()
+        found = tuple(
+            choice.pack.read() if choice.source == KEPT and choice.pack else None
+            for choice in self.packs.values()
+        )
+        costs = sum(choice.cost << dry_runs.SHIFTS[name] for name, choice in self.packs.items())
+        return found, costs | self.short
+
+    def _look_for_packs(self) -> None:
+        self.packs = {
+            name: weight_slices.find(self.call, name, use, ignore_shortage=self.insists)
+            for name, use in self.uses.items()
+        }
+
+    def _renew(self) -> bool:
+        """Make a stale pack again where the call runs on it; one that it does without sees the weight as it is.
+
+        Whether there is another choice now.
+        """
+        found = self.dry()
+        for arithmetic in self.order.fused:
+            choice = self.packs.get(arithmetic)
+            is_stale = choice is not None and choice.is_stale
+            if found.fused and arithmetic == found.arithmetic:
+                if is_stale:
+                    self.make_pack(arithmetic)
+                return is_stale
+            if is_stale:
+                choice.pack.see(self.call.weight)  # type: ignore[union-attr]
+        return False
+
+    def note_shortage(self) -> DryRun:
+        """Remember that there was no memory for what the call runs on."""
+        found = self.dry()
+        if found.on_slices:
+            source = self.packs[found.arithmetic].source
+            weight_slices.ran_out_of_memory(self.call, found.arithmetic, source)
+        return found
+
+    def may_try_again(self, found: DryRun) -> bool:
+        """Whether a call that found no memory may find some: it has made a pack, which takes none any more."""
+        if found.arithmetic not in self.made:
+            return False
+        self.made.discard(found.arithmetic)
+        self.uses[found.arithmetic] = weight_packs.FIND
+        return True
+
+    def _stored(self, result: Tensor) -> Tensor:
+        out = self.call.out
+        if result is out:
+            return result
+        if out is not None:
+            return out.copy_(result)
+        return result if result.is_contiguous() else self.call.new_out().copy_(result)
+
+
+# --- what is done about each reason: a result, or nothing, and the call is made again ---------------------------------
+
+
+def _make_ready(attempt: _Linear) -> Tensor | None:
+    if Reason.NOT_READY not in attempt.met and plans.has_gpu_kernels(attempt.call.x):
+        return None  # the question has brought in what was measured on the device
+    return _by_torch(attempt)
+
+
+def _by_torch(attempt: _Linear) -> Tensor:
+    call = attempt.described
+    checks.linear(call)
+    if call.invariant and not call.is_empty:
+        invariant.refuse(call)
+    if call.strict:
+        require_fused(call)
+    if call.out is not None:
+        _look_at_overlap(attempt)
+    return by_reference.of_call(attempt.call, attempt.fold)
+
+
+def _refuse_or_copy(attempt: _Linear) -> Tensor | None:
+    """The checks word what is wrong. What they accept lies as no kernel reads it."""
+    checks.linear(attempt.described)
+    if Reason.DOES_NOT_FIT in attempt.met:
+        return _by_torch(attempt)
+    _copy_inputs(attempt)
+    return None
+
+
+def _look_at_overlap(attempt: _Linear) -> None:
+    call = attempt.call
+    assert call.out is not None
+    others = call.others if attempt.fold is None else {"weight": call.weight, **attempt.fold.named}
+    checks.output_overlap(call.out, call.x, others, in_place=False)
+    attempt.circumstances |= dry_runs.OUT_APART
+
+
+def _store_elsewhere(attempt: _Linear) -> None:
+    """The result goes into rows of whole 16 bytes where fp32 kernels ask for them, and is copied."""
+    call = attempt.call
+    if call.out is not None:
+        _look_at_overlap(attempt)
+    n = call.weight.shape[0]
+    step = _STORED_BYTES // call.x.element_size() if call.x.dtype is torch.float32 else 1
+    attempt.out = call.x.new_empty((*call.x.shape[:-1], n + -n % step))[..., :n]
+    attempt.circumstances |= dry_runs.OUT_APART | dry_runs.OUT_PADDED
+
+
+def _copy_inputs(attempt: _Linear) -> None:
+    if not flattens(attempt.x):
+        attempt.x = attempt.x.contiguous()
+    attempt.given = tuple(readable(each) if isinstance(each, Tensor) else each for each in attempt.given)
+
+
+def _make_pack(attempt: _Linear) -> None:
+    attempt.make_pack(attempt.dry().arithmetic)
+
+
+def _do_with_less_memory(attempt: _Linear) -> None:
+    found = attempt.note_shortage()
+    if attempt.may_try_again(found):
+        return
+    if found.on_slices:
+        attempt.short |= dry_runs.SHORT << dry_runs.SHIFTS[found.arithmetic]
+    else:  # nothing takes less
+        attempt.circumstances |= dry_runs.RAISES_SHORTAGE
+
+
+def _refuse_or_rearrange(attempt: _Linear) -> Tensor:
+    """No fused kernel would run a call that insists on one: an error, but for what the batch-invariant mode can do."""
+    call = attempt.described
+    by_rows = invariant.runs_by_rows(call)
+    if by_rows or not call.invariant or attempt.is_copied:
+        if call.strict:
+            require_fused(call)
+    else:
+        invariant.refuse(call)
+    if attempt.fold is not None:
+        call = call._replace(operands=elementwise_kernels.fold_batch_norm(attempt.fold).unbind(0))
+    if by_rows:
+        return invariant.row_by_row(call, linear)
+    on_copies = _Linear(invariant.on_zeros(call), None, None)
+    on_copies.is_copied = True
+    result = on_copies.run()[:, : call.weight.shape[0]]
+    out = call.new_out() if call.out is None else call.out
+    return out.copy_(result.reshape(out.shape))
+
+
+def _run_at_full_fp32(attempt: _Linear) -> Tensor:
+    attempt.order = attempt.order._replace(overrides=False)
+    with _precision.full_fp32(attempt.call.x.device.type):
+        return attempt.run()
+
+
+def _link(attempt: _Linear) -> Tensor | None:
+    """Link the kernel; where that cannot be, the fallback runs, or PyTorch's operators."""
+    call, found = attempt.call, attempt.dry()
+    reason = loading.link(call.epilogue, ",".join(found.missing), call.x.device)
+    if not reason:
+        return None
+    if call.invariant:
+        invariant.refuse_because(call.x, reason)
+    if attempt.plan is not None and found.fused:
+        raise RuntimeError(f"{call.epilogue.name}: {reason}")
+    if call.strict:
+        require_fused(attempt.described)
+    if not found.fused:
+        return _by_torch(attempt)
+    attempt.plan = dry_runs.FALLBACK
+    return None
+
+
+_LINEAR: dict[Reason, Callable[[_Linear], Tensor | None]] = {
+    Reason.NOT_PLAIN: _by_torch,
+    Reason.DOES_NOT_FIT: _refuse_or_copy,
+    Reason.IS_EMPTY: _by_torch,
+    Reason.NOT_READY: _make_ready,
+    Reason.MAY_OVERLAP: _look_at_overlap,
+    Reason.NOT_STORABLE: _store_elsewhere,
+    Reason.NOT_READABLE: _copy_inputs,
+    Reason.LACKS_PACK: _make_pack,
+    Reason.NO_MEMORY: _do_with_less_memory,
+    Reason.NOT_FUSED: _refuse_or_rearrange,
+    Reason.OTHER_SETTING: _run_at_full_fp32,
+    Reason.NOT_LINKED: _link,
+    Reason.BY_REFERENCE: _by_torch,
+}
+
+
+def run_linear(call: LinearCall) -> Tensor:
+    """The operator `epigemm::linear` where nothing traces or differentiates it."""
+    found = entry.linear_operator(call)
+    return found if isinstance(found, Tensor) else linear(call)
+
+
+def linear(call: LinearCall, plan: Sequence[int] | None = None, fold: FoldCall | None = None) -> Tensor:
+    """D = epilogue(x @ weight.T), whatever it takes.
+
+    `plan`: what runs in place of what would be decided, as csrc/call/forced.h has it. `fold`: what scale_batch_norm's
+    operands are folded from; the call has none then.
+
+    Raises:
+        RuntimeError: arguments that do not fit; `strict`, and no fused kernel would run; a plan that cannot run.
+        torch.OutOfMemoryError: no memory for the result; or `strict`, and none for the fused kernel.
+    """
+    attempt = _Linear(call, None if plan is None else tuple(plan), fold)
+    if not _is_profiling():
+        return attempt.run()
+    with torch.profiler.record_function(f"epigemm::{call.epilogue.name}"):
+        return attempt.run()
+
+
+class Forced:
+    """A call under a plan, to be made many times: what stands in its way is done at the first.
+
+    A result that needs rows of whole 16 bytes stays in them.
+    """
+
+    def __init__(self, call: LinearCall, plan: Sequence[int]) -> None:
+        self.plan = tuple(plan)
+        self._call = call
+        self._attempt: _Linear | None = None
+
+    def __call__(self) -> Tensor:
+        """Make the call; RuntimeError where the plan cannot run."""
+        if self._attempt is None:
+            self._attempt = _Linear(self._call, self.plan, None)
+            return self._attempt.run()
+        return self._attempt.again()
+
+
+# --- elementwise calls -----------------------------------------------------------------------------------------------
+
+
+def elementwise(call: ElementwiseCall) -> Tensor:
+    """D = epilogue(x), whatever it takes; RuntimeError for arguments that do not fit."""
+    if not _is_profiling():
+        return _elementwise(call)
+    with torch.profiler.record_function(f"epigemm::{call.epilogue.name}"):
+        return _elementwise(call)
+
+
+def _elementwise(call: ElementwiseCall) -> Tensor:
+    checks.elementwise(call)
+    circumstances = dry_runs.ROUTED
+    if call.out is not None:
+        checks.output_overlap(call.out, call.x, call.others, in_place=True, first=checks.first_of(call))
+        circumstances |= dry_runs.OUT_APART
+    plans.has_gpu_kernels(call.x)  # the question makes the device known
+    asked: ElementwiseCall | None = call
+    result: Tensor | None = None
+    while asked is not None and result is None:
+        found = entry.elementwise_operator(asked, circumstances)
+        if isinstance(found, Tensor):
+            result = found
+        else:
+            mend = _ELEMENTWISE.get(found)
+            asked = None if mend is None else mend(asked)
+    if result is None:  # no kernel computes it
+        result = call.epilogue.reference(call.x, call.bias, call.operands, call.scalars)
+    if call.out is not None:
+        return result if result is call.out else call.out.copy_(result)
+    is_laid_out = result.stride() == call.x.stride() or (asked is not None and asked.x is call.x)
+    return result if is_laid_out else torch.empty_like(call.x).copy_(result)
+
+
+def _link_elementwise(call: ElementwiseCall) -> ElementwiseCall | None:
+    missing = elementwise_kernels.missing(call.epilogue, call.x)
+    return None if loading.link(call.epilogue, missing, call.x.device) else call
+
+
+def _copy_elementwise_inputs(call: ElementwiseCall) -> ElementwiseCall | None:
+    out = call.out if call.out is not None and call.out.is_contiguous() else None
+    mended = call._replace(
+        x=call.x.contiguous(), operands=[readable(operand) for operand in call.operands], out=out
+    )
+    pairs = zip((mended.x, out, *mended.operands), (call.x, call.out, *call.operands), strict=True)
+    return mended if any(new is not old for new, old in pairs) else None
+
+
+_ELEMENTWISE: dict[Reason, Callable[[ElementwiseCall], ElementwiseCall | None]] = {
+    Reason.NOT_READABLE: _copy_elementwise_inputs,
+    Reason.NOT_LINKED: _link_elementwise,
+}

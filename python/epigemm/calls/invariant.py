@@ -1,0 +1,118 @@
+"""The batch-invariant mode: each result is the same sequence of operations, whatever its row.
+
+That is one tile of the Hopper kernels, or fp32 multiply-adds. Where the kernel cannot read or write the tensors, copies
+of them are multiplied, padded with zeros to what TMA asks for. On a CPU each row is a call of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NoReturn
+
+import torch
+from torch import Tensor
+
+from epigemm.arguments import precision as _precision
+from epigemm.arguments.calls import LinearCall
+from epigemm.calls import elementwise_kernels
+from epigemm.calls.layouts import flattens
+from epigemm.epilogues.kinds import KINDS
+from epigemm.linking import loading
+from epigemm.planning import dry_runs, plans
+from epigemm.planning.dry_runs import DryRun
+
+_TMA_BYTES = 16
+
+
+def refuse(call: LinearCall) -> None:
+    """RuntimeError where no kernel computes a call that is not empty in a fixed order, not even on copies."""
+    if reason := why_none(call):
+        refuse_because(call.x, reason)
+
+
+def refuse_because(x: Tensor, reason: str) -> NoReturn:
+    """Raise RuntimeError: PyTorch's GEMM is no answer here."""
+    got = f"{str(x.dtype).removeprefix('torch.')} on {x.device}"
+    raise RuntimeError(
+        f"x: got {got} in the batch-invariant mode, where no kernel computes "
+        f"it in a fixed order ({reason}); accepted there are float16, bfloat16 and float32 on a Hopper GPU, and "
+        "tensors on a CPU"
+    )
+
+
+def why_none(call: LinearCall) -> str:
+    """Why no kernel computes a call in a fixed order; empty where one does."""
+    x = call.x
+    if runs_by_rows(call):
+        return ""
+    if reason := elementwise_kernels.why_none(x) or plans.no_gemm_kernels():
+        return reason
+    if x.dtype == torch.float64:
+        return "fused kernels exist for float16, bfloat16 and float32, not for float64"
+    found = consider_copies(call)
+    if not found.fused:
+        return str(found.tried[0].plan["why_not_covered"])
+    return loading.would_link(call.epilogue, ",".join(found.missing), x.device)
+
+
+def runs_by_rows(call: LinearCall) -> bool:
+    """Whether each row is a call of its own: on a CPU. Of a GPU the question makes it known to the planner."""
+    return not plans.has_gpu_kernels(call.x) and call.x.is_cpu
+
+
+def consider_copies(call: LinearCall) -> DryRun:
+    """What would come of the call on copies of its tensors, which are not made. Kernels on fp16 slices need none."""
+    on_meta = _on_copies(call, lambda tensor, sizes: tensor.new_empty(sizes, device="meta"))
+    return dry_runs.dry_run(on_meta, place=call.x, tried=True)
+
+
+def on_zeros(call: LinearCall) -> LinearCall:
+    """The call on copies of its tensors, with zeros behind them, and an `out` of its own."""
+    return _on_copies(call, _with_zeros)._replace(out=None)
+
+
+def _on_copies(call: LinearCall, copy: Callable[[Tensor, Sequence[int]], Tensor]) -> LinearCall:
+    # Zeros add nothing to a sum, and copies change no bits: these results are those of tensors that TMA can read.
+    m, (n, k) = call.rows, call.weight.shape
+    is_by_tma = call.x.dtype != torch.float32 or call.order.fused[0] == _precision.TF32
+    step = _TMA_BYTES // call.x.element_size() if is_by_tma else 1
+    width, depth = n + -n % step, k + -k % step
+    operands = zip(call.operands, call.kinds, strict=True)
+    return call._replace(
+        x=copy(call.x, (m, depth)),
+        weight=copy(call.weight, (width, depth)),
+        bias=None if call.bias is None else copy(call.bias, (width,)),
+        operands=[copy(operand, KINDS[kind].shape((m,), width)) for operand, kind in operands],
+        out=None,
+    )
+
+
+def _with_zeros(tensor: Tensor, sizes: Sequence[int]) -> Tensor:
+    """A contiguous copy of these sizes."""
+    if tensor.dim() != len(sizes):  # of any leading dimensions
+        tensor = tensor.reshape(sizes[0], tensor.shape[-1])
+    more = [size - length for size, length in zip(sizes, tensor.shape, strict=True)]
+    return torch.nn.functional.pad(
+        tensor, [each for last in reversed(more) for each in (0, last)]
+    ).contiguous()
+
+
+def row_by_row(call: LinearCall, run: Callable[[LinearCall], Tensor]) -> Tensor:
+    """Each row alone, always at the same addresses: math libraries choose their code by the alignment of operands."""
+    x, (n, k) = call.x, call.weight.shape
+    out = call.new_out() if call.out is None else call.out
+    rows = x.reshape(-1, k)
+    target = out.view(-1, n) if flattens(out) and out.dim() > 1 else out.new_empty((len(rows), n))
+    row, result = x.new_empty((1, k)), x.new_empty((1, n))
+    of_row = call._replace(x=row, out=result, invariant=False)
+    for index in range(len(rows)):
+        row.copy_(rows[index : index + 1])
+        operands = [
+            operand.reshape(-1, operand.shape[-1])[index : index + 1] if KINDS[kind].by_row else operand
+            for operand, kind in zip(call.operands, call.kinds, strict=True)
+        ]
+        run(of_row._replace(operands=operands))
+        target[index : index + 1].copy_(result)
+    if target.data_ptr() != out.data_ptr():
+        out.copy_(target.view(out.shape))
+    return out

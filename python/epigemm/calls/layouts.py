@@ -1,0 +1,40 @@
+"""How tensors lie: what the kernels can read, and matrices of a tensor's leading axes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+_unsafe_view: Any = torch.ops.aten._unsafe_view.default
+
+
+def flattens(tensor: Tensor) -> bool:
+    """Whether a single stride reaches all leading dimensions."""
+    if tensor.dim() <= 2:
+        return True
+    try:
+        tensor.view(-1, tensor.shape[-1])
+    except RuntimeError:
+        return False
+    return True
+
+
+def unflattened(flat: Tensor, x: Tensor) -> Tensor:
+    """A result of [M, N] with x's leading dimensions; no view of it, which could not be written in place later."""
+    result: Tensor = _unsafe_view(flat, (*x.shape[:-1], flat.shape[-1]))
+    return result
+
+
+def readable(tensor: Tensor) -> Tensor:
+    """A tensor as the kernels read it: matrices by rows, vectors without gaps."""
+    if tensor.dim() == 0:
+        return tensor
+    if tensor.dim() > 1:
+        has_rows = tensor.stride(-1) == 1 or tensor.shape[-1] == 1
+        return tensor if has_rows and flattens(tensor) else tensor.contiguous()
+    if tensor.stride(0) == 1:
+        return tensor
+    # A single element is contiguous to torch whatever its stride says.
+    return tensor.contiguous().as_strided(tensor.shape, (1,))

@@ -1,0 +1,129 @@
+"""What a linear call would launch, and what stands in its way: `call::linear` of csrc/call, which launches nothing."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from epigemm._native import ops
+from epigemm.arguments import precision as _precision
+from epigemm.arguments.calls import LinearCall
+from epigemm.planning import plans
+from epigemm.planning.reasons import Reason
+
+PRODUCT, WITH_BIAS, WITH_BIAS_AND_RELU = range(3)
+"""What torch's GEMM does of a call in the fallback."""
+
+PER_CALL, NO_COST, STALE = range(3)
+"""What the weight's slices cost a call: they are made by it; they are there; they are made for it or for many."""
+SHORT, THERE = 4, 8
+"""Beside the cost: there is no memory for slices; the pack is there."""
+SHIFTS = {_precision.SPLIT: 0, _precision.SCALED: 4}
+"""Where an arithmetic's slices stand in the number `slices`."""
+ALL_KEPT = sum((NO_COST | THERE) << shift for shift in SHIFTS.values())
+"""`slices` of a weight whose packs are there."""
+
+ROUTED, OUT_APART, OUT_PADDED, OTHER_SETTING, RAISES_SHORTAGE = 1, 2, 4, 8, 16
+"""Circumstances of a call, which csrc/call/forced.h explains."""
+
+ARITHMETICS = (_precision.IEEE, _precision.TF32, _precision.SPLIT, _precision.SCALED)
+"""By their numbers in csrc."""
+FALLBACK = (0, -1, 0, 0, 1, 1)
+"""The forced plan that is the fallback."""
+
+
+class Tried(NamedTuple):
+    """One arithmetic that a call is tried in."""
+
+    arithmetic: str  # what its kernels multiply in
+    why_not: str  # why none of them runs; empty where one does
+    plan: dict[str, Any]  # the planner's answer
+    packed: bool  # on fp16 slices: whether the weight's were not charged to the call
+    padded: bool  # there: whether the result is stored elsewhere, in rows of whole 16 bytes, and copied
+    tf32_allowed: bool  # whether torch's GEMM, which the plan was compared with, may use TF32
+
+    @property
+    def is_on_slices(self) -> bool:
+        """Whether its kernels multiply fp16 slices."""
+        return self.arithmetic in SHIFTS
+
+
+class DryRun(NamedTuple):
+    """What would come of a call."""
+
+    answer: int  # where it ends: 0, or a `Reason`
+    refused: str  # why a forced plan cannot run
+    reasons: list[Reason]  # what has to be mended first, in order, each as if it were
+    fused: bool  # whether a fused plan runs, not the fallback
+    on_slices: bool  # whether that multiplies fp16 slices
+    arithmetic: str  # what it multiplies in
+    packed: bool  # on slices: whether the weight's are not charged to the call
+    padded: bool  # on slices: whether the result needs rows of whole 16 bytes
+    gemm: int  # what torch's GEMM does in the fallback
+    plan: tuple[int, ...]  # family, tile, raster, swizzle, splits
+    launches: list[str]
+    missing: list[str]  # the kernels that its epilogue has to be linked into first
+    tried: list[Tried]  # every arithmetic, in order, where that was asked for
+
+
+def dry_run(
+    call: LinearCall,
+    slices: int = 0,
+    place: Tensor | None = None,
+    *,
+    order: _precision.Order | None = None,
+    circumstances: int = 0,
+    plan: tuple[int, ...] = (),
+    tried: bool = False,
+) -> DryRun:
+    """What would come of a call on a CPU or a CUDA device.
+
+    `slices`: what the weight's cost, by `SHIFTS`. `place`: a tensor on the device that a call of meta tensors is for.
+    `order`: what it may run on; None: what its precision says now. `circumstances`, `plan`: see csrc/call/forced.h.
+
+    Raises:
+        RuntimeError: the numbers of `plan` name none.
+    """
+    epilogue, x, weight, bias, operands, scalars, *_, strict, invariant, out = call
+    device = (x if place is None else place).get_device()
+    gpu = plans.gpu_numbers(device)
+    described = (device, *gpu) if gpu or place is not None else None
+    if order is None:
+        order = call.order if place is None else order_on(call, place)
+    answer = ops._dry_linear(
+        epilogue.name,
+        x,
+        weight,
+        bias,
+        operands or None,
+        scalars or None,
+        out,
+        order.number,
+        circumstances | (OTHER_SETTING if order.overrides else 0),
+        slices,
+        strict,
+        invariant,
+        described,
+        plan or None,
+        tried,
+    )
+    found: dict[str, Any] = json.loads(answer)
+    found["reasons"] = [Reason(number) for number in found["reasons"]]
+    found["plan"] = tuple(found["plan"])
+    found["tried"] = [_tried(each) for each in found["tried"]]
+    return DryRun(**found)
+
+
+def order_on(call: LinearCall, place: Tensor) -> _precision.Order:
+    """What a call of meta tensors may run on, on the device of `place`."""
+    is_fp32 = call.x.dtype is torch.float32
+    return _precision.order(call.precision, place.device.type) if is_fp32 else _precision.ORDERS[0]
+
+
+def _tried(found: dict[str, Any]) -> Tried:
+    plan = found["plan"]
+    why_not = "" if found["runs"] else str(found["why_not"] or plan["why_not"])
+    return Tried(found["arithmetic"], why_not, plan, found["packed"], found["padded"], found["tf32_allowed"])

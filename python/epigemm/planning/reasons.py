@@ -1,0 +1,25 @@
+"""What csrc/call answers of a call where it gives no result."""
+
+from __future__ import annotations
+
+import enum
+
+
+class Reason(enum.IntEnum):
+    """What stands in the way of a result: call::Answer, of which csrc/call/torch.h tells what each one means."""
+
+    NOT_PLAIN = 2
+    DOES_NOT_FIT = 3
+    IS_EMPTY = 4
+    NOT_READY = 5
+    MAY_OVERLAP = 6
+    NOT_STORABLE = 7
+    NOT_READABLE = 8
+    LACKS_PACK = 9
+    NO_MEMORY = 10
+    NOT_FUSED = 11
+    OTHER_SETTING = 12
+    NOT_LINKED = 13
+    RECORDED = 14
+    BY_REFERENCE = 15
+    RECORDED_BY_TORCH = 16

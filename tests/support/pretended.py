@@ -1,0 +1,215 @@
+"""In the place of the entry's module: what csrc/call decides for a GPU, with kernels written in PyTorch on a CPU.
+
+What is tested with it is everything around the kernels: which pack a call reads, when it is made, what is copied, where
+the result goes. The stand-in multiplies what is *in* the pack, so that a stale one gives a wrong result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from epigemm._native import ops
+from epigemm.arguments.calls import LinearCall
+from epigemm.arguments.precision import ORDERS
+from epigemm.calls import entry
+from epigemm.epilogues.registry import EPILOGUES, LINKED, Epilogue, fold_batch_norm_reference
+from epigemm.packs import weight_packs
+from epigemm.planning import dry_runs
+from epigemm.planning.dry_runs import DryRun
+from epigemm.planning.reasons import Reason
+from tests.support.packs import decode
+
+MODULE: Any = entry._module
+
+
+@dataclass
+class Launch:
+    """One call on fp16 slices."""
+
+    packed: bool
+    arithmetic: str
+    pack: int | None  # address of the pack
+    out: int
+    shape: tuple[int, int, int]
+
+
+def epilogue_at(number: int) -> Epilogue:
+    """The epilogue of a number."""
+    return next(each for each in (*EPILOGUES.values(), *LINKED.values()) if each.number == number)
+
+
+def allocate(size: int) -> Tensor:
+    """A workspace; tests have it fail."""
+    return torch.empty(size, dtype=torch.uint8)
+
+
+@contextmanager
+def another_empty(module: Any, empty: Callable[..., Tensor]) -> Iterator[None]:
+    """Have the entry's module take its memory from another function than `torch.empty`."""
+    exchange: Any = getattr(Tensor, "__dlpack_c_exchange_api__", None)
+    module.init(exchange, ops._call_functions(), entry.members() | {"empty": empty})
+    try:
+        yield
+    finally:
+        module.init(exchange, ops._call_functions(), entry.members())
+
+
+class Pretended:
+    """The module `epigemm._entry`, or one in its place; every call takes the road behind the entry's first answer.
+
+    Attributes:
+        launches: every call on fp16 slices since the last `take`.
+        ran: what every fused call has run.
+        allocate: makes workspaces.
+    """
+
+    def __init__(self, native: Any = None) -> None:
+        self.native = native  # the module itself; None: the kernels are written in PyTorch
+        self.launches: list[Launch] = []
+        self.ran: list[tuple[str, tuple[int, ...]]] = []
+        self.allocate: Callable[[int], Tensor] = allocate
+        self.is_linked: Callable[[list[str]], bool] = lambda names: True  # whether these kernels are there
+
+    def sees(self, *tensors: Tensor | None) -> int:
+        """As the module's."""
+        found: int = MODULE.sees(*tensors)
+        return found
+
+    def elementwise(self, *arguments: Any) -> int:
+        """PyTorch's operators compute it."""
+        return int(Reason.NOT_PLAIN)
+
+    derivative = products = elementwise
+
+    def linear(
+        self,
+        number: int,
+        x: Tensor,
+        weight: Tensor,
+        given: tuple[Any, ...],
+        fold: tuple[Any, ...] | None,
+        out: Tensor | None,
+        order: int,
+        packs: tuple[Tensor | None, Tensor | None] | None,
+        slices: int,
+        strict: bool,
+        invariant: bool,
+        circumstances: int,
+        plan: tuple[int, ...] | None,
+    ) -> Tensor | int:
+        """As the module's."""
+        if not circumstances & dry_runs.ROUTED:
+            return int(Reason.NOT_PLAIN)
+        epilogue = epilogue_at(number)
+        if fold is not None:
+            folded = fold_batch_norm_reference(x, fold[:-1], fold[-1])
+            given = tuple(folded.unbind(0))
+        bias = given[0] if epilogue.takes_bias else None
+        rest = given[1:] if epilogue.takes_bias else given
+        operands = [each for each in rest if isinstance(each, Tensor)]
+        scalars = [each for each in rest if not isinstance(each, Tensor)]
+        options = ("default", "find", strict, invariant)
+        call = LinearCall(epilogue, x, weight, bias, operands, scalars, *options, out)
+        there = sum(
+            dry_runs.THERE << shift
+            for pack, shift in zip(packs or (None, None), dry_runs.SHIFTS.values(), strict=True)
+            if pack is not None
+        )
+        wanted = ORDERS[order]._replace(overrides=bool(circumstances & dry_runs.OTHER_SETTING))
+        found = dry_runs.dry_run(
+            call, slices | there, order=wanted, circumstances=circumstances, plan=plan or ()
+        )
+        if self.native is None:
+            result = self._compute(call, found, packs, circumstances)
+        else:
+            arguments = (number, x, weight, given if fold is None else (), fold, out, order, packs, slices)
+            with self._allocating():
+                result = self.native.linear(*arguments, strict, invariant, circumstances, plan)
+        if isinstance(result, Tensor) and found.fused:
+            self.ran.append((found.arithmetic, plan[1:] if plan else ()))
+        if isinstance(result, Tensor) and found.on_slices:
+            pack = _pack_of(found, packs)
+            address = None if pack is None else pack.data_ptr()
+            shape = (call.rows, weight.shape[0], weight.shape[1])
+            self.launches.append(
+                Launch(pack is not None, found.arithmetic, address, result.data_ptr(), shape)
+            )
+        return result
+
+    @contextmanager
+    def _allocating(self) -> Iterator[None]:
+        """Have the module's workspaces come from `allocate`, if that is another one."""
+        if self.allocate is allocate:
+            yield
+            return
+
+        def empty(*sizes: int, **options: Any) -> Tensor:
+            return (
+                self.allocate(*sizes) if options["dtype"] is torch.uint8 else torch.empty(*sizes, **options)
+            )
+
+        with another_empty(self.native, empty):
+            yield
+
+    def _compute(
+        self,
+        call: LinearCall,
+        found: DryRun,
+        packs: tuple[Tensor | None, Tensor | None] | None,
+        circumstances: int,
+    ) -> Tensor | int:
+        if found.refused:
+            raise RuntimeError(f"plan: {found.refused}")
+        if call.out is not None and not circumstances & dry_runs.OUT_APART:
+            return int(Reason.MAY_OVERLAP)
+        reasons = [
+            each
+            for each in found.reasons
+            if each is not Reason.NOT_LINKED or not self.is_linked(found.missing)
+        ]
+        if reasons or found.answer:
+            return int((*reasons, found.answer)[0])
+        out = call.new_out() if call.out is None else call.out
+        product = torch.nn.functional.linear(call.x, call.weight)
+        if found.on_slices:
+            exact = self._on_slices(call, found, _pack_of(found, packs), circumstances)
+            if exact is None:
+                return int(Reason.NO_MEMORY)
+            product = exact.float().view(product.shape)
+        elif not found.fused and found.gemm != dry_runs.PRODUCT:
+            product = torch.nn.functional.linear(call.x, call.weight, call.bias)
+            call = call._replace(bias=None)
+        return out.copy_(call.epilogue.reference(product, call.bias, call.operands, call.scalars))
+
+    def _on_slices(
+        self, call: LinearCall, found: DryRun, pack: Tensor | None, circumstances: int
+    ) -> Tensor | None:
+        pieces, m, (n, k) = weight_packs.SLICES[found.arithmetic], call.rows, call.weight.shape
+        x_bytes, weight_bytes = weight_packs.pack_bytes(m, k, pieces), weight_packs.pack_bytes(n, k, pieces)
+        try:
+            workspace = self.allocate(x_bytes + (weight_bytes if pack is None else 0))
+        except torch.OutOfMemoryError:
+            if circumstances & dry_runs.RAISES_SHORTAGE:
+                raise
+            return None
+        assert call.out is None or n % 4 == 0 or circumstances & dry_runs.OUT_PADDED
+        given = [call.bias, *call.operands]
+        assert all(each.is_contiguous() for each in given if each is not None)
+        split = torch.ops.epigemm._split_rows_out
+        split(call.x.reshape(m, k), pieces, workspace[:x_bytes])
+        if pack is None:
+            pack = workspace[x_bytes:]
+            split(call.weight, pieces, pack)
+        return decode(workspace[:x_bytes], m, k, pieces) @ decode(pack[:weight_bytes], n, k, pieces).t()
+
+
+def _pack_of(found: DryRun, packs: tuple[Tensor | None, Tensor | None] | None) -> Tensor | None:
+    if packs is None or not found.packed:
+        return None
+    return packs[tuple(dry_runs.SHIFTS).index(found.arithmetic)]
