@@ -52,9 +52,9 @@ _function_modes: Any = torch.overrides._get_current_function_mode_stack
 _any_autocast = torch._C._is_any_autocast_enabled
 _has_autocast = torch.amp.is_autocast_available
 
-_PLAIN = 0  # nothing between Python and the kernels has to do with the call
-_RECORDED = 1  # autograd alone has: some tensor requires a gradient
-_DISPATCHED = 2  # anything else: the operators find out
+_PLAIN = 0  # no gradient is recorded, and no tracer, mode or transform is on
+_RECORDED = 1  # the same, but some tensor requires a gradient
+_DISPATCHED = 2  # everything else: the call goes through `torch.ops`
 
 
 def linear(
@@ -102,7 +102,7 @@ def linear(
         likes = x.new_empty((2, folded.columns), dtype=compute_dtype(x.dtype)).unbind(0)
         execution.refuse(LinearCall(epilogue, x, weight, None, likes, (), *options, out))
     if fold[0] is not None and not strict and _rounds_product(who, x, out):
-        # The product is rounded to 16 bits: the bias has to be in it.
+        # The product is rounded to 16 bits. As in PyTorch, the bias is added before that.
         product = linear(BIAS, x, weight, fold[0], None, precision, None, False, pack_use)
         return elementwise(epilogue, product, None, None, out, (None, *fold[1:]))
     operands = _fold(who, folded, out)
@@ -147,7 +147,7 @@ def linear_linked(call: LinearCall, precision: str | None, pack_use: str | None,
     who = _RECORDED if recorded else _who_sees((x, weight, out, *operands))
     options = _options(who, x, weight, precision, strict, pack_use)
     call = LinearCall(epilogue, x, weight, None, operands, scalars, *options, out)
-    # What it could not read, an integer for a scalar, is a number now.
+    # A second try: what the entry could not read, such as an integer for a scalar, is a float now.
     found = entry.linear_operator(call) if who == _PLAIN else None
     return _linear(who, call) if found is None else found
 
@@ -162,7 +162,7 @@ def _options(
     if strict is not False:
         checks.flag("strict", strict)
     if who == _RECORDED and weight.requires_grad:
-        # It is about to change, by whatever means: its pack would be made again in any case.
+        # The weight is being trained: a pack that is kept now would be stale at the next call.
         pack_use = weight_packs.NONE
     if pack_use is None:
         pack_use = keep_mode.pack_use(weight) if keep_mode.active or keep_mode.traced else weight_packs.FIND
@@ -251,12 +251,12 @@ def fold(like: Tensor, vectors: Vectors, eps: float, columns: int) -> tuple[Tens
 
 
 def _named(vectors: Sequence[Any] | None) -> dict[str, Any]:
-    """Those that are folded, by name; a number behind them is none of them."""
+    """The vectors that are folded, by name, without the eps that may follow them."""
     return {} if vectors is None else dict(zip(FOLDED, vectors, strict=False))
 
 
 def _fold(who: int, call: FoldCall, out: Tensor | None) -> tuple[Tensor, ...]:
-    """Multiplier and offset, made as the call that reads them is."""
+    """Multiplier and offset. They are recorded or dispatched as the call that reads them is."""
     if who == _RECORDED and out is None and any(v is not None and v.requires_grad for v in call.vectors):
         return nodes.fold_batch_norm(call)
     if who == _PLAIN or (who == _RECORDED and out is None):
@@ -264,8 +264,8 @@ def _fold(who: int, call: FoldCall, out: Tensor | None) -> tuple[Tensor, ...]:
     like, _, vectors, eps = call
     if _in_functional_derivative():
         return fold_batch_norm_reference(like, vectors, eps).unbind(0)
-    # Only the type and the device of x are read: without this, autograd would take the fold for a function of x, and
-    # the layer's derivative would be made for operands that need a gradient.
+    # The fold reads the dtype and the device of x alone. If x kept its gradient, autograd would record the fold as a
+    # function of x, and the layer's derivative would be made for operands that need a gradient.
     like = like.detach() if like.requires_grad else like
     folded: Tensor = ops.fold_batch_norm(like, *vectors, eps)
     return folded.unbind(0)
@@ -346,7 +346,7 @@ def _who_sees(arguments: tuple[object, ...]) -> int:
 
 
 def _wraps_another(arguments: tuple[Any, ...]) -> bool:
-    """Whether some tensor stands for another one, of a transformation of torch's that is over or has no level."""
+    """Whether some tensor wraps another one, for a transform of torch that has ended or has no level."""
     tests = (_is_functorch_wrapped, _is_legacy_batched, _is_functional)
     return any(test(argument) for argument in arguments if argument is not None for test in tests)
 
@@ -384,9 +384,9 @@ def autocast(
 ) -> tuple[Tensor, Tensor, tuple[Tensor | None, ...]]:
     """The matrix product's inputs as autocast wants them: its dtype for floating tensors, fp64 left alone."""
     if not isinstance(x, Tensor) or not isinstance(weight, Tensor):
-        return x, weight, biases  # the checks say so
+        return x, weight, biases  # the checks raise the error
     device_type = x.device.type
-    # Of a type without autocast, such as meta, torch raises where it is asked. Dynamo of torch 2.11 cannot trace that.
+    # `is_autocast_enabled` raises for devices without autocast, such as meta. Dynamo of torch 2.11 cannot trace that.
     if not (_is_compiling() or _has_autocast(device_type)) or not torch.is_autocast_enabled(device_type):
         return x, weight, biases
     dtype = torch.get_autocast_dtype(device_type)
