@@ -215,7 +215,7 @@ def test_launches_on_fp16_pieces(function: Public, road: Road, rng: torch.Genera
     arguments = function.draw(rng, shape=road.size, device=road.device)
     explanation = epigemm.explain(function.name, **arguments)
     assert explanation.path == "fused" and explanation.arithmetic.startswith("split: three products")
-    words = ["split of weight", "split of x", "fused GEMM on fp16 slices", "repair"]
+    words = ["split of weight", "split of x", "fused GEMM on fp16 slices", "fixup"]
     if "scale" in function.vectors:
         words.insert(0, "fold")
     assert len(explanation.kernels) == len(words)

@@ -247,7 +247,7 @@ def test_a_call_is_measured_on_random_x_of_its_own_rows() -> None:
     assert all(torch.equal(each, torch.ones(256)) for each in first.operands)
 
 
-def test_torchs_own_path_may_win(stage: Stage) -> None:
+def test_the_fallback_may_win(stage: Stage) -> None:
     stage.us = lambda plan: 200.0
     x, weight, bias = draw()
     found = epigemm.tune("linear_relu_div", x, weight, bias, 2.0)
@@ -258,7 +258,7 @@ def test_torchs_own_path_may_win(stage: Stage) -> None:
     assert "measured to be faster (100 us against 200 us fused)" in reason
     assert reason.endswith(MEASURED)
     assert "200.0 us measured" in str(explanation)
-    with pytest.raises(RuntimeError, match=r"strict: got True .*own path was measured to be faster"):
+    with pytest.raises(RuntimeError, match=r"strict: got True .*the fallback was measured to be faster"):
         epigemm.linear_relu_div(x, weight, bias, 2.0, strict=True)
 
 

@@ -184,7 +184,7 @@ std::string why_not_fused(const Problem& problem) {
   if (!reason.empty() || problem.is_batch_invariant) return reason;
   if (const std::optional<measured::Choice> found = find_measured(problem)) {
     if (found->is_fused()) return std::string();
-    return text("PyTorch's own path was measured to be faster (", found->fallback_microseconds, " us against ",
+    return text("the fallback was measured to be faster (", found->fallback_microseconds, " us against ",
                 found->fused_microseconds, " us fused)");
   }
   return why_not_expected(problem, best_candidate(problem).microseconds);

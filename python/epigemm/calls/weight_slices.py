@@ -190,7 +190,7 @@ def describe_source(choice: Choice, weight: Tensor) -> str:
         return "the weight's pack is made by this call and kept"
     if choice.source == MAKE:
         moved = pack is not None and not pack.frozen and pack.has_moved(weight)
-        where = "into new memory, as the weight stands elsewhere now" if moved else "into the same memory"
+        where = "into new memory, as the weight has moved" if moved else "into the same memory"
         return f"the weight's pack is stale: the weight has changed; it is made again, {where}"
     if pack is None:
         return "the weight is split at every call: no pack of it is kept (epigemm.pack and modules keep one)"
@@ -212,7 +212,7 @@ def describe_launches(choice: Choice, x: Tensor, gemm: str) -> list[str]:
     launches += [
         "epigemm CUDA kernel, split of x into fp16 slices",
         gemm,
-        "epigemm CUDA kernel, repair of what the range guard rejected (exits at once where that is nothing)",
+        "epigemm CUDA kernel, fixup of what the range check rejected (exits at once where that is nothing)",
     ]
     if choice.padded:
         launches.append("torch copy of the result: out is no matrix with rows of whole 16 bytes")
