@@ -1,6 +1,6 @@
 """What PyTorch does to any module: meta devices, assigned states, modes, functional calls.
 
-Copies, pickles, `.to(dtype)`: `test_modules.py`; the packs of changed weights: `test_packs.py`.
+Copies, pickles, `.to(dtype)`: `test_fused.py`; the packs of changed weights: `test_packs.py`.
 """
 
 from __future__ import annotations
@@ -96,10 +96,12 @@ def test_autocast(make: Layers, training: bool) -> None:
     assert result.dtype is torch.bfloat16
     torch.testing.assert_close(result.float(), exact, rtol=0.05, atol=0.1)
     result.float().square().sum().backward()
-    for mine, other in zip(module.parameters(), plain.parameters(), strict=True):
-        assert mine.grad is not None and other.grad is not None and mine.grad.dtype is mine.dtype
-        error = torch.linalg.vector_norm(mine.grad - other.grad)
-        assert float(error) <= 0.05 * float(torch.linalg.vector_norm(other.grad))
+    expected = [parameter.grad for parameter in plain.parameters()]
+    # Of all together: a bias before a BatchNorm in training has no gradient but for roundings.
+    size = max(float(torch.linalg.vector_norm(each)) for each in expected if each is not None)
+    for parameter, other in zip(module.parameters(), expected, strict=True):
+        assert parameter.grad is not None and other is not None and parameter.grad.dtype is parameter.dtype
+        assert float(torch.linalg.vector_norm(parameter.grad - other)) <= 0.05 * size
 
 
 @layers

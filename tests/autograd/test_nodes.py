@@ -39,7 +39,7 @@ class Seen(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 @pytest.fixture(autouse=True)
 def by_node(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No call is left to PyTorch's own operators, as small ones are: test_recorded_by_torch.py."""
+    """No call is left to PyTorch's own operators, as small ones are: test_nodes_by_torch.py."""
     monkeypatch.setattr(entry, "_RECORDED_BY_TORCH", -1)
 
 
