@@ -10,12 +10,14 @@ import tempfile
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
 from benchmarks.harness import environment
+from benchmarks.harness.shards import Selection, Shard
 from tests.support.cases import cuda_unavailable
 from tests.support.compiling import fresh_compiler, no_python
 from tests.support.pieces import road
@@ -35,6 +37,8 @@ if "TORCHINDUCTOR_CACHE_DIR" not in os.environ:
 os.environ["EPIGEMM_CACHE_DIR"] = tempfile.mkdtemp(prefix="epigemm-cache-")
 atexit.register(shutil.rmtree, os.environ["EPIGEMM_CACHE_DIR"], ignore_errors=True)
 
+SELECTION = pytest.StashKey[Selection]()
+
 settings.register_profile(
     "epigemm",
     deadline=None,
@@ -51,10 +55,38 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--summary-json", type=Path, help="write what ran, where and with which result to this file"
     )
     parser.addoption("--trees", help="csrc=HASH,python=HASH: git trees of the source, where git is missing")
+    parser.addoption(
+        "--shard",
+        metavar="I/N",
+        default="1/1",
+        help="run the I-th of N parts; tools/merge_records.py merges what --summary-json writes of all parts",
+    )
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip `gpu` tests where no kernel can run, giving the reason that the library itself gives."""
+def pytest_configure(config: pytest.Config) -> None:
+    """Refuse a shard that there is not."""
+    try:
+        Shard.parse(config.getoption("--shard"))
+    except ValueError as error:
+        raise pytest.UsageError(str(error)) from None
+
+
+# Behind `-m` and `-k`: what they leave is shared out.
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Keep the tests of the shard, each of which is in one by its name.
+
+    Skip `gpu` tests where no kernel can run, giving the reason that the library itself gives.
+    """
+    shard, names = Shard.parse(config.getoption("--shard")), [item.nodeid for item in items]
+    left = [item for item in items if not shard.takes(item.nodeid)]
+    items[:] = [item for item in items if shard.takes(item.nodeid)]
+    if left:
+        config.hook.pytest_deselected(items=left)
+    selection = Selection.of_names(names, shard, len(items))
+    config.stash[SELECTION] = selection
+    if hasattr(config, "workeroutput"):
+        config.workeroutput["selection"] = selection.to_json()
     reason = cuda_unavailable()
     if not reason:
         return
@@ -62,6 +94,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("gpu") is not None:
             item.add_marker(skip)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any, error: object) -> None:
+    """Of pytest-xdist's: its processes collect, all of them the same, and tell this one."""
+    if found := getattr(node, "workeroutput", {}).get("selection"):
+        node.config.stash[SELECTION] = Selection(**found)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
@@ -91,7 +130,14 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
             for name in ("passed", "failed", "error", "skipped")
         }
         failed = [report.nodeid for report in terminalreporter.stats.get("failed", [])]
-        record = {"environment": about, "outcomes": outcomes, "failed": failed, "skipped": dict(skipped)}
+        selection = terminalreporter.config.stash[SELECTION].to_json()
+        record = {
+            "environment": about,
+            "selection": selection,
+            "outcomes": outcomes,
+            "failed": failed,
+            "skipped": dict(skipped),
+        }
         path.write_text(json.dumps(record, indent=2) + "\n")
 
 

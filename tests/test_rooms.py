@@ -87,6 +87,28 @@ def test_a_room_says_what_it_is_for(room: str) -> None:
     assert "Taken by " in text
 
 
+TESTS = Path(__file__).parent
+# Whose tests are still by other names.
+NOT_MIRRORED = ("calls", "planning", "route", "explain", "tuning")
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        name
+        for name, file in MODULES.items()
+        if file.name != "__init__.py" and room_of(name) not in NOT_MIRRORED
+    ],
+)
+def test_tests_mirror_the_rooms(module: str) -> None:
+    """Those of a module are `test_MODULE.py`, or `test_MODULE_*.py`, in the folder of the same name."""
+    file = MODULES[module].relative_to(PACKAGE)
+    name = file.stem.strip("_")
+    folder = TESTS / file.parent
+    found = [folder / f"test_{name}.py", *folder.glob(f"test_{name}_*.py")]
+    assert any(each.is_file() for each in found)
+
+
 def test_public_names_alone_are_listed() -> None:
     assert dir(epigemm) == sorted(epigemm.__all__)
     assert all(hasattr(epigemm, name) for name in epigemm.__all__)

@@ -287,37 +287,3 @@ def test_a_new_number_is_not_traced_again(backend: str, rng: torch.Generator) ->
         found, want = compiled(x, weight, *operands, scale), mixed(x, weight, *operands, scale)
         torch.testing.assert_close(found, want, rtol=1e-5, atol=1e-5)
     assert counter.frame_count == 2
-
-
-PRECOMPILE: dict[str, tuple[type[Exception], str, Any, dict[str, Any]]] = {
-    "no triples": (TypeError, "shapes: got 1; accepted are triples", (1, 2, 3), {}),
-    "no sizes": (TypeError, "shapes: got 8; accepted are triples", 8, {}),
-    "empty": (TypeError, r"shapes: got \(0, 8, 8\); accepted are triples", [(0, 8, 8)], {}),
-    "dtype": (TypeError, "dtype: got torch.int8; accepted are", [(1, 8, 8)], {"dtype": torch.int8}),
-    "operands": (
-        TypeError,
-        "operand_dtype: got torch.float16",
-        [(1, 8, 8)],
-        {"operand_dtype": torch.float16},
-    ),
-    "training": (TypeError, "training: got int", [(1, 8, 8)], {"training": 1}),
-    "no GPU": (
-        RuntimeError,
-        "device: got cpu, where no kernel of epigemm's runs",
-        [(1, 8, 8)],
-        {"device": "cpu"},
-    ),
-}
-
-
-@pytest.mark.parametrize("name", PRECOMPILE)
-def test_precompile_says_what_is_wrong(name: str) -> None:
-    error, words, shapes, named = PRECOMPILE[name]
-    with pytest.raises(error, match=words):
-        epigemm.precompile(mixed, shapes, **named)
-
-
-def test_precompile_needs_a_gpu_that_torch_sees(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(RuntimeError, match=r"device: got cuda, .* .torch finds no GPU"):
-        epigemm.precompile(mixed, [(1, 8, 8)])

@@ -1,7 +1,7 @@
 """Launch every kernel of the built-in epilogues once, at small shapes, for compute-sanitizer; compare with float64.
 
     compute-sanitizer --tool memcheck python -m tools.run_every_kernel
-    compute-sanitizer --tool racecheck python -m tools.run_every_kernel
+    compute-sanitizer --tool racecheck python -m tools.run_every_kernel --shard 1/4
 
 Shapes leave every tile partly empty along M and N, so that the predicated edges run too.
 """
@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import math
 import sys
+from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -23,11 +25,12 @@ from epigemm.epilogues.formulas import FORMULAS
 from epigemm.epilogues.kinds import MATRIX
 from epigemm.epilogues.registry import EPILOGUES, Epilogue, EpilogueInputs, fold_batch_norm_reference
 from epigemm.tuning.candidates import SWAP_AB
+from tools import sharded
 
 DEVICE = torch.device("cuda")
 M, N, K = 200, 328, 136  # rows of 16 bytes, but no multiple of any tile
 TOLERANCE = {torch.float16: 4e-3, torch.bfloat16: 3e-2, torch.float32: 4e-3, torch.float64: 1e-12}
-PIECES_TOLERANCE = {SPLIT: 1e-6, SCALED: 4e-3}
+SLICES_TOLERANCE = {SPLIT: 1e-6, SCALED: 4e-3}
 
 
 def expect_close(name: str, actual: Tensor, expected: Tensor, tolerance: float) -> None:
@@ -96,15 +99,15 @@ def run_fused(epilogue: Epilogue, dtype: torch.dtype) -> int:
     return len(plans)
 
 
-def run_on_pieces(epilogue: Epilogue, arithmetic: str) -> int:
-    """Every tile of one epilogue on fp16 slices, each also where the range guard recomputes."""
+def run_on_slices(epilogue: Epilogue, arithmetic: str) -> int:
+    """Every tile of one epilogue on fp16 slices, each also where the range check rejects rows."""
     tiles = kernels(arithmetic)
     weight = torch.randn(K, N, device=DEVICE).t() / K**0.5  # transposed: the other way of reading a matrix
     drawn = inputs(epilogue, torch.float32, N)
     for spoiled in (False, True):
         x = torch.randn(M, K, device=DEVICE)
         if spoiled:
-            x[M - 1, 1:] *= 2.0**-40  # more than two pieces hold
+            x[M - 1, 1:] *= 2.0**-40  # more than two slices hold
             x[0, 0] = math.inf
         expected = reference(epilogue, x.double() @ weight.double().t(), drawn)
         finite = expected.isfinite().all(dim=1)
@@ -122,7 +125,7 @@ def run_on_pieces(epilogue: Epilogue, arithmetic: str) -> int:
                 plan=(family, tile, tile % 2, 2, 1),
             )
             name = f"{epilogue.name} {arithmetic} tile {tile}{' spoiled' * spoiled}"
-            expect_close(name, out[finite], expected[finite], PIECES_TOLERANCE[arithmetic])
+            expect_close(name, out[finite], expected[finite], SLICES_TOLERANCE[arithmetic])
     return 2 * len(tiles)
 
 
@@ -186,28 +189,38 @@ def run_fold() -> int:
     return 2
 
 
-def main() -> None:
-    """Run everything and say how much that was."""
-    torch.manual_seed(0)
-    launches = run_fold()
+def jobs() -> sharded.Jobs:
+    """Everything to run, by name, in an order in which neighbours take equally long."""
+    found: dict[str, Callable[[], int]] = {"fold": run_fold}
     for epilogue in EPILOGUES.values():
-        for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64):
-            launches += run_elementwise(epilogue, dtype) + run_derivative(epilogue, dtype)
-            if epilogue.linear and dtype != torch.float64:
-                launches += run_fused(epilogue, dtype)
+        for dtype in TOLERANCE:
+            found[f"elementwise {epilogue.name} {dtype}"] = partial(run_elementwise, epilogue, dtype)
+            found[f"derivative {epilogue.name} {dtype}"] = partial(run_derivative, epilogue, dtype)
         if epilogue.linear:
-            launches += run_on_pieces(epilogue, SPLIT) + run_on_pieces(epilogue, SCALED)
+            found |= jobs_of_products(epilogue)
     for name, formula in FORMULAS.items():
-        made = formula_functions.epilogue(name)
         is_folded = [operand in ("multiplier", "offset") for _, operand in formula.operands]
-        for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64):
-            of_dtype = made.linked(is_folded)
-            launches += run_alone(of_dtype, dtype) + (
-                run_fused(of_dtype, dtype) if dtype != torch.float64 else 0
-            )
-        launches += run_on_pieces(of_dtype, SPLIT) + run_on_pieces(of_dtype, SCALED)
-    torch.cuda.synchronize()
-    print(f"{launches} launches, all within tolerance")
+        epilogue = formula_functions.epilogue(name).linked(is_folded)
+        for dtype in TOLERANCE:
+            found[f"alone {name} {dtype}"] = partial(run_alone, epilogue, dtype)
+        found |= jobs_of_products(epilogue)
+    return dict(sorted(found.items()))
+
+
+def jobs_of_products(epilogue: Epilogue) -> sharded.Jobs:
+    """Of an epilogue behind products."""
+    dtypes = [dtype for dtype in TOLERANCE if dtype != torch.float64]
+    fused = {f"fused {epilogue.name} {dtype}": partial(run_fused, epilogue, dtype) for dtype in dtypes}
+    of_slices = {
+        f"slices {epilogue.name} {arithmetic}": partial(run_on_slices, epilogue, arithmetic)
+        for arithmetic in (SPLIT, SCALED)
+    }
+    return {**fused, **of_slices}
+
+
+def main() -> None:
+    """Run everything, or a shard of it, and say how much that was."""
+    sharded.run(jobs(), "launches")
 
 
 if __name__ == "__main__":

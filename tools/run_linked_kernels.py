@@ -1,15 +1,19 @@
 """Run one epilogue with operands of every kind through every family of open kernels: for compute-sanitizer.
 
-compute-sanitizer --tool memcheck python3 tools/run_linked_kernels.py
+compute-sanitizer --tool memcheck python -m tools.run_linked_kernels
+compute-sanitizer --tool racecheck python -m tools.run_linked_kernels --shard 1/2
 """
 
 from __future__ import annotations
+
+from functools import partial
 
 import torch
 from torch import Tensor
 
 import epigemm
 from epigemm import Matrix, PerColumn, PerRow, Scalar
+from tools import sharded
 
 
 @epigemm.epilogue
@@ -21,8 +25,8 @@ def everything(
     return result
 
 
-def run(m: int, n: int, k: int, dtype: torch.dtype, precision: str | None = None) -> None:
-    """One call, its elementwise form and its derivatives."""
+def run(m: int, n: int, k: int, dtype: torch.dtype, precision: str | None = None) -> int:
+    """One call, its elementwise form and its derivatives; how many calls that is."""
 
     def random(*shape: int) -> Tensor:
         return torch.randn(shape, device="cuda", dtype=dtype)
@@ -36,16 +40,30 @@ def run(m: int, n: int, k: int, dtype: torch.dtype, precision: str | None = None
     torch.cuda.synchronize()
     plan = epigemm.explain(everything, x, weight, *leaves, 0.5, 2.0, precision=precision)
     print(f"{m}x{n}x{k} {dtype} {precision}: {plan.path}, {plan.kernel}", flush=True)
+    return 3
+
+
+CALLS = [
+    *[(1000, 1032, 256, dtype, None) for dtype in (torch.bfloat16, torch.float16)],
+    *[(17, 1024, 1024, dtype, None) for dtype in (torch.bfloat16, torch.float16)],
+    (517, 1024, 1024, torch.float32, "highest"),
+    (1024, 1028, 1024, torch.float32, "high"),
+    (33, 40, 64, torch.float64, None),
+]
+"""Sizes that the planner gives to the large tiles, to swap-AB and to fp16 slices; ragged ones among them."""
+
+
+def jobs() -> sharded.Jobs:
+    """Everything to run, by name."""
+    return {
+        f"{m}x{n}x{k} {dtype} {precision}": partial(run, m, n, k, dtype, precision)
+        for m, n, k, dtype, precision in CALLS
+    }
 
 
 def main() -> None:
-    """Sizes that the planner gives to the large tiles, to swap-AB and to fp16 slices; ragged ones among them."""
-    for dtype in (torch.bfloat16, torch.float16):
-        run(1000, 1032, 256, dtype)
-        run(17, 1024, 1024, dtype)
-    run(517, 1024, 1024, torch.float32, "highest")
-    run(1024, 1028, 1024, torch.float32, "high")
-    run(33, 40, 64, torch.float64)
+    """Run everything, or a shard of it."""
+    sharded.run(jobs(), "calls")
 
 
 if __name__ == "__main__":

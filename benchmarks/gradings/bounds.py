@@ -2,7 +2,7 @@
 
 All are multiples of |A||B| = ``|x| @ |weight|.T``, for sums of K products; eps = 2^-24.
 
-**Pieces of the split.** A scaled element s of at least 2^-14 is ``hi + 2^-11 lo`` but for 2^-22 |s|; the dropped
+**Slices.** A scaled element s of at least 2^-14 is ``hi + 2^-11 lo`` but for 2^-22 |s|; the dropped
 ``lo * lo`` is at most 2^-22 of its product: ``3 * 2^-22`` for both operands, 12 eps. (8 eps are reached, on any K,
 by matrices made for it.)
 

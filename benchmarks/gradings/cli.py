@@ -16,7 +16,7 @@ from benchmarks.cli import USAGE, add_output
 from benchmarks.gradings import bounds, cost, products, sweep
 from benchmarks.gradings.data import BY_NAME, DataClass
 from benchmarks.gradings.exact import GRADERS, Verdict
-from benchmarks.gradings.products import RIVAL, SCALED, SGEMM, SPLIT, Product
+from benchmarks.gradings.products import BASELINE, SCALED, SGEMM, SPLIT, Product
 from benchmarks.gradings.special import K as SPECIAL_K
 from benchmarks.gradings.special import special_verdicts
 from benchmarks.harness import environment, plots
@@ -130,7 +130,7 @@ def tables(found: Mapping[str, Any]) -> list[Table]:
     result = [Table("Largest / rms of |error| / (eps |A||B|), eps = 2^-24", ("data", "K", *names), rows)]
     for arithmetic, by_data in found["thresholds"].items():
         rows = [[name, "never" if k is None else str(k)] for name, k in by_data.items()]
-        title = f"{arithmetic}: no less accurate than {RIVAL[arithmetic]} from this K on"
+        title = f"{arithmetic}: no less accurate than {BASELINE[arithmetic]} from this K on"
         result.append(Table(title, ("data", "K"), rows))
     rows = [
         ["x".join(map(str, g["shape"])), *(number(ms) for ms in g["ms"].values())] for g in found["guard"]
@@ -150,7 +150,7 @@ def _over(point: Mapping[str, Any], arithmetic: str, measure: str) -> float | No
     errors = point["errors"]
     if arithmetic not in errors:
         return None
-    ours, other = errors[arithmetic][measure], errors[RIVAL[arithmetic]][measure]
+    ours, other = errors[arithmetic][measure], errors[BASELINE[arithmetic]][measure]
     return ours / other if ours and other else None
 
 
@@ -170,7 +170,7 @@ def figures(found: Mapping[str, Any]) -> dict[str, Any]:
 
 def write_plots(found: Mapping[str, Any], where: str, folder: Path) -> None:
     """For each arithmetic one panel for each class: our error over the other's, over K."""
-    for arithmetic, rival in RIVAL.items():
+    for arithmetic, baseline in BASELINE.items():
         lines: dict[str, dict[str, list[tuple[int, float]]]] = {}
         for point in found["sweep"]:
             panel = lines.setdefault(
@@ -179,5 +179,7 @@ def write_plots(found: Mapping[str, Any], where: str, folder: Path) -> None:
             for measure, label in _MEASURES.items():
                 if times := _over(point, arithmetic, measure):
                     panel[label].append((point["k"], times))
-        title = f"Error of the {arithmetic} product over {rival}'s, against K (below 1: ours is more accurate)\n{where}"
-        plots.panels(lines, title, folder / f"gradings-{arithmetic}-over-{rival}.png")
+        what = (
+            f"Error of the {arithmetic} product over {baseline}'s, against K (below 1: ours is more accurate)"
+        )
+        plots.panels(lines, f"{what}\n{where}", folder / f"gradings-{arithmetic}-over-{baseline}.png")

@@ -24,7 +24,7 @@ Product = Callable[[Tensor, Tensor], Tensor]
 
 SGEMM, TF32, SPLIT, SCALED = "sgemm", precision.TF32, precision.SPLIT, precision.SCALED
 PRECISION = {SPLIT: "highest", SCALED: "high"}  # the precision of a call under which dispatch considers them
-RIVAL = {SPLIT: SGEMM, SCALED: TF32}  # what each stands in for, and must not be less accurate than
+BASELINE = {SPLIT: SGEMM, SCALED: TF32}  # what each stands in for, and must not be less accurate than
 ANY_TILE = (2, 0, 0, 1, 1)  # family sm90_fp16x3, tile, raster, swizzle, splits
 
 

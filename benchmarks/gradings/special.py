@@ -186,24 +186,24 @@ def misplaced(result: Tensor, exact: Exact, relative: float) -> int:
     return int(misplaced_entries(result, exact, relative).sum())
 
 
-def misplaced_by_us(ours: Product, rival: Product, x: Tensor, weight: Tensor, relative: float) -> int:
-    """Entries that `ours` misplaces and `rival` does not.
+def misplaced_by_us(ours: Product, baseline: Product, x: Tensor, weight: Tensor, relative: float) -> int:
+    """Entries that `ours` misplaces and `baseline` does not.
 
     At `high` TF32 may answer: it has no number between 2^128 - 2^117 and infinity, and few subnormal ones.
     """
     exact = Exact.of(x, weight)
-    wrong = [misplaced_entries(product(x, weight), exact, relative) for product in (ours, rival)]
+    wrong = [misplaced_entries(product(x, weight), exact, relative) for product in (ours, baseline)]
     return int((wrong[0] & ~wrong[1]).sum())
 
 
 def special_verdicts(
-    product: Product, device: torch.device, relative: float = EXACT_ENOUGH, rival: Product | None = None
+    product: Product, device: torch.device, relative: float = EXACT_ENOUGH, baseline: Product | None = None
 ) -> Iterator[Verdict]:
-    """Every case; `relative` as in `misplaced_entries`. With a rival, only what that one gets right counts."""
+    """Every case; `relative` as in `misplaced_entries`. With a baseline, only what that one gets right counts."""
     for case in CASES:
-        if rival is None:
+        if baseline is None:
             x, weight = case.make(device)
             wrong = misplaced(product(x, weight), Exact.of(x, weight), relative)
         else:
-            wrong = misplaced_by_us(product, rival, *case.make(device), relative)
+            wrong = misplaced_by_us(product, baseline, *case.make(device), relative)
         yield Verdict(f"special: {case.name}", wrong, 0)

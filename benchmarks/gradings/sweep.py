@@ -9,7 +9,7 @@ import torch
 
 from benchmarks.gradings.data import EXTREME, DataClass
 from benchmarks.gradings.measures import Errors, Exact, errors, worst
-from benchmarks.gradings.products import RIVAL, SGEMM, SPLIT, Product, forced, plan_of, sgemm
+from benchmarks.gradings.products import BASELINE, SGEMM, SPLIT, Product, forced, plan_of, sgemm
 
 ROWS = COLUMNS = 1024
 KS = tuple(2**power for power in range(16))
@@ -17,7 +17,7 @@ RMS_LIMIT = 1.3
 # At few rows SGEMM splits a long K, and rounds shorter sums.
 FEW_ROWS = (1, 2, 7, 16, 32, 48, 64)
 LAYERS = ((4096, 512), (1024, 2048), (4096, 8192), (8192, 28672))  # N, K
-# The scaled pieces and TF32 round the same operands to the same eleven bits: they differ in ties and in accumulation.
+# The scaled slice and TF32 round the same operands to the same eleven bits: they differ in ties and in accumulation.
 NEARLY_EQUAL = 1.05
 # (largest ratio of maxima, largest ratio of rms) that count as "no less accurate"
 LIMITS = {"split": (1.0, RMS_LIMIT), "scaled": (NEARLY_EQUAL, NEARLY_EQUAL)}
@@ -33,22 +33,22 @@ class Point:
     errors: dict[str, Errors]
     size: tuple[int, int] = (ROWS, COLUMNS)
 
-    def times_rival(self, arithmetic: str) -> tuple[float, float]:
-        """Maximum and rms as multiples of the rival's; 0/0 is 1."""
-        ours, rival = self.errors[arithmetic], self.errors[RIVAL[arithmetic]]
-        return _times(ours.max_ratio, rival.max_ratio), _times(ours.rms_ratio, rival.rms_ratio)
+    def times_baseline(self, arithmetic: str) -> tuple[float, float]:
+        """Maximum and rms as multiples of the baseline's; 0/0 is 1."""
+        ours, baseline = self.errors[arithmetic], self.errors[BASELINE[arithmetic]]
+        return _times(ours.max_ratio, baseline.max_ratio), _times(ours.rms_ratio, baseline.rms_ratio)
 
     def as_accurate(self, arithmetic: str) -> bool:
-        """Whether the arithmetic is no less accurate here than its rival."""
-        largest, rms = self.times_rival(arithmetic)
+        """Whether the arithmetic is no less accurate here than its baseline."""
+        largest, rms = self.times_baseline(arithmetic)
         limit_max, limit_rms = LIMITS[arithmetic]
         return largest <= limit_max and rms <= limit_rms and not self.errors[arithmetic].not_finite
 
 
-def _times(ours: float, rival: float) -> float:
-    if ours == rival:
+def _times(ours: float, baseline: float) -> float:
+    if ours == baseline:
         return 1.0
-    return ours / rival if rival else float("inf")
+    return ours / baseline if baseline else float("inf")
 
 
 def seeds_for(k: int) -> int:

@@ -33,7 +33,7 @@ error of 16 u |f| on the result (16 u (|f| + |z|) where terms of the size of z c
 
 The maximum over the two ends is exact for what is monotone or has one kink within so small an interval; the
 eighth is for curvature. Every *intermediate* rounding to the output dtype (eager PyTorch rounds after each
-operation, our second path rounds the product once, the fused kernel never) adds u_out to the factors
+operation, our fallback rounds the product once, the fused kernel never) adds u_out to the factors
 4 u and 16 u.
 
 **Training-mode BatchNorm** depends on the whole column: D = (y - mean) g / s + b, s = sqrt(var + eps). With

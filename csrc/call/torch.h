@@ -16,7 +16,7 @@ enum class Gemm { Product, WithBias, WithBiasAndReLU };
 enum class Answer {
   Done,             // the result is there
   Raised,           // PyTorch has raised; or see Torch::raise
-  NotPlain,         // not for plain calls: the binding cannot read the arguments, or somebody has to see the call
+  NotPlain,         // not for plain calls: the binding cannot read the arguments, or a mode or a tracer is on
   DoesNotFit,       // the arguments do not fit each other
   IsEmpty,          // nothing is multiplied
   NotReady,         // the device was not looked at yet
@@ -28,7 +28,7 @@ enum class Answer {
   NotFused,         // the call is strict, and no fused kernel would run
   OtherSetting,     // PyTorch's GEMM needs another fp32 setting
   NotLinked,        // the epilogue was not linked yet into the kernel that would run
-  Recorded,         // a plain call but for autograd, which has to see it: some tensor requires a gradient
+  Recorded,         // a plain call but for autograd: some tensor requires a gradient
   ByReference,      // no kernel of epigemm's is there for the epilogue: PyTorch's operators compute it
   RecordedByTorch,  // Recorded, and PyTorch's own operators do it best (recorded.h)
 };

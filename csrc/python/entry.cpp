@@ -265,7 +265,7 @@ bool has_count(Py_ssize_t count, int wanted) {
   return false;
 }
 
-// A function of the module: reads a call's arguments, and runs a call that only the kernels have to see.
+// A function of the module: reads a call's arguments, and runs a call that is plain.
 template <class Arguments>
 PyObject* answer(PyObject*, PyObject* const* given, Py_ssize_t count) {
   if (!has_count(count, Arguments::Count)) return nullptr;

@@ -33,8 +33,8 @@ and layouts that do not fit, for `out=` with gradients and by `strict`. Nothing 
 passed.
 
 All are differentiable to any order in reverse mode and traceable by `torch.compile(fullgraph=True)`. Under
-`torch.func.grad`, `jvp` and what builds on them, they compute by plain PyTorch operations, unfused. Under autocast
-the linear functions cast `x`, `weight` and `bias` to the autocast dtype, as `torch.nn.functional.linear` does.
+`torch.func.grad`, `jvp` and what builds on them, they compute by plain PyTorch operations. Under autocast the
+linear functions cast `x`, `weight` and `bias` to the autocast dtype, as `torch.nn.functional.linear` does.
 """
 
 from __future__ import annotations

@@ -85,7 +85,7 @@ def linear(
     if who is _NOBODY:
         return deeds.linear(LinearCall(epilogue, x, weight, None, (), (), *options, out), fold=folded)
     if fold[0] is not None and not strict and x.element_size() == 2:
-        # The product is rounded to 16 bits: the bias has to be in it.
+        # The product is rounded to 16 bits. As in PyTorch, the bias is added before that.
         product = linear(BIAS, x, weight, fold[0], None, precision, None, False, pack_use)
         return elementwise(epilogue, product, None, None, out, (None, *fold[1:]))
     operands = _fold(who, folded, out)
@@ -138,7 +138,7 @@ def _options(
     if strict is not False:
         checks.flag("strict", strict)
     if who is _AUTOGRAD and weight.requires_grad:
-        # It is about to change, by whatever means: its pack would be made again in any case.
+        # The weight is being trained: a pack that is kept now would be stale at the next call.
         pack_use = weight_packs.NONE
     if pack_use is None:
         pack_use = keep_mode.pack_use(weight) if keep_mode.active or keep_mode.traced else weight_packs.FIND
@@ -226,12 +226,12 @@ def fold(like: Tensor, vectors: Vectors, eps: float, columns: int) -> tuple[Tens
 
 
 def _named(vectors: Sequence[Any] | None) -> dict[str, Any]:
-    """Those that are folded, by name; a number behind them is none of them."""
+    """The vectors that are folded, by name, without the eps that may follow them."""
     return {} if vectors is None else dict(zip(FOLDED, vectors, strict=False))
 
 
 def _fold(who: Reason | None, call: FoldCall, out: Tensor | None) -> tuple[Tensor, ...]:
-    """Multiplier and offset, made as the call that reads them is."""
+    """Multiplier and offset. They are recorded or dispatched as the call that reads them is."""
     if who is _AUTOGRAD and out is None and any(v is not None and v.requires_grad for v in call.vectors):
         return nodes.fold_batch_norm(call)
     if who is _NOBODY or (who is _AUTOGRAD and out is None):
@@ -239,8 +239,8 @@ def _fold(who: Reason | None, call: FoldCall, out: Tensor | None) -> tuple[Tenso
     like, _, vectors, eps = call
     if _in_functional_derivative():
         return fold_batch_norm_reference(like, vectors, eps).unbind(0)
-    # Only the type and the device of x are read: without this, autograd would take the fold for a function of x, and
-    # the layer's derivative would be made for operands that need a gradient.
+    # The fold reads the dtype and the device of x alone. If x kept its gradient, autograd would record the fold as a
+    # function of x, and the layer's derivative would be made for operands that need a gradient.
     like = like.detach() if like.requires_grad else like
     folded: Tensor = ops.fold_batch_norm(like, *vectors, eps)
     return folded.unbind(0)
@@ -336,9 +336,9 @@ def autocast(
 ) -> tuple[Tensor, Tensor, tuple[Tensor | None, ...]]:
     """The matrix product's inputs as autocast wants them: its dtype for floating tensors, fp64 left alone."""
     if not isinstance(x, Tensor) or not isinstance(weight, Tensor):
-        return x, weight, biases  # the checks say so
+        return x, weight, biases  # the checks raise the error
     device_type = x.device.type
-    # Of a type without autocast, such as meta, torch raises where it is asked. Dynamo of torch 2.11 cannot trace that.
+    # `is_autocast_enabled` raises for devices without autocast, such as meta. Dynamo of torch 2.11 cannot trace that.
     if not (_is_compiling() or _has_autocast(device_type)) or not torch.is_autocast_enabled(device_type):
         return x, weight, biases
     dtype = torch.get_autocast_dtype(device_type)

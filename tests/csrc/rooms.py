@@ -18,7 +18,8 @@ OUTSIDE = {
 """What lies outside of csrc, beside the C++ standard library."""
 
 SUFFIXES = {".h", ".cuh", ".cpp", ".cu", ".in", ".def"}
-INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]', re.M)
+# A name that a macro stands for has no mark. It is allowed nowhere.
+INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*([<"]?)([^>"\s]+)', re.M)
 FAMILY = "gemm/FAMILY"
 
 
@@ -110,6 +111,7 @@ def _target(csrc: Path, path: Path, mark: str, name: str) -> Path | None:
 
 def violations(csrc: Path) -> list[str]:
     """Includes that the rooms do not allow, as `file: header`."""
+    csrc = csrc.resolve()
     return [
         f"{path.relative_to(csrc)}: {name}"
         for path in sources(csrc)
@@ -121,7 +123,7 @@ def violations(csrc: Path) -> list[str]:
 def _is_allowed(csrc: Path, path: Path, name: str, target: Path | None) -> bool:
     folder = _folder(csrc, path)
     room = BY_PATH.get(_room(csrc, folder))
-    if room is None:
+    if room is None or (target is not None and not target.is_relative_to(csrc)):
         return False
     if target is None:
         return bool(STANDARD.fullmatch(name)) or any(OUTSIDE[of].fullmatch(name) for of in room.outside)

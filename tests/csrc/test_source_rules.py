@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,12 @@ from tests.support.cases import REGISTRY
 ROOT = Path(__file__).parents[2]
 CSRC = ROOT / "csrc"
 
+FAMILIES = (
+    re.findall(r"^EPIGEMM_FAMILY\((\w+)\)$", (CSRC / "gemm/families.def").read_text(), re.M)
+    if CSRC.is_dir()
+    else []
+)
+
 pytestmark = pytest.mark.skipif(not CSRC.is_dir(), reason="sources are not at hand")
 
 
@@ -23,6 +30,11 @@ def test_rooms_include_what_they_may() -> None:
 
 PLANTED = [
     ("call/x.cpp", "gemm/sm90_tma/open_kernel.h"),  # a CUTLASS kernel
+    ("call/x.cpp", "../gemm/sm90_tma/open_kernel.h"),
+    ("call/x.cpp", "gemm/../gemm/sm90_tma/open_kernel.h"),
+    ("call/x.cpp", "cutlass/cutlass.h"),
+    ("call/x.cpp", "no_such_header.h"),
+    ("call/x.cpp", "../../outside.h"),
     ("call/x.cpp", "cuda_runtime.h"),
     ("device/x.h", "torch/linear.h"),
     ("device/x.h", "gemm/problem.h"),
@@ -47,14 +59,39 @@ PLANTED = [
 
 @pytest.mark.parametrize(("file", "header"), PLANTED)
 def test_a_planted_include_is_found(tmp_path: Path, file: str, header: str) -> None:
+    (tmp_path / "outside.h").touch()
+    csrc = tmp_path / "csrc"
     for path in rooms.sources(CSRC):
-        copy = tmp_path / path.relative_to(CSRC)
+        copy = csrc / path.relative_to(CSRC)
         copy.parent.mkdir(parents=True, exist_ok=True)
         copy.touch()
-    planted = tmp_path / file
+    planted = csrc / file
     planted.parent.mkdir(exist_ok=True)
     planted.write_text(f'#include "{header}"\n')
-    assert rooms.violations(tmp_path) == [f"{file}: {header}"]
+    assert rooms.violations(csrc) == [f"{file}: {header}"]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "#include <torch/linear.h>",
+        '  #  include  "torch/linear.h"  // as ever',
+        '#if 0\n#include "torch/linear.h"\n#endif',
+        "#include HEADER",
+    ],
+)
+def test_an_include_is_found_however_it_is_written(tmp_path: Path, line: str) -> None:
+    (tmp_path / "device").mkdir()
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch/linear.h").touch()
+    (tmp_path / "device/x.h").write_text(f"#pragma once\n{line}\n")
+    name = "HEADER" if "HEADER" in line else "torch/linear.h"
+    assert rooms.violations(tmp_path) == [f"device/x.h: {name}"]
+
+
+def test_every_file_with_code_is_looked_at() -> None:
+    suffixes = {path.suffix for path in CSRC.rglob("*") if path.is_file()}
+    assert suffixes - rooms.SUFFIXES <= {".cmake"}
 
 
 def test_the_page_shows_these_rooms() -> None:
@@ -62,25 +99,114 @@ def test_the_page_shows_these_rooms() -> None:
     assert rooms.table() in (ROOT / "docs/architecture.md").read_text()
 
 
-def test_no_second_spelling_of_a_formula() -> None:
+# --- what the text of a source may not say: each rule gives the lines that break it ---------------------------------
+
+Rule = Callable[[Path], list[str]]
+
+
+def without_comments(path: Path) -> str:
+    return re.sub(r"//[^\n]*|/\*[\s\S]*?\*/", "", path.read_text())
+
+
+def lines_with(csrc: Path, pattern: str, is_meant: Callable[[Path], bool] = lambda path: True) -> list[str]:
+    """`file: line` for all code with the pattern, of the files that are meant."""
+    return [
+        f"{path.relative_to(csrc)}: {line.strip()}"
+        for path in rooms.sources(csrc)
+        if is_meant(path.relative_to(csrc))
+        for line in without_comments(path).splitlines()
+        if re.search(pattern, line)
+    ]
+
+
+def second_spellings(csrc: Path) -> list[str]:
     """exp, sigmoid and relu are spelled in csrc/epilogue alone; kernels only call `apply`."""
-    calls = re.compile(r"\b(?:std::|::)?(expf?|__expf|tanhf?|fmaxf|erff?)\s*\(")
-    for path in rooms.sources(CSRC):
-        if path.relative_to(CSRC).parts[0] in {"epilogue", "torch"}:
-            continue
-        code = re.sub(r"//.*", "", path.read_text())
-        assert not calls.findall(code), path.relative_to(ROOT)
-
-
-def test_nothing_waits_for_the_device() -> None:
-    """Calls only launch: torch allocates and copies, and whoever reads a result waits for it."""
-    waits = re.compile(
-        r"\bcu(?:da)?(?:\w*Synchronize|(?:Malloc|Free|MemAlloc|MemFree|Memcpy|Memset)(?!\w*Async)\w*)\s*\("
+    return lines_with(
+        csrc,
+        r"\b(?:std::|::)?(expf?|__expf|tanhf?|fmaxf|erff?)\s*\(",
+        lambda path: path.parts[0] not in {"epilogue", "torch"},
     )
-    assert waits.search("cudaStreamSynchronize(stream)") and waits.search("cudaMemcpy(a, b, n, kind)")
-    assert waits.search("cuMemFree(p)") and not waits.search("cudaMemcpyAsync(a, b, n, kind, stream)")
-    for path in rooms.sources(CSRC):
-        assert not waits.findall(without_comments(path)), path.relative_to(ROOT)
+
+
+def waits(csrc: Path) -> list[str]:
+    """Calls only launch: torch allocates and copies, and whoever reads a result waits for it."""
+    return lines_with(
+        csrc,
+        r"\bcu(?:da)?(?:\w*Synchronize|(?:Malloc|Free|MemAlloc|MemFree|Memcpy|Memset)(?!\w*Async)\w*)\s*\(",
+    )
+
+
+def families_in_the_planner(csrc: Path) -> list[str]:
+    """It asks all of them alike: a new one is a line of families.def and a folder."""
+    names = [*FAMILIES, r"sm_?\d\d", "narrow", "swap_?ab", "swap-ab", "fp16x3", "tma", "hopper"]
+    return lines_with(csrc, f"(?i){'|'.join(names)}", is_the_planners)
+
+
+def capabilities_in_the_planner(csrc: Path) -> list[str]:
+    """But for 0, which is no CUDA device: what runs where the families say."""
+    return lines_with(csrc, r"capability.*[1-9]|[1-9].*capability", is_the_planners)
+
+
+def multiprocessors(csrc: Path) -> list[str]:
+    """Devices differ: the count is read at run time. Only constants of cost models may say where they were taken."""
+    found = lines_with(csrc, r"(?<![\w.])(132|114|108|78)(?![\w.])")
+    return [line for line in found if "constexpr double" not in line]
+
+
+def is_the_planners(path: Path) -> bool:
+    return path.parts[:2] == ("gemm", "planner")
+
+
+# By rule: what breaks it, and what does not.
+TEXTS: dict[Rule, dict[str, list[tuple[str, str]]]] = {
+    second_spellings: {
+        "bad": [("call/x.cpp", "y = std::exp(x);"), ("gemm/sm90/x.h", "return fmaxf(x, 0.f);")],
+        "good": [("epilogue/x.h", "y = std::exp(x);"), ("call/x.cpp", "// std::exp(x) is elsewhere")],
+    },
+    waits: {
+        "bad": [
+            ("call/x.cpp", "cudaStreamSynchronize(stream);"),
+            ("device/x.cu", "cudaMemcpy(a, b, n, kind);"),
+            ("link/x.cu", "cuMemFree(p);"),
+        ],
+        "good": [("call/x.cpp", "cudaMemcpyAsync(a, b, n, kind, stream);")],
+    },
+    families_in_the_planner: {
+        "bad": [
+            ("gemm/planner/x.cpp", "if (plan.family == sm90_tma::kId) return;"),
+            ("gemm/planner/x.h", "bool is_hopper;"),
+        ],
+        "good": [("gemm/sm90_tma/x.h", "bool is_hopper;"), ("gemm/planner/x.h", "bool is_fused;")],
+    },
+    capabilities_in_the_planner: {
+        "bad": [
+            ("gemm/planner/x.cpp", "if (device.capability == 90) return;"),
+            ("gemm/planner/x.cpp", "if (8 < device.capability) return;"),
+        ],
+        "good": [("gemm/planner/x.cpp", "if (device.capability == 0) return;")],
+    },
+    multiprocessors: {
+        "bad": [("gemm/planner/x.cpp", "const int tiles = 132 * 2;")],
+        "good": [("gemm/sm90/costs.h", "constexpr double kTaken = 132;"), ("call/x.cpp", "x = 1320 + 0.78;")],
+    },
+}
+rules = pytest.mark.parametrize("rule", TEXTS, ids=lambda rule: rule.__name__)
+
+
+@rules
+def test_a_rule_holds(rule: Rule) -> None:
+    assert rule(CSRC) == []
+
+
+@rules
+def test_a_rule_finds_what_breaks_it(rule: Rule, tmp_path: Path) -> None:
+    for kind, texts in TEXTS[rule].items():
+        for file, line in texts:
+            planted = tmp_path / file
+            planted.parent.mkdir(parents=True, exist_ok=True)
+            planted.write_text(f"// A file.\n{line}\n")
+            assert rule(tmp_path) == ([f"{file}: {line}"] if kind == "bad" else [])
+            planted.unlink()
 
 
 def test_registry_file_equals_the_module() -> None:
@@ -94,37 +220,6 @@ def test_registry_file_equals_the_module() -> None:
     for name, functor, _ in lines:
         header = (CSRC / "epilogue" / f"{name}.h").read_text()
         assert re.search(rf"\bstruct {functor}\b", header)
-
-
-PLANNER = CSRC / "gemm/planner"
-PLANNER_SOURCES = [path for path in rooms.sources(CSRC) if path.is_relative_to(PLANNER)]
-FAMILIES = (
-    re.findall(r"^EPIGEMM_FAMILY\((\w+)\)$", (CSRC / "gemm/families.def").read_text(), re.M)
-    if CSRC.is_dir()
-    else []
-)
-
-
-def without_comments(path: Path) -> str:
-    return re.sub(r"//[^\n]*|/\*[\s\S]*?\*/", "", path.read_text())
-
-
-def test_the_planner_names_no_family() -> None:
-    """It asks all of them alike: a new one is a line of families.def and a folder."""
-    assert len(FAMILIES) >= 3 and len(PLANNER_SOURCES) > 8
-    names = re.compile(
-        "|".join([*FAMILIES, r"sm_?\d\d", "narrow", "swap_?ab", "swap-ab", "fp16x3", "tma", "hopper"]), re.I
-    )
-    for path in PLANNER_SOURCES:
-        assert not names.search(without_comments(path)), path.relative_to(ROOT)
-
-
-def test_the_planner_knows_no_capability() -> None:
-    """But for 0, which is no CUDA device: what runs where the families say."""
-    for path in PLANNER_SOURCES:
-        for line in without_comments(path).splitlines():
-            if "capability" in line:
-                assert not re.search(r"[1-9]", line), f"{path.relative_to(ROOT)}: {line.strip()}"
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -146,12 +241,3 @@ def test_every_family_is_in_the_module() -> None:
 
 def test_every_folder_with_a_family_is_listed() -> None:
     assert sorted(path.parent.name for path in (CSRC / "gemm").glob("*/family.cpp")) == sorted(FAMILIES)
-
-
-def test_no_number_of_multiprocessors_in_the_code() -> None:
-    """Devices differ: the count is read at run time. Only the cost model's constants may say where they were taken."""
-    for path in rooms.sources(CSRC):
-        code = re.sub(r"//.*", "", path.read_text())
-        for line in code.splitlines():
-            if re.search(r"(?<![\w.])(132|114|108|78)(?![\w.])", line):
-                assert "constexpr double" in line, f"{path.relative_to(ROOT)}: {line.strip()}"

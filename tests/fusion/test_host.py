@@ -71,7 +71,7 @@ def many_behind(x: Tensor) -> Tensor:
 def test_whose_time_counts(
     function: Callable[[Tensor], Tensor],
     fallback_us: float,
-    way: int,
+    way: Way,
     launches: Launches,
     pays: bool,
 ) -> None:

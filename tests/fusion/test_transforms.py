@@ -14,7 +14,7 @@ from torch.autograd import forward_ad
 
 import epigemm
 from epigemm.fusion import FusionReport
-from tests.fusion.test_gates import outcome
+from tests.fusion.test_chains_gates import outcome
 
 ROWS, WIDTH = 5, 8
 INSIDE = "it is inside of a transform"

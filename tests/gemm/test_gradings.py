@@ -287,8 +287,10 @@ def test_scaled_rounds_as_tf32_does() -> None:
     assert scaled.rms_ratio == pytest.approx(tf32.rms_ratio, rel=0.01)
 
 
-def point(k: int, ours: tuple[float, float], rival: tuple[float, float], name: str = "normal") -> sweep.Point:
-    made = {key: Errors(*pair, 0.0, 0.0, 0) for key, pair in (("split", ours), ("sgemm", rival))}
+def point(
+    k: int, ours: tuple[float, float], baseline: tuple[float, float], name: str = "normal"
+) -> sweep.Point:
+    made = {key: Errors(*pair, 0.0, 0.0, 0) for key, pair in (("split", ours), ("sgemm", baseline))}
     return sweep.Point(name, k, 1, made)
 
 

@@ -58,7 +58,7 @@ def test_large_problems_run_on_pieces_even_without_a_pack(epilogue: str, arithme
     assert plan["predicted_us"] < plan["fallback_us"]
 
 
-def test_the_rival_is_what_torch_may_use() -> None:
+def test_the_baseline_is_what_torch_may_use() -> None:
     """A call that would do with TF32 is compared with SGEMM where torch's setting allows no TF32."""
     allowed, kept = (ask(*MAIN, SCALED, tf32_allowed=allowed) for allowed in (True, False))
     assert allowed["predicted_us"] == kept["predicted_us"]

@@ -51,11 +51,11 @@ def may_be_chosen(arithmetic: str, k: int) -> bool:
 
 
 def assert_no_less_accurate(point: sweep.Point, arithmetic: str) -> None:
-    times = point.times_rival(arithmetic)
-    ours, rival = point.errors[arithmetic], point.errors[products.RIVAL[arithmetic]]
+    times = point.times_baseline(arithmetic)
+    ours, baseline = point.errors[arithmetic], point.errors[products.BASELINE[arithmetic]]
     assert point.as_accurate(arithmetic), (
         f"{point.data}, K = {point.k}: max and rms are {times[0]:.3f} and {times[1]:.3f} of "
-        f"{products.RIVAL[arithmetic]}'s ({ours} against {rival})"
+        f"{products.BASELINE[arithmetic]}'s ({ours} against {baseline})"
     )
 
 
@@ -99,7 +99,7 @@ def test_few_rows(name: str, m: int) -> None:
             continue
         ours = point.errors[SPLIT]
         assert ours.max_ratio <= bounds.split(k) / bounds.EPS and ours.blas < 1, (m, n, k, ours)
-        largest, rms = point.times_rival(SPLIT)
+        largest, rms = point.times_baseline(SPLIT)
         if name in DENSE:
             assert largest <= sweep.NEARLY_EQUAL and rms <= sweep.NEARLY_EQUAL, (m, n, k, point.errors)
         elif name in [each.name for each in data.CLASSES]:

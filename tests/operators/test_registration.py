@@ -90,9 +90,11 @@ def test_fake_tensors_have_the_shapes_of_real_ones(
 
 @functions
 def test_meta_tensors_through_the_public_functions(function: Public, rng: torch.Generator) -> None:
-    arguments = map_tensors(function.draw(rng), lambda t: t.to("meta"))
-    result = function.call(**arguments)
-    assert result.is_meta and result.shape == (9, 16)
+    arguments = function.draw(rng)
+    real = function.call(**arguments)
+    result = function.call(**map_tensors(arguments, lambda t: t.to("meta")))
+    assert result.is_meta
+    assert (result.shape, result.dtype, result.stride()) == (real.shape, real.dtype, real.stride())
 
 
 @functions
@@ -146,7 +148,8 @@ def test_compiled_graphs_call_the_fused_operator(function: Public, rng: torch.Ge
         str(node.target) for graph in graphs for node in graph.graph.nodes if node.op == "call_function"
     ]
     assert [target.startswith("epigemm.") for target in targets].count(True) == 1, targets
-    assert all(target.startswith(("epigemm.", "<built-in method empty_like")) for target in targets), targets
+    others = [target for target in targets if not target.startswith("epigemm.")]
+    assert all(target.startswith("<built-in method empty_like") for target in others), targets
 
 
 @pytest.mark.slow

@@ -34,18 +34,18 @@ def call_of(m: int, n: int, k: int, dtype: torch.dtype = torch.float32) -> Linea
     return LinearCall(BIAS, torch.empty(m, k, dtype=dtype), torch.empty(n, k, dtype=dtype))
 
 
-def run(call: LinearCall, order: Any, *, tried: bool = False, **costs: int) -> DryRun:
+def run(call: LinearCall, order: Any, tried: bool = False, **costs: int) -> DryRun:
     slices = sum(value << SHIFTS[name] for name, value in costs.items())
     return dry_runs.dry_run(call, slices, order=order, tried=tried)
 
 
 def decided(call: LinearCall, order: Any, **costs: int) -> tuple[bool, str]:
-    found = run(call, order, **costs)
+    found = run(call, order, False, **costs)
     return found.fused, found.arithmetic if found.fused else ""
 
 
 def told(call: LinearCall, order: Any, **costs: int) -> list[dry_runs.Tried]:
-    return run(call, order, tried=True, **costs).tried
+    return run(call, order, True, **costs).tried
 
 
 sizes = st.sampled_from([1, 3, 16, 100, 512, 513, 2048])
@@ -60,8 +60,8 @@ def test_numbers_and_words_agree(
 ) -> None:
     costs = {"split": split & 4 | min(split & 3, 2), "scaled": scaled & 4 | min(scaled & 3, 2)}
     call = call_of(m, n, k, dtype)._replace(epilogue=epilogue, scalars=(2.0,) if epilogue.scalar else ())
-    found = run(call, order, tried=True, **costs)
-    assert found._replace(tried=[]) == run(call, order, **costs)
+    found = run(call, order, True, **costs)
+    assert found._replace(tried=[]) == run(call, order, False, **costs)
     first = next((each for each in found.tried if not each.why_not), None)
     if first is None:
         assert not found.fused and not found.on_slices and found.launches[0] == "torch_gemm"

@@ -247,7 +247,7 @@ def test_a_call_is_measured_on_random_x_of_its_own_rows() -> None:
     assert all(torch.equal(each, torch.ones(256)) for each in first.operands)
 
 
-def test_torchs_own_path_may_win(stage: Stage) -> None:
+def test_the_fallback_may_win(stage: Stage) -> None:
     stage.us = lambda plan: 200.0
     x, weight, bias = draw()
     found = epigemm.tune("linear_relu_div", x, weight, bias, 2.0)

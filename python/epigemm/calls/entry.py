@@ -42,7 +42,7 @@ RECORDED: Literal[Reason.RECORDED] = Reason.RECORDED
 RECORDED_BY_TORCH: Literal[Reason.RECORDED_BY_TORCH] = Reason.RECORDED_BY_TORCH
 Recorded: TypeAlias = Literal[Reason.RECORDED, Reason.RECORDED_BY_TORCH]
 # Of an IntEnum, comparing with what the module returns takes several times as long, and so does making one.
-_REASONS: tuple[Any, ...] = (None, None, *Reason)
+_REASONS: tuple[Reason, ...] = (NOT_PLAIN, NOT_PLAIN, *Reason)
 _NOT_PLAIN, _NOT_READY, _RECORDED = int(NOT_PLAIN), int(Reason.NOT_READY), int(RECORDED)
 _OTHER_SETTING, _BY_REFERENCE = int(Reason.OTHER_SETTING), int(Reason.BY_REFERENCE)
 _RECORDED_BY_TORCH = int(RECORDED_BY_TORCH)
@@ -149,13 +149,13 @@ def linear(
     call = (epilogue.number, x, weight, operands, fold, out, order.number, packs, slices, strict, invariant)
     found: Any = _module.linear(*call, circumstances, None)
     if type(found) is not int:
-        return found
+        return found  # type: ignore[no-any-return]
     if found == _NOT_READY:
         if not plans.has_gpu_kernels(x):  # the question makes the device known
             return Reason.NOT_READY
         found = _module.linear(*call, circumstances, None)
         if type(found) is not int:
-            return found
+            return found  # type: ignore[no-any-return]
     if found == _BY_REFERENCE:
         return by_reference.linear(epilogue, x, weight, operands, out, order.overrides)
     if found in (_RECORDED, _RECORDED_BY_TORCH) and _inference():
@@ -166,7 +166,7 @@ def linear(
         with _precision.full_fp32(x.device.type):
             found = _module.linear(*call, 0, None)
         if type(found) is not int:
-            return found
+            return found  # type: ignore[no-any-return]
     return _REASONS[found]
 
 
@@ -269,7 +269,7 @@ def elementwise(
         return NOT_PLAIN
     found: Any = _module.elementwise(epilogue.number, x, operands, fold, out, circumstances)
     if type(found) is not int:
-        return found
+        return found  # type: ignore[no-any-return]
     if found == _BY_REFERENCE:
         return by_reference.elementwise_by_reference(epilogue, x, operands, out)
     if found == _RECORDED and _inference():

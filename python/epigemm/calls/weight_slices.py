@@ -136,7 +136,7 @@ def describe_source(choice: Choice, weight: Tensor) -> str:
         return "the weight's pack is made by this call and kept"
     if choice.source == MAKE:
         moved = pack is not None and not pack.frozen and pack.has_moved(weight)
-        where = "into new memory, as the weight stands elsewhere now" if moved else "into the same memory"
+        where = "into new memory, as the weight has moved" if moved else "into the same memory"
         return f"the weight's pack is stale: the weight has changed; it is made again, {where}"
     if pack is None:
         return "the weight is split at every call: no pack of it is kept (epigemm.pack and modules keep one)"

@@ -1,4 +1,4 @@
-"""What fusion found: each site, what was left alone and why; and who wants to know what ran unfused in a call."""
+"""What fusion found: each site, what was left alone and why. `watch` tells what fell back to PyTorch in calls."""
 
 from __future__ import annotations
 
@@ -106,14 +106,14 @@ def _folded(named: list[tuple[str, str]]) -> Iterator[str]:
         yield f"  {name if len(members) == 1 else f'{pattern} ({len(members)})'}: {text}"
 
 
-# --- what ran unfused ------------------------------------------------------------------------------------------------
+# --- what ran without a fused kernel ----------------------------------------------------------------------------------
 
 watchers: list[list[tuple[str, str]]] = []
 
 
 @contextmanager
 def watch() -> Iterator[list[tuple[str, str]]]:
-    """Collect (product or model, reason) for all that runs unfused in calls of fused models in the block.
+    """Collect (product or model, reason) for all that falls back to PyTorch in calls of fused models in the block.
 
     Calls of what `torch.compile` made with the backend are not seen: their reports tell.
 
@@ -132,6 +132,6 @@ def watch() -> Iterator[list[tuple[str, str]]]:
 
 
 def tell(name: str, reason: str) -> None:
-    """Tell whoever watches that something ran unfused."""
+    """Tell whoever watches that something fell back to PyTorch."""
     for seen in watchers:
         seen.append((name, reason))

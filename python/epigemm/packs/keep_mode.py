@@ -34,8 +34,8 @@ _mode = Mode(_shared)
 def enabled() -> bool:
     """Whether the mode is on for a call made here.
 
-    While torch.compile traces, a block outside of the compiled function counts as soon as any thread is in one: Dynamo
-    can guard by `active`, but by nothing that belongs to a thread.
+    While torch.compile traces, a block around the compiled function counts if any thread is in one. Dynamo can guard
+    on the global `active`, but not on a thread-local.
     """
     if _is_compiling():
         return active if traced is None else traced
@@ -45,7 +45,7 @@ def enabled() -> bool:
 def pack_use(weight: Tensor) -> str:
     """What a plain call may do with its weight's pack.
 
-    A weight that is no parameter may have been made for this call alone.
+    Packs are kept of Parameters alone: another tensor may be temporary, made for this call.
     """
     return weight_packs.KEEP if enabled() and isinstance(weight, Parameter) else weight_packs.FIND
 
@@ -121,7 +121,7 @@ class keep_packs(ContextDecorator):
         return self
 
     def __exit__(self, *exception: object) -> None:
-        # By what __enter__ did: after a graph break inside of the block nothing is traced any more.
+        # Undo what __enter__ did. `_is_compiling` may have changed: a graph break in the block ends the trace.
         if self._before:
             _trace(self._before.pop())
         else:

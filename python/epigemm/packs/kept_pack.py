@@ -28,40 +28,41 @@ class KeptPack:
         self.frozen = False
         self._slices = slices
         self._mark: _Mark | None = None
-        # storage and address of the weight, also of one that has changed
+        # The weight's storage and address at the last write; still there after `expire`.
         self._place: tuple[int, int] | None = None
-        # Holds the storage's identity, not its memory: no later storage can pass for it.
+        # Keeps the storage's object, not its memory: no later storage gets the same number.
         self._storage: StorageWeakRef | None = None
         self._seen: int | None = None
-        self._written: Any = None  # the event behind the kernel that wrote the buffer
-        self._ready: set[int] = set()  # streams that run after it
+        self._written: Any = None  # the event recorded after the kernel that wrote the buffer
+        self._ready: set[int] = set()  # streams that have waited for it
 
     def is_current(self, weight: Tensor) -> bool:
         """Whether the weight is as it was when the buffer was written."""
         return self._mark == _mark(weight)
 
     def has_moved(self, weight: Tensor) -> bool:
-        """Whether the weight stood elsewhere when the buffer was written."""
+        """Whether the weight was at another address when the buffer was written."""
         return self._place != _place(weight)
 
     def is_settled(self, weight: Tensor) -> bool:
-        """Whether the last call on this stale pack saw the weight as it is now."""
+        """Whether the weight is the same as at the last call that met this stale pack."""
         return self._seen == weight._version
 
     def see(self, weight: Tensor) -> None:
-        """Remember what a call that did without this stale pack saw."""
+        """Remember the weight's version at a call that did not use this stale pack."""
         self._seen = weight._version
 
     def expire(self) -> None:
-        """The weight was written, or is about to be, where its version counter may not show it."""
+        """Make the pack stale: the weight was or will be written, perhaps without a new version number."""
         self._mark = self._seen = None
 
     def write(self, weight: Tensor) -> None:
         """Split the weight into the buffer, on the current stream.
 
-        Nothing here waits for readers of what was in it. A weight is written where it stands by whoever has waited for
-        its readers, which are the pack's readers too; unchanged, it gives the same bits again. One that stands
-        elsewhere has waited for nobody: see `keep`.
+        This does not wait for kernels that still read the old slices. If the weight was written in place, its writer
+        has waited for the kernels that read the weight, and these are the ones that read the pack. If it did not
+        change, the same bits are written again. If it is at another address now, nobody has waited: `keep` takes a
+        new buffer then.
         """
         self._mark = None
         mark = _mark(weight)
@@ -84,8 +85,8 @@ class KeptPack:
         return self.buffer
 
     def _join(self, device: torch.device) -> None:
-        # Inside a capture nothing outside may be waited for: whoever captures has synchronised before, as
-        # torch.cuda.graph does, and replays come later still.
+        # A capture cannot wait for an event from outside of it. It need not: torch.cuda.graph synchronises first, and
+        # replays come later.
         if capturing(device):
             return
         stream = torch.cuda.current_stream(device)

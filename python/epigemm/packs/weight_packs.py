@@ -31,7 +31,7 @@ _USES = (KEEP, FIND, NONE)
 
 _SECTION = 256
 _INTERLEAVE = 64
-_MANY_ROWS = 8192  # a weight that dispatch does not pack for this many rows of x is not worth packing
+_MANY_ROWS = 8192  # `pack` asks the planner at this many rows of x whether slices of the weight would be used
 
 
 def _round_up(size: int, multiple: int) -> int:
@@ -71,7 +71,7 @@ _watching_optimisers = False
 
 
 def _forget(key: int, reference: Any) -> None:
-    # Without the lock: the collector may call this anywhere, and each step is one bytecode.
+    # Without the lock: the garbage collector may call this at any moment. Each step is one operation of a dictionary.
     owner = _owners.get(key)
     if owner is not None and owner.weight is reference:
         _owners.pop(key, None)
@@ -88,9 +88,9 @@ def find(weight: Tensor, slices: int) -> KeptPack | None:
 def keep(weight: Tensor, slices: int, *, frozen: bool = False, rewrite: bool = False) -> KeptPack:
     """The weight's kept pack, made or made again where it is not current.
 
-    It keeps its memory, which captured graphs may read if the pack is frozen. One exception: if the weight is in other
-    memory by now (`weight.data = other`), a product on another stream may still read the old slices, and nothing has
-    ordered this stream behind it. A pack that is not frozen gets new memory then.
+    A pack is made again in the same memory, which captured graphs may read if it is frozen. One exception: if the
+    weight has moved (`weight.data = other`), a product on another stream may still read the old slices, and this stream
+    has not waited for it. A pack that is not frozen then gets new memory.
 
     Raises:
         torch.OutOfMemoryError: no memory for a new pack.
@@ -157,8 +157,8 @@ def _allocate(size: int, device: torch.device) -> Tensor:
     with torch.inference_mode(False):
         if device.type != "cuda":
             return torch.empty(size, dtype=torch.uint8, device=device)
-        # The current thread may be allocating from the private pool of a CUDA graph that is being warmed up
-        # (torch.compile does that), where nothing may outlive the call. Another thread is not.
+        # While torch.compile warms up a CUDA graph, this thread allocates from the graph's private pool, and memory of
+        # that pool must not outlive the call. Another thread allocates from the usual pool.
         with ThreadPoolExecutor(max_workers=1) as elsewhere:
             buffer = elsewhere.submit(_allocate_on_default_stream, size, device).result()
         home, stream = torch.cuda.default_stream(device), torch.cuda.current_stream(device)
@@ -197,7 +197,7 @@ def repack(weight: Tensor, precision: str | None) -> None:
         RuntimeError: the current stream is being captured into a CUDA graph.
         torch.OutOfMemoryError: no memory for a pack that is not there yet.
     """
-    # A compiled function breaks its graph here. Without a compiler at work there is nothing to import it for.
+    # Under torch.compile the graph breaks here. torch._dynamo is not imported for this: it takes seconds.
     compiler = sys.modules.get("torch._dynamo")
     run = _repack if compiler is None else compiler.disable(_repack)
     run(weight, precision)

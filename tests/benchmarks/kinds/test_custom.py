@@ -91,7 +91,7 @@ def test_at_least_twelve_epilogues_with_operands_of_every_kind() -> None:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a_function_is_what_its_rivals_compute(name: str) -> None:
+def test_a_function_is_what_its_baselines_compute(name: str) -> None:
     """The bias inside ``F.linear`` or outside, the same result."""
     problem = CASES[name]
     data = make_data(Case(problem, SHAPE, FP32), CPU, 0)

@@ -1,6 +1,6 @@
 """What a traced epilogue is: a list of steps on scalars, each one primitive of `csrc/epilogue/primitives.h`.
 
-The C++ functor (`functor_source`) and the PyTorch reference (`functor_reference`) are both written from it.
+The C++ functor (`source`) and the PyTorch reference (`reference`) are both written from it.
 """
 
 from __future__ import annotations

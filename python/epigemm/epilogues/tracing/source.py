@@ -17,7 +17,7 @@ from epigemm.epilogues.tracing.short import may_be_short
 
 PARTS = ("operand", "apply", "apply_16", "apply_double", "slope", "slope_double")
 """What `kernel_functions` can emit; `apply_16` is `apply` for a result that is rounded to 16 bits: with shorter
-instructions, where `functor_short` says so."""
+instructions, where `short` says so."""
 
 OPERATORS = {
     "add": "+",

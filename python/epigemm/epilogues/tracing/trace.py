@@ -1,4 +1,4 @@
-"""A Python function -> a program: `make_fx` with the core ATen decompositions, then `functor_steps`.
+"""A Python function -> a program: `make_fx` with the core ATen decompositions, then `steps`.
 
 The function sees fake fp32 tensors whose sizes are symbols, and scalars that are symbolic numbers: whatever decides by
 one of them leaves a guard, which is an error here. Nothing is computed.

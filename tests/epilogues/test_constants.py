@@ -1,4 +1,4 @@
-"""What a decorated function may be called, take and capture: signatures, names, constants that change."""
+"""What a decorated function reads from around it: constants that change, and what may change unseen."""
 
 from __future__ import annotations
 
@@ -15,110 +15,6 @@ from torch import Tensor
 
 from epigemm import epilogue
 from epigemm.epilogues.declaring import trace
-from epigemm.epilogues.kinds import Matrix, PerColumn, PerRow, Scalar
-
-WEIGHT = torch.ones(7)
-
-
-def too_many(kind: type, count: int) -> Callable[..., Tensor]:
-    names = [f"a{number}" for number in range(count)]
-    namespace: dict[str, Any] = {}
-    exec(f"def many(acc, {', '.join(names)}):\n    return acc + {' + '.join(names)}", namespace)
-    many = namespace["many"]
-    many.__annotations__ = dict.fromkeys(names, kind)
-    assert callable(many)
-    return many  # type: ignore[no-any-return]
-
-
-@pytest.mark.parametrize(("kind", "most"), [(PerColumn, 4), (Scalar, 4), (PerRow, 2), (Matrix, 2)])
-def test_limits(kind: type, most: int) -> None:
-    assert len(trace(too_many(kind, most)).operands) == most
-    with pytest.raises(ValueError, match=f"got {most + 1} operands of kind .*; accepted are at most {most}"):
-        trace(too_many(kind, most + 1))
-
-
-def _star(acc: Tensor, *others: PerColumn) -> Tensor:
-    return acc
-
-
-def _keywords(acc: Tensor, **others: PerColumn) -> Tensor:
-    return acc
-
-
-def _keyword_only(acc: Tensor, *, bias: PerColumn) -> Tensor:
-    return acc
-
-
-def _unannotated(acc, bias):  # type: ignore[no-untyped-def] # noqa: ANN001, ANN202
-    return acc
-
-
-def _unknown(acc: Tensor, bias: float) -> Tensor:
-    return acc
-
-
-def _accumulator(acc: PerColumn) -> Any:
-    return acc
-
-
-def _default_vector(acc: Tensor, bias: PerColumn = WEIGHT) -> Tensor:
-    return acc
-
-
-def _default_text(acc: Tensor, s: Scalar = "1") -> Tensor:  # type: ignore[assignment]
-    return acc
-
-
-def _empty() -> None:
-    pass
-
-
-@pytest.mark.parametrize(
-    ("function", "text"),
-    [
-        (_star, r"\*others is not supported"),
-        (_keywords, r"\*others is not supported"),
-        (_keyword_only, "'bias' is keyword-only"),
-        (_unannotated, "'bias' has no annotation; accepted is PerColumn"),
-        (_unknown, "'bias' has 'float'; accepted is PerColumn"),
-        (_accumulator, "'acc' is the accumulator"),
-        (_default_vector, "'bias' has a default of type Tensor"),
-        (_default_text, "'s' has a default of type str"),
-        (_empty, "takes no argument"),
-        (print, "got builtin_function_or_method; accepted is a Python function"),
-    ],
-)
-def test_signatures(function: Callable[..., Any], text: str) -> None:
-    with pytest.raises(TypeError, match=text):
-        trace(function)
-
-
-def _acc_and(name: str) -> Callable[..., Any]:
-    namespace: dict[str, Any] = {"PerColumn": PerColumn}
-    exec(f"def renamed(acc, {name}: PerColumn):\n    return acc + {name}", namespace)
-    renamed: Callable[..., Any] = namespace["renamed"]
-    return renamed
-
-
-@pytest.mark.parametrize(
-    "name", ["x", "weight", "z", "out", "precision", "strict", "self", "operands", "named"]
-)
-def test_names_that_calls_have_taken(name: str) -> None:
-    with pytest.raises(
-        TypeError, match=f"renamed .*: an operand is called '{name}'; accepted is any name but"
-    ):
-        trace(_acc_and(name))
-
-
-@pytest.mark.parametrize(
-    ("name", "shown"),
-    [("", "epilogue"), ("a\nb", "epilogue"), ("<lambda>", "epilogue"), ("a" * 5000, "a" * 64)],
-)
-def test_a_name_that_is_no_identifier_goes_nowhere(name: str, shown: str) -> None:
-    function = _acc_and("bias")
-    function.__name__ = name
-    assert trace(function).name == shown
-
 
 LIMIT = 2.0
 
@@ -229,7 +125,7 @@ _with_an_attribute.slope = 2.0  # type: ignore[attr-defined]
 
 
 def _imported_inside(acc: Tensor) -> Any:
-    from tests.epilogues.test_custom_signatures import LIMIT
+    from tests.epilogues.test_constants import LIMIT
 
     return acc * LIMIT
 
@@ -258,7 +154,7 @@ def _of_eval(acc: Tensor) -> Any:
         (_by_getattr, "'Settings' is used as a whole"),
         (_of_a_module, "'module' is used as a whole"),
         (_of_a_function, "'_with_an_attribute' is used as a whole"),
-        (_imported_inside, r"tests\.python\.test_custom_signatures is imported inside"),
+        (_imported_inside, r"tests\.epilogues\.test_constants is imported inside"),
         (_imported_by_name, "import_module reads what may change unseen"),
         (_of_sys, r"'sys\.modules' is captured, and a dict may change unseen"),
         (_of_globals, "globals reads what may change unseen"),

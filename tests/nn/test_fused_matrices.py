@@ -38,8 +38,12 @@ def test_the_scale_of_a_layer() -> None:
     layer = epigemm.nn.LinearLayerScaleResidual(K, N, init_values=0.25, dtype=torch.float64)
     assert layer.layer_scale.dtype is torch.float64 and bool((layer.layer_scale == 0.25).all())
     assert list(layer.state_dict()) == ["weight", "bias", "layer_scale"]
+    rows, ones = x.double().reshape(-1, K), torch.ones(M, dtype=torch.float64)
     layer(x.double(), matrix.double()).sum().backward()
-    assert all(p.grad is not None for p in layer.parameters())
+    product = nn.functional.linear(rows, layer.weight, layer.bias).sum(0)
+    expected = {"weight": 0.25 * rows.sum(0).expand(N, K), "bias": 0.25 * ones.sum().expand(N)}
+    for name, parameter in layer.named_parameters():
+        torch.testing.assert_close(parameter.grad, expected.get(name, product).detach())
     vector = torch.ones(N)
     shared = epigemm.nn.LinearLayerScaleResidual.from_linear(nn.Linear(K, N), vector)
     assert dict(shared.named_buffers())["layer_scale"] is vector and len(list(shared.parameters())) == 2

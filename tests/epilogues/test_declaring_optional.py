@@ -169,7 +169,7 @@ def _too_large(acc: Tensor, s: Scalar = 10**400) -> Any:
 @pytest.mark.parametrize(
     ("function", "error", "text"),
     [
-        (_without_a_line, NotImplementedError, r"test_optional_operands\.py:\d+\): sum is a reduction"),
+        (_without_a_line, NotImplementedError, r"test_declaring_optional\.py:\d+\): sum is a reduction"),
         (_four, ValueError, "got 4 operands that may be None; accepted are 3"),
         (_of_a_scalar, TypeError, "'s' has a default of type NoneType; accepted is a number for a Scalar"),
         (_too_large, ValueError, "'s' has a default beyond fp64"),

@@ -7,13 +7,13 @@ import io
 import pickle
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
 import epigemm
+from tests.nn.test_batch_norm import batch_norm_pair
 
 ROWS, IN, OUT = 9, 24, 16
 
@@ -110,147 +110,10 @@ def test_from_linear_keeps_mode_dtype_and_device(fused: Fused) -> None:
     linear = nn.Linear(IN, OUT, dtype=torch.float64).eval()
     module = fused.from_linear(linear)
     assert module.training is False
-    assert module(torch.randn(2, IN, dtype=torch.float64)).dtype is torch.float64
+    x = torch.randn(2, IN, dtype=torch.float64)
+    torch.testing.assert_close(module(x), fused.after(linear(x)))
     with pytest.raises(TypeError, match="linear"):
         fused.from_linear(nn.Conv2d(1, 1, 1))  # type: ignore[arg-type]
-
-
-def batch_norm_pair(**options: Any) -> tuple[nn.Linear, nn.Parameter, nn.BatchNorm1d, nn.Module]:
-    """The plain layers and our module made from copies of them."""
-    torch.manual_seed(5)
-    linear, scale = nn.Linear(IN, OUT), nn.Parameter(torch.randn(OUT))
-    norm = nn.BatchNorm1d(OUT, **options)
-    with torch.no_grad():
-        for parameter in norm.parameters():
-            parameter.normal_()
-    ours = epigemm.nn.LinearScaleBatchNorm1d.from_layers(
-        copy.deepcopy(linear), copy.deepcopy(scale), copy.deepcopy(norm)
-    )
-    return linear, scale, norm, ours
-
-
-OPTIONS: list[dict[str, Any]] = [
-    {},
-    {"affine": False},
-    {"momentum": None},
-    {"momentum": 0.0},
-    {"momentum": 1.0},
-    {"momentum": 0.3, "eps": 0.125},
-    {"track_running_stats": False},
-    {"track_running_stats": False, "affine": False},
-]
-options_cases = pytest.mark.parametrize("options", OPTIONS, ids=str)
-
-
-def plain_gradients(
-    linear: nn.Linear, scale: nn.Parameter, norm: nn.BatchNorm1d
-) -> dict[str, torch.Tensor | None]:
-    """Gradients of the plain layers under the names that our module has for them."""
-    named = {f"linear.{name}": parameter.grad for name, parameter in linear.named_parameters()}
-    return {**named, "scale": scale.grad, **{f"bn.{name}": p.grad for name, p in norm.named_parameters()}}
-
-
-def assert_same_gradients(ours: nn.Module, expected: dict[str, torch.Tensor | None]) -> None:
-    actual = {name: parameter.grad for name, parameter in ours.named_parameters()}
-    assert actual.keys() == expected.keys()
-    for name, gradient in expected.items():
-        assert gradient is not None
-        torch.testing.assert_close(actual[name], gradient, rtol=1e-3, atol=1e-3, msg=name)
-
-
-def statistics(module: nn.Module) -> list[torch.Tensor]:
-    """Buffers in order, whatever prefix their names have: running mean, running variance, batches tracked."""
-    return list(module.buffers())
-
-
-@options_cases
-def test_batch_norm_in_training_equals_torch(options: dict[str, Any], device: torch.device) -> None:
-    """Outputs, gradients and running statistics over several batches of different sizes."""
-    linear, scale, norm, ours = batch_norm_pair(**options)
-    for module in (linear, norm, ours):
-        module.to(device).train()
-    scale = nn.Parameter(scale.detach().to(device))
-    for rows in (9, 2, 30):
-        x = torch.randn(rows, IN, device=device) + 0.5
-        expected = norm(linear(x) * scale)
-        actual = ours(x)
-        torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-4)
-        upstream = torch.randn_like(expected)
-        for each in (linear, norm, ours):
-            each.zero_grad()
-        scale.grad = None
-        expected.backward(upstream)
-        actual.backward(upstream)
-        assert_same_gradients(ours, plain_gradients(linear, scale, norm))
-        for mine, other in zip(statistics(ours), statistics(norm), strict=True):
-            assert mine.dtype is other.dtype
-            torch.testing.assert_close(mine, other, rtol=1e-5, atol=1e-5)
-
-
-@options_cases
-def test_batch_norm_in_evaluation_equals_torch(options: dict[str, Any], device: torch.device) -> None:
-    linear, scale, norm, ours = batch_norm_pair(**options)
-    for module in (linear, norm, ours):
-        module.to(device)
-    scale = nn.Parameter(scale.detach().to(device))
-    for _ in range(3):
-        x = torch.randn(ROWS, IN, device=device)
-        norm(linear(x) * scale)
-        ours(x)
-    for module in (norm, ours):
-        module.eval()
-    before = [buffer.clone() for buffer in statistics(ours)]
-    for rows in (1, 9):
-        if rows == 1 and not options.get("track_running_stats", True):
-            continue
-        x = torch.randn(rows, IN, device=device)
-        torch.testing.assert_close(ours(x), norm(linear(x) * scale), rtol=1e-4, atol=1e-4)
-    for kept, buffer in zip(before, statistics(ours), strict=True):
-        assert torch.equal(kept, buffer)
-
-
-def test_batch_norm_of_one_row_in_training_is_torchs_error() -> None:
-    linear, scale, norm, ours = batch_norm_pair()
-    x = torch.randn(1, IN)
-    with pytest.raises(ValueError, match="more than 1 value per channel") as theirs:
-        norm(linear(x) * scale)
-    before = [buffer.clone() for buffer in statistics(ours)]
-    with pytest.raises(ValueError, match="more than 1 value per channel") as mine:
-        ours(x)
-    assert str(mine.value) == str(theirs.value)
-    assert torch.equal(statistics(ours)[0], before[0]) and torch.equal(statistics(ours)[1], before[1])
-
-
-def test_batch_norm_in_evaluation_reads_live_statistics_and_parameters() -> None:
-    _, _, _, ours = batch_norm_pair()
-    ours.eval()
-    x = torch.randn(ROWS, IN)
-    before = ours(x)
-    with torch.no_grad():
-        for tensor in (*list(ours.parameters())[2:], *statistics(ours)[:2]):
-            kept = tensor.clone()
-            tensor.add_(0.5)
-            assert not torch.allclose(ours(x), before)
-            tensor.copy_(kept)
-    assert torch.equal(ours(x), before)
-
-
-def test_batch_norm_in_evaluation_differentiates() -> None:
-    linear, scale, norm, ours = batch_norm_pair()
-    norm.eval(), ours.eval()
-    x = torch.randn(ROWS, IN)
-    upstream = torch.randn(ROWS, OUT)
-    norm(linear(x) * scale).backward(upstream)
-    ours(x).backward(upstream)
-    assert_same_gradients(ours, plain_gradients(linear, scale, norm))
-
-
-def test_batch_norm_from_layers_shares_their_objects() -> None:
-    linear, scale, norm = nn.Linear(IN, OUT), nn.Parameter(torch.randn(OUT)), nn.BatchNorm1d(OUT)
-    ours = epigemm.nn.LinearScaleBatchNorm1d.from_layers(linear, scale, norm)
-    shared = {id(tensor) for tensor in [*ours.parameters(), *ours.buffers()]}
-    plain = [*linear.parameters(), scale, *norm.parameters(), *norm.buffers()]
-    assert shared == {id(tensor) for tensor in plain}
 
 
 @pytest.fixture(params=[*FUSED, "batch_norm", "sigmoid"], ids=lambda f: f if isinstance(f, str) else f.name)

@@ -1,0 +1,55 @@
+"""Built-in epilogues that read a matrix: each program computes its formula, and the build's are known again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from epigemm import formula_functions
+from epigemm.epilogues.formulas import ACTIVATIONS, FORMULAS, PRELINKED, digest, prelinked_name
+from epigemm.epilogues.tracing.source import functor_text
+
+ACT: dict[str, Callable[[Tensor], Tensor]] = {
+    "gelu": F.gelu,
+    "gelu_tanh": lambda z: F.gelu(z, approximate="tanh"),
+    "relu": torch.relu,
+    "sigmoid": torch.sigmoid,
+    "silu": F.silu,
+    "tanh": torch.tanh,
+}
+EXPECTED: dict[str, Callable[..., Tensor]] = {
+    "residual": lambda z, residual: z + residual,
+    "layer_scale_residual": lambda z, layer_scale, residual: residual + layer_scale * z,
+    "scale_relu": lambda z, multiplier, offset: torch.relu(multiplier * z + offset),
+    **{f"gated_{name}": lambda z, gate, act=act: act(z) * gate for name, act in ACT.items()},
+}
+
+
+def test_each_is_there_with_a_bias_and_without() -> None:
+    assert set(ACT) == set(ACTIVATIONS)
+    assert set(FORMULAS) == {f"{bias}{name}" for bias in ("", "bias_") for name in EXPECTED}
+
+
+@pytest.mark.parametrize("name", FORMULAS)
+def test_a_program_computes_its_formula(name: str) -> None:
+    acc = torch.randn(6, 9, dtype=torch.float64)
+    shapes = {"per_column": (9,), "matrix": (6, 9)}
+    operands = [torch.randn(shapes[kind], dtype=torch.float64) for kind in FORMULAS[name].kinds]
+    plain, has_bias = name.removeprefix("bias_"), name.startswith("bias_")
+    assert (FORMULAS[name].operands[0] == ("per_column", "bias")) == has_bias
+    z, others = (acc + operands[0], operands[1:]) if has_bias else (acc, operands)
+    found = formula_functions.epilogue(name).traced.reference(acc, *operands)
+    torch.testing.assert_close(found, EXPECTED[plain](z, *others))
+
+
+@pytest.mark.parametrize("name", FORMULAS)
+def test_the_builds_kernels_are_found_by_what_they_compute(name: str) -> None:
+    formula = FORMULAS[name]
+    found = prelinked_name(digest(functor_text(formula.program, formula.kinds), formula.kinds))
+    assert found == (name if name in PRELINKED else "")
+    other = prelinked_name(digest(functor_text(formula.program, formula.kinds) + " ", formula.kinds))
+    assert other == ""

@@ -1,0 +1,91 @@
+"""An epilogue that is made at run time, registered: its name, its operands in order, its text for each kernel."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from epigemm.epilogues.declaring import Traced, trace
+from epigemm.epilogues.kinds import Matrix, PerColumn, Scalar
+from epigemm.epilogues.registry import WHEN_MADE, named
+from epigemm.epilogues.traced import LinkedEpilogue
+
+
+def gated(acc: Tensor, bias: PerColumn, gate: Matrix, limit: Scalar) -> Tensor:
+    return torch.clamp(acc + bias, -limit, limit) * gate
+
+
+@pytest.fixture(scope="module")
+def traced() -> Traced:
+    return trace(gated)
+
+
+def made(traced: Traced, *folded: bool) -> LinkedEpilogue:
+    return LinkedEpilogue(traced, folded or (False, False, True))
+
+
+def test_a_name_says_what_is_computed_of_which_types(traced: Traced) -> None:
+    one = made(traced)
+    assert one.name == made(trace(gated)).name and one.name.startswith("gated.")
+    assert one.name != made(traced, True, False, True).name
+    assert named(one.name) is not None
+
+
+def test_whoever_asked_is_told(traced: Traced, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[str] = []
+    monkeypatch.setattr("epigemm.epilogues.traced.WHEN_MADE", [*WHEN_MADE, told.append])
+    name = made(traced).name
+    assert told == [name]
+
+
+def test_operands_in_order(traced: Traced) -> None:
+    epilogue = made(traced)
+    bias, gate, limit = torch.randn(4), torch.randn(3, 4), torch.tensor(0.5)
+    assert epilogue.in_order(None, [bias, gate], [0.5]) == (bias, gate, 0.5)
+    assert epilogue.in_order(None, [bias, gate, limit], []) == (bias, gate, limit)
+    for wrong in (
+        (None, [bias], [0.5]),
+        (None, [bias, gate], []),
+        (None, [bias, gate, limit], [0.5]),
+        (bias, [bias, gate], [0.5]),
+    ):
+        assert epilogue.in_order(*wrong) is None
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
+def test_the_reference_computes_in_fp32_at_least(traced: Traced, dtype: torch.dtype) -> None:
+    acc, gate = torch.randn(2, 3, 4).to(dtype)
+    bias = torch.randn(4)
+    found = made(traced, True, False, True).reference(acc, None, [bias.to(dtype), gate], [0.5])
+    wide = torch.float64 if dtype == torch.float64 else torch.float32
+    expected = torch.clamp(acc.to(wide) + bias.to(dtype).to(wide), -0.5, 0.5) * gate.to(wide)
+    assert torch.equal(found, expected.to(dtype))
+
+
+@pytest.mark.parametrize(
+    ("symbol", "function"),
+    [
+        ("epigemm_open_sm90_tma_tf32_0", "float epigemm_apply(float"),
+        ("epigemm_open_sm90_tma_float16_0", "epigemm::Rounded(acc)"),
+        ("epigemm_open_elementwise_bfloat16", "epigemm::Rounded(acc)"),
+        ("epigemm_open_elementwise_float64", "double epigemm_apply_double(double"),
+        ("epigemm_open_derivative_float32", "float epigemm_slope(float"),
+        ("epigemm_open_derivative_bfloat16", "float epigemm_slope(float"),
+        ("epigemm_open_derivative_float64", "double epigemm_slope_double(double"),
+    ],
+)
+def test_the_text_for_a_kernel(traced: Traced, symbol: str, function: str) -> None:
+    text = made(traced).source(symbol)
+    functions: Any = text[text.rindex("epigemm_operand") :]
+    assert function in functions
+    assert ("Rounded(acc)" in functions) == ("Rounded" in function)
+
+
+def test_where_the_types_of_operands_stand(traced: Traced) -> None:
+    """1: that of x; 2: that of the arithmetic (csrc/open/contract.h). Of the bias here."""
+    for folded, code in ((False, 1), (True, 2)):
+        text = made(traced, folded, False, True).source("epigemm_open_sm90_tma_tf32_0")
+        assert f"if (slot == {traced.slots[0]}) return {code};" in text

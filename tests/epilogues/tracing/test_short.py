@@ -1,0 +1,59 @@
+"""Where a 16-bit result may be made of short functions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from epigemm.epilogues.declaring import trace
+from epigemm.epilogues.kinds import PerColumn
+from epigemm.epilogues.tracing.short import may_be_short
+
+
+def test_whole_numbers_are_not_made_of_short_instructions() -> None:
+    """An approximate quotient just below a whole number would be one too small behind `trunc`."""
+
+    def quotient(acc: Tensor, step: PerColumn) -> Tensor:
+        return torch.trunc(acc / step)
+
+    def share(acc: Tensor, step: PerColumn) -> Tensor:
+        return acc / step
+
+    def whole(acc: Tensor, step: PerColumn) -> Tensor:
+        return torch.div(acc, step, rounding_mode="trunc")
+
+    def positive(acc: Tensor, step: PerColumn) -> Tensor:
+        return torch.where(torch.exp(acc) > 0, step, 0.0)
+
+    def chosen(acc: Tensor, step: PerColumn) -> Tensor:
+        return torch.where(acc > 0, acc, torch.exp(acc) * step)
+
+    for stepped, plain in ((quotient, share), (positive, chosen), (whole, chosen)):
+        assert "Rounded(acc)" not in trace(stepped).kernel_source((1,), ("operand", "apply_16"))
+        assert "Rounded(acc)" in trace(plain).kernel_source((1,), ("operand", "apply_16"))
+
+
+@pytest.mark.parametrize(
+    ("function", "may_be"),
+    [
+        (lambda acc: torch.sigmoid(acc) * acc, True),
+        (lambda acc: acc + torch.sigmoid(acc), True),  # off by few units
+        (lambda acc: 1 + torch.exp(acc), True),
+        (lambda acc: F.gelu(acc) * 3.0, True),
+        (lambda acc: acc - torch.tanh(acc), False),  # the terms may cancel
+        (lambda acc: 1 - torch.tanh(acc), False),
+        (lambda acc: F.softplus(acc) + torch.exp(acc), True),  # of one sign
+        (lambda acc: torch.sin(torch.tanh(acc)), False),
+        (lambda acc: torch.sin(torch.sigmoid(acc)), True),
+        (lambda acc: torch.tanh(acc) ** 2, True),
+        (lambda acc: torch.tanh(acc) ** 17.0, False),
+        (lambda acc: torch.round(torch.sigmoid(acc)), False),
+        (lambda acc: torch.round(acc), True),
+    ],
+)
+def test_errors_that_grow(function: Callable[..., Tensor], may_be: bool) -> None:
+    assert may_be_short(trace(function).program) is may_be

@@ -1,0 +1,92 @@
+"""One fused call of a graph: the chain's values, whatever lies how."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, fx
+
+from epigemm.fusion import matmuls
+from epigemm.fusion.chains import Capture
+from epigemm.fusion.site import Site
+from epigemm.fusion.values import tensor_of
+
+x, weight, bias = torch.randn(6, 8), torch.randn(4, 8), torch.randn(4)
+matrix, row = torch.randn(6, 4), torch.randn(6, 1)
+
+
+def site_of(function: Callable[..., Any], *inputs: Tensor) -> tuple[Site, list[str]]:
+    """The site of the one product, and the names of what it is called with: x, the weight, and its sources."""
+    found: list[tuple[Site, list[str]]] = []
+
+    def backend(graph_module: fx.GraphModule, _: Any) -> Any:
+        capture = Capture(graph_module.graph)
+        for node in graph_module.graph.nodes:
+            product = matmuls.understand(node)
+            if isinstance(product, matmuls.Product):
+                chain = capture.chain(product)
+                sources = [each for one in chain.operands for each in one.sources if each is not None]
+                assert all(tensor_of(each) is not None for each in sources)
+                names = [str(each) for each in (product.x, product.weight, *sources)]
+                found.append((Site(chain, keeps_pack=False), names))
+        return graph_module.forward
+
+    torch.compiler.reset()
+    torch.compile(function, backend=backend, fullgraph=True)(*inputs)
+    ((site, names),) = found
+    return site, names
+
+
+def by_name(names: list[str], **given: Tensor) -> list[Tensor]:
+    """The arguments of a call, by how Dynamo calls a function's parameters."""
+    return [next(value for name, value in given.items() if f"_{name}_" in f"_{each}_") for each in names]
+
+
+FUNCTIONS: dict[str, Callable[..., Any]] = {
+    "a bias": lambda x, w, b, m, r: F.linear(x, w, b),
+    "nothing behind": lambda x, w, b, m, r: x @ w.t(),
+    "relu": lambda x, w, b, m, r: F.linear(x, w, b).relu(),
+    "a gate": lambda x, w, b, m, r: F.silu(F.linear(x, w, b)) * m,
+    "a row": lambda x, w, b, m, r: torch.tanh(x @ w.t()) * r,
+    "all": lambda x, w, b, m, r: (torch.sigmoid(F.linear(x, w, b)) - m) * r,
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_a_site_computes_its_chain(name: str, dtype: torch.dtype) -> None:
+    given = [each.to(dtype) for each in (x, weight, bias, matrix, row)]
+    site, names = site_of(FUNCTIONS[name], *given)
+    arguments = by_name(names, **dict(zip("xwbmr", given, strict=True)))
+    assert arguments[0] is given[0] and arguments[1] is given[1]
+    expected = FUNCTIONS[name](*(each.double() for each in given))
+    bound = 1e-5 if dtype is torch.float32 else 2e-2
+    for _ in range(2):  # the first call finds the epilogue, the next ones have it
+        torch.testing.assert_close(site(*arguments).double(), expected, rtol=bound, atol=bound)
+
+
+def test_a_weight_that_is_no_transpose() -> None:
+    columns = weight.t().contiguous()
+    site, names = site_of(lambda x, w: torch.relu(x @ w), x, columns)
+    found = site(*by_name(names, x=x, w=columns))
+    torch.testing.assert_close(found, torch.relu(x @ columns), rtol=1e-5, atol=1e-5)
+
+
+def test_gradients_go_through_a_site() -> None:
+    leaves = [each.clone().requires_grad_() for each in (x, weight, bias)]
+    site, names = site_of(lambda x, w, b: F.silu(F.linear(x, w, b)), *leaves)
+    found = torch.autograd.grad(site(*by_name(names, **dict(zip("xwb", leaves, strict=True)))).sum(), leaves)
+    expected = torch.autograd.grad(F.silu(F.linear(*leaves)).sum(), leaves)
+    for mine, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(mine, other, rtol=1e-4, atol=1e-4)
+
+
+def test_its_name_is_an_identifier() -> None:
+    """torch.fx writes it into a graph's code."""
+    site, _ = site_of(lambda x, w: torch.tanh(x @ w.t()) / 3.0, x, weight)
+    assert site.__name__.isidentifier() and site.__name__.startswith("fused_linear_tanh")
+    assert repr(site) == f"<fused {site.__name__.removeprefix('fused_')}>"

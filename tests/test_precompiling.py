@@ -1,0 +1,74 @@
+"""`precompile`: what it is asked, and on a machine without a GPU what it says. See test_user_epilogue_gpu.py, too."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import epigemm
+from epigemm import Matrix, PerColumn, PerRow, Scalar
+from epigemm.epilogues.kinds import SCALAR
+from epigemm.precompiling import _call
+
+
+@epigemm.epilogue
+def mixed(acc: Tensor, bias: PerColumn, gain: PerRow, other: Matrix, limit: Scalar = 1.0) -> Tensor:
+    return torch.clamp(acc + bias, -limit, limit) * gain + other
+
+
+PRECOMPILE: dict[str, tuple[type[Exception], str, Any, dict[str, Any]]] = {
+    "no triples": (TypeError, "shapes: got 1; accepted are triples", (1, 2, 3), {}),
+    "no sizes": (TypeError, "shapes: got 8; accepted are triples", 8, {}),
+    "empty": (TypeError, r"shapes: got \(0, 8, 8\); accepted are triples", [(0, 8, 8)], {}),
+    "dtype": (TypeError, "dtype: got torch.int8; accepted are", [(1, 8, 8)], {"dtype": torch.int8}),
+    "operands": (
+        TypeError,
+        "operand_dtype: got torch.float16",
+        [(1, 8, 8)],
+        {"operand_dtype": torch.float16},
+    ),
+    "training": (TypeError, "training: got int", [(1, 8, 8)], {"training": 1}),
+    "no GPU": (
+        RuntimeError,
+        "device: got cpu, where no kernel of epigemm's runs",
+        [(1, 8, 8)],
+        {"device": "cpu"},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PRECOMPILE)
+def test_precompile_says_what_is_wrong(name: str) -> None:
+    error, words, shapes, named = PRECOMPILE[name]
+    with pytest.raises(error, match=words):
+        epigemm.precompile(mixed, shapes, **named)
+
+
+def test_precompile_needs_a_gpu_that_torch_sees(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(RuntimeError, match=r"device: got cuda, .* .torch finds no GPU"):
+        epigemm.precompile(mixed, [(1, 8, 8)])
+
+
+def test_what_is_no_epilogue() -> None:
+    with pytest.raises(TypeError, match="function: got function"):
+        epigemm.precompile(F.relu, [(1, 8, 8)])  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("of_operands", [torch.bfloat16, torch.float32], ids=str)
+def test_the_call_that_is_decided_on(of_operands: torch.dtype) -> None:
+    """It has the sizes and types that were given, and an epilogue for them."""
+    call = _call(mixed, (5, 16, 24), (torch.bfloat16, of_operands), "ieee", torch.device("cpu"))
+    assert (call.x.shape, call.weight.shape) == ((5, 24), (16, 24))
+    assert call.out is not None and (call.out.shape, call.out.dtype) == ((5, 16), torch.bfloat16)
+    assert [(each.shape, each.dtype) for each in call.operands] == [
+        ((16,), of_operands),
+        ((5, 1), of_operands),
+        ((5, 16), of_operands),
+    ]
+    folded = [operand.folded for operand in call.epilogue.operands[1:] if operand.kind != SCALAR]
+    assert folded == [of_operands == torch.float32] * 3 and call.precision == "ieee"

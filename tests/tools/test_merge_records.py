@@ -1,0 +1,156 @@
+"""Records of shards become one, if they are all parts of one run of one source on one kind of GPU."""
+
+from __future__ import annotations
+
+import copy
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.harness.shards import Selection, Shard
+from tools import merge_records
+from tools.merge_records import Sanitized, merge_sanitized, merge_tests
+
+NAMES = [f"tests/test_a.py::test_it[{index}]" for index in range(10)]
+TREES = {"csrc": "a" * 40, "python": "b" * 40}
+
+
+def record_of(index: int, count: int = 2) -> dict[str, Any]:
+    """The record of a shard in which one test failed, and one was skipped."""
+    shard = Shard(index, count)
+    chosen = [name for name in NAMES if shard.takes(name)]
+    return {
+        "environment": {
+            "gpu": {"name": "NVIDIA H200", "driver": f"580.{index}", "cuda": "13.0"},
+            "torch": "2.13.0",
+            "epigemm": {"version": "0.1.0"},
+            "trees": {**TREES, "modified": False},
+            "command": ["python", "-m", "pytest", "--shard", str(shard)],
+        },
+        "selection": Selection.of_names(NAMES, shard, len(chosen)).to_json(),
+        "outcomes": {"passed": len(chosen) - 2, "failed": 1, "error": 0, "skipped": 1},
+        "failed": [chosen[0]],
+        "skipped": {"no reason": 1} if index == 1 else {"no reason": 1, "another": 2},
+    }
+
+
+def test_records_of_tests() -> None:
+    shards = [record_of(2), record_of(1)]
+    given = copy.deepcopy(shards)
+    merged = merge_tests(shards)
+    assert shards == given
+    assert merged["outcomes"] == {"passed": 6, "failed": 2, "error": 0, "skipped": 2}
+    assert merged["failed"] == [*given[1]["failed"], *given[0]["failed"]]
+    assert merged["skipped"] == {"no reason": 2, "another": 2}
+    assert merged["environment"] == given[1]["environment"]
+    assert merged["selection"] == {**given[0]["selection"], "shard": "1/1", "chosen": 10}
+    assert [(each["shard"], each["command"][-1]) for each in merged["shards"]] == [
+        ("1/2", "1/2"),
+        ("2/2", "2/2"),
+    ]
+
+
+def test_a_whole_record_is_itself() -> None:
+    merged, whole = merge_tests([record_of(1, 1)]), record_of(1, 1)
+    assert {name: merged[name] for name in whole} == whole
+
+
+@pytest.mark.parametrize(
+    ("place", "value", "words"),
+    [
+        (("environment", "trees", "csrc"), "c" * 40, "different sources: .*csrc"),
+        (("environment", "trees", "python"), "c" * 40, "different sources: .*python"),
+        (("environment", "gpu", "name"), "NVIDIA H100", "different sources: .*H100"),
+        (("environment", "torch"), "2.12.0", "different sources: .*2.12"),
+        (("environment", "epigemm", "version"), "0.2", "different sources: .*0.2"),
+        (("environment", "trees", "modified"), True, "modified"),
+        (("environment", "trees"), {}, "not known"),
+        (("selection", "shard"), "1/2", "once"),
+        (("selection", "digest"), "0", "different runs"),
+        (("selection", "of"), 11, "different runs"),
+    ],
+    ids=lambda each: each[-1] if isinstance(each, tuple) else "",
+)
+def test_other_records_are_refused(place: tuple[str, ...], value: Any, words: str) -> None:
+    shards = [record_of(1), record_of(2)]
+    inner: Any = shards[1]
+    for name in place[:-1]:
+        inner = inner[name]
+    inner[place[-1]] = value
+    with pytest.raises(ValueError, match=words):
+        merge_tests(shards)
+
+
+# --- compute-sanitizer ------------------------------------------------------------------------------------------------
+
+MEMCHECK, RACECHECK = (
+    "ERROR SUMMARY: {} errors",
+    "RACECHECK SUMMARY: {0} hazards displayed ({0} errors, 0 warnings)",
+)
+
+
+def sanitized(index: int, verdict: str = MEMCHECK, errors: int = 0, tree: str = "a") -> str:
+    shard = Shard(index, 2)
+    selection = Selection.of_names(NAMES, shard, len(shard.part(NAMES)))
+    return (
+        "========= COMPUTE-SANITIZER\n"
+        f"a line of shard {index}\n"
+        f"trees: csrc {tree * 40}, python {'b' * 40}\n"
+        f"shard {shard}: {selection.chosen} of {selection.of} jobs ({selection.digest})\n"
+        f"{100 * index} launches, all within tolerance\n"
+        f"========= {verdict.format(errors)}\n"
+    )
+
+
+@pytest.mark.parametrize("verdict", [MEMCHECK, RACECHECK])
+def test_texts_of_compute_sanitizer(verdict: str) -> None:
+    merged = merge_sanitized([sanitized(2, verdict, 3), sanitized(1, verdict, 1)])
+    lines = merged.splitlines()
+    assert lines[0] == "========= COMPUTE-SANITIZER" and lines[-1] == f"========= {verdict.format(4)}"
+    assert lines[1:3] == ["a line of shard 1", "a line of shard 2"]
+    assert lines[3] == f"trees: csrc {'a' * 40}, python {'b' * 40}"
+    assert lines[4].startswith("shard 1/1: 10 of 10 jobs (")
+    assert lines[5] == "300 launches, all within tolerance"
+    assert Sanitized.parse(merged).text() == merged
+
+
+def test_texts_that_do_not_belong_together() -> None:
+    one, two = sanitized(1), sanitized(2)
+    for texts, words in (
+        ([one], "once"),
+        ([one, one], "once"),
+        ([one, sanitized(2, tree="c")], "different sources"),
+        ([one, sanitized(2, RACECHECK)], "different sources"),
+        ([one, two.replace("========= ERROR SUMMARY: 0 errors\n", "")], "SUMMARY"),  # cut by a time limit
+        ([one, two.replace("all within tolerance", "")], "all within tolerance"),
+        ([one, two.replace("trees:", "")], "trees"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            merge_sanitized(texts)
+
+
+# --- the command ------------------------------------------------------------------------------------------------------
+
+
+def command(monkeypatch: pytest.MonkeyPatch, *arguments: Path) -> None:
+    monkeypatch.setattr(sys, "argv", ["merge_records", *map(str, arguments)])
+    merge_records.main()
+
+
+def test_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = [tmp_path / f"{index}.json" for index in (1, 2)]
+    for index, file in enumerate(files, 1):
+        file.write_text(json.dumps(record_of(index)))
+    command(monkeypatch, tmp_path / "tests.json", *files)
+    assert json.loads((tmp_path / "tests.json").read_text()) == merge_tests([record_of(1), record_of(2)])
+    texts = [tmp_path / f"{index}.txt" for index in (1, 2)]
+    for index, file in enumerate(texts, 1):
+        file.write_text(sanitized(index))
+    command(monkeypatch, tmp_path / "memcheck.txt", *texts)
+    assert (tmp_path / "memcheck.txt").read_text() == merge_sanitized([sanitized(1), sanitized(2)])
+    with pytest.raises(SystemExit, match="merge_records: expected each of the shards"):
+        command(monkeypatch, tmp_path / "other.txt", texts[0])
+    assert not (tmp_path / "other.txt").exists()
