@@ -258,7 +258,7 @@ def _of_eval(acc: Tensor) -> Any:
         (_by_getattr, "'Settings' is used as a whole"),
         (_of_a_module, "'module' is used as a whole"),
         (_of_a_function, "'_with_an_attribute' is used as a whole"),
-        (_imported_inside, r"tests\.python\.test_custom_signatures is imported inside"),
+        (_imported_inside, r"tests\.epilogues\.test_custom_signatures is imported inside"),
         (_imported_by_name, "import_module reads what may change unseen"),
         (_of_sys, r"'sys\.modules' is captured, and a dict may change unseen"),
         (_of_globals, "globals reads what may change unseen"),

@@ -132,12 +132,13 @@ def trace(function: Callable[..., Any]) -> Traced:
     operands = _operands(function, f"{name} ({start})")
     captured = constants.captures_of(function)
     optional = [number for number, operand in enumerate(operands) if operand.is_optional]
+    of_all = traced(function, operands, name, start, captured)
     without = {
         absent: traced(*_without(function, operands, absent), name, start, captured)
         for count in range(1, len(optional) + 1)
         for absent in itertools.combinations(optional, count)
     }
-    return replace(traced(function, operands, name, start, captured), without=without)
+    return replace(of_all, without=without)
 
 
 def _without(

@@ -161,11 +161,6 @@ def _make(formula: Formula) -> UserEpilogue | str:
         seen[kind] = seen.get(kind, 0) + 1
         specs.append(OperandSpec(kind, f"{KINDS[kind].letter}{seen[kind]}"))
     line = formula.steps[-1].line or "graph:1"
-
-    # A function of this package's, but torch.fx counts the arguments of what it traces.
-    def function(*given: Any) -> Tensor:
-        return formula(*given)
-
     try:
         # Nothing of what surrounds the compiler is an epilogue's: its fake tensors, autocast, no_grad.
         with (
@@ -175,7 +170,7 @@ def _make(formula: Formula) -> UserEpilogue | str:
             torch.autocast("cpu", enabled=False),
             torch.autocast("cuda", enabled=False),
         ):
-            return UserEpilogue(declaring.traced(function, tuple(specs), name_of(formula.steps), line))
+            return UserEpilogue(declaring.traced(formula, tuple(specs), name_of(formula.steps), line))
     except Exception as error:  # whatever the function raises on such tensors
         text = re.sub(r"^\w+ \([^)]*\): ", "", str(error).split("\n")[0])
         return "it is not pointwise" if text.startswith("it fails while it is traced") else text

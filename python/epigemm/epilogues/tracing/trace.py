@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 from torch.overrides import TorchFunctionMode, resolve_name
+from torch.utils._pytree import tree_leaves
 
 from epigemm.epilogues.kinds import KINDS, MATRIX, SCALAR
 from epigemm.epilogues.tracing import runs
@@ -98,69 +99,49 @@ class _Watch(TorchFunctionMode):
     def _judge(self, func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> None:
         from torch._subclasses.fake_tensor import FakeTensor
 
-        name = getattr(func, "__name__", "")
-        owner = ""
-        if name == "__get__":  # a property: Tensor.shape.__get__
-            owner = str(getattr(getattr(func, "__self__", None), "__name__", ""))
+        name = runs.name_of(func)
         if name in _READS_A_VALUE:
             what = f"{name} reads a tensor's value: data-dependent control flow"
             raise Refusal(f"{what} is not supported; use torch.where")
         if name in NO_FUNCTOR:
             raise Refusal(NO_FUNCTOR[name].format(name=name))
         if not torch.is_grad_enabled() or torch.is_inference_mode_enabled():
-            raise Refusal("no_grad or the like is not supported; tensor.detach() ends a derivative")
-        if _is_within_function_apply(sys._getframe(2)):
+            # Within the forward of an autograd.Function it is off, too.
             raise Refusal(
-                "a torch.autograd.Function would lose its backward: the derivative of an epilogue is that of its "
-                "formula; write its forward as plain PyTorch"
+                "no_grad or the like, or a torch.autograd.Function, is not supported: the derivative of an epilogue is "
+                "that of its formula; tensor.detach() ends one"
             )
         in_training = kwargs.get("training", args[2] if len(args) > 2 else True)
         if name.startswith(("rand", "bernoulli")) or (name.endswith(("dropout", "rrelu")) and in_training):
             raise Refusal(f"{name} draws random numbers; an epilogue is a function of its operands")
         if kwargs.get("out") is not None:
             raise Refusal(f"{name} with out= writes in place; use its result")
-        if owner == "dtype" or name in ("is_floating_point", "type", "element_size", "new_tensor"):
+        if name in ("dtype", "is_floating_point", "type", "element_size", "new_tensor"):
             self.dtype_line = self.transcript.line
         if name in ("requires_grad_", "backward", "register_hook", "retain_grad"):
             raise Refusal(f"{name} is not supported; tensor.detach() ends a derivative")
-        if name in ("set_", "__setitem__", "copy_", "detach_") or owner == "data":
+        if name in ("set_", "__setitem__", "copy_", "detach_", "data"):
             raise Refusal(f"{resolve_name(func) or name} writes in place; use torch.where and a new name")
-        for argument in [*args, *kwargs.values()]:
-            several = argument if isinstance(argument, (list, tuple)) else [argument]
-            for tensor in several:
-                if not isinstance(tensor, Tensor) or isinstance(tensor, FakeTensor):
-                    continue
-                if not any(tensor is known for known in self.transcript.tensors):
-                    raise Refusal(
-                        f"{name} takes a captured tensor of shape {list(tensor.shape)}; give it as an operand "
-                        "(PerColumn, PerRow, Matrix or Scalar)"
-                    )
+        for tensor in tree_leaves((args, kwargs)):
+            is_real = isinstance(tensor, Tensor) and not isinstance(tensor, FakeTensor)
+            if is_real and not any(tensor is known for known in self.transcript.tensors):
+                raise Refusal(
+                    f"{name} takes a captured tensor of shape {list(tensor.shape)}; give it as an operand (PerColumn, "
+                    "PerRow, Matrix or Scalar)"
+                )
 
 
 def _keeps_type(func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
     """Whether an fp32 result would be fp64 of fp64 tensors."""
     is_cast = func in (Tensor.float, Tensor.to, Tensor.type) or kwargs.get("dtype") is not None
-    given = [
-        part for each in (*args, *kwargs.values()) for part in (each if isinstance(each, tuple) else (each,))
-    ]
+    given = tree_leaves((args, kwargs))
     return not is_cast and any(isinstance(part, Tensor) and part.is_floating_point() for part in given)
-
-
-def _is_within_function_apply(frame: FrameType | None) -> bool:
-    """Whether the forward of an `autograd.Function` is being called."""
-    while frame is not None and frame.f_code.co_filename != __file__:
-        if frame.f_code is torch.autograd.Function.apply.__func__.__code__:  # type: ignore[attr-defined]
-            return True
-        frame = frame.f_back
-    return False
 
 
 @functools.cache
 def _environment_type() -> Any:
     """A `ShapeEnv` that remembers at which line of the user's each guard was made."""
-    from torch.fx.experimental.symbolic_shapes import (
-        ShapeEnv,
-    )  # takes seconds to import: at the first decoration
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv  # takes seconds: at the first decoration
 
     class Environment(ShapeEnv):
         guard_lines: list[str]
@@ -180,7 +161,7 @@ def _environment_type() -> Any:
 def _harmless(frame: FrameType | None) -> bool:
     """A guard that torch makes when it writes down a power of a scalar; both sides are the same graph."""
     while frame is not None and not is_users(frame.f_code.co_filename):
-        if frame.f_code.co_name in ("_optimized_pow", "sympy_pow") or "pow" in frame.f_code.co_name:
+        if "pow" in frame.f_code.co_name:
             return True
         frame = frame.f_back
     return False
@@ -290,12 +271,10 @@ def _trace_once(
         return f"{name} ({line}): {reason}"
 
     try:
-        module = make_fx(_with_arity(traced, len(arguments)), decomposition_table=decompositions())(
-            *arguments
-        )
+        module = make_fx(traced, decomposition_table=decompositions())(*arguments)
     except Refusal as refusal:
         error = TypeError if "it returns" in str(refusal) else NotImplementedError
-        raise error(refused(transcript.line, refusal)) from None
+        raise error(refused(*(watch.first or (transcript.line, refusal)))) from None
     except Exception as cause:
         raise _translated(cause, name, start, transcript.line) from cause
     _check_guards(environment, name, start)
@@ -313,14 +292,6 @@ def _trace_once(
         line = line or (location(builder.node) if builder.node is not None else start)
         raise NotImplementedError(refused(line, refusal)) from None
     return program, watch
-
-
-def _with_arity(function: Callable[..., Tensor], arity: int) -> Callable[..., Tensor]:
-    """The same function with named arguments, which make_fx counts."""
-    names = ", ".join(f"a{number}" for number in range(arity))
-    made = eval(f"lambda {names}: function({names})", {"function": function})
-    assert callable(made)
-    return made  # type: ignore[no-any-return]
 
 
 def _translated(cause: Exception, name: str, start: str, line: str) -> Exception:
