@@ -14,12 +14,13 @@ import sys
 import torch
 from torch import Tensor
 
+from benchmarks.cases.operands import EpilogueInputs, sample_inputs
 from benchmarks.gradings.products import SCALED, SPLIT, forced_into
 from epigemm import formula_functions
 from epigemm._native import build_info, ops
 from epigemm.epilogues.formulas import FORMULAS
 from epigemm.epilogues.kinds import MATRIX
-from epigemm.epilogues.registry import EPILOGUES, Epilogue, EpilogueInputs, fold_batch_norm_reference
+from epigemm.epilogues.registry import EPILOGUES, Epilogue, fold_batch_norm_reference
 from epigemm.linking import loading
 from epigemm.tuning.candidates import SWAP_AB
 
@@ -39,7 +40,7 @@ def expect_close(name: str, actual: Tensor, expected: Tensor, tolerance: float) 
 def inputs(epilogue: Epilogue, dtype: torch.dtype, columns: int, rows: int = M) -> EpilogueInputs:
     """Random operands of one epilogue."""
     if not epilogue.is_linked:
-        return epilogue.sample_inputs(columns, dtype, DEVICE)
+        return sample_inputs(epilogue, columns, dtype, DEVICE)
     operands = [
         torch.randn(*((rows,) if operand.kind == MATRIX else ()), columns, device=DEVICE).to(
             operand.dtype(dtype)

@@ -125,7 +125,7 @@ def _reads(function: FunctionType, epilogue: str) -> Iterator[_Captured]:
     for (name, *attributes), place in (chains | unread).items():
         read: Callable[[], object]
         if name in cells:
-            read = functools.partial(_contents, cells[name])
+            read = functools.partial(contents, cells[name])
         elif name in function.__globals__:
             read = functools.partial(function.__globals__.get, name, _MISSING)
         else:
@@ -207,7 +207,8 @@ def _attribute(read: Callable[[], object], path: list[str]) -> object:
     return functools.reduce(lambda value, name: getattr(value, name, _MISSING), path, read())
 
 
-def _contents(cell: CellType) -> object:
+def contents(cell: CellType) -> object:
+    """What a cell holds, if it holds something by now."""
     try:
         return cell.cell_contents
     except ValueError:

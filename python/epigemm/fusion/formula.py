@@ -10,7 +10,7 @@ import inspect
 import operator
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -50,18 +50,13 @@ class Step:
     args: tuple[Any, ...]
     kwargs: tuple[tuple[str, Any], ...] = ()
     dtype: torch.dtype | None = None
-    line: str = ""
+    line: str = field(default="", repr=False)
 
     @property
     def name(self) -> str:
         """For people."""
         found = self.target if isinstance(self.target, str) else getattr(self.target, "__name__", "call")
         return found.strip("_")
-
-    @property
-    def key(self) -> Any:
-        """Equal for steps that compute the same."""
-        return self.target, _key(self.args), _key(self.kwargs), self.dtype
 
 
 @dataclass(frozen=True)
@@ -99,23 +94,14 @@ class Formula:
 
     @property
     def key(self) -> Any:
-        """Equal for formulas that are the same epilogue."""
-        return self.kinds, tuple(step.key for step in self.steps)
+        """Equal for formulas that are the same epilogue: of numbers the text, as 0.0 == -0.0 and NaN != NaN."""
+        return tuple(step.target for step in self.steps), repr(self)
 
 
 def name_of(steps: Sequence[Step]) -> str:
     """An identifier for an epilogue of some steps."""
     names = dict.fromkeys(name for step in steps if (name := step.name).isidentifier())
     return "_".join(names)[:_LONGEST_NAME].strip("_") or "pointwise"
-
-
-def _key(value: Any) -> Any:
-    """For a dictionary: numbers by type and text, as 0.0 is -0.0 and 1 is True to one, and NaN is not NaN."""
-    if isinstance(value, (tuple, list)):
-        return tuple(_key(part) for part in value)
-    if isinstance(value, Slot):
-        return value
-    return type(value), repr(value)
 
 
 # --- in place, out of place ------------------------------------------------------------------------------------------

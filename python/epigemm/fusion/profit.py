@@ -115,18 +115,16 @@ def call_of(chain: Chain) -> LinearCall:
     if (built_in := _built_in(chain, dtype)) is not None:
         epilogue, bias = built_in, empty(n)
     elif chain.epilogue is not None:
-        dtypes: list[torch.dtype | None] = []
+        given: list[Tensor | float] = []
+        dtypes: list[torch.dtype] = []
         for operand in chain.operands:
             value = None if isinstance(operand, Norm) else tensor_of(operand.sources[0])
             dtypes += [torch.float32, torch.float32] if value is None else [value.dtype]
-        kinds = chain.formula.kinds
-        folded = [kind == SCALAR or of is not dtype for kind, of in zip(kinds, dtypes, strict=True)]
-        epilogue = chain.epilogue.linked(folded)
-        for kind, is_folded in zip(kinds, folded, strict=True):
-            if kind != SCALAR:
-                operands.append(empty(*KINDS[kind].shape((m,), n), of=torch.float32 if is_folded else dtype))
-            else:
-                scalars.append(0.0)
+        for kind, of in zip(chain.formula.kinds, dtypes, strict=True):
+            given.append(0.0 if kind == SCALAR else empty(*KINDS[kind].shape((m,), n), of=of))
+        epilogue = chain.epilogue.of_types(empty(m, k), given)
+        operands = [each for each in given if isinstance(each, Tensor)]
+        scalars = [0.0] * chain.formula.kinds.count(SCALAR)
     elif chain.norm is not None:
         epilogue, operands = SCALE_BATCH_NORM, [empty(n, of=torch.float32), empty(n, of=torch.float32)]
     elif product.bias is not None:

@@ -8,16 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from epigemm import docstrings, formula_functions, functional
+from epigemm.epilogues import registry
 from epigemm.epilogues.formulas import GATED
-from epigemm.epilogues.registry import (
-    BIAS_RELU,
-    BIAS_SILU,
-    BIAS_TANH,
-    RELU_DIV,
-    SIGMOID_SCALE_RESIDUAL,
-    Epilogue,
-    gelu_epilogue,
-)
 from epigemm.nn.base import CallOptions, EpilogueLinear, FusedLinear, Options, set_vector
 
 if TYPE_CHECKING:
@@ -33,7 +25,7 @@ class LinearReLU(EpilogueLinear):
         torch.Size([8, 32])
     """
 
-    _epilogue = BIAS_RELU
+    _epilogue = registry.BIAS_RELU
 
 
 @docstrings.module
@@ -55,12 +47,12 @@ class LinearGELU(EpilogueLinear):
         **options: Unpack[Options],
     ) -> None:
         super().__init__(in_features, out_features, bias, **options)
-        gelu_epilogue(approximate)  # which checks it
+        registry.gelu_epilogue(approximate)  # which checks it
         self.approximate = approximate
 
     @property
-    def _epilogue(self) -> Epilogue:  # type: ignore[override]
-        return gelu_epilogue(self.approximate)
+    def _epilogue(self) -> registry.Epilogue:  # type: ignore[override]
+        return registry.gelu_epilogue(self.approximate)
 
     @classmethod
     def from_linear(
@@ -83,7 +75,7 @@ class LinearSiLU(EpilogueLinear):
         torch.Size([8, 32])
     """
 
-    _epilogue = BIAS_SILU
+    _epilogue = registry.BIAS_SILU
 
 
 @docstrings.module
@@ -95,7 +87,7 @@ class LinearTanh(EpilogueLinear):
         torch.Size([8, 32])
     """
 
-    _epilogue = BIAS_TANH
+    _epilogue = registry.BIAS_TANH
 
 
 @docstrings.module
@@ -108,7 +100,7 @@ class LinearSigmoidScaleResidual(EpilogueLinear):
     """
 
     scale: float | Tensor
-    _epilogue = SIGMOID_SCALE_RESIDUAL
+    _epilogue = registry.SIGMOID_SCALE_RESIDUAL
     _scalar = "scale"
 
     def __init__(
@@ -140,7 +132,7 @@ class LinearReLUDiv(EpilogueLinear):
     """
 
     divisor: float | Tensor
-    _epilogue = RELU_DIV
+    _epilogue = registry.RELU_DIV
     _scalar = "divisor"
 
     def __init__(
