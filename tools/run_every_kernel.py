@@ -15,13 +15,12 @@ import torch
 from torch import Tensor
 
 from benchmarks.cases.operands import EpilogueInputs, sample_inputs
-from benchmarks.gradings.products import SCALED, SPLIT, forced_into
+from benchmarks.gradings.products import SCALED, SPLIT, forced_into, link_plan
 from epigemm import formula_functions
 from epigemm._native import build_info, ops
 from epigemm.epilogues.formulas import FORMULAS
 from epigemm.epilogues.kinds import MATRIX
 from epigemm.epilogues.registry import EPILOGUES, Epilogue, fold_batch_norm_reference
-from epigemm.linking import loading
 from epigemm.tuning.candidates import SWAP_AB
 
 DEVICE = torch.device("cuda")
@@ -81,7 +80,7 @@ def run_fused(epilogue: Epilogue, dtype: torch.dtype) -> int:
     plans += [[family, tile, 0, 1, 2] for family, tile in kernels("tf32") if family == family_number(SWAP_AB)]
     for plan in plans:
         out = torch.full((M, N), float("nan"), dtype=dtype, device=DEVICE)
-        loading.link_plan(epilogue.name, x, "tf32", plan)
+        link_plan(epilogue.name, x, "tf32", plan)
         if not ops._fused_linear_out(epilogue.name, x, weight, *drawn, "tf32", plan, out):
             sys.exit(f"{epilogue.name} {dtype}: no fused kernel on this device")
         expect_close(f"{epilogue.name} {dtype} plan {plan}", out, expected, TOLERANCE[dtype])

@@ -12,6 +12,7 @@ from torch import Tensor
 import epigemm
 from epigemm._native import ops
 from epigemm.arguments import precision
+from epigemm.epilogues.registry import named
 from epigemm.linking import loading
 from epigemm.packs.weight_packs import SLICES, pack_bytes
 from epigemm.planning import plans
@@ -46,6 +47,18 @@ def tf32(x: Tensor, weight: Tensor) -> Tensor:
     """cuBLAS's TF32 product."""
     with matmul_setting("tf32"):
         return torch.mm(x, weight.t())
+
+
+def link_plan(name: str, x: Tensor, arithmetic: str, plan: Sequence[int]) -> None:
+    """Load what a plan takes, for those who call its operator themselves.
+
+    Raises:
+        RuntimeError: it cannot be linked.
+    """
+    epilogue = named(name)
+    assert epilogue is not None
+    if reason := loading.link(epilogue, ops._missing_for_plan(name, x, arithmetic, list(plan)), x.device):
+        raise RuntimeError(f"{name}: {reason}")
 
 
 def make_pack(matrix: Tensor, arithmetic: str) -> Tensor:
@@ -85,7 +98,7 @@ def forced_into(
     if workspace is None:
         workspace = make_workspace(x, weight, arithmetic, packed=pack is not None)
     if plan:
-        loading.link_plan(epilogue, x, arithmetic, plan)
+        link_plan(epilogue, x, arithmetic, plan)
     ops._split_linear_out(
         epilogue,
         x,

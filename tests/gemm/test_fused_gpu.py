@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
+from benchmarks.gradings.products import link_plan
 from epigemm._native import build_info
-from epigemm.linking import loading
 from tests.support import plans, reference
 from tests.support.arithmetic import BF16, FP16, FP32, FP64, FUSED_ARITHMETICS, TF32, Arithmetic
 from tests.support.cases import LINEAR, draw_operands, fused_unavailable, has_bias, poisoned, signed
@@ -290,7 +290,7 @@ def test_more_than_2_to_the_31_elements(rng: torch.Generator) -> None:
     weight = torch.randn(n, k, dtype=torch.bfloat16, device=DEVICE)
     out = poisoned((m, n), torch.bfloat16, DEVICE)
     plan = plans.numbers(plans.TMA, 4, raster=1)
-    loading.link_plan("bias_relu", x, "ieee", plan)
+    link_plan("bias_relu", x, "ieee", plan)
     assert torch.ops.epigemm._fused_linear_out("bias_relu", x, weight, None, [], [], "ieee", plan, out)
     rows = torch.tensor([0, 1, 131_070, 131_071, 131_072, 139_999], device=DEVICE)
     expected = torch.relu(x[rows].double() @ weight.double().t())

@@ -10,8 +10,8 @@ import torch
 
 import epigemm
 from benchmarks.gradings import products
+from benchmarks.gradings.products import link_plan
 from epigemm._native import ops
-from epigemm.linking import loading
 from epigemm.packs.weight_packs import SLICES, pack_bytes
 from tests.support import plans
 from tests.support.arithmetic import SCALED, SPLIT_ARITHMETICS, Arithmetic
@@ -104,7 +104,7 @@ def test_the_dispatched_plan(name: str, arithmetic: Arithmetic, rng: torch.Gener
     for shape in [(16, 512, 1024), (33, 512, 1024), (64, 1024, 512), (1024, 1024, 1024), (3000, 260, 520)]:
         problem = make(name, arithmetic, shape, DEVICE, rng)
         for tile in range(tile_count(arithmetic)):
-            loading.link_plan(name, problem.x, arithmetic.name, plan(tile))
+            link_plan(name, problem.x, arithmetic.name, plan(tile))
         run_checked(problem, [])
 
 

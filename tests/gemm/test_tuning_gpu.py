@@ -16,12 +16,12 @@ import torch
 from torch import Tensor
 
 import epigemm
+from benchmarks.gradings.products import link_plan
 from epigemm import Matrix, PerColumn
 from epigemm._native import build_info, ops
 from epigemm.arguments.calls import LinearCall
 from epigemm.calls import execution
 from epigemm.epilogues.registry import BIAS_RELU, RELU_DIV
-from epigemm.linking import loading
 from epigemm.packs import weight_packs
 from epigemm.planning import measured, plans
 from epigemm.tuning import candidates
@@ -117,7 +117,7 @@ def fused_out(x: Tensor, weight: Tensor, bias: Tensor, plan: tuple[int, ...] = (
     """The fused kernel alone, by the planner's plan or another; None where it is not to run."""
     out = x.new_full((x.shape[0], N), float("nan"))
     for each in [plan] if plan else EVERY_TILE:
-        loading.link_plan("bias_relu", x, "ieee", list(each))
+        link_plan("bias_relu", x, "ieee", list(each))
     launched = ops._fused_linear_out("bias_relu", x, weight, bias, [], [], "ieee", list(plan), out)
     return out if launched else None
 

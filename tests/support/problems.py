@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import torch
 
+from benchmarks.gradings.products import link_plan
 from epigemm._native import build_info
-from epigemm.linking import loading
 from tests.support import reference
 from tests.support.arithmetic import FP32, FP64, Arithmetic
 from tests.support.cases import Operands, draw_operands, poisoned, signed
@@ -74,7 +74,7 @@ class Problem:
             ]
         )
         for each in every:
-            loading.link_plan(self.name, self.x, self.arithmetic.schema_arithmetic, each)
+            link_plan(self.name, self.x, self.arithmetic.schema_arithmetic, each)
 
     def run_fused(self, plan: list[int] | None = None) -> torch.Tensor | None:
         """The fused kernel alone; None when it declines, having written nothing."""

@@ -97,11 +97,7 @@ class Traced:
         return self.graph.forward(acc, *given)  # type: ignore[no-any-return]
 
     def kernel_source(self, elements: Sequence[int], parts: Sequence[str] = ("operand", "apply")) -> str:
-        """The text for NVRTC, which needs no include path: headers, functor, and the functions that open kernels call.
-
-        Raises:
-            ValueError: for other elements or parts.
-        """
+        """The text for NVRTC, which needs no include path: headers, functor, and what open kernels call."""
         functions = source.kernel_functions(self.program, self.kinds, elements, parts)
         return f"{source.prelude()}\n{self.source}\n{functions}"
 

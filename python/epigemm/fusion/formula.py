@@ -35,7 +35,7 @@ class Slot:
 
 
 @dataclass(frozen=True)
-class Step:
+class ChainStep:
     """One call of a chain.
 
     Attributes:
@@ -60,7 +60,7 @@ class Step:
 
 
 @dataclass(frozen=True)
-class Formula:
+class ChainFormula:
     """The steps of a chain.
 
     Attributes:
@@ -69,7 +69,7 @@ class Formula:
     """
 
     kinds: tuple[str, ...]
-    steps: tuple[Step, ...]
+    steps: tuple[ChainStep, ...]
 
     def __call__(self, acc: Tensor, *operands: Any) -> Tensor:
         """What the chain computes of the product."""
@@ -98,7 +98,7 @@ class Formula:
         return tuple(step.target for step in self.steps), repr(self)
 
 
-def name_of(steps: Sequence[Step]) -> str:
+def name_of(steps: Sequence[ChainStep]) -> str:
     """An identifier for an epilogue of some steps."""
     names = dict.fromkeys(name for step in steps if (name := step.name).isidentifier())
     return "_".join(names)[:_LONGEST_NAME].strip("_") or "pointwise"
@@ -132,7 +132,7 @@ def out_of_place(target: Any, args: Any, kwargs: Any) -> Any:
 _made: dict[Any, UserEpilogue | str] = {}
 
 
-def epilogue_of(formula: Formula) -> UserEpilogue | str:
+def epilogue_of(formula: ChainFormula) -> UserEpilogue | str:
     """The epilogue of a formula, or why there is none. Equal formulas have one, in all graphs."""
     found = _made.get(formula.key)
     if found is None:
@@ -140,7 +140,7 @@ def epilogue_of(formula: Formula) -> UserEpilogue | str:
     return found
 
 
-def _make(formula: Formula) -> UserEpilogue | str:
+def _make(formula: ChainFormula) -> UserEpilogue | str:
     seen: dict[str, int] = {}
     specs = []
     for kind in formula.kinds:

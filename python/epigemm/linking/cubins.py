@@ -13,7 +13,7 @@ from typing import NamedTuple
 from epigemm.linking import store
 from epigemm.linking.libraries import LinkingError
 from epigemm.linking.store import Once
-from epigemm.linking.toolchain import check_symbol, compile_functor, link, side_by_side
+from epigemm.linking.toolchain import compile_functor, link, side_by_side
 
 _SHIPPED = Path(__file__).parents[1] / "ir"
 
@@ -40,7 +40,7 @@ def cubin(source: str, symbol: str, ir: bytes | Path, capability: tuple[int, int
         CompileError: NVRTC refuses the source.
         LinkError: nvJitLink refuses the code.
         LinkingError: the file with the intermediate code cannot be read.
-        ValueError: the kernel does not run on this GPU, or its symbol is no identifier.
+        ValueError: the kernel does not run on this GPU.
     """
     job = Job(source, symbol, ir, capability)
     key = key_for(job)
@@ -64,9 +64,8 @@ def key_for(job: Job) -> str:
 
     Raises:
         LinkingError: the file with the intermediate code cannot be read.
-        ValueError: the kernel does not run on this GPU, or its symbol is no identifier.
+        ValueError: the kernel does not run on this GPU.
     """
-    check_symbol(job.symbol)
     target = architecture(job.symbol, job.capability)
     with _readable():
         return store.key_of(job.source, _ir_digest(job.ir), job.symbol, target)
@@ -110,9 +109,8 @@ def ir_path(symbol: str) -> Path | None:
     """The file with an open kernel's code, perhaps among others; None where this build has none.
 
     `index.json` beside the files says which kernel is in which. `EPIGEMM_IR_DIR` names another folder than the
-    package's own. ValueError: the symbol is no identifier.
+    package's own.
     """
-    check_symbol(symbol)
     folder = Path(os.environ.get("EPIGEMM_IR_DIR") or _SHIPPED)
     name = _index(folder).get(symbol)
     return None if name is None else folder / name

@@ -12,17 +12,15 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 import torch
-from torch import Tensor
 
 from epigemm import linking
 from epigemm._native import ops
 from epigemm.cuda_graphs import capturing
-from epigemm.epilogues.registry import Epilogue, named
+from epigemm.epilogues.registry import Epilogue
 from epigemm.linking import prelinked
 
 _CAPTURING = "its kernel was not linked before, and nothing is compiled while a CUDA graph is captured"
 _lock = threading.Lock()
-_missing_for_plan = ops._missing_for_plan.default
 _failed: dict[tuple[str, str], str] = {}
 """By epilogue and kernel, by their names: why it was not linked."""
 
@@ -78,18 +76,6 @@ def would_link(epilogue: Epilogue, missing: str, device: torch.device) -> str:
     if is_at_hand:
         return ""
     return _CAPTURING if capturing(device) else linking.unavailable()
-
-
-def link_plan(name: str, x: Tensor, arithmetic: str, plan: Sequence[int]) -> None:
-    """Load what a plan takes, for those who call its operator themselves.
-
-    Raises:
-        RuntimeError: it cannot be linked.
-    """
-    epilogue = named(name)
-    assert epilogue is not None
-    if reason := link(epilogue, _missing_for_plan(name, x, arithmetic, list(plan)), x.device):
-        raise RuntimeError(f"{name}: {reason}")
 
 
 def why_not(epilogue: Epilogue, symbols: Sequence[str]) -> str:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 
-@docstrings.module
+@docstrings.of_layer
 class LinearReLU(EpilogueLinear):
     """relu(x @ weight.T + bias): an `nn.Linear` and the ReLU after it in one kernel.
 
@@ -28,7 +28,7 @@ class LinearReLU(EpilogueLinear):
     _epilogue = registry.BIAS_RELU
 
 
-@docstrings.module
+@docstrings.of_layer
 class LinearGELU(EpilogueLinear):
     """gelu(x @ weight.T + bias): an `nn.Linear` and the `nn.GELU` after it in one kernel.
 
@@ -66,7 +66,7 @@ class LinearGELU(EpilogueLinear):
         return f"{super().extra_repr()}, approximate={self.approximate!r}"
 
 
-@docstrings.module
+@docstrings.of_layer
 class LinearSiLU(EpilogueLinear):
     """z * sigmoid(z),  z = x @ weight.T + bias: an `nn.Linear` and the `nn.SiLU` after it in one kernel.
 
@@ -78,7 +78,7 @@ class LinearSiLU(EpilogueLinear):
     _epilogue = registry.BIAS_SILU
 
 
-@docstrings.module
+@docstrings.of_layer
 class LinearTanh(EpilogueLinear):
     """tanh(x @ weight.T + bias): an `nn.Linear` and the `nn.Tanh` after it in one kernel.
 
@@ -90,7 +90,7 @@ class LinearTanh(EpilogueLinear):
     _epilogue = registry.BIAS_TANH
 
 
-@docstrings.module
+@docstrings.of_layer
 class LinearSigmoidScaleResidual(EpilogueLinear):
     """z + scale * sigmoid(z),  z = x @ weight.T + bias, in one kernel.
 
@@ -122,7 +122,7 @@ class LinearSigmoidScaleResidual(EpilogueLinear):
         return cls._sharing(linear, options, scale=scale)
 
 
-@docstrings.module
+@docstrings.of_layer
 class LinearReLUDiv(EpilogueLinear):
     """relu(x @ weight.T + bias) / divisor in one kernel.
 
@@ -154,7 +154,7 @@ class LinearReLUDiv(EpilogueLinear):
         return cls._sharing(linear, options, divisor=divisor)
 
 
-@docstrings.module
+@docstrings.of_layer
 class LinearResidual(FusedLinear):
     """x @ weight.T + bias + residual: an `nn.Linear` and the sum after it in one kernel.
 
@@ -170,7 +170,7 @@ class LinearResidual(FusedLinear):
         return self._run("residual", x, residual)
 
 
-@docstrings.module
+@docstrings.of_layer
 class LinearGated(FusedLinear):
     """activation(x @ weight.T + bias) * gate: one half of a gated layer (SwiGLU, GeGLU, ...) and the product after it.
 
@@ -209,7 +209,7 @@ class LinearGated(FusedLinear):
         return f"{super().extra_repr()}, activation={self.activation!r}"
 
 
-@docstrings.module
+@docstrings.of_layer
 class LinearLayerScaleResidual(FusedLinear):
     """residual + layer_scale * (x @ weight.T + bias), with a learned `layer_scale` `[N]`, in one kernel.
 

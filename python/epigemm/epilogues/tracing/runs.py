@@ -99,7 +99,9 @@ class Transcript:
         return value.node.hint if isinstance(value, (torch.SymFloat, torch.SymBool)) else value
 
 
-class _Recorder(TorchFunctionMode):
+class Recorder(TorchFunctionMode):
+    """Writes down every call of torch that a function makes."""
+
     def __init__(self, transcript: Transcript) -> None:
         super().__init__()
         self.transcript = transcript
@@ -107,10 +109,14 @@ class _Recorder(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self.transcript.begin(func, (args, kwargs or {}))
         self.transcript.in_torch = True  # unless it returns
-        result = func(*args, **(kwargs or {}))
+        result = self.run(func, args, kwargs or {})
         self.transcript.in_torch = False
         self.transcript.end(result)
         return result
+
+    def run(self, func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        """Make a call."""
+        return func(*args, **kwargs)
 
 
 @dataclass(frozen=True)
@@ -166,7 +172,7 @@ def check(function: Callable[..., Any], kinds: Sequence[str], start: str, traced
     def run(arguments: _Arguments) -> Transcript:
         transcript = Transcript(start, list(arguments.make(kinds)))
         try:
-            with torch.enable_grad(), torch.device("meta"), _Recorder(transcript):
+            with torch.enable_grad(), torch.device("meta"), Recorder(transcript):
                 result = function(*transcript.tensors)
             transcript.returns(result, (arguments.rows, arguments.columns))
         except Exception as error:

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
-from torch.overrides import TorchFunctionMode, resolve_name
+from torch.overrides import resolve_name
 from torch.utils._pytree import tree_leaves
 
 from epigemm.epilogues.kinds import KINDS, MATRIX, SCALAR
@@ -26,7 +26,7 @@ from epigemm.epilogues.tracing.aten import NO_FUNCTOR, ON_SCALARS, SUPPORTED
 from epigemm.epilogues.tracing.decompositions import decompositions
 from epigemm.epilogues.tracing.lines import is_users, return_line, user_line
 from epigemm.epilogues.tracing.program import FLOAT, REAL, Program, Ref, Step, Value, words
-from epigemm.epilogues.tracing.runs import COLUMNS, ROWS, Transcript
+from epigemm.epilogues.tracing.runs import COLUMNS, ROWS, Recorder, Transcript
 from epigemm.epilogues.tracing.steps import Builder, Refusal
 
 _READS_A_VALUE = words("item tolist __bool__ __float__ __int__ __index__ numpy __array__")
@@ -35,27 +35,19 @@ _FILLS: dict[Any, int] = {torch.scalar_tensor: 0, torch.full: 1, torch.full_like
 _OF_DEFAULT_DTYPE = (torch.scalar_tensor, torch.full)
 
 
-class _Watch(TorchFunctionMode):
+class _Watch(Recorder):
     """Sees every call of torch that the user's function makes: its line, and what is forbidden."""
 
     def __init__(self, transcript: Transcript) -> None:
-        super().__init__()
-        self.transcript = transcript
+        super().__init__(transcript)
         # An error that the function may have caught, and its line.
         self.first: tuple[str, Exception] | None = None
         self.dtype_line = ""
         self.is_cast = False  # whether a tensor is made fp32, which beside fp64 is a rounding
         self.lines: dict[str, str] = {}  # of the graph's nodes
 
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Any,
-        args: Sequence[Any] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
-        kwargs = kwargs or {}
-        self.transcript.begin(func, (args, kwargs))
+    def run(self, func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        """Make a call, unless it is forbidden."""
         try:
             # Only what the user calls comes here: the mode is off while one of torch's functions calls others.
             self._judge(func, args, kwargs)
@@ -67,7 +59,6 @@ class _Watch(TorchFunctionMode):
             raise
         finally:
             self._mark_nodes()
-        self.transcript.end(result)
         if isinstance(result, Tensor):
             self.is_cast |= result.dtype == torch.float32 and not _keeps_type(func, args, kwargs)
         return result
