@@ -32,7 +32,7 @@ def _make(name: str) -> None:
 
 
 def epilogue(name: str) -> UserEpilogue:
-    """One of `programs.FORMULAS`, made when it is first asked for."""
+    """One of `formulas.FORMULAS`, made when it is first asked for."""
     _make(name)  # out of Dynamo's sight, which then finds it made
     found: UserEpilogue = getattr(_made, name)
     return found

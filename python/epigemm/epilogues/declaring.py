@@ -67,7 +67,7 @@ class Traced:
 
     @property
     def slots(self) -> tuple[int, ...]:
-        """Where the open kernels take each operand: `operand_kinds.SLOTS`."""
+        """Where the open kernels take each operand: `kinds.SLOTS`."""
         return slots_of(self.kinds)
 
     @property

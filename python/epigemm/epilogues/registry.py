@@ -120,22 +120,6 @@ class Epilogue:
 _BIAS = Operand(PER_COLUMN, "bias")
 
 
-def _identity(z: Tensor) -> Tensor:
-    return z
-
-
-def _sigmoid_scale_residual(z: Tensor, scale: float | Tensor) -> Tensor:
-    return z + scale * torch.sigmoid(z)
-
-
-def _scale_batch_norm(acc: Tensor, multiplier: Tensor, offset: Tensor) -> Tensor:
-    return multiplier * acc + offset
-
-
-def _relu_div(z: Tensor, divisor: float | Tensor) -> Tensor:
-    return torch.relu(z) / divisor
-
-
 EPILOGUES: dict[str, Epilogue] = {}
 _NATIVE = {half["name"]: (number, half["functor"]) for number, half in enumerate(registry())}
 
@@ -149,26 +133,26 @@ def _built_in(
     return made
 
 
-BIAS = _built_in("bias", "D = acc + bias[n]", _identity, _BIAS)
+BIAS = _built_in("bias", "D = acc + bias[n]", lambda z: z, _BIAS)
 BIAS_RELU = _built_in("bias_relu", "D = relu(acc + bias[n])", torch.relu, _BIAS)
 SIGMOID_SCALE_RESIDUAL = _built_in(
     "sigmoid_scale_residual",
     "z = acc + bias[n]; D = z + scale * sigmoid(z)",
-    _sigmoid_scale_residual,
+    lambda z, scale: z + scale * torch.sigmoid(z),
     _BIAS,
     Operand(SCALAR, "scale", folded=True),
 )
 SCALE_BATCH_NORM = _built_in(
     "scale_batch_norm",
     "D = multiplier[n] * acc + offset[n]",
-    _scale_batch_norm,
+    lambda acc, multiplier, offset: multiplier * acc + offset,
     Operand(PER_COLUMN, "multiplier", folded=True),
     Operand(PER_COLUMN, "offset", folded=True),
 )
 RELU_DIV = _built_in(
     "relu_div",
     "D = relu(acc + bias[n]) / divisor",
-    _relu_div,
+    lambda z, divisor: torch.relu(z) / divisor,
     _BIAS,
     Operand(SCALAR, "divisor", folded=True),
 )

@@ -155,7 +155,7 @@ def linear(
     out: Tensor | None,
     strict: bool,
 ) -> Tensor | None:
-    """D = epilogue(x @ weight.T), arguments as of `call.linear`; None: not a call for these."""
+    """D = epilogue(x @ weight.T), arguments as of `route.linear`; None: not a call for these."""
     if out is not None or invariance.active:
         return None
     if fold is not None and type(fold[-1]) is not float:

@@ -25,8 +25,10 @@ OPERATORS = {
     "le": "<=",
     "gt": ">",
     "ge": ">=",
+    "logical_and": "&&",
+    "logical_or": "||",
+    "logical_xor": "!=",
 }
-LOGIC = {"logical_and": "&&", "logical_or": "||", "logical_xor": "!="}
 NAMES = {"reciprocal": "inverse"}
 
 
@@ -48,8 +50,6 @@ def _expression(program: Program, step: Step, names: Sequence[str]) -> str:
     inputs = [text(value) for value in step.inputs]
     if step.op in OPERATORS:
         written = f"{inputs[0]} {OPERATORS[step.op]} {inputs[1]}"
-    elif step.op in LOGIC:
-        written = f"{inputs[0]} {LOGIC[step.op]} {inputs[1]}"
     elif step.op == "logical_not":
         written = f"!{inputs[0]}"
     elif step.op == "neg":

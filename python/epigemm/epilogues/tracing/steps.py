@@ -18,7 +18,7 @@ ROUNDED = {HALF: torch.float16, BFLOAT16: torch.bfloat16, FLOAT: torch.float32}
 
 
 class Refusal(Exception):
-    """Why a node has no step; `functor_trace` adds the place."""
+    """Why a node has no step; `trace` adds the place."""
 
 
 class Builder:

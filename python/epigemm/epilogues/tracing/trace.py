@@ -1,4 +1,4 @@
-"""A Python function -> a program: `make_fx` with the core ATen decompositions, then `functor_steps`.
+"""A Python function -> a program: `make_fx` with the core ATen decompositions, then `steps`.
 
 The function sees fake fp32 tensors whose sizes are symbols, and scalars that are symbolic numbers: whatever decides by
 one of them leaves a guard, which is an error here. Nothing is computed.
@@ -7,9 +7,11 @@ one of them leaves a guard, which is an error here. Nothing is computed.
 from __future__ import annotations
 
 import functools
+import itertools
 import re
 import sys
 import threading
+import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from types import FrameType
@@ -25,7 +27,7 @@ from epigemm.epilogues.tracing import runs
 from epigemm.epilogues.tracing.aten import NO_FUNCTOR, ON_SCALARS, SUPPORTED
 from epigemm.epilogues.tracing.decompositions import decompositions
 from epigemm.epilogues.tracing.lines import is_users, return_line, user_line
-from epigemm.epilogues.tracing.program import FLOAT, REAL, Program, Ref, Step, Value, words
+from epigemm.epilogues.tracing.program import FLOAT, REAL, Program, Step, Value, rewritten, words
 from epigemm.epilogues.tracing.runs import COLUMNS, ROWS, Recorder, Transcript
 from epigemm.epilogues.tracing.steps import Builder, Refusal
 
@@ -151,11 +153,9 @@ def _environment_type() -> Any:
 
 def _harmless(frame: FrameType | None) -> bool:
     """A guard that torch makes when it writes down a power of a scalar; both sides are the same graph."""
-    while frame is not None and not is_users(frame.f_code.co_filename):
-        if "pow" in frame.f_code.co_name:
-            return True
-        frame = frame.f_back
-    return False
+    frames = (each for each, _ in traceback.walk_stack(frame))
+    of_torch = itertools.takewhile(lambda each: not is_users(each.f_code.co_filename), frames)
+    return any("pow" in each.f_code.co_name for each in of_torch)
 
 
 def trace_program(function: Callable[..., Any], kinds: Sequence[str], name: str, start: str) -> Program:
@@ -193,22 +193,17 @@ def _trace_program(function: Callable[..., Any], kinds: Sequence[str], name: str
 
 def _in_fp32(program: Program) -> Program:
     """A program as a trace in fp32 has it: with numbers of fp32, and without casts to it."""
-    moved: dict[Value, Value] = {}
-    steps: list[Step] = []
 
-    def value_of(value: Value) -> Value:
-        return _of_fp32(value) if isinstance(value, float) else moved.get(value, value)
-
-    for number, step in enumerate(program.steps, program.operands + 1):
-        inputs = tuple(map(value_of, step.inputs))
+    def change(number: int, step: Step) -> Step | Value:
+        inputs = tuple(_of_fp32(value) if isinstance(value, float) else value for value in step.inputs)
+        if step.op == "highest":
+            return float(torch.finfo(torch.float32).max)
         if step.op == "copy" and step.kind == FLOAT:
-            moved[Ref(number)] = inputs[0]
-        elif step.op == "highest":
-            moved[Ref(number)] = torch.finfo(torch.float32).max
-        else:
-            steps.append(replace(step, inputs=inputs, kind=REAL if step.kind == FLOAT else step.kind))
-            moved[Ref(number)] = Ref(program.operands + len(steps))
-    return replace(program, steps=tuple(steps), result=value_of(program.result))
+            return inputs[0]
+        return replace(step, inputs=inputs, kind=REAL if step.kind == FLOAT else step.kind)
+
+    made = rewritten(program, change)
+    return replace(made, result=_of_fp32(made.result)) if isinstance(made.result, float) else made
 
 
 def _of_fp32(value: float) -> float:
@@ -287,11 +282,9 @@ def _trace_once(
 
 def _translated(cause: Exception, name: str, start: str, line: str) -> Exception:
     """An error of torch or of the function itself, with the place."""
-    traceback = cause.__traceback__
-    while traceback is not None:
-        if is_users(traceback.tb_frame.f_code.co_filename):
-            line = f"{traceback.tb_frame.f_code.co_filename}:{traceback.tb_lineno}"
-        traceback = traceback.tb_next
+    for frame, number in traceback.walk_tb(cause.__traceback__):
+        if is_users(frame.f_code.co_filename):
+            line = f"{frame.f_code.co_filename}:{number}"
     kind = type(cause).__name__
     if "DataDependent" in kind:
         return NotImplementedError(
@@ -312,12 +305,9 @@ def _is_about_a_scalar(cause: Exception) -> bool:
     """Whether an error comes from a symbolic number; a SyntaxError from a method of it that no graph can spell."""
     if isinstance(cause, SyntaxError):
         return True
-    traceback = cause.__traceback__
-    while traceback is not None:
-        if isinstance(traceback.tb_frame.f_locals.get("self"), torch.SymFloat):
-            return True
-        traceback = traceback.tb_next
-    return "SymFloat" in str(cause)
+    frames = (frame for frame, _ in traceback.walk_tb(cause.__traceback__))
+    is_within = any(isinstance(frame.f_locals.get("self"), torch.SymFloat) for frame in frames)
+    return is_within or "SymFloat" in str(cause)
 
 
 def _check_guards(environment: Any, name: str, start: str) -> None:
