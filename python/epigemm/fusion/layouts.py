@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from epigemm.fusion import matmuls
@@ -168,7 +169,7 @@ def _agrees(node: fx.Node, before: dict[fx.Node, Any]) -> bool:
 def _again(node: fx.Node, old: Any) -> Any:
     """What a node gives of what is known now, without data."""
     args, kwargs = fx.map_arg((node.args, node.kwargs), value_of)
-    mode: Any = torch._guards.detect_fake_mode((args, kwargs))
+    (mode,) = {part.fake_mode for part in tree_leaves((args, kwargs)) if isinstance(part, FakeTensor)}
     with mode, torch.no_grad():
         result, functions = called(node, args, kwargs)
     for function in functions:

@@ -32,9 +32,6 @@ from epigemm.epilogues.tracing.runs import COLUMNS, ROWS, Recorder, Transcript
 from epigemm.epilogues.tracing.steps import Builder, Refusal
 
 _READS_A_VALUE = words("item tolist __bool__ __float__ __int__ __index__ numpy __array__")
-# Where these take the number that they fill with; and which take no type from a tensor.
-_FILLS: dict[Any, int] = {torch.scalar_tensor: 0, torch.full: 1, torch.full_like: 1, Tensor.new_full: 2}
-_OF_DEFAULT_DTYPE = (torch.scalar_tensor, torch.full)
 
 
 class _Watch(Recorder):
@@ -53,8 +50,6 @@ class _Watch(Recorder):
         try:
             # Only what the user calls comes here: the mode is off while one of torch's functions calls others.
             self._judge(func, args, kwargs)
-            if func in _FILLS:
-                args = self._fill_of_fp32(func, args, kwargs)
             result = func(*args, **kwargs)
         except (Refusal, RuntimeError) as error:
             self.first = self.first or (self.transcript.line, error)
@@ -76,18 +71,6 @@ class _Watch(Recorder):
             if node.name in self.lines:
                 break
             self.lines[node.name] = self.transcript.line
-
-    def _fill_of_fp32(
-        self, func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]
-    ) -> Sequence[Any]:
-        """The arguments with the number as fp32 has it, where that is asked for: so fp64 tensors meet it in torch."""
-        place = _FILLS[func]
-        dtype = kwargs.get("dtype") or (torch.get_default_dtype() if func in _OF_DEFAULT_DTYPE else None)
-        # A dtype that has been read of a tensor is another one beside fp64.
-        is_read = kwargs.get("dtype") is not None and self.dtype_line
-        if len(args) <= place or not isinstance(args[place], float) or dtype != torch.float32 or is_read:
-            return args
-        return (*args[:place], _of_fp32(args[place]), *args[place + 1 :])
 
     def _judge(self, func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> None:
         from torch._subclasses.fake_tensor import FakeTensor
