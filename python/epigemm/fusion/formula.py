@@ -118,12 +118,11 @@ def out_of_place(target: Any, args: Any, kwargs: Any) -> Any:
         name = target[:-1] if target.endswith("_") and not target.endswith("__") else target
         return getattr(args[0], name)(*args[1:], **kwargs)
     name = getattr(target, "__name__", "")
-    if getattr(operator, name, None) is target and name.startswith("i") and hasattr(operator, name[1:]):
-        return getattr(operator, name[1:])(*args, **kwargs)
-    if name.endswith("_") and not name.endswith("__"):
-        for place in (torch, torch.nn.functional):
-            if getattr(place, name, None) is target and hasattr(place, name[:-1]):
-                return getattr(place, name[:-1])(*args, **kwargs)
+    of_torch = name.removesuffix("_")
+    places = (operator, name.removeprefix("i")), (torch, of_torch), (torch.nn.functional, of_torch)
+    for place, plain in places:
+        if getattr(place, name, None) is target and hasattr(place, plain):
+            return getattr(place, plain)(*args, **kwargs)
     return target(*args, **kwargs)
 
 

@@ -93,11 +93,5 @@ class Site:
 
     def _find_direct(self, x: Tensor, sources: tuple[Tensor, ...]) -> Epilogue:
         """The epilogue for the types of the operands, which are the same at each call of a graph."""
-        if self._epilogue is None:
-            self._direct = BIAS
-        elif self._epilogue.runs_built_in(sources, x):
-            self._direct = self._epilogue.copied
-        else:
-            self._direct = self._epilogue.of_types(x, sources)
-        assert self._direct is not None
+        self._direct = BIAS if self._epilogue is None else self._epilogue.of_linear(x, sources)
         return self._direct
