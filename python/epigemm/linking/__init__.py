@@ -6,28 +6,3 @@ disk. Neither library is loaded, or looked for, before a kernel has to be made.
 Imports: `epilogues`, `planning` for the cache's folder. Taken by `calls`, `precompiling`,
 `tuning`, `fusion`.
 """
-
-from __future__ import annotations
-
-from epigemm.linking.cubins import Job, build_cubins, cubin, find, ir_path, key_for
-from epigemm.linking.libraries import (
-    CompileError,
-    LibrariesMissingError,
-    LinkError,
-    LinkingError,
-    unavailable,
-)
-
-__all__ = [
-    "CompileError",
-    "Job",
-    "LibrariesMissingError",
-    "LinkError",
-    "LinkingError",
-    "build_cubins",
-    "cubin",
-    "find",
-    "ir_path",
-    "key_for",
-    "unavailable",
-]
