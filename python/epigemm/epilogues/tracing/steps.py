@@ -147,9 +147,8 @@ class Builder:
             values = [self._real(self._value(argument)) for argument in node.args]
             self.values[node] = self.step(self.python_operators[target], *values)
             return
-        if target in (torch.sym_float, torch.sym_sqrt):
-            value = self._value(node.args[0])
-            self.values[node] = value if target is torch.sym_float else self.step("sqrt", value)
+        if target is torch.sym_float:
+            self.values[node] = self._value(node.args[0])
             return
         name = str(getattr(target, "__name__", target)).split(".")[0]
         if not isinstance(target, torch._ops.OpOverload):

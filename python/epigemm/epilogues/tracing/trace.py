@@ -134,7 +134,7 @@ def _environment_type() -> Any:
     return Environment
 
 
-def _harmless(frame: FrameType | None) -> bool:
+def _harmless(frame: FrameType) -> bool:
     """A guard that torch makes when it writes down a power of a scalar; both sides are the same graph."""
     frames = (each for each, _ in traceback.walk_stack(frame))
     of_torch = itertools.takewhile(lambda each: not is_users(each.f_code.co_filename), frames)
