@@ -34,7 +34,7 @@ def test_sections_follow_the_signature() -> None:
             >>> scaled(x, weight)
         """
 
-    text = inspect.getdoc(docstrings.linear(scaled)) or ""
+    text = inspect.getdoc(docstrings.of_linear(scaled)) or ""
     assert "    scale: a number, or a 0-d floating tensor" in text
     assert "ValueError: unknown precision; negative or non-finite eps" in text
     assert "scale neither a number nor a tensor" in text
@@ -52,7 +52,7 @@ def test_a_layer_has_the_arguments_that_it_takes() -> None:
         def __init__(self, in_features: int, out_features: int) -> None:
             pass
 
-    text = inspect.getdoc(docstrings.module(Layer)) or ""
+    text = inspect.getdoc(docstrings.of_layer(Layer)) or ""
     assert "    in_features: K.\n    out_features: N.\n    precision:" in text and "divisor" not in text
     assert "`[..., K]` to `[..., N]`." in text
 
@@ -61,4 +61,4 @@ def test_without_docstrings_there_is_nothing_to_complete() -> None:
     def bare(x: Any) -> None:
         pass
 
-    assert docstrings.elementwise(bare).__doc__ is None
+    assert docstrings.of_elementwise(bare).__doc__ is None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import graphlib
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -107,6 +108,29 @@ def test_tests_mirror_the_rooms(module: str) -> None:
     folder = TESTS / file.parent
     found = [folder / f"test_{name}.py", *folder.glob(f"test_{name}_*.py")]
     assert any(each.is_file() for each in found)
+
+
+GROUND = {"_native", "cuda_graphs", "docstrings"}
+EXACT = ("epilogues", "linking", "packs", "autograd", "operators", "nn", "fusion")
+
+
+def names_in(text: str) -> set[str]:
+    """What stands between backquotes."""
+    return set(re.findall(r"`(\w+)`", text))
+
+
+@pytest.mark.parametrize("room", EXACT)
+def test_what_a_room_says_of_its_imports_is_true(room: str) -> None:
+    text = ast.get_docstring(ast.parse((PACKAGE / room / "__init__.py").read_text())) or ""
+    _, says, rest = text.partition("Imports: ")
+    imports, says_who, takers = rest.partition("Taken")
+    assert says and says_who
+    pairs = {
+        (room_of(m), room_of(each)) for m, file in MODULES.items() for each in imported(file.read_text())
+    }
+    assert {to for by, to in pairs if by == room} - {room} - GROUND == names_in(imports) - GROUND
+    taken_by = {by for by, to in pairs if to == room} - {room, "__init__"}
+    assert "everybody" in takers or taken_by <= names_in(takers)
 
 
 def test_public_names_alone_are_listed() -> None:

@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 import epigemm
-from epigemm import Matrix, PerColumn, PerRow, Scalar, linking
+from epigemm import Matrix, PerColumn, PerRow, Scalar
+from epigemm.linking import cubins, libraries
 
 pytestmark = pytest.mark.gpu
 
@@ -175,7 +176,6 @@ def test_operands_written_right_before() -> None:
 def test_the_cache_on_disk_serves_another_process(tmp_path: Path) -> None:
     script = textwrap.dedent("""
         import time, torch, epigemm
-        from epigemm import linking
         from epigemm.linking import cubins
 
         @epigemm.epilogue
@@ -185,7 +185,7 @@ def test_the_cache_on_disk_serves_another_process(tmp_path: Path) -> None:
         options = {"device": "cuda", "dtype": torch.bfloat16}
         x, weight, bias = torch.ones(256, 512, **options), torch.ones(512, 512, **options), torch.zeros(512, **options)
         if not {make}:
-            def refuse(job):
+            def refuse(job, key):
                 raise AssertionError("it is on disk")
             cubins._make = refuse
         y = halved(x, weight, bias, strict=False)
@@ -219,7 +219,7 @@ def test_precompile_links_what_training_takes(
     names = " ".join(epigemm.precompile(trained, [(512, 1024, 1024)], **given))
     assert "_elementwise_" in names and "_derivative_" in names
     assert epigemm.precompile(trained, [(512, 1024, 1024)], **given) == []
-    monkeypatch.setattr(linking, "build_cubins", refuse)
+    monkeypatch.setattr(cubins, "build_cubins", refuse)
     leaves = [tensor.requires_grad_() for tensor in (x, weight, bias)]
     torch.autograd.grad(trained(x, weight, bias, 0.5).sum(), leaves)
     with torch.no_grad():
@@ -242,7 +242,7 @@ def test_without_the_libraries(monkeypatch: pytest.MonkeyPatch) -> None:
     def lonely(acc: Tensor, bias: PerColumn) -> Tensor:
         return torch.tanh(acc + bias) * 1.5
 
-    monkeypatch.setattr(linking.libraries, "_found", "nvJitLink was not found")
+    monkeypatch.setattr(libraries, "_found", "nvJitLink was not found")
     x, weight, bias = tensors(1024, 1024, 1024, torch.bfloat16)
     want = torch.tanh(torch.nn.functional.linear(x.double(), weight.double()) + bias.double()) * 1.5
     assert float((lonely(x, weight, bias).double() - want).abs().max()) < 0.1

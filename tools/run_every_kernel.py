@@ -16,6 +16,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from benchmarks.cases.operands import EpilogueInputs, sample_inputs
 from benchmarks.gradings.products import SCALED, SPLIT, forced_into
 from epigemm import formula_functions
 from epigemm._native import build_info, ops
@@ -23,7 +24,7 @@ from epigemm.arguments.calls import ElementwiseCall
 from epigemm.calls import deeds
 from epigemm.epilogues.formulas import FORMULAS
 from epigemm.epilogues.kinds import MATRIX
-from epigemm.epilogues.registry import EPILOGUES, Epilogue, EpilogueInputs, fold_batch_norm_reference
+from epigemm.epilogues.registry import EPILOGUES, Epilogue, fold_batch_norm_reference
 from epigemm.tuning.candidates import SWAP_AB
 from tools import sharded
 
@@ -43,7 +44,7 @@ def expect_close(name: str, actual: Tensor, expected: Tensor, tolerance: float) 
 def inputs(epilogue: Epilogue, dtype: torch.dtype, columns: int, rows: int = M) -> EpilogueInputs:
     """Random operands of one epilogue."""
     if not epilogue.is_linked:
-        return epilogue.sample_inputs(columns, dtype, DEVICE)
+        return sample_inputs(epilogue, columns, dtype, DEVICE)
     operands = [
         torch.randn(*((rows,) if operand.kind == MATRIX else ()), columns, device=DEVICE).to(
             operand.dtype(dtype)

@@ -59,7 +59,7 @@ _FITS = "a shape, dtype, device or layout that does not fit; `out` overlaps an i
 _NO_TENSOR = "an argument is no tensor (or None where that is accepted)"
 
 
-def linear(function: _Function) -> _Function:
+def of_linear(function: _Function) -> _Function:
     """Complete the docstring of a linear function: Args, Returns and Raises, ahead of its Example."""
     values = ["unknown precision"]
     errors = {
@@ -70,7 +70,7 @@ def linear(function: _Function) -> _Function:
     return _complete(function, _LINEAR, "`[..., N]`, contiguous.", values, errors)
 
 
-def elementwise(function: _Function) -> _Function:
+def of_elementwise(function: _Function) -> _Function:
     """The same for an elementwise function."""
     errors = {
         "TypeError": _NO_TENSOR,
@@ -82,7 +82,7 @@ def elementwise(function: _Function) -> _Function:
     return _complete(function, x | _ELEMENTWISE, "A tensor laid out as `torch.empty_like(x)`.", [], errors)
 
 
-def module(layer: _Class) -> _Class:
+def of_layer(layer: _Class) -> _Class:
     """Complete the docstring of a layer: Args and Shape, ahead of Raises and Example."""
     names = [name for name in inspect.signature(layer).parameters if name in _MODULE]
     arguments = {name: _MODULE[name] for name in names} | _MODULE_OPTIONS

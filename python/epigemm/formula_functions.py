@@ -93,7 +93,7 @@ def batch_norm_relu(
     return run(OF_VECTORS, x, weight, bias if is_16 else None, folded, out, precision, strict, pack_use)
 
 
-@docstrings.linear
+@docstrings.of_linear
 def linear_residual(
     x: Tensor,
     weight: Tensor | PackedWeight,
@@ -115,7 +115,7 @@ def linear_residual(
     return run("residual", x, weight, bias, (residual,), out, precision, strict)
 
 
-@docstrings.linear
+@docstrings.of_linear
 def linear_gated(
     x: Tensor,
     weight: Tensor | PackedWeight,
@@ -138,7 +138,7 @@ def linear_gated(
     return run(GATED + checked_activation(activation), x, weight, bias, (gate,), out, precision, strict)
 
 
-@docstrings.linear
+@docstrings.of_linear
 def linear_layer_scale_residual(
     x: Tensor,
     weight: Tensor | PackedWeight,
@@ -162,7 +162,7 @@ def linear_layer_scale_residual(
     return run("layer_scale_residual", x, weight, bias, (layer_scale, residual), out, precision, strict)
 
 
-@docstrings.linear
+@docstrings.of_linear
 def linear_batch_norm_relu(
     x: Tensor,
     weight: Tensor | PackedWeight,

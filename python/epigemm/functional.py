@@ -75,7 +75,7 @@ __all__ = [
 ]
 
 
-@docstrings.linear
+@docstrings.of_linear
 def linear(
     x: Tensor,
     weight: Tensor | PackedWeight,
@@ -96,7 +96,7 @@ def linear(
     return _route.linear(BIAS, x, weight, bias, None, precision, out, strict)
 
 
-@docstrings.linear
+@docstrings.of_linear
 def linear_relu(
     x: Tensor,
     weight: Tensor | PackedWeight,
@@ -117,7 +117,7 @@ def linear_relu(
     return _route.linear(BIAS_RELU, x, weight, bias, None, precision, out, strict)
 
 
-@docstrings.linear
+@docstrings.of_linear
 def linear_silu(
     x: Tensor,
     weight: Tensor | PackedWeight,
@@ -138,7 +138,7 @@ def linear_silu(
     return _route.linear(BIAS_SILU, x, weight, bias, None, precision, out, strict)
 
 
-@docstrings.linear
+@docstrings.of_linear
 def linear_tanh(
     x: Tensor,
     weight: Tensor | PackedWeight,
@@ -159,7 +159,7 @@ def linear_tanh(
     return _route.linear(BIAS_TANH, x, weight, bias, None, precision, out, strict)
 
 
-@docstrings.linear
+@docstrings.of_linear
 def linear_gelu(
     x: Tensor,
     weight: Tensor | PackedWeight,
@@ -182,7 +182,7 @@ def linear_gelu(
     return _route.linear(epilogue, x, weight, bias, None, precision, out, strict)
 
 
-@docstrings.linear
+@docstrings.of_linear
 def linear_sigmoid_scale_residual(
     x: Tensor,
     weight: Tensor | PackedWeight,
@@ -204,7 +204,7 @@ def linear_sigmoid_scale_residual(
     return _route.linear(SIGMOID_SCALE_RESIDUAL, x, weight, bias, scale, precision, out, strict)
 
 
-@docstrings.linear
+@docstrings.of_linear
 def linear_relu_div(
     x: Tensor,
     weight: Tensor | PackedWeight,
@@ -227,7 +227,7 @@ def linear_relu_div(
     return _route.linear(RELU_DIV, x, weight, bias, divisor, precision, out, strict)
 
 
-@docstrings.linear
+@docstrings.of_linear
 def linear_scale(
     x: Tensor,
     weight: Tensor | PackedWeight,
@@ -250,7 +250,7 @@ def linear_scale(
     return _route.linear_folded(x, weight, (bias, scale, None, None, None, None), 0.0, precision, out, strict)
 
 
-@docstrings.linear
+@docstrings.of_linear
 def linear_scale_batch_norm(
     x: Tensor,
     weight: Tensor | PackedWeight,
@@ -283,7 +283,7 @@ def linear_scale_batch_norm(
     return _route.linear_folded(x, weight, vectors, eps, precision, out, strict)
 
 
-@docstrings.elementwise
+@docstrings.of_elementwise
 def sigmoid(x: Tensor, *, out: Tensor | None = None) -> Tensor:
     """D = 1 / (1 + exp(-x)).
 
@@ -296,7 +296,7 @@ def sigmoid(x: Tensor, *, out: Tensor | None = None) -> Tensor:
     return _route.elementwise(SIGMOID, x, None, None, out)
 
 
-@docstrings.elementwise
+@docstrings.of_elementwise
 def bias_relu(x: Tensor, bias: Tensor | None, *, out: Tensor | None = None) -> Tensor:
     """D = relu(x + bias), bias along the last dimension.
 
@@ -309,7 +309,7 @@ def bias_relu(x: Tensor, bias: Tensor | None, *, out: Tensor | None = None) -> T
     return _route.elementwise(BIAS_RELU, x, bias, None, out)
 
 
-@docstrings.elementwise
+@docstrings.of_elementwise
 def sigmoid_scale_residual(x: Tensor, scale: float | Tensor = 1.0, *, out: Tensor | None = None) -> Tensor:
     """D = x + scale * sigmoid(x).
 
@@ -322,7 +322,7 @@ def sigmoid_scale_residual(x: Tensor, scale: float | Tensor = 1.0, *, out: Tenso
     return _route.elementwise(SIGMOID_SCALE_RESIDUAL, x, None, scale, out)
 
 
-@docstrings.elementwise
+@docstrings.of_elementwise
 def scale_batch_norm(
     x: Tensor,
     scale: Tensor | None,
@@ -349,7 +349,7 @@ def scale_batch_norm(
     return _route.elementwise(SCALE_BATCH_NORM, x, None, None, out, fold)
 
 
-@docstrings.elementwise
+@docstrings.of_elementwise
 def relu_div(x: Tensor, divisor: float | Tensor = 1.0, *, out: Tensor | None = None) -> Tensor:
     """D = relu(x) / divisor.
 

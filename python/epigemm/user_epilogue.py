@@ -215,6 +215,12 @@ class UserEpilogue:
         """Whether a linear call with operands of these types is one of epigemm's own functions, on its kernels."""
         return self.copied is not None and operands[0].dtype is x.dtype
 
+    def of_linear(self, x: Tensor, given: Sequence[Any]) -> Epilogue:
+        """The epilogue of a linear call with operands of these types."""
+        if self.copied is not None and self.runs_built_in(given, x):
+            return self.copied
+        return self.of_types(x, given)
+
     def linked(self, folded: Sequence[bool]) -> LinkedEpilogue:
         """The epilogue for operands of these types: for each whether it is of the arithmetic's type, not x's."""
         key = tuple(folded)

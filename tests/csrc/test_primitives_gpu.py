@@ -15,13 +15,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from epigemm import linking
 from epigemm._native import ops
 from epigemm.arguments.calls import ElementwiseCall
 from epigemm.calls import deeds
 from epigemm.epilogues.declaring import Traced
 from epigemm.epilogues.registry import named
 from epigemm.epilogues.tracing.cost import TRANSCENDENTAL
+from epigemm.linking import cubins, libraries
 from tests.csrc.test_primitives import NO_DERIVATIVE_IN_TORCH, SLOPE_TERMS, SLOPE_TOLERANCE, size_of
 from tests.csrc.test_short_forms import FAR_LEFT, FORMS, RELATIVE
 from tests.support.primitives import FUNCTIONS, points, traced_of
@@ -86,10 +86,10 @@ def registered(function: str) -> Linked:
     return Linked(name, traced)
 
 
-def job_of(function: str, dtype: torch.dtype, is_derivative: bool) -> linking.Job:
+def job_of(function: str, dtype: torch.dtype, is_derivative: bool) -> cubins.Job:
     what = "derivative" if is_derivative else "elementwise"
     symbol = f"epigemm_open_{what}_{str(dtype).removeprefix('torch.')}"
-    ir = linking.ir_path(symbol)
+    ir = cubins.ir_path(symbol)
     if ir is None:
         pytest.skip("gpu: this build has no open kernels")
     if is_derivative:
@@ -98,18 +98,18 @@ def job_of(function: str, dtype: torch.dtype, is_derivative: bool) -> linking.Jo
         part = {torch.float32: "apply", torch.float64: "apply_double"}.get(dtype, "apply_16")
     traced = registered(function).traced
     source = traced.kernel_source([OF_ELEMENT] * len(traced.operands), ("operand", part))
-    return linking.Job(source, symbol, ir, torch.cuda.get_device_capability())
+    return cubins.Job(source, symbol, ir, torch.cuda.get_device_capability())
 
 
 @functools.cache
 def link_all(dtype: torch.dtype, is_derivative: bool) -> None:
     """All primitives' kernels, in threads. What cannot be made is told by the test of its primitive."""
-    if reason := linking.unavailable():
+    if reason := libraries.unavailable():
         pytest.skip(f"gpu: {reason}")
     jobs = [job_of(function, dtype, is_derivative) for function in FUNCTIONS]
     try:
-        linking.build_cubins(jobs)
-    except linking.LinkingError:
+        cubins.build_cubins(jobs)
+    except libraries.LinkingError:
         return
 
 
@@ -118,7 +118,7 @@ def add_kernel(function: str, dtype: torch.dtype, is_derivative: bool) -> str:
     """Loads a primitive's kernel; the name by which the operators know the primitive."""
     link_all(dtype, is_derivative)
     job = job_of(function, dtype, is_derivative)
-    code = torch.frombuffer(bytearray(linking.cubin(*job)), dtype=torch.uint8)
+    code = torch.frombuffer(bytearray(cubins.cubin(*job)), dtype=torch.uint8)
     name = registered(function).name
     ops._add_kernel(name, job.symbol, code)
     return name

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from benchmarks.cases.operands import sample_inputs
 from epigemm.epilogues import registry
 from tests.support.arithmetic import STORAGE, Arithmetic
 from tests.support.cases import REGISTRY
@@ -49,7 +50,8 @@ def test_sample_inputs_fit_the_op(name: str, arithmetic: Arithmetic) -> None:
     x = torch.randn(5, 64).to(arithmetic.dtype)
     for scalar_as_tensor in (False, True):
         drawn = [
-            epilogue.sample_inputs(
+            sample_inputs(
+                epilogue,
                 64,
                 arithmetic.dtype,
                 generator=torch.Generator().manual_seed(seed),
@@ -71,7 +73,7 @@ def test_reference_rounds_once(name: str) -> None:
     """For 16-bit tensors the reference computes in fp32 and rounds at the end: it equals the rounded fp32 value."""
     epilogue = registry.EPILOGUES[name]
     for dtype in (torch.float16, torch.bfloat16):
-        inputs = epilogue.sample_inputs(64, dtype, generator=torch.Generator().manual_seed(5))
+        inputs = sample_inputs(epilogue, 64, dtype, generator=torch.Generator().manual_seed(5))
         acc = torch.randn(50, 64).to(dtype)
         bias = None if inputs.bias is None else inputs.bias.float()
         once = epilogue.reference(acc.float(), bias, inputs.operands, inputs.scalars).to(dtype)

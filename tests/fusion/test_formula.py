@@ -12,27 +12,27 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from epigemm.epilogues.kinds import MATRIX, PER_COLUMN, SCALAR
-from epigemm.fusion.formula import Formula, Slot, Step, epilogue_of, name_of, out_of_place, text_of
+from epigemm.fusion.formula import ChainFormula, ChainStep, Slot, epilogue_of, name_of, out_of_place, text_of
 from epigemm.user_epilogue import UserEpilogue
 
 ACC, RESULT = Slot(0), Slot(1)
 acc, vector, matrix = torch.randn(5, 8), torch.randn(8), torch.randn(5, 8)
 
 
-def made(*steps: Step, kinds: tuple[str, ...] = (PER_COLUMN, MATRIX)) -> Formula:
-    return Formula(kinds, steps)
+def made(*steps: ChainStep, kinds: tuple[str, ...] = (PER_COLUMN, MATRIX)) -> ChainFormula:
+    return ChainFormula(kinds, steps)
 
 
 GATE = made(
-    Step(operator.add, (ACC, Slot(-1))),
-    Step(F.silu, (RESULT,), (("inplace", True),)),
-    Step("mul", (Slot(2), Slot(-2))),
+    ChainStep(operator.add, (ACC, Slot(-1))),
+    ChainStep(F.silu, (RESULT,), (("inplace", True),)),
+    ChainStep("mul", (Slot(2), Slot(-2))),
 )
 
 
 def test_a_formula_computes_its_steps() -> None:
     torch.testing.assert_close(GATE(acc, vector, matrix), F.silu(acc + vector) * matrix)
-    scaled = made(Step(torch.div, (ACC, Slot(-1))), kinds=(SCALAR,))
+    scaled = made(ChainStep(torch.div, (ACC, Slot(-1))), kinds=(SCALAR,))
     torch.testing.assert_close(scaled(acc, 4.0), acc / 4.0)
 
 
@@ -44,8 +44,8 @@ def test_an_epilogue_computes_the_same() -> None:
 
 
 def test_equal_formulas_have_one_epilogue() -> None:
-    def scaled(number: Any) -> Formula:
-        return made(Step(torch.mul, (ACC, number)), kinds=())
+    def scaled(number: Any) -> ChainFormula:
+        return made(ChainStep(torch.mul, (ACC, number)), kinds=())
 
     assert epilogue_of(scaled(2.0)) is epilogue_of(scaled(2.0))
     for one, other in ((0.0, -0.0), (1, True), (1, 1.0), (2.0, 3.0)):
@@ -55,9 +55,9 @@ def test_equal_formulas_have_one_epilogue() -> None:
 
 
 def test_what_is_no_epilogue_has_a_reason() -> None:
-    found = epilogue_of(made(Step(torch.cumsum, (ACC, 1)), kinds=()))
+    found = epilogue_of(made(ChainStep(torch.cumsum, (ACC, 1)), kinds=()))
     assert isinstance(found, str) and "cumsum" in found
-    found = epilogue_of(made(Step(torch.flip, (ACC, [0])), kinds=()))
+    found = epilogue_of(made(ChainStep(torch.flip, (ACC, [0])), kinds=()))
     assert isinstance(found, str) and "moves elements" in found
 
 
@@ -88,8 +88,12 @@ def test_nothing_is_written(
 
 
 def test_names() -> None:
-    steps = [Step(torch.relu, (ACC,)), Step("mul_", (RESULT, 2.0)), Step(torch.relu, (Slot(2),))]
+    steps = [
+        ChainStep(torch.relu, (ACC,)),
+        ChainStep("mul_", (RESULT, 2.0)),
+        ChainStep(torch.relu, (Slot(2),)),
+    ]
     assert name_of(steps) == "relu_mul"
     assert name_of([]) == "pointwise"
-    long = [Step(name * 9, (ACC,)) for name in ("abc", "def", "ghi")]
+    long = [ChainStep(name * 9, (ACC,)) for name in ("abc", "def", "ghi")]
     assert name_of(long) == "abcabcabcabcabcabcabcabcabc_defdefdefdef"

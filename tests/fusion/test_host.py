@@ -12,7 +12,7 @@ from torch import Tensor, fx, nn
 
 import epigemm
 from epigemm.fusion import host, matmuls, profit
-from epigemm.fusion.chains import Capture, Chain
+from epigemm.fusion.chains import Chain, ChainFinder
 from epigemm.fusion.host import Launches
 from epigemm.fusion.profit import Judged, Way
 from epigemm.fusion.values import hint
@@ -24,9 +24,9 @@ def chains_of(function: Callable[[Tensor], Tensor], x: Tensor) -> tuple[fx.Graph
     found: list[tuple[fx.Graph, list[Chain]]] = []
 
     def backend(graph_module: fx.GraphModule, _: object) -> Callable[..., object]:
-        capture = Capture(graph_module.graph)
+        finder = ChainFinder(graph_module.graph)
         understood = map(matmuls.understand, reversed(list(graph_module.graph.nodes)))
-        chains = [capture.chain(each) for each in understood if isinstance(each, matmuls.Product)]
+        chains = [finder.chain(each) for each in understood if isinstance(each, matmuls.Product)]
         found.append((graph_module.graph, chains))
         return graph_module.forward
 

@@ -12,7 +12,7 @@ from torch import Tensor, fx
 from epigemm.arguments.calls import LinearCall
 from epigemm.epilogues.registry import BIAS, BIAS_RELU, SCALE_BATCH_NORM
 from epigemm.fusion import matmuls, profit
-from epigemm.fusion.chains import Capture, Chain
+from epigemm.fusion.chains import Chain, ChainFinder
 from epigemm.linking import loading
 from epigemm.planning import dry_runs, plans
 
@@ -25,11 +25,11 @@ def chain_of(function: Any, *inputs: Tensor) -> Chain:
     found: list[Chain] = []
 
     def backend(graph_module: fx.GraphModule, _: Any) -> Any:
-        capture = Capture(graph_module.graph)
+        finder = ChainFinder(graph_module.graph)
         for node in graph_module.graph.nodes:
             understood = matmuls.understand(node)
             if isinstance(understood, matmuls.Product):
-                found.append(capture.chain(understood))
+                found.append(finder.chain(understood))
         return graph_module.forward
 
     compiled: Any = torch.compile(function, backend=backend, fullgraph=True)

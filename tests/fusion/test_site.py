@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, fx
 
 from epigemm.fusion import matmuls
-from epigemm.fusion.chains import Capture
+from epigemm.fusion.chains import ChainFinder
 from epigemm.fusion.site import Site
 from epigemm.fusion.values import tensor_of
 
@@ -24,11 +24,11 @@ def site_of(function: Callable[..., Any], *inputs: Tensor) -> tuple[Site, list[s
     found: list[tuple[Site, list[str]]] = []
 
     def backend(graph_module: fx.GraphModule, _: Any) -> Any:
-        capture = Capture(graph_module.graph)
+        finder = ChainFinder(graph_module.graph)
         for node in graph_module.graph.nodes:
             product = matmuls.understand(node)
             if isinstance(product, matmuls.Product):
-                chain = capture.chain(product)
+                chain = finder.chain(product)
                 sources = [each for one in chain.operands for each in one.sources if each is not None]
                 assert all(tensor_of(each) is not None for each in sources)
                 names = [str(each) for each in (product.x, product.weight, *sources)]

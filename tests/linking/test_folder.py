@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import multiprocessing
 import os
 import stat
@@ -15,7 +14,7 @@ import pytest
 from epigemm.linking import cubins, libraries, store
 from epigemm.linking import folder as kept
 from epigemm.linking.cubins import Job, cubin, find, key_for
-from epigemm.linking.store import Once, decode
+from epigemm.linking.store import Once, encoded
 from epigemm.planning import measured
 from tests.linking.fakes import KERNEL_IR, SOURCE, SYMBOL, FakeNvJitLink, FakeNvrtc, fakes
 
@@ -115,8 +114,7 @@ def foreign(fake: Fakes, folder: Path, monkeypatch: pytest.MonkeyPatch) -> bytes
     """An entry on disk that is whole, with other machine code; gives the code that is linked here."""
     code = cubin(*JOB)
     path = file_of(folder)
-    entry = decode(path.read_bytes(), key_for(JOB))
-    path.write_bytes(dataclasses.replace(entry, cubin=FOREIGN).encode())
+    path.write_bytes(encoded(key_for(JOB), FOREIGN))
     forget(monkeypatch)
     assert find(*JOB) == FOREIGN  # what is planted would be taken
     forget(monkeypatch)
@@ -192,14 +190,13 @@ def test_what_was_checked_is_what_is_read(fake: Fakes, folder: Path, monkeypatch
     """A file that is exchanged between the check and the read is not the one that is read."""
     code = cubin(*JOB)
     path, look = file_of(folder), os.fstat
-    entry = decode(path.read_bytes(), key_for(JOB))
     forget(monkeypatch)
 
     def fstat(descriptor: int) -> os.stat_result:
         about = look(descriptor)
         if stat.S_ISREG(about.st_mode):
             path.unlink()
-            path.write_bytes(dataclasses.replace(entry, cubin=FOREIGN).encode())
+            path.write_bytes(encoded(key_for(JOB), FOREIGN))
         return about
 
     monkeypatch.setattr(os, "fstat", fstat)

@@ -11,10 +11,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from epigemm import linking
 from epigemm._native import ops
 from epigemm.epilogues.registry import BIAS_RELU, BIAS_TANH
-from epigemm.linking import LinkError, loading, prelinked
+from epigemm.linking import cubins, libraries, loading, prelinked
+from epigemm.linking.libraries import LinkError
 
 SYMBOL, OTHER = "epigemm_open_sm90_tma_bfloat16_0", "epigemm_open_sm90_tma_bfloat16_1"
 DEVICE = torch.device("cuda", 0)
@@ -37,7 +37,7 @@ class Driver:
             raise RuntimeError("no kernel image is available")
         self.loaded.append((name, symbol, code))
 
-    def build_cubins(self, jobs: list[linking.Job]) -> list[bytes]:
+    def build_cubins(self, jobs: list[cubins.Job]) -> list[bytes]:
         if self.cannot_link:
             raise LinkError(self.cannot_link, "")
         self.linked += [job.symbol for job in jobs]
@@ -53,10 +53,10 @@ def driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Driver]:
     monkeypatch.setattr(prelinked, "_given_up", set())
     monkeypatch.setattr(loading, "_failed", {})
     monkeypatch.setattr(loading, "capturing", lambda device: driver.capturing)
-    monkeypatch.setattr(linking, "build_cubins", driver.build_cubins)
-    monkeypatch.setattr(linking, "ir_path", lambda symbol: tmp_path / "ir")
-    monkeypatch.setattr(linking, "find", lambda *job: None)
-    monkeypatch.setattr(linking, "unavailable", lambda: "no libraries")
+    monkeypatch.setattr(cubins, "build_cubins", driver.build_cubins)
+    monkeypatch.setattr(cubins, "ir_path", lambda symbol: tmp_path / "ir")
+    monkeypatch.setattr(cubins, "find", lambda *job: None)
+    monkeypatch.setattr(libraries, "unavailable", lambda: "no libraries")
     monkeypatch.setattr(ops, "_add_kernel", driver.add_kernel)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     monkeypatch.delenv("EPIGEMM_IR_DIR", raising=False)
@@ -130,7 +130,7 @@ def test_code_that_cannot_be_read_is_a_reason(driver: Driver, monkeypatch: pytes
     def refuse(*job: object) -> bytes:
         raise LinkError("the open kernel's code cannot be read", "")
 
-    monkeypatch.setattr(linking, "find", refuse)
+    monkeypatch.setattr(cubins, "find", refuse)
     assert loading.would_link(BIAS_TANH, SYMBOL, DEVICE) == "the open kernel's code cannot be read"
 
 

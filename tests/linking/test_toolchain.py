@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from epigemm.linking.cubins import architecture, ir_path
+from epigemm.linking.cubins import architecture
 from epigemm.linking.libraries import CompileError, LibrariesMissingError, LinkError, libraries
 from epigemm.linking.toolchain import compile_functor, link, side_by_side
 from tests.linking.fakes import BAD_IR, BAD_SOURCE, KERNEL_IR, SOURCE, SYMBOL, FakeNvJitLink, FakeNvrtc
@@ -24,19 +24,6 @@ def test_a_source_that_is_refused(fake: Fakes) -> None:
     assert caught.value.log == "epilogue.cu(1): error: #error directive: \ufffd"
     assert caught.value.log in str(caught.value)
     assert not fake[0].alive
-
-
-@pytest.mark.parametrize("name", ["90a", "sm_90a -G", "sm_", "sm_90x", "sm_90a\n", "sm_\u0669\u0660", ""])
-def test_no_architecture(name: str, fake: Fakes) -> None:
-    with pytest.raises(ValueError, match="an architecture is written"):
-        compile_functor(SOURCE, name)
-    with pytest.raises(ValueError, match="an architecture is written"):
-        link(KERNEL_IR, b"", SYMBOL, name)
-
-
-def test_a_source_is_not_cut_at_a_nul(fake: Fakes) -> None:
-    with pytest.raises(ValueError, match="NUL"):
-        compile_functor(SOURCE + "\0" + BAD_SOURCE, "sm_90a")
 
 
 def test_link(fake: Fakes) -> None:
@@ -75,14 +62,6 @@ def test_a_kernel_that_the_code_does_not_have(fake: Fakes) -> None:
     fake[1].drops_the_kernel = True
     with pytest.raises(LinkError, match=f"the code has no kernel {SYMBOL}"):
         link(KERNEL_IR, b"functor", SYMBOL, "sm_90a")
-
-
-@pytest.mark.parametrize("symbol", ["a b", "a,-ptx", "", "9a", "a\n", "../a", "a-b"])
-def test_no_symbol(symbol: str, fake: Fakes) -> None:
-    with pytest.raises(ValueError, match="a C identifier"):
-        link(KERNEL_IR, b"functor", symbol, "sm_90a")
-    with pytest.raises(ValueError, match="a C identifier"):
-        ir_path(symbol)
 
 
 def test_links_side_by_side(fake: Fakes, monkeypatch: pytest.MonkeyPatch) -> None:

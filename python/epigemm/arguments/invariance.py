@@ -12,20 +12,16 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from contextlib import ContextDecorator
-from typing import Any, TypeVar
 
 import torch
 
 from epigemm.arguments import checks
-from epigemm.arguments.modes import Mode, Shared
+from epigemm.arguments.modes import Block, Mode, Shared
 
 active = False
 """Whether the mode is on in some thread: all that a call reads where it is not; compiled code is guarded by it."""
 
 _is_compiling = torch.compiler.is_compiling
-_Function = TypeVar("_Function", bound=Callable[..., Any])
-
 
 _shared = Shared(__name__)
 _mode = Mode(_shared)
@@ -71,10 +67,10 @@ def set_batch_invariant(enabled: bool) -> None:
         >>> epigemm.set_batch_invariant(False)
     """
     checks.flag("enabled", enabled)
-    _outside_of_graphs(_set_everywhere)(enabled)
+    _outside_of_graphs(_shared.switch)(enabled)
 
 
-class batch_invariant(ContextDecorator):
+class batch_invariant(Block):
     """A mode in which a row's bits do not depend on M, nor on the row's position in x.
 
     For every linear function, module and dtype: `f(x)[i]` has the bits of `f(x[i : i + 1])[0]`, of `f(x[p])[j]` for any
@@ -103,10 +99,6 @@ class batch_invariant(ContextDecorator):
         True
     """
 
-    def __init__(self, enabled: bool = True) -> None:
-        checks.flag("enabled", enabled)
-        self._enabled = enabled
-
     def __enter__(self) -> batch_invariant:
         _outside_of_graphs(_mode.enter)(self._enabled)
         return self
@@ -114,20 +106,9 @@ class batch_invariant(ContextDecorator):
     def __exit__(self, *exception: object) -> None:
         _outside_of_graphs(_mode.exit)()
 
-    def __call__(self, func: _Function) -> _Function:
-        """`func`, run inside the mode."""
-        checks.runs_when_called(func, "with epigemm.batch_invariant():")
-        return super().__call__(func)
-
 
 def _outside_of_graphs(switch: Callable[..., None]) -> Callable[..., None]:
     # A compiled function breaks its graph here: traced, the switch would be set when its graph has run.
     compiler = sys.modules.get("torch._dynamo")
     disabled: Callable[..., None] = switch if compiler is None else compiler.disable(switch)
     return disabled
-
-
-def _set_everywhere(enabled: bool) -> None:
-    with _shared.lock:
-        _shared.everywhere = enabled
-        _shared.update()

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import sys
 import threading
-from typing import Any
+from collections.abc import Callable
+from contextlib import ContextDecorator
+from typing import Any, TypeVar
+
+from epigemm.arguments import checks
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 class Mode(threading.local):
@@ -50,6 +56,28 @@ class Shared:
         self.threads_on = 0
         self._module: Any = sys.modules[module]
 
+    def switch(self, enabled: bool) -> None:
+        """Have the mode on or off wherever no block says otherwise."""
+        with self.lock:
+            self.everywhere = enabled
+            self.update()
+
     def update(self) -> None:
         """To be called, under the lock, when something has changed."""
         self._module.active = self.everywhere or self.threads_on > 0
+
+
+class Block(ContextDecorator):
+    """What a mode's block is made of: a context manager, and a decorator for each call of a function."""
+
+    def __init__(self, enabled: bool = True) -> None:
+        checks.flag("enabled", enabled)
+        self._enabled = enabled
+
+    def __call__(self, func: _Function) -> _Function:
+        """`func`, run inside the mode."""
+        checks.runs_when_called(func, f"with epigemm.{type(self).__name__}():")
+        return super().__call__(func)
+
+    def _recreate_cm(self) -> Any:
+        return type(self)(self._enabled)  # calls of a decorated function share no object

@@ -1,4 +1,4 @@
 """Calls that autograd records: their nodes, and the derivatives of all calls.
 
-Imports: `calls` and what that may import. Taken by `operators`, `route`, `explain`.
+Imports: `epilogues`, `arguments`, `planning`, `packs`, `calls`. Taken by `operators`, `route`, `explain`, `fusion`.
 """

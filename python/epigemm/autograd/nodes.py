@@ -10,6 +10,7 @@ gradients are enabled, and every tensor is a plain one.
 
 from __future__ import annotations
 
+import types
 from collections.abc import Callable
 from typing import Any
 
@@ -72,23 +73,6 @@ def fold_batch_norm(call: FoldCall) -> tuple[Tensor, ...]:
     return folded
 
 
-class _Linear(Function):
-    """A linear call whose derivative does without the product, or makes it again.
-
-    The call's tensors are arguments of their own, for autograd to see them; the call itself must not be saved.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, call: LinearCall, *inputs: Tensor | None) -> Tensor:
-        result = linear_forward(call)
-        gradients.save_linear(ctx, call, result)
-        return result
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Gradients:
-        return None, *gradients.linear_gradients(ctx, grad, ctx.needs_input_grad[1:])
-
-
 class _LinearKeepingProduct(Function):
     """A linear call as two kernels: the derivative reads the product between them.
 
@@ -127,18 +111,6 @@ class _LinearKeepingProduct(Function):
         return None, *found_of_product, *grad_operands
 
 
-class _Elementwise(Function):
-    @staticmethod
-    def forward(ctx: Any, call: ElementwiseCall, *inputs: Tensor | None) -> Tensor:
-        result = elementwise_forward(call)
-        gradients.save_elementwise(ctx, call, result)
-        return result
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Gradients:
-        return None, *gradients.saved_elementwise_gradients(ctx, grad, ctx.needs_input_grad[1:])
-
-
 class _FoldBatchNorm(Function):
     """A fold. Its values do not depend on those of x, which therefore is no argument that autograd sees."""
 
@@ -167,9 +139,29 @@ def _apply(node: Any) -> Callable[..., Any]:
     return found
 
 
-_linear = _apply(_Linear)
+def _node(name: str, forward: Callable[[Any], Tensor], save: Any, derivatives: Any) -> Callable[..., Any]:
+    """What records calls whose derivative does without a product, or makes it again.
+
+    A call's tensors are arguments of their own, for autograd to see them; the call itself must not be saved.
+    """
+
+    def run(ctx: Any, call: Any, *inputs: Tensor | None) -> Tensor:
+        result = forward(call)
+        save(ctx, call, result)
+        return result
+
+    def backward(ctx: Any, grad: Tensor) -> Gradients:
+        return None, *derivatives(ctx, grad, ctx.needs_input_grad[1:])
+
+    members = {"forward": staticmethod(run), "backward": staticmethod(backward)}
+    return _apply(types.new_class(name, (Function,), {}, lambda space: space.update(members)))
+
+
+_linear = _node("_Linear", linear_forward, gradients.save_linear, gradients.linear_gradients)
 _linear_keeping_product = _apply(_LinearKeepingProduct)
-_elementwise = _apply(_Elementwise)
+_elementwise = _node(
+    "_Elementwise", elementwise_forward, gradients.save_elementwise, gradients.saved_elementwise_gradients
+)
 _fold_batch_norm = _apply(_FoldBatchNorm)
 
 

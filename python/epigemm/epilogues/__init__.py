@@ -1,4 +1,4 @@
 """What follows a product: operands and their kinds, the registry, and how a Python function becomes an epilogue.
 
-Imports: `epigemm._native`. Taken by everybody.
+Imports: `_native`. Taken by everybody.
 """

@@ -1,17 +1,20 @@
-"""What a function takes from around itself: numbers become constants, what may change is refused."""
+"""What a function takes from around itself: numbers become constants, what may change is refused.
+
+What the trace refuses (a captured tensor, gradients that are off, a derivative of one's own) is left to it.
+"""
 
 from __future__ import annotations
 
 import dis
 import enum
 import functools
-import inspect
 import os
 import sys
 import sysconfig
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from types import BuiltinFunctionType, CellType, CodeType, FunctionType, MethodType, ModuleType
+from typing import Any
 
 import torch
 
@@ -19,9 +22,8 @@ from epigemm.epilogues.tracing.lines import is_users
 
 _NUMBERS = (bool, int, float, str, bytes, complex, type(None), torch.dtype)
 _OPERATORS = (torch._ops.OpOverload, torch._ops.OpOverloadPacket)
-_FIXED = (ModuleType, type, BuiltinFunctionType, enum.Enum, *_OPERATORS)
+_FIXED = (FunctionType, ModuleType, type, BuiltinFunctionType, enum.Enum, torch.Tensor, *_OPERATORS)
 _MISSING = object()
-_GRADIENT_MODE = "{name} is not supported; tensor.detach() ends a derivative"
 _STATE = "{name} reads a state of PyTorch's, which is another one at a call; write one function for each"
 _UNSEEN = "{name} reads what may change unseen; write the name that it reads"
 _READERS = ("globals", "vars", "eval", "exec", "__import__")
@@ -31,7 +33,6 @@ _REFUSED = {
         ("device", "is_cuda", "is_cpu", "get_device", "cuda", "cpu"),
         "the device is read; an epilogue is the same on each",
     ),
-    **dict.fromkeys(("no_grad", "enable_grad", "set_grad_enabled", "inference_mode"), _GRADIENT_MODE),
     **dict.fromkeys(
         ("is_grad_enabled", "is_inference_mode_enabled", "is_autocast_enabled", "get_default_dtype"), _STATE
     ),
@@ -39,30 +40,14 @@ _REFUSED = {
     "import_module": _UNSEEN,
     **dict.fromkeys(("requires_grad", "is_leaf", "grad_fn", "is_inference", "is_compiling"), _STATE),
 }
-
-
-def _equal(a: object, b: object) -> bool:
-    return type(a) is type(b) and isinstance(a, (*_NUMBERS, tuple)) and a == b
+_PYTEST = f"{os.sep}_pytest{os.sep}"
+"""Wherever it is installed: it rewrites asserts so that they read its settings."""
 
 
 def _is_constant(value: object) -> bool:
     if isinstance(value, tuple):
-        return all(_is_constant(part) for part in value)
+        return all(map(_is_constant, value))
     return isinstance(value, _NUMBERS)
-
-
-def _code_objects(code: CodeType) -> list[CodeType]:
-    inner = [
-        part
-        for constant in code.co_consts
-        if isinstance(constant, CodeType)
-        for part in _code_objects(constant)
-    ]
-    return [code, *inner]
-
-
-_PYTEST = f"{os.sep}_pytest{os.sep}"
-"""Wherever it is installed: it rewrites asserts so that they read its settings."""
 
 
 @dataclass(frozen=True)
@@ -91,7 +76,9 @@ class Captures:
                 return function.__name__
         for captured in self.values:
             now = captured.now()
-            if now is not captured.value and not _equal(now, captured.value):
+            if now is not captured.value and not (
+                type(now) is type(captured.value) and _is_constant(now) and now == captured.value
+            ):
                 return captured.name
         return None
 
@@ -104,100 +91,103 @@ def captures_of(function: FunctionType) -> Captures:
 
     Raises:
         TypeError: for a value that may change unseen, such as a list or an instance.
-        NotImplementedError: for a tensor, a function with a derivative of its own, and where the device or a state is
-            read or gradients are switched off.
+        NotImplementedError: where the device or a state is read, or what may change unseen.
     """
     codes: list[tuple[FunctionType, CodeType]] = []
     values: list[_Captured] = []
-    waiting: list[FunctionType] = [function]
-    place = _start(inspect.unwrap(function))
-    _check(function.__name__, _Captured(function.__name__, function, lambda: function, place))
+    # A decorator of torch's that switches gradients reads nothing.
+    is_switch = function.__code__.co_name == "decorate_context"
+    waiting: list[FunctionType] = [vars(function)["__wrapped__"] if is_switch else function]
     while waiting:
         current = waiting.pop()
         if any(known is current for known, _ in codes):
             continue
         codes.append((current, current.__code__))
-        for code in _code_objects(current.__code__):
-            _check_names(function.__name__, code, current)
-        defaults = () if current is function else _defaults(current)
-        for captured in (*_reads(current), *defaults):
+        for captured in (*_reads(current, function.__name__), *(_defaults(current) if codes[1:] else ())):
             values.append(captured)
             _check(function.__name__, captured)
-            if isinstance(captured.value, FunctionType):
-                # A decorator of torch's is followed to the function that it decorates.
-                both = (captured.value, getattr(captured.value, "__wrapped__", None))
-                waiting += [
-                    each
-                    for each in both
-                    if isinstance(each, FunctionType) and is_users(each.__code__.co_filename)
-                ]
+            # A decorator of torch's is followed to the function that it decorates.
+            for each in (captured.value, getattr(captured.value, "__wrapped__", None)):
+                if isinstance(each, FunctionType) and is_users(each.__code__.co_filename):
+                    waiting.append(each)
     return Captures(tuple(codes), tuple(values))
 
 
-def _start(function: FunctionType) -> str:
-    return f"{function.__code__.co_filename}:{function.__code__.co_firstlineno}"
-
-
-def _reads(function: FunctionType) -> Iterator[_Captured]:
+def _reads(function: FunctionType, epilogue: str) -> Iterator[_Captured]:
     """Cells, globals, and what is read of modules, classes and functions among them by dots."""
-    cells = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
+    code = function.__code__
+    start = f"{code.co_filename}:{code.co_firstlineno}"
+    cells = dict(zip(code.co_freevars, function.__closure__ or (), strict=True))
     chains: dict[tuple[str, ...], str] = {}
-    for code in _code_objects(function.__code__):
-        for chain, place in _chains(code, cells):
-            chains.setdefault(chain, place)
-    for name in cells.keys() - {chain[0] for chain in chains}:
-        chains[(name,)] = _start(function)
-    for (name, *attributes), place in chains.items():
-        start: Callable[[], object] | None = None
+    for chain, place in _chains(code, cells, function.__globals__, epilogue):
+        chains.setdefault(chain, place)
+    unread = {(name,): start for name in cells.keys() - {chain[0] for chain in chains}}
+    for (name, *attributes), place in (chains | unread).items():
+        read: Callable[[], object]
         if name in cells:
-            start = functools.partial(_contents, cells[name])
+            read = functools.partial(contents, cells[name])
         elif name in function.__globals__:
-            start = functools.partial(function.__globals__.get, name, _MISSING)
-        if start is None:
+            read = functools.partial(function.__globals__.get, name, _MISSING)
+        else:
             continue
-        found = _Captured(name, start(), start, place, not attributes)
+        found = _Captured(name, read(), read, place, not attributes)
         yield found
-        path: tuple[str, ...] = ()
-        for attribute in attributes:
+        for count, attribute in enumerate(attributes, 1):
             if not isinstance(found.value, (ModuleType, type, FunctionType)) or _is_steady(found.value):
                 break
-            path = (*path, attribute)
-            now = functools.partial(_attribute, start, path)
-            found = _Captured(".".join((name, *path)), now(), now, place, len(path) == len(attributes))
+            now = functools.partial(_attribute, read, attributes[:count])
+            found = _Captured(f"{found.name}.{attribute}", now(), now, place, count == len(attributes))
             yield found
 
 
-def _instructions(code: CodeType) -> Iterator[tuple[dis.Instruction, str]]:
-    """Each with its place."""
-    line = code.co_firstlineno
-    for instruction in dis.get_instructions(code):
-        if isinstance(instruction.starts_line, int) and not isinstance(instruction.starts_line, bool):
-            line = instruction.starts_line
-        line = getattr(instruction, "line_number", None) or line  # from Python 3.13 on
-        if instruction.opname != "EXTENDED_ARG":  # a part of the next one
-            yield instruction, f"{code.co_filename}:{line}"
+def _chains(
+    code: CodeType, cells: dict[str, CellType], names: dict[str, object], epilogue: str
+) -> Iterator[tuple[tuple[str, ...], str]]:
+    """The names that code reads from around it, each with the attributes that are read of it at once, and its place.
 
-
-def _chains(code: CodeType, cells: dict[str, CellType]) -> Iterator[tuple[tuple[str, ...], str]]:
-    """The names that code reads from around it, each with the attributes that are read of it at once: `C.a`."""
+    Refuses attributes that no trace sees, and what reads names that no captured value stands for.
+    """
     chain: tuple[str, ...] = ()
-    at = ""
-    for instruction, place in _instructions(code):
-        if chain and instruction.opname in ("LOAD_ATTR", "LOAD_METHOD"):
-            chain = (*chain, instruction.argval)
+    place = at = ""
+    before: list[object] = []
+    lines = dict(dis.findlinestarts(code))
+    for instruction in dis.get_instructions(code):
+        operation, name = instruction.opname, instruction.argval
+        if lines.get(instruction.offset):
+            at = f"{code.co_filename}:{lines[instruction.offset]}"
+        if operation == "EXTENDED_ARG":  # a part of the next one
+            continue
+        is_attribute = operation in ("LOAD_ATTR", "LOAD_METHOD")
+        reason = None
+        if is_attribute or (
+            operation == "LOAD_CONST" and isinstance(name, str) and "getattr" in code.co_names
+        ):
+            reason = _REFUSED.get(name)
+        elif operation == "LOAD_GLOBAL" and name in _READERS and name not in names:
+            reason = _UNSEEN
+        elif operation == "IMPORT_NAME" and (before[-2] or not _is_known(name)):
+            reason = "{name} is imported inside, and may change unseen; import it outside of the function"
+        if reason is not None:
+            raise NotImplementedError(f"{epilogue} ({at}): {reason.format(name=name)}")
+        before.append(name)
+        if chain and is_attribute:
+            chain = (*chain, name)
             continue
         if chain:
-            yield chain, at
-        is_name = instruction.opname in ("LOAD_GLOBAL", "LOAD_NAME") or (
-            instruction.opname in ("LOAD_DEREF", "LOAD_CLASSDEREF") and instruction.argval in cells
-        )
-        chain, at = (instruction.argval,) if is_name else (), place
+            yield chain, place
+        is_cell = operation in ("LOAD_DEREF", "LOAD_CLASSDEREF") and name in cells
+        chain, place = (name,) if is_cell or operation in ("LOAD_GLOBAL", "LOAD_NAME") else (), at
+    for inner in code.co_consts:
+        if isinstance(inner, CodeType):
+            yield from _chains(inner, cells, names, epilogue)
 
 
 def _is_steady(value: ModuleType | type | FunctionType) -> bool:
     """Whether it is of Python, epigemm or a package that is installed, none of which changes."""
     if value is sys:  # it holds all modules
         return False
+    if isinstance(value, type) and issubclass(value, torch.autograd.Function):  # the trace refuses it
+        return True
     name = value.__name__ if isinstance(value, ModuleType) else value.__module__ or ""
     file = getattr(sys.modules.get(name, value), "__file__", None)
     if file is None:  # built into Python, or made at run time
@@ -213,49 +203,34 @@ def _has_attributes(value: object) -> bool:
     return isinstance(value, (ModuleType, type)) and not _is_steady(value)
 
 
-def _attribute(start: Callable[[], object], path: tuple[str, ...]) -> object:
-    value = start()
-    for name in path:
-        value = getattr(value, name, _MISSING)
-    return value
+def _attribute(read: Callable[[], object], path: list[str]) -> object:
+    return functools.reduce(lambda value, name: getattr(value, name, _MISSING), path, read())
+
+
+def contents(cell: CellType) -> object:
+    """What a cell holds, if it holds something by now."""
+    try:
+        return cell.cell_contents
+    except ValueError:
+        return _MISSING
 
 
 def _defaults(function: FunctionType) -> Iterator[_Captured]:
     """The defaults of a function that the epilogue calls."""
-    for name, parameter in inspect.signature(function, follow_wrapped=False).parameters.items():
-        if parameter.default is not parameter.empty:
-            now = functools.partial(_default, function, name)
-            title = f"{function.__name__}({name}=)"
-            yield _Captured(title, parameter.default, now, _start(function), is_passed_on=True)
-
-
-def _default(function: FunctionType, name: str) -> object:
-    by_name = (function.__kwdefaults__ or {}).get(name, _MISSING)
-    if by_name is not _MISSING:
-        return by_name
     code, defaults = function.__code__, function.__defaults__ or ()
+    names: dict[str, str | int] = {name: name for name in function.__kwdefaults__ or ()}
     last = code.co_varnames[: code.co_argcount][code.co_argcount - len(defaults) :]
-    return dict(zip(last, defaults, strict=True)).get(name, _MISSING)
+    for name, key in (names | {name: place for place, name in enumerate(last)}).items():
+        now = functools.partial(_default, function, key)
+        place = f"{code.co_filename}:{code.co_firstlineno}"
+        yield _Captured(f"{function.__name__}({name}=)", now(), now, place, is_passed_on=True)
 
 
-def _check_names(epilogue: str, code: CodeType, reader: FunctionType) -> None:
-    """Refuses attributes that no trace sees, and what reads names that no captured value stands for."""
-    before: list[dis.Instruction] = []
-    for instruction, place in _instructions(code):
-        name = instruction.argval
-        is_attribute = instruction.opname in ("LOAD_ATTR", "LOAD_METHOD") or (
-            instruction.opname == "LOAD_CONST" and "getattr" in code.co_names
-        )
-        reason = None
-        if is_attribute and isinstance(name, str):
-            reason = _REFUSED.get(name)
-        elif instruction.opname == "LOAD_GLOBAL" and name in _READERS and name not in reader.__globals__:
-            reason = _UNSEEN
-        elif instruction.opname == "IMPORT_NAME" and (before[-2].argval or not _is_known(name)):
-            reason = "{name} is imported inside, and may change unseen; import it outside of the function"
-        if reason is not None:
-            raise NotImplementedError(f"{epilogue} ({place}): {reason.format(name=name)}")
-        before.append(instruction)
+def _default(function: FunctionType, key: str | int) -> object:
+    """By its name, or by its place among the positional ones."""
+    by_place = dict(enumerate(function.__defaults__ or ()))
+    found: dict[Any, object] = by_place if isinstance(key, int) else function.__kwdefaults__ or {}
+    return found.get(key, _MISSING)
 
 
 def _is_known(module: str) -> bool:
@@ -264,44 +239,18 @@ def _is_known(module: str) -> bool:
     return module.partition(".")[0] in sys.stdlib_module_names if loaded is None else _is_steady(loaded)
 
 
-def _contents(cell: CellType) -> object:
-    try:
-        return cell.cell_contents
-    except ValueError:
-        return _MISSING
-
-
 def _check(epilogue: str, captured: _Captured) -> None:
     place, name, value = f"{epilogue} ({captured.place})", captured.name, captured.value
-    if isinstance(value, torch.Tensor):
-        raise NotImplementedError(
-            f"{place}: {name!r} is a captured tensor of shape {list(value.shape)}; give it as an operand (PerColumn, "
-            "PerRow, Matrix or Scalar)"
-        )
-    if isinstance(value, FunctionType) and value.__code__.co_name == "decorate_context":
-        raise NotImplementedError(
-            f"{place}: {_GRADIENT_MODE.format(name='no_grad, or the like, of ' + name)}"
-        )
     known = str(getattr(value, "__name__", ""))
     if known in _REFUSED and any(
         value is getattr(of, known, None) for of in (torch, torch.compiler, torch.nn)
     ):
         raise NotImplementedError(f"{place}: {_REFUSED[known].format(name=known)}")
-    if isinstance(value, type) and issubclass(value, torch.autograd.Function):
-        raise NotImplementedError(
-            f"{place}: {name!r} is a torch.autograd.Function, whose backward would be lost: the derivative of an "
-            "epilogue is that of its formula; write its forward as plain PyTorch"
-        )
     if captured.is_passed_on and _has_attributes(value):
         raise NotImplementedError(
             f"{place}: {name!r} is used as a whole, and what is read of it may change unseen; read {name}.attribute"
         )
-    if (
-        isinstance(value, FunctionType)
-        or value is _MISSING
-        or _is_constant(value)
-        or isinstance(value, _FIXED)
-    ):
+    if value is _MISSING or _is_constant(value) or isinstance(value, _FIXED):
         return
     # Of the callables these hold an instance's numbers, a slope or the like.
     of_torch = type(value).__module__.partition(".")[0] in ("torch", "builtins")

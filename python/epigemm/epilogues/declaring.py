@@ -67,7 +67,7 @@ class Traced:
 
     @property
     def slots(self) -> tuple[int, ...]:
-        """Where the open kernels take each operand: `kinds.slots_of`."""
+        """Where the open kernels take each operand: `kinds.SLOTS`."""
         return slots_of(self.kinds)
 
     @property
@@ -97,11 +97,7 @@ class Traced:
         return self.graph.forward(acc, *given)  # type: ignore[no-any-return]
 
     def kernel_source(self, elements: Sequence[int], parts: Sequence[str] = ("operand", "apply")) -> str:
-        """The text for NVRTC, which needs no include path: headers, functor, and the functions that open kernels call.
-
-        Raises:
-            ValueError: for other elements or parts.
-        """
+        """The text for NVRTC, which needs no include path: headers, functor, and what open kernels call."""
         functions = source.kernel_functions(self.program, self.kinds, elements, parts)
         return f"{source.prelude()}\n{self.source}\n{functions}"
 
@@ -132,12 +128,13 @@ def trace(function: Callable[..., Any]) -> Traced:
     operands = _operands(function, f"{name} ({start})")
     captured = constants.captures_of(function)
     optional = [number for number, operand in enumerate(operands) if operand.is_optional]
+    of_all = traced(function, operands, name, start, captured)
     without = {
         absent: traced(*_without(function, operands, absent), name, start, captured)
         for count in range(1, len(optional) + 1)
         for absent in itertools.combinations(optional, count)
     }
-    return replace(traced(function, operands, name, start, captured), without=without)
+    return replace(of_all, without=without)
 
 
 def _without(
@@ -223,7 +220,7 @@ def _operand(function: FunctionType, parameter: inspect.Parameter, place: str) -
         )
     annotation = parameter.annotation
     if isinstance(annotation, str):
-        annotation = _resolved(function, annotation.strip("\"' ").removesuffix("None").rstrip("| "))
+        annotation = _resolved(function, annotation)
     choices = [choice for choice in get_args(annotation) if choice is not type(None)]  # of `PerColumn | None`
     if len(choices) == 1:
         (annotation,) = choices
@@ -251,17 +248,15 @@ def _operand(function: FunctionType, parameter: inspect.Parameter, place: str) -
 
 
 def _resolved(function: FunctionType, annotation: str) -> object:
-    """An annotation that is a string: a dotted name, looked up around the function; itself where that fails."""
-    parts = annotation.strip("\"' ").split(".")
-    cells = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
-    name = parts[0]
-    if name in cells:
-        found: object = cells[name].cell_contents
-    elif name in function.__globals__:
-        found = function.__globals__[name]
-    else:
+    """An annotation that is a string, evaluated where the function is; itself where that fails."""
+    values = map(constants.contents, function.__closure__ or ())
+    cells = dict(zip(function.__code__.co_freevars, values, strict=True))
+    found: object = annotation
+    try:
+        while isinstance(found, str):  # one within quotes is one within quotes within a string
+            found = eval(found, function.__globals__, cells)
+        return found
+    except Exception:  # whatever it is
         # A class that only the annotation names is in no cell: known by its own name.
-        return next((kind for kind in ANNOTATIONS if kind.__name__ == parts[-1]), annotation)
-    for part in parts[1:]:
-        found = getattr(found, part, annotation)
-    return found
+        name = annotation.strip("\"' ").removesuffix("None").rstrip("| ").split(".")[-1]
+        return next((kind for kind in ANNOTATIONS if kind.__name__ == name), annotation)

@@ -24,7 +24,7 @@ ACTIVATIONS = ("gelu", "gelu_tanh", "relu", "sigmoid", "silu", "tanh")
 GATED, OF_VECTORS = "gated_", "scale_relu"
 
 
-class Formula(NamedTuple):
+class NamedProgram(NamedTuple):
     """One of them."""
 
     operands: tuple[tuple[str, str], ...]  # kind and name of each
@@ -36,7 +36,7 @@ class Formula(NamedTuple):
         return tuple(kind for kind, _ in self.operands)
 
 
-def _formula(operands: dict[str, str], *steps: tuple[str, ...]) -> Formula:
+def _formula(operands: dict[str, str], *steps: tuple[str, ...]) -> NamedProgram:
     """Steps as (result, primitive, inputs...), by names; the last one's result is returned."""
     places = {name: place for place, name in enumerate(("acc", *operands))}
     program = []
@@ -44,10 +44,10 @@ def _formula(operands: dict[str, str], *steps: tuple[str, ...]) -> Formula:
         program.append(Step(op, tuple(Ref(places[name]) for name in inputs), REAL, ""))
         places[result] = len(places)
     kinds = tuple((kind, name) for name, kind in operands.items())
-    return Formula(kinds, Program(len(operands), tuple(program), Ref(places[steps[-1][0]])))
+    return NamedProgram(kinds, Program(len(operands), tuple(program), Ref(places[steps[-1][0]])))
 
 
-def _both(name: str, operands: dict[str, str], *steps: tuple[str, ...]) -> Iterator[tuple[str, Formula]]:
+def _both(name: str, operands: dict[str, str], *steps: tuple[str, ...]) -> Iterator[tuple[str, NamedProgram]]:
     """With a bias and without one; the steps begin with z."""
     yield (
         f"bias_{name}",
@@ -57,7 +57,7 @@ def _both(name: str, operands: dict[str, str], *steps: tuple[str, ...]) -> Itera
     yield name, _formula(operands, *without)
 
 
-def _all() -> Iterator[tuple[str, Formula]]:
+def _all() -> Iterator[tuple[str, NamedProgram]]:
     yield from _both("residual", {"residual": MATRIX}, ("d", "add", "z", "residual"))
     yield from _both(
         "layer_scale_residual",
@@ -79,7 +79,7 @@ def _all() -> Iterator[tuple[str, Formula]]:
     )
 
 
-FORMULAS: dict[str, Formula] = dict(_all())
+FORMULAS: dict[str, NamedProgram] = dict(_all())
 """By name."""
 
 

@@ -89,13 +89,7 @@ SLOTS = tuple(f"{kind.letter}{number}" for kind in KINDS.values() for number in 
 
 
 def slots_of(kinds: Sequence[str]) -> tuple[int, ...]:
-    """The slot of each operand: the first of a kind has the first of its kind's.
-
-    Raises:
-        ValueError: for too many operands of a kind.
-    """
-    if found := too_many(kinds):
-        raise ValueError(f"at most {found[2]} operands of kind {found[0]}")
+    """The slot of each operand: the first of a kind has the first of its kind's."""
     names = (f"{KINDS[kind].letter}{kinds[:place].count(kind)}" for place, kind in enumerate(kinds))
     return tuple(SLOTS.index(name) for name in names)
 

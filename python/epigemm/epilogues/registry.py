@@ -1,4 +1,4 @@
-"""The Python half of the epilogue registry: operands, PyTorch reference and sample inputs of every epilogue.
+"""The Python half of the epilogue registry: operands and PyTorch reference of every epilogue.
 
 The list itself is `csrc/epilogue/registry.def`; a test asserts that both halves name the same epilogues and
 operands.
@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -39,14 +38,6 @@ class Operand:
     def dtype(self, x_dtype: torch.dtype) -> torch.dtype:
         """The element type that this operand has beside an x of `x_dtype`."""
         return compute_dtype(x_dtype) if self.folded else x_dtype
-
-
-class EpilogueInputs(NamedTuple):
-    """What an epilogue reads beside the accumulator, in the order of the operator's arguments."""
-
-    bias: Tensor | None
-    operands: list[Tensor]
-    scalars: list[float]
 
 
 class Epilogue:
@@ -125,51 +116,8 @@ class Epilogue:
             z = z + bias.to(z.dtype)
         return self.compute(z, *operands, *scalars).to(acc.dtype)
 
-    def sample_inputs(
-        self,
-        columns: int,  # N, the length of every per-column vector
-        dtype: torch.dtype,  # the element type of x
-        # where the tensors live; the numbers are drawn on the CPU, so they are the same everywhere
-        device: torch.device | str = "cpu",
-        *,
-        generator: torch.Generator | None = None,  # a CPU generator; the default one if None
-        with_bias: bool = True,  # False leaves the bias out where the epilogue takes one
-        scalar_as_tensor: bool = False,  # True gives the scalar as a 0-d tensor instead of a number
-    ) -> EpilogueInputs:
-        """Random operands with both signs, for tests and benchmarks."""
-
-        def draw(*shape: int, of: torch.dtype) -> Tensor:
-            return torch.randn(*shape, generator=generator, dtype=torch.float64).to(device=device, dtype=of)
-
-        bias = draw(columns, of=dtype) if self.takes_bias and with_bias else None
-        operands = [draw(columns, of=vector.dtype(dtype)) for vector in self.vectors]
-        if self.scalar is None:
-            return EpilogueInputs(bias, operands, [])
-        # Away from zero: a divisor near zero would make every comparison one of rounding errors.
-        number = torch.randn((), generator=generator, dtype=torch.float64)
-        number = torch.where(number < 0, number - 0.5, number + 0.5)
-        if scalar_as_tensor:
-            return EpilogueInputs(bias, [*operands, number.to(device, compute_dtype(dtype))], [])
-        return EpilogueInputs(bias, operands, [float(number)])
-
 
 _BIAS = Operand(PER_COLUMN, "bias")
-
-
-def _identity(z: Tensor) -> Tensor:
-    return z
-
-
-def _sigmoid_scale_residual(z: Tensor, scale: float | Tensor) -> Tensor:
-    return z + scale * torch.sigmoid(z)
-
-
-def _scale_batch_norm(acc: Tensor, multiplier: Tensor, offset: Tensor) -> Tensor:
-    return multiplier * acc + offset
-
-
-def _relu_div(z: Tensor, divisor: float | Tensor) -> Tensor:
-    return torch.relu(z) / divisor
 
 
 EPILOGUES: dict[str, Epilogue] = {}
@@ -185,26 +133,26 @@ def _built_in(
     return made
 
 
-BIAS = _built_in("bias", "D = acc + bias[n]", _identity, _BIAS)
+BIAS = _built_in("bias", "D = acc + bias[n]", lambda z: z, _BIAS)
 BIAS_RELU = _built_in("bias_relu", "D = relu(acc + bias[n])", torch.relu, _BIAS)
 SIGMOID_SCALE_RESIDUAL = _built_in(
     "sigmoid_scale_residual",
     "z = acc + bias[n]; D = z + scale * sigmoid(z)",
-    _sigmoid_scale_residual,
+    lambda z, scale: z + scale * torch.sigmoid(z),
     _BIAS,
     Operand(SCALAR, "scale", folded=True),
 )
 SCALE_BATCH_NORM = _built_in(
     "scale_batch_norm",
     "D = multiplier[n] * acc + offset[n]",
-    _scale_batch_norm,
+    lambda acc, multiplier, offset: multiplier * acc + offset,
     Operand(PER_COLUMN, "multiplier", folded=True),
     Operand(PER_COLUMN, "offset", folded=True),
 )
 RELU_DIV = _built_in(
     "relu_div",
     "D = relu(acc + bias[n]) / divisor",
-    _relu_div,
+    lambda z, divisor: torch.relu(z) / divisor,
     _BIAS,
     Operand(SCALAR, "divisor", folded=True),
 )

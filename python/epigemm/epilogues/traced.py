@@ -9,7 +9,6 @@ devices without kernels, the epilogue's PyTorch reference stands in.
 from __future__ import annotations
 
 import hashlib
-import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -112,7 +111,7 @@ class LinkedEpilogue(Epilogue):
 
     def source(self, symbol: str) -> str:
         """The text for NVRTC that goes into an open kernel."""
-        wide, half = "float64" in symbol, re.search("float16", symbol) is not None
+        wide, half = "float64" in symbol, "float16" in symbol
         if "_derivative_" in symbol:
             function = "slope_double" if wide else "slope"
         else:

@@ -4,7 +4,8 @@
 product `chains` takes along what follows it element by element; `formula` makes it an epilogue, by the road of a
 user's function; a `Site` is the call.
 
-Imports: everything but `nn`, `explain` and `tuning`. Taken by nobody.
+Imports: `user_epilogue`, `route`, `autograd`, `calls`, `packs`, `linking`, `planning`, `arguments`, `epilogues`.
+Taken by nobody.
 """
 
 from __future__ import annotations

@@ -16,9 +16,9 @@ from torch import fx
 from epigemm.epilogues.kinds import PER_COLUMN, too_many
 from epigemm.fusion import matmuls
 from epigemm.fusion.effects import effects_of
-from epigemm.fusion.formula import Formula, epilogue_of, name_of
+from epigemm.fusion.formula import ChainFormula, epilogue_of, name_of
 from epigemm.fusion.matmuls import Product
-from epigemm.fusion.operands import Norm, Operand, Refused, Region, formula_of, is_norm_alone
+from epigemm.fusion.operands import ChainOperand, Norm, Refused, Region, formula_of, is_norm_alone
 from epigemm.fusion.values import (
     is_contiguous,
     is_same_memory,
@@ -55,8 +55,8 @@ class Chain:
     product: Product
     nodes: tuple[fx.Node, ...]
     views: tuple[fx.Node, ...]
-    operands: tuple[Operand | Norm, ...]
-    formula: Formula
+    operands: tuple[ChainOperand | Norm, ...]
+    formula: ChainFormula
     epilogue: UserEpilogue | None
     ended: str = ""
     computes: bool = False
@@ -81,7 +81,7 @@ class Chain:
         return f"linear_{name_of(self.formula.steps[0 if self.product.bias is None else 1 :])}"  # the bias is a layer's
 
 
-class Capture:
+class ChainFinder:
     """Finds the chains of one graph."""
 
     def __init__(self, graph: fx.Graph) -> None:

@@ -10,7 +10,7 @@ import inspect
 import operator
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -35,7 +35,7 @@ class Slot:
 
 
 @dataclass(frozen=True)
-class Step:
+class ChainStep:
     """One call of a chain.
 
     Attributes:
@@ -50,7 +50,7 @@ class Step:
     args: tuple[Any, ...]
     kwargs: tuple[tuple[str, Any], ...] = ()
     dtype: torch.dtype | None = None
-    line: str = ""
+    line: str = field(default="", repr=False)
 
     @property
     def name(self) -> str:
@@ -58,14 +58,9 @@ class Step:
         found = self.target if isinstance(self.target, str) else getattr(self.target, "__name__", "call")
         return found.strip("_")
 
-    @property
-    def key(self) -> Any:
-        """Equal for steps that compute the same."""
-        return self.target, _key(self.args), _key(self.kwargs), self.dtype
-
 
 @dataclass(frozen=True)
-class Formula:
+class ChainFormula:
     """The steps of a chain.
 
     Attributes:
@@ -74,7 +69,7 @@ class Formula:
     """
 
     kinds: tuple[str, ...]
-    steps: tuple[Step, ...]
+    steps: tuple[ChainStep, ...]
 
     def __call__(self, acc: Tensor, *operands: Any) -> Tensor:
         """What the chain computes of the product."""
@@ -99,23 +94,14 @@ class Formula:
 
     @property
     def key(self) -> Any:
-        """Equal for formulas that are the same epilogue."""
-        return self.kinds, tuple(step.key for step in self.steps)
+        """Equal for formulas that are the same epilogue: of numbers the text, as 0.0 == -0.0 and NaN != NaN."""
+        return tuple(step.target for step in self.steps), repr(self)
 
 
-def name_of(steps: Sequence[Step]) -> str:
+def name_of(steps: Sequence[ChainStep]) -> str:
     """An identifier for an epilogue of some steps."""
     names = dict.fromkeys(name for step in steps if (name := step.name).isidentifier())
     return "_".join(names)[:_LONGEST_NAME].strip("_") or "pointwise"
-
-
-def _key(value: Any) -> Any:
-    """For a dictionary: numbers by type and text, as 0.0 is -0.0 and 1 is True to one, and NaN is not NaN."""
-    if isinstance(value, (tuple, list)):
-        return tuple(_key(part) for part in value)
-    if isinstance(value, Slot):
-        return value
-    return type(value), repr(value)
 
 
 # --- in place, out of place ------------------------------------------------------------------------------------------
@@ -132,12 +118,11 @@ def out_of_place(target: Any, args: Any, kwargs: Any) -> Any:
         name = target[:-1] if target.endswith("_") and not target.endswith("__") else target
         return getattr(args[0], name)(*args[1:], **kwargs)
     name = getattr(target, "__name__", "")
-    if getattr(operator, name, None) is target and name.startswith("i") and hasattr(operator, name[1:]):
-        return getattr(operator, name[1:])(*args, **kwargs)
-    if name.endswith("_") and not name.endswith("__"):
-        for place in (torch, torch.nn.functional):
-            if getattr(place, name, None) is target and hasattr(place, name[:-1]):
-                return getattr(place, name[:-1])(*args, **kwargs)
+    of_torch = name.removesuffix("_")
+    places = (operator, name.removeprefix("i")), (torch, of_torch), (torch.nn.functional, of_torch)
+    for place, plain in places:
+        if getattr(place, name, None) is target and hasattr(place, plain):
+            return getattr(place, plain)(*args, **kwargs)
     return target(*args, **kwargs)
 
 
@@ -146,7 +131,7 @@ def out_of_place(target: Any, args: Any, kwargs: Any) -> Any:
 _made: dict[Any, UserEpilogue | str] = {}
 
 
-def epilogue_of(formula: Formula) -> UserEpilogue | str:
+def epilogue_of(formula: ChainFormula) -> UserEpilogue | str:
     """The epilogue of a formula, or why there is none. Equal formulas have one, in all graphs."""
     found = _made.get(formula.key)
     if found is None:
@@ -154,18 +139,13 @@ def epilogue_of(formula: Formula) -> UserEpilogue | str:
     return found
 
 
-def _make(formula: Formula) -> UserEpilogue | str:
+def _make(formula: ChainFormula) -> UserEpilogue | str:
     seen: dict[str, int] = {}
     specs = []
     for kind in formula.kinds:
         seen[kind] = seen.get(kind, 0) + 1
         specs.append(OperandSpec(kind, f"{KINDS[kind].letter}{seen[kind]}"))
     line = formula.steps[-1].line or "graph:1"
-
-    # A function of this package's, but torch.fx counts the arguments of what it traces.
-    def function(*given: Any) -> Tensor:
-        return formula(*given)
-
     try:
         # Nothing of what surrounds the compiler is an epilogue's: its fake tensors, autocast, no_grad.
         with (
@@ -175,7 +155,7 @@ def _make(formula: Formula) -> UserEpilogue | str:
             torch.autocast("cpu", enabled=False),
             torch.autocast("cuda", enabled=False),
         ):
-            return UserEpilogue(declaring.traced(function, tuple(specs), name_of(formula.steps), line))
+            return UserEpilogue(declaring.traced(formula, tuple(specs), name_of(formula.steps), line))
     except Exception as error:  # whatever the function raises on such tensors
         text = re.sub(r"^\w+ \([^)]*\): ", "", str(error).split("\n")[0])
         return "it is not pointwise" if text.startswith("it fails while it is traced") else text

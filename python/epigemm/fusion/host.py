@@ -14,8 +14,9 @@ import torch
 from torch import Tensor, fx
 
 from epigemm.fusion.chains import Chain
+from epigemm.fusion.effects import effects_of
 from epigemm.fusion.profit import Judged, Way
-from epigemm.fusion.values import hint, storage_of, tensor_of
+from epigemm.fusion.values import hint, tensor_of
 
 WAITS = "the GPU waits for the host at these sizes, and fused calls spare the host too little"
 
@@ -85,31 +86,9 @@ def guard_sizes(graph: fx.Graph) -> None:
 
 
 def _kernels(graph: fx.Graph) -> set[fx.Node]:
-    """The nodes that launch a kernel: their results are no views, or they write in place."""
-    found, seen = set(), set()
-    for node in graph.nodes:
-        value = tensor_of(node)
-        if value is None:
-            continue
-        is_new = storage_of(value) not in seen
-        if node.op.startswith("call") and (is_new or _is_in_place(node)) and not _is_idle_dropout(node):
-            found.add(node)
-        seen.add(storage_of(value))
-    return found
-
-
-def _name(node: fx.Node) -> str:
-    return node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
-
-
-def _is_in_place(node: fx.Node) -> bool:
-    name = _name(node)
-    return node.kwargs.get("inplace") is True or (name.endswith("_") and not name.endswith("__"))
-
-
-def _is_idle_dropout(node: fx.Node) -> bool:
-    training = node.args[2] if len(node.args) > 2 else node.kwargs.get("training")
-    return "dropout" in _name(node) and training is False
+    """The nodes that launch a kernel: they run more than views."""
+    calls = (node for node in graph.nodes if node.op.startswith("call") and tensor_of(node) is not None)
+    return {node for node in calls if not effects_of(node).is_view}
 
 
 def _plain_us(judged: Judged, behind: list[fx.Node]) -> float:
@@ -119,7 +98,7 @@ def _plain_us(judged: Judged, behind: list[fx.Node]) -> float:
 
 
 def _device_us(node: fx.Node) -> float:
-    read = [] if "embedding" in _name(node) else node.all_input_nodes  # which reads few of its rows
+    read = [] if "embedding" in str(node.target) else node.all_input_nodes  # which reads few of its rows
     tensors = [tensor_of(each) for each in (node, *read)]
     return _LEAST_US + sum(_bytes(tensor) for tensor in tensors if tensor is not None) / _BYTES_PER_US
 

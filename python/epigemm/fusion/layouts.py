@@ -157,10 +157,6 @@ def _propagate(copied: Copied) -> int:
     return gained
 
 
-def _tensors(node: fx.Node) -> list[Tensor]:
-    return [part for part in tree_leaves(value_of(node)) if isinstance(part, Tensor)]
-
-
 def _agrees(node: fx.Node, before: dict[fx.Node, Any]) -> bool:
     """Whether the operands of a sum with a product lie as its result does."""
     value, beside = before.get(node, value_of(node)), _beside(node)
@@ -172,11 +168,8 @@ def _agrees(node: fx.Node, before: dict[fx.Node, Any]) -> bool:
 
 def _again(node: fx.Node, old: Any) -> Any:
     """What a node gives of what is known now, without data."""
-    modes = {
-        part.fake_mode for n in node.all_input_nodes for part in _tensors(n) if isinstance(part, FakeTensor)
-    }
-    (mode,) = modes
     args, kwargs = fx.map_arg((node.args, node.kwargs), value_of)
+    (mode,) = {part.fake_mode for part in tree_leaves((args, kwargs)) if isinstance(part, FakeTensor)}
     with mode, torch.no_grad():
         result, functions = called(node, args, kwargs)
     for function in functions:

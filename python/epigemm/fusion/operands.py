@@ -14,7 +14,7 @@ from torch import Tensor, fx
 from torch.fx.graph import _parse_stack_trace
 
 from epigemm.epilogues.kinds import MATRIX, PER_COLUMN, PER_ROW, SCALAR
-from epigemm.fusion.formula import Formula, Slot, Step
+from epigemm.fusion.formula import ChainFormula, ChainStep, Slot
 from epigemm.fusion.matmuls import Product
 from epigemm.fusion.values import (
     in_order,
@@ -40,7 +40,7 @@ class Norm:
 
 
 @dataclass(frozen=True)
-class Operand:
+class ChainOperand:
     """Something that the chain reads beside the product.
 
     Attributes:
@@ -80,12 +80,12 @@ class Region:
 
 def formula_of(
     region: Region, nodes: tuple[fx.Node, ...], *, alone: bool = False
-) -> tuple[Formula, tuple[Operand | Norm, ...]]:
+) -> tuple[ChainFormula, tuple[ChainOperand | Norm, ...]]:
     """The formula of some members of a region, the product first; or of one `alone`, to which each is the product."""
     maker = _Maker(region, alone)
     for node in nodes:
         maker.add(node)
-    return Formula(tuple(maker.kinds), tuple(maker.steps)), tuple(maker.operands)
+    return ChainFormula(tuple(maker.kinds), tuple(maker.steps)), tuple(maker.operands)
 
 
 class _Maker:
@@ -93,11 +93,11 @@ class _Maker:
 
     def __init__(self, region: Region, alone: bool) -> None:
         self._region, self._alone = region, alone
-        self.operands: list[Operand | Norm] = []
+        self.operands: list[ChainOperand | Norm] = []
         self.kinds: list[str] = []
-        self.steps: list[Step] = []
+        self.steps: list[ChainStep] = []
         self._values: dict[fx.Node, Slot] = {}
-        self._read: dict[Operand, Slot] = {}
+        self._read: dict[ChainOperand, Slot] = {}
 
     def add(self, node: fx.Node) -> None:
         """Take one member along."""
@@ -106,7 +106,7 @@ class _Maker:
             self._values[node] = Slot(0)
             if product.bias is not None:
                 bias = self._operand(product.bias, product.value, product.value)
-                self._values[node] = self._step(Step(torch.add, (Slot(0), bias), line=_line(node)))
+                self._values[node] = self._step(ChainStep(torch.add, (Slot(0), bias), line=_line(node)))
         elif node in self._region.views:
             self._values[node] = self._member(self._region.carried(node)[0])
         elif node.target is F.batch_norm:
@@ -122,7 +122,7 @@ class _Maker:
             )
             # Where PyTorch computes in the product's type or in fp32, an epilogue computes in fp32.
             wide = not value.is_floating_point() or value.dtype in (product.value.dtype, torch.float32)
-            step = Step(node.target, args, kwargs, None if wide else value.dtype, _line(node))
+            step = ChainStep(node.target, args, kwargs, None if wide else value.dtype, _line(node))
             self._values[node] = self._step(step)
 
     def _member(self, node: fx.Node) -> Slot:
@@ -144,17 +144,17 @@ class _Maker:
         if kind is None:
             shape = [int(size) if isinstance(size, int) else str(size) for size in value.shape]
             raise Refused(f"{node}, {str(value.dtype).removeprefix('torch.')} {shape}, is no operand")
-        operand = Operand(kind, (node,), order if kind in (PER_ROW, MATRIX) else None)
+        operand = ChainOperand(kind, (node,), order if kind in (PER_ROW, MATRIX) else None)
         if operand not in self._read:
             self._read[operand] = self._new(operand, kind)
         return self._read[operand]
 
-    def _new(self, operand: Operand | Norm, kind: str) -> Slot:
+    def _new(self, operand: ChainOperand | Norm, kind: str) -> Slot:
         self.operands.append(operand)
         self.kinds.append(kind)
         return Slot(-len(self.kinds))
 
-    def _step(self, step: Step) -> Slot:
+    def _step(self, step: ChainStep) -> Slot:
         self.steps.append(step)
         return Slot(len(self.steps))
 
@@ -164,8 +164,8 @@ class _Maker:
         multiplier = self._new(norm, PER_COLUMN)
         self.kinds.append(PER_COLUMN)
         offset = Slot(-len(self.kinds))
-        scaled = self._step(Step(torch.mul, (multiplier, self._member(origin)), line=_line(node)))
-        self._values[node] = self._step(Step(torch.add, (scaled, offset), line=_line(node)))
+        scaled = self._step(ChainStep(torch.mul, (multiplier, self._member(origin)), line=_line(node)))
+        self._values[node] = self._step(ChainStep(torch.add, (scaled, offset), line=_line(node)))
 
 
 def _read_arguments(node: fx.Node) -> tuple[Any, Any]:
@@ -275,7 +275,7 @@ def _norm_of(node: fx.Node, region: Region) -> tuple[fx.Node, Norm]:
     return origin, Norm(tuple(vectors), eps)
 
 
-def is_norm_alone(product: Product, formula: Formula, operands: tuple[Operand | Norm, ...]) -> bool:
+def is_norm_alone(product: Product, formula: ChainFormula, operands: tuple[ChainOperand | Norm, ...]) -> bool:
     """Whether the chain is the product, its bias and one BatchNorm: a function of epigemm's own."""
     before = 0 if product.bias is None else 1
     norms = sum(isinstance(each, Norm) for each in operands)

@@ -116,32 +116,22 @@ def call_of(chain: Chain) -> LinearCall:
     stored = empty(k, n).t() if product.is_kn else empty(n, k)
     epilogue: Epilogue = BIAS
     bias, operands, scalars = None, [], []
-    if (built_in := _built_in(chain, dtype)) is not None:
-        epilogue, bias = built_in, empty(n)
-    elif chain.epilogue is not None:
-        dtypes: list[torch.dtype | None] = []
+    if chain.epilogue is not None:
+        given: list[Tensor | float] = []
+        dtypes: list[torch.dtype] = []
         for operand in chain.operands:
             value = None if isinstance(operand, Norm) else tensor_of(operand.sources[0])
             dtypes += [torch.float32, torch.float32] if value is None else [value.dtype]
-        kinds = chain.formula.kinds
-        folded = [kind == SCALAR or of is not dtype for kind, of in zip(kinds, dtypes, strict=True)]
-        epilogue = chain.epilogue.linked(folded)
-        for kind, is_folded in zip(kinds, folded, strict=True):
-            if kind != SCALAR:
-                operands.append(empty(*KINDS[kind].shape((m,), n), of=torch.float32 if is_folded else dtype))
-            else:
-                scalars.append(0.0)
+        for kind, of in zip(chain.formula.kinds, dtypes, strict=True):
+            given.append(0.0 if kind == SCALAR else empty(*KINDS[kind].shape((m,), n), of=of))
+        epilogue = chain.epilogue.of_linear(empty(m, k), given)
+        operands = [each for each in given if isinstance(each, Tensor)]
+        if epilogue is chain.epilogue.copied:
+            bias, operands = operands[0], []
+        scalars = [0.0] * chain.formula.kinds.count(SCALAR)
     elif chain.norm is not None:
         epilogue, operands = SCALE_BATCH_NORM, [empty(n, of=torch.float32), empty(n, of=torch.float32)]
     elif product.bias is not None:
         bias = empty(n)
     call = LinearCall(epilogue, empty(m, k), stored, bias, operands, scalars, pack_use=FIND)
     return call.product() if product.value.requires_grad and gradients.keeps_product(call) else call
-
-
-def _built_in(chain: Chain, dtype: torch.dtype) -> Epilogue | None:
-    """The epilogue of epigemm's own that runs in the place of a chain: the bias is of the tensors' type."""
-    if chain.epilogue is None or chain.epilogue.copied is None:
-        return None
-    value = tensor_of(chain.operands[0].sources[0])
-    return chain.epilogue.copied if value is not None and value.dtype == dtype else None

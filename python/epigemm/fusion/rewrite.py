@@ -12,7 +12,7 @@ import torch
 from torch import fx
 
 from epigemm.fusion import formula, host, layouts, matmuls, profit
-from epigemm.fusion.chains import Capture, Chain
+from epigemm.fusion.chains import Chain, ChainFinder
 from epigemm.fusion.report import FusedSite, FusionReport, Skipped
 from epigemm.fusion.site import Site
 from epigemm.fusion.values import tensor_of
@@ -112,16 +112,16 @@ def fuse_graph(
 
 def _judged(graph: fx.Graph, keep_packs: bool) -> tuple[FusionReport, dict[Chain, profit.Judged]]:
     """The chains of a graph, the last one first, and whether they pay; a report of what is no chain."""
-    report, capture, judged = FusionReport(), Capture(graph), {}
+    report, finder, judged = FusionReport(), ChainFinder(graph), {}
     # The last one first: of a gate and what it is multiplied by, each then has what follows it alone.
     for node in reversed(list(graph.nodes)):
         understood = matmuls.understand(node)
         if understood is not None:
-            understood = capture.why_not(node, understood) or understood
+            understood = finder.why_not(node, understood) or understood
         if isinstance(understood, str):
             report.skipped.insert(0, Skipped(_name(node), understood))
         elif understood is not None:
-            chain = capture.chain(understood)
+            chain = finder.chain(understood)
             judged[chain] = profit.judged(chain, keeps_pack=_keeps(chain, keep_packs))
     return report, judged
 

@@ -11,7 +11,7 @@ from epigemm.calls import entry
 from epigemm.epilogues.kinds import KINDS
 from epigemm.epilogues.registry import BIAS, Epilogue
 from epigemm.fusion.chains import Chain
-from epigemm.fusion.operands import Operand
+from epigemm.fusion.operands import ChainOperand
 from epigemm.packs import weight_packs
 
 _NO_BIAS = (None,)
@@ -26,14 +26,14 @@ class Site:
         self._is_kn, self._is_batch = product.is_kn, product.is_batch
         # Kinds; of a BatchNorm its eps, and which of its vectors there are.
         self._operands: list[Any] = [
-            each.kind if isinstance(each, Operand) else (each.eps, [v is not None for v in each.sources])
+            each.kind if isinstance(each, ChainOperand) else (each.eps, [v is not None for v in each.sources])
             for each in chain.operands
         ]
         # Of what a view of the product in another order has beside it, by its place among the sources.
         self._orders: dict[int, tuple[str, tuple[int, ...]]] = {}
         place = 0
         for each in chain.operands:
-            if isinstance(each, Operand) and each.order is not None:
+            if isinstance(each, ChainOperand) and each.order is not None:
                 self._orders[place] = each.kind, each.order
             place += sum(source is not None for source in each.sources)
         self._pack_use = weight_packs.KEEP if keeps_pack else weight_packs.FIND
@@ -93,11 +93,5 @@ class Site:
 
     def _find_direct(self, x: Tensor, sources: tuple[Tensor, ...]) -> Epilogue:
         """The epilogue for the types of the operands, which are the same at each call of a graph."""
-        if self._epilogue is None:
-            self._direct = BIAS
-        elif self._epilogue.runs_built_in(sources, x):
-            self._direct = self._epilogue.copied
-        else:
-            self._direct = self._epilogue.of_types(x, sources)
-        assert self._direct is not None
+        self._direct = BIAS if self._epilogue is None else self._epilogue.of_linear(x, sources)
         return self._direct

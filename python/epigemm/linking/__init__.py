@@ -3,30 +3,6 @@
 The functor's source goes through NVRTC, its code and an open kernel's through nvJitLink; the machine code is kept on
 disk. Neither library is loaded, or looked for, before a kernel has to be made.
 
-Imports: `epilogues`, `planning` for the cache's folder. Taken by `calls` and whatever makes or explains kernels.
+Imports: `epilogues`, `planning` for the cache's folder. Taken by `calls`, `precompiling`,
+`tuning`, `fusion`.
 """
-
-from __future__ import annotations
-
-from epigemm.linking.cubins import Job, build_cubins, cubin, find, ir_path, key_for
-from epigemm.linking.libraries import (
-    CompileError,
-    LibrariesMissingError,
-    LinkError,
-    LinkingError,
-    unavailable,
-)
-
-__all__ = [
-    "CompileError",
-    "Job",
-    "LibrariesMissingError",
-    "LinkError",
-    "LinkingError",
-    "build_cubins",
-    "cubin",
-    "find",
-    "ir_path",
-    "key_for",
-    "unavailable",
-]

@@ -5,15 +5,15 @@ from __future__ import annotations
 import functools
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-from epigemm.linking import libraries as found
 from epigemm.linking import store
 from epigemm.linking.libraries import LinkingError
-from epigemm.linking.store import Entry, Once, digest, key_of
-from epigemm.linking.toolchain import check_symbol, compile_functor, link, side_by_side
+from epigemm.linking.store import Once
+from epigemm.linking.toolchain import compile_functor, link, side_by_side
 
 _SHIPPED = Path(__file__).parents[1] / "ir"
 
@@ -40,11 +40,11 @@ def cubin(source: str, symbol: str, ir: bytes | Path, capability: tuple[int, int
         CompileError: NVRTC refuses the source.
         LinkError: nvJitLink refuses the code.
         LinkingError: the file with the intermediate code cannot be read.
-        ValueError: the kernel does not run on this GPU, or its symbol is no identifier.
+        ValueError: the kernel does not run on this GPU.
     """
     job = Job(source, symbol, ir, capability)
     key = key_for(job)
-    return store.made.get(key, lambda: store.read(key) or _make(job)).cubin
+    return store.made.get(key, lambda: store.read(key) or _make(job, key))
 
 
 def build_cubins(jobs: Sequence[Job]) -> list[bytes]:
@@ -55,8 +55,8 @@ def build_cubins(jobs: Sequence[Job]) -> list[bytes]:
 def find(source: str, symbol: str, ir: bytes | Path, capability: tuple[int, int]) -> bytes | None:
     """As `cubin`, where the cache has it; None where it would have to be made. Needs no libraries."""
     key = key_for(Job(source, symbol, ir, capability))
-    entry = store.made.values.get(key) or store.read(key)
-    return None if entry is None else store.made.values.setdefault(key, entry).cubin
+    found = store.made.values.get(key) or store.read(key)
+    return None if found is None else store.made.values.setdefault(key, found)
 
 
 def key_for(job: Job) -> str:
@@ -64,42 +64,40 @@ def key_for(job: Job) -> str:
 
     Raises:
         LinkingError: the file with the intermediate code cannot be read.
-        ValueError: the kernel does not run on this GPU, or its symbol is no identifier.
+        ValueError: the kernel does not run on this GPU.
     """
-    check_symbol(job.symbol)
     target = architecture(job.symbol, job.capability)
-    if isinstance(job.ir, bytes):
-        return key_of(digest(job.source.encode()), digest(job.ir), job.symbol, target)
-    try:
-        about = job.ir.stat()
-    except OSError as error:
-        raise LinkingError(f"the open kernel's code cannot be read: {error}") from error
-    ir_digest = _file_digest(job.ir, about.st_mtime_ns, about.st_size)
-    return key_of(digest(job.source.encode()), ir_digest, job.symbol, target)
+    with _readable():
+        return store.key_of(job.source, _ir_digest(job.ir), job.symbol, target)
 
 
-def _make(job: Job) -> Entry:
+def _make(job: Job, key: str) -> bytes:
     target = architecture(job.symbol, job.capability)
-    nvrtc, nvjitlink = found.libraries()
-    source_digest = digest(job.source.encode())
-    functor_ir = _functors.get(f"{source_digest} {target}", lambda: compile_functor(job.source, target))
-    kernel_ir = job.ir if isinstance(job.ir, bytes) else _read(job.ir)
+    functor_ir = _functors.get(f"{target} {job.source}", lambda: compile_functor(job.source, target))
+    with _readable():
+        kernel_ir = job.ir if isinstance(job.ir, bytes) else job.ir.read_bytes()
     code = link(kernel_ir, functor_ir, job.symbol, target)
-    versions = (nvrtc.version, nvjitlink.version)
-    entry = Entry(source_digest, digest(kernel_ir), job.symbol, target, *versions, code)
-    store.write(entry)
-    return entry
+    store.write(key, code)
+    return code
+
+
+def _ir_digest(ir: bytes | Path) -> str:
+    if isinstance(ir, bytes):
+        return store.digest(ir)
+    about = ir.stat()
+    return _file_digest(ir, about.st_mtime_ns, about.st_size)
 
 
 @functools.lru_cache(maxsize=256)
 def _file_digest(path: Path, changed: int, size: int) -> str:
     del changed, size  # another file under the same name has another digest
-    return digest(_read(path))
+    return store.digest(path.read_bytes())
 
 
-def _read(path: Path) -> bytes:
+@contextmanager
+def _readable() -> Iterator[None]:
     try:
-        return path.read_bytes()
+        yield
     except OSError as error:
         raise LinkingError(f"the open kernel's code cannot be read: {error}") from error
 
@@ -111,9 +109,8 @@ def ir_path(symbol: str) -> Path | None:
     """The file with an open kernel's code, perhaps among others; None where this build has none.
 
     `index.json` beside the files says which kernel is in which. `EPIGEMM_IR_DIR` names another folder than the
-    package's own. ValueError: the symbol is no identifier.
+    package's own.
     """
-    check_symbol(symbol)
     folder = Path(os.environ.get("EPIGEMM_IR_DIR") or _SHIPPED)
     name = _index(folder).get(symbol)
     return None if name is None else folder / name

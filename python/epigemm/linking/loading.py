@@ -1,7 +1,7 @@
 """Gets the kernels that a call needs: with the epilogue in them, loaded.
 
 This holds for all epilogues, built in or made at run time. The kernels of the most used built-in ones lie in the
-package (`epigemm.linking.prelinked`). The others are linked when a call first needs them (`epigemm.linking`).
+package (`epigemm.linking.prelinked`). The others are linked when a call first needs them (`epigemm.linking.cubins`).
 """
 
 from __future__ import annotations
@@ -13,11 +13,10 @@ from contextlib import suppress
 
 import torch
 
-from epigemm import linking
 from epigemm._native import ops
 from epigemm.cuda_graphs import capturing
 from epigemm.epilogues.registry import Epilogue
-from epigemm.linking import prelinked
+from epigemm.linking import cubins, libraries, prelinked
 
 _CAPTURING = "its kernel was not linked before, and nothing is compiled while a CUDA graph is captured"
 _lock = threading.Lock()
@@ -31,7 +30,7 @@ def link(epilogue: Epilogue, missing: str, device: torch.device) -> str:
     During the capture of a CUDA graph a kernel of the package's is loaded, and none is linked.
 
     Raises:
-        linking.CompileError: NVRTC refuses the epilogue, which is a mistake of epigemm's.
+        libraries.CompileError: NVRTC refuses the epilogue, which is a mistake of epigemm's.
     """
     if not missing:
         return ""
@@ -54,8 +53,8 @@ def link_each(epilogue: Epilogue, missing: Sequence[str], device: torch.device) 
         if not prelinked.has(epilogue.prelinked, symbol, capability) and not why_not(epilogue, [symbol])
     ]
     if wanted and not capturing(device):
-        with suppress(linking.LinkingError, ValueError):  # said below, of the one that it is about
-            linking.build_cubins(_jobs(epilogue, wanted, capability))
+        with suppress(libraries.LinkingError, ValueError):  # said below, of the one that it is about
+            cubins.build_cubins(_jobs(epilogue, wanted, capability))
     return [link(epilogue, each, device) for each in missing]
 
 
@@ -70,12 +69,12 @@ def would_link(epilogue: Epilogue, missing: str, device: torch.device) -> str:
     if reason := why_not(epilogue, symbols):
         return reason
     try:
-        is_at_hand = all(linking.find(*job) is not None for job in _jobs(epilogue, symbols, capability))
-    except (linking.LinkingError, ValueError) as error:
+        is_at_hand = all(cubins.find(*job) is not None for job in _jobs(epilogue, symbols, capability))
+    except (libraries.LinkingError, ValueError) as error:
         return str(error)
     if is_at_hand:
         return ""
-    return _CAPTURING if capturing(device) else linking.unavailable()
+    return _CAPTURING if capturing(device) else libraries.unavailable()
 
 
 def why_not(epilogue: Epilogue, symbols: Sequence[str]) -> str:
@@ -83,7 +82,7 @@ def why_not(epilogue: Epilogue, symbols: Sequence[str]) -> str:
     for symbol in symbols:
         if reason := _failed.get((epilogue.name, symbol)):
             return reason
-        if linking.ir_path(symbol) is None:
+        if cubins.ir_path(symbol) is None:
             return f"this build has no kernel {symbol} that epilogues are linked into"
     return ""
 
@@ -110,11 +109,11 @@ def _load_prelinked(epilogue: Epilogue, symbol: str, device: torch.device) -> bo
 def _link(epilogue: Epilogue, symbols: Sequence[str], capability: tuple[int, int]) -> str:
     jobs = _jobs(epilogue, symbols, capability)
     try:
-        for symbol, cubin in zip(symbols, linking.build_cubins(jobs), strict=True):
+        for symbol, cubin in zip(symbols, cubins.build_cubins(jobs), strict=True):
             _add(epilogue, symbol, cubin)
-    except linking.CompileError as error:
+    except libraries.CompileError as error:
         what = epilogue.describe_error(jobs[0].source, error.log)
-        raise linking.CompileError(f"{epilogue.name.partition('.')[0]}: {what}", error.log) from error
+        raise libraries.CompileError(f"{epilogue.name.partition('.')[0]}: {what}", error.log) from error
     except (RuntimeError, ValueError) as error:  # nvJitLink refuses the code, or the driver the kernel
         _failed.update({(epilogue.name, symbol): str(error) for symbol in symbols})
         return str(error)
@@ -125,9 +124,9 @@ def _add(epilogue: Epilogue, symbol: str, cubin: bytes) -> None:
     ops._add_kernel(epilogue.name, symbol, torch.frombuffer(bytearray(cubin), dtype=torch.uint8))
 
 
-def _jobs(epilogue: Epilogue, symbols: Sequence[str], capability: tuple[int, int]) -> list[linking.Job]:
+def _jobs(epilogue: Epilogue, symbols: Sequence[str], capability: tuple[int, int]) -> list[cubins.Job]:
     return [
-        linking.Job(epilogue.source(symbol), symbol, path, capability)
+        cubins.Job(epilogue.source(symbol), symbol, path, capability)
         for symbol in symbols
-        if (path := linking.ir_path(symbol)) is not None
+        if (path := cubins.ir_path(symbol)) is not None
     ]

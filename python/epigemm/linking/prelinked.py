@@ -8,6 +8,8 @@ from __future__ import annotations
 import functools
 import os
 import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 _FOLDER = Path(__file__).parents[1] / "cubins"
@@ -41,11 +43,8 @@ def read(epilogue: str, symbol: str, capability: tuple[int, int]) -> bytes | Non
     if not has(epilogue, symbol, capability):
         return None
     file = _FOLDER / f"{epilogue}.zip"
-    try:
-        with zipfile.ZipFile(file) as archive:
-            cubin = archive.read(symbol)  # which compares the checksum
-    except Exception as error:  # zipfile raises nearly anything over a damaged file
-        raise DamagedError(f"{file.name}: {error or type(error).__name__}") from error
+    with _opened(file) as archive:
+        cubin = archive.read(symbol)  # which compares the checksum
     if not cubin.startswith(b"\x7fELF"):
         raise DamagedError(f"{file.name}: it has no machine code")
     return cubin
@@ -61,8 +60,14 @@ def _names(file: Path) -> frozenset[str]:
     """The kernels of a file; none where there is no file."""
     if not file.is_file():
         return frozenset()
+    with _opened(file) as archive:
+        return frozenset(archive.namelist())
+
+
+@contextmanager
+def _opened(file: Path) -> Iterator[zipfile.ZipFile]:
     try:
         with zipfile.ZipFile(file) as archive:
-            return frozenset(archive.namelist())
-    except Exception as error:  # as above
+            yield archive
+    except Exception as error:  # zipfile raises nearly anything over a damaged file
         raise DamagedError(f"{file.name}: {error or type(error).__name__}") from error

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import functools
 import os
-import re
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
@@ -29,11 +28,7 @@ def compile_functor(source: str, architecture: str) -> bytes:
         CompileError: NVRTC refuses the source. It has NVRTC's log.
         LinkingError: it fails for another reason: this NVRTC does not know the architecture, no memory.
         LibrariesMissingError: there is no NVRTC of use.
-        ValueError: no such architecture can be, or there is a NUL in the source.
     """
-    _check_architecture(architecture)
-    if "\0" in source:
-        raise ValueError("an epilogue's source must not have a NUL in it")
     handle = libraries().nvrtc.handle
     program = ctypes.c_void_p()
 
@@ -64,10 +59,7 @@ def link(
     Raises:
         LinkError: nvJitLink refuses the inputs, or the result has no such kernel. It has nvJitLink's log.
         LibrariesMissingError: there is no nvJitLink of use.
-        ValueError: the symbol or the architecture is none.
     """
-    _check_architecture(architecture)
-    check_symbol(symbol)
     handle = (library or libraries().nvjitlink).handle
     linker = ctypes.c_void_p()
     # The host reads no variable of the kernel's by its name.
@@ -98,17 +90,6 @@ def side_by_side(make: Callable[[_Given], _Made], given: Sequence[_Given]) -> li
     workers = min(len(given), len(os.sched_getaffinity(0)))
     with ThreadPoolExecutor(workers, thread_name_prefix="epigemm-link") as pool:
         return list(pool.map(make, given))
-
-
-def check_symbol(symbol: str) -> None:
-    """ValueError where this is no kernel's name."""
-    if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", symbol):
-        raise ValueError(f"a kernel's symbol is a C identifier, got {symbol!r}")
-
-
-def _check_architecture(architecture: str) -> None:
-    if not re.fullmatch(r"sm_[0-9]+[af]?", architecture):
-        raise ValueError(f"an architecture is written sm_90a or sm_86, got {architecture!r}")
 
 
 def _call_linker(handle: Any, about: str, function: str, linker: ctypes.c_void_p, *arguments: Any) -> None:

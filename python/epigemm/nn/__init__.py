@@ -9,7 +9,8 @@ Where fp32 products run on fp16 slices, a layer keeps those of its weight, if th
 calls that need no gradient of the weight. They follow the weight's changes and are in no copy, pickle or state dict;
 `epigemm.packs` says which changes torch does not count: after those, call `repack()`.
 
-Imports: the public functions, `route`, `packs`. Taken by nobody.
+Imports: `functional`, `formula_functions`, `user_epilogue`, `route`, `packs`, `arguments`, `epilogues`.
+Taken by nobody.
 """
 
 from __future__ import annotations

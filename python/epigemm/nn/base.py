@@ -210,9 +210,8 @@ def require_plain(name: str, layer: object, accepted: type[nn.Module]) -> None:
         added.append(f"{kind.__name__}.forward")
     if state.get("_compiled_call_impl") is not None:
         added.append("compile()")
-    added += [
-        f"a {key} of type {type(each).__name__}" for key, each in _own_tensors(layer) if _is_special(each)
-    ]
+    tensors = {**layer._parameters, **layer._buffers}.items()
+    added += [f"a {key} of type {type(each).__name__}" for key, each in tensors if _is_special(each)]
     added += sorted((layer._parameters.keys() ^ parameters) | ({*layer._buffers, *layer._modules} ^ others))
     if added:
         raise ValueError(
@@ -221,13 +220,10 @@ def require_plain(name: str, layer: object, accepted: type[nn.Module]) -> None:
         )
 
 
-def _own_tensors(layer: nn.Module) -> list[tuple[str, Tensor]]:
-    every = {**layer._parameters, **layer._buffers}
-    return [(key, each) for key, each in every.items() if each is not None]
-
-
-def _is_special(tensor: Tensor) -> bool:
+def _is_special(tensor: Tensor | None) -> bool:
     """Whether operators on a tensor may mean something else: a quantised or distributed one, or one that watches."""
+    if tensor is None:
+        return False
     overrides = type(tensor).__torch_function__
     is_plain = getattr(overrides, "__func__", overrides) in _TORCH_FUNCTIONS
     return not is_plain or is_traceable_wrapper_subclass(tensor)

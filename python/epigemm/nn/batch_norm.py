@@ -156,7 +156,7 @@ class _WithBatchNorm(nn.Module):
 _Layer = TypeVar("_Layer", bound=_WithBatchNorm)
 
 
-@docstrings.module
+@docstrings.of_layer
 class LinearScaleBatchNorm1d(_WithBatchNorm):
     """bn(linear(x) * scale): a linear layer, a learned scale per column and BatchNorm.
 
@@ -197,7 +197,7 @@ class LinearScaleBatchNorm1d(_WithBatchNorm):
         return f"scale={scale}{call_repr(self.precision, self.strict)}"
 
 
-@docstrings.module
+@docstrings.of_layer
 class LinearBatchNormReLU(_WithBatchNorm):
     """relu(bn(linear(x))): a linear layer, BatchNorm and a ReLU.
 

@@ -8,23 +8,15 @@ import torch
 from torch import Tensor, nn
 
 from epigemm import docstrings, formula_functions, functional
+from epigemm.epilogues import registry
 from epigemm.epilogues.formulas import GATED
-from epigemm.epilogues.registry import (
-    BIAS_RELU,
-    BIAS_SILU,
-    BIAS_TANH,
-    RELU_DIV,
-    SIGMOID_SCALE_RESIDUAL,
-    Epilogue,
-    gelu_epilogue,
-)
 from epigemm.nn.base import CallOptions, EpilogueLinear, FusedLinear, Options, set_vector
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 
-@docstrings.module
+@docstrings.of_layer
 class LinearReLU(EpilogueLinear):
     """relu(x @ weight.T + bias): an `nn.Linear` and the ReLU after it in one kernel.
 
@@ -33,10 +25,10 @@ class LinearReLU(EpilogueLinear):
         torch.Size([8, 32])
     """
 
-    _epilogue = BIAS_RELU
+    _epilogue = registry.BIAS_RELU
 
 
-@docstrings.module
+@docstrings.of_layer
 class LinearGELU(EpilogueLinear):
     """gelu(x @ weight.T + bias): an `nn.Linear` and the `nn.GELU` after it in one kernel.
 
@@ -55,12 +47,12 @@ class LinearGELU(EpilogueLinear):
         **options: Unpack[Options],
     ) -> None:
         super().__init__(in_features, out_features, bias, **options)
-        gelu_epilogue(approximate)  # which checks it
+        registry.gelu_epilogue(approximate)  # which checks it
         self.approximate = approximate
 
     @property
-    def _epilogue(self) -> Epilogue:  # type: ignore[override]
-        return gelu_epilogue(self.approximate)
+    def _epilogue(self) -> registry.Epilogue:  # type: ignore[override]
+        return registry.gelu_epilogue(self.approximate)
 
     @classmethod
     def from_linear(
@@ -74,7 +66,7 @@ class LinearGELU(EpilogueLinear):
         return f"{super().extra_repr()}, approximate={self.approximate!r}"
 
 
-@docstrings.module
+@docstrings.of_layer
 class LinearSiLU(EpilogueLinear):
     """z * sigmoid(z),  z = x @ weight.T + bias: an `nn.Linear` and the `nn.SiLU` after it in one kernel.
 
@@ -83,10 +75,10 @@ class LinearSiLU(EpilogueLinear):
         torch.Size([8, 32])
     """
 
-    _epilogue = BIAS_SILU
+    _epilogue = registry.BIAS_SILU
 
 
-@docstrings.module
+@docstrings.of_layer
 class LinearTanh(EpilogueLinear):
     """tanh(x @ weight.T + bias): an `nn.Linear` and the `nn.Tanh` after it in one kernel.
 
@@ -95,10 +87,10 @@ class LinearTanh(EpilogueLinear):
         torch.Size([8, 32])
     """
 
-    _epilogue = BIAS_TANH
+    _epilogue = registry.BIAS_TANH
 
 
-@docstrings.module
+@docstrings.of_layer
 class LinearSigmoidScaleResidual(EpilogueLinear):
     """z + scale * sigmoid(z),  z = x @ weight.T + bias, in one kernel.
 
@@ -108,7 +100,7 @@ class LinearSigmoidScaleResidual(EpilogueLinear):
     """
 
     scale: float | Tensor
-    _epilogue = SIGMOID_SCALE_RESIDUAL
+    _epilogue = registry.SIGMOID_SCALE_RESIDUAL
     _scalar = "scale"
 
     def __init__(
@@ -130,7 +122,7 @@ class LinearSigmoidScaleResidual(EpilogueLinear):
         return cls._sharing(linear, options, scale=scale)
 
 
-@docstrings.module
+@docstrings.of_layer
 class LinearReLUDiv(EpilogueLinear):
     """relu(x @ weight.T + bias) / divisor in one kernel.
 
@@ -140,7 +132,7 @@ class LinearReLUDiv(EpilogueLinear):
     """
 
     divisor: float | Tensor
-    _epilogue = RELU_DIV
+    _epilogue = registry.RELU_DIV
     _scalar = "divisor"
 
     def __init__(
@@ -162,7 +154,7 @@ class LinearReLUDiv(EpilogueLinear):
         return cls._sharing(linear, options, divisor=divisor)
 
 
-@docstrings.module
+@docstrings.of_layer
 class LinearResidual(FusedLinear):
     """x @ weight.T + bias + residual: an `nn.Linear` and the sum after it in one kernel.
 
@@ -178,7 +170,7 @@ class LinearResidual(FusedLinear):
         return self._run("residual", x, residual)
 
 
-@docstrings.module
+@docstrings.of_layer
 class LinearGated(FusedLinear):
     """activation(x @ weight.T + bias) * gate: one half of a gated layer (SwiGLU, GeGLU, ...) and the product after it.
 
@@ -217,7 +209,7 @@ class LinearGated(FusedLinear):
         return f"{super().extra_repr()}, activation={self.activation!r}"
 
 
-@docstrings.module
+@docstrings.of_layer
 class LinearLayerScaleResidual(FusedLinear):
     """residual + layer_scale * (x @ weight.T + bias), with a learned `layer_scale` `[N]`, in one kernel.
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 
-@docstrings.module
+@docstrings.of_layer
 class Linear(EpilogueLinear):
     """A linear layer with an epilogue of the user's: epilogue(x @ weight.T, operands...) in one kernel.
 

@@ -15,5 +15,5 @@ While a gradient of the weight is asked for, no pack is kept or used: the weight
 capture a call uses a kept pack only if it was made on purpose, by `pack` or `repack()`: the graph is then
 frozen to it. Otherwise the graph splits the weight itself, at every replay.
 
-Imports: `epilogues`, `arguments`, `planning`. Taken by `calls` and whatever runs or explains one.
+Imports: `epilogues`, `arguments`, `planning`. Taken by everybody who runs, records or explains a call.
 """

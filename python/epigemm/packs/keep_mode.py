@@ -5,16 +5,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import ContextDecorator
-from typing import Any, TypeVar
-
 import torch
 from torch import Tensor
 from torch.nn import Parameter
 
 from epigemm.arguments import checks
-from epigemm.arguments.modes import Mode, Shared
+from epigemm.arguments.modes import Block, Mode, Shared
 from epigemm.packs import weight_packs
 
 active = False
@@ -24,8 +20,6 @@ traced: bool | None = None
 """What code under torch.compile has chosen: Dynamo follows a global that is set, but no lock and no thread-local."""
 
 _is_compiling = torch.compiler.is_compiling
-_Function = TypeVar("_Function", bound=Callable[..., Any])
-
 
 _shared = Shared(__name__)
 _mode = Mode(_shared)
@@ -70,11 +64,10 @@ def set_keep_packs(enabled: bool) -> None:
     global traced
     with _shared.lock:
         traced = None
-        _shared.everywhere = enabled
-        _shared.update()
+        _shared.switch(enabled)
 
 
-class keep_packs(ContextDecorator):
+class keep_packs(Block):
     """Let plain calls keep the fp16 slices of weights that are `torch.nn.Parameter`s: split once, not at every call.
 
     Matches the same calls without it. It does for the functions of epigemm what the layers of `epigemm.nn` do by
@@ -109,8 +102,7 @@ class keep_packs(ContextDecorator):
     """
 
     def __init__(self, enabled: bool = True) -> None:
-        checks.flag("enabled", enabled)
-        self._enabled = enabled
+        super().__init__(enabled)
         self._before: list[bool | None] = []  # what `traced` was before blocks that a compiler saw
 
     def __enter__(self) -> keep_packs:
@@ -126,14 +118,6 @@ class keep_packs(ContextDecorator):
             _trace(self._before.pop())
         else:
             _mode.exit()
-
-    def __call__(self, func: _Function) -> _Function:
-        """`func`, run inside the mode."""
-        checks.runs_when_called(func, "with epigemm.keep_packs():")
-        return super().__call__(func)
-
-    def _recreate_cm(self) -> keep_packs:
-        return keep_packs(self._enabled)  # calls of a decorated function share no object
 
 
 def _trace(choice: bool | None) -> bool | None:

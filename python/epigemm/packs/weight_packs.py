@@ -80,9 +80,7 @@ def _forget(key: int, reference: Any) -> None:
 def find(weight: Tensor, slices: int) -> KeptPack | None:
     """The weight's kept pack, current or not."""
     owner = _owners.get(id(weight))
-    if owner is None or owner.weight() is not weight:
-        return None
-    return owner.packs.get(slices)
+    return owner.packs.get(slices) if owner is not None and owner.weight() is weight else None
 
 
 def keep(weight: Tensor, slices: int, *, frozen: bool = False, rewrite: bool = False) -> KeptPack:
@@ -122,10 +120,8 @@ def drop(weight: Tensor) -> None:
 
 def expire(weight: Tensor) -> None:
     """Have the weight's packs made again before their next use."""
-    owner = _owners.get(id(weight))
-    if owner is not None and owner.weight() is weight:
-        for pack in list(owner.packs.values()):
-            pack.expire()
+    for pack in kept(weight).values():
+        pack.expire()
 
 
 def kept(weight: Tensor) -> dict[int, KeptPack]:

@@ -61,11 +61,6 @@ def test_kernel_source_has_what_is_asked_for() -> None:
         assert text.count(f'extern "C" __device__ {name}') == 1
     assert "epigemm::Rounded(c0)" in text and text.count("double epigemm_slope_double(double acc") == 1
     assert "epigemm_slope" not in traced.kernel_source((1, 1, 2, 2))
-    for parts in (("apply", "apply_16"), ("other",)):
-        with pytest.raises(ValueError, match="parts: got"):
-            traced.kernel_source((1, 1, 2, 2), parts)
-    with pytest.raises(ValueError, match="elements: got"):
-        traced.kernel_source((1, 1, 2))
 
 
 def test_compile_errors_name_the_users_line() -> None:

@@ -270,17 +270,32 @@ def detached_in_place(acc: Tensor) -> Tensor:
     return acc.detach_() * 2.0
 
 
-class Doubled(torch.autograd.Function):
+class Reversed(torch.autograd.Function):
+    """Its forward runs nothing that a trace could see."""
+
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
-        return x * 2.0
+        return x
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Tensor:
-        return gradients[0] * 100.0
+        return -gradients[0]
+
+
+def derivative_of_nothing(acc: Tensor) -> Any:
+    return Reversed.apply(acc * 2.0)  # type: ignore[no-untyped-call]
 
 
 def own_derivative(acc: Tensor) -> Any:
+    class Doubled(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            return x * 2.0
+
+        @staticmethod
+        def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+            return gradients[0] * 100.0
+
     return Doubled.apply(acc)  # type: ignore[no-untyped-call]
 
 
@@ -387,7 +402,7 @@ class hidden:
         (double, NotImplementedError, "its result is of torch.float64"),
         (unsupported, NotImplementedError, "nextafter is not supported; supported are"),
         (fails, TypeError, "no attribute 'no_such_method'"),
-        (without_gradient, NotImplementedError, "no_grad is not supported"),
+        (without_gradient, NotImplementedError, "no_grad or the like, or .* is not supported"),
         (floor_of_scalar, NotImplementedError, ON_SCALAR),
         (round_of_scalar, NotImplementedError, ON_SCALAR),
         (floor_by_math, NotImplementedError, ON_SCALAR),
@@ -417,11 +432,12 @@ class hidden:
         (sort, NotImplementedError, "sort moves elements"),
         (iteration, NotImplementedError, "iterating over a tensor, takes it apart"),
         (not_broadcast, TypeError, "shapes do not broadcast; the function sees"),
-        (decorated_without_gradient, NotImplementedError, "no_grad, or the like"),
-        (named_without_gradient, NotImplementedError, "no_grad is not supported"),
+        (decorated_without_gradient, NotImplementedError, "no_grad or the like, or .* is not supported"),
+        (named_without_gradient, NotImplementedError, "no_grad or the like, or .* is not supported"),
         (hooked, NotImplementedError, "register_hook is not supported"),
         (detached_in_place, NotImplementedError, "detach_ writes in place"),
-        (own_derivative, NotImplementedError, "'Doubled' is a torch.autograd.Function"),
+        (own_derivative, NotImplementedError, "a torch.autograd.Function, is not supported"),
+        (derivative_of_nothing, NotImplementedError, "a torch.autograd.Function, is not supported"),
         (requires_grad, NotImplementedError, "requires_grad reads a state"),
         (gradient_mode, NotImplementedError, "is_grad_enabled reads a state"),
         (device_by_name, NotImplementedError, "the device is read"),
@@ -431,7 +447,7 @@ class hidden:
         (the_time, NotImplementedError, "run twice, and computes two things"),
         (integer_of_scalar, NotImplementedError, "its result is of torch.int64; integers"),
         (global_module, TypeError, "'LEAKY' is captured, and a LeakyReLU may change unseen"),
-        (global_tensor, NotImplementedError, "'WEIGHT' is a captured tensor of shape \\[7\\]"),
+        (global_tensor, NotImplementedError, "mul takes a captured tensor of shape \\[7\\]"),
         (global_list, TypeError, "'LIST' is captured, and a list may change unseen"),
         (attribute_tensor, NotImplementedError, "captured tensor"),
     ],

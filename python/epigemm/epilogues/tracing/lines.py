@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dis
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
@@ -19,13 +20,12 @@ def is_users(filename: str) -> bool:
     return not filename.startswith((_TORCH, _HERE, "<frozen", "<eval_with_key>"))
 
 
-def user_line(frame: FrameType | None, fallback: str) -> str:
+def user_line(frame: FrameType, fallback: str) -> str:
     """`file:line` of the innermost frame of the user's."""
-    while frame is not None:
-        name = frame.f_code.co_filename
+    for each, number in traceback.walk_stack(frame):
+        name = each.f_code.co_filename
         if is_users(name) and "contextlib" not in name:
-            return f"{name}:{frame.f_lineno}"
-        frame = frame.f_back
+            return f"{name}:{number}"
     return fallback
 
 

@@ -5,7 +5,8 @@ The C++ functor (`source`) and the PyTorch reference (`reference`) are both writ
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 REAL = "real"  # a number in the epilogue's arithmetic
 BOOL = "bool"
@@ -82,26 +83,22 @@ class Program:
         return other.number if is_operand and values.count(other) == 1 else None  # type: ignore[union-attr]
 
 
+def rewritten(program: Program, change: Callable[[int, Step], Step | Value]) -> Program:
+    """The program with each step changed, or a value in its place; `change` is told its number and the new inputs."""
+    moved: dict[Value, Value] = {}
+    steps: list[Step] = []
+    for number, step in enumerate(program.steps, program.operands + 1):
+        made = change(number, replace(step, inputs=tuple(moved.get(value, value) for value in step.inputs)))
+        if isinstance(made, Step):
+            steps.append(made)
+            made = Ref(program.operands + len(steps))
+        moved[Ref(number)] = made
+    return Program(program.operands, tuple(steps), moved.get(program.result, program.result))
+
+
 def without_dead_steps(program: Program) -> Program:
     """The same program with only the steps that its result depends on."""
-    first = program.operands + 1
-    live: set[int] = set()
-    waiting = [program.result]
-    while waiting:
-        value = waiting.pop()
-        if isinstance(value, Ref) and value.number >= first and value.number not in live:
-            live.add(value.number)
-            waiting.extend(program.steps[value.number - first].inputs)
-    order = sorted(live)
-    numbers = {old: first + new for new, old in enumerate(order)}
-
-    def moved(value: Value) -> Value:
-        if isinstance(value, Ref) and value.number >= first:
-            return Ref(numbers[value.number])
-        return value
-
-    steps = []
-    for old in order:
-        step = program.steps[old - first]
-        steps.append(Step(step.op, tuple(moved(value) for value in step.inputs), step.kind, step.line))
-    return Program(program.operands, tuple(steps), moved(program.result))
+    live = {program.result}
+    for number, step in reversed([*enumerate(program.steps, program.operands + 1)]):
+        live.update(step.inputs if Ref(number) in live else ())
+    return rewritten(program, lambda number, step: step if Ref(number) in live else 0.0)

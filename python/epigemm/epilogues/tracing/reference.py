@@ -166,20 +166,17 @@ def reference_module(program: Program) -> fx.GraphModule:
         # By its text: 0 is -0 and NaN is not NaN to a dictionary.
         if repr(value) not in constants:
             if isinstance(value, bool):
-                arguments: tuple[Any, ...] = ((), value)
-                constants[repr(value)] = graph.call_method(
-                    "new_full", (acc, *arguments), {"dtype": torch.bool}
-                )
+                made = graph.call_method("new_full", (acc, (), value), {"dtype": torch.bool})
             else:
-                constants[repr(value)] = graph.call_function(constant, (acc, value))
+                made = graph.call_function(constant, (acc, value))
+            constants[repr(value)] = made
         return constants[repr(value)]
 
     for step in program.steps:
-        inputs: list[Any] = [tensor(value) for value in step.inputs if isinstance(value, Ref)]
-        if step.op not in WITH_NUMBERS or not inputs or any(program.kind(v) == BOOL for v in step.inputs):
-            inputs = [tensor(value) for value in step.inputs]
-        else:
-            inputs = [values[value.number] if isinstance(value, Ref) else value for value in step.inputs]
+        is_of_tensors = any(isinstance(value, Ref) for value in step.inputs)
+        has_booleans = any(program.kind(value) == BOOL for value in step.inputs)
+        keeps_numbers = step.op in WITH_NUMBERS and is_of_tensors and not has_booleans
+        inputs = (v if keeps_numbers and not isinstance(v, Ref) else tensor(v) for v in step.inputs)
         node = graph.call_function(function_of(step.op), tuple(inputs))
         if step.kind in ROUNDED:
             node = graph.call_function(round_to, (node, ROUNDED[step.kind]))

@@ -24,6 +24,12 @@ ROWS, COLUMNS = 5, 7  # different primes: a size that stands in the wrong place 
 _FIXED = ("dim", "ndim", "ndimension")  # the same of all calls
 
 
+def name_of(function: Any) -> str:
+    """The name of a function or method of torch's, or of the property that it reads."""
+    name = getattr(function, "__name__", "")
+    return name if name != "__get__" else getattr(getattr(function, "__self__", None), "__name__", "")
+
+
 def scalar(number: int) -> float:
     """What the operand of this number is in a trace: not 0 or 1, which a trace would take for constants."""
     return 1.7 + number
@@ -35,9 +41,8 @@ class Call:
 
     line: str
     about: Any  # the function and its arguments
-    asks: bool = (
-        False  # whether its result says something of a tensor: a size, a dtype, or that it is the argument
-    )
+    # whether its result says something of a tensor: a size, a dtype, or that it is the argument
+    asks: bool = False
 
 
 @dataclass(frozen=True)
@@ -74,11 +79,7 @@ class Transcript:
         is_known = any(each is tensor for each in self.tensors for tensor in tensors)
         self.tensors += tensors
         call = self.calls[-1]
-        function = call.about[0]
-        name = getattr(function, "__name__", "")
-        if name == "__get__":  # a property: Tensor.shape.__get__
-            name = getattr(getattr(function, "__self__", None), "__name__", "")
-        call.asks = is_known or (not tensors and name not in _FIXED)
+        call.asks = is_known or (not tensors and name_of(call.about[0]) not in _FIXED)
 
     def returns(self, result: Any, shape: tuple[int, int] | None = None) -> None:
         """What the function returns, where its shape is known that it should have."""
@@ -98,7 +99,9 @@ class Transcript:
         return value.node.hint if isinstance(value, (torch.SymFloat, torch.SymBool)) else value
 
 
-class _Recorder(TorchFunctionMode):
+class Recorder(TorchFunctionMode):
+    """Writes down every call of torch that a function makes."""
+
     def __init__(self, transcript: Transcript) -> None:
         super().__init__()
         self.transcript = transcript
@@ -106,10 +109,14 @@ class _Recorder(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self.transcript.begin(func, (args, kwargs or {}))
         self.transcript.in_torch = True  # unless it returns
-        result = func(*args, **(kwargs or {}))
+        result = self.run(func, args, kwargs or {})
         self.transcript.in_torch = False
         self.transcript.end(result)
         return result
+
+    def run(self, func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        """Make a call."""
+        return func(*args, **kwargs)
 
 
 @dataclass(frozen=True)
@@ -165,7 +172,7 @@ def check(function: Callable[..., Any], kinds: Sequence[str], start: str, traced
     def run(arguments: _Arguments) -> Transcript:
         transcript = Transcript(start, list(arguments.make(kinds)))
         try:
-            with torch.enable_grad(), torch.device("meta"), _Recorder(transcript):
+            with torch.enable_grad(), torch.device("meta"), Recorder(transcript):
                 result = function(*transcript.tensors)
             transcript.returns(result, (arguments.rows, arguments.columns))
         except Exception as error:

@@ -15,10 +15,6 @@ from epigemm.epilogues.kinds import SLOTS, slots_of
 from epigemm.epilogues.tracing.program import BFLOAT16, BOOL, FLOAT, HALF, Program, Ref, Step, Value
 from epigemm.epilogues.tracing.short import may_be_short
 
-PARTS = ("operand", "apply", "apply_16", "apply_double", "slope", "slope_double")
-"""What `kernel_functions` can emit; `apply_16` is `apply` for a result that is rounded to 16 bits: with shorter
-instructions, where `short` says so."""
-
 OPERATORS = {
     "add": "+",
     "sub": "-",
@@ -29,8 +25,10 @@ OPERATORS = {
     "le": "<=",
     "gt": ">",
     "ge": ">=",
+    "logical_and": "&&",
+    "logical_or": "||",
+    "logical_xor": "!=",
 }
-LOGIC = {"logical_and": "&&", "logical_or": "||", "logical_xor": "!="}
 NAMES = {"reciprocal": "inverse"}
 
 
@@ -52,8 +50,6 @@ def _expression(program: Program, step: Step, names: Sequence[str]) -> str:
     inputs = [text(value) for value in step.inputs]
     if step.op in OPERATORS:
         written = f"{inputs[0]} {OPERATORS[step.op]} {inputs[1]}"
-    elif step.op in LOGIC:
-        written = f"{inputs[0]} {LOGIC[step.op]} {inputs[1]}"
     elif step.op == "logical_not":
         written = f"!{inputs[0]}"
     elif step.op == "neg":
@@ -102,21 +98,14 @@ def functor_text(program: Program, kinds: Sequence[str], name: str = "Functor") 
     )
 
 
-def user_line(program: Program, line: str) -> str | None:
-    """`file:line` of the user's code that a line of the functor's text is from; None for other lines."""
-    found = re.match(r"\s*const (?:T|bool) v(\d+) = ", line)
-    if found is None or int(found[1]) >= len(program.steps):
-        return None
-    return program.steps[int(found[1])].line
-
-
 def describe_compile_error(program: Program, source: str, log: str) -> str:
     """The first error of NVRTC's log, with the line of the user's it comes from."""
-    lines = source.split("\n")
+    lines = ["", *source.split("\n")]
     for found in re.finditer(r"\((\d+)\): (?:catastrophic )?error:? (.*)", log):
-        number = int(found[1])
-        place = user_line(program, lines[number - 1]) if 0 < number <= len(lines) else None
-        return found[2] if place is None else f"{place}: {found[2]}"
+        line = "".join(lines[int(found[1]) : int(found[1]) + 1])
+        step = re.match(r"\s*const (?:T|bool) v(\d+) = ", line)
+        is_of_user = step is not None and int(step[1]) < len(program.steps)
+        return f"{program.steps[int(step[1])].line}: {found[2]}" if step and is_of_user else found[2]
     return log.strip().split("\n")[0]
 
 
@@ -166,20 +155,11 @@ def kernel_functions(
     program: Program,
     kinds: Sequence[str],
     elements: Sequence[int],  # of each operand 1 for x's element type, 2 for float; of scalars it is 2
-    parts: Sequence[str] = ("operand", "apply"),  # which functions, of `PARTS`
+    # which: operand, slope, slope_double, apply, apply_double, or apply_16: `apply` for a result that is rounded to 16
+    # bits, with shorter instructions where `may_be_short` says so
+    parts: Sequence[str] = ("operand", "apply"),
 ) -> str:
-    """The functions that open kernels leave undefined, by `Functor`.
-
-    Raises:
-        ValueError: for another part, both kinds of `apply`, or another number of elements.
-    """
-    unknown = [part for part in parts if part not in PARTS]
-    if unknown or ("apply" in parts and "apply_16" in parts):
-        raise ValueError(f"parts: got {list(parts)}; accepted are {list(PARTS)}, one kind of apply")
-    if len(elements) != len(kinds) or any(element not in (1, 2) for element in elements):
-        raise ValueError(
-            f"elements: got {list(elements)}; accepted is 1 or 2 for each of {len(kinds)} operands"
-        )
+    """The functions that open kernels leave undefined, by `Functor`."""
     slots = slots_of(kinds)
     read = program.reads()
     text = []

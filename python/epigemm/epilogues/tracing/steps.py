@@ -8,31 +8,10 @@ from typing import Any
 import torch
 from torch import fx
 
-from epigemm.epilogues.tracing.aten import (
-    BINARY,
-    BITWISE,
-    INDEXING,
-    ON_SCALARS,
-    PREDICATES,
-    PYTHON_OPERATORS,
-    REDUCTIONS,
-    SAME_VALUES,
-    SUPPORTED,
-    UNARY,
-    symbolic_functions,
-)
-from epigemm.epilogues.tracing.program import (
-    BFLOAT16,
-    BOOL,
-    FLOAT,
-    HALF,
-    REAL,
-    Program,
-    Ref,
-    Step,
-    Value,
-    without_dead_steps,
-)
+from epigemm.epilogues.tracing import aten
+from epigemm.epilogues.tracing import program as programs
+from epigemm.epilogues.tracing.aten import ON_SCALARS, SUPPORTED
+from epigemm.epilogues.tracing.program import BFLOAT16, BOOL, FLOAT, HALF, REAL, Program, Ref, Step, Value
 
 ROUNDED = {HALF: torch.float16, BFLOAT16: torch.bfloat16, FLOAT: torch.float32}
 """The kinds that are rounded to a type which is not the arithmetic's."""
@@ -55,7 +34,7 @@ class Builder:
         self.operands = -1
         self.steps: list[Step] = []
         self.values: dict[fx.Node, Value] = {}
-        self.python_operators = PYTHON_OPERATORS | symbolic_functions()
+        self.python_operators = aten.PYTHON_OPERATORS | aten.symbolic_functions()
         self.node: fx.Node | None = None
 
     def build(self) -> Program:
@@ -78,7 +57,7 @@ class Builder:
                 self.values[node] = self._value(constant.item())
             elif node.op == "output":
                 result = self._value(node.args[0])
-        return without_dead_steps(Program(self.operands, tuple(self.steps), result))
+        return programs.without_dead_steps(Program(self.operands, tuple(self.steps), result))
 
     def _value(self, given: Any) -> Value:
         if isinstance(given, fx.Node):
@@ -92,13 +71,10 @@ class Builder:
         raise Refusal(f"an argument of type {type(given).__name__} is not supported")
 
     def _kind(self, value: Value) -> str:
-        return (
-            Program(self.operands, tuple(self.steps), value).kind(value)
-            if isinstance(value, (Ref, bool))
-            else REAL
-        )
+        return Program(self.operands, tuple(self.steps), value).kind(value)
 
-    def _step(self, op: str, *inputs: Value, kind: str = REAL) -> Ref:
+    def step(self, op: str, *inputs: Value, kind: str = REAL) -> Ref:
+        """One more step; its result."""
         assert self.node is not None
         self.steps.append(Step(op, inputs, kind, self.location(self.node)))
         return Ref(self.operands + len(self.steps))
@@ -107,13 +83,13 @@ class Builder:
         """A boolean as 0 or 1."""
         if isinstance(value, bool):
             return float(value)
-        return self._step("where", value, 1.0, 0.0) if self._kind(value) == BOOL else value
+        return self.step("where", value, 1.0, 0.0) if self._kind(value) == BOOL else value
 
     def _bool(self, value: Value) -> Value:
         """A number as: is it not 0? (NaN is not)."""
         if self._kind(value) == BOOL:
             return value
-        return self._step("ne", value, 0.0, kind=BOOL)
+        return self.step("ne", value, 0.0, kind=BOOL)
 
     def _result_kind(self, node: fx.Node) -> str:
         """The kind of a node's result; refuses types and shapes that no functor has."""
@@ -169,11 +145,10 @@ class Builder:
         target = node.target
         if target in self.python_operators:
             values = [self._real(self._value(argument)) for argument in node.args]
-            self.values[node] = self._step(self.python_operators[target], *values)
+            self.values[node] = self.step(self.python_operators[target], *values)
             return
-        if target in (torch.sym_float, torch.sym_sqrt):
-            value = self._value(node.args[0])
-            self.values[node] = value if target is torch.sym_float else self._step("sqrt", value)
+        if target is torch.sym_float:
+            self.values[node] = self._value(node.args[0])
             return
         name = str(getattr(target, "__name__", target)).split(".")[0]
         if not isinstance(target, torch._ops.OpOverload):
@@ -186,13 +161,13 @@ class Builder:
         self._refuse_what_no_functor_is(target, name)
         kind = self._result_kind(node)
         before = len(self.steps)
-        value = self._operator(node, name, list(node.args), kind)
+        value = self._operator(node, name, _arguments(node), kind)
         if kind in ROUNDED and not self._is_of(value, kind):
             if len(self.steps) > before and value == Ref(self.operands + len(self.steps)):
                 step = self.steps.pop()
                 # Numbers beside fp32 tensors are fp32; beside tensors of 16 bits they are in products, too.
                 inputs = [self.rounded(each, FLOAT) for each in step.inputs] if kind == FLOAT else step.inputs
-                value = self._step(step.op, *inputs, kind=kind)
+                value = self.step(step.op, *inputs, kind=kind)
             else:
                 value = self.rounded(value, kind)
         self.values[node] = value
@@ -206,7 +181,7 @@ class Builder:
             raise Refusal(
                 "reading a tensor's value (item, bool, float) is data-dependent control flow; use torch.where"
             )
-        if name in REDUCTIONS:
+        if name in aten.REDUCTIONS:
             raise Refusal(
                 f"{name} is a reduction; an epilogue sees one element at a time; supported are {SUPPORTED}"
             )
@@ -215,29 +190,26 @@ class Builder:
         if name in ("scalar_tensor", "full", "full_like"):
             value = self._value(args[0 if name == "scalar_tensor" else 1])
             return self._filled(value, node.meta["val"].dtype)
-        if (
-            name == "slice"
-            and list(args[2:4]) in ([], [0], [None], [0, 2**63 - 1], [None, None])
-            and len(args) < 5
-        ):
+        is_whole_slice = (
+            name == "slice" and args[2] in (0, None) and args[3] in (2**63 - 1, None) and args[4] == 1
+        )
+        if name in aten.SAME_VALUES or is_whole_slice:
             return self._value(args[0])
-        if name in SAME_VALUES:
-            return self._value(args[0])
-        if name in INDEXING:
+        if name in aten.INDEXING:
             raise Refusal(
                 f"{name} is an index; an epilogue sees one element at a time; supported are {SUPPORTED}"
             )
         if name == "_to_copy":
             return self._cast(self._value(args[0]), kind)
-        if name in BITWISE:
+        if name in aten.BITWISE:
             if kind != BOOL:
                 raise Refusal(f"{name} is supported on booleans alone")
-            name = BITWISE[name]
-        if name in PREDICATES:
-            values = [self._value(argument) for argument in args[: PREDICATES[name]]]
+            name = aten.BITWISE[name]
+        if name in aten.PREDICATES:
+            values = [self._value(argument) for argument in args[: aten.PREDICATES[name]]]
             if name.startswith("logical"):
-                return self._step(name, *(self._bool(value) for value in values), kind=BOOL)
-            return self._step(name, *self._of_one_type(args[: len(values)]), kind=BOOL)
+                return self.step(name, *(self._bool(value) for value in values), kind=BOOL)
+            return self.step(name, *self._of_one_type(args[: len(values)]), kind=BOOL)
         if name == "where":
             condition, chosen, other = (self._value(argument) for argument in args)
             return self._where(self._bool(condition), chosen, other, kind)
@@ -250,13 +222,13 @@ class Builder:
             }
             if name not in on_booleans:
                 raise Refusal(f"{name} of booleans is not supported; supported are & | ^ ~ and torch.where")
-            return self._step(on_booleans[name], *(self._bool(self._value(a)) for a in args[:2]), kind=BOOL)
+            return self.step(on_booleans[name], *(self._bool(self._value(a)) for a in args[:2]), kind=BOOL)
         return self._numbers(node, name, args)
 
     def _where(self, condition: Value, chosen: Value, other: Value, kind: str) -> Value:
         if kind == BOOL:
-            return self._step("where", condition, self._bool(chosen), self._bool(other), kind=BOOL)
-        return self._step("where", condition, self._real(chosen), self._real(other))
+            return self.step("where", condition, self._bool(chosen), self._bool(other), kind=BOOL)
+        return self.step("where", condition, self._real(chosen), self._real(other))
 
     def _cast(self, value: Value, kind: str) -> Value:
         if kind == BOOL:
@@ -267,13 +239,14 @@ class Builder:
 
     def _numbers(self, node: fx.Node, name: str, args: list[Any]) -> Value:
         """Functions from numbers to a number."""
-        handler = HANDLERS.get(name)
-        if handler is not None:
-            return handler(self, args, dict(node.kwargs))
-        arity = 1 if name in UNARY else 2 if name in BINARY else 0
+        if name in HANDLERS:
+            return HANDLERS[name](self, args)
+        if name in _WITH_NUMBERS:
+            return self.step(name, *self.numbers(args))
+        arity = 1 if name in aten.UNARY else 2 if name in aten.BINARY else 0
         if arity == 0 or len(args) < arity or node.kwargs:
             raise Refusal(f"{name} is not supported; supported are {SUPPORTED}")
-        return self._step(name, *(self._of_one_type(args[:2]) if arity == 2 else self.numbers(args[:1])))
+        return self.step(name, *(self._of_one_type(args[:2]) if arity == 2 else self.numbers(args[:1])))
 
     def _of_one_type(self, args: Sequence[Any]) -> list[Value]:
         """Arguments in the type that torch computes in: beside a tensor of 16 bits all are rounded to it."""
@@ -286,7 +259,7 @@ class Builder:
         if kind is None or self._is_of(value, kind):
             return value
         if isinstance(value, Ref):
-            return self._step("copy", value, kind=kind)
+            return self.step("copy", value, kind=kind)
         return float(torch.tensor(value, dtype=torch.float32, device="cpu").to(ROUNDED[kind]))
 
     def _is_of(self, value: Value, kind: str) -> bool:
@@ -304,10 +277,6 @@ class Builder:
         """Arguments as numbers, booleans among them as 0 and 1."""
         return [self._real(self._value(argument)) for argument in given]
 
-    def step(self, op: str, *inputs: Value) -> Value:
-        """One step that gives a number."""
-        return self._step(op, *inputs)
-
 
 def _meta(argument: Any) -> Any:
     """What `torch.result_type` is told of an argument: a tensor, or a number."""
@@ -315,26 +284,25 @@ def _meta(argument: Any) -> Any:
     return value if isinstance(value, (torch.Tensor, bool, int, float)) else 1.0
 
 
-Handler = Callable[[Builder, list[Any], dict[str, Any]], Value]
+def _arguments(node: fx.Node) -> list[Any]:
+    """What an operator is called with, by its schema: also what the call leaves to the defaults."""
+    names = node.target._schema.arguments[len(node.args) :]  # type: ignore[union-attr]
+    return [*node.args, *(node.kwargs.get(each.name, each.default_value) for each in names)]
 
 
-def _scaled_sum(op: str) -> Handler:
-    def handle(build: Builder, args: list[Any], kwargs: dict[str, Any]) -> Value:
-        first, second = build.numbers(args[:2])
-        (alpha,) = build.numbers([kwargs.get("alpha", args[2] if len(args) > 2 else 1)])
-        return build.step(op, first, second if alpha == 1.0 else build.step("mul", alpha, second))
-
-    return handle
+def _scaled_sum(op: str, build: Builder, first: Any, second: Any, alpha: Any) -> Value:
+    first, second, alpha = build.numbers([first, second, alpha])
+    return build.step(op, first, second if alpha == 1.0 else build.step("mul", alpha, second))
 
 
-def _multiply(build: Builder, args: list[Any], kwargs: dict[str, Any]) -> Value:
-    first, second = build.numbers(args[:2])
+def _multiply(build: Builder, args: list[Any]) -> Value:
+    first, second = build.numbers(args)
     # A scalar that stands for itself comes as a product with one.
     return second if first == 1.0 else first if second == 1.0 else build.step("mul", first, second)
 
 
-def _divide(build: Builder, args: list[Any], kwargs: dict[str, Any]) -> Value:
-    mode = kwargs.get("rounding_mode")
+def _divide(build: Builder, args: list[Any]) -> Value:
+    mode = args[2] if len(args) > 2 else None
     name = {None: "div", "floor": "floor_div", "trunc": "trunc_div"}[mode]
     first, second = build.numbers(args[:2])
     # torch rounds the dividend to the 16 bits of a divisor, but no number that divides 16 bits.
@@ -342,71 +310,42 @@ def _divide(build: Builder, args: list[Any], kwargs: dict[str, Any]) -> Value:
     return build.step(name, build.rounded(first, kind), second)
 
 
-def _reversed_sub(build: Builder, args: list[Any], kwargs: dict[str, Any]) -> Value:
-    return _scaled_sum("sub")(build, [args[1], args[0], *args[2:]], kwargs)
+def _clamp(build: Builder, value: Any, low: Any, high: Any) -> Value:
+    name = "clamp_min" if high is None else "clamp_max" if low is None else "clamp"
+    return build.step(name, *build.numbers([each for each in (value, low, high) if each is not None]))
 
 
-def _clamp(build: Builder, args: list[Any], kwargs: dict[str, Any]) -> Value:
-    bounds = [kwargs.get("min", args[1] if len(args) > 1 else None)]
-    bounds.append(kwargs.get("max", args[2] if len(args) > 2 else None))
-    (value,) = build.numbers(args[:1])
-    name = "clamp" if None not in bounds else "clamp_min" if bounds[1] is None else "clamp_max"
-    return build.step(name, value, *build.numbers([bound for bound in bounds if bound is not None]))
-
-
-def _with_defaults(op: str, **defaults: float | None) -> Handler:
-    """Positional or by keyword, in the order of `defaults`."""
-
-    def handle(build: Builder, args: list[Any], kwargs: dict[str, Any]) -> Value:
-        values = list(args[1:]) + [None] * (len(defaults) + 1 - len(args))
-        for place, (name, default) in enumerate(defaults.items()):
-            given = kwargs.get(name, values[place])
-            values[place] = default if given is None else given
-        return build.step(op, *build.numbers([args[0], *values]))
-
-    return handle
-
-
-def _gelu(build: Builder, args: list[Any], kwargs: dict[str, Any]) -> Value:
-    name = "gelu_tanh" if kwargs.get("approximate", "none") == "tanh" else "gelu"
-    return build.step(name, *build.numbers(args[:1]))
-
-
-def _nan_to_num(build: Builder, args: list[Any], kwargs: dict[str, Any]) -> Value:
+def _nan_to_num(build: Builder, args: list[Any]) -> Value:
     """The infinities become the largest numbers of the value's type unless told: in fp64 those of fp64."""
-    names = ("nan", "posinf", "neginf")
     (value,) = build.numbers(args[:1])
-    given = [
-        kwargs.get(name, args[place] if len(args) > place else None) for place, name in enumerate(names, 1)
-    ]
-    nan, posinf, neginf = (None if argument is None else build.numbers([argument])[0] for argument in given)
-    value_or = build._where(build._step("isnan", value, kind=BOOL), 0.0 if nan is None else nan, value, REAL)
+    nan, posinf, neginf = (None if each is None else build.numbers([each])[0] for each in args[1:])
+    value_or = build._where(build.step("isnan", value, kind=BOOL), 0.0 if nan is None else nan, value, REAL)
     infinity = float("inf")
     dtype = _meta(args[0]).dtype
     is_rounded = build.rounded_kind(dtype) is not None
     most: Value = torch.finfo(dtype).max if is_rounded else build.step("highest", value)
     high = most if posinf is None else posinf
-    value_or = build._where(build._step("eq", value, infinity, kind=BOOL), high, value_or, REAL)
+    value_or = build._where(build.step("eq", value, infinity, kind=BOOL), high, value_or, REAL)
     low = build.step("neg", most) if neginf is None else neginf
-    return build._where(build._step("eq", value, -infinity, kind=BOOL), low, value_or, REAL)
+    return build._where(build.step("eq", value, -infinity, kind=BOOL), low, value_or, REAL)
 
 
-HANDLERS: dict[str, Handler] = {
-    "add": _scaled_sum("add"),
-    "sub": _scaled_sum("sub"),
-    "rsub": _reversed_sub,
+HANDLERS: dict[str, Callable[[Builder, list[Any]], Value]] = {
+    "add": lambda build, args: _scaled_sum("add", build, *args),
+    "sub": lambda build, args: _scaled_sum("sub", build, *args),
+    "rsub": lambda build, args: _scaled_sum("sub", build, args[1], args[0], args[2]),
     "mul": _multiply,
     "div": _divide,
-    "clamp": _clamp,
-    "clamp_min": lambda build, args, kwargs: _clamp(build, [args[0], args[1], None], {}),
-    "clamp_max": lambda build, args, kwargs: _clamp(build, [args[0], None, args[1]], {}),
-    "hardtanh": _with_defaults("hardtanh", min_val=-1.0, max_val=1.0),
-    "leaky_relu": _with_defaults("leaky_relu", negative_slope=0.01),
-    "elu": _with_defaults("elu", alpha=1.0, scale=1.0, input_scale=1.0),
-    "softplus": _with_defaults("softplus", beta=1.0, threshold=20.0),
-    "softshrink": _with_defaults("softshrink", lambd=0.5),
-    "gelu": _gelu,
+    "clamp": lambda build, args: _clamp(build, args[0], args[1], args[2]),
+    "clamp_min": lambda build, args: _clamp(build, args[0], args[1], None),
+    "clamp_max": lambda build, args: _clamp(build, args[0], None, args[1]),
+    "gelu": lambda build, args: build.step(
+        "gelu_tanh" if args[1] == "tanh" else "gelu", *build.numbers(args[:1])
+    ),
     "nan_to_num": _nan_to_num,
 }
-KEPT = {*HANDLERS, *UNARY, *BINARY, *PREDICATES, "where"} - {"rsub"}
+_WITH_NUMBERS = programs.words(
+    "hardtanh leaky_relu elu softplus softshrink"
+)  # among their arguments, in this order
+KEPT = {*HANDLERS, *_WITH_NUMBERS, *aten.UNARY, *aten.BINARY, *aten.PREDICATES, "where"} - {"rsub"}
 """Operators that a trace leaves as they are, though torch has a decomposition for some."""

@@ -7,9 +7,11 @@ one of them leaves a guard, which is an error here. Nothing is computed.
 from __future__ import annotations
 
 import functools
+import itertools
 import re
 import sys
 import threading
+import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from types import FrameType
@@ -17,56 +19,43 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
-from torch.overrides import TorchFunctionMode, resolve_name
+from torch.overrides import resolve_name
+from torch.utils._pytree import tree_leaves
 
 from epigemm.epilogues.kinds import KINDS, MATRIX, SCALAR
 from epigemm.epilogues.tracing import runs
 from epigemm.epilogues.tracing.aten import NO_FUNCTOR, ON_SCALARS, SUPPORTED
 from epigemm.epilogues.tracing.decompositions import decompositions
 from epigemm.epilogues.tracing.lines import is_users, return_line, user_line
-from epigemm.epilogues.tracing.program import FLOAT, REAL, Program, Ref, Step, Value, words
-from epigemm.epilogues.tracing.runs import COLUMNS, ROWS, Transcript
+from epigemm.epilogues.tracing.program import FLOAT, REAL, Program, Step, Value, rewritten, words
+from epigemm.epilogues.tracing.runs import COLUMNS, ROWS, Recorder, Transcript
 from epigemm.epilogues.tracing.steps import Builder, Refusal
 
 _READS_A_VALUE = words("item tolist __bool__ __float__ __int__ __index__ numpy __array__")
-# Where these take the number that they fill with; and which take no type from a tensor.
-_FILLS: dict[Any, int] = {torch.scalar_tensor: 0, torch.full: 1, torch.full_like: 1, Tensor.new_full: 2}
-_OF_DEFAULT_DTYPE = (torch.scalar_tensor, torch.full)
 
 
-class _Watch(TorchFunctionMode):
+class _Watch(Recorder):
     """Sees every call of torch that the user's function makes: its line, and what is forbidden."""
 
     def __init__(self, transcript: Transcript) -> None:
-        super().__init__()
-        self.transcript = transcript
+        super().__init__(transcript)
         # An error that the function may have caught, and its line.
         self.first: tuple[str, Exception] | None = None
         self.dtype_line = ""
         self.is_cast = False  # whether a tensor is made fp32, which beside fp64 is a rounding
         self.lines: dict[str, str] = {}  # of the graph's nodes
 
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Any,
-        args: Sequence[Any] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
-        kwargs = kwargs or {}
-        self.transcript.begin(func, (args, kwargs))
+    def run(self, func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        """Make a call, unless it is forbidden."""
         try:
             # Only what the user calls comes here: the mode is off while one of torch's functions calls others.
             self._judge(func, args, kwargs)
-            if func in _FILLS:
-                args = self._fill_of_fp32(func, args, kwargs)
             result = func(*args, **kwargs)
         except (Refusal, RuntimeError) as error:
             self.first = self.first or (self.transcript.line, error)
             raise
         finally:
             self._mark_nodes()
-        self.transcript.end(result)
         if isinstance(result, Tensor):
             self.is_cast |= result.dtype == torch.float32 and not _keeps_type(func, args, kwargs)
         return result
@@ -83,84 +72,52 @@ class _Watch(TorchFunctionMode):
                 break
             self.lines[node.name] = self.transcript.line
 
-    def _fill_of_fp32(
-        self, func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]
-    ) -> Sequence[Any]:
-        """The arguments with the number as fp32 has it, where that is asked for: so fp64 tensors meet it in torch."""
-        place = _FILLS[func]
-        dtype = kwargs.get("dtype") or (torch.get_default_dtype() if func in _OF_DEFAULT_DTYPE else None)
-        # A dtype that has been read of a tensor is another one beside fp64.
-        is_read = kwargs.get("dtype") is not None and self.dtype_line
-        if len(args) <= place or not isinstance(args[place], float) or dtype != torch.float32 or is_read:
-            return args
-        return (*args[:place], _of_fp32(args[place]), *args[place + 1 :])
-
     def _judge(self, func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> None:
         from torch._subclasses.fake_tensor import FakeTensor
 
-        name = getattr(func, "__name__", "")
-        owner = ""
-        if name == "__get__":  # a property: Tensor.shape.__get__
-            owner = str(getattr(getattr(func, "__self__", None), "__name__", ""))
+        name = runs.name_of(func)
         if name in _READS_A_VALUE:
             what = f"{name} reads a tensor's value: data-dependent control flow"
             raise Refusal(f"{what} is not supported; use torch.where")
         if name in NO_FUNCTOR:
             raise Refusal(NO_FUNCTOR[name].format(name=name))
         if not torch.is_grad_enabled() or torch.is_inference_mode_enabled():
-            raise Refusal("no_grad or the like is not supported; tensor.detach() ends a derivative")
-        if _is_within_function_apply(sys._getframe(2)):
+            # Within the forward of an autograd.Function it is off, too.
             raise Refusal(
-                "a torch.autograd.Function would lose its backward: the derivative of an epilogue is that of its "
-                "formula; write its forward as plain PyTorch"
+                "no_grad or the like, or a torch.autograd.Function, is not supported: the derivative of an epilogue is "
+                "that of its formula; tensor.detach() ends one"
             )
         in_training = kwargs.get("training", args[2] if len(args) > 2 else True)
         if name.startswith(("rand", "bernoulli")) or (name.endswith(("dropout", "rrelu")) and in_training):
             raise Refusal(f"{name} draws random numbers; an epilogue is a function of its operands")
         if kwargs.get("out") is not None:
             raise Refusal(f"{name} with out= writes in place; use its result")
-        if owner == "dtype" or name in ("is_floating_point", "type", "element_size", "new_tensor"):
+        if name in ("dtype", "is_floating_point", "type", "element_size", "new_tensor"):
             self.dtype_line = self.transcript.line
         if name in ("requires_grad_", "backward", "register_hook", "retain_grad"):
             raise Refusal(f"{name} is not supported; tensor.detach() ends a derivative")
-        if name in ("set_", "__setitem__", "copy_", "detach_") or owner == "data":
+        if name in ("set_", "__setitem__", "copy_", "detach_", "data"):
             raise Refusal(f"{resolve_name(func) or name} writes in place; use torch.where and a new name")
-        for argument in [*args, *kwargs.values()]:
-            several = argument if isinstance(argument, (list, tuple)) else [argument]
-            for tensor in several:
-                if not isinstance(tensor, Tensor) or isinstance(tensor, FakeTensor):
-                    continue
-                if not any(tensor is known for known in self.transcript.tensors):
-                    raise Refusal(
-                        f"{name} takes a captured tensor of shape {list(tensor.shape)}; give it as an operand "
-                        "(PerColumn, PerRow, Matrix or Scalar)"
-                    )
+        for tensor in tree_leaves((args, kwargs)):
+            is_real = isinstance(tensor, Tensor) and not isinstance(tensor, FakeTensor)
+            if is_real and not any(tensor is known for known in self.transcript.tensors):
+                raise Refusal(
+                    f"{name} takes a captured tensor of shape {list(tensor.shape)}; give it as an operand (PerColumn, "
+                    "PerRow, Matrix or Scalar)"
+                )
 
 
 def _keeps_type(func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
     """Whether an fp32 result would be fp64 of fp64 tensors."""
     is_cast = func in (Tensor.float, Tensor.to, Tensor.type) or kwargs.get("dtype") is not None
-    given = [
-        part for each in (*args, *kwargs.values()) for part in (each if isinstance(each, tuple) else (each,))
-    ]
+    given = tree_leaves((args, kwargs))
     return not is_cast and any(isinstance(part, Tensor) and part.is_floating_point() for part in given)
-
-
-def _is_within_function_apply(frame: FrameType | None) -> bool:
-    """Whether the forward of an `autograd.Function` is being called."""
-    while frame is not None and frame.f_code.co_filename != __file__:
-        if frame.f_code is torch.autograd.Function.apply.__func__.__code__:  # type: ignore[attr-defined]
-            return True
-        frame = frame.f_back
-    return False
 
 
 @functools.cache
 def _environment_type() -> Any:
     """A `ShapeEnv` that remembers at which line of the user's each guard was made."""
-    from torch.fx.experimental.symbolic_shapes import (
-        ShapeEnv,
-    )  # takes seconds to import: at the first decoration
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv  # takes seconds: at the first decoration
 
     class Environment(ShapeEnv):
         guard_lines: list[str]
@@ -177,13 +134,11 @@ def _environment_type() -> Any:
     return Environment
 
 
-def _harmless(frame: FrameType | None) -> bool:
+def _harmless(frame: FrameType) -> bool:
     """A guard that torch makes when it writes down a power of a scalar; both sides are the same graph."""
-    while frame is not None and not is_users(frame.f_code.co_filename):
-        if frame.f_code.co_name in ("_optimized_pow", "sympy_pow") or "pow" in frame.f_code.co_name:
-            return True
-        frame = frame.f_back
-    return False
+    frames = (each for each, _ in traceback.walk_stack(frame))
+    of_torch = itertools.takewhile(lambda each: not is_users(each.f_code.co_filename), frames)
+    return any("pow" in each.f_code.co_name for each in of_torch)
 
 
 def trace_program(function: Callable[..., Any], kinds: Sequence[str], name: str, start: str) -> Program:
@@ -221,22 +176,17 @@ def _trace_program(function: Callable[..., Any], kinds: Sequence[str], name: str
 
 def _in_fp32(program: Program) -> Program:
     """A program as a trace in fp32 has it: with numbers of fp32, and without casts to it."""
-    moved: dict[Value, Value] = {}
-    steps: list[Step] = []
 
-    def value_of(value: Value) -> Value:
-        return _of_fp32(value) if isinstance(value, float) else moved.get(value, value)
-
-    for number, step in enumerate(program.steps, program.operands + 1):
-        inputs = tuple(map(value_of, step.inputs))
+    def change(number: int, step: Step) -> Step | Value:
+        inputs = tuple(_of_fp32(value) if isinstance(value, float) else value for value in step.inputs)
+        if step.op == "highest":
+            return float(torch.finfo(torch.float32).max)
         if step.op == "copy" and step.kind == FLOAT:
-            moved[Ref(number)] = inputs[0]
-        elif step.op == "highest":
-            moved[Ref(number)] = torch.finfo(torch.float32).max
-        else:
-            steps.append(replace(step, inputs=inputs, kind=REAL if step.kind == FLOAT else step.kind))
-            moved[Ref(number)] = Ref(program.operands + len(steps))
-    return replace(program, steps=tuple(steps), result=value_of(program.result))
+            return inputs[0]
+        return replace(step, inputs=inputs, kind=REAL if step.kind == FLOAT else step.kind)
+
+    made = rewritten(program, change)
+    return replace(made, result=_of_fp32(made.result)) if isinstance(made.result, float) else made
 
 
 def _of_fp32(value: float) -> float:
@@ -290,12 +240,10 @@ def _trace_once(
         return f"{name} ({line}): {reason}"
 
     try:
-        module = make_fx(_with_arity(traced, len(arguments)), decomposition_table=decompositions())(
-            *arguments
-        )
+        module = make_fx(traced, decomposition_table=decompositions())(*arguments)
     except Refusal as refusal:
         error = TypeError if "it returns" in str(refusal) else NotImplementedError
-        raise error(refused(transcript.line, refusal)) from None
+        raise error(refused(*(watch.first or (transcript.line, refusal)))) from None
     except Exception as cause:
         raise _translated(cause, name, start, transcript.line) from cause
     _check_guards(environment, name, start)
@@ -315,21 +263,11 @@ def _trace_once(
     return program, watch
 
 
-def _with_arity(function: Callable[..., Tensor], arity: int) -> Callable[..., Tensor]:
-    """The same function with named arguments, which make_fx counts."""
-    names = ", ".join(f"a{number}" for number in range(arity))
-    made = eval(f"lambda {names}: function({names})", {"function": function})
-    assert callable(made)
-    return made  # type: ignore[no-any-return]
-
-
 def _translated(cause: Exception, name: str, start: str, line: str) -> Exception:
     """An error of torch or of the function itself, with the place."""
-    traceback = cause.__traceback__
-    while traceback is not None:
-        if is_users(traceback.tb_frame.f_code.co_filename):
-            line = f"{traceback.tb_frame.f_code.co_filename}:{traceback.tb_lineno}"
-        traceback = traceback.tb_next
+    for frame, number in traceback.walk_tb(cause.__traceback__):
+        if is_users(frame.f_code.co_filename):
+            line = f"{frame.f_code.co_filename}:{number}"
     kind = type(cause).__name__
     if "DataDependent" in kind:
         return NotImplementedError(
@@ -350,12 +288,9 @@ def _is_about_a_scalar(cause: Exception) -> bool:
     """Whether an error comes from a symbolic number; a SyntaxError from a method of it that no graph can spell."""
     if isinstance(cause, SyntaxError):
         return True
-    traceback = cause.__traceback__
-    while traceback is not None:
-        if isinstance(traceback.tb_frame.f_locals.get("self"), torch.SymFloat):
-            return True
-        traceback = traceback.tb_next
-    return "SymFloat" in str(cause)
+    frames = (frame for frame, _ in traceback.walk_tb(cause.__traceback__))
+    is_within = any(isinstance(frame.f_locals.get("self"), torch.SymFloat) for frame in frames)
+    return is_within or "SymFloat" in str(cause)
 
 
 def _check_guards(environment: Any, name: str, start: str) -> None:

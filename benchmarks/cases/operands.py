@@ -1,0 +1,45 @@
+"""Random operands of a built-in epilogue, for tests and tools."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from epigemm.epilogues.registry import Epilogue, compute_dtype
+
+
+class EpilogueInputs(NamedTuple):
+    """What an epilogue reads beside the accumulator, in the order of the operator's arguments."""
+
+    bias: Tensor | None
+    operands: list[Tensor]
+    scalars: list[float]
+
+
+def sample_inputs(
+    epilogue: Epilogue,
+    columns: int,  # N, the length of every per-column vector
+    dtype: torch.dtype,  # the element type of x
+    # where the tensors live; the numbers are drawn on the CPU, so they are the same everywhere
+    device: torch.device | str = "cpu",
+    *,
+    generator: torch.Generator | None = None,  # a CPU generator; the default one if None
+    scalar_as_tensor: bool = False,  # True gives the scalar as a 0-d tensor instead of a number
+) -> EpilogueInputs:
+    """Operands with both signs."""
+
+    def draw(*shape: int, of: torch.dtype) -> Tensor:
+        return torch.randn(*shape, generator=generator, dtype=torch.float64).to(device=device, dtype=of)
+
+    bias = draw(columns, of=dtype) if epilogue.takes_bias else None
+    operands = [draw(columns, of=vector.dtype(dtype)) for vector in epilogue.vectors]
+    if epilogue.scalar is None:
+        return EpilogueInputs(bias, operands, [])
+    # Away from zero: a divisor near zero would make every comparison one of rounding errors.
+    number = torch.randn((), generator=generator, dtype=torch.float64)
+    number = torch.where(number < 0, number - 0.5, number + 0.5)
+    if scalar_as_tensor:
+        return EpilogueInputs(bias, [*operands, number.to(device, compute_dtype(dtype))], [])
+    return EpilogueInputs(bias, operands, [float(number)])
