@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Callable
-from typing import NamedTuple
 
 import pytest
 import torch
@@ -18,8 +17,7 @@ from torch import Tensor
 from epigemm._native import ops
 from epigemm.arguments.calls import ElementwiseCall
 from epigemm.calls import deeds
-from epigemm.epilogues.declaring import Traced
-from epigemm.epilogues.registry import named
+from epigemm.epilogues.traced import LinkedEpilogue
 from epigemm.epilogues.tracing.cost import TRANSCENDENTAL
 from epigemm.linking import cubins, libraries
 from tests.csrc.test_primitives import NO_DERIVATIVE_IN_TORCH, SLOPE_TERMS, SLOPE_TOLERANCE, size_of
@@ -68,22 +66,10 @@ SLOPE_TERMS_MORE: dict[str, Callable[..., Tensor]] = {
 }
 
 
-class Linked(NamedTuple):
-    """A primitive that the native module knows by `name`."""
-
-    name: str
-    traced: Traced
-
-
 @functools.cache
-def registered(function: str) -> Linked:
+def registered(function: str) -> LinkedEpilogue:
     traced = traced_of(function)
-    name = f"test_primitives_gpu.{function}"
-    names = ",".join(operand.name for operand in traced.operands)
-    count = len(traced.operands)
-    kinds, of_compute = [PER_COLUMN] * count or None, [0] * count or None
-    ops._register_epilogue(name, names, kinds, of_compute, 0, traced.special_functions)
-    return Linked(name, traced)
+    return LinkedEpilogue(traced, [False] * len(traced.operands))
 
 
 def job_of(function: str, dtype: torch.dtype, is_derivative: bool) -> cubins.Job:
@@ -131,12 +117,10 @@ def on_device(inputs: tuple[Tensor, ...]) -> tuple[Tensor, list[Tensor] | None]:
 
 
 def device_values(function: str, inputs: tuple[Tensor, ...]) -> Tensor:
-    name = add_kernel(function, inputs[0].dtype, False)
+    add_kernel(function, inputs[0].dtype, False)
     acc, columns = on_device(inputs)
     out = torch.full_like(acc, float("nan"))
-    epilogue = named(name)
-    assert epilogue is not None
-    assert deeds.elementwise(ElementwiseCall(epilogue, acc, None, columns or (), (), out)) is out
+    assert deeds.elementwise(ElementwiseCall(registered(function), acc, None, columns or (), (), out)) is out
     return out.cpu()[0]
 
 

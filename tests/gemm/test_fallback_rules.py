@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 import torch
 
-from epigemm._native import ops
 from epigemm.planning import plans
 from tests.gemm.query import is_one_kernel
 
@@ -249,4 +248,5 @@ def test_a_plain_fp32_product_that_splits_k_comes_without_the_bias(
     """As measured on an H200, by a wide margin: 202 us with the bias at 16x8192x8192, 151 without."""
     if not torch.cuda.is_available():
         pytest.skip("gpu: torch sees no CUDA device")
-    assert ops._is_fallback_one_kernel(*shape, "float32", False, None, 0) is expected
+    answer = plans.ask("bias", *shape, "float32", "ieee", device=0)
+    assert answer["is_fallback_one_kernel"] is expected

@@ -118,7 +118,7 @@ def test_plans_that_do_not_exist_are_refused(arithmetic: Arithmetic, rng: torch.
         plans.numbers(plans.FP16X3, splits=3),
         plans.numbers(plans.TMA),
         plans.numbers(plans.SWAP_AB),
-        [-1, 0, 0, 1, 1],
+        [-2, 0, 0, 1, 1],
         [len(plans.FAMILIES), 0, 0, 1, 1],
         plan()[:4],
         plan()[1:4],

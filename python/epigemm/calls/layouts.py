@@ -32,8 +32,8 @@ def readable(tensor: Tensor) -> Tensor:
     if tensor.dim() == 0:
         return tensor
     if tensor.dim() > 1:
-        has_rows = tensor.stride(-1) == 1 or tensor.shape[-1] == 1
-        return tensor if has_rows and flattens(tensor) else tensor.contiguous()
+        is_by_rows = tensor.stride(-1) == 1 if tensor.shape[-1] > 1 else tensor.is_contiguous()
+        return tensor if is_by_rows and flattens(tensor) else tensor.contiguous()
     if tensor.stride(0) == 1:
         return tensor
     # A single element is contiguous to torch whatever its stride says.
