@@ -2,29 +2,43 @@
 
 from __future__ import annotations
 
+import builtins
 import dis
 import enum
 import functools
+import importlib
 import inspect
 import os
 import sys
 import sysconfig
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from types import BuiltinFunctionType, CellType, CodeType, FunctionType, MethodType, ModuleType
+from types import (
+    BuiltinFunctionType,
+    CellType,
+    CodeType,
+    FunctionType,
+    MethodType,
+    MethodWrapperType,
+    ModuleType,
+)
+from typing import Any
 
 import torch
 
 from epigemm.epilogues.tracing.lines import is_users
+from epigemm.epilogues.tracing.program import words
 
-_NUMBERS = (bool, int, float, str, bytes, complex, type(None), torch.dtype)
+_NUMBERS = (bool, int, float, str, bytes, complex, tuple, type(None), torch.dtype)
 _OPERATORS = (torch._ops.OpOverload, torch._ops.OpOverloadPacket)
-_FIXED = (ModuleType, type, BuiltinFunctionType, enum.Enum, *_OPERATORS)
+_BOUND = (BuiltinFunctionType, MethodWrapperType)  # functions in C, perhaps of an object: `table.get`
+_FIXED = (ModuleType, type, *_OPERATORS)
+_BUILTIN = frozenset(vars(builtins))
 _MISSING = object()
 _GRADIENT_MODE = "{name} is not supported; tensor.detach() ends a derivative"
 _STATE = "{name} reads a state of PyTorch's, which is another one at a call; write one function for each"
 _UNSEEN = "{name} reads what may change unseen; write the name that it reads"
-_READERS = ("globals", "vars", "eval", "exec", "__import__")
+_READERS = ("globals", "vars", "eval", "exec", "__import__", "open")
 # What no trace sees being read, as an attribute or, of torch's functions, by name.
 _REFUSED = {
     **dict.fromkeys(
@@ -33,22 +47,33 @@ _REFUSED = {
     ),
     **dict.fromkeys(("no_grad", "enable_grad", "set_grad_enabled", "inference_mode"), _GRADIENT_MODE),
     **dict.fromkeys(
-        ("is_grad_enabled", "is_inference_mode_enabled", "is_autocast_enabled", "get_default_dtype"), _STATE
+        words(
+            "is_grad_enabled is_inference_mode_enabled is_autocast_enabled is_autocast_cpu_enabled get_default_dtype "
+            "get_float32_matmul_precision are_deterministic_algorithms_enabled get_num_threads backends "
+            "requires_grad is_leaf grad_fn is_inference is_compiling is_dynamo_compiling"
+        ),
+        _STATE,
     ),
     "Parameter": "Parameter is read; whether a tensor is one makes no difference to an epilogue",
-    "import_module": _UNSEEN,
-    **dict.fromkeys(("requires_grad", "is_leaf", "grad_fn", "is_inference", "is_compiling"), _STATE),
+    **dict.fromkeys(
+        words("import_module environ getenv _getframe currentframe f_globals f_locals __globals__ __dict__"),
+        _UNSEEN,
+    ),
 }
+_READ_OF: tuple[Any, ...] = (torch, torch.compiler, torch.nn, importlib, inspect, os, sys)
 
 
 def _equal(a: object, b: object) -> bool:
-    return type(a) is type(b) and isinstance(a, (*_NUMBERS, tuple)) and a == b
+    return type(a) is type(b) and isinstance(a, _NUMBERS) and a == b
 
 
 def _is_constant(value: object) -> bool:
-    if isinstance(value, tuple):
-        return all(_is_constant(part) for part in value)
-    return isinstance(value, _NUMBERS)
+    """Whether it is a number, or the like, of which nothing may change: no attribute of a class made of one."""
+    if isinstance(value, enum.Enum):
+        return _is_constant(value.value)
+    if isinstance(value, tuple) and not all(map(_is_constant, value)):
+        return False
+    return isinstance(value, _NUMBERS) and not hasattr(value, "__dict__")
 
 
 def _code_objects(code: CodeType) -> list[CodeType]:
@@ -153,13 +178,16 @@ def _reads(function: FunctionType) -> Iterator[_Captured]:
             start = functools.partial(_contents, cells[name])
         elif name in function.__globals__:
             start = functools.partial(function.__globals__.get, name, _MISSING)
+        elif name not in _BUILTIN:
+            start = functools.partial(getattr, builtins, name, _MISSING)
         if start is None:
             continue
         found = _Captured(name, start(), start, place, not attributes)
         yield found
         path: tuple[str, ...] = ()
         for attribute in attributes:
-            if not isinstance(found.value, (ModuleType, type, FunctionType)) or _is_steady(found.value):
+            value = found.value
+            if not isinstance(value, (ModuleType, type, FunctionType, enum.Enum)) or _is_steady(value):
                 break
             path = (*path, attribute)
             now = functools.partial(_attribute, start, path)
@@ -194,9 +222,9 @@ def _chains(code: CodeType, cells: dict[str, CellType]) -> Iterator[tuple[tuple[
         chain, at = (instruction.argval,) if is_name else (), place
 
 
-def _is_steady(value: ModuleType | type | FunctionType) -> bool:
+def _is_steady(value: ModuleType | type | FunctionType | enum.Enum) -> bool:
     """Whether it is of Python, epigemm or a package that is installed, none of which changes."""
-    if value is sys:  # it holds all modules
+    if value is sys or value is builtins:  # they hold all modules, and names for all of them
         return False
     name = value.__name__ if isinstance(value, ModuleType) else value.__module__ or ""
     file = getattr(sys.modules.get(name, value), "__file__", None)
@@ -243,7 +271,7 @@ def _check_names(epilogue: str, code: CodeType, reader: FunctionType) -> None:
     before: list[dis.Instruction] = []
     for instruction, place in _instructions(code):
         name = instruction.argval
-        is_attribute = instruction.opname in ("LOAD_ATTR", "LOAD_METHOD") or (
+        is_attribute = instruction.opname in ("LOAD_ATTR", "LOAD_METHOD", "IMPORT_FROM") or (
             instruction.opname == "LOAD_CONST" and "getattr" in code.co_names
         )
         reason = None
@@ -282,10 +310,8 @@ def _check(epilogue: str, captured: _Captured) -> None:
         raise NotImplementedError(
             f"{place}: {_GRADIENT_MODE.format(name='no_grad, or the like, of ' + name)}"
         )
-    known = str(getattr(value, "__name__", ""))
-    if known in _REFUSED and any(
-        value is getattr(of, known, None) for of in (torch, torch.compiler, torch.nn)
-    ):
+    known = str(getattr(value, "__name__", "")).rpartition(".")[-1]
+    if known in _REFUSED and any(value is getattr(of, known, None) for of in _READ_OF):
         raise NotImplementedError(f"{place}: {_REFUSED[known].format(name=known)}")
     if isinstance(value, type) and issubclass(value, torch.autograd.Function):
         raise NotImplementedError(
@@ -296,16 +322,17 @@ def _check(epilogue: str, captured: _Captured) -> None:
         raise NotImplementedError(
             f"{place}: {name!r} is used as a whole, and what is read of it may change unseen; read {name}.attribute"
         )
+    holder = getattr(value, "__self__", None) if isinstance(value, _BOUND) else value
     if (
         isinstance(value, FunctionType)
         or value is _MISSING
-        or _is_constant(value)
-        or isinstance(value, _FIXED)
+        or _is_constant(holder)
+        or isinstance(holder, _FIXED)
     ):
         return
     # Of the callables these hold an instance's numbers, a slope or the like.
     of_torch = type(value).__module__.partition(".")[0] in ("torch", "builtins")
-    if callable(value) and of_torch and not isinstance(value, (torch.nn.Module, MethodType)):
+    if callable(value) and of_torch and not isinstance(value, (torch.nn.Module, MethodType, *_BOUND)):
         return
     raise TypeError(
         f"{place}: {name!r} is captured, and a {type(value).__name__} may change unseen; captured are numbers, "
