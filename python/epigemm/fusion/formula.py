@@ -167,15 +167,7 @@ def _make(formula: Formula) -> UserEpilogue | str:
         return formula(*given)
 
     try:
-        # Nothing of what surrounds the compiler is an epilogue's: its fake tensors, autocast, no_grad.
-        with (
-            torch._guards.tracing(None),
-            torch.inference_mode(False),
-            torch.enable_grad(),
-            torch.autocast("cpu", enabled=False),
-            torch.autocast("cuda", enabled=False),
-        ):
-            return UserEpilogue(declaring.traced(function, tuple(specs), name_of(formula.steps), line))
+        return UserEpilogue(declaring.traced(function, tuple(specs), name_of(formula.steps), line))
     except Exception as error:  # whatever the function raises on such tensors
         text = re.sub(r"^\w+ \([^)]*\): ", "", str(error).split("\n")[0])
         return "it is not pointwise" if text.startswith("it fails while it is traced") else text
