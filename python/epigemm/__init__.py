@@ -101,6 +101,9 @@ def __getattr__(name: str) -> Any:
     """Import `fusion` at its first use: the parts of torch that it needs take longer to import than the rest."""
     if name != "fusion" and name not in _OF_FUSION:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    importlib.import_module(
+        "torch._dynamo"
+    )  # waits where another thread imports it; of a module in it that does not
     fusion = importlib.import_module("epigemm.fusion")
     return fusion if name == "fusion" else getattr(fusion, name)
 

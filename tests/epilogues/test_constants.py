@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import builtins
+import enum
 import importlib
+import os
 import re
 import sys
 import types
@@ -65,6 +68,26 @@ def _uses_a_module(acc: Tensor) -> Any:
     return module.helper(acc)
 
 
+builtins.FACTOR, builtins.OTHER = 2.0, 2.0  # type: ignore[attr-defined]
+
+
+def _uses_a_builtin(acc: Tensor) -> Any:
+    return acc * FACTOR * max(builtins.OTHER, 1.0)  # type: ignore[name-defined, attr-defined]  # noqa: F821
+
+
+class Mode(enum.Enum):
+    FAST = enum.auto()
+    SLOW = 2.0
+    BOTH = [1.0]  # noqa: RUF012
+
+
+def _uses_an_enum(acc: Tensor) -> Any:
+    return acc if FAST is Mode.SLOW else acc * Mode.SLOW.value
+
+
+FAST = Mode.FAST
+
+
 @pytest.mark.parametrize(
     ("function", "owner", "attribute", "value", "named"),
     [
@@ -73,6 +96,9 @@ def _uses_a_module(acc: Tensor) -> Any:
         (_uses_settings, Settings, "halved", torch.relu, "Settings.halved"),
         (_uses_a_module, module, "LIMIT", 3.0, "LIMIT"),
         (_uses_a_module, module, "helper", torch.relu, "module.helper"),
+        (_uses_a_builtin, builtins, "FACTOR", 3.0, "FACTOR"),
+        (_uses_a_builtin, builtins, "OTHER", 3.0, "builtins.OTHER"),
+        (_uses_an_enum, Mode.SLOW, "_value_", 3.0, "Mode.SLOW.value"),
     ],
 )
 def test_a_change_behind_a_dot_is_noticed(
@@ -146,6 +172,54 @@ def _of_eval(acc: Tensor) -> Any:
     return acc * eval("LIMIT")
 
 
+def _imported_under_a_name(acc: Tensor) -> Any:
+    from importlib import import_module as found
+
+    return acc * found(__name__).LIMIT
+
+
+def _of_a_frame(acc: Tensor) -> Any:
+    return acc * sys._getframe(0).f_globals["LIMIT"]
+
+
+def _of_the_environment(acc: Tensor) -> Any:
+    return acc * float(os.environ.get("LIMIT", "2.0"))
+
+
+def _of_a_file(acc: Tensor) -> Any:
+    return acc * len(open(__file__).read())  # noqa: PTH123
+
+
+look_up = {"limit": 2.0}.get
+
+
+def _of_a_table(acc: Tensor) -> Any:
+    return acc * look_up("limit", 1.0)
+
+
+class Marked(float):
+    scale = 2.0
+
+
+MARKED = Marked(1.0)
+
+
+def _of_a_number(acc: Tensor) -> Any:
+    return acc * MARKED.scale
+
+
+def _of_a_wrapper(acc: Tensor) -> Any:
+    return module.helper.__call__(acc)
+
+
+def _of_a_list_in_an_enum(acc: Tensor) -> Any:
+    return acc * Mode.BOTH.value[0]
+
+
+def _of_a_setting(acc: Tensor) -> Any:
+    return acc * 2.0 if torch.backends.cudnn.deterministic else acc
+
+
 @pytest.mark.parametrize(
     ("function", "text"),
     [
@@ -155,10 +229,19 @@ def _of_eval(acc: Tensor) -> Any:
         (_of_a_module, "'module' is used as a whole"),
         (_of_a_function, "'_with_an_attribute' is used as a whole"),
         (_imported_inside, r"tests\.epilogues\.test_constants is imported inside"),
+        (_imported_under_a_name, "import_module reads what may change unseen"),
         (_imported_by_name, "import_module reads what may change unseen"),
         (_of_sys, r"'sys\.modules' is captured, and a dict may change unseen"),
         (_of_globals, "globals reads what may change unseen"),
         (_of_eval, "eval reads what may change unseen"),
+        (_of_a_frame, "_getframe reads what may change unseen"),
+        (_of_the_environment, "environ reads what may change unseen"),
+        (_of_a_file, "open reads what may change unseen"),
+        (_of_a_table, "'look_up' is captured, and a builtin_function_or_method may change unseen"),
+        (_of_a_number, "'MARKED' is captured, and a Marked may change unseen"),
+        (_of_a_wrapper, r"'module\.helper\.__call__' is captured, and a method-wrapper may change unseen"),
+        (_of_a_list_in_an_enum, r"'Mode\.BOTH' is captured, and a Mode may change unseen"),
+        (_of_a_setting, "backends reads a state"),
     ],
 )
 def test_what_may_change_unseen_is_refused(function: Callable[..., Any], text: str) -> None:

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import copy
 import pickle
+import subprocess
+import sys
 import threading
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import epigemm
 from epigemm import PerColumn, Scalar, UserEpilogue
@@ -51,6 +56,34 @@ def test_a_default_device_makes_no_difference(device: str) -> None:
         found = made(x, weight, bias)
     torch.testing.assert_close(found, expected)
     torch.testing.assert_close(made(x, weight, bias), expected)
+
+
+@pytest.mark.parametrize(
+    "surroundings", [FakeTensorMode, torch.no_grad, torch.inference_mode, lambda: torch.autocast("cpu")]
+)
+def test_what_surrounds_a_decoration_makes_no_difference(surroundings: Callable[[], Any]) -> None:
+    z, bias = torch.randn(3, 5), torch.randn(5, requires_grad=True)
+    with surroundings():
+        made = epigemm.epilogue(plain)
+    found = made.elementwise(z, bias)
+    torch.testing.assert_close(found, plain(z, bias))
+    assert found.requires_grad
+
+
+def test_threads_make_epilogues_and_fuse_at_first() -> None:
+    """Each imports a part of torch that may not be imported twice at once: in a process that has none of it yet."""
+    program = """
+import threading, torch, epigemm
+def make(): epigemm.epilogue(lambda acc: torch.tanh(acc) * 2.0)
+def fuse(): epigemm.fuse(torch.nn.Linear(2, 2))
+errors = []
+threading.excepthook = errors.append
+threads = [threading.Thread(target=each) for each in (make, fuse) * 4]
+for thread in threads: thread.start()
+for thread in threads: thread.join()
+assert not errors, errors
+"""
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=300)
 
 
 @pytest.mark.parametrize("function", [decorated, epigemm.epilogue(plain)])

@@ -70,6 +70,7 @@ def check(made: Program, backend: str) -> Verdict:
             return Verdict(DIFFERS, "nothing is fused, and the report does not say why", report)
         return Verdict(SAME, "", report)
     own = "eager" if backend == FUSE else backend
+    torch._dynamo.reset()  # it would know already which sizes change, and compile less often
     alone = outcome(made, lambda model: torch.compile(model, backend=own))
     return Verdict(DIFFERS if difference(found, alone, made, []) else OF_TORCH, text, report)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -91,11 +92,17 @@ def gate_is_the_next_input(self: Any, x: Tensor, c: Tensor) -> Any:
     return a * gate + self.b(gate)
 
 
+def mixed_by_a_row(self: Any, x: Tensor, c: Tensor) -> Any:
+    """These broadcast by themselves what they are given, which on symbols PyTorch writes in Python."""
+    return torch.lerp(self.a(x), c, self.row(c)), torch.addcmul(self.a(c), self.row(x), x)
+
+
 FORWARDS: list[tuple[Callable[..., Any], int]] = [
     *[(each, 2) for each in (gated_by_a_row, gated_by_a_plain_row, gate_first, gate_is_returned)],
     *[(each, 2) for each in (activated_gate_is_returned, draws, highway, pooled)],
     *[(each, 3) for each in (film, film_by_a_row, experts, gates_of_gates, seen_in_another_shape)],
     (gate_is_the_next_input, 3),
+    (mixed_by_a_row, 4),
 ]
 
 
@@ -139,3 +146,10 @@ def test_the_report_has_the_order_of_the_model() -> None:
     report = epigemm.fuse(model, dry_run=True, example_inputs=(torch.randn(ROWS, WIDTH),) * 2)
     assert [site.name for site in report.sites] == ["a", "b", "row"]
     assert any(site.function == "linear_relu_mul" for site in report.sites), report
+
+
+def test_what_broadcasts_by_itself_is_fused(caplog: pytest.LogCaptureFixture) -> None:
+    model = type("Model", (Layers,), {"forward": mixed_by_a_row})()
+    report = epigemm.fuse(model, dry_run=True, example_inputs=(torch.randn(ROWS, WIDTH),) * 2)
+    assert [site.function for site in report.sites if site.name == "a"] == ["linear_lerp", "linear_addcmul"]
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]

@@ -277,8 +277,16 @@ def test_the_function_compiles() -> None:
     torch.testing.assert_close(compiled(x), norm(linear(x)))
 
 
-def test_a_class_that_was_patched_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    forward = nn.Linear.forward
-    monkeypatch.setattr(nn.Linear, "forward", lambda self, x: forward(self, x) * 2)
+@pytest.mark.parametrize(
+    ("owner", "name", "value"),
+    [
+        (nn.Linear, "forward", lambda self, input: input * 2),
+        (nn.Linear.forward, "__code__", (lambda self, input: input * 2).__code__),
+    ],
+)
+def test_a_class_that_was_patched_is_refused(
+    owner: Any, name: str, value: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(owner, name, value)
     with pytest.raises(ValueError, match=r"differs from a plain one in Linear\.forward;"):
         epigemm.nn.LinearReLU.from_linear(nn.Linear(IN, OUT))

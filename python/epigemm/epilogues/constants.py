@@ -5,28 +5,42 @@ What the trace refuses (a captured tensor, gradients that are off, a derivative 
 
 from __future__ import annotations
 
+import builtins
 import dis
 import enum
 import functools
+import importlib
+import inspect
 import os
 import sys
 import sysconfig
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from types import BuiltinFunctionType, CellType, CodeType, FunctionType, MethodType, ModuleType
+from types import (
+    BuiltinFunctionType,
+    CellType,
+    CodeType,
+    FunctionType,
+    MethodType,
+    MethodWrapperType,
+    ModuleType,
+)
 from typing import Any
 
 import torch
 
 from epigemm.epilogues.tracing.lines import is_users
+from epigemm.epilogues.tracing.program import words
 
-_NUMBERS = (bool, int, float, str, bytes, complex, type(None), torch.dtype)
+_NUMBERS = (bool, int, float, str, bytes, complex, tuple, type(None), torch.dtype)
 _OPERATORS = (torch._ops.OpOverload, torch._ops.OpOverloadPacket)
-_FIXED = (FunctionType, ModuleType, type, BuiltinFunctionType, enum.Enum, torch.Tensor, *_OPERATORS)
+_BOUND = (BuiltinFunctionType, MethodWrapperType)  # functions in C, perhaps of an object: `table.get`
+_FIXED = (ModuleType, type, *_OPERATORS)
+_BUILTIN = frozenset(vars(builtins))
 _MISSING = object()
 _STATE = "{name} reads a state of PyTorch's, which is another one at a call; write one function for each"
 _UNSEEN = "{name} reads what may change unseen; write the name that it reads"
-_READERS = ("globals", "vars", "eval", "exec", "__import__")
+_READERS = ("globals", "vars", "eval", "exec", "__import__", "open")
 # What no trace sees being read, as an attribute or, of torch's functions, by name.
 _REFUSED = {
     **dict.fromkeys(
@@ -34,20 +48,31 @@ _REFUSED = {
         "the device is read; an epilogue is the same on each",
     ),
     **dict.fromkeys(
-        ("is_grad_enabled", "is_inference_mode_enabled", "is_autocast_enabled", "get_default_dtype"), _STATE
+        words(
+            "is_grad_enabled is_inference_mode_enabled is_autocast_enabled is_autocast_cpu_enabled get_default_dtype "
+            "get_float32_matmul_precision are_deterministic_algorithms_enabled get_num_threads backends "
+            "requires_grad is_leaf grad_fn is_inference is_compiling is_dynamo_compiling"
+        ),
+        _STATE,
     ),
     "Parameter": "Parameter is read; whether a tensor is one makes no difference to an epilogue",
-    "import_module": _UNSEEN,
-    **dict.fromkeys(("requires_grad", "is_leaf", "grad_fn", "is_inference", "is_compiling"), _STATE),
+    **dict.fromkeys(
+        words("import_module environ getenv _getframe currentframe f_globals f_locals __globals__ __dict__"),
+        _UNSEEN,
+    ),
 }
+_READ_OF: tuple[Any, ...] = (torch, torch.compiler, torch.nn, importlib, inspect, os, sys)
 _PYTEST = f"{os.sep}_pytest{os.sep}"
 """Wherever it is installed: it rewrites asserts so that they read its settings."""
 
 
 def _is_constant(value: object) -> bool:
-    if isinstance(value, tuple):
-        return all(map(_is_constant, value))
-    return isinstance(value, _NUMBERS)
+    """Whether it is a number, or the like, of which nothing may change: no attribute of a class made of one."""
+    if isinstance(value, enum.Enum):
+        return _is_constant(value.value)
+    if isinstance(value, tuple) and not all(map(_is_constant, value)):
+        return False
+    return isinstance(value, _NUMBERS) and not hasattr(value, "__dict__")
 
 
 @dataclass(frozen=True)
@@ -128,12 +153,15 @@ def _reads(function: FunctionType, epilogue: str) -> Iterator[_Captured]:
             read = functools.partial(contents, cells[name])
         elif name in function.__globals__:
             read = functools.partial(function.__globals__.get, name, _MISSING)
+        elif name not in _BUILTIN:
+            read = functools.partial(getattr, builtins, name, _MISSING)
         else:
             continue
         found = _Captured(name, read(), read, place, not attributes)
         yield found
         for count, attribute in enumerate(attributes, 1):
-            if not isinstance(found.value, (ModuleType, type, FunctionType)) or _is_steady(found.value):
+            value = found.value
+            if not isinstance(value, (ModuleType, type, FunctionType, enum.Enum)) or _is_steady(value):
                 break
             now = functools.partial(_attribute, read, attributes[:count])
             found = _Captured(f"{found.name}.{attribute}", now(), now, place, count == len(attributes))
@@ -159,8 +187,10 @@ def _chains(
             continue
         is_attribute = operation in ("LOAD_ATTR", "LOAD_METHOD")
         reason = None
-        if is_attribute or (
-            operation == "LOAD_CONST" and isinstance(name, str) and "getattr" in code.co_names
+        if (
+            is_attribute
+            or operation == "IMPORT_FROM"
+            or (operation == "LOAD_CONST" and isinstance(name, str) and "getattr" in code.co_names)
         ):
             reason = _REFUSED.get(name)
         elif operation == "LOAD_GLOBAL" and name in _READERS and name not in names:
@@ -182,9 +212,9 @@ def _chains(
             yield from _chains(inner, cells, names, epilogue)
 
 
-def _is_steady(value: ModuleType | type | FunctionType) -> bool:
+def _is_steady(value: ModuleType | type | FunctionType | enum.Enum) -> bool:
     """Whether it is of Python, epigemm or a package that is installed, none of which changes."""
-    if value is sys:  # it holds all modules
+    if value is sys or value is builtins:  # they hold all modules, and names for all of them
         return False
     if isinstance(value, type) and issubclass(value, torch.autograd.Function):  # the trace refuses it
         return True
@@ -241,20 +271,20 @@ def _is_known(module: str) -> bool:
 
 def _check(epilogue: str, captured: _Captured) -> None:
     place, name, value = f"{epilogue} ({captured.place})", captured.name, captured.value
-    known = str(getattr(value, "__name__", ""))
-    if known in _REFUSED and any(
-        value is getattr(of, known, None) for of in (torch, torch.compiler, torch.nn)
-    ):
+    known = str(getattr(value, "__name__", "")).rpartition(".")[-1]
+    if known in _REFUSED and any(value is getattr(of, known, None) for of in _READ_OF):
         raise NotImplementedError(f"{place}: {_REFUSED[known].format(name=known)}")
     if captured.is_passed_on and _has_attributes(value):
         raise NotImplementedError(
             f"{place}: {name!r} is used as a whole, and what is read of it may change unseen; read {name}.attribute"
         )
-    if value is _MISSING or _is_constant(value) or isinstance(value, _FIXED):
+    holder = getattr(value, "__self__", None) if isinstance(value, _BOUND) else value
+    is_traced = isinstance(value, (FunctionType, torch.Tensor))
+    if value is _MISSING or is_traced or _is_constant(holder) or isinstance(holder, _FIXED):
         return
     # Of the callables these hold an instance's numbers, a slope or the like.
     of_torch = type(value).__module__.partition(".")[0] in ("torch", "builtins")
-    if callable(value) and of_torch and not isinstance(value, (torch.nn.Module, MethodType)):
+    if callable(value) and of_torch and not isinstance(value, (torch.nn.Module, MethodType, *_BOUND)):
         return
     raise TypeError(
         f"{place}: {name!r} is captured, and a {type(value).__name__} may change unseen; captured are numbers, "

@@ -147,15 +147,7 @@ def _make(formula: ChainFormula) -> UserEpilogue | str:
         specs.append(OperandSpec(kind, f"{KINDS[kind].letter}{seen[kind]}"))
     line = formula.steps[-1].line or "graph:1"
     try:
-        # Nothing of what surrounds the compiler is an epilogue's: its fake tensors, autocast, no_grad.
-        with (
-            torch._guards.tracing(None),
-            torch.inference_mode(False),
-            torch.enable_grad(),
-            torch.autocast("cpu", enabled=False),
-            torch.autocast("cuda", enabled=False),
-        ):
-            return UserEpilogue(declaring.traced(formula, tuple(specs), name_of(formula.steps), line))
+        return UserEpilogue(declaring.traced(formula, tuple(specs), name_of(formula.steps), line))
     except Exception as error:  # whatever the function raises on such tensors
         text = re.sub(r"^\w+ \([^)]*\): ", "", str(error).split("\n")[0])
         return "it is not pointwise" if text.startswith("it fails while it is traced") else text

@@ -185,7 +185,7 @@ _NAMES: dict[type[nn.Module], tuple[set[str], set[str]]] = {
 """Of a layer that is what its class says: the names of its parameters, and of its buffers and modules."""
 
 _HOOKS = tuple(name for name in vars(nn.Identity()) if name.endswith("_hooks"))
-_FORWARDS: dict[Any, Any] = {kind: kind.forward for kind in _NAMES}
+_CODES: dict[Any, Any] = {kind: kind.forward.__code__ for kind in _NAMES}
 _PLAIN: tuple[Any, ...] = (Tensor.__torch_function__, nn.Parameter.__torch_function__)
 _TORCH_FUNCTIONS = [getattr(each, "__func__", each) for each in _PLAIN]
 
@@ -206,7 +206,7 @@ def require_plain(name: str, layer: object, accepted: type[nn.Module]) -> None:
     state, (parameters, others) = vars(layer), _NAMES[accepted]
     added = [key for key in _HOOKS if state[key]]
     added += [key for key in ("forward", "_call_impl", *sorted(parameters)) if key in state]
-    if kind.forward is not _FORWARDS[accepted]:
+    if getattr(kind.forward, "__code__", None) is not _CODES[accepted]:
         added.append(f"{kind.__name__}.forward")
     if state.get("_compiled_call_impl") is not None:
         added.append("compile()")
@@ -214,8 +214,9 @@ def require_plain(name: str, layer: object, accepted: type[nn.Module]) -> None:
     added += [f"a {key} of type {type(each).__name__}" for key, each in tensors if _is_special(each)]
     added += sorted((layer._parameters.keys() ^ parameters) | ({*layer._buffers, *layer._modules} ^ others))
     if added:
+        found = ", ".join(dict.fromkeys(added))
         raise ValueError(
-            f"{name}: got a {kind.__name__} that differs from a plain one in {', '.join(added)}; accepted is one "
+            f"{name}: got a {kind.__name__} that differs from a plain one in {found}; accepted is one "
             "without hooks, a forward of its own, or other parameters, buffers and modules, which would be dropped"
         )
 

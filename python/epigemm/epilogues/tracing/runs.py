@@ -172,7 +172,7 @@ def check(function: Callable[..., Any], kinds: Sequence[str], start: str, traced
     def run(arguments: _Arguments) -> Transcript:
         transcript = Transcript(start, list(arguments.make(kinds)))
         try:
-            with torch.enable_grad(), torch.device("meta"), Recorder(transcript):
+            with torch.device("meta"), Recorder(transcript):
                 result = function(*transcript.tensors)
             transcript.returns(result, (arguments.rows, arguments.columns))
         except Exception as error:

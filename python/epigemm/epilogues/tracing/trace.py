@@ -148,7 +148,19 @@ def trace_program(function: Callable[..., Any], kinds: Sequence[str], name: str,
         NotImplementedError: the function does what no functor can; the message names the line.
         TypeError: it fails by itself under the trace, or returns no tensor.
     """
-    with _one_at_a_time:
+    import torch._dynamo  # waits where another thread imports it, as an import of one of its modules does not
+    from torch.utils._python_dispatch import _disable_current_modes
+
+    # Nothing of what surrounds the decoration is the epilogue's: fake tensors, inference mode, autocast.
+    with (
+        _one_at_a_time,
+        torch._guards.tracing(None),
+        _disable_current_modes(),
+        torch.inference_mode(False),
+        torch.enable_grad(),
+        torch.autocast("cpu", enabled=False),
+        torch.autocast("cuda", enabled=False),
+    ):
         return _trace_program(function, kinds, name, start)
 
 
@@ -225,7 +237,7 @@ def _trace_once(
 
     def traced(*given: Any) -> Tensor:
         transcript.tensors[:] = given
-        with torch.enable_grad(), torch.device("cpu"), watch:
+        with torch.device("cpu"), watch:
             result = function(*given)
         if watch.first is not None:  # the function has caught it
             transcript.line, error = watch.first
