@@ -35,7 +35,7 @@ install(
 install(FILES "${csrc}/open/contract.h" "${csrc}/open/functor.h" DESTINATION epigemm/include/open)
 
 # The entry: `_entry.abi3.so`, for every CPython from 3.10 on. Without Python's headers, or with a torch whose headers
-# know no exchange API, it is left out: the operators answer every call then.
+# know no exchange API, it is left out: PyTorch's operators compute every call then.
 execute_process(COMMAND "${Python_EXECUTABLE}" -c "import sysconfig; print(sysconfig.get_path('include'), end='')"
                 OUTPUT_VARIABLE python_include COMMAND_ERROR_IS_FATAL ANY)
 set(dlpack "${EPIGEMM_TORCH_PATH}/include/ATen/dlpack.h")
@@ -44,7 +44,7 @@ if(EXISTS "${dlpack}")
   file(STRINGS "${dlpack}" dlpack_text REGEX "struct DLPackExchangeAPI ")
 endif()
 if(NOT EXISTS "${python_include}/Python.h" OR NOT dlpack_text)
-  message(WARNING "epigemm is built without its entry, and calls take some microseconds longer: it takes "
+  message(WARNING "epigemm is built without its entry, and PyTorch's operators compute every call: it takes "
                   "${python_include}/Python.h and a torch whose ATen/dlpack.h has the exchange API")
   return()
 endif()

@@ -1,40 +1,33 @@
-"""Loading the native module: what is said where it is missing or does not load, and its operators."""
+"""The native modules: what happens where one of them does not load."""
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any
-
-import pytest
-import torch
-
-from epigemm import _native
+import subprocess
+import sys
+import textwrap
 
 
-def test_a_missing_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_native, "_LIBRARY", tmp_path / "_C.so")
-    with pytest.raises(ImportError, match=r"_C\.so is missing.*pip install \."):
-        _native._load()
-
-
-def test_a_module_that_does_not_load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    file = tmp_path / "_C.so"
-    file.write_text("no library")
-    monkeypatch.setattr(_native, "_LIBRARY", file)
-    with pytest.raises(ImportError, match=rf"does not load under torch {torch.__version__.split('+')[0]}"):
-        _native._load()
-
-
-def test_an_operator_without_the_layer_above_it() -> None:
-    x, out = torch.linspace(-3, 3, 32).view(2, 16), torch.empty(2, 16)
-    arguments: tuple[Any, ...] = "sigmoid", x, None, [], []
-    _native.operator("_elementwise_out")(*arguments, out)
-    torch.testing.assert_close(out, torch.sigmoid(x))
-    with pytest.raises(AttributeError, match="no_such"):
-        _native.operator("no_such")
-
-
-def test_a_device_without_kernels_has_a_reason() -> None:
-    if torch.cuda.is_available():
-        pytest.skip("there is a GPU")
-    assert _native.cuda_status(0)
+def test_without_the_entry_torch_computes_and_it_is_said() -> None:
+    code = """
+        import sys, warnings
+        sys.modules["epigemm._entry"] = None
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            import epigemm
+        assert ["_entry does not load" in str(each.message) for each in caught].count(True) == 1
+        import torch
+        x, weight, bias = torch.randn(4, 8), torch.randn(6, 8), torch.randn(6, requires_grad=True)
+        found = epigemm.linear_relu(x, weight, bias)
+        torch.testing.assert_close(found, torch.relu(torch.nn.functional.linear(x, weight, bias)))
+        found.sum().backward()
+        assert bias.grad is not None
+        explanation = epigemm.explain("linear_silu", x, weight, bias)
+        assert explanation.path == "reference" and "_entry does not load" in str(explanation)
+        try:
+            epigemm.linear_relu(x, weight, bias.detach(), strict=True)
+        except RuntimeError as error:
+            assert "_entry does not load" in str(error)
+        else:
+            raise AssertionError
+    """
+    subprocess.run([sys.executable, "-c", textwrap.dedent(code)], check=True, timeout=300)

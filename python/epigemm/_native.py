@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
+import importlib
 import json
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +33,22 @@ _load()
 
 ops: Any = torch.ops.epigemm
 """The namespace of the package's operators."""
+
+
+def _load_entry() -> tuple[Any, str]:
+    try:
+        return importlib.import_module("epigemm._entry"), ""
+    except ImportError as error:
+        why_not = (
+            f"epigemm: the module epigemm._entry does not load ({error}); PyTorch's operators compute every call. It "
+            "takes a build with Python's headers and a CPython with the stable ABI, which free-threaded ones lack"
+        )
+        warnings.warn(why_not, RuntimeWarning, stacklevel=2)
+        return None, why_not
+
+
+entry, no_entry = _load_entry()
+"""The module that makes calls, or None and the reason why."""
 
 
 def operator(name: str) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from epigemm._native import cuda_status, operator, ops
+from epigemm._native import cuda_status, no_entry, operator, ops
 from epigemm.arguments.calls import ElementwiseCall, FoldCall
 from epigemm.calls.layouts import readable
 from epigemm.epilogues.registry import Epilogue, compute_dtype, fold_batch_norm_reference
@@ -17,11 +17,13 @@ _fold_batch_norm_out = operator("_fold_batch_norm_out")
 
 def has_native(x: Tensor) -> bool:
     """Whether epigemm's elementwise kernels run on x's device; otherwise the PyTorch reference stands in."""
-    return x.is_cpu or plans.has_gpu_kernels(x)
+    return not no_entry and (x.is_cpu or plans.has_gpu_kernels(x))
 
 
 def why_none(x: Tensor) -> str:
     """Why none of epigemm's kernels runs on x's device; empty where they do."""
+    if no_entry:
+        return no_entry.partition("; ")[0]
     if x.is_cuda:
         return cuda_status(x.get_device())
     return "" if x.is_cpu else f"x is on {x.device}; epigemm has kernels for CUDA and CPU"

@@ -4,13 +4,11 @@ Each function gives the result, or the `Reason` why there is none. Nothing is la
 somebody has to see is `NOT_PLAIN`, or `RECORDED` where that is autograd and nobody else; it is for
 `epigemm.route`. What is done about the other reasons is in `epigemm.calls.deeds`.
 
-The module needs a CPython with the stable ABI, which free-threaded ones lack. There PyTorch's operators compute every
-call.
+Where the module does not load (`_native.no_entry`), PyTorch's operators compute every call.
 """
 
 from __future__ import annotations
 
-import importlib
 from typing import Any, Literal, TypeAlias
 
 import torch
@@ -18,6 +16,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 from torch.nn import Parameter
 
+from epigemm import _native
 from epigemm._native import ops
 from epigemm.arguments import invariance
 from epigemm.arguments import precision as _precision
@@ -83,21 +82,10 @@ def members() -> dict[str, Any]:
     }
 
 
-def _load() -> Any:
-    exchange = getattr(Tensor, "__dlpack_c_exchange_api__", None)
-    if exchange is None:
-        return None
-    try:
-        module = importlib.import_module("epigemm._entry")
-        module.init(exchange, ops._call_functions(), members())
-    except (
-        ImportError
-    ):  # built without Python's headers, a CPython without the stable ABI, another exchange API
-        return None
-    return module
-
-
-_module = _load()
+_module: Any = _native.entry
+if _module is not None:
+    _exchange: Any = getattr(Tensor, "__dlpack_c_exchange_api__")  # noqa: B009  # torch's stubs lack it
+    _module.init(_exchange, ops._call_functions(), members())
 
 
 def sees(*tensors: Tensor | None) -> Reason | None:
