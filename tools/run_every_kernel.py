@@ -21,7 +21,7 @@ from benchmarks.gradings.products import SCALED, SPLIT, forced_into
 from epigemm import formula_functions
 from epigemm._native import build_info, ops
 from epigemm.arguments.calls import ElementwiseCall
-from epigemm.calls import deeds
+from epigemm.calls import elementwise_deeds
 from epigemm.epilogues.formulas import FORMULAS
 from epigemm.epilogues.kinds import MATRIX
 from epigemm.epilogues.registry import EPILOGUES, Epilogue, fold_batch_norm_reference
@@ -138,7 +138,7 @@ def run_elementwise(epilogue: Epilogue, dtype: torch.dtype) -> int:
         x = values.to(dtype)
         drawn = inputs(epilogue, dtype, x.shape[-1])
         out = torch.full_like(x, float("nan"))
-        deeds.elementwise(ElementwiseCall(epilogue, x, *drawn, out))
+        elementwise_deeds.elementwise(ElementwiseCall(epilogue, x, *drawn, out))
         expected = reference(epilogue, x.double(), drawn)
         expect_close(f"{epilogue.name} {dtype} {name}", out, expected, TOLERANCE[dtype])
     return len(layouts)

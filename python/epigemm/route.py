@@ -19,7 +19,7 @@ from epigemm.arguments import checks, invariance
 from epigemm.arguments.calls import ElementwiseCall, FoldCall, LinearCall, Vectors
 from epigemm.arguments.precision import DEFAULT, needs_override
 from epigemm.autograd import nodes
-from epigemm.calls import deeds, elementwise_kernels, entry
+from epigemm.calls import deeds, elementwise_deeds, elementwise_kernels, entry
 from epigemm.epilogues.registry import (
     BIAS,
     FOLDED,
@@ -207,7 +207,7 @@ def _elementwise(who: Reason | None, call: ElementwiseCall) -> Tensor:
     if who is _AUTOGRAD and out is None:
         return nodes.elementwise(call)
     if who is _NOBODY:
-        return deeds.elementwise(call)
+        return elementwise_deeds.elementwise(call)
     if _in_functional_derivative():
         checks.elementwise(call)
         _refuse_out(out)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from epigemm._native import ops
 from epigemm.arguments.calls import ElementwiseCall
-from epigemm.calls import deeds
+from epigemm.calls import elementwise_deeds
 from epigemm.epilogues.traced import LinkedEpilogue
 from epigemm.epilogues.tracing.cost import TRANSCENDENTAL
 from epigemm.linking import cubins, libraries
@@ -120,7 +120,12 @@ def device_values(function: str, inputs: tuple[Tensor, ...]) -> Tensor:
     add_kernel(function, inputs[0].dtype, False)
     acc, columns = on_device(inputs)
     out = torch.full_like(acc, float("nan"))
-    assert deeds.elementwise(ElementwiseCall(registered(function), acc, None, columns or (), (), out)) is out
+    assert (
+        elementwise_deeds.elementwise(
+            ElementwiseCall(registered(function), acc, None, columns or (), (), out)
+        )
+        is out
+    )
     return out.cpu()[0]
 
 

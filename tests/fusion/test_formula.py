@@ -76,7 +76,7 @@ def test_what_is_no_epilogue_has_a_reason() -> None:
         (operator.imul, (2.0,), {}, lambda x: x * 2.0),
         (torch.tanh, (), {}, torch.tanh),
     ],
-    ids=str,
+    ids=lambda given: given if isinstance(given, str) else getattr(given, "__name__", ""),
 )
 def test_nothing_is_written(
     target: Any, arguments: tuple[Any, ...], named: dict[str, Any], expected: Callable[[Tensor], Tensor]

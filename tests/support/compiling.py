@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from epigemm.calls import by_reference, deeds, elementwise_kernels, entry
+from epigemm.calls import by_reference, deeds, elementwise_deeds, elementwise_kernels, entry
 
 NATIVE = ("_linear_into", "_linear_folded_into", "_elementwise_into", "_elementwise_folded_into")
 
@@ -57,7 +57,8 @@ def no_python(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
 
         for module, names in (
             (entry, ("linear", "elementwise", "linear_operator", "elementwise_operator", "ask")),
-            (deeds, ("linear", "elementwise", "run_linear")),
+            (deeds, ("linear", "run_linear")),
+            (elementwise_deeds, ("elementwise",)),
             (elementwise_kernels, ("fold_batch_norm",)),
             (by_reference, ("linear", "of_call")),
         ):

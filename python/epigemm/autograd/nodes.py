@@ -22,7 +22,7 @@ from epigemm.arguments import checks
 from epigemm.arguments.calls import ElementwiseCall, FoldCall, LinearCall
 from epigemm.autograd import gradient_products, gradients
 from epigemm.autograd.gradients import Gradients
-from epigemm.calls import deeds, elementwise_kernels, entry
+from epigemm.calls import deeds, elementwise_deeds, elementwise_kernels, entry
 from epigemm.epilogues.registry import BIAS, Epilogue
 from epigemm.packs import weight_packs
 
@@ -37,7 +37,7 @@ def linear_forward(call: LinearCall) -> Tensor:
 def elementwise_forward(call: ElementwiseCall) -> Tensor:
     """The operator `epigemm::elementwise` below autograd."""
     found = entry.elementwise_operator(call)
-    return found if isinstance(found, Tensor) else deeds.elementwise(call)
+    return found if isinstance(found, Tensor) else elementwise_deeds.elementwise(call)
 
 
 def linear(call: LinearCall, *, checked: bool = False) -> Tensor:

@@ -1,7 +1,7 @@
-"""Calls to their end: csrc/call is asked, and what stands in the way is done.
+"""Linear calls to their end: csrc/call is asked, and what stands in the way is done.
 
-`call::linear` and `call::elementwise` give a result or a `Reason`. The tables `_LINEAR` and `_ELEMENTWISE` say what is
-done about each reason; then the call is made again. Nothing here decides what a call runs on.
+`call::linear` gives a result or a `Reason`. The table `_DEEDS` says what is done about each reason; then the call is
+made again. Nothing here decides what a call runs on.
 
 Nothing here looks at autograd, either: whoever has to see a call has seen it. Outputs are allocated by torch, so that
 running out of memory stays `torch.OutOfMemoryError`.
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from epigemm.arguments import checks
 from epigemm.arguments import precision as _precision
-from epigemm.arguments.calls import ElementwiseCall, FoldCall, LinearCall
+from epigemm.arguments.calls import FoldCall, LinearCall
 from epigemm.calls import by_reference, elementwise_kernels, entry, invariant, weight_slices
 from epigemm.calls.considered import require_fused
 from epigemm.calls.layouts import flattens, readable
@@ -69,7 +69,7 @@ class _Linear:
             if type(found) is not int:
                 return self._stored(found)  # type: ignore[arg-type]
             reason = Reason(found)
-            result = _LINEAR[reason](self)
+            result = _DEEDS[reason](self)
             self.met.add(reason)
             if result is not None:
                 return result
@@ -304,7 +304,7 @@ def _link(attempt: _Linear) -> Tensor | None:
     return None
 
 
-_LINEAR: dict[Reason, Callable[[_Linear], Tensor | None]] = {
+_DEEDS: dict[Reason, Callable[[_Linear], Tensor | None]] = {
     Reason.NOT_PLAIN: _by_torch,
     Reason.DOES_NOT_FIT: _refuse_or_copy,
     Reason.IS_EMPTY: _by_torch,
@@ -361,58 +361,3 @@ class Forced:
             self._attempt = _Linear(self._call, self.plan, None)
             return self._attempt.run()
         return self._attempt.again()
-
-
-# --- elementwise calls -----------------------------------------------------------------------------------------------
-
-
-def elementwise(call: ElementwiseCall) -> Tensor:
-    """D = epilogue(x), whatever it takes; RuntimeError for arguments that do not fit."""
-    if not _is_profiling():
-        return _elementwise(call)
-    with torch.profiler.record_function(f"epigemm::{call.epilogue.name}"):
-        return _elementwise(call)
-
-
-def _elementwise(call: ElementwiseCall) -> Tensor:
-    checks.elementwise(call)
-    circumstances = dry_runs.ROUTED
-    if call.out is not None:
-        checks.output_overlap(call.out, call.x, call.others, in_place=True, first=checks.first_of(call))
-        circumstances |= dry_runs.OUT_APART
-    plans.has_gpu_kernels(call.x)  # the question makes the device known
-    asked: ElementwiseCall | None = call
-    result: Tensor | None = None
-    while asked is not None and result is None:
-        found = entry.elementwise_operator(asked, circumstances)
-        if isinstance(found, Tensor):
-            result = found
-        else:
-            mend = _ELEMENTWISE.get(found)
-            asked = None if mend is None else mend(asked)
-    if result is None:  # no kernel computes it
-        result = call.epilogue.reference(call.x, call.bias, call.operands, call.scalars)
-    if call.out is not None:
-        return result if result is call.out else call.out.copy_(result)
-    is_laid_out = result.stride() == call.x.stride() or (asked is not None and asked.x is call.x)
-    return result if is_laid_out else torch.empty_like(call.x).copy_(result)
-
-
-def _link_elementwise(call: ElementwiseCall) -> ElementwiseCall | None:
-    missing = elementwise_kernels.missing(call.epilogue, call.x)
-    return None if loading.link(call.epilogue, missing, call.x.device) else call
-
-
-def _copy_elementwise_inputs(call: ElementwiseCall) -> ElementwiseCall | None:
-    out = call.out if call.out is not None and call.out.is_contiguous() else None
-    mended = call._replace(
-        x=call.x.contiguous(), operands=[readable(operand) for operand in call.operands], out=out
-    )
-    pairs = zip((mended.x, out, *mended.operands), (call.x, call.out, *call.operands), strict=True)
-    return mended if any(new is not old for new, old in pairs) else None
-
-
-_ELEMENTWISE: dict[Reason, Callable[[ElementwiseCall], ElementwiseCall | None]] = {
-    Reason.NOT_READABLE: _copy_elementwise_inputs,
-    Reason.NOT_LINKED: _link_elementwise,
-}

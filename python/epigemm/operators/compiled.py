@@ -19,7 +19,7 @@ from epigemm._native import ops
 from epigemm.arguments import checks, invariance
 from epigemm.arguments import precision as _precision
 from epigemm.arguments.calls import ElementwiseCall, LinearCall
-from epigemm.calls import deeds, elementwise_kernels
+from epigemm.calls import deeds, elementwise_deeds, elementwise_kernels
 from epigemm.epilogues.registry import BIAS, EPILOGUES, SCALE_BATCH_NORM, Epilogue, compute_dtype
 from epigemm.planning import plans
 from epigemm.planning.reasons import Reason
@@ -252,7 +252,7 @@ def _elementwise_folded_cold(x: Tensor, *rest: Any) -> None:
     folded = elementwise_kernels.fold_batch_norm(checks.fold_batch_norm(x, vectors, eps, x.shape[-1])).unbind(
         0
     )
-    deeds.elementwise(ElementwiseCall(SCALE_BATCH_NORM, x, None, folded, (), out))
+    elementwise_deeds.elementwise(ElementwiseCall(SCALE_BATCH_NORM, x, None, folded, (), out))
 
 
 def _reporting(run: Callable[..., Any]) -> Callable[..., Tensor | None]:
@@ -288,7 +288,7 @@ _OPERATORS: dict[str, tuple[Callable[..., Any], Callable[..., None]]] = {
     ),
     "linear_folded": (_linear_folded_cold, _linear_folded_fake),
     "elementwise": (
-        lambda *args: deeds.elementwise(_elementwise_call(*args)),
+        lambda *args: elementwise_deeds.elementwise(_elementwise_call(*args)),
         lambda *args: checks.elementwise(_elementwise_call(*args)),
     ),
     "elementwise_folded": (_elementwise_folded_cold, _elementwise_folded_fake),

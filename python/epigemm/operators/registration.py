@@ -17,7 +17,7 @@ from epigemm._native import ops
 from epigemm.arguments import checks
 from epigemm.arguments.calls import ElementwiseCall, FoldCall, LinearCall
 from epigemm.autograd import gradient_products, gradients, nodes
-from epigemm.calls import deeds, elementwise_kernels, entry
+from epigemm.calls import deeds, elementwise_deeds, elementwise_kernels, entry
 from epigemm.epilogues.registry import compute_dtype
 from epigemm.operators import batching
 from epigemm.packs import weight_packs
@@ -274,7 +274,7 @@ def _register() -> None:
         )
     for name, call_of, check, run in (
         ("linear_out", linear_out_call, checks.linear, deeds.linear),
-        ("elementwise_out", elementwise_call, checks.elementwise, deeds.elementwise),
+        ("elementwise_out", elementwise_call, checks.elementwise, elementwise_deeds.elementwise),
     ):
         op = getattr(ops, name).default
         implement(name, _after(call_of, run, has_result=False), "CompositeExplicitAutograd")

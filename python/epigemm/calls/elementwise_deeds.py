@@ -1,0 +1,70 @@
+"""Elementwise calls to their end, as `epigemm.calls.deeds` of linear ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from epigemm.arguments import checks
+from epigemm.arguments.calls import ElementwiseCall
+from epigemm.calls import elementwise_kernels, entry
+from epigemm.calls.layouts import readable
+from epigemm.linking import loading
+from epigemm.planning import dry_runs, plans
+from epigemm.planning.reasons import Reason
+
+_is_profiling = torch._C._autograd._profiler_enabled
+
+
+def elementwise(call: ElementwiseCall) -> Tensor:
+    """D = epilogue(x), whatever it takes; RuntimeError for arguments that do not fit."""
+    if not _is_profiling():
+        return _elementwise(call)
+    with torch.profiler.record_function(f"epigemm::{call.epilogue.name}"):
+        return _elementwise(call)
+
+
+def _elementwise(call: ElementwiseCall) -> Tensor:
+    checks.elementwise(call)
+    circumstances = dry_runs.ROUTED
+    if call.out is not None:
+        checks.output_overlap(call.out, call.x, call.others, in_place=True, first=checks.first_of(call))
+        circumstances |= dry_runs.OUT_APART
+    plans.has_gpu_kernels(call.x)  # the question makes the device known
+    asked: ElementwiseCall | None = call
+    result: Tensor | None = None
+    while asked is not None and result is None:
+        found = entry.elementwise_operator(asked, circumstances)
+        if isinstance(found, Tensor):
+            result = found
+        else:
+            mend = _DEEDS.get(found)
+            asked = None if mend is None else mend(asked)
+    if result is None:  # no kernel computes it
+        result = call.epilogue.reference(call.x, call.bias, call.operands, call.scalars)
+    if call.out is not None:
+        return result if result is call.out else call.out.copy_(result)
+    is_laid_out = result.stride() == call.x.stride() or (asked is not None and asked.x is call.x)
+    return result if is_laid_out else torch.empty_like(call.x).copy_(result)
+
+
+def _link_elementwise(call: ElementwiseCall) -> ElementwiseCall | None:
+    missing = elementwise_kernels.missing(call.epilogue, call.x)
+    return None if loading.link(call.epilogue, missing, call.x.device) else call
+
+
+def _copy_elementwise_inputs(call: ElementwiseCall) -> ElementwiseCall | None:
+    out = call.out if call.out is not None and call.out.is_contiguous() else None
+    mended = call._replace(
+        x=call.x.contiguous(), operands=[readable(operand) for operand in call.operands], out=out
+    )
+    pairs = zip((mended.x, out, *mended.operands), (call.x, call.out, *call.operands), strict=True)
+    return mended if any(new is not old for new, old in pairs) else None
+
+
+_DEEDS: dict[Reason, Callable[[ElementwiseCall], ElementwiseCall | None]] = {
+    Reason.NOT_READABLE: _copy_elementwise_inputs,
+    Reason.NOT_LINKED: _link_elementwise,
+}
