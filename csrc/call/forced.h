@@ -10,7 +10,7 @@ namespace epigemm::call {
 
 // What is known of a call that was looked at before: a sum of these.
 enum Circumstances {
-  kRouted = 1,           // whoever has to see the call has seen it: nobody is asked for
+  kRouted = 1,           // autograd, tracers and modes are done with the call: nobody asks for them
   kOutApart = 2,         // `out` shares no byte with an argument
   kOutPadded = 4,        // the kernels may write what is behind the rows of `out`, to whole 16 bytes
   kOtherSetting = 8,     // PyTorch's setting would make its GEMM less accurate than the call asks for

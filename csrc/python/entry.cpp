@@ -282,8 +282,8 @@ PyObject* answer(PyObject*, PyObject* const* given, Py_ssize_t count) {
   }
 }
 
-// sees(*tensors) -> int: who has to see a call of these, None left out: Done for nobody, Recorded for autograd alone,
-// NotPlain for somebody else. What autocast casts was cast before.
+// sees(*tensors) -> int: who takes a call of these, None left out: Done for the kernels, Recorded for autograd alone,
+// NotPlain for a mode, a tracer or a transform. What autocast casts was cast before.
 PyObject* sees(PyObject*, PyObject* const* given, Py_ssize_t count) {
   Reader reader(/*is_routed=*/false);
   bool is_read = reader.begin_cast();

@@ -16,7 +16,7 @@ bool is_plain_here(bool* is_recording);
 // Reads tensor arguments of one call.
 class Reader {
  public:
-  // `is_routed`: whoever has to see the call has seen it.
+  // `is_routed`: autograd, tracers and modes are done with the call.
   explicit Reader(bool is_routed) : is_routed_(is_routed) {}
 
   // False where the call is none for the kernels, whatever its tensors are.

@@ -40,8 +40,8 @@ _DERIVATIVES = (torch._C._functorch.TransformType.Grad, torch._C._functorch.Tran
 _any_autocast = torch._C._is_any_autocast_enabled
 _has_autocast = torch.amp.is_autocast_available
 
-_NOBODY, _AUTOGRAD, _OTHERS = None, entry.RECORDED, entry.NOT_PLAIN
-"""Who has to see a call."""
+_KERNELS, _AUTOGRAD, _OTHERS = None, entry.RECORDED, entry.NOT_PLAIN
+"""Who takes a call: the kernels, autograd alone, or a tracer, a mode or a transform."""
 
 
 def linear(
@@ -82,7 +82,7 @@ def linear(
     # All launches are checked before the first one.
     checks.linear(LinearCall(BIAS, x, weight, fold[0], (), (), *options, out))
     folded = checks.fold_batch_norm(x, fold[:-1], fold[-1], weight.shape[0])
-    if who is _NOBODY:
+    if who is _KERNELS:
         return deeds.linear(LinearCall(epilogue, x, weight, None, (), (), *options, out), fold=folded)
     if fold[0] is not None and not strict and x.element_size() == 2:
         # The product is rounded to 16 bits. As in PyTorch, the bias is added before that.
@@ -154,7 +154,7 @@ def _linear(who: Reason | None, call: LinearCall, *, checked: bool = False) -> T
     """A call that the entry has not answered."""
     if who is _AUTOGRAD and call.out is None:
         return nodes.linear(call, checked=checked)
-    if who is _NOBODY:
+    if who is _KERNELS:
         return deeds.linear(call)
     if _in_functional_derivative():
         return _linear_reference(call)
@@ -195,7 +195,7 @@ def elementwise(
         checks.rows_of_vectors(x)
         checks.elementwise(ElementwiseCall(BIAS, x, None, (), (), out))
         folded = checks.fold_batch_norm(x, fold[:-1], fold[-1], x.shape[-1])
-        if who is _NOBODY and out is not None:
+        if who is _KERNELS and out is not None:
             checks.output_overlap(out, x, vectors, in_place=True)
         operands = _fold(who, folded, out)
     return _elementwise(who, ElementwiseCall(epilogue, x, bias, operands, scalars, out))
@@ -206,7 +206,7 @@ def _elementwise(who: Reason | None, call: ElementwiseCall) -> Tensor:
     epilogue, x, bias, operands, scalars, out = call
     if who is _AUTOGRAD and out is None:
         return nodes.elementwise(call)
-    if who is _NOBODY:
+    if who is _KERNELS:
         return elementwise_deeds.elementwise(call)
     if _in_functional_derivative():
         checks.elementwise(call)
@@ -234,7 +234,7 @@ def _fold(who: Reason | None, call: FoldCall, out: Tensor | None) -> tuple[Tenso
     """Multiplier and offset. They are recorded or dispatched as the call that reads them is."""
     if who is _AUTOGRAD and out is None and any(v is not None and v.requires_grad for v in call.vectors):
         return nodes.fold_batch_norm(call)
-    if who is _NOBODY or (who is _AUTOGRAD and out is None):
+    if who is _KERNELS or (who is _AUTOGRAD and out is None):
         return elementwise_kernels.fold_batch_norm(call).unbind(0)
     like, _, vectors, eps = call
     if _in_functional_derivative():
@@ -296,11 +296,11 @@ def _check_tensors(required: dict[str, Any], optional: dict[str, Any]) -> None:
 
 
 def _who(found: Reason | None, *tensors: Tensor | None) -> Reason | None:
-    """Who has to see a call, which the entry has answered with `found`, or was not asked for."""
+    """Who takes a call, which the entry has answered with `found`, or was not asked for."""
     if found is None or found is _OTHERS:
         # It may have met an argument that is made a tensor, or a number, since.
         return entry.sees(*tensors)
-    return _AUTOGRAD if found is entry.RECORDED or found is entry.RECORDED_BY_TORCH else _NOBODY
+    return _AUTOGRAD if found is entry.RECORDED or found is entry.RECORDED_BY_TORCH else _KERNELS
 
 
 def scalar_operand(

@@ -3,8 +3,8 @@
 `call::linear` gives a result or a `Reason`. The table `_DEEDS` says what is done about each reason; then the call is
 made again. Nothing here decides what a call runs on.
 
-Nothing here looks at autograd, either: whoever has to see a call has seen it. Outputs are allocated by torch, so that
-running out of memory stays `torch.OutOfMemoryError`.
+Nothing here looks at autograd, either: a call comes here when autograd, tracers and modes are done with it. Outputs are
+allocated by torch, so that running out of memory stays `torch.OutOfMemoryError`.
 """
 
 from __future__ import annotations

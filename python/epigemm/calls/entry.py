@@ -1,7 +1,7 @@
 """The entry: calls straight to csrc/call, by a module in C++ that sees tensors without torch's dispatcher.
 
 Each function gives the result, or the `Reason` why there is none. Nothing is launched or written then. A call that
-somebody has to see is `NOT_PLAIN`, or `RECORDED` where that is autograd and nobody else; it is for
+a tracer, a mode or a transform takes is `NOT_PLAIN`, one that autograd alone takes `RECORDED`; they are for
 `epigemm.route`. What is done about the other reasons is in `epigemm.calls.deeds`.
 
 Where the module does not load (`_native.no_entry`), PyTorch's operators compute every call.
@@ -89,7 +89,7 @@ if _module is not None:
 
 
 def sees(*tensors: Tensor | None) -> Reason | None:
-    """Who has to see a call of these tensors: None for nobody, `RECORDED` for autograd alone, else `NOT_PLAIN`."""
+    """Who takes a call of these tensors: None for the kernels, `RECORDED` for autograd alone, else `NOT_PLAIN`."""
     if _module is None or _is_compiling():
         return NOT_PLAIN
     found = _module.sees(*tensors)
@@ -159,7 +159,7 @@ def linear(
 
 
 def ask(*arguments: Any) -> Tensor | int:
-    """`linear` of the module with its own arguments, for calls that whoever has to see them has seen."""
+    """`linear` of the module with its own arguments, for calls that nobody else takes."""
     found: Tensor | int = _NOT_PLAIN if _module is None else _module.linear(*arguments)
     return found
 

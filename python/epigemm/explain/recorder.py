@@ -89,7 +89,7 @@ class Recorder(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
     def _join(self, args: tuple[Any, ...]) -> Tensor:
-        """A folded BatchNorm behind a product with the layer's bias: one call where nobody has to see it."""
+        """A folded BatchNorm behind a product with the layer's bias: one call where it is plain."""
         assert self.call is not None and self._product is not None
         _, (_, x, weight, self.folded_bias, _, _, *options) = self.call
         epilogue, _, _, operands, scalars, *out = args
