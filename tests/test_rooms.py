@@ -89,17 +89,11 @@ def test_a_room_says_what_it_is_for(room: str) -> None:
 
 
 TESTS = Path(__file__).parent
-# Whose tests are still by other names.
-NOT_MIRRORED = ("calls", "planning", "route", "explain", "tuning")
 
 
 @pytest.mark.parametrize(
     "module",
-    [
-        name
-        for name, file in MODULES.items()
-        if file.name != "__init__.py" and room_of(name) not in NOT_MIRRORED
-    ],
+    [name for name, file in MODULES.items() if file.name != "__init__.py"],
 )
 def test_tests_mirror_the_rooms(module: str) -> None:
     """Those of a module are `test_MODULE.py`, or `test_MODULE_*.py`, in the folder of the same name."""

@@ -1,0 +1,35 @@
+"""What the planner says of numbers, in words and in times."""
+
+from __future__ import annotations
+
+import torch
+
+from epigemm.planning import plans
+
+H200 = (90, 132, 1980, 4285000)
+
+
+def test_times_are_measured_before_they_are_predicted() -> None:
+    assert plans.fused_us({"predicted_us": 3.0}) == 3.0
+    assert plans.fused_us({"predicted_us": 3.0, "measured_us": 2.0}) == 2.0
+    assert plans.fused_us({}) == float("inf")
+    assert plans.fallback_us({"fallback_us": 5.0}) == 5.0
+    assert plans.fallback_us({"fallback_us": 5.0, "fallback_measured_us": 4.0}) == 4.0
+
+
+def test_a_plan_in_words() -> None:
+    answer = plans.ask("bias_silu", 8192, 4096, 1024, "bfloat16", "ieee", gpu=H200)
+    assert answer["fused"] and answer["predicted_us"] < answer["fallback_us"]
+    text = plans.tile_text(answer)
+    assert text.startswith(f"tile {answer['tile']}, cluster ") and "parts" not in text
+    assert plans.tile_text(answer | {"splits": 4}).endswith(", K in 4 parts")
+
+
+def test_what_is_known_of_strides_and_alignment_counts() -> None:
+    for circumstances in ({"alignment": 8}, {"strides": (1025, 1024, 4096)}):
+        answer = plans.ask("bias_silu", 8192, 4096, 1024, "bfloat16", "ieee", gpu=H200, **circumstances)
+        assert not answer["fused"] and answer["why_not_covered"]
+
+
+def test_no_kernels_run_on_a_cpu() -> None:
+    assert not plans.has_gpu_kernels(torch.empty(1))
