@@ -31,7 +31,7 @@ WITH_KERNELS = (90, 132)
 def know_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tensors count as lying on a GPU without epigemm's kernels, of whose speed nothing is known."""
     asked = dry_runs.dry_run
-    monkeypatch.setattr(dry_runs, "dry_run", lambda call, **options: asked(call, 0, call.x, **options))
+    monkeypatch.setattr(dry_runs, "dry_run", lambda call, *_, **options: asked(call, 0, call.x, **options))
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 import epigemm
-from epigemm import Matrix, PerColumn, linking
+from epigemm import Matrix, PerColumn
 from epigemm._native import ops
 from epigemm.arguments.calls import LinearCall
 from epigemm.epilogues import traced
@@ -71,7 +71,7 @@ def links(stage: Stage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Link
         (libraries, "_found", pair),
         (store, "made", Once()),
         (cubins, "_functors", Once()),
-        (linking, "ir_path", ir_path),
+        (cubins, "ir_path", ir_path),
         (ops, "_add_kernel", add_kernel),
         (torch.cuda, "get_device_capability", lambda device: (9, 0)),
     ]
@@ -168,3 +168,13 @@ def test_a_later_process_has_the_choice(stage: Stage, links: Linking) -> None:
         assert source() == "cache"
     finally:
         LINKED[NAME] = made
+
+
+def test_a_call_on_copies_links_the_kernel_that_reads_them(stage: Stage, links: Linking) -> None:
+    """No fused kernel reads a vector with gaps; one reads its copy."""
+    x, weight, bias = draw(256, 264, 512)
+    other = torch.randn(256, 264).to(x.dtype)
+    result = residual(x, weight, torch.stack([bias, bias], 1)[:, 0], other)
+    expected = torch.nn.functional.linear(x, weight).float() + bias + other
+    torch.testing.assert_close(result, expected.to(x.dtype), rtol=2e-2, atol=1e-1)
+    assert any("sm90" in name for name in links.loaded)

@@ -43,8 +43,8 @@ class _Linear:
         self.plan = plan
         self.fold = fold
         self.order = call.order
-        self.x, self.out = call.x, call.out  # as the kernels read and write them
-        self.given: tuple[Any, ...] = () if fold else call.epilogue.in_order(call.bias, *call[4:6]) or ()
+        self.out = call.out  # as the kernels write it
+        self.read(call)
         self.circumstances = dry_runs.ROUTED
         self.met: set[Reason] = set()
         self.is_copied = False  # the call is one on copies that every kernel can read
@@ -82,18 +82,28 @@ class _Linear:
         found = self._ask()
         return self.run() if type(found) is int else found  # type: ignore[return-value]
 
+    def read(self, inputs: LinearCall) -> None:
+        """Let the kernels read these inputs: the call's own, or copies of them."""
+        self.inputs, self.x = inputs, inputs.x
+        given = () if self.fold else inputs.epilogue.in_order(inputs.bias, *inputs[4:6])
+        self.given: tuple[Any, ...] = given or ()
+
     @property
     def described(self) -> LinearCall:
-        """The call with operands: of a fold with some that are like its own."""
+        """The call with operands."""
+        return self._with_operands(self.call)
+
+    def _with_operands(self, call: LinearCall) -> LinearCall:
+        """The call; of a fold, with operands that are like its own."""
         if self.fold is None:
-            return self.call
-        likes = self.call.x.new_empty((2, self.fold.columns), dtype=compute_dtype(self.call.x.dtype))
-        return self.call._replace(operands=likes.unbind(0))
+            return call
+        likes = call.x.new_empty((2, self.fold.columns), dtype=compute_dtype(call.x.dtype))
+        return call._replace(operands=likes.unbind(0))
 
     def dry(self) -> DryRun:
         """What would come of the call as it stands."""
         slices = weight_slices.number_of(self.packs) | self.short
-        call = self.described._replace(out=self.out)
+        call = self._with_operands(self.inputs)._replace(out=self.out)
         return dry_runs.dry_run(call, slices, circumstances=self.circumstances, plan=self.plan or ())
 
     def make_pack(self, arithmetic: str) -> None:
@@ -241,9 +251,14 @@ def _store_elsewhere(attempt: _Linear) -> None:
 
 
 def _copy_inputs(attempt: _Linear) -> None:
-    if not flattens(attempt.x):
-        attempt.x = attempt.x.contiguous()
-    attempt.given = tuple(readable(each) if isinstance(each, Tensor) else each for each in attempt.given)
+    call = attempt.call
+    attempt.read(
+        call._replace(
+            x=call.x if flattens(call.x) else call.x.contiguous(),
+            bias=None if call.bias is None else readable(call.bias),
+            operands=tuple(readable(each) for each in call.operands),
+        )
+    )
 
 
 def _make_pack(attempt: _Linear) -> None:
