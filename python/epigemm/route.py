@@ -19,7 +19,7 @@ from epigemm.arguments import checks, invariance
 from epigemm.arguments.calls import ElementwiseCall, FoldCall, LinearCall, Vectors
 from epigemm.arguments.precision import DEFAULT, needs_override
 from epigemm.autograd import nodes
-from epigemm.calls import deeds, elementwise_deeds, elementwise_kernels, entry
+from epigemm.calls import deeds, elementwise_deeds, elementwise_kernels, entry, invariant
 from epigemm.epilogues.registry import (
     BIAS,
     FOLDED,
@@ -152,6 +152,8 @@ def elementwise_linked(call: ElementwiseCall, found: Reason | None) -> Tensor:
 
 def _linear(who: Reason | None, call: LinearCall, *, checked: bool = False) -> Tensor:
     """A call that the entry has not answered."""
+    if call.invariant and call.x.device.type == "meta":
+        invariant.refuse(call)
     if who is _AUTOGRAD and call.out is None:
         return nodes.linear(call, checked=checked)
     if who is _KERNELS:

@@ -22,6 +22,7 @@ PROGRAM = r"""
 #include "gemm/planner/family.h"
 
 #include <cstdio>
+#include <set>
 
 using namespace epigemm;
 
@@ -34,6 +35,8 @@ const EpilogueInfo& epigemm::epilogue_info(EpilogueId) {
 }
 
 void print(open::KernelName name) { std::printf("%.*s\n", static_cast<int>(name.size()), name.data()); }
+
+alignas(16) const char aligned = 0;  // where a matrix lies that TMA reads
 
 int main() {
   for (auto element : {ElementType::Float16, ElementType::BFloat16, ElementType::Float32, ElementType::Float64}) {
@@ -49,7 +52,13 @@ int main() {
         const Family& family = family_of(static_cast<FamilyId>(id));
         if (!family.computes(problem)) continue;
         for (int tile = 0; tile < family.tile_count(arithmetic); ++tile) {
-          for (auto name : family.possible_kernels(problem, {static_cast<FamilyId>(id), tile})) print(name);
+          std::set<open::KernelName> names;
+          for (const void* matrix : {static_cast<const void*>(nullptr), static_cast<const void*>(&aligned)}) {
+            problem.operands[0].data = matrix;
+            problem.operands[0].stride = 256;
+            for (auto name : family.kernels(problem, {static_cast<FamilyId>(id), tile})) names.insert(name);
+          }
+          for (auto name : names) print(name);
         }
       }
     }

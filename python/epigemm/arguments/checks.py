@@ -35,7 +35,7 @@ def epilogue_named(name: str, *, linear: bool) -> Epilogue:
 
 
 def linear(call: LinearCall) -> None:
-    """Check the arguments of a linear call, all of them tensors already."""
+    """Check the arguments of a linear call; x and weight are tensors."""
     product(call.x, call.weight)
     _require_operands(call, call.weight.shape[0], "x")
     if call.precision != DEFAULT and call.precision not in ARITHMETIC:
@@ -257,6 +257,7 @@ def _require_operands(call: LinearCall | ElementwiseCall, columns: int, first: s
     if bias is not None:
         if not epilogue.takes_bias:
             raise RuntimeError(f"bias: got a tensor; the epilogue {epilogue.name!r} accepts None")
+        tensors(bias=bias)
         _require_like("bias", bias, x.dtype, x, first)
         _require_length("bias", bias, columns)
     given = epilogue.in_order(bias, operands, scalars)
