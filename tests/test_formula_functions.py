@@ -15,16 +15,9 @@ import epigemm
 from epigemm import formula_functions
 from epigemm.epilogues import declaring, formulas, registry
 from epigemm.epilogues.traced import LinkedEpilogue
+from tests.support.activations import ACT
 
 M, N, K = 12, 24, 40
-ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "gelu": F.gelu,
-    "gelu_tanh": lambda z: F.gelu(z, approximate="tanh"),
-    "relu": torch.relu,
-    "sigmoid": torch.sigmoid,
-    "silu": F.silu,
-    "tanh": torch.tanh,
-}
 
 
 def draw(*shape: int, dtype: torch.dtype) -> Tensor:
@@ -50,12 +43,12 @@ def case(name: str, dtype: torch.dtype, has_bias: bool) -> tuple[Any, ...]:
             return torch.relu((z - mean) / torch.sqrt(variance + 1e-5) * gain + offset)
 
         return epigemm.linear_batch_norm_relu, tensors, batch_norm, {}
-    activation = ACTIVATIONS[name]
+    activation = ACT[name]
     gated = (x, weight, bias, matrix)
     return epigemm.linear_gated, gated, lambda z, m: activation(z) * m, {"activation": name}
 
 
-NAMES = ["residual", "layer_scale", "batch_norm", *ACTIVATIONS]
+NAMES = ["residual", "layer_scale", "batch_norm", *ACT]
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 3e-2}
 
 
@@ -194,10 +187,10 @@ def test_the_package_has_kernels_of_a_users_copy() -> None:
 @pytest.mark.parametrize(
     ("layer", "like"),
     [
-        (epigemm.nn.LinearGELU(K, N, approximate="tanh"), ACTIVATIONS["gelu_tanh"]),
-        (epigemm.nn.LinearGELU(K, N), ACTIVATIONS["gelu"]),
-        (epigemm.nn.LinearSiLU(K, N), ACTIVATIONS["silu"]),
-        (epigemm.nn.LinearTanh(K, N, bias=False), ACTIVATIONS["tanh"]),
+        (epigemm.nn.LinearGELU(K, N, approximate="tanh"), ACT["gelu_tanh"]),
+        (epigemm.nn.LinearGELU(K, N), ACT["gelu"]),
+        (epigemm.nn.LinearSiLU(K, N), ACT["silu"]),
+        (epigemm.nn.LinearTanh(K, N, bias=False), ACT["tanh"]),
     ],
 )
 def test_layers(layer: Any, like: Callable[[Tensor], Tensor]) -> None:

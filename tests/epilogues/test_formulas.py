@@ -6,21 +6,13 @@ from collections.abc import Callable
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from epigemm import formula_functions
 from epigemm.epilogues.formulas import ACTIVATIONS, FORMULAS, PRELINKED, digest, prelinked_name
 from epigemm.epilogues.tracing.source import functor_text
+from tests.support.activations import ACT
 
-ACT: dict[str, Callable[[Tensor], Tensor]] = {
-    "gelu": F.gelu,
-    "gelu_tanh": lambda z: F.gelu(z, approximate="tanh"),
-    "relu": torch.relu,
-    "sigmoid": torch.sigmoid,
-    "silu": F.silu,
-    "tanh": torch.tanh,
-}
 EXPECTED: dict[str, Callable[..., Tensor]] = {
     "residual": lambda z, residual: z + residual,
     "layer_scale_residual": lambda z, layer_scale, residual: residual + layer_scale * z,

@@ -85,6 +85,7 @@ def test_unknown_functions(wrong: str | Callable[..., torch.Tensor] | int) -> No
 # --- derivatives ------------------------------------------------------------------------------------------------------
 
 KERNEL = "one derivative kernel"
+MADE = f"{KERNEL} (made of the epilogue's functor)"
 REFERENCE = "differentiable PyTorch reference (a gradient of an operand is asked for)"
 AGAIN = "the product again (at the call's precision), as a strict call stays one kernel"
 ROUNDED = "the product again (in 16 bits with an fp32 result), as one saved in 16 bits would be rounded ahead"
@@ -102,14 +103,14 @@ ROUNDED = "the product again (in 16 bits with an fp32 result), as one saved in 1
             torch.float32,
             False,
             False,
-            f"{KERNEL} (made of the epilogue's functor) on the saved product",
+            f"{MADE} on the saved product",
         ),
         (
             "relu_div",
             torch.bfloat16,
             False,
             False,
-            f"{KERNEL} (made of the epilogue's functor) on the saved product",
+            f"{MADE} on the saved product",
         ),
         ("relu_div", torch.float32, True, False, f"{REFERENCE} on the saved product"),
         ("relu_div", torch.float32, False, True, AGAIN),
@@ -121,14 +122,14 @@ ROUNDED = "the product again (in 16 bits with an fp32 result), as one saved in 1
             torch.float32,
             False,
             False,
-            f"{KERNEL} (made of the epilogue's functor); it reads no",
+            f"{MADE}; it reads no",
         ),
         (
             "scale_batch_norm",
             torch.bfloat16,
             False,
             True,
-            f"{KERNEL} (made of the epilogue's functor); it reads no",
+            f"{MADE}; it reads no",
         ),
         ("scale_batch_norm", torch.float32, True, False, f"{REFERENCE} on the saved product"),
         ("scale_batch_norm", torch.float32, True, True, AGAIN),
