@@ -51,6 +51,16 @@ def outcome(called: Any, model: nn.Module, learns: bool, dtype: torch.dtype) -> 
     return found, kinds
 
 
+def fused(model: nn.Module, road: str) -> tuple[Any, epigemm.FusionReport]:
+    """The model fused in place by `fuse`, or compiled by the backend; and the report."""
+    if road == "fuse":
+        called: Any = epigemm.fuse(model, inplace=True)
+        return called, called.fusion_report
+    report = epigemm.FusionReport()
+    options: dict[str, Any] = {"backend": "aot_eager", "report": report.add}
+    return torch.compile(model, backend="epigemm", options=options), report
+
+
 def compare(
     forward: Any, road: str, learns: bool, dtype: torch.dtype = torch.float32
 ) -> epigemm.FusionReport:
@@ -58,13 +68,7 @@ def compare(
     torch.manual_seed(0)
     plain = type("Model", (Base,), {"forward": forward})().eval().to(dtype)
     model = copy.deepcopy(plain)
-    report = epigemm.FusionReport()
-    if road == "fuse":
-        called = epigemm.fuse(model, inplace=True)
-        report = called.fusion_report
-    else:
-        options: dict[str, Any] = {"backend": "aot_eager", "report": report.add}
-        called = torch.compile(model, backend="epigemm", options=options)
+    called, report = fused(model, road)
     expected, kinds = outcome(plain, plain, learns, dtype)
     actual, others = outcome(called, model, learns, dtype)
     tolerance = 1e-4 if dtype == torch.float32 else 6e-2

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-import epigemm
+from tests.fusion.axes import fused
 
 
 class Base(nn.Module):
@@ -176,13 +176,7 @@ def test_in_place_sums(forward: Any, road: str, learns: bool) -> None:
     torch._dynamo.reset()
     plain = made(forward)
     model = copy.deepcopy(plain)
-    report = epigemm.FusionReport()
-    if road == "fuse":
-        called = epigemm.fuse(model, inplace=True)
-        report = called.fusion_report
-    else:
-        options: dict[str, Any] = {"backend": "aot_eager", "report": report.add}
-        called = torch.compile(model, backend="epigemm", options=options)
+    called, report = fused(model, road)
     (expected, kinds), (actual, others) = outcome(plain, plain, learns), outcome(called, model, learns)
     torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-4)
     assert others == kinds
