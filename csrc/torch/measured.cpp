@@ -1,4 +1,4 @@
-// epigemm::_load_measured and _clear_measured: measured choices into the planner's tables.
+// epigemm::_load_measured: measured choices into the planner's tables.
 #include "gemm/planner/measured.h"
 
 #include <iterator>
@@ -87,15 +87,9 @@ void load_measured(int64_t device, const std::vector<int64_t>& numbers) {
   if (device >= 0) measured::load(static_cast<int>(device), rows);
 }
 
-void clear_measured(int64_t device) {
-  check(device >= 0 && device < measured::kMostDevices, "device must be the index of a CUDA device, got ", device);
-  measured::clear(static_cast<int>(device));
-}
-
 }  // namespace
 }  // namespace epigemm::binding
 
 STABLE_TORCH_LIBRARY_IMPL(epigemm, CompositeExplicitAutograd, m) {
   m.impl("_load_measured", TORCH_BOX(&epigemm::binding::load_measured));
-  m.impl("_clear_measured", TORCH_BOX(&epigemm::binding::clear_measured));
 }

@@ -3,6 +3,7 @@
 #include "gemm/sm90_fp16x3/split_rows.h"
 #include "torch/arguments.h"
 
+#if EPIGEMM_WITH_CUDA
 namespace epigemm::binding {
 namespace {
 
@@ -34,23 +35,16 @@ void split_rows_out(const TensorView& matrix, int64_t slices, const TensorView& 
   const int count = static_cast<int>(slices);
   check_same_device(pack, matrix, "pack");
   void* buffer = buffer_of(pack, sm90_fp16x3::split_bytes(rows.rows, rows.columns, count), "pack");
-  if (!matrix.is_cuda()) {
-    sm90_fp16x3::split_rows_cpu(rows, count, buffer);
-    return;
-  }
-#if EPIGEMM_WITH_CUDA
   const int device = matrix.device();
   const CurrentDevice guard(device);
   const char* const refused = sm90_fp16x3::split_rows_cuda(rows, count, buffer, device, current_stream(device));
   check(!refused, "the rows could not be split: ", refused ? refused : "");
-#else
-  check(false, "epigemm was built without CUDA");
-#endif
 }
 
 }  // namespace
 }  // namespace epigemm::binding
 
-STABLE_TORCH_LIBRARY_IMPL(epigemm, CompositeExplicitAutograd, m) {
+STABLE_TORCH_LIBRARY_IMPL(epigemm, CUDA, m) {
   m.impl("_split_rows_out", TORCH_BOX(&epigemm::binding::split_rows_out));
 }
+#endif

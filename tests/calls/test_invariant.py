@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 import epigemm
-from epigemm._native import ops
 from epigemm.calls import by_reference, elementwise_kernels, entry, weight_slices
 from epigemm.packs import weight_packs
 from epigemm.planning import plans
+from tests.support.choices import forget
 from tests.support.layouts import LAYOUTS
 from tests.support.pieces import DEVICE, pretend_gpu
 from tests.support.pretended import Pretended, allocate
@@ -68,7 +68,7 @@ def launches(monkeypatch: pytest.MonkeyPatch) -> Iterator[Launches]:
     pretend_gpu(monkeypatch, DEVICE)
     monkeypatch.setattr(entry, "_module", found)
     monkeypatch.setattr(weight_packs, "capturing", lambda device: False)
-    ops._clear_measured(DEVICE)
+    forget(DEVICE)
     with epigemm.batch_invariant():
         yield found
     weight_slices._shortages.clear()
@@ -228,7 +228,7 @@ def test_other_gpus_are_refused(
     launches: Launches, monkeypatch: pytest.MonkeyPatch, device: Any, words: str, dtype: torch.dtype
 ) -> None:
     monkeypatch.setattr(plans, "gpu_numbers", lambda _: device)
-    ops._clear_measured(DEVICE)  # forgets the plans of the GPU that it was
+    forget(DEVICE)  # forgets the plans of the GPU that it was
     x, weight, bias = product(4, 16, 256, dtype)
     for precision in (None, "ieee", "tf32"):
         with pytest.raises(RuntimeError, match=rf"x: got .*this device has {words}\); accepted"):

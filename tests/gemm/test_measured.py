@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from epigemm._native import build_info, ops
 from epigemm.planning import measured, plans
 from epigemm.planning.measured import Entry
+from tests.support.choices import forget
 
 DEVICE = 40  # of which no test machine has so many
 H200 = (90, 132, 1980, 4285000)
@@ -31,9 +32,9 @@ KINDS = pytest.mark.parametrize(
 
 @pytest.fixture(autouse=True)
 def empty() -> Iterator[None]:
-    ops._clear_measured(DEVICE)
+    forget(DEVICE)
     yield
-    ops._clear_measured(DEVICE)
+    forget(DEVICE)
 
 
 def ask(entry: Entry, m: int | None = None, *, device: int = DEVICE, **changed: Any) -> dict[str, Any]:
@@ -71,7 +72,7 @@ def test_a_measured_plan_is_taken(entry: Entry) -> None:
     assert ["measured_us" in candidate for candidate in plan["candidates"]].count(True) == 1
     numbers = [tuple(candidate["plan"]) for candidate in plan["candidates"]]
     assert len(set(numbers)) == len(numbers)
-    ops._clear_measured(DEVICE)
+    forget(DEVICE)
     assert ask(entry) == before
 
 
@@ -122,9 +123,9 @@ def test_a_new_measurement_replaces_the_old_one() -> None:
 def test_clearing_one_device_leaves_the_others() -> None:
     for device in (DEVICE, DEVICE + 1):
         measured.install(device, [BASE])
-    ops._clear_measured(DEVICE)
+    forget(DEVICE)
     assert [ask(BASE, device=device)["source"] for device in (DEVICE, DEVICE + 1)] == ["model", "cache"]
-    ops._clear_measured(DEVICE + 1)
+    forget(DEVICE + 1)
 
 
 def test_a_batch_invariant_call_takes_no_measured_choice() -> None:
@@ -260,9 +261,6 @@ def test_rows_are_checked_for_no_device_too() -> None:
 def test_there_are_so_many_devices(device: int) -> None:
     with pytest.raises(RuntimeError, match="device must be the index of a CUDA device"):
         ops._load_measured(device, BASE.row(0))
-    for index in (device, -1):
-        with pytest.raises(RuntimeError, match="device must be the index of a CUDA device"):
-            ops._clear_measured(index)
 
 
 @given(rows=st.lists(st.integers(-(2**63), 2**63 - 1) | st.integers(-1, 9), max_size=40))

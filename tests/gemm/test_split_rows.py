@@ -1,4 +1,7 @@
-"""The split of fp32 rows into fp16 slices, bit for bit against the formula in NumPy's float64, on each device."""
+"""The split of fp32 rows into fp16 slices, bit for bit against the formula in NumPy's float64.
+
+On a GPU these are tests of the kernel, on a CPU of what stands in for it in other tests.
+"""
 
 from __future__ import annotations
 
@@ -314,11 +317,12 @@ def test_every_device_gives_the_same_bits_twice(
         (torch.zeros(4, 8), 2, -1, "pack has .* bytes, expected at least"),
     ],
 )
-def test_refused(matrix: Tensor, count: int, change: int, message: str, device: torch.device) -> None:
+@pytest.mark.gpu
+def test_refused(matrix: Tensor, count: int, change: int, message: str) -> None:
     size = split_bytes(4, 8, 2) + change
-    pack = torch.zeros(size, dtype=torch.uint8, device=device)
+    pack = torch.zeros(size, dtype=torch.uint8, device="cuda")
     with pytest.raises(RuntimeError, match=message):
-        torch.ops.epigemm._split_rows_out(matrix.to(device), count, pack)
+        torch.ops.epigemm._split_rows_out(matrix.cuda(), count, pack)
 
 
 assert epigemm.__version__  # importing the package is what defines the operator above

@@ -17,7 +17,6 @@ from torch import Tensor
 
 import epigemm
 from epigemm import Matrix, PerColumn
-from epigemm._native import ops
 from epigemm.arguments.calls import LinearCall
 from epigemm.calls import deeds
 from epigemm.calls.considered import consider
@@ -28,6 +27,7 @@ from epigemm.tuning import candidates
 from tests.support import reference
 from tests.support.arithmetic import BF16, SCALED, SPLIT, TF32, Arithmetic
 from tests.support.cases import Operands, fused_unavailable
+from tests.support.choices import forget
 
 pytestmark = pytest.mark.gpu
 
@@ -41,10 +41,10 @@ def empty_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Non
         pytest.skip(f"gpu: {reason}")
     monkeypatch.setenv("EPIGEMM_CACHE_DIR", str(tmp_path))
     plans.usable(0)
-    ops._clear_measured(0)
+    forget(0)
     yield
     monkeypatch.undo()
-    ops._clear_measured(0)
+    forget(0)
     measured.load(0)
 
 
@@ -133,7 +133,7 @@ def test_calls_follow_what_is_measured_at_once() -> None:
                 assert (actual is not None) is runs
                 assert actual is None or torch.equal(actual, not_none(expected[plan]))
             assert_same(fused_out(other, weight, bias), beside)
-        ops._clear_measured(0)
+        forget(0)
         assert_same(fused_out(x, weight, bias), before)
 
 

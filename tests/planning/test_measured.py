@@ -18,9 +18,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from epigemm._native import build_info, ops, registry
+from epigemm._native import build_info, registry
 from epigemm.planning import measured, plans
 from epigemm.planning.measured import Entry
+from tests.support.choices import forget
 
 GPU = "NVIDIA H200"
 DEVICE = 41
@@ -36,7 +37,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setattr(measured, "_warned", set())
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: GPU)
     yield measured.cache_path(GPU)
-    ops._clear_measured(DEVICE)
+    forget(DEVICE)
 
 
 def source(entry: Entry) -> str:
@@ -123,7 +124,7 @@ def test_entries_are_merged(cache: Path) -> None:
 def test_what_is_remembered_decides_and_lasts(cache: Path) -> None:
     measured.remember(DEVICE, [ENTRY])
     assert source(ENTRY) == "cache"
-    ops._clear_measured(DEVICE)
+    forget(DEVICE)
     assert source(ENTRY) == "model"
     measured.load(DEVICE)
     assert source(ENTRY) == "cache"

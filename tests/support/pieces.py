@@ -18,13 +18,13 @@ import torch
 from torch import Tensor
 
 import epigemm
-from epigemm._native import ops
 from epigemm.calls import entry, weight_slices
 from epigemm.linking import loading
 from epigemm.packs import weight_packs
 from epigemm.planning import measured, plans
 from epigemm.planning.measured import Entry
 from tests.support.cases import fused_unavailable
+from tests.support.choices import forget
 from tests.support.packs import decode as decode
 from tests.support.packs import held as held
 from tests.support.packs import pack_size as pack_size
@@ -89,7 +89,7 @@ class Road:
 
     def forget(self) -> None:
         """Undo `measure`, and have the planner ask its models again."""
-        ops._clear_measured(self.index)
+        forget(self.index)
         if self.device.type == "cuda":
             measured.load(self.index)
 

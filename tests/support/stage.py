@@ -12,13 +12,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from epigemm._native import ops
 from epigemm.calls import entry
 from epigemm.linking import loading
 from epigemm.packs import weight_packs
 from epigemm.planning import dry_runs
 from epigemm.tuning import tuner
 from epigemm.tuning.timing import Effort, Run
+from tests.support.choices import forget
 from tests.support.pieces import pretend_gpu
 from tests.support.pretended import Pretended
 
@@ -89,7 +89,7 @@ def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Stage]:
         monkeypatch.setattr(where, name, value)
     monkeypatch.setenv("EPIGEMM_CACHE_DIR", str(tmp_path))
     yield stage
-    ops._clear_measured(DEVICE)
+    forget(DEVICE)
 
 
 def draw(m: int = 40, n: int = 256, k: int = 128, dtype: torch.dtype = torch.bfloat16) -> list[Tensor]:

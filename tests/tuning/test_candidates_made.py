@@ -24,6 +24,7 @@ from epigemm.linking.store import Once
 from epigemm.planning import measured, plans
 from epigemm.tuning import candidates
 from tests.linking.fakes import BAD_IR, KERNEL_IR, FakeNvJitLink, fakes
+from tests.support.choices import forget
 from tests.support.pieces import HOPPER
 from tests.support.stage import DEVICE, Stage, draw
 
@@ -108,7 +109,7 @@ def test_it_is_measured_once_all_kernels_are_linked(stage: Stage, links: Linking
 
 def test_what_cannot_be_linked_is_left_out(stage: Stage, links: Linking) -> None:
     every = {each.plan[:2] for each in epigemm.tune(doubled_relu, *draw()).candidates if each.plan}
-    ops._clear_measured(DEVICE)
+    forget(DEVICE)
     stage.ran.clear()
     links.loaded.clear()
     store.made.values.clear()
@@ -157,7 +158,7 @@ def test_a_later_process_has_the_choice(stage: Stage, links: Linking) -> None:
     (entry,) = epigemm.tune(doubled_relu, *draw()).entries
     made = LINKED.pop(NAME)
     try:
-        ops._clear_measured(DEVICE)
+        forget(DEVICE)
         measured.load(DEVICE)
         assert source() == "model"
         path = measured.cache_path("NVIDIA H200")

@@ -57,15 +57,9 @@ Key key_of(const Problem& problem) {
 void load(int device, const std::vector<Row>& rows) {
   {
     const std::unique_lock<std::shared_mutex> lock(tables().mutex);
-    for (const Row& row : rows) tables().of_device[device][row.first] = row.second;
-  }
-  plan_cache::clear();
-}
-
-void clear(int device) {
-  {
-    const std::unique_lock<std::shared_mutex> lock(tables().mutex);
-    tables().of_device[device].clear();
+    auto& table = tables().of_device[device];
+    table.clear();
+    for (const Row& row : rows) table[row.first] = row.second;
   }
   plan_cache::clear();
 }

@@ -39,10 +39,9 @@ using Row = std::pair<Key, Choice>;
 
 constexpr int kMostDevices = 64;
 
-// Adds rows to a device's table, by its index below kMostDevices; a row replaces the one of the same key. The plans
-// that the planner remembers are forgotten. Safe beside lookups from other threads.
+// Puts these rows in the place of a device's table, by its index below kMostDevices; the last row of a key counts. The
+// plans that the planner remembers are forgotten. Safe beside lookups from other threads.
 void load(int device, const std::vector<Row>& rows);
-void clear(int device);
 
 std::optional<Choice> find(int device, const Key& key);
 

@@ -9,6 +9,4 @@ namespace epigemm::sm90_fp16x3 {
 // what was refused and why.
 const char* split_rows_cuda(const StridedMatrix& matrix, int slices, void* buffer, int device, void* stream);
 
-void split_rows_cpu(const StridedMatrix& matrix, int slices, void* buffer);
-
 }  // namespace epigemm::sm90_fp16x3

@@ -186,7 +186,7 @@ def read(path: Path, gpu: str) -> Entries:
         raise ValueError("it must have a list of entries")
     entries = [Entry.from_json(value) for value in table["entries"]]
     try:
-        _install(_NO_DEVICE, [entry.row(_checked_number(entry.epilogue)) for entry in entries])
+        _pass_on(_NO_DEVICE, [entry.row(_checked_number(entry.epilogue)) for entry in entries])
     except RuntimeError as error:
         raise ValueError(str(error)) from error
     return {entry.key: entry for entry in entries}
@@ -241,7 +241,7 @@ def merge(path: Path, gpu: str, entries: Iterable[Entry]) -> None:
 # --- the planner's copy ----------------------------------------------------------------------------------------------
 
 _lock = threading.RLock()
-_waiting: dict[str, dict[tuple[int, Key], Entry]] = {}  # by the name of an epilogue that is not made yet
+_known: dict[int, Entries] = {}  # by device, those of epilogues that are not made yet too
 
 
 def load(device: int) -> None:
@@ -266,34 +266,39 @@ def install(device: int, entries: Iterable[Entry]) -> None:
 
     Those of an epilogue that is not made yet wait for it.
     """
-    rows = []
+    new = {entry.key: entry for entry in entries}
     with _lock:
-        for entry in entries:
-            number = _number(entry.epilogue)
-            if number is None:
-                _waiting.setdefault(entry.epilogue, {})[device, entry.key] = entry
-            else:
-                rows.append(entry.row(number))
-        _install(device, rows)
+        old = _known.get(device, {})
+        known = {**{key: old[key] for key in old if key not in new}, **new}  # the newest last
+        _pass_on(device, _rows(known.values()))
+        if device != _NO_DEVICE:
+            _known[device] = known
+
+
+def _rows(entries: Iterable[Entry]) -> list[list[int]]:
+    """Those of epilogues that are made."""
+    numbered = ((entry, _number(entry.epilogue)) for entry in entries)
+    return [entry.row(number) for entry, number in numbered if number is not None]
+
+
+def _pass_on(device: int, rows: Iterable[list[int]]) -> None:
+    ops._load_measured(device, [number for row in rows for number in row])
 
 
 def _made(name: str) -> None:
     """Give the planner what was measured with an epilogue, which is there from now on."""
     with _lock:
-        for (device, _), entry in _waiting.pop(name, {}).items():
+        for device, known in _known.items():
+            if not any(entry.epilogue == name for entry in known.values()):
+                continue
             try:
-                install(device, [entry])
+                _pass_on(device, _rows(known.values()))
             except RuntimeError as error:
                 _warn_once(Path(name), f"what was measured with {name} is ignored: {_first_line(error)}")
+                _known[device] = {key: each for key, each in known.items() if each.epilogue != name}
 
 
 registry.WHEN_MADE.append(_made)
-
-
-def _install(device: int, rows: Iterable[list[int]]) -> None:
-    numbers = [number for row in rows for number in row]
-    if numbers:
-        ops._load_measured(device, numbers)
 
 
 def remember(device: int, entries: Iterable[Entry]) -> None:
