@@ -111,6 +111,9 @@ def _explanation(
         else:
             backward = backward_linear(call)
             found = _explain_recorded(call, differentiates, wants_gradients)
+            # PyTorch's GEMM adds the bias of a fold where the product is rounded to 16 bits behind it.
+            if bias is not None and (call.x.element_size() == 2 or found.path == REFERENCE):
+                found = _with_bias(found)
     else:
         backward = f"{_derivative(call)} on the saved x"
         found = _explain_elementwise(call)
@@ -123,6 +126,13 @@ def _explanation(
     return replace(found, op=op, backward=backward, kernels=launches)
 
 
+def _with_bias(found: Explanation) -> Explanation:
+    """PyTorch's GEMM adds the bias that the dry run of a call on folded vectors does not know."""
+    kernel, *kernels = (each.replace("(mm)", _ADDMM) for each in (found.kernel, *found.kernels))
+    return replace(found, kernel=kernel, kernels=kernels)
+
+
+_ADDMM = "(addmm, with the bias)"
 _SAVED = (
     "gradients are recorded: the product is saved for the derivative, the epilogue is a kernel of its own "
     "(strict=True: one kernel, and the derivative makes the product again)"
@@ -156,7 +166,7 @@ def _explain_recorded(call: LinearCall, differentiates: bool, wants_gradients: b
         call.out is None and differentiates and any(t is not None and t.requires_grad for t in call.inputs)
     )
     if is_recorded and call.epilogue in (BIAS, BIAS_RELU) and entry.is_left_to_torch(call):
-        gemm = f"torch GEMM ({'mm' if call.bias is None else 'addmm, with the bias'})"
+        gemm = f"torch GEMM {'(mm)' if call.bias is None else _ADDMM}"
         launches = [gemm, *([] if call.epilogue is BIAS else ["torch relu"])]
         return _by_torch(call, launches, [_LEFT_TO_TORCH])
     if call.out is not None or not differentiates or not gradients.keeps_product(call):
@@ -224,7 +234,7 @@ def _of_fallback(
         does_everything = call.epilogue is BIAS
     else:
         with_bias = found.gemm == dry_runs.WITH_BIAS
-    gemm = f"torch GEMM ({'addmm, with the bias' if with_bias else 'mm'})"
+    gemm = f"torch GEMM {_ADDMM if with_bias else '(mm)'}"
     if found is not None and found.gemm == dry_runs.WITH_BIAS_AND_RELU:
         gemm = "torch GEMM (_addmm_activation, with the bias and the ReLU)"
     launches = [gemm, *([] if does_everything else [f"{_in_its_own_kernel(call)}, in place on the product"])]
