@@ -14,7 +14,7 @@ from tests.support.packs import INTERLEAVE
 TINY, INFINITE, NAN = 1 << 28, 1 << 29, 1 << 30
 _ALIGNMENT = 256
 
-_library = torch.library.Library("epigemm", "IMPL")
+_library = torch.library.Library("epigemm", "IMPL")  # type: ignore[no-untyped-call]
 
 
 def _exponents(largest: Tensor) -> Tensor:
@@ -61,4 +61,4 @@ def split_rows(matrix: Tensor, slices: int, pack: Tensor) -> None:
         start += -(-data.numel() // _ALIGNMENT) * _ALIGNMENT
 
 
-_library.impl("_split_rows_out", split_rows, "CPU")
+_library.impl("_split_rows_out", split_rows, "CPU")  # type: ignore[no-untyped-call]

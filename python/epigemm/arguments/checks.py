@@ -62,18 +62,13 @@ def product(x: Tensor, weight: Tensor) -> None:
 
 def elementwise(call: ElementwiseCall) -> None:
     """Check the arguments of an elementwise call, all of them tensors already."""
-    x, name = call.x, first_of(call)
+    x, name = call.x, call.epilogue.first
     _require_matrix_like(name, x)
     if call.bias is not None or call.epilogue.vectors or call.epilogue.is_linked:
         rows_of_vectors(x, name)
     _require_operands(call, x.shape[-1] if x.dim() else 1, name)
     if call.out is not None:
         _require_out(call.out, x.shape, x, name)
-
-
-def first_of(call: ElementwiseCall) -> str:
-    """What the callers of an elementwise function call its first argument."""
-    return "z" if call.epilogue.is_linked else "x"
 
 
 def fold_batch_norm(like: Tensor, vectors: Vectors, eps: float, columns: int | None) -> FoldCall:

@@ -30,7 +30,7 @@ def _elementwise(call: ElementwiseCall) -> Tensor:
     checks.elementwise(call)
     circumstances = dry_runs.ROUTED
     if call.out is not None:
-        checks.output_overlap(call.out, call.x, call.others, in_place=True, first=checks.first_of(call))
+        checks.output_overlap(call.out, call.x, call.others, in_place=True, first=call.epilogue.first)
         circumstances |= dry_runs.OUT_APART
     plans.has_gpu_kernels(call.x)  # the question makes the device known
     asked: ElementwiseCall | None = call

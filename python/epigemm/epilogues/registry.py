@@ -69,6 +69,7 @@ class Epilogue:
         self.scalar = scalars[0] if scalars else None
         self.operand_count = len(self.vectors) + len(scalars)  # beside the accumulator and the bias
 
+    first = "x"  # what callers of the elementwise function call its first argument
     is_linked = False  # made at run time: see `epigemm.epilogues.traced`
     bias_place: int | None = None  # of a linked one: the operand that is its bias, by its place in `operands`
 

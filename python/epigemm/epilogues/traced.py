@@ -30,6 +30,7 @@ _FP32, _FP64 = torch.float32, torch.float64
 class LinkedEpilogue(Epilogue):
     """A traced function with the element types of its operands: of a `folded` one that of the arithmetic, not x's."""
 
+    first = "z"
     is_linked = True
 
     def __init__(self, traced: Traced, folded: Sequence[bool]) -> None:

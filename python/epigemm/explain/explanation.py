@@ -339,7 +339,7 @@ def _explain_elementwise(call: ElementwiseCall) -> Explanation:
     x = call.x
     checks.elementwise(call)
     if call.out is not None:
-        checks.output_overlap(call.out, x, call.others, in_place=True, first=checks.first_of(call))
+        checks.output_overlap(call.out, x, call.others, in_place=True, first=call.epilogue.first)
     kernel = _in_its_own_kernel(call)
     reason = f"elementwise functions are one kernel; x is {dtype_name(x.dtype)} on {x.device}"
     path = ELEMENTWISE
