@@ -21,7 +21,8 @@ from tests.support.functors import COMPILER
 pytestmark = pytest.mark.skipif(COMPILER is None, reason="no C++ compiler")
 
 RELATIVE = 2.0**-17  # what csrc/epilogue/primitives/short.h says of all of them but `ERRORS`
-FAR_LEFT = 2.0**-40  # and where the error is no longer relative, absolutely
+FAR_LEFT = 2.0**-40  # and where the error is no longer relative, absolutely,
+FAR_ERRORS = dict.fromkeys(["sin", "cos"], 2.0**-19)  # but of these
 ERRORS = {
     **dict.fromkeys(["asinh", "acosh", "atanh", "atan2"], 2.0**-18),
     **dict.fromkeys(["sin", "cos", "tan"], 2.0**-19),
@@ -32,13 +33,14 @@ EXP2_ERROR, RECIPROCAL_ERROR = 2.0**-22, 2.0**-23
 STRIDE = 251  # of the floats one by one: neighbours differ in their roundings alone
 LEAST = 2.0**-126
 
-# name: fp64, and the ends within which the error is relative. An angle's accurate form, from 1e5 on, is swept with it.
+# name: fp64, and the ends within which the error is relative.
 FORMS = {
     "tanh": ("std::tanh(x)", -3e38, 3e38),
     "expm1": ("std::expm1(x)", -3e38, 88.7),
     "gelu": ("0.5 * x * std::erfc(-x * 0.70710678118654752440)", -6.0, 3e38),
     "gelu_tanh": ("x / (1.0 + std::exp(-1.59576912160573071 * (x + 0.044715 * x * x * x)))", -6.0, 3e38),
-    **{name: (f"std::{name}(x)", -3e38, 3e38) for name in ("sin", "cos", "tan", "asinh")},
+    **{name: (f"std::{name}(x)", -1e5, 1e5) for name in ("sin", "cos", "tan")},
+    "asinh": ("std::asinh(x)", -3e38, 3e38),
     "atanh": ("std::atanh(x)", -0.99999994, 0.99999994),
     "acosh": ("std::acosh(x)", 1.0000001, 3e38),
     "erfc": ("std::erfc(x)", -3e38, 4.0),
@@ -140,11 +142,13 @@ def disturbed(text: str) -> str:
 def ends(name: str) -> list[tuple[float, float, float, bool]]:
     """What is swept: the bound, from where and to where, and whether the error is relative."""
     _, low, high = FORMS[name]
-    bound = ERRORS.get(name, RELATIVE)
+    bound, far = ERRORS.get(name, RELATIVE), FAR_ERRORS.get(name, FAR_LEFT)
     found = [(bound, max(LEAST, low), high, True)]
     found += [(bound, -LEAST, low, True)] if low < 0 else []
-    found += [(FAR_LEFT, low, -3e38, False)] if low == -6.0 else []
-    return found + ([(FAR_LEFT, high, 3e38, False)] if high == 4.0 else [])
+    if name != "tan":  # of which an angle is swept
+        found += [(far, low, -3e38, False)] if low in (-6.0, -1e5) else []
+        found += [(far, high, 3e38, False)] if high in (4.0, 1e5) else []
+    return found
 
 
 def program() -> str:
@@ -166,6 +170,8 @@ def program() -> str:
             f"{call}{start}f, {end}f, {str(is_relative).lower()});"
             for _, start, end, is_relative in ends(name)
         ]
+    angle = "[](float x) { return std::atan(double(epigemm::math::short_form::tan(x))); }"
+    lines.append(f"  sweep({angle}, [](double x) {{ return std::atan(std::tan(x)); }}, 1e5f, 3e38f, false);")
     for name, (exact, least, most, _) in PAIRS.items():
         form = f"epigemm::math::short_form::{name.removesuffix('_far')}"
         lines.append(f"  sweep_pairs({form}, [](double a, double b) {{ return {exact}; }}, {least}, {most});")
@@ -194,6 +200,7 @@ def test_errors(binary: Path, signs: tuple[float, float]) -> None:
     worst = printed(binary, 1.0 + signs[0] * EXP2_ERROR, 1.0 + signs[1] * RECIPROCAL_ERROR)
     worst = worst[len(FORMS) * len(SPECIAL) + len(PAIRS) :]
     bounds = [(f"{name}, {start}", bound) for name in FORMS for bound, start, *_ in ends(name)]
+    bounds.append(("the angle of tan, far", 2.0**-20))
     bounds += [(name, bound) for name, (_, _, _, bound) in PAIRS.items()]
     assert len(worst) == len(bounds)
     for (what, bound), error in zip(bounds, worst, strict=True):
