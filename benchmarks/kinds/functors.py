@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import statistics
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -42,6 +43,8 @@ _AT_ONCE = 8  # functors that are in turn with a bare one
 _SEED, _RANDOM, _FEW = 31, 50, 16
 _ASSUMED_CLOCK_KHZ = 1980e3
 _MOST_REPEATS = 16
+_LINKING = 0.6  # of the time budget, the share after which nothing more is linked
+_CHECKED = ("cooperative", "cooperative_16", "swap_ab_16", "slices", "elementwise_16")  # by random functors
 _QUICK = ("elementwise_16", "cooperative_16", "pingpong_16", "swap_ab_16", "slices")
 
 
@@ -104,7 +107,8 @@ def main(run: Run) -> int:
         told = progress(len(kernels))
         for kernel in kernels:
             sweep.primitives(kernel, wanted[kernel.column], before)
-            sweep.random(kernel, drawn, before)
+            if kernel.column in _CHECKED:
+                sweep.random(kernel, drawn, before)
             record.figures = sweep.figures()
             record.write()
             told(kernel.column)
@@ -140,6 +144,9 @@ class Sweep:
     costs: Costs = field(default_factory=dict)
     checks: dict[str, dict[str, Any]] = field(default_factory=dict)  # of random functors, by name
     failed: dict[str, str] = field(default_factory=dict)
+    unlinked: set[tuple[str, str]] = field(
+        default_factory=set
+    )  # functors and columns that there was no time for
 
     def __post_init__(self) -> None:
         about = torch.cuda.get_device_properties(self.run.device)
@@ -203,17 +210,31 @@ class Sweep:
         wanted: Mapping[str, Sequence[tuple[str, Functor]]],
         drawn: Sequence[Functor],
     ) -> None:
-        """Make all kernels ahead, in threads, and keep them on disk: a call that finds none says why."""
+        """Make all kernels ahead, in threads, and keep them on disk; the primitives' first."""
         capability = torch.cuda.get_device_capability(self.run.device)
-        jobs = []
-        for kernel in kernels:
-            tensors = self.tensors(kernel)
-            for functor in [self.bare, *(each for _, each in wanted[kernel.column]), *drawn]:
-                with suppress(RuntimeError):
-                    missing = self.missing(kernel, functor, tensors)
-                    jobs += loading._jobs(functor.epilogue.linked([True]), missing, capability)
-        show([], [f"{len(jobs)} kernels to link"])
-        side_by_side(_made, list(dict.fromkeys(jobs)))
+        wanted_jobs: dict[cubins.Job, list[tuple[str, str]]] = {}
+        for is_drawn in (False, True):
+            for kernel in kernels:
+                tensors = self.tensors(kernel)
+                functors = [self.bare, *(each for _, each in wanted[kernel.column])]
+                for functor in (drawn if kernel.column in _CHECKED else ()) if is_drawn else functors:
+                    with suppress(RuntimeError):  # said when it is called
+                        missing = self.missing(kernel, functor, tensors)
+                        for job in loading._jobs(functor.epilogue.linked([True]), missing, capability):
+                            wanted_jobs.setdefault(job, []).append((functor.name, kernel.column))
+        started, limit = time.monotonic(), _LINKING * (self.run.budget or float("inf"))
+
+        def make(job: cubins.Job) -> bool:
+            is_in_time = time.monotonic() - started < limit
+            if is_in_time:
+                with suppress(Exception):  # said when it is called
+                    cubins.cubin(*job)
+            return is_in_time
+
+        are_made = side_by_side(make, list(wanted_jobs))
+        show([], [f"{sum(are_made)} of {len(are_made)} kernels linked in {time.monotonic() - started:.0f} s"])
+        for of_job, is_made in zip(wanted_jobs.values(), are_made, strict=True):
+            self.unlinked.update(() if is_made else of_job)
 
     # --- times -------------------------------------------------------------------------------------------------------
 
@@ -225,8 +246,9 @@ class Sweep:
             ready = []
             for functor in functors[start : start + _AT_ONCE]:
                 try:
-                    if why := self.budget.why_spent():
-                        raise RuntimeError(why)
+                    why = self.budget.why_spent()
+                    if why or (functor.name, kernel.column) in self.unlinked:
+                        raise RuntimeError(why or "not linked: the time budget was spent")
                     run = self.call(kernel, functor, tensors)
                     run()
                     ready.append((functor, run))
@@ -237,7 +259,7 @@ class Sweep:
                 host_us = max(self.bench.timer.warm_up(run) for run in runs)
                 samples = self.bench.timer.in_turn(runs, self.bench.effort, host_us)
                 us = [1e3 * statistics.median(each) for each in samples]
-                yield from ((functor, time, us[0]) for (functor, _), time in zip(ready, us[1:], strict=True))
+                yield from ((functor, own, us[0]) for (functor, _), own in zip(ready, us[1:], strict=True))
 
     def cycles(self, kernel: Kernel, us: float, bare_us: float) -> float:
         """What a functor takes more than the bare one: beside memory, as the planner's fourth powers have it."""
@@ -291,11 +313,6 @@ class Sweep:
                 "predicted_us": self.microseconds(kernel, predicted, bare_us),
                 "bare_us": bare_us,
             }
-
-
-def _made(job: cubins.Job) -> None:
-    with suppress(Exception):  # said by the call that needs it
-        cubins.cubin(*job)
 
 
 def _judged(checks: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:

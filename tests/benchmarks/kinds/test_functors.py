@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
-from benchmarks.cases.functors import PLAIN, PRIMITIVES, random_functors, repeated
+from benchmarks.cases.functors import PLAIN, PRIMITIVES, Functor, bare, random_functors, repeated
 from benchmarks.cli import main
 from benchmarks.harness import functor_table
 from benchmarks.harness.functor_table import COLUMNS
-from benchmarks.kinds.functors import KERNELS, _judged
+from benchmarks.harness.runner import Budget
+from benchmarks.kinds.functors import KERNELS, Kernel, Sweep, _judged, _repeats
 from epigemm._native import build_info
 from epigemm.epilogues.tracing.short import may_be_short
 from epigemm.planning import dry_runs
@@ -95,3 +99,53 @@ def test_predictions_are_judged() -> None:
     assert found["points"] == 3
     assert found["median_error"] == pytest.approx(0.1) and found["worst_error"] == pytest.approx(0.5)
     assert _judged({})["median_error"] is None
+
+
+class Pretended(Sweep):
+    """On a device whose functors take what a table says, all but one."""
+
+    def __post_init__(self) -> None:
+        self.multiprocessors, self.clock_mhz, self.rows = 132, 1980.0, 128 * 132
+        self.budget, self.bare, self.true = Budget(), bare(), functor_table.read()
+
+    def tensors(self, kernel: Kernel) -> tuple[Tensor, Tensor, Tensor]:
+        return (torch.empty(0),) * 3
+
+    def call(self, kernel: Kernel, functor: Functor, tensors: tuple[Tensor, ...]) -> Callable[[], Tensor]:
+        if functor.name.startswith("tan_"):
+            raise RuntimeError("no kernel")
+        cycles = sum(self.true[name][kernel.column] for name in functor.primitives)
+        product = self.true["mul"][kernel.column]
+        us = 50.0 + self.microseconds(kernel, cycles - product, 50.0)
+        return lambda: torch.tensor(us)
+
+
+class Taken:
+    """A timer whose times are the results."""
+
+    def warm_up(self, run: Callable[[], Tensor]) -> float:
+        return 1.0
+
+    def in_turn(self, runs: Sequence[Callable[[], Tensor]], *more: Any) -> list[list[float]]:
+        return [[1e-3 * float(run())] for run in runs]
+
+
+@pytest.mark.parametrize("kernel", KERNELS, ids=lambda kernel: kernel.column)
+def test_costs_are_found_again(kernel: Kernel) -> None:
+    """Of another table than the one that says how often a primitive is repeated."""
+    bench: Any = SimpleNamespace(timer=Taken(), effort=None)
+    run: Any = None
+    sweep = Pretended(run, bench)
+    before = functor_table.read()
+    for of in sweep.true.values():
+        of.update({column: 1.7 * cycles + 0.001 for column, cycles in of.items()})
+    for name, times in PLAIN.items():
+        sweep.true[name] = {column: times * of for column, of in sweep.true["mul"].items()}
+    sweep.primitives(kernel, _repeats(["sin", "mul", "tan", "pow", "floor_div"], before, kernel), before)
+    for name in ("sin", "pow", "floor_div", "mul", "clamp"):
+        wanted = sweep.true[name][kernel.column]
+        assert sweep.costs[name][kernel.column] == pytest.approx(wanted, rel=0.02), name
+    assert list(sweep.failed.values()) == ["RuntimeError: no kernel"]
+    sweep.costs.update(sweep.true)
+    sweep.random(kernel, random_functors(1, 10), before)
+    assert _judged(sweep.checks)["by_column"][kernel.column]["worst_error"] < 0.05
