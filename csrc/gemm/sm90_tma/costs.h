@@ -76,8 +76,9 @@ static_assert(sizeof(kStepCycles) / sizeof(double) == kTileCount, "every tile ne
 
 inline const Cost& cost_of(const Problem& p) {
   const bool is_16_bits = element_bytes(p.x.element) == 2;
-  if (cost::is_transcendental(p, FunctorKernel::Cooperative))
+  if (cost::is_transcendental(p, FunctorKernel::Cooperative)) {
     return is_16_bits ? kTranscendentalIn16Bits : kTranscendentalInTF32;
+  }
   return is_16_bits ? kCheapIn16Bits : kCheapInTF32;
 }
 
