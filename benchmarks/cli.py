@@ -23,6 +23,8 @@ examples:
   python -m benchmarks --random 1 --count 200 --between   random shapes, each case held to its bar at every point
   python -m benchmarks --host --output host               what a call costs the host, from Python to the launch
   python -m benchmarks --models --output models           whole models, as they are, fused and compiled
+  python -m benchmarks --functors --output DIR            what each primitive takes in each kernel, on a GPU
+  python -m benchmarks --functors --table DIR/summary.json        the planner's table of such a record
   python -m benchmarks --plans --random 1 --count 1000 --output DIR   every plan, to fit the cost models to
   python -m benchmarks.gradings --output gradings         accuracy of fp32
 exit status: 0 fine, 1 one of our results is wrong or missing, 2 wrong usage
@@ -31,6 +33,7 @@ _LAYERS = "cases sizes dtypes peers exclude no_max_autotune quick time_budget"
 # By kind: the options that it takes; of several kinds on one command line the first counts, and takes the others.
 _TAKES = {
     "custom": f"layers {_LAYERS}",
+    "functors": "random count cases quick time_budget table",
     "host": "cases sizes quick",
     "models": "cases quick time_budget",
     "plans": "random count between cases sizes dtypes time_budget",
@@ -77,6 +80,10 @@ def parser() -> argparse.ArgumentParser:
     kinds.add_argument("--between", action="store_true", help=between)
     kinds.add_argument("--host", action="store_true", help="what a call costs the host")
     kinds.add_argument("--models", action="store_true", help="whole models; --cases: NETWORK/MODE")
+    functors = (
+        "what each primitive takes in each kernel; --cases: primitives, --random: the seed of 50 functors"
+    )
+    kinds.add_argument("--functors", action="store_true", help=functors)
     kinds.add_argument("--plans", action="store_true", help="every plan, at --random or --sizes, unchecked")
     what = p.add_argument_group("what to compute")
     cases = "names, parts of names, patterns, or 2/76"
@@ -98,7 +105,10 @@ def parser() -> argparse.ArgumentParser:
     budget += f"seconds (CPU: {CPU_TIME_BUDGET_S:g}; --models: 200)"
     how.add_argument("--quick", action="store_true", help=quick)
     how.add_argument("--time-budget", type=float, metavar="S", help=budget)
-    add_output(p.add_argument_group("what to keep"), "summary.json, record.json, tables.md and plots")
+    keep = p.add_argument_group("what to keep")
+    add_output(keep, "summary.json, record.json, tables.md and plots")
+    table = "with --functors: measure nothing, but write csrc/epilogue/costs.def from a record"
+    keep.add_argument("--table", type=Path, metavar="SUMMARY", help=table)
     return p
 
 

@@ -8,7 +8,7 @@ namespace epigemm {
 // D = tanh(acc + bias[n])
 struct BiasTanh {
   static constexpr auto operands = operand_list(accumulator(), per_column("bias"));
-  static constexpr int special_functions = 2;
+  static constexpr const char* primitives = "tanh";
 
   template <class T>
   EPIGEMM_HOST_DEVICE static T apply(T acc, T bias) {

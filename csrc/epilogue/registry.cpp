@@ -18,12 +18,11 @@ namespace {
 // Whether it may follow a product. When its kernels are linked is no matter here.
 constexpr bool PRELINKED = true, LINKED = true, ELEMENTWISE_ONLY = false;
 
-// A functor says it of itself, as python/epigemm/epilogues/tracing/cost.py counts; the others have none.
+// A functor names what the figures of the cheapest kind of functor do not have (gemm/planner/cost.h).
 template <class Functor, class = void>
-constexpr int kSpecialFunctions = 0;
+constexpr FunctorCost kCost = {};
 template <class Functor>
-constexpr int kSpecialFunctions<Functor, std::void_t<decltype(Functor::special_functions)>> =
-    Functor::special_functions;
+constexpr FunctorCost kCost<Functor, std::void_t<decltype(Functor::primitives)>> = functor_cost(Functor::primitives);
 
 // Where an epilogue has a bias it is its first operand.
 template <class Functor>
@@ -41,7 +40,7 @@ constexpr EpilogueInfo kEpilogues[] = {
    Functor::operands.size(),                   \
    takes_bias<Functor>(),                      \
    takes_bias<Functor>() ? 1 : 0,              \
-   kSpecialFunctions<Functor>},
+   kCost<Functor>},
 #include "epilogue/registry.def"
 #undef EPIGEMM_EPILOGUE
 };
@@ -110,7 +109,7 @@ void check_operands(const std::string& name, const std::vector<RegisteredOperand
 }
 
 std::unique_ptr<Registered> make_entry(const std::string& name, const std::vector<RegisteredOperand>& operands,
-                                       int bias, int special_functions, int index) {
+                                       int bias, const FunctorCost& cost, int index) {
   auto entry = std::make_unique<Registered>();
   entry->name = name;
   entry->named = operands;
@@ -125,7 +124,7 @@ std::unique_ptr<Registered> make_entry(const std::string& name, const std::vecto
                  static_cast<int>(entry->operands.size()),
                  /*takes_bias=*/false,
                  bias,
-                 special_functions};
+                 cost};
   return entry;
 }
 
@@ -159,7 +158,7 @@ const EpilogueInfo* find_epilogue(const char* name, std::size_t length) {
 }
 
 EpilogueId register_epilogue(const std::string& name, const std::vector<RegisteredOperand>& operands, int bias,
-                             int special_functions) {
+                             const FunctorCost& cost) {
   check_operands(name, operands);
   if (find_built_in(name.data(), name.size())) {
     throw std::invalid_argument("an epilogue of epigemm's own is named '" + name + "'");
@@ -172,7 +171,7 @@ EpilogueId register_epilogue(const std::string& name, const std::vector<Register
   }
   const int index = all.count.load(std::memory_order_relaxed);
   if (index == kMostRegistered) throw std::length_error("too many epilogues in one process");
-  const Registered* const entry = make_entry(name, operands, bias, special_functions, index).release();
+  const Registered* const entry = make_entry(name, operands, bias, cost, index).release();
   all.entries[index].store(entry, std::memory_order_release);
   all.count.store(index + 1, std::memory_order_release);
   return entry->info.id;

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "epilogue/cost.h"
 #include "epilogue/operands.h"
 
 namespace epigemm {
@@ -34,8 +35,7 @@ struct EpilogueInfo {
   int operand_count;        // accumulator included
   bool takes_bias;          // its first operand is one: a vector that a call may leave out
   int bias;                 // the operand that is added to the accumulator before all else; 0: none is
-  int special_functions;    // per element: exp, reciprocal and the like, or other work in their units. The planner's
-                            // measure of its cost
+  FunctorCost cost;         // the planner's measure of it
 };
 
 // Whether the kernel of the epilogue alone, its derivative's and the CPU's loop are compiled with the package: those of
@@ -50,11 +50,11 @@ const EpilogueInfo* find_epilogue(const char* name, std::size_t length);  // nul
 const EpilogueInfo* epilogue_at(int64_t index);
 
 // An epilogue whose kernels are linked at run time. `operands`: the accumulator first; copied. An entry is never moved
-// or removed. `special_functions`: see EpilogueInfo; python/epigemm/epilogues/tracing/cost.py counts them. A name
+// or removed. `cost`: python/epigemm/epilogues/tracing/cost.py names its primitives. A name
 // stands for one operand list and one functor: registering them again gives the same id. `bias`: see there. Throws
 // std::invalid_argument where the name is taken or the operands have no room, std::length_error when the table is full.
 EpilogueId register_epilogue(const std::string& name, const std::vector<RegisteredOperand>& operands, int bias,
-                             int special_functions);
+                             const FunctorCost& cost);
 
 // The value of one operand in one call.
 struct OperandValue {

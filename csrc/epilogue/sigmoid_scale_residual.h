@@ -8,7 +8,7 @@ namespace epigemm {
 // D = z + scale * sigmoid(z),  z = acc + bias[n]
 struct SigmoidScaleResidual {
   static constexpr auto operands = operand_list(accumulator(), per_column("bias"), scalar("scale"));
-  static constexpr int special_functions = 2;
+  static constexpr const char* primitives = "sigmoid";
 
   template <class T>
   EPIGEMM_HOST_DEVICE static T apply(T acc, T bias, T scale) {

@@ -1,6 +1,4 @@
 // Epilogues that are made at run time: registering them, loading their kernels, and the calls that only they have.
-#include <limits>
-
 #include "call/operands.h"
 #include "elementwise/open.h"
 #include "link/kernels.h"
@@ -26,11 +24,9 @@ std::vector<std::string> split(std::string_view text) {
 }
 
 // `kinds`: one OperandKind each; `of_compute`: whether the operand has the type of the epilogue's arithmetic; `bias`:
-// as of EpilogueInfo.
+// as of EpilogueInfo; `primitives`, `has_short_forms`: as of functor_cost.
 int64_t register_epilogue(const Name& name, const Name& operand_names, const List<int64_t>& kinds,
-                          const List<int64_t>& of_compute, int64_t bias, int64_t special_functions) {
-  check(special_functions >= 0 && special_functions <= std::numeric_limits<int>::max(),
-        "special_functions must not be negative, got ", special_functions);
+                          const List<int64_t>& of_compute, int64_t bias, const Name& primitives, bool has_short_forms) {
   const std::vector<std::string> names = split(operand_names.text());
   check(names.size() == kinds.values.size() && names.size() == of_compute.values.size(),
         "names, kinds, of_compute: got ", names.size(), ", ", kinds.values.size(), " and ", of_compute.values.size(),
@@ -48,7 +44,7 @@ int64_t register_epilogue(const Name& name, const Name& operand_names, const Lis
                         of_compute.values[i] ? OperandElement::Compute : OperandElement::Input, names[i]});
   }
   return static_cast<int64_t>(register_epilogue(std::string(name.text()), operands, static_cast<int>(bias),
-                                                static_cast<int>(special_functions)));
+                                                functor_cost(primitives.text(), has_short_forms)));
 }
 
 #if EPIGEMM_WITH_CUDA

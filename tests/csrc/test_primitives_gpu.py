@@ -14,14 +14,15 @@ import pytest
 import torch
 from torch import Tensor
 
+from benchmarks.cases.functors import PLAIN
 from epigemm._native import ops
 from epigemm.arguments.calls import ElementwiseCall
 from epigemm.calls import elementwise_deeds
 from epigemm.epilogues.traced import LinkedEpilogue
-from epigemm.epilogues.tracing.cost import TRANSCENDENTAL
+from epigemm.epilogues.tracing.cost import primitives
 from epigemm.linking import cubins, libraries
 from tests.csrc.test_primitives import NO_DERIVATIVE_IN_TORCH, SLOPE_TERMS, SLOPE_TOLERANCE, size_of
-from tests.csrc.test_short_forms import FAR_LEFT, FORMS, RELATIVE
+from tests.csrc.test_short_forms import ERRORS, FAR_ERRORS, FAR_LEFT, FORMS, RELATIVE
 from tests.support.primitives import FUNCTIONS, points, traced_of
 
 pytestmark = [pytest.mark.gpu, pytest.mark.slow]
@@ -55,6 +56,8 @@ TERMS: dict[str, Callable[..., Tensor]] = {
 }
 # torch 2.11 leaves out a bound that is NaN, torch 2.13 gives NaN: so does the functor.
 NOT_ALIKE_IN_TORCH = {"clamp_nan_"}
+WHOLE = {"round", "trunc", "floor", "ceil", "to_half", "fmod", "remainder", "floor_div", "trunc_div"}
+QUOTIENTS = {"div", "div_by_scalar", "reciprocal", "sqrt", "rsqrt"}
 SLOPE_TERMS_MORE: dict[str, Callable[..., Tensor]] = {
     **dict.fromkeys(["sigmoid", "silu_", "lerp_number_", "softplus_", "logsigmoid_", "lgamma"], one_plus),
     "gelu_tanh_": lambda x: 4.0 * (1.0 + x.abs()),
@@ -140,6 +143,12 @@ def device_slopes(function: str, inputs: tuple[Tensor, ...]) -> list[Tensor]:
     return [out.cpu()[0] for out in outs]
 
 
+def is_transcendental(name: str) -> bool:
+    """Whether it calls an exponential or the like, or a short form of one."""
+    traced = registered(name).traced
+    return bool(set(primitives(traced.program, traced.kinds).split(",")) - {*PLAIN, *WHOLE, *QUOTIENTS})
+
+
 def arithmetic_of(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype == torch.float64 else torch.float32
 
@@ -195,7 +204,7 @@ def test_values(name: str, dtype: torch.dtype) -> None:
     # An exact result is rounded to the arithmetic's type, half a unit; in 16 bits that is rounded once more.
     if dtype in (torch.float32, torch.float64):
         relative = max(DEVICE_UNITS * units, 0.5) * numbers.eps
-    elif any(step.op in TRANSCENDENTAL for step in registered(name).traced.program.steps):
+    elif is_transcendental(name):
         relative = ROUNDED_TRANSCENDENTAL
     else:
         relative = ROUNDED_PLAIN * max(units, 1.0) * numbers.eps
@@ -223,9 +232,10 @@ def test_short_forms_of_every_number(form: str, dtype: torch.dtype) -> None:
     """All 65536 numbers of 16 bits, by what the headers say of their short forms."""
     name = form if form in FUNCTIONS else f"{form}_"
     x = torch.arange(-(2**15), 2**15, dtype=torch.int16).view(dtype)
-    exact = EXACT_FORMS[form](x.double())
-    far_left = torch.where(x.double() < FORMS[form][1], FAR_LEFT, 0.0)
-    margin = RELATIVE * exact.abs() + far_left + torch.finfo(torch.float32).tiny
+    exact = EXACT_FORMS.get(form, getattr(torch, form, torch.tanh))(x.double())
+    _, low, high = FORMS[form]
+    far = torch.where((x.double() < low) | (x.double() > high), FAR_ERRORS.get(form, FAR_LEFT), 0.0)
+    margin = ERRORS.get(form, RELATIVE) * exact.abs() + far + torch.finfo(torch.float32).tiny
     assert_within(form, device_values(name, (x,)), {"float64": exact}, margin, (x,))
 
 

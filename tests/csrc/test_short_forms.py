@@ -13,14 +13,22 @@ import subprocess
 from pathlib import Path
 
 import pytest
+import torch
 
 from epigemm.epilogues.tracing.source import prelude
 from tests.support.functors import COMPILER
 
 pytestmark = pytest.mark.skipif(COMPILER is None, reason="no C++ compiler")
 
-RELATIVE = 2.0**-17  # what csrc/epilogue/primitives/short.h says of all of them
-FAR_LEFT = 2.0**-40  # and of the GELUs below -6, absolutely
+RELATIVE = 2.0**-17  # what csrc/epilogue/primitives/short.h says of all of them but `ERRORS`
+FAR_LEFT = 2.0**-40  # and where the error is no longer relative, absolutely,
+FAR_ERRORS = dict.fromkeys(["sin", "cos"], 2.0**-19)  # but of these
+ERRORS = {
+    **dict.fromkeys(["asinh", "acosh", "atanh", "atan2"], 2.0**-18),
+    **dict.fromkeys(["sin", "cos", "tan"], 2.0**-19),
+    "hypot": 2.0**-21,
+    "erfc": 2.0**-16,
+}
 EXP2_ERROR, RECIPROCAL_ERROR = 2.0**-22, 2.0**-23
 STRIDE = 251  # of the floats one by one: neighbours differ in their roundings alone
 LEAST = 2.0**-126
@@ -31,14 +39,34 @@ FORMS = {
     "expm1": ("std::expm1(x)", -3e38, 88.7),
     "gelu": ("0.5 * x * std::erfc(-x * 0.70710678118654752440)", -6.0, 3e38),
     "gelu_tanh": ("x / (1.0 + std::exp(-1.59576912160573071 * (x + 0.044715 * x * x * x)))", -6.0, 3e38),
+    **{name: (f"std::{name}(x)", -1e5, 1e5) for name in ("sin", "cos", "tan")},
+    "asinh": ("std::asinh(x)", -3e38, 3e38),
+    "atanh": ("std::atanh(x)", -0.99999994, 0.99999994),
+    "acosh": ("std::acosh(x)", 1.0000001, 3e38),
+    "erfc": ("std::erfc(x)", -3e38, 4.0),
+}
+# Of two numbers, at every pair of some: fp64, and the results within which the error is relative.
+PAIRS = {
+    "pow": ("std::pow(a, b)", 2.0**-24, 65504.0, 2.0**-18),
+    "pow_far": ("std::pow(a, b)", 2.0**-126, 3e38, 2.0**-15),
+    "atan2": ("std::atan2(a, b)", 2.0**-126, 4.0, ERRORS["atan2"]),
+    "hypot": ("std::hypot(a, b)", 2.0**-126, 3e38, ERRORS["hypot"]),
 }
 SPECIAL = ["0.0f", "-0.0f", "INFINITY", "-INFINITY", "NAN", "3e38f", "-3e38f"]
 INF, NAN = math.inf, math.nan
+FAR = float(torch.tensor(3e38, dtype=torch.float32))
 AT_SPECIAL = {
     "tanh": [0.0, -0.0, 1.0, -1.0, NAN, 1.0, -1.0],
     "expm1": [0.0, -0.0, INF, -1.0, NAN, INF, -1.0],
     "gelu": [0.0, -0.0, INF, NAN, NAN, 3e38, -0.0],
     "gelu_tanh": [0.0, -0.0, INF, NAN, NAN, 3e38, -0.0],
+    "sin": [0.0, -0.0, NAN, NAN, NAN, math.sin(FAR), -math.sin(FAR)],
+    "cos": [1.0, 1.0, NAN, NAN, NAN, math.cos(FAR), math.cos(FAR)],
+    "tan": [0.0, -0.0, NAN, NAN, NAN, math.tan(FAR), -math.tan(FAR)],
+    "asinh": [0.0, -0.0, INF, -INF, NAN, math.asinh(FAR), -math.asinh(FAR)],
+    "atanh": [0.0, -0.0, NAN, NAN, NAN, NAN, NAN],
+    "acosh": [NAN, NAN, INF, NAN, NAN, math.acosh(FAR), NAN],
+    "erfc": [1.0, 1.0, 0.0, 2.0, NAN, 0.0, 2.0],
 }
 
 PROGRAM = """
@@ -54,6 +82,42 @@ void sweep(Form form, Exact exact, float near, float far, bool is_relative) {
     const double wanted = exact(double(x));
     const double error = std::fabs(form(x) - wanted) / (is_relative ? std::fabs(wanted) : 1.0);
     if (!(error <= worst)) worst = error == error ? error : INFINITY;
+  }
+  std::printf("%.9g\\n", worst);
+}
+
+// At how many pairs a value is another one.
+template <class Form, class Exact>
+void special_pairs(Form form, Exact exact) {
+  int wrong = 0;
+  const float numbers[] = {0.0f, -0.0f, 0.5f, -0.5f, 1.0f, -1.0f, 2.0f, -2.0f, 3.0f, -3.0f, INFINITY, -INFINITY, NAN};
+  for (float a : numbers) {
+    for (float b : numbers) {
+      const double wanted = exact(double(a), double(b)), found = form(a, b);
+      const bool is_near = wanted == found || std::fabs(found - wanted) <= 1e-5 * std::fabs(wanted);
+      const bool is_right = wanted == wanted ? is_near && std::signbit(wanted) == std::signbit(found) : found != found;
+      wrong += !is_right;
+      if (!is_right) std::fprintf(stderr, "%g, %g: %g, not %g\\n", a, b, found, wanted);
+    }
+  }
+  std::printf("%d\\n", wrong);
+}
+
+// As `sweep`, of pairs whose results lie within `least` and `most` in size.
+template <class Form, class Exact>
+void sweep_pairs(Form form, Exact exact, double least, double most) {
+  double worst = 0.0;
+  for (std::uint32_t bits = bits_of(1e-30f); bits <= bits_of(1e30f); bits += 90011) {
+    for (int step = -400; step <= 400; ++step) {
+      const float a = of_bits(bits), near = (step < 0 ? -1.0f : 1.0f) * of_bits(bits + 9973 * step);
+      const float b = step % 2 ? 0.0625f * step : near;
+      for (float sign : {1.0f, -1.0f}) {
+        const double wanted = exact(double(sign * a), double(b)), size = std::fabs(wanted);
+        if (!(size >= least && size <= most)) continue;
+        const double error = std::fabs(form(sign * a, b) - wanted) / size;
+        if (!(error <= worst)) worst = error == error ? error : INFINITY;
+      }
+    }
   }
   std::printf("%.9g\\n", worst);
 }
@@ -75,6 +139,18 @@ def disturbed(text: str) -> str:
     return text
 
 
+def ends(name: str) -> list[tuple[float, float, float, bool]]:
+    """What is swept: the bound, from where and to where, and whether the error is relative."""
+    _, low, high = FORMS[name]
+    bound, far = ERRORS.get(name, RELATIVE), FAR_ERRORS.get(name, FAR_LEFT)
+    found = [(bound, max(LEAST, low), high, True)]
+    found += [(bound, -LEAST, low, True)] if low < 0 else []
+    if name != "tan":  # of which an angle is swept
+        found += [(far, low, -3e38, False)] if low in (-6.0, -1e5) else []
+        found += [(far, high, 3e38, False)] if high in (4.0, 1e5) else []
+    return found
+
+
 def program() -> str:
     includes = ["cmath", "cstddef", "cstdint", "cstdio", "cstdlib", "cstring", "initializer_list"]
     lines = [f"#include <{name}>" for name in includes]
@@ -82,13 +158,23 @@ def program() -> str:
     lines += [PROGRAM.replace("STRIDE", str(STRIDE)), "int main(int count, char** given) {"]
     for name in FORMS:
         lines.append(f"  for (float x : {{{', '.join(SPECIAL)}}})")
-        lines.append(f'    std::printf("%g\\n", epigemm::math::short_form::{name}(x));')
+        lines.append(f'    std::printf("%.9g\\n", epigemm::math::short_form::{name}(x));')
+    for name, (exact, *_) in PAIRS.items():
+        form = f"epigemm::math::short_form::{name.removesuffix('_far')}"
+        lines.append(f"  special_pairs({form}, [](double a, double b) {{ return {exact}; }});")
     lines += ["  if (count < 3) return 0;"]
     lines += ["  exp2_factor = std::atof(given[1]), reciprocal_factor = std::atof(given[2]);"]
-    for name, (exact, low, high) in FORMS.items():
+    for name, (exact, _, _) in FORMS.items():
         call = f"  sweep(epigemm::math::short_form::{name}, [](double x) {{ return {exact}; }}, "
-        lines += [f"{call}{LEAST}f, {high}f, true);", f"{call}-{LEAST}f, {low}f, true);"]
-        lines += [f"{call}{low}f, -3e38f, false);"] if low > -3e38 else []
+        lines += [
+            f"{call}{start}f, {end}f, {str(is_relative).lower()});"
+            for _, start, end, is_relative in ends(name)
+        ]
+    angle = "[](float x) { return std::atan(double(epigemm::math::short_form::tan(x))); }"
+    lines.append(f"  sweep({angle}, [](double x) {{ return std::atan(std::tan(x)); }}, 1e5f, 3e38f, false);")
+    for name, (exact, least, most, _) in PAIRS.items():
+        form = f"epigemm::math::short_form::{name.removesuffix('_far')}"
+        lines.append(f"  sweep_pairs({form}, [](double a, double b) {{ return {exact}; }}, {least}, {most});")
     return "\n".join([*lines, "}"])
 
 
@@ -112,11 +198,10 @@ def printed(binary: Path, *factors: float) -> list[float]:
 @pytest.mark.parametrize("signs", [*itertools.product((-1.0, 1.0), repeat=2)], ids=str)
 def test_errors(binary: Path, signs: tuple[float, float]) -> None:
     worst = printed(binary, 1.0 + signs[0] * EXP2_ERROR, 1.0 + signs[1] * RECIPROCAL_ERROR)
-    worst = worst[len(FORMS) * len(SPECIAL) :]
-    bounds = []
-    for name, (_, low, _) in FORMS.items():
-        ends = [(f"{name}, x > 0", RELATIVE), (f"{name}, x < 0", RELATIVE)]
-        bounds += [*ends, (f"{name}, far left", FAR_LEFT)] if low > -3e38 else ends
+    worst = worst[len(FORMS) * len(SPECIAL) + len(PAIRS) :]
+    bounds = [(f"{name}, {start}", bound) for name in FORMS for bound, start, *_ in ends(name)]
+    bounds.append(("the angle of tan, far", 2.0**-20))
+    bounds += [(name, bound) for name, (_, _, _, bound) in PAIRS.items()]
     assert len(worst) == len(bounds)
     for (what, bound), error in zip(bounds, worst, strict=True):
         assert error <= bound, (what, error, bound)
@@ -128,5 +213,8 @@ def test_special_values(binary: Path) -> None:
     for name in FORMS:
         found = [next(values) for _ in SPECIAL]
         for point, value, wanted in zip(SPECIAL, found, AT_SPECIAL[name], strict=True):
-            same = math.isnan(value) if math.isnan(wanted) else repr(value) == repr(wanted)
+            near = abs(value - wanted) <= 1e-5 * abs(wanted) if math.isfinite(wanted) else value == wanted
+            signs = math.copysign(1.0, value) == math.copysign(1.0, wanted)
+            same = math.isnan(value) if math.isnan(wanted) else near and signs
             assert same, (name, point, value, wanted)
+    assert list(values) == [0.0] * len(PAIRS)

@@ -123,29 +123,30 @@ EPIGEMM_HOST_DEVICE T detach(T x) {
 // xlogy(a, b) = a log(b), 0 where a is 0 unless b is NaN
 template <class T>
 EPIGEMM_HOST_DEVICE T xlogy(T a, T b) {
-  if (isnan(b)) return b;
-  return a == T(0) ? T(0) : a * log(b);
+  const T product = a * log(b);  // before the choice: no branch then
+  return a == T(0) && !isnan(b) ? T(0) : product;
 }
 
 // logaddexp(a, b) = log(exp(a) + exp(b)), from the greater of them; of equal infinities that infinity
 template <class T>
 EPIGEMM_HOST_DEVICE T logaddexp(T a, T b) {
-  if (a == b && isinf(a)) return a;
-  return maximum(a, b) + log1p(exp(-abs(a - b)));
+  const T sum = maximum(a, b) + log1p(exp(-abs(a - b)));
+  return a == b && isinf(a) ? a : sum;
 }
 
 // logaddexp2(a, b) = log2(2^a + 2^b)
 template <class T>
 EPIGEMM_HOST_DEVICE T logaddexp2(T a, T b) {
-  if (a == b && isinf(a)) return a;
-  return maximum(a, b) + log1p(exp2(-abs(a - b))) * T(1.4426950408889634074);
+  const T sum = maximum(a, b) + log1p(exp2(-abs(a - b))) * T(1.4426950408889634074);
+  return a == b && isinf(a) ? a : sum;
 }
 
 // sinc(x) = sin(pi x) / (pi x), 1 at 0
 template <class T>
 EPIGEMM_HOST_DEVICE T sinc(T x) {
   const T angle = x * T(3.14159265358979323846);
-  return x == T(0) ? T(1) : sin(angle) / angle;
+  const T quotient = div(sin(angle), angle);
+  return x == T(0) ? T(1) : quotient;
 }
 
 }  // namespace epigemm::math

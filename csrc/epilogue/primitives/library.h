@@ -68,22 +68,19 @@ EPIGEMM_HOST_DEVICE float minimum(float a, float b) {
 }
 #endif
 
+// A float's bits, and the float of some.
+#if defined(__CUDA_ARCH__)
+EPIGEMM_HOST_DEVICE unsigned bits_of(float x) { return __float_as_uint(x); }
+EPIGEMM_HOST_DEVICE float of_bits(unsigned bits) { return __uint_as_float(bits); }
+#else
+EPIGEMM_HOST_DEVICE unsigned bits_of(float x) { return detail::bit_cast<unsigned>(x); }
+EPIGEMM_HOST_DEVICE float of_bits(unsigned bits) { return detail::bit_cast<float>(bits); }
+#endif
+
 // x rounded to bfloat16, ties to even; beyond its largest number infinity. Doubles go by float, as torch's casts do.
 EPIGEMM_HOST_DEVICE float to_bfloat16(float x) {
-  unsigned bits;
-#if defined(__CUDA_ARCH__)
-  bits = __float_as_uint(x);
-#else
-  std::memcpy(&bits, &x, sizeof(bits));
-#endif
-  if (x != x) return x;
-  bits = (bits + 0x7fffu + ((bits >> 16) & 1u)) & 0xffff0000u;
-#if defined(__CUDA_ARCH__)
-  return __uint_as_float(bits);
-#else
-  std::memcpy(&x, &bits, sizeof(x));
-  return x;
-#endif
+  const unsigned bits = bits_of(x);
+  return x != x ? x : of_bits((bits + 0x7fffu + ((bits >> 16) & 1u)) & 0xffff0000u);
 }
 EPIGEMM_HOST_DEVICE double to_bfloat16(double x) { return to_bfloat16(static_cast<float>(x)); }
 

@@ -6,7 +6,7 @@
 #pragma once
 
 #include "epilogue/rounded.h"
-#include "epilogue/primitives/short.h"
+#include "epilogue/primitives/short_angles.h"
 
 namespace epigemm::math {
 
@@ -27,28 +27,18 @@ EPIGEMM_ROUNDED(to_bfloat16)
 EPIGEMM_ROUNDED(log)
 EPIGEMM_ROUNDED(log2)
 EPIGEMM_ROUNDED(log10)
-EPIGEMM_ROUNDED(sin)
-EPIGEMM_ROUNDED(cos)
-EPIGEMM_ROUNDED(tan)
 EPIGEMM_ROUNDED(asin)
 EPIGEMM_ROUNDED(acos)
 EPIGEMM_ROUNDED(atan)
 EPIGEMM_ROUNDED(sinh)
 EPIGEMM_ROUNDED(cosh)
-EPIGEMM_ROUNDED(asinh)
-EPIGEMM_ROUNDED(acosh)
-EPIGEMM_ROUNDED(atanh)
 EPIGEMM_ROUNDED(erf)
-EPIGEMM_ROUNDED(erfc)
 EPIGEMM_ROUNDED(erfinv)
 EPIGEMM_ROUNDED(lgamma)
 EPIGEMM_ROUNDED(digamma)
 EPIGEMM_ROUNDED(i0)
 EPIGEMM_ROUNDED_2(copysign)
 EPIGEMM_ROUNDED_2(fmod)
-EPIGEMM_ROUNDED_2(pow)
-EPIGEMM_ROUNDED_2(atan2)
-EPIGEMM_ROUNDED_2(hypot)
 
 #define EPIGEMM_ROUNDED_SHORT(name) \
   EPIGEMM_HOST_DEVICE Rounded name(Rounded x) { return Rounded(short_form::name(x.value)); }
@@ -57,6 +47,21 @@ EPIGEMM_ROUNDED_SHORT(expm1)
 EPIGEMM_ROUNDED_SHORT(log1p)
 EPIGEMM_ROUNDED_SHORT(gelu)
 EPIGEMM_ROUNDED_SHORT(gelu_tanh)
+EPIGEMM_ROUNDED_SHORT(sqrt)
+EPIGEMM_ROUNDED_SHORT(asinh)
+EPIGEMM_ROUNDED_SHORT(acosh)
+EPIGEMM_ROUNDED_SHORT(atanh)
+EPIGEMM_ROUNDED_SHORT(erfc)
+EPIGEMM_ROUNDED_SHORT(sin)
+EPIGEMM_ROUNDED_SHORT(cos)
+EPIGEMM_ROUNDED_SHORT(tan)
+
+#define EPIGEMM_ROUNDED_SHORT_2(name) \
+  EPIGEMM_HOST_DEVICE Rounded name(Rounded a, Rounded b) { return Rounded(short_form::name(a.value, b.value)); }
+EPIGEMM_ROUNDED_SHORT_2(div)
+EPIGEMM_ROUNDED_SHORT_2(pow)
+EPIGEMM_ROUNDED_SHORT_2(atan2)
+EPIGEMM_ROUNDED_SHORT_2(hypot)
 
 #if defined(__CUDA_ARCH__)
 
@@ -68,22 +73,14 @@ EPIGEMM_ROUNDED_SHORT(gelu_tanh)
     return Rounded(result);                                    \
   }
 EPIGEMM_ROUNDED_INSTRUCTION(inverse, "rcp.approx.f32")
-EPIGEMM_ROUNDED_INSTRUCTION(sqrt, "sqrt.approx.f32")
 EPIGEMM_ROUNDED_INSTRUCTION(rsqrt, "rsqrt.approx.f32")
 EPIGEMM_ROUNDED_INSTRUCTION(exp2, "ex2.approx.f32")
-
-EPIGEMM_HOST_DEVICE Rounded div(Rounded a, Rounded b) {
-  float result;
-  asm("div.full.f32 %0, %1, %2;" : "=f"(result) : "f"(a.value), "f"(b.value));
-  return Rounded(result);
-}
 
 EPIGEMM_ROUNDED_2(maximum)
 EPIGEMM_ROUNDED_2(minimum)
 
 #else
 
-EPIGEMM_ROUNDED(sqrt)
 EPIGEMM_ROUNDED(rsqrt)
 EPIGEMM_ROUNDED(exp2)
 

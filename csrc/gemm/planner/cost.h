@@ -28,24 +28,30 @@ inline int alignment_class(int64_t row_bytes) {
 // Device memory's bytes a clock cycle of the multiprocessors.
 inline double memory_bytes_per_cycle(const Device& device) { return device.memory_bytes_per_us / device.clock_mhz; }
 
-// The epilogues that the figures are fitted to are of two classes, by their special functions an element: none, or the
-// two of a sigmoid.
-constexpr int kFunctionsOfSigmoid = 2;
+// The epilogues that the figures are fitted to are of two classes: next to nothing, or a sigmoid.
+constexpr FunctorCost kSigmoid = functor_cost("sigmoid");
 
-inline int special_functions(const Problem& problem) { return epilogue_info(problem.epilogue).special_functions; }
-inline bool is_transcendental(const Problem& problem) { return special_functions(problem) >= kFunctionsOfSigmoid; }
-
-// What a functor takes for special functions that its class does not have (`in_class`), in cycles of one
-// multiprocessor, which computes 16 of them a cycle. The count is that of a functor's fp32 form; its form for
-// 16-bit results is about a third as long. Above a limit the count no longer predicts the time.
-inline double longer_functor_cycles(const Problem& problem, double elements, int in_class) {
-  constexpr int kMostFunctions = 64;
-  const double per_cycle = element_bytes(problem.out.element) == 2 ? 54 : 16;
-  const int more = std::clamp(special_functions(problem), in_class, kMostFunctions) - in_class;
-  return elements * more / per_cycle;
+inline double cycles_of(const FunctorCost& cost, const Problem& problem, FunctorKernel kernel) {
+  const bool is_16_bits = element_bytes(problem.out.element) == 2;
+  return (is_16_bits ? cost.with_rounded : cost.with_float)[static_cast<int>(kernel)];
 }
-inline double longer_functor_cycles(const Problem& problem, double elements) {
-  return longer_functor_cycles(problem, elements, is_transcendental(problem) ? kFunctionsOfSigmoid : 0);
+inline double functor_cycles(const Problem& problem, FunctorKernel kernel) {
+  return cycles_of(epilogue_info(problem.epilogue).cost, problem, kernel);
+}
+
+inline bool is_transcendental(const Problem& problem, FunctorKernel kernel) {
+  constexpr double kLeast = 0.75;  // of a sigmoid: an exponential and half a one
+  return functor_cycles(problem, kernel) >= kLeast * cycles_of(kSigmoid, problem, kernel);
+}
+
+// What a functor takes beside those of its class, in cycles of one multiprocessor. A lone exponential, which is in no
+// class, is counted in full.
+inline double longer_functor_cycles(const Problem& problem, FunctorKernel kernel, double elements, bool has_sigmoid) {
+  const double in_class = has_sigmoid ? cycles_of(kSigmoid, problem, kernel) : 0;
+  return elements * std::max(0.0, functor_cycles(problem, kernel) - in_class);
+}
+inline double longer_functor_cycles(const Problem& problem, FunctorKernel kernel, double elements) {
+  return longer_functor_cycles(problem, kernel, elements, is_transcendental(problem, kernel));
 }
 
 // Bytes of the epilogue's matrix operands, which are read once, from device memory. In a kernel of several rounds what

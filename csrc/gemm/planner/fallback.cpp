@@ -16,12 +16,13 @@ double elementwise_microseconds(const Problem& p) {
     double fixed_us, bytes_in_l2, bytes_beyond, l2_bytes;
   };
   constexpr Cost kCheap = {5.73, 1.51, 1.25, 25.1e6}, kTranscendental = {5.59, 1.70, 0.674, 29.5e6};
-  const Cost& c = cost::is_transcendental(p) ? kTranscendental : kCheap;
+  const Cost& c = cost::is_transcendental(p, FunctorKernel::Elementwise) ? kTranscendental : kCheap;
   const double bytes = cost::as_double(p.m) * cost::as_double(p.n) * element_bytes(p.out.element);
   const double moved = c.bytes_in_l2 * bytes + c.bytes_beyond * std::max(0.0, bytes - c.l2_bytes);
   const double memory = (moved + cost::matrix_bytes(p)) / p.device.memory_bytes_per_us;
   const double of_multiprocessor = cost::as_double(p.m) * cost::as_double(p.n) / p.device.multiprocessors;
-  const double functor = cost::longer_functor_cycles(p, of_multiprocessor) / p.device.clock_mhz;
+  const double functor =
+      cost::longer_functor_cycles(p, FunctorKernel::Elementwise, of_multiprocessor) / p.device.clock_mhz;
   return c.fixed_us + (functor > 0 ? cost::norm4(memory, functor) : memory);
 }
 

@@ -113,9 +113,24 @@ double least_gain(const Problem& p, double fallback_us) {
   }
 }
 
+bool is_expected_to_gain(const Problem& problem, double fused_us, double fallback_us) {
+  return fallback_us >= least_gain(problem, fallback_us) * fused_us;
+}
+
+// What the functor takes within the fused kernel and within the elementwise one, where that is why none is fused.
+std::string what_functor_takes(const Problem& problem, double fused_us, double fallback_us) {
+  Problem cheap = problem;
+  cheap.epilogue = EpilogueId::relu_div;  // next to nothing, in two kernels
+  const double cheap_us = best_candidate(cheap).microseconds, cheap_fallback_us = fallback_microseconds(cheap);
+  const bool is_longer = cost::functor_cycles(problem, FunctorKernel::Elementwise) > 0 && cheap_us < fused_us;
+  if (!is_longer || !is_expected_to_gain(cheap, cheap_us, cheap_fallback_us)) return {};
+  return text("; the epilogue takes ", fused_us - cheap_us, " us within the product, and ",
+              std::max(0.0, fallback_us - cheap_fallback_us), " us in an elementwise kernel");
+}
+
 std::string why_not_expected(const Problem& problem, double fused_us) {
   const double fallback_us = fallback_microseconds(problem);
-  if (fallback_us >= least_gain(problem, fallback_us) * fused_us) return std::string();
+  if (is_expected_to_gain(problem, fused_us, fallback_us)) return std::string();
   const char* what = !is_fallback_expected_in_one_kernel(problem) ? "PyTorch's GEMM with one elementwise kernel"
                      : problem.epilogue == EpilogueId::bias_relu  ? "PyTorch's GEMM, which adds a bias and ReLU itself,"
                                                                   : "PyTorch's GEMM, which adds a bias itself,";
@@ -123,7 +138,8 @@ std::string why_not_expected(const Problem& problem, double fused_us) {
                                             : " is expected to be at least as fast (";
   const bool needs_pack = problem.arithmetic == Arithmetic::Split && !problem.is_packed;
   return text(what, gain, fallback_us, " us against ", fused_us, " us fused",
-              needs_pack ? ", of which the weight takes its share at every call: see pack)" : ")");
+              needs_pack ? ", of which the weight takes its share at every call: see pack" : "",
+              what_functor_takes(problem, fused_us, fallback_us), ")");
 }
 
 Plan invariant_plan(const Problem& problem) {
@@ -147,7 +163,7 @@ Candidate chosen(const Problem& problem) {
     return found->is_fused() ? Candidate{found->plan, found->fused_microseconds} : kFallback;
   }
   const Candidate best = best_candidate(problem);
-  return why_not_expected(problem, best.microseconds).empty() ? best : kFallback;
+  return is_expected_to_gain(problem, best.microseconds, fallback_microseconds(problem)) ? best : kFallback;
 }
 
 }  // namespace

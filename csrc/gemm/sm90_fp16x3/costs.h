@@ -120,7 +120,8 @@ inline double microseconds(const Problem& p, const Plan& plan) {
   const double steps = as_double(ceil_div(p.k, kTileK));
   const double mainloops = steps * ((rounds.count - 1) * step(1) + step(rounds.last));
   // One figure for both classes.
-  const double longer = cost::longer_functor_cycles(p, tile.m * tile.n, cost::kFunctionsOfSigmoid);
+  const auto kernel = tile.schedule == Schedule::Pingpong ? FunctorKernel::Pingpong : FunctorKernel::Slices;
+  const double longer = cost::longer_functor_cycles(p, kernel, tile.m * tile.n, true);
   const double epilogue = slowdown * of_tile.epilogue_us + longer / p.device.clock_mhz;
   const double one_hidden = std::max(mainloops + epilogue, (mainloops + rounds.count * epilogue) / 2);
   double compute = tile.schedule == Schedule::Pingpong ? one_hidden : mainloops + rounds.count * epilogue;

@@ -52,7 +52,8 @@ constexpr Cost kTranscendentalInTF32 = {
 
 inline const Cost& cost_of(const Problem& p) {
   const bool is_16_bits = element_bytes(p.x.element) == 2;
-  if (cost::is_transcendental(p)) return is_16_bits ? kTranscendentalIn16Bits : kTranscendentalInTF32;
+  if (cost::is_transcendental(p, FunctorKernel::SwapAB))
+    return is_16_bits ? kTranscendentalIn16Bits : kTranscendentalInTF32;
   return is_16_bits ? kCheapIn16Bits : kCheapInTF32;
 }
 
@@ -101,7 +102,8 @@ inline double microseconds(const Problem& p, const Plan& plan) {
                 m * n * c.visible_writes) +
        (read - read_last)) /
       cost::memory_bytes_per_cycle(p.device);
-  double epilogue = c.epilogue_cycles[plan.tile] + cost::longer_functor_cycles(p, tile.m * tile.n / plan.splits);
+  double epilogue = c.epilogue_cycles[plan.tile] +
+                    cost::longer_functor_cycles(p, FunctorKernel::SwapAB, tile.m * tile.n / plan.splits);
   if (read > 0) epilogue += c.matrix_cycles * tile.m * tile.n / (kTileArea * plan.splits);
   double tail = epilogue * (1 + c.serial_epilogues * (of_one - 1)) + read_last / cost::memory_bytes_per_cycle(p.device);
   if (plan.splits > 1) {

@@ -76,7 +76,9 @@ static_assert(sizeof(kStepCycles) / sizeof(double) == kTileCount, "every tile ne
 
 inline const Cost& cost_of(const Problem& p) {
   const bool is_16_bits = element_bytes(p.x.element) == 2;
-  if (cost::is_transcendental(p)) return is_16_bits ? kTranscendentalIn16Bits : kTranscendentalInTF32;
+  if (cost::is_transcendental(p, FunctorKernel::Cooperative)) {
+    return is_16_bits ? kTranscendentalIn16Bits : kTranscendentalInTF32;
+  }
   return is_16_bits ? kCheapIn16Bits : kCheapInTF32;
 }
 
@@ -116,6 +118,9 @@ inline double microseconds(const Problem& p, const Plan& plan) {
   using cost::as_double;
   const Tile& tile = kTiles[plan.tile];
   const Cost& c = cost_of(p);
+  const bool is_transcendental = cost::is_transcendental(p, FunctorKernel::Cooperative);
+  const FunctorKernel kernel =
+      tile.schedule == Schedule::Pingpong ? FunctorKernel::Pingpong : FunctorKernel::Cooperative;
   const double m = as_double(p.m), n = as_double(p.n), bytes = element_bytes(p.x.element);
   const Grid grid = grid_of(p, tile);
   const double grid_m = as_double(grid.clusters_m), grid_n = as_double(grid.clusters_n);
@@ -159,7 +164,7 @@ inline double microseconds(const Problem& p, const Plan& plan) {
                               (1 + (are_writes_misaligned ? kMisalignedWrites : 0)) +
                           c.visible_writes * read / rounds.count / cost::memory_bytes_per_cycle(p.device) +
                           (read > 0 ? c.matrix_cycles * tile.m * tile.n / kTileArea : 0) +
-                          cost::longer_functor_cycles(p, tile.m * tile.n);
+                          cost::longer_functor_cycles(p, kernel, tile.m * tile.n, is_transcendental);
   double cycles = mainloops + rounds.count * epilogue;
   if (tile.schedule == Schedule::Pingpong) {
     // One warpgroup's epilogue runs under the other's mainloop; each has every other tile.

@@ -25,7 +25,7 @@ from torch import Tensor, fx
 
 from epigemm.epilogues import constants, formulas
 from epigemm.epilogues.kinds import ANNOTATIONS, SCALAR, slots_of, too_many
-from epigemm.epilogues.tracing import cost, reference, source
+from epigemm.epilogues.tracing import reference, source
 from epigemm.epilogues.tracing.program import Program, words
 
 _ACCEPTED = ", ".join(kind.__name__ for kind in ANNOTATIONS)
@@ -75,11 +75,6 @@ class Traced:
         """Of each operand whether the result depends on it."""
         read = self.program.reads()
         return tuple(number in read for number in range(1, len(self.operands) + 1))
-
-    @property
-    def special_functions(self) -> int:
-        """How many exponentials, reciprocals and the like it computes for an element: the costs of a kernel."""
-        return cost.special_functions(self.program, self.kinds)
 
     def reference(self, acc: Tensor, *operands: Tensor | float) -> Tensor:
         """The epilogue in plain PyTorch: differentiable any number of times, and traceable.

@@ -19,6 +19,8 @@ from epigemm._native import ops
 from epigemm.epilogues import formulas
 from epigemm.epilogues.kinds import KINDS, PER_COLUMN, SCALAR
 from epigemm.epilogues.registry import LINKED, WHEN_MADE, Epilogue, Operand, named
+from epigemm.epilogues.tracing import cost
+from epigemm.epilogues.tracing.short import may_be_short
 
 if TYPE_CHECKING:
     from epigemm.epilogues.declaring import Traced
@@ -58,7 +60,8 @@ class LinkedEpilogue(Epilogue):
             kinds or None,
             of_compute or None,
             self.bias_place or 0,
-            traced.special_functions,
+            cost.primitives(traced.program, traced.kinds),
+            may_be_short(traced.program),
         )
         # The package's kernels read operands of x's type.
         is_usual = all(operand.folded == (operand.kind == SCALAR) for operand in operands)

@@ -1,4 +1,4 @@
-"""How long functors are to the planner."""
+"""What functors are made of to the planner, and its table of what that takes."""
 
 from __future__ import annotations
 
@@ -9,8 +9,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from benchmarks.harness import functor_table
 from epigemm.epilogues.declaring import trace
 from epigemm.epilogues.kinds import PerColumn, PerRow, Scalar
+from epigemm.epilogues.tracing import aten, steps
+from epigemm.epilogues.tracing.cost import primitives
 
 
 def plain(acc: Tensor, bias: PerColumn) -> Tensor:
@@ -50,19 +53,32 @@ def power(acc: Tensor, exponent: Scalar) -> Tensor:
     return torch.pow(acc, exponent)
 
 
+def fourth(acc: Tensor, bias: PerColumn) -> Tensor:
+    return torch.exp(acc + bias) ** 4 + (acc + bias).half().float()
+
+
 @pytest.mark.parametrize(
     ("function", "expected"),
     [
-        (plain, 0),
-        (sigmoid, 2),
-        (gelu, 4),
-        (both, 5),
-        (by_row, 1),
-        (by_scalar, 0),
-        (of_scalars, 0),
-        (root, 1),
-        (power, 10),
+        (plain, "relu,mul"),  # the bias is every kernel's
+        (sigmoid, "sigmoid"),
+        (gelu, "gelu"),
+        (both, "gelu,exp,mul"),
+        (by_row, "div"),
+        (by_scalar, "div_by_scalar"),
+        (of_scalars, "mul"),
+        (root, "sqrt"),
+        (power, "pow"),
+        (fourth, "add,exp,pow,add,copy,to_half,add"),
     ],
 )
-def test_special_functions(function: Callable[..., Tensor], expected: int) -> None:
-    assert trace(function).special_functions == expected
+def test_primitives(function: Callable[..., Tensor], expected: str) -> None:
+    made = trace(function)
+    assert sorted(primitives(made.program, made.kinds).split(",")) == sorted(expected.split(","))
+
+
+def test_the_table_has_every_primitive() -> None:
+    ops = {*aten.UNARY, *aten.BINARY, *aten.PREDICATES, *steps.KEPT, *steps._WITH_NUMBERS}
+    spelled_otherwise = {"rsub", "nan_to_num", "logical_not"}
+    more = {"floor_div", "trunc_div", "div_by_scalar", "to_half", "to_bfloat16", "neg", "copy", "highest"}
+    assert (ops | more) - spelled_otherwise <= functor_table.read().keys()

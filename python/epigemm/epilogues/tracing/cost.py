@@ -1,56 +1,42 @@
-"""How long a functor is, as the planner is told it: by the special functions that it computes for an element.
+"""What a functor is made of, as the planner is told it: csrc/epilogue/costs.def has what each primitive takes.
 
-A unit is one special-function instruction (an exponential, a logarithm or a reciprocal of the hardware's), or eight
-ordinary ones, which take a multiprocessor as long. Counted in the machine code of fp32 functors, without the branches
-that ordinary arguments do not take.
+`python -m benchmarks --functors` measures them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from epigemm.epilogues.kinds import SCALAR
-from epigemm.epilogues.tracing.program import Program, Ref, Step
+from epigemm.epilogues.tracing.program import BFLOAT16, HALF, Program, Ref, Step
 from epigemm.epilogues.tracing.source import POWERS
 
-TRANSCENDENTAL = {
-    **dict.fromkeys(["exp", "exp2"], 1),
-    **dict.fromkeys(["sigmoid", "tanh", "gelu_tanh", "atan"], 2),
-    **dict.fromkeys(["expm1", "log", "log2", "log10", "log1p", "erf", "erfinv"], 3),
-    **dict.fromkeys(["sin", "cos", "asin", "acos", "sinh", "cosh"], 3),
-    **dict.fromkeys(["elu", "softplus", "gelu", "xlogy", "tan", "hypot"], 4),
-    **dict.fromkeys(["erfc", "asinh", "acosh", "atanh", "atan2", "logaddexp", "logaddexp2"], 5),
-    **dict.fromkeys(["i0", "sinc"], 8),
-    "pow": 10,
-    **dict.fromkeys(["lgamma", "digamma"], 20),
-}
-"""Exponentials, logarithms and the like, each with its units."""
-
-_QUOTIENTS = {
-    **dict.fromkeys(["div", "reciprocal", "sqrt", "rsqrt"], 1),
-    **dict.fromkeys(["fmod", "remainder", "floor_div", "trunc_div"], 8),
-}
-_UNITS = TRANSCENDENTAL | _QUOTIENTS
-_POWERS = dict.fromkeys(POWERS, 0) | dict.fromkeys([0.5, -0.5, -1.0], 1)
+_POWERS = {0.5: ["sqrt"], 2.0: ["mul"], 3.0: ["mul", "mul"], -0.5: ["rsqrt"], -1.0: ["reciprocal"]}
+assert _POWERS.keys() == POWERS.keys()
 
 
-def special_functions(program: Program, kinds: Sequence[str]) -> int:
-    """The units of a program for one element of the result.
+def primitives(program: Program, kinds: Sequence[str]) -> str:
+    """The primitives that a program computes for an element of the result: their names, between commas.
 
-    What is computed of scalars and constants alone is computed once, and so is the reciprocal of such a divisor.
+    Left out is what is computed of scalars and constants alone, once, and a bias, which every kernel adds.
     """
     once = {number for number, kind in enumerate(kinds, 1) if kind == SCALAR}
-    units = 0
+    names: list[str] = []
+    bias = program.bias()
     for number, step in enumerate(program.steps, program.operands + 1):
         of_element = [isinstance(value, Ref) and value.number not in once for value in step.inputs]
         if not any(of_element):
             once.add(number)
-        elif step.op != "div" or of_element[1]:
-            units += _units(step)
-    return units
+        elif not (step.op == "add" and bias is not None and set(step.inputs) == {Ref(0), Ref(bias)}):
+            names += _names(step, is_divisor_scalar=step.op == "div" and not of_element[1])
+    return ",".join(names)
 
 
-def _units(step: Step) -> int:
-    if step.op == "pow" and isinstance(step.inputs[1], float) and step.inputs[1] in _POWERS:
-        return _POWERS[step.inputs[1]]
-    return _UNITS.get(step.op, 0)
+def _names(step: Step, *, is_divisor_scalar: bool) -> Iterator[str]:
+    exponent = step.inputs[1] if step.op == "pow" else None
+    if isinstance(exponent, float) and exponent in _POWERS:
+        yield from _POWERS[exponent]
+    else:
+        yield "div_by_scalar" if is_divisor_scalar else step.op
+    if step.kind in (HALF, BFLOAT16):
+        yield f"to_{step.kind}"

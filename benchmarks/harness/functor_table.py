@@ -1,0 +1,64 @@
+"""The planner's table of what primitives cost, csrc/epilogue/costs.def: read, and written from a record."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+PATH = Path(__file__).parents[2] / "csrc" / "epilogue" / "costs.def"
+COLUMNS = (
+    "elementwise",
+    "elementwise_16",
+    "cooperative",
+    "cooperative_16",
+    "pingpong",
+    "pingpong_16",
+    "swap_ab",
+    "swap_ab_16",
+    "slices",
+)
+"""Who calls a functor (csrc/epilogue/cost.h), and whether the result has 16 bits: in the order of the table."""
+OTHER = "other"
+Costs = dict[str, dict[str, float]]
+"""By primitive and column, in cycles of a multiprocessor an element."""
+
+_HEAD = """\
+// What a multiprocessor takes for one element of a primitive, in cycles at its highest clock, beyond the kernel with a
+// product with a number as its functor: EPIGEMM_COST(name, elementwise, elementwise_16, cooperative, cooperative_16,
+// pingpong, pingpong_16, swap_ab, swap_ab_16, slices), see cost.h. `_16`: with the functions of results of 16 bits.
+// `other` stands for what is not here: long, so that it is not put where it would cost more than it saves.
+//
+// {source}
+// Written by `python -m benchmarks --functors --table RECORD/summary.json`.
+"""
+PREDICTED = "Predicted from instruction counts, not measured yet."
+
+
+def read(path: Path = PATH) -> Costs:
+    """The table as it is."""
+    rows = re.findall(r"^EPIGEMM_COST\((\w+), ([^)]*)\)$", path.read_text(), re.MULTILINE)
+    return {name: dict(zip(COLUMNS, map(float, values.split(", ")), strict=True)) for name, values in rows}
+
+
+def text(costs: Mapping[str, Mapping[str, float]], source: str) -> str:
+    """The file of a table."""
+    lines = [
+        f"EPIGEMM_COST({name}, {', '.join(f'{of[column]:.4g}' for column in COLUMNS)})"
+        for name, of in sorted(costs.items(), key=lambda pair: (pair[0] != OTHER, pair[0]))
+    ]
+    return _HEAD.format(source=source) + "\n".join(lines) + "\n"
+
+
+def updated(costs: Costs, summary: Mapping[str, Any]) -> tuple[Costs, str]:
+    """The table with a record's figures in place of those that it has, and where they are from."""
+    found = {name: {**of, **summary["primitives"].get(name, {})} for name, of in costs.items()}
+    kept = sorted(
+        f"{name} {column}"
+        for name, of in costs.items()
+        for column in of
+        if name != OTHER and column not in summary["primitives"].get(name, {})
+    )
+    source = f"Measured on {summary['gpu']}, kernels of csrc {summary['csrc'][:12]}."
+    return found, source + (f" As before: {len(kept)} figures that the record lacks." if kept else "")

@@ -1,0 +1,64 @@
+// What functors cost, as the planner counts it. Plain C++.
+#pragma once
+
+#include <string_view>
+
+namespace epigemm {
+
+// Who calls a functor: kernels differ in how many warps hide its latency.
+enum class FunctorKernel {
+  Elementwise,
+  Cooperative,  // the large tiles, of which all warps of a CTA compute one,
+  Pingpong,     // or half of them: twice as long on a tile
+  SwapAB,
+  Slices,
+};
+constexpr int kFunctorKernels = 5;
+
+// Cycles of a multiprocessor for one element, beyond what storing the product and its bias takes: with float, and with
+// Rounded, whose results have 16 bits.
+struct FunctorCost {
+  double with_float[kFunctorKernels] = {};
+  double with_rounded[kFunctorKernels] = {};
+};
+
+namespace detail {
+
+struct NamedCost {
+  std::string_view primitive;
+  FunctorCost cost;
+};
+
+constexpr NamedCost kCosts[] = {
+#define EPIGEMM_COST(name, e, e16, c, c16, p, p16, s, s16, x) {#name, {{e, c, p, s, x}, {e16, c16, p16, s16, x}}},
+#include "epilogue/costs.def"
+#undef EPIGEMM_COST
+};
+
+// The first of the table stands for what is not in it.
+constexpr const FunctorCost& cost_of_primitive(std::string_view name) {
+  for (const NamedCost& each : kCosts) {
+    if (each.primitive == name) return each.cost;
+  }
+  return kCosts[0].cost;
+}
+
+}  // namespace detail
+
+// The cost of primitives, their names between commas. `has_short_forms`: whether results of 16 bits are made with
+// Rounded, not with float.
+constexpr FunctorCost functor_cost(std::string_view primitives, bool has_short_forms = true) {
+  FunctorCost sum;
+  while (!primitives.empty()) {
+    const std::size_t comma = primitives.find(',');
+    const FunctorCost& one = detail::cost_of_primitive(primitives.substr(0, comma));
+    for (int i = 0; i < kFunctorKernels; ++i) {
+      sum.with_float[i] += one.with_float[i];
+      sum.with_rounded[i] += has_short_forms ? one.with_rounded[i] : one.with_float[i];
+    }
+    primitives.remove_prefix(comma == std::string_view::npos ? primitives.size() : comma + 1);
+  }
+  return sum;
+}
+
+}  // namespace epigemm

@@ -1,0 +1,151 @@
+"""The functors of ``--functors``, and the table that is made of a record."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from benchmarks.cases.functors import PLAIN, PRIMITIVES, Functor, bare, random_functors, repeated
+from benchmarks.cli import main
+from benchmarks.harness import functor_table
+from benchmarks.harness.functor_table import COLUMNS
+from benchmarks.harness.runner import Budget
+from benchmarks.kinds.functors import KERNELS, Kernel, Sweep, _judged, _repeats
+from epigemm._native import build_info
+from epigemm.epilogues.tracing.short import may_be_short
+from epigemm.planning import dry_runs
+
+
+@pytest.mark.parametrize("name", PRIMITIVES)
+def test_a_primitive_is_repeated(name: str) -> None:
+    """Beside steps as short as a product, and with the form for 16 bits that a call of it alone has."""
+    functor = repeated(name, 3)
+    parts = functor.primitives
+    assert parts.count(name) == 3
+    assert {*parts} - {name} <= PLAIN.keys()
+    once = may_be_short(repeated(name, 1).epilogue.traced.program)
+    assert may_be_short(functor.epilogue.traced.program) == once
+
+
+def test_products_are_repeated() -> None:
+    assert repeated("mul", 4).primitives == ["mul"] * 5
+
+
+def test_random_functors() -> None:
+    functors = random_functors(7, 20)
+    assert [each.text for each in functors] == [each.text for each in random_functors(7, 20)]
+    assert len({each.text for each in functors}) == 20
+    z = torch.randn(4, 64, generator=torch.Generator().manual_seed(0))
+    for each in functors:
+        assert each.epilogue.elementwise(z, 1.01).shape == z.shape
+        assert {*each.primitives} <= functor_table.read().keys()
+
+
+def test_the_plans_are_there() -> None:
+    """By the numbers of this build's families and tiles."""
+    families = list(build_info()["families"])
+    assert families == ["sm90_tma", "sm90_swap_ab", "sm90_fp16x3"]
+    for kernel in KERNELS:
+        if kernel.plan:
+            arithmetic = dry_runs.ARITHMETICS[kernel.plan[0]]
+            tiles: Any = build_info()["families"][families[kernel.plan[1]]]
+            kind = arithmetic if arithmetic in ("split", "scaled") else "tf32"
+            assert kernel.plan[2] < tiles[kind]
+
+
+def test_the_table_is_what_is_written() -> None:
+    text = functor_table.PATH.read_text()
+    source = next(line for line in text.splitlines() if "easured" in line).removeprefix("// ")
+    assert functor_table.text(functor_table.read(), source) == text
+
+
+def test_a_record_becomes_a_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "costs.def"
+    path.write_text(functor_table.PATH.read_text())
+    before = functor_table.read()
+    monkeypatch.setattr(functor_table, "PATH", path)
+    record: dict[str, Any] = {"kind": "functors", "gpu": "NVIDIA H200", "csrc": "0123456789abcdef"}
+    record |= {"primitives": {"sin": dict.fromkeys(COLUMNS, 0.5), "cos": {"slices": 2.0}}}
+    summary = tmp_path / "summary.json"
+    summary.write_text(json.dumps(record))
+    assert main(["--functors", "--table", str(summary), "--device", "cpu"]) == 0
+    after = functor_table.read(path)
+    assert after["sin"] == dict.fromkeys(COLUMNS, 0.5)
+    assert after["cos"] == before["cos"] | {"slices": 2.0}
+    assert after["tan"] == before["tan"]
+    assert "Measured on NVIDIA H200, kernels of csrc 0123456789ab." in path.read_text()
+    summary.write_text("{}")
+    assert main(["--functors", "--table", str(summary), "--device", "cpu"]) == 2
+
+
+def test_it_needs_a_gpu() -> None:
+    assert main(["--functors", "--device", "cpu"]) == 2
+
+
+def test_predictions_are_judged() -> None:
+    points = [(1.0, 1.1), (2.0, 1.0), (4.0, 4.0)]
+    checks = {
+        str(place): {"cooperative": {"measured_us": measured, "predicted_us": predicted, "bare_us": 1.0}}
+        for place, (measured, predicted) in enumerate(points)
+    }
+    found = _judged(checks)
+    assert found["points"] == 3
+    assert found["median_error"] == pytest.approx(0.1) and found["worst_error"] == pytest.approx(0.5)
+    assert _judged({})["median_error"] is None
+
+
+class Pretended(Sweep):
+    """On a device whose functors take what a table says, all but one."""
+
+    def __post_init__(self) -> None:
+        self.multiprocessors, self.clock_mhz, self.rows = 132, 1980.0, 128 * 132
+        self.budget, self.bare, self.true = Budget(), bare(), functor_table.read()
+
+    def tensors(self, kernel: Kernel) -> tuple[Tensor, Tensor, Tensor]:
+        return (torch.empty(0),) * 3
+
+    def call(self, kernel: Kernel, functor: Functor, tensors: tuple[Tensor, ...]) -> Callable[[], Tensor]:
+        if functor.name.startswith("tan_"):
+            raise RuntimeError("no kernel")
+        cycles = sum(self.true[name][kernel.column] for name in functor.primitives)
+        product = self.true["mul"][kernel.column]
+        us = 50.0 + self.microseconds(kernel, cycles - product, 50.0)
+        return lambda: torch.tensor(us)
+
+
+class Taken:
+    """A timer whose times are the results."""
+
+    def warm_up(self, run: Callable[[], Tensor]) -> float:
+        return 1.0
+
+    def in_turn(self, runs: Sequence[Callable[[], Tensor]], *more: Any) -> list[list[float]]:
+        return [[1e-3 * float(run())] for run in runs]
+
+
+@pytest.mark.parametrize("kernel", KERNELS, ids=lambda kernel: kernel.column)
+def test_costs_are_found_again(kernel: Kernel) -> None:
+    """Of another table than the one that says how often a primitive is repeated."""
+    bench: Any = SimpleNamespace(timer=Taken(), effort=None)
+    run: Any = None
+    sweep = Pretended(run, bench)
+    before = functor_table.read()
+    for of in sweep.true.values():
+        of.update({column: 1.7 * cycles + 0.001 for column, cycles in of.items()})
+    for name, times in PLAIN.items():
+        sweep.true[name] = {column: times * of for column, of in sweep.true["mul"].items()}
+    sweep.primitives(kernel, _repeats(["sin", "mul", "tan", "pow", "floor_div"], before, kernel), before)
+    for name in ("sin", "pow", "floor_div", "mul", "clamp"):
+        wanted = sweep.true[name][kernel.column]
+        assert sweep.costs[name][kernel.column] == pytest.approx(wanted, rel=0.02), name
+    assert list(sweep.failed.values()) == ["RuntimeError: no kernel"]
+    sweep.costs.update(sweep.true)
+    sweep.random(kernel, random_functors(1, 10), before)
+    assert _judged(sweep.checks)["by_column"][kernel.column]["worst_error"] < 0.05
