@@ -44,7 +44,5 @@ void split_rows_out(const TensorView& matrix, int64_t slices, const TensorView& 
 }  // namespace
 }  // namespace epigemm::binding
 
-STABLE_TORCH_LIBRARY_IMPL(epigemm, CUDA, m) {
-  m.impl("_split_rows_out", TORCH_BOX(&epigemm::binding::split_rows_out));
-}
+STABLE_TORCH_LIBRARY_IMPL(epigemm, CUDA, m) { m.impl("_split_rows_out", TORCH_BOX(&epigemm::binding::split_rows_out)); }
 #endif

@@ -71,7 +71,9 @@ class Problem:
     def run_fused(self, plan: list[int] | None = None) -> torch.Tensor | None:
         """The fused kernel alone, the planner's or another; None where the planner has none."""
         out = self.out()
-        plans.has_gpu_kernels(out)  # the first question in a process makes the device ready; a dry run does not
+        plans.has_gpu_kernels(
+            out
+        )  # the first question in a process makes the device ready; a dry run does not
         if plan:
             numbers = (dry_runs.ARITHMETICS.index(self.arithmetic.schema_arithmetic), *plan)
             actual = deeds.linear(self.call(out), numbers)
