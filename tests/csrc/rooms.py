@@ -69,7 +69,7 @@ ROOMS = (
     ),
     Room("link", ("epilogue", "open"), ("CUDA",), "linked kernels: loaded, and found by name"),
     Room("elementwise", PLAIN, ("CUDA",), "the elementwise kernel, its derivative, BatchNorm's fold"),
-    Room("cpu", ("epilogue", "elementwise", FAMILY), (), "the same functors and the split of rows, in loops"),
+    Room("cpu", ("epilogue", "elementwise"), (), "the same functors, in loops"),
     Room(
         "call",
         (*PLAIN, "gemm", "gemm/planner", "link", "elementwise"),

@@ -123,30 +123,21 @@ EPIGEMM_HOST_DEVICE float pow(float a, float b) {
   return is_one ? 1.0f : result;
 }
 
-// Phi(-x), x >= 0, as 2^p(x): the logarithm is smooth where erf has branches. p is minimax on [0, 6], fitted with a
-// relative error of 2^-17.8, and falls beyond.
-EPIGEMM_HOST_DEVICE float tail_of_normal(float x) {
-  float p = -1.79378014e-6f;
-  p = p * x + 6.07261536e-5f;
-  p = p * x - 9.23185726e-4f;
-  p = p * x + 8.47684685e-3f;
-  p = p * x - 5.38909398e-2f;
-  p = p * x - 4.58541572e-1f;
-  p = p * x - 1.15121436f;
-  return exp2_normal(p * x - 1.0f);
-}
-
-// gelu(x) = x Phi(x): the negative tail keeps its digits, which 1 + erf loses. 2^-17 from -6 on; below, 2^-40
-// absolutely.
+// gelu(x) = x Phi(x), where Phi(-|x|) = 2^p(|x|): the logarithm is smooth where erf has branches. p is minimax on
+// [0, 6], fitted with a relative error of Phi of 2^-17.8, and falls beyond. So the negative tail keeps its digits,
+// which 1 + erf loses. 2^-17 from -6 on; below, 2^-40 absolutely.
 EPIGEMM_HOST_DEVICE float gelu(float x) {
+  const float size = abs(x);
+  float p = -1.79378014e-6f;
+  p = p * size + 6.07261536e-5f;
+  p = p * size - 9.23185726e-4f;
+  p = p * size + 8.47684685e-3f;
+  p = p * size - 5.38909398e-2f;
+  p = p * size - 4.58541572e-1f;
+  p = p * size - 1.15121436f;
+  const float tail = exp2_normal(p * size - 1.0f);
   const float above = x > 0.0f ? 1.0f : 0.0f;
-  return x * abs(above - tail_of_normal(abs(x)));
-}
-
-// erfc(x) = 2 Phi(-sqrt(2) x). 2^-16 up to 4; beyond, 2^-40 absolutely.
-EPIGEMM_HOST_DEVICE float erfc(float x) {
-  const float tail = 2.0f * tail_of_normal(abs(x) * 1.41421356f);
-  return x < 0.0f ? 2.0f - tail : tail;
+  return x * abs(above - tail);
 }
 
 // gelu_tanh(x) = x / (1 + 2^p), p = -2 log2(e) sqrt(2 / pi) (x + 0.044715 x^3). 2^-17 from -6 on; below, 2^-40

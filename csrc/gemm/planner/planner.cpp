@@ -117,15 +117,16 @@ bool is_expected_to_gain(const Problem& problem, double fused_us, double fallbac
   return fallback_us >= least_gain(problem, fallback_us) * fused_us;
 }
 
-// What the functor takes within the fused kernel and within the elementwise one, where that is why none is fused.
+// What the functor takes more than a cheap one within the fused kernel and within the elementwise one, where that is
+// why none is fused.
 std::string what_functor_takes(const Problem& problem, double fused_us, double fallback_us) {
   Problem cheap = problem;
   cheap.epilogue = EpilogueId::relu_div;  // next to nothing, in two kernels
   const double cheap_us = best_candidate(cheap).microseconds, cheap_fallback_us = fallback_microseconds(cheap);
   const bool is_longer = cost::functor_cycles(problem, FunctorKernel::Elementwise) > 0 && cheap_us < fused_us;
   if (!is_longer || !is_expected_to_gain(cheap, cheap_us, cheap_fallback_us)) return {};
-  return text("; the epilogue takes ", fused_us - cheap_us, " us within the product, and ",
-              std::max(0.0, fallback_us - cheap_fallback_us), " us in an elementwise kernel");
+  return text("; beside a cheap epilogue this one takes ", fused_us - cheap_us, " us more within the product, and ",
+              std::max(0.0, fallback_us - cheap_fallback_us), " us more in an elementwise kernel");
 }
 
 std::string why_not_expected(const Problem& problem, double fused_us) {

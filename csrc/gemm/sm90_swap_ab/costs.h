@@ -52,8 +52,9 @@ constexpr Cost kTranscendentalInTF32 = {
 
 inline const Cost& cost_of(const Problem& p) {
   const bool is_16_bits = element_bytes(p.x.element) == 2;
-  if (cost::is_transcendental(p, FunctorKernel::SwapAB))
+  if (cost::is_transcendental(p, FunctorKernel::SwapAB)) {
     return is_16_bits ? kTranscendentalIn16Bits : kTranscendentalInTF32;
+  }
   return is_16_bits ? kCheapIn16Bits : kCheapInTF32;
 }
 

@@ -22,11 +22,11 @@ UNITS = {
     # csrc/epilogue/primitives/short_angles.h: up to 2^-19 from angles of at most 1e5, atan2 2^-18.
     **dict.fromkeys(words("sin cos tan"), 32),
     "sinc": 36,
-    # csrc/epilogue/primitives/short.h: up to 2^-18; pow, where fp16 has its result; up to 2^-17, log1p and erfc 2^-16.
+    # csrc/epilogue/primitives/short.h: up to 2^-18; pow, where fp16 has its result; up to 2^-17, log1p 2^-16.
     "hypot": 8,
     **dict.fromkeys(words("atan2 asinh acosh atanh pow"), 64),
     **dict.fromkeys(words("tanh expm1 elu gelu gelu_tanh"), 128),
-    **dict.fromkeys(words("log1p softplus erfc"), 256),
+    **dict.fromkeys(words("log1p softplus"), 256),
 }
 """How far the functions of `Rounded` are off. All others are float's."""
 KEEPING = frozenset(
