@@ -25,6 +25,7 @@ from epigemm.calls import elementwise_deeds
 from epigemm.epilogues.formulas import FORMULAS
 from epigemm.epilogues.kinds import MATRIX
 from epigemm.epilogues.registry import EPILOGUES, Epilogue, fold_batch_norm_reference
+from epigemm.epilogues.traced import LinkedEpilogue
 from epigemm.tuning.candidates import SWAP_AB
 from tools import sharded
 
@@ -43,7 +44,7 @@ def expect_close(name: str, actual: Tensor, expected: Tensor, tolerance: float) 
 
 def inputs(epilogue: Epilogue, dtype: torch.dtype, columns: int, rows: int = M) -> EpilogueInputs:
     """Random operands of one epilogue."""
-    if not epilogue.is_linked:
+    if not isinstance(epilogue, LinkedEpilogue):
         return sample_inputs(epilogue, columns, dtype, DEVICE)
     operands = [
         torch.randn(*((rows,) if operand.kind == MATRIX else ()), columns, device=DEVICE).to(

@@ -64,7 +64,7 @@ def elementwise(call: ElementwiseCall) -> None:
     """Check the arguments of an elementwise call, all of them tensors already."""
     x, name = call.x, call.epilogue.first
     _require_matrix_like(name, x)
-    if call.bias is not None or call.epilogue.vectors or call.epilogue.is_linked:
+    if call.bias is not None or call.epilogue.vectors or not call.epilogue.takes_0d:
         rows_of_vectors(x, name)
     _require_operands(call, x.shape[-1] if x.dim() else 1, name)
     if call.out is not None:
@@ -258,24 +258,22 @@ def _require_operands(call: LinearCall | ElementwiseCall, columns: int, first: s
     given = epilogue.in_order(bias, operands, scalars)
     if given is None or len(operands) < len(epilogue.vectors):
         expected = [operand.name for operand in epilogue.operands[1 + epilogue.takes_bias :]]
-        order = "" if epilogue.is_linked else " (vectors first; a scalar as a 0-d tensor or as a number)"
         raise RuntimeError(
             f"operands, scalars: got {len(operands)} tensors and {len(scalars)} numbers; the epilogue "
-            f"{epilogue.name!r} accepts {expected}{order}"
+            f"{epilogue.name!r} accepts {expected}{epilogue.order_of_operands}"
         )
     for operand, value in zip(epilogue.operands[1:], given, strict=True):
         if not isinstance(value, Tensor) or value is bias:
             continue
-        # Callers of a linked one choose the dtype, x's or the arithmetic's: another choice is another epilogue.
-        _require_like(operand.name, value, operand.dtype(x.dtype), x, first, is_choice=epilogue.is_linked)
+        is_choice = epilogue.chooses_dtypes
+        _require_like(operand.name, value, operand.dtype(x.dtype), x, first, is_choice=is_choice)
         kind = KINDS[operand.kind]
         if tuple(value.shape) != kind.shape(x.shape[:-1], columns):
-            accepted = list(kind.callers_shape(x.shape[:-1], columns))
+            accepted = str(list(kind.callers_shape(x.shape[:-1], columns)))
             got = _shape(value)[:-1] if kind.lacks_last_axis else _shape(value)
-            is_scalar = operand.kind == SCALAR and not epilogue.is_linked
-            raise RuntimeError(
-                f"{operand.name}: got shape {got}; accepted is {'a 0-dimensional tensor' if is_scalar else accepted}"
-            )
+            if operand.kind == SCALAR:
+                accepted = "a 0-dimensional tensor"
+            raise RuntimeError(f"{operand.name}: got shape {got}; accepted is {accepted}")
 
 
 def _require_out(out: Tensor, shape: Sequence[int], x: Tensor, first: str) -> None:

@@ -230,7 +230,7 @@ def fold_batch_norm_backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
 
 def _derivative(call: ElementwiseCall, grad: Tensor) -> Tensor:
     """grad times the epilogue's derivative at x."""
-    if call.epilogue.is_linked:
+    if call.epilogue.derives_operands:
         return _gradient_of_x(call, grad)
     result = entry.derivative(call, grad)
     if result is not None:

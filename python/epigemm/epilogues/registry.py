@@ -70,7 +70,11 @@ class Epilogue:
         self.operand_count = len(self.vectors) + len(scalars)  # beside the accumulator and the bias
 
     first = "x"  # what callers of the elementwise function call its first argument
-    is_linked = False  # made at run time: see `epigemm.epilogues.traced`
+    takes_0d = True  # the elementwise function's first argument may have no axes, where no operand has any
+    chooses_dtypes = False  # its callers choose each operand's dtype, x's or the arithmetic's
+    order_of_operands = " (vectors first; a scalar as a 0-d tensor or as a number)"
+    has_cpu_loop = True  # csrc/cpu runs it
+    derives_operands = False  # the kernel of its derivative gives the operands' gradients as well
     bias_place: int | None = None  # of a linked one: the operand that is its bias, by its place in `operands`
 
     @property

@@ -33,7 +33,11 @@ class LinkedEpilogue(Epilogue):
     """A traced function with the element types of its operands: of a `folded` one that of the arithmetic, not x's."""
 
     first = "z"
-    is_linked = True
+    takes_0d = False
+    chooses_dtypes = True  # with another choice it is another epilogue
+    order_of_operands = ""
+    has_cpu_loop = False
+    derives_operands = True
 
     def __init__(self, traced: Traced, folded: Sequence[bool]) -> None:
         specs = zip(traced.operands, folded, strict=True)

@@ -194,7 +194,7 @@ def _by_torch(
 
 
 def _in_its_own_kernel(call: LinearCall | ElementwiseCall) -> str:
-    if call.epilogue.is_linked and not call.x.is_cuda:
+    if not (call.epilogue.has_cpu_loop or call.x.is_cuda):
         return f"PyTorch reference, {call.epilogue.name}"
     return f"{_owner(call.x)} {call.epilogue.name}"
 
@@ -428,7 +428,7 @@ def _backward_epilogue(call: LinearCall) -> str:
 
 
 def _derivative(call: LinearCall | ElementwiseCall) -> str:
-    if call.epilogue.is_linked:  # its kernel gives the operands' gradients, too; on CPUs there is none
+    if call.epilogue.derives_operands:  # on CPUs there is no kernel that does
         return _KERNEL if call.x.is_cuda and elementwise_kernels.has_native(call.x) else _REFERENCE
     if any(operand.requires_grad for operand in call.operands):
         return f"{_REFERENCE} (a gradient of an operand is asked for)"
