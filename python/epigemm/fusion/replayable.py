@@ -85,22 +85,21 @@ def _run(graph: fx.Graph, watch: _Watch) -> None:
             if name.endswith(_TRANSFORMS):
                 watch.reason = "a transform of torch.func is within"
                 return
+            if node.target in _FROM_THE_HOST and any(
+                value.device.type != "cpu" for value in tensors_of(node)
+            ):
+                watch.reason = f"{node} copies numbers of the host's"
+                return
             watch.node = node
             result = call(node, *fx.map_arg((node.args, node.kwargs), values.__getitem__))
             if node.target is _enter_autocast:
                 entered.append(result)
             elif node.target is _exit_autocast:
                 entered.pop()
-            elif node.target in _FROM_THE_HOST and any(map(_is_elsewhere, tree_leaves(result))):
-                watch.reason = f"{node} copies numbers of the host's"
             values[node] = result
     finally:
         while entered:
             _exit_autocast(entered.pop())  # type: ignore[no-untyped-call]
-
-
-def _is_elsewhere(value: Any) -> bool:
-    return isinstance(value, Tensor) and value.device.type != "cpu"
 
 
 class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
