@@ -82,25 +82,13 @@ def add_in_place(x: Tensor) -> Tensor:
     return x.view(-1).add_(1)
 
 
-def sizes(x: Tensor) -> Tensor:
-    return (
-        torch.repeat_interleave(x, torch.tensor([1, 2, 1, 1, 1, 1, 1, 1]), 0, output_size=9)
-        + x.nonzero()[0, 0]
-    )
-
-
-def put(x: Tensor) -> Tensor:
-    y = x + 1
-    y[x > 0] = torch.zeros((), device=x.device)
-    return y
-
-
 def put_many(x: Tensor) -> Tensor:
     return torch.index_put(x, (x > 2,), torch.zeros(0))
 
 
 def vmapped(x: Tensor) -> Tensor:
-    return torch.vmap(lambda row: row * 2)(x)
+    found: Tensor = torch.vmap(lambda row: row * 2)(x)
+    return found
 
 
 @pytest.mark.parametrize(

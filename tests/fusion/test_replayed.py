@@ -18,13 +18,14 @@ import epigemm
 from epigemm.fusion import replayed
 from epigemm.fusion.replayable import RANDOM, RECORDED
 from tests.fusion.launchers import StandIn
+from tests.fusion.zoo import EVERYTHING, Example
 from tests.support.untyped import backward
 
 
 @pytest.fixture
 def launcher(monkeypatch: pytest.MonkeyPatch) -> StandIn:
     made = StandIn()
-    monkeypatch.setattr(replayed.launchers, "launcher_of", lambda device: made)
+    monkeypatch.setattr(replayed, "launcher_of", lambda device: made)
     return made
 
 
@@ -37,7 +38,8 @@ class Block(nn.Module):
         self.register_buffer("table", torch.rand(8))
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.drop(self.fc2(F.gelu(self.fc1(x)))) * self.table
+        found: Tensor = self.drop(self.fc2(F.gelu(self.fc1(x)))) * self.table
+        return found
 
 
 class Function(nn.Module):
@@ -284,6 +286,20 @@ def test_inference_mode_gives_inference_tensors(launcher: StandIn) -> None:
                 y = mine(torch.rand(6, 8))
                 assert y.is_inference() is is_inference
     assert launcher.replays
+
+
+@pytest.mark.parametrize("example", EVERYTHING, ids=str)
+def test_whole_models(launcher: StandIn, example: Example) -> None:
+    model = example.make().eval()
+    mine = fused(model)
+    with torch.no_grad():
+        kept = []
+        for _ in range(4):
+            inputs = example.inputs()
+            kept.append((mine(*inputs), model(*inputs)))
+    for found, expected in kept:
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+    assert launcher.replays == 3 and not reasons(mine)
 
 
 # --- what runs kernel by kernel --------------------------------------------------------------------------------------

@@ -17,8 +17,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from epigemm.arguments import invariance, precision
-from epigemm.fusion import launcher as launchers
-from epigemm.fusion.launcher import Graph, Launcher
+from epigemm.fusion.launcher import Graph, Launcher, launcher_of
 from epigemm.fusion.replayable import device_of
 from epigemm.fusion.report import CudaGraphs
 from epigemm.fusion.values import value_of
@@ -69,7 +68,7 @@ class Replays:
         if isinstance(found, str):
             self.note(found)
             return None
-        made = launchers.launcher_of(found)
+        made = launcher_of(found)
         if made is None:
             self.note(f"it runs on {found}")
         self._serves |= made is not None
@@ -164,7 +163,6 @@ class Replayed:
     def _forget(self, key: Any, args: tuple[Any, ...]) -> None:
         """Parameters lie elsewhere, or are others: the graph reads what is theirs no more."""
         del self._entries[key]
-        self._met = {met for met in self._met if met[0] != key}
         own = self._own
         self._sort(args)
         if own != self._own:
