@@ -62,7 +62,7 @@ def epigemm_backend(
     is_inductor = next_backend == "inductor"
     settings = {**(torch._inductor.list_mode_options(mode) if mode and is_inductor else {}), **given}
     launches = Launches.INDUCTOR if is_inductor else Launches.EAGER
-    if is_inductor and settings.get("triton.cudagraphs"):
+    if next_backend == "cudagraphs" or (is_inductor and settings.get("triton.cudagraphs")):
         launches = Launches.CUDA_GRAPH
     report = fuse_module(graph_module, strict=strict, keep_packs=keep_packs, launches=launches)
     _log.info("%s", report)

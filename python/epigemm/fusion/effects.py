@@ -71,19 +71,19 @@ def effects_of(node: fx.Node) -> Effects:
         return _NOTHING if is_plain and all(tensor is None for tensor in inputs) else _ANYTHING
     if len(modes) > 1:
         return _ANYTHING
-    recorder = _Recorder()
+    recorder = Recorder()
     try:
         mode = modes.pop()
         fresh = nullcontext() if mode.shape_env is None else mode.shape_env.ignore_fresh_unbacked_symbols()
         with fresh, mode, torch.no_grad(), recorder:
             given = fx.map_arg((node.args, node.kwargs), lambda n: _stand_in(n, fakes))
             recorder.calls.clear()
-            result = _call(node, *given)
+            result = call(node, *given)
         parts = [part for part in tree_leaves(result) if isinstance(part, Tensor)]
         returns = frozenset(fakes[storage_of(part)] for part in parts if storage_of(part) in fakes)
     except Exception:  # whatever the function raises on such tensors
         return _ANYTHING
-    memories = (storage_of(tensor) for call in recorder.calls for tensor in _written(*call))
+    memories = (storage_of(tensor) for call in recorder.calls for tensor in written(*call))
     writes = frozenset(fakes[memory] for memory in memories if memory in fakes)  # others are made on the way
     functions = [function for function, _, _ in recorder.calls]
     changes_shapes = any(torch.Tag.inplace_view in function.tags for function in functions)
@@ -104,7 +104,8 @@ def _stand_in(node: fx.Node, fakes: dict[int, int]) -> Any:
     return value
 
 
-def _call(node: fx.Node, args: Any, kwargs: Any) -> Any:
+def call(node: fx.Node, args: Any, kwargs: Any) -> Any:
+    """What a node gives of some arguments."""
     if node.op == "call_method":
         return getattr(args[0], str(node.target))(*args[1:], **kwargs)
     return node.target(*args, **kwargs)  # type: ignore[operator]
@@ -112,13 +113,13 @@ def _call(node: fx.Node, args: Any, kwargs: Any) -> Any:
 
 def called(node: fx.Node, args: Any, kwargs: Any) -> tuple[Any, list[Any]]:
     """What a node gives of some arguments, and the operators that it runs."""
-    recorder = _Recorder()
+    recorder = Recorder()
     with recorder:
-        result = _call(node, args, kwargs)
+        result = call(node, args, kwargs)
     return result, [function for function, _, _ in recorder.calls]
 
 
-class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Notes every operator."""
 
     def __init__(self) -> None:
@@ -134,7 +135,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return func(*args, **(kwargs or {}))
 
 
-def _written(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:
+def written(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:
     """The tensors among an operator's arguments that it writes."""
     arguments = function._schema.arguments
     given = dict(zip((argument.name for argument in arguments), args, strict=False)) | kwargs

@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import FunctionType
 from typing import Any, Literal, NoReturn, TypeVar, overload
 
@@ -21,7 +21,10 @@ from epigemm.arguments import checks
 from epigemm.fusion.changes import Watched, guard_more, why_not_now
 from epigemm.fusion.copies import copied
 from epigemm.fusion.generators import COROUTINE, is_coroutine, kept_inside
-from epigemm.fusion.report import FusionReport, Uncopied, tell, watchers
+from epigemm.fusion.host import Launches
+from epigemm.fusion.marks import Marks
+from epigemm.fusion.replayed import Replayed, Replays
+from epigemm.fusion.report import CudaGraphs, FusionReport, Uncopied, tell, watchers
 from epigemm.fusion.rewrite import FusionError, failed, fuse_module, higher_order
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -38,8 +41,6 @@ _DROP = "invalidate_compile_context_weakrefs"
 _DROPPED: dict[str, Any] = {_DROP: True} if hasattr(torch._dynamo.config, _DROP) else {}
 # A frame runs as it was, and so do those that it calls; nothing is noted about their code.
 _AS_IT_WAS = ConvertFrameReturn(_FrameExecStrategy(_FrameAction.SKIP, _FrameAction.SKIP), apply_to_code=False)
-# What torch._dynamo.mark_dynamic and mark_unbacked leave on a tensor.
-_MARKS = ("_dynamo_dynamic_indices", "_dynamo_unbacked_indices")
 _numbers = itertools.count()
 # Errors that are Dynamo's to raise, whatever its settings.
 _OF_DYNAMO = tuple(
@@ -58,6 +59,7 @@ def fuse(
     dry_run: Literal[False] = ...,
     keep_packs: bool = ...,
     strict: bool = ...,
+    cuda_graphs: bool = ...,
     example_inputs: None = ...,
 ) -> Model: ...
 
@@ -70,6 +72,7 @@ def fuse(
     dry_run: Literal[True],
     keep_packs: bool = ...,
     strict: bool = ...,
+    cuda_graphs: bool = ...,
     example_inputs: Sequence[Any] | Mapping[str, Any],
 ) -> FusionReport: ...
 
@@ -81,6 +84,7 @@ def fuse(
     dry_run: bool = False,
     keep_packs: bool = False,
     strict: bool = False,
+    cuda_graphs: bool = False,
     example_inputs: Sequence[Any] | Mapping[str, Any] | None = None,
 ) -> Any:
     """Fuse the linear layers of a model with what follows them element by element.
@@ -97,6 +101,9 @@ def fuse(
             `epigemm.pack(weight).repack()` after writes that torch does not count (those through `.data`).
         strict: calls raise what fails in epigemm's own pass. Else there is a warning, and the report names it: such a
             graph runs as it was.
+        cuda_graphs: without gradients, calls on a GPU are replayed as CUDA graphs, one for each size of the inputs
+            and at most 32: the host launches one graph in place of each kernel. Inputs and results are copied. What
+            cannot be captured runs kernel by kernel, and `fusion_report.cuda_graphs` says why.
         example_inputs: of a dry run: the arguments of a call, as a sequence, or by name as a mapping.
 
     Returns:
@@ -112,11 +119,11 @@ def fuse(
         >>> print(fused.fusion_report)
     """
     _check_model(model)
-    flags = {"inplace": inplace, "dry_run": dry_run, "keep_packs": keep_packs, "strict": strict}
-    for name, value in flags.items():
+    settings = {"keep_packs": keep_packs, "strict": strict, "cuda_graphs": cuda_graphs}
+    for name, value in {"inplace": inplace, "dry_run": dry_run, **settings}.items():
         checks.flag(name, value)
     if dry_run:
-        return _dry_run(model, keep_packs, strict, example_inputs)
+        return _dry_run(model, example_inputs, **settings)
     if example_inputs is not None:
         raise TypeError("example_inputs: got some without dry_run=True; accepted is None")
     reason = _why_not(model)
@@ -130,7 +137,7 @@ def fuse(
     if reason:
         target.__dict__[_REPORT] = FusionReport(notes=[f"left alone: {reason}"])
         return target
-    _install(target, keep_packs, strict)
+    _install(target, **settings)
     return target
 
 
@@ -174,8 +181,8 @@ def _why_not(model: nn.Module) -> str:
     return ""
 
 
-def _install(model: nn.Module, keep_packs: bool, strict: bool) -> _Call:
-    call = _Call(model, keep_packs, strict)
+def _install(model: nn.Module, **settings: bool) -> _Call:
+    call = _Call(model, **settings)
     model.__dict__[_CALL] = call
     model.__dict__[_REPORT] = call.report
     # TorchScript takes attributes for data, and raises for one that is annotated as a callable.
@@ -183,7 +190,7 @@ def _install(model: nn.Module, keep_packs: bool, strict: bool) -> _Call:
     return call
 
 
-def _dry_run(model: nn.Module, keep_packs: bool, strict: bool, inputs: Any) -> FusionReport:
+def _dry_run(model: nn.Module, inputs: Any, **settings: bool) -> FusionReport:
     if not isinstance(inputs, (Sequence, Mapping)) or isinstance(inputs, str):
         raise TypeError(
             f"example_inputs: got {type(inputs).__name__}; accepted with dry_run=True is a sequence of the model's "
@@ -197,7 +204,7 @@ def _dry_run(model: nn.Module, keep_packs: bool, strict: bool, inputs: Any) -> F
     for module in made.modules():  # whose buffers a call may write
         for name, buffer in module._buffers.items():
             module._buffers[name] = None if buffer is None else buffer.clone()
-    call = _install(made, keep_packs, strict)
+    call = _install(made, **settings)
     with torch.random.fork_rng():
         made(**inputs) if isinstance(inputs, Mapping) else made(*inputs)
     return call.report
@@ -213,17 +220,17 @@ class _Call(Uncopied):
         report: what was fused in the graphs so far.
     """
 
-    def __init__(self, model: nn.Module, keep_packs: bool, strict: bool) -> None:
-        self.report = FusionReport()
+    def __init__(self, model: nn.Module, *, keep_packs: bool, strict: bool, cuda_graphs: bool) -> None:
+        self.report = FusionReport(cuda_graphs=CudaGraphs() if cuda_graphs else None)
         self._name = type(model).__name__
         self._model = model
         self._keep_packs, self._strict = keep_packs, strict
+        self._replays = Replays(model, self.report.cuda_graphs) if self.report.cuda_graphs else None
         self._graphs = 0
         self._of_frame: FusionReport | None = None  # of the graph that is being compiled, if there is one
         self._left = ""
         self._watched: Watched | None = None
-        self._marked: list[Tensor] = []
-        self._is_bounded = False  # the caller has said which sizes a graph is for
+        self._marks = Marks()
         self._in_vain: set[Any] = set()  # calls in whose graphs nothing was fused
         self._compiled = self._compile()
 
@@ -244,7 +251,7 @@ class _Call(Uncopied):
         def compile_with_guards(frame: Any, *state: Any) -> Any:
             # What Dynamo needs of us is set here, so a call whose graph is there costs nothing.
             if frame.f_code is code:
-                self.mark(frame.f_locals.values())
+                self._marks.mark(frame.f_locals.values())
             start = time.perf_counter()
             self._of_frame = None
             own = torch._dynamo.config.patch(
@@ -281,7 +288,7 @@ class _Call(Uncopied):
         if caller is not self._model and isinstance(caller, nn.Module):
             # It has the model's attributes, but tensors of its own: a replica of DataParallel, a shallow copy.
             return caller._call_impl(*args, **kwargs)  # type: ignore[no-untyped-call]
-        kind = None if self.report.sites or watchers else _kind_of(args, kwargs)
+        kind = None if self._gains() or watchers else _kind_of(args, kwargs)
         if kind in self._in_vain:
             return self._as_it_was(*args, **kwargs)
         if reason := self._left or self._watch().why_not() or why_not_now() or _why_not_with(args, kwargs):
@@ -291,31 +298,14 @@ class _Call(Uncopied):
         try:
             result = self._compiled(*args, **kwargs)
         finally:
-            if self._marked:
-                self.unmark()
-        if kind is not None and not self.report.sites and len(self._in_vain) < _MOST_KINDS:
+            self._marks.unmark()
+        if kind is not None and not self._gains() and len(self._in_vain) < _MOST_KINDS:
             self._in_vain.add(kind)
         return result
 
-    def mark(self, values: Iterable[Any]) -> None:
-        """Have the leading axis of a call's tensors be a symbol from the first graph on: one serves every batch."""
-        for value in values:
-            if type(value) in (list, tuple):
-                self.mark(value)
-            elif type(value) is dict:
-                self.mark(value.values())
-            elif any(hasattr(value, mark) for mark in _MARKS):
-                self._is_bounded = True
-            elif type(value) is Tensor and value.dim() and not hasattr(value, "_dynamo_weak_dynamic_indices"):
-                torch._dynamo.maybe_mark_dynamic(value, 0)
-                self._marked.append(value)
-
-    def unmark(self) -> None:
-        """The call is over: what the caller owns is as it was."""
-        while self._marked:
-            tensor = self._marked.pop()
-            tensor.__dict__.pop("_dynamo_weak_dynamic_indices", None)
-            tensor.__dict__.pop("_has_dynamo_dim_marking", None)
+    def _gains(self) -> bool:
+        """Whether some call runs otherwise than it was."""
+        return bool(self.report.sites) or (self._replays is not None and self._replays.serves)
 
     def _watch(self) -> Watched:
         """What is looked at, as it was at the first call."""
@@ -364,13 +354,17 @@ class _Call(Uncopied):
         if reason := watched.why_not() or watched.note(context, graph_module.graph):
             self._leave(reason)
         guard_more(context.guards_context.dynamo_guards, watched)
+        launcher = None if self._replays is None else self._replays.launcher(graph_module.graph)
         report = self._of_frame = fuse_module(
             graph_module,
             strict=self._strict,
             keep_packs=self._keep_packs,
-            guards_sizes=not self._is_bounded,
+            launches=Launches.EAGER if launcher is None else Launches.CUDA_GRAPH,
+            guards_sizes=not self._marks.is_bounded,
         )
-        forward = graph_module.forward
+        forward: Callable[..., Any] = graph_module.forward
+        if launcher is not None and self._replays is not None:
+            forward = Replayed(graph_module, launcher, self._replays)
         if not report.skipped:
             return forward
 
