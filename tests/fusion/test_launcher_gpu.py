@@ -131,7 +131,7 @@ def in_place(model: nn.Module) -> None:
 
 
 def loaded(model: nn.Module) -> None:
-    model.load_state_dict(model_of().state_dict())
+    model.load_state_dict({name: 1.1 * value for name, value in model.state_dict().items()})
 
 
 def through_data(model: nn.Module) -> None:

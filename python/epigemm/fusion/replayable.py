@@ -43,7 +43,7 @@ def device_of(graph: fx.Graph) -> torch.device | str:
             if tensor_of(node) is None:
                 return f"{node} is no plain tensor"
             devices.add(value.device)
-        elif any(tensor.requires_grad for tensor in tensors_of(node)):
+        elif any(tensor.grad_fn is not None for tensor in tensors_of(node)):
             return RECORDED
     if len(devices) != 1:
         names = ", ".join(sorted(map(str, devices)))
