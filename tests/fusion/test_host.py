@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -16,11 +17,12 @@ from epigemm.fusion.chains import Chain, ChainFinder
 from epigemm.fusion.host import Launches
 from epigemm.fusion.profit import Judged, Way
 from epigemm.fusion.values import hint
+from epigemm.planning import plans
 
 LONG, BRIEF = 1000.0, 1.0  # microseconds of a product
 
 
-def chains_of(function: Callable[[Tensor], Tensor], x: Tensor) -> tuple[fx.Graph, list[Chain]]:
+def chains_of(function: Callable[[Tensor], Any], x: Tensor) -> tuple[fx.Graph, list[Chain]]:
     found: list[tuple[fx.Graph, list[Chain]]] = []
 
     def backend(graph_module: fx.GraphModule, _: object) -> Callable[..., object]:
@@ -80,6 +82,28 @@ def test_whose_time_counts(
     assert len(chains) == 4
     judged = {chain: Judged("", way, fallback_us, fallback_us / 2) for chain in chains}
     assert host.why_not(graph, judged, launches) == ("" if pays else host.WAITS)
+
+
+def test_what_grouped_products_compute_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Experts, as Mixtral's: by their bytes alone the GPU would wait for the host, and nothing would be fused."""
+    monkeypatch.setattr(plans, "gpu_numbers", lambda device: (90, 132))
+    rows = torch.empty(65536, 1024, dtype=torch.bfloat16, device="meta")
+    wide = torch.empty(8, 1024, 7168, dtype=torch.bfloat16, device="meta")
+    ends = torch.empty(8, dtype=torch.int32, device="meta")
+
+    def mixture(x: Tensor) -> tuple[Tensor, Tensor]:
+        small = x
+        for _ in range(60):  # of the routing, and norms
+            small = small.relu()
+        for _ in range(4):
+            x = F.linear(x, WEIGHT, BIAS).view(6, 8)
+        return x + small, torch._grouped_mm(rows, wide, ends)
+
+    graph, chains = chains_of(mixture, torch.rand(6, 8))
+    judged = {chain: Judged("", Way.SLICES, 100.0, 50.0) for chain in chains}
+    assert len(chains) == 4 and host.why_not(graph, judged, Launches.EAGER) == ""
+    monkeypatch.setattr(host, "_flops_per_us", lambda *of: math.inf)
+    assert host.why_not(graph, judged, Launches.EAGER) == host.WAITS
 
 
 def test_on_a_cpu_nothing_is_asked() -> None:
