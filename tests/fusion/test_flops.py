@@ -10,10 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx
 
-from epigemm.fusion import host
 from epigemm.fusion.effects import effects_of
 from epigemm.fusion.flops import flops_of
-from epigemm.planning import plans
 
 grouped: Any = torch.ops.aten._grouped_mm.default
 
@@ -64,23 +62,3 @@ def test_a_nodes_operators_are_counted(dynamic: bool) -> None:
     assert counted["bmm"] == [(torch.float32, 2 * 6 * 4 * 6)]
     assert counted["conv2d"] == [(torch.float32, 2 * 8 * 8 * 5 * 3 * 2 * 2)]
     assert counted["relu"] == []
-
-
-def test_a_kernels_time_is_the_longer_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On an H100: a square product is bound by what it computes, a thin one by its bytes; TF32 where it is on."""
-    monkeypatch.setattr(plans, "gpu_numbers", lambda device: (90, 132))
-
-    def us(rows: int, dtype: torch.dtype = torch.float32) -> float:
-        x, weight = torch.empty(1, rows, 2048, dtype=dtype), torch.empty(1, 2048, 2048, dtype=dtype)
-        (node,) = [each for each in graph_of(torch.bmm, x, weight).nodes if each.op == "call_function"]
-        return host._device_us(node)
-
-    computed = 2 * 2048**3 / 45e6
-    assert us(2048) == pytest.approx(computed, rel=0.1)
-    assert us(1) == pytest.approx(3.0 + (2048 + 2) * 2048 * 4 / 3e6)
-    assert us(2048, torch.bfloat16) < us(2048) / 10
-    torch.set_float32_matmul_precision("high")
-    try:
-        assert us(2048) < computed / 5
-    finally:
-        torch.set_float32_matmul_precision("highest")

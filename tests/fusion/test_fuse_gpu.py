@@ -173,3 +173,47 @@ def test_chains_that_are_linked(dtype: torch.dtype) -> None:
             found = [torch.autograd.grad(y.square().mean(), x)[0] for y in (mine, expected)]
             scale = float(found[1].abs().max())
             torch.testing.assert_close(found[0], found[1], rtol=bound, atol=bound * scale)
+
+
+class Several(nn.Module):
+    """KernelBench 2/81: in 16 bits no fused kernel is expected to pay."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.gemm = nn.Linear(width, width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        z = self.gemm(x)
+        z = z * torch.sigmoid(z) / 2.0
+        return torch.clamp(torch.tanh(torch.clamp(z, min=-1.0, max=1.0)), min=-1.0, max=1.0)
+
+
+@hopper
+@pytest.mark.parametrize("learns", [False, True])
+def test_several_kernels_behind_a_gemm_are_one(learns: bool) -> None:
+    """Where the plan is the fallback, and recorded in 16 bits: results and gradients are near float64's."""
+    model = Several(4096).cuda().bfloat16()
+    fused: Any = epigemm.fuse(model)
+    x = torch.randn(4096, 4096, device="cuda", dtype=torch.bfloat16, requires_grad=learns)
+    wide = Several(4096).cuda().double()
+    wide.load_state_dict(model.state_dict())
+    exact = x.detach().double().requires_grad_(learns)
+    with torch.set_grad_enabled(learns):
+        mine, eager, expected = fused(x), model(x), wide(exact)
+    (site,) = fused.fusion_report.sites
+    assert len(site.matched) == 7, fused.fusion_report
+    if learns:
+        assert "one elementwise kernel in the place of 6" in str(fused.fusion_report)
+    error, of_eager = ((y.double() - expected).abs().max().item() for y in (mine, eager))
+    assert error <= 1.5 * of_eager + 1e-3
+    if learns:
+        (found,), (of_model,), (right,) = (
+            torch.autograd.grad(y.square().mean(), z) for y, z in ((mine, x), (eager, x), (expected, exact))
+        )
+        errors = [(each.double() - right).abs().max().item() for each in (found, of_model)]
+        assert errors[0] <= 2 * errors[1] + 1e-9
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        with torch.set_grad_enabled(learns):
+            fused(x)
+        torch.cuda.synchronize()
+    assert sum(each.count for each in profile.key_averages()) <= 3, profile.key_averages()

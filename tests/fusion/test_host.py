@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
 import epigemm
-from epigemm.fusion import host, matmuls, profit
+from epigemm.fusion import costs, host, matmuls, profit
 from epigemm.fusion.chains import Chain, ChainFinder
 from epigemm.fusion.host import Launches
 from epigemm.fusion.profit import Judged, Way
@@ -68,6 +68,8 @@ def many_behind(x: Tensor) -> Tensor:
         (many_behind, BRIEF, Way.TENSORS, Launches.EAGER, True),
         (one_kernel_behind, BRIEF, Way.SLICES, Launches.EAGER, False),
         (many_behind, BRIEF, Way.TENSORS, Launches.INDUCTOR, False),
+        (many_behind, BRIEF, Way.TWO_KERNELS, Launches.EAGER, True),
+        (many_behind, LONG, Way.TWO_KERNELS, Launches.EAGER, True),
     ],
 )
 def test_whose_time_counts(
@@ -102,7 +104,7 @@ def test_what_grouped_products_compute_counts(monkeypatch: pytest.MonkeyPatch) -
     graph, chains = chains_of(mixture, torch.rand(6, 8))
     judged = {chain: Judged("", Way.SLICES, 100.0, 50.0) for chain in chains}
     assert len(chains) == 4 and host.why_not(graph, judged, Launches.EAGER) == ""
-    monkeypatch.setattr(host, "_flops_per_us", lambda *of: math.inf)
+    monkeypatch.setattr(costs, "_flops_per_us", lambda *of: math.inf)
     assert host.why_not(graph, judged, Launches.EAGER) == host.WAITS
 
 
@@ -116,7 +118,7 @@ def test_a_decision_holds_for_sizes_nearby(monkeypatch: pytest.MonkeyPatch) -> N
     """What was not fused at 8 rows is asked about again at 64, and back at 8 nothing compiles."""
     asked: list[int] = []
 
-    def judged(chain: Chain, *, keeps_pack: bool = False) -> Judged:
+    def judged(chain: Chain, **_: bool) -> Judged:
         rows = hint(chain.product.value.shape[0])
         asked.append(rows)
         return Judged("", Way.TENSORS, *((LONG, BRIEF) if rows >= 64 else (BRIEF, BRIEF)))
