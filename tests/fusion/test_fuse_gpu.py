@@ -216,4 +216,5 @@ def test_several_kernels_behind_a_gemm_are_one(learns: bool) -> None:
         with torch.set_grad_enabled(learns):
             fused(x)
         torch.cuda.synchronize()
-    assert sum(each.count for each in profile.key_averages()) <= 3, profile.key_averages()
+    kernels = [each.name for each in profile.events() if each.device_type == torch.autograd.DeviceType.CUDA]
+    assert len(kernels) <= 2, kernels
