@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import epigemm
-from epigemm.fusion import FusionReport
+from epigemm.fusion import FusionReport, kinds
 from epigemm.packs import weight_packs
 from tests.fusion.zoo import deep_mlp
 from tests.support.cases import fused_unavailable
@@ -216,5 +216,23 @@ def test_several_kernels_behind_a_gemm_are_one(learns: bool) -> None:
         with torch.set_grad_enabled(learns):
             fused(x)
         torch.cuda.synchronize()
-    kernels = [each.name for each in profile.events() if each.device_type == torch.autograd.DeviceType.CUDA]
+    kernels = [each.name for each in profile.events() if each.device_type.name == "CUDA"]
     assert len(kernels) <= 2, kernels
+
+
+@hopper
+def test_a_small_batch_runs_without_dynamo_beside_a_large_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is fused in the small one's graph: the model itself runs. It is asked again after so many calls."""
+    monkeypatch.setattr(kinds, "CALLS", 3)
+    model = wide()
+    fused: Any = epigemm.fuse(model)
+    call = fused._compiled_call_impl
+    runs: list[int] = []
+    compiled = call._compiled
+    monkeypatch.setattr(call, "_compiled", lambda *args: runs.append(args[0].shape[0]) or compiled(*args))
+    with torch.no_grad():
+        for _ in range(9):
+            for rows in (2, 4096):
+                x = torch.randn(rows, 1024, device="cuda")
+                torch.testing.assert_close(fused(x), model(x), rtol=1e-4, atol=1e-4)
+    assert runs.count(4096) == 9 and runs.count(2) == 3, runs

@@ -5,6 +5,7 @@ The model keeps its class, its parameters and its forward. What changes is what 
 
 from __future__ import annotations
 
+import inspect
 import itertools
 import sys
 import time
@@ -16,18 +17,19 @@ import torch
 from torch import Tensor, fx, nn
 from torch._C._dynamo.eval_frame import _FrameAction, _FrameExecStrategy
 from torch._dynamo.types import ConvertFrameReturn
+from torch.fx._lazy_graph_module import _LazyGraphModule
 
 from epigemm.arguments import checks
-from epigemm.fusion.changes import Watched, guard_more, why_not_now
+from epigemm.fusion.changes import Watched, guard_more, why_not_now, why_not_with
 from epigemm.fusion.copies import copied
 from epigemm.fusion.generators import COROUTINE, is_coroutine, kept_inside
+from epigemm.fusion.kinds import Kinds
 from epigemm.fusion.report import FusionReport, Uncopied, tell, watchers
 from epigemm.fusion.rewrite import FusionError, failed, fuse_module, higher_order
 
 Model = TypeVar("Model", bound=nn.Module)
 
 RECOMPILE_LIMIT = 64
-_MOST_KINDS = 1024
 # Wrappers that move, shard or replace the parameters of what is inside, by the names in their classes' history.
 _WRAPPERS = {
     *("DataParallel", "DistributedDataParallel", "FullyShardedDataParallel", "FSDPModule", "DeepSpeedEngine")
@@ -36,6 +38,10 @@ _CALL, _REPORT, _IGNORED = "_compiled_call_impl", "fusion_report", "__jit_ignore
 # Weak references to parameters that a compilation leaves forbid swap_tensors; Dynamo drops them since torch 2.11.
 _DROP = "invalidate_compile_context_weakrefs"
 _DROPPED: dict[str, Any] = {_DROP: True} if hasattr(torch._dynamo.config, _DROP) else {}
+# Where a graph breaks, the parts have the code of the model's class: entries of other models would be tried, too. Each
+# has its own since torch 2.13.
+_IS_ISOLATED = "isolate_recompiles" in inspect.signature(torch.compile).parameters
+_ISOLATED: dict[str, Any] = {"isolate_recompiles": True} if _IS_ISOLATED else {}
 # A frame runs as it was, and so do those that it calls; nothing is noted about their code.
 _AS_IT_WAS = ConvertFrameReturn(_FrameExecStrategy(_FrameAction.SKIP, _FrameAction.SKIP), apply_to_code=False)
 # What torch._dynamo.mark_dynamic and mark_unbacked leave on a tensor.
@@ -224,7 +230,8 @@ class _Call(Uncopied):
         self._watched: Watched | None = None
         self._marked: list[Tensor] = []
         self._is_bounded = False  # the caller has said which sizes a graph is for
-        self._in_vain: set[Any] = set()  # calls in whose graphs nothing was fused
+        self._kinds = Kinds(model)
+        self._fused_runs = 0  # of graphs with sites
         self._compiled = self._compile()
 
     def _compile(self) -> Callable[..., Any]:
@@ -238,7 +245,7 @@ class _Call(Uncopied):
         # with one name are variables to it: each model has a name of its own, too.
         code = call.__code__.replace(co_name=f"call_{self._name}_{next(_numbers)}")
         own = FunctionType(code, call.__globals__, code.co_name, None, call.__closure__)
-        context: Any = torch._dynamo.optimize(backend=self._backend)
+        context: Any = torch._dynamo.optimize(backend=self._backend, **_ISOLATED)
         compile_frame = context.callback
 
         def compile_with_guards(frame: Any, *state: Any) -> Any:
@@ -281,20 +288,21 @@ class _Call(Uncopied):
         if caller is not self._model and isinstance(caller, nn.Module):
             # It has the model's attributes, but tensors of its own: a replica of DataParallel, a shallow copy.
             return caller._call_impl(*args, **kwargs)  # type: ignore[no-untyped-call]
-        kind = None if self.report.sites or watchers else _kind_of(args, kwargs)
-        if kind in self._in_vain:
+        kind = None if watchers else self._kinds.of(args, kwargs)
+        if kind is not None and self._kinds.gains_nothing(kind):
             return self._as_it_was(*args, **kwargs)
-        if reason := self._left or self._watch().why_not() or why_not_now() or _why_not_with(args, kwargs):
+        if reason := self._left or self._watch().why_not() or why_not_now() or why_not_with(args, kwargs):
             if watchers:
                 tell(self._name, reason)
             return self._as_it_was(*args, **kwargs)
+        runs = self._fused_runs
         try:
             result = self._compiled(*args, **kwargs)
         finally:
             if self._marked:
                 self.unmark()
-        if kind is not None and not self.report.sites and len(self._in_vain) < _MOST_KINDS:
-            self._in_vain.add(kind)
+        if kind is not None and self._fused_runs == runs:
+            self._kinds.note(kind)
         return result
 
     def mark(self, values: Iterable[Any]) -> None:
@@ -370,31 +378,15 @@ class _Call(Uncopied):
             keep_packs=self._keep_packs,
             guards_sizes=not self._is_bounded,
         )
-        forward = graph_module.forward
-        if not report.skipped:
-            return forward
+        # Its code at last, without the calls of modules that Dynamo's graphs begin with.
+        _LazyGraphModule.force_recompile(graph_module)
+        forward, is_fused = graph_module.forward, bool(report.sites)
 
         def run(*args: Any) -> Any:
+            self._fused_runs += is_fused
             if watchers:
                 for skipped in report.skipped:
                     tell(skipped.name, skipped.reason)
             return forward(*args)
 
         return run
-
-
-def _kind_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Equal for calls that have the same graphs, as far as it matters whether something is worth to be fused."""
-    tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
-    return torch.is_grad_enabled(), *[(None if x.is_nested else x.shape, x.dtype) for x in tensors]
-
-
-def _why_not_with(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
-    """Why a call with some arguments runs as it was."""
-    for value in (*args, *kwargs.values()):
-        if isinstance(value, Tensor):
-            if type(value) is not Tensor and type(value) is not nn.Parameter:
-                return f"an argument is a {type(value).__name__}"
-            if value.is_nested:
-                return "an argument is a nested tensor"
-    return ""
