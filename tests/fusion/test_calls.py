@@ -13,8 +13,8 @@ from torch.utils.checkpoint import checkpoint
 
 import epigemm
 from epigemm import fusion
-from epigemm.fusion import model as of_models
 from epigemm.fusion import kinds, profit
+from epigemm.fusion import model as of_models
 from epigemm.fusion.changes import Watched
 
 WIDTH = 16
