@@ -184,7 +184,7 @@ class Replayed:
         try:
             packs = CapturedPacks(own)
             with torch.inference_mode(False), torch.no_grad():
-                inputs = {place: like(value) for place, value in given.items()}
+                inputs = {place: like(value).copy_(value) for place, value in given.items()}
             inside = [inputs.get(place, value) for place, value in enumerate(args)]
             graph, found = self._launcher.capture(lambda: self._run(*inside))
             entry = _Entry(graph, inputs, inside, found, own, packs)
