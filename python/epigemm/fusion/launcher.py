@@ -127,6 +127,15 @@ class Launcher:
         with suppress(RuntimeError, AttributeError):
             torch._C._cuda_endAllocateToPool(self._index, pool)
             torch._C._cuda_releasePool(self._index, pool)
+        with suppress(RuntimeError):
+            self._mend()
+
+    def _mend(self) -> None:
+        """Capture something. Some versions of torch take their generator for captured until a capture ends well."""
+        graph = torch.cuda.CUDAGraph()
+        graph.capture_begin(pool=torch.cuda.graph_pool_handle(), capture_error_mode="thread_local")
+        torch.zeros(1, device=self._device)
+        graph.capture_end()
 
 
 @contextmanager
