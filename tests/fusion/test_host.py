@@ -65,6 +65,7 @@ def many_behind(x: Tensor) -> Tensor:
         (nothing_behind, BRIEF, Way.TENSORS, Launches.EAGER, False),
         (one_kernel_behind, BRIEF, Way.TENSORS, Launches.EAGER, True),
         (one_kernel_behind, BRIEF, Way.TENSORS, Launches.CUDA_GRAPH, True),
+        (one_kernel_behind, BRIEF, Way.TENSORS, Launches.INDUCTOR_GRAPH, True),
         (many_behind, BRIEF, Way.TENSORS, Launches.EAGER, True),
         (one_kernel_behind, BRIEF, Way.SLICES, Launches.EAGER, False),
         (many_behind, BRIEF, Way.TENSORS, Launches.INDUCTOR, False),

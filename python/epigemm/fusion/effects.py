@@ -78,21 +78,21 @@ def effects_of(node: fx.Node) -> Effects:
         return _NOTHING if is_plain and all(tensor is None for tensor in inputs) else _ANYTHING
     if len(modes) > 1:
         return _ANYTHING
-    recorder = _Recorder()
+    recorder = Recorder()
     try:
         mode = modes.pop()
         fresh = nullcontext() if mode.shape_env is None else mode.shape_env.ignore_fresh_unbacked_symbols()
         with fresh, mode, torch.no_grad(), recorder:
             given = fx.map_arg((node.args, node.kwargs), lambda n: _stand_in(n, fakes))
             recorder.calls.clear()
-            result = _call(node, *given)
+            result = call(node, *given)
         parts = [part for part in tree_leaves(result) if isinstance(part, Tensor)]
         returns = frozenset(fakes[storage_of(part)] for part in parts if storage_of(part) in fakes)
     except Exception:  # whatever the function raises on such tensors
         return _ANYTHING
-    memories = (storage_of(tensor) for call in recorder.calls for tensor in _written(*call[:3]))
+    memories = (storage_of(tensor) for each in recorder.calls for tensor in written(*each[:3]))
     writes = frozenset(fakes[memory] for memory in memories if memory in fakes)  # others are made on the way
-    functions = [call[0] for call in recorder.calls]
+    functions = [each[0] for each in recorder.calls]
     changes_shapes = any(torch.Tag.inplace_view in function.tags for function in functions)
     marks = [torch.Tag.pointwise in function.tags for function in functions if not function.is_view]
     computes = any(not function.is_view and function is not _CLONE for function in functions)
@@ -101,10 +101,10 @@ def effects_of(node: fx.Node) -> Effects:
 
 
 def _counted(calls: list[_Called]) -> Iterator[tuple[str, torch.dtype, int]]:
-    for call in calls:
-        count, dtype = flops_of(*call), dtype_of(call[1])
+    for function, args, kwargs, result in calls:
+        count, dtype = flops_of(function, args, kwargs, result), dtype_of(args)
         if count and dtype is not None:
-            yield str(call[0]), dtype, count
+            yield str(function), dtype, count
 
 
 def _stand_in(node: fx.Node, fakes: dict[int, int]) -> Any:
@@ -119,7 +119,8 @@ def _stand_in(node: fx.Node, fakes: dict[int, int]) -> Any:
     return value
 
 
-def _call(node: fx.Node, args: Any, kwargs: Any) -> Any:
+def call(node: fx.Node, args: Any, kwargs: Any) -> Any:
+    """What a node gives of some arguments."""
     if node.op == "call_method":
         return getattr(args[0], str(node.target))(*args[1:], **kwargs)
     return node.target(*args, **kwargs)  # type: ignore[operator]
@@ -127,13 +128,13 @@ def _call(node: fx.Node, args: Any, kwargs: Any) -> Any:
 
 def called(node: fx.Node, args: Any, kwargs: Any) -> tuple[Any, list[Any]]:
     """What a node gives of some arguments, and the operators that it runs."""
-    recorder = _Recorder()
+    recorder = Recorder()
     with recorder:
-        result = _call(node, args, kwargs)
-    return result, [call[0] for call in recorder.calls]
+        result = call(node, args, kwargs)
+    return result, [each[0] for each in recorder.calls]
 
 
-class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Notes every operator."""
 
     def __init__(self) -> None:
@@ -149,7 +150,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return result
 
 
-def _written(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:
+def written(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:
     """The tensors among an operator's arguments that it writes."""
     arguments = function._schema.arguments
     given = dict(zip((argument.name for argument in arguments), args, strict=False)) | kwargs

@@ -28,6 +28,12 @@ class Launches(Enum):
     EAGER = "eager"
     INDUCTOR = "inductor"
     CUDA_GRAPH = "a CUDA graph"
+    INDUCTOR_GRAPH = "a CUDA graph of Inductor's kernels"
+
+    @property
+    def is_one_by_one(self) -> bool:
+        """Whether operators have a kernel each: Inductor makes one of several."""
+        return self in (Launches.EAGER, Launches.CUDA_GRAPH)
 
 
 # Microseconds of the host for each kernel: an eager model's modules, views and launches; and Inductor's, which makes
@@ -55,7 +61,7 @@ def why_not(graph: fx.Graph, chains: Mapping[Chain, Judged], launches: Launches)
     """
     taken = {chain: judged for chain, judged in chains.items() if not judged.why_not}
     on_gpu = any(judged.fallback_us for judged in chains.values())
-    if not taken or not on_gpu or launches is Launches.CUDA_GRAPH:
+    if not taken or not on_gpu or launches in (Launches.CUDA_GRAPH, Launches.INDUCTOR_GRAPH):
         return ""
     kernels = _kernels(graph)
     in_chains = {node for chain in chains for node in chain.nodes}

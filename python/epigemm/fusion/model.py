@@ -9,12 +9,12 @@ import inspect
 import itertools
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import FunctionType
 from typing import Any, Literal, NoReturn, TypeVar, overload
 
 import torch
-from torch import Tensor, fx, nn
+from torch import fx, nn
 from torch._C._dynamo.eval_frame import _FrameAction, _FrameExecStrategy
 from torch._dynamo.types import ConvertFrameReturn
 from torch.fx._lazy_graph_module import _LazyGraphModule
@@ -23,8 +23,11 @@ from epigemm.arguments import checks
 from epigemm.fusion.changes import Watched, guard_more, why_not_now, why_not_with
 from epigemm.fusion.copies import copied
 from epigemm.fusion.generators import COROUTINE, is_coroutine, kept_inside
+from epigemm.fusion.host import Launches
 from epigemm.fusion.kinds import Kinds
-from epigemm.fusion.report import FusionReport, Uncopied, tell, watchers
+from epigemm.fusion.marks import Marks
+from epigemm.fusion.replayed import Replayed, Replays
+from epigemm.fusion.report import CudaGraphs, FusionReport, Uncopied, tell, watchers
 from epigemm.fusion.rewrite import FusionError, failed, fuse_module, higher_order
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -44,8 +47,6 @@ _IS_ISOLATED = "isolate_recompiles" in inspect.signature(torch.compile).paramete
 _ISOLATED: dict[str, Any] = {"isolate_recompiles": True} if _IS_ISOLATED else {}
 # A frame runs as it was, and so do those that it calls; nothing is noted about their code.
 _AS_IT_WAS = ConvertFrameReturn(_FrameExecStrategy(_FrameAction.SKIP, _FrameAction.SKIP), apply_to_code=False)
-# What torch._dynamo.mark_dynamic and mark_unbacked leave on a tensor.
-_MARKS = ("_dynamo_dynamic_indices", "_dynamo_unbacked_indices")
 _numbers = itertools.count()
 # Errors that are Dynamo's to raise, whatever its settings.
 _OF_DYNAMO = tuple(
@@ -64,6 +65,7 @@ def fuse(
     dry_run: Literal[False] = ...,
     keep_packs: bool = ...,
     strict: bool = ...,
+    cuda_graphs: bool = ...,
     example_inputs: None = ...,
 ) -> Model: ...
 
@@ -76,6 +78,7 @@ def fuse(
     dry_run: Literal[True],
     keep_packs: bool = ...,
     strict: bool = ...,
+    cuda_graphs: bool = ...,
     example_inputs: Sequence[Any] | Mapping[str, Any],
 ) -> FusionReport: ...
 
@@ -87,6 +90,7 @@ def fuse(
     dry_run: bool = False,
     keep_packs: bool = False,
     strict: bool = False,
+    cuda_graphs: bool = False,
     example_inputs: Sequence[Any] | Mapping[str, Any] | None = None,
 ) -> Any:
     """Fuse the linear layers of a model with what follows them element by element.
@@ -103,6 +107,9 @@ def fuse(
             `epigemm.pack(weight).repack()` after writes that torch does not count (those through `.data`).
         strict: calls raise what fails in epigemm's own pass. Else there is a warning, and the report names it: such a
             graph runs as it was.
+        cuda_graphs: without gradients, calls on a GPU are replayed as CUDA graphs, one for each size of the inputs
+            and at most 32: the host launches one graph in place of each kernel. Inputs and results are copied. What
+            cannot be captured runs kernel by kernel, and `fusion_report.cuda_graphs` says why.
         example_inputs: of a dry run: the arguments of a call, as a sequence, or by name as a mapping.
 
     Returns:
@@ -118,11 +125,11 @@ def fuse(
         >>> print(fused.fusion_report)
     """
     _check_model(model)
-    flags = {"inplace": inplace, "dry_run": dry_run, "keep_packs": keep_packs, "strict": strict}
-    for name, value in flags.items():
+    settings = {"keep_packs": keep_packs, "strict": strict, "cuda_graphs": cuda_graphs}
+    for name, value in {"inplace": inplace, "dry_run": dry_run, **settings}.items():
         checks.flag(name, value)
     if dry_run:
-        return _dry_run(model, keep_packs, strict, example_inputs)
+        return _dry_run(model, example_inputs, **settings)
     if example_inputs is not None:
         raise TypeError("example_inputs: got some without dry_run=True; accepted is None")
     reason = _why_not(model)
@@ -136,7 +143,7 @@ def fuse(
     if reason:
         target.__dict__[_REPORT] = FusionReport(notes=[f"left alone: {reason}"])
         return target
-    _install(target, keep_packs, strict)
+    _install(target, **settings)
     return target
 
 
@@ -180,8 +187,8 @@ def _why_not(model: nn.Module) -> str:
     return ""
 
 
-def _install(model: nn.Module, keep_packs: bool, strict: bool) -> _Call:
-    call = _Call(model, keep_packs, strict)
+def _install(model: nn.Module, **settings: bool) -> _Call:
+    call = _Call(model, **settings)
     model.__dict__[_CALL] = call
     model.__dict__[_REPORT] = call.report
     # TorchScript takes attributes for data, and raises for one that is annotated as a callable.
@@ -189,7 +196,7 @@ def _install(model: nn.Module, keep_packs: bool, strict: bool) -> _Call:
     return call
 
 
-def _dry_run(model: nn.Module, keep_packs: bool, strict: bool, inputs: Any) -> FusionReport:
+def _dry_run(model: nn.Module, inputs: Any, **settings: bool) -> FusionReport:
     if not isinstance(inputs, (Sequence, Mapping)) or isinstance(inputs, str):
         raise TypeError(
             f"example_inputs: got {type(inputs).__name__}; accepted with dry_run=True is a sequence of the model's "
@@ -203,7 +210,7 @@ def _dry_run(model: nn.Module, keep_packs: bool, strict: bool, inputs: Any) -> F
     for module in made.modules():  # whose buffers a call may write
         for name, buffer in module._buffers.items():
             module._buffers[name] = None if buffer is None else buffer.clone()
-    call = _install(made, keep_packs, strict)
+    call = _install(made, **settings)
     with torch.random.fork_rng():
         made(**inputs) if isinstance(inputs, Mapping) else made(*inputs)
     return call.report
@@ -219,19 +226,19 @@ class _Call(Uncopied):
         report: what was fused in the graphs so far.
     """
 
-    def __init__(self, model: nn.Module, keep_packs: bool, strict: bool) -> None:
-        self.report = FusionReport()
+    def __init__(self, model: nn.Module, *, keep_packs: bool, strict: bool, cuda_graphs: bool) -> None:
+        self.report = FusionReport(cuda_graphs=CudaGraphs() if cuda_graphs else None)
         self._name = type(model).__name__
         self._model = model
         self._keep_packs, self._strict = keep_packs, strict
+        self._replays = Replays(model, self.report.cuda_graphs) if self.report.cuda_graphs else None
         self._graphs = 0
         self._of_frame: FusionReport | None = None  # of the graph that is being compiled, if there is one
         self._left = ""
         self._watched: Watched | None = None
-        self._marked: list[Tensor] = []
-        self._is_bounded = False  # the caller has said which sizes a graph is for
+        self._marks = Marks()
         self._kinds = Kinds(model)
-        self._fused_runs = 0  # of graphs with sites
+        self._gains = 0  # graphs that ran otherwise than the model: with fused calls, or replayed
         self._compiled = self._compile()
 
     def _compile(self) -> Callable[..., Any]:
@@ -251,7 +258,7 @@ class _Call(Uncopied):
         def compile_with_guards(frame: Any, *state: Any) -> Any:
             # What Dynamo needs of us is set here, so a call whose graph is there costs nothing.
             if frame.f_code is code:
-                self.mark(frame.f_locals.values())
+                self._marks.mark(frame.f_locals.values())
             start = time.perf_counter()
             self._of_frame = None
             own = torch._dynamo.config.patch(
@@ -295,35 +302,14 @@ class _Call(Uncopied):
             if watchers:
                 tell(self._name, reason)
             return self._as_it_was(*args, **kwargs)
-        runs = self._fused_runs
+        gains = self._gains
         try:
             result = self._compiled(*args, **kwargs)
         finally:
-            if self._marked:
-                self.unmark()
-        if kind is not None and self._fused_runs == runs:
+            self._marks.unmark()
+        if kind is not None and self._gains == gains:
             self._kinds.note(kind)
         return result
-
-    def mark(self, values: Iterable[Any]) -> None:
-        """Have the leading axis of a call's tensors be a symbol from the first graph on: one serves every batch."""
-        for value in values:
-            if type(value) in (list, tuple):
-                self.mark(value)
-            elif type(value) is dict:
-                self.mark(value.values())
-            elif any(hasattr(value, mark) for mark in _MARKS):
-                self._is_bounded = True
-            elif type(value) is Tensor and value.dim() and not hasattr(value, "_dynamo_weak_dynamic_indices"):
-                torch._dynamo.maybe_mark_dynamic(value, 0)
-                self._marked.append(value)
-
-    def unmark(self) -> None:
-        """The call is over: what the caller owns is as it was."""
-        while self._marked:
-            tensor = self._marked.pop()
-            tensor.__dict__.pop("_dynamo_weak_dynamic_indices", None)
-            tensor.__dict__.pop("_has_dynamo_dim_marking", None)
 
     def _watch(self) -> Watched:
         """What is looked at, as it was at the first call."""
@@ -372,18 +358,24 @@ class _Call(Uncopied):
         if reason := watched.why_not() or watched.note(context, graph_module.graph):
             self._leave(reason)
         guard_more(context.guards_context.dynamo_guards, watched)
+        launcher = None if self._replays is None else self._replays.launcher(graph_module.graph)
         report = self._of_frame = fuse_module(
             graph_module,
             strict=self._strict,
             keep_packs=self._keep_packs,
-            guards_sizes=not self._is_bounded,
+            launches=Launches.EAGER if launcher is None else Launches.CUDA_GRAPH,
+            guards_sizes=not self._marks.is_bounded,
         )
         # Its code at last, without the calls of modules that Dynamo's graphs begin with.
         _LazyGraphModule.force_recompile(graph_module)
-        forward, is_fused = graph_module.forward, bool(report.sites)
+        forward: Callable[..., Any] = graph_module.forward
+        replays = self._replays
+        if launcher is not None and replays is not None:
+            forward = Replayed(graph_module, launcher, replays)
+        is_fused = bool(report.sites)
 
         def run(*args: Any) -> Any:
-            self._fused_runs += is_fused
+            self._gains += is_fused or (replays is not None and replays.serves)
             if watchers:
                 for skipped in report.skipped:
                     tell(skipped.name, skipped.reason)

@@ -46,6 +46,24 @@ class Uncopied:
 
 
 @dataclass
+class CudaGraphs:
+    """What `fuse(model, cuda_graphs=True)` made of a model's calls.
+
+    Attributes:
+        captured: how many graphs were captured, one for each size.
+        reasons: why other calls run kernel by kernel.
+    """
+
+    captured: int = 0
+    reasons: list[str] = field(default_factory=list)
+
+    def lines(self) -> Iterator[str]:
+        """For people."""
+        yield f"CUDA graphs captured: {self.captured}"
+        yield from (f"  kernel by kernel: {reason}" for reason in self.reasons)
+
+
+@dataclass
 class FusionReport(Uncopied):
     """The sites of a model or a graph, and what was skipped; print it to read it.
 
@@ -59,6 +77,7 @@ class FusionReport(Uncopied):
             of it, one in another order only where nothing else reads that. A chain is taken where the fused
             call computes at least the first such operator.
         not_taken: the others' products, each with the reason; an entry for each chain.
+        cuda_graphs: what became of calls as CUDA graphs; None where nobody asked for these.
     """
 
     sites: list[FusedSite] = field(default_factory=list)
@@ -67,6 +86,7 @@ class FusionReport(Uncopied):
     seconds: float = 0.0
     chains: tuple[int, int] = (0, 0)
     not_taken: list[Skipped] = field(default_factory=list)
+    cuda_graphs: CudaGraphs | None = None
 
     def add(self, other: FusionReport) -> None:
         """Take over what another report has and this one has not."""
@@ -93,6 +113,8 @@ class FusionReport(Uncopied):
         if self.skipped:
             yield f"left alone {len(self.skipped)}"
             yield from _folded([(skipped.name, skipped.reason) for skipped in self.skipped])
+        if self.cuda_graphs is not None:
+            yield from self.cuda_graphs.lines()
         yield from self.notes
 
 

@@ -124,7 +124,7 @@ def _judged(
             report.skipped.insert(0, Skipped(_name(node), understood))
         elif understood is not None:
             chain = finder.chain(understood)
-            keeps, is_eager = _keeps(chain, keep_packs), launches is host.Launches.EAGER
+            keeps, is_eager = _keeps(chain, keep_packs), launches.is_one_by_one
             judged[chain] = profit.judged(chain, keeps_pack=keeps, is_eager=is_eager)
     return report, judged
 

@@ -1,0 +1,334 @@
+"""One of Dynamo's graphs, replayed as CUDA graphs: one for each kind of call, by the sizes of its inputs.
+
+The first call of a kind runs kernel by kernel: kernels are linked and packs made then. The second is captured, that
+and later ones are replayed. Parameters and buffers are read where they lie. Other inputs are copied to where the graph
+reads them, and results from where it writes them: those of one call stay valid through the next.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from operator import itemgetter
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+
+from epigemm.arguments import invariance, precision
+from epigemm.fusion.launcher import Graph, Launcher, launcher_of
+from epigemm.fusion.replayable import device_of
+from epigemm.fusion.report import CudaGraphs
+from epigemm.fusion.values import value_of
+from epigemm.packs.captured_packs import CapturedPacks
+
+MOST_GRAPHS = 32
+"""Of one model: each holds its results, and an executable graph."""
+FULL = f"a model has at most {MOST_GRAPHS} CUDA graphs: calls of further sizes run kernel by kernel"
+MOVING = "its parameters lie elsewhere at every call"
+OVERLAPS = "elements of an input share memory"
+_MOST_KINDS = 1024  # that were met once
+_MOST_MOVES, _REPLAYS_A_MOVE = (
+    8,
+    100,
+)  # a graph is captured again for so many replays, but for the first moves
+_data_ptr = Tensor.data_ptr
+# What decides over kernels when they are launched, and is no guard of Dynamo's.
+_precision: Any = torch._C._get_fp32_precision_getter
+_SDPA = [
+    getattr(torch.backends.cuda, f"{name}_sdp_enabled")
+    for name in ("flash", "mem_efficient", "math", "cudnn")
+]
+
+_Maker = Callable[[tuple[Any, ...], dict[int, Tensor]], Tensor]
+
+
+class Replays:
+    """What the graphs of one model have in common.
+
+    Attributes:
+        report: what is told of them.
+    """
+
+    def __init__(self, model: nn.Module, report: CudaGraphs) -> None:
+        self.report = report
+        self._model = model
+        self._entries: weakref.WeakSet[_Entry] = weakref.WeakSet()
+        self._serves = False
+
+    @property
+    def serves(self) -> bool:
+        """Whether some graph of the model's may be replayed."""
+        return self._serves
+
+    def launcher(self, graph: fx.Graph) -> Launcher | None:
+        """Who can launch one of Dynamo's graphs as a CUDA graph; None, with a reason in the report: nobody."""
+        found = device_of(graph)
+        if isinstance(found, str):
+            self.note(found)
+            return None
+        made = launcher_of(found)
+        if made is None:
+            self.note(f"it runs on {found}")
+        self._serves |= made is not None
+        return made
+
+    def own_ids(self) -> set[int]:
+        """The ids of the tensors that are read where they lie."""
+        return set(map(id, (*self._model.parameters(), *self._model.buffers())))
+
+    def is_full(self) -> bool:
+        """Whether there is no room for another graph."""
+        return len(self._entries) >= MOST_GRAPHS
+
+    def add(self, entry: _Entry) -> None:
+        """Count a graph, as long as it is there."""
+        self._entries.add(entry)
+        self.report.captured += 1
+
+    def note(self, reason: str) -> None:
+        """Have the report say why something runs kernel by kernel."""
+        if reason not in self.report.reasons:
+            self.report.reasons.append(reason)
+
+
+class Replayed:
+    """What Dynamo calls in place of a graph."""
+
+    def __init__(self, graph_module: fx.GraphModule, launcher: Launcher, replays: Replays) -> None:
+        self._run, self._launcher, self._replays = graph_module.forward, launcher, replays
+        values = [value_of(node) for node in graph_module.graph.nodes if node.op == "get_attr"]
+        self._constants = tuple(value for value in values if isinstance(value, Tensor))
+        self._why_not = ""
+        self._entries: dict[Any, _Entry | None] = {}  # None: it could not be captured
+        self._met: set[Any] = set()
+        self._own: list[int] | None = None  # the places of parameters and buffers
+        self._moves = self._replayed = 0
+
+    def __call__(self, *args: Any) -> Any:
+        """The graph's call."""
+        launcher = self._launcher
+        if self._why_not or launcher.is_capturing():
+            return self._run(*args)
+        with launcher.lock:
+            entry = self._entry(args)
+            if entry is not None:
+                self._replayed += 1
+                return launcher.replay(entry, args)
+        return self._run(*args)
+
+    def _entry(self, args: tuple[Any, ...]) -> _Entry | None:
+        """The graph for a call; None where it runs kernel by kernel."""
+        if self._own is None:
+            self._sort(args)
+        key, own = self._key(args), self._owned(args)
+        met = (key, threading.get_ident())  # a thread's first call makes its handles of libraries
+        if key in self._entries:
+            entry = self._entries[key]
+            if entry is None:
+                return None
+            addresses = [*map(_data_ptr, own)]
+            if entry.addresses == addresses and entry.packs.are_current(own):
+                return entry
+            self._forget(key, args)
+            return None
+        if met not in self._met:
+            if len(self._met) >= _MOST_KINDS:
+                self._met.clear()
+            self._met.add(met)
+            return None
+        return self._captured(key, args, own)
+
+    def _sort(self, args: tuple[Any, ...]) -> None:
+        """Find out which inputs are parameters and buffers of the model's."""
+        ids = self._replays.own_ids()
+        tensors = [place for place, value in enumerate(args) if isinstance(value, Tensor)]
+        self._own = [place for place in tensors if id(args[place]) in ids]
+        self._given = [place for place in range(len(args)) if place not in {*self._own}]
+        self._take: Any = itemgetter(*self._own) if len(self._own) > 1 else None
+
+    def _owned(self, args: tuple[Any, ...]) -> tuple[Tensor, ...]:
+        if self._take is not None:
+            return (*self._take(args), *self._constants)
+        return (*(args[place] for place in self._own or ()), *self._constants)
+
+    def _key(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        parts: list[Any] = [_settings()]
+        for place in self._given:
+            value = args[place]
+            parts.append((value.shape, value.stride()) if isinstance(value, Tensor) else value)
+        return tuple(parts)
+
+    def _forget(self, key: Any, args: tuple[Any, ...]) -> None:
+        """Parameters lie elsewhere, or are others: the graph reads what is theirs no more."""
+        del self._entries[key]
+        own = self._own
+        self._sort(args)
+        if own != self._own:
+            self._entries.clear()
+            self._met.clear()
+        self._moves += 1
+        if self._moves > _MOST_MOVES + self._replayed // _REPLAYS_A_MOVE:
+            self._leave(MOVING)
+
+    def _captured(self, key: Any, args: tuple[Any, ...], own: tuple[Tensor, ...]) -> _Entry | None:
+        if self._replays.is_full():
+            self._replays.note(FULL)
+            return None
+        given = {place: args[place] for place in self._given if isinstance(args[place], Tensor)}
+        if any(map(overlaps, given.values())):
+            self._replays.note(OVERLAPS)
+            self._entries[key] = None
+            return None
+        try:
+            packs = CapturedPacks(own)
+            with torch.inference_mode(False), torch.no_grad():
+                inputs = {place: like(value).copy_(value) for place, value in given.items()}
+            inside = [inputs.get(place, value) for place, value in enumerate(args)]
+            graph, found = self._launcher.capture(lambda: self._run(*inside))
+            entry = _Entry(graph, inputs, inside, found, own, packs)
+        except torch.OutOfMemoryError:
+            self._replays.note("there is no memory for another CUDA graph")
+            self._entries[key] = None
+            return None
+        except Exception as error:  # whatever an operator does that no graph can
+            text = str(error).strip().split("\n")[0]
+            self._leave(f"it cannot be captured: {type(error).__name__}: {text}")
+            return None
+        self._entries[key] = entry
+        self._replays.add(entry)
+        return entry
+
+    def _leave(self, reason: str) -> None:
+        self._why_not = reason
+        self._entries.clear()
+        self._met.clear()
+        self._replays.note(reason)
+
+
+class _Entry:
+    """A captured graph: what it reads and writes."""
+
+    def __init__(
+        self,
+        graph: Graph,
+        inputs: dict[int, Tensor],
+        inside: Sequence[Any],
+        found: Sequence[Any],
+        own: Sequence[Tensor],
+        packs: CapturedPacks,
+    ) -> None:
+        self.graph, self.packs = graph, packs
+        self.inputs = [*inputs.values()]
+        self.streams: set[int] = set()
+        self.addresses = [*map(_data_ptr, own)]
+        self._places = [*inputs.items()]
+        self._results = _Results(found, inside)
+
+    def feed(self, args: tuple[Any, ...]) -> None:
+        """Copy the arguments of a call to where the graph reads them."""
+        for place, tensor in self._places:
+            tensor.copy_(args[place])
+
+    def results(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        """The results of a call, copied from where the graph wrote them."""
+        return self._results.of(args)
+
+
+class _Results:
+    """Makes results that no later call writes, with the strides and the memory in common that a call's own have."""
+
+    def __init__(self, found: Sequence[Any], inside: Sequence[Any]) -> None:
+        memories: dict[int, list[Tensor]] = {}
+        inputs: dict[int, int] = {}
+        for place, value in enumerate(inside):
+            if isinstance(value, Tensor) and value.numel():
+                inputs.setdefault(_memory(value), place)
+        distinct = {id(value): value for value in found if isinstance(value, Tensor)}
+        for value in distinct.values():
+            memories.setdefault(_memory(value), []).append(value)
+        makers: dict[int, _Maker] = {}
+        for memory, values in memories.items():
+            alone = len(values) == 1 and not overlaps(values[0])
+            for value in values:
+                if value.numel() and memory in inputs:
+                    place = inputs[memory]
+                    makers[id(value)] = _of_input(value, inside[place], place)
+                else:
+                    makers[id(value)] = _copied(value) if alone or not value.numel() else _within(value)
+        self._found, self._makers = found, makers
+        is_simple = len(distinct) == len(found)  # as most are: each result is a tensor of its own
+        self._in_order = [makers[id(value)] for value in found] if is_simple else None
+
+    def of(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        """The results, for the arguments of a call."""
+        made: dict[int, Tensor] = {}  # copies of whole memories, by the memory
+        if self._in_order is not None:
+            return tuple(maker(args, made) for maker in self._in_order)
+        values = {key: maker(args, made) for key, maker in self._makers.items()}
+        return tuple(values.get(id(value), value) for value in self._found)
+
+
+def _copied(value: Tensor) -> _Maker:
+    def make(args: tuple[Any, ...], made: dict[int, Tensor]) -> Tensor:
+        return like(value).copy_(value)
+
+    return make
+
+
+def _within(value: Tensor) -> _Maker:
+    """Of memory that several results have."""
+    memory = _memory(value)
+    bytes_of = torch.empty(0, dtype=torch.uint8, device=value.device).set_(value.untyped_storage())
+    offset, shape, stride = value.storage_offset(), value.shape, value.stride()
+
+    def make(args: tuple[Any, ...], made: dict[int, Tensor]) -> Tensor:
+        if memory not in made:
+            made[memory] = bytes_of.clone()
+        storage = made[memory].untyped_storage()
+        return torch.empty(0, dtype=value.dtype, device=value.device).set_(storage, offset, shape, stride)
+
+    return make
+
+
+def _of_input(value: Tensor, given: Tensor, place: int) -> _Maker:
+    """A view of an input: of the caller's."""
+    if value.dtype != given.dtype:
+        raise TypeError("a result is a view of an input as another type")
+    shape, stride, offset = value.shape, value.stride(), value.storage_offset() - given.storage_offset()
+
+    def make(args: tuple[Any, ...], made: dict[int, Tensor]) -> Tensor:
+        whole = args[place]
+        return whole.as_strided(shape, stride, whole.storage_offset() + offset)  # type: ignore[no-any-return]
+
+    return make
+
+
+def _settings() -> tuple[Any, ...]:
+    return (
+        invariance.enabled(),
+        precision.torch_setting("cuda"),
+        _precision("cuda", "conv"),
+        *[enabled() for enabled in _SDPA],
+    )
+
+
+def _memory(tensor: Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
+
+
+def like(tensor: Tensor) -> Tensor:
+    """New memory with the strides of a tensor."""
+    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
+
+
+def overlaps(tensor: Tensor) -> bool:
+    """Whether two elements may share memory."""
+    reach = 0
+    for size, stride in sorted(zip(tensor.shape, tensor.stride(), strict=True), key=lambda axis: axis[1]):
+        if size > 1:
+            if stride <= reach:
+                return True
+            reach += (size - 1) * stride
+    return False

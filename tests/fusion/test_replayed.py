@@ -1,0 +1,553 @@
+"""Graphs that are replayed: results stay valid, what has changed is seen, and the rest runs kernel by kernel."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import epigemm
+from epigemm.fusion import replayed
+from epigemm.fusion.replayable import RANDOM, RECORDED
+from tests.fusion.launchers import StandIn
+from tests.fusion.zoo import EVERYTHING, Example
+from tests.support.untyped import backward
+
+
+@pytest.fixture
+def launcher(monkeypatch: pytest.MonkeyPatch) -> StandIn:
+    made = StandIn()
+    monkeypatch.setattr(replayed, "launcher_of", lambda device: made)
+    return made
+
+
+class Block(nn.Module):
+    table: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc1, self.fc2, self.drop = nn.Linear(8, 16), nn.Linear(16, 8), nn.Dropout(0.5)
+        self.register_buffer("table", torch.rand(8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.drop(self.fc2(F.gelu(self.fc1(x)))) * self.table
+        return found
+
+
+class Function(nn.Module):
+    """A layer, and what follows it."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__()
+        self.fc, self.function = nn.Linear(8, 8), function
+
+    def forward(self, *args: Any) -> Any:
+        return self.function(self.fc(args[0]), *args)
+
+
+def fused(model: nn.Module) -> Any:
+    return epigemm.fuse(model.eval(), cuda_graphs=True)
+
+
+def reasons(model: Any) -> str:
+    return "; ".join(model.fusion_report.cuda_graphs.reasons)
+
+
+def assert_same(mine: Any, model: nn.Module, *args: Any) -> None:
+    with torch.no_grad():
+        torch.testing.assert_close(mine(*args), model(*args), rtol=1e-5, atol=1e-5)
+
+
+def test_the_first_call_runs_and_later_ones_are_replayed(launcher: StandIn) -> None:
+    model = Block().eval()
+    mine = fused(model)
+    for replays in (0, 1, 2, 3):
+        assert_same(mine, model, torch.rand(6, 8))
+        assert launcher.replays == replays
+    assert mine.fusion_report.cuda_graphs.captured == 1 and not reasons(mine)
+    assert "CUDA graphs captured: 1" in str(mine.fusion_report)
+
+
+def test_results_of_several_calls_are_valid(launcher: StandIn) -> None:
+    model = Block().eval()
+    mine = fused(model)
+    with torch.no_grad():
+        inputs = [torch.rand(6, 8) for _ in range(5)]
+        results = [mine(x) for x in inputs]
+        for x, y in zip(inputs, results, strict=True):
+            torch.testing.assert_close(y, model(x), rtol=1e-5, atol=1e-5)
+    assert launcher.replays == 4
+
+
+def test_sizes_have_graphs_of_their_own_up_to_a_limit(
+    launcher: StandIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(replayed, "MOST_GRAPHS", 3)
+    model = Block().eval()
+    mine = fused(model)
+    for _ in range(3):
+        for rows in (2, 3, 4, 5):
+            assert_same(mine, model, torch.rand(rows, 8))
+    assert mine.fusion_report.cuda_graphs.captured == 3 == len(launcher.graphs)
+    assert launcher.replays == 6
+    assert reasons(mine) == replayed.FULL
+
+
+def test_graphs_that_are_gone_leave_room(launcher: StandIn) -> None:
+    model = Block().eval()
+    mine = fused(model)
+    for _ in range(2):
+        assert_same(mine, model, torch.rand(2, 8))
+    replays = vars(mine)["_compiled_call_impl"]._replays
+    assert len(replays._entries) == 1
+    torch._dynamo.reset()
+    launcher.graphs.clear()
+    gc.collect()
+    assert len(replays._entries) == 0
+
+
+def strided(rows: int) -> Tensor:
+    return torch.rand(rows, 16)[:, ::2]
+
+
+def test_strides_are_part_of_a_kind(launcher: StandIn) -> None:
+    model = Function(lambda z, x: z + x)
+    mine = fused(model)
+    for x in (torch.rand(4, 8), strided(4), torch.rand(8, 4).t()) * 3:
+        assert_same(mine, model, x)
+    assert len(launcher.graphs) == 3
+
+
+def test_repeated_elements_are_refused(launcher: StandIn) -> None:
+    model = Block().eval()
+    mine = fused(model)
+    for _ in range(3):
+        assert_same(mine, model, torch.rand(1, 8).expand(4, 8))
+    assert not launcher.graphs
+    assert reasons(mine) == replayed.OVERLAPS
+
+
+# --- parameters ------------------------------------------------------------------------------------------------------
+
+
+def write(model: Block) -> None:
+    with torch.no_grad():
+        model.fc1.weight.mul_(2)
+        model.table.add_(1)
+
+
+def load(model: Block) -> None:
+    model.load_state_dict(Block().state_dict())
+
+
+def write_data(model: Block) -> None:
+    model.fc1.weight.data.mul_(-1)
+
+
+def other_parameter(model: Block) -> None:
+    model.fc1.weight = nn.Parameter(torch.rand(16, 8))
+
+
+def other_data(model: Block) -> None:
+    model.fc2.weight.data = torch.rand(8, 16)
+
+
+def other_buffer(model: Block) -> None:
+    model.table = torch.rand(8)
+
+
+@pytest.mark.parametrize(
+    ("change", "is_recaptured"),
+    [
+        (write, False),
+        (load, False),
+        (write_data, False),
+        (other_parameter, True),
+        (other_data, True),
+        (other_buffer, True),
+    ],
+)
+def test_changed_parameters_are_seen(
+    launcher: StandIn, change: Callable[[Block], None], is_recaptured: bool
+) -> None:
+    """In place the graph reads them as they are; elsewhere it is captured again."""
+    model = Block().eval()
+    mine = epigemm.fuse(model, inplace=True, cuda_graphs=True)
+    plain = Block().eval()
+    for _ in range(2):
+        for _ in range(4):
+            plain.load_state_dict(model.state_dict())
+            assert_same(mine, plain, torch.rand(6, 8))
+        change(model)
+    for _ in range(4):
+        plain.load_state_dict(model.state_dict())
+        assert_same(mine, plain, torch.rand(6, 8))
+    assert len(launcher.graphs) == (3 if is_recaptured else 1)
+
+
+def test_another_dtype_is_another_graph(launcher: StandIn) -> None:
+    model = Block().eval()
+    mine = epigemm.fuse(model, inplace=True, cuda_graphs=True)
+    for dtype in (torch.float32, torch.float64, torch.float32):
+        mine.to(dtype)
+        for _ in range(3):
+            x = torch.rand(6, 8, dtype=dtype)
+            with torch.no_grad():
+                torch.testing.assert_close(mine(x), model._call_impl(x))  # type: ignore[no-untyped-call]
+    assert len(launcher.graphs) >= 2
+
+
+def test_parameters_that_move_at_every_call(launcher: StandIn) -> None:
+    model = Block().eval()
+    mine = epigemm.fuse(model, inplace=True, cuda_graphs=True)
+    for _ in range(60):
+        model.fc1.weight.data = torch.rand(16, 8)
+        with torch.no_grad():
+            x = torch.rand(6, 8)
+            torch.testing.assert_close(mine(x), model._call_impl(x))  # type: ignore[no-untyped-call]
+    assert len(launcher.graphs) < 12
+    assert reasons(mine) == replayed.MOVING
+
+
+def test_a_parameter_that_is_an_argument(launcher: StandIn) -> None:
+    """First it is taken for one that is read where it lies."""
+    model = Function(lambda z, x, other: z * other)
+    mine = fused(model)
+    assert_same(mine, model, torch.rand(4, 8), mine.fc.bias.detach())
+    with torch.no_grad():
+        for _ in range(3):
+            assert_same(mine, model, torch.rand(4, 8), mine.fc.bias)
+    for _ in range(4):
+        assert_same(mine, model, torch.rand(4, 8), torch.rand(8))
+    assert launcher.replays
+
+
+# --- results ---------------------------------------------------------------------------------------------------------
+
+
+def shared(z: Tensor, x: Tensor) -> Any:
+    a, b = z.chunk(2, -1)
+    return a, z + 1, b, 3, None, z.sum(0)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        shared,
+        lambda z, x: z.t() * 2,
+        lambda z, x: (z + 1)[:, 0],
+        lambda z, x: (z + 1).sum(0).expand(4, 8),
+        lambda z, x: {"a": z, "b": [z, z * 2]},
+        lambda z, x: (z, x.view(-1)[3:], x),
+        lambda z, x: (z * 2).to(torch.float16),
+        lambda z, x: (z > 0, z.argmax(-1)),
+        lambda z, x: z[:0],
+    ],
+)
+def test_results_are_those_of_a_call(launcher: StandIn, function: Callable[..., Any]) -> None:
+    """Values, strides, and what shares memory with what."""
+    model = Function(function)
+    mine = fused(model)
+    with torch.no_grad():
+        kept = []
+        for _ in range(4):
+            x = torch.rand(4, 8)
+            found, expected = mine(x), model(x)
+            kept.append((found, expected))
+            for found, expected in kept:
+                torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5, check_stride=True)
+            mine_all, other_all = (
+                [part for part in torch.utils._pytree.tree_leaves(each) if isinstance(part, Tensor)]
+                for each in (found, expected)
+            )
+            assert _sharing([*mine_all, x]) == _sharing([*other_all, x])
+    assert launcher.replays == 3
+
+
+def _sharing(tensors: list[Tensor]) -> list[int]:
+    memories = [tensor.untyped_storage().data_ptr() for tensor in tensors]
+    return [memories.index(memory) for memory in memories]
+
+
+def test_inference_mode_gives_inference_tensors(launcher: StandIn) -> None:
+    model = Block().eval()
+    mine = fused(model)
+    for is_inference in (True, False, True):
+        for _ in range(3):
+            with torch.inference_mode(is_inference), torch.no_grad():
+                y = mine(torch.rand(6, 8))
+                assert y.is_inference() is is_inference
+    assert launcher.replays
+
+
+@pytest.mark.parametrize("example", EVERYTHING, ids=str)
+def test_whole_models(launcher: StandIn, example: Example) -> None:
+    model = example.make().eval()
+    mine = fused(model)
+    with torch.no_grad():
+        kept = []
+        for _ in range(4):
+            inputs = example.inputs()
+            kept.append((mine(*inputs), model(*inputs)))
+    for found, expected in kept:
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+    assert launcher.replays == 3 and not reasons(mine)
+
+
+# --- what runs kernel by kernel --------------------------------------------------------------------------------------
+
+
+def mutated(z: Tensor, x: Tensor) -> Tensor:
+    x.add_(1)
+    return z + x
+
+
+@pytest.mark.parametrize(
+    ("function", "reason"),
+    [
+        (mutated, "writes to memory that is there before the call"),
+        (lambda z, x: F.dropout(z, 0.5, True), RANDOM),
+        (lambda z, x: z + torch.rand_like(z), RANDOM),
+    ],
+)
+def test_what_is_refused(launcher: StandIn, function: Callable[..., Any], reason: str) -> None:
+    model = Function(function)
+    mine = fused(model)
+    for _ in range(3):
+        x = torch.rand(8, 8)
+        xs = x.clone(), x.clone()
+        with torch.no_grad():
+            results = []
+            for each, argument in zip((mine, model), xs, strict=True):
+                torch.manual_seed(1)
+                results.append(each(argument))
+        torch.testing.assert_close(*results, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(*xs)
+    assert not launcher.graphs
+    assert reason in reasons(mine)
+
+
+def test_gradients_are_refused_and_right(launcher: StandIn) -> None:
+    model = Block().eval()
+    mine = fused(model)
+    for _ in range(3):
+        x = torch.rand(6, 8, requires_grad=True)
+        backward(mine(x).sum())
+        expected = torch.autograd.grad(model(x).sum(), x)[0]
+        torch.testing.assert_close(x.grad, expected, rtol=1e-5, atol=1e-5)
+    assert not launcher.graphs
+    assert reasons(mine) == RECORDED
+    for _ in range(3):
+        assert_same(mine, model, torch.rand(6, 8))
+    assert launcher.replays == 2
+
+
+def test_frozen_parameters_in_grad_mode(launcher: StandIn) -> None:
+    model = Block().eval().requires_grad_(False)
+    mine = fused(model)
+    for _ in range(4):
+        x = torch.rand(6, 8)
+        found = mine(x)
+        assert not found.requires_grad
+        torch.testing.assert_close(found, model(x), rtol=1e-5, atol=1e-5)
+    assert launcher.replays == 3
+
+
+def test_without_gradients_inside_alone(launcher: StandIn) -> None:
+    class Model(Block):
+        def forward(self, x: Tensor) -> Tensor:
+            with torch.no_grad():
+                return super().forward(x)
+
+    model = Model().eval()
+    mine = fused(model)
+    for _ in range(4):
+        x = torch.rand(6, 8)
+        torch.testing.assert_close(mine(x), model(x), rtol=1e-5, atol=1e-5)
+    assert launcher.replays == 3
+
+
+def test_dropout_in_training(launcher: StandIn) -> None:
+    mine = fused(Block()).train()
+    with torch.no_grad():
+        results = [mine(torch.ones(6, 8)) for _ in range(4)]
+    assert not torch.equal(results[2], results[3])
+    assert not launcher.graphs
+    assert RANDOM in reasons(mine)
+
+
+def test_statistics_in_training(launcher: StandIn) -> None:
+    model = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8))
+    mine, plain = epigemm.fuse(copy.deepcopy(model), cuda_graphs=True), model
+    for _ in range(4):
+        assert_same(mine, plain, torch.rand(6, 8))
+    for found, expected in zip(mine.buffers(), plain.buffers(), strict=True):
+        torch.testing.assert_close(found, expected)
+    assert not launcher.graphs
+
+
+def test_on_a_cpu_nothing_is_captured() -> None:
+    model = Block().eval()
+    mine = fused(model)
+    for _ in range(3):
+        assert_same(mine, model, torch.rand(6, 8))
+    assert reasons(mine) == "it runs on cpu"
+    assert "kernel by kernel: it runs on cpu" in str(mine.fusion_report)
+    assert len(mine.fusion_report.sites) == 2
+
+
+def test_under_somebody_elses_capture(launcher: StandIn) -> None:
+    model = Block().eval()
+    mine = fused(model)
+    for outer in (True, False, False, True, False):
+        launcher.outer = outer
+        assert_same(mine, model, torch.rand(6, 8))
+    assert launcher.replays == 2
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (RuntimeError("operation not permitted\nmore"), "RuntimeError: operation not permitted"),
+        (torch.OutOfMemoryError("none"), "there is no memory for another CUDA graph"),
+        (TypeError("odd"), "TypeError: odd"),
+    ],
+)
+def test_a_capture_that_fails_costs_no_call(launcher: StandIn, error: Exception, reason: str) -> None:
+    launcher.fails = error
+    model = Block().eval()
+    mine = fused(model)
+    for _ in range(4):
+        assert_same(mine, model, torch.rand(6, 8))
+    assert reasons(mine).endswith(reason)
+    assert not launcher.graphs
+
+
+def test_an_argument_that_cannot_be_interrupted(launcher: StandIn) -> None:
+    launcher.fails = None
+    model = Block().eval()
+    mine = fused(model)
+    assert_same(mine, model, torch.rand(6, 8))
+    launcher.fails = KeyboardInterrupt()  # type: ignore[assignment]
+    with pytest.raises(KeyboardInterrupt):
+        assert_same(mine, model, torch.rand(6, 8))
+    launcher.fails = None
+    for _ in range(2):
+        assert_same(mine, model, torch.rand(6, 8))
+    assert launcher.replays == 2
+
+
+# --- around it -------------------------------------------------------------------------------------------------------
+
+
+def test_threads(launcher: StandIn) -> None:
+    """Each has right results; a lock keeps one from another's memory."""
+    model = Block().eval()
+    mine = fused(model)
+    assert_same(mine, model, torch.rand(6, 8))
+    together = threading.Barrier(4)
+
+    def work(seed: int) -> None:
+        together.wait()
+        for place in range(40):
+            with torch.no_grad():
+                x = torch.full((2 + place % 3, 8), float(seed))
+                torch.testing.assert_close(mine(x), model(x), rtol=1e-5, atol=1e-5)
+
+    with ThreadPoolExecutor(4) as pool:
+        for each in [pool.submit(work, seed) for seed in range(4)]:
+            each.result()
+    assert launcher.replays > 40
+
+
+def test_two_models_on_one_device(launcher: StandIn) -> None:
+    models = [Block().eval(), Block().eval()]
+    mine = [fused(model) for model in models]
+    with torch.no_grad():
+        kept: list[tuple[Tensor, Tensor]] = []
+        for _ in range(4):
+            for each, model in zip(mine, models, strict=True):
+                x = torch.rand(6, 8)
+                kept.append((each(x), model(x)))
+        for found, expected in kept:
+            torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+    assert len(launcher.graphs) == 2
+
+
+def test_one_model_feeds_itself(launcher: StandIn) -> None:
+    """A result that is the next call's argument."""
+    model = Block().eval()
+    mine = fused(model)
+    with torch.no_grad():
+        found = expected = torch.rand(6, 8)
+        for _ in range(6):
+            found, expected = mine(found), model(expected)
+            torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_autocast(launcher: StandIn) -> None:
+    model = Block().eval()
+    mine = fused(model)
+    for enabled in (False, True, False, True):
+        with torch.autocast("cpu", torch.bfloat16, enabled=enabled), torch.no_grad():
+            for _ in range(3):
+                x = torch.rand(6, 8)
+                found, expected = mine(x), model(x)
+                assert found.dtype == expected.dtype
+                torch.testing.assert_close(found, expected, rtol=2e-2, atol=2e-2)
+    assert len(launcher.graphs) == 2
+
+
+@pytest.mark.parametrize("name", ["invariant", "precision", "sdpa"])
+def test_settings_that_decide_over_kernels(launcher: StandIn, name: str) -> None:
+    model = Block().eval()
+    mine = fused(model)
+    precision: Any = torch.backends.cuda.matmul
+    before = precision.fp32_precision
+    contexts: dict[str, Callable[[], Any]] = {
+        "invariant": epigemm.batch_invariant,
+        "precision": lambda: torch.no_grad(),
+        "sdpa": lambda: torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH),
+    }
+    try:
+        for _ in range(3):
+            precision.fp32_precision = before
+            assert_same(mine, model, torch.rand(6, 8))
+            if name == "precision":
+                precision.fp32_precision = "tf32"
+            with contexts[name]():
+                assert_same(mine, model, torch.rand(6, 8))
+    finally:
+        precision.fp32_precision = before
+    assert len(launcher.graphs) == 2
+
+
+def test_a_break_in_the_graph(launcher: StandIn) -> None:
+    def function(z: Tensor, x: Tensor) -> Tensor:
+        y = z * 2
+        torch._dynamo.graph_break()
+        return torch.relu(y) + x
+
+    model = Function(function)
+    mine = fused(model)
+    for _ in range(4):
+        assert_same(mine, model, torch.rand(6, 8))
+    assert launcher.replays
+
+
+def test_settings_of_fuse() -> None:
+    with pytest.raises(TypeError, match="cuda_graphs: got int; accepted is True or False"):
+        epigemm.fuse(Block(), cuda_graphs=1)  # type: ignore[call-overload]
+    report = epigemm.fuse(Block().eval(), dry_run=True, cuda_graphs=True, example_inputs=(torch.rand(6, 8),))
+    assert report.cuda_graphs is not None and report.cuda_graphs.reasons == [RECORDED]
+    plain: Any = epigemm.fuse(Block())
+    assert plain.fusion_report.cuda_graphs is None
+    torch.testing.assert_close(copy.deepcopy(fused(Block()))(torch.ones(2, 8)).shape, torch.Size([2, 8]))
