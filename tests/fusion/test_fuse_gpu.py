@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import epigemm
-from epigemm.fusion import FusionReport, kinds
+from epigemm.fusion import FusionReport, host, kinds
 from epigemm.packs import weight_packs
 from tests.fusion.zoo import deep_mlp
 from tests.support.cases import fused_unavailable
@@ -241,3 +241,19 @@ def test_a_small_batch_runs_without_dynamo_beside_a_large_one(monkeypatch: pytes
                 x = torch.randn(rows, 1024, device="cuda")
                 torch.testing.assert_close(fused(x), model(x), rtol=1e-4, atol=1e-4)
     assert runs.count(4096) == 9 and runs.count(2) == 3, runs
+
+
+@hopper
+@pytest.mark.parametrize("decide", ["measure", "predict"])
+def test_unsure_graphs_are_measured(decide: Any) -> None:
+    """A small batch of a deep model, whose host is the slower one: results are right in every turn, and after them."""
+    model = deep_mlp(8, 512).cuda().eval().bfloat16()
+    fused: Any = epigemm.fuse(model, decide=decide)
+    kinds_of_calls = fused._compiled_call_impl._kinds
+    with torch.no_grad():
+        for call in range(20):
+            x = torch.randn(64, 512, device="cuda", dtype=torch.bfloat16)
+            torch.testing.assert_close(fused(x), model(x), rtol=4e-2, atol=4e-2)
+            torch.cuda.synchronize()
+            assert not kinds_of_calls._trials or (decide == "measure" and call < 16)
+    assert (host.UNSURE in fused.fusion_report.notes) <= (decide == "measure"), fused.fusion_report

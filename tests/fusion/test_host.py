@@ -84,7 +84,7 @@ def test_whose_time_counts(
     graph, chains = chains_of(function, torch.rand(6, 8))
     assert len(chains) == 4
     judged = {chain: Judged("", way, fallback_us, fallback_us / 2) for chain in chains}
-    assert host.why_not(graph, judged, launches) == ("" if pays else host.WAITS)
+    assert host.verdict(graph, judged, launches).why_not == ("" if pays else host.WAITS)
 
 
 def test_what_grouped_products_compute_counts(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -104,15 +104,40 @@ def test_what_grouped_products_compute_counts(monkeypatch: pytest.MonkeyPatch) -
 
     graph, chains = chains_of(mixture, torch.rand(6, 8))
     judged = {chain: Judged("", Way.SLICES, 100.0, 50.0) for chain in chains}
-    assert len(chains) == 4 and host.why_not(graph, judged, Launches.EAGER) == ""
+    assert len(chains) == 4 and host.verdict(graph, judged, Launches.EAGER).why_not == ""
     monkeypatch.setattr(costs, "_flops_per_us", lambda *of: math.inf)
-    assert host.why_not(graph, judged, Launches.EAGER) == host.WAITS
+    assert host.verdict(graph, judged, Launches.EAGER).why_not == host.WAITS
+
+
+@pytest.mark.parametrize(
+    ("function", "fallback_us", "way", "learns", "expected"),
+    [
+        (one_kernel_behind, LONG, Way.TENSORS, False, host.Verdict()),  # the device's time is far longer
+        (many_behind, 40.0, Way.TENSORS, False, host.Verdict("", True)),
+        (nothing_behind, BRIEF, Way.TENSORS, False, host.Verdict(host.WAITS)),  # too far behind to be tried
+        (many_behind, 40.0, Way.TENSORS, True, host.Verdict()),  # the backward pass would not be timed
+    ],
+)
+def test_what_is_unsure_is_measured(
+    function: Callable[[Tensor], Tensor], fallback_us: float, way: Way, learns: bool, expected: host.Verdict
+) -> None:
+    graph, chains = chains_of(function, torch.rand(6, 8, requires_grad=learns))
+    judged = {chain: Judged("", way, fallback_us, fallback_us / 2) for chain in chains}
+    assert host.verdict(graph, judged, Launches.EAGER, measures=True) == expected
+    assert not host.verdict(graph, judged, Launches.EAGER).is_unsure
+
+
+def test_what_is_expected_to_be_a_little_behind_is_tried() -> None:
+    graph, chains = chains_of(one_kernel_behind, torch.rand(6, 8))
+    judged = {chain: Judged("", Way.FALLBACK, 30.0, 15.0) for chain in chains}
+    assert host.verdict(graph, judged, Launches.EAGER).why_not == host.WAITS
+    assert host.verdict(graph, judged, Launches.EAGER, measures=True) == host.Verdict("", True)
 
 
 def test_on_a_cpu_nothing_is_asked() -> None:
     graph, chains = chains_of(one_kernel_behind, torch.rand(6, 8))
     judged = {chain: Judged("") for chain in chains}
-    assert host.why_not(graph, judged, Launches.EAGER) == ""
+    assert host.verdict(graph, judged, Launches.EAGER).why_not == ""
 
 
 def test_a_decision_holds_for_sizes_nearby(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -79,7 +79,7 @@ def test_kinds_are_told_apart() -> None:
 
 def test_what_is_asked_of_a_call() -> None:
     x = torch.rand(4, WIDTH)
-    of = Kinds(nn.Linear(WIDTH, WIDTH)).of
+    of = Kinds(nn.Linear(WIDTH, WIDTH), []).of
     assert of((x,), {}) == of((x.clone(),), {})
     assert of((x, 3), {}) == of((x, 4), {})
     kind = of((x,), {})
@@ -99,7 +99,7 @@ def test_what_is_asked_of_a_call() -> None:
 
 
 def test_on_a_cpu_and_where_it_is_off_there_are_no_kinds(monkeypatch: pytest.MonkeyPatch) -> None:
-    x, of = torch.rand(4, WIDTH), Kinds(nn.Linear(WIDTH, WIDTH)).of
+    x, of = torch.rand(4, WIDTH), Kinds(nn.Linear(WIDTH, WIDTH), []).of
     monkeypatch.setattr(kinds, "CALLS", 0)
     assert of((x,), {}) is None
     monkeypatch.setattr(kinds, "CALLS", 3)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from enum import Enum
+from typing import NamedTuple
 
 import torch
 from torch import fx
@@ -20,6 +21,8 @@ from epigemm.fusion.profit import Judged, Way
 from epigemm.fusion.values import hint, tensor_of
 
 WAITS = "the GPU waits for the host at these sizes, and fused calls spare the host too little"
+
+UNSURE = "it is not sure that the host lets fused calls pay: the first calls take turns with the model's own forward"
 
 
 class Launches(Enum):
@@ -50,19 +53,36 @@ _RECORDED_US = 60.0
 # What a call of a fused model takes the host more than the model's own: guards, less the calls of modules.
 _GRAPH_US = {Launches.EAGER: 30.0, Launches.INDUCTOR: 0.0}
 _WORTH = 0.97  # of the time: less is within the error of these estimates
+# Hosts differ by so much; and what is expected to take that much longer is not tried.
+_HOSTS_ERROR, _LOST = 2.0, 1.15
 # So many times more rows, or fewer, are decided about anew.
 _FAR = 4
 
 
-def why_not(graph: fx.Graph, chains: Mapping[Chain, Judged], launches: Launches) -> str:
-    """Why none of the chains of a graph is to be fused, though some pay the device; empty where these are.
+class Verdict(NamedTuple):
+    """Whether the chains of a graph are to be fused.
 
-    `chains` are all of them, those too that are not worth a fused call.
+    Attributes:
+        why_not: why none is, though some pay the device; empty where these are.
+        is_unsure: the host may be the slower one of the two, and of it there are estimates alone.
+    """
+
+    why_not: str = ""
+    is_unsure: bool = False
+
+
+def verdict(
+    graph: fx.Graph, chains: Mapping[Chain, Judged], launches: Launches, *, measures: bool = False
+) -> Verdict:
+    """Who waits for whom, with and without fused calls.
+
+    `chains` are all of them, those too that are not worth a fused call. `measures`: whoever calls the graph may run the
+    model itself instead, and finds out which is faster: where that is not sure, they are fused.
     """
     taken = {chain: judged for chain, judged in chains.items() if not judged.why_not}
     on_gpu = any(judged.fallback_us for judged in chains.values())
     if not taken or not on_gpu or launches in (Launches.CUDA_GRAPH, Launches.INDUCTOR_GRAPH):
-        return ""
+        return Verdict()
     kernels = _kernels(graph)
     in_chains = {node for chain in chains for node in chain.nodes}
     others = [node for node in kernels if node not in in_chains]
@@ -80,7 +100,12 @@ def why_not(graph: fx.Graph, chains: Mapping[Chain, Judged], launches: Launches)
     if launches is Launches.EAGER:  # Inductor has merged them with what follows
         more_us -= _KERNEL_US[launches] * sum(len(behind[chain]) for chain in taken)
     fused, plain = max(device_us - gained_us, host_us + more_us), max(device_us, host_us)
-    return "" if host_us + more_us < device_us - gained_us or fused < _WORTH * plain else WAITS
+    pays = host_us + more_us < device_us - gained_us or fused < _WORTH * plain
+    is_recorded = any(chain.product.value.requires_grad for chain in taken)  # the backward pass is not timed
+    is_unsure = measures and not is_recorded and _HOSTS_ERROR * (host_us + more_us) > device_us - gained_us
+    if is_unsure and fused < _LOST * plain:
+        return Verdict("", is_unsure)
+    return Verdict("" if pays else WAITS)
 
 
 def guard_sizes(graph: fx.Graph) -> None:

@@ -27,8 +27,9 @@ from epigemm.fusion.host import Launches
 from epigemm.fusion.kinds import Kinds
 from epigemm.fusion.marks import Marks
 from epigemm.fusion.replayed import Replayed, Replays
-from epigemm.fusion.report import CudaGraphs, FusionReport, Uncopied, tell, watchers
+from epigemm.fusion.report import CudaGraphs, FusionReport, Uncopied, tell, tell_skipped, watchers
 from epigemm.fusion.rewrite import FusionError, failed, fuse_module, higher_order
+from epigemm.fusion.trials import Decide, may_measure, measures
 
 Model = TypeVar("Model", bound=nn.Module)
 
@@ -66,6 +67,7 @@ def fuse(
     keep_packs: bool = ...,
     strict: bool = ...,
     cuda_graphs: bool = ...,
+    decide: Decide = ...,
     example_inputs: None = ...,
 ) -> Model: ...
 
@@ -79,6 +81,7 @@ def fuse(
     keep_packs: bool = ...,
     strict: bool = ...,
     cuda_graphs: bool = ...,
+    decide: Decide = ...,
     example_inputs: Sequence[Any] | Mapping[str, Any],
 ) -> FusionReport: ...
 
@@ -91,6 +94,7 @@ def fuse(
     keep_packs: bool = False,
     strict: bool = False,
     cuda_graphs: bool = False,
+    decide: Decide = "measure",
     example_inputs: Sequence[Any] | Mapping[str, Any] | None = None,
 ) -> Any:
     """Fuse the linear layers of a model with what follows them element by element.
@@ -110,6 +114,9 @@ def fuse(
         cuda_graphs: without gradients, calls on a GPU are replayed as CUDA graphs, one for each size of the inputs
             and at most 32: the host launches one graph in place of each kernel. Inputs and results are copied. What
             cannot be captured runs kernel by kernel, and `fusion_report.cuda_graphs` says why.
+        decide: "measure": where it is not sure that fused calls pay, because the GPU may wait for the host, the first
+            calls without gradients run now fused and now as the model is, and the faster one stays. "predict": the same
+            bits every call.
         example_inputs: of a dry run: the arguments of a call, as a sequence, or by name as a mapping.
 
     Returns:
@@ -117,6 +124,7 @@ def fuse(
 
     Raises:
         TypeError: an argument of another type.
+        ValueError: another word for `decide`.
         RuntimeError: at a call: the pass failed, and `strict` is True; the error itself is its cause.
 
     Example:
@@ -128,6 +136,7 @@ def fuse(
     settings = {"keep_packs": keep_packs, "strict": strict, "cuda_graphs": cuda_graphs}
     for name, value in {"inplace": inplace, "dry_run": dry_run, **settings}.items():
         checks.flag(name, value)
+    settings["measures"] = measures(decide)
     if dry_run:
         return _dry_run(model, example_inputs, **settings)
     if example_inputs is not None:
@@ -226,19 +235,22 @@ class _Call(Uncopied):
         report: what was fused in the graphs so far.
     """
 
-    def __init__(self, model: nn.Module, *, keep_packs: bool, strict: bool, cuda_graphs: bool) -> None:
+    def __init__(
+        self, model: nn.Module, *, keep_packs: bool, strict: bool, cuda_graphs: bool, measures: bool
+    ) -> None:
         self.report = FusionReport(cuda_graphs=CudaGraphs() if cuda_graphs else None)
         self._name = type(model).__name__
         self._model = model
-        self._keep_packs, self._strict = keep_packs, strict
+        self._keep_packs, self._strict, self._measures = keep_packs, strict, measures
         self._replays = Replays(model, self.report.cuda_graphs) if self.report.cuda_graphs else None
         self._graphs = 0
         self._of_frame: FusionReport | None = None  # of the graph that is being compiled, if there is one
         self._left = ""
         self._watched: Watched | None = None
         self._marks = Marks()
-        self._kinds = Kinds(model)
-        self._gains = 0  # graphs that ran otherwise than the model: with fused calls, or replayed
+        self._kinds = Kinds(model, self.report.notes)
+        # Graphs that ran otherwise than the model, with fused calls or replayed; those of which no estimate is sure.
+        self._gains = self._unsure = 0
         self._compiled = self._compile()
 
     def _compile(self) -> Callable[..., Any]:
@@ -298,17 +310,20 @@ class _Call(Uncopied):
         kind = None if watchers else self._kinds.of(args, kwargs)
         if kind is not None and self._kinds.gains_nothing(kind):
             return self._as_it_was(*args, **kwargs)
+        trial = None if kind is None else self._kinds.trial(kind)
+        if trial is not None and trial.is_plains_turn:
+            return trial.run(self._as_it_was, args, kwargs)
         if reason := self._left or self._watch().why_not() or why_not_now() or why_not_with(args, kwargs):
             if watchers:
                 tell(self._name, reason)
             return self._as_it_was(*args, **kwargs)
-        gains = self._gains
+        gains, unsure = self._gains, self._unsure
         try:
-            result = self._compiled(*args, **kwargs)
+            result = trial.run(self._compiled, args, kwargs) if trial else self._compiled(*args, **kwargs)
         finally:
             self._marks.unmark()
-        if kind is not None and self._gains == gains:
-            self._kinds.note(kind)
+        if kind is not None and trial is None:
+            self._kinds.note(kind, gains=self._gains != gains, is_unsure=self._unsure != unsure)
         return result
 
     def _watch(self) -> Watched:
@@ -365,6 +380,7 @@ class _Call(Uncopied):
             keep_packs=self._keep_packs,
             launches=Launches.EAGER if launcher is None else Launches.CUDA_GRAPH,
             guards_sizes=not self._marks.is_bounded,
+            measures=self._measures and may_measure(),
         )
         # Its code at last, without the calls of modules that Dynamo's graphs begin with.
         _LazyGraphModule.force_recompile(graph_module)
@@ -376,9 +392,9 @@ class _Call(Uncopied):
 
         def run(*args: Any) -> Any:
             self._gains += is_fused or (replays is not None and replays.serves)
+            self._unsure += report.is_unsure
             if watchers:
-                for skipped in report.skipped:
-                    tell(skipped.name, skipped.reason)
+                tell_skipped(report)
             return forward(*args)
 
         return run

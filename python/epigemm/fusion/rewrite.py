@@ -69,6 +69,7 @@ def fuse_graph(
     keep_packs: bool = False,
     launches: host.Launches = host.Launches.EAGER,
     guards_sizes: bool = False,
+    measures: bool = False,
 ) -> FusionReport:
     """Replace every product of `graph` that pays, and what follows it, by one call, in place.
 
@@ -77,25 +78,28 @@ def fuse_graph(
         keep_packs: whether fp32 parameters keep their fp16 slices between calls.
         launches: who launches the kernels.
         guards_sizes: have Dynamo ask again for sizes that are far from those of this call.
+        measures: whether it is measured later where it is not sure that fused calls pay: `host.verdict`.
 
     Returns:
         What was done. The graph is as it was where the report has no sites.
     """
     copies = layouts.put_in_rows(graph)
     report, judged = _judged(graph, keep_packs, launches)
-    waits = host.why_not(graph, judged, launches)
+    waits, is_unsure = host.verdict(graph, judged, launches, measures=measures)
     paying = (node for chain, found in judged.items() if not found.why_not for node in chain.nodes)
     if copies and (waits or not layouts.pay(copies, paying)):
         while copies:
             copies.pop().undo()
         report, judged = _judged(graph, keep_packs, launches)
-        waits = host.why_not(graph, judged, launches)
+        waits, is_unsure = host.verdict(graph, judged, launches, measures=measures)
     report.notes += [
         f"{copied.copy.args[0]} is copied once: sums with it then lie in rows" for copied in copies
     ]
     if guards_sizes and any(each.fallback_us for each in judged.values()):
         host.guard_sizes(graph)
     taken = [chain for chain, found in judged.items() if not (found.why_not or waits)]
+    report.is_unsure = is_unsure and bool(taken)
+    report.notes += [host.UNSURE] * report.is_unsure
     fused = _replace_all(graph, {chain: judged[chain] for chain in taken}, keep_packs)
     for chain in judged:
         reason = judged[chain].why_not or waits
