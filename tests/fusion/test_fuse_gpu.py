@@ -217,7 +217,9 @@ def test_several_kernels_behind_a_gemm_are_one(learns: bool) -> None:
             fused(x)
         torch.cuda.synchronize()
     kernels = [each.name for each in profile.events() if each.device_type.name == "CUDA"]
-    assert len(kernels) <= 2, kernels
+    # Beside the two: zeros in the place of the bias, which the product has, and what cuBLAS clears.
+    computing = [name for name in kernels if "Memset" not in name and "FillFunctor" not in name]
+    assert len(computing) == 2, kernels
 
 
 @hopper
@@ -225,7 +227,7 @@ def test_a_small_batch_runs_without_dynamo_beside_a_large_one(monkeypatch: pytes
     """Nothing is fused in the small one's graph: the model itself runs. It is asked again after so many calls."""
     monkeypatch.setattr(kinds, "CALLS", 3)
     model = wide()
-    fused: Any = epigemm.fuse(model)
+    fused: Any = epigemm.fuse(model, decide="predict")
     call = fused._compiled_call_impl
     runs: list[int] = []
     compiled = call._compiled

@@ -50,6 +50,11 @@ class Product:
         return value_at(self.node)
 
 
+def is_product(node: fx.Node) -> bool:
+    """Whether a node calls one of PyTorch's matrix products."""
+    return _name(node) is not None
+
+
 def understand(node: fx.Node) -> Product | str | None:
     """A node as a product, or why it cannot be taken; None for what is none, or multiplies two batches."""
     name = _name(node)

@@ -18,6 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from epigemm.fusion.effects import call, written
+from epigemm.fusion.matmuls import is_product
 from epigemm.fusion.values import storage_of, tensor_of, tensors_of, value_of
 
 RECORDED = "autograd records it: CUDA graphs serve inference alone"
@@ -94,7 +95,9 @@ def _run(graph: fx.Graph, watch: _Watch) -> None:
                 watch.reason = f"{node} copies numbers of the host's"
                 return
             watch.node = node
-            result = call(node, *fx.map_arg((node.args, node.kwargs), values.__getitem__))
+            # In torch 2.11 products fail on symbols without it; of what writes in place it would hide the writing.
+            with enable_python_dispatcher() if is_product(node) else nullcontext():
+                result = call(node, *fx.map_arg((node.args, node.kwargs), values.__getitem__))
             if node.target is _enter_autocast:
                 entered.append(result)
             elif node.target is _exit_autocast:
