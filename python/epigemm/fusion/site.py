@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -84,6 +85,9 @@ class Site:
         self._is_direct = not product.value.requires_grad and chain.norm is None
         self._direct: Epilogue | None = None
         self._recorded = _recorded_form(chain) if product.value.requires_grad else None
+        is_lone = chain.epilogue is None and chain.norm is None
+        has_vector = product.bias is None or value_at(product.bias).dim() == 1
+        self._is_recorded_alone = product.value.requires_grad and is_lone and has_vector
         # torch.fx writes these two into the code of a graph.
         self.__name__, self.__module__ = f"fused_{chain.function}", __name__
 
@@ -106,6 +110,10 @@ class Site:
                 return found
         if self._recorded is not None:
             result = self._record(self._recorded, x, weight, sources)
+            if result is not None:
+                return result
+        if self._is_recorded_alone:
+            result = self._record_alone(x, weight, sources[0] if sources else None)
             if result is not None:
                 return result
         rest, columns = iter(sources), weight.shape[0]
@@ -135,7 +143,7 @@ class Site:
         """
         if _any_autocast() or entry.sees(x, weight, *sources) is not entry.RECORDED:
             return None
-        rows = x if x.dim() == 2 else x.reshape(-1, x.shape[-1])
+        rows = x if x.dim() == 2 else x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
         lead, columns = rows.shape[:1], weight.shape[0]
         bias, rest = (sources[0], sources[1:]) if form.has_bias else (None, sources)
         given = [
@@ -148,11 +156,22 @@ class Site:
             value.to(wide) if kind == SCALAR else value
             for kind, value in zip(form.epilogue.traced.kinds, given, strict=True)
         ]
-        pack_use = weight_packs.NONE if weight.requires_grad else self._pack_use
-        invariant = invariance.active and invariance.enabled()
-        call = LinearCall(epilogue, rows, weight, bias, operands, (), pack_use=pack_use, invariant=invariant)
-        result = nodes.linear(call, checked=True)
+        result = self._record_call(LinearCall(epilogue, rows, weight, bias, operands))
         return result if rows is x else result.reshape(*x.shape[:-1], columns)
+
+    def _record_alone(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor | None:
+        """The same of a product that nothing follows but its bias."""
+        found = entry.linear(BIAS, x, weight, (bias,), None, None, None, self._pack_use, False)
+        if found is entry.RECORDED_BY_TORCH:
+            return nodes.linear_by_torch(BIAS, x, weight, bias)
+        if found is entry.RECORDED:
+            return self._record_call(LinearCall(BIAS, x, weight, bias))
+        return found if isinstance(found, Tensor) else None
+
+    def _record_call(self, call: LinearCall) -> Tensor:
+        pack_use = weight_packs.NONE if call.weight.requires_grad else self._pack_use
+        invariant = invariance.active and invariance.enabled()
+        return nodes.linear(call._replace(pack_use=pack_use, invariant=invariant), checked=True)
 
     def _in_order(self, x: Tensor, sources: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         """The sources by the axes that the product has."""
