@@ -22,7 +22,7 @@ from benchmarks.harness.records import geomean
 from benchmarks.harness.report import Record, Table, progress
 from benchmarks.kinds import Run
 from benchmarks.models import worker
-from benchmarks.models.networks import NETWORKS
+from benchmarks.models.registry import NETWORKS
 from benchmarks.models.worker import INFERENCE, TRAINING, Case
 
 METHOD = " ".join(str(__doc__).split("\n\n")[1].split())

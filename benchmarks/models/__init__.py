@@ -1,1 +1,1 @@
-"""Whole models, ``--models``: `networks` in plain PyTorch, and the `worker` that measures one."""
+"""Whole models, ``--models``: `networks`, `unseen` and `vision` in plain PyTorch, all of them named in `registry`."""

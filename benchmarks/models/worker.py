@@ -19,15 +19,11 @@ from torch import Tensor, nn
 
 import epigemm
 from benchmarks.harness.runner import describe_error
-from benchmarks.models.networks import NETWORKS, Inputs
+from benchmarks.models.registry import NETWORKS, PRECISIONS, WORST_ERROR, Inputs
 
 INFERENCE, TRAINING = "inference", "training"
-# The most telling first.
-PRECISIONS = {"fp32_highest": torch.float32, "bf16": torch.bfloat16, "fp32_high": torch.float32}
 TURNS, LEAST_MS, LEAST_CALLS = 9, 8.0, 3
 QUICK_TURNS = 2
-# Times the error of the same without fusion. Fused bf16 layers round less often; TF32's stand-in rounds ties otherwise.
-WORST_ERROR = 1.5
 # Float64's results are compared in fp32: an error below its roundoff says nothing.
 _LEAST_ERROR = 1e-7
 # A gradient that is zero in exact arithmetic (of BERT's key bias) is noise, and has no relative error.

@@ -18,7 +18,7 @@ from benchmarks.cli import main
 from benchmarks.kinds import models as run
 from benchmarks.kinds.models import bar, judged
 from benchmarks.models import worker
-from benchmarks.models.networks import NETWORKS
+from benchmarks.models.registry import NETWORKS, PRECISIONS
 from benchmarks.models.worker import INFERENCE, TRAINING, Case, error, is_right
 
 CPU = torch.device("cpu")
@@ -32,7 +32,7 @@ def test_a_run_through_its_processes(tmp_path: Path) -> None:
     summary = json.loads((tmp_path / "summary.json").read_text())
     assert (summary["schema"], summary["kind"], summary["complete"]) == (2, "models", True)
     assert summary["layers"] == {"t5-small": NETWORKS["t5-small"].layers}
-    assert set(summary["cases"]) == {f"t5-small/{name}/inference/2x128" for name in worker.PRECISIONS}
+    assert set(summary["cases"]) == {f"t5-small/{name}/inference/2x128" for name in PRECISIONS}
     for case in summary["cases"].values():
         assert case["right"] and set(case["ms"]) == set(case["errors"])
         assert case["fuse_vs_eager"] == pytest.approx(case["ms"]["eager"] / case["ms"]["fuse"])
@@ -43,7 +43,7 @@ def test_a_run_through_its_processes(tmp_path: Path) -> None:
 def test_without_time_nothing_is_reached(tmp_path: Path) -> None:
     assert main([*COMMAND, "--output", str(tmp_path), "--time-budget", "0"]) == 0
     summary = json.loads((tmp_path / "summary.json").read_text())
-    assert summary["cases"] == {} and len(summary["not_reached"]) == len(worker.PRECISIONS)
+    assert summary["cases"] == {} and len(summary["not_reached"]) == len(PRECISIONS)
 
 
 @pytest.mark.slow
@@ -134,7 +134,7 @@ def test_the_most_telling_cases_come_first(network: str) -> None:
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
-        (["--cases", "resnet"], "--cases: 'resnet' matches nothing; the models are: bert-base/inference, "),
+        (["--cases", "lstm"], "--cases: 'lstm' matches nothing; the models are: bert-base/inference, "),
         (["--sizes", "8x8x8"], "--models: goes without --sizes"),
         (["--dtypes", "bf16"], "--models: goes without --dtypes"),
         (["--peers", "eager"], "--models: goes without --peers"),
