@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import re
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -34,7 +35,10 @@ def write_json(record: Mapping[str, Any], path: Path) -> Path:
     """Write by replacing, so that a run that is killed leaves its last complete record."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(path.name + ".partial")
-    partial.write_text(json.dumps(finite(record), indent=1, allow_nan=False) + "\n")
+    text = json.dumps(finite(record), indent=1, allow_nan=False)
+    # Lists of numbers alone stand in one line. No string holds a line break.
+    text = re.sub(r"\[\n([-+.\de,\s]+)\]", lambda found: f"[{' '.join(found[1].split())}]", text)
+    partial.write_text(text + "\n")
     return partial.replace(path)
 
 

@@ -1,0 +1,71 @@
+"""How fast a model could be: eager's time on the device, with every chain at its best plan's predicted time."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import fx
+
+from epigemm.fusion import profit
+from epigemm.fusion.chains import Chain
+from epigemm.fusion.effects import effects_of
+from epigemm.fusion.profit import Judged, Way
+from epigemm.fusion.values import hint, tensor_of
+
+# Of one of eager's kernels that is no product: what it takes at least, and its share of the nominal bandwidth.
+_LEAST_US, _OF_NOMINAL = 3.0, 0.62
+_MOST_GAIN = 0.95
+
+
+@contextmanager
+def watched() -> Iterator[dict[fx.Node, tuple[float, float]]]:
+    """In the block, what is fused tells of each chain what it is expected to take: eager, and by its best plan, in us.
+
+    A chain that is judged twice, such as before and after a change of layouts, counts once.
+    """
+    found: dict[fx.Node, tuple[float, float]] = {}
+    real: Any = profit.judged
+
+    def judged(chain: Chain, *args: Any, **kwargs: Any) -> Judged:
+        result: Judged = real(chain, *args, **kwargs)
+        if result.fallback_us:
+            found[chain.product.node] = expected_us(chain, result, bytes_per_us())
+        return result
+
+    with mock.patch.object(profit, "judged", judged):
+        yield found
+
+
+def expected_us(chain: Chain, judged: Judged, bytes_per_us: float) -> tuple[float, float]:
+    """Of a chain operator by operator, and by its best plan.
+
+    The planner's fallback is PyTorch's product and one kernel for all that follows; eager has one for each operator.
+    """
+    behind = [node for node in chain.nodes[1:] if not effects_of(node).is_view]
+    kernels = sorted(_kernel_us(node, bytes_per_us) for node in behind)
+    # A fallback that was chosen is a product with its ReLU in one kernel.
+    plain = judged.fallback_us + sum(kernels if judged.way is Way.FALLBACK else kernels[:-1])
+    return plain, min(plain, judged.fused_us)
+
+
+def ceiling(eager_ms: float, gained_us: float) -> float:
+    """Eager's time on the device over that without what the best plans are expected to gain."""
+    return eager_ms / (eager_ms - min(1e-3 * gained_us, _MOST_GAIN * eager_ms))
+
+
+def bytes_per_us() -> float:
+    """What a pointwise kernel of PyTorch's moves on the present GPU."""
+    properties = torch.cuda.get_device_properties()
+    clock_khz, bits = properties.memory_clock_rate, properties.memory_bus_width
+    return float(_OF_NOMINAL * 2 * clock_khz * 1e3 * bits / 8 / 1e6)
+
+
+def _kernel_us(node: fx.Node, bytes_per_us: float) -> float:
+    tensors = [tensor_of(each) for each in (node, *node.all_input_nodes)]
+    sizes = [math.prod(map(hint, t.shape)) * t.element_size() for t in tensors if t is not None]
+    return _LEAST_US + sum(sizes) / bytes_per_us
