@@ -21,7 +21,7 @@ _LEAST_TRAINING = 0.96
 _OF_CEILING = 0.9  # at the large batch
 _DIGITS = 5
 FIGURES = ("failed", "skipped", "not_reached", "cases")
-_OF_A_RATIO = ("ms", "quartiles", "turns_ms", "errors")
+_OF_A_RUN = ("command", "cpu", "driver", "selection")
 _ONE_SOURCE = ("csrc", "python", "gpu", "cuda", "torch", "epigemm", "effort", "method")
 
 
@@ -141,14 +141,15 @@ def merge(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
             for job in (Job(Case.parse(name), variant) for variant in VARIANTS):
                 if job.variant.ratio in case.get("errors", {}):
                     add(figures, job, "result", _result_of(case, job))
-    first = {name: value for name, value in records[0].items() if name not in ("selection", "command")}
-    runs = [
-        {name: each[name] for name in ("command", "cpu", "driver", "selection", "complete") if name in each}
-        for each in records
-    ]
+    first = {name: value for name, value in records[0].items() if name not in _OF_A_RUN}
+    runs = [run for each in records for run in each.get("runs") or [_run_of(each)]]
     whole = {"complete": all(each["complete"] for each in records), "runs": runs}
     figures |= judged(figures, quick=bool(records[0]["effort"]["quick"]))
     return {**first, **whole, "layers": layers(figures["cases"]), **figures}
+
+
+def _run_of(record: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: record[name] for name in (*_OF_A_RUN, "complete") if name in record}
 
 
 def _result_of(case: Mapping[str, Any], job: Job) -> dict[str, Any]:
