@@ -17,8 +17,9 @@ from epigemm.fusion.effects import effects_of
 from epigemm.fusion.profit import Judged, Way
 from epigemm.fusion.values import hint, tensor_of
 
-# Of one of eager's kernels that is no product: what it takes at least, and its share of the nominal bandwidth.
-_LEAST_US, _OF_NOMINAL = 3.0, 0.62
+# Of one of eager's kernels that is no product: what it takes at least, and its share of the nominal bandwidth; what it
+# moves on an H200, where torch does not know the memory's clock.
+_LEAST_US, _OF_NOMINAL, _BYTES_PER_US = 3.0, 0.62, 3e6
 _MOST_GAIN = 0.95
 
 
@@ -48,8 +49,9 @@ def expected_us(chain: Chain, judged: Judged, bytes_per_us: float) -> tuple[floa
     """
     behind = [node for node in chain.nodes[1:] if not effects_of(node).is_view]
     kernels = sorted(_kernel_us(node, bytes_per_us) for node in behind)
-    # A fallback that was chosen is a product with its ReLU in one kernel.
-    plain = judged.fallback_us + sum(kernels if judged.way is Way.FALLBACK else kernels[:-1])
+    # A fallback that is taken is a product with its ReLU in one kernel.
+    is_one_kernel = judged.way is Way.FALLBACK and not judged.why_not
+    plain = judged.fallback_us + sum(kernels if is_one_kernel else kernels[:-1])
     return plain, min(plain, judged.fused_us)
 
 
@@ -60,9 +62,9 @@ def ceiling(eager_ms: float, gained_us: float) -> float:
 
 def bytes_per_us() -> float:
     """What a pointwise kernel of PyTorch's moves on the present GPU."""
-    properties = torch.cuda.get_device_properties()
-    clock_khz, bits = properties.memory_clock_rate, properties.memory_bus_width
-    return float(_OF_NOMINAL * 2 * clock_khz * 1e3 * bits / 8 / 1e6)
+    properties: Any = torch.cuda.get_device_properties()
+    clock_khz, bits = (getattr(properties, name, 0) for name in ("memory_clock_rate", "memory_bus_width"))
+    return _OF_NOMINAL * 2 * clock_khz * bits / 8 / 1e3 or _BYTES_PER_US
 
 
 def _kernel_us(node: fx.Node, bytes_per_us: float) -> float:

@@ -104,21 +104,37 @@ def host_ms(call: Call, count: int, device: torch.device) -> float:
     return statistics.median(times)
 
 
-def device_ms(call: Call, host: float, count: int, device: torch.device) -> float:
-    """What the device takes for a call that is queued as a whole before it begins.
+def device_ms(
+    calls: Mapping[str, Call], hosts: Mapping[str, float], counts: Mapping[str, int], device: torch.device
+) -> dict[str, float]:
+    """What the device takes for each call; of all of them by the same method, and empty where there is none.
 
-    A long kernel goes first, and the host has to be done before its end. Where the host waits for the device within
-    the call, or the call is longer than the queue, no kernel is long enough: there the times of the call's kernels are
-    added up. A CPU's is the whole call.
+    Where one of them cannot be queued as a whole, the times of all calls' kernels are added up.
     """
     if device.type != "cuda":
-        return statistics.median(wall_ms(call) for _ in range(count))
+        return {
+            name: statistics.median(wall_ms(call) for _ in range(counts[name]))
+            for name, call in calls.items()
+        }
+    queued = {name: queued_ms(call, hosts[name], counts[name]) for name, call in calls.items()}
+    found = {name: ms for name, ms in queued.items() if ms is not None}
+    if len(found) < len(calls):
+        found = {name: kernels_ms(call) for name, call in calls.items()}
+    return found if all(found.values()) else {}
+
+
+def queued_ms(call: Call, host: float, count: int) -> float | None:
+    """What the device takes for a call that is queued as a whole before it begins.
+
+    A long kernel goes first, and the host has to be done before its end. None: no kernel is long enough. The host waits
+    for the device within the call, or the call is longer than the queue.
+    """
     cuda: Any = torch.cuda
     spin_ms = 1.5 * host + 1.0
     times: list[float] = []
     while len(times) < count:
         if spin_ms > _MOST_SPIN_MS:
-            return kernels_ms(call)
+            return None
         first, last = (cuda.Event(enable_timing=True) for _ in range(2))
         cuda._sleep(int(spin_ms * _CYCLES_PER_MS))
         first.record()
@@ -134,7 +150,7 @@ def device_ms(call: Call, host: float, count: int, device: torch.device) -> floa
 
 
 def kernels_ms(call: Call) -> float:
-    """The sum of the times of all kernels and copies of one call, by torch.profiler."""
+    """The sum of the times of all kernels and copies of one call, by torch.profiler; 0 where that sees none."""
     from torch.profiler import ProfilerActivity, profile
 
     with profile(activities=[ProfilerActivity.CUDA]) as found:

@@ -59,35 +59,54 @@ def test_a_cpus_times_are_of_whole_calls() -> None:
     def call() -> None:
         time.sleep(0.01)
 
-    for ms in (
-        measures.row_ms(call, 2, CPU),
-        measures.host_ms(call, 3, CPU),
-        measures.device_ms(call, 1, 3, CPU),
-    ):
+    of_device = measures.device_ms({"a": call}, {"a": 1.0}, {"a": 3}, CPU)["a"]
+    for ms in (measures.row_ms(call, 2, CPU), measures.host_ms(call, 3, CPU), of_device):
         assert 10 <= ms < 30
+
+
+@pytest.mark.parametrize(
+    ("queued", "added", "found"),
+    [
+        ({"a": 1.0, "b": 2.0}, {}, {"a": 1.0, "b": 2.0}),
+        ({"a": 1.0, "b": None}, {"a": 3.0, "b": 4.0}, {"a": 3.0, "b": 4.0}),
+        ({"a": 1.0, "b": None}, {"a": 0.0, "b": 4.0}, {}),  # a profiler that sees nothing
+    ],
+)
+def test_device_times_are_of_one_method(
+    monkeypatch: pytest.MonkeyPatch, queued: dict[str, Any], added: dict[str, float], found: dict[str, float]
+) -> None:
+    monkeypatch.setattr(measures, "queued_ms", lambda call, *_: queued[call])
+    monkeypatch.setattr(measures, "kernels_ms", lambda call: added[call])
+    calls: Any = {"a": "a", "b": "b"}
+    ones, counts = dict.fromkeys(calls, 1.0), dict.fromkeys(calls, 1)
+    assert measures.device_ms(calls, ones, counts, torch.device("cuda")) == found
 
 
 @pytest.mark.gpu
 def test_host_and_device_are_told_apart() -> None:
-    gpu, cuda = torch.device("cuda"), torch.cuda
+    gpu = torch.device("cuda")
     x = torch.randn(4096, 4096, device=gpu)
 
+    def two() -> None:
+        torch.mm(x, x)
+        torch.mm(x, x)
+
     def busy_device() -> None:
-        for _ in range(20):
-            torch.mm(x, x)
+        for _ in range(10):
+            two()
 
     def busy_host() -> None:
         torch.mm(x, x)
         time.sleep(0.01)
         torch.mm(x, x)
 
+    calls = {"two": two, "device": busy_device, "host": busy_host}
     measures.warm_up(busy_device, gpu, Effort())
-    two_ms = measures.device_ms(lambda: (torch.mm(x, x), torch.mm(x, x)), 0.1, 5, gpu)
-    assert measures.host_ms(busy_device, 5, gpu) < 2
-    assert measures.device_ms(busy_device, 0.5, 5, gpu) == pytest.approx(10 * two_ms, rel=0.3)
-    assert measures.host_ms(busy_host, 5, gpu) > 10
-    assert measures.device_ms(busy_host, 10.0, 5, gpu) == pytest.approx(two_ms, rel=0.3)
-    assert cuda.current_stream().query()
+    hosts = {name: measures.host_ms(call, 5, gpu) for name, call in calls.items()}
+    found = measures.device_ms(calls, hosts, dict.fromkeys(calls, 5), gpu)
+    assert hosts["device"] < 2 and hosts["host"] > 10
+    assert found["device"] == pytest.approx(10 * found["two"], rel=0.3)
+    assert found["host"] == pytest.approx(found["two"], rel=0.3)
 
 
 @pytest.mark.gpu
@@ -95,12 +114,17 @@ def test_the_kernels_of_a_call_that_waits_are_added_up() -> None:
     gpu = torch.device("cuda")
     x = torch.randn(4096, 4096, device=gpu)
 
+    def two() -> None:
+        torch.mm(x, x)
+        torch.mm(x, x)
+
     def waits() -> None:
         torch.mm(x, x)
         torch.cuda.synchronize()
         time.sleep(0.005)
         torch.mm(x, x)
 
-    measures.warm_up(waits, gpu, Effort())
-    two_ms = measures.device_ms(lambda: (torch.mm(x, x), torch.mm(x, x)), 0.1, 5, gpu)
-    assert measures.device_ms(waits, 6.0, 5, gpu) == pytest.approx(two_ms, rel=0.3)
+    measures.warm_up(two, gpu, Effort())
+    assert measures.queued_ms(waits, 6.0, 5) is None
+    queued = measures.queued_ms(two, 0.1, 5)
+    assert queued is not None and measures.kernels_ms(waits) == pytest.approx(queued, rel=0.3)
