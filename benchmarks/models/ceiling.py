@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any
 from unittest import mock
 
@@ -23,19 +24,33 @@ _LEAST_US, _OF_NOMINAL, _BYTES_PER_US = 3.0, 0.62, 3e6
 _MOST_GAIN = 0.95
 
 
-@contextmanager
-def watched() -> Iterator[dict[fx.Node, tuple[float, float]]]:
-    """In the block, what is fused tells of each chain what it is expected to take: eager, and by its best plan, in us.
+@dataclass
+class Expected:
+    """What is expected of the chains of a model.
 
-    A chain that is judged twice, such as before and after a change of layouts, counts once.
+    Attributes:
+        chains: by product, the microseconds of eager and of the best plan. One that is judged twice, such as before and
+            after a change of layouts, counts once.
+        error: what kept them from being known, if anything did.
     """
-    found: dict[fx.Node, tuple[float, float]] = {}
+
+    chains: dict[fx.Node, tuple[float, float]] = field(default_factory=dict)
+    error: Exception | None = None
+
+
+@contextmanager
+def watched() -> Iterator[Expected]:
+    """In the block, what is fused tells of each chain what it is expected to take."""
+    found = Expected()
     real: Any = profit.judged
 
     def judged(chain: Chain, *args: Any, **kwargs: Any) -> Judged:
         result: Judged = real(chain, *args, **kwargs)
-        if result.fallback_us:
-            found[chain.product.node] = expected_us(chain, result, bytes_per_us())
+        try:
+            if result.fallback_us:
+                found.chains[chain.product.node] = expected_us(chain, result, bytes_per_us())
+        except Exception as error:  # which must not change what is fused
+            found.error = error
         return result
 
     with mock.patch.object(profit, "judged", judged):

@@ -21,6 +21,7 @@ _LEAST_TRAINING = 0.96
 _OF_CEILING = 0.9  # at the large batch
 _DIGITS = 5
 FIGURES = ("failed", "skipped", "not_reached", "cases")
+_OF_FUSE = ("ceiling", "no_ceiling", "chains", "products")
 _OF_A_RUN = ("command", "cpu", "driver", "selection")
 _ONE_SOURCE = ("csrc", "python", "gpu", "cuda", "torch", "epigemm", "effort", "method")
 
@@ -52,7 +53,7 @@ def add(figures: dict[str, Any], job: Job, what: str, value: Any) -> None:
         # Eager's are those beside fuse's.
         found, kept = value[name], case.setdefault(name, {})
         case[name] = {**kept, **found} if job.name == "fuse" else {**found, **kept}
-    for name in ("ceiling", "chains", "products"):
+    for name in _OF_FUSE:
         if job.name == "fuse" and name in value:
             case[name] = value[name]
 
@@ -160,4 +161,4 @@ def _result_of(case: Mapping[str, Any], job: Job) -> dict[str, Any]:
         result["turns_ms"] = case["turns_ms"][ratio]
         for which in ("host_ms", "device_ms"):
             result[which] = {name: case[which][name] for name in names if name in case[which]}
-    return result | {name: case[name] for name in ("ceiling", "chains", "products") if name in case}
+    return result | {name: case[name] for name in _OF_FUSE if name in case}

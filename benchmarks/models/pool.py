@@ -23,7 +23,7 @@ from benchmarks.models import worker
 from benchmarks.models.jobs import Job
 
 PREPARE_S, MEASURE_S = 240.0, 60.0
-"""What takes longer has failed: to load, to build and to compile; to check and to measure."""
+"""What takes longer has failed: to load, to build and to compile; to check and to measure, on a GPU."""
 _MOST_IN_A_WAVE = 8
 Outcome = Callable[[Job, str, Any], None]
 """Told what became of a job: "result", "failed", "skipped" or "not_reached", and the result or the reason."""
@@ -139,20 +139,20 @@ class Pool:
                         each.wait(word, until)
                 self._prepare_s = max(self._prepare_s, time.monotonic() - begin)
                 for each in wave:
-                    self._measure(each)
+                    self._measure(each, MEASURE_S if device.type == "cuda" else PREPARE_S)
                 wave, following = following, []
         finally:
             for each in (*wave, *following):
                 each.end()
 
-    def _measure(self, each: Worker) -> None:
+    def _measure(self, each: Worker, limit_s: float) -> None:
         """And tell what became of it; the process ends."""
         begin = time.monotonic()
         if not each.has_ended and self._left_s() <= self._measure_s:
             each.outcome = ("not_reached", "no time left")
         elif not each.has_ended:
             each.tell("measure")
-            each.wait("result", begin + min(MEASURE_S, self._left_s()))
+            each.wait("result", begin + min(limit_s, self._left_s()))
             self._measure_s = max(self._measure_s, time.monotonic() - begin)
         each.end()
         is_late = each.outcome[0] == "failed" and self._left_s() <= 0

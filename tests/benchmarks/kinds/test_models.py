@@ -45,6 +45,21 @@ def test_a_run_through_its_processes(tmp_path: Path) -> None:
     assert "## Geometric means" in text and "skipped: CUDA graphs need a GPU" in text
 
 
+@pytest.mark.gpu
+@pytest.mark.slow
+def test_a_run_on_a_gpu(tmp_path: Path) -> None:
+    """With the two that need Inductor, and all figures; `graphs` may not be there."""
+    command = ["--models", "--variants", "fuse", "backend", "graphs", "--cases", "nerf/bf16/inference/65536"]
+    assert main([*command, "--device", "cuda", "--output", str(tmp_path)]) == 0
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    (case,) = summary["cases"].values()
+    assert case["right"] and case["ceiling"] >= 1 and "no_ceiling" not in case
+    assert {"fuse_vs_eager", "backend_vs_compile"} <= set(case["quartiles"])
+    for which in ("host_ms", "device_ms"):
+        assert {"eager", "fuse", "compile", "backend"} <= set(case[which])
+    assert case["device_ms"]["eager"] == pytest.approx(case["ms"]["fuse_vs_eager"]["eager"], rel=0.5)
+
+
 def test_without_time_nothing_is_reached(tmp_path: Path) -> None:
     assert main([*COMMAND, "--output", str(tmp_path), "--time-budget", "0"]) == 0
     summary = json.loads((tmp_path / "summary.json").read_text())

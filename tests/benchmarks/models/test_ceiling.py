@@ -61,7 +61,16 @@ def test_chains_operator_by_operator_and_by_their_best_plans(way: None, behind_u
     with torch.no_grad(), ceiling.watched() as found:
         fused(*inputs)
         fused(*inputs)
-    assert sorted(found.values()) == [(FALLBACK_US, FUSED_US), (FALLBACK_US + behind_us, FUSED_US)]
+    assert sorted(found.chains.values()) == [(FALLBACK_US, FUSED_US), (FALLBACK_US + behind_us, FUSED_US)]
+
+
+@pytest.mark.parametrize("way", [(Way.TENSORS, "")], indirect=True)
+def test_an_error_of_its_own_changes_nothing(way: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ceiling, "bytes_per_us", lambda: 1 / 0)
+    fused: Any = epigemm.fuse(Model(), strict=True)
+    with torch.no_grad(), ceiling.watched() as found:
+        fused(torch.randn(4, 8), torch.randn(4, 16))
+    assert fused.fusion_report.sites and isinstance(found.error, ZeroDivisionError)
 
 
 @pytest.mark.parametrize("way", [(Way.TENSORS, "")], indirect=True)
@@ -71,13 +80,13 @@ def test_outside_of_the_block_nothing_is_watched(way: None) -> None:
         pass
     with torch.no_grad():
         epigemm.fuse(Model())(torch.randn(4, 8), torch.randn(4, 16))
-    assert profit.judged is judged and not found
+    assert profit.judged is judged and not found.chains
 
 
 def test_a_cpu_has_no_planner_to_ask() -> None:
     with torch.no_grad(), ceiling.watched() as found:
         epigemm.fuse(Model())(torch.randn(4, 8), torch.randn(4, 16))
-    assert not found
+    assert not found.chains
 
 
 def test_eager_over_what_is_left() -> None:

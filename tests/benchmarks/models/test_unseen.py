@@ -102,26 +102,3 @@ def test_tokens_go_through_their_best_experts() -> None:
             gate, up = (experts.gate_up[expert] @ x[row]).chunk(2)
             right += weight * (experts.down[expert] @ (torch.nn.functional.silu(gate) * up))
         torch.testing.assert_close(found, right)
-
-
-def test_a_shifted_window_sees_its_neighbours_alone() -> None:
-    """A change reaches, by one shifted layer, its window: not what the shift brought there from the other side."""
-    torch.manual_seed(0)
-    layer: Any = vision.SwinLayer(32, 1, side=8, size=4, is_shifted=True)
-    x = torch.randn(1, 8, 8, 32)
-    for (row, column), (bottom, right) in {(0, 0): (2, 2), (3, 3): (6, 6)}.items():
-        changed = x.clone()
-        changed[0, row, column, :16] += 10.0
-        moved = (layer(changed) - layer(x)).abs().amax(dim=-1)[0] > 0
-        wanted = torch.zeros(8, 8, dtype=torch.bool)
-        wanted[max(0, bottom - 4) : bottom, max(0, right - 4) : right] = True
-        assert torch.equal(moved, wanted)
-
-
-@pytest.mark.parametrize("name", NETWORKS)
-def test_a_small_and_a_large_batch(name: str) -> None:
-    small, large = (torch.tensor(batch) for batch in NETWORKS[name].batches)
-    assert small.prod() < large.prod()
-    assert all(
-        inputs.shape[0] == small[0] for inputs in NETWORKS[name].draw(torch.Generator(), *small.tolist())
-    )
