@@ -68,6 +68,9 @@ def remarks(figures: Mapping[str, Any]) -> list[str]:
     """What there is to say of a record besides its tables."""
     lines = [f"missed: {text}" for text in figures["missed"]]
     lines += [f"WRONG: {case}: {figures['cases'][case]['errors']}" for case in figures["wrong"]]
+    for name, case in figures["cases"].items():
+        graphs = case.get("cuda_graphs", {"captured": 1})
+        lines += [] if graphs["captured"] else [f"not captured: {name}: {'; '.join(graphs['reasons'])}"]
     for what in ("failed", "skipped", "not_reached"):
         reasons: dict[str, list[str]] = {}
         for name, why in figures[what].items():

@@ -21,7 +21,8 @@ _LEAST_TRAINING = 0.96
 _OF_CEILING = 0.9  # at the large batch
 _DIGITS = 5
 FIGURES = ("failed", "skipped", "not_reached", "cases")
-_OF_FUSE = ("ceiling", "no_ceiling", "chains", "products")
+# By variant: what else its jobs say of a case.
+_OF_VARIANT = {"fuse": ("ceiling", "no_ceiling", "chains", "products"), "graphs": ("cuda_graphs",)}
 _OF_A_RUN = ("command", "cpu", "driver", "selection")
 _ONE_SOURCE = ("csrc", "python", "gpu", "cuda", "torch", "epigemm", "effort", "method")
 
@@ -53,9 +54,7 @@ def add(figures: dict[str, Any], job: Job, what: str, value: Any) -> None:
         # Eager's are those beside fuse's.
         found, kept = value[name], case.setdefault(name, {})
         case[name] = {**kept, **found} if job.name == "fuse" else {**found, **kept}
-    for name in _OF_FUSE:
-        if job.name == "fuse" and name in value:
-            case[name] = value[name]
+    case |= {name: value[name] for name in _OF_VARIANT.get(job.name, ()) if name in value}
 
 
 def _of_turns(case: dict[str, Any], job: Job) -> None:
@@ -161,4 +160,4 @@ def _result_of(case: Mapping[str, Any], job: Job) -> dict[str, Any]:
         result["turns_ms"] = case["turns_ms"][ratio]
         for which in ("host_ms", "device_ms"):
             result[which] = {name: case[which][name] for name in names if name in case[which]}
-    return result | {name: case[name] for name in _OF_FUSE if name in case}
+    return result | {name: case[name] for name in _OF_VARIANT.get(job.name, ()) if name in case}

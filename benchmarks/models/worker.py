@@ -150,6 +150,8 @@ def prepare(job: Job, device: torch.device, *, quick: bool) -> Prepared:
     if report is not None:
         products = len(report.sites) + len(report.skipped)
         prepared.about["chains"] = dict(zip(("followed", "taken"), report.chains, strict=True))
+        if (graphs := getattr(report, "cuda_graphs", None)) is not None:
+            prepared.about["cuda_graphs"] = {"captured": graphs.captured, "reasons": list(graphs.reasons)}
         if case.mode == INFERENCE:  # of a training step the planner knows a part
             prepared.about["expected_us"] = list(expected.chains.values())
         if expected.error is not None:

@@ -16,7 +16,7 @@ from benchmarks.kinds import models
 from benchmarks.models import figures
 from benchmarks.models.jobs import jobs
 from benchmarks.models.registry import NETWORKS
-from tests.benchmarks.models.test_figures import JOB, result
+from tests.benchmarks.models.test_figures import GRAPHS, JOB, LARGE, result
 
 QUICK = ["--models", "--quick", "--device", "cpu"]
 COMMAND = [*QUICK, "--cases", "nerf/fp32_highest/inference/2"]
@@ -96,6 +96,10 @@ def test_remarks_name_what_failed() -> None:
     figures.add(found, JOB, "failed", "OutOfMemoryError")
     found |= figures.judged(found, quick=False)
     assert models.remarks(found) == [f"FAILED: OutOfMemoryError: {JOB}"]
+    graphs = result([2.0], [1.0], GRAPHS) | {"cuda_graphs": {"captured": 0, "reasons": ["a", "b"]}}
+    figures.add(found, GRAPHS, "result", graphs)
+    found |= figures.judged(found, quick=False)
+    assert f"not captured: {LARGE}: a; b" in models.remarks(found)
 
 
 @pytest.mark.parametrize(

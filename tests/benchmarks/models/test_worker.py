@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -76,6 +77,22 @@ def test_variants_that_are_not_there_say_why(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(epigemm, "fuse", lambda model, *, cuda_graphs=False: model)
     assert worker.why_not("graphs", gpu, quick=False) == ""
     assert worker.why_not("overhead", gpu, quick=True) == "a quick run has no Inductor"
+
+
+def test_what_was_captured_is_in_the_record(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As `fuse(model, cuda_graphs=True)` reports it."""
+
+    def fuse(model: nn.Module, **_: object) -> Any:
+        fused: Any = nn.Sequential(model)
+        graphs = SimpleNamespace(captured=0, reasons=["a reason"])
+        fused.fusion_report = SimpleNamespace(sites=[1], skipped=[], chains=(1, 1), cuda_graphs=graphs)
+        return fused
+
+    monkeypatch.setattr(epigemm, "fuse", fuse)
+    monkeypatch.setattr(worker, "why_not", lambda *args, **kwargs: "")
+    found = worker.measure(worker.prepare(job("graphs"), CPU, quick=True), CPU, QUICK)
+    assert found["right"] and found["cuda_graphs"] == {"captured": 0, "reasons": ["a reason"]}
+    assert set(found["turns_ms"]) == {"eager", "graphs"}
 
 
 class Line:
