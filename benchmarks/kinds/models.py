@@ -90,7 +90,8 @@ def _devices(run: Run) -> list[torch.device]:
 def main(run: Run) -> int:
     """Measure the jobs chosen, kept after each of them; 1 if a result is wrong or missing."""
     options = run.options
-    quick = options.quick or run.device.type == "cpu"
+    # A list is that of a GPU, wherever it is printed.
+    quick = options.quick or (run.device.type == "cpu" and not options.list)
     shard = Shard.parse(options.shard)
     every = all_jobs.jobs(options.cases, options.variants or DEFAULT, quick=quick)
     chosen = list(shard.part(every))
