@@ -13,6 +13,7 @@ import torch
 from benchmarks.cases import DTYPES
 from benchmarks.harness import environment
 from benchmarks.kinds import CPU_TIME_BUDGET_S, Run
+from benchmarks.models.jobs import VARIANTS
 
 USAGE = 2
 _EPILOG = """\
@@ -23,6 +24,7 @@ examples:
   python -m benchmarks --random 1 --count 200 --between   random shapes, each case held to its bar at every point
   python -m benchmarks --host --output host               what a call costs the host, from Python to the launch
   python -m benchmarks --models --output models           whole models, as they are, fused and compiled
+  python -m benchmarks --models --cases '*/inference/*' --variants fuse graphs --shard 1/2 --output models-1
   python -m benchmarks --functors --output DIR            what each primitive takes in each kernel, on a GPU
   python -m benchmarks --functors --table DIR/summary.json        the planner's table of such a record
   python -m benchmarks --plans --random 1 --count 1000 --output DIR   every plan, to fit the cost models to
@@ -35,7 +37,7 @@ _TAKES = {
     "custom": f"layers {_LAYERS}",
     "functors": "random count cases quick time_budget table",
     "host": "cases sizes quick",
-    "models": "cases quick time_budget",
+    "models": "cases quick time_budget variants shard list",
     "plans": "random count between cases sizes dtypes time_budget",
     "random": "count between cases peers exclude no_max_autotune time_budget",
     "bench": _LAYERS,
@@ -73,13 +75,14 @@ def parser() -> argparse.ArgumentParser:
     kinds = p.add_argument_group("which record (without one of these: the five models)")
     seed = "random shapes that follow from SEED alone; the record goes to random-SEED in --output, or in results/GPU"
     between = "besides random shapes, M between powers of two on four layers, 72 points"
+    models = "whole models; --cases: NETWORK/PRECISION/MODE/BATCH, parts of it, or patterns"
     kinds.add_argument("--custom", action="store_true", help="epilogues made of one Python function")
     kinds.add_argument("--layers", action="store_true", help="with --custom: layers with a short K")
     kinds.add_argument("--random", type=int, metavar="SEED", help=seed)
     kinds.add_argument("--count", type=int, default=200, metavar="N", help="how many random shapes (200)")
     kinds.add_argument("--between", action="store_true", help=between)
     kinds.add_argument("--host", action="store_true", help="what a call costs the host")
-    kinds.add_argument("--models", action="store_true", help="whole models; --cases: NETWORK/MODE")
+    kinds.add_argument("--models", action="store_true", help=models)
     functors = (
         "what each primitive takes in each kernel; --cases: primitives, --random: the seed of 50 functors"
     )
@@ -92,6 +95,14 @@ def parser() -> argparse.ArgumentParser:
     what.add_argument("--sizes", nargs="+", default=[], metavar="MxNxK", help=sizes)
     what.add_argument("--dtypes", nargs="+", choices=list(DTYPES), default=["fp32", "bf16"], help="fp32 bf16")
     what.add_argument("--device", default="", help="cuda (default where there is one), cuda:1, cpu")
+    variants = (
+        "with --models: fuse (against eager), backend (against torch.compile), graphs (fuse in CUDA graphs "
+    )
+    variants += "against eager), overhead (both compilers with mode='reduce-overhead'); fuse and backend"
+    what.add_argument("--variants", nargs="+", choices=list(VARIANTS), default=[], help=variants)
+    shard = "with --models: the I-th of N parts of the jobs; tools/merge_records.py merges their records"
+    what.add_argument("--shard", default="1/1", metavar="I/N", help=shard)
+    what.add_argument("--list", action="store_true", help="with --models: print the jobs, and measure none")
     who = p.add_argument_group("against what")
     autotune = "leave out torch.compile's, which takes longest"
     who.add_argument("--peers", nargs="+", default=[], metavar="NAME", help="these alone, beside epigemm")
@@ -102,7 +113,7 @@ def parser() -> argparse.ArgumentParser:
     budget = (
         "start no slow baseline, and with --random, --plans, --models or --custom no point, after so many "
     )
-    budget += f"seconds (CPU: {CPU_TIME_BUDGET_S:g}; --models: 200)"
+    budget += f"seconds (CPU: {CPU_TIME_BUDGET_S:g}; --models: 540)"
     how.add_argument("--quick", action="store_true", help=quick)
     how.add_argument("--time-budget", type=float, metavar="S", help=budget)
     keep = p.add_argument_group("what to keep")

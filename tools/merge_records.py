@@ -1,4 +1,4 @@
-"""Merge the records of all shards of a run: of the tests, or of compute-sanitizer.
+"""Merge the records of all shards of a run, of the tests or of compute-sanitizer; or of several runs of whole models.
 
     python -m pytest tests -m gpu -n 16 --shard 1/2 --summary-json tests-1.json   # and 2/2
     python -m tools.merge_records tests.json tests-1.json tests-2.json
@@ -6,7 +6,11 @@
     compute-sanitizer --tool memcheck python -m tools.run_every_kernel --shard 1/2 > memcheck-1.txt   # and 2/2
     python -m tools.merge_records compute-sanitizer-memcheck.txt memcheck-1.txt memcheck-2.txt
 
-Shards of other trees, of another GPU, or not all of them, are refused.
+    python -m benchmarks --models --shard 1/2 --output models-1   # and 2/2; other variants, or the same once more
+    python -m tools.merge_records models/summary.json models-1/summary.json models-2/summary.json
+
+Shards of other trees, of another GPU, or not all of them, are refused. Of whole models there may be any part: times of
+the same case come together, and tables.md is written beside the summary.
 """
 
 from __future__ import annotations
@@ -21,8 +25,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.harness import environment
+from benchmarks.harness import environment, report
 from benchmarks.harness.shards import Selection, complete
+from benchmarks.kinds import models
+from benchmarks.models import figures
 
 # --- tests ------------------------------------------------------------------------------------------------------------
 
@@ -155,6 +161,18 @@ def merge_sanitized(texts: Sequence[str]) -> str:
     return Sanitized(first.trees, whole, done, first.unit, first.tool, numbers, lines).text()
 
 
+# --- whole models -----------------------------------------------------------------------------------------------------
+
+
+def write_models(merged: Mapping[str, Any], path: Path) -> None:
+    """A merged summary, and its tables beside it."""
+    report.write_json(merged, path)
+    gpu, version = merged["gpu"] or "CPU", merged["epigemm"].get("version", "")
+    head = [f"{gpu}; torch {merged['torch']}; epigemm {version}"]
+    head += [f"`{run['command']}`" for run in merged["runs"]] + [merged["method"]]
+    report.write_page(path.with_name("tables.md"), head, models.tables(merged), models.remarks(merged))
+
+
 def main() -> None:
     """Merge files of one kind."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
@@ -163,13 +181,16 @@ def main() -> None:
     given = parser.parse_args()
     texts = [path.read_text() for path in given.shards]
     try:
-        if given.merged.suffix == ".json":
-            merged = json.dumps(merge_tests([json.loads(text) for text in texts]), indent=2) + "\n"
+        if given.merged.suffix != ".json":
+            given.merged.write_text(merge_sanitized(texts))
+            return
+        records = [json.loads(text) for text in texts]
+        if any(record.get("kind") == "models" for record in records):
+            write_models(figures.merge(records), given.merged)
         else:
-            merged = merge_sanitized(texts)
+            given.merged.write_text(json.dumps(merge_tests(records), indent=2) + "\n")
     except (ValueError, KeyError) as error:
         sys.exit(f"merge_records: {error}")
-    given.merged.write_text(merged)
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import re
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -34,7 +35,10 @@ def write_json(record: Mapping[str, Any], path: Path) -> Path:
     """Write by replacing, so that a run that is killed leaves its last complete record."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(path.name + ".partial")
-    partial.write_text(json.dumps(finite(record), indent=1, allow_nan=False) + "\n")
+    text = json.dumps(finite(record), indent=1, allow_nan=False)
+    # Lists of numbers alone stand in one line. No string holds a line break.
+    text = re.sub(r"\[\n([-+.\de,\s]+)\]", lambda found: f"[{' '.join(found[1].split())}]", text)
+    partial.write_text(text + "\n")
     return partial.replace(path)
 
 
@@ -101,6 +105,14 @@ def show(tables: Sequence[Table], lines: Sequence[str] = ()) -> None:
         console.print(line, highlight=False, markup=False)
 
 
+def write_page(path: Path, head: Sequence[str], tables: Sequence[Table], remarks: Sequence[str]) -> Path:
+    """Tables as Markdown, below a title and paragraphs, then remarks."""
+    text = [line for paragraph in (f"# {head[0]}", *head[1:]) for line in (paragraph, "")]
+    text += [table.markdown() for table in tables] + [f"- {remark}" for remark in remarks]
+    path.write_text("\n".join(text) + "\n")
+    return path
+
+
 @dataclass
 class Record:
     """One run: what it is, where, how, and what has come out. All kinds of records are written by it.
@@ -165,8 +177,6 @@ class Record:
             if plotted:
                 written += plots.write_plots(self._full(), self.folder)
             command = f"`{' '.join(self.about['command'])}`"
-            text = [f"# {environment.headline(self.about)}", "", command, "", self.method, ""]
-            text += [table.markdown() for table in tables] + [f"- {remark}" for remark in remarks]
-            (self.folder / "tables.md").write_text("\n".join(text) + "\n")
-            written.append(self.folder / "tables.md")
+            head = [environment.headline(self.about), command, self.method]
+            written.append(write_page(self.folder / "tables.md", head, tables, remarks))
         show(tables, [*remarks, *(f"wrote {path}" for path in written)])

@@ -1,197 +1,122 @@
-"""Whole models: eager against ``epigemm.fuse``, torch.compile against its backend "epigemm".
+"""Whole models: eager against ``epigemm.fuse``, torch.compile against its backend "epigemm", and both in CUDA graphs.
 
-Compiling takes longer than measuring. So every model compiles in a process of its own, all of them at once; then they
-measure one after another, alone on the GPU: medians of turns, between CUDA events. What is not ready in time stops
-after its present case and measures what it has.
+Each ratio of each case is measured in a process of its own, alone on its GPU. Result and gradients are checked against
+float64 before and after; what is wrong is not timed. The ratio is the median of the ratios of all turns, in which the
+two take one row of calls each, between CUDA events. "host_ms" is what a call takes the host with nothing to wait for,
+unless it waits within the call. "device_ms" is what it takes the device when all of it is queued before it begins.
+"ceiling" is eager's device_ms over what would be left if every chain took its best plan's predicted time.
 """
 
 from __future__ import annotations
 
-import contextlib
-import multiprocessing
-import os
-import time
-from collections.abc import Iterator, Mapping, Sequence
+import dataclasses
+from collections.abc import Mapping
 from typing import Any
-from unittest import mock
 
 import torch
 
-from benchmarks.cases import matching
-from benchmarks.harness.records import geomean
-from benchmarks.harness.report import Record, Table, progress
+from benchmarks.harness.report import Table, number, progress
+from benchmarks.harness.shards import Selection, Shard
 from benchmarks.kinds import Run
-from benchmarks.models import worker
-from benchmarks.models.networks import NETWORKS
-from benchmarks.models.worker import INFERENCE, TRAINING, Case
+from benchmarks.models import figures as found
+from benchmarks.models import jobs as all_jobs
+from benchmarks.models.jobs import RATIOS, VARIANTS, Job
+from benchmarks.models.measures import QUICK, Effort
+from benchmarks.models.pool import Pool
 
 METHOD = " ".join(str(__doc__).split("\n\n")[1].split())
-TIME_BUDGET_S = 200.0
-# Parts of the time budget: when compiling has to stop, and how long those that go on with a case are waited for.
-_STOP, _WAIT = 0.5, 0.7
-# They compile longest, and so they start first.
-_SLOW_COMPILERS = ("mixer-b16", "dlrm", "vit-b16")
-_RATIOS = {"fuse_vs_eager": 0.99, "backend_vs_compile": 0.98}
-
-
-class Worker:
-    """A process that compiles and measures one model in one mode."""
-
-    def __init__(self, key: str, device: torch.device, *, quick: bool) -> None:
-        self.key, self.is_ready, self.has_ended = key, False, False
-        self.failed: dict[str, str] = {}
-        context = multiprocessing.get_context("spawn")
-        self._line, theirs = context.Pipe()
-        # As many processes as models: none of them needs threads of its own to keep all cores busy.
-        single = {"TORCHINDUCTOR_COMPILE_THREADS": "1", "OMP_NUM_THREADS": "1"}
-        with mock.patch.dict(os.environ, single):
-            self._process = context.Process(target=worker.work, args=(theirs, key, device, quick))
-            self._process.start()
-        theirs.close()
-
-    def tell(self, word: str) -> None:
-        """One word; it may have ended."""
-        with contextlib.suppress(BrokenPipeError):
-            self._line.send(word)
-
-    def messages(self, until: float) -> Iterator[dict[str, Any]]:
-        """What it says until then, without its failures, which are kept."""
-        while not self.has_ended and self._line.poll(max(0.0, until - time.monotonic())):
-            try:
-                said = self._line.recv()
-            except (EOFError, ConnectionResetError):
-                self.has_ended = True
-                return
-            if "failed" in said:
-                self.failed[said["failed"]] = said["why"]
-            else:
-                yield said
-
-    def wait(self, until: float) -> None:
-        """Until it is ready."""
-        if not self.is_ready:
-            self.is_ready = any("ready" in said for said in self.messages(until))
-
-    def measure(self, until: float) -> Iterator[tuple[str, dict[str, Any]]]:
-        """Its cases with their results."""
-        self.tell("go")
-        for said in self.messages(until):
-            if "done" in said:
-                return
-            yield said["case"], said["result"]
-
-    def end(self) -> None:
-        """At once."""
-        self._process.kill()
-        self._process.join()
-
-
-def ready_in_turn(workers: Sequence[Worker], begin: float, budget_s: float) -> Iterator[Worker]:
-    """Those that are ready, in order, after all had their time to compile; then those that are late, as they come."""
-    for each in workers:
-        each.wait(begin + _STOP * budget_s)
-    late = [each for each in workers if not each.is_ready]
-    for each in late:
-        each.tell("stop")
-    for each in late:
-        each.wait(begin + _WAIT * budget_s)
-    # Those that still compile do so beside the others' measurements.
-    for each in sorted(workers, key=lambda each: not each.is_ready):
-        each.wait(begin + budget_s)
-        yield each
-
-
-def measure(
-    record: Record, keys: Sequence[str], device: torch.device, budget_s: float, *, quick: bool
-) -> None:
-    """Start all, let one after another measure; the record is kept after each case."""
-    found, failed, not_reached = (record.figures[name] for name in ("cases", "failed", "not_reached"))
-    told = progress(sum(len(list(worker.cases(key, quick=quick))) for key in keys))
-    begin = time.monotonic()
-    started = sorted(keys, key=lambda key: not key.startswith(_SLOW_COMPILERS))
-    by_key = {key: Worker(key, device, quick=quick) for key in started}
-    try:
-        for each in ready_in_turn([by_key[key] for key in keys], begin, budget_s):
-            for case, result in each.measure(begin + budget_s) if each.is_ready else ():
-                found[case] = result
-                record.figures |= judged(keys, found, quick=quick)
-                record.write()
-                told(f"{case}: " + ", ".join(f"{name} {result[name]:.3f}" for name in _RATIOS))
-            failed |= each.failed | ({each.key: "the process ended"} if each.has_ended else {})
-            late = each.is_ready and time.monotonic() >= begin + budget_s
-            for case in map(str, worker.cases(each.key, quick=quick)):
-                if case not in found and case not in failed:
-                    not_reached[case] = "no time left" if late else "not compiled in time"
-    finally:
-        for each in by_key.values():
-            each.end()
-
-
-def judged(keys: Sequence[str], found: Mapping[str, Any], *, quick: bool) -> dict[str, Any]:
-    """Geometric means by precision, mode and size of the batch; what is below its bar; what is wrong.
-
-    A quick run has no bars: its batches are too small.
-    """
-    groups: dict[str, list[Any]] = {}
-    missed = []
-    for case in (case for key in keys for case in worker.cases(key, quick=quick) if str(case) in found):
-        result = found[str(case)]
-        groups.setdefault(f"{case.precision}/{case.mode}/{'large' if case.is_large else 'small'}", []).append(
-            result
-        )
-        missed += [
-            f"{case}: {ratio} {result[ratio]:.3f}, wanted {bar(case, ratio)}"
-            for ratio in _RATIOS
-            if not quick and result[ratio] < bar(case, ratio)
-        ]
-    means = {
-        name: {ratio: geomean([result[ratio] for result in group]) for ratio in _RATIOS}
-        for name, group in groups.items()
-    }
-    wrong = [case for case, result in found.items() if not result["right"]]
-    return {"geomeans": means, "missed": missed, "wrong": wrong}
-
-
-def bar(case: Case, ratio: str) -> float:
-    """What is wanted of a ratio: nowhere slower; of transformers at their large batch, more in inference."""
-    if NETWORKS[case.network].is_transformer and case.is_large and case.mode == INFERENCE:
-        if case.precision == "fp32_highest":
-            return 2.0
-        if case.precision == "bf16" and ratio == "fuse_vs_eager":
-            return 1.03
-    return _RATIOS[ratio]
+TIME_BUDGET_S = 540.0
+DEFAULT = ("fuse", "backend")
+"""The variants that are measured where none are named."""
 
 
 def tables(figures: Mapping[str, Any]) -> list[Table]:
-    """Cases, and geometric means."""
-    columns = ("case", "eager ms", "fuse ms", "ratio", "compile ms", "backend ms", "ratio", "right")
-    rows = []
-    for case, result in figures["cases"].items():
-        ms = {name: f"{value:.3f}" for name, value in result["ms"].items()}
-        fuse, backend = (f"{result[ratio]:.3f}" for ratio in _RATIOS)
-        right = "yes" if result["right"] else "NO"
-        rows.append([case, ms["eager"], ms["fuse"], fuse, ms["compile"], ms["backend"], backend, right])
-    means = [[name, *(f"{mean:.3f}" for mean in of.values())] for name, of in figures["geomeans"].items()]
-    return [Table("Whole models", columns, rows), Table("Geometric means", ("cases", *_RATIOS), means)]
+    """Cases by variant, and geometric means."""
+    made = []
+    for variant in VARIANTS.values():
+        ratio, pair = variant.ratio, (variant.other, variant.own)
+        columns = ["case", "ms", "ratio", "quartiles", "host ms", "device ms", "right"]
+        columns[-1:-1] = ("ceiling", "chains") * (variant.own == "fuse")
+        cases = {name: case for name, case in figures["cases"].items() if ratio in case["errors"]}
+        rows = [_row(name, case, ratio, pair) for name, case in cases.items()]
+        if rows:
+            title = f"{ratio} (above 1: epigemm is faster; two times: {', '.join(pair)})"
+            made.append(Table(title, tuple(columns), rows))
+    means = [[name, *(number(of.get(ratio)) for ratio in RATIOS)] for name, of in figures["geomeans"].items()]
+    return [*made, Table("Geometric means", ("cases", *RATIOS), means)]
+
+
+def _row(name: str, case: Mapping[str, Any], ratio: str, pair: tuple[str, str]) -> list[str]:
+    def both(times: Mapping[str, float]) -> str:
+        return ", ".join(number(times.get(each)) for each in pair)
+
+    q1, _, q3 = case.get("quartiles", {}).get(ratio, (None, None, None))
+    row = [
+        name,
+        both(case.get("ms", {}).get(ratio, {})),
+        number(case.get(ratio)),
+        f"{number(q1)} {number(q3)}",
+    ]
+    row += [both(case.get(which, {})) for which in ("host_ms", "device_ms")]
+    if ratio == VARIANTS["fuse"].ratio:
+        chains = case.get("chains")
+        row += [number(case.get("ceiling")), f"{chains['taken']} of {chains['followed']}" if chains else ""]
+    return [*row, "yes" if case["right"] else "NO"]
+
+
+def remarks(figures: Mapping[str, Any]) -> list[str]:
+    """What there is to say of a record besides its tables."""
+    lines = [f"missed: {text}" for text in figures["missed"]]
+    lines += [f"WRONG: {case}: {figures['cases'][case]['errors']}" for case in figures["wrong"]]
+    for name, case in figures["cases"].items():
+        graphs = case.get("cuda_graphs", {"captured": 1})
+        lines += [] if graphs["captured"] else [f"not captured: {name}: {'; '.join(graphs['reasons'])}"]
+    for what in ("failed", "skipped", "not_reached"):
+        reasons: dict[str, list[str]] = {}
+        for name, why in figures[what].items():
+            reasons.setdefault(why, []).append(name)
+        word = what.upper() if what == "failed" else what.replace("_", " ")
+        lines += [f"{word}: {why}: {', '.join(names)}" for why, names in reasons.items()]
+    return lines
+
+
+def _devices(run: Run) -> list[torch.device]:
+    """The GPU that was named, else every one; or the CPU."""
+    if run.device.type != "cuda" or run.options.device not in ("", "cuda"):
+        return [run.device]
+    return [torch.device("cuda", index) for index in range(torch.cuda.device_count())]
 
 
 def main(run: Run) -> int:
-    """Measure the models chosen, kept after each case; 1 if a result is wrong or missing."""
-    options, device = run.options, run.device
-    names = [f"{name}/{mode}" for mode in (INFERENCE, TRAINING) for name in NETWORKS]
-    keys = matching(names, options.cases, "the models are")
-    quick = options.quick or device.type == "cpu"
-    effort = {"turns": worker.TURNS, "least_ms": worker.LEAST_MS, "quick": quick}
+    """Measure the jobs chosen, kept after each of them; 1 if a result is wrong or missing."""
+    options = run.options
+    # A list is that of a GPU, wherever it is printed.
+    quick = options.quick or (run.device.type == "cpu" and not options.list)
+    shard = Shard.parse(options.shard)
+    every = all_jobs.jobs(options.cases, options.variants or DEFAULT, quick=quick)
+    chosen = list(shard.part(every))
+    if options.list:
+        print("\n".join(map(str, chosen)))
+        return 0
+    effort = dataclasses.asdict(QUICK if quick else Effort()) | {"quick": quick}
     record = run.record("models", METHOD, effort)
-    layers = {key.split("/")[0]: NETWORKS[key.split("/")[0]].layers for key in keys}
-    record.figures = {"layers": layers} | judged(keys, {}, quick=quick)
-    record.figures |= {"failed": {}, "not_reached": {}, "cases": {}}
+    record.figures = {
+        "selection": Selection.of_names(map(str, every), shard, len(chosen)).to_json(),
+        "layers": found.layers({str(job.case): job for job in chosen}),
+        **found.empty(),
+    }
+    record.figures |= found.judged(record.figures, quick=quick)
+    told = progress(len(chosen))
+
+    def tell(job: Job, what: str, value: Any) -> None:
+        found.add(record.figures, job, what, value)
+        record.figures |= found.judged(record.figures, quick=quick)
+        record.write()
+        ratio = job.variant.ratio
+        figure = number(record.figures["cases"][str(job.case)].get(ratio)) if what == "result" else value
+        told(f"{job}: {what if what != 'result' else ratio} {figure or 'WRONG'}")
+
     budget = TIME_BUDGET_S if options.time_budget is None else options.time_budget
-    measure(record, keys, device, budget, quick=quick)
-    figures = record.figures
-    remarks = [f"missed: {text}" for text in figures["missed"]]
-    remarks += [f"WRONG: {case}: {figures['cases'][case]['errors']}" for case in figures["wrong"]]
-    remarks += [f"FAILED: {name}: {why}" for name, why in figures["failed"].items()]
-    remarks += [f"not reached: {name}: {why}" for name, why in figures["not_reached"].items()]
-    record.finish(tables(figures), remarks)
-    return bool(figures["wrong"] or figures["failed"])
+    Pool(_devices(run), tell, budget, quick).run(chosen)
+    record.finish(tables(record.figures), remarks(record.figures))
+    return bool(record.figures["wrong"] or record.figures["failed"])

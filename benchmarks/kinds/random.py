@@ -33,8 +33,8 @@ METHOD = (
     "Shapes drawn at random from the seed, none of them chosen. Medians of calls in turn, the L2 cache flushed before "
     "each call, the host ahead. The ratio is the time of the best baseline over ours: of eager and "
     "torch._addmm_activation, without the latter of eager and torch.compile, which runs at every fifth point. A point "
-    "below its bar is measured twice more; the median of the three ratios counts. Points at which we or the best "
-    "baseline take less than 20 us are judged apart."
+    "below its bar is measured twice more; the median of the three ratios counts. Every point counts in the geometric "
+    "means. Where we or the best baseline take less than 10 us, no ratio is asked for, but to be at most 1 us behind."
 )
 _COMPILE_EVERY = 5
 _TIMES_EAGER = 2.0

@@ -1,1 +1,13 @@
-"""Whole models, ``--models``: `networks` in plain PyTorch, and the `worker` that measures one."""
+"""Whole models, ``--models``.
+
+=============  ==============================================================
+``networks``   models in plain PyTorch, also in ``unseen`` and ``vision``
+``registry``   all of them by name, with their batches
+``jobs``       what there is to measure
+``pool``       processes for jobs, in waves
+``worker``     one job in its process: prepared, checked
+``measures``   and measured
+``ceiling``    what the planner expects to be possible
+``figures``    outcomes -> record, several records -> one
+=============  ==============================================================
+"""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
@@ -11,14 +9,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-Inputs = tuple[Tensor, ...]
 
-
-def _heads(x: Tensor, heads: int) -> Tensor:
+def split_heads(x: Tensor, heads: int) -> Tensor:
+    """[B, T, heads * size] to [B, heads, T, size]."""
     return x.view(*x.shape[:-1], heads, -1).transpose(1, 2)
 
 
-def _merged(x: Tensor) -> Tensor:
+def merged(x: Tensor) -> Tensor:
+    """[B, heads, T, size] to [B, T, heads * size]."""
     return x.transpose(1, 2).flatten(2)
 
 
@@ -38,8 +36,8 @@ class BertLayer(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """[B, T, width] to the same."""
-        q, k, v = (_heads(each(x), self.heads) for each in (self.query, self.key, self.value))
-        h = self.proj(_merged(F.scaled_dot_product_attention(q, k, v)))
+        q, k, v = (split_heads(each(x), self.heads) for each in (self.query, self.key, self.value))
+        h = self.proj(merged(F.scaled_dot_product_attention(q, k, v)))
         x = self.norm1(self.dropout(h) + x)
         result: Tensor = self.norm2(self.dropout(self.down(F.gelu(self.up(x)))) + x)
         return result
@@ -68,8 +66,8 @@ class GPT2Layer(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """[B, T, width] to the same."""
-        q, k, v = (_heads(each, self.heads) for each in self.attn(self.norm1(x)).chunk(3, dim=-1))
-        x = self.dropout(self.proj(_merged(F.scaled_dot_product_attention(q, k, v, is_causal=True)))) + x
+        q, k, v = (split_heads(each, self.heads) for each in self.attn(self.norm1(x)).chunk(3, dim=-1))
+        x = self.dropout(self.proj(merged(F.scaled_dot_product_attention(q, k, v, is_causal=True)))) + x
         h = F.gelu(self.up(self.norm2(x)), approximate="tanh")
         result: Tensor = x + self.dropout(self.down(h))
         return result
@@ -86,8 +84,8 @@ class ViTLayer(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """[B, T, width] to the same."""
-        q, k, v = (_heads(each, self.heads) for each in self.qkv(self.norm1(x)).chunk(3, dim=-1))
-        x = x + self.proj(_merged(F.scaled_dot_product_attention(q, k, v)))
+        q, k, v = (split_heads(each, self.heads) for each in self.qkv(self.norm1(x)).chunk(3, dim=-1))
+        x = x + self.proj(merged(F.scaled_dot_product_attention(q, k, v)))
         result: Tensor = x + self.down(F.gelu(self.up(self.norm2(x))))
         return result
 
@@ -150,10 +148,13 @@ class LlamaLayer(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """[B, T, width] to the same."""
         h = self.norm1(x)
-        q, k = self.rotated(_heads(self.q(h), self.heads)), self.rotated(_heads(self.k(h), self.groups))
-        v, repeat = _heads(self.v(h), self.groups), self.heads // self.groups
+        q, k = (
+            self.rotated(split_heads(self.q(h), self.heads)),
+            self.rotated(split_heads(self.k(h), self.groups)),
+        )
+        v, repeat = split_heads(self.v(h), self.groups), self.heads // self.groups
         k, v = k.repeat_interleave(repeat, dim=1), v.repeat_interleave(repeat, dim=1)
-        x = x + self.proj(_merged(F.scaled_dot_product_attention(q, k, v, is_causal=True)))
+        x = x + self.proj(merged(F.scaled_dot_product_attention(q, k, v, is_causal=True)))
         h = self.norm2(x)
         result: Tensor = x + self.down(F.silu(self.gate(h)) * self.up(h))
         return result
@@ -173,9 +174,9 @@ class T5Layer(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """[B, T, width] to the same."""
         h = self.norm1(x)
-        q, k, v = (_heads(each(h), self.heads) for each in (self.q, self.k, self.v))
+        q, k, v = (split_heads(each(h), self.heads) for each in (self.q, self.k, self.v))
         scores = (q * q.shape[-1] ** -0.5) @ k.transpose(-1, -2) + self.positions
-        x = x + self.dropout(self.proj(_merged(scores.softmax(dim=-1) @ v)))
+        x = x + self.dropout(self.proj(merged(scores.softmax(dim=-1) @ v)))
         result: Tensor = x + self.dropout(self.down(self.dropout(F.relu(self.up(self.norm2(x))))))
         return result
 
@@ -251,102 +252,3 @@ def mlp(*widths: int) -> nn.Sequential:
         layers += [nn.Linear(k, n), nn.ReLU(inplace=True)]
         nn.init.kaiming_normal_(layers[-2].weight, nonlinearity="relu")  # type: ignore[arg-type]
     return nn.Sequential(*layers)
-
-
-def _tokens(words: int) -> Callable[..., Inputs]:
-    return lambda generator, batch, length: (
-        torch.randint(words, (batch, length), generator=generator, device=generator.device),
-    )
-
-
-def _normal(*shape: int) -> Callable[..., Inputs]:
-    return lambda generator, batch: (
-        torch.randn(batch, *shape, generator=generator, device=generator.device),
-    )
-
-
-def _features(tables: int, entries: int) -> Callable[..., Inputs]:
-    return lambda generator, batch: (
-        torch.randn(batch, 13, generator=generator, device=generator.device),
-        torch.randint(entries, (batch, tables, 4), generator=generator, device=generator.device),
-    )
-
-
-@dataclass(frozen=True)
-class Network:
-    """A model and its inputs.
-
-    Attributes:
-        build: the model with this many layers, in fp32 on the default device.
-        draw: inputs from a generator, on its device, for a batch.
-        batches: arguments of `draw`: a small and a large batch.
-        layers: how many are measured.
-        is_transformer: whether the bars for transformers hold.
-    """
-
-    build: Callable[[int], nn.Module]
-    draw: Callable[..., Inputs]
-    batches: tuple[tuple[int, ...], ...]
-    layers: int = 2
-    is_transformer: bool = True
-
-
-def _stack(count: int, layer: Callable[[], nn.Module]) -> list[Any]:
-    return [layer() for _ in range(count)]
-
-
-# Identical layers repeat: two of them measure what twelve would, and compile in a sixth of the time.
-NETWORKS: dict[str, Network] = {
-    "bert-base": Network(
-        lambda n: Tokens(30522, 768, _stack(n, lambda: BertLayer(768, 12, 3072)), nn.LayerNorm(768)),
-        _tokens(30522),
-        ((8, 128), (32, 128)),
-    ),
-    "gpt2": Network(
-        lambda n: Tokens(50257, 768, _stack(n, lambda: GPT2Layer(768, 12, 3072)), nn.LayerNorm(768)),
-        _tokens(50257),
-        ((2, 256), (16, 512)),
-    ),
-    "vit-b16": Network(
-        lambda n: Images(768, _stack(n, lambda: ViTLayer(768, 12, 3072))),
-        _normal(3, 224, 224),
-        ((8,), (64,)),
-    ),
-    "mixer-b16": Network(
-        lambda n: Images(768, _stack(n, lambda: MixerLayer(768, 196, 384, 3072))),
-        _normal(3, 224, 224),
-        ((8,), (64,)),
-        is_transformer=False,
-    ),
-    "llama-1b": Network(
-        lambda n: Tokens(32000, 2048, _stack(n, lambda: LlamaLayer(2048, 32, 8, 8192, 512)), RMSNorm(2048)),
-        _tokens(32000),
-        ((1, 512), (8, 512)),
-    ),
-    "t5-small": Network(
-        lambda n: Tokens(32128, 512, _stack(n, lambda: T5Layer(512, 8, 2048, 128)), RMSNorm(512)),
-        _tokens(32128),
-        ((8, 128), (64, 128)),
-    ),
-    "dlrm": Network(
-        lambda n: DLRM(26, 100_000, (512, 256, 128), (1024, 1024, 512, 256)),
-        _features(26, 100_000),
-        ((2048,), (16384,)),
-        layers=1,
-        is_transformer=False,
-    ),
-    "resmlp": Network(
-        lambda n: nn.Sequential(*_stack(n, lambda: ResidualBlock(1024, 4096))),
-        _normal(1024),
-        ((256,), (4096,)),
-        layers=8,
-        is_transformer=False,
-    ),
-    "mlp-16": Network(
-        lambda n: mlp(*[4096] * (n + 1)),
-        _normal(4096),
-        ((256,), (4096,)),
-        layers=16,
-        is_transformer=False,
-    ),
-}

@@ -1,16 +1,17 @@
-"""One model in one mode, in a process of its own: compiles all its cases, waits for its turn, checks and measures.
+"""One job in a process of its own: it builds and compiles, waits for its turn, checks and measures.
 
-It says what it has done, and listens: "stop" while it compiles: no further case; "go": measure.
+It says "up" once it has loaded its libraries, and listens: "prepare", then it says "ready"; "measure", then it says
+what came out. At any time it may say that it failed, or why there is nothing to measure.
 """
 
 from __future__ import annotations
 
 import copy
+import inspect
 import math
-import statistics
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -19,56 +20,30 @@ from torch import Tensor, nn
 
 import epigemm
 from benchmarks.harness.runner import describe_error
-from benchmarks.models.networks import NETWORKS, Inputs
+from benchmarks.models import ceiling, measures
+from benchmarks.models.jobs import INFERENCE, TRAINING, Case, Job
+from benchmarks.models.measures import QUICK, Effort
+from benchmarks.models.registry import NETWORKS, PRECISIONS, WORST_ERROR, Inputs
 
-INFERENCE, TRAINING = "inference", "training"
-# The most telling first.
-PRECISIONS = {"fp32_highest": torch.float32, "bf16": torch.bfloat16, "fp32_high": torch.float32}
-TURNS, LEAST_MS, LEAST_CALLS = 9, 8.0, 3
-QUICK_TURNS = 2
-# Times the error of the same without fusion. Fused bf16 layers round less often; TF32's stand-in rounds ties otherwise.
-WORST_ERROR = 1.5
 # Float64's results are compared in fp32: an error below its roundoff says nothing.
 _LEAST_ERROR = 1e-7
 # A gradient that is zero in exact arithmetic (of BERT's key bias) is noise, and has no relative error.
 _LEAST_GRADIENT = 1e-3
+EAGER = "eager"
 
 
-@dataclass(frozen=True)
-class Case:
-    """A model at one precision, mode and batch."""
-
-    network: str
-    precision: str
-    mode: str
-    batch: tuple[int, ...]
-
-    def __str__(self) -> str:
-        return f"{self.network}/{self.precision}/{self.mode}/{'x'.join(map(str, self.batch))}"
-
-    @property
-    def is_large(self) -> bool:
-        """At the larger of the network's batches."""
-        return self.batch == NETWORKS[self.network].batches[-1]
-
-
-def cases(key: str, *, quick: bool) -> Iterator[Case]:
-    """Of NETWORK/MODE, the most telling first. Training: no fp32_high, the large batch alone. Quick: batches of 2."""
-    network, mode = key.split("/")
-    batches = NETWORKS[network].batches
-    for batch in batches[:0:-1] if quick or mode == TRAINING else batches[::-1]:
-        for precision in PRECISIONS:
-            if mode == INFERENCE or precision != "fp32_high":
-                yield Case(network, precision, mode, (2, *batch[1:]) if quick else batch)
+class NotMeasured(Exception):
+    """There is nothing to measure; its text says why."""
 
 
 @dataclass
 class Prepared:
-    """A case with its calls, compiled, and float64's results."""
+    """A job with its calls, compiled, eager's among them, and float64's results."""
 
-    case: Case
+    job: Job
     calls: dict[str, Callable[[], list[Tensor]]]
     exact: list[Tensor]
+    about: dict[str, Any] = field(default_factory=dict)  # what the record says besides
 
 
 def _set_precision(case: Case) -> None:
@@ -107,36 +82,83 @@ def _upstream(model: nn.Module, inputs: Inputs) -> Tensor:
     return (drawn / math.sqrt(output.numel())).to(output.dtype)
 
 
-def prepare(case: Case, device: torch.device, *, quick: bool) -> Prepared:
-    """Build, fuse, compile; call each twice."""
+def why_not(name: str, device: torch.device, *, quick: bool) -> str:
+    """Why a variant cannot be measured here; empty where it can."""
+    if name in ("graphs", "overhead") and device.type != "cuda":
+        return "CUDA graphs need a GPU"
+    if name == "overhead" and quick:
+        return "a quick run has no Inductor"
+    if name == "graphs" and "cuda_graphs" not in inspect.signature(epigemm.fuse).parameters:
+        return "epigemm.fuse has no argument cuda_graphs here"
+    return ""
+
+
+def forwards(job: Job, model: nn.Module, *, quick: bool) -> dict[str, Any]:
+    """Both ways of a variant to call the model, by name."""
+    fuse: Any = (
+        epigemm.fuse
+    )  # whose arguments are those of this checkout; a failure of its own pass is one of the job
+    compiler = "aot_eager" if quick else "inductor"
+    if job.name == "fuse":
+        return {EAGER: model, "fuse": fuse(model, strict=True)}
+    if job.name == "graphs":
+        return {EAGER: model, "graphs": fuse(model, strict=True, cuda_graphs=True)}
+    if job.name == "backend":
+        options: dict[str, Any] = {"backend": compiler}
+        return {
+            "compile": torch.compile(model, dynamic=False, backend=compiler),
+            "backend": torch.compile(model, dynamic=False, backend="epigemm", options=options),
+        }
+    mode = "reduce-overhead"
+    return {
+        "compile_overhead": torch.compile(model, dynamic=False, mode=mode),
+        "backend_overhead": torch.compile(model, dynamic=False, backend="epigemm", mode=mode),
+    }
+
+
+def prepare(job: Job, device: torch.device, *, quick: bool) -> Prepared:
+    """Build, fuse or compile; call each twice.
+
+    Raises:
+        NotMeasured: the variant is not there, or nothing to be measured.
+    """
+    if reason := why_not(job.name, device, quick=quick):
+        raise NotMeasured(reason)
+    case = job.case
     _set_precision(case)
-    network = NETWORKS[case.network]
+    network, dtype = NETWORKS[case.network], PRECISIONS[case.precision]
     torch.manual_seed(0)
     with device:
         model = network.build(network.layers)
-    model = model.to(PRECISIONS[case.precision]).train(case.mode == TRAINING)
-    inputs = _to(
-        network.draw(torch.Generator(device).manual_seed(1), *case.batch), PRECISIONS[case.precision]
-    )
+    model = model.to(dtype).train(case.mode == TRAINING)
+    inputs = _to(network.draw(torch.Generator(device).manual_seed(1), *case.batch), dtype)
     upstream = _upstream(model, inputs) if case.mode == TRAINING else None
-    compiler = "aot_eager" if quick else "inductor"
-    options: dict[str, Any] = {"backend": compiler}
-    forwards = {
-        "eager": model,
-        "fuse": epigemm.fuse(model),
-        "compile": torch.compile(model, dynamic=False, backend=compiler),
-        "backend": torch.compile(model, dynamic=False, backend="epigemm", options=options),
-    }
-    parameters = list(model.parameters())
-    calls = {name: _step(forward, parameters, inputs, upstream) for name, forward in forwards.items()}
+    parameters, found = list(model.parameters()), forwards(job, model, quick=quick)
+    calls = {name: _step(forward, parameters, inputs, upstream) for name, forward in found.items()}
+    calls.setdefault(EAGER, _step(model, parameters, inputs, upstream))
+    with ceiling.watched() as expected:
+        for call in calls.values():
+            call()
     for call in calls.values():
-        call()
         call()
     # The copy has the same, rounded parameters.
     wide = copy.deepcopy(model).double()
     wide_upstream = None if upstream is None else upstream.double()
     exact = _step(wide, list(wide.parameters()), _to(inputs, torch.float64), wide_upstream)()
-    return Prepared(case, calls, [t.float() for t in exact])
+    prepared = Prepared(job, calls, [t.float() for t in exact])
+    report = getattr(found[job.variant.own], "fusion_report", None)
+    if report is not None:
+        products = len(report.sites) + len(report.skipped)
+        prepared.about["chains"] = dict(zip(("followed", "taken"), report.chains, strict=True))
+        if (graphs := getattr(report, "cuda_graphs", None)) is not None:
+            prepared.about["cuda_graphs"] = {"captured": graphs.captured, "reasons": list(graphs.reasons)}
+        if case.mode == INFERENCE:  # of a training step the planner knows a part
+            prepared.about["expected_us"] = list(expected.chains.values())
+        if expected.error is not None:
+            prepared.about["no_ceiling"] = describe_error(expected.error)
+            prepared.about.pop("expected_us", None)
+        prepared.about["products"] = {"all": products, "fused": len(report.sites)}
+    return prepared
 
 
 def error(found: list[Tensor], exact: list[Tensor]) -> float:
@@ -155,76 +177,65 @@ def _rms(x: Tensor) -> float:
     return float(x.square().mean().sqrt())
 
 
-def is_right(errors: dict[str, float]) -> bool:
+def is_right(errors: dict[str, float], own: str, worst: float = WORST_ERROR) -> bool:
     """Ours against the same without fusion; Inductor's own error may be larger than eager's (ViT's convolution)."""
-    eager = max(errors["eager"], _LEAST_ERROR)
-    limits = {"fuse": eager, "backend": max(eager, errors["compile"])}
+    limit = max(_LEAST_ERROR, *(error for name, error in errors.items() if name != own))
     # An infinite error, also of the same without fusion, proves nothing right.
-    return all(math.isfinite(limit) and errors[name] <= WORST_ERROR * limit for name, limit in limits.items())
+    return math.isfinite(limit) and errors[own] <= worst * limit
 
 
-def _timed(call: Callable[[], object], count: int, device: torch.device) -> float:
-    """Milliseconds of one of so many calls in a row."""
-    if device.type != "cuda":
-        begin = time.perf_counter()
-        for _ in range(count):
-            call()
-        return (time.perf_counter() - begin) * 1e3 / count
-    event: Any = torch.cuda.Event
-    first, last = event(enable_timing=True), event(enable_timing=True)
-    first.record()
-    for _ in range(count):
-        call()
-    last.record()
-    torch.cuda.synchronize()
-    return float(first.elapsed_time(last)) / count
+def measure(prepared: Prepared, device: torch.device, effort: Effort) -> dict[str, Any]:
+    """Errors first, and once more at the end; times between them, of what is right alone."""
+    job, variant = prepared.job, prepared.job.variant
+    _set_precision(job.case)
+    timed = {name: prepared.calls[name] for name in (variant.other, variant.own)}
+    typical = {name: measures.warm_up(call, device, effort) for name, call in timed.items()}
+    result: dict[str, Any] = dict(prepared.about)
+    _check(prepared, result)
+    if not result["right"]:
+        result.pop("expected_us", None)
+        return result
+    result["turns_ms"] = measures.in_turn(timed, typical, device, effort)
+    counts = {name: measures.singles(typical[name], effort) for name in timed}
+    hosts = {name: measures.host_ms(call, counts[name], device) for name, call in timed.items()}
+    result["host_ms"], result["device_ms"] = hosts, measures.device_ms(timed, hosts, counts, device)
+    _check(prepared, result)
+    expected, other = result.pop("expected_us", []), result["device_ms"].get(variant.other)
+    if expected and other:
+        gained = sum(plain - best for plain, best in expected)
+        result["ceiling"] = ceiling.ceiling(other, gained)
+    return result
 
 
-def measure(prepared: Prepared, device: torch.device, *, quick: bool) -> dict[str, Any]:
-    """Errors first; then the alternatives in turn, medians of their times."""
-    _set_precision(prepared.case)
-    calls = prepared.calls
-    errors = {name: error(call(), prepared.exact) for name, call in calls.items()}
-    prepared.exact = []
-    counts = dict.fromkeys(calls, 1)
-    if not quick:
-        for name, call in calls.items():
-            counts[name] = max(LEAST_CALLS, math.ceil(LEAST_MS / _timed(call, LEAST_CALLS, device)))
-    times: dict[str, list[float]] = {name: [] for name in calls}
-    for turn in range(QUICK_TURNS if quick else TURNS):
-        for name in list(calls) if turn % 2 else reversed(calls):
-            times[name].append(_timed(calls[name], counts[name], device))
-    ms = {name: statistics.median(each) for name, each in times.items()}
-    return {
-        "fuse_vs_eager": ms["eager"] / ms["fuse"],
-        "backend_vs_compile": ms["compile"] / ms["backend"],
-        "ms": ms,
-        "errors": errors,
-        "right": is_right(errors),
-    }
+def _check(prepared: Prepared, result: dict[str, Any]) -> None:
+    """Every call against float64: what a call computes may change from one to the next."""
+    job, before = prepared.job, result.get("errors", {})
+    errors = {name: error(call(), prepared.exact) for name, call in prepared.calls.items()}
+    result["errors"] = {name: max(found, before.get(name, 0.0)) for name, found in errors.items()}
+    is_fine = is_right(errors, job.variant.own, NETWORKS[job.case.network].worst_error)
+    result["right"] = is_fine and result.get("right", True)
 
 
-def work(line: Connection, key: str, device: torch.device, quick: bool) -> None:
-    """Compile; say "ready"; wait for "go"; measure; a message for each case."""
+def work(line: Connection, job: Job, device: torch.device, quick: bool) -> None:
+    """The process."""
     config: Any = torch._dynamo.config
     config.cache_size_limit = 64
-    ready: list[Prepared] = []
-    for case in cases(key, quick=quick):
-        # Any word says that time is up; so does the end of the process that listens.
-        if line.poll():
-            break
-        try:
-            ready.append(prepare(case, device, quick=quick))
-        except Exception as e:
-            line.send({"failed": str(case), "why": describe_error(e)})
-    line.send({"ready": len(ready)})
-    while line.recv() != "go":
+    line.send({"up": True})
+    try:
+        line.recv()
+        begin = time.monotonic()
+        if device.type == "cuda":
+            torch.cuda.set_device(device)
+        prepared = prepare(job, device, quick=quick)
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+            torch.cuda.empty_cache()  # others prepare beside it
+        line.send({"ready": time.monotonic() - begin})
+        line.recv()
+        line.send({"result": measure(prepared, device, QUICK if quick else Effort())})
+    except NotMeasured as reason:
+        line.send({"skipped": str(reason)})
+    except EOFError:  # nobody listens any more
         pass
-    while ready:
-        prepared = ready.pop(0)
-        try:
-            result = measure(prepared, device, quick=quick)
-            line.send({"case": str(prepared.case), "result": result})
-        except Exception as e:
-            line.send({"failed": str(prepared.case), "why": describe_error(e)})
-    line.send({"done": True})
+    except Exception as e:
+        line.send({"failed": describe_error(e)})

@@ -215,6 +215,11 @@ class UserEpilogue:
         """Whether a linear call with operands of these types is one of epigemm's own functions, on its kernels."""
         return self.copied is not None and operands[0].dtype is x.dtype
 
+    @property
+    def keeps_gradients(self) -> bool:
+        """Whether the product and every operand has a gradient where the result has one."""
+        return True not in self._ends
+
     def of_linear(self, x: Tensor, given: Sequence[Any]) -> Epilogue:
         """The epilogue of a linear call with operands of these types."""
         if self.copied is not None and self.runs_built_in(given, x):

@@ -110,19 +110,25 @@ def test_what_grouped_products_compute_counts(monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.parametrize(
-    ("function", "fallback_us", "way", "learns", "expected"),
+    ("function", "fallback_us", "gained", "learns", "expected"),
     [
-        (one_kernel_behind, LONG, Way.TENSORS, False, host.Verdict()),  # the device's time is far longer
-        (many_behind, 40.0, Way.TENSORS, False, host.Verdict("", True)),
-        (nothing_behind, BRIEF, Way.TENSORS, False, host.Verdict(host.WAITS)),  # too far behind to be tried
-        (many_behind, 40.0, Way.TENSORS, True, host.Verdict()),  # the backward pass would not be timed
+        (one_kernel_behind, LONG, 0.5, False, host.Verdict()),  # the device's time is far longer
+        (one_kernel_behind, LONG, 0.05, False, host.Verdict("", True)),  # but little is gained of it
+        (many_behind, 40.0, 0.5, False, host.Verdict("", True)),
+        (nothing_behind, BRIEF, 0.5, False, host.Verdict(host.WAITS)),  # too far behind to be tried
+        (many_behind, 40.0, 0.5, True, host.Verdict()),  # the backward pass would not be timed
     ],
 )
 def test_what_is_unsure_is_measured(
-    function: Callable[[Tensor], Tensor], fallback_us: float, way: Way, learns: bool, expected: host.Verdict
+    function: Callable[[Tensor], Tensor],
+    fallback_us: float,
+    gained: float,
+    learns: bool,
+    expected: host.Verdict,
 ) -> None:
     graph, chains = chains_of(function, torch.rand(6, 8, requires_grad=learns))
-    judged = {chain: Judged("", way, fallback_us, fallback_us / 2) for chain in chains}
+    fused_us = (1 - gained) * fallback_us
+    judged = {chain: Judged("", Way.TENSORS, fallback_us, fused_us) for chain in chains}
     assert host.verdict(graph, judged, Launches.EAGER, measures=True) == expected
     assert not host.verdict(graph, judged, Launches.EAGER).is_unsure
 

@@ -50,6 +50,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "a bias": lambda x, w, b, m, r: F.linear(x, w, b),
     "nothing behind": lambda x, w, b, m, r: x @ w.t(),
     "relu": lambda x, w, b, m, r: F.linear(x, w, b).relu(),
+    "a bias twice": lambda x, w, b, m, r: torch.tanh(F.linear(x, w, b)) * b,
     "a gate": lambda x, w, b, m, r: F.silu(F.linear(x, w, b)) * m,
     "a row": lambda x, w, b, m, r: torch.tanh(x @ w.t()) * r,
     "all": lambda x, w, b, m, r: (torch.sigmoid(F.linear(x, w, b)) - m) * r,
@@ -83,6 +84,55 @@ def test_gradients_go_through_a_site() -> None:
     expected = torch.autograd.grad(F.silu(F.linear(*leaves)).sum(), leaves)
     for mine, other in zip(found, expected, strict=True):
         torch.testing.assert_close(mine, other, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("shape", [(6,), (2, 3)], ids=str)
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_a_recorded_site_has_its_chains_gradients(
+    name: str, shape: tuple[int, ...], dtype: torch.dtype
+) -> None:
+    """Of all that it reads, also through a residual that lies otherwise; and of a frozen layer that of x alone."""
+    other = matrix.t().contiguous().t() if len(shape) == 1 else matrix.reshape(*shape, 4)
+    given = [x.reshape(*shape, 8), weight, bias, other, row.reshape(*shape, 1)]
+    for learns in ("xwbmr", "x", "wb"):
+        leaves = [
+            each.detach().clone().to(dtype).detach().requires_grad_(n in learns)
+            for n, each in zip("xwbmr", given, strict=True)
+        ]
+        site, names = site_of(FUNCTIONS[name], *leaves)
+        arguments = by_name(names, **dict(zip("xwbmr", leaves, strict=True)))
+        wide = [each.detach().double().requires_grad_(each.requires_grad) for each in leaves]
+        expected = FUNCTIONS[name](*wide)
+        wanted = [place for place, n in enumerate("xwbmr") if n in learns]
+        for _ in range(2):
+            found = site(*arguments)
+            bound = 1e-4 if dtype is torch.float32 else 5e-2
+            torch.testing.assert_close(found.double(), expected, rtol=bound, atol=bound)
+            of_mine = torch.autograd.grad(found.sum(), [leaves[p] for p in wanted], allow_unused=True)
+            of_wide = torch.autograd.grad(
+                expected.sum(), [wide[p] for p in wanted], allow_unused=True, retain_graph=True
+            )
+            for mine, right in zip(of_mine, of_wide, strict=True):
+                assert (mine is None) == (right is None)
+                if mine is not None and right is not None:
+                    torch.testing.assert_close(mine.double(), right, rtol=bound, atol=4 * bound)
+
+
+def test_second_derivatives_go_through_a_recorded_site() -> None:
+    leaves = [each.clone().requires_grad_() for each in (x, weight, bias, matrix)]
+
+    def gate(x: Tensor, w: Tensor, b: Tensor, m: Tensor) -> Tensor:
+        return F.silu(F.linear(x, w, b)) * m
+
+    site, names = site_of(gate, *leaves)
+    arguments = by_name(names, **dict(zip("xwbm", leaves, strict=True)))
+    twice = []
+    for result in (site(*arguments), gate(*leaves)):
+        (first,) = torch.autograd.grad(result.square().sum(), leaves[0], create_graph=True)
+        twice.append(torch.autograd.grad(first.square().sum(), leaves))
+    for mine, other in zip(*twice, strict=True):
+        torch.testing.assert_close(mine, other, rtol=1e-3, atol=1e-3)
 
 
 def test_its_name_is_an_identifier() -> None:

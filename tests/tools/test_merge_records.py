@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 
 from benchmarks.harness.shards import Selection, Shard
+from tests.benchmarks.models.test_figures import JOB, result
+from tests.benchmarks.models.test_figures import record as models_record
 from tools import merge_records
 from tools.merge_records import Sanitized, merge_sanitized, merge_tests
 
@@ -154,3 +156,38 @@ def test_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(SystemExit, match="merge_records: expected each of the shards"):
         command(monkeypatch, tmp_path / "other.txt", texts[0])
     assert not (tmp_path / "other.txt").exists()
+
+
+# --- whole models -----------------------------------------------------------------------------------------------------
+
+
+def models_of(turns: list[float], path: Path, **changes: Any) -> Path:
+    outcome = result(turns, [1.0] * len(turns))
+    path.write_text(json.dumps(models_record((JOB, "result", outcome), **changes)))
+    return path
+
+
+def test_records_of_models(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    runs = [models_of([value], tmp_path / f"{value}.json") for value in (2.0, 3.0, 4.0)]
+    merged = tmp_path / "summary.json"
+    command(monkeypatch, merged, *runs)
+    found = json.loads(merged.read_text())
+    assert found["cases"][str(JOB.case)]["fuse_vs_eager"] == 3.0 and len(found["runs"]) == 3
+    assert '"eager": [2.0, 3.0, 4.0]' in merged.read_text(), "a list of numbers is one line"
+    text = (tmp_path / "tables.md").read_text()
+    assert "3.000" in text and "## Geometric means" in text
+    # What was merged can be merged.
+    again = tmp_path / "again" / "summary.json"
+    command(monkeypatch, again, merged, models_of([5.0], tmp_path / "5.json"))
+    found = json.loads(again.read_text())
+    assert found["cases"][str(JOB.case)]["fuse_vs_eager"] == 3.5 and len(found["runs"]) == 4
+
+
+def test_models_of_another_tree_are_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    one, two = models_of([2.0], tmp_path / "1.json"), models_of([2.0], tmp_path / "2.json", csrc="c" * 40)
+    tests = tmp_path / "tests.json"
+    tests.write_text(json.dumps(record_of(1, 1)))
+    for other, words in ((two, "different sources"), (tests, "expected records of --models")):
+        with pytest.raises(SystemExit, match=words):
+            command(monkeypatch, tmp_path / "merged.json", one, other)
+    assert not (tmp_path / "merged.json").exists()

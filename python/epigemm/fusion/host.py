@@ -22,7 +22,7 @@ from epigemm.fusion.values import hint, tensor_of
 
 WAITS = "the GPU waits for the host at these sizes, and fused calls spare the host too little"
 
-UNSURE = "it is not sure that the host lets fused calls pay: the first calls take turns with the model's own forward"
+UNSURE = "it is not sure that fused calls pay: the first calls take turns with the model's own forward"
 
 
 class Launches(Enum):
@@ -53,8 +53,9 @@ _RECORDED_US = 60.0
 # What a call of a fused model takes the host more than the model's own: guards, less the calls of modules.
 _GRAPH_US = {Launches.EAGER: 30.0, Launches.INDUCTOR: 0.0}
 _WORTH = 0.97  # of the time: less is within the error of these estimates
-# Hosts differ by so much; and what is expected to take that much longer is not tried.
-_HOSTS_ERROR, _LOST = 2.0, 1.15
+# Hosts differ by so much. What is expected to take less than the second of the time pays, and what takes more than the
+# third is not tried.
+_HOSTS_ERROR, _SURE, _LOST = 2.0, 0.9, 1.15
 # So many times more rows, or fewer, are decided about anew.
 _FAR = 4
 
@@ -64,7 +65,7 @@ class Verdict(NamedTuple):
 
     Attributes:
         why_not: why none is, though some pay the device; empty where these are.
-        is_unsure: the host may be the slower one of the two, and of it there are estimates alone.
+        is_unsure: the host may be the slower one of the two, and of it there are estimates alone; or little is gained.
     """
 
     why_not: str = ""
@@ -102,7 +103,8 @@ def verdict(
     fused, plain = max(device_us - gained_us, host_us + more_us), max(device_us, host_us)
     pays = host_us + more_us < device_us - gained_us or fused < _WORTH * plain
     is_recorded = any(chain.product.value.requires_grad for chain in taken)  # the backward pass is not timed
-    is_unsure = measures and not is_recorded and _HOSTS_ERROR * (host_us + more_us) > device_us - gained_us
+    is_close = _HOSTS_ERROR * (host_us + more_us) > device_us - gained_us or fused > _SURE * plain
+    is_unsure = measures and not is_recorded and is_close
     if is_unsure and fused < _LOST * plain:
         return Verdict("", is_unsure)
     return Verdict("" if pays else WAITS)

@@ -114,9 +114,8 @@ def fuse(
         cuda_graphs: without gradients, calls on a GPU are replayed as CUDA graphs, one for each size of the inputs
             and at most 32: the host launches one graph in place of each kernel. Inputs and results are copied. What
             cannot be captured runs kernel by kernel, and `fusion_report.cuda_graphs` says why.
-        decide: "measure": where it is not sure that fused calls pay, because the GPU may wait for the host, the first
-            calls without gradients run now fused and now as the model is, and the faster one stays. "predict": the same
-            bits every call.
+        decide: "measure": where it is not sure that fused calls pay, the first calls without gradients run now fused
+            and now as the model is, and the faster one stays. "predict": estimates decide, and no call differs.
         example_inputs: of a dry run: the arguments of a call, as a sequence, or by name as a mapping.
 
     Returns:

@@ -2,19 +2,63 @@
 
 from __future__ import annotations
 
-from typing import Any
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
 from epigemm import route as _route
+from epigemm.arguments import invariance
+from epigemm.arguments.calls import LinearCall
+from epigemm.autograd import nodes
 from epigemm.calls import entry
-from epigemm.epilogues.kinds import KINDS
-from epigemm.epilogues.registry import BIAS, Epilogue
+from epigemm.epilogues.kinds import KINDS, SCALAR
+from epigemm.epilogues.registry import BIAS, Epilogue, compute_dtype
 from epigemm.fusion.chains import Chain
+from epigemm.fusion.formula import epilogue_of, without_bias
 from epigemm.fusion.operands import ChainOperand
+from epigemm.fusion.values import value_at
 from epigemm.packs import weight_packs
+from epigemm.user_epilogue import UserEpilogue
 
 _NO_BIAS = (None,)
+_any_autocast = torch._C._is_any_autocast_enabled
+
+
+class _Recorded(NamedTuple):
+    """How a chain is recorded: as the product, with its bias, and what follows in an epilogue without one."""
+
+    epilogue: UserEpilogue
+    has_bias: bool
+
+
+def _recorded_form(chain: Chain) -> _Recorded | None:
+    """None where a chain is recorded as other calls are: of a built-in epilogue the product is not kept."""
+    if chain.epilogue is None or chain.epilogue.copied is not None or chain.norm is not None:
+        return None
+    bias, formula, made = chain.product.bias, chain.formula, chain.epilogue
+    if bias is not None:
+        value, rest = value_at(bias), without_bias(formula)
+        found = None if rest is None else epilogue_of(rest)
+        if (
+            value.dim() != 1
+            or value.dtype != chain.product.value.dtype
+            or not isinstance(found, UserEpilogue)
+        ):
+            return None
+        made = found
+    return _Recorded(made, bias is not None) if made.keeps_gradients else None
+
+
+def _as_rows(kind: str, value: Tensor, lead: Sequence[int], columns: int) -> Tensor:
+    """An operand beside a result `[M, N]`, as kernels read it."""
+    shape = KINDS[kind].shape(lead, columns)
+    if value.shape != shape:
+        value = value.reshape(shape)
+    is_by_rows = value.dim() != 2 or value.shape[1] <= 1 or value.stride(1) == 1
+    return value if is_by_rows else value.clone(memory_format=torch.contiguous_format)
 
 
 class Site:
@@ -40,6 +84,10 @@ class Site:
         # Recorded calls, BatchNorms and operands of other shapes take the long way.
         self._is_direct = not product.value.requires_grad and chain.norm is None
         self._direct: Epilogue | None = None
+        self._recorded = _recorded_form(chain) if product.value.requires_grad else None
+        is_lone = chain.epilogue is None and chain.norm is None
+        has_vector = product.bias is None or value_at(product.bias).dim() == 1
+        self._is_recorded_alone = product.value.requires_grad and is_lone and has_vector
         # torch.fx writes these two into the code of a graph.
         self.__name__, self.__module__ = f"fused_{chain.function}", __name__
 
@@ -60,6 +108,14 @@ class Site:
             found = entry.linear(epilogue, x, weight, seen, None, None, None, self._pack_use, False)
             if isinstance(found, Tensor):
                 return found
+        if self._recorded is not None:
+            result = self._record(self._recorded, x, weight, sources)
+            if result is not None:
+                return result
+        if self._is_recorded_alone:
+            result = self._record_alone(x, weight, sources[0] if sources else None)
+            if result is not None:
+                return result
         rest, columns = iter(sources), weight.shape[0]
         given: list[Any] = []
         for operand in self._operands:
@@ -77,6 +133,45 @@ class Site:
             bias = given[0] if given else None
             return _route.linear(BIAS, x, weight, bias, None, None, None, False, self._pack_use)
         return self._epilogue.call(x, weight, given, {}, None, None, False, self._pack_use)
+
+    def _record(
+        self, form: _Recorded, x: Tensor, weight: Tensor, sources: tuple[Tensor, ...]
+    ) -> Tensor | None:
+        """A call that autograd alone takes, as its node takes it; None where others see it, too.
+
+        What has to fit does: the graph's guards say so. The bias is the product's.
+        """
+        if _any_autocast() or entry.sees(x, weight, *sources) is not entry.RECORDED:
+            return None
+        rows = x if x.dim() == 2 else x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
+        lead, columns = rows.shape[:1], weight.shape[0]
+        bias, rest = (sources[0], sources[1:]) if form.has_bias else (None, sources)
+        given = [
+            _as_rows(kind, value, lead, columns)
+            for kind, value in zip(form.epilogue.traced.kinds, rest, strict=True)
+        ]
+        epilogue = form.epilogue.of_types(x, given)
+        wide = compute_dtype(x.dtype)
+        operands = [
+            value.to(wide) if kind == SCALAR else value
+            for kind, value in zip(form.epilogue.traced.kinds, given, strict=True)
+        ]
+        result = self._record_call(LinearCall(epilogue, rows, weight, bias, operands))
+        return result if rows is x else result.reshape(*x.shape[:-1], columns)
+
+    def _record_alone(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor | None:
+        """The same of a product that nothing follows but its bias."""
+        found = entry.linear(BIAS, x, weight, (bias,), None, None, None, self._pack_use, False)
+        if found is entry.RECORDED_BY_TORCH:
+            return nodes.linear_by_torch(BIAS, x, weight, bias)
+        if found is entry.RECORDED:
+            return self._record_call(LinearCall(BIAS, x, weight, bias))
+        return found if isinstance(found, Tensor) else None
+
+    def _record_call(self, call: LinearCall) -> Tensor:
+        pack_use = weight_packs.NONE if call.weight.requires_grad else self._pack_use
+        invariant = invariance.active and invariance.enabled()
+        return nodes.linear(call._replace(pack_use=pack_use, invariant=invariant), checked=True)
 
     def _in_order(self, x: Tensor, sources: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         """The sources by the axes that the product has."""

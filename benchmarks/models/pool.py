@@ -1,0 +1,161 @@
+"""Processes for jobs: waves of them prepare at once, then measure one by one, alone on their GPU.
+
+While a wave prepares, the processes of the next one load their libraries. So nothing of ours runs beside what is
+measured. Several GPUs take waves from one queue.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import multiprocessing
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+from unittest import mock
+
+import torch
+
+from benchmarks.models import worker
+from benchmarks.models.jobs import Job
+
+PREPARE_S, MEASURE_S = 240.0, 60.0
+"""What takes longer has failed: to load, to build and to compile; to check and to measure, on a GPU."""
+_MOST_IN_A_WAVE = 8
+Outcome = Callable[[Job, str, Any], None]
+"""Told what became of a job: "result", "failed", "skipped" or "not_reached", and the result or the reason."""
+
+
+def wave_size(gpus: int) -> int:
+    """As many as there are cores for, when the next wave loads beside them."""
+    return max(1, min(_MOST_IN_A_WAVE, (os.cpu_count() or 1) // (2 * gpus)))
+
+
+class Worker:
+    """The process of a job."""
+
+    def __init__(self, job: Job, device: torch.device, *, quick: bool) -> None:
+        self.job = job
+        self.outcome: tuple[str, Any] = ("", None)
+        context = multiprocessing.get_context("spawn")
+        self._line, theirs = context.Pipe()
+        self._process = context.Process(target=worker.work, args=(theirs, job, device, quick))
+        self._process.start()
+        theirs.close()
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether it is known what became of its job."""
+        return bool(self.outcome[0])
+
+    def tell(self, word: str) -> None:
+        """One word; it may have ended."""
+        with contextlib.suppress(BrokenPipeError):
+            self._line.send(word)
+
+    def wait(self, word: str, until: float) -> None:
+        """Until it says this, or how it has ended; what says nothing has failed."""
+        while not self.has_ended:
+            try:
+                if not self._line.poll(max(0.0, until - time.monotonic())):
+                    self.outcome = ("failed", f"no word in time: it was to say {word!r}")
+                    return
+                said = self._line.recv()
+            except (EOFError, ConnectionResetError):
+                self.outcome = ("failed", "the process ended")
+                return
+            ((what, value),) = said.items()
+            if what in ("result", "failed", "skipped"):
+                self.outcome = (what, value)
+            if what == word:
+                return
+
+    def end(self) -> None:
+        """At once."""
+        self._process.kill()
+        self._process.join()
+
+
+@dataclass
+class Pool:
+    """Runs jobs on GPUs, or on the CPU.
+
+    Attributes:
+        tell: what to call with each outcome, by one thread at a time.
+        budget_s: nothing starts that is not expected to end within it.
+        size: of a wave.
+    """
+
+    devices: Sequence[torch.device]
+    tell: Outcome
+    budget_s: float
+    quick: bool = False
+    size: int = 0
+    _lock: Any = field(default_factory=threading.RLock)
+    _begin: float = 0.0
+    _queue: Iterator[Job] = field(default_factory=lambda: iter(()))
+    _prepare_s: float = 0.0  # the longest so far
+    _measure_s: float = 0.0
+
+    def run(self, jobs: Sequence[Job]) -> None:
+        """All of them, in order as far as there are several GPUs."""
+        self._begin, self._queue = time.monotonic(), iter(jobs)
+        self.size = self.size or wave_size(len(self.devices))
+        threads = [threading.Thread(target=self._run_on, args=(device,)) for device in self.devices]
+        # As many processes as cores: none needs threads of its own to keep them busy. They inherit these.
+        single = {"TORCHINDUCTOR_COMPILE_THREADS": "1", "OMP_NUM_THREADS": "1"}
+        with mock.patch.dict(os.environ, single):
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+        for job in self._queue:
+            self.tell(job, "not_reached", "no time left")
+
+    def _left_s(self) -> float:
+        return self._begin + self.budget_s - time.monotonic()
+
+    def _start(self, device: torch.device) -> list[Worker]:
+        """The next wave, if there is time for it."""
+        with self._lock:
+            if self._left_s() <= self._prepare_s:
+                return []
+            return [Worker(job, device, quick=self.quick) for job in itertools.islice(self._queue, self.size)]
+
+    def _run_on(self, device: torch.device) -> None:
+        wave, following = self._start(device), list[Worker]()
+        try:
+            while wave:
+                begin = time.monotonic()
+                for each in wave:
+                    each.tell("prepare")
+                following = self._start(device)
+                until = min(begin + PREPARE_S, self._begin + self.budget_s)
+                for word, workers in (("ready", wave), ("up", following)):
+                    for each in workers:
+                        each.wait(word, until)
+                self._prepare_s = max(self._prepare_s, time.monotonic() - begin)
+                for each in wave:
+                    self._measure(each, MEASURE_S if device.type == "cuda" else PREPARE_S)
+                wave, following = following, []
+        finally:
+            for each in (*wave, *following):
+                each.end()
+
+    def _measure(self, each: Worker, limit_s: float) -> None:
+        """And tell what became of it; the process ends."""
+        begin = time.monotonic()
+        if not each.has_ended and self._left_s() <= self._measure_s:
+            each.outcome = ("not_reached", "no time left")
+        elif not each.has_ended:
+            each.tell("measure")
+            each.wait("result", begin + min(limit_s, self._left_s()))
+            self._measure_s = max(self._measure_s, time.monotonic() - begin)
+        each.end()
+        is_late = each.outcome[0] == "failed" and self._left_s() <= 0
+        what, value = ("not_reached", "no time left") if is_late else each.outcome
+        with self._lock:
+            self.tell(each.job, what, value)

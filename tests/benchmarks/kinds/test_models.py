@@ -1,0 +1,123 @@
+"""`python -m benchmarks --models`: its processes and record, its budget, its list, that nothing wrong passes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("rich", reason="the extra `bench` is not installed")
+pytest.importorskip("matplotlib", reason="the extra `bench` is not installed")
+
+from benchmarks.cli import main
+from benchmarks.kinds import models
+from benchmarks.models import figures
+from benchmarks.models.jobs import jobs
+from benchmarks.models.registry import NETWORKS
+from tests.benchmarks.models.test_figures import GRAPHS, JOB, LARGE, result
+
+QUICK = ["--models", "--quick", "--device", "cpu"]
+COMMAND = [*QUICK, "--cases", "nerf/fp32_highest/inference/2"]
+
+
+@pytest.mark.slow
+def test_a_run_through_its_processes(tmp_path: Path) -> None:
+    variants = ["--variants", "fuse", "graphs"]
+    assert main([*COMMAND, *variants, "--output", str(tmp_path), "--time-budget", "600"]) == 0
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert (summary["schema"], summary["kind"], summary["complete"]) == (2, "models", True)
+    assert summary["layers"] == {"nerf": NETWORKS["nerf"].layers}
+    assert summary["skipped"] == {"nerf/fp32_highest/inference/2/graphs": "CUDA graphs need a GPU"}
+    assert summary["failed"] == summary["not_reached"] == {} and summary["missed"] == []
+    assert summary["selection"]["chosen"] == summary["selection"]["of"] == 2
+    ((name, case),) = summary["cases"].items()
+    assert name == "nerf/fp32_highest/inference/2" and case["right"]
+    assert case["chains"]["taken"] == case["chains"]["followed"] == 11
+    assert case["products"]["fused"] == case["products"]["all"] == 12
+    turns = case["turns_ms"]["fuse_vs_eager"]
+    ratios = [eager / fuse for eager, fuse in zip(turns["eager"], turns["fuse"], strict=True)]
+    assert case["fuse_vs_eager"] == pytest.approx(sum(ratios) / 2)
+    for which in ("host_ms", "device_ms"):
+        assert set(case[which]) == {"eager", "fuse"} and min(case[which].values()) > 0
+    text = (tmp_path / "tables.md").read_text()
+    assert "## Geometric means" in text and "skipped: CUDA graphs need a GPU" in text
+
+
+@pytest.mark.gpu
+@pytest.mark.slow
+def test_a_run_on_a_gpu(tmp_path: Path) -> None:
+    """With the two that need Inductor, and all figures; `graphs` may not be there."""
+    command = ["--models", "--variants", "fuse", "backend", "graphs", "--cases", "nerf/bf16/inference/65536"]
+    assert main([*command, "--device", "cuda", "--output", str(tmp_path)]) == 0
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    (case,) = summary["cases"].values()
+    assert case["right"] and case["ceiling"] >= 1 and "no_ceiling" not in case
+    assert {"fuse_vs_eager", "backend_vs_compile"} <= set(case["quartiles"])
+    for which in ("host_ms", "device_ms"):
+        assert {"eager", "fuse", "compile", "backend"} <= set(case[which])
+    assert case["device_ms"]["eager"] == pytest.approx(case["ms"]["fuse_vs_eager"]["eager"], rel=0.5)
+
+
+def test_without_time_nothing_is_reached(tmp_path: Path) -> None:
+    assert main([*COMMAND, "--output", str(tmp_path), "--time-budget", "0"]) == 0
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert summary["cases"] == {} and len(summary["not_reached"]) == len(models.DEFAULT)
+
+
+def listed(capsys: pytest.CaptureFixture[str], *flags: str) -> list[str]:
+    assert main([*QUICK[:1], "--device", "cpu", "--list", *flags]) == 0
+    return capsys.readouterr().out.splitlines()
+
+
+def test_the_list_and_its_parts(capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ["--cases", "bert-base", "opt", "--variants", "fuse", "graphs"]
+    every = listed(capsys, *flags)
+    assert every == [str(job) for job in jobs(["bert-base", "opt"], ["fuse", "graphs"], quick=False)]
+    parts = [listed(capsys, *flags, "--shard", f"{index}/3") for index in (1, 2, 3)]
+    assert sorted(name for part in parts for name in part) == sorted(every)
+    assert max(map(len, parts)) - min(map(len, parts)) <= 1
+
+
+def test_tables_of_what_is_there() -> None:
+    found: dict[str, Any] = figures.empty()
+    figures.add(found, JOB, "result", result([2.0, 1.9], [1.0, 1.0]))
+    found |= figures.judged(found, quick=False)
+    first, means = models.tables(found)
+    assert first.title.startswith("fuse_vs_eager") and means.title == "Geometric means"
+    row = dict(zip(first.columns, first.rows[0], strict=True))
+    assert row["case"] == str(JOB.case) and row["ratio"] == "1.950" and row["right"] == "yes"
+    assert row["ms"] == "1.950, 1.000" and row["chains"] == "3 of 4" and row["ceiling"] == "2.500"
+
+
+def test_remarks_name_what_failed() -> None:
+    found: dict[str, Any] = figures.empty()
+    figures.add(found, JOB, "failed", "OutOfMemoryError")
+    found |= figures.judged(found, quick=False)
+    assert models.remarks(found) == [f"FAILED: OutOfMemoryError: {JOB}"]
+    graphs = result([2.0], [1.0], GRAPHS) | {"cuda_graphs": {"captured": 0, "reasons": ["a", "b"]}}
+    figures.add(found, GRAPHS, "result", graphs)
+    found |= figures.judged(found, quick=False)
+    assert f"not captured: {LARGE}: a; b" in models.remarks(found)
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--cases", "lstm"], "--cases: 'lstm' matches nothing; with --models: bert-base/fp32_highest/inf"),
+        (["--shard", "3/2"], "--shard: expected I/N"),
+        (["--sizes", "8x8x8"], "--models: goes without --sizes"),
+        (["--dtypes", "bf16"], "--models: goes without --dtypes"),
+        (["--peers", "eager"], "--models: goes without --peers"),
+        (["--trees", "csrc=1"], "--trees: expected"),
+    ],
+)
+def test_wrong_usage_is_explained(flags: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*COMMAND, *flags]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_other_records_take_no_variants(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--host", "--device", "cpu", "--variants", "fuse"]) == 2
+    assert "--host: goes without --variants" in capsys.readouterr().err

@@ -1,0 +1,49 @@
+"""Which jobs there are, and in which order."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks.models.jobs import INFERENCE, TRAINING, VARIANTS, Case, cases, jobs
+from benchmarks.models.registry import NETWORKS, PRECISIONS
+
+
+def test_every_network_at_every_precision_and_batch() -> None:
+    found = [str(case) for case in cases(quick=False)]
+    assert len(found) == len(set(found)) == len(NETWORKS) * (2 * len(PRECISIONS) + 2)
+    for name, network in NETWORKS.items():
+        for batch in network.batches:
+            for precision in PRECISIONS:
+                assert f"{name}/{precision}/{INFERENCE}/{'x'.join(map(str, batch))}" in found
+
+
+@pytest.mark.parametrize("network", NETWORKS)
+def test_the_most_telling_cases_come_first(network: str) -> None:
+    own = [case for case in cases(quick=False) if case.network == network]
+    first, second, *_ = own
+    assert (first.precision, second.precision) == ("fp32_highest", "bf16")
+    assert first.is_large and second.is_large and first.mode == INFERENCE
+    training = [case for case in own if case.mode == TRAINING]
+    assert [case.precision for case in training] == ["fp32_highest", "bf16"]
+    assert all(case.is_large for case in training)
+
+
+def test_a_quick_run_has_batches_of_two() -> None:
+    assert {case.batch[0] for case in cases(quick=True)} == {2}
+
+
+def test_names_and_back() -> None:
+    for case in cases(quick=False):
+        assert Case.parse(str(case)) == case
+
+
+def test_variants_one_after_another_without_training_in_graphs() -> None:
+    found = jobs(["nerf"], ["graphs", "fuse"], quick=False)
+    assert [job.name for job in found] == ["fuse"] * 8 + ["graphs"] * 6
+    assert {job.case.mode for job in found if job.name == "graphs"} == {INFERENCE}
+    assert str(found[0]) == "nerf/fp32_highest/inference/65536/fuse"
+
+
+def test_ratios_have_names_of_their_own() -> None:
+    assert len({variant.ratio for variant in VARIANTS.values()}) == len(VARIANTS)
+    assert len({variant.own for variant in VARIANTS.values()}) == len(VARIANTS)

@@ -1,0 +1,130 @@
+"""Times of calls: how many, in which order; on a GPU, that host and device are told apart."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+import torch
+
+from benchmarks.models import measures
+from benchmarks.models.measures import Effort
+
+CPU = torch.device("cpu")
+
+
+def test_calls_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    log: list[tuple[str, int]] = []
+
+    def row(call: Any, count: int, device: torch.device) -> float:
+        log.append((call, count))
+        return 1.0
+
+    monkeypatch.setattr(measures, "row_ms", row)
+    calls: Any = {"a": "a", "b": "b"}
+    times = measures.in_turn(calls, {"a": 1.0, "b": 16.0}, CPU, Effort(turns=3, least_turns=3))
+    assert log == [("a", 8), ("b", 1), ("b", 1), ("a", 8), ("a", 8), ("b", 1)]
+    assert times == {"a": [1.0] * 3, "b": [1.0] * 3}
+
+
+@pytest.mark.parametrize(("typical_ms", "turns"), [(0.1, 21), (50.0, 15), (500.0, 7)])
+def test_long_calls_have_fewer_turns(monkeypatch: pytest.MonkeyPatch, typical_ms: float, turns: int) -> None:
+    monkeypatch.setattr(measures, "row_ms", lambda *_: 1.0)
+    calls: Any = {"a": None, "b": None}
+    times = measures.in_turn(calls, dict.fromkeys(calls, typical_ms), CPU, Effort())
+    assert len(times["a"]) == turns
+
+
+@pytest.mark.parametrize(("typical_ms", "count"), [(0.1, 9), (30.0, 5), (1000.0, 3)])
+def test_long_calls_are_timed_less_often(typical_ms: float, count: int) -> None:
+    assert measures.singles(typical_ms, Effort()) == count
+
+
+def test_warming_up_ends() -> None:
+    calls: list[int] = []
+    measures.warm_up(lambda: calls.append(1), CPU, Effort(warm_calls=5))
+    assert len(calls) == 5
+    calls.clear()
+
+    def slow() -> None:
+        calls.append(1)
+        time.sleep(0.01)
+
+    measures.warm_up(slow, CPU, Effort(warm_ms=5.0))
+    assert len(calls) == 3
+
+
+def test_a_cpus_times_are_of_whole_calls() -> None:
+    def call() -> None:
+        time.sleep(0.01)
+
+    of_device = measures.device_ms({"a": call}, {"a": 1.0}, {"a": 3}, CPU)["a"]
+    for ms in (measures.row_ms(call, 2, CPU), measures.host_ms(call, 3, CPU), of_device):
+        assert 10 <= ms < 30
+
+
+@pytest.mark.parametrize(
+    ("queued", "added", "found"),
+    [
+        ({"a": 1.0, "b": 2.0}, {}, {"a": 1.0, "b": 2.0}),
+        ({"a": 1.0, "b": None}, {"a": 3.0, "b": 4.0}, {"a": 3.0, "b": 4.0}),
+        ({"a": 1.0, "b": None}, {"a": 0.0, "b": 4.0}, {}),  # a profiler that sees nothing
+    ],
+)
+def test_device_times_are_of_one_method(
+    monkeypatch: pytest.MonkeyPatch, queued: dict[str, Any], added: dict[str, float], found: dict[str, float]
+) -> None:
+    monkeypatch.setattr(measures, "queued_ms", lambda call, *_: queued[call])
+    monkeypatch.setattr(measures, "kernels_ms", lambda call: added[call])
+    calls: Any = {"a": "a", "b": "b"}
+    ones, counts = dict.fromkeys(calls, 1.0), dict.fromkeys(calls, 1)
+    assert measures.device_ms(calls, ones, counts, torch.device("cuda")) == found
+
+
+@pytest.mark.gpu
+def test_host_and_device_are_told_apart() -> None:
+    gpu = torch.device("cuda")
+    x = torch.randn(4096, 4096, device=gpu)
+
+    def two() -> None:
+        torch.mm(x, x)
+        torch.mm(x, x)
+
+    def busy_device() -> None:
+        for _ in range(10):
+            two()
+
+    def busy_host() -> None:
+        torch.mm(x, x)
+        time.sleep(0.01)
+        torch.mm(x, x)
+
+    calls = {"two": two, "device": busy_device, "host": busy_host}
+    measures.warm_up(busy_device, gpu, Effort())
+    hosts = {name: measures.host_ms(call, 5, gpu) for name, call in calls.items()}
+    found = measures.device_ms(calls, hosts, dict.fromkeys(calls, 5), gpu)
+    assert hosts["device"] < 2 and hosts["host"] > 10
+    assert found["device"] == pytest.approx(10 * found["two"], rel=0.3)
+    assert found["host"] == pytest.approx(found["two"], rel=0.3)
+
+
+@pytest.mark.gpu
+def test_the_kernels_of_a_call_that_waits_are_added_up() -> None:
+    gpu = torch.device("cuda")
+    x = torch.randn(4096, 4096, device=gpu)
+
+    def two() -> None:
+        torch.mm(x, x)
+        torch.mm(x, x)
+
+    def waits() -> None:
+        torch.mm(x, x)
+        torch.cuda.synchronize()
+        time.sleep(0.005)
+        torch.mm(x, x)
+
+    measures.warm_up(two, gpu, Effort())
+    assert measures.queued_ms(waits, 6.0, 5) is None
+    queued = measures.queued_ms(two, 0.1, 5)
+    assert queued is not None and measures.kernels_ms(waits) == pytest.approx(queued, rel=0.3)

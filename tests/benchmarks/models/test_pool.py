@@ -1,0 +1,169 @@
+"""Waves of processes: order, alone while one measures, time limits, several GPUs. No process is started here."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from benchmarks.models import pool
+from benchmarks.models.jobs import INFERENCE, Case, Job
+from benchmarks.models.pool import Pool, Worker
+
+CPU = torch.device("cpu")
+JOBS = [Job(Case("nerf", "bf16", INFERENCE, (batch,)), "fuse") for batch in range(1, 8)]
+Answer = Callable[[Job, str], Any]
+
+
+class Stage:
+    """What happens, in order; `answers` says what a process says to a word."""
+
+    def __init__(self, answers: Answer) -> None:
+        self.answers, self.log, self.alive = answers, list[tuple[str, int]](), set[int]()
+
+    def worker(self, job: Job, device: torch.device, *, quick: bool) -> Worker:
+        return FakeWorker(self, job)
+
+
+class FakeWorker(Worker):
+    def __init__(self, stage: Stage, job: Job) -> None:
+        self.stage, self.job, self.outcome = stage, job, ("", None)
+        self.number = job.case.batch[0]
+        self.log("start")
+
+    def log(self, what: str) -> None:
+        self.stage.log.append((what, self.number))
+        if what == "start":
+            self.stage.alive.add(self.number)
+
+    def tell(self, word: str) -> None:
+        self.log(word)
+
+    def wait(self, word: str, until: float) -> None:
+        said = self.stage.answers(self.job, word)
+        if isinstance(said, tuple) and not self.has_ended:
+            self.outcome = said
+        self.log(word)
+
+    def end(self) -> None:
+        self.stage.alive.discard(self.number)
+
+
+def run(
+    monkeypatch: pytest.MonkeyPatch, answers: Answer, budget_s: float = 60.0, gpus: int = 1, size: int = 3
+) -> tuple[Stage, list[tuple[int, str]]]:
+    stage, told = Stage(answers), list[tuple[int, str]]()
+    monkeypatch.setattr(pool, "Worker", stage.worker)
+
+    def tell(job: Job, what: str, value: Any) -> None:
+        told.append((job.case.batch[0], what))
+
+    Pool([CPU] * gpus, tell, budget_s, size=size).run(JOBS)
+    assert not stage.alive
+    return stage, told
+
+
+def fine(job: Job, word: str) -> Any:
+    return ("result", {}) if word == "result" else None
+
+
+def test_waves_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    stage, told = run(monkeypatch, fine)
+    assert told == [(number, "result") for number in range(1, 8)]
+    # The next wave loads before one of this measures, and prepares after all of this have.
+    log = stage.log
+    for first, following in ((1, 4), (4, 7)):
+        assert log.index(("up", following)) < log.index(("measure", first))
+        assert log.index(("measure", first + 2)) < log.index(("prepare", following))
+    assert log.index(("prepare", 3)) < log.index(("ready", 1))
+
+
+def test_what_fails_or_is_skipped_does_not_measure(monkeypatch: pytest.MonkeyPatch) -> None:
+    def answers(job: Job, word: str) -> Any:
+        number = job.case.batch[0]
+        if word == "ready" and number in (2, 3):
+            return ("failed", "why") if number == 2 else ("skipped", "why")
+        return fine(job, word)
+
+    stage, told = run(monkeypatch, answers)
+    assert dict(told) == {1: "result", 2: "failed", 3: "skipped", **dict.fromkeys(range(4, 8), "result")}
+    assert ("measure", 2) not in stage.log and ("measure", 3) not in stage.log
+
+
+def test_nothing_starts_that_is_not_expected_to_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    def answers(job: Job, word: str) -> Any:
+        if word == "result":
+            time.sleep(0.2)
+        return fine(job, word)
+
+    begin = time.monotonic()
+    _, told = run(monkeypatch, answers, budget_s=0.55)
+    assert time.monotonic() - begin < 0.75
+    assert [number for number, _ in told] == list(range(1, 8))
+    assert [what for _, what in told] == ["result"] * 2 + ["not_reached"] * 5
+
+
+def test_without_time_nothing_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    stage, told = run(monkeypatch, fine, budget_s=0)
+    assert stage.log == [] and {what for _, what in told} == {"not_reached"}
+
+
+def test_several_gpus_measure_one_job_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    together, most, lock = set[str](), [0], threading.Lock()
+
+    def answers(job: Job, word: str) -> Any:
+        if word == "result":
+            with lock:
+                together.add(str(job))
+                most[0] = max(most[0], len(together))
+            time.sleep(0.05)
+            with lock:
+                together.discard(str(job))
+        return fine(job, word)
+
+    _, told = run(monkeypatch, answers, gpus=2, size=2)
+    assert sorted(told) == [(number, "result") for number in range(1, 8)]
+    assert most[0] == 2
+
+
+def test_waves_are_as_large_as_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    for cores, gpus, size in ((1, 1, 1), (2, 1, 1), (16, 1, 8), (32, 2, 8), (16, 4, 2), (128, 8, 8)):
+        monkeypatch.setattr(os, "cpu_count", lambda cores=cores: cores)
+        assert pool.wave_size(gpus) == size
+
+
+class Line:
+    """A pipe's end that says these, one after another, and then nothing, or ends."""
+
+    def __init__(self, *said: dict[str, Any], ends: bool = False) -> None:
+        self.said, self.ends = list(said), ends
+
+    def poll(self, seconds: float) -> bool:
+        return bool(self.said) or self.ends
+
+    def recv(self) -> dict[str, Any]:
+        if not self.said:
+            raise EOFError
+        return self.said.pop(0)
+
+
+@pytest.mark.parametrize(
+    ("line", "outcome"),
+    [
+        (Line({"up": True}, {"ready": 1.0}), ("", None)),
+        (Line({"up": True}, {"failed": "why"}), ("failed", "why")),
+        (Line({"up": True}, {"skipped": "why"}), ("skipped", "why")),
+        (Line({"up": True}), ("failed", "no word in time: it was to say 'ready'")),
+        (Line(ends=True), ("failed", "the process ended")),
+    ],
+)
+def test_what_a_process_said(line: Any, outcome: tuple[str, Any]) -> None:
+    worker = object.__new__(Worker)
+    worker.outcome, worker._line = ("", None), line
+    worker.wait("ready", time.monotonic())
+    assert worker.outcome == outcome and worker.has_ended == bool(outcome[0])

@@ -1,0 +1,191 @@
+"""One job in its process: what is right, what it says, that nothing wrong is timed."""
+
+from __future__ import annotations
+
+import math
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import epigemm
+from benchmarks.models import registry, worker
+from benchmarks.models.jobs import INFERENCE, TRAINING, Case, Job
+from benchmarks.models.measures import QUICK
+from benchmarks.models.registry import Network
+from benchmarks.models.worker import NotMeasured, error, is_right
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A network that is no burden."""
+    network = Network(
+        lambda n: nn.Sequential(*[nn.Linear(8, 8) for _ in range(n)], nn.ReLU()),
+        lambda generator, batch: (torch.randn(batch, 8, generator=generator),),
+        ((2,), (4,)),
+    )
+    monkeypatch.setitem(registry.NETWORKS, "small", network)
+
+
+def job(name: str = "fuse", mode: str = INFERENCE) -> Job:
+    return Job(Case("small", "fp32_highest", mode, (4,)), name)
+
+
+@pytest.mark.parametrize("mode", [INFERENCE, TRAINING])
+@pytest.mark.parametrize("name", ["fuse", "backend"])
+def test_a_job(name: str, mode: str) -> None:
+    prepared = worker.prepare(job(name, mode), CPU, quick=True)
+    found = worker.measure(prepared, CPU, QUICK)
+    variant = prepared.job.variant
+    assert found["right"] and set(found["errors"]) == {"eager", variant.other, variant.own}
+    for which in ("turns_ms", "host_ms", "device_ms"):
+        assert set(found[which]) == {variant.other, variant.own}
+    assert ("chains" in found) == (name == "fuse")
+    assert "expected_us" not in found and "ceiling" not in found  # a CPU has no planner
+
+
+def test_what_is_wrong_is_not_timed() -> None:
+    prepared = worker.prepare(job(), CPU, quick=True)
+    right = prepared.calls["fuse"]
+    prepared.calls["fuse"] = lambda: [1.1 * each for each in right()]
+    found = worker.measure(prepared, CPU, QUICK)
+    assert not found["right"] and "turns_ms" not in found
+
+
+def test_what_becomes_wrong_while_it_is_timed_is_wrong() -> None:
+    prepared = worker.prepare(job(), CPU, quick=True)
+    right, calls = prepared.calls["fuse"], []
+
+    def later() -> list[Tensor]:
+        calls.append(1)
+        return [each if len(calls) < 4 else 1.1 * each for each in right()]
+
+    prepared.calls["fuse"] = later
+    assert not worker.measure(prepared, CPU, QUICK)["right"]
+
+
+def test_variants_that_are_not_there_say_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(NotMeasured, match="need a GPU"):
+        worker.prepare(job("graphs"), CPU, quick=True)
+    gpu = torch.device("cuda")
+    monkeypatch.setattr(epigemm, "fuse", lambda model: model)
+    assert worker.why_not("graphs", gpu, quick=False) == "epigemm.fuse has no argument cuda_graphs here"
+    monkeypatch.setattr(epigemm, "fuse", lambda model, *, cuda_graphs=False: model)
+    assert worker.why_not("graphs", gpu, quick=False) == ""
+    assert worker.why_not("overhead", gpu, quick=True) == "a quick run has no Inductor"
+
+
+def test_what_was_captured_is_in_the_record(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As `fuse(model, cuda_graphs=True)` reports it."""
+
+    def fuse(model: nn.Module, **_: object) -> Any:
+        fused: Any = nn.Sequential(model)
+        graphs = SimpleNamespace(captured=0, reasons=["a reason"])
+        fused.fusion_report = SimpleNamespace(sites=[1], skipped=[], chains=(1, 1), cuda_graphs=graphs)
+        return fused
+
+    monkeypatch.setattr(epigemm, "fuse", fuse)
+    monkeypatch.setattr(worker, "why_not", lambda *args, **kwargs: "")
+    found = worker.measure(worker.prepare(job("graphs"), CPU, quick=True), CPU, QUICK)
+    assert found["right"] and found["cuda_graphs"] == {"captured": 0, "reasons": ["a reason"]}
+    assert set(found["turns_ms"]) == {"eager", "graphs"}
+
+
+class Line:
+    """A pipe's end whose words come from a list."""
+
+    def __init__(self, *words: str) -> None:
+        self.words, self.said = list(words), list[dict[str, Any]]()
+
+    def recv(self) -> str:
+        if not self.words:
+            raise EOFError
+        return self.words.pop(0)
+
+    def send(self, said: dict[str, Any]) -> None:
+        self.said.append(said)
+
+
+@pytest.mark.parametrize(
+    ("name", "words", "said"),
+    [
+        ("fuse", ["prepare", "measure"], ["up", "ready", "result"]),
+        ("fuse", ["prepare"], ["up", "ready"]),
+        ("graphs", ["prepare"], ["up", "skipped"]),
+    ],
+)
+def test_what_a_process_says(name: str, words: list[str], said: list[str]) -> None:
+    line: Any = Line(*words)
+    worker.work(line, job(name), CPU, True)
+    assert [next(iter(each)) for each in line.said] == said
+
+
+def test_a_failure_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*args: object, **kwargs: object) -> None:
+        raise ValueError("no such model\nand more")
+
+    monkeypatch.setattr(worker, "prepare", fail)
+    line: Any = Line("prepare")
+    worker.work(line, job(), CPU, True)
+    assert line.said == [{"up": True}, {"failed": "ValueError: no such model"}]
+
+
+def test_the_error_is_the_worst_tensors() -> None:
+    exact = [torch.ones(8), 2 * torch.ones(4)]
+    assert error([t.clone() for t in exact], exact) == 0
+    assert error([exact[0], 3 * torch.ones(4)], exact) == pytest.approx(0.5)
+    for wrong in (
+        exact[:1],
+        [exact[0], 2 * torch.ones(1)],
+        [torch.full((8,), math.nan), exact[1]],
+        [exact[0], torch.full((4,), math.inf)],
+    ):
+        assert error(wrong, exact) == math.inf
+
+
+def test_a_gradient_that_is_zero_is_held_to_the_largest() -> None:
+    exact = [torch.full((8,), 1e-3), 1000 * torch.ones(4), torch.zeros(4)]
+    assert error([*exact[:2], torch.full((4,), 0.25)], exact) == pytest.approx(0.25)
+    assert error([2 * exact[0], *exact[1:]], exact) == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize(
+    ("errors", "own", "right"),
+    [
+        ({"eager": 1e-6, "fuse": 1.4e-6}, "fuse", True),
+        ({"eager": 1e-6, "fuse": 1.6e-6}, "fuse", False),
+        ({"eager": 1e-9, "fuse": 1.4e-7}, "fuse", True),
+        ({"eager": math.inf, "fuse": math.inf}, "fuse", False),
+        ({"eager": 1e-6, "compile": 1e-4, "backend": 1.4e-4}, "backend", True),
+        ({"eager": 1e-6, "compile": 1e-9, "backend": 1.4e-6}, "backend", True),
+        ({"eager": 1e-6, "compile": 1e-4, "backend": 1.6e-4}, "backend", False),
+        ({"eager": 1e-6, "compile": math.inf, "backend": 1e-6}, "backend", False),
+    ],
+)
+def test_what_is_right(errors: dict[str, float], own: str, right: bool) -> None:
+    assert is_right(errors, own) == right
+
+
+def test_gradients_behind_a_norm_are_more_than_noise() -> None:
+    """A last LayerNorm makes the gradients of a plain sum vanish: nothing would be compared."""
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(16, 16), torch.nn.LayerNorm(16))
+    inputs = (torch.randn(8, 16),)
+    upstream = worker._upstream(model, inputs)
+    _, weight, *_, last = worker._step(model, list(model.parameters()), inputs, upstream)()
+    assert float(weight.norm()) > 0.01 * float(last.norm())
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("mode", [INFERENCE, TRAINING])
+def test_a_job_on_a_gpu(mode: str) -> None:
+    gpu = torch.device("cuda")
+    monitored = Job(Case("resmlp", "fp32_highest", mode, (256,)), "fuse")
+    found = worker.measure(worker.prepare(monitored, gpu, quick=False), gpu, QUICK)
+    assert found["right"] and found["products"]["all"] == 16
+    assert found["ceiling"] >= 1 or mode == TRAINING
+    assert found["device_ms"]["eager"] > 0.05 and found["host_ms"]["eager"] > 0.05
