@@ -13,8 +13,8 @@ from torch.utils.checkpoint import checkpoint
 
 import epigemm
 from epigemm import fusion
+from epigemm.fusion import kinds, profit
 from epigemm.fusion import model as of_models
-from epigemm.fusion import profit
 from epigemm.fusion.changes import Watched
 
 WIDTH = 16
@@ -207,6 +207,7 @@ def test_other_ways_to_call_run_as_they_were() -> None:
 
 def test_where_nothing_pays_the_call_is_the_models_own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(profit, "judged", lambda *args, **kwargs: profit.Judged(profit.SLOWER))
+    monkeypatch.setattr(kinds, "ON_CUDA_ALONE", False)
     plain = mlp()
     fused, x = epigemm.fuse(plain), torch.randn(3, WIDTH)
     torch.testing.assert_close(fused(x), plain(x))

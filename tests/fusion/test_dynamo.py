@@ -165,7 +165,7 @@ def test_without_inductor(monkeypatch: pytest.MonkeyPatch) -> None:
     ("backend", "settings", "launches"),
     [
         ("inductor", {}, Launches.INDUCTOR),
-        ("inductor", {"mode": "reduce-overhead"}, Launches.CUDA_GRAPH),
+        ("inductor", {"mode": "reduce-overhead"}, Launches.INDUCTOR_GRAPH),
         ("eager", {}, Launches.EAGER),
         ("cudagraphs", {}, Launches.CUDA_GRAPH),
     ],

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import epigemm
-from epigemm.fusion import FusionReport
+from epigemm.fusion import FusionReport, host, kinds
 from epigemm.packs import weight_packs
 from tests.fusion.zoo import deep_mlp
 from tests.support.cases import fused_unavailable
@@ -173,3 +173,87 @@ def test_chains_that_are_linked(dtype: torch.dtype) -> None:
             found = [torch.autograd.grad(y.square().mean(), x)[0] for y in (mine, expected)]
             scale = float(found[1].abs().max())
             torch.testing.assert_close(found[0], found[1], rtol=bound, atol=bound * scale)
+
+
+class Several(nn.Module):
+    """KernelBench 2/81: in 16 bits no fused kernel is expected to pay."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.gemm = nn.Linear(width, width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        z = self.gemm(x)
+        z = z * torch.sigmoid(z) / 2.0
+        return torch.clamp(torch.tanh(torch.clamp(z, min=-1.0, max=1.0)), min=-1.0, max=1.0)
+
+
+@hopper
+@pytest.mark.parametrize("learns", [False, True])
+def test_several_kernels_behind_a_gemm_are_one(learns: bool) -> None:
+    """Where the plan is the fallback, and recorded in 16 bits: results and gradients are near float64's."""
+    model = Several(4096).cuda().bfloat16()
+    fused: Any = epigemm.fuse(model)
+    x = torch.randn(4096, 4096, device="cuda", dtype=torch.bfloat16, requires_grad=learns)
+    wide = Several(4096).cuda().double()
+    wide.load_state_dict(model.state_dict())
+    exact = x.detach().double().requires_grad_(learns)
+    with torch.set_grad_enabled(learns):
+        mine, eager, expected = fused(x), model(x), wide(exact)
+    (site,) = fused.fusion_report.sites
+    assert len(site.matched) == 7, fused.fusion_report
+    if learns:
+        assert "one elementwise kernel in the place of 6" in str(fused.fusion_report)
+    error, of_eager = ((y.double() - expected).abs().max().item() for y in (mine, eager))
+    assert error <= 1.5 * of_eager + 1e-3
+    if learns:
+        (found,), (of_model,), (right,) = (
+            torch.autograd.grad(y.square().mean(), z) for y, z in ((mine, x), (eager, x), (expected, exact))
+        )
+        errors = [(each.double() - right).abs().max().item() for each in (found, of_model)]
+        assert errors[0] <= 2 * errors[1] + 1e-9
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        with torch.set_grad_enabled(learns):
+            fused(x)
+        torch.cuda.synchronize()
+    kernels = [each.name for each in profile.events() if each.device_type.name == "CUDA"]
+    assert len(kernels) <= 2, kernels
+
+
+@hopper
+def test_a_small_batch_runs_without_dynamo_beside_a_large_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is fused in the small one's graph: the model itself runs. It is asked again after so many calls."""
+    monkeypatch.setattr(kinds, "CALLS", 3)
+    model = wide()
+    fused: Any = epigemm.fuse(model)
+    call = fused._compiled_call_impl
+    runs: list[int] = []
+    compiled = call._compiled
+
+    def counting(x: torch.Tensor) -> Any:
+        runs.append(x.shape[0])
+        return compiled(x)
+
+    monkeypatch.setattr(call, "_compiled", counting)
+    with torch.no_grad():
+        for _ in range(9):
+            for rows in (2, 4096):
+                x = torch.randn(rows, 1024, device="cuda")
+                torch.testing.assert_close(fused(x), model(x), rtol=1e-4, atol=1e-4)
+    assert runs.count(4096) == 9 and runs.count(2) == 3, runs
+
+
+@hopper
+@pytest.mark.parametrize("decide", ["measure", "predict"])
+def test_unsure_graphs_are_measured(decide: Any) -> None:
+    """A small batch of a deep model, whose host is the slower one: results are right in every turn, and after them."""
+    model = deep_mlp(8, 512).cuda().eval().bfloat16()
+    fused: Any = epigemm.fuse(model, decide=decide)
+    kinds_of_calls = fused._compiled_call_impl._kinds
+    with torch.no_grad():
+        for call in range(20):
+            x = torch.randn(64, 512, device="cuda", dtype=torch.bfloat16)
+            torch.testing.assert_close(fused(x), model(x), rtol=4e-2, atol=4e-2)
+            torch.cuda.synchronize()
+            assert not kinds_of_calls._trials or (decide == "measure" and call < 16)
+    assert (host.UNSURE in fused.fusion_report.notes) <= (decide == "measure"), fused.fusion_report

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -11,16 +12,17 @@ import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
 import epigemm
-from epigemm.fusion import host, matmuls, profit
+from epigemm.fusion import costs, host, matmuls, profit
 from epigemm.fusion.chains import Chain, ChainFinder
 from epigemm.fusion.host import Launches
 from epigemm.fusion.profit import Judged, Way
 from epigemm.fusion.values import hint
+from epigemm.planning import plans
 
 LONG, BRIEF = 1000.0, 1.0  # microseconds of a product
 
 
-def chains_of(function: Callable[[Tensor], Tensor], x: Tensor) -> tuple[fx.Graph, list[Chain]]:
+def chains_of(function: Callable[[Tensor], Any], x: Tensor) -> tuple[fx.Graph, list[Chain]]:
     found: list[tuple[fx.Graph, list[Chain]]] = []
 
     def backend(graph_module: fx.GraphModule, _: object) -> Callable[..., object]:
@@ -63,9 +65,12 @@ def many_behind(x: Tensor) -> Tensor:
         (nothing_behind, BRIEF, Way.TENSORS, Launches.EAGER, False),
         (one_kernel_behind, BRIEF, Way.TENSORS, Launches.EAGER, True),
         (one_kernel_behind, BRIEF, Way.TENSORS, Launches.CUDA_GRAPH, True),
+        (one_kernel_behind, BRIEF, Way.TENSORS, Launches.INDUCTOR_GRAPH, True),
         (many_behind, BRIEF, Way.TENSORS, Launches.EAGER, True),
         (one_kernel_behind, BRIEF, Way.SLICES, Launches.EAGER, False),
         (many_behind, BRIEF, Way.TENSORS, Launches.INDUCTOR, False),
+        (many_behind, BRIEF, Way.TWO_KERNELS, Launches.EAGER, True),
+        (many_behind, LONG, Way.TWO_KERNELS, Launches.EAGER, True),
     ],
 )
 def test_whose_time_counts(
@@ -79,20 +84,67 @@ def test_whose_time_counts(
     graph, chains = chains_of(function, torch.rand(6, 8))
     assert len(chains) == 4
     judged = {chain: Judged("", way, fallback_us, fallback_us / 2) for chain in chains}
-    assert host.why_not(graph, judged, launches) == ("" if pays else host.WAITS)
+    assert host.verdict(graph, judged, launches).why_not == ("" if pays else host.WAITS)
+
+
+def test_what_grouped_products_compute_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Experts, as Mixtral's: by their bytes alone the GPU would wait for the host, and nothing would be fused."""
+    monkeypatch.setattr(plans, "gpu_numbers", lambda device: (90, 132))
+    rows = torch.empty(65536, 1024, dtype=torch.bfloat16, device="meta")
+    wide = torch.empty(8, 1024, 7168, dtype=torch.bfloat16, device="meta")
+    ends = torch.empty(8, dtype=torch.int32, device="meta")
+
+    def mixture(x: Tensor) -> tuple[Tensor, Tensor]:
+        small = x
+        for _ in range(60):  # of the routing, and norms
+            small = small.relu()
+        for _ in range(4):
+            x = F.linear(x, WEIGHT, BIAS).view(6, 8)
+        return x + small, torch._grouped_mm(rows, wide, ends)
+
+    graph, chains = chains_of(mixture, torch.rand(6, 8))
+    judged = {chain: Judged("", Way.SLICES, 100.0, 50.0) for chain in chains}
+    assert len(chains) == 4 and host.verdict(graph, judged, Launches.EAGER).why_not == ""
+    monkeypatch.setattr(costs, "_flops_per_us", lambda *of: math.inf)
+    assert host.verdict(graph, judged, Launches.EAGER).why_not == host.WAITS
+
+
+@pytest.mark.parametrize(
+    ("function", "fallback_us", "way", "learns", "expected"),
+    [
+        (one_kernel_behind, LONG, Way.TENSORS, False, host.Verdict()),  # the device's time is far longer
+        (many_behind, 40.0, Way.TENSORS, False, host.Verdict("", True)),
+        (nothing_behind, BRIEF, Way.TENSORS, False, host.Verdict(host.WAITS)),  # too far behind to be tried
+        (many_behind, 40.0, Way.TENSORS, True, host.Verdict()),  # the backward pass would not be timed
+    ],
+)
+def test_what_is_unsure_is_measured(
+    function: Callable[[Tensor], Tensor], fallback_us: float, way: Way, learns: bool, expected: host.Verdict
+) -> None:
+    graph, chains = chains_of(function, torch.rand(6, 8, requires_grad=learns))
+    judged = {chain: Judged("", way, fallback_us, fallback_us / 2) for chain in chains}
+    assert host.verdict(graph, judged, Launches.EAGER, measures=True) == expected
+    assert not host.verdict(graph, judged, Launches.EAGER).is_unsure
+
+
+def test_what_is_expected_to_be_a_little_behind_is_tried() -> None:
+    graph, chains = chains_of(one_kernel_behind, torch.rand(6, 8))
+    judged = {chain: Judged("", Way.FALLBACK, 30.0, 15.0) for chain in chains}
+    assert host.verdict(graph, judged, Launches.EAGER).why_not == host.WAITS
+    assert host.verdict(graph, judged, Launches.EAGER, measures=True) == host.Verdict("", True)
 
 
 def test_on_a_cpu_nothing_is_asked() -> None:
     graph, chains = chains_of(one_kernel_behind, torch.rand(6, 8))
     judged = {chain: Judged("") for chain in chains}
-    assert host.why_not(graph, judged, Launches.EAGER) == ""
+    assert host.verdict(graph, judged, Launches.EAGER).why_not == ""
 
 
 def test_a_decision_holds_for_sizes_nearby(monkeypatch: pytest.MonkeyPatch) -> None:
     """What was not fused at 8 rows is asked about again at 64, and back at 8 nothing compiles."""
     asked: list[int] = []
 
-    def judged(chain: Chain, *, keeps_pack: bool = False) -> Judged:
+    def judged(chain: Chain, **_: bool) -> Judged:
         rows = hint(chain.product.value.shape[0])
         asked.append(rows)
         return Judged("", Way.TENSORS, *((LONG, BRIEF) if rows >= 64 else (BRIEF, BRIEF)))

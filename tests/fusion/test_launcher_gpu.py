@@ -30,6 +30,7 @@ def device_works_on() -> Iterator[None]:
     torch.cuda.synchronize()
     torch.cuda.empty_cache()
     assert float(torch.ones(1 << 20, device="cuda").sum()) == 1 << 20
+    assert bool(torch.randn(64, device="cuda").isfinite().all())
 
 
 class Layer(nn.Module):
@@ -131,7 +132,7 @@ def in_place(model: nn.Module) -> None:
 
 
 def loaded(model: nn.Module) -> None:
-    model.load_state_dict(model_of().state_dict())
+    model.load_state_dict({name: 1.1 * value for name, value in model.state_dict().items()})
 
 
 def through_data(model: nn.Module) -> None:
@@ -338,6 +339,7 @@ def test_a_capture_that_fails(operator: Any) -> None:
     assert not torch.cuda.is_current_stream_capturing()
     assert torch.cuda.current_stream() == torch.cuda.default_stream()
     torch.cuda.empty_cache()
+    assert bool(torch.randn(64, device="cuda").isfinite().all()), "random numbers are drawn as before"
     for _ in range(3):
         assert_same(later, after, images(3))
         assert_same(earlier, before, images(2))

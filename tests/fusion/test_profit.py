@@ -10,10 +10,12 @@ import torch.nn.functional as F
 from torch import Tensor, fx
 
 from epigemm.arguments.calls import LinearCall
+from epigemm.calls import elementwise_kernels
 from epigemm.epilogues.registry import BIAS, BIAS_RELU, SCALE_BATCH_NORM
 from epigemm.epilogues.traced import LinkedEpilogue
 from epigemm.fusion import matmuls, profit
 from epigemm.fusion.chains import Chain, ChainFinder
+from epigemm.fusion.profit import Judged, Way
 from epigemm.linking import loading
 from epigemm.planning import dry_runs, plans
 
@@ -112,6 +114,70 @@ def test_the_fallback_is_that_of_the_precision_in_force(hopper: Tensor) -> None:
         found = dry_runs.dry_run(asked, 0, hopper)
         times[wish], _ = profit._expected_us(asked, found, hopper, False)
     assert 0 < times["high"] < times["highest"] / 2
+
+
+def several(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """As KernelBench 2/81."""
+    z = F.linear(x, weight, bias)
+    return torch.clamp(torch.tanh(torch.clamp(z * torch.sigmoid(z) / 2.0, -1, 1)), -1, 1)
+
+
+def scaled(x: Tensor, weight: Tensor, vector: Tensor) -> Tensor:
+    return torch.tanh(F.linear(x, weight) * vector)
+
+
+@pytest.fixture
+def is_linked(monkeypatch: pytest.MonkeyPatch) -> dict[str, bool]:
+    """A build with all kernels, on a GPU whose plan is the fallback; "elementwise": which of those can be linked."""
+    can = {"False": True, "True": True}
+    of_gemm = Judged(profit.SLOWER, Way.FALLBACK, 100.0, 100.0)
+    monkeypatch.setattr(plans, "has_gpu_kernels", lambda place: True)
+    monkeypatch.setattr(profit, "judged_there", lambda call, place, **_: of_gemm)
+    monkeypatch.setattr(
+        elementwise_kernels, "missing", lambda epilogue, x, *, derivative=False: str(derivative)
+    )
+    monkeypatch.setattr(loading, "would_link", lambda epilogue, name, device: "" if can[name] else "none")
+    return can
+
+
+@pytest.mark.parametrize(
+    ("function", "learns", "is_eager", "way"),
+    [
+        (several, "", True, Way.TWO_KERNELS),
+        (several, "", False, Way.FALLBACK),  # Inductor makes one kernel of several itself
+        (several, "xwv", True, Way.TWO_KERNELS),
+        (linear, "", True, Way.FALLBACK),
+        (normed, "", True, Way.FALLBACK),
+        (scaled, "xw", True, Way.TWO_KERNELS),
+        (scaled, "xwv", True, Way.FALLBACK),  # the vector's gradient would be a matrix first
+    ],
+)
+def test_several_kernels_behind_a_product_become_one(
+    is_linked: dict[str, bool], function: Any, learns: str, is_eager: bool, way: Way
+) -> None:
+    given = torch.rand(6, 8), torch.rand(4, 8), torch.rand(4)
+    for name, each in zip("xwv", given, strict=True):
+        each.requires_grad_(name in learns)
+    chain, place = chain_of(function, *given), torch.empty(0)
+    judged = profit.judged_there(profit.call_of(chain), place)
+    found = profit.in_two_kernels(chain, judged, place) if is_eager else judged
+    assert found.way is way and (found.why_not == "") == (way is Way.TWO_KERNELS)
+    notes = profit.notes(chain, found)
+    assert len(notes) == (way is Way.TWO_KERNELS)
+    if function is several and notes:
+        assert notes[0].endswith("in the place of 6")
+
+
+@pytest.mark.parametrize("derivative", [False, True])
+def test_two_kernels_need_one_that_can_be_linked(is_linked: dict[str, bool], derivative: bool) -> None:
+    """Recorded, its derivative, too."""
+    is_linked[str(derivative)] = False
+    for learns in (False, True):
+        x, weight, bias = torch.rand(6, 8), torch.rand(4, 8, requires_grad=learns), torch.rand(4)
+        chain, place = chain_of(several, x, weight, bias), torch.empty(0)
+        judged = profit.judged_there(profit.call_of(chain), place)
+        found = profit.in_two_kernels(chain, judged, place)
+        assert (found.why_not == "") == (derivative and not learns)
 
 
 def test_an_epilogue_that_cannot_be_linked_is_not_fused(hopper: Tensor) -> None:

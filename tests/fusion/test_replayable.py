@@ -119,6 +119,7 @@ def test_statistics_are_written() -> None:
 def test_derivatives() -> None:
     x = torch.rand(8, 8, requires_grad=True)
     assert found(lambda x: x * 2, x, grad=True) == RECORDED
+    assert found(lambda x: x.detach() * 2, x, grad=True) == RECORDED
     assert found(lambda x: x * 2, torch.rand(8, 8), grad=True) == CPU
     assert found(lambda x: x * 2, x) == CPU
 

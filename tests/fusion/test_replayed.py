@@ -350,6 +350,31 @@ def test_gradients_are_refused_and_right(launcher: StandIn) -> None:
     assert launcher.replays == 2
 
 
+def test_frozen_parameters_in_grad_mode(launcher: StandIn) -> None:
+    model = Block().eval().requires_grad_(False)
+    mine = fused(model)
+    for _ in range(4):
+        x = torch.rand(6, 8)
+        found = mine(x)
+        assert not found.requires_grad
+        torch.testing.assert_close(found, model(x), rtol=1e-5, atol=1e-5)
+    assert launcher.replays == 3
+
+
+def test_without_gradients_inside_alone(launcher: StandIn) -> None:
+    class Model(Block):
+        def forward(self, x: Tensor) -> Tensor:
+            with torch.no_grad():
+                return super().forward(x)
+
+    model = Model().eval()
+    mine = fused(model)
+    for _ in range(4):
+        x = torch.rand(6, 8)
+        torch.testing.assert_close(mine(x), model(x), rtol=1e-5, atol=1e-5)
+    assert launcher.replays == 3
+
+
 def test_dropout_in_training(launcher: StandIn) -> None:
     mine = fused(Block()).train()
     with torch.no_grad():

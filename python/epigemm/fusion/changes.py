@@ -220,6 +220,17 @@ def why_not_now() -> str:
     return ""
 
 
+def why_not_with(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+    """Why a call with some arguments runs as it was."""
+    for value in (*args, *kwargs.values()):
+        if isinstance(value, Tensor):
+            if type(value) is not Tensor and type(value) is not nn.Parameter:
+                return f"an argument is a {type(value).__name__}"
+            if value.is_nested:
+                return "an argument is a nested tensor"
+    return ""
+
+
 # --- Dynamo's guards -------------------------------------------------------------------------------------------------
 
 _MEMBERS = ("_modules", "_parameters", "_buffers")

@@ -62,9 +62,9 @@ def epigemm_backend(
         next_backend = _default_backend(example_inputs)
     is_inductor = next_backend == "inductor"
     settings = {**(torch._inductor.list_mode_options(mode) if mode and is_inductor else {}), **given}
-    launches = Launches.INDUCTOR if is_inductor else Launches.EAGER
-    if next_backend == "cudagraphs" or (is_inductor and settings.get("triton.cudagraphs")):
-        launches = Launches.CUDA_GRAPH
+    launches = Launches.CUDA_GRAPH if next_backend == "cudagraphs" else Launches.EAGER
+    if is_inductor:
+        launches = Launches.INDUCTOR_GRAPH if settings.get("triton.cudagraphs") else Launches.INDUCTOR
     report = fuse_module(graph_module, strict=strict, keep_packs=keep_packs, launches=launches)
     _log.info("%s", report)
     if tell is not None:

@@ -6,6 +6,7 @@ be run so; it may do anything.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +18,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from epigemm.fusion.flops import dtype_of, flops_of
 from epigemm.fusion.values import storage_of, tensor_of, value_of
 
 # Their schemas do not say that they write running statistics, or repack weights.
@@ -25,6 +27,9 @@ _NUMBERS = (int, float, bool, torch.SymInt, torch.SymFloat, torch.SymBool, torch
 _COUNT_USE = torch._C._log_api_usage_once  # of a class, for statistics
 _CLONE = torch.ops.aten.clone.default
 _WITH_A_MODE = ("train", "training", "use_input_stats")
+
+# An operator, what it is called with, and its result.
+_Called = tuple[Any, tuple[Any, ...], dict[str, Any], Any]
 
 
 @dataclass(frozen=True)
@@ -38,6 +43,7 @@ class Effects:
         changes_shapes: a tensor that was there before has another shape afterwards.
         is_pointwise: all that it runs is pointwise by PyTorch's own mark, or a view; copies alone are not.
         is_view: all that it runs are views, as of an idle dropout and a cast to the same type, which run nothing.
+        flops: of the operators that have a formula: the name, the type that it multiplies in, and how many.
     """
 
     known: bool
@@ -46,6 +52,7 @@ class Effects:
     changes_shapes: bool = False
     is_pointwise: bool = False
     is_view: bool = False
+    flops: tuple[tuple[str, torch.dtype, int], ...] = ()
 
 
 _NOTHING, _ANYTHING = Effects(True), Effects(False)
@@ -83,13 +90,21 @@ def effects_of(node: fx.Node) -> Effects:
         returns = frozenset(fakes[storage_of(part)] for part in parts if storage_of(part) in fakes)
     except Exception:  # whatever the function raises on such tensors
         return _ANYTHING
-    memories = (storage_of(tensor) for call in recorder.calls for tensor in written(*call))
+    memories = (storage_of(tensor) for each in recorder.calls for tensor in written(*each[:3]))
     writes = frozenset(fakes[memory] for memory in memories if memory in fakes)  # others are made on the way
-    functions = [function for function, _, _ in recorder.calls]
+    functions = [each[0] for each in recorder.calls]
     changes_shapes = any(torch.Tag.inplace_view in function.tags for function in functions)
     marks = [torch.Tag.pointwise in function.tags for function in functions if not function.is_view]
     computes = any(not function.is_view and function is not _CLONE for function in functions)
-    return Effects(True, writes, returns, changes_shapes, computes and all(marks), not marks)
+    flops = tuple(_counted(recorder.calls))
+    return Effects(True, writes, returns, changes_shapes, computes and all(marks), not marks, flops)
+
+
+def _counted(calls: list[_Called]) -> Iterator[tuple[str, torch.dtype, int]]:
+    for function, args, kwargs, result in calls:
+        count, dtype = flops_of(function, args, kwargs, result), dtype_of(args)
+        if count and dtype is not None:
+            yield str(function), dtype, count
 
 
 def _stand_in(node: fx.Node, fakes: dict[int, int]) -> Any:
@@ -116,7 +131,7 @@ def called(node: fx.Node, args: Any, kwargs: Any) -> tuple[Any, list[Any]]:
     recorder = Recorder()
     with recorder:
         result = call(node, args, kwargs)
-    return result, [function for function, _, _ in recorder.calls]
+    return result, [each[0] for each in recorder.calls]
 
 
 class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -124,15 +139,15 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.calls: list[tuple[Any, tuple[Any, ...], dict[str, Any]]] = []
+        self.calls: list[_Called] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        # Without it some kernels that are written in Python fail on symbols.
+        with enable_python_dispatcher():
+            result = func(*args, **(kwargs or {}))
         if func.namespace != "prim":  # asks for a tensor's device
-            self.calls.append((func, args, kwargs or {}))
-        with (
-            enable_python_dispatcher()
-        ):  # without which some kernels that are written in Python fail on symbols
-            return func(*args, **(kwargs or {}))
+            self.calls.append((func, args, kwargs or {}, result))
+        return result
 
 
 def written(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:

@@ -1,7 +1,7 @@
 """Whether the GPU waits for the host in a graph. If it does, fused calls pay only as far as they spare the host.
 
-A call takes as long as the slower of the two. All times are estimates: of the device from the planner and from the
-bytes that other operators move, of the host from the number of kernels, as measured on an H200's host.
+A call takes as long as the slower of the two. All times are estimates: of the device from the planner, and of other
+operators from what they compute and the bytes that they move; of the host from the number of kernels.
 """
 
 from __future__ import annotations
@@ -9,16 +9,20 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from enum import Enum
+from typing import NamedTuple
 
 import torch
-from torch import Tensor, fx
+from torch import fx
 
+from epigemm.fusion import costs
 from epigemm.fusion.chains import Chain
 from epigemm.fusion.effects import effects_of
 from epigemm.fusion.profit import Judged, Way
 from epigemm.fusion.values import hint, tensor_of
 
 WAITS = "the GPU waits for the host at these sizes, and fused calls spare the host too little"
+
+UNSURE = "it is not sure that the host lets fused calls pay: the first calls take turns with the model's own forward"
 
 
 class Launches(Enum):
@@ -27,6 +31,12 @@ class Launches(Enum):
     EAGER = "eager"
     INDUCTOR = "inductor"
     CUDA_GRAPH = "a CUDA graph"
+    INDUCTOR_GRAPH = "a CUDA graph of Inductor's kernels"
+
+    @property
+    def is_one_by_one(self) -> bool:
+        """Whether operators have a kernel each: Inductor makes one of several."""
+        return self in (Launches.EAGER, Launches.CUDA_GRAPH)
 
 
 # Microseconds of the host for each kernel: an eager model's modules, views and launches; and Inductor's, which makes
@@ -35,42 +45,67 @@ _KERNEL_US = {Launches.EAGER: 14.0, Launches.INDUCTOR: 20.0}
 _OPERATORS_A_KERNEL = {Launches.EAGER: 1, Launches.INDUCTOR: 2}
 # What a fused call takes the host more than PyTorch's product, by its way: there are up to four launches on slices.
 _CALL_US = {
-    Launches.EAGER: {Way.TENSORS: 0.0, Way.SLICES: 30.0, Way.FALLBACK: 14.0},
-    Launches.INDUCTOR: {Way.TENSORS: 14.0, Way.SLICES: 40.0, Way.FALLBACK: 14.0},
+    Launches.EAGER: {Way.TENSORS: 0.0, Way.SLICES: 30.0, Way.FALLBACK: 14.0, Way.TWO_KERNELS: 14.0},
+    Launches.INDUCTOR: {Way.TENSORS: 14.0, Way.SLICES: 40.0, Way.FALLBACK: 14.0, Way.TWO_KERNELS: 14.0},
 }
+# What a recorded call of two kernels takes more: its node is Python's, those of the operators that it replaces C++'s.
+_RECORDED_US = 60.0
 # What a call of a fused model takes the host more than the model's own: guards, less the calls of modules.
 _GRAPH_US = {Launches.EAGER: 30.0, Launches.INDUCTOR: 0.0}
 _WORTH = 0.97  # of the time: less is within the error of these estimates
+# Hosts differ by so much; and what is expected to take that much longer is not tried.
+_HOSTS_ERROR, _LOST = 2.0, 1.15
 # So many times more rows, or fewer, are decided about anew.
 _FAR = 4
-# Of a kernel that is no product: what it takes at least, and the bytes that it moves in a microsecond.
-_LEAST_US, _BYTES_PER_US = 3.0, 3e6
 
 
-def why_not(graph: fx.Graph, chains: Mapping[Chain, Judged], launches: Launches) -> str:
-    """Why none of the chains of a graph is to be fused, though some pay the device; empty where these are.
+class Verdict(NamedTuple):
+    """Whether the chains of a graph are to be fused.
 
-    `chains` are all of them, those too that are not worth a fused call.
+    Attributes:
+        why_not: why none is, though some pay the device; empty where these are.
+        is_unsure: the host may be the slower one of the two, and of it there are estimates alone.
+    """
+
+    why_not: str = ""
+    is_unsure: bool = False
+
+
+def verdict(
+    graph: fx.Graph, chains: Mapping[Chain, Judged], launches: Launches, *, measures: bool = False
+) -> Verdict:
+    """Who waits for whom, with and without fused calls.
+
+    `chains` are all of them, those too that are not worth a fused call. `measures`: whoever calls the graph may run the
+    model itself instead, and finds out which is faster: where that is not sure, they are fused.
     """
     taken = {chain: judged for chain, judged in chains.items() if not judged.why_not}
     on_gpu = any(judged.fallback_us for judged in chains.values())
-    if not taken or not on_gpu or launches is Launches.CUDA_GRAPH:
-        return ""
+    if not taken or not on_gpu or launches in (Launches.CUDA_GRAPH, Launches.INDUCTOR_GRAPH):
+        return Verdict()
     kernels = _kernels(graph)
     in_chains = {node for chain in chains for node in chain.nodes}
     others = [node for node in kernels if node not in in_chains]
     behind = {chain: [node for node in chain.nodes[1:] if node in kernels] for chain in chains}
 
     plain_us = {chain: _plain_us(judged, behind[chain]) for chain, judged in chains.items()}
-    device_us = sum(plain_us.values()) + sum(map(_device_us, others))
+    device_us = sum(plain_us.values()) + sum(map(costs.device_us, others))
     gained_us = sum(plain_us[chain] - judged.fused_us for chain, judged in taken.items())
     operators = len(others) + sum(map(len, behind.values()))
     host_us = _KERNEL_US[launches] * (len(chains) + operators / _OPERATORS_A_KERNEL[launches])
     more_us = _GRAPH_US[launches] + sum(_CALL_US[launches][judged.way] for judged in taken.values())
+    more_us += _RECORDED_US * sum(
+        chain.product.value.requires_grad for chain, judged in taken.items() if judged.way is Way.TWO_KERNELS
+    )
     if launches is Launches.EAGER:  # Inductor has merged them with what follows
         more_us -= _KERNEL_US[launches] * sum(len(behind[chain]) for chain in taken)
     fused, plain = max(device_us - gained_us, host_us + more_us), max(device_us, host_us)
-    return "" if host_us + more_us < device_us - gained_us or fused < _WORTH * plain else WAITS
+    pays = host_us + more_us < device_us - gained_us or fused < _WORTH * plain
+    is_recorded = any(chain.product.value.requires_grad for chain in taken)  # the backward pass is not timed
+    is_unsure = measures and not is_recorded and _HOSTS_ERROR * (host_us + more_us) > device_us - gained_us
+    if is_unsure and fused < _LOST * plain:
+        return Verdict("", is_unsure)
+    return Verdict("" if pays else WAITS)
 
 
 def guard_sizes(graph: fx.Graph) -> None:
@@ -93,15 +128,5 @@ def _kernels(graph: fx.Graph) -> set[fx.Node]:
 
 def _plain_us(judged: Judged, behind: list[fx.Node]) -> float:
     """Of a chain without fusion, operator by operator: the fallback has one of them, or a ReLU in the product."""
-    more = sorted(map(_device_us, behind))
+    more = sorted(map(costs.device_us, behind))
     return judged.fallback_us + sum(more if judged.way == Way.FALLBACK else more[:-1])
-
-
-def _device_us(node: fx.Node) -> float:
-    read = [] if "embedding" in str(node.target) else node.all_input_nodes  # which reads few of its rows
-    tensors = [tensor_of(each) for each in (node, *read)]
-    return _LEAST_US + sum(_bytes(tensor) for tensor in tensors if tensor is not None) / _BYTES_PER_US
-
-
-def _bytes(tensor: Tensor) -> int:
-    return math.prod(map(hint, tensor.shape)) * tensor.element_size()

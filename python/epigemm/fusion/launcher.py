@@ -91,8 +91,7 @@ class Launcher:
             pool = torch.cuda.graph_pool_handle() if other is None else other.pool()
             with torch.cuda.stream(self._side), without_autocast_cache():
                 try:
-                    # Other threads may do meanwhile what a capture forbids.
-                    graph.capture_begin(pool=pool, capture_error_mode="thread_local")
+                    self._begin(graph, pool)
                     result = run()
                     graph.capture_end()
                 except BaseException:
@@ -100,6 +99,22 @@ class Launcher:
                     raise
             self._graphs.add(graph)
         return graph, result
+
+    def _begin(self, graph: torch.cuda.CUDAGraph, pool: Any) -> None:
+        """Begin a capture; other threads may do meanwhile what it forbids, and draw random numbers.
+
+        The device's generator counts as captured with the graph: until the capture has ended well, whoever draws from
+        it elsewhere gets an error. No graph here draws, so a generator of its own takes that place.
+        """
+        usual = torch.cuda.default_generators[self._index]
+        state = usual.graphsafe_get_state()
+        own = torch.Generator(self._device)
+        own.seed()
+        usual.graphsafe_set_state(own)
+        try:
+            graph.capture_begin(pool=pool, capture_error_mode="thread_local")
+        finally:
+            usual.graphsafe_set_state(state)
 
     def replay(self, launched: Launched, args: tuple[Any, ...]) -> Any:
         """Run a graph on the current stream, for the arguments of a call."""
@@ -124,6 +139,9 @@ class Launcher:
             graph.capture_end()
             return
         self._failed.append(graph)
+        self._graphs = (
+            weakref.WeakSet()
+        )  # an allocator may go on recording into their pool: later ones get another
         with suppress(RuntimeError, AttributeError):
             torch._C._cuda_endAllocateToPool(self._index, pool)
             torch._C._cuda_releasePool(self._index, pool)

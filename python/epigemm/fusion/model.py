@@ -5,6 +5,7 @@ The model keeps its class, its parameters and its forward. What changes is what 
 
 from __future__ import annotations
 
+import inspect
 import itertools
 import sys
 import time
@@ -13,24 +14,26 @@ from types import FunctionType
 from typing import Any, Literal, NoReturn, TypeVar, overload
 
 import torch
-from torch import Tensor, fx, nn
+from torch import fx, nn
 from torch._C._dynamo.eval_frame import _FrameAction, _FrameExecStrategy
 from torch._dynamo.types import ConvertFrameReturn
+from torch.fx._lazy_graph_module import _LazyGraphModule
 
 from epigemm.arguments import checks
-from epigemm.fusion.changes import Watched, guard_more, why_not_now
+from epigemm.fusion.changes import Watched, guard_more, why_not_now, why_not_with
 from epigemm.fusion.copies import copied
 from epigemm.fusion.generators import COROUTINE, is_coroutine, kept_inside
 from epigemm.fusion.host import Launches
+from epigemm.fusion.kinds import Kinds
 from epigemm.fusion.marks import Marks
 from epigemm.fusion.replayed import Replayed, Replays
-from epigemm.fusion.report import CudaGraphs, FusionReport, Uncopied, tell, watchers
+from epigemm.fusion.report import CudaGraphs, FusionReport, Uncopied, tell, tell_skipped, watchers
 from epigemm.fusion.rewrite import FusionError, failed, fuse_module, higher_order
+from epigemm.fusion.trials import Decide, may_measure, measures
 
 Model = TypeVar("Model", bound=nn.Module)
 
 RECOMPILE_LIMIT = 64
-_MOST_KINDS = 1024
 # Wrappers that move, shard or replace the parameters of what is inside, by the names in their classes' history.
 _WRAPPERS = {
     *("DataParallel", "DistributedDataParallel", "FullyShardedDataParallel", "FSDPModule", "DeepSpeedEngine")
@@ -39,6 +42,10 @@ _CALL, _REPORT, _IGNORED = "_compiled_call_impl", "fusion_report", "__jit_ignore
 # Weak references to parameters that a compilation leaves forbid swap_tensors; Dynamo drops them since torch 2.11.
 _DROP = "invalidate_compile_context_weakrefs"
 _DROPPED: dict[str, Any] = {_DROP: True} if hasattr(torch._dynamo.config, _DROP) else {}
+# Where a graph breaks, the parts have the code of the model's class: entries of other models would be tried, too. Each
+# has its own since torch 2.13.
+_IS_ISOLATED = "isolate_recompiles" in inspect.signature(torch.compile).parameters
+_ISOLATED: dict[str, Any] = {"isolate_recompiles": True} if _IS_ISOLATED else {}
 # A frame runs as it was, and so do those that it calls; nothing is noted about their code.
 _AS_IT_WAS = ConvertFrameReturn(_FrameExecStrategy(_FrameAction.SKIP, _FrameAction.SKIP), apply_to_code=False)
 _numbers = itertools.count()
@@ -60,6 +67,7 @@ def fuse(
     keep_packs: bool = ...,
     strict: bool = ...,
     cuda_graphs: bool = ...,
+    decide: Decide = ...,
     example_inputs: None = ...,
 ) -> Model: ...
 
@@ -73,6 +81,7 @@ def fuse(
     keep_packs: bool = ...,
     strict: bool = ...,
     cuda_graphs: bool = ...,
+    decide: Decide = ...,
     example_inputs: Sequence[Any] | Mapping[str, Any],
 ) -> FusionReport: ...
 
@@ -85,6 +94,7 @@ def fuse(
     keep_packs: bool = False,
     strict: bool = False,
     cuda_graphs: bool = False,
+    decide: Decide = "measure",
     example_inputs: Sequence[Any] | Mapping[str, Any] | None = None,
 ) -> Any:
     """Fuse the linear layers of a model with what follows them element by element.
@@ -104,6 +114,9 @@ def fuse(
         cuda_graphs: without gradients, calls on a GPU are replayed as CUDA graphs, one for each size of the inputs
             and at most 32: the host launches one graph in place of each kernel. Inputs and results are copied. What
             cannot be captured runs kernel by kernel, and `fusion_report.cuda_graphs` says why.
+        decide: "measure": where it is not sure that fused calls pay, because the GPU may wait for the host, the first
+            calls without gradients run now fused and now as the model is, and the faster one stays. "predict": the same
+            bits every call.
         example_inputs: of a dry run: the arguments of a call, as a sequence, or by name as a mapping.
 
     Returns:
@@ -111,6 +124,7 @@ def fuse(
 
     Raises:
         TypeError: an argument of another type.
+        ValueError: another word for `decide`.
         RuntimeError: at a call: the pass failed, and `strict` is True; the error itself is its cause.
 
     Example:
@@ -122,6 +136,7 @@ def fuse(
     settings = {"keep_packs": keep_packs, "strict": strict, "cuda_graphs": cuda_graphs}
     for name, value in {"inplace": inplace, "dry_run": dry_run, **settings}.items():
         checks.flag(name, value)
+    settings["measures"] = measures(decide)
     if dry_run:
         return _dry_run(model, example_inputs, **settings)
     if example_inputs is not None:
@@ -220,18 +235,22 @@ class _Call(Uncopied):
         report: what was fused in the graphs so far.
     """
 
-    def __init__(self, model: nn.Module, *, keep_packs: bool, strict: bool, cuda_graphs: bool) -> None:
+    def __init__(
+        self, model: nn.Module, *, keep_packs: bool, strict: bool, cuda_graphs: bool, measures: bool
+    ) -> None:
         self.report = FusionReport(cuda_graphs=CudaGraphs() if cuda_graphs else None)
         self._name = type(model).__name__
         self._model = model
-        self._keep_packs, self._strict = keep_packs, strict
+        self._keep_packs, self._strict, self._measures = keep_packs, strict, measures
         self._replays = Replays(model, self.report.cuda_graphs) if self.report.cuda_graphs else None
         self._graphs = 0
         self._of_frame: FusionReport | None = None  # of the graph that is being compiled, if there is one
         self._left = ""
         self._watched: Watched | None = None
         self._marks = Marks()
-        self._in_vain: set[Any] = set()  # calls in whose graphs nothing was fused
+        self._kinds = Kinds(model, self.report.notes)
+        # Graphs that ran otherwise than the model, with fused calls or replayed; those of which no estimate is sure.
+        self._gains = self._unsure = 0
         self._compiled = self._compile()
 
     def _compile(self) -> Callable[..., Any]:
@@ -245,7 +264,7 @@ class _Call(Uncopied):
         # with one name are variables to it: each model has a name of its own, too.
         code = call.__code__.replace(co_name=f"call_{self._name}_{next(_numbers)}")
         own = FunctionType(code, call.__globals__, code.co_name, None, call.__closure__)
-        context: Any = torch._dynamo.optimize(backend=self._backend)
+        context: Any = torch._dynamo.optimize(backend=self._backend, **_ISOLATED)
         compile_frame = context.callback
 
         def compile_with_guards(frame: Any, *state: Any) -> Any:
@@ -288,24 +307,24 @@ class _Call(Uncopied):
         if caller is not self._model and isinstance(caller, nn.Module):
             # It has the model's attributes, but tensors of its own: a replica of DataParallel, a shallow copy.
             return caller._call_impl(*args, **kwargs)  # type: ignore[no-untyped-call]
-        kind = None if self._gains() or watchers else _kind_of(args, kwargs)
-        if kind in self._in_vain:
+        kind = None if watchers else self._kinds.of(args, kwargs)
+        if kind is not None and self._kinds.gains_nothing(kind):
             return self._as_it_was(*args, **kwargs)
-        if reason := self._left or self._watch().why_not() or why_not_now() or _why_not_with(args, kwargs):
+        trial = None if kind is None else self._kinds.trial(kind)
+        if trial is not None and trial.is_plains_turn:
+            return trial.run(self._as_it_was, args, kwargs)
+        if reason := self._left or self._watch().why_not() or why_not_now() or why_not_with(args, kwargs):
             if watchers:
                 tell(self._name, reason)
             return self._as_it_was(*args, **kwargs)
+        gains, unsure = self._gains, self._unsure
         try:
-            result = self._compiled(*args, **kwargs)
+            result = trial.run(self._compiled, args, kwargs) if trial else self._compiled(*args, **kwargs)
         finally:
             self._marks.unmark()
-        if kind is not None and not self._gains() and len(self._in_vain) < _MOST_KINDS:
-            self._in_vain.add(kind)
+        if kind is not None and trial is None:
+            self._kinds.note(kind, gains=self._gains != gains, is_unsure=self._unsure != unsure)
         return result
-
-    def _gains(self) -> bool:
-        """Whether some call runs otherwise than it was."""
-        return bool(self.report.sites) or (self._replays is not None and self._replays.serves)
 
     def _watch(self) -> Watched:
         """What is looked at, as it was at the first call."""
@@ -361,34 +380,21 @@ class _Call(Uncopied):
             keep_packs=self._keep_packs,
             launches=Launches.EAGER if launcher is None else Launches.CUDA_GRAPH,
             guards_sizes=not self._marks.is_bounded,
+            measures=self._measures and may_measure(),
         )
+        # Its code at last, without the calls of modules that Dynamo's graphs begin with.
+        _LazyGraphModule.force_recompile(graph_module)
         forward: Callable[..., Any] = graph_module.forward
-        if launcher is not None and self._replays is not None:
-            forward = Replayed(graph_module, launcher, self._replays)
-        if not report.skipped:
-            return forward
+        replays = self._replays
+        if launcher is not None and replays is not None:
+            forward = Replayed(graph_module, launcher, replays)
+        is_fused = bool(report.sites)
 
         def run(*args: Any) -> Any:
+            self._gains += is_fused or (replays is not None and replays.serves)
+            self._unsure += report.is_unsure
             if watchers:
-                for skipped in report.skipped:
-                    tell(skipped.name, skipped.reason)
+                tell_skipped(report)
             return forward(*args)
 
         return run
-
-
-def _kind_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Equal for calls that have the same graphs, as far as it matters whether something is worth to be fused."""
-    tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
-    return torch.is_grad_enabled(), *[(None if x.is_nested else x.shape, x.dtype) for x in tensors]
-
-
-def _why_not_with(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
-    """Why a call with some arguments runs as it was."""
-    for value in (*args, *kwargs.values()):
-        if isinstance(value, Tensor):
-            if type(value) is not Tensor and type(value) is not nn.Parameter:
-                return f"an argument is a {type(value).__name__}"
-            if value.is_nested:
-                return "an argument is a nested tensor"
-    return ""

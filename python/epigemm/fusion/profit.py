@@ -12,10 +12,13 @@ from torch import Tensor
 from epigemm.arguments import precision
 from epigemm.arguments.calls import FIND, LinearCall
 from epigemm.autograd import gradients
-from epigemm.epilogues.kinds import KINDS, SCALAR
+from epigemm.calls import elementwise_kernels
+from epigemm.epilogues.kinds import KINDS, MATRIX, SCALAR
 from epigemm.epilogues.registry import BIAS, SCALE_BATCH_NORM, Epilogue
+from epigemm.epilogues.traced import LinkedEpilogue
+from epigemm.fusion import costs
 from epigemm.fusion.chains import Chain
-from epigemm.fusion.operands import Norm
+from epigemm.fusion.operands import ChainOperand, Norm
 from epigemm.fusion.values import hint, tensor_of
 from epigemm.linking import loading
 from epigemm.planning import dry_runs, plans
@@ -23,14 +26,21 @@ from epigemm.planning.dry_runs import DryRun
 
 SLOWER = "the planner expects no kernel of epigemm's to be faster there"
 RECORDED = "in 16 bits training gains nothing"
+# Fewer kernels than so many behind a product are none that one would replace; and what one may take of their time.
+_FEWEST, _WORTH = 2, 0.9
 
 
 class Way(enum.Enum):
-    """How a call runs: one kernel on the tensors as they lie, those on fp16 slices, or the fallback."""
+    """How a call runs: one kernel on the tensors as they lie, those on fp16 slices, or the fallback.
+
+    Of a chain with several operators behind its product the fallback is a way of its own: PyTorch's GEMM, and one
+    elementwise kernel in the place of several.
+    """
 
     TENSORS = enum.auto()
     SLICES = enum.auto()
     FALLBACK = enum.auto()
+    TWO_KERNELS = enum.auto()
 
 
 class Judged(NamedTuple):
@@ -49,10 +59,11 @@ class Judged(NamedTuple):
     fused_us: float = 0.0
 
 
-def judged(chain: Chain, *, keeps_pack: bool = False) -> Judged:
+def judged(chain: Chain, *, keeps_pack: bool = False, is_eager: bool = True) -> Judged:
     """Whether a chain is worth a fused call on its device, at the sizes of the call that is being compiled.
 
-    On a CPU there is no planner's device: all that is numerically right is fused.
+    On a CPU there is no planner's device: all that is numerically right is fused. `is_eager`: what is not fused runs
+    operator by operator, and no other compiler makes one kernel of several.
     """
     device = chain.product.value.device
     if device.type == "cpu":
@@ -61,7 +72,52 @@ def judged(chain: Chain, *, keeps_pack: bool = False) -> Judged:
     if not plans.has_gpu_kernels(place):
         return Judged("epigemm's kernels do not run on this GPU")
     recorded = chain.product.value.requires_grad
-    return judged_there(call_of(chain), place, keeps_pack=keeps_pack, is_recorded=recorded)
+    found = judged_there(call_of(chain), place, keeps_pack=keeps_pack, is_recorded=recorded)
+    if is_eager and found.why_not in (SLOWER, RECORDED):
+        return in_two_kernels(chain, found, place)
+    return found
+
+
+def in_two_kernels(chain: Chain, found: Judged, place: Tensor) -> Judged:
+    """Whether a chain that no fused kernel serves is worth PyTorch's GEMM and one elementwise kernel behind it.
+
+    It is where that replaces two or more kernels, and moves fewer bytes. Recorded by autograd the product is kept, and
+    what follows it is one kernel in the backward pass, too; there a vector's gradient would be a matrix first.
+    """
+    behind = costs.kernels_behind(chain)
+    if chain.epilogue is None or chain.norm is not None or len(behind) < _FEWEST:
+        return found
+    if costs.one_kernel_us(chain) > _WORTH * sum(map(costs.device_us, behind)):
+        return found
+    recorded = chain.product.value.requires_grad
+    if recorded and any(_learns(each, chain) for each in chain.operands):
+        return found
+    call = call_of(chain, is_product_alone=False)
+    dtype = call.x.dtype
+    for derivative in (False, True) if recorded else (False,):
+        kernel = elementwise_kernels.missing(
+            call.epilogue, torch.empty(0, dtype=dtype, device=place.device), derivative=derivative
+        )
+        if isinstance(call.epilogue, LinkedEpilogue) and loading.would_link(call.epilogue, kernel, place.device):
+            return found
+    return found._replace(why_not="", way=Way.TWO_KERNELS, fused_us=found.fallback_us)
+
+
+def notes(chain: Chain, found: Judged) -> tuple[str, ...]:
+    """What a report says of how a chain runs; nothing of one kernel."""
+    if found.way is not Way.TWO_KERNELS:
+        return ()
+    behind = len(costs.kernels_behind(chain))
+    return (f"runs as PyTorch's GEMM and one elementwise kernel in the place of {behind}",)
+
+
+def _learns(operand: ChainOperand | Norm, chain: Chain) -> bool:
+    """Whether an operand, other than the product's bias and matrices, has a gradient."""
+    if not isinstance(operand, ChainOperand) or operand.kind == MATRIX:
+        return False
+    (source,) = operand.sources
+    value = tensor_of(source)
+    return source is not chain.product.bias and value is not None and value.requires_grad
 
 
 def judged_there(
@@ -102,8 +158,11 @@ def _expected_us(call: LinearCall, found: DryRun, place: Tensor, keeps_pack: boo
     return fallback_us, min(fallback_us, plans.fused_us(asked))
 
 
-def call_of(chain: Chain) -> LinearCall:
-    """The call that a chain becomes, of meta tensors; recorded by autograd its product alone, where that is kept."""
+def call_of(chain: Chain, *, is_product_alone: bool | None = None) -> LinearCall:
+    """The call that a chain becomes, of meta tensors; or its product alone.
+
+    None: recorded by autograd the product alone, where that is kept.
+    """
     product = chain.product
     x, weight = tensor_of(product.x), tensor_of(product.weight)
     assert x is not None and weight is not None
@@ -134,4 +193,6 @@ def call_of(chain: Chain) -> LinearCall:
     elif product.bias is not None:
         bias = empty(n)
     call = LinearCall(epilogue, empty(m, k), stored, bias, operands, scalars, pack_use=FIND)
-    return call.product() if product.value.requires_grad and gradients.keeps_product(call) else call
+    if is_product_alone is None:
+        is_product_alone = product.value.requires_grad and gradients.keeps_product(call)
+    return call.product() if is_product_alone else call

@@ -42,8 +42,11 @@ def device_of(graph: fx.Graph) -> torch.device | str:
                 continue
             if tensor_of(node) is None:
                 return f"{node} is no plain tensor"
+            # A copy of it would be recorded; of a parameter there is none.
+            if value.requires_grad and torch.is_grad_enabled() and not isinstance(value, torch.nn.Parameter):
+                return RECORDED
             devices.add(value.device)
-        elif any(tensor.requires_grad for tensor in tensors_of(node)):
+        elif any(tensor.grad_fn is not None for tensor in tensors_of(node)):
             return RECORDED
     if len(devices) != 1:
         names = ", ".join(sorted(map(str, devices)))

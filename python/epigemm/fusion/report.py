@@ -77,6 +77,8 @@ class FusionReport(Uncopied):
             of it, one in another order only where nothing else reads that. A chain is taken where the fused
             call computes at least the first such operator.
         not_taken: the others' products, each with the reason; an entry for each chain.
+        is_unsure: of a graph: in the first calls it takes turns with the model's own operators, as it is not sure
+            that it is faster.
         cuda_graphs: what became of calls as CUDA graphs; None where nobody asked for these.
     """
 
@@ -86,6 +88,7 @@ class FusionReport(Uncopied):
     seconds: float = 0.0
     chains: tuple[int, int] = (0, 0)
     not_taken: list[Skipped] = field(default_factory=list)
+    is_unsure: bool = False
     cuda_graphs: CudaGraphs | None = None
 
     def add(self, other: FusionReport) -> None:
@@ -157,3 +160,9 @@ def tell(name: str, reason: str) -> None:
     """Tell whoever watches that something fell back to PyTorch."""
     for seen in watchers:
         seen.append((name, reason))
+
+
+def tell_skipped(report: FusionReport) -> None:
+    """Tell whoever watches what of a graph runs as it was."""
+    for skipped in report.skipped:
+        tell(skipped.name, skipped.reason)

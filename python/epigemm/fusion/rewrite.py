@@ -69,6 +69,7 @@ def fuse_graph(
     keep_packs: bool = False,
     launches: host.Launches = host.Launches.EAGER,
     guards_sizes: bool = False,
+    measures: bool = False,
 ) -> FusionReport:
     """Replace every product of `graph` that pays, and what follows it, by one call, in place.
 
@@ -77,26 +78,29 @@ def fuse_graph(
         keep_packs: whether fp32 parameters keep their fp16 slices between calls.
         launches: who launches the kernels.
         guards_sizes: have Dynamo ask again for sizes that are far from those of this call.
+        measures: whether it is measured later where it is not sure that fused calls pay: `host.verdict`.
 
     Returns:
         What was done. The graph is as it was where the report has no sites.
     """
     copies = layouts.put_in_rows(graph)
-    report, judged = _judged(graph, keep_packs)
-    waits = host.why_not(graph, judged, launches)
+    report, judged = _judged(graph, keep_packs, launches)
+    waits, is_unsure = host.verdict(graph, judged, launches, measures=measures)
     paying = (node for chain, found in judged.items() if not found.why_not for node in chain.nodes)
     if copies and (waits or not layouts.pay(copies, paying)):
         while copies:
             copies.pop().undo()
-        report, judged = _judged(graph, keep_packs)
-        waits = host.why_not(graph, judged, launches)
+        report, judged = _judged(graph, keep_packs, launches)
+        waits, is_unsure = host.verdict(graph, judged, launches, measures=measures)
     report.notes += [
         f"{copied.copy.args[0]} is copied once: sums with it then lie in rows" for copied in copies
     ]
     if guards_sizes and any(each.fallback_us for each in judged.values()):
         host.guard_sizes(graph)
     taken = [chain for chain, found in judged.items() if not (found.why_not or waits)]
-    fused = _replace_all(graph, taken, keep_packs)
+    report.is_unsure = is_unsure and bool(taken)
+    report.notes += [host.UNSURE] * report.is_unsure
+    fused = _replace_all(graph, {chain: judged[chain] for chain in taken}, keep_packs)
     for chain in judged:
         reason = judged[chain].why_not or waits
         is_taken = chain.computes and not reason
@@ -110,7 +114,9 @@ def fuse_graph(
     return report
 
 
-def _judged(graph: fx.Graph, keep_packs: bool) -> tuple[FusionReport, dict[Chain, profit.Judged]]:
+def _judged(
+    graph: fx.Graph, keep_packs: bool, launches: host.Launches
+) -> tuple[FusionReport, dict[Chain, profit.Judged]]:
     """The chains of a graph, the last one first, and whether they pay; a report of what is no chain."""
     report, finder, judged = FusionReport(), ChainFinder(graph), {}
     # The last one first: of a gate and what it is multiplied by, each then has what follows it alone.
@@ -122,7 +128,8 @@ def _judged(graph: fx.Graph, keep_packs: bool) -> tuple[FusionReport, dict[Chain
             report.skipped.insert(0, Skipped(_name(node), understood))
         elif understood is not None:
             chain = finder.chain(understood)
-            judged[chain] = profit.judged(chain, keeps_pack=_keeps(chain, keep_packs))
+            keeps, is_eager = _keeps(chain, keep_packs), launches.is_one_by_one
+            judged[chain] = profit.judged(chain, keeps_pack=keeps, is_eager=is_eager)
     return report, judged
 
 
@@ -130,18 +137,22 @@ def _keeps(chain: Chain, keep_packs: bool) -> bool:
     return keep_packs and isinstance(tensor_of(chain.product.weight), torch.nn.Parameter)
 
 
-def _replace_all(graph: fx.Graph, chains: list[Chain], keep_packs: bool) -> dict[Chain, FusedSite]:
+def _replace_all(
+    graph: fx.Graph, judged: dict[Chain, profit.Judged], keep_packs: bool
+) -> dict[Chain, FusedSite]:
     """Replace chains, the one that ends last first: a chain may read the results of those that end before it.
 
     So no call is made of a node that is gone. The order of the products is another one: in `a(x) * b(x)` the first
     product's chain reads the second product.
     """
     order = {node: place for place, node in enumerate(graph.nodes)}
-    chains = sorted(chains, key=lambda chain: order[chain.nodes[-1]], reverse=True)
-    return {chain: _replace(graph, chain, _keeps(chain, keep_packs)) for chain in chains}
+    chains = sorted(judged, key=lambda chain: order[chain.nodes[-1]], reverse=True)
+    # What they read is looked at while it is there.
+    notes = {chain: profit.notes(chain, judged[chain]) for chain in chains}
+    return {chain: _replace(graph, chain, _keeps(chain, keep_packs), notes[chain]) for chain in chains}
 
 
-def _replace(graph: fx.Graph, chain: Chain, keeps_pack: bool) -> FusedSite:
+def _replace(graph: fx.Graph, chain: Chain, keeps_pack: bool, notes: tuple[str, ...] = ()) -> FusedSite:
     product, name = chain.product, _name(chain.product.node)
     site = Site(chain, keeps_pack)
     tail = chain.nodes[-1]
@@ -160,7 +171,7 @@ def _replace(graph: fx.Graph, chain: Chain, keeps_pack: bool) -> FusedSite:
         text = formula.text_of(chain.epilogue)
     elif len(chain.nodes) > 1:
         text = "batch_norm(acc)" if product.bias is None else "batch_norm(acc + c1)"
-    notes = (f"ends: {chain.ended}",) if chain.ended else ()
+    notes = (*notes, f"ends: {chain.ended}") if chain.ended else notes
     matched = tuple(node.name for node in chain.nodes)
     return FusedSite(name, chain.function, matched, text, notes)
 

@@ -1,0 +1,168 @@
+"""Calls in whose graphs nothing is fused run as they were, until they are asked again."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import epigemm
+from epigemm.fusion import kinds, profit
+from epigemm.fusion.chains import Chain
+from epigemm.fusion.kinds import Kinds
+from epigemm.fusion.profit import Judged, Way
+from epigemm.fusion.values import hint
+
+WIDTH = 8
+
+
+@pytest.fixture(autouse=True)
+def on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Calls of CPU tensors have kinds, too; and batches of 64 rows alone are worth a fused call."""
+
+    def judged(chain: Chain, **_: bool) -> Judged:
+        pays = hint(chain.product.value.shape[0]) >= 64
+        return Judged("" if pays else profit.SLOWER, Way.TENSORS, 1000.0, 500.0)
+
+    monkeypatch.setattr(kinds, "ON_CUDA_ALONE", False)
+    monkeypatch.setattr(kinds, "CALLS", 3)
+    monkeypatch.setattr(profit, "judged", judged)
+
+
+class Model(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(WIDTH, WIDTH)
+        self.runs = 0
+
+    def forward(self, x: Tensor, *, scale: float = 1.0) -> Tensor:
+        if not torch.compiler.is_compiling():
+            self.runs += 1
+        return F.gelu(self.fc(x)) * scale
+
+
+def fused_model() -> tuple[Any, Model]:
+    model = Model()
+    return epigemm.fuse(model, inplace=True), model
+
+
+def test_a_kind_runs_as_it_was_and_is_asked_again() -> None:
+    fused, model = fused_model()
+    x = torch.rand(4, WIDTH)
+    with torch.no_grad():
+        expected = F.gelu(model.fc(x))
+        for runs in (0, 1, 2, 3, 3, 4, 5, 6, 6, 7):  # the first call, and each fourth, looks for its graph
+            torch.testing.assert_close(fused(x), expected)
+            assert model.runs == runs
+
+
+def test_kinds_are_told_apart() -> None:
+    """A large batch is fused though a small one is not; so it is with gradients, types and modes."""
+    fused, model = fused_model()
+    small, large = torch.rand(4, WIDTH), torch.rand(4 * 64, WIDTH)
+    with torch.no_grad():
+        for _ in range(3):
+            fused(small)
+            torch.testing.assert_close(fused(large), F.gelu(model.fc(large)))
+        assert model.runs == 2 and len(fused.fusion_report.sites) == 1
+    fused(small)
+    assert model.runs == 2
+    fused.eval()
+    fused(small)
+    assert model.runs == 2
+    fused(small)
+    assert model.runs == 3
+
+
+def test_what_is_asked_of_a_call() -> None:
+    x = torch.rand(4, WIDTH)
+    of = Kinds(nn.Linear(WIDTH, WIDTH), []).of
+    assert of((x,), {}) == of((x.clone(),), {})
+    assert of((x, 3), {}) == of((x, 4), {})
+    kind = of((x,), {})
+    others: list[tuple[tuple[Any, ...], dict[str, Any]]] = [
+        ((x[:2],), {}),
+        ((x.double(),), {}),
+        ((x, None), {}),
+        ((x, True), {}),
+        ((x,), {"y": x}),
+        ((x.clone().requires_grad_(),), {}),
+    ]
+    for args, named in others:
+        assert of(args, named) != kind
+    for mode in (torch.no_grad(), torch.inference_mode(), torch.autocast("cpu", torch.bfloat16)):
+        with mode:
+            assert of((x,), {}) != kind
+
+
+def test_on_a_cpu_and_where_it_is_off_there_are_no_kinds(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, of = torch.rand(4, WIDTH), Kinds(nn.Linear(WIDTH, WIDTH), []).of
+    monkeypatch.setattr(kinds, "CALLS", 0)
+    assert of((x,), {}) is None
+    monkeypatch.setattr(kinds, "CALLS", 3)
+    monkeypatch.setattr(kinds, "ON_CUDA_ALONE", True)
+    assert of((x,), {}) is None
+
+
+def test_hooks_writes_and_errors_are_eagers() -> None:
+    """Whatever runs: a hook that is registered later, a buffer that counts, and a wrong argument."""
+
+    class Counting(Model):
+        count: Tensor
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("count", torch.zeros(()))
+
+        def forward(self, x: Tensor, *, scale: float = 1.0) -> Tensor:
+            self.count += 1
+            return super().forward(x, scale=scale)
+
+    fused: Any = epigemm.fuse(Counting(), inplace=True)
+    x = torch.rand(4, WIDTH)
+    seen: list[int] = []
+    with torch.no_grad():
+        for call in range(1, 9):
+            if call == 3:
+                fused.fc.register_forward_hook(lambda *_: seen.append(1))
+            y = fused(x)
+            assert fused.count == call and len(seen) == max(0, call - 2)
+            torch.testing.assert_close(y, F.gelu(F.linear(x, fused.fc.weight, fused.fc.bias)))
+        for _ in range(2):
+            with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+                fused(torch.rand(4, WIDTH + 1))
+            with pytest.raises(TypeError, match="unexpected keyword"):
+                fused(x, other=1)
+
+
+def test_whoever_watches_sees_all() -> None:
+    fused, _ = fused_model()
+    x = torch.rand(4, WIDTH)
+    with torch.no_grad():
+        for _ in range(3):
+            with epigemm.fusion.watch() as unfused:
+                fused(x)
+            assert unfused == [("fc", profit.SLOWER)]
+            fused(x)
+
+
+def test_two_models_of_a_class_with_a_break_in_their_graphs() -> None:
+    class Broken(Model):
+        def forward(self, x: Tensor, *, scale: float = 1.0) -> Tensor:
+            y = super().forward(x)
+            torch._dynamo.graph_break()
+            return F.gelu(self.fc(y))
+
+    models = [Broken() for _ in range(3)]
+    fused = [epigemm.fuse(model) for model in models]
+    x = torch.rand(64, WIDTH)
+    with torch.no_grad():
+        for _ in range(2):
+            for mine, model in zip(fused, models, strict=True):
+                torch.testing.assert_close(mine(x), model(x))
+    for mine in fused:
+        report: Any = mine.fusion_report
+        assert len(report.sites) == 2, report
