@@ -1,7 +1,9 @@
-// epigemm::_linear_into, _linear_folded_into, _elementwise_into and _elementwise_folded_into: what compiled graphs
-// hold. A whole call, from tensors to launches, without Python. Arguments are flat, because lists and strings cost the
-// host more than the call. A call that this operator cannot finish goes to the operator of the same name and arguments
-// with `_cold` for `_into`, which is written in Python.
+// epigemm::_linear_into, _linear_folded_into, _linear_flat_into, _elementwise_into and _elementwise_folded_into: what
+// compiled graphs hold. A whole call, from tensors to launches, without Python. Arguments are flat, because lists and
+// strings cost the host more than the call. A call that this operator cannot finish goes to the operator of the same
+// name and arguments with `_cold` for `_into`, which is written in Python.
+#include <array>
+#include <atomic>
 #include <string_view>
 
 #include "call/decide.h"
@@ -141,6 +143,58 @@ void linear_folded_into(const TensorView& x, const TensorView& weight, const Opt
             out);
 }
 
+// FNV-1a of a name, without a sign. Python computes the same (operators/compiled.py).
+int64_t digest_of(std::string_view name) {
+  uint64_t digest = 0xcbf29ce484222325u;
+  for (const unsigned char letter : name) digest = (digest ^ letter) * 0x100000001b3u;
+  return static_cast<int64_t>(digest >> 1);
+}
+
+// Whether Python has packs of weights to find, or a shortage of memory to remember, for calls on fp16 slices.
+std::atomic<bool> has_state_in_python{false};
+
+void look_in_python() { has_state_in_python.store(true, std::memory_order_relaxed); }
+
+using FlatOperands = std::array<const Optional*, kMaxOperands>;
+
+// Makes a call of any epilogue, its operands in order. A graph may come from another process, in which another linked
+// epilogue had the number.
+bool make_flat(int64_t epilogue, int64_t digest, const TensorView& x, const TensorView& weight,
+               const FlatOperands& given, int64_t fp32, const TensorView& out) {
+  const EpilogueInfo* const info = epilogue_at(epilogue);
+  call::LinearCall linear;
+  LinearTensors tensors;
+  if (!info || digest_of(info->name) != digest || !tensors.read(x, weight, out, fp32, false, &linear)) return false;
+  const bool may_take_slices = tensors.x.element == ElementType::Float32 && x.is_cuda();
+  if (may_take_slices && has_state_in_python.load(std::memory_order_relaxed)) return false;
+  call::Tensor storage[kMaxOperands];
+  linear.epilogue = info->id;
+  linear.operands.count = info->operand_count - 1;
+  for (int i = 0; i < kMaxOperands; ++i) {
+    const bool may_be_absent = i == 0 && info->takes_bias;
+    if (given[i]->has_value() != (i < linear.operands.count) && !(may_be_absent && !given[i]->has_value()))
+      return false;
+    if (!read_optional(*given[i], &storage[i], &linear.operands.values[i].tensor)) return false;
+  }
+  const int place = info->takes_bias ? 1 : info->bias;
+  const TensorView* const bias = place && given[place - 1]->has_value() ? &**given[place - 1] : nullptr;
+  StableTorch torch(x, &weight, bias, out);
+  return is_done(call::linear(linear, torch), torch);
+}
+
+void linear_flat_into(int64_t epilogue, int64_t digest, const TensorView& x, const TensorView& weight,
+                      const Optional& operand0, const Optional& operand1, const Optional& operand2,
+                      const Optional& operand3, const Optional& operand4, const Optional& operand5,
+                      const Optional& operand6, const Optional& operand7, const Optional& operand8,
+                      const Optional& operand9, const Optional& operand10, const Optional& operand11, int64_t fp32,
+                      const TensorView& out) {
+  const FlatOperands given = {&operand0, &operand1, &operand2, &operand3, &operand4,  &operand5,
+                              &operand6, &operand7, &operand8, &operand9, &operand10, &operand11};
+  if (make_flat(epilogue, digest, x, weight, given, fp32, out)) return;
+  call_cold("epigemm::_linear_flat_cold", epilogue, digest, x, weight, operand0, operand1, operand2, operand3, operand4,
+            operand5, operand6, operand7, operand8, operand9, operand10, operand11, fp32, out);
+}
+
 void elementwise_into(int64_t epilogue, const TensorView& x, const Optional& bias, const Optional& vector0,
                       const Optional& vector1, const Optional& scalar, double number, const TensorView& out) {
   call::ElementwiseCall elementwise;
@@ -179,6 +233,8 @@ void elementwise_folded_into(const TensorView& x, const Optional& bias, const Op
 STABLE_TORCH_LIBRARY_IMPL(epigemm, CompositeExplicitAutograd, m) {
   m.impl("_linear_into", TORCH_BOX(&epigemm::binding::linear_into));
   m.impl("_linear_folded_into", TORCH_BOX(&epigemm::binding::linear_folded_into));
+  m.impl("_linear_flat_into", TORCH_BOX(&epigemm::binding::linear_flat_into));
+  m.impl("_look_in_python", TORCH_BOX(&epigemm::binding::look_in_python));
   m.impl("_elementwise_into", TORCH_BOX(&epigemm::binding::elementwise_into));
   m.impl("_elementwise_folded_into", TORCH_BOX(&epigemm::binding::elementwise_folded_into));
 }

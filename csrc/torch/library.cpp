@@ -41,6 +41,10 @@ STABLE_TORCH_LIBRARY(epigemm, m) {
       " Tensor? running_var, Tensor? bn_weight, Tensor? bn_bias, float eps, int fp32, bool strict, Tensor(a!) out) -> "
       "()");
   m.def(
+      "_linear_flat_into(int epilogue, int digest, Tensor x, Tensor weight, Tensor? operand0, Tensor? operand1,"
+      " Tensor? operand2, Tensor? operand3, Tensor? operand4, Tensor? operand5, Tensor? operand6, Tensor? operand7,"
+      " Tensor? operand8, Tensor? operand9, Tensor? operand10, Tensor? operand11, int fp32, Tensor(a!) out) -> ()");
+  m.def(
       "_elementwise_into(int epilogue, Tensor x, Tensor? bias, Tensor? vector0, Tensor? vector1, Tensor? scalar,"
       " float number, Tensor(a!) out) -> ()");
   m.def(
@@ -53,6 +57,12 @@ STABLE_TORCH_LIBRARY(epigemm, m) {
       "_linear_folded_cold(Tensor x, Tensor weight, Tensor? bias, Tensor? scale, Tensor? running_mean,"
       " Tensor? running_var, Tensor? bn_weight, Tensor? bn_bias, float eps, int fp32, bool strict, Tensor(a!) out) -> "
       "Tensor?");
+  m.def(
+      "_linear_flat_cold(int epilogue, int digest, Tensor x, Tensor weight, Tensor? operand0, Tensor? operand1,"
+      " Tensor? operand2, Tensor? operand3, Tensor? operand4, Tensor? operand5, Tensor? operand6, Tensor? operand7,"
+      " Tensor? operand8, Tensor? operand9, Tensor? operand10, Tensor? operand11, int fp32, Tensor(a!) out) -> "
+      "Tensor?");
+  m.def("_look_in_python() -> ()");
   m.def(
       "_elementwise_cold(int epilogue, Tensor x, Tensor? bias, Tensor? vector0, Tensor? vector1, Tensor? scalar,"
       " float number, Tensor(a!) out) -> Tensor?");

@@ -160,6 +160,10 @@ def _linear(who: Reason | None, call: LinearCall, *, checked: bool = False) -> T
         return deeds.linear(call)
     if _in_functional_derivative():
         return _linear_reference(call)
+    if _is_compiling() and not torch.compiler.is_dynamo_compiling():
+        native = compiled.flat(call)
+        if native is not None:
+            return native
     # Taken apart: Dynamo of torch 2.10 traces no property of a NamedTuple.
     epilogue, x, weight, bias, operands, scalars, precision, *others, out = call
     product = (epilogue.name, x, weight, bias, operands, scalars, precision)

@@ -90,6 +90,7 @@ def ran_out_of_memory(call: LinearCall, arithmetic: str, source: str) -> None:
     if source != KEPT:
         size += weight_packs.pack_bytes(n, k, slices)
     _shortages[_sizes(call, arithmetic, source)] = size
+    weight_packs.look_in_python()
 
 
 def ran(call: LinearCall, arithmetic: str, source: str) -> None:

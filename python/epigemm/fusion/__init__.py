@@ -4,7 +4,8 @@
 product `chains` takes along what follows it element by element; `formula` makes it an epilogue, by the road of a
 user's function; a `Site` is the call.
 
-Imports: `user_epilogue`, `route`, `autograd`, `calls`, `packs`, `linking`, `planning`, `arguments`, `epilogues`.
+Imports: `user_epilogue`, `route`, `operators`, `autograd`, `calls`, `packs`, `linking`, `planning`, `arguments`,
+`epilogues`.
 Taken by nobody.
 """
 

@@ -14,6 +14,7 @@ from torch import Tensor, fx
 from epigemm.arguments import checks
 from epigemm.fusion.host import Launches
 from epigemm.fusion.rewrite import fuse_module
+from epigemm.operators.compiled import for_inductor
 
 _log = logging.getLogger(__name__)
 
@@ -71,7 +72,8 @@ def epigemm_backend(
     if is_inductor:
         from torch._inductor.compile_fx import compile_fx
 
-        compiled: Any = compile_fx(graph_module, list(example_inputs), config_patches=settings or None)
+        with for_inductor():
+            compiled: Any = compile_fx(graph_module, list(example_inputs), config_patches=settings or None)
         return cast(Callable[..., Any], compiled)
     if next_backend != "aot_eager" and (mode or given):
         names = ", ".join(["mode"] * bool(mode) + sorted(given))

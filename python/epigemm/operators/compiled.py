@@ -8,7 +8,9 @@ public operators: names that stay, for files that are kept.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any, TypeVar
 
 import torch
@@ -18,14 +20,22 @@ from torch.nn import Parameter
 from epigemm._native import ops
 from epigemm.arguments import checks, invariance
 from epigemm.arguments import precision as _precision
-from epigemm.arguments.calls import ElementwiseCall, LinearCall
+from epigemm.arguments.calls import FIND, ElementwiseCall, LinearCall
 from epigemm.calls import deeds, elementwise_deeds, elementwise_kernels
-from epigemm.epilogues.registry import BIAS, EPILOGUES, SCALE_BATCH_NORM, Epilogue, compute_dtype
+from epigemm.epilogues.registry import (
+    BIAS,
+    EPILOGUES,
+    LINKED,
+    SCALE_BATCH_NORM,
+    Epilogue,
+    compute_dtype,
+)
 from epigemm.planning import plans
 from epigemm.planning.reasons import Reason
 
 _linear_into = ops._linear_into.default
 _linear_folded_into = ops._linear_folded_into.default
+_linear_flat_into = ops._linear_flat_into.default
 _elementwise_into = ops._elementwise_into.default
 _elementwise_folded_into = ops._elementwise_folded_into.default
 
@@ -203,6 +213,61 @@ def _scalar(scalar: float | Tensor | None, x: Tensor) -> tuple[Tensor | None, fl
     return None, 0.0 if scalar is None else float(scalar)
 
 
+# --- in graphs that Inductor compiles ---------------------------------------------------------------------------------
+
+_MOST_OPERANDS = 12  # of an epilogue; the operator has a place for each
+_is_for_inductor = ContextVar("_is_for_inductor", default=False)
+FLAT_ON = ("cuda",)
+"""The devices whose calls become native operators there; on a CPU a linked epilogue runs in Python."""
+
+
+@contextmanager
+def for_inductor() -> Iterator[None]:
+    """What is traced in the block is compiled by Inductor, which lets an operator write where its result will be."""
+    token = _is_for_inductor.set(True)
+    try:
+        yield
+    finally:
+        _is_for_inductor.reset(token)
+
+
+def digest_of(name: str) -> int:
+    """A number for an epilogue's name: the same in every process, where that of a linked epilogue is not.
+
+    As csrc/torch/compiled.cpp computes it: FNV-1a, without a sign.
+    """
+    digest = 0xCBF29CE484222325
+    for letter in name.encode():
+        digest = (digest ^ letter) * 0x100000001B3 & 0xFFFFFFFFFFFFFFFF
+    return digest >> 1
+
+
+def flat(call: LinearCall) -> Tensor | None:
+    """A call that Inductor's trace has come to, as a native operator; None: the operator `linear` has to take it."""
+    if not _is_for_inductor.get():
+        return None
+    epilogue, x, weight, bias, operands, scalars, _, pack_use, strict, invariant, out = call
+    given = epilogue.in_order(bias, operands, scalars)
+    if (
+        given is None
+        or scalars
+        or pack_use != FIND
+        or strict
+        or invariant
+        or out is not None
+        or weight.dim() != 2
+    ):
+        return None
+    tensors = [x, weight, *(each for each in given if isinstance(each, Tensor))]
+    seen = tuple((each.dtype, each.device, each.dim(), each.requires_grad) for each in tensors)
+    if x.device.type not in FLAT_ON or not _is_native(False, seen) or call.order.overrides:
+        return None
+    out = call.new_out()
+    places = (*given, *[None] * (_MOST_OPERANDS - len(given)))
+    _linear_flat_into(epilogue.number, digest_of(epilogue.name), x, weight, *places, call.order.number, out)
+    return out
+
+
 # --- what the operators call where they do not answer, and fake kernels ----------------------------------------------
 
 
@@ -222,6 +287,20 @@ def _linear_call(number: int, x: Tensor, weight: Tensor, bias: Tensor | None, *r
     *flat, fp32, strict, out = rest
     epilogue, operands, scalars = _operands(number, flat)
     return LinearCall(epilogue, x, weight, bias, operands, scalars, _named(fp32, x), strict=strict, out=out)
+
+
+def _flat_call(_: int, digest: int, x: Tensor, weight: Tensor, *rest: Any) -> LinearCall:
+    *places, fp32, out = rest
+    every = (*EPILOGUES.values(), *LINKED.values())
+    epilogue = next((each for each in every if digest_of(each.name) == digest), None)
+    if epilogue is None:
+        raise RuntimeError(
+            "epilogue: got the digest of one that this process has not made; accepted is one of a graph that was "
+            "compiled here"
+        )
+    bias, *others = places if epilogue.takes_bias else (None, *places)
+    operands = [each for each in others if each is not None]
+    return LinearCall(epilogue, x, weight, bias, operands, (), _named(fp32, x), out=out)
 
 
 def _elementwise_call(number: int, x: Tensor, bias: Tensor | None, *rest: Any) -> ElementwiseCall:
@@ -287,6 +366,10 @@ _OPERATORS: dict[str, tuple[Callable[..., Any], Callable[..., None]]] = {
         lambda *args: checks.linear(_linear_call(*args)),
     ),
     "linear_folded": (_linear_folded_cold, _linear_folded_fake),
+    "linear_flat": (
+        lambda *args: deeds.run_linear(_flat_call(*args)),
+        lambda *args: checks.linear(_flat_call(*args)),
+    ),
     "elementwise": (
         lambda *args: elementwise_deeds.elementwise(_elementwise_call(*args)),
         lambda *args: checks.elementwise(_elementwise_call(*args)),

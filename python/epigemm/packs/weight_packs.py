@@ -6,6 +6,7 @@ import functools
 import sys
 import threading
 import weakref
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -13,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
+from epigemm._native import ops
 from epigemm.arguments import checks
 from epigemm.arguments import precision as _precision
 from epigemm.arguments.calls import FIND as FIND
@@ -26,6 +28,9 @@ from epigemm.planning import dry_runs, plans
 
 SLICES = {_precision.SPLIT: 2, _precision.SCALED: 1}
 """The arithmetics on fp16 slices and how many slices each has. They do not share packs."""
+
+look_in_python: Callable[[], None] = ops._look_in_python.default
+"""Have native operators on fp16 slices ask Python, which knows packs and what found no memory; for good."""
 
 _USES = (KEEP, FIND, NONE)
 
@@ -135,6 +140,7 @@ def _owner_of(weight: Tensor) -> _Owner:
     owner = _owners.get(id(weight))
     if owner is None or owner.weight() is not weight:
         owner = _owners[id(weight)] = _Owner(weight)
+        look_in_python()  # compiled graphs: for a pack of their weight
     if not _watching_optimisers:
         register_optimizer_step_post_hook(_after_optimiser_step)
         _watching_optimisers = True
