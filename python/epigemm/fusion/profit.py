@@ -98,7 +98,9 @@ def in_two_kernels(chain: Chain, found: Judged, place: Tensor) -> Judged:
         kernel = elementwise_kernels.missing(
             call.epilogue, torch.empty(0, dtype=dtype, device=place.device), derivative=derivative
         )
-        if isinstance(call.epilogue, LinkedEpilogue) and loading.would_link(call.epilogue, kernel, place.device):
+        if isinstance(call.epilogue, LinkedEpilogue) and loading.would_link(
+            call.epilogue, kernel, place.device
+        ):
             return found
     return found._replace(why_not="", way=Way.TWO_KERNELS, fused_us=found.fallback_us)
 
