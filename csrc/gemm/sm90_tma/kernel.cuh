@@ -1,0 +1,227 @@
+// One fused GEMM on Hopper: CUTLASS's TMA warp-specialised mainloop, an open epilogue of our own (sm90/epilogue.cuh), and
+// who does what when.
+//
+// A CTA is a producer warpgroup and two that multiply. Of the producer's warps one loads x and the weight for all tiles
+// of the CTA, and two help, each with the epilogue of one warpgroup. CTAs are persistent: a tile after the other.
+//
+//   Pingpong      a warpgroup has every other tile to itself. Mainloops take turns; an epilogue runs under the other
+//                 warpgroup's mainloop, and beside its epilogue where that is what takes the time.
+//   Cooperative   the warpgroups share every tile: half the epilogue, where nothing hides it.
+#pragma once
+
+#include "cutlass/arch/grid_dependency_control.h"
+#include "cutlass/arch/reg_reconfig.h"
+#include "cutlass/gemm/collective/collective_builder.hpp"
+#include "gemm/sm90/architecture.h"
+#include "gemm/sm90/epilogue.cuh"
+#include "gemm/sm90_tma/tiles.h"
+
+namespace epigemm::sm90_tma {
+
+using sm90::Place;
+
+// The element types of a unit. TF32 reads fp32 memory as it is; the tensor cores ignore the low 13 mantissa bits.
+namespace element {
+using float16 = cutlass::half_t;
+using bfloat16 = cutlass::bfloat16_t;
+using tf32 = float;
+}  // namespace element
+
+template <class Element, int TileIndex>
+struct Kernel {
+  static constexpr Tile tile = kTiles[TileIndex];
+  static constexpr bool is_cooperative = tile.schedule == Schedule::Cooperative;
+  static constexpr int alignment = 16 / sizeof(Element);  // what TMA asks of pointers and row strides
+
+  using TileShape =
+      cute::Shape<cute::Int<tile.m>, cute::Int<tile.n>, cute::Int<kTileKBytes / static_cast<int>(sizeof(Element))>>;
+  using ClusterShape = cute::Shape<cute::Int<tile.cluster_m>, cute::Int<tile.cluster_n>, cute::_1>;
+  using Mainloop = typename cutlass::gemm::collective::CollectiveBuilder<
+      cutlass::arch::Sm90, cutlass::arch::OpClassTensorOp,
+      /*ElementA=*/Element, cutlass::layout::RowMajor, alignment,
+      /*ElementB=*/Element, cutlass::layout::ColumnMajor, alignment,
+      /*ElementAccumulator=*/float, TileShape, ClusterShape, cutlass::gemm::collective::StageCount<tile.stages>,
+      std::conditional_t<is_cooperative, cutlass::gemm::KernelTmaWarpSpecializedCooperative,
+                         cutlass::gemm::KernelTmaWarpSpecializedPingpong>>::CollectiveOp;
+  using Pipeline = typename Mainloop::MainloopPipeline;
+  using PipelineState = typename Mainloop::PipelineState;
+
+  static constexpr int kGroups = 2, kSharers = is_cooperative ? kGroups : 1;  // of a tile
+  static constexpr int kThreads = 128 * (kGroups + 1), kProducerRegisters = 40, kConsumerRegisters = 232;
+  static constexpr int kCluster = tile.cluster_m * tile.cluster_n;
+
+  using EpilogueConfig = sm90::EpilogueConfig<Element, Element, tile.m / kSharers, sm90::kPassRows * kSharers, tile.n,
+                                              kGroups, tile.slots, tile.pass_row_bytes, is_cooperative ? 1 : 2>;
+  using Helper = sm90::EpilogueHelper<EpilogueConfig>;
+  using Consumer = sm90::EpilogueConsumer<EpilogueConfig>;
+
+  struct Params {
+    typename Mainloop::Params mainloop;
+    sm90::EpilogueParams epilogue;
+    int k, k_steps;
+    int lines_m, lines_n;  // the grid of clusters' tiles
+    int swizzle;
+    bool is_along_m;
+  };
+
+  struct Shared {
+    alignas(1024) typename Mainloop::TensorStorage operands;
+    typename EpilogueConfig::Shared epilogue;
+    alignas(16) typename Mainloop::PipelineStorage pipeline;
+  };
+  static constexpr int kSharedBytes = sizeof(Shared);
+  static_assert(kSharedBytes <= Sm90::kSharedBytes, "a stage or a slot too many");
+
+  // --- tiles ---------------------------------------------------------------------------------------------------------
+
+  // Which tiles of a cluster somebody has.
+  struct Tiles {
+    int now, step, end;
+
+    CUTLASS_DEVICE bool is_there() const { return now < end; }
+    CUTLASS_DEVICE bool has_next() const { return now + step < end; }
+    CUTLASS_DEVICE Tiles next() const { return {now + step, step, end}; }
+  };
+
+  CUTLASS_DEVICE static Tiles all_tiles(Params const& p) {
+    const int cluster = static_cast<int>(blockIdx.x) / tile.cluster_m, clusters = gridDim.x / tile.cluster_m;
+    return {cluster, clusters, p.lines_m * p.lines_n};
+  }
+
+  CUTLASS_DEVICE static Tiles tiles_of(Params const& p, int group) {
+    const Tiles all = all_tiles(p);
+    return is_cooperative ? all : Tiles{all.now + group * all.step, kGroups * all.step, all.end};
+  }
+
+  // Which of the CTAs' tiles: down and across. Along one direction, in bands of `swizzle` lines.
+  struct Index {
+    int m, n;
+  };
+
+  CUTLASS_DEVICE static Index index_of(Params const& p, Tiles const& tiles) {
+    const int minor_count = p.is_along_m ? p.lines_m : p.lines_n, major_count = p.is_along_m ? p.lines_n : p.lines_m;
+    const int band = tiles.now / (p.swizzle * minor_count), rest = tiles.now - band * p.swizzle * minor_count;
+    const int width = min(p.swizzle, major_count - band * p.swizzle);
+    const int minor = rest / width, major = band * p.swizzle + rest - minor * width;
+    const int m = p.is_along_m ? minor : major, n = p.is_along_m ? major : minor;
+    return {m * tile.cluster_m + static_cast<int>(blockIdx.x) % tile.cluster_m,
+            n * tile.cluster_n + static_cast<int>(blockIdx.y)};
+  }
+
+  CUTLASS_DEVICE static Place place_of(Params const& p, Tiles const& tiles, int group) {
+    const Index index = index_of(p, tiles);
+    return {index.m * tile.m + (is_cooperative ? group * sm90::kPassRows : 0), index.n * tile.n};
+  }
+
+  // --- the producer's warps ------------------------------------------------------------------------------------------
+
+  CUTLASS_DEVICE static void load(Params const& p, Shared& shared, Pipeline& pipeline, int lane) {
+    Mainloop mainloop;
+    auto const inputs = mainloop.load_init(
+        cute::make_shape(p.epilogue.m, p.epilogue.n, p.k, cute::Int<1>{}), p.mainloop);
+    PipelineState state = cutlass::make_producer_start_state<Pipeline>();
+    for (Tiles tiles = all_tiles(p); tiles.is_there(); tiles = tiles.next()) {
+      const Index index = index_of(p, tiles);
+      mainloop.load(p.mainloop, pipeline, state, inputs, cute::make_coord(index.m, index.n, cute::_, 0),
+                    cute::make_coord_iterator(cute::shape<3>(cute::get<0>(inputs))), p.k_steps, lane,
+                    kCluster == 1 ? 0 : cute::block_rank_in_cluster(), shared.operands);
+      state.advance(p.k_steps);
+    }
+    mainloop.load_tail(pipeline, state);
+  }
+
+  CUTLASS_DEVICE static void help(Params const& p, Shared& shared, int group, int lane) {
+    Tiles tiles = tiles_of(p, group);
+    if (!tiles.is_there()) return;
+    const Helper helper{p.epilogue, shared.epilogue, group, lane};
+    sm90::SlotRing<tile.slots> ring;
+    Place place = place_of(p, tiles, group);
+    helper.begin(ring, /*count=*/0, place);
+    for (int count = 0; tiles.is_there(); ++count) {
+      const bool has_next = tiles.has_next();
+      tiles = tiles.next();
+      const Place next = has_next ? place_of(p, tiles, group) : place;
+      helper.help(ring, count, place, has_next, next);
+      place = next;
+    }
+  }
+
+  // --- a warpgroup ---------------------------------------------------------------------------------------------------
+
+  // Whose mainloop it is.
+  CUTLASS_DEVICE static void wait_for_turn(int group) {
+    if constexpr (!is_cooperative) cutlass::arch::NamedBarrier::sync(2 * 128, group);
+  }
+  CUTLASS_DEVICE static void hand_turn_on(int group) {
+    if constexpr (!is_cooperative) cutlass::arch::NamedBarrier::arrive(2 * 128, 1 - group);
+  }
+
+  CUTLASS_DEVICE static void consume(Params const& p, Shared& shared, Pipeline& pipeline, int group, int warp, int lane) {
+    typename Mainloop::TiledMma mma;
+    Mainloop mainloop;
+    const Consumer consumer{p.epilogue, shared.epilogue, group, warp, lane};
+    const int thread = is_cooperative ? static_cast<int>(threadIdx.x) - 128 : static_cast<int>(threadIdx.x) % 128;
+    PipelineState state;
+    if (!is_cooperative && group == 1) {
+      state.advance(p.k_steps);
+      hand_turn_on(group);  // the first one is the other's
+    }
+    sm90::SlotRing<tile.slots> ring;
+    int count = 0;
+    for (Tiles tiles = tiles_of(p, group); tiles.is_there(); tiles = tiles.next(), ++count) {
+      auto sums = cute::partition_fragment_C(mma, cute::take<0, 2>(TileShape{}));
+      wait_for_turn(group);
+      mainloop.mma(pipeline, state, sums, p.k_steps, thread, shared.operands, p.mainloop);
+      hand_turn_on(group);
+      mainloop.mma_tail(pipeline, state, p.k_steps);
+      state.advance(p.k_steps * (is_cooperative ? 1 : kGroups));
+      if (!tiles.has_next()) cutlass::arch::launch_dependent_grids();
+      consumer.finish(ring, count, sums, place_of(p, tiles, group));
+    }
+  }
+
+  CUTLASS_DEVICE void operator()(Params const& p, char* memory) const {
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+    auto& shared = *reinterpret_cast<Shared*>(memory);
+    const int warp_of_cta = cutlass::canonical_warp_idx_sync(), warp = warp_of_cta % 4, lane = threadIdx.x % 32;
+    const int role = warp_of_cta / 4;  // 0: the producer
+
+    if (warp_of_cta == 1 && cute::elect_one_sync()) {
+      EpilogueConfig::prepare(shared.epilogue);
+      cutlass::arch::fence_barrier_init();
+      cutlass::arch::fence_view_async_shared();
+    }
+    if (warp_of_cta == 2 && cute::elect_one_sync()) {
+      Mainloop::prefetch_tma_descriptors(p.mainloop);
+      cute::prefetch_tma_descriptor(&p.epilogue.out);
+    }
+    typename Pipeline::Params pipeline_params;
+    pipeline_params.role = role ? Pipeline::ThreadCategory::Consumer : Pipeline::ThreadCategory::Producer;
+    pipeline_params.is_leader = threadIdx.x % 128 == 0;
+    pipeline_params.num_consumers = 128 * kSharers;
+    pipeline_params.transaction_bytes = p.mainloop.tma_transaction_bytes;
+    Pipeline pipeline(shared.pipeline, pipeline_params, ClusterShape{});
+    // The peers' barriers must be there before anything is sent to them.
+    if constexpr (kCluster > 1) {
+      cute::cluster_arrive_relaxed();
+      cute::cluster_wait();
+    } else {
+      __syncthreads();
+    }
+
+    // Barriers and descriptors are there before the kernel ahead is done; nothing is read before.
+    if (role == 0) {
+      cutlass::arch::warpgroup_reg_dealloc<kProducerRegisters>();
+      cutlass::arch::wait_on_dependent_grids();
+      if (warp == 0) load(p, shared, pipeline, lane);
+      if (warp >= 2) help(p, shared, warp - 2, lane);
+    } else {
+      cutlass::arch::warpgroup_reg_alloc<kConsumerRegisters>();
+      cutlass::arch::wait_on_dependent_grids();
+      consume(p, shared, pipeline, role - 1, warp, lane);
+    }
+#endif
+  }
+};
+
+}  // namespace epigemm::sm90_tma
