@@ -1,11 +1,14 @@
 // The epilogue of kernels on Hopper whose functor is linked in at run time (csrc/open/contract.h): a warpgroup takes its
 // sums through the functor, and a helper warp does all that is not arithmetic.
 //
-// A warpgroup's part of a tile goes through shared memory in passes of 64 rows and 128 or 64 bytes, several at once.
-// For each pass the helper makes a slot ready, with the part of a matrix in it that TMA can bring; the warpgroup puts
-// the results there, in the matrix's place; the helper stores them by TMA. Vectors and scalars wait in shared memory as
-// fp32: the helper brings those of a tile while the tile before it is in its epilogue. So the warpgroup waits for
-// nothing but its slots, and its mainloop hides what the helper does.
+// A warpgroup's part of a tile goes through shared memory in passes of 64 rows, several at once. For each pass the helper
+// makes a slot ready, with the part of a matrix in it that TMA can bring; the warpgroup puts the results there, in the
+// matrix's place; the helper stores them by TMA. Vectors and scalars wait in shared memory as fp32: the helper brings
+// those of a tile when the tile before it is on its way. So the warpgroup waits for nothing but its slots, and its
+// mainloop hides what the helper does.
+//
+// Rows and columns are the kernel's. Where it computes the transpose of D, D's columns are its rows: vectors change
+// places, and stmatrix turns what is written to a slot.
 #pragma once
 
 #include <cuda.h>
@@ -15,6 +18,7 @@
 #include "cute/arch/copy_sm90_tma.hpp"
 #include "cute/tensor.hpp"
 #include "cutlass/arch/barrier.h"
+#include "cutlass/array.h"
 #include "cutlass/numeric_conversion.h"
 #include "open/contract.h"
 
@@ -26,10 +30,18 @@ constexpr int kPassRows = 64;
 
 // What the epilogue reads and writes, but for the sums.
 struct EpilogueParams {
-  CUtensorMap out, matrix;
+  CUtensorMap out, matrix;  // of D, as it lies in memory
   open::Operands<float> operands;
-  int m, n;  // of D
+  const float *row_roots, *column_roots;  // read where the sums have roots
+  int rows, columns;
   bool is_matrix_by_tma;
+};
+
+// What the functor's accumulator is: here the mainloop's sums as they are.
+struct PlainSums {
+  static constexpr bool has_roots = false;
+
+  CUTLASS_DEVICE static float apply(float, float, float sum) { return sum; }
 };
 
 // Where a tile, or what a warpgroup has of it, begins.
@@ -37,29 +49,37 @@ struct Place {
   int row, column;
 };
 
-// Operand: the element type of the operands that follow x's. GroupRows: of a tile, that a warpgroup has, in blocks of 64
-// that are RowStep rows apart. RowBytes: of a pass. Copies: 2 where the next tile's epilogue may begin at once, 1 where a
-// mainloop is in between, under which the helper brings what is read.
-template <class Operand_, class Output_, int GroupRows, int RowStep_, int TileN, int Groups, int Slots_, int RowBytes_,
-          int Copies_>
+// Operand: the element type of the operands that follow x's. Sums: what becomes of a sum, from a factor for its row and
+// one for its column (PlainSums). GroupRows: of a tile, that a warpgroup has, in blocks of 64 that are RowStep rows apart.
+// SlotBytes: of a pass. VectorBytes: room for the vectors that a functor reads; the planner takes no tile with less.
+template <class Operand_, class Output_, class Sums_, bool Transposed, int GroupRows, int RowStep_, int TileN, int Groups,
+          int Slots_, int SlotBytes, int VectorBytes>
 struct EpilogueConfig {
   using Operand = Operand_;
   using Output = Output_;
+  using Sums = Sums_;
+  static constexpr bool kTransposed = Transposed;
   static constexpr int kGroupRows = GroupRows, kRowStep = RowStep_, kTileN = TileN, kSlots = Slots_,
-                       kRowBytes = RowBytes_, kCopies = Copies_;
-  static constexpr int kPassColumns = kRowBytes / static_cast<int>(sizeof(Output)), kPassBytes = kPassRows * kRowBytes;
+                       kSlotBytes = SlotBytes;
+  static constexpr int kPassColumns = SlotBytes / kPassRows / static_cast<int>(sizeof(Output));
   static constexpr int kPassesOfRow = TileN / kPassColumns;
   static constexpr int kPasses = GroupRows / kPassRows * kPassesOfRow;  // of a tile
-  static_assert((kRowBytes == 128 || kRowBytes == 64) && (kCopies == 1 || kCopies == 2));
   static_assert(TileN % kPassColumns == 0 && GroupRows % kPassRows == 0 && Slots_ <= kPasses);
 
-  struct Vectors {
-    float columns[open::kColumns][TileN], rows[open::kRows][GroupRows], scalars[open::kScalars];
-  };
+  // A slot is D's rows of up to 128 bytes, swizzled as TMA does; slabs of them where D's part of a pass is wider.
+  static constexpr int kDColumns = Transposed ? kPassRows : kPassColumns;
+  static constexpr int kRowBytes = cute::min(128, kDColumns * static_cast<int>(sizeof(Output)));
+  static constexpr int kSlabs = kDColumns * static_cast<int>(sizeof(Output)) / kRowBytes, kSlabBytes = SlotBytes / kSlabs;
+  static_assert((kRowBytes == 128 || kRowBytes == 64) && kSlabBytes % 1024 == 0);
 
-  struct Shared {
-    alignas(1024) char results[Groups][Slots_][kPassBytes];
-    alignas(16) Vectors vectors[Groups][Copies_];  // of a tile and of the next one
+  static constexpr int kRoots = Sums::has_roots ? 1 : 0;
+  static constexpr int kByRow = (Transposed ? open::kColumns : open::kRows) + kRoots;  // vectors; roots come last
+  static constexpr int kByColumn = (Transposed ? open::kRows : open::kColumns) + kRoots;
+
+  struct Shared {  // begins at a multiple of 1024 bytes, which swizzling asks for
+    alignas(16) char results[Groups][Slots_][SlotBytes];
+    alignas(16) char vectors[Groups][VectorBytes];
+    float scalars[Groups][open::kScalars];
     Barrier ready[Groups][Slots_], written[Groups][Slots_];
   };
 
@@ -68,6 +88,34 @@ struct EpilogueConfig {
       shared.ready[0][i].init(1);
       shared.written[0][i].init(4);  // warps
     }
+  }
+};
+
+// The vectors along the rows, or along the columns: what they are, and where they are in shared memory: side by side, of
+// those along the columns first.
+template <class C, bool AlongRows>
+struct EpilogueVectors {
+  static constexpr int kCount = AlongRows ? C::kByRow : C::kByColumn;
+  static constexpr int kLength = AlongRows ? C::kGroupRows : C::kTileN;
+  static constexpr int kSlot = AlongRows == C::kTransposed ? open::kColumn0 : open::kRow0;
+
+  int kinds[kCount], offsets[kCount], end;  // in bytes
+
+  // Asked once, in one place: every question is a call until the functor is there.
+  CUTLASS_DEVICE explicit EpilogueVectors(int begin) : end(begin) {
+    CUTLASS_PRAGMA_UNROLL
+    for (int i = 0; i < kCount; ++i) {
+      kinds[i] = is_root(i) ? open::kOfCompute : epigemm_operand(kSlot + i);
+      offsets[i] = end;
+      end += kinds[i] == open::kUnread ? 0 : kLength * static_cast<int>(sizeof(float));
+    }
+  }
+
+  CUTLASS_DEVICE static constexpr bool is_root(int i) { return i == kCount - C::kRoots; }
+
+  CUTLASS_DEVICE static const void* data(EpilogueParams const& params, int i) {
+    if (is_root(i)) return AlongRows ? params.row_roots : params.column_roots;
+    return params.operands.data[kSlot + i];
   }
 };
 
@@ -96,134 +144,164 @@ CUTLASS_DEVICE void wait_for(Barrier const& barrier, uint32_t phase) {
 template <class C>
 struct EpilogueHelper {
   using Operand = typename C::Operand;
-  static constexpr uint64_t kCached = static_cast<uint64_t>(cute::TMA::CacheHintSm90::EVICT_NORMAL);
+  using Ring = SlotRing<C::kSlots>;
 
   EpilogueParams const& params;
   typename C::Shared& shared;
   const int group, lane;
 
-  CUTLASS_DEVICE static Place place_of(Place tile, int pass) {
-    return {tile.row + pass / C::kPassesOfRow * C::kRowStep, tile.column + pass % C::kPassesOfRow * C::kPassColumns};
-  }
-
-  // `Count` numbers of a vector from `begin` on, in blocks of 64 that are `step` apart. An absent one reads as zeros.
-  template <int Count>
-  CUTLASS_DEVICE void bring_vector(float* to, int slot, int begin, int end, int step) const {
-    const int kind = epigemm_operand(slot);
-    if (kind == open::kUnread) return;
-    const void* const data = params.operands.data[slot];
-    float values[(Count + 31) / 32];
-    CUTLASS_PRAGMA_UNROLL
-    for (int i = 0; i < (Count + 31) / 32; ++i) {
-      const int local = i * 32 + lane, at = begin + local / 64 * step + local % 64;
-      values[i] = 0;
-      if (data && at < end && local < Count) {
-        values[i] = kind == open::kOfCompute ? static_cast<float const*>(data)[at]
-                                             : static_cast<float>(static_cast<Operand const*>(data)[at]);
-      }
-    }
-    CUTLASS_PRAGMA_UNROLL
-    for (int i = 0; i < (Count + 31) / 32; ++i) {
-      if (i * 32 + lane < Count) to[i * 32 + lane] = values[i];
-    }
-  }
-
-  CUTLASS_DEVICE void bring_vectors(Place tile, int copy) const {
-    typename C::Vectors& to = shared.vectors[group][copy];
-    CUTLASS_PRAGMA_UNROLL
-    for (int i = 0; i < open::kColumns; ++i) {
-      bring_vector<C::kTileN>(to.columns[i], open::kColumn0 + i, tile.column, params.n, 64);
-    }
-    CUTLASS_PRAGMA_UNROLL
-    for (int i = 0; i < open::kRows; ++i) {
-      bring_vector<C::kGroupRows>(to.rows[i], open::kRow0 + i, tile.row, params.m, C::kRowStep);
-    }
+  // A tile's operands, and its first passes.
+  CUTLASS_DEVICE void begin(Ring ring, Place tile) const {
+    const EpilogueVectors<C, /*AlongRows=*/false> by_column(0);
+    const EpilogueVectors<C, /*AlongRows=*/true> by_row(by_column.end);
+    bring_vectors(by_column, tile.column, params.columns, kPassRows);
+    bring_vectors(by_row, tile.row, params.rows, C::kRowStep);
     CUTLASS_PRAGMA_UNROLL
     for (int i = 0; i < open::kScalars; ++i) {
       if (epigemm_operand(open::kScalar0 + i) == open::kUnread || lane != i) continue;
       auto* const data = static_cast<float const*>(params.operands.data[open::kScalar0 + i]);
-      to.scalars[i] = data ? *data : params.operands.scalars[i];
+      shared.scalars[group][i] = data ? *data : params.operands.scalars[i];
     }
     __syncwarp();
+    if (lane != 0) return;
+    for (int pass = 0; pass < C::kSlots; ++pass, ring.advance()) make_ready(tile, pass, ring.slot);
+  }
+
+  // Stores the results of a tile.
+  CUTLASS_DEVICE void finish(Ring& ring, Place tile) const {
+    for (int pass = 0; pass < C::kPasses; ++pass, ring.advance()) {
+      if (lane != 0) continue;
+      wait_for(shared.written[group][ring.slot], ring.phase);
+      for_each_slab(tile, pass, ring.slot, [&](char* slab, int x, int y) {
+        cute::SM90_TMA_STORE_2D::copy(&params.out, slab, x, y);
+      });
+      cute::tma_store_arrive();
+      cute::tma_store_wait<0>();
+      if (pass + C::kSlots < C::kPasses) make_ready(tile, pass + C::kSlots, ring.slot);
+    }
+    __syncwarp();
+  }
+
+ private:
+  // An absent one reads as zeros. The numbers are `step` apart from block to block of 64.
+  template <class Vectors>
+  CUTLASS_DEVICE void bring_vectors(Vectors const& vectors, int begin, int end, int step) const {
+    constexpr int kEach = (Vectors::kLength + 31) / 32;
+    CUTLASS_PRAGMA_UNROLL
+    for (int i = 0; i < Vectors::kCount; ++i) {
+      const int kind = vectors.kinds[i];
+      if (kind == open::kUnread) continue;
+      const void* const data = vectors.data(params, i);
+      float numbers[kEach];
+      CUTLASS_PRAGMA_UNROLL
+      for (int j = 0; j < kEach; ++j) {
+        const int local = j * 32 + lane, at = begin + local / kPassRows * step + local % kPassRows;
+        numbers[j] = 0;
+        if (!data || at >= end) continue;
+        numbers[j] = kind == open::kOfCompute ? static_cast<float const*>(data)[at]
+                                              : static_cast<float>(static_cast<Operand const*>(data)[at]);
+      }
+      auto* const to = reinterpret_cast<float*>(shared.vectors[group] + vectors.offsets[i]);
+      CUTLASS_PRAGMA_UNROLL
+      for (int j = 0; j < kEach; ++j) {
+        if (j * 32 + lane < Vectors::kLength) to[j * 32 + lane] = numbers[j];
+      }
+    }
+  }
+
+  // Calls `visit` with each slab of a pass and where it is in D.
+  template <class Visit>
+  CUTLASS_DEVICE void for_each_slab(Place tile, int pass, int slot, Visit const& visit) const {
+    const int row = tile.row + pass / C::kPassesOfRow * C::kRowStep;
+    const int column = tile.column + pass % C::kPassesOfRow * C::kPassColumns;
+    CUTLASS_PRAGMA_UNROLL
+    for (int i = 0; i < C::kSlabs; ++i) {
+      const int along = i * C::kDColumns / C::kSlabs;
+      char* const slab = shared.results[group][slot] + i * C::kSlabBytes;
+      if constexpr (C::kTransposed) {
+        visit(slab, row + along, column);
+      } else {
+        visit(slab, column + along, row);
+      }
+    }
   }
 
   CUTLASS_DEVICE void make_ready(Place tile, int pass, int slot) const {
+    constexpr auto kCached = static_cast<uint64_t>(cute::TMA::CacheHintSm90::EVICT_NORMAL);
     Barrier& ready = shared.ready[group][slot];
-    if (epigemm_operand(open::kMatrix0) != open::kUnread && params.is_matrix_by_tma) {
-      const Place place = place_of(tile, pass);
-      ready.arrive_and_expect_tx(C::kPassBytes);
-      cute::SM90_TMA_LOAD_2D::copy(&params.matrix, reinterpret_cast<uint64_t*>(&ready), kCached,
-                                   shared.results[group][slot], place.column, place.row);
-    } else {
+    if (epigemm_operand(open::kMatrix0) == open::kUnread || !params.is_matrix_by_tma) {
       ready.arrive();
+      return;
     }
-  }
-
-  // A tile's operands, and its first passes.
-  CUTLASS_DEVICE void begin(SlotRing<C::kSlots> ring, int count, Place tile) const {
-    bring_vectors(tile, count % C::kCopies);
-    if (lane == 0) {
-      for (int pass = 0; pass < C::kSlots; ++pass, ring.advance()) make_ready(tile, pass, ring.slot);
-    }
-  }
-
-  // Stores the results of the group's `count`th tile, and brings what the next one reads.
-  CUTLASS_DEVICE void help(SlotRing<C::kSlots>& ring, int count, Place tile, bool has_next, Place next) const {
-    constexpr bool kIsAhead = C::kCopies == 2;
-    // The other copy was of the tile before this one, and of that all results are on their way.
-    if (kIsAhead && has_next) bring_vectors(next, (count + 1) % 2);
-    for (int pass = 0; pass < C::kPasses; ++pass, ring.advance()) {
-      if (lane != 0) continue;
-      const Place place = place_of(tile, pass);
-      wait_for(shared.written[group][ring.slot], ring.phase);
-      cute::SM90_TMA_STORE_2D::copy(&params.out, shared.results[group][ring.slot], place.column, place.row);
-      cute::tma_store_arrive();
-      cute::tma_store_wait<0>();
-      const int later = pass + C::kSlots;
-      if (later < C::kPasses) {
-        make_ready(tile, later, ring.slot);
-      } else if (kIsAhead && has_next) {
-        make_ready(next, later - C::kPasses, ring.slot);
-      }
-    }
-    __syncwarp();
-    if (!kIsAhead && has_next) begin(ring, count + 1, next);
+    ready.arrive_and_expect_tx(C::kSlotBytes);
+    for_each_slab(tile, pass, slot, [&](char* slab, int x, int y) {
+      cute::SM90_TMA_LOAD_2D::copy(&params.matrix, reinterpret_cast<uint64_t*>(&ready), kCached, slab, x, y);
+    });
   }
 };
 
 // --- a warpgroup ---------------------------------------------------------------------------------------------------------
 
-// One thread's part of the epilogue. Of every 64 rows it has two, eight apart, and of every eight columns two neighbours.
+// One thread's part of the epilogue. Of every 64 rows it has two, eight apart (r), and of every eight columns (j) two
+// neighbours (c).
 template <class C>
 struct EpilogueConsumer {
   using Operand = typename C::Operand;
   using Output = typename C::Output;
   static constexpr bool kIsNarrow = sizeof(Output) == 2;
-  static constexpr int kPairs = C::kPassColumns / 8;  // of columns, in a pass
+  static constexpr int kEights = C::kPassColumns / 8;  // of columns, in a pass
   // Of them at work at once: 192 sums leave few registers.
-  static constexpr int kChunk = kIsNarrow && kPairs == 2 ? 2 : kPairs / 2;
-  static_assert(sizeof(Operand) == sizeof(Output), "a matrix by TMA lies where the results will");
+  static constexpr int kChunk = kIsNarrow ? (kEights % 4 == 0 ? 4 : 2) : (kEights % 2 == 0 ? 2 : 1);
+  static_assert(kEights % kChunk == 0 && sizeof(Operand) == sizeof(Output), "a matrix by TMA lies where results will");
 
   EpilogueParams const& params;
   typename C::Shared& shared;
   const int group, warp, lane;
+  const EpilogueVectors<C, /*AlongRows=*/false> by_column;
+  const EpilogueVectors<C, /*AlongRows=*/true> by_row;
 
+  CUTLASS_DEVICE EpilogueConsumer(EpilogueParams const& params, typename C::Shared& shared, int group, int warp, int lane)
+      : params(params), shared(shared), group(group), warp(warp), lane(lane), by_column(0), by_row(by_column.end) {}
+
+  template <class Sums>
+  CUTLASS_DEVICE void finish(SlotRing<C::kSlots>& ring, Sums const& sums, Place tile) const {
+    CUTLASS_PRAGMA_UNROLL
+    for (int pass = 0; pass < C::kPasses; ++pass, ring.advance()) {
+      const int m = pass / C::kPassesOfRow, n = pass % C::kPassesOfRow;
+      char* const slot = shared.results[group][ring.slot];
+      wait_for(shared.ready[group][ring.slot], ring.phase);
+      finish_pass(sums, m, n, {tile.row + m * C::kRowStep, tile.column + n * C::kPassColumns}, slot);
+      asm volatile("" ::: "memory");  // what was written stays before the fence
+      cutlass::arch::fence_view_async_shared();
+      __syncwarp();
+      if (lane == 0) shared.written[group][ring.slot].arrive();
+    }
+  }
+
+ private:
   // --- a slot ------------------------------------------------------------------------------------------------------------
 
-  // 16 bytes of a row, as TMA swizzles them.
-  CUTLASS_DEVICE static char* place_in(char* slot, int row, int chunk) {
+  // 16 bytes of a row of D, as TMA swizzles them.
+  CUTLASS_DEVICE static char* place_in(char* slab, int row, int chunk) {
     const int swizzled = C::kRowBytes == 128 ? chunk ^ (row & 7) : chunk ^ (row >> 1 & 3);
-    return slot + row * C::kRowBytes + swizzled * 16;
+    return slab + row * C::kRowBytes + swizzled * 16;
   }
 
-  // 16 bits: where this lane's row of a matrix of 16 x 16 lies, columns 16 i and on.
-  CUTLASS_DEVICE char* matrix_row(char* slot, int i) const {
-    return place_in(slot, warp * 16 + (lane & 15), (lane >> 4) + 2 * i);
+  // 16 bits: where this lane's row of four matrices of 8 x 8 lies, columns 8 j and on.
+  CUTLASS_DEVICE cute::uint128_t& matrix_row(char* slot, int j) const {
+    char* const at = C::kTransposed ? place_in(slot, (j + lane / 16) * 8 + lane % 8, warp * 2 + lane / 8 % 2)
+                                    : place_in(slot, warp * 16 + lane % 16, lane / 16 + j);
+    return *reinterpret_cast<cute::uint128_t*>(at);
   }
 
-  // 32 bits: where a pair of this thread lies.
-  CUTLASS_DEVICE float2* pair(char* slot, int r, int j) const {
-    return reinterpret_cast<float2*>(place_in(slot, warp * 16 + lane / 4 + r * 8, 2 * j + lane % 4 / 2) + lane % 2 * 8);
+  // 32 bits: where a number lies; the next column's is behind it, but for the transpose.
+  CUTLASS_DEVICE float* number(char* slot, int j, int r, int c) const {
+    const int row = warp * 16 + lane / 4 + r * 8, column = j * 8 + lane % 4 * 2 + c;
+    if constexpr (C::kTransposed) {
+      return reinterpret_cast<float*>(place_in(slot + row / 32 * C::kSlabBytes, column, row % 32 / 4)) + row % 4;
+    } else {
+      return reinterpret_cast<float*>(place_in(slot, row, column / 4)) + column % 4;
+    }
   }
 
   // --- matrices: words as they lie in memory, two numbers of 16 bits in one -------------------------------------------------
@@ -254,21 +332,17 @@ struct EpilogueConsumer {
   };
 
   CUTLASS_DEVICE void take_from_slot(Matrix& to, char* slot, int first) const {
-    if constexpr (kIsNarrow) {
-      CUTLASS_PRAGMA_UNROLL
-      for (int j = 0; j < kChunk; j += 2) {
-        uint32_t* const words = &to.words[j * 2];
-        cute::SM75_U32x4_LDSM_N::copy(*reinterpret_cast<cute::uint128_t*>(matrix_row(slot, (first + j) / 2)), words[0],
-                                      words[1], words[2], words[3]);
-      }
-    } else {
-      CUTLASS_PRAGMA_UNROLL
-      for (int j = 0; j < kChunk; ++j) {
+    CUTLASS_PRAGMA_UNROLL
+    for (int j = 0; j < kChunk; ++j) {
+      uint32_t* const words = &to.words[j * 2];
+      if constexpr (!kIsNarrow) {
         CUTLASS_PRAGMA_UNROLL
         for (int r = 0; r < 2; ++r) {
-          const float2 numbers = *pair(slot, r, first + j);
-          to.template keep<float>(j, r, numbers.x, numbers.y);
+          to.template keep<float>(j, r, *number(slot, first + j, r, 0), *number(slot, first + j, r, 1));
         }
+      } else if (j % 2 == 0) {
+        using Load = std::conditional_t<C::kTransposed, cute::SM75_U16x8_LDSM_T, cute::SM75_U32x4_LDSM_N>;
+        Load::copy(matrix_row(slot, first + j), words[0], words[1], words[2], words[3]);
       }
     }
   }
@@ -278,23 +352,24 @@ struct EpilogueConsumer {
   CUTLASS_DEVICE void load(Matrix& to, int i, Place place) const {
     auto* const data = static_cast<T const*>(params.operands.data[open::kMatrix0 + i]);
     const int64_t stride = params.operands.matrix_strides[i];
+    const int64_t down = C::kTransposed ? 1 : stride, right = C::kTransposed ? stride : 1;
     const uint64_t odd = (reinterpret_cast<uint64_t>(data) | static_cast<uint64_t>(stride) * sizeof(T)) % (2 * sizeof(T));
-    const bool has_pairs = odd == 0 && params.n % 2 == 0;
+    const bool has_pairs = !C::kTransposed && odd == 0 && params.columns % 2 == 0;
     CUTLASS_PRAGMA_UNROLL
     for (int r = 0; r < 2; ++r) {
       const int row = place.row + warp * 16 + lane / 4 + r * 8, first = place.column + lane % 4 * 2;
-      T const* const from = data + row * stride + first;
+      T const* const from = data + row * down + first * right;
       CUTLASS_PRAGMA_UNROLL
       for (int j = 0; j < kChunk; ++j) {
-        const bool has_low = row < params.m && first + j * 8 < params.n;
-        const bool has_high = row < params.m && first + j * 8 + 1 < params.n;
+        const bool has_low = row < params.rows && first + j * 8 < params.columns;
+        const bool has_high = row < params.rows && first + j * 8 + 1 < params.columns;
         cutlass::AlignedArray<T, 2> numbers;
         numbers[0] = numbers[1] = T(0);
         if (has_pairs) {
           if (has_low) numbers = *reinterpret_cast<cutlass::AlignedArray<T, 2> const*>(from + j * 8);
         } else {
-          if (has_low) numbers[0] = from[j * 8];
-          if (has_high) numbers[1] = from[j * 8 + 1];
+          if (has_low) numbers[0] = from[j * 8 * right];
+          if (has_high) numbers[1] = from[(j * 8 + 1) * right];
         }
         to.template keep<T>(j, r, numbers[0], numbers[1]);
       }
@@ -316,36 +391,25 @@ struct EpilogueConsumer {
     }
   }
 
-  // --- a tile ------------------------------------------------------------------------------------------------------------
+  // --- a pass ------------------------------------------------------------------------------------------------------------
 
-  // Element (c, r, j) of a thread's sums: column c of its pair, row r of its two, the eight columns j.
-  template <class Sums>
-  CUTLASS_DEVICE void finish(SlotRing<C::kSlots>& ring, int count, Sums const& sums, Place tile) const {
-    typename C::Vectors const& vectors = shared.vectors[group][count % C::kCopies];
-    CUTLASS_PRAGMA_UNROLL
-    for (int pass = 0; pass < C::kPasses; ++pass, ring.advance()) {
-      const int m = pass / C::kPassesOfRow, n = pass % C::kPassesOfRow;
-      char* const slot = shared.results[group][ring.slot];
-      wait_for(shared.ready[group][ring.slot], ring.phase);
-      finish_pass(vectors, sums, m, n, {tile.row + m * C::kRowStep, tile.column + n * C::kPassColumns}, slot);
-      cutlass::arch::fence_view_async_shared();
-      __syncwarp();
-      if (lane == 0) shared.written[group][ring.slot].arrive();
-    }
+  // Of vectors that are not read, anything: nothing comes of it.
+  template <class Vectors>
+  CUTLASS_DEVICE float const* vector(Vectors const& vectors, int i, int at) const {
+    return reinterpret_cast<float const*>(shared.vectors[group] + vectors.offsets[i]) + at;
   }
 
   template <class Sums>
-  CUTLASS_DEVICE void finish_pass(typename C::Vectors const& vectors, Sums const& sums, int m, int n, Place place,
-                                  char* slot) const {
-    float rows[open::kRows][2], scalars[open::kScalars];
+  CUTLASS_DEVICE void finish_pass(Sums const& sums, int m, int n, Place place, char* slot) const {
+    float of_row[C::kByRow][2], scalars[open::kScalars];
     CUTLASS_PRAGMA_UNROLL
-    for (int i = 0; i < open::kRows * 2; ++i) {
-      rows[i / 2][i % 2] = vectors.rows[i / 2][m * kPassRows + warp * 16 + lane / 4 + i % 2 * 8];
+    for (int i = 0; i < C::kByRow * 2; ++i) {
+      of_row[i / 2][i % 2] = *vector(by_row, i / 2, m * kPassRows + warp * 16 + lane / 4 + i % 2 * 8);
     }
     CUTLASS_PRAGMA_UNROLL
-    for (int i = 0; i < open::kScalars; ++i) scalars[i] = vectors.scalars[i];
+    for (int i = 0; i < open::kScalars; ++i) scalars[i] = shared.scalars[group][i];
     CUTLASS_PRAGMA_UNROLL
-    for (int first = 0; first < kPairs; first += kChunk) {
+    for (int first = 0; first < kEights; first += kChunk) {
       Matrix matrices[open::kMatrices];
       CUTLASS_PRAGMA_UNROLL
       for (int i = 0; i < open::kMatrices; ++i) {
@@ -354,36 +418,62 @@ struct EpilogueConsumer {
       uint32_t words[kChunk * 2];
       CUTLASS_PRAGMA_UNROLL
       for (int j = 0; j < kChunk; ++j) {
-        const int at = n * C::kPassColumns + (first + j) * 8 + lane % 4 * 2;
-        float2 columns[open::kColumns];
+        float2 of_column[C::kByColumn];
         CUTLASS_PRAGMA_UNROLL
-        for (int i = 0; i < open::kColumns; ++i) columns[i] = *reinterpret_cast<float2 const*>(&vectors.columns[i][at]);
+        for (int i = 0; i < C::kByColumn; ++i) {
+          const int at = n * C::kPassColumns + (first + j) * 8 + lane % 4 * 2;
+          of_column[i] = *reinterpret_cast<float2 const*>(vector(by_column, i, at));
+        }
         CUTLASS_PRAGMA_UNROLL
         for (int r = 0; r < 2; ++r) {
           float results[2];
           CUTLASS_PRAGMA_UNROLL
           for (int c = 0; c < 2; ++c) {
-            auto const column = [&](int i) { return c ? columns[i].y : columns[i].x; };
-            results[c] = epigemm_apply(sums(cute::make_coord(c, r, n * kPairs + first + j), m, 0), column(0), column(1),
-                                       column(2), column(3), scalars[0], scalars[1], scalars[2], scalars[3], rows[0][r],
-                                       rows[1][r], matrices[0].at(j, r, c), matrices[1].at(j, r, c));
+            const float sum = sums(cute::make_coord(c, r, n * kEights + first + j), m, 0);
+            const float matrix[] = {matrices[0].at(j, r, c), matrices[1].at(j, r, c)};
+            results[c] = apply(
+                sum, [&](int i) { return of_row[i][r]; }, [&](int i) { return c ? of_column[i].y : of_column[i].x; },
+                scalars, matrix);
           }
           if constexpr (kIsNarrow) {
             words[j * 2 + r] = rounded(results[0], results[1]);
           } else {
-            *pair(slot, r, first + j) = make_float2(results[0], results[1]);
+            put(slot, first + j, r, results);
           }
         }
       }
       if constexpr (kIsNarrow) {
+        using Store = std::conditional_t<C::kTransposed, cute::SM90_U16x8_STSM_T, cute::SM90_U32x4_STSM_N>;
         CUTLASS_PRAGMA_UNROLL
         for (int j = 0; j < kChunk; j += 2) {
-          cute::SM90_U32x4_STSM_N::copy(words[j * 2], words[j * 2 + 1], words[j * 2 + 2], words[j * 2 + 3],
-                                        *reinterpret_cast<cute::uint128_t*>(matrix_row(slot, (first + j) / 2)));
+          uint32_t const* const four = &words[j * 2];
+          Store::copy(four[0], four[1], four[2], four[3], matrix_row(slot, first + j));
         }
       }
     }
-    asm volatile("" ::: "memory");  // what was written stays before the fence
+  }
+
+  // `row(i)` and `column(i)`: the kernel's.
+  template <class Row, class Column>
+  CUTLASS_DEVICE float apply(float sum, Row const& row, Column const& column, const float (&s)[open::kScalars],
+                             const float (&matrix)[open::kMatrices]) const {
+    if constexpr (C::kRoots > 0) sum = C::Sums::apply(row(C::kByRow - 1), column(C::kByColumn - 1), sum);
+    if constexpr (C::kTransposed) {
+      return epigemm_apply(sum, row(0), row(1), row(2), row(3), s[0], s[1], s[2], s[3], column(0), column(1), matrix[0],
+                           matrix[1]);
+    } else {
+      return epigemm_apply(sum, column(0), column(1), column(2), column(3), s[0], s[1], s[2], s[3], row(0), row(1),
+                           matrix[0], matrix[1]);
+    }
+  }
+
+  CUTLASS_DEVICE void put(char* slot, int j, int r, const float (&results)[2]) const {
+    if constexpr (C::kTransposed) {
+      *number(slot, j, r, 0) = results[0];
+      *number(slot, j, r, 1) = results[1];
+    } else {
+      *reinterpret_cast<float2*>(number(slot, j, r, 0)) = make_float2(results[0], results[1]);
+    }
   }
 
   CUTLASS_DEVICE static uint32_t rounded(float low, float high) {

@@ -5,7 +5,18 @@
 
 #include <cstdint>
 
+#include "cutlass/numeric_types.h"
+
 namespace epigemm::sm90 {
+
+template <class Element>
+constexpr CUtensorMapDataType kMapType = CU_TENSOR_MAP_DATA_TYPE_FLOAT32;
+template <>
+inline constexpr CUtensorMapDataType kMapType<cutlass::half_t> = CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
+template <>
+inline constexpr CUtensorMapDataType kMapType<cutlass::bfloat16_t> = CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
+template <>
+inline constexpr CUtensorMapDataType kMapType<cutlass::tfloat32_t> = CU_TENSOR_MAP_DATA_TYPE_TFLOAT32;
 
 // Boxes of `box_rows` rows and `box_bytes`, 128 or 64, swizzled so; what lies beyond the matrix reads as zeros and is not written.
 // `row_stride` in elements. False where the driver refuses.

@@ -2,8 +2,8 @@
 #include "gemm/grid.h"
 #include "gemm/planner/family.h"
 #include "gemm/sm90/coverage.h"
+#include "gemm/sm90/kernel_names.h"
 #include "gemm/sm90_tma/costs.h"
-#include "gemm/sm90_tma/kernel_names.h"
 #include "gemm/text.h"
 
 namespace epigemm::sm90_tma {
@@ -54,8 +54,9 @@ class Tma final : public Family {
   Plan invariant_plan(const Problem& problem) const override { return plan_of(problem, kInvariantTile); }
 
   open::KernelNames kernels(const Problem& problem, const Plan& plan) const override {
+    static const sm90::TileNames of_tiles("sm90_tma", kTileCount);
     open::KernelNames names;
-    names.add(kernel_name(problem.x.element, plan.tile, has_matrix_by_tma(problem)));
+    names.add(of_tiles.of(problem.x.element, plan.tile));
     return names;
   }
 

@@ -1,5 +1,5 @@
-// One fused GEMM on Hopper: CUTLASS's TMA warp-specialised mainloop, an open epilogue of our own (sm90/epilogue.cuh), and
-// who does what when.
+// One fused GEMM on Hopper: CUTLASS's TMA warp-specialised mainloop, an open epilogue of our own (epilogue.cuh), and who
+// does what when.
 //
 // A CTA is a producer warpgroup and two that multiply. Of the producer's warps one loads x and the weight for all tiles
 // of the CTA, and two help, each with the epilogue of one warpgroup. CTAs are persistent: a tile after the other.
@@ -7,35 +7,35 @@
 //   Pingpong      a warpgroup has every other tile to itself. Mainloops take turns; an epilogue runs under the other
 //                 warpgroup's mainloop, and beside its epilogue where that is what takes the time.
 //   Cooperative   the warpgroups share every tile: half the epilogue, where nothing hides it.
+//
+// Rows and columns are the kernel's: those of D, or of its transpose.
 #pragma once
+
+#define CUTE_SM90_EXTENDED_MMA_SHAPES_ENABLED  // columns in steps of 8
 
 #include "cutlass/arch/grid_dependency_control.h"
 #include "cutlass/arch/reg_reconfig.h"
 #include "cutlass/gemm/collective/collective_builder.hpp"
-#include "gemm/sm90/architecture.h"
 #include "gemm/sm90/epilogue.cuh"
-#include "gemm/sm90_tma/tiles.h"
+#include "gemm/sm90/tile.h"
 
-namespace epigemm::sm90_tma {
+namespace epigemm::sm90 {
 
-using sm90::Place;
-
-// The element types of a unit. TF32 reads fp32 memory as it is; the tensor cores ignore the low 13 mantissa bits.
-namespace element {
-using float16 = cutlass::half_t;
-using bfloat16 = cutlass::bfloat16_t;
-using tf32 = float;
-}  // namespace element
-
-template <class Element, int TileIndex>
+// Types: Element (of x and the weight), Operand, Output, Sums (epilogue.cuh), and `tile`.
+template <class Types>
 struct Kernel {
-  static constexpr Tile tile = kTiles[TileIndex];
+  using Element = typename Types::Element;
+  static constexpr Tile tile = Types::tile;
   static constexpr bool is_cooperative = tile.schedule == Schedule::Cooperative;
   static constexpr int alignment = 16 / sizeof(Element);  // what TMA asks of pointers and row strides
+  static constexpr int kRows = tile.transposed ? tile.n : tile.m, kColumns = tile.transposed ? tile.m : tile.n;
+  static constexpr int kClusterRows = tile.transposed ? tile.cluster_n : tile.cluster_m;
+  static constexpr int kClusterColumns = tile.transposed ? tile.cluster_m : tile.cluster_n;
+  static constexpr int kCluster = kClusterRows * kClusterColumns;
 
   using TileShape =
-      cute::Shape<cute::Int<tile.m>, cute::Int<tile.n>, cute::Int<kTileKBytes / static_cast<int>(sizeof(Element))>>;
-  using ClusterShape = cute::Shape<cute::Int<tile.cluster_m>, cute::Int<tile.cluster_n>, cute::_1>;
+      cute::Shape<cute::Int<kRows>, cute::Int<kColumns>, cute::Int<kStageRowBytes / static_cast<int>(sizeof(Element))>>;
+  using ClusterShape = cute::Shape<cute::Int<kClusterRows>, cute::Int<kClusterColumns>, cute::_1>;
   using Mainloop = typename cutlass::gemm::collective::CollectiveBuilder<
       cutlass::arch::Sm90, cutlass::arch::OpClassTensorOp,
       /*ElementA=*/Element, cutlass::layout::RowMajor, alignment,
@@ -47,29 +47,29 @@ struct Kernel {
   using PipelineState = typename Mainloop::PipelineState;
 
   static constexpr int kGroups = 2, kSharers = is_cooperative ? kGroups : 1;  // of a tile
-  static constexpr int kThreads = 128 * (kGroups + 1), kProducerRegisters = 40, kConsumerRegisters = 232;
-  static constexpr int kCluster = tile.cluster_m * tile.cluster_n;
+  static constexpr int MaxThreadsPerBlock = 128 * (kGroups + 1), MinBlocksPerMultiprocessor = 1;
+  static constexpr int kProducerRegisters = 40, kConsumerRegisters = 232;
 
-  using EpilogueConfig = sm90::EpilogueConfig<Element, Element, tile.m / kSharers, sm90::kPassRows * kSharers, tile.n,
-                                              kGroups, tile.slots, tile.pass_row_bytes, is_cooperative ? 1 : 2>;
-  using Helper = sm90::EpilogueHelper<EpilogueConfig>;
-  using Consumer = sm90::EpilogueConsumer<EpilogueConfig>;
+  using Epilogue = EpilogueConfig<typename Types::Operand, typename Types::Output, typename Types::Sums, tile.transposed,
+                                  tile.group_rows(), kPassRows * kSharers, kColumns, kGroups, tile.slots,
+                                  tile.slot_bytes, tile.vector_bytes()>;
 
   struct Params {
     typename Mainloop::Params mainloop;
-    sm90::EpilogueParams epilogue;
+    EpilogueParams epilogue;
     int k, k_steps;
-    int lines_m, lines_n;  // the grid of clusters' tiles
+    int lines_of_rows, lines_of_columns;  // the grid of clusters' tiles
     int swizzle;
-    bool is_along_m;
+    bool is_along_rows;
   };
 
   struct Shared {
     alignas(1024) typename Mainloop::TensorStorage operands;
-    typename EpilogueConfig::Shared epilogue;
+    typename Epilogue::Shared epilogue;
     alignas(16) typename Mainloop::PipelineStorage pipeline;
   };
   static constexpr int kSharedBytes = sizeof(Shared);
+  static_assert(sizeof(typename Mainloop::TensorStorage) % 1024 == 0, "the epilogue's part is not aligned");
   static_assert(kSharedBytes <= Sm90::kSharedBytes, "a stage or a slot too many");
 
   // --- tiles ---------------------------------------------------------------------------------------------------------
@@ -79,13 +79,12 @@ struct Kernel {
     int now, step, end;
 
     CUTLASS_DEVICE bool is_there() const { return now < end; }
-    CUTLASS_DEVICE bool has_next() const { return now + step < end; }
     CUTLASS_DEVICE Tiles next() const { return {now + step, step, end}; }
   };
 
   CUTLASS_DEVICE static Tiles all_tiles(Params const& p) {
-    const int cluster = static_cast<int>(blockIdx.x) / tile.cluster_m, clusters = gridDim.x / tile.cluster_m;
-    return {cluster, clusters, p.lines_m * p.lines_n};
+    const int cluster = static_cast<int>(blockIdx.x) / kClusterRows, clusters = gridDim.x / kClusterRows;
+    return {cluster, clusters, p.lines_of_rows * p.lines_of_columns};
   }
 
   CUTLASS_DEVICE static Tiles tiles_of(Params const& p, int group) {
@@ -94,35 +93,32 @@ struct Kernel {
   }
 
   // Which of the CTAs' tiles: down and across. Along one direction, in bands of `swizzle` lines.
-  struct Index {
-    int m, n;
-  };
-
-  CUTLASS_DEVICE static Index index_of(Params const& p, Tiles const& tiles) {
-    const int minor_count = p.is_along_m ? p.lines_m : p.lines_n, major_count = p.is_along_m ? p.lines_n : p.lines_m;
+  CUTLASS_DEVICE static Place index_of(Params const& p, Tiles const& tiles) {
+    const int minor_count = p.is_along_rows ? p.lines_of_rows : p.lines_of_columns;
+    const int major_count = p.is_along_rows ? p.lines_of_columns : p.lines_of_rows;
     const int band = tiles.now / (p.swizzle * minor_count), rest = tiles.now - band * p.swizzle * minor_count;
     const int width = min(p.swizzle, major_count - band * p.swizzle);
     const int minor = rest / width, major = band * p.swizzle + rest - minor * width;
-    const int m = p.is_along_m ? minor : major, n = p.is_along_m ? major : minor;
-    return {m * tile.cluster_m + static_cast<int>(blockIdx.x) % tile.cluster_m,
-            n * tile.cluster_n + static_cast<int>(blockIdx.y)};
+    const int row = p.is_along_rows ? minor : major, column = p.is_along_rows ? major : minor;
+    return {row * kClusterRows + static_cast<int>(blockIdx.x) % kClusterRows,
+            column * kClusterColumns + static_cast<int>(blockIdx.y)};
   }
 
   CUTLASS_DEVICE static Place place_of(Params const& p, Tiles const& tiles, int group) {
-    const Index index = index_of(p, tiles);
-    return {index.m * tile.m + (is_cooperative ? group * sm90::kPassRows : 0), index.n * tile.n};
+    const Place index = index_of(p, tiles);
+    return {index.row * kRows + (is_cooperative ? group * kPassRows : 0), index.column * kColumns};
   }
 
   // --- the producer's warps ------------------------------------------------------------------------------------------
 
   CUTLASS_DEVICE static void load(Params const& p, Shared& shared, Pipeline& pipeline, int lane) {
     Mainloop mainloop;
-    auto const inputs = mainloop.load_init(
-        cute::make_shape(p.epilogue.m, p.epilogue.n, p.k, cute::Int<1>{}), p.mainloop);
+    auto const inputs =
+        mainloop.load_init(cute::make_shape(p.epilogue.rows, p.epilogue.columns, p.k, cute::Int<1>{}), p.mainloop);
     PipelineState state = cutlass::make_producer_start_state<Pipeline>();
     for (Tiles tiles = all_tiles(p); tiles.is_there(); tiles = tiles.next()) {
-      const Index index = index_of(p, tiles);
-      mainloop.load(p.mainloop, pipeline, state, inputs, cute::make_coord(index.m, index.n, cute::_, 0),
+      const Place index = index_of(p, tiles);
+      mainloop.load(p.mainloop, pipeline, state, inputs, cute::make_coord(index.row, index.column, cute::_, 0),
                     cute::make_coord_iterator(cute::shape<3>(cute::get<0>(inputs))), p.k_steps, lane,
                     kCluster == 1 ? 0 : cute::block_rank_in_cluster(), shared.operands);
       state.advance(p.k_steps);
@@ -131,18 +127,12 @@ struct Kernel {
   }
 
   CUTLASS_DEVICE static void help(Params const& p, Shared& shared, int group, int lane) {
-    Tiles tiles = tiles_of(p, group);
-    if (!tiles.is_there()) return;
-    const Helper helper{p.epilogue, shared.epilogue, group, lane};
-    sm90::SlotRing<tile.slots> ring;
-    Place place = place_of(p, tiles, group);
-    helper.begin(ring, /*count=*/0, place);
-    for (int count = 0; tiles.is_there(); ++count) {
-      const bool has_next = tiles.has_next();
-      tiles = tiles.next();
-      const Place next = has_next ? place_of(p, tiles, group) : place;
-      helper.help(ring, count, place, has_next, next);
-      place = next;
+    const EpilogueHelper<Epilogue> helper{p.epilogue, shared.epilogue, group, lane};
+    SlotRing<tile.slots> ring;
+    for (Tiles tiles = tiles_of(p, group); tiles.is_there(); tiles = tiles.next()) {
+      const Place place = place_of(p, tiles, group);
+      helper.begin(ring, place);
+      helper.finish(ring, place);
     }
   }
 
@@ -159,24 +149,23 @@ struct Kernel {
   CUTLASS_DEVICE static void consume(Params const& p, Shared& shared, Pipeline& pipeline, int group, int warp, int lane) {
     typename Mainloop::TiledMma mma;
     Mainloop mainloop;
-    const Consumer consumer{p.epilogue, shared.epilogue, group, warp, lane};
+    const EpilogueConsumer<Epilogue> consumer(p.epilogue, shared.epilogue, group, warp, lane);
     const int thread = is_cooperative ? static_cast<int>(threadIdx.x) - 128 : static_cast<int>(threadIdx.x) % 128;
     PipelineState state;
     if (!is_cooperative && group == 1) {
       state.advance(p.k_steps);
       hand_turn_on(group);  // the first one is the other's
     }
-    sm90::SlotRing<tile.slots> ring;
-    int count = 0;
-    for (Tiles tiles = tiles_of(p, group); tiles.is_there(); tiles = tiles.next(), ++count) {
+    SlotRing<tile.slots> ring;
+    for (Tiles tiles = tiles_of(p, group); tiles.is_there(); tiles = tiles.next()) {
       auto sums = cute::partition_fragment_C(mma, cute::take<0, 2>(TileShape{}));
       wait_for_turn(group);
       mainloop.mma(pipeline, state, sums, p.k_steps, thread, shared.operands, p.mainloop);
       hand_turn_on(group);
       mainloop.mma_tail(pipeline, state, p.k_steps);
       state.advance(p.k_steps * (is_cooperative ? 1 : kGroups));
-      if (!tiles.has_next()) cutlass::arch::launch_dependent_grids();
-      consumer.finish(ring, count, sums, place_of(p, tiles, group));
+      if (!tiles.next().is_there()) cutlass::arch::launch_dependent_grids();
+      consumer.finish(ring, sums, place_of(p, tiles, group));
     }
   }
 
@@ -187,7 +176,7 @@ struct Kernel {
     const int role = warp_of_cta / 4;  // 0: the producer
 
     if (warp_of_cta == 1 && cute::elect_one_sync()) {
-      EpilogueConfig::prepare(shared.epilogue);
+      Epilogue::prepare(shared.epilogue);
       cutlass::arch::fence_barrier_init();
       cutlass::arch::fence_view_async_shared();
     }
@@ -224,4 +213,4 @@ struct Kernel {
   }
 };
 
-}  // namespace epigemm::sm90_tma
+}  // namespace epigemm::sm90
