@@ -29,9 +29,9 @@ def test_rooms_include_what_they_may() -> None:
 
 
 PLANTED = [
-    ("call/x.cpp", "gemm/sm90_tma/open_kernel.h"),  # a CUTLASS kernel
-    ("call/x.cpp", "../gemm/sm90_tma/open_kernel.h"),
-    ("call/x.cpp", "gemm/../gemm/sm90_tma/open_kernel.h"),
+    ("call/x.cpp", "gemm/sm90_tma/kernel.h"),  # a CUTLASS kernel
+    ("call/x.cpp", "../gemm/sm90_tma/kernel.h"),
+    ("call/x.cpp", "gemm/../gemm/sm90_tma/kernel.h"),
     ("call/x.cpp", "cutlass/cutlass.h"),
     ("call/x.cpp", "no_such_header.h"),
     ("call/x.cpp", "../../outside.h"),

@@ -51,7 +51,7 @@ struct Place {
 
 // Operand: the element type of the operands that follow x's. Sums: what becomes of a sum, from a factor for its row and
 // one for its column (PlainSums). GroupRows: of a tile, that a warpgroup has, in blocks of 64 that are RowStep rows apart.
-// SlotBytes: of a pass. VectorBytes: room for the vectors that a functor reads; the planner takes no tile with less.
+// Slots, SlotBytes: of passes. VectorBytes: for the vectors that a functor reads; more of them take a slot's place.
 template <class Operand_, class Output_, class Sums_, bool Transposed, int GroupRows, int RowStep_, int TileN, int Groups,
           int Slots_, int SlotBytes, int VectorBytes>
 struct EpilogueConfig {
@@ -60,25 +60,28 @@ struct EpilogueConfig {
   using Sums = Sums_;
   static constexpr bool kTransposed = Transposed;
   static constexpr int kGroupRows = GroupRows, kRowStep = RowStep_, kTileN = TileN, kSlots = Slots_,
-                       kSlotBytes = SlotBytes;
+                       kSlotBytes = SlotBytes, kVectorBytes = VectorBytes;
   static constexpr int kPassColumns = SlotBytes / kPassRows / static_cast<int>(sizeof(Output));
   static constexpr int kPassesOfRow = TileN / kPassColumns;
   static constexpr int kPasses = GroupRows / kPassRows * kPassesOfRow;  // of a tile
-  static_assert(TileN % kPassColumns == 0 && GroupRows % kPassRows == 0 && Slots_ <= kPasses);
+  static_assert(TileN % kPassColumns == 0 && GroupRows % kPassRows == 0 && Slots_ >= 2 && Slots_ <= kPasses);
 
   // A slot is D's rows of up to 128 bytes, swizzled as TMA does; slabs of them where D's part of a pass is wider.
   static constexpr int kDColumns = Transposed ? kPassRows : kPassColumns;
   static constexpr int kRowBytes = cute::min(128, kDColumns * static_cast<int>(sizeof(Output)));
   static constexpr int kSlabs = kDColumns * static_cast<int>(sizeof(Output)) / kRowBytes, kSlabBytes = SlotBytes / kSlabs;
-  static_assert((kRowBytes == 128 || kRowBytes == 64) && kSlabBytes % 1024 == 0);
+  static_assert((kRowBytes == 128 || kRowBytes == 64) && kSlabBytes % 1024 == 0 && VectorBytes % 1024 == 0);
 
   static constexpr int kRoots = Sums::has_roots ? 1 : 0;
   static constexpr int kByRow = (Transposed ? open::kColumns : open::kRows) + kRoots;  // vectors; roots come last
   static constexpr int kByColumn = (Transposed ? open::kRows : open::kColumns) + kRoots;
 
+  static constexpr int kMostVectorBytes =
+      (kByRow * GroupRows + kByColumn * TileN) * static_cast<int>(sizeof(float));
+  static_assert(kMostVectorBytes <= VectorBytes + SlotBytes, "a slot too many");
+
   struct Shared {  // begins at a multiple of 1024 bytes, which swizzling asks for
-    alignas(16) char results[Groups][Slots_][SlotBytes];
-    alignas(16) char vectors[Groups][VectorBytes];
+    alignas(16) char memory[Groups][Slots_ * SlotBytes + VectorBytes];  // slots, then vectors
     float scalars[Groups][open::kScalars];
     Barrier ready[Groups][Slots_], written[Groups][Slots_];
   };
@@ -91,8 +94,7 @@ struct EpilogueConfig {
   }
 };
 
-// The vectors along the rows, or along the columns: what they are, and where they are in shared memory: side by side, of
-// those along the columns first.
+// The vectors along the rows, or along the columns: what they are, and where they are in shared memory, side by side.
 template <class C, bool AlongRows>
 struct EpilogueVectors {
   static constexpr int kCount = AlongRows ? C::kByRow : C::kByColumn;
@@ -119,14 +121,33 @@ struct EpilogueVectors {
   }
 };
 
+// What the functor that is linked in makes of a warpgroup's shared memory.
+template <class C>
+struct EpilogueLayout {
+  const EpilogueVectors<C, /*AlongRows=*/false> by_column;
+  const EpilogueVectors<C, /*AlongRows=*/true> by_row;
+  const int slots;
+
+  CUTLASS_DEVICE EpilogueLayout()
+      : by_column(0), by_row(by_column.end), slots(by_row.end <= C::kVectorBytes ? C::kSlots : C::kSlots - 1) {}
+
+  CUTLASS_DEVICE char* slot(typename C::Shared& shared, int group, int index) const {
+    return shared.memory[group] + index * C::kSlotBytes;
+  }
+
+  template <class Vectors>
+  CUTLASS_DEVICE float* vector(typename C::Shared& shared, int group, Vectors const& vectors, int i) const {
+    return reinterpret_cast<float*>(slot(shared, group, slots) + vectors.offsets[i]);
+  }
+};
+
 // Which slot a pass has, and how often the slot has come round.
-template <int Slots>
 struct SlotRing {
   int slot = 0;
   uint32_t phase = 0;
 
-  CUTLASS_DEVICE void advance() {
-    if (++slot == Slots) {
+  CUTLASS_DEVICE void advance(int slots) {
+    if (++slot == slots) {
       slot = 0;
       phase ^= 1;
     }
@@ -144,18 +165,16 @@ CUTLASS_DEVICE void wait_for(Barrier const& barrier, uint32_t phase) {
 template <class C>
 struct EpilogueHelper {
   using Operand = typename C::Operand;
-  using Ring = SlotRing<C::kSlots>;
 
   EpilogueParams const& params;
   typename C::Shared& shared;
   const int group, lane;
+  const EpilogueLayout<C> layout{};
 
   // A tile's operands, and its first passes.
-  CUTLASS_DEVICE void begin(Ring ring, Place tile) const {
-    const EpilogueVectors<C, /*AlongRows=*/false> by_column(0);
-    const EpilogueVectors<C, /*AlongRows=*/true> by_row(by_column.end);
-    bring_vectors(by_column, tile.column, params.columns, kPassRows);
-    bring_vectors(by_row, tile.row, params.rows, C::kRowStep);
+  CUTLASS_DEVICE void begin(SlotRing ring, Place tile) const {
+    bring_vectors(layout.by_column, tile.column, params.columns, kPassRows);
+    bring_vectors(layout.by_row, tile.row, params.rows, C::kRowStep);
     CUTLASS_PRAGMA_UNROLL
     for (int i = 0; i < open::kScalars; ++i) {
       if (epigemm_operand(open::kScalar0 + i) == open::kUnread || lane != i) continue;
@@ -163,13 +182,15 @@ struct EpilogueHelper {
       shared.scalars[group][i] = data ? *data : params.operands.scalars[i];
     }
     __syncwarp();
-    if (lane != 0) return;
-    for (int pass = 0; pass < C::kSlots; ++pass, ring.advance()) make_ready(tile, pass, ring.slot);
+    if (lane == 0) {
+      for (int pass = 0; pass < layout.slots; ++pass, ring.advance(layout.slots)) make_ready(tile, pass, ring.slot);
+    }
+    prefetch_matrices(tile);
   }
 
   // Stores the results of a tile.
-  CUTLASS_DEVICE void finish(Ring& ring, Place tile) const {
-    for (int pass = 0; pass < C::kPasses; ++pass, ring.advance()) {
+  CUTLASS_DEVICE void finish(SlotRing& ring, Place tile) const {
+    for (int pass = 0; pass < C::kPasses; ++pass, ring.advance(layout.slots)) {
       if (lane != 0) continue;
       wait_for(shared.written[group][ring.slot], ring.phase);
       for_each_slab(tile, pass, ring.slot, [&](char* slab, int x, int y) {
@@ -177,7 +198,7 @@ struct EpilogueHelper {
       });
       cute::tma_store_arrive();
       cute::tma_store_wait<0>();
-      if (pass + C::kSlots < C::kPasses) make_ready(tile, pass + C::kSlots, ring.slot);
+      if (pass + layout.slots < C::kPasses) make_ready(tile, pass + layout.slots, ring.slot);
     }
     __syncwarp();
   }
@@ -201,7 +222,7 @@ struct EpilogueHelper {
         numbers[j] = kind == open::kOfCompute ? static_cast<float const*>(data)[at]
                                               : static_cast<float>(static_cast<Operand const*>(data)[at]);
       }
-      auto* const to = reinterpret_cast<float*>(shared.vectors[group] + vectors.offsets[i]);
+      float* const to = layout.vector(shared, group, vectors, i);
       CUTLASS_PRAGMA_UNROLL
       for (int j = 0; j < kEach; ++j) {
         if (j * 32 + lane < Vectors::kLength) to[j * 32 + lane] = numbers[j];
@@ -217,7 +238,7 @@ struct EpilogueHelper {
     CUTLASS_PRAGMA_UNROLL
     for (int i = 0; i < C::kSlabs; ++i) {
       const int along = i * C::kDColumns / C::kSlabs;
-      char* const slab = shared.results[group][slot] + i * C::kSlabBytes;
+      char* const slab = layout.slot(shared, group, slot) + i * C::kSlabBytes;
       if constexpr (C::kTransposed) {
         visit(slab, row + along, column);
       } else {
@@ -226,10 +247,51 @@ struct EpilogueHelper {
     }
   }
 
+  CUTLASS_DEVICE bool is_by_tma(int matrix) const {
+    return matrix == 0 && params.is_matrix_by_tma && epigemm_operand(open::kMatrix0) != open::kUnread;
+  }
+
+  // To L2, while the mainloop runs: device memory's latency is too long for passes that come one by one.
+  CUTLASS_DEVICE void prefetch_matrices(Place tile) const {
+    CUTLASS_PRAGMA_UNROLL
+    for (int i = 0; i < open::kMatrices; ++i) {
+      const int kind = epigemm_operand(open::kMatrix0 + i);
+      if (kind == open::kUnread) continue;
+      if (!is_by_tma(i)) {
+        const int64_t bytes = kind == open::kOfCompute ? sizeof(float) : sizeof(Operand);
+        prefetch_rows(static_cast<char const*>(params.operands.data[open::kMatrix0 + i]),
+                      params.operands.matrix_strides[i] * bytes, static_cast<int>(bytes), tile);
+      } else if (lane == 0) {
+        for (int pass = layout.slots; pass < C::kPasses; ++pass) {
+          for_each_slab(tile, pass, /*slot=*/0, [&](char*, int x, int y) {
+            cute::SM90_TMA_LOAD_2D::PREFETCH::copy(&params.matrix, x, y);
+          });
+        }
+      }
+    }
+  }
+
+  // Rows of D, `stride` bytes apart: a line of 128 bytes each time.
+  CUTLASS_DEVICE void prefetch_rows(char const* data, int64_t stride, int bytes, Place tile) const {
+    constexpr int kLine = 128, kDRows = C::kTransposed ? C::kTileN : C::kGroupRows;
+    constexpr int kDWidth = C::kTransposed ? C::kGroupRows : C::kTileN;
+    static_assert(!C::kTransposed || C::kRowStep == 128, "blocks of a warpgroup's columns");
+    const int first_row = C::kTransposed ? tile.column : tile.row, last_row = C::kTransposed ? params.columns : params.rows;
+    const int first = C::kTransposed ? tile.row : tile.column, end = C::kTransposed ? params.rows : params.columns;
+    const int lines = kDWidth * bytes / kLine;
+    for (int i = lane; i < kDRows * lines; i += 32) {
+      const int local = i / lines, along = i % lines * (kLine / bytes);
+      const int row = first_row + (C::kTransposed ? local : local / kPassRows * C::kRowStep + local % kPassRows);
+      const int column = first + (C::kTransposed ? along / kPassRows * C::kRowStep + along % kPassRows : along);
+      if (row >= last_row || column >= end) continue;
+      asm volatile("prefetch.global.L2 [%0];" ::"l"(data + row * stride + static_cast<int64_t>(column) * bytes));
+    }
+  }
+
   CUTLASS_DEVICE void make_ready(Place tile, int pass, int slot) const {
     constexpr auto kCached = static_cast<uint64_t>(cute::TMA::CacheHintSm90::EVICT_NORMAL);
     Barrier& ready = shared.ready[group][slot];
-    if (epigemm_operand(open::kMatrix0) == open::kUnread || !params.is_matrix_by_tma) {
+    if (!is_by_tma(0)) {
       ready.arrive();
       return;
     }
@@ -257,18 +319,14 @@ struct EpilogueConsumer {
   EpilogueParams const& params;
   typename C::Shared& shared;
   const int group, warp, lane;
-  const EpilogueVectors<C, /*AlongRows=*/false> by_column;
-  const EpilogueVectors<C, /*AlongRows=*/true> by_row;
-
-  CUTLASS_DEVICE EpilogueConsumer(EpilogueParams const& params, typename C::Shared& shared, int group, int warp, int lane)
-      : params(params), shared(shared), group(group), warp(warp), lane(lane), by_column(0), by_row(by_column.end) {}
+  const EpilogueLayout<C> layout{};
 
   template <class Sums>
-  CUTLASS_DEVICE void finish(SlotRing<C::kSlots>& ring, Sums const& sums, Place tile) const {
+  CUTLASS_DEVICE void finish(SlotRing& ring, Sums const& sums, Place tile) const {
     CUTLASS_PRAGMA_UNROLL
-    for (int pass = 0; pass < C::kPasses; ++pass, ring.advance()) {
+    for (int pass = 0; pass < C::kPasses; ++pass, ring.advance(layout.slots)) {
       const int m = pass / C::kPassesOfRow, n = pass % C::kPassesOfRow;
-      char* const slot = shared.results[group][ring.slot];
+      char* const slot = layout.slot(shared, group, ring.slot);
       wait_for(shared.ready[group][ring.slot], ring.phase);
       finish_pass(sums, m, n, {tile.row + m * C::kRowStep, tile.column + n * C::kPassColumns}, slot);
       asm volatile("" ::: "memory");  // what was written stays before the fence
@@ -393,18 +451,14 @@ struct EpilogueConsumer {
 
   // --- a pass ------------------------------------------------------------------------------------------------------------
 
-  // Of vectors that are not read, anything: nothing comes of it.
-  template <class Vectors>
-  CUTLASS_DEVICE float const* vector(Vectors const& vectors, int i, int at) const {
-    return reinterpret_cast<float const*>(shared.vectors[group] + vectors.offsets[i]) + at;
-  }
-
   template <class Sums>
   CUTLASS_DEVICE void finish_pass(Sums const& sums, int m, int n, Place place, char* slot) const {
+    // Of what is not read, anything: nothing comes of it.
     float of_row[C::kByRow][2], scalars[open::kScalars];
     CUTLASS_PRAGMA_UNROLL
     for (int i = 0; i < C::kByRow * 2; ++i) {
-      of_row[i / 2][i % 2] = *vector(by_row, i / 2, m * kPassRows + warp * 16 + lane / 4 + i % 2 * 8);
+      const int at = m * kPassRows + warp * 16 + lane / 4 + i % 2 * 8;
+      of_row[i / 2][i % 2] = layout.vector(shared, group, layout.by_row, i / 2)[at];
     }
     CUTLASS_PRAGMA_UNROLL
     for (int i = 0; i < open::kScalars; ++i) scalars[i] = shared.scalars[group][i];
@@ -422,7 +476,7 @@ struct EpilogueConsumer {
         CUTLASS_PRAGMA_UNROLL
         for (int i = 0; i < C::kByColumn; ++i) {
           const int at = n * C::kPassColumns + (first + j) * 8 + lane % 4 * 2;
-          of_column[i] = *reinterpret_cast<float2 const*>(vector(by_column, i, at));
+          of_column[i] = *reinterpret_cast<float2 const*>(layout.vector(shared, group, layout.by_column, i) + at);
         }
         CUTLASS_PRAGMA_UNROLL
         for (int r = 0; r < 2; ++r) {

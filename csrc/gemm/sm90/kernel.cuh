@@ -128,7 +128,7 @@ struct Kernel {
 
   CUTLASS_DEVICE static void help(Params const& p, Shared& shared, int group, int lane) {
     const EpilogueHelper<Epilogue> helper{p.epilogue, shared.epilogue, group, lane};
-    SlotRing<tile.slots> ring;
+    SlotRing ring;
     for (Tiles tiles = tiles_of(p, group); tiles.is_there(); tiles = tiles.next()) {
       const Place place = place_of(p, tiles, group);
       helper.begin(ring, place);
@@ -149,14 +149,14 @@ struct Kernel {
   CUTLASS_DEVICE static void consume(Params const& p, Shared& shared, Pipeline& pipeline, int group, int warp, int lane) {
     typename Mainloop::TiledMma mma;
     Mainloop mainloop;
-    const EpilogueConsumer<Epilogue> consumer(p.epilogue, shared.epilogue, group, warp, lane);
+    const EpilogueConsumer<Epilogue> consumer{p.epilogue, shared.epilogue, group, warp, lane};
     const int thread = is_cooperative ? static_cast<int>(threadIdx.x) - 128 : static_cast<int>(threadIdx.x) % 128;
     PipelineState state;
     if (!is_cooperative && group == 1) {
       state.advance(p.k_steps);
       hand_turn_on(group);  // the first one is the other's
     }
-    SlotRing<tile.slots> ring;
+    SlotRing ring;
     for (Tiles tiles = tiles_of(p, group); tiles.is_there(); tiles = tiles.next()) {
       auto sums = cute::partition_fragment_C(mma, cute::take<0, 2>(TileShape{}));
       wait_for_turn(group);

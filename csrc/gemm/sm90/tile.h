@@ -15,14 +15,15 @@ struct Tile {
   Schedule schedule;
   bool transposed;  // the kernel's rows are the weight's: they come 64 at once, its columns in steps of 8
   int stages;       // of both operands in shared memory
-  int slots;        // of a warpgroup's results in shared memory: passes of the epilogue
-  int slot_bytes;   // of a pass
+  int slots;        // of a warpgroup's results in shared memory, for passes of the epilogue
+  int slot_bytes;   // 64 rows of a warpgroup's part are a pass, as wide as fits
 
   constexpr int stage_bytes() const { return (m + n) * kStageRowBytes; }
 
-  // What the stages and slots leave to a warpgroup for the vectors that an epilogue reads.
+  // What the stages and slots leave to a warpgroup for the vectors that an epilogue reads. Where they take more, it has a
+  // slot less.
   constexpr int vector_bytes() const {
-    constexpr int kGroups = 2, kBarriersAndScalars = 1024, kAlignment = 16;
+    constexpr int kGroups = 2, kBarriersAndScalars = 1024, kAlignment = 1024;
     const int left = Sm90::kSharedBytes - kBarriersAndScalars - stages * stage_bytes() - kGroups * slots * slot_bytes;
     return left / kGroups / kAlignment * kAlignment;
   }

@@ -19,6 +19,8 @@ Plan plan_of(const Problem& problem, int index) {
           choose_swizzle(grid_of(problem, tile), ctas, problem.device.multiprocessors), /*splits=*/1};
 }
 
+int count_of(ElementType element) { return element == ElementType::Float32 ? kTF32TileCount : kTileCount; }
+
 class Tma final : public Family {
  public:
   bool computes(const Problem& problem) const override { return sm90::multiplies_as_stored(problem); }
@@ -41,7 +43,7 @@ class Tma final : public Family {
   }
 
   void for_each_candidate(const Problem& problem, const Visit& visit) const override {
-    for (int index = 0; index < kTileCount; ++index) {
+    for (int index = 0; index < count_of(problem.x.element); ++index) {
       const Plan plan = plan_of(problem, index);
       visit({plan, sm90_tma::microseconds(problem, plan)});
     }
@@ -60,18 +62,21 @@ class Tma final : public Family {
     return names;
   }
 
-  int tile_count(Arithmetic) const override { return kTileCount; }
+  int tile_count(Arithmetic arithmetic) const override {
+    return arithmetic == Arithmetic::TF32 ? kTF32TileCount : kTileCount;
+  }
 
   TileText describe(const Problem& problem, int index) const override {
     const Tile& tile = kTiles[index];
-    return {tile.m,         tile.n,         kTileKBytes / element_bytes(problem.x.element),
-            tile.cluster_m, tile.cluster_n, schedule_name(tile.schedule)};
+    const char* schedule = tile.transposed ? "cooperative transposed" : schedule_name(tile.schedule);
+    return {tile.m, tile.n, kTileKBytes / element_bytes(problem.x.element), tile.cluster_m, tile.cluster_n, schedule};
   }
 
   std::string fingerprint() const override {
     std::string text;
     for (const Tile& tile : kTiles) {
-      for (const int number : {tile.m, tile.n, tile.cluster_m, tile.cluster_n, static_cast<int>(tile.schedule)}) {
+      for (const int number : {tile.m, tile.n, tile.cluster_m, tile.cluster_n, static_cast<int>(tile.schedule),
+                               static_cast<int>(tile.transposed)}) {
         text += std::to_string(number) + ",";
       }
     }
