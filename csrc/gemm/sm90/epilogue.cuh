@@ -1,11 +1,11 @@
-// The epilogue of kernels on Hopper whose functor is linked in at run time (csrc/open/contract.h): a warpgroup takes its
-// sums through the functor, and a helper warp does all that is not arithmetic.
+// The epilogue of kernels on Hopper whose functor is linked in at run time (csrc/open/contract.h): a warpgroup takes
+// its sums through the functor, and a helper warp does all that is not arithmetic.
 //
-// A warpgroup's part of a tile goes through shared memory in passes of 64 rows, several at once. For each pass the helper
-// makes a slot ready, with the part of a matrix in it that TMA can bring; the warpgroup puts the results there, in the
-// matrix's place; the helper stores them by TMA. Vectors and scalars wait in shared memory as fp32: the helper brings
-// those of a tile when the tile before it is on its way. So the warpgroup waits for nothing but its slots, and its
-// mainloop hides what the helper does.
+// A warpgroup's part of a tile goes through shared memory in passes of 64 rows, several at once. For each pass the
+// helper makes a slot ready, with the part of a matrix in it that TMA can bring; the warpgroup puts the results there,
+// in the matrix's place; the helper stores them by TMA. Vectors and scalars wait in shared memory as fp32: the helper
+// brings those of a tile when the tile before it is on its way. So the warpgroup waits for nothing but its slots, and
+// its mainloop hides what the helper does.
 //
 // Rows and columns are the kernel's. Where it computes the transpose of D, D's columns are its rows: vectors change
 // places, and stmatrix turns what is written to a slot.
@@ -50,10 +50,11 @@ struct Place {
 };
 
 // Operand: the element type of the operands that follow x's. Sums: what becomes of a sum, from a factor for its row and
-// one for its column (PlainSums). GroupRows: of a tile, that a warpgroup has, in blocks of 64 that are RowStep rows apart.
-// Slots, SlotBytes: of passes. VectorBytes: for the vectors that a functor reads; more of them take a slot's place.
-template <class Operand_, class Output_, class Sums_, bool Transposed, int GroupRows, int RowStep_, int TileN, int Groups,
-          int Slots_, int SlotBytes, int VectorBytes>
+// one for its column (PlainSums). GroupRows: of a tile, that a warpgroup has, in blocks of 64 that are RowStep rows
+// apart. Slots, SlotBytes: of passes. VectorBytes: for the vectors that a functor reads; more of them take a slot's
+// place.
+template <class Operand_, class Output_, class Sums_, bool Transposed, int GroupRows, int RowStep_, int TileN,
+          int Groups, int Slots_, int SlotBytes, int VectorBytes>
 struct EpilogueConfig {
   using Operand = Operand_;
   using Output = Output_;
@@ -68,16 +69,16 @@ struct EpilogueConfig {
 
   // A slot is D's rows of up to 128 bytes, swizzled as TMA does; slabs of them where D's part of a pass is wider.
   static constexpr int kDColumns = Transposed ? kPassRows : kPassColumns;
-  static constexpr int kRowBytes = cute::min(128, kDColumns * static_cast<int>(sizeof(Output)));
-  static constexpr int kSlabs = kDColumns * static_cast<int>(sizeof(Output)) / kRowBytes, kSlabBytes = SlotBytes / kSlabs;
+  static constexpr int kRowBytes = cute::min(128, kDColumns* static_cast<int>(sizeof(Output)));
+  static constexpr int kSlabs = kDColumns * static_cast<int>(sizeof(Output)) / kRowBytes,
+                       kSlabBytes = SlotBytes / kSlabs;
   static_assert((kRowBytes == 128 || kRowBytes == 64) && kSlabBytes % 1024 == 0 && VectorBytes % 1024 == 0);
 
   static constexpr int kRoots = Sums::has_roots ? 1 : 0;
   static constexpr int kByRow = (Transposed ? open::kColumns : open::kRows) + kRoots;  // vectors; roots come last
   static constexpr int kByColumn = (Transposed ? open::kRows : open::kColumns) + kRoots;
 
-  static constexpr int kMostVectorBytes =
-      (kByRow * GroupRows + kByColumn * TileN) * static_cast<int>(sizeof(float));
+  static constexpr int kMostVectorBytes = (kByRow * GroupRows + kByColumn * TileN) * static_cast<int>(sizeof(float));
   static_assert(kMostVectorBytes <= VectorBytes + SlotBytes, "a slot too many");
 
   struct Shared {  // begins at a multiple of 1024 bytes, which swizzling asks for
@@ -160,7 +161,8 @@ CUTLASS_DEVICE void wait_for(Barrier const& barrier, uint32_t phase) {
   asm volatile("" ::: "memory");
 }
 
-// --- the helper: one warp for each warpgroup ---------------------------------------------------------------------------
+// --- the helper: one warp for each warpgroup
+// ---------------------------------------------------------------------------
 
 template <class C>
 struct EpilogueHelper {
@@ -193,9 +195,8 @@ struct EpilogueHelper {
     for (int pass = 0; pass < C::kPasses; ++pass, ring.advance(layout.slots)) {
       if (lane != 0) continue;
       wait_for(shared.written[group][ring.slot], ring.phase);
-      for_each_slab(tile, pass, ring.slot, [&](char* slab, int x, int y) {
-        cute::SM90_TMA_STORE_2D::copy(&params.out, slab, x, y);
-      });
+      for_each_slab(tile, pass, ring.slot,
+                    [&](char* slab, int x, int y) { cute::SM90_TMA_STORE_2D::copy(&params.out, slab, x, y); });
       cute::tma_store_arrive();
       cute::tma_store_wait<0>();
       if (pass + layout.slots < C::kPasses) make_ready(tile, pass + layout.slots, ring.slot);
@@ -263,9 +264,8 @@ struct EpilogueHelper {
                       params.operands.matrix_strides[i] * bytes, static_cast<int>(bytes), tile);
       } else if (lane == 0) {
         for (int pass = layout.slots; pass < C::kPasses; ++pass) {
-          for_each_slab(tile, pass, /*slot=*/0, [&](char*, int x, int y) {
-            cute::SM90_TMA_LOAD_2D::PREFETCH::copy(&params.matrix, x, y);
-          });
+          for_each_slab(tile, pass, /*slot=*/0,
+                        [&](char*, int x, int y) { cute::SM90_TMA_LOAD_2D::PREFETCH::copy(&params.matrix, x, y); });
         }
       }
     }
@@ -276,7 +276,8 @@ struct EpilogueHelper {
     constexpr int kLine = 128, kDRows = C::kTransposed ? C::kTileN : C::kGroupRows;
     constexpr int kDWidth = C::kTransposed ? C::kGroupRows : C::kTileN;
     static_assert(!C::kTransposed || C::kRowStep == 128, "blocks of a warpgroup's columns");
-    const int first_row = C::kTransposed ? tile.column : tile.row, last_row = C::kTransposed ? params.columns : params.rows;
+    const int first_row = C::kTransposed ? tile.column : tile.row,
+              last_row = C::kTransposed ? params.columns : params.rows;
     const int first = C::kTransposed ? tile.row : tile.column, end = C::kTransposed ? params.rows : params.columns;
     const int lines = kDWidth * bytes / kLine;
     for (int i = lane; i < kDRows * lines; i += 32) {
@@ -302,7 +303,8 @@ struct EpilogueHelper {
   }
 };
 
-// --- a warpgroup ---------------------------------------------------------------------------------------------------------
+// --- a warpgroup
+// ---------------------------------------------------------------------------------------------------------
 
 // One thread's part of the epilogue. Of every 64 rows it has two, eight apart (r), and of every eight columns (j) two
 // neighbours (c).
@@ -337,7 +339,8 @@ struct EpilogueConsumer {
   }
 
  private:
-  // --- a slot ------------------------------------------------------------------------------------------------------------
+  // --- a slot
+  // ------------------------------------------------------------------------------------------------------------
 
   // 16 bytes of a row of D, as TMA swizzles them.
   CUTLASS_DEVICE static char* place_in(char* slab, int row, int chunk) {
@@ -362,7 +365,8 @@ struct EpilogueConsumer {
     }
   }
 
-  // --- matrices: words as they lie in memory, two numbers of 16 bits in one -------------------------------------------------
+  // --- matrices: words as they lie in memory, two numbers of 16 bits in one
+  // -------------------------------------------------
 
   struct Matrix {
     uint32_t words[kChunk * 4];  // [j][r][c], or [j][r] of 16 bits
@@ -411,7 +415,8 @@ struct EpilogueConsumer {
     auto* const data = static_cast<T const*>(params.operands.data[open::kMatrix0 + i]);
     const int64_t stride = params.operands.matrix_strides[i];
     const int64_t down = C::kTransposed ? 1 : stride, right = C::kTransposed ? stride : 1;
-    const uint64_t odd = (reinterpret_cast<uint64_t>(data) | static_cast<uint64_t>(stride) * sizeof(T)) % (2 * sizeof(T));
+    const uint64_t odd =
+        (reinterpret_cast<uint64_t>(data) | static_cast<uint64_t>(stride) * sizeof(T)) % (2 * sizeof(T));
     const bool has_pairs = !C::kTransposed && odd == 0 && params.columns % 2 == 0;
     CUTLASS_PRAGMA_UNROLL
     for (int r = 0; r < 2; ++r) {
@@ -449,7 +454,8 @@ struct EpilogueConsumer {
     }
   }
 
-  // --- a pass ------------------------------------------------------------------------------------------------------------
+  // --- a pass
+  // ------------------------------------------------------------------------------------------------------------
 
   template <class Sums>
   CUTLASS_DEVICE void finish_pass(Sums const& sums, int m, int n, Place place, char* slot) const {

@@ -1,5 +1,5 @@
-// One fused GEMM on Hopper: CUTLASS's TMA warp-specialised mainloop, an open epilogue of our own (epilogue.cuh), and who
-// does what when.
+// One fused GEMM on Hopper: CUTLASS's TMA warp-specialised mainloop, an open epilogue of our own (epilogue.cuh), and
+// who does what when.
 //
 // A CTA is a producer warpgroup and two that multiply. Of the producer's warps one loads x and the weight for all tiles
 // of the CTA, and two help, each with the epilogue of one warpgroup. CTAs are persistent: a tile after the other.
@@ -50,9 +50,9 @@ struct Kernel {
   static constexpr int MaxThreadsPerBlock = 128 * (kGroups + 1), MinBlocksPerMultiprocessor = 1;
   static constexpr int kProducerRegisters = 40, kConsumerRegisters = 232;
 
-  using Epilogue = EpilogueConfig<typename Types::Operand, typename Types::Output, typename Types::Sums, tile.transposed,
-                                  tile.group_rows(), kPassRows * kSharers, kColumns, kGroups, tile.slots,
-                                  tile.slot_bytes, tile.vector_bytes()>;
+  using Epilogue = EpilogueConfig<typename Types::Operand, typename Types::Output, typename Types::Sums,
+                                  tile.transposed, tile.group_rows(), kPassRows * kSharers, kColumns, kGroups,
+                                  tile.slots, tile.slot_bytes, tile.vector_bytes()>;
 
   struct Params {
     typename Mainloop::Params mainloop;
@@ -146,7 +146,8 @@ struct Kernel {
     if constexpr (!is_cooperative) cutlass::arch::NamedBarrier::arrive(2 * 128, 1 - group);
   }
 
-  CUTLASS_DEVICE static void consume(Params const& p, Shared& shared, Pipeline& pipeline, int group, int warp, int lane) {
+  CUTLASS_DEVICE static void consume(Params const& p, Shared& shared, Pipeline& pipeline, int group, int warp,
+                                     int lane) {
     typename Mainloop::TiledMma mma;
     Mainloop mainloop;
     const EpilogueConsumer<Epilogue> consumer{p.epilogue, shared.epilogue, group, warp, lane};

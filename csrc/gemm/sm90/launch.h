@@ -16,12 +16,12 @@ namespace epigemm::sm90 {
 // x or the weight as the kernel reads it.
 struct Multiplied {
   const void* data;
-  int64_t row_stride;      // elements
+  int64_t row_stride;            // elements
   const float* roots = nullptr;  // where the sums have them
 };
 
-// `k`: elements of both that are multiplied. `kernel`: the one of these types with an epilogue in it, a cudaKernel_t; it
-// reads nothing before the kernel ahead is done. Returns nullptr, or what was refused and why.
+// `k`: elements of both that are multiplied. `kernel`: the one of these types with an epilogue in it, a cudaKernel_t;
+// it reads nothing before the kernel ahead is done. Returns nullptr, or what was refused and why.
 template <class Types>
 const char* launch(Problem const& problem, Plan const& plan, Multiplied x, Multiplied weight, int64_t k,
                    const void* kernel) {
@@ -34,13 +34,12 @@ const char* launch(Problem const& problem, Plan const& plan, Multiplied x, Multi
   const int m = static_cast<int>(problem.m), n = static_cast<int>(problem.n);
   const int rows = kTransposed ? n : m, columns = kTransposed ? m : n;
   typename Kernel::Params params;
-  params.mainloop = Kernel::Mainloop::to_underlying_arguments(
-      cute::make_shape(rows, columns, static_cast<int>(k), 1),
-      {static_cast<Element const*>(a.data),
-       {a.row_stride, cute::_1{}, 0},
-       static_cast<Element const*>(b.data),
-       {b.row_stride, cute::_1{}, 0}},
-      /*workspace=*/nullptr);
+  params.mainloop = Kernel::Mainloop::to_underlying_arguments(cute::make_shape(rows, columns, static_cast<int>(k), 1),
+                                                              {static_cast<Element const*>(a.data),
+                                                               {a.row_stride, cute::_1{}, 0},
+                                                               static_cast<Element const*>(b.data),
+                                                               {b.row_stride, cute::_1{}, 0}},
+                                                              /*workspace=*/nullptr);
 
   EpilogueParams& epilogue = params.epilogue;
   const Matrix matrix = matrix_by_tma(problem);

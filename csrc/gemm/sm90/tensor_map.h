@@ -18,8 +18,8 @@ inline constexpr CUtensorMapDataType kMapType<cutlass::bfloat16_t> = CU_TENSOR_M
 template <>
 inline constexpr CUtensorMapDataType kMapType<cutlass::tfloat32_t> = CU_TENSOR_MAP_DATA_TYPE_TFLOAT32;
 
-// Boxes of `box_rows` rows and `box_bytes`, 128 or 64, swizzled so; what lies beyond the matrix reads as zeros and is not written.
-// `row_stride` in elements. False where the driver refuses.
+// Boxes of `box_rows` rows and `box_bytes`, 128 or 64, swizzled so; what lies beyond the matrix reads as zeros and is
+// not written. `row_stride` in elements. False where the driver refuses.
 inline bool encode(CUtensorMap* map, CUtensorMapDataType type, int element_bytes, const void* data, int64_t row_stride,
                    int64_t rows, int64_t columns, int box_rows, int box_bytes) {
   const cuuint64_t sizes[] = {static_cast<cuuint64_t>(columns), static_cast<cuuint64_t>(rows)};

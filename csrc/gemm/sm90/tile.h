@@ -1,5 +1,5 @@
-// The tiles of Hopper's persistent kernels, as families list them. Free of CUTLASS, so that the planner can read them on a
-// machine without a GPU.
+// The tiles of Hopper's persistent kernels, as families list them. Free of CUTLASS, so that the planner can read them
+// on a machine without a GPU.
 #pragma once
 
 #include "gemm/sm90/architecture.h"
@@ -20,8 +20,8 @@ struct Tile {
 
   constexpr int stage_bytes() const { return (m + n) * kStageRowBytes; }
 
-  // What the stages and slots leave to a warpgroup for the vectors that an epilogue reads. Where they take more, it has a
-  // slot less.
+  // What the stages and slots leave to a warpgroup for the vectors that an epilogue reads. Where they take more, it has
+  // a slot less.
   constexpr int vector_bytes() const {
     constexpr int kGroups = 2, kBarriersAndScalars = 1024, kAlignment = 1024;
     const int left = Sm90::kSharedBytes - kBarriersAndScalars - stages * stage_bytes() - kGroups * slots * slot_bytes;
@@ -29,9 +29,7 @@ struct Tile {
   }
 
   // The rows of a kernel's tile that a warpgroup finishes, of D or of its transpose.
-  constexpr int group_rows() const {
-    return (transposed ? n : m) / (schedule == Schedule::Cooperative ? 2 : 1);
-  }
+  constexpr int group_rows() const { return (transposed ? n : m) / (schedule == Schedule::Cooperative ? 2 : 1); }
 };
 
 }  // namespace epigemm::sm90
