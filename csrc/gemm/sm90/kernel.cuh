@@ -1,12 +1,14 @@
 // One fused GEMM on Hopper: CUTLASS's TMA warp-specialised mainloop, an open epilogue of our own (epilogue.cuh), and
 // who does what when.
 //
-// A CTA is a producer warpgroup and two that multiply. Of the producer's warps one loads x and the weight for all tiles
-// of the CTA, and two help, each with the epilogue of one warpgroup. CTAs are persistent: a tile after the other.
+// A CTA is a producer warpgroup and one or two that multiply. Of the producer's warps one loads x and the weight for
+// all tiles of the CTA, and one or two help, each with the epilogue of a warpgroup. CTAs are persistent: a tile after
+// the other.
 //
 //   Pingpong      a warpgroup has every other tile to itself. Mainloops take turns; an epilogue runs under the other
 //                 warpgroup's mainloop, and beside its epilogue where that is what takes the time.
 //   Cooperative   the warpgroups share every tile: half the epilogue, where nothing hides it.
+//   Single        there is one.
 //
 // Rows and columns are the kernel's: those of D, or of its transpose.
 #pragma once
@@ -27,6 +29,7 @@ struct Kernel {
   using Element = typename Types::Element;
   static constexpr Tile tile = Types::tile;
   static constexpr bool is_cooperative = tile.schedule == Schedule::Cooperative;
+  static constexpr bool takes_turns = tile.schedule == Schedule::Pingpong;
   static constexpr int alignment = 16 / sizeof(Element);  // what TMA asks of pointers and row strides
   static constexpr int kRows = tile.transposed ? tile.n : tile.m, kColumns = tile.transposed ? tile.m : tile.n;
   static constexpr int kClusterRows = tile.transposed ? tile.cluster_n : tile.cluster_m;
@@ -46,7 +49,7 @@ struct Kernel {
   using Pipeline = typename Mainloop::MainloopPipeline;
   using PipelineState = typename Mainloop::PipelineState;
 
-  static constexpr int kGroups = 2, kSharers = is_cooperative ? kGroups : 1;  // of a tile
+  static constexpr int kGroups = tile.groups(), kSharers = tile.sharers();
   static constexpr int MaxThreadsPerBlock = 128 * (kGroups + 1), MinBlocksPerMultiprocessor = 1;
   static constexpr int kProducerRegisters = 40, kConsumerRegisters = 232;
 
@@ -89,7 +92,7 @@ struct Kernel {
 
   CUTLASS_DEVICE static Tiles tiles_of(Params const& p, int group) {
     const Tiles all = all_tiles(p);
-    return is_cooperative ? all : Tiles{all.now + group * all.step, kGroups * all.step, all.end};
+    return takes_turns ? Tiles{all.now + group * all.step, kGroups * all.step, all.end} : all;
   }
 
   // Which of the CTAs' tiles: down and across. Along one direction, in bands of `swizzle` lines.
@@ -140,10 +143,10 @@ struct Kernel {
 
   // Whose mainloop it is.
   CUTLASS_DEVICE static void wait_for_turn(int group) {
-    if constexpr (!is_cooperative) cutlass::arch::NamedBarrier::sync(2 * 128, group);
+    if constexpr (takes_turns) cutlass::arch::NamedBarrier::sync(2 * 128, group);
   }
   CUTLASS_DEVICE static void hand_turn_on(int group) {
-    if constexpr (!is_cooperative) cutlass::arch::NamedBarrier::arrive(2 * 128, 1 - group);
+    if constexpr (takes_turns) cutlass::arch::NamedBarrier::arrive(2 * 128, 1 - group);
   }
 
   CUTLASS_DEVICE static void consume(Params const& p, Shared& shared, Pipeline& pipeline, int group, int warp,
@@ -153,7 +156,7 @@ struct Kernel {
     const EpilogueConsumer<Epilogue> consumer{p.epilogue, shared.epilogue, group, warp, lane};
     const int thread = is_cooperative ? static_cast<int>(threadIdx.x) - 128 : static_cast<int>(threadIdx.x) % 128;
     PipelineState state;
-    if (!is_cooperative && group == 1) {
+    if (takes_turns && group == 1) {
       state.advance(p.k_steps);
       hand_turn_on(group);  // the first one is the other's
     }
@@ -164,7 +167,7 @@ struct Kernel {
       mainloop.mma(pipeline, state, sums, p.k_steps, thread, shared.operands, p.mainloop);
       hand_turn_on(group);
       mainloop.mma_tail(pipeline, state, p.k_steps);
-      state.advance(p.k_steps * (is_cooperative ? 1 : kGroups));
+      state.advance(p.k_steps * (takes_turns ? kGroups : 1));
       if (!tiles.next().is_there()) cutlass::arch::launch_dependent_grids();
       consumer.finish(ring, sums, place_of(p, tiles, group));
     }
@@ -201,12 +204,12 @@ struct Kernel {
 
     // Barriers and descriptors are there before the kernel ahead is done; nothing is read before.
     if (role == 0) {
-      cutlass::arch::warpgroup_reg_dealloc<kProducerRegisters>();
+      if constexpr (kGroups > 1) cutlass::arch::warpgroup_reg_dealloc<kProducerRegisters>();  // one has enough
       cutlass::arch::wait_on_dependent_grids();
       if (warp == 0) load(p, shared, pipeline, lane);
-      if (warp >= 2) help(p, shared, warp - 2, lane);
+      if (warp >= 4 - kGroups) help(p, shared, warp - (4 - kGroups), lane);
     } else {
-      cutlass::arch::warpgroup_reg_alloc<kConsumerRegisters>();
+      if constexpr (kGroups > 1) cutlass::arch::warpgroup_reg_alloc<kConsumerRegisters>();
       cutlass::arch::wait_on_dependent_grids();
       consume(p, shared, pipeline, role - 1, warp, lane);
     }

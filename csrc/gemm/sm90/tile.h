@@ -23,13 +23,16 @@ struct Tile {
   // What the stages and slots leave to a warpgroup for the vectors that an epilogue reads. Where they take more, it has
   // a slot less.
   constexpr int vector_bytes() const {
-    constexpr int kGroups = 2, kBarriersAndScalars = 1024, kAlignment = 1024;
-    const int left = Sm90::kSharedBytes - kBarriersAndScalars - stages * stage_bytes() - kGroups * slots * slot_bytes;
-    return left / kGroups / kAlignment * kAlignment;
+    constexpr int kBarriersAndScalars = 1024, kAlignment = 1024;
+    const int left = Sm90::kSharedBytes - kBarriersAndScalars - stages * stage_bytes() - groups() * slots * slot_bytes;
+    return left / groups() / kAlignment * kAlignment;
   }
 
+  constexpr int groups() const { return schedule == Schedule::Single ? 1 : 2; }        // warpgroups that multiply
+  constexpr int sharers() const { return schedule == Schedule::Cooperative ? 2 : 1; }  // of a tile
+
   // The rows of a kernel's tile that a warpgroup finishes, of D or of its transpose.
-  constexpr int group_rows() const { return (transposed ? n : m) / (schedule == Schedule::Cooperative ? 2 : 1); }
+  constexpr int group_rows() const { return (transposed ? n : m) / sharers(); }
 };
 
 }  // namespace epigemm::sm90
