@@ -61,14 +61,10 @@ def wanted(symbols: list[str], *, reads_matrices: bool) -> list[str]:
     """The kernels that calls on Hopper take.
 
     The epilogue alone and its derivative are among them where they are not compiled with the package: where it reads a
-    matrix. Without one no kernel that loads it by TMA is.
+    matrix.
     """
     alone = re.compile("epigemm_open_(elementwise|derivative)_")
-    return [
-        symbol
-        for symbol in symbols
-        if reads_matrices or not (symbol.endswith("_matrix") or alone.match(symbol))
-    ]
+    return [symbol for symbol in symbols if reads_matrices or not alone.match(symbol)]
 
 
 def write(file: Path, cubins: dict[str, bytes]) -> None:

@@ -67,7 +67,7 @@ def family_number(name: str) -> int:
 
 
 def kernels(arithmetic: str) -> list[tuple[int, int]]:
-    """Family and tile of every kernel for an arithmetic; those for 16 bits are those for TF32."""
+    """Family and tile of every kernel for "16_bits", "tf32", "split" or "scaled"."""
     families: dict[str, dict[str, int]] = build_info()["families"]
     return [
         (family_number(name), tile)
@@ -82,8 +82,9 @@ def run_fused(epilogue: Epilogue, dtype: torch.dtype) -> int:
     weight = (torch.randn(N, K, device=DEVICE) / K**0.5).to(dtype)
     drawn = inputs(epilogue, dtype, N)
     expected = reference(epilogue, x.double() @ weight.double().t(), drawn)
-    plans = [[family, tile, tile % 2, 2, 1] for family, tile in kernels("tf32")]
-    plans += [[family, tile, 0, 1, 2] for family, tile in kernels("tf32") if family == family_number(SWAP_AB)]
+    found = kernels("tf32" if dtype == torch.float32 else "16_bits")
+    plans = [[family, tile, tile % 2, 2, 1] for family, tile in found]
+    plans += [[family, tile, 0, 1, 2] for family, tile in found if family == family_number(SWAP_AB)]
     for plan in plans:
         out = torch.full((M, N), float("nan"), dtype=dtype, device=DEVICE)
         forced_into(

@@ -15,38 +15,46 @@
 namespace epigemm::binding {
 namespace {
 
-constexpr std::pair<const char*, Arithmetic> kArithmetics[] = {
-    {"tf32", Arithmetic::TF32}, {"split", Arithmetic::Split}, {"scaled", Arithmetic::Scaled}};
+// What families may multiply in, and of how many element types.
+struct Multiplied {
+  const char* name;
+  Arithmetic arithmetic;
+  ElementType element;
+  int element_types;
+};
+constexpr Multiplied kMultiplied[] = {{"16_bits", Arithmetic::IEEE, ElementType::BFloat16, 2},
+                                      {"tf32", Arithmetic::TF32, ElementType::Float32, 1},
+                                      {"split", Arithmetic::Split, ElementType::Float32, 1},
+                                      {"scaled", Arithmetic::Scaled, ElementType::Float32, 1}};
 
-// How many tiles a family has for fp32 in an arithmetic; -1 where it does not multiply in it.
-int tiles_of(const Family& family, Arithmetic arithmetic) {
+// How many tiles a family has for it; -1 where it does not multiply so.
+int tiles_of(const Family& family, const Multiplied& multiplied) {
   Problem problem;
-  problem.arithmetic = arithmetic;
-  problem.x.element = problem.weight.element = problem.out.element = ElementType::Float32;
+  const Arithmetic arithmetic = problem.arithmetic = multiplied.arithmetic;
+  problem.x.element = problem.weight.element = problem.out.element = multiplied.element;
   return family.computes(problem) ? family.tile_count(arithmetic) : -1;
 }
 
-// Of all families for one epilogue without a matrix: what multiplies TF32 has kernels for both 16-bit types as well.
+// Of all families for one epilogue.
 int gemm_kernels() {
   int count = 0;
   for (int id = 0; has_gemm_kernels() && id < kFamilyCount; ++id) {
-    for (const auto& [name, arithmetic] : kArithmetics) {
-      const int tiles = std::max(0, tiles_of(family_of(static_cast<FamilyId>(id)), arithmetic));
-      count += arithmetic == Arithmetic::TF32 ? 3 * tiles : tiles;
+    for (const Multiplied& multiplied : kMultiplied) {
+      count += multiplied.element_types * std::max(0, tiles_of(family_of(static_cast<FamilyId>(id)), multiplied));
     }
   }
   return count;
 }
 
-// {"tiles": {arithmetic: number of tiles}}, for the arithmetics that a family multiplies in.
+// {arithmetic: number of tiles}, for what a family multiplies in.
 void write_family(std::ostream& json, FamilyId id) {
   const Family& family = family_of(id);
   json << (id == static_cast<FamilyId>(0) ? "" : ", ") << "\"" << family_name(id) << "\": {";
   bool is_first = true;
-  for (const auto& [name, arithmetic] : kArithmetics) {
-    const int tiles = tiles_of(family, arithmetic);
+  for (const Multiplied& multiplied : kMultiplied) {
+    const int tiles = tiles_of(family, multiplied);
     if (tiles < 0) continue;
-    json << (is_first ? "" : ", ") << "\"" << name << "\": " << tiles;
+    json << (is_first ? "" : ", ") << "\"" << multiplied.name << "\": " << tiles;
     is_first = false;
   }
   json << "}";

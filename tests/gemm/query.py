@@ -89,7 +89,7 @@ def grid(plan: dict[str, Any], m: int, n: int) -> tuple[int, int]:
 
 
 def padding(plan: dict[str, Any], m: int, n: int) -> float:
-    """Clusters walked in vain: CUTLASS rounds the grid up to strips of `swizzle` clusters along both axes."""
+    """Clusters walked in vain on slices: CUTLASS rounds the grid up to strips of `swizzle` clusters along both axes."""
     clusters = grid(plan, m, n)
     padded = [math.ceil(count / plan["swizzle"]) * plan["swizzle"] for count in clusters]
     return float(padded[0] * padded[1] / (clusters[0] * clusters[1]) - 1)
@@ -99,7 +99,7 @@ def assert_candidate_well_formed(candidate: dict[str, Any], query: Query) -> Non
     family, tile, raster, swizzle, splits = candidate["plan"]
     families = build_info()["families"]
     assert list(families)[family] == candidate["family"]
-    kind = query.arithmetic if query.arithmetic in ("split", "scaled") else "tf32"
+    kind = query.arithmetic if query.dtype == "float32" else "16_bits"
     assert 0 <= tile < families[candidate["family"]][kind]
     assert ["along_m", "along_n"][raster] == candidate["raster"]
     assert swizzle == candidate["swizzle"] and swizzle in {1, 2, 4, 8}

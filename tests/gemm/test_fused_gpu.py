@@ -26,6 +26,11 @@ epilogues = pytest.mark.parametrize("name", LINEAR)
 KERNELS = [
     (family, tile) for family in plans.FAMILIES for tile in range(plans.tile_count(family, "tf32"))
 ] or [(plans.TMA, 0)]
+FOR_16_BITS = [
+    (family, tile)
+    for family in plans.FAMILIES
+    for tile in range(plans.tile_count(family, "tf32"), plans.tile_count(family, "16_bits"))
+] or [(plans.TMA, 0)]
 FEW_ROWS = [tile for family, tile in KERNELS if family == plans.SWAP_AB] or [0]
 LARGE, SMALL = plans.numbers(plans.TMA), plans.numbers(plans.SWAP_AB)
 kernels = pytest.mark.parametrize(
@@ -56,10 +61,10 @@ def run_plan(problem: Problem, plan: list[int]) -> torch.Tensor:
 
 def test_tile_count() -> None:
     """Every tile of every family is built for every epilogue and element type."""
-    as_stored = sum(tiles.get("tf32", 0) for tiles in plans.FAMILIES.values())
-    on_pieces = sum(tiles.get(kind, 0) for tiles in plans.FAMILIES.values() for kind in ("split", "scaled"))
-    per_epilogue = as_stored * len(FUSED_ARITHMETICS) + on_pieces
-    assert as_stored == len(KERNELS) and build_info()["gemm_kernels"] == per_epilogue
+    kinds = {"16_bits": 2, "tf32": 1, "split": 1, "scaled": 1}  # and the element types of each
+    built = sum(count * tiles.get(kind, 0) for tiles in plans.FAMILIES.values() for kind, count in kinds.items())
+    assert build_info()["gemm_kernels"] == built
+    assert sum(tiles.get("tf32", 0) for tiles in plans.FAMILIES.values()) == len(KERNELS)
 
 
 @epilogues
@@ -72,7 +77,19 @@ def test_every_tile(name: str, arithmetic: Arithmetic, family: str, tile: int, r
             run_plan(make(name, arithmetic, shape, DEVICE, rng), plan)
 
 
-@kernels
+@epilogues
+@pytest.mark.parametrize("arithmetic", [FP16, BF16], ids=lambda a: a.name)
+@pytest.mark.parametrize(("family", "tile"), FOR_16_BITS)
+def test_every_tile_for_16_bits_alone(
+    name: str, arithmetic: Arithmetic, family: str, tile: int, rng: torch.Generator
+) -> None:
+    for shape in [(384, 512, 256), (129, 264, 136), (1, 8, 8), (200, 1032, 64)]:
+        for swizzle in (1, 4):
+            plan = plans.numbers(family, tile, swizzle % 2, swizzle)
+            run_plan(make(name, arithmetic, shape, DEVICE, rng), plan)
+
+
+@pytest.mark.parametrize(("family", "tile"), [*KERNELS, *FOR_16_BITS])
 @pytest.mark.parametrize("raster", RASTERS.values(), ids=RASTERS.keys())
 @pytest.mark.parametrize("swizzle", SWIZZLES)
 def test_every_raster_and_swizzle(
@@ -211,7 +228,7 @@ def test_plans_that_do_not_exist_are_refused(rng: torch.Generator) -> None:
     problem = make("bias", BF16, (256, 256, 128), DEVICE, rng)
     for family in (plans.TMA, plans.SWAP_AB):
         for plan, words in (
-            (plans.numbers(family, plans.tile_count(family, "tf32")), "plan: tile must be in 0.."),
+            (plans.numbers(family, plans.tile_count(family, "16_bits")), "plan: tile must be in 0.."),
             (plans.numbers(family, -1), "plan: tile must be in 0.."),
             (plans.numbers(family, raster=2), "plan: raster must be 0"),
             (plans.numbers(family, swizzle=0), "plan: swizzle must be in 1..8, got 0"),

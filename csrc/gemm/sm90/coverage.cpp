@@ -69,6 +69,21 @@ bool multiplies_as_stored(const Problem& p) {
   }
 }
 
+Matrix matrix_by_tma(const Problem& p) {
+  const EpilogueInfo& epilogue = epilogue_info(p.epilogue);
+  for (int i = 1; i < epilogue.operand_count; ++i) {
+    if (epilogue.operands[i].kind != OperandKind::Matrix) continue;
+    const bool is_of_results =
+        epilogue.operands[i].element == OperandElement::Input || p.out.element == ElementType::Float32;
+    const OperandValue& value = p.operands[i - 1];
+    const Matrix matrix{const_cast<void*>(value.data), p.out.element, value.stride};
+    const bool is_loadable = is_of_results && reinterpret_cast<uintptr_t>(value.data) % kTmaAlignment == 0 &&
+                             value.stride >= p.n && fits(value.stride, matrix);
+    return is_loadable ? matrix : Matrix{};
+  }
+  return {};
+}
+
 std::string why_sums_are_too_long(const Problem& p, int splits) {
   constexpr int64_t kLongTF32Sum = 12288, kMostTF32Products = 4096;
   if (p.x.element != ElementType::Float32 || p.k <= kLongTF32Sum || ceil_div(p.k, splits) <= kMostTF32Products) {

@@ -5,6 +5,7 @@
 #include "gemm/grid.h"
 #include "gemm/operands.h"
 #include "gemm/problem.h"
+#include "gemm/sm90/tensor_map.h"
 #include "gemm/sm90_swap_ab/kernel.cuh"
 
 namespace epigemm::sm90_swap_ab {
@@ -16,32 +17,19 @@ using bfloat16 = __nv_bfloat16;
 using tf32 = float;
 }  // namespace element
 
-template <class Stored>
-constexpr CUtensorMapDataType kMapType = CU_TENSOR_MAP_DATA_TYPE_TFLOAT32;
-template <>
-constexpr CUtensorMapDataType kMapType<__half> = CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
-template <>
-constexpr CUtensorMapDataType kMapType<__nv_bfloat16> = CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
-
-// Boxes of `box_rows` rows and one stage of columns; what lies beyond the matrix reads as zeros.
-template <class Stored>
+// Boxes of `box_rows` rows and one stage of columns.
+template <class Config>
 bool encode(CUtensorMap* map, Matrix const& matrix, int64_t rows, int64_t columns, int box_rows) {
-  const cuuint64_t sizes[] = {static_cast<cuuint64_t>(columns), static_cast<cuuint64_t>(rows)};
-  const cuuint64_t strides[] = {static_cast<cuuint64_t>(matrix.row_stride) * sizeof(Stored)};
-  const cuuint32_t box[] = {kTileKBytes / sizeof(Stored), static_cast<cuuint32_t>(box_rows)};
-  const cuuint32_t element_strides[] = {1, 1};
-  return cuTensorMapEncodeTiled(map, kMapType<Stored>, /*rank=*/2, matrix.data, sizes, strides, box, element_strides,
-                                CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-                                CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
+  return sm90::encode(map, sm90::kMapType<typename Config::Element>, sizeof(typename Config::Stored), matrix.data,
+                      matrix.row_stride, rows, columns, box_rows, kTileKBytes);
 }
 
 // `kernel`: the tile's with an epilogue in it, a cudaKernel_t. Returns nullptr, or what was refused and why.
 template <class Config>
 const char* launch_tile(Problem const& problem, Plan const& plan, const void* kernel) {
-  using Stored = typename Config::Stored;
   CUtensorMap weight_map, x_map;
-  if (!encode<Stored>(&weight_map, problem.weight, problem.n, problem.k, Config::tile.n) ||
-      !encode<Stored>(&x_map, problem.x, problem.m, problem.k, Config::tile.m)) {
+  if (!encode<Config>(&weight_map, problem.weight, problem.n, problem.k, Config::tile.n) ||
+      !encode<Config>(&x_map, problem.x, problem.m, problem.k, Config::tile.m)) {
     return "the driver refused a TMA descriptor";
   }
   Arguments arguments{problem.out.data,

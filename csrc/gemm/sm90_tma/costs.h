@@ -15,7 +15,7 @@ namespace epigemm::sm90_tma {
 
 // One stage of K (128 bytes) of a whole tile, in cycles, its data at hand: 512 and 256 are what the tensor cores need
 // for 128x128 and 64x128.
-constexpr double kStepCycles[] = {1200, 1190, 900, 889, 583, 337, 913};
+constexpr double kStepCycles[] = {1200, 1190, 900, 889, 583, 337, 913, 600, 1340};
 
 // What depends on the element type and on the kind of epilogue.
 struct Cost {
@@ -39,8 +39,8 @@ constexpr Cost kCheapIn16Bits = {2.59,
                                  0.235,
                                  0.452,
                                  1040,
-                                 {2130, 2320, 7630, 7190, 5130, 3170, 6580},
-                                 {4.30, 4.16, 2.07, 1.97, 2.63, 2.91, 1.97}};
+                                 {2130, 2320, 7630, 7190, 5130, 3170, 6580, 1500, 2400},
+                                 {4.30, 4.16, 2.07, 1.97, 2.63, 2.91, 1.97, 2.60, 3.50}};
 constexpr Cost kTranscendentalIn16Bits = {2.25,
                                           81.5,
                                           {1, 1.13, 1.21, 1.43},
@@ -49,8 +49,8 @@ constexpr Cost kTranscendentalIn16Bits = {2.25,
                                           0.619,
                                           0.224,
                                           923,
-                                          {5490, 5830, 14400, 17100, 9050, 5160, 13100},
-                                          {5.00, 4.72, 1.02, 0.916, 2.58, 2.85, 1.12}};
+                                          {5490, 5830, 11000, 11000, 7200, 4600, 10000, 3000, 6200},
+                                          {5.00, 4.72, 1.60, 1.50, 2.58, 2.85, 1.50, 2.60, 3.50}};
 constexpr Cost kCheapInTF32 = {2.47,
                                80.5,
                                {1, 1.11, 1.40, 1.24},
@@ -59,8 +59,8 @@ constexpr Cost kCheapInTF32 = {2.47,
                                0.934,
                                0.343,
                                1040,
-                               {3770, 4270, 12100, 12200, 9010, 4210, 13000},
-                               {4.62, 4.55, 0.271, 0.003, 1.40, 2.69, 0.002}};
+                               {3770, 4270, 12100, 12200, 9010, 4210, 13000, 2700, 0},
+                               {4.62, 4.55, 0.271, 0.003, 1.40, 2.69, 0.002, 2.60, 0}};
 constexpr Cost kTranscendentalInTF32 = {1.94,
                                         80.5,
                                         {1, 1.11, 1.40, 1.24},
@@ -69,8 +69,8 @@ constexpr Cost kTranscendentalInTF32 = {1.94,
                                         0.644,
                                         0.261,
                                         923,
-                                        {7650, 8240, 19600, 19900, 13900, 6910, 18300},
-                                        {5.06, 5.05, 0.954, 0.869, 2.55, 2.57, 0.922}};
+                                        {7650, 8240, 19600, 19900, 13900, 6910, 18300, 4400, 0},
+                                        {5.06, 5.05, 0.954, 0.869, 2.55, 2.57, 0.922, 2.60, 0}};
 
 static_assert(sizeof(kStepCycles) / sizeof(double) == kTileCount, "every tile needs its measured cost");
 

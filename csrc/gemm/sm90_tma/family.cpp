@@ -2,8 +2,8 @@
 #include "gemm/grid.h"
 #include "gemm/planner/family.h"
 #include "gemm/sm90/coverage.h"
+#include "gemm/sm90/kernel_names.h"
 #include "gemm/sm90_tma/costs.h"
-#include "gemm/sm90_tma/kernel_names.h"
 #include "gemm/text.h"
 
 namespace epigemm::sm90_tma {
@@ -18,6 +18,8 @@ Plan plan_of(const Problem& problem, int index) {
   return {FamilyId::sm90_tma, index, raster,
           choose_swizzle(grid_of(problem, tile), ctas, problem.device.multiprocessors), /*splits=*/1};
 }
+
+int count_of(ElementType element) { return element == ElementType::Float32 ? kTF32TileCount : kTileCount; }
 
 class Tma final : public Family {
  public:
@@ -41,7 +43,7 @@ class Tma final : public Family {
   }
 
   void for_each_candidate(const Problem& problem, const Visit& visit) const override {
-    for (int index = 0; index < kTileCount; ++index) {
+    for (int index = 0; index < count_of(problem.x.element); ++index) {
       const Plan plan = plan_of(problem, index);
       visit({plan, sm90_tma::microseconds(problem, plan)});
     }
@@ -54,23 +56,27 @@ class Tma final : public Family {
   Plan invariant_plan(const Problem& problem) const override { return plan_of(problem, kInvariantTile); }
 
   open::KernelNames kernels(const Problem& problem, const Plan& plan) const override {
+    static const sm90::TileNames of_tiles("sm90_tma", kTileCount);
     open::KernelNames names;
-    names.add(kernel_name(problem.x.element, plan.tile, has_matrix_by_tma(problem)));
+    names.add(of_tiles.of(problem.x.element, plan.tile));
     return names;
   }
 
-  int tile_count(Arithmetic) const override { return kTileCount; }
+  int tile_count(Arithmetic arithmetic) const override {
+    return arithmetic == Arithmetic::TF32 ? kTF32TileCount : kTileCount;
+  }
 
   TileText describe(const Problem& problem, int index) const override {
     const Tile& tile = kTiles[index];
-    return {tile.m,         tile.n,         kTileKBytes / element_bytes(problem.x.element),
-            tile.cluster_m, tile.cluster_n, schedule_name(tile.schedule)};
+    const char* schedule = tile.transposed ? "cooperative transposed" : schedule_name(tile.schedule);
+    return {tile.m, tile.n, kTileKBytes / element_bytes(problem.x.element), tile.cluster_m, tile.cluster_n, schedule};
   }
 
   std::string fingerprint() const override {
     std::string text;
     for (const Tile& tile : kTiles) {
-      for (const int number : {tile.m, tile.n, tile.cluster_m, tile.cluster_n, static_cast<int>(tile.schedule)}) {
+      for (const int number : {tile.m, tile.n, tile.cluster_m, tile.cluster_n, static_cast<int>(tile.schedule),
+                               static_cast<int>(tile.transposed)}) {
         text += std::to_string(number) + ",";
       }
     }

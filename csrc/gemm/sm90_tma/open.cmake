@@ -1,20 +1,19 @@
-# The large tiles: without a matrix by TMA and with one, each in two units, or a compiler would take 10 GB.
+# The large tiles, in two units an element type: the compiler takes half as long and half the memory for each. The last
+# tile is for 16 bits alone.
 foreach(element IN LISTS EPIGEMM_GEMM_ELEMENTS)
-  foreach(suffix "" _matrix)
-    set(prefix epigemm_open_sm90_tma_${element}_)
-    set(by_tma false)
-    if(suffix)
-      set(by_tma true)
-    endif()
-    foreach(half RANGE 1)
-      math(EXPR first "4 * ${half}")
-      epigemm_symbols(symbols 7 ${prefix} "${suffix}")
-      list(SUBLIST symbols ${first} 4 symbols)
-      epigemm_open_kernel(
-        epigemm_open_sm90_tma_${element}${suffix}_half${half} gemm/sm90_tma/open_unit.cu.in ARCH lto_90a CUTLASS
-        SYMBOLS ${symbols}
-        DEFINITIONS EPIGEMM_ELEMENT=${element} EPIGEMM_MATRIX=${by_tma} EPIGEMM_PREFIX=${prefix} EPIGEMM_SUFFIX=${suffix}
-                    EPIGEMM_HALF=${half})
-    endforeach()
+  set(prefix epigemm_open_sm90_tma_${element}_)
+  set(tiles 9)
+  if(element STREQUAL "tf32")
+    set(tiles 8)
+  endif()
+  foreach(half RANGE 1)
+    math(EXPR first "4 * ${half}")
+    math(EXPR count "4 + ${half} * (${tiles} - 8)")
+    epigemm_symbols(symbols ${tiles} ${prefix} "")
+    list(SUBLIST symbols ${first} ${count} symbols)
+    epigemm_open_kernel(
+      epigemm_open_sm90_tma_${element}_half${half} gemm/sm90_tma/open_unit.cu.in ARCH lto_90a CUTLASS
+      SYMBOLS ${symbols}
+      DEFINITIONS EPIGEMM_ELEMENT=${element} EPIGEMM_PREFIX=${prefix} EPIGEMM_HALF=${half} EPIGEMM_TILES=${tiles})
   endforeach()
 endforeach()

@@ -56,8 +56,7 @@ def test_the_plans_are_there() -> None:
         if kernel.plan:
             arithmetic = dry_runs.ARITHMETICS[kernel.plan[0]]
             tiles: Any = build_info()["families"][families[kernel.plan[1]]]
-            kind = arithmetic if arithmetic in ("split", "scaled") else "tf32"
-            assert kernel.plan[2] < tiles[kind]
+            assert kernel.plan[2] < tiles["16_bits" if arithmetic == "ieee" else arithmetic]
 
 
 def test_the_table_is_what_is_written() -> None:

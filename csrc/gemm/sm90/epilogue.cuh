@@ -1,0 +1,547 @@
+// The epilogue of kernels on Hopper whose functor is linked in at run time (csrc/open/contract.h): a warpgroup takes
+// its sums through the functor, and a helper warp does all that is not arithmetic.
+//
+// A warpgroup's part of a tile goes through shared memory in passes of 64 rows, several at once. For each pass the
+// helper makes a slot ready, with the part of a matrix in it that TMA can bring; the warpgroup puts the results there,
+// in the matrix's place; the helper stores them by TMA. Vectors and scalars wait in shared memory as fp32: the helper
+// brings those of a tile when the tile before it is on its way. So the warpgroup waits for nothing but its slots, and
+// its mainloop hides what the helper does.
+//
+// Rows and columns are the kernel's. Where it computes the transpose of D, D's columns are its rows: vectors change
+// places, and stmatrix turns what is written to a slot.
+#pragma once
+
+#include <cuda.h>
+
+#include "cute/arch/copy_sm75.hpp"
+#include "cute/arch/copy_sm90.hpp"
+#include "cute/arch/copy_sm90_tma.hpp"
+#include "cute/tensor.hpp"
+#include "cutlass/arch/barrier.h"
+#include "cutlass/array.h"
+#include "cutlass/numeric_conversion.h"
+#include "open/contract.h"
+
+namespace epigemm::sm90 {
+
+using Barrier = cutlass::arch::ClusterTransactionBarrier;
+
+constexpr int kPassRows = 64;
+
+// What the epilogue reads and writes, but for the sums.
+struct EpilogueParams {
+  CUtensorMap out, matrix;  // of D, as it lies in memory
+  open::Operands<float> operands;
+  const float *row_roots, *column_roots;  // read where the sums have roots
+  int rows, columns;
+  bool is_matrix_by_tma;
+};
+
+// What the functor's accumulator is: here the mainloop's sums as they are.
+struct PlainSums {
+  static constexpr bool has_roots = false;
+
+  CUTLASS_DEVICE static float apply(float, float, float sum) { return sum; }
+};
+
+// Where a tile, or what a warpgroup has of it, begins.
+struct Place {
+  int row, column;
+};
+
+// Operand: the element type of the operands that follow x's. Sums: what becomes of a sum, from a factor for its row and
+// one for its column (PlainSums). GroupRows: of a tile, that a warpgroup has, in blocks of 64 that are RowStep rows
+// apart. Slots, SlotBytes: of passes. VectorBytes: for the vectors that a functor reads; more of them take a slot's
+// place.
+template <class Operand_, class Output_, class Sums_, bool Transposed, int GroupRows, int RowStep_, int TileN,
+          int Groups, int Slots_, int SlotBytes, int VectorBytes>
+struct EpilogueConfig {
+  using Operand = Operand_;
+  using Output = Output_;
+  using Sums = Sums_;
+  static constexpr bool kTransposed = Transposed;
+  static constexpr int kGroupRows = GroupRows, kRowStep = RowStep_, kTileN = TileN, kSlots = Slots_,
+                       kSlotBytes = SlotBytes, kVectorBytes = VectorBytes;
+  static constexpr int kPassColumns = SlotBytes / kPassRows / static_cast<int>(sizeof(Output));
+  static constexpr int kPassesOfRow = TileN / kPassColumns;
+  static constexpr int kPasses = GroupRows / kPassRows * kPassesOfRow;  // of a tile
+  static_assert(TileN % kPassColumns == 0 && GroupRows % kPassRows == 0 && Slots_ >= 2 && Slots_ <= kPasses);
+
+  // A slot is D's rows of up to 128 bytes, swizzled as TMA does; slabs of them where D's part of a pass is wider.
+  static constexpr int kDColumns = Transposed ? kPassRows : kPassColumns;
+  static constexpr int kRowBytes = cute::min(128, kDColumns* static_cast<int>(sizeof(Output)));
+  static constexpr int kSlabs = kDColumns * static_cast<int>(sizeof(Output)) / kRowBytes,
+                       kSlabBytes = SlotBytes / kSlabs;
+  static_assert((kRowBytes == 128 || kRowBytes == 64) && kSlabBytes % 1024 == 0 && VectorBytes % 1024 == 0);
+
+  static constexpr int kRoots = Sums::has_roots ? 1 : 0;
+  static constexpr int kByRow = (Transposed ? open::kColumns : open::kRows) + kRoots;  // vectors; roots come last
+  static constexpr int kByColumn = (Transposed ? open::kRows : open::kColumns) + kRoots;
+
+  static constexpr int kMostVectorBytes = (kByRow * GroupRows + kByColumn * TileN) * static_cast<int>(sizeof(float));
+  static_assert(kMostVectorBytes <= VectorBytes + SlotBytes, "a slot too many");
+
+  struct Shared {  // begins at a multiple of 1024 bytes, which swizzling asks for
+    alignas(16) char memory[Groups][Slots_ * SlotBytes + VectorBytes];  // slots, then vectors
+    float scalars[Groups][open::kScalars];
+    Barrier ready[Groups][Slots_], written[Groups][Slots_];
+  };
+
+  CUTLASS_DEVICE static void prepare(Shared& shared) {
+    for (int i = 0; i < Groups * Slots_; ++i) {
+      shared.ready[0][i].init(1);
+      shared.written[0][i].init(4);  // warps
+    }
+  }
+};
+
+// The vectors along the rows, or along the columns: what they are, and where they are in shared memory, side by side.
+template <class C, bool AlongRows>
+struct EpilogueVectors {
+  static constexpr int kCount = AlongRows ? C::kByRow : C::kByColumn;
+  static constexpr int kLength = AlongRows ? C::kGroupRows : C::kTileN;
+  static constexpr int kSlot = AlongRows == C::kTransposed ? open::kColumn0 : open::kRow0;
+
+  int kinds[kCount], offsets[kCount], end;  // in bytes
+
+  // Asked once, in one place: every question is a call until the functor is there.
+  CUTLASS_DEVICE explicit EpilogueVectors(int begin) : end(begin) {
+    CUTLASS_PRAGMA_UNROLL
+    for (int i = 0; i < kCount; ++i) {
+      kinds[i] = is_root(i) ? open::kOfCompute : epigemm_operand(kSlot + i);
+      offsets[i] = end;
+      end += kinds[i] == open::kUnread ? 0 : kLength * static_cast<int>(sizeof(float));
+    }
+  }
+
+  CUTLASS_DEVICE static constexpr bool is_root(int i) { return i == kCount - C::kRoots; }
+
+  CUTLASS_DEVICE static const void* data(EpilogueParams const& params, int i) {
+    if (is_root(i)) return AlongRows ? params.row_roots : params.column_roots;
+    return params.operands.data[kSlot + i];
+  }
+};
+
+// What the functor that is linked in makes of a warpgroup's shared memory.
+template <class C>
+struct EpilogueLayout {
+  const EpilogueVectors<C, /*AlongRows=*/false> by_column;
+  const EpilogueVectors<C, /*AlongRows=*/true> by_row;
+  const int slots;
+
+  CUTLASS_DEVICE EpilogueLayout()
+      : by_column(0), by_row(by_column.end), slots(by_row.end <= C::kVectorBytes ? C::kSlots : C::kSlots - 1) {}
+
+  CUTLASS_DEVICE char* slot(typename C::Shared& shared, int group, int index) const {
+    return shared.memory[group] + index * C::kSlotBytes;
+  }
+
+  template <class Vectors>
+  CUTLASS_DEVICE float* vector(typename C::Shared& shared, int group, Vectors const& vectors, int i) const {
+    return reinterpret_cast<float*>(slot(shared, group, slots) + vectors.offsets[i]);
+  }
+};
+
+// Which slot a pass has, and how often the slot has come round.
+struct SlotRing {
+  int slot = 0;
+  uint32_t phase = 0;
+
+  CUTLASS_DEVICE void advance(int slots) {
+    if (++slot == slots) {
+      slot = 0;
+      phase ^= 1;
+    }
+  }
+};
+
+// Ordinary accesses of shared memory stay behind it.
+CUTLASS_DEVICE void wait_for(Barrier const& barrier, uint32_t phase) {
+  barrier.wait(phase);
+  asm volatile("" ::: "memory");
+}
+
+// --- the helper: one warp for each warpgroup
+// ---------------------------------------------------------------------------
+
+template <class C>
+struct EpilogueHelper {
+  using Operand = typename C::Operand;
+
+  EpilogueParams const& params;
+  typename C::Shared& shared;
+  const int group, lane;
+  const EpilogueLayout<C> layout{};
+
+  // A tile's operands, and its first passes.
+  CUTLASS_DEVICE void begin(SlotRing ring, Place tile) const {
+    bring_vectors(layout.by_column, tile.column, params.columns, kPassRows);
+    bring_vectors(layout.by_row, tile.row, params.rows, C::kRowStep);
+    CUTLASS_PRAGMA_UNROLL
+    for (int i = 0; i < open::kScalars; ++i) {
+      if (epigemm_operand(open::kScalar0 + i) == open::kUnread || lane != i) continue;
+      auto* const data = static_cast<float const*>(params.operands.data[open::kScalar0 + i]);
+      shared.scalars[group][i] = data ? *data : params.operands.scalars[i];
+    }
+    __syncwarp();
+    if (lane == 0) {
+      for (int pass = 0; pass < layout.slots; ++pass, ring.advance(layout.slots)) make_ready(tile, pass, ring.slot);
+    }
+    prefetch_matrices(tile);
+  }
+
+  // Stores the results of a tile.
+  CUTLASS_DEVICE void finish(SlotRing& ring, Place tile) const {
+    for (int pass = 0; pass < C::kPasses; ++pass, ring.advance(layout.slots)) {
+      if (lane != 0) continue;
+      wait_for(shared.written[group][ring.slot], ring.phase);
+      for_each_slab(tile, pass, ring.slot,
+                    [&](char* slab, int x, int y) { cute::SM90_TMA_STORE_2D::copy(&params.out, slab, x, y); });
+      cute::tma_store_arrive();
+      cute::tma_store_wait<0>();
+      if (pass + layout.slots < C::kPasses) make_ready(tile, pass + layout.slots, ring.slot);
+    }
+    __syncwarp();
+  }
+
+ private:
+  // An absent one reads as zeros. The numbers are `step` apart from block to block of 64.
+  template <class Vectors>
+  CUTLASS_DEVICE void bring_vectors(Vectors const& vectors, int begin, int end, int step) const {
+    constexpr int kEach = (Vectors::kLength + 31) / 32;
+    CUTLASS_PRAGMA_UNROLL
+    for (int i = 0; i < Vectors::kCount; ++i) {
+      const int kind = vectors.kinds[i];
+      if (kind == open::kUnread) continue;
+      const void* const data = vectors.data(params, i);
+      float numbers[kEach];
+      CUTLASS_PRAGMA_UNROLL
+      for (int j = 0; j < kEach; ++j) {
+        const int local = j * 32 + lane, at = begin + local / kPassRows * step + local % kPassRows;
+        numbers[j] = 0;
+        if (!data || at >= end) continue;
+        numbers[j] = kind == open::kOfCompute ? static_cast<float const*>(data)[at]
+                                              : static_cast<float>(static_cast<Operand const*>(data)[at]);
+      }
+      float* const to = layout.vector(shared, group, vectors, i);
+      CUTLASS_PRAGMA_UNROLL
+      for (int j = 0; j < kEach; ++j) {
+        if (j * 32 + lane < Vectors::kLength) to[j * 32 + lane] = numbers[j];
+      }
+    }
+  }
+
+  // Calls `visit` with each slab of a pass and where it is in D.
+  template <class Visit>
+  CUTLASS_DEVICE void for_each_slab(Place tile, int pass, int slot, Visit const& visit) const {
+    const int row = tile.row + pass / C::kPassesOfRow * C::kRowStep;
+    const int column = tile.column + pass % C::kPassesOfRow * C::kPassColumns;
+    CUTLASS_PRAGMA_UNROLL
+    for (int i = 0; i < C::kSlabs; ++i) {
+      const int along = i * C::kDColumns / C::kSlabs;
+      char* const slab = layout.slot(shared, group, slot) + i * C::kSlabBytes;
+      if constexpr (C::kTransposed) {
+        visit(slab, row + along, column);
+      } else {
+        visit(slab, column + along, row);
+      }
+    }
+  }
+
+  CUTLASS_DEVICE bool is_by_tma(int matrix) const {
+    return matrix == 0 && params.is_matrix_by_tma && epigemm_operand(open::kMatrix0) != open::kUnread;
+  }
+
+  // To L2, while the mainloop runs: device memory's latency is too long for passes that come one by one.
+  CUTLASS_DEVICE void prefetch_matrices(Place tile) const {
+    CUTLASS_PRAGMA_UNROLL
+    for (int i = 0; i < open::kMatrices; ++i) {
+      const int kind = epigemm_operand(open::kMatrix0 + i);
+      if (kind == open::kUnread) continue;
+      if (!is_by_tma(i)) {
+        const int64_t bytes = kind == open::kOfCompute ? sizeof(float) : sizeof(Operand);
+        prefetch_rows(static_cast<char const*>(params.operands.data[open::kMatrix0 + i]),
+                      params.operands.matrix_strides[i] * bytes, static_cast<int>(bytes), tile);
+      } else if (lane == 0) {
+        for (int pass = layout.slots; pass < C::kPasses; ++pass) {
+          for_each_slab(tile, pass, /*slot=*/0,
+                        [&](char*, int x, int y) { cute::SM90_TMA_LOAD_2D::PREFETCH::copy(&params.matrix, x, y); });
+        }
+      }
+    }
+  }
+
+  // Rows of D, `stride` bytes apart: a line of 128 bytes each time.
+  CUTLASS_DEVICE void prefetch_rows(char const* data, int64_t stride, int bytes, Place tile) const {
+    constexpr int kLine = 128, kDRows = C::kTransposed ? C::kTileN : C::kGroupRows;
+    constexpr int kDWidth = C::kTransposed ? C::kGroupRows : C::kTileN;
+    static_assert(!C::kTransposed || C::kRowStep == 128, "blocks of a warpgroup's columns");
+    const int first_row = C::kTransposed ? tile.column : tile.row,
+              last_row = C::kTransposed ? params.columns : params.rows;
+    const int first = C::kTransposed ? tile.row : tile.column, end = C::kTransposed ? params.rows : params.columns;
+    const int lines = kDWidth * bytes / kLine;
+    for (int i = lane; i < kDRows * lines; i += 32) {
+      const int local = i / lines, along = i % lines * (kLine / bytes);
+      const int row = first_row + (C::kTransposed ? local : local / kPassRows * C::kRowStep + local % kPassRows);
+      const int column = first + (C::kTransposed ? along / kPassRows * C::kRowStep + along % kPassRows : along);
+      if (row >= last_row || column >= end) continue;
+      asm volatile("prefetch.global.L2 [%0];" ::"l"(data + row * stride + static_cast<int64_t>(column) * bytes));
+    }
+  }
+
+  CUTLASS_DEVICE void make_ready(Place tile, int pass, int slot) const {
+    constexpr auto kCached = static_cast<uint64_t>(cute::TMA::CacheHintSm90::EVICT_NORMAL);
+    Barrier& ready = shared.ready[group][slot];
+    if (!is_by_tma(0)) {
+      ready.arrive();
+      return;
+    }
+    ready.arrive_and_expect_tx(C::kSlotBytes);
+    for_each_slab(tile, pass, slot, [&](char* slab, int x, int y) {
+      cute::SM90_TMA_LOAD_2D::copy(&params.matrix, reinterpret_cast<uint64_t*>(&ready), kCached, slab, x, y);
+    });
+  }
+};
+
+// --- a warpgroup
+// ---------------------------------------------------------------------------------------------------------
+
+// One thread's part of the epilogue. Of every 64 rows it has two, eight apart (r), and of every eight columns (j) two
+// neighbours (c).
+template <class C>
+struct EpilogueConsumer {
+  using Operand = typename C::Operand;
+  using Output = typename C::Output;
+  static constexpr bool kIsNarrow = sizeof(Output) == 2;
+  static constexpr int kEights = C::kPassColumns / 8;  // of columns, in a pass
+  // Of them at work at once: 192 sums leave few registers.
+  static constexpr int kChunk = kIsNarrow ? (kEights % 4 == 0 ? 4 : 2) : (kEights % 2 == 0 ? 2 : 1);
+  static_assert(kEights % kChunk == 0 && sizeof(Operand) == sizeof(Output), "a matrix by TMA lies where results will");
+
+  EpilogueParams const& params;
+  typename C::Shared& shared;
+  const int group, warp, lane;
+  const EpilogueLayout<C> layout{};
+
+  template <class Sums>
+  CUTLASS_DEVICE void finish(SlotRing& ring, Sums const& sums, Place tile) const {
+    CUTLASS_PRAGMA_UNROLL
+    for (int pass = 0; pass < C::kPasses; ++pass, ring.advance(layout.slots)) {
+      const int m = pass / C::kPassesOfRow, n = pass % C::kPassesOfRow;
+      char* const slot = layout.slot(shared, group, ring.slot);
+      wait_for(shared.ready[group][ring.slot], ring.phase);
+      finish_pass(sums, m, n, {tile.row + m * C::kRowStep, tile.column + n * C::kPassColumns}, slot);
+      asm volatile("" ::: "memory");  // what was written stays before the fence
+      cutlass::arch::fence_view_async_shared();
+      __syncwarp();
+      if (lane == 0) shared.written[group][ring.slot].arrive();
+    }
+  }
+
+ private:
+  // --- a slot
+  // ------------------------------------------------------------------------------------------------------------
+
+  // 16 bytes of a row of D, as TMA swizzles them.
+  CUTLASS_DEVICE static char* place_in(char* slab, int row, int chunk) {
+    const int swizzled = C::kRowBytes == 128 ? chunk ^ (row & 7) : chunk ^ (row >> 1 & 3);
+    return slab + row * C::kRowBytes + swizzled * 16;
+  }
+
+  // 16 bits: where this lane's row of four matrices of 8 x 8 lies, columns 8 j and on.
+  CUTLASS_DEVICE cute::uint128_t& matrix_row(char* slot, int j) const {
+    char* const at = C::kTransposed ? place_in(slot, (j + lane / 16) * 8 + lane % 8, warp * 2 + lane / 8 % 2)
+                                    : place_in(slot, warp * 16 + lane % 16, lane / 16 + j);
+    return *reinterpret_cast<cute::uint128_t*>(at);
+  }
+
+  // 32 bits: where a number lies; the next column's is behind it, but for the transpose.
+  CUTLASS_DEVICE float* number(char* slot, int j, int r, int c) const {
+    const int row = warp * 16 + lane / 4 + r * 8, column = j * 8 + lane % 4 * 2 + c;
+    if constexpr (C::kTransposed) {
+      return reinterpret_cast<float*>(place_in(slot + row / 32 * C::kSlabBytes, column, row % 32 / 4)) + row % 4;
+    } else {
+      return reinterpret_cast<float*>(place_in(slot, row, column / 4)) + column % 4;
+    }
+  }
+
+  // --- matrices: words as they lie in memory, two numbers of 16 bits in one
+  // -------------------------------------------------
+
+  struct Matrix {
+    uint32_t words[kChunk * 4];  // [j][r][c], or [j][r] of 16 bits
+    bool is_float;
+
+    CUTLASS_DEVICE float at(int j, int r, int c) const {
+      if constexpr (sizeof(Operand) == 2) {
+        if (!is_float) {
+          const uint32_t word = words[j * 2 + r];
+          return static_cast<float>(Operand::bitcast(static_cast<uint16_t>(c ? word >> 16 : word)));
+        }
+      }
+      return __uint_as_float(words[(j * 2 + r) * 2 + c]);
+    }
+
+    template <class T>
+    CUTLASS_DEVICE void keep(int j, int r, T low, T high) {
+      if constexpr (sizeof(T) == 2) {
+        words[j * 2 + r] = low.storage | static_cast<uint32_t>(high.storage) << 16;
+      } else {
+        words[(j * 2 + r) * 2] = __float_as_uint(low);
+        words[(j * 2 + r) * 2 + 1] = __float_as_uint(high);
+      }
+    }
+  };
+
+  CUTLASS_DEVICE void take_from_slot(Matrix& to, char* slot, int first) const {
+    CUTLASS_PRAGMA_UNROLL
+    for (int j = 0; j < kChunk; ++j) {
+      uint32_t* const words = &to.words[j * 2];
+      if constexpr (!kIsNarrow) {
+        CUTLASS_PRAGMA_UNROLL
+        for (int r = 0; r < 2; ++r) {
+          to.template keep<float>(j, r, *number(slot, first + j, r, 0), *number(slot, first + j, r, 1));
+        }
+      } else if (j % 2 == 0) {
+        using Load = std::conditional_t<C::kTransposed, cute::SM75_U16x8_LDSM_T, cute::SM75_U32x4_LDSM_N>;
+        Load::copy(matrix_row(slot, first + j), words[0], words[1], words[2], words[3]);
+      }
+    }
+  }
+
+  // From device memory, where TMA cannot: pairs where rows and pairs agree.
+  template <class T>
+  CUTLASS_DEVICE void load(Matrix& to, int i, Place place) const {
+    auto* const data = static_cast<T const*>(params.operands.data[open::kMatrix0 + i]);
+    const int64_t stride = params.operands.matrix_strides[i];
+    const int64_t down = C::kTransposed ? 1 : stride, right = C::kTransposed ? stride : 1;
+    const uint64_t odd =
+        (reinterpret_cast<uint64_t>(data) | static_cast<uint64_t>(stride) * sizeof(T)) % (2 * sizeof(T));
+    const bool has_pairs = !C::kTransposed && odd == 0 && params.columns % 2 == 0;
+    CUTLASS_PRAGMA_UNROLL
+    for (int r = 0; r < 2; ++r) {
+      const int row = place.row + warp * 16 + lane / 4 + r * 8, first = place.column + lane % 4 * 2;
+      T const* const from = data + row * down + first * right;
+      CUTLASS_PRAGMA_UNROLL
+      for (int j = 0; j < kChunk; ++j) {
+        const bool has_low = row < params.rows && first + j * 8 < params.columns;
+        const bool has_high = row < params.rows && first + j * 8 + 1 < params.columns;
+        cutlass::AlignedArray<T, 2> numbers;
+        numbers[0] = numbers[1] = T(0);
+        if (has_pairs) {
+          if (has_low) numbers = *reinterpret_cast<cutlass::AlignedArray<T, 2> const*>(from + j * 8);
+        } else {
+          if (has_low) numbers[0] = from[j * 8 * right];
+          if (has_high) numbers[1] = from[(j * 8 + 1) * right];
+        }
+        to.template keep<T>(j, r, numbers[0], numbers[1]);
+      }
+    }
+  }
+
+  CUTLASS_DEVICE void take_matrix(Matrix& to, int i, Place place, char* slot, int first) const {
+    const int kind = epigemm_operand(open::kMatrix0 + i);
+    CUTLASS_PRAGMA_UNROLL
+    for (uint32_t& word : to.words) word = 0;
+    to.is_float = sizeof(Operand) == sizeof(float) || kind == open::kOfCompute;
+    if (kind == open::kUnread) return;
+    if (i == 0 && params.is_matrix_by_tma) {
+      take_from_slot(to, slot, first);
+    } else if (to.is_float) {
+      load<float>(to, i, place);
+    } else {
+      load<Operand>(to, i, place);
+    }
+  }
+
+  // --- a pass
+  // ------------------------------------------------------------------------------------------------------------
+
+  template <class Sums>
+  CUTLASS_DEVICE void finish_pass(Sums const& sums, int m, int n, Place place, char* slot) const {
+    // Of what is not read, anything: nothing comes of it.
+    float of_row[C::kByRow][2], scalars[open::kScalars];
+    CUTLASS_PRAGMA_UNROLL
+    for (int i = 0; i < C::kByRow * 2; ++i) {
+      const int at = m * kPassRows + warp * 16 + lane / 4 + i % 2 * 8;
+      of_row[i / 2][i % 2] = layout.vector(shared, group, layout.by_row, i / 2)[at];
+    }
+    CUTLASS_PRAGMA_UNROLL
+    for (int i = 0; i < open::kScalars; ++i) scalars[i] = shared.scalars[group][i];
+    CUTLASS_PRAGMA_UNROLL
+    for (int first = 0; first < kEights; first += kChunk) {
+      Matrix matrices[open::kMatrices];
+      CUTLASS_PRAGMA_UNROLL
+      for (int i = 0; i < open::kMatrices; ++i) {
+        take_matrix(matrices[i], i, {place.row, place.column + first * 8}, slot, first);
+      }
+      uint32_t words[kChunk * 2];
+      CUTLASS_PRAGMA_UNROLL
+      for (int j = 0; j < kChunk; ++j) {
+        float2 of_column[C::kByColumn];
+        CUTLASS_PRAGMA_UNROLL
+        for (int i = 0; i < C::kByColumn; ++i) {
+          const int at = n * C::kPassColumns + (first + j) * 8 + lane % 4 * 2;
+          of_column[i] = *reinterpret_cast<float2 const*>(layout.vector(shared, group, layout.by_column, i) + at);
+        }
+        CUTLASS_PRAGMA_UNROLL
+        for (int r = 0; r < 2; ++r) {
+          float results[2];
+          CUTLASS_PRAGMA_UNROLL
+          for (int c = 0; c < 2; ++c) {
+            const float sum = sums(cute::make_coord(c, r, n * kEights + first + j), m, 0);
+            const float matrix[] = {matrices[0].at(j, r, c), matrices[1].at(j, r, c)};
+            results[c] = apply(
+                sum, [&](int i) { return of_row[i][r]; }, [&](int i) { return c ? of_column[i].y : of_column[i].x; },
+                scalars, matrix);
+          }
+          if constexpr (kIsNarrow) {
+            words[j * 2 + r] = rounded(results[0], results[1]);
+          } else {
+            put(slot, first + j, r, results);
+          }
+        }
+      }
+      if constexpr (kIsNarrow) {
+        using Store = std::conditional_t<C::kTransposed, cute::SM90_U16x8_STSM_T, cute::SM90_U32x4_STSM_N>;
+        CUTLASS_PRAGMA_UNROLL
+        for (int j = 0; j < kChunk; j += 2) {
+          uint32_t const* const four = &words[j * 2];
+          Store::copy(four[0], four[1], four[2], four[3], matrix_row(slot, first + j));
+        }
+      }
+    }
+  }
+
+  // `row(i)` and `column(i)`: the kernel's.
+  template <class Row, class Column>
+  CUTLASS_DEVICE float apply(float sum, Row const& row, Column const& column, const float (&s)[open::kScalars],
+                             const float (&matrix)[open::kMatrices]) const {
+    if constexpr (C::kRoots > 0) sum = C::Sums::apply(row(C::kByRow - 1), column(C::kByColumn - 1), sum);
+    if constexpr (C::kTransposed) {
+      return epigemm_apply(sum, row(0), row(1), row(2), row(3), s[0], s[1], s[2], s[3], column(0), column(1), matrix[0],
+                           matrix[1]);
+    } else {
+      return epigemm_apply(sum, column(0), column(1), column(2), column(3), s[0], s[1], s[2], s[3], row(0), row(1),
+                           matrix[0], matrix[1]);
+    }
+  }
+
+  CUTLASS_DEVICE void put(char* slot, int j, int r, const float (&results)[2]) const {
+    if constexpr (C::kTransposed) {
+      *number(slot, j, r, 0) = results[0];
+      *number(slot, j, r, 1) = results[1];
+    } else {
+      *reinterpret_cast<float2*>(number(slot, j, r, 0)) = make_float2(results[0], results[1]);
+    }
+  }
+
+  CUTLASS_DEVICE static uint32_t rounded(float low, float high) {
+    cutlass::Array<float, 2> both;
+    both[0] = low, both[1] = high;
+    auto const pair = cutlass::NumericArrayConverter<Output, float, 2>{}(both);
+    return reinterpret_cast<uint32_t const&>(pair);
+  }
+};
+
+}  // namespace epigemm::sm90

@@ -1,0 +1,220 @@
+// One fused GEMM on Hopper: CUTLASS's TMA warp-specialised mainloop, an open epilogue of our own (epilogue.cuh), and
+// who does what when.
+//
+// A CTA is a producer warpgroup and one or two that multiply. Of the producer's warps one loads x and the weight for
+// all tiles of the CTA, and one or two help, each with the epilogue of a warpgroup. CTAs are persistent: a tile after
+// the other.
+//
+//   Pingpong      a warpgroup has every other tile to itself. Mainloops take turns; an epilogue runs under the other
+//                 warpgroup's mainloop, and beside its epilogue where that is what takes the time.
+//   Cooperative   the warpgroups share every tile: half the epilogue, where nothing hides it.
+//   Single        there is one.
+//
+// Rows and columns are the kernel's: those of D, or of its transpose.
+#pragma once
+
+#define CUTE_SM90_EXTENDED_MMA_SHAPES_ENABLED  // columns in steps of 8
+
+#include "cutlass/arch/grid_dependency_control.h"
+#include "cutlass/arch/reg_reconfig.h"
+#include "cutlass/gemm/collective/collective_builder.hpp"
+#include "gemm/sm90/epilogue.cuh"
+#include "gemm/sm90/tile.h"
+
+namespace epigemm::sm90 {
+
+// Types: Element (of x and the weight), Operand, Output, Sums (epilogue.cuh), and `tile`.
+template <class Types>
+struct Kernel {
+  using Element = typename Types::Element;
+  static constexpr Tile tile = Types::tile;
+  static constexpr bool is_cooperative = tile.schedule == Schedule::Cooperative;
+  static constexpr bool takes_turns = tile.schedule == Schedule::Pingpong;
+  static constexpr int alignment = 16 / sizeof(Element);  // what TMA asks of pointers and row strides
+  static constexpr int kRows = tile.transposed ? tile.n : tile.m, kColumns = tile.transposed ? tile.m : tile.n;
+  static constexpr int kClusterRows = tile.transposed ? tile.cluster_n : tile.cluster_m;
+  static constexpr int kClusterColumns = tile.transposed ? tile.cluster_m : tile.cluster_n;
+  static constexpr int kCluster = kClusterRows * kClusterColumns;
+
+  using TileShape =
+      cute::Shape<cute::Int<kRows>, cute::Int<kColumns>, cute::Int<kStageRowBytes / static_cast<int>(sizeof(Element))>>;
+  using ClusterShape = cute::Shape<cute::Int<kClusterRows>, cute::Int<kClusterColumns>, cute::_1>;
+  using Mainloop = typename cutlass::gemm::collective::CollectiveBuilder<
+      cutlass::arch::Sm90, cutlass::arch::OpClassTensorOp,
+      /*ElementA=*/Element, cutlass::layout::RowMajor, alignment,
+      /*ElementB=*/Element, cutlass::layout::ColumnMajor, alignment,
+      /*ElementAccumulator=*/float, TileShape, ClusterShape, cutlass::gemm::collective::StageCount<tile.stages>,
+      std::conditional_t<is_cooperative, cutlass::gemm::KernelTmaWarpSpecializedCooperative,
+                         cutlass::gemm::KernelTmaWarpSpecializedPingpong>>::CollectiveOp;
+  using Pipeline = typename Mainloop::MainloopPipeline;
+  using PipelineState = typename Mainloop::PipelineState;
+
+  static constexpr int kGroups = tile.groups(), kSharers = tile.sharers();
+  static constexpr int MaxThreadsPerBlock = 128 * (kGroups + 1), MinBlocksPerMultiprocessor = 1;
+  static constexpr int kProducerRegisters = 40, kConsumerRegisters = 232;
+
+  using Epilogue = EpilogueConfig<typename Types::Operand, typename Types::Output, typename Types::Sums,
+                                  tile.transposed, tile.group_rows(), kPassRows * kSharers, kColumns, kGroups,
+                                  tile.slots, tile.slot_bytes, tile.vector_bytes()>;
+
+  struct Params {
+    typename Mainloop::Params mainloop;
+    EpilogueParams epilogue;
+    int k, k_steps;
+    int lines_of_rows, lines_of_columns;  // the grid of clusters' tiles
+    int swizzle;
+    bool is_along_rows;
+  };
+
+  struct Shared {
+    alignas(1024) typename Mainloop::TensorStorage operands;
+    typename Epilogue::Shared epilogue;
+    alignas(16) typename Mainloop::PipelineStorage pipeline;
+  };
+  static constexpr int kSharedBytes = sizeof(Shared);
+  static_assert(sizeof(typename Mainloop::TensorStorage) % 1024 == 0, "the epilogue's part is not aligned");
+  static_assert(kSharedBytes <= Sm90::kSharedBytes, "a stage or a slot too many");
+
+  // --- tiles ---------------------------------------------------------------------------------------------------------
+
+  // Which tiles of a cluster somebody has.
+  struct Tiles {
+    int now, step, end;
+
+    CUTLASS_DEVICE bool is_there() const { return now < end; }
+    CUTLASS_DEVICE Tiles next() const { return {now + step, step, end}; }
+  };
+
+  CUTLASS_DEVICE static Tiles all_tiles(Params const& p) {
+    const int cluster = static_cast<int>(blockIdx.x) / kClusterRows, clusters = gridDim.x / kClusterRows;
+    return {cluster, clusters, p.lines_of_rows * p.lines_of_columns};
+  }
+
+  CUTLASS_DEVICE static Tiles tiles_of(Params const& p, int group) {
+    const Tiles all = all_tiles(p);
+    return takes_turns ? Tiles{all.now + group * all.step, kGroups * all.step, all.end} : all;
+  }
+
+  // Which of the CTAs' tiles: down and across. Along one direction, in bands of `swizzle` lines.
+  CUTLASS_DEVICE static Place index_of(Params const& p, Tiles const& tiles) {
+    const int minor_count = p.is_along_rows ? p.lines_of_rows : p.lines_of_columns;
+    const int major_count = p.is_along_rows ? p.lines_of_columns : p.lines_of_rows;
+    const int band = tiles.now / (p.swizzle * minor_count), rest = tiles.now - band * p.swizzle * minor_count;
+    const int width = min(p.swizzle, major_count - band * p.swizzle);
+    const int minor = rest / width, major = band * p.swizzle + rest - minor * width;
+    const int row = p.is_along_rows ? minor : major, column = p.is_along_rows ? major : minor;
+    return {row * kClusterRows + static_cast<int>(blockIdx.x) % kClusterRows,
+            column * kClusterColumns + static_cast<int>(blockIdx.y)};
+  }
+
+  CUTLASS_DEVICE static Place place_of(Params const& p, Tiles const& tiles, int group) {
+    const Place index = index_of(p, tiles);
+    return {index.row * kRows + (is_cooperative ? group * kPassRows : 0), index.column * kColumns};
+  }
+
+  // --- the producer's warps ------------------------------------------------------------------------------------------
+
+  CUTLASS_DEVICE static void load(Params const& p, Shared& shared, Pipeline& pipeline, int lane) {
+    Mainloop mainloop;
+    auto const inputs =
+        mainloop.load_init(cute::make_shape(p.epilogue.rows, p.epilogue.columns, p.k, cute::Int<1>{}), p.mainloop);
+    PipelineState state = cutlass::make_producer_start_state<Pipeline>();
+    for (Tiles tiles = all_tiles(p); tiles.is_there(); tiles = tiles.next()) {
+      const Place index = index_of(p, tiles);
+      mainloop.load(p.mainloop, pipeline, state, inputs, cute::make_coord(index.row, index.column, cute::_, 0),
+                    cute::make_coord_iterator(cute::shape<3>(cute::get<0>(inputs))), p.k_steps, lane,
+                    kCluster == 1 ? 0 : cute::block_rank_in_cluster(), shared.operands);
+      state.advance(p.k_steps);
+    }
+    mainloop.load_tail(pipeline, state);
+  }
+
+  CUTLASS_DEVICE static void help(Params const& p, Shared& shared, int group, int lane) {
+    const EpilogueHelper<Epilogue> helper{p.epilogue, shared.epilogue, group, lane};
+    SlotRing ring;
+    for (Tiles tiles = tiles_of(p, group); tiles.is_there(); tiles = tiles.next()) {
+      const Place place = place_of(p, tiles, group);
+      helper.begin(ring, place);
+      helper.finish(ring, place);
+    }
+  }
+
+  // --- a warpgroup ---------------------------------------------------------------------------------------------------
+
+  // Whose mainloop it is.
+  CUTLASS_DEVICE static void wait_for_turn(int group) {
+    if constexpr (takes_turns) cutlass::arch::NamedBarrier::sync(2 * 128, group);
+  }
+  CUTLASS_DEVICE static void hand_turn_on(int group) {
+    if constexpr (takes_turns) cutlass::arch::NamedBarrier::arrive(2 * 128, 1 - group);
+  }
+
+  CUTLASS_DEVICE static void consume(Params const& p, Shared& shared, Pipeline& pipeline, int group, int warp,
+                                     int lane) {
+    typename Mainloop::TiledMma mma;
+    Mainloop mainloop;
+    const EpilogueConsumer<Epilogue> consumer{p.epilogue, shared.epilogue, group, warp, lane};
+    const int thread = is_cooperative ? static_cast<int>(threadIdx.x) - 128 : static_cast<int>(threadIdx.x) % 128;
+    PipelineState state;
+    if (takes_turns && group == 1) {
+      state.advance(p.k_steps);
+      hand_turn_on(group);  // the first one is the other's
+    }
+    SlotRing ring;
+    for (Tiles tiles = tiles_of(p, group); tiles.is_there(); tiles = tiles.next()) {
+      auto sums = cute::partition_fragment_C(mma, cute::take<0, 2>(TileShape{}));
+      wait_for_turn(group);
+      mainloop.mma(pipeline, state, sums, p.k_steps, thread, shared.operands, p.mainloop);
+      hand_turn_on(group);
+      mainloop.mma_tail(pipeline, state, p.k_steps);
+      state.advance(p.k_steps * (takes_turns ? kGroups : 1));
+      if (!tiles.next().is_there()) cutlass::arch::launch_dependent_grids();
+      consumer.finish(ring, sums, place_of(p, tiles, group));
+    }
+  }
+
+  CUTLASS_DEVICE void operator()(Params const& p, char* memory) const {
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+    auto& shared = *reinterpret_cast<Shared*>(memory);
+    const int warp_of_cta = cutlass::canonical_warp_idx_sync(), warp = warp_of_cta % 4, lane = threadIdx.x % 32;
+    const int role = warp_of_cta / 4;  // 0: the producer
+
+    if (warp_of_cta == 1 && cute::elect_one_sync()) {
+      Epilogue::prepare(shared.epilogue);
+      cutlass::arch::fence_barrier_init();
+      cutlass::arch::fence_view_async_shared();
+    }
+    if (warp_of_cta == 2 && cute::elect_one_sync()) {
+      Mainloop::prefetch_tma_descriptors(p.mainloop);
+      cute::prefetch_tma_descriptor(&p.epilogue.out);
+    }
+    typename Pipeline::Params pipeline_params;
+    pipeline_params.role = role ? Pipeline::ThreadCategory::Consumer : Pipeline::ThreadCategory::Producer;
+    pipeline_params.is_leader = threadIdx.x % 128 == 0;
+    pipeline_params.num_consumers = 128 * kSharers;
+    pipeline_params.transaction_bytes = p.mainloop.tma_transaction_bytes;
+    Pipeline pipeline(shared.pipeline, pipeline_params, ClusterShape{});
+    // The peers' barriers must be there before anything is sent to them.
+    if constexpr (kCluster > 1) {
+      cute::cluster_arrive_relaxed();
+      cute::cluster_wait();
+    } else {
+      __syncthreads();
+    }
+
+    // Barriers and descriptors are there before the kernel ahead is done; nothing is read before.
+    if (role == 0) {
+      if constexpr (kGroups > 1) cutlass::arch::warpgroup_reg_dealloc<kProducerRegisters>();  // one has enough
+      cutlass::arch::wait_on_dependent_grids();
+      if (warp == 0) load(p, shared, pipeline, lane);
+      if (warp >= 4 - kGroups) help(p, shared, warp - (4 - kGroups), lane);
+    } else {
+      if constexpr (kGroups > 1) cutlass::arch::warpgroup_reg_alloc<kConsumerRegisters>();
+      cutlass::arch::wait_on_dependent_grids();
+      consume(p, shared, pipeline, role - 1, warp, lane);
+    }
+#endif
+  }
+};
+
+}  // namespace epigemm::sm90

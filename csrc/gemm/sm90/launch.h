@@ -1,0 +1,78 @@
+// Launching a kernel of kernel.cuh.
+#pragma once
+
+#include <algorithm>
+
+#include "device/launch.h"
+#include "gemm/grid.h"
+#include "gemm/operands.h"
+#include "gemm/problem.h"
+#include "gemm/sm90/coverage.h"
+#include "gemm/sm90/kernel.cuh"
+#include "gemm/sm90/tensor_map.h"
+
+namespace epigemm::sm90 {
+
+// x or the weight as the kernel reads it.
+struct Multiplied {
+  const void* data;
+  int64_t row_stride;            // elements
+  const float* roots = nullptr;  // where the sums have them
+};
+
+// `k`: elements of both that are multiplied. `kernel`: the one of these types with an epilogue in it, a cudaKernel_t;
+// it reads nothing before the kernel ahead is done. Returns nullptr, or what was refused and why.
+template <class Types>
+const char* launch(Problem const& problem, Plan const& plan, Multiplied x, Multiplied weight, int64_t k,
+                   const void* kernel) {
+  using Kernel = sm90::Kernel<Types>;
+  using Element = typename Types::Element;
+  using Epilogue = typename Kernel::Epilogue;
+  using Output = typename Types::Output;
+  constexpr bool kTransposed = Types::tile.transposed;
+  Multiplied const &a = kTransposed ? weight : x, &b = kTransposed ? x : weight;
+  const int m = static_cast<int>(problem.m), n = static_cast<int>(problem.n);
+  const int rows = kTransposed ? n : m, columns = kTransposed ? m : n;
+  typename Kernel::Params params;
+  params.mainloop = Kernel::Mainloop::to_underlying_arguments(cute::make_shape(rows, columns, static_cast<int>(k), 1),
+                                                              {static_cast<Element const*>(a.data),
+                                                               {a.row_stride, cute::_1{}, 0},
+                                                               static_cast<Element const*>(b.data),
+                                                               {b.row_stride, cute::_1{}, 0}},
+                                                              /*workspace=*/nullptr);
+
+  EpilogueParams& epilogue = params.epilogue;
+  const Matrix matrix = matrix_by_tma(problem);
+  const auto encode = [&](CUtensorMap* map, Matrix const& of) {
+    return sm90::encode(map, kMapType<Output>, sizeof(Output), of.data, of.row_stride, m, n,
+                        kTransposed ? Epilogue::kPassColumns : kPassRows, Epilogue::kRowBytes);
+  };
+  if (!encode(&epilogue.out, problem.out) || (matrix.data && !encode(&epilogue.matrix, matrix))) {
+    return "the driver refused a TMA descriptor";
+  }
+  epilogue.operands = operands_of(problem);
+  epilogue.row_roots = a.roots, epilogue.column_roots = b.roots;
+  epilogue.rows = rows, epilogue.columns = columns, epilogue.is_matrix_by_tma = matrix.data != nullptr;
+  params.k = static_cast<int>(k);
+  params.k_steps = static_cast<int>(ceil_div(k * static_cast<int64_t>(sizeof(Element)), kStageRowBytes));
+  params.lines_of_rows = static_cast<int>(ceil_div(rows, Kernel::kRows * Kernel::kClusterRows));
+  params.lines_of_columns = static_cast<int>(ceil_div(columns, Kernel::kColumns * Kernel::kClusterColumns));
+  params.swizzle = plan.swizzle;
+  params.is_along_rows = (plan.raster == Raster::AlongM) != kTransposed;  // the plan speaks of D's axes
+
+  const int64_t tiles = static_cast<int64_t>(params.lines_of_rows) * params.lines_of_columns;
+  const int64_t places = std::max(1, problem.device.multiprocessors / Kernel::kCluster);
+  const auto clusters = static_cast<unsigned>(std::min(places, tiles));
+  const cuda::LaunchShape shape{dim3(clusters * Kernel::kClusterRows, Kernel::kClusterColumns),
+                                dim3(Kernel::MaxThreadsPerBlock),
+                                dim3(Kernel::kClusterRows, Kernel::kClusterColumns),
+                                Kernel::kSharedBytes,
+                                problem.device.index,
+                                problem.stream,
+                                /*dependent=*/true};
+  if (const char* const refused = cuda::allow(kernel, shape.device, shape.shared_bytes, sizeof params)) return refused;
+  void* parameters[] = {&params};
+  return cuda::launch(kernel, shape, parameters);
+}
+
+}  // namespace epigemm::sm90

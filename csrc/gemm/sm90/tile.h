@@ -1,0 +1,38 @@
+// The tiles of Hopper's persistent kernels, as families list them. Free of CUTLASS, so that the planner can read them
+// on a machine without a GPU.
+#pragma once
+
+#include "gemm/sm90/architecture.h"
+#include "gemm/sm90/schedule.h"
+
+namespace epigemm::sm90 {
+
+constexpr int kStageRowBytes = 128;  // of K: the widest swizzle that TMA has
+
+struct Tile {
+  int m, n;  // output elements of one CTA
+  int cluster_m, cluster_n;
+  Schedule schedule;
+  bool transposed;  // the kernel's rows are the weight's: they come 64 at once, its columns in steps of 8
+  int stages;       // of both operands in shared memory
+  int slots;        // of a warpgroup's results in shared memory, for passes of the epilogue
+  int slot_bytes;   // 64 rows of a warpgroup's part are a pass, as wide as fits
+
+  constexpr int stage_bytes() const { return (m + n) * kStageRowBytes; }
+
+  // What the stages and slots leave to a warpgroup for the vectors that an epilogue reads. Where they take more, it has
+  // a slot less.
+  constexpr int vector_bytes() const {
+    constexpr int kBarriersAndScalars = 1024, kAlignment = 1024;
+    const int left = Sm90::kSharedBytes - kBarriersAndScalars - stages * stage_bytes() - groups() * slots * slot_bytes;
+    return left / groups() / kAlignment * kAlignment;
+  }
+
+  constexpr int groups() const { return schedule == Schedule::Single ? 1 : 2; }        // warpgroups that multiply
+  constexpr int sharers() const { return schedule == Schedule::Cooperative ? 2 : 1; }  // of a tile
+
+  // The rows of a kernel's tile that a warpgroup finishes, of D or of its transpose.
+  constexpr int group_rows() const { return (transposed ? n : m) / sharers(); }
+};
+
+}  // namespace epigemm::sm90

@@ -1,0 +1,25 @@
+// The types of the large tiles' kernels: operands as they are in memory.
+#pragma once
+
+#include "gemm/sm90/kernel.cuh"
+#include "gemm/sm90_tma/tiles.h"
+
+namespace epigemm::sm90_tma {
+
+// The element types of a unit. TF32 reads fp32 memory as it is; the tensor cores ignore the low 13 mantissa bits.
+namespace element {
+using float16 = cutlass::half_t;
+using bfloat16 = cutlass::bfloat16_t;
+using tf32 = float;
+}  // namespace element
+
+template <class Element_, int TileIndex>
+struct Types {
+  using Element = Element_;
+  using Operand = Element;
+  using Output = Element;
+  using Sums = sm90::PlainSums;
+  static constexpr Tile tile = kTiles[TileIndex];
+};
+
+}  // namespace epigemm::sm90_tma
