@@ -101,7 +101,9 @@ def main() -> None:
     kernels = {file: (given.ir / file).read_bytes() for file in dict.fromkeys(index.values())}
     link = linker()
     cubins = {
-        symbol: link(kernels[index[symbol]], next(code for part, code in functors.items() if part in symbol), symbol)
+        symbol: link(
+            kernels[index[symbol]], next(code for part, code in functors.items() if part in symbol), symbol
+        )
         for symbol in wanted(list(index), reads_matrices=given.reads_matrices)
     }
     write(given.out, cubins)

@@ -1,8 +1,9 @@
 """What `Rounded` calls in place of the library, under g++: every form against fp64, over the floats of all sizes.
 
 A GPU's 2^x and 1 / x are one instruction each, off by at most 2 and 1 units in the last place (PTX ISA, ex2.approx.ftz
-and rcp.approx.ftz), its logarithm by 2^-22, its tanh by 2^-10.987. Here they are disturbed by as much, in both directions: what is left below
-the bound then is left on a GPU. It contracts products and sums, which only leaves roundings out.
+and rcp.approx.ftz), its logarithm by 2^-22, its tanh by 2^-10.987. Here they are disturbed by as much, in both
+directions: what is left below the bound then is left on a GPU. It contracts products and sums, which only leaves
+roundings out.
 """
 
 from __future__ import annotations
@@ -59,9 +60,11 @@ SPECIAL = ["0.0f", "-0.0f", "INFINITY", "-INFINITY", "NAN", "3e38f", "-3e38f"]
 INF, NAN = math.inf, math.nan
 FAR = float(torch.tensor(3e38, dtype=torch.float32))
 AT_SPECIAL = {
-    **dict.fromkeys(["tanh", "tanh_bfloat16"], [0.0, -0.0, 1.0, -1.0, NAN, 1.0, -1.0]),
+    "tanh": [0.0, -0.0, 1.0, -1.0, NAN, 1.0, -1.0],
+    "tanh_bfloat16": [0.0, -0.0, 1.0, -1.0, NAN, 1.0, -1.0],
     "expm1": [0.0, -0.0, INF, -1.0, NAN, INF, -1.0],
-    **dict.fromkeys(["gelu", "gelu_bfloat16"], [0.0, -0.0, INF, NAN, NAN, 3e38, -0.0]),
+    "gelu": [0.0, -0.0, INF, NAN, NAN, 3e38, -0.0],
+    "gelu_bfloat16": [0.0, -0.0, INF, NAN, NAN, 3e38, -0.0],
     "gelu_tanh": [0.0, -0.0, INF, NAN, NAN, 3e38, -0.0],
     "sin": [0.0, -0.0, NAN, NAN, NAN, math.sin(FAR), -math.sin(FAR)],
     "cos": [1.0, 1.0, NAN, NAN, NAN, math.cos(FAR), math.cos(FAR)],

@@ -1,4 +1,4 @@
-"""Which short functions a functor may take whose result is rounded to 16 bits: those of `Rounded`, for bf16 also its own.
+"""Which short functions a functor may take whose result is rounded to 16 bits: of `Rounded`, for bf16 also its own.
 
 These are off by some units in fp32's last place: 2^-24 of their result, where fp16 rounds by up to 2^-11 and bf16 by up
 to 2^-8. Products, quotients and choices keep such an error as it is. A sum whose terms cancel, such as z - tanh(z),
@@ -65,7 +65,9 @@ class RoundedTo:
     """What results are rounded to."""
 
     most: int  # units that a result may be off by: a quarter of what it is rounded by
-    numbers: Mapping[str, Mapping[str, int]]  # the types of csrc/epilogue/rounded.h that do, shortest first: their units
+    numbers: Mapping[
+        str, Mapping[str, int]
+    ]  # the types of csrc/epilogue/rounded.h, shortest first, and their units
 
 
 ROUNDED_TO = {

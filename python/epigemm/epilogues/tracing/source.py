@@ -155,8 +155,8 @@ def kernel_functions(
     program: Program,
     kinds: Sequence[str],
     elements: Sequence[int],  # of each operand 1 for x's element type, 2 for float; of scalars it is 2
-    # which: operand, slope, slope_double, apply, apply_double, or apply_float16 and apply_bfloat16: `apply` for a result
-    # that is rounded to 16 bits, with shorter instructions where `short_number` says so
+    # which: operand, slope, slope_double, apply, apply_double, or apply_float16 and apply_bfloat16: `apply` for a
+    # result that is rounded to 16 bits, with shorter instructions where `short_number` says so
     parts: Sequence[str] = ("operand", "apply"),
 ) -> str:
     """The functions that open kernels leave undefined, by `Functor`."""
