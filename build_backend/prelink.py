@@ -29,7 +29,7 @@ def import_parts() -> None:
 
 
 def write_sources(folder: Path) -> None:
-    """The functors of epigemm/epilogues/formulas.py, for results of 32 bits and of 16; prints their names for CMake."""
+    """The functors of epigemm/epilogues/formulas.py, for each type of results; prints their names for CMake."""
     from epigemm.epilogues.formulas import FORMULAS, PRELINKED
     from epigemm.epilogues.tracing.source import functor_text, kernel_functions
 
@@ -37,7 +37,7 @@ def write_sources(folder: Path) -> None:
     for name in PRELINKED:
         formula = FORMULAS[name]
         elements = [2 if kind == "scalar" else 1 for kind in formula.kinds]
-        for suffix, apply in (("", "apply"), ("_16", "apply_16")):
+        for suffix, apply in (("", "apply"), ("_float16", "apply_float16"), ("_bfloat16", "apply_bfloat16")):
             parts = ("operand", apply, "apply_double", "slope", "slope_double")
             functions = kernel_functions(formula.program, formula.kinds, elements, parts)
             functor = functor_text(formula.program, formula.kinds)
@@ -85,14 +85,21 @@ def main() -> None:
     parser.add_argument("--ir", type=Path, required=True, help="the folder of the open kernels' code")
     parser.add_argument("--out", type=Path, required=True, help="the zip file")
     parser.add_argument("functor", type=Path, help="its code for results of 32 bits")
-    parser.add_argument("functor_16", type=Path, help="and for results of 16 bits")
+    parser.add_argument("functor_float16", type=Path, help="for results of fp16")
+    parser.add_argument("functor_bfloat16", type=Path, help="for results of bf16")
     given = parser.parse_args()
     index: dict[str, str] = json.loads((given.ir / "index.json").read_text())
-    functor, functor_16 = given.functor.read_bytes(), given.functor_16.read_bytes()
+    functors = {
+        "_bfloat16": given.functor_bfloat16.read_bytes(),
+        "_float16": given.functor_float16.read_bytes(),
+        "": given.functor.read_bytes(),
+    }
     kernels = {file: (given.ir / file).read_bytes() for file in dict.fromkeys(index.values())}
     link = linker()
     cubins = {
-        symbol: link(kernels[index[symbol]], functor_16 if "float16" in symbol else functor, symbol)
+        symbol: link(
+            kernels[index[symbol]], next(code for part, code in functors.items() if part in symbol), symbol
+        )
         for symbol in wanted(list(index), reads_matrices=given.reads_matrices)
     }
     write(given.out, cubins)

@@ -20,7 +20,7 @@ foreach(name IN LISTS EPIGEMM_PRELINKED reading_matrices)
     set(reads_matrices --reads-matrices)
   endif()
   set(functors "")
-  foreach(unit "${name}" "${name}_16")
+  foreach(unit "${name}" "${name}_float16" "${name}_bfloat16")
     set(source "${EPIGEMM_GENERATED_DIR}/functors/${unit}.cu")
     set(functor "${EPIGEMM_CUBIN_DIR}/${unit}.ltoir")
     # -arch=lto_90a: nvJitLink takes what was compiled for the GPU that it links for, or for an older one.

@@ -30,7 +30,15 @@ enum class Columns {
 
 // What functors compute in: fp32, or fp64 for fp64; marked where the result has 16 bits.
 template <class Element>
-using Argument = std::conditional_t<sizeof(Element) == 2, Rounded, typename ComputeType<Element>::type>;
+struct ArgumentOf {
+  using type = std::conditional_t<sizeof(Element) == 2, Rounded, typename ComputeType<Element>::type>;
+};
+template <>
+struct ArgumentOf<__nv_bfloat16> {
+  using type = RoundedToBFloat16;
+};
+template <class Element>
+using Argument = typename ArgumentOf<Element>::type;
 
 template <class Functor, class Element, class... Values>
 __device__ __forceinline__ typename ComputeType<Element>::type apply(typename ComputeType<Element>::type accumulator,

@@ -3,58 +3,94 @@
 // tests, without the errors of the GPU's instructions.
 //
 // On an H200 a multiprocessor can spend 28 instructions on a 16-bit element before it is slower than its memory, and
-// every one of them keeps a thread longer from its next load. Their errors, of a few units in fp32's last place, are
-// thousands of times below the half unit of the 16 bits that the result is rounded to.
+// every one of them keeps a thread longer from its next load. Behind a product every one of them counts, for at short K
+// the tensor cores wait for the functor. Errors are far below the half unit of the 16 bits that a result is rounded to:
+// by thousands of times where they are some units in fp32's last place.
 #pragma once
 
 #include "epilogue/math.h"
 
 namespace epigemm {
 
-// A float that will be rounded to 16 bits.
-struct Rounded {
+// A float that will be rounded to a number of so many digits: 11 of fp16, 8 of bf16.
+template <int Digits>
+struct RoundedTo {
   float value;
 
-  EPIGEMM_HOST_DEVICE explicit Rounded(double number) : value(static_cast<float>(number)) {}
-  EPIGEMM_HOST_DEVICE explicit Rounded(float number) : value(number) {}
-  EPIGEMM_HOST_DEVICE explicit Rounded(int number) : value(static_cast<float>(number)) {}
+  EPIGEMM_HOST_DEVICE explicit RoundedTo(double number) : value(static_cast<float>(number)) {}
+  EPIGEMM_HOST_DEVICE explicit RoundedTo(float number) : value(number) {}
+  EPIGEMM_HOST_DEVICE explicit RoundedTo(int number) : value(static_cast<float>(number)) {}
   EPIGEMM_HOST_DEVICE explicit operator float() const { return value; }
 };
 
-EPIGEMM_HOST_DEVICE Rounded operator+(Rounded a, Rounded b) { return Rounded(a.value + b.value); }
-EPIGEMM_HOST_DEVICE Rounded operator-(Rounded a, Rounded b) { return Rounded(a.value - b.value); }
-EPIGEMM_HOST_DEVICE Rounded operator*(Rounded a, Rounded b) { return Rounded(a.value * b.value); }
-EPIGEMM_HOST_DEVICE Rounded operator-(Rounded a) { return Rounded(-a.value); }
-EPIGEMM_HOST_DEVICE Rounded operator/(Rounded a, Rounded b) { return Rounded(a.value / b.value); }
-EPIGEMM_HOST_DEVICE bool operator<(Rounded a, Rounded b) { return a.value < b.value; }
-EPIGEMM_HOST_DEVICE bool operator>(Rounded a, Rounded b) { return a.value > b.value; }
-EPIGEMM_HOST_DEVICE bool operator<=(Rounded a, Rounded b) { return a.value <= b.value; }
-EPIGEMM_HOST_DEVICE bool operator>=(Rounded a, Rounded b) { return a.value >= b.value; }
-EPIGEMM_HOST_DEVICE bool operator==(Rounded a, Rounded b) { return a.value == b.value; }
-EPIGEMM_HOST_DEVICE bool operator!=(Rounded a, Rounded b) { return a.value != b.value; }
+using Rounded = RoundedTo<11>;  // good enough for bf16, too
+using RoundedToBFloat16 = RoundedTo<8>;
+
+#define EPIGEMM_ROUNDED_OPERATOR(sign)                                                            \
+  template <int Digits>                                                                           \
+  EPIGEMM_HOST_DEVICE RoundedTo<Digits> operator sign(RoundedTo<Digits> a, RoundedTo<Digits> b) { \
+    return RoundedTo<Digits>(a.value sign b.value);                                               \
+  }
+EPIGEMM_ROUNDED_OPERATOR(+)
+EPIGEMM_ROUNDED_OPERATOR(-)
+EPIGEMM_ROUNDED_OPERATOR(*)
+EPIGEMM_ROUNDED_OPERATOR(/)
+#undef EPIGEMM_ROUNDED_OPERATOR
+
+template <int Digits>
+EPIGEMM_HOST_DEVICE RoundedTo<Digits> operator-(RoundedTo<Digits> a) {
+  return RoundedTo<Digits>(-a.value);
+}
+
+#define EPIGEMM_ROUNDED_COMPARISON(sign)                                             \
+  template <int Digits>                                                              \
+  EPIGEMM_HOST_DEVICE bool operator sign(RoundedTo<Digits> a, RoundedTo<Digits> b) { \
+    return a.value sign b.value;                                                     \
+  }
+EPIGEMM_ROUNDED_COMPARISON(<)
+EPIGEMM_ROUNDED_COMPARISON(>)
+EPIGEMM_ROUNDED_COMPARISON(<=)
+EPIGEMM_ROUNDED_COMPARISON(>=)
+EPIGEMM_ROUNDED_COMPARISON(==)
+EPIGEMM_ROUNDED_COMPARISON(!=)
+#undef EPIGEMM_ROUNDED_COMPARISON
 
 // Two instructions in place of eight. Rounding x log2(e) moves the argument by one unit in its last place, so the
 // error grows with |x|: 2^-17 at the ends of the range. Subnormal results are zero.
-EPIGEMM_HOST_DEVICE Rounded exp(Rounded x) { return Rounded(math::exp2_normal(x.value * 1.4426950408889634f)); }
+template <int Digits>
+EPIGEMM_HOST_DEVICE RoundedTo<Digits> exp(RoundedTo<Digits> x) {
+  return RoundedTo<Digits>(math::exp2_normal(x.value * 1.4426950408889634f));
+}
 
-EPIGEMM_HOST_DEVICE Rounded reciprocal_normal(Rounded x) { return Rounded(math::reciprocal_normal(x.value)); }
+template <int Digits>
+EPIGEMM_HOST_DEVICE RoundedTo<Digits> reciprocal_normal(RoundedTo<Digits> x) {
+  return RoundedTo<Digits>(math::reciprocal_normal(x.value));
+}
 
 namespace math {
 
 using epigemm::exp;  // defined outside, where the templates of math.h find it by its argument
 
+// Four instructions: without the quarters of math.h, for subnormal results are zero.
+template <int Digits>
+EPIGEMM_HOST_DEVICE RoundedTo<Digits> sigmoid(RoundedTo<Digits> x) {
+  return RoundedTo<Digits>(math::reciprocal_normal(1.0f + exp(-x).value));
+}
+
 #if defined(__CUDA_ARCH__)
 
 // One instruction in place of a comparison and a selection; like them it keeps a NaN.
-EPIGEMM_HOST_DEVICE Rounded relu(Rounded x) {
+template <int Digits>
+EPIGEMM_HOST_DEVICE RoundedTo<Digits> relu(RoundedTo<Digits> x) {
   float result;
   asm("max.NaN.f32 %0, %1, 0f00000000;" : "=f"(result) : "f"(x.value));
-  return Rounded(result);
+  return RoundedTo<Digits>(result);
 }
 
 // Without the Newton step: at most two units in fp32's last place off.
-EPIGEMM_HOST_DEVICE Rounded divide(Rounded numerator, Rounded denominator) {
-  return Rounded(numerator.value * reciprocal(denominator.value));
+template <int Digits>
+EPIGEMM_HOST_DEVICE RoundedTo<Digits> divide(RoundedTo<Digits> numerator, RoundedTo<Digits> denominator) {
+  return RoundedTo<Digits>(numerator.value * reciprocal(denominator.value));
 }
 
 #endif

@@ -1,6 +1,8 @@
 // What open kernels call (open.h), made of a built-in functor:
 //
-//   EPIGEMM_LINKED_FUNCTOR(BiasReLU, float)     Rounded in place of float: for results of 16 bits
+//   EPIGEMM_LINKED_FUNCTOR(BiasReLU, float)
+//
+// In place of float: for results of fp16 Rounded, for those of bf16 RoundedToBFloat16.
 //
 // Compiled by nvcc with the package, and by NVRTC at first use: no C++ library.
 #pragma once

@@ -1,8 +1,9 @@
 """What `Rounded` calls in place of the library, under g++: every form against fp64, over the floats of all sizes.
 
 A GPU's 2^x and 1 / x are one instruction each, off by at most 2 and 1 units in the last place (PTX ISA, ex2.approx.ftz
-and rcp.approx.ftz), its logarithm by 2^-22. Here they are disturbed by as much, in both directions: what is left below
-the bound then is left on a GPU. It contracts products and sums, which only leaves roundings out.
+and rcp.approx.ftz), its logarithm by 2^-22, its tanh by 2^-10.987. Here they are disturbed by as much, in both
+directions: what is left below the bound then is left on a GPU. It contracts products and sums, which only leaves
+roundings out.
 """
 
 from __future__ import annotations
@@ -22,13 +23,16 @@ pytestmark = pytest.mark.skipif(COMPILER is None, reason="no C++ compiler")
 
 RELATIVE = 2.0**-17  # what csrc/epilogue/primitives/short.h says of all of them but `ERRORS`
 FAR_LEFT = 2.0**-40  # and where the error is no longer relative, absolutely,
-FAR_ERRORS = dict.fromkeys(["sin", "cos"], 2.0**-19)  # but of these
+FAR_ERRORS = {**dict.fromkeys(["sin", "cos"], 2.0**-19), "gelu_bfloat16": 2.0**-38}  # but of these
 ERRORS = {
     **dict.fromkeys(["asinh", "acosh", "atanh", "atan2"], 2.0**-18),
     **dict.fromkeys(["sin", "cos", "tan"], 2.0**-19),
     "hypot": 2.0**-21,
+    # csrc/epilogue/primitives/short_bfloat16.h
+    "tanh_bfloat16": 2.0**-10.98,
+    "gelu_bfloat16": 2.0**-11.39,
 }
-EXP2_ERROR, RECIPROCAL_ERROR = 2.0**-22, 2.0**-23
+EXP2_ERROR, RECIPROCAL_ERROR, TANH_ERROR = 2.0**-22, 2.0**-23, 2.0**-10.987
 STRIDE = 251  # of the floats one by one: neighbours differ in their roundings alone
 LEAST = 2.0**-126
 
@@ -37,6 +41,8 @@ FORMS = {
     "tanh": ("std::tanh(x)", -3e38, 3e38),
     "expm1": ("std::expm1(x)", -3e38, 88.7),
     "gelu": ("0.5 * x * std::erfc(-x * 0.70710678118654752440)", -6.0, 3e38),
+    "tanh_bfloat16": ("std::tanh(x)", -3e38, 3e38),
+    "gelu_bfloat16": ("0.5 * x * std::erfc(-x * 0.70710678118654752440)", -6.0, 3e38),
     "gelu_tanh": ("x / (1.0 + std::exp(-1.59576912160573071 * (x + 0.044715 * x * x * x)))", -6.0, 3e38),
     **{name: (f"std::{name}(x)", -1e5, 1e5) for name in ("sin", "cos", "tan")},
     "asinh": ("std::asinh(x)", -3e38, 3e38),
@@ -55,8 +61,10 @@ INF, NAN = math.inf, math.nan
 FAR = float(torch.tensor(3e38, dtype=torch.float32))
 AT_SPECIAL = {
     "tanh": [0.0, -0.0, 1.0, -1.0, NAN, 1.0, -1.0],
+    "tanh_bfloat16": [0.0, -0.0, 1.0, -1.0, NAN, 1.0, -1.0],
     "expm1": [0.0, -0.0, INF, -1.0, NAN, INF, -1.0],
     "gelu": [0.0, -0.0, INF, NAN, NAN, 3e38, -0.0],
+    "gelu_bfloat16": [0.0, -0.0, INF, NAN, NAN, 3e38, -0.0],
     "gelu_tanh": [0.0, -0.0, INF, NAN, NAN, 3e38, -0.0],
     "sin": [0.0, -0.0, NAN, NAN, NAN, math.sin(FAR), -math.sin(FAR)],
     "cos": [1.0, 1.0, NAN, NAN, NAN, math.cos(FAR), math.cos(FAR)],
@@ -122,16 +130,20 @@ void sweep_pairs(Form form, Exact exact, double least, double most) {
 
 
 def disturbed(text: str) -> str:
-    """The headers with an error in 2^x, as large a one in a logarithm, and one in 1 / x, set from outside."""
+    """The headers with errors set from outside: of 2^x, of its sign of a logarithm and of tanh, and of 1 / x."""
     for found, put in (
         ("return __builtin_exp2f(x);", "return __builtin_exp2f(x) * exp2_factor;"),
         ("return ::log2f(x);", "return ::log2f(x) + (exp2_factor - 1.0f);"),
+        (
+            "return ::tanhf(x);",
+            f"return ::tanhf(x) * (1.0f + {TANH_ERROR / EXP2_ERROR}f * (exp2_factor - 1.0f));",
+        ),
         (
             "T reciprocal_normal(T x) {\n  return T(1) / x;",
             "T reciprocal_normal(T x) {\n  return T(1) / x * T(reciprocal_factor);",
         ),
     ):
-        assert text.count(found) == 1
+        assert text.count(found) == 1, found
         text = text.replace(found, put)
     return text
 

@@ -18,10 +18,10 @@ from torch import Tensor
 
 from epigemm.epilogues.declaring import Traced, trace
 from epigemm.epilogues.kinds import SLOTS
-from epigemm.epilogues.tracing.short import FEW, POWERS, may_be_short
+from epigemm.epilogues.tracing.short import FEW, POWERS, ROUNDED_TO, short_number
 from epigemm.epilogues.tracing.source import POWERS as WRITTEN
 from epigemm.epilogues.tracing.source import kernel_functions, prelude
-from tests.csrc.test_short_forms import EXP2_ERROR, RECIPROCAL_ERROR, disturbed
+from tests.csrc.test_short_forms import ERRORS, EXP2_ERROR, FAR_ERRORS, RECIPROCAL_ERROR, disturbed
 from tests.support.functors import COMPILER
 
 pytestmark = pytest.mark.skipif(COMPILER is None, reason="no C++ compiler")
@@ -108,6 +108,11 @@ EVERY = {**SHORT, **{name: function for name, (function, _) in TERMS.items()}}
 RELATIVE, FAR_LEFT = 2.0**-15, 2.0**-40  # what docs/epilogues.md says of short functions
 UNIT = 2.0**-24
 DTYPES = [torch.float16, torch.bfloat16]
+# Of bf16's own forms, which these are made of.
+OF_BFLOAT16 = {
+    **dict.fromkeys(["tanh", "mish"], ERRORS["tanh_bfloat16"]),
+    **dict.fromkeys(["gelu", "gelu_scaled"], ERRORS["gelu_bfloat16"]),
+}
 
 
 def traced_of(name: str) -> Traced:
@@ -126,7 +131,7 @@ def traced() -> dict[str, Traced]:
 
 @pytest.fixture(scope="module")
 def library(traced: dict[str, Traced], tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
-    """`NAME_kernel(x, y, n)` of every function, as a kernel of a 16-bit type calls it."""
+    """`NAME_DTYPE(x, y, n)` of every function, as a kernel of that type calls it."""
     lines = [f"#include <{name}>" for name in ("cmath", "cstddef", "cstdint", "cstring", "initializer_list")]
     lines += ["#define __device__", "static float exp2_factor = 1.0f, reciprocal_factor = 1.0f;"]
     lines += [
@@ -134,11 +139,11 @@ def library(traced: dict[str, Traced], tmp_path_factory: pytest.TempPathFactory)
         'extern "C" void disturb(float a, float b) { exp2_factor = a, reciprocal_factor = b; }',
     ]
     given = ", ".join(["x[i]", *["0.0f"] * len(SLOTS)])
-    for name, one in traced.items():
-        text = kernel_functions(one.program, (), (), ("apply_16",)).replace('extern "C"', "static")
-        lines += [f"namespace of_{name} {{", one.source, text, "}"]
-        lines.append(f'extern "C" void {name}_kernel(const float* x, float* y, long n) {{')
-        lines.append(f"  for (long i = 0; i < n; ++i) y[i] = of_{name}::epigemm_apply({given});\n}}")
+    for (name, one), dtype in itertools.product(traced.items(), ROUNDED_TO):
+        text = kernel_functions(one.program, (), (), (f"apply_{dtype}",)).replace('extern "C"', "static")
+        lines += [f"namespace of_{name}_{dtype} {{", one.source, text, "}"]
+        lines.append(f'extern "C" void {name}_{dtype}(const float* x, float* y, long n) {{')
+        lines.append(f"  for (long i = 0; i < n; ++i) y[i] = of_{name}_{dtype}::epigemm_apply({given});\n}}")
     source = tmp_path_factory.mktemp("sixteen_bits") / "kernels.cpp"
     source.write_text("\n".join(lines))
     assert COMPILER is not None
@@ -159,16 +164,21 @@ def half_unit(exact: Tensor, dtype: torch.dtype) -> Tensor:
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("name", EVERY)
 def test_every_number(library: ctypes.CDLL, name: str, dtype: torch.dtype) -> None:
-    """No result is off by more than its rounding, 2^-15 of itself and, of a sum, what fp32 loses of the terms."""
+    """No result is off by more than its rounding, 2^-15 of itself and, of a sum, what fp32 loses of the terms.
+
+    Of bf16's own forms, by what these are off.
+    """
     x = torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16).view(dtype).float().contiguous()
     exact = EXACT.get(name, EVERY[name])(x.double())
     units = 4 if name in ACCURATE else FEW
     terms = units * UNIT * TERMS[name][1](x.double()) if name in TERMS else torch.zeros_like(exact)
     # Subnormal results of fp32 are 0 on a GPU, whatever they are multiplied with.
     tiny = torch.finfo(torch.float32).tiny * (1 + x.double().abs())
-    bound = half_unit(exact, dtype) + RELATIVE * exact.abs() + terms + tiny
+    relative = max(RELATIVE, OF_BFLOAT16.get(name, 0.0) if dtype == torch.bfloat16 else 0.0)
+    bound = half_unit(exact, dtype) + relative * exact.abs() + terms + tiny
     if "gelu" in name:
-        bound = bound + torch.where(x < -6, FAR_LEFT, 0.0)
+        is_bfloat16 = dtype == torch.bfloat16 and name in OF_BFLOAT16
+        bound = bound + torch.where(x < -6, FAR_ERRORS["gelu_bfloat16"] if is_bfloat16 else FAR_LEFT, 0.0)
     # Parts of a formula may overflow in fp32 where the whole does not, in PyTorch as well.
     seen = x.abs() <= 80.0 if name in TERMS else exact.abs() <= torch.finfo(dtype).max / 8
     seen |= x.isnan()
@@ -176,7 +186,7 @@ def test_every_number(library: ctypes.CDLL, name: str, dtype: torch.dtype) -> No
     for signs in itertools.product((-1.0, 1.0), repeat=2):
         library.disturb(1.0 + signs[0] * EXP2_ERROR, 1.0 + signs[1] * RECIPROCAL_ERROR)
         pointers = [ctypes.c_void_p(tensor.data_ptr()) for tensor in (x, out)]
-        getattr(library, f"{name}_kernel")(*pointers, ctypes.c_long(x.numel()))
+        getattr(library, f"{name}_{str(dtype).removeprefix('torch.')}")(*pointers, ctypes.c_long(x.numel()))
         found = out.to(dtype).double()
         same = (found == exact.to(dtype).double()) | (found.isnan() & exact.isnan())
         wrong = seen & ~same & ~((found - exact).abs() <= bound)
@@ -188,8 +198,11 @@ def test_every_number(library: ctypes.CDLL, name: str, dtype: torch.dtype) -> No
 
 def test_what_is_short(traced: dict[str, Traced]) -> None:
     """Functions of PyTorch and what keeps their errors are, sums that may cancel behind tanh and the like are not."""
-    short = {name for name, one in traced.items() if may_be_short(one.program)}
-    assert short == {*SHORT, *SUMS}
+    for dtype, rounded_to in ROUNDED_TO.items():
+        numbers = {name: short_number(one.program, rounded_to) for name, one in traced.items()}
+        assert {name for name, number in numbers.items() if number} == {*SHORT, *SUMS}
+        own = {"Rounded"} if dtype == "float16" else {"RoundedToBFloat16"}
+        assert {*numbers.values()} - {None} == own
     assert POWERS.keys() == WRITTEN.keys()
 
 
@@ -201,4 +214,66 @@ def test_products_of_many_are_accurate(factors: int, is_short: bool) -> None:
             result = result * torch.tanh(acc * (1.0 / (1 + number)))
         return result
 
-    assert may_be_short(trace(product).program) == is_short
+    assert (short_number(trace(product).program, ROUNDED_TO["float16"]) is not None) == is_short
+
+
+UNITS_LAST = {
+    # name: the C++ functor's text of z and s, fp64, the worst units of bf16 and of fp16 that a result is off by
+    "tanh": ("math::tanh(z)", torch.tanh, 0.63, 0.52),
+    "sigmoid": ("math::sigmoid(z)", torch.sigmoid, 0.501, 0.501),
+    "silu": ("z * math::sigmoid(z)", lambda x: x * torch.sigmoid(x), 0.501, 0.501),
+    "gelu": ("math::gelu(z)", EXACT["gelu"], 0.60, 0.52),
+    "gelu_tanh": ("math::gelu_tanh(z)", EXACT["gelu_tanh"], 0.51, 0.52),
+    "sigmoid_residual": ("z + T(2) * math::sigmoid(z)", lambda x: x + 2 * torch.sigmoid(x), 0.501, 0.51),
+}
+"""Of numbers from -6 on, where results are normal numbers (of fp16 too)."""
+
+
+@pytest.fixture(scope="module")
+def built_in(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
+    """`NAME_DTYPE(x, y, n)` of the formulas of built-in functors."""
+    lines = [f"#include <{name}>" for name in ("cmath", "cstddef", "cstdint", "cstring", "initializer_list")]
+    lines += ["static float exp2_factor = 1.0f, reciprocal_factor = 1.0f;", disturbed(prelude())]
+    lines += ['extern "C" void disturb(float a, float b) { exp2_factor = a, reciprocal_factor = b; }']
+    lines += ["namespace epigemm {"]
+    for name, (text, *_) in UNITS_LAST.items():
+        lines.append(f"template <class T> T of_{name}(T z) {{ return {text}; }}")
+        for dtype, number in (("float16", "Rounded"), ("bfloat16", "RoundedToBFloat16")):
+            lines.append(f'extern "C" void {name}_{dtype}(const float* x, float* y, long n) {{')
+            lines.append(f"  for (long i = 0; i < n; ++i) y[i] = of_{name}({number}(x[i])).value;\n}}")
+    source = tmp_path_factory.mktemp("built_in") / "formulas.cpp"
+    source.write_text("\n".join([*lines, "}"]))
+    assert COMPILER is not None
+    command = [COMPILER, "-std=c++17", "-O1", "-ffp-contract=off", "-shared", "-fPIC", str(source)]
+    subprocess.run([*command, "-o", str(source.with_suffix(".so"))], check=True)
+    found = ctypes.CDLL(str(source.with_suffix(".so")))
+    found.disturb.argtypes = [ctypes.c_float, ctypes.c_float]
+    return found
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("name", UNITS_LAST)
+def test_units_in_the_last_place(built_in: ctypes.CDLL, name: str, dtype: torch.dtype) -> None:
+    """What docs/epilogues.md says of every number of 16 bits: .5 of a unit is the rounding itself."""
+    _, function, of_bfloat16, of_float16 = UNITS_LAST[name]
+    x = torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16).view(dtype).float().contiguous()
+    exact = function(x.double())
+    unit = 2.0 * half_unit(exact, dtype)
+    numbers = torch.finfo(dtype)
+    seen = exact.isfinite() & (exact.abs() >= numbers.tiny) & (exact.abs() <= numbers.max)
+    if name.startswith("gelu"):
+        seen &= x >= -6
+    if name == "silu":  # a subnormal sigmoid is 0
+        seen &= x >= -87
+    if name == "sigmoid_residual":  # where the terms cancel, fp32 loses some of a result's digits
+        seen &= exact.abs() >= 2.0**-4
+    out = torch.empty_like(x)
+    worst = 0.0
+    for signs in itertools.product((-1.0, 1.0), repeat=2):
+        built_in.disturb(1.0 + signs[0] * EXP2_ERROR, 1.0 + signs[1] * RECIPROCAL_ERROR)
+        pointers = [ctypes.c_void_p(tensor.data_ptr()) for tensor in (x, out)]
+        run = getattr(built_in, f"{name}_{str(dtype).removeprefix('torch.')}")
+        run(*pointers, ctypes.c_long(x.numel()))
+        off = ((out.to(dtype).double() - exact).abs() / unit)[seen].max()
+        worst = max(worst, float(off))
+    assert worst <= (of_bfloat16 if dtype == torch.bfloat16 else of_float16)

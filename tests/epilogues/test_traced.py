@@ -70,7 +70,7 @@ def test_the_reference_computes_in_fp32_at_least(traced: Traced, dtype: torch.dt
     [
         ("epigemm_open_sm90_tma_tf32_0", "float epigemm_apply(float"),
         ("epigemm_open_sm90_tma_float16_0", "epigemm::Rounded(acc)"),
-        ("epigemm_open_elementwise_bfloat16", "epigemm::Rounded(acc)"),
+        ("epigemm_open_elementwise_bfloat16", "epigemm::RoundedToBFloat16(acc)"),
         ("epigemm_open_elementwise_float64", "double epigemm_apply_double(double"),
         ("epigemm_open_derivative_float32", "float epigemm_slope(float"),
         ("epigemm_open_derivative_bfloat16", "float epigemm_slope(float"),
@@ -81,7 +81,7 @@ def test_the_text_for_a_kernel(traced: Traced, symbol: str, function: str) -> No
     text = made(traced).source(symbol)
     functions: Any = text[text.rindex("epigemm_operand") :]
     assert function in functions
-    assert ("Rounded(acc)" in functions) == ("Rounded" in function)
+    assert ("Rounded" in functions) == ("Rounded" in function)
 
 
 def test_where_the_types_of_operands_stand(traced: Traced) -> None:

@@ -1,19 +1,28 @@
-// The same functions of `Rounded`, a float whose result will be rounded to 16 bits: with shorter instructions where
-// their error, relatively at most 2^-16, is far below that rounding. A sum whose terms cancel makes an error larger: a
-// functor that subtracts behind tanh, expm1, log1p or gelu is called with float. For Python functions
-// epigemm/epilogues/tracing/short.py decides so, by the errors that are said here and in short.h; no functor in C++
-// does that. (tanh.approx is not taken: its 2^-11 would be most of what fp16 rounds by.)
+// The same functions of `Rounded` and `RoundedToBFloat16`, floats whose results will be rounded to fp16 and to bf16:
+// with shorter instructions where their error is far below that rounding, relatively at most 2^-16 and of what bf16 has
+// of its own 2^-10.9. A sum whose terms cancel makes an error larger: a functor that subtracts behind tanh, expm1,
+// log1p or gelu is called with another type. For Python functions epigemm/epilogues/tracing/short.py decides so, by the
+// errors that are said here, in short.h and in short_bfloat16.h; no functor in C++ does that.
 #pragma once
 
 #include "epilogue/rounded.h"
 #include "epilogue/primitives/short_angles.h"
+#include "epilogue/primitives/short_bfloat16.h"
 
 namespace epigemm::math {
 
-#define EPIGEMM_ROUNDED(name) \
-  EPIGEMM_HOST_DEVICE Rounded name(Rounded x) { return Rounded(name(x.value)); }
-#define EPIGEMM_ROUNDED_2(name) \
-  EPIGEMM_HOST_DEVICE Rounded name(Rounded a, Rounded b) { return Rounded(name(a.value, b.value)); }
+#define EPIGEMM_ROUNDED_AS(name, function)                          \
+  template <int Digits>                                             \
+  EPIGEMM_HOST_DEVICE RoundedTo<Digits> name(RoundedTo<Digits> x) { \
+    return RoundedTo<Digits>(function(x.value));                    \
+  }
+#define EPIGEMM_ROUNDED_2_AS(name, function)                                             \
+  template <int Digits>                                                                  \
+  EPIGEMM_HOST_DEVICE RoundedTo<Digits> name(RoundedTo<Digits> a, RoundedTo<Digits> b) { \
+    return RoundedTo<Digits>(function(a.value, b.value));                                \
+  }
+#define EPIGEMM_ROUNDED(name) EPIGEMM_ROUNDED_AS(name, name)
+#define EPIGEMM_ROUNDED_2(name) EPIGEMM_ROUNDED_2_AS(name, name)
 
 EPIGEMM_ROUNDED(abs)
 EPIGEMM_ROUNDED(trunc)
@@ -41,8 +50,7 @@ EPIGEMM_ROUNDED(i0)
 EPIGEMM_ROUNDED_2(copysign)
 EPIGEMM_ROUNDED_2(fmod)
 
-#define EPIGEMM_ROUNDED_SHORT(name) \
-  EPIGEMM_HOST_DEVICE Rounded name(Rounded x) { return Rounded(short_form::name(x.value)); }
+#define EPIGEMM_ROUNDED_SHORT(name) EPIGEMM_ROUNDED_AS(name, short_form::name)
 EPIGEMM_ROUNDED_SHORT(tanh)
 EPIGEMM_ROUNDED_SHORT(expm1)
 EPIGEMM_ROUNDED_SHORT(log1p)
@@ -56,21 +64,29 @@ EPIGEMM_ROUNDED_SHORT(sin)
 EPIGEMM_ROUNDED_SHORT(cos)
 EPIGEMM_ROUNDED_SHORT(tan)
 
-#define EPIGEMM_ROUNDED_SHORT_2(name) \
-  EPIGEMM_HOST_DEVICE Rounded name(Rounded a, Rounded b) { return Rounded(short_form::name(a.value, b.value)); }
+#define EPIGEMM_ROUNDED_SHORT_2(name) EPIGEMM_ROUNDED_2_AS(name, short_form::name)
 EPIGEMM_ROUNDED_SHORT_2(div)
 EPIGEMM_ROUNDED_SHORT_2(pow)
 EPIGEMM_ROUNDED_SHORT_2(atan2)
 EPIGEMM_ROUNDED_SHORT_2(hypot)
 
+// bf16's own.
+EPIGEMM_HOST_DEVICE RoundedToBFloat16 tanh(RoundedToBFloat16 x) {
+  return RoundedToBFloat16(short_form::tanh_bfloat16(x.value));
+}
+EPIGEMM_HOST_DEVICE RoundedToBFloat16 gelu(RoundedToBFloat16 x) {
+  return RoundedToBFloat16(short_form::gelu_bfloat16(x.value));
+}
+
 #if defined(__CUDA_ARCH__)
 
 // One instruction each, at most two units in the last place off.
-#define EPIGEMM_ROUNDED_INSTRUCTION(name, instruction)         \
-  EPIGEMM_HOST_DEVICE Rounded name(Rounded x) {                \
-    float result;                                              \
-    asm(instruction " %0, %1;" : "=f"(result) : "f"(x.value)); \
-    return Rounded(result);                                    \
+#define EPIGEMM_ROUNDED_INSTRUCTION(name, instruction)              \
+  template <int Digits>                                             \
+  EPIGEMM_HOST_DEVICE RoundedTo<Digits> name(RoundedTo<Digits> x) { \
+    float result;                                                   \
+    asm(instruction " %0, %1;" : "=f"(result) : "f"(x.value));      \
+    return RoundedTo<Digits>(result);                               \
   }
 EPIGEMM_ROUNDED_INSTRUCTION(inverse, "rcp.approx.f32")
 EPIGEMM_ROUNDED_INSTRUCTION(rsqrt, "rsqrt.approx.f32")

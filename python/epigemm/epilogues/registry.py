@@ -93,8 +93,10 @@ class Epilogue:
         from epigemm.epilogues.tracing.source import built_in_source
 
         # Results of 16 bits take shorter instructions.
-        is_16 = "float16" in symbol and "_derivative_" not in symbol
-        return built_in_source(self.name, self.functor, "epigemm::Rounded" if is_16 else "float")
+        number = "float"
+        if "float16" in symbol and "_derivative_" not in symbol:
+            number = "epigemm::RoundedToBFloat16" if "bfloat16" in symbol else "epigemm::Rounded"
+        return built_in_source(self.name, self.functor, number)
 
     def describe_error(self, source: str, log: str) -> str:
         """What NVRTC's log says of a source, in a line."""

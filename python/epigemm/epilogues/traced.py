@@ -20,7 +20,7 @@ from epigemm.epilogues import formulas
 from epigemm.epilogues.kinds import KINDS, PER_COLUMN, SCALAR
 from epigemm.epilogues.registry import LINKED, WHEN_MADE, Epilogue, Operand, named
 from epigemm.epilogues.tracing import cost
-from epigemm.epilogues.tracing.short import may_be_short
+from epigemm.epilogues.tracing.short import ROUNDED_TO, short_number
 
 if TYPE_CHECKING:
     from epigemm.epilogues.declaring import Traced
@@ -65,7 +65,7 @@ class LinkedEpilogue(Epilogue):
             of_compute or None,
             self.bias_place or 0,
             cost.primitives(traced.program, traced.kinds),
-            may_be_short(traced.program),
+            short_number(traced.program, ROUNDED_TO["bfloat16"]) is not None,
         )
         # The package's kernels read operands of x's type.
         is_usual = all(operand.folded == (operand.kind == SCALAR) for operand in operands)
@@ -119,11 +119,12 @@ class LinkedEpilogue(Epilogue):
 
     def source(self, symbol: str) -> str:
         """The text for NVRTC that goes into an open kernel."""
-        wide, half = "float64" in symbol, "float16" in symbol
+        wide = "float64" in symbol
         if "_derivative_" in symbol:
             function = "slope_double" if wide else "slope"
         else:
-            function = "apply_double" if wide else "apply_16" if half else "apply"
+            half = "_bfloat16" if "bfloat16" in symbol else "_float16" if "float16" in symbol else ""
+            function = "apply_double" if wide else f"apply{half}"
         elements = [_COMPUTE_TYPE if operand.folded else _ELEMENT_TYPE for operand in self.operands[1:]]
         return self.traced.kernel_source(elements, ("operand", function))
 

@@ -19,7 +19,7 @@ from benchmarks.harness.functor_table import COLUMNS
 from benchmarks.harness.runner import Budget
 from benchmarks.kinds.functors import KERNELS, Kernel, Sweep, _judged, _repeats
 from epigemm._native import build_info
-from epigemm.epilogues.tracing.short import may_be_short
+from epigemm.epilogues.tracing.short import ROUNDED_TO, short_number
 from epigemm.planning import dry_runs
 
 
@@ -30,8 +30,9 @@ def test_a_primitive_is_repeated(name: str) -> None:
     parts = functor.primitives
     assert parts.count(name) == 3
     assert {*parts} - {name} <= PLAIN.keys()
-    once = may_be_short(repeated(name, 1).epilogue.traced.program)
-    assert may_be_short(functor.epilogue.traced.program) == once
+    for rounded_to in ROUNDED_TO.values():
+        once = short_number(repeated(name, 1).epilogue.traced.program, rounded_to)
+        assert short_number(functor.epilogue.traced.program, rounded_to) == once
 
 
 def test_products_are_repeated() -> None:

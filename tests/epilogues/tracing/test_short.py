@@ -11,7 +11,7 @@ from torch import Tensor
 
 from epigemm.epilogues.declaring import trace
 from epigemm.epilogues.kinds import PerColumn
-from epigemm.epilogues.tracing.short import may_be_short
+from epigemm.epilogues.tracing.short import ROUNDED_TO, short_number
 
 
 def test_whole_numbers_are_not_made_of_short_instructions() -> None:
@@ -33,8 +33,9 @@ def test_whole_numbers_are_not_made_of_short_instructions() -> None:
         return torch.where(acc > 0, acc, torch.exp(acc) * step)
 
     for stepped, plain in ((quotient, share), (positive, chosen), (whole, chosen)):
-        assert "Rounded(acc)" not in trace(stepped).kernel_source((1,), ("operand", "apply_16"))
-        assert "Rounded(acc)" in trace(plain).kernel_source((1,), ("operand", "apply_16"))
+        for part, number in (("apply_float16", "Rounded"), ("apply_bfloat16", "RoundedToBFloat16")):
+            assert f"{number}(acc)" not in trace(stepped).kernel_source((1,), ("operand", part))
+            assert f"{number}(acc)" in trace(plain).kernel_source((1,), ("operand", part))
 
 
 @pytest.mark.parametrize(
@@ -56,4 +57,21 @@ def test_whole_numbers_are_not_made_of_short_instructions() -> None:
     ],
 )
 def test_errors_that_grow(function: Callable[..., Tensor], may_be: bool) -> None:
-    assert may_be_short(trace(function).program) is may_be
+    program = trace(function).program
+    assert (short_number(program, ROUNDED_TO["float16"]) is not None) is may_be
+
+
+@pytest.mark.parametrize(
+    ("function", "number"),
+    [
+        (lambda acc: torch.tanh(acc) * acc, "RoundedToBFloat16"),
+        (lambda acc: F.gelu(acc) * torch.tanh(acc), "RoundedToBFloat16"),
+        (lambda acc: torch.tanh(acc) * torch.tanh(0.5 * acc), "Rounded"),  # together more than a quarter
+        (lambda acc: torch.sigmoid(acc) + acc, "RoundedToBFloat16"),
+        (lambda acc: torch.tanh(acc) + acc, None),
+    ],
+)
+def test_bfloat16_takes_shorter_ones(function: Callable[..., Tensor], number: str | None) -> None:
+    program = trace(function).program
+    assert short_number(program, ROUNDED_TO["bfloat16"]) == number
+    assert short_number(program, ROUNDED_TO["float16"]) in ("Rounded", None)

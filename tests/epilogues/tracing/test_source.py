@@ -55,7 +55,7 @@ def test_prelude_is_one_text() -> None:
 def test_kernel_source_has_what_is_asked_for() -> None:
     traced = trace(swish_clamp)
     text = traced.kernel_source(
-        (1, 1, 2, 2), ("operand", "apply_16", "slope", "slope_double", "apply_double")
+        (1, 1, 2, 2), ("operand", "apply_float16", "slope", "slope_double", "apply_double")
     )
     for name in ("int epigemm_operand(int", "float epigemm_apply(float", "float epigemm_slope(float"):
         assert text.count(f'extern "C" __device__ {name}') == 1

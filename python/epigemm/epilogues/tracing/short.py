@@ -1,20 +1,20 @@
-"""Whether a functor whose result is rounded to 16 bits may take the short functions of `Rounded`.
+"""Which short functions a functor may take whose result is rounded to 16 bits: of `Rounded`, for bf16 also its own.
 
-These are off by some units in fp32's last place: 2^-24 of their result, where fp16 rounds by up to 2^-11. Products,
-quotients and choices keep such an error as it is. A sum whose terms cancel, such as z - tanh(z), makes it larger, and
-so may other functions. So a program is followed step by step, and takes the accurate functions, for all its steps,
-where an error of more than `FEW` units meets a step that may enlarge it, where the errors of factors add up to more
-than `MOST`, and where a whole number is made of something inexact.
+These are off by some units in fp32's last place: 2^-24 of their result, where fp16 rounds by up to 2^-11 and bf16 by up
+to 2^-8. Products, quotients and choices keep such an error as it is. A sum whose terms cancel, such as z - tanh(z),
+makes it larger, and so may other functions. So a program is followed step by step, and takes more accurate functions,
+for all its steps, where an error of more than `FEW` units meets a step that may enlarge it, where the errors of factors
+add up to more than `most`, and where a whole number is made of something inexact.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from epigemm.epilogues.tracing.program import Program, Ref, Step, Value, words
 
 FEW = 64  # so much a few steps of fp32 may lose, too
-MOST = 2048  # a quarter of what fp16 rounds by
 UNITS = {
     # One instruction, or an exponential made of one; those of exp where fp16 has its result.
     **dict.fromkeys(words("div reciprocal sqrt rsqrt exp2"), 2),
@@ -29,6 +29,13 @@ UNITS = {
     **dict.fromkeys(words("log1p softplus"), 256),
 }
 """How far the functions of `Rounded` are off. All others are float's."""
+UNITS_OF_BFLOAT16 = {
+    **UNITS,
+    # csrc/epilogue/primitives/short_bfloat16.h: up to 2^-10.98 and 2^-11.39.
+    "tanh": 8300,
+    "gelu": 6400,
+}
+"""And those of `RoundedToBFloat16`."""
 KEEPING = frozenset(
     words(
         "mul div neg abs reciprocal sqrt rsqrt tanh relu leaky_relu maximum minimum fmin fmax clamp clamp_min "
@@ -53,8 +60,31 @@ _POSITIVE = frozenset(words("exp exp2 sigmoid abs sqrt rsqrt relu softplus cosh 
 _ODD = frozenset(words("tanh expm1 log1p gelu gelu_tanh erf atan asinh sinh copy detach"))  # they keep a sign
 
 
-def may_be_short(program: Program) -> bool:
-    """Whether a 16-bit result by short functions is, up to `MOST` units, that by accurate ones."""
+@dataclass(frozen=True)
+class RoundedTo:
+    """What results are rounded to."""
+
+    most: int  # units that a result may be off by: a quarter of what it is rounded by
+    numbers: Mapping[
+        str, Mapping[str, int]
+    ]  # the types of csrc/epilogue/rounded.h, shortest first, and their units
+
+
+ROUNDED_TO = {
+    "float16": RoundedTo(2048, {"Rounded": UNITS}),
+    "bfloat16": RoundedTo(16384, {"RoundedToBFloat16": UNITS_OF_BFLOAT16, "Rounded": UNITS}),
+}
+
+
+def short_number(program: Program, rounded_to: RoundedTo) -> str | None:
+    """The type with the shortest functions whose result is, up to `most` units, that by accurate ones; None: float."""
+    for number, units in rounded_to.numbers.items():
+        if _may_be_short(program, units, rounded_to.most):
+            return number
+    return None
+
+
+def _may_be_short(program: Program, units: Mapping[str, int], most: int) -> bool:
     errors: dict[Value, float] = {}  # in units
     signs: dict[Value, int] = {}
     for number, step in enumerate(program.steps, program.operands + 1):
@@ -72,10 +102,10 @@ def may_be_short(program: Program) -> bool:
         is_of_one_sign = step.op in ("add", "sub") and bool(terms[0] & terms[1])
         if worst > FEW and not (step.op in KEEPING or is_power or is_of_one_sign):
             return False
-        error = UNITS.get(step.op, 0) + (sum(given) if step.op in ("mul", "div") else worst)
+        error = units.get(step.op, 0) + (sum(given) if step.op in ("mul", "div") else worst)
         if is_power and isinstance(exponent, float):
             error = POWERS[exponent] + abs(exponent) * given[0]
-        if error > MOST:
+        if error > most:
             return False
         errors[Ref(number)], signs[Ref(number)] = error, _sign(step, terms)
     return True

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from epigemm.epilogues.kinds import SLOTS, slots_of
 from epigemm.epilogues.tracing.program import BFLOAT16, BOOL, FLOAT, HALF, Program, Ref, Step, Value
-from epigemm.epilogues.tracing.short import may_be_short
+from epigemm.epilogues.tracing.short import ROUNDED_TO, short_number
 
 OPERATORS = {
     "add": "+",
@@ -155,8 +155,8 @@ def kernel_functions(
     program: Program,
     kinds: Sequence[str],
     elements: Sequence[int],  # of each operand 1 for x's element type, 2 for float; of scalars it is 2
-    # which: operand, slope, slope_double, apply, apply_double, or apply_16: `apply` for a result that is rounded to 16
-    # bits, with shorter instructions where `may_be_short` says so
+    # which: operand, slope, slope_double, apply, apply_double, or apply_float16 and apply_bfloat16: `apply` for a
+    # result that is rounded to 16 bits, with shorter instructions where `short_number` says so
     parts: Sequence[str] = ("operand", "apply"),
 ) -> str:
     """The functions that open kernels leave undefined, by `Functor`."""
@@ -172,11 +172,12 @@ def kernel_functions(
         text.append(f'extern "C" __device__ int epigemm_operand(int slot) {{\n{table}  return 0;\n}}\n')
     for part in parts:
         if part != "operand":
-            text.append(_function(part, slots, is_short=part == "apply_16" and may_be_short(program)))
+            form = ROUNDED_TO.get(part.removeprefix("apply_"))
+            text.append(_function(part, slots, short_number(program, form) if form else None))
     return "\n".join(text)
 
 
-def _function(part: str, slots: Sequence[int], *, is_short: bool) -> str:
+def _function(part: str, slots: Sequence[int], short: str | None) -> str:
     number = "double" if part.endswith("_double") else "float"
     values = ["acc", *SLOTS]
     used = ["acc", *(SLOTS[slot] for slot in slots)]
@@ -191,8 +192,8 @@ def _function(part: str, slots: Sequence[int], *, is_short: bool) -> str:
         body += f"  return result.constant ? {number}(0) : result.derivative;\n"
         name = "epigemm_slope" + ("_double" if number == "double" else "")
         return f'extern "C" __device__ {number} {name}({parameters}, int slot) {{\n{body}}}\n'
-    if is_short:
-        call = f"Functor::apply({', '.join(f'epigemm::Rounded({value})' for value in used)}).value"
+    if short:
+        call = f"Functor::apply({', '.join(f'epigemm::{short}({value})' for value in used)}).value"
     else:
         call = f"Functor::apply({', '.join(used)})"
     name = "epigemm_apply" + ("_double" if number == "double" else "")
