@@ -65,7 +65,7 @@ struct EpilogueConfig {
   static constexpr int kPassColumns = SlotBytes / kPassRows / static_cast<int>(sizeof(Output));
   static constexpr int kPassesOfRow = TileN / kPassColumns;
   static constexpr int kPasses = GroupRows / kPassRows * kPassesOfRow;  // of a tile
-  static_assert(TileN % kPassColumns == 0 && GroupRows % kPassRows == 0 && Slots_ >= 2 && Slots_ <= kPasses);
+  static_assert(TileN % kPassColumns == 0 && GroupRows % kPassRows == 0 && Slots_ <= kPasses);
 
   // A slot is D's rows of up to 128 bytes, swizzled as TMA does; slabs of them where D's part of a pass is wider.
   static constexpr int kDColumns = Transposed ? kPassRows : kPassColumns;
@@ -79,7 +79,7 @@ struct EpilogueConfig {
   static constexpr int kByColumn = (Transposed ? open::kRows : open::kColumns) + kRoots;
 
   static constexpr int kMostVectorBytes = (kByRow * GroupRows + kByColumn * TileN) * static_cast<int>(sizeof(float));
-  static_assert(kMostVectorBytes <= VectorBytes + SlotBytes, "a slot too many");
+  static_assert(kMostVectorBytes <= VectorBytes + (Slots_ > 1 ? SlotBytes : 0), "a slot too many");
 
   struct Shared {  // begins at a multiple of 1024 bytes, which swizzling asks for
     alignas(16) char memory[Groups][Slots_ * SlotBytes + VectorBytes];  // slots, then vectors
@@ -275,7 +275,7 @@ struct EpilogueHelper {
   CUTLASS_DEVICE void prefetch_rows(char const* data, int64_t stride, int bytes, Place tile) const {
     constexpr int kLine = 128, kDRows = C::kTransposed ? C::kTileN : C::kGroupRows;
     constexpr int kDWidth = C::kTransposed ? C::kGroupRows : C::kTileN;
-    static_assert(!C::kTransposed || C::kRowStep == 128, "blocks of a warpgroup's columns");
+    static_assert(!C::kTransposed || C::kGroupRows == kPassRows || C::kRowStep == 128, "a warpgroup's columns");
     const int first_row = C::kTransposed ? tile.column : tile.row,
               last_row = C::kTransposed ? params.columns : params.rows;
     const int first = C::kTransposed ? tile.row : tile.column, end = C::kTransposed ? params.rows : params.columns;
