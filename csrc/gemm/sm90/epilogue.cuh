@@ -275,7 +275,6 @@ struct EpilogueHelper {
   CUTLASS_DEVICE void prefetch_rows(char const* data, int64_t stride, int bytes, Place tile) const {
     constexpr int kLine = 128, kDRows = C::kTransposed ? C::kTileN : C::kGroupRows;
     constexpr int kDWidth = C::kTransposed ? C::kGroupRows : C::kTileN;
-    static_assert(!C::kTransposed || C::kRowStep == 128, "blocks of a warpgroup's columns");
     const int first_row = C::kTransposed ? tile.column : tile.row,
               last_row = C::kTransposed ? params.columns : params.rows;
     const int first = C::kTransposed ? tile.row : tile.column, end = C::kTransposed ? params.rows : params.columns;
