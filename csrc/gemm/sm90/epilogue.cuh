@@ -19,8 +19,6 @@
 
 namespace epigemm::sm90 {
 
-// ---------------------------------------------------------------------------------------------------------
-
 // One thread's part of the epilogue. Of every 64 rows it has two, eight apart (r), and of every eight columns (j) two
 // neighbours (c).
 template <class C>

@@ -6,8 +6,6 @@
 
 namespace epigemm::sm90 {
 
-// ---------------------------------------------------------------------------
-
 template <class C>
 struct EpilogueHelper {
   using Operand = typename C::Operand;
