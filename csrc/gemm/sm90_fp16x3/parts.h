@@ -1,4 +1,4 @@
-// The types of the kernels on fp16 slices: their mainloops around an epilogue.
+// The types of the split kernels: their mainloop around an epilogue.
 #pragma once
 
 #include <type_traits>
@@ -15,12 +15,10 @@
 
 namespace epigemm::sm90_fp16x3 {
 
-template <Arithmetic arithmetic, int TileIndex>
+template <int TileIndex>
 struct Parts {
-  static constexpr Tile tile = tile_of(arithmetic, TileIndex);
-  static constexpr bool split = arithmetic == Arithmetic::Split;
-  static constexpr bool cooperative = tile.schedule == Schedule::Cooperative;
-  static_assert(split ? cooperative : !tile.transposed, "no such mainloop");
+  static constexpr Tile tile = kSplitTiles[TileIndex];
+  static_assert(tile.schedule == Schedule::Cooperative && tile.stages >= 3, "no such mainloop");
 
   using Element = cutlass::half_t;
   // The kernel's own rows and columns.
@@ -29,10 +27,6 @@ struct Parts {
   using TileShape = cute::Shape<cute::Int<rows>, cute::Int<columns>, cute::Int<kTileK>>;
   using ClusterShape = cute::Shape<cute::Int<tile.transposed ? tile.cluster_n : tile.cluster_m>,
                                    cute::Int<tile.transposed ? tile.cluster_m : tile.cluster_n>, cute::_1>;
-  using MainloopSchedule = std::conditional_t<cooperative, cutlass::gemm::KernelTmaWarpSpecializedCooperative,
-                                              cutlass::gemm::KernelTmaWarpSpecializedPingpong>;
-  using EpilogueSchedule = std::conditional_t<cooperative, cutlass::epilogue::TmaWarpSpecializedCooperative,
-                                              cutlass::epilogue::TmaWarpSpecialized>;
 
   // D is row-major; its transpose, column-major.
   using LayoutD = std::conditional_t<tile.transposed, cutlass::layout::ColumnMajor, cutlass::layout::RowMajor>;
@@ -40,7 +34,7 @@ struct Parts {
 
   // 16 columns of D a pass instead of CUTLASS's 32: of three stages of four tiles, shared memory leaves 35 KB for the
   // epilogue, and every vector along the columns takes another 1 KB of it.
-  using EpilogueTile = std::conditional_t<split && !tile.transposed, cute::Shape<cute::_128, cute::_16>,
+  using EpilogueTile = std::conditional_t<!tile.transposed, cute::Shape<cute::_128, cute::_16>,
                                           cutlass::epilogue::collective::EpilogueTileAuto>;
 
   // Fusion: the epilogue's visitor tree.
@@ -49,25 +43,16 @@ struct Parts {
       cutlass::arch::Sm90, cutlass::arch::OpClassTensorOp, TileShape, ClusterShape, EpilogueTile,
       /*ElementAccumulator=*/float,
       /*ElementCompute=*/float, /*ElementC=*/void, LayoutD, alignment, /*ElementD=*/float, LayoutD, alignment,
-      EpilogueSchedule, Fusion>::CollectiveOp;
+      cutlass::epilogue::TmaWarpSpecializedCooperative, Fusion>::CollectiveOp;
 
-  using ScaledMainloop = typename cutlass::gemm::collective::CollectiveBuilder<
-      cutlass::arch::Sm90, cutlass::arch::OpClassTensorOp,
-      /*ElementA=*/Element, cutlass::layout::RowMajor, /*alignment=*/8,
-      /*ElementB=*/Element, cutlass::layout::ColumnMajor, /*alignment=*/8,
-      /*ElementAccumulator=*/float, TileShape, ClusterShape, cutlass::gemm::collective::StageCount<tile.stages>,
-      MainloopSchedule>::CollectiveOp;
-  using Mainloop =
-      std::conditional_t<split,
-                         sm90_fp16x3::Mainloop<TileShape, ClusterShape, tile.stages, /*PrefetchA=*/tile.transposed>,
-                         ScaledMainloop>;
+  using Mainloop = sm90_fp16x3::Mainloop<TileShape, ClusterShape, tile.stages, /*PrefetchA=*/tile.transposed>;
 
   template <class CollectiveMainloop, class CollectiveEpilogue>
   using GemmKernel = cutlass::gemm::kernel::GemmUniversal<cute::Shape<int, int, int, int>, CollectiveMainloop,
                                                           CollectiveEpilogue, cutlass::gemm::PersistentScheduler>;
 
   static auto stride_of(SplitMatrix const& matrix) {
-    return cute::Stride<int64_t, cute::_1, int64_t>{matrix.padded_columns * (split ? kSlices : 1), cute::_1{}, 0};
+    return cute::Stride<int64_t, cute::_1, int64_t>{matrix.padded_columns * kSlices, cute::_1{}, 0};
   }
 
   // D's stride, or that of its transpose.

@@ -4,7 +4,7 @@
 #include "cutlass/epilogue/fusion/sm90_callbacks_tma_warpspecialized.hpp"
 #include "open/contract.h"
 
-namespace epigemm::sm90 {
+namespace epigemm::sm90_fp16x3 {
 
 namespace fusion = cutlass::epilogue::fusion;
 
@@ -14,11 +14,11 @@ struct OpenArguments {
   const float* column_roots = nullptr;  // along its columns
 };
 
-// The kernel's vectors in one direction: first the roots, where there are any, then the operands' slots.
+// The kernel's vectors in one direction: first the roots, then the operands' slots.
 template <class Traits, bool AlongRows>
 struct OpenVectors {
   static constexpr bool are_columns = AlongRows == Traits::kTransposed;  // of D
-  static constexpr int kRoots = Traits::Sums::has_roots ? 1 : 0;
+  static constexpr int kRoots = 1;
   static constexpr int kFirstSlot = are_columns ? open::kColumn0 : open::kRow0;
   static constexpr int kOperands = are_columns ? open::kColumns : open::kRows;
   static constexpr int kCount = kRoots + kOperands;
@@ -38,17 +38,12 @@ struct OpenVectors {
     return AlongRows ? arguments.row_roots : arguments.column_roots;
   }
 
-  CUTLASS_DEVICE bool is_float(int i) const {
-    return cute::is_same_v<typename Traits::Operand, float> || kinds[i] == open::kOfCompute;
-  }
-
   CUTLASS_DEVICE bool is_read(int i) const { return kinds[i] != open::kUnread; }
 };
 
 // One consumer thread's part of a tile. Partition: says which elements are the thread's, and in which order.
-template <class Traits, class Partition, class FragmentC>
+template <class Traits, class Partition>
 struct OpenCallbacks : fusion::EmptyConsumerStoreCallbacks {
-  using Operand = typename Traits::Operand;
   static constexpr int kTileM = cute::size<0>(typename Traits::TileShape{});
   static constexpr int kTileN = cute::size<1>(typename Traits::TileShape{});
 
@@ -63,7 +58,6 @@ struct OpenCallbacks : fusion::EmptyConsumerStoreCallbacks {
   static constexpr int kPassElements = decltype(cute::size(cute::take<0, 3>(cute::shape(std::declval<Rows>()))))::value;
 
   OpenArguments const& arguments;
-  FragmentC const& c;
   char* const shared;
   const int m_end, n_end, m_begin, n_begin;  // the kernel's extents, and where its tile begins
   const int thread;
@@ -75,13 +69,12 @@ struct OpenCallbacks : fusion::EmptyConsumerStoreCallbacks {
   float scalars[open::kScalars];
   OfTile by_row[RowVectors::kCount];
   OfPass by_column[ColumnVectors::kCount];
-  uint32_t by_element[open::kMatrices][kPassElements];
+  float by_element[open::kMatrices][kPassElements];
 
   template <class Extents, class Coordinates>
-  CUTLASS_DEVICE OpenCallbacks(OpenArguments const& arguments, FragmentC const& c, char* shared, Extents const& extents,
+  CUTLASS_DEVICE OpenCallbacks(OpenArguments const& arguments, char* shared, Extents const& extents,
                                Coordinates const& tile, int thread)
       : arguments(arguments),
-        c(c),
         shared(shared),
         m_end(cute::get<0>(extents)),
         n_end(cute::get<1>(extents)),
@@ -94,7 +87,7 @@ struct OpenCallbacks : fusion::EmptyConsumerStoreCallbacks {
     for (int i = 0; i < open::kMatrices; ++i) {
       matrix_kinds[i] = epigemm_operand(open::kMatrix0 + i);
       CUTLASS_PRAGMA_UNROLL
-      for (uint32_t& word : by_element[i]) word = 0;
+      for (float& value : by_element[i]) value = 0;
     }
     // What is not read is zero all along, that is, nothing.
     CUTLASS_PRAGMA_UNROLL
@@ -113,21 +106,11 @@ struct OpenCallbacks : fusion::EmptyConsumerStoreCallbacks {
     load_scalars();
     CUTLASS_PRAGMA_UNROLL
     for (int i = 0; i < ColumnVectors::kCount; ++i) {
-      if (!is_staged(i)) continue;
-      if (column_vectors.is_float(i)) {
-        stage<float>(i);
-      } else {
-        stage<Operand>(i);
-      }
+      if (is_staged(i)) stage(i);
     }
     CUTLASS_PRAGMA_UNROLL
     for (int i = 0; i < RowVectors::kCount; ++i) {
-      if (!row_vectors.is_read(i)) continue;
-      if (row_vectors.is_float(i)) {
-        load_by_row<float>(i);
-      } else {
-        load_by_row<Operand>(i);
-      }
+      if (row_vectors.is_read(i)) load_by_row(i);
     }
   }
 
@@ -147,23 +130,21 @@ struct OpenCallbacks : fusion::EmptyConsumerStoreCallbacks {
     }
   }
 
-  template <class T>
   CUTLASS_DEVICE void load_by_row(int i) {
-    auto* const from = static_cast<const T*>(RowVectors::data(arguments, i));
+    auto* const from = static_cast<const float*>(RowVectors::data(arguments, i));
     auto const to = cute::filter_zeros(by_row[i]);
     auto const rows = cute::filter_zeros(Partition::rows(thread));
     CUTLASS_PRAGMA_UNROLL
     for (int j = 0; j < cute::size(to); ++j) {
       const int m = m_begin + rows(j);
-      to(j) = from && m < m_end ? static_cast<float>(from[m]) : 0.0f;
+      to(j) = from && m < m_end ? from[m] : 0.0f;
     }
   }
 
   // --- vectors along the columns -------------------------------------------------------------------------------------
 
   CUTLASS_DEVICE int shared_bytes(int i) const {
-    if (!column_vectors.is_read(i)) return 0;
-    return kTileN * static_cast<int>(column_vectors.is_float(i) ? sizeof(float) : sizeof(Operand));
+    return column_vectors.is_read(i) ? kTileN * static_cast<int>(sizeof(float)) : 0;
   }
 
   CUTLASS_DEVICE int shared_offset(int i) const {
@@ -180,146 +161,98 @@ struct OpenCallbacks : fusion::EmptyConsumerStoreCallbacks {
     return column_vectors.is_read(i) && shared_offset(i) + shared_bytes(i) <= Traits::kSharedBytes;
   }
 
-  template <class T>
+  CUTLASS_DEVICE float* staged(int i) const { return reinterpret_cast<float*>(shared + shared_offset(i)); }
+
   CUTLASS_DEVICE void stage(int i) {
-    auto* const from = static_cast<const T*>(ColumnVectors::data(arguments, i));
-    auto* const to = reinterpret_cast<T*>(shared + shared_offset(i));
+    auto* const from = static_cast<const float*>(ColumnVectors::data(arguments, i));
+    float* const to = staged(i);
     CUTLASS_PRAGMA_UNROLL
     for (int j = thread; j < kTileN; j += Partition::kThreads) {
-      to[j] = from && n_begin + j < n_end ? from[n_begin + j] : T(0);
+      to[j] = from && n_begin + j < n_end ? from[n_begin + j] : 0.0f;
     }
   }
 
-  template <class T>
   CUTLASS_DEVICE void fetch_staged(int i, int epi_m, int epi_n) {
-    auto const all = Partition::staged(reinterpret_cast<const T*>(shared + shared_offset(i)), thread);
+    auto const all = Partition::staged(staged(i), thread);
     auto const from = cute::filter_zeros(all(cute::_, cute::_, cute::_, epi_m, epi_n));
-    auto values = cute::make_tensor_like<T>(from);
+    auto values = cute::make_tensor_like<float>(from);
     cute::copy_aligned(from, values);
     auto const to = cute::filter_zeros(by_column[i]);
     CUTLASS_PRAGMA_UNROLL
-    for (int j = 0; j < cute::size(values); ++j) {
-      if constexpr (sizeof(T) == sizeof(uint16_t)) {
-        const int at = values.layout()(j);
-        to(j) = half_of<T>(reinterpret_cast<uint32_t const*>(values.data())[at / 2], at % 2);
-      } else {
-        to(j) = values(j);
-      }
-    }
+    for (int j = 0; j < cute::size(values); ++j) to(j) = values(j);
   }
 
-  // Of two 16-bit numbers that share a register the first or the second. Taken for numbers by themselves, the second
-  // costs two instructions more.
-  template <class T>
-  CUTLASS_DEVICE static float half_of(uint32_t word, int which) {
-    return static_cast<float>(T::bitcast(static_cast<uint16_t>(which ? word >> 16 : word)));
-  }
-
-  template <class T>
   CUTLASS_DEVICE void fetch_direct(int i, int epi_m, int epi_n) {
-    auto* const from = static_cast<const T*>(ColumnVectors::data(arguments, i));
+    auto* const from = static_cast<const float*>(ColumnVectors::data(arguments, i));
     auto const columns = cute::filter_zeros(Partition::columns(thread)(cute::_, cute::_, cute::_, epi_m, epi_n));
     auto const to = cute::filter_zeros(by_column[i]);
     CUTLASS_PRAGMA_UNROLL
     for (int j = 0; j < cute::size(to); ++j) {
       const int n = n_begin + columns(j);
-      to(j) = from && n < n_end ? static_cast<float>(from[n]) : 0.0f;
-    }
-  }
-
-  template <class T>
-  CUTLASS_DEVICE void fetch_column_vector(int i, int epi_m, int epi_n) {
-    if (is_staged(i)) {
-      fetch_staged<T>(i, epi_m, epi_n);
-    } else {
-      fetch_direct<T>(i, epi_m, epi_n);
+      to(j) = from && n < n_end ? from[n] : 0.0f;
     }
   }
 
   // --- matrices ------------------------------------------------------------------------------------------------------
 
-  CUTLASS_DEVICE bool is_loaded(int i) const {
-    return matrix_kinds[i] != open::kUnread && !(Traits::kMatrixByTma && i == 0);
-  }
-
-  CUTLASS_DEVICE bool is_matrix_float(int i) const {
-    return cute::is_same_v<Operand, float> || matrix_kinds[i] == open::kOfCompute;
-  }
+  using Pair = cutlass::AlignedArray<float, 2>;
 
   // A thread's elements are neighbours in the kernel's row two by two. Where D lies as the kernel's rows, every such
   // pair is one load, if rows and pairs agree.
   CUTLASS_DEVICE bool has_aligned_pairs(int i) const {
-    const uint64_t bytes = is_matrix_float(i) ? sizeof(float) : sizeof(Operand);
+    constexpr uint64_t bytes = sizeof(float);
     const uint64_t address = reinterpret_cast<uint64_t>(arguments.operands.data[open::kMatrix0 + i]);
     const uint64_t stride = static_cast<uint64_t>(arguments.operands.matrix_strides[i]) * bytes;
     return ((address | stride) & (2 * bytes - 1)) == 0 && n_end % 2 == 0;
   }
 
-  template <class T>
-  CUTLASS_DEVICE const T* element_address(int i, int m, int n) const {
-    auto* const data = static_cast<const T*>(arguments.operands.data[open::kMatrix0 + i]);
+  CUTLASS_DEVICE const float* element_address(int i, int m, int n) const {
+    auto* const data = static_cast<const float*>(arguments.operands.data[open::kMatrix0 + i]);
     const int64_t stride = arguments.operands.matrix_strides[i];
     return Traits::kTransposed ? data + n * stride + m : data + m * stride + n;
   }
 
-  template <class T>
   CUTLASS_DEVICE void load_pairs(int i, int epi_m, int epi_n) {
     auto const rows = Partition::rows(thread)(cute::_, cute::_, cute::_, epi_m, epi_n);
     auto const columns = Partition::columns(thread)(cute::_, cute::_, cute::_, epi_m, epi_n);
     CUTLASS_PRAGMA_UNROLL
     for (int j = 0; j < kPassElements; j += 2) {
       const int m = m_begin + rows(j), n = n_begin + columns(j);
-      cutlass::AlignedArray<T, 2> pair;
+      Pair pair;
       pair.clear();
       if (m < m_end && n < n_end) {
-        pair = *reinterpret_cast<cutlass::AlignedArray<T, 2> const*>(element_address<T>(i, m, n));
+        pair = *reinterpret_cast<Pair const*>(element_address(i, m, n));
       }
-      keep<T>(i, j, pair);
+      keep(i, j, pair);
     }
   }
 
-  template <class T>
   CUTLASS_DEVICE void load_singly(int i, int epi_m, int epi_n) {
     auto const rows = Partition::rows(thread)(cute::_, cute::_, cute::_, epi_m, epi_n);
     auto const columns = Partition::columns(thread)(cute::_, cute::_, cute::_, epi_m, epi_n);
     CUTLASS_PRAGMA_UNROLL
     for (int j = 0; j < kPassElements; j += 2) {
-      cutlass::AlignedArray<T, 2> pair;
+      Pair pair;
       pair.clear();
       CUTLASS_PRAGMA_UNROLL
       for (int k = 0; k < 2; ++k) {
         const int m = m_begin + rows(j + k), n = n_begin + columns(j + k);
-        if (m < m_end && n < n_end) pair[k] = *element_address<T>(i, m, n);
+        if (m < m_end && n < n_end) pair[k] = *element_address(i, m, n);
       }
-      keep<T>(i, j, pair);
+      keep(i, j, pair);
     }
   }
 
-  // As they lie in memory: two of 16 bits share a register.
-  template <class T>
-  CUTLASS_DEVICE void keep(int i, int j, cutlass::AlignedArray<T, 2> const& pair) {
-    auto* const words = reinterpret_cast<uint32_t const*>(&pair);
-    if constexpr (sizeof(T) == sizeof(uint32_t)) {
-      by_element[i][j] = words[0];
-      by_element[i][j + 1] = words[1];
-    } else {
-      by_element[i][j / 2] = words[0];
-    }
+  CUTLASS_DEVICE void keep(int i, int j, Pair const& pair) {
+    by_element[i][j] = pair[0];
+    by_element[i][j + 1] = pair[1];
   }
 
-  CUTLASS_DEVICE float kept(int i, int at) const {
-    if constexpr (sizeof(Operand) == sizeof(uint16_t)) {
-      if (!is_matrix_float(i)) return half_of<Operand>(by_element[i][at / 2], at % 2);
-    }
-    return __uint_as_float(by_element[i][at]);
-  }
-
-  template <class T>
   CUTLASS_DEVICE void load_matrix(int i, int epi_m, int epi_n) {
     if (!Traits::kTransposed && has_aligned_pairs(i)) {
-      load_pairs<T>(i, epi_m, epi_n);
+      load_pairs(i, epi_m, epi_n);
     } else {
-      load_singly<T>(i, epi_m, epi_n);
+      load_singly(i, epi_m, epi_n);
     }
   }
 
@@ -329,12 +262,7 @@ struct OpenCallbacks : fusion::EmptyConsumerStoreCallbacks {
     if (epi_m == 0) fetch_column_vectors(epi_n);  // the passes go down the rows first
     CUTLASS_PRAGMA_UNROLL
     for (int i = 0; i < open::kMatrices; ++i) {
-      if (!is_loaded(i)) continue;
-      if (is_matrix_float(i)) {
-        load_matrix<float>(i, epi_m, epi_n);
-      } else {
-        load_matrix<Operand>(i, epi_m, epi_n);
-      }
+      if (matrix_kinds[i] != open::kUnread) load_matrix(i, epi_m, epi_n);
     }
   }
 
@@ -342,21 +270,21 @@ struct OpenCallbacks : fusion::EmptyConsumerStoreCallbacks {
     CUTLASS_PRAGMA_UNROLL
     for (int i = 0; i < ColumnVectors::kCount; ++i) {
       if (!column_vectors.is_read(i)) continue;
-      if (column_vectors.is_float(i)) {
-        fetch_column_vector<float>(i, /*epi_m=*/0, epi_n);
+      if (is_staged(i)) {
+        fetch_staged(i, /*epi_m=*/0, epi_n);
       } else {
-        fetch_column_vector<Operand>(i, /*epi_m=*/0, epi_n);
+        fetch_direct(i, /*epi_m=*/0, epi_n);
       }
     }
   }
 
   template <class Sum, int Count>
-  CUTLASS_DEVICE cutlass::Array<typename Traits::Output, Count> visit(cutlass::Array<Sum, Count> const& sums, int epi_v,
-                                                                      int epi_m, int epi_n) {
+  CUTLASS_DEVICE cutlass::Array<float, Count> visit(cutlass::Array<Sum, Count> const& sums, int epi_v, int epi_m,
+                                                    int epi_n) {
     cutlass::Array<float, Count> results;
     CUTLASS_PRAGMA_UNROLL
     for (int i = 0; i < Count; ++i) results[i] = apply(sums[i], epi_v * Count + i, epi_m, epi_n);
-    return cutlass::NumericArrayConverter<typename Traits::Output, float, Count>{}(results);
+    return results;
   }
 
   // The element `at` of a pass.
@@ -380,15 +308,8 @@ struct OpenCallbacks : fusion::EmptyConsumerStoreCallbacks {
       }
     };
     return epigemm_apply(acc, column(0), column(1), column(2), column(3), scalars[0], scalars[1], scalars[2],
-                         scalars[3], row(0), row(1), matrix(0, at), matrix(1, at));
-  }
-
-  CUTLASS_DEVICE float matrix(int i, int at) const {
-    if constexpr (Traits::kMatrixByTma) {
-      if (i == 0) return static_cast<float>(c(at));
-    }
-    return kept(i, at);
+                         scalars[3], row(0), row(1), by_element[0][at], by_element[1][at]);
   }
 };
 
-}  // namespace epigemm::sm90
+}  // namespace epigemm::sm90_fp16x3

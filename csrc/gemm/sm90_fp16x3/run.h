@@ -4,7 +4,7 @@
 #include "cute/int_tuple.hpp"
 #include "device/launch.h"
 
-namespace epigemm::sm90 {
+namespace epigemm::sm90_fp16x3 {
 
 using cuda::LaunchShape;
 
@@ -35,4 +35,4 @@ const char* run(const void* kernel, typename Kernel::Arguments const& arguments,
   return cuda::launch(kernel, shape, parameters);
 }
 
-}  // namespace epigemm::sm90
+}  // namespace epigemm::sm90_fp16x3

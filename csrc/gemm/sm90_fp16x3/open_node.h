@@ -1,5 +1,5 @@
-// The epilogue of an open kernel: one CUTLASS epilogue visitor for every kind of operand. Which of them are read is
-// decided when a functor is linked in (csrc/open/contract.h); the code of the others is gone then.
+// The epilogue of the split kernels, which are open: one CUTLASS epilogue visitor for every kind of operand. Which of
+// them are read is decided when a functor is linked in (csrc/open/contract.h); the code of the others is gone then.
 //
 // A vector along the kernel's columns waits in shared memory, as far as there is room; one along its rows is in the
 // registers of the threads that own the rows. A kernel that computes the transpose of D has D's columns along its rows:
@@ -7,27 +7,16 @@
 #pragma once
 
 #include "gemm/sm90/architecture.h"
-#include "gemm/sm90/open_callbacks.h"
+#include "gemm/sm90_fp16x3/open_callbacks.h"
 
-namespace epigemm::sm90 {
+namespace epigemm::sm90_fp16x3 {
 
-// What the functor's accumulator is: here the mainloop's sums as they are.
-struct PlainSums {
-  static constexpr bool has_roots = false;
-
-  CUTLASS_DEVICE static float apply(float, float, float sum) { return sum; }
-};
-
-// Operand: the element type of the operands that follow x's. Roots: what becomes of a sum (PlainSums), from one factor
-// along the kernel's rows and one along its columns. SharedBytes: for vectors along the kernel's columns.
-template <class Operand_, class Output_, class TileShape_, class Sums_, bool MatrixByTma_, bool Transposed_,
-          int SharedBytes_>
+// Sums: what becomes of a sum, from one factor along the kernel's rows and one along its columns. SharedBytes: for
+// vectors along the kernel's columns. All operands and results are fp32.
+template <class TileShape_, class Sums_, bool Transposed_, int SharedBytes_>
 struct OpenNodeTraits {
-  using Operand = Operand_;
-  using Output = Output_;
   using TileShape = TileShape_;
   using Sums = Sums_;
-  static constexpr bool kMatrixByTma = MatrixByTma_;
   static constexpr bool kTransposed = Transposed_;
   static constexpr int kSharedBytes = SharedBytes_;
 };
@@ -108,15 +97,8 @@ struct OpenNode {
   const Params* params = nullptr;
   char* vectors = nullptr;
 
-  CUTLASS_DEVICE bool is_C_load_needed() const {
-    if constexpr (Traits::kMatrixByTma) {
-      return epigemm_operand(open::kMatrix0) != open::kUnread;
-    } else {
-      return false;
-    }
-  }
-
-  CUTLASS_DEVICE bool is_producer_load_needed() const { return is_C_load_needed(); }
+  CUTLASS_DEVICE bool is_C_load_needed() const { return false; }
+  CUTLASS_DEVICE bool is_producer_load_needed() const { return false; }
 
   template <class... Args>
   CUTLASS_DEVICE auto get_producer_load_callbacks(fusion::ProducerLoadArgs<Args...> const&) {
@@ -128,10 +110,9 @@ struct OpenNode {
     using Partition =
         OpenPartition<ReferenceSrc, typename Traits::TileShape, cute::remove_cvref_t<decltype(args.epi_tile)>,
                       cute::remove_cvref_t<decltype(args.tiled_copy)>>;
-    using FragmentC = cute::remove_cvref_t<decltype(args.tCrC)>;
-    return OpenCallbacks<Traits, Partition, FragmentC>(*params, args.tCrC, vectors, args.problem_shape_mnkl,
-                                                       args.tile_coord_mnkl, args.thread_idx);
+    return OpenCallbacks<Traits, Partition>(*params, vectors, args.problem_shape_mnkl, args.tile_coord_mnkl,
+                                            args.thread_idx);
   }
 };
 
-}  // namespace epigemm::sm90
+}  // namespace epigemm::sm90_fp16x3
