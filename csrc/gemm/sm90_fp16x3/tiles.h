@@ -12,16 +12,15 @@ using sm90::Tile;
 
 // Three products, three accumulators: 64 registers each is the most that fits two warpgroups. (Pingpong schedules, one
 // warpgroup a tile, were measured 3 to 7% slower: nothing overlaps a warpgroup's waits within a tile.)
-// Their stages are as many as fit beside CUTLASS's epilogue with one vector.
 constexpr Tile kSplitTiles[] = {
     // The workhorse; the cluster's CTAs along M share the weight's slices by multicast.
-    {128, 128, 2, 1, Schedule::Cooperative, false, 3, 0, 0},
+    {128, 128, 2, 1, Schedule::Cooperative, false, 3, 3, 4096},
     // M up to 128 and small grids: twice the tiles for twice the multiprocessors.
-    {128, 64, 1, 2, Schedule::Cooperative, false, 4, 0, 0},
+    {128, 64, 1, 2, Schedule::Cooperative, false, 4, 3, 4096},
     // M up to 64: the weight streams by at the memory's speed.
-    {64, 128, 1, 1, Schedule::Cooperative, true, 4, 0, 0},
+    {64, 128, 1, 1, Schedule::Cooperative, true, 4, 3, 4096},
     // M up to 16, where x's slices need less room and the weight's get more stages.
-    {16, 128, 1, 1, Schedule::Cooperative, true, 6, 0, 0},
+    {16, 128, 1, 1, Schedule::Cooperative, true, 6, 2, 2048},
 };
 
 // One product: the large tiles' kernel, with fp32 results.
