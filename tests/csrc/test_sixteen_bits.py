@@ -110,7 +110,10 @@ UNIT = 2.0**-24
 DTYPES = [torch.float16, torch.bfloat16]
 # Of bf16's own forms, which these are made of.
 OF_BFLOAT16 = {
-    **dict.fromkeys(["tanh", "mish"], ERRORS["tanh_bfloat16"]),
+    "tanh": ERRORS["tanh_bfloat16"],
+    "mish": ERRORS["tanh_bfloat16"] + ERRORS["log1p_bfloat16"],
+    **dict.fromkeys(["celu", "elu", "selu", "expm1"], ERRORS["expm1_bfloat16"]),
+    **dict.fromkeys(["log1p", "logsigmoid", "softplus"], ERRORS["log1p_bfloat16"]),
     **dict.fromkeys(["gelu", "gelu_scaled"], ERRORS["gelu_bfloat16"]),
 }
 
