@@ -220,7 +220,7 @@ def test_products_of_many_are_accurate(factors: int, is_short: bool) -> None:
     assert (short_number(trace(product).program, ROUNDED_TO["float16"]) is not None) == is_short
 
 
-UNITS_LAST = {
+UNITS_LAST: dict[str, tuple[str, Function, float, float]] = {
     # name: the C++ functor's text of z and s, fp64, the worst units of bf16 and of fp16 that a result is off by
     "tanh": ("math::tanh(z)", torch.tanh, 0.63, 0.52),
     "sigmoid": ("math::sigmoid(z)", torch.sigmoid, 0.501, 0.501),
