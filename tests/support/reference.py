@@ -54,7 +54,7 @@ is off by a unit of 1, times z."""
 
 
 OWN_OF_BFLOAT16 = {"bias_tanh": 2.0**-10.9, "bias_gelu": 2.0**-11.3}
-"""How far the functions are off that a GPU takes for results of bf16 alone: csrc/epilogue/primitives/short_bfloat16.h."""
+"""How far the functions are off that a GPU takes for bf16 alone: csrc/epilogue/primitives/short_bfloat16.h."""
 
 
 def gamma(operations: int, unit: float) -> float:
