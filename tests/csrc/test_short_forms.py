@@ -31,6 +31,7 @@ ERRORS = {
     # csrc/epilogue/primitives/short_bfloat16.h
     "tanh_bfloat16": 2.0**-10.98,
     "gelu_bfloat16": 2.0**-11.39,
+    **dict.fromkeys(["expm1_bfloat16", "log1p_bfloat16"], 2.0**-11.3),
 }
 EXP2_ERROR, RECIPROCAL_ERROR, TANH_ERROR = 2.0**-22, 2.0**-23, 2.0**-10.987
 STRIDE = 251  # of the floats one by one: neighbours differ in their roundings alone
@@ -42,6 +43,8 @@ FORMS = {
     "expm1": ("std::expm1(x)", -3e38, 88.7),
     "gelu": ("0.5 * x * std::erfc(-x * 0.70710678118654752440)", -6.0, 3e38),
     "tanh_bfloat16": ("std::tanh(x)", -3e38, 3e38),
+    "expm1_bfloat16": ("std::expm1(x)", -3e38, 88.7),
+    "log1p_bfloat16": ("std::log1p(x)", -0.5, 3e38),
     "gelu_bfloat16": ("0.5 * x * std::erfc(-x * 0.70710678118654752440)", -6.0, 3e38),
     "gelu_tanh": ("x / (1.0 + std::exp(-1.59576912160573071 * (x + 0.044715 * x * x * x)))", -6.0, 3e38),
     **{name: (f"std::{name}(x)", -1e5, 1e5) for name in ("sin", "cos", "tan")},
@@ -63,6 +66,8 @@ AT_SPECIAL = {
     "tanh": [0.0, -0.0, 1.0, -1.0, NAN, 1.0, -1.0],
     "tanh_bfloat16": [0.0, -0.0, 1.0, -1.0, NAN, 1.0, -1.0],
     "expm1": [0.0, -0.0, INF, -1.0, NAN, INF, -1.0],
+    "expm1_bfloat16": [0.0, -0.0, INF, -1.0, NAN, INF, -1.0],
+    "log1p_bfloat16": [0.0, -0.0, INF, NAN, NAN, math.log1p(FAR), NAN],
     "gelu": [0.0, -0.0, INF, NAN, NAN, 3e38, -0.0],
     "gelu_bfloat16": [0.0, -0.0, INF, NAN, NAN, 3e38, -0.0],
     "gelu_tanh": [0.0, -0.0, INF, NAN, NAN, 3e38, -0.0],

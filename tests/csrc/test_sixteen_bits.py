@@ -110,7 +110,10 @@ UNIT = 2.0**-24
 DTYPES = [torch.float16, torch.bfloat16]
 # Of bf16's own forms, which these are made of.
 OF_BFLOAT16 = {
-    **dict.fromkeys(["tanh", "mish"], ERRORS["tanh_bfloat16"]),
+    "tanh": ERRORS["tanh_bfloat16"],
+    "mish": ERRORS["tanh_bfloat16"] + ERRORS["log1p_bfloat16"],
+    **dict.fromkeys(["celu", "elu", "selu", "expm1"], ERRORS["expm1_bfloat16"]),
+    **dict.fromkeys(["log1p", "logsigmoid", "softplus"], ERRORS["log1p_bfloat16"]),
     **dict.fromkeys(["gelu", "gelu_scaled"], ERRORS["gelu_bfloat16"]),
 }
 
@@ -217,7 +220,7 @@ def test_products_of_many_are_accurate(factors: int, is_short: bool) -> None:
     assert (short_number(trace(product).program, ROUNDED_TO["float16"]) is not None) == is_short
 
 
-UNITS_LAST = {
+UNITS_LAST: dict[str, tuple[str, Function, float, float]] = {
     # name: the C++ functor's text of z and s, fp64, the worst units of bf16 and of fp16 that a result is off by
     "tanh": ("math::tanh(z)", torch.tanh, 0.63, 0.52),
     "sigmoid": ("math::sigmoid(z)", torch.sigmoid, 0.501, 0.501),

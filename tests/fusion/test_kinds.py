@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 import epigemm
 from epigemm.fusion import kinds, profit
@@ -105,6 +106,19 @@ def test_on_a_cpu_and_where_it_is_off_there_are_no_kinds(monkeypatch: pytest.Mon
     monkeypatch.setattr(kinds, "CALLS", 3)
     monkeypatch.setattr(kinds, "ON_CUDA_ALONE", True)
     assert of((x,), {}) is None
+
+
+def test_whoever_sees_every_call_sees_none_of_a_kinds() -> None:
+    class Seeing(TorchFunctionMode):
+        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            seen.append(func)
+            return func(*args, **(kwargs or {}))
+
+    seen: list[Any] = []
+    x, of = torch.rand(4, WIDTH), Kinds(nn.Linear(WIDTH, WIDTH), []).of
+    with Seeing():
+        assert of((x,), {}) is None
+    assert not seen
 
 
 def test_hooks_writes_and_errors_are_eagers() -> None:

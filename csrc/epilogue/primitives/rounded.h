@@ -71,12 +71,14 @@ EPIGEMM_ROUNDED_SHORT_2(atan2)
 EPIGEMM_ROUNDED_SHORT_2(hypot)
 
 // bf16's own.
-EPIGEMM_HOST_DEVICE RoundedToBFloat16 tanh(RoundedToBFloat16 x) {
-  return RoundedToBFloat16(short_form::tanh_bfloat16(x.value));
-}
-EPIGEMM_HOST_DEVICE RoundedToBFloat16 gelu(RoundedToBFloat16 x) {
-  return RoundedToBFloat16(short_form::gelu_bfloat16(x.value));
-}
+#define EPIGEMM_BFLOAT16_SHORT(name)                                \
+  EPIGEMM_HOST_DEVICE RoundedToBFloat16 name(RoundedToBFloat16 x) { \
+    return RoundedToBFloat16(short_form::name##_bfloat16(x.value)); \
+  }
+EPIGEMM_BFLOAT16_SHORT(tanh)
+EPIGEMM_BFLOAT16_SHORT(expm1)
+EPIGEMM_BFLOAT16_SHORT(log1p)
+EPIGEMM_BFLOAT16_SHORT(gelu)
 
 #if defined(__CUDA_ARCH__)
 

@@ -41,7 +41,7 @@ EPIGEMM_HOST_DEVICE float expm1(float x) {
 EPIGEMM_HOST_DEVICE float log2_normal(float x) {
 #if defined(__CUDA_ARCH__)
   float result;
-  asm("lg2.approx.f32 %0, %1;" : "=f"(result) : "f"(x));
+  asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
   return result;
 #else
   return ::log2f(x);

@@ -32,4 +32,16 @@ EPIGEMM_HOST_DEVICE float gelu_bfloat16(float x) {
   return x * abs(above - tail);
 }
 
+// expm1(x) = exp(x) - 1; near 0, where that subtracts, x. 2^-11.3, at the change.
+EPIGEMM_HOST_DEVICE float expm1_bfloat16(float x) {
+  const float far = exp2_normal(x * 1.4426950408889634f) - 1.0f;
+  return abs(x) < 7.7e-4f ? x : far;
+}
+
+// log1p(x) = ln 2 log2(1 + x); near 0, where 1 + x loses x, x. 2^-11.3, at the change.
+EPIGEMM_HOST_DEVICE float log1p_bfloat16(float x) {
+  const float far = log2_normal(1.0f + x) * 0.6931471805599453f;
+  return abs(x) < 7.7e-4f ? x : far;
+}
+
 }  // namespace epigemm::math::short_form

@@ -23,14 +23,31 @@
 
 namespace epigemm::sm90 {
 
-// Types: Element (of x and the weight), Operand, Output, Sums (epilogue.cuh), and `tile`.
+// CUTLASS's mainloop, for one product of x and the weight as they are in memory.
+template <class Element_, int Stages, Schedule schedule>
+struct OneProduct {
+  using Element = Element_;
+  static constexpr int kSlices = 1;
+  static constexpr int kAlignment = 16 / sizeof(Element);  // what TMA asks of pointers and row strides
+
+  template <class TileShape, class ClusterShape>
+  using Mainloop = typename cutlass::gemm::collective::CollectiveBuilder<
+      cutlass::arch::Sm90, cutlass::arch::OpClassTensorOp,
+      /*ElementA=*/Element, cutlass::layout::RowMajor, kAlignment,
+      /*ElementB=*/Element, cutlass::layout::ColumnMajor, kAlignment,
+      /*ElementAccumulator=*/float, TileShape, ClusterShape, cutlass::gemm::collective::StageCount<Stages>,
+      std::conditional_t<schedule == Schedule::Cooperative, cutlass::gemm::KernelTmaWarpSpecializedCooperative,
+                         cutlass::gemm::KernelTmaWarpSpecializedPingpong>>::CollectiveOp;
+};
+
+// Types: Element (of x and the weight), Mainloop, kSlices (numbers that it reads for one of x or the weight), as in
+// OneProduct; Operand, Output, Sums (epilogue.cuh); `tile`.
 template <class Types>
 struct Kernel {
   using Element = typename Types::Element;
   static constexpr Tile tile = Types::tile;
   static constexpr bool is_cooperative = tile.schedule == Schedule::Cooperative;
   static constexpr bool takes_turns = tile.schedule == Schedule::Pingpong;
-  static constexpr int alignment = 16 / sizeof(Element);  // what TMA asks of pointers and row strides
   static constexpr int kRows = tile.transposed ? tile.n : tile.m, kColumns = tile.transposed ? tile.m : tile.n;
   static constexpr int kClusterRows = tile.transposed ? tile.cluster_n : tile.cluster_m;
   static constexpr int kClusterColumns = tile.transposed ? tile.cluster_m : tile.cluster_n;
@@ -39,13 +56,7 @@ struct Kernel {
   using TileShape =
       cute::Shape<cute::Int<kRows>, cute::Int<kColumns>, cute::Int<kStageRowBytes / static_cast<int>(sizeof(Element))>>;
   using ClusterShape = cute::Shape<cute::Int<kClusterRows>, cute::Int<kClusterColumns>, cute::_1>;
-  using Mainloop = typename cutlass::gemm::collective::CollectiveBuilder<
-      cutlass::arch::Sm90, cutlass::arch::OpClassTensorOp,
-      /*ElementA=*/Element, cutlass::layout::RowMajor, alignment,
-      /*ElementB=*/Element, cutlass::layout::ColumnMajor, alignment,
-      /*ElementAccumulator=*/float, TileShape, ClusterShape, cutlass::gemm::collective::StageCount<tile.stages>,
-      std::conditional_t<is_cooperative, cutlass::gemm::KernelTmaWarpSpecializedCooperative,
-                         cutlass::gemm::KernelTmaWarpSpecializedPingpong>>::CollectiveOp;
+  using Mainloop = typename Types::template Mainloop<TileShape, ClusterShape>;
   using Pipeline = typename Mainloop::MainloopPipeline;
   using PipelineState = typename Mainloop::PipelineState;
 
@@ -55,7 +66,7 @@ struct Kernel {
 
   using Epilogue = EpilogueConfig<typename Types::Operand, typename Types::Output, typename Types::Sums,
                                   tile.transposed, tile.group_rows(), kPassRows * kSharers, kColumns, kGroups,
-                                  tile.slots, tile.slot_bytes, tile.vector_bytes()>;
+                                  tile.slots, tile.slot_bytes, tile.vector_bytes(Types::kSlices)>;
 
   struct Params {
     typename Mainloop::Params mainloop;

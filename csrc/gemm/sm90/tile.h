@@ -18,13 +18,12 @@ struct Tile {
   int slots;        // of a warpgroup's results in shared memory, for passes of the epilogue
   int slot_bytes;   // 64 rows of a warpgroup's part are a pass, as wide as fits
 
-  constexpr int stage_bytes() const { return (m + n) * kStageRowBytes; }
-
   // What the stages and slots leave to a warpgroup for the vectors that an epilogue reads. Where they take more, it has
   // a slot less.
-  constexpr int vector_bytes() const {
+  constexpr int vector_bytes(int slices) const {
     constexpr int kBarriersAndScalars = 1024, kAlignment = 1024;
-    const int left = Sm90::kSharedBytes - kBarriersAndScalars - stages * stage_bytes() - groups() * slots * slot_bytes;
+    const int stages_bytes = stages * slices * (m + n) * kStageRowBytes;
+    const int left = Sm90::kSharedBytes - kBarriersAndScalars - stages_bytes - groups() * slots * slot_bytes;
     return left / groups() / kAlignment * kAlignment;
   }
 

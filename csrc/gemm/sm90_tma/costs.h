@@ -14,13 +14,14 @@
 namespace epigemm::sm90_tma {
 
 // One stage of K (128 bytes) of a whole tile, in cycles, its data at hand: 512 and 256 are what the tensor cores need
-// for 128x128 and 64x128.
-constexpr double kStepCycles[] = {1200, 1190, 900, 889, 583, 337, 913, 600, 1340};
+// for 128x128 and 64x128. What a narrow tile takes beside that are its waits.
+constexpr double kStepCycles[] = {1260, 1270, 962, 965, 713,  368, 1000, 627, 492,
+                                  804,  228,  292, 379, 1430, 447, 1190, 268};
 
 // What depends on the element type and on the kind of epilogue.
 struct Cost {
   double base_us;
-  double l2_bytes_per_cycle;  // a cluster's share of L2's bandwidth, with every place taken
+  double l2_bytes_per_cycle;  // a CTA's share of L2's bandwidth, with every place taken
   double misaligned[4];       // factors of L2's bytes by alignment class of K
   double outside;             // a row of a TMA box beyond the matrix, in bytes of L2 over those of a row inside
   double throttling;          // sustained load lowers the clocks by up to this share
@@ -31,46 +32,50 @@ struct Cost {
   double fixed_us[kTileCount];
 };
 
-constexpr Cost kCheapIn16Bits = {2.59,
-                                 81.5,
-                                 {1, 1.13, 1.21, 1.43},
-                                 2.49,
-                                 0.204,
-                                 0.235,
-                                 0.452,
-                                 1040,
-                                 {2130, 2320, 7630, 7190, 5130, 3170, 6580, 1500, 2400},
-                                 {4.30, 4.16, 2.07, 1.97, 2.63, 2.91, 1.97, 2.60, 3.50}};
-constexpr Cost kTranscendentalIn16Bits = {2.25,
-                                          81.5,
-                                          {1, 1.13, 1.21, 1.43},
-                                          2.49,
-                                          0.208,
-                                          0.619,
-                                          0.224,
-                                          923,
-                                          {5490, 5830, 11000, 11000, 7200, 4600, 10000, 3000, 6200},
-                                          {5.00, 4.72, 1.60, 1.50, 2.58, 2.85, 1.50, 2.60, 3.50}};
-constexpr Cost kCheapInTF32 = {2.47,
-                               80.5,
-                               {1, 1.11, 1.40, 1.24},
-                               2.87,
-                               0,
-                               0.934,
-                               0.343,
-                               1040,
-                               {3770, 4270, 12100, 12200, 9010, 4210, 13000, 2700, 0},
-                               {4.62, 4.55, 0.271, 0.003, 1.40, 2.69, 0.002, 2.60, 0}};
-constexpr Cost kTranscendentalInTF32 = {1.94,
-                                        80.5,
-                                        {1, 1.11, 1.40, 1.24},
-                                        2.85,
-                                        0,
-                                        0.644,
-                                        0.261,
-                                        923,
-                                        {7650, 8240, 19600, 19900, 13900, 6910, 18300, 4400, 0},
-                                        {5.06, 5.05, 0.954, 0.869, 2.55, 2.57, 0.922, 2.60, 0}};
+constexpr Cost kCheapIn16Bits = {
+    5.24,
+    63.6,
+    {1, 1.46, 1.83, 2.72},
+    2.5,
+    0.204,
+    0.885,
+    0.29,
+    1900,
+    {1330, 1110, 6050, 6030, 3730, 373, 4750, 136, 241, 182, 584, 697, 529, 659, 261, 678, 571},
+    {2.67, 2.78, 0.299, 0.309, 0.384, 1.38, 0.587, 1.99, 1.68, 2.02, 1.26, 1.17, 1.31, 2.6, 1.57, 2.25, 1.22}};
+constexpr Cost kTranscendentalIn16Bits = {
+    5.33,
+    63.6,
+    {1, 1.46, 1.83, 2.72},
+    2.5,
+    0.204,
+    0.822,
+    0.239,
+    1900,
+    {4040, 3620, 9300, 9500, 5720, 1130, 7720, 1640, 1460, 1600, 1190, 1330, 1450, 3300, 1200, 2860, 1230},
+    {2.63, 2.81, 0.028, -0.0953, 0.368, 1.47, 0.458, 2.01, 1.67, 2.29, 1.25, 1.1, 1.24, 2.89, 1.65, 2.48, 1.25}};
+constexpr Cost kCheapInTF32 = {
+    5.24,
+    63.6,
+    {1, 1.4, 1.8, 2},
+    2.5,
+    0,
+    0.885,
+    0.29,
+    1900,
+    {2330, 1950, 10590, 10550, 6530, 654, 8310, 238, 422, 318, 1020, 1220, 925, 1150, 457, 1190, 998},
+    {2.67, 2.78, 0.299, 0.309, 0.384, 1.38, 0.587, 1.99, 1.68, 2.02, 1.26, 1.17, 1.31, 2.6, 1.57, 2.25, 1.22}};
+constexpr Cost kTranscendentalInTF32 = {
+    5.33,
+    63.6,
+    {1, 1.4, 1.8, 2},
+    2.5,
+    0,
+    0.822,
+    0.239,
+    1900,
+    {5660, 5070, 13010, 13300, 8010, 1590, 10800, 2290, 2050, 2240, 1670, 1860, 2030, 4620, 1680, 4000, 1720},
+    {2.63, 2.81, 0.028, -0.0953, 0.368, 1.47, 0.458, 2.01, 1.67, 2.29, 1.25, 1.1, 1.24, 2.89, 1.65, 2.48, 1.25}};
 
 static_assert(sizeof(kStepCycles) / sizeof(double) == kTileCount, "every tile needs its measured cost");
 
@@ -112,8 +117,8 @@ inline Loads loads_of(const Problem& p, const Plan& plan, const Grid& grid, doub
 }
 
 inline double microseconds(const Problem& p, const Plan& plan) {
-  constexpr double kClusterBytesPerCycle = 210, kMemoryFactor = 1.03, kMemoryMisaligned = 0.335;
-  constexpr double kIdleSpeedup = 0.0694, kPartialSpeedup = 0.0635, kAcrossCluster = 0.984;
+  constexpr double kCtaBytesPerCycle = 153, kMemoryFactor = 1.03, kMemoryMisaligned = 0.335;
+  constexpr double kIdleSpeedup = 0.169, kAcrossCluster = 0.984;
   constexpr double kMisalignedWrites = 0.506, kHalfThrottledUs = 1660, kTileArea = 128 * 128;
   using cost::as_double;
   const Tile& tile = kTiles[plan.tile];
@@ -125,8 +130,8 @@ inline double microseconds(const Problem& p, const Plan& plan) {
   const Grid grid = grid_of(p, tile);
   const double grid_m = as_double(grid.clusters_m), grid_n = as_double(grid.clusters_n);
   const double padded_m = grid_m * tile.m * tile.cluster_m, padded_n = grid_n * tile.n * tile.cluster_n;
-  const cost::Rounds rounds =
-      cost::rounds_of(grid, plan.swizzle, tile.cluster_m * tile.cluster_n, p.device.multiprocessors);
+  const int ctas = tile.cluster_m * tile.cluster_n;
+  const cost::Rounds rounds = cost::rounds_of(grid, /*swizzle=*/1, ctas, p.device.multiprocessors);  // pads nothing
 
   // What a cluster fetches from L2 for one stage of K, on average.
   const double misaligned = c.misaligned[cost::alignment_class(p.k * element_bytes(p.x.element))];
@@ -134,11 +139,11 @@ inline double microseconds(const Problem& p, const Plan& plan) {
   const double fetched = kTileKBytes * (misaligned * (m / grid_m + n / grid_n) + c.outside * rows_outside);
   const bool is_across = (plan.raster == Raster::AlongN) == (tile.cluster_m > tile.cluster_n);
   const double inside = m * n / (padded_m * padded_n);
-  const double mma = kStepCycles[plan.tile] * (1 - kPartialSpeedup * (1 - inside));
+  const double mma = kStepCycles[plan.tile];
   const auto step = [&](double share) {  // with that share of the places at work
     return cost::norm4(mma * (1 - kIdleSpeedup * (1 - share)),
-                       (is_across ? kAcrossCluster : 1) * fetched * share / c.l2_bytes_per_cycle,
-                       fetched / kClusterBytesPerCycle);
+                       (is_across ? kAcrossCluster : 1) * fetched * share / (c.l2_bytes_per_cycle * ctas),
+                       fetched / (kCtaBytesPerCycle * ctas));
   };
 
   const double steps = as_double(ceil_div(p.k * element_bytes(p.x.element), kTileKBytes));

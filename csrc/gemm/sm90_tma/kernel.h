@@ -13,9 +13,8 @@ using bfloat16 = cutlass::bfloat16_t;
 using tf32 = float;
 }  // namespace element
 
-template <class Element_, int TileIndex>
-struct Types {
-  using Element = Element_;
+template <class Element, int TileIndex>
+struct Types : sm90::OneProduct<Element, kTiles[TileIndex].stages, kTiles[TileIndex].schedule> {
   using Operand = Element;
   using Output = Element;
   using Sums = sm90::PlainSums;

@@ -1,19 +1,18 @@
-# The large tiles, in two units an element type: the compiler takes half as long and half the memory for each. The last
-# tile is for 16 bits alone.
+# The large tiles, in units of four or five: a compiler takes 40 seconds and 3 GB for each. The last unit is for 16 bits
+# alone.
 foreach(element IN LISTS EPIGEMM_GEMM_ELEMENTS)
   set(prefix epigemm_open_sm90_tma_${element}_)
-  set(tiles 9)
-  if(element STREQUAL "tf32")
-    set(tiles 8)
-  endif()
-  foreach(half RANGE 1)
-    math(EXPR first "4 * ${half}")
-    math(EXPR count "4 + ${half} * (${tiles} - 8)")
-    epigemm_symbols(symbols ${tiles} ${prefix} "")
-    list(SUBLIST symbols ${first} ${count} symbols)
-    epigemm_open_kernel(
-      epigemm_open_sm90_tma_${element}_half${half} gemm/sm90_tma/open_unit.cu.in ARCH lto_90a CUTLASS
-      SYMBOLS ${symbols}
-      DEFINITIONS EPIGEMM_ELEMENT=${element} EPIGEMM_PREFIX=${prefix} EPIGEMM_HALF=${half} EPIGEMM_TILES=${tiles})
+  epigemm_symbols(symbols 17 ${prefix} "")
+  set(unit 0)
+  foreach(tiles "0;4" "4;5" "9;4" "13;4")  # the first, how many
+    list(GET tiles 0 first)
+    list(GET tiles 1 count)
+    list(SUBLIST symbols ${first} ${count} of_unit)
+    if(NOT (element STREQUAL "tf32" AND unit EQUAL 3))
+      epigemm_open_kernel(
+        epigemm_open_sm90_tma_${element}_unit${unit} gemm/sm90_tma/open_unit.cu.in ARCH lto_90a CUTLASS
+        SYMBOLS ${of_unit} DEFINITIONS EPIGEMM_ELEMENT=${element} EPIGEMM_PREFIX=${prefix} EPIGEMM_UNIT=${unit})
+    endif()
+    math(EXPR unit "${unit} + 1")
   endforeach()
 endforeach()

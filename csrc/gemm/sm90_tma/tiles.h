@@ -24,17 +24,27 @@ constexpr Tile kTiles[] = {
     // The workhorse: nearly the large tiles' rate, and its epilogue runs under the next tile's mainloop.
     {128, 128, 2, 1, Schedule::Pingpong, false, 6, 2, 8192},
     // M up to 64, where a taller tile computes rows that nobody asked for, and small grids.
-    {64, 128, 1, 2, Schedule::Pingpong, false, 8, 2, 8192},
+    {64, 128, 1, 1, Schedule::Cooperative, true, 8, 1, 8192},
     // 192x128 with larger slots, at the price of a stage. Ahead where K is short and the epilogue is the time.
     {192, 128, 1, 2, Schedule::Pingpong, false, 4, 4, 8192},
     // Few tiles, whose epilogue nothing hides: two warpgroups share it, and no cluster has to be set up.
     {128, 128, 1, 1, Schedule::Cooperative, false, 6, 2, 8192},
-    // One full wave where the others leave a second one nearly empty: its rows are the weight's. In 16 bits alone.
+    // Grids of few tiles, by the number of tiles: the one that makes one full wave, or two. Of all multiples of 16 as
+    // heights, these are the ones without which random shapes lose (docs/internals.md).
+    {96, 128, 1, 1, Schedule::Cooperative, true, 7, 2, 6144},
+    {160, 128, 1, 1, Schedule::Cooperative, true, 5, 2, 10240},
+    {64, 64, 1, 1, Schedule::Single, true, 12, 1, 8192},
+    {96, 64, 1, 1, Schedule::Single, true, 10, 2, 6144},
+    {128, 64, 1, 1, Schedule::Single, true, 8, 2, 8192},
+    // The same, in 16 bits alone: CuTe's TMA takes multiples of 32 rows of TF32.
     {144, 256, 1, 1, Schedule::Cooperative, true, 4, 2, 6144},
+    {80, 128, 1, 1, Schedule::Cooperative, true, 7, 1, 10240},
+    {240, 128, 1, 1, Schedule::Cooperative, true, 4, 2, 6144},
+    {80, 64, 1, 1, Schedule::Single, true, 10, 1, 10240},
 };
 
 constexpr int kTileCount = sizeof(kTiles) / sizeof(kTiles[0]);
-constexpr int kTF32TileCount = kTileCount - 1;
+constexpr int kTF32TileCount = kTileCount - 4;
 
 // The tile of batch-invariant calls, whatever their M: near the best rate at many rows, and no taller than that needs.
 // Another one may change the last bits of results: to users that is a change of behaviour.

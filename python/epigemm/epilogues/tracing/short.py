@@ -31,9 +31,10 @@ UNITS = {
 """How far the functions of `Rounded` are off. All others are float's."""
 UNITS_OF_BFLOAT16 = {
     **UNITS,
-    # csrc/epilogue/primitives/short_bfloat16.h: up to 2^-10.98 and 2^-11.39.
+    # csrc/epilogue/primitives/short_bfloat16.h: up to 2^-10.98, 2^-11.39 and 2^-11.3.
     "tanh": 8300,
     "gelu": 6400,
+    **dict.fromkeys(words("expm1 elu log1p softplus"), 6700),
 }
 """And those of `RoundedToBFloat16`."""
 KEEPING = frozenset(

@@ -1,0 +1,147 @@
+// The helper's part of an epilogue (epilogue.cuh): one warp for each warpgroup.
+#pragma once
+
+#include "cute/arch/copy_sm90_tma.hpp"
+#include "gemm/sm90/epilogue_layout.cuh"
+
+namespace epigemm::sm90 {
+
+template <class C>
+struct EpilogueHelper {
+  using Operand = typename C::Operand;
+
+  EpilogueParams const& params;
+  typename C::Shared& shared;
+  const int group, lane;
+  const EpilogueLayout<C> layout{};
+
+  // A tile's operands, and its first passes.
+  CUTLASS_DEVICE void begin(SlotRing ring, Place tile) const {
+    bring_vectors(layout.by_column, tile.column, params.columns, kPassRows);
+    bring_vectors(layout.by_row, tile.row, params.rows, C::kRowStep);
+    CUTLASS_PRAGMA_UNROLL
+    for (int i = 0; i < open::kScalars; ++i) {
+      if (epigemm_operand(open::kScalar0 + i) == open::kUnread || lane != i) continue;
+      auto* const data = static_cast<float const*>(params.operands.data[open::kScalar0 + i]);
+      shared.scalars[group][i] = data ? *data : params.operands.scalars[i];
+    }
+    __syncwarp();
+    if (lane == 0) {
+      for (int pass = 0; pass < layout.slots; ++pass, ring.advance(layout.slots)) make_ready(tile, pass, ring.slot);
+    }
+    prefetch_matrices(tile);
+  }
+
+  // Stores the results of a tile.
+  CUTLASS_DEVICE void finish(SlotRing& ring, Place tile) const {
+    for (int pass = 0; pass < C::kPasses; ++pass, ring.advance(layout.slots)) {
+      if (lane != 0) continue;
+      wait_for(shared.written[group][ring.slot], ring.phase);
+      for_each_slab(tile, pass, ring.slot,
+                    [&](char* slab, int x, int y) { cute::SM90_TMA_STORE_2D::copy(&params.out, slab, x, y); });
+      cute::tma_store_arrive();
+      cute::tma_store_wait<0>();
+      if (pass + layout.slots < C::kPasses) make_ready(tile, pass + layout.slots, ring.slot);
+    }
+    __syncwarp();
+  }
+
+ private:
+  // An absent one reads as zeros. The numbers are `step` apart from block to block of 64.
+  template <class Vectors>
+  CUTLASS_DEVICE void bring_vectors(Vectors const& vectors, int begin, int end, int step) const {
+    constexpr int kEach = (Vectors::kLength + 31) / 32;
+    CUTLASS_PRAGMA_UNROLL
+    for (int i = 0; i < Vectors::kCount; ++i) {
+      const int kind = vectors.kinds[i];
+      if (kind == open::kUnread) continue;
+      const void* const data = vectors.data(params, i);
+      float numbers[kEach];
+      CUTLASS_PRAGMA_UNROLL
+      for (int j = 0; j < kEach; ++j) {
+        const int local = j * 32 + lane, at = begin + local / kPassRows * step + local % kPassRows;
+        numbers[j] = 0;
+        if (!data || at >= end) continue;
+        numbers[j] = kind == open::kOfCompute ? static_cast<float const*>(data)[at]
+                                              : static_cast<float>(static_cast<Operand const*>(data)[at]);
+      }
+      float* const to = layout.vector(shared, group, vectors, i);
+      CUTLASS_PRAGMA_UNROLL
+      for (int j = 0; j < kEach; ++j) {
+        if (j * 32 + lane < Vectors::kLength) to[j * 32 + lane] = numbers[j];
+      }
+    }
+  }
+
+  // Calls `visit` with each slab of a pass and where it is in D.
+  template <class Visit>
+  CUTLASS_DEVICE void for_each_slab(Place tile, int pass, int slot, Visit const& visit) const {
+    const int row = tile.row + pass / C::kPassesOfRow * C::kRowStep;
+    const int column = tile.column + pass % C::kPassesOfRow * C::kPassColumns;
+    CUTLASS_PRAGMA_UNROLL
+    for (int i = 0; i < C::kSlabs; ++i) {
+      const int along = i * C::kDColumns / C::kSlabs;
+      char* const slab = layout.slot(shared, group, slot) + i * C::kSlabBytes;
+      if constexpr (C::kTransposed) {
+        visit(slab, row + along, column);
+      } else {
+        visit(slab, column + along, row);
+      }
+    }
+  }
+
+  CUTLASS_DEVICE bool is_by_tma(int matrix) const {
+    return matrix == 0 && params.is_matrix_by_tma && epigemm_operand(open::kMatrix0) != open::kUnread;
+  }
+
+  // To L2, while the mainloop runs: device memory's latency is too long for passes that come one by one.
+  CUTLASS_DEVICE void prefetch_matrices(Place tile) const {
+    CUTLASS_PRAGMA_UNROLL
+    for (int i = 0; i < open::kMatrices; ++i) {
+      const int kind = epigemm_operand(open::kMatrix0 + i);
+      if (kind == open::kUnread) continue;
+      if (!is_by_tma(i)) {
+        const int64_t bytes = kind == open::kOfCompute ? sizeof(float) : sizeof(Operand);
+        prefetch_rows(static_cast<char const*>(params.operands.data[open::kMatrix0 + i]),
+                      params.operands.matrix_strides[i] * bytes, static_cast<int>(bytes), tile);
+      } else if (lane == 0) {
+        for (int pass = layout.slots; pass < C::kPasses; ++pass) {
+          for_each_slab(tile, pass, /*slot=*/0,
+                        [&](char*, int x, int y) { cute::SM90_TMA_LOAD_2D::PREFETCH::copy(&params.matrix, x, y); });
+        }
+      }
+    }
+  }
+
+  // Rows of D, `stride` bytes apart: a line of 128 bytes each time.
+  CUTLASS_DEVICE void prefetch_rows(char const* data, int64_t stride, int bytes, Place tile) const {
+    constexpr int kLine = 128, kDRows = C::kTransposed ? C::kTileN : C::kGroupRows;
+    constexpr int kDWidth = C::kTransposed ? C::kGroupRows : C::kTileN;
+    const int first_row = C::kTransposed ? tile.column : tile.row,
+              last_row = C::kTransposed ? params.columns : params.rows;
+    const int first = C::kTransposed ? tile.row : tile.column, end = C::kTransposed ? params.rows : params.columns;
+    const int lines = kDWidth * bytes / kLine;
+    for (int i = lane; i < kDRows * lines; i += 32) {
+      const int local = i / lines, along = i % lines * (kLine / bytes);
+      const int row = first_row + (C::kTransposed ? local : local / kPassRows * C::kRowStep + local % kPassRows);
+      const int column = first + (C::kTransposed ? along / kPassRows * C::kRowStep + along % kPassRows : along);
+      if (row >= last_row || column >= end) continue;
+      asm volatile("prefetch.global.L2 [%0];" ::"l"(data + row * stride + static_cast<int64_t>(column) * bytes));
+    }
+  }
+
+  CUTLASS_DEVICE void make_ready(Place tile, int pass, int slot) const {
+    constexpr auto kCached = static_cast<uint64_t>(cute::TMA::CacheHintSm90::EVICT_NORMAL);
+    Barrier& ready = shared.ready[group][slot];
+    if (!is_by_tma(0)) {
+      ready.arrive();
+      return;
+    }
+    ready.arrive_and_expect_tx(C::kSlotBytes);
+    for_each_slab(tile, pass, slot, [&](char* slab, int x, int y) {
+      cute::SM90_TMA_LOAD_2D::copy(&params.matrix, reinterpret_cast<uint64_t*>(&ready), kCached, slab, x, y);
+    });
+  }
+};
+
+}  // namespace epigemm::sm90

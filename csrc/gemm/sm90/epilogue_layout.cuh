@@ -1,0 +1,149 @@
+// What the helper and the warpgroup of an epilogue share: what is where, and who waits for whom (epilogue.cuh).
+#pragma once
+
+#include <cuda.h>
+
+#include "cute/tensor.hpp"
+#include "cutlass/arch/barrier.h"
+#include "open/contract.h"
+
+namespace epigemm::sm90 {
+
+using Barrier = cutlass::arch::ClusterTransactionBarrier;
+
+constexpr int kPassRows = 64;
+
+// What the epilogue reads and writes, but for the sums.
+struct EpilogueParams {
+  CUtensorMap out, matrix;  // of D, as it lies in memory
+  open::Operands<float> operands;
+  const float *row_roots, *column_roots;  // read where the sums have roots
+  int rows, columns;
+  bool is_matrix_by_tma;
+};
+
+// What the functor's accumulator is: here the mainloop's sums as they are.
+struct PlainSums {
+  static constexpr bool has_roots = false;
+
+  CUTLASS_DEVICE static float apply(float, float, float sum) { return sum; }
+};
+
+// Where a tile, or what a warpgroup has of it, begins.
+struct Place {
+  int row, column;
+};
+
+// Operand: the element type of the operands that follow x's. Sums: what becomes of a sum, from a factor for its row and
+// one for its column (PlainSums). GroupRows: of a tile, that a warpgroup has, in blocks of 64 that are RowStep rows
+// apart. Slots, SlotBytes: of passes. VectorBytes: for the vectors that a functor reads; more of them take a slot's
+// place.
+template <class Operand_, class Output_, class Sums_, bool Transposed, int GroupRows, int RowStep_, int TileN,
+          int Groups, int Slots_, int SlotBytes, int VectorBytes>
+struct EpilogueConfig {
+  using Operand = Operand_;
+  using Output = Output_;
+  using Sums = Sums_;
+  static constexpr bool kTransposed = Transposed;
+  static constexpr int kGroupRows = GroupRows, kRowStep = RowStep_, kTileN = TileN, kSlots = Slots_,
+                       kSlotBytes = SlotBytes, kVectorBytes = VectorBytes;
+  static constexpr int kPassColumns = SlotBytes / kPassRows / static_cast<int>(sizeof(Output));
+  static constexpr int kPassesOfRow = TileN / kPassColumns;
+  static constexpr int kPasses = GroupRows / kPassRows * kPassesOfRow;  // of a tile
+  static_assert(TileN % kPassColumns == 0 && GroupRows % kPassRows == 0 && Slots_ <= kPasses);
+
+  // A slot is D's rows of up to 128 bytes, swizzled as TMA does; slabs of them where D's part of a pass is wider.
+  static constexpr int kDColumns = Transposed ? kPassRows : kPassColumns;
+  static constexpr int kRowBytes = cute::min(128, kDColumns* static_cast<int>(sizeof(Output)));
+  static constexpr int kSlabs = kDColumns * static_cast<int>(sizeof(Output)) / kRowBytes,
+                       kSlabBytes = SlotBytes / kSlabs;
+  static_assert((kRowBytes == 128 || kRowBytes == 64) && kSlabBytes % 1024 == 0 && VectorBytes % 1024 == 0);
+
+  static constexpr int kRoots = Sums::has_roots ? 1 : 0;
+  static constexpr int kByRow = (Transposed ? open::kColumns : open::kRows) + kRoots;  // vectors; roots come last
+  static constexpr int kByColumn = (Transposed ? open::kRows : open::kColumns) + kRoots;
+
+  static constexpr int kMostVectorBytes = (kByRow * GroupRows + kByColumn * TileN) * static_cast<int>(sizeof(float));
+  static_assert(kMostVectorBytes <= VectorBytes + (Slots_ > 1 ? SlotBytes : 0), "a slot too many");
+
+  struct Shared {  // begins at a multiple of 1024 bytes, which swizzling asks for
+    alignas(16) char memory[Groups][Slots_ * SlotBytes + VectorBytes];  // slots, then vectors
+    float scalars[Groups][open::kScalars];
+    Barrier ready[Groups][Slots_], written[Groups][Slots_];
+  };
+
+  CUTLASS_DEVICE static void prepare(Shared& shared) {
+    for (int i = 0; i < Groups * Slots_; ++i) {
+      shared.ready[0][i].init(1);
+      shared.written[0][i].init(4);  // warps
+    }
+  }
+};
+
+// The vectors along the rows, or along the columns: what they are, and where they are in shared memory, side by side.
+template <class C, bool AlongRows>
+struct EpilogueVectors {
+  static constexpr int kCount = AlongRows ? C::kByRow : C::kByColumn;
+  static constexpr int kLength = AlongRows ? C::kGroupRows : C::kTileN;
+  static constexpr int kSlot = AlongRows == C::kTransposed ? open::kColumn0 : open::kRow0;
+
+  int kinds[kCount], offsets[kCount], end;  // in bytes
+
+  // Asked once, in one place: every question is a call until the functor is there.
+  CUTLASS_DEVICE explicit EpilogueVectors(int begin) : end(begin) {
+    CUTLASS_PRAGMA_UNROLL
+    for (int i = 0; i < kCount; ++i) {
+      kinds[i] = is_root(i) ? open::kOfCompute : epigemm_operand(kSlot + i);
+      offsets[i] = end;
+      end += kinds[i] == open::kUnread ? 0 : kLength * static_cast<int>(sizeof(float));
+    }
+  }
+
+  CUTLASS_DEVICE static constexpr bool is_root(int i) { return i == kCount - C::kRoots; }
+
+  CUTLASS_DEVICE static const void* data(EpilogueParams const& params, int i) {
+    if (is_root(i)) return AlongRows ? params.row_roots : params.column_roots;
+    return params.operands.data[kSlot + i];
+  }
+};
+
+// What the functor that is linked in makes of a warpgroup's shared memory.
+template <class C>
+struct EpilogueLayout {
+  const EpilogueVectors<C, /*AlongRows=*/false> by_column;
+  const EpilogueVectors<C, /*AlongRows=*/true> by_row;
+  const int slots;
+
+  CUTLASS_DEVICE EpilogueLayout()
+      : by_column(0), by_row(by_column.end), slots(by_row.end <= C::kVectorBytes ? C::kSlots : C::kSlots - 1) {}
+
+  CUTLASS_DEVICE char* slot(typename C::Shared& shared, int group, int index) const {
+    return shared.memory[group] + index * C::kSlotBytes;
+  }
+
+  template <class Vectors>
+  CUTLASS_DEVICE float* vector(typename C::Shared& shared, int group, Vectors const& vectors, int i) const {
+    return reinterpret_cast<float*>(slot(shared, group, slots) + vectors.offsets[i]);
+  }
+};
+
+// Which slot a pass has, and how often the slot has come round.
+struct SlotRing {
+  int slot = 0;
+  uint32_t phase = 0;
+
+  CUTLASS_DEVICE void advance(int slots) {
+    if (++slot == slots) {
+      slot = 0;
+      phase ^= 1;
+    }
+  }
+};
+
+// Ordinary accesses of shared memory stay behind it.
+CUTLASS_DEVICE void wait_for(Barrier const& barrier, uint32_t phase) {
+  barrier.wait(phase);
+  asm volatile("" ::: "memory");
+}
+
+}  // namespace epigemm::sm90
