@@ -107,6 +107,14 @@ def test_on_a_cpu_and_where_it_is_off_there_are_no_kinds(monkeypatch: pytest.Mon
     assert of((x,), {}) is None
 
 
+def test_under_jit_trace_there_are_no_kinds() -> None:
+    """Sizes are tensors there."""
+    fused, model = fused_model()
+    x = torch.rand(4, WIDTH)
+    traced = torch.jit.trace(fused, (x,))  # type: ignore[no-untyped-call]
+    torch.testing.assert_close(traced(x), model(x))
+
+
 def test_hooks_writes_and_errors_are_eagers() -> None:
     """Whatever runs: a hook that is registered later, a buffer that counts, and a wrong argument."""
 

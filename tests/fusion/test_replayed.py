@@ -277,6 +277,25 @@ def _sharing(tensors: list[Tensor]) -> list[int]:
     return [memories.index(memory) for memory in memories]
 
 
+@pytest.mark.parametrize("function", [lambda z, x, c: (z, c.conj()), lambda z, x, c: (z, d := c * 2, d.conj())])
+def test_conjugates(launcher: StandIn, function: Callable[..., Any]) -> None:
+    """Their numbers are not those in memory."""
+    model = Function(function)
+    mine = fused(model)
+    for _ in range(3):
+        assert_same(mine, model, torch.rand(4, 8), torch.randn(3, dtype=torch.complex64))
+    assert "a result is a conjugate" in reasons(mine)
+
+
+def test_memory_around_an_input(launcher: StandIn) -> None:
+    """The copy that a graph reads has none."""
+    model = Function(lambda z, x: z + x.as_strided((4, 8), (16, 1), 16))
+    mine = fused(model)
+    for _ in range(3):
+        assert_same(mine, model, torch.rand(8, 16)[2:6, ::2])
+    assert not launcher.graphs
+
+
 def test_inference_mode_gives_inference_tensors(launcher: StandIn) -> None:
     model = Block().eval()
     mine = fused(model)
@@ -316,6 +335,7 @@ def mutated(z: Tensor, x: Tensor) -> Tensor:
         (mutated, "writes to memory that is there before the call"),
         (lambda z, x: F.dropout(z, 0.5, True), RANDOM),
         (lambda z, x: z + torch.rand_like(z), RANDOM),
+        (lambda z, x: z + x.as_strided((8,), (1,), 0), "looks at memory around an input"),
     ],
 )
 def test_what_is_refused(launcher: StandIn, function: Callable[..., Any], reason: str) -> None:
@@ -373,6 +393,40 @@ def test_without_gradients_inside_alone(launcher: StandIn) -> None:
         x = torch.rand(6, 8)
         torch.testing.assert_close(mine(x), model(x), rtol=1e-5, atol=1e-5)
     assert launcher.replays == 3
+
+
+class Quiet(nn.Module):
+    """Takes no gradients, whatever the mode of its caller."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(8, 8)
+
+    @torch.no_grad()
+    def forward(self, x: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
+        return self.fc(x) * scale, self.fc.weight.view(-1)
+
+
+def test_views_of_parameters_are_as_they_were_made(launcher: StandIn) -> None:
+    model = Quiet()
+    mine = fused(model)
+    for _ in range(3):
+        (_, found), (_, expected) = mine(torch.rand(4, 8), torch.rand(8)), model(torch.rand(4, 8), torch.rand(8))
+        assert found.grad_fn is expected.grad_fn is None
+        assert found.data_ptr() == expected.data_ptr()
+    assert launcher.replays == 2
+
+
+def test_parameters_of_others_are_not_copied_where_it_is_recorded(launcher: StandIn) -> None:
+    model, scale = Quiet(), nn.Parameter(torch.rand(8))
+    mine = fused(model)
+    for _ in range(3):
+        x = torch.rand(4, 8)
+        torch.testing.assert_close(mine(x, scale), model(x, scale), rtol=1e-5, atol=1e-5)
+    assert not launcher.graphs and reasons(mine) == RECORDED
+    for _ in range(3):
+        assert_same(mine, model, torch.rand(4, 8), scale)
+    assert launcher.replays == 2
 
 
 def test_dropout_in_training(launcher: StandIn) -> None:

@@ -27,6 +27,7 @@ _MOST = 1024
 _grad_enabled = torch.is_grad_enabled
 _inference = torch.is_inference_mode_enabled
 _any_autocast = torch._C._is_any_autocast_enabled
+_tracing_state = torch._C._get_tracing_state
 
 
 class Kinds:
@@ -41,7 +42,7 @@ class Kinds:
 
     def of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Equal for calls that have the same graphs, as far as it is seen in microseconds; None: it is not asked."""
-        if not CALLS:
+        if not CALLS or _tracing_state() is not None:  # under torch.jit.trace sizes are tensors
             return None
         seen: list[Any] = []
         device = _note(args, seen)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from operator import itemgetter
 from typing import Any
 
@@ -18,7 +18,7 @@ from torch import Tensor, fx, nn
 
 from epigemm.arguments import invariance, precision
 from epigemm.fusion.launcher import Graph, Launcher, launcher_of
-from epigemm.fusion.replayable import device_of
+from epigemm.fusion.replayable import RECORDED, device_of
 from epigemm.fusion.report import CudaGraphs
 from epigemm.fusion.values import value_of
 from epigemm.packs.captured_packs import CapturedPacks
@@ -177,8 +177,8 @@ class Replayed:
             self._replays.note(FULL)
             return None
         given = {place: args[place] for place in self._given if isinstance(args[place], Tensor)}
-        if any(map(overlaps, given.values())):
-            self._replays.note(OVERLAPS)
+        if reason := _why_not_copied(given.values()):
+            self._replays.note(reason)
             self._entries[key] = None
             return None
         try:
@@ -247,6 +247,8 @@ class _Results:
                 inputs.setdefault(_memory(value), place)
         distinct = {id(value): value for value in found if isinstance(value, Tensor)}
         for value in distinct.values():
+            if value.is_conj() or value.is_neg():
+                raise TypeError("a result is a conjugate, whose memory holds other numbers")
             memories.setdefault(_memory(value), []).append(value)
         makers: dict[int, _Maker] = {}
         for memory, values in memories.items():
@@ -298,9 +300,15 @@ def _of_input(value: Tensor, given: Tensor, place: int) -> _Maker:
         raise TypeError("a result is a view of an input as another type")
     shape, stride, offset = value.shape, value.stride(), value.storage_offset() - given.storage_offset()
 
+    def view(whole: Tensor) -> Tensor:
+        return whole.as_strided(shape, stride, whole.storage_offset() + offset)
+
     def make(args: tuple[Any, ...], made: dict[int, Tensor]) -> Tensor:
         whole = args[place]
-        return whole.as_strided(shape, stride, whole.storage_offset() + offset)  # type: ignore[no-any-return]
+        if not whole.requires_grad:
+            return view(whole)
+        with torch.no_grad():  # as it was made, whatever the caller's mode is
+            return view(whole)
 
     return make
 
@@ -316,6 +324,14 @@ def _settings() -> tuple[Any, ...]:
 
 def _memory(tensor: Tensor) -> int:
     return tensor.untyped_storage().data_ptr()
+
+
+def _why_not_copied(given: Collection[Tensor]) -> str:
+    """Why arguments cannot be copied to where a graph reads them; empty where they can."""
+    if any(map(overlaps, given)):
+        return OVERLAPS
+    # Autograd would record the copies of parameters that are not the model's own, one behind the other.
+    return RECORDED if torch.is_grad_enabled() and any(value.requires_grad for value in given) else ""
 
 
 def like(tensor: Tensor) -> Tensor:
