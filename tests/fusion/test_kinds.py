@@ -98,6 +98,37 @@ def test_what_is_asked_of_a_call() -> None:
             assert of((x,), {}) != kind
 
 
+def test_of_a_container_the_first_values_stand_for_all() -> None:
+    """A cache of keys and values has two tensors a layer; to look at all takes the host longer than a kernel."""
+    of = Kinds(nn.Linear(WIDTH, WIDTH), []).of
+    x, looked_at = torch.rand(4, WIDTH), []
+
+    def layers(count: int) -> Any:
+        for layer in range(count):
+            looked_at.append(layer)
+            yield x, x
+
+    class Cache(list[Any]):
+        def __iter__(self) -> Any:
+            return layers(32)
+
+    assert of((x, Cache()), {}) == of((x, ((x, x), (x, x), x)), {}) != of((x, ((x, x), (x, None))), {})
+    assert looked_at == [0, 1]
+    round_trip: list[Any] = [x]
+    round_trip[0:0] = [round_trip]
+    assert of((round_trip,), {}) is not None  # a list in itself
+
+
+def test_the_parameters_dtype_is_part_of_a_kind() -> None:
+    """`model.half()` changes no token."""
+    model = nn.Sequential(nn.Embedding(8, WIDTH), nn.Linear(WIDTH, WIDTH))
+    of, tokens = Kinds(model, []).of, torch.arange(8)
+    kind = of((tokens,), {})
+    model.half()
+    assert of((tokens,), {}) != kind
+    assert Kinds(nn.GELU(), []).of((tokens,), {}) is not None
+
+
 def test_on_a_cpu_and_where_it_is_off_there_are_no_kinds(monkeypatch: pytest.MonkeyPatch) -> None:
     x, of = torch.rand(4, WIDTH), Kinds(nn.Linear(WIDTH, WIDTH), []).of
     monkeypatch.setattr(kinds, "CALLS", 0)

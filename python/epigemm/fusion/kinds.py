@@ -8,6 +8,7 @@ that is told apart too coarsely costs speed, never a number.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import islice
 from typing import Any
 
 import torch
@@ -24,6 +25,7 @@ ON_CUDA_ALONE = True
 PLAIN_IS_FASTER = "at some sizes the model itself was measured to be faster, and runs in their calls"
 
 _MOST = 1024
+_FIRST, _DEEP = 2, 3  # so many values of a container, and containers inside of each other, tell kinds apart
 _grad_enabled = torch.is_grad_enabled
 _inference = torch.is_inference_mode_enabled
 _any_autocast = torch._C._is_any_autocast_enabled
@@ -35,6 +37,8 @@ class Kinds:
 
     def __init__(self, model: nn.Module, notes: list[str]) -> None:
         self._model = model
+        owners = (module._parameters for module in model.modules())
+        self._parameters, self._name = next(((own, name) for own in owners for name in own), ({}, ""))
         self._notes = notes
         self._left: dict[Any, int] = {}  # by kind, the calls that run as they were, until it is asked again
         self._trials: dict[Any, Trial] = {}
@@ -52,7 +56,9 @@ class Kinds:
             return None
         autocast = torch.get_autocast_dtype("cuda") if _any_autocast() else None
         modes = _grad_enabled(), _inference(), autocast, self._model.training, precision.torch_setting("cuda")
-        return (device, *modes, *seen)
+        # model.half() changes no token.
+        dtype = getattr(self._parameters.get(self._name), "dtype", None)
+        return (device, dtype, *modes, *seen)
 
     def gains_nothing(self, kind: Any) -> bool:
         """Whether a call of this kind runs as it was."""
@@ -95,11 +101,11 @@ def _add(found: dict[Any, Any], kind: Any, value: Any) -> None:
         found[kind] = value
 
 
-def _note(values: Iterable[Any], seen: list[Any]) -> int:
+def _note(values: Iterable[Any], seen: list[Any], deep: int = _DEEP) -> int:
     """Add what tells values apart; the highest index of a GPU with a tensor among them, -1 where there is none.
 
     Of a tensor the type, and its size by powers of two: sequences grow call by call. Numbers are left out, which count
-    steps or positions.
+    steps or positions. The first values of a container stand for all: one with two tensors a layer has many alike.
     """
     device = -1
     for value in values:
@@ -110,10 +116,10 @@ def _note(values: Iterable[Any], seen: list[Any]) -> int:
             device = max(device, place)
         elif value is None or isinstance(value, (bool, str)):
             seen.append(value)
-        elif isinstance(value, (list, tuple)):
-            device = max(device, _note(value, seen))
-        elif isinstance(value, dict):
-            device = max(device, _note(value.values(), seen))
+        elif deep and isinstance(value, (list, tuple)):
+            device = max(device, _note(islice(value, _FIRST), seen, deep - 1))
+        elif deep and isinstance(value, dict):
+            device = max(device, _note(islice(value.values(), _FIRST), seen, deep - 1))
         else:
             seen.append(type(value))
     return device
