@@ -98,6 +98,39 @@ def test_what_is_asked_of_a_call() -> None:
             assert of((x,), {}) != kind
 
 
+def test_predictions_hold_for_each_size() -> None:
+    """What was called before must not decide over bits where `decide="predict"` says that none differ."""
+    model = Model()
+    fused: Any = epigemm.fuse(model, inplace=True, decide="predict")
+    with torch.no_grad():
+        fused(torch.rand(63, WIDTH))
+        fused(torch.rand(63, WIDTH))
+        assert model.runs == 1
+        fused(torch.rand(63 + 1, WIDTH)[:63])
+        assert model.runs == 2
+        fused(torch.rand(62, WIDTH))  # another size, in vain
+        assert model.runs == 2
+
+
+@pytest.mark.parametrize("mode", ["deterministic", "invariant"])
+def test_where_equal_calls_give_equal_bits_there_are_no_kinds(mode: str) -> None:
+    of, x = Kinds(nn.Linear(WIDTH, WIDTH), []).of, torch.rand(4, WIDTH)
+    torch.use_deterministic_algorithms(mode == "deterministic")
+    try:
+        with epigemm.batch_invariant(mode == "invariant"):
+            assert of((x,), {}) is None
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert of((x,), {}) is not None
+
+
+def test_processes_together_do_not_run_what_one_has_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    of, x = Kinds(nn.Linear(WIDTH, WIDTH), []).of, torch.rand(4, WIDTH)
+    kind = of((x,), {})
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    assert of((x,), {}) not in (kind, None)
+
+
 def test_of_a_container_the_first_values_stand_for_all() -> None:
     """A cache of keys and values has two tensors a layer; to look at all takes the host longer than a kernel."""
     of = Kinds(nn.Linear(WIDTH, WIDTH), []).of

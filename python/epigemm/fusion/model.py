@@ -247,7 +247,7 @@ class _Call(Uncopied):
         self._left = ""
         self._watched: Watched | None = None
         self._marks = Marks()
-        self._kinds = Kinds(model, self.report.notes)
+        self._kinds = Kinds(model, self.report.notes, is_exact=not measures)
         # Graphs that ran otherwise than the model, with fused calls or replayed; those of which no estimate is sure.
         self._gains = self._unsure = 0
         self._compiled = self._compile()
