@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import gc
 import threading
+import weakref
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -112,6 +113,21 @@ def test_graphs_that_are_gone_leave_room(launcher: StandIn) -> None:
     launcher.graphs.clear()
     gc.collect()
     assert len(replays._entries) == 0
+
+
+def test_memory_is_given_back_with_the_model(launcher: StandIn) -> None:
+    """Dynamo keeps the code of a graph for good, and what it calls."""
+    model = Block().eval()
+    mine = fused(model)
+    for _ in range(3):
+        assert_same(mine, model, torch.rand(2, 8))
+    entries = weakref.WeakSet(vars(mine)["_compiled_call_impl"]._replays._entries)
+    assert len(entries) == 1
+    weight = weakref.ref(model.fc1.weight)
+    del model, mine
+    launcher.graphs.clear()
+    gc.collect()
+    assert len(entries) == 0 and weight() is None
 
 
 def strided(rows: int) -> Tensor:

@@ -33,6 +33,17 @@ _any_autocast = torch._C._is_any_autocast_enabled
 _tracing_state = torch._C._get_tracing_state
 
 
+class Ran:
+    """Counts the graphs of a model that ran.
+
+    Attributes:
+        gains: those that ran otherwise than the model, with fused calls or replayed.
+        unsure: those of which no estimate is sure.
+    """
+
+    gains = unsure = 0
+
+
 class Kinds:
     """What is known of the kinds of calls of one model.
 

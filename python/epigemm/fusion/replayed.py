@@ -53,8 +53,9 @@ class Replays:
 
     def __init__(self, model: nn.Module, report: CudaGraphs) -> None:
         self.report = report
-        self._model = model
+        self._model = weakref.ref(model)  # which graphs that Dynamo keeps must not keep
         self._entries: weakref.WeakSet[_Entry] = weakref.WeakSet()
+        self._served: weakref.WeakSet[Replayed] = weakref.WeakSet()
         self._serves = False
 
     @property
@@ -76,7 +77,8 @@ class Replays:
 
     def own_ids(self) -> set[int]:
         """The ids of the tensors that are read where they lie."""
-        return set(map(id, (*self._model.parameters(), *self._model.buffers())))
+        model = self._model()
+        return set() if model is None else set(map(id, (*model.parameters(), *model.buffers())))
 
     def is_full(self) -> bool:
         """Whether there is no room for another graph."""
@@ -86,6 +88,15 @@ class Replays:
         """Count a graph, as long as it is there."""
         self._entries.add(entry)
         self.report.captured += 1
+
+    def serve(self, replayed: Replayed) -> None:
+        """Know a graph of Dynamo's, as long as it is there."""
+        self._served.add(replayed)
+
+    def drop(self) -> None:
+        """Give the memory of all graphs back: the model is gone, or fused no more."""
+        for each in self._served:
+            each.forget_all()
 
     def note(self, reason: str) -> None:
         """Have the report say why something runs kernel by kernel."""
@@ -105,6 +116,7 @@ class Replayed:
         self._met: set[Any] = set()
         self._own: list[int] | None = None  # the places of parameters and buffers
         self._moves = self._replayed = 0
+        replays.serve(self)
 
     def __call__(self, *args: Any) -> Any:
         """The graph's call."""
@@ -166,8 +178,7 @@ class Replayed:
         own = self._own
         self._sort(args)
         if own != self._own:
-            self._entries.clear()
-            self._met.clear()
+            self.forget_all()
         self._moves += 1
         if self._moves > _MOST_MOVES + self._replayed // _REPLAYS_A_MOVE:
             self._leave(MOVING)
@@ -202,9 +213,13 @@ class Replayed:
 
     def _leave(self, reason: str) -> None:
         self._why_not = reason
+        self.forget_all()
+        self._replays.note(reason)
+
+    def forget_all(self) -> None:
+        """Have no graph."""
         self._entries.clear()
         self._met.clear()
-        self._replays.note(reason)
 
 
 class _Entry:
