@@ -33,7 +33,7 @@ VARIANTS = {
 Runs = dict[str, Run]
 _SCALE = 0.5
 # A layer for which a kernel of ours is planned in bf16; one that runs on fp16 slices in fp32, and is over before the
-# host is; a smaller one for which PyTorch's GEMM is planned.
+# host is; a smaller one for which PyTorch's GEMM is planned in fp32.
 _LAYER, _ON_SLICES, _SMALL = Shape(64, 1024, 1024), Shape(16, 1024, 1024), Shape(16, 256, 256)
 _CPU_SHAPE = Shape(8, 64, 64)
 _COMPILED = "compiled/bf16"

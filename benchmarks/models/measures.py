@@ -39,6 +39,8 @@ class Effort:
     singles_ms: float = 150.0
 
 
+LEAST_WARM_CALLS = 16
+"""In the first 15 calls of a kind `fuse` may take turns with the model's own forward."""
 QUICK = Effort(turns=2, least_turns=2, turn_ms=0.0, warm_calls=1, singles=1)
 
 
@@ -47,7 +49,8 @@ def warm_up(call: Call, device: torch.device, effort: Effort) -> float:
     _synchronize(device)
     begin = time.perf_counter()
     done, ms = 0, math.inf
-    while done < effort.warm_calls and (done < 3 or 1e3 * (time.perf_counter() - begin) < effort.warm_ms):
+    least = min(LEAST_WARM_CALLS, effort.warm_calls)
+    while done < least or (done < effort.warm_calls and 1e3 * (time.perf_counter() - begin) < effort.warm_ms):
         ms = row_ms(call, 1, device)
         done += 1
     return ms

@@ -13,6 +13,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 from unittest import mock
@@ -73,9 +74,12 @@ class Worker:
             if what == word:
                 return
 
-    def end(self) -> None:
-        """At once."""
+    def kill(self) -> None:
+        """At once, whatever it does."""
         self._process.kill()
+
+    def join(self) -> None:
+        """Wait until it is gone."""
         self._process.join()
 
 
@@ -104,14 +108,10 @@ class Pool:
         """All of them, in order as far as there are several GPUs."""
         self._begin, self._queue = time.monotonic(), iter(jobs)
         self.size = self.size or wave_size(len(self.devices))
-        threads = [threading.Thread(target=self._run_on, args=(device,)) for device in self.devices]
         # As many processes as cores: none needs threads of its own to keep them busy. They inherit these.
         single = {"TORCHINDUCTOR_COMPILE_THREADS": "1", "OMP_NUM_THREADS": "1"}
-        with mock.patch.dict(os.environ, single):
-            for thread in threads:
-                thread.start()
-            for thread in threads:
-                thread.join()
+        with mock.patch.dict(os.environ, single), ThreadPoolExecutor(len(self.devices)) as threads:
+            list(threads.map(self._run_on, self.devices))
         for job in self._queue:
             self.tell(job, "not_reached", "no time left")
 
@@ -138,15 +138,19 @@ class Pool:
                     for each in workers:
                         each.wait(word, until)
                 self._prepare_s = max(self._prepare_s, time.monotonic() - begin)
+                # A process that has measured stays, idle: its end would disturb the next one. What failed may be busy.
+                _end([each for each in wave if each.has_ended])
                 for each in wave:
                     self._measure(each, MEASURE_S if device.type == "cuda" else PREPARE_S)
+                    if each.outcome[0] == "failed":
+                        _end([each])
+                _end(wave)
                 wave, following = following, []
         finally:
-            for each in (*wave, *following):
-                each.end()
+            _end([*wave, *following])
 
     def _measure(self, each: Worker, limit_s: float) -> None:
-        """And tell what became of it; the process ends."""
+        """And tell what became of it."""
         begin = time.monotonic()
         if not each.has_ended and self._left_s() <= self._measure_s:
             each.outcome = ("not_reached", "no time left")
@@ -154,8 +158,14 @@ class Pool:
             each.tell("measure")
             each.wait("result", begin + min(limit_s, self._left_s()))
             self._measure_s = max(self._measure_s, time.monotonic() - begin)
-        each.end()
         is_late = each.outcome[0] == "failed" and self._left_s() <= 0
         what, value = ("not_reached", "no time left") if is_late else each.outcome
         with self._lock:
             self.tell(each.job, what, value)
+
+
+def _end(workers: Sequence[Worker]) -> None:
+    for each in workers:
+        each.kill()
+    for each in workers:
+        each.join()

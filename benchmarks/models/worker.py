@@ -227,15 +227,23 @@ def work(line: Connection, job: Job, device: torch.device, quick: bool) -> None:
         if device.type == "cuda":
             torch.cuda.set_device(device)
         prepared = prepare(job, device, quick=quick)
-        if device.type == "cuda":
-            torch.cuda.synchronize()
-            torch.cuda.empty_cache()  # others prepare beside it
+        _free(device)
         line.send({"ready": time.monotonic() - begin})
         line.recv()
-        line.send({"result": measure(prepared, device, QUICK if quick else Effort())})
+        result = measure(prepared, device, QUICK if quick else Effort())
+        _free(device)
+        line.send({"result": result})
+        line.recv()  # its end would disturb the next one's measurement
     except NotMeasured as reason:
         line.send({"skipped": str(reason)})
     except EOFError:  # nobody listens any more
         pass
     except Exception as e:
         line.send({"failed": describe_error(e)})
+
+
+def _free(device: torch.device) -> None:
+    """Give memory that is not in use to the others on the GPU."""
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import epigemm
+from epigemm.fusion import host
 
 
 class Base(nn.Module):
@@ -154,6 +155,6 @@ def test_each_that_is_not_taken_has_its_reason(forward: Any, chains: tuple[int, 
 
 
 def test_a_call_that_does_not_pay_takes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("epigemm.fusion.host.why_not", lambda *given: "it waits")
+    monkeypatch.setattr(host, "verdict", lambda *given, **named: host.Verdict("it waits"))
     report = report_of(relu)
     assert report.chains == (1, 0) and [each.reason for each in report.not_taken] == ["it waits"]

@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 import epigemm
 from epigemm.fusion import kinds, profit
@@ -177,6 +178,26 @@ def test_under_jit_trace_there_are_no_kinds() -> None:
     x = torch.rand(4, WIDTH)
     traced = torch.jit.trace(fused, (x,))  # type: ignore[no-untyped-call]
     torch.testing.assert_close(traced(x), model(x))
+
+
+def test_whoever_sees_every_call_sees_none_of_a_kinds() -> None:
+    class Seeing(TorchFunctionMode):
+        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            seen.append(func)
+            return func(*args, **(kwargs or {}))
+
+    seen: list[Any] = []
+    x, of = torch.rand(4, WIDTH), Kinds(nn.Linear(WIDTH, WIDTH), []).of
+    with Seeing():
+        assert of((x,), {}) is None
+    assert not seen
+
+
+def test_a_default_device_changes_no_kind() -> None:
+    x, of = torch.rand(4, WIDTH), Kinds(nn.Linear(WIDTH, WIDTH), []).of
+    kind = of((x,), {})
+    with torch.device("cpu"):
+        assert of((x,), {}) == kind
 
 
 def test_hooks_writes_and_errors_are_eagers() -> None:

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from epigemm.fusion import host
 from tests.fusion.axes import B, Base, C, S, compare
 
 
@@ -101,6 +102,6 @@ def test_a_copy_that_nobody_sees(forward: Any, road: str, learns: bool) -> None:
 
 
 def test_nothing_is_copied_for_a_graph_that_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("epigemm.fusion.host.why_not", lambda *given: "it waits")
+    monkeypatch.setattr(host, "verdict", lambda *given, **named: host.Verdict("it waits"))
     report = compare(stream, "fuse", False)
     assert not report.sites and not report.notes, report

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from epigemm.arguments import precision
+from epigemm.fusion.changes import sees_functions
 from epigemm.fusion.trials import Trial, is_distributed, may_measure, wants_same_bits
 
 CALLS = 1000
@@ -31,6 +32,7 @@ _grad_enabled = torch.is_grad_enabled
 _inference = torch.is_inference_mode_enabled
 _any_autocast = torch._C._is_any_autocast_enabled
 _tracing_state = torch._C._get_tracing_state
+_has_function_mode = torch._C._is_torch_function_mode_enabled
 
 
 class Ran:
@@ -62,14 +64,17 @@ class Kinds:
 
     def of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Equal for calls that have the same graphs, as far as it is seen in microseconds; None: it is not asked."""
-        if (
-            not CALLS or wants_same_bits() or _tracing_state() is not None
-        ):  # under torch.jit.trace sizes are tensors
+        # Under torch.jit.trace sizes are tensors.
+        if not CALLS or wants_same_bits() or _tracing_state() is not None:
             return None
         seen: list[Any] = []
-        device = _note(args, seen, self._is_exact)
-        if kwargs:
-            device = max(device, _note(kwargs.values(), seen, self._is_exact))
+        if not _has_function_mode():
+            device = self._note(args, kwargs, seen)
+        elif sees_functions():
+            return None
+        else:  # a default device sees all that is asked of tensors, and takes its time
+            with torch._C.DisableTorchFunction():
+                device = self._note(args, kwargs, seen)
         if ON_CUDA_ALONE and device < 0:
             return None
         autocast = torch.get_autocast_dtype("cuda") if _any_autocast() else None
@@ -77,6 +82,10 @@ class Kinds:
         # model.half() changes no token.
         dtype = getattr(self._parameters.get(self._name), "dtype", None)
         return (device, dtype, is_distributed(), *modes, *seen)
+
+    def _note(self, args: tuple[Any, ...], kwargs: dict[str, Any], seen: list[Any]) -> int:
+        device = _note(args, seen, self._is_exact)
+        return max(device, _note(kwargs.values(), seen, self._is_exact)) if kwargs else device
 
     def gains_nothing(self, kind: Any) -> bool:
         """Whether a call of this kind runs as it was."""

@@ -50,7 +50,10 @@ class FakeWorker(Worker):
             self.outcome = said
         self.log(word)
 
-    def end(self) -> None:
+    def kill(self) -> None:
+        self.log("kill")
+
+    def join(self) -> None:
         self.stage.alive.discard(self.number)
 
 
@@ -81,6 +84,8 @@ def test_waves_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
         assert log.index(("up", following)) < log.index(("measure", first))
         assert log.index(("measure", first + 2)) < log.index(("prepare", following))
     assert log.index(("prepare", 3)) < log.index(("ready", 1))
+    # Processes end when all of their wave have measured.
+    assert log.index(("measure", 3)) < log.index(("kill", 1)) < log.index(("prepare", 4))
 
 
 def test_what_fails_or_is_skipped_does_not_measure(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -93,6 +98,28 @@ def test_what_fails_or_is_skipped_does_not_measure(monkeypatch: pytest.MonkeyPat
     stage, told = run(monkeypatch, answers)
     assert dict(told) == {1: "result", 2: "failed", 3: "skipped", **dict.fromkeys(range(4, 8), "result")}
     assert ("measure", 2) not in stage.log and ("measure", 3) not in stage.log
+    assert max(stage.log.index(("kill", number)) for number in (2, 3)) < stage.log.index(("measure", 1))
+
+
+def test_what_does_not_end_in_time_is_ended_before_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    def answers(job: Job, word: str) -> Any:
+        is_stuck = word == "result" and job.case.batch[0] == 1
+        return ("failed", "no word in time") if is_stuck else fine(job, word)
+
+    stage, told = run(monkeypatch, answers)
+    assert dict(told)[1] == "failed"
+    assert stage.log.index(("kill", 1)) < stage.log.index(("measure", 2))
+
+
+def test_an_error_of_the_record_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
+    def tell(*outcome: Any) -> None:
+        raise OSError("no space left")
+
+    stage = Stage(fine)
+    monkeypatch.setattr(pool, "Worker", stage.worker)
+    with pytest.raises(OSError, match="no space"):
+        Pool([CPU], tell, 60.0, size=3).run(JOBS)
+    assert not stage.alive
 
 
 def test_nothing_starts_that_is_not_expected_to_end(monkeypatch: pytest.MonkeyPatch) -> None:
