@@ -6,8 +6,9 @@ import copy
 import gc
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -579,7 +580,16 @@ def test_autocast(launcher: StandIn) -> None:
     assert len(launcher.graphs) == 2
 
 
-@pytest.mark.parametrize("name", ["invariant", "precision", "sdpa"])
+@contextmanager
+def fp16_accumulation() -> Iterator[None]:
+    torch.backends.cuda.matmul.allow_fp16_accumulation = True
+    try:
+        yield
+    finally:
+        torch.backends.cuda.matmul.allow_fp16_accumulation = False
+
+
+@pytest.mark.parametrize("name", ["invariant", "precision", "sdpa", "cudnn", "accumulation"])
 def test_settings_that_decide_over_kernels(launcher: StandIn, name: str) -> None:
     model = Block().eval()
     mine = fused(model)
@@ -588,6 +598,8 @@ def test_settings_that_decide_over_kernels(launcher: StandIn, name: str) -> None
     contexts: dict[str, Callable[[], Any]] = {
         "invariant": epigemm.batch_invariant,
         "precision": lambda: torch.no_grad(),
+        "cudnn": lambda: torch.backends.cudnn.flags(enabled=False),
+        "accumulation": fp16_accumulation,
         "sdpa": lambda: torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH),
     }
     try:

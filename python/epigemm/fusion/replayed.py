@@ -36,9 +36,14 @@ _MOST_MOVES, _REPLAYS_A_MOVE = (
 _data_ptr = Tensor.data_ptr
 # What decides over kernels when they are launched, and is no guard of Dynamo's.
 _precision: Any = torch._C._get_fp32_precision_getter
-_SDPA = [
-    getattr(torch.backends.cuda, f"{name}_sdp_enabled")
-    for name in ("flash", "mem_efficient", "math", "cudnn")
+_FLAGS: list[Any] = [
+    *(
+        getattr(torch.backends.cuda, f"{name}_sdp_enabled")
+        for name in ("flash", "mem_efficient", "math", "cudnn")
+    ),
+    *(getattr(torch._C, f"_get_cudnn_{name}") for name in ("enabled", "benchmark", "deterministic")),
+    torch._C._get_math_sdp_allow_fp16_bf16_reduction,
+    torch._C._get_cublas_allow_fp16_accumulation,
 ]
 
 _Maker = Callable[[tuple[Any, ...], dict[int, Tensor]], Tensor]
@@ -333,7 +338,7 @@ def _settings() -> tuple[Any, ...]:
         invariance.enabled(),
         precision.torch_setting("cuda"),
         _precision("cuda", "conv"),
-        *[enabled() for enabled in _SDPA],
+        *[flag() for flag in _FLAGS],
     )
 
 
