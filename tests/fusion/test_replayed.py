@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import epigemm
-from epigemm.fusion import replayed
+from epigemm.fusion import kinds, replayed
 from epigemm.fusion.replayable import RANDOM, RECORDED
 from tests.fusion.launchers import StandIn
 from tests.fusion.zoo import EVERYTHING, Example
@@ -503,6 +503,20 @@ def test_a_capture_that_fails_costs_no_call(launcher: StandIn, error: Exception,
         assert_same(mine, model, torch.rand(6, 8))
     assert reasons(mine).endswith(reason)
     assert not launcher.graphs
+
+
+@pytest.mark.parametrize("decide", ["measure", "predict"])
+def test_what_cannot_be_captured_is_measured(
+    launcher: StandIn, monkeypatch: pytest.MonkeyPatch, decide: Any
+) -> None:
+    """It was judged as a graph that does not wait for the host."""
+    monkeypatch.setattr(kinds, "ON_CUDA_ALONE", False)
+    launcher.fails = RuntimeError("no")
+    model = Block().eval()
+    mine: Any = epigemm.fuse(model, cuda_graphs=True, decide=decide)
+    for _ in range(4):
+        assert_same(mine, model, torch.rand(6, 8))
+    assert len(vars(mine)["_compiled_call_impl"]._kinds._trials) == (decide == "measure")
 
 
 def test_an_argument_that_cannot_be_interrupted(launcher: StandIn) -> None:

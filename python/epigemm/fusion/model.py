@@ -394,15 +394,17 @@ class _Call(Uncopied):
         # Its code at last, without the calls of modules that Dynamo's graphs begin with.
         _LazyGraphModule.force_recompile(graph_module)
         forward: Callable[..., Any] = graph_module.forward
-        replays = self._replays
+        replays, replayed = self._replays, None
         if launcher is not None and replays is not None:
-            forward = Replayed(graph_module, launcher, replays)
-        is_fused, ran = bool(report.sites), self._ran
+            forward = replayed = Replayed(graph_module, launcher, replays)
+        is_fused, ran, measures = bool(report.sites), self._ran, self._measures
 
         # Dynamo keeps it for good, as it does the code of a model that is gone: it must not keep the model.
         def run(*args: Any) -> Any:
-            ran.gains += is_fused or (replays is not None and replays.serves)
-            ran.unsure += report.is_unsure
+            is_left = replayed is not None and replayed.is_left
+            ran.gains += is_fused or (replays is not None and replays.serves and not is_left)
+            # Judged as a CUDA graph, it is launched by the host now.
+            ran.unsure += report.is_unsure or (is_left and measures)
             if watchers:
                 tell_skipped(report)
             return forward(*args)

@@ -135,6 +135,11 @@ class Replayed:
                 return launcher.replay(entry, args)
         return self._run(*args)
 
+    @property
+    def is_left(self) -> bool:
+        """Whether all calls run kernel by kernel from now on."""
+        return bool(self._why_not)
+
     def _entry(self, args: tuple[Any, ...]) -> _Entry | None:
         """The graph for a call; None where it runs kernel by kernel."""
         if self._own is None:
