@@ -99,6 +99,70 @@ def test_what_is_asked_of_a_call() -> None:
             assert of((x,), {}) != kind
 
 
+def test_predictions_hold_for_each_size() -> None:
+    """What was called before must not decide over bits where `decide="predict"` says that none differ."""
+    model = Model()
+    fused: Any = epigemm.fuse(model, inplace=True, decide="predict")
+    with torch.no_grad():
+        fused(torch.rand(63, WIDTH))
+        fused(torch.rand(63, WIDTH))
+        assert model.runs == 1
+        fused(torch.rand(63 + 1, WIDTH)[:63])
+        assert model.runs == 2
+        fused(torch.rand(62, WIDTH))  # another size, in vain
+        assert model.runs == 2
+
+
+@pytest.mark.parametrize("mode", ["deterministic", "invariant"])
+def test_where_equal_calls_give_equal_bits_there_are_no_kinds(mode: str) -> None:
+    of, x = Kinds(nn.Linear(WIDTH, WIDTH), []).of, torch.rand(4, WIDTH)
+    torch.use_deterministic_algorithms(mode == "deterministic")
+    try:
+        with epigemm.batch_invariant(mode == "invariant"):
+            assert of((x,), {}) is None
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert of((x,), {}) is not None
+
+
+def test_processes_together_do_not_run_what_one_has_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    of, x = Kinds(nn.Linear(WIDTH, WIDTH), []).of, torch.rand(4, WIDTH)
+    kind = of((x,), {})
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    assert of((x,), {}) not in (kind, None)
+
+
+def test_of_a_container_the_first_values_stand_for_all() -> None:
+    """A cache of keys and values has two tensors a layer; to look at all takes the host longer than a kernel."""
+    of = Kinds(nn.Linear(WIDTH, WIDTH), []).of
+    x, looked_at = torch.rand(4, WIDTH), []
+
+    def layers(count: int) -> Any:
+        for layer in range(count):
+            looked_at.append(layer)
+            yield x, x
+
+    class Cache(list[Any]):
+        def __iter__(self) -> Any:
+            return layers(32)
+
+    assert of((x, Cache()), {}) == of((x, ((x, x), (x, x), x)), {}) != of((x, ((x, x), (x, None))), {})
+    assert looked_at == [0, 1]
+    round_trip: list[Any] = [x]
+    round_trip[0:0] = [round_trip]
+    assert of((round_trip,), {}) is not None  # a list in itself
+
+
+def test_the_parameters_dtype_is_part_of_a_kind() -> None:
+    """`model.half()` changes no token."""
+    model = nn.Sequential(nn.Embedding(8, WIDTH), nn.Linear(WIDTH, WIDTH))
+    of, tokens = Kinds(model, []).of, torch.arange(8)
+    kind = of((tokens,), {})
+    model.half()
+    assert of((tokens,), {}) != kind
+    assert Kinds(nn.GELU(), []).of((tokens,), {}) is not None
+
+
 def test_on_a_cpu_and_where_it_is_off_there_are_no_kinds(monkeypatch: pytest.MonkeyPatch) -> None:
     x, of = torch.rand(4, WIDTH), Kinds(nn.Linear(WIDTH, WIDTH), []).of
     monkeypatch.setattr(kinds, "CALLS", 0)
@@ -106,6 +170,14 @@ def test_on_a_cpu_and_where_it_is_off_there_are_no_kinds(monkeypatch: pytest.Mon
     monkeypatch.setattr(kinds, "CALLS", 3)
     monkeypatch.setattr(kinds, "ON_CUDA_ALONE", True)
     assert of((x,), {}) is None
+
+
+def test_under_jit_trace_there_are_no_kinds() -> None:
+    """Sizes are tensors there."""
+    fused, model = fused_model()
+    x = torch.rand(4, WIDTH)
+    traced = torch.jit.trace(fused, (x,))  # type: ignore[no-untyped-call]
+    torch.testing.assert_close(traced(x), model(x))
 
 
 def test_whoever_sees_every_call_sees_none_of_a_kinds() -> None:
@@ -119,6 +191,13 @@ def test_whoever_sees_every_call_sees_none_of_a_kinds() -> None:
     with Seeing():
         assert of((x,), {}) is None
     assert not seen
+
+
+def test_a_default_device_changes_no_kind() -> None:
+    x, of = torch.rand(4, WIDTH), Kinds(nn.Linear(WIDTH, WIDTH), []).of
+    kind = of((x,), {})
+    with torch.device("cpu"):
+        assert of((x,), {}) == kind
 
 
 def test_hooks_writes_and_errors_are_eagers() -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import gc
 import io
 import pickle
+import weakref
 from typing import Any
 
 import pytest
@@ -380,6 +382,17 @@ def test_inference_mode_and_deterministic(model: Block, x: Tensor) -> None:
         assert_same(fused, model, x, fused=True)
     finally:
         torch.use_deterministic_algorithms(False)
+
+
+def test_a_model_that_is_gone_leaves_no_parameters(x: Tensor) -> None:
+    model = nn.Sequential(nn.Linear(x.shape[-1], 8), nn.GELU())
+    fused: Any = epigemm.fuse(model)
+    fused(x)
+    assert fused.fusion_report.sites
+    weight = weakref.ref(model[0].weight)
+    del model, fused
+    gc.collect()
+    assert weight() is None
 
 
 def test_jit_trace_and_forward_mode_run_unfused(model: Block, x: Tensor) -> None:

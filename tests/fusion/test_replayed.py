@@ -5,8 +5,10 @@ from __future__ import annotations
 import copy
 import gc
 import threading
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -15,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import epigemm
-from epigemm.fusion import replayed
+from epigemm.fusion import kinds, replayed
 from epigemm.fusion.replayable import RANDOM, RECORDED
 from tests.fusion.launchers import StandIn
 from tests.fusion.zoo import EVERYTHING, Example
@@ -112,6 +114,21 @@ def test_graphs_that_are_gone_leave_room(launcher: StandIn) -> None:
     launcher.graphs.clear()
     gc.collect()
     assert len(replays._entries) == 0
+
+
+def test_memory_is_given_back_with_the_model(launcher: StandIn) -> None:
+    """Dynamo keeps the code of a graph for good, and what it calls."""
+    model = Block().eval()
+    mine = fused(model)
+    for _ in range(3):
+        assert_same(mine, model, torch.rand(2, 8))
+    entries = weakref.WeakSet(vars(mine)["_compiled_call_impl"]._replays._entries)
+    assert len(entries) == 1
+    weight = weakref.ref(model.fc1.weight)
+    del model, mine
+    launcher.graphs.clear()
+    gc.collect()
+    assert len(entries) == 0 and weight() is None
 
 
 def strided(rows: int) -> Tensor:
@@ -277,6 +294,27 @@ def _sharing(tensors: list[Tensor]) -> list[int]:
     return [memories.index(memory) for memory in memories]
 
 
+@pytest.mark.parametrize(
+    "function", [lambda z, x, c: (z, c.conj()), lambda z, x, c: (z, d := c * 2, d.conj())]
+)
+def test_conjugates(launcher: StandIn, function: Callable[..., Any]) -> None:
+    """Their numbers are not those in memory."""
+    model = Function(function)
+    mine = fused(model)
+    for _ in range(3):
+        assert_same(mine, model, torch.rand(4, 8), torch.randn(3, dtype=torch.complex64))
+    assert "a result is a conjugate" in reasons(mine)
+
+
+def test_memory_around_an_input(launcher: StandIn) -> None:
+    """The copy that a graph reads has none."""
+    model = Function(lambda z, x: z + x.as_strided((4, 8), (16, 1), 16))
+    mine = fused(model)
+    for _ in range(3):
+        assert_same(mine, model, torch.rand(8, 16)[2:6, ::2])
+    assert not launcher.graphs
+
+
 def test_inference_mode_gives_inference_tensors(launcher: StandIn) -> None:
     model = Block().eval()
     mine = fused(model)
@@ -316,6 +354,7 @@ def mutated(z: Tensor, x: Tensor) -> Tensor:
         (mutated, "writes to memory that is there before the call"),
         (lambda z, x: F.dropout(z, 0.5, True), RANDOM),
         (lambda z, x: z + torch.rand_like(z), RANDOM),
+        (lambda z, x: z + x.as_strided((8,), (1,), 0), "looks at memory around an input"),
     ],
 )
 def test_what_is_refused(launcher: StandIn, function: Callable[..., Any], reason: str) -> None:
@@ -375,6 +414,41 @@ def test_without_gradients_inside_alone(launcher: StandIn) -> None:
     assert launcher.replays == 3
 
 
+class Quiet(nn.Module):
+    """Takes no gradients, whatever the mode of its caller."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(8, 8)
+
+    @torch.no_grad()
+    def forward(self, x: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
+        return self.fc(x) * scale, self.fc.weight.view(-1)
+
+
+def test_views_of_parameters_are_as_they_were_made(launcher: StandIn) -> None:
+    model = Quiet()
+    mine = fused(model)
+    for _ in range(3):
+        x, scale = torch.rand(4, 8), torch.rand(8)
+        found, expected = (each(x, scale)[1] for each in (mine, model))
+        assert found.grad_fn is expected.grad_fn is None
+        assert found.data_ptr() == expected.data_ptr()
+    assert launcher.replays == 2
+
+
+def test_parameters_of_others_are_not_copied_where_it_is_recorded(launcher: StandIn) -> None:
+    model, scale = Quiet(), nn.Parameter(torch.rand(8))
+    mine = fused(model)
+    for _ in range(3):
+        x = torch.rand(4, 8)
+        torch.testing.assert_close(mine(x, scale), model(x, scale), rtol=1e-5, atol=1e-5)
+    assert not launcher.graphs and reasons(mine) == RECORDED
+    for _ in range(3):
+        assert_same(mine, model, torch.rand(4, 8), scale)
+    assert launcher.replays == 2
+
+
 def test_dropout_in_training(launcher: StandIn) -> None:
     mine = fused(Block()).train()
     with torch.no_grad():
@@ -429,6 +503,20 @@ def test_a_capture_that_fails_costs_no_call(launcher: StandIn, error: Exception,
         assert_same(mine, model, torch.rand(6, 8))
     assert reasons(mine).endswith(reason)
     assert not launcher.graphs
+
+
+@pytest.mark.parametrize("decide", ["measure", "predict"])
+def test_what_cannot_be_captured_is_measured(
+    launcher: StandIn, monkeypatch: pytest.MonkeyPatch, decide: Any
+) -> None:
+    """It was judged as a graph that does not wait for the host."""
+    monkeypatch.setattr(kinds, "ON_CUDA_ALONE", False)
+    launcher.fails = RuntimeError("no")
+    model = Block().eval()
+    mine: Any = epigemm.fuse(model, cuda_graphs=True, decide=decide)
+    for _ in range(4):
+        assert_same(mine, model, torch.rand(6, 8))
+    assert len(vars(mine)["_compiled_call_impl"]._kinds._trials) == (decide == "measure")
 
 
 def test_an_argument_that_cannot_be_interrupted(launcher: StandIn) -> None:
@@ -506,7 +594,16 @@ def test_autocast(launcher: StandIn) -> None:
     assert len(launcher.graphs) == 2
 
 
-@pytest.mark.parametrize("name", ["invariant", "precision", "sdpa"])
+@contextmanager
+def fp16_accumulation() -> Iterator[None]:
+    torch.backends.cuda.matmul.allow_fp16_accumulation = True
+    try:
+        yield
+    finally:
+        torch.backends.cuda.matmul.allow_fp16_accumulation = False
+
+
+@pytest.mark.parametrize("name", ["invariant", "precision", "sdpa", "cudnn", "accumulation"])
 def test_settings_that_decide_over_kernels(launcher: StandIn, name: str) -> None:
     model = Block().eval()
     mine = fused(model)
@@ -515,6 +612,8 @@ def test_settings_that_decide_over_kernels(launcher: StandIn, name: str) -> None
     contexts: dict[str, Callable[[], Any]] = {
         "invariant": epigemm.batch_invariant,
         "precision": lambda: torch.no_grad(),
+        "cudnn": lambda: torch.backends.cudnn.flags(enabled=False),
+        "accumulation": fp16_accumulation,
         "sdpa": lambda: torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH),
     }
     try:

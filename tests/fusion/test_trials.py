@@ -179,6 +179,27 @@ def test_where_the_prediction_decides(clock: Clock, why: str) -> None:
     assert model.plain_runs == 0 and all(torch.equal(results[0], each) for each in results)
 
 
+@pytest.mark.usefixtures("is_unsure")
+def test_what_was_measured_is_forgotten_where_bits_must_be_the_same(clock: Clock) -> None:
+    model = Model(clock, -1.0).eval()
+    fused: Any = epigemm.fuse(model, inplace=True)
+    x = torch.rand(4, WIDTH)
+    with torch.no_grad():
+        for _ in range(TURNS + 3):
+            fused(x)
+        assert PLAIN_IS_FASTER in fused.fusion_report.notes
+        runs = model.plain_runs
+        torch.use_deterministic_algorithms(True)
+        try:
+            fused(x)
+            fused(x)
+        finally:
+            torch.use_deterministic_algorithms(False)
+        assert model.plain_runs == runs
+        fused(x)
+        assert model.plain_runs == runs + 1
+
+
 def test_another_word_is_refused() -> None:
     with pytest.raises(ValueError, match="decide: got 'guess'; accepted are 'measure', 'predict'"):
         epigemm.fuse(nn.Linear(2, 2), decide="guess")  # type: ignore[call-overload]

@@ -212,12 +212,14 @@ def why_not_now() -> str:
         return "under torch.jit.trace, torch.fx or forward-mode derivatives"
     if _functorch_interpreter() is not None:
         return "under a transform of torch.func"
-    # A default device is a mode, too.
-    if _dispatch_modes() or (
-        _has_function_mode() and any(type(mode) is not DeviceContext for mode in _function_modes())
-    ):
+    if _dispatch_modes() or (_has_function_mode() and sees_functions()):
         return "a mode that sees every operator is active"
     return ""
+
+
+def sees_functions() -> bool:
+    """Whether one of the active function modes is another than a default device's."""
+    return any(type(mode) is not DeviceContext for mode in _function_modes())
 
 
 def why_not_with(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:

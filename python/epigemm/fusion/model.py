@@ -9,6 +9,7 @@ import inspect
 import itertools
 import sys
 import time
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from types import FunctionType
 from typing import Any, Literal, NoReturn, TypeVar, overload
@@ -24,7 +25,7 @@ from epigemm.fusion.changes import Watched, guard_more, why_not_now, why_not_wit
 from epigemm.fusion.copies import copied
 from epigemm.fusion.generators import COROUTINE, is_coroutine, kept_inside
 from epigemm.fusion.host import Launches
-from epigemm.fusion.kinds import Kinds
+from epigemm.fusion.kinds import Kinds, Ran
 from epigemm.fusion.marks import Marks
 from epigemm.fusion.replayed import Replayed, Replays
 from epigemm.fusion.report import CudaGraphs, FusionReport, Uncopied, tell, tell_skipped, watchers
@@ -242,14 +243,15 @@ class _Call(Uncopied):
         self._model = model
         self._keep_packs, self._strict, self._measures = keep_packs, strict, measures
         self._replays = Replays(model, self.report.cuda_graphs) if self.report.cuda_graphs else None
+        if self._replays is not None:
+            weakref.finalize(self, self._replays.drop).atexit = False
         self._graphs = 0
         self._of_frame: FusionReport | None = None  # of the graph that is being compiled, if there is one
         self._left = ""
         self._watched: Watched | None = None
         self._marks = Marks()
-        self._kinds = Kinds(model, self.report.notes)
-        # Graphs that ran otherwise than the model, with fused calls or replayed; those of which no estimate is sure.
-        self._gains = self._unsure = 0
+        self._kinds = Kinds(model, self.report.notes, is_exact=not measures)
+        self._ran = Ran()
         self._compiled = self._compile()
 
     def _compile(self) -> Callable[..., Any]:
@@ -263,7 +265,14 @@ class _Call(Uncopied):
         # with one name are variables to it: each model has a name of its own, too.
         code = call.__code__.replace(co_name=f"call_{self._name}_{next(_numbers)}")
         own = FunctionType(code, call.__globals__, code.co_name, None, call.__closure__)
-        context: Any = torch._dynamo.optimize(backend=self._backend, **_ISOLATED)
+        here = weakref.ref(self)  # Dynamo keeps backends for good
+
+        def backend(graph_module: fx.GraphModule, example_inputs: Any) -> Callable[..., Any]:
+            found = here()
+            assert found is not None  # whoever calls it compiles a call
+            return found._backend(graph_module, example_inputs)
+
+        context: Any = torch._dynamo.optimize(backend=backend, **_ISOLATED)
         compile_frame = context.callback
 
         def compile_with_guards(frame: Any, *state: Any) -> Any:
@@ -316,13 +325,14 @@ class _Call(Uncopied):
             if watchers:
                 tell(self._name, reason)
             return self._as_it_was(*args, **kwargs)
-        gains, unsure = self._gains, self._unsure
+        ran = self._ran
+        gains, unsure = ran.gains, ran.unsure
         try:
             result = trial.run(self._compiled, args, kwargs) if trial else self._compiled(*args, **kwargs)
         finally:
             self._marks.unmark()
         if kind is not None and trial is None:
-            self._kinds.note(kind, gains=self._gains != gains, is_unsure=self._unsure != unsure)
+            self._kinds.note(kind, gains=ran.gains != gains, is_unsure=ran.unsure != unsure)
         return result
 
     def _watch(self) -> Watched:
@@ -384,14 +394,17 @@ class _Call(Uncopied):
         # Its code at last, without the calls of modules that Dynamo's graphs begin with.
         _LazyGraphModule.force_recompile(graph_module)
         forward: Callable[..., Any] = graph_module.forward
-        replays = self._replays
+        replays, replayed = self._replays, None
         if launcher is not None and replays is not None:
-            forward = Replayed(graph_module, launcher, replays)
-        is_fused = bool(report.sites)
+            forward = replayed = Replayed(graph_module, launcher, replays)
+        is_fused, ran, measures = bool(report.sites), self._ran, self._measures
 
+        # Dynamo keeps it for good, as it does the code of a model that is gone: it must not keep the model.
         def run(*args: Any) -> Any:
-            self._gains += is_fused or (replays is not None and replays.serves)
-            self._unsure += report.is_unsure
+            is_left = replayed is not None and replayed.is_left
+            ran.gains += is_fused or (replays is not None and replays.serves and not is_left)
+            # Judged as a CUDA graph, it is launched by the host now.
+            ran.unsure += report.is_unsure or (is_left and measures)
             if watchers:
                 tell_skipped(report)
             return forward(*args)

@@ -144,6 +144,8 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if torch.Tag.data_dependent_output in func.tags or any(map(_has_unknown_sizes, results)):
             return "has the host wait for a number"
         name = func._schema.name.partition("::")[2]
+        if name.startswith("as_strided") and storage_of(args[0]) in self._given:
+            return "looks at memory around an input, of which a graph has a copy"
         if name in _INDEXES and any(
             isinstance(part, Tensor) and part.dtype in (torch.bool, torch.uint8)
             for part in tree_leaves(args[1])

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from operator import itemgetter
 from typing import Any
 
@@ -18,7 +18,7 @@ from torch import Tensor, fx, nn
 
 from epigemm.arguments import invariance, precision
 from epigemm.fusion.launcher import Graph, Launcher, launcher_of
-from epigemm.fusion.replayable import device_of
+from epigemm.fusion.replayable import RECORDED, device_of
 from epigemm.fusion.report import CudaGraphs
 from epigemm.fusion.values import value_of
 from epigemm.packs.captured_packs import CapturedPacks
@@ -36,9 +36,14 @@ _MOST_MOVES, _REPLAYS_A_MOVE = (
 _data_ptr = Tensor.data_ptr
 # What decides over kernels when they are launched, and is no guard of Dynamo's.
 _precision: Any = torch._C._get_fp32_precision_getter
-_SDPA = [
-    getattr(torch.backends.cuda, f"{name}_sdp_enabled")
-    for name in ("flash", "mem_efficient", "math", "cudnn")
+_FLAGS: list[Any] = [
+    *(
+        getattr(torch.backends.cuda, f"{name}_sdp_enabled")
+        for name in ("flash", "mem_efficient", "math", "cudnn")
+    ),
+    *(getattr(torch._C, f"_get_cudnn_{name}") for name in ("enabled", "benchmark", "deterministic")),
+    torch._C._get_math_sdp_allow_fp16_bf16_reduction,
+    torch._C._get_cublas_allow_fp16_accumulation,
 ]
 
 _Maker = Callable[[tuple[Any, ...], dict[int, Tensor]], Tensor]
@@ -53,8 +58,9 @@ class Replays:
 
     def __init__(self, model: nn.Module, report: CudaGraphs) -> None:
         self.report = report
-        self._model = model
+        self._model = weakref.ref(model)  # which graphs that Dynamo keeps must not keep
         self._entries: weakref.WeakSet[_Entry] = weakref.WeakSet()
+        self._served: weakref.WeakSet[Replayed] = weakref.WeakSet()
         self._serves = False
 
     @property
@@ -76,7 +82,8 @@ class Replays:
 
     def own_ids(self) -> set[int]:
         """The ids of the tensors that are read where they lie."""
-        return set(map(id, (*self._model.parameters(), *self._model.buffers())))
+        model = self._model()
+        return set() if model is None else set(map(id, (*model.parameters(), *model.buffers())))
 
     def is_full(self) -> bool:
         """Whether there is no room for another graph."""
@@ -86,6 +93,15 @@ class Replays:
         """Count a graph, as long as it is there."""
         self._entries.add(entry)
         self.report.captured += 1
+
+    def serve(self, replayed: Replayed) -> None:
+        """Know a graph of Dynamo's, as long as it is there."""
+        self._served.add(replayed)
+
+    def drop(self) -> None:
+        """Give the memory of all graphs back: the model is gone, or fused no more."""
+        for each in self._served:
+            each.forget_all()
 
     def note(self, reason: str) -> None:
         """Have the report say why something runs kernel by kernel."""
@@ -105,6 +121,7 @@ class Replayed:
         self._met: set[Any] = set()
         self._own: list[int] | None = None  # the places of parameters and buffers
         self._moves = self._replayed = 0
+        replays.serve(self)
 
     def __call__(self, *args: Any) -> Any:
         """The graph's call."""
@@ -117,6 +134,11 @@ class Replayed:
                 self._replayed += 1
                 return launcher.replay(entry, args)
         return self._run(*args)
+
+    @property
+    def is_left(self) -> bool:
+        """Whether all calls run kernel by kernel from now on."""
+        return bool(self._why_not)
 
     def _entry(self, args: tuple[Any, ...]) -> _Entry | None:
         """The graph for a call; None where it runs kernel by kernel."""
@@ -166,8 +188,7 @@ class Replayed:
         own = self._own
         self._sort(args)
         if own != self._own:
-            self._entries.clear()
-            self._met.clear()
+            self.forget_all()
         self._moves += 1
         if self._moves > _MOST_MOVES + self._replayed // _REPLAYS_A_MOVE:
             self._leave(MOVING)
@@ -177,8 +198,8 @@ class Replayed:
             self._replays.note(FULL)
             return None
         given = {place: args[place] for place in self._given if isinstance(args[place], Tensor)}
-        if any(map(overlaps, given.values())):
-            self._replays.note(OVERLAPS)
+        if reason := _why_not_copied(given.values()):
+            self._replays.note(reason)
             self._entries[key] = None
             return None
         try:
@@ -202,9 +223,13 @@ class Replayed:
 
     def _leave(self, reason: str) -> None:
         self._why_not = reason
+        self.forget_all()
+        self._replays.note(reason)
+
+    def forget_all(self) -> None:
+        """Have no graph."""
         self._entries.clear()
         self._met.clear()
-        self._replays.note(reason)
 
 
 class _Entry:
@@ -247,6 +272,8 @@ class _Results:
                 inputs.setdefault(_memory(value), place)
         distinct = {id(value): value for value in found if isinstance(value, Tensor)}
         for value in distinct.values():
+            if value.is_conj() or value.is_neg():
+                raise TypeError("a result is a conjugate, whose memory holds other numbers")
             memories.setdefault(_memory(value), []).append(value)
         makers: dict[int, _Maker] = {}
         for memory, values in memories.items():
@@ -298,9 +325,15 @@ def _of_input(value: Tensor, given: Tensor, place: int) -> _Maker:
         raise TypeError("a result is a view of an input as another type")
     shape, stride, offset = value.shape, value.stride(), value.storage_offset() - given.storage_offset()
 
+    def view(whole: Tensor) -> Tensor:
+        return whole.as_strided(shape, stride, whole.storage_offset() + offset)
+
     def make(args: tuple[Any, ...], made: dict[int, Tensor]) -> Tensor:
         whole = args[place]
-        return whole.as_strided(shape, stride, whole.storage_offset() + offset)  # type: ignore[no-any-return]
+        if not whole.requires_grad:
+            return view(whole)
+        with torch.no_grad():  # as it was made, whatever the caller's mode is
+            return view(whole)
 
     return make
 
@@ -310,12 +343,20 @@ def _settings() -> tuple[Any, ...]:
         invariance.enabled(),
         precision.torch_setting("cuda"),
         _precision("cuda", "conv"),
-        *[enabled() for enabled in _SDPA],
+        *[flag() for flag in _FLAGS],
     )
 
 
 def _memory(tensor: Tensor) -> int:
     return tensor.untyped_storage().data_ptr()
+
+
+def _why_not_copied(given: Collection[Tensor]) -> str:
+    """Why arguments cannot be copied to where a graph reads them; empty where they can."""
+    if any(map(overlaps, given)):
+        return OVERLAPS
+    # Autograd would record the copies of parameters that are not the model's own, one behind the other.
+    return RECORDED if torch.is_grad_enabled() and any(value.requires_grad for value in given) else ""
 
 
 def like(tensor: Tensor) -> Tensor:

@@ -35,11 +35,20 @@ def measures(decide: object) -> bool:
 def may_measure() -> bool:
     """Whether calls may run in one form and then in another, whose bits differ."""
     return not (
-        torch.are_deterministic_algorithms_enabled()
-        or invariance.enabled()
-        or (torch.distributed.is_available() and torch.distributed.is_initialized())
+        wants_same_bits()
+        or is_distributed()
         or (torch.cuda.is_available() and torch.cuda.is_current_stream_capturing())
     )
+
+
+def wants_same_bits() -> bool:
+    """Whether equal calls have to give equal bits, whatever was called before."""
+    return torch.are_deterministic_algorithms_enabled() or invariance.enabled()
+
+
+def is_distributed() -> bool:
+    """Whether there are other processes, which have to decide alike."""
+    return torch.distributed.is_available() and torch.distributed.is_initialized()
 
 
 class _Turn(NamedTuple):
