@@ -24,7 +24,9 @@ inline int64_t waves(int64_t clusters, int ctas_per_cluster, int multiprocessors
 }
 
 // A strip of `swizzle` clusters is walked across before the kernel moves on, so that the operands of a wave stay in L2:
-// the wider the better, as long as the last strip is not much narrower.
+// the wider the better. But on fp16 slices CUTLASS pads the grid to whole strips along *both* axes, and a padded tile
+// costs as much as a real one (at M = 1024 a strip of 8 doubles the work of 128-row tiles), so take the widest that
+// pads next to nothing.
 inline bool pads_next_to_nothing(const Grid& grid, int swizzle, int ctas_per_cluster, int multiprocessors) {
   constexpr double kMostPadding = 1.04;
   const int64_t padded = round_up(grid.clusters_m, swizzle) * round_up(grid.clusters_n, swizzle);

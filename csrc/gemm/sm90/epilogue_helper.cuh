@@ -29,7 +29,6 @@ struct EpilogueHelper {
     if (lane == 0) {
       for (int pass = 0; pass < layout.slots; ++pass, ring.advance(layout.slots)) make_ready(tile, pass, ring.slot);
     }
-    prefetch_matrices(tile);
   }
 
   // Stores the results of a tile.
@@ -90,50 +89,10 @@ struct EpilogueHelper {
     }
   }
 
-  CUTLASS_DEVICE bool is_by_tma(int matrix) const {
-    return matrix == 0 && params.is_matrix_by_tma && epigemm_operand(open::kMatrix0) != open::kUnread;
-  }
-
-  // To L2, while the mainloop runs: device memory's latency is too long for passes that come one by one.
-  CUTLASS_DEVICE void prefetch_matrices(Place tile) const {
-    CUTLASS_PRAGMA_UNROLL
-    for (int i = 0; i < open::kMatrices; ++i) {
-      const int kind = epigemm_operand(open::kMatrix0 + i);
-      if (kind == open::kUnread) continue;
-      if (!is_by_tma(i)) {
-        const int64_t bytes = kind == open::kOfCompute ? sizeof(float) : sizeof(Operand);
-        prefetch_rows(static_cast<char const*>(params.operands.data[open::kMatrix0 + i]),
-                      params.operands.matrix_strides[i] * bytes, static_cast<int>(bytes), tile);
-      } else if (lane == 0) {
-        for (int pass = layout.slots; pass < C::kPasses; ++pass) {
-          for_each_slab(tile, pass, /*slot=*/0,
-                        [&](char*, int x, int y) { cute::SM90_TMA_LOAD_2D::PREFETCH::copy(&params.matrix, x, y); });
-        }
-      }
-    }
-  }
-
-  // Rows of D, `stride` bytes apart: a line of 128 bytes each time.
-  CUTLASS_DEVICE void prefetch_rows(char const* data, int64_t stride, int bytes, Place tile) const {
-    constexpr int kLine = 128, kDRows = C::kTransposed ? C::kTileN : C::kGroupRows;
-    constexpr int kDWidth = C::kTransposed ? C::kGroupRows : C::kTileN;
-    const int first_row = C::kTransposed ? tile.column : tile.row,
-              last_row = C::kTransposed ? params.columns : params.rows;
-    const int first = C::kTransposed ? tile.row : tile.column, end = C::kTransposed ? params.rows : params.columns;
-    const int lines = kDWidth * bytes / kLine;
-    for (int i = lane; i < kDRows * lines; i += 32) {
-      const int local = i / lines, along = i % lines * (kLine / bytes);
-      const int row = first_row + (C::kTransposed ? local : local / kPassRows * C::kRowStep + local % kPassRows);
-      const int column = first + (C::kTransposed ? along / kPassRows * C::kRowStep + along % kPassRows : along);
-      if (row >= last_row || column >= end) continue;
-      asm volatile("prefetch.global.L2 [%0];" ::"l"(data + row * stride + static_cast<int64_t>(column) * bytes));
-    }
-  }
-
   CUTLASS_DEVICE void make_ready(Place tile, int pass, int slot) const {
     constexpr auto kCached = static_cast<uint64_t>(cute::TMA::CacheHintSm90::EVICT_NORMAL);
     Barrier& ready = shared.ready[group][slot];
-    if (!is_by_tma(0)) {
+    if (epigemm_operand(open::kMatrix0) == open::kUnread || !params.is_matrix_by_tma) {
       ready.arrive();
       return;
     }

@@ -2,8 +2,8 @@
 //
 //   accumulator = sum hi_x hi_w  +  2^-11 sum (lo_x hi_w + hi_x lo_w)        (slices.h says what hi and lo are)
 //
-// It stands where CUTLASS's own CollectiveMma stands, with the same interface to a persistent warp-specialised
-// kernel. What is different, and why:
+// It stands where CUTLASS's own CollectiveMma stands, with the same interface to CUTLASS's persistent warp-specialised
+// kernels. What is different, and why:
 //
 // - A stage holds four tiles, hi and lo of both operands: each is loaded once for the three products (as one GEMM over
 //   3K it would be six tiles).
@@ -36,11 +36,24 @@
 
 namespace epigemm::sm90_fp16x3 {
 
+template <int Stages_, class ClusterShape_, class Schedule_>
+struct MainloopPolicy {
+  static constexpr int Stages = Stages_;
+  using ClusterShape = ClusterShape_;
+  using ArchTag = cutlass::arch::Sm90;
+  using Schedule = Schedule_;
+};
+
 template <class TileShape_, class ClusterShape_, int Stages, bool PrefetchA>
 struct Mainloop {
+  using DispatchPolicy = MainloopPolicy<Stages, ClusterShape_, cutlass::gemm::KernelTmaWarpSpecializedCooperative>;
   using TileShape = TileShape_;
   using ClusterShape = ClusterShape_;
+  using ArchTag = typename DispatchPolicy::ArchTag;
   using Element = cutlass::half_t;
+  using ElementA = Element;
+  using ElementB = Element;
+  using ElementAccumulator = float;
   using StrideA = cute::Stride<int64_t, cute::_1, int64_t>;  // row, K, batch (there is one)
   using StrideB = StrideA;
 
@@ -64,6 +77,8 @@ struct Mainloop {
 
   using MainloopPipeline = cutlass::PipelineTmaAsync<Stages>;
   using PipelineState = cutlass::PipelineState<Stages>;
+  using PipelineParams = typename MainloopPipeline::Params;
+  static constexpr int NumProducerThreadEvents = 1;
 
   struct SharedStorage {
     struct TensorStorage : cute::aligned_struct<128, cute::_0> {
@@ -131,6 +146,16 @@ struct Mainloop {
     };
   }
 
+  template <class ProblemShape>
+  static size_t get_workspace_size(ProblemShape const&, Arguments const&) {
+    return 0;
+  }
+
+  template <class ProblemShape>
+  static bool can_implement(ProblemShape const& problem_shape, Arguments const&) {
+    return cute::get<2>(problem_shape) % kInterleave == 0;
+  }
+
   CUTLASS_DEVICE static void prefetch_tma_descriptors(Params const& params) {
     cute::prefetch_tma_descriptor(params.tma_load_a.get_tma_descriptor());
     cute::prefetch_tma_descriptor(params.tma_load_b.get_tma_descriptor());
@@ -138,8 +163,8 @@ struct Mainloop {
   }
 
   // Where A is the weight of a product with few rows, its bytes are what takes the time; but the kernel waits for the
-  // split of x before its first load. Meanwhile the head of A's tile comes into L2. (One thread calls this at the
-  // kernel's start. A tile that the scheduler gives to another CTA, or columns beyond the last: no harm done.)
+  // split of x before its first load. Meanwhile the head of A's tile comes into L2. (CUTLASS calls this in one thread
+  // at the kernel's start. A tile that the scheduler gives to another CTA, or columns beyond the last: no harm done.)
   CUTLASS_DEVICE static void prefetch_a(Params const& params) {
     using namespace cute;
     static_assert(size(ClusterShape{}) == 1, "blocks are tiles");
@@ -182,8 +207,8 @@ struct Mainloop {
                            KTileIterator, int k_tile_count, int, uint32_t block_rank_in_cluster,
                            TensorStorage& shared) {
     using namespace cute;
-    // The fixup kernel reads the row statistics while this one runs. They are there: this warp has waited for the
-    // kernels ahead.
+    // The fixup kernel reads the row statistics while this one runs. They are there: CUTLASS has this warp wait for the
+    // kernels ahead before it loads.
     cutlass::arch::launch_dependent_grids();
     if (!elect_one_sync()) return;
     constexpr uint32_t cluster_x = get<0>(ClusterShape{});

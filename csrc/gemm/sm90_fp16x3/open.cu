@@ -1,38 +1,33 @@
 // The host's half of the kernels on fp16 slices: no device code in here.
-#include <utility>
-
-#include "gemm/sm90/launch.h"
-#include "gemm/sm90_fp16x3/kernel.h"
-#include "gemm/sm90_fp16x3/kernels.h"
+#include "gemm/sm90/run.h"
+#include "gemm/sm90_fp16x3/open_kernel.h"
 
 namespace epigemm::sm90_fp16x3 {
 namespace {
 
-template <class Types>
+template <Arithmetic arithmetic, int TileIndex>
 const char* launch_tile(SplitProblem const& problem, Plan const& plan, const void* kernel) {
-  const auto multiplied = [](SplitMatrix const& matrix) {
-    return sm90::Multiplied{matrix.slices, matrix.padded_columns * Types::kSlices, matrix.roots};
-  };
-  return sm90::launch<Types>(problem.problem, plan, multiplied(problem.x), multiplied(problem.weight),
-                             problem.x.padded_columns, kernel);
+  using Open = OpenKernel<arithmetic, TileIndex>;
+  return sm90::run<typename Open::GemmKernel>(kernel, Open::arguments(problem, plan), problem.problem.stream);
 }
 
-using LaunchTile = const char* (*)(SplitProblem const&, Plan const&, const void* kernel);
-
-template <template <int> class Types, int... TileIndex>
-LaunchTile find_tile(int tile, std::integer_sequence<int, TileIndex...>) {
-  constexpr LaunchTile launches[] = {&launch_tile<Types<TileIndex>>...};
-  return launches[tile];
+template <Arithmetic arithmetic, int... TileIndex>
+const char* launch_arithmetic(SplitProblem const& problem, Plan const& plan, const void* kernel,
+                              std::integer_sequence<int, TileIndex...>) {
+  constexpr const char* (*launches[])(SplitProblem const&, Plan const&,
+                                      const void*) = {&launch_tile<arithmetic, TileIndex>...};
+  return launches[plan.tile](problem, plan, kernel);
 }
 
 }  // namespace
 
 const char* launch_gemm(SplitProblem const& problem, Plan const& plan, const void* kernel) {
-  const LaunchTile launch =
-      problem.problem.arithmetic == Arithmetic::Split
-          ? find_tile<SplitTypes>(plan.tile, std::make_integer_sequence<int, kSplitTileCount>{})
-          : find_tile<ScaledTypes>(plan.tile, std::make_integer_sequence<int, kScaledTileCount>{});
-  return launch(problem, plan, kernel);
+  if (problem.problem.arithmetic == Arithmetic::Split) {
+    return launch_arithmetic<Arithmetic::Split>(problem, plan, kernel,
+                                                std::make_integer_sequence<int, kSplitTileCount>{});
+  }
+  return launch_arithmetic<Arithmetic::Scaled>(problem, plan, kernel,
+                                               std::make_integer_sequence<int, kScaledTileCount>{});
 }
 
 }  // namespace epigemm::sm90_fp16x3

@@ -14,11 +14,4 @@ EPIGEMM_HOST_DEVICE float rescale(float root_a, float root_b, float acc) {
   return (acc * factor) * factor;
 }
 
-// The same, as an open kernel's sums (sm90/epilogue.cuh).
-struct RescaledSums {
-  static constexpr bool has_roots = true;
-
-  EPIGEMM_HOST_DEVICE static float apply(float root_a, float root_b, float sum) { return rescale(root_a, root_b, sum); }
-};
-
 }  // namespace epigemm::sm90_fp16x3
