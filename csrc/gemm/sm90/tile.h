@@ -13,7 +13,7 @@ struct Tile {
   int m, n;  // output elements of one CTA
   int cluster_m, cluster_n;
   Schedule schedule;
-  bool transposed;  // the kernel's rows are the weight's: they come 64 at once, its columns in steps of 8
+  bool transposed;  // the kernel's rows are the weight's: they come 64 at once, its columns in steps of 16
   int stages;       // of both operands in shared memory
   int slots;        // of a warpgroup's results in shared memory, for passes of the epilogue
   int slot_bytes;   // 64 rows of a warpgroup's part are a pass, as wide as fits

@@ -9,7 +9,7 @@
 namespace epigemm::sm90_tma {
 namespace {
 
-// One order for all tiles: within 1% of the best of three for shapes of every kind (H100), and nothing pads the grid.
+// One order for all tiles: within 3% of the best of three for shapes of every kind (H100). Nothing pads the grid.
 Plan plan_of(int index) { return {FamilyId::sm90_tma, index, Raster::AlongM, /*swizzle=*/8, /*splits=*/1}; }
 
 int count_of(ElementType element) { return element == ElementType::Float32 ? kTF32TileCount : kTileCount; }
