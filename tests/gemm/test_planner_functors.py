@@ -58,7 +58,7 @@ def test_a_matrix_is_read(size: tuple[int, int, int], dtype: str, arithmetic: st
     us = m * n * (4 if dtype == "float32" else 2) / H200[3]
     for plan, time in none.items():
         # A prediction is written with six digits; sustained load, and the memory's own factor, add to a kernel's time.
-        assert time < one[plan] <= 1.15 * time + 1.4 * us
+        assert time < one[plan] <= 1.2 * time + 1.4 * us
         assert one[plan] < two[plan]
         assert wide[plan] == (one if dtype == "float32" else two)[plan]
     assert one[()] - none[()] == pytest.approx(us, abs=1e-5 * one[()])
