@@ -236,7 +236,9 @@ def test_every_family_is_in_the_module() -> None:
     assert list(families) == FAMILIES
     for family, tiles in families.items():
         rows = re.findall(r"^ *\{\d+, \d+, .*\},", (CSRC / "gemm" / family / "tiles.h").read_text(), re.M)
-        listed = [count for arithmetic, count in tiles.items() if arithmetic != "tf32"]  # the first of 16 bits
+        listed = [
+            count for arithmetic, count in tiles.items() if arithmetic != "tf32"
+        ]  # the first of 16 bits
         assert sum(listed) == len(rows), family
 
 
