@@ -71,12 +71,6 @@ namespace math {
 
 using epigemm::exp;  // defined outside, where the templates of math.h find it by its argument
 
-// Four instructions: without the quarters of math.h, for subnormal results are zero.
-template <int Digits>
-EPIGEMM_HOST_DEVICE RoundedTo<Digits> sigmoid(RoundedTo<Digits> x) {
-  return RoundedTo<Digits>(math::reciprocal_normal(1.0f + exp(-x).value));
-}
-
 #if defined(__CUDA_ARCH__)
 
 // One instruction in place of a comparison and a selection; like them it keeps a NaN.
