@@ -68,9 +68,7 @@ def test_every_tile(dtype: torch.dtype, tile: int, gap: int) -> None:
         row, other = torch.randn(m, 1, device="cuda", dtype=dtype), with_gap(m, n, gap, dtype)
         more = with_gap(m, n, gap, torch.float32)
         sums = x.double() @ weight.double().t()
-        expected = (
-            (sums + bias.double()) * row.double() + factor.double() * other.double() + more.double()
-        )
+        expected = (sums + bias.double()) * row.double() + factor.double() * other.double() + more.double()
         actual = run(every_kind, x, weight, [bias, factor, row, other, more], tile)
         torch.testing.assert_close(actual.double(), expected, rtol=1e-2, atol=2e-2)
         alone = run(matrix_alone, x, weight, [other], tile)
