@@ -1,4 +1,4 @@
-"""A launcher for the CPU: its graphs run again what was captured, and write to the same memory."""
+"""A launcher for the CPU: its graphs run again what was captured, and write to the same memory; models for it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import epigemm
 
 
 @dataclass
@@ -81,3 +84,40 @@ def whole(tensor: Tensor) -> Tensor:
 
 def _memory(tensor: Tensor) -> int:
     return tensor.untyped_storage().data_ptr()
+
+
+class Block(nn.Module):
+    table: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc1, self.fc2, self.drop = nn.Linear(8, 16), nn.Linear(16, 8), nn.Dropout(0.5)
+        self.register_buffer("table", torch.rand(8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.drop(self.fc2(F.gelu(self.fc1(x)))) * self.table
+        return found
+
+
+class Function(nn.Module):
+    """A layer, and what follows it."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__()
+        self.fc, self.function = nn.Linear(8, 8), function
+
+    def forward(self, *args: Any) -> Any:
+        return self.function(self.fc(args[0]), *args)
+
+
+def fused(model: nn.Module) -> Any:
+    return epigemm.fuse(model.eval(), cuda_graphs=True)
+
+
+def reasons(model: Any) -> str:
+    return "; ".join(model.fusion_report.cuda_graphs.reasons)
+
+
+def assert_same(mine: Any, model: nn.Module, *args: Any) -> None:
+    with torch.no_grad():
+        torch.testing.assert_close(mine(*args), model(*args), rtol=1e-5, atol=1e-5)
