@@ -38,6 +38,7 @@ struct EpilogueConsumer {
 
   template <class Sums>
   CUTLASS_DEVICE void finish(SlotRing& ring, Sums const& sums, Place tile) const {
+    if (layout.hands_over) Handover::of_operands(group).wait();
     CUTLASS_PRAGMA_UNROLL
     for (int pass = 0; pass < C::kPasses; ++pass, ring.advance(layout.slots)) {
       const int m = pass / C::kPassesOfRow, n = pass % C::kPassesOfRow;
@@ -49,11 +50,11 @@ struct EpilogueConsumer {
       __syncwarp();
       if (lane == 0) shared.written[group][ring.slot].arrive();
     }
+    if (layout.hands_over) Handover::of_room(group).arrive();
   }
 
  private:
-  // --- a slot
-  // ------------------------------------------------------------------------------------------------------------
+  // --- a slot ------------------------------------------------------------------------------------------------------
 
   // 16 bytes of a row of D, as TMA swizzles them.
   CUTLASS_DEVICE static char* place_in(char* slab, int row, int chunk) {
@@ -78,8 +79,7 @@ struct EpilogueConsumer {
     }
   }
 
-  // --- matrices: words as they lie in memory, two numbers of 16 bits in one
-  // -------------------------------------------------
+  // --- matrices: words as they lie in memory, two numbers of 16 bits in one --------------------------------------
 
   struct Matrix {
     uint32_t words[kChunk * 4];  // [j][r][c], or [j][r] of 16 bits
@@ -167,8 +167,7 @@ struct EpilogueConsumer {
     }
   }
 
-  // --- a pass
-  // ------------------------------------------------------------------------------------------------------------
+  // --- a pass ------------------------------------------------------------------------------------------------------
 
   template <class Sums>
   CUTLASS_DEVICE void finish_pass(Sums const& sums, int m, int n, Place place, char* slot) const {

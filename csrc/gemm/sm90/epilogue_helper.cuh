@@ -26,6 +26,7 @@ struct EpilogueHelper {
       shared.scalars[group][i] = data ? *data : params.operands.scalars[i];
     }
     __syncwarp();
+    if (layout.hands_over) Handover::of_operands(group).arrive();
     if (lane == 0) {
       for (int pass = 0; pass < layout.slots; ++pass, ring.advance(layout.slots)) make_ready(tile, pass, ring.slot);
     }
@@ -43,6 +44,7 @@ struct EpilogueHelper {
       if (pass + layout.slots < C::kPasses) make_ready(tile, pass + layout.slots, ring.slot);
     }
     __syncwarp();
+    if (layout.hands_over) Handover::of_room(group).wait();
   }
 
  private:

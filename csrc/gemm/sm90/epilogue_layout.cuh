@@ -29,6 +29,31 @@ struct PlainSums {
   CUTLASS_DEVICE static float apply(float, float, float sum) { return sum; }
 };
 
+// Named barriers of a warpgroup and its helper, beside those for turns (kernel.cuh). With mbarriers, on which one lane
+// arrives for what the other lanes of its warp wrote, racecheck reports hazards.
+class Handover {
+ public:
+  CUTLASS_DEVICE static Handover of_operands(int group) { return Handover(2 + group); }  // are there
+  CUTLASS_DEVICE static Handover of_room(int group) { return Handover(4 + group); }      // for the next tile's
+
+  // Ordinary accesses of shared memory stay before an arrival, and behind a wait.
+  CUTLASS_DEVICE void arrive() const {
+    asm volatile("" ::: "memory");
+    cutlass::arch::NamedBarrier::arrive(kThreads, id_);
+  }
+  CUTLASS_DEVICE void wait() const {
+    cutlass::arch::NamedBarrier::sync(kThreads, id_);
+    asm volatile("" ::: "memory");
+  }
+
+ private:
+  static constexpr int kThreads = 128 + 32;
+
+  CUTLASS_DEVICE explicit Handover(int id) : id_(id) {}
+
+  const int id_;
+};
+
 // Where a tile, or what a warpgroup has of it, begins.
 struct Place {
   int row, column;
@@ -113,9 +138,20 @@ struct EpilogueLayout {
   const EpilogueVectors<C, /*AlongRows=*/false> by_column;
   const EpilogueVectors<C, /*AlongRows=*/true> by_row;
   const int slots;
+  const bool hands_over;  // the helper brings vectors or scalars
 
   CUTLASS_DEVICE EpilogueLayout()
-      : by_column(0), by_row(by_column.end), slots(by_row.end <= C::kVectorBytes ? C::kSlots : C::kSlots - 1) {}
+      : by_column(0),
+        by_row(by_column.end),
+        slots(by_row.end <= C::kVectorBytes ? C::kSlots : C::kSlots - 1),
+        hands_over(by_row.end > 0 || reads_scalars()) {}
+
+  CUTLASS_DEVICE static bool reads_scalars() {
+    bool is_read = false;
+    CUTLASS_PRAGMA_UNROLL
+    for (int i = 0; i < open::kScalars; ++i) is_read |= epigemm_operand(open::kScalar0 + i) != open::kUnread;
+    return is_read;
+  }
 
   CUTLASS_DEVICE char* slot(typename C::Shared& shared, int group, int index) const {
     return shared.memory[group] + index * C::kSlotBytes;
