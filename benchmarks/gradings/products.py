@@ -80,6 +80,8 @@ def forced_into(
     """
     spec = named(epilogue)
     assert spec is not None
+    if not plans.has_gpu_kernels(x):  # the question makes the device ready
+        raise RuntimeError(f"no kernels run on {x.device}")
     wanted = (dry_runs.ARITHMETICS.index(arithmetic), *plan)
     known = dry_runs.ROUTED | dry_runs.OUT_APART | dry_runs.OUT_PADDED
     call = LinearCall(spec, x, weight, bias, operands, scalars, out=out)
