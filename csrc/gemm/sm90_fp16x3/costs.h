@@ -108,8 +108,7 @@ inline double microseconds(const Problem& p, const Plan& plan) {
   const int bytes = slice_bytes(p.arithmetic);
 
   const Grid grid = grid_of(p, tile);
-  const cost::Rounds rounds =
-      cost::rounds_of(grid, plan.swizzle, tile.cluster_m * tile.cluster_n, p.device.multiprocessors);
+  const cost::Rounds rounds = cost::rounds_of(grid, tile.cluster_m * tile.cluster_n, p.device.multiprocessors);
   // What a cluster loads for one stage of K, on average: tiles at the edges load less.
   const double load = kMB * kTileK * bytes * (m / as_double(grid.clusters_m) + n / as_double(grid.clusters_n));
   // `share`: of the places, those at work.
