@@ -10,8 +10,7 @@ namespace epigemm::sm90_fp16x3 {
 using sm90::Schedule;
 using sm90::Tile;
 
-// As many stages as leave an epilogue with a few vectors two slots.
-
+// As many stages as leave an epilogue with a few vectors two slots or more.
 //
 // Three products, three accumulators: 64 registers each is the most that fits two warpgroups. (Pingpong schedules, one
 // warpgroup a tile, were measured 3 to 7% slower: nothing overlaps a warpgroup's waits within a tile.)
