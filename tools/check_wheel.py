@@ -96,9 +96,9 @@ REQUIRED_INSTRUCTIONS = ("HGMMA", "ACQBULK")
 # Loads and stores of local memory: spilled registers. A thread of the tiles with 192 accumulators has none left for a
 # longer epilogue: there it may spill a few, outside of the mainloop.
 FORBIDDEN_INSTRUCTIONS = ("LDL", "STL")
-# Of the large tiles' kernel besides: a fence of the whole GPU would stall the mainloop at every stage, and a wait
-# behind every wgmma means that the compiler has serialised them. Two waits are the mainloop's own.
-LARGE_TILE = re.compile(r"epigemm_open_sm90_tma_")
+# Of the large tiles' kernel with CUTLASS's mainloop besides: a fence of the whole GPU would stall the mainloop at every
+# stage, and a wait behind every wgmma means that the compiler has serialised them. Two waits are the mainloop's own.
+LARGE_TILE = re.compile(r"epigemm_open_sm90_(tma|fp16x3_scaled)_")
 MOST_OF_LARGE_TILES = {"MEMBAR.ALL.GPU": 0, "WARPGROUP.DEPBAR": 2}
 CROWDED_KERNEL = re.compile(r"epigemm_open_sm90_tma_\w+_[236]$")
 MOST_SPILLED = 32

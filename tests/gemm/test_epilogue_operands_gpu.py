@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import pytest
 import torch
 from torch import Tensor
@@ -16,10 +18,32 @@ from tests.support.cases import fused_unavailable
 
 pytestmark = pytest.mark.gpu
 
-DTYPES = {torch.float16: "16_bits", torch.bfloat16: "16_bits", torch.float32: "tf32"}
+
+class Kernel(NamedTuple):
+    """A tile, and what it computes with."""
+
+    dtype: torch.dtype
+    arithmetic: str  # a name of `dry_runs.ARITHMETICS`
+    family: str
+    tile: int
+    tolerance: float
+
+
+def kernels(
+    dtype: torch.dtype, arithmetic: str, family: str, tolerance: float, tiles_of: str = ""
+) -> list[Kernel]:
+    """A kernel for each tile that is built."""
+    count = plans.tile_count(family, tiles_of or arithmetic)
+    return [Kernel(dtype, arithmetic, family, tile, tolerance) for tile in range(count)]
+
+
 KERNELS = [
-    (dtype, tile) for dtype, kind in DTYPES.items() for tile in range(plans.tile_count(plans.TMA, kind))
-] or [(torch.bfloat16, 0)]
+    *kernels(torch.float16, "ieee", plans.TMA, 1e-2, "16_bits"),
+    *kernels(torch.bfloat16, "ieee", plans.TMA, 1e-2, "16_bits"),
+    *kernels(torch.float32, "tf32", plans.TMA, 1e-2),
+    *kernels(torch.float32, "split", plans.FP16X3, 1e-4),
+    *kernels(torch.float32, "scaled", plans.FP16X3, 1e-2),
+] or [Kernel(torch.bfloat16, "ieee", plans.TMA, 0, 1e-2)]
 GAPS = [0, 8, 2, 3]
 """Behind a matrix's rows: none, and such that TMA, loads of pairs or only single loads may bring it."""
 
@@ -46,21 +70,36 @@ def with_gap(m: int, n: int, gap: int, dtype: torch.dtype) -> Tensor:
     return torch.randn(m, n + gap, device="cuda", dtype=dtype)[:, :n]
 
 
-def run(
-    epilogue: epigemm.UserEpilogue, x: Tensor, weight: Tensor, operands: list[Tensor], tile: int
+@epigemm.epilogue
+def all_vectors(
+    acc: Tensor,
+    bias: PerColumn,
+    factor: PerColumn,
+    shift: PerColumn,
+    slope: PerColumn,
+    row: PerRow,
+    more_of_row: PerRow,
+    other: Matrix,
 ) -> Tensor:
-    arithmetic = "tf32" if x.dtype == torch.float32 else "ieee"
+    """They take a slot's place."""
+    return (acc + bias) * row + factor * other + shift + slope * more_of_row
+
+
+def run(
+    epilogue: epigemm.UserEpilogue, x: Tensor, weight: Tensor, operands: list[Tensor], kernel: Kernel
+) -> Tensor:
     out = x.new_full((x.shape[0], weight.shape[0]), float("nan"))
     spec = epilogue.linked([each.dtype != x.dtype for each in operands])
     call = LinearCall(spec, x, weight, None, operands, (), out=out)
-    plan = (dry_runs.ARITHMETICS.index(arithmetic), *plans.numbers(plans.TMA, tile))
+    plan = (dry_runs.ARITHMETICS.index(kernel.arithmetic), *plans.numbers(kernel.family, kernel.tile))
     return deeds.linear(call, plan)
 
 
-@pytest.mark.parametrize(("dtype", "tile"), KERNELS)
+@pytest.mark.parametrize("kernel", KERNELS, ids=lambda each: f"{each.dtype}-{each.arithmetic}-{each.tile}")
 @pytest.mark.parametrize("gap", GAPS)
-def test_every_tile(dtype: torch.dtype, tile: int, gap: int) -> None:
+def test_every_tile(kernel: Kernel, gap: int) -> None:
     torch.manual_seed(0)
+    dtype = kernel.dtype
     for m, n, k in [(1, 8, 8), (300, 264, 72), (130, 392, 200)]:
         x = torch.randn(m, k, device="cuda", dtype=dtype)
         weight = (torch.randn(n, k, device="cuda") / k**0.5).to(dtype)
@@ -68,8 +107,17 @@ def test_every_tile(dtype: torch.dtype, tile: int, gap: int) -> None:
         row, other = torch.randn(m, 1, device="cuda", dtype=dtype), with_gap(m, n, gap, dtype)
         more = with_gap(m, n, gap, torch.float32)
         sums = x.double() @ weight.double().t()
-        expected = (sums + bias.double()) * row.double() + factor.double() * other.double() + more.double()
-        actual = run(every_kind, x, weight, [bias, factor, row, other, more], tile)
-        torch.testing.assert_close(actual.double(), expected, rtol=1e-2, atol=2e-2)
-        alone = run(matrix_alone, x, weight, [other], tile)
-        torch.testing.assert_close(alone.double(), sums + other.double(), rtol=1e-2, atol=2e-2)
+        expected = (sums + bias.double()) * row.double() + factor.double() * other.double()
+
+        def check(actual: Tensor, expected: Tensor) -> None:
+            tolerance = kernel.tolerance
+            torch.testing.assert_close(actual.double(), expected, rtol=tolerance, atol=2 * tolerance)
+
+        check(run(every_kind, x, weight, [bias, factor, row, other, more], kernel), expected + more.double())
+        check(run(matrix_alone, x, weight, [other], kernel), sums + other.double())
+        shift, slope = torch.randn(n, device="cuda", dtype=dtype), torch.randn(n, device="cuda", dtype=dtype)
+        operands = [bias, factor, shift, slope, row, row.flip(0).contiguous(), other]
+        check(
+            run(all_vectors, x, weight, operands, kernel),
+            expected + shift.double() + slope.double() * operands[5].double(),
+        )

@@ -68,16 +68,16 @@ inline double matrix_bytes(const Problem& p) {
   return bytes * as_double(p.m) * as_double(p.n);
 }
 
-// The rounds in which a persistent kernel goes through its clusters of tiles, padding included.
+// The rounds in which a persistent kernel goes through its clusters of tiles.
 struct Rounds {
   double count;   // the last one included
   double last;    // the share of the places that the last round takes
   double places;  // clusters at work at once
 };
 
-inline Rounds rounds_of(const Grid& grid, int swizzle, int ctas_per_cluster, int multiprocessors) {
+inline Rounds rounds_of(const Grid& grid, int ctas_per_cluster, int multiprocessors) {
   const int64_t places = std::max<int64_t>(1, multiprocessors / ctas_per_cluster);
-  const int64_t clusters = round_up(grid.clusters_m, swizzle) * round_up(grid.clusters_n, swizzle);
+  const int64_t clusters = grid.clusters();
   const int64_t count = std::max<int64_t>(1, ceil_div(clusters, places));
   return {as_double(count), as_double(clusters - (count - 1) * places) / as_double(places), as_double(places)};
 }

@@ -43,8 +43,8 @@ class Family {
   // The predicted time of a plan, whether it is worth a look or not.
   virtual double microseconds(const Problem&, const Plan&) const = 0;
 
-  // The plan of batch-invariant calls: a tile that M does not choose, K not split. M decides over the swizzle alone,
-  // which orders the tiles. A fallback plan where the family has none.
+  // The plan of batch-invariant calls, in which M decides nothing and K is not split. A fallback plan where the family
+  // has none.
   virtual Plan invariant_plan(const Problem&) const { return {}; }
 
   // Bytes of problem.workspace that `launch` needs. A weight that is packed already (problem.packed_weight) takes none.

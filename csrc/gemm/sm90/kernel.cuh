@@ -28,6 +28,7 @@ template <class Element_, int Stages, Schedule schedule>
 struct OneProduct {
   using Element = Element_;
   static constexpr int kSlices = 1;
+  static constexpr bool kPrefetchesRows = false;
   static constexpr int kAlignment = 16 / sizeof(Element);  // what TMA asks of pointers and row strides
 
   template <class TileShape, class ClusterShape>
@@ -40,7 +41,8 @@ struct OneProduct {
                          cutlass::gemm::KernelTmaWarpSpecializedPingpong>>::CollectiveOp;
 };
 
-// Types: Element (of x and the weight), Mainloop, kSlices (numbers that it reads for one of x or the weight), as in
+// Types: Element (of x and the weight), Mainloop, kSlices (numbers that it reads for one of x or the weight),
+// kPrefetchesRows (whose head it brings to L2 while the kernel ahead runs, which must not write them), as in
 // OneProduct; Operand, Output, Sums (epilogue.cuh); `tile`.
 template <class Types>
 struct Kernel {
@@ -213,9 +215,12 @@ struct Kernel {
       __syncthreads();
     }
 
-    // Barriers and descriptors are there before the kernel ahead is done; nothing is read before.
+    // Barriers and descriptors are there before the kernel ahead is done; nothing that it writes is read before.
     if (role == 0) {
       if constexpr (kGroups > 1) cutlass::arch::warpgroup_reg_dealloc<kProducerRegisters>();  // one has enough
+      if constexpr (Types::kPrefetchesRows) {
+        if (warp == 1 && cute::elect_one_sync()) Mainloop::prefetch_rows(p.mainloop, index_of(p, all_tiles(p)).row);
+      }
       cutlass::arch::wait_on_dependent_grids();
       if (warp == 0) load(p, shared, pipeline, lane);
       if (warp >= 4 - kGroups) help(p, shared, warp - (4 - kGroups), lane);

@@ -35,12 +35,8 @@ double multiply_add_microseconds(const Problem& p) {
   return as_double(p.m) * as_double(p.n) * as_double(p.k) / (kLanes * p.device.multiprocessors * p.device.clock_mhz);
 }
 
-Plan plan_of(const Problem& problem, int index, Raster raster) {
-  const Tile& tile = tile_of(problem.arithmetic, index);
-  const int ctas = tile.cluster_m * tile.cluster_n;
-  return {FamilyId::sm90_fp16x3, index, raster,
-          choose_swizzle(grid_of(problem, tile), ctas, problem.device.multiprocessors), /*splits=*/1};
-}
+// Nothing pads the grid.
+Plan plan_of(int index, Raster raster) { return {FamilyId::sm90_fp16x3, index, raster, /*swizzle=*/8, /*splits=*/1}; }
 
 // With more rows than a transposed tile has, the weight would stream by more than once, which a small one may. At a
 // short K these tiles were measured 8 to 30 us slower than their model says.
@@ -106,7 +102,7 @@ class FP16x3 final : public Family {
     for (int index = 0; index < sm90_fp16x3::tile_count(problem.arithmetic); ++index) {
       if (!is_candidate(problem, tile_of(problem.arithmetic, index))) continue;
       for (const Raster raster : {Raster::AlongM, Raster::AlongN}) {
-        const Plan plan = plan_of(problem, index, raster);
+        const Plan plan = plan_of(index, raster);
         visit({plan, sm90_fp16x3::microseconds(problem, plan)});
       }
     }
@@ -120,7 +116,7 @@ class FP16x3 final : public Family {
   // Along M: the CTAs at work then share their part of the weight, the larger operand, through L2.
   Plan invariant_plan(const Problem& problem) const override {
     if (problem.arithmetic == Arithmetic::IEEE) return {FamilyId::sm90_fp16x3};
-    return plan_of(problem, invariant_tile(problem.arithmetic), Raster::AlongM);
+    return plan_of(invariant_tile(problem.arithmetic), Raster::AlongM);
   }
 
   int64_t workspace_bytes(const Problem& p) const override {

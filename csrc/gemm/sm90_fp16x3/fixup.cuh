@@ -19,7 +19,6 @@ struct FixupArguments {
   float* out;
   int64_t out_row_stride;
   open::Operands<float> operands;
-  bool x_statistics_are_there;  // before the GEMM ahead has finished
 };
 
 // --- the range check -----------------------------------------------------------------------------------------------
@@ -181,9 +180,9 @@ __device__ __forceinline__ void wait_for_gemm() {
 
 template <class Epilogue>
 __device__ __forceinline__ void run_fixup(const FixupArguments& p) {
-  // All rows at once: the answer nearly always, and only some KB to read. The weight was split before x: done long ago.
+  // All rows at once: the answer nearly always, and only some KB to read. They are there: the GEMM lets this kernel
+  // start when all its CTAs have waited for the splits.
   const RangeStatistics weight = statistics_of_all(p.split_weight);
-  if (!p.x_statistics_are_there) wait_for_gemm();
   const RangeStatistics x = statistics_of_all(p.split_x);
   const bool nothing = !out_of_range(x, weight, p.x.columns) && !has_non_finite(x.flags | weight.flags);
   // In any case, even to return: whoever comes next waits for this kernel alone.

@@ -2,8 +2,7 @@
 //
 //   accumulator = sum hi_x hi_w  +  2^-11 sum (lo_x hi_w + hi_x lo_w)        (slices.h says what hi and lo are)
 //
-// It stands where CUTLASS's own CollectiveMma stands, with the same interface to CUTLASS's persistent warp-specialised
-// kernels. What is different, and why:
+// It stands where CUTLASS's own CollectiveMma stands (sm90/kernel.cuh). What is different, and why:
 //
 // - A stage holds four tiles, hi and lo of both operands: each is loaded once for the three products (as one GEMM over
 //   3K it would be six tiles).
@@ -36,24 +35,9 @@
 
 namespace epigemm::sm90_fp16x3 {
 
-template <int Stages_, class ClusterShape_, class Schedule_>
-struct MainloopPolicy {
-  static constexpr int Stages = Stages_;
-  using ClusterShape = ClusterShape_;
-  using ArchTag = cutlass::arch::Sm90;
-  using Schedule = Schedule_;
-};
-
-template <class TileShape_, class ClusterShape_, int Stages, bool PrefetchA>
+template <class TileShape, class ClusterShape, int Stages>
 struct Mainloop {
-  using DispatchPolicy = MainloopPolicy<Stages, ClusterShape_, cutlass::gemm::KernelTmaWarpSpecializedCooperative>;
-  using TileShape = TileShape_;
-  using ClusterShape = ClusterShape_;
-  using ArchTag = typename DispatchPolicy::ArchTag;
   using Element = cutlass::half_t;
-  using ElementA = Element;
-  using ElementB = Element;
-  using ElementAccumulator = float;
   using StrideA = cute::Stride<int64_t, cute::_1, int64_t>;  // row, K, batch (there is one)
   using StrideB = StrideA;
 
@@ -77,18 +61,12 @@ struct Mainloop {
 
   using MainloopPipeline = cutlass::PipelineTmaAsync<Stages>;
   using PipelineState = cutlass::PipelineState<Stages>;
-  using PipelineParams = typename MainloopPipeline::Params;
-  static constexpr int NumProducerThreadEvents = 1;
-
-  struct SharedStorage {
-    struct TensorStorage : cute::aligned_struct<128, cute::_0> {
-      cute::array_aligned<Element, cute::cosize_v<SmemLayoutA>> high_a, low_a;
-      cute::array_aligned<Element, cute::cosize_v<SmemLayoutB>> high_b, low_b;
-    } tensors;
-    typename MainloopPipeline::SharedStorage pipeline;
-  };
-  using TensorStorage = typename SharedStorage::TensorStorage;
   using PipelineStorage = typename MainloopPipeline::SharedStorage;
+
+  struct TensorStorage : cute::aligned_struct<128, cute::_0> {
+    cute::array_aligned<Element, cute::cosize_v<SmemLayoutA>> high_a, low_a;
+    cute::array_aligned<Element, cute::cosize_v<SmemLayoutB>> high_b, low_b;
+  };
 
   struct Arguments {
     Element const* ptr_A;
@@ -146,31 +124,19 @@ struct Mainloop {
     };
   }
 
-  template <class ProblemShape>
-  static size_t get_workspace_size(ProblemShape const&, Arguments const&) {
-    return 0;
-  }
-
-  template <class ProblemShape>
-  static bool can_implement(ProblemShape const& problem_shape, Arguments const&) {
-    return cute::get<2>(problem_shape) % kInterleave == 0;
-  }
-
   CUTLASS_DEVICE static void prefetch_tma_descriptors(Params const& params) {
     cute::prefetch_tma_descriptor(params.tma_load_a.get_tma_descriptor());
     cute::prefetch_tma_descriptor(params.tma_load_b.get_tma_descriptor());
-    if constexpr (PrefetchA) prefetch_a(params);
   }
 
   // Where A is the weight of a product with few rows, its bytes are what takes the time; but the kernel waits for the
-  // split of x before its first load. Meanwhile the head of A's tile comes into L2. (CUTLASS calls this in one thread
-  // at the kernel's start. A tile that the scheduler gives to another CTA, or columns beyond the last: no harm done.)
-  CUTLASS_DEVICE static void prefetch_a(Params const& params) {
+  // split of x before its first load. Meanwhile the head of A's tile `m` comes into L2. (Of columns beyond the last,
+  // nothing.)
+  CUTLASS_DEVICE static void prefetch_rows(Params const& params, int m) {
     using namespace cute;
-    static_assert(size(ClusterShape{}) == 1, "blocks are tiles");
+    static_assert(size(ClusterShape{}) == 1, "a CTA loads its rows by itself");
     Tensor const a = params.tma_load_a.get_tma_tensor(make_shape(params.rows_a, params.columns_a, 1));
-    Tensor const tiles = local_tile(a, select<0, 2>(TileShape{}), make_coord(_, _, 0));  // (BLK_M, BLK_K, m, 2k)
-    int const m = blockIdx.x + blockIdx.y * gridDim.x;
+    Tensor const tiles = local_tile(a, select<0, 2>(TileShape{}), make_coord(_, _, 0));   // (BLK_M, BLK_K, m, 2k)
     Tensor const from_a = params.tma_load_a.get_slice(0).partition_S(tiles(_, _, m, _));  // (TMA, TMA_M, TMA_K, 2k)
     CUTLASS_PRAGMA_NO_UNROLL
     for (int i = 0; i < kSlices * kPrefetchedStages; ++i) prefetch(params.tma_load_a, from_a(_, _, _, i));
@@ -207,8 +173,8 @@ struct Mainloop {
                            KTileIterator, int k_tile_count, int, uint32_t block_rank_in_cluster,
                            TensorStorage& shared) {
     using namespace cute;
-    // The fixup kernel reads the row statistics while this one runs. They are there: CUTLASS has this warp wait for the
-    // kernels ahead before it loads.
+    // The fixup kernel reads the row statistics while this one runs. They are there: this warp has waited for the
+    // kernels ahead.
     cutlass::arch::launch_dependent_grids();
     if (!elect_one_sync()) return;
     constexpr uint32_t cluster_x = get<0>(ClusterShape{});

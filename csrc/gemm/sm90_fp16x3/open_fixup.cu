@@ -10,12 +10,13 @@ namespace {
 
 FixupArguments fixup_arguments(FixupProblem const& fixup) {
   Problem const& problem = fixup.split.problem;
-  return {
-      fixup.x, fixup.weight, fixup.split.x, fixup.split.weight, static_cast<float*>(problem.out.data),
-      problem.out.row_stride, operands_of(problem),
-      // This kernel starts when every CTA of the GEMM allows it. The split's mainloop does so when it has seen the
-      // end of the kernels that wrote the statistics; CUTLASS's own, which the scaled product has, may do so before.
-      problem.arithmetic == Arithmetic::Split};
+  return {fixup.x,
+          fixup.weight,
+          fixup.split.x,
+          fixup.split.weight,
+          static_cast<float*>(problem.out.data),
+          problem.out.row_stride,
+          operands_of(problem)};
 }
 
 // `is_behind_gemm`: programmatic dependent launch, that is, the kernel is ready when the GEMM ends.

@@ -3,38 +3,33 @@
 #pragma once
 
 #include "gemm/problem.h"
-#include "gemm/sm90/schedule.h"
+#include "gemm/sm90/tile.h"
 
 namespace epigemm::sm90_fp16x3 {
 
 using sm90::Schedule;
+using sm90::Tile;
 
-struct Tile {
-  int m, n;  // output elements of one CTA: rows of x, rows of the weight
-  int cluster_m, cluster_n;
-  Schedule schedule;
-  bool transposed;  // the kernel's rows are the weight's: MMAs are 64 rows high, which a small M would leave empty
-  int stages;       // of both operands' slices in shared memory, as many as beside an epilogue with one vector
-};
-
+// As many stages as leave an epilogue with a few vectors two slots or more.
+//
 // Three products, three accumulators: 64 registers each is the most that fits two warpgroups. (Pingpong schedules, one
 // warpgroup a tile, were measured 3 to 7% slower: nothing overlaps a warpgroup's waits within a tile.)
 constexpr Tile kSplitTiles[] = {
     // The workhorse; the cluster's CTAs along M share the weight's slices by multicast.
-    {128, 128, 2, 1, Schedule::Cooperative, false, 3},
+    {128, 128, 2, 1, Schedule::Cooperative, false, 3, 3, 4096},
     // M up to 128 and small grids: twice the tiles for twice the multiprocessors.
-    {128, 64, 1, 2, Schedule::Cooperative, false, 4},
+    {128, 64, 1, 2, Schedule::Cooperative, false, 4, 2, 8192},
     // M up to 64: the weight streams by at the memory's speed.
-    {64, 128, 1, 1, Schedule::Cooperative, true, 4},
+    {64, 128, 1, 1, Schedule::Cooperative, true, 4, 2, 8192},
     // M up to 16, where x's slices need less room and the weight's get more stages.
-    {16, 128, 1, 1, Schedule::Cooperative, true, 6},
+    {16, 128, 1, 1, Schedule::Cooperative, true, 6, 2, 2048},
 };
 
 // One product, like a 16-bit GEMM with fp32 results.
 constexpr Tile kScaledTiles[] = {
-    {128, 256, 2, 1, Schedule::Cooperative, false, 3},
-    {128, 128, 2, 1, Schedule::Pingpong, false, 6},
-    {64, 128, 1, 2, Schedule::Pingpong, false, 8},
+    {128, 256, 2, 1, Schedule::Cooperative, false, 4, 3, 4096},
+    {128, 128, 2, 1, Schedule::Pingpong, false, 6, 3, 4096},
+    {64, 128, 1, 2, Schedule::Pingpong, false, 8, 3, 4096},
 };
 
 constexpr int kSplitTileCount = sizeof(kSplitTiles) / sizeof(kSplitTiles[0]);
@@ -53,7 +48,6 @@ constexpr int invariant_tile(Arithmetic arithmetic) { return arithmetic == Arith
 static_assert(kSplitTiles[0].m == 128 && kSplitTiles[0].n == 128, "the 128x128 tile");
 static_assert(kScaledTiles[1].m == 128 && kScaledTiles[1].n == 128, "the 128x128 tile");
 
-// fp16 elements along K of one stage: 128 bytes, the widest swizzle that TMA has.
-constexpr int kTileK = 64;
+constexpr int kTileK = sm90::kStageRowBytes / 2;  // fp16 elements of one stage
 
 }  // namespace epigemm::sm90_fp16x3

@@ -130,7 +130,7 @@ inline double microseconds(const Problem& p, const Plan& plan) {
   const double grid_m = as_double(grid.clusters_m), grid_n = as_double(grid.clusters_n);
   const double padded_m = grid_m * tile.m * tile.cluster_m, padded_n = grid_n * tile.n * tile.cluster_n;
   const int ctas = tile.cluster_m * tile.cluster_n;
-  const cost::Rounds rounds = cost::rounds_of(grid, /*swizzle=*/1, ctas, p.device.multiprocessors);  // pads nothing
+  const cost::Rounds rounds = cost::rounds_of(grid, ctas, p.device.multiprocessors);
 
   // What a cluster fetches from L2 for one stage of K, on average.
   const double misaligned = c.misaligned[cost::alignment_class(p.k * element_bytes(p.x.element))];

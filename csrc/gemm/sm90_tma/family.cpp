@@ -1,4 +1,4 @@
-// The large tiles: CUTLASS's persistent kernels on the tensors as they are.
+// The large tiles, on the tensors as they are.
 #include "gemm/grid.h"
 #include "gemm/planner/family.h"
 #include "gemm/sm90/coverage.h"

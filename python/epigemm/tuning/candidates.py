@@ -154,7 +154,6 @@ def _every_plan(
         family, tile, raster, swizzle, splits = answer["plan"]
         orders = [(raster, swizzle)]
         if answer["family"] != SWAP_AB:  # its tiles are all at work at once, or nearly
-            # On slices a wider swizzle than the planner's may pad the grid.
             orders = list(product(range(len(_RASTERS)), sorted({1, max(1, swizzle // 2), swizzle})))
         for raster, swizzle in orders:
             walked = {**answer, "raster": _RASTERS[raster], "swizzle": swizzle, "splits": splits}

@@ -1,0 +1,47 @@
+// The types of the kernels on fp16 slices. Their epilogue gets the true product.
+#pragma once
+
+#include <type_traits>
+
+#include "gemm/sm90/kernel.cuh"
+#include "gemm/sm90_fp16x3/mainloop.h"
+#include "gemm/sm90_fp16x3/rescale.h"
+#include "gemm/sm90_fp16x3/tiles.h"
+
+namespace epigemm::sm90_fp16x3 {
+
+// The rows' scales taken back out.
+struct RescaledSums {
+  static constexpr bool has_roots = true;
+
+  CUTLASS_DEVICE static float apply(float root_a, float root_b, float sum) { return rescale(root_a, root_b, sum); }
+};
+
+template <int TileIndex>
+struct ThreeProducts {
+  static constexpr Tile tile = kSplitTiles[TileIndex];
+  static_assert(tile.schedule == Schedule::Cooperative, "no such mainloop");
+  static_assert(tile.stages >= 3, "with fewer stages the loads cannot run ahead");
+
+  using Element = cutlass::half_t;
+  static constexpr int kSlices = sm90_fp16x3::kSlices;
+  static constexpr bool kPrefetchesRows = tile.transposed;  // those of the weight, for a product with few rows of x
+
+  template <class TileShape, class ClusterShape>
+  using Mainloop = sm90_fp16x3::Mainloop<TileShape, ClusterShape, tile.stages>;
+};
+
+template <int TileIndex>
+struct ScaledProduct
+    : sm90::OneProduct<cutlass::half_t, kScaledTiles[TileIndex].stages, kScaledTiles[TileIndex].schedule> {
+  static constexpr Tile tile = kScaledTiles[TileIndex];
+};
+
+template <Arithmetic arithmetic, int TileIndex>
+struct Types : std::conditional_t<arithmetic == Arithmetic::Split, ThreeProducts<TileIndex>, ScaledProduct<TileIndex>> {
+  using Operand = float;
+  using Output = float;
+  using Sums = RescaledSums;
+};
+
+}  // namespace epigemm::sm90_fp16x3
