@@ -202,8 +202,7 @@ def measure(prepared: Prepared, device: torch.device, effort: Effort) -> dict[st
     _check(prepared, result)
     expected, other = result.pop("expected_us", []), result["device_ms"].get(variant.other)
     if expected and other:
-        gained = sum(plain - best for plain, best in expected)
-        result["ceiling"] = ceiling.ceiling(other, gained)
+        result["ceiling"] = ceiling.ceiling(other, expected)
     return result
 
 
