@@ -72,8 +72,8 @@ def expected_us(chain: Chain, judged: Judged, bytes_per_us: float) -> tuple[floa
 def ceiling(eager_ms: float, chains: Sequence[tuple[float, float]]) -> float:
     """Eager's time on the device over the same with every chain at its best plan.
 
-    Eager takes E, of that its chains p1 + p2 + ... = P, the rest E - P. What is left is E - P + sum of min(pi, bi), where
-    bi is what the best plan of a chain takes. E is measured, pi and bi are predictions.
+    Eager takes E, of that its chains p1 + p2 + ... = P, the rest E - P. What is left is E - P + sum of min(pi, bi),
+    where bi is what the best plan of a chain takes. E is measured, pi and bi are predictions.
 
     The chains are a part of eager's call: P cannot exceed E. Predictions that do are too high by at least P / E, and
     each counts for E / P of itself. Then the rest is nothing, and the ceiling E over the sum of min(pi E / P, bi).
