@@ -22,6 +22,7 @@ examples:
   python -m benchmarks --cases linear/bias_relu --dtypes bf16 --sizes 1024x8192x8192 4096x4096x4096
   python -m benchmarks --custom --no-max-autotune --output custom     any epilogue from one Python function
   python -m benchmarks --random 1 --count 200 --between   random shapes, each case held to its bar at every point
+  python -m benchmarks --random 1 --short --count 200     layers with a short K, held to the time of torch.mm
   python -m benchmarks --host --output host               what a call costs the host, from Python to the launch
   python -m benchmarks --models --output models           whole models, as they are, fused and compiled
   python -m benchmarks --models --cases '*/inference/*' --variants fuse graphs --shard 1/2 --output models-1
@@ -39,6 +40,7 @@ _TAKES = {
     "host": "cases sizes quick",
     "models": "cases quick time_budget variants shard list",
     "plans": "random count between cases sizes dtypes time_budget",
+    "short": "random count cases peers exclude time_budget",
     "random": "count between cases peers exclude no_max_autotune time_budget",
     "bench": _LAYERS,
 }
@@ -75,12 +77,14 @@ def parser() -> argparse.ArgumentParser:
     kinds = p.add_argument_group("which record (without one of these: the five models)")
     seed = "random shapes that follow from SEED alone; the record goes to random-SEED in --output, or in results/GPU"
     between = "besides random shapes, M between powers of two on four layers, 72 points"
+    short = "with --random: layers with a short K, epilogues of 16 bits against torch.mm; into short-SEED"
     models = "whole models; --cases: NETWORK/PRECISION/MODE/BATCH, parts of it, or patterns"
     kinds.add_argument("--custom", action="store_true", help="epilogues made of one Python function")
     kinds.add_argument("--layers", action="store_true", help="with --custom: layers with a short K")
     kinds.add_argument("--random", type=int, metavar="SEED", help=seed)
     kinds.add_argument("--count", type=int, default=200, metavar="N", help="how many random shapes (200)")
     kinds.add_argument("--between", action="store_true", help=between)
+    kinds.add_argument("--short", action="store_true", help=short)
     kinds.add_argument("--host", action="store_true", help="what a call costs the host")
     kinds.add_argument("--models", action="store_true", help=models)
     functors = (

@@ -210,6 +210,7 @@ class Case:
         """The fewest bytes the problem moves: every matrix once in, the result once out."""
         m, n, k = self.shape.m, self.shape.n, self.shape.k
         elements = m * k + n * k + m * n if k else 2 * m * n
+        elements += m * n * sum(operand.kind == MATRIX for operand in self.problem.operands.values())
         return elements * self.setting.dtype.itemsize
 
 

@@ -106,6 +106,10 @@ def problems() -> dict[str, Problem]:
                  _BIAS | {"scale": Operand(SCALAR, 2.0)},
                  _sigmoid_scale_residual, lambda z, scale: torch.sigmoid(z) * scale + z,
                  ours=epigemm.linear_sigmoid_scale_residual),
+        # Gates, and what predicts probabilities.
+        _problem("sigmoid_scale", "sigmoid(z + bias) * scale", _BIAS | {"scale": Operand(SCALAR, 2.0)},
+                 lambda acc, bias, scale: torch.sigmoid(acc + bias) * scale,
+                 lambda z, scale: torch.sigmoid(z) * scale),
         # Of diffusion models' time embeddings.
         _problem("bias_silu", "silu(z + bias)", _BIAS,
                  lambda acc, bias: F.silu(acc + bias), F.silu, quack="silu"),

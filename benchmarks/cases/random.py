@@ -72,6 +72,10 @@ class Series:
         other = others[0] if others else self.best(us)
         return us[other] / us[self.own] if other in us and self.own in us else None
 
+    def misses_at(self, shape: Shape, us: Mapping[str, float]) -> bool:
+        """Whether a point of this shape is below its bar: here, whatever the shape."""
+        return self.misses(us)
+
     def misses(self, us: Mapping[str, float]) -> bool:
         """Whether a point is below its bar."""
         ratio = self.ratio(us)
@@ -163,33 +167,35 @@ def between(seed: int) -> list[Shape]:
 # Of a generator, only random() is promised to stay the same from one Python to the next.
 
 
-def _below(rng: random.Random, count: int) -> int:
+def below(rng: random.Random, count: int) -> int:
+    """One of so many numbers, from 0 on."""
     return int(rng.random() * count)
 
 
-def _log_uniform(rng: random.Random, low: float, high: float) -> float:
+def log_uniform(rng: random.Random, low: float, high: float) -> float:
+    """From low to high, each octave as likely as any other."""
     return float(low * (high / low) ** rng.random())
 
 
 def _rows(rng: random.Random) -> int:
-    return min(int(_log_uniform(rng, ROWS[0], ROWS[1] + 1)), ROWS[1])
+    return min(int(log_uniform(rng, ROWS[0], ROWS[1] + 1)), ROWS[1])
 
 
 def _just_above(rng: random.Random) -> int:
     """At most a thirty-second above a power of two, from 33 on."""
-    power = 32 << _below(rng, 9)
-    return power + 1 + _below(rng, power // 32)
+    power = 32 << below(rng, 9)
+    return power + 1 + below(rng, power // 32)
 
 
 def _shape(rng: random.Random) -> Shape:
     m = _rows(rng)
-    n, k = (_ALIGNED * (1 + _below(rng, LARGEST_SIDE // _ALIGNED)) for _ in range(2))
+    n, k = (_ALIGNED * (1 + below(rng, LARGEST_SIDE // _ALIGNED)) for _ in range(2))
     if rng.random() >= _MISALIGNED_SHARE:
         return Shape(m, n, k)
-    return Shape(m, _misaligned(rng, n), k) if _below(rng, 2) else Shape(m, n, _misaligned(rng, k))
+    return Shape(m, _misaligned(rng, n), k) if below(rng, 2) else Shape(m, n, _misaligned(rng, k))
 
 
 def _misaligned(rng: random.Random, side: int) -> int:
     """Odd, or a multiple of 2 and not of 8: as often the one as the other."""
-    offset = 2 + 2 * _below(rng, 3) if _below(rng, 2) else 1 + 2 * _below(rng, 4)
+    offset = 2 + 2 * below(rng, 3) if below(rng, 2) else 1 + 2 * below(rng, 4)
     return max(side, 2 * _ALIGNED) - offset

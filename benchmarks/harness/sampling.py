@@ -75,4 +75,5 @@ def _block(case: Case, rows: Tensor, columns: Tensor) -> Case:
 def _inputs(case: Case, data: Data, rows: Tensor, columns: Tensor) -> Data:
     assert data.weight is not None
     parameters = data.parameters.columns(columns, case.setting.dtype)
-    return Data(data.x[rows], data.weight[columns], parameters)
+    vectors = {name: v[rows] if v.dim() == 2 else v for name, v in parameters.vectors.items()}
+    return Data(data.x[rows], data.weight[columns], replace(parameters, vectors=vectors))

@@ -40,6 +40,11 @@ class Run:
         given: float | None = self.options.time_budget
         return CPU_TIME_BUDGET_S if given is None and self.device.type == "cpu" else given
 
+    @property
+    def multiprocessors(self) -> int:
+        """Of the GPU; 0 without one."""
+        return int(self.about["gpu"]["multiprocessors"]) if self.about["gpu"] else 0
+
     def bench(self, effort: Effort | None = None, **changes: Any) -> Bench:
         """Timer and steps; by default as much effort as the device takes."""
         effort = effort or (Effort() if self.device.type == "cuda" else _ON_CPU)

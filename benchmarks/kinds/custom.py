@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from benchmarks import baselines
-from benchmarks.cases import CUSTOM
-from benchmarks.cases.custom import LAYERS, SIZES, select
-from benchmarks.harness.records import BARE, BUILTIN, COMPILE, CaseResult
+from benchmarks.cases import CUSTOM, Case, Shape, short
+from benchmarks.cases.custom import LAYERS, SIZES, problems, select
+from benchmarks.harness.records import BARE, BUILTIN, COMPILE, MM, OURS, CaseResult
 from benchmarks.harness.report import Table, number
-from benchmarks.kinds import Run, first_call
+from benchmarks.kinds import Run, first_call, short_points
 from benchmarks.kinds.bench import failures, rounded
 
 METHOD = (
@@ -49,6 +50,21 @@ def figures(results: Sequence[CaseResult]) -> dict[str, Any]:
     return found
 
 
+def layer_figures(results: Sequence[CaseResult], multiprocessors: int) -> dict[str, Any]:
+    """The same of layers with a short K, and each 16-bit epilogue against the bare product."""
+    found: dict[str, list[short.Point]] = {}
+    every = {(f"{CUSTOM}/{name}", str(s)): s for name in short.EPILOGUES for s in short.SETTINGS}
+    for result in results:
+        setting = every.get((result.problem, result.dtype))
+        if setting is not None and {OURS, MM} <= set(result.times()):
+            epilogue = result.problem.partition("/")[2]
+            case = Case(problems()[epilogue], Shape(*result.shape), setting)
+            point = short.Point(case, result.groups[0].us(), OURS)
+            found.setdefault(f"{epilogue}/{setting}", []).append(point)
+    judged = {name: short_points.summarise(points, multiprocessors) for name, points in found.items()}
+    return figures(results) | {"layers": judged}
+
+
 def main(run: Run) -> int:
     """Measure first calls, then all cases; 1 if anything of ours is wrong."""
     options, device = run.options, run.device
@@ -58,12 +74,16 @@ def main(run: Run) -> int:
     slow = [COMPILE] if options.quick and device.type == "cpu" else []
     available, absent = run.baselines(baselines.of_kind(CUSTOM), slow)
     bench = run.bench(pause_s=None)
-    record = run.record("custom", METHOD, dataclasses.asdict(bench.effort))
+    method, of_results = METHOD, figures
+    if options.layers:
+        method = f"{METHOD} {short_points.METHOD}"
+        of_results = functools.partial(layer_figures, multiprocessors=run.multiprocessors)
+    record = run.record("custom", method, dataclasses.asdict(bench.effort))
     record.absent = absent
     dtypes = list(dict.fromkeys(case.setting.dtype_name for case in cases))
     first, cached = first_call.measure(dtypes, sizes[0] if sizes else None, device)
     record.figures = {"first_call_s": first, "cached_call_ms": cached}
-    wrong = run.measure(record, bench, cases, available, figures, may_stop=True)
+    wrong = run.measure(record, bench, cases, available, of_results, may_stop=True)
     summary = record.summary()
     missed_ = [f"missed: {line}" for line in missed(summary)] if summary["gpu"] else []
     record.finish(tables(summary), [*failures(record), *missed_])
@@ -80,10 +100,11 @@ def tables(summary: Mapping[str, Any]) -> list[Table]:
     first, cached = summary["first_call_s"], summary["cached_call_ms"]
     calls = [[dtype, f"{first[dtype]:.3f}", f"{cached[dtype]:.1f}"] for dtype in first]
     columns = ("dtype", "nothing cached, s", "from the disk cache, ms")
-    return [
+    found = [
         Table(title, ("case", *FIGURES, "best"), rows),
         Table("The first call of a process", columns, calls),
     ]
+    return [*found, short_points.table(summary["layers"])] if "layers" in summary else found
 
 
 def missed(summary: Mapping[str, Any]) -> list[str]:
@@ -95,6 +116,7 @@ def missed(summary: Mapping[str, Any]) -> list[str]:
                 least = _FP32_AT_LARGE
             if values.get(key, least) < least:
                 found.append(f"{name}: {key} is {values[key]:.3f}, wanted {least:g}")
+    found += short_points.missed(summary.get("layers", {}))
     for dtype, seconds in summary["first_call_s"].items():
         ms = summary["cached_call_ms"][dtype]
         if seconds > MOST_FIRST_S[dtype]:

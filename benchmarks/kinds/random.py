@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.baselines import BASELINES, FALLBACK, Alternative, Baseline
+from benchmarks.baselines import BASELINES, FALLBACK, Alternative, Baseline, of_kind
 from benchmarks.cases import Case, Data, Parameters, Problem, Shape, compile_in_this_process, make_data
 from benchmarks.cases import random as drawn
 from benchmarks.cases.random import Series
@@ -58,7 +58,8 @@ class Drawing:
         """Series that share their baselines, at all points."""
         bench, problem, setting = self.bench, group[0].problem, group[0].setting
         cases = [Case(problem, shape, setting) for shape in shapes]
-        own = [BASELINES[name] for name in OWN if name in {series.own for series in group}]
+        named = {baseline.name: baseline for baseline in of_kind(problem.kind)}
+        own = [named[name] for name in OWN if name in {series.own for series in group}]
         others = [b for b in self.baselines if b.name not in (*OWN, COMPILE)]
         others = [b for b in others if not b.applies(cases[0], bench.device)]
         compiled = [compiled_baseline(problem)] if any(b.name == COMPILE for b in self.baselines) else []
@@ -94,7 +95,7 @@ class Drawing:
                 ready.measurement.host_us = bench.timer.warm_up(ready.alternative.run)
         self._take_turns(result, every)
         first = result.groups[0].us()
-        for _ in range(_AGAIN if any(series.misses(first) for series in group) else 0):
+        for _ in range(_AGAIN if any(series.misses_at(case.shape, first) for series in group) else 0):
             time.sleep(_PAUSE_S)
             for ready in every:  # wakes the device
                 if ready.timed:
@@ -151,10 +152,10 @@ def compiled_baseline(problem: Problem, backend: Any = "inductor") -> Baseline:
     return Baseline(COMPILE, "torch.compile", prepare)
 
 
-def folder(output: Path | None, about: Mapping[str, Any], seed: int) -> Path:
+def folder(output: Path | None, about: Mapping[str, Any], seed: int, kind: str = "random") -> Path:
     """Where a seed's record goes: below ``output``, else below benchmarks/results/GPU."""
     gpu = re.sub("[^a-z0-9]+", "-", (about["gpu"] or {"name": "cpu"})["name"].lower()).strip("-")
-    return (output or Path("benchmarks") / "results" / gpu) / f"random-{seed}"
+    return (output or Path("benchmarks") / "results" / gpu) / f"{kind}-{seed}"
 
 
 def main(run: Run) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,7 +21,6 @@ from epigemm.fusion.values import hint, tensor_of
 # Of one of eager's kernels that is no product: what it takes at least, and its share of the nominal bandwidth; what it
 # moves on an H200, where torch does not know the memory's clock.
 _LEAST_US, _OF_NOMINAL, _BYTES_PER_US = 3.0, 0.62, 3e6
-_MOST_GAIN = 0.95
 
 
 @dataclass
@@ -70,9 +69,24 @@ def expected_us(chain: Chain, judged: Judged, bytes_per_us: float) -> tuple[floa
     return plain, min(plain, judged.fused_us)
 
 
-def ceiling(eager_ms: float, gained_us: float) -> float:
-    """Eager's time on the device over that without what the best plans are expected to gain."""
-    return eager_ms / (eager_ms - min(1e-3 * gained_us, _MOST_GAIN * eager_ms))
+def ceiling(eager_ms: float, chains: Sequence[tuple[float, float]]) -> float:
+    """Eager's time on the device over the same with every chain at its best plan.
+
+    Eager takes E, of that its chains p1 + p2 + ... = P, the rest E - P. What is left is E - P + sum of min(pi, bi),
+    where bi is what the best plan of a chain takes. E is measured, pi and bi are predictions.
+
+    The chains are a part of eager's call: P cannot exceed E. Predictions that do are too high by at least P / E, and
+    each counts for E / P of itself. Then the rest is nothing, and the ceiling E over the sum of min(pi E / P, bi).
+    The predictions bi stay as they are: they come from other models, and nothing measured contradicts them.
+
+    Args:
+        eager_ms: measured, above 0.
+        chains: microseconds of eager and of the best plan, see `Expected`.
+    """
+    eager_us, plain_us = 1e3 * eager_ms, sum(plain for plain, _ in chains)
+    share = min(1.0, eager_us / plain_us) if plain_us else 1.0
+    left_us = eager_us - share * plain_us + sum(min(share * plain, best) for plain, best in chains)
+    return eager_us / left_us
 
 
 def bytes_per_us() -> float:

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from benchmarks.cases import Case, Setting, Shape, make_data
+from benchmarks.cases import Case, Setting, Shape, custom, make_data
 from benchmarks.cases.problems import problems
 from benchmarks.harness.sampling import SampledReference, stratified
 
@@ -39,6 +39,18 @@ def test_sampling_finds_a_wrong_tile_anywhere() -> None:
     unwritten[777, 100] = math.nan
     assert not reference.compare(unwritten, 0).ok
     assert not reference.compare(out[:, :-1], 0).ok and not reference.compare(out.float(), 0).ok
+
+
+def test_sampling_takes_the_rows_of_a_matrix() -> None:
+    case = Case(custom.problems()["residual"], Shape(1024, 192, 32), Setting("bf16", "highest"))
+    data = make_data(case, CPU, seed=0)
+    assert data.weight is not None
+    vectors = {name: v.float() for name, v in data.parameters.vectors.items()}
+    right = data.x.float() @ data.weight.float().t() + vectors["bias"] + vectors["shortcut"]
+    reference = SampledReference(case, data, seed=0)
+    assert reference.compare(right.to(torch.bfloat16), 0).ok
+    of_other_rows = right + vectors["shortcut"].roll(1, 0) - vectors["shortcut"]
+    assert not reference.compare(of_other_rows.to(torch.bfloat16), 0).ok
 
 
 @pytest.mark.parametrize(("count", "wanted"), [(1, 4), (4, 4), (5, 4), (1000, 7), (65536, 128)])

@@ -273,6 +273,22 @@ def test_what_misses_its_mark() -> None:
     ]
 
 
+def test_layers_are_held_to_the_bare_product() -> None:
+    """16-bit ones alone, of the epilogues that have bars."""
+    measured = [
+        result(BF16, {OURS: 0.1, EAGER: 0.2, "mm": 0.08}),
+        result(BF16, {OURS: 0.01, EAGER: 0.02}),
+        result(FP32, {OURS: 0.1, EAGER: 0.2, "mm": 0.08}),
+    ]
+    found = custom.layer_figures(measured, multiprocessors=0)
+    assert list(found["layers"]) == ["bias_relu/bf16"] and found["layers"]["bias_relu/bf16"]["points"] == 1
+    summary = {**found, "first_call_s": {}, "cached_call_ms": {}}
+    lines = [line for line in custom.missed(summary) if line.startswith("bias_relu/bf16: ")]
+    assert len(lines) == 2 and f"bias_relu/bf16: {SHAPE}: 0.800 of the bare product" in lines[1]
+    assert custom.tables(summary)[-1].rows[0][0] == "bias_relu/bf16"
+    assert "layers" not in custom.figures(measured)
+
+
 def test_layers_are_what_the_target_speaks_of() -> None:
     """Twenty layers with K from 256 to 1024 and M from 500 to 50000, none of them twice."""
     shapes = set(cases.LAYERS.values())

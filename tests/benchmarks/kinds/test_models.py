@@ -49,7 +49,7 @@ def test_a_run_through_its_processes(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_run_on_a_gpu(tmp_path: Path) -> None:
     """With the two that need Inductor, and all figures; `graphs` may not be there."""
-    command = ["--models", "--variants", "fuse", "backend", "graphs", "--cases", "nerf/bf16/inference/65536"]
+    command = ["--models", "--variants", "fuse", "backend", "graphs", "--cases", "nerf/bf16/inference/262144"]
     assert main([*command, "--device", "cuda", "--output", str(tmp_path)]) == 0
     summary = json.loads((tmp_path / "summary.json").read_text())
     (case,) = summary["cases"].values()

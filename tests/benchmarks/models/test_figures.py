@@ -11,7 +11,7 @@ from benchmarks.models import figures
 from benchmarks.models.figures import add, empty, judged, merge
 from benchmarks.models.jobs import INFERENCE, TRAINING, Case, Job
 
-LARGE = Case("bert-base", "fp32_highest", INFERENCE, (32, 128))
+LARGE = Case("bert-base", "fp32_highest", INFERENCE, (128, 128))
 JOB = Job(LARGE, "fuse")
 GRAPHS = Job(LARGE, "graphs")
 
@@ -74,7 +74,7 @@ def missed(job: Job, other: list[float], own: list[float]) -> list[str]:
 
 def test_bars() -> None:
     small = Case("bert-base", "bf16", INFERENCE, (2, 128))
-    train = Job(Case("bert-base", "bf16", TRAINING, (32, 128)), "fuse")
+    train = Job(Case("bert-base", "bf16", TRAINING, (128, 128)), "fuse")
     noisy, low = [0.9, 0.9, 1.0, 1.0, 1.0], [0.97] * 5
     ones = [1.0] * 5
     assert missed(Job(small, "fuse"), noisy, ones) == []

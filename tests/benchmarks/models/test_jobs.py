@@ -41,7 +41,7 @@ def test_variants_one_after_another_without_training_in_graphs() -> None:
     found = jobs(["nerf"], ["graphs", "fuse"], quick=False)
     assert [job.name for job in found] == ["fuse"] * 8 + ["graphs"] * 6
     assert {job.case.mode for job in found if job.name == "graphs"} == {INFERENCE}
-    assert str(found[0]) == "nerf/fp32_highest/inference/65536/fuse"
+    assert str(found[0]) == "nerf/fp32_highest/inference/262144/fuse"
 
 
 def test_ratios_have_names_of_their_own() -> None:

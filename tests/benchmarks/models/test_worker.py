@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import math
+import tempfile
+import threading
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -46,6 +49,33 @@ def test_a_job(name: str, mode: str) -> None:
         assert set(found[which]) == {variant.other, variant.own}
     assert ("chains" in found) == (name == "fuse")
     assert "expected_us" not in found and "ceiling" not in found  # a CPU has no planner
+
+
+def test_one_job_at_a_time_is_in_float64(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A second one waits until the first is out of its block, also where that ended with an error."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    order: list[str] = []
+    inside = threading.Event()
+
+    def second() -> None:
+        inside.wait()
+        with worker.alone_on(CPU):
+            order.append("second")
+
+    other = threading.Thread(target=second)
+    other.start()
+
+    def first() -> None:
+        with worker.alone_on(CPU):
+            inside.set()
+            other.join(0.2)
+            order.append("first")
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        first()
+    other.join(10)
+    assert order == ["first", "second"]
 
 
 def test_what_is_wrong_is_not_timed() -> None:

@@ -1,0 +1,202 @@
+"""Layers with a short K: the drawing, the bars, against numbers worked out by hand, and a tiny run from end to end."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("rich", reason="the extra `bench` is not installed")
+pytest.importorskip("matplotlib", reason="the extra `bench` is not installed")
+
+from benchmarks.cases import Shape, short
+from benchmarks.cases.short import Point, ShortSeries
+from benchmarks.cli import main
+from benchmarks.harness import records
+from benchmarks.kinds import short as kind
+from benchmarks.kinds import short_points
+
+MULTIPROCESSORS = 132
+MANY, FEW = Shape(16896, 512, 256), Shape(16768, 512, 256)  # 264 tiles and 262
+SERIES = {series.name: series for series in short.select([], MULTIPROCESSORS)}
+RELU, RESIDUAL = SERIES["bias_relu/bf16"], SERIES["residual/bf16"]
+
+# --- the drawing ------------------------------------------------------------------------------------------------------
+
+
+def test_shapes_follow_from_the_seed_alone() -> None:
+    assert short.draw(7, 50)[:20] == short.draw(7, 20) != short.draw(8, 20)
+    assert len(set(short.draw(7, 500))) == 500
+
+
+def test_the_ranges_of_shapes() -> None:
+    shapes = short.draw(0, 4000)
+    sides = {name: [getattr(s, name) for s in shapes] for name in "mnk"}
+    for name, (low, high) in {"m": (16, 200_000), "n": (48, 4096), "k": (48, 2048)}.items():
+        assert low <= min(sides[name]) and max(sides[name]) <= high, name
+        assert min(sides[name]) < 2 * low and max(sides[name]) > 0.8 * high, name
+    products = [m * n * k for m, n, k in zip(*sides.values(), strict=True)]
+    assert min(products) >= 1e7 and max(products) <= 2e11
+    assert all(m * n < 4e8 for m, n in zip(sides["m"], sides["n"], strict=True))
+
+
+def test_one_shape_in_seven_is_odd() -> None:
+    """N or K, as often the one as the other; all others are multiples of 8."""
+    shapes = short.draw(0, 7000)
+    odd = [(s.n % 2, (s.k or 0) % 2) for s in shapes if s.n % 8 or (s.k or 0) % 8]
+    assert set(odd) == {(1, 0), (0, 1)}
+    assert 0.9 < 7 * len(odd) / len(shapes) < 1.1
+    assert 0.4 < sum(n for n, _ in odd) / len(odd) < 0.6
+
+
+def test_sides_are_log_uniform(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In halves of their octaves, before the least and most work rule some out."""
+    monkeypatch.setattr(short, "PRODUCT", (0.0, math.inf))
+    monkeypatch.setattr(short, "LARGEST_RESULT", math.inf)
+    shapes = short.draw(0, 8000)
+    for name, (low, high) in {"m": short.ROWS, "n": short.COLUMNS, "k": short.DEPTH}.items():
+        share = sum(getattr(s, name) < math.sqrt(low * high) for s in shapes) / len(shapes)
+        assert 0.47 < share < 0.53, (name, share)
+
+
+# --- the bars ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("series", "shape", "us", "why"),
+    [
+        (RELU, MANY, {"epigemm": 100, "mm": 90, "eager": 120}, ""),
+        (RELU, MANY, {"epigemm": 100, "mm": 89, "eager": 120}, "0.890 of the bare product, wanted 0.9"),
+        (RELU, FEW, {"epigemm": 10, "mm": 8, "eager": 12}, ""),
+        (
+            RELU,
+            FEW,
+            {"epigemm": 10.1, "mm": 8, "eager": 12},
+            "2.10 us behind the bare product, at most 2 wanted",
+        ),
+        (RELU, FEW, {"epigemm": 100, "mm": 98, "eager": 98.1}, ""),
+        (RELU, FEW, {"epigemm": 100, "mm": 98, "eager": 97.9}, "1.021 of eager's time"),
+        (RELU, MANY, {"epigemm": 100, "mm": 99, "eager": 97}, "1.031 of eager's time"),
+        (RELU, FEW, {"epigemm": 9.9, "mm": 9, "eager": 9}, ""),
+        (RELU, FEW, {"epigemm": 9.9, "mm": 9, "eager": 8.8}, "1.10 us behind eager"),
+        (RELU, FEW, {"epigemm": 10.4, "mm": 9, "eager": 9.6}, ""),
+        (RELU, MANY, {"epigemm": 100, "mm": 99}, ""),
+        # Its bytes: 16896 x (256 + 2 x 512) and 512 x 256 elements, 43.5 MB: 10.12 us.
+        (RESIDUAL, MANY, {"epigemm": 11.2, "mm": 5, "eager": 30}, ""),
+        (RESIDUAL, MANY, {"epigemm": 11.3, "mm": 5, "eager": 30}, "0.896 of the bare product, wanted 0.9"),
+        (RESIDUAL, MANY, {"epigemm": 20, "mm": 18, "eager": 30}, ""),
+    ],
+)
+def test_what_a_point_misses(series: ShortSeries, shape: Shape, us: dict[str, float], why: str) -> None:
+    point = series.point(shape, us)
+    assert point is not None and point.why_missed(MULTIPROCESSORS) == why
+    assert series.misses_at(shape, us) == bool(why)
+
+
+def test_without_both_times_there_is_no_point() -> None:
+    assert RELU.point(MANY, {"epigemm": 1.0}) is None and RELU.point(MANY, {"mm": 1.0}) is None
+    assert not RELU.misses_at(MANY, {"epigemm": 1.0, "eager": 0.1})
+
+
+def point(shape: Shape, **us: float) -> Point:
+    found = RELU.point(shape, us)
+    assert found is not None
+    return found
+
+
+def test_the_summary_by_hand() -> None:
+    points = [
+        point(MANY, epigemm=100.0, mm=92.16, eager=200.0),
+        point(Shape(20000, 512, 256), epigemm=100.0, mm=100.0, eager=100.0),
+        point(FEW, epigemm=20.0, mm=17.0, eager=21.0),
+        point(Shape(16, 48, 48), epigemm=4.0, mm=4.0, eager=8.0),
+    ]
+    found = short_points.summarise(points, MULTIPROCESSORS)
+    waves, few = found["waves"], found["elsewhere"]
+    assert (waves["points"], waves["geomean"]) == (2, pytest.approx(0.96))
+    assert (waves["worst"], waves["worst_at"]) == (pytest.approx(0.9216), str(MANY))
+    assert (few["points"], few["geomean"]) == (2, pytest.approx(0.85**0.5))
+    assert (few["most_us_behind"], few["most_us_behind_at"]) == (pytest.approx(3.0), str(FEW))
+    assert found["vs_eager"]["worst"] == pytest.approx(1.0)
+    assert found["missed"] == [
+        "geometric mean 0.960 of the bare product, wanted 0.97",
+        f"{FEW}: 3.00 us behind the bare product, at most 2 wanted, epigemm 20.00 us, mm 17.00 us, eager 21.00 us",
+    ]
+    (row,) = short_points.table({"bias_relu/bf16": found}).rows
+    assert row[1:7] == ["2", "0.960", f"0.922 ({MANY})", "2", "0.922", f"3.000 ({FEW})"] and row[-1] == "2"
+
+
+def test_nothing_measured_has_no_numbers() -> None:
+    found = short_points.summarise([], MULTIPROCESSORS)
+    assert found["waves"]["geomean"] is found["vs_eager"]["worst"] is None and found["missed"] == []
+    assert short_points.table({"none": found}).rows[0][1:4] == ["0", "", ""]
+
+
+# --- from end to end --------------------------------------------------------------------------------------------------
+
+
+def test_the_record_of_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(short, "PRODUCT", (0.0, 1e7))
+    chosen = ["residual/bf16", "bias_gelu_tanh/fp16"]
+    command = ["--random", "5", "--short", "--count", "2", "--device", "cpu", "--time-budget", "600"]
+    assert main([*command, "--cases", *chosen, "--output", str(tmp_path)]) == 0
+    folder = tmp_path / "short-5"
+    summary = json.loads((folder / "summary.json").read_text())
+    assert (summary["kind"], summary["complete"], summary["missed"]) == ("short", True, [])
+    assert set(summary["cases"]) == set(chosen) and "--peers" in summary["absent"]["quack"]
+    assert all((case["points"], case["wrong"]) == (2, 0) for case in summary["cases"].values())
+    assert all(name in (folder / "tables.md").read_text() for name in chosen)
+    cases = json.loads((folder / "record.json").read_text())["cases"]
+    assert len(cases) == 4
+    for case in cases:
+        measured = {m["alternative"]: m for m in case["groups"][0]["measurements"]}
+        assert set(measured) == {"epigemm", "eager", "mm"} and measured["epigemm"]["accuracy"]["signed"]["ok"]
+
+
+def test_a_wrong_result_exits_with_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The residual of another row."""
+    from benchmarks import baselines
+
+    real = baselines.ours_custom
+
+    def wrong(case: Any, data: Any, out: torch.Tensor) -> baselines.Alternative:
+        run = real(case, data, out).run
+        return baselines.Alternative(lambda: run().copy_(run().roll(1, 0)), 1)
+
+    monkeypatch.setattr(short, "PRODUCT", (0.0, 1e7))
+    monkeypatch.setattr(baselines, "ours_custom", wrong)
+    command = ["--random", "5", "--short", "--count", "1", "--device", "cpu", "--time-budget", "600"]
+    assert main([*command, "--cases", "residual/bf16", "--output", str(tmp_path)]) == 1
+    assert "WRONG: residual/bf16" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--short"],
+        ["--random", "1", "--short", "--between"],
+        ["--random", "1", "--short", "--cases", "no_such"],
+    ],
+    ids=lambda a: " ".join(a),
+)
+def test_wrong_usage_exits_with_two(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*arguments, "--device", "cpu"]) == 2
+    assert capsys.readouterr().err
+
+
+def test_the_turn_that_counts_is_the_median() -> None:
+    found = records.CaseResult.of(point(MANY, epigemm=1.0, mm=1.0).case)
+    for mine in (100.0, 120.0, 90.0):
+        us = {"epigemm": mine, "mm": 99.0}
+        timed = [
+            records.Measurement(n, n, in_turn=records.Timing.of([1e-3 * value])) for n, value in us.items()
+        ]
+        found.groups.append(records.Group("turn", timed))
+    (counts,) = kind.points(RELU, [found])
+    assert counts.us == pytest.approx({"epigemm": 100.0, "mm": 99.0})
