@@ -7,6 +7,7 @@
 
 #include <algorithm>
 
+#include "device/dependent.cuh"
 #include "device/launch.h"
 #include "gemm/sm90_fp16x3/slices.h"
 
@@ -15,13 +16,6 @@ namespace {
 
 constexpr int kVector = 4;  // elements a thread handles together: 16 bytes read, 8 bytes of each slice written
 constexpr int kMostThreads = 1024;
-
-// The GEMM behind may begin its set-up at once; it waits for this kernel's results itself.
-__device__ __forceinline__ void let_dependents_start() {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("griddepcontrol.launch_dependents;");
-#endif
-}
 
 template <class T, class Combine>
 __device__ __forceinline__ T reduce_warp(T value, Combine combine) {
@@ -125,7 +119,7 @@ struct Row {
 // One CTA a row. Held: how many vectors of its row a thread keeps in registers; longer rows are read again, from L2.
 template <int Held, bool Vectors>
 __global__ void __launch_bounds__(kMostThreads) split_rows_kernel(StridedMatrix matrix, SplitMatrix out, int slices) {
-  let_dependents_start();
+  cuda::let_dependents_start();
   const int64_t r = blockIdx.x;
   const Row<Vectors> row = {matrix.data + r * matrix.row_stride, static_cast<int>(matrix.columns),
                             matrix.column_stride};
@@ -204,7 +198,7 @@ struct Sharing {
 // a weight of 768 x 3072, which is as long as the product (H200).
 __global__ void __launch_bounds__(kStripThreads)
     split_strips_kernel(StridedMatrix matrix, SplitMatrix out, int slices) {
-  let_dependents_start();
+  cuda::let_dependents_start();
   __shared__ float block[kInterleave][kStrip + 1];  // + 1: columns of it are read without bank conflicts
   __shared__ float largest_of_warp[kStripWarps][kStrip];
   __shared__ float largest_of_row[kStrip];
