@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <limits>
 
+#include "gemm/planner/copies.h"
 #include "gemm/planner/fallback.h"
 
 namespace epigemm::call {
@@ -99,11 +100,18 @@ Tried try_slices(const Prepared& prepared, Arithmetic arithmetic) {
   return tried;
 }
 
-// Whether a kernel that multiplies the tensors as they lie can address them. The one in fp32 multiply-adds reads any
-// strides.
-bool is_readable(const Prepared& prepared, Arithmetic arithmetic) {
+Copies copies_of(const Prepared& prepared) {
+  return prepared.is_x_strided && prepared.is_out_matrix ? copies_for(prepared.problem) : Copies{};
+}
+
+// Whether a kernel that multiplies the tensors as they lie, or copies of them, can address them. The one in fp32
+// multiply-adds reads any strides.
+bool is_readable(const Prepared& prepared, Arithmetic arithmetic, const Copies& copies) {
   const bool is_strided = arithmetic == Arithmetic::IEEE && prepared.problem.x.element == ElementType::Float32;
-  if (!is_strided) return prepared.are_matrices();
+  if (!is_strided) {
+    return (copies.x || prepared.is_x_matrix()) && (copies.weight || prepared.is_weight_matrix()) &&
+           prepared.is_out_matrix;
+  }
   return prepared.is_x_strided && prepared.is_out_matrix && prepared.problem.are_operands_contiguous;
 }
 
@@ -111,6 +119,7 @@ Problem problem_of(const Prepared& prepared, const Decision& decision) {
   if (is_on_slices(decision.arithmetic)) return on_slices(prepared, decision.arithmetic, decision.is_packed);
   Problem problem = prepared.problem;
   problem.arithmetic = decision.arithmetic;
+  problem.copies = decision.copies;
   return problem;
 }
 
@@ -126,7 +135,8 @@ Tried try_arithmetic(const Prepared& prepared, Arithmetic arithmetic) {
   Tried tried;
   tried.problem = prepared.problem;
   tried.problem.arithmetic = arithmetic;
-  if (!is_readable(prepared, arithmetic)) {
+  tried.problem.copies = copies_of(prepared);
+  if (!is_readable(prepared, arithmetic, tried.problem.copies)) {
     tried.verdict = Verdict::NotRepresentable;
     return tried;
   }
@@ -152,7 +162,7 @@ Decision decide(const Prepared& prepared, std::vector<Tried>* tried) {
     if (!counts && (!tried || (is_on_slices(arithmetic) && problem.device.capability == 0))) continue;
     const Tried found = try_arithmetic(prepared, arithmetic);
     if (counts && found.verdict == Verdict::Runs) {
-      decision = {found.chosen.plan, arithmetic, found.problem.is_packed, found.is_padded};
+      decision = {found.chosen.plan, arithmetic, found.problem.is_packed, found.is_padded, found.problem.copies};
       is_decided = true;
     }
     if (tried) tried->push_back(found);
@@ -166,6 +176,8 @@ Decision decision_of(const Prepared& prepared, const ForcedPlan& forced) {
     const WeightSlices& slices = forced.arithmetic == Arithmetic::Split ? prepared.split : prepared.scaled;
     decision.is_packed = slices.cost != SliceCost::PerCall;
     decision.is_padded = !is_storable(prepared);
+  } else if (forced.plan.is_fused() || forced.is_fastest) {
+    decision.copies = copies_of(prepared);
   }
   if (forced.is_fastest) {
     const Problem problem = problem_of(prepared, decision);
@@ -179,7 +191,7 @@ Decision decision_of(const Prepared& prepared, const ForcedPlan& forced) {
 std::string why_not_forced(const Prepared& prepared, const ForcedPlan& forced, const Decision& decision) {
   if (!decision.plan.is_fused() && !forced.is_fastest) return {};
   if (!prepared.has_kernels) return kNoGemmKernels;
-  if (!is_on_slices(decision.arithmetic) && !is_readable(prepared, decision.arithmetic)) {
+  if (!is_on_slices(decision.arithmetic) && !is_readable(prepared, decision.arithmetic, decision.copies)) {
     return why_not_readable(prepared);
   }
   const Problem problem = problem_of(prepared, decision);

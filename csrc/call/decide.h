@@ -41,7 +41,7 @@ enum class Verdict { Runs, NotRepresentable, NoKernels, NotPlanned, MemoryIsShor
 
 struct Tried {
   Verdict verdict = Verdict::NotPlanned;
-  Problem problem;   // as the planner saw it
+  Problem problem;   // as the planner saw it, with the copies that a fused plan runs on
   Candidate chosen;  // where it was planned
   bool is_padded = false;
   double tf32_microseconds = 0;  // where that decided
@@ -62,6 +62,7 @@ struct Decision {
   Arithmetic arithmetic = Arithmetic::IEEE;
   bool is_packed = false;  // on slices: the weight's were not charged to the call
   bool is_padded = false;  // on slices: the result is stored elsewhere, in rows of whole 16 bytes, and copied
+  Copies copies = {};      // 16 bits: what the call copies for its kernel
 
   bool is_on_slices() const { return plan.is_fused() && call::is_on_slices(arithmetic); }
 };

@@ -4,12 +4,14 @@
 
 #include "call/decide.h"
 #include "call/kernels.h"
+#include "call/on_copies.h"
 #include "call/operands.h"
 #include "call/prepare.h"
 #include "call/record.h"
 #include "elementwise/kernels.h"
 #include "epilogue/builtin.h"
 #include "gemm/launch.h"
+#include "gemm/planner/copies.h"
 #include "gemm/planner/family.h"
 #include "link/kernels.h"
 
@@ -20,8 +22,8 @@ namespace {
 struct Resources {
   open::Kernels kernels;
   bool is_linked = false;     // there are any
-  char* workspace = nullptr;  // of the family, then of the fold; or of `zero_bias_bytes`
-  int64_t family_bytes = 0;
+  char* workspace = nullptr;  // of the copies, of the family, then of the fold; or of `zero_bias_bytes`
+  int64_t copies_bytes = 0, family_bytes = 0;
   void* stream = nullptr;
 };
 
@@ -108,10 +110,10 @@ Answer run_fused(const LinearCall& call, const Plan& plan, Prepared& prepared, c
   if (!torch.result(&result)) return Answer::Raised;
   problem.stream = resources.stream;
   problem.out.data = result.data;
-  problem.workspace = resources.workspace;
-  void* const folded = resources.workspace + resources.family_bytes;
+  problem.workspace = resources.workspace + resources.copies_bytes;
+  void* const folded = resources.workspace + resources.copies_bytes + resources.family_bytes;
   if (!run_fold_of(call.operands.fold, call, folded, torch, &problem)) return Answer::Raised;
-  const char* const refused = launch(problem, plan, resources.kernels);
+  const char* const refused = launch_on_copies(problem, plan, resources.kernels, resources.workspace);
   if (!refused) return Answer::Done;
   torch.raise((std::string("the fused kernel could not be launched: ") + refused).c_str());
   return Answer::Raised;
@@ -148,7 +150,9 @@ void fill(Record* record, const LinearCall& call, const Prepared& prepared, cons
     if (!link::find(call.epilogue, name)) record->missing.emplace_back(name);
   }
   if (call.operands.fold) record->launches.push_back(Launch::Fold);
+  if (decision.copies.x || decision.copies.weight) record->launches.push_back(Launch::Copy);
   record->launches.push_back(decision.plan.is_fused() ? Launch::Fused : Launch::TorchGemm);
+  if (decision.copies.out) record->launches.push_back(Launch::Copy);
   if (!decision.plan.is_fused() && !does_everything(call, prepared.problem, record->gemm)) {
     record->launches.push_back(Launch::Elementwise);
   }
@@ -175,6 +179,7 @@ Answer linear(const LinearCall& call, Torch& torch) {
   }
   Problem& problem = prepared.problem;
   problem.arithmetic = decision.arithmetic;
+  problem.copies = decision.copies;
   const open::KernelNames names = kernels_of(problem, decision.plan);
   if (record) fill(record, call, prepared, decision, names);
   if (prepares != Answer::Done) return prepares;
@@ -193,7 +198,9 @@ Answer linear(const LinearCall& call, Torch& torch) {
     problem.packed_weight = decision.is_packed ? call.slices(decision.arithmetic).pack : nullptr;
   }
   if (is_fused) resources.family_bytes = family_of(decision.plan.family).workspace_bytes(problem);
-  const int64_t bytes = resources.family_bytes + (call.operands.fold ? fold_bytes(*call.x, problem.n) : 0) +
+  resources.copies_bytes = copies_bytes(problem);
+  const int64_t bytes = resources.copies_bytes + resources.family_bytes +
+                        (call.operands.fold ? fold_bytes(*call.x, problem.n) : 0) +
                         (is_fused ? 0 : zero_bias_bytes(call, prepared, resources.is_linked));
   if (call.x->is_cuda() && !torch.stream(&resources.stream)) return Answer::NotReady;
   if (bytes > 0) {

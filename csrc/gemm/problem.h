@@ -34,6 +34,15 @@ struct Sizes {
   }
 };
 
+// 16 bits: what the kernels cannot address as it lies. Each call copies it, to rows that they can
+// (gemm/planner/copies.h).
+struct Copies {
+  bool x = false, weight = false, out = false;
+
+  bool any() const { return x || weight || out; }
+  bool operator==(const Copies& other) const { return x == other.x && weight == other.weight && out == other.out; }
+};
+
 // D = epilogue(x @ weight^T): x is M x K, weight N x K, out (D) M x N.
 struct Problem : Sizes {
   EpilogueId epilogue{};
@@ -43,11 +52,13 @@ struct Problem : Sizes {
   OperandValue operands[kMaxOperands];  // in the epilogue's order, the accumulator left out
   bool has_bias = true;                 // counts only where the epilogue has one
   bool are_operands_contiguous = true;  // every per-column vector has stride 1
-  bool is_packed = false;               // fp16 slices: the weight's are there already
-  bool is_tf32_allowed = false;         // fp32: to PyTorch's GEMM
-  bool is_batch_invariant = false;      // the plan must not depend on M
-  void* workspace = nullptr;            // fp16 slices of x, and of a weight that is not packed
-  void* packed_weight = nullptr;        // the weight's fp16 slices, where they are there already
+  bool is_out_padded = false;           // what is behind the rows of `out` may be written, to whole 16 bytes
+  Copies copies;
+  bool is_packed = false;           // fp16 slices: the weight's are there already
+  bool is_tf32_allowed = false;     // fp32: to PyTorch's GEMM
+  bool is_batch_invariant = false;  // the plan must not depend on M
+  void* workspace = nullptr;        // fp16 slices of x, and of a weight that is not packed
+  void* packed_weight = nullptr;    // the weight's fp16 slices, where they are there already
   Device device;
   void* stream = nullptr;  // cudaStream_t
 };

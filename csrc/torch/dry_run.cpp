@@ -3,6 +3,7 @@
 
 #include "call/forced.h"
 #include "call/record.h"
+#include "gemm/planner/copies.h"
 #include "torch/plans.h"
 
 namespace epigemm::binding {
@@ -94,16 +95,6 @@ std::string why_not(const call::Prepared& prepared, const Tried& tried) {
   }
 }
 
-void write_tried(std::ostream& json, const call::Prepared& prepared, const Tried& tried) {
-  const std::string reason = why_not(prepared, tried);
-  const bool is_ruled_out = tried.verdict == Verdict::NotRepresentable || tried.verdict == Verdict::NoKernels;
-  json << "{\"arithmetic\": \"" << arithmetic_name(tried.problem.arithmetic)
-       << "\", \"runs\": " << (tried.verdict == Verdict::Runs) << ", \"why_not\": \"" << reason
-       << "\", \"packed\": " << tried.problem.is_packed << ", \"padded\": " << tried.is_padded
-       << ", \"tf32_allowed\": " << tried.problem.is_tf32_allowed
-       << ", \"plan\": " << plan_json(tried.problem, is_ruled_out ? reason : "") << "}";
-}
-
 template <class Item, class Write>
 void write_list(std::ostream& json, const char* name, const std::vector<Item>& items, Write write) {
   json << ", \"" << name << "\": [";
@@ -114,8 +105,21 @@ void write_list(std::ostream& json, const char* name, const std::vector<Item>& i
   json << "]";
 }
 
+void write_tried(std::ostream& json, const call::Prepared& prepared, const Tried& tried) {
+  const std::string reason = why_not(prepared, tried);
+  const bool is_ruled_out = tried.verdict == Verdict::NotRepresentable || tried.verdict == Verdict::NoKernels;
+  json << "{\"arithmetic\": \"" << arithmetic_name(tried.problem.arithmetic)
+       << "\", \"runs\": " << (tried.verdict == Verdict::Runs) << ", \"why_not\": \"" << reason
+       << "\", \"packed\": " << tried.problem.is_packed << ", \"padded\": " << tried.is_padded
+       << ", \"tf32_allowed\": " << tried.problem.is_tf32_allowed << ", \"tunable\": " << is_tunable(tried.problem)
+       << ", \"copies_result\": " << tried.problem.copies.out;
+  write_list(json, "copies", describe_copies(tried.problem),
+             [&](const std::string& text) { json << "\"" << text << "\""; });
+  json << ", \"plan\": " << plan_json(tried.problem, is_ruled_out ? reason : "") << "}";
+}
+
 std::string as_json(call::Answer answer, const DryTorch& torch) {
-  constexpr const char* launches[] = {"fold", "fused", "torch_gemm", "elementwise"};
+  constexpr const char* launches[] = {"fold", "copy", "fused", "torch_gemm", "elementwise"};
   const call::Record& record = torch.noted;
   const call::Decision& decision = record.decision;
   const Plan& plan = decision.plan;

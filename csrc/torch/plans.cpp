@@ -34,7 +34,7 @@ void write_plan(std::ostream& json, const Problem& problem, const Candidate& can
 std::vector<Candidate> with_measured(const Problem& problem, std::vector<Candidate> candidates, const Plan& measured) {
   const auto is_measured = [&](const Candidate& candidate) { return candidate.plan == measured; };
   candidates.erase(std::remove_if(candidates.begin(), candidates.end(), is_measured), candidates.end());
-  candidates.insert(candidates.begin(), {measured, family_of(measured.family).microseconds(problem, measured)});
+  candidates.insert(candidates.begin(), {measured, expected_microseconds(problem, measured)});
   return candidates;
 }
 

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <limits>
 
+#include "gemm/planner/copies.h"
 #include "gemm/planner/cost.h"
 #include "gemm/planner/fallback.h"
 #include "gemm/planner/family.h"
@@ -65,11 +66,15 @@ std::string for_each_covering_family(const Problem& problem, Visit visit) {
   return reasons;
 }
 
+// Each with the time of the copies that it runs on.
 template <class Visit>
 void for_each_accurate_candidate(const Problem& problem, Visit visit) {
-  for_each_covering_family(problem, [&](const Family& family) {
-    family.for_each_candidate(problem, [&](const Candidate& candidate) {
-      if (family.why_not_accurate(problem, candidate.plan).empty()) visit(candidate);
+  const Problem on = on_copies(problem);
+  const double copies_us = copies_microseconds(problem);
+  for_each_covering_family(on, [&](const Family& family) {
+    family.for_each_candidate(on, [&](const Candidate& candidate) {
+      if (!family.why_not_accurate(on, candidate.plan).empty()) return;
+      visit({candidate.plan, candidate.microseconds + copies_us});
     });
   });
 }
@@ -117,8 +122,19 @@ double least_gain(const Problem& p, double fallback_us) {
   }
 }
 
+// The same on copies, whose model is not fitted. Nor is that of PyTorch's GEMM on rows that are no whole 16 bytes as
+// close as elsewhere, least of all where it is short.
+double least_gain_on_copies(const Problem& p, double fallback_us) {
+  constexpr double kShortUs = 20, kCopied = 1.05, kShort = 1.50, kLong = 1.15;
+  const Copies by_sizes = copies_for_sizes(p);
+  if (!by_sizes.any() && p.alignment >= 16) return std::max(kCopied, least_gain(p, fallback_us));
+  return std::max(fallback_us < kShortUs ? kShort : kLong, least_gain(p, fallback_us));
+}
+
 bool is_expected_to_gain(const Problem& problem, double fused_us, double fallback_us) {
-  return fallback_us >= least_gain(problem, fallback_us) * fused_us;
+  const double least =
+      problem.copies.any() ? least_gain_on_copies(problem, fallback_us) : least_gain(problem, fallback_us);
+  return fallback_us >= least * fused_us;
 }
 
 // What the functor takes more than a cheap one within the fused kernel and within the elementwise one, where that is
@@ -142,7 +158,9 @@ std::string why_not_expected(const Problem& problem, double fused_us) {
   const char* gain = fallback_us > fused_us ? " is not expected to be slower by more than the predictions' error ("
                                             : " is expected to be at least as fast (";
   const bool needs_pack = problem.arithmetic == Arithmetic::Split && !problem.is_packed;
-  return text(what, gain, fallback_us, " us against ", fused_us, " us fused",
+  const std::string of_copies =
+      problem.copies.any() ? text(", of which copies take ", copies_microseconds(problem), " us") : std::string();
+  return text(what, gain, fallback_us, " us against ", fused_us, " us fused", of_copies,
               needs_pack ? ", of which the weight takes its share at every call: see pack" : "",
               what_functor_takes(problem, fused_us, fallback_us), ")");
 }
@@ -175,11 +193,12 @@ Candidate chosen(const Problem& problem) {
 
 std::string why_not_covered(const Problem& problem) {
   bool is_covered = false;
-  std::string reasons = for_each_covering_family(problem, [&](const Family&) { is_covered = true; });
+  std::string reasons = for_each_covering_family(on_copies(problem), [&](const Family&) { is_covered = true; });
   return is_covered ? std::string() : reasons;
 }
 
-std::string why_not_accurate(const Problem& problem) {
+std::string why_not_accurate(const Problem& given) {
+  const Problem problem = on_copies(given);
   std::string reasons = why_not_covered(problem);
   bool is_accurate = false;
   if (!reasons.empty()) return reasons;
@@ -211,8 +230,9 @@ std::string why_not_fused(const Problem& problem) {
   return why_not_expected(problem, best_candidate(problem).microseconds);
 }
 
-std::string why_not_planned(const Problem& problem, const Plan& plan) {
+std::string why_not_planned(const Problem& given, const Plan& plan) {
   if (!plan.is_fused()) return "the plan is the fallback's";
+  const Problem problem = on_copies(given);
   const Family& family = family_of(plan.family);
   if (!family.computes(problem)) return text(family_name(plan.family), " does not multiply in this arithmetic");
   if (std::string reason = family.why_not(problem); !reason.empty()) return reason;
@@ -232,12 +252,22 @@ std::vector<Candidate> rank_candidates(const Problem& problem) {
   return candidates;
 }
 
+double expected_microseconds(const Problem& problem, const Plan& plan) {
+  return family_of(plan.family).microseconds(on_copies(problem), plan) + copies_microseconds(problem);
+}
+
+bool is_tunable(const Problem& problem) {
+  if (problem.is_batch_invariant) return false;
+  // The key of what is measured has no strides: with it belong the copies that the sizes ask for.
+  return !problem.copies.any() || problem.copies == copies_for_sizes(problem);
+}
+
 std::optional<measured::Choice> find_measured(const Problem& problem) {
-  if (problem.is_batch_invariant) return std::nullopt;
+  if (!is_tunable(problem)) return std::nullopt;
   std::optional<measured::Choice> found = measured::find(problem.device.index, measured::key_of(problem));
   // Strides and alignment are no part of the key: the plan may not cover these operands.
   if (found && (!why_not_covered(problem).empty() || !why_not_planned(problem, found->plan).empty() ||
-                !family_of(found->plan.family).why_not_accurate(problem, found->plan).empty())) {
+                !family_of(found->plan.family).why_not_accurate(on_copies(problem), found->plan).empty())) {
     found.reset();
   }
   return found;

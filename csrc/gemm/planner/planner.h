@@ -26,6 +26,12 @@ std::string why_not_planned(const Problem& problem, const Plan& plan);
 // The fused plans worth a look, fastest first, by prediction. Meaningful where a fused kernel covers the problem.
 std::vector<Candidate> rank_candidates(const Problem& problem);
 
+// The predicted time of a fused plan, with the copies that it runs on.
+double expected_microseconds(const Problem& problem, const Plan& plan);
+
+// Whether what is measured of the problem holds for others of its sizes, and the other way round.
+bool is_tunable(const Problem& problem);
+
 // What was measured for this very problem; nothing where it was not, or the plan does not cover it.
 std::optional<measured::Choice> find_measured(const Problem& problem);
 

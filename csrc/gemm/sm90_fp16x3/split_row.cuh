@@ -3,17 +3,12 @@
 
 #include <cuda_fp16.h>
 
+#include "device/dependent.cuh"
 #include "gemm/sm90_fp16x3/range_check.h"
 
 namespace epigemm::sm90_fp16x3 {
-constexpr int kMostThreads = 1024;
 
-// The GEMM behind may begin its set-up at once; it waits for this kernel's results itself.
-__device__ __forceinline__ void let_dependents_start() {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("griddepcontrol.launch_dependents;");
-#endif
-}
+constexpr int kMostThreads = 1024;
 
 template <class T, class Combine>
 __device__ __forceinline__ T reduce_warp(T value, Combine combine) {
@@ -41,6 +36,7 @@ __device__ __forceinline__ float larger(float a, float b) { return a < b ? b : a
 struct Largest {
   __device__ float operator()(float a, float b) const { return larger(a, b); }
 };
+
 // Both counts and the flags of some elements of a row, as one number that shuffles can carry.
 using Counts = int64_t;
 __device__ __forceinline__ Counts counts(int32_t large, int32_t flags, int32_t tiny) {

@@ -138,7 +138,7 @@ constexpr int most_threads(int held) { return held <= 2 ? kMostThreads : kMostTh
 template <int Held, bool Vectors>
 __global__ void __launch_bounds__(most_threads(Held))
     split_by_ctas_kernel(StridedMatrix matrix, SplitMatrix out, int slices) {
-  let_dependents_start();
+  cuda::let_dependents_start();
   split_group<OneCta, /*Rows=*/1, Held, Vectors>(blockIdx.x, matrix, out, slices);
 }
 
@@ -149,7 +149,7 @@ constexpr int rows_at_once(int held) { return held >= 4 ? 1 : 4 / held; }
 template <int Held, bool Vectors>
 __global__ void __launch_bounds__(32 * kWarps, 4)
     split_by_warps_kernel(StridedMatrix matrix, SplitMatrix out, int slices) {
-  let_dependents_start();
+  cuda::let_dependents_start();
   const int64_t group = blockIdx.x * int64_t(kWarps) + threadIdx.x / 32;
   if (group >= groups_of(matrix.rows)) return;
   split_group<OneWarp, rows_at_once(Held), Held, Vectors>(group, matrix, out, slices);

@@ -41,7 +41,7 @@ struct Sharing {
 // a weight of 768 x 3072, which is as long as the product (H200).
 static __global__ void __launch_bounds__(kStripThreads)
     split_strips_kernel(StridedMatrix matrix, SplitMatrix out, int slices) {
-  let_dependents_start();
+  cuda::let_dependents_start();
   __shared__ float block[kInterleave][kStrip + 1];  // + 1: columns of it are read without bank conflicts
   __shared__ float largest_of_warp[kStripWarps][kStrip];
   __shared__ float largest_of_row[kStrip];

@@ -271,6 +271,8 @@ def _do_with_less_memory(attempt: _Linear) -> None:
         return
     if found.on_slices:
         attempt.short |= dry_runs.SHORT << dry_runs.SHIFTS[found.arithmetic]
+    elif "copy" in found.launches and attempt.plan is None and not attempt.insists:
+        attempt.plan = dry_runs.FALLBACK
     else:  # nothing takes less
         attempt.circumstances |= dry_runs.RAISES_SHORTAGE
 

@@ -278,8 +278,15 @@ def _explain_fused(call: LinearCall, tried: Tried, choice: Choice | None, reason
         where, tile = " in fp32 multiply-adds", f"tile {tried.plan['tile'].rpartition('x')[0]}"
         candidates = []
     kernel = f"epigemm fused GEMM{where}, {tile}, epilogue {call.epilogue.name}"
-    launches = [kernel] if choice is None else _on_slices(tried, choice, call.x, kernel)
+    launches = _on_copies(tried, kernel) if choice is None else _on_slices(tried, choice, call.x, kernel)
     return Explanation("", FUSED, kernel, arithmetic, reasons, candidates, kernels=launches)
+
+
+def _on_copies(tried: Tried, gemm: str) -> list[str]:
+    """The launch of a product, and the copies around it that it takes."""
+    before = [f"epigemm CUDA kernel, copy: {', '.join(tried.copies)}"] if tried.copies else []
+    behind = ["epigemm CUDA kernel, copy: the result, from padded rows"] if tried.copies_result else []
+    return [*before, gemm, *behind]
 
 
 def _on_slices(tried: Tried, choice: Choice, x: Tensor, gemm: str) -> list[str]:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import enum
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from epigemm.arguments import precision
 from epigemm.arguments.calls import FIND, LinearCall
 from epigemm.autograd import gradients
 from epigemm.calls import elementwise_kernels
@@ -126,7 +125,8 @@ def judged_there(
     call: LinearCall, place: Tensor, *, keeps_pack: bool = False, is_recorded: bool = False
 ) -> Judged:
     """The same of a call of meta tensors, on the device of `place`; `is_recorded`: by autograd."""
-    found = dry_runs.dry_run(call, dry_runs.ALL_KEPT if keeps_pack else 0, place)
+    slices = dry_runs.ALL_KEPT if keeps_pack else 0
+    found = dry_runs.dry_run(call, slices, place, tried=call.x.dtype != torch.float32)
     way = Way.SLICES if found.on_slices else Way.TENSORS if found.fused else Way.FALLBACK
     if is_recorded and call.x.dtype != torch.float32:
         why_not = RECORDED
@@ -140,24 +140,28 @@ def judged_there(
 
 def _expected_us(call: LinearCall, found: DryRun, place: Tensor, keeps_pack: bool) -> tuple[float, float]:
     """What the device is expected to need in the fallback at the precision in force, and for the decision."""
-    is_fp32 = call.x.dtype == torch.float32
-    device, dtype = place.get_device(), str(call.x.dtype).removeprefix("torch.")
+    asked = _of_fp32(call, found, place, keeps_pack) if call.x.dtype == torch.float32 else found.tried[0].plan
+    fallback_us = plans.fallback_us(asked)
+    return fallback_us, min(fallback_us, plans.fused_us(asked))
+
+
+def _of_fp32(call: LinearCall, found: DryRun, place: Tensor, keeps_pack: bool) -> dict[str, Any]:
+    """The planner's answer for the arithmetic that is decided on."""
+    device = place.get_device()
     (m, k), n = call.x.shape, call.weight.shape[0]
-    asked = plans.ask(
+    return plans.ask(
         call.epilogue.name,
         m,
         n,
         k,
-        dtype,
-        found.arithmetic if is_fp32 else precision.IEEE,
+        "float32",
+        found.arithmetic,
         packed=keeps_pack,
-        tf32_allowed=is_fp32 and dry_runs.order_on(call, place).tf32_allowed,
+        tf32_allowed=dry_runs.order_on(call, place).tf32_allowed,
         has_bias=call.bias is not None,
         gpu=plans.gpu_numbers(device),
         device=device,
     )
-    fallback_us = plans.fallback_us(asked)
-    return fallback_us, min(fallback_us, plans.fused_us(asked))
 
 
 def call_of(chain: Chain, *, is_product_alone: bool | None = None) -> LinearCall:

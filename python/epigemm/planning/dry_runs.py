@@ -44,6 +44,9 @@ class Tried(NamedTuple):
     packed: bool  # on fp16 slices: whether the weight's were not charged to the call
     padded: bool  # there: whether the result is stored elsewhere, in rows of whole 16 bytes, and copied
     tf32_allowed: bool  # whether torch's GEMM, which the plan was compared with, may use TF32
+    tunable: bool  # whether what is measured of it holds for other calls of its sizes
+    copies: tuple[str, ...]  # in 16 bits: which of x and weight are copied for the kernel, in words
+    copies_result: bool  # there: whether the result is copied, too
 
     @property
     def is_on_slices(self) -> bool:
@@ -126,4 +129,14 @@ def order_on(call: LinearCall, place: Tensor) -> _precision.Order:
 def _tried(found: dict[str, Any]) -> Tried:
     plan = found["plan"]
     why_not = "" if found["runs"] else str(found["why_not"] or plan["why_not"])
-    return Tried(found["arithmetic"], why_not, plan, found["packed"], found["padded"], found["tf32_allowed"])
+    return Tried(
+        found["arithmetic"],
+        why_not,
+        plan,
+        found["packed"],
+        found["padded"],
+        found["tf32_allowed"],
+        found["tunable"],
+        tuple(found["copies"]),
+        found["copies_result"],
+    )

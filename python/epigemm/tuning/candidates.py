@@ -80,7 +80,7 @@ def families(call: LinearCall, *, within: float = _HOPELESS) -> Iterator[Family]
     """
     call = call._replace(out=call.new_out())
     considered = consider(call)
-    every = [_planned(call, found, within) for found in considered.found.tried]
+    every = [_planned(call, found, within) for found in considered.found.tried if found.tunable]
     planned = [each for each in every if each.plans and not plans.no_gemm_kernels()]
     why_not = _link(call, planned)
     for each in planned:

@@ -1,0 +1,13 @@
+// A fused plan on copies of what its kernels cannot address (gemm/planner/copies.h).
+#pragma once
+
+#include "gemm/problem.h"
+#include "open/kernel_names.h"
+
+namespace epigemm::call {
+
+// Enqueues the kernels of the plan, and those that make problem.copies around them. `workspace`: copies_bytes(problem).
+// Returns nullptr, or what was refused and why.
+const char* launch_on_copies(const Problem& problem, const Plan& plan, const open::Kernels& kernels, void* workspace);
+
+}  // namespace epigemm::call

@@ -1,0 +1,34 @@
+// Copies of matrices in 16 bits that TMA cannot address: rows that are no whole 16 bytes, such addresses, a transposed
+// matrix. PyTorch's GEMM is slow with the first two. Plain C++.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "gemm/problem.h"
+
+namespace epigemm {
+
+// What has to be copied for the kernels. Nothing where something else keeps them from the problem.
+Copies copies_for(const Problem& problem);
+
+// What it is for tensors without gaps, by the sizes alone.
+Copies copies_for_sizes(const Problem& problem);
+
+// The problem as the kernels see it, on problem.copies. K is a multiple of what TMA loads: zeros lie behind x's and the
+// weight's columns. Where the copies lie is not known yet.
+Problem on_copies(const Problem& problem);
+
+// What making problem.copies is expected to take.
+double copies_microseconds(const Problem& problem);
+
+// Bytes of a workspace for problem.copies, from an address that is aligned to as much as PyTorch's.
+int64_t copies_bytes(const Problem& problem);
+
+// The addresses of the copies in such a workspace, for `on`, which is on_copies(problem).
+void place_copies(const Problem& problem, void* workspace, Problem* on);
+
+// The copies of x and the weight, in words.
+std::vector<std::string> describe_copies(const Problem& problem);
+
+}  // namespace epigemm
