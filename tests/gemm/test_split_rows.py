@@ -23,19 +23,8 @@ INTERLEAVE = 64
 LARGE_MASK = (1 << 28) - 1
 TINY, INFINITE, NAN = 1 << 28, 1 << 29, 1 << 30
 
-# One, short, at and around the interleave, rows held in registers and rows that are read twice; rows that a warp has,
-# one to eight at once, and groups of more rows than one, the last of them not full.
+# One, short, at and around the interleave, rows held in registers and rows that are read twice.
 SIZES = [(1, 1), (3, 7), (5, 64), (2, 65), (33, 130), (16, 1000), (130, 257), (2, 20001), (300, 9000)]
-SIZES += [
-    (265, 96),
-    (300, 200),
-    (1001, 512),
-    (700, 1000),
-    (2049, 70),
-    (5000, 130),
-    (70_000, 65),
-    (2500, 1100),
-]
 
 
 @dataclass(frozen=True)
@@ -45,7 +34,6 @@ class Split:
     roots: npt.NDArray[np.float32]
     facts: npt.NDArray[np.int32]
     tiny: npt.NDArray[np.int32]
-    summaries: npt.NDArray[np.int32]  # [groups, 2]
     high: npt.NDArray[np.float16]  # [rows, padded columns]
     low: npt.NDArray[np.float16] | None
 
@@ -59,13 +47,7 @@ def padded(columns: int, pieces: int) -> int:
 
 
 def split_bytes(rows: int, columns: int, pieces: int) -> int:
-    width = padded(columns, pieces)
-    return 3 * up(4 * rows, ALIGNMENT) + up(8 * rows, ALIGNMENT) + up(2 * pieces * rows * width, ALIGNMENT)
-
-
-def rows_of_group(rows: int) -> int:
-    """Rows of a summary: at most 2048 summaries, but no more than 32 rows."""
-    return next((size for size in (1, 2, 4, 8, 16) if rows <= 2048 * size), 32)
+    return 3 * up(4 * rows, ALIGNMENT) + up(2 * pieces * rows * padded(columns, pieces), ALIGNMENT)
 
 
 def split_into(matrix: Tensor, pieces: int, pack: Tensor) -> Split:
@@ -74,16 +56,13 @@ def split_into(matrix: Tensor, pieces: int, pack: Tensor) -> Split:
     rows, columns = matrix.shape
     section, width = up(4 * rows, ALIGNMENT), padded(columns, pieces)
     raw = pack.cpu().numpy()
-    start = 3 * section + up(8 * rows, ALIGNMENT)
-    halves = raw[start : start + 2 * pieces * rows * width].view(np.float16)
-    groups = -(-rows // rows_of_group(rows))
-    summaries = raw[3 * section : 3 * section + 8 * groups].view(np.int32).reshape(groups, 2)
+    halves = raw[3 * section : 3 * section + 2 * pieces * rows * width].view(np.float16)
     roots = raw[: 4 * rows].view(np.float32)
     facts, tiny = (raw[i * section : i * section + 4 * rows].view(np.int32) for i in (1, 2))
     if pieces == 1:
-        return Split(roots, facts, tiny, summaries, halves.reshape(rows, width), None)
+        return Split(roots, facts, tiny, halves.reshape(rows, width), None)
     blocks = halves.reshape(rows, width // INTERLEAVE, 2, INTERLEAVE)
-    return Split(roots, facts, tiny, summaries, *(blocks[:, :, i].reshape(rows, width) for i in (0, 1)))
+    return Split(roots, facts, tiny, *(blocks[:, :, i].reshape(rows, width) for i in (0, 1)))
 
 
 def split(matrix: Tensor, pieces: int) -> Split:
@@ -124,21 +103,9 @@ def expected(matrix: Tensor, pieces: int) -> Split:
         (2.0 ** (-exponents / 2)).astype(np.float32),
         facts.astype(np.int32),
         tiny.sum(axis=1).astype(np.int32),
-        summaries_of(facts.astype(np.int32)),
         np.pad(high, padding),
         np.pad(low, padding) if pieces == 2 else None,
     )
-
-
-def summaries_of(facts: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
-    """Of each group: the smallest count and all flags, and the smallest count of rows with tiny elements."""
-    size = rows_of_group(len(facts))
-    groups = [facts[first : first + size] for first in range(0, len(facts), size)]
-    counts = [[row & LARGE_MASK for row in group] for group in groups]
-    of_tiny = [[row & LARGE_MASK for row in group if row & TINY] for group in groups]
-    flags = [np.bitwise_or.reduce(group & ~LARGE_MASK) for group in groups]
-    found = [[min(c) | f, min(t, default=LARGE_MASK)] for c, f, t in zip(counts, flags, of_tiny, strict=True)]
-    return np.array(found, dtype=np.int32).reshape(len(groups), 2)
 
 
 def assert_same(actual: Split, wanted: Split) -> None:
@@ -146,7 +113,6 @@ def assert_same(actual: Split, wanted: Split) -> None:
     np.testing.assert_array_equal(actual.roots, wanted.roots)
     np.testing.assert_array_equal(actual.facts, wanted.facts)
     np.testing.assert_array_equal(actual.tiny, wanted.tiny)
-    np.testing.assert_array_equal(actual.summaries, wanted.summaries)
     np.testing.assert_array_equal(actual.high, wanted.high)
     if wanted.low is None:
         assert actual.low is None

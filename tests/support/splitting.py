@@ -11,7 +11,6 @@ from torch import Tensor
 from epigemm.packs.weight_packs import pack_bytes
 from tests.support.packs import INTERLEAVE
 
-LARGE_MASK = (1 << 28) - 1
 TINY, INFINITE, NAN = 1 << 28, 1 << 29, 1 << 30
 _ALIGNMENT = 256
 
@@ -33,22 +32,6 @@ def _statistics(matrix: Tensor, scaled: Tensor, tiny: Tensor) -> Tensor:
     return found
 
 
-def _summaries(statistics: Tensor) -> Tensor:
-    """Of groups of rows, at most 2048 of them but no more than 32 rows, and room for one a row."""
-    rows, large = len(statistics), statistics & LARGE_MASK
-    size = next((size for size in (1, 2, 4, 8, 16) if rows <= 2048 * size), 32)
-    groups = -(-rows // size)
-    of_tiny = torch.where(statistics & TINY != 0, large, LARGE_MASK)
-    found = torch.zeros(rows, 2, dtype=torch.int64)
-    for group in range(groups):
-        those = slice(group * size, (group + 1) * size)
-        flags = 0
-        for flag in (TINY, INFINITE, NAN):
-            flags |= flag if bool((statistics[those] & flag).any()) else 0
-        found[group] = torch.stack((large[those].min() | flags, of_tiny[those].min()))
-    return found
-
-
 def split_rows(matrix: Tensor, slices: int, pack: Tensor) -> None:
     """What `epigemm::_split_rows_out` writes."""
     (rows, columns), size = matrix.shape, pack_bytes(*matrix.shape, slices)
@@ -65,12 +48,10 @@ def split_rows(matrix: Tensor, slices: int, pack: Tensor) -> None:
     parts = [torch.nn.functional.pad(each, (0, width - columns)) for each in (high, low)[:slices]]
     if slices == 2:
         parts = [each.view(rows, width // INTERLEAVE, 1, INTERLEAVE) for each in parts]
-    statistics = _statistics(matrix, scaled, tiny)
     sections = [
         torch.exp2(-exponents.double() / 2).float(),
-        statistics.int(),
+        _statistics(matrix, scaled, tiny).int(),
         tiny.sum(1).int(),
-        _summaries(statistics).int(),
         torch.cat(parts, 2) if slices == 2 else parts[0],
     ]
     start = 0

@@ -23,36 +23,34 @@ struct FixupArguments {
 
 // --- the range check -----------------------------------------------------------------------------------------------
 
-// Of all threads of the CTA, the same in each.
-__device__ inline RangeStatistics across_cta(RangeStatistics mine) {
+__device__ __forceinline__ RangeStatistics across_warp(RangeStatistics statistics) {
+  for (int distance = 16; distance > 0; distance /= 2) {
+    statistics = combine(statistics, {__shfl_xor_sync(0xffffffffu, statistics.least_large, distance),
+                                      __shfl_xor_sync(0xffffffffu, statistics.least_large_of_tiny, distance),
+                                      __shfl_xor_sync(0xffffffffu, statistics.flags, distance)});
+  }
+  return statistics;
+}
+
+// The combined statistics of rows [first, end), the same in every thread of the CTA.
+__device__ inline RangeStatistics statistics_of_rows(const int32_t* statistics, int64_t first, int64_t end) {
   __shared__ RangeStatistics of_warp[kThreads / 32];
-  mine = across_lanes(mine, 31);
+  RangeStatistics mine;
+  // Four at a time: `first` is a multiple of the tile's size, the section of statistics is aligned.
+  const int64_t whole = first + (end - first) / 4 * 4;
+  for (int64_t row = first + 4 * int64_t(threadIdx.x); row < whole; row += 4 * kThreads) {
+    const int4 four = __ldcg(reinterpret_cast<const int4*>(statistics + row));
+    mine = combine(combine(mine, range_statistics(four.x)), range_statistics(four.y));
+    mine = combine(combine(mine, range_statistics(four.z)), range_statistics(four.w));
+  }
+  if (whole + threadIdx.x < end) mine = combine(mine, range_statistics(__ldcg(statistics + whole + threadIdx.x)));
+  mine = across_warp(mine);
   __syncthreads();  // the previous call's result has been read
   if (threadIdx.x % 32 == 0) of_warp[threadIdx.x / 32] = mine;
   __syncthreads();
   mine = of_warp[0];
   for (int warp = 1; warp < kThreads / 32; ++warp) mine = combine(mine, of_warp[warp]);
   return mine;
-}
-
-// Of the rows of a tile, which are fewer than threads.
-__device__ inline RangeStatistics statistics_of_rows(const int32_t* statistics, int64_t first, int64_t end) {
-  static_assert(fp32_tile::kTileM <= kThreads && fp32_tile::kTileN <= kThreads);
-  RangeStatistics mine;
-  if (first + threadIdx.x < end) mine = range_statistics(__ldcg(statistics + first + threadIdx.x));
-  return across_cta(mine);
-}
-
-// Of all rows: two summaries at a time, whose section is aligned.
-__device__ inline RangeStatistics statistics_of_all(const SplitMatrix& matrix) {
-  const int64_t groups = groups_of(matrix.rows);
-  RangeStatistics mine;
-  for (int64_t group = 2 * int64_t(threadIdx.x); group < groups; group += 2 * kThreads) {
-    const int4 two = __ldcg(reinterpret_cast<const int4*>(matrix.summaries + group));
-    mine = combine(mine, range_statistics(Summary{two.x, two.y}));
-    if (group + 1 < groups) mine = combine(mine, range_statistics(Summary{two.z, two.w}));
-  }
-  return across_cta(mine);
 }
 
 // --- which results of a tile ---------------------------------------------------------------------------------------
@@ -182,8 +180,8 @@ template <class Epilogue>
 __device__ __forceinline__ void run_fixup(const FixupArguments& p) {
   // All rows at once: the answer nearly always, and only some KB to read. They are there: the GEMM lets this kernel
   // start when all its CTAs have waited for the splits.
-  const RangeStatistics weight = statistics_of_all(p.split_weight);
-  const RangeStatistics x = statistics_of_all(p.split_x);
+  const RangeStatistics weight = statistics_of_rows(p.split_weight.statistics, 0, p.weight.rows);
+  const RangeStatistics x = statistics_of_rows(p.split_x.statistics, 0, p.x.rows);
   const bool nothing = !out_of_range(x, weight, p.x.columns) && !has_non_finite(x.flags | weight.flags);
   // In any case, even to return: whoever comes next waits for this kernel alone.
   wait_for_gemm();

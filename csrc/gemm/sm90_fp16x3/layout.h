@@ -4,7 +4,6 @@
 //   roots   fp32[rows]    2^(-e / 2) for the row's scale 2^e
 //   statistics   int32[rows]   what the range check has to know of the row (range_check.h)
 //   tiny    int32[rows]   how many of its elements lose bits
-//   summaries   Summary[rows]   of groups of rows, the first groups_of(rows): what the range check reads of all rows
 //   slices  fp16          two slices: [rows, columns / 64, 2, 64], 64 hi and then their 64 lo: what a stage of the
 //                         mainloop reads of a row is 256 bytes in one place; one slice: [rows, columns]
 // Columns are padded with zeros.
@@ -38,31 +37,6 @@ __host__ __device__
   return slices == 1 ? column : (column / kInterleave * kSlices + slice) * kInterleave + column % kInterleave;
 }
 
-// The statistics of some rows, written as two numbers (range_check.h).
-struct alignas(8) Summary {
-  int32_t large_and_flags, large_of_tiny;
-};
-
-// Rows of a summary, a power of two: few enough summaries for one CTA to read, and no more rows than a strip of the
-// split has (split_rows.cu).
-#if defined(__CUDACC__)
-__host__ __device__
-#endif
-    constexpr int rows_of_group(int64_t rows) {
-  constexpr int64_t kManyGroups = 2048;
-  constexpr int kMostRows = 32;
-  int of_group = 1;
-  while (of_group < kMostRows && rows > kManyGroups * of_group) of_group *= 2;
-  return of_group;
-}
-
-#if defined(__CUDACC__)
-__host__ __device__
-#endif
-    constexpr int64_t groups_of(int64_t rows) {
-  return (rows + rows_of_group(rows) - 1) / rows_of_group(rows);
-}
-
 // An fp32 matrix with any strides, in elements.
 struct StridedMatrix {
   const float* data = nullptr;
@@ -75,17 +49,12 @@ struct SplitMatrix {
   float* roots = nullptr;
   int32_t* statistics = nullptr;
   int32_t* tiny = nullptr;
-  Summary* summaries = nullptr;
   void* slices = nullptr;  // fp16
   int64_t rows = 0, columns = 0, padded_columns = 0;
 };
 
-constexpr int64_t summary_bytes(int64_t rows) {
-  return round_up_to(static_cast<int64_t>(sizeof(Summary)) * rows, kSectionAlignment);
-}
-
 constexpr int64_t split_bytes(int64_t rows, int64_t columns, int slices) {
-  return 3 * round_up_to(4 * rows, kSectionAlignment) + summary_bytes(rows) +
+  return 3 * round_up_to(4 * rows, kSectionAlignment) +
          round_up_to(2 * slices * rows * padded_columns(columns, slices), kSectionAlignment);
 }
 
@@ -95,8 +64,7 @@ inline SplitMatrix split_view(void* buffer, int64_t rows, int64_t columns, int s
   return {reinterpret_cast<float*>(start),
           reinterpret_cast<int32_t*>(start + section),
           reinterpret_cast<int32_t*>(start + 2 * section),
-          reinterpret_cast<Summary*>(start + 3 * section),
-          start + 3 * section + summary_bytes(rows),
+          start + 3 * section,
           rows,
           columns,
           padded_columns(columns, slices)};

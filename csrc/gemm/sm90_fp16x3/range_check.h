@@ -21,7 +21,6 @@
 // T also leaves those rows to fp32 that spread so far that few products count: their 24 bits are better there than 22.
 #pragma once
 
-#include "gemm/sm90_fp16x3/layout.h"
 #include "gemm/sm90_fp16x3/slices.h"
 
 namespace epigemm::sm90_fp16x3 {
@@ -44,26 +43,6 @@ EPIGEMM_HOST_DEVICE RangeStatistics combine(const RangeStatistics& a, const Rang
   return {smaller(a.least_large, b.least_large), smaller(a.least_large_of_tiny, b.least_large_of_tiny),
           a.flags | b.flags};
 }
-
-EPIGEMM_HOST_DEVICE Summary summary(const RangeStatistics& rows) {
-  return {rows.least_large | rows.flags, rows.least_large_of_tiny};
-}
-
-EPIGEMM_HOST_DEVICE RangeStatistics range_statistics(const Summary& rows) {
-  return {rows.large_and_flags & kLargeMask, rows.large_of_tiny, rows.large_and_flags & ~kLargeMask};
-}
-
-#if defined(__CUDACC__)
-// Together with those of the lanes whose numbers differ in the bits of `distances`, a mask of low bits.
-__device__ __forceinline__ RangeStatistics across_lanes(RangeStatistics statistics, int distances) {
-  for (int distance = 1; distance <= distances; distance *= 2) {
-    statistics = combine(statistics, {__shfl_xor_sync(0xffffffffu, statistics.least_large, distance),
-                                      __shfl_xor_sync(0xffffffffu, statistics.least_large_of_tiny, distance),
-                                      __shfl_xor_sync(0xffffffffu, statistics.flags, distance)});
-  }
-  return statistics;
-}
-#endif
 
 EPIGEMM_HOST_DEVICE bool too_few_large(int32_t large_x, int32_t large_weight, int64_t columns) {
   const int64_t needed = columns / 64 > 1 ? columns / 64 : 1;

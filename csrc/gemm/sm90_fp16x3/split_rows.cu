@@ -2,15 +2,97 @@
 // finding its largest element and writing its slices.
 #include "gemm/sm90_fp16x3/split_rows.h"
 
+#include <cooperative_groups.h>
+#include <cuda_fp16.h>
+
 #include <algorithm>
 
+#include "device/dependent.cuh"
 #include "device/launch.h"
-#include "gemm/sm90_fp16x3/split_strips.cuh"
+#include "gemm/sm90_fp16x3/slices.h"
 
 namespace epigemm::sm90_fp16x3 {
 namespace {
 
 constexpr int kVector = 4;  // elements a thread handles together: 16 bytes read, 8 bytes of each slice written
+constexpr int kMostThreads = 1024;
+
+template <class T, class Combine>
+__device__ __forceinline__ T reduce_warp(T value, Combine combine) {
+#pragma unroll
+  for (int distance = 16; distance > 0; distance /= 2) {
+    value = combine(value, __shfl_xor_sync(0xffffffffu, value, distance));
+  }
+  return value;
+}
+
+// Combines one value of every thread of the CTA; `neutral` changes nothing. Every thread gets the result.
+template <class T, class Combine>
+__device__ __forceinline__ T reduce(T value, T neutral, Combine combine) {
+  __shared__ T of_warp[kMostThreads / 32];
+  value = reduce_warp(value, combine);
+  if (blockDim.x == 32) return value;
+  const unsigned lane = threadIdx.x % 32;
+  if (lane == 0) of_warp[threadIdx.x / 32] = value;
+  __syncthreads();
+  return reduce_warp(lane < blockDim.x / 32 ? of_warp[lane] : neutral, combine);
+}
+
+__device__ __forceinline__ float larger(float a, float b) { return a < b ? b : a; }
+
+struct Largest {
+  __device__ float operator()(float a, float b) const { return larger(a, b); }
+};
+// Both counts and the flags of some elements of a row, as one number that shuffles can carry.
+using Counts = int64_t;
+__device__ __forceinline__ Counts counts(int32_t large, int32_t flags, int32_t tiny) {
+  return int64_t(tiny) << 32 | large | flags;
+}
+__device__ __forceinline__ int32_t large_of(Counts counts) { return static_cast<int32_t>(counts) & kLargeMask; }
+__device__ __forceinline__ int32_t flags_of(Counts counts) { return static_cast<int32_t>(counts) & ~kLargeMask; }
+__device__ __forceinline__ int32_t tiny_of(Counts counts) { return static_cast<int32_t>(counts >> 32); }
+
+// Counts of disjoint elements add up to at most the number of columns.
+struct Together {
+  __device__ Counts operator()(Counts a, Counts b) const {
+    return counts(large_of(a) + large_of(b), flags_of(a) | flags_of(b), tiny_of(a) + tiny_of(b));
+  }
+};
+
+__device__ __forceinline__ Slices<__half> split_one(float s) {
+  return split_element<__half>(s, [](float x) { return __float2half_rn(x); }, [](__half x) { return __half2float(x); });
+}
+
+__device__ __forceinline__ void write_statistics(const SplitMatrix& out, int64_t row, float largest, Counts counts) {
+  out.roots[row] = row_root(row_exponent(largest));
+  out.tiny[row] = tiny_of(counts);
+  out.statistics[row] =
+      row_statistics(large_of(counts), flags_of(counts), tiny_of(counts), row_scale(largest), out.columns);
+}
+
+// Writes the slices of neighbouring elements and returns their share in the row statistics.
+template <int Count>
+__device__ __forceinline__ Counts write_slices(const float (&x)[Count], int valid, const RowScale& scale, int slices,
+                                               __half* row, int column) {
+  int32_t large = 0, flags = 0, tiny = 0;
+  struct alignas(2 * Count) {
+    __half values[Count];
+  } high, low;
+#pragma unroll
+  for (int i = 0; i < Count; ++i) {
+    const float s = scaled(x[i], scale);
+    const Slices<__half> split = split_one(s);
+    high.values[i] = split.high;
+    low.values[i] = split.low;
+    large += i < valid ? large_count(s, scale) : 0;
+    flags |= element_flags(x[i]);
+    tiny += tiny_count(x[i], s);
+  }
+  using Vector = decltype(high);
+  *reinterpret_cast<Vector*>(row + slice_offset(column, 0, slices)) = high;
+  if (slices == kSlices) *reinterpret_cast<Vector*>(row + slice_offset(column, 1, slices)) = low;
+  return counts(large, flags, tiny);
+}
 
 // --- rows along memory (or with any strides) -----------------------------------------------------------------------
 
@@ -34,133 +116,176 @@ struct Row {
   }
 };
 
-// Empty from row `end` on.
-template <bool Vectors>
-__device__ __forceinline__ Row<Vectors> row_of(const StridedMatrix& matrix, int64_t row, int64_t end) {
-  return Row<Vectors>{matrix.data + row * matrix.row_stride, row < end ? static_cast<int>(matrix.columns) : 0,
-                      matrix.column_stride};
-}
-
-// Who splits a row, and whether all of it is held.
-struct OneCta {
-  static constexpr bool kHoldsAll = false;
-  static __device__ int thread() { return static_cast<int>(threadIdx.x); }
-  static __device__ int threads() { return static_cast<int>(blockDim.x); }
-  template <class T, class Combine>
-  static __device__ T together(T value, T neutral, Combine combine) {
-    return reduce(value, neutral, combine);
-  }
-};
-struct OneWarp {
-  static constexpr bool kHoldsAll = true;
-  static __device__ int thread() { return static_cast<int>(threadIdx.x % 32); }
-  static __device__ constexpr int threads() { return 32; }
-  template <class T, class Combine>
-  static __device__ T together(T value, T, Combine combine) {
-    return reduce_warp(value, combine);
-  }
-};
-
-// Splits `Rows` rows at once, those of them that are before `end`. Held: how many vectors of a row a thread keeps in
-// registers; longer rows are read again, from L2. Returns the statistics in the first thread.
-template <class Team, int Rows, int Held, bool Vectors>
-__device__ __forceinline__ RangeStatistics split_rows_at(int64_t first_row, int64_t end, const StridedMatrix& matrix,
-                                                         const SplitMatrix& out, int slices) {
-  const int first = Team::thread() * kVector, step = Team::threads() * kVector;
+// One CTA a row. Held: how many vectors of its row a thread keeps in registers; longer rows are read again, from L2.
+template <int Held, bool Vectors>
+__global__ void __launch_bounds__(kMostThreads) split_rows_kernel(StridedMatrix matrix, SplitMatrix out, int slices) {
+  cuda::let_dependents_start();
+  const int64_t r = blockIdx.x;
+  const Row<Vectors> row = {matrix.data + r * matrix.row_stride, static_cast<int>(matrix.columns),
+                            matrix.column_stride};
+  const int first = threadIdx.x * kVector, step = blockDim.x * kVector;
   const int padded = static_cast<int>(out.padded_columns);
-  Row<Vectors> rows[Rows];
-  float held[Rows][Held][kVector], largest[Rows];
+
+  float held[Held][kVector];
+  float largest = 0.0f;
 #pragma unroll
-  for (int r = 0; r < Rows; ++r) {
-    rows[r] = row_of<Vectors>(matrix, first_row + r, end);
+  for (int i = 0; i < Held; ++i) row.load(first + i * step, held[i]);
 #pragma unroll
-    for (int i = 0; i < Held; ++i) rows[r].load(first + i * step, held[r][i]);
+  for (int i = 0; i < Held; ++i) {
+#pragma unroll
+    for (int j = 0; j < kVector; ++j) largest = larger(largest, finite_magnitude(held[i][j]));
   }
+  for (int column = first + Held * step; column < row.columns; column += step) {
+    float x[kVector];
+    row.load(column, x);
 #pragma unroll
-  for (int r = 0; r < Rows; ++r) {
-    largest[r] = 0.0f;
-#pragma unroll
-    for (int i = 0; i < Held; ++i) {
-#pragma unroll
-      for (int j = 0; j < kVector; ++j) largest[r] = larger(largest[r], finite_magnitude(held[r][i][j]));
-    }
-    for (int column = first + Held * step; !Team::kHoldsAll && column < rows[r].columns; column += step) {
-      float x[kVector];
-      rows[r].load(column, x);
-#pragma unroll
-      for (int j = 0; j < kVector; ++j) largest[r] = larger(largest[r], finite_magnitude(x[j]));
-    }
-    largest[r] = Team::together(largest[r], 0.0f, Largest{});
+    for (int j = 0; j < kVector; ++j) largest = larger(largest, finite_magnitude(x[j]));
   }
-  RangeStatistics all;
+  largest = reduce(largest, 0.0f, Largest{});
+
+  const RowScale scale = row_scale(largest);
+  auto* const halves = static_cast<__half*>(out.slices) + r * out.padded_columns * slices;
+  Counts statistics = 0;
 #pragma unroll
-  for (int r = 0; r < Rows; ++r) {
-    if (first_row + r >= end) break;
-    const RowScale scale = row_scale(largest[r]);
-    auto* const halves = static_cast<__half*>(out.slices) + (first_row + r) * out.padded_columns * slices;
-    Counts found = 0;
-#pragma unroll
-    for (int i = 0; i < Held; ++i) {
-      const int column = first + i * step;
-      if (column < padded) {
-        found = Together{}(found, write_slices(held[r][i], rows[r].valid(column), scale, slices, halves, column));
-      }
-    }
-    for (int column = first + Held * step; !Team::kHoldsAll && column < padded; column += step) {
-      float x[kVector];
-      rows[r].load(column, x);
-      found = Together{}(found, write_slices(x, rows[r].valid(column), scale, slices, halves, column));
-    }
-    found = Team::together(found, Counts{0}, Together{});
-    if (Team::thread() == 0) {
-      all = combine(all, range_statistics(write_statistics(out, first_row + r, largest[r], found)));
+  for (int i = 0; i < Held; ++i) {
+    const int column = first + i * step;
+    if (column < padded) {
+      statistics = Together{}(statistics, write_slices(held[i], row.valid(column), scale, slices, halves, column));
     }
   }
-  return all;
+  for (int column = first + Held * step; column < padded; column += step) {
+    float x[kVector];
+    row.load(column, x);
+    statistics = Together{}(statistics, write_slices(x, row.valid(column), scale, slices, halves, column));
+  }
+  statistics = reduce(statistics, Counts{0}, Together{});
+  if (threadIdx.x == 0) write_statistics(out, r, largest, statistics);
 }
 
-// A team takes a group of rows, and writes its summary.
-template <class Team, int Rows, int Held, bool Vectors>
-__device__ __forceinline__ void split_group(int64_t group, const StridedMatrix& matrix, const SplitMatrix& out,
-                                            int slices) {
-  const int of_group = rows_of_group(matrix.rows);
-  const int64_t end = min((group + 1) * of_group, matrix.rows);
-  RangeStatistics all;
-  for (int64_t row = group * of_group; row < end; row += Rows) {
-    all = combine(all, split_rows_at<Team, Rows, Held, Vectors>(row, end, matrix, out, slices));
+// --- rows across memory (a transposed matrix) ----------------------------------------------------------------------
+
+constexpr int kStrip = 32;  // rows a cluster takes: 128 adjacent bytes at every column
+constexpr int kStripThreads = 512;
+constexpr int kStripWarps = kStripThreads / 32;
+constexpr int kRowsOfWarp = kStrip / kStripWarps;
+constexpr int kColumnsOfWarp = kInterleave / kStripWarps;
+constexpr int kMostSharing = 8;  // CTAs of a cluster: the portable limit
+
+// The CTAs that share a strip: each takes a part of its columns.
+struct Sharing {
+#if __CUDA_ARCH__ >= 900
+  cooperative_groups::cluster_group cluster = cooperative_groups::this_cluster();
+  __device__ int rank() const { return static_cast<int>(cluster.block_rank()); }
+  __device__ int count() const { return static_cast<int>(cluster.num_blocks()); }
+  __device__ void sync() const { cluster.sync(); }
+  template <class T>
+  __device__ const T& of(const T& shared, int rank) const {
+    return *cluster.map_shared_rank(&shared, rank);
   }
-  if (Team::thread() == 0) out.summaries[group] = summary(all);
-}
+#else
+  __device__ int rank() const { return 0; }
+  __device__ int count() const { return 1; }
+  __device__ void sync() const { __syncthreads(); }
+  template <class T>
+  __device__ const T& of(const T& shared, int) const {
+    return shared;
+  }
+#endif
+};
 
-// So many threads have the registers for so many vectors.
-constexpr int most_threads(int held) { return held <= 2 ? kMostThreads : kMostThreads / 2; }
-
-template <int Held, bool Vectors>
-__global__ void __launch_bounds__(most_threads(Held))
-    split_by_ctas_kernel(StridedMatrix matrix, SplitMatrix out, int slices) {
+// A strip of rows is read twice: coalesced along the strip for the largest elements, then in blocks of 64 columns that
+// turn round in shared memory. Few rows make few strips, so a cluster shares one: a CTA by itself would take 40 us for
+// a weight of 768 x 3072, which is as long as the product (H200).
+__global__ void __launch_bounds__(kStripThreads)
+    split_strips_kernel(StridedMatrix matrix, SplitMatrix out, int slices) {
   cuda::let_dependents_start();
-  split_group<OneCta, /*Rows=*/1, Held, Vectors>(blockIdx.x, matrix, out, slices);
-}
+  __shared__ float block[kInterleave][kStrip + 1];  // + 1: columns of it are read without bank conflicts
+  __shared__ float largest_of_warp[kStripWarps][kStrip];
+  __shared__ float largest_of_row[kStrip];
+  __shared__ Counts statistics_of_row[kStrip];
+  const Sharing sharing;
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const int64_t r0 = int64_t(blockIdx.x / sharing.count()) * kStrip;
+  const bool inside = r0 + lane < matrix.rows;
+  const float* const data = matrix.data + (r0 + lane) * matrix.row_stride;
+  const auto load = [&](int64_t column) {
+    return inside && column < matrix.columns ? data[column * matrix.column_stride] : 0.0f;
+  };
 
-// Short rows: a warp holds several, so that enough bytes are on their way.
-constexpr int kWarps = 4, kMostHeldByWarp = 8;
-constexpr int rows_at_once(int held) { return held >= 4 ? 1 : 4 / held; }
+  const int64_t blocks = (out.padded_columns + kInterleave - 1) / kInterleave;
+  const int64_t share = (blocks + sharing.count() - 1) / sharing.count();
+  const int64_t first = min(sharing.rank() * share, blocks), end = min(first + share, blocks);
 
-template <int Held, bool Vectors>
-__global__ void __launch_bounds__(32 * kWarps, 4)
-    split_by_warps_kernel(StridedMatrix matrix, SplitMatrix out, int slices) {
-  cuda::let_dependents_start();
-  const int64_t group = blockIdx.x * int64_t(kWarps) + threadIdx.x / 32;
-  if (group >= groups_of(matrix.rows)) return;
-  split_group<OneWarp, rows_at_once(Held), Held, Vectors>(group, matrix, out, slices);
+  float largest = 0.0f;
+#pragma unroll 8
+  for (int64_t column = first * kInterleave + warp; column < end * kInterleave; column += kStripWarps) {
+    largest = larger(largest, finite_magnitude(load(column)));
+  }
+  largest_of_warp[warp][lane] = largest;
+  __syncthreads();
+  if (warp == 0) {
+    for (int other = 1; other < kStripWarps; ++other) largest = larger(largest, largest_of_warp[other][lane]);
+    largest_of_row[lane] = largest;
+  }
+  sharing.sync();
+
+  float row_largest[kRowsOfWarp];
+  Counts statistics[kRowsOfWarp] = {};
+#pragma unroll
+  for (int i = 0; i < kRowsOfWarp; ++i) {
+    const float mine = lane < sharing.count() ? sharing.of(largest_of_row[warp * kRowsOfWarp + i], lane) : 0.0f;
+    row_largest[i] = reduce_warp(mine, Largest{});
+  }
+
+  float next[kColumnsOfWarp];  // loaded while the block ahead is written
+  const auto load_block = [&](int64_t b) {
+#pragma unroll
+    for (int i = 0; i < kColumnsOfWarp; ++i) next[i] = load(b * kInterleave + i * kStripWarps + warp);
+  };
+  load_block(first);
+  for (int64_t b = first; b < end; ++b) {
+    __syncthreads();
+#pragma unroll
+    for (int i = 0; i < kColumnsOfWarp; ++i) block[i * kStripWarps + warp][lane] = next[i];
+    __syncthreads();
+    if (b + 1 < end) load_block(b + 1);
+    const int64_t column = b * kInterleave + 2 * lane;
+    const int valid = static_cast<int>(max(int64_t(0), min(int64_t(2), matrix.columns - column)));
+#pragma unroll
+    for (int i = 0; i < kRowsOfWarp; ++i) {
+      const int64_t row = r0 + warp * kRowsOfWarp + i;
+      if (row >= matrix.rows || column >= out.padded_columns) continue;
+      const float x[2] = {block[2 * lane][warp * kRowsOfWarp + i], block[2 * lane + 1][warp * kRowsOfWarp + i]};
+      auto* const halves = static_cast<__half*>(out.slices) + row * out.padded_columns * slices;
+      statistics[i] =
+          Together{}(statistics[i], write_slices(x, valid, row_scale(row_largest[i]), slices, halves, column));
+    }
+  }
+
+#pragma unroll
+  for (int i = 0; i < kRowsOfWarp; ++i) {
+    statistics[i] = reduce_warp(statistics[i], Together{});
+    if (lane == 0) statistics_of_row[warp * kRowsOfWarp + i] = statistics[i];
+  }
+  sharing.sync();
+  if (sharing.rank() == 0) {
+#pragma unroll
+    for (int i = 0; i < kRowsOfWarp; ++i) {
+      const int64_t row = r0 + warp * kRowsOfWarp + i;
+      const Counts mine = lane < sharing.count() ? sharing.of(statistics_of_row[warp * kRowsOfWarp + i], lane) : 0;
+      const Counts all = reduce_warp(mine, Together{});
+      if (lane == 0 && row < matrix.rows) write_statistics(out, row, row_largest[i], all);
+    }
+  }
+  sharing.sync();  // a CTA's shared memory stays until the first one has read it
 }
 
 // --- launch --------------------------------------------------------------------------------------------------------
 
-constexpr int64_t kFewRows = 264;  // each must be fast by itself
-
 int threads_for(int64_t rows, int64_t padded_columns) {
-  // With few rows at most two vectors a thread. With many, eight keep the memory busier and the reductions fewer.
+  // With few rows each must be fast by itself: at most two vectors a thread. With many, eight keep the memory busier
+  // and the reductions fewer.
+  constexpr int64_t kFewRows = 264;
   const int64_t vectors = padded_columns / kVector;
   const int64_t wanted = vectors / (rows <= kFewRows ? 2 : 8);
   const int64_t most = rows <= kFewRows ? kMostThreads : 256;
@@ -187,28 +312,20 @@ const char* enqueue(int64_t blocks, int cluster, int threads, StridedMatrix matr
 }
 
 template <bool Vectors>
-const char* launch_warps(const StridedMatrix& matrix, const SplitMatrix& out, int slices, Place place) {
-  const int64_t held = (out.padded_columns + 32 * kVector - 1) / (32 * kVector);
-  const auto launch = held <= 1   ? &enqueue<&split_by_warps_kernel<1, Vectors>>
-                      : held <= 2 ? &enqueue<&split_by_warps_kernel<2, Vectors>>
-                      : held <= 4 ? &enqueue<&split_by_warps_kernel<4, Vectors>>
-                                  : &enqueue<&split_by_warps_kernel<8, Vectors>>;
-  const int64_t ctas = (groups_of(matrix.rows) + kWarps - 1) / kWarps;
-  return launch(ctas, /*cluster=*/1, 32 * kWarps, matrix, out, slices, place);
+const char* launch_rows(const StridedMatrix& matrix, const SplitMatrix& out, int slices, Place place) {
+  const int threads = threads_for(matrix.rows, out.padded_columns);
+  const int64_t held = (out.padded_columns + threads * kVector - 1) / (threads * kVector);
+  const auto launch = held <= 2 ? &enqueue<&split_rows_kernel<2, Vectors>> : &enqueue<&split_rows_kernel<8, Vectors>>;
+  return launch(matrix.rows, /*cluster=*/1, threads, matrix, out, slices, place);
 }
 
-template <bool Vectors>
-const char* launch_rows(const StridedMatrix& matrix, const SplitMatrix& out, int slices, Place place) {
-  if (matrix.rows > kFewRows && out.padded_columns <= 32 * kVector * kMostHeldByWarp) {
-    return launch_warps<Vectors>(matrix, out, slices, place);
-  }
-  const int threads = threads_for(matrix.rows, out.padded_columns);
-  if (out.padded_columns <= 2 * threads * kVector) {
-    return enqueue<&split_by_ctas_kernel<2, Vectors>>(groups_of(matrix.rows), /*cluster=*/1, threads, matrix, out,
-                                                      slices, place);
-  }
-  return enqueue<&split_by_ctas_kernel<8, Vectors>>(groups_of(matrix.rows), /*cluster=*/1,
-                                                    std::min(threads, most_threads(8)), matrix, out, slices, place);
+// As many CTAs for a strip as fill the GPU twice, and as each has two blocks of columns for.
+int ctas_sharing(int64_t strips, int64_t padded_columns) {
+  constexpr int64_t kManyCtas = 264;
+  const int64_t blocks = (padded_columns + kInterleave - 1) / kInterleave;
+  int ctas = 1;
+  while (ctas < kMostSharing && strips * ctas < kManyCtas && blocks >= 4 * ctas) ctas *= 2;
+  return ctas;
 }
 
 }  // namespace

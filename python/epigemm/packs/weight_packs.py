@@ -54,11 +54,10 @@ def checked_use(pack: str) -> str:
 def pack_bytes(rows: int, columns: int, slices: int) -> int:
     """Bytes of a [rows, columns] matrix in slices, as csrc/gemm/sm90_fp16x3/layout.h lays it out.
 
-    Scales, statistics, counts and summaries of the rows, then the slices, each section of whole 256 bytes.
+    Scales, statistics and counts of the rows, then the slices, each section of whole 256 bytes.
     """
     padded = _round_up(columns, _INTERLEAVE if slices == 2 else 8)
-    sections = 4 * rows, 4 * rows, 4 * rows, 8 * rows, 2 * slices * rows * padded
-    return sum(_round_up(each, _SECTION) for each in sections)
+    return 3 * _round_up(4 * rows, _SECTION) + _round_up(2 * slices * rows * padded, _SECTION)
 
 
 class _Owner:
