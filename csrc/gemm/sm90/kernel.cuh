@@ -28,7 +28,7 @@ template <class Element_, int Stages, Schedule schedule>
 struct OneProduct {
   using Element = Element_;
   static constexpr int kSlices = 1;
-  static constexpr bool kPrefetchesRows = false;
+  static constexpr bool kPrefetchesRows = false, kStartsNextEarly = false;
   static constexpr int kAlignment = 16 / sizeof(Element);  // what TMA asks of pointers and row strides
 
   template <class TileShape, class ClusterShape>
@@ -41,9 +41,10 @@ struct OneProduct {
                          cutlass::gemm::KernelTmaWarpSpecializedPingpong>>::CollectiveOp;
 };
 
-// Types: Element (of x and the weight), Mainloop, kSlices (numbers that it reads for one of x or the weight),
-// kPrefetchesRows (whose head it brings to L2 while the kernel ahead runs, which must not write them), as in
-// OneProduct; Operand, Output, Sums (epilogue.cuh); `tile`.
+// Types, as in OneProduct: Element (of x and the weight), Mainloop, kSlices (numbers that it reads for one of x or the
+// weight), kPrefetchesRows (their head comes to L2 while the kernel ahead runs, which must not write them),
+// kStartsNextEarly (the next kernel has something to do before this one's results are there). Besides: Operand, Output,
+// Sums (epilogue.cuh); `tile`.
 template <class Types>
 struct Kernel {
   using Element = typename Types::Element;
@@ -128,6 +129,7 @@ struct Kernel {
   // --- the producer's warps ------------------------------------------------------------------------------------------
 
   CUTLASS_DEVICE static void load(Params const& p, Shared& shared, Pipeline& pipeline, int lane) {
+    if constexpr (Types::kStartsNextEarly) cutlass::arch::launch_dependent_grids();
     Mainloop mainloop;
     auto const inputs =
         mainloop.load_init(cute::make_shape(p.epilogue.rows, p.epilogue.columns, p.k, cute::Int<1>{}), p.mainloop);

@@ -42,6 +42,8 @@ struct Types : std::conditional_t<arithmetic == Arithmetic::Split, ThreeProducts
   using Operand = float;
   using Output = float;
   using Sums = RescaledSums;
+  // The fixup reads the row statistics meanwhile. They are there: this kernel has waited for the splits.
+  static constexpr bool kStartsNextEarly = true;
 };
 
 }  // namespace epigemm::sm90_fp16x3

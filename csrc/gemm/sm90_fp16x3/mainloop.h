@@ -27,7 +27,6 @@
 
 #include "cute/atom/mma_atom.hpp"
 #include "cute/tensor.hpp"
-#include "cutlass/arch/grid_dependency_control.h"
 #include "cutlass/cutlass.h"
 #include "cutlass/gemm/collective/collective_builder.hpp"
 #include "cutlass/pipeline/pipeline.hpp"
@@ -173,9 +172,6 @@ struct Mainloop {
                            KTileIterator, int k_tile_count, int, uint32_t block_rank_in_cluster,
                            TensorStorage& shared) {
     using namespace cute;
-    // The fixup kernel reads the row statistics while this one runs. They are there: this warp has waited for the
-    // kernels ahead.
-    cutlass::arch::launch_dependent_grids();
     if (!elect_one_sync()) return;
     constexpr uint32_t cluster_x = get<0>(ClusterShape{});
     uint2 const block_in_cluster = {block_rank_in_cluster % cluster_x, block_rank_in_cluster / cluster_x};
