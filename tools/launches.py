@@ -82,7 +82,7 @@ class Launch:
         number: among those of a seed.
         problem: what is computed, by name.
         kernel: which of the arithmetic's kernels, as a share of their list; None: what the planner chooses.
-        order: raster, exponent of the swizzle, and in how many parts K is split where a kernel splits it.
+        order: raster, and the exponents of the swizzle and of the parts of K where a kernel splits it.
         layouts: of x, the weight, the result, and each operand in turn.
     """
 
@@ -109,7 +109,7 @@ class Launch:
         family, tile = every[int(self.kernel * len(every))]
         raster, swizzle, splits = self.order
         if family == family_number(SWAP_AB):
-            return family, tile, 0, 1, splits
+            return family, tile, 0, 1, 1 << splits
         return family, tile, raster, 1 << swizzle, 1
 
     def __str__(self) -> str:
@@ -142,7 +142,7 @@ def draw(seed: int, number: int, largest: int = LARGEST) -> Launch:
         Shape(m, n, k),
         arithmetic,
         kernel if rng.random() < _FORCED_SHARE else None,
-        (below(rng, 2), below(rng, 4), 1 + below(rng, 4)),
+        (below(rng, 2), below(rng, 4), below(rng, 4)),
         tuple(_layout(rng) for _ in range(3 + len(PROBLEMS[name].operands))),
     )
 
