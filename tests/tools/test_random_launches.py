@@ -121,6 +121,21 @@ def test_what_the_native_module_is_given(name: str) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("arithmetic", "k", "kernel", "precision"),
+    [
+        (SPLIT, 127, "a kernel", "high"),
+        (SPLIT, 128, "a kernel", "highest"),
+        (SPLIT, 127, "", "highest"),
+        ("bf16", 8, "a kernel", "highest"),
+    ],
+)
+def test_a_split_of_short_sums_is_held_to_less(arithmetic: str, k: int, kernel: str, precision: str) -> None:
+    launch = replace(RELU, arithmetic=arithmetic, shape=Shape(8, 8, k))
+    case = launches.held_to(launch, kernel)
+    assert case.setting.precision == precision and case.setting.dtype is launch.case.setting.dtype
+
+
 RELU = Launch(0, 0, "linear/bias_relu", Shape(9, 13, 21), "bf16", None, (0, 0, 0), 4 * (Layout(1, 3),))
 
 
