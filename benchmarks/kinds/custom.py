@@ -10,7 +10,7 @@ from typing import Any
 from benchmarks import baselines
 from benchmarks.cases import CUSTOM, Case, Shape, short
 from benchmarks.cases.custom import LAYERS, SIZES, problems, select
-from benchmarks.harness.records import BARE, BUILTIN, COMPILE, MM, OURS, CaseResult
+from benchmarks.harness.records import BARE, BUILTIN, COMPILE, MM, OURS, QUACK, CaseResult
 from benchmarks.harness.report import Table, number
 from benchmarks.kinds import Run, first_call, short_points
 from benchmarks.kinds.bench import failures, rounded
@@ -28,6 +28,7 @@ FIGURES: dict[str, tuple[str, tuple[str, ...], float]] = {
     "fp32_vs_best": ("fp32", (), 1.0),
     "bf16_vs_bare": ("bf16", BARE, 0.0),
     "bf16_vs_best": ("bf16", (), 1.0),
+    "bf16_vs_quack": ("bf16", (QUACK,), 0.0),
     "fp32_vs_builtin": ("fp32", (BUILTIN,), 0.99),
     "bf16_vs_builtin": ("bf16", (BUILTIN,), 0.99),
 }

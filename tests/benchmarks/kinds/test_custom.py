@@ -5,11 +5,14 @@ A fake stands in for `epigemm.epilogue`: GEMM, then the function in fp32.
 
 from __future__ import annotations
 
+import functools
 import inspect
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
+from unittest import mock
 
 import pytest
 import torch
@@ -20,14 +23,18 @@ pytest.importorskip("rich", reason="the extra `bench` is not installed")
 pytest.importorskip("matplotlib", reason="the extra `bench` is not installed")
 
 import epigemm
+from benchmarks import baselines
+from benchmarks.baselines import BASELINES
 from benchmarks.cases import COLUMN, MATRIX, ROW, SCALAR, Case, Setting, Shape, make_data
 from benchmarks.cases import custom as cases
 from benchmarks.cases.custom import SIZES
 from benchmarks.cli import main
+from benchmarks.harness.accuracy import Reference
 from benchmarks.harness.records import (
     BUILTIN,
     EAGER,
     OURS,
+    QUACK,
     CaseResult,
     Group,
     Measurement,
@@ -245,11 +252,12 @@ def result(setting: Setting, times: dict[str, float]) -> CaseResult:
 
 def test_the_figures_of_both_dtypes() -> None:
     measured = [
-        result(BF16, {OURS: 2.0, BUILTIN: 2.1, EAGER: 4.0, "mm": 1.8, "max_autotune": 2.5}),
+        result(BF16, {OURS: 2.0, BUILTIN: 2.1, EAGER: 4.0, "mm": 1.8, "max_autotune": 2.5, "quack": 2.6}),
         result(FP32, {OURS: 1.0, EAGER: 4.5, "mm": 4.0, "compile": 4.25}),
     ]
     name, found = f"bias_relu/{SHAPE}", custom.figures(measured)
     ratios = {"bf16_vs_bare": 0.9, "bf16_vs_best": 1.25, "bf16_vs_builtin": 1.05, "fp32_vs_best": 4.25}
+    ratios["bf16_vs_quack"] = 1.3
     assert found["cases"] == {name: ratios}
     assert found["best"] == {name: {"bf16": "max_autotune", "fp32": "compile"}}
 
@@ -294,3 +302,70 @@ def test_layers_are_what_the_target_speaks_of() -> None:
     shapes = set(cases.LAYERS.values())
     assert len(shapes) == len(cases.LAYERS) == 20
     assert all(256 <= (shape.k or 0) <= 1024 and 500 <= shape.m <= 50000 for shape in shapes)
+
+
+# --- QuACK ------------------------------------------------------------------------------------------------------------
+
+
+class FakeQuack:
+    """`quack.gemm_interface` as far as it is called, with the names that its release 0.6.4 has."""
+
+    activations: ClassVar[dict[str, Callable[[Tensor], Tensor]]] = {
+        "relu": torch.relu,
+        "silu": F.silu,
+        "tanh": torch.tanh,
+        "gelu_erf": F.gelu,
+        "gelu_tanh_approx": functools.partial(F.gelu, approximate="tanh"),
+    }
+
+    def gemm_act(
+        self,
+        A: Tensor,
+        B: Tensor,
+        C: Tensor | None = None,
+        bias: Tensor | None = None,
+        activation: str | None = None,
+        *,
+        postact_out: Tensor,
+        store_preact: bool = True,
+        tuned: bool = True,
+    ) -> tuple[Tensor | None, Tensor]:
+        assert C is None and not store_preact and activation is not None
+        z = A.float() @ B.float() + (0 if bias is None else bias.float())
+        return None, postact_out.copy_(self.activations[activation](z))
+
+    def gemm_add(
+        self,
+        A: Tensor,
+        B: Tensor,
+        C: Tensor,
+        out: Tensor | None = None,
+        bias: Tensor | None = None,
+        tuned: bool = True,
+    ) -> Tensor:
+        assert out is not None and bias is not None
+        return out.copy_(A.float() @ B.float() + C.float() + bias.float())
+
+
+@pytest.mark.parametrize("name", [name for name, problem in CASES.items() if problem.quack])
+def test_quack_computes_the_same(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of every epilogue that it has a function for: ReLU and both GELUs among them."""
+    monkeypatch.setitem(sys.modules, "quack.gemm_interface", FakeQuack())
+    case = Case(CASES[name], SHAPE, BF16)
+    quack = BASELINES[QUACK]
+    assert not quack.absent() and not quack.applies(case, torch.device("cuda"))
+    assert quack.applies(Case(CASES[name], SHAPE, FP32), torch.device("cuda")) == "16-bit only"
+    data = make_data(case, CPU, 0)
+    out = torch.empty(SHAPE.m, SHAPE.n, dtype=torch.bfloat16)
+    found = quack.prepare(case, data, out).run()
+    assert found is out
+    assert Reference(case, data, 0).compare(found, 0).ok
+
+
+def test_quack_that_is_not_there_is_absent() -> None:
+    """`quack` on the command line leaves the product and eager out; its record says why it has no times."""
+    assert {name for name, problem in CASES.items() if problem.quack} >= {"bias_relu", "bias_gelu_tanh"}
+    with mock.patch.dict(sys.modules, {"quack.gemm_interface": None}):
+        found, absent = baselines.select(baselines.of_kind("custom"), [QUACK], [])
+    assert [baseline.name for baseline in found] == [OURS]
+    assert absent[QUACK].startswith("quack.gemm_interface does not import: ModuleNotFoundError")

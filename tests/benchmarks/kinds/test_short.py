@@ -176,6 +176,17 @@ def test_a_wrong_result_exits_with_one(
     assert "WRONG: residual/bf16" in capsys.readouterr().out
 
 
+@pytest.mark.gpu
+def test_a_run_on_a_gpu(tmp_path: Path) -> None:
+    """Every epilogue in both types; each point is of waves or not, and what is missed is said."""
+    assert main(["--random", "2", "--short", "--count", "6", "--output", str(tmp_path)]) == 0
+    summary = json.loads((tmp_path / "short-2" / "summary.json").read_text())
+    assert set(summary["cases"]) == set(SERIES) and not summary["left_out"]
+    for case in summary["cases"].values():
+        assert case["waves"]["points"] + case["elsewhere"]["points"] == case["points"] == 6
+    assert summary["missed"] == short_points.missed(summary["cases"])
+
+
 @pytest.mark.parametrize(
     "arguments",
     [
