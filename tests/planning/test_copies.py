@@ -34,6 +34,7 @@ def call_of(
     k: int,
     x: str = "contiguous",
     weight: str = "contiguous",
+    *,
     dtype: torch.dtype = torch.bfloat16,
 ) -> LinearCall:
     """Bias and GELU, of tensors that lie as `tests.support.layouts` says."""
