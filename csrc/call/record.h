@@ -9,7 +9,8 @@
 
 namespace epigemm::call {
 
-// Launches of a linear call, in its order. A copy is one of x and the weight, or one of the result. What a fused plan on fp16 slices launches around its GEMM is its family's.
+// Launches of a linear call, in its order. A copy is one of x and the weight, or one of the result. What a fused plan
+// on fp16 slices launches around its GEMM is its family's.
 enum class Launch { Fold, Copy, Fused, TorchGemm, Elementwise };
 
 struct Record {

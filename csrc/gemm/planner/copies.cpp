@@ -7,14 +7,14 @@
 namespace epigemm {
 namespace {
 
-constexpr int64_t kTmaBytes = 16, kElementBytes = 2, kVector = kTmaBytes / kElementBytes;
+constexpr int64_t kRowBytes = 16, kElementBytes = 2, kVector = kRowBytes / kElementBytes;
 constexpr int64_t kSection = 256;  // bytes: where the next copy begins
 
 bool is_whole(int64_t elements) { return elements % kVector == 0; }
 
 bool is_addressable(const Matrix& matrix, int64_t columns) {
   return matrix.column_stride == 1 && is_whole(columns) && is_whole(matrix.row_stride) &&
-         matrix.row_stride >= columns && reinterpret_cast<uintptr_t>(matrix.data) % kTmaBytes == 0;
+         matrix.row_stride >= columns && reinterpret_cast<uintptr_t>(matrix.data) % kRowBytes == 0;
 }
 
 // Whether the copying kernel reads it: by rows, or by columns.
@@ -63,7 +63,7 @@ Problem on_copies(const Problem& problem) {
   if (copies.x && copies.weight) on.k = copied_columns(problem.k);
   if (copies.out) on.out = copy_of(problem.out, problem.n);
   on.is_out_padded = on.is_out_padded || copies.out;
-  on.alignment = kTmaBytes;  // at least: what is not copied has it
+  on.alignment = kRowBytes;  // at least: what is not copied has it
   on.copies = {};
   return on;
 }

@@ -1,0 +1,238 @@
+"""16 bits on copies of what TMA cannot address: odd K and N, addresses, transposed weights.
+
+Outputs, and the memory that copies are made in, are poisoned with NaN.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import epigemm
+from epigemm import Matrix, PerColumn, PerRow
+from epigemm.arguments.calls import LinearCall
+from epigemm.calls import deeds, entry
+from epigemm.epilogues.registry import BIAS_RELU
+from epigemm.planning import dry_runs
+from epigemm.planning import plans as planning
+from tests.support import plans
+from tests.support.arithmetic import BF16, FP16, Arithmetic
+from tests.support.cases import fused_unavailable, poisoned
+from tests.support.layouts import LAYOUTS
+from tests.support.pretended import another_empty
+from tests.support.problems import Problem, make
+
+pytestmark = pytest.mark.gpu
+
+DEVICE = torch.device("cuda")
+DEPTHS = [1, 7, 63, 65, 127, 250]
+SHAPES = [(129, 64), (129, 77), (33, 130), (259, 264)]
+"""M and N: M odd; N whole, odd, even."""
+PLANS = {
+    "large": plans.numbers(plans.TMA),
+    "few rows": plans.numbers(plans.SWAP_AB),
+}
+arithmetics = pytest.mark.parametrize("arithmetic", [BF16, FP16], ids=lambda a: a.name)
+by_plan = pytest.mark.parametrize("plan", list(PLANS))
+
+
+@pytest.fixture(autouse=True)
+def hopper() -> None:
+    if reason := fused_unavailable():
+        pytest.skip(f"gpu: {reason}")
+
+
+@pytest.fixture(autouse=True)
+def nan_in_workspaces() -> Iterator[list[int]]:
+    """Every byte that the entry's module allocates is 255: NaN in both types. The sizes of its workspaces."""
+    workspaces: list[int] = []
+
+    def empty(*sizes: int, **options: Any) -> Tensor:
+        made = torch.empty(*sizes, **options)
+        if options.get("dtype") is torch.uint8:
+            workspaces.append(made.numel())
+        made.view(torch.uint8).fill_(255)
+        return made
+
+    with another_empty(entry._module, empty):
+        yield workspaces
+
+
+def by_force(problem: Problem, plan: str, out: Tensor | None = None) -> Tensor:
+    """The result of a fused plan, on whatever copies it takes."""
+    out = problem.out() if out is None else out
+    planning.has_gpu_kernels(out)  # makes the device ready
+    actual = deeds.linear(problem.call(out), (dry_runs.ARITHMETICS.index("ieee"), *PLANS[plan]))
+    assert actual is out
+    return out
+
+
+def launches(problem: Problem, plan: str) -> list[str]:
+    numbers = (dry_runs.ARITHMETICS.index("ieee"), *PLANS[plan])
+    return dry_runs.dry_run(problem.call(problem.out()), plan=numbers).launches
+
+
+@arithmetics
+@by_plan
+@pytest.mark.parametrize("k", DEPTHS)
+@pytest.mark.parametrize(("m", "n"), SHAPES)
+def test_every_depth(
+    arithmetic: Arithmetic,
+    plan: str,
+    m: int,
+    n: int,
+    k: int,
+    rng: torch.Generator,
+    nan_in_workspaces: list[int],
+) -> None:
+    """Bias and ReLU, in one kernel between copies: K is never a whole 16 bytes."""
+    problem = make("bias_relu", arithmetic, (m, n, k), DEVICE, rng)
+    assert launches(problem, plan) == ["copy", "fused", *["copy"] * (n % 8 != 0)]
+    problem.check(by_force(problem, plan), second_path=False)
+    assert nan_in_workspaces, "copies lie in a workspace"
+
+
+@arithmetics
+@by_plan
+@pytest.mark.parametrize("k", [64, 250])
+@pytest.mark.parametrize(
+    ("x", "weight"),
+    [
+        *itertools.product(["misaligned", "odd_rows", "transposed", "aligned_rows"], ["contiguous"]),
+        *itertools.product(["contiguous", "misaligned"], ["misaligned", "odd_rows", "transposed"]),
+        ("transposed", "transposed"),
+    ],
+)
+def test_every_layout(
+    arithmetic: Arithmetic, plan: str, k: int, x: str, weight: str, rng: torch.Generator
+) -> None:
+    for m, n in SHAPES:
+        problem = make(
+            "bias_gelu_tanh",
+            arithmetic,
+            (m, n, k),
+            DEVICE,
+            rng,
+            x_layout=LAYOUTS[x],
+            weight_layout=LAYOUTS[weight],
+        )
+        problem.check(by_force(problem, plan), second_path=False)
+
+
+@arithmetics
+@by_plan
+@pytest.mark.parametrize(
+    "layout", ["padded_rows", "aligned_rows", "odd_rows", "misaligned", "every_second_row"]
+)
+@pytest.mark.parametrize("n", [77, 80, 130])
+def test_every_out(arithmetic: Arithmetic, plan: str, layout: str, n: int, rng: torch.Generator) -> None:
+    """What lies between the rows of `out` stays as it is."""
+    problem = make("bias_relu", arithmetic, (131, n, 63), DEVICE, rng)
+    inner = LAYOUTS[layout](poisoned((131, n), arithmetic.dtype, DEVICE))
+    storage = torch.empty(0, dtype=arithmetic.dtype, device=DEVICE).set_(inner.untyped_storage())
+    before = storage.clone()
+    written = torch.zeros_like(storage, dtype=torch.bool)
+    written.as_strided(inner.shape, inner.stride(), inner.storage_offset()).fill_(True)
+    problem.check(by_force(problem, plan, inner), second_path=False)
+    as_bits = torch.int16
+    assert torch.equal(storage.view(as_bits)[~written], before.view(as_bits)[~written])
+
+
+@epigemm.epilogue
+def with_matrices(acc: Tensor, bias: PerColumn, row: PerRow, other: Matrix, more: Matrix) -> Tensor:
+    return (acc + bias) * row * other + more
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@by_plan
+@pytest.mark.parametrize("k", DEPTHS)
+@pytest.mark.parametrize("is_kn", [False, True])
+def test_an_epilogue_with_matrices(dtype: torch.dtype, plan: str, k: int, is_kn: bool) -> None:
+    torch.manual_seed(k)
+    for m, n in SHAPES:
+        x = torch.randn(m, k, device=DEVICE, dtype=dtype)
+        weight = (torch.randn(n, k, device=DEVICE) / k**0.5).to(dtype)
+        weight = LAYOUTS["transposed" if is_kn else "contiguous"](weight)
+        bias, row = (torch.randn(size, device=DEVICE, dtype=dtype) for size in ((n,), (m, 1)))
+        other, more = torch.randn(m, n, device=DEVICE, dtype=dtype), torch.randn(m, n, device=DEVICE)
+        operands = [bias, row, other, more]
+        spec = with_matrices.linked([each.dtype != dtype for each in operands])
+        out = poisoned((m, n), dtype, DEVICE)
+        call = LinearCall(spec, x, weight, None, operands, (), out=out)
+        planning.has_gpu_kernels(out)
+        deeds.linear(call, (dry_runs.ARITHMETICS.index("ieee"), *PLANS[plan]))
+        sums = x.double() @ weight.double().t() + bias.double()
+        expected = sums * row.double() * other.double() + more.double()
+        torch.testing.assert_close(out.double(), expected, rtol=1e-2, atol=3e-2)
+
+
+@arithmetics
+def test_what_is_decided_runs(arithmetic: Arithmetic, rng: torch.Generator) -> None:
+    """By the planner's own choice: copies, and a result that is right, in new memory and in the caller's."""
+    for (m, n, k), weight, copies in (
+        ((8193, 256, 255), "contiguous", 1),
+        ((1024, 1023, 1023), "contiguous", 2),
+        ((8192, 768, 768), "transposed", 1),
+    ):
+        problem = make("bias_gelu_tanh", arithmetic, (m, n, k), DEVICE, rng, weight_layout=LAYOUTS[weight])
+        planning.has_gpu_kernels(problem.x)
+        found = dry_runs.dry_run(problem.call())
+        assert found.fused and found.launches.count("copy") == copies
+        problem.check(problem.run(), second_path=False)
+        new = epigemm.linear_gelu(problem.x, problem.weight, problem.operands.bias, approximate="tanh")
+        problem.check(new, second_path=False)
+        assert new.is_contiguous()
+
+
+@arithmetics
+def test_in_a_cuda_graph(arithmetic: Arithmetic, rng: torch.Generator) -> None:
+    """Copies are made at each replay: x and the weight may have changed."""
+    problem = make("bias_relu", arithmetic, (1025, 1023, 1023), DEVICE, rng)
+    x, weight, bias = problem.x, problem.weight, problem.operands.bias
+    run: Callable[[], Tensor] = lambda: epigemm.linear_relu(x, weight, bias)  # noqa: E731
+    run()
+    assert "copied" in epigemm.explain("linear_relu", x, weight, bias).kernels[0]
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = run()
+    for _ in range(3):
+        x.copy_(torch.randn(x.shape, device=DEVICE))
+        weight.copy_(torch.randn(weight.shape, device=DEVICE) / 8)
+        out.fill_(float("nan"))
+        graph.replay()
+        problem.check(out, second_path=False)
+
+
+def test_calls_in_a_row() -> None:
+    """A workspace that is freed serves the next call of the stream; nothing of the one before is seen."""
+    torch.manual_seed(0)
+    weight = torch.randn(256, 255, device=DEVICE, dtype=torch.bfloat16) / 16
+    xs = [torch.randn(8193, 255, device=DEVICE, dtype=torch.bfloat16) for _ in range(8)]
+    assert "copied" in epigemm.explain("linear_gelu", xs[0], weight).kernels[0]
+    results = [epigemm.linear_gelu(x, weight) for x in xs]
+    for x, result in zip(xs, results, strict=True):
+        expected = torch.nn.functional.gelu(x.double() @ weight.double().t())
+        torch.testing.assert_close(result.double(), expected, rtol=1e-2, atol=1e-2)
+
+
+@pytest.mark.slow
+def test_more_than_2_to_the_31_elements() -> None:
+    """Rows of x whose offsets need 64 bits."""
+    m, n, k = 36_000_001, 9, 65
+    x, weight, bias = (
+        torch.randn(size, device=DEVICE, dtype=torch.bfloat16) for size in ((m, k), (n, k), (n,))
+    )
+    out = poisoned((m, n), torch.bfloat16, DEVICE)
+    planning.has_gpu_kernels(out)
+    deeds.linear(
+        LinearCall(BIAS_RELU, x, weight, bias, out=out), (dry_runs.ARITHMETICS.index("ieee"), *PLANS["large"])
+    )
+    for rows in (slice(0, 64), slice(m // 2, m // 2 + 64), slice(m - 64, m)):
+        expected = torch.relu(x[rows].double() @ weight.double().t() + bias.double())
+        torch.testing.assert_close(out[rows].double(), expected, rtol=1e-2, atol=1e-2)
