@@ -14,6 +14,7 @@ struct Member {
 constexpr Member kMembers[] = {
     {"Tensor", &State::tensor_type},
     {"Parameter", &State::parameter_type},
+    {"dtype_type", &State::dtype_type},
     {"is_grad_enabled", &State::is_grad_enabled},
     {"interpreter", &State::interpreter},
     {"dispatch_modes", &State::dispatch_modes},

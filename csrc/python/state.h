@@ -13,7 +13,7 @@ struct State {
   const DLPackExchangeAPI* exchange = nullptr;
   const call::Functions* functions = nullptr;
   // Members of the module's dictionary of PyTorch's functions, in the order of kMembers.
-  PyObject *tensor_type, *parameter_type;
+  PyObject *tensor_type, *parameter_type, *dtype_type;
   PyObject *is_grad_enabled, *interpreter, *dispatch_modes, *has_function_mode, *tracing_state, *forward_ad;
   PyObject *any_autocast, *is_profiling;
   PyObject *empty, *empty_like, *linear, *mm, *addmm, *addmm_activation, *addmm_activation_out, *unsafe_view;
