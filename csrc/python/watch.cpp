@@ -52,8 +52,9 @@ class Watchers {
     PyErr_Clear();
   }
 
+  bool is_ready() const { return is_ready_; }
+
   bool watch(PyObject* object) const {
-    if (!is_ready_) return false;
     // CPython tells of a class that has a version alone, and stops to give versions to one that changes often.
     const bool is_watched = PyDict_Check(object) ? watch_dict_(dict_, object) == 0
                                                  : watch_type_(type_, object) == 0 &&
@@ -74,7 +75,7 @@ class Watchers {
 
 PyObject* watch(PyObject*, PyObject* const* given, Py_ssize_t count) {
   static const Watchers watchers;
-  bool is_watched = true;
+  bool is_watched = watchers.is_ready();
   for (Py_ssize_t i = 0; is_watched && i < count; ++i) is_watched = watchers.watch(given[i]);
   return PyBool_FromLong(is_watched);
 }

@@ -72,7 +72,7 @@ def test_nothing_else_is_counted() -> None:
     assert ENTRY.watch(vars(MODULE), Below)
     before = ENTRY.changes()
     made: Any = Below()
-    made.value = (lambda: made).__call__()
+    made.value = (lambda: made)()
     setattr(Beside, "more", MODULE.value)  # noqa: B010
     vars(made)["other"] = made.method()
     assert ENTRY.changes() == before

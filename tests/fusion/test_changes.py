@@ -190,8 +190,13 @@ def test_nothing_is_compared_where_nothing_has_changed(monkeypatch: pytest.Monke
     """Once after each change: of a function's code, of one of torch's, of a class of the model's or of its objects."""
     compared: list[str] = []
     compare = Watched._compared
-    monkeypatch.setattr(Watched, "_compared", lambda self: compared.append(compare(self)) or compared[-1])
-    kind = type("Model", (Base,), {"forward": lambda self, x: torch.relu(self.one.fc(x))})
+
+    def counted(self: Watched) -> str:
+        compared.append(compare(self))
+        return compared[-1]
+
+    monkeypatch.setattr(Watched, "_compared", counted)
+    kind: Any = type("Model", (Base,), {"forward": lambda self, x: torch.relu(self.one.fc(x))})
     fused, x = epigemm.fuse(kind()), torch.randn(9, WIDTH)
     fused(x)
 
