@@ -10,6 +10,19 @@
 namespace epigemm::python {
 namespace {
 
+bool has(PyObject* tensor, PyObject* name, PyObject* wanted) {
+  const Object found(PyObject_GetAttr(tensor, name));
+  if (!found) PyErr_Clear();
+  return found.get() == wanted;
+}
+
+bool is_exchanged(PyObject* tensor) {
+  return has(tensor, state.layout, state.strided) && has(tensor, state.is_nested, Py_False) &&
+         has(tensor, state.is_meta, Py_False);
+}
+
+// What tells calls apart, value by value. A str stands there by its hash, another object by the address of its class:
+// two kinds that are taken for one cost time alone.
 class Key {
  public:
   Key(Py_ssize_t first, long deep) : first_(first), deep_(deep) { text_.reserve(256); }
@@ -31,7 +44,6 @@ class Key {
     text_.append(reinterpret_cast<const char*>(&number), sizeof number);
   }
 
-  // A str by its hash, and what is neither seen nor compared by its address: kinds that are taken for one cost time.
   template <class Number>
   void add(char tag, Number number) {
     text_.push_back(tag);
@@ -39,7 +51,11 @@ class Key {
   }
 
   void note_items(PyObject* items, Py_ssize_t count, PyObject* (*item)(PyObject*, Py_ssize_t), long deep) {
-    for (Py_ssize_t i = 0; i < count; ++i) note(item(items, i), deep);
+    for (Py_ssize_t i = 0; i < count; ++i) {
+      PyObject* const value = item(items, i);
+      if (!value) return PyErr_Clear();  // a list that has become shorter
+      note(value, deep);
+    }
   }
 
   Py_ssize_t looked_at(Py_ssize_t count) const { return first_ < 0 ? count : std::min(count, first_); }
@@ -65,12 +81,16 @@ class Key {
     add('o', type);
   }
 
-  // False for one without memory of its own that can be told: sparse, nested, on the meta device.
+  // False for one that has no strides or no memory. An exchange that fails takes the time of a hundred calls: after the
+  // first one, whether it would is asked before.
   bool note_tensor(PyObject* tensor) {
+    static bool has_failed = false;
+    if (has_failed && !is_exchanged(tensor)) return false;
     const Object requires_grad(PyObject_GetAttr(tensor, state.requires_grad));
     DLTensor view;
     if (!requires_grad || state.exchange->dltensor_from_py_object_no_sync(tensor, &view) != 0) {
       PyErr_Clear();
+      has_failed = true;
       return false;
     }
     text_.push_back(requires_grad.get() == Py_True ? 'g' : 't');

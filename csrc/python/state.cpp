@@ -35,18 +35,16 @@ constexpr Member kMembers[] = {
     {"get_device", &State::get_device},
     {"exchange_device", &State::exchange_device},
     {"uint8", &State::uint8},
+    {"strided", &State::strided},
 };
 
 constexpr Member kNames[] = {
-    {"requires_grad", &State::requires_grad},
-    {"is_neg", &State::is_neg},
-    {"t", &State::transpose},
-    {"reshape", &State::reshape},
-    {"contiguous", &State::contiguous},
-    {"dtype", &State::dtype},
-    {"device", &State::device},
-    {"out", &State::out},
-    {"_current_level", &State::current_level},
+    {"layout", &State::layout},     {"is_nested", &State::is_nested},
+    {"is_meta", &State::is_meta},   {"requires_grad", &State::requires_grad},
+    {"is_neg", &State::is_neg},     {"t", &State::transpose},
+    {"reshape", &State::reshape},   {"contiguous", &State::contiguous},
+    {"dtype", &State::dtype},       {"device", &State::device},
+    {"out", &State::out},           {"_current_level", &State::current_level},
     {"use_gelu", &State::use_gelu},
 };
 

@@ -17,9 +17,10 @@ struct State {
   PyObject *is_grad_enabled, *interpreter, *dispatch_modes, *has_function_mode, *tracing_state, *forward_ad;
   PyObject *any_autocast, *is_profiling;
   PyObject *empty, *empty_like, *linear, *mm, *addmm, *addmm_activation, *addmm_activation_out, *unsafe_view;
-  PyObject *mark_written, *get_device, *exchange_device, *uint8;
+  PyObject *mark_written, *get_device, *exchange_device, *uint8, *strided;
   // Interned names.
-  PyObject *requires_grad, *is_neg, *transpose, *reshape, *contiguous, *dtype, *device, *out, *current_level, *use_gelu;
+  PyObject *layout, *is_nested, *is_meta, *requires_grad, *is_neg, *transpose, *reshape, *contiguous, *dtype, *device,
+      *out, *current_level, *use_gelu;
 };
 
 extern State state;

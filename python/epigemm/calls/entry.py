@@ -80,6 +80,7 @@ def members() -> dict[str, Any]:
         "get_device": getattr(torch._C, "_cuda_getDevice", None),
         "exchange_device": getattr(torch._C, "_cuda_exchangeDevice", None),
         "uint8": torch.uint8,
+        "strided": torch.strided,
     }
 
 

@@ -96,6 +96,7 @@ class Watched:
         self._was = [*self._objects()]
         self._names, self._read = set(_UNNAMED), set[str]()
         self._edition = 0  # of what is looked at
+        self._is_told = _watch()  # of all changes
         self._known = (-1, 0, "")  # the changes and the edition that an answer stands for
         self._look()
 
@@ -158,9 +159,9 @@ class Watched:
             return reason
         # In this order: what another thread changes meanwhile is looked at again.
         changes, edition = _changes(), self._edition
-        is_told = _watch(*self._watched())
+        self._is_told = self._is_told and _watch(*self._watched())
         reason = self._compared()
-        self._known = (changes if is_told else -1, edition, reason)
+        self._known = (changes if self._is_told else -1, edition, reason)
         return reason
 
     def _watched(self) -> Iterator[Any]:
