@@ -54,6 +54,7 @@ target_include_directories(epigemm_entry PRIVATE "${csrc}")
 target_include_directories(epigemm_entry SYSTEM PRIVATE "${python_include}" "${EPIGEMM_TORCH_PATH}/include")
 target_compile_definitions(epigemm_entry PRIVATE Py_LIMITED_API=0x030a0000)
 target_compile_options(epigemm_entry PRIVATE -Wall -Wextra)
+target_link_libraries(epigemm_entry PRIVATE ${CMAKE_DL_LIBS})
 set_target_properties(
   epigemm_entry
   PROPERTIES OUTPUT_NAME _entry PREFIX "" SUFFIX .abi3.so CXX_STANDARD 17 CXX_STANDARD_REQUIRED ON CXX_EXTENSIONS OFF

@@ -14,6 +14,7 @@ struct Member {
 constexpr Member kMembers[] = {
     {"Tensor", &State::tensor_type},
     {"Parameter", &State::parameter_type},
+    {"dtype_type", &State::dtype_type},
     {"is_grad_enabled", &State::is_grad_enabled},
     {"interpreter", &State::interpreter},
     {"dispatch_modes", &State::dispatch_modes},
@@ -34,18 +35,16 @@ constexpr Member kMembers[] = {
     {"get_device", &State::get_device},
     {"exchange_device", &State::exchange_device},
     {"uint8", &State::uint8},
+    {"strided", &State::strided},
 };
 
 constexpr Member kNames[] = {
-    {"requires_grad", &State::requires_grad},
-    {"is_neg", &State::is_neg},
-    {"t", &State::transpose},
-    {"reshape", &State::reshape},
-    {"contiguous", &State::contiguous},
-    {"dtype", &State::dtype},
-    {"device", &State::device},
-    {"out", &State::out},
-    {"_current_level", &State::current_level},
+    {"layout", &State::layout},     {"is_nested", &State::is_nested},
+    {"is_meta", &State::is_meta},   {"requires_grad", &State::requires_grad},
+    {"is_neg", &State::is_neg},     {"t", &State::transpose},
+    {"reshape", &State::reshape},   {"contiguous", &State::contiguous},
+    {"dtype", &State::dtype},       {"device", &State::device},
+    {"out", &State::out},           {"_current_level", &State::current_level},
     {"use_gelu", &State::use_gelu},
 };
 

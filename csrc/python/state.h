@@ -13,13 +13,14 @@ struct State {
   const DLPackExchangeAPI* exchange = nullptr;
   const call::Functions* functions = nullptr;
   // Members of the module's dictionary of PyTorch's functions, in the order of kMembers.
-  PyObject *tensor_type, *parameter_type;
+  PyObject *tensor_type, *parameter_type, *dtype_type;
   PyObject *is_grad_enabled, *interpreter, *dispatch_modes, *has_function_mode, *tracing_state, *forward_ad;
   PyObject *any_autocast, *is_profiling;
   PyObject *empty, *empty_like, *linear, *mm, *addmm, *addmm_activation, *addmm_activation_out, *unsafe_view;
-  PyObject *mark_written, *get_device, *exchange_device, *uint8;
+  PyObject *mark_written, *get_device, *exchange_device, *uint8, *strided;
   // Interned names.
-  PyObject *requires_grad, *is_neg, *transpose, *reshape, *contiguous, *dtype, *device, *out, *current_level, *use_gelu;
+  PyObject *layout, *is_nested, *is_meta, *requires_grad, *is_neg, *transpose, *reshape, *contiguous, *dtype, *device,
+      *out, *current_level, *use_gelu;
 };
 
 extern State state;

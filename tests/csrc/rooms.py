@@ -12,7 +12,7 @@ OUTSIDE = {
     "CUTLASS": re.compile(r"(cutlass|cute)/.*"),
     # One binary serves later torches only through the stable headers.
     "torch's stable ABI": re.compile(r"torch/(csrc/stable|csrc/inductor/aoti_torch|headeronly)/.*|dlfcn\.h"),
-    "`Python.h`": re.compile(r"Python\.h"),
+    "`Python.h`": re.compile(r"(Python|dlfcn)\.h"),
     "`ATen/dlpack.h`": re.compile(r"ATen/dlpack\.h"),
 }
 """What lies outside of csrc, beside the C++ standard library."""

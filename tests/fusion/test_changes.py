@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -11,7 +12,9 @@ import torch
 from torch import Tensor, nn
 
 import epigemm
+from epigemm.fusion import changes
 from epigemm.fusion import model as of_models
+from epigemm.fusion.changes import Watched
 
 WIDTH = 24
 
@@ -180,3 +183,74 @@ def test_tensors_that_are_swapped(change: Any) -> None:
         x = torch.randn(rows, WIDTH, dtype=plain.fc.weight.dtype)
         same(fused, plain, x)
         assert fused(x).dtype is plain(x).dtype
+
+
+def passing_on(function: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda *args: function(*args)
+
+
+@pytest.mark.skipif(sys.version_info < (3, 12), reason="CPython tells of no changes")
+def test_nothing_is_compared_where_nothing_has_changed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once after each change: of a function's code, of one of torch's, of a class of the model's or of its objects."""
+    compared: list[str] = []
+    compare = Watched._compared
+
+    def counted(self: Watched) -> str:
+        compared.append(compare(self))
+        return compared[-1]
+
+    monkeypatch.setattr(Watched, "_compared", counted)
+    kind: Any = type("Model", (Base,), {"forward": lambda self, x: torch.relu(self.one.fc(x))})
+    fused, x = epigemm.fuse(kind()), torch.randn(9, WIDTH)
+    fused(x)
+
+    def count() -> int:
+        compared.clear()
+        for _ in range(3):
+            fused(x)
+        return len(compared)
+
+    count()
+    assert count() == 0
+    for place, name in ((torch, "relu"), (nn.Linear, "forward"), (kind, "forward"), (Counts, "forward")):
+        with monkeypatch.context() as patch:
+            patch.setattr(place, name, passing_on(getattr(place, name)))
+            assert count() == 1 and compared[0]
+        assert count() == 1 and not compared[0]
+        assert count() == 0
+    with monkeypatch.context() as patch:
+        patch.setattr(kind.forward, "__code__", (lambda self, x: self.one.fc(x)).__code__)
+        assert count() == 1 and compared[0]
+    assert count() == 1 and not compared[0]
+    assert count() == 0
+
+
+def test_where_too_many_watch_each_call_compares(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(changes, "_watch", lambda *_: False)
+    watched = Watched(kind := type("Model", (Base,), {})())
+    assert [watched.why_not() for _ in range(2)] == ["", ""]
+    monkeypatch.setattr(type(kind), "helper", 1, raising=False)
+    assert watched.why_not()
+    monkeypatch.undo()
+    assert not watched.why_not()
+
+
+def test_what_changes_while_it_is_compared_is_compared_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Counted before it is compared; and an answer about less than is looked at now is none."""
+    told, compared = [0], []
+
+    def compare(self: Watched) -> str:
+        compared.append(1)
+        told[0] += len(compared) == 1
+        return ""
+
+    monkeypatch.setattr(changes, "_watch", lambda *_: True)
+    monkeypatch.setattr(changes, "_changes", lambda: told[0])
+    monkeypatch.setattr(Watched, "_compared", compare)
+    watched = Watched(nn.Linear(1, 1))
+    for count in (1, 2, 2):
+        watched.why_not()
+        assert len(compared) == count
+    watched.note_class(Counts)
+    watched.why_not()
+    assert len(compared) == 3

@@ -113,6 +113,49 @@ def test_predictions_hold_for_each_size() -> None:
         assert model.runs == 2
 
 
+def test_tensors_without_memory_or_strides_are_told_apart_by_their_class() -> None:
+    of, x = Kinds(nn.Linear(WIDTH, WIDTH), []).of, torch.rand(4, WIDTH)
+
+    class Derived(Tensor):
+        pass
+
+    odd = [x.to_sparse(), x.to_sparse_csr(), x.to("meta"), torch.nested.nested_tensor([x, x])]
+    kind = of((odd[0],), {})
+    for _ in range(2):
+        assert {of((each,), {}) for each in odd} == {kind}
+        assert kind not in (of((x,), {}), of((x.as_subclass(Derived),), {}), None)
+
+
+def test_text_types_and_dtypes_are_told_apart() -> None:
+    of = Kinds(nn.Linear(WIDTH, WIDTH), []).of
+    kinds_of = [
+        of((value,), {})
+        for value in ("a", "b", "\ud800", torch.half, torch.float, 1, 1.5, object(), None, ())
+    ]
+    assert len({*kinds_of}) == len(kinds_of)
+
+    class Unhashable(str):
+        __hash__ = None  # type: ignore[assignment]
+
+    assert of((Unhashable("a"),), {}) == of((Unhashable("b"),), {})
+
+
+def test_a_list_that_loses_its_values_meanwhile() -> None:
+    class Clears(str):
+        def __hash__(self) -> int:
+            values.clear()
+            return 1
+
+    values: list[Any] = []
+    values += [Clears(), values]
+    assert Kinds(nn.Linear(WIDTH, WIDTH), []).of((values,), {}) is not None and not values
+
+
+def test_without_the_module_there_are_no_kinds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kinds, "_kind", None)
+    assert Kinds(nn.Linear(WIDTH, WIDTH), []).of((torch.rand(4, WIDTH),), {}) is None
+
+
 @pytest.mark.parametrize("mode", ["deterministic", "invariant"])
 def test_where_equal_calls_give_equal_bits_there_are_no_kinds(mode: str) -> None:
     of, x = Kinds(nn.Linear(WIDTH, WIDTH), []).of, torch.rand(4, WIDTH)
@@ -135,19 +178,11 @@ def test_processes_together_do_not_run_what_one_has_measured(monkeypatch: pytest
 def test_of_a_container_the_first_values_stand_for_all() -> None:
     """A cache of keys and values has two tensors a layer; to look at all takes the host longer than a kernel."""
     of = Kinds(nn.Linear(WIDTH, WIDTH), []).of
-    x, looked_at = torch.rand(4, WIDTH), []
-
-    def layers(count: int) -> Any:
-        for layer in range(count):
-            looked_at.append(layer)
-            yield x, x
-
-    class Cache(list[Any]):
-        def __iter__(self) -> Any:
-            return layers(32)
-
-    assert of((x, Cache()), {}) == of((x, ((x, x), (x, x), x)), {}) != of((x, ((x, x), (x, None))), {})
-    assert looked_at == [0, 1]
+    x = torch.rand(4, WIDTH)
+    pair = x, x
+    for made in (list, tuple, lambda layers: {str(layer): each for layer, each in enumerate(layers)}):
+        assert of((x, made([pair, pair, x])), {}) == of((x, made([pair] * 32)), {})
+        assert of((x, made([pair] * 2)), {}) != of((x, made([pair, (x, None)])), {})
     round_trip: list[Any] = [x]
     round_trip[0:0] = [round_trip]
     assert of((round_trip,), {}) is not None  # a list in itself

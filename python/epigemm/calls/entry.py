@@ -58,6 +58,7 @@ def members() -> dict[str, Any]:
     return {
         "Tensor": Tensor,
         "Parameter": Parameter,
+        "dtype_type": torch.dtype,
         "is_grad_enabled": torch.is_grad_enabled,
         "interpreter": torch._C._functorch.peek_interpreter_stack,
         "dispatch_modes": torch._C._len_torch_dispatch_stack,
@@ -79,6 +80,7 @@ def members() -> dict[str, Any]:
         "get_device": getattr(torch._C, "_cuda_getDevice", None),
         "exchange_device": getattr(torch._C, "_cuda_exchangeDevice", None),
         "uint8": torch.uint8,
+        "strided": torch.strided,
     }
 
 

@@ -26,6 +26,7 @@ from torch.nn.modules import module as _module
 from torch.overrides import _get_current_function_mode_stack
 from torch.utils._device import DeviceContext
 
+from epigemm import _native
 from epigemm.epilogues.tracing.program import words
 
 OTHER_CODE = "a function has other code since"
@@ -50,6 +51,9 @@ _dispatch_modes = torch._C._len_torch_dispatch_stack
 _has_function_mode = torch._C._is_torch_function_mode_enabled
 _function_modes: Callable[[], list[Any]] = _get_current_function_mode_stack
 _functorch_interpreter = torch._C._functorch.peek_interpreter_stack
+# Where CPython tells of changes, from 3.12 on: what counts them, and what has those of some objects counted.
+_changes: Callable[[], int] = getattr(_native.entry, "changes", int)
+_watch: Callable[..., bool] = getattr(_native.entry, "watch", lambda *_: False)
 
 
 def _is_replaced(space: Any, name: str) -> bool:
@@ -74,7 +78,8 @@ def _value(space: Any, path: str) -> Any:
 class Watched:
     """What the graphs of a model were made of: functions of torch's, and the classes of the model and its objects.
 
-    All is compared by C loops over names and objects, as every call of the model asks.
+    A call of the model compares all, by C loops over names and objects; but for one before which CPython has told of no
+    change since.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -90,6 +95,9 @@ class Watched:
         self._coded = [value for values in own for value in values if isinstance(value, FunctionType)]
         self._was = [*self._objects()]
         self._names, self._read = set(_UNNAMED), set[str]()
+        self._edition = 0  # of what is looked at
+        self._is_told = _watch()  # of all changes
+        self._known = (-1, 0, "")  # the changes and the edition that an answer stands for
         self._look()
 
     def note(self, context: TracingContext, graph: fx.Graph) -> str:
@@ -111,12 +119,14 @@ class Watched:
         if kind not in self._spaces and kind not in self._own:
             self._spaces[kind] = False
             self._look_at(kind)
+            self._edition += 1
 
     def _look(self) -> None:
         """Look at what has a name from now on; nothing may have changed so far."""
         self._looks: list[tuple[Callable[[Any], Any], Any, list[str], Any]] = []
         for space in self._spaces:
             self._look_at(space)
+        self._edition += 1
 
     def _named(self, space: Any) -> set[str]:
         """Of a module those names that were read from an object: a tensor's method may be called as its function."""
@@ -144,6 +154,24 @@ class Watched:
 
     def why_not(self) -> str:
         """What has changed since; empty where nothing has."""
+        changes, edition, reason = self._known
+        if changes == _changes() and edition == self._edition:
+            return reason
+        # In this order: what another thread changes meanwhile is looked at again.
+        changes, edition = _changes(), self._edition
+        self._is_told = self._is_told and _watch(*self._watched())
+        reason = self._compared()
+        self._known = (changes if self._is_told else -1, edition, reason)
+        return reason
+
+    def _watched(self) -> Iterator[Any]:
+        """The modules' dictionaries and the classes that are looked at."""
+        looked_at = *self._spaces, *self._own
+        kinds = [each for each in looked_at if isinstance(each, type)]
+        yield from (vars(each) for each in looked_at if not isinstance(each, type))
+        yield from {base for kind in kinds for base in kind.__mro__}
+
+    def _compared(self) -> str:
         for look, space, names, was in self._looks:
             try:
                 if look(space) == was:

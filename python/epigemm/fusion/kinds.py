@@ -8,14 +8,13 @@ ones there are no kinds, or sizes are told apart exactly.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from itertools import islice
+from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from epigemm.arguments import precision
+from epigemm import _native
 from epigemm.fusion.changes import sees_functions
 from epigemm.fusion.trials import Trial, is_distributed, may_measure, wants_same_bits
 
@@ -31,8 +30,13 @@ _FIRST, _DEEP = 2, 3  # so many values of a container, and containers inside of 
 _grad_enabled = torch.is_grad_enabled
 _inference = torch.is_inference_mode_enabled
 _any_autocast = torch._C._is_any_autocast_enabled
+_fp32_setting: Callable[[str, str], str] = getattr(torch._C, "_get_fp32_precision_getter")  # noqa: B009
 _tracing_state = torch._C._get_tracing_state
 _has_function_mode = torch._C._is_torch_function_mode_enabled
+# What tells arguments apart. Of a tensor the type, and its size by powers of two: sequences grow call by call. Numbers
+# are left out, which count steps or positions. The first values of a container stand for all: one with two tensors a
+# layer has many alike. None: the module is missing, and there are no kinds.
+_kind: Callable[..., bytes] | None = getattr(_native.entry, "kind", None)
 
 
 class Ran:
@@ -54,40 +58,37 @@ class Kinds:
 
     def __init__(self, model: nn.Module, notes: list[str], *, is_exact: bool = False) -> None:
         self._model = model
-        self._is_exact = is_exact
+        self._first = -1 if is_exact else _FIRST
         owners = (module._parameters for module in model.modules())
         self._parameters, self._name = next(((own, name) for own in owners for name in own), ({}, ""))
         self._notes = notes
-        self._left: dict[Any, int] = {}  # by kind, the calls that run as they were, until it is asked again
-        self._trials: dict[Any, Trial] = {}
-        self._is_faster: set[Any] = set()  # kinds whose fused form was measured to be
+        self._left: dict[bytes, int] = {}  # by kind, the calls that run as they were, until it is asked again
+        self._trials: dict[bytes, Trial] = {}
+        self._is_faster = set[bytes]()  # kinds whose fused form was measured to be
 
-    def of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Equal for calls that have the same graphs, as far as it is seen in microseconds; None: it is not asked."""
+    def of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes | None:
+        """Equal for calls that have the same graphs, as far as it is seen in a microsecond; None: it is not asked."""
         # Under torch.jit.trace sizes are tensors.
-        if not CALLS or wants_same_bits() or _tracing_state() is not None:
+        if not CALLS or _kind is None or _tracing_state() is not None or wants_same_bits():
             return None
-        seen: list[Any] = []
-        if not _has_function_mode():
-            device = self._note(args, kwargs, seen)
-        elif sees_functions():
-            return None
-        else:  # a default device sees all that is asked of tensors, and takes its time
+        if _has_function_mode():  # a default device sees all that is asked of tensors, and takes its time
+            if sees_functions():
+                return None
             with torch._C.DisableTorchFunction():
-                device = self._note(args, kwargs, seen)
-        if ON_CUDA_ALONE and device < 0:
-            return None
-        autocast = torch.get_autocast_dtype("cuda") if _any_autocast() else None
-        modes = _grad_enabled(), _inference(), autocast, self._model.training, precision.torch_setting("cuda")
-        # model.half() changes no token.
-        dtype = getattr(self._parameters.get(self._name), "dtype", None)
-        return (device, dtype, is_distributed(), *modes, *seen)
+                return self.of(args, kwargs)
+        modes = (
+            getattr(self._parameters.get(self._name), "dtype", None),  # model.half() changes no token
+            self._model.training,
+            _grad_enabled(),
+            _inference(),
+            torch.get_autocast_dtype("cuda") if _any_autocast() else None,
+            _fp32_setting("cuda", "matmul"),
+            is_distributed(),
+        )
+        kind = _kind(args, kwargs, modes, self._first, _DEEP)
+        return None if ON_CUDA_ALONE and not kind[0] else kind
 
-    def _note(self, args: tuple[Any, ...], kwargs: dict[str, Any], seen: list[Any]) -> int:
-        device = _note(args, seen, self._is_exact)
-        return max(device, _note(kwargs.values(), seen, self._is_exact)) if kwargs else device
-
-    def gains_nothing(self, kind: Any) -> bool:
+    def gains_nothing(self, kind: bytes) -> bool:
         """Whether a call of this kind runs as it was."""
         left = self._left.get(kind)
         if left is None:
@@ -98,14 +99,14 @@ class Kinds:
         self._left.pop(kind, None)
         return False
 
-    def note(self, kind: Any, *, gains: bool, is_unsure: bool) -> None:
+    def note(self, kind: bytes, *, gains: bool, is_unsure: bool) -> None:
         """How a call of this kind went: whether something ran fused, and whether that was worth it is not sure."""
         if not gains:
             _add(self._left, kind, CALLS)
         elif is_unsure and not any(kind in each for each in (self._is_faster, self._trials, self._left)):
-            _add(self._trials, kind, Trial(kind[0]))
+            _add(self._trials, kind, Trial(kind[0] - 1))
 
-    def trial(self, kind: Any) -> Trial | None:
+    def trial(self, kind: bytes) -> Trial | None:
         """The trial that a call of this kind is a turn of."""
         trial = self._trials.get(kind)
         if trial is None or not may_measure():
@@ -123,34 +124,6 @@ class Kinds:
         return None
 
 
-def _add(found: dict[Any, Any], kind: Any, value: Any) -> None:
+def _add(found: dict[bytes, Any], kind: bytes, value: Any) -> None:
     if len(found) < _MOST or kind in found:
         found[kind] = value
-
-
-def _note(values: Iterable[Any], seen: list[Any], is_exact: bool, deep: int = _DEEP) -> int:
-    """Add what tells values apart; the highest index of a GPU with a tensor among them, -1 where there is none.
-
-    Of a tensor the type, and its size by powers of two: sequences grow call by call. Numbers are left out, which count
-    steps or positions. The first values of a container stand for all: one with two tensors a layer has many alike.
-    """
-    device = -1
-    first = None if is_exact else _FIRST
-    for value in values:
-        if type(value) is Tensor:  # of other types, which may see what is asked of them, none is fused
-            if value.is_nested:
-                size: Any = None
-            else:
-                size = value.shape if is_exact else (value.dim(), value.numel().bit_length())
-            place = value.get_device()
-            seen += (size, value.dtype, value.requires_grad, place)
-            device = max(device, place)
-        elif value is None or isinstance(value, (bool, str)):
-            seen.append(value)
-        elif deep and isinstance(value, (list, tuple)):
-            device = max(device, _note(islice(value, first), seen, is_exact, deep - 1))
-        elif deep and isinstance(value, dict):
-            device = max(device, _note(islice(value.values(), first), seen, is_exact, deep - 1))
-        else:
-            seen.append(type(value))
-    return device

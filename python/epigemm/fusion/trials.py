@@ -23,6 +23,10 @@ _LEFT_OUT, _TIMED = 2, 5
 _TURNS = 2 * (_LEFT_OUT + _TIMED)
 _ALIKE = 0.01  # times that differ by less are told apart by the host's
 
+# Looked up once: a call is measured in microseconds.
+_is_deterministic: Callable[[], bool] = torch._C._get_deterministic_algorithms
+_has_distributed = torch.distributed.is_available()
+
 
 def measures(decide: object) -> bool:
     """Whether a model's calls may be measured; ValueError: `decide` is no word for it."""
@@ -43,12 +47,12 @@ def may_measure() -> bool:
 
 def wants_same_bits() -> bool:
     """Whether equal calls have to give equal bits, whatever was called before."""
-    return torch.are_deterministic_algorithms_enabled() or invariance.enabled()
+    return _is_deterministic() or (invariance.active and invariance.enabled())
 
 
 def is_distributed() -> bool:
     """Whether there are other processes, which have to decide alike."""
-    return torch.distributed.is_available() and torch.distributed.is_initialized()
+    return _has_distributed and torch.distributed.is_initialized()
 
 
 class _Turn(NamedTuple):
