@@ -14,7 +14,21 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.cases import CUSTOM, SCALAR, Case, Data, Parameters, Problem, Setting, Shape, make_data
+from benchmarks.cases import (
+    COLUMN,
+    CUSTOM,
+    MATRIX,
+    ROW,
+    SCALAR,
+    Case,
+    Data,
+    Operand,
+    Parameters,
+    Problem,
+    Setting,
+    Shape,
+    make_data,
+)
 from benchmarks.cases import custom as custom_cases
 from benchmarks.cases import problems as built_in
 from benchmarks.cases.random import below, log_uniform
@@ -25,6 +39,7 @@ from epigemm.arguments import precision
 from epigemm.epilogues.registry import EPILOGUES
 from epigemm.tuning.candidates import SWAP_AB
 from tools.run_every_kernel import family_number, kernels
+from tools.run_linked_kernels import everything
 
 LARGEST = 4096
 SETTINGS = {
@@ -118,10 +133,26 @@ class Launch:
         return f"seed {self.seed} number {self.number}: {self.case.name} {self.arithmetic}, layouts {layouts}"
 
 
+def _everything(acc: Tensor, *given: Tensor) -> Tensor:
+    a, b, r, m, n, s, t = given
+    return (acc + a) * b + r * s + m * t + torch.tanh(n)
+
+
+_VECTOR, _ROW, _MATRIX = (Operand(kind, -1.0, 1.0) for kind in (COLUMN, ROW, MATRIX))
+_SEVERAL = {"a": _VECTOR, "b": _VECTOR, "r": _ROW, "m": _MATRIX, "n": _MATRIX}
+_SEVERAL |= {"s": Operand(SCALAR, 0.5), "t": Operand(SCALAR, -2.0)}
+
+
 def _problems() -> dict[str, Problem]:
-    """All epilogues of products: our own, and those of a Python function."""
+    """All epilogues of products: our own, those of a Python function, and one with operands of every kind."""
     own = {p.name: p for p in built_in.problems() if p.kind == "linear" and not p.training}
-    return own | {p.name: p for p in custom_cases.problems().values()}
+    functions = {p.name: p for p in custom_cases.problems().values()}
+    last = Problem(CUSTOM, "everything", everything.__doc__ or "", _SEVERAL, _everything, cancels=True)
+    return own | functions | {last.name: last}
+
+
+def _decorated(problem: Problem) -> Any:
+    return everything if problem.operands is _SEVERAL else custom_cases.decorated(problem.epilogue)
 
 
 PROBLEMS = _problems()
@@ -231,7 +262,7 @@ def planned(problem: Problem, data: Data, out: Tensor) -> None:
     """The public function."""
     values = problem.given(data.parameters)
     if problem.kind == CUSTOM:
-        custom_cases.decorated(problem.epilogue)(data.x, data.weight, **values, out=out)
+        _decorated(problem)(data.x, data.weight, **values, out=out)
     else:
         assert problem.ours is not None
         problem.ours(data.x, data.weight, *values.values(), out=out)
@@ -265,7 +296,7 @@ def native(
     values = problem.given(parameters)
     if problem.kind == CUSTOM:
         specs = problem.operands.values()
-        epilogue = custom_cases.decorated(problem.epilogue).linked([spec.kind == SCALAR for spec in specs])
+        epilogue = _decorated(problem).linked([spec.kind == SCALAR for spec in specs])
         name, bias = epilogue.name, None
     else:
         name, bias = problem.epilogue, values.pop("bias", None)
