@@ -68,7 +68,12 @@ ROOMS = (
         "tiles; `sm90_fp16x3`: fp32 on fp16 slices",
     ),
     Room("link", ("epilogue", "open"), ("CUDA",), "linked kernels: loaded, and found by name"),
-    Room("elementwise", PLAIN, ("CUDA",), "the elementwise kernel, its derivative, BatchNorm's fold"),
+    Room(
+        "elementwise",
+        PLAIN,
+        ("CUDA",),
+        "the elementwise kernel, its derivative, BatchNorm's fold, copies of rows",
+    ),
     Room("cpu", ("epilogue", "elementwise"), (), "the same functors, in loops"),
     Room(
         "call",
