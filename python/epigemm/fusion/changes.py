@@ -78,8 +78,8 @@ def _value(space: Any, path: str) -> Any:
 class Watched:
     """What the graphs of a model were made of: functions of torch's, and the classes of the model and its objects.
 
-    A call of the model compares all, by C loops over names and objects; but for one before which CPython has told of no
-    change since.
+    A call of the model compares all, by C loops over names and objects. Where CPython tells of changes, that is only
+    the first call after one.
     """
 
     def __init__(self, model: nn.Module) -> None:

@@ -99,11 +99,11 @@ class Kinds:
         self._left.pop(kind, None)
         return False
 
-    def note(self, kind: bytes, *, gains: bool, is_unsure: bool) -> None:
-        """How a call of this kind went: whether something ran fused, and whether that was worth it is not sure."""
+    def note(self, kind: bytes, *, gains: bool) -> None:
+        """A call of this kind ran nothing fused, or something of which it is not sure that it was worth it."""
         if not gains:
             _add(self._left, kind, CALLS)
-        elif is_unsure and not any(kind in each for each in (self._is_faster, self._trials, self._left)):
+        elif not any(kind in each for each in (self._is_faster, self._trials, self._left)):
             _add(self._trials, kind, Trial(kind[0] - 1))
 
     def trial(self, kind: bytes) -> Trial | None:

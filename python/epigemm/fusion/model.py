@@ -308,31 +308,35 @@ class _Call(Uncopied):
         return compiled
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """The model's call."""
+        """The model's call, in as few functions as can be: the host's time counts."""
+        model = self._model
         if _is_compiling():
-            return self._as_it_was(*args, **kwargs)
+            return model._call_impl(*args, **kwargs)  # type: ignore[no-untyped-call]
         caller = sys._getframe(1).f_locals.get("self")
-        if caller is not self._model and isinstance(caller, nn.Module):
+        if caller is not model and isinstance(caller, nn.Module):
             # It has the model's attributes, but tensors of its own: a replica of DataParallel, a shallow copy.
             return caller._call_impl(*args, **kwargs)  # type: ignore[no-untyped-call]
+        trial = None
         kind = None if watchers else self._kinds.of(args, kwargs)
-        if kind is not None and self._kinds.gains_nothing(kind):
-            return self._as_it_was(*args, **kwargs)
-        trial = None if kind is None else self._kinds.trial(kind)
-        if trial is not None and trial.is_plains_turn:
-            return trial.run(self._as_it_was, args, kwargs)
-        if reason := self._left or self._watch().why_not() or why_not_now() or why_not_with(args, kwargs):
+        if kind is not None:
+            if self._kinds.gains_nothing(kind):
+                return model._call_impl(*args, **kwargs)  # type: ignore[no-untyped-call]
+            trial = self._kinds.trial(kind)
+            if trial is not None and trial.is_plains_turn:
+                return trial.run(model._call_impl, args, kwargs)
+        watched = self._watched or self._watch()
+        if reason := self._left or watched.why_not() or why_not_now() or why_not_with(args, kwargs):
             if watchers:
                 tell(self._name, reason)
-            return self._as_it_was(*args, **kwargs)
+            return model._call_impl(*args, **kwargs)  # type: ignore[no-untyped-call]
         ran = self._ran
         gains, unsure = ran.gains, ran.unsure
         try:
             result = trial.run(self._compiled, args, kwargs) if trial else self._compiled(*args, **kwargs)
         finally:
             self._marks.unmark()
-        if kind is not None and trial is None:
-            self._kinds.note(kind, gains=ran.gains != gains, is_unsure=ran.unsure != unsure)
+        if kind is not None and trial is None and (ran.gains == gains or ran.unsure != unsure):
+            self._kinds.note(kind, gains=ran.gains != gains)
         return result
 
     def _watch(self) -> Watched:
@@ -340,9 +344,6 @@ class _Call(Uncopied):
         if self._watched is None:
             self._watched = Watched(self._model)
         return self._watched
-
-    def _as_it_was(self, *args: Any, **kwargs: Any) -> Any:
-        return self._model._call_impl(*args, **kwargs)  # type: ignore[no-untyped-call]
 
     def _note(self, error: Exception) -> None:
         """Have the report say why a frame could not be compiled."""
