@@ -17,6 +17,8 @@ constexpr double kFewProducts = 1 << 20;
 
 // grad @ weight, whose weight is a transposed matrix; or grad^T @ x, where both are.
 bool is_fused(const Prepared& forward, int64_t m, int64_t n, int64_t k, bool is_x_transposed) {
+  // In 16 bits PyTorch's GEMM multiplies transposed matrices (autograd/gradient_products.py).
+  if (element_bytes(forward.problem.x.element) == 2) return false;
   Prepared prepared;
   Problem& problem = prepared.problem;
   const ElementType element = forward.problem.x.element;

@@ -264,7 +264,9 @@ NOT_COPIED = [
 """Layouts that no kernel addresses, and that no copy mends (test_copies_gpu.py)."""
 
 
-@pytest.mark.parametrize(("arithmetic", "layout"), NOT_COPIED, ids=str)
+@pytest.mark.parametrize(
+    ("arithmetic", "layout"), NOT_COPIED, ids=lambda value: getattr(value, "name", value)
+)
 def test_uncovered_layouts_decline_and_say_why(
     arithmetic: Arithmetic, layout: str, rng: torch.Generator
 ) -> None:

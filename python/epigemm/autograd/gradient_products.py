@@ -27,7 +27,7 @@ _mm = torch.mm
 
 # Which products of a backward pass are not simply torch's.
 _NO_PRODUCT = 0  # false, the others are true
-_STRAIGHT_ONES = 1  # no 16-bit kernel of ours reads a transposed matrix
+_STRAIGHT_ONES = 1  # a 16-bit kernel of ours takes a copy of a transposed matrix
 _EVERY_ONE = 2
 
 
