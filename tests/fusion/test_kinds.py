@@ -153,7 +153,8 @@ def test_a_list_that_loses_its_values_meanwhile() -> None:
 
 
 def test_the_module_refuses_other_arguments() -> None:
-    for args in (((), {}), ([], {}, (), 2, 3), ((), (), (), 2, 3), ((), {}, None, 2, 3), ((), {}, (), "2", 3)):
+    few: Any = (), {}
+    for args in (few, ([], {}, (), 2, 3), ((), (), (), 2, 3), ((), {}, None, 2, 3), ((), {}, (), "2", 3)):
         with pytest.raises(TypeError):
             _native.entry.kind(*args)
 
