@@ -153,8 +153,14 @@ def test_a_list_that_loses_its_values_meanwhile() -> None:
 
 
 def test_the_module_refuses_other_arguments() -> None:
-    few: Any = (), {}
-    for args in (few, ([], {}, (), 2, 3), ((), (), (), 2, 3), ((), {}, None, 2, 3), ((), {}, (), "2", 3)):
+    wrong: list[Any] = [
+        ((), {}),
+        ([], {}, (), 2, 3),
+        ((), (), (), 2, 3),
+        ((), {}, None, 2, 3),
+        ((), {}, (), "2", 3),
+    ]
+    for args in wrong:
         with pytest.raises(TypeError):
             _native.entry.kind(*args)
 
