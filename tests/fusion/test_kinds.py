@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 import epigemm
+from epigemm import _native
 from epigemm.fusion import kinds, profit
 from epigemm.fusion.chains import Chain
 from epigemm.fusion.kinds import Kinds
@@ -151,6 +152,19 @@ def test_a_list_that_loses_its_values_meanwhile() -> None:
     assert Kinds(nn.Linear(WIDTH, WIDTH), []).of((values,), {}) is not None and not values
 
 
+def test_the_module_refuses_other_arguments() -> None:
+    wrong: list[Any] = [
+        ((), {}),
+        ([], {}, (), 2, 3),
+        ((), (), (), 2, 3),
+        ((), {}, None, 2, 3),
+        ((), {}, (), "2", 3),
+    ]
+    for args in wrong:
+        with pytest.raises(TypeError):
+            _native.entry.kind(*args)
+
+
 def test_without_the_module_there_are_no_kinds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kinds, "_kind", None)
     assert Kinds(nn.Linear(WIDTH, WIDTH), []).of((torch.rand(4, WIDTH),), {}) is None
@@ -169,10 +183,19 @@ def test_where_equal_calls_give_equal_bits_there_are_no_kinds(mode: str) -> None
 
 
 def test_processes_together_do_not_run_what_one_has_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    of, x = Kinds(nn.Linear(WIDTH, WIDTH), []).of, torch.rand(4, WIDTH)
-    kind = of((x,), {})
+    """What was predicted holds for all of them."""
+    known, x = Kinds(nn.Linear(WIDTH, WIDTH), []), torch.rand(4, WIDTH)
+    kind = known.of((x,), {})
+    assert kind is not None
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.distributed, "is_initialized", lambda: True)
+        known.note(kind, gains=False)
+        assert known.of((x,), {}) == kind and known.gains_nothing(kind)
+    known = Kinds(nn.Linear(WIDTH, WIDTH), [])
+    known.note(kind, gains=True)
+    assert known.of((x,), {}) == kind and known.trial(kind) is not None
     monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
-    assert of((x,), {}) not in (kind, None)
+    assert known.of((x,), {}) not in (kind, None)
 
 
 def test_of_a_container_the_first_values_stand_for_all() -> None:

@@ -64,6 +64,7 @@ class Kinds:
         self._notes = notes
         self._left: dict[bytes, int] = {}  # by kind, the calls that run as they were, until it is asked again
         self._trials: dict[bytes, Trial] = {}
+        self._has_trials = False  # or had
         self._is_faster = set[bytes]()  # kinds whose fused form was measured to be
 
     def of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes | None:
@@ -83,7 +84,7 @@ class Kinds:
             _inference(),
             torch.get_autocast_dtype("cuda") if _any_autocast() else None,
             _fp32_setting("cuda", "matmul"),
-            is_distributed(),
+            self._has_trials and is_distributed(),  # what one process has measured is nothing to several
         )
         kind = _kind(args, kwargs, modes, self._first, _DEEP)
         return None if ON_CUDA_ALONE and not kind[0] else kind
@@ -105,6 +106,7 @@ class Kinds:
             _add(self._left, kind, CALLS)
         elif not any(kind in each for each in (self._is_faster, self._trials, self._left)):
             _add(self._trials, kind, Trial(kind[0] - 1))
+            self._has_trials = True
 
     def trial(self, kind: bytes) -> Trial | None:
         """The trial that a call of this kind is a turn of."""
