@@ -115,7 +115,7 @@ def test_fused_calls_pass_on_a_gpu(function: Public, rng: torch.Generator) -> No
     ("dtype", "shape", "word"),
     [
         (torch.float64, (256, 256, 256), "float64"),
-        (torch.bfloat16, (256, 256, 255), "16 bytes"),
+        (torch.bfloat16, (256, 256, 255), "copies take"),
         (torch.float32, (256, 256, 64), "K = 64"),
     ],
     ids=str,

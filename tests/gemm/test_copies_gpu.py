@@ -73,8 +73,11 @@ def by_force(problem: Problem, plan: str, out: Tensor | None = None) -> Tensor:
 
 
 def launches(problem: Problem, plan: str) -> list[str]:
+    planning.has_gpu_kernels(problem.x)  # makes the device ready
     numbers = (dry_runs.ARITHMETICS.index("ieee"), *PLANS[plan])
-    return dry_runs.dry_run(problem.call(problem.out()), plan=numbers).launches
+    found = dry_runs.dry_run(problem.call(problem.out()), plan=numbers)
+    assert not found.answer and not found.refused, found
+    return found.launches
 
 
 @arithmetics
