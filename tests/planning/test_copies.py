@@ -96,6 +96,22 @@ def test_where_nothing_is_copied(call: LinearCall, words: str) -> None:
     assert words in found.tried[0].why_not
 
 
+@pytest.mark.parametrize("turned", ["x", "weight"])
+def test_remembered_plans_tell_columns_apart(turned: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """How far the columns of a transposed matrix are apart decides how fast cuBLAS reads it."""
+    sides, k = 2048, 256
+
+    def fuses(pitch: int, device: int) -> bool:
+        monkeypatch.setattr(torch.Tensor, "get_device", lambda tensor: device)
+        columns = torch.zeros(k, pitch, dtype=torch.bfloat16)[:, :sides].t()
+        call = call_of(sides, sides, k)._replace(epilogue=BIAS_RELU)
+        return run(call._replace(**{turned: columns})).fused
+
+    for first, second, device in ((3072, 3073, 14), (3073, 3072, 15)):
+        found = [fuses(pitch, device) for pitch in (first, second)]
+        assert found == [fuses(pitch, -1) for pitch in (first, second)] == [first == 3073, second == 3073]
+
+
 def test_what_copies_take() -> None:
     """Those of the plain problem and, at the memory's speed, of every byte that is read and written; a launch each."""
     bandwidth, launch = H200[3], 3.2

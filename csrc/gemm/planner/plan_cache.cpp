@@ -14,7 +14,7 @@ namespace {
 constexpr std::size_t kMostPlans = 1 << 16;  // beyond, all are chosen again: a few MB
 
 // Flags and small numbers share one integer. Nothing of the problem that the planner looks at may be missing.
-using Key = std::array<int64_t, 10>;
+using Key = std::array<int64_t, 13>;
 
 Key key_of(const Problem& p) {
   int64_t kinds = 0;
@@ -25,16 +25,27 @@ Key key_of(const Problem& p) {
   }
   int64_t flags = p.alignment >= 16 ? 16 : p.alignment;
   for (const bool flag : {p.has_bias, p.are_operands_contiguous, p.is_packed, p.is_tf32_allowed, p.is_batch_invariant,
-                          p.x.column_stride == 1, p.weight.column_stride == 1, p.out.column_stride == 1,
                           p.is_out_padded, p.copies.x, p.copies.weight, p.copies.out}) {
     flags = flags << 1 | static_cast<int64_t>(flag);
   }
-  return {kinds, flags, p.device.index, p.m, p.n, p.k, p.batch, p.x.row_stride, p.weight.row_stride, p.out.row_stride};
+  return {kinds,
+          flags,
+          p.device.index,
+          p.m,
+          p.n,
+          p.k,
+          p.batch,
+          p.x.row_stride,
+          p.x.column_stride,
+          p.weight.row_stride,
+          p.weight.column_stride,
+          p.out.row_stride,
+          p.out.column_stride};
 }
 
 struct KeyHash {
   std::size_t operator()(const Key& k) const {
-    return hash_of({k[0], k[1], k[2], k[3], k[4], k[5], k[6], k[7], k[8], k[9]});
+    return hash_of({k[0], k[1], k[2], k[3], k[4], k[5], k[6], k[7], k[8], k[9], k[10], k[11], k[12]});
   }
 };
 
