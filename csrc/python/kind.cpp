@@ -63,7 +63,7 @@ class Key {
   void note(PyObject* borrowed, long deep) {
     const Object value = Object::borrowed(borrowed);  // a str of a class of its own may run Python
     PyObject* const type = reinterpret_cast<PyObject*>(Py_TYPE(borrowed));
-    if (type == state.tensor_type) {
+    if (type == state.tensor_type || type == state.parameter_type) {
       if (note_tensor(borrowed)) return;
     } else if (borrowed == Py_None || PyBool_Check(borrowed) || type == state.dtype_type) {
       return add('=', borrowed);
@@ -71,6 +71,8 @@ class Key {
       const Py_hash_t hash = PyObject_Hash(borrowed);
       if (hash != -1) return add('s', hash);
       PyErr_Clear();
+    } else if (first_ < 0 && (PyLong_CheckExact(borrowed) || PyFloat_CheckExact(borrowed))) {
+      return note_number(borrowed);
     } else if (deep > 0 && PyTuple_Check(borrowed)) {
       return note_items(borrowed, looked_at(PyTuple_Size(borrowed)), &PyTuple_GetItem, deep - 1);
     } else if (deep > 0 && PyList_Check(borrowed)) {
@@ -79,6 +81,24 @@ class Key {
       return note_values(borrowed, first_, deep - 1);
     }
     add('o', type);
+    if (first_ < 0 && type == state.tensor_type) note_shape(borrowed);
+  }
+
+  // It may be a size: which rows of a tensor are multiplied, or how many.
+  void note_number(PyObject* number) {
+    int overflow = 0;
+    if (PyFloat_CheckExact(number)) return add('f', PyFloat_AsDouble(number));
+    const long long value = PyLong_AsLongLongAndOverflow(number, &overflow);
+    if (overflow) return add('N', PyObject_Hash(number));
+    add('n', value);
+  }
+
+  // A tensor without strides or memory has sizes all the same; a nested one has none.
+  void note_shape(PyObject* tensor) {
+    const Object shape(PyObject_GetAttr(tensor, state.shape));
+    const Py_hash_t hash = shape ? PyObject_Hash(shape.get()) : -1;
+    PyErr_Clear();
+    add(hash);
   }
 
   // False for one that has no strides or no memory. An exchange that fails takes the time of a hundred calls: after the

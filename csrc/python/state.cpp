@@ -45,7 +45,7 @@ constexpr Member kNames[] = {
     {"reshape", &State::reshape},   {"contiguous", &State::contiguous},
     {"dtype", &State::dtype},       {"device", &State::device},
     {"out", &State::out},           {"_current_level", &State::current_level},
-    {"use_gelu", &State::use_gelu},
+    {"use_gelu", &State::use_gelu}, {"shape", &State::shape},
 };
 
 }  // namespace

@@ -20,7 +20,7 @@ struct State {
   PyObject *mark_written, *get_device, *exchange_device, *uint8, *strided;
   // Interned names.
   PyObject *layout, *is_nested, *is_meta, *requires_grad, *is_neg, *transpose, *reshape, *contiguous, *dtype, *device,
-      *out, *current_level, *use_gelu;
+      *out, *current_level, *use_gelu, *shape;
 };
 
 extern State state;

@@ -114,6 +114,53 @@ def test_predictions_hold_for_each_size() -> None:
         assert model.runs == 2
 
 
+class Head(nn.Module):
+    """The first rows, as many as a number says."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(WIDTH, WIDTH)
+        self.runs = 0
+
+    def forward(self, x: Tensor, rows: int) -> Tensor:
+        if not torch.compiler.is_compiling():
+            self.runs += 1
+        return F.gelu(self.fc(x[:rows]))
+
+
+def test_predictions_hold_for_each_number() -> None:
+    """One may be a size."""
+    model = Head()
+    fused: Any = epigemm.fuse(model, inplace=True, decide="predict")
+    x = torch.rand(256, WIDTH)
+    with torch.no_grad():
+        for _ in range(2):
+            fused(x, 4)
+        assert model.runs == 1
+        torch.testing.assert_close(fused(x, 128), F.gelu(model.fc(x[:128])))
+    assert model.runs == 1 and len(fused.fusion_report.sites) == 1
+
+
+def test_exact_kinds_tell_all_sizes_apart() -> None:
+    x = torch.rand(6, WIDTH)
+    of, of_exact = Kinds(nn.Linear(WIDTH, WIDTH), []).of, Kinds(nn.Linear(WIDTH, WIDTH), [], is_exact=True).of
+    numbers = [0, 1, -1, -2, 1.0, -1.0, -2.0, 0.0, -0.0, 2**70, 2**70 + 1, hash(2**70), True]
+    assert len({of_exact((x, value), {}) for value in numbers}) == len(numbers)
+    for made in (Tensor.to_sparse, lambda t: t.to("meta"), nn.Parameter):
+        few, more, again = made(x[:5]), made(x), made(x.clone())
+        assert of_exact((x, few), {}) != of_exact((x, more), {}) == of_exact((x, again), {})
+        assert of((x, few), {}) == of((x, more), {})
+    nested = torch.nested.nested_tensor([x, x])
+    assert of_exact((nested,), {}) == of_exact((nested,), {}) is not None
+
+
+def test_parameters_are_tensors() -> None:
+    of, x = Kinds(nn.Linear(WIDTH, WIDTH), []).of, torch.rand(4, WIDTH)
+    made = [nn.Parameter(each) for each in (x, torch.rand(64, WIDTH), x.double())]
+    assert len({of((each,), {}) for each in made}) == 3
+    assert of((made[0],), {}) == of((nn.Parameter(x.clone()),), {})
+
+
 def test_tensors_without_memory_or_strides_are_told_apart_by_their_class() -> None:
     of, x = Kinds(nn.Linear(WIDTH, WIDTH), []).of, torch.rand(4, WIDTH)
 

@@ -34,8 +34,9 @@ _fp32_setting: Callable[[str, str], str] = getattr(torch._C, "_get_fp32_precisio
 _tracing_state = torch._C._get_tracing_state
 _has_function_mode = torch._C._is_torch_function_mode_enabled
 # What tells arguments apart. Of a tensor the type, and its size by powers of two: sequences grow call by call. Numbers
-# are left out, which count steps or positions. The first values of a container stand for all: one with two tensors a
-# layer has many alike. None: the module is missing, and there are no kinds.
+# are left out, which count steps or positions, unless kinds are exact: one may be a size. The first values of a
+# container stand for all: one with two tensors a layer has many alike. None: the module is missing, and there are no
+# kinds.
 _kind: Callable[..., bytes] | None = getattr(_native.entry, "kind", None)
 
 
@@ -53,7 +54,8 @@ class Ran:
 class Kinds:
     """What is known of the kinds of calls of one model.
 
-    `notes` are those of its report. `is_exact`: each size is a kind, so that what decides is what was predicted for it.
+    `notes` are those of its report. `is_exact`: each size and number is a kind, so that what decides is what was
+    predicted for it.
     """
 
     def __init__(self, model: nn.Module, notes: list[str], *, is_exact: bool = False) -> None:
