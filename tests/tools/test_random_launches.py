@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from benchmarks.cases import Data, Problem, Shape, make_data
-from benchmarks.gradings.products import SPLIT
+from benchmarks.gradings.products import SCALED, SPLIT
 from epigemm.epilogues.registry import EPILOGUES, named
 from epigemm.tuning.candidates import SWAP_AB
 from tools import launches, random_launches
@@ -146,8 +146,12 @@ RELU = Launch(0, 0, "linear/bias_relu", Shape(9, 13, 21), "bf16", None, (0, 0, 0
         (lambda out: out[3, 4].fill_(float("nan")), "NaN or was not written"),
         (lambda out: out.as_strided((1,), (1,), 0).fill_(1.0), "written beside the result"),
         (lambda out: out.as_strided((1,), (1,), 1 + 13).fill_(1.0), "written beside the result"),
+        (
+            lambda out: out.as_strided((1,), (1,), 1 + 13).view(torch.int16).fill_(0x7FFF),
+            "written beside the result",
+        ),
     ],
-    ids=["a sum", "not written", "ahead", "behind a row"],
+    ids=["a sum", "not written", "ahead", "behind a row", "NaN behind a row"],
 )
 def test_what_is_wrong_is_seen(spoil: Any, why: str, monkeypatch: pytest.MonkeyPatch) -> None:
     real = launches.planned
@@ -159,6 +163,16 @@ def test_what_is_wrong_is_seen(spoil: Any, why: str, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(launches, "planned", planned)
     found = launches.described(RELU, CPU)
     assert why in found.wrong and not found.raised
+
+
+@pytest.mark.parametrize("arithmetic", launches.SETTINGS)
+def test_what_may_be_written_behind_a_row(arithmetic: str) -> None:
+    """In 16 bits a copy stores a result whose rows are no whole 16 bytes, and nothing beside it."""
+    launch = replace(RELU, arithmetic=arithmetic)
+    assert launches.padding(launch, "a kernel") == (3 if arithmetic in (SPLIT, SCALED) else 0)
+    assert launches.padding(launch, "") == 0
+    by_columns = (*RELU.layouts[:2], Layout(1, 3, True), *RELU.layouts[3:])
+    assert launches.padding(replace(launch, layouts=by_columns), "a kernel") == 0
 
 
 def test_an_exception_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
