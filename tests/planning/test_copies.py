@@ -130,6 +130,16 @@ def test_what_copies_take() -> None:
     assert padded["fallback_us"] > 3 * of_padded["fallback_us"], "cuBLAS loads by single elements"
 
 
+def test_how_much_faster_copies_must_be() -> None:
+    """By 1.5 where PyTorch's GEMM is short and slow with the tensors, too; less of a transposed matrix alone."""
+    for layout in ("odd_rows", "misaligned"):
+        plan = run(call_of(1024, 1024, 64, layout)).tried[0].plan
+        gain = plan["fallback_us"] / plan["candidates"][0]["predicted_us"]
+        assert not plan["fused"] and plan["fallback_us"] < 20 and 1.2 < gain < 1.5
+    turned = run(call_of(2048, 2048, 256, "contiguous", "transposed")).tried[0].plan
+    assert turned["fused"] and turned["fallback_us"] < 1.3 * turned["predicted_us"]
+
+
 def test_plans_by_force() -> None:
     """A plan runs on the copies, too; the fallback takes none."""
     call = call_of(1024, 1023, 1023)

@@ -68,6 +68,14 @@ Problem on_copies(const Problem& problem) {
   return on;
 }
 
+int64_t bytes_of_steps(const Problem& p) {
+  int64_t bytes = p.alignment | kElementBytes * (p.k | p.n);
+  for (const Matrix& matrix : {p.x, p.weight, p.out}) {
+    bytes |= kElementBytes * (matrix.column_stride == 1 ? matrix.row_stride : matrix.column_stride);
+  }
+  return bytes;
+}
+
 // As long as a copy at the memory's speed, whatever L2 keeps for the kernel behind it; a kernel more in the stream is
 // about what an elementwise kernel is behind a product (fallback.cpp).
 double copies_microseconds(const Problem& p) {

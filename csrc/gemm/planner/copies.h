@@ -2,6 +2,7 @@
 // matrix. PyTorch's GEMM is slow with the first two. Plain C++.
 #pragma once
 
+#include <cstdint>
 #include <string>
 #include <vector>
 
@@ -18,6 +19,10 @@ Copies copies_for_sizes(const Problem& problem);
 // The problem as the kernels see it, on problem.copies. K is a multiple of what TMA loads: zeros lie behind x's and the
 // weight's columns. Where the copies lie is not known yet.
 Problem on_copies(const Problem& problem);
+
+// Addresses, lengths and strides of what PyTorch's GEMM walks through, in bytes, or-ed: what divides all of them
+// divides the result.
+int64_t bytes_of_steps(const Problem& problem);
 
 // What making problem.copies is expected to take.
 double copies_microseconds(const Problem& problem);

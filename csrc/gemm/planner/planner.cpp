@@ -126,8 +126,8 @@ double least_gain(const Problem& p, double fallback_us) {
 // close as elsewhere, least of all where it is short.
 double least_gain_on_copies(const Problem& p, double fallback_us) {
   constexpr double kShortUs = 20, kCopied = 1.05, kShort = 1.50, kLong = 1.15;
-  const Copies by_sizes = copies_for_sizes(p);
-  if (!by_sizes.any() && p.alignment >= 16) return std::max(kCopied, least_gain(p, fallback_us));
+  constexpr int64_t kWhole = 16;
+  if (bytes_of_steps(p) % kWhole == 0) return std::max(kCopied, least_gain(p, fallback_us));
   return std::max(fallback_us < kShortUs ? kShort : kLong, least_gain(p, fallback_us));
 }
 

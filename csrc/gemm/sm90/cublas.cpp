@@ -7,6 +7,7 @@
 #include <limits>
 
 #include "gemm/planner/architecture.h"
+#include "gemm/planner/copies.h"
 #include "gemm/planner/cost.h"
 #include "gemm/sm90/architecture.h"
 
@@ -65,11 +66,8 @@ NarrowCost narrow_cost(const Problem& p) {
   constexpr NarrowCost kNone = {kWideBytesPerCycle, 1}, kPairs = {10, 3}, kSingle = {5, 4};
   if (element_bytes(p.x.element) != 2 || p.m == 1 || p.n == 1)
     return kNone;  // a matrix times a vector is another kernel
-  int64_t bits = p.alignment | 2 * p.k | 2 * p.n;
-  for (const Matrix& matrix : {p.x, p.weight, p.out}) {
-    bits |= 2 * (matrix.column_stride == 1 ? matrix.row_stride : matrix.column_stride);
-  }
-  return bits % kWide == 0 ? kNone : bits % kByPairs == 0 ? kPairs : kSingle;
+  const int64_t bytes = bytes_of_steps(p);
+  return bytes % kWide == 0 ? kNone : bytes % kByPairs == 0 ? kPairs : kSingle;
 }
 
 double tensor_microseconds(const Problem& p, const TensorCost& c) {
