@@ -174,6 +174,51 @@ def test_an_epilogue_with_matrices(dtype: torch.dtype, plan: str, k: int, is_kn:
         torch.testing.assert_close(out.double(), expected, rtol=1e-2, atol=3e-2)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@by_plan
+@pytest.mark.parametrize(
+    "layout", ["aligned_rows", "padded_rows", "odd_rows", "misaligned", "every_second_row"]
+)
+def test_where_matrices_lie(dtype: torch.dtype, plan: str, layout: str) -> None:
+    """TMA brings one of whole 16 bytes a row, whose last columns are beyond a result of odd rows; others it refuses."""
+    torch.manual_seed(0)
+    k = 63
+    for m, n in [*SHAPES, (1, 77), (131, 1)]:
+        x, weight = (torch.randn(side, k, device=DEVICE, dtype=dtype) / 4 for side in (m, n))
+        bias, row = (torch.randn(size, device=DEVICE, dtype=dtype) for size in ((n,), (m, 1)))
+        other = LAYOUTS[layout](torch.randn(m, n, device=DEVICE, dtype=dtype))
+        more = LAYOUTS[layout](torch.randn(m, n, device=DEVICE))
+        spec = with_matrices.linked([False, False, False, True])
+        out = LAYOUTS[layout](poisoned((m, n), dtype, DEVICE))
+        call = LinearCall(spec, x, weight, None, [bias, row, other, more], (), out=out)
+        planning.has_gpu_kernels(out)
+        deeds.linear(call, (dry_runs.ARITHMETICS.index("ieee"), *PLANS[plan]))
+        sums = x.double() @ weight.double().t() + bias.double()
+        expected = sums * row.double() * other.double() + more.double()
+        torch.testing.assert_close(out.double(), expected, rtol=1e-2, atol=3e-2)
+
+
+@arithmetics
+@by_plan
+@pytest.mark.parametrize("k", [7, 63, 65])
+@pytest.mark.parametrize("is_kn", [False, True])
+def test_what_is_not_finite_stays_in_its_rows(arithmetic: Arithmetic, plan: str, k: int, is_kn: bool) -> None:
+    """Zeros lie behind the columns of both: infinity times nothing is NaN."""
+    torch.manual_seed(k)
+    for m, n in SHAPES:
+        x, weight = (torch.randn(side, k, device=DEVICE, dtype=arithmetic.dtype) / 4 for side in (m, n))
+        x[3, -1], x[5, 0], x[-1, -1] = float("inf"), float("nan"), float("-inf")
+        weight[2, -1], weight[-1, 0] = float("-inf"), float("inf")
+        weight = LAYOUTS["transposed" if is_kn else "contiguous"](weight)
+        bias = torch.randn(n, device=DEVICE, dtype=arithmetic.dtype)
+        out = poisoned((m, n), arithmetic.dtype, DEVICE)
+        planning.has_gpu_kernels(out)
+        call = LinearCall(BIAS_RELU, x, weight, bias, out=out)
+        deeds.linear(call, (dry_runs.ARITHMETICS.index("ieee"), *PLANS[plan]))
+        expected = torch.relu(x.double() @ weight.double().t() + bias.double())
+        torch.testing.assert_close(out.double(), expected, rtol=1e-2, atol=1e-2, equal_nan=True)
+
+
 @arithmetics
 def test_what_is_decided_runs(arithmetic: Arithmetic, rng: torch.Generator) -> None:
     """By the planner's own choice: copies, and a result that is right, in new memory and in the caller's."""

@@ -105,7 +105,7 @@ def test_remembered_plans_tell_columns_apart(turned: str, monkeypatch: pytest.Mo
         monkeypatch.setattr(torch.Tensor, "get_device", lambda tensor: device)
         columns = torch.zeros(k, pitch, dtype=torch.bfloat16)[:, :sides].t()
         call = call_of(sides, sides, k)._replace(epilogue=BIAS_RELU)
-        return run(call._replace(**{turned: columns})).fused
+        return run(call._replace(x=columns) if turned == "x" else call._replace(weight=columns)).fused
 
     for first, second, device in ((3072, 3073, 14), (3073, 3072, 15)):
         found = [fuses(pitch, device) for pitch in (first, second)]
