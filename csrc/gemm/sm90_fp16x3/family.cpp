@@ -155,7 +155,7 @@ class FP16x3 final : public Family {
       for (int index = 0; index < sm90_fp16x3::tile_count(arithmetic); ++index) {
         const Tile& tile = tile_of(arithmetic, index);
         for (const int number : {tile.m, tile.n, tile.cluster_m, tile.cluster_n, static_cast<int>(tile.schedule),
-                                 static_cast<int>(tile.transposed)}) {
+                                 static_cast<int>(tile.transposed), tile.stages, tile.slots, tile.slot_bytes}) {
           text += std::to_string(number) + ",";
         }
       }
