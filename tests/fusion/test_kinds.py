@@ -12,6 +12,7 @@ from torch.overrides import TorchFunctionMode
 
 import epigemm
 from epigemm import _native
+from epigemm.arguments import precision
 from epigemm.fusion import kinds, profit
 from epigemm.fusion.chains import Chain
 from epigemm.fusion.kinds import Kinds
@@ -152,6 +153,20 @@ def test_exact_kinds_tell_all_sizes_apart() -> None:
         assert of((x, few), {}) == of((x, more), {})
     nested = torch.nested.nested_tensor([x, x])
     assert of_exact((nested,), {}) == of_exact((nested,), {}) is not None
+
+
+def test_the_callers_fp32_setting_counts() -> None:
+    """Not the one that a call of another thread has switched to for its own GEMM."""
+    of, x = Kinds(nn.Linear(WIDTH, WIDTH), []).of, torch.rand(4, WIDTH)
+    kind = of((x,), {})
+    with precision.switched("cuda", "tf32"):
+        assert of((x,), {}) == kind
+    before = torch.backends.cuda.matmul.fp32_precision
+    torch.backends.cuda.matmul.fp32_precision = "tf32"
+    try:
+        assert of((x,), {}) != kind
+    finally:
+        torch.backends.cuda.matmul.fp32_precision = before
 
 
 def test_parameters_are_tensors() -> None:

@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from epigemm import _native
+from epigemm.arguments import precision
 from epigemm.fusion.changes import sees_functions
 from epigemm.fusion.trials import Trial, is_distributed, may_measure, wants_same_bits
 
@@ -30,7 +31,7 @@ _FIRST, _DEEP = 2, 3  # so many values of a container, and containers inside of 
 _grad_enabled = torch.is_grad_enabled
 _inference = torch.is_inference_mode_enabled
 _any_autocast = torch._C._is_any_autocast_enabled
-_fp32_setting: Callable[[str, str], str] = getattr(torch._C, "_get_fp32_precision_getter")  # noqa: B009
+_fp32_setting = precision.torch_setting
 _tracing_state = torch._C._get_tracing_state
 _has_function_mode = torch._C._is_torch_function_mode_enabled
 # What tells arguments apart. Of a tensor the type, and its size by powers of two: sequences grow call by call. Numbers
@@ -85,7 +86,7 @@ class Kinds:
             _grad_enabled(),
             _inference(),
             torch.get_autocast_dtype("cuda") if _any_autocast() else None,
-            _fp32_setting("cuda", "matmul"),
+            _fp32_setting("cuda"),  # the caller's, also while another thread has switched it
             self._has_trials and is_distributed(),  # what one process has measured is nothing to several
         )
         kind = _kind(args, kwargs, modes, self._first, _DEEP)
