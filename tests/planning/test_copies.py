@@ -87,10 +87,12 @@ def test_an_out_that_is_refused() -> None:
     (call_of(1024, 1024, 1023, "every_second_column"), "x is not a row-major matrix"),
     (call_of(64, 3072, 768, "contiguous", "transposed"), "of which copies take"),
     (call_of(1, 1024, 1023), "of which copies take"),
+    (call_of(131072, 256, 2), "of which copies take"),
+    (call_of(131072, 3, 256), "of which copies take"),
     (call_of(1024, 1024, 1023)._replace(invariant=True), "K = 1023 elements"),
 ])  # fmt: skip
 def test_where_nothing_is_copied(call: LinearCall, words: str) -> None:
-    """Neither by rows nor by columns; few rows of a transposed weight; batch invariance, which copies by itself."""
+    """Neither by rows nor by columns; few rows of a transposed weight; a short K or N; batch invariance, by itself."""
     found = run(call)
     assert not found.fused and "copy" not in found.launches
     assert words in found.tried[0].why_not

@@ -281,6 +281,6 @@ def test_nothing_is_counted_twice() -> None:
 def test_launches_on_a_gpu(tmp_path: Path) -> None:
     """Many of them forced; nothing is wrong, and no plan is malformed."""
     output = tmp_path / "record.json"
-    assert random_launches.main(["--count", "60", "--trees", TREES, "--output", str(output)]) == 0
+    assert random_launches.main(["--count", "24", "--trees", TREES, "--output", str(output)]) == 0
     record = json.loads(output.read_text())
-    assert record["launched"] == 60 and len(record["kernels"]) > 5
+    assert record["launched"] == 24 and len(record["kernels"]) > 5

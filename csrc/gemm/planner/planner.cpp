@@ -127,6 +127,7 @@ double least_gain(const Problem& p, double fallback_us) {
 double least_gain_on_copies(const Problem& p, double fallback_us) {
   constexpr double kShortUs = 20, kCopied = 1.05, kShort = 1.50, kLong = 1.15;
   constexpr int64_t kWhole = 16;
+  if (std::min(p.n, p.k) < kLeastCopied) return std::numeric_limits<double>::infinity();
   if (bytes_of_steps(p) % kWhole == 0) return std::max(kCopied, least_gain(p, fallback_us));
   return std::max(fallback_us < kShortUs ? kShort : kLong, least_gain(p, fallback_us));
 }

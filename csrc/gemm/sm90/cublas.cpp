@@ -64,8 +64,8 @@ constexpr double kWideBytesPerCycle = 500;
 NarrowCost narrow_cost(const Problem& p) {
   constexpr int64_t kWide = 16, kByPairs = 4;
   constexpr NarrowCost kNone = {kWideBytesPerCycle, 1}, kPairs = {10, 3}, kSingle = {5, 4};
-  if (element_bytes(p.x.element) != 2 || p.m == 1 || p.n == 1)
-    return kNone;  // a matrix times a vector is another kernel
+  // A matrix times a vector is another kernel.
+  if (element_bytes(p.x.element) != 2 || p.m == 1 || std::min(p.n, p.k) < kLeastCopied) return kNone;
   const int64_t bytes = bytes_of_steps(p);
   return bytes % kWide == 0 ? kNone : bytes % kByPairs == 0 ? kPairs : kSingle;
 }
