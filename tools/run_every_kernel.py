@@ -102,6 +102,22 @@ def run_fused(epilogue: Epilogue, dtype: torch.dtype) -> int:
     return len(plans)
 
 
+def run_copies(dtype: torch.dtype) -> int:
+    """Copies of what TMA cannot address, around a large tile: odd sizes, odd addresses, transposed matrices."""
+    x, weight = (torch.randn(rows, K, device=DEVICE).to(dtype) for rows in (M, N))
+    shifted = torch.randn(M * K + 1, device=DEVICE).to(dtype)[1:].view(M, K)
+    layouts = {
+        "odd": (x[:, :-1].contiguous(), weight[:-1, :-1].contiguous()),
+        "shifted": (shifted, weight),
+        "transposed": (x.t().contiguous().t(), weight.t().contiguous().t()),
+    }
+    for name, (left, right) in layouts.items():
+        out = torch.full((M, right.shape[0]), float("nan"), dtype=dtype, device=DEVICE)
+        forced_into(out, "bias", left, right, "ieee", plan=[family_number("sm90_tma"), 0, 0, 1, 1])
+        expect_close(f"copies {name} {dtype}", out, left.double() @ right.double().t(), TOLERANCE[dtype])
+    return len(layouts)
+
+
 def run_on_slices(epilogue: Epilogue, arithmetic: str) -> int:
     """Every tile of one epilogue on fp16 slices, each also where the range check rejects rows."""
     tiles = kernels(arithmetic)
@@ -195,6 +211,7 @@ def run_fold() -> int:
 def jobs() -> sharded.Jobs:
     """Everything to run, by name, in an order in which neighbours take equally long."""
     found: dict[str, Callable[[], int]] = {"fold": run_fold}
+    found |= {f"copies {dtype}": partial(run_copies, dtype) for dtype in (torch.float16, torch.bfloat16)}
     for epilogue in EPILOGUES.values():
         for dtype in TOLERANCE:
             found[f"elementwise {epilogue.name} {dtype}"] = partial(run_elementwise, epilogue, dtype)
