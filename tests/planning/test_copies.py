@@ -57,7 +57,7 @@ def run(call: LinearCall, **options: object) -> DryRun:
     ((1024, 1024, 1024), ("odd_rows",), (X,), False),
     ((1024, 1024, 1024), ("padded_rows", "every_second_row"), (), False),
     ((1024, 1024, 1024), ("contiguous", "misaligned"), (WEIGHT,), False),
-    ((8192, 1024, 1024), ("contiguous", "transposed"), (TURNED,), False),
+    ((8192, 3072, 768), ("contiguous", "transposed"), (TURNED,), False),
     ((1024, 1024, 1023), ("transposed", "transposed"), (X_TURNED, TURNED), False),
 ])  # fmt: skip
 def test_what_is_copied(
@@ -86,6 +86,7 @@ def test_an_out_that_is_refused() -> None:
     (call_of(1024, 1024, 1024, "contiguous", "every_second_column"), "weight is not row-major"),
     (call_of(1024, 1024, 1023, "every_second_column"), "x is not a row-major matrix"),
     (call_of(64, 3072, 768, "contiguous", "transposed"), "of which copies take"),
+    (call_of(2048, 3072, 768, "contiguous", "transposed"), "of which copies take"),
     (call_of(1, 1024, 1023), "of which copies take"),
     (call_of(131072, 256, 2), "of which copies take"),
     (call_of(131072, 3, 256), "of which copies take"),
@@ -115,13 +116,16 @@ def test_remembered_plans_tell_columns_apart(turned: str, monkeypatch: pytest.Mo
 
 
 def test_what_copies_take() -> None:
-    """Those of the plain problem and, at the memory's speed, of every byte that is read and written; a launch each."""
-    bandwidth, launch = H200[3], 3.2
+    """Those of the plain problem and, at the memory's speed, of every byte that is read and written; a launch each.
+
+    To turn a matrix round takes 5.2 us more.
+    """
+    bandwidth, launch, turn = H200[3], 3.2, 5.2
     m, n, k = 8192, 3072, 768
     as_it_is = run(call_of(m, n, k)).tried[0].plan
     turned = run(call_of(m, n, k, "contiguous", "transposed")).tried[0].plan
     assert turned["predicted_us"] - as_it_is["predicted_us"] == pytest.approx(
-        launch + 4 * n * k / bandwidth, rel=1e-2
+        launch + turn + 4 * n * k / bandwidth, rel=1e-2
     )
     assert turned["fallback_us"] == as_it_is["fallback_us"], "cuBLAS reads both"
     padded = run(call_of(m, n, 1023)).tried[0].plan
@@ -138,8 +142,8 @@ def test_how_much_faster_copies_must_be() -> None:
         plan = run(call_of(1024, 1024, 64, layout)).tried[0].plan
         gain = plan["fallback_us"] / plan["candidates"][0]["predicted_us"]
         assert not plan["fused"] and plan["fallback_us"] < 20 and 1.2 < gain < 1.5
-    turned = run(call_of(2048, 2048, 256, "contiguous", "transposed")).tried[0].plan
-    assert turned["fused"] and turned["fallback_us"] < 1.3 * turned["predicted_us"]
+    turned = run(call_of(4096, 3072, 768, "contiguous", "transposed")).tried[0].plan
+    assert turned["fused"] and turned["fallback_us"] < 1.15 * turned["predicted_us"]
 
 
 def test_plans_by_force() -> None:
