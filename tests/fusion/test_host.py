@@ -114,6 +114,7 @@ def test_what_grouped_products_compute_counts(monkeypatch: pytest.MonkeyPatch) -
     [
         (one_kernel_behind, LONG, 0.5, False, host.Verdict()),  # the device's time is far longer
         (one_kernel_behind, LONG, 0.05, False, host.Verdict("", True)),  # but little is gained of it
+        (one_kernel_behind, LONG, 0.25, False, host.Verdict("", True)),
         (many_behind, 40.0, 0.5, False, host.Verdict("", True)),
         (nothing_behind, BRIEF, 0.5, False, host.Verdict(host.WAITS)),  # too far behind to be tried
         (many_behind, 40.0, 0.5, True, host.Verdict()),  # the backward pass would not be timed
