@@ -58,6 +58,7 @@ DTYPES = ("float16", "bfloat16", "float32", "float64")
 SOURCES = [
     "elementwise/open_names.cpp",
     "gemm/planner/families.cpp",
+    "gemm/planner/copies.cpp",
     *[f"gemm/{family}/family.cpp" for family in ("sm90_tma", "sm90_swap_ab", "sm90_fp16x3")],
     "gemm/sm90/coverage.cpp",
     "gemm/sm90/cublas.cpp",
