@@ -10,6 +10,7 @@ import ctypes
 import itertools
 import subprocess
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
@@ -127,6 +128,16 @@ def traced_of(name: str) -> Traced:
     return trace(function)
 
 
+def compiled(source: Path) -> ctypes.CDLL:
+    """A library of functions of arrays, with `disturb` among them."""
+    assert COMPILER is not None
+    command = [COMPILER, "-std=c++17", "-O1", "-ffp-contract=off", "-shared", "-fPIC", str(source)]
+    subprocess.run([*command, "-o", str(source.with_suffix(".so"))], check=True)
+    found = ctypes.CDLL(str(source.with_suffix(".so")))
+    found.disturb.argtypes = [ctypes.c_float, ctypes.c_float]
+    return found
+
+
 @pytest.fixture(scope="module")
 def traced() -> dict[str, Traced]:
     return {name: traced_of(name) for name in EVERY}
@@ -149,12 +160,7 @@ def library(traced: dict[str, Traced], tmp_path_factory: pytest.TempPathFactory)
         lines.append(f"  for (long i = 0; i < n; ++i) y[i] = of_{name}_{dtype}::epigemm_apply({given});\n}}")
     source = tmp_path_factory.mktemp("sixteen_bits") / "kernels.cpp"
     source.write_text("\n".join(lines))
-    assert COMPILER is not None
-    command = [COMPILER, "-std=c++17", "-O1", "-ffp-contract=off", "-shared", "-fPIC", str(source)]
-    subprocess.run([*command, "-o", str(source.with_suffix(".so"))], check=True)
-    found = ctypes.CDLL(str(source.with_suffix(".so")))
-    found.disturb.argtypes = [ctypes.c_float, ctypes.c_float]
-    return found
+    return compiled(source)
 
 
 def half_unit(exact: Tensor, dtype: torch.dtype) -> Tensor:
@@ -246,12 +252,7 @@ def built_in(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
             lines.append(f"  for (long i = 0; i < n; ++i) y[i] = of_{name}({number}(x[i])).value;\n}}")
     source = tmp_path_factory.mktemp("built_in") / "formulas.cpp"
     source.write_text("\n".join([*lines, "}"]))
-    assert COMPILER is not None
-    command = [COMPILER, "-std=c++17", "-O1", "-ffp-contract=off", "-shared", "-fPIC", str(source)]
-    subprocess.run([*command, "-o", str(source.with_suffix(".so"))], check=True)
-    found = ctypes.CDLL(str(source.with_suffix(".so")))
-    found.disturb.argtypes = [ctypes.c_float, ctypes.c_float]
-    return found
+    return compiled(source)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

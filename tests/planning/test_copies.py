@@ -88,8 +88,8 @@ def test_an_out_that_is_refused() -> None:
     (call_of(64, 3072, 768, "contiguous", "transposed"), "of which copies take"),
     (call_of(2048, 3072, 768, "contiguous", "transposed"), "of which copies take"),
     (call_of(1, 1024, 1023), "of which copies take"),
-    (call_of(131072, 256, 2), "of which copies take"),
-    (call_of(131072, 3, 256), "of which copies take"),
+    (call_of(131072, 256, 2), "below 32 nothing is copied"),
+    (call_of(131072, 3, 256), "below 32 nothing is copied"),
     (call_of(1024, 1024, 1023)._replace(invariant=True), "K = 1023 elements"),
 ])  # fmt: skip
 def test_where_nothing_is_copied(call: LinearCall, words: str) -> None:

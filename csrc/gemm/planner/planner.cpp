@@ -153,6 +153,9 @@ std::string what_functor_takes(const Problem& problem, double fused_us, double f
 std::string why_not_expected(const Problem& problem, double fused_us) {
   const double fallback_us = fallback_microseconds(problem);
   if (is_expected_to_gain(problem, fused_us, fallback_us)) return std::string();
+  if (problem.copies.any() && std::min(problem.n, problem.k) < kLeastCopied) {
+    return text("with N or K below ", kLeastCopied, " nothing is copied, and no kernel reads the operands as they lie");
+  }
   const char* what = !is_fallback_expected_in_one_kernel(problem) ? "PyTorch's GEMM with one elementwise kernel"
                      : problem.epilogue == EpilogueId::bias_relu  ? "PyTorch's GEMM, which adds a bias and ReLU itself,"
                                                                   : "PyTorch's GEMM, which adds a bias itself,";

@@ -54,8 +54,7 @@ _RECORDED_US = 60.0
 _GRAPH_US = {Launches.EAGER: 30.0, Launches.INDUCTOR: 0.0}
 _WORTH = 0.97  # of the time: less is within the error of these estimates
 # Hosts differ by so much. What is expected to take less than the second of the time pays, and what takes more than the
-# third is not tried. With .9 for the second, a SIREN was fused unmeasured for two layers of sizes that no estimate was
-# fitted to, and took 1.28 of the time (H100).
+# third is not tried. The second is far from 1: at sizes that nothing was fitted to, estimates are further off.
 _HOSTS_ERROR, _SURE, _LOST = 2.0, 0.7, 1.15
 # So many times more rows, or fewer, are decided about anew.
 _FAR = 4
