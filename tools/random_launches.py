@@ -164,8 +164,8 @@ def record(
     )
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Launch; 1 if anything is wrong."""
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
     p = argparse.ArgumentParser(prog="python -m tools.random_launches", description=__doc__.splitlines()[0])
     p.add_argument("--seed", type=int, default=0)
     p.add_argument("--count", type=int, default=5000, help="how many launches (5000)")
@@ -177,6 +177,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     p.add_argument("--device", default="cuda", help="cuda, cuda:1, cpu")
     p.add_argument("--output", type=Path, metavar="FILE", help="the record, JSON")
     p.add_argument("--trees", help="csrc=HASH,python=HASH: git trees of the source, where git is missing")
+    return p
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Launch; 1 if anything is wrong."""
+    p = parser()
     given = p.parse_args(arguments)
     if min(given.count, given.largest) < 1 or (given.only is not None and given.only < 0):
         p.error("--count and --largest: at least 1, --only: at least 0")

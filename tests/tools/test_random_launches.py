@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -233,9 +235,19 @@ def test_no_launch_starts_when_the_time_is_up(scripted: type[Scripted]) -> None:
     assert (found.launched, found.left_out, scripted.started) == (0, 4, 0)
 
 
-def test_a_real_process_that_says_nothing_in_time_is_ended() -> None:
-    found = random_launches.run([RELU], CPU, 0.0, None)
-    assert [each["why"] for each in found.failed] == ["nothing came of it in 0 s"]
+class Stopped(random_launches.Worker):
+    """Its process starts, and then stands still."""
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__(device)
+        assert self._process.pid is not None
+        os.kill(self._process.pid, signal.SIGSTOP)
+
+
+def test_a_real_process_that_says_nothing_in_time_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(random_launches, "Worker", Stopped)
+    found = random_launches.run([RELU], CPU, 0.1, None)
+    assert [each["why"] for each in found.failed] == ["nothing came of it in 0.1 s"]
 
 
 def test_a_run_and_its_record(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

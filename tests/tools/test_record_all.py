@@ -1,0 +1,97 @@
+"""All records of one tree: which jobs run, in what time, and what is said of them."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from tools import record_all
+from tools.record_all import Job, record
+
+TREES = f"csrc={'a' * 40},python={'b' * 40}"
+OTHER = f"csrc={'c' * 40},python={'b' * 40}"
+
+
+class Commands:
+    """In place of processes: what was asked for; a command `("3",)` ends with status 3."""
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[str, ...]] = []
+
+    def __call__(self, command: Sequence[str], log: Path, limit_s: float) -> int:
+        self.seen.append(tuple(command))
+        return int(command[0]) if command[0].isdigit() else 0
+
+
+def test_jobs_have_their_own_names_and_modules() -> None:
+    every = record_all.jobs(Path("records"), TREES)
+    assert len({job.name for job in every}) == len(every)
+    for job in every:
+        assert job.commands and all(TREES in " ".join(command) for command in job.commands), job.name
+
+
+def test_arguments_are_those_of_the_commands(tmp_path: Path) -> None:
+    """Each module takes what is given to it: argparse would end with 2 before anything runs."""
+    from benchmarks import cli
+    from tools import random_launches
+
+    for job in record_all.jobs(tmp_path, TREES):
+        (command, *_) = job.commands
+        if "benchmarks" in command:
+            words = command[command.index("benchmarks") + 1 :]
+            cli.parser().parse_args(["9" if word == record_all.LEFT else word for word in words])
+        if "tools.random_launches" in command:
+            words = command[command.index("tools.random_launches") + 1 :]
+            random_launches.parser().parse_args(["9" if w == record_all.LEFT else w for w in words])
+
+
+def test_what_is_done_is_not_run_again(tmp_path: Path) -> None:
+    jobs = [Job("good", 1, (("0",),)), Job("bad", 1, (("3",),)), Job("slow", 1, (("124",),))]
+    run = Commands()
+    ended = record(jobs, tmp_path, TREES, 60, run)
+    assert {name: each.status for name, each in ended.items()} == {
+        "good": "done",
+        "bad": "failed",
+        "slow": "timeout",
+    }
+    assert json.loads((tmp_path / "record_all.json").read_text())["bad"]["trees"] == TREES
+    again = Commands()
+    record(jobs, tmp_path, TREES, 60, again)
+    assert again.seen == [("3",), ("124",)]
+    other = Commands()
+    record(jobs, tmp_path, OTHER, 60, other)
+    assert len(other.seen) == 3
+
+
+def test_the_budget_is_kept(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    jobs = [Job("long", 1000, (("0",),)), Job("short", 10, (("python", record_all.LEFT),))]
+    run = Commands()
+    ended = record(jobs, tmp_path, TREES, 100, run)
+    assert list(ended) == ["short"] and "long: left" in capsys.readouterr().out
+    (_, left) = run.seen[0]
+    assert 60 <= int(left) <= 100 - record_all.ENDING_S
+
+
+def test_shards_are_merged_where_all_ended_well(tmp_path: Path) -> None:
+    good, bad = Commands(), Commands()
+    record([Job("tool", 1, (("0",), ("0",)), "tool.txt")], tmp_path, TREES, 60, good)
+    assert "tools.merge_records" in good.seen[-1] and str(tmp_path / "tool-2.log") in good.seen[-1]
+    ended = record([Job("other", 1, (("0",), ("3",)), "other.txt")], tmp_path, TREES, 60, bad)
+    assert ended["other"].status == "failed"
+    assert not any("tools.merge_records" in command for command in bad.seen)
+
+
+def test_a_command_is_ended_with_its_processes(tmp_path: Path) -> None:
+    mark = tmp_path / "alive"
+    inner = f"import time, pathlib; time.sleep(3); pathlib.Path({str(mark)!r}).touch()"
+    outer = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {inner!r}])"
+    assert record_all.run_command([sys.executable, "-c", outer], tmp_path / "log", 1) == 124
+    time.sleep(3)
+    assert not mark.exists()
+    assert record_all.run_command([sys.executable, "-c", "print(5)"], tmp_path / "log", 60) == 0
+    assert (tmp_path / "log").read_text() == "5\n"
