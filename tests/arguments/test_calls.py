@@ -56,7 +56,15 @@ def test_a_bias_that_goes_into_the_product() -> None:
         assert moved.bias is bias
         after = moved.epilogue.reference(with_bias, None, moved.operands, ())
         torch.testing.assert_close(after, epilogue.reference(product, None, operands, ()))
+        assert moved.with_bias_in_product() is moved
     call = LinearCall(RELU_DIV, x, weight, bias, (), (2.0,))
+    assert call.with_bias_in_product() is call
+
+
+def test_a_product_keeps_the_bias_that_it_has() -> None:
+    """Where what follows adds a vector of its own."""
+    epilogue = formula_functions.epilogue("bias_residual").linked([False, False])
+    call = LinearCall(epilogue, x, weight, bias, [scale, residual])
     assert call.with_bias_in_product() is call
 
 

@@ -119,6 +119,24 @@ def test_a_recorded_site_has_its_chains_gradients(
                     torch.testing.assert_close(mine.double(), right, rtol=bound, atol=4 * bound)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("learns", ["", "x", "w", "bc", "xwbc"])
+def test_a_vector_beside_the_bias(learns: str, dtype: torch.dtype) -> None:
+    """What follows the product looks like a bias of its own, which the product's must survive."""
+
+    def both(x: Tensor, w: Tensor, b: Tensor, c: Tensor) -> Tensor:
+        return F.linear(x, w, b) + c
+
+    leaves = [
+        each.to(dtype).detach().clone().requires_grad_(n in learns)
+        for n, each in zip("xwbc", (x, weight, bias, torch.randn(4)), strict=True)
+    ]
+    site, names = site_of(both, *leaves)
+    found = site(*by_name(names, **dict(zip("xwbc", leaves, strict=True))))
+    bound = 1e-5 if dtype is torch.float32 else 2e-2
+    torch.testing.assert_close(found, both(*leaves), rtol=bound, atol=bound)
+
+
 def test_second_derivatives_go_through_a_recorded_site() -> None:
     leaves = [each.clone().requires_grad_() for each in (x, weight, bias, matrix)]
 

@@ -83,10 +83,10 @@ class LinearCall(NamedTuple):
     def with_bias_in_product(self) -> LinearCall:
         """The same call with a linked epilogue's bias as the product's, for whoever rounds that.
 
-        Its operand goes, or becomes -0, which changes no sum.
+        Its operand goes, or becomes -0, which changes no sum. A product that has a bias keeps that one.
         """
         place = self.epilogue.bias_place
-        if place is None:
+        if place is None or self.bias is not None:
             return self
         before = self.epilogue.operands[1:place]
         index = sum(operand.kind != SCALAR or not self.scalars for operand in before)
