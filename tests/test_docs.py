@@ -13,7 +13,7 @@ import torch
 from epigemm.epilogues import formulas
 from epigemm.epilogues.tracing import aten
 from tests.csrc.test_open_names import names_of_the_build
-from tests.support import prose
+from tests.support import pages, prose
 from tests.support.primitives import ACTIVATIONS
 
 ROOT = Path(__file__).parents[1]
@@ -42,6 +42,49 @@ SOURCES = [
     if path.suffix in {".py", ".h", ".cuh", ".cpp", ".cu", ".in", ".def"}
 ]
 CODE = re.compile(r"```.*?```|`[^`]*`|^    .*?$", re.DOTALL | re.MULTILINE)
+
+
+GUIDES = [PAGES[0], *sorted((ROOT / "docs").glob("*.md"))]
+
+
+@pytest.mark.parametrize("block", [block for page in GUIDES for block in pages.blocks(page)], ids=str)
+def test_a_block_runs_as_pasted(
+    block: pages.Block, monkeypatch: pytest.MonkeyPatch, fresh_compiler: None
+) -> None:
+    """On a CPU, also where there is a GPU: the pages show what is printed there."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    torch.manual_seed(0)
+    got = pages.printed(block)
+    assert pages.as_expected(block.expected, got), got
+
+
+@pytest.mark.parametrize("page", GUIDES, ids=lambda page: page.name)
+def test_a_fence_names_its_language(page: Path) -> None:
+    """So no Python escapes the test above."""
+    for fence in pages.fences(page.read_text(encoding="utf-8")):
+        assert fence.language, fence.line
+        assert fence.language == "python" or ">>> " not in fence.text, fence.line
+
+
+def test_blocks_of_a_page(tmp_path: Path) -> None:
+    """A first block that the page asks for is pasted ahead of the others, and lines are those of the page."""
+    page = tmp_path / "page.md"
+    later = "```python\nprint(a + 1)\n```\n\n```text\n2\n```\n\n```sh\nls\n```\n\n```text\nno output\n```\n"
+    page.write_text(f"Paste this\nblock first.\n\n```python\na = 1\n```\n\n{later}")
+    first, second = pages.blocks(page)
+    assert (first.expected, second.expected) == (None, "2\n")
+    assert pages.as_expected(second.expected, pages.printed(second))
+    assert second.paste.splitlines()[second.line - 1] == "print(a + 1)"
+    page.write_text(f"```python\na = 1\n```\n\n{later}")
+    with pytest.raises(NameError, match="'a'"):
+        pages.printed(pages.blocks(page)[1])
+
+
+@pytest.mark.parametrize(
+    ("expected", "got"), [(None, "1\n"), ("1\n", ""), ("1\n", "2\n"), ("a ... b\n", "a c\n")]
+)
+def test_another_output_is_refused(expected: str | None, got: str) -> None:
+    assert not pages.as_expected(expected, got)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
