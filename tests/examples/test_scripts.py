@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import importlib.util
+import runpy
 from pathlib import Path
 
 import pytest
+import torch
+
+from tests.models.packages import package
 
 FOLDER = Path(__file__).parents[2] / "examples"
 
@@ -30,3 +34,26 @@ def test_script(name: str, printed: str, capsys: pytest.CaptureFixture[str]) -> 
     spec.loader.exec_module(module)
     module.main()
     assert printed in capsys.readouterr().out
+
+
+def test_the_cells_of_a_torchvision_model(
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    fresh_compiler: None,
+) -> None:
+    """All cells, one after another, with the small model of a CPU."""
+    pytest.importorskip("matplotlib", reason="pip install epigemm[bench]").use("Agg")
+    try:
+        package("torchvision")
+    except Exception as error:  # also an installation that does not fit this torch
+        pytest.skip(f"torchvision cannot be imported ({type(error).__name__}: {error})")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.chdir(tmp_path)
+    cells = runpy.run_path(str(FOLDER / "torchvision_model.py"))
+    printed = capsys.readouterr().out
+    assert "products fused" in printed
+    assert "(2): linear_gelu_dropout: gelu(acc + c1)" in printed
+    assert set(cells["times"]) == {"eager", "fused", "compiled"}
+    assert all(time > 0 for time in cells["times"].values())
+    assert (tmp_path / "torchvision_model.png").stat().st_size > 1000
