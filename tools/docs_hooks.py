@@ -2,6 +2,8 @@
 
 On the repository's page a link from docs/ leads to `../benchmarks/...`. The site holds a copy of each such file below
 `repository/`, and the links lead there.
+
+Code without a space is a name: in tables it stays on one line. A long one is broken behind a dot or the like.
 """
 
 from __future__ import annotations
@@ -14,6 +16,8 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
 FIRST = {ROOT / "README.md": "index.md", ROOT / "CHANGELOG.md": "CHANGELOG.md"}
+NAME = re.compile(r"<code>([^\s<]+)</code>")
+LONG_NAME = 32
 LINK = re.compile(r"(\]\()([^)\s#]+)")
 
 
@@ -67,3 +71,14 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
         return match[1] + os.path.relpath(place(path), Path(place(source)).parent)
 
     return LINK.sub(relative, markdown)
+
+
+def on_page_content(html: str, **_: Any) -> str:
+    """Say where a name may be broken."""
+
+    def marked(match: re.Match[str]) -> str:
+        if len(match[1]) < LONG_NAME:
+            return f'<code class="name">{match[1]}</code>'
+        return "<code>" + re.sub("(?<=[./_=])", "<wbr>", match[1]) + "</code>"
+
+    return NAME.sub(marked, html)

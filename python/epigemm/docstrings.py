@@ -29,9 +29,9 @@ _LINEAR = {
     "layer_scale": "`[N]`.",
     "activation": _ACTIVATION,
     "approximate": _APPROXIMATE,
-    "out": "`[..., N]`, see the module's page.",
-    "precision": "see the module's page.",
-    "strict": "see the module's page.",
+    "out": "`[..., N]`, see `epigemm.functional`.",
+    "precision": "see `epigemm.functional`.",
+    "strict": "see `epigemm.functional`.",
 }
 _ELEMENTWISE = {"out": "x's shape; x itself for in place."}
 _MODULE = {
