@@ -10,7 +10,7 @@ Each result is checked against float64 before its time counts. The rooms, in the
 ``kinds``       the records: which cases, which ratios, what is wanted of them
 ``models``      whole models, as they are and fused: ``--models``
 ``gradings``    the accuracy of the fp32 products: ``python -m benchmarks.gradings``
-``results``     the records that the documentation quotes
+``results``     the records that the documentation quotes; ``--redraw`` draws their figures
 ==============  ========================================================================================
 
 Needs the extra: ``pip install epigemm[bench]`` (rich for tables, matplotlib for plots).

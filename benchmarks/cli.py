@@ -30,6 +30,7 @@ examples:
   python -m benchmarks --functors --table DIR/summary.json        the planner's table of such a record
   python -m benchmarks --plans --random 1 --count 1000 --output DIR   every plan, to fit the cost models to
   python -m benchmarks.gradings --output gradings         accuracy of fp32
+  python -m benchmarks --redraw benchmarks/results        the figures of all records, anew
 exit status: 0 fine, 1 one of our results is wrong or missing, 2 wrong usage
 """
 _LAYERS = "cases sizes dtypes peers exclude no_max_autotune quick time_budget"
@@ -39,6 +40,7 @@ _TAKES = {
     "functors": "random count cases quick time_budget table",
     "host": "cases sizes quick",
     "models": "cases quick time_budget variants shard list",
+    "redraw": "",
     "plans": "random count between cases sizes dtypes time_budget",
     "short": "random count cases peers exclude time_budget",
     "random": "count between cases peers exclude no_max_autotune time_budget",
@@ -92,6 +94,8 @@ def parser() -> argparse.ArgumentParser:
     )
     kinds.add_argument("--functors", action="store_true", help=functors)
     kinds.add_argument("--plans", action="store_true", help="every plan, at --random or --sizes, unchecked")
+    redraw = "measure nothing, but draw the figures of the records below DIR anew, beside them or in --output"
+    kinds.add_argument("--redraw", type=Path, metavar="DIR", help=redraw)
     what = p.add_argument_group("what to compute")
     cases = "names, parts of names, patterns, or 2/76"
     sizes = "in place of the models' (elementwise: MxN)"

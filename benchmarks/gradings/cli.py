@@ -14,12 +14,13 @@ import torch
 
 from benchmarks.cli import USAGE, add_output
 from benchmarks.gradings import bounds, cost, products, sweep
+from benchmarks.gradings import figures as drawings
 from benchmarks.gradings.data import BY_NAME, DataClass
 from benchmarks.gradings.exact import GRADERS, Verdict
 from benchmarks.gradings.products import BASELINE, SCALED, SGEMM, SPLIT, Product
 from benchmarks.gradings.special import K as SPECIAL_K
 from benchmarks.gradings.special import special_verdicts
-from benchmarks.harness import environment, plots
+from benchmarks.harness import environment
 from benchmarks.harness.report import Record, Table, finite, number, progress, write_json
 from epigemm._native import cuda_status
 
@@ -28,7 +29,6 @@ METHOD = (
     "all entries and seeds, and the root mean square. Checks have a right answer or a derived bound."
 )
 _SHOWN_K = (16, 64, 256, 1024, 4096, 8192, 32768)
-_MEASURES = {"max_ratio": "largest error", "rms_ratio": "rms error"}
 
 
 def _verdicts(name: str, product: Product, device: torch.device) -> Iterator[Verdict]:
@@ -113,7 +113,7 @@ def finish(about: Mapping[str, Any], found: Mapping[str, Any], folder: Path | No
         remarks += [f"  {v['name']}: {v['measure']}, limit {v['limit']}" for v in failed]
     if folder:
         write_json({"schema": 1, "environment": about, **found}, folder / "gradings.json")
-        write_plots(found, plots.device_line(about), folder)
+        drawings.draw(found, about, folder)
     Record("gradings", about, METHOD, folder, figures=figures(found)).finish(tables(found), remarks)
     ours = (verdict for name, each in found["verdicts"].items() if name != SGEMM for verdict in each)
     return int(not all(verdict["ok"] for verdict in ours))
@@ -145,41 +145,15 @@ def _cell(errors: Mapping[str, Any]) -> str:
     return f"{errors['max_ratio']:.3g} / {errors['rms_ratio']:.2g}"
 
 
-def _over(point: Mapping[str, Any], arithmetic: str, measure: str) -> float | None:
-    """Our error over that of the product it stands in for; None unless both are numbers."""
-    errors = point["errors"]
-    if arithmetic not in errors:
-        return None
-    ours, other = errors[arithmetic][measure], errors[BASELINE[arithmetic]][measure]
-    return ours / other if ours and other else None
-
-
 def figures(found: Mapping[str, Any]) -> dict[str, Any]:
     """What summary.json holds: checks passed, thresholds, and our worst error over SGEMM's at few rows, by data."""
     few: dict[str, dict[str, float]] = {}
     for point in found["few_rows"]:
         for measure, name in (("max_ratio", "max_vs_sgemm"), ("rms_ratio", "rms_vs_sgemm")):
-            if times := _over(point, SPLIT, measure):
+            if times := drawings.over(point, SPLIT, measure):
                 worst = few.setdefault(point["data"], {})
                 worst[name] = max(worst.get(name, 0.0), times)
     passed = {
         n: {"passed": sum(v["ok"] for v in each), "of": len(each)} for n, each in found["verdicts"].items()
     }
     return {"thresholds": found["thresholds"], "checks": passed, "cases": few}
-
-
-def write_plots(found: Mapping[str, Any], where: str, folder: Path) -> None:
-    """For each arithmetic one panel for each class: our error over the other's, over K."""
-    for arithmetic, baseline in BASELINE.items():
-        lines: dict[str, dict[str, list[tuple[int, float]]]] = {}
-        for point in found["sweep"]:
-            panel = lines.setdefault(
-                BY_NAME[point["data"]].title, {label: [] for label in _MEASURES.values()}
-            )
-            for measure, label in _MEASURES.items():
-                if times := _over(point, arithmetic, measure):
-                    panel[label].append((point["k"], times))
-        what = (
-            f"Error of the {arithmetic} product over {baseline}'s, against K (below 1: ours is more accurate)"
-        )
-        plots.panels(lines, f"{what}\n{where}", folder / f"gradings-{arithmetic}-over-{baseline}.png")

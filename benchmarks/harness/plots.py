@@ -1,18 +1,22 @@
-"""Plots of a record: how many times faster than eager, ratios at random shapes, errors over K."""
+"""What all figures have in common: colours, titles, one way to write them. The figure of ``make bench``."""
 
 from __future__ import annotations
 
+import hashlib
 import importlib
-from collections.abc import Mapping, Sequence
+import io
+import json
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.harness.records import EAGER, OURS, PLAIN
+from benchmarks.cases import ELEMENTWISE, LINEAR
+from benchmarks.harness.records import EAGER, OURS, PLAIN, CaseResult
 
 INSTALL = "pip install epigemm[bench]"
-_COLUMNS = 4
+GREY = "#6c757d"
 # Alternatives in the order of legends: colour and title.
-_STYLES = {
+STYLES = {
     OURS: ("#d1495b", "epigemm"),
     PLAIN: ("#e69aa4", "epigemm, weight split per call"),
     "mm": ("#30638e", "torch.mm alone"),
@@ -21,7 +25,13 @@ _STYLES = {
     "max_autotune": ("#b5651d", "torch.compile max-autotune"),
     "addmm_activation": ("#3c8d5a", "torch._addmm_activation"),
     "quack": ("#00798c", "QuACK, tuned"),
+    EAGER: ("#8d99ae", "eager PyTorch"),
 }
+Draw = Callable[[Sequence[CaseResult], Mapping[str, Any], Path], list[Path]]
+"""Draws cases, of an environment, into files of a folder."""
+_DPI, _COLOURS = 110, 192
+_CONTENT = "Content"
+"""The key of a PNG's text that says what is drawn, see `content`."""
 
 
 def pyplot() -> Any:
@@ -44,112 +54,126 @@ def device_line(about: Mapping[str, Any]) -> str:
     return f"{gpu['name'] if gpu else cpu['name']}, torch {about['torch']}"
 
 
-def _save(figure: Any, path: Path) -> Path:
+def arithmetic(dtype: str, precision: str) -> str:
+    """A type, and of fp32 the precision, for titles."""
+    return f"{dtype} at precision {precision}" if precision else dtype
+
+
+def file_name(*parts: str) -> str:
+    """Of a figure, by what it shows: ``random-linear_bias_relu-fp32_high.png``."""
+    return "-".join(part.lower().replace("/", "_") for part in parts) + ".png"
+
+
+# --- files -------------------------------------------------------------------------------------------------------
+
+
+def save(figure: Any, path: Path) -> Path:
+    """Write a figure as PNG, with few colours to be small, and what it shows as its text."""
+    image: Any = importlib.import_module("PIL.Image")
+    png: Any = importlib.import_module("PIL.PngImagePlugin")
     path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=140, bbox_inches="tight")
+    drawn, text = io.BytesIO(), png.PngInfo()
+    text.add_text(_CONTENT, content(figure))
+    figure.savefig(drawn, format="png", dpi=_DPI, bbox_inches="tight")
     pyplot().close(figure)
+    with image.open(drawn) as opened:
+        few = opened.convert("RGB").quantize(_COLOURS, dither=image.Dither.NONE)
+    few.save(path, optimize=True, pnginfo=text)
     return path
 
 
-def _slug(text: str) -> str:
-    return "".join(c if c.isalnum() or c == "-" else "_" for c in text.lower()).replace("__", "_")
+def content(figure: Any) -> str:
+    """A hash of what a figure shows: its texts, its scales, where its points, lines and bars are and their colours."""
+    shown: list[Any] = [text.get_text() for text in figure.texts]
+    shown.append(figure.get_suptitle())
+    for axes in figure.axes:
+        shown += [axes.get_title(loc="left"), axes.get_title(), axes.get_xscale(), axes.get_yscale()]
+        shown += [axes.get_xlabel(), axes.get_ylabel(), [text.get_text() for text in axes.texts]]
+        if axes.get_label() == "<colorbar>":
+            continue
+        shown += [
+            [str(line.get_color()), line.get_linestyle(), _plain(line.get_xydata())] for line in axes.lines
+        ]
+        shown += [[_plain(dots.get_offsets()), _plain(dots.get_array())] for dots in axes.collections]
+        shown += [_plain((*bar.get_facecolor(), *bar.get_bbox().bounds)) for bar in axes.patches]
+        shown += [text.get_text() for legend in [axes.get_legend()] if legend for text in legend.texts]
+    return hashlib.sha256(json.dumps(shown).encode()).hexdigest()
 
 
-def _over_eager(case: Mapping[str, Any]) -> dict[str, float]:
+def _plain(values: Any) -> list[str]:
+    numpy = importlib.import_module("numpy")
+    return [] if values is None else [f"{value:.6g}" for value in numpy.asarray(values, dtype=float).ravel()]
+
+
+def content_of(path: Path) -> str:
+    """The same of a file that `save` wrote; empty for any other."""
+    image: Any = importlib.import_module("PIL.Image")
+    with image.open(path) as opened:
+        return str(opened.info.get(_CONTENT, ""))
+
+
+# --- bars --------------------------------------------------------------------------------------------------------
+
+
+def speedups(cases: Sequence[CaseResult], about: Mapping[str, Any], folder: Path) -> list[Path]:
+    """How many times faster than eager each alternative is: a file for each kind of function and arithmetic."""
+    found: dict[tuple[str, str, str], list[CaseResult]] = {}
+    for case in cases:
+        if {OURS, PLAIN} & set(_over_eager(case)):
+            kind = case.problem.partition("/")[0]
+            found.setdefault((kind, case.dtype, case.precision), []).append(case)
+    written = []
+    for (kind, *of), chosen in found.items():
+        what = {LINEAR: "Linear layers", ELEMENTWISE: "Elementwise functions"}[kind]
+        figure = _bars(chosen, f"{what} in {arithmetic(*of)}\n{device_line(about)}")
+        written.append(save(figure, folder / file_name("speedup", kind, "_".join(filter(None, of)))))
+    return written
+
+
+def _over_eager(case: CaseResult) -> dict[str, float]:
     """How many times faster than eager each alternative is, in turn, by the first group that has it."""
     found: dict[str, float] = {}
-    for group in case["groups"]:
-        ms = {m["alternative"]: m["in_turn"]["median_ms"] for m in group["measurements"] if m["in_turn"]}
+    for group in case.groups:
+        ms = group.ms()
         if EAGER in ms:
-            found |= {name: ms[EAGER] / own for name, own in ms.items() if name not in found}
+            found |= {
+                name: ms[EAGER] / own for name, own in ms.items() if name not in found and name != EAGER
+            }
     return found
 
 
-def _bars(cases: Sequence[Mapping[str, Any]], title: str, path: Path) -> Path:
+def _label(case: CaseResult) -> str:
+    training = ", training" * case.problem.endswith(":train")
+    sizes = " x ".join(map(str, case.shape))
+    return f"{case.formula}{training}\n{sizes}"
+
+
+def _bars(cases: Sequence[CaseResult], title: str) -> Any:
     """A group of horizontal bars for each case, a bar for each alternative."""
     values = [_over_eager(case) for case in cases]
-    names = [name for name in _STYLES if any(name in each for each in values)]
-    count = sum(len(each) - 1 for each in values)
-    size = (9.5, 1.4 + 0.27 * count + 0.3 * len(cases))
+    names = [name for name in STYLES if any(name in each for each in values)]
+    count = sum(len(each) for each in values)
+    size = (7.6, 1.4 + 0.19 * count + 0.2 * len(cases))
     figure, axes = pyplot().subplots(figsize=size, layout="constrained")
     places: dict[str, list[tuple[float, float]]] = {name: [] for name in names}
-    position, ticks, labels = 0.0, [], []
-    for case, each in zip(cases, values, strict=True):
+    position, ticks = 0.0, []
+    for each in values:
         present = [name for name in names if name in each]
         ticks.append(position + (len(present) - 1) / 2)
-        labels.append(f"{case['problem'].split('/', 1)[1]}\n{'x'.join(map(str, case['shape']))}")
         for name in present:
             places[name].append((position, each[name]))
             position += 1
         position += 1.1
     for name, pairs in places.items():
-        colour, label = _STYLES[name]
+        colour, label = STYLES[name]
         bars = axes.barh(*zip(*pairs, strict=True), 0.86, color=colour, label=label, zorder=2)
         axes.bar_label(bars, fmt="%.2f", fontsize=8, padding=4)
-    axes.axvline(1.0, color="#6c757d", linewidth=1.2, zorder=3)
-    axes.set_yticks(ticks, labels, fontsize=9)
-    axes.margins(x=0.12, y=0.015)
+    axes.axvline(1.0, color=GREY, linewidth=1.2, zorder=3)
+    axes.set_yticks(ticks, list(map(_label, cases)), fontsize=9)
+    axes.margins(x=0.1, y=0.015)
     axes.invert_yaxis()
-    axes.set_xlabel("times faster than eager PyTorch (line at 1)")
-    axes.set_title(title, fontsize=11, loc="left")
+    axes.set_xlabel("time of eager PyTorch / time of the alternative")
+    axes.set_title(title, fontsize=10, loc="left")
     axes.grid(axis="x", alpha=0.3, zorder=0)
-    axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1.0), fontsize=8, frameon=False)
-    return _save(figure, path)
-
-
-def _scatter(cases: Sequence[Mapping[str, Any]], title: str, path: Path) -> Path:
-    """How many times faster than eager at each shape, over the product's size."""
-    figure, axes = pyplot().subplots(figsize=(8, 4.4), layout="constrained")
-    for name in (OURS, PLAIN):
-        points = [(case["flops"], ratio) for case in cases if (ratio := _over_eager(case).get(name))]
-        if points:
-            colour, label = _STYLES[name]
-            axes.scatter(*zip(*points, strict=True), s=9, color=colour, label=label)
-    axes.axhline(1.0, color="#6c757d", linewidth=1.2)
-    axes.set_xscale("log")
-    axes.set_xlabel("2 M N K")
-    axes.set_ylabel("times faster than eager PyTorch")
-    axes.set_title(title, fontsize=11, loc="left")
-    axes.legend(fontsize=8)
-    return _save(figure, path)
-
-
-def panels(lines: Mapping[str, Mapping[str, Sequence[tuple[int, float]]]], title: str, path: Path) -> Path:
-    """A small plot for each entry, both axes logarithmic, its lines by label; the line at 1 is drawn."""
-    rows = -(-len(lines) // _COLUMNS)
-    size = (14, 2.6 * rows + 0.8)
-    figure, grid = pyplot().subplots(
-        rows, _COLUMNS, figsize=size, layout="constrained", sharex=True, squeeze=False
-    )
-    for axes, (name, by_label) in zip(grid.flat, lines.items(), strict=False):
-        for (label, points), style in zip(by_label.items(), (OURS, "mm"), strict=False):
-            if points:
-                colour = _STYLES[style][0]
-                axes.plot(*zip(*points, strict=True), marker="o", markersize=3, color=colour, label=label)
-        axes.axhline(1.0, color="black", linewidth=1)
-        axes.set_xscale("log", base=2)
-        axes.set_yscale("log", base=2)
-        axes.tick_params(labelbottom=True, labelsize=8)
-        axes.set_title(name, fontsize=9)
-        axes.grid(alpha=0.3)
-    for axes in list(grid.flat)[len(lines) :]:
-        axes.set_axis_off()
-    grid.flat[0].legend(fontsize=8)
-    figure.suptitle(title, fontsize=11)
-    return _save(figure, path)
-
-
-def write_plots(record: Mapping[str, Any], folder: Path) -> list[Path]:
-    """Draw what a record has data for: of a random one a point for each shape, of others bars."""
-    is_random = record["kind"] == "random"
-    found: dict[str, list[Mapping[str, Any]]] = {}
-    for case in record["cases"]:
-        if {OURS, PLAIN} & set(_over_eager(case)):
-            arithmetic = "_".join(filter(None, (case["dtype"], case["precision"])))
-            what = case["problem"] if is_random else case["problem"].partition("/")[0]
-            found.setdefault(f"{what}-{arithmetic}", []).append(case)
-    draw, name = (_scatter, "random") if is_random else (_bars, "speedup")
-    line = device_line(record["environment"])
-    return [
-        draw(cases, f"{what}\n{line}", folder / f"{name}-{_slug(what)}.png") for what, cases in found.items()
-    ]
+    figure.legend(loc="outside lower center", ncols=3, fontsize=8, frameon=False)
+    return figure

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from benchmarks.cases import Case
 
@@ -65,6 +66,11 @@ class Timing:
         return cls(median, q1, q3, min(samples_ms), len(samples_ms))
 
 
+def _with_infinity(found: Mapping[str, Any]) -> dict[str, Any]:
+    """Numbers of an accuracy; null stands for infinity."""
+    return {name: math.inf if value is None else value for name, value in found.items()}
+
+
 @dataclass
 class Measurement:
     """One alternative on one case.
@@ -88,6 +94,14 @@ class Measurement:
     alone: Timing | None = None
     host_us: float = math.nan
     error: str = ""
+
+    @classmethod
+    def loaded(cls, plain: Mapping[str, Any]) -> Measurement:
+        """A measurement as record.json has it."""
+        accuracy = {kind: Accuracy(**_with_infinity(found)) for kind, found in plain["accuracy"].items()}
+        times = {name: Timing(**plain[name]) if plain[name] else None for name in ("in_turn", "alone")}
+        host_us = math.nan if plain["host_us"] is None else plain["host_us"]
+        return cls(**{**plain, **times, "accuracy": accuracy, "host_us": host_us})
 
     @property
     def why_wrong(self) -> str:
@@ -152,6 +166,16 @@ class CaseResult:
             flops=case.flops,
             bytes=case.bytes,
         )
+
+    @classmethod
+    def loaded(cls, plain: Mapping[str, Any]) -> CaseResult:
+        """A case as record.json has it."""
+        groups = [
+            Group(group["name"], [Measurement.loaded(each) for each in group["measurements"]])
+            for group in plain["groups"]
+        ]
+        tuples = {"models": tuple(plain["models"]), "shape": tuple(plain["shape"])}
+        return cls(**{**plain, **tuples, "groups": groups})
 
     @property
     def measurements(self) -> dict[str, Measurement]:

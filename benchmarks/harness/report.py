@@ -166,16 +166,18 @@ class Record:
         how = {"environment": self.about, "effort": self.effort, "absent": self.absent}
         return self._head | how | {"cases": [dataclasses.asdict(result) for result in self.results]}
 
-    def finish(self, tables: Sequence[Table], remarks: Sequence[str] = (), *, plotted: bool = False) -> None:
-        """Write everything, with ``tables.md`` and plots, and show it."""
+    def finish(
+        self, tables: Sequence[Table], remarks: Sequence[str] = (), draw: plots.Draw | None = None
+    ) -> None:
+        """Write everything, with ``tables.md`` and what `draw` makes of the cases, and show it."""
         self.complete = True
         remarks = [*remarks, *(f"{name}: not here: {why}" for name, why in self.absent.items())]
         for name, reasons in not_run(self.results).items():
             remarks += [f"{name}: {why} ({len(cases)} cases)" for why, cases in reasons.items()]
         written = self.write()
         if self.folder is not None:
-            if plotted:
-                written += plots.write_plots(self._full(), self.folder)
+            if draw is not None:
+                written += draw(self.results, self.about, self.folder)
             command = f"`{' '.join(self.about['command'])}`"
             head = [environment.headline(self.about), command, self.method]
             written.append(write_page(self.folder / "tables.md", head, tables, remarks))

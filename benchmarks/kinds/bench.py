@@ -8,6 +8,7 @@ from typing import Any
 
 from benchmarks import baselines
 from benchmarks.cases import LINEAR, problems
+from benchmarks.harness.plots import speedups
 from benchmarks.harness.records import BARE, COMPILE, EAGER, OURS, CaseResult
 from benchmarks.harness.report import Record, Table, number, show
 from benchmarks.kinds import Run
@@ -28,7 +29,7 @@ def main(run: Run) -> int:
     record = run.record("bench", METHOD, dataclasses.asdict(bench.effort))
     record.absent = absent
     wrong = run.measure(record, bench, cases, available, figures)
-    record.finish(tables(record), failures(record), plotted=True)
+    record.finish(tables(record), failures(record), speedups)
     show([], [f"{len(record.results)} cases; {len(record.figures['wrong']) or 'none'} failed"])
     return wrong
 

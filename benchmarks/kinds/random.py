@@ -22,7 +22,7 @@ from benchmarks.harness.records import ADDMM, COMPILE, EAGER, MM, OURS, OWN, Cas
 from benchmarks.harness.report import progress
 from benchmarks.harness.runner import Bench, Budget, Ready, describe_error, matmul_precision
 from benchmarks.harness.sampling import SampledReference
-from benchmarks.kinds import Run
+from benchmarks.kinds import Run, scatter
 from benchmarks.kinds.points import ours, size, summarise, summary_table, worst_table
 from epigemm.tuning.timing import Effort
 
@@ -193,5 +193,5 @@ def main(run: Run) -> int:
     reasons = list(left_out.values())
     remarks = wrong + [f"{reasons.count(why)} points: {why}" for why in dict.fromkeys(reasons)]
     remarks += [f"{name}: {why}" for name, why in skipped.items()]
-    record.finish([summary_table(record.figures["cases"]), worst_table(found)], remarks, plotted=True)
+    record.finish([summary_table(record.figures["cases"]), worst_table(found)], remarks, scatter.draw)
     return bool(wrong)
