@@ -3,7 +3,8 @@
 On the repository's page a link from docs/ leads to `../benchmarks/...`. The site holds a copy of each such file below
 `repository/`, and the links lead there.
 
-Code without a space is a name: in tables it stays on one line. A long one is broken behind a dot or the like.
+In tables a size, M x N x K, stays on one line, as does a name: code without a space. A long name is broken behind a
+dot or the like.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ DOCS = ROOT / "docs"
 FIRST = {ROOT / "README.md": "index.md", ROOT / "CHANGELOG.md": "CHANGELOG.md"}
 NAME = re.compile(r"<code>([^\s<]+)</code>")
 LONG_NAME = 32
+CELL, BETWEEN_SIDES = re.compile(r"<td.*?</td>", re.DOTALL), re.compile(r"(?<=\d) x (?=\d)")
 LINK = re.compile(r"(\]\()([^)\s#]+)")
 
 
@@ -74,11 +76,12 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
 
 
 def on_page_content(html: str, **_: Any) -> str:
-    """Say where a name may be broken."""
+    """Say where names and sizes may be broken."""
 
     def marked(match: re.Match[str]) -> str:
         if len(match[1]) < LONG_NAME:
             return f'<code class="name">{match[1]}</code>'
         return "<code>" + re.sub("(?<=[./_=])", "<wbr>", match[1]) + "</code>"
 
+    html = CELL.sub(lambda cell: BETWEEN_SIDES.sub("&nbsp;x&nbsp;", cell[0]), html)
     return NAME.sub(marked, html)
