@@ -26,7 +26,7 @@ pytestmark = pytest.mark.slow
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The site, built as by `make docs`: what leads nowhere is an error."""
     for module in ("mkdocs", "material", "mkdocstrings_handlers.python", "mermaidx"):
-        pytest.importorskip(module)
+        pytest.importorskip(module, reason="the extra `docs` is not installed")
     folder = tmp_path_factory.mktemp("site")
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)]
     done = subprocess.run(
@@ -133,7 +133,7 @@ PLANTED = {
     "clipped": '<div style="width: 200px; overflow: hidden"><table><td>' + "wide" * 99 + "</table></div>",
     "broken inside": '<table><td style="width: 90px; word-break: break-all">' + "long" * 9 + "</table>",
     "deliberate": "<script>console.error('deliberate')</script>",
-    "undefined": "<script>nothing.there</script>",
+    "nothing is not defined": "<script>nothing.there</script>",
     "fetches": '<img src="https://localhost:1/a.png">',
     "pixels wider": '<div style="width: 3000px">wide</div>',
 }
@@ -144,4 +144,4 @@ def test_a_planted_fault_is_found(fault: str, window: Browser, tmp_path: Path) -
     page = tmp_path / "page.html"
     page.write_text(f"<!doctype html><body>{PLANTED[fault]}</body>")
     window.open(page.as_uri())
-    assert any(fault in text or "nothing is not defined" in text for text in window.faults())
+    assert any(fault in text for text in window.faults())

@@ -89,7 +89,7 @@ class Browser:
 @contextmanager
 def browser() -> Iterator[Browser]:
     """A browser; the test is skipped where there is none."""
-    api = pytest.importorskip("playwright.sync_api")
+    api = pytest.importorskip("playwright.sync_api", reason="the extra `docs` is not installed")
     program = next((found for name in _NAMES if (found := shutil.which(name))), None)
     if program is None:
         pytest.skip("no chromium here")
