@@ -10,8 +10,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import epigemm
-from epigemm import Matrix, PerColumn, PerRow, Scalar
+from epigemm import Matrix, PerColumn, PerRow, Scalar, precompiling, progress
 from epigemm.epilogues.kinds import SCALAR
+from epigemm.linking import loading
 from epigemm.precompiling import _call
 
 
@@ -72,3 +73,15 @@ def test_the_call_that_is_decided_on(of_operands: torch.dtype) -> None:
     ]
     folded = [operand.folded for operand in call.epilogue.operands[1:] if operand.kind != SCALAR]
     assert folded == [of_operands == torch.float32] * 3 and call.precision == "ieee"
+
+
+def test_it_says_that_it_takes_long(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(progress, "NOTED", 0.0)
+    monkeypatch.setattr(precompiling, "_gpu", torch.device)
+    monkeypatch.setattr(precompiling, "_missing", lambda *_: iter(["a,b", ""]))
+    monkeypatch.setattr(loading, "link", lambda *_: "")
+    caplog.set_level("DEBUG", "epigemm")
+    assert epigemm.precompile(mixed, [(1, 8, 8), (2, 8, 8)], device="cpu") == ["a", "b", "a", "b"]
+    assert [text.rpartition(": ")[0] for text in caplog.messages] == ["precompiling mixed for 2 calls"]

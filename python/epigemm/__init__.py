@@ -6,7 +6,7 @@ import importlib
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
-from epigemm import nn
+from epigemm import nn, progress
 from epigemm._native import build_info
 from epigemm.arguments.invariance import batch_invariant, is_batch_invariant, set_batch_invariant
 from epigemm.epilogues.kinds import Matrix, PerColumn, PerRow, Scalar
@@ -101,10 +101,10 @@ def __getattr__(name: str) -> Any:
     """Import `fusion` at its first use: the parts of torch that it needs take longer to import than the rest."""
     if name != "fusion" and name not in _OF_FUSION:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    importlib.import_module(
-        "torch._dynamo"
-    )  # waits where another thread imports it; of a module in it that does not
-    fusion = importlib.import_module("epigemm.fusion")
+    with progress.doing("importing torch._dynamo"):
+        # This import waits where another thread imports it; that of a module in it does not.
+        importlib.import_module("torch._dynamo")
+        fusion = importlib.import_module("epigemm.fusion")
     return fusion if name == "fusion" else getattr(fusion, name)
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from epigemm import progress
 from epigemm.arguments import checks
 from epigemm.arguments.calls import FIND, LinearCall
 from epigemm.arguments.precision import DEFAULT
@@ -67,12 +68,15 @@ def precompile(
     place = _gpu(device)
     linked: list[str] = []
     forms = [function, *function.without.values()]  # with its optional operands, and without
-    for form, size in itertools.product(forms, sizes):
-        call = _call(form, size, types, precision, place)
-        for missing in _missing(form, call, training):
-            if reason := loading.link(call.epilogue, missing, place):
-                raise RuntimeError(f"{function.traced.name}: {reason}")
-            linked += missing.split(",") if missing else []
+    wanted = list(itertools.product(forms, sizes))
+    with progress.doing(f"precompiling {function.traced.name} for {len(wanted)} calls", len(wanted)) as task:
+        for form, size in wanted:
+            call = _call(form, size, types, precision, place)
+            for missing in _missing(form, call, training):
+                if reason := loading.link(call.epilogue, missing, place):
+                    raise RuntimeError(f"{function.traced.name}: {reason}")
+                linked += missing.split(",") if missing else []
+            task.advance()
     return linked
 
 

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from epigemm import progress
 from epigemm import route as _route
 from epigemm.arguments import checks
 from epigemm.arguments.calls import ElementwiseCall, LinearCall
@@ -441,6 +442,8 @@ def epilogue(function: Callable[..., Any]) -> UserEpilogue:
         ...     return torch.clamp(z * torch.sigmoid(z), -limit, limit) + residual
         >>> y = swish_clamp(x, weight, bias, residual, limit=0.5)
     """
-    made = UserEpilogue(trace(function))
+    # The first one in a process imports torch._dynamo, for symbolic sizes: seconds.
+    with progress.doing(f"tracing the epilogue {getattr(function, '__name__', function)}"):
+        made = UserEpilogue(trace(function))
     functools.update_wrapper(made, function)
     return made

@@ -165,7 +165,9 @@ def test_several_kernels_share_the_compilation(fake: Fakes, monkeypatch: pytest.
     monkeypatch.setattr("os.sched_getaffinity", lambda process: set(range(4)))
     fake[1].seconds = 0.1
     jobs = [JOB, JOB._replace(symbol="epigemm_open_fixup_float32"), JOB]
-    kernel, fixup, again = build_cubins(jobs)
+    behind: list[int] = []
+    kernel, fixup, again = build_cubins(jobs, lambda: behind.append(1))
+    assert len(behind) == 3
     assert kernel == again != fixup
     assert len(fake[0].calls) == 1 and len(fake[1].calls) == 2
     assert fake[1].most_at_once == 2

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import warnings
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
 
+from epigemm import progress
 from epigemm._native import ops
 from epigemm.epilogues.registry import BIAS_RELU, BIAS_TANH
 from epigemm.linking import cubins, libraries, loading, prelinked
@@ -37,7 +38,7 @@ class Driver:
             raise RuntimeError("no kernel image is available")
         self.loaded.append((name, symbol, code))
 
-    def build_cubins(self, jobs: list[cubins.Job]) -> list[bytes]:
+    def build_cubins(self, jobs: list[cubins.Job], advance: Callable[[], None]) -> list[bytes]:
         if self.cannot_link:
             raise LinkError(self.cannot_link, "")
         self.linked += [job.symbol for job in jobs]
@@ -76,6 +77,18 @@ def test_others_are_linked(driver: Driver) -> None:
     assert loading.link(BIAS_TANH, SYMBOL, DEVICE) == ""
     assert driver.linked == [OTHER, SYMBOL] and len(driver.loaded) == 3
     assert loading.would_link(BIAS_TANH, SYMBOL, DEVICE) == "no libraries"
+
+
+def test_it_says_how_many_kernels_are_linked(
+    driver: Driver, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(progress, "NOTED", 0.0)
+    caplog.set_level("DEBUG", "epigemm")
+    loading.link(BIAS_TANH, f"{SYMBOL},{OTHER}", DEVICE)
+    loading.link_each(BIAS_RELU, [SYMBOL, OTHER], DEVICE)  # of which the package has one
+    told = [text for text in caplog.messages if text.startswith("linking")]
+    assert told[0].startswith("linking 2 kernels of bias_tanh: ")
+    assert told[1].startswith("linking 1 kernel of bias_relu: ")
 
 
 def test_what_cannot_be_linked_is_remembered(driver: Driver) -> None:

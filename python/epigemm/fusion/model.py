@@ -20,6 +20,7 @@ from torch._C._dynamo.eval_frame import _FrameAction, _FrameExecStrategy
 from torch._dynamo.types import ConvertFrameReturn
 from torch.fx._lazy_graph_module import _LazyGraphModule
 
+from epigemm import progress
 from epigemm.arguments import checks
 from epigemm.fusion.changes import Watched, guard_more, why_not_now, why_not_with
 from epigemm.fusion.copies import copied
@@ -288,7 +289,7 @@ class _Call(Uncopied):
                 **_DROPPED,
             )
             try:
-                with own, kept_inside(self._leave):
+                with own, kept_inside(self._leave), progress.doing(f"fusing {self._name}"):
                     found = compile_frame(frame, *state)
                 self.report.add(self._of_frame or FusionReport())
             except _OF_DYNAMO:  # which it raises in any case

@@ -13,6 +13,7 @@ from contextlib import suppress
 
 import torch
 
+from epigemm import progress
 from epigemm._native import ops
 from epigemm.cuda_graphs import capturing
 from epigemm.epilogues.registry import Epilogue
@@ -54,7 +55,7 @@ def link_each(epilogue: Epilogue, missing: Sequence[str], device: torch.device) 
     ]
     if wanted and not capturing(device):
         with suppress(libraries.LinkingError, ValueError):  # said below, of the one that it is about
-            cubins.build_cubins(_jobs(epilogue, wanted, capability))
+            _built(epilogue, _jobs(epilogue, wanted, capability))
     return [link(epilogue, each, device) for each in missing]
 
 
@@ -109,7 +110,7 @@ def _load_prelinked(epilogue: Epilogue, symbol: str, device: torch.device) -> bo
 def _link(epilogue: Epilogue, symbols: Sequence[str], capability: tuple[int, int]) -> str:
     jobs = _jobs(epilogue, symbols, capability)
     try:
-        for symbol, cubin in zip(symbols, cubins.build_cubins(jobs), strict=True):
+        for symbol, cubin in zip(symbols, _built(epilogue, jobs), strict=True):
             _add(epilogue, symbol, cubin)
     except libraries.CompileError as error:
         what = epilogue.describe_error(jobs[0].source, error.log)
@@ -118,6 +119,13 @@ def _link(epilogue: Epilogue, symbols: Sequence[str], capability: tuple[int, int
         _failed.update({(epilogue.name, symbol): str(error) for symbol in symbols})
         return str(error)
     return ""
+
+
+def _built(epilogue: Epilogue, jobs: Sequence[cubins.Job]) -> list[bytes]:
+    """The kernels' machine code, which may take seconds."""
+    count = f"{len(jobs)} kernel{'s' if len(jobs) != 1 else ''}"
+    with progress.doing(f"linking {count} of {epilogue.name.partition('.')[0]}", len(jobs)) as task:
+        return cubins.build_cubins(jobs, task.advance)
 
 
 def _add(epilogue: Epilogue, symbol: str, cubin: bytes) -> None:

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
+from epigemm import progress
 from epigemm.arguments import checks
 from epigemm.arguments.calls import LinearCall
 from epigemm.calls import elementwise_kernels
@@ -167,15 +168,19 @@ def measure(call: LinearCall) -> Tuning:
     result = Tuning(
         f"{call.epilogue.name}, {dtype_name(call.x.dtype)}, M = {call.rows}, N = {n}, K = {k}, on {gpu}"
     )
-    with torch.no_grad(), torch.cuda.device(device):
-        for family in families(on_random_x(call)):
-            result.left_out.extend(each for each in family.left_out if each not in result.left_out)
-            if not family.candidates:
-                continue
-            with family.setting():
-                timings = _time([family.fallback, *family.candidates], device, family.now)
-            _add(result, entry_for(call, family.kind), timings, family.now)
+    with torch.no_grad(), torch.cuda.device(device), progress.doing(f"tuning {result.problem}"):
+        _measure_families(call, result)
     return result
+
+
+def _measure_families(call: LinearCall, result: Tuning) -> None:
+    for family in families(on_random_x(call)):
+        result.left_out.extend(each for each in family.left_out if each not in result.left_out)
+        if not family.candidates:
+            continue
+        with family.setting():
+            timings = _time([family.fallback, *family.candidates], call.x.device, family.now)
+        _add(result, entry_for(call, family.kind), timings, family.now)
 
 
 class _Timing(NamedTuple):
