@@ -21,6 +21,7 @@ from epigemm.calls import entry
 from epigemm.epilogues.declaring import OperandSpec, Traced, trace
 from epigemm.epilogues.kinds import KINDS, PER_COLUMN, SCALAR
 from epigemm.epilogues.registry import BIAS, BIAS_RELU, Epilogue, compute_dtype
+from epigemm.epilogues.signatures import call_doc, call_signature
 from epigemm.epilogues.traced import LinkedEpilogue
 from epigemm.epilogues.tracing.program import REAL, Program, Ref, Step
 from epigemm.epilogues.tracing.source import functor_text
@@ -194,6 +195,10 @@ class UserEpilogue:
         flat = ElementwiseCall(epilogue, matrix, None, tensors, numbers, target)
         result = _route.elementwise_linked(flat, why_not)
         return result if is_flat else out if out is not None else result.reshape(z.shape)
+
+    def __get__(self, instance: object, owner: type | None = None) -> UserEpilogue:
+        # No method of the object that has it. `help` takes what has this for a function, and shows how it is called.
+        return self
 
     def __repr__(self) -> str:
         return f"epigemm.epilogue({self.traced.name})"
@@ -446,4 +451,7 @@ def epilogue(function: Callable[..., Any]) -> UserEpilogue:
     with progress.doing(f"tracing the epilogue {getattr(function, '__name__', function)}"):
         made = UserEpilogue(trace(function))
     functools.update_wrapper(made, function)
+    traced = made.traced
+    vars(made)["__signature__"] = call_signature(traced.operands)
+    vars(made)["__doc__"] = call_doc(function.__doc__, traced.name, traced.operands)
     return made

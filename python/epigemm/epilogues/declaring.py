@@ -19,11 +19,11 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import FunctionType
-from typing import Any, get_args
+from typing import Any
 
 from torch import Tensor, fx
 
-from epigemm.epilogues import constants, formulas
+from epigemm.epilogues import constants, formulas, signatures
 from epigemm.epilogues.kinds import ANNOTATIONS, SCALAR, slots_of, too_many
 from epigemm.epilogues.tracing import reference, source
 from epigemm.epilogues.tracing.program import Program, words
@@ -191,9 +191,10 @@ def _operands(function: FunctionType, place: str) -> tuple[OperandSpec, ...]:
             raise TypeError(f"{place}: {parameter.name!r} is keyword-only; operands are positional")
     if not parameters:
         raise TypeError(f"{place}: it takes no argument; the first is the accumulator")
-    if parameters[0].annotation not in (inspect.Parameter.empty, Tensor, "Tensor", "torch.Tensor"):
+    if _annotation(function, parameters[0], place, "Tensor or none") not in (inspect.Parameter.empty, Tensor):
         raise TypeError(
-            f"{place}: {parameters[0].name!r} is the accumulator, which has no annotation (or Tensor)"
+            f"{place}: {parameters[0].name!r} is the accumulator, which has no annotation (or Tensor); got "
+            f"{parameters[0].annotation!r}"
         )
     if parameters[0].default is not inspect.Parameter.empty:
         raise TypeError(f"{place}: {parameters[0].name!r} is the accumulator, which has no default")
@@ -213,12 +214,7 @@ def _operand(function: FunctionType, parameter: inspect.Parameter, place: str) -
             f"{place}: an operand is called {parameter.name!r}; accepted is any name but {', '.join(_TAKEN)}, which "
             "calls of the epilogue have taken"
         )
-    annotation = parameter.annotation
-    if isinstance(annotation, str):
-        annotation = _resolved(function, annotation)
-    choices = [choice for choice in get_args(annotation) if choice is not type(None)]  # of `PerColumn | None`
-    if len(choices) == 1:
-        (annotation,) = choices
+    annotation = _annotation(function, parameter, place, _ACCEPTED)
     if not isinstance(annotation, type) or annotation not in ANNOTATIONS:
         found = "no annotation" if annotation is inspect.Parameter.empty else f"{parameter.annotation!r}"
         raise TypeError(f"{place}: {parameter.name!r} has {found}; accepted is {_ACCEPTED}")
@@ -242,16 +238,12 @@ def _operand(function: FunctionType, parameter: inspect.Parameter, place: str) -
         ) from None
 
 
-def _resolved(function: FunctionType, annotation: str) -> object:
-    """An annotation that is a string, evaluated where the function is; itself where that fails."""
-    values = map(constants.contents, function.__closure__ or ())
-    cells = dict(zip(function.__code__.co_freevars, values, strict=True))
-    found: object = annotation
+def _annotation(function: FunctionType, parameter: inspect.Parameter, place: str, accepted: str) -> object:
+    """What a parameter's annotation is."""
     try:
-        while isinstance(found, str):  # one within quotes is one within quotes within a string
-            found = eval(found, function.__globals__, cells)
-        return found
-    except Exception:  # whatever it is
-        # A class that only the annotation names is in no cell: known by its own name.
-        name = annotation.strip("\"' ").removesuffix("None").rstrip("| ").split(".")[-1]
-        return next((kind for kind in ANNOTATIONS if kind.__name__ == name), annotation)
+        return signatures.evaluated(function, parameter.annotation)
+    except signatures.UnknownError as error:
+        raise TypeError(
+            f"{place}: {parameter.name!r} has the annotation {parameter.annotation!r}, which names nothing here "
+            f"({error}); accepted is {accepted}, by a name that is there when the function is decorated"
+        ) from None
