@@ -7,6 +7,7 @@ import io
 import pickle
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 import torch
@@ -155,6 +156,30 @@ def test_repr_names_what_was_configured(module: nn.Module) -> None:
     assert type(module).__name__ in text
     if any(True for _ in module.parameters()):
         assert str(IN) in text and str(OUT) in text
+        assert "epilogue=" in text and "precision=None" in text and "strict" not in text
+
+
+@pytest.mark.parametrize(
+    ("layer", "epilogue"),
+    [
+        (epigemm.nn.Linear, "None"),
+        (epigemm.nn.LinearReLU, "bias_relu"),
+        (epigemm.nn.LinearGELU, "bias_gelu"),
+        (epigemm.nn.LinearReLUDiv, "relu_div"),
+        (epigemm.nn.LinearResidual, "bias_residual"),
+        (epigemm.nn.LinearGated, "bias_gated_silu"),
+        (epigemm.nn.LinearLayerScaleResidual, "bias_layer_scale_residual"),
+        (epigemm.nn.LinearScaleBatchNorm1d, "scale_batch_norm"),
+        (epigemm.nn.LinearBatchNormReLU, "batch_norm_relu"),
+    ],
+)
+def test_repr_names_epilogue_precision_and_mode(layer: Any, epilogue: str) -> None:
+    text = layer(IN, OUT, precision="ieee", strict=True).extra_repr()
+    assert f"epilogue={epilogue}, precision='ieee', strict=True" in text
+    assert "batch_invariant" not in text
+    with epigemm.batch_invariant():
+        assert f"epilogue={epilogue}, precision=None, batch_invariant=True" in layer(IN, OUT).extra_repr()
+    assert "batch_invariant" not in layer(IN, OUT).extra_repr()
 
 
 def test_training_a_few_steps_decreases_the_loss(module: nn.Module) -> None:

@@ -77,4 +77,4 @@ def test_copies_and_what_is_printed() -> None:
     again = copy.deepcopy(layer)
     assert again.weight is not layer.weight
     assert torch.equal(again(x, residual), layer(x, residual))
-    assert "epilogue=clamped" in repr(layer) and "epilogue" not in repr(epigemm.nn.Linear(K, N))
+    assert "epilogue=clamped" in repr(layer) and "epilogue=None" in repr(epigemm.nn.Linear(K, N))

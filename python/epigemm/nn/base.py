@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from epigemm import formula_functions
 from epigemm import route as _route
-from epigemm.arguments import checks
+from epigemm.arguments import checks, invariance
 from epigemm.epilogues.registry import Epilogue
 from epigemm.packs import weight_packs
 
@@ -124,7 +124,15 @@ class FusedLinear(nn.Module):
         text = (
             f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}"
         )
-        return text + call_repr(self.precision, self.strict)
+        return f"{text}, {call_repr(self._epilogue_name, self.precision, self.strict)}"
+
+    @property
+    def _epilogue_name(self) -> str | None:
+        """What follows the product, as `explain` names it."""
+        raise NotImplementedError
+
+    def _formula_name(self, name: str) -> str:
+        return name if self.bias is None else f"bias_{name}"
 
 
 class EpilogueLinear(FusedLinear):
@@ -146,6 +154,10 @@ class EpilogueLinear(FusedLinear):
         scalar = None if self._scalar is None else getattr(self, self._scalar)
         use = pack_use(weight)
         return _route.linear(self._epilogue, x, weight, bias, scalar, self.precision, None, self.strict, use)
+
+    @property
+    def _epilogue_name(self) -> str | None:
+        return self._epilogue.name
 
     def extra_repr(self) -> str:
         """As of `FusedLinear`, with the scalar."""
@@ -230,9 +242,11 @@ def _is_special(tensor: Tensor | None) -> bool:
     return not is_plain or is_traceable_wrapper_subclass(tensor)
 
 
-def call_repr(precision: str | None, strict: bool) -> str:
-    """What is not the default of a layer's calls, to be printed after other things."""
-    return ("" if precision is None else f", precision={precision!r}") + (", strict=True" if strict else "")
+def call_repr(epilogue: str | None, precision: str | None, strict: bool) -> str:
+    """What a layer's calls run, to be printed after other things; the mode of now, too, where it is batch-invariant."""
+    text = f"epilogue={epilogue}, precision={precision!r}" + (", strict=True" if strict else "")
+    is_invariant = invariance.active and invariance.enabled()
+    return text + (", batch_invariant=True" if is_invariant else "")
 
 
 def set_vector(module: nn.Module, name: str, vector: Tensor | None) -> None:

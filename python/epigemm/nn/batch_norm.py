@@ -102,6 +102,7 @@ class _WithBatchNorm(nn.Module):
 
     strict: bool = False
     _has_scale: ClassVar[bool] = False
+    _epilogue_name: ClassVar[str]  # in eval mode
 
     def __init__(
         self,
@@ -150,7 +151,7 @@ class _WithBatchNorm(nn.Module):
 
     def extra_repr(self) -> str:
         """What the submodules do not print."""
-        return call_repr(self.precision, self.strict).removeprefix(", ")
+        return call_repr(self._epilogue_name, self.precision, self.strict)
 
 
 _Layer = TypeVar("_Layer", bound=_WithBatchNorm)
@@ -170,6 +171,7 @@ class LinearScaleBatchNorm1d(_WithBatchNorm):
     """
 
     _has_scale = True
+    _epilogue_name = "scale_batch_norm"
 
     @classmethod
     def from_layers(
@@ -194,7 +196,7 @@ class LinearScaleBatchNorm1d(_WithBatchNorm):
     def extra_repr(self) -> str:
         """What the submodules do not print."""
         scale = "None" if self.scale is None else f"[{self.scale.shape[0]}]"
-        return f"scale={scale}{call_repr(self.precision, self.strict)}"
+        return f"scale={scale}, {super().extra_repr()}"
 
 
 @docstrings.of_layer
@@ -209,6 +211,8 @@ class LinearBatchNormReLU(_WithBatchNorm):
         >>> epigemm.nn.LinearBatchNormReLU(64, 32).eval()(torch.randn(8, 64)).shape
         torch.Size([8, 32])
     """
+
+    _epilogue_name = "batch_norm_relu"
 
     @classmethod
     def from_layers(

@@ -169,6 +169,10 @@ class LinearResidual(FusedLinear):
         """Apply the layer."""
         return self._run("residual", x, residual)
 
+    @property
+    def _epilogue_name(self) -> str | None:
+        return self._formula_name("residual")
+
 
 @docstrings.of_layer
 class LinearGated(FusedLinear):
@@ -203,6 +207,10 @@ class LinearGated(FusedLinear):
     def forward(self, x: Tensor, gate: Tensor) -> Tensor:
         """Apply the layer."""
         return self._run(GATED + formula_functions.checked_activation(self.activation), x, gate)
+
+    @property
+    def _epilogue_name(self) -> str | None:
+        return self._formula_name(GATED + self.activation)
 
     def extra_repr(self) -> str:
         """As of `FusedLinear`, with the activation."""
@@ -247,6 +255,10 @@ class LinearLayerScaleResidual(FusedLinear):
     def forward(self, x: Tensor, residual: Tensor) -> Tensor:
         """Apply the layer."""
         return self._run("layer_scale_residual", x, self.layer_scale, residual)
+
+    @property
+    def _epilogue_name(self) -> str | None:
+        return self._formula_name("layer_scale_residual")
 
 
 class Sigmoid(nn.Module):

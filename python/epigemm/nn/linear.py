@@ -94,8 +94,6 @@ class Linear(EpilogueLinear):
             x, weight, operands, named, None, self.precision, self.strict, pack_use(weight)
         )
 
-    def extra_repr(self) -> str:
-        """The constructor's arguments, as `nn.Linear` prints them."""
-        return super().extra_repr() + (
-            "" if self.epilogue is None else f", epilogue={self.epilogue.traced.name}"
-        )
+    @property
+    def _epilogue_name(self) -> str | None:
+        return None if self.epilogue is None else self.epilogue.traced.name
