@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from torch import Tensor
 
 import epigemm
 from epigemm import __main__ as main
 from epigemm._native import registry
+from epigemm.calls import elementwise_kernels
+from epigemm.linking import libraries
+from epigemm.linking.libraries import Libraries, Library
+from epigemm.planning import plans
+from tests.support.pieces import pretend_gpu
 
 
 def test_the_report() -> None:
@@ -39,3 +46,66 @@ def test_wrong_results(error: float, monkeypatch: pytest.MonkeyPatch) -> None:
         "linear_relu in float32 on cpu: wrong",
         "linear_relu in bfloat16 on cpu: wrong",
     ]
+
+
+def test_which_kernels_run_and_why_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a CPU; on a Hopper and an older GPU, in whose places the CPU stands; on a device without any of them."""
+    cpu = torch.device("cpu")
+    loops, *gemms = main._kernels(cpu)
+    assert loops == f"    CPU loops ({epigemm.build_info()['cpu_level']}): run"
+    assert len(gemms) == 3 and all(line.endswith(": the tensors are not on a CUDA device") for line in gemms)
+    with monkeypatch.context() as patch:
+        pretend_gpu(patch, 44)
+        assert [line.rpartition(": ")[2] for line in main._kernels(cpu)] == ["run"] * 4
+        pretend_gpu(patch, 45)
+        patch.setattr(plans, "gpu_numbers", lambda device: (75, 40))
+        assert all(line.rpartition(": ")[2] != "run" for line in main._kernels(cpu)[1:])
+    monkeypatch.setattr(elementwise_kernels, "why_none", lambda like: "the driver is too old")
+    assert all(line.endswith(": the driver is too old") for line in main._kernels(cpu))
+
+
+def test_the_libraries_and_the_driver(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    nvrtc, linker = (
+        Library(None, "/a/libnvrtc.so.13", (13, 0)),
+        Library(None, "/b/libnvJitLink.so.13", (13, 1)),
+    )
+    monkeypatch.setattr(libraries, "_found", Libraries(nvrtc, linker))
+    assert main._libraries()[1:] == [
+        "  NVRTC 13.0: /a/libnvrtc.so.13",
+        "  nvJitLink 13.1: /b/libnvJitLink.so.13",
+    ]
+    monkeypatch.setattr(libraries, "_found", "NVRTC was not found")
+    monkeypatch.setattr(libraries, "nvjitlink", lambda: linker)
+    assert main._libraries()[1:] == [
+        "  none is linked in here: NVRTC was not found",
+        "  nvJitLink 13.1: /b/libnvJitLink.so.13",
+    ]
+    version = tmp_path / "version"
+    monkeypatch.setattr(main, "_DRIVER", version)
+    assert main._driver() == "none"
+    version.write_text(
+        "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.159.04  Release Build  (a@b)\n"
+    )
+    assert main._driver() == "580.159.04"
+
+
+def test_the_command_line(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("EPIGEMM_CACHE_DIR", str(tmp_path))
+    (tmp_path / "nvidia-h200-0.1.0-0123456789abcdef-2.json").write_text("{}")
+    assert main.main([]) == 0
+    said = capsys.readouterr().out
+    assert f"cache: {tmp_path}: 0 linked kernels, 1 files of measured choices, 2 bytes\n" in said
+    assert said.endswith("self-test: results agree with float64\n")
+    assert main.main(["--clear-cache"]) == 0
+    assert capsys.readouterr().out == f"removed 1 files, 2 bytes: {tmp_path}\n"
+    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(SystemExit, match="0"):
+        main.main(["--help"])
+    said = capsys.readouterr().out
+    assert "--clear-cache" in said and "EPIGEMM_CACHE_DIR" in said and "TORCH_LOGS" in said
+    with pytest.raises(SystemExit, match="2"):
+        main.main(["--no-such"])
+    monkeypatch.setattr(main, "wrong_results", lambda device: ["linear_relu: wrong"])
+    assert main.main([]) == 1

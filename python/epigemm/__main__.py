@@ -2,13 +2,31 @@
 
 from __future__ import annotations
 
+import argparse
 import platform
+import re
 import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
 
 import torch
 
 import epigemm
-from epigemm._native import cuda_status, registry
+from epigemm._native import registry
+from epigemm.arguments.calls import LinearCall
+from epigemm.calls import elementwise_kernels
+from epigemm.calls.considered import consider
+from epigemm.epilogues.registry import BIAS_RELU
+from epigemm.linking import cache, libraries
+
+_DRIVER = Path("/proc/driver/nvidia/version")
+_K = 4096
+_CALLS = (
+    ("fp16 and bf16", torch.bfloat16, "default"),
+    ("fp32 at highest", torch.float32, "highest"),
+    ("fp32 at high", torch.float32, "high"),
+)
 
 
 def report() -> str:
@@ -19,9 +37,10 @@ def report() -> str:
     lines += [
         f"torch {torch.__version__} (CUDA {torch.version.cuda or 'not built in'}), Python {platform.python_version()}"
     ]
-    lines += [f"  fp32 matmul setting: {torch.backends.cuda.matmul.fp32_precision}", ""]
-    lines += _devices()
-    lines += ["", "what would run here:"]
+    lines += [f"  fp32 matmul setting: {torch.backends.cuda.matmul.fp32_precision}"]
+    lines += [f"  driver: {_driver()}", ""]
+    lines += [*_devices(), "", *_libraries(), "", f"cache: {cache.contents()}", ""]
+    lines += ["what would run here:"]
     device = "cuda" if torch.cuda.is_available() else "cpu"
     for dtype in (torch.bfloat16, torch.float32):
         x = torch.empty(1024, 4096, dtype=dtype, device=device)
@@ -31,17 +50,58 @@ def report() -> str:
     return "\n".join(lines)
 
 
+def _driver() -> str:
+    """The version of NVIDIA's driver, as the kernel's module tells it."""
+    try:
+        found = re.search(r"\b\d{3}\.\d+(\.\d+)*", _DRIVER.read_text(encoding="utf-8"))
+    except OSError:
+        return "none"
+    return found.group() if found else "unknown"
+
+
 def _devices() -> list[str]:
+    lines = ["devices, and which kernels run there:"]
     if not torch.cuda.is_available():
-        return ["devices:", "  cpu (torch sees no CUDA device)"]
-    lines = ["devices:"]
+        return [*lines, "  cpu (torch sees no CUDA device)", *_kernels(torch.device("cpu"))]
     for index in range(torch.cuda.device_count()):
         major, minor = torch.cuda.get_device_capability(index)
-        status = cuda_status(index) or "epigemm's kernels run here"
-        lines.append(
-            f"  cuda:{index}: {torch.cuda.get_device_name(index)}, capability {major}.{minor}: {status}"
-        )
+        lines.append(f"  cuda:{index}: {torch.cuda.get_device_name(index)}, capability {major}.{minor}")
+        lines += _kernels(torch.device("cuda", index))
     return lines
+
+
+def _kernels(device: torch.device) -> list[str]:
+    """Each kind of kernel, and why it does not run on a device where it does not."""
+    like = torch.empty(0, device=device)
+    why_none = elementwise_kernels.why_none(like)
+    name = (
+        "elementwise kernels" if device.type == "cuda" else f"CPU loops ({epigemm.build_info()['cpu_level']})"
+    )
+    lines = [f"    {name}: {why_none or 'run'}"]
+    for words, dtype, precision in _CALLS:
+        if not (why_not := why_none):
+            x, weight = (torch.empty(rows, _K, dtype=dtype, device=device) for rows in (1024, 4096))
+            considered = consider(LinearCall(BIAS_RELU, x, weight, precision=precision))
+            reasons = [considered.why_not(tried) for tried in considered.found.tried]
+            why_not = "" if considered.taken else "; ".join(dict.fromkeys(reasons))
+        lines.append(f"    fused GEMMs, {words}: {why_not or 'run'}")
+    return lines
+
+
+def _libraries() -> list[str]:
+    """What links epilogues into kernels."""
+    lines = ["libraries that link epilogues into kernels:"]
+    if why_not := libraries.unavailable():
+        lines.append(f"  none is linked in here: {why_not}")
+        with suppress(libraries.LibrariesMissingError):
+            lines.append(_library("nvJitLink", libraries.nvjitlink()))
+        return lines
+    found = libraries.libraries()
+    return [*lines, _library("NVRTC", found.nvrtc), _library("nvJitLink", found.nvjitlink)]
+
+
+def _library(name: str, found: libraries.Library) -> str:
+    return f"  {name} {libraries.text(found.version)}: {found.path}"
 
 
 def wrong_results(device: str) -> list[str]:
@@ -62,8 +122,33 @@ def wrong_results(device: str) -> list[str]:
     return found
 
 
-if __name__ == "__main__":
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Do what the command line says; the exit status."""
+    parser = argparse.ArgumentParser(
+        prog="python -m epigemm",
+        description="Says what epigemm was built with, what it finds on this machine (GPUs, driver, the libraries that "
+        "link epilogues into kernels, its cache), which of its kernels run here and why others do not, and computes "
+        "two small layers. The exit status is 1 where a result is wrong.",
+        epilog="Environment: EPIGEMM_CACHE_DIR, the cache's folder; EPIGEMM_CUDA_LIBRARIES, a folder with NVRTC and "
+        "nvJitLink; EPIGEMM_PROGRESS=0, no line in the terminal for what takes long; TORCH_LOGS=+epigemm, log it.",
+    )
+    parser.add_argument(
+        "--clear-cache",
+        action="store_true",
+        help="remove the linked kernels and the measured choices that epigemm has kept on disk, nothing else, and exit",
+    )
+    if parser.parse_args(arguments).clear_cache:
+        removed = cache.clear()
+        print(
+            f"removed {len(removed.linked) + len(removed.measured)} files, {removed.nbytes} bytes: {removed.where}"
+        )
+        print(removed.why_not_linked, end="\n" if removed.why_not_linked else "")
+        return bool(removed.why_not_linked)
     print(report())
     wrong = wrong_results("cuda" if torch.cuda.is_available() else "cpu")
     print("\n".join(["", "self-test: " + ("; ".join(wrong) or "results agree with float64")]))
-    sys.exit(bool(wrong))
+    return bool(wrong)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

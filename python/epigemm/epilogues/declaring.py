@@ -23,7 +23,7 @@ from typing import Any
 
 from torch import Tensor, fx
 
-from epigemm.epilogues import constants, formulas, signatures
+from epigemm.epilogues import constants, evaluating, formulas
 from epigemm.epilogues.kinds import ANNOTATIONS, SCALAR, slots_of, too_many
 from epigemm.epilogues.tracing import reference, source
 from epigemm.epilogues.tracing.program import Program, words
@@ -241,8 +241,8 @@ def _operand(function: FunctionType, parameter: inspect.Parameter, place: str) -
 def _annotation(function: FunctionType, parameter: inspect.Parameter, place: str, accepted: str) -> object:
     """What a parameter's annotation is."""
     try:
-        return signatures.evaluated(function, parameter.annotation)
-    except signatures.UnknownError as error:
+        return evaluating.evaluated(function, parameter.annotation)
+    except evaluating.UnknownError as error:
         raise TypeError(
             f"{place}: {parameter.name!r} has the annotation {parameter.annotation!r}, which names nothing here "
             f"({error}); accepted is {accepted}, by a name that is there when the function is decorated"

@@ -4,5 +4,5 @@ The functor's source goes through NVRTC, its code and an open kernel's through n
 disk. Neither library is loaded, or looked for, before a kernel has to be made.
 
 Imports: `epilogues`, `planning` for the cache's folder. Taken by `calls`, `precompiling`,
-`tuning`, `fusion`.
+`tuning`, `fusion`, `__main__`.
 """

@@ -1,0 +1,95 @@
+"""All that epigemm keeps on disk: measured choices and linked kernels. What else is in the folder is others'."""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+from epigemm.linking import folder
+from epigemm.planning.measured import cache_dir
+
+# Names as `measured.cache_path`, `measured.merge` and `store.write` make them.
+_MEASURED = re.compile(r"[a-z0-9-]*-\d+\.\d[^/]*-[0-9a-f]{16}-\d+\.(json|lock)")
+_LINKED = re.compile(rf"[0-9a-f]{{64}}{re.escape(folder.SUFFIX)}|[0-9a-f]{{16}}\.tmp")
+_PREFIX = 16  # of a temporary file, the characters that it has of the file's name
+
+
+class Contents(NamedTuple):
+    """What is in the cache: bytes by name."""
+
+    where: Path
+    measured: dict[str, int]
+    linked: dict[str, int]
+    why_not_linked: str  # why the folder of linked kernels is not used; empty where it is, or is not there
+
+    @property
+    def nbytes(self) -> int:
+        """The size of all files."""
+        return sum(self.measured.values()) + sum(self.linked.values())
+
+    def __str__(self) -> str:
+        """For people, in one line."""
+        if not self.where.is_dir():
+            return f"{self.where} (not there yet)"
+        kernels = sum(name.endswith(folder.SUFFIX) for name in self.linked)
+        choices = sum(name.endswith(".json") for name in self.measured)
+        text = f"{self.where}: {kernels} linked kernels, {choices} files of measured choices, {self.nbytes} bytes"
+        return f"{text}; {self.why_not_linked}" if self.why_not_linked else text
+
+
+def contents() -> Contents:
+    """What epigemm has written into the user's cache."""
+    where = cache_dir()
+    found = _sizes(where)
+    measured = {name: size for name, size in found.items() if _MEASURED.fullmatch(name)}
+    # What a process that broke off has left.
+    beginnings = {name[:_PREFIX] for name in measured}
+    measured |= {
+        name: size
+        for name, size in found.items()
+        if name.endswith(".tmp") and any(map(name.startswith, beginnings))
+    }
+    try:
+        with folder.opened() as opened:
+            linked = {name: size for name, size in _sizes(opened).items() if _LINKED.fullmatch(name)}
+    except (FileNotFoundError, NotADirectoryError):
+        return Contents(where, measured, {}, "")
+    except OSError as error:
+        return Contents(where, measured, {}, f"linked kernels are not used: {error}")
+    return Contents(where, measured, linked, "")
+
+
+def clear() -> Contents:
+    """Remove what `contents` lists, and tell what is gone. Processes that run keep what they have in memory."""
+    found = contents()
+    removed = Contents(found.where, {}, {}, found.why_not_linked)
+    if found.linked:
+        with suppress(OSError), folder.opened() as opened:
+            for name in found.linked:
+                folder.remove(opened, name)
+            removed.linked.update(_without(found.linked, folder.names(opened)))
+    for name in found.measured:
+        with suppress(OSError):
+            (found.where / name).unlink()
+            removed.measured[name] = found.measured[name]
+    return removed
+
+
+def _without(sizes: dict[str, int], left: list[str]) -> dict[str, int]:
+    return {name: size for name, size in sizes.items() if name not in left}
+
+
+def _sizes(where: Path | int) -> dict[str, int]:
+    """The plain files of a folder; no link is followed."""
+    found = {}
+    with suppress(OSError):
+        for each in sorted(os.scandir(where), key=lambda entry: entry.name):
+            with suppress(OSError):  # another process has removed it
+                about = each.stat(follow_symlinks=False)
+                if stat.S_ISREG(about.st_mode):
+                    found[each.name] = about.st_size
+    return found
