@@ -18,7 +18,7 @@ ROOMS = (
     *("_native", "cuda_graphs", "docstrings", "progress"),
     *("epilogues", "arguments", "planning", "linking", "packs", "calls", "autograd", "operators"),
     *("route", "user_epilogue", "functional", "formula_functions", "precompiling"),
-    *("nn", "explain", "tuning", "fusion", "__init__", "__main__", "bench"),
+    *("nn", "explain", "tuning", "fusion", "explaining", "__init__", "__main__", "bench"),
 )
 MODULES = {
     ".".join(("epigemm", *file.relative_to(PACKAGE).with_suffix("").parts)).removesuffix(".__init__"): file

@@ -10,7 +10,9 @@ from epigemm import nn, progress
 from epigemm._native import build_info
 from epigemm.arguments.invariance import batch_invariant, is_batch_invariant, set_batch_invariant
 from epigemm.epilogues.kinds import Matrix, PerColumn, PerRow, Scalar
-from epigemm.explain.explanation import Explanation, explain
+from epigemm.explain.explanation import Explanation
+from epigemm.explain.products import ModuleExplanation
+from epigemm.explaining import explain
 from epigemm.formula_functions import (
     linear_batch_norm_relu,
     linear_gated,
@@ -52,6 +54,7 @@ __all__ = [
     "Explanation",
     "FusionReport",
     "Matrix",
+    "ModuleExplanation",
     "PackedWeight",
     "PerColumn",
     "PerRow",

@@ -12,6 +12,7 @@ import torch
 import epigemm
 from epigemm.arguments.calls import LinearCall
 from epigemm.epilogues.registry import EPILOGUES
+from epigemm.explain.recorder import Recorder
 from epigemm.packs import weight_packs
 from epigemm.planning import plans
 from tests.support.arithmetic import STORAGE, Arithmetic
@@ -272,10 +273,10 @@ def test_what_it_says_of_a_pack(road: Road, monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_a_module_about_to_pack_says_so(road: Road) -> None:
     call: tuple[Any, ...] = ("bias", road.x(), road.weight(), None, [], [], "highest", "keep", False, False)
-    recorder = explain_module.Recorder()
+    recorder = Recorder()
     with recorder:
         torch.ops.epigemm.linear(*call)
-    reasons = explain_module._explanation("linear", recorder, False, False).reasons
+    reasons = explain_module.of_recorded("linear", recorder, False, False).reasons
     assert any("made by this call and kept" in reason for reason in reasons)
 
 

@@ -1,8 +1,9 @@
 """`epigemm.explain`: what a call would run, and why, without running it.
 
-Imports: the public functions, `autograd`, `calls`, `planning`. Taken by `tuning`.
+Imports: the public functions, `route`, `autograd`, `calls`, `planning`. Taken by `tuning`, `fusion`, `explaining`.
 """
 
 from epigemm.explain.explanation import Explanation, explain
+from epigemm.explain.products import ModuleExplanation
 
-__all__ = ["Explanation", "explain"]
+__all__ = ["Explanation", "ModuleExplanation", "explain"]

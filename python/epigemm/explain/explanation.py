@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -18,7 +19,7 @@ from epigemm.calls.considered import consider, require_fused
 from epigemm.calls.layouts import flattens
 from epigemm.calls.weight_slices import Choice
 from epigemm.epilogues.registry import BIAS, BIAS_RELU, compute_dtype
-from epigemm.explain.recorder import Recorder, dtype_name, record
+from epigemm.explain.recorder import Recorded, dtype_name, record
 from epigemm.packs import weight_packs
 from epigemm.planning import dry_runs, measured, plans
 from epigemm.planning.dry_runs import DryRun, Tried
@@ -46,6 +47,9 @@ class Explanation:
             (`predicted_us`) and, where that is known, what was measured (`measured_us`).
         backward: what the first derivative will run.
         kernels: every launch, in order.
+        us: the microseconds that the planner decided by, of the kernel that is chosen or of the fallback; None where
+            there was nothing to choose.
+        is_measured: whether these were measured (`epigemm.tune`), not predicted.
     """
 
     op: str
@@ -56,6 +60,8 @@ class Explanation:
     candidates: list[dict[str, Any]] = field(default_factory=list)
     backward: str = ""
     kernels: list[str] = field(default_factory=list)
+    us: float | None = None
+    is_measured: bool = False
 
     def __str__(self) -> str:
         """The explanation for people: one line a fact."""
@@ -87,19 +93,20 @@ def explain(fn_or_name: Callable[..., Tensor] | str, *args: Any, **kwargs: Any) 
     Example:
         >>> print(epigemm.explain("linear_relu", torch.randn(8, 64), torch.randn(32, 64)))  # doctest: +SKIP
     """
-    name, recorder = record(fn_or_name, *args, **kwargs)
+    name, recorded = record(fn_or_name, *args, **kwargs)
     everything = [*args, *kwargs.values()]
     wants_gradients = torch.is_grad_enabled()
     tensors = [
         value.weight if isinstance(value, weight_packs.PackedWeight) else value for value in everything
     ]
     differentiates = wants_gradients and any(isinstance(t, Tensor) and t.requires_grad for t in tensors)
-    return _explanation(name, recorder, differentiates, wants_gradients)
+    return of_recorded(name, recorded, differentiates, wants_gradients)
 
 
-def _explanation(
-    function: str, recorder: Recorder, differentiates: bool, wants_gradients: bool
+def of_recorded(
+    function: str, recorder: Recorded, differentiates: bool, wants_gradients: bool
 ) -> Explanation:
+    """The explanation of a call that was recorded, of a public function or a layer."""
     operator, call = recorder.taken_apart()
     op = f"{function}: epigemm::{operator}, epilogue {call.epilogue.name}: {call.epilogue.formula}"
     if isinstance(call, LinearCall):
@@ -239,7 +246,11 @@ def _of_fallback(
         gemm = "torch GEMM (_addmm_activation, with the bias and the ReLU)"
     launches = [gemm, *([] if does_everything else [f"{_in_its_own_kernel(call)}, in place on the product"])]
     path = GEMM_ELEMENTWISE if elementwise_kernels.has_native(call.x) else REFERENCE
-    return _by_torch(call, launches, [*reasons, *_fallback_notes(call)], path, candidates=candidates)
+    plan = found.tried[-1].plan if found is not None and found.tried and plans.has_gpu_kernels(call.x) else {}
+    about: dict[str, Any] = {"candidates": candidates}
+    if "fallback_us" in plan:
+        about |= {"us": plans.fallback_us(plan), "is_measured": "fallback_measured_us" in plan}
+    return _by_torch(call, launches, [*reasons, *_fallback_notes(call)], path, **about)
 
 
 def _why_not(call: LinearCall, tried: Tried, why_not: str, slices: str) -> list[str]:
@@ -279,7 +290,9 @@ def _explain_fused(call: LinearCall, tried: Tried, choice: Choice | None, reason
         candidates = []
     kernel = f"epigemm fused GEMM{where}, {tile}, epilogue {call.epilogue.name}"
     launches = _on_copies(tried, kernel) if choice is None else _on_slices(tried, choice, call.x, kernel)
-    return Explanation("", FUSED, kernel, arithmetic, reasons, candidates, kernels=launches)
+    found = Explanation("", FUSED, kernel, arithmetic, reasons, candidates, kernels=launches)
+    us = plans.fused_us(tried.plan)
+    return found if math.isinf(us) else replace(found, us=us, is_measured="measured_us" in tried.plan)
 
 
 def _on_copies(tried: Tried, gemm: str) -> list[str]:

@@ -48,8 +48,8 @@ def record(fn_or_name: Callable[..., Tensor] | str, *args: Any, **kwargs: Any) -
     return name, recorder
 
 
-class Recorder(TorchFunctionMode):
-    """Catches the operators that a public function calls, in place of running them."""
+class Recorded:
+    """The operators that one call of a public function has called."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -58,45 +58,30 @@ class Recorder(TorchFunctionMode):
         self.folded_bias: Tensor | None = None
         self.call: tuple[str, tuple[Any, ...]] | None = None
         self._gradients_of_operands = False
-        self._product: Tensor | None = None
 
-    def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        name = _operator_name(func)
-        if name == "fold_batch_norm":
-            like, *vectors, _ = args
-            self.folded_bias = vectors[0]
-            columns = next(vector.shape[0] for vector in vectors if vector is not None)
-            self._gradients_of_operands |= any(v is not None and v.requires_grad for v in vectors)
-            self.folds.append(f"fold of {columns} columns into multiplier and offset (fold_batch_norm)")
-            return torch.empty((2, columns), dtype=compute_dtype(like.dtype), device=like.device)
-        if name is not None:
-            if self.call is not None and args[1] is self._product:
-                return self._join(args)
-            self.call = (name, args)
-            x, weight = args[1], args[2]
-            if name != "linear" or x.dim() == 0 or weight.dim() != 2:
-                return x
-            self._product = x.new_empty((*x.shape[:-1], weight.shape[0]))
-            return self._product
-        if func is Tensor.to and isinstance(args[1], torch.dtype) and args[0].dtype != args[1]:
-            source, dtype = args
-            self.casts.append(
-                f"torch cast of {list(source.shape)} from {dtype_name(source.dtype)} to {dtype_name(dtype)}"
-            )
-            return torch.empty_like(source, dtype=dtype, requires_grad=source.requires_grad)
-        return func(*args, **(kwargs or {}))
+    def note_fold(self, args: tuple[Any, ...]) -> int:
+        """A fold of vectors: how many columns it has."""
+        _, *vectors, _ = args
+        self.folded_bias = vectors[0]
+        columns: int = next(vector.shape[0] for vector in vectors if vector is not None)
+        self._gradients_of_operands |= any(v is not None and v.requires_grad for v in vectors)
+        self.folds.append(f"fold of {columns} columns into multiplier and offset (fold_batch_norm)")
+        return columns
 
-    def _join(self, args: tuple[Any, ...]) -> Tensor:
+    def note_cast(self, source: Tensor, dtype: torch.dtype) -> None:
+        """A cast ahead of the call."""
+        self.casts.append(
+            f"torch cast of {list(source.shape)} from {dtype_name(source.dtype)} to {dtype_name(dtype)}"
+        )
+
+    def join(self, args: tuple[Any, ...]) -> None:
         """A folded BatchNorm behind a product with the layer's bias: one call where it is plain."""
-        assert self.call is not None and self._product is not None
+        assert self.call is not None
         _, (_, x, weight, self.folded_bias, _, _, *options) = self.call
         epilogue, _, _, operands, scalars, *out = args
         precision, *others = options
         product = (epilogue, x, weight, None, operands, scalars, precision)
         self.call = ("linear_out" if out else "linear", (*product, *out, *others))
-        return self._product
 
     def taken_apart(self) -> tuple[str, LinearCall | ElementwiseCall]:
         """The operator that was called, and the call.
@@ -112,6 +97,35 @@ class Recorder(TorchFunctionMode):
         return operator, call
 
 
+class Recorder(Recorded, TorchFunctionMode):
+    """Catches the operators that a public function calls, in place of running them."""
+
+    _product: Tensor | None = None
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        name = operator_name(func)
+        if name == "fold_batch_norm":
+            like, columns = args[0], self.note_fold(args)
+            return torch.empty((2, columns), dtype=compute_dtype(like.dtype), device=like.device)
+        if name is not None:
+            if self.call is not None and args[1] is self._product:
+                self.join(args)
+                return self._product
+            self.call = (name, args)
+            x, weight = args[1], args[2]
+            if name != "linear" or x.dim() == 0 or weight.dim() != 2:
+                return x
+            self._product = x.new_empty((*x.shape[:-1], weight.shape[0]))
+            return self._product
+        if is_cast(func, args):
+            source, dtype = args
+            self.note_cast(source, dtype)
+            return torch.empty_like(source, dtype=dtype, requires_grad=source.requires_grad)
+        return func(*args, **(kwargs or {}))
+
+
 _CALLS: dict[str, Callable[..., LinearCall | ElementwiseCall]] = {
     "linear": linear_call,
     "linear_out": linear_out_call,
@@ -120,7 +134,15 @@ _CALLS: dict[str, Callable[..., LinearCall | ElementwiseCall]] = {
 }
 
 
-def _operator_name(func: Any) -> str | None:
+def is_cast(func: Any, args: tuple[Any, ...]) -> bool:
+    """Whether a tensor is cast to another type, as autocast has it done."""
+    return (
+        func is Tensor.to and len(args) == 2 and isinstance(args[1], torch.dtype) and args[0].dtype != args[1]
+    )
+
+
+def operator_name(func: Any) -> str | None:
+    """The name of one of epigemm's operators that calls come to; None for anything else."""
     for name in (*_CALLS, "fold_batch_norm"):
         packet = getattr(ops, name)
         if func is packet or func is packet.default:

@@ -4,9 +4,9 @@
 product `chains` takes along what follows it element by element; `formula` makes it an epilogue, by the road of a
 user's function; a `Site` is the call.
 
-Imports: `user_epilogue`, `route`, `operators`, `autograd`, `calls`, `packs`, `linking`, `planning`, `arguments`,
-`epilogues`.
-Taken by nobody.
+Imports: `explain`, `user_epilogue`, `route`, `operators`, `autograd`, `calls`, `packs`, `linking`, `planning`,
+`arguments`, `epilogues`.
+Taken by `explaining`.
 """
 
 from __future__ import annotations

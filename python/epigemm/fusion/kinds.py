@@ -103,6 +103,12 @@ class Kinds:
         self._left.pop(kind, None)
         return False
 
+    def why_plain(self, kind: bytes | None) -> str:
+        """Why calls of this kind run as they were; empty where they do not, or it is not known yet."""
+        if kind is None or not self._left.get(kind):
+            return ""
+        return PLAIN_IS_FASTER if PLAIN_IS_FASTER in self._notes else "nothing is fused in calls of this kind"
+
     def note(self, kind: bytes, *, gains: bool) -> None:
         """A call of this kind ran nothing fused, or something of which it is not sure that it was worth it."""
         if not gains:

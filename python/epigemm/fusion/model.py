@@ -22,6 +22,10 @@ from torch.fx._lazy_graph_module import _LazyGraphModule
 
 from epigemm import progress
 from epigemm.arguments import checks
+from epigemm.explain import listening
+from epigemm.explain.listening import Listener
+from epigemm.explain.state import kept
+from epigemm.fusion import explaining
 from epigemm.fusion.changes import Watched, guard_more, why_not_now, why_not_with
 from epigemm.fusion.copies import copied
 from epigemm.fusion.generators import COROUTINE, is_coroutine, kept_inside
@@ -212,18 +216,28 @@ def _dry_run(model: nn.Module, inputs: Any, **settings: bool) -> FusionReport:
             f"example_inputs: got {type(inputs).__name__}; accepted with dry_run=True is a sequence of the model's "
             "arguments, or a mapping of them by name"
         )
-    if reason := _why_not(model):
-        return FusionReport(notes=[f"left alone: {reason}"])
-    made = copied(model)
+    made = trial_copy(model, **settings)
     if isinstance(made, str):
         return FusionReport(notes=[f"left alone: {made}"])
-    for module in made.modules():  # whose buffers a call may write
-        for name, buffer in module._buffers.items():
-            module._buffers[name] = None if buffer is None else buffer.clone()
-    call = _install(made, **settings)
-    with torch.random.fork_rng():
+    with kept(made):
         made(**inputs) if isinstance(inputs, Mapping) else made(*inputs)
-    return call.report
+    report: FusionReport = vars(made)[_REPORT]
+    return report
+
+
+def trial_copy(model: nn.Module, **settings: bool) -> nn.Module | str:
+    """A fused copy to try calls with, which shares parameters and buffers; or why there is none."""
+    made = _why_not(model) or copied(model)
+    if not isinstance(made, str):
+        _install(
+            made, **{"keep_packs": False, "strict": False, "cuda_graphs": False, "measures": True, **settings}
+        )
+    return made
+
+
+def is_fused(model: nn.Module) -> bool:
+    """Whether a model, or a module inside of it, is fused."""
+    return any(isinstance(vars(module).get(_CALL), _Call) for module in model.modules())
 
 
 # --- the call --------------------------------------------------------------------------------------------------------
@@ -317,6 +331,8 @@ class _Call(Uncopied):
         if caller is not model and isinstance(caller, nn.Module):
             # It has the model's attributes, but tensors of its own: a replica of DataParallel, a shallow copy.
             return caller._call_impl(*args, **kwargs)  # type: ignore[no-untyped-call]
+        if watchers and (listener := listening.current()) is not None:
+            return self._explained(listener, args, kwargs)
         trial = None
         kind = None if watchers else self._kinds.of(args, kwargs)
         if kind is not None:
@@ -339,6 +355,26 @@ class _Call(Uncopied):
         if kind is not None and trial is None and (ran.gains == gains or ran.unsure != unsure):
             self._kinds.note(kind, gains=ran.gains != gains)
         return result
+
+    def _explained(self, listener: Listener, args: Any, kwargs: Any) -> Any:
+        """A call as it would be now, with what its graphs run told to a listener."""
+        with listener.paused():
+            kind = self._kinds.of(args, kwargs)
+            reason = self._kinds.why_plain(kind) or self._why_not_now(args, kwargs)
+            if not reason:
+                try:
+                    result = self._compiled(*args, **kwargs)
+                finally:
+                    self._marks.unmark()
+                if not self._left:
+                    return result
+                reason = self._left  # found while it was compiled: nothing of it was told
+        listener.notes.append(f"{self._name} runs as it was: {reason}")
+        return self._model._call_impl(*args, **kwargs)  # type: ignore[no-untyped-call]
+
+    def _why_not_now(self, args: Any, kwargs: Any) -> str:
+        watched = self._watched or self._watch()
+        return self._left or watched.why_not() or why_not_now() or why_not_with(args, kwargs)
 
     def _watch(self) -> Watched:
         """What is looked at, as it was at the first call."""
@@ -409,6 +445,8 @@ class _Call(Uncopied):
             ran.unsure += report.is_unsure or (is_left and measures)
             if watchers:
                 tell_skipped(report)
+                if (listener := listening.current()) is not None:
+                    return explaining.run(graph_module, report, listener, args)
             return forward(*args)
 
         return run

@@ -17,6 +17,9 @@ from epigemm.fusion.report import FusedSite, FusionReport, Skipped
 from epigemm.fusion.site import Site
 from epigemm.fusion.values import tensor_of
 
+SITE = "epigemm_site"
+"""In the `meta` of a node that is a fused call: its entry of the report."""
+
 
 def higher_order(graph: fx.Graph) -> str:
     """The name of an operator that calls graphs, such as a checkpoint; empty where there is none."""
@@ -106,11 +109,11 @@ def fuse_graph(
         is_taken = chain.computes and not reason
         report.chains = (report.chains[0] + chain.is_followed, report.chains[1] + is_taken)
         if chain.is_followed and not is_taken:
-            report.not_taken.insert(0, Skipped(_name(chain.product.node), reason or chain.ended))
+            report.not_taken.insert(0, Skipped(name_of(chain.product.node), reason or chain.ended))
         if chain in fused:
             report.sites.insert(0, fused[chain])
         else:
-            report.skipped.insert(0, Skipped(_name(chain.product.node), reason))
+            report.skipped.insert(0, Skipped(name_of(chain.product.node), reason))
     return report
 
 
@@ -125,7 +128,7 @@ def _judged(
         if understood is not None:
             understood = finder.why_not(node, understood) or understood
         if isinstance(understood, str):
-            report.skipped.insert(0, Skipped(_name(node), understood))
+            report.skipped.insert(0, Skipped(name_of(node), understood))
         elif understood is not None:
             chain = finder.chain(understood)
             keeps, is_eager = _keeps(chain, keep_packs), launches.is_one_by_one
@@ -153,7 +156,7 @@ def _replace_all(
 
 
 def _replace(graph: fx.Graph, chain: Chain, keeps_pack: bool, notes: tuple[str, ...] = ()) -> FusedSite:
-    product, name = chain.product, _name(chain.product.node)
+    product, name = chain.product, name_of(chain.product.node)
     site = Site(chain, keeps_pack)
     tail = chain.nodes[-1]
     with graph.inserting_before(tail):
@@ -173,10 +176,11 @@ def _replace(graph: fx.Graph, chain: Chain, keeps_pack: bool, notes: tuple[str, 
         text = "batch_norm(acc)" if product.bias is None else "batch_norm(acc + c1)"
     notes = (*notes, f"ends: {chain.ended}") if chain.ended else notes
     matched = tuple(node.name for node in chain.nodes)
-    return FusedSite(name, chain.function, matched, text, notes)
+    fused.meta[SITE] = FusedSite(name, chain.function, matched, text, notes)
+    return fused.meta[SITE]  # type: ignore[no-any-return]
 
 
-def _name(node: fx.Node) -> str:
+def name_of(node: fx.Node) -> str:
     """The module that a product is of, or the node."""
     stack = node.meta.get("nn_module_stack") or {}
     path = str(list(stack.values())[-1][0]) if stack else ""

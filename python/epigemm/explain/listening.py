@@ -1,0 +1,247 @@
+"""The products of a module's call, noted while it runs: of each call of epigemm's operators what a plain one would do.
+
+The call itself runs, as what a module does may depend on its values. What epigemm would launch is asked ahead of it by
+the dry run that `explain` of a function asks, so no other code decides. Packs are not made.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from math import prod
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves
+
+from epigemm import route
+from epigemm.arguments.calls import FIND, KEEP, LinearCall
+from epigemm.epilogues.registry import BIAS
+from epigemm.explain.explanation import of_recorded
+from epigemm.explain.products import Product, numbered
+from epigemm.explain.recorder import Recorded, dtype_name, is_cast, operator_name
+
+_PACK_USE = 7  # its place among the arguments of the operator `linear`; behind `out`, one later
+
+
+class Listener(TorchFunctionMode):
+    """Notes products while it is entered; see `current`.
+
+    Attributes:
+        notes: what was said beside them.
+        graphs: how many graphs of fused models ran.
+        calls: how many calls of epigemm's there were.
+    """
+
+    def __init__(self, root: nn.Module) -> None:
+        super().__init__()
+        self.notes: list[str] = []
+        self.graphs = self.calls = 0
+        self._products: list[Product] = []
+        self._names = {id(module): name for name, module in reversed(list(root.named_modules()))}
+        self._pending = Recorded()
+        self._last: tuple[Recorded, Any] = (self._pending, None)
+        self._node: tuple[str, str, tuple[str, ...]] | None = None
+
+    @property
+    def products(self) -> list[Product]:
+        """What was noted, each with a name of its own."""
+        return numbered(self._products)
+
+    def __enter__(self) -> Listener:
+        _current.listeners = (*_all(), self)
+        super().__enter__()  # type: ignore[no-untyped-call]
+        return self
+
+    def __exit__(self, *about: Any) -> None:
+        super().__exit__(*about)  # type: ignore[no-untyped-call]
+        _current.listeners = _all()[:-1]
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Take the mode away, so that a fused model's call runs as it does without."""
+        super().__exit__(None, None, None)  # type: ignore[no-untyped-call]
+        try:
+            yield
+        finally:
+            super().__enter__()  # type: ignore[no-untyped-call]
+
+    @contextmanager
+    def resumed(self) -> Iterator[None]:
+        """Put it back inside of `paused`, around the run of a graph."""
+        super().__enter__()  # type: ignore[no-untyped-call]
+        try:
+            yield
+        finally:
+            super().__exit__(None, None, None)  # type: ignore[no-untyped-call]
+
+    @contextmanager
+    def at(self, name: str, why: str = "", notes: tuple[str, ...] = ()) -> Iterator[None]:
+        """Around a node of a graph: the layer that it is of, why it is not fused, and what the report says of it."""
+        before, self._node = self._node, (name, why, notes)
+        try:
+            yield
+        finally:
+            self._node = before
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        name = operator_name(func)
+        if name == "fold_batch_norm":
+            self._pending.note_fold(args)
+        elif name is not None:
+            return self._call(name, func, args)
+        elif is_cast(func, args) and _module_of(sys._getframe(1)).startswith("epigemm."):
+            self._pending.note_cast(*args)
+        elif (take_apart := _PRODUCTS.get(func)) is not None:
+            self._note_torchs(func, take_apart, args, kwargs or {})
+        return func(*args, **(kwargs or {}))
+
+    def _call(self, name: str, func: Any, args: tuple[Any, ...]) -> Any:
+        """A call of epigemm's operators."""
+        recorded, self._pending = self._pending, Recorded()
+        last, result = self._last
+        if name.startswith("elementwise") and args[1] is result and _is_within_linear(sys._getframe(2)):
+            # A folded BatchNorm in 16 bits, which is one call where nobody looks.
+            last.folds += recorded.folds
+            self._products.pop()
+            last.join(args)
+            recorded = last
+            recorded.folded_bias = last.folded_bias
+        else:
+            recorded.call = (name, args)
+            self.calls += 1
+        self._note(recorded)
+        if name in ("linear", "linear_out"):
+            place = _PACK_USE + (name == "linear_out")
+            args = (*args[:place], FIND if args[place] == KEEP else args[place], *args[place + 1 :])
+        result = func(*args)
+        self._last = (recorded, result)
+        return result
+
+    def _note(self, recorded: Recorded) -> None:
+        layer, _, notes = self._place(sys._getframe(3))
+        assert recorded.call is not None
+        tensors = [each for each in tree_leaves(recorded.call[1]) if isinstance(each, Tensor)]
+        wants_gradients = torch.is_grad_enabled()
+        differentiates = wants_gradients and any(each.requires_grad for each in tensors)
+        explanation = of_recorded(layer, recorded, differentiates, wants_gradients)
+        _, call = recorded.taken_apart()
+        x = call.x
+        size = (prod(x.shape[:-1]), x.shape[-1])
+        if isinstance(call, LinearCall):
+            size = (call.rows, *call.weight.shape)
+        function = "linear" if call.epilogue is BIAS else call.epilogue.name.partition(".")[0]
+        dtype = dtype_name(x.dtype)
+        self._products.append(Product(layer, function, size, dtype, explanation=explanation, notes=notes))
+
+    def _note_torchs(
+        self, func: Any, take_apart: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
+        """A product of PyTorch's."""
+        layer, why, notes = self._place(sys._getframe(2))
+        size, batch, dtype = take_apart(*args, **kwargs)
+        why = why or ("" if size else _OUT_OF_SIGHT)
+        self._products.append(Product(layer, func.__name__, size, dtype, batch, why=why, notes=notes))
+
+    def _place(self, frame: FrameType | None) -> tuple[str, str, tuple[str, ...]]:
+        """The node that runs, or the innermost module in whose method the call is."""
+        if self._node is not None:
+            return self._node
+        while frame is not None:
+            name = self._names.get(id(frame.f_locals.get("self")))
+            if name is not None:
+                return name or type(frame.f_locals["self"]).__name__, "", ()
+            frame = frame.f_back
+        return "", "", ()
+
+
+_current = threading.local()
+
+
+def _all() -> tuple[Listener, ...]:
+    found: tuple[Listener, ...] = getattr(_current, "listeners", ())
+    return found
+
+
+def current() -> Listener | None:
+    """The listener that this thread has entered, if there is one."""
+    found = _all()
+    return found[-1] if found else None
+
+
+def _module_of(frame: FrameType) -> str:
+    return str(frame.f_globals.get("__name__", ""))
+
+
+def _is_within_linear(frame: FrameType | None) -> bool:
+    """Whether `route.linear` is at work, not a caller who calls two functions."""
+    while frame is not None and _module_of(frame).startswith(("torch.", "epigemm.")):
+        if frame.f_code is route.linear.__code__:
+            return True
+        frame = frame.f_back
+    return False
+
+
+# --- products of PyTorch's ---------------------------------------------------------------------------------------
+
+_OUT_OF_SIGHT = "its products are inside of one function of PyTorch's"
+_Sized = tuple[tuple[int, ...], int, str]
+
+
+def _of_linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> _Sized:
+    rows, columns = prod(input.shape[:-1]), weight.shape[0] if weight.dim() == 2 else 1
+    return (rows, columns, input.shape[-1]), 1, dtype_name(input.dtype)
+
+
+def _of_matmul(input: Tensor, other: Tensor, **_: Any) -> _Sized:
+    k, columns = input.shape[-1], other.shape[-1] if other.dim() > 1 else 1
+    if other.dim() <= 2:
+        return (prod(input.shape[:-1]), columns, k), 1, dtype_name(input.dtype)
+    rows = input.shape[-2] if input.dim() > 1 else 1
+    batch = prod(torch.broadcast_shapes(input.shape[:-2], other.shape[:-2]))  # type: ignore[no-untyped-call]
+    return (rows, columns, k), batch, dtype_name(input.dtype)
+
+
+def _swapped(input: Tensor, other: Tensor) -> _Sized:
+    return _of_matmul(other, input)
+
+
+def _added(_: Any, first: Tensor, second: Tensor, **__: Any) -> _Sized:
+    return _of_matmul(first, second)
+
+
+def _unknown(*args: Any, **kwargs: Any) -> _Sized:
+    dtype = next(
+        (dtype_name(each.dtype) for each in tree_leaves((args, kwargs)) if isinstance(each, Tensor)), ""
+    )
+    return (), 1, dtype
+
+
+_PRODUCTS: dict[Any, Callable[..., _Sized]] = {
+    torch.nn.functional.linear: _of_linear,
+    torch.nn.functional.bilinear: _unknown,
+    torch.nn.functional.multi_head_attention_forward: _unknown,  # its products are out of sight
+    torch.einsum: _unknown,
+    torch.tensordot: _unknown,
+    torch.matmul: _of_matmul,
+    torch.mm: _of_matmul,
+    torch.bmm: _of_matmul,
+    torch.mv: _of_matmul,
+    torch.addmm: _added,
+    torch.baddbmm: _added,
+    Tensor.matmul: _of_matmul,
+    Tensor.__matmul__: _of_matmul,
+    Tensor.__rmatmul__: _swapped,
+    Tensor.mm: _of_matmul,
+    Tensor.bmm: _of_matmul,
+    Tensor.mv: _of_matmul,
+    Tensor.addmm: _added,
+    Tensor.baddbmm: _added,
+}

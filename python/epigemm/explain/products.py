@@ -1,0 +1,124 @@
+"""`epigemm.explain` of a module: its products, one line each, and any of them in full."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+
+from epigemm.explain.explanation import ELEMENTWISE, FUSED, GEMM_ELEMENTWISE, REFERENCE, Explanation
+
+BY_TORCH = "PyTorch's own"
+_RUNS = {
+    FUSED: "fused kernel",
+    GEMM_ELEMENTWISE: "fallback",
+    ELEMENTWISE: "elementwise kernel",
+    REFERENCE: "PyTorch's operators",
+}
+
+
+@dataclass(frozen=True)
+class Product:
+    """One matrix product of a module's call, or one elementwise call of epigemm's.
+
+    Attributes:
+        name: of the layer that it is in, as `named_modules` has it; the second one of a layer is `fc#2`.
+        function: what computes it.
+        size: (M, N, K); (M, N) of an elementwise call; empty where it is not known.
+        batch: how many of this size, for a product of batches.
+        dtype: of x, as "bfloat16".
+        why: what epigemm does not do with it and why; empty where there is an explanation.
+        explanation: of the call in full; None where it is none of epigemm's.
+        notes: what `fuse` says of it.
+    """
+
+    name: str
+    function: str
+    size: tuple[int, ...]
+    dtype: str
+    batch: int = 1
+    why: str = ""
+    explanation: Explanation | None = None
+    notes: tuple[str, ...] = ()
+
+    @property
+    def runs(self) -> str:
+        """What runs: "fused kernel", "fallback", "elementwise kernel", "PyTorch's operators", "PyTorch's own"."""
+        return BY_TORCH if self.explanation is None else _RUNS[self.explanation.path]
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """One line, in columns."""
+        size = " x ".join(map(str, self.size)) or "unknown size"
+        size = f"{self.batch} of {size}" if self.batch != 1 else size
+        why, us = self.why, ""
+        if (found := self.explanation) is not None:
+            why = found.reasons[0] if found.reasons else ""
+            if found.us is not None:
+                us = f"{found.us:.1f} us {'measured' if found.is_measured else 'predicted'}"
+        return (self.name, self.function, size, self.dtype, self.runs, us, why)
+
+    def __str__(self) -> str:
+        """In full."""
+        name, _, size, dtype, *_ = self.columns
+        head = f"{name}: {size}, {dtype}"
+        if self.explanation is None:
+            body = [f"  {self.function}: {self.runs}{f': {self.why}' if self.why else ''}"]
+        else:
+            body = str(self.explanation).splitlines()
+        return "\n".join([head, *body, *(f"  fuse:       {note}" for note in self.notes)])
+
+
+@dataclass(frozen=True)
+class ModuleExplanation:
+    """What one call of a module would do; print it to read it, or one product of it: `explanation["layers.3"]`.
+
+    Attributes:
+        about: the module, and whether this is about it as it is or about what `fuse` would make of it.
+        products: in the order in which they run.
+        notes: what holds for all of it.
+    """
+
+    about: str
+    products: list[Product] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    def __getitem__(self, which: int | str) -> Product:
+        """A product by its number or its layer's name.
+
+        Raises:
+            IndexError: there is no such number.
+            KeyError: there is no such name; the message has those that are there.
+        """
+        if isinstance(which, int):
+            return self.products[which]
+        for product in self.products:
+            if product.name == which:
+                return product
+        raise KeyError(f"{which!r}: accepted are {', '.join(each.name for each in self.products) or 'none'}")
+
+    def __len__(self) -> int:
+        return len(self.products)
+
+    def __iter__(self) -> Iterator[Product]:
+        return iter(self.products)
+
+    def __str__(self) -> str:
+        """One line a product."""
+        rows = [(str(number), *each.columns) for number, each in enumerate(self.products)]
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)][:-1]
+        lines = [
+            "  ".join([*(f"{text:<{width}}" for text, width in zip(row, widths, strict=False)), row[-1]])
+            for row in rows
+        ]
+        lines = lines or ["no matrix product ran"]
+        return "\n".join([f"{self.about}:", *(f"  {line}".rstrip() for line in lines), *self.notes])
+
+
+def numbered(products: list[Product]) -> list[Product]:
+    """With names of their own: the second product of a layer `fc` is `fc#2`."""
+    seen: dict[str, int] = {}
+    named = []
+    for each in products:
+        count = seen[each.name] = seen.get(each.name, 0) + 1
+        named.append(each if count == 1 else replace(each, name=f"{each.name}#{count}"))
+    return named

@@ -1,0 +1,136 @@
+"""`epigemm.explain`: of a call of a function, or of a call of a module."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Any, overload
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+
+from epigemm.explain import explanation
+from epigemm.explain.explanation import Explanation
+from epigemm.explain.listening import Listener
+from epigemm.explain.products import BY_TORCH, ModuleExplanation
+from epigemm.explain.state import kept
+
+_FUSION = "epigemm.fusion.model"
+
+
+@overload
+def explain(fn_or_module: nn.Module, /, *args: Any, **kwargs: Any) -> ModuleExplanation: ...
+
+
+@overload
+def explain(fn_or_module: Callable[..., Tensor] | str, /, *args: Any, **kwargs: Any) -> Explanation: ...
+
+
+def explain(fn_or_module: Any, /, *args: Any, **kwargs: Any) -> Any:
+    """Tell which kernels a call of a function or a module would launch, and why.
+
+    A function's call is not made. A module's is: what it does may depend on its values. Each product of it is explained
+    by the dry run that the function's explanation is. A fused model is told as it is. Of any other module, what the
+    layers and functions of epigemm's in it do; where it has none, what `epigemm.fuse` would make of it, tried with a
+    copy. `ModuleExplanation.about` says which.
+
+    The module's buffers, attributes and training flags, and torch's random generators, are afterwards what they were;
+    it gets no gradients, and no packs. Not put back is what a call writes elsewhere: into its arguments, into lists and
+    other objects of the module's, by hooks (which run), or with generators that are not torch's.
+
+    Args:
+        fn_or_module: a public function of epigemm, or its name; what `epigemm.epilogue` made, or its `elementwise`; or
+            an `nn.Module`: a layer, a model, a fused model.
+        args: its arguments.
+        kwargs: its keyword arguments, `out=` and `precision=` of a function included.
+
+    Returns:
+        An `Explanation` of a function's call. For a result of its own it is explained with a fresh `out`, which is
+        allocated. A `ModuleExplanation` of a module's: printed, one line a product; each in full by its number or by
+        the name of its layer.
+
+    Raises:
+        ValueError: no public function of epigemm and no module; or a module that torch.compile has compiled, one of
+            TorchScript's, or one with parameters that its first call makes.
+        Exception: whatever the call itself raises for these arguments.
+
+    Example:
+        >>> print(epigemm.explain("linear_relu", torch.randn(8, 64), torch.randn(32, 64)))  # doctest: +SKIP
+        >>> explanation = epigemm.explain(model, x)  # doctest: +SKIP
+        >>> print(explanation, explanation["layers.3"])  # doctest: +SKIP
+    """
+    if not isinstance(fn_or_module, nn.Module):
+        return explanation.explain(fn_or_module, *args, **kwargs)
+    module, name = fn_or_module, type(fn_or_module).__name__
+    _refuse(module)
+    fused = _is_fused(module)
+    heard = _heard(module, args, kwargs)
+    if fused:
+        return ModuleExplanation(f"{name}, fused by epigemm.fuse", heard.products, _notes(heard))
+    if heard.calls or not heard.products:
+        notes = _notes(heard)
+        if any(each.runs == BY_TORCH for each in heard.products):
+            notes.append("epigemm.explain(epigemm.fuse(model), ...) tells what fuse makes of the others")
+        return ModuleExplanation(f"{name} as it is, not fused", heard.products, notes)
+    return _if_fused(module, heard, args, kwargs)
+
+
+def _heard(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Listener:
+    """What a call of a module runs."""
+    listener = Listener(module)
+    with ExitStack() as stack:
+        stack.enter_context(kept(module))
+        if _FUSION in sys.modules:
+            from epigemm.fusion.report import watch
+
+            stack.enter_context(watch())  # fused models look who listens where somebody watches
+        stack.enter_context(listener)
+        module(*args, **kwargs)
+    return listener
+
+
+def _if_fused(
+    module: nn.Module, heard: Listener, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> ModuleExplanation:
+    """What `fuse` would make of a module that runs nothing of epigemm's."""
+    from epigemm.fusion.model import trial_copy
+
+    about = f"{type(module).__name__} is not fused; what epigemm.fuse(model) would run"
+    made = trial_copy(module)
+    if isinstance(made, str):
+        notes = [f"fuse would leave it alone: {made}", *_notes(heard)]
+        return ModuleExplanation(about, heard.products, notes)
+    tried = _heard(made, args, kwargs)
+    return ModuleExplanation(about, tried.products, _notes(tried))
+
+
+def _notes(heard: Listener) -> list[str]:
+    parts = f"{heard.graphs} graphs: what runs between them is not listed"
+    return [*heard.notes, *([parts] if heard.graphs > 1 else [])]
+
+
+def _is_fused(module: nn.Module) -> bool:
+    return _FUSION in sys.modules and bool(sys.modules[_FUSION].is_fused(module))
+
+
+def _refuse(module: nn.Module) -> None:
+    """ValueError where a look sees nothing, or changes the module for good."""
+    for each in module.modules():
+        kind = type(each).__name__
+        if isinstance(each, torch.jit.ScriptModule):
+            raise ValueError(
+                f"module: got a {kind}, into which nothing looks; accepted are modules in Python"
+            )
+        if any(is_lazy(parameter) for parameter in each._parameters.values() if parameter is not None):
+            raise ValueError(
+                f"module: got a {kind} whose first call makes its parameters; accepted is one that was called"
+            )
+        own = vars(each).get("_compiled_call_impl")
+        is_ours = type(own).__module__ == _FUSION
+        if hasattr(each, "_orig_mod") or (own is not None and not is_ours):
+            raise ValueError(
+                f"module: got a {kind} that torch.compile has compiled; accepted are the model itself "
+                "(`_orig_mod` of it) and fused ones. options={'report': print} of the backend tells of compiled graphs"
+            )

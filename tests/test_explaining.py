@@ -1,0 +1,129 @@
+"""`epigemm.explain` of a module: which it is about, and what it refuses."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+import epigemm
+from epigemm import Explanation, ModuleExplanation
+
+
+class Mixed(nn.Module):
+    """A plain layer, one of epigemm's, and a function of epigemm's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.plain, self.ours = nn.Linear(8, 8), epigemm.nn.LinearReLU(8, 8)
+
+    def forward(self, x: Tensor, *, scale: float = 2.0) -> Tensor:
+        return epigemm.linear_scale(self.ours(self.plain(x)), torch.eye(8), None, torch.full((8,), scale))
+
+
+x = torch.randn(4, 8)
+
+
+def test_a_function_is_explained_as_ever() -> None:
+    found = epigemm.explain("linear_relu", x, torch.randn(6, 8))
+    assert isinstance(found, Explanation)
+    assert str(found) == str(epigemm.explain(epigemm.linear_relu, x, torch.randn(6, 8)))
+    with pytest.raises(ValueError, match="fn_or_name: got"):
+        epigemm.explain("no_such", x)
+
+
+def test_a_layer() -> None:
+    layer = epigemm.nn.LinearGELU(8, 6)
+    found = epigemm.explain(layer, x)
+    assert isinstance(found, ModuleExplanation) and found.about == "LinearGELU as it is, not fused"
+    with torch.no_grad():
+        (product,) = epigemm.explain(layer, x)
+        call = epigemm.explain("linear_gelu", x, layer.weight, layer.bias)
+    assert product.explanation is not None and product.explanation.kernels == call.kernels
+    assert product.name == "LinearGELU" and product.size == (4, 6, 8)
+
+
+def test_a_model_with_layers_of_epigemms_is_told_as_it_is() -> None:
+    found = epigemm.explain(Mixed(), x, scale=3.0)
+    assert found.about == "Mixed as it is, not fused"
+    assert [(each.name, each.runs) for each in found] == [
+        ("plain", "PyTorch's own"),
+        ("ours", "fallback"),
+        ("Mixed", "fallback"),
+    ]
+    assert found.notes == ["epigemm.explain(epigemm.fuse(model), ...) tells what fuse makes of the others"]
+
+
+def test_any_other_model_is_told_as_fuse_would_make_it() -> None:
+    model = nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Dropout(), nn.Linear(16, 2))
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    attributes, generator = copy.copy(vars(model)), torch.get_rng_state()
+    found = epigemm.explain(model, x)
+    assert found.about == "Sequential is not fused; what epigemm.fuse(model) would run"
+    assert [each.name for each in found] == ["0", "4"] and found["0"].notes
+    fused = epigemm.explain(epigemm.fuse(model), x)
+    assert [replace_op(each) for each in fused] == [replace_op(each) for each in found]
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert vars(model) == attributes and torch.equal(torch.get_rng_state(), generator)
+
+
+def replace_op(product: Any) -> tuple[Any, ...]:
+    return (product.columns, product.notes)
+
+
+def test_a_model_without_products_and_one_that_cannot_be_fused() -> None:
+    assert str(epigemm.explain(nn.ReLU(), x)) == "ReLU as it is, not fused:\n  no matrix product ran"
+
+    wrapped = nn.DataParallel(nn.Linear(8, 8))
+    found = epigemm.explain(wrapped, x)
+    assert found.notes[0].startswith("fuse would leave it alone: it holds a DataParallel")
+    assert [each.runs for each in found] == ["PyTorch's own"]
+
+
+def test_what_a_call_raises_is_raised() -> None:
+    with pytest.raises(RuntimeError, match="x: got"):
+        epigemm.explain(epigemm.nn.LinearReLU(8, 6), torch.randn(4, 9))
+    layer = epigemm.nn.LinearReLU(8, 6, strict=True)
+    with pytest.raises(RuntimeError, match="strict: got True"):
+        epigemm.explain(layer, x)
+    with pytest.raises(TypeError):
+        epigemm.explain(layer)
+
+
+def test_a_compiled_model_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"module: got a OptimizedModule that torch.compile has compiled"):
+        epigemm.explain(torch.compile(nn.Linear(8, 8), backend="eager"), x)
+    inner = nn.Linear(8, 8)
+    inner.compile(backend="eager")
+    with pytest.raises(ValueError, match=r"module: got a Linear that torch.compile has compiled"):
+        epigemm.explain(nn.Sequential(inner), x)
+
+
+def test_what_a_call_changes_for_good_is_refused() -> None:
+    lazy = nn.Sequential(nn.LazyLinear(8))
+    with pytest.raises(ValueError, match="module: got a LazyLinear whose first call makes its parameters"):
+        epigemm.explain(lazy, x)
+    assert type(lazy[0]) is nn.LazyLinear and lazy(x).shape == (4, 8)
+    traced: Any = torch.jit.trace(nn.Linear(8, 8), x)  # type: ignore[no-untyped-call]
+    with pytest.raises(ValueError, match=r"module: got a TopLevelTracedModule, into which nothing looks"):
+        epigemm.explain(traced, x)
+
+
+@pytest.mark.parametrize("kind", ["meta", "fake"])
+def test_tensors_without_data(kind: str) -> None:
+    """Nothing is computed; on meta there are no kernels, a fake tensor stands for one of its device."""
+    with FakeTensorMode() if kind == "fake" else torch.device("meta"):
+        found = epigemm.explain(Mixed(), torch.empty(4, 8))
+    assert [each.size for each in found] == [(4, 8, 8)] * 3
+    assert found["ours"].runs == ("fallback" if kind == "fake" else "PyTorch's operators")
+
+
+def test_hooks_run_and_stay() -> None:
+    layer, seen = epigemm.nn.LinearReLU(8, 6), []
+    layer.register_forward_hook(lambda *_: seen.append(1))
+    epigemm.explain(layer, x)
+    assert seen == [1] and len(layer._forward_hooks) == 1
