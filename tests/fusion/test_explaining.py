@@ -67,7 +67,7 @@ def test_it_is_the_road_that_runs(model: Model, monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr(site.Site, "__call__", counted)
     fused(x)
-    told = [each.notes[0].partition(":")[0] for each in found if each.explanation is not None]
+    told = [each.function for each in found if each.explanation is not None]
     assert [f"fused_{name}" for name in told] == made and len(made) >= 4
 
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from math import prod
 from types import FrameType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -27,6 +27,15 @@ from epigemm.explain.products import Product, numbered
 from epigemm.explain.recorder import Recorded, dtype_name, is_cast, operator_name
 
 _PACK_USE = 7  # its place among the arguments of the operator `linear`; behind `out`, one later
+
+
+class Place(NamedTuple):
+    """Where a call is."""
+
+    layer: str
+    why: str = ""  # of a node of a graph, why it is not fused
+    function: str = ""  # of a fused one, what the report calls it
+    notes: tuple[str, ...] = ()  # and says of it
 
 
 class Listener(TorchFunctionMode):
@@ -46,7 +55,7 @@ class Listener(TorchFunctionMode):
         self._names = {id(module): name for name, module in reversed(list(root.named_modules()))}
         self._pending = Recorded()
         self._last: tuple[Recorded, Any] = (self._pending, None)
-        self._node: tuple[str, str, tuple[str, ...]] | None = None
+        self._node: Place | None = None
 
     @property
     def products(self) -> list[Product]:
@@ -81,9 +90,9 @@ class Listener(TorchFunctionMode):
             super().__exit__(None, None, None)  # type: ignore[no-untyped-call]
 
     @contextmanager
-    def at(self, name: str, why: str = "", notes: tuple[str, ...] = ()) -> Iterator[None]:
-        """Around a node of a graph: the layer that it is of, why it is not fused, and what the report says of it."""
-        before, self._node = self._node, (name, why, notes)
+    def at(self, place: Place) -> Iterator[None]:
+        """Around a node of a graph."""
+        before, self._node = self._node, place
         try:
             yield
         finally:
@@ -126,40 +135,40 @@ class Listener(TorchFunctionMode):
         return result
 
     def _note(self, recorded: Recorded) -> None:
-        layer, _, notes = self._place(sys._getframe(3))
+        place = self._place(sys._getframe(3))
         assert recorded.call is not None
         tensors = [each for each in tree_leaves(recorded.call[1]) if isinstance(each, Tensor)]
         wants_gradients = torch.is_grad_enabled()
         differentiates = wants_gradients and any(each.requires_grad for each in tensors)
-        explanation = of_recorded(layer, recorded, differentiates, wants_gradients)
+        explanation = of_recorded(place.layer, recorded, differentiates, wants_gradients)
         _, call = recorded.taken_apart()
         x = call.x
         size = (prod(x.shape[:-1]), x.shape[-1])
         if isinstance(call, LinearCall):
             size = (call.rows, *call.weight.shape)
         function = "linear" if call.epilogue is BIAS else call.epilogue.name.partition(".")[0]
-        dtype = dtype_name(x.dtype)
-        self._products.append(Product(layer, function, size, dtype, explanation=explanation, notes=notes))
+        named = (place.layer, place.function or function, size, dtype_name(x.dtype))
+        self._products.append(Product(*named, explanation=explanation, notes=place.notes))
 
     def _note_torchs(
         self, func: Any, take_apart: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
         """A product of PyTorch's."""
-        layer, why, notes = self._place(sys._getframe(2))
+        place = self._place(sys._getframe(2))
         size, batch, dtype = take_apart(*args, **kwargs)
-        why = why or ("" if size else _OUT_OF_SIGHT)
-        self._products.append(Product(layer, func.__name__, size, dtype, batch, why=why, notes=notes))
+        why = place.why or ("" if size else _OUT_OF_SIGHT)
+        self._products.append(Product(place.layer, func.__name__, size, dtype, batch, why, notes=place.notes))
 
-    def _place(self, frame: FrameType | None) -> tuple[str, str, tuple[str, ...]]:
+    def _place(self, frame: FrameType | None) -> Place:
         """The node that runs, or the innermost module in whose method the call is."""
         if self._node is not None:
             return self._node
         while frame is not None:
             name = self._names.get(id(frame.f_locals.get("self")))
             if name is not None:
-                return name or type(frame.f_locals["self"]).__name__, "", ()
+                return Place(name or type(frame.f_locals["self"]).__name__)
             frame = frame.f_back
-        return "", "", ()
+        return Place("")
 
 
 _current = threading.local()

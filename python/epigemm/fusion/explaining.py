@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import fx
 
-from epigemm.explain.listening import Listener
+from epigemm.explain.listening import Listener, Place
 from epigemm.fusion.report import FusedSite, FusionReport
 from epigemm.fusion.rewrite import SITE, name_of
 
@@ -30,7 +30,10 @@ class _Nodes(fx.Interpreter):
         if node.op not in ("call_function", "call_method"):
             return super().run_node(node)
         site: FusedSite | None = node.meta.get(SITE)
-        name = name_of(node) if site is None else site.name
-        notes = () if site is None else (f"{site.function}: {site.formula}", *site.notes)
-        with self._listener.at(name, self._reasons.get(name, ""), notes):
+        if site is not None:
+            place = Place(site.name, "", site.function, (site.formula, *site.notes))
+        else:
+            name = name_of(node)
+            place = Place(name, self._reasons.get(name, ""))
+        with self._listener.at(place):
             return super().run_node(node)
