@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 import epigemm
 from epigemm.fusion import kinds, site
@@ -51,7 +52,9 @@ def test_each_product_has_its_layers_name(model: Model) -> None:
     assert gelu.size == (6, 32, 16) and gelu.runs == "fallback" and gelu.explanation is not None
     assert any("gelu" in note for note in gelu.notes)
     skipped = {each.name: each.reason for each in report_of(fused).skipped}
-    assert all(each.why == skipped.get(each.name, "") for each in found if each.explanation is None)
+    wanted = "fuse takes no product of this form"
+    (plain,) = [each for each in found if each.explanation is None]
+    assert plain.function == "bmm" and plain.why == skipped.get(plain.name, wanted) and plain.columns[-1]
 
 
 def test_it_is_the_road_that_runs(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -89,8 +92,8 @@ def test_a_fused_part_of_a_plain_model(model: Model) -> None:
     model.blocks[1] = epigemm.fuse(model.blocks[1])
     found = epigemm.explain(model, torch.randn(6, 16))
     runs = {each.name: each.explanation is not None for each in found}
-    assert runs["blocks.0.fc1"] is False and runs["fc1"] is True
-    assert found["fc1"].notes and found["blocks.0.fc1"].runs == "PyTorch's own"
+    assert runs["blocks.0.fc1"] is False and runs["blocks.1.fc1"] is True
+    assert found["blocks.1.fc1"].notes and found["blocks.0.fc1"].runs == "PyTorch's own"
 
 
 def test_why_a_call_runs_as_it_was(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -109,6 +112,39 @@ def test_why_a_call_runs_as_it_was(model: Model, monkeypatch: pytest.MonkeyPatch
     assert epigemm.explain(fused, x).notes == ["Model runs as it was: nothing is fused in calls of this kind"]
     own._notes.append(kinds.PLAIN_IS_FASTER)
     assert epigemm.explain(fused, x).notes[0].endswith(kinds.PLAIN_IS_FASTER)
+
+
+class Mode(TorchFunctionMode):
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        return func(*args, **(kwargs or {}))
+
+
+class UnderMode(nn.Module):
+    """Calls a fused model under a mode of its own, and then without."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner, self.last = inner, nn.Linear(16, 16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        with Mode():
+            y = self.inner(x)
+        with torch.device("cpu"):
+            return self.last(self.inner(x) + y)  # type: ignore[no-any-return]
+
+
+def test_a_mode_of_the_models_own() -> None:
+    found = epigemm.explain(UnderMode(epigemm.fuse(Block())), torch.randn(6, 16))
+    assert found.notes[0] == "Block runs as it was: a mode that sees every operator is active"
+    assert [each.runs for each in found] == ["PyTorch's own"] * 2 + ["fallback"] * 2 + ["PyTorch's own"]
+    assert torch._C._len_torch_function_stack() == 0
+
+
+def test_cuda_graphs_are_said(model: Model) -> None:
+    found = epigemm.explain(epigemm.fuse(model.eval(), cuda_graphs=True), torch.randn(6, 16))
+    assert "CUDA graphs captured: 0" in found.notes and len(found) == 5
 
 
 class Breaks(nn.Module):

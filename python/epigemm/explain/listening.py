@@ -15,7 +15,7 @@ from types import FrameType
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, nn, overrides
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
@@ -56,6 +56,7 @@ class Listener(TorchFunctionMode):
         self._pending = Recorded()
         self._last: tuple[Recorded, Any] = (self._pending, None)
         self._node: Place | None = None
+        self._model = ""  # the name of the fused model that runs
 
     @property
     def products(self) -> list[Product]:
@@ -72,13 +73,20 @@ class Listener(TorchFunctionMode):
         _current.listeners = _all()[:-1]
 
     @contextmanager
-    def paused(self) -> Iterator[None]:
-        """Take the mode away, so that a fused model's call runs as it does without."""
-        super().__exit__(None, None, None)  # type: ignore[no-untyped-call]
+    def paused(self, model: nn.Module | None = None) -> Iterator[None]:
+        """Take the mode away, so that a fused model's call runs as it does without. Modes above it stay.
+
+        `model`: the one that is called, in which nodes are named by their layers.
+        """
+        before, self._model = self._model, self._names.get(id(model), "")
+        above = list(iter(_pop_mode, self))
+        _push(above)
         try:
             yield
         finally:
-            super().__enter__()  # type: ignore[no-untyped-call]
+            self._model = before
+            above = [_pop_mode() for _ in above]
+            _push([*above, self])
 
     @contextmanager
     def resumed(self) -> Iterator[None]:
@@ -92,7 +100,8 @@ class Listener(TorchFunctionMode):
     @contextmanager
     def at(self, place: Place) -> Iterator[None]:
         """Around a node of a graph."""
-        before, self._node = self._node, place
+        layer = f"{self._model}.{place.layer}" if self._model else place.layer
+        before, self._node = self._node, place._replace(layer=layer)
         try:
             yield
         finally:
@@ -169,6 +178,16 @@ class Listener(TorchFunctionMode):
                 return Place(name or type(frame.f_locals["self"]).__name__)
             frame = frame.f_back
         return Place("")
+
+
+_pop_mode: Callable[[], Any] = overrides._pop_mode
+_push_mode: Callable[[Any], None] = overrides._push_mode
+
+
+def _push(modes: list[Any]) -> None:
+    """Put modes back, the last one first."""
+    for mode in reversed(modes):
+        _push_mode(mode)
 
 
 _current = threading.local()

@@ -19,6 +19,9 @@ def run(graph_module: fx.GraphModule, report: FusionReport, listener: Listener, 
         return _Nodes(graph_module, report, listener).run(*args)
 
 
+_NONE = "fuse takes no product of this form"
+
+
 class _Nodes(fx.Interpreter):
     def __init__(self, graph_module: fx.GraphModule, report: FusionReport, listener: Listener) -> None:
         super().__init__(graph_module)
@@ -34,6 +37,6 @@ class _Nodes(fx.Interpreter):
             place = Place(site.name, "", site.function, (site.formula, *site.notes))
         else:
             name = name_of(node)
-            place = Place(name, self._reasons.get(name, ""))
+            place = Place(name, self._reasons.get(name, _NONE))
         with self._listener.at(place):
             return super().run_node(node)

@@ -358,7 +358,7 @@ class _Call(Uncopied):
 
     def _explained(self, listener: Listener, args: Any, kwargs: Any) -> Any:
         """A call as it would be now, with what its graphs run told to a listener."""
-        with listener.paused():
+        with listener.paused(self._model):
             kind = self._kinds.of(args, kwargs)
             reason = self._kinds.why_plain(kind) or self._why_not_now(args, kwargs)
             if not reason:
@@ -367,6 +367,7 @@ class _Call(Uncopied):
                 finally:
                     self._marks.unmark()
                 if not self._left:
+                    listener.notes += self.report.cuda_graphs.lines() if self.report.cuda_graphs else ()
                     return result
                 reason = self._left  # found while it was compiled: nothing of it was told
         listener.notes.append(f"{self._name} runs as it was: {reason}")
