@@ -29,6 +29,9 @@ class Terminal(io.StringIO):
 def terminal(monkeypatch: pytest.MonkeyPatch) -> Terminal:
     """A terminal, to be put in stderr's place by the test: pytest puts its own there after fixtures. No rich."""
     found = Terminal()
+    logger = logging.getLogger("epigemm")
+    monkeypatch.setattr(logger, "level", logging.WARNING)
+    monkeypatch.setattr(logger, "_cache", {})  # of what is enabled
     monkeypatch.setattr(progress, "AFTER", 0.01)
     monkeypatch.setitem(sys.modules, "rich.console", None)
     monkeypatch.delenv("EPIGEMM_PROGRESS", raising=False)
