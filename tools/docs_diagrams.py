@@ -45,7 +45,7 @@ def svg(source: str) -> str:
     Raises:
         RuntimeError: Mermaid does not understand the source.
     """
-    import mermaidx  # type: ignore[import-not-found, unused-ignore]
+    import mermaidx  # type: ignore[import-not-found, import-untyped, unused-ignore]
 
     drawn: str = mermaidx.render(source, config=_CONFIG).svg()
     name = "figure-" + hashlib.sha256(source.encode()).hexdigest()[:8]
