@@ -15,7 +15,7 @@ import matplotlib.pyplot as plt
 import torch
 from torch import Tensor, nn
 from torch.utils import benchmark
-from torchvision.models import VisionTransformer, vit_b_16  # type: ignore[import-not-found, unused-ignore]
+from torchvision.models import VisionTransformer, vit_b_16  # type: ignore[import-not-found, import-untyped, unused-ignore]
 
 import epigemm
 
