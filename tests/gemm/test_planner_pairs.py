@@ -151,3 +151,14 @@ def test_a_pair_takes_as_long_as_its_products_less_what_is_not_written(sizes: tu
     double = predicted(dry_runs.dry_run(call, tried=True), (128, 256))
     single = predicted(dry_runs.dry_run(call._replace(weight=call.weight[:n]), tried=True), (128, 256))
     assert single < pair < 1.1 * double  # of another class of epilogues, too
+
+
+def test_torch_multiplies_twice_and_reads_a_matrix() -> None:
+    sizes = 8192, 4096, 4096
+    twice = ask(sizes, tried=True).tried[0].plan["fallback_us"]
+    x = torch.empty(8192, 4096, dtype=torch.bfloat16)
+    call = LinearCall(GATED, x, x[:4096])
+    gate = torch.empty_like(x)
+    once = dry_runs.dry_run(call._replace(operands=(gate[0], gate)), tried=True).tried[0].plan["fallback_us"]
+    bare = dry_runs.dry_run(call._replace(epilogue=BIAS), tried=True).tried[0].plan["fallback_us"]
+    assert twice == pytest.approx(once + bare, rel=0.01)
