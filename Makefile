@@ -130,7 +130,7 @@ check-wheel: $(installed)/environment
 	$(pip) install $(PIP_FLAGS) --no-deps --target build/wheel-installed dist/*.whl
 	PYTHONPATH=build/wheel-installed $(python) tools/check_installed.py --cuda
 	$(python) tools/build_report.py build/wheel-log
-	$(python) tools/check_wheel.py dist/*.whl --expect-kernels \
+	$(python) tools/check_wheel.py dist/*.whl --pairs build/wheel/cubins/bias_gated_silu.zip --expect-kernels \
 	  "$$(PYTHONPATH=build/wheel-installed $(python) -c 'import epigemm; print(epigemm.build_info()["gemm_kernels"])')"
 
 clean:

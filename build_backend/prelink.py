@@ -18,6 +18,8 @@ from typing import Any
 
 PACKAGE = Path(__file__).resolve().parent.parent / "python" / "epigemm"
 ARCHITECTURE = "sm_90a"
+OF_PAIRS = "bias_gated_silu"
+"""Linked into the kernels of pairs of products for their code to be checked: the wheel has them without an epilogue."""
 
 
 def import_parts() -> None:
@@ -29,12 +31,15 @@ def import_parts() -> None:
 
 
 def write_sources(folder: Path) -> None:
-    """The functors of epigemm/epilogues/formulas.py, for each type of results; prints their names for CMake."""
+    """The functors of epigemm/epilogues/formulas.py, for each type of results; prints their names for CMake.
+
+    Behind them that of `OF_PAIRS`.
+    """
     from epigemm.epilogues.formulas import FORMULAS, PRELINKED
     from epigemm.epilogues.tracing.source import functor_text, kernel_functions
 
     folder.mkdir(parents=True, exist_ok=True)
-    for name in PRELINKED:
+    for name in (*PRELINKED, OF_PAIRS):
         formula = FORMULAS[name]
         elements = [2 if kind == "scalar" else 1 for kind in formula.kinds]
         for suffix, apply in (("", "apply"), ("_float16", "apply_float16"), ("_bfloat16", "apply_bfloat16")):
@@ -45,7 +50,7 @@ def write_sources(folder: Path) -> None:
             file = folder / f"{name}{suffix}.cu"
             if not file.is_file() or file.read_text() != text:
                 file.write_text(text)
-    print(*PRELINKED, sep=";", end="")
+    print(*PRELINKED, OF_PAIRS, sep=";", end="")
 
 
 def linker() -> Callable[[bytes, bytes, str], bytes]:
@@ -57,14 +62,18 @@ def linker() -> Callable[[bytes, bytes, str], bytes]:
     return lambda kernel, functor, symbol: link(kernel, functor, symbol, ARCHITECTURE, library=library)
 
 
-def wanted(symbols: list[str], *, reads_matrices: bool) -> list[str]:
+def wanted(symbols: list[str], *, reads_matrices: bool, is_of_pairs: bool = False) -> list[str]:
     """The kernels that calls on Hopper take.
 
     The epilogue alone and its derivative are among them where they are not compiled with the package: where it reads a
-    matrix.
+    matrix. Those of pairs of products stand by themselves: calls take none of them yet.
     """
     alone = re.compile("epigemm_open_(elementwise|derivative)_")
-    return [symbol for symbol in symbols if reads_matrices or not alone.match(symbol)]
+    return [
+        symbol
+        for symbol in symbols
+        if symbol.endswith("_pair") == is_of_pairs and (reads_matrices or not alone.match(symbol))
+    ]
 
 
 def write(file: Path, cubins: dict[str, bytes]) -> None:
@@ -82,6 +91,7 @@ def main() -> None:
         return
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--reads-matrices", action="store_true", help="the functor does")
+    parser.add_argument("--pairs", action="store_true", help="the kernels are those of pairs of products")
     parser.add_argument("--ir", type=Path, required=True, help="the folder of the open kernels' code")
     parser.add_argument("--out", type=Path, required=True, help="the zip file")
     parser.add_argument("functor", type=Path, help="its code for results of 32 bits")
@@ -100,7 +110,7 @@ def main() -> None:
         symbol: link(
             kernels[index[symbol]], next(code for part, code in functors.items() if part in symbol), symbol
         )
-        for symbol in wanted(list(index), reads_matrices=given.reads_matrices)
+        for symbol in wanted(list(index), reads_matrices=given.reads_matrices, is_of_pairs=given.pairs)
     }
     write(given.out, cubins)
 

@@ -13,11 +13,18 @@ set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS "${prelink}" "${p
                                        "${package}/epilogues/tracing/source.py" "${package}/epilogues/tracing/short.py")
 execute_process(COMMAND "${Python_EXECUTABLE}" "${prelink}" --write-sources "${EPIGEMM_GENERATED_DIR}/functors"
                 OUTPUT_VARIABLE reading_matrices COMMAND_ERROR_IS_FATAL ANY)
+# The last one is linked into the kernels of pairs of products, for tools/check_wheel.py alone: it is not installed.
+list(POP_BACK reading_matrices of_pairs)
 set(cubins "")
-foreach(name IN LISTS EPIGEMM_PRELINKED reading_matrices)
-  set(reads_matrices "")
+set(checked "")
+foreach(name IN LISTS EPIGEMM_PRELINKED reading_matrices of_pairs)
+  set(which "")
+  set(list cubins)
   if(name IN_LIST reading_matrices)
-    set(reads_matrices --reads-matrices)
+    set(which --reads-matrices)
+  elseif(name STREQUAL of_pairs)
+    set(which --pairs)
+    set(list checked)
   endif()
   set(functors "")
   foreach(unit "${name}" "${name}_float16" "${name}_bfloat16")
@@ -38,11 +45,11 @@ foreach(name IN LISTS EPIGEMM_PRELINKED reading_matrices)
   add_custom_command(
     OUTPUT "${file}"
     COMMAND "${CMAKE_COMMAND}" -E env "EPIGEMM_CUDA_LIBRARIES=${EPIGEMM_NVJITLINK_PATH}" "${Python_EXECUTABLE}"
-            "${prelink}" ${reads_matrices} --ir "${EPIGEMM_IR_DIR}" --out "${file}" ${functors}
+            "${prelink}" ${which} --ir "${EPIGEMM_IR_DIR}" --out "${file}" ${functors}
     DEPENDS ${functors} ${EPIGEMM_IR_FILES} "${EPIGEMM_IR_DIR}/index.json" "${prelink}" "${package}/linking/toolchain.py"
     COMMENT "Linking ${name}"
     VERBATIM)
-  list(APPEND cubins "${file}")
+  list(APPEND ${list} "${file}")
 endforeach()
-add_custom_target(epigemm_cubins ALL DEPENDS ${cubins})
+add_custom_target(epigemm_cubins ALL DEPENDS ${cubins} ${checked})
 install(FILES ${cubins} DESTINATION epigemm/cubins)

@@ -1,6 +1,6 @@
 """Check a wheel with CUDA kernels: size, exports, libraries, undefined symbols, open kernels, wgmma in prelinked ones.
 
-Usage: `python check_wheel.py WHEEL [--expect-kernels N]`
+Usage: `python check_wheel.py WHEEL [--expect-kernels N] [--pairs ZIP]`
 
 Needs readelf and nm (binutils) and nvdisasm (on PATH or PyPI's nvidia-cuda-nvdisasm).
 """
@@ -122,6 +122,24 @@ def is_right(symbol: str, instruction: str, count: int) -> bool:
     return not LARGE_TILE.match(symbol) or count <= MOST_OF_LARGE_TILES[instruction]
 
 
+def code_problems(kernels: zipfile.ZipFile, symbols: list[str], epilogue: str, folder: Path) -> Iterator[str]:
+    """What the machine code of kernels lacks, and what it must not have."""
+    for symbol in symbols:
+        for instruction, count in instruction_counts(Path(kernels.extract(symbol, folder))).items():
+            if not is_right(symbol, instruction, count):
+                yield f"{count} times {instruction} in {symbol} of {epilogue}"
+
+
+def pair_problems(file: Path, folder: Path) -> Iterator[str]:
+    """The kernels of pairs of products, which the build links one epilogue into for this alone."""
+    with zipfile.ZipFile(file) as kernels:
+        symbols = kernels.namelist()
+        print(f"kernels of pairs: {len(symbols)}")
+        if not symbols:
+            yield f"{file} has no kernels"
+        yield from code_problems(kernels, symbols, file.stem, folder)
+
+
 def kernel_problems(archive: zipfile.ZipFile, folder: Path, expected: int | None) -> Iterator[str]:
     """Every prelinked epilogue has all kernels; every GEMM uses wgmma and waits for the kernel ahead."""
     files = [name for name in archive.namelist() if name.startswith(PRELINKED) and name.endswith(".zip")]
@@ -134,11 +152,7 @@ def kernel_problems(archive: zipfile.ZipFile, folder: Path, expected: int | None
             total += len(symbols)
             if expected is not None and len(gemms) != expected:
                 yield f"{file} has {len(gemms)} GEMM kernels, expected are {expected}"
-            for symbol in gemms:
-                found = instruction_counts(Path(kernels.extract(symbol, folder)))
-                for instruction, count in found.items():
-                    if not is_right(symbol, instruction, count):
-                        yield f"{count} times {instruction} in {symbol} of {epilogue}"
+            yield from code_problems(kernels, gemms, epilogue, folder)
     print(f"prelinked epilogues: {len(files)}, kernels: {total}")
     if expected and not files:
         yield "no epilogue is prelinked"
@@ -167,6 +181,9 @@ def main() -> int:
     parser.add_argument(
         "--expect-kernels", type=int, help="how many GEMM kernels every prelinked epilogue must have"
     )
+    parser.add_argument(
+        "--pairs", type=Path, help="kernels of pairs of products, with an epilogue (a zip file)"
+    )
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         with zipfile.ZipFile(arguments.wheel) as archive:
@@ -174,6 +191,7 @@ def main() -> int:
             open_problems = [
                 *open_kernel_problems(archive),
                 *kernel_problems(archive, Path(folder), arguments.expect_kernels),
+                *(pair_problems(arguments.pairs, Path(folder)) if arguments.pairs else ()),
             ]
         problems = [
             *open_problems,

@@ -12,6 +12,7 @@ import math
 import sys
 from collections.abc import Callable
 from functools import partial
+from itertools import product
 
 import torch
 from torch import Tensor
@@ -100,6 +101,24 @@ def run_fused(epilogue: Epilogue, dtype: torch.dtype) -> int:
         )
         expect_close(f"{epilogue.name} {dtype} plan {plan}", out, expected, TOLERANCE[dtype])
     return len(plans)
+
+
+def run_pairs(name: str, dtype: torch.dtype) -> int:
+    """Every tile of pairs of products, from two weights and from the halves of one."""
+    spec = formula_functions.epilogue(name).linked([False] * len(FORMULAS[name].operands))
+    x, bias = torch.randn(M, K, device=DEVICE).to(dtype), torch.randn(N, device=DEVICE).to(dtype)
+    both = (torch.randn(2 * N, K, device=DEVICE) / K**0.5).to(dtype)
+    halves = both[:N], both[N:]
+    acc, gate = (x.double() @ half.double().t() for half in halves)
+    expected = spec.reference(acc, None, [bias.double(), gate], [])
+    found = kernels("pairs")
+    for family, tile in found:
+        for first, second in (halves, (halves[0].clone(), halves[1].clone())):
+            out = torch.full((M, N), float("nan"), dtype=dtype, device=DEVICE)
+            plan = (family, tile, tile % 2, 2, 1)
+            forced_into(out, spec.name, x, first, "ieee", operands=[bias], plan=plan, weight2=second)
+            expect_close(f"pair {name} {dtype} tile {tile}", out, expected, TOLERANCE[dtype])
+    return 2 * len(found)
 
 
 def run_copies(dtype: torch.dtype) -> int:
@@ -212,6 +231,8 @@ def jobs() -> sharded.Jobs:
     """Everything to run, by name, in an order in which neighbours take equally long."""
     found: dict[str, Callable[[], int]] = {"fold": run_fold}
     found |= {f"copies {dtype}": partial(run_copies, dtype) for dtype in (torch.float16, torch.bfloat16)}
+    for name, dtype in product(("bias_gated_relu", "bias_gated_silu"), (torch.float16, torch.bfloat16)):
+        found[f"pairs {name} {dtype}"] = partial(run_pairs, name, dtype)
     for epilogue in EPILOGUES.values():
         for dtype in TOLERANCE:
             found[f"elementwise {epilogue.name} {dtype}"] = partial(run_elementwise, epilogue, dtype)

@@ -14,7 +14,8 @@ from epigemm._native import ops
 from epigemm.arguments import precision
 from epigemm.arguments.calls import LinearCall
 from epigemm.calls import entry
-from epigemm.epilogues.registry import named
+from epigemm.epilogues.kinds import MATRIX
+from epigemm.epilogues.registry import Epilogue, named
 from epigemm.linking import loading
 from epigemm.packs.weight_packs import SLICES, pack_bytes
 from epigemm.planning import dry_runs, plans
@@ -73,10 +74,12 @@ def forced_into(
     scalars: Sequence[float] = (),
     plan: Sequence[int] = ANY_TILE,
     pack: Tensor | None = None,
+    weight2: Tensor | None = None,
 ) -> Tensor:
     """The kernels of an arithmetic under a plan, whether or not dispatch would choose them.
 
-    An empty plan is the fastest. What is behind the rows of `out`, to whole 16 bytes, may be written.
+    An empty plan is the fastest. What is behind the rows of `out`, to whole 16 bytes, may be written. `weight2`: of a
+    pair of products, the second of which is the epilogue's first matrix: `operands` are without it.
     """
     spec = named(epilogue)
     assert spec is not None
@@ -85,20 +88,28 @@ def forced_into(
     wanted = (dry_runs.ARITHMETICS.index(arithmetic), *plan)
     known = dry_runs.ROUTED | dry_runs.OUT_APART | dry_runs.OUT_PADDED
     call = LinearCall(spec, x, weight, bias, operands, scalars, out=out)
-    found = dry_runs.dry_run(call, dry_runs.ALL_KEPT, circumstances=known, plan=wanted)
+    found = dry_runs.dry_run(call, dry_runs.ALL_KEPT, circumstances=known, plan=wanted, weight2=weight2)
     if found.refused:
         raise RuntimeError(f"plan: {found.refused}")
     if reason := loading.link(spec, ",".join(found.missing), x.device):
         raise RuntimeError(f"{epilogue}: {reason}")
     packs = tuple(pack if name == arithmetic else None for name in dry_runs.SHIFTS)
     slices = 0 if pack is None else dry_runs.NO_COST << dry_runs.SHIFTS[arithmetic]
-    given = spec.in_order(bias, operands, scalars)
+    given = (
+        spec.in_order(bias, operands, scalars) if weight2 is None else _of_pair(spec, [*operands, *scalars])
+    )
     answer = entry.ask(
-        spec.number, x, weight, given, None, out, 0, packs, slices, False, False, known, wanted
+        spec.number, x, weight, given, None, out, 0, packs, slices, False, False, known, wanted, weight2
     )
     if not isinstance(answer, Tensor):
         raise RuntimeError(f"plan {list(plan)}: {Reason(answer).name}")
     return answer
+
+
+def _of_pair(spec: Epilogue, operands: Sequence[Tensor | float]) -> tuple[Tensor | float | None, ...]:
+    """A pair's operands in order: none where the second product is."""
+    place = next(i for i, operand in enumerate(spec.operands[1:]) if operand.kind == MATRIX)
+    return (*operands[:place], None, *operands[place:])
 
 
 def forced(arithmetic: str, plan: Sequence[int] = ANY_TILE) -> Product:

@@ -21,7 +21,7 @@ void read_slices(int64_t bits, LinearCall* call) {
   call->scaled = slices_of(bits >> 4 & 15);
 }
 
-std::string read_forced(const int64_t* numbers, std::size_t count, ForcedPlan* forced) {
+std::string read_forced(const int64_t* numbers, std::size_t count, bool is_pair, ForcedPlan* forced) {
   constexpr int kArithmetics = 4, kFallback = -1;
   if (count != 1 && count != 6) {
     return "got " + std::to_string(count) +
@@ -36,7 +36,10 @@ std::string read_forced(const int64_t* numbers, std::size_t count, ForcedPlan* f
     return out_of("family", numbers[1], "in 0.." + std::to_string(kFamilyCount - 1));
   }
   const auto id = static_cast<FamilyId>(numbers[1]);
-  const int tiles = family_of(id).tile_count(forced->arithmetic);
+  Problem problem;
+  problem.arithmetic = forced->arithmetic;
+  problem.is_pair = is_pair;
+  const int tiles = family_of(id).tile_count(problem);
   if (numbers[2] < 0 || numbers[2] >= tiles) {
     return out_of("tile", numbers[2], "in 0.." + std::to_string(tiles - 1));
   }

@@ -53,6 +53,7 @@ struct LinearCall {
   EpilogueId epilogue{};
   const Tensor* x = nullptr;
   const Tensor* weight = nullptr;
+  const Tensor* weight2 = nullptr;  // of a pair: the epilogue's first matrix, which is absent, is x @ weight2^T
   GivenOperands operands;
   const Tensor* out = nullptr;  // the caller's
   int fp32_order = 0;

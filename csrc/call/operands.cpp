@@ -61,9 +61,11 @@ bool fill_operands(const EpilogueInfo& epilogue, const GivenOperands& given, con
   for (int i = 0; i < given.count; ++i) {
     const Operand& operand = epilogue.operands[i + 1];
     const GivenOperand& from = given.values[i];
-    const bool may_be_absent = epilogue.takes_bias && i == 0;
+    const bool is_product = extent.is_pair && i + 1 == first_matrix(epilogue);
+    const bool may_be_absent = is_product || (epilogue.takes_bias && i == 0);
     const bool may_be_number = operand.kind == OperandKind::Scalar;
     values[i] = {nullptr, 0, from.number};
+    if (is_product && from.tensor) return false;
     if (!from.tensor) {
       if (from.has_number ? !may_be_number : !may_be_absent) return false;
       continue;

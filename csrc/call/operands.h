@@ -9,6 +9,7 @@ namespace epigemm::call {
 struct Extent {
   const Tensor& x;
   int64_t rows, columns;
+  bool is_pair = false;  // of products: the first matrix is absent
 };
 
 // One value per operand of the epilogue, in its order. False where what is given does not fit.

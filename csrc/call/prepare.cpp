@@ -15,6 +15,9 @@ bool shapes_fit(const LinearCall& call) {
   const Tensor &x = *call.x, &weight = *call.weight;
   if (x.dim < 1 || weight.dim != 2 || x.sizes[x.dim - 1] != weight.sizes[1]) return false;
   if (weight.element != x.element || !weight.is_beside(x)) return false;
+  if (const Tensor* const other = call.weight2) {
+    if (!other->has_sizes_of(weight) || other->element != x.element || !other->is_beside(x)) return false;
+  }
   if (!call.out) return true;
   const Tensor& out = *call.out;
   if (out.dim != x.dim || out.element != x.element || !out.is_beside(x)) return false;
@@ -24,12 +27,24 @@ bool shapes_fit(const LinearCall& call) {
 // Whether the caller's `out` is known to share no byte with an argument.
 bool is_out_apart(const LinearCall& call) {
   if (!call.out || call.is_out_apart) return true;
+  if (call.weight2 && !are_apart(*call.out, *call.weight2)) return false;
   return are_apart(*call.out, *call.weight) && is_apart(*call.out, *call.x, call.operands, /*may_be_x=*/false);
 }
 
 bool operands_fit(const LinearCall& call, const EpilogueInfo& epilogue, Problem* problem) {
+  if (call.weight2 && first_matrix(epilogue) == 0) return false;
   if (call.operands.fold) return fold_fits(*call.operands.fold, *call.x, problem->n);
-  return fill_operands(epilogue, call.operands, {*call.x, problem->m, problem->n}, problem->operands);
+  const Extent extent{*call.x, problem->m, problem->n, problem->is_pair};
+  return fill_operands(epilogue, call.operands, extent, problem->operands);
+}
+
+// The second weight of a pair. False where it lies otherwise than the first one, as no kernel reads it.
+bool read_weight2(const Tensor& weight2, Problem* problem) {
+  Matrix matrix;
+  as_strided(weight2, problem->n, problem->k, &matrix);
+  problem->weight2 = weight2.data;
+  problem->alignment = std::min(problem->alignment, alignment_of(weight2.data));
+  return matrix.row_stride == problem->weight.row_stride && matrix.column_stride == problem->weight.column_stride;
 }
 
 // Where the result goes: a matrix? A new one is contiguous.
@@ -50,6 +65,7 @@ Answer prepare(const LinearCall& call, Prepared* prepared) {
   if (!is_out_apart(call)) return Answer::MayOverlap;
   const Tensor &x = *call.x, &weight = *call.weight;
   problem.epilogue = call.epilogue;
+  problem.is_pair = call.weight2 != nullptr;
   problem.n = weight.sizes[0];
   problem.k = weight.sizes[1];
   problem.m = 1;
@@ -63,6 +79,7 @@ Answer prepare(const LinearCall& call, Prepared* prepared) {
   if (do_rows_overlap && !call.is_out_apart) return Answer::MayOverlap;
   prepared->is_out_padded = call.is_out_padded;
   problem.alignment = std::min({alignment_of(x.data), alignment_of(weight.data), alignment_of(problem.out.data)});
+  if (call.weight2 && !read_weight2(*call.weight2, &problem)) return Answer::NoPair;
   problem.has_bias = has_bias(call) || call.operands.fold;
   problem.are_operands_contiguous = call.operands.fold || are_contiguous(problem);
   problem.is_batch_invariant = call.is_batch_invariant;

@@ -31,6 +31,7 @@ enum class Answer {
   Recorded,         // a plain call but for autograd: some tensor requires a gradient
   ByReference,      // no kernel of epigemm's is there for the epilogue: PyTorch's operators compute it
   RecordedByTorch,  // Recorded, and PyTorch's own operators do it best (recorded.h)
+  NoPair,           // no kernel would compute a pair of products: the second one has to be there as a matrix
 };
 
 class Torch {

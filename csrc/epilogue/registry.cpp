@@ -151,6 +151,13 @@ const EpilogueInfo* epilogue_at(int64_t index) {
   return &epilogue_info(static_cast<EpilogueId>(index));
 }
 
+int first_matrix(const EpilogueInfo& epilogue) {
+  for (int i = 1; i < epilogue.operand_count; ++i) {
+    if (epilogue.operands[i].kind == OperandKind::Matrix) return i;
+  }
+  return 0;
+}
+
 const EpilogueInfo* find_epilogue(const char* name, std::size_t length) {
   if (const EpilogueInfo* const info = find_built_in(name, length)) return info;
   const Registered* const entry = find_registered(name, length);

@@ -44,6 +44,7 @@ bool has_compiled_elementwise(EpilogueId id);
 
 const EpilogueInfo* epilogues();                   // the built-in ones, in the order of registry.def
 const EpilogueInfo& epilogue_info(EpilogueId id);  // by id
+int first_matrix(const EpilogueInfo& epilogue);    // its place among the operands; 0: it reads none
 const EpilogueInfo* find_epilogue(const char* name, std::size_t length);  // nullptr when there is none of that name
 
 // nullptr unless an epilogue has this number.

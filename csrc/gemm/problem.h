@@ -43,16 +43,19 @@ struct Copies {
   bool operator==(const Copies& other) const { return x == other.x && weight == other.weight && out == other.out; }
 };
 
-// D = epilogue(x @ weight^T): x is M x K, weight N x K, out (D) M x N.
+// D = epilogue(x @ weight^T): x is M x K, weight N x K, out (D) M x N. Of a pair of products the epilogue's first
+// matrix is x @ weight2^T, which is written nowhere.
 struct Problem : Sizes {
   EpilogueId epilogue{};
   Arithmetic arithmetic = Arithmetic::IEEE;
   Matrix x, weight, out;                // the element type of each is a fact of its own
-  int alignment = 0;                    // bytes: the largest power of two that divides the address of all three
+  void* weight2 = nullptr;              // of a pair; as the weight, but for its address
+  int alignment = 0;                    // bytes: the largest power of two that divides the address of all of these
   OperandValue operands[kMaxOperands];  // in the epilogue's order, the accumulator left out
   bool has_bias = true;                 // counts only where the epilogue has one
   bool are_operands_contiguous = true;  // every per-column vector has stride 1
   bool is_out_padded = false;           // what is behind the rows of `out` may be written, to whole 16 bytes
+  bool is_pair = false;                 // of products
   Copies copies;
   bool is_packed = false;           // fp16 slices: the weight's are there already
   bool is_tf32_allowed = false;     // fp32: to PyTorch's GEMM

@@ -55,12 +55,13 @@ struct ByNode {
   static call::Answer recorder() { return call::Answer::Recorded; }
 };
 
-// linear(epilogue, x, weight, operands, fold, out, fp32, packs, slices, strict, invariant, circumstances, plan)
-//     -> Tensor | int
+// linear(epilogue, x, weight, operands, fold, out, fp32, packs, slices, strict, invariant, circumstances, plan,
+//        weight2) -> Tensor | int
 //   fp32: a row of call::fp32_orders
 //   circumstances: a sum of call::Circumstances
 //   packs: None, or the weight's for split and for scaled, each a tensor or None; slices: see call/forced.h
 //   plan: None, or a tuple, see call/forced.h
+//   weight2: None, or of a pair of products, whose first matrix is None among the operands
 struct LinearArguments {
   enum {
     Epilogue,
@@ -76,9 +77,10 @@ struct LinearArguments {
     Invariant,
     Circumstances,
     Plan,
+    Weight2,
     Count
   };
-  call::Tensor x, weight, out;
+  call::Tensor x, weight, weight2, out;
   OperandTuple operands;
   call::LinearCall linear;
   call::ForcedPlan forced;
@@ -97,6 +99,7 @@ struct LinearArguments {
     linear.x = &x;
     linear.weight = &weight;
     if (!reader.read(given[X], &x) || !reader.read(given[Weight], &weight) ||
+        !reader.read_optional(given[Weight2], &weight2, &linear.weight2) ||
         !reader.read_optional(given[Out], &out, &linear.out)) {
       return false;
     }
@@ -139,7 +142,8 @@ struct LinearArguments {
     const Py_ssize_t count = PyTuple_Check(plan) ? PyTuple_Size(plan) : 0;
     for (Py_ssize_t i = 0; i < count && i < kMost; ++i) numbers[i] = PyLong_AsLongLong(PyTuple_GetItem(plan, i));
     if (PyErr_Occurred()) return false;
-    const std::string wrong = state.functions->read_forced(numbers, static_cast<std::size_t>(count), &forced);
+    const std::string wrong =
+        state.functions->read_forced(numbers, static_cast<std::size_t>(count), linear.weight2 != nullptr, &forced);
     if (!wrong.empty()) PyErr_Format(PyExc_RuntimeError, "plan: %s", wrong.c_str());
     linear.forced = &forced;
     return wrong.empty();

@@ -30,7 +30,7 @@ class DryTorch final : public call::Torch {
 // A call's tensors. `gpu`: [index, ...] describes the device that they stand for; a meta tensor has no data.
 struct DryCall {
   call::LinearCall linear;
-  call::Tensor x, weight, out, storage[kMaxOperands];
+  call::Tensor x, weight, weight2, out, storage[kMaxOperands];
   call::ForcedPlan forced;
   Device described;
   bool is_described = false;
@@ -42,7 +42,8 @@ struct DryCall {
     read->device = is_described ? described.index : is_on_gpu ? tensor.device() : 0;
   }
 
-  // Distributes what the operators take among the epilogue's operands. False where their numbers differ.
+  // Distributes what the operators take among the epilogue's operands, but for the first matrix of a pair of products.
+  // False where their numbers differ.
   bool read_operands(const EpilogueInfo& epilogue, const std::optional<TensorView>& bias,
                      const List<TensorView>& tensors, const List<double>& scalars) {
     std::size_t next_tensor = 0, next_scalar = 0;
@@ -51,6 +52,7 @@ struct DryCall {
       call::GivenOperand& operand = linear.operands.values[i];
       const bool is_scalar = epilogue.operands[i + 1].kind == OperandKind::Scalar;
       const TensorView* tensor = nullptr;
+      if (linear.weight2 && i + 1 == first_matrix(epilogue)) continue;
       if (epilogue.takes_bias && i == 0) {
         tensor = bias ? &*bias : nullptr;
       } else if (is_scalar && next_scalar < scalars.values.size()) {
@@ -144,7 +146,8 @@ std::string dry_linear(const Name& epilogue_name, const TensorView& x, const Ten
                        const std::optional<TensorView>& bias, const List<TensorView>& operands,
                        const List<double>& scalars, const std::optional<TensorView>& out, int64_t fp32,
                        int64_t circumstances, int64_t slices, bool is_strict, bool is_batch_invariant,
-                       const List<int64_t>& gpu, const List<int64_t>& plan, bool wants_tried) {
+                       const List<int64_t>& gpu, const List<int64_t>& plan, bool wants_tried,
+                       const std::optional<TensorView>& weight2) {
   check(fp32 >= 0 && fp32 < call::kFP32Orders, "fp32 must be in 0..", call::kFP32Orders - 1, ", got ", fp32);
   check((slices & 3) < 3 && (slices >> 4 & 3) < 3, "slices: there is no cost 3");
   const EpilogueInfo& epilogue = epilogue_named(epilogue_name);
@@ -167,6 +170,10 @@ std::string dry_linear(const Name& epilogue_name, const TensorView& x, const Ten
   call::read_slices(slices, &linear);
   dry.read(x, "x", &dry.x);
   dry.read(weight, "weight", &dry.weight);
+  if (weight2) {
+    dry.read(*weight2, "weight2", &dry.weight2);
+    linear.weight2 = &dry.weight2;
+  }
   if (out) {
     dry.read(*out, "out", &dry.out);
     linear.out = &dry.out;
@@ -174,7 +181,8 @@ std::string dry_linear(const Name& epilogue_name, const TensorView& x, const Ten
   DryTorch torch;
   torch.noted.wants_tried = wants_tried;
   if (!plan.values.empty()) {
-    const std::string wrong = call::read_forced(plan.values.data(), plan.values.size(), &dry.forced);
+    const std::string wrong =
+        call::read_forced(plan.values.data(), plan.values.size(), linear.weight2 != nullptr, &dry.forced);
     check(wrong.empty(), "plan: ", wrong);
     linear.forced = &dry.forced;
   }

@@ -21,25 +21,29 @@ struct Multiplied {
   Arithmetic arithmetic;
   ElementType element;
   int element_types;
+  bool is_pair = false;
 };
 constexpr Multiplied kMultiplied[] = {{"16_bits", Arithmetic::IEEE, ElementType::BFloat16, 2},
                                       {"tf32", Arithmetic::TF32, ElementType::Float32, 1},
                                       {"split", Arithmetic::Split, ElementType::Float32, 1},
-                                      {"scaled", Arithmetic::Scaled, ElementType::Float32, 1}};
+                                      {"scaled", Arithmetic::Scaled, ElementType::Float32, 1},
+                                      {"pairs", Arithmetic::IEEE, ElementType::BFloat16, 2, true}};
 
 // How many tiles a family has for it; -1 where it does not multiply so.
 int tiles_of(const Family& family, const Multiplied& multiplied) {
   Problem problem;
-  const Arithmetic arithmetic = problem.arithmetic = multiplied.arithmetic;
+  problem.arithmetic = multiplied.arithmetic;
+  problem.is_pair = multiplied.is_pair;
   problem.x.element = problem.weight.element = problem.out.element = multiplied.element;
-  return family.computes(problem) ? family.tile_count(arithmetic) : -1;
+  return family.computes(problem) ? family.tile_count(problem) : -1;
 }
 
-// Of all families for one epilogue.
+// Of all families for one epilogue, but for those of pairs: few epilogues are for them.
 int gemm_kernels() {
   int count = 0;
   for (int id = 0; has_gemm_kernels() && id < kFamilyCount; ++id) {
     for (const Multiplied& multiplied : kMultiplied) {
+      if (multiplied.is_pair) continue;
       count += multiplied.element_types * std::max(0, tiles_of(family_of(static_cast<FamilyId>(id)), multiplied));
     }
   }

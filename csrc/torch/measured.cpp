@@ -64,7 +64,7 @@ measured::Choice choice_of(const Problem& problem, const int64_t* row) {
   int64_t numbers[] = {static_cast<int64_t>(problem.arithmetic), 0, 0, 0, 0, 0};
   std::copy(row + kFamily, row + kSplits + 1, numbers + 1);
   call::ForcedPlan forced;
-  const std::string wrong = call::read_forced(numbers, std::size(numbers), &forced);
+  const std::string wrong = call::read_forced(numbers, std::size(numbers), /*is_pair=*/false, &forced);
   check(wrong.empty(), "plan: ", wrong);
   choice.plan = forced.plan;
   check(choice.plan.is_fused() && family_of(choice.plan.family).computes(problem), "plan: family ", row[kFamily],

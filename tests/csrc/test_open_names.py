@@ -30,7 +30,20 @@ const EpilogueInfo& epigemm::epilogue_info(EpilogueId) {
   return info;
 }
 
+int epigemm::first_matrix(const EpilogueInfo&) { return 0; }
+
 void print(open::KernelName name) { std::printf("%.*s\n", static_cast<int>(name.size()), name.data()); }
+
+// Those of all tiles.
+void print_kernels(const Problem& problem) {
+  for (int id = 0; id < kFamilyCount; ++id) {
+    const Family& family = family_of(static_cast<FamilyId>(id));
+    if (!family.computes(problem)) continue;
+    for (int tile = 0; tile < family.tile_count(problem); ++tile) {
+      for (auto name : family.kernels(problem, {static_cast<FamilyId>(id), tile})) print(name);
+    }
+  }
+}
 
 int main() {
   for (auto element : {ElementType::Float16, ElementType::BFloat16, ElementType::Float32, ElementType::Float64}) {
@@ -42,13 +55,9 @@ int main() {
       problem.arithmetic = arithmetic;
       problem.is_batch_invariant = true;
       problem.x.element = problem.weight.element = problem.out.element = element;
-      for (int id = 0; id < kFamilyCount; ++id) {
-        const Family& family = family_of(static_cast<FamilyId>(id));
-        if (!family.computes(problem)) continue;
-        for (int tile = 0; tile < family.tile_count(arithmetic); ++tile) {
-          for (auto name : family.kernels(problem, {static_cast<FamilyId>(id), tile})) print(name);
-        }
-      }
+      print_kernels(problem);
+      problem.is_pair = true;
+      print_kernels(problem);
     }
   }
 }
@@ -71,6 +80,7 @@ def names_of_the_build() -> list[str]:
     names = [f"{kind}_{element}" for kind in ("elementwise", "derivative") for element in DTYPES]
     for element, tiles in (("float16", 17), ("bfloat16", 17), ("tf32", 13)):
         names += [f"sm90_tma_{element}_{tile}" for tile in range(tiles)]
+        names += [f"sm90_tma_{element}_{tile}_pair" for tile in range(4) if element != "tf32"]
     names += [f"sm90_swap_ab_{e}_{i}" for e in ("float16", "bfloat16", "tf32") for i in range(8)]
     names += [f"sm90_fp16x3_split_{i}" for i in range(4)] + [f"sm90_fp16x3_scaled_{i}" for i in range(3)]
     return sorted(f"epigemm_open_{name}" for name in [*names, "fixup", "fp32"])

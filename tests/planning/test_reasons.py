@@ -28,5 +28,5 @@ def test_names_and_numbers_are_those_of_the_enumeration() -> None:
 
 def test_something_is_done_about_each_reason() -> None:
     """But for what is autograd's, which the table's calls are done with."""
-    assert set(Reason) - set(deeds._DEEDS) == {Reason.RECORDED, Reason.RECORDED_BY_TORCH}
+    assert set(Reason) - set(deeds._DEEDS) == {Reason.RECORDED, Reason.RECORDED_BY_TORCH, Reason.NO_PAIR}
     assert set(elementwise_deeds._DEEDS) == {Reason.NOT_READABLE, Reason.NOT_LINKED}

@@ -7,8 +7,8 @@ from epigemm._native import build_info
 TMA, SWAP_AB, FP16X3 = "sm90_tma", "sm90_swap_ab", "sm90_fp16x3"
 
 FAMILIES: dict[str, dict[str, int]] = build_info()["families"]
-"""How many tiles each family has: of "16_bits", "tf32", "split" and "scaled" those that it multiplies in. The first
-tiles for 16 bits are those for TF32."""
+"""How many tiles each family has: of "16_bits", "tf32", "split" and "scaled" those that it multiplies in, and
+of "pairs" of products. The first tiles for 16 bits are those for TF32."""
 
 
 def numbers(family: str, tile: int = 0, raster: int = 0, swizzle: int = 1, splits: int = 1) -> list[int]:

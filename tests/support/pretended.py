@@ -102,6 +102,7 @@ class Pretended:
         invariant: bool,
         circumstances: int,
         plan: tuple[int, ...] | None,
+        weight2: Tensor | None,
     ) -> Tensor | int:
         """As the module's."""
         if not circumstances & dry_runs.ROUTED:
@@ -123,14 +124,14 @@ class Pretended:
         )
         wanted = ORDERS[order]._replace(overrides=bool(circumstances & dry_runs.OTHER_SETTING))
         found = dry_runs.dry_run(
-            call, slices | there, order=wanted, circumstances=circumstances, plan=plan or ()
+            call, slices | there, order=wanted, circumstances=circumstances, plan=plan or (), weight2=weight2
         )
         if self.native is None:
             result = self._compute(call, found, packs, circumstances)
         else:
             arguments = (number, x, weight, given if fold is None else (), fold, out, order, packs, slices)
             with self._allocating():
-                result = self.native.linear(*arguments, strict, invariant, circumstances, plan)
+                result = self.native.linear(*arguments, strict, invariant, circumstances, plan, weight2)
         if isinstance(result, Tensor) and found.fused:
             self.ran.append((found.arithmetic, plan[1:] if plan else ()))
         if isinstance(result, Tensor) and found.on_slices:

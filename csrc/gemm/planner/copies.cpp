@@ -47,6 +47,7 @@ std::string described(const char* argument, const Matrix& matrix) {
 
 Copies copies_for(const Problem& p) {
   if (element_bytes(p.x.element) != kElementBytes || p.is_batch_invariant || p.device.capability == 0) return {};
+  if (p.is_pair) return {};  // nobody copies a second weight
   if (!is_copyable(p.x) || !is_copyable(p.weight) || p.out.column_stride != 1) return {};
   // Rows that end between 16 bytes have something else behind them than zeros.
   return {!is_addressable(p.x, p.k), !is_addressable(p.weight, p.k), !is_addressable(p.out, p.n)};

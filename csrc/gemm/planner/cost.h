@@ -54,12 +54,13 @@ inline double longer_functor_cycles(const Problem& problem, FunctorKernel kernel
   return longer_functor_cycles(problem, kernel, elements, is_transcendental(problem, kernel));
 }
 
-// Bytes of the epilogue's matrix operands, which are read once, from device memory. In a kernel of several rounds what
+// Bytes of the epilogue's matrix operands, which are read once, from device memory; of a pair's first one nothing is
+// read. In a kernel of several rounds what
 // the earlier ones read competes with the loads of later rounds; nothing hides what the last one reads.
 inline double matrix_bytes(const Problem& p) {
   const EpilogueInfo& epilogue = epilogue_info(p.epilogue);
   int bytes = 0;  // of one element of the result
-  for (int i = 1; i < epilogue.operand_count; ++i) {
+  for (int i = p.is_pair ? first_matrix(epilogue) + 1 : 1; i < epilogue.operand_count; ++i) {
     if (epilogue.operands[i].kind != OperandKind::Matrix) continue;
     const bool is_input = epilogue.operands[i].element == OperandElement::Input;
     bytes += is_input ? element_bytes(p.x.element)

@@ -60,6 +60,11 @@ bool is_fallback_expected_in_one_kernel(const Problem& p) {
 
 double fallback_microseconds(const Problem& p) {
   if (p.is_empty() || p.device.multiprocessors == 0) return 0;
+  if (p.is_pair) {
+    Problem last = p;  // the second product is there
+    last.is_pair = false;
+    return architecture_of(p.device).product_microseconds(p) + fallback_microseconds(last);
+  }
   if (!is_fallback_one_kernel(p)) return two_kernels_microseconds(p);
   const Architecture& architecture = architecture_of(p.device);
   if (!p.has_bias) return architecture.product_microseconds(p);

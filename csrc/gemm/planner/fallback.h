@@ -14,7 +14,7 @@ bool is_fallback_one_kernel(const Problem& problem);
 // Whether, besides, one kernel is expected to be no slower than two.
 bool is_fallback_expected_in_one_kernel(const Problem& problem);
 
-// The predicted time.
+// The predicted time. Of a pair of products: of both, the second one written and read.
 double fallback_microseconds(const Problem& problem);
 
 }  // namespace epigemm

@@ -53,7 +53,7 @@ class Family {
   // The open kernels that `launch` takes for this plan, in its order.
   virtual open::KernelNames kernels(const Problem&, const Plan&) const = 0;
 
-  virtual int tile_count(Arithmetic) const = 0;
+  virtual int tile_count(const Problem&) const = 0;  // of its arithmetic, and of pairs where it is one
   virtual TileText describe(const Problem&, int tile) const = 0;
 
   // Changes whenever a plan's numbers may mean another kernel than before.

@@ -40,6 +40,7 @@ std::string why_not_computed(const Problem& p) {
     if (reason.empty()) break;
     if (id + 1 == kFamilyCount) return reason;
   }
+  if (p.is_pair) return "no fused kernel multiplies x by two weights in this arithmetic";
   if (p.x.element == ElementType::Float64) {
     return "fused kernels exist for float16, bfloat16 and float32 (as TF32), not for float64";
   }
@@ -179,8 +180,12 @@ Plan invariant_plan(const Problem& problem) {
 
 constexpr double kNotTimed = std::numeric_limits<double>::infinity();
 
+// Kernels of pairs have not run on a GPU yet: they may be wrong, and their cost model is not fitted.
+constexpr const char* kPairsAreForced = "kernels for two weights run where a plan is forced alone";
+
 Candidate chosen(const Problem& problem) {
   constexpr Candidate kFallback{{}, kNotTimed};
+  if (problem.is_pair) return kFallback;
   if (problem.is_batch_invariant) {
     const Plan plan = invariant_plan(problem);
     if (!plan.is_fused() || !family_of(plan.family).why_not_accurate(problem, plan).empty()) return kFallback;
@@ -225,6 +230,7 @@ std::string why_not_accurate(const Problem& given) {
 
 std::string why_not_fused(const Problem& problem) {
   std::string reason = why_not_accurate(problem);
+  if (reason.empty() && problem.is_pair) return kPairsAreForced;
   if (!reason.empty() || problem.is_batch_invariant) return reason;
   if (const std::optional<measured::Choice> found = find_measured(problem)) {
     if (found->is_fused()) return std::string();
@@ -238,7 +244,10 @@ std::string why_not_planned(const Problem& given, const Plan& plan) {
   if (!plan.is_fused()) return "the plan is the fallback's";
   const Problem problem = on_copies(given);
   const Family& family = family_of(plan.family);
-  if (!family.computes(problem)) return text(family_name(plan.family), " does not multiply in this arithmetic");
+  if (!family.computes(problem)) {
+    return text(family_name(plan.family), " does not multiply ", problem.is_pair ? "by two weights" : "",
+                problem.is_pair ? " " : "", "in this arithmetic");
+  }
   if (std::string reason = family.why_not(problem); !reason.empty()) return reason;
   return family.why_not_planned(problem, plan);
 }
@@ -261,7 +270,7 @@ double expected_microseconds(const Problem& problem, const Plan& plan) {
 }
 
 bool is_tunable(const Problem& problem) {
-  if (problem.is_batch_invariant) return false;
+  if (problem.is_batch_invariant || problem.is_pair) return false;
   // The key of what is measured has no strides: with it belong the copies that the sizes ask for.
   return !problem.copies.any() || problem.copies == copies_for_sizes(problem);
 }

@@ -20,8 +20,8 @@ std::string why_not_addressable(const Problem& problem);
 // Whether the kernels on the tensors as they are multiply in this arithmetic: 16 bits, or fp32 as TF32.
 bool multiplies_as_stored(const Problem& problem);
 
-// The epilogue's first matrix where TMA can load it: of the results' element type, rows and address as TMA asks.
-// Without data where it cannot, or where the epilogue reads none.
+// The epilogue's first matrix, or a pair's second one, where TMA can load it: of the results' element type, rows and
+// address as TMA asks. Without data where it cannot, or where the epilogue reads none.
 Matrix matrix_by_tma(const Problem& problem);
 
 // The tensor cores truncate when they accumulate, and cuBLAS splits long TF32 sums: where it may do so, an accumulator

@@ -158,7 +158,7 @@ struct EpilogueConsumer {
     for (uint32_t& word : to.words) word = 0;
     to.is_float = sizeof(Operand) == sizeof(float) || kind == open::kOfCompute;
     if (kind == open::kUnread) return;
-    if (i == 0 && params.is_matrix_by_tma) {
+    if (i == C::kMatrixByTma && params.is_matrix_by_tma) {
       take_from_slot(to, slot, first);
     } else if (to.is_float) {
       load<float>(to, i, place);
@@ -184,7 +184,7 @@ struct EpilogueConsumer {
     for (int first = 0; first < kEights; first += kChunk) {
       Matrix matrices[open::kMatrices];
       CUTLASS_PRAGMA_UNROLL
-      for (int i = 0; i < open::kMatrices; ++i) {
+      for (int i = C::kGates; i < open::kMatrices; ++i) {
         take_matrix(matrices[i], i, {place.row, place.column + first * 8}, slot, first);
       }
       uint32_t words[kChunk * 2];
@@ -201,8 +201,14 @@ struct EpilogueConsumer {
           float results[2];
           CUTLASS_PRAGMA_UNROLL
           for (int c = 0; c < 2; ++c) {
-            const float sum = sums(cute::make_coord(c, r, n * kEights + first + j), m, 0);
-            const float matrix[] = {matrices[0].at(j, r, c), matrices[1].at(j, r, c)};
+            const int eight = n * kEights + first + j;
+            const float sum = sums(cute::make_coord(c, r, eight), m, 0);
+            float matrix[open::kMatrices];
+            CUTLASS_PRAGMA_UNROLL
+            for (int i = 0; i < open::kMatrices; ++i) {
+              matrix[i] = i < C::kGates ? sums(cute::make_coord(c, r, eight + (i + 1) * C::kTileN / 8), m, 0)
+                                        : matrices[i].at(j, r, c);
+            }
             results[c] = apply(
                 sum, [&](int i) { return of_row[i][r]; }, [&](int i) { return c ? of_column[i].y : of_column[i].x; },
                 scalars, matrix);

@@ -94,7 +94,7 @@ struct EpilogueHelper {
   CUTLASS_DEVICE void make_ready(Place tile, int pass, int slot) const {
     constexpr auto kCached = static_cast<uint64_t>(cute::TMA::CacheHintSm90::EVICT_NORMAL);
     Barrier& ready = shared.ready[group][slot];
-    if (epigemm_operand(open::kMatrix0) == open::kUnread || !params.is_matrix_by_tma) {
+    if (epigemm_operand(open::kMatrix0 + C::kMatrixByTma) == open::kUnread || !params.is_matrix_by_tma) {
       ready.arrive();
       return;
     }

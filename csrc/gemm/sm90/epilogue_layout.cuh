@@ -62,16 +62,17 @@ struct Place {
 // Operand: the element type of the operands that follow x's. Sums: what becomes of a sum, from a factor for its row and
 // one for its column (PlainSums). GroupRows: of a tile, that a warpgroup has, in blocks of 64 that are RowStep rows
 // apart. Slots, SlotBytes: of passes. VectorBytes: for the vectors that a functor reads; more of them take a slot's
-// place.
+// place. Gates: how many of the functor's matrices, the first ones, are sums of a thread's, TileN columns behind the
+// accumulator (pair_mainloop.cuh). The others are read from memory.
 template <class Operand_, class Output_, class Sums_, bool Transposed, int GroupRows, int RowStep_, int TileN,
-          int Groups, int Slots_, int SlotBytes, int VectorBytes>
+          int Groups, int Slots_, int SlotBytes, int VectorBytes, int Gates>
 struct EpilogueConfig {
   using Operand = Operand_;
   using Output = Output_;
   using Sums = Sums_;
   static constexpr bool kTransposed = Transposed;
   static constexpr int kGroupRows = GroupRows, kRowStep = RowStep_, kTileN = TileN, kSlots = Slots_,
-                       kSlotBytes = SlotBytes, kVectorBytes = VectorBytes;
+                       kSlotBytes = SlotBytes, kVectorBytes = VectorBytes, kGates = Gates;
   static constexpr int kPassColumns = SlotBytes / kPassRows / static_cast<int>(sizeof(Output));
   static constexpr int kPassesOfRow = TileN / kPassColumns;
   static constexpr int kPasses = GroupRows / kPassRows * kPassesOfRow;  // of a tile
@@ -85,6 +86,8 @@ struct EpilogueConfig {
   static_assert((kRowBytes == 128 || kRowBytes == 64) && kSlabBytes % 1024 == 0 && VectorBytes % 1024 == 0);
 
   static constexpr int kRoots = Sums::has_roots ? 1 : 0;
+  static_assert(Gates == 0 || (!Transposed && kRoots == 0), "no such epilogue");
+  static constexpr int kMatrixByTma = Gates;
   static constexpr int kByRow = (Transposed ? open::kColumns : open::kRows) + kRoots;  // vectors; roots come last
   static constexpr int kByColumn = (Transposed ? open::kRows : open::kColumns) + kRoots;
 

@@ -27,7 +27,7 @@ namespace epigemm::sm90 {
 template <class Element_, int Stages, Schedule schedule>
 struct OneProduct {
   using Element = Element_;
-  static constexpr int kSlices = 1;
+  static constexpr int kSlices = 1, kWeights = 1;
   static constexpr bool kPrefetchesRows = false, kStartsNextEarly = false;
   static constexpr int kAlignment = 16 / sizeof(Element);  // what TMA asks of pointers and row strides
 
@@ -42,9 +42,9 @@ struct OneProduct {
 };
 
 // Types, as in OneProduct: Element (of x and the weight), Mainloop, kSlices (numbers that it reads for one of x or the
-// weight), kPrefetchesRows (their head comes to L2 while the kernel ahead runs, which must not write them),
-// kStartsNextEarly (the next kernel has something to do before this one's results are there). Besides: Operand, Output,
-// Sums (epilogue.cuh); `tile`.
+// weight), kWeights (that x is multiplied by: pair_mainloop.cuh), kPrefetchesRows (their head comes to L2 while the
+// kernel ahead runs, which must not write them), kStartsNextEarly (the next kernel has something to do before this
+// one's results are there). Besides: Operand, Output, Sums (epilogue.cuh); `tile`.
 template <class Types>
 struct Kernel {
   using Element = typename Types::Element;
@@ -56,8 +56,8 @@ struct Kernel {
   static constexpr int kClusterColumns = tile.transposed ? tile.cluster_m : tile.cluster_n;
   static constexpr int kCluster = kClusterRows * kClusterColumns;
 
-  using TileShape =
-      cute::Shape<cute::Int<kRows>, cute::Int<kColumns>, cute::Int<kStageRowBytes / static_cast<int>(sizeof(Element))>>;
+  using TileShape = cute::Shape<cute::Int<kRows>, cute::Int<Types::kWeights * kColumns>,
+                                cute::Int<kStageRowBytes / static_cast<int>(sizeof(Element))>>;
   using ClusterShape = cute::Shape<cute::Int<kClusterRows>, cute::Int<kClusterColumns>, cute::_1>;
   using Mainloop = typename Types::template Mainloop<TileShape, ClusterShape>;
   using Pipeline = typename Mainloop::MainloopPipeline;
@@ -67,9 +67,10 @@ struct Kernel {
   static constexpr int MaxThreadsPerBlock = 128 * (kGroups + 1), MinBlocksPerMultiprocessor = 1;
   static constexpr int kProducerRegisters = 40, kConsumerRegisters = 232;
 
-  using Epilogue = EpilogueConfig<typename Types::Operand, typename Types::Output, typename Types::Sums,
-                                  tile.transposed, tile.group_rows(), kPassRows * kSharers, kColumns, kGroups,
-                                  tile.slots, tile.slot_bytes, tile.vector_bytes(Types::kSlices)>;
+  using Epilogue =
+      EpilogueConfig<typename Types::Operand, typename Types::Output, typename Types::Sums, tile.transposed,
+                     tile.group_rows(), kPassRows * kSharers, kColumns, kGroups, tile.slots, tile.slot_bytes,
+                     tile.vector_bytes(Types::kSlices, Types::kWeights), Types::kWeights - 1>;
 
   struct Params {
     typename Mainloop::Params mainloop;

@@ -20,11 +20,26 @@ struct Multiplied {
   const float* roots = nullptr;  // where the sums have them
 };
 
+// What the mainloop of a pair loads, of m rows of x and n of each weight (pair_mainloop.cuh). False where the driver
+// refuses.
+template <class Mainloop>
+bool encode_pair(typename Mainloop::Params* params, Multiplied x, Multiplied weight, Multiplied weight2, int m, int n,
+                 int k) {
+  using Element = typename Mainloop::Element;
+  const auto encode = [&](CUtensorMap* map, Multiplied of, int rows, int box_rows) {
+    return sm90::encode(map, kMapType<Element>, sizeof(Element), of.data, of.row_stride, rows, k, box_rows,
+                        kStageRowBytes, CU_TENSOR_MAP_L2_PROMOTION_L2_128B);
+  };
+  return encode(&params->x, x, m, Mainloop::kRows) && encode(&params->weights[0], weight, n, Mainloop::kColumns) &&
+         encode(&params->weights[1], weight2, n, Mainloop::kColumns);
+}
+
 // `k`: elements of both that are multiplied. `kernel`: the one of these types with an epilogue in it, a cudaKernel_t;
-// it reads nothing before the kernel ahead is done. Returns nullptr, or what was refused and why.
+// it reads nothing before the kernel ahead is done. `weight2`: of a pair. Returns nullptr, or what was refused and why.
 template <class Types>
 const char* launch(Problem const& problem, Plan const& plan, Multiplied x, Multiplied weight, int64_t k,
-                   const void* kernel) {
+                   const void* kernel, Multiplied weight2 = {}) {
+  constexpr const char* kNoDescriptor = "the driver refused a TMA descriptor";
   using Kernel = sm90::Kernel<Types>;
   using Element = typename Types::Element;
   using Epilogue = typename Kernel::Epilogue;
@@ -34,12 +49,18 @@ const char* launch(Problem const& problem, Plan const& plan, Multiplied x, Multi
   const int m = static_cast<int>(problem.m), n = static_cast<int>(problem.n);
   const int rows = kTransposed ? n : m, columns = kTransposed ? m : n;
   typename Kernel::Params params;
-  params.mainloop = Kernel::Mainloop::to_underlying_arguments(cute::make_shape(rows, columns, static_cast<int>(k), 1),
-                                                              {static_cast<Element const*>(a.data),
-                                                               {a.row_stride, cute::_1{}, 0},
-                                                               static_cast<Element const*>(b.data),
-                                                               {b.row_stride, cute::_1{}, 0}},
-                                                              /*workspace=*/nullptr);
+  if constexpr (Types::kWeights == 2) {
+    if (!encode_pair<typename Kernel::Mainloop>(&params.mainloop, x, weight, weight2, m, n, static_cast<int>(k))) {
+      return kNoDescriptor;
+    }
+  } else {
+    params.mainloop = Kernel::Mainloop::to_underlying_arguments(cute::make_shape(rows, columns, static_cast<int>(k), 1),
+                                                                {static_cast<Element const*>(a.data),
+                                                                 {a.row_stride, cute::_1{}, 0},
+                                                                 static_cast<Element const*>(b.data),
+                                                                 {b.row_stride, cute::_1{}, 0}},
+                                                                /*workspace=*/nullptr);
+  }
 
   EpilogueParams& epilogue = params.epilogue;
   const Matrix matrix = matrix_by_tma(problem);
@@ -48,7 +69,7 @@ const char* launch(Problem const& problem, Plan const& plan, Multiplied x, Multi
                         kTransposed ? Epilogue::kPassColumns : kPassRows, Epilogue::kRowBytes);
   };
   if (!encode(&epilogue.out, problem.out) || (matrix.data && !encode(&epilogue.matrix, matrix))) {
-    return "the driver refused a TMA descriptor";
+    return kNoDescriptor;
   }
   epilogue.operands = operands_of(problem);
   epilogue.row_roots = a.roots, epilogue.column_roots = b.roots;

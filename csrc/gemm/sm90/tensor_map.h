@@ -19,17 +19,18 @@ template <>
 inline constexpr CUtensorMapDataType kMapType<cutlass::tfloat32_t> = CU_TENSOR_MAP_DATA_TYPE_TFLOAT32;
 
 // Boxes of `box_rows` rows and `box_bytes`, 128 or 64, swizzled so; what lies beyond the matrix reads as zeros and is
-// not written. `row_stride` in elements. False where the driver refuses.
+// not written. `row_stride` in elements; `promotion`: what is brought to L2 at once. False where the driver refuses.
 inline bool encode(CUtensorMap* map, CUtensorMapDataType type, int element_bytes, const void* data, int64_t row_stride,
-                   int64_t rows, int64_t columns, int box_rows, int box_bytes) {
+                   int64_t rows, int64_t columns, int box_rows, int box_bytes,
+                   CUtensorMapL2promotion promotion = CU_TENSOR_MAP_L2_PROMOTION_L2_256B) {
   const cuuint64_t sizes[] = {static_cast<cuuint64_t>(columns), static_cast<cuuint64_t>(rows)};
   const cuuint64_t strides[] = {static_cast<cuuint64_t>(row_stride * element_bytes)};
   const cuuint32_t box[] = {static_cast<cuuint32_t>(box_bytes / element_bytes), static_cast<cuuint32_t>(box_rows)};
   const cuuint32_t element_strides[] = {1, 1};
   return cuTensorMapEncodeTiled(map, type, /*rank=*/2, const_cast<void*>(data), sizes, strides, box, element_strides,
                                 CU_TENSOR_MAP_INTERLEAVE_NONE,
-                                box_bytes == 128 ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_64B,
-                                CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
+                                box_bytes == 128 ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_64B, promotion,
+                                CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
 }
 
 }  // namespace epigemm::sm90

@@ -19,10 +19,10 @@ struct Tile {
   int slot_bytes;   // 64 rows of a warpgroup's part are a pass, as wide as fits
 
   // What the stages and slots leave to a warpgroup for the vectors that an epilogue reads. Where they take more, it has
-  // a slot less.
-  constexpr int vector_bytes(int slices) const {
+  // a slot less. `weights`: that x is multiplied by, of n rows each.
+  constexpr int vector_bytes(int slices, int weights) const {
     constexpr int kBarriersAndScalars = 1024, kAlignment = 1024;
-    const int stages_bytes = stages * slices * (m + n) * kStageRowBytes;
+    const int stages_bytes = stages * slices * (m + weights * n) * kStageRowBytes;
     const int left = Sm90::kSharedBytes - kBarriersAndScalars - stages_bytes - groups() * slots * slot_bytes;
     return left / groups() / kAlignment * kAlignment;
   }

@@ -59,9 +59,9 @@ open::KernelName gemm_name(Arithmetic arithmetic, int tile) {
 class FP16x3 final : public Family {
  public:
   bool computes(const Problem& p) const override {
-    return p.arithmetic != Arithmetic::TF32 && (p.arithmetic != Arithmetic::IEEE || p.is_batch_invariant) &&
-           p.x.element == ElementType::Float32 && p.weight.element == ElementType::Float32 &&
-           p.out.element == ElementType::Float32;
+    return !p.is_pair && p.arithmetic != Arithmetic::TF32 &&
+           (p.arithmetic != Arithmetic::IEEE || p.is_batch_invariant) && p.x.element == ElementType::Float32 &&
+           p.weight.element == ElementType::Float32 && p.out.element == ElementType::Float32;
   }
 
   // Strides and alignment play no part: the slices are laid out by us.
@@ -136,8 +136,8 @@ class FP16x3 final : public Family {
     return names;
   }
 
-  int tile_count(Arithmetic arithmetic) const override {
-    return arithmetic == Arithmetic::IEEE ? 1 : sm90_fp16x3::tile_count(arithmetic);
+  int tile_count(const Problem& p) const override {
+    return p.arithmetic == Arithmetic::IEEE ? 1 : sm90_fp16x3::tile_count(p.arithmetic);
   }
 
   TileText describe(const Problem& problem, int index) const override {

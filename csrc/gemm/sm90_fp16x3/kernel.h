@@ -24,7 +24,7 @@ struct ThreeProducts {
   static_assert(tile.stages >= 3, "with fewer stages the loads cannot run ahead");
 
   using Element = cutlass::half_t;
-  static constexpr int kSlices = sm90_fp16x3::kSlices;
+  static constexpr int kSlices = sm90_fp16x3::kSlices, kWeights = 1;
   static constexpr bool kPrefetchesRows = tile.transposed;  // those of the weight, for a product with few rows of x
 
   template <class TileShape, class ClusterShape>

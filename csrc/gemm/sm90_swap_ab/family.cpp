@@ -29,7 +29,9 @@ bool is_candidate(const Problem& problem, int index, int splits) {
 
 class SwapAB final : public Family {
  public:
-  bool computes(const Problem& problem) const override { return sm90::multiplies_as_stored(problem); }
+  bool computes(const Problem& problem) const override {
+    return !problem.is_pair && sm90::multiplies_as_stored(problem);
+  }
 
   std::string why_not_on(const Device& device) const override { return sm90::why_not_on(device); }
 
@@ -72,7 +74,7 @@ class SwapAB final : public Family {
     return names;
   }
 
-  int tile_count(Arithmetic) const override { return kTileCount; }
+  int tile_count(const Problem&) const override { return kTileCount; }
 
   TileText describe(const Problem& problem, int index) const override {
     const Tile& tile = kTiles[index];

@@ -86,6 +86,25 @@ inline const Cost& cost_of(const Problem& p) {
   return is_16_bits ? kCheapIn16Bits : kCheapInTF32;
 }
 
+// The tile whose mainloop a pair's tile has, and whose registers: of as many columns as both products have. Its figures
+// stand in, those of the epilogue for half as many results. No pair was measured.
+constexpr int kLikePairs[] = {4, 2, 0, 7};
+
+constexpr bool are_alike() {
+  for (int i = 0; i < kPairTileCount; ++i) {
+    const Tile &pair = kPairTiles[i], &like = kTiles[kLikePairs[i]];
+    if (pair.m != like.m || 2 * pair.n != like.n || pair.schedule != like.schedule || pair.stages != like.stages) {
+      return false;
+    }
+  }
+  return sizeof(kLikePairs) / sizeof(int) == kPairTileCount;
+}
+static_assert(are_alike(), "every tile of a pair needs one like it");
+
+inline const Tile& tile_of(const Problem& p, int index) { return p.is_pair ? kPairTiles[index] : kTiles[index]; }
+
+inline double weights_of(const Problem& p) { return p.is_pair ? 2 : 1; }
+
 inline Grid grid_of(const Problem& p, const Tile& tile) {
   return {ceil_div(ceil_div(p.m, tile.m), tile.cluster_m), ceil_div(ceil_div(p.n, tile.n), tile.cluster_n)};
 }
@@ -100,7 +119,8 @@ inline Loads loads_of(const Problem& p, const Plan& plan, const Grid& grid, doub
   constexpr double kL2Bytes = 27.9e6, kMissed = 0.889;
   using cost::as_double;
   const double bytes = element_bytes(p.x.element);
-  const double x = bytes * as_double(p.m) * as_double(p.k), weight = bytes * as_double(p.n) * as_double(p.k);
+  const double x = bytes * as_double(p.m) * as_double(p.k),
+               weight = weights_of(p) * bytes * as_double(p.n) * as_double(p.k);
   const bool along_m = plan.raster == Raster::AlongM;
   const double walked = along_m ? x : weight, other = along_m ? weight : x;
   const double length = as_double(along_m ? grid.clusters_m : grid.clusters_n);
@@ -120,12 +140,13 @@ inline double microseconds(const Problem& p, const Plan& plan) {
   constexpr double kIdleSpeedup = 0.169, kAcrossCluster = 0.984;
   constexpr double kMisalignedWrites = 0.506, kHalfThrottledUs = 1660, kTileArea = 128 * 128;
   using cost::as_double;
-  const Tile& tile = kTiles[plan.tile];
+  const Tile& tile = tile_of(p, plan.tile);
+  const int like = p.is_pair ? kLikePairs[plan.tile] : plan.tile;
   const Cost& c = cost_of(p);
   const bool is_transcendental = cost::is_transcendental(p, FunctorKernel::Cooperative);
   const FunctorKernel kernel =
       tile.schedule == Schedule::Pingpong ? FunctorKernel::Pingpong : FunctorKernel::Cooperative;
-  const double m = as_double(p.m), n = as_double(p.n), bytes = element_bytes(p.x.element);
+  const double m = as_double(p.m), n = as_double(p.n), bytes = element_bytes(p.x.element), weights = weights_of(p);
   const Grid grid = grid_of(p, tile);
   const double grid_m = as_double(grid.clusters_m), grid_n = as_double(grid.clusters_n);
   const double padded_m = grid_m * tile.m * tile.cluster_m, padded_n = grid_n * tile.n * tile.cluster_n;
@@ -134,11 +155,12 @@ inline double microseconds(const Problem& p, const Plan& plan) {
 
   // What a cluster fetches from L2 for one stage of K, on average.
   const double misaligned = c.misaligned[cost::alignment_class(p.k * element_bytes(p.x.element))];
-  const double rows_outside = (padded_m - m) * tile.cluster_n / grid_m + (padded_n - n) * tile.cluster_m / grid_n;
-  const double fetched = kTileKBytes * (misaligned * (m / grid_m + n / grid_n) + c.outside * rows_outside);
+  const double rows_outside =
+      (padded_m - m) * tile.cluster_n / grid_m + weights * (padded_n - n) * tile.cluster_m / grid_n;
+  const double fetched = kTileKBytes * (misaligned * (m / grid_m + weights * n / grid_n) + c.outside * rows_outside);
   const bool is_across = (plan.raster == Raster::AlongN) == (tile.cluster_m > tile.cluster_n);
   const double inside = m * n / (padded_m * padded_n);
-  const double mma = kStepCycles[plan.tile];
+  const double mma = kStepCycles[like];
   const auto step = [&](double share) {  // with that share of the places at work
     return cost::norm4(mma * (1 - kIdleSpeedup * (1 - share)),
                        (is_across ? kAcrossCluster : 1) * fetched * share / (c.l2_bytes_per_cycle * ctas),
@@ -163,7 +185,7 @@ inline double microseconds(const Problem& p, const Plan& plan) {
   }
 
   const bool are_writes_misaligned = cost::alignment_class(p.n * element_bytes(p.out.element)) == 3;
-  const double epilogue = c.epilogue_cycles[plan.tile] +
+  const double epilogue = c.epilogue_cycles[like] / weights +
                           c.visible_writes * written / rounds.count / cost::memory_bytes_per_cycle(p.device) *
                               (1 + (are_writes_misaligned ? kMisalignedWrites : 0)) +
                           c.visible_writes * read / rounds.count / cost::memory_bytes_per_cycle(p.device) +
@@ -179,8 +201,8 @@ inline double microseconds(const Problem& p, const Plan& plan) {
   }
   cycles += read_beside / rounds.count / cost::memory_bytes_per_cycle(p.device);
   const double us = cycles / p.device.clock_mhz;
-  const double busy = steps * rounds.count * kStepCycles[plan.tile] * inside / cycles;  // of the tensor cores' time
-  return c.base_us + c.fixed_us[plan.tile] + us * (1 + c.throttling * busy * busy * us / (us + kHalfThrottledUs));
+  const double busy = steps * rounds.count * kStepCycles[like] * inside / cycles;  // of the tensor cores' time
+  return c.base_us + c.fixed_us[like] + us * (1 + c.throttling * busy * busy * us / (us + kHalfThrottledUs));
 }
 
 }  // namespace epigemm::sm90_tma

@@ -12,11 +12,15 @@ namespace {
 // One order for all tiles: within 3% of the best of three for shapes of every kind (H100). Nothing pads the grid.
 Plan plan_of(int index) { return {FamilyId::sm90_tma, index, Raster::AlongM, /*swizzle=*/8, /*splits=*/1}; }
 
-int count_of(ElementType element) { return element == ElementType::Float32 ? kTF32TileCount : kTileCount; }
+int count_of(const Problem& problem) {
+  return problem.is_pair ? kPairTileCount : problem.arithmetic == Arithmetic::TF32 ? kTF32TileCount : kTileCount;
+}
 
 class Tma final : public Family {
  public:
-  bool computes(const Problem& problem) const override { return sm90::multiplies_as_stored(problem); }
+  bool computes(const Problem& problem) const override {
+    return sm90::multiplies_as_stored(problem) && (!problem.is_pair || element_bytes(problem.x.element) == 2);
+  }
 
   std::string why_not_on(const Device& device) const override { return sm90::why_not_on(device); }
 
@@ -36,7 +40,7 @@ class Tma final : public Family {
   }
 
   void for_each_candidate(const Problem& problem, const Visit& visit) const override {
-    for (int index = 0; index < count_of(problem.x.element); ++index) {
+    for (int index = 0; index < count_of(problem); ++index) {
       const Plan plan = plan_of(index);
       visit({plan, sm90_tma::microseconds(problem, plan)});
     }
@@ -46,21 +50,21 @@ class Tma final : public Family {
     return sm90_tma::microseconds(problem, plan);
   }
 
-  Plan invariant_plan(const Problem&) const override { return plan_of(kInvariantTile); }
+  Plan invariant_plan(const Problem& problem) const override {
+    return problem.is_pair ? Plan{} : plan_of(kInvariantTile);
+  }
 
   open::KernelNames kernels(const Problem& problem, const Plan& plan) const override {
-    static const sm90::TileNames of_tiles("sm90_tma", kTileCount);
+    static const sm90::TileNames of_tiles("sm90_tma", kTileCount), of_pairs("sm90_tma", kPairTileCount, "_pair");
     open::KernelNames names;
-    names.add(of_tiles.of(problem.x.element, plan.tile));
+    names.add((problem.is_pair ? of_pairs : of_tiles).of(problem.x.element, plan.tile));
     return names;
   }
 
-  int tile_count(Arithmetic arithmetic) const override {
-    return arithmetic == Arithmetic::TF32 ? kTF32TileCount : kTileCount;
-  }
+  int tile_count(const Problem& problem) const override { return count_of(problem); }
 
   TileText describe(const Problem& problem, int index) const override {
-    const Tile& tile = kTiles[index];
+    const Tile& tile = tile_of(problem, index);
     const char* const transposed = tile.groups() == 1 ? "single transposed" : "cooperative transposed";
     const char* const schedule = tile.transposed ? transposed : schedule_name(tile.schedule);
     return {tile.m, tile.n, kTileKBytes / element_bytes(problem.x.element), tile.cluster_m, tile.cluster_n, schedule};

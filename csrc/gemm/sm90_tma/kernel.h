@@ -2,6 +2,7 @@
 #pragma once
 
 #include "gemm/sm90/kernel.cuh"
+#include "gemm/sm90/pair_mainloop.cuh"
 #include "gemm/sm90_tma/tiles.h"
 
 namespace epigemm::sm90_tma {
@@ -19,6 +20,15 @@ struct Types : sm90::OneProduct<Element, kTiles[TileIndex].stages, kTiles[TileIn
   using Output = Element;
   using Sums = sm90::PlainSums;
   static constexpr Tile tile = kTiles[TileIndex];
+};
+
+// Of pairs, in 16 bits.
+template <class Element, int TileIndex>
+struct PairTypes : sm90::TwoProducts<Element, kPairTiles[TileIndex].stages, kPairTiles[TileIndex].schedule> {
+  using Operand = Element;
+  using Output = Element;
+  using Sums = sm90::PlainSums;
+  static constexpr Tile tile = kPairTiles[TileIndex];
 };
 
 }  // namespace epigemm::sm90_tma

@@ -15,4 +15,10 @@ foreach(element IN LISTS EPIGEMM_GEMM_ELEMENTS)
     endif()
     math(EXPR unit "${unit} + 1")
   endforeach()
+  # Pairs of products.
+  if(NOT element STREQUAL "tf32")
+    epigemm_symbols(symbols 4 ${prefix} _pair)
+    epigemm_open_kernel(epigemm_open_sm90_tma_${element}_pair gemm/sm90_tma/open_pair_unit.cu.in ARCH lto_90a CUTLASS
+                        SYMBOLS ${symbols} DEFINITIONS EPIGEMM_ELEMENT=${element} EPIGEMM_PREFIX=${prefix})
+  endif()
 endforeach()

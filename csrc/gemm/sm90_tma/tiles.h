@@ -46,6 +46,21 @@ constexpr Tile kTiles[] = {
 constexpr int kTileCount = sizeof(kTiles) / sizeof(kTiles[0]);
 constexpr int kTF32TileCount = kTileCount - 4;
 
+// The tiles of pairs of products (Problem::is_pair), in 16 bits: n columns of the result, so twice as many of sums. The
+// registers and the shared memory of a tile of 2n columns above. None of them has run on a GPU yet.
+constexpr Tile kPairTiles[] = {
+    // The workhorse, as 128x128 is above. The cluster's CTAs along M share the tiles of both weights.
+    {128, 64, 2, 1, Schedule::Pingpong, false, 6, 2, 8192},
+    // 192 sums a thread: a quarter less to load for as many products, where N fills it.
+    {128, 96, 2, 1, Schedule::Pingpong, false, 5, 3, 4096},
+    // Long K and few waves.
+    {128, 128, 2, 1, Schedule::Cooperative, false, 4, 4, 4096},
+    // M up to 128, where a cluster's second CTA would have no rows, and grids of few tiles.
+    {128, 64, 1, 1, Schedule::Cooperative, false, 6, 2, 4096},
+};
+
+constexpr int kPairTileCount = sizeof(kPairTiles) / sizeof(kPairTiles[0]);
+
 // The tile of batch-invariant calls, whatever their M: near the best rate at many rows, and no taller than that needs.
 // Another one may change the last bits of results: to users that is a change of behaviour.
 constexpr int kInvariantTile = 4;

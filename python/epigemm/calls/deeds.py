@@ -133,7 +133,7 @@ class _Linear:
         fold = None if self.fold is None else (*self.fold.vectors, self.fold.eps)
         tensors = (call.epilogue.number, self.x, call.weight, self.given, fold, self.out)
         try:
-            found = entry.ask(*tensors, *about, self.circumstances | more, self.plan)
+            found = entry.ask(*tensors, *about, self.circumstances | more, self.plan, None)
         except torch.OutOfMemoryError:
             if packs is not None and self.may_try_again(self.note_shortage()):
                 return self._ask()

@@ -137,13 +137,13 @@ def linear(
                 return sees(*tensors) or Reason.LACKS_PACK
             packs, slices = at_hand
     call = (epilogue.number, x, weight, operands, fold, out, order.number, packs, slices, strict, invariant)
-    found: Any = _module.linear(*call, circumstances, None)
+    found: Any = _module.linear(*call, circumstances, None, None)
     if type(found) is not int:
         return found  # type: ignore[no-any-return]
     if found == _NOT_READY:
         if not plans.has_gpu_kernels(x):  # the question makes the device known
             return Reason.NOT_READY
-        found = _module.linear(*call, circumstances, None)
+        found = _module.linear(*call, circumstances, None, None)
         if type(found) is not int:
             return found  # type: ignore[no-any-return]
     if found == _BY_REFERENCE:
@@ -154,7 +154,7 @@ def linear(
         return RECORDED_BY_TORCH if _may_torch_record(x, precision) else RECORDED
     if found == _OTHER_SETTING:  # torch's own would be less accurate than the call
         with _precision.full_fp32(x.device.type):
-            found = _module.linear(*call, 0, None)
+            found = _module.linear(*call, 0, None, None)
         if type(found) is not int:
             return found  # type: ignore[no-any-return]
     return _REASONS[found]

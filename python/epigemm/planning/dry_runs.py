@@ -81,11 +81,13 @@ def dry_run(
     circumstances: int = 0,
     plan: tuple[int, ...] = (),
     tried: bool = False,
+    weight2: Tensor | None = None,
 ) -> DryRun:
     """What would come of a call on a CPU or a CUDA device.
 
     `slices`: what the weight's cost, by `SHIFTS`. `place`: a tensor on the device that a call of meta tensors is for.
     `order`: what it may run on; None: what its precision says now. `circumstances`, `plan`: see csrc/call/forced.h.
+    `weight2`: of a pair of products, the second of which is the epilogue's first matrix: the call has no such operand.
 
     Raises:
         RuntimeError: the numbers of `plan` name none.
@@ -112,6 +114,7 @@ def dry_run(
         described,
         plan or None,
         tried,
+        weight2,
     )
     found: dict[str, Any] = json.loads(answer)
     found["reasons"] = [Reason(number) for number in found["reasons"]]

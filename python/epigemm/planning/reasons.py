@@ -23,3 +23,4 @@ class Reason(enum.IntEnum):
     RECORDED = 14
     BY_REFERENCE = 15
     RECORDED_BY_TORCH = 16
+    NO_PAIR = 17
