@@ -55,8 +55,8 @@ inline double longer_functor_cycles(const Problem& problem, FunctorKernel kernel
 }
 
 // Bytes of the epilogue's matrix operands, which are read once, from device memory; of a pair's first one nothing is
-// read. In a kernel of several rounds what
-// the earlier ones read competes with the loads of later rounds; nothing hides what the last one reads.
+// read. In a kernel of several rounds what the earlier ones read competes with the loads of later rounds; nothing
+// hides what the last one reads.
 inline double matrix_bytes(const Problem& p) {
   const EpilogueInfo& epilogue = epilogue_info(p.epilogue);
   int bytes = 0;  // of one element of the result
