@@ -35,6 +35,7 @@ from epigemm.functional import (
     sigmoid,
     sigmoid_scale_residual,
 )
+from epigemm.glu import linear_glu
 from epigemm.packs.keep_mode import keep_packs, set_keep_packs
 from epigemm.packs.weight_packs import PackedWeight, pack
 from epigemm.precompiling import precompile
@@ -75,6 +76,7 @@ __all__ = [
     "linear_batch_norm_relu",
     "linear_gated",
     "linear_gelu",
+    "linear_glu",
     "linear_layer_scale_residual",
     "linear_relu",
     "linear_relu_div",

@@ -10,7 +10,7 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 _Class = TypeVar("_Class", bound=type[Any])
 
 _SCALAR = "a number, or a 0-d floating tensor on x's device (read there, without synchronising; gradients flow to it)"
-_ACTIVATION = '"silu", "gelu", "gelu_tanh", "relu", "sigmoid" or "tanh".'
+_ACTIVATION = '"silu", "gelu", "gelu_tanh", "relu", "sigmoid", "tanh" or "identity" (none).'
 _APPROXIMATE = '"none": with erf; or "tanh".'
 _SHARED = {
     "bias": "`[N]` or None.",
@@ -24,6 +24,8 @@ _SHARED = {
 _LINEAR = {
     "x": "`[..., K]`.",
     "weight": "`[N, K]`, a tensor or an `epigemm.PackedWeight`.",
+    "weight2": "`[N, K]`, as weight, which has 2N rows without it.",
+    "bias2": "`[N]` or None; only beside weight2. Without it bias has the length of weight.",
     "residual": "of the result's shape.",
     "gate": "of the result's shape.",
     "layer_scale": "`[N]`.",

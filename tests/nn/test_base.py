@@ -152,6 +152,8 @@ TAKES: dict[str, Callable[[Any], object]] = {
     "LinearSigmoidScaleResidual": epigemm.nn.LinearSigmoidScaleResidual.from_linear,
     "LinearReLUDiv": epigemm.nn.LinearReLUDiv.from_linear,
     "LinearGated": epigemm.nn.LinearGated.from_linear,
+    "LinearGLU": epigemm.nn.LinearGLU.from_linear,
+    "LinearGLU of two": lambda linear: epigemm.nn.LinearGLU.from_linears(linear, nn.Linear(IN, OUT)),
     "LinearResidual": epigemm.nn.LinearResidual.from_linear,
     "LinearLayerScaleResidual": lambda linear: epigemm.nn.LinearLayerScaleResidual.from_linear(
         linear, VECTOR

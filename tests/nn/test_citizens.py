@@ -38,6 +38,10 @@ LAYERS: dict[str, Layers] = {
     "LinearScaleBatchNorm1d": lambda **o: epigemm.nn.LinearScaleBatchNorm1d(IN, OUT, **o),
     "LinearBatchNormReLU": lambda **o: epigemm.nn.LinearBatchNormReLU(IN, OUT, **o),
     "LinearGELU": lambda **o: epigemm.nn.LinearGELU(IN, OUT, **o),
+    "LinearGLU": lambda **o: epigemm.nn.LinearGLU(IN, OUT, **o),
+    "LinearGLU of two": lambda **o: epigemm.nn.LinearGLU.from_linears(
+        nn.Linear(IN, OUT, **o), nn.Linear(IN, OUT, **o)
+    ),
     "LinearResidual": lambda **o: WithMatrix(epigemm.nn.LinearResidual(IN, OUT, **o)),
     "LinearGated": lambda **o: WithMatrix(epigemm.nn.LinearGated(IN, OUT, **o)),
     "LinearLayerScaleResidual": lambda **o: WithMatrix(

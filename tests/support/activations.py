@@ -11,6 +11,7 @@ from torch import Tensor
 ACT: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": F.gelu,
     "gelu_tanh": lambda z: F.gelu(z, approximate="tanh"),
+    "identity": lambda z: z,
     "relu": torch.relu,
     "sigmoid": torch.sigmoid,
     "silu": F.silu,

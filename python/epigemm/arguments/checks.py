@@ -60,6 +60,40 @@ def product(x: Tensor, weight: Tensor) -> None:
         )
 
 
+def pair(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    weight2: Tensor | None,
+    bias2: Tensor | None,
+    out: Tensor | None,
+) -> None:
+    """Check the tensors of a pair of products: one weight with the rows of both, or two weights."""
+    product(x, weight)
+    rows = weight.shape[0]
+    if weight2 is None and rows % 2:
+        raise RuntimeError(
+            f"weight: got shape {_shape(weight)}; accepted is an even number of rows, half of them for each product, "
+            "or a weight2 beside it"
+        )
+    if weight2 is None and bias2 is not None:
+        raise RuntimeError(
+            "bias2: got a tensor without a weight2; accepted is None, and a bias for all rows of weight"
+        )
+    if weight2 is not None:
+        _require_like("weight2", weight2, x.dtype, x)
+        if weight2.shape != weight.shape:
+            raise RuntimeError(
+                f"weight2: got shape {_shape(weight2)}; accepted is {_shape(weight)}, that of weight"
+            )
+    for name, vector in (("bias", bias), ("bias2", bias2)):
+        if vector is not None:
+            _require_like(name, vector, x.dtype, x)
+            _require_length(name, vector, rows)
+    if out is not None:
+        _require_out(out, (*x.shape[:-1], rows // 2 if weight2 is None else rows), x, "x")
+
+
 def elementwise(call: ElementwiseCall) -> None:
     """Check the arguments of an elementwise call, all of them tensors already."""
     x, name = call.x, call.epilogue.first

@@ -19,8 +19,8 @@ from epigemm.epilogues.tracing.program import REAL, Program, Ref, Step
 from epigemm.epilogues.tracing.source import functor_text
 
 PRELINKED = ("residual", "bias_residual")
-ACTIVATIONS = ("gelu", "gelu_tanh", "relu", "sigmoid", "silu", "tanh")
-"""Of a gate."""
+ACTIVATIONS = ("gelu", "gelu_tanh", "identity", "relu", "sigmoid", "silu", "tanh")
+"""Of what a gate multiplies; identity is none."""
 GATED, OF_VECTORS = "gated_", "scale_relu"
 
 
@@ -69,7 +69,10 @@ def _all() -> Iterator[tuple[str, NamedProgram]]:
         steps: list[tuple[str, ...]] = [("a", activation, "z")]
         if activation == "silu":
             steps = [("s", "sigmoid", "z"), ("a", "mul", "z", "s")]
-        yield from _both(f"{GATED}{activation}", {"gate": MATRIX}, *steps, ("d", "mul", "a", "gate"))
+        product: tuple[str, ...] = ("d", "mul", "a", "gate")
+        if activation == "identity":
+            steps, product = [], ("d", "mul", "z", "gate")
+        yield from _both(f"{GATED}{activation}", {"gate": MATRIX}, *steps, product)
     yield from _both(
         OF_VECTORS,
         {"multiplier": PER_COLUMN, "offset": PER_COLUMN},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -129,8 +130,14 @@ def of_recorded(
     elif not differentiates:
         backward = f"not needed: no argument requires grad (otherwise: {backward})"
     folds = [f"{_owner(call.x)} {fold}" for fold in recorder.folds]
-    launches = [*recorder.casts, *folds, *found.kernels]
-    return replace(found, op=op, backward=backward, kernels=launches)
+    before = [_explain_recorded(each, differentiates, wants_gradients) for each in recorder.earlier]
+    reasons = [*found.reasons, *(f"it reads another product: {'; '.join(each.kernels)}" for each in before)]
+    launches = [*recorder.casts, *folds, *itertools.chain(*(each.kernels for each in before)), *found.kernels]
+    found = replace(found, op=op, reasons=reasons, backward=backward, kernels=launches)
+    for each in before:
+        us = None if each.us is None or found.us is None else each.us + found.us
+        found = replace(found, us=us, is_measured=each.is_measured and found.is_measured)
+    return found
 
 
 def _with_bias(found: Explanation) -> Explanation:

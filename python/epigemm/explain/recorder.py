@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from epigemm import formula_functions, functional
+from epigemm import formula_functions, functional, glu
 from epigemm._native import ops
 from epigemm.arguments.calls import ElementwiseCall, LinearCall
 from epigemm.epilogues.registry import compute_dtype
@@ -17,7 +17,7 @@ from epigemm.operators.registration import elementwise_call, linear_call, linear
 from epigemm.user_epilogue import UserEpilogue
 
 _FUNCTIONS: dict[str, Callable[..., Tensor]] = {
-    name: getattr(module, name) for module in (functional, formula_functions) for name in module.__all__
+    name: getattr(module, name) for module in (functional, formula_functions, glu) for name in module.__all__
 }
 
 
@@ -57,6 +57,7 @@ class Recorded:
         self.folds: list[str] = []
         self.folded_bias: Tensor | None = None
         self.call: tuple[str, tuple[Any, ...]] | None = None
+        self.earlier: list[LinearCall] = []  # products whose results the call reads as operands
         self._gradients_of_operands = False
 
     def note_fold(self, args: tuple[Any, ...]) -> int:
@@ -113,6 +114,8 @@ class Recorder(Recorded, TorchFunctionMode):
             if self.call is not None and args[1] is self._product:
                 self.join(args)
                 return self._product
+            if self.call is not None:
+                self.earlier.append(linear_call(*self.call[1]))
             self.call = (name, args)
             x, weight = args[1], args[2]
             if name != "linear" or x.dim() == 0 or weight.dim() != 2:

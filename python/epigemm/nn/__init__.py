@@ -9,7 +9,7 @@ Where fp32 products run on fp16 slices, a layer keeps those of its weight, if th
 calls that need no gradient of the weight. They follow the weight's changes and are in no copy, pickle or state dict;
 `epigemm.packs` says which changes torch does not count: after those, call `repack()`.
 
-Imports: `functional`, `formula_functions`, `user_epilogue`, `route`, `packs`, `arguments`, `epilogues`.
+Imports: `functional`, `formula_functions`, `glu`, `user_epilogue`, `route`, `packs`, `arguments`, `epilogues`.
 Taken by nobody.
 """
 
@@ -28,12 +28,14 @@ from epigemm.nn.fused import (
     LinearTanh,
     Sigmoid,
 )
+from epigemm.nn.glu import LinearGLU
 from epigemm.nn.linear import Linear
 
 __all__ = [
     "Linear",
     "LinearBatchNormReLU",
     "LinearGELU",
+    "LinearGLU",
     "LinearGated",
     "LinearLayerScaleResidual",
     "LinearReLU",

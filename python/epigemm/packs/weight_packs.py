@@ -1,4 +1,7 @@
-"""The packs of weights: found, made, made again and forgotten, by the identity of the weight's tensor object."""
+"""The packs of weights: found, made, made again and forgotten, by the identity of the weight's tensor object.
+
+One exception: a half of a Parameter's rows, of which each call of a pair makes a view. Its packs are the Parameter's.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import Parameter
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from epigemm._native import ops
@@ -61,12 +65,16 @@ def pack_bytes(rows: int, columns: int, slices: int) -> int:
 
 
 class _Owner:
-    """A weight, weakly, and its packs by number of slices."""
+    """A weight, weakly, its packs by number of slices, and those of the halves of its rows.
+
+    A half has packs of its own: in one of the whole weight the scales of all rows come before the slices.
+    """
 
     def __init__(self, weight: Tensor) -> None:
         key = id(weight)
         self.weight = weakref.ref(weight, lambda reference: _forget(key, reference))
         self.packs: dict[int, KeptPack] = {}
+        self.halves: tuple[dict[int, KeptPack], ...] = ({}, {})
 
 
 # By id: a weakref dictionary would cost microseconds a call. An id is reused only after `_forget` ran.
@@ -84,8 +92,40 @@ def _forget(key: int, reference: Any) -> None:
 
 def find(weight: Tensor, slices: int) -> KeptPack | None:
     """The weight's kept pack, current or not."""
+    if not _owners:
+        return None
+    packs = _packs_of(weight)
+    return None if packs is None else packs.get(slices)
+
+
+def _owner_at(weight: Tensor) -> _Owner | None:
     owner = _owners.get(id(weight))
-    return owner.packs.get(slices) if owner is not None and owner.weight() is weight else None
+    return owner if owner is not None and owner.weight() is weight else None
+
+
+def _packs_of(weight: Tensor) -> dict[int, KeptPack] | None:
+    """What is kept of a weight, or of a half of one, by number of slices; None where nothing ever was."""
+    owner = _owner_at(weight)
+    if owner is not None:
+        return owner.packs
+    base = weight._base
+    owner = None if base is None else _owner_at(base)
+    if owner is None or base is None or (half := _half_of(weight, base)) is None:
+        return None
+    return owner.halves[half]
+
+
+def _half_of(view: Tensor, base: Tensor) -> int | None:
+    """Which half of a Parameter's rows a view is; None where it is none."""
+    if type(base) is not Parameter or base.dim() != 2 or view.stride() != base.stride():
+        return None
+    rows, columns = base.shape
+    if 2 * view.shape[0] != rows or view.shape[1] != columns:
+        return None
+    offset = view.storage_offset() - base.storage_offset()
+    if offset == 0:
+        return 0
+    return 1 if offset == view.shape[0] * base.stride(0) else None
 
 
 def keep(weight: Tensor, slices: int, *, frozen: bool = False, rewrite: bool = False) -> KeptPack:
@@ -104,7 +144,7 @@ def keep(weight: Tensor, slices: int, *, frozen: bool = False, rewrite: bool = F
         if found is not None:
             fits = found.buffer.shape[0] == size and found.buffer.device == weight.device
             if not fits or (found.has_moved(weight) and not found.frozen):
-                del _owner_of(weight).packs[slices]  # before the new one takes its memory
+                del _packs_to_keep(weight)[slices]  # before the new one takes its memory
                 found = None
         if found is None:
             found = KeptPack(_allocate(size, weight.device), slices)
@@ -112,33 +152,46 @@ def keep(weight: Tensor, slices: int, *, frozen: bool = False, rewrite: bool = F
         if rewrite or not found.is_current(weight):
             found.write(weight)
         found.frozen = found.frozen or frozen
-        _owner_of(weight).packs[slices] = found
+        _packs_to_keep(weight)[slices] = found
         return found
 
 
 def drop(weight: Tensor) -> None:
-    """Forget the weight's packs and free their memory."""
+    """Forget the weight's packs and those of its halves, and free their memory."""
     with _lock:
-        if kept(weight):
+        if _owner_at(weight) is not None:
             _owners.pop(id(weight), None)
+        elif (packs := _packs_of(weight)) is not None:
+            packs.clear()
 
 
 def expire(weight: Tensor) -> None:
-    """Have the weight's packs made again before their next use."""
-    for pack in kept(weight).values():
-        pack.expire()
+    """Have the weight's packs and those of its halves made again before their next use."""
+    owner = _owner_at(weight)
+    for packs in (kept(weight), *(() if owner is None else owner.halves)):
+        for pack in packs.values():
+            pack.expire()
 
 
 def kept(weight: Tensor) -> dict[int, KeptPack]:
     """The weight's kept packs by number of slices."""
-    owner = _owners.get(id(weight))
-    return dict(owner.packs) if owner is not None and owner.weight() is weight else {}
+    packs = _packs_of(weight)
+    return {} if packs is None else dict(packs)
+
+
+def _packs_to_keep(weight: Tensor) -> dict[int, KeptPack]:
+    """Where packs of a weight go: of a half to its Parameter."""
+    base = weight._base
+    half = None if base is None or _owner_at(weight) is not None else _half_of(weight, base)
+    if half is None or base is None:
+        return _owner_of(weight).packs
+    return _owner_of(base).halves[half]
 
 
 def _owner_of(weight: Tensor) -> _Owner:
     global _watching_optimisers
-    owner = _owners.get(id(weight))
-    if owner is None or owner.weight() is not weight:
+    owner = _owner_at(weight)
+    if owner is None:
         owner = _owners[id(weight)] = _Owner(weight)
         look_in_python()  # compiled graphs: for a pack of their weight
     if not _watching_optimisers:
@@ -195,6 +248,8 @@ def _worth_packing(weight: Tensor, precision: str) -> int | None:
 def repack(weight: Tensor, precision: str | None) -> None:
     """Split the weight again into every pack that is kept of it, and into the one that `precision` asks for.
 
+    A weight that is used by halves has these split, and is not split as a whole unless a pack of it is kept.
+
     Raises:
         RuntimeError: the current stream is being captured into a CUDA graph.
         torch.OutOfMemoryError: no memory for a pack that is not there yet.
@@ -208,7 +263,11 @@ def repack(weight: Tensor, precision: str | None) -> None:
 def _repack(weight: Tensor, precision: str | None) -> None:
     wanted = None
     if _is_packable(weight):
-        wanted = _worth_packing(weight, _precision.DEFAULT if precision is None else precision)
+        owner = _owner_at(weight)
+        if owner is not None and any(owner.halves):
+            repack_halves(weight, precision)
+        else:
+            wanted = _worth_packing(weight, _precision.DEFAULT if precision is None else precision)
     else:
         drop(weight)
     slices = set(kept(weight)) | ({wanted} if wanted else set())
@@ -221,6 +280,13 @@ def _repack(weight: Tensor, precision: str | None) -> None:
         )
     for count in sorted(slices):
         keep(weight, count, frozen=True, rewrite=True)
+
+
+def repack_halves(weight: Tensor, precision: str | None) -> None:
+    """`repack` of both halves of a weight's rows."""
+    with torch.no_grad():
+        for half in weight.chunk(2):
+            repack(half, precision)
 
 
 class PackedWeight:

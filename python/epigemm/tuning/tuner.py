@@ -98,7 +98,7 @@ def tune(fn_or_name: Callable[..., Tensor] | str, *args: Any, **kwargs: Any) -> 
     cost models. A plan that is no faster than the one that runs now, but for noise, does not replace it. The results
     of calls are as accurate as before. It takes less than half a second for most calls. An epilogue that was made by
     `epigemm.epilogue` is linked into all candidates first, which takes seconds, once; where that fails a candidate is
-    left out.
+    left out. Of `linear_glu` both products are measured, one after the other.
 
     Args:
         fn_or_name: a public linear function of epigemm, or its name; or what `epigemm.epilogue` made.
@@ -123,6 +123,11 @@ def tune(fn_or_name: Callable[..., Tensor] | str, *args: Any, **kwargs: Any) -> 
         raise ValueError(
             f"fn_or_name: got {name!r}, which has one kernel only; accepted are linear functions"
         )
+    return _joined([_tune(each) for each in (*recorder.earlier, call)])
+
+
+def _tune(call: LinearCall) -> Tuning:
+    """`tune` of one product."""
     call = call._replace(invariant=False)  # batch-invariant calls have nothing to choose
     x = call.x
     checks.linear(call)
@@ -139,6 +144,16 @@ def tune(fn_or_name: Callable[..., Tensor] | str, *args: Any, **kwargs: Any) -> 
         found = measure(call)
         measured.remember(x.get_device(), found.entries)
     return _with_choice(call, found)
+
+
+def _joined(found: Sequence[Tuning]) -> Tuning:
+    """What was found of the products of one call, as one."""
+    return Tuning(
+        "; ".join(each.problem for each in found),
+        [timed for each in found for timed in each.candidates],
+        [entry for each in found for entry in each.entries],
+        list(dict.fromkeys(reason for each in found for reason in each.left_out)),
+    )
 
 
 def entry_for(call: LinearCall, kind: Kind) -> Entry:

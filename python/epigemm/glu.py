@@ -1,0 +1,169 @@
+"""`linear_glu`: two products of one x, one of them activated, times each other. Conventions as of `epigemm.functional`.
+
+No operator of its own: the call is one of `linear` and one of `linear_gated`, whose operators have derivatives, fake
+kernels and rules of vmap.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from epigemm import docstrings, formula_functions
+from epigemm import route as _route
+from epigemm.arguments import checks
+from epigemm.arguments.calls import LinearCall
+from epigemm.arguments.precision import DEFAULT
+from epigemm.calls import considered, entry
+from epigemm.epilogues.formulas import GATED
+from epigemm.epilogues.registry import BIAS
+from epigemm.packs import keep_mode
+from epigemm.packs.weight_packs import FIND, KEEP, PackedWeight
+
+__all__ = ["linear_glu"]
+
+_is_compiling = torch.compiler.is_compiling
+
+
+class _Product(NamedTuple):
+    """One of the two products of a pair."""
+
+    weight: Tensor  # `[N, K]`
+    bias: Tensor | None  # `[N]`
+    pack_use: str | None  # what the call may do with the weight's pack, as of `epigemm.route.linear`
+
+
+def _paired(
+    epilogue: str,  # of `formulas.FORMULAS`: what follows the first product
+    x: Tensor,
+    first: _Product,  # the activated one
+    second: _Product,
+    out: Tensor | None,
+    precision: str | None,
+    strict: bool,
+) -> Tensor:
+    """activation(first) * second: the one place that decides how a pair runs, with x and both weights at hand.
+
+    Two kernels: the second product as `linear` runs it, then the first one, which multiplies by it in its epilogue. A
+    product of all 2N rows and an elementwise kernel behind it would write and read N columns more. In fp32 on fp16
+    slices each of the two products splits x by itself: it is split twice.
+    """
+    if strict and entry.sees(x, first.weight) is not entry.NOT_PLAIN:
+        _require_fused(epilogue, x, first, precision)
+    gate = _route.linear(BIAS, x, second.weight, second.bias, None, precision, None, False, second.pack_use)
+    weight, bias, pack_use = first
+    return formula_functions.run(epilogue, x, weight, bias, (gate,), out, precision, strict, pack_use)
+
+
+def _require_fused(name: str, x: Tensor, first: _Product, precision: str | None) -> None:
+    """RuntimeError, before the second product is launched, where no fused kernel would run the first one."""
+    rows = x.detach().reshape(math.prod(x.shape[:-1]), x.shape[-1])
+    operands = [x.new_empty(rows.shape[0], first.weight.shape[0])]
+    if first.bias is not None:
+        name, operands = f"bias_{name}", [first.bias, *operands]
+    epilogue = formula_functions.epilogue(name).of_types(x, operands)
+    asked = DEFAULT if precision is None else checks.precision(precision)
+    use = FIND if first.pack_use is None else first.pack_use
+    call = LinearCall(epilogue, rows, first.weight, None, operands, (), asked, use, True)
+    if not call.is_empty:
+        considered.require_fused(call)
+
+
+def run(
+    activation: str,
+    x: Tensor,
+    weight: Tensor | PackedWeight,
+    bias: Tensor | None,
+    weight2: Tensor | PackedWeight | None,
+    bias2: Tensor | None,
+    out: Tensor | None,
+    precision: str | None,
+    strict: bool,
+    pack_use: str | None = None,
+) -> Tensor:
+    """`linear_glu`; `pack_use`: what the call may do with the packs of its weights, as of `epigemm.route.linear`."""
+    epilogue = GATED + formula_functions.checked_activation(activation)
+    use, use2 = pack_use, pack_use
+    if isinstance(weight, PackedWeight):
+        if weight2 is None:
+            raise TypeError(
+                "weight: got a PackedWeight with the rows of both products; accepted is a tensor, or a PackedWeight of "
+                "each half, the second one as weight2"
+            )
+        weight, use = weight.weight, KEEP
+    if isinstance(weight2, PackedWeight):
+        weight2, use2 = weight2.weight, KEEP
+    checks.tensors(x=x, weight=weight)
+    checks.optional_tensors(bias=bias, weight2=weight2, bias2=bias2, out=out)
+    if out is not None:
+        _check_out(out, x, {"weight": weight, "bias": bias, "weight2": weight2, "bias2": bias2})
+    if precision is not None:
+        checks.precision(precision)
+    checks.flag("strict", strict)
+    owner = weight  # of packs: autocast makes others
+    x, weight, (bias, weight2, bias2) = _route.autocast(x, weight, bias, weight2, bias2)
+    checks.pair(x, weight, bias, weight2, bias2, out)
+    if weight2 is not None:
+        first, second = _Product(weight, bias, use), _Product(weight2, bias2, use2)
+        return _paired(epilogue, x, first, second, out, precision, strict)
+    if _is_compiling():
+        use = FIND  # compiled graphs make views that are not known to be a Parameter's
+    elif use is None and (keep_mode.active or keep_mode.traced):
+        use = keep_mode.pack_use(owner)  # for the views that follow, which are no Parameters
+    # Views, and one node in a graph of autograd's, which puts both gradients into one tensor.
+    weight, weight2 = weight.chunk(2)
+    if bias is not None:
+        bias, bias2 = bias.chunk(2)
+    first, second = _Product(weight, bias, use), _Product(weight2, bias2, use)
+    return _paired(epilogue, x, first, second, out, precision, strict)
+
+
+def _check_out(out: Tensor, x: Tensor, others: dict[str, Tensor | None]) -> None:
+    """RuntimeError, before the second product is launched, for an `out` that the first one could not be written to."""
+    tensors = (out, x, *(each for each in others.values() if each is not None))
+    if torch.is_grad_enabled() and any(each.requires_grad for each in tensors):
+        raise RuntimeError(
+            "linear_glu(): functions with out=... arguments don't support automatic differentiation, but one of the "
+            "arguments requires grad."
+        )
+    if not _is_compiling() and all(entry.sees(each) is not entry.NOT_PLAIN for each in tensors):
+        checks.output_overlap(out, x, others, in_place=False)
+
+
+@docstrings.of_linear
+def linear_glu(
+    x: Tensor,
+    weight: Tensor | PackedWeight,
+    bias: Tensor | None = None,
+    *,
+    weight2: Tensor | PackedWeight | None = None,
+    bias2: Tensor | None = None,
+    activation: str = "silu",
+    out: Tensor | None = None,
+    precision: str | None = None,
+    strict: bool = False,
+) -> Tensor:
+    """D = activation(x @ W1.T + b1) * (x @ W2.T + b2): the gated layers of transformers (SwiGLU, GeGLU, ...).
+
+    With one weight of 2N rows W1 is its first half, W2 its second one, and so of the bias: the first half is activated,
+    as in Phi-3's `gate_up_proj`. Views are taken, no copies. With `weight2` W1 is `weight` and W2 `weight2`, each of N
+    rows: Llama's, Gemma's and Mixtral's `gate_proj` (`w1`) and `up_proj` (`w3`), T5's `wi_0` and `wi_1`.
+
+    `torch.nn.functional.glu` and diffusers' `GEGLU` activate the second half. Their layers are
+    `linear_glu(x, weight[n:], bias[n:], weight2=weight[:n], bias2=bias[:n])`, with n half of the rows.
+
+    Matches, for two weights, `torch.nn.functional.silu(torch.nn.functional.linear(x, weight, bias)) *
+    torch.nn.functional.linear(x, weight2, bias2)`. It runs as two kernels: the second product, rounded to x's dtype,
+    then the first one, its activation and the multiplication. `strict` is about the latter. Where the other factor is
+    there already, `linear_gated` takes it.
+
+    Example:
+        >>> epigemm.linear_glu(torch.randn(8, 64), torch.randn(2 * 32, 64)).shape
+        torch.Size([8, 32])
+        >>> epigemm.linear_glu(torch.randn(8, 64), torch.randn(32, 64), weight2=torch.randn(32, 64)).shape
+        torch.Size([8, 32])
+    """
+    return run(activation, x, weight, bias, weight2, bias2, out, precision, strict)

@@ -1,0 +1,121 @@
+"""The gated layer of transformers: two products of one input, of one layer of 2N rows or of two layers."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from torch import Tensor, nn
+
+from epigemm import docstrings, formula_functions, glu
+from epigemm.epilogues.formulas import GATED
+from epigemm.nn.base import CallOptions, FusedLinear, Options, pack_use, require_plain
+from epigemm.packs import weight_packs
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+
+@docstrings.of_layer
+class LinearGLU(FusedLinear):
+    """activation(x @ W1.T + b1) * (x @ W2.T + b2): the gated layers of transformers (SwiGLU, GeGLU, ...).
+
+    `weight` `[2N, K]` and `bias` `[2N]` have the rows of both, the activated ones first: `epigemm.linear_glu` says
+    which models have them so. Over two layers (`from_linears`) there are `weight2` and `bias2`, and each has N rows.
+
+    Example:
+        >>> epigemm.nn.LinearGLU(64, 32, activation="gelu")(torch.randn(8, 64)).shape
+        torch.Size([8, 32])
+    """
+
+    weight2: Tensor | None
+    bias2: Tensor | None
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        bias: bool = True,
+        *,
+        activation: str = "silu",
+        **options: Unpack[Options],
+    ) -> None:
+        super().__init__(in_features, 2 * out_features, bias, **options)
+        self.register_parameter("weight2", None)
+        self.register_parameter("bias2", None)
+        self.activation = formula_functions.checked_activation(activation)
+
+    @classmethod
+    def from_linear(
+        cls, linear: nn.Linear, *, activation: str = "silu", **options: Unpack[CallOptions]
+    ) -> LinearGLU:
+        """The layer over the parameter objects of one with 2N rows, of which the first N are activated.
+
+        Raises:
+            TypeError: another class than `torch.nn.Linear`; an unknown option.
+            ValueError: `linear` has an odd number of rows, hooks, a `forward` of its own, or other parameters.
+        """
+        module = cls._sharing(linear, options, activation=activation)
+        if linear.out_features % 2:
+            raise ValueError(
+                f"linear: got {linear.out_features} out_features; accepted is an even number, half for each product"
+            )
+        return module
+
+    @classmethod
+    def from_linears(
+        cls,
+        linear: nn.Linear,
+        linear2: nn.Linear,
+        *,
+        activation: str = "silu",
+        **options: Unpack[CallOptions],
+    ) -> LinearGLU:
+        """The layer over the parameter objects of two, of which the first is activated.
+
+        Llama's is `LinearGLU.from_linears(mlp.gate_proj, mlp.up_proj)`.
+
+        Raises:
+            TypeError: another class than `torch.nn.Linear`; an unknown option.
+            ValueError: `linear2` has another shape than `linear`; a layer has hooks, a `forward` of its own, or other
+                parameters.
+        """
+        module = cls._sharing(linear, options, activation=activation)
+        require_plain("linear2", linear2, nn.Linear)
+        shape, expected = list(linear2.weight.shape), list(linear.weight.shape)
+        if shape != expected:
+            raise ValueError(
+                f"linear2: got a weight of shape {shape}; accepted is {expected}, that of linear"
+            )
+        module.weight2, module.bias2 = linear2.weight, linear2.bias
+        return module
+
+    @property
+    def out_features(self) -> int:
+        """N, the size of the result's last dimension."""
+        rows = self.weight.shape[0]
+        return rows // 2 if self.weight2 is None else rows
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Apply the layer."""
+        weight, bias, weight2, bias2 = self.weight, self.bias, self.weight2, self.bias2
+        use = pack_use(weight)
+        return glu.run(
+            self.activation, x, weight, bias, weight2, bias2, None, self.precision, self.strict, use
+        )
+
+    @property
+    def _epilogue_name(self) -> str | None:
+        return self._formula_name(GATED + self.activation)
+
+    def repack(self) -> None:
+        """As of `FusedLinear`, of both products' weights."""
+        if self.weight2 is None:
+            weight_packs.repack_halves(self.weight, self.precision)
+            return
+        super().repack()
+        weight_packs.repack(self.weight2, self.precision)
+
+    def extra_repr(self) -> str:
+        """As of `FusedLinear`, with the activation, and whether there are two weights."""
+        two = "" if self.weight2 is None else ", two weights"
+        return f"{super().extra_repr()}{two}, activation={self.activation!r}"
