@@ -21,6 +21,7 @@ examples:
   python -m benchmarks --output bench                     the five models at their real sizes, all baselines
   python -m benchmarks --cases linear/bias_relu --dtypes bf16 --sizes 1024x8192x8192 4096x4096x4096
   python -m benchmarks --custom --no-max-autotune --output custom     any epilogue from one Python function
+  python -m benchmarks --glu --no-max-autotune --output glu   gated pairs against one product and a kernel behind it
   python -m benchmarks --random 1 --count 200 --between   random shapes, each case held to its bar at every point
   python -m benchmarks --random 1 --short --count 200     layers with a short K, held to the time of torch.mm
   python -m benchmarks --host --output host               what a call costs the host, from Python to the launch
@@ -37,6 +38,7 @@ _LAYERS = "cases sizes dtypes peers exclude no_max_autotune quick time_budget"
 # By kind: the options that it takes; of several kinds on one command line the first counts, and takes the others.
 _TAKES = {
     "custom": f"layers {_LAYERS}",
+    "glu": _LAYERS,
     "functors": "random count cases quick time_budget table",
     "host": "cases sizes quick",
     "models": "cases quick time_budget variants shard list",
@@ -83,6 +85,7 @@ def parser() -> argparse.ArgumentParser:
     models = "whole models; --cases: NETWORK/PRECISION/MODE/BATCH, parts of it, or patterns"
     kinds.add_argument("--custom", action="store_true", help="epilogues made of one Python function")
     kinds.add_argument("--layers", action="store_true", help="with --custom: layers with a short K")
+    kinds.add_argument("--glu", action="store_true", help="gated pairs of products; --sizes: Mx2NxK")
     kinds.add_argument("--random", type=int, metavar="SEED", help=seed)
     kinds.add_argument("--count", type=int, default=200, metavar="N", help="how many random shapes (200)")
     kinds.add_argument("--between", action="store_true", help=between)
@@ -118,9 +121,7 @@ def parser() -> argparse.ArgumentParser:
     who.add_argument("--no-max-autotune", action="store_true", help=autotune)
     how = p.add_argument_group("how long")
     quick = "few rounds, nothing measured alone; --models: batches of 2, and no Inductor"
-    budget = (
-        "start no slow baseline, and with --random, --plans, --models or --custom no point, after so many "
-    )
+    budget = "start no slow baseline, and with --random, --plans, --models, --custom or --glu no point, after so many "
     budget += f"seconds (CPU: {CPU_TIME_BUDGET_S:g}; --models: 540)"
     how.add_argument("--quick", action="store_true", help=quick)
     how.add_argument("--time-budget", type=float, metavar="S", help=budget)

@@ -91,6 +91,12 @@ class Reference:
         """How many output columns take part: all N, unless float64 products of them cost too much."""
         return self._case.shape.n if self._columns is None else len(self._columns)
 
+    @property
+    def products(self) -> list[_Chunk]:
+        """The exact products and their bounds, some columns at a time."""
+        assert self._linear_chunks is not None
+        return self._linear_chunks
+
     def compare(self, out: Tensor, intermediate_roundings: int) -> Accuracy:
         """Hold one result against the reference.
 

@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -17,11 +18,17 @@ from torch import Tensor
 from benchmarks.baselines import Alternative, Baseline
 from benchmarks.cases import Case, Data, Setting, Shape, make_data
 from benchmarks.harness.accuracy import Reference
-from benchmarks.harness.records import OURS, OWN, CaseResult, Group, Measurement, Timing
-from benchmarks.harness.sampling import SampledReference
+from benchmarks.harness.records import OURS, OWN, Accuracy, CaseResult, Group, Measurement, Timing
 from epigemm.tuning.timing import Effort, Timer, make_timer
 
 _MEMORY_SHARE = 0.8
+
+
+class Judge(Protocol):
+    """What results are held against: a float64 result and the bound around it."""
+
+    def compare(self, out: Tensor, intermediate_roundings: int) -> Accuracy:
+        """Hold one result against it."""
 
 
 @contextmanager
@@ -96,7 +103,7 @@ class Bench:
         with torch.no_grad(), matmul_precision(case.setting):
             try:
                 data = make_data(case, self.device, self.seed)
-                out = torch.empty(case.shape.m, case.shape.n, dtype=case.setting.dtype, device=self.device)
+                out = self.new_out(case)
             except Exception as error:
                 failed = Measurement(OURS, "epigemm", error=describe_error(error))
                 result.groups[0].measurements.append(failed)
@@ -105,7 +112,7 @@ class Bench:
             result.groups[0].measurements += [ready.measurement for ready in every]
             for kind, signed in (("signed", True), ("uniform", False)):  # x ends as it began
                 data.refill(signed, self.seed + 1)
-                reference = Reference(case, data, self.seed)
+                reference = self.reference(case, data)
                 for ready in every:
                     if not signed or ready.measurement.alternative in OWN:
                         self.check(reference, kind, out, ready)
@@ -117,6 +124,14 @@ class Bench:
         gc.collect()  # a case's memory goes before the next one allocates its own
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
+
+    def new_out(self, case: Case) -> Tensor:
+        """For every alternative to write to."""
+        return torch.empty(case.shape.m, case.shape.n, dtype=case.setting.dtype, device=self.device)
+
+    def reference(self, case: Case, data: Data) -> Judge:
+        """What results are held against."""
+        return Reference(case, data, self.seed)
 
     def prepare(self, case: Case, data: Data, out: Tensor, chosen: Sequence[Baseline]) -> list[Ready]:
         """Bind and warm up each."""
@@ -132,7 +147,7 @@ class Bench:
             every.append(Ready(measurement, alternative))
         return every
 
-    def check(self, reference: Reference | SampledReference, kind: str, out: Tensor, ready: Ready) -> None:
+    def check(self, reference: Judge, kind: str, out: Tensor, ready: Ready) -> None:
         """Hold one result against its bound.
 
         ``out`` is filled with NaN first: whatever a call does not write then shows. So is what the allocator is likely

@@ -45,13 +45,13 @@ class Run:
         """Of the GPU; 0 without one."""
         return int(self.about["gpu"]["multiprocessors"]) if self.about["gpu"] else 0
 
-    def bench(self, effort: Effort | None = None, **changes: Any) -> Bench:
+    def bench(self, effort: Effort | None = None, of: type[Bench] = Bench, **changes: Any) -> Bench:
         """Timer and steps; by default as much effort as the device takes."""
         effort = effort or (Effort() if self.device.type == "cuda" else _ON_CPU)
         effort = dataclasses.replace(effort, **changes)
         if self.options.quick:
             effort = dataclasses.replace(effort, rounds=5, min_ms=5.0, max_rounds=20, pause_s=None)
-        return Bench(self.device, effort)
+        return of(self.device, effort)
 
     def baselines(
         self, among: Sequence[Baseline], exclude: Sequence[str] = ()

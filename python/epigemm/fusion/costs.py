@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -60,6 +60,11 @@ def device_us(node: fx.Node) -> float:
 
 def _index_of(tensors: Iterable[Tensor]) -> int:
     return next((tensor.get_device() for tensor in tensors if tensor.is_cuda), -1)
+
+
+def moved_us(tensors: Sequence[Tensor]) -> float:
+    """What a kernel takes that moves some tensors, and computes little."""
+    return _moved_us(tensors, _index_of(tensors))
 
 
 def _moved_us(tensors: Iterable[Tensor], device: int) -> float:

@@ -14,9 +14,10 @@ from typing import NamedTuple
 import torch
 from torch import fx
 
-from epigemm.fusion import costs
+from epigemm.fusion import costs, profit
 from epigemm.fusion.chains import Chain
 from epigemm.fusion.effects import effects_of
+from epigemm.fusion.pairs import Before
 from epigemm.fusion.profit import Judged, Way
 from epigemm.fusion.values import hint, tensor_of
 
@@ -73,12 +74,18 @@ class Verdict(NamedTuple):
 
 
 def verdict(
-    graph: fx.Graph, chains: Mapping[Chain, Judged], launches: Launches, *, measures: bool = False
+    graph: fx.Graph,
+    chains: Mapping[Chain, Judged],
+    launches: Launches,
+    *,
+    measures: bool = False,
+    before: Before = Before(),  # noqa: B008  # a tuple
 ) -> Verdict:
     """Who waits for whom, with and without fused calls.
 
     `chains` are all of them, those too that are not worth a fused call. `measures`: whoever calls the graph may run the
-    model itself instead, and finds out which is faster: where that is not sure, they are fused.
+    model itself instead, and finds out which is faster: where that is not sure, they are fused. `before`: what the
+    model's own graph takes more than this one, whose products are others.
     """
     taken = {chain: judged for chain, judged in chains.items() if not judged.why_not}
     on_gpu = any(judged.fallback_us for judged in chains.values())
@@ -89,7 +96,7 @@ def verdict(
     others = [node for node in kernels if node not in in_chains]
     behind = {chain: [node for node in chain.nodes[1:] if node in kernels] for chain in chains}
 
-    plain_us = {chain: _plain_us(judged, behind[chain]) for chain, judged in chains.items()}
+    plain_us = {chain: profit.plain_us(judged, behind[chain]) for chain, judged in chains.items()}
     device_us = sum(plain_us.values()) + sum(map(costs.device_us, others))
     gained_us = sum(plain_us[chain] - judged.fused_us for chain, judged in taken.items())
     operators = len(others) + sum(map(len, behind.values()))
@@ -100,7 +107,11 @@ def verdict(
     )
     if launches is Launches.EAGER:  # Inductor has merged them with what follows
         more_us -= _KERNEL_US[launches] * sum(len(behind[chain]) for chain in taken)
-    fused, plain = max(device_us - gained_us, host_us + more_us), max(device_us, host_us)
+    plain_host_us = host_us + _KERNEL_US[launches] * before.kernels
+    fused, plain = (
+        max(device_us - gained_us, host_us + more_us),
+        max(device_us + before.device_us, plain_host_us),
+    )
     pays = host_us + more_us < device_us - gained_us or fused < _WORTH * plain
     is_recorded = any(chain.product.value.requires_grad for chain in taken)  # the backward pass is not timed
     is_close = _HOSTS_ERROR * (host_us + more_us) > device_us - gained_us or fused > _SURE * plain
@@ -126,9 +137,3 @@ def _kernels(graph: fx.Graph) -> set[fx.Node]:
     """The nodes that launch a kernel: they run more than views."""
     calls = (node for node in graph.nodes if node.op.startswith("call") and tensor_of(node) is not None)
     return {node for node in calls if not effects_of(node).is_view}
-
-
-def _plain_us(judged: Judged, behind: list[fx.Node]) -> float:
-    """Of a chain without fusion, operator by operator: the fallback has one of them, or a ReLU in the product."""
-    more = sorted(map(costs.device_us, behind))
-    return judged.fallback_us + sum(more if judged.way == Way.FALLBACK else more[:-1])

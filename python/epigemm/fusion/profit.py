@@ -7,7 +7,7 @@ import math
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, fx
 
 from epigemm.arguments.calls import FIND, LinearCall
 from epigemm.autograd import gradients
@@ -102,6 +102,12 @@ def in_two_kernels(chain: Chain, found: Judged, place: Tensor) -> Judged:
         ):
             return found
     return found._replace(why_not="", way=Way.TWO_KERNELS, fused_us=found.fallback_us)
+
+
+def plain_us(judged: Judged, behind: list[fx.Node]) -> float:
+    """Of a chain without fusion, operator by operator: the fallback has one of them, or a ReLU in the product."""
+    more = sorted(map(costs.device_us, behind))
+    return judged.fallback_us + sum(more if judged.way == Way.FALLBACK else more[:-1])
 
 
 def notes(chain: Chain, found: Judged) -> tuple[str, ...]:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from epigemm.fusion import formula, host, layouts, matmuls, profit
+from epigemm.fusion import formula, host, layouts, matmuls, pairs, profit
 from epigemm.fusion.chains import Chain, ChainFinder
 from epigemm.fusion.report import FusedSite, FusionReport, Skipped
 from epigemm.fusion.site import Site
@@ -87,17 +87,28 @@ def fuse_graph(
         What was done. The graph is as it was where the report has no sites.
     """
     copies = layouts.put_in_rows(graph)
-    report, judged = _judged(graph, keep_packs, launches)
-    waits, is_unsure = host.verdict(graph, judged, launches, measures=measures)
+    two = _pairs_that_pay(graph, keep_packs, launches)
+
+    def look() -> tuple[FusionReport, dict[Chain, profit.Judged], host.Verdict]:
+        report, judged = _judged(graph, keep_packs, launches)
+        before = pairs.before(two, judged, one_by_one=launches.is_one_by_one)
+        return report, judged, host.verdict(graph, judged, launches, measures=measures, before=before)
+
+    report, judged, (waits, is_unsure) = look()
     paying = (node for chain, found in judged.items() if not found.why_not for node in chain.nodes)
     if copies and (waits or not layouts.pay(copies, paying)):
+        pairs.undo(two)
         while copies:
             copies.pop().undo()
-        report, judged = _judged(graph, keep_packs, launches)
-        waits, is_unsure = host.verdict(graph, judged, launches, measures=measures)
+        two = _pairs_that_pay(graph, keep_packs, launches)
+        report, judged, (waits, is_unsure) = look()
+    if two and waits:
+        pairs.undo(two)
+        report, judged, (waits, is_unsure) = look()
     report.notes += [
         f"{copied.copy.args[0]} is copied once: sums with it then lie in rows" for copied in copies
     ]
+    report.notes += pairs.notes(two, name_of)
     if guards_sizes and any(each.fallback_us for each in judged.values()):
         host.guard_sizes(graph)
     taken = [chain for chain, found in judged.items() if not (found.why_not or waits)]
@@ -115,6 +126,23 @@ def fuse_graph(
         else:
             report.skipped.insert(0, Skipped(name_of(chain.product.node), reason))
     return report
+
+
+def _pairs_that_pay(graph: fx.Graph, keep_packs: bool, launches: host.Launches) -> list[pairs.Pair]:
+    """Products that are read by halves, made two where that pays."""
+
+    def judge(chain: Chain) -> profit.Judged:
+        return profit.judged(chain, keeps_pack=_keeps(chain, keep_packs), is_eager=launches.is_one_by_one)
+
+    two = pairs.take_apart(graph, judge)
+    if not two:
+        return two
+    _, judged = _judged(graph, keep_packs, launches)
+    lost = pairs.lost(two, judged, one_by_one=launches.is_one_by_one)
+    if lost:
+        pairs.undo(two)
+        two = pairs.take_apart(graph, judge, leave=lost)
+    return two
 
 
 def _judged(

@@ -1,0 +1,357 @@
+"""One product whose halves of columns are multiplied by each other, as gated layers have it, made two products.
+
+`a, b = fc(x).chunk(2, -1); act(a) * b` ends the chain of its product at once: no kernel's result is half as wide as its
+product. Two products of views of the weight have chains, and the last one multiplies by the other's result. That spares
+a pass over memory, and takes a product of half the width twice. So the pass makes two of one on trial, and `lost` names
+those that the planner expects to take longer; they are undone.
+
+Left alone: a product that something else reads, too, or that is recorded by autograd. There x's gradient would take two
+products and a sum.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, fx
+from torch._dispatch.python import enable_python_dispatcher
+from torch._subclasses.fake_tensor import FakeTensor
+
+from epigemm.epilogues.kinds import MATRIX
+from epigemm.fusion import costs, matmuls, profit
+from epigemm.fusion.chains import Chain, ChainFinder
+from epigemm.fusion.effects import call, effects_of
+from epigemm.fusion.matmuls import Product
+from epigemm.fusion.operands import ChainOperand
+from epigemm.fusion.profit import Judged
+from epigemm.fusion.values import (
+    is_same_memory,
+    known,
+    same_sizes,
+    storage_of,
+    tensor_of,
+    tensors_of,
+    value_at,
+    value_of,
+)
+
+# Of the time of one product and its kernels: less is within the error of these estimates.
+_WORTH = 0.97
+
+
+class _Was(NamedTuple):
+    """A node that was taken out of a graph, to make it again."""
+
+    node: fx.Node
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    half: int | None  # which half of the product's columns it gave
+
+
+@dataclass
+class Pair:
+    """Two products in the place of one.
+
+    Attributes:
+        first: the product of the first half of the columns.
+        second: that of the others.
+        one_us: what the device takes for the one product; 0 on a CPU.
+        glu: the product of `F.glu` in the place of that, and its sigmoid; else empty.
+        glu_us: what the device takes for `F.glu`.
+    """
+
+    first: fx.Node
+    second: fx.Node
+    one_us: float
+    glu: tuple[fx.Node, ...] = ()
+    glu_us: float = 0.0
+    _was: list[_Was] = field(default_factory=list)
+    _made: list[fx.Node] = field(default_factory=list)
+    _values: dict[fx.Node, Any] = field(default_factory=dict)  # of views of the halves, as they were
+
+    @property
+    def products(self) -> tuple[fx.Node, fx.Node]:
+        """Both."""
+        return self.first, self.second
+
+    def chains(self, judged: Mapping[Chain, Judged]) -> list[Chain]:
+        """The chains of both products."""
+        return [chain for chain in judged if chain.product.node in self.products]
+
+    def undo(self) -> None:
+        """One product again. Views of one half that were several are one."""
+        graph, again = self.first.graph, dict[fx.Node, fx.Node]()
+        for node, args, kwargs, half in self._was:
+            with graph.inserting_before(self.glu[-1] if node.target is F.glu else self._made[0]):
+                given, named = fx.map_arg((args, kwargs), lambda n: again.get(n, n))
+                again[node] = graph.create_node(node.op, node.target, given, named, node.name, node.type)
+            again[node].meta = node.meta
+            if node.target is F.glu:
+                self.glu[0].replace_all_uses_with(again[node])
+            elif half is not None:
+                self.products[half].replace_all_uses_with(again[node])
+        for node in (*self.glu, *reversed(self._made)):
+            graph.erase_node(node)
+        for node, value in self._values.items():
+            node.meta["example_value"] = value
+
+
+class _Halves(NamedTuple):
+    """What reads a product by halves: nodes of the graph, in its order."""
+
+    views: dict[fx.Node, int | None]  # the views between, and which half each of the last ones gives
+    glus: list[fx.Node]  # calls of `F.glu`
+
+
+def take_apart(graph: fx.Graph, judge: Callable[[Chain], Judged], leave: Collection[int] = ()) -> list[Pair]:
+    """Make two products of each one that is read by halves alone; `leave`: the places of some among these.
+
+    `judge`: what is expected of the one product.
+    """
+    found = []
+    for node in list(graph.nodes):
+        product = matmuls.understand(node)
+        if not isinstance(product, Product) or not _may_be_two(product):
+            continue
+        halves = _Halves({}, [])
+        finder = ChainFinder(graph)
+        if (
+            not _reads_by_halves(product, node, halves)
+            or finder.why_not(node, product)
+            or _is_written(product)
+        ):
+            continue
+        found.append((node, halves, judge(finder.chain(product))))
+    return [
+        _made_two(node, halves, judged)
+        for place, (node, halves, judged) in enumerate(found)
+        if place not in leave
+    ]
+
+
+def lost(pairs: list[Pair], judged: Mapping[Chain, Judged], *, one_by_one: bool) -> list[int]:
+    """The places of pairs that do not pay, or whose halves are not multiplied by a chain after all."""
+    return [
+        place
+        for place, pair in enumerate(pairs)
+        if not _is_multiplied(pair, judged) or not _pays(pair, judged, one_by_one)
+    ]
+
+
+def undo(pairs: list[Pair]) -> None:
+    """The graph as it was before `take_apart`."""
+    while pairs:
+        pairs.pop().undo()
+
+
+class Before(NamedTuple):
+    """What a graph took before some products were made two, less what it takes now, operator by operator."""
+
+    device_us: float = 0.0
+    kernels: int = 0
+
+
+def before(pairs: list[Pair], judged: Mapping[Chain, Judged], *, one_by_one: bool) -> Before:
+    """What is to be added to the times of a graph for those of the model's own."""
+    more_us, kernels = 0.0, 0
+    for pair in pairs:
+        chains = pair.chains(judged)
+        now = sum(profit.plain_us(judged[chain], costs.kernels_behind(chain)) for chain in chains)
+        more_us += _us_of_one(pair, chains, one_by_one) - now
+        kernels -= len(pair.products) - 1 + max(len(pair.glu) - 1, 0)
+    return Before(more_us, kernels)
+
+
+def notes(pairs: list[Pair], name: Callable[[fx.Node], str]) -> Iterator[str]:
+    """For a report."""
+    for pair in pairs:
+        yield f"{name(pair.first)}: its halves are two products, of which one multiplies by the other"
+
+
+# --- whether it pays -------------------------------------------------------------------------------------------------
+
+
+def _is_multiplied(pair: Pair, judged: Mapping[Chain, Judged]) -> bool:
+    """Whether a fused chain of one product reads the other's result, and all that reads them is in these chains."""
+    chains = pair.chains(judged)
+    if len(chains) != 2:
+        return False
+    nodes = {node for chain in chains for node in chain.nodes}
+    if any(user not in nodes for product in pair.products for user in product.users):
+        return False
+    return any(
+        other.nodes[-1] in one.sources and not judged[one].why_not
+        for one, other in (chains, reversed(chains))
+    )
+
+
+def _pays(pair: Pair, judged: Mapping[Chain, Judged], one_by_one: bool) -> bool:
+    if not pair.one_us:
+        return True  # on a CPU, as of all chains there
+    chains, us = pair.chains(judged), 0.0
+    for chain in chains:
+        found = judged[chain]
+        plain_us = profit.plain_us(found, costs.kernels_behind(chain))
+        us += plain_us if found.why_not else min(plain_us, found.fused_us)
+    return us < _WORTH * _us_of_one(pair, chains, one_by_one)
+
+
+def _us_of_one(pair: Pair, chains: list[Chain], one_by_one: bool) -> float:
+    """What the device takes for the one product and the kernels behind it."""
+    behind = [node for chain in chains for node in costs.kernels_behind(chain)]
+    if one_by_one:
+        own = [node for node in behind if node not in pair.glu]
+        return pair.one_us + pair.glu_us + sum(map(costs.device_us, own))
+    inner = {node for chain in chains for node in chain.nodes}
+    matrices = [
+        value_at(each.sources[0])
+        for chain in chains
+        for each in chain.operands
+        if isinstance(each, ChainOperand) and each.kind == MATRIX and each.sources[0] not in inner
+    ]
+    halves = [value_at(product) for product in pair.products]
+    return pair.one_us + costs.moved_us([*halves, *matrices, halves[0]])
+
+
+# --- the graph -------------------------------------------------------------------------------------------------------
+
+
+def _may_be_two(product: Product) -> bool:
+    value, weight, x = product.value, tensor_of(product.weight), tensor_of(product.x)
+    bias = None if product.bias is None else tensor_of(product.bias)
+    if product.is_kn or product.is_batch or value.requires_grad or not isinstance(value, FakeTensor):
+        return False
+    columns = value.shape[-1]
+    if not isinstance(columns, int) or columns < 2 or columns % 2:
+        return False
+    has_vector = product.bias is None or (
+        bias is not None and bias.dim() == 1 and known(bias.shape[0] == columns)
+    )
+    # Under autocast each of the two would cast x.
+    return has_vector and all(each is not None and each.dtype == value.dtype for each in (x, weight))
+
+
+def _reads_by_halves(product: Product, node: fx.Node, found: _Halves) -> bool:
+    """Whether all that reads a node, which has all elements of a product, reads halves of its columns."""
+    for user in node.users:
+        effects = effects_of(user)
+        if user.op == "output" or not effects.known or effects.writes:
+            return False
+        if user.target is F.glu:
+            if not _is_of_last_axis(user, product):
+                return False
+            found.glus.append(user)
+            continue
+        value, parts = value_of(user), tensors_of(user)
+        if not effects.is_view or not parts:
+            return False
+        if isinstance(value, (tuple, list)):
+            found.views[user] = None
+            for each in user.users:
+                half = _half(value_of(each), product) if each.target is operator.getitem else None
+                if half is None:
+                    return False
+                found.views[each] = half
+            continue
+        half = _half(value, product)
+        found.views[user] = half
+        if half is None and not (
+            is_same_memory(value, product.value) and _reads_by_halves(product, user, found)
+        ):
+            return False
+    halves = {half for half in found.views.values() if half is not None}
+    return len(halves) == 2 or (not found.views and len(found.glus) == 1)
+
+
+def _is_written(product: Product) -> bool:
+    """Whether something may write to a product's memory, which two products do not share."""
+    memory = storage_of(product.value)
+    for node in product.node.graph.nodes:
+        effects = effects_of(node)
+        read = (storage_of(value) for each in node.all_input_nodes for value in tensors_of(each))
+        if memory in effects.writes or (not effects.known and memory in read):
+            return True
+    return False
+
+
+def _half(value: Any, product: Product) -> int | None:
+    """Which half of a product's columns a view is; None where it is none."""
+    whole = product.value
+    if not isinstance(value, Tensor) or storage_of(value) != storage_of(whole) or value.dtype != whole.dtype:
+        return None
+    columns = int(whole.shape[-1]) // 2
+    if not same_sizes(value.shape, (*whole.shape[:-1], columns)):
+        return None
+    lies = zip(value.shape, value.stride(), whole.stride(), strict=True)
+    if not all(known(size == 1) or known(one == other) for size, one, other in lies):
+        return None
+    offset = value.storage_offset() - whole.storage_offset()
+    return next((half for half in (0, 1) if known(offset == half * columns)), None)
+
+
+def _is_of_last_axis(node: fx.Node, product: Product) -> bool:
+    """Whether a call of `F.glu` gives the product's shape, with half of its columns."""
+    value, whole = tensor_of(node), product.value
+    return value is not None and same_sizes(value.shape, (*whole.shape[:-1], int(whole.shape[-1]) // 2))
+
+
+def _made_two(node: fx.Node, halves: _Halves, judged: Judged) -> Pair:
+    graph, product = node.graph, matmuls.understand(node)
+    assert isinstance(product, Product)
+    us = judged.fallback_us if judged.why_not else judged.fused_us
+    made: list[fx.Node] = []
+    whole = product.value
+
+    def add(like: fx.Node, function: Any, *args: Any) -> fx.Node:
+        new = graph.call_function(function, args)
+        new.meta = {key: like.meta[key] for key in ("stack_trace", "nn_module_stack") if key in like.meta}
+        new.meta["example_value"] = _computed(new, whole)
+        made.append(new)
+        return new
+
+    with graph.inserting_before(node):
+        weights = add(node, torch.chunk, product.weight, 2)
+        biases = None if product.bias is None else add(node, torch.chunk, product.bias, 2)
+        both = [
+            add(
+                node,
+                F.linear,
+                product.x,
+                add(node, operator.getitem, weights, half),
+                None if biases is None else add(node, operator.getitem, biases, half),
+            )
+            for half in (0, 1)
+        ]
+    pair = Pair(both[0], both[1], us, _made=list(made))
+    for each in halves.glus:
+        with graph.inserting_before(each):
+            gate = add(each, torch.sigmoid, both[1])
+            pair.glu = (add(each, torch.mul, both[0], gate), gate)
+        pair.glu_us = costs.device_us(each)
+        each.replace_all_uses_with(pair.glu[0])
+    for view, half in halves.views.items():
+        if half is not None:
+            view.replace_all_uses_with(both[half])
+    gone = [node, *halves.views, *halves.glus]
+    which = {**dict.fromkeys(gone), **halves.views}
+    pair._was = [_Was(each, each.args, each.kwargs, which[each]) for each in gone]
+    for each in reversed(gone):
+        graph.erase_node(each)
+    for each in graph.nodes:
+        if each not in made and storage_of(whole) in map(storage_of, tensors_of(each)):
+            pair._values[each] = value_of(each)
+            each.meta["example_value"] = _computed(each, whole)
+    return pair
+
+
+def _computed(node: fx.Node, like: Tensor) -> Any:
+    """What a node gives, without data."""
+    assert isinstance(like, FakeTensor)
+    args, kwargs = fx.map_arg((node.args, node.kwargs), value_of)
+    with like.fake_mode, torch.no_grad(), enable_python_dispatcher():
+        return call(node, args, kwargs)

@@ -1,0 +1,455 @@
+"""Products whose halves are multiplied: made two, where nothing else reads them and where that pays."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, fx, nn
+
+import epigemm
+from epigemm.fusion import FusionReport, host, matmuls, pairs, profit, rewrite
+from epigemm.fusion.chains import Chain, ChainFinder
+from epigemm.fusion.host import Launches
+from epigemm.fusion.pairs import Pair
+from epigemm.fusion.profit import Judged, Way
+from epigemm.linking import loading
+from epigemm.planning import plans
+
+ROWS, K, N = 6, 8, 10
+NOTE = " its halves are two products, of which one multiplies by the other"
+
+
+class Layers(nn.Module):
+    """One layer of two halves, and one behind it."""
+
+    def __init__(self, bias: bool = True) -> None:
+        super().__init__()
+        self.fc, self.down = nn.Linear(K, 2 * N, bias), nn.Linear(N, 2 * N)
+        self.matrix = nn.Parameter(torch.randn(K, 2 * N))
+
+
+def chunk(self: Any, x: Tensor) -> Any:
+    a, b = self.fc(x).chunk(2, dim=-1)
+    return F.silu(a) * b
+
+
+def gate_behind(self: Any, x: Tensor) -> Any:
+    """As diffusers' GEGLU."""
+    a, gate = torch.chunk(self.fc(x), 2, -1)
+    return a * F.gelu(gate)
+
+
+def split(self: Any, x: Tensor) -> Any:
+    a, b = self.fc(x).split(N, -1)
+    return F.gelu(a, approximate="tanh") * b
+
+
+def tensor_split(self: Any, x: Tensor) -> Any:
+    a, b = torch.tensor_split(self.fc(x), 2, -1)
+    return b * torch.sigmoid(a)
+
+
+def sliced(self: Any, x: Tensor) -> Any:
+    z = self.fc(x)
+    return torch.tanh(z[..., :N]) * z[..., N:]
+
+
+def sliced_twice(self: Any, x: Tensor) -> Any:
+    """SiLU as models spell it, each time with a view of its own."""
+    z = self.fc(x)
+    return z[..., :N] * torch.sigmoid(z[..., :N]) * z[..., N:]
+
+
+def narrow(self: Any, x: Tensor) -> Any:
+    z = self.fc(x)
+    return F.relu(z.narrow(-1, N, N)) * z.narrow(-1, 0, N)
+
+
+def unflatten(self: Any, x: Tensor) -> Any:
+    a, b = self.fc(x).unflatten(-1, (2, N)).unbind(-2)
+    return F.silu(a) * b
+
+
+def glu(self: Any, x: Tensor) -> Any:
+    return F.glu(self.fc(x))
+
+
+def glu_of_an_axis(self: Any, x: Tensor) -> Any:
+    return F.glu(self.fc(x), x.dim() - 1) + 1
+
+
+def by_transpose(self: Any, x: Tensor) -> Any:
+    a, b = (x @ self.fc.weight.t()).chunk(2, -1)
+    return F.silu(a) * b
+
+
+def bilinear(self: Any, x: Tensor) -> Any:
+    a, b = self.fc(x).chunk(2, -1)
+    return a * b
+
+
+def clamped(self: Any, x: Tensor) -> Any:
+    """As gpt-oss has it, but for which columns are which."""
+    a, b = self.fc(x).chunk(2, -1)
+    a, b = a.clamp(max=7.0), b.clamp(-7.0, 7.0)
+    return (b + 1) * (a * torch.sigmoid(1.702 * a))
+
+
+def viewed(self: Any, x: Tensor) -> Any:
+    a, b = self.fc(x).chunk(2, -1)
+    return F.silu(a.view(-1, N)) * b.view(-1, N)
+
+
+def residual(self: Any, x: Tensor) -> Any:
+    a, b = self.fc(x).chunk(2, -1)
+    return F.dropout(F.silu(a) * b, 0.5, False) + x[..., :1]
+
+
+def sampled(self: Any, x: Tensor) -> Any:
+    """As of a variational autoencoder."""
+    mean, logarithm = self.fc(x).chunk(2, -1)
+    return mean + torch.exp(0.5 * logarithm)
+
+
+def stacked(self: Any, x: Tensor) -> Any:
+    return F.glu(self.down(F.glu(self.fc(x), -1)), -1)
+
+
+TAKEN: list[Callable[..., Any]] = [
+    *(chunk, gate_behind, split, tensor_split, sliced, sliced_twice, narrow, unflatten, glu, glu_of_an_axis),
+    *(by_transpose, bilinear, clamped, viewed, residual, sampled),
+]
+
+
+def returned(self: Any, x: Tensor) -> Any:
+    z = self.fc(x)
+    a, b = z.chunk(2, -1)
+    return F.silu(a) * b, z
+
+
+def half_returned(self: Any, x: Tensor) -> Any:
+    a, b = self.fc(x).chunk(2, -1)
+    return F.silu(a) * b, b
+
+
+def read_as_a_whole(self: Any, x: Tensor) -> Any:
+    z = self.fc(x)
+    a, b = z.chunk(2, -1)
+    return F.silu(a) * b + z.sum()
+
+
+def half_is_summed(self: Any, x: Tensor) -> Any:
+    a, b = self.fc(x).chunk(2, -1)
+    return F.silu(a) * b * a.sum(-1, keepdim=True)
+
+
+def copied(self: Any, x: Tensor) -> Any:
+    """A view of the whole product, but of its halves a copy."""
+    a, b = self.fc(x).chunk(2, -1)
+    return F.silu(a.reshape(-1)) * b.reshape(-1)
+
+
+def written(self: Any, x: Tensor) -> Any:
+    a, b = self.fc(x).chunk(2, -1)
+    seen = a.view(a.shape)
+    a.mul_(2)
+    return seen * b
+
+
+def silu_in_place(self: Any, x: Tensor) -> Any:
+    z = self.fc(x)
+    return F.silu(z[..., :N], inplace=True) * z[..., N:]
+
+
+def not_multiplied(self: Any, x: Tensor) -> Any:
+    key, value = self.fc(x).chunk(2, -1)
+    return F.softmax(key, -1), value.relu()
+
+
+def other_columns(self: Any, x: Tensor) -> Any:
+    z = self.fc(x)
+    return F.silu(z[..., 1 : N + 1]) * z[..., :N]
+
+
+def interleaved(self: Any, x: Tensor) -> Any:
+    z = self.fc(x)
+    return F.silu(z[..., ::2]) * z[..., 1::2]
+
+
+def of_rows(self: Any, x: Tensor) -> Any:
+    a, b = self.fc(x).chunk(2, 0)
+    return F.silu(a) * b
+
+
+def glu_of_rows(self: Any, x: Tensor) -> Any:
+    return F.glu(self.fc(x), 0)
+
+
+def one_half(self: Any, x: Tensor) -> Any:
+    return F.silu(self.fc(x)[..., :N]) * x[..., :1]
+
+
+def as_it_stands(self: Any, x: Tensor) -> Any:
+    """`[K, 2N]`, as GPT-2 has its weights: halves of its columns are none of its rows."""
+    a, b = (x @ self.matrix).chunk(2, -1)
+    return F.silu(a) * b
+
+
+LEFT: list[Callable[..., Any]] = [
+    *(returned, half_returned, read_as_a_whole, half_is_summed, copied, written, silu_in_place),
+    *(not_multiplied, other_columns, interleaved, of_rows, glu_of_rows, one_half, as_it_stands),
+]
+
+
+def model_of(forward: Callable[..., Any], bias: bool = True) -> Any:
+    torch.manual_seed(1)
+    return type("Model", (Layers,), {"forward": forward})(bias).eval()
+
+
+def compiled(model: Any, backend: str) -> tuple[Any, FusionReport]:
+    """Fused, or by the backend."""
+    if backend == "fuse":
+        fused = epigemm.fuse(model)
+        return fused, fused.fusion_report
+    torch._dynamo.reset()
+    report = FusionReport()
+    options: Any = {"backend": backend, "report": report.add}
+    return torch.compile(model, backend="epigemm", fullgraph=True, options=options), report
+
+
+def check(call: Any, model: Any, x: Tensor) -> None:
+    """Equal values, types and strides."""
+    actual, expected = call(x), model(x)
+    pairs_of = zip(actual, expected, strict=True) if isinstance(expected, tuple) else [(actual, expected)]
+    for mine, other in pairs_of:
+        torch.testing.assert_close(mine, other, rtol=1e-5, atol=1e-5)
+        assert mine.stride() == other.stride()
+
+
+@pytest.mark.parametrize("backend", ["fuse", "aot_eager"])
+@pytest.mark.parametrize("bias", [True, False], ids=["bias", "bare"])
+@pytest.mark.parametrize("forward", TAKEN, ids=lambda each: each.__name__)
+def test_two_products_of_one(forward: Callable[..., Any], bias: bool, backend: str) -> None:
+    model = model_of(forward, bias)
+    call, report = compiled(model, backend)
+    with torch.no_grad():
+        check(call, model, torch.randn(2, ROWS, K))
+    assert len(report.sites) == 2 and not report.skipped, report
+    assert [note.partition(":")[2] for note in report.notes] == [NOTE], report
+
+
+def test_one_behind_the_other() -> None:
+    """The second layer's x is what the first one's halves give."""
+    model = model_of(stacked)
+    call, report = compiled(model, "fuse")
+    with torch.no_grad():
+        check(call, model, torch.randn(ROWS, K))
+        check(call, model, torch.randn(2 * ROWS, K))
+    assert len(report.sites) == 4 and len(report.notes) == 2, report
+    assert [site.function for site in report.sites if site.function.endswith("mul")] == [
+        "linear_sigmoid_mul"
+    ] * 2
+
+
+@pytest.mark.parametrize("forward", LEFT, ids=lambda each: each.__name__)
+def test_left_as_it_was(forward: Callable[..., Any]) -> None:
+    model = model_of(forward)
+    call, report = compiled(model, "fuse")
+    with torch.no_grad():
+        check(call, model, torch.randn(2, ROWS, K))
+    assert len(report.sites) + len(report.skipped) == 1 and not report.notes, report
+
+
+def test_not_where_gradients_are_recorded() -> None:
+    """x's gradient would take two products and a sum."""
+    model = model_of(chunk)
+    call, report = compiled(model, "fuse")
+    check(call, model, torch.randn(ROWS, K, requires_grad=True))
+    assert len(report.sites) == 1 and not report.notes
+    for parameter in model.parameters():
+        parameter.requires_grad_(False)
+    check(call, model, torch.randn(ROWS, K))
+    assert len(report.sites) == 3 and len(report.notes) == 1, "another graph"
+
+
+def test_not_under_autocast() -> None:
+    """Each of the two would cast x."""
+    model = model_of(chunk)
+    call, report = compiled(model, "fuse")
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        call(torch.randn(ROWS, K))
+        assert len(report.sites) == 1 and not report.notes
+        call(torch.randn(ROWS, K, dtype=torch.bfloat16))
+        assert not report.notes, "the weight is cast"
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_sixteen_bits(dtype: torch.dtype) -> None:
+    model = model_of(chunk).to(dtype)
+    call, report = compiled(model, "fuse")
+    x = torch.randn(ROWS, K, dtype=dtype)
+    with torch.no_grad():
+        torch.testing.assert_close(call(x), model(x), rtol=4 * torch.finfo(dtype).eps, atol=1e-2)
+    assert len(report.notes) == 1
+
+
+# --- what pays -------------------------------------------------------------------------------------------------------
+
+
+def graph_of(function: Callable[..., Any], *inputs: Tensor) -> fx.Graph:
+    found: list[fx.Graph] = []
+
+    def backend(graph_module: fx.GraphModule, _: object) -> Callable[..., object]:
+        found.append(graph_module.graph)
+        return graph_module.forward
+
+    with torch.no_grad():
+        torch.compile(function, backend=backend, fullgraph=True)(*inputs)
+    return found[0]
+
+
+def swiglu(x: Tensor, weight: Tensor) -> Tensor:
+    a, b = F.linear(x, weight).chunk(2, -1)
+    return F.silu(a) * b
+
+
+def of_pytorch(x: Tensor, weight: Tensor) -> Tensor:
+    return F.glu(F.linear(x, weight), -1)
+
+
+def judged(graph: fx.Graph, judge: Callable[[Chain], Judged]) -> dict[Chain, Judged]:
+    finder, understood = ChainFinder(graph), map(matmuls.understand, reversed(list(graph.nodes)))
+    chains = [finder.chain(each) for each in understood if isinstance(each, matmuls.Product)]
+    return {chain: judge(chain) for chain in chains}
+
+
+def taken_apart(graph: fx.Graph, one_us: float) -> Pair:
+    (pair,) = pairs.take_apart(graph, lambda chain: Judged(profit.SLOWER, Way.FALLBACK, one_us, one_us))
+    return pair
+
+
+SIZES = torch.empty(4096, 64), torch.empty(2 * 2048, 64)
+MOVED_US = 4096 * 2048 * 4 / 3e6  # a matrix of the result's size in fp32
+
+
+@pytest.mark.parametrize("one_by_one", [True, False], ids=["eager", "Inductor"])
+@pytest.mark.parametrize("function", [swiglu, of_pytorch])
+def test_the_kernels_behind_are_counted(function: Callable[..., Any], one_by_one: bool) -> None:
+    """In eager mode SiLU and a product, or `F.glu`; Inductor makes one kernel of both."""
+    graph, one_us = graph_of(function, *SIZES), 1000.0
+    pair = taken_apart(graph, one_us)
+    passes, kernels = (5, 2) if function is swiglu and one_by_one else (3, 1)
+    behind_us = kernels * 3.0 + passes * MOVED_US
+    for fused_us, pays in ((0.48 * (one_us + behind_us), True), (0.49 * (one_us + behind_us), False)):
+        found = judged(graph, lambda chain, us=fused_us: Judged("", Way.TENSORS, 2000.0, us))  # type: ignore[misc]
+        assert pairs.lost([pair], found, one_by_one=one_by_one) == ([] if pays else [0])
+
+
+def test_a_chain_that_is_not_fused_counts_by_its_kernels() -> None:
+    """Only the one that reads the other has to be."""
+    graph = graph_of(swiglu, *SIZES)
+    pair, silu_us = taken_apart(graph, 1000.0), 3.0 + 2 * MOVED_US
+
+    def judge(chain: Chain, plain_us: float) -> Judged:
+        if chain.function == "linear_mul":
+            return Judged("", Way.TENSORS, 500.0, 500.0)
+        return Judged(profit.SLOWER, Way.FALLBACK, plain_us, plain_us)
+
+    whole_us = 1000.0 + 2 * 3.0 + 5 * MOVED_US
+    for left_us, pays in ((0.96 * whole_us, True), (0.98 * whole_us, False)):
+        found = judged(graph, lambda chain, us=left_us - 500.0 - silu_us: judge(chain, us))  # type: ignore[misc]
+        assert pairs.lost([pair], found, one_by_one=True) == ([] if pays else [0])
+    nothing = judged(graph, lambda chain: Judged(profit.SLOWER, Way.FALLBACK, 1.0, 1.0))
+    assert pairs.lost([pair], nothing, one_by_one=True) == [0]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "size", "pays"),
+    [
+        (torch.bfloat16, (4096, 3072, 1024), True),
+        (torch.bfloat16, (16, 2816, 1024), False),
+        (torch.float32, (4096, 3072, 1024), True),
+        (torch.float32, (64, 1024, 256), False),
+    ],
+)
+def test_the_planner_decides(
+    dtype: torch.dtype, size: tuple[int, int, int], pays: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On an H200 that is described to it: at few rows two products take longer than one."""
+    monkeypatch.setattr(plans, "gpu_numbers", lambda device: (90, 132))
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    monkeypatch.setattr(loading, "would_link", lambda *call: "")
+    place, (m, n, k) = torch.empty(0), size
+    graph = graph_of(swiglu, torch.empty(m, k, dtype=dtype), torch.empty(2 * n, k, dtype=dtype))
+
+    def judge(chain: Chain) -> Judged:
+        return profit.judged_there(profit.call_of(chain), place)
+
+    two = pairs.take_apart(graph, judge)
+    lost = pairs.lost(two, judged(graph, judge), one_by_one=True)
+    assert lost == ([] if pays else [0])
+
+
+def test_undone() -> None:
+    """What does not pay is one product again: nothing is fused, and the graph computes what it did."""
+    x, weight = torch.randn(ROWS, K), torch.randn(2 * N, K)
+    for function in (swiglu, of_pytorch):
+        graph = graph_of(function, x, weight)
+        before = [(node.op, node.target, node.meta.get("example_value")) for node in graph.nodes]
+        two = pairs.take_apart(graph, lambda chain: Judged(""))
+        assert len(list(graph.nodes)) > len(before)
+        pairs.undo(two)
+        after = [(node.op, node.target, node.meta.get("example_value")) for node in graph.nodes]
+        assert not two and [each[:2] for each in after] == [each[:2] for each in before]
+        assert all(mine[2] is other[2] for mine, other in zip(after, before, strict=True))
+        graph.lint()
+        module = fx.GraphModule(nn.Module(), graph)
+        torch.testing.assert_close(module(x, weight)[0], function(x, weight))
+
+
+def test_only_those_that_pay(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other one stays as it was; one whose x is what another one gave, too."""
+    for place in (0, 1):
+        monkeypatch.setattr(pairs, "lost", lambda *_, place=place, **__: [place])
+        model = model_of(stacked)
+        call, report = compiled(model, "fuse")
+        with torch.no_grad():
+            check(call, model, torch.randn(ROWS, K))
+        assert len(report.sites) == 3 and len(report.notes) == 1
+        assert report.notes[0].startswith(("down", "fc")[place])
+
+
+def test_undone_where_the_gpu_waits_for_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Then nothing is fused, and the graph is the model's own."""
+    graph = graph_of(swiglu, torch.randn(ROWS, K), torch.randn(2 * N, K))
+    names = [(node.op, node.target) for node in graph.nodes]
+    seen: list[pairs.Before] = []
+
+    def verdict(graph: fx.Graph, *_: Any, before: pairs.Before, **__: Any) -> host.Verdict:
+        seen.append(before)
+        return host.Verdict(host.WAITS)
+
+    monkeypatch.setattr(host, "verdict", verdict)
+    report = rewrite.fuse_graph(graph)
+    assert not report.sites and [skipped.reason for skipped in report.skipped] == [host.WAITS]
+    assert [(node.op, node.target) for node in graph.nodes] == names
+    assert [each.kernels for each in seen] == [-1, 0], "two products, then one"
+
+
+def test_the_models_own_kernels_are_those_of_one_product() -> None:
+    for function, kernels in ((swiglu, -1), (of_pytorch, -2)):
+        graph = graph_of(function, *SIZES)
+        pair = taken_apart(graph, 1000.0)
+        found = judged(graph, lambda chain: Judged("", Way.TENSORS, 600.0, 500.0))
+        before = pairs.before([pair], found, one_by_one=Launches.EAGER.is_one_by_one)
+        assert before.kernels == kernels
+        silu_us, mul_us = 3.0 + 2 * MOVED_US, 3.0 + 3 * MOVED_US
+        # Two fallbacks with a kernel each; of `F.glu` one of them has both, and is given one.
+        one_us, two_us = 1000.0 + silu_us + mul_us, 2 * 600.0
+        if function is of_pytorch:
+            one_us, two_us = 1000.0 + mul_us, two_us + silu_us
+        assert before.device_us == pytest.approx(one_us - two_us)
