@@ -33,6 +33,21 @@ def gated_by_a_plain_row(self: Any, x: Tensor, c: Tensor) -> Any:
     return self.a(x) * self.row(x)
 
 
+def swiglu(self: Any, x: Tensor, c: Tensor) -> Any:
+    """As Llama has it."""
+    return F.silu(self.a(x)) * self.b(x)
+
+
+def swiglu_turned(self: Any, x: Tensor, c: Tensor) -> Any:
+    return self.b(x) * F.silu(self.a(x))
+
+
+def geglu(self: Any, x: Tensor, c: Tensor) -> Any:
+    """As T5 and Gemma have it."""
+    hidden, other = F.gelu(self.a(x), approximate="tanh"), self.b(x)
+    return F.dropout(hidden * other, 0.1, False)
+
+
 def gate_first(self: Any, x: Tensor, c: Tensor) -> Any:
     gate = self.row(x)
     return self.a(x) * gate
@@ -98,6 +113,7 @@ def mixed_by_a_row(self: Any, x: Tensor, c: Tensor) -> Any:
 
 
 FORWARDS: list[tuple[Callable[..., Any], int]] = [
+    *[(each, 2) for each in (swiglu, swiglu_turned, geglu)],
     *[(each, 2) for each in (gated_by_a_row, gated_by_a_plain_row, gate_first, gate_is_returned)],
     *[(each, 2) for each in (activated_gate_is_returned, draws, highway, pooled)],
     *[(each, 3) for each in (film, film_by_a_row, experts, gates_of_gates, seen_in_another_shape)],

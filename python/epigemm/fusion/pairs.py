@@ -119,14 +119,11 @@ def take_apart(graph: fx.Graph, judge: Callable[[Chain], Judged], leave: Collect
         if not isinstance(product, Product) or not _may_be_two(product):
             continue
         halves = _Halves({}, [])
-        finder = ChainFinder(graph)
-        if (
-            not _reads_by_halves(product, node, halves)
-            or finder.why_not(node, product)
-            or _is_written(product)
-        ):
+        if not _reads_by_halves(product, node, halves) or _is_written(product):
             continue
-        found.append((node, halves, judge(finder.chain(product))))
+        finder = ChainFinder(graph)
+        if not finder.why_not(node, product):
+            found.append((node, halves, judge(finder.chain(product))))
     return [
         _made_two(node, halves, judged)
         for place, (node, halves, judged) in enumerate(found)
