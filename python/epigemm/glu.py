@@ -47,9 +47,9 @@ def _paired(
 ) -> Tensor:
     """activation(first) * second: the one place that decides how a pair runs, with x and both weights at hand.
 
-    Two kernels: the second product as `linear` runs it, then the first one, which multiplies by it in its epilogue. A
-    product of all 2N rows and an elementwise kernel behind it would write and read N columns more. In fp32 on fp16
-    slices each of the two products splits x by itself: it is split twice.
+    The second product as `linear` runs it, then the first one, which multiplies by it in its epilogue. A product of all
+    2N rows and an elementwise kernel behind it would write and read N columns more. In fp32 on fp16 slices each of the
+    two products splits x by itself: it is split twice.
     """
     if strict and entry.sees(x, first.weight) is not entry.NOT_PLAIN:
         _require_fused(epilogue, x, first, precision)
@@ -156,9 +156,9 @@ def linear_glu(
     `linear_glu(x, weight[n:], bias[n:], weight2=weight[:n], bias2=bias[:n])`, with n half of the rows.
 
     Matches, for two weights, `torch.nn.functional.silu(torch.nn.functional.linear(x, weight, bias)) *
-    torch.nn.functional.linear(x, weight2, bias2)`. It runs as two kernels: the second product, rounded to x's dtype,
-    then the first one, its activation and the multiplication. `strict` is about the latter. Where the other factor is
-    there already, `linear_gated` takes it.
+    torch.nn.functional.linear(x, weight2, bias2)`. It runs as two products: the second one, rounded to x's dtype,
+    then the first one with its activation and the multiplication. `strict` asks for a fused kernel of the latter. Where
+    the other factor is there already, `linear_gated` takes it.
 
     Example:
         >>> epigemm.linear_glu(torch.randn(8, 64), torch.randn(2 * 32, 64)).shape
