@@ -189,6 +189,17 @@ def glu_of_rows(self: Any, x: Tensor) -> Any:
     return F.glu(self.fc(x), 0)
 
 
+def two_glus(self: Any, x: Tensor) -> Any:
+    z = self.fc(x)
+    return F.glu(z, -1) + F.glu(z, -1)
+
+
+def glu_and_chunk(self: Any, x: Tensor) -> Any:
+    z = self.fc(x)
+    a, b = z.chunk(2, -1)
+    return F.glu(z, -1) + a * b
+
+
 def one_half(self: Any, x: Tensor) -> Any:
     return F.silu(self.fc(x)[..., :N]) * x[..., :1]
 
@@ -201,7 +212,17 @@ def as_it_stands(self: Any, x: Tensor) -> Any:
 
 LEFT: list[Callable[..., Any]] = [
     *(returned, half_returned, read_as_a_whole, half_is_summed, copied, written, silu_in_place),
-    *(not_multiplied, other_columns, interleaved, of_rows, glu_of_rows, one_half, as_it_stands),
+    *(
+        not_multiplied,
+        other_columns,
+        interleaved,
+        of_rows,
+        glu_of_rows,
+        two_glus,
+        glu_and_chunk,
+        one_half,
+        as_it_stands,
+    ),
 ]
 
 

@@ -1,12 +1,12 @@
-"""One product whose halves of columns are multiplied by each other, as gated layers have it, made two products.
+"""One product whose two halves of columns are multiplied with each other, as in gated layers, is made two products.
 
-`a, b = fc(x).chunk(2, -1); act(a) * b` ends the chain of its product at once: no kernel's result is half as wide as its
-product. Two products of views of the weight have chains, and the last one multiplies by the other's result. That spares
-a pass over memory, and takes a product of half the width twice. So the pass makes two of one on trial, and `lost` names
-those that the planner expects to take longer; they are undone.
+In `a, b = fc(x).chunk(2, -1); act(a) * b` the chain of the product ends at `chunk`, as no kernel multiplies the halves
+of its own result. Two products of views of the weight have chains of their own, and one of them reads the result of the
+other. That spares a pass over memory. But two products of N columns may take longer than one of 2N. So the pass
+replaces each such product on trial; `lost` names those for which the planner expects no gain, and they are undone.
 
-Left alone: a product that something else reads, too, or that is recorded by autograd. There x's gradient would take two
-products and a sum.
+Left as it is: a product that something else reads, too, or that is recorded by autograd. The gradient of x would then
+take two products and a sum.
 """
 
 from __future__ import annotations
@@ -262,7 +262,7 @@ def _reads_by_halves(product: Product, node: fx.Node, found: _Halves) -> bool:
         ):
             return False
     halves = {half for half in found.views.values() if half is not None}
-    return len(halves) == 2 or (not found.views and len(found.glus) == 1)
+    return len(halves) == 2 if not found.glus else not found.views and len(found.glus) == 1
 
 
 def _is_written(product: Product) -> bool:
