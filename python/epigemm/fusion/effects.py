@@ -19,6 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from epigemm.fusion.flops import dtype_of, flops_of
+from epigemm.fusion.matmuls import is_product
 from epigemm.fusion.values import storage_of, tensor_of, value_of
 
 # Their schemas do not say that they write running statistics, or repack weights.
@@ -82,7 +83,9 @@ def effects_of(node: fx.Node) -> Effects:
     try:
         mode = modes.pop()
         fresh = nullcontext() if mode.shape_env is None else mode.shape_env.ignore_fresh_unbacked_symbols()
-        with fresh, mode, torch.no_grad(), recorder:
+        # In torch 2.10 and 2.11 products without a bias fail on symbols without it.
+        python = enable_python_dispatcher() if is_product(node) else nullcontext()
+        with fresh, mode, torch.no_grad(), python, recorder:
             given = fx.map_arg((node.args, node.kwargs), lambda n: _stand_in(n, fakes))
             recorder.calls.clear()
             result = call(node, *given)
