@@ -63,7 +63,7 @@ def linker() -> Callable[[bytes, bytes, str], bytes]:
 
 
 def wanted(symbols: list[str], *, reads_matrices: bool, is_of_pairs: bool = False) -> list[str]:
-    """The kernels that calls on Hopper take.
+    """The kernels that calls on Hopper take. The mma.sync kernels (`sm80`) are for other GPUs.
 
     The epilogue alone and its derivative are among them where they are not compiled with the package: where it reads a
     matrix. Those of pairs of products stand by themselves: calls take none of them yet.
@@ -72,7 +72,9 @@ def wanted(symbols: list[str], *, reads_matrices: bool, is_of_pairs: bool = Fals
     return [
         symbol
         for symbol in symbols
-        if symbol.endswith("_pair") == is_of_pairs and (reads_matrices or not alone.match(symbol))
+        if "_sm80_" not in symbol
+        and symbol.endswith("_pair") == is_of_pairs
+        and (reads_matrices or not alone.match(symbol))
     ]
 
 

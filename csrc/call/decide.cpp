@@ -6,6 +6,7 @@
 
 #include "gemm/planner/copies.h"
 #include "gemm/planner/fallback.h"
+#include "gemm/planner/family.h"
 
 namespace epigemm::call {
 
@@ -176,7 +177,8 @@ Decision decision_of(const Prepared& prepared, const ForcedPlan& forced) {
     const WeightSlices& slices = forced.arithmetic == Arithmetic::Split ? prepared.split : prepared.scaled;
     decision.is_packed = slices.cost != SliceCost::PerCall;
     decision.is_padded = !is_storable(prepared);
-  } else if (forced.plan.is_fused() || forced.is_fastest) {
+  } else if (forced.is_fastest ||
+             (forced.plan.is_fused() && !family_of(forced.plan.family).reads_any_rows(forced.plan))) {
     decision.copies = copies_of(prepared);
   }
   if (forced.is_fastest) {
@@ -194,7 +196,9 @@ std::string why_not_forced(const Prepared& prepared, const ForcedPlan& forced, c
   if (!is_on_slices(decision.arithmetic) && !is_readable(prepared, decision.arithmetic, decision.copies)) {
     return why_not_readable(prepared);
   }
-  const Problem problem = problem_of(prepared, decision);
+  Problem problem = problem_of(prepared, decision);
+  // A kernel that has not been run yet runs where its plan is named, and nowhere else.
+  problem.is_any_family_offered = !forced.is_fastest;
   // A plan that is named may be less accurate than its arithmetic promises: so it is measured.
   const std::string why_not = forced.is_fastest ? why_not_accurate(problem) : why_not_covered(problem);
   return why_not.empty() ? why_not_planned(problem, decision.plan) : why_not;

@@ -21,8 +21,9 @@ enum Circumstances {
 void read_slices(int64_t bits, LinearCall* call);
 
 // [arithmetic]: the fastest of its fused plans. [arithmetic, family, tile, raster, swizzle, splits]: that plan,
-// family -1 being the fallback. `is_pair`: of a pair of products, whose kernels run by such a plan alone. Empty where
-// it is one; else what is wrong, in words.
+// family -1 being the fallback. Only a plan that is named runs a family which has not been run on its GPUs yet
+// (Family::is_offered): tests name it. `is_pair`: of a pair of products, whose kernels run by such a plan alone. Empty
+// where it is one; else what is wrong, in words.
 std::string read_forced(const int64_t* numbers, std::size_t count, bool is_pair, ForcedPlan* forced);
 
 }  // namespace epigemm::call

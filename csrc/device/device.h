@@ -9,7 +9,10 @@ struct Device {
   int multiprocessors = 0;
   double clock_mhz = 0;            // the multiprocessors' highest
   double memory_bytes_per_us = 0;  // what a copy reaches, reads and writes counted
-  bool is_speed_assumed = false;   // the device does not tell its clock or its memory's speed
+  double l2_bytes = 0;             // 0: not known
+  // Tensor cores that add fp32 sums at half the rate of fp16 sums: GeForce. No attribute tells, so the name does.
+  bool has_half_rate_sums = false;
+  bool is_speed_assumed = false;  // the device does not tell its clock or its memory's speed
 };
 
 // The share of the memory's nominal bandwidth that a copy reaches: 0.890 on an H200, 0.904 on an H100.

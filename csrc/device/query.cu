@@ -1,8 +1,12 @@
 #include "device/query.h"
 
+#include <cuda.h>
 #include <cuda_runtime.h>
 
+#include <cstring>
 #include <mutex>
+
+#include "device/driver.h"
 
 namespace epigemm::cuda {
 namespace {
@@ -20,6 +24,14 @@ int attribute(cudaDeviceAttr which, int index) {
   return error == cudaSuccess ? value : 0;
 }
 
+// GeForce and the professional cards of a generation share their compute capability.
+bool is_geforce(int index) {
+  using GetName = CUresult(char*, int, CUdevice);
+  static const auto get_name = driver_function<GetName*>("cuDeviceGetName", 2000);
+  char name[256] = {};
+  return get_name && get_name(name, sizeof name, index) == CUDA_SUCCESS && std::strstr(name, "GeForce") != nullptr;
+}
+
 Device query(int index) {
   Device device;
   device.index = index;
@@ -31,6 +43,8 @@ Device query(int index) {
   const double bytes_per_ms =
       2.0 * attribute(cudaDevAttrMemoryClockRate, index) * attribute(cudaDevAttrGlobalMemoryBusWidth, index) / 8;
   device.memory_bytes_per_us = kReachableBandwidth * 1e-3 * bytes_per_ms;
+  device.l2_bytes = attribute(cudaDevAttrL2CacheSize, index);
+  device.has_half_rate_sums = is_geforce(index);
   return with_assumed_speed(device);
 }
 

@@ -57,11 +57,12 @@ struct Problem : Sizes {
   bool is_out_padded = false;           // what is behind the rows of `out` may be written, to whole 16 bytes
   bool is_pair = false;                 // of products
   Copies copies;
-  bool is_packed = false;           // fp16 slices: the weight's are there already
-  bool is_tf32_allowed = false;     // fp32: to PyTorch's GEMM
-  bool is_batch_invariant = false;  // the plan must not depend on M
-  void* workspace = nullptr;        // fp16 slices of x, and of a weight that is not packed
-  void* packed_weight = nullptr;    // the weight's fp16 slices, where they are there already
+  bool is_packed = false;              // fp16 slices: the weight's are there already
+  bool is_tf32_allowed = false;        // fp32: to PyTorch's GEMM
+  bool is_batch_invariant = false;     // the plan must not depend on M
+  bool is_any_family_offered = false;  // also those that wait for their first run: Family::is_offered
+  void* workspace = nullptr;           // fp16 slices of x, and of a weight that is not packed
+  void* packed_weight = nullptr;       // the weight's fp16 slices, where they are there already
   Device device;
   void* stream = nullptr;  // cudaStream_t
 };

@@ -38,10 +38,11 @@ int tiles_of(const Family& family, const Multiplied& multiplied) {
   return family.computes(problem) ? family.tile_count(problem) : -1;
 }
 
-// Of all families for one epilogue, but for those of pairs: few epilogues are for them.
+// Of all families whose kernels calls may choose, for one epilogue, but for those of pairs: few epilogues are for them.
 int gemm_kernels() {
   int count = 0;
   for (int id = 0; has_gemm_kernels() && id < kFamilyCount; ++id) {
+    if (!family_of(static_cast<FamilyId>(id)).is_offered()) continue;
     for (const Multiplied& multiplied : kMultiplied) {
       if (multiplied.is_pair) continue;
       count += multiplied.element_types * std::max(0, tiles_of(family_of(static_cast<FamilyId>(id)), multiplied));

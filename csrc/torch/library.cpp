@@ -27,7 +27,7 @@ STABLE_TORCH_LIBRARY(epigemm, m) {
       " Tensor? bn_bias, float eps, Tensor(a!) out) -> ()");
   m.def(
       "_plan(str epilogue, int m, int n, int k, int[]? strides, int alignment, str dtype, str arithmetic, bool packed,"
-      " bool tf32_allowed, bool has_bias, bool invariant, int[]? gpu, int device) -> str");
+      " bool tf32_allowed, bool has_bias, bool invariant, bool any_family, int[]? gpu, int device) -> str");
   m.def(
       "_dry_linear(str epilogue, Tensor x, Tensor weight, Tensor? bias, Tensor[]? operands, float[]? scalars,"
       " Tensor? out, int fp32, int circumstances, int slices, bool strict, bool invariant, int[]? gpu, int[]? plan, "

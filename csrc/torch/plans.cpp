@@ -28,6 +28,7 @@ void write_plan(std::ostream& json, const Problem& problem, const Candidate& can
        << plan.tile << ", " << raster << ", " << plan.swizzle << ", " << plan.splits
        << "], \"predicted_us\": " << candidate.microseconds;
   if (measured > 0) json << ", \"measured_us\": " << measured;
+  if (tile.shared_bytes > 0) json << ", \"shared_bytes\": " << tile.shared_bytes;
 }
 
 // The measured plan first.
@@ -40,7 +41,7 @@ std::vector<Candidate> with_measured(const Problem& problem, std::vector<Candida
 
 std::string plan(const Name& epilogue, int64_t m, int64_t n, int64_t k, const List<int64_t>& strides, int64_t alignment,
                  const Name& dtype, const Name& arithmetic, bool is_packed, bool is_tf32_allowed, bool has_bias,
-                 bool is_batch_invariant, const List<int64_t>& gpu, int64_t device) {
+                 bool is_batch_invariant, bool is_any_family_offered, const List<int64_t>& gpu, int64_t device) {
   check(m >= 0 && n >= 0 && k >= 0, "m, n and k must not be negative, got ", m, ", ", n, ", ", k);
   check(strides.values.empty() || strides.values.size() == 3,
         "strides must be empty or those of the rows of x, weight and out, got ", strides.values.size(), " numbers");
@@ -60,6 +61,7 @@ std::string plan(const Name& epilogue, int64_t m, int64_t n, int64_t k, const Li
   problem.is_packed = is_packed;
   problem.is_tf32_allowed = is_tf32_allowed;
   problem.is_batch_invariant = is_batch_invariant;
+  problem.is_any_family_offered = is_any_family_offered;
   problem.device = described_device(gpu.values, device);
   return plan_json(problem);
 }
@@ -101,8 +103,9 @@ std::string plan_json(const Problem& problem, const std::string& more_why_not) {
 }
 
 Device described_device(const std::vector<int64_t>& gpu, int64_t index) {
-  check(gpu.empty() || gpu.size() == 2 || gpu.size() == 4,
-        "gpu must be empty or [capability, multiprocessors], then perhaps clock_mhz and memory_bytes_per_us, got ",
+  check(gpu.empty() || gpu.size() == 2 || gpu.size() == 4 || gpu.size() == 6,
+        "gpu must be empty or [capability, multiprocessors], then perhaps clock_mhz and memory_bytes_per_us, then "
+        "perhaps l2_bytes and has_half_rate_sums, got ",
         gpu.size(), " numbers");
   check(index >= -1 && index < measured::kMostDevices, "device must be the index of a CUDA device or -1, got ", index);
 #if EPIGEMM_WITH_CUDA
@@ -116,9 +119,13 @@ Device described_device(const std::vector<int64_t>& gpu, int64_t index) {
     device.capability = static_cast<int>(gpu[0]);
     device.multiprocessors = static_cast<int>(gpu[1]);
   }
-  if (gpu.size() == 4) {
+  if (gpu.size() >= 4) {
     device.clock_mhz = static_cast<double>(gpu[2]);
     device.memory_bytes_per_us = static_cast<double>(gpu[3]);
+  }
+  if (gpu.size() == 6) {
+    device.l2_bytes = static_cast<double>(gpu[4]);
+    device.has_half_rate_sums = gpu[5] != 0;
   }
   return with_assumed_speed(device);
 }

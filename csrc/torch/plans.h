@@ -15,7 +15,8 @@ namespace epigemm::binding {
 // knows besides.
 std::string plan_json(const Problem& problem, const std::string& why_not = "");
 
-// [capability, multiprocessors, then perhaps clock_mhz and memory_bytes_per_us] as a device; empty: the CUDA device
+// [capability, multiprocessors, then perhaps clock_mhz and memory_bytes_per_us, then perhaps l2_bytes and
+// has_half_rate_sums] as a device; empty: the CUDA device
 // `index`.
 Device described_device(const std::vector<int64_t>& gpu, int64_t index);
 

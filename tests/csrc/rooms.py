@@ -61,11 +61,17 @@ ROOMS = (
         "Hopper: its limits, its cuBLAS, what its families share",
     ),
     Room(
+        "gemm/sm80",
+        (*PLAIN, "gemm", "gemm/planner"),
+        (),
+        "every GPU since Ampere: its limits, a roofline for its cuBLAS",
+    ),
+    Room(
         FAMILY,
-        (*PLAIN, "gemm", "gemm/planner", "gemm/sm90"),
+        (*PLAIN, "gemm", "gemm/planner", "gemm/sm90", "gemm/sm80"),
         ("CUDA", "CUTLASS"),
         "a family of kernels: tiles, costs, names, launch. `sm90_tma`: large tiles; `sm90_swap_ab`: few rows or few "
-        "tiles; `sm90_fp16x3`: fp32 on fp16 slices",
+        "tiles; `sm90_fp16x3`: fp32 on fp16 slices; `sm80_mma`: every GPU since Ampere, not chosen yet",
     ),
     Room("link", ("epilogue", "open"), ("CUDA",), "linked kernels: loaded, and found by name"),
     Room(

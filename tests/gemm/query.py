@@ -35,6 +35,7 @@ class Query:
     packed: bool = False
     tf32_allowed: bool = False
     invariant: bool = False
+    any_family: bool = False
 
     def plan(self) -> dict[str, Any]:
         return plans.ask(
@@ -48,6 +49,7 @@ class Query:
             tf32_allowed=self.tf32_allowed,
             has_bias=self.has_bias,
             invariant=self.invariant,
+            any_family=self.any_family,
             strides=(
                 self.k if self.x_row_stride is None else self.x_row_stride,
                 self.k if self.weight_row_stride is None else self.weight_row_stride,

@@ -60,10 +60,13 @@ def run_plan(problem: Problem, plan: list[int]) -> torch.Tensor:
 
 
 def test_tile_count() -> None:
-    """Every tile of every family is built for every epilogue and element type."""
+    """Every tile that calls may choose is built for every epilogue and element type."""
     kinds = {"16_bits": 2, "tf32": 1, "split": 1, "scaled": 1}  # and the element types of each
     built = sum(
-        count * tiles.get(kind, 0) for tiles in plans.FAMILIES.values() for kind, count in kinds.items()
+        count * tiles.get(kind, 0)
+        for family, tiles in plans.FAMILIES.items()
+        for kind, count in kinds.items()
+        if family != plans.MMA
     )
     assert build_info()["gemm_kernels"] == built
     assert sum(tiles.get("tf32", 0) for tiles in plans.FAMILIES.values()) == len(KERNELS)

@@ -19,7 +19,7 @@ from tests.support.choices import forget
 
 DEVICE = 40  # of which no test machine has so many
 H200 = (90, 132, 1980, 4285000)
-TMA, SWAP_AB, FP16X3 = range(3)
+TMA, SWAP_AB, FP16X3, MMA = range(4)
 BASE = Entry(
     "relu_div", "bfloat16", "ieee", False, True, False, 1024, 8192, 8192, (TMA, 3, 0, 2, 1), 100.0, 200.0
 )
@@ -56,7 +56,14 @@ def ask(entry: Entry, m: int | None = None, *, device: int = DEVICE, **changed: 
 
 
 def test_families_are_numbered_as_here() -> None:
-    assert list(build_info()["families"]) == ["sm90_tma", "sm90_swap_ab", "sm90_fp16x3"]
+    assert list(build_info()["families"]) == ["sm90_tma", "sm90_swap_ab", "sm90_fp16x3", "sm80_mma"]
+
+
+def test_a_plan_that_is_not_offered_is_not_taken() -> None:
+    """Whatever a file says: nobody has run that family."""
+    before = ask(BASE)
+    measured.install(DEVICE, [replace(BASE, plan=(MMA, 4, 0, 8, 1))])
+    assert before["source"] == "model" and ask(BASE) == before
 
 
 @KINDS
@@ -226,7 +233,7 @@ def test_accuracy_comes_before_a_measurement() -> None:
 
 
 WRONG: list[tuple[str, dict[str, Any], str]] = [
-    ("family", {"plan": (3, 0, 0, 1, 1)}, r"plan: family must be in 0\.\.2, got 3"),
+    ("family", {"plan": (4, 0, 0, 1, 1)}, r"plan: family must be in 0\.\.3, got 4"),
     ("negative family", {"plan": (-1, 0, 0, 1, 1)}, "plan: family must be in"),
     ("another arithmetic's family", {"plan": (FP16X3, 0, 0, 1, 1)}, "family 2 does not multiply"),
     ("tile", {"plan": (TMA, 1000, 0, 1, 1)}, r"plan: tile must be in 0\.\.16, got 1000"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from epigemm._native import build_info
 
-TMA, SWAP_AB, FP16X3 = "sm90_tma", "sm90_swap_ab", "sm90_fp16x3"
+TMA, SWAP_AB, FP16X3, MMA = "sm90_tma", "sm90_swap_ab", "sm90_fp16x3", "sm80_mma"
 
 FAMILIES: dict[str, dict[str, int]] = build_info()["families"]
 """How many tiles each family has: of "16_bits", "tf32", "split" and "scaled" those that it multiplies in, and

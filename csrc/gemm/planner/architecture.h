@@ -19,6 +19,10 @@ class Architecture {
 
   // Whether cuBLAS's product with a bias is slower than its plain product and an elementwise kernel.
   virtual bool adds_bias_apart(const Problem&) const = 0;
+
+  // How much faster than the fallback a fused kernel must be predicted to be at least, whatever the problem: more where
+  // the figures are assumed.
+  virtual double least_gain() const { return 0; }
 };
 
 // The architecture of a device; of one that is not listed, the first of the list stands in.

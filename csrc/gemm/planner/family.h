@@ -14,6 +14,7 @@ struct TileText {
   int m, n, k;  // elements
   int cluster_m, cluster_n;
   const char* schedule;
+  int shared_bytes = 0;  // of a CTA; 0: the family does not tell
 };
 
 class Family {
@@ -25,6 +26,10 @@ class Family {
   // Whether this family multiplies in the problem's arithmetic and element types.
   virtual bool computes(const Problem&) const = 0;
 
+  // False of kernels that have not been run on the GPUs that they are for. They are no candidates: a caller names the
+  // plan (csrc/call/forced.h), or asks for all families (Problem::is_any_family_offered).
+  virtual bool is_offered() const { return true; }
+
   // Empty where the kernels run on the device.
   virtual std::string why_not_on(const Device&) const = 0;
 
@@ -33,6 +38,9 @@ class Family {
 
   // Empty where a kernel can run the problem under this plan, which is one of the family's.
   virtual std::string why_not_planned(const Problem&, const Plan&) const = 0;
+
+  // Whether the plan's kernel reads rows of any length and address, so that nothing is copied for it.
+  virtual bool reads_any_rows(const Plan&) const { return false; }
 
   // Empty where the plan's result is as accurate as the arithmetic promises.
   virtual std::string why_not_accurate(const Problem&, const Plan&) const = 0;

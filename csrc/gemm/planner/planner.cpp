@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <limits>
 
+#include "gemm/planner/architecture.h"
 #include "gemm/planner/copies.h"
 #include "gemm/planner/cost.h"
 #include "gemm/planner/fallback.h"
@@ -14,12 +15,28 @@
 namespace epigemm {
 namespace {
 
+bool is_offered(const Problem& problem, const Family& family) {
+  return problem.is_any_family_offered || family.is_offered();
+}
+
 template <class Visit>
 void for_each_family(const Problem& problem, Visit visit) {
   for (int id = 0; id < kFamilyCount; ++id) {
     const Family& family = family_of(static_cast<FamilyId>(id));
-    if (family.computes(problem)) visit(family);
+    if (is_offered(problem, family) && family.computes(problem)) visit(family);
   }
+}
+
+// Why no family's kernels run on the device. Empty where one's do.
+std::string why_not_on_device(const Problem& problem) {
+  std::string reason;
+  for (int id = 0; id < kFamilyCount; ++id) {
+    const Family& family = family_of(static_cast<FamilyId>(id));
+    if (!is_offered(problem, family)) continue;
+    reason = family.why_not_on(problem.device);
+    if (reason.empty()) break;
+  }
+  return reason;
 }
 
 // Why no family computes the problem, whatever the operands' layout. Empty where one does.
@@ -35,11 +52,7 @@ std::string why_not_computed(const Problem& p) {
   for_each_family(p, [&](const Family&) { is_computed = true; });
   if (is_computed) return std::string();
   // A device without any kernels is the first thing to know.
-  for (int id = 0; id < kFamilyCount; ++id) {
-    std::string reason = family_of(static_cast<FamilyId>(id)).why_not_on(p.device);
-    if (reason.empty()) break;
-    if (id + 1 == kFamilyCount) return reason;
-  }
+  if (std::string reason = why_not_on_device(p); !reason.empty()) return reason;
   if (p.is_pair) return "no fused kernel multiplies x by two weights in this arithmetic";
   if (p.x.element == ElementType::Float64) {
     return "fused kernels exist for float16, bfloat16 and float32 (as TF32), not for float64";
@@ -136,7 +149,7 @@ double least_gain_on_copies(const Problem& p, double fallback_us) {
 bool is_expected_to_gain(const Problem& problem, double fused_us, double fallback_us) {
   const double least =
       problem.copies.any() ? least_gain_on_copies(problem, fallback_us) : least_gain(problem, fallback_us);
-  return fallback_us >= least * fused_us;
+  return fallback_us >= std::max(least, architecture_of(problem.device).least_gain()) * fused_us;
 }
 
 // What the functor takes more than a cheap one within the fused kernel and within the elementwise one, where that is
@@ -244,6 +257,7 @@ std::string why_not_planned(const Problem& given, const Plan& plan) {
   if (!plan.is_fused()) return "the plan is the fallback's";
   const Problem problem = on_copies(given);
   const Family& family = family_of(plan.family);
+  if (!is_offered(problem, family)) return text(family_name(plan.family), " has not been run yet");
   if (!family.computes(problem)) {
     return text(family_name(plan.family), " does not multiply ", problem.is_pair ? "by two weights" : "",
                 problem.is_pair ? " " : "", "in this arithmetic");

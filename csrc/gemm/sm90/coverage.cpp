@@ -32,7 +32,7 @@ std::string why_not_on(const Device& device) {
               device.capability % 10);
 }
 
-std::string why_not_addressable(const Problem& p) {
+std::string why_not_matrices(const Problem& p) {
   if (p.batch != 1) return kOneProduct;
   if (p.m > kLargestExtent || p.n > kLargestExtent || p.k > kLargestExtent) {
     return text("M, N and K must be at most ", kLargestExtent);
@@ -40,20 +40,29 @@ std::string why_not_addressable(const Problem& p) {
   if (p.x.column_stride != 1 || p.weight.column_stride != 1 || p.out.column_stride != 1) {
     return "x, weight or out is not row-major";
   }
+  if (p.x.row_stride < p.k || p.weight.row_stride < p.k) {
+    return text("the rows of ", p.x.row_stride < p.k ? "x" : "weight", " overlap (an expanded tensor)");
+  }
+  if (!p.are_operands_contiguous) return "a per-column operand is not contiguous";
+  return std::string();
+}
+
+std::string why_not_whole_vectors(const Problem& p) {
   if (p.alignment < kTmaAlignment) {
     return text("x, weight or out starts at an address aligned to ", p.alignment, " bytes; fused kernels need ",
                 kTmaAlignment);
   }
   if (!fits(p.k, p.x)) return misaligned_length("K", p.k, element_bytes(p.x.element));
   if (!p.is_out_padded && !fits(p.n, p.out)) return misaligned_length("N", p.n, element_bytes(p.out.element));
-  if (p.x.row_stride < p.k || p.weight.row_stride < p.k) {
-    return text("the rows of ", p.x.row_stride < p.k ? "x" : "weight", " overlap (an expanded tensor)");
-  }
   if (!fits(p.x.row_stride, p.x)) return misaligned_row("x", p.x);
   if (!fits(p.weight.row_stride, p.weight)) return misaligned_row("weight", p.weight);
   if (!fits(p.out.row_stride, p.out)) return misaligned_row("out", p.out);
-  if (!p.are_operands_contiguous) return "a per-column operand is not contiguous";
   return std::string();
+}
+
+std::string why_not_addressable(const Problem& p) {
+  std::string reason = why_not_matrices(p);
+  return reason.empty() ? why_not_whole_vectors(p) : reason;
 }
 
 bool multiplies_as_stored(const Problem& p) {

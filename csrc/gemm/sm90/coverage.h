@@ -14,7 +14,13 @@ std::string why_not_on(const Device& device);
 // What the families say of a batch of products.
 constexpr const char* kOneProduct = "fused kernels compute one product a launch";
 
-// Empty where TMA can load and store the matrices as they are, and the epilogue's vectors have no gaps.
+// Empty where the matrices lie in rows, of sizes that kernels count with, and the epilogue's vectors have no gaps.
+std::string why_not_matrices(const Problem& problem);
+
+// Empty where rows are whole 16 bytes, and begin at such an address.
+std::string why_not_whole_vectors(const Problem& problem);
+
+// Both: TMA can load and store the matrices as they are.
 std::string why_not_addressable(const Problem& problem);
 
 // Whether the kernels on the tensors as they are multiply in this arithmetic: 16 bits, or fp32 as TF32.

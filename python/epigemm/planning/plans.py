@@ -55,13 +55,15 @@ def ask(
     # row strides of x, weight and out, in elements; None: contiguous matrices
     strides: tuple[int, int, int] | None = None,
     alignment: int = _ALIGNED,  # bytes by which the addresses of all three divide
+    any_family: bool = False,  # also kernels that wait for their first run on such a GPU
     # compute capability (90 for 9.0), multiprocessors and then perhaps clock in MHz and memory bandwidth in bytes a
-    # microsecond; empty: those of `device`
+    # microsecond, then perhaps bytes of L2 and 1 where fp32 sums take the tensor cores twice as long (GeForce);
+    # empty: those of `device`
     gpu: tuple[int, ...] = (),
     device: int = -1,  # the CUDA device, whose measured choices count; -1: nobody's
 ) -> dict[str, Any]:
     """All that the planner says, candidates included."""
-    flags = (packed, tf32_allowed, has_bias, invariant)
+    flags = (packed, tf32_allowed, has_bias, invariant, any_family)
     problem = (epilogue, m, n, k, strides, alignment, dtype, arithmetic)
     answer: dict[str, Any] = json.loads(ops._plan(*problem, *flags, gpu or None, device))
     return answer

@@ -1,0 +1,59 @@
+// Every GPU since Ampere, as mma.sync's kernels see it: what they may use, and what it reaches. Plain C++.
+//
+// None of these rates was measured. Those of the tensor cores are NVIDIA's published figures (dense, fp32 sums) divided
+// by multiprocessors and boost clock: A100 312 TFLOPS, A10 125, L40S 362, RTX 4090 165.2, H100 989, B200 2250. That of
+// L2 is assumed.
+#pragma once
+
+#include "device/device.h"
+
+namespace epigemm {
+
+struct Sm80 {
+  static constexpr int kLeastCapability = 80;
+  static constexpr int kRegisters = 64 * 1024;            // of a multiprocessor
+  static constexpr int kSharedOfSystem = 1024;            // bytes of every CTA
+  static constexpr double kL2BytesPerCycle = 64;          // of a multiprocessor
+  static constexpr double kFP32LanesFlopsPerCycle = 256;  // of a multiprocessor; A100 has half of it
+
+  static constexpr bool is_of(const Device& device) { return device.capability >= kLeastCapability; }
+
+  // A100, Hopper, and the data centre's Blackwell have more shared memory than the chips for graphics.
+  static constexpr bool is_of_data_centre(const Device& device) {
+    const int major = device.capability / 10;
+    return device.capability == 80 || device.capability == 87 || major == 9 || major == 10;
+  }
+
+  // Bytes of shared memory: of a multiprocessor, and of a CTA at most.
+  static constexpr int shared_of_multiprocessor(const Device& device) {
+    if (!is_of_data_centre(device)) return 100 * 1024;
+    return (device.capability < 90 ? 164 : 228) * 1024;
+  }
+  static constexpr int shared_of_cta(const Device& device) {
+    return shared_of_multiprocessor(device) - kSharedOfSystem;
+  }
+
+  // By mma.sync in 16 bits with fp32 sums. Hopper and Blackwell reach their peak by other instructions. What this one
+  // reaches there is not published: A100's rate is assumed.
+  static constexpr double tensor_flops_per_cycle(const Device& device) {
+    if (is_of_data_centre(device) && device.capability != 87) return 2048;
+    return device.has_half_rate_sums ? 512 : 1024;
+  }
+
+  // The same by the instructions that cuBLAS takes.
+  static constexpr double cublas_flops_per_cycle(const Device& device) {
+    const int major = device.capability / 10;
+    return major == 9 ? 4096 : major == 10 ? 8192 : tensor_flops_per_cycle(device);
+  }
+
+  static constexpr double fp32_flops_per_cycle(const Device& device) {
+    return device.capability == 80 ? kFP32LanesFlopsPerCycle / 2 : kFP32LanesFlopsPerCycle;
+  }
+
+  // Where the device does not tell: what the smaller chips have.
+  static constexpr double l2_bytes(const Device& device) {
+    return device.l2_bytes > 0 ? device.l2_bytes : is_of_data_centre(device) ? 40e6 : 6e6;
+  }
+};
+
+}  // namespace epigemm

@@ -1,0 +1,31 @@
+// What a launch gives to an mma.sync kernel. Plain C++.
+#pragma once
+
+#include <cstdint>
+
+#include "open/contract.h"
+
+namespace epigemm::sm80_mma {
+
+struct Rows {
+  const void* data;
+  int64_t stride;  // elements from row to row
+};
+
+// The order in which CTAs take the tiles: strips of `width` tiles, walked along one axis.
+struct Order {
+  bool is_along_m;
+  int walked, across;  // tiles along that axis, and along the other
+  int width;           // at most `across`
+};
+
+struct Arguments {
+  Rows x, weight;
+  void* out;
+  int64_t out_row_stride;
+  int m, n, k;
+  Order order;
+  open::Operands<float> operands;
+};
+
+}  // namespace epigemm::sm80_mma

@@ -1,0 +1,77 @@
+// What an mma.sync kernel is expected to take. Nothing was measured: the shares below are assumed, until
+// the kernels have run on their GPUs. Apart from tiles.h, so that new figures recompile the planner alone.
+//
+// time = base + norm(computation, L2, memory) + the last round's epilogue
+#pragma once
+
+#include <algorithm>
+
+#include "gemm/planner/cost.h"
+#include "gemm/sm80/architecture.h"
+#include "gemm/sm80_mma/tiles.h"
+
+namespace epigemm::sm80_mma {
+
+// The share of the tensor cores' rate that a multiprocessor full of this tile's CTAs reaches.
+constexpr double kShareOfRate[] = {
+    0.85,  // 128x256x64
+    0.85,  // 256x128x64
+    0.80,  // 128x256x32
+    0.80,  // 256x128x32
+    0.80,  // 128x128x32
+    0.65,  // 64x128x32
+    0.50,  // 64x64x64
+    0.15,  // 16x64x64
+    0.30,  // 64x128x32 by elements
+    0.25,  // 64x64x32 by elements
+};
+static_assert(sizeof(kShareOfRate) / sizeof(double) == kTileCount, "every tile needs its cost");
+
+// CTAs of a multiprocessor, by shared memory and by registers: what a thread has beside its sums is what the linker
+// was seen to give, 48 to 108 registers, rounded up.
+inline int ctas_per_multiprocessor(const Tile& tile, const Device& device) {
+  constexpr int kBesideSums = 110;
+  const int by_shared = Sm80::shared_of_multiprocessor(device) / (tile.shared_bytes() + Sm80::kSharedOfSystem);
+  const int by_registers = Sm80::kRegisters / (tile.m * tile.n + kBesideSums * tile.threads());
+  return std::max(1, std::min(by_shared, by_registers));
+}
+
+// Bytes that come from device memory. Strips of `swizzle` tiles are walked along the raster's axis: the operand of that
+// axis is read once more for every strip, as far as L2 does not hold it.
+inline double loaded_bytes(const Problem& p, const Plan& plan) {
+  using cost::as_double;
+  const Tile& tile = kTiles[plan.tile];
+  const bool is_along_m = plan.raster == Raster::AlongM;
+  const double x = kElementBytes * as_double(p.m) * as_double(p.k);
+  const double weight = kElementBytes * as_double(p.n) * as_double(p.k);
+  const double walked = is_along_m ? x : weight;
+  const double strips = as_double(ceil_div(is_along_m ? ceil_div(p.n, tile.n) : ceil_div(p.m, tile.m), plan.swizzle));
+  const double missed = std::clamp(walked / Sm80::l2_bytes(p.device) - 0.5, 0.0, 1.0);
+  return x + weight + missed * (strips - 1) * walked;
+}
+
+inline double microseconds(const Problem& p, const Plan& plan) {
+  constexpr double kBaseUs = 5, kShareOfL2 = 0.7, kEpiloguePerElement = 0.25;  // cycles of a multiprocessor
+  using cost::as_double;
+  const Tile& tile = kTiles[plan.tile];
+  const int most = ctas_per_multiprocessor(tile, p.device);
+  const double multiprocessors = p.device.multiprocessors, area = tile.m * tile.n;
+  const double tiles = as_double(ceil_div(p.m, tile.m)) * as_double(ceil_div(p.n, tile.n));
+  const double columns = as_double(round_up(p.k, tile.k));
+
+  // CTAs of the busiest multiprocessor: whole rounds, and what the last one leaves.
+  const double of_busiest = std::ceil(tiles / multiprocessors);
+  const double compute =
+      of_busiest * 2 * area * columns / (kShareOfRate[plan.tile] * Sm80::tensor_flops_per_cycle(p.device));
+  const double l2 = of_busiest * kElementBytes * (tile.m + tile.n) * columns / (kShareOfL2 * Sm80::kL2BytesPerCycle);
+  const double moved = loaded_bytes(p, plan) + kElementBytes * as_double(p.m) * as_double(p.n) + cost::matrix_bytes(p);
+  const double memory = moved / cost::memory_bytes_per_cycle(p.device);
+
+  // A CTA's epilogue is hidden as far as others of its multiprocessor are at work.
+  const double of_tile =
+      kEpiloguePerElement * area + cost::longer_functor_cycles(p, FunctorKernel::SwapAB, area, /*has_sigmoid=*/false);
+  const double epilogue = of_tile * std::max(1.0, of_busiest / most);
+  return kBaseUs + (cost::norm4(compute, l2, memory) + epilogue) / p.device.clock_mhz;
+}
+
+}  // namespace epigemm::sm80_mma

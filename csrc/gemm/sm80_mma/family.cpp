@@ -1,0 +1,108 @@
+// The mma.sync kernels in 16 bits: every GPU since Ampere.
+#include "gemm/grid.h"
+#include "gemm/planner/family.h"
+#include "gemm/sm80_mma/costs.h"
+#include "gemm/sm90/coverage.h"
+#include "gemm/sm90/kernel_names.h"
+#include "gemm/text.h"
+
+namespace epigemm::sm80_mma {
+namespace {
+
+constexpr int kSwizzle = 8;
+// Of batch-invariant calls: the largest tile of all GPUs that two CTAs of a multiprocessor share.
+constexpr int kInvariantTile = 4, kInvariantTileByElements = 8;
+static_assert(kTiles[kInvariantTile].m == 128 && kTiles[kInvariantTile].n == 128);
+static_assert(kTiles[kInvariantTileByElements].loads == Loads::Elements);
+
+Plan plan_of(int index) { return {FamilyId::sm80_mma, index, Raster::AlongM, kSwizzle, /*splits=*/1}; }
+
+bool is_by_elements(const Plan& plan) { return kTiles[plan.tile].loads == Loads::Elements; }
+
+class Mma final : public Family {
+ public:
+  bool computes(const Problem& problem) const override {
+    return !problem.is_pair && element_bytes(problem.x.element) == kElementBytes && sm90::multiplies_as_stored(problem);
+  }
+
+  // Compiled, linked and inspected for every one of these GPUs, and never run on any: no call chooses them yet.
+  bool is_offered() const override { return false; }
+
+  std::string why_not_on(const Device& device) const override {
+    if (Sm80::is_of(device)) return std::string();
+    return text("mma.sync kernels exist from compute capability 8.0 (Ampere) on; this device has ",
+                device.capability / 10, ".", device.capability % 10);
+  }
+
+  std::string why_not(const Problem& problem) const override {
+    std::string reason = why_not_on(problem.device);
+    return reason.empty() ? sm90::why_not_matrices(problem) : reason;
+  }
+
+  std::string why_not_planned(const Problem& problem, const Plan& plan) const override {
+    const Tile& tile = kTiles[plan.tile];
+    if (plan.splits != 1) return text("splits must be 1 for an mma.sync tile, got ", plan.splits);
+    if (tile.shared_bytes() > Sm80::shared_of_cta(problem.device)) {
+      return text("the tile needs ", tile.shared_bytes(), " bytes of shared memory; this device has ",
+                  Sm80::shared_of_cta(problem.device));
+    }
+    if (ceil_div(problem.m, tile.m) * ceil_div(problem.n, tile.n) > kLargestExtent) return "there are too many tiles";
+    return is_by_elements(plan) ? std::string() : sm90::why_not_whole_vectors(problem);
+  }
+
+  bool reads_any_rows(const Plan& plan) const override { return is_by_elements(plan); }
+
+  std::string why_not_accurate(const Problem&, const Plan&) const override { return std::string(); }
+
+  void for_each_candidate(const Problem& problem, const Visit& visit) const override {
+    const bool are_vectors_whole = sm90::why_not_whole_vectors(problem).empty();
+    for (int index = 0; index < kTileCount; ++index) {
+      const Plan plan = plan_of(index);
+      if (is_by_elements(plan) == are_vectors_whole || !why_not_planned(problem, plan).empty()) continue;
+      visit({plan, sm80_mma::microseconds(problem, plan)});
+    }
+  }
+
+  double microseconds(const Problem& problem, const Plan& plan) const override {
+    return sm80_mma::microseconds(problem, plan);
+  }
+
+  Plan invariant_plan(const Problem& problem) const override {
+    return plan_of(sm90::why_not_whole_vectors(problem).empty() ? kInvariantTile : kInvariantTileByElements);
+  }
+
+  open::KernelNames kernels(const Problem& problem, const Plan& plan) const override {
+    static const sm90::TileNames all("sm80_mma", kTileCount);
+    open::KernelNames names;
+    names.add(all.of(problem.x.element, plan.tile));
+    return names;
+  }
+
+  int tile_count(const Problem&) const override { return kTileCount; }
+
+  TileText describe(const Problem&, int index) const override {
+    const Tile& tile = kTiles[index];
+    return {
+        tile.m, tile.n, tile.k, 1, 1, tile.loads == Loads::Vectors ? "multistage" : "by elements", tile.shared_bytes()};
+  }
+
+  std::string fingerprint() const override {
+    std::string text;
+    for (const Tile& tile : kTiles) {
+      for (const int number :
+           {tile.m, tile.n, tile.k, tile.stages, tile.warps_m, tile.warps_n, static_cast<int>(tile.loads)}) {
+        text += std::to_string(number) + ",";
+      }
+    }
+    return text;
+  }
+};
+
+}  // namespace
+
+const Family& family() {
+  static const Mma family;
+  return family;
+}
+
+}  // namespace epigemm::sm80_mma

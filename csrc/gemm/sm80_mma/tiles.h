@@ -1,0 +1,59 @@
+// The tiles of the mma.sync kernels. Adding one = adding a row here, and its cost in costs.h. Free of CUTLASS, so that
+// the planner can read them on a machine without a GPU.
+#pragma once
+
+#include <algorithm>
+
+namespace epigemm::sm80_mma {
+
+constexpr int kElementBytes = 2;
+constexpr int kVector = 8;  // neighbours of 16 bits: what one thread loads, stores, or reads of a matrix at once
+constexpr int kInstruction =
+    16;  // rows, and columns of K, of mma.sync.m16n8k16; ldmatrix brings 16 columns of N at once
+constexpr int kSumsPadding = 8;  // floats behind a row of sums: rows begin in different banks
+
+// How an operand comes to shared memory.
+enum class Loads {
+  Vectors,   // by cp.async, 16 bytes at a time, several stages ahead: rows of whole 16 bytes
+  Elements,  // by elements, through registers, one stage ahead: rows of any length and address
+};
+
+struct Tile {
+  int m, n, k;           // elements of x's and the weight's rows, and of K in one stage
+  int stages;            // of shared memory
+  int warps_m, warps_n;  // a CTA's, along the tile's rows and columns
+  Loads loads;
+
+  constexpr int threads() const { return 32 * warps_m * warps_n; }
+  constexpr int stage_bytes() const { return kElementBytes * k * (m + n); }
+
+  // The sums leave in passes of the rows that all warps hold side by side. Two passes have room beside each other.
+  constexpr int pass_rows() const { return kInstruction * warps_m; }
+  constexpr int sums_stride() const { return n + kSumsPadding; }
+  constexpr int pass_bytes() const { return 4 * pass_rows() * sums_stride(); }
+
+  constexpr int shared_bytes() const { return std::max(stages * stage_bytes(), 2 * pass_bytes()); }
+};
+
+constexpr Tile kTiles[] = {
+    // Large products. The wide stages need 144 KB, which A100, Hopper and B200 have.
+    {128, 256, 64, 3, 2, 4, Loads::Vectors},
+    {256, 128, 64, 3, 4, 2, Loads::Vectors},
+    // The same in 96 KB, for GPUs with 99 KB.
+    {128, 256, 32, 4, 2, 4, Loads::Vectors},
+    {256, 128, 32, 4, 4, 2, Loads::Vectors},
+    // 48 KB: two CTAs on every GPU, one of which loads while the other is in its epilogue.
+    {128, 128, 32, 3, 2, 2, Loads::Vectors},
+    // Fewer rows, or few tiles.
+    {64, 128, 32, 4, 2, 2, Loads::Vectors},
+    {64, 64, 64, 3, 2, 2, Loads::Vectors},
+    // M up to 16: the weight streams by once.
+    {16, 64, 64, 4, 1, 4, Loads::Vectors},
+    // Rows that are no whole 16 bytes.
+    {64, 128, 32, 2, 2, 2, Loads::Elements},
+    {64, 64, 32, 2, 2, 2, Loads::Elements},
+};
+
+constexpr int kTileCount = sizeof(kTiles) / sizeof(kTiles[0]);
+
+}  // namespace epigemm::sm80_mma

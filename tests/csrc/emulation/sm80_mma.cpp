@@ -1,0 +1,151 @@
+// The mma.sync kernels' own source on the CPU: problems of tiles of every kind against sums in double.
+//
+// Arguments: element, tile, M, N, K, elements before each matrix, elements behind each row. Prints the largest error in
+// units of its bound, and exits with 1 where that is above 1 or something beside D was written.
+#include "emulation/warps.h"
+
+#include "open/contract.h"
+
+#define EPIGEMM_SLOTS(T) T c0, T c1, T c2, T c3, T s0, T s1, T s2, T s3, T r0, T r1, T m0, T m1
+
+using std::min;
+
+// One functor that reads a slot of every kind, of both element types.
+extern "C" int epigemm_operand(int slot) {
+  using namespace epigemm::open;
+  if (slot == kColumn0 || slot == kMatrix0) return kOfElement;
+  return slot == kColumn0 + 1 || slot == kScalar0 || slot == kRow0 || slot == kMatrix0 + 1 ? kOfCompute : kUnread;
+}
+extern "C" float epigemm_apply(float acc, EPIGEMM_SLOTS(float)) { return (acc + c0) * c1 + s0 * r0 + m0 - m1; }
+extern "C" double epigemm_apply_double(double, EPIGEMM_SLOTS(double)) { return 0; }
+extern "C" float epigemm_slope(float, EPIGEMM_SLOTS(float), int) { return 0; }
+extern "C" double epigemm_slope_double(double, EPIGEMM_SLOTS(double), int) { return 0; }
+
+namespace epigemm::sm80_mma {
+alignas(128) char memory[256 * 1024];
+}
+
+#include "gemm/sm80_mma/kernel.cuh"
+
+namespace {
+
+using namespace epigemm;
+using namespace epigemm::sm80_mma;
+
+struct Sizes {
+  int m, n, k, before, behind;
+};
+
+// Small whole numbers and halves: most sums are exact, and a wrong element shows.
+float drawn(uint32_t& state) {
+  state = state * 1664525u + 1013904223u;
+  return static_cast<float>(static_cast<int>(state >> 24) % 17 - 8) / 4;
+}
+
+template <class T>
+struct Drawn {
+  std::vector<T> all;
+  int64_t stride;
+  int before;
+  const T* data() const { return all.data() + before; }
+  T* data() { return all.data() + before; }
+  double at(int i, int j) const { return static_cast<float>(all[before + i * stride + j]); }
+};
+
+template <class T>
+inline const T kPoison = T(-12345.f);
+
+template <class T>
+Drawn<T> draw(int rows, int columns, const Sizes& sizes, uint32_t& state, bool is_poisoned = false) {
+  Drawn<T> made{{}, columns + sizes.behind, sizes.before};
+  made.all.assign(sizes.before + rows * made.stride + 16, T(std::nanf("")));
+  if (is_poisoned) std::fill(made.all.begin(), made.all.end(), kPoison<T>);
+  for (int i = 0; i < rows && !is_poisoned; ++i) {
+    for (int j = 0; j < columns; ++j) made.all[sizes.before + i * made.stride + j] = T(drawn(state));
+  }
+  return made;
+}
+
+template <class Config>
+int check(const Sizes& sizes) {
+  using Stored = typename Config::Stored;
+  constexpr Tile tile = Config::tile;
+  uint32_t state = 7;
+  const auto x = draw<Stored>(sizes.m, sizes.k, sizes, state), weight = draw<Stored>(sizes.n, sizes.k, sizes, state);
+  const auto column = draw<Stored>(1, sizes.n, sizes, state);
+  const auto wide_column = draw<float>(1, sizes.n, sizes, state), row = draw<float>(1, sizes.m, sizes, state);
+  const auto matrix = draw<Stored>(sizes.m, sizes.n, sizes, state);
+  const auto wide_matrix = draw<float>(sizes.m, sizes.n, sizes, state);
+  auto out = draw<Stored>(sizes.m, sizes.n, sizes, state, true);
+
+  const int tiles_m = (sizes.m + tile.m - 1) / tile.m, tiles_n = (sizes.n + tile.n - 1) / tile.n;
+  for (const Order order : {Order{true, tiles_m, tiles_n, std::min(2, tiles_n)}, Order{false, tiles_n, tiles_m, 1}}) {
+    Arguments p{};
+    p.x = {x.data(), x.stride};
+    p.weight = {weight.data(), weight.stride};
+    p.out = out.data();
+    p.out_row_stride = out.stride;
+    p.m = sizes.m, p.n = sizes.n, p.k = sizes.k;
+    p.order = order;
+    p.operands.data[open::kColumn0] = column.data();
+    p.operands.data[open::kColumn0 + 1] = wide_column.data();
+    p.operands.data[open::kRow0] = row.data();
+    p.operands.data[open::kMatrix0] = matrix.data();
+    p.operands.data[open::kMatrix0 + 1] = wide_matrix.data();
+    p.operands.matrix_strides[0] = matrix.stride;
+    p.operands.matrix_strides[1] = wide_matrix.stride;
+    p.operands.scalars[0] = 0.5f;
+    std::fill(out.all.begin(), out.all.end(), kPoison<Stored>);
+    for (int number = 0; number < tiles_m * tiles_n; ++number) {
+      std::memset(memory, 0xff, sizeof memory);
+      emulation::run_cta(tile.threads(), number, 37 * number % tile.threads(), [&] { run<Config>(p); });
+      for (std::size_t i = tile.shared_bytes(); i < sizeof memory; ++i) {
+        if (memory[i] != char(0xff)) return std::printf("writes beyond its shared memory\n"), 1;
+      }
+    }
+    double worst = 0;
+    auto expected_out = draw<Stored>(sizes.m, sizes.n, sizes, state, true);
+    for (int i = 0; i < sizes.m; ++i) {
+      for (int j = 0; j < sizes.n; ++j) {
+        double sum = 0, magnitude = 0;
+        for (int k = 0; k < sizes.k; ++k) {
+          const double product = x.at(i, k) * weight.at(j, k);
+          sum += product, magnitude += std::abs(product);
+        }
+        const double expected = (sum + column.at(0, j)) * wide_column.at(0, j) + 0.5 * row.at(0, i) +
+                                matrix.at(i, j) - wide_matrix.at(i, j);
+        const double unit = sizeof(Stored) == 2 && std::is_same_v<Stored, __half> ? 0x1p-11 : 0x1p-8;
+        const double bound = std::abs(expected) * unit * 1.01 + 0x1p-20 * (1 + 4 * magnitude);
+        const double error = std::abs(out.at(i, j) - expected) / bound;
+        worst = error <= worst ? worst : error;  // a NaN is the worst
+        expected_out.all[sizes.before + i * out.stride + j] = out.all[sizes.before + i * out.stride + j];
+      }
+    }
+    if (std::memcmp(out.all.data(), expected_out.all.data(), out.all.size() * sizeof(Stored)) != 0) {
+      return std::printf("writes beside D\n"), 1;
+    }
+    std::printf("%.3f\n", worst);
+    if (!(worst <= 1)) return 1;
+  }
+  return 0;
+}
+
+// A tile of each kind, for the compiler takes five seconds over each: stages of 64 and 32 columns, warps side by side
+// along either axis, both ways of loading. The types differ by an instruction alone.
+template <class Stored, int... TileIndex>
+int check_tile(int tile, const Sizes& sizes, std::integer_sequence<int, TileIndex...>) {
+  int failed = 2;  // a tile that is not here
+  ((TileIndex == tile ? void(failed = check<Config<Stored, TileIndex>>(sizes)) : void()), ...);
+  return failed;
+}
+
+}  // namespace
+
+int main(int, char** given) {
+  const auto number = [&](int i) { return std::atoi(given[i]); };
+  const Sizes sizes{number(3), number(4), number(5), number(6), number(7)};
+  if (std::strcmp(given[1], "float16") == 0) {
+    return check_tile<__half>(number(2), sizes, std::integer_sequence<int, 6, 9>{});
+  }
+  return check_tile<__nv_bfloat16>(number(2), sizes, std::integer_sequence<int, 0, 3, 5, 7, 8>{});
+}

@@ -1,0 +1,265 @@
+// Kernels under a C++ compiler: the threads of a CTA as fibers, and the instructions that mma.sync kernels take.
+//
+// A fiber runs until a barrier or an instruction of its whole warp, so what races on a GPU is seen here only as far as
+// copies are late: cp.async copies nothing before it is waited for. Include it before the kernel's headers.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <ucontext.h>
+#include <vector_types.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "cute/tensor.hpp"
+#include "cute/atom/mma_atom.hpp"
+
+namespace emulation {
+
+constexpr int kWarp = 32;
+constexpr std::size_t kStackBytes = 256 * 1024;
+
+struct Copy {
+  const void* from;
+  void* to;
+  bool is_there;
+};
+
+// What the lanes of a warp have given to an instruction.
+struct Posted {
+  int arrived = 0, generation = 0;
+  const void* addresses[kWarp];
+  uint32_t a[kWarp][4], b[kWarp][2], loaded[kWarp][4];
+  float c[kWarp][4];
+};
+
+struct Thread {
+  ucontext_t context;
+  std::unique_ptr<char[]> stack{new char[kStackBytes]};
+  bool is_done = false;
+  std::vector<std::vector<Copy>> groups;  // that were fenced, the oldest first
+  std::vector<Copy> open;                 // copies behind the last fence
+};
+
+struct Cta {
+  std::vector<Thread> threads;
+  std::vector<Posted> warps;
+  ucontext_t scheduler;
+  std::function<void()> body;
+  int current = 0, arrived = 0, generation = 0;
+};
+
+inline Cta* cta = nullptr;
+
+inline Thread& here() { return cta->threads[cta->current]; }
+
+}  // namespace emulation
+
+struct ThreadIndex {
+  unsigned x;
+};
+inline ThreadIndex threadIdx, blockIdx;
+
+namespace emulation {
+
+inline void yield() {
+  const int self = cta->current;
+  swapcontext(&here().context, &cta->scheduler);
+  threadIdx.x = self;
+}
+
+// Until `count` threads are here; the last one does `act`.
+template <class Act>
+void meet(int& arrived, int& generation, int count, Act act) {
+  const int of_this = generation;
+  if (++arrived == count) {
+    arrived = 0;
+    act();
+    ++generation;
+  }
+  while (generation == of_this) yield();
+}
+
+inline Posted& warp() { return cta->warps[cta->current / kWarp]; }
+inline int lane() { return cta->current % kWarp; }
+
+inline void start_thread() {
+  cta->body();
+  here().is_done = true;
+  swapcontext(&here().context, &cta->scheduler);
+}
+
+// One CTA, from its first to its last instruction. `first`: the thread that runs first, for another order.
+inline void run_cta(int threads, unsigned number, int first, std::function<void()> body) {
+  Cta made;
+  made.threads = std::vector<Thread>(threads);
+  made.warps.resize(threads / kWarp);
+  made.body = std::move(body);
+  cta = &made;
+  blockIdx.x = number;
+  for (Thread& thread : made.threads) {
+    getcontext(&thread.context);
+    thread.context.uc_stack.ss_sp = thread.stack.get();
+    thread.context.uc_stack.ss_size = kStackBytes;
+    thread.context.uc_link = &made.scheduler;
+    makecontext(&thread.context, &start_thread, 0);
+  }
+  for (bool is_any = true; is_any;) {
+    is_any = false;
+    for (int i = 0; i < threads; ++i) {
+      made.current = (first + i) % threads;
+      if (here().is_done) continue;
+      is_any = true;
+      threadIdx.x = made.current;
+      swapcontext(&made.scheduler, &here().context);
+    }
+  }
+  for (Thread& thread : made.threads) {
+    if (!thread.open.empty()) std::abort();  // a copy that nobody waits for
+  }
+}
+
+// --- instructions --------------------------------------------------------------------------------------------------
+
+struct LoadMatrix {
+  using SRegisters = cute::uint128_t[1];
+  using DRegisters = uint32_t[4];
+
+  static void copy(cute::uint128_t const& from, uint32_t& d0, uint32_t& d1, uint32_t& d2, uint32_t& d3) {
+    Posted& w = warp();
+    w.addresses[lane()] = &from;
+    meet(w.arrived, w.generation, kWarp, [&] {
+      for (int l = 0; l < kWarp; ++l) {
+        for (int matrix = 0; matrix < 4; ++matrix) {
+          std::memcpy(&w.loaded[l][matrix], static_cast<const char*>(w.addresses[8 * matrix + l / 4]) + 4 * (l % 4), 4);
+        }
+      }
+    });
+    const uint32_t* const loaded = w.loaded[lane()];
+    d0 = loaded[0], d1 = loaded[1], d2 = loaded[2], d3 = loaded[3];
+  }
+};
+
+inline float value_of(uint32_t pair, int i, cute::bfloat16_t) {
+  const uint32_t bits = i ? pair & 0xffff0000u : pair << 16;
+  float value;
+  std::memcpy(&value, &bits, 4);
+  return value;
+}
+inline float value_of(uint32_t pair, int i, cute::half_t) {
+  return static_cast<float>(cute::half_t::bitcast(static_cast<uint16_t>(pair >> 16 * i)));
+}
+
+// mma.sync.m16n8k16, row by column.
+template <class Element>
+struct Multiply {
+  using DRegisters = float[4];
+  using ARegisters = uint32_t[4];
+  using BRegisters = uint32_t[2];
+  using CRegisters = float[4];
+
+  static void fma(float& d0, float& d1, float& d2, float& d3, uint32_t const& a0, uint32_t const& a1,
+                  uint32_t const& a2, uint32_t const& a3, uint32_t const& b0, uint32_t const& b1, float const& c0,
+                  float const& c1, float const& c2, float const& c3) {
+    Posted& w = warp();
+    const uint32_t a[4] = {a0, a1, a2, a3}, b[2] = {b0, b1};
+    const float c[4] = {c0, c1, c2, c3};
+    std::copy_n(a, 4, w.a[lane()]), std::copy_n(b, 2, w.b[lane()]), std::copy_n(c, 4, w.c[lane()]);
+    meet(w.arrived, w.generation, kWarp, [&] { multiply(w); });
+    const float* const sums = w.c[lane()];
+    d0 = sums[0], d1 = sums[1], d2 = sums[2], d3 = sums[3];
+  }
+
+  static void multiply(Posted& w) {
+    float left[16][16], right[8][16];
+    for (int l = 0; l < kWarp; ++l) {
+      for (int i = 0; i < 4; ++i) {
+        for (int j = 0; j < 2; ++j) {
+          const int k = 2 * (l % 4) + 8 * (i / 2) + j;
+          left[l / 4 + 8 * (i % 2)][k] = value_of(w.a[l][i], j, Element{});
+          if (i % 2 == 0) right[l / 4][k] = value_of(w.b[l][i / 2], j, Element{});
+        }
+      }
+    }
+    for (int l = 0; l < kWarp; ++l) {
+      for (int i = 0; i < 4; ++i) {
+        const int row = l / 4 + 8 * (i / 2), column = 2 * (l % 4) + i % 2;
+        for (int k = 0; k < 16; ++k) w.c[l][i] += left[row][k] * right[column][k];
+      }
+    }
+  }
+};
+struct MultiplyHalf : Multiply<cute::half_t> {};
+struct MultiplyBFloat16 : Multiply<cute::bfloat16_t> {};
+
+// 16 bytes, or zeros; not before it is waited for.
+template <class Source, class Target = Source>
+struct CopyLater {
+  static void copy(Source const& from, Target& to, bool is_there) { here().open.push_back({&from, &to, is_there}); }
+};
+
+inline void fence() {
+  here().groups.push_back(std::move(here().open));
+  here().open.clear();
+}
+
+template <int N>
+void wait() {
+  auto& groups = here().groups;
+  while (static_cast<int>(groups.size()) > N) {
+    for (const Copy& copy : groups.front()) {
+      if (copy.is_there) std::memcpy(copy.to, copy.from, 16);
+      else std::memset(copy.to, 0, 16);
+    }
+    groups.erase(groups.begin());
+  }
+}
+
+}  // namespace emulation
+
+namespace cute {
+template <>
+struct Copy_Traits<emulation::LoadMatrix> : Copy_Traits<SM75_U32x4_LDSM_N> {};
+template <>
+struct MMA_Traits<emulation::MultiplyHalf> : MMA_Traits<SM80_16x8x16_F32F16F16F32_TN> {};
+template <>
+struct MMA_Traits<emulation::MultiplyBFloat16> : MMA_Traits<SM80_16x8x16_F32BF16BF16F32_TN> {};
+using emulation::CopyLater;
+using emulation::LoadMatrix;
+using emulation::MultiplyBFloat16;
+using emulation::MultiplyHalf;
+inline void emulated_fence() { emulation::fence(); }
+template <int N>
+void emulated_wait() {
+  emulation::wait<N>();
+}
+}  // namespace cute
+
+#define SM75_U32x4_LDSM_N LoadMatrix
+#define SM80_16x8x16_F32F16F16F32_TN MultiplyHalf
+#define SM80_16x8x16_F32BF16BF16F32_TN MultiplyBFloat16
+#define SM80_CP_ASYNC_CACHEGLOBAL_ZFILL CopyLater
+#define cp_async_fence emulated_fence
+#define cp_async_wait emulated_wait
+
+inline void __syncthreads() {
+  emulation::meet(emulation::cta->arrived, emulation::cta->generation, static_cast<int>(emulation::cta->threads.size()),
+                  [] {});
+}
+
+inline float __uint_as_float(uint32_t bits) {
+  float value;
+  std::memcpy(&value, &bits, 4);
+  return value;
+}
+
+#ifndef __forceinline__
+#define __forceinline__ inline
+#endif

@@ -1,0 +1,61 @@
+"""The mma.sync kernels' own source under g++ (tests/csrc/emulation), against sums in double.
+
+The threads of a CTA are fibers, and the instructions are emulated: the indices, the ring of stages, the epilogue and
+every edge are the kernel's own. Nobody has run the kernels on the GPUs that they are for.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support.functors import COMPILER, CSRC
+
+ROOT = Path(__file__).parents[2]
+FOLDER = Path(__file__).parent / "emulation"
+BY_VECTORS, BY_ELEMENTS = (0, 3, 5, 7), (8,)
+WHOLE = [(16, 64, 64, 0, 0), (1, 8, 8, 0, 0), (37, 72, 40, 8, 16), (130, 264, 136, 0, 8)]
+ODD = [(1, 1, 1, 3, 0), (37, 71, 41, 1, 3), (130, 133, 135, 0, 1), (70, 64, 64, 1, 0)]
+CASES = [("bfloat16", tile, each) for tile in BY_VECTORS for each in WHOLE]
+CASES += [("bfloat16", tile, each) for tile in BY_ELEMENTS for each in ODD]
+CASES += [("float16", 6, WHOLE[2]), ("float16", 9, ODD[1])]
+
+
+def include_folders() -> list[Path]:
+    """Of CUTLASS and CUDA; none where one of them is missing."""
+    locate = [sys.executable, str(ROOT / "build_backend/locate.py")]
+    done = subprocess.run(locate, capture_output=True, text=True, check=True)
+    found = json.loads(done.stdout)
+    places = [Path(found["nvjitlink"]["path"] or "/").parent, *sorted(Path("/usr/local").glob("cuda*"))]
+    cuda = next((each / "include" for each in places if (each / "include/cuda_fp16.h").is_file()), None)
+    if cuda is None or not found["cutlass"]["path"]:
+        return []
+    return [Path(found["cutlass"]["path"]) / "include", cuda, cuda / "cccl"]
+
+
+@pytest.fixture(scope="module")
+def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    if not CSRC.is_dir() or COMPILER is None:
+        pytest.skip("there are no sources, or no C++ compiler")
+    folders = include_folders()
+    if not folders:
+        pytest.skip("CUTLASS's or CUDA's headers are not at hand")
+    made = tmp_path_factory.mktemp("emulation") / "sm80_mma"
+    command = [COMPILER, "-std=c++17", "-O0", "-w", f"-I{CSRC}", f"-I{FOLDER.parent}"]
+    command += [part for each in folders for part in ("-isystem", str(each))]
+    subprocess.run([*command, str(FOLDER / "sm80_mma.cpp"), "-o", str(made)], check=True)
+    return made
+
+
+@pytest.mark.parametrize(("element", "tile", "sizes"), CASES)
+def test_a_tile(program: Path, element: str, tile: int, sizes: tuple[int, ...]) -> None:
+    """`sizes`: M, N, K, elements before each matrix, and elements behind each row."""
+    done = subprocess.run(
+        [program, element, str(tile), *map(str, sizes)], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout
+    assert 0 <= float(done.stdout.split()[0]) <= 1, "the largest error in units of its bound"

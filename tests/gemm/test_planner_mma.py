@@ -1,0 +1,114 @@
+"""The planner and the mma.sync kernels, on GPUs that are described: nobody is offered what has not been run."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.gemm.query import H200, Query
+from tests.support import plans
+from tools.mma_choices import GPUS, SHAPES, Choice, choices, table
+
+AMPERE = list(GPUS.values())
+LARGE = Query(m=8192, n=8192, k=8192, gpu=GPUS["A100 40 GB"])
+SHARED = {80: 163, 86: 99, 89: 99, 90: 227, 100: 227}  # KB of a CTA
+
+
+def shared_kb(tile: str) -> float:
+    """Of the stages, of which wide ones have three and the others at most four: at least so much."""
+    m, n, k = map(int, tile.split("x"))
+    return (3 if k == 64 else 2) * 2 * k * (m + n) / 1024
+
+
+@pytest.mark.parametrize("gpu", [*AMPERE, H200])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_no_call_is_offered_a_kernel_that_was_not_run(gpu: tuple[int, ...], dtype: str) -> None:
+    for m, n, k in SHAPES[::20]:
+        found = Query(m=m, n=n, k=k, gpu=gpu, dtype=dtype).plan()
+        assert plans.MMA not in {each["family"] for each in found["candidates"]}
+        assert gpu is H200 or (not found["fused"] and "(Hopper)" in found["why_not"])
+
+
+def test_a_batch_invariant_call_is_not_offered_one_either() -> None:
+    found = replace(LARGE, invariant=True).plan()
+    assert not found["fused"] and found["candidates"] == []
+
+
+def asked(query: Query) -> dict[str, Any]:
+    return replace(query, any_family=True).plan()
+
+
+@pytest.mark.parametrize("gpu", [*AMPERE, H200])
+@pytest.mark.parametrize("sizes", [(1, 8, 8), (16, 4096, 4096), (777, 1000, 520), (8192, 8192, 8192)])
+def test_every_candidate_fits_its_gpu(gpu: tuple[int, ...], sizes: tuple[int, int, int]) -> None:
+    m, n, k = sizes
+    found = asked(Query(m=m, n=n, k=k, gpu=gpu))
+    mine = [each for each in found["candidates"] if each["family"] == plans.MMA]
+    assert mine and all(each["schedule"] == "multistage" for each in mine)
+    assert all(shared_kb(each["tile"]) <= SHARED[gpu[0]] for each in mine)
+    assert all(each["splits"] == 1 and each["predicted_us"] > 0 for each in mine)
+    has_wide = any(each["tile"] in ("128x256x64", "256x128x64") for each in mine)
+    assert has_wide == (SHARED[gpu[0]] > 144)
+
+
+@pytest.mark.parametrize(
+    "changed", [{"k": 8191}, {"n": 8191}, {"alignment": 2}, {"alignment": 8}, {"x_row_stride": 8193}]
+)
+def test_rows_that_are_no_whole_vectors_are_read_by_elements(changed: dict[str, Any]) -> None:
+    found = asked(replace(LARGE, **changed))
+    assert {each["schedule"] for each in found["candidates"]} == {"by elements"}
+
+
+@pytest.mark.parametrize(
+    ("changed", "why_not"),
+    [
+        ({"gpu": (75, 40)}, "from compute capability 8.0 (Ampere) on; this device has 7.5"),
+        ({"x_row_stride": 8}, "the rows of x overlap"),
+        ({"m": 2**31}, "M, N and K must be at most"),
+    ],
+)
+def test_what_no_kernel_reads(changed: dict[str, Any], why_not: str) -> None:
+    found = asked(replace(LARGE, **changed))
+    assert not found["fused"] and found["candidates"] == [] and why_not in found["why_not_covered"]
+
+
+def test_the_invariant_plan_does_not_depend_on_m() -> None:
+    for k, schedule in ((4096, "multistage"), (4095, "by elements")):
+        found = [asked(Query(m=m, k=k, gpu=LARGE.gpu, invariant=True))["candidates"] for m in (1, 77, 4096)]
+        assert {tuple(each["plan"]) for (each,) in found} == {tuple(found[0][0]["plan"])}
+        assert found[0][0]["schedule"] == schedule
+
+
+def test_half_rate_sums_take_longer() -> None:
+    capability, multiprocessors, clock, bandwidth, l2, is_half = GPUS["RTX 4090"]
+    assert is_half
+    whole = (capability, multiprocessors, clock, bandwidth, l2, 0)
+    slow, fast = (asked(replace(LARGE, gpu=gpu)) for gpu in (GPUS["RTX 4090"], whole))
+    assert slow["fallback_us"] > 1.9 * fast["fallback_us"]
+    assert slow["candidates"][0]["predicted_us"] > 1.9 * fast["candidates"][0]["predicted_us"]
+
+
+def test_a_choice_gains_a_tenth() -> None:
+    every = list(choices())
+    assert len(every) == len(GPUS) * len(SHAPES)
+    for choice in every:
+        assert (choice.tile != Choice.FALLBACK) == (choice.gain >= 1.10)
+
+
+def test_the_shapes_are_of_every_kind() -> None:
+    assert len(set(SHAPES)) == len(SHAPES) == 200
+    for axis, least, most in ((0, 1, 8192), (1, 64, 32768), (2, 64, 28672)):
+        sizes = [shape[axis] for shape in SHAPES]
+        assert min(sizes) <= least and max(sizes) >= most
+    assert any(n % 8 or k % 8 for _, n, k in SHAPES)
+    pairs = itertools.product((True, False), repeat=2)
+    assert {(m > 64, n % 8 == 0) for m, n, _ in SHAPES} == set(pairs)
+
+
+def test_the_table_is_what_the_command_writes() -> None:
+    """`python -m tools.mma_choices > tests/gemm/mma_choices.txt`."""
+    assert (Path(__file__).parent / "mma_choices.txt").read_text() == table()

@@ -1,0 +1,103 @@
+"""What the planner would choose on GPUs that are described, were the mma.sync kernels offered there.
+
+    python -m tools.mma_choices > tests/gemm/mma_choices.txt
+
+They are not: csrc/gemm/sm80_mma/family.cpp. All times are predictions from assumed figures; nothing was measured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import product
+from typing import ClassVar
+
+from epigemm.planning import plans
+
+_REACHABLE = 0.89  # of the nominal bandwidth: csrc/device/device.h
+
+
+def _gpu(
+    capability: int,
+    multiprocessors: int,
+    clock_mhz: int,
+    gb_a_second: int,
+    l2_mb: int,
+    *,
+    is_half: bool = False,
+) -> tuple[int, ...]:
+    """From its data sheet; `is_half`: fp32 sums at half the rate."""
+    bandwidth = round(_REACHABLE * 1000 * gb_a_second)
+    return capability, multiprocessors, clock_mhz, bandwidth, l2_mb * 1_000_000, int(is_half)
+
+
+GPUS = {
+    "A100 40 GB": _gpu(80, 108, 1410, 1555, 40),
+    "A100 80 GB": _gpu(80, 108, 1410, 2039, 40),
+    "A10": _gpu(86, 72, 1695, 600, 6),
+    "L40S": _gpu(89, 142, 2520, 864, 96),
+    "RTX 4090": _gpu(89, 128, 2520, 1008, 72, is_half=True),
+    "B200": _gpu(100, 148, 1850, 8000, 126),
+}
+"""As `plans.ask` takes them."""
+
+_ROWS = (1, 8, 16, 48, 128, 300, 512, 1024, 2048, 8192)
+_WEIGHTS = (  # N, K
+    *((64, 64), (256, 1024), (512, 512), (768, 768), (768, 3072), (1024, 64), (1024, 1024), (2048, 2048)),
+    *((3072, 768), (4096, 4096), (4096, 11008), (5120, 13824), (8192, 8192), (8192, 28672), (11008, 4096)),
+    *((28672, 8192), (32768, 4096), (1001, 513), (4096, 147), (50257, 768)),
+)
+SHAPES = [(m, n, k) for (n, k), m in product(_WEIGHTS, _ROWS)]
+"""M, N, K."""
+
+EPILOGUE, DTYPE = "bias_gelu", "bfloat16"
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One answer of the planner's; times in microseconds. `tile`: of the best fused plan, where it is chosen."""
+
+    gpu: str
+    shape: tuple[int, int, int]
+    tile: str
+    fused_us: float
+    fallback_us: float
+
+    FALLBACK: ClassVar[str] = "fallback"
+
+    @property
+    def gain(self) -> float:
+        """The fallback's time over the best fused plan's."""
+        return self.fallback_us / self.fused_us
+
+
+def choices() -> Iterator[Choice]:
+    """For every GPU and shape."""
+    for (name, gpu), shape in product(GPUS.items(), SHAPES):
+        found = plans.ask(EPILOGUE, *shape, DTYPE, "ieee", any_family=True, gpu=gpu)
+        best = found["candidates"][0]
+        tile = best["tile"] if found["fused"] else Choice.FALLBACK
+        yield Choice(name, shape, tile, best["predicted_us"], found["fallback_us"])
+
+
+def table() -> str:
+    """The choices as text: a line a shape, a column a GPU, with the expected gain in it."""
+    lines = [
+        f"{EPILOGUE}, {DTYPE}: the tile that the planner would choose, and the fallback's predicted time over the",
+        "best fused plan's. From assumed figures: nothing was measured, and the kernels have not been run. Written by",
+        "python -m tools.mma_choices",
+        "",
+        f"{'M':>6}{'N':>7}{'K':>7}" + "".join(f"  {name:<17}" for name in GPUS).rstrip(),
+    ]
+    cells = {
+        (each.shape, each.gpu): f"  {each.tile.replace('fallback', '-'):<11}{each.gain:4.2f}  "
+        for each in choices()
+    }
+    for shape in SHAPES:
+        m, n, k = shape
+        lines.append(f"{m:>6}{n:>7}{k:>7}" + "".join(cells[shape, name] for name in GPUS).rstrip())
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    print(table(), end="")
