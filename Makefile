@@ -125,10 +125,11 @@ wheel: $(installed)/cuda_tools
 
 # What is promised of the wheel: no spills, wgmma, size, exports; that it loads under this torch and computes.
 check-wheel: $(installed)/environment
-	$(pip) install $(PIP_FLAGS) 'nvidia-cuda-nvdisasm==13.*'
+	$(pip) install $(PIP_FLAGS) 'nvidia-cuda-nvdisasm==13.*' 'nvidia-cuda-nvrtc==13.0.*' 'nvidia-nvjitlink==13.0.*'
 	rm -rf build/wheel-installed
 	$(pip) install $(PIP_FLAGS) --no-deps --target build/wheel-installed dist/*.whl
 	PYTHONPATH=build/wheel-installed $(python) tools/check_installed.py --cuda
+	PYTHONPATH=build/wheel-installed $(python) -m tools.link_every_gpu
 	$(python) tools/build_report.py build/wheel-log
 	$(python) tools/check_wheel.py dist/*.whl --pairs build/wheel/cubins/bias_gated_silu.zip --expect-kernels \
 	  "$$(PYTHONPATH=build/wheel-installed $(python) -c 'import epigemm; print(epigemm.build_info()["gemm_kernels"])')"

@@ -1,0 +1,87 @@
+"""The mma.sync kernels' machine code for GPUs that are not here: what is held against it, and the code itself."""
+
+from __future__ import annotations
+
+import struct
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from epigemm.linking import cubins, libraries
+from tests.support import plans
+from tools import link_every_gpu
+from tools.link_every_gpu import SHARED_KB, Found, Tile, problems, registers
+
+ROOT = Path(__file__).parents[2]
+TILE = Tile("128x128x32", "multistage", 49152)
+RIGHT = {"HMMA": 64, "LDGSTS": 24, "LDL": 0, "STL": 0}
+
+
+def test_the_tiles_are_the_familys() -> None:
+    found = link_every_gpu.tiles()
+    assert [*found] == list(range(plans.FAMILIES[plans.MMA]["16_bits"]))
+    assert {each.schedule for each in found.values()} == {"multistage", "by elements"}
+    for each in found.values():
+        m, n, k = map(int, each.text.split("x"))
+        assert 0 < 2 * 2 * k * (m + n) <= each.shared_bytes <= 1024 * max(SHARED_KB.values())
+
+
+def test_right_code_has_no_problem() -> None:
+    assert not [*problems(TILE, Found(232, RIGHT))]
+    assert not [*problems(TILE._replace(schedule="by elements"), Found(172, RIGHT | {"LDGSTS": 0}))]
+
+
+@pytest.mark.parametrize(
+    ("tile", "found", "words"),
+    [
+        (TILE, Found(232, RIGHT | {"STL": 3}), "spills (0 LDL, 3 STL)"),
+        (TILE, Found(232, RIGHT | {"HMMA": 0}), "no HMMA"),
+        (TILE, Found(232, RIGHT | {"LDGSTS": 0}), "0 LDGSTS"),
+        (TILE._replace(schedule="by elements"), Found(232, RIGHT), "24 LDGSTS"),
+        (TILE._replace(shared_bytes=250_000), Found(232, RIGHT), "250000 bytes of shared memory"),
+        (TILE, Found(256, RIGHT), "256 registers"),
+        (TILE, Found(0, RIGHT), "0 registers"),
+    ],
+)
+def test_wrong_code_has_one(tile: Tile, found: Found, words: str) -> None:
+    (problem,) = problems(tile, found)
+    assert words in problem
+
+
+def elf(sections: dict[str, bytes]) -> bytes:
+    """Sections and their headers alone, the section of names last."""
+    table = b"\0" + b"".join(name.encode() + b"\0" for name in [*sections, ".shstrtab"])
+    content, headers = b"", b""
+    for name, data in {**sections, ".shstrtab": table}.items():
+        begin = table.index(b"\0" + name.encode() + b"\0") + 1
+        headers += struct.pack("<IIQQQQIIQQ", begin, 1, 0, 0, 64 + len(content), len(data), 0, 0, 1, 0)
+        content += data
+    head = b"\x7fELF" + bytes(0x24) + struct.pack("<Q", 64 + len(content)) + bytes(10)
+    return head + struct.pack("<HHH", 64, len(sections) + 1, len(sections)) + content + headers
+
+
+def test_registers_are_read_from_the_code() -> None:
+    """Behind entries of other kinds, and beside the section of one kernel."""
+    other = struct.pack("<BBH", 3, 0x1B, 255) + struct.pack("<BBHII", 4, 0x11, 8, 9, 16)
+    info = other + struct.pack("<BBHII", 4, 0x2F, 8, 9, 232)
+    of_kernel = struct.pack("<BBHII", 4, 0x2F, 8, 9, 250)
+    assert registers(elf({".text.kernel": b"code", ".nv.info": info, ".nv.info.kernel": of_kernel})) == 232
+    assert registers(elf({".text.kernel": b"code", ".nv.info": other})) == 0
+
+
+def test_the_command() -> None:
+    """One GPU of each amount of shared memory; `make check-wheel` takes them all."""
+    if reason := libraries.unavailable():
+        pytest.skip(reason)
+    if cubins.ir_path("epigemm_open_sm80_mma_bfloat16_0") is None:
+        pytest.skip("a build without CUDA")
+    command = [sys.executable, "-m", "tools.link_every_gpu", "--gpu", "sm_80", "sm_120", "--epilogue", "bias"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    if "nvdisasm is missing" in done.stderr:
+        pytest.skip("there is no nvdisasm")
+    assert done.returncode == 0, done.stdout + done.stderr
+    lines = done.stdout.splitlines()[1:]
+    assert len(lines) == 2 * 2 * len(link_every_gpu.tiles())
+    assert all(line.split()[-1] == "0" for line in lines)  # spills
