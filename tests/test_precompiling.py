@@ -12,6 +12,7 @@ from torch import Tensor
 import epigemm
 from epigemm import Matrix, PerColumn, PerRow, Scalar, precompiling, progress
 from epigemm.epilogues.kinds import SCALAR
+from epigemm.epilogues.traced import LinkedEpilogue
 from epigemm.linking import loading
 from epigemm.precompiling import _call
 
@@ -39,6 +40,15 @@ PRECOMPILE: dict[str, tuple[type[Exception], str, Any, dict[str, Any]]] = {
         [(1, 8, 8)],
         {"device": "cpu"},
     ),
+    "architecture": (ValueError, "arch: got 'sm_75'; accepted are sm_80 and later", (), {"arch": "sm_75"}),
+    "no architecture": (ValueError, "arch: got 80; accepted are sm_80 and later", (), {"arch": 80}),
+    "beside shapes": (ValueError, "arch: got 'sm_80' beside shapes", [(1, 8, 8)], {"arch": "sm_80"}),
+    "beside a device": (
+        ValueError,
+        "arch: got 'sm_80' beside device",
+        (),
+        {"arch": "sm_80", "device": "cuda"},
+    ),
 }
 
 
@@ -53,6 +63,38 @@ def test_precompile_needs_a_gpu_that_torch_sees(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(RuntimeError, match=r"device: got cuda, .* .torch finds no GPU"):
         epigemm.precompile(mixed, [(1, 8, 8)])
+
+
+class Linker:
+    """Stands for `loading.link_for`."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[str, list[str], tuple[int, int]]] = []
+        self.reason = ""
+
+    def __call__(
+        self, epilogue: LinkedEpilogue, symbols: list[str], capability: tuple[int, int]
+    ) -> tuple[list[str], str]:
+        self.asked.append((epilogue.name, symbols, capability))
+        return symbols[:1], self.reason
+
+
+def test_precompile_for_a_gpu_that_is_not_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    linker = Linker()
+    monkeypatch.setattr(loading, "link_for", linker)
+    assert epigemm.precompile(mixed, arch="sm_120") == ["epigemm_open_elementwise_bfloat16"]
+    ((name, symbols, capability),) = linker.asked
+    tiles = [f"epigemm_open_sm80_mma_bfloat16_{tile}" for tile in range(10)]
+    assert name == mixed.linked([False, False, False, True]).name and capability == (12, 0)
+    assert symbols == ["epigemm_open_elementwise_bfloat16", *tiles]
+    epigemm.precompile(mixed, dtype=torch.float32, training=True, arch="sm_86")
+    assert linker.asked[-1][1:] == (
+        ["epigemm_open_elementwise_float32", "epigemm_open_derivative_float32"],
+        (8, 6),
+    )
+    linker.reason = "no libraries"
+    with pytest.raises(RuntimeError, match="mixed: no libraries"):
+        epigemm.precompile(mixed, arch="sm_80")
 
 
 def test_what_is_no_epilogue() -> None:

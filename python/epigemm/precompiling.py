@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -10,12 +11,14 @@ import torch
 from torch import Tensor
 
 from epigemm import progress
+from epigemm._native import build_info
 from epigemm.arguments import checks
 from epigemm.arguments.calls import FIND, LinearCall
 from epigemm.arguments.precision import DEFAULT
 from epigemm.calls import elementwise_kernels
 from epigemm.epilogues.kinds import KINDS, SCALAR
 from epigemm.epilogues.registry import compute_dtype
+from epigemm.epilogues.traced import LinkedEpilogue
 from epigemm.linking import loading
 from epigemm.planning import dry_runs
 from epigemm.user_epilogue import UserEpilogue
@@ -23,13 +26,14 @@ from epigemm.user_epilogue import UserEpilogue
 
 def precompile(
     function: UserEpilogue,
-    shapes: Iterable[tuple[int, int, int]],
+    shapes: Iterable[tuple[int, int, int]] = (),
     *,
     dtype: torch.dtype = torch.bfloat16,
     precision: str | None = None,
     device: torch.device | str | None = None,
     operand_dtype: torch.dtype | None = None,
     training: bool = False,
+    arch: str | None = None,
 ) -> list[str]:
     """Link an epilogue into the kernels that calls of these sizes take, so that no call waits for that.
 
@@ -46,12 +50,16 @@ def precompile(
         device: the GPU; None: the current one.
         operand_dtype: of the operands: None or dtype itself; beside 16 bits also fp32.
         training: the derivative's kernel as well.
+        arch: in place of `shapes` and `device`, a GPU that need not be here, as "sm_80" or "sm_120": all kernels
+            that are compiled for every GPU since Ampere. Those are `elementwise`, which follows PyTorch's GEMM there,
+            and in 16 bits the mma.sync kernels, which no call chooses yet. No driver is needed.
 
     Returns:
         The names of the kernels that were linked now.
 
     Raises:
         TypeError: `function` is no epilogue of the user's, `shapes` are no triples, a dtype that does not fit.
+        ValueError: `arch` is no such architecture, or stands beside `shapes` or `device`.
         RuntimeError: there is no GPU with epigemm's kernels, or an epilogue cannot be linked; the message says why.
 
     Example:
@@ -65,9 +73,13 @@ def precompile(
     precision = DEFAULT if precision is None else checks.precision(precision)
     checks.flag("training", training)
     types = dtype, _operand_dtype(dtype, operand_dtype)
+    forms = [function, *function.without.values()]  # with its optional operands, and without
+    if arch is not None:
+        capability = _capability(arch, sizes, device)
+        symbols = _of_any_gpu(dtype, training)
+        return [name for form in forms for name in _link_for(form, symbols, types, capability)]
     place = _gpu(device)
     linked: list[str] = []
-    forms = [function, *function.without.values()]  # with its optional operands, and without
     wanted = list(itertools.product(forms, sizes))
     with progress.doing(f"precompiling {function.traced.name} for {len(wanted)} calls", len(wanted)) as task:
         for form, size in wanted:
@@ -97,6 +109,45 @@ def _operand_dtype(dtype: torch.dtype, given: torch.dtype | None) -> torch.dtype
     raise TypeError(
         f"operand_dtype: got {given}; accepted is None, {dtype} or {compute_dtype(dtype)}, as x has {dtype}"
     )
+
+
+def _capability(arch: str, sizes: object, device: object) -> tuple[int, int]:
+    """Of an architecture that is named."""
+    found = re.fullmatch(r"sm_(\d+)(\d)a?", arch) if isinstance(arch, str) else None
+    capability = (int(found[1]), int(found[2])) if found else (0, 0)
+    if capability < (8, 0):
+        raise ValueError(f"arch: got {arch!r}; accepted are sm_80 and later, such as 'sm_86'")
+    if sizes or device is not None:
+        raise ValueError(
+            f"arch: got {arch!r} beside {'shapes' if sizes else 'device'}; it takes the place of both"
+        )
+    return capability
+
+
+def _of_any_gpu(dtype: torch.dtype, training: bool) -> list[str]:
+    """The kernels that are compiled for every GPU since Ampere."""
+    element = str(dtype).removeprefix("torch.")
+    alone = [f"epigemm_open_elementwise_{element}", f"epigemm_open_derivative_{element}"]
+    tiles = build_info()["families"]["sm80_mma"]["16_bits"] if dtype.itemsize == 2 else 0
+    return alone[: 1 + training] + [f"epigemm_open_sm80_mma_{element}_{tile}" for tile in range(tiles)]
+
+
+def _link_for(
+    form: UserEpilogue,
+    symbols: list[str],
+    types: tuple[torch.dtype, torch.dtype],
+    capability: tuple[int, int],
+) -> list[str]:
+    linked, reason = loading.link_for(_linked(form, types), symbols, capability)
+    if reason:
+        raise RuntimeError(f"{form.traced.name}: {reason}")
+    return linked
+
+
+def _linked(form: UserEpilogue, types: tuple[torch.dtype, torch.dtype]) -> LinkedEpilogue:
+    """With operands of these types; scalars are fp32. `types`: of x and of operands."""
+    dtype, of_operands = types
+    return form.linked([spec.kind == SCALAR or of_operands is not dtype for spec in form.traced.operands])
 
 
 def _gpu(device: torch.device | str | None) -> torch.device:
@@ -131,9 +182,16 @@ def _call(
         empty(*KINDS[spec.kind].shape((m,), n), of=of_operands) for spec in specs if spec.kind != SCALAR
     ]
     scalars = [0.0 for spec in specs if spec.kind == SCALAR]
-    epilogue = function.linked([spec.kind == SCALAR or of_operands is not dtype for spec in specs])
     return LinearCall(
-        epilogue, empty(m, k), empty(n, k), None, operands, scalars, precision, FIND, out=empty(m, n)
+        _linked(function, types),
+        empty(m, k),
+        empty(n, k),
+        None,
+        operands,
+        scalars,
+        precision,
+        FIND,
+        out=empty(m, n),
     )
 
 

@@ -91,6 +91,22 @@ def test_it_says_how_many_kernels_are_linked(
     assert told[1].startswith("linking 1 kernel of bias_relu: ")
 
 
+def test_kernels_are_linked_for_a_gpu_that_is_not_here(
+    driver: Driver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Into the cache alone; what is there is left, and what fails is remembered of no GPU that is here."""
+    symbols = [f"epigemm_open_sm80_mma_bfloat16_{tile}" for tile in range(3)]
+    monkeypatch.setattr(cubins, "find", lambda *job: b"there" if job[1] == symbols[1] else None)
+    assert loading.link_for(BIAS_RELU, symbols, (8, 0)) == ([symbols[0], symbols[2]], "")
+    assert driver.linked == [symbols[0], symbols[2]] and not driver.loaded
+    driver.cannot_link = "nvJitLink did not"
+    assert loading.link_for(BIAS_RELU, symbols, (8, 0)) == ([], "nvJitLink did not")
+    assert loading.why_not(BIAS_RELU, symbols) == ""
+    monkeypatch.setattr(cubins, "ir_path", lambda symbol: None)
+    linked, reason = loading.link_for(BIAS_RELU, symbols, (8, 0))
+    assert not linked and reason.startswith(f"this build has no kernel {symbols[0]}")
+
+
 def test_what_cannot_be_linked_is_remembered(driver: Driver) -> None:
     driver.cannot_link = "nvJitLink did not"
     assert loading.link(BIAS_TANH, SYMBOL, DEVICE) == "nvJitLink did not"

@@ -44,6 +44,30 @@ def link(epilogue: Epilogue, missing: str, device: torch.device) -> str:
         return _link(epilogue, symbols, torch.cuda.get_device_capability(device)) if symbols else ""
 
 
+def link_for(
+    epilogue: Epilogue, symbols: Sequence[str], capability: tuple[int, int]
+) -> tuple[list[str], str]:
+    """Link kernels into the cache, for a GPU that need not be here.
+
+    Returns:
+        The kernels that the cache did not have, and why that cannot be, or nothing.
+
+    Raises:
+        libraries.CompileError: NVRTC refuses the epilogue, which is a mistake of epigemm's.
+    """
+    if missing := next((symbol for symbol in symbols if cubins.ir_path(symbol) is None), ""):
+        return [], f"this build has no kernel {missing} that epilogues are linked into"
+    jobs = _jobs(epilogue, symbols, capability)
+    try:
+        made = [job for job in jobs if cubins.find(*job) is None]
+        _built(epilogue, made)
+    except libraries.CompileError:
+        raise
+    except (libraries.LinkingError, ValueError) as error:
+        return [], str(error)
+    return [job.symbol for job in made], ""
+
+
 def link_each(epilogue: Epilogue, missing: Sequence[str], device: torch.device) -> list[str]:
     """`link` of each of these, all their kernels side by side: why each cannot be, or nothing."""
     symbols = {symbol for each in missing for symbol in each.split(",") if symbol}
