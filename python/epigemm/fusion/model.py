@@ -45,9 +45,13 @@ _WRAPPERS = {
     *("DataParallel", "DistributedDataParallel", "FullyShardedDataParallel", "FSDPModule", "DeepSpeedEngine")
 }
 _CALL, _REPORT, _IGNORED = "_compiled_call_impl", "fusion_report", "__jit_ignored_attributes__"
-# Weak references to parameters that a compilation leaves forbid swap_tensors; Dynamo drops them since torch 2.11.
-_DROP = "invalidate_compile_context_weakrefs"
-_DROPPED: dict[str, Any] = {_DROP: True} if hasattr(torch._dynamo.config, _DROP) else {}
+# Weak references to parameters that a compilation leaves forbid swap_tensors; Dynamo drops them since torch 2.11. And
+# what it tells a profiler of its bytecode takes each call two microseconds, also where there is no profiler.
+_SETTINGS: dict[str, Any] = {
+    name: value
+    for name, value in (("invalidate_compile_context_weakrefs", True), ("record_runtime_overhead", False))
+    if hasattr(torch._dynamo.config, name)
+}
 # Where a graph breaks, the parts have the code of the model's class: entries of other models would be tried, too. Each
 # has its own since torch 2.13.
 _IS_ISOLATED = "isolate_recompiles" in inspect.signature(torch.compile).parameters
@@ -309,7 +313,7 @@ class _Call(Uncopied):
                 skip_nnmodule_hook_guards=False,
                 suppress_errors=False,
                 recompile_limit=RECOMPILE_LIMIT,
-                **_DROPPED,
+                **_SETTINGS,
             )
             try:
                 with own, kept_inside(self._leave), progress.doing(f"fusing {self._name}"):
