@@ -2,30 +2,94 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <new>
-#include <string>
+#include <cstring>
+#include <type_traits>
 
+#include "python/plain.h"
 #include "python/state.h"
 
 namespace epigemm::python {
 namespace {
 
-bool has(PyObject* tensor, PyObject* name, PyObject* wanted) {
-  const Object found(PyObject_GetAttr(tensor, name));
-  if (!found) PyErr_Clear();
-  return found.get() == wanted;
+// What is known of a model's calls (Kinds.about in fusion/kinds.py):
+//   Model
+//   Own: a list that the model's __dict__ holds, and no other object but this tuple
+//   Parameters, Name: a dictionary of the model's, and the name of the parameter whose dtype is part of a kind
+//   Watchers: a list; nothing is asked while it has items
+//   Left: {kind: calls that still run as they were}
+//   World: torch's distributed state, where what was measured in one process counts; or None
+//   First, Deep: so many values of a container, and containers inside of each other, are looked at
+//   OnCudaAlone: whether calls without CUDA tensors have no kind
+enum About { Model, Own, Parameters, Name, Watchers, Left, World, First, Deep, OnCudaAlone, kAboutCount };
+
+// Where equal calls have to give equal bits, whatever was called before.
+bool wants_same_bits() {
+  if (!is_off(state.is_deterministic)) return true;
+  if (PyDict_GetItemWithError(state.invariance, state.active) == Py_False) return false;
+  PyErr_Clear();
+  PyObject* const enabled = PyDict_GetItemWithError(state.invariance, state.enabled);
+  return !enabled || !is_off(enabled);
 }
 
-bool is_exchanged(PyObject* tensor) {
-  return has(tensor, state.layout, state.strided) && has(tensor, state.is_nested, Py_False) &&
-         has(tensor, state.is_meta, Py_False);
-}
+// What a call is made in, which is part of its kind.
+struct Modes {
+  explicit Modes(PyObject* about)
+      : is_recording(!is_off(state.is_grad_enabled)),
+        is_inference(!is_off(state.is_inference)),
+        is_autocast(!is_off(state.any_autocast)),
+        is_training(is_true(PyTuple_GetItem(about, Model), state.training)),
+        is_distributed(has_group(PyTuple_GetItem(about, World))) {}
 
-// What tells calls apart, value by value. A str stands there by its hash, another object by the address of its class:
-// two kinds that are taken for one cost time alone.
+  static bool is_true(PyObject* object, PyObject* name) {
+    const Object found(PyObject_GetAttr(object, name));
+    if (!found) PyErr_Clear();
+    return found.get() == Py_True;
+  }
+
+  static bool has_group(PyObject* world) {
+    if (world == Py_None) return false;
+    const Object group(PyObject_GetAttr(world, state.default_group));
+    if (!group) PyErr_Clear();
+    return group.get() != Py_None;
+  }
+
+  // Dtypes are never freed.
+  const void* autocast_dtype() const {
+    if (!is_autocast) return nullptr;
+    const Object found = call(state.autocast_dtype, state.cuda);
+    if (!found) PyErr_Clear();
+    return found.get();
+  }
+
+  // The caller's, also while another thread has switched it for a GEMM of its own: no other thread runs meanwhile.
+  // By its first letter: "none", "ieee", "tf32" or "bf16".
+  static Py_UCS4 fp32_setting() {
+    Object found = Object::borrowed(PyDict_GetItemWithError(state.fp32_callers, state.cuda));
+    if (!found) found = Object(PyObject_Call(state.fp32_setting, state.fp32_of_cuda, nullptr));
+    const Py_UCS4 letter = found ? PyUnicode_ReadChar(found.get(), 0) : 0;
+    if (PyErr_Occurred()) PyErr_Clear();
+    return letter;
+  }
+
+  const bool is_recording, is_inference, is_autocast, is_training, is_distributed;
+};
+
+// What tells calls apart, value by value, as one number: nothing is allocated. A str stands there by its hash, another
+// object by the address of its class. Two kinds that are taken for one cost time alone; of exact ones, 2^-56 are.
 class Key {
  public:
-  Key(Py_ssize_t first, long deep) : first_(first), deep_(deep) { text_.reserve(256); }
+  Key(Py_ssize_t first, long deep, const Modes& modes) : first_(first), deep_(deep), modes_(modes) {
+    add(modes.is_recording | modes.is_inference << 1 | modes.is_autocast << 2 | modes.is_training << 3 |
+        modes.is_distributed << 4);
+    add(modes.autocast_dtype());
+    add(modes.fp32_setting());
+  }
+
+  // Of the model's first parameter: model.half() changes no argument that is an index.
+  void note_dtype(PyObject* parameter) {
+    if (parameter && is_plain(parameter)) add(Object(PyObject_GetAttr(parameter, state.dtype)).get());
+    PyErr_Clear();
+  }
 
   void note_all(PyObject* tuple) { note_items(tuple, PyTuple_Size(tuple), &PyTuple_GetItem, deep_); }
 
@@ -36,18 +100,32 @@ class Key {
     }
   }
 
-  PyObject* bytes() const { return PyBytes_FromStringAndSize(text_.data(), static_cast<Py_ssize_t>(text_.size())); }
+  // Whether there is a CUDA tensor.
+  bool has_device() const { return device_ >= 0; }
+
+  // In the last eight bits the number of the device behind that of a CPU, 0.
+  std::uint64_t number() const { return found_ << 8 | static_cast<std::uint64_t>(device_ + 1); }
 
  private:
-  template <class Number>
-  void add(Number number) {
-    text_.append(reinterpret_cast<const char*>(&number), sizeof number);
+  // After SplitMix64, whose finalizer has each bit of its input change about half of the bits.
+  void add(std::uint64_t more) {
+    found_ += more + 0x9e3779b97f4a7c15;
+    found_ = (found_ ^ found_ >> 30) * 0xbf58476d1ce4e5b9;
+    found_ = (found_ ^ found_ >> 27) * 0x94d049bb133111eb;
+    found_ ^= found_ >> 31;
   }
 
-  template <class Number>
-  void add(char tag, Number number) {
-    text_.push_back(tag);
-    add(number);
+  void add(const void* object) { add(static_cast<std::uint64_t>(reinterpret_cast<std::uintptr_t>(object))); }
+
+  template <class Number, class = std::enable_if_t<std::is_integral_v<Number>>>
+  void add(Number number) {
+    add(static_cast<std::uint64_t>(number));
+  }
+
+  template <class Value>
+  void add(char tag, Value value) {
+    add(tag);
+    add(value);
   }
 
   void note_items(PyObject* items, Py_ssize_t count, PyObject* (*item)(PyObject*, Py_ssize_t), long deep) {
@@ -63,8 +141,8 @@ class Key {
   void note(PyObject* borrowed, long deep) {
     const Object value = Object::borrowed(borrowed);  // a str of a class of its own may run Python
     PyObject* const type = reinterpret_cast<PyObject*>(Py_TYPE(borrowed));
-    if (type == state.tensor_type || type == state.parameter_type) {
-      if (note_tensor(borrowed)) return;
+    if (is_plain(borrowed)) {
+      return note_tensor(borrowed);
     } else if (borrowed == Py_None || PyBool_Check(borrowed) || type == state.dtype_type) {
       return add('=', borrowed);
     } else if (PyUnicode_Check(borrowed)) {
@@ -81,87 +159,129 @@ class Key {
       return note_values(borrowed, first_, deep - 1);
     }
     add('o', type);
-    if (first_ < 0 && type == state.tensor_type) note_shape(borrowed);
   }
 
   // It may be a size: which rows of a tensor are multiplied, or how many.
   void note_number(PyObject* number) {
     int overflow = 0;
-    if (PyFloat_CheckExact(number)) return add('f', PyFloat_AsDouble(number));
+    if (PyFloat_CheckExact(number)) return add('f', bits_of(PyFloat_AsDouble(number)));
     const long long value = PyLong_AsLongLongAndOverflow(number, &overflow);
     if (overflow) return add('N', PyObject_Hash(number));
     add('n', value);
   }
 
-  // A tensor without strides or memory has sizes all the same; a nested one has none.
+  static bool is_plain(PyObject* object) {
+    PyObject* const type = reinterpret_cast<PyObject*>(Py_TYPE(object));
+    return type == state.tensor_type || type == state.parameter_type;
+  }
+
+  // By its attributes: PyTorch's exchange API takes several times as long where its code is in no cache.
+  void note_tensor(PyObject* tensor) {
+    const Object dtype(PyObject_GetAttr(tensor, state.dtype));
+    const long index = number_of(state.get_device_of, tensor);
+    add(modes_.is_recording && Modes::is_true(tensor, state.requires_grad) ? 'g' : 't', dtype.get());
+    add(index);
+    device_ = std::max(device_, index);
+    if (first_ < 0) {
+      note_shape(tensor);
+    } else {
+      add(bit_length(number_of(state.numel_of, tensor)));
+    }
+    PyErr_Clear();
+  }
+
+  // -1 after an error.
+  static long number_of(PyObject* function, PyObject* tensor) {
+    const Object found = call(function, tensor);
+    return found ? PyLong_AsLong(found.get()) : -1;
+  }
+
+  static int bit_length(long number) {
+    int bits = 0;
+    for (; number > 0; number >>= 1) ++bits;
+    return bits;
+  }
+
+  static std::uint64_t bits_of(double number) {
+    std::uint64_t bits = 0;
+    std::memcpy(&bits, &number, sizeof bits);
+    return bits;
+  }
+
+  // A nested tensor has none.
   void note_shape(PyObject* tensor) {
     const Object shape(PyObject_GetAttr(tensor, state.shape));
-    const Py_hash_t hash = shape ? PyObject_Hash(shape.get()) : -1;
-    PyErr_Clear();
-    add(hash);
-  }
-
-  // False for one that has no strides or no memory. An exchange that fails takes the time of a hundred calls: after the
-  // first one, whether it would is asked before.
-  bool note_tensor(PyObject* tensor) {
-    static bool has_failed = false;
-    if (has_failed && !is_exchanged(tensor)) return false;
-    const Object requires_grad(PyObject_GetAttr(tensor, state.requires_grad));
-    DLTensor view;
-    if (!requires_grad || state.exchange->dltensor_from_py_object_no_sync(tensor, &view) != 0) {
-      PyErr_Clear();
-      has_failed = true;
-      return false;
-    }
-    text_.push_back(requires_grad.get() == Py_True ? 'g' : 't');
-    add(view.dtype.code);
-    add(view.dtype.bits);
-    add(static_cast<unsigned char>(view.device.device_type));
-    add(static_cast<unsigned char>(view.device.device_id));
-    add(static_cast<unsigned char>(view.ndim));
-    if (view.device.device_type == kDLCUDA) {
-      text_[0] = static_cast<char>(std::max<int>(text_[0], view.device.device_id + 1));
-    }
-    note_size(view);
-    return true;
-  }
-
-  void note_size(const DLTensor& view) {
-    if (first_ < 0) {
-      text_.append(reinterpret_cast<const char*>(view.shape), static_cast<std::size_t>(view.ndim) * sizeof *view.shape);
-      return;
-    }
-    std::uint64_t numel = 1;
-    for (int axis = 0; axis < view.ndim; ++axis) numel *= static_cast<std::uint64_t>(view.shape[axis]);
-    char bits = 0;
-    for (; numel; numel >>= 1) ++bits;
-    text_.push_back(bits);
+    const Py_ssize_t count = shape && PyTuple_Check(shape.get()) ? PyTuple_Size(shape.get()) : -1;
+    add(count);
+    for (Py_ssize_t axis = 0; axis < count; ++axis) add(PyLong_AsLongLong(PyTuple_GetItem(shape.get(), axis)));
   }
 
   const Py_ssize_t first_;
   const long deep_;
-  std::string text_ = std::string(1, '\0');
+  const Modes& modes_;
+  long device_ = -1;
+  std::uint64_t found_ = 0;
 };
+
+// Counts a call that runs as it was; the last one is forgotten. False where nothing is known of its kind. Null after an
+// error.
+PyObject* count_down(PyObject* left, PyObject* key) {
+  PyObject* const found = PyDict_GetItemWithError(left, key);
+  const long calls = found ? PyLong_AsLong(found) : 0;
+  if (PyErr_Occurred()) return nullptr;
+  if (!found) Py_RETURN_FALSE;
+  if (calls <= 0) {
+    if (PyDict_DelItem(left, key) != 0) return nullptr;
+    Py_RETURN_FALSE;
+  }
+  const Object rest(PyLong_FromLong(calls - 1));
+  if (!rest || PyDict_SetItem(left, key, rest.get()) != 0) return nullptr;
+  Py_RETURN_TRUE;
+}
+
+bool is_about(PyObject* about) {
+  return PyTuple_Check(about) && PyTuple_Size(about) == kAboutCount &&
+         PyDict_Check(PyTuple_GetItem(about, Parameters)) && PyList_Check(PyTuple_GetItem(about, Watchers)) &&
+         PyDict_Check(PyTuple_GetItem(about, Left));
+}
 
 }  // namespace
 
+// kind(about, is_known, args, kwargs) -> True | int | None | False
+//   True: the call runs as it was
+//   int: its kind, of which no call is left
+//   None: it has no kind
+//   False: its caller or the function modes have to be looked at; not where `is_known`, which says that they were
 PyObject* kind(PyObject*, PyObject* const* given, Py_ssize_t count) {
-  if (count != 5 || !PyTuple_Check(given[0]) || !PyDict_Check(given[1]) || !PyTuple_Check(given[2])) {
-    PyErr_SetString(PyExc_TypeError, "accepted are a tuple, a dict, a tuple and two numbers");
+  if (count != 4 || !PyTuple_Check(given[2]) || !PyDict_Check(given[3]) ||
+      !(given[0] == Py_None || is_about(given[0]))) {
+    PyErr_SetString(PyExc_TypeError, "accepted are what is known of a model's calls, a bool, a tuple and a dict");
     return nullptr;
   }
-  const Py_ssize_t first = PyLong_AsSsize_t(given[3]);
-  const long deep = PyLong_AsLong(given[4]);
+  PyObject* const about = given[0];
+  if (about == Py_None) Py_RETURN_FALSE;
+  // Who else has the model's __dict__, as a replica of DataParallel does, holds the list, too.
+  constexpr std::uint32_t kHolders = 2;
+  const bool is_known = given[1] == Py_True;
+  const auto holders = static_cast<std::uint32_t>(Py_REFCNT(PyTuple_GetItem(about, Own)));
+  // Function modes see what is asked of tensors.
+  if (!is_known && (holders != kHolders || !is_off(state.has_function_mode))) Py_RETURN_FALSE;
+  if (PyList_Size(PyTuple_GetItem(about, Watchers)) != 0 || wants_same_bits()) Py_RETURN_NONE;
+  const Py_ssize_t first = PyLong_AsSsize_t(PyTuple_GetItem(about, First));
+  const long deep = PyLong_AsLong(PyTuple_GetItem(about, Deep));
   if (PyErr_Occurred()) return nullptr;
-  try {
-    Key key(first, deep);
-    key.note_all(given[2]);
-    key.note_all(given[0]);
-    key.note_values(given[1], -1, deep);
-    return key.bytes();
-  } catch (const std::bad_alloc&) {
-    return PyErr_NoMemory();
-  }
+  const Modes modes(about);
+  Key key(first, deep, modes);
+  key.note_dtype(PyDict_GetItemWithError(PyTuple_GetItem(about, Parameters), PyTuple_GetItem(about, Name)));
+  key.note_all(given[2]);
+  key.note_values(given[3], -1, deep);
+  if (!key.has_device() && PyTuple_GetItem(about, OnCudaAlone) == Py_True) Py_RETURN_NONE;
+  Object number(PyLong_FromUnsignedLongLong(key.number()));
+  if (!number) return nullptr;
+  const Object is_left(count_down(PyTuple_GetItem(about, Left), number.get()));
+  if (!is_left) return nullptr;
+  if (is_left.get() == Py_True) Py_RETURN_TRUE;
+  return number.release();
 }
 
 }  // namespace epigemm::python

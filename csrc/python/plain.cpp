@@ -5,18 +5,6 @@
 namespace epigemm::python {
 namespace {
 
-// Whether a function of PyTorch's returns False, None or 0.
-bool is_off(PyObject* function) {
-  const Object found(PyObject_CallNoArgs(function));
-  if (!found) {
-    PyErr_Clear();
-    return false;
-  }
-  const int is_true = found.get() == Py_None ? 0 : PyObject_IsTrue(found.get());
-  if (is_true < 0) PyErr_Clear();
-  return is_true == 0;
-}
-
 // torch.autograd.forward_ad._current_level is -1 outside of dual levels.
 bool has_no_dual_level() {
   const Object level(PyObject_GetAttr(state.forward_ad, state.current_level));
@@ -48,6 +36,17 @@ bool is_false(const Object& answer) {
 }
 
 }  // namespace
+
+bool is_off(PyObject* function) {
+  const Object found(PyObject_CallNoArgs(function));
+  if (!found) {
+    PyErr_Clear();
+    return false;
+  }
+  const int is_true = found.get() == Py_None ? 0 : PyObject_IsTrue(found.get());
+  if (is_true < 0) PyErr_Clear();
+  return is_true == 0;
+}
 
 bool is_seen_by_nobody(bool* is_recording) {
   if (!is_off(state.interpreter) || !is_off(state.dispatch_modes) || !is_off(state.has_function_mode) ||

@@ -6,6 +6,9 @@
 
 namespace epigemm::python {
 
+// Whether a function of PyTorch's returns False, None or 0.
+bool is_off(PyObject* function);
+
 // Whether no mode, tracer or transform is at work. `*is_recording`: whether gradients are enabled.
 bool is_seen_by_nobody(bool* is_recording);
 

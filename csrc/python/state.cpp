@@ -35,17 +35,35 @@ constexpr Member kMembers[] = {
     {"get_device", &State::get_device},
     {"exchange_device", &State::exchange_device},
     {"uint8", &State::uint8},
-    {"strided", &State::strided},
+    {"invariance", &State::invariance},
+    {"is_deterministic", &State::is_deterministic},
+    {"is_inference", &State::is_inference},
+    {"get_device_of", &State::get_device_of},
+    {"numel_of", &State::numel_of},
+    {"autocast_dtype", &State::autocast_dtype},
+    {"fp32_setting", &State::fp32_setting},
+    {"fp32_of_cuda", &State::fp32_of_cuda},
+    {"fp32_callers", &State::fp32_callers},
 };
 
 constexpr Member kNames[] = {
-    {"layout", &State::layout},     {"is_nested", &State::is_nested},
-    {"is_meta", &State::is_meta},   {"requires_grad", &State::requires_grad},
-    {"is_neg", &State::is_neg},     {"t", &State::transpose},
-    {"reshape", &State::reshape},   {"contiguous", &State::contiguous},
-    {"dtype", &State::dtype},       {"device", &State::device},
-    {"out", &State::out},           {"_current_level", &State::current_level},
-    {"use_gelu", &State::use_gelu}, {"shape", &State::shape},
+    {"requires_grad", &State::requires_grad},
+    {"is_neg", &State::is_neg},
+    {"t", &State::transpose},
+    {"reshape", &State::reshape},
+    {"contiguous", &State::contiguous},
+    {"dtype", &State::dtype},
+    {"device", &State::device},
+    {"out", &State::out},
+    {"_current_level", &State::current_level},
+    {"use_gelu", &State::use_gelu},
+    {"shape", &State::shape},
+    {"training", &State::training},
+    {"active", &State::active},
+    {"enabled", &State::enabled},
+
+    {"_default_pg", &State::default_group},
+    {"cuda", &State::cuda},
 };
 
 }  // namespace

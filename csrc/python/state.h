@@ -17,10 +17,14 @@ struct State {
   PyObject *is_grad_enabled, *interpreter, *dispatch_modes, *has_function_mode, *tracing_state, *forward_ad;
   PyObject *any_autocast, *is_profiling;
   PyObject *empty, *empty_like, *linear, *mm, *addmm, *addmm_activation, *addmm_activation_out, *unsafe_view;
-  PyObject *mark_written, *get_device, *exchange_device, *uint8, *strided;
+  PyObject *mark_written, *get_device, *exchange_device, *uint8;
+  PyObject *invariance, *is_deterministic, *is_inference, *autocast_dtype, *get_device_of, *numel_of;
+  // PyTorch's fp32 setting for CUDA: a function, its arguments, and the setting that counts while a call has switched
+  // it.
+  PyObject *fp32_setting, *fp32_of_cuda, *fp32_callers;
   // Interned names.
-  PyObject *layout, *is_nested, *is_meta, *requires_grad, *is_neg, *transpose, *reshape, *contiguous, *dtype, *device,
-      *out, *current_level, *use_gelu, *shape;
+  PyObject *requires_grad, *is_neg, *transpose, *reshape, *contiguous, *dtype, *device, *out, *current_level, *use_gelu,
+      *shape, *training, *active, *enabled, *default_group, *cuda;
 };
 
 extern State state;

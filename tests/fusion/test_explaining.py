@@ -105,13 +105,17 @@ def test_why_a_call_runs_as_it_was(model: Model, monkeypatch: pytest.MonkeyPatch
         handle.remove()
     assert found.notes == ["Model runs as it was: there are global module hooks"]
     assert [each.runs for each in found] == ["PyTorch's own"] * 5
-    monkeypatch.setattr(kinds.Kinds, "of", lambda self, args, kwargs: b"kind")
-    monkeypatch.setattr(kinds.Kinds, "gains_nothing", lambda self, kind: False)
+    monkeypatch.setattr(kinds, "ON_CUDA_ALONE", False)
+    fused = epigemm.fuse(model)
     own = vars(fused)["_compiled_call_impl"]._kinds
-    own.note(b"kind", gains=False)
+    kind = own.told((x,), {})
+    own.note(kind, gains=False)
+    left = dict(own._left)
+    assert kind in left
     assert epigemm.explain(fused, x).notes == ["Model runs as it was: nothing is fused in calls of this kind"]
     own._notes.append(kinds.PLAIN_IS_FASTER)
     assert epigemm.explain(fused, x).notes[0].endswith(kinds.PLAIN_IS_FASTER)
+    assert own._left == left  # calls that are explained do not count
 
 
 class Mode(TorchFunctionMode):

@@ -14,6 +14,7 @@ import epigemm
 from epigemm import _native
 from epigemm.arguments import precision
 from epigemm.fusion import kinds, profit
+from epigemm.fusion import model as model_calls
 from epigemm.fusion.chains import Chain
 from epigemm.fusion.kinds import Kinds
 from epigemm.fusion.profit import Judged, Way
@@ -176,17 +177,16 @@ def test_parameters_are_tensors() -> None:
     assert of((made[0],), {}) == of((nn.Parameter(x.clone()),), {})
 
 
-def test_tensors_without_memory_or_strides_are_told_apart_by_their_class() -> None:
+def test_tensors_without_memory_or_strides_have_kinds() -> None:
     of, x = Kinds(nn.Linear(WIDTH, WIDTH), []).of, torch.rand(4, WIDTH)
 
     class Derived(Tensor):
         pass
 
     odd = [x.to_sparse(), x.to_sparse_csr(), x.to("meta"), torch.nested.nested_tensor([x, x])]
-    kind = of((odd[0],), {})
-    for _ in range(2):
-        assert {of((each,), {}) for each in odd} == {kind}
-        assert kind not in (of((x,), {}), of((x.as_subclass(Derived),), {}), None)
+    for each in odd:
+        assert of((each,), {}) == of((each,), {}) is not None
+    assert of((x.as_subclass(Derived),), {}) not in (of((x,), {}), None)
 
 
 def test_text_types_and_dtypes_are_told_apart() -> None:
@@ -215,12 +215,13 @@ def test_a_list_that_loses_its_values_meanwhile() -> None:
 
 
 def test_the_module_refuses_other_arguments() -> None:
+    about: Any = Kinds(nn.Linear(WIDTH, WIDTH), [], []).about
     wrong: list[Any] = [
-        ((), {}),
-        ([], {}, (), 2, 3),
-        ((), (), (), 2, 3),
-        ((), {}, None, 2, 3),
-        ((), {}, (), "2", 3),
+        (None, True, ()),
+        (None, True, [], {}),
+        (None, True, (), ()),
+        ((), True, (), {}),
+        ((*about[:-3], "2", *about[-2:]), True, (), {}),
     ]
     for args in wrong:
         with pytest.raises(TypeError):
@@ -228,8 +229,14 @@ def test_the_module_refuses_other_arguments() -> None:
 
 
 def test_without_the_module_there_are_no_kinds(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kinds, "_kind", None)
+    monkeypatch.setattr(kinds, "asked", kinds._not_asked)
+    monkeypatch.setattr(model_calls, "asked", kinds._not_asked)
     assert Kinds(nn.Linear(WIDTH, WIDTH), []).of((torch.rand(4, WIDTH),), {}) is None
+    fused, model = fused_model()
+    x = torch.rand(4, WIDTH)
+    for _ in range(3):
+        torch.testing.assert_close(fused(x), F.gelu(model.fc(x)))
+    assert model.runs == 0
 
 
 @pytest.mark.parametrize("mode", ["deterministic", "invariant"])
@@ -246,18 +253,20 @@ def test_where_equal_calls_give_equal_bits_there_are_no_kinds(mode: str) -> None
 
 def test_processes_together_do_not_run_what_one_has_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     """What was predicted holds for all of them."""
-    known, x = Kinds(nn.Linear(WIDTH, WIDTH), []), torch.rand(4, WIDTH)
+    world, x = torch.distributed.distributed_c10d._world, torch.rand(4, WIDTH)
+    known = Kinds(nn.Linear(WIDTH, WIDTH), [])
     kind = known.of((x,), {})
-    assert kind is not None
+    assert kind
     with monkeypatch.context() as patch:
-        patch.setattr(torch.distributed, "is_initialized", lambda: True)
+        patch.setattr(world, "_default_pg", object())
         known.note(kind, gains=False)
-        assert known.of((x,), {}) == kind and known.gains_nothing(kind)
+        assert known.of((x,), {}) is True
     known = Kinds(nn.Linear(WIDTH, WIDTH), [])
     known.note(kind, gains=True)
     assert known.of((x,), {}) == kind and known.trial(kind) is not None
-    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
-    assert known.of((x,), {}) not in (kind, None)
+    monkeypatch.setattr(world, "_default_pg", object())
+    assert torch.distributed.is_initialized()
+    assert known.of((x,), {}) not in (kind, None) and known.trial(kind) is None
 
 
 def test_of_a_container_the_first_values_stand_for_all() -> None:
@@ -284,12 +293,10 @@ def test_the_parameters_dtype_is_part_of_a_kind() -> None:
 
 
 def test_on_a_cpu_and_where_it_is_off_there_are_no_kinds(monkeypatch: pytest.MonkeyPatch) -> None:
-    x, of = torch.rand(4, WIDTH), Kinds(nn.Linear(WIDTH, WIDTH), []).of
-    monkeypatch.setattr(kinds, "CALLS", 0)
-    assert of((x,), {}) is None
-    monkeypatch.setattr(kinds, "CALLS", 3)
-    monkeypatch.setattr(kinds, "ON_CUDA_ALONE", True)
-    assert of((x,), {}) is None
+    x = torch.rand(4, WIDTH)
+    for name, value in (("CALLS", 0), ("CALLS", 3), ("ON_CUDA_ALONE", True)):
+        monkeypatch.setattr(kinds, name, value)
+        assert (Kinds(nn.Linear(WIDTH, WIDTH), []).of((x,), {}) is None) == (name != "CALLS" or not value)
 
 
 def test_under_jit_trace_there_are_no_kinds() -> None:
@@ -349,6 +356,70 @@ def test_hooks_writes_and_errors_are_eagers() -> None:
                 fused(torch.rand(4, WIDTH + 1))
             with pytest.raises(TypeError, match="unexpected keyword"):
                 fused(x, other=1)
+
+
+def replica_of(fused: Any) -> Any:
+    """As `nn.DataParallel` makes one: the model's attributes, with tensors of its own."""
+    made = fused.__new__(type(fused))
+    made.__dict__ = {**vars(fused), "_modules": {"fc": nn.Linear(WIDTH, WIDTH)}}
+    return made
+
+
+@pytest.mark.parametrize("undo", [False, True])
+def test_a_replica_has_tensors_of_its_own(undo: bool) -> None:
+    """Also where the kind of its call gains nothing, and when the model was unfused or fused again."""
+    fused, _ = fused_model()
+    x = torch.rand(4, WIDTH)
+    with torch.no_grad():
+        for _ in range(2):
+            fused(x)
+        replica = replica_of(fused)
+        for each in (fused, replica, fused, replica):
+            torch.testing.assert_close(each(x), F.gelu(each.fc(x)))
+        if undo:
+            epigemm.unfuse(fused)
+        else:
+            epigemm.fuse(fused, inplace=True)
+        for _ in range(3):
+            torch.testing.assert_close(replica(x), F.gelu(replica.fc(x)))
+            torch.testing.assert_close(fused(x), F.gelu(fused.fc(x)))
+
+
+def test_callers_are_looked_at_where_there_are_copies_alone() -> None:
+    """What a call of a kind that gains nothing costs is one question and one function."""
+    fused, _ = fused_model()
+    x, call = torch.rand(4, WIDTH), vars(fused)["_compiled_call_impl"]
+    with torch.no_grad():
+        fused(x)
+        assert kinds.asked(call._kinds.about, False, (x,), {}) is True
+        replica = replica_of(fused)
+        assert kinds.asked(call._kinds.about, False, (x,), {}) is False
+        del replica
+        assert kinds.asked(call._kinds.about, False, (x,), {}) is True
+        epigemm.unfuse(fused)
+        assert kinds.asked(call._kinds.about, False, (x,), {}) is False
+
+
+def test_whoever_compiles_a_fused_model_compiles_the_model() -> None:
+    """With a hook Dynamo traces what a call of the model runs, also one of a kind that gains nothing."""
+    torch._dynamo.reset()
+    fused, model = fused_model()
+    x, seen = torch.rand(4, WIDTH), list[int]()
+    with torch.no_grad():
+        fused(x)
+        fused.register_forward_hook(lambda *_: seen.append(1))
+        compiled: Any = torch.compile(fused, backend="aot_eager", fullgraph=True)
+        for calls in (1, 2, 3):
+            torch.testing.assert_close(compiled(x), F.gelu(model.fc(x)))
+            assert len(seen) == calls
+    torch._dynamo.reset()
+
+
+def test_while_a_compiler_runs_the_model_itself_is_called(monkeypatch: pytest.MonkeyPatch) -> None:
+    fused, model = fused_model()
+    monkeypatch.setattr(torch.compiler, "_is_compiling_flag", True)
+    torch.testing.assert_close(fused(x := torch.rand(64, WIDTH)), F.gelu(model.fc(x)))
+    assert not fused.fusion_report.sites
 
 
 def test_whoever_watches_sees_all() -> None:

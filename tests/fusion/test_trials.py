@@ -130,7 +130,7 @@ class Model(nn.Module):
 def is_unsure(monkeypatch: pytest.MonkeyPatch) -> None:
     """Calls of CPU tensors have kinds, and no estimate is sure."""
 
-    def verdict(graph: Any, chains: Any, launches: Any, *, measures: bool = False) -> host.Verdict:
+    def verdict(graph: Any, chains: Any, launches: Any, *, measures: bool = False, **_: Any) -> host.Verdict:
         return host.Verdict("", measures)
 
     def judged(chain: Chain, **_: bool) -> Judged:

@@ -75,11 +75,12 @@ _SETTINGS: dict[str, Any] = {
 }
 _LOCK = threading.RLock()
 # To read them through the objects above takes several times as long.
-_BACKENDS = {"cuda": "cuda", "cpu": "mkldnn"}
-_read_setting: Any = torch._C._get_fp32_precision_getter
+BACKENDS = {"cuda": "cuda", "cpu": "mkldnn"}
+"""By device type, what `read_setting` calls it."""
+read_setting: Any = torch._C._get_fp32_precision_getter
+"""Reads a setting: of a backend and an operation."""
 
-
-_callers: dict[str, str] = {}
+callers: dict[str, str] = {}
 """By device type, while `switched` has replaced it: the setting that everybody but its block goes by."""
 _switches = 0
 
@@ -94,12 +95,12 @@ def unknown_precision(precision: object) -> ValueError:
 
 def torch_setting(device_type: str) -> str:
     """torch's fp32 matmul setting for a device type: "none", "ieee", "tf32" or "bf16"."""
-    backend = _BACKENDS.get(device_type)
+    backend = BACKENDS.get(device_type)
     if backend is None:
         return "none"
     while True:
         before = _switches
-        setting = _callers.get(device_type) or str(_read_setting(backend, "matmul"))
+        setting = callers.get(device_type) or str(read_setting(backend, "matmul"))
         if before == _switches:  # nobody has switched it meanwhile
             return setting
 
@@ -156,8 +157,8 @@ def switched(device_type: str, value: str) -> Iterator[None]:
     setting = _SETTINGS[device_type]
     with _LOCK:
         before = setting.fp32_precision
-        outer = _callers.get(device_type)
-        _callers[device_type] = before if outer is None else outer
+        outer = callers.get(device_type)
+        callers[device_type] = before if outer is None else outer
         _switches += 1
         # A setting that is only inherited from a wider one reads the same after it was cleared: leave it
         # cleared then, so that it goes on following the wider one.
@@ -169,5 +170,5 @@ def switched(device_type: str, value: str) -> Iterator[None]:
         finally:
             setting.fp32_precision = "none" if inherited else before
             if outer is None:
-                _callers.pop(device_type, None)
+                callers.pop(device_type, None)
             _switches += 1

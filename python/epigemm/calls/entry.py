@@ -80,7 +80,15 @@ def members() -> dict[str, Any]:
         "get_device": getattr(torch._C, "_cuda_getDevice", None),
         "exchange_device": getattr(torch._C, "_cuda_exchangeDevice", None),
         "uint8": torch.uint8,
-        "strided": torch.strided,
+        "invariance": vars(invariance),
+        "is_deterministic": torch._C._get_deterministic_algorithms,
+        "is_inference": torch.is_inference_mode_enabled,
+        "get_device_of": Tensor.get_device,
+        "numel_of": Tensor.numel,
+        "autocast_dtype": torch.get_autocast_dtype,
+        "fp32_setting": _precision.read_setting,
+        "fp32_of_cuda": (_precision.BACKENDS["cuda"], "matmul"),
+        "fp32_callers": _precision.callers,
     }
 
 

@@ -45,13 +45,16 @@ class Launches(Enum):
 _KERNEL_US = {Launches.EAGER: 14.0, Launches.INDUCTOR: 20.0}
 _OPERATORS_A_KERNEL = {Launches.EAGER: 1, Launches.INDUCTOR: 2}
 # What a fused call takes the host more than PyTorch's product, by its way: there are up to four launches on slices.
+# Inductor's are not measured: 14 is one more launch, as an eager kernel's above, 40 three.
 _CALL_US = {
     Launches.EAGER: {Way.TENSORS: 0.0, Way.SLICES: 30.0, Way.FALLBACK: 14.0, Way.TWO_KERNELS: 14.0},
     Launches.INDUCTOR: {Way.TENSORS: 14.0, Way.SLICES: 40.0, Way.FALLBACK: 14.0, Way.TWO_KERNELS: 14.0},
 }
 # What a recorded call of two kernels takes more: its node is Python's, those of the operators that it replaces C++'s.
 _RECORDED_US = 60.0
-# What a call of a fused model takes the host more than the model's own: guards, less the calls of modules.
+# What a call of a fused model takes the host more than the model's own: guards, less the calls of modules. Measured on
+# a CPU (Python 3.11, torch 2.13) with nothing fused: 39, 36, 26 us for 1, 4, 12 linear layers with a GELU. It was 9 us
+# for a model without operators. Inductor's graphs have the same guards without fused calls.
 _GRAPH_US = {Launches.EAGER: 30.0, Launches.INDUCTOR: 0.0}
 _WORTH = 0.97  # of the time: less is within the error of these estimates
 # Hosts differ by so much. What is expected to take less than the second of the time pays, and what takes more than the

@@ -30,7 +30,7 @@ from epigemm.fusion.changes import Watched, guard_more, why_not_now, why_not_wit
 from epigemm.fusion.copies import copied
 from epigemm.fusion.generators import COROUTINE, is_coroutine, kept_inside
 from epigemm.fusion.host import Launches
-from epigemm.fusion.kinds import Kinds, Ran
+from epigemm.fusion.kinds import Asked, Kinds, Ran, asked
 from epigemm.fusion.marks import Marks
 from epigemm.fusion.replayed import Replayed, Replays
 from epigemm.fusion.report import CudaGraphs, FusionReport, Uncopied, tell, tell_skipped, watchers
@@ -45,9 +45,13 @@ _WRAPPERS = {
     *("DataParallel", "DistributedDataParallel", "FullyShardedDataParallel", "FSDPModule", "DeepSpeedEngine")
 }
 _CALL, _REPORT, _IGNORED = "_compiled_call_impl", "fusion_report", "__jit_ignored_attributes__"
-# Weak references to parameters that a compilation leaves forbid swap_tensors; Dynamo drops them since torch 2.11.
-_DROP = "invalidate_compile_context_weakrefs"
-_DROPPED: dict[str, Any] = {_DROP: True} if hasattr(torch._dynamo.config, _DROP) else {}
+# Weak references to parameters that a compilation leaves forbid swap_tensors; Dynamo drops them since torch 2.11. And
+# what it tells a profiler of its bytecode takes each call two microseconds, also where there is no profiler.
+_SETTINGS: dict[str, Any] = {
+    name: value
+    for name, value in (("invalidate_compile_context_weakrefs", True), ("record_runtime_overhead", False))
+    if hasattr(torch._dynamo.config, name)
+}
 # Where a graph breaks, the parts have the code of the model's class: entries of other models would be tried, too. Each
 # has its own since torch 2.13.
 _IS_ISOLATED = "isolate_recompiles" in inspect.signature(torch.compile).parameters
@@ -55,13 +59,13 @@ _ISOLATED: dict[str, Any] = {"isolate_recompiles": True} if _IS_ISOLATED else {}
 # A frame runs as it was, and so do those that it calls; nothing is noted about their code.
 _AS_IT_WAS = ConvertFrameReturn(_FrameExecStrategy(_FrameAction.SKIP, _FrameAction.SKIP), apply_to_code=False)
 _numbers = itertools.count()
+_is_compiling = torch.compiler.is_compiling
 # Errors that are Dynamo's to raise, whatever its settings.
 _OF_DYNAMO = tuple(
     getattr(torch._dynamo.exc, name)
     for name in ("Unsupported", "ResumePrologueTracingError")
     if hasattr(torch._dynamo.exc, name)
 )
-_is_compiling = torch.compiler.is_compiling
 
 
 @overload
@@ -173,7 +177,8 @@ def unfuse(model: Model) -> Model:
     _check_model(model)
     for module in model.modules():
         own = vars(module)
-        if isinstance(own.get(_CALL), _Call):
+        if isinstance(call := own.get(_CALL), _Call):
+            call.part()
             del own[_CALL]
             own[_IGNORED] = [name for name in own.get(_IGNORED, ()) if name not in (_CALL, _REPORT)]
             if own[_IGNORED] == [*getattr(type(module), _IGNORED, ())]:
@@ -202,11 +207,12 @@ def _why_not(model: nn.Module) -> str:
 
 
 def _install(model: nn.Module, **settings: bool) -> _Call:
-    call = _Call(model, **settings)
-    model.__dict__[_CALL] = call
-    model.__dict__[_REPORT] = call.report
     # TorchScript takes attributes for data, and raises for one that is annotated as a callable.
-    model.__dict__[_IGNORED] = [*dict.fromkeys([*getattr(model, _IGNORED, ()), _CALL, _REPORT])]
+    own = [*dict.fromkeys([*getattr(model, _IGNORED, ()), _CALL, _REPORT])]
+    call = _Call(model, own, **settings)
+    if isinstance(before := model.__dict__.get(_CALL), _Call):
+        before.part()
+    model.__dict__.update({_IGNORED: own, _CALL: call, _REPORT: call.report})
     return call
 
 
@@ -251,7 +257,14 @@ class _Call(Uncopied):
     """
 
     def __init__(
-        self, model: nn.Module, *, keep_packs: bool, strict: bool, cuda_graphs: bool, measures: bool
+        self,
+        model: nn.Module,
+        own: list[str],
+        *,
+        keep_packs: bool,
+        strict: bool,
+        cuda_graphs: bool,
+        measures: bool,
     ) -> None:
         self.report = FusionReport(cuda_graphs=CudaGraphs() if cuda_graphs else None)
         self._name = type(model).__name__
@@ -265,7 +278,7 @@ class _Call(Uncopied):
         self._left = ""
         self._watched: Watched | None = None
         self._marks = Marks()
-        self._kinds = Kinds(model, self.report.notes, is_exact=not measures)
+        self._kinds = Kinds(model, self.report.notes, own, is_exact=not measures)
         self._ran = Ran()
         self._compiled = self._compile()
 
@@ -300,7 +313,7 @@ class _Call(Uncopied):
                 skip_nnmodule_hook_guards=False,
                 suppress_errors=False,
                 recompile_limit=RECOMPILE_LIMIT,
-                **_DROPPED,
+                **_SETTINGS,
             )
             try:
                 with own, kept_inside(self._leave), progress.doing(f"fusing {self._name}"):
@@ -324,25 +337,32 @@ class _Call(Uncopied):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The model's call, in as few functions as can be: the host's time counts."""
+        kind = asked(self._kinds.about, False, args, kwargs)
+        if kind is True:
+            return self._model._call_impl(*args, **kwargs)  # type: ignore[no-untyped-call]
+        return self._look(kind, args, kwargs)
+
+    def _look(self, kind: Asked, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A call that may run a graph."""
         model = self._model
         if _is_compiling():
             return model._call_impl(*args, **kwargs)  # type: ignore[no-untyped-call]
-        caller = sys._getframe(1).f_locals.get("self")
-        if caller is not model and isinstance(caller, nn.Module):
-            # It has the model's attributes, but tensors of its own: a replica of DataParallel, a shallow copy.
-            return caller._call_impl(*args, **kwargs)  # type: ignore[no-untyped-call]
+        if kind is False:
+            caller = sys._getframe(2).f_locals.get("self")
+            if caller is not model and isinstance(caller, nn.Module):
+                # It has the model's attributes, but tensors of its own: a replica of DataParallel, a shallow copy.
+                return caller._call_impl(*args, **kwargs)  # type: ignore[no-untyped-call]
+            kind = self._kinds.of(args, kwargs)
+            if kind is True:
+                return model._call_impl(*args, **kwargs)  # type: ignore[no-untyped-call]
         if watchers and (listener := listening.current()) is not None:
             return self._explained(listener, args, kwargs)
         trial = None
-        kind = None if watchers else self._kinds.of(args, kwargs)
-        if kind is not None:
-            if self._kinds.gains_nothing(kind):
-                return model._call_impl(*args, **kwargs)  # type: ignore[no-untyped-call]
+        if kind:
             trial = self._kinds.trial(kind)
             if trial is not None and trial.is_plains_turn:
                 return trial.run(model._call_impl, args, kwargs)
-        watched = self._watched or self._watch()
-        if reason := self._left or watched.why_not() or why_not_now() or why_not_with(args, kwargs):
+        if reason := self._why_not_now(args, kwargs):
             if watchers:
                 tell(self._name, reason)
             return model._call_impl(*args, **kwargs)  # type: ignore[no-untyped-call]
@@ -352,14 +372,14 @@ class _Call(Uncopied):
             result = trial.run(self._compiled, args, kwargs) if trial else self._compiled(*args, **kwargs)
         finally:
             self._marks.unmark()
-        if kind is not None and trial is None and (ran.gains == gains or ran.unsure != unsure):
+        if kind and trial is None and (ran.gains == gains or ran.unsure != unsure):
             self._kinds.note(kind, gains=ran.gains != gains)
         return result
 
     def _explained(self, listener: Listener, args: Any, kwargs: Any) -> Any:
         """A call as it would be now, with what its graphs run told to a listener."""
         with listener.paused(self._model):
-            kind = self._kinds.of(args, kwargs)
+            kind = self._kinds.told(args, kwargs)
             reason = self._kinds.why_plain(kind) or self._why_not_now(args, kwargs)
             if not reason:
                 try:
@@ -376,6 +396,10 @@ class _Call(Uncopied):
     def _why_not_now(self, args: Any, kwargs: Any) -> str:
         watched = self._watched or self._watch()
         return self._left or watched.why_not() or why_not_now() or why_not_with(args, kwargs)
+
+    def part(self) -> None:
+        """It belongs to no model any more, though copies of the model's `__dict__` may call it."""
+        self._kinds.part()
 
     def _watch(self) -> Watched:
         """What is looked at, as it was at the first call."""
