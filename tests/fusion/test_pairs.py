@@ -434,6 +434,27 @@ def test_undone() -> None:
         torch.testing.assert_close(module(x, weight)[0], function(x, weight))
 
 
+def test_undone_where_views_read_what_is_computed_later() -> None:
+    """A size of a dynamic batch, behind the product: the views come behind it again."""
+
+    class Model(Layers):
+        def forward(self, x: Tensor) -> Tensor:
+            z = self.fc(x.view(-1, K))
+            size = x.shape[0] * x.shape[1]
+            a, b = z.view(size, 2, N).unbind(1)
+            return self.down(F.silu(a) * b * z[:, :N])
+
+    model, report = Model().eval(), FusionReport()
+    with pytest.MonkeyPatch.context() as patch, torch.no_grad():
+        patch.setattr(pairs, "lost", lambda two, *_, **__: list(range(len(two))))
+        call = torch.compile(
+            model, backend="epigemm", dynamic=True, options={"backend": "aot_eager", "report": report.add}
+        )
+        for lead in ((2, 3), (4, 5)):
+            check(call, model, torch.randn(*lead, K))
+    assert len(report.sites) == 2 and not report.skipped and not report.notes, report
+
+
 def test_only_those_that_pay(monkeypatch: pytest.MonkeyPatch) -> None:
     """The other one stays as it was; one whose x is what another one gave, too."""
     for place in (0, 1):

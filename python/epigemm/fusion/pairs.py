@@ -87,8 +87,8 @@ class Pair:
         """One product again. Views of one half that were several are one."""
         graph, again = self.first.graph, dict[fx.Node, fx.Node]()
         for node, args, kwargs, half in self._was:
-            with graph.inserting_before(self.glu[-1] if node.target is F.glu else self._made[0]):
-                given, named = fx.map_arg((args, kwargs), lambda n: again.get(n, n))
+            given, named = fx.map_arg((args, kwargs), lambda n: again.get(n, n))
+            with graph.inserting_before(self.glu[-1] if node.target is F.glu else self._place(given, named)):
                 again[node] = graph.create_node(node.op, node.target, given, named, node.name, node.type)
             again[node].meta = node.meta
             if node.target is F.glu:
@@ -99,6 +99,19 @@ class Pair:
             graph.erase_node(node)
         for node, value in self._values.items():
             node.meta["example_value"] = value
+
+    def _place(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> fx.Node:
+        """The node before which another one goes: the first that was made, or later, behind all that it reads."""
+        read: set[fx.Node] = set()
+        fx.map_arg((args, kwargs), read.add)
+        place = self._made[0]
+        for node in self.first.graph.nodes:
+            if node is place:
+                if not read:
+                    break
+                place = node.next
+            read.discard(node)
+        return place
 
 
 class _Halves(NamedTuple):
@@ -334,7 +347,8 @@ def _made_two(node: fx.Node, halves: _Halves, judged: Judged) -> Pair:
     for view, half in halves.views.items():
         if half is not None:
             view.replace_all_uses_with(both[half])
-    gone = [node, *halves.views, *halves.glus]
+    order = {each: place for place, each in enumerate(graph.nodes)}
+    gone = sorted([node, *halves.views, *halves.glus], key=order.__getitem__)
     which = {**dict.fromkeys(gone), **halves.views}
     pair._was = [_Was(each, each.args, each.kwargs, which[each]) for each in gone]
     for each in reversed(gone):
