@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+import epigemm
 from epigemm.arguments import checks
 from epigemm.arguments.calls import LinearCall
 from epigemm.calls import by_reference
@@ -45,3 +46,13 @@ def test_a_fold_is_that_of_the_reference() -> None:
     multiplier, offset = fold_batch_norm_reference(x, vectors, 1e-5).unbind(0)
     found = by_reference.of_call(LinearCall(SCALE_BATCH_NORM, x, weight), fold)
     torch.testing.assert_close(found, (product * multiplier + offset).float(), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("lead", [(), (2, 3), (2, 0)])
+@pytest.mark.parametrize("invariant", [False, True])
+def test_sums_of_nothing(lead: tuple[int, ...], invariant: bool) -> None:
+    """K is 0: the bias alone, for any leading dimensions, as in PyTorch."""
+    inputs = torch.empty(*lead, 0), torch.empty(8, 0), bias
+    with epigemm.batch_invariant(invariant):
+        actual = epigemm.linear(*inputs)
+    torch.testing.assert_close(actual, torch.nn.functional.linear(*inputs))

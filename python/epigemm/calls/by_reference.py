@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import Any
@@ -57,7 +58,7 @@ def elementwise_by_reference(epilogue: Any, x: Tensor, operands: Sequence[Any], 
 
 
 def _product(x: Tensor, weight: Tensor, bias: Tensor | None, full_fp32: bool) -> Tensor:
-    rows = x if x.dim() == 2 else x.reshape(-1, x.shape[-1])
+    rows = x if x.dim() == 2 else x.reshape(math.prod(x.shape[:-1]), x.shape[-1])  # K may be 0
     with precision.full_fp32(x.device.type) if full_fp32 else nullcontext():
         product = _torch_linear(rows, weight, bias)
     return product if rows is x else product.reshape(*x.shape[:-1], weight.shape[0])

@@ -101,14 +101,16 @@ def row_by_row(call: LinearCall, run: Callable[[LinearCall], Tensor]) -> Tensor:
     """Each row alone, always at the same addresses: math libraries choose their code by the alignment of operands."""
     x, (n, k) = call.x, call.weight.shape
     out = call.new_out() if call.out is None else call.out
-    rows = x.reshape(-1, k)
-    target = out.view(-1, n) if flattens(out) and out.dim() > 1 else out.new_empty((len(rows), n))
+    rows = x.reshape(call.rows, k)
+    target = out.view(call.rows, n) if flattens(out) and out.dim() > 1 else out.new_empty((len(rows), n))
     row, result = x.new_empty((1, k)), x.new_empty((1, n))
     of_row = call._replace(x=row, out=result, invariant=False)
     for index in range(len(rows)):
         row.copy_(rows[index : index + 1])
         operands = [
-            operand.reshape(-1, operand.shape[-1])[index : index + 1] if KINDS[kind].by_row else operand
+            operand.reshape(call.rows, operand.shape[-1])[index : index + 1]
+            if KINDS[kind].by_row
+            else operand
             for operand, kind in zip(call.operands, call.kinds, strict=True)
         ]
         run(of_row._replace(operands=operands))
