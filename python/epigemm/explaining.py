@@ -37,8 +37,9 @@ def explain(fn_or_module: Any, /, *args: Any, **kwargs: Any) -> Any:
     copy. `ModuleExplanation.about` says which.
 
     The module's buffers, attributes and training flags, and torch's random generators, are afterwards what they were;
-    it gets no gradients, and no packs. Not put back is what a call writes elsewhere: into its arguments, into lists and
-    other objects of the module's, by hooks (which run), or with generators that are not torch's.
+    it gets no gradients, and no packs. Not put back is what a call writes elsewhere: into parameters in place, into its
+    arguments, into lists and other objects of the module's, by hooks (which run), or with generators that are not
+    torch's.
 
     Args:
         fn_or_module: a public function of epigemm, or its name; what `epigemm.epilogue` made, or its `elementwise`; or

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 
 import epigemm
+from epigemm import glu
 from epigemm.packs import weight_packs
 from tests.support.pieces import Road
 from tests.support.untyped import backward
@@ -50,6 +51,22 @@ def test_over_two_layers() -> None:
     backward((F.silu(expected[0](x)) * expected[1](x)).sum())
     for mine, other in ((gate.weight, expected[0].weight), (up.weight, expected[1].weight)):
         torch.testing.assert_close(mine.grad, other.grad, rtol=1e-4, atol=1e-5)
+
+
+def test_packs_are_kept_of_parameters_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another weight may be gone after the call, and its pack would be made for one call alone."""
+    uses: list[str] = []
+    run = glu.run
+
+    def note(*args: Any) -> Tensor:
+        uses.append(args[-1])
+        return run(*args)
+
+    monkeypatch.setattr(glu, "run", note)
+    layer = epigemm.nn.LinearGLU.from_linears(nn.Linear(K, N), nn.Linear(K, N))
+    for given in ({}, {"weight": torch.randn(N, K)}, {"weight2": torch.randn(N, K)}):
+        torch.func.functional_call(layer, given, (x,))
+    assert uses == [weight_packs.KEEP, weight_packs.FIND, weight_packs.FIND]
 
 
 def test_made_as_a_linear_layer_is() -> None:

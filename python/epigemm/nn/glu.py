@@ -99,6 +99,8 @@ class LinearGLU(FusedLinear):
         """Apply the layer."""
         weight, bias, weight2, bias2 = self.weight, self.bias, self.weight2, self.bias2
         use = pack_use(weight)
+        if weight2 is not None and use == weight_packs.KEEP:
+            use = pack_use(weight2)
         return glu.run(
             self.activation, x, weight, bias, weight2, bias2, None, self.precision, self.strict, use
         )
