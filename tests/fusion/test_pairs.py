@@ -310,6 +310,22 @@ def test_not_under_autocast() -> None:
         assert not report.notes, "the weight is cast"
 
 
+@pytest.mark.parametrize("backend", ["fuse", "aot_eager"])
+def test_not_in_an_inference_mode_of_the_models_own(backend: str) -> None:
+    """AOTAutograd can trace no view of a parameter there; around the model it does not see the mode."""
+
+    def within(self: Any, x: Tensor) -> Any:
+        with torch.inference_mode():
+            return chunk(self, x)
+
+    for forward, count in ((within, 0), (chunk, 1)):
+        model = model_of(forward)
+        call, report = compiled(model, backend)
+        with torch.no_grad() if forward is within else torch.inference_mode():
+            check(call, model, torch.randn(ROWS, K))
+        assert report.sites and len(report.notes) == count, report
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 def test_sixteen_bits(dtype: torch.dtype) -> None:
     model = model_of(chunk).to(dtype)

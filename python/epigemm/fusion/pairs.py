@@ -6,7 +6,8 @@ other. That spares a pass over memory. But two products of N columns may take lo
 replaces each such product on trial; `lost` names those for which the planner expects no gain, and they are undone.
 
 Left as it is: a product that something else reads, too, or that is recorded by autograd. The gradient of x would then
-take two products and a sum.
+take two products and a sum. And one inside of an `inference_mode` of the model's own, where AOTAutograd can trace no
+view of a parameter.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import torch.nn.functional as F
 from torch import Tensor, fx
 from torch._dispatch.python import enable_python_dispatcher
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.autograd import grad_mode
 
 from epigemm.epilogues.kinds import MATRIX
 from epigemm.fusion import costs, matmuls, profit
@@ -126,9 +128,11 @@ def take_apart(graph: fx.Graph, judge: Callable[[Chain], Judged], leave: Collect
 
     `judge`: what is expected of the one product.
     """
-    found = []
+    found, depth = [], 0
     for node in list(graph.nodes):
-        product = matmuls.understand(node)
+        depth += node.target is grad_mode._enter_inference_mode
+        depth -= node.target is grad_mode._exit_inference_mode
+        product = None if depth else matmuls.understand(node)
         if not isinstance(product, Product) or not _may_be_two(product):
             continue
         halves = _Halves({}, [])
