@@ -454,7 +454,7 @@ def test_undone_where_views_read_what_is_computed_later() -> None:
     """A size of a dynamic batch, behind the product: the views come behind it again."""
 
     class Model(Layers):
-        def forward(self, x: Tensor) -> Tensor:
+        def forward(self, x: Tensor) -> Any:
             z = self.fc(x.view(-1, K))
             size = x.shape[0] * x.shape[1]
             a, b = z.view(size, 2, N).unbind(1)
