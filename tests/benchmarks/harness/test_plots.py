@@ -13,6 +13,7 @@ from benchmarks.cases import Case, Setting, Shape
 from benchmarks.cases.problems import problems
 from benchmarks.harness import plots
 from benchmarks.harness.records import EAGER, MM, OURS, CaseResult, Group, Measurement, Timing
+from tests.support.figures import drawn
 
 ABOUT: dict[str, Any] = {"gpu": {"name": "a GPU"}, "cpu": {"name": "a CPU"}, "torch": "2.13"}
 
@@ -27,16 +28,7 @@ def result(setting: Setting, ms: dict[str, float], *, training: bool = False) ->
 
 
 def figures(monkeypatch: pytest.MonkeyPatch, cases: list[CaseResult]) -> dict[str, Any]:
-    """What is drawn of cases, by the file's name."""
-    found: dict[str, Any] = {}
-
-    def keep(figure: Any, path: Path) -> Path:
-        found[path.name] = figure
-        return path
-
-    monkeypatch.setattr(plots, "save", keep)
-    plots.speedups(cases, ABOUT, Path())
-    return found
+    return drawn(monkeypatch, lambda folder: plots.speedups(cases, ABOUT, folder))
 
 
 def test_bars_are_times_of_eager_over_those_of_others(monkeypatch: pytest.MonkeyPatch) -> None:

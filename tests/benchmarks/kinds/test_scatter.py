@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,7 +10,6 @@ pytest.importorskip("matplotlib", reason="the extra `bench` is not installed")
 
 from benchmarks.cases import Case, Shape
 from benchmarks.cases.random import LAYERS, SERIES, Series
-from benchmarks.harness import plots
 from benchmarks.harness.records import (
     ADDMM,
     COMPILE,
@@ -25,6 +23,7 @@ from benchmarks.harness.records import (
 )
 from benchmarks.kinds import scatter
 from benchmarks.kinds.points import summarise
+from tests.support.figures import drawn
 
 ABOUT: dict[str, Any] = {"gpu": {"name": "a GPU"}, "cpu": {"name": "a CPU"}, "torch": "2.13"}
 BY_NAME = {series.name: series for series in SERIES}
@@ -43,15 +42,7 @@ def point(series: Series, shape: Shape, *turns: dict[str, float]) -> CaseResult:
 
 
 def figures(monkeypatch: pytest.MonkeyPatch, cases: list[CaseResult]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-
-    def keep(figure: Any, path: Path) -> Path:
-        found[path.name] = figure
-        return path
-
-    monkeypatch.setattr(plots, "save", keep)
-    scatter.draw(cases, ABOUT, Path())
-    return found
+    return drawn(monkeypatch, lambda folder: scatter.draw(cases, ABOUT, folder))
 
 
 SMALL, LARGE = Shape(8, 16, 24), Shape(4096, 4000, 4000)
