@@ -30,7 +30,7 @@ def draw(source: str, language: str, css_class: str, *_: Any, **__: Any) -> str:
     Raises:
         SuperFencesException: Mermaid does not understand the source. The build fails then.
     """
-    from pymdownx.superfences import SuperFencesException  # type: ignore[import-untyped, unused-ignore]
+    from pymdownx.superfences import SuperFencesException
 
     try:
         return f'<div class="{css_class}">{svg(source)}</div>'
