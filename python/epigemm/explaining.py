@@ -129,7 +129,7 @@ def _refuse(module: nn.Module) -> None:
                 f"module: got a {kind} whose first call makes its parameters; accepted is one that was called"
             )
         own = vars(each).get("_compiled_call_impl")
-        is_ours = type(own).__module__ == _FUSION
+        is_ours = type(own).__module__ == f"{_FUSION}_call"
         if hasattr(each, "_orig_mod") or (own is not None and not is_ours):
             raise ValueError(
                 f"module: got a {kind} that torch.compile has compiled; accepted are the model itself "

@@ -12,8 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import epigemm
-from epigemm.fusion import changes
-from epigemm.fusion import model as of_models
+from epigemm.fusion import changes, model_call
 from epigemm.fusion.changes import Watched
 
 WIDTH = 24
@@ -168,7 +167,7 @@ def loads(model: Any) -> None:
 
 @pytest.mark.parametrize("change", [swaps, loads, nn.Module.double], ids=lambda each: each.__name__)
 @pytest.mark.skipif(
-    "invalidate_compile_context_weakrefs" not in of_models._SETTINGS,
+    "invalidate_compile_context_weakrefs" not in model_call._SETTINGS,
     reason="torch 2.10: nor are they after torch.compile",
 )
 def test_tensors_that_are_swapped(change: Any) -> None:

@@ -13,8 +13,7 @@ from torch.overrides import TorchFunctionMode
 import epigemm
 from epigemm import _native
 from epigemm.arguments import precision
-from epigemm.fusion import kinds, profit
-from epigemm.fusion import model as model_calls
+from epigemm.fusion import kinds, model_call, profit
 from epigemm.fusion.chains import Chain
 from epigemm.fusion.kinds import Kinds
 from epigemm.fusion.profit import Judged, Way
@@ -230,7 +229,7 @@ def test_the_module_refuses_other_arguments() -> None:
 
 def test_without_the_module_there_are_no_kinds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kinds, "asked", kinds._not_asked)
-    monkeypatch.setattr(model_calls, "asked", kinds._not_asked)
+    monkeypatch.setattr(model_call, "asked", kinds._not_asked)
     assert Kinds(nn.Linear(WIDTH, WIDTH), []).of((torch.rand(4, WIDTH),), {}) is None
     fused, model = fused_model()
     x = torch.rand(4, WIDTH)

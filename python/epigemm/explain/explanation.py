@@ -20,7 +20,9 @@ from epigemm.calls.considered import consider, require_fused
 from epigemm.calls.layouts import flattens
 from epigemm.calls.weight_slices import Choice
 from epigemm.epilogues.registry import BIAS, BIAS_RELU, compute_dtype
+from epigemm.explain.derivatives import PRODUCTS, backward_linear, derivative
 from epigemm.explain.recorder import Recorded, dtype_name, record
+from epigemm.explain.words import arithmetic_text, in_its_own_kernel, kernel_owner
 from epigemm.packs import weight_packs
 from epigemm.planning import dry_runs, measured, plans
 from epigemm.planning.dry_runs import DryRun, Tried
@@ -115,7 +117,7 @@ def of_recorded(
         is_apart = bias is not None and differentiates and not call.strict and call.x.element_size() == 2
         if is_apart and call.out is None:  # the product has the bias, which is not folded then
             found = _explain_apart(call._replace(bias=bias), wants_gradients)
-            backward = f"{_derivative(call)} on the saved product; {_PRODUCTS}"
+            backward = f"{derivative(call)} on the saved product; {PRODUCTS}"
         else:
             backward = backward_linear(call)
             found = _explain_recorded(call, differentiates, wants_gradients)
@@ -123,13 +125,13 @@ def of_recorded(
             if bias is not None and (call.x.element_size() == 2 or found.path == REFERENCE):
                 found = _with_bias(found)
     else:
-        backward = f"{_derivative(call)} on the saved x"
+        backward = f"{derivative(call)} on the saved x"
         found = _explain_elementwise(call)
     if call.out is not None:
         backward = "none: a call with out= has no derivative"
     elif not differentiates:
         backward = f"not needed: no argument requires grad (otherwise: {backward})"
-    folds = [f"{_owner(call.x)} {fold}" for fold in recorder.folds]
+    folds = [f"{kernel_owner(call.x)} {fold}" for fold in recorder.folds]
     before = [_explain_recorded(each, differentiates, wants_gradients) for each in recorder.earlier]
     reasons = [*found.reasons, *(f"it reads another product: {'; '.join(each.kernels)}" for each in before)]
     launches = [*recorder.casts, *folds, *itertools.chain(*(each.kernels for each in before)), *found.kernels]
@@ -192,7 +194,7 @@ def _explain_apart(call: LinearCall, wants_gradients: bool) -> Explanation:
     """A recorded call as two kernels: the product, with the call's bias, and the epilogue."""
     found = _explain_linear(call.product(), wants_gradients)
     path = GEMM_ELEMENTWISE if elementwise_kernels.has_native(call.x) else REFERENCE
-    launches = [*found.kernels, _in_its_own_kernel(call)]
+    launches = [*found.kernels, in_its_own_kernel(call)]
     return replace(found, path=path, reasons=[_SAVED, *found.reasons], kernels=launches)
 
 
@@ -203,14 +205,8 @@ def _by_torch(
     # The arithmetic of torch's fp32 GEMM: its setting, unless the call asks for more accuracy.
     allowed = call.order.tf32_allowed
     arithmetic = _precision.torch_setting(call.x.device.type) if allowed else _precision.IEEE
-    about = {"kernel": launches[0], "arithmetic": _arithmetic_text(call.x.dtype, arithmetic), **more}
+    about = {"kernel": launches[0], "arithmetic": arithmetic_text(call.x.dtype, arithmetic), **more}
     return Explanation("", path, reasons=reasons, kernels=launches, **about)
-
-
-def _in_its_own_kernel(call: LinearCall | ElementwiseCall) -> str:
-    if not (call.epilogue.has_cpu_loop or call.x.is_cuda):
-        return f"PyTorch reference, {call.epilogue.name}"
-    return f"{_owner(call.x)} {call.epilogue.name}"
 
 
 def _explain_linear(call: LinearCall, wants_gradients: bool) -> Explanation:
@@ -251,7 +247,7 @@ def _of_fallback(
     gemm = f"torch GEMM {_ADDMM if with_bias else '(mm)'}"
     if found is not None and found.gemm == dry_runs.WITH_BIAS_AND_RELU:
         gemm = "torch GEMM (_addmm_activation, with the bias and the ReLU)"
-    launches = [gemm, *([] if does_everything else [f"{_in_its_own_kernel(call)}, in place on the product"])]
+    launches = [gemm, *([] if does_everything else [f"{in_its_own_kernel(call)}, in place on the product"])]
     path = GEMM_ELEMENTWISE if elementwise_kernels.has_native(call.x) else REFERENCE
     plan = found.tried[-1].plan if found is not None and found.tried and plans.has_gpu_kernels(call.x) else {}
     about: dict[str, Any] = {"candidates": candidates}
@@ -289,7 +285,7 @@ def _why(call: LinearCall, tried: Tried, choice: Choice | None, changing: bool) 
 def _explain_fused(call: LinearCall, tried: Tried, choice: Choice | None, reasons: list[str]) -> Explanation:
     """A call on one kernel that multiplies the tensors as they are, or on fp16 slices."""
     tile, where, candidates = plans.tile_text(tried.plan), "", tried.plan["candidates"]
-    arithmetic = _arithmetic_text(call.x.dtype, tried.arithmetic)
+    arithmetic = arithmetic_text(call.x.dtype, tried.arithmetic)
     if tried.is_on_slices:
         where, arithmetic = " on fp16 slices", _SLICES_TEXT[tried.arithmetic]
     elif call.invariant and call.x.dtype == torch.float32 and tried.arithmetic == _precision.IEEE:
@@ -347,7 +343,7 @@ def _explain_invariant(call: LinearCall) -> Explanation:
 def _explain_rows(call: LinearCall) -> Explanation:
     """The same on a CPU."""
     kernel = f"torch GEMM ({'addmm' if call.epilogue is BIAS else 'mm'}) of one row"
-    after = [] if call.epilogue is BIAS else [f"{_in_its_own_kernel(call)}, in place on the product"]
+    after = [] if call.epilogue is BIAS else [f"{in_its_own_kernel(call)}, in place on the product"]
     launches = [f"for each row: {launch}" for launch in (kernel, *after)]
     return _by_torch(call, launches, [_INVARIANT, "on a CPU each row is a call of its own"], kernel=kernel)
 
@@ -367,7 +363,7 @@ def _explain_elementwise(call: ElementwiseCall) -> Explanation:
     checks.elementwise(call)
     if call.out is not None:
         checks.output_overlap(call.out, x, call.others, in_place=True, first=call.epilogue.first)
-    kernel = _in_its_own_kernel(call)
+    kernel = in_its_own_kernel(call)
     reason = f"elementwise functions are one kernel; x is {dtype_name(x.dtype)} on {x.device}"
     path = ELEMENTWISE
     if not elementwise_kernels.has_native(x):
@@ -392,25 +388,6 @@ def _fallback_notes(call: LinearCall) -> list[str]:
     return notes
 
 
-# --- words -----------------------------------------------------------------------------------------------------------
-
-
-def _owner(x: Tensor) -> str:
-    """Whose elementwise kernel it is, to be followed by its name."""
-    if not elementwise_kernels.has_native(x):
-        return "PyTorch reference,"
-    return "epigemm CUDA kernel," if x.is_cuda else "epigemm CPU loop,"
-
-
-def _arithmetic_text(dtype: torch.dtype, arithmetic: str) -> str:
-    """What numbers of a dtype are multiplied and accumulated in."""
-    if dtype == torch.float64:
-        return "float64"
-    if dtype == torch.float32 and arithmetic == _precision.IEEE:
-        return "ieee float32"
-    return f"{arithmetic if dtype == torch.float32 else dtype_name(dtype)} products, float32 accumulation"
-
-
 def _candidate_text(candidate: dict[str, Any]) -> str:
     """One line of the kernels that were compared."""
     how = "measured" if "measured_us" in candidate else "predicted"
@@ -421,42 +398,3 @@ def _listed(title: str, items: Sequence[str]) -> list[str]:
     """Lines under one title."""
     heads = [f"{title}:"] + [""] * len(items)
     return [f"  {head:<11} {item}" for head, item in zip(heads, items, strict=False)]
-
-
-# --- derivatives, as gradients.py makes them --------------------------------------------------------------------------
-
-_PRODUCTS = (
-    "then one matrix product each for the gradients of x and weight, where asked for, at the call's precision"
-)
-_KERNEL = "one derivative kernel (made of the epilogue's functor)"
-_REFERENCE = "the epilogue's differentiable PyTorch reference"
-
-
-def backward_linear(call: LinearCall) -> str:
-    """What the first derivative of a linear function runs; operands whose gradient is asked for require one."""
-    return f"{_backward_epilogue(call)}; {_PRODUCTS}"
-
-
-def _backward_epilogue(call: LinearCall) -> str:
-    x, epilogue, operands = call.x, call.epilogue, call.operands
-    if epilogue is BIAS:
-        return "nothing for the epilogue: the gradient of the result is that of the product"
-    if epilogue is BIAS_RELU:
-        return "torch's threshold_backward on the saved result, whose sign is the derivative of relu"
-    if gradients.keeps_product(call):
-        return f"{_derivative(call)} on the saved product"
-    if gradients.without_product(epilogue, operands):
-        return f"{_derivative(call)}; it reads no product, the epilogue being linear in it"
-    gemm = "in 16 bits with an fp32 result" if x.element_size() == 2 else "at the call's precision"
-    why = "one saved in 16 bits would be rounded ahead of the bias that is folded into the epilogue"
-    if call.strict:
-        why = "a strict call stays one kernel and saves none"
-    return f"the product again ({gemm}), as {why}; {_REFERENCE} on it"
-
-
-def _derivative(call: LinearCall | ElementwiseCall) -> str:
-    if call.epilogue.derives_operands:  # on CPUs there is no kernel that does
-        return _KERNEL if call.x.is_cuda and elementwise_kernels.has_native(call.x) else _REFERENCE
-    if any(operand.requires_grad for operand in call.operands):
-        return f"{_REFERENCE} (a gradient of an operand is asked for)"
-    return _KERNEL if elementwise_kernels.has_native(call.x) else _REFERENCE

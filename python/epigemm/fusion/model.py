@@ -5,67 +5,26 @@ The model keeps its class, its parameters and its forward. What changes is what 
 
 from __future__ import annotations
 
-import inspect
-import itertools
-import sys
-import time
-import weakref
-from collections.abc import Callable, Mapping, Sequence
-from types import FunctionType
-from typing import Any, Literal, NoReturn, TypeVar, overload
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, TypeVar, overload
 
 import torch
 from torch import fx, nn
-from torch._C._dynamo.eval_frame import _FrameAction, _FrameExecStrategy
-from torch._dynamo.types import ConvertFrameReturn
-from torch.fx._lazy_graph_module import _LazyGraphModule
 
-from epigemm import progress
 from epigemm.arguments import checks
-from epigemm.explain import listening
-from epigemm.explain.listening import Listener
 from epigemm.explain.state import kept
-from epigemm.fusion import explaining
-from epigemm.fusion.changes import Watched, guard_more, why_not_now, why_not_with
 from epigemm.fusion.copies import copied
-from epigemm.fusion.generators import COROUTINE, is_coroutine, kept_inside
-from epigemm.fusion.host import Launches
-from epigemm.fusion.kinds import Asked, Kinds, Ran, asked
-from epigemm.fusion.marks import Marks
-from epigemm.fusion.replayed import Replayed, Replays
-from epigemm.fusion.report import CudaGraphs, FusionReport, Uncopied, tell, tell_skipped, watchers
-from epigemm.fusion.rewrite import FusionError, failed, fuse_module, higher_order
-from epigemm.fusion.trials import Decide, may_measure, measures
+from epigemm.fusion.model_call import ModelCall
+from epigemm.fusion.report import FusionReport
+from epigemm.fusion.trials import Decide, measures
 
 Model = TypeVar("Model", bound=nn.Module)
 
-RECOMPILE_LIMIT = 64
 # Wrappers that move, shard or replace the parameters of what is inside, by the names in their classes' history.
 _WRAPPERS = {
     *("DataParallel", "DistributedDataParallel", "FullyShardedDataParallel", "FSDPModule", "DeepSpeedEngine")
 }
 _CALL, _REPORT, _IGNORED = "_compiled_call_impl", "fusion_report", "__jit_ignored_attributes__"
-# Weak references to parameters that a compilation leaves forbid swap_tensors; Dynamo drops them since torch 2.11. And
-# what it tells a profiler of its bytecode takes each call two microseconds, also where there is no profiler.
-_SETTINGS: dict[str, Any] = {
-    name: value
-    for name, value in (("invalidate_compile_context_weakrefs", True), ("record_runtime_overhead", False))
-    if hasattr(torch._dynamo.config, name)
-}
-# Where a graph breaks, the parts have the code of the model's class: entries of other models would be tried, too. Each
-# has its own since torch 2.13.
-_IS_ISOLATED = "isolate_recompiles" in inspect.signature(torch.compile).parameters
-_ISOLATED: dict[str, Any] = {"isolate_recompiles": True} if _IS_ISOLATED else {}
-# A frame runs as it was, and so do those that it calls; nothing is noted about their code.
-_AS_IT_WAS = ConvertFrameReturn(_FrameExecStrategy(_FrameAction.SKIP, _FrameAction.SKIP), apply_to_code=False)
-_numbers = itertools.count()
-_is_compiling = torch.compiler.is_compiling
-# Errors that are Dynamo's to raise, whatever its settings.
-_OF_DYNAMO = tuple(
-    getattr(torch._dynamo.exc, name)
-    for name in ("Unsupported", "ResumePrologueTracingError")
-    if hasattr(torch._dynamo.exc, name)
-)
 
 
 @overload
@@ -177,7 +136,7 @@ def unfuse(model: Model) -> Model:
     _check_model(model)
     for module in model.modules():
         own = vars(module)
-        if isinstance(call := own.get(_CALL), _Call):
+        if isinstance(call := own.get(_CALL), ModelCall):
             call.part()
             del own[_CALL]
             own[_IGNORED] = [name for name in own.get(_IGNORED, ()) if name not in (_CALL, _REPORT)]
@@ -195,7 +154,7 @@ def _check_model(model: object) -> None:
 def _why_not(model: nn.Module) -> str:
     """Why a model cannot be fused as a whole; empty where it can be tried."""
     own = model.__dict__.get(_CALL)
-    if own is not None and not isinstance(own, _Call):
+    if own is not None and not isinstance(own, ModelCall):
         return "it has been compiled already, by model.compile()"
     for module in model.modules():
         names = {kind.__name__ for kind in type(module).__mro__}
@@ -206,11 +165,11 @@ def _why_not(model: nn.Module) -> str:
     return ""
 
 
-def _install(model: nn.Module, **settings: bool) -> _Call:
+def _install(model: nn.Module, **settings: bool) -> ModelCall:
     # TorchScript takes attributes for data, and raises for one that is annotated as a callable.
     own = [*dict.fromkeys([*getattr(model, _IGNORED, ()), _CALL, _REPORT])]
-    call = _Call(model, own, **settings)
-    if isinstance(before := model.__dict__.get(_CALL), _Call):
+    call = ModelCall(model, own, **settings)
+    if isinstance(before := model.__dict__.get(_CALL), ModelCall):
         before.part()
     model.__dict__.update({_IGNORED: own, _CALL: call, _REPORT: call.report})
     return call
@@ -243,235 +202,4 @@ def trial_copy(model: nn.Module, **settings: bool) -> nn.Module | str:
 
 def is_fused(model: nn.Module) -> bool:
     """Whether a model, or a module inside of it, is fused."""
-    return any(isinstance(vars(module).get(_CALL), _Call) for module in model.modules())
-
-
-# --- the call --------------------------------------------------------------------------------------------------------
-
-
-class _Call(Uncopied):
-    """What a call of a fused model runs.
-
-    Attributes:
-        report: what was fused in the graphs so far.
-    """
-
-    def __init__(
-        self,
-        model: nn.Module,
-        own: list[str],
-        *,
-        keep_packs: bool,
-        strict: bool,
-        cuda_graphs: bool,
-        measures: bool,
-    ) -> None:
-        self.report = FusionReport(cuda_graphs=CudaGraphs() if cuda_graphs else None)
-        self._name = type(model).__name__
-        self._model = model
-        self._keep_packs, self._strict, self._measures = keep_packs, strict, measures
-        self._replays = Replays(model, self.report.cuda_graphs) if self.report.cuda_graphs else None
-        if self._replays is not None:
-            weakref.finalize(self, self._replays.drop).atexit = False
-        self._graphs = 0
-        self._of_frame: FusionReport | None = None  # of the graph that is being compiled, if there is one
-        self._left = ""
-        self._watched: Watched | None = None
-        self._marks = Marks()
-        self._kinds = Kinds(model, self.report.notes, own, is_exact=not measures)
-        self._ran = Ran()
-        self._compiled = self._compile()
-
-    def _compile(self) -> Callable[..., Any]:
-        model = self._model
-
-        def call(*args: Any, **kwargs: Any) -> Any:
-            return model._call_impl(*args, **kwargs)  # type: ignore[no-untyped-call]
-
-        # Dynamo keeps what it compiles by code, and stops at a limit: each model has a code object of its own. One
-        # outside of torch, whose own it does not look into (`nn.Sequential`). Numbers that differ between calls of code
-        # with one name are variables to it: each model has a name of its own, too.
-        code = call.__code__.replace(co_name=f"call_{self._name}_{next(_numbers)}")
-        own = FunctionType(code, call.__globals__, code.co_name, None, call.__closure__)
-        here = weakref.ref(self)  # Dynamo keeps backends for good
-
-        def backend(graph_module: fx.GraphModule, example_inputs: Any) -> Callable[..., Any]:
-            found = here()
-            assert found is not None  # whoever calls it compiles a call
-            return found._backend(graph_module, example_inputs)
-
-        context: Any = torch._dynamo.optimize(backend=backend, **_ISOLATED)
-        compile_frame = context.callback
-
-        def compile_with_guards(frame: Any, *state: Any) -> Any:
-            # What Dynamo needs of us is set here, so a call whose graph is there costs nothing.
-            if frame.f_code is code:
-                self._marks.mark(frame.f_locals.values())
-            start = time.perf_counter()
-            self._of_frame = None
-            own = torch._dynamo.config.patch(
-                skip_nnmodule_hook_guards=False,
-                suppress_errors=False,
-                recompile_limit=RECOMPILE_LIMIT,
-                **_SETTINGS,
-            )
-            try:
-                with own, kept_inside(self._leave), progress.doing(f"fusing {self._name}"):
-                    found = compile_frame(frame, *state)
-                self.report.add(self._of_frame or FusionReport())
-            except _OF_DYNAMO:  # which it raises in any case
-                raise
-            except Exception as error:
-                self._note(error)
-                found = ConvertFrameReturn()  # the frame runs as it was
-            self.report.seconds += time.perf_counter() - start
-            if not self._left and is_coroutine([frame.f_code]):
-                self._note_left(COROUTINE)
-            return _AS_IT_WAS if self._left else found
-
-        # Dynamo knows a compiler by what it wraps.
-        vars(compile_with_guards)["_torchdynamo_orig_backend"] = compile_frame._torchdynamo_orig_backend
-        context.callback = compile_with_guards
-        compiled: Callable[..., Any] = context(own)
-        return compiled
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """The model's call, in as few functions as can be: the host's time counts."""
-        kind = asked(self._kinds.about, False, args, kwargs)
-        if kind is True:
-            return self._model._call_impl(*args, **kwargs)  # type: ignore[no-untyped-call]
-        return self._look(kind, args, kwargs)
-
-    def _look(self, kind: Asked, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """A call that may run a graph."""
-        model = self._model
-        if _is_compiling():
-            return model._call_impl(*args, **kwargs)  # type: ignore[no-untyped-call]
-        if kind is False:
-            caller = sys._getframe(2).f_locals.get("self")
-            if caller is not model and isinstance(caller, nn.Module):
-                # It has the model's attributes, but tensors of its own: a replica of DataParallel, a shallow copy.
-                return caller._call_impl(*args, **kwargs)  # type: ignore[no-untyped-call]
-            kind = self._kinds.of(args, kwargs)
-            if kind is True:
-                return model._call_impl(*args, **kwargs)  # type: ignore[no-untyped-call]
-        if watchers and (listener := listening.current()) is not None:
-            return self._explained(listener, args, kwargs)
-        trial = None
-        if kind:
-            trial = self._kinds.trial(kind)
-            if trial is not None and trial.is_plains_turn:
-                return trial.run(model._call_impl, args, kwargs)
-        if reason := self._why_not_now(args, kwargs):
-            if watchers:
-                tell(self._name, reason)
-            return model._call_impl(*args, **kwargs)  # type: ignore[no-untyped-call]
-        ran = self._ran
-        gains, unsure = ran.gains, ran.unsure
-        try:
-            result = trial.run(self._compiled, args, kwargs) if trial else self._compiled(*args, **kwargs)
-        finally:
-            self._marks.unmark()
-        if kind and trial is None and (ran.gains == gains or ran.unsure != unsure):
-            self._kinds.note(kind, gains=ran.gains != gains)
-        return result
-
-    def _explained(self, listener: Listener, args: Any, kwargs: Any) -> Any:
-        """A call as it would be now, with what its graphs run told to a listener."""
-        with listener.paused(self._model):
-            kind = self._kinds.told(args, kwargs)
-            reason = self._kinds.why_plain(kind) or self._why_not_now(args, kwargs)
-            if not reason:
-                try:
-                    result = self._compiled(*args, **kwargs)
-                finally:
-                    self._marks.unmark()
-                if not self._left:
-                    listener.notes += self.report.cuda_graphs.lines() if self.report.cuda_graphs else ()
-                    return result
-                reason = self._left  # found while it was compiled: nothing of it was told
-        listener.notes.append(f"{self._name} runs as it was: {reason}")
-        return self._model._call_impl(*args, **kwargs)  # type: ignore[no-untyped-call]
-
-    def _why_not_now(self, args: Any, kwargs: Any) -> str:
-        watched = self._watched or self._watch()
-        return self._left or watched.why_not() or why_not_now() or why_not_with(args, kwargs)
-
-    def part(self) -> None:
-        """It belongs to no model any more, though copies of the model's `__dict__` may call it."""
-        self._kinds.part()
-
-    def _watch(self) -> Watched:
-        """What is looked at, as it was at the first call."""
-        if self._watched is None:
-            self._watched = Watched(self._model)
-        return self._watched
-
-    def _note(self, error: Exception) -> None:
-        """Have the report say why a frame could not be compiled."""
-        if isinstance(error, torch._dynamo.exc.BackendCompilerFailed):
-            if isinstance(error.inner_exception, FusionError):
-                raise error.inner_exception
-            self.report.add(FusionReport(skipped=[failed(error.inner_exception, strict=self._strict)]))
-        else:  # often an error of the model's, which raises it without a compiler, too
-            text = str(error).strip().split("\n")[0]
-            note = f"Dynamo could not compile a part of it: {type(error).__name__}: {text}"
-            self.report.add(FusionReport(notes=[note]))
-
-    def _leave(self, reason: str) -> NoReturn:
-        """From inside of the compiler: all calls run as they were from now on."""
-        self._note_left(reason)
-        raise torch._dynamo.exc.SkipFrame(reason)
-
-    def _note_left(self, reason: str) -> None:
-        self._left = reason
-        if watchers:
-            tell(self._name, reason)
-        self.report.notes.append(f"left alone: {reason}")
-
-    def _backend(self, graph_module: fx.GraphModule, example_inputs: Any) -> Callable[..., Any]:
-        """Dynamo's graph, rewritten; it runs operator by operator."""
-        self._of_frame = FusionReport()
-        self._graphs += 1
-        if self._graphs == RECOMPILE_LIMIT:
-            self.report.notes.append(f"{RECOMPILE_LIMIT} graphs: further kinds of calls run as they were")
-        if found := higher_order(graph_module.graph):
-            # Run operator by operator, PyTorch's own backend gives such a graph other gradients.
-            self._leave(f"its graph calls {found}, an operator of higher order")
-        context = torch._guards.TracingContext.get()
-        if is_coroutine(context.traced_code or ()):
-            self._leave(COROUTINE)
-        watched = self._watch()
-        if reason := watched.why_not() or watched.note(context, graph_module.graph):
-            self._leave(reason)
-        guard_more(context.guards_context.dynamo_guards, watched)
-        launcher = None if self._replays is None else self._replays.launcher(graph_module.graph)
-        report = self._of_frame = fuse_module(
-            graph_module,
-            strict=self._strict,
-            keep_packs=self._keep_packs,
-            launches=Launches.EAGER if launcher is None else Launches.CUDA_GRAPH,
-            guards_sizes=not self._marks.is_bounded,
-            measures=self._measures and may_measure(),
-        )
-        # Its code at last, without the calls of modules that Dynamo's graphs begin with.
-        _LazyGraphModule.force_recompile(graph_module)
-        forward: Callable[..., Any] = graph_module.forward
-        replays, replayed = self._replays, None
-        if launcher is not None and replays is not None:
-            forward = replayed = Replayed(graph_module, launcher, replays)
-        is_fused, ran, measures = bool(report.sites), self._ran, self._measures
-
-        # Dynamo keeps it for good, as it does the code of a model that is gone: it must not keep the model.
-        def run(*args: Any) -> Any:
-            is_left = replayed is not None and replayed.is_left
-            ran.gains += is_fused or (replays is not None and replays.serves and not is_left)
-            # Judged as a CUDA graph, it is launched by the host now.
-            ran.unsure += report.is_unsure or (is_left and measures)
-            if watchers:
-                tell_skipped(report)
-                if (listener := listening.current()) is not None:
-                    return explaining.run(graph_module, report, listener, args)
-            return forward(*args)
-
-        return run
+    return any(isinstance(vars(module).get(_CALL), ModelCall) for module in model.modules())

@@ -13,8 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 import epigemm
 from epigemm import fusion
-from epigemm.fusion import kinds, profit
-from epigemm.fusion import model as of_models
+from epigemm.fusion import kinds, model_call, profit
 from epigemm.fusion.changes import Watched
 
 WIDTH = 16
@@ -77,7 +76,7 @@ def test_more_models_of_a_class_than_dynamo_compiles() -> None:
 
 
 def test_a_limit_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(of_models, "RECOMPILE_LIMIT", 2)
+    monkeypatch.setattr(model_call, "RECOMPILE_LIMIT", 2)
     plain = mlp()
     fused = epigemm.fuse(plain)
     for dims in range(1, 5):

@@ -1,0 +1,45 @@
+"""What the first derivative of a call will run, as `autograd.gradients` makes it."""
+
+from __future__ import annotations
+
+from epigemm.arguments.calls import ElementwiseCall, LinearCall
+from epigemm.autograd import gradients
+from epigemm.calls import elementwise_kernels
+from epigemm.epilogues.registry import BIAS, BIAS_RELU
+
+PRODUCTS = (
+    "then one matrix product each for the gradients of x and weight, where asked for, at the call's precision"
+)
+_KERNEL = "one derivative kernel (made of the epilogue's functor)"
+_REFERENCE = "the epilogue's differentiable PyTorch reference"
+
+
+def backward_linear(call: LinearCall) -> str:
+    """What the first derivative of a linear function runs; operands whose gradient is asked for require one."""
+    return f"{_backward_epilogue(call)}; {PRODUCTS}"
+
+
+def _backward_epilogue(call: LinearCall) -> str:
+    x, epilogue, operands = call.x, call.epilogue, call.operands
+    if epilogue is BIAS:
+        return "nothing for the epilogue: the gradient of the result is that of the product"
+    if epilogue is BIAS_RELU:
+        return "torch's threshold_backward on the saved result, whose sign is the derivative of relu"
+    if gradients.keeps_product(call):
+        return f"{derivative(call)} on the saved product"
+    if gradients.without_product(epilogue, operands):
+        return f"{derivative(call)}; it reads no product, the epilogue being linear in it"
+    gemm = "in 16 bits with an fp32 result" if x.element_size() == 2 else "at the call's precision"
+    why = "one saved in 16 bits would be rounded ahead of the bias that is folded into the epilogue"
+    if call.strict:
+        why = "a strict call stays one kernel and saves none"
+    return f"the product again ({gemm}), as {why}; {_REFERENCE} on it"
+
+
+def derivative(call: LinearCall | ElementwiseCall) -> str:
+    """What the derivative of the epilogue alone runs."""
+    if call.epilogue.derives_operands:  # on CPUs there is no kernel that does
+        return _KERNEL if call.x.is_cuda and elementwise_kernels.has_native(call.x) else _REFERENCE
+    if any(operand.requires_grad for operand in call.operands):
+        return f"{_REFERENCE} (a gradient of an operand is asked for)"
+    return _KERNEL if elementwise_kernels.has_native(call.x) else _REFERENCE

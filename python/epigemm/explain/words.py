@@ -1,0 +1,34 @@
+"""Words of explanations: whose kernel it is, and what it computes in."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from epigemm.arguments import precision as _precision
+from epigemm.arguments.calls import ElementwiseCall, LinearCall
+from epigemm.calls import elementwise_kernels
+from epigemm.explain.recorder import dtype_name
+
+
+def kernel_owner(x: Tensor) -> str:
+    """Whose elementwise kernel it is, to be followed by its name."""
+    if not elementwise_kernels.has_native(x):
+        return "PyTorch reference,"
+    return "epigemm CUDA kernel," if x.is_cuda else "epigemm CPU loop,"
+
+
+def arithmetic_text(dtype: torch.dtype, arithmetic: str) -> str:
+    """What numbers of a dtype are multiplied and accumulated in."""
+    if dtype == torch.float64:
+        return "float64"
+    if dtype == torch.float32 and arithmetic == _precision.IEEE:
+        return "ieee float32"
+    return f"{arithmetic if dtype == torch.float32 else dtype_name(dtype)} products, float32 accumulation"
+
+
+def in_its_own_kernel(call: LinearCall | ElementwiseCall) -> str:
+    """The launch of a call's epilogue behind a product."""
+    if not (call.epilogue.has_cpu_loop or call.x.is_cuda):
+        return f"PyTorch reference, {call.epilogue.name}"
+    return f"{kernel_owner(call.x)} {call.epilogue.name}"
