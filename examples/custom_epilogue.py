@@ -39,7 +39,7 @@ def check(what: str, actual: Tensor, expected: Tensor) -> None:
 
 
 def main() -> None:
-    """Call each by hand and as a layer, compare with PyTorch, and ask which kernels ran."""
+    """Call each by hand and as a layer, compare with PyTorch, and ask which kernels would run."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
     torch.manual_seed(0)
     x = torch.randn(1024, 512, device=device)

@@ -11,7 +11,7 @@ import epigemm
 
 
 def main() -> None:
-    """Compare both, and ask which kernels ran."""
+    """Compare both, and ask which kernels would run."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
     torch.manual_seed(0)
     x = torch.randn(1024, 512, device=device)

@@ -41,7 +41,7 @@ def main() -> None:
     fused = epigemm.fuse(model)
 
     reports: list[epigemm.FusionReport] = []
-    # Without "backend", Inductor compiles what is left.
+    # Without "backend" here, Inductor compiles the rest of the graph.
     options: dict[str, Any] = {"backend": "aot_eager", "report": reports.append}
     compiled = torch.compile(model, backend="epigemm", options=options)
 

@@ -36,13 +36,13 @@ images = torch.randn(64, 3, 224, 224, device=device) if gpu else torch.randn(8, 
 with torch.no_grad():
     expected: Tensor = model(images)
 
-# %% Fused: the same model in eager mode, where each product takes along what follows it.
+# %% Fused: the same model in eager mode, in which each product is fused with what follows it.
 fused = epigemm.fuse(model)
 with torch.no_grad():
     torch.testing.assert_close(fused(images), expected, rtol=1e-3, atol=1e-3)
 print(fused.fusion_report)
 
-# %% Compiled: Inductor compiles what is left. On a CPU, where it needs a C++ compiler, that is left out.
+# %% Compiled: Inductor compiles the rest. On a CPU it would need a C++ compiler, so there another backend is used.
 options: dict[str, Any] = {} if gpu else {"backend": "aot_eager"}
 compiled = torch.compile(model, backend="epigemm", options=options)
 with torch.no_grad():
