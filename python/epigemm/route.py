@@ -1,9 +1,13 @@
-"""From the public functions to the kernels: who sees a call?
+"""Sends each call of the public functions to one of three routes.
 
-Nobody: a plain call, which the entry answers (`epigemm.calls.entry`); `epigemm.calls.deeds` does what stands in its
-way. Autograd alone: a node of `epigemm.autograd`, for small layers PyTorch's own. Anybody else, be it a tracer, a mode,
-a transform or a subclass: the operators `torch.ops.epigemm.*`, which are right everywhere and take the host longer. The
-entry says which.
+- Plain: the entry makes the call in C++ (`epigemm.calls.entry`). Where it returns a reason, `epigemm.calls.deeds` does
+  what is needed, and makes the call again.
+- Recorded: autograd records the call, and nothing else intercepts it. The call becomes a node of `epigemm.autograd`, or
+  for small layers PyTorch's own nodes.
+- Operator: a tracer, a mode, a transform or a tensor subclass intercepts the call. The operators `torch.ops.epigemm.*`
+  work with all of these, but take the host longer.
+
+The entry says which route a call takes.
 """
 
 from __future__ import annotations
@@ -34,14 +38,14 @@ from epigemm.packs import keep_mode, weight_packs
 from epigemm.packs.weight_packs import PackedWeight
 from epigemm.planning.reasons import Reason
 
-# Looked up once: a plain call is measured in hundreds of nanoseconds.
+# Looked up once, because a plain call takes the host only microseconds.
 _is_compiling = torch.compiler.is_compiling
 _DERIVATIVES = (torch._C._functorch.TransformType.Grad, torch._C._functorch.TransformType.Jvp)
 _any_autocast = torch._C._is_any_autocast_enabled
 _has_autocast = torch.amp.is_autocast_available
 
-_KERNELS, _AUTOGRAD, _OTHERS = None, entry.RECORDED, entry.NOT_PLAIN
-"""Who takes a call: the kernels, autograd alone, or a tracer, a mode or a transform."""
+_PLAIN, _RECORDED, _OPERATOR = None, entry.RECORDED, entry.NOT_PLAIN
+"""The routes of a call, as the entry names them."""
 
 
 def linear(
@@ -71,25 +75,25 @@ def linear(
         return found
     if found is entry.RECORDED_BY_TORCH:
         return nodes.linear_by_torch(epilogue, x, weight, bias)
-    if found is _OTHERS:
+    if found is _OPERATOR:
         _check_tensors({"x": x, "weight": weight}, {"bias": bias, **_named(fold), "out": out})
         x, weight, bias, fold = _cast(x, weight, bias, fold)
     operands, scalars = scalar_operand(epilogue, scalar, x)
-    who = _who(found, x, weight, bias, *operands, *_named(fold).values(), out)
-    options = _options(who, x, weight, precision, strict, pack_use)
+    route = _route_of(found, x, weight, bias, *operands, *_named(fold).values(), out)
+    options = _options(route, x, weight, precision, strict, pack_use)
     if fold is None:
-        return _linear(who, LinearCall(epilogue, x, weight, bias, operands, scalars, *options, out))
+        return _linear(route, LinearCall(epilogue, x, weight, bias, operands, scalars, *options, out))
     # All launches are checked before the first one.
     checks.linear(LinearCall(BIAS, x, weight, fold[0], (), (), *options, out))
     folded = checks.fold_batch_norm(x, fold[:-1], fold[-1], weight.shape[0])
-    if who is _KERNELS:
+    if route is _PLAIN:
         return deeds.linear(LinearCall(epilogue, x, weight, None, (), (), *options, out), fold=folded)
     if fold[0] is not None and not strict and x.element_size() == 2:
         # The product is rounded to 16 bits. As in PyTorch, the bias is added before that.
         product = linear(BIAS, x, weight, fold[0], None, precision, None, False, pack_use)
         return elementwise(epilogue, product, None, None, out, (None, *fold[1:]))
-    operands = _fold(who, folded, out)
-    return _linear(who, LinearCall(epilogue, x, weight, None, operands, (), *options, out), checked=True)
+    operands = _fold(route, folded, out)
+    return _linear(route, LinearCall(epilogue, x, weight, None, operands, (), *options, out), checked=True)
 
 
 def linear_folded(
@@ -115,29 +119,29 @@ def linear_linked(
 ) -> Tensor:
     """D = epilogue(x @ weight.T) for a matrix x; operands as the operators take them, the rest as of `linear`.
 
-    `found`: what the entry has answered, where it was asked.
+    `found`: what the entry has returned, or None if it was not asked.
     """
     epilogue, x, weight, _, operands, scalars, _, _, strict, _, out = call
-    who = _who(found, x, weight, out, *operands)
-    options = _options(who, x, weight, precision, strict, pack_use)
-    return _linear(who, LinearCall(epilogue, x, weight, None, operands, scalars, *options, out))
+    route = _route_of(found, x, weight, out, *operands)
+    options = _options(route, x, weight, precision, strict, pack_use)
+    return _linear(route, LinearCall(epilogue, x, weight, None, operands, scalars, *options, out))
 
 
 def _options(
-    who: Reason | None,
+    route: Reason | None,
     x: Tensor,
     weight: Tensor,
     precision: str | None,
     strict: bool,
     pack_use: str | None,
 ) -> tuple[str, str, bool, bool]:
-    """What a caller has asked for, checked: precision, pack use, strict, and whether rows may depend on others."""
+    """The checked options of a call: precision, pack use, strict, and whether it is batch-invariant."""
     asked = DEFAULT if precision is None else checks.precision(precision)
     if _is_compiling():
         asked = compiled.resolved(asked, x)
     if strict is not False:
         checks.flag("strict", strict)
-    if who is _AUTOGRAD and weight.requires_grad:
+    if route is _RECORDED and weight.requires_grad:
         # The weight is being trained: a pack that is kept now would be stale at the next call.
         pack_use = weight_packs.NONE
     if pack_use is None:
@@ -147,25 +151,25 @@ def _options(
 
 def elementwise_linked(call: ElementwiseCall, found: Reason | None) -> Tensor:
     """D = epilogue(x) for a matrix x; operands as the operators take them, `found` as of `linear_linked`."""
-    return _elementwise(_who(found, call.x, call.out, *call.operands), call)
+    return _elementwise(_route_of(found, call.x, call.out, *call.operands), call)
 
 
-def _linear(who: Reason | None, call: LinearCall, *, checked: bool = False) -> Tensor:
+def _linear(route: Reason | None, call: LinearCall, *, checked: bool = False) -> Tensor:
     """A call that the entry has not answered."""
     if call.invariant and call.x.device.type == "meta":
         invariant.refuse(call)
-    if who is _AUTOGRAD and call.out is None:
+    if route is _RECORDED and call.out is None:
         return nodes.linear(call, checked=checked)
-    if who is _KERNELS:
+    if route is _PLAIN:
         return deeds.linear(call)
     if _in_functional_derivative():
         return _linear_reference(call)
-    # Of Inductor's trace torch 2.10 says that nothing is compiled.
+    # While Inductor traces, torch 2.10 reports that nothing is being compiled.
     if not torch.compiler.is_dynamo_compiling():
         native = compiled.flat(call)
         if native is not None:
             return native
-    # Taken apart: Dynamo of torch 2.10 traces no property of a NamedTuple.
+    # Unpacked, because Dynamo of torch 2.10 traces no property of a NamedTuple.
     epilogue, x, weight, bias, operands, scalars, precision, *others, out = call
     product = (epilogue.name, x, weight, bias, operands, scalars, precision)
     if out is None:
@@ -194,26 +198,26 @@ def elementwise(
     if isinstance(found, Tensor):
         return found
     vectors = _named(fold)
-    if found is _OTHERS:
+    if found is _OPERATOR:
         _check_tensors({"x": x}, {"bias": bias, **vectors, "out": out})
     operands, scalars = scalar_operand(epilogue, scalar, x)
-    who = _who(found, x, bias, *operands, *vectors.values(), out)
+    route = _route_of(found, x, bias, *operands, *vectors.values(), out)
     if fold is not None:
         checks.rows_of_vectors(x)
         checks.elementwise(ElementwiseCall(BIAS, x, None, (), (), out))
         folded = checks.fold_batch_norm(x, fold[:-1], fold[-1], x.shape[-1])
-        if who is _KERNELS and out is not None:
+        if route is _PLAIN and out is not None:
             checks.output_overlap(out, x, vectors, in_place=True)
-        operands = _fold(who, folded, out)
-    return _elementwise(who, ElementwiseCall(epilogue, x, bias, operands, scalars, out))
+        operands = _fold(route, folded, out)
+    return _elementwise(route, ElementwiseCall(epilogue, x, bias, operands, scalars, out))
 
 
-def _elementwise(who: Reason | None, call: ElementwiseCall) -> Tensor:
+def _elementwise(route: Reason | None, call: ElementwiseCall) -> Tensor:
     """A call that the entry has not answered."""
     epilogue, x, bias, operands, scalars, out = call
-    if who is _AUTOGRAD and out is None:
+    if route is _RECORDED and out is None:
         return nodes.elementwise(call)
-    if who is _KERNELS:
+    if route is _PLAIN:
         return elementwise_deeds.elementwise(call)
     if _in_functional_derivative():
         checks.elementwise(call)
@@ -237,11 +241,11 @@ def _named(vectors: Sequence[Any] | None) -> dict[str, Any]:
     return {} if vectors is None else dict(zip(FOLDED, vectors, strict=False))
 
 
-def _fold(who: Reason | None, call: FoldCall, out: Tensor | None) -> tuple[Tensor, ...]:
-    """Multiplier and offset. They are recorded or dispatched as the call that reads them is."""
-    if who is _AUTOGRAD and out is None and any(v is not None and v.requires_grad for v in call.vectors):
+def _fold(route: Reason | None, call: FoldCall, out: Tensor | None) -> tuple[Tensor, ...]:
+    """Multiplier and offset, by the same route as the call that reads them."""
+    if route is _RECORDED and out is None and any(v is not None and v.requires_grad for v in call.vectors):
         return nodes.fold_batch_norm(call)
-    if who is _KERNELS or (who is _AUTOGRAD and out is None):
+    if route is _PLAIN or (route is _RECORDED and out is None):
         return elementwise_kernels.fold_batch_norm(call).unbind(0)
     like, _, vectors, eps = call
     if _in_functional_derivative():
@@ -254,9 +258,10 @@ def _fold(who: Reason | None, call: FoldCall, out: Tensor | None) -> tuple[Tenso
 
 
 def _in_functional_derivative() -> bool:
-    """Whether `torch.func.grad`, `jvp` or what builds on them is at work.
+    """Whether the call is under `torch.func.grad`, `jvp` or a transform that is built on them.
 
-    torch does not compose them with the derivatives of registered operators. The references compose with everything.
+    torch does not combine these with the derivatives of registered operators. References in plain PyTorch work under
+    all of them.
     """
     if _is_compiling():
         return False
@@ -302,12 +307,12 @@ def _check_tensors(required: dict[str, Any], optional: dict[str, Any]) -> None:
     checks.optional_tensors(**optional)
 
 
-def _who(found: Reason | None, *tensors: Tensor | None) -> Reason | None:
-    """Who takes a call, which the entry has answered with `found`, or was not asked for."""
-    if found is None or found is _OTHERS:
-        # It may have met an argument that is made a tensor, or a number, since.
+def _route_of(found: Reason | None, *tensors: Tensor | None) -> Reason | None:
+    """The route of a call. `found`: what the entry has returned for it, or None if it was not asked."""
+    if found is None or found is _OPERATOR:
+        # The entry may have refused an argument that was converted to a tensor or a number since.
         return entry.sees(*tensors)
-    return _AUTOGRAD if found is entry.RECORDED or found is entry.RECORDED_BY_TORCH else _KERNELS
+    return _RECORDED if found is entry.RECORDED or found is entry.RECORDED_BY_TORCH else _PLAIN
 
 
 def scalar_operand(
@@ -328,7 +333,7 @@ def scalar_operand(
 def _cast(
     x: Tensor, weight: Tensor, bias: Tensor | None, fold: tuple[Any, ...] | None
 ) -> tuple[Tensor, Tensor, Tensor | None, tuple[Any, ...] | None]:
-    """What autocast casts of a call: of the folded vectors the first, which is the bias."""
+    """The arguments that autocast casts. Of the vectors that are folded only the first is cast: the bias."""
     if not _any_autocast():
         return x, weight, bias, fold
     if fold is None:

@@ -1,4 +1,4 @@
-"""What a call is given, in one object each: made where a call leaves the fast path, and passed down whole."""
+"""The arguments of a call in one object, which is made if the C++ entry has not made the call."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from epigemm.epilogues.kinds import SCALAR
 from epigemm.epilogues.registry import BIAS, FOLDED, Epilogue
 
 # What a call may do with its weight's pack: the argument `pack` of the operators.
-KEEP = "keep"  # use it, and make it where there is none: the weight belongs to someone who keeps its pack
-FIND = "find"  # use one that is kept and current, make none
-NONE = "none"  # neither: a gradient of the weight is asked for
+KEEP = "keep"  # use the pack, and make it if there is none: for callers that keep packs
+FIND = "find"  # use a kept pack if it is current, but make none
+NONE = "none"  # neither use nor make one: a gradient of the weight is needed
 
 
 class LinearCall(NamedTuple):
@@ -46,7 +46,7 @@ class LinearCall(NamedTuple):
 
     @property
     def order(self) -> Order:
-        """What the call may run on; only fp32 has a choice. ValueError: unknown precision."""
+        """The arithmetics that the call may run in; only fp32 has more than one. ValueError: unknown precision."""
         x = self.x
         return order(self.precision, x.device.type) if x.dtype is torch.float32 else ORDERS[0]
 
@@ -62,7 +62,7 @@ class LinearCall(NamedTuple):
 
     @property
     def arguments(self) -> tuple[Any, ...]:
-        """Those of the operator."""
+        """The arguments of the operator `epigemm::linear`."""
         return (self.epilogue.name, *self[1:10])
 
     @property
@@ -81,9 +81,10 @@ class LinearCall(NamedTuple):
         return x.new_empty((*x.shape[:-1], columns))
 
     def with_bias_in_product(self) -> LinearCall:
-        """The same call with a linked epilogue's bias as the product's, for whoever rounds that.
+        """The same call with a linked epilogue's bias as the bias of the product, for callers that round the product.
 
-        Its operand goes, or becomes -0, which changes no sum. A product that has a bias keeps that one.
+        The epilogue's operand is removed, or becomes -0, which changes no sum. If the product has a bias already,
+        nothing changes.
         """
         place = self.epilogue.bias_place
         if place is None or self.bias is not None:
@@ -98,7 +99,7 @@ class LinearCall(NamedTuple):
         return self._replace(bias=bias, operands=operands)
 
     def product(self) -> LinearCall:
-        """The same call without what comes after the bare product; a bias does not count as that."""
+        """The same call without the epilogue, except for a bias that the product has."""
         _, x, weight, bias, _, _, precision, pack_use, _, invariant, _ = self
         return LinearCall(BIAS, x, weight, bias, (), (), precision, pack_use, False, invariant)
 
@@ -135,11 +136,11 @@ def _named_operands(call: LinearCall | ElementwiseCall) -> dict[str, Tensor]:
 
 
 Vectors = Sequence[Tensor | None]
-"""What a BatchNorm fold reads: those of `epilogues.FOLDED`, in that order."""
+"""The vectors that a BatchNorm fold reads: those of `epilogues.FOLDED`, in that order."""
 
 
 class FoldCall(NamedTuple):
-    """A BatchNorm fold, whose vectors are known to fit."""
+    """A BatchNorm fold, whose vectors have been checked."""
 
     like: Tensor  # gives the device and the arithmetic type
     columns: int  # the length of the vectors

@@ -26,7 +26,7 @@ _STRIDED = torch.strided
 
 
 def epilogue_named(name: str, *, linear: bool) -> Epilogue:
-    """The registered epilogue called `name`, with a linear form where asked; ValueError without."""
+    """The registered epilogue called `name`; ValueError if there is none, or if `linear` and it has no linear form."""
     epilogue = named(name)
     if epilogue is None or (linear and not epilogue.linear):
         accepted = ", ".join(repr(e.name) for e in EPILOGUES.values() if e.linear or not linear)
@@ -210,9 +210,9 @@ def flag(name: str, value: object) -> bool:
 
 
 def runs_when_called(func: Callable[..., object], instead: str) -> None:
-    """TypeError unless the body of a function that is to be decorated runs inside of its call.
+    """TypeError for a generator or a coroutine that is to be decorated: its body does not run inside its call.
 
-    `instead`: what to write in the body of one that does not.
+    `instead`: what the error says to write in the body.
     """
     later = (inspect.isgeneratorfunction, inspect.iscoroutinefunction, inspect.isasyncgenfunction)
     if any(is_later(func) for is_later in later):
@@ -261,7 +261,7 @@ def scalar_tensor(name: str, value: Tensor, x: Tensor, first: str = "x") -> None
 def output_overlap(
     out: Tensor, x: Tensor, others: Mapping[str, Tensor | None], *, in_place: bool, first: str = "x"
 ) -> None:
-    """RuntimeError where writing `out` would race with reading an input, or with itself."""
+    """RuntimeError if `out` overlaps an input or itself, so that a kernel's writes and reads would race."""
     if out.is_meta:
         return
     if not (in_place and overlap.is_same_view(out, x)) and overlap.overlaps(out, x):
@@ -335,7 +335,7 @@ def _require_like(
     *,
     is_choice: bool = False,
 ) -> None:
-    # One expression for what fits; what is wrong is found out only when something is.
+    # One expression tests whether everything fits. Only if it fails, the code below finds out what is wrong.
     if (
         tensor.dtype == dtype
         and tensor.device == x.device

@@ -4,8 +4,8 @@
         y = epigemm.linear_relu(x, weight, bias)
     # y[i] has the bits of epigemm.linear_relu(x[i : i + 1], weight, bias)[0]
 
-Outside of the mode the number of rows decides over tile, kernel and, for fp32, arithmetic; each adds up in an order
-of its own. `docs/batch-invariance.md` says what the mode promises, what it costs, and what it refuses.
+Outside of the mode the number of rows decides which tile, kernel and, for fp32, arithmetic is used, and each adds in
+another order. `docs/batch-invariance.md` says what the mode promises, what it costs, and what it refuses.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from epigemm.arguments import checks
 from epigemm.arguments.modes import Block, Mode, Shared
 
 active = False
-"""Whether the mode is on in some thread: all that a call reads where it is not; compiled code is guarded by it."""
+"""Whether the mode is on in some thread. If not, a call reads nothing else. Compiled code is guarded by it."""
 
 _is_compiling = torch.compiler.is_compiling
 
@@ -30,8 +30,8 @@ _mode = Mode(_shared)
 def enabled() -> bool:
     """Whether the mode is on for a call made here.
 
-    While torch.compile traces it counts as on as soon as it is on in any thread: Dynamo can guard a compiled function
-    by `active`, but by nothing that belongs to a thread.
+    While torch.compile traces, the mode counts as on if it is on in any thread: Dynamo can guard a compiled function by
+    `active`, but not by the state of one thread.
     """
     if not active:
         return False
@@ -75,11 +75,11 @@ class batch_invariant(Block):
 
     For every linear function, module and dtype: `f(x)[i]` has the bits of `f(x[i : i + 1])[0]`, of `f(x[p])[j]` for any
     choice and order of rows `p` with `p[j] == i`, and so on, for the same weight, epilogue, precision, device and
-    version of epigemm. Calls run on one kernel that N, K, dtype and precision choose; the elementwise functions are
-    so by nature. Derivatives are not covered. See `docs/batch-invariance.md`.
+    version of epigemm. Each call runs a kernel that depends on N, K, dtype and precision alone. Elementwise functions
+    need no mode for that. Derivatives are not covered. See `docs/batch-invariance.md`.
 
-    A context manager and a decorator of functions, which like torch's grad mode belongs to the current thread and may
-    be nested. Compiled functions take it from any thread that is in it.
+    A context manager and a decorator of functions. Like torch's grad mode it holds for the current thread and may be
+    nested. Compiled functions are in the mode if any thread is.
 
     Args:
         enabled: False leaves the mode for the time of the block.
@@ -88,8 +88,8 @@ class batch_invariant(Block):
         TypeError: `enabled` is not True or False; or a generator or coroutine function was decorated, which would leave
             the mode before it runs.
 
-    Inside, calls raise RuntimeError, before anything is launched, for what no kernel computes in a fixed
-    order: fp64 on GPUs, any linear function on GPUs other than Hopper's, batch statistics of a BatchNorm.
+    Inside, calls that no kernel computes in a fixed order raise RuntimeError before anything is launched: fp64 on GPUs,
+    any linear function on GPUs other than Hopper's, batch statistics of a BatchNorm.
 
     Example:
         >>> x, weight = torch.randn(8, 64), torch.randn(32, 64)
@@ -108,7 +108,8 @@ class batch_invariant(Block):
 
 
 def _outside_of_graphs(switch: Callable[..., None]) -> Callable[..., None]:
-    # A compiled function breaks its graph here: traced, the switch would be set when its graph has run.
+    # A compiled function breaks its graph here: if this were traced, the switch would be set only after the graph has
+    # run.
     compiler = sys.modules.get("torch._dynamo")
     disabled: Callable[..., None] = switch if compiler is None else compiler.disable(switch)
     return disabled

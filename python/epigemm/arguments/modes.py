@@ -1,4 +1,4 @@
-"""What the modes have in common: a switch for all threads, and blocks that come before it in theirs."""
+"""What the modes have in common: a switch for all threads, and blocks that override it in their own thread."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 class Mode(threading.local):
     """One mode, as each thread sees it.
 
-    Dynamo follows no lock and no thread-local: whether the mode is on in some thread is a global of the mode's module,
-    `active`, that compiled code can be guarded by.
+    Dynamo traces neither locks nor thread-locals. So each mode's module has a global `active`, whether the mode is on
+    in some thread, by which compiled code can be guarded.
     """
 
     def __init__(self, shared: Shared) -> None:
         self._shared = shared
-        # what the blocks around the current call say; None: what holds everywhere
+        # what the blocks around the current call say; None: the switch for all threads decides
         self._choice: bool | None = None
         self._outer: list[bool | None] = []
 
     def enabled(self, otherwise: bool | None = None) -> bool:
-        """Whether the mode is on for a call made here; `otherwise`: what comes before what holds everywhere."""
+        """Whether the mode is on for a call made here. `otherwise`: what decides before the switch for all threads."""
         choice = otherwise if self._choice is None else self._choice
         return self._shared.everywhere if choice is None else choice
 
@@ -37,7 +37,7 @@ class Mode(threading.local):
         self._choose(enabled)
 
     def exit(self) -> None:
-        """End it: what was before holds again."""
+        """End it: the state from before the block holds again."""
         self._choose(self._outer.pop())
 
     def _choose(self, choice: bool | None) -> None:
@@ -57,7 +57,7 @@ class Shared:
         self._module: Any = sys.modules[module]
 
     def switch(self, enabled: bool) -> None:
-        """Have the mode on or off wherever no block says otherwise."""
+        """Switch the mode on or off for all calls that are in no block."""
         with self.lock:
             self.everywhere = enabled
             self.update()
@@ -68,7 +68,7 @@ class Shared:
 
 
 class Block(ContextDecorator):
-    """What a mode's block is made of: a context manager, and a decorator for each call of a function."""
+    """Base class of the modes' blocks: a context manager, and a decorator that opens a block for each call."""
 
     def __init__(self, enabled: bool = True) -> None:
         checks.flag("enabled", enabled)
@@ -80,4 +80,4 @@ class Block(ContextDecorator):
         return super().__call__(func)
 
     def _recreate_cm(self) -> Any:
-        return type(self)(self._enabled)  # calls of a decorated function share no object
+        return type(self)(self._enabled)  # each call of a decorated function has an object of its own

@@ -1,7 +1,7 @@
 """Which arithmetic an fp32 matrix product gets, following torch's settings.
 
-`precision=` on a call overrides them; None follows them at the moment the call runs. Compiled graphs are made anew when
-the setting for CUDA has changed; exported programs keep what they were exported with.
+`precision=` on a call overrides them; None follows them at the moment the call runs. Graphs are compiled again when the
+setting for CUDA has changed. Exported programs keep the setting of their export.
 """
 
 from __future__ import annotations
@@ -18,11 +18,12 @@ DEFAULT = "default"
 """The operators' spelling of `precision=None`: follow torch's setting when the operator runs."""
 
 IEEE = "ieee"
-"""Every product and sum in fp32: torch's GEMM."""
+"""Every product and sum in fp32: computed by torch's GEMM."""
 TF32 = "tf32"
-"""Products of 10-bit mantissas on the tensor cores; torch's GEMM computes them only where its setting says so."""
+"""Products of numbers with 10-bit mantissas on the tensor cores. torch's GEMM computes in TF32 only if its setting
+allows it."""
 SPLIT = "split"
-"""Three products of two fp16 slices: fp32's accuracy on the tensor cores, where that holds and is faster."""
+"""Three products of two fp16 slices: fp32's accuracy on the tensor cores. Used where it is that accurate and faster."""
 SCALED = "scaled"
 """One product of fp16 numbers, each row scaled to fp16's range: TF32's mantissas at twice its rate."""
 
@@ -33,7 +34,7 @@ _REDUCED = (TF32, "bf16")  # torch's settings under which its own fp32 GEMM roun
 
 
 class Order(NamedTuple):
-    """What an fp32 call may run on."""
+    """The arithmetics that an fp32 call may run in, in the order in which they are tried."""
 
     number: int  # its row in csrc/call's table
     name: str  # a `precision` that asks for it
@@ -56,8 +57,9 @@ ORDERS = (
 )
 """The rows of csrc/call's table. The first is that of tensors of other dtypes, too."""
 _IEEE, _HIGHEST, _HIGH, _HIGH_BESIDE_SGEMM, _TF32_BESIDE_SGEMM, _TF32 = ORDERS
-# By precision, for a setting of torch's that keeps its GEMM in fp32 and for one that allows it TF32. Under the first, a
-# call that would do with TF32 has SGEMM for its last resort: the split is tried before, being faster and as accurate.
+# By precision, for a setting of torch's that keeps its GEMM in fp32 and for one that allows it TF32. Under the first,
+# torch's GEMM (SGEMM) is the slow last resort of a call that allows TF32. So `SPLIT` is tried before it, which is
+# faster and as accurate.
 _BY_PRECISION: dict[str | None, tuple[Order, Order]] = {
     None: (_HIGHEST, _HIGH),
     DEFAULT: (_HIGHEST, _HIGH),
@@ -74,14 +76,15 @@ _SETTINGS: dict[str, Any] = {
     "cpu": torch.backends.mkldnn.matmul,  # type: ignore[attr-defined]  # set on the module object itself
 }
 _LOCK = threading.RLock()
-# To read them through the objects above takes several times as long.
+# Reading them through the objects above takes several times as long.
 BACKENDS = {"cuda": "cuda", "cpu": "mkldnn"}
-"""By device type, what `read_setting` calls it."""
+"""By device type, the backend's name for `read_setting`."""
 read_setting: Any = torch._C._get_fp32_precision_getter
 """Reads a setting: of a backend and an operation."""
 
 callers: dict[str, str] = {}
-"""By device type, while `switched` has replaced it: the setting that everybody but its block goes by."""
+"""By device type, while `switched` has replaced a setting: the original one, which holds for all code outside its
+block."""
 _switches = 0
 
 
@@ -101,12 +104,12 @@ def torch_setting(device_type: str) -> str:
     while True:
         before = _switches
         setting = callers.get(device_type) or str(read_setting(backend, "matmul"))
-        if before == _switches:  # nobody has switched it meanwhile
+        if before == _switches:  # no other thread has switched it meanwhile
             return setting
 
 
 def order(precision: str | None, device_type: str) -> Order:
-    """What an fp32 call may run on under torch's setting as it is now; ValueError for an unknown `precision`."""
+    """What an fp32 call may run in under torch's present setting; ValueError for an unknown `precision`."""
     try:
         in_fp32, in_tf32 = _BY_PRECISION[precision]
     except KeyError:
@@ -127,7 +130,7 @@ def is_full(precision: str | None) -> bool:
 def needs_override(precision: str, device_type: str) -> bool:
     """Whether torch's GEMM would be less accurate than the call asked for.
 
-    The other way round, a setting more accurate than the call's, needs nothing.
+    If the setting is more accurate than the call asks for, nothing has to be done.
     """
     return order(precision, device_type).overrides
 
@@ -142,7 +145,7 @@ def full_fp32(device_type: str) -> AbstractContextManager[None]:
     """Run torch's fp32 GEMMs in full fp32, whatever the setting says.
 
     torch has no per-call choice, so the process-wide setting is switched and put back. A GEMM that another thread
-    launches meanwhile is at worst more accurate.
+    launches in the meantime is at least as accurate as it asked for.
     """
     return switched(device_type, IEEE)
 
@@ -160,8 +163,8 @@ def switched(device_type: str, value: str) -> Iterator[None]:
         outer = callers.get(device_type)
         callers[device_type] = before if outer is None else outer
         _switches += 1
-        # A setting that is only inherited from a wider one reads the same after it was cleared: leave it
-        # cleared then, so that it goes on following the wider one.
+        # If a setting is only inherited from a wider one, it reads the same after it was cleared. It is left cleared
+        # then, so that it still follows the wider one.
         setting.fp32_precision = "none"
         inherited = setting.fp32_precision == before
         setting.fp32_precision = value

@@ -1,8 +1,8 @@
-"""Matrix products of the derivatives, and who computes them.
+"""Matrix products of the derivatives: by the operator, by its implementation, or by torch's GEMM.
 
-Where something traces, batches or differentiates a backward pass, the operator `epigemm::linear` does: it is right for
-all of these, and gets the arithmetic that the forward call asked for. Else its implementation does, or torch's GEMM
-where nothing but that could come of it.
+If a backward pass is traced, batched or differentiated, the operator `epigemm::linear` computes them: it supports all
+of these, and gets the arithmetic that the forward call asked for. Otherwise the operator's implementation is called
+directly, or torch's GEMM where that would run in any case.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ _any_autocast = torch._C._is_any_autocast_enabled
 _mm = torch.mm
 
 # Which products of a backward pass are not simply torch's.
-_NO_PRODUCT = 0  # false, the others are true
+_NO_PRODUCT = 0  # false; the others are true
 _STRAIGHT_ONES = 1  # a 16-bit kernel of ours takes a copy of a transposed matrix
 _EVERY_ONE = 2
 
 
 def runs_directly(*tensors: Tensor | None) -> bool:
-    """Whether nothing traces or batches these tensors: a kernel may be launched on them."""
+    """Whether kernels may be launched on these tensors directly, because nothing traces or batches them."""
     return entry.sees(*tensors) is not entry.NOT_PLAIN
 
 
@@ -47,7 +47,7 @@ def product_gradients(
 ) -> list[Tensor | None]:
     """Gradients of x @ weight.T + bias with respect to (x, weight, bias), where they are needed.
 
-    Neither x nor the weight has to be there where the other needs no gradient.
+    x may be None if the weight needs no gradient, and the weight if x needs none.
     """
     is_matrix = grad.dim() == 2
     rows = grad if is_matrix else rows_of(grad)
@@ -80,8 +80,8 @@ def product_gradients(
 def accumulator(x: Tensor, weight: Tensor, precision: str, pack: str) -> Tensor:
     """x @ weight.T as the forward's epilogue saw it.
 
-    Rounded to 16 bits it could overflow where the forward did not, or carry a small sum with the bias across
-    the kink of a relu.
+    If it were rounded to 16 bits, it could overflow where the forward pass did not, or change the sign of its sum with
+    the bias, at which a relu has its kink.
     """
     if x.dtype not in (torch.float16, torch.bfloat16):
         direct = not _grad_enabled() and runs_directly(x, weight)
@@ -89,18 +89,18 @@ def accumulator(x: Tensor, weight: Tensor, precision: str, pack: str) -> Tensor:
     rows = rows_of(x)
     if x.is_cuda and not _grad_enabled():
         acc = torch.mm(rows, weight.t(), out_dtype=torch.float32)
-    else:  # elsewhere there is no such product, and it has no derivative of its own
+    else:  # on other devices there is no such product; and it has no derivative of its own
         acc = torch.mm(rows.float(), weight.float().t())
     return acc.reshape(*x.shape[:-1], weight.shape[0])
 
 
 def _product_at_once(x: Tensor, weight: Tensor, precision: str, pack: str = weight_packs.FIND) -> Tensor:
-    """x @ weight.T, where nothing traces or differentiates this: the operator would take longer to get there."""
+    """x @ weight.T, if nothing traces or differentiates this. The operator would take the host longer."""
     return deeds.run_linear(LinearCall(BIAS, x, weight, precision=precision, pack_use=pack))
 
 
 def _linear(x: Tensor, weight: Tensor, precision: str, pack: str = weight_packs.FIND) -> Tensor:
-    """x @ weight.T by the operator, which is right under whatever traces or differentiates this."""
+    """x @ weight.T by the operator, which may be traced and differentiated."""
     product: Tensor = ops.linear(BIAS.name, x, weight, None, [], [], precision, pack)
     return product
 
@@ -120,5 +120,5 @@ def rows_of(x: Tensor) -> Tensor:
     """x as a matrix: all its leading dimensions in one."""
     if x.dim() == 2:
         return x
-    # Not `flatten`: `torch.autograd.grad(is_grads_batched=True)` knows no rule for it.
+    # Not `flatten`, for which `torch.autograd.grad(is_grads_batched=True)` has no rule.
     return x.unsqueeze(0) if x.dim() == 1 else x.reshape(math.prod(x.shape[:-1]), x.shape[-1])

@@ -1,17 +1,17 @@
 """Derivatives of the operators.
 
-A call saves what PyTorch's operators would save, as far as the derivative can do with that: x only for the
-weight's gradient and the weight only for that of x, so that either may be overwritten where it is not needed; of a relu
-the result, whose sign is the derivative; before any other epilogue the product (`keeps_product` says where, and the
-call is then two kernels). So first derivatives cost no further product, and no later write to a bias, counted or not,
-concerns them: one kernel for the epilogue's derivative, made of the functors themselves (csrc/epilogue/dual.h), then
-the products for x and the weight. Of vectors that are folded, all are saved, the bias among them: writing one in place
-before the backward pass is refused, as torch refuses it for saved tensors.
+A call saves what PyTorch's operators would save. x is saved only if the weight needs a gradient, and the weight only if
+x does, so that either may be overwritten otherwise. Of a relu the result is saved, whose sign gives the derivative. For
+other epilogues the product is saved (`keeps_product` says when), and the call is then two kernels. So first derivatives
+need no further product, and later writes to a bias do not matter. They are one kernel for the epilogue's derivative,
+made of the functors themselves (csrc/epilogue/dual.h), then the products for x and the weight. Of vectors that are
+folded all are saved, also the bias: writing one in place before the backward pass is an error, as for all tensors that
+torch has saved.
 
-A strict call stays one operator, and so does one in 16 bits whose bias is folded into its epilogue: the derivative
-makes the product again, with the bias from a copy. Second derivatives go through the registry's differentiable
-reference, re-run under autograd; so do traced first ones, whose pointwise operations a compiler fuses with what is
-around. The matrix products are those of `epigemm.autograd.gradient_products`.
+A strict call stays one kernel, and so does a call in 16 bits whose bias is folded into its epilogue. Their derivatives
+compute the product again, with a copy of the bias. Second derivatives run the registry's differentiable reference under
+autograd. So do first derivatives that are traced: a compiler fuses their pointwise operations with others. The matrix
+products are those of `epigemm.autograd.gradient_products`.
 """
 
 from __future__ import annotations
@@ -36,18 +36,19 @@ Gradients = tuple[Tensor | None, ...]
 
 
 def without_product(epilogue: Epilogue, operands: Sequence[Tensor]) -> bool:
-    """Whether the derivatives of `epigemm::linear` do without the product that the epilogue was applied to."""
+    """Whether the derivatives of `epigemm::linear` need no product: the one that the epilogue was applied to."""
     if epilogue is SCALE_BATCH_NORM:  # linear in the product: only the vectors' own gradients read it
         return not any(operand.requires_grad for operand in operands)
     return epilogue is BIAS or epilogue is BIAS_RELU
 
 
 def keeps_product(call: LinearCall) -> bool:
-    """Whether a recorded linear call is two kernels, for its derivative to read the product between them.
+    """Whether a recorded linear call runs as two kernels, so that its derivative can read the product between them.
 
-    Saving it takes one more pass over the result, computing it again a matrix product. Eager saves it, too; rounded to
-    the tensors' dtype, as here. A strict call stays one kernel. So does one whose bias is folded into 16-bit numbers'
-    epilogue: a product that is rounded to 16 bits before its bias is added loses what the two cancel to.
+    Saving it costs one more pass over the result; computing it again costs a matrix product. Eager PyTorch saves it,
+    too, also rounded to the tensors' dtype. A strict call stays one kernel. So does a call in 16 bits whose bias is
+    folded into the epilogue: product and bias may cancel, and a product that is rounded to 16 bits before its bias is
+    added would lose the difference.
     """
     return not (
         without_product(call.epilogue, call.operands)
@@ -60,7 +61,7 @@ def save_linear(ctx: Any, call: LinearCall, output: Tensor) -> None:
     """Save what `linear_gradients` needs."""
     epilogue, x, weight, bias, operands, scalars, precision, pack_use, _, _, _ = call
     again = not without_product(epilogue, operands)
-    ctx.call = (epilogue, scalars, precision, pack_use, again)  # no tensor, which autograd would not see
+    ctx.call = (epilogue, scalars, precision, pack_use, again)  # no tensor here: autograd would not see it
     if again:
         ctx.save_for_backward(x, weight, bias, _snapshot(bias), *operands)
         return
@@ -88,7 +89,7 @@ def linear_gradients(ctx: Any, grad: Tensor, needs: Sequence[bool]) -> list[Tens
 
 
 def _gradients_by_product(ctx: Any, grad: Tensor, needs: Sequence[bool]) -> list[Tensor | None]:
-    """As `linear_gradients`, where the product has to be made again."""
+    """As `linear_gradients`, if the product has to be computed again."""
     x, weight, bias, snapshot, *operands = ctx.saved_tensors
     epilogue, scalars, precision, pack_use, _ = ctx.call
     needs_x, needs_weight, needs_bias, *needs_operands = needs
@@ -126,7 +127,7 @@ def _derivative_of_scale(grad: Tensor, operands: Sequence[Tensor]) -> Tensor:
 
 
 def elementwise_gradients(call: ElementwiseCall, grad: Tensor, needs: Sequence[bool]) -> list[Tensor | None]:
-    """Gradients with respect to (x, bias, *operands), where `needs` asks for them; x's may come unasked."""
+    """Gradients with respect to (x, bias, *operands), where `needs` is true; that of x may be computed without."""
     if _grad_enabled() or True in needs[2:]:
         return _epilogue_gradients(call, grad, needs)
     found = _derivative(call, grad)
@@ -156,7 +157,7 @@ def elementwise_backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
 def save_fold_batch_norm(ctx: Any, call: FoldCall, output: Tensor) -> None:
     """Save what `fold_batch_norm_gradients` needs."""
     bias, *others = call.vectors
-    # Of `like`, which is all of x, nothing but the type and the device is read.
+    # `like` is x. Only its type and its device are read.
     ctx.save_for_backward(call.like.new_empty(()), bias, _snapshot(bias), *others)
     ctx.eps = call.eps
 
@@ -179,9 +180,9 @@ def gradients_of_fold(
     eps: float,
     needs: Sequence[bool],
 ) -> list[Tensor | None]:
-    """As `fold_batch_norm_gradients`, where nothing traces or differentiates this.
+    """As `fold_batch_norm_gradients`, if nothing traces or differentiates this.
 
-    Written out: to have autograd go through the reference takes several times as many launches.
+    The formulas are written out: autograd over the reference would launch several times as many kernels.
 
     multiplier = scale * gain and offset = (bias * scale - mean) * gain + bn_bias, gain = bn_weight / sqrt(var + eps).
     """
@@ -286,7 +287,7 @@ def _gradients_of(
     if not wanted:
         return gradients
     create_graph = _grad_enabled()
-    if _functorch_interpreter() is not None:  # where no tensor can be made to require a gradient
+    if _functorch_interpreter() is not None:  # where tensors cannot be made to require gradients
 
         def of_wanted(*values: Tensor) -> Tensor:
             given = dict(zip(wanted, values, strict=True))
@@ -311,11 +312,11 @@ def _gradients_of(
 
 
 def _tracked(tensor: Tensor | None) -> Tensor:
-    """An alias for autograd to follow: a tensor may be two arguments at once, and it may have a graph behind it."""
+    """An alias for autograd: the tensor itself may be two arguments at once, and may have a graph."""
     assert tensor is not None
     return tensor.view_as(tensor) if tensor.requires_grad else tensor.detach().requires_grad_()
 
 
 def _snapshot(bias: Tensor | None) -> Tensor | None:
-    """The values of a bias as they are: nothing that is written to it later changes them."""
+    """A copy of a bias, which later writes to the bias do not change."""
     return None if bias is None else bias.detach().clone()

@@ -1,11 +1,11 @@
 """Calls that autograd records: one node per layer, reached without the dispatcher.
 
-`torch.library.register_autograd` is right for every call, but takes the host hundreds of microseconds a layer, most
-of it for nested arguments. Plain tensors that nothing traces take these nodes instead, or PyTorch's own
+`torch.library.register_autograd` works for every call, but takes the host hundreds of microseconds a layer, most of it
+for nested arguments. Calls of plain tensors that nothing traces use these nodes instead, or PyTorch's own
 (`linear_by_torch`). Both save the same tensors and run the same derivatives, those of `epigemm.autograd.gradients`.
 
-Nothing here asks whether a call may come here: `route` and `registration` do. Some argument requires a gradient,
-gradients are enabled, and every tensor is a plain one.
+`route` and `registration` check what this module assumes: some argument requires a gradient, gradients are enabled, and
+every tensor is a plain one.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def linear(call: LinearCall, *, checked: bool = False) -> Tensor:
         result: Tensor = _linear(call, *call.inputs)
         return result
     if not checked:
-        # Before anything is launched: the two kernels would not know what is wrong with the call as a whole.
+        # Checked before anything is launched: the two kernels' own checks would not fit the call as a whole.
         checks.linear(call)
     call = call.with_bias_in_product()
     result, _ = _linear_keeping_product(call, *call.inputs)
@@ -54,7 +54,7 @@ def linear(call: LinearCall, *, checked: bool = False) -> Tensor:
 
 
 def linear_by_torch(epilogue: Epilogue, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """D = x @ weight.T + bias or its ReLU, recorded by PyTorch's own operators: csrc/call/recorded.h says when."""
+    """D = x @ weight.T + bias or its ReLU, recorded by PyTorch's own operators (csrc/call/recorded.h says when)."""
     if weight.requires_grad:
         weight_packs.expire(weight)
     product = torch.nn.functional.linear(x, weight, bias)
@@ -74,10 +74,10 @@ def fold_batch_norm(call: FoldCall) -> tuple[Tensor, ...]:
 
 
 class _LinearKeepingProduct(Function):
-    """A linear call as two kernels: the derivative reads the product between them.
+    """A linear call that runs as two kernels, whose derivative reads the product between them.
 
-    The product is a second result, which callers do not see: as such it has this node behind it, so that a derivative
-    made of it can be differentiated again.
+    The product is a second result, which is not returned to callers. As a result it belongs to this node, so that a
+    derivative that uses it can be differentiated again.
     """
 
     @staticmethod
@@ -112,7 +112,7 @@ class _LinearKeepingProduct(Function):
 
 
 class _FoldBatchNorm(Function):
-    """A fold. Its values do not depend on those of x, which therefore is no argument that autograd sees."""
+    """A fold. Its values do not depend on those of x, so x is hidden from autograd."""
 
     @staticmethod
     def forward(ctx: Any, call: FoldCall, *vectors: Tensor | None) -> tuple[Tensor, ...]:
@@ -123,7 +123,7 @@ class _FoldBatchNorm(Function):
     @staticmethod
     def backward(ctx: Any, grad_multiplier: Tensor, grad_offset: Tensor) -> Gradients:
         needs = ctx.needs_input_grad[1:]
-        _, _, *vectors = ctx.saved_tensors  # the bias as it was
+        _, _, *vectors = ctx.saved_tensors  # the bias as it was saved
         if torch.is_grad_enabled() or not gradient_products.runs_directly(
             grad_multiplier, grad_offset, *vectors
         ):
@@ -134,15 +134,15 @@ class _FoldBatchNorm(Function):
 
 
 def _apply(node: Any) -> Callable[..., Any]:
-    """`node.apply`, without what it does for torch.func's transforms: none is at work here."""
+    """`node.apply` without its work for torch.func's transforms: none of them is active here."""
     found: Callable[..., Any] = super(Function, node).apply
     return found
 
 
 def _node(name: str, forward: Callable[[Any], Tensor], save: Any, derivatives: Any) -> Callable[..., Any]:
-    """What records calls whose derivative does without a product, or makes it again.
+    """A node for calls whose derivative needs no product, or computes it again.
 
-    A call's tensors are arguments of their own, for autograd to see them; the call itself must not be saved.
+    The tensors of a call are separate arguments, because autograd has to see them. The call object must not be saved.
     """
 
     def run(ctx: Any, call: Any, *inputs: Tensor | None) -> Tensor:

@@ -1,5 +1,5 @@
-"""One call: the entry to C++, and the cold path where something stands in the way of a result.
+"""One call: the entry to C++, and what Python does where the entry returns a reason and no result.
 
-Imports: `epilogues`, `arguments`, `planning`, `linking`, `packs`. Taken by `autograd`, `operators`,
-`route` and what measures or explains calls.
+Imports: `epilogues`, `arguments`, `planning`, `linking`, `packs`. Taken by `autograd`, `operators`, `route` and the
+    rooms that measure or explain calls.
 """

@@ -1,4 +1,4 @@
-"""Calls by PyTorch's operators, where no kernel of epigemm's computes them: torch's GEMM, then the reference."""
+"""Calls that no kernel of epigemm computes, by PyTorch's operators: torch's GEMM, then the reference."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ def linear(
     epilogue: Any,
     x: Tensor,
     weight: Tensor,
-    # one for each of the epilogue's, of as many dimensions as the result where they have its rows
+    # one for each operand of the epilogue; if it has rows, with as many dimensions as the result
     operands: Sequence[Any],
     out: Tensor | None,  # where the result goes; None: a new tensor
-    full_fp32: bool,  # whether torch's own setting is less accurate than the call
+    full_fp32: bool,  # whether torch's own setting would be less accurate than the call asks for
 ) -> Tensor:
-    """D = epilogue(x @ weight.T), of an epilogue that is made at run time and of arguments that are known to fit."""
+    """D = epilogue(x @ weight.T), for an epilogue that is made at run time and for arguments that have been checked."""
     bias, place = None, epilogue.bias_place
     if place is not None:  # rounded with the product, as PyTorch's operators do
         bias = operands[place - 1]
@@ -36,7 +36,7 @@ def linear(
 
 
 def of_call(call: LinearCall, fold: FoldCall | None = None) -> Tensor:
-    """A call that is known to fit; `fold`: what its operands are folded from."""
+    """A call whose arguments have been checked; `fold`: what its operands are folded from."""
     bias, operands = call.bias, call.operands
     if fold is not None:
         bias, *others = fold.vectors

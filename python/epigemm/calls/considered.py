@@ -1,4 +1,4 @@
-"""What a call is tried in, and what comes of it: for `explain`, `tune`, and the errors of calls that insist."""
+"""What a call would run in, and why: for `explain`, `tune`, and the errors of calls that require a fused kernel."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from epigemm.planning.dry_runs import DryRun, Tried
 
 
 class Considered(NamedTuple):
-    """A dry run of a call, and where the weight's slices would come from."""
+    """A dry run of a call, and the sources of the weight's slices."""
 
     found: DryRun
     choices: dict[str, weight_slices.Choice]  # by arithmetic; empty where no kernel multiplies slices
@@ -32,11 +32,11 @@ class Considered(NamedTuple):
 
 
 def consider(call: LinearCall, *, insists: bool = False) -> Considered:
-    """What `deeds.linear` tries, in the same order, and what comes of it; launches nothing.
+    """A dry run of what `deeds.linear` would try, in the same order. It launches nothing.
 
-    `insists`: shortages of memory do not count.
+    `insists`: earlier shortages of memory are ignored.
     """
-    has_kernels = plans.has_gpu_kernels(call.x)  # the first question brings in what was measured on the GPU
+    has_kernels = plans.has_gpu_kernels(call.x)  # the first call of this loads what was measured on the GPU
     choices = {}
     if has_kernels and call.x.dtype == torch.float32:
         choices = {
@@ -51,7 +51,7 @@ def consider(call: LinearCall, *, insists: bool = False) -> Considered:
 
 
 def require_fused(call: LinearCall) -> None:
-    """RuntimeError unless one fused kernel would run; says why none does."""
+    """RuntimeError unless a fused kernel would run. The message says why none does."""
     reasons = [elementwise_kernels.why_none(call.x)]
     if elementwise_kernels.has_native(call.x):
         considered = consider(call, insists=True)

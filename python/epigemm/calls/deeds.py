@@ -1,10 +1,11 @@
-"""Linear calls to their end: csrc/call is asked, and what stands in the way is done.
+"""Linear calls: csrc/call is asked again and again, with a deed after each reason, until there is a result.
 
-`call::linear` gives a result or a `Reason`. The table `_DEEDS` says what is done about each reason; then the call is
-made again. Nothing here decides what a call runs on.
+`call::linear` gives a result, or a `Reason` why there is none. A *deed* is what is done about a reason, such as making
+a pack or linking a kernel. The table `_DEEDS` has one for each reason. Then the call is made again. No deed chooses the
+kernel.
 
-Nothing here looks at autograd, either: a call comes here when autograd, tracers and modes are done with it. Outputs are
-allocated by torch, so that running out of memory stays `torch.OutOfMemoryError`.
+Autograd, tracers and modes do not matter here: they have handled a call before. torch allocates the results, so that
+running out of memory raises `torch.OutOfMemoryError`.
 """
 
 from __future__ import annotations
@@ -31,12 +32,12 @@ from epigemm.planning.reasons import Reason
 
 _any_autocast = torch._C._is_any_autocast_enabled
 _is_profiling = torch._C._autograd._profiler_enabled
-_MOST_DEEDS = 24  # of one call; each is needed a few times at most
-_STORED_BYTES = 16  # the kernels on fp16 slices store so many at a time
+_MOST_DEEDS = 24  # of one call. Each is needed a few times at most; this bound ends an endless loop
+_STORED_BYTES = 16  # which the kernels on fp16 slices store at a time
 
 
 class _Linear:
-    """A linear call on its way: what it is asked with, and what was met so far."""
+    """A linear call that is in progress: its arguments for the next attempt, and the reasons so far."""
 
     def __init__(self, call: LinearCall, plan: tuple[int, ...] | None, fold: FoldCall | None) -> None:
         self.call = call
@@ -47,23 +48,23 @@ class _Linear:
         self.read(call)
         self.circumstances = dry_runs.ROUTED
         self.met: set[Reason] = set()
-        self.is_copied = False  # the call is one on copies that every kernel can read
+        self.is_copied = False  # whether the call's tensors are copies that every kernel can read
         self.packs: dict[str, Choice] = {}
-        self.made: set[str] = set()  # the arithmetics whose packs this call has made
+        self.made: set[str] = set()  # the arithmetics for which this call has made a pack
         self.uses = dict.fromkeys(weight_packs.SLICES, call.pack_use)
-        self.short = 0  # the arithmetics that there is no memory for, as `slices` has them
-        self.shortage: torch.OutOfMemoryError | None = None  # of a call that insists on a fused kernel
+        self.short = 0  # the arithmetics for which memory is short, as bits of the argument `slices`
+        self.shortage: torch.OutOfMemoryError | None = None  # of a call that must run on a fused kernel
         if self.out is None and _any_autocast():
             self.out = call.new_out()  # torch's GEMM with out= keeps the dtype
             self.circumstances |= dry_runs.OUT_APART
 
     @property
     def insists(self) -> bool:
-        """Whether PyTorch's GEMM is no answer."""
+        """Whether the call must not run on PyTorch's GEMM."""
         return self.call.strict or self.call.invariant
 
     def run(self) -> Tensor:
-        """Ask and mend until there is a result."""
+        """Ask the entry, and do the deed for its reason, until there is a result."""
         for _ in range(_MOST_DEEDS):
             found = self._ask()
             if type(found) is not int:
@@ -83,7 +84,7 @@ class _Linear:
         return self.run() if type(found) is int else found  # type: ignore[return-value]
 
     def read(self, inputs: LinearCall) -> None:
-        """Let the kernels read these inputs: the call's own, or copies of them."""
+        """Set the inputs that kernels will read: the call's own, or copies of them."""
         self.inputs, self.x = inputs, inputs.x
         given = () if self.fold else inputs.epilogue.in_order(inputs.bias, *inputs[4:6])
         self.given: tuple[Any, ...] = given or ()
@@ -94,14 +95,14 @@ class _Linear:
         return self._with_operands(self.call)
 
     def _with_operands(self, call: LinearCall) -> LinearCall:
-        """The call; of a fold, with operands that are like its own."""
+        """The call. If it has a fold, with empty operands in place of the folded ones."""
         if self.fold is None:
             return call
         likes = call.x.new_empty((2, self.fold.columns), dtype=compute_dtype(call.x.dtype))
         return call._replace(operands=likes.unbind(0))
 
     def dry(self) -> DryRun:
-        """What would come of the call as it stands."""
+        """A dry run of the call in its present state."""
         slices = weight_slices.number_of(self.packs) | self.short
         call = self._with_operands(self.inputs)._replace(out=self.out)
         return dry_runs.dry_run(call, slices, circumstances=self.circumstances, plan=self.plan or ())
@@ -113,7 +114,7 @@ class _Linear:
             self.made.add(arithmetic)
         except torch.OutOfMemoryError as error:
             weight_slices.ran_out_of_memory(self.call, arithmetic, weight_slices.MAKE)
-            # Memory for one call may be there where memory to keep is not.
+            # There may be memory for the time of one call although there is none for a pack that is kept.
             self.uses[arithmetic] = weight_packs.FIND
             self.shortage = error if self.insists else None
 
@@ -160,9 +161,9 @@ class _Linear:
         }
 
     def _renew(self) -> bool:
-        """Make a stale pack again where the call runs on it; one that it does without sees the weight as it is.
+        """Make a stale pack again if the call runs on it. Other stale packs note the weight's version.
 
-        Whether there is another choice now.
+        Returns whether a pack was made, so that packs have to be looked up again.
         """
         found = self.dry()
         for arithmetic in self.order.fused:
@@ -177,7 +178,7 @@ class _Linear:
         return False
 
     def note_shortage(self) -> DryRun:
-        """Remember that there was no memory for what the call runs on."""
+        """Note that there was no memory for the plan that the call runs on."""
         found = self.dry()
         if found.on_slices:
             source = self.packs[found.arithmetic].source
@@ -185,7 +186,7 @@ class _Linear:
         return found
 
     def may_try_again(self, found: DryRun) -> bool:
-        """Whether a call that found no memory may find some: it has made a pack, which takes none any more."""
+        """Whether a call without memory may succeed now: it has made a pack, so it needs less for itself."""
         if found.arithmetic not in self.made:
             return False
         self.made.discard(found.arithmetic)
@@ -201,12 +202,12 @@ class _Linear:
         return result if result.is_contiguous() else self.call.new_out().copy_(result)
 
 
-# --- what is done about each reason: a result, or nothing, and the call is made again ---------------------------------
+# --- the deeds: one returns a result, or None, and then the call is made again ---------------------------------
 
 
 def _make_ready(attempt: _Linear) -> Tensor | None:
     if Reason.NOT_READY not in attempt.met and plans.has_gpu_kernels(attempt.call.x):
-        return None  # the question has brought in what was measured on the device
+        return None  # this has loaded what was measured on the device
     return _by_torch(attempt)
 
 
@@ -223,7 +224,7 @@ def _by_torch(attempt: _Linear) -> Tensor:
 
 
 def _refuse_or_copy(attempt: _Linear) -> Tensor | None:
-    """The checks word what is wrong. What they accept lies as no kernel reads it."""
+    """The checks raise the error. If they accept the call, copy its inputs: no kernel can read their layout."""
     checks.linear(attempt.described)
     if Reason.DOES_NOT_FIT in attempt.met:
         return _by_torch(attempt)
@@ -240,7 +241,7 @@ def _look_at_overlap(attempt: _Linear) -> None:
 
 
 def _store_elsewhere(attempt: _Linear) -> None:
-    """The result goes into rows of whole 16 bytes where fp32 kernels ask for them, and is copied."""
+    """Write the result to a tensor whose rows are whole 16 bytes, which fp32 kernels need, and copy it."""
     call = attempt.call
     if call.out is not None:
         _look_at_overlap(attempt)
@@ -273,12 +274,12 @@ def _do_with_less_memory(attempt: _Linear) -> None:
         attempt.short |= dry_runs.SHORT << dry_runs.SHIFTS[found.arithmetic]
     elif "copy" in found.launches and attempt.plan is None and not attempt.insists:
         attempt.plan = dry_runs.FALLBACK
-    else:  # nothing takes less
+    else:  # no other way needs less memory
         attempt.circumstances |= dry_runs.RAISES_SHORTAGE
 
 
 def _refuse_or_rearrange(attempt: _Linear) -> Tensor:
-    """No fused kernel would run a call that insists on one: an error, but for what the batch-invariant mode can do."""
+    """An error, as no fused kernel runs; but a batch-invariant call may run on copies, or row by row."""
     call = attempt.described
     by_rows = invariant.runs_by_rows(call)
     if by_rows or not call.invariant or attempt.is_copied:
@@ -304,7 +305,7 @@ def _run_at_full_fp32(attempt: _Linear) -> Tensor:
 
 
 def _link(attempt: _Linear) -> Tensor | None:
-    """Link the kernel; where that cannot be, the fallback runs, or PyTorch's operators."""
+    """Link the kernel. If that fails, the fallback runs, or PyTorch's operators."""
     call, found = attempt.call, attempt.dry()
     reason = loading.link(call.epilogue, ",".join(found.missing), call.x.device)
     if not reason:
@@ -339,16 +340,16 @@ _DEEDS: dict[Reason, Callable[[_Linear], Tensor | None]] = {
 
 
 def run_linear(call: LinearCall) -> Tensor:
-    """The operator `epigemm::linear` where nothing traces or differentiates it."""
+    """The operator `epigemm::linear`, if nothing traces or differentiates it."""
     found = entry.linear_operator(call)
     return found if isinstance(found, Tensor) else linear(call)
 
 
 def linear(call: LinearCall, plan: Sequence[int] | None = None, fold: FoldCall | None = None) -> Tensor:
-    """D = epilogue(x @ weight.T), whatever it takes.
+    """D = epilogue(x @ weight.T), with all deeds that it needs.
 
-    `plan`: what runs in place of what would be decided, as csrc/call/forced.h has it. `fold`: what scale_batch_norm's
-    operands are folded from; the call has none then.
+    `plan`: a plan to run in place of the planner's choice, as in csrc/call/forced.h. `fold`: what the operands of
+    scale_batch_norm are folded from; the call has no operands then.
 
     Raises:
         RuntimeError: arguments that do not fit; `strict`, and no fused kernel would run; a plan that cannot run.
@@ -362,9 +363,9 @@ def linear(call: LinearCall, plan: Sequence[int] | None = None, fold: FoldCall |
 
 
 class Forced:
-    """A call under a plan, to be made many times: what stands in its way is done at the first.
+    """A call with a forced plan that is made many times. The deeds are done at the first time.
 
-    A result that needs rows of whole 16 bytes stays in them.
+    A result whose rows were padded to whole 16 bytes is not copied to a tensor without padding.
     """
 
     def __init__(self, call: LinearCall, plan: Sequence[int]) -> None:
@@ -373,7 +374,7 @@ class Forced:
         self._attempt: _Linear | None = None
 
     def __call__(self) -> Tensor:
-        """Make the call; RuntimeError where the plan cannot run."""
+        """Make the call; RuntimeError if the plan cannot run."""
         if self._attempt is None:
             self._attempt = _Linear(self._call, self.plan, None)
             return self._attempt.run()

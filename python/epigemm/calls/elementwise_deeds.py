@@ -1,4 +1,4 @@
-"""Elementwise calls to their end, as `epigemm.calls.deeds` of linear ones."""
+"""Elementwise calls and what their reasons need, as `epigemm.calls.deeds` for linear calls."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _is_profiling = torch._C._autograd._profiler_enabled
 
 
 def elementwise(call: ElementwiseCall) -> Tensor:
-    """D = epilogue(x), whatever it takes; RuntimeError for arguments that do not fit."""
+    """D = epilogue(x), with all deeds that it needs; RuntimeError for arguments that do not fit."""
     if not _is_profiling():
         return _elementwise(call)
     with torch.profiler.record_function(f"epigemm::{call.epilogue.name}"):
@@ -32,7 +32,7 @@ def _elementwise(call: ElementwiseCall) -> Tensor:
     if call.out is not None:
         checks.output_overlap(call.out, call.x, call.others, in_place=True, first=call.epilogue.first)
         circumstances |= dry_runs.OUT_APART
-    plans.has_gpu_kernels(call.x)  # the question makes the device known
+    plans.has_gpu_kernels(call.x)  # this makes the device known to C++
     asked: ElementwiseCall | None = call
     result: Tensor | None = None
     while asked is not None and result is None:

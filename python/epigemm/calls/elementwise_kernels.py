@@ -1,4 +1,4 @@
-"""The elementwise kernels beside the calls of csrc/call, and where epigemm's kernels run."""
+"""Elementwise kernels outside of the calls of csrc/call, and on which devices epigemm's kernels run."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ _fold_batch_norm_out = operator("_fold_batch_norm_out")
 
 
 def has_native(x: Tensor) -> bool:
-    """Whether epigemm's elementwise kernels run on x's device; otherwise the PyTorch reference stands in."""
+    """Whether epigemm's elementwise kernels run on x's device. If not, the PyTorch reference is used."""
     return not no_entry and (x.is_cpu or plans.has_gpu_kernels(x))
 
 
 def why_none(x: Tensor) -> str:
-    """Why none of epigemm's kernels runs on x's device; empty where they do."""
+    """Why none of epigemm's kernels runs on x's device; empty if they do."""
     if no_entry:
         return no_entry.partition("; ")[0]
     if x.is_cuda:
@@ -30,7 +30,7 @@ def why_none(x: Tensor) -> str:
 
 
 def missing(epilogue: Epilogue, x: Tensor, *, derivative: bool = False) -> str:
-    """The elementwise kernel of such an x, or that of the derivative, unless it is there."""
+    """The name of the elementwise kernel (or the derivative's) that has to be linked for such an x; empty if none."""
     name: str = ops._missing_elementwise(epilogue.name, x, derivative)
     return name
 

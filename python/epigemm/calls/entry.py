@@ -1,10 +1,10 @@
-"""The entry: calls straight to csrc/call, by a module in C++ that sees tensors without torch's dispatcher.
+"""The entry: calls csrc/call by a C++ module that reads tensors without torch's dispatcher.
 
-Each function gives the result, or the `Reason` why there is none. Nothing is launched or written then. A call that
-a tracer, a mode or a transform takes is `NOT_PLAIN`, one that autograd alone takes `RECORDED`; they are for
-`epigemm.route`. What is done about the other reasons is in `epigemm.calls.deeds`.
+Each function returns the result, or the `Reason` why there is none. In the second case nothing was launched or written.
+The reason is `NOT_PLAIN` if a tracer, a mode or a transform has to intercept the call, and `RECORDED` if only autograd
+has to: `epigemm.route` handles these two. `epigemm.calls.deeds` handles the other reasons.
 
-Where the module does not load (`_native.no_entry`), PyTorch's operators compute every call.
+If the module does not load (`_native.no_entry`), PyTorch's operators compute every call.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ _inference = torch.is_inference_mode_enabled
 _saved_tensor_hooks: Any = torch._C._autograd._top_saved_tensors_default_hooks
 Vectors = tuple[Tensor | float | None, ...]
 
-# What a call may do with its weight's pack, as what the weight's slices cost: nothing counts where they are kept.
+# The cost of the weight's slices by what a call may do with the pack: where packs are kept, it is not counted.
 _KEPT_COSTS = sum(dry_runs.NO_COST << shift for shift in dry_runs.SHIFTS.values())
 NOT_PLAIN: Literal[Reason.NOT_PLAIN] = Reason.NOT_PLAIN
 RECORDED: Literal[Reason.RECORDED] = Reason.RECORDED
 RECORDED_BY_TORCH: Literal[Reason.RECORDED_BY_TORCH] = Reason.RECORDED_BY_TORCH
 Recorded: TypeAlias = Literal[Reason.RECORDED, Reason.RECORDED_BY_TORCH]
-# Of an IntEnum, comparing with what the module returns takes several times as long, and so does making one.
+# Plain ints: to compare an IntEnum with what the module returns, or to make one, takes several times as long.
 _REASONS: tuple[Reason, ...] = (NOT_PLAIN, NOT_PLAIN, *Reason)
 _NOT_PLAIN, _NOT_READY, _RECORDED = int(NOT_PLAIN), int(Reason.NOT_READY), int(RECORDED)
 _OTHER_SETTING, _BY_REFERENCE = int(Reason.OTHER_SETTING), int(Reason.BY_REFERENCE)
@@ -48,13 +48,13 @@ _RECORDED_BY_TORCH = int(RECORDED_BY_TORCH)
 
 
 def mark_written(out: Tensor) -> None:
-    """Bump the version counter of a tensor that a kernel writes outside of torch's sight."""
+    """Increase the version counter of a tensor that a kernel writes without torch's knowledge."""
     if not out.is_inference():
         torch.autograd.graph.increment_version(out)
 
 
 def members() -> dict[str, Any]:
-    """What the module needs of torch."""
+    """The functions and classes of torch that the module needs."""
     return {
         "Tensor": Tensor,
         "Parameter": Parameter,
@@ -76,7 +76,7 @@ def members() -> dict[str, Any]:
         "addmm_activation_out": torch.ops.aten._addmm_activation.out,
         "unsafe_view": torch.ops.aten._unsafe_view.default,
         "mark_written": mark_written,
-        # CPU builds of torch have no such functions, and no tensors that they would be called for.
+        # CPU builds of torch have no such functions, and no tensors for which they would be called.
         "get_device": getattr(torch._C, "_cuda_getDevice", None),
         "exchange_device": getattr(torch._C, "_cuda_exchangeDevice", None),
         "uint8": torch.uint8,
@@ -99,7 +99,7 @@ if _module is not None:
 
 
 def sees(*tensors: Tensor | None) -> Reason | None:
-    """Who takes a call of these tensors: None for the kernels, `RECORDED` for autograd alone, else `NOT_PLAIN`."""
+    """The route of a call: None if it is plain, `RECORDED` if only autograd records it, else `NOT_PLAIN`."""
     if _module is None or _is_compiling():
         return NOT_PLAIN
     found = _module.sees(*tensors)
@@ -114,16 +114,16 @@ def linear(
     epilogue: Epilogue,
     x: Tensor,
     weight: Tensor,
-    operands: Vectors,  # one for each of the epilogue's; empty where they are folded
+    operands: Vectors,  # one for each operand of the epilogue; empty if they are folded
     fold: Vectors
     | None,  # what scale_batch_norm's are folded from: the vectors of `epilogues.FOLDED` and then eps
     precision: str | None,  # what an fp32 product gets; None follows torch's setting
     out: Tensor | None,  # where the result goes; None: a new tensor
     pack_use: str | None,  # what may be done with the weight's pack; None: `epigemm.keep_packs` decides
-    strict: bool,  # torch's GEMM is no answer
-    invariant: bool | None = None,  # M must not choose the kernel; None: `epigemm.batch_invariant` decides
+    strict: bool,  # the call must not run on torch's GEMM
+    invariant: bool | None = None,  # the kernel must not depend on M; None: `epigemm.batch_invariant` decides
 ) -> Tensor | Reason:
-    """D = epilogue(x @ weight.T), or why not. Arguments as public functions got them; nothing compiles."""
+    """D = epilogue(x @ weight.T), or the reason. Arguments as of the public functions. Not under a compiler's trace."""
     if _module is None:
         return NOT_PLAIN
     if precision is not None and (type(precision) is not str or precision not in _precision.ARITHMETIC):
@@ -135,7 +135,7 @@ def linear(
         order = _precision.order(precision, "cuda" if x.is_cuda else "cpu")
         if order.overrides:
             circumstances = dry_runs.OTHER_SETTING
-        # A call that is recorded for its weight uses no pack.
+        # A call whose weight needs a gradient uses no pack.
         if order.slices and x.is_cuda and not (_grad_enabled() and getattr(weight, "requires_grad", False)):
             at_hand = _slices_at_hand(weight, order, pack_use, invariant)
             if at_hand is None:
@@ -160,7 +160,7 @@ def linear(
         return NOT_PLAIN  # as in `sees`
     if found == _RECORDED_BY_TORCH:
         return RECORDED_BY_TORCH if _may_torch_record(x, precision) else RECORDED
-    if found == _OTHER_SETTING:  # torch's own would be less accurate than the call
+    if found == _OTHER_SETTING:  # torch's own setting would be less accurate than the call asks for
         with _precision.full_fp32(x.device.type):
             found = _module.linear(*call, 0, None, None)
         if type(found) is not int:
@@ -169,16 +169,17 @@ def linear(
 
 
 def ask(*arguments: Any) -> Tensor | int:
-    """`linear` of the module with its own arguments, for calls that nobody else takes."""
+    """The module's `linear`, with its arguments, for plain calls."""
     found: Tensor | int = _NOT_PLAIN if _module is None else _module.linear(*arguments)
     return found
 
 
 def _may_torch_record(x: Tensor, precision: str | None) -> bool:
-    """Whether PyTorch's own nodes are right for a recorded call.
+    """Whether PyTorch's own nodes may record a call.
 
-    A `precision` of the call's own has to hold in its backward pass, too. And what hooks on saved tensors see must not
-    depend on a plan: a checkpoint compares what a forward pass and its repetition save.
+    They may not if the call has its own `precision`, which has to hold in the backward pass, too. Nor if there are
+    hooks on saved tensors: what is saved must not depend on a plan then, because a checkpoint compares what a forward
+    pass and its repetition save.
     """
     return (precision is None or x.dtype is not _FP32) and _saved_tensor_hooks(True) is None
 
@@ -188,8 +189,8 @@ def products(
 ) -> tuple[Tensor | None, Tensor | None]:
     """Both products of a backward pass, of matrices: rows @ weight and rows.T @ x.
 
-    They skip what only a forward call needs, the weight's transpose and its pack. None where there is no answer, and
-    where the weight or x is None. A precision as the operator `epigemm::linear` has it.
+    They skip what only a forward call needs: the weight's transpose and its pack. A result is None if the entry does
+    not compute it, or if the weight or x is None. `precision` is that of the operator `epigemm::linear`.
     """
     if _module is None or _is_compiling():
         return None, None
@@ -215,9 +216,9 @@ def products(
 def _slices_at_hand(
     weight: Tensor, order: _precision.Order, pack_use: str | None, is_invariant: bool = False
 ) -> tuple[tuple[Tensor | None, Tensor | None] | None, int] | None:
-    """The weight's packs, that for the first arithmetic of an order alone, and what its slices cost.
+    """The weight's packs (of which only the one for the first arithmetic is looked up), and what its slices cost.
 
-    As the module takes both; None where the packs have to be looked at.
+    In the form that the module takes. None if `deeds` has to look up the packs.
     """
     if weight_slices.has_been_short() or not isinstance(weight, Tensor):
         return None
@@ -229,8 +230,8 @@ def _slices_at_hand(
     if pack is None:
         may_split_later = is_invariant or order.splits_later
         if may_split_later and weight_packs.find(weight, weight_packs.SLICES[_precision.SPLIT]) is not None:
-            return None  # the call may come to that one
-        # An inference tensor counts no versions: nothing is kept of it.
+            return None  # the call may reach that arithmetic
+        # An inference tensor has no version counter, so it has no pack.
         keeps = pack_use == weight_packs.KEEP and not weight.is_inference()
         return None, _KEPT_COSTS if keeps else 0
     if not pack.is_current(weight) or weight_packs.capturing(weight.device):
@@ -240,7 +241,7 @@ def _slices_at_hand(
 
 
 def linear_operator(call: LinearCall) -> Tensor | Reason:
-    """`linear`, for a call whose operands are as the operator `epigemm::linear` has them."""
+    """`linear`, for a call with the operands of the operator `epigemm::linear`."""
     epilogue, x, weight, bias, operands, scalars, precision, pack_use, strict, invariant, out = call
     given = epilogue.in_order(bias, operands, scalars)
     if given is None or _is_compiling():
@@ -250,7 +251,7 @@ def linear_operator(call: LinearCall) -> Tensor | Reason:
 
 
 def is_left_to_torch(call: LinearCall) -> bool:
-    """Whether PyTorch's own operators record a call, some tensor of which requires a gradient."""
+    """Whether PyTorch's own operators should record a call. Some tensor of it requires a gradient."""
     return linear_operator(call) is RECORDED_BY_TORCH
 
 
@@ -262,7 +263,7 @@ def elementwise(
     out: Tensor | None,
     circumstances: int = 0,
 ) -> Tensor | Reason:
-    """D = epilogue(x), or why not. Arguments as of `linear`; nothing compiles."""
+    """D = epilogue(x), or the reason. Arguments as of `linear`. Not under a compiler's trace."""
     if _module is None:
         return NOT_PLAIN
     found: Any = _module.elementwise(epilogue.number, x, operands, fold, out, circumstances)
@@ -276,7 +277,7 @@ def elementwise(
 
 
 def elementwise_operator(call: ElementwiseCall, circumstances: int = 0) -> Tensor | Reason:
-    """`elementwise`, for a call whose operands are as the operator `epigemm::elementwise` has them."""
+    """`elementwise`, for a call with the operands of the operator `epigemm::elementwise`."""
     epilogue, x, bias, operands, scalars, out = call
     given = epilogue.in_order(bias, operands, scalars)
     if given is None or _is_compiling():
@@ -285,7 +286,7 @@ def elementwise_operator(call: ElementwiseCall, circumstances: int = 0) -> Tenso
 
 
 def derivative(call: ElementwiseCall, grad: Tensor) -> Tensor | None:
-    """grad times the epilogue's derivative at x, or None; operands as `elementwise_operator` has them."""
+    """grad times the epilogue's derivative at x, or None; operands as of `elementwise_operator`."""
     given = call.epilogue.in_order(call.bias, call.operands, call.scalars)
     if given is None or _module is None or _is_compiling():
         return None

@@ -1,7 +1,7 @@
 """The batch-invariant mode: each result is the same sequence of operations, whatever its row.
 
-That is one tile of the Hopper kernels, or fp32 multiply-adds. Where the kernel cannot read or write the tensors, copies
-of them are multiplied, padded with zeros to what TMA asks for. On a CPU each row is a call of its own.
+These are one fixed tile of the Hopper kernels, or fp32 multiply-adds. If the kernel cannot read or write the tensors,
+it runs on copies, padded with zeros to the alignment of TMA. On a CPU each row is a call of its own.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ _TMA_BYTES = 16
 
 
 def refuse(call: LinearCall) -> None:
-    """RuntimeError where no kernel computes a call that is not empty in a fixed order, not even on copies."""
+    """RuntimeError if no kernel computes the call in a fixed order, not even on copies. Empty calls are accepted."""
     if reason := why_none(call):
         refuse_because(call.x, reason)
 
 
 def refuse_because(x: Tensor, reason: str) -> NoReturn:
-    """Raise RuntimeError: PyTorch's GEMM is no answer here."""
+    """Raise the RuntimeError of a call that only PyTorch's GEMM could compute."""
     got = f"{str(x.dtype).removeprefix('torch.')} on {x.device}"
     raise RuntimeError(
         f"x: got {got} in the batch-invariant mode, where no kernel computes "
@@ -41,7 +41,7 @@ def refuse_because(x: Tensor, reason: str) -> NoReturn:
 
 
 def why_none(call: LinearCall) -> str:
-    """Why no kernel computes a call in a fixed order; empty where one does."""
+    """Why no kernel computes a call in a fixed order; empty if one does."""
     x = call.x
     if runs_by_rows(call):
         return ""
@@ -56,18 +56,18 @@ def why_none(call: LinearCall) -> str:
 
 
 def runs_by_rows(call: LinearCall) -> bool:
-    """Whether each row is a call of its own: on a CPU. Of a GPU the question makes it known to the planner."""
+    """Whether each row is a call of its own, as on a CPU. For a GPU, this also makes it known to the planner."""
     return not plans.has_gpu_kernels(call.x) and call.x.is_cpu
 
 
 def consider_copies(call: LinearCall) -> DryRun:
-    """What would come of the call on copies of its tensors, which are not made. Kernels on fp16 slices need none."""
+    """A dry run of the call on copies of its tensors, which are not made. Kernels on fp16 slices need no copies."""
     on_meta = _on_copies(call, lambda tensor, sizes: tensor.new_empty(sizes, device="meta"))
     return dry_runs.dry_run(on_meta, place=call.x, tried=True)
 
 
 def on_zeros(call: LinearCall) -> LinearCall:
-    """The call on copies of its tensors, with zeros behind them, and an `out` of its own."""
+    """The call on copies of its tensors, padded with zeros, and with its own `out`."""
     return _on_copies(call, _with_zeros)._replace(out=None)
 
 
@@ -89,7 +89,7 @@ def _on_copies(call: LinearCall, copy: Callable[[Tensor, Sequence[int]], Tensor]
 
 def _with_zeros(tensor: Tensor, sizes: Sequence[int]) -> Tensor:
     """A contiguous copy of these sizes."""
-    if tensor.dim() != len(sizes):  # of any leading dimensions
+    if tensor.dim() != len(sizes):  # with any leading dimensions
         tensor = tensor.reshape(sizes[0], tensor.shape[-1])
     more = [size - length for size, length in zip(sizes, tensor.shape, strict=True)]
     return torch.nn.functional.pad(
@@ -98,7 +98,7 @@ def _with_zeros(tensor: Tensor, sizes: Sequence[int]) -> Tensor:
 
 
 def row_by_row(call: LinearCall, run: Callable[[LinearCall], Tensor]) -> Tensor:
-    """Each row alone, always at the same addresses: math libraries choose their code by the alignment of operands."""
+    """Each row alone, always at the same address, because math libraries choose code by the alignment of operands."""
     x, (n, k) = call.x, call.weight.shape
     out = call.new_out() if call.out is None else call.out
     rows = x.reshape(call.rows, k)

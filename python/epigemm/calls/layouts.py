@@ -1,4 +1,4 @@
-"""How tensors lie: what the kernels can read, and matrices of a tensor's leading axes."""
+"""Layouts of tensors: which ones the kernels can read, and leading axes that are one axis of a matrix."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def flattens(tensor: Tensor) -> bool:
 
 
 def unflattened(flat: Tensor, x: Tensor) -> Tensor:
-    """A result of [M, N] with x's leading dimensions; no view of it, which could not be written in place later."""
+    """A result of [M, N] with x's leading dimensions. Not a view, which could not be written in place later."""
     result: Tensor = _unsafe_view(flat, (*x.shape[:-1], flat.shape[-1]))
     return result
 
@@ -36,5 +36,5 @@ def readable(tensor: Tensor) -> Tensor:
         return tensor if is_by_rows and flattens(tensor) else tensor.contiguous()
     if tensor.stride(0) == 1:
         return tensor
-    # A single element is contiguous to torch whatever its stride says.
+    # For torch a single element is contiguous whatever its stride is.
     return tensor.contiguous().as_strided(tensor.shape, (1,))

@@ -21,7 +21,7 @@ from epigemm.linking import loading
 def gradients(
     epilogue: LinkedEpilogue, call: ElementwiseCall, grad: Tensor, needs: Sequence[bool]
 ) -> list[Tensor | None] | None:
-    """Gradients with respect to (x, bias, *operands), in one kernel and sums; None where no kernel runs."""
+    """Gradients with respect to (x, bias, *operands), by one kernel and sums; None if no kernel runs."""
     x = call.x
     if not x.is_cuda or x.dim() != 2 or x.numel() == 0 or grad.dtype != x.dtype:
         return None
@@ -30,7 +30,7 @@ def gradients(
     tensors = [each for each in every if isinstance(each[3], Tensor)]
     for operand, *_, value in tensors:
         if not operand.folded and isinstance(value, Tensor):
-            # Of a product that was made again in fp32, the gradient is a 16-bit one in fp32.
+            # The product was computed again in fp32 for a call in 16 bits: its gradient is given in fp32, too.
             grad = grad.to(value.dtype)
     if loading.link(epilogue, missing(epilogue, grad, derivative=True), x.device):
         return None

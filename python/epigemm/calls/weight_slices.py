@@ -1,6 +1,6 @@
-"""fp32 products on fp16 slices: which pack of its weight a call reads or makes, and what found no memory.
+"""fp32 products on fp16 slices: which pack a call reads or makes, and which calls found no memory.
 
-Everything here is about CUDA tensors whose device epigemm's kernels run on.
+All tensors here are on CUDA devices on which epigemm's kernels run.
 """
 
 from __future__ import annotations
@@ -16,29 +16,29 @@ from epigemm.arguments.calls import LinearCall
 from epigemm.packs import weight_packs
 from epigemm.planning import dry_runs
 
-KEPT = "kept"  # a current pack is at hand
+KEPT = "kept"  # there is a current pack
 MAKE = "make"  # it is made now, and kept
 PER_CALL = "per call"  # the weight is split into this call's workspace
 
 
 class Choice(NamedTuple):
-    """How a call finds its weight's fp16 slices."""
+    """Where a call takes its weight's fp16 slices from."""
 
     source: str  # where the weight's slices come from: `KEPT`, `MAKE` or `PER_CALL`
     pack: weight_packs.KeptPack | None  # the weight's kept pack, current or not
-    # what the slices cost this call, as `planning.dry_runs` has it; a pack for many calls costs one nothing
+    # what the slices cost this call, as in `planning.dry_runs`; a pack for many calls counts nothing
     cost: int
 
     @property
     def is_stale(self) -> bool:
-        """Whether the pack that is kept has to be made again."""
+        """Whether the kept pack has to be made again."""
         return self.source == MAKE and self.pack is not None
 
 
 def find(call: LinearCall, arithmetic: str, pack_use: str, *, ignore_shortage: bool = False) -> Choice:
-    """Where a call's slices would come from; makes nothing.
+    """Where a call's slices would come from. Nothing is made.
 
-    `ignore_shortage`: do not count what the last call of these sizes found no memory for.
+    `ignore_shortage`: as if no earlier call of these sizes had been short of memory.
     """
     found = _find(call.weight, arithmetic, pack_use)
     if ignore_shortage or not _shortages:
@@ -51,7 +51,7 @@ def find(call: LinearCall, arithmetic: str, pack_use: str, *, ignore_shortage: b
 
 
 def number_of(choices: Mapping[str, Choice]) -> int:
-    """`slices` of a dry run: the costs, and which packs are there."""
+    """The argument `slices` of a dry run: the costs, and which packs exist."""
     there = {True: dry_runs.THERE, False: 0}
     return sum(
         (choice.cost | there[choice.source == KEPT]) << dry_runs.SHIFTS[name]
@@ -71,7 +71,7 @@ def _find(weight: Tensor, arithmetic: str, pack_use: str) -> Choice:
         return Choice(PER_CALL, pack, dry_runs.PER_CALL)
     if pack is None:
         return Choice(MAKE, pack, dry_runs.NO_COST)  # made once, for many calls
-    # Stale: worth it for this call alone, or again for many, the weight staying as it is.
+    # Stale: made again if that pays for this call alone, or if the weight has stopped changing, for many calls.
     return Choice(MAKE, pack, dry_runs.STALE if pack.is_settled(weight) else dry_runs.PER_CALL)
 
 
@@ -81,7 +81,7 @@ _MOST_SHORTAGES = 256
 
 
 def ran_out_of_memory(call: LinearCall, arithmetic: str, source: str) -> None:
-    """Remember that a call got no memory for its slices: trying costs much, as the allocator empties its cache."""
+    """Note that a call got no memory for its slices. Trying in vain is slow: the allocator empties its cache."""
     if len(_shortages) >= _MOST_SHORTAGES:
         _shortages.clear()
     n, k = call.weight.shape
@@ -99,12 +99,12 @@ def ran(call: LinearCall, arithmetic: str, source: str) -> None:
 
 
 def has_been_short() -> bool:
-    """Whether some call found no memory for its slices, and none of its like has since."""
+    """Whether some call found no memory for its slices, and no call of the same sizes has run on slices since."""
     return bool(_shortages)
 
 
 def lacked_memory(call: LinearCall, arithmetic: str) -> list[str]:
-    """The sources of the weight's slices that the last call of these sizes found no memory for."""
+    """The sources of slices for which the last call of these sizes found no memory."""
     return [source for source in (KEPT, MAKE, PER_CALL) if _sizes(call, arithmetic, source) in _shortages]
 
 
@@ -121,7 +121,7 @@ def _is_short(call: LinearCall, arithmetic: str, source: str) -> bool:
 
 
 def _free_bytes(device: torch.device) -> int:
-    """What the device and torch's allocator have left; fragments count too."""
+    """The free bytes of the device and of torch's allocator, fragments included."""
     if device.type != "cuda":
         return sys.maxsize
     unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
@@ -129,7 +129,7 @@ def _free_bytes(device: torch.device) -> int:
 
 
 def describe_source(choice: Choice, weight: Tensor) -> str:
-    """Where the weight's slices come from, for people."""
+    """Where the weight's slices come from, in words."""
     pack = choice.pack
     if choice.source == KEPT:
         return "the weight's pack is kept and current"

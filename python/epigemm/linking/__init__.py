@@ -1,7 +1,7 @@
-"""Links an epilogue into kernels that were compiled with their epilogue left open.
+"""Links an epilogue into open kernels, which were compiled without one.
 
-The functor's source goes through NVRTC, its code and an open kernel's through nvJitLink; the machine code is kept on
-disk. Neither library is loaded, or looked for, before a kernel has to be made.
+NVRTC compiles the functor's source, and nvJitLink links the result with an open kernel. The machine code is kept on
+disk. The two libraries are searched and loaded only when a kernel has to be made.
 
 Imports: `epilogues`, `planning` for the cache's folder. Taken by `calls`, `precompiling`,
 `tuning`, `fusion`, `__main__`.

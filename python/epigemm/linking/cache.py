@@ -1,4 +1,4 @@
-"""All that epigemm keeps on disk: measured choices and linked kernels. What else is in the folder is others'."""
+"""All that epigemm keeps on disk: measured choices and linked kernels. Other files in the folder are not touched."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from epigemm.planning.measured import cache_dir
 # Names as `measured.cache_path`, `measured.merge` and `store.write` make them.
 _MEASURED = re.compile(r"[a-z0-9-]*-\d+\.\d[^/]*-[0-9a-f]{16}-\d+\.(json|lock)")
 _LINKED = re.compile(rf"[0-9a-f]{{64}}{re.escape(folder.SUFFIX)}|[0-9a-f]{{16}}\.tmp")
-_PREFIX = 16  # of a temporary file, the characters that it has of the file's name
+_PREFIX = 16  # a temporary file's name begins with so many characters of the final name
 
 
 class Contents(NamedTuple):
-    """What is in the cache: bytes by name."""
+    """The files in the cache, and their sizes in bytes."""
 
     where: Path
     measured: dict[str, int]
     linked: dict[str, int]
-    why_not_linked: str  # why the folder of linked kernels is not used; empty where it is, or is not there
+    why_not_linked: str  # why the folder of linked kernels is not used; empty if it is used, or does not exist
 
     @property
     def nbytes(self) -> int:
@@ -32,7 +32,7 @@ class Contents(NamedTuple):
         return sum(self.measured.values()) + sum(self.linked.values())
 
     def __str__(self) -> str:
-        """For people, in one line."""
+        """One line of text."""
         if not self.where.is_dir():
             return f"{self.where} (not there yet)"
         kernels = sum(name.endswith(folder.SUFFIX) for name in self.linked)
@@ -42,11 +42,11 @@ class Contents(NamedTuple):
 
 
 def contents() -> Contents:
-    """What epigemm has written into the user's cache."""
+    """The files that epigemm has written into the user's cache."""
     where = cache_dir()
     found = _sizes(where)
     measured = {name: size for name, size in found.items() if _MEASURED.fullmatch(name)}
-    # What a process that broke off has left.
+    # Temporary files of processes that ended early.
     beginnings = {name[:_PREFIX] for name in measured}
     measured |= {
         name: size
@@ -64,7 +64,7 @@ def contents() -> Contents:
 
 
 def clear() -> Contents:
-    """Remove what `contents` lists, and tell what is gone. Processes that run keep what they have in memory."""
+    """Remove the files of `contents`; returns those that are gone. Running processes keep what they have in memory."""
     found = contents()
     removed = Contents(found.where, {}, {}, found.why_not_linked)
     if found.linked:
@@ -84,7 +84,7 @@ def _without(sizes: dict[str, int], left: list[str]) -> dict[str, int]:
 
 
 def _sizes(where: Path | int) -> dict[str, int]:
-    """The plain files of a folder; no link is followed."""
+    """The sizes of the regular files of a folder. Links are not followed."""
     found = {}
     with suppress(OSError):
         for each in sorted(os.scandir(where), key=lambda entry: entry.name):

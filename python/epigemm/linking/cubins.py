@@ -1,4 +1,4 @@
-"""A kernel with an epilogue in it: from memory, from disk, or compiled and linked now."""
+"""The machine code of a kernel with an epilogue: from memory, from disk, or compiled and linked now."""
 
 from __future__ import annotations
 
@@ -31,9 +31,10 @@ _functors: Once[bytes] = Once()
 
 
 def cubin(source: str, symbol: str, ir: bytes | Path, capability: tuple[int, int]) -> bytes:
-    """The machine code of an open kernel with an epilogue in it.
+    """The machine code of an open kernel with an epilogue linked into it.
 
-    From memory, else from disk, else made: 0.4 s and more. Threads that ask for the same kernel wait for the first.
+    It comes from memory, else from disk, else it is made, which takes 0.4 s and more. Threads that ask for the same
+    kernel wait for the first one.
 
     Raises:
         LibrariesMissingError: it is not in the cache, and NVRTC or nvJitLink is missing.
@@ -48,9 +49,9 @@ def cubin(source: str, symbol: str, ir: bytes | Path, capability: tuple[int, int
 
 
 def build_cubins(jobs: Sequence[Job], advance: Callable[[], None] = lambda: None) -> list[bytes]:
-    """Several kernels, linked side by side, an epilogue compiled once for all of them. Raises what `cubin` does.
+    """Several kernels, linked in parallel. An epilogue is compiled once for all of them. Errors are those of `cubin`.
 
-    `advance` is called behind each.
+    `advance` is called after each kernel.
     """
 
     def build(job: Job) -> bytes:
@@ -62,7 +63,7 @@ def build_cubins(jobs: Sequence[Job], advance: Callable[[], None] = lambda: None
 
 
 def find(source: str, symbol: str, ir: bytes | Path, capability: tuple[int, int]) -> bytes | None:
-    """As `cubin`, where the cache has it; None where it would have to be made. Needs no libraries."""
+    """As `cubin`, if the cache has the kernel; None if it would have to be made. Needs no libraries."""
     key = key_for(Job(source, symbol, ir, capability))
     found = store.made.values.get(key) or store.read(key)
     return None if found is None else store.made.values.setdefault(key, found)
@@ -99,7 +100,7 @@ def _ir_digest(ir: bytes | Path) -> str:
 
 @functools.lru_cache(maxsize=256)
 def _file_digest(path: Path, changed: int, size: int) -> str:
-    del changed, size  # another file under the same name has another digest
+    del changed, size  # part of the cache's key: a file that has been replaced gets another digest
     return store.digest(path.read_bytes())
 
 
@@ -115,10 +116,10 @@ def _readable() -> Iterator[None]:
 
 
 def ir_path(symbol: str) -> Path | None:
-    """The file with an open kernel's code, perhaps among others; None where this build has none.
+    """The file with an open kernel's code, and perhaps that of others; None if this build does not have it.
 
-    `index.json` beside the files says which kernel is in which. `EPIGEMM_IR_DIR` names another folder than the
-    package's own.
+    `index.json` in the same folder says which file has which kernel. `EPIGEMM_IR_DIR` names a folder to use in place of
+    the package's.
     """
     folder = Path(os.environ.get("EPIGEMM_IR_DIR") or _SHIPPED)
     name = _index(folder).get(symbol)
@@ -127,7 +128,7 @@ def ir_path(symbol: str) -> Path | None:
 
 @functools.lru_cache(maxsize=8)
 def _index(folder: Path) -> dict[str, str]:
-    """Each kernel's file; empty where there is no index, or a damaged one."""
+    """Each kernel's file; empty if there is no index, or a damaged one."""
     try:
         found = json.loads((folder / "index.json").read_text())
     except (OSError, ValueError):
@@ -138,8 +139,8 @@ def _index(folder: Path) -> dict[str, str]:
 def architecture(symbol: str, capability: tuple[int, int]) -> str:
     """What an open kernel is linked for on a GPU of this compute capability.
 
-    Hopper's own kernels, `sm90` in their names, run on 9.0 alone. The others are linked for any GPU since Ampere.
-    ValueError: the kernel does not run on this GPU.
+    Kernels with `sm90` in their names are Hopper's, and run on 9.0 only. The others are linked for any GPU since
+    Ampere. ValueError: the kernel does not run on this GPU.
     """
     major, minor = capability
     if capability == (9, 0):

@@ -1,8 +1,8 @@
-"""The folder of the linked kernels: files that nobody else can have written, of at most 1 GiB.
+"""The folder of the linked kernels: at most 1 GiB, and only files that no other user can have written.
 
-What is in it runs on the GPU. So a file is read only where the folder, the one around it and the file itself belong to
-this user and nobody else may write them. Each is looked at after it has been opened, and no link is followed, so that
-nothing can be exchanged in between.
+Its files are machine code that runs on the GPU. So a file is read only if the folder, its parent folder and the file
+belong to this user and no one else may write them. Owner and permissions are checked after opening, and links are not
+followed, so that nothing can be exchanged between check and use.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ NAME = "cubins"
 SUFFIX = ".cubin"
 LIMIT = 1 << 30  # bytes of all files together
 _TEMPORARY = ".tmp"
-_ABANDONED = 3600  # seconds after which nobody writes a temporary file any more
+_ABANDONED = 3600  # seconds after which a temporary file counts as left behind
 
 
 class UnsafeError(PermissionError):
@@ -38,19 +38,19 @@ def opened(*, make: bool = False) -> Iterator[int]:
     """The folder's descriptor, for the functions below.
 
     Raises:
-        UnsafeError: it or the folder around it belongs to another user, or others may write it, or it is a link.
-        OSError: it is not there, or cannot be made.
+        UnsafeError: it or its parent folder belongs to another user, or others may write it, or it is a link. OSError:
+            it is not there, or cannot be made.
     """
     outer = cache_dir()
     if make:
         make_folder(outer)
-    # The folder around may be a link: the user has chosen it.
+    # The parent folder may be a link, because the user chooses it.
     with _descriptor(outer, os.O_DIRECTORY) as around:
         _require_own_folder(around, outer)
         if make:
             with suppress(FileExistsError):
                 os.mkdir(NAME, 0o700, dir_fd=around)
-        if path().is_symlink():  # for the words; the next line follows no link
+        if path().is_symlink():  # for the error's text; the next line does not follow links
             raise UnsafeError(f"{path()} is a symbolic link")
         with _descriptor(NAME, os.O_DIRECTORY | os.O_NOFOLLOW, around) as found:
             _require_own_folder(found, path())
@@ -65,13 +65,13 @@ def read(folder: int, name: str) -> bytes:
         OSError: it is not there, or cannot be read.
     """
     try:
-        # Without waiting: it might be a pipe.
+        # Non-blocking, because it might be a pipe.
         with _descriptor(name, os.O_NOFOLLOW | os.O_NONBLOCK, folder) as found:
             if why := _why_not_own(os.fstat(found)):
                 raise ValueError(why)
             with os.fdopen(found, "rb", closefd=False) as file:
                 data = file.read()
-            with suppress(OSError):  # a disk that cannot be written
+            with suppress(OSError):  # the disk may not be writable
                 os.utime(found)
             return data
     except OSError:
@@ -81,7 +81,7 @@ def read(folder: int, name: str) -> bytes:
 
 
 def write(folder: int, name: str, data: bytes) -> None:
-    """Put a whole file in place at once: a reader sees none, the old one or the new one. OSError where that fails."""
+    """Write a file atomically: readers see no file, the old one or the new one. OSError if that fails."""
     temporary = f"{secrets.token_hex(8)}{_TEMPORARY}"
     try:
         handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=folder)
@@ -95,20 +95,20 @@ def write(folder: int, name: str, data: bytes) -> None:
 
 
 def names(folder: int) -> list[str]:
-    """What is in the folder, in alphabetical order."""
+    """The names of the files in the folder, in alphabetical order."""
     return sorted(os.listdir(folder))
 
 
 def remove(folder: int, name: str) -> None:
-    """Remove a file where that is possible; of a link, the link."""
+    """Remove a file if that is possible. If it is a link, the link is removed."""
     with suppress(OSError):
         os.unlink(name, dir_fd=folder)
 
 
 def _keep_to_limit(folder: int) -> None:
-    """Remove the files that were last used the longest ago, what broken processes have left among them.
+    """Remove the files that were last used the longest ago, and those that broken processes have left.
 
-    Processes that do so at once choose the same files.
+    Processes that do this at the same time choose the same files.
     """
     files = []
     for each in names(folder):
@@ -140,7 +140,7 @@ def _require_own_folder(found: int, where: Path) -> None:
 
 
 def _why_not_own(about: os.stat_result) -> str:
-    """Why somebody else may have written an opened file or folder; empty where nobody can have."""
+    """Why another user may have written an opened file or folder; empty if that is impossible."""
     if about.st_uid != os.geteuid():
         return f"it belongs to another user ({about.st_uid})"
     if about.st_mode & (stat.S_IWGRP | stat.S_IWOTH):

@@ -1,17 +1,16 @@
-"""Where NVRTC and nvJitLink are, and whether they are of use.
+"""Finds NVRTC and nvJitLink, and checks that they can be used.
 
 The rules:
 
 - Both are of CUDA 13: the kernels' intermediate code is made by CUDA 13.0, and nvJitLink 12 refuses it.
 - NVRTC is not newer than nvJitLink, which refuses the code of an NVRTC newer than itself.
 
-The search, first come first taken:
+The places, in the order in which they are searched:
 
-1. `EPIGEMM_CUDA_LIBRARIES`: a folder with the libraries, or one with `nvidia/*/lib` in it.
-2. What this process has loaded: torch's CUDA wheels bring both libraries, and torch loads NVRTC late.
-3. `nvidia/cu13/lib` and `nvidia/*/lib` beside torch, then on `sys.path`; `lib` of the Python environment.
-4. `CUDA_HOME`, `CUDA_PATH`, /usr/local/cuda.
-5. The system's loader.
+1. `EPIGEMM_CUDA_LIBRARIES`: a folder with the libraries, or one with `nvidia/*/lib` in it. 2. Libraries that this
+process has loaded: torch's CUDA wheels bring both libraries, and torch loads NVRTC late. 3. `nvidia/cu13/lib` and
+`nvidia/*/lib` beside torch, then on `sys.path`; `lib` of the Python environment. 4. `CUDA_HOME`, `CUDA_PATH`,
+/usr/local/cuda. 5. The system's loader.
 """
 
 from __future__ import annotations
@@ -38,11 +37,11 @@ class LinkingError(RuntimeError):
 
 
 class LibrariesMissingError(LinkingError):
-    """NVRTC or nvJitLink is not there, or not in a version of use."""
+    """NVRTC or nvJitLink was not found, or not in a version that can be used."""
 
 
 class _WithLogError(LinkingError):
-    """One that has a library's log, `log`."""
+    """An error with the log of a library in `log`."""
 
     def __init__(self, message: str, log: str) -> None:
         super().__init__(f"{message}\n{log}".rstrip())
@@ -58,7 +57,7 @@ class LinkError(_WithLogError):
 
 
 class Library(NamedTuple):
-    """A library that is loaded."""
+    """A loaded library."""
 
     handle: Any  # has the library's functions as attributes, as a `ctypes.CDLL` has
     path: str  # the file, or the name that the system's loader found it by
@@ -66,7 +65,7 @@ class Library(NamedTuple):
 
 
 class Libraries(NamedTuple):
-    """The two that belong together."""
+    """An NVRTC and an nvJitLink that can be used together."""
 
     nvrtc: Library
     nvjitlink: Library
@@ -81,14 +80,14 @@ class _Kind(NamedTuple):
 _NVRTC = _Kind("NVRTC", "libnvrtc", "nvrtcVersion")
 _NVJITLINK = _Kind("nvJitLink", "libnvJitLink", "nvJitLinkVersion")
 
-_found: Libraries | str | None = None  # or why there are none
+_found: Libraries | str | None = None  # or the reason why there are none
 _lock = threading.Lock()
 
 
 def libraries() -> Libraries:
-    """Both libraries, found and loaded at the first call. What that call found holds for the process.
+    """Both libraries. The first call finds and loads them, and its result holds for the process.
 
-    LibrariesMissingError says which is missing, too old or does not go with the other, and what to install.
+    LibrariesMissingError says which one is missing, too old or not usable with the other one, and what to install.
     """
     global _found
     with _lock:
@@ -99,14 +98,14 @@ def libraries() -> Libraries:
 
 
 def nvjitlink() -> Library:
-    """nvJitLink alone, for code that is compiled already."""
+    """nvJitLink alone, for code that has been compiled already."""
     for library in _usable(_NVJITLINK):
         return library
     raise LibrariesMissingError(_reason(_NVJITLINK))
 
 
 def unavailable() -> str:
-    """Why no epilogue can be linked in here; empty where one can. Loads the libraries."""
+    """Why no epilogue can be linked on this machine; empty if one can. Loads the libraries."""
     try:
         libraries()
     except LibrariesMissingError as error:
@@ -115,7 +114,7 @@ def unavailable() -> str:
 
 
 def text(version: Version) -> str:
-    """A version for people: (13, 0) -> "13.0"."""
+    """A version as text: (13, 0) -> "13.0"."""
     return f"{version[0]}.{version[1]}"
 
 
@@ -123,7 +122,7 @@ def text(version: Version) -> str:
 
 
 def _search() -> Libraries | str:
-    """The first pair that is of use, or why there is none."""
+    """The first usable pair, or why there is none."""
     linkers = list(_usable(_NVJITLINK))
     if not linkers:
         return _reason(_NVJITLINK)
@@ -170,7 +169,7 @@ def _reason(kind: _Kind) -> str:
 
 
 def _open(kind: _Kind, path: str) -> Library:
-    """Load a library and ask for its version; OSError where it is of no use."""
+    """Load a library and ask for its version; OSError if it cannot be used."""
     handle = _load(path)
     major, minor = ctypes.c_int(), ctypes.c_int()
     try:
@@ -181,7 +180,8 @@ def _open(kind: _Kind, path: str) -> Library:
         raise OSError(f"{kind.ask_version} gave error {status}")
     version = (major.value, minor.value)
     if kind is _NVRTC and version >= OLDEST:
-        # It opens its second half by name at the first compilation. A folder of pip's is on no search path.
+        # NVRTC opens a second library by name at its first compilation. pip's folder is on no search path, so it is
+        # loaded here.
         name = f"libnvrtc-builtins.so.{text(version)}"
         beside = Path(path).with_name(name)
         _load(str(beside) if beside.is_absolute() and beside.exists() else name)
@@ -227,7 +227,7 @@ def _folders(loaded: list[str]) -> Iterator[Path]:
 
 
 def _wheels(entry: Path) -> list[Path]:
-    """The folders of pip's CUDA libraries in a folder of packages, CUDA 13's first."""
+    """The folders of pip's CUDA libraries in a folder of packages, those of CUDA 13 first."""
     packages = entry / "nvidia"
     ours = packages / f"cu{MAJOR}" / "lib"
     return [ours, *(each for each in sorted(packages.glob("*/lib")) if each != ours)]
@@ -246,7 +246,7 @@ def _is_file_of(kind: _Kind, path: str) -> bool:
 
 
 def _loaded() -> list[str]:
-    """The files of either library that this process has in memory."""
+    """The files of the two libraries that this process has loaded."""
     try:
         maps = Path("/proc/self/maps").read_text(encoding="utf-8", errors="surrogateescape")
     except OSError:

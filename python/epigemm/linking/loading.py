@@ -1,7 +1,7 @@
-"""Gets the kernels that a call needs: with the epilogue in them, loaded.
+"""Gets the kernels that a call needs, with the epilogue linked into them, and loads them.
 
-This holds for all epilogues, built in or made at run time. The kernels of the most used built-in ones lie in the
-package (`epigemm.linking.prelinked`). The others are linked when a call first needs them (`epigemm.linking.cubins`).
+It serves all epilogues, built in or made at run time. The kernels of the most used built-in ones are in the package
+(`epigemm.linking.prelinked`). The others are linked when a call first needs them (`epigemm.linking.cubins`).
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from epigemm.linking import cubins, libraries, prelinked
 _CAPTURING = "its kernel was not linked before, and nothing is compiled while a CUDA graph is captured"
 _lock = threading.Lock()
 _failed: dict[tuple[str, str], str] = {}
-"""By epilogue and kernel, by their names: why it was not linked."""
+"""Why a kernel was not linked, by the names of the epilogue and the kernel."""
 
 
 def link(epilogue: Epilogue, missing: str, device: torch.device) -> str:
-    """Load kernels with an epilogue in them; returns why that cannot be, or nothing.
+    """Load kernels with an epilogue in them; returns why that is impossible, or an empty text.
 
-    During the capture of a CUDA graph a kernel of the package's is loaded, and none is linked.
+    During the capture of a CUDA graph only kernels of the package are loaded. None is linked.
 
     Raises:
         libraries.CompileError: NVRTC refuses the epilogue, which is a mistake of epigemm's.
@@ -47,10 +47,10 @@ def link(epilogue: Epilogue, missing: str, device: torch.device) -> str:
 def link_for(
     epilogue: Epilogue, symbols: Sequence[str], capability: tuple[int, int]
 ) -> tuple[list[str], str]:
-    """Link kernels into the cache, for a GPU that need not be here.
+    """Link kernels into the cache, for a GPU that this machine need not have.
 
     Returns:
-        The kernels that the cache did not have, and why that cannot be, or nothing.
+        The kernels that the cache did not have; and why they cannot be linked, or an empty text.
 
     Raises:
         libraries.CompileError: NVRTC refuses the epilogue, which is a mistake of epigemm's.
@@ -69,7 +69,7 @@ def link_for(
 
 
 def link_each(epilogue: Epilogue, missing: Sequence[str], device: torch.device) -> list[str]:
-    """`link` of each of these, all their kernels side by side: why each cannot be, or nothing."""
+    """`link` for each of these, with all kernels in parallel; for each the reason, or an empty text."""
     symbols = {symbol for each in missing for symbol in each.split(",") if symbol}
     capability = torch.cuda.get_device_capability(device)
     wanted = [
@@ -78,13 +78,13 @@ def link_each(epilogue: Epilogue, missing: Sequence[str], device: torch.device) 
         if not prelinked.has(epilogue.prelinked, symbol, capability) and not why_not(epilogue, [symbol])
     ]
     if wanted and not capturing(device):
-        with suppress(libraries.LinkingError, ValueError):  # said below, of the one that it is about
+        with suppress(libraries.LinkingError, ValueError):  # reported below for the kernel that it concerns
             _built(epilogue, _jobs(epilogue, wanted, capability))
     return [link(epilogue, each, device) for each in missing]
 
 
 def would_link(epilogue: Epilogue, missing: str, device: torch.device) -> str:
-    """What `link` would return, without linking anything, as far as that can be known."""
+    """What `link` would return, as far as that is known without linking anything."""
     if not missing:
         return ""
     capability = torch.cuda.get_device_capability(device)
@@ -113,7 +113,7 @@ def why_not(epilogue: Epilogue, symbols: Sequence[str]) -> str:
 
 
 def _load_prelinked(epilogue: Epilogue, symbol: str, device: torch.device) -> bool:
-    """Whether the package has the kernel, and the driver takes it."""
+    """Load a kernel of the package; whether there is one and the driver accepts it."""
     capability = torch.cuda.get_device_capability(device)
     try:
         cubin = prelinked.read(epilogue.prelinked, symbol, capability)
@@ -139,7 +139,7 @@ def _link(epilogue: Epilogue, symbols: Sequence[str], capability: tuple[int, int
     except libraries.CompileError as error:
         what = epilogue.describe_error(jobs[0].source, error.log)
         raise libraries.CompileError(f"{epilogue.name.partition('.')[0]}: {what}", error.log) from error
-    except (RuntimeError, ValueError) as error:  # nvJitLink refuses the code, or the driver the kernel
+    except (RuntimeError, ValueError) as error:  # nvJitLink refuses the code, or the driver refuses the kernel
         _failed.update({(epilogue.name, symbol): str(error) for symbol in symbols})
         return str(error)
     return ""

@@ -1,4 +1,4 @@
-"""The kernels that the package was built with: built-in epilogues, linked into every kernel of Hopper's.
+"""Kernels that were linked when the package was built: built-in epilogues in Hopper's kernels.
 
 `cubins/NAME.zip` beside this file has the machine code of each kernel of an epilogue, under the kernel's symbol.
 """
@@ -18,11 +18,11 @@ _given_up: set[str] = set()
 
 
 class DamagedError(Exception):
-    """A file cannot be read, or is not what was written."""
+    """A file cannot be read, or is damaged."""
 
 
 def has(epilogue: str, symbol: str, capability: tuple[int, int]) -> bool:
-    """Whether the package has a kernel for this GPU, and the epilogue's kernels have not been given up.
+    """Whether the package has a kernel for this GPU, and `give_up` was not called for the epilogue.
 
     Kernels from another folder (`EPIGEMM_IR_DIR`) are linked at run time.
     """
@@ -31,11 +31,11 @@ def has(epilogue: str, symbol: str, capability: tuple[int, int]) -> bool:
     try:
         return symbol in _names(_FOLDER / f"{epilogue}.zip")
     except DamagedError:
-        return True  # to be said by `read`
+        return True  # `read` reports the damage
 
 
 def read(epilogue: str, symbol: str, capability: tuple[int, int]) -> bytes | None:
-    """A kernel's machine code; None where the package has none.
+    """A kernel's machine code; None if the package does not have it.
 
     Raises:
         DamagedError: its file is damaged.
@@ -51,13 +51,13 @@ def read(epilogue: str, symbol: str, capability: tuple[int, int]) -> bytes | Non
 
 
 def give_up(epilogue: str) -> None:
-    """Leave the kernels of an epilogue alone for the rest of the process: so that one warning is enough."""
+    """Do not use the package's kernels of an epilogue in this process any more: one warning is enough."""
     _given_up.add(epilogue)
 
 
 @functools.cache
 def _names(file: Path) -> frozenset[str]:
-    """The kernels of a file; none where there is no file."""
+    """The names of the kernels in a file; none if there is no file."""
     if not file.is_file():
         return frozenset()
     with _opened(file) as archive:
@@ -69,5 +69,5 @@ def _opened(file: Path) -> Iterator[zipfile.ZipFile]:
     try:
         with zipfile.ZipFile(file) as archive:
             yield archive
-    except Exception as error:  # zipfile raises nearly anything over a damaged file
+    except Exception as error:  # zipfile raises errors of many types for a damaged file
         raise DamagedError(f"{file.name}: {error or type(error).__name__}") from error

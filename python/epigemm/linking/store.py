@@ -1,13 +1,13 @@
-"""The cache of linked kernels, in memory and on disk: a file an entry, beside other processes that do the same.
+"""The cache of linked kernels, in memory and on disk. Each entry is a file; several processes may use the folder.
 
 A kernel's key is made of its sources: the epilogue's source, the open kernel's intermediate code, the kernel's symbol,
-the GPU's architecture and this format. The versions of the libraries that made it are no part of that: it is found
-where neither library is, and newer libraries do not make everything again. What an older library got wrong goes with
-`FORMAT`, or with the folder.
+the GPU's architecture and this format. The versions of the libraries that made it are not part of the key. So an entry
+is found on a machine without the libraries, and newer libraries do not make everything again. If a library had an
+error, increase `FORMAT`, or delete the folder.
 
-A file is `MAGIC`, the SHA-256 of the rest, the key, the cubin. The checksum tells of damage alone; that nobody
-else has written the file is up to `epigemm.linking.folder`. What is wrong with the folder or a file in it is never the
-caller's problem: one warning, and the kernel is made again.
+A file is `MAGIC`, the SHA-256 of the rest, the key, the cubin. The checksum detects damage only;
+`epigemm.linking.folder` makes sure that no other user has written the file. If something is wrong with the folder or a
+file, there is one warning, and the kernel is made again. The caller gets no error.
 """
 
 from __future__ import annotations
@@ -34,22 +34,22 @@ _warned: set[Path] = set()
 
 
 class Once(Generic[_Value]):
-    """Values by key, each made once in a process: threads that ask for what another one is making wait for it."""
+    """Values by key, each made once in a process, while other threads that ask for it wait."""
 
     def __init__(self) -> None:
         self.values: dict[str, _Value] = {}
         self._making: dict[str, Future[_Value]] = {}
-        # What a thread of the parent was at work on is never finished in the child.
+        # After a fork: values that a thread of the parent was making are never finished in the child.
         os.register_at_fork(after_in_child=self._making.clear)
 
     def get(self, key: str, make: Callable[[], _Value]) -> _Value:
-        """The value. What `make` raises is raised in every thread that waits for it; nothing is kept then."""
+        """The value. An error of `make` is raised in every thread that waits for the value, and nothing is kept."""
         while True:
             own: Future[_Value] = Future()
             found = self._making.setdefault(key, own)
             if found is own:
                 return self._make(key, make, own)
-            with suppress(CancelledError):  # an interrupt is one thread's own: the next one tries
+            with suppress(CancelledError):  # if the making thread was interrupted, the next one tries
                 return found.result()
 
     def _make(self, key: str, make: Callable[[], _Value], own: Future[_Value]) -> _Value:
@@ -63,7 +63,7 @@ class Once(Generic[_Value]):
             raise
         finally:
             self._making.pop(key, None)
-            own.cancel()  # does nothing where it has a result
+            own.cancel()  # does nothing if there is a result
 
 
 made: Once[bytes] = Once()
@@ -81,7 +81,7 @@ def key_of(source: str, ir_digest: str, symbol: str, architecture: str) -> str:
 
 
 def encoded(key: str, cubin: bytes) -> bytes:
-    """The file of a kernel, as `decoded` takes it."""
+    """The content of a kernel's file, which `decoded` reads."""
     rest = key.encode() + cubin
     return MAGIC + hashlib.sha256(rest).digest() + rest
 
@@ -107,7 +107,7 @@ def decoded(data: bytes, key: str) -> bytes:
 
 
 def read(key: str) -> bytes | None:
-    """The kernel on disk; None where there is none, where it is damaged, or where others could have written it."""
+    """The kernel on disk; None if there is none, if it is damaged, or if other users could have written it."""
     name = f"{key}{SUFFIX}"
     path = folder.path() / name
     try:
@@ -127,7 +127,7 @@ def read(key: str) -> bytes | None:
 
 
 def write(key: str, cubin: bytes) -> None:
-    """Keep a kernel where that is possible; one warning where it is not."""
+    """Write a kernel to disk; one warning if that is impossible."""
     try:
         with folder.opened(make=True) as found:
             folder.write(found, f"{key}{SUFFIX}", encoded(key, cubin))

@@ -1,4 +1,4 @@
-"""An epilogue's source to intermediate code by NVRTC, and this with an open kernel to machine code by nvJitLink."""
+"""NVRTC compiles an epilogue to intermediate code, and nvJitLink links it with an open kernel to machine code."""
 
 from __future__ import annotations
 
@@ -20,14 +20,15 @@ _Made = TypeVar("_Made")
 
 
 def compile_functor(source: str, architecture: str) -> bytes:
-    """The LTO-IR of an epilogue: C++ with `__device__` functions, no headers beside NVRTC's own.
+    """The LTO-IR of an epilogue. The source is C++ with `__device__` functions, and includes only NVRTC's own headers.
 
-    Arithmetic is IEEE's as far as CUDA has it: no fast math; products and sums contract to fused ones.
+    Arithmetic follows IEEE 754 as far as CUDA does: no fast math, but a product and a sum may become one fused
+    operation.
 
     Raises:
-        CompileError: NVRTC refuses the source. It has NVRTC's log.
-        LinkingError: it fails for another reason: this NVRTC does not know the architecture, no memory.
-        LibrariesMissingError: there is no NVRTC of use.
+        CompileError: NVRTC refuses the source. It has NVRTC's log. LinkingError: it fails for another reason: this
+            NVRTC does not know the architecture, or there is no memory. LibrariesMissingError: there is no usable
+            NVRTC.
     """
     handle = libraries().nvrtc.handle
     program = ctypes.c_void_p()
@@ -54,15 +55,15 @@ def compile_functor(source: str, architecture: str) -> bytes:
 def link(
     kernel_ir: bytes, functor_ir: bytes, symbol: str, architecture: str, *, library: Library | None = None
 ) -> bytes:
-    """The cubin of one kernel with one epilogue in it. Any thread may call it; the others go on meanwhile.
+    """The cubin of one kernel with one epilogue in it. Any thread may call it, and other threads go on.
 
     Raises:
         LinkError: nvJitLink refuses the inputs, or the result has no such kernel. It has nvJitLink's log.
-        LibrariesMissingError: there is no nvJitLink of use.
+            LibrariesMissingError: there is no usable nvJitLink.
     """
     handle = (library or libraries().nvjitlink).handle
     linker = ctypes.c_void_p()
-    # The host reads no variable of the kernel's by its name.
+    # The host reads none of the kernel's variables by name.
     unused = "-optimize-unused-variables"
     options = _options(f"-arch={architecture}", "-lto", "-O3", f"-kernels-used={symbol}", unused)
     if status := handle.nvJitLinkCreate(ctypes.byref(linker), len(options), options):
@@ -77,14 +78,14 @@ def link(
         cubin = _sized(call, "nvJitLinkGetLinkedCubin", linker)
     finally:
         handle.nvJitLinkDestroy(ctypes.byref(linker))
-    # An unknown name is no error of nvJitLink's: nothing is left then.
+    # nvJitLink gives no error for an unknown name: its result is then empty.
     if f".text.{symbol}\0".encode() not in cubin:
         raise LinkError(f"the code has no kernel {symbol}", "")
     return cubin
 
 
 def side_by_side(make: Callable[[_Given], _Made], given: Sequence[_Given]) -> list[_Made]:
-    """`make` of each in threads, no more than there are processors."""
+    """`make` for each item, in threads, at most as many as there are processors."""
     if len(given) < 2:
         return [make(each) for each in given]
     workers = min(len(given), len(os.sched_getaffinity(0)))
@@ -93,7 +94,7 @@ def side_by_side(make: Callable[[_Given], _Made], given: Sequence[_Given]) -> li
 
 
 def _call_linker(handle: Any, about: str, function: str, linker: ctypes.c_void_p, *arguments: Any) -> None:
-    """One call of nvJitLink; LinkError with its logs where it fails."""
+    """One call of nvJitLink; LinkError with its logs if it fails."""
     if status := getattr(handle, function)(linker, *arguments):
         logs = []
         for which in ("Error", "Info"):
@@ -111,7 +112,7 @@ def _options(*options: str) -> Any:
 
 
 def _sized(call: Callable[..., None], what: str, owner: ctypes.c_void_p) -> bytes:
-    """What a library gives in two calls: its size, then itself."""
+    """Data that a library returns in two calls: first its size, then the data."""
     size = ctypes.c_size_t()
     call(f"{what}Size", owner, ctypes.byref(size))
     buffer = ctypes.create_string_buffer(size.value)

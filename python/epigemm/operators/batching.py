@@ -17,7 +17,7 @@ from epigemm.epilogues.registry import named
 
 
 def linear_batched(call: LinearCall) -> Tensor:
-    """For `torch.autograd.grad(is_grads_batched=True)`, whose batches know the rules of torch's own operators alone."""
+    """For `torch.autograd.grad(is_grads_batched=True)`, whose batches support only torch's own operators."""
     x, weight = call.x, call.weight
     with _precision.as_asked(call.precision, x):
         rows = x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
@@ -26,7 +26,7 @@ def linear_batched(call: LinearCall) -> Tensor:
 
 
 def vmap_rule(op: Any) -> Callable[..., tuple[Tensor, int]]:
-    """The vmap rule of `linear` and `elementwise`: a batch of x alone is one more leading dimension."""
+    """The vmap rule of `linear` and `elementwise`. If only x is batched, the batch is one more leading dimension."""
 
     def rule(info: Any, in_dims: Sequence[Any], *args: Any) -> tuple[Tensor, int]:
         name, x, *others = args

@@ -1,9 +1,9 @@
-"""Calls in compiled graphs: operators of the native module, which run without Python.
+"""Calls in compiled graphs: operators in C++, which run without Python.
 
 `torch.ops.epigemm.linear` works everywhere, but its kernel is in Python and takes the host longer than a GPU kernel.
 While Dynamo traces, plain calls become `_linear_into` and the other native operators instead. They write into a tensor
-that the graph allocates. If one cannot run (`planning.reasons`), it calls back here. Exported programs hold the
-public operators: names that stay, for files that are kept.
+that the graph allocates. If one of them gets a reason instead of a result (`planning.reasons`), it calls back to this
+module. Exported programs hold the public operators, because a file needs names that do not change.
 """
 
 from __future__ import annotations
@@ -47,22 +47,22 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 def at_trace_time(function: _Function) -> _Function:
-    """`function`, which Dynamo runs and does not trace: its result is a constant of the graph.
+    """Have Dynamo run `function` and not trace it, so that its result is a constant of the graph.
 
-    As `torch.compiler.assume_constant_result`, which would import all of Dynamo here. What these functions read is
-    guarded by Dynamo itself: properties of arguments, torch's global state, functorch's levels.
+    Like `torch.compiler.assume_constant_result`, which would import all of Dynamo here. Dynamo guards everything that
+    these functions read: properties of arguments, torch's global state, functorch's levels.
     """
     function._dynamo_marked_constant = True  # type: ignore[attr-defined]
     return function
 
 
 Seen = tuple[Any, ...]
-"""What a trace asks of a tensor: dtype, device, dimensions, `requires_grad`. Empty: a number, or nothing at all."""
+"""What a trace needs of a tensor: dtype, device, dimensions, `requires_grad`. Empty for a number or None."""
 
 
 @at_trace_time
 def _fp32_order(has_scalar: bool, tensors: tuple[Seen | None, ...], precision: object, strict: object) -> int:
-    """The number of what a linear call may run on; `_NOT_NATIVE` where the operator `linear` has to answer.
+    """The number of a linear call's `Order`; `_NOT_NATIVE` if the operator `linear` has to compute the call.
 
     `tensors`: x, weight, the others; `has_scalar`: whether the last of them is an epilogue's scalar.
     """
@@ -78,14 +78,14 @@ def _fp32_order(has_scalar: bool, tensors: tuple[Seen | None, ...], precision: o
         return _precision.ORDERS[0].number
     order = _precision.order(precision, device.type)
     if device.type == "cpu":
-        # Dynamo does not guard the setting there: such a call may have to switch it later, which is done in Python.
+        # Dynamo does not guard the CPU setting. Such a call may have to switch it later, which only Python does.
         return _NOT_NATIVE if _precision.is_full(precision) else order.number
     return _NOT_NATIVE if order.overrides or _takes_slices(device, order) else order.number
 
 
 @at_trace_time
 def _is_native(has_scalar: bool, tensors: tuple[Seen | None, ...]) -> bool:
-    """Whether a call is plain, and the native operators can read it. Arguments as of `_fp32_order`, weight or not."""
+    """Whether a call is plain, and the C++ operators can read it. Arguments as of `_fp32_order`."""
     x, scalar = tensors[0], tensors[-1]
     if not x or x[0] not in _DTYPES or any(tensor is None for tensor in tensors):
         return False
@@ -97,9 +97,9 @@ def _is_native(has_scalar: bool, tensors: tuple[Seen | None, ...]) -> bool:
         return False
     device = x[1]
     if plans.gpu_numbers(-1 if device.index is None else device.index):
-        return False  # a GPU that tests describe, whose kernels are stand-ins in Python
+        return False  # a GPU that only tests describe, whose kernels are replacements in Python
     if device.type == "cuda":
-        # Brings in what was measured on the device, as a first call does.
+        # This loads what was measured on the device, as a first call does.
         return plans.usable(torch.cuda.current_device() if device.index is None else device.index)
     return bool(device.type == "cpu")
 
@@ -112,10 +112,10 @@ def _takes_slices(device: torch.device, order: _precision.Order) -> bool:
 
 
 def resolved(precision: str, x: Tensor) -> str:
-    """A call's precision by its name: torch's setting is looked up while the call is traced.
+    """The name of a call's precision. torch's setting is looked up while the call is traced.
 
-    Dynamo compiles again when that for CUDA changes; it does not guard the one for CPUs, which graphs look up at run
-    time. Exported programs keep what they were exported with.
+    Dynamo compiles again when the setting for CUDA changes. It does not guard the setting for CPUs, which graphs look
+    up at run time. Exported programs keep the setting of their export.
     """
     if precision != _precision.DEFAULT or x.dtype is not torch.float32:
         return precision
@@ -124,7 +124,7 @@ def resolved(precision: str, x: Tensor) -> str:
 
 @at_trace_time
 def is_exporting() -> bool:
-    """`torch.compiler.is_exporting`, which the Dynamo of torch 2.11 answers by itself with True."""
+    """`torch.compiler.is_exporting`, which Dynamo of torch 2.11 replaces by True."""
     return torch.compiler.is_exporting()
 
 
@@ -135,20 +135,20 @@ def _precision_now(device_type: str) -> str:
 
 
 def is_constant(number: float) -> bool:
-    """Whether a number is a constant of what is traced; Dynamo makes a symbol of one that has changed."""
-    from torch.fx.experimental.symbolic_shapes import statically_known_true  # takes long, and Dynamo has it
+    """Whether a number is a constant of the trace. Dynamo makes a symbol of a number that has changed."""
+    from torch.fx.experimental.symbolic_shapes import statically_known_true  # slow, but Dynamo has it
 
     if not isinstance(number, (int, float)):
-        return True  # the checks word the error
+        return True  # the checks raise the error
     return statically_known_true(number >= 0) or statically_known_true(number < 0)
 
 
-# Every function and every global that Dynamo comes by below is a guard, which takes time at each call of the graph.
-# What needs none is asked above; what is wrong with a call is found by the fake kernels.
+# Each function and each global that Dynamo traces below becomes a guard, which takes time at each call of the graph.
+# Tests that need no guard are in the functions above. Wrong arguments are found by the fake kernels.
 
 
 def _see(tensor: object) -> Seen | None:
-    """None of what is no plain tensor."""
+    """The facts of a plain tensor; None for other values."""
     kind = type(tensor)
     if kind is Tensor or kind is Parameter:
         return tensor.dtype, tensor.device, tensor.dim(), tensor.requires_grad  # type: ignore[attr-defined]
@@ -166,7 +166,7 @@ def linear(
     out: Tensor | None,
     strict: bool,
 ) -> Tensor | Reason:
-    """D = epilogue(x @ weight.T), arguments as of `route.linear`; `NOT_PLAIN`: not a call for these."""
+    """D = epilogue(x @ weight.T), arguments as of `route.linear`; or `NOT_PLAIN`."""
     if out is not None or invariance.active:
         return Reason.NOT_PLAIN
     if fold is not None and type(fold[-1]) is not float:
@@ -215,15 +215,15 @@ def _scalar(scalar: float | Tensor | None, x: Tensor) -> tuple[Tensor | None, fl
 
 # --- in graphs that Inductor compiles ---------------------------------------------------------------------------------
 
-_MOST_OPERANDS = 12  # of an epilogue; the operator has a place for each
+_MOST_OPERANDS = 12  # of an epilogue; the operator has an argument for each
 _is_for_inductor = ContextVar("_is_for_inductor", default=False)
 FLAT_ON = ("cuda",)
-"""The devices whose calls become native operators there; on a CPU a linked epilogue runs in Python."""
+"""The devices whose calls become C++ operators there. On a CPU a linked epilogue runs in Python."""
 
 
 @contextmanager
 def for_inductor() -> Iterator[None]:
-    """What is traced in the block is compiled by Inductor, which lets an operator write where its result will be."""
+    """In the block, traces are compiled by Inductor, which allocates the tensor that such an operator writes."""
     token = _is_for_inductor.set(True)
     try:
         yield
@@ -232,7 +232,7 @@ def for_inductor() -> Iterator[None]:
 
 
 def digest_of(name: str) -> int:
-    """A number for an epilogue's name: the same in every process, where that of a linked epilogue is not.
+    """A hash of an epilogue's name. It is the same in every process; the number of a linked epilogue is not.
 
     As csrc/torch/compiled.cpp computes it: FNV-1a, without a sign.
     """
@@ -243,7 +243,7 @@ def digest_of(name: str) -> int:
 
 
 def flat(call: LinearCall) -> Tensor | None:
-    """A call that Inductor's trace has come to, as a native operator; None: the operator `linear` has to take it."""
+    """A call in a trace for Inductor, as a C++ operator; None if the operator `linear` has to compute it."""
     if not _is_for_inductor.get():
         return None
     epilogue, x, weight, bias, operands, scalars, _, pack_use, strict, invariant, out = call
@@ -268,11 +268,12 @@ def flat(call: LinearCall) -> Tensor | None:
     return out
 
 
-# --- what the operators call where they do not answer, and fake kernels ----------------------------------------------
+# --- what the C++ operators call where they cannot compute a call, and fake kernels
+# ----------------------------------------------
 
 
 def _operands(number: int, flat: Sequence[Any]) -> tuple[Epilogue, tuple[Tensor, ...], tuple[float, ...]]:
-    """An epilogue and what it reads beside the bias, of what native operators take: vectors, scalar as either."""
+    """An epilogue, its vectors without the bias, and its scalar, from the arguments of the C++ operators."""
     epilogue = _BY_NUMBER.get(number)
     if epilogue is None:
         raise ValueError(
@@ -310,7 +311,7 @@ def _elementwise_call(number: int, x: Tensor, bias: Tensor | None, *rest: Any) -
 
 
 def _named(fp32: int, x: Tensor) -> str:
-    """The precision of a call that may run on these arithmetics."""
+    """The name of the precision with this `Order`."""
     return _precision.ORDERS[fp32].name if x.dtype is torch.float32 and x.is_cuda else _precision.DEFAULT
 
 
@@ -335,12 +336,12 @@ def _elementwise_folded_cold(x: Tensor, *rest: Any) -> None:
 
 
 def _reporting(run: Callable[..., Any]) -> Callable[..., Tensor | None]:
-    """`run`, but an error is returned, as text: the native module that calls it sees no exceptions."""
+    """`run`, but an error is returned as text, because exceptions do not reach the C++ code that calls it."""
 
     def cold(*args: Any) -> Tensor | None:
         try:
             run(*args)
-        except Exception as error:  # whatever it is, it becomes the operator's RuntimeError
+        except Exception as error:  # any error becomes the operator's RuntimeError
             return torch.frombuffer(bytearray(str(error).encode() or b"error"), dtype=torch.uint8)
         return None
 

@@ -1,6 +1,6 @@
 """Registers the operators' implementation, fake kernels, derivatives and vmap rules with torch.
 
-The schemas come from the native module; this is what makes `torch.ops.epigemm.*` right when called directly,
+The schemas come from the C++ module. With these registrations `torch.ops.epigemm.*` work when they are called directly,
 under autograd, `torch.compile` and `torch.func`.
 """
 
@@ -38,7 +38,7 @@ def linear_call(
     strict: bool = False,
     invariant: bool = False,
 ) -> LinearCall:
-    """The arguments of `epigemm::linear`; AOTInductor's packages hand empty lists over as None."""
+    """The arguments of `epigemm::linear`; AOTInductor's packages pass None for empty lists."""
     spec = checks.epilogue_named(epilogue, linear=True)
     use = weight_packs.checked_use(pack)
     return LinearCall(spec, x, weight, bias, operands or (), scalars or (), precision, use, strict, invariant)
@@ -72,12 +72,12 @@ def _fold_call(like: Tensor, *rest: Any) -> FoldCall:
 
 
 class _Operator(NamedTuple):
-    """What an operator is made of."""
+    """The parts of an operator."""
 
-    call: Callable[..., Any]  # its arguments as one object
+    call: Callable[..., Any]  # makes one object of its arguments
     fake: Callable[[Any], Tensor]  # the shape of its result, after a check of the arguments
     implementation: Callable[[Any], Tensor]  # below autograd
-    plain: Callable[[Any], Tensor | Reason]  # makes the call if it is plain, else says why not
+    plain: Callable[[Any], Tensor | Reason]  # makes the call if it is plain, else returns the reason
     # with a node in autograd's graph, for plain tensors that nothing traces
     recorded: Callable[[Any], Tensor]
     save: Callable[[Any, Any, Tensor], None]  # saves what the derivative needs, for all others
@@ -91,10 +91,10 @@ def _linear_fake(call: LinearCall) -> Tensor:
 
 
 def _of_changing_weight(call: LinearCall) -> LinearCall:
-    """The call with no use of the pack of a weight that a gradient is asked for.
+    """The call, without a pack if a gradient of its weight is needed.
 
-    A weight with a gradient is about to change. Its pack would be made again in any case, and must not outlive a change
-    that nothing counts. So the operator lets it expire.
+    Such a weight is about to change. Its pack would be made again in any case, and must not be used after a change that
+    is not noticed. So the operator makes the pack expire.
     """
     return call._replace(pack_use=weight_packs.NONE) if call.weight.requires_grad else call
 
@@ -132,7 +132,7 @@ _OPERATORS = {
         _fold_call,
         lambda call: call.like.new_empty((2, call.columns), dtype=compute_dtype(call.like.dtype)),
         elementwise_kernels.fold_batch_norm,
-        lambda call: Reason.NOT_PLAIN,  # the entry folds as a part of other calls
+        lambda call: Reason.NOT_PLAIN,  # the entry computes folds only as part of other calls
         lambda call: torch.stack(nodes.fold_batch_norm(call)),
         gradients.save_fold_batch_norm,
         gradients.fold_batch_norm_backward,
@@ -141,20 +141,20 @@ _OPERATORS = {
 
 
 class _Library(torch.library.Library):
-    """torch's, except that the derivatives' kernels take a look at the arguments before they run the operator."""
+    """torch's Library, but with autograd kernels that look at the arguments before they run the operator."""
 
     def impl(self, op_name: Any, fn: Any, dispatch_key: str = "", **options: Any) -> None:
-        """As torch's: `register_autograd` comes here with the kernel that it has made."""
+        """As torch's. `register_autograd` calls it with the autograd kernel that it has made."""
         if dispatch_key == "Autograd" and op_name in _OPERATORS:
             fn = _at_once(op_name, _traced_linear(fn) if op_name == "linear" else fn)
         super().impl(op_name, fn, dispatch_key, **options)  # type: ignore[no-untyped-call]
 
 
 def _at_once(name: str, kernel: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """`kernel`, an autograd kernel, but past the rest of the dispatcher where nothing traces the call.
+    """`kernel`, an autograd kernel, without the rest of the dispatcher if nothing traces the call.
 
-    To get through it takes the host longer than the launch; compiled graphs make every call here. AOTInductor's
-    packages, which hand empty lists over as None, would not get through at all.
+    The dispatcher takes the host longer than the launch, and compiled graphs make every call through it. It would
+    refuse the calls of AOTInductor's packages, which pass None for empty lists.
     """
     operator = _OPERATORS[name]
 
@@ -177,7 +177,7 @@ def _at_once(name: str, kernel: Callable[..., Tensor]) -> Callable[..., Tensor]:
 def _traced_linear(kernel: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """`kernel`, the autograd kernel of `linear`: two operators where `gradients.keeps_product`.
 
-    Only here is it known of traced calls whether a gradient is asked for: below autograd no kernel sees it.
+    For traced calls only this kernel can tell whether a gradient is needed. Kernels below autograd cannot.
     """
 
     def autograd_kernel(keyset: Any, *args: Any) -> Tensor:
@@ -187,7 +187,8 @@ def _traced_linear(kernel: Callable[..., Tensor]) -> Callable[..., Tensor]:
         recorded = any(tensor is not None and tensor.requires_grad for tensor in call.inputs)
         if not recorded or not gradients.keeps_product(call):
             return kernel(keyset, *args[:7], *call.arguments[7:])
-        # The operators below would not know what is wrong with the call as a whole, or only when half of it has run.
+        # Checked here: the two operators' own checks would not fit the call as a whole, or come after the first has
+        # run.
         checks.linear(call)
         call = call.with_bias_in_product()
         product: Tensor = ops.linear(*call.product().arguments)
@@ -198,7 +199,7 @@ def _traced_linear(kernel: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 
 def _refuse_forward_mode(name: str) -> None:
-    # Below autograd the tangents cannot be seen any more: without this they would be dropped in silence.
+    # Kernels below autograd cannot see tangents. Without this error they would be dropped silently.
     if forward_ad._current_level >= 0:
         raise NotImplementedError(
             f"epigemm::{name}: got a call under forward-mode automatic differentiation; accepted is reverse mode"
@@ -221,7 +222,7 @@ def _refuse_gradients(op: Any) -> Callable[..., None]:
 
 
 def _bump_version(op: Any) -> Callable[..., None]:
-    """The ADInplaceOrView kernel: whoever saved `out` for a backward pass must notice that it was written."""
+    """The ADInplaceOrView kernel: a backward pass for which `out` was saved must notice that it was written."""
     out = [argument.name for argument in op._schema.arguments].index("out")
 
     def adinplaceorview(keyset: Any, *args: Any) -> None:
@@ -243,7 +244,7 @@ _LIBRARY = _Library("epigemm", "IMPL")  # type: ignore[no-untyped-call]
 def _after(
     call_of: Callable[..., Any], run: Callable[[Any], Any], name: str = "", *, has_result: bool = True
 ) -> Callable[..., Any]:
-    """A kernel of arguments from one of a call; `name`: of an operator that forward mode is refused for."""
+    """A kernel of an operator's arguments, from one of a call. `name`: an operator without forward mode."""
 
     def kernel(*args: Any) -> Any:
         if name:
@@ -255,7 +256,7 @@ def _after(
 
 
 def _saving(operator: _Operator) -> Callable[..., None]:
-    """What `register_autograd` calls before a derivative."""
+    """The function that `register_autograd` calls to save tensors for a derivative."""
 
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
         operator.save(ctx, operator.call(*inputs), output)

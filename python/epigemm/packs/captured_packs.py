@@ -1,6 +1,6 @@
-"""The packs that a captured CUDA graph reads: frozen, and made again in place before a replay that would read old ones.
+"""The packs that a captured CUDA graph reads. They are frozen, and made again in place before a replay if stale.
 
-A call looks at the version of its weight. A replay looks at nothing: who launches it does, here.
+A call checks the version of its weight. A replay checks nothing, so the code that launches it does it here.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ _version, _mark = attrgetter("_version"), attrgetter("_mark")
 
 
 class CapturedPacks:
-    """The kept packs of some weights, from before a capture on."""
+    """The kept packs of some weights. Made before a capture."""
 
     def __init__(self, weights: Sequence[Tensor]) -> None:
-        self._read: list[tuple[int, int, KeptPack]] = []  # the weight's place, the slices, the pack
+        self._read: list[tuple[int, int, KeptPack]] = []  # the weight's position, the number of slices, the pack
         for place, weight in enumerate(weights):
             for slices, pack in weight_packs.kept(weight).items():
-                pack.frozen = True  # a stale one is split by the graph itself, and later made again in place
+                pack.frozen = True  # if stale, the graph splits the weight; made again in place later
                 self._read.append((place, slices, pack))
         self._take: Any = itemgetter(0, *(place for place, *_ in self._read)) if self._read else None
         self._packs = [pack for *_, pack in self._read]
         self._seen = self._state(weights) if self._read else ()
 
     def are_current(self, weights: Sequence[Tensor]) -> bool:
-        """Make packs again whose weights have changed; whether the graph reads what is kept of these weights now."""
+        """Make packs again whose weights have changed; returns whether the graph reads the packs that are kept now."""
         if not self._read or self._state(weights) == self._seen:
             return True
         for place, slices, pack in self._read:

@@ -1,6 +1,6 @@
 """`keep_packs`: plain calls keep the fp16 slices of their weights, as the layers of `epigemm.nn` do.
 
-`set_keep_packs` switches it for every thread, a `keep_packs` block for its own.
+`set_keep_packs` switches the mode for all threads, a `keep_packs` block for its own thread.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from epigemm.arguments.modes import Block, Mode, Shared
 from epigemm.packs import weight_packs
 
 active = False
-"""Whether the mode is on in some thread. Where it is not, calls and Dynamo's guards read this and `traced` alone."""
+"""Whether the mode is on in some thread. If not, calls and Dynamo's guards read only this and `traced`."""
 
 traced: bool | None = None
-"""What code under torch.compile has chosen: Dynamo follows a global that is set, but no lock and no thread-local."""
+"""The choice of code under torch.compile. Dynamo can trace writes of a global, but not locks and thread-locals."""
 
 _is_compiling = torch.compiler.is_compiling
 
@@ -39,7 +39,7 @@ def enabled() -> bool:
 def pack_use(weight: Tensor) -> str:
     """What a plain call may do with its weight's pack.
 
-    Packs are kept of Parameters alone: another tensor may be temporary, made for this call.
+    Packs are kept only for Parameters. Another tensor may be temporary, made for one call.
     """
     return weight_packs.KEEP if enabled() and isinstance(weight, Parameter) else weight_packs.FIND
 
@@ -68,24 +68,24 @@ def set_keep_packs(enabled: bool) -> None:
 
 
 class keep_packs(Block):
-    """Let plain calls keep the fp16 slices of weights that are `torch.nn.Parameter`s: split once, not at every call.
+    """Let plain calls keep the fp16 slices of weights that are `torch.nn.Parameter`s: these are split only once.
 
-    Matches the same calls without it. It does for the functions of epigemm what the layers of `epigemm.nn` do by
-    themselves. Fused models are not concerned: `epigemm.fuse(model, keep_packs=True)` does it for those.
+    Results are those of the same calls without it. It does for the functions of epigemm what the layers of `epigemm.nn`
+    do in any case. It does not apply to fused models, for which there is `epigemm.fuse(model, keep_packs=True)`.
 
-    A context manager, for its block and the current thread, and a decorator, for each call of the function; blocks
-    may be nested. Code under torch.compile may have it, without graph breaks. A compiled function is compiled again
-    when it is first called with the mode on around it, in whichever thread.
+    A context manager, for its block and the current thread, and a decorator, for each call of the function; blocks may
+    be nested. It may be used in code under torch.compile, without graph breaks. A compiled function is compiled again
+    when it is first called while some thread has the mode on.
 
     Slices belong to the weight, are freed with it, and are made again when it has changed. Leaving the mode frees
-    nothing: later calls outside of it use slices that are current, and make none. After writes that torch does not
-    count, such as `weight.data.add_(...)`, call `epigemm.pack(weight).repack()` (see `epigemm.packs`). Nothing is kept
-    of weights that a gradient is asked for or that are no Parameters, and nothing where fp32 products do not run on
-    fp16 slices (CPUs, GPUs other than Hopper, small K).
+    nothing: later calls outside of it use current slices, and make none. After writes that torch does not count, such
+    as `weight.data.add_(...)`, call `epigemm.pack(weight).repack()` (see `epigemm.packs`). No slices are kept for
+    weights that need a gradient or are no Parameters, and none where fp32 products do not run on fp16 slices (CPUs,
+    GPUs other than Hopper, small K).
 
     Memory, for an fp32 weight `[N, K]`: `2 bytes * 2 slices * N * K`, as many bytes as the weight itself; at precision
-    "high" `2 bytes * 1 slice * N * K`, half of that. K is rounded up to a multiple of 64, at "high" of 8, and 8 bytes a
-    row come on top. A weight that is used at both precisions has both.
+    "high" `2 bytes * 1 slice * N * K`, half of that. K is rounded up to a multiple of 64, at "high" of 8, and each row
+    takes 12 bytes more. A weight that is used at both precisions takes both.
 
     Args:
         enabled: False: calls in the block make no slices to be kept.
@@ -103,7 +103,7 @@ class keep_packs(Block):
 
     def __init__(self, enabled: bool = True) -> None:
         super().__init__(enabled)
-        self._before: list[bool | None] = []  # what `traced` was before blocks that a compiler saw
+        self._before: list[bool | None] = []  # what `traced` was before the blocks that a compiler traced
 
     def __enter__(self) -> keep_packs:
         if _is_compiling():
@@ -113,7 +113,8 @@ class keep_packs(Block):
         return self
 
     def __exit__(self, *exception: object) -> None:
-        # Undo what __enter__ did. `_is_compiling` may have changed: a graph break in the block ends the trace.
+        # Undo what __enter__ did. `_is_compiling` may have changed since, because a graph break in the block ends the
+        # trace.
         if self._before:
             _trace(self._before.pop())
         else:
@@ -121,7 +122,7 @@ class keep_packs(Block):
 
 
 def _trace(choice: bool | None) -> bool | None:
-    """Switch in code that a compiler traces; what was before."""
+    """Switch the mode in code that a compiler traces; returns the previous value."""
     global traced
     before, traced = traced, choice
     return before

@@ -1,4 +1,4 @@
-"""The fp16 slices of one weight: where they are, what the weight was when they were made, and who may read them."""
+"""The fp16 slices of one weight: the buffer, the weight's state when they were made, and who may read them."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ _split_rows_out = operator("_split_rows_out")
 
 
 class KeptPack:
-    """The slices of one weight: the buffer, and what the weight was when they were made.
+    """The slices of one weight: the buffer, and the weight's state when they were made.
 
     Attributes:
-        buffer: uint8, `pack_bytes` long.
-        frozen: made on purpose; a captured CUDA graph may read it.
+        buffer: uint8, `pack_bytes` long. frozen: made by `pack` or `repack()`, so that a captured CUDA graph may read
+            it.
     """
 
     def __init__(self, buffer: Tensor, slices: int) -> None:
@@ -28,16 +28,16 @@ class KeptPack:
         self.frozen = False
         self._slices = slices
         self._mark: _Mark | None = None
-        # The weight's storage and address at the last write; still there after `expire`.
+        # The weight's storage and address at the last write. `expire` keeps them.
         self._place: tuple[int, int] | None = None
-        # Keeps the storage's object, not its memory: no later storage gets the same number.
+        # Keeps the storage's object alive, not its memory, so that no later storage gets the same id.
         self._storage: StorageWeakRef | None = None
         self._seen: int | None = None
         self._written: Any = None  # the event recorded after the kernel that wrote the buffer
         self._ready: set[int] = set()  # streams that have waited for it
 
     def is_current(self, weight: Tensor) -> bool:
-        """Whether the weight is as it was when the buffer was written."""
+        """Whether the weight has not changed since the buffer was written."""
         return self._mark == _mark(weight)
 
     def has_moved(self, weight: Tensor) -> bool:
@@ -45,11 +45,11 @@ class KeptPack:
         return self._place != _place(weight)
 
     def is_settled(self, weight: Tensor) -> bool:
-        """Whether the weight is the same as at the last call that met this stale pack."""
+        """Whether the weight has not changed since the last call that found this pack stale."""
         return self._seen == weight._version
 
     def see(self, weight: Tensor) -> None:
-        """Remember the weight's version at a call that did not use this stale pack."""
+        """Note the weight's version at a call that did not use this stale pack."""
         self._seen = weight._version
 
     def expire(self) -> None:
@@ -61,8 +61,8 @@ class KeptPack:
 
         This does not wait for kernels that still read the old slices. If the weight was written in place, its writer
         has waited for the kernels that read the weight, and these are the ones that read the pack. If it did not
-        change, the same bits are written again. If it is at another address now, nobody has waited: `keep` takes a
-        new buffer then.
+        change, the same bits are written again. If it is at another address now, no one has waited. `keep` takes a new
+        buffer then.
         """
         self._mark = None
         mark = _mark(weight)
@@ -85,8 +85,8 @@ class KeptPack:
         return self.buffer
 
     def _join(self, device: torch.device) -> None:
-        # A capture cannot wait for an event from outside of it. It need not: torch.cuda.graph synchronises first, and
-        # replays come later.
+        # A capture cannot wait for an event from outside of it. It need not, because torch.cuda.graph synchronises
+        # first, and replays come later.
         if capturing(device):
             return
         stream = torch.cuda.current_stream(device)

@@ -1,6 +1,6 @@
-"""The packs of weights: found, made, made again and forgotten, by the identity of the weight's tensor object.
+"""The table of packs, by the identity of the weight's tensor object: finds, makes, makes again and frees them.
 
-One exception: a half of a Parameter's rows, of which each call of a pair makes a view. Its packs are the Parameter's.
+One exception: each call of `linear_glu` makes views of the halves of a Parameter. Their packs belong to the Parameter.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ from epigemm.packs.kept_pack import KeptPack as KeptPack  # "as": users of this 
 from epigemm.planning import dry_runs, plans
 
 SLICES = {_precision.SPLIT: 2, _precision.SCALED: 1}
-"""The arithmetics on fp16 slices and how many slices each has. They do not share packs."""
+"""The arithmetics on fp16 slices, with the number of slices of each. They do not share packs."""
 
 look_in_python: Callable[[], None] = ops._look_in_python.default
-"""Have native operators on fp16 slices ask Python, which knows packs and what found no memory; for good."""
+"""From now on, C++ operators on fp16 slices ask Python, which has the table of packs and of memory shortages."""
 
 _USES = (KEEP, FIND, NONE)
 
@@ -58,16 +58,16 @@ def checked_use(pack: str) -> str:
 def pack_bytes(rows: int, columns: int, slices: int) -> int:
     """Bytes of a [rows, columns] matrix in slices, as csrc/gemm/sm90_fp16x3/layout.h lays it out.
 
-    Scales, statistics and counts of the rows, then the slices, each section of whole 256 bytes.
+    Scales, statistics and counts of the rows, then the slices. Each section is rounded up to 256 bytes.
     """
     padded = _round_up(columns, _INTERLEAVE if slices == 2 else 8)
     return 3 * _round_up(4 * rows, _SECTION) + _round_up(2 * slices * rows * padded, _SECTION)
 
 
 class _Owner:
-    """A weight, weakly, its packs by number of slices, and those of the halves of its rows.
+    """A weak reference to a weight, its packs by number of slices, and those of the halves of its rows.
 
-    A half has packs of its own: in one of the whole weight the scales of all rows come before the slices.
+    A half has packs of its own, because in a pack of the whole weight the scales of all rows come before the slices.
     """
 
     def __init__(self, weight: Tensor) -> None:
@@ -104,7 +104,7 @@ def _owner_at(weight: Tensor) -> _Owner | None:
 
 
 def _packs_of(weight: Tensor) -> dict[int, KeptPack] | None:
-    """What is kept of a weight, or of a half of one, by number of slices; None where nothing ever was."""
+    """The packs of a weight, or of a half of one, by number of slices; None if there never was one."""
     owner = _owner_at(weight)
     if owner is not None:
         return owner.packs
@@ -116,7 +116,7 @@ def _packs_of(weight: Tensor) -> dict[int, KeptPack] | None:
 
 
 def _half_of(view: Tensor, base: Tensor) -> int | None:
-    """Which half of a Parameter's rows a view is; None where it is none."""
+    """Which half of a Parameter's rows a view is; None if it is not a half."""
     if type(base) is not Parameter or base.dim() != 2 or view.stride() != base.stride():
         return None
     rows, columns = base.shape
@@ -129,7 +129,7 @@ def _half_of(view: Tensor, base: Tensor) -> int | None:
 
 
 def keep(weight: Tensor, slices: int, *, frozen: bool = False, rewrite: bool = False) -> KeptPack:
-    """The weight's kept pack, made or made again where it is not current.
+    """The weight's kept pack, which is made, or made again, if it is not current.
 
     A pack is made again in the same memory, which captured graphs may read if it is frozen. One exception: if the
     weight has moved (`weight.data = other`), a product on another stream may still read the old slices, and this stream
@@ -144,7 +144,7 @@ def keep(weight: Tensor, slices: int, *, frozen: bool = False, rewrite: bool = F
         if found is not None:
             fits = found.buffer.shape[0] == size and found.buffer.device == weight.device
             if not fits or (found.has_moved(weight) and not found.frozen):
-                del _packs_to_keep(weight)[slices]  # before the new one takes its memory
+                del _packs_to_keep(weight)[slices]  # frees its memory before the new one is allocated
                 found = None
         if found is None:
             found = KeptPack(_allocate(size, weight.device), slices)
@@ -180,7 +180,7 @@ def kept(weight: Tensor) -> dict[int, KeptPack]:
 
 
 def _packs_to_keep(weight: Tensor) -> dict[int, KeptPack]:
-    """Where packs of a weight go: of a half to its Parameter."""
+    """The dictionary for packs of a weight. For a half it belongs to the Parameter."""
     base = weight._base
     half = None if base is None or _owner_at(weight) is not None else _half_of(weight, base)
     if half is None or base is None:
@@ -193,7 +193,7 @@ def _owner_of(weight: Tensor) -> _Owner:
     owner = _owner_at(weight)
     if owner is None:
         owner = _owners[id(weight)] = _Owner(weight)
-        look_in_python()  # compiled graphs: for a pack of their weight
+        look_in_python()  # compiled graphs then ask Python for the pack of their weight
     if not _watching_optimisers:
         register_optimizer_step_post_hook(_after_optimiser_step)
         _watching_optimisers = True
@@ -201,19 +201,19 @@ def _owner_of(weight: Tensor) -> _Owner:
 
 
 def _after_optimiser_step(optimiser: Any, args: Any, kwargs: Any) -> None:
-    # Fused optimisers write parameters without counting it as a new version.
+    # Fused optimisers write parameters without increasing the version counter.
     for group in optimiser.param_groups if _owners else ():
         for parameter in group["params"]:
             expire(parameter)
 
 
 def _allocate(size: int, device: torch.device) -> Tensor:
-    # No inference tensor: it will be written again, outside of inference mode.
+    # Not an inference tensor, because it will be written again outside of inference mode.
     with torch.inference_mode(False):
         if device.type != "cuda":
             return torch.empty(size, dtype=torch.uint8, device=device)
         # While torch.compile warms up a CUDA graph, this thread allocates from the graph's private pool, and memory of
-        # that pool must not outlive the call. Another thread allocates from the usual pool.
+        # that pool must not be kept after the call. Another thread allocates from the usual pool.
         with ThreadPoolExecutor(max_workers=1) as elsewhere:
             buffer = elsewhere.submit(_allocate_on_default_stream, size, device).result()
         home, stream = torch.cuda.default_stream(device), torch.cuda.current_stream(device)
@@ -229,13 +229,13 @@ def _allocate_on_default_stream(size: int, device: torch.device) -> Tensor:
 
 
 def _is_packable(weight: Tensor) -> bool:
-    """Whether kernels run on slices of it, and its changes are seen."""
+    """Whether kernels run on slices of the weight, and its changes are noticed."""
     right = weight.dtype == torch.float32 and weight.dim() == 2 and weight.layout == torch.strided
     return right and not weight.is_inference() and plans.has_gpu_kernels(weight)
 
 
 def _worth_packing(weight: Tensor, precision: str) -> int | None:
-    """The number of slices that some call on this weight would run on, at `precision`."""
+    """The number of slices that calls with this weight would run on at `precision`; 0 if none would."""
     if plans.no_gemm_kernels():
         return None
     n, k = weight.shape
@@ -246,13 +246,14 @@ def _worth_packing(weight: Tensor, precision: str) -> int | None:
 
 
 def repack(weight: Tensor, precision: str | None) -> None:
-    """Split the weight again into every pack that is kept of it, and into the one that `precision` asks for.
+    """Split the weight again into all its kept packs, and into the one that `precision` asks for.
 
-    A weight that is used by halves has these split, and is not split as a whole unless a pack of it is kept.
+    If packs of the weight's halves are kept, the halves are split. The whole weight is then split only if it has a
+    pack.
 
     Raises:
-        RuntimeError: the current stream is being captured into a CUDA graph.
-        torch.OutOfMemoryError: no memory for a pack that is not there yet.
+        RuntimeError: the current stream is being captured into a CUDA graph. torch.OutOfMemoryError: no memory for a
+            pack that does not exist yet.
     """
     # Under torch.compile the graph breaks here. torch._dynamo is not imported for this: it takes seconds.
     compiler = sys.modules.get("torch._dynamo")
@@ -292,12 +293,11 @@ def repack_halves(weight: Tensor, precision: str | None) -> None:
 class PackedWeight:
     """A weight together with its fp16 slices: accepted wherever a linear function takes a weight.
 
-    Every linear function accepts it in place of `weight` and then finds the slices instead of making them. The
-    pack is kept as long as the weight lives, is shared by everything that uses the same tensor object, and is
-    made again, into the same memory, when the weight has changed (see `epigemm.packs` for the changes
-    that torch does not count and that need `repack()`). Where fp32 products do not run on fp16 slices (CPUs,
-    GPUs other than Hopper, small K) nothing is held and calls run as on the weight itself. Copies and
-    pickles hold a weight and make a pack of their own.
+    Every linear function accepts it in place of `weight`, and then finds the slices instead of making them. The pack is
+    kept as long as the weight exists, and is shared by all calls with the same tensor object. It is made again, into
+    the same memory, when the weight has changed (see `epigemm.packs` for the changes that torch does not count and that
+    need `repack()`). Where fp32 products do not run on fp16 slices (CPUs, GPUs other than Hopper, small K), no slices
+    are kept, and calls run as with the weight itself. Copies and pickles contain a weight and make a pack of their own.
 
     Args:
         weight: fp32 `[N, K]`, a `torch.nn.Parameter` or any other strided tensor.
@@ -328,13 +328,13 @@ class PackedWeight:
 
     @property
     def nbytes(self) -> int:
-        """Bytes that are held for the weight's slices: about as many as for the weight; 0 where none are."""
+        """Bytes that are kept for the weight's slices: about as many as the weight has; 0 if no slices are kept."""
         return sum(pack.buffer.nbytes for pack in kept(self._weight).values())
 
     def repack(self) -> None:
-        """Split the weight again, into the same memory: CUDA graphs that were captured with the pack see it.
+        """Split the weight again, into the same memory. CUDA graphs that read the pack see the new slices.
 
-        Frees it where the weight has left the reach of the kernels, by its dtype or device.
+        The pack is freed if the weight has a dtype or a device now for which no kernel runs.
 
         Raises:
             RuntimeError: the current stream is being captured into a CUDA graph.

@@ -1,4 +1,4 @@
-"""What the planner in C++ says of a call, and the user's measured choices, which it is given.
+"""What the C++ planner chooses for a call, and the measured times that it uses.
 
 Imports: `epilogues`, `arguments`. Taken by `calls`, `packs`, `tuning`, `explain`.
 """
