@@ -24,7 +24,9 @@ class Contents(NamedTuple):
     where: Path
     measured: dict[str, int]
     linked: dict[str, int]
-    why_not_linked: str  # why the folder of linked kernels is not used; empty if it is used, or does not exist
+    why_not_linked: (
+        str  # why the folder of linked kernels is not used; empty if it is used, or does not exist
+    )
 
     @property
     def nbytes(self) -> int:

@@ -139,7 +139,10 @@ def _link(epilogue: Epilogue, symbols: Sequence[str], capability: tuple[int, int
     except libraries.CompileError as error:
         what = epilogue.describe_error(jobs[0].source, error.log)
         raise libraries.CompileError(f"{epilogue.name.partition('.')[0]}: {what}", error.log) from error
-    except (RuntimeError, ValueError) as error:  # nvJitLink refuses the code, or the driver refuses the kernel
+    except (
+        RuntimeError,
+        ValueError,
+    ) as error:  # nvJitLink refuses the code, or the driver refuses the kernel
         _failed.update({(epilogue.name, symbol): str(error) for symbol in symbols})
         return str(error)
     return ""

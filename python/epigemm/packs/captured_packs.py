@@ -21,7 +21,9 @@ class CapturedPacks:
     """The kept packs of some weights. Made before a capture."""
 
     def __init__(self, weights: Sequence[Tensor]) -> None:
-        self._read: list[tuple[int, int, KeptPack]] = []  # the weight's position, the number of slices, the pack
+        self._read: list[
+            tuple[int, int, KeptPack]
+        ] = []  # the weight's position, the number of slices, the pack
         for place, weight in enumerate(weights):
             for slices, pack in weight_packs.kept(weight).items():
                 pack.frozen = True  # if stale, the graph splits the weight; made again in place later
