@@ -1,6 +1,6 @@
-"""What a function takes from around itself: numbers become constants, what may change is refused.
+"""What a function reads from outside: numbers become constants, and what may change unnoticed is refused.
 
-What the trace refuses (a captured tensor, gradients that are off, a derivative of one's own) is left to it.
+The trace itself refuses captured tensors, gradients that are switched off, and derivatives of one's own.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ from epigemm.epilogues.tracing.program import words
 
 _NUMBERS = (bool, int, float, str, bytes, complex, tuple, type(None), torch.dtype)
 _OPERATORS = (torch._ops.OpOverload, torch._ops.OpOverloadPacket)
-_BOUND = (BuiltinFunctionType, MethodWrapperType)  # functions in C, perhaps of an object: `table.get`
+_BOUND = (BuiltinFunctionType, MethodWrapperType)  # functions in C, perhaps bound to an object: `table.get`
 _FIXED = (ModuleType, type, *_OPERATORS)
 _BUILTIN = frozenset(vars(builtins))
 _MISSING = object()
 _STATE = "{name} reads a state of PyTorch's, which is another one at a call; write one function for each"
 _UNSEEN = "{name} reads what may change unseen; write the name that it reads"
 _READERS = ("globals", "vars", "eval", "exec", "__import__", "open")
-# What no trace sees being read, as an attribute or, of torch's functions, by name.
+# Reads that a trace does not notice, of an attribute or by a function of torch.
 _REFUSED = {
     **dict.fromkeys(
         ("device", "is_cuda", "is_cpu", "get_device", "cuda", "cpu"),
@@ -63,11 +63,11 @@ _REFUSED = {
 }
 _READ_OF: tuple[Any, ...] = (torch, torch.compiler, torch.nn, importlib, inspect, os, sys)
 _PYTEST = f"{os.sep}_pytest{os.sep}"
-"""Wherever it is installed: it rewrites asserts so that they read its settings."""
+"""pytest, wherever it is installed: it rewrites asserts so that they read its settings."""
 
 
 def _is_constant(value: object) -> bool:
-    """Whether it is a number, or the like, of which nothing may change: no attribute of a class made of one."""
+    """Whether a value is immutable, such as a number or a text, and not of a class that adds attributes."""
     if isinstance(value, enum.Enum):
         return _is_constant(value.value)
     if isinstance(value, tuple) and not all(map(_is_constant, value)):
@@ -83,19 +83,19 @@ class _Captured:
     value: object
     now: Callable[[], object]
     place: str
-    is_passed_on: bool = False  # as a whole, to be read out of sight
+    is_passed_on: bool = False  # as a whole, so that its attributes are read where the trace does not notice
 
 
 @dataclass(frozen=True)
 class Captures:
-    """What a function and the functions that it calls have captured."""
+    """The values that a function and the functions that it calls read from outside."""
 
-    # of the function and of the user's functions that it calls
+    # code of the function and of the user's functions that it calls
     codes: tuple[tuple[FunctionType, CodeType], ...]
-    values: tuple[_Captured, ...]  # what they read from around them
+    values: tuple[_Captured, ...]  # the values that they read from outside
 
     def changed(self) -> str | None:
-        """The name of what has changed since; None where nothing has."""
+        """The name of a value that has changed since; None if none has."""
         for function, code in self.codes:
             if function.__code__ is not code:
                 return function.__name__
@@ -115,12 +115,12 @@ def captures_of(function: FunctionType) -> Captures:
     """What `function` has captured.
 
     Raises:
-        TypeError: for a value that may change unseen, such as a list or an instance.
-        NotImplementedError: where the device or a state is read, or what may change unseen.
+        TypeError: for a value whose changes could go unnoticed, such as a list or an instance. NotImplementedError: if
+            the function reads the device, a state, or something whose changes could go unnoticed.
     """
     codes: list[tuple[FunctionType, CodeType]] = []
     values: list[_Captured] = []
-    # A decorator of torch's that switches gradients reads nothing.
+    # A decorator of torch that switches gradients reads nothing.
     is_switch = function.__code__.co_name == "decorate_context"
     waiting: list[FunctionType] = [vars(function)["__wrapped__"] if is_switch else function]
     while waiting:
@@ -131,7 +131,7 @@ def captures_of(function: FunctionType) -> Captures:
         for captured in (*_reads(current, function.__name__), *(_defaults(current) if codes[1:] else ())):
             values.append(captured)
             _check(function.__name__, captured)
-            # A decorator of torch's is followed to the function that it decorates.
+            # For a decorator of torch the decorated function is examined.
             for each in (captured.value, getattr(captured.value, "__wrapped__", None)):
                 if isinstance(each, FunctionType) and is_users(each.__code__.co_filename):
                     waiting.append(each)
@@ -139,7 +139,7 @@ def captures_of(function: FunctionType) -> Captures:
 
 
 def _reads(function: FunctionType, epilogue: str) -> Iterator[_Captured]:
-    """Cells, globals, and what is read of modules, classes and functions among them by dots."""
+    """Cells and globals, and the attributes of modules, classes and functions among them."""
     code = function.__code__
     start = f"{code.co_filename}:{code.co_firstlineno}"
     cells = dict(zip(code.co_freevars, function.__closure__ or (), strict=True))
@@ -171,9 +171,9 @@ def _reads(function: FunctionType, epilogue: str) -> Iterator[_Captured]:
 def _chains(
     code: CodeType, cells: dict[str, CellType], names: dict[str, object], epilogue: str
 ) -> Iterator[tuple[tuple[str, ...], str]]:
-    """The names that code reads from around it, each with the attributes that are read of it at once, and its place.
+    """The names that code reads from outside, each with the attributes that are read of it, and its place.
 
-    Refuses attributes that no trace sees, and what reads names that no captured value stands for.
+    Refuses attributes whose reads a trace does not notice, and code that reads names dynamically.
     """
     chain: tuple[str, ...] = ()
     place = at = ""
@@ -183,7 +183,7 @@ def _chains(
         operation, name = instruction.opname, instruction.argval
         if lines.get(instruction.offset):
             at = f"{code.co_filename}:{lines[instruction.offset]}"
-        if operation == "EXTENDED_ARG":  # a part of the next one
+        if operation == "EXTENDED_ARG":  # a part of the next instruction
             continue
         is_attribute = operation in ("LOAD_ATTR", "LOAD_METHOD")
         reason = None
@@ -213,21 +213,21 @@ def _chains(
 
 
 def _is_steady(value: ModuleType | type | FunctionType | enum.Enum) -> bool:
-    """Whether it is of Python, epigemm or a package that is installed, none of which changes."""
-    if value is sys or value is builtins:  # they hold all modules, and names for all of them
+    """Whether a value belongs to Python, epigemm or an installed package, which are assumed not to change."""
+    if value is sys or value is builtins:  # through them everything can be reached
         return False
     if isinstance(value, type) and issubclass(value, torch.autograd.Function):  # the trace refuses it
         return True
     name = value.__name__ if isinstance(value, ModuleType) else value.__module__ or ""
     file = getattr(sys.modules.get(name, value), "__file__", None)
-    if file is None:  # built into Python, or made at run time
+    if file is None:  # a builtin of Python, or made at run time
         return name.partition(".")[0] in sys.builtin_module_names
     folders = (sysconfig.get_path("stdlib"), "site-packages", "dist-packages", _PYTEST)
     return not is_users(file) or any(folder in file for folder in folders)
 
 
 def _has_attributes(value: object) -> bool:
-    """Whether it has some of the user's, which may change."""
+    """Whether it has attributes of the user's, which may change."""
     if isinstance(value, FunctionType):
         return bool(vars(value).keys() - {"__wrapped__"}) and not _is_steady(value)
     return isinstance(value, (ModuleType, type)) and not _is_steady(value)
@@ -238,7 +238,7 @@ def _attribute(read: Callable[[], object], path: list[str]) -> object:
 
 
 def contents(cell: CellType) -> object:
-    """What a cell holds, if it holds something by now."""
+    """A cell's content, if it has one already."""
     try:
         return cell.cell_contents
     except ValueError:
@@ -257,7 +257,7 @@ def _defaults(function: FunctionType) -> Iterator[_Captured]:
 
 
 def _default(function: FunctionType, key: str | int) -> object:
-    """By its name, or by its place among the positional ones."""
+    """A default, by its name, or by its position."""
     by_place = dict(enumerate(function.__defaults__ or ()))
     found: dict[Any, object] = by_place if isinstance(key, int) else function.__kwdefaults__ or {}
     return found.get(key, _MISSING)
@@ -282,7 +282,7 @@ def _check(epilogue: str, captured: _Captured) -> None:
     is_traced = isinstance(value, (FunctionType, torch.Tensor))
     if value is _MISSING or is_traced or _is_constant(holder) or isinstance(holder, _FIXED):
         return
-    # Of the callables these hold an instance's numbers, a slope or the like.
+    # These callables hold numbers of an instance, such as a slope.
     of_torch = type(value).__module__.partition(".")[0] in ("torch", "builtins")
     if callable(value) and of_torch and not isinstance(value, (torch.nn.Module, MethodType, *_BOUND)):
         return

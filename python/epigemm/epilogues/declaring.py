@@ -1,4 +1,4 @@
-"""Epilogues from Python functions: what a function declares, and what is made of it.
+"""Epilogues from Python functions: reads a function's declaration, and has it traced.
 
     def swish_clamp(acc, bias: PerColumn, residual: Matrix, limit: Scalar = 6.0):
         z = acc + bias
@@ -7,8 +7,8 @@
     traced = trace(swish_clamp)
 
 The first argument is the accumulator, an fp32 tensor `[M, N]` whatever the type of x (fp64 beside fp64). Numbers that
-the function reads from around itself, a global or a closure's, are constants of the epilogue; `Traced.check_unchanged`
-says when one has changed.
+the function reads from outside, as globals or from a closure, are constants of the epilogue. `Traced.check_unchanged`
+raises an error if one has changed.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from epigemm.epilogues.tracing import reference, source
 from epigemm.epilogues.tracing.program import Program, words
 
 _ACCEPTED = ", ".join(kind.__name__ for kind in ANNOTATIONS)
-_TAKEN = words("x weight z out precision strict self operands named")  # by the calls themselves
+_TAKEN = words("x weight z out precision strict self operands named")  # used by the calls themselves
 _LONGEST_NAME = 64
 _MOST_OPTIONAL = 3  # each doubles the number of traces
 
@@ -41,7 +41,7 @@ class OperandSpec:
     kind: str
     name: str
     default: float | None = None
-    is_optional: bool = False  # whether the function takes None for it
+    is_optional: bool = False  # whether the function accepts None for it
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,9 +55,9 @@ class Traced:
     graph: fx.GraphModule = field(repr=False)
     source: str = field(repr=False)  # the functor in C++
     digest: str  # of the source and the operands' kinds, the same in every process
-    captured: constants.Captures = field(repr=False)  # what the function reads from around itself
+    captured: constants.Captures = field(repr=False)  # what the function reads from outside
     is_own: bool = False  # whether it is one of epigemm's own (`own`)
-    # by the numbers of the operands that are None: what the function is of the others
+    # the epilogues without optional operands, by the numbers of the operands that are None
     without: Mapping[tuple[int, ...], Traced] = field(default_factory=dict, repr=False)
 
     @property
@@ -67,12 +67,12 @@ class Traced:
 
     @property
     def slots(self) -> tuple[int, ...]:
-        """Where the open kernels take each operand: `kinds.SLOTS`."""
+        """The slot in which the open kernels read each operand: `kinds.SLOTS`."""
         return slots_of(self.kinds)
 
     @property
     def reads(self) -> tuple[bool, ...]:
-        """Of each operand whether the result depends on it."""
+        """For each operand, whether the result depends on it."""
         read = self.program.reads()
         return tuple(number in read for number in range(1, len(self.operands) + 1))
 
@@ -88,7 +88,7 @@ class Traced:
             operand if isinstance(operand, Tensor) else reference.constant(acc, operand)
             for operand in operands
         ]
-        # The module's own call takes as long as two operators on a small tensor.
+        # `forward`, because the module's call takes as long as two operators on a small tensor.
         return self.graph.forward(acc, *given)  # type: ignore[no-any-return]
 
     def kernel_source(self, elements: Sequence[int], parts: Sequence[str] = ("operand", "apply")) -> str:
@@ -97,7 +97,7 @@ class Traced:
         return f"{source.prelude()}\n{self.source}\n{functions}"
 
     def check_unchanged(self) -> None:
-        """Raises RuntimeError if the function's code, or a number that it has captured, is another one since."""
+        """Raises RuntimeError if the function's code, or a number that it has captured, has changed since."""
         changed = self.captured.changed()
         if changed is not None:
             raise RuntimeError(
@@ -118,7 +118,7 @@ def trace(function: Callable[..., Any]) -> Traced:
     if not isinstance(function, FunctionType):
         raise TypeError(f"epilogue: got {type(function).__name__}; accepted is a Python function")
     start = f"{function.__code__.co_filename}:{function.__code__.co_firstlineno}"
-    # It is a part of the names of kernels, and of one line of explanations.
+    # The name is part of the names of kernels, and of a line of explanations.
     name = function.__name__[:_LONGEST_NAME] if function.__name__.isidentifier() else "epilogue"
     operands = _operands(function, f"{name} ({start})")
     captured = constants.captures_of(function)
@@ -135,7 +135,7 @@ def trace(function: Callable[..., Any]) -> Traced:
 def _without(
     function: Callable[..., Any], operands: tuple[OperandSpec, ...], absent: tuple[int, ...]
 ) -> tuple[Callable[..., Any], tuple[OperandSpec, ...]]:
-    """The function of the operands that are left, and these."""
+    """The function of the remaining operands, and these operands."""
 
     def of_the_others(acc: Tensor, *given: Tensor | float) -> Any:
         values = iter(given)
@@ -151,7 +151,7 @@ def traced(
     start: str,  # `file:line` of where it begins, for messages
     captured: constants.Captures = constants.NONE,  # values that it reads from outside, which may change
 ) -> Traced:
-    """`trace` of a function whose operands and captured values are known."""
+    """`trace`, for a function whose operands and captured values are known."""
     from epigemm.epilogues.tracing import trace
 
     kinds = [operand.kind for operand in operands]
@@ -239,7 +239,7 @@ def _operand(function: FunctionType, parameter: inspect.Parameter, place: str) -
 
 
 def _annotation(function: FunctionType, parameter: inspect.Parameter, place: str, accepted: str) -> object:
-    """What a parameter's annotation is."""
+    """The value of a parameter's annotation, which may be a string."""
     try:
         return evaluating.evaluated(function, parameter.annotation)
     except evaluating.UnknownError as error:

@@ -1,4 +1,4 @@
-"""Annotations of a user's function that are strings, as under `from __future__ import annotations`: what they are."""
+"""Evaluates annotations of a user's function that are strings, as under `from __future__ import annotations`."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ class UnknownError(Exception):
 
 
 def evaluated(function: FunctionType, annotation: object) -> object:
-    """An annotation as it would be were it no string; of `PerColumn | None`, the kind alone.
+    """The value of an annotation that may be a string; of `PerColumn | None`, the kind alone.
 
-    Names are looked up in the function's cells, in the functions and classes around it that are at work, and in its
-    module. What is imported under `TYPE_CHECKING` is nowhere: it is known by its own name, as `PerColumn`,
-    `epigemm.PerColumn` or `Optional[PerColumn]`.
+    Names are looked up in the function's cells, in the enclosing functions and classes that are being executed, and in
+    its module. What is imported under `TYPE_CHECKING` is in none of them: it is recognised by its own name, as in
+    `PerColumn`, `epigemm.PerColumn` or `Optional[PerColumn]`.
 
     Raises:
         UnknownError: a string that cannot be evaluated. It says why.
@@ -47,7 +47,7 @@ def _evaluated_text(function: FunctionType, annotation: str) -> object:
     for names in (known, _Imported(known, function.__globals__)):
         found = annotation
         try:
-            while isinstance(found, str):  # one within quotes is one within quotes within a string
+            while isinstance(found, str):  # an annotation in quotes is a string within a string
                 found = eval(found, function.__globals__, names)
         except Exception as error:  # whatever it is
             unknown = unknown or f"{type(error).__name__}: {error}"
@@ -58,7 +58,7 @@ def _evaluated_text(function: FunctionType, annotation: str) -> object:
 
 
 class _Imported(dict[str, Any]):
-    """Names that are imported for type checkers alone: those of epigemm's annotations, and of modules with them."""
+    """Replaces names that are imported only for type checkers: epigemm's annotations, and modules that have them."""
 
     def __init__(self, known: Mapping[str, Any], module: Mapping[str, Any]) -> None:
         super().__init__(known)
@@ -71,7 +71,7 @@ class _Imported(dict[str, Any]):
 
 
 class _Module:
-    """A module that is imported for type checkers alone."""
+    """A module that is imported only for type checkers."""
 
     def __getattr__(self, name: str) -> Any:
         if (found := _named(name)) is None:
@@ -84,7 +84,7 @@ def _named(name: str) -> Any:
 
 
 def _around(function: FunctionType) -> Iterator[Mapping[str, Any]]:
-    """The local names of the functions and classes around a function that are at work, the innermost first."""
+    """The local names of the enclosing functions and classes that are being executed, the innermost first."""
     names = function.__qualname__.split(".")[:-1]
     frame = sys._getframe()
     while frame is not None:

@@ -1,10 +1,10 @@
-"""Built-in epilogues that read a matrix, or fold more than one vector: programs, as a trace makes them of a function.
+"""Built-in epilogues that read a matrix, or more than one folded vector: programs like those that a trace makes.
 
     residual: D = z + residual                      gated_ACT: D = ACT(z) * gate
     layer_scale_residual: D = residual + layer_scale[n] * z,  scale_relu: D = relu(multiplier[n] * z + offset[n])
 
-z is the accumulator; with `bias_` before the name acc + bias[n]. Everything else is as for a user's function.
-The build links those of `PRELINKED` (build_backend/prelink.py): nothing here takes torch.
+z is the accumulator; with `bias_` before the name it is acc + bias[n]. Everything else is as for a user's function. The
+build links those of `PRELINKED` (build_backend/prelink.py), so this module does not import torch.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from epigemm.epilogues.tracing.source import functor_text
 
 PRELINKED = ("residual", "bias_residual")
 ACTIVATIONS = ("gelu", "gelu_tanh", "identity", "relu", "sigmoid", "silu", "tanh")
-"""Of what a gate multiplies; identity is none."""
+"""Applied to the accumulator before it is multiplied by the gate; identity: none."""
 GATED, OF_VECTORS = "gated_", "scale_relu"
 
 
 class NamedProgram(NamedTuple):
-    """One of them."""
+    """A program with its name."""
 
     operands: tuple[tuple[str, str], ...]  # kind and name of each
     program: Program  # its steps
@@ -37,7 +37,7 @@ class NamedProgram(NamedTuple):
 
 
 def _formula(operands: dict[str, str], *steps: tuple[str, ...]) -> NamedProgram:
-    """Steps as (result, primitive, inputs...), by names; the last one's result is returned."""
+    """A formula of steps (result, primitive, inputs...), given by names. The last step's result is returned."""
     places = {name: place for place, name in enumerate(("acc", *operands))}
     program = []
     for result, op, *inputs in steps:
@@ -48,7 +48,7 @@ def _formula(operands: dict[str, str], *steps: tuple[str, ...]) -> NamedProgram:
 
 
 def _both(name: str, operands: dict[str, str], *steps: tuple[str, ...]) -> Iterator[tuple[str, NamedProgram]]:
-    """With a bias and without one; the steps begin with z."""
+    """The formula with a bias and without one; the steps begin with z."""
     yield (
         f"bias_{name}",
         _formula({"bias": PER_COLUMN, **operands}, ("z", "add", "acc", "bias"), *steps),
@@ -87,7 +87,7 @@ FORMULAS: dict[str, NamedProgram] = dict(_all())
 
 
 def digest(source: str, kinds: Sequence[str]) -> str:
-    """What an epilogue is known by: its functor and its operands' kinds."""
+    """The digest of an epilogue's functor and of its operands' kinds."""
     return hashlib.sha256("\n".join((source, *kinds)).encode()).hexdigest()
 
 
@@ -98,5 +98,5 @@ def _prelinked() -> dict[str, str]:
 
 
 def prelinked_name(of: str) -> str:
-    """The name under which the package has kernels of an epilogue with this digest; empty where it has none."""
+    """The name under which the package has kernels of an epilogue with this digest; empty if it has none."""
     return _prelinked().get(of, "")

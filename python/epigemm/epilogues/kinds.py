@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 if TYPE_CHECKING:
     from torch import Tensor
 
-    # What a user's function sees: a checker of types then reads its body as one of tensors.
+    # For type checkers these are the types that a user's function sees, so that they can check its body.
     PerColumn = Tensor
     PerRow = Tensor
     Matrix = Tensor
@@ -54,7 +54,7 @@ class OperandKind:
 
     @property
     def lacks_last_axis(self) -> bool:
-        """Whether a caller gives it without the last axis: one number for each row."""
+        """Whether callers pass it without the last axis: one number for each row."""
         return self.by_row and not self.by_column
 
     def shape(self, lead: Sequence[T], columns: T) -> tuple[T | int, ...]:
@@ -68,13 +68,13 @@ class OperandKind:
         return tuple(lead) if self.lacks_last_axis else self.shape(lead, columns)
 
     def summed(self, of_elements: Tensor) -> Tensor:
-        """The gradient of an operand from those of all elements `[M, N]` that read it."""
+        """The gradient of an operand: the sum of those of the elements `[M, N]` that read it."""
         if self.by_row:
             return of_elements if self.by_column else of_elements.sum(1, keepdim=True)
         return of_elements.sum(0) if self.by_column else of_elements.sum()
 
 
-# Names, which Dynamo compares as constants.
+# Strings, because Dynamo compares them as constants.
 PER_COLUMN, SCALAR, PER_ROW, MATRIX = "per_column", "scalar", "per_row", "matrix"
 KINDS = {
     PER_COLUMN: OperandKind(1, 4, False, True, "c", "a tensor [N]"),
@@ -89,12 +89,12 @@ SLOTS = tuple(f"{kind.letter}{number}" for kind in KINDS.values() for number in 
 
 
 def slots_of(kinds: Sequence[str]) -> tuple[int, ...]:
-    """The slot of each operand: the first of a kind has the first of its kind's."""
+    """The slot of each operand: the operands of a kind have that kind's slots, in order."""
     names = (f"{KINDS[kind].letter}{kinds[:place].count(kind)}" for place, kind in enumerate(kinds))
     return tuple(SLOTS.index(name) for name in names)
 
 
 def too_many(kinds: Sequence[str]) -> tuple[str, int, int] | None:
-    """A kind of which there are more than an epilogue can have: its name, how many there are, how many there may be."""
+    """A kind with too many operands: its name, how many there are, how many there may be; None if there is none."""
     counts = ((name, kinds.count(name), kind.most) for name, kind in KINDS.items())
     return next((each for each in counts if each[1] > each[2]), None)

@@ -36,15 +36,15 @@ class Operand:
     folded: bool = False
 
     def dtype(self, x_dtype: torch.dtype) -> torch.dtype:
-        """The element type that this operand has beside an x of `x_dtype`."""
+        """The element type of this operand in a call with an x of `x_dtype`."""
         return compute_dtype(x_dtype) if self.folded else x_dtype
 
 
 class Epilogue:
     """One epilogue: its name and formula, its operands, and a differentiable reference in plain PyTorch.
 
-    `compute(z, *operands, *scalars)` is in the type of the epilogue's arithmetic; z is the accumulator, plus the bias
-    where the epilogue takes one.
+    `compute(z, *operands, *scalars)` computes in the type of the epilogue's arithmetic. z is the accumulator, plus the
+    bias if the epilogue has one.
     """
 
     def __init__(
@@ -56,8 +56,8 @@ class Epilogue:
         linear: bool = True,
     ) -> None:
         self.name = name
-        self.number = -1  # its place in registry.def
-        self.prelinked = name  # under which the package may have kernels of it
+        self.number = -1  # its position in registry.def
+        self.prelinked = name  # the name under which the package may have its kernels
         self.functor = ""  # the struct in csrc/epilogue/NAME.h
         self.formula = formula
         self.compute = compute
@@ -67,48 +67,48 @@ class Epilogue:
         self.vectors = tuple(o for o in operands if o.kind == PER_COLUMN and o.name != "bias")
         scalars = [o for o in operands if o.kind == SCALAR]
         self.scalar = scalars[0] if scalars else None
-        self.operand_count = len(self.vectors) + len(scalars)  # beside the accumulator and the bias
+        self.operand_count = len(self.vectors) + len(scalars)  # without the accumulator and the bias
 
-    first = "x"  # what callers of the elementwise function call its first argument
-    takes_0d = True  # the elementwise function's first argument may have no axes, where no operand has any
-    chooses_dtypes = False  # its callers choose each operand's dtype, x's or the arithmetic's
+    first = "x"  # the name of the elementwise function's first argument
+    takes_0d = True  # the elementwise function's first argument may be 0-d if no operand has axes
+    chooses_dtypes = False  # callers choose for each operand between x's dtype and the arithmetic's
     order_of_operands = " (vectors first; a scalar as a 0-d tensor or as a number)"
     has_cpu_loop = True  # csrc/cpu runs it
-    derives_operands = False  # the kernel of its derivative gives the operands' gradients as well
-    bias_place: int | None = None  # of a linked one: the operand that is its bias, by its place in `operands`
+    derives_operands = False  # its derivative's kernel also computes the operands' gradients
+    bias_place: int | None = None  # for a linked epilogue: the position of its bias in `operands`
 
     @property
     def after_bias(self) -> Epilogue | None:
-        """The epilogue without its bias, where that has a name."""
+        """The epilogue without its bias, if there is one in the registry."""
         return None
 
     def __repr__(self) -> str:
         return f"Epilogue({self.name}: {self.formula})"
 
     def check_unchanged(self) -> None:
-        """Raises RuntimeError where a number that it was made with is another one since; never of a built-in one."""
+        """Raises RuntimeError if a captured number has changed since. A built-in epilogue has none."""
 
     def source(self, symbol: str) -> str:
         """The text for NVRTC that goes into an open kernel: see csrc/open/functor.h."""
         from epigemm.epilogues.tracing.source import built_in_source
 
-        # Results of 16 bits take shorter instructions.
+        # For results of 16 bits shorter instructions are used.
         number = "float"
         if "float16" in symbol and "_derivative_" not in symbol:
             number = "epigemm::RoundedToBFloat16" if "bfloat16" in symbol else "epigemm::Rounded"
         return built_in_source(self.name, self.functor, number)
 
     def describe_error(self, source: str, log: str) -> str:
-        """What NVRTC's log says of a source, in a line."""
+        """NVRTC's error for a source, in one line."""
         del source
         return log.strip().split("\n")[0]
 
     def in_order(
         self, bias: Tensor | None, operands: Sequence[Tensor], scalars: Sequence[float]
     ) -> tuple[Tensor | float | None, ...] | None:
-        """What a call gives, one value for each operand after the accumulator; None where the numbers do not fit.
+        """A call's operands, one value for each after the accumulator; None if their number does not fit.
 
-        A built-in epilogue has its vectors before at most one scalar.
+        A built-in epilogue has its vectors first, and at most one scalar.
         """
         if len(operands) + len(scalars) != self.operand_count or (bias is not None and not self.takes_bias):
             return None
@@ -198,14 +198,14 @@ def gelu_epilogue(approximate: str) -> Epilogue:
 
 
 LINKED: dict[str, Epilogue] = {}
-"""Those that were made at run time: see `epigemm.epilogues.traced`."""
+"""The epilogues that were made at run time: see `epigemm.epilogues.traced`."""
 
 
 WHEN_MADE: list[Callable[[str], None]] = []
-"""What is told the name of each epilogue that is made at run time."""
+"""Functions that are called with the name of each epilogue that is made at run time."""
 
 MAKERS: list[Callable[[str], Epilogue | None]] = []
-"""What makes an epilogue of the package's that is known by a name: an exported program may be the first to name it."""
+"""Functions that make an epilogue of the package by its name, which an exported program may use first."""
 
 
 def named(name: str) -> Epilogue | None:
@@ -223,12 +223,11 @@ def fold_batch_norm_reference(like: Tensor, vectors: Sequence[Tensor | None], ep
 
         multiplier = scale * g,  offset = (bias * scale - mean) * g + bn_bias,  g = bn_weight / sqrt(var + eps)
 
-    An absent vector stands for what leaves the others alone: bias, mean and bn_bias 0, scale and bn_weight 1;
-    without `running_var` there is no normalisation (g = bn_weight). Returns `[2, N]` in the epilogue's
-    arithmetic type.
+    An absent vector counts as neutral: 0 for bias, mean and bn_bias, 1 for scale and bn_weight. Without `running_var`
+    there is no normalisation (g = bn_weight). Returns `[2, N]` in the epilogue's arithmetic type.
     """
     bias, scale, running_mean, running_var, bn_weight, bn_bias = vectors
-    # The offset is a difference of products: in fp64 it loses nothing that fp32 holds. MPS has no fp64.
+    # The offset is a difference of products, which may cancel. fp64 keeps all bits that fp32 can hold. MPS has no fp64.
     wide = torch.float32 if like.device.type == "mps" else torch.float64
 
     def read(vector: Tensor | None, absent: float) -> Tensor:
@@ -240,5 +239,5 @@ def fold_batch_norm_reference(like: Tensor, vectors: Sequence[Tensor | None], ep
     scaled = read(scale, 1.0)
     multiplier = scaled * gain
     offset = (read(bias, 0.0) * scaled - read(running_mean, 0.0)) * gain + read(bn_bias, 0.0)
-    # Every vector is in the offset: its shape is the full one.
+    # The offset depends on every vector, so it has the full shape.
     return torch.stack((multiplier.expand_as(offset), offset)).to(compute_dtype(like.dtype))

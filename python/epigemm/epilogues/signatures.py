@@ -1,4 +1,4 @@
-"""How an epilogue's calls look to `inspect.signature` and `help`."""
+"""The signature and docstring of an epilogue's calls, for `inspect.signature` and `help`."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ from epigemm.epilogues.kinds import KINDS, SCALAR
 def call_signature(operands: Sequence[OperandSpec]) -> inspect.Signature:
     """The signature of an epilogue's calls, as `help` shows it.
 
-    Scalars with a default that no other operand follows are shown as keywords, which is how they are best given; a call
-    takes them by position, too.
+    Scalars with a default that come last are shown as keywords. A call also takes them by position.
     """
     kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
     given = [inspect.Parameter(name, kind) for name in ("x", "weight")]
@@ -41,7 +40,7 @@ def _parameter(operand: OperandSpec, kind: Any) -> inspect.Parameter:
 
 
 def call_doc(doc: str | None, name: str, operands: Sequence[OperandSpec]) -> str:
-    """The docstring of an epilogue: its function's, and what a call takes."""
+    """The docstring of an epilogue: its function's docstring, and the arguments of a call."""
     lines = [
         inspect.cleandoc(doc) if doc else f"D = {name}(x @ weight.T, ...), in one kernel where there is one."
     ]

@@ -1,9 +1,9 @@
 """Epilogues that are made at run time.
 
-An epilogue of the user's (`epigemm.user_epilogue`) is registered with the native module under a name that its source
-decides. From then on the planner, the calls and their derivatives treat it like a built-in one. What differs is here:
-the kernel of the epilogue alone is linked as well (`epigemm.calls.linked_elementwise`). Where it cannot be, and on
-devices without kernels, the epilogue's PyTorch reference stands in.
+A user's epilogue (`epigemm.user_epilogue`) is registered with the C++ module under a name that contains a digest of its
+source. From then on the planner, the calls and their derivatives treat it like a built-in one. One difference is in
+this module: the elementwise kernel is linked, too (`epigemm.linking.loading`). If it cannot be linked, and on
+devices without kernels, the epilogue's PyTorch reference is used.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ _FP32, _FP64 = torch.float32, torch.float64
 
 
 class LinkedEpilogue(Epilogue):
-    """A traced function with the element types of its operands: of a `folded` one that of the arithmetic, not x's."""
+    """A traced function with the element types of its operands: `folded` operands have the arithmetic's, others x's."""
 
     first = "z"
     takes_0d = False
-    chooses_dtypes = True  # with another choice it is another epilogue
+    chooses_dtypes = True  # each choice is an epilogue of its own
     order_of_operands = ""
     has_cpu_loop = False
     derives_operands = True
@@ -45,10 +45,10 @@ class LinkedEpilogue(Epilogue):
         names = [operand.name for operand in operands]
         about = "\n".join([traced.digest, *names, *(str(operand.folded) for operand in operands)])
         version = hashlib.sha256(about.encode()).hexdigest()[:16]
-        if traced.is_own:  # of a name that stays, for exported programs: `epilogues.named` knows it
+        if traced.is_own:  # a fixed name, by which exported programs find it (`registry.named`)
             version = "".join(str(int(operand.folded)) for operand in operands)
         name = f"{traced.name}.{version}"
-        # Where no operand may be a number there is nothing to do before the steps.
+        # If no operand may be a number, nothing has to be converted before the steps.
         compute = traced.reference if SCALAR in traced.kinds else traced.graph.forward
         super().__init__(name, f"D = {traced.name}({', '.join(['acc', *names])})", compute, *operands)
         self.takes_bias = False
@@ -67,7 +67,7 @@ class LinkedEpilogue(Epilogue):
             cost.primitives(traced.program, traced.kinds),
             short_number(traced.program, ROUNDED_TO["bfloat16"]) is not None,
         )
-        # The package's kernels read operands of x's type.
+        # The package's kernels read operands that have x's type.
         is_usual = all(operand.folded == (operand.kind == SCALAR) for operand in operands)
         self.prelinked = formulas.prelinked_name(traced.digest) if is_usual else ""
         LINKED[name] = self
@@ -76,7 +76,7 @@ class LinkedEpilogue(Epilogue):
 
     @property
     def after_bias(self) -> Epilogue | None:
-        """As `Epilogue.after_bias`: of epigemm's own."""
+        """As `Epilogue.after_bias`; only epigemm's own programs have one."""
         if not self.traced.is_own or self.bias_place != 1:
             return None
         name, _, folded = self.name.removeprefix("bias_").partition(".")
@@ -85,7 +85,7 @@ class LinkedEpilogue(Epilogue):
     def in_order(
         self, bias: Tensor | None, operands: Sequence[Tensor], scalars: Sequence[float]
     ) -> tuple[Tensor | float | None, ...] | None:
-        """As `Epilogue.in_order`; numbers are for the first scalars, tensors stand for the others."""
+        """As `Epilogue.in_order`. Numbers are for the first scalars, tensors for the others."""
         tensors, numbers = iter(operands), iter(scalars)
         given: list[Tensor | float | None] = []
         for operand in self.operands[1:]:

@@ -1,7 +1,7 @@
-"""The products of a module's call, noted while it runs: of each call of epigemm's operators what a plain one would do.
+"""Notes the products of a module's call while it runs, each as if it were a plain call.
 
-The call itself runs, as what a module does may depend on its values. What epigemm would launch is asked ahead of it by
-the dry run that `explain` of a function asks, so no other code decides. Packs are not made.
+The call itself runs, because what a module does may depend on values. Before each operator, a dry run asks what epigemm
+would launch, as `explain` of a function does. Packs are not made.
 """
 
 from __future__ import annotations
@@ -26,25 +26,24 @@ from epigemm.explain.explanation import of_recorded
 from epigemm.explain.products import Product, numbered
 from epigemm.explain.recorder import Recorded, dtype_name, is_cast, operator_name
 
-_PACK_USE = 7  # its place among the arguments of the operator `linear`; behind `out`, one later
+_PACK_USE = 7  # its position among the arguments of `linear`; in `linear_out` one later
 
 
 class Place(NamedTuple):
-    """Where a call is."""
+    """The place of a call in the model."""
 
     layer: str
-    why: str = ""  # of a node of a graph, why it is not fused
-    function: str = ""  # of a fused one, what the report calls it
-    notes: tuple[str, ...] = ()  # and says of it
+    why: str = ""  # for a node of a graph: why it is not fused
+    function: str = ""  # for a fused node: its name in the report
+    notes: tuple[str, ...] = ()  # for a fused node: the report's notes
 
 
 class Listener(TorchFunctionMode):
     """Notes products while it is entered; see `current`.
 
     Attributes:
-        notes: what was said beside them.
-        graphs: how many graphs of fused models ran.
-        calls: how many calls of epigemm's there were.
+        notes: notes about all products. graphs: how many graphs of fused models ran. calls: how many calls of epigemm's
+            operators there were.
     """
 
     def __init__(self, root: nn.Module) -> None:
@@ -60,7 +59,7 @@ class Listener(TorchFunctionMode):
 
     @property
     def products(self) -> list[Product]:
-        """What was noted, each with a name of its own."""
+        """The noted products, with unique names."""
         return numbered(self._products)
 
     def __enter__(self) -> Listener:
@@ -74,9 +73,9 @@ class Listener(TorchFunctionMode):
 
     @contextmanager
     def paused(self, model: nn.Module | None = None) -> Iterator[None]:
-        """Take the mode away, so that a fused model's call runs as it does without. Modes above it stay.
+        """Remove this mode, so that a fused model's call runs as usual. Modes that were entered later stay.
 
-        `model`: the one that is called, in which nodes are named by their layers.
+        `model`: the model that is called. Nodes are named by its layers.
         """
         before, self._model = self._model, self._names.get(id(model), "")
         above = list(iter(_pop_mode, self))
@@ -90,7 +89,7 @@ class Listener(TorchFunctionMode):
 
     @contextmanager
     def resumed(self) -> Iterator[None]:
-        """Put it back inside of `paused`, around the run of a graph."""
+        """Restore the mode inside `paused`, while a graph runs."""
         super().__enter__()  # type: ignore[no-untyped-call]
         try:
             yield
@@ -126,7 +125,7 @@ class Listener(TorchFunctionMode):
         recorded, self._pending = self._pending, Recorded()
         last, result = self._last
         if name.startswith("elementwise") and args[1] is result and _is_within_linear(sys._getframe(2)):
-            # A folded BatchNorm in 16 bits, which is one call where nobody looks.
+            # A folded BatchNorm in 16 bits: without this mode it would be one call.
             last.folds += recorded.folds
             self._products.pop()
             last.join(args)
@@ -162,14 +161,14 @@ class Listener(TorchFunctionMode):
     def _note_torchs(
         self, func: Any, take_apart: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
-        """A product of PyTorch's."""
+        """A product that PyTorch computes."""
         place = self._place(sys._getframe(2))
         size, batch, dtype = take_apart(*args, **kwargs)
         why = place.why or ("" if size else _OUT_OF_SIGHT)
         self._products.append(Product(place.layer, func.__name__, size, dtype, batch, why, notes=place.notes))
 
     def _place(self, frame: FrameType | None) -> Place:
-        """The node that runs, or the innermost module in whose method the call is."""
+        """The node that is running, or the innermost module whose method makes the call."""
         if self._node is not None:
             return self._node
         while frame is not None:
@@ -185,7 +184,7 @@ _push_mode: Callable[[Any], None] = overrides._push_mode
 
 
 def _push(modes: list[Any]) -> None:
-    """Put modes back, the last one first."""
+    """Restore modes, the last one first."""
     for mode in reversed(modes):
         _push_mode(mode)
 
@@ -209,7 +208,7 @@ def _module_of(frame: FrameType) -> str:
 
 
 def _is_within_linear(frame: FrameType | None) -> bool:
-    """Whether `route.linear` is at work, not a caller who calls two functions."""
+    """Whether the calls come from one `route.linear`, not from a caller that calls two functions."""
     while frame is not None and _module_of(frame).startswith(("torch.", "epigemm.")):
         if frame.f_code is route.linear.__code__:
             return True
@@ -255,7 +254,7 @@ def _unknown(*args: Any, **kwargs: Any) -> _Sized:
 _PRODUCTS: dict[Any, Callable[..., _Sized]] = {
     torch.nn.functional.linear: _of_linear,
     torch.nn.functional.bilinear: _unknown,
-    torch.nn.functional.multi_head_attention_forward: _unknown,  # its products are out of sight
+    torch.nn.functional.multi_head_attention_forward: _unknown,  # its products are inside one operator
     torch.einsum: _unknown,
     torch.tensordot: _unknown,
     torch.matmul: _of_matmul,

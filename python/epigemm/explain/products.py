@@ -1,4 +1,4 @@
-"""`epigemm.explain` of a module: its products, one line each, and any of them in full."""
+"""The result of `epigemm.explain` for a module: its products, one line each, or any of them in full."""
 
 from __future__ import annotations
 
@@ -18,17 +18,14 @@ _RUNS = {
 
 @dataclass(frozen=True)
 class Product:
-    """One matrix product of a module's call, or one elementwise call of epigemm's.
+    """One matrix product of a module's call, or one of epigemm's elementwise calls.
 
     Attributes:
-        name: of the layer that it is in, as `named_modules` has it; the second one of a layer is `fc#2`.
-        function: what computes it.
-        size: (M, N, K); (M, N) of an elementwise call; empty where it is not known.
-        batch: how many of this size, for a product of batches.
-        dtype: of x, as "bfloat16".
-        why: what epigemm does not do with it and why; empty where there is an explanation.
-        explanation: of the call in full; None where it is none of epigemm's.
-        notes: what `fuse` says of it.
+        name: its layer's name, as in `named_modules`; the second product of a layer `fc` is `fc#2`. function: what
+            computes it. size: (M, N, K); (M, N) of an elementwise call; empty where it is not known. batch: the number
+            of products, for a batched product. dtype: of x, as "bfloat16". why: why epigemm does not compute it; empty
+            if there is an explanation. explanation: the full explanation of the call; None if it is not a call of
+            epigemm. notes: notes of `fuse` about it.
     """
 
     name: str
@@ -73,9 +70,8 @@ class ModuleExplanation:
     """What one call of a module would do; print it to read it, or one product of it: `explanation["layers.3"]`.
 
     Attributes:
-        about: the module, and whether this is about it as it is or about what `fuse` would make of it.
-        products: in the order in which they run.
-        notes: what holds for all of it.
+        about: the module, and whether the products are those of the module as it is, or after `fuse`. products: in the
+            order in which they run. notes: notes about all products.
     """
 
     about: str
@@ -86,8 +82,7 @@ class ModuleExplanation:
         """A product by its number or its layer's name.
 
         Raises:
-            IndexError: there is no such number.
-            KeyError: there is no such name; the message has those that are there.
+            IndexError: there is no such number. KeyError: there is no such name; the message lists the names.
         """
         if isinstance(which, int):
             return self.products[which]
@@ -115,7 +110,7 @@ class ModuleExplanation:
 
 
 def numbered(products: list[Product]) -> list[Product]:
-    """With names of their own: the second product of a layer `fc` is `fc#2`."""
+    """Products with unique names: the second product of a layer `fc` is `fc#2`."""
     seen: dict[str, int] = {}
     named = []
     for each in products:

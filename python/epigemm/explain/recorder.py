@@ -1,4 +1,4 @@
-"""What a call of a public function asks of the operators, found out without running them."""
+"""Finds out which operators a public function calls, without running them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _FUNCTIONS: dict[str, Callable[..., Tensor]] = {
 
 
 def record(fn_or_name: Callable[..., Tensor] | str, *args: Any, **kwargs: Any) -> tuple[str, Recorder]:
-    """The name of a public function, and what the call asks of the operators.
+    """The name of a public function, and the operators that the call would run.
 
     Raises:
         ValueError: `fn_or_name` is no public function of epigemm.
@@ -49,7 +49,7 @@ def record(fn_or_name: Callable[..., Tensor] | str, *args: Any, **kwargs: Any) -
 
 
 class Recorded:
-    """The operators that one call of a public function has called."""
+    """The operators that a call of a public function has called."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -57,7 +57,7 @@ class Recorded:
         self.folds: list[str] = []
         self.folded_bias: Tensor | None = None
         self.call: tuple[str, tuple[Any, ...]] | None = None
-        self.earlier: list[LinearCall] = []  # products whose results the call reads as operands
+        self.earlier: list[LinearCall] = []  # products calls whose results the last call reads as operands
         self._gradients_of_operands = False
 
     def note_fold(self, args: tuple[Any, ...]) -> int:
@@ -76,7 +76,7 @@ class Recorded:
         )
 
     def join(self, args: tuple[Any, ...]) -> None:
-        """A folded BatchNorm behind a product with the layer's bias: one call where it is plain."""
+        """Join a product with the layer's bias and a folded BatchNorm behind it, which a plain call runs as one."""
         assert self.call is not None
         _, (_, x, weight, self.folded_bias, _, _, *options) = self.call
         epilogue, _, _, operands, scalars, *out = args
@@ -87,8 +87,8 @@ class Recorded:
     def taken_apart(self) -> tuple[str, LinearCall | ElementwiseCall]:
         """The operator that was called, and the call.
 
-        Its operands require a gradient where something that they were folded from does: under `no_grad`, where calls
-        are recorded, a fold's result does not.
+        Its operands require a gradient if a vector that they were folded from does. (Calls are recorded under
+        `no_grad`, where the result of a fold requires none.)
         """
         assert self.call is not None
         operator, args = self.call
@@ -138,14 +138,14 @@ _CALLS: dict[str, Callable[..., LinearCall | ElementwiseCall]] = {
 
 
 def is_cast(func: Any, args: tuple[Any, ...]) -> bool:
-    """Whether a tensor is cast to another type, as autocast has it done."""
+    """Whether an operator casts a tensor to another type, as autocast does."""
     return (
         func is Tensor.to and len(args) == 2 and isinstance(args[1], torch.dtype) and args[0].dtype != args[1]
     )
 
 
 def operator_name(func: Any) -> str | None:
-    """The name of one of epigemm's operators that calls come to; None for anything else."""
+    """The name of an operator of epigemm that public functions call; None for other operators."""
     for name in (*_CALLS, "fold_batch_norm"):
         packet = getattr(ops, name)
         if func is packet or func is packet.default:
@@ -154,5 +154,5 @@ def operator_name(func: Any) -> str | None:
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """A dtype as people call it: "bfloat16"."""
+    """The name of a dtype: "bfloat16"."""
     return str(dtype).removeprefix("torch.")

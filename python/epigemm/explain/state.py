@@ -1,4 +1,4 @@
-"""A module's state, put back after a call that only looks."""
+"""Restores a module's state after a call that only explains."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from torch import Tensor, nn
 
 @contextmanager
 def kept(module: nn.Module) -> Iterator[None]:
-    """Put back what a call changes of a module and of random generators.
+    """Restore what a call changes in a module and in random generators.
 
-    Buffers are copies meanwhile. Attributes of the modules are those from before, be they numbers, flags, hooks or
-    other objects, and so are the generators of the CPU and of all GPUs. What a call changes inside of an object that
-    is no buffer, as a list that it appends to, stays changed.
+    During the call, buffers are copies. Afterwards attributes of the modules (numbers, flags, hooks, other objects) and
+    the generators of the CPU and of all GPUs are restored. Changes inside an object that is not a buffer, such as a
+    list, are not undone.
     """
     was = [(each, _attributes(each)) for each in module.modules()]
     copies: dict[int, Tensor] = {}
@@ -35,7 +35,7 @@ def kept(module: nn.Module) -> Iterator[None]:
 
 
 def _attributes(module: nn.Module) -> dict[str, Any]:
-    """All attributes; of dictionaries, as those of buffers and hooks, what they have."""
+    """All attributes, and the contents of those that are dictionaries, such as buffers and hooks."""
     return {name: (value, _copied(value)) for name, value in vars(module).items()}
 
 

@@ -1,4 +1,4 @@
-"""What a linear call would launch, and what stands in its way: `call::linear` of csrc/call, which launches nothing."""
+"""Dry runs: `call::linear` of csrc/call says what a linear call would launch, and the reasons on the way."""
 
 from __future__ import annotations
 
@@ -15,38 +15,39 @@ from epigemm.planning import plans
 from epigemm.planning.reasons import Reason
 
 PRODUCT, WITH_BIAS, WITH_BIAS_AND_RELU = range(3)
-"""What torch's GEMM does of a call in the fallback."""
+"""How much of a call torch's GEMM computes in the fallback."""
 
 PER_CALL, NO_COST, STALE = range(3)
-"""What the weight's slices cost a call: they are made by it; they are there; they are made for it or for many."""
+"""The cost of the weight's slices for a call: they are made by this call; there is no cost; they are stale, and made
+for this call or for many."""
 SHORT, THERE = 4, 8
-"""Beside the cost: there is no memory for slices; the pack is there."""
+"""Bits beside the cost: there is no memory for slices; there is a pack."""
 SHIFTS = {_precision.SPLIT: 0, _precision.SCALED: 4}
-"""Where an arithmetic's slices stand in the number `slices`."""
+"""The position of an arithmetic's bits in the number `slices`."""
 ALL_KEPT = sum((NO_COST | THERE) << shift for shift in SHIFTS.values())
-"""`slices` of a weight whose packs are there."""
+"""`slices` for a weight that has all packs."""
 
 ROUTED, OUT_APART, OUT_PADDED, OTHER_SETTING, RAISES_SHORTAGE = 1, 2, 4, 8, 16
 """Circumstances of a call, which csrc/call/forced.h explains."""
 
 ARITHMETICS = (_precision.IEEE, _precision.TF32, _precision.SPLIT, _precision.SCALED)
-"""By their numbers in csrc."""
+"""The arithmetics, by their numbers in csrc."""
 FALLBACK = (0, -1, 0, 0, 1, 1)
 """The forced plan that is the fallback."""
 
 
 class Tried(NamedTuple):
-    """One arithmetic that a call is tried in."""
+    """One of the arithmetics that are tried for a call."""
 
     arithmetic: str  # what its kernels multiply in
-    why_not: str  # why none of them runs; empty where one does
+    why_not: str  # why no fused kernel runs in it; empty if one does
     plan: dict[str, Any]  # the planner's answer
-    packed: bool  # on fp16 slices: whether the weight's were not charged to the call
-    padded: bool  # there: whether the result is stored elsewhere, in rows of whole 16 bytes, and copied
+    packed: bool  # on fp16 slices: whether the split of the weight is not counted in the call's time
+    padded: bool  # on fp16 slices: whether the result is written to rows of whole 16 bytes and then copied
     tf32_allowed: bool  # whether torch's GEMM, which the plan was compared with, may use TF32
-    tunable: bool  # whether what is measured of it holds for other calls of its sizes
+    tunable: bool  # whether a measurement of it would hold for other calls of its sizes
     copies: tuple[str, ...]  # in 16 bits: which of x and weight are copied for the kernel, in words
-    copies_result: bool  # there: whether the result is copied, too
+    copies_result: bool  # in 16 bits: whether the result is copied, too
 
     @property
     def is_on_slices(self) -> bool:
@@ -55,21 +56,21 @@ class Tried(NamedTuple):
 
 
 class DryRun(NamedTuple):
-    """What would come of a call."""
+    """The result of a dry run."""
 
     answer: int  # where it ends: 0, or a `Reason`
     refused: str  # why a forced plan cannot run
-    reasons: list[Reason]  # what has to be mended first, in order, each as if it were
+    reasons: list[Reason]  # the reasons on the way, in order, each as if its deed had been done
     fused: bool  # whether a fused plan runs, not the fallback
     on_slices: bool  # whether that multiplies fp16 slices
     arithmetic: str  # what it multiplies in
-    packed: bool  # on slices: whether the weight's are not charged to the call
+    packed: bool  # on slices: whether the split of the weight is not counted
     padded: bool  # on slices: whether the result needs rows of whole 16 bytes
     gemm: int  # what torch's GEMM does in the fallback
     plan: tuple[int, ...]  # family, tile, raster, swizzle, splits
     launches: list[str]
-    missing: list[str]  # the kernels that its epilogue has to be linked into first
-    tried: list[Tried]  # every arithmetic, in order, where that was asked for
+    missing: list[str]  # the kernels into which the epilogue has to be linked first
+    tried: list[Tried]  # every arithmetic, in order, if `tried` was asked for
 
 
 def dry_run(
@@ -83,11 +84,12 @@ def dry_run(
     tried: bool = False,
     weight2: Tensor | None = None,
 ) -> DryRun:
-    """What would come of a call on a CPU or a CUDA device.
+    """A dry run of a call on a CPU or a CUDA device.
 
-    `slices`: what the weight's cost, by `SHIFTS`. `place`: a tensor on the device that a call of meta tensors is for.
-    `order`: what it may run on; None: what its precision says now. `circumstances`, `plan`: see csrc/call/forced.h.
-    `weight2`: of a pair of products, the second of which is the epilogue's first matrix: the call has no such operand.
+    `slices`: the cost of the weight's slices, at `SHIFTS`. `place`: for meta tensors, a tensor on the device in
+    question. `order`: the arithmetics to try; None: those of the call's precision. `circumstances`, `plan`: see
+    csrc/call/forced.h. `weight2`: the second weight of a pair of products. The second product takes the place of the
+    epilogue's first matrix, which the call does not have then.
 
     Raises:
         RuntimeError: the numbers of `plan` name none.
@@ -124,7 +126,7 @@ def dry_run(
 
 
 def order_on(call: LinearCall, place: Tensor) -> _precision.Order:
-    """What a call of meta tensors may run on, on the device of `place`."""
+    """The arithmetics to try for a call of meta tensors on the device of `place`."""
     is_fp32 = call.x.dtype is torch.float32
     return _precision.order(call.precision, place.device.type) if is_fp32 else _precision.ORDERS[0]
 

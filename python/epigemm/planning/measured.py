@@ -1,7 +1,7 @@
-"""Measured choices on disk, the user's cache, and the planner's copy of them.
+"""Measured times: the user's cache on disk, and the planner's copy.
 
-A file belongs to one kind of GPU and one set of kernels. What is wrong with it is never the caller's problem: the cost
-model decides where no measurement is to be had.
+A file belongs to one kind of GPU and one set of kernels. A damaged file causes no error: without a measurement the cost
+models decide.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ Key = tuple[str, str, str, bool, bool, bool, int, int, int]
 class Entry:
     """The best fused plan for one kind of call, and how it compares with the fallback."""
 
-    epilogue: str  # its name. Of one that is made at run time it holds a digest of the functor
+    epilogue: str  # its name, which for an epilogue made at run time has a digest of the functor
     dtype: str  # of x: "float16", "bfloat16" or "float32"
     arithmetic: str  # "ieee" for 16 bits; "tf32", "split" or "scaled" for fp32
-    packed: bool  # on fp16 slices: whether the weight's were there already
+    packed: bool  # on fp16 slices: whether the weight had a pack
     bias: bool  # whether there was one
     tf32_allowed: bool  # fp32: whether torch's GEMM could use TF32
     m: int  # rows of x: it decides for calls of exactly so many
@@ -56,7 +56,7 @@ class Entry:
 
     @classmethod
     def from_json(cls, value: Any) -> Entry:
-        """The entry that a file holds, perhaps of an epilogue that is not made yet; ValueError where it is none."""
+        """An entry of a file, perhaps for an epilogue that has not been made yet; ValueError if it is not valid."""
         if not isinstance(value, dict) or set(value) != {each.name for each in fields(cls)}:
             raise ValueError(f"an entry must be an object with {[each.name for each in fields(cls)]}")
         for names, fits, accepted in _ACCEPTED:
@@ -68,11 +68,11 @@ class Entry:
         return entry
 
     def to_json(self) -> dict[str, Any]:
-        """As `from_json` takes it."""
+        """In the form that `from_json` reads."""
         return {each.name: getattr(self, each.name) for each in fields(self)}
 
     def row(self, epilogue: int) -> list[int]:
-        """As `_load_measured` takes it, with the epilogue's number; ValueError for names that it does not know."""
+        """In the form of `_load_measured`, with the epilogue's number; ValueError for unknown names."""
         indices = [epilogue, ELEMENTS.index(self.dtype), ARITHMETICS.index(self.arithmetic)]
         flags = [int(flag) for flag in (self.packed, self.bias, self.tf32_allowed)]
         times = [round(1e3 * us) for us in (self.fused_us, self.torch_us)]
@@ -80,17 +80,17 @@ class Entry:
 
 
 _MADE = re.compile(r".+\.[0-9a-f]{16}")
-"""The names of epilogues that are made at run time: see `epigemm.epilogues.traced`."""
+"""A pattern of the names of epilogues that are made at run time: see `epigemm.epilogues.traced`."""
 
 
 def _number(name: str) -> int | None:
-    """An epilogue's number in this process; None where it is not known here."""
+    """An epilogue's number in this process; None if it has not been made here."""
     epilogue = registry.named(name)
     return None if epilogue is None else epilogue.number
 
 
 def _checked_number(name: Any) -> int:
-    """A number to check an entry with: its epilogue's, or any where that one may still be made."""
+    """A number to check an entry with: that of its epilogue, or any number if the epilogue may still be made."""
     if not isinstance(name, str):
         raise ValueError(f"epilogue must be a name, got {name!r}")
     number = _number(name)
@@ -99,7 +99,7 @@ def _checked_number(name: Any) -> int:
     return number or 0
 
 
-_NO_DEVICE = -1  # rows for it are checked and put nowhere
+_NO_DEVICE = -1  # rows for it are checked and not kept
 _LEAST_US, _MOST_US = 1e-3, 1e12  # whole nanoseconds that an int64 holds
 _ACCEPTED: tuple[tuple[tuple[str, ...], Callable[[Any], bool], str], ...] = (
     (("plan",), lambda v: isinstance(v, list) and [type(each) for each in v] == [int] * 5, "five integers"),
@@ -111,7 +111,7 @@ _ACCEPTED: tuple[tuple[tuple[str, ...], Callable[[Any], bool], str], ...] = (
         "a time in microseconds",
     ),
 )
-"""What a file's entry must have: names of fields, a test of the value, words for what fits."""
+"""The rules for an entry of a file: names of fields, a test of the value, and a text for accepted values."""
 
 Entries = dict[Key, Entry]
 
@@ -137,13 +137,13 @@ def slug(gpu: str) -> str:
 
 
 def cache_path(gpu: str) -> Path:
-    """The file of the user's cache for one kind of GPU and this very set of kernels."""
+    """The file of the user's cache for one kind of GPU and this build's set of kernels."""
     info = build_info()
     return cache_dir() / f"{slug(gpu)}-{info['version']}-{info['tiles_fingerprint']}-{FORMAT}.json"
 
 
 def _outdated(path: Path, gpu: str) -> Path | None:
-    """Where this build has no cache: the one that another version, or a build of other kernels, has left."""
+    """If this build has no cache: a file that another version, or a build with other kernels, has left."""
     if path.exists():
         return None
     start = f"{slug(gpu)}-"
@@ -160,7 +160,7 @@ def _outdated(path: Path, gpu: str) -> Path | None:
 
 
 def read(path: Path, gpu: str) -> Entries:
-    """What a file holds for a GPU of this name; nothing where there is none.
+    """The entries of a file for a GPU of this name; none if there is no file.
 
     Raises:
         ValueError: it is damaged, of another format, for another GPU or for other kernels.
@@ -193,7 +193,7 @@ def read(path: Path, gpu: str) -> Entries:
 
 
 def write(path: Path, gpu: str, entries: Entries) -> None:
-    """Put a whole file in place at once: a reader sees the old one or the new one."""
+    """Write the entries atomically: a reader sees the old file or the new one."""
     info = build_info()
     about = {"format": FORMAT, "gpu": gpu, "epigemm": info["version"], "kernels": info["tiles_fingerprint"]}
     lines = [json.dumps(entries[key].to_json()) for key in sorted(entries)]
@@ -203,7 +203,7 @@ def write(path: Path, gpu: str, entries: Entries) -> None:
 
 
 def make_folder(folder: Path) -> None:
-    """Make a folder, and those around it that are missing, for this user alone: linked kernels lie there, too."""
+    """Make a folder and its missing parents, for this user alone, because linked kernels are kept there, too."""
     for each in (*reversed(folder.parents), folder):
         if not each.is_dir():
             with suppress(FileExistsError):  # another process has made it
@@ -211,7 +211,7 @@ def make_folder(folder: Path) -> None:
 
 
 def write_whole(path: Path, data: bytes) -> None:
-    """Put a whole file in place at once: a reader sees none, the old one or the new one."""
+    """Write a file atomically: a reader sees no file, the old one or the new one."""
     make_folder(path.parent)
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name[:16], suffix=".tmp")
     try:
@@ -224,13 +224,13 @@ def write_whole(path: Path, data: bytes) -> None:
 
 
 def merge(path: Path, gpu: str, entries: Iterable[Entry]) -> None:
-    """Add entries to a file, beside other processes that do so too; a damaged file is begun anew."""
+    """Add entries to a file, which other processes may do at the same time; a damaged file is replaced."""
     make_folder(path.parent)
     lock_file = os.open(
         path.with_suffix(".lock"), os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600
     )
     with os.fdopen(lock_file, "a") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # let go when the file is closed
+        fcntl.flock(lock, fcntl.LOCK_EX)  # released when the file is closed
         try:
             known = read(path, gpu)
         except ValueError:
@@ -241,11 +241,11 @@ def merge(path: Path, gpu: str, entries: Iterable[Entry]) -> None:
 # --- the planner's copy ----------------------------------------------------------------------------------------------
 
 _lock = threading.RLock()
-_known: dict[int, Entries] = {}  # by device, those of epilogues that are not made yet too
+_known: dict[int, Entries] = {}  # by device, including those of epilogues that have not been made yet
 
 
 def load(device: int) -> None:
-    """Give the planner what the user has measured on a CUDA device."""
+    """Load the user's measurements for a CUDA device into the planner."""
     gpu = torch.cuda.get_device_name(device)
     path = cache_path(gpu)
     try:
@@ -264,7 +264,7 @@ def load(device: int) -> None:
 def install(device: int, entries: Iterable[Entry]) -> None:
     """Give the planner measured choices for a CUDA device; RuntimeError for plans that this build does not have.
 
-    Those of an epilogue that is not made yet wait for it.
+    Those of an epilogue that has not been made yet are kept until it is.
     """
     new = {entry.key: entry for entry in entries}
     with _lock:
@@ -276,7 +276,7 @@ def install(device: int, entries: Iterable[Entry]) -> None:
 
 
 def _rows(entries: Iterable[Entry]) -> list[list[int]]:
-    """Those of epilogues that are made."""
+    """The rows of epilogues that have been made."""
     numbered = ((entry, _number(entry.epilogue)) for entry in entries)
     return [entry.row(number) for entry, number in numbered if number is not None]
 
@@ -286,7 +286,7 @@ def _pass_on(device: int, rows: Iterable[list[int]]) -> None:
 
 
 def _made(name: str) -> None:
-    """Give the planner what was measured with an epilogue, which is there from now on."""
+    """Load the measurements of an epilogue that has just been made into the planner."""
     with _lock:
         for device, known in _known.items():
             if not any(entry.epilogue == name for entry in known.values()):
@@ -302,7 +302,7 @@ registry.WHEN_MADE.append(_made)
 
 
 def remember(device: int, entries: Iterable[Entry]) -> None:
-    """Give the planner new measurements, and keep them in the user's cache where that can be written."""
+    """Give the planner new measurements, and write them to the user's cache if that is possible."""
     entries = list(entries)
     if not entries:
         return
@@ -318,7 +318,7 @@ def remember(device: int, entries: Iterable[Entry]) -> None:
 
 
 def source_text(source: str, plan: Mapping[str, Any]) -> str:
-    """Where a choice comes from, for people: "model" or "cache" as the planner says it."""
+    """The source of a choice in words; the planner calls it "model" or "cache"."""
     if source == "cache":
         return "measured on this GPU (cache)"
     if plan.get("is_speed_assumed"):

@@ -1,4 +1,4 @@
-"""What the planner says about a problem that is given in numbers."""
+"""Asks the planner about a problem that is given in numbers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 from epigemm._native import build_info, cuda_status, ops
 from epigemm.planning import measured
 
-_ALIGNED = 256  # bytes: what torch's allocator gives at least
+_ALIGNED = 256  # bytes: the least alignment of torch's allocator
 
 
 def has_gpu_kernels(tensor: Tensor) -> bool:
@@ -21,7 +21,7 @@ def has_gpu_kernels(tensor: Tensor) -> bool:
 
 @functools.cache
 def usable(device: int) -> bool:
-    """Whether the kernels run on a CUDA device; the first question brings in what was measured on it."""
+    """Whether the kernels run on a CUDA device. The first call for a device loads what was measured on it."""
     if cuda_status(device):
         return False
     measured.load(device)
@@ -36,7 +36,7 @@ def no_gemm_kernels() -> str:
 
 
 def gpu_numbers(device: int) -> tuple[int, ...]:
-    """A device for `ask`: empty, for the planner reads it from CUDA. Tests describe another GPU in its place."""
+    """A device for `ask`: empty, because the planner reads it from CUDA. Tests describe another GPU here."""
     return ()
 
 
@@ -48,21 +48,21 @@ def ask(
     dtype: str,  # of x, weight and out, as "float32"
     arithmetic: str,  # what fp32 operands are multiplied in: "ieee", "tf32", "split" or "scaled"
     *,
-    packed: bool = False,  # on fp16 slices: whether the weight's are there already
-    tf32_allowed: bool = False,  # whether torch's GEMM, which would take over, may use TF32
-    has_bias: bool = True,  # whether there is one, where the epilogue takes it
+    packed: bool = False,  # on fp16 slices: whether the weight has a pack
+    tf32_allowed: bool = False,  # whether torch's GEMM, as the fallback, may use TF32
+    has_bias: bool = True,  # whether the call has a bias, if the epilogue takes one
     invariant: bool = False,  # whether the plan must not depend on M
     # row strides of x, weight and out, in elements; None: contiguous matrices
     strides: tuple[int, int, int] | None = None,
-    alignment: int = _ALIGNED,  # bytes by which the addresses of all three divide
-    any_family: bool = False,  # also kernels that wait for their first run on such a GPU
+    alignment: int = _ALIGNED,  # bytes; the addresses of all three are multiples of it
+    any_family: bool = False,  # whether to include kernels that are not used yet, because they have not run on a GPU
     # compute capability (90 for 9.0), multiprocessors and then perhaps clock in MHz and memory bandwidth in bytes a
     # microsecond, then perhaps bytes of L2 and 1 where fp32 sums take the tensor cores twice as long (GeForce);
     # empty: those of `device`
     gpu: tuple[int, ...] = (),
-    device: int = -1,  # the CUDA device, whose measured choices count; -1: nobody's
+    device: int = -1,  # the CUDA device whose measurements are used; -1: none
 ) -> dict[str, Any]:
-    """All that the planner says, candidates included."""
+    """The planner's answer, with all candidates."""
     flags = (packed, tf32_allowed, has_bias, invariant, any_family)
     problem = (epilogue, m, n, k, strides, alignment, dtype, arithmetic)
     answer: dict[str, Any] = json.loads(ops._plan(*problem, *flags, gpu or None, device))
@@ -70,7 +70,7 @@ def ask(
 
 
 def fused_us(answer: dict[str, Any]) -> float:
-    """What dispatch says a fused call takes: as measured, else as predicted; infinite where it does not run."""
+    """The microseconds of the fused call: measured, else predicted; infinite if it does not run."""
     return float(answer.get("measured_us", answer.get("predicted_us", "inf")))
 
 
@@ -80,7 +80,7 @@ def fallback_us(answer: dict[str, Any]) -> float:
 
 
 def tile_text(plan: dict[str, Any]) -> str:
-    """The kernel that a plan names, for people."""
+    """The kernel of a plan, in words."""
     splits = plan.get("splits", 1)
     return (
         f"tile {plan['tile']}, cluster {plan['cluster']}, {plan['schedule']}, raster {plan['raster']}, "

@@ -1,4 +1,4 @@
-"""The ways to run one call: every plan of the fused kernels that cover it, and the fallback, ready to be timed."""
+"""All candidates for a call: every plan of the fused kernels that cover it, and the fallback, ready to be timed."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ TORCH: tuple[int, ...] = ()
 """In place of a plan: the fallback, torch's GEMM and one elementwise kernel where that does not do everything."""
 
 SWAP_AB = "sm90_swap_ab"
-"""The family of kernels whose tiles are walked in one order only."""
+"""The family of kernels with one order of the tiles only."""
 _RASTERS = ("along_m", "along_n")
 _HOPELESS = 1.7  # times the best predicted time
 
@@ -32,7 +32,7 @@ _HOPELESS = 1.7  # times the best predicted time
 def on_random_x(call: LinearCall) -> LinearCall:
     """The same call on one matrix of random x, and with ones for the epilogue's further vectors and scalars.
 
-    Matrices stay: how one lies decides what reads it.
+    Matrices stay as they are, because their layout decides how kernels read them.
     """
     device, dtype = call.x.device, call.x.dtype
     generator = torch.Generator(device).manual_seed(0)
@@ -43,7 +43,7 @@ def on_random_x(call: LinearCall) -> LinearCall:
 
 @dataclass(frozen=True)
 class Candidate:
-    """One of the ways: `plan` is `TORCH` or family, tile, raster, swizzle and splits."""
+    """A candidate. `plan` is `TORCH`, or family, tile, raster, swizzle and splits."""
 
     plan: tuple[int, ...]
     text: str
@@ -51,21 +51,21 @@ class Candidate:
 
 
 class Kind(NamedTuple):
-    """What tells one family of kernels from another."""
+    """What a set of kernels has in common: in this module a *family* is all kernels of one arithmetic."""
 
-    arithmetic: str  # what they multiply in
-    packed: bool  # on fp16 slices: whether the weight's count as there already
+    arithmetic: str  # the arithmetic of their products
+    packed: bool  # on fp16 slices: whether the split of the weight is not counted
     tf32_allowed: bool  # fp32: whether torch's GEMM may use TF32
     source: str  # where the planner's choice among them comes from: "model" or "cache"
 
 
 @dataclass(frozen=True)
 class Family:
-    """The kernels of one arithmetic, and what they stand against."""
+    """The kernels of one arithmetic, and the fallback that they are compared with."""
 
     kind: Kind  # which ones
-    candidates: list[Candidate]  # every plan whose kernels are there
-    fallback: Candidate  # torch's GEMM, and what goes with it
+    candidates: list[Candidate]  # every plan whose kernels could be linked
+    fallback: Candidate  # torch's GEMM, and one elementwise kernel where it is needed
     # torch's fp32 setting under which the fallback is to be timed
     setting: Callable[[], AbstractContextManager[None]]
     now: tuple[int, ...] = TORCH  # the plan that runs at present; `TORCH` where that is the fallback
@@ -112,7 +112,7 @@ def _forced(kind: Kind, plan: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _link(call: LinearCall, planned: Sequence[_Planned]) -> _Reasons:
-    """Link what all plans and the fallback take, side by side; why some plans cannot run then."""
+    """Link the kernels of all plans and of the fallback, in parallel; returns why some plans cannot run."""
     keys = [_forced(each.kind, plan) for each in planned for plan in each.plans]
     if not keys:
         return {}
@@ -145,7 +145,7 @@ def _family(call: LinearCall, planned: _Planned, why_not: _Reasons) -> Family:
 def _every_plan(
     answers: Sequence[dict[str, Any]], now: tuple[int, ...], within: float
 ) -> dict[tuple[int, ...], str]:
-    """The planner's candidates and `now`, the plan that runs at present; where tiles are walked, in every order."""
+    """The planner's candidates and `now`, the plan that runs at present, with every order of the tiles."""
     best = min((float(answer["predicted_us"]) for answer in answers), default=0.0)
     found: dict[tuple[int, ...], str] = {}
     for answer in answers:
@@ -153,7 +153,7 @@ def _every_plan(
             continue
         family, tile, raster, swizzle, splits = answer["plan"]
         orders = [(raster, swizzle)]
-        if answer["family"] != SWAP_AB:  # its tiles are all at work at once, or nearly
+        if answer["family"] != SWAP_AB:  # nearly all of its tiles are computed at once
             orders = list(product(range(len(_RASTERS)), sorted({1, max(1, swizzle // 2), swizzle})))
         for raster, swizzle in orders:
             walked = {**answer, "raster": _RASTERS[raster], "swizzle": swizzle, "splits": splits}

@@ -1,7 +1,7 @@
 """The choice between kernels by measurement: `tune`.
 
-What is measured goes into the planner's table and the cache on disk (`epigemm.planning.measured`), and decides from
-the next call on for calls of the same M, N and K. Calls of another M are left to the cost models.
+The results go into the planner's table and the cache on disk (`epigemm.planning.measured`). From the next call on they
+decide for calls with the same M, N and K. For calls with another M the cost models decide.
 """
 
 from __future__ import annotations
@@ -29,14 +29,17 @@ from epigemm.planning.measured import Entry
 from epigemm.tuning.candidates import TORCH, Candidate, Kind, families, on_random_x
 from epigemm.tuning.timing import Effort, Run, Timer, make_timer
 
-# Milliseconds of GPU time that a measurement may take: a quarter for a look at every candidate, the rest for the best.
+# Milliseconds of GPU time for a measurement: a quarter for a rough time of every candidate, the rest for the best ones.
 _BUDGET_MS = 200.0
 _ROUGH_ROUNDS, _CAREFUL_ROUNDS = (1, 3), (3, 25)  # at least and at most
-_FINALISTS, _WITHIN = 6, 1.15  # measured with care: so many, no slower than this times the fastest
+_FINALISTS, _WITHIN = (
+    6,
+    1.15,
+)  # measured with more rounds: at most so many, and none slower than this times the fastest
 _LEAST_DIFFERENCE_US = 1e-3  # times are kept in nanoseconds
 _NOISE = 0.01  # a plan replaces the one that runs now if it is faster by more than this
-# From here on a call is long enough for the GPU's power limit to decide, and tiles rank otherwise under it: a call is
-# timed rested and under sustained load, and must do well in both.
+# From this time on the GPU's power limit matters, and under it other tiles are the fastest. So such a call is timed on
+# a rested GPU and under sustained load.
 _LONG_MS, _REST_S, _RESTED_ROUNDS = 0.2, 0.02, 3
 _LOCK = threading.Lock()  # one measurement at a time
 
@@ -147,7 +150,7 @@ def _tune(call: LinearCall) -> Tuning:
 
 
 def _joined(found: Sequence[Tuning]) -> Tuning:
-    """What was found of the products of one call, as one."""
+    """The results for the products of one call, joined."""
     return Tuning(
         "; ".join(each.problem for each in found),
         [timed for each in found for timed in each.candidates],
@@ -157,7 +160,7 @@ def _joined(found: Sequence[Tuning]) -> Tuning:
 
 
 def entry_for(call: LinearCall, kind: Kind) -> Entry:
-    """What a measurement of a family of kernels is kept as, its results still to come."""
+    """An entry for a measurement, without its results."""
     n, k = call.weight.shape
     return Entry(
         epilogue=call.epilogue.name,
@@ -176,7 +179,7 @@ def entry_for(call: LinearCall, kind: Kind) -> Entry:
 
 
 def measure(call: LinearCall) -> Tuning:
-    """Time every way to run a call. It remembers nothing, so that no candidate is marked as chosen."""
+    """Time all candidates of a call. Nothing is kept, so no candidate is marked as chosen."""
     device = call.x.device
     n, k = call.weight.shape
     gpu = torch.cuda.get_device_name(device)
@@ -205,7 +208,7 @@ class _Timing(NamedTuple):
 
 
 def _add(result: Tuning, about: Entry, timings: Sequence[_Timing], now: tuple[int, ...]) -> None:
-    """One family's times into the result, and its best plan into the entries; `now`: the plan that runs at present."""
+    """Add one arithmetic's times to the result, and its best plan to the entries; `now`: the present plan."""
     torch_us = next(timing.us for timing in timings if timing.of.plan == TORCH)
     ordered = sorted(timings, key=lambda timing: timing[:2])
     best = next(timing for timing in ordered if timing.of.plan != TORCH)
@@ -214,7 +217,7 @@ def _add(result: Tuning, about: Entry, timings: Sequence[_Timing], now: tuple[in
             best = timing
     fused_us = best.us
     if abs(fused_us - torch_us) <= _NOISE * torch_us:
-        # The same but for noise: what runs now goes on, by times that say so.
+        # The same except for noise: the present plan stays, so the times are set accordingly.
         fused_us, torch_us = max(fused_us, torch_us), min(fused_us, torch_us)
         if now != TORCH:
             fused_us, torch_us = torch_us, fused_us
@@ -229,14 +232,14 @@ def _add(result: Tuning, about: Entry, timings: Sequence[_Timing], now: tuple[in
 
 
 def _time(candidates: Sequence[Candidate], device: torch.device, now: tuple[int, ...]) -> list[_Timing]:
-    """All of them roughly; then those that may be the fastest, the first one and the plan that runs now, with care."""
+    """Time all of them roughly; then the fastest ones, the first and the present plan with more rounds."""
     timer = make_timer(device)
     runs = [candidate.run for candidate in candidates]
     for run in runs:
         run()  # the first call loads the kernel
     host_us = max(timer.warm_up(run) for run in (runs[0], runs[-1]))
     times = timer.in_turn(runs, _effort(1), host_us)
-    # More samples of each, as far as a quarter of the budget goes.
+    # More samples of each, within a quarter of the budget.
     if rounds := _rounds(_BUDGET_MS / 4, [samples[0] for samples in times], _ROUGH_ROUNDS) - 1:
         more = timer.in_turn(runs, _effort(rounds), host_us)
         times = [[*first, *others] for first, others in zip(times, more, strict=True)]
@@ -259,7 +262,7 @@ def _effort(rounds: int) -> Effort:
 
 
 def _rounds(budget_ms: float, typical_ms: Sequence[float], limits: tuple[int, int]) -> int:
-    """How often all of them may run, each with what the timer does around a call."""
+    """The number of rounds for all of them, with the timer's own time for each call."""
     least, most = limits
     return min(max(int(budget_ms / sum(ms + _OVERHEAD_MS for ms in typical_ms)), least), most)
 
@@ -270,14 +273,14 @@ _OVERHEAD_MS = 0.1  # of a call: the spin and the flush of L2
 def _time_with_care(
     timer: Timer, runs: Sequence[Run], host_us: float, typical_ms: Sequence[float]
 ) -> list[float]:
-    """The median of each; of long calls the geometric mean of two: rested, and under sustained load."""
+    """The median of each; for long calls the geometric mean of two medians, rested and under sustained load."""
     rounds = _rounds(_BUDGET_MS, typical_ms, _CAREFUL_ROUNDS)
     if min(typical_ms) < _LONG_MS:
         return [statistics.median(samples) for samples in timer.in_turn(runs, _effort(rounds), host_us)]
     rested = timer.in_turn(runs, _effort(_RESTED_ROUNDS), host_us, _REST_S)
     sustained = timer.in_turn(runs, _effort(rounds), host_us)
     return [
-        # The first half of the load is what brings the clocks down.
+        # The first half of the load lowers the clocks, and is left out.
         math.sqrt(statistics.median(cool) * statistics.median(hot[len(hot) // 2 :]))
         for cool, hot in zip(rested, sustained, strict=True)
     ]
@@ -298,7 +301,7 @@ def _with_choice(call: LinearCall, found: Tuning) -> Tuning:
 
 
 def _may_measure(x: Tensor) -> bool:
-    """Whether x is a plain tensor that nobody traces, and kernels that are launched now run now."""
+    """Whether x is a plain tensor that is not traced, and no CUDA graph is being captured."""
     return (
         type(x) in (Tensor, Parameter)
         and not torch.compiler.is_compiling()

@@ -47,7 +47,8 @@ NO_FUNCTOR = {
     "batch_norm": "{name} is not supported; in eval it is acc * multiplier + offset, two operands PerColumn",
     "isclose": "{name} is not supported; use torch.abs(a - b) <= a bound",
 }
-"""Functions as the user calls them that are refused by name: their parts would be, in words that nobody has written."""
+"""Functions that are refused by the name under which the user calls them. An error about their parts would name
+operators that the user has not written."""
 REDUCTIONS = words(
     "sum mean prod amax amin max min var std norm linalg_vector_norm argmax argmin any all cumsum cumprod "
     "logsumexp _softmax _log_softmax native_layer_norm native_group_norm median mode var_mean aminmax "
@@ -69,6 +70,6 @@ PYTHON_OPERATORS: dict[Any, str] = {
 
 
 def symbolic_functions() -> dict[Any, str]:
-    """Functions of symbolic numbers that torch spells privately, where this torch has them."""
+    """Private functions of torch for symbolic numbers, if this version of torch has them."""
     names = words("sqrt sin cos tan tanh sinh cosh asin acos atan log2 exp log")
     return {getattr(torch, f"_sym_{name}"): name for name in names if hasattr(torch, f"_sym_{name}")}

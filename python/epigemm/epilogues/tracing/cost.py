@@ -1,4 +1,4 @@
-"""What a functor is made of, as the planner is told it: csrc/epilogue/costs.def has what each primitive takes.
+"""The primitives of a functor, for the planner. csrc/epilogue/costs.def has the cost of each primitive.
 
 `python -m benchmarks --functors` measures them.
 """
@@ -18,7 +18,8 @@ assert _POWERS.keys() == POWERS.keys()
 def primitives(program: Program, kinds: Sequence[str]) -> str:
     """The primitives that a program computes for an element of the result: their names, between commas.
 
-    Left out is what is computed of scalars and constants alone, once, and a bias, which every kernel adds.
+    Two kinds of steps are left out: those of scalars and constants alone, which run once, and the bias, which every
+    kernel adds.
     """
     once = {number for number, kind in enumerate(kinds, 1) if kind == SCALAR}
     names: list[str] = []

@@ -1,4 +1,4 @@
-"""How a trace spells an operator that no functor has by operators that one has: torch's core ATen and a few of ours."""
+"""Decompositions for the trace, of operators without a primitive: torch's core ATen ones, and a few of our own."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ from epigemm.epilogues.tracing.steps import KEPT
 @functools.cache
 def decompositions() -> dict[Any, Callable[..., Any]]:
     """For `make_fx`: by overload."""
-    from torch._decomp import core_aten_decompositions  # takes seconds to import: at the first decoration
+    from torch._decomp import (
+        core_aten_decompositions,
+    )  # takes seconds to import, so only at the first decoration
 
     aten = torch.ops.aten
     core: Any = core_aten_decompositions()
@@ -34,14 +36,14 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
         aten.lerp.Scalar: _lerp,
     }
     table |= {overload: _rounded_once(function) for overload, function in ours.items()}
-    # A number that is a symbol would be read by these; as a factor of one it is not.
+    # These would read a number that is a symbol. As a factor of a tensor of ones it is not read.
     for overload in (aten.scalar_tensor.default, aten.full.default, aten.full_like.default):
         table[overload] = functools.partial(_fill, overload, table.get(overload))
     return table
 
 
 def _rounded_once(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Of tensors of 16 bits the same in fp32, rounded at its end, as torch's kernels compute."""
+    """For tensors of 16 bits: computed in fp32 and rounded at the end, as torch's kernels do."""
 
     def wide(*args: Any) -> Tensor:
         dtype = args[0].dtype
@@ -65,7 +67,7 @@ def _fill(overload: Any, decomposition: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def _lerp(start: Tensor, end: Tensor, weight: Any) -> Tensor:
-    """From the nearer end, as torch computes it."""
+    """`lerp`, computed from the nearer end, as torch does."""
     aten = torch.ops.aten
     way = aten.sub(end, start)
     near = aten.add(start, aten.mul(way, weight))

@@ -1,4 +1,4 @@
-"""Which code is the user's, and which line of it is running."""
+"""Finds the user's code, and the line of it that is running."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ _TORCH = str(Path(torch.__file__).parent)
 
 
 def is_users(filename: str) -> bool:
-    """Whether a source file is neither torch's nor this package's nor Python's own machinery."""
+    """Whether a source file is the user's: not of torch, of this package or of Python itself."""
     return not filename.startswith((_TORCH, _HERE, "<frozen", "<eval_with_key>"))
 
 
 def user_line(frame: FrameType, fallback: str) -> str:
-    """`file:line` of the innermost frame of the user's."""
+    """`file:line` of the user's innermost frame."""
     for each, number in traceback.walk_stack(frame):
         name = each.f_code.co_filename
         if is_users(name) and "contextlib" not in name:

@@ -12,7 +12,7 @@ REAL = "real"  # a number in the epilogue's arithmetic
 BOOL = "bool"
 HALF = "half"  # a number in the epilogue's arithmetic, after rounding to fp16: the user cast it
 BFLOAT16 = "bfloat16"
-FLOAT = "float"  # the same of fp32, beside fp64 tensors; in fp32 arithmetic a number as it is
+FLOAT = "float"  # the same for fp32, with fp64 tensors; in fp32 arithmetic no rounding
 
 
 def words(text: str) -> tuple[str, ...]:
@@ -42,7 +42,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Program:
-    """The steps of a function, without those whose result nobody reads."""
+    """The steps of a function, without those whose results are not used."""
 
     operands: int  # how many there are beside the accumulator
     steps: tuple[Step, ...]  # in the order of their numbers, from `operands + 1` on
@@ -62,7 +62,7 @@ class Program:
         return frozenset(v.number for v in values if isinstance(v, Ref) and v.number <= self.operands)
 
     def with_gradient(self) -> frozenset[int]:
-        """Of the numbers that it reads those whose gradient is not ended, by a comparison or by `detach`."""
+        """The numbers among `reads` whose gradient is not ended by a comparison or by `detach`."""
         found = [frozenset((number,)) for number in range(self.operands + 1)]
         for step in self.steps:
             is_end = step.kind == BOOL or step.op in ("detach", "highest")
@@ -84,7 +84,7 @@ class Program:
 
 
 def rewritten(program: Program, change: Callable[[int, Step], Step | Value]) -> Program:
-    """The program with each step changed, or a value in its place; `change` is told its number and the new inputs."""
+    """The program with `change(number, step)`, a step or a value, in place of each step; `step` has the new inputs."""
     moved: dict[Value, Value] = {}
     steps: list[Step] = []
     for number, step in enumerate(program.steps, program.operands + 1):

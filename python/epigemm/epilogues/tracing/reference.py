@@ -1,7 +1,7 @@
-"""The steps of a functor as a graph of PyTorch operators: what gradients of any order and the fallback are made of.
+"""The steps of a functor as a graph of PyTorch operators, for gradients of any order and for the fallback.
 
-Each function takes and gives 0-d or broadcastable tensors of one floating-point type and keeps torch's derivative at
-kinks. None computes something on the way that is infinite where the result is not: a gradient through it would be NaN.
+Each function takes and returns 0-d or broadcastable tensors of one floating-point type, and has torch's derivative at
+kinks. No intermediate value is infinite if the result is finite, because a gradient through it would be NaN.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def elu(x: Tensor, alpha: Any, scale: Any, input_scale: Any) -> Tensor:
     below = torch.expm1(torch.where(x > 0, 0.0, x) * input_scale) * (alpha * scale)
     at_zero = above.detach() - (
         below.detach() - below
-    )  # the value of one, its sign included; the other's slope
+    )  # the value, with its sign, of one expression; the slope of the other
     return torch.where(x > 0, above, torch.where(x == 0, at_zero, below))
 
 
@@ -68,18 +68,18 @@ def highest(x: Tensor) -> Tensor:
 
 
 def clamp(x: Tensor, low: Tensor, high: Tensor) -> Tensor:
-    """`min(max(x, low), high)`, on a bound x itself: of two zeros that one. A NaN of any stays."""
+    """`min(max(x, low), high)`. If x equals a bound, x is returned: zeros keep their sign. NaN stays."""
     on_bound = ((x == low) | (x == high)) & (low <= high)
     return torch.where(on_bound, x, torch.clamp(x, low, high))
 
 
 def clamp_min(x: Tensor, low: Tensor) -> Tensor:
-    """`max(x, low)`, on the bound x itself; a NaN of either stays."""
+    """`max(x, low)`. If x equals the bound, x is returned. A NaN in either argument stays."""
     return torch.where(x == low, x, torch.clamp(x, min=low))
 
 
 def clamp_max(x: Tensor, high: Tensor) -> Tensor:
-    """`min(x, high)`, on the bound x itself; a NaN of either stays."""
+    """`min(x, high)`. If x equals the bound, x is returned. A NaN in either argument stays."""
     return torch.where(x == high, x, torch.clamp(x, max=high))
 
 
@@ -94,18 +94,18 @@ def round_to(x: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def constant(like: Tensor, value: float) -> Tensor:
-    """A 0-d tensor of the accumulator's type, where it lives; infinite for a number beyond that type, as in torch."""
+    """A 0-d tensor of the accumulator's type and device; infinite for a number beyond that type, as in torch."""
     if type(value) is float and abs(value) > torch.finfo(like.dtype).max:
         return like.new_full((), value, dtype=torch.float64).to(like.dtype)
     return like.new_full((), value)
 
 
 def _heaviside(x: Tensor, at_zero: Tensor) -> Tensor:
-    """`torch.heaviside`, which has no derivative in torch, as one of constants and `at_zero`."""
+    """`torch.heaviside`, which has no derivative in torch, from constants and `at_zero`."""
     return torch.where(x == 0, at_zero, torch.where(torch.isnan(x) | (x < 0), 0.0, 1.0).to(x.dtype))
 
 
-# These take numbers among their arguments as they are.
+# Functions that take numbers among their arguments.
 WITH_NUMBERS: dict[str, Callable[..., Any]] = {
     "add": operator.add,
     "sub": operator.sub,
@@ -163,7 +163,7 @@ def reference_module(program: Program) -> fx.GraphModule:
     def tensor(value: Value) -> fx.Node:
         if isinstance(value, Ref):
             return values[value.number]
-        # By its text: 0 is -0 and NaN is not NaN to a dictionary.
+        # The key is the text, because in a dictionary 0 equals -0 and NaN does not equal NaN.
         if repr(value) not in constants:
             if isinstance(value, bool):
                 made = graph.call_method("new_full", (acc, (), value), {"dtype": torch.bool})
@@ -189,7 +189,7 @@ def reference_module(program: Program) -> fx.GraphModule:
 
 
 def _is_whole(program: Program) -> bool:
-    """Whether the last step makes a new tensor of the accumulator's shape and type, as far as that is plain."""
+    """Whether the last step is known to make a new tensor of the accumulator's shape and type."""
     wholes = {0}
     for number, step in enumerate(program.steps, program.operands + 1):
         inputs = (value.number for value in step.inputs if isinstance(value, Ref))

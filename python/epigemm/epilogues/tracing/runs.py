@@ -1,8 +1,8 @@
-"""Runs of a function on plain tensors, beside its trace: each must make the same calls of torch, on the same values.
+"""Runs a function on plain tensors. Each run must make the same calls of torch as the trace, on the same values.
 
-What a trace does not see decides then: the types of the arguments, which are a tracer's there, sizes of 0 and 1, which
-torch's symbols exclude, and dtypes, which are compared by identity. The tensors are on the meta device: nothing is
-computed.
+This finds decisions that the trace does not notice: by the types of arguments, which are a tracer's in the trace; by
+sizes of 0 and 1, which torch's symbols exclude; and by dtypes, which are compared by identity. The tensors are on the
+meta device, so nothing is computed.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from torch.overrides import TorchFunctionMode
 from epigemm.epilogues.kinds import KINDS, MATRIX, SCALAR
 from epigemm.epilogues.tracing.lines import user_line
 
-ROWS, COLUMNS = 5, 7  # different primes: a size that stands in the wrong place is seen
-_FIXED = ("dim", "ndim", "ndimension")  # the same of all calls
+ROWS, COLUMNS = 5, 7  # different primes, so that a size in the wrong place is noticed
+_FIXED = ("dim", "ndim", "ndimension")  # the same in all calls
 
 
 def name_of(function: Any) -> str:
-    """The name of a function or method of torch's, or of the property that it reads."""
+    """The name of a function or method of torch, or of the property that it reads."""
     name = getattr(function, "__name__", "")
     return name if name != "__get__" else getattr(getattr(function, "__self__", None), "__name__", "")
 
 
 def scalar(number: int) -> float:
-    """What the operand of this number is in a trace: not 0 or 1, which a trace would take for constants."""
+    """The number for a scalar operand in a trace: not 0 or 1, which a trace would take for constants."""
     return 1.7 + number
 
 
@@ -41,13 +41,13 @@ class Call:
 
     line: str
     about: Any  # the function and its arguments
-    # whether its result says something of a tensor: a size, a dtype, or that it is the argument
+    # whether its result is a property of a tensor: a size, a dtype, or that it is an argument
     asks: bool = False
 
 
 @dataclass(frozen=True)
 class _Places:
-    """Where a tensor is among the function's arguments and the results; at several where a cast gives its argument."""
+    """The positions of a tensor among arguments and results; several if a cast returned its argument."""
 
     places: frozenset[int]
 
@@ -56,25 +56,25 @@ class _Places:
 class Transcript:
     """The calls of torch that a function makes, in their order."""
 
-    line: str  # of the call that is being made; before the first one the function's
+    line: str  # of the present call; before the first call that of the function
     tensors: list[Any]  # the function's arguments, then the results
     calls: list[Call] = field(default_factory=list)
-    error: Exception | None = None  # that has ended it
-    in_torch: bool = False  # raised by the last call of torch
+    error: Exception | None = None  # the error that has ended the run
+    in_torch: bool = False  # whether the last call of torch raised it
     _takes_tensors: bool = False
 
     def begin(self, function: Any, arguments: Any) -> None:
-        """A call of torch by the user, two frames up."""
+        """A call of torch begins. The user's code is two frames up."""
         self.line = user_line(sys._getframe(2), self.line)
         self._takes_tensors = False
         self.calls.append(Call(self.line, (function, self._described(arguments))))
 
     def end(self, result: Any) -> None:
-        """The call's result."""
+        """The call ends with this result."""
         parts = result if isinstance(result, (tuple, list)) else [result]
         tensors = [part for part in parts if isinstance(part, Tensor)]
         if not tensors and not self._takes_tensors:
-            self.calls.pop()  # torch's own, of a symbolic number
+            self.calls.pop()  # a call of torch itself, for a symbolic number
             return
         is_known = any(each is tensor for each in self.tensors for tensor in tensors)
         self.tensors += tensors
@@ -82,7 +82,7 @@ class Transcript:
         call.asks = is_known or (not tensors and name_of(call.about[0]) not in _FIXED)
 
     def returns(self, result: Any, shape: tuple[int, int] | None = None) -> None:
-        """What the function returns, where its shape is known that it should have."""
+        """The run ends with this result, whose shape is compared with the one that it should have."""
         is_whole = shape is None or (isinstance(result, Tensor) and result.shape == shape)
         self.calls.append(Call(self.line, (self._described(result), is_whole)))
 
@@ -100,7 +100,7 @@ class Transcript:
 
 
 class Recorder(TorchFunctionMode):
-    """Writes down every call of torch that a function makes."""
+    """Records every call of torch that a function makes."""
 
     def __init__(self, transcript: Transcript) -> None:
         super().__init__()
@@ -108,7 +108,7 @@ class Recorder(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self.transcript.begin(func, (args, kwargs or {}))
-        self.transcript.in_torch = True  # unless it returns
+        self.transcript.in_torch = True  # reset below if it returns
         result = self.run(func, args, kwargs or {})
         self.transcript.in_torch = False
         self.transcript.end(result)
@@ -121,13 +121,13 @@ class Recorder(TorchFunctionMode):
 
 @dataclass(frozen=True)
 class _Arguments:
-    """What a function is run on."""
+    """The arguments of a run."""
 
     rows: int = ROWS
     columns: int = COLUMNS
     dtype: torch.dtype = torch.float32
-    of_operands: torch.dtype | None = None  # where it is another one
-    is_view: bool = False  # transposed, and of a larger tensor
+    of_operands: torch.dtype | None = None  # if it differs
+    is_view: bool = False  # transposed, and a view of a larger tensor
     scalar: Callable[[int], float] = scalar
 
     def make(self, kinds: Sequence[str]) -> Iterator[Any]:
@@ -166,7 +166,7 @@ def check(function: Callable[..., Any], kinds: Sequence[str], start: str, traced
     """Compares runs with the transcript of a trace.
 
     Raises:
-        Different: one is another one.
+        Different: one of the runs differs.
     """
 
     def run(arguments: _Arguments) -> Transcript:
@@ -194,7 +194,7 @@ def check(function: Callable[..., Any], kinds: Sequence[str], start: str, traced
 
 
 class Different(Exception):
-    """What decides, and at which line."""
+    """The error: what decides, and at which line."""
 
     def __init__(self, line: str, what: str) -> None:
         super().__init__(what)
@@ -202,11 +202,11 @@ class Different(Exception):
 
 
 def _difference(one: Transcript, other: Transcript, dtype: torch.dtype) -> str:
-    """The line that decides where two runs part, the second on tensors of `dtype`; empty where they are the same."""
+    """The line at which two runs differ, the second one with tensors of `dtype`; empty if they are the same."""
     asked = ""
     for call, same in zip_longest(one.calls, other.calls):
         if same is None and other.error is not None and other.in_torch:
-            break  # PyTorch itself has no result there
+            break  # PyTorch itself has no result for these tensors
         if call is None or same is None or not _same(call.about, same.about, dtype):
             return asked or (call or same).line
         asked = call.line if call.asks else asked
@@ -214,9 +214,9 @@ def _difference(one: Transcript, other: Transcript, dtype: torch.dtype) -> str:
 
 
 def _same(one: Any, other: Any, dtype: torch.dtype) -> bool:
-    if isinstance(one, torch.SymInt):  # what decides by it leaves a guard, and as a number it is refused
+    if isinstance(one, torch.SymInt):  # decisions by it leave a guard, and as a number it is refused
         return isinstance(other, int)
-    if isinstance(one, torch.dtype):  # torch.float32: written, or read of a tensor
+    if isinstance(one, torch.dtype):  # a dtype such as torch.float32 may be written, or be read from a tensor
         return one is other or (one is torch.float32 and other is dtype)
     if isinstance(one, _Places) and isinstance(other, _Places):
         return bool(one.places & other.places)

@@ -1,10 +1,10 @@
-"""Which short functions a functor may take whose result is rounded to 16 bits: of `Rounded`, for bf16 also its own.
+"""Which short functions a functor with a 16-bit result may use.
 
-These are off by some units in fp32's last place: 2^-24 of their result, where fp16 rounds by up to 2^-11 and bf16 by up
-to 2^-8. Products, quotients and choices keep such an error as it is. A sum whose terms cancel, such as z - tanh(z),
-makes it larger, and so may other functions. So a program is followed step by step, and takes more accurate functions,
-for all its steps, where an error of more than `FEW` units meets a step that may enlarge it, where the errors of factors
-add up to more than `most`, and where a whole number is made of something inexact.
+Their relative errors are given in units of 2^-24, fp32's last place. Rounding to fp16 has an error of up to 2^-11, and
+to bf16 of up to 2^-8. Products, quotients and choices do not enlarge a relative error. A sum whose terms cancel, such
+as z - tanh(z), does, and so may other functions. So the errors of a program are estimated step by step. More accurate
+functions are used, for all steps, in three cases: if an error of more than `FEW` units reaches a step that may enlarge
+it, if the errors of factors add up to more than `most`, or if a whole number is made of an inexact value.
 """
 
 from __future__ import annotations
@@ -14,21 +14,22 @@ from dataclasses import dataclass
 
 from epigemm.epilogues.tracing.program import Program, Ref, Step, Value, words
 
-FEW = 64  # so much a few steps of fp32 may lose, too
+FEW = 64  # a few steps in fp32 may lose as much
 UNITS = {
-    # One instruction, or an exponential made of one; those of exp where fp16 has its result.
+    # One instruction, or an exponential made of one; that of exp for results in fp16's range.
     **dict.fromkeys(words("div reciprocal sqrt rsqrt exp2"), 2),
     **dict.fromkeys(words("exp sigmoid"), 16),
     # csrc/epilogue/primitives/short_angles.h: up to 2^-19 from angles of at most 1e5, atan2 2^-18.
     **dict.fromkeys(words("sin cos tan"), 32),
     "sinc": 36,
-    # csrc/epilogue/primitives/short.h: up to 2^-18; pow, where fp16 has its result; up to 2^-17, log1p 2^-16.
+    # csrc/epilogue/primitives/short.h: up to 2^-18 (pow: for results in fp16's range); then up to 2^-17, and log1p
+    # 2^-16.
     "hypot": 8,
     **dict.fromkeys(words("atan2 asinh acosh atanh pow"), 64),
     **dict.fromkeys(words("tanh expm1 elu gelu gelu_tanh"), 128),
     **dict.fromkeys(words("log1p softplus"), 256),
 }
-"""How far the functions of `Rounded` are off. All others are float's."""
+"""The errors of the functions of `Rounded`, in units. All others are those of float."""
 UNITS_OF_BFLOAT16 = {
     **UNITS,
     # csrc/epilogue/primitives/short_bfloat16.h: up to 2^-10.98, 2^-11.39 and 2^-11.3.
@@ -36,36 +37,37 @@ UNITS_OF_BFLOAT16 = {
     "gelu": 6400,
     **dict.fromkeys(words("expm1 elu log1p softplus"), 6700),
 }
-"""And those of `RoundedToBFloat16`."""
+"""The errors of the functions of `RoundedToBFloat16`."""
 KEEPING = frozenset(
     words(
         "mul div neg abs reciprocal sqrt rsqrt tanh relu leaky_relu maximum minimum fmin fmax clamp clamp_min "
         "clamp_max hardtanh copysign copy detach where isnan logical_not logical_and logical_or logical_xor"
     )
 )
-"""Their results are relatively no further off than what they are given: of factors, than all together."""
+"""Functions that do not enlarge the relative errors of their inputs. Those of factors add up."""
 POWERS = {0.5: 2, 2.0: 0, 3.0: 0, -0.5: 2, -1.0: 2}
-"""The units of powers that are products, roots and quotients. They have the base's error times their exponent."""
+"""The own error of powers that are computed as products, roots and quotients. To it comes the base's error times the
+exponent."""
 STEPS = frozenset(
     words(
         "trunc floor ceil round floor_div trunc_div fmod remainder sign heaviside "
         "eq ne lt le gt ge isinf isfinite signbit"
     )
 )
-"""Of a last bit before them these make a whole number."""
+"""Functions that may turn an error in the last bit into a whole number."""
 NEVER = frozenset(words("floor_div trunc_div logaddexp logaddexp2"))
-"""Within these a quotient becomes a whole number, or a logarithm is in a sum."""
+"""Functions that round a quotient to a whole number, or have a logarithm in a sum."""
 
-_ANY, _NOT_NEGATIVE, _NOT_POSITIVE = 0, 1, 2  # what a sign may be; of 0 the last two together
+_ANY, _NOT_NEGATIVE, _NOT_POSITIVE = 0, 1, 2  # bits: what is known of a sign; a 0 has both
 _POSITIVE = frozenset(words("exp exp2 sigmoid abs sqrt rsqrt relu softplus cosh erfc"))
-_ODD = frozenset(words("tanh expm1 log1p gelu gelu_tanh erf atan asinh sinh copy detach"))  # they keep a sign
+_SIGN_KEEPING = frozenset(words("tanh expm1 log1p gelu gelu_tanh erf atan asinh sinh copy detach"))
 
 
 @dataclass(frozen=True)
 class RoundedTo:
-    """What results are rounded to."""
+    """A type that results are rounded to."""
 
-    most: int  # units that a result may be off by: a quarter of what it is rounded by
+    most: int  # the error that a result may have, in units: a quarter of the rounding's
     numbers: Mapping[
         str, Mapping[str, int]
     ]  # the types of csrc/epilogue/rounded.h, shortest first, and their units
@@ -78,7 +80,7 @@ ROUNDED_TO = {
 
 
 def short_number(program: Program, rounded_to: RoundedTo) -> str | None:
-    """The type with the shortest functions whose result is, up to `most` units, that by accurate ones; None: float."""
+    """The type with the shortest functions whose error stays below `most` units; None for float."""
     for number, units in rounded_to.numbers.items():
         if _may_be_short(program, units, rounded_to.most):
             return number
@@ -121,10 +123,10 @@ def _opposite(sign: int) -> int:
 
 
 def _sign(step: Step, given: Sequence[int]) -> int:
-    """Of a step's result, by those of what it is given (of what is subtracted, the opposite)."""
+    """The sign of a step's result, as far as known, from those of its inputs (of what is subtracted, the opposite)."""
     if step.op in _POSITIVE or (step.op == "mul" and step.inputs[0] == step.inputs[1]):
         return _NOT_NEGATIVE
-    if step.op in _ODD:
+    if step.op in _SIGN_KEEPING:
         return given[0]
     if step.op == "neg":
         return _opposite(given[0])

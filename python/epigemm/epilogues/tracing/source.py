@@ -1,6 +1,6 @@
 """A program -> C++: the functor, and the functions that the open kernels leave undefined.
 
-Nothing of the user's is in the text but numbers: operands are called by their slots, results `v0`, `v1` and so on.
+Of the user's code the text has only numbers: operands are named by their slots, results `v0`, `v1` and so on.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def _expression(program: Program, step: Step, names: Sequence[str]) -> str:
     return f"epigemm::math::to_{step.kind}({written})" if step.kind in (HALF, BFLOAT16, FLOAT) else written
 
 
-# torch spells these powers like this, too.
+# torch computes these powers in the same way.
 POWERS = {
     0.5: "epigemm::math::sqrt(x)",
     2.0: "x * x",
@@ -99,7 +99,7 @@ def functor_text(program: Program, kinds: Sequence[str], name: str = "Functor") 
 
 
 def describe_compile_error(program: Program, source: str, log: str) -> str:
-    """The first error of NVRTC's log, with the line of the user's it comes from."""
+    """The first error of NVRTC's log, with the line of the user's code that it comes from."""
     lines = ["", *source.split("\n")]
     for found in re.finditer(r"\((\d+)\): (?:catastrophic )?error:? (.*)", log):
         line = "".join(lines[int(found[1]) : int(found[1]) + 1])
@@ -124,7 +124,7 @@ def header_folder() -> Path:
 
 @functools.cache
 def prelude(*headers: str) -> str:
-    """Headers as one text that includes nothing under NVRTC; those that functors call unless others are named."""
+    """Headers as one text without includes under NVRTC; by default those that functors call."""
     folder = header_folder()
     seen: set[str] = set()
 
@@ -154,7 +154,7 @@ def built_in_source(name: str, functor: str, number: str) -> str:
 def kernel_functions(
     program: Program,
     kinds: Sequence[str],
-    elements: Sequence[int],  # of each operand 1 for x's element type, 2 for float; of scalars it is 2
+    elements: Sequence[int],  # for each operand 1 for x's element type, 2 for float; for scalars 2
     # which: operand, slope, slope_double, apply, apply_double, or apply_float16 and apply_bfloat16: `apply` for a
     # result that is rounded to 16 bits, with shorter instructions where `short_number` says so
     parts: Sequence[str] = ("operand", "apply"),

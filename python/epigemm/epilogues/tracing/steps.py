@@ -1,4 +1,4 @@
-"""A graph of ATen operators -> the steps of a functor. What has no line here is refused by its name."""
+"""A graph of ATen operators -> the steps of a functor. Operators without an entry here are refused by name."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from epigemm.epilogues.tracing.aten import ON_SCALARS, SUPPORTED
 from epigemm.epilogues.tracing.program import BFLOAT16, BOOL, FLOAT, HALF, REAL, Program, Ref, Step, Value
 
 ROUNDED = {HALF: torch.float16, BFLOAT16: torch.bfloat16, FLOAT: torch.float32}
-"""The kinds that are rounded to a type which is not the arithmetic's."""
+"""The kinds of numbers that are rounded to another type than the arithmetic's."""
 
 
 class Refusal(Exception):
@@ -22,7 +22,7 @@ class Refusal(Exception):
 
 
 class Builder:
-    """Takes the nodes of a graph in their order and keeps each node's value."""
+    """Translates the nodes of a graph in their order, and keeps each node's value."""
 
     def __init__(
         self, module: fx.GraphModule, sizes: tuple[int, int], location: Callable[[fx.Node], str]
@@ -86,7 +86,7 @@ class Builder:
         return self.step("where", value, 1.0, 0.0) if self._kind(value) == BOOL else value
 
     def _bool(self, value: Value) -> Value:
-        """A number as: is it not 0? (NaN is not)."""
+        """A number as a boolean: whether it is not 0 (a NaN is not 0)."""
         if self._kind(value) == BOOL:
             return value
         return self.step("ne", value, 0.0, kind=BOOL)
@@ -95,7 +95,7 @@ class Builder:
         """The kind of a node's result; refuses types and shapes that no functor has."""
         result = node.meta.get("val")
         if not isinstance(result, torch.Tensor):
-            return REAL  # a scalar operand and what is computed from such
+            return REAL  # a scalar operand, or a value that is computed from scalars
         if tuple(self.hints(result)) not in self.shapes:
             raise Refusal(
                 f"its result has the shape {self.shape_in_words(result)}; supported are {SUPPORTED}"
@@ -154,7 +154,7 @@ class Builder:
         if not isinstance(target, torch._ops.OpOverload):
             of_sizes = not any(argument in self.values for argument in node.all_input_nodes)
             if of_sizes and isinstance(node.meta.get("val"), (torch.SymInt, int)):
-                return  # refused where somebody reads it as a number
+                return  # refused if it is read as a number
             raise Refusal(f"{name} is not supported on a Scalar; {ON_SCALARS}")
         if name in ("sym_size", "sym_numel"):
             return
@@ -165,7 +165,7 @@ class Builder:
         if kind in ROUNDED and not self._is_of(value, kind):
             if len(self.steps) > before and value == Ref(self.operands + len(self.steps)):
                 step = self.steps.pop()
-                # Numbers beside fp32 tensors are fp32; beside tensors of 16 bits they are in products, too.
+                # With fp32 tensors numbers are fp32. With 16-bit tensors they are fp32 in products, too.
                 inputs = [self.rounded(each, FLOAT) for each in step.inputs] if kind == FLOAT else step.inputs
                 value = self.step(step.op, *inputs, kind=kind)
             else:
@@ -234,7 +234,7 @@ class Builder:
         if kind == BOOL:
             return self._bool(value)
         value = self._real(value)
-        # To a rounded type it is a rounding; from one to the arithmetic's type it changes nothing.
+        # A cast to a rounded type is a rounding. A cast from one to the arithmetic's type changes nothing.
         return self.rounded(value, kind if kind in ROUNDED else None)
 
     def _numbers(self, node: fx.Node, name: str, args: list[Any]) -> Value:
@@ -249,13 +249,13 @@ class Builder:
         return self.step(name, *(self._of_one_type(args[:2]) if arity == 2 else self.numbers(args[:1])))
 
     def _of_one_type(self, args: Sequence[Any]) -> list[Value]:
-        """Arguments in the type that torch computes in: beside a tensor of 16 bits all are rounded to it."""
+        """Arguments in the type that torch computes in: with a 16-bit tensor all are rounded to its type."""
         given = [_meta(argument) for argument in args]
         kind = self.rounded_kind(torch.result_type(*given)) if len(given) == 2 else None
         return [self.rounded(value, kind) for value in self.numbers(args)]
 
     def rounded(self, value: Value, kind: str | None) -> Value:
-        """A number rounded to a kind of `ROUNDED`, unless it is of that; `kind` None: as it is."""
+        """A number, rounded to a kind of `ROUNDED` if it is not of that kind; `kind` None: unchanged."""
         if kind is None or self._is_of(value, kind):
             return value
         if isinstance(value, Ref):
@@ -279,13 +279,13 @@ class Builder:
 
 
 def _meta(argument: Any) -> Any:
-    """What `torch.result_type` is told of an argument: a tensor, or a number."""
+    """An argument for `torch.result_type`: a tensor, or a number."""
     value = argument.meta.get("val") if isinstance(argument, fx.Node) else argument
     return value if isinstance(value, (torch.Tensor, bool, int, float)) else 1.0
 
 
 def _arguments(node: fx.Node) -> list[Any]:
-    """What an operator is called with, by its schema: also what the call leaves to the defaults."""
+    """The arguments of an operator's call by its schema, with the defaults that the call leaves out."""
     names = node.target._schema.arguments[len(node.args) :]  # type: ignore[union-attr]
     return [*node.args, *(node.kwargs.get(each.name, each.default_value) for each in names)]
 
@@ -297,7 +297,7 @@ def _scaled_sum(op: str, build: Builder, first: Any, second: Any, alpha: Any) ->
 
 def _multiply(build: Builder, args: list[Any]) -> Value:
     first, second = build.numbers(args)
-    # A scalar that stands for itself comes as a product with one.
+    # A scalar that stands alone appears as a product with one.
     return second if first == 1.0 else first if second == 1.0 else build.step("mul", first, second)
 
 
@@ -305,7 +305,7 @@ def _divide(build: Builder, args: list[Any]) -> Value:
     mode = args[2] if len(args) > 2 else None
     name = {None: "div", "floor": "floor_div", "trunc": "trunc_div"}[mode]
     first, second = build.numbers(args[:2])
-    # torch rounds the dividend to the 16 bits of a divisor, but no number that divides 16 bits.
+    # torch rounds a number that is divided by a 16-bit tensor, but not one that divides a 16-bit tensor.
     kind = build.rounded_kind(torch.result_type(*map(_meta, args[:2]))) if mode else None
     return build.step(name, build.rounded(first, kind), second)
 
@@ -316,7 +316,7 @@ def _clamp(build: Builder, value: Any, low: Any, high: Any) -> Value:
 
 
 def _nan_to_num(build: Builder, args: list[Any]) -> Value:
-    """The infinities become the largest numbers of the value's type unless told: in fp64 those of fp64."""
+    """By default the infinities become the largest numbers of the value's type: in fp64 those of fp64."""
     (value,) = build.numbers(args[:1])
     nan, posinf, neginf = (None if each is None else build.numbers([each])[0] for each in args[1:])
     value_or = build._where(build.step("isnan", value, kind=BOOL), 0.0 if nan is None else nan, value, REAL)
@@ -348,4 +348,4 @@ _WITH_NUMBERS = programs.words(
     "hardtanh leaky_relu elu softplus softshrink"
 )  # among their arguments, in this order
 KEPT = {*HANDLERS, *_WITH_NUMBERS, *aten.UNARY, *aten.BINARY, *aten.PREDICATES, "where"} - {"rsub"}
-"""Operators that a trace leaves as they are, though torch has a decomposition for some."""
+"""Operators that the trace does not decompose, although torch has a decomposition for some."""

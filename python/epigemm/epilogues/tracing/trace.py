@@ -1,7 +1,7 @@
 """A Python function -> a program: `make_fx` with the core ATen decompositions, then `steps`.
 
-The function sees fake fp32 tensors whose sizes are symbols, and scalars that are symbolic numbers: whatever decides by
-one of them leaves a guard, which is an error here. Nothing is computed.
+The function is called with fake fp32 tensors whose sizes are symbols, and with scalars that are symbolic numbers. A
+decision that depends on one of them leaves a guard, which is an error here. Nothing is computed.
 """
 
 from __future__ import annotations
@@ -35,20 +35,20 @@ _READS_A_VALUE = words("item tolist __bool__ __float__ __int__ __index__ numpy _
 
 
 class _Watch(Recorder):
-    """Sees every call of torch that the user's function makes: its line, and what is forbidden."""
+    """Watches every call of torch that the user's function makes: notes its line, and refuses what is forbidden."""
 
     def __init__(self, transcript: Transcript) -> None:
         super().__init__(transcript)
-        # An error that the function may have caught, and its line.
+        # The first error, which the function may have caught, and its line.
         self.first: tuple[str, Exception] | None = None
         self.dtype_line = ""
-        self.is_cast = False  # whether a tensor is made fp32, which beside fp64 is a rounding
-        self.lines: dict[str, str] = {}  # of the graph's nodes
+        self.is_cast = False  # whether a tensor is cast to fp32, which rounds fp64 tensors
+        self.lines: dict[str, str] = {}  # the user's lines by the names of the graph's nodes
 
     def run(self, func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """Make a call, unless it is forbidden."""
         try:
-            # Only what the user calls comes here: the mode is off while one of torch's functions calls others.
+            # Only the user's calls come here: the mode is off inside a function of torch.
             self._judge(func, args, kwargs)
             result = func(*args, **kwargs)
         except (Refusal, RuntimeError) as error:
@@ -61,7 +61,7 @@ class _Watch(Recorder):
         return result
 
     def _mark_nodes(self) -> None:
-        """The nodes that are new in the graph are of this line."""
+        """Note that the new nodes of the graph come from this line."""
         from torch.fx.experimental.proxy_tensor import get_proxy_mode
 
         mode = get_proxy_mode()
@@ -82,7 +82,7 @@ class _Watch(Recorder):
         if name in NO_FUNCTOR:
             raise Refusal(NO_FUNCTOR[name].format(name=name))
         if not torch.is_grad_enabled() or torch.is_inference_mode_enabled():
-            # Within the forward of an autograd.Function it is off, too.
+            # Inside the forward of an autograd.Function gradients are off, too.
             raise Refusal(
                 "no_grad or the like, or a torch.autograd.Function, is not supported: the derivative of an epilogue is "
                 "that of its formula; tensor.detach() ends one"
@@ -108,7 +108,7 @@ class _Watch(Recorder):
 
 
 def _keeps_type(func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
-    """Whether an fp32 result would be fp64 of fp64 tensors."""
+    """Whether a result that is fp32 in the trace would be fp64 for fp64 tensors."""
     is_cast = func in (Tensor.float, Tensor.to, Tensor.type) or kwargs.get("dtype") is not None
     given = tree_leaves((args, kwargs))
     return not is_cast and any(isinstance(part, Tensor) and part.is_floating_point() for part in given)
@@ -116,8 +116,10 @@ def _keeps_type(func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str,
 
 @functools.cache
 def _environment_type() -> Any:
-    """A `ShapeEnv` that remembers at which line of the user's each guard was made."""
-    from torch.fx.experimental.symbolic_shapes import ShapeEnv  # takes seconds: at the first decoration
+    """A `ShapeEnv` that notes the user's line at which each guard was made."""
+    from torch.fx.experimental.symbolic_shapes import (
+        ShapeEnv,
+    )  # takes seconds, so only at the first decoration
 
     class Environment(ShapeEnv):
         guard_lines: list[str]
@@ -135,7 +137,7 @@ def _environment_type() -> Any:
 
 
 def _harmless(frame: FrameType) -> bool:
-    """A guard that torch makes when it writes down a power of a scalar; both sides are the same graph."""
+    """Whether a guard is one that torch makes for a power of a scalar, where both answers give the same graph."""
     frames = (each for each, _ in traceback.walk_stack(frame))
     of_torch = itertools.takewhile(lambda each: not is_users(each.f_code.co_filename), frames)
     return any("pow" in each.f_code.co_name for each in of_torch)
@@ -148,10 +150,10 @@ def trace_program(function: Callable[..., Any], kinds: Sequence[str], name: str,
         NotImplementedError: the function does what no functor can; the message names the line.
         TypeError: it fails by itself under the trace, or returns no tensor.
     """
-    import torch._dynamo  # waits where another thread imports it, as an import of one of its modules does not
+    import torch._dynamo  # this waits if another thread is importing it; the import of one of its modules does not
     from torch.utils._python_dispatch import _disable_current_modes
 
-    # Nothing of what surrounds the decoration is the epilogue's: fake tensors, inference mode, autocast.
+    # Modes around the decoration must not affect the epilogue: fake tensors, inference mode, autocast.
     with (
         _one_at_a_time,
         torch._guards.tracing(None),
@@ -182,12 +184,12 @@ def _trace_program(function: Callable[..., Any], kinds: Sequence[str], name: str
                 f"{name} ({line}): a tensor's dtype decides what is computed; an epilogue is one function, in "
                 "fp32 and for fp64 tensors in fp64"
             )
-        return wide  # whose constants have more digits, and which has the casts to fp32
+        return wide  # the fp64 trace: its constants have more digits, and it has the casts to fp32
     return program
 
 
 def _in_fp32(program: Program) -> Program:
-    """A program as a trace in fp32 has it: with numbers of fp32, and without casts to it."""
+    """The fp32 form of a program from an fp64 trace: constants rounded to fp32, and no casts to fp32."""
 
     def change(number: int, step: Step) -> Step | Value:
         inputs = tuple(_of_fp32(value) if isinstance(value, float) else value for value in step.inputs)
@@ -239,7 +241,7 @@ def _trace_once(
         transcript.tensors[:] = given
         with torch.device("cpu"), watch:
             result = function(*given)
-        if watch.first is not None:  # the function has caught it
+        if watch.first is not None:  # the function has caught the error
             transcript.line, error = watch.first
             raise error
         transcript.returns(result)
@@ -297,7 +299,7 @@ def _translated(cause: Exception, name: str, start: str, line: str) -> Exception
 
 
 def _is_about_a_scalar(cause: Exception) -> bool:
-    """Whether an error comes from a symbolic number; a SyntaxError from a method of it that no graph can spell."""
+    """Whether an error comes from a symbolic number: a SyntaxError, from a method that no graph can contain."""
     if isinstance(cause, SyntaxError):
         return True
     frames = (frame for frame, _ in traceback.walk_tb(cause.__traceback__))
@@ -306,7 +308,7 @@ def _is_about_a_scalar(cause: Exception) -> bool:
 
 
 def _check_guards(environment: Any, name: str, start: str) -> None:
-    """Only that two operands have the same M or N may have been asked."""
+    """Refuse guards, except those that compare the M or N of two operands."""
     for guard, line in zip(environment.guards, environment.guard_lines, strict=False):
         text = str(guard.expr)
         if not line or all(re.fullmatch(r"Eq\(s\d+, (s\d+|1)\)", part) for part in text.split(" | ")):
