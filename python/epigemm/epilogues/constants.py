@@ -115,8 +115,8 @@ def captures_of(function: FunctionType) -> Captures:
     """What `function` has captured.
 
     Raises:
-        TypeError: for a value whose changes could go unnoticed, such as a list or an instance. NotImplementedError: if
-            the function reads the device, a state, or something whose changes could go unnoticed.
+        TypeError: for a value whose changes could go unnoticed, such as a list or an instance.
+        NotImplementedError: if the function reads the device, a state, or something whose changes could go unnoticed.
     """
     codes: list[tuple[FunctionType, CodeType]] = []
     values: list[_Captured] = []

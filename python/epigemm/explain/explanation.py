@@ -39,6 +39,7 @@ class Explanation:
 
     Attributes:
         op: the public function and the epilogue behind it.
+<<<<<<< HEAD
         path: "fused" (one GEMM kernel with the epilogue in it; fp32 on fp16 slices needs helpers before and after
             it, see `kernels`), "gemm+elementwise" (a GEMM, torch's unless gradients are recorded, then one elementwise
             kernel where the GEMM does not do everything), "elementwise" (one kernel), or "reference" (plain PyTorch
@@ -53,6 +54,22 @@ class Explanation:
         us: the microseconds that the planner decided by, of the kernel that is chosen or of the fallback; None where
             there was nothing to choose.
         is_measured: whether these were measured (`epigemm.tune`), not predicted.
+=======
+        path: "fused" (one GEMM kernel with the epilogue in it; fp32 on fp16 slices needs helpers before and after it,
+            see `kernels`), "gemm+elementwise" (a GEMM, torch's, or epigemm's if gradients are recorded, then one
+            elementwise kernel where the GEMM does not do everything), "elementwise" (one kernel), or "reference" (plain
+            PyTorch operations, where epigemm has no kernels).
+        kernel: the kernel that does most of the work.
+        arithmetic: what the numbers are multiplied and accumulated in.
+        reasons: why this path; for a path that is not fused, what ruled the fused kernel out.
+        candidates: the fused kernels that were compared, best first, with their predicted microseconds (`predicted_us`)
+            and, where that is known, what was measured (`measured_us`).
+        backward: what the first derivative will run.
+        kernels: every launch, in order.
+        us: the time of the chosen kernel, or of the fallback, by which the planner decided; None if nothing was
+            compared.
+        is_measured: whether `us` was measured (by `epigemm.tune`), not predicted.
+>>>>>>> 8e91ea1 (Comments and docstrings of fusion in plain words)
     """
 
     op: str

@@ -42,8 +42,9 @@ class Listener(TorchFunctionMode):
     """Notes products while it is entered; see `current`.
 
     Attributes:
-        notes: notes about all products. graphs: how many graphs of fused models ran. calls: how many calls of epigemm's
-            operators there were.
+        notes: notes about all products.
+        graphs: how many graphs of fused models ran.
+        calls: how many calls of epigemm's operators there were.
     """
 
     def __init__(self, root: nn.Module) -> None:

@@ -21,11 +21,14 @@ class Product:
     """One matrix product of a module's call, or one of epigemm's elementwise calls.
 
     Attributes:
-        name: its layer's name, as in `named_modules`; the second product of a layer `fc` is `fc#2`. function: what
-            computes it. size: (M, N, K); (M, N) of an elementwise call; empty where it is not known. batch: the number
-            of products, for a batched product. dtype: of x, as "bfloat16". why: why epigemm does not compute it; empty
-            if there is an explanation. explanation: the full explanation of the call; None if it is not a call of
-            epigemm. notes: notes of `fuse` about it.
+        name: its layer's name, as in `named_modules`; the second product of a layer `fc` is `fc#2`.
+        function: what computes it.
+        size: (M, N, K); (M, N) of an elementwise call; empty where it is not known.
+        batch: the number of products, for a batched product.
+        dtype: of x, as "bfloat16".
+        why: why epigemm does not compute it; empty if there is an explanation.
+        explanation: the full explanation of the call; None if it is not a call of epigemm.
+        notes: notes of `fuse` about it.
     """
 
     name: str
@@ -70,8 +73,9 @@ class ModuleExplanation:
     """What one call of a module would do; print it to read it, or one product of it: `explanation["layers.3"]`.
 
     Attributes:
-        about: the module, and whether the products are those of the module as it is, or after `fuse`. products: in the
-            order in which they run. notes: notes about all products.
+        about: the module, and whether the products are those of the module as it is, or after `fuse`.
+        products: in the order in which they run.
+        notes: notes about all products.
     """
 
     about: str
@@ -82,7 +86,8 @@ class ModuleExplanation:
         """A product by its number or its layer's name.
 
         Raises:
-            IndexError: there is no such number. KeyError: there is no such name; the message lists the names.
+            IndexError: there is no such number.
+            KeyError: there is no such name; the message lists the names.
         """
         if isinstance(which, int):
             return self.products[which]

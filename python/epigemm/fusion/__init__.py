@@ -1,8 +1,8 @@
 """Fusion of whole models: one pass over Dynamo's graphs, `rewrite.fuse_graph`.
 
-`fuse` runs such graphs operator by operator, the torch.compile backend "epigemm" has them compiled. At every matrix
-product `chains` takes along what follows it element by element; `formula` makes it an epilogue, by the road of a
-user's function; a `Site` is the call.
+`fuse` runs the rewritten graphs operator by operator. The torch.compile backend "epigemm" has them compiled. A chain is
+a matrix product and the pointwise operators that follow it (`chains`). `formula` makes an epilogue of the operators, in
+the same way as of a user's function. A `Site` is the fused call that replaces a chain.
 
 Imports: `explain`, `user_epilogue`, `route`, `operators`, `autograd`, `calls`, `packs`, `linking`, `planning`,
 `arguments`, `epilogues`.

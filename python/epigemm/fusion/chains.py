@@ -1,8 +1,8 @@
-"""What follows a product as far as one epilogue computes it: the chain, and what it reads beside the product.
+"""Chains: a product and what follows it, as far as one epilogue can compute it, and what that reads beside the product.
 
-A chain begins with the product and ends with a node that alone is read by others. Between the two nothing is written
-but the chain's own values, and no mode (gradients, autocast) changes: so the fused call may stand where the last node
-stood, where all that the chain reads is ready.
+A chain begins with the product. Only its last node is read by other nodes. Between the two, nothing is written except
+the chain's own values, and no mode (gradients, autocast) changes. So the fused call may take the place of the last
+node, where everything that the chain reads has been computed.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from epigemm.fusion.values import (
 )
 from epigemm.user_epilogue import UserEpilogue
 
-# Said only where nothing else is: most results are read by other products.
+# Reasons that are given only if there is no other: most results are read by other products.
 _TAKEN = "is a part of another product's chain"
 _PRODUCT = "is another product"
 
@@ -42,14 +42,14 @@ class Chain:
 
     Attributes:
         product: the product.
-        nodes: what the call replaces, the product first, the node with the result last.
-        views: those among them that give the result its shape, in order.
-        operands: what the epilogue reads; of a `Norm` two vectors.
+        nodes: the nodes that the call replaces, the product first, the node with the result last.
+        views: the views among them that give the result its shape, in order.
+        operands: what the epilogue reads; a `Norm` is two vectors.
         formula: of the product and the operands.
-        epilogue: what it is made to; None: nothing follows the product but its bias, or one BatchNorm.
-        ended: why the chain ends where it does; empty where nothing follows.
-        computes: whether the call computes something pointwise beside the product and its bias.
-        is_followed: whether something pointwise follows the product, taken along or not.
+        epilogue: the epilogue of the formula; None if only its bias, or one BatchNorm, follows the product.
+        ended: why the chain ends where it does; empty if nothing follows.
+        computes: whether the call computes something pointwise other than the product's bias.
+        is_followed: whether something pointwise follows the product, in the chain or not.
     """
 
     product: Product
@@ -69,16 +69,16 @@ class Chain:
 
     @property
     def sources(self) -> tuple[fx.Node, ...]:
-        """What its call is called with: x, the weight, and what the operands are made of."""
+        """The arguments of its call: x, the weight, and the nodes of which the operands are made."""
         given = [source for operand in self.operands for source in operand.sources if source is not None]
         return self.product.x, self.product.weight, *given
 
     @property
     def function(self) -> str:
-        """What it computes, in one word."""
+        """The name of what it computes."""
         if self.epilogue is None:
             return "linear_batch_norm" if self.norm else "linear"
-        return f"linear_{name_of(self.formula.steps[0 if self.product.bias is None else 1 :])}"  # the bias is a layer's
+        return f"linear_{name_of(self.formula.steps[0 if self.product.bias is None else 1 :])}"  # a bias has no name
 
 
 class ChainFinder:
@@ -93,7 +93,7 @@ class ChainFinder:
                 self._sharing.setdefault(memory, []).append(node)
         self._taken: set[fx.Node] = set()
         self._transformed = _transformed(graph)
-        # In place: then the shapes that Dynamo noted are later ones.
+        # If shapes change in place, the shapes that Dynamo noted are later ones.
         self._changes_shapes = any(
             self._effects(node).changes_shapes
             for node in graph.nodes
@@ -101,7 +101,7 @@ class ChainFinder:
         )
 
     def why_not(self, node: fx.Node, product: Product | str) -> str:
-        """Why a product is left alone because of what is around it; empty where it is not."""
+        """Why a product is not fused because of the graph around it; empty if it may be."""
         if node in self._transformed:
             return "it is inside of a transform of torch.func, or of forward-mode derivatives"
         if isinstance(product, str):
@@ -111,7 +111,7 @@ class ChainFinder:
         return "a tensor gets another shape in place" if self._changes_shapes else ""
 
     def chain(self, product: Product) -> Chain:
-        """The longest chain that begins with a product, and takes no node that another one has."""
+        """The longest chain that begins with a product and has no node of another chain."""
         region = self._grow(product)
         ended = ""
         for tail in reversed([node for node in region.members if node not in region.views]):
@@ -140,7 +140,7 @@ class ChainFinder:
         raise AssertionError("a product alone is a chain")
 
     def _is_followed(self, node: fx.Node, *, is_read_once: bool = False) -> bool:
-        """Whether something pointwise reads a node, or a view of all of it; one in another order is read once."""
+        """Whether something pointwise reads a node or a view of all of it; reordered axes: as the only reader."""
         if is_read_once and len(node.users) > 1:
             return False
         for user in node.users:
@@ -180,7 +180,7 @@ class ChainFinder:
         return region
 
     def _why_not(self, region: Region, node: fx.Node) -> str:
-        """Why a node that reads members is no part of the chain; empty where it is one."""
+        """Why a node that reads members is not part of the chain; empty if it is."""
         if node in self._taken:
             return f"{node} {_PRODUCT if matmuls.understand(node) else _TAKEN}"
         value, effects = tensor_of(node), self._effects(node)
@@ -191,7 +191,7 @@ class ChainFinder:
             return f"{node} ends a derivative"
         if effects.writes and not self._may_write(region, node, carried, effects.writes):
             return f"{node} writes to memory that others read"
-        # Of the others one takes a shape alone, as in view_as.
+        # An operator such as view_as reads only the shape of its other argument.
         is_view = len(carried) == 1 or (effects.is_view and carried[0] is node.args[0])
         if is_view and not effects.writes and is_same_memory(value, value_at(carried[0])):
             region.views.add(node)
@@ -217,7 +217,7 @@ class ChainFinder:
     def _may_write(
         self, region: Region, node: fx.Node, carried: list[fx.Node], writes: frozenset[int]
     ) -> bool:
-        """Whether nobody reads what a node writes after it but by its result."""
+        """Whether what a node writes is read later only through the node's result."""
         here = self._order[node]
         for memory in writes:
             if memory not in {storage_of(value_at(n)) for n in carried}:
@@ -232,7 +232,7 @@ class ChainFinder:
         return True
 
     def _is_own(self, node: fx.Node, memory: int) -> bool:
-        """Whether a node adds to what the graph has made, and has its memory to itself from there on."""
+        """Whether a node adds in place to a tensor that the graph has made, and that no other node uses later."""
         here = self._order[node]
         for other in self._sharing.get(memory, ()):
             if self._order[other] >= here:
@@ -240,7 +240,7 @@ class ChainFinder:
             readers = [user for user in other.users if user is not node]
             if other.op in ("placeholder", "get_attr") or any(self._order[user] > here for user in readers):
                 return False
-            # Another name of the memory, which Dynamo has not noted, may be read later.
+            # An alias of the memory, which Dynamo has not noted, may be read later.
             for each in (other, *readers):
                 returns = self._effects(each).returns - {storage_of(value) for value in tensors_of(each)}
                 if returns or not self._effects(each).known:
@@ -248,7 +248,7 @@ class ChainFinder:
         return storage_of(value_at(node)) == memory and "out" not in node.kwargs
 
     def _is_written_after(self, node: fx.Node, sources: Iterable[fx.Node | None]) -> bool:
-        """Whether the graph writes an operand later: a fused call saves it for the backward pass."""
+        """Whether the graph writes an operand later, which a fused call saves for the backward pass."""
         for memory in {storage_of(value_at(source)) for source in sources if source is not None}:
             for user in {user for other in self._sharing[memory] for user in other.users}:
                 if self._order[user] > self._order[node] and memory in self._effects(user).writes:
@@ -273,7 +273,7 @@ class ChainFinder:
 
 
 def _transformed(graph: fx.Graph) -> set[fx.Node]:
-    """The nodes between the beginning and the end of a transform, as `torch.vmap`, plain as their values may be."""
+    """The nodes between begin and end of a transform such as `torch.vmap`, even if their values look plain."""
     found, depth = set(), 0
     for node in graph.nodes:
         name = getattr(node.target, "__name__", "")
@@ -285,7 +285,7 @@ def _transformed(graph: fx.Graph) -> set[fx.Node]:
 
 
 def _needed(region: Region, tail: fx.Node) -> tuple[fx.Node, ...] | None:
-    """The members that a node is computed of, itself included; None where others read them, too."""
+    """The node and the members from which it is computed; None if other nodes also read these."""
     found: set[fx.Node] = set()
     waiting = [tail]
     while waiting:

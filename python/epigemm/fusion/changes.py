@@ -1,8 +1,8 @@
-"""Whether a call may run the graphs of a model, and what Dynamo is made to guard beside what it guards by itself.
+"""Whether a call may run the graphs of a model, and guards in addition to those of Dynamo.
 
-Dynamo does not look whether functions of torch's or of the model's classes were replaced: a call looks at those whose
-names are in the code that was traced. Nor does it guard which objects modules are, what hides their members, and the
-sign of zero: `guard_more` does.
+Dynamo does not notice if functions of torch or of the model's classes are replaced. A call checks those whose names
+occur in the traced code. Dynamo also does not guard whether two modules become one object, whether an attribute hides a
+member, and the sign of a zero. `guard_more` adds these guards.
 """
 
 from __future__ import annotations
@@ -31,33 +31,33 @@ from epigemm.epilogues.tracing.program import words
 
 OTHER_CODE = "a function has other code since"
 _code, _order = attrgetter("__code__"), attrgetter("__mro__")
-# As they are when epigemm is imported.
+# Their state when epigemm is imported.
 _SPACES: dict[Any, dict[str, Any]] = {space: dict(vars(space)) for space in (torch, F, Tensor, nn.Module)}
 _CODED = (nn.Linear.forward, F.relu, F.batch_norm, nn.Module._call_impl)
 _CODES = [each.__code__ for each in _CODED]
-_END = (object(),)  # of a class's members
+_END = (object(),)  # marks the end of a class's members
 _GONE = object()
-# What Dynamo wraps itself, when it compiles first.
+# Functions that Dynamo itself wraps at its first compilation.
 _OF_DYNAMO = {"__init__", "__setstate__", "manual_seed", "seed"}
-# What runs without its name.
+# Functions that are called without their name in the code.
 _UNNAMED = words(
     "__call__ forward _call_impl _wrapped_call_impl __getattr__ __torch_function__ __add__ __iadd__ __radd__ __sub__ "
     "__isub__ __rsub__ __mul__ __imul__ __rmul__ __truediv__ __itruediv__ __rtruediv__ __matmul__ __rmatmul__ __neg__ "
     "__pow__ __getitem__"
 )
-# Looked up once: a call is measured in microseconds.
+# Looked up once, because the call's time on the host is microseconds.
 _tracing_state = torch._C._get_tracing_state
 _dispatch_modes = torch._C._len_torch_dispatch_stack
 _has_function_mode = torch._C._is_torch_function_mode_enabled
 _function_modes: Callable[[], list[Any]] = _get_current_function_mode_stack
 _functorch_interpreter = torch._C._functorch.peek_interpreter_stack
-# Where CPython tells of changes, from 3.12 on: what counts them, and what has those of some objects counted.
+# From CPython 3.12 on, changes are counted: the count, and a function that makes it include more objects.
 _changes: Callable[[], int] = getattr(_native.entry, "changes", int)
 _watch: Callable[..., bool] = getattr(_native.entry, "watch", lambda *_: False)
 
 
 def _is_replaced(space: Any, name: str) -> bool:
-    """Whether somebody put another in the place of a function of torch's, or of one of C that a class inherits."""
+    """Whether a function of torch, or a C function that a class inherits, has been replaced."""
     now, was = vars(space).get(name, _GONE), _SPACES[space].get(name, _GONE)
     if was is _GONE:
         was = getattr(space.__base__, name, _GONE) if isinstance(space, type) and now is not _GONE else now
@@ -76,16 +76,16 @@ def _value(space: Any, path: str) -> Any:
 
 
 class Watched:
-    """What the graphs of a model were made of: functions of torch's, and the classes of the model and its objects.
+    """The functions of torch and the classes from which a model's graphs were made.
 
-    A call of the model compares all, by C loops over names and objects. Where CPython tells of changes, that is only
-    the first call after one.
+    A call of the model compares all of them with their earlier state, in loops that run in C. If CPython counts
+    changes, only the first call after a change compares.
     """
 
     def __init__(self, model: nn.Module) -> None:
         self._types = [
             *{type(module) for module in model.modules()}
-        ]  # their orders change with those of their bases
+        ]  # their method resolution orders change with those of their bases
         kinds = {kind for each in self._types for kind in each.__mro__} - {object}
         of_torch = [kind for kind in kinds if kind.__module__.startswith("torch.nn.")]
         self._spaces = dict.fromkeys([*_SPACES, *of_torch], True)
@@ -95,15 +95,15 @@ class Watched:
         self._coded = [value for values in own for value in values if isinstance(value, FunctionType)]
         self._was = [*self._objects()]
         self._names, self._read = set(_UNNAMED), set[str]()
-        self._edition = 0  # of what is looked at
-        self._is_told = _watch()  # of all changes
-        self._known = (-1, 0, "")  # the changes and the edition that an answer stands for
+        self._edition = 0  # of the list of what is compared
+        self._is_told = _watch()  # whether CPython counts all changes
+        self._known = (-1, 0, "")  # the count, the edition and the answer of the last comparison
         self._look()
 
     def note(self, context: TracingContext, graph: fx.Graph) -> str:
-        """Look also at what a graph was made of; or why it must not run, because a function of torch's was replaced.
+        """Compare also what a graph was made from; returns why it must not run if a function of torch was replaced.
 
-        A graph calls functions of torch's by their names: also from inside of what was put in their places.
+        A graph calls functions of torch by their names, so it may call a function from inside of its own replacement.
         """
         codes = [*(context.traced_code or ()), *_codes_within(graph)]
         self._names.update(name for code in codes for name in code.co_names)
@@ -115,21 +115,21 @@ class Watched:
         return next((_replaced(*each) for each in named if _is_replaced(*each)), "")
 
     def note_class(self, kind: type) -> None:
-        """Look also at the functions of a class, of which the traced code read an object."""
+        """Compare also the functions of a class, of which the traced code used an object."""
         if kind not in self._spaces and kind not in self._own:
             self._spaces[kind] = False
             self._look_at(kind)
             self._edition += 1
 
     def _look(self) -> None:
-        """Look at what has a name from now on; nothing may have changed so far."""
+        """Take the present state of everything that is compared as the one to compare with."""
         self._looks: list[tuple[Callable[[Any], Any], Any, list[str], Any]] = []
         for space in self._spaces:
             self._look_at(space)
         self._edition += 1
 
     def _named(self, space: Any) -> set[str]:
-        """Of a module those names that were read from an object: a tensor's method may be called as its function."""
+        """The names to compare. For a module only those read from objects: tensors have methods of these names."""
         return (self._names if isinstance(space, type) else self._read) - _OF_DYNAMO
 
     def _look_at(self, space: Any) -> None:
@@ -149,15 +149,15 @@ class Watched:
             self._looks.append((look, space, names, look(space)))
 
     def _objects(self) -> Iterator[Any]:
-        """What must be the same objects: code, the types' orders, and the members of the model's classes."""
+        """Objects whose identity is compared: code, the types' orders, and the members of the model's classes."""
         return chain(map(_code, self._coded), map(_order, self._types), *self._members)
 
     def why_not(self) -> str:
-        """What has changed since; empty where nothing has."""
+        """What has changed since; empty if nothing has."""
         changes, edition, reason = self._known
         if changes == _changes() and edition == self._edition:
             return reason
-        # In this order: what another thread changes meanwhile is looked at again.
+        # In this order, so that a change by another thread in the meantime is compared again.
         changes, edition = _changes(), self._edition
         self._is_told = self._is_told and _watch(*self._watched())
         reason = self._compared()
@@ -165,7 +165,7 @@ class Watched:
         return reason
 
     def _watched(self) -> Iterator[Any]:
-        """The modules' dictionaries and the classes that are looked at."""
+        """The modules' dictionaries and the classes that are compared."""
         looked_at = *self._spaces, *self._own
         kinds = [each for each in looked_at if isinstance(each, type)]
         yield from (vars(each) for each in looked_at if not isinstance(each, type))
@@ -187,7 +187,7 @@ class Watched:
 
 
 def _members_read(guards: Iterable[Guard]) -> Iterator[str]:
-    """The names of what traced code read from modules and other objects."""
+    """The names of attributes that traced code read from modules and other objects."""
     for guard in guards:
         source: Any = guard.originating_source
         while source is not None:
@@ -201,13 +201,13 @@ def _called(graph: fx.Graph) -> Iterator[str]:
     for node in graph.nodes:
         if node.op == "call_function":
             name = getattr(node.target, "__name__", "")
-            yield from (name, name.rstrip("_"))  # a chain has it out of place
+            yield from (name, name.rstrip("_"))  # a chain calls the out-of-place form
     for code in _codes_within(graph):
         yield from code.co_names
 
 
 def _codes_within(graph: fx.Graph) -> Iterator[CodeType]:
-    """The code of functions in Python that a graph calls, as `F.relu`, and of their module's that these call."""
+    """The code of Python functions that a graph calls, as `F.relu`, and of functions that these call."""
     called = [
         getattr(Tensor, node.target, None) if node.op == "call_method" else node.target
         for node in graph.nodes
@@ -224,7 +224,7 @@ def _codes_within(graph: fx.Graph) -> Iterator[CodeType]:
 
 
 def why_not_now() -> str:
-    """Why a call runs as it was, whichever model is called; empty where it need not."""
+    """Why a call of any model runs the original forward now; empty if it need not."""
     if (
         _module._global_forward_hooks
         or _module._global_forward_pre_hooks
@@ -246,12 +246,12 @@ def why_not_now() -> str:
 
 
 def sees_functions() -> bool:
-    """Whether one of the active function modes is another than a default device's."""
+    """Whether a function mode other than that of a default device is active."""
     return any(type(mode) is not DeviceContext for mode in _function_modes())
 
 
 def why_not_with(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
-    """Why a call with some arguments runs as it was."""
+    """Why a call with these arguments runs the original forward."""
     for value in (*args, *kwargs.values()):
         if isinstance(value, Tensor):
             if type(value) is not Tensor and type(value) is not nn.Parameter:
@@ -268,7 +268,7 @@ _ZERO = re.compile(r"\b0\.0\b|\b0j|\b0[+-].*j")
 
 
 def guard_more(guards: GuardsSet, watched: Watched) -> None:
-    """Guard more of what a graph is made of: to be called while Dynamo collects its guards."""
+    """Add guards on what a graph was made from. To be called while Dynamo collects its guards."""
     modules: dict[str, Source] = {}
     for guard in list(guards):
         source: Any = guard.originating_source
@@ -288,9 +288,9 @@ def guard_more(guards: GuardsSet, watched: Watched) -> None:
 
 
 def _exactly(builder: Any, guard: Guard) -> None:
-    """A guard that a constant is equal does not see the sign of its zeros, nor what changes inside of it in place.
+    """Guard constants exactly: Dynamo's equality does not notice signs of zeros, or changes inside a tuple in place.
 
-    Zeros are guarded by how they are written.
+    Zeros are guarded by their text.
     """
     value = builder.get(guard)
     if isinstance(value, (tuple, list)):
@@ -308,18 +308,18 @@ def _exactly(builder: Any, guard: Guard) -> None:
 
 
 def _class_of(builder: Any, guard: Guard, watched: Watched) -> None:
-    """Dynamo guards of which class an object is, and nothing of the class."""
+    """Have the class of an object watched: Dynamo guards which class it is, but nothing in the class."""
     watched.note_class(type(builder.get(guard)))
 
 
 def _apart(builder: Any, guard: Guard, modules: Iterable[Source]) -> None:
-    """Modules that were several must not become one: Dynamo guards that of tensors, and that one stays one."""
+    """Guard that different modules stay different objects, which Dynamo guards for tensors alone."""
     for source in {id(builder.get(source)): source for source in modules}.values():
         builder.no_tensor_aliasing_names.append(source.name)
         builder.no_tensor_aliasing_guard_managers.append(builder.get_guard_manager_from_source(source))
 
 
 def _not_hidden(builder: Any, guard: Guard, name: str) -> None:
-    """What is in a module's `__dict__` comes before its parameters, buffers and modules."""
+    """Guard that no attribute in a module's `__dict__` hides a parameter, buffer or module of this name."""
     if name not in builder.get(guard).__dict__:
         builder.NOT_PRESENT_IN_GENERIC_DICT(guard, attr=name)

@@ -11,17 +11,17 @@ from torch import Tensor, nn
 
 
 def copied(model: nn.Module) -> nn.Module | str:
-    """A copy with the same tensors; or why there is none."""
+    """A copy with the same tensors, or why there is none."""
     memo: dict[int, Any] = {id(tensor): tensor for tensor in _tensors_within(model, set())}
     try:
         made = copy.deepcopy(model, memo)
-    except Exception as error:  # whatever the model's attributes raise
+    except Exception as error:  # any error of the model's attributes
         return f"it cannot be copied ({type(error).__name__}: {error})"
     return _why_no_copy(model, made) or made
 
 
 def _tensors_within(value: Any, seen: set[int]) -> Iterator[Tensor]:
-    """The tensors that an object leads to, also through modules and lists that are not registered."""
+    """The tensors that can be reached from an object, also through modules and lists that are not registered."""
     if id(value) in seen or isinstance(value, (type, types.ModuleType, types.FunctionType)):
         return
     seen.add(id(value))
@@ -38,7 +38,7 @@ def _tensors_within(value: Any, seen: set[int]) -> Iterator[Tensor]:
 
 
 def _why_no_copy(model: nn.Module, copied: Any) -> str:
-    """What a class's own way of copying did not do; empty where the copy is one, and shares every tensor."""
+    """What is wrong with a copy by a class's own `__copy__`; empty if it is a copy that shares every tensor."""
     if not isinstance(copied, nn.Module) or type(copied) is not type(model):
         return f"its copy is a {type(copied).__name__}"
     for kind in ("modules", "parameters", "buffers"):

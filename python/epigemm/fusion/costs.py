@@ -1,7 +1,7 @@
-"""What the device takes for kernels that are no chains, and for those of a chain one by one: estimates.
+"""Estimates of the device's time for kernels outside of chains, and for the single kernels of a chain.
 
-Of an operator that has a formula of its FLOPs the longer one of the time that it computes and the time that it moves
-bytes; of others their bytes.
+For an operator with a formula for its FLOPs it is the larger of the times for computing and for moving bytes. For
+others it is the time for the bytes.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from epigemm.fusion.operands import ChainOperand
 from epigemm.fusion.values import hint, tensor_of, value_at
 from epigemm.planning import plans
 
-# What a kernel takes at least, and the bytes that it moves in a microsecond: of an H200, and of any GPU's nominal
-# bandwidth.
+# The least time of a kernel, and the bytes that it moves in a microsecond on an H200, also as a share of a GPU's
+# nominal bandwidth.
 _LEAST_US, _BYTES_PER_US, _OF_NOMINAL = 3.0, 3e6, 0.61
-# The product whose speed is that of the device: large, and so near what PyTorch's GEMM reaches.
+# A product whose predicted speed is used for the device: large, so near the best speed of PyTorch's GEMM.
 _LARGE = 8192
 
 
@@ -36,7 +36,7 @@ def kernels_behind(chain: Chain) -> list[fx.Node]:
 
 
 def one_kernel_us(chain: Chain) -> float:
-    """What follows a chain's product in one elementwise kernel: the product is read, and matrices; one is written."""
+    """The time of one elementwise kernel behind a chain's product: it reads that and matrices, and writes one."""
     matrices = [
         value_at(each.sources[0])
         for each in chain.operands
@@ -47,7 +47,7 @@ def one_kernel_us(chain: Chain) -> float:
 
 
 def device_us(node: fx.Node) -> float:
-    """Of a kernel that is no chain: the longer one of the time that it computes and the time that it moves bytes."""
+    """The time of a kernel outside of chains: the larger of the times for computing and for moving bytes."""
     read = [] if "embedding" in str(node.target) else node.all_input_nodes  # which reads few of its rows
     tensors = [tensor for each in (node, *read) if (tensor := tensor_of(each)) is not None]
     index = _index_of(tensors)
@@ -63,7 +63,7 @@ def _index_of(tensors: Iterable[Tensor]) -> int:
 
 
 def moved_us(tensors: Sequence[Tensor]) -> float:
-    """What a kernel takes that moves some tensors, and computes little."""
+    """The time of a kernel that moves some tensors and computes little."""
     return _moved_us(tensors, _index_of(tensors))
 
 
@@ -79,7 +79,7 @@ def _bytes(tensor: Tensor) -> int:
 def _bytes_per_us(device: int) -> float:
     about: Any = torch.cuda.get_device_properties(device) if device >= 0 else None
     kilohertz, bits = (getattr(about, name, 0) for name in ("memory_clock_rate", "memory_bus_width"))
-    nominal = 2e3 * kilohertz * bits / 8 / 1e6  # twice a cycle
+    nominal = 2e3 * kilohertz * bits / 8 / 1e6  # two transfers a cycle
     return _OF_NOMINAL * nominal or _BYTES_PER_US
 
 
@@ -94,7 +94,7 @@ def _uses_tf32(name: str, dtype: torch.dtype) -> bool:
 
 @functools.cache
 def _flops_per_us(dtype: torch.dtype, tf32: bool, device: int, gpu: tuple[int, ...]) -> float:
-    """What PyTorch's GEMM computes in a microsecond, as the planner has it."""
+    """The FLOPs of PyTorch's GEMM in a microsecond, by the planner's model."""
     known = str(dtype).removeprefix("torch.") if dtype in matmuls.DTYPES else "float32"
     numbers = {"tf32_allowed": tf32, "has_bias": False, "gpu": gpu, "device": device}
     asked = plans.ask("bias", _LARGE, _LARGE, _LARGE, known, precision.IEEE, **numbers)  # type: ignore[arg-type]

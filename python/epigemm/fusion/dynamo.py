@@ -1,4 +1,4 @@
-"""The torch.compile backend "epigemm": the pass of `rewrite` on Dynamo's graphs, then Inductor for the rest."""
+"""The torch.compile backend "epigemm": rewrites Dynamo's graphs (`rewrite`), then Inductor compiles them."""
 
 from __future__ import annotations
 
@@ -28,18 +28,19 @@ def epigemm_backend(
 ) -> Callable[..., Any]:
     """Compile one of Dynamo's graphs: `torch.compile(model, backend="epigemm")`.
 
-    Chains of a linear layer and what follows it become calls of epigemm, and the next backend compiles what is left.
+    A linear layer and the pointwise operators that follow it become one call of epigemm. Another backend compiles the
+    resulting graph.
 
     Args:
         graph_module: Dynamo's graph; it is rewritten in place.
         example_inputs: its inputs.
         mode: as of torch.compile with Inductor.
-        options: "backend": who compiles the rest, a name that torch.compile accepts or a callable (default:
-            "inductor", where it works, else "aot_eager", with a warning); "report": called with the
+        options: "backend": the backend that compiles the resulting graph, a name that torch.compile accepts or a
+            callable (default: "inductor", where it works, else "aot_eager", with a warning); "report": called with the
             `FusionReport` of every graph; "keep_packs": True lets fp32 parameters keep their fp16 slices between calls,
             and is a promise to call `epigemm.pack(weight).repack()` after writes that torch does not count (those
-            through `.data`); "strict": True makes an error of epigemm's own pass one of the compilation: else there is
-            a warning, and the graph is compiled as it was. All others are Inductor's.
+            through `.data`); "strict": True has an error of epigemm's rewriting raised; otherwise there is a warning,
+            and the original graph is compiled. All others are Inductor's.
 
     Returns:
         The compiled graph.
@@ -47,8 +48,8 @@ def epigemm_backend(
     Raises:
         TypeError: `options` is no dict, "report" not callable, or "keep_packs" or "strict" neither True nor False.
         ValueError: options or a mode of Inductor's are given with another backend.
-        RuntimeError: the pass failed, and "strict" is True; the error itself is its cause. torch.compile raises it as
-            a `BackendCompilerFailed`.
+        RuntimeError: rewriting the graph failed, and "strict" is True; the original error is its cause. torch.compile
+            raises it as a `BackendCompilerFailed`.
 
     Example:
         >>> reports = []
@@ -105,12 +106,12 @@ def _default_backend(example_inputs: Sequence[Any]) -> str:
 
 
 def _why_no_inductor(cuda: bool) -> str:
-    """What Inductor lacks on this machine; empty where it lacks nothing."""
+    """What Inductor lacks on this machine; empty if nothing."""
     try:
         importlib.import_module("torch._inductor.compile_fx")
         from torch._inductor.cpp_builder import get_cpp_compiler
         from torch.utils._triton import has_triton
 
         return "" if (has_triton() if cuda else get_cpp_compiler()) else "there is no Triton"
-    except (ImportError, RuntimeError) as error:  # one of Inductor's without a C++ compiler
+    except (ImportError, RuntimeError) as error:  # an error of Inductor without a C++ compiler
         return str(error)

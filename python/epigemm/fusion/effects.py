@@ -1,7 +1,7 @@
-"""What a node of Dynamo's graph does beside its result: it is run once more, on tensors without data, and watched.
+"""What a node of Dynamo's graph does besides its result. The node is run again on tensors without data, and watched.
 
-The operators that PyTorch then dispatches say by their schemas what they write. Nothing is known of a node that cannot
-be run so; it may do anything.
+The schemas of the operators that PyTorch then dispatches say what they write. A node that cannot be run in this way may
+do anything.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from epigemm.fusion.flops import dtype_of, flops_of
 from epigemm.fusion.matmuls import is_product
 from epigemm.fusion.values import storage_of, tensor_of, value_of
 
-# Their schemas do not say that they write running statistics, or repack weights.
+# Operators whose schemas do not say that they write running statistics, or repack weights.
 _UNDECLARED = ("batch_norm", "instance_norm", "flatten_weight")
 _NUMBERS = (int, float, bool, torch.SymInt, torch.SymFloat, torch.SymBool, torch.Size)
-_COUNT_USE = torch._C._log_api_usage_once  # of a class, for statistics
+_COUNT_USE = torch._C._log_api_usage_once  # called for each class, for torch's usage statistics
 _CLONE = torch.ops.aten.clone.default
 _WITH_A_MODE = ("train", "training", "use_input_stats")
 
-# An operator, what it is called with, and its result.
+# An operator, its arguments, and its result.
 _Called = tuple[Any, tuple[Any, ...], dict[str, Any], Any]
 
 
@@ -38,13 +38,13 @@ class Effects:
     """What a node does.
 
     Attributes:
-        known: whether the node could be watched, and changes no mode (gradients, autocast) for those behind it.
-        writes: the memory that it writes, as `values.storage_of` names it.
-        returns: the memory of its inputs that its result has, too; Dynamo does not note that of an idle dropout.
-        changes_shapes: a tensor that was there before has another shape afterwards.
-        is_pointwise: all that it runs is pointwise by PyTorch's own mark, or a view; copies alone are not.
-        is_view: all that it runs are views, as of an idle dropout and a cast to the same type, which run nothing.
-        flops: of the operators that have a formula: the name, the type that it multiplies in, and how many.
+        known: whether the node could be watched, and changes no mode (gradients, autocast) for later nodes.
+        writes: the memory that it writes, by `values.storage_of`.
+        returns: memory of its inputs that its result shares; for a dropout in eval mode Dynamo does not note that.
+        changes_shapes: whether an existing tensor has another shape afterwards.
+        is_pointwise: whether it runs only operators that PyTorch marks as pointwise, and views; not if it only copies.
+        is_view: whether it runs only views, or nothing, as a dropout in eval mode or a cast to the same type.
+        flops: for operators with a formula: the name, the type in which it multiplies, and the number of FLOPs.
     """
 
     known: bool
@@ -60,21 +60,21 @@ _NOTHING, _ANYTHING = Effects(True), Effects(False)
 
 
 def effects_of(node: fx.Node) -> Effects:
-    """What a node does beside its result."""
+    """What a node does besides its result."""
     if node.op in ("placeholder", "get_attr", "output") or node.target is _COUNT_USE:
         return _NOTHING
-    # What changes a mode has no value; nor has a call whose value Dynamo did not look at.
+    # Nodes without a value: those that change a mode, and calls whose value Dynamo did not note.
     runs_graphs = node.op == "call_module" or isinstance(node.target, torch._ops.HigherOrderOperator)
     if "example_value" not in node.meta or runs_graphs:
         return _ANYTHING
     if isinstance(value_of(node), _NUMBERS):
-        return _NOTHING  # a size, or what `item` reads
+        return _NOTHING  # a size, or the result of `item`
     if any(isinstance(value_of(n), Tensor) and tensor_of(n) is None for n in (node, *node.all_input_nodes)):
-        return _ANYTHING  # sparse, or a transform's, which may share the memory of others
-    fakes: dict[int, int] = {}  # memory of the stand-ins -> of what they stand for
+        return _ANYTHING  # sparse, or made by a transform, which may share memory with others
+    fakes: dict[int, int] = {}  # memory of the replacement tensors -> memory of the originals
     inputs = [tensor_of(n) for n in node.all_input_nodes]
     modes = {value.fake_mode for value in inputs if isinstance(value, FakeTensor)}
-    if not modes:  # numbers and sizes are computed of each other; tensors are made
+    if not modes:  # a node without tensors among its arguments
         is_plain = isinstance(value_of(node), (*_NUMBERS, tuple, list, Tensor))
         return _NOTHING if is_plain and all(tensor is None for tensor in inputs) else _ANYTHING
     if len(modes) > 1:
@@ -83,7 +83,7 @@ def effects_of(node: fx.Node) -> Effects:
     try:
         mode = modes.pop()
         fresh = nullcontext() if mode.shape_env is None else mode.shape_env.ignore_fresh_unbacked_symbols()
-        # In torch 2.10 and 2.11 products without a bias fail on symbols without it.
+        # Without this, products without a bias fail on symbols in torch 2.10 and 2.11.
         python = enable_python_dispatcher() if is_product(node) else nullcontext()
         with fresh, mode, torch.no_grad(), python, recorder:
             given = fx.map_arg((node.args, node.kwargs), lambda n: _stand_in(n, fakes))
@@ -91,10 +91,10 @@ def effects_of(node: fx.Node) -> Effects:
             result = call(node, *given)
         parts = [part for part in tree_leaves(result) if isinstance(part, Tensor)]
         returns = frozenset(fakes[storage_of(part)] for part in parts if storage_of(part) in fakes)
-    except Exception:  # whatever the function raises on such tensors
+    except Exception:  # any error of the function with such tensors
         return _ANYTHING
     memories = (storage_of(tensor) for each in recorder.calls for tensor in written(*each[:3]))
-    writes = frozenset(fakes[memory] for memory in memories if memory in fakes)  # others are made on the way
+    writes = frozenset(fakes[memory] for memory in memories if memory in fakes)  # others were new
     functions = [each[0] for each in recorder.calls]
     changes_shapes = any(torch.Tag.inplace_view in function.tags for function in functions)
     marks = [torch.Tag.pointwise in function.tags for function in functions if not function.is_view]
@@ -111,7 +111,7 @@ def _counted(calls: list[_Called]) -> Iterator[tuple[str, torch.dtype, int]]:
 
 
 def _stand_in(node: fx.Node, fakes: dict[int, int]) -> Any:
-    """A new tensor like that of a node, for a function to write to; other values as they are."""
+    """A new tensor like that of a node, which a function may write; other values unchanged."""
     value = value_of(node)
     if isinstance(value, Tensor):
         made = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device)
@@ -123,14 +123,14 @@ def _stand_in(node: fx.Node, fakes: dict[int, int]) -> Any:
 
 
 def call(node: fx.Node, args: Any, kwargs: Any) -> Any:
-    """What a node gives of some arguments."""
+    """A node's result for some arguments."""
     if node.op == "call_method":
         return getattr(args[0], str(node.target))(*args[1:], **kwargs)
     return node.target(*args, **kwargs)  # type: ignore[operator]
 
 
 def called(node: fx.Node, args: Any, kwargs: Any) -> tuple[Any, list[Any]]:
-    """What a node gives of some arguments, and the operators that it runs."""
+    """A node's result for some arguments, and the operators that it runs."""
     recorder = Recorder()
     with recorder:
         result = call(node, args, kwargs)
@@ -145,10 +145,10 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.calls: list[_Called] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        # Without it some kernels that are written in Python fail on symbols.
+        # Without this, some kernels that are written in Python fail on symbols.
         with enable_python_dispatcher():
             result = func(*args, **(kwargs or {}))
-        if func.namespace != "prim":  # asks for a tensor's device
+        if func.namespace != "prim":  # prim operators only ask for properties such as a device
             self.calls.append((func, args, kwargs or {}, result))
         return result
 
@@ -163,7 +163,7 @@ def written(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> lis
     found: list[Tensor] = []
     for argument in arguments:
         declared = argument.alias_info is not None and argument.alias_info.is_write
-        # An object of a class may be changed without a word in the schema.
+        # The schema does not say whether a script object is changed.
         if str(argument.type).startswith("__torch__"):
             raise TypeError("an object of TorchScript")
         if declared or everything:

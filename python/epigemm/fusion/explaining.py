@@ -12,7 +12,7 @@ from epigemm.fusion.rewrite import SITE, name_of
 
 
 def run(graph_module: fx.GraphModule, report: FusionReport, listener: Listener, args: Any) -> Any:
-    """One graph of a fused model's."""
+    """Run one graph of a fused model."""
     listener.graphs += 1
     listener.notes += [note for note in report.notes if note not in listener.notes]
     with listener.resumed():
@@ -29,7 +29,7 @@ class _Nodes(fx.Interpreter):
         self._reasons = {each.name: each.reason for each in report.skipped}
 
     def run_node(self, node: fx.Node) -> Any:
-        """The node, with the listener told which layer it is of."""
+        """Run the node, and tell the listener to which layer it belongs."""
         if node.op not in ("call_function", "call_method"):
             return super().run_node(node)
         site: FusedSite | None = node.meta.get(SITE)

@@ -13,13 +13,13 @@ from torch.utils.flop_counter import flop_registry
 from epigemm.fusion.values import hint
 
 CONVOLUTIONS = ("convolution", "conv2d_forward")
-"""Parts of the names of convolutions, whose TF32 has a setting of its own."""
+"""Parts of the names of convolutions, for which TF32 has a setting of its own."""
 
 
 def flops_of(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> int:
     """The operations of one call of an operator, at the sizes of the call that is being compiled.
 
-    0 where there is no formula: there the bytes that are moved tell the time. Nothing is guarded.
+    0 if there is no formula: then the time is estimated by the bytes. No guards are added.
     """
     packet = getattr(function, "_overloadpacket", None)
     formula: Callable[..., Any] | None = flop_registry.get(packet)
@@ -29,17 +29,17 @@ def flops_of(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any], resu
     given, named, found = tree_map(_without_data, (tuple(args), dict(kwargs), result))
     try:
         return int(formula(*given, **named, out_val=found))
-    except Exception:  # a formula that wants to read data, as of sequences of several lengths
+    except Exception:  # a formula that reads data, as for sequences of several lengths
         return 0
 
 
 def dtype_of(args: Sequence[Any]) -> torch.dtype | None:
-    """The type of the first tensor that an operator reads: what it multiplies in."""
+    """The type of the first tensor that an operator reads, in which it multiplies."""
     return next((value.dtype for value in tree_leaves(list(args)) if isinstance(value, Tensor)), None)
 
 
 def _of_grouped(values: Sequence[Any]) -> int:
-    """Of products by groups of rows, columns or parts of K, or of whole batches: each element of x meets each column.
+    """FLOPs of grouped or batched products: each element of x is multiplied with each column.
 
     PyTorch has no formula. `[M, K] x [G, K, N]`, `[G, M, K] x [K, N]` (groups of columns), `[M, K] x [K, N]` (groups of
     K) and `[G, M, K] x [G, K, N]`.
@@ -53,7 +53,7 @@ def _of_grouped(values: Sequence[Any]) -> int:
 
 
 def _without_data(value: Any) -> Any:
-    """A tensor of the sizes at hand in the place of one that may have symbols; numbers as they are."""
+    """A tensor with the present sizes in place of one that may have symbolic sizes; numbers unchanged."""
     if isinstance(value, Tensor):
         return torch.empty([hint(size) for size in value.shape], dtype=value.dtype, device="meta")
     return hint(value) if isinstance(value, torch.SymInt) else value

@@ -1,7 +1,7 @@
 """A chain as a function of the product and its operands, and the epilogue that is made of it.
 
-The nodes of the chain are called once more on the tensors that an epilogue sees: the accumulator `[M, N]`, vectors,
-matrices, all in fp32. From there on it is a function of the user's: `declaring.traced`.
+The function calls the chain's nodes again, with the tensors that an epilogue gets: the accumulator `[M, N]`, vectors,
+matrices, all in fp32. It is traced like a user's function: `declaring.traced`.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class ChainStep:
         target: the function, or a method's name.
         args: its arguments, `Slot`s among them.
         kwargs: those by name.
-        dtype: of the result, where it is rounded to another type than the product's; else None.
+        dtype: the result's type if it is rounded to another type than the product's; else None.
         line: where the model calls it.
     """
 
@@ -72,10 +72,10 @@ class ChainFormula:
     steps: tuple[ChainStep, ...]
 
     def __call__(self, acc: Tensor, *operands: Any) -> Tensor:
-        """What the chain computes of the product."""
+        """Apply the chain to the product."""
         values: dict[int, Any] = {0: acc}
         for number, (kind, operand) in enumerate(zip(self.kinds, operands, strict=True), 1):
-            # The graph has a tensor there, which functions take that refuse numbers.
+            # The graph has a tensor here, and some functions refuse a number in its place.
             values[-number] = torch.full_like(acc, operand) if kind == SCALAR else operand
         result = acc
         for number, step in enumerate(self.steps, 1):
@@ -87,19 +87,19 @@ class ChainFormula:
             result = values[number] = out_of_place(step.target, args, kwargs)
             if not isinstance(result, Tensor):
                 raise Refusal(f"{step.name} gives no tensor")
-            # A trace in fp64 has the operands in fp64, too.
+            # In an fp64 trace the operands are fp64, too.
             if step.dtype is not None and result.dtype != step.dtype and acc.dtype != torch.float64:
                 raise Refusal(f"{step.name} rounds to the type of another tensor")
         return result
 
     @property
     def key(self) -> Any:
-        """Equal for formulas that are the same epilogue: of numbers the text, as 0.0 == -0.0 and NaN != NaN."""
+        """Equal for formulas with one epilogue. Numbers are compared as text: 0.0 == -0.0 and NaN != NaN."""
         return tuple(step.target for step in self.steps), repr(self)
 
 
 def without_bias(formula: ChainFormula) -> ChainFormula | None:
-    """What follows a product and its bias, which is the first operand; None where that is read otherwise, too."""
+    """The formula behind the bias, which is the first operand; None if the bias is also read elsewhere."""
     first, *rest = formula.steps
     reads = [
         each for step in rest for each in tree_leaves((step.args, step.kwargs)) if isinstance(each, Slot)
@@ -132,7 +132,7 @@ def name_of(steps: Sequence[ChainStep]) -> str:
 
 
 def out_of_place(target: Any, args: Any, kwargs: Any) -> Any:
-    """A call of a function or method of PyTorch's, of one that writes in place the one that does not."""
+    """A call of a function or method of PyTorch; for one that writes in place, the out-of-place form."""
     if inspect.isfunction(target):
         bound = inspect.signature(target).bind(*args, **kwargs)
         if bound.arguments.get("inplace"):
@@ -156,7 +156,7 @@ _made: dict[Any, UserEpilogue | str] = {}
 
 
 def epilogue_of(formula: ChainFormula) -> UserEpilogue | str:
-    """The epilogue of a formula, or why there is none. Equal formulas have one, in all graphs."""
+    """The epilogue of a formula, or why there is none. Equal formulas share one epilogue in all graphs."""
     found = _made.get(formula.key)
     if found is None:
         found = _made[formula.key] = _make(formula)
@@ -172,7 +172,7 @@ def _make(formula: ChainFormula) -> UserEpilogue | str:
     line = formula.steps[-1].line or "graph:1"
     try:
         return UserEpilogue(declaring.traced(formula, tuple(specs), name_of(formula.steps), line))
-    except Exception as error:  # whatever the function raises on such tensors
+    except Exception as error:  # any error of the function with such tensors
         text = re.sub(r"^\w+ \([^)]*\): ", "", str(error).split("\n")[0])
         return "it is not pointwise" if text.startswith("it fails while it is traced") else text
 
@@ -181,10 +181,10 @@ _INFIX = dict(zip(words("add sub mul div eq gt lt ge le"), words("+ - * / == > <
 
 
 def text_of(epilogue: UserEpilogue) -> str:
-    """What an epilogue computes, for people: `relu(acc + c1)`."""
+    """The formula as text: `relu(acc + c1)`."""
     traced = epilogue.traced
     texts = ["acc", *(spec.name for spec in traced.operands)]
-    compound: set[int] = set()  # the texts that need parentheses beside an operator
+    compound: set[int] = set()  # the texts that need parentheses next to an operator
 
     def text(value: Any, *, beside: bool = False) -> str:
         if not isinstance(value, Ref):

@@ -1,7 +1,7 @@
-"""Generators and coroutines that a call gives away: they must run when they are asked, not when the call is traced.
+"""Generators and coroutines that leave a call: they must run when they are used, not when the call is traced.
 
-Dynamo runs a generator to its end where it leaves the traced code, and a coroutine where it is made. Inside of the
-traced code it is right: `sum(layer(x) for layer in self.layers)` stays fused.
+Dynamo runs a generator to its end when it leaves the traced code, and a coroutine when it is made. A generator inside
+the traced code is correct: `sum(layer(x) for layer in self.layers)` stays fused.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def is_coroutine(codes: Iterable[CodeType]) -> bool:
 
 @contextmanager
 def kept_inside(leave: Callable[[str], NoReturn]) -> Iterator[None]:
-    """Have `leave` called, with the reason, where a generator would leave what Dynamo traces in the block."""
+    """In the block, call `leave` with the reason if a generator would leave the code that Dynamo traces."""
 
     def returned(translator: Any) -> None:
         if translator.stack and isinstance(translator.stack[-1], LocalGeneratorObjectVariable):

@@ -1,7 +1,7 @@
-"""Whether the GPU waits for the host in a graph. If it does, fused calls pay only as far as they spare the host.
+"""Whether the GPU waits for the host in a graph. If it does, fused calls gain only the host's time that they save.
 
-A call takes as long as the slower of the two. All times are estimates: of the device from the planner, and of other
-operators from what they compute and the bytes that they move; of the host from the number of kernels.
+A call takes as long as the slower of the two. All times are estimates. The device's time comes from the planner, and
+for other operators from their FLOPs and bytes. The host's time comes from the number of kernels.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Launches(Enum):
 
     @property
     def is_one_by_one(self) -> bool:
-        """Whether operators have a kernel each: Inductor makes one of several."""
+        """Whether each operator has a kernel of its own. Inductor makes one kernel of several operators."""
         return self in (Launches.EAGER, Launches.CUDA_GRAPH)
 
 
@@ -44,23 +44,25 @@ class Launches(Enum):
 # one kernel of about two operators that are no products.
 _KERNEL_US = {Launches.EAGER: 14.0, Launches.INDUCTOR: 20.0}
 _OPERATORS_A_KERNEL = {Launches.EAGER: 1, Launches.INDUCTOR: 2}
-# What a fused call takes the host more than PyTorch's product, by its way: there are up to four launches on slices.
-# Inductor's are not measured: 14 is one more launch, as an eager kernel's above, 40 three.
+# The host's additional time for a fused call, compared with PyTorch's product, by its `Way`: on slices there are up to
+# four launches. The figures for Inductor were not measured: 14 is one more launch, as for an eager kernel above, and 40
+# three.
 _CALL_US = {
     Launches.EAGER: {Way.TENSORS: 0.0, Way.SLICES: 30.0, Way.FALLBACK: 14.0, Way.TWO_KERNELS: 14.0},
     Launches.INDUCTOR: {Way.TENSORS: 14.0, Way.SLICES: 40.0, Way.FALLBACK: 14.0, Way.TWO_KERNELS: 14.0},
 }
-# What a recorded call of two kernels takes more: its node is Python's, those of the operators that it replaces C++'s.
+# The additional time of a recorded call of two kernels: its node is in Python, and those of the operators that it
+# replaces in C++.
 _RECORDED_US = 60.0
-# What a call of a fused model takes the host more than the model's own: guards, less the calls of modules. Measured on
-# a CPU (Python 3.11, torch 2.13) with nothing fused: 39, 36, 26 us for 1, 4, 12 linear layers with a GELU. It was 9 us
-# for a model without operators. Inductor's graphs have the same guards without fused calls.
+# The host's additional time for a call of a fused model: guards, minus the calls of modules. Measured on a CPU (Python
+# 3.11, torch 2.13) with nothing fused: 39, 36, 26 us for 1, 4, 12 linear layers with a GELU. It was 9 us for a model
+# without operators. Inductor's graphs have the same guards without fused calls.
 _GRAPH_US = {Launches.EAGER: 30.0, Launches.INDUCTOR: 0.0}
-_WORTH = 0.97  # of the time: less is within the error of these estimates
-# Hosts differ by so much. What is expected to take less than the second of the time pays, and what takes more than the
-# third is not tried. The second is far from 1: at sizes that nothing was fitted to, estimates are further off.
+_WORTH = 0.97  # of the time without fusion: a smaller gain is within the error of these estimates
+# The factor by which hosts differ; the share of the time below which a graph is sure to gain; and the share above which
+# it is not tried. The second is far from 1, because estimates are worse at sizes to which nothing was fitted.
 _HOSTS_ERROR, _SURE, _LOST = 2.0, 0.7, 1.15
-# So many times more rows, or fewer, are decided about anew.
+# The decision is made again for so many times more rows, or fewer.
 _FAR = 4
 
 
@@ -68,8 +70,8 @@ class Verdict(NamedTuple):
     """Whether the chains of a graph are to be fused.
 
     Attributes:
-        why_not: why none is, though some pay the device; empty where these are.
-        is_unsure: the host may be the slower one of the two, and of it there are estimates alone; or little is gained.
+        why_not: why none is fused although some would save device time; empty if they are fused.
+        is_unsure: whether it is not sure that fusing is faster: the host may be the slower one, or little is gained.
     """
 
     why_not: str = ""
@@ -84,11 +86,11 @@ def verdict(
     measures: bool = False,
     before: Before = Before(),  # noqa: B008  # a tuple
 ) -> Verdict:
-    """Who waits for whom, with and without fused calls.
+    """Estimate the times of the host and of the device, with and without fused calls, and decide.
 
-    `chains` are all of them, those too that are not worth a fused call. `measures`: whoever calls the graph may run the
-    model itself instead, and finds out which is faster: where that is not sure, they are fused. `before`: what the
-    model's own graph takes more than this one, whose products are others.
+    `chains`: all chains, also those that are not worth a fused call. `measures`: the caller of the graph may run the
+    original model instead, and measures which is faster; so chains are fused if it is not sure. `before`: the
+    additional time of the original graph, if products were replaced by others.
     """
     taken = {chain: judged for chain, judged in chains.items() if not judged.why_not}
     on_gpu = any(judged.fallback_us for judged in chains.values())
@@ -108,7 +110,7 @@ def verdict(
     more_us += _RECORDED_US * sum(
         chain.product.value.requires_grad for chain, judged in taken.items() if judged.way is Way.TWO_KERNELS
     )
-    if launches is Launches.EAGER:  # Inductor has merged them with what follows
+    if launches is Launches.EAGER:  # Inductor has merged these kernels with others
         more_us -= _KERNEL_US[launches] * sum(len(behind[chain]) for chain in taken)
     plain_host_us = host_us + _KERNEL_US[launches] * before.kernels
     fused, plain = (
@@ -125,9 +127,9 @@ def verdict(
 
 
 def guard_sizes(graph: fx.Graph) -> None:
-    """Have Dynamo ask again, with another graph, where the sizes of a call are far from those of this one.
+    """Add guards so that Dynamo compiles another graph for calls whose sizes are far from those of this call.
 
-    A graph serves all sizes that it has symbols for, but what is fused in it was decided for the sizes at hand.
+    A graph serves all sizes for which it has symbols, but what to fuse was decided for the present sizes.
     """
     given = (node.meta.get("example_value") for node in graph.nodes if node.op == "placeholder")
     sizes = [size for size in given if isinstance(size, torch.SymInt) and size.node.has_hint()]
@@ -137,6 +139,6 @@ def guard_sizes(graph: fx.Graph) -> None:
 
 
 def _kernels(graph: fx.Graph) -> set[fx.Node]:
-    """The nodes that launch a kernel: they run more than views."""
+    """The nodes that launch a kernel: those that run more than views."""
     calls = (node for node in graph.nodes if node.op.startswith("call") and tensor_of(node) is not None)
     return {node for node in calls if not effects_of(node).is_view}

@@ -1,9 +1,9 @@
-"""Kinds of calls of a fused model that gain nothing: they run as they were, without Dynamo.
+"""The kinds of a fused model's calls. Calls of kinds that gain nothing run the original model, without Dynamo.
 
-Nothing is fused in their graphs, or it was measured to be slower (`trials`). To find a graph and to check its guards
-takes the host longer than the calls of modules that the graph spares. What runs instead is the model itself, so a kind
-that is told apart too coarsely costs speed, never a number. It may cost bits: where equal calls have to give equal
-ones there are no kinds, or sizes are told apart exactly.
+A kind gains nothing if nothing is fused in its graphs, or if the fused graph was measured to be slower (`trials`). Then
+finding a graph and checking its guards takes the host longer than the calls of modules that the graph saves. If two
+different calls have the same kind, the wrong one of two correct forms may run: that costs speed, and may change last
+bits. So if equal calls have to give equal bits, there are no kinds, or each size is a kind of its own.
 """
 
 from __future__ import annotations
@@ -20,38 +20,43 @@ from epigemm.fusion.report import watchers
 from epigemm.fusion.trials import Trial, may_measure
 
 CALLS = 1000
-"""So many calls of a kind run as they were, before it is asked again; 0: each call looks for a graph."""
+"""The number of calls of a kind that run the original model before one tries a graph again; 0: every call tries a
+graph."""
 ON_CUDA_ALONE = True
-"""On a CPU a graph's calls are no slower than the model's."""
+"""Kinds are used for CUDA tensors alone: on a CPU graphs are no slower than the model."""
 
 PLAIN_IS_FASTER = "at some sizes the model itself was measured to be faster, and runs in their calls"
 
 _MOST = 1024
-_FIRST, _DEEP = 2, 3  # so many values of a container, and containers inside of each other, tell kinds apart
+_FIRST, _DEEP = (
+    2,
+    3,
+)  # the number of a container's values, and the depth of nested containers, that are part of a kind
 _has_function_mode = torch._C._is_torch_function_mode_enabled
 _world = getattr(getattr(torch.distributed, "distributed_c10d", None), "_world", None)
 
 Asked: TypeAlias = "int | None"
-"""What is known of a call. True: it runs as it was. A number: its kind, of which no call is left. None: it has none.
-False: its caller and the function modes have to be looked at first."""
+"""What is known of a call. True: it runs the original model. A number: its kind, and a graph is to be tried. None: it
+has no kind. False: its caller and the function modes have to be checked first."""
 
 
 def _not_asked(about: object, is_known: bool, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Asked:
     return None if is_known else False
 
 
-# What tells arguments apart. Of a tensor the type, and its size by powers of two: sequences grow call by call. Numbers
-# are left out, which count steps or positions, unless kinds are exact: one may be a size. The first values of a
-# container stand for all: one with two tensors a layer has many alike. Without the module there are no kinds.
+# A kind depends on each tensor's type, and on its sizes between powers of two, because sequences grow from call to
+# call. Numbers are ignored, because they often count steps or positions; if kinds are exact they count, because one may
+# be a size. Only the first values of a container count: a cache with two tensors for each layer has many similar ones.
+# Without the C++ module there are no kinds.
 asked: Callable[[Any, bool, tuple[Any, ...], dict[str, Any]], Asked] = getattr(
     _native.entry, "kind", _not_asked
 )
-"""Asks what is known of a call: with `Kinds.about`, whether its caller and the function modes were looked at, and its
-arguments. It takes the host a microsecond, and counts the calls that run as they were."""
+"""Returns what is known of a call, from `Kinds.about`, whether its caller and the function modes were checked, and its
+arguments. It takes the host a microsecond, and counts the calls that run the original model."""
 
 
 def _as_it_was(about: object, is_known: bool, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Asked:
-    """What Dynamo traces in the place of `asked`: whoever compiles a fused model compiles the model."""
+    """Traced by Dynamo in place of `asked`: compiling a fused model compiles the original model."""
     return True
 
 
@@ -63,22 +68,22 @@ class Ran:
     """Counts the graphs of a model that ran.
 
     Attributes:
-        gains: those that ran otherwise than the model, with fused calls or replayed.
-        unsure: those of which no estimate is sure.
+        gains: graphs with fused calls, or replayed graphs.
+        unsure: graphs for which it is not sure that they are faster.
     """
 
     gains = unsure = 0
 
 
 class Kinds:
-    """What is known of the kinds of calls of one model.
+    """The kinds of one model's calls, and what is known of them.
 
-    `notes` are those of its report. `own`: a list that the model's `__dict__` holds: another `__dict__` that holds it,
-    too, belongs to a shallow copy, and its calls are looked at one by one. `is_exact`: each size and number is a kind,
-    so that what decides is what was predicted for it.
+    `notes`: the notes of its report. `own`: a list in the model's `__dict__`. If another `__dict__` has the same list,
+    it belongs to a shallow copy, and then each call's caller is checked. `is_exact`: each size and each number makes a
+    kind, so that its own prediction decides.
 
     Attributes:
-        about: what `asked` has to know; None: nothing is known of callers any more.
+        about: the first argument of `asked`; None: callers cannot be checked any more.
     """
 
     _about: tuple[Any, ...]
@@ -92,27 +97,29 @@ class Kinds:
         owners = (module._parameters for module in model.modules())
         self._parameters, self._name = next(((own, name) for own in owners for name in own), ({}, ""))
         self._notes = notes
-        self._left: dict[int, int] = {}  # by kind, the calls that run as they were, until it is asked again
+        self._left: dict[int, int] = {}  # by kind, how many more calls run the original model
         self._trials: dict[int, Trial] = {}
-        self._has_trials = False  # or had
-        self._is_faster = set[int]()  # kinds whose fused form was measured to be
+        self._has_trials = False  # whether there are trials, or were
+        self._is_faster = set[int]()  # kinds whose fused form was measured to be faster
         self._know(own)
 
     def _know(self, own: list[str] | None) -> None:
-        """Keep what `asked` reads at each call. Nothing else here may hold the list."""
-        world = _world if self._has_trials else None  # what one process has measured is nothing to several
+        """Build what `asked` reads at each call. Nothing else may hold a reference to the list."""
+        world = (
+            _world if self._has_trials else None
+        )  # measurements of one process must not decide for several
         within = self._parameters, self._name, watchers, self._left, world, self._first, _DEEP, ON_CUDA_ALONE
         self._about = self._model, None, *within
         self.about = (self._model, own, *within) if CALLS and own is not None else None
 
     def part(self) -> None:
-        """The list is the model's no more."""
+        """Called when the list does not belong to the model any more."""
         self._know(None)
 
     def of(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], about: tuple[Any, ...] | None = None
     ) -> Asked:
-        """What is known of a call whose caller is the model; `about`: in place of what is known."""
+        """What is known of a call that the model itself makes; `about`: in place of the usual one."""
         if not CALLS:
             return None
         about = about or self._about
@@ -120,23 +127,23 @@ class Kinds:
             return asked(about, True, args, kwargs)
         if sees_functions():
             return None
-        # A default device sees all that is asked of tensors, and takes its time.
+        # A default device is a function mode, which would intercept and slow down every access to a tensor.
         with torch._C.DisableTorchFunction():
             return asked(about, True, args, kwargs)
 
     def told(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Asked:
-        """The kind of a call that is explained: it is not counted, and those that watch it are no reason for none."""
+        """The kind of a call that is explained. It is not counted, and it has a kind although someone watches."""
         nobody_watches, nothing_left = list[str](), dict[int, int]()
         return self.of(args, kwargs, (*self._about[:4], nobody_watches, nothing_left, *self._about[6:]))
 
     def why_plain(self, kind: Asked) -> str:
-        """Why calls of this kind run as they were; empty where they do not, or it is not known yet."""
+        """Why calls of this kind run the original model; empty if they do not, or if it is not known yet."""
         if not kind or not self._left.get(kind):
             return ""
         return PLAIN_IS_FASTER if PLAIN_IS_FASTER in self._notes else "nothing is fused in calls of this kind"
 
     def note(self, kind: int, *, gains: bool) -> None:
-        """A call of this kind ran nothing fused, or something of which it is not sure that it was worth it."""
+        """Note that a call of this kind ran nothing fused, or a graph that is not sure to be faster."""
         if not gains:
             _add(self._left, kind, CALLS)
         elif not any(kind in each for each in (self._is_faster, self._trials, self._left)):
@@ -146,7 +153,7 @@ class Kinds:
                 self._know(None if self.about is None else self.about[1])
 
     def trial(self, kind: int) -> Trial | None:
-        """The trial that a call of this kind is a turn of."""
+        """The trial to which a call of this kind belongs, if there is one."""
         trial = self._trials.get(kind)
         if trial is None or not may_measure():
             return None

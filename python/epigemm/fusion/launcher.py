@@ -1,8 +1,8 @@
-"""Captures CUDA graphs and replays them: by `torch.cuda.CUDAGraph` alone, on one device.
+"""Captures CUDA graphs and replays them, with `torch.cuda.CUDAGraph`, on one device.
 
-All graphs of a device lie in one memory pool, so that one graph's intermediate results take the memory of another's.
-That is right because no two of them run at once, and none reads what another has left there: a lock keeps threads
-apart, an event the streams, and between what is copied in and what is copied out no other graph runs.
+All graphs of a device use one memory pool, so the intermediate results of one graph use the memory of another's. This
+is correct because no two of them run at once, and none reads what another has left there. A lock separates threads, and
+an event separates streams. No other graph runs between the copies of a call's inputs and of its results.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ class Graph(Protocol):
 
 
 class Launched(Protocol):
-    """A graph with what goes in and comes out."""
+    """A graph with its inputs and results."""
 
     @property
     def graph(self) -> Graph:
-        """What is replayed."""
+        """The graph."""
 
     @property
     def inputs(self) -> Sequence[Tensor]:
-        """What the graph reads and arguments are copied to."""
+        """The tensors that the graph reads, to which arguments are copied."""
 
     @property
     def streams(self) -> set[int]:
@@ -53,10 +53,10 @@ class Launched(Protocol):
 
 
 class Launcher:
-    """Captures and replays graphs on one device; `lock` is held while it does.
+    """Captures and replays graphs on one device, while it holds `lock`.
 
     Attributes:
-        lock: one for the device.
+        lock: the device's lock.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -68,26 +68,26 @@ class Launcher:
         self._stream = torch.cuda.current_stream(device)
         self._raw = self._stream.cuda_stream
         self._graphs: weakref.WeakSet[torch.cuda.CUDAGraph] = weakref.WeakSet()
-        self._failed: list[torch.cuda.CUDAGraph] = []  # the allocator may go on asking them
+        self._failed: list[torch.cuda.CUDAGraph] = []  # kept, because the allocator may still use them
 
     def is_capturing(self) -> bool:
-        """Whether somebody captures what is launched now."""
+        """Whether the current stream is being captured."""
         return capturing(self._device)
 
     def capture(self, run: Callable[[], Result]) -> tuple[Graph, Result]:
-        """Capture what `run` launches, without running it; the graph, and what `run` returned.
+        """Capture what `run` launches, without executing it. Returns the graph, and the result of `run`.
 
         Raises:
-            Exception: what `run` raises, or CUDA where it cannot be captured. Nothing is captured any more then.
+            Exception: errors of `run`, or of CUDA if it cannot be captured. The capture has been ended then.
         """
         with torch.cuda.device(self._device):
-            # What was begun on other streams, packs among it, is there when the graph reads it.
+            # Work on other streams, such as making packs, has to be finished before the graph reads it.
             torch.cuda.synchronize(self._device)
             torch.cuda.current_blas_handle()  # type: ignore[no-untyped-call]  # each thread's is made once, and not under capture
             graph = torch.cuda.CUDAGraph()
             other = next(
                 iter(self._graphs), None
-            )  # held until the capture ends: the pool lives as its graphs do
+            )  # held until the capture ends, because a pool lives as long as its graphs
             pool = torch.cuda.graph_pool_handle() if other is None else other.pool()
             with torch.cuda.stream(self._side), without_autocast_cache():
                 try:
@@ -101,10 +101,10 @@ class Launcher:
         return graph, result
 
     def _begin(self, graph: torch.cuda.CUDAGraph, pool: Any) -> None:
-        """Begin a capture; other threads may do meanwhile what it forbids, and draw random numbers.
+        """Begin a capture that does not restrict other threads, which may also draw random numbers.
 
-        The device's generator counts as captured with the graph: until the capture has ended well, whoever draws from
-        it elsewhere gets an error. No graph here draws, so a generator of its own takes that place.
+        torch registers the device's generator with the graph, and until the capture has ended, drawing from it
+        elsewhere is an error. No graph here draws random numbers, so another generator is registered instead.
         """
         usual = torch.cuda.default_generators[self._index]
         state = usual.graphsafe_get_state()
@@ -122,7 +122,7 @@ class Launcher:
             self._stream = torch.cuda.current_stream(self._device)
             self._raw = self._stream.cuda_stream
             self._stream.wait_event(self._done)
-        if self._raw not in launched.streams:  # the allocator has to know who uses memory of another stream
+        if self._raw not in launched.streams:  # the allocator has to know which streams use this memory
             launched.streams.add(self._raw)
             for tensor in launched.inputs:
                 tensor.record_stream(self._stream)
@@ -134,14 +134,14 @@ class Launcher:
             self._done.record(self._stream)
 
     def _abandon(self, graph: torch.cuda.CUDAGraph, pool: Any) -> None:
-        """End a capture that failed. Where CUDA has ended it, torch's allocator has not been told so."""
+        """End a capture that failed. If CUDA has ended it, torch's allocator does not know."""
         with suppress(RuntimeError):
             graph.capture_end()
             return
         self._failed.append(graph)
         self._graphs = (
             weakref.WeakSet()
-        )  # an allocator may go on recording into their pool: later ones get another
+        )  # the allocator may still record into their pool, so later graphs get another one
         with suppress(RuntimeError, AttributeError):
             torch._C._cuda_endAllocateToPool(self._index, pool)
             torch._C._cuda_releasePool(self._index, pool)
@@ -149,7 +149,7 @@ class Launcher:
 
 @contextmanager
 def without_autocast_cache() -> Iterator[None]:
-    """Cast weights anew: what autocast has cached is freed at the end of its block, and a graph would read it on."""
+    """Switch autocast's cache off: it is freed at the end of autocast's block, and a graph would still read it."""
     was = torch.is_autocast_cache_enabled()
     torch.clear_autocast_cache()
     torch.set_autocast_cache_enabled(False)
@@ -166,7 +166,7 @@ def _on(index: int) -> Launcher:
 
 
 def launcher_of(device: torch.device) -> Launcher | None:
-    """The launcher of a device; None where it runs no graphs."""
+    """The launcher of a device; None if the device has no CUDA graphs."""
     if device.type != "cuda":
         return None
     return _on(torch.cuda.current_device() if device.index is None else device.index)

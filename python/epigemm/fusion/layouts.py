@@ -1,11 +1,12 @@
-"""A value that lies by other axes is copied once, where sums of products with it then lie in rows.
+"""Copies an operand with reordered axes once, so that sums of products with it are row-major.
 
-Patches are a convolution's result seen by other axes. A sum has its first operand's layout, so in eager mode every
-residual sum of some models lies as the patches do, and no product, whose result lies in rows, can take its sum along.
-With a copy before the first of them the others are free.
+For example, the patches of an image are a view of a convolution's result with reordered axes. A sum has the layout of
+its first operand. So in eager mode every residual sum of some models has the layout of the patches, and cannot be fused
+with a product, whose result is row-major. One copy before the first sum makes all of them row-major.
 
-A copy is kept where nothing but time tells: what leaves the graph lies as before, and what lies otherwise now is
-neither written, nor read by what looks at memory or draws random numbers, which are drawn in the order of memory.
+A copy is kept only if it changes nothing but time. The graph's outputs must have the same layout as before. Values with
+another layout must not be written, and not be read by operators that depend on memory order, such as those that draw
+random numbers.
 """
 
 from __future__ import annotations
@@ -33,24 +34,24 @@ from epigemm.fusion.values import (
     value_of,
 )
 
-_GAINED = 2  # what a copy has to gain: it reads and writes once, and each sum that is taken spares as much
+_GAINED = 2  # the number of sums that have to be fused: a copy reads and writes once, and each fused sum saves as much
 _TRIES, _FAR = 4, 6
 
 
 @dataclass
 class Copied:
-    """A copy in a graph, and what lies otherwise for it.
+    """A copy in a graph, and the values whose layout it changes.
 
     Attributes:
         copy: the node.
-        before: what was known of the nodes whose values lie otherwise now.
+        before: the earlier fake tensors of the nodes whose layout has changed.
     """
 
     copy: fx.Node
     before: dict[fx.Node, Any] = field(default_factory=dict)
 
     def undo(self) -> None:
-        """The graph as it was."""
+        """Restore the graph."""
         for node, value in self.before.items():
             node.meta["example_value"] = value
         origin = self.copy.args[0]
@@ -60,7 +61,7 @@ class Copied:
 
 
 def put_in_rows(graph: fx.Graph) -> list[Copied]:
-    """Copy what keeps at least two sums with products from lying in rows."""
+    """Copy operands that prevent at least two sums with products from being row-major."""
     found: list[Copied] = []
     tries = 0
     for node in list(graph.nodes):
@@ -74,7 +75,7 @@ def put_in_rows(graph: fx.Graph) -> list[Copied]:
 
 
 def pay(copies: Iterable[Copied], taken: Iterable[fx.Node]) -> bool:
-    """Whether each of some copies gains enough by the nodes that fused calls replace."""
+    """For each copy, whether fused calls replace enough of the sums that it makes row-major."""
     nodes = set(taken)
     return all(sum(_is_sum(node) for node in nodes.intersection(each.before)) >= _GAINED for each in copies)
 
@@ -84,7 +85,7 @@ def _is_sum(node: fx.Node) -> bool:
 
 
 def _lies_as(node: fx.Node) -> fx.Node | None:
-    """The operand whose layout, which is not that of rows, the sum of it and a product has."""
+    """The operand, not row-major, that gives its layout to its sum with a product."""
     value = tensor_of(node)
     if value is None or is_contiguous(value) or order_of(value) is None:
         return None
@@ -97,7 +98,7 @@ def _lies_as(node: fx.Node) -> fx.Node | None:
 
 
 def _beside(node: fx.Node) -> list[fx.Node]:
-    """The operands that have the result's shape."""
+    """The operands with the result's shape."""
     value, tensors = tensor_of(node), [n for n in node.all_input_nodes if tensor_of(n) is not None]
     return [] if value is None else [n for n in tensors if same_sizes(value_at(n).shape, value.shape)]
 
@@ -111,7 +112,7 @@ def _is_of_a_product(node: fx.Node, steps: int = _FAR) -> bool:
 
 
 def _copied(node: fx.Node, other: fx.Node) -> Copied | None:
-    """A copy of an operand for a sum, unless it is seen or gains nothing."""
+    """A copy of an operand for a sum; None if it would be noticed or gain nothing."""
     with node.graph.inserting_before(node):
         copied = Copied(node.graph.call_method("contiguous", (other,)))
     value = value_at(other)
@@ -121,7 +122,7 @@ def _copied(node: fx.Node, other: fx.Node) -> Copied | None:
     node.replace_input_with(other, copied.copy)
     try:
         gained = _propagate(copied)
-    except Exception:  # what cannot be run, or would be seen
+    except Exception:  # the graph cannot be run, or the copy would be noticed
         gained = 0
     if gained < _GAINED:
         copied.undo()
@@ -130,11 +131,11 @@ def _copied(node: fx.Node, other: fx.Node) -> Copied | None:
 
 
 class _Seen(Exception):
-    """That something lies otherwise would be seen."""
+    """The changed layout would be noticed."""
 
 
 def _propagate(copied: Copied) -> int:
-    """Note of all that follows how it lies now, and give how many more sums have operands that lie alike."""
+    """Update the fake tensors of all later nodes; returns how many more sums have operands of one layout."""
     changed, gained = {copied.copy}, 0
     node = copied.copy.next
     while node.op != "root":
@@ -158,7 +159,7 @@ def _propagate(copied: Copied) -> int:
 
 
 def _agrees(node: fx.Node, before: dict[fx.Node, Any]) -> bool:
-    """Whether the operands of a sum with a product lie as its result does."""
+    """Whether the operands of a sum with a product have the layout of its result."""
     value, beside = before.get(node, value_of(node)), _beside(node)
     if not _is_sum(node) or not isinstance(value, Tensor):
         return False
@@ -167,7 +168,7 @@ def _agrees(node: fx.Node, before: dict[fx.Node, Any]) -> bool:
 
 
 def _again(node: fx.Node, old: Any) -> Any:
-    """What a node gives of what is known now, without data."""
+    """A node's result for the present fake tensors."""
     args, kwargs = fx.map_arg((node.args, node.kwargs), value_of)
     (mode,) = {part.fake_mode for part in tree_leaves((args, kwargs)) if isinstance(part, FakeTensor)}
     with mode, torch.no_grad():
@@ -188,7 +189,7 @@ def _again(node: fx.Node, old: Any) -> Any:
 
 
 def _differs(old: Any, new: Any, memories: set[int]) -> bool:
-    """Whether a result lies otherwise than before, or is, or was, in memory of what does."""
+    """Whether a result has another layout than before, or shares (or shared) memory with a value that has."""
     found = False
     for one, other in zip(tree_leaves(old), tree_leaves(new), strict=True):
         if not isinstance(one, Tensor) or not isinstance(other, Tensor):

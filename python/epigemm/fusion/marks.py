@@ -1,4 +1,4 @@
-"""What a call's tensors are marked with while Dynamo traces it: one graph then serves every batch."""
+"""Marks a call's tensors while Dynamo traces it, so that one graph serves every batch size."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-# What torch._dynamo.mark_dynamic and mark_unbacked leave on a tensor.
+# The attributes that torch._dynamo.mark_dynamic and mark_unbacked set on a tensor.
 _MARKS = ("_dynamo_dynamic_indices", "_dynamo_unbacked_indices")
 
 
@@ -16,7 +16,7 @@ class Marks:
     """The tensors that are marked.
 
     Attributes:
-        is_bounded: whether the caller has said which sizes a graph is for.
+        is_bounded: whether the caller has marked sizes.
     """
 
     def __init__(self) -> None:
@@ -24,7 +24,7 @@ class Marks:
         self._marked: list[Tensor] = []
 
     def mark(self, values: Iterable[Any]) -> None:
-        """Have the leading axis of a call's tensors be a symbol from the first graph on."""
+        """Make the leading axis of a call's tensors symbolic from the first graph on."""
         for value in values:
             if type(value) in (list, tuple):
                 self.mark(value)
@@ -37,7 +37,7 @@ class Marks:
                 self._marked.append(value)
 
     def unmark(self) -> None:
-        """The call is over: what the caller owns is as it was."""
+        """Remove the marks after the call."""
         while self._marked:
             tensor = self._marked.pop()
             tensor.__dict__.pop("_dynamo_weak_dynamic_indices", None)

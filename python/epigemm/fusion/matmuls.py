@@ -1,4 +1,4 @@
-"""The matrix products of a graph: which operand is the weight, and how it lies."""
+"""The matrix products of a graph: which operand is the weight, and its layout."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _PARAMETERS = {
     "matmul": ((0, "input"), (1, "other"), (2, "")),
     "addmm": ((1, "mat1"), (2, "mat2"), (0, "input")),
 }
-"""In which places and under which names a function takes x, the weight and what is added."""
+"""The positions and names of the arguments for x, the weight and the summand of each function."""
 
 
 @dataclass(frozen=True)
@@ -32,8 +32,8 @@ class Product:
         node: the product in the graph.
         x: `[..., K]`.
         weight: `[N, K]`, or `[K, N]` where `is_kn`; where `is_batch` a batch of equal ones.
-        bias: what is added, or None.
-        is_kn: whether the weight is the right operand as it stands.
+        bias: the summand, or None.
+        is_kn: whether the weight is the right operand itself, `[K, N]`.
         is_batch: whether the weight is the first of a batch.
     """
 
@@ -56,7 +56,7 @@ def is_product(node: fx.Node) -> bool:
 
 
 def understand(node: fx.Node) -> Product | str | None:
-    """A node as a product, or why it cannot be taken; None for what is none, or multiplies two batches."""
+    """A node as a product, or why it cannot be fused; None if it is no product, or multiplies two batches."""
     name = _name(node)
     if name is None:
         return None
@@ -85,7 +85,7 @@ def understand(node: fx.Node) -> Product | str | None:
 
 
 def _name(node: fx.Node) -> str | None:
-    """The name of the function that is called, if it is one that multiplies matrices."""
+    """The name of the called function, if it multiplies matrices."""
     if node.op == "call_method":
         return str(node.target) if node.target in _METHODS else None
     if node.op != "call_function" or not any(node.target is function for function in _FUNCTIONS):
@@ -102,9 +102,7 @@ def _why_not(node: fx.Node, left: Tensor, right: Tensor) -> str:
     if result.dtype not in DTYPES:
         return f"it is in {str(result.dtype).removeprefix('torch.')}"
     if result.dtype != left.dtype and result.dtype == torch.float32:
-        return (
-            "its operands are of other types"  # autocast makes 16 bits, and is on where the fused call stands
-        )
+        return "its operands are of other types"  # autocast, which is on here, would cast them to 16 bits
     if left.dtype == torch.float64 or right.dtype == torch.float64:
         return "fp64 under autocast"
     if not is_contiguous(result):
@@ -113,10 +111,10 @@ def _why_not(node: fx.Node, left: Tensor, right: Tensor) -> str:
 
 
 def _transposed(weight: fx.Node, value: Tensor, product: fx.Node) -> fx.Node | None:
-    """The matrix whose transpose the right operand is, where it is one and gradients reach it all the same."""
+    """The matrix of which the right operand is the transpose, if there is one and gradients still reach it."""
     between = weight
     while between is not product:
-        # What changes a mode has no value: with gradients off, a transpose is none that they go through.
+        # Nodes that change a mode have no value. If gradients are off, they do not flow through the transpose.
         if between.op.startswith("call") and "example_value" not in between.meta:
             return None
         between = between.next

@@ -1,4 +1,4 @@
-"""What a chain computes, of what: its nodes as steps, and what they read beside the product as operands."""
+"""A chain's nodes as steps of a formula, and what they read beside the product as operands."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _NORM = ("running_mean", "running_var", "weight", "bias")
 
 @dataclass(frozen=True)
 class Norm:
-    """A BatchNorm that normalises by its running statistics: two vectors that are folded of up to four."""
+    """A BatchNorm that normalises by its running statistics: two vectors, folded from up to four."""
 
     sources: tuple[fx.Node | None, ...]
     eps: float
@@ -41,10 +41,10 @@ class Norm:
 
 @dataclass(frozen=True)
 class ChainOperand:
-    """Something that the chain reads beside the product.
+    """A tensor or number that the chain reads beside the product.
 
     Attributes:
-        order: of its axes, as the call reads it; None: as they are.
+        order: the order of its axes for the call; None: unchanged.
     """
 
     kind: str
@@ -53,18 +53,18 @@ class ChainOperand:
 
 
 class Refused(Exception):
-    """Why a node is no part of a chain."""
+    """The error: why a node is not part of a chain."""
 
 
 @dataclass
 class Region:
-    """What could follow a product, before it is known where the chain ends.
+    """The nodes that could be in a product's chain, before its end is known.
 
     Attributes:
         members: nodes whose values are functions of the product's elements.
-        views: those that give the same elements in the same memory in another shape, or by other axes.
-        arithmetic: those that compute something: no view, no idle dropout, no cast.
-        refused: why the others are none that read a member.
+        views: members with the same elements in the same memory, in another shape or with reordered axes.
+        arithmetic: members that compute something: no views, no dropout in eval mode, no casts.
+        refused: nodes that read a member but are not members, with the reasons.
     """
 
     product: Product
@@ -100,7 +100,7 @@ class _Maker:
         self._read: dict[ChainOperand, Slot] = {}
 
     def add(self, node: fx.Node) -> None:
-        """Take one member along."""
+        """Add a member."""
         product = self._region.product
         if node is product.node:
             self._values[node] = Slot(0)
@@ -114,13 +114,13 @@ class _Maker:
         else:
             value = value_at(node)
             shape = value_at(self._region.carried(node)[0])
-            # Where PyTorch's types overflow is left to PyTorch.
+            # Leave it to PyTorch where its types overflow.
             most = min(_LARGEST, torch.finfo(product.value.dtype).max)
             given, named = _read_arguments(node)
             args, kwargs = _substituted(
                 (given, tuple(named.items())), lambda n: self._argument(n, shape), most
             )
-            # Where PyTorch computes in the product's type or in fp32, an epilogue computes in fp32.
+            # An epilogue computes in fp32 where PyTorch computes in the product's type or in fp32.
             wide = not value.is_floating_point() or value.dtype in (product.value.dtype, torch.float32)
             step = ChainStep(node.target, args, kwargs, None if wide else value.dtype, _line(node))
             self._values[node] = self._step(step)
@@ -169,7 +169,7 @@ class _Maker:
 
 
 def _read_arguments(node: fx.Node) -> tuple[Any, Any]:
-    """The arguments that a node reads: dropout in eval mode reads no rate, which may be another in each call."""
+    """The arguments that a node uses. A dropout in eval mode does not use its rate, which may differ between calls."""
     if node.target is F.dropout:
         bound = inspect.signature(F.dropout).bind(*node.args, **node.kwargs)
         if bound.arguments.get("training") is False:
@@ -197,14 +197,15 @@ def _line(node: fx.Node) -> str:
 
 
 def kind_of(value: Tensor, beside: Tensor, product: Tensor) -> str | None:
-    """What an operand is to an epilogue, `beside` what the chain has at that place; None where it can be none."""
+    """The kind of an operand for an epilogue, next to a value `beside`; None if it cannot be one."""
     return _kind_of(value, value.shape, beside.shape, product)
 
 
 def _kind_in(order: tuple[int, ...], value: Tensor, beside: Tensor, product: Tensor) -> str | None:
-    """What an operand is beside a view of the product in whose memory the axes lie in an order of their own.
+    """The kind of an operand next to a view of the product with reordered axes.
 
-    The call computes in that order. A matrix has to lie in it, too: it would be copied. So are vectors along the rows.
+    The call computes in the product's order. A matrix must have this order, too, or it would be copied. Vectors along
+    the rows are copied.
     """
     lacking = beside.dim() - value.dim()
     if lacking < 0 or value.dim() == 0:
@@ -216,7 +217,7 @@ def _kind_in(order: tuple[int, ...], value: Tensor, beside: Tensor, product: Ten
         if not lies_in_order(shape, strides):
             raise Refused("the other operand lies in another order")
     elif known(shape[-1] == 1) and not all(known(size == 1) for size in shape):
-        # Repeated along the leading axes: of a vector that is not much.
+        # It is repeated along the leading axes, which is little memory for a vector.
         fits = all(known(size == 1) or known(size == full) for size, full in zip(shape, result, strict=True))
         if not fits or not same_sizes(result, product.shape):
             return None
@@ -229,7 +230,7 @@ def _kind_of(value: Tensor, shape: Sequence[Any], result: Sequence[Any], product
         return None
     wide = product.dtype == torch.float32
     if value.dim() == 0:
-        # PyTorch may round a 0-d tensor of another type to 16 bits first, or take it as a number.
+        # PyTorch may round a 0-d tensor of another type to 16 bits first, or treat it as a number.
         return SCALAR if wide or value.dtype == product.dtype else None
     if value.dtype not in (product.dtype, torch.float32):
         return None
@@ -276,7 +277,7 @@ def _norm_of(node: fx.Node, region: Region) -> tuple[fx.Node, Norm]:
 
 
 def is_norm_alone(product: Product, formula: ChainFormula, operands: tuple[ChainOperand | Norm, ...]) -> bool:
-    """Whether the chain is the product, its bias and one BatchNorm: a function of epigemm's own."""
+    """Whether the chain is the product, its bias and one BatchNorm, for which epigemm has a function."""
     before = 0 if product.bias is None else 1
     norms = sum(isinstance(each, Norm) for each in operands)
     return norms == 1 and len(operands) == 1 + before and len(formula.steps) == 2 + before

@@ -1,13 +1,14 @@
-"""One product whose two halves of columns are multiplied with each other, as in gated layers, is made two products.
+"""Gated layers: a product whose halves of columns are multiplied with each other is replaced by two products.
 
-In `a, b = fc(x).chunk(2, -1); act(a) * b` the chain of the product ends at `chunk`, as no kernel multiplies the halves
-of its own result. Two products of views of the weight have chains of their own, and one of them reads the result of the
-other. That spares a pass over memory. But two products of N columns may take longer than one of 2N. So the pass
-replaces each such product on trial; `lost` names those for which the planner expects no gain, and they are undone.
+In `a, b = fc(x).chunk(2, -1); act(a) * b` the chain of the product ends at `chunk`, because no kernel in use multiplies
+the halves of its own result. Two products, of views of the weight, have chains of their own, and one chain reads the
+result of the other. This saves a pass over memory. But two products of N columns may take longer than one of 2N. So
+each such product is replaced on trial. `lost` returns those for which the planner expects no gain, and these are
+undone.
 
-Left as it is: a product that something else reads, too, or that is recorded by autograd. The gradient of x would then
-take two products and a sum. And one inside of an `inference_mode` of the model's own, where AOTAutograd can trace no
-view of a parameter.
+A product is not replaced if something else reads it, or if autograd records it (the gradient of x would take two
+products and a sum). Nor within an `inference_mode` that the model enters, where AOTAutograd cannot trace views of
+parameters.
 """
 
 from __future__ import annotations
@@ -42,29 +43,29 @@ from epigemm.fusion.values import (
     value_of,
 )
 
-# Of the time of one product and its kernels: less is within the error of these estimates.
+# The share of the time of one product and its kernels: a smaller gain is within the error of these estimates.
 _WORTH = 0.97
 
 
 class _Was(NamedTuple):
-    """A node that was taken out of a graph, to make it again."""
+    """A node that was removed from a graph, with what is needed to make it again."""
 
     node: fx.Node
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
-    half: int | None  # which half of the product's columns it gave
+    half: int | None  # which half of the product's columns it was
 
 
 @dataclass
 class Pair:
-    """Two products in the place of one.
+    """Two products in place of one.
 
     Attributes:
-        first: the product of the first half of the columns.
-        second: that of the others.
-        one_us: what the device takes for the one product; 0 on a CPU.
-        glu: the product of `F.glu` in the place of that, and its sigmoid; else empty.
-        glu_us: what the device takes for `F.glu`.
+        first: the product with the first half of the columns.
+        second: the product with the second half.
+        one_us: the device's time for the one product; 0 on a CPU.
+        glu: for `F.glu`: the nodes of the product and the sigmoid that replace it; else empty.
+        glu_us: the device's time for `F.glu`.
     """
 
     first: fx.Node
@@ -74,7 +75,7 @@ class Pair:
     glu_us: float = 0.0
     _was: list[_Was] = field(default_factory=list)
     _made: list[fx.Node] = field(default_factory=list)
-    _values: dict[fx.Node, Any] = field(default_factory=dict)  # of views of the halves, as they were
+    _values: dict[fx.Node, Any] = field(default_factory=dict)  # the earlier values of views of the halves
 
     @property
     def products(self) -> tuple[fx.Node, fx.Node]:
@@ -86,7 +87,7 @@ class Pair:
         return [chain for chain in judged if chain.product.node in self.products]
 
     def undo(self) -> None:
-        """One product again. Views of one half that were several are one."""
+        """Restore the one product. Several views of one half become one."""
         graph, again = self.first.graph, dict[fx.Node, fx.Node]()
         for node, args, kwargs, half in self._was:
             given, named = fx.map_arg((args, kwargs), lambda n: again.get(n, n))
@@ -103,7 +104,7 @@ class Pair:
             node.meta["example_value"] = value
 
     def _place(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> fx.Node:
-        """The node before which another one goes: the first that was made, or later, behind all that it reads."""
+        """The node before which another one goes: the first new one, or a later one, behind all that it reads."""
         read: set[fx.Node] = set()
         fx.map_arg((args, kwargs), read.add)
         place = self._made[0]
@@ -117,16 +118,16 @@ class Pair:
 
 
 class _Halves(NamedTuple):
-    """What reads a product by halves: nodes of the graph, in its order."""
+    """The nodes that read a product by halves, in the graph's order."""
 
-    views: dict[fx.Node, int | None]  # the views between, and which half each of the last ones gives
+    views: dict[fx.Node, int | None]  # the views in between; the last ones with the half that each of them is
     glus: list[fx.Node]  # calls of `F.glu`
 
 
 def take_apart(graph: fx.Graph, judge: Callable[[Chain], Judged], leave: Collection[int] = ()) -> list[Pair]:
-    """Make two products of each one that is read by halves alone; `leave`: the places of some among these.
+    """Replace each product that is only read by halves by two; `leave`: those not to replace, by their positions.
 
-    `judge`: what is expected of the one product.
+    `judge`: estimates the one product.
     """
     found, depth = [], 0
     for node in list(graph.nodes):
@@ -149,7 +150,7 @@ def take_apart(graph: fx.Graph, judge: Callable[[Chain], Judged], leave: Collect
 
 
 def lost(pairs: list[Pair], judged: Mapping[Chain, Judged], *, one_by_one: bool) -> list[int]:
-    """The places of pairs that do not pay, or whose halves are not multiplied by a chain after all."""
+    """The positions of pairs that are not faster, or whose halves no chain multiplies."""
     return [
         place
         for place, pair in enumerate(pairs)
@@ -158,20 +159,20 @@ def lost(pairs: list[Pair], judged: Mapping[Chain, Judged], *, one_by_one: bool)
 
 
 def undo(pairs: list[Pair]) -> None:
-    """The graph as it was before `take_apart`."""
+    """Restore the graph from before `take_apart`."""
     while pairs:
         pairs.pop().undo()
 
 
 class Before(NamedTuple):
-    """What a graph took before some products were made two, less what it takes now, operator by operator."""
+    """The difference of an unfused graph's times and kernels, before products were replaced minus now."""
 
     device_us: float = 0.0
     kernels: int = 0
 
 
 def before(pairs: list[Pair], judged: Mapping[Chain, Judged], *, one_by_one: bool) -> Before:
-    """What is to be added to the times of a graph for those of the model's own."""
+    """What to add to the times of this graph to get those of the original graph."""
     more_us, kernels = 0.0, 0
     for pair in pairs:
         chains = pair.chains(judged)
@@ -191,7 +192,7 @@ def notes(pairs: list[Pair], name: Callable[[fx.Node], str]) -> Iterator[str]:
 
 
 def _is_multiplied(pair: Pair, judged: Mapping[Chain, Judged]) -> bool:
-    """Whether a fused chain of one product reads the other's result, and all that reads them is in these chains."""
+    """Whether a fused chain of one product reads the other's result, and nothing outside of both reads them."""
     chains = pair.chains(judged)
     if len(chains) != 2:
         return False
@@ -206,7 +207,7 @@ def _is_multiplied(pair: Pair, judged: Mapping[Chain, Judged]) -> bool:
 
 def _pays(pair: Pair, judged: Mapping[Chain, Judged], one_by_one: bool) -> bool:
     if not pair.one_us:
-        return True  # on a CPU, as of all chains there
+        return True  # on a CPU all chains are fused
     chains, us = pair.chains(judged), 0.0
     for chain in chains:
         found = judged[chain]
@@ -216,7 +217,7 @@ def _pays(pair: Pair, judged: Mapping[Chain, Judged], one_by_one: bool) -> bool:
 
 
 def _us_of_one(pair: Pair, chains: list[Chain], one_by_one: bool) -> float:
-    """What the device takes for the one product and the kernels behind it."""
+    """The device's time for the one product and the kernels behind it."""
     behind = [node for chain in chains for node in costs.kernels_behind(chain)]
     if one_by_one:
         own = [node for node in behind if node not in pair.glu]
@@ -246,12 +247,12 @@ def _may_be_two(product: Product) -> bool:
     has_vector = product.bias is None or (
         bias is not None and bias.dim() == 1 and known(bias.shape[0] == columns)
     )
-    # Under autocast each of the two would cast x.
+    # Under autocast x would be cast twice.
     return has_vector and all(each is not None and each.dtype == value.dtype for each in (x, weight))
 
 
 def _reads_by_halves(product: Product, node: fx.Node, found: _Halves) -> bool:
-    """Whether all that reads a node, which has all elements of a product, reads halves of its columns."""
+    """Whether everything that reads a node, which has all elements of a product, reads halves of its columns."""
     for user in node.users:
         effects = effects_of(user)
         if user.op == "output" or not effects.known or effects.writes:
@@ -283,7 +284,7 @@ def _reads_by_halves(product: Product, node: fx.Node, found: _Halves) -> bool:
 
 
 def _is_written(product: Product) -> bool:
-    """Whether something may write to a product's memory, which two products do not share."""
+    """Whether something may write to the product's memory, which the two products would not share."""
     memory = storage_of(product.value)
     for node in product.node.graph.nodes:
         effects = effects_of(node)
@@ -294,7 +295,7 @@ def _is_written(product: Product) -> bool:
 
 
 def _half(value: Any, product: Product) -> int | None:
-    """Which half of a product's columns a view is; None where it is none."""
+    """Which half of a product's columns a view is; None if it is neither."""
     whole = product.value
     if not isinstance(value, Tensor) or storage_of(value) != storage_of(whole) or value.dtype != whole.dtype:
         return None
@@ -309,7 +310,7 @@ def _half(value: Any, product: Product) -> int | None:
 
 
 def _is_of_last_axis(node: fx.Node, product: Product) -> bool:
-    """Whether a call of `F.glu` gives the product's shape, with half of its columns."""
+    """Whether a call of `F.glu` has the product's shape with half of its columns."""
     value, whole = tensor_of(node), product.value
     return value is not None and same_sizes(value.shape, (*whole.shape[:-1], int(whole.shape[-1]) // 2))
 
@@ -365,7 +366,7 @@ def _made_two(node: fx.Node, halves: _Halves, judged: Judged) -> Pair:
 
 
 def _computed(node: fx.Node, like: Tensor) -> Any:
-    """What a node gives, without data."""
+    """A node's result on tensors without data."""
     assert isinstance(like, FakeTensor)
     args, kwargs = fx.map_arg((node.args, node.kwargs), value_of)
     with like.fake_mode, torch.no_grad(), enable_python_dispatcher():

@@ -38,8 +38,8 @@ def opened(*, make: bool = False) -> Iterator[int]:
     """The folder's descriptor, for the functions below.
 
     Raises:
-        UnsafeError: it or its parent folder belongs to another user, or others may write it, or it is a link. OSError:
-            it is not there, or cannot be made.
+        UnsafeError: it or its parent folder belongs to another user, or others may write it, or it is a link.
+        OSError: it is not there, or cannot be made.
     """
     outer = cache_dir()
     if make:

@@ -7,10 +7,11 @@ The rules:
 
 The places, in the order in which they are searched:
 
-1. `EPIGEMM_CUDA_LIBRARIES`: a folder with the libraries, or one with `nvidia/*/lib` in it. 2. Libraries that this
-process has loaded: torch's CUDA wheels bring both libraries, and torch loads NVRTC late. 3. `nvidia/cu13/lib` and
-`nvidia/*/lib` beside torch, then on `sys.path`; `lib` of the Python environment. 4. `CUDA_HOME`, `CUDA_PATH`,
-/usr/local/cuda. 5. The system's loader.
+1. `EPIGEMM_CUDA_LIBRARIES`: a folder with the libraries, or one with `nvidia/*/lib` in it.
+2. Libraries that this process has loaded: torch's CUDA wheels bring both libraries, and torch loads NVRTC late.
+3. `nvidia/cu13/lib` and `nvidia/*/lib` beside torch, then on `sys.path`; `lib` of the Python environment.
+4. `CUDA_HOME`, `CUDA_PATH`, /usr/local/cuda.
+5. The system's loader.
 """
 
 from __future__ import annotations

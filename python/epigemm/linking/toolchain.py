@@ -26,9 +26,9 @@ def compile_functor(source: str, architecture: str) -> bytes:
     operation.
 
     Raises:
-        CompileError: NVRTC refuses the source. It has NVRTC's log. LinkingError: it fails for another reason: this
-            NVRTC does not know the architecture, or there is no memory. LibrariesMissingError: there is no usable
-            NVRTC.
+        CompileError: NVRTC refuses the source. It has NVRTC's log.
+        LinkingError: it fails for another reason: this NVRTC does not know the architecture, or there is no memory.
+        LibrariesMissingError: there is no usable NVRTC.
     """
     handle = libraries().nvrtc.handle
     program = ctypes.c_void_p()
@@ -59,7 +59,7 @@ def link(
 
     Raises:
         LinkError: nvJitLink refuses the inputs, or the result has no such kernel. It has nvJitLink's log.
-            LibrariesMissingError: there is no usable nvJitLink.
+        LibrariesMissingError: there is no usable nvJitLink.
     """
     handle = (library or libraries().nvjitlink).handle
     linker = ctypes.c_void_p()

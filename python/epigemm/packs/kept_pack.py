@@ -19,8 +19,8 @@ class KeptPack:
     """The slices of one weight: the buffer, and the weight's state when they were made.
 
     Attributes:
-        buffer: uint8, `pack_bytes` long. frozen: made by `pack` or `repack()`, so that a captured CUDA graph may read
-            it.
+        buffer: uint8, `pack_bytes` long.
+        frozen: made by `pack` or `repack()`, so that a captured CUDA graph may read it.
     """
 
     def __init__(self, buffer: Tensor, slices: int) -> None:

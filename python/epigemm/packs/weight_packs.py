@@ -252,8 +252,8 @@ def repack(weight: Tensor, precision: str | None) -> None:
     pack.
 
     Raises:
-        RuntimeError: the current stream is being captured into a CUDA graph. torch.OutOfMemoryError: no memory for a
-            pack that does not exist yet.
+        RuntimeError: the current stream is being captured into a CUDA graph.
+        torch.OutOfMemoryError: no memory for a pack that does not exist yet.
     """
     # Under torch.compile the graph breaks here. torch._dynamo is not imported for this: it takes seconds.
     compiler = sys.modules.get("torch._dynamo")
