@@ -15,7 +15,7 @@ _REFERENCE = "the epilogue's differentiable PyTorch reference"
 
 
 def backward_linear(call: LinearCall) -> str:
-    """What the first derivative of a linear function runs; operands whose gradient is asked for require one."""
+    """The launches of a linear function's first derivative, for the operands that require a gradient."""
     return f"{_backward_epilogue(call)}; {PRODUCTS}"
 
 
@@ -38,7 +38,7 @@ def _backward_epilogue(call: LinearCall) -> str:
 
 def derivative(call: LinearCall | ElementwiseCall) -> str:
     """What the derivative of the epilogue alone runs."""
-    if call.epilogue.derives_operands:  # on CPUs there is no kernel that does
+    if call.epilogue.derives_operands:  # CPUs have no such kernel
         return _KERNEL if call.x.is_cuda and elementwise_kernels.has_native(call.x) else _REFERENCE
     if any(operand.requires_grad for operand in call.operands):
         return f"{_REFERENCE} (a gradient of an operand is asked for)"

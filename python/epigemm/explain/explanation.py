@@ -39,11 +39,10 @@ class Explanation:
 
     Attributes:
         op: the public function and the epilogue behind it.
-<<<<<<< HEAD
         path: "fused" (one GEMM kernel with the epilogue in it; fp32 on fp16 slices needs helpers before and after
-            it, see `kernels`), "gemm+elementwise" (a GEMM, torch's unless gradients are recorded, then one elementwise
-            kernel where the GEMM does not do everything), "elementwise" (one kernel), or "reference" (plain PyTorch
-            operations, where epigemm has no kernels).
+            it, see `kernels`), "gemm+elementwise" (a GEMM, torch's or, if gradients are recorded, epigemm's, then one
+            elementwise kernel where the GEMM does not do everything), "elementwise" (one kernel), or "reference"
+            (plain PyTorch operations, where epigemm has no kernels).
         kernel: the kernel that does most of the work.
         arithmetic: what the numbers are multiplied and accumulated in.
         reasons: why this path; for a path that is not fused, what ruled the fused kernel out.
@@ -51,25 +50,9 @@ class Explanation:
             (`predicted_us`) and, where that is known, what was measured (`measured_us`).
         backward: what the first derivative will run.
         kernels: every launch, in order.
-        us: the microseconds that the planner decided by, of the kernel that is chosen or of the fallback; None where
-            there was nothing to choose.
-        is_measured: whether these were measured (`epigemm.tune`), not predicted.
-=======
-        path: "fused" (one GEMM kernel with the epilogue in it; fp32 on fp16 slices needs helpers before and after it,
-            see `kernels`), "gemm+elementwise" (a GEMM, torch's, or epigemm's if gradients are recorded, then one
-            elementwise kernel where the GEMM does not do everything), "elementwise" (one kernel), or "reference" (plain
-            PyTorch operations, where epigemm has no kernels).
-        kernel: the kernel that does most of the work.
-        arithmetic: what the numbers are multiplied and accumulated in.
-        reasons: why this path; for a path that is not fused, what ruled the fused kernel out.
-        candidates: the fused kernels that were compared, best first, with their predicted microseconds (`predicted_us`)
-            and, where that is known, what was measured (`measured_us`).
-        backward: what the first derivative will run.
-        kernels: every launch, in order.
         us: the time of the chosen kernel, or of the fallback, by which the planner decided; None if nothing was
             compared.
         is_measured: whether `us` was measured (by `epigemm.tune`), not predicted.
->>>>>>> 8e91ea1 (Comments and docstrings of fusion in plain words)
     """
 
     op: str
@@ -84,7 +67,7 @@ class Explanation:
     is_measured: bool = False
 
     def __str__(self) -> str:
-        """The explanation for people: one line a fact."""
+        """The explanation as text, one line for each fact."""
         lines = [f"{self.op}", f"  path:       {self.path}", f"  kernel:     {self.kernel}"]
         lines += [f"  arithmetic: {self.arithmetic}"]
         lines += _listed("because", self.reasons)
@@ -132,13 +115,13 @@ def of_recorded(
     if isinstance(call, LinearCall):
         bias = recorder.folded_bias
         is_apart = bias is not None and differentiates and not call.strict and call.x.element_size() == 2
-        if is_apart and call.out is None:  # the product has the bias, which is not folded then
+        if is_apart and call.out is None:  # the product adds the bias, which is not folded then
             found = _explain_apart(call._replace(bias=bias), wants_gradients)
             backward = f"{derivative(call)} on the saved product; {PRODUCTS}"
         else:
             backward = backward_linear(call)
             found = _explain_recorded(call, differentiates, wants_gradients)
-            # PyTorch's GEMM adds the bias of a fold where the product is rounded to 16 bits behind it.
+            # If the product is rounded to 16 bits, PyTorch's GEMM adds the bias of a fold before that.
             if bias is not None and (call.x.element_size() == 2 or found.path == REFERENCE):
                 found = _with_bias(found)
     else:
@@ -160,7 +143,7 @@ def of_recorded(
 
 
 def _with_bias(found: Explanation) -> Explanation:
-    """PyTorch's GEMM adds the bias that the dry run of a call on folded vectors does not know."""
+    """The launches with a bias in PyTorch's GEMM, of which the dry run of a call on folded vectors does not know."""
     kernel, *kernels = (each.replace("(mm)", _ADDMM) for each in (found.kernel, *found.kernels))
     return replace(found, kernel=kernel, kernels=kernels)
 
@@ -191,7 +174,7 @@ _SLICES_TEXT = {
 
 
 def _explain_recorded(call: LinearCall, differentiates: bool, wants_gradients: bool) -> Explanation:
-    """The forward pass, which may depend on the backward one."""
+    """The forward pass of a recorded call: it saves what the backward pass needs."""
     checks.linear(call)
     if call.out is not None:
         checks.output_overlap(call.out, call.x, call.others, in_place=False)
@@ -219,7 +202,7 @@ def _by_torch(
     call: LinearCall, launches: list[str], reasons: list[str], path: str = GEMM_ELEMENTWISE, **more: Any
 ) -> Explanation:
     """A call whose product is torch's GEMM, the first launch unless `kernel` says otherwise."""
-    # The arithmetic of torch's fp32 GEMM: its setting, unless the call asks for more accuracy.
+    # The arithmetic of torch's fp32 GEMM is that of its setting, unless the call asks for more accuracy.
     allowed = call.order.tf32_allowed
     arithmetic = _precision.torch_setting(call.x.device.type) if allowed else _precision.IEEE
     about = {"kernel": launches[0], "arithmetic": arithmetic_text(call.x.dtype, arithmetic), **more}
@@ -254,7 +237,7 @@ def _explain_linear(call: LinearCall, wants_gradients: bool) -> Explanation:
 def _of_fallback(
     call: LinearCall, found: DryRun | None, reasons: list[str], candidates: list[dict[str, Any]]
 ) -> Explanation:
-    """PyTorch's GEMM, and what it does not do; `found` is nothing where epigemm has no kernels."""
+    """PyTorch's GEMM and the kernels behind it; `found` is None if epigemm has no kernels."""
     does_everything = found is not None and "elementwise" not in found.launches
     if found is None or found.answer:  # by PyTorch's operators
         with_bias = call.bias is not None or call.epilogue.bias_place is not None
@@ -283,7 +266,7 @@ def _why_not(call: LinearCall, tried: Tried, why_not: str, slices: str) -> list[
 
 
 def _why(call: LinearCall, tried: Tried, choice: Choice | None, changing: bool) -> list[str]:
-    """Why this kernel: its time, the fallback's, and where they come from; on slices, where the weight's are from."""
+    """Why this kernel: its time, the fallback's, their source, and the source of the weight's slices."""
     plan = tried.plan
     source = plan.get("source", "model")
     how = "by prediction" if source == "model" else "as measured"
@@ -300,7 +283,7 @@ def _why(call: LinearCall, tried: Tried, choice: Choice | None, changing: bool) 
 
 
 def _explain_fused(call: LinearCall, tried: Tried, choice: Choice | None, reasons: list[str]) -> Explanation:
-    """A call on one kernel that multiplies the tensors as they are, or on fp16 slices."""
+    """A call on a fused kernel, which multiplies the tensors themselves, or fp16 slices."""
     tile, where, candidates = plans.tile_text(tried.plan), "", tried.plan["candidates"]
     arithmetic = arithmetic_text(call.x.dtype, tried.arithmetic)
     if tried.is_on_slices:
@@ -316,7 +299,7 @@ def _explain_fused(call: LinearCall, tried: Tried, choice: Choice | None, reason
 
 
 def _on_copies(tried: Tried, gemm: str) -> list[str]:
-    """The launch of a product, and the copies around it that it takes."""
+    """The launches of a product with the copies that it needs."""
     before = [f"epigemm CUDA kernel, copy: {', '.join(tried.copies)}"] if tried.copies else []
     behind = ["epigemm CUDA kernel, copy: the result, from padded rows"] if tried.copies_result else []
     return [*before, gemm, *behind]

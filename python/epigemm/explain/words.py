@@ -12,14 +12,14 @@ from epigemm.explain.recorder import dtype_name
 
 
 def kernel_owner(x: Tensor) -> str:
-    """Whose elementwise kernel it is, to be followed by its name."""
+    """The owner of an elementwise kernel, for a text in which the kernel's name follows."""
     if not elementwise_kernels.has_native(x):
         return "PyTorch reference,"
     return "epigemm CUDA kernel," if x.is_cuda else "epigemm CPU loop,"
 
 
 def arithmetic_text(dtype: torch.dtype, arithmetic: str) -> str:
-    """What numbers of a dtype are multiplied and accumulated in."""
+    """The arithmetic of products and sums for a dtype."""
     if dtype == torch.float64:
         return "float64"
     if dtype == torch.float32 and arithmetic == _precision.IEEE:

@@ -1,6 +1,7 @@
 """`epigemm.fuse(model)`: calls of the model run Dynamo's graphs, in which chains are fused; `unfuse` goes back.
 
-The model keeps its class, its parameters and its forward. What changes is what `nn.Module.compile` changes: the call.
+The model keeps its class, its parameters and its forward. Only its call changes, in the same way as by
+`nn.Module.compile`.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ from epigemm.fusion.trials import Decide, measures
 
 Model = TypeVar("Model", bound=nn.Module)
 
-# Wrappers that move, shard or replace the parameters of what is inside, by the names in their classes' history.
+# Wrappers that move, shard or replace the parameters of the model inside, by the names of their classes and base
+# classes.
 _WRAPPERS = {
     *("DataParallel", "DistributedDataParallel", "FullyShardedDataParallel", "FSDPModule", "DeepSpeedEngine")
 }
@@ -66,26 +68,27 @@ def fuse(
     decide: Decide = "measure",
     example_inputs: Sequence[Any] | Mapping[str, Any] | None = None,
 ) -> Any:
-    """Fuse the linear layers of a model with what follows them element by element.
+    """Fuse the linear layers of a model with the pointwise operators that follow them.
 
-    The first call traces the model by Dynamo, which takes seconds; `model.fusion_report` tells afterwards what was
-    fused. Only calls of the model itself, `model(...)`, run fused: `model.forward(...)` and other methods run as they
-    were. Copies and pickles of a fused model are plain models.
+    The first call traces the model with Dynamo, which takes seconds. `model.fusion_report` then says what was fused.
+    Only calls of the model itself, `model(...)`, run fused: `model.forward(...)` and other methods do not. Copies and
+    pickles of a fused model are plain models.
 
     Args:
         model: the model.
-        inplace: change `model` itself; else the result is a copy that shares its parameters and buffers.
+        inplace: change `model` itself. Otherwise the result is a copy that shares its parameters and buffers.
         dry_run: change nothing, and return a `FusionReport` of a call with `example_inputs`.
-        keep_packs: fp32 parameters keep their fp16 slices between calls. A promise to call
+        keep_packs: keep the fp16 slices of fp32 parameters between calls. The caller must then call
             `epigemm.pack(weight).repack()` after writes that torch does not count (those through `.data`).
-        strict: calls raise what fails in epigemm's own pass. Else there is a warning, and the report names it: such a
-            graph runs as it was.
-        cuda_graphs: without gradients, calls on a GPU are replayed as CUDA graphs, one for each size of the inputs
-            and at most 32: the host launches one graph in place of each kernel. Inputs and results are copied. What
-            cannot be captured runs kernel by kernel, and `fusion_report.cuda_graphs` says why.
-        decide: "measure": where it is not sure that fused calls pay, the first calls without gradients run now fused
-            and now as the model is, and the faster one stays. "predict": estimates decide, and no call differs.
-        example_inputs: of a dry run: the arguments of a call, as a sequence, or by name as a mapping.
+        strict: raise errors of epigemm's rewriting of a graph. Otherwise there is a warning, the report names the
+            error, and the original graph runs.
+        cuda_graphs: without gradients, calls on a GPU are replayed as CUDA graphs, one for each size of the inputs and
+            at most 32: the host then launches one graph instead of many kernels. Inputs and results are copied. Calls
+            that cannot be captured run kernel by kernel, and `fusion_report.cuda_graphs` says why.
+        decide: "measure": if it is not sure that fused calls are faster, the first calls without gradients run the
+            fused graph and the original model in turn, and the faster one is used from then on. "predict": estimates
+            alone decide.
+        example_inputs: for a dry run: the arguments of a call, as a sequence, or by name as a mapping.
 
     Returns:
         The fused model, or the report.
@@ -93,7 +96,7 @@ def fuse(
     Raises:
         TypeError: an argument of another type.
         ValueError: another word for `decide`.
-        RuntimeError: at a call: the pass failed, and `strict` is True; the error itself is its cause.
+        RuntimeError: at a call: rewriting a graph failed, and `strict` is True. The original error is its cause.
 
     Example:
         >>> fused = epigemm.fuse(model)
@@ -125,7 +128,7 @@ def fuse(
 
 
 def unfuse(model: Model) -> Model:
-    """Undo `fuse`, in place, also of modules inside of the model; others are left as they are.
+    """Undo `fuse`, in place, also for modules inside the model. Modules that are not fused do not change.
 
     Raises:
         TypeError: `model` is no module.
@@ -166,7 +169,7 @@ def _why_not(model: nn.Module) -> str:
 
 
 def _install(model: nn.Module, **settings: bool) -> ModelCall:
-    # TorchScript takes attributes for data, and raises for one that is annotated as a callable.
+    # TorchScript would treat these attributes as data, and fail.
     own = [*dict.fromkeys([*getattr(model, _IGNORED, ()), _CALL, _REPORT])]
     call = ModelCall(model, own, **settings)
     if isinstance(before := model.__dict__.get(_CALL), ModelCall):

@@ -32,22 +32,22 @@ from epigemm.fusion.rewrite import FusionError, failed, fuse_module, higher_orde
 from epigemm.fusion.trials import may_measure
 
 RECOMPILE_LIMIT = 64
-# Weak references to parameters that a compilation leaves forbid swap_tensors; Dynamo drops them since torch 2.11. And
-# what it tells a profiler of its bytecode takes each call two microseconds, also where there is no profiler.
+# A compilation leaves weak references to parameters, with which swap_tensors fails. Since torch 2.11 Dynamo can drop
+# them. And its records for a profiler take two microseconds a call, also without a profiler.
 _SETTINGS: dict[str, Any] = {
     name: value
     for name, value in (("invalidate_compile_context_weakrefs", True), ("record_runtime_overhead", False))
     if hasattr(torch._dynamo.config, name)
 }
-# Where a graph breaks, the parts have the code of the model's class: entries of other models would be tried, too. Each
-# has its own since torch 2.13.
+# If a graph breaks, its parts have the code of the model's class, so entries of other models would be tried, too. Since
+# torch 2.13 each model can have its own entries.
 _IS_ISOLATED = "isolate_recompiles" in inspect.signature(torch.compile).parameters
 _ISOLATED: dict[str, Any] = {"isolate_recompiles": True} if _IS_ISOLATED else {}
-# A frame runs as it was, and so do those that it calls; nothing is noted about their code.
+# A frame and those that it calls run without compilation, this time only.
 _AS_IT_WAS = ConvertFrameReturn(_FrameExecStrategy(_FrameAction.SKIP, _FrameAction.SKIP), apply_to_code=False)
 _numbers = itertools.count()
 _is_compiling = torch.compiler.is_compiling
-# Errors that are Dynamo's to raise, whatever its settings.
+# Errors that Dynamo has to raise, whatever its settings.
 _OF_DYNAMO = tuple(
     getattr(torch._dynamo.exc, name)
     for name in ("Unsupported", "ResumePrologueTracingError")
@@ -56,7 +56,7 @@ _OF_DYNAMO = tuple(
 
 
 class ModelCall(Uncopied):
-    """What a call of a fused model runs.
+    """The call of a fused model.
 
     Attributes:
         report: what was fused in the graphs so far.
@@ -80,7 +80,9 @@ class ModelCall(Uncopied):
         if self._replays is not None:
             weakref.finalize(self, self._replays.drop).atexit = False
         self._graphs = 0
-        self._of_frame: FusionReport | None = None  # of the graph that is being compiled, if there is one
+        self._of_frame: FusionReport | None = (
+            None  # the report of the graph that is being compiled, if there is one
+        )
         self._left = ""
         self._watched: Watched | None = None
         self._marks = Marks()
@@ -94,23 +96,24 @@ class ModelCall(Uncopied):
         def call(*args: Any, **kwargs: Any) -> Any:
             return model._call_impl(*args, **kwargs)  # type: ignore[no-untyped-call]
 
-        # Dynamo keeps what it compiles by code, and stops at a limit: each model has a code object of its own. One
-        # outside of torch, whose own it does not look into (`nn.Sequential`). Numbers that differ between calls of code
-        # with one name are variables to it: each model has a name of its own, too.
+        # Dynamo keeps its graphs by code object, up to a limit, so each model has a code object of its own. It is
+        # outside of torch, because Dynamo does not trace into torch's own code (`nn.Sequential`). Each model's code
+        # also has a name of its own, because Dynamo makes variables of numbers that differ between calls of code with
+        # one name.
         code = call.__code__.replace(co_name=f"call_{self._name}_{next(_numbers)}")
         own = FunctionType(code, call.__globals__, code.co_name, None, call.__closure__)
-        here = weakref.ref(self)  # Dynamo keeps backends for good
+        here = weakref.ref(self)  # Dynamo never frees backends
 
         def backend(graph_module: fx.GraphModule, example_inputs: Any) -> Callable[..., Any]:
             found = here()
-            assert found is not None  # whoever calls it compiles a call
+            assert found is not None  # the compiling call holds a reference
             return found._backend(graph_module, example_inputs)
 
         context: Any = torch._dynamo.optimize(backend=backend, **_ISOLATED)
         compile_frame = context.callback
 
         def compile_with_guards(frame: Any, *state: Any) -> Any:
-            # What Dynamo needs of us is set here, so a call whose graph is there costs nothing.
+            # Dynamo's settings are switched here, so a call whose graph exists has no cost for it.
             if frame.f_code is code:
                 self._marks.mark(frame.f_locals.values())
             start = time.perf_counter()
@@ -125,7 +128,7 @@ class ModelCall(Uncopied):
                 with own, kept_inside(self._leave), progress.doing(f"fusing {self._name}"):
                     found = compile_frame(frame, *state)
                 self.report.add(self._of_frame or FusionReport())
-            except _OF_DYNAMO:  # which it raises in any case
+            except _OF_DYNAMO:  # errors that Dynamo has to raise
                 raise
             except Exception as error:
                 self._note(error)
@@ -135,14 +138,14 @@ class ModelCall(Uncopied):
                 self._note_left(COROUTINE)
             return _AS_IT_WAS if self._left else found
 
-        # Dynamo knows a compiler by what it wraps.
+        # Dynamo identifies a compiler by this attribute.
         vars(compile_with_guards)["_torchdynamo_orig_backend"] = compile_frame._torchdynamo_orig_backend
         context.callback = compile_with_guards
         compiled: Callable[..., Any] = context(own)
         return compiled
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """The model's call, in as few functions as can be: the host's time counts."""
+        """The model's call, in as few Python functions as possible, to save the host's time."""
         kind = asked(self._kinds.about, False, args, kwargs)
         if kind is True:
             return self._model._call_impl(*args, **kwargs)  # type: ignore[no-untyped-call]
@@ -156,7 +159,8 @@ class ModelCall(Uncopied):
         if kind is False:
             caller = sys._getframe(2).f_locals.get("self")
             if caller is not model and isinstance(caller, nn.Module):
-                # It has the model's attributes, but tensors of its own: a replica of DataParallel, a shallow copy.
+                # The caller has the model's attributes but its own tensors: a replica of DataParallel, or a shallow
+                # copy.
                 return caller._call_impl(*args, **kwargs)  # type: ignore[no-untyped-call]
             kind = self._kinds.of(args, kwargs)
             if kind is True:
@@ -183,7 +187,7 @@ class ModelCall(Uncopied):
         return result
 
     def _explained(self, listener: Listener, args: Any, kwargs: Any) -> Any:
-        """A call as it would be now, with what its graphs run told to a listener."""
+        """A call for `explain`: it runs as a call would now, and a listener notes what its graphs run."""
         with listener.paused(self._model):
             kind = self._kinds.told(args, kwargs)
             reason = self._kinds.why_plain(kind) or self._why_not_now(args, kwargs)
@@ -195,7 +199,7 @@ class ModelCall(Uncopied):
                 if not self._left:
                     listener.notes += self.report.cuda_graphs.lines() if self.report.cuda_graphs else ()
                     return result
-                reason = self._left  # found while it was compiled: nothing of it was told
+                reason = self._left  # the reason was found while it was compiled, when nothing was noted
         listener.notes.append(f"{self._name} runs as it was: {reason}")
         return self._model._call_impl(*args, **kwargs)  # type: ignore[no-untyped-call]
 
@@ -204,28 +208,28 @@ class ModelCall(Uncopied):
         return self._left or watched.why_not() or why_not_now() or why_not_with(args, kwargs)
 
     def part(self) -> None:
-        """It belongs to no model any more, though copies of the model's `__dict__` may call it."""
+        """Detach from the model. Copies of the model's `__dict__` may still call this object."""
         self._kinds.part()
 
     def _watch(self) -> Watched:
-        """What is looked at, as it was at the first call."""
+        """The state that calls compare with, from the first call."""
         if self._watched is None:
             self._watched = Watched(self._model)
         return self._watched
 
     def _note(self, error: Exception) -> None:
-        """Have the report say why a frame could not be compiled."""
+        """Note in the report why a frame could not be compiled."""
         if isinstance(error, torch._dynamo.exc.BackendCompilerFailed):
             if isinstance(error.inner_exception, FusionError):
                 raise error.inner_exception
             self.report.add(FusionReport(skipped=[failed(error.inner_exception, strict=self._strict)]))
-        else:  # often an error of the model's, which raises it without a compiler, too
+        else:  # often an error of the model, which it also raises without a compiler
             text = str(error).strip().split("\n")[0]
             note = f"Dynamo could not compile a part of it: {type(error).__name__}: {text}"
             self.report.add(FusionReport(notes=[note]))
 
     def _leave(self, reason: str) -> NoReturn:
-        """From inside of the compiler: all calls run as they were from now on."""
+        """Called by the compiler: from now on all calls run the original model."""
         self._note_left(reason)
         raise torch._dynamo.exc.SkipFrame(reason)
 
@@ -236,13 +240,13 @@ class ModelCall(Uncopied):
         self.report.notes.append(f"left alone: {reason}")
 
     def _backend(self, graph_module: fx.GraphModule, example_inputs: Any) -> Callable[..., Any]:
-        """Dynamo's graph, rewritten; it runs operator by operator."""
+        """The backend: Dynamo's graph, rewritten, which runs operator by operator."""
         self._of_frame = FusionReport()
         self._graphs += 1
         if self._graphs == RECOMPILE_LIMIT:
             self.report.notes.append(f"{RECOMPILE_LIMIT} graphs: further kinds of calls run as they were")
         if found := higher_order(graph_module.graph):
-            # Run operator by operator, PyTorch's own backend gives such a graph other gradients.
+            # Graphs with such operators have other gradients when they run operator by operator, also in PyTorch.
             self._leave(f"its graph calls {found}, an operator of higher order")
         context = torch._guards.TracingContext.get()
         if is_coroutine(context.traced_code or ()):
@@ -260,7 +264,7 @@ class ModelCall(Uncopied):
             guards_sizes=not self._marks.is_bounded,
             measures=self._measures and may_measure(),
         )
-        # Its code at last, without the calls of modules that Dynamo's graphs begin with.
+        # Use the graph's code alone: Dynamo's graphs begin with calls of modules.
         _LazyGraphModule.force_recompile(graph_module)
         forward: Callable[..., Any] = graph_module.forward
         replays, replayed = self._replays, None
@@ -268,11 +272,11 @@ class ModelCall(Uncopied):
             forward = replayed = Replayed(graph_module, launcher, replays)
         is_fused, ran, measures = bool(report.sites), self._ran, self._measures
 
-        # Dynamo keeps it for good, as it does the code of a model that is gone: it must not keep the model.
+        # Dynamo never frees this function, so it must not hold a reference to the model.
         def run(*args: Any) -> Any:
             is_left = replayed is not None and replayed.is_left
             ran.gains += is_fused or (replays is not None and replays.serves and not is_left)
-            # Judged as a CUDA graph, it is launched by the host now.
+            # It was decided as for a CUDA graph, but the host launches its kernels now.
             ran.unsure += report.is_unsure or (is_left and measures)
             if watchers:
                 tell_skipped(report)
