@@ -1,4 +1,4 @@
-"""Whether a fused call pays the device: the planner's predicted time of its plan against that of the fallback."""
+"""Whether a fused call saves device time: the planner's predicted time of its plan, compared with the fallback's."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ from epigemm.planning.dry_runs import DryRun
 
 SLOWER = "the planner expects no kernel of epigemm's to be faster there"
 RECORDED = "in 16 bits training gains nothing"
-# Fewer kernels than so many behind a product are none that one would replace; and what one may take of their time.
+# The least number of kernels behind a product that one kernel replaces, and the share of their time that it may take.
 _FEWEST, _WORTH = 2, 0.9
 
 
 class Way(enum.Enum):
-    """How a call runs: one kernel on the tensors as they lie, those on fp16 slices, or the fallback.
+    """How a call runs: one kernel on the tensors themselves, the kernels on fp16 slices, or the fallback.
 
-    Of a chain with several operators behind its product the fallback is a way of its own: PyTorch's GEMM, and one
-    elementwise kernel in the place of several.
+    For a chain with several operators behind its product the fallback counts separately: PyTorch's GEMM, and one
+    elementwise kernel in place of several.
     """
 
     TENSORS = enum.auto()
@@ -43,13 +43,13 @@ class Way(enum.Enum):
 
 
 class Judged(NamedTuple):
-    """What is expected of a chain as a fused call.
+    """The estimate for a chain as a fused call.
 
     Attributes:
-        why_not: why it is not worth one; empty where it is.
-        way: how it would run.
-        fallback_us: what the device takes for the fallback; 0 where that is not asked.
-        fused_us: what it takes for the fused call.
+        why_not: why it should not become a fused call; empty if it should.
+        way: how the call would run.
+        fallback_us: the device's time for the fallback; 0 if it was not estimated.
+        fused_us: the device's time for the fused call.
     """
 
     why_not: str
@@ -61,8 +61,8 @@ class Judged(NamedTuple):
 def judged(chain: Chain, *, keeps_pack: bool = False, is_eager: bool = True) -> Judged:
     """Whether a chain is worth a fused call on its device, at the sizes of the call that is being compiled.
 
-    On a CPU there is no planner's device: all that is numerically right is fused. `is_eager`: what is not fused runs
-    operator by operator, and no other compiler makes one kernel of several.
+    On a CPU the planner predicts nothing, and everything that can be fused is. `is_eager`: operators that are not fused
+    run one by one, and no other compiler makes one kernel of several.
     """
     device = chain.product.value.device
     if device.type == "cpu":
@@ -78,10 +78,11 @@ def judged(chain: Chain, *, keeps_pack: bool = False, is_eager: bool = True) -> 
 
 
 def in_two_kernels(chain: Chain, found: Judged, place: Tensor) -> Judged:
-    """Whether a chain that no fused kernel serves is worth PyTorch's GEMM and one elementwise kernel behind it.
+    """Whether a chain without a fused kernel should run as PyTorch's GEMM and one elementwise kernel behind it.
 
-    It is where that replaces two or more kernels, and moves fewer bytes. Recorded by autograd the product is kept, and
-    what follows it is one kernel in the backward pass, too; there a vector's gradient would be a matrix first.
+    It should if that replaces two or more kernels, and moves fewer bytes. If autograd records it, the product is kept,
+    and the derivative of what follows is one kernel, too. It should not if a vector needs a gradient, which that kernel
+    would write as a matrix first.
     """
     behind = costs.kernels_behind(chain)
     if chain.epilogue is None or chain.norm is not None or len(behind) < _FEWEST:
@@ -105,13 +106,13 @@ def in_two_kernels(chain: Chain, found: Judged, place: Tensor) -> Judged:
 
 
 def plain_us(judged: Judged, behind: list[fx.Node]) -> float:
-    """Of a chain without fusion, operator by operator: the fallback has one of them, or a ReLU in the product."""
+    """The time of a chain operator by operator. The fallback's time has one of them, or a ReLU, in it."""
     more = sorted(map(costs.device_us, behind))
     return judged.fallback_us + sum(more if judged.way == Way.FALLBACK else more[:-1])
 
 
 def notes(chain: Chain, found: Judged) -> tuple[str, ...]:
-    """What a report says of how a chain runs; nothing of one kernel."""
+    """The report's note on how a chain runs; none for one kernel."""
     if found.way is not Way.TWO_KERNELS:
         return ()
     behind = len(costs.kernels_behind(chain))
@@ -119,7 +120,7 @@ def notes(chain: Chain, found: Judged) -> tuple[str, ...]:
 
 
 def _learns(operand: ChainOperand | Norm, chain: Chain) -> bool:
-    """Whether an operand, other than the product's bias and matrices, has a gradient."""
+    """Whether an operand, other than the product's bias or a matrix, needs a gradient."""
     if not isinstance(operand, ChainOperand) or operand.kind == MATRIX:
         return False
     (source,) = operand.sources
@@ -130,7 +131,7 @@ def _learns(operand: ChainOperand | Norm, chain: Chain) -> bool:
 def judged_there(
     call: LinearCall, place: Tensor, *, keeps_pack: bool = False, is_recorded: bool = False
 ) -> Judged:
-    """The same of a call of meta tensors, on the device of `place`; `is_recorded`: by autograd."""
+    """The same for a call of meta tensors, on the device of `place`; `is_recorded`: by autograd."""
     slices = dry_runs.ALL_KEPT if keeps_pack else 0
     found = dry_runs.dry_run(call, slices, place, tried=call.x.dtype != torch.float32)
     way = Way.SLICES if found.on_slices else Way.TENSORS if found.fused else Way.FALLBACK
@@ -145,14 +146,14 @@ def judged_there(
 
 
 def _expected_us(call: LinearCall, found: DryRun, place: Tensor, keeps_pack: bool) -> tuple[float, float]:
-    """What the device is expected to need in the fallback at the precision in force, and for the decision."""
+    """The expected device times of the fallback at the present precision, and of the chosen plan."""
     asked = _of_fp32(call, found, place, keeps_pack) if call.x.dtype == torch.float32 else found.tried[0].plan
     fallback_us = plans.fallback_us(asked)
     return fallback_us, min(fallback_us, plans.fused_us(asked))
 
 
 def _of_fp32(call: LinearCall, found: DryRun, place: Tensor, keeps_pack: bool) -> dict[str, Any]:
-    """The planner's answer for the arithmetic that is decided on."""
+    """The planner's answer for the arithmetic that was chosen."""
     device = place.get_device()
     (m, k), n = call.x.shape, call.weight.shape[0]
     return plans.ask(
@@ -173,7 +174,7 @@ def _of_fp32(call: LinearCall, found: DryRun, place: Tensor, keeps_pack: bool) -
 def call_of(chain: Chain, *, is_product_alone: bool | None = None) -> LinearCall:
     """The call that a chain becomes, of meta tensors; or its product alone.
 
-    None: recorded by autograd the product alone, where that is kept.
+    None: the product alone if autograd records the call and keeps the product.
     """
     product = chain.product
     x, weight = tensor_of(product.x), tensor_of(product.weight)

@@ -1,7 +1,7 @@
-"""Whether a CUDA graph of one of Dynamo's graphs would do, at each replay, what a call does.
+"""Whether replaying a CUDA graph of one of Dynamo's graphs would do the same as a call.
 
-The graph is run once on tensors without data, and its operators are watched. What the host decides in between, what
-is written to memory of others, and what random numbers decide is no matter for a graph of kernels.
+The graph is run once on tensors without data, and its operators are watched. It cannot be replayed if the host decides
+something in between, if memory from before the call is written, or if random numbers are drawn.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ _TRANSFORMS = ("_increment_nesting", "_enter_dual_level")
 _FROM_THE_HOST = (torch.tensor, torch.as_tensor, torch.from_numpy)
 _COPIES = ("_to_copy", "copy_", "copy", "_copy_from")
 _INDEXES = ("index", "index_put", "index_put_", "_index_put_impl_")
-# Where one of them is zero, or False, an operator that could draw random numbers draws none.
+# Arguments by which an operator draws random numbers: none if one of them is zero or False.
 _IDLE = ("dropout_p", "dropout", "train", "training")
 
 
 def device_of(graph: fx.Graph) -> torch.device | str:
-    """The device that all of a graph runs on; or why it has to be launched kernel by kernel."""
+    """The device on which the whole graph runs, or why it has to be launched kernel by kernel."""
     devices: set[torch.device] = set()
     for node in graph.nodes:
         if node.op == "call_module":
@@ -43,7 +43,7 @@ def device_of(graph: fx.Graph) -> torch.device | str:
                 continue
             if tensor_of(node) is None:
                 return f"{node} is no plain tensor"
-            # A copy of it would be recorded; of a parameter there is none.
+            # The copy of such an input would be recorded by autograd. A parameter is not copied.
             if value.requires_grad and torch.is_grad_enabled() and not isinstance(value, torch.nn.Parameter):
                 return RECORDED
             devices.add(value.device)
@@ -69,7 +69,7 @@ def _why_not(graph: fx.Graph, device: torch.device) -> str:
     try:
         with fresh, mode, torch.no_grad(), watch:
             _run(graph, watch)
-    except Exception as error:  # whatever its functions raise on such tensors
+    except Exception as error:  # any error of its functions with such tensors
         text = str(error).strip().split("\n")[0]
         return watch.reason or f"it cannot be watched: {type(error).__name__}: {text}"
     return watch.reason
@@ -77,7 +77,7 @@ def _why_not(graph: fx.Graph, device: torch.device) -> str:
 
 def _run(graph: fx.Graph, watch: _Watch) -> None:
     values: dict[fx.Node, Any] = {}
-    entered: list[Any] = []  # autocast's blocks
+    entered: list[Any] = []  # open blocks of autocast
     try:
         for node in graph.nodes:
             if node.op == "output" or watch.reason:
@@ -95,7 +95,8 @@ def _run(graph: fx.Graph, watch: _Watch) -> None:
                 watch.reason = f"{node} copies numbers of the host's"
                 return
             watch.node = node
-            # In torch 2.11 products fail on symbols without it; of what writes in place it would hide the writing.
+            # Without this, products fail on symbols in torch 2.11. For operators that write in place it would hide the
+            # write.
             with enable_python_dispatcher() if is_product(node) else nullcontext():
                 result = call(node, *fx.map_arg((node.args, node.kwargs), values.__getitem__))
             if node.target is _enter_autocast:
@@ -109,7 +110,7 @@ def _run(graph: fx.Graph, watch: _Watch) -> None:
 
 
 class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Looks at every operator, for one that a graph of kernels cannot stand for."""
+    """Watches every operator, and notes one that a CUDA graph cannot repeat."""
 
     def __init__(self, device: torch.device) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -119,7 +120,7 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._given: set[int] = set()
 
     def given(self, node: fx.Node, value: Any) -> Any:
-        """What stands for an input."""
+        """The tensor without data for an input."""
         self.node = None
         if isinstance(value, Tensor):
             value = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device)
@@ -153,7 +154,7 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return "has the host wait for a number"
         tensors = [part for part in tree_leaves((args, kwargs)) if isinstance(part, Tensor)]
         others = [tensor for tensor in (*tensors, *results) if tensor.device != self._device]
-        is_constant = len(others) == len(tensors) + len(results)  # which the host computes of constants
+        is_constant = len(others) == len(tensors) + len(results)  # the host computes it from constants
         if others and not is_constant and (name in _COPIES or any(each.dim() for each in others)):
             return f"copies between {self._device} and {others[0].device}"
         return ""

@@ -1,8 +1,9 @@
-"""One of Dynamo's graphs, replayed as CUDA graphs: one for each kind of call, by the sizes of its inputs.
+"""One of Dynamo's graphs, replayed as CUDA graphs: one for each kind of call, which depends on the sizes of its inputs.
 
-The first call of a kind runs kernel by kernel: kernels are linked and packs made then. The second is captured, that
-and later ones are replayed. Parameters and buffers are read where they lie. Other inputs are copied to where the graph
-reads them, and results from where it writes them: those of one call stay valid through the next.
+The first call of a kind runs kernel by kernel, because kernels are linked and packs made then. The second one is
+captured, and then it and later ones are replayed. Parameters and buffers are read at their own addresses. Other inputs
+are copied to the graph's inputs, and results from the graph's results, so that those of one call stay valid after the
+next.
 """
 
 from __future__ import annotations
@@ -24,17 +25,17 @@ from epigemm.fusion.values import value_of
 from epigemm.packs.captured_packs import CapturedPacks
 
 MOST_GRAPHS = 32
-"""Of one model: each holds its results, and an executable graph."""
+"""The most graphs of one model: each of them holds its results, and an executable graph."""
 FULL = f"a model has at most {MOST_GRAPHS} CUDA graphs: calls of further sizes run kernel by kernel"
 MOVING = "its parameters lie elsewhere at every call"
 OVERLAPS = "elements of an input share memory"
-_MOST_KINDS = 1024  # that were met once
+_MOST_KINDS = 1024  # that were called once
 _MOST_MOVES, _REPLAYS_A_MOVE = (
     8,
     100,
-)  # a graph is captured again for so many replays, but for the first moves
+)  # after the first moves of a parameter, one new capture is allowed for so many replays
 _data_ptr = Tensor.data_ptr
-# What decides over kernels when they are launched, and is no guard of Dynamo's.
+# Settings that decide which kernels are launched, and which Dynamo does not guard.
 _precision: Any = torch._C._get_fp32_precision_getter
 _FLAGS: list[Any] = [
     *(
@@ -50,26 +51,26 @@ _Maker = Callable[[tuple[Any, ...], dict[int, Tensor]], Tensor]
 
 
 class Replays:
-    """What the graphs of one model have in common.
+    """The state that the graphs of one model share.
 
     Attributes:
-        report: what is told of them.
+        report: the report on them.
     """
 
     def __init__(self, model: nn.Module, report: CudaGraphs) -> None:
         self.report = report
-        self._model = weakref.ref(model)  # which graphs that Dynamo keeps must not keep
+        self._model = weakref.ref(model)  # weak, because Dynamo never frees the graphs
         self._entries: weakref.WeakSet[_Entry] = weakref.WeakSet()
         self._served: weakref.WeakSet[Replayed] = weakref.WeakSet()
         self._serves = False
 
     @property
     def serves(self) -> bool:
-        """Whether some graph of the model's may be replayed."""
+        """Whether some graph of the model may be replayed."""
         return self._serves
 
     def launcher(self, graph: fx.Graph) -> Launcher | None:
-        """Who can launch one of Dynamo's graphs as a CUDA graph; None, with a reason in the report: nobody."""
+        """The launcher for one of Dynamo's graphs as a CUDA graph; or None, with a reason in the report."""
         found = device_of(graph)
         if isinstance(found, str):
             self.note(found)
@@ -81,36 +82,36 @@ class Replays:
         return made
 
     def own_ids(self) -> set[int]:
-        """The ids of the tensors that are read where they lie."""
+        """The ids of the tensors that are read at their own addresses."""
         model = self._model()
         return set() if model is None else set(map(id, (*model.parameters(), *model.buffers())))
 
     def is_full(self) -> bool:
-        """Whether there is no room for another graph."""
+        """Whether the model has as many graphs as it may have."""
         return len(self._entries) >= MOST_GRAPHS
 
     def add(self, entry: _Entry) -> None:
-        """Count a graph, as long as it is there."""
+        """Count a graph, as long as it exists."""
         self._entries.add(entry)
         self.report.captured += 1
 
     def serve(self, replayed: Replayed) -> None:
-        """Know a graph of Dynamo's, as long as it is there."""
+        """Register one of Dynamo's graphs, as long as it exists."""
         self._served.add(replayed)
 
     def drop(self) -> None:
-        """Give the memory of all graphs back: the model is gone, or fused no more."""
+        """Free the memory of all graphs: the model has been deleted, or is not fused any more."""
         for each in self._served:
             each.forget_all()
 
     def note(self, reason: str) -> None:
-        """Have the report say why something runs kernel by kernel."""
+        """Note in the report why something runs kernel by kernel."""
         if reason not in self.report.reasons:
             self.report.reasons.append(reason)
 
 
 class Replayed:
-    """What Dynamo calls in place of a graph."""
+    """The function that Dynamo calls in place of a graph."""
 
     def __init__(self, graph_module: fx.GraphModule, launcher: Launcher, replays: Replays) -> None:
         self._run, self._launcher, self._replays = graph_module.forward, launcher, replays
@@ -119,7 +120,7 @@ class Replayed:
         self._why_not = ""
         self._entries: dict[Any, _Entry | None] = {}  # None: it could not be captured
         self._met: set[Any] = set()
-        self._own: list[int] | None = None  # the places of parameters and buffers
+        self._own: list[int] | None = None  # the positions of parameters and buffers among the inputs
         self._moves = self._replayed = 0
         replays.serve(self)
 
@@ -137,15 +138,15 @@ class Replayed:
 
     @property
     def is_left(self) -> bool:
-        """Whether all calls run kernel by kernel from now on."""
+        """Whether all later calls run kernel by kernel."""
         return bool(self._why_not)
 
     def _entry(self, args: tuple[Any, ...]) -> _Entry | None:
-        """The graph for a call; None where it runs kernel by kernel."""
+        """The CUDA graph for a call; None if it runs kernel by kernel."""
         if self._own is None:
             self._sort(args)
         key, own = self._key(args), self._owned(args)
-        met = (key, threading.get_ident())  # a thread's first call makes its handles of libraries
+        met = (key, threading.get_ident())  # a thread's first call creates its library handles
         if key in self._entries:
             entry = self._entries[key]
             if entry is None:
@@ -163,7 +164,7 @@ class Replayed:
         return self._captured(key, args, own)
 
     def _sort(self, args: tuple[Any, ...]) -> None:
-        """Find out which inputs are parameters and buffers of the model's."""
+        """Find out which inputs are parameters and buffers of the model."""
         ids = self._replays.own_ids()
         tensors = [place for place, value in enumerate(args) if isinstance(value, Tensor)]
         self._own = [place for place in tensors if id(args[place]) in ids]
@@ -183,7 +184,7 @@ class Replayed:
         return tuple(parts)
 
     def _forget(self, key: Any, args: tuple[Any, ...]) -> None:
-        """Parameters lie elsewhere, or are others: the graph reads what is theirs no more."""
+        """Drop a graph whose parameters have moved or been replaced: it would read other memory."""
         del self._entries[key]
         own = self._own
         self._sort(args)
@@ -213,7 +214,7 @@ class Replayed:
             self._replays.note("there is no memory for another CUDA graph")
             self._entries[key] = None
             return None
-        except Exception as error:  # whatever an operator does that no graph can
+        except Exception as error:  # any error of an operator that cannot be captured
             text = str(error).strip().split("\n")[0]
             self._leave(f"it cannot be captured: {type(error).__name__}: {text}")
             return None
@@ -227,13 +228,13 @@ class Replayed:
         self._replays.note(reason)
 
     def forget_all(self) -> None:
-        """Have no graph."""
+        """Drop all graphs."""
         self._entries.clear()
         self._met.clear()
 
 
 class _Entry:
-    """A captured graph: what it reads and writes."""
+    """A captured graph, with its inputs and results."""
 
     def __init__(
         self,
@@ -252,17 +253,17 @@ class _Entry:
         self._results = _Results(found, inside)
 
     def feed(self, args: tuple[Any, ...]) -> None:
-        """Copy the arguments of a call to where the graph reads them."""
+        """Copy the arguments of a call to the graph's inputs."""
         for place, tensor in self._places:
             tensor.copy_(args[place])
 
     def results(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
-        """The results of a call, copied from where the graph wrote them."""
+        """The results of a call, copied from the graph's results."""
         return self._results.of(args)
 
 
 class _Results:
-    """Makes results that no later call writes, with the strides and the memory in common that a call's own have."""
+    """Makes results that later calls do not write, with the strides and the shared memory of a call's own results."""
 
     def __init__(self, found: Sequence[Any], inside: Sequence[Any]) -> None:
         memories: dict[int, list[Tensor]] = {}
@@ -285,12 +286,12 @@ class _Results:
                 else:
                     makers[id(value)] = _copied(value) if alone or not value.numel() else _within(value)
         self._found, self._makers = found, makers
-        is_simple = len(distinct) == len(found)  # as most are: each result is a tensor of its own
+        is_simple = len(distinct) == len(found)  # the usual case: each result has memory of its own
         self._in_order = [makers[id(value)] for value in found] if is_simple else None
 
     def of(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
         """The results, for the arguments of a call."""
-        made: dict[int, Tensor] = {}  # copies of whole memories, by the memory
+        made: dict[int, Tensor] = {}  # copies of storages that several results share, by the storage
         if self._in_order is not None:
             return tuple(maker(args, made) for maker in self._in_order)
         values = {key: maker(args, made) for key, maker in self._makers.items()}
@@ -305,7 +306,7 @@ def _copied(value: Tensor) -> _Maker:
 
 
 def _within(value: Tensor) -> _Maker:
-    """Of memory that several results have."""
+    """A result in memory that several results share."""
     memory = _memory(value)
     bytes_of = torch.empty(0, dtype=torch.uint8, device=value.device).set_(value.untyped_storage())
     offset, shape, stride = value.storage_offset(), value.shape, value.stride()
@@ -320,7 +321,7 @@ def _within(value: Tensor) -> _Maker:
 
 
 def _of_input(value: Tensor, given: Tensor, place: int) -> _Maker:
-    """A view of an input: of the caller's."""
+    """A result that is a view of an input: a view of the caller's tensor."""
     if value.dtype != given.dtype:
         raise TypeError("a result is a view of an input as another type")
     shape, stride, offset = value.shape, value.stride(), value.storage_offset() - given.storage_offset()
@@ -332,7 +333,7 @@ def _of_input(value: Tensor, given: Tensor, place: int) -> _Maker:
         whole = args[place]
         if not whole.requires_grad:
             return view(whole)
-        with torch.no_grad():  # as it was made, whatever the caller's mode is
+        with torch.no_grad():  # as when it was made, independent of the caller's mode
             return view(whole)
 
     return make
@@ -352,10 +353,10 @@ def _memory(tensor: Tensor) -> int:
 
 
 def _why_not_copied(given: Collection[Tensor]) -> str:
-    """Why arguments cannot be copied to where a graph reads them; empty where they can."""
+    """Why arguments cannot be copied to a graph's inputs; empty if they can."""
     if any(map(overlaps, given)):
         return OVERLAPS
-    # Autograd would record the copies of parameters that are not the model's own, one behind the other.
+    # Autograd would record the copies of parameters that are not the model's own.
     return RECORDED if torch.is_grad_enabled() and any(value.requires_grad for value in given) else ""
 
 

@@ -1,4 +1,4 @@
-"""What fusion found: each site, what was left alone and why. `watch` tells what fell back to PyTorch in calls."""
+"""The report of fusion: each fused call, and what was not fused, with reasons. `watch` does so for calls."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ class FusedSite:
     """One fused call.
 
     Attributes:
-        name: the product, as `encoder.mlp.fc1`.
-        function: what it computes, in one word: `linear_gelu`.
+        name: the layer's name, as `encoder.mlp.fc1`.
+        function: the name of what it computes: `linear_gelu`.
         matched: the nodes of the graph that it replaces, in order.
         formula: what it computes.
-        notes: why it ends where it ends.
+        notes: why the chain ends there.
     """
 
     name: str
@@ -29,14 +29,14 @@ class FusedSite:
 
 @dataclass(frozen=True)
 class Skipped:
-    """Something that was left alone: a product or a whole graph, and the reason."""
+    """A product or a whole graph that was not fused, and the reason."""
 
     name: str
     reason: str
 
 
 class Uncopied:
-    """What belongs to a fused model: copies and pickles of one are plain models."""
+    """Base class of what belongs to a fused model, so that copies and pickles of it are plain models."""
 
     def __deepcopy__(self, memo: object) -> None:
         return None
@@ -47,7 +47,7 @@ class Uncopied:
 
 @dataclass
 class CudaGraphs:
-    """What `fuse(model, cuda_graphs=True)` made of a model's calls.
+    """How `fuse(model, cuda_graphs=True)` runs a model's calls.
 
     Attributes:
         captured: how many graphs were captured, one for each size.
@@ -58,28 +58,28 @@ class CudaGraphs:
     reasons: list[str] = field(default_factory=list)
 
     def lines(self) -> Iterator[str]:
-        """For people."""
+        """The lines of the report."""
         yield f"CUDA graphs captured: {self.captured}"
         yield from (f"  kernel by kernel: {reason}" for reason in self.reasons)
 
 
 @dataclass
 class FusionReport(Uncopied):
-    """The sites of a model or a graph, and what was skipped; print it to read it.
+    """The fused calls of a model or a graph, and what was not fused. Print it to read it.
 
     Attributes:
-        sites: what was fused.
-        skipped: products that were left alone and why.
-        notes: what holds for all of it.
-        seconds: what the first calls took, compiling.
-        chains: products that something pointwise follows, and how many of those are taken. Pointwise is what
-            computes: no view, no idle dropout, no cast. It follows where it reads the product or a view of all
-            of it, one in another order only where nothing else reads that. A chain is taken where the fused
-            call computes at least the first such operator.
-        not_taken: the others' products, each with the reason; an entry for each chain.
-        is_unsure: of a graph: in the first calls it takes turns with the model's own operators, as it is not sure
-            that it is faster.
-        cuda_graphs: what became of calls as CUDA graphs; None where nobody asked for these.
+        sites: the fused calls.
+        skipped: products that were not fused, with reasons.
+        notes: notes about all of it.
+        seconds: the time for compiling, during the first calls.
+        chains: the number of products that a pointwise operator follows, and how many of these are taken. Views,
+            dropout in eval mode and casts do not count as pointwise. An operator follows if it reads the product or a
+            view of all of it; a view with reordered axes must have no other reader. A chain is taken if the fused call
+            computes at least the first such operator.
+        not_taken: the products of the other chains, each with the reason.
+        is_unsure: for a graph: whether it is not sure to be faster, so that the first calls run it and the original
+            operators in turn.
+        cuda_graphs: the CUDA graphs of calls; None if they were not asked for.
     """
 
     sites: list[FusedSite] = field(default_factory=list)
@@ -92,7 +92,7 @@ class FusionReport(Uncopied):
     cuda_graphs: CudaGraphs | None = None
 
     def add(self, other: FusionReport) -> None:
-        """Take over what another report has and this one has not."""
+        """Add what another report has and this one does not."""
         self.sites += [site for site in other.sites if site not in self.sites]
         self.skipped += [skipped for skipped in other.skipped if skipped not in self.skipped]
         self.notes += [note for note in other.notes if note not in self.notes]
@@ -122,7 +122,7 @@ class FusionReport(Uncopied):
 
 
 def _folded(named: list[tuple[str, str]]) -> Iterator[str]:
-    """Equal ones of blocks that differ by their numbers alone in one line: `blocks.*.fc1 (12)`."""
+    """One line for equal entries of blocks that differ only by their numbers: `blocks.*.fc1 (12)`."""
     groups: dict[tuple[str, str], list[tuple[str, str]]] = {}
     for name, text in named:
         groups.setdefault((re.sub(r"\d+", "*", name), re.sub(r"_\d+\b", "", text)), []).append((name, text))
@@ -138,9 +138,9 @@ watchers: list[list[tuple[str, str]]] = []
 
 @contextmanager
 def watch() -> Iterator[list[tuple[str, str]]]:
-    """Collect (product or model, reason) for all that falls back to PyTorch in calls of fused models in the block.
+    """Collect (product or model, reason) for everything that is not fused in the calls of fused models in the block.
 
-    Calls of what `torch.compile` made with the backend are not seen: their reports tell.
+    Calls of models that `torch.compile` made with the backend are not watched; see their reports.
 
     Example:
         >>> with epigemm.fusion.watch() as unfused:
@@ -157,12 +157,12 @@ def watch() -> Iterator[list[tuple[str, str]]]:
 
 
 def tell(name: str, reason: str) -> None:
-    """Tell whoever watches that something fell back to PyTorch."""
+    """Tell all `watch` blocks that something runs as PyTorch."""
     for seen in watchers:
         seen.append((name, reason))
 
 
 def tell_skipped(report: FusionReport) -> None:
-    """Tell whoever watches what of a graph runs as it was."""
+    """Tell all `watch` blocks what was not fused in a graph."""
     for skipped in report.skipped:
         tell(skipped.name, skipped.reason)

@@ -1,4 +1,4 @@
-"""The pass over one of Dynamo's graphs: each product and what follows it becomes one call."""
+"""Rewrites one of Dynamo's graphs: each product and its chain become one call."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from epigemm.fusion.site import Site
 from epigemm.fusion.values import tensor_of
 
 SITE = "epigemm_site"
-"""In the `meta` of a node that is a fused call: its entry of the report."""
+"""The key in the `meta` of a fused call's node, for its entry of the report."""
 
 
 def higher_order(graph: fx.Graph) -> str:
-    """The name of an operator that calls graphs, such as a checkpoint; empty where there is none."""
+    """The name of an operator that calls graphs, such as a checkpoint; empty if there is none."""
     for node in graph.nodes:
         if node.op == "call_function" and isinstance(node.target, torch._ops.HigherOrderOperator):
             return str(node.target)
@@ -30,11 +30,11 @@ def higher_order(graph: fx.Graph) -> str:
 
 
 class FusionError(RuntimeError):
-    """epigemm's own pass failed, and was to be strict; its cause is the error."""
+    """epigemm's rewriting of a graph failed, and `strict` is True. Its cause is the original error."""
 
 
 def failed(error: Exception, *, strict: bool) -> Skipped:
-    """The entry of a report for a graph that the pass fails on, and a warning once; a `FusionError` where `strict`."""
+    """The report's entry for a graph that could not be rewritten, with one warning; a `FusionError` if `strict`."""
     text = str(error).strip().split("\n")[0]
     reason = f"epigemm's pass failed, and it runs as it was: {type(error).__name__}: {text}"
     if strict:
@@ -49,19 +49,19 @@ def _warn(text: str) -> None:
 
 
 def fuse_module(graph_module: fx.GraphModule, *, strict: bool, **settings: Any) -> FusionReport:
-    """`fuse_graph` on a module's graph. Where it fails, the module is as it was: see `failed`."""
+    """`fuse_graph` for a module's graph. If it fails, the module is not changed: see `failed`."""
     graph = graph_module.graph
     was = copy.deepcopy(graph)
     for mine, other in zip(was.nodes, graph.nodes, strict=True):
         vars(mine).update({key: value for key, value in vars(other).items() if key not in vars(mine)})
-        mine.meta = other.meta  # what Dynamo takes out of it later must not stay in a copy
+        mine.meta = other.meta  # Dynamo removes entries later, which must not stay in a copy
     try:
         report = fuse_graph(graph, **settings)
         if report.sites:
             graph.lint()
             graph_module.recompile()
         return report
-    except Exception as error:  # whatever is wrong with the pass, the model is not
+    except Exception as error:  # an error of the rewriting must not be an error of the model
         graph_module.graph = was
         return FusionReport(skipped=[failed(error, strict=strict)])
 
@@ -74,17 +74,17 @@ def fuse_graph(
     guards_sizes: bool = False,
     measures: bool = False,
 ) -> FusionReport:
-    """Replace every product of `graph` that pays, and what follows it, by one call, in place.
+    """Replace products of `graph` with their chains by one call each, in place, where that is expected to be faster.
 
     Args:
         graph: Dynamo's.
         keep_packs: whether fp32 parameters keep their fp16 slices between calls.
         launches: who launches the kernels.
-        guards_sizes: have Dynamo ask again for sizes that are far from those of this call.
-        measures: whether it is measured later where it is not sure that fused calls pay: `host.verdict`.
+        guards_sizes: add guards so that Dynamo compiles again for sizes that are far from those of this call.
+        measures: whether it is measured later, if it is not sure that fused calls are faster: `host.verdict`.
 
     Returns:
-        What was done. The graph is as it was where the report has no sites.
+        The report. If it has no sites, the graph has not been changed.
     """
     copies = layouts.put_in_rows(graph)
     two = _pairs_that_pay(graph, keep_packs, launches)
@@ -129,7 +129,7 @@ def fuse_graph(
 
 
 def _pairs_that_pay(graph: fx.Graph, keep_packs: bool, launches: host.Launches) -> list[pairs.Pair]:
-    """Products that are read by halves, made two where that pays."""
+    """Replace products that are read by halves by two, where that is expected to be faster."""
 
     def judge(chain: Chain) -> profit.Judged:
         return profit.judged(chain, keeps_pack=_keeps(chain, keep_packs), is_eager=launches.is_one_by_one)
@@ -148,9 +148,9 @@ def _pairs_that_pay(graph: fx.Graph, keep_packs: bool, launches: host.Launches) 
 def _judged(
     graph: fx.Graph, keep_packs: bool, launches: host.Launches
 ) -> tuple[FusionReport, dict[Chain, profit.Judged]]:
-    """The chains of a graph, the last one first, and whether they pay; a report of what is no chain."""
+    """The chains of a graph, the last one first, with their estimates; and a report of products without one."""
     report, finder, judged = FusionReport(), ChainFinder(graph), {}
-    # The last one first: of a gate and what it is multiplied by, each then has what follows it alone.
+    # The last one first, so that of two products that are multiplied each gets the operators that follow it alone.
     for node in reversed(list(graph.nodes)):
         understood = matmuls.understand(node)
         if understood is not None:
@@ -171,14 +171,14 @@ def _keeps(chain: Chain, keep_packs: bool) -> bool:
 def _replace_all(
     graph: fx.Graph, judged: dict[Chain, profit.Judged], keep_packs: bool
 ) -> dict[Chain, FusedSite]:
-    """Replace chains, the one that ends last first: a chain may read the results of those that end before it.
+    """Replace chains, the one that ends last first, because a chain may read results of chains that end before it.
 
-    So no call is made of a node that is gone. The order of the products is another one: in `a(x) * b(x)` the first
+    So no call reads a node that has been removed. This is not the order of the products: in `a(x) * b(x)` the first
     product's chain reads the second product.
     """
     order = {node: place for place, node in enumerate(graph.nodes)}
     chains = sorted(judged, key=lambda chain: order[chain.nodes[-1]], reverse=True)
-    # What they read is looked at while it is there.
+    # What they read is collected before nodes are removed.
     notes = {chain: profit.notes(chain, judged[chain]) for chain in chains}
     return {chain: _replace(graph, chain, _keeps(chain, keep_packs), notes[chain]) for chain in chains}
 
@@ -209,7 +209,7 @@ def _replace(graph: fx.Graph, chain: Chain, keeps_pack: bool, notes: tuple[str, 
 
 
 def name_of(node: fx.Node) -> str:
-    """The module that a product is of, or the node."""
+    """The name of a product's module, or of its node."""
     stack = node.meta.get("nn_module_stack") or {}
     path = str(list(stack.values())[-1][0]) if stack else ""
     path = re.sub(

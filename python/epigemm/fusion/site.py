@@ -28,14 +28,14 @@ _any_autocast = torch._C._is_any_autocast_enabled
 
 
 class _Recorded(NamedTuple):
-    """How a chain is recorded: as the product, with its bias, and what follows in an epilogue without one."""
+    """How autograd records a chain: the product with its bias, and an epilogue without one."""
 
     epilogue: UserEpilogue
     has_bias: bool
 
 
 def _recorded_form(chain: Chain) -> _Recorded | None:
-    """None where a chain is recorded as other calls are: of a built-in epilogue the product is not kept."""
+    """None if a chain is recorded like other calls: for a built-in epilogue the product is not kept."""
     if chain.epilogue is None or chain.epilogue.copied is not None or chain.norm is not None:
         return None
     bias, formula, made = chain.product.bias, chain.formula, chain.epilogue
@@ -53,7 +53,7 @@ def _recorded_form(chain: Chain) -> _Recorded | None:
 
 
 def _as_rows(kind: str, value: Tensor, lead: Sequence[int], columns: int) -> Tensor:
-    """An operand beside a result `[M, N]`, as kernels read it."""
+    """An operand for a result `[M, N]`, in the form that kernels read."""
     shape = KINDS[kind].shape(lead, columns)
     if value.shape != shape:
         value = value.reshape(shape)
@@ -62,18 +62,18 @@ def _as_rows(kind: str, value: Tensor, lead: Sequence[int], columns: int) -> Ten
 
 
 class Site:
-    """A chain as one call: of x, the weight, and the sources of the chain's operands in their order."""
+    """A chain as one call, with x, the weight, and the sources of the chain's operands as arguments."""
 
     def __init__(self, chain: Chain, keeps_pack: bool) -> None:
         product = chain.product
         self._epilogue = chain.epilogue
         self._is_kn, self._is_batch = product.is_kn, product.is_batch
-        # Kinds; of a BatchNorm its eps, and which of its vectors there are.
+        # The operands' kinds; for a BatchNorm its eps, and which of its vectors exist.
         self._operands: list[Any] = [
             each.kind if isinstance(each, ChainOperand) else (each.eps, [v is not None for v in each.sources])
             for each in chain.operands
         ]
-        # Of what a view of the product in another order has beside it, by its place among the sources.
+        # The order of axes of operands next to a view of the product with reordered axes, by their positions.
         self._orders: dict[int, tuple[str, tuple[int, ...]]] = {}
         place = 0
         for each in chain.operands:
@@ -81,14 +81,14 @@ class Site:
                 self._orders[place] = each.kind, each.order
             place += sum(source is not None for source in each.sources)
         self._pack_use = weight_packs.KEEP if keeps_pack else weight_packs.FIND
-        # Recorded calls, BatchNorms and operands of other shapes take the long way.
+        # Recorded calls, BatchNorms and operands of other shapes need more work in `__call__`.
         self._is_direct = not product.value.requires_grad and chain.norm is None
         self._direct: Epilogue | None = None
         self._recorded = _recorded_form(chain) if product.value.requires_grad else None
         is_lone = chain.epilogue is None and chain.norm is None
         has_vector = product.bias is None or value_at(product.bias).dim() == 1
         self._is_recorded_alone = product.value.requires_grad and is_lone and has_vector
-        # torch.fx writes these two into the code of a graph.
+        # torch.fx writes these two attributes into the code of a graph.
         self.__name__, self.__module__ = f"fused_{chain.function}", __name__
 
     def __repr__(self) -> str:
@@ -102,7 +102,7 @@ class Site:
             weight = weight.t()
         if self._orders:
             sources = self._in_order(x, sources)
-        if self._is_direct:  # most need nothing else, and the host is spared what follows
+        if self._is_direct:  # most calls need nothing else, which saves the host's time
             epilogue = self._direct or self._find_direct(x, sources)
             seen = sources or _NO_BIAS if epilogue is BIAS else sources
             found = entry.linear(epilogue, x, weight, seen, None, None, None, self._pack_use, False)
@@ -137,9 +137,9 @@ class Site:
     def _record(
         self, form: _Recorded, x: Tensor, weight: Tensor, sources: tuple[Tensor, ...]
     ) -> Tensor | None:
-        """A call that autograd alone takes, as its node takes it; None where others see it, too.
+        """A call that only autograd intercepts, as a node; None if anything else intercepts it.
 
-        What has to fit does: the graph's guards say so. The bias is the product's.
+        The arguments fit, because the graph is guarded. The bias belongs to the product.
         """
         if _any_autocast() or entry.sees(x, weight, *sources) is not entry.RECORDED:
             return None
@@ -160,7 +160,7 @@ class Site:
         return result if rows is x else result.reshape(*x.shape[:-1], columns)
 
     def _record_alone(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor | None:
-        """The same of a product that nothing follows but its bias."""
+        """The same for a product with only its bias."""
         found = entry.linear(BIAS, x, weight, (bias,), None, None, None, self._pack_use, False)
         if found is entry.RECORDED_BY_TORCH:
             return nodes.linear_by_torch(BIAS, x, weight, bias)
@@ -174,7 +174,7 @@ class Site:
         return nodes.linear(call._replace(pack_use=pack_use, invariant=invariant), checked=True)
 
     def _in_order(self, x: Tensor, sources: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        """The sources by the axes that the product has."""
+        """The sources with their axes in the product's order."""
         given = list(sources)
         for place, (kind, order) in self._orders.items():
             value = given[place]
@@ -187,6 +187,6 @@ class Site:
         return tuple(given)
 
     def _find_direct(self, x: Tensor, sources: tuple[Tensor, ...]) -> Epilogue:
-        """The epilogue for the types of the operands, which are the same at each call of a graph."""
+        """The epilogue for the operands' types, which are the same at each call of a graph."""
         self._direct = BIAS if self._epilogue is None else self._epilogue.of_linear(x, sources)
         return self._direct

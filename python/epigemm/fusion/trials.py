@@ -1,8 +1,8 @@
-"""Which form of a call is faster, the model's own or the fused one: they take turns in the first calls of a kind.
+"""Measures which form of a call is faster, the original model or the fused graph, during the first calls of a kind.
 
-Each call runs exactly one form, and both are right: so what it writes and draws is what it would be. They are timed by
-CUDA events and the host's clock, and nothing waits for the device. Where the GPU waits for the host, the time between
-two events is the host's.
+Each call runs exactly one of the two correct forms, so its side effects and random numbers are those of an ordinary
+call. Times are taken with CUDA events and the host's clock, without waiting for the device. If the GPU waits for the
+host, the time between two events is the host's.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from epigemm.arguments import invariance
 
 Decide = Literal["measure", "predict"]
 
-# Turns of each form: the first ones link kernels and warm up, and are left out.
+# The number of turns of each form. The first ones link kernels and warm up, and are not timed.
 _LEFT_OUT, _TIMED = 2, 5
 _TURNS = 2 * (_LEFT_OUT + _TIMED)
-_ALIKE = 0.01  # times that differ by less are told apart by the host's
+_ALIKE = 0.01  # if the device's times differ by less, the host's times decide
 
-# Looked up once: a call is measured in microseconds.
+# Looked up once, because the call's time on the host is microseconds.
 _is_deterministic: Callable[[], bool] = torch._C._get_deterministic_algorithms
 _has_distributed = torch.distributed.is_available()
 
 
 def measures(decide: object) -> bool:
-    """Whether a model's calls may be measured; ValueError: `decide` is no word for it."""
+    """Whether `decide` lets a model's calls be measured; ValueError for an unknown value."""
     accepted = get_args(Decide)
     if decide not in accepted:
         raise ValueError(f"decide: got {decide!r}; accepted are {', '.join(map(repr, accepted))}")
@@ -37,7 +37,7 @@ def measures(decide: object) -> bool:
 
 
 def may_measure() -> bool:
-    """Whether calls may run in one form and then in another, whose bits differ."""
+    """Whether calls may run in two forms whose bits differ."""
     return not (
         wants_same_bits()
         or is_distributed()
@@ -46,12 +46,12 @@ def may_measure() -> bool:
 
 
 def wants_same_bits() -> bool:
-    """Whether equal calls have to give equal bits, whatever was called before."""
+    """Whether equal calls have to give equal bits."""
     return _is_deterministic() or (invariance.active and invariance.enabled())
 
 
 def is_distributed() -> bool:
-    """Whether there are other processes, which have to decide alike."""
+    """Whether there are other processes, which would have to make the same decision."""
     return _has_distributed and torch.distributed.is_initialized()
 
 
@@ -72,11 +72,11 @@ class Trial:
 
     @property
     def is_plains_turn(self) -> bool:
-        """Whether the next call runs the model's own form."""
+        """Whether the next call runs the original model."""
         return self._taken % 2 == 1 and self._taken < _TURNS
 
     def run(self, call: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """Run a form of the call, the one whose turn it is, and time it; one that raises is left out."""
+        """Run the form of the call whose turn it is, and time it. A call that raises an error is not timed."""
         number, self._taken = self._taken, self._taken + 1
         if not 2 * _LEFT_OUT <= number < _TURNS:
             return call(*args, **kwargs)
@@ -87,24 +87,24 @@ class Trial:
         return result
 
     def is_plain_faster(self) -> bool | None:
-        """Which form is faster; None: it is not known yet."""
+        """Whether the original model is faster; None if it is not known yet."""
         if self._taken < _TURNS or not all(turn.end.query() for turn in self._timed):
             return None
         if {turn.is_plain for turn in self._timed} != {False, True}:
-            return False  # all calls of a form have raised
+            return False  # all calls of one form have raised errors
         plain, fused = (self._medians(is_plain=is_plain) for is_plain in (True, False))
         if abs(plain[0] - fused[0]) <= _ALIKE * fused[0]:
             return plain[1] < fused[1]
         return plain[0] < fused[0]
 
     def _medians(self, *, is_plain: bool) -> tuple[float, float]:
-        """By the device's clock, and by the host's."""
+        """The median times by the device's clock and by the host's."""
         turns = [turn for turn in self._timed if turn.is_plain == is_plain]
         return median(turn.start.elapsed_time(turn.end) for turn in turns), median(t.host_ms for t in turns)
 
 
 def recorded_event(device: int) -> Any:
-    """A CUDA event of now."""
+    """A CUDA event that is recorded now."""
     event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
     event.record(torch.cuda.current_stream(device))
     return event

@@ -1,4 +1,4 @@
-"""What is known about the values of Dynamo's graphs: a fake tensor for each node, and what sizes surely are."""
+"""What is known about the values of Dynamo's graphs: a fake tensor for each node, and facts about its sizes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _is_transformed = torch._C._functorch.is_functorch_wrapped_tensor
 
 
 def value_of(node: fx.Node) -> Any:
-    """What Dynamo has computed for a node; None where there is nothing."""
+    """The value that Dynamo has computed for a node; None if there is none."""
     value = node.meta.get("example_value")
     if value is None and node.op == "get_attr":
         value = node.graph.owning_module
@@ -30,12 +30,12 @@ def _plain(value: Any) -> Tensor | None:
 
 
 def tensor_of(node: Any) -> Tensor | None:
-    """The fake tensor of a node whose value is a plain strided tensor, and no transform's (`torch.func`)."""
+    """The fake tensor of a node whose value is a plain strided tensor, not one of a transform (`torch.func`)."""
     return _plain(value_of(node)) if isinstance(node, fx.Node) else None
 
 
 def tensors_of(node: fx.Node) -> list[Tensor]:
-    """The fake tensors that a node gives: one, or those of a list."""
+    """The fake tensors of a node: one, or those of a list."""
     value = value_of(node)
     parts = value if isinstance(value, (tuple, list)) else [value]
     return [tensor for part in parts if (tensor := _plain(part)) is not None]
@@ -49,7 +49,7 @@ def value_at(node: fx.Node) -> Tensor:
 
 
 def known(condition: Any) -> bool:
-    """Whether a comparison of sizes holds for all sizes that a graph is for; nothing is guarded."""
+    """Whether a comparison of sizes holds for all sizes of a graph. No guard is added."""
     if isinstance(condition, bool):
         return condition
     from torch.fx.experimental.symbolic_shapes import statically_known_true
@@ -58,12 +58,12 @@ def known(condition: Any) -> bool:
 
 
 def same_sizes(one: Sequence[Any], other: Sequence[Any]) -> bool:
-    """Whether two shapes are surely equal."""
+    """Whether two shapes are known to be equal."""
     return len(one) == len(other) and all(known(a == b) for a, b in zip(one, other, strict=True))
 
 
 def lies_in_order(sizes: Sequence[Any], strides: Sequence[Any]) -> bool:
-    """Whether elements surely lie in the order of the axes, without gaps."""
+    """Whether elements are known to be in the order of the axes, without gaps."""
     expected: Any = 1
     for size, stride in zip(reversed(sizes), reversed(strides), strict=True):
         if not known(size == 1) and not known(stride == expected):
@@ -73,12 +73,12 @@ def lies_in_order(sizes: Sequence[Any], strides: Sequence[Any]) -> bool:
 
 
 def is_contiguous(tensor: Tensor) -> bool:
-    """Whether a tensor surely lies in the order of its elements, without gaps."""
+    """Whether a tensor is known to be contiguous."""
     return lies_in_order(tensor.shape, tensor.stride())
 
 
 def order_of(tensor: Tensor) -> tuple[int, ...] | None:
-    """The order of the axes in which a tensor lies without gaps; None where there is surely none."""
+    """The order of the axes in which a tensor has no gaps; None if none is known."""
     if is_contiguous(tensor):
         return tuple(range(tensor.dim()))
     order = tuple(sorted(range(tensor.dim()), key=lambda axis: -hint(tensor.stride(axis))))
@@ -92,18 +92,18 @@ def in_order(values: Sequence[Any], order: Sequence[int]) -> list[Any]:
 
 
 def same_layout(one: Tensor, other: Tensor) -> bool:
-    """Whether two tensors surely have one shape, and their elements lie alike."""
+    """Whether two tensors are known to have one shape and one layout."""
     axes = zip(one.shape, one.stride(), other.stride(), strict=False)
     return same_sizes(one.shape, other.shape) and all(known(n == 1) or known(a == b) for n, a, b in axes)
 
 
 def storage_of(tensor: Tensor) -> int:
-    """Equal for tensors that share memory."""
+    """A number that is equal for tensors that share memory."""
     return int(tensor.untyped_storage()._cdata)
 
 
 def is_same_memory(one: Tensor, other: Tensor) -> bool:
-    """Whether both are the same elements in the same memory, without gaps; the axes may be others."""
+    """Whether both have the same elements in the same memory, without gaps; the axes may differ."""
     return (
         storage_of(one) == storage_of(other)
         and one.dtype == other.dtype
@@ -115,7 +115,7 @@ def is_same_memory(one: Tensor, other: Tensor) -> bool:
 
 
 def hint(size: Any) -> int:
-    """A size, or what it was in the call that is being compiled; nothing is guarded."""
+    """A size; for a symbol that of the call that is being compiled. No guard is added."""
     if isinstance(size, int):
         return size
     found = size.node.hint
