@@ -1,4 +1,4 @@
-"""Loads the native module and gives typed access to its operators."""
+"""Loads the C++ modules and gives typed access to their operators."""
 
 from __future__ import annotations
 
@@ -48,23 +48,23 @@ def _load_entry() -> tuple[Any, str]:
 
 
 entry, no_entry = _load_entry()
-"""The module that makes calls, or None and the reason why."""
+"""The module with the entry, `_entry`, or None; and the reason why it is None."""
 
 
 def operator(name: str) -> Any:
-    """What calls the operator `name`, without the layer of Python above it that its OpOverload is."""
+    """A function that calls the operator `name` directly, without the Python code of its OpOverload."""
     overload = getattr(ops, name).default
     return getattr(overload, "_op", overload)
 
 
 def build_info() -> dict[str, Any]:
-    """What the native module was built with: versions, architectures, number of GEMM kernels."""
+    """What epigemm was built with: versions, architectures, number of GEMM kernels."""
     info: dict[str, Any] = json.loads(ops._build_info())
     return info
 
 
 def registry() -> list[dict[str, Any]]:
-    """The native half of the epilogue registry: name, forms and operands of each epilogue."""
+    """The C++ half of the epilogue registry: name, forms and operands of each epilogue."""
     epilogues: list[dict[str, Any]] = json.loads(ops._registry())
     return epilogues
 

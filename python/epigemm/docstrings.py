@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 _Class = TypeVar("_Class", bound=type[Any])
 
-_SCALAR = "a number, or a 0-d floating tensor on x's device (read there, without synchronising; gradients flow to it)"
+_SCALAR = "a number, or a 0-d floating tensor on x's device (read there, without synchronising; it may have a gradient)"
 _ACTIVATION = '"silu", "gelu", "gelu_tanh", "relu", "sigmoid", "tanh" or "identity" (none).'
 _APPROXIMATE = '"none": with erf; or "tanh".'
 _SHARED = {
@@ -24,8 +24,8 @@ _SHARED = {
 _LINEAR = {
     "x": "`[..., K]`.",
     "weight": "`[N, K]`, a tensor or an `epigemm.PackedWeight`.",
-    "weight2": "`[N, K]`, as weight, which has 2N rows without it.",
-    "bias2": "`[N]` or None; only beside weight2. Without it bias has the length of weight.",
+    "weight2": "`[N, K]`, as weight. Without it weight has 2N rows.",
+    "bias2": "`[N]` or None; only with weight2. Without weight2 bias has 2N elements.",
     "residual": "of the result's shape.",
     "gate": "of the result's shape.",
     "layer_scale": "`[N]`.",
@@ -35,17 +35,17 @@ _LINEAR = {
     "precision": "see `epigemm.functional`.",
     "strict": "see `epigemm.functional`.",
 }
-_ELEMENTWISE = {"out": "x's shape; x itself for in place."}
+_ELEMENTWISE = {"out": "of x's shape; x itself to compute in place."}
 _MODULE = {
     "in_features": "K.",
     "out_features": "N.",
     "bias": "whether the linear layer has one.",
-    "epilogue": "what `epigemm.epilogue` made of a function.",
+    "epilogue": "an epilogue made by `epigemm.epilogue`.",
     "scale": "a number, or a 0-d tensor (an `nn.Parameter` is learned).",
     "divisor": "a number, or a 0-d tensor (an `nn.Parameter` is learned).",
     "approximate": _APPROXIMATE,
     "activation": _ACTIVATION,
-    "init_values": "what each element of `layer_scale` begins with.",
+    "init_values": "the initial value of each element of `layer_scale`.",
     "eps": "BatchNorm's epsilon.",
     "momentum": "BatchNorm's momentum; None for the cumulative average.",
     "affine": "whether BatchNorm has a weight and a bias.",
@@ -54,20 +54,20 @@ _MODULE = {
 _MODULE_OPTIONS = {
     "precision": "see `epigemm.functional`.",
     "strict": "see `epigemm.functional`.",
-    "device": "where the parameters live.",
-    "dtype": "their type.",
+    "device": "the parameters' device.",
+    "dtype": "the parameters' type.",
 }
 _FITS = "a shape, dtype, device or layout that does not fit; `out` overlaps an input"
-_NO_TENSOR = "an argument is no tensor (or None where that is accepted)"
+_NO_TENSOR = "an argument is not a tensor (or None where that is accepted)"
 
 
 def of_linear(function: _Function) -> _Function:
     """Complete the docstring of a linear function: Args, Returns and Raises, ahead of its Example."""
     values = ["unknown precision"]
     errors = {
-        "TypeError": f"{_NO_TENSOR}, or the precision no string",
+        "TypeError": f"{_NO_TENSOR}, or `precision` is not a string",
         "RuntimeError": f"{_FITS} or itself, or is\n"
-        "        given where a gradient is needed; `strict`, and no fused kernel would run",
+        "        given where a gradient is needed; or `strict` is True, and no fused kernel would run",
     }
     return _complete(function, _LINEAR, "`[..., N]`, contiguous.", values, errors)
 

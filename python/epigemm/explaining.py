@@ -29,16 +29,16 @@ def explain(fn_or_module: Callable[..., Tensor] | str, /, *args: Any, **kwargs: 
 
 
 def explain(fn_or_module: Any, /, *args: Any, **kwargs: Any) -> Any:
-    """Tell which kernels a call of a function or a module would launch, and why.
+    """Say which kernels a call of a function or a module would launch, and why.
 
-    A function's call is not made. A module's is: what it does may depend on its values. Each product of it is explained
-    by the dry run that the function's explanation is. A fused model is told as it is. Of any other module, what the
-    layers and functions of epigemm's in it do; where it has none, what `epigemm.fuse` would make of it, tried with a
-    copy. `ModuleExplanation.about` says which.
+    A function is not called. A module is called, because what it does may depend on values, and each of its products is
+    explained as a function's call would be. A fused model is explained as it is. For any other module the layers and
+    functions of epigemm in it are explained. If it has none, the explanation is of what `epigemm.fuse` would make of
+    it, tried with a copy. `ModuleExplanation.about` says which.
 
-    The module's buffers, attributes and training flags, and torch's random generators, are afterwards what they were;
-    it gets no gradients, and no packs. Not put back is what a call writes elsewhere: into parameters in place, into its
-    arguments, into lists and other objects of the module's, by hooks (which run), or with generators that are not
+    Afterwards the module's buffers, attributes and training flags, and torch's random generators, are restored, and no
+    gradients or packs have been made. Not restored is what a call writes elsewhere: into parameters in place, into its
+    arguments, into lists and other objects of the module, by hooks (which run), or with generators that are not
     torch's.
 
     Args:
@@ -48,13 +48,13 @@ def explain(fn_or_module: Any, /, *args: Any, **kwargs: Any) -> Any:
         kwargs: its keyword arguments, `out=` and `precision=` of a function included.
 
     Returns:
-        An `Explanation` of a function's call. For a result of its own it is explained with a fresh `out`, which is
-        allocated. A `ModuleExplanation` of a module's: printed, one line a product; each in full by its number or by
-        the name of its layer.
+        An `Explanation` of a function's call. For this, the call's result is allocated if there is no `out`. Or a
+        `ModuleExplanation` of a module's call: it prints one line for each product, and has each in full by its number
+        or by the name of its layer.
 
     Raises:
-        ValueError: no public function of epigemm and no module; or a module that torch.compile has compiled, one of
-            TorchScript's, or one with parameters that its first call makes.
+        ValueError: `fn_or_module` is neither a public function of epigemm nor a module; or the module was compiled by
+            torch.compile, is TorchScript, or has parameters that its first call makes.
         Exception: whatever the call itself raises for these arguments.
 
     Example:
@@ -79,14 +79,14 @@ def explain(fn_or_module: Any, /, *args: Any, **kwargs: Any) -> Any:
 
 
 def _heard(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Listener:
-    """What a call of a module runs."""
+    """Call a module, and note its products."""
     listener = Listener(module)
     with ExitStack() as stack:
         stack.enter_context(kept(module))
         if _FUSION in sys.modules:
             from epigemm.fusion.report import watch
 
-            stack.enter_context(watch())  # fused models look who listens where somebody watches
+            stack.enter_context(watch())  # makes fused models look for a listener
         stack.enter_context(listener)
         module(*args, **kwargs)
     return listener
@@ -95,7 +95,7 @@ def _heard(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
 def _if_fused(
     module: nn.Module, heard: Listener, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> ModuleExplanation:
-    """What `fuse` would make of a module that runs nothing of epigemm's."""
+    """What `fuse` would make of a module that uses nothing of epigemm."""
     from epigemm.fusion.model import trial_copy
 
     about = f"{type(module).__name__} is not fused; what epigemm.fuse(model) would run"
@@ -117,7 +117,7 @@ def _is_fused(module: nn.Module) -> bool:
 
 
 def _refuse(module: nn.Module) -> None:
-    """ValueError where a look sees nothing, or changes the module for good."""
+    """ValueError for a module whose calls cannot be watched, or would change it permanently."""
     for each in module.modules():
         kind = type(each).__name__
         if isinstance(each, torch.jit.ScriptModule):

@@ -1,6 +1,6 @@
 """The public functions whose epilogue reads a matrix, and BatchNorm with ReLU. Conventions as of `epigemm.functional`.
 
-Their epilogues (`epigemm.epilogues.formulas`) run as a user's function does: operands may be fp32 beside a 16-bit x.
+Their epilogues (`epigemm.epilogues.formulas`) run like a user's function: with a 16-bit x, operands may be fp32.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ def _make(name: str) -> None:
 
 
 def epilogue(name: str) -> UserEpilogue:
-    """One of `formulas.FORMULAS`, made when it is first asked for."""
-    _make(name)  # out of Dynamo's sight, which then finds it made
+    """The epilogue of one of `formulas.FORMULAS`, made when it is first used."""
+    _make(name)  # not traced by Dynamo, which then finds the result
     found: UserEpilogue = getattr(_made, name)
     return found
 
@@ -49,7 +49,7 @@ def run(
     strict: bool,
     pack_use: str | None = None,
 ) -> Tensor:
-    """By the epilogue of this name; of the one that adds a bias, if there is one.
+    """A call with the epilogue of this name, or with its form that adds a bias, if there is a bias.
 
     `pack_use`: what the call may do with the weight's pack, as of `epigemm.route.linear`.
     """
@@ -62,7 +62,7 @@ def run(
 
 
 def checked_activation(activation: str) -> str:
-    """The name of a gate's; TypeError unless a string, ValueError unless there is such a one."""
+    """The name of a gate's activation; TypeError unless a string, ValueError for an unknown name."""
     if not isinstance(activation, str):
         raise TypeError(f"activation: got {type(activation).__name__}; accepted are {', '.join(ACTIVATIONS)}")
     if activation not in ACTIVATIONS:
@@ -82,7 +82,7 @@ def batch_norm_relu(
 ) -> Tensor:
     """relu(multiplier * (x @ weight.T) + offset), both folded from `vectors` (those of `epilogues.FOLDED`).
 
-    A bias of 16 bits is not: where the product is rounded, it is with its bias, as by PyTorch's operators.
+    A 16-bit bias is not folded: if the product is rounded, its bias is added before, as by PyTorch's operators.
     """
     if isinstance(weight, PackedWeight):
         weight, pack_use = weight.weight, KEEP
@@ -197,7 +197,7 @@ def linear_batch_norm_relu(
 
 
 def _named(name: str) -> Epilogue | None:
-    """The epilogue of a name such as `bias_residual.00`: that of a formula, and whether each operand is folded."""
+    """The epilogue of a name such as `bias_residual.00`: a formula, and whether each operand is folded."""
     formula, _, folded = name.partition(".")
     if formula not in FORMULAS or not folded or folded.strip("01"):
         return None

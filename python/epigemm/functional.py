@@ -1,40 +1,40 @@
 """The public functions.
 
-Conventions, for all of them: `x` is `[..., in_features]` (linear) or of any shape (elementwise), `weight` is
-`[out_features, in_features]`, both as in `torch.nn.functional.linear`. Tensors are fp16, bf16, fp32 or fp64;
-`x`, `weight` and `bias` share one dtype, and so does the result. Accumulation and epilogue are fp32 (fp64 for
-fp64) and the result is rounded once; where gradients are recorded, the division behind a ReLU and the sigmoid get a
-product that is rounded to the tensors' dtype, as PyTorch's own operators do. A bias of None stands for no bias.
+Conventions of all functions: `x` is `[..., in_features]` (linear) or of any shape (elementwise), and `weight` is
+`[out_features, in_features]`, as in `torch.nn.functional.linear`. Tensors are fp16, bf16, fp32 or fp64. `x`, `weight`
+and `bias` share one dtype, which is also the result's. Sums and epilogues are computed in fp32 (in fp64 for fp64), and
+the result is rounded once. There is one exception: where gradients are recorded, an epilogue whose derivative needs the
+product (for example the sigmoid) gets the product rounded to the tensors' dtype, as in PyTorch. `bias=None` means no
+bias.
 
 Keyword arguments:
-    out: write the result there instead of allocating it: exact shape, dtype and device, no gradients. It may
-        not overlap an input, except that an elementwise function may write x itself.
-    precision: what an fp32 matrix product gets: None follows torch's settings
+    out: write the result to this tensor instead of allocating one. It must have the exact shape, dtype and device, and
+        no argument may require a gradient. It may not overlap an input, except that an elementwise function may write
+        x itself.
+    precision: the arithmetic of an fp32 matrix product. None follows torch's settings
         (`torch.set_float32_matmul_precision`, `torch.backends.cuda.matmul.fp32_precision`; "none" and "ieee" there
         are "highest" here, "tf32" and "bf16" are "high"). "highest" keeps fp32's accuracy: three products of fp16
         slices on the tensor cores where these are at least as accurate as fp32 products and faster, else fp32
-        products. "ieee" is always the latter. "high" and "medium" allow TF32's error, at most: one product of scaled
-        fp16 numbers, or a TF32 kernel where that is faster. So does "tf32", by a TF32 kernel alone. Where neither runs,
-        torch's GEMM does, for which torch's own setting decides: under "highest" or "ieee" its products are fp32 ones,
-        more accurate and slower than asked for, and "high" and "medium" try the products of "highest" before. The
-        derivative's products follow it too.
-    strict: RuntimeError, before anything is launched, where no fused kernel would run; the message says why.
-        torch.OutOfMemoryError where there is no memory for fp16 slices, without which fp32 products run
-        elsewhere.
+        products. "ieee" always gives fp32 products. "high" and "medium" allow TF32's error: one product of scaled fp16
+        numbers, or a TF32 kernel where that is faster. "tf32" allows a TF32 kernel alone. If none of these runs,
+        torch's GEMM does, with the arithmetic of torch's own setting. Under torch's "highest" or "ieee" that is fp32: more
+        accurate and slower than asked for. So "high" and "medium" then try the products of "highest" first. Products
+        in the derivative follow `precision`, too.
+    strict: raise RuntimeError, before anything is launched, if no fused kernel would run. The message says why. Raise
+        torch.OutOfMemoryError if there is no memory for fp16 slices; without `strict` an fp32 product would run then.
 
 In the mode `epigemm.batch_invariant()` a row's bits do not depend on the other rows of x.
 
-A weight may be an `epigemm.PackedWeight`, which holds its fp16 slices. In the mode `epigemm.keep_packs()` those of
+A weight may be an `epigemm.PackedWeight`, which has its fp16 slices. In the mode `epigemm.keep_packs()` the slices of
 every `nn.Parameter` are kept.
 
-Errors: TypeError for arguments that are no tensors or numbers, ValueError for values out of range (unknown
-precision, negative or non-finite eps, missing running statistics), RuntimeError for shapes, dtypes, devices
-and layouts that do not fit, for `out=` with gradients and by `strict`. Nothing is launched before the checks have
-passed.
+Errors: TypeError for arguments that are not tensors or numbers. ValueError for values out of range (unknown precision,
+negative or non-finite eps, missing running statistics). RuntimeError for shapes, dtypes, devices and layouts that do
+not fit, for `out=` with gradients, and by `strict`. All checks are made before anything is launched.
 
-All are differentiable to any order in reverse mode and traceable by `torch.compile(fullgraph=True)`. Under
-`torch.func.grad`, `jvp` and what builds on them, they compute by plain PyTorch operations. Under autocast the
-linear functions cast `x`, `weight` and `bias` to the autocast dtype, as `torch.nn.functional.linear` does.
+All functions are differentiable to any order in reverse mode, and `torch.compile(fullgraph=True)` can trace them. Under
+`torch.func.grad`, `jvp` and what builds on them they run as plain PyTorch operations. Under autocast the linear
+functions cast `x`, `weight` and `bias` to the autocast dtype, as `torch.nn.functional.linear` does.
 """
 
 from __future__ import annotations
@@ -238,10 +238,10 @@ def linear_scale(
     precision: str | None = None,
     strict: bool = False,
 ) -> Tensor:
-    """D = (x @ weight.T + bias) * scale, scale per column.
+    """D = (x @ weight.T + bias) * scale, with a scale for each column.
 
-    Matches `torch.nn.functional.linear(x, weight, bias) * scale`. `scale` and `scale * bias` are rounded to
-    fp32 (fp64 for fp64), the weight is not touched. This is what comes before BatchNorm in training mode.
+    Matches `torch.nn.functional.linear(x, weight, bias) * scale`. `scale` and `scale * bias` are rounded to fp32 (fp64
+    for fp64). The weight is not changed. Use it for a layer that a BatchNorm in training mode follows.
 
     Example:
         >>> epigemm.linear_scale(torch.randn(8, 64), torch.randn(32, 64), None, torch.randn(32)).shape
@@ -269,9 +269,8 @@ def linear_scale_batch_norm(
     """D = (z * scale - running_mean) / sqrt(running_var + eps) * bn_weight + bn_bias,  z = x @ weight.T + bias.
 
     Matches `torch.nn.functional.batch_norm(torch.nn.functional.linear(x, weight, bias) * scale, running_mean,
-    running_var, bn_weight, bn_bias, training=False, eps=eps)` for x of shape `[M, K]`. All vectors fold into
-    one multiply-add per element, on the device and in fp32 (fp64 for fp64), at every call: the running
-    statistics are read live, the weight is not touched.
+    running_var, bn_weight, bn_bias, training=False, eps=eps)` for x of shape `[M, K]`. At every call the vectors are
+    read on the device and folded into one multiply-add per element, in fp32 (fp64 for fp64). The weight is not changed.
 
     Example:
         >>> n = torch.rand(32)

@@ -1,7 +1,7 @@
-"""`linear_glu`: two products of one x, one of them activated, times each other. Conventions as of `epigemm.functional`.
+"""`linear_glu`: two products of one x, one of them activated, are multiplied. Conventions as of `epigemm.functional`.
 
-No operator of its own: the call is one of `linear` and one of `linear_gated`, whose operators have derivatives, fake
-kernels and rules of vmap.
+There is no operator for it: it calls `linear` and `linear_gated`, whose operators have derivatives, fake kernels and
+vmap rules.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ def _paired(
     precision: str | None,
     strict: bool,
 ) -> Tensor:
-    """activation(first) * second: the one place that decides how a pair runs, with x and both weights at hand.
+    """activation(first) * second: the only place that decides how a pair runs, given x and both weights.
 
-    The second product as `linear` runs it, then the first one, which multiplies by it in its epilogue. A product of all
-    2N rows and an elementwise kernel behind it would write and read N columns more. In fp32 on fp16 slices each of the
-    two products splits x by itself: it is split twice.
+    The second product runs as a call of `linear`. Then the first one runs, and multiplies by it in its epilogue. One
+    product of all 2N rows with an elementwise kernel behind it would write and read N columns more. In fp32 on fp16
+    slices x is split twice, once for each product.
     """
     if strict and entry.sees(x, first.weight) is not entry.NOT_PLAIN:
         _require_fused(epilogue, x, first, precision)
@@ -103,17 +103,17 @@ def run(
     if precision is not None:
         checks.precision(precision)
     checks.flag("strict", strict)
-    owner = weight  # of packs: autocast makes others
+    owner = weight  # the tensor that owns packs; autocast makes another one
     x, weight, (bias, weight2, bias2) = _route.autocast(x, weight, bias, weight2, bias2)
     checks.pair(x, weight, bias, weight2, bias2, out)
     if weight2 is not None:
         first, second = _Product(weight, bias, use), _Product(weight2, bias2, use2)
         return _paired(epilogue, x, first, second, out, precision, strict)
     if _is_compiling():
-        use = FIND  # compiled graphs make views that are not known to be a Parameter's
+        use = FIND  # in compiled graphs the views are not recognised as parts of a Parameter
     elif use is None and (keep_mode.active or keep_mode.traced):
-        use = keep_mode.pack_use(owner)  # for the views that follow, which are no Parameters
-    # Views, and one node in a graph of autograd's, which puts both gradients into one tensor.
+        use = keep_mode.pack_use(owner)  # decided here, because the views below are not Parameters
+    # Views, by one node of autograd, which writes both gradients into one tensor.
     weight, weight2 = weight.chunk(2)
     if bias is not None:
         bias, bias2 = bias.chunk(2)

@@ -1,4 +1,4 @@
-"""`epigemm.precompile`: link what calls will take, before the first of them."""
+"""`epigemm.precompile`: links the kernels that calls will need, before the first call."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ def precompile(
     training: bool = False,
     arch: str | None = None,
 ) -> list[str]:
-    """Link an epilogue into the kernels that calls of these sizes take, so that no call waits for that.
+    """Link an epilogue into the kernels that calls of these sizes need, so that no call waits for that.
 
-    For servers that start, and before a CUDA graph is captured, where nothing is compiled. Kernels stay on disk, in the
-    cache's folder, which may be copied to other machines. Of a function with optional operands, each form is linked. A
-    function that adds a bias, or a bias and a ReLU, runs on kernels of the package's, which need no linking; its
-    `elementwise` does not.
+    Use it when a server starts, and before the capture of a CUDA graph, during which nothing is compiled. Kernels are
+    kept on disk, in the cache's folder, which may be copied to other machines. For a function with optional operands,
+    each combination is linked. A function that only adds a bias, or a bias and a ReLU, runs on kernels of the package
+    and needs no linking, except for its `elementwise`.
 
     Args:
         function: what `epigemm.epilogue` made.
@@ -48,18 +48,18 @@ def precompile(
         dtype: of x and the weight.
         precision: of fp32 products, as for `epigemm.linear`; with a packed weight and without one.
         device: the GPU; None: the current one.
-        operand_dtype: of the operands: None or dtype itself; beside 16 bits also fp32.
-        training: the derivative's kernel as well.
-        arch: in place of `shapes` and `device`, a GPU that need not be here, as "sm_80" or "sm_120": all kernels
-            that are compiled for every GPU since Ampere. Those are `elementwise`, which follows PyTorch's GEMM there,
+        operand_dtype: of the operands: None or dtype itself; with 16 bits also fp32.
+        training: whether to link the derivative's kernel, too.
+        arch: in place of `shapes` and `device`, a GPU that this machine need not have, as "sm_80" or "sm_120". All
+            kernels are linked that exist for every GPU since Ampere: `elementwise`, which follows PyTorch's GEMM there,
             and in 16 bits the mma.sync kernels, which no call chooses yet. No driver is needed.
 
     Returns:
         The names of the kernels that were linked now.
 
     Raises:
-        TypeError: `function` is no epilogue of the user's, `shapes` are no triples, a dtype that does not fit.
-        ValueError: `arch` is no such architecture, or stands beside `shapes` or `device`.
+        TypeError: `function` was not made by `epigemm.epilogue`, `shapes` are not triples, or a dtype does not fit.
+        ValueError: `arch` is not such an architecture, or `shapes` or `device` is given, too.
         RuntimeError: there is no GPU with epigemm's kernels, or an epilogue cannot be linked; the message says why.
 
     Example:
@@ -73,7 +73,7 @@ def precompile(
     precision = DEFAULT if precision is None else checks.precision(precision)
     checks.flag("training", training)
     types = dtype, _operand_dtype(dtype, operand_dtype)
-    forms = [function, *function.without.values()]  # with its optional operands, and without
+    forms = [function, *function.without.values()]  # with all optional operands, and without some
     if arch is not None:
         capability = _capability(arch, sizes, device)
         symbols = _of_any_gpu(dtype, training)
@@ -112,7 +112,7 @@ def _operand_dtype(dtype: torch.dtype, given: torch.dtype | None) -> torch.dtype
 
 
 def _capability(arch: str, sizes: object, device: object) -> tuple[int, int]:
-    """Of an architecture that is named."""
+    """The compute capability of an architecture's name."""
     found = re.fullmatch(r"sm_(\d+)(\d)a?", arch) if isinstance(arch, str) else None
     capability = (int(found[1]), int(found[2])) if found else (0, 0)
     if capability < (8, 0):
@@ -145,7 +145,7 @@ def _link_for(
 
 
 def _linked(form: UserEpilogue, types: tuple[torch.dtype, torch.dtype]) -> LinkedEpilogue:
-    """With operands of these types; scalars are fp32. `types`: of x and of operands."""
+    """The epilogue for operands of these types; scalars are fp32. `types`: of x and of operands."""
     dtype, of_operands = types
     return form.linked([spec.kind == SCALAR or of_operands is not dtype for spec in form.traced.operands])
 
@@ -171,7 +171,7 @@ def _call(
     precision: str,
     device: torch.device,
 ) -> LinearCall:
-    """A call of this size. Its tensors hold anything: it is decided on, not run. `types`: of x and of operands."""
+    """A call of this size with uninitialised tensors, for a dry run. `types`: of x and of operands."""
     (m, n, k), (dtype, of_operands) = size, types
 
     def empty(*shape: int, of: torch.dtype = dtype) -> Tensor:
@@ -196,7 +196,7 @@ def _call(
 
 
 def _missing(function: UserEpilogue, call: LinearCall, training: bool) -> Iterator[str]:
-    """The names of the kernels to link, between commas, each time those that are still missing."""
+    """The names of the kernels that are still missing, joined by commas."""
     yield elementwise_kernels.missing(call.epilogue, call.x)
     if training:
         yield elementwise_kernels.missing(call.epilogue, call.x, derivative=True)

@@ -1,9 +1,9 @@
-"""What takes longer than a second says so: to the logger `epigemm`, or in a terminal by one line on stderr.
+"""Reports work that takes longer than a second: to the logger `epigemm`, or in a terminal by a line on stderr.
 
-The logger tells at INFO that something takes long, and how long it took; at DEBUG also what took a tenth of that.
-Nobody sees it who does not ask: `logging.basicConfig(level=logging.INFO)`, or `TORCH_LOGS=epigemm` in the environment.
-Where nobody asks and stderr is a terminal, a line stands there meanwhile: `rich`'s where it is installed, else plain
-text. `EPIGEMM_PROGRESS=0` turns the line off.
+At INFO the logger writes that something takes long, and then how long it took; at DEBUG it also writes what took more
+than a tenth of a second. It is silent by default. `logging.basicConfig(level=logging.INFO)` or `TORCH_LOGS=epigemm` in
+the environment enables it. If it is not enabled and stderr is a terminal, a line is shown there during the work: by
+`rich` if it is installed, else plain text. `EPIGEMM_PROGRESS=0` turns the line off.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 AFTER = 1.0
-"""Seconds that something may take in silence."""
+"""Seconds after which work is reported."""
 NOTED = 0.1
-"""Seconds from which on the logger tells at DEBUG what something took."""
+"""Seconds from which on the logger writes at DEBUG how long something took."""
 
 _log = logging.getLogger("epigemm")
 _log.addHandler(logging.NullHandler())
-_one_line = threading.Lock()  # what is done within something longer has no line of its own
+_one_line = threading.Lock()  # work that is part of reported work has no line of its own
 
 
 class Task:
-    """Something that may take long."""
+    """Work that may take long."""
 
     def __init__(self, what: str, total: int | None) -> None:
         self._what, self._total = what, total
@@ -39,14 +39,14 @@ class Task:
         self._holds_line = False
 
     def advance(self) -> None:
-        """One more of `total` is done."""
+        """Count one more of `total` as done."""
         with self._lock:
             self._done += 1
             if self._line is not None:
                 self._line.advance(0)
 
     def tell(self) -> None:
-        """Say that it takes long, unless it is over."""
+        """Report that it takes long, unless it has ended."""
         with self._lock:
             if self._is_over:
                 return
@@ -60,13 +60,13 @@ class Task:
                     print(f"epigemm: {self._what} ...", file=sys.stderr, flush=True)
 
     def end(self, seconds: float) -> None:
-        """It is over, or has failed."""
+        """Called when it has ended, or failed."""
         with self._lock:
             self._is_over = True
             if self._is_told or seconds >= NOTED:
                 _log.log(logging.INFO if self._is_told else logging.DEBUG, "%s: %.1f s", self._what, seconds)
             if self._line is not None:
-                with suppress(Exception):  # a terminal that is gone
+                with suppress(Exception):  # the terminal may be closed
                     self._line.stop()
             if self._holds_line:
                 _one_line.release()
@@ -74,12 +74,12 @@ class Task:
 
 @contextmanager
 def doing(what: str, total: int | None = None) -> Iterator[Task]:
-    """Around something that may take long. `what`: in words; `total`: how many `Task.advance` counts."""
+    """A block of work that may take long. `what`: its description; `total`: how many steps `Task.advance` counts."""
     task = Task(what, total)
     timer = threading.Timer(AFTER, task.tell)
     timer.daemon = True
     began = time.perf_counter()
-    with suppress(RuntimeError):  # there are no new threads while the interpreter ends
+    with suppress(RuntimeError):  # no threads can be started while the interpreter ends
         timer.start()
     try:
         yield task
@@ -96,7 +96,7 @@ def _wants_line() -> bool:
 
 
 def _rich_line(what: str, total: int | None, done: int) -> Any:
-    """A line of rich's that is shown now and goes when it is stopped; None without rich."""
+    """A line by rich that is shown until it is stopped; None without rich."""
     try:
         from rich.console import Console
         from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
@@ -112,5 +112,5 @@ def _rich_line(what: str, total: int | None, done: int) -> Any:
         line.add_task(what, total=total, completed=done)
         line.start()
         return line
-    except Exception:  # a line is worth no error
+    except Exception:  # a progress line must never cause an error
         return None

@@ -36,23 +36,25 @@ _tracing_state = torch._C._get_tracing_state
 
 
 class UserEpilogue:
-    """A user's function as the epilogue of a linear call: made by `epigemm.epilogue`."""
+    """A user's function as the epilogue of a linear layer; made by `epigemm.epilogue`."""
 
     def __init__(self, traced: Traced) -> None:
         self.traced = traced
-        self._key = str(next(_keys))  # no number, of which Dynamo makes a symbol when it meets a second one
+        self._key = str(next(_keys))  # not a number, because Dynamo makes a symbol of the second one
         _made[self._key] = self
         self._linked: dict[tuple[bool, ...], LinkedEpilogue] = {}
-        # Where an operand is None, it is another epilogue, of the others.
+        # If an operand is None, the epilogue is another one, of the remaining operands.
         self.without = {absent: UserEpilogue(each) for absent, each in traced.without.items()}
         self.takes_bias = any(each.name == "bias" and each.kind == PER_COLUMN for each in traced.operands)
-        # PyTorch's GEMM adds a bias and a ReLU itself, where that is faster: the planner knows it of the built-in ones.
+        # If the function is one of epigemm's own, with a bias or a bias and a ReLU. For those the planner knows that
+        # PyTorch's GEMM may add them.
         self.copied = _built_in(self.traced)
         self._names = {operand.name: place for place, operand in enumerate(self.traced.operands)}
         self._are_scalars = tuple(operand.kind == SCALAR for operand in self.traced.operands)
         self._lack_last_axis = [KINDS[kind].lacks_last_axis for kind in self.traced.kinds]
         differentiable = self.traced.program.with_gradient()
-        # Of the product and of each operand, whether its gradient ends within: PyTorch records no such tensor.
+        # For the product and each operand, whether its gradient ends inside the function. PyTorch does not record such
+        # tensors.
         self._ends = tuple(number not in differentiable for number in range(1 + len(self.traced.operands)))
         bias = self.traced.program.bias()
         has_bias = bias is not None and self.traced.kinds[bias - 1] == PER_COLUMN
@@ -88,8 +90,8 @@ class UserEpilogue:
         Raises:
             TypeError: an operand that is missing, unknown or given twice, or no tensor or number.
             ValueError: unknown precision.
-            RuntimeError: a shape, dtype, device or layout that does not fit; `strict`, and no fused kernel would run;
-                a number that the function has captured is another one by now.
+            RuntimeError: a shape, dtype, device or layout that does not fit; `strict`, and no fused kernel would run; a
+                number that the function has captured has changed.
             NotImplementedError: under `torch.export` or `torch.jit.trace`.
 
         Example:
@@ -108,7 +110,7 @@ class UserEpilogue:
         strict: bool,
         pack_use: str | None,
     ) -> Tensor:
-        """As calling it; `pack_use`: what the call may do with the weight's pack, as of `epigemm.route.linear`."""
+        """Like calling it; `pack_use`: what the call may do with the weight's pack, as of `epigemm.route.linear`."""
         given = self._in_order(operands, named)
         if self.without and (absent := _absent(given)):
             other, rest = self.without[absent], [each for each in given if each is not None]
@@ -133,9 +135,9 @@ class UserEpilogue:
         of_bias = None if self._bias is None else given[self._bias]
         x, weight, biases = _route.autocast(x, weight, of_bias if isinstance(of_bias, Tensor) else None)
         if self._bias is not None and biases[0] is not None:
-            # Of the product's type, as a linear layer's is: it is added before that is rounded.
+            # The bias has the product's type, like a linear layer's, and is added before the product is rounded.
             given = [*given[: self._bias], biases[0], *given[self._bias + 1 :]]
-        checks.product(x, weight)  # ahead of the operands, whose shapes follow from it
+        checks.product(x, weight)  # checked before the operands, whose shapes depend on it
         lead, columns = x.shape[:-1], weight.shape[0]
         epilogue, tensors, numbers = self._arguments(x, given, (*lead, columns), "x")
         is_flat = x.dim() == 2
@@ -197,14 +199,14 @@ class UserEpilogue:
         return result if is_flat else out if out is not None else result.reshape(z.shape)
 
     def __get__(self, instance: object, owner: type | None = None) -> UserEpilogue:
-        # No method of the object that has it. `help` takes what has this for a function, and shows how it is called.
+        # As a class attribute it is not a method. With this method `help` treats it as a function, and shows its call.
         return self
 
     def __repr__(self) -> str:
         return f"epigemm.epilogue({self.traced.name})"
 
     def __reduce__(self) -> str | tuple[Any, ...]:
-        # By its name, like a function, where it has taken its function's place; else by the function's.
+        # By its own name if it has replaced its function under that name; else by the function's name.
         name = str(vars(self)["__qualname__"])
         found: object = sys.modules.get(vars(self)["__module__"])
         for part in name.split("."):
@@ -233,7 +235,7 @@ class UserEpilogue:
         return self.of_types(x, given)
 
     def linked(self, folded: Sequence[bool]) -> LinkedEpilogue:
-        """The epilogue for operands of these types: for each whether it is of the arithmetic's type, not x's."""
+        """The epilogue for operands of these types: for each whether it has the arithmetic's type, not x's."""
         key = tuple(folded)
         found = self._linked.get(key)
         if found is None:
@@ -241,7 +243,7 @@ class UserEpilogue:
         return found
 
     def _in_order(self, operands: Sequence[Any], named: Mapping[str, Tensor | float | None]) -> Sequence[Any]:
-        """One value for each operand."""
+        """The operands' values in order, one for each."""
         specs = self.traced.operands
         if not _is_compiling():
             self.traced.check_unchanged()
@@ -269,7 +271,7 @@ class UserEpilogue:
         return values
 
     def _unrecorded(self, given: Sequence[Tensor | float]) -> list[Tensor | float]:
-        """The operands, detached where their gradient ends within the function."""
+        """The operands, detached if their gradient ends inside the function."""
         pairs = zip(given, self._ends[1:], strict=True)
         return [_detached(value) if ends else value for value, ends in pairs]
 
@@ -285,7 +287,7 @@ class UserEpilogue:
     def _seen(
         self, x: Tensor, given: Sequence[Tensor | float]
     ) -> tuple[LinkedEpilogue, tuple[Tensor | float, ...]]:
-        """The epilogue and its operands as the entry takes them, which sees whether they fit."""
+        """The epilogue and its operands in the form of the entry, which checks them."""
         epilogue = self.of_types(x, given)
         if not any(self._lack_last_axis):
             return epilogue, tuple(given)
@@ -297,12 +299,12 @@ class UserEpilogue:
     def _arguments(
         self, x: Tensor, given: Sequence[Tensor | float], shape: Sequence[int], first: str
     ) -> tuple[LinkedEpilogue, list[Tensor], list[float]]:
-        """The epilogue for these operands' types, and the operands as the operators take them, of a matrix."""
+        """The epilogue for these operands' types, and the operands in the form of the operators, for a matrix x."""
         if not _is_compiling() and _tracing_state() is not None:
             self._refuse_to_be_saved("torch.jit.trace")
         wide = compute_dtype(x.dtype)
         tensors, numbers, folded = [], [], []
-        # The operators take all scalars as numbers, or all as tensors.
+        # The operators accept all scalars as numbers, or all as tensors.
         has_tensors = any(_is_tensor(v) for v, s in self._pairs(given) if s.kind == SCALAR)
         for value, spec in self._pairs(given):
             if spec.kind == SCALAR:
@@ -312,7 +314,7 @@ class UserEpilogue:
                     tensors.append(value.to(wide))
                 elif has_tensors:
                     number = checks.scalar_number(spec.name, value)
-                    # A product: of what takes numbers, compilers keep this one for all values.
+                    # A product, because compilers keep a product with a number for all values of the number.
                     tensors.append((x.new_ones((), dtype=torch.float64) * number).to(wide))
                 else:
                     numbers.append(checks.scalar_number(spec.name, value))
@@ -340,7 +342,7 @@ class UserEpilogue:
     def _epilogue(self, folded: tuple[bool, ...]) -> LinkedEpilogue:
         if not _is_compiling():
             return self.linked(folded)
-        _make(self._key, folded)  # out of Dynamo's sight, which then finds it made
+        _make(self._key, folded)  # not traced by Dynamo, which then finds the result
         return self._linked[folded]
 
 
@@ -354,7 +356,7 @@ def _make(key: str, folded: tuple[bool, ...]) -> None:
 
 
 def _built_in(traced: Traced) -> Epilogue | None:
-    """The epilogue of epigemm's own that a function is a copy of: acc + bias, or its ReLU."""
+    """The built-in epilogue that a function equals, if there is one: acc + bias, or its ReLU."""
     if traced.kinds != (PER_COLUMN,):
         return None
     for summands in ((0, 1), (1, 0)):
@@ -377,18 +379,18 @@ def _absent(given: Sequence[Tensor | float]) -> tuple[int, ...]:
 
 
 def _as_bias(value: Tensor | float, x: Tensor, weight: Tensor) -> Tensor | None:
-    """An operand, if it is a bias as the built-in epilogues take it."""
+    """An operand, if it can be the bias of a built-in epilogue."""
     fits = isinstance(value, Tensor) and value.dtype is x.dtype and value.shape == weight.shape[:1]
     return value if fits else None  # type: ignore[return-value]
 
 
 def _is_tensor(scalar: Tensor | float) -> bool:
-    """Whether a scalar is a tensor, or better becomes one: as a number, each value of it would be traced again."""
+    """Whether a scalar is a tensor, or should become one because each value of a number would be traced again."""
     return isinstance(scalar, Tensor) or (_is_compiling() and not compiled.is_constant(scalar))
 
 
 def _flat(spec: OperandSpec, value: Tensor, shape: Sequence[int]) -> Tensor:
-    """An operand as it stands beside a result `[M, N]`; a vector that does not fit is left to the checks."""
+    """An operand in its form for a result `[M, N]`; the checks refuse a vector that does not fit."""
     kind = KINDS[spec.kind]
     if not kind.by_row:
         return value
@@ -397,8 +399,8 @@ def _flat(spec: OperandSpec, value: Tensor, shape: Sequence[int]) -> Tensor:
         raise RuntimeError(f"{spec.name}: got shape {list(value.shape)}; accepted is {list(accepted)}")
     if value.dim() != 2 or kind.lacks_last_axis:
         value = value.reshape(kind.shape((math.prod(shape[:-1]),), shape[-1]))
-    # Kernels read it by rows: one that lies otherwise, such as a transposed one, is copied. An empty one, which is
-    # contiguous to torch whatever its strides say, too.
+    # Kernels read it by rows. A matrix with another layout, such as a transposed one, is copied. So is an empty one,
+    # which for torch is contiguous whatever its strides are.
     is_by_rows = value.shape[1] <= 1 or value.stride(1) == 1
     return value if is_by_rows else value.clone(memory_format=torch.contiguous_format)
 
@@ -420,25 +422,27 @@ def epilogue(function: Callable[..., Any]) -> UserEpilogue:
     """Make a Python function the epilogue of a linear layer: one kernel computes the product and the function.
 
     The function is ordinary pointwise PyTorch of the accumulator `[M, N]` and of operands annotated with
-    `epigemm.PerColumn`, `PerRow`, `Scalar` or `Matrix`; at most 4, 2, 4 and 2 of them. It is traced once, here, in fp32
-    (fp64 beside fp64 tensors): operands are read in fp32, and the result is rounded once to x's dtype. Scalars stay
-    run-time values. Numbers that it reads from around itself are constants; a call notices when one has changed.
+    `epigemm.PerColumn`, `PerRow`, `Scalar` or `Matrix`; at most 4, 2, 4 and 2 of them. It is traced once, at
+    decoration. It computes in fp32 (in fp64 for fp64 tensors): operands are read in fp32, and the result is rounded
+    once to x's dtype. Scalars are run-time values. Numbers that the function reads from outside are constants; a call
+    raises an error if one has changed.
 
-    A kernel is linked when a call first needs it, in a second or two, and kept on disk. It takes NVRTC and nvJitLink 13
-    (`pip install epigemm[jit]`); without them, and on CPUs, PyTorch's GEMM runs, then the function.
+    A kernel is linked when a call first needs it, which takes a second or two, and kept on disk. This needs NVRTC and
+    nvJitLink 13 (`pip install epigemm[jit]`). Without them, and on CPUs, PyTorch's GEMM runs, and then the function.
 
     Args:
-        function: its first argument is the accumulator, the others are operands; a Scalar may have a number as its
-            default, up to three others None: then the function sees None where a call does not give them.
+        function: its first argument is the accumulator, the others are operands. A Scalar may have a number as its
+            default. Up to three others may have None, which the function then gets if a call does not give them.
 
     Returns:
-        What is called as `f(x, weight, *operands, out=None, precision=None, strict=False)`; see `UserEpilogue`.
+        An object that is called as `f(x, weight, *operands, out=None, precision=None, strict=False)`; see
+        `UserEpilogue`.
 
     Raises:
         TypeError: a signature, a captured value or a result that no epilogue has.
         ValueError: too many operands of a kind.
-        NotImplementedError: what is not pointwise, reads a value, a shape or a device, writes in place, draws random
-            numbers or takes a captured tensor. The message names the line.
+        NotImplementedError: the function is not pointwise, reads a value, a shape or a device, writes in place, draws
+            random numbers or uses a captured tensor. The message names the line.
 
     Example:
         >>> @epigemm.epilogue
@@ -447,7 +451,7 @@ def epilogue(function: Callable[..., Any]) -> UserEpilogue:
         ...     return torch.clamp(z * torch.sigmoid(z), -limit, limit) + residual
         >>> y = swish_clamp(x, weight, bias, residual, limit=0.5)
     """
-    # The first one in a process imports torch._dynamo, for symbolic sizes: seconds.
+    # The first one in a process imports torch._dynamo, for symbolic sizes, which takes seconds.
     with progress.doing(f"tracing the epilogue {getattr(function, '__name__', function)}"):
         made = UserEpilogue(trace(function))
     functools.update_wrapper(made, function)

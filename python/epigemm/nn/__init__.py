@@ -1,13 +1,13 @@
-"""Modules over `epigemm.functional`, made to stand where the layers that they replace stood.
+"""Modules over `epigemm.functional`, which replace layers of PyTorch.
 
-Parameters are named and initialised as in `torch.nn.Linear` and `torch.nn.BatchNorm1d`; `from_linear` and
-`from_layers` share the parameter objects of existing layers, so that optimisers and state dicts go on
-working. The layers that they are given must be plain ones of torch's: a fused layer calls none of them, and would drop
-hooks, parametrizations and the `forward` of a subclass. Hooks that the shared layers get afterwards do not fire.
+Parameters are named and initialised as in `torch.nn.Linear` and `torch.nn.BatchNorm1d`; `from_linear` and `from_layers`
+share the parameter objects of existing layers, so that optimisers and state dicts still work. The given layers must be
+plain layers of torch: a fused layer does not call them, so their hooks, parametrizations and a subclass's `forward`
+would not run. Hooks that they get later do not fire.
 
-Where fp32 products run on fp16 slices, a layer keeps those of its weight, if that is an `nn.Parameter`, between
-calls that need no gradient of the weight. They follow the weight's changes and are in no copy, pickle or state dict;
-`epigemm.packs` says which changes torch does not count: after those, call `repack()`.
+Where fp32 products run on fp16 slices, a layer keeps the slices of its weight between calls that need no gradient of
+it, if the weight is an `nn.Parameter`. They are made again when the weight changes, and are not in copies, pickles or
+state dicts. `epigemm.packs` says which changes torch does not count: after those, call `repack()`.
 
 Imports: `functional`, `formula_functions`, `glu`, `user_epilogue`, `route`, `packs`, `arguments`, `epilogues`.
 Taken by nobody.

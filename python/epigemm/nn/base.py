@@ -22,14 +22,14 @@ _Layer = TypeVar("_Layer", bound="FusedLinear")
 
 
 class CallOptions(TypedDict, total=False):
-    """What a layer's calls take by name."""
+    """The keyword arguments of a layer's calls."""
 
     precision: str | None
     strict: bool
 
 
 class Options(CallOptions, total=False):
-    """What all layers take by name."""
+    """The keyword arguments of all layers."""
 
     device: Any
     dtype: torch.dtype | None
@@ -38,13 +38,13 @@ class Options(CallOptions, total=False):
 class FusedLinear(nn.Module):
     """The parameters of an `nn.Linear`, under the same names and with the same initialisation.
 
-    It is no subclass of `nn.Linear`: code that rewrites those (quantisers, adapters) would drop what follows
-    the product.
+    It is not a subclass of `nn.Linear`, because code that replaces those (quantisers, adapters) would drop the
+    epilogue.
     """
 
     weight: Tensor
     bias: Tensor | None
-    strict: bool = False  # on the class too: pickles of earlier versions have none
+    strict: bool = False  # also on the class, because pickles of earlier versions do not have it
 
     def __init__(
         self,
@@ -65,8 +65,8 @@ class FusedLinear(nn.Module):
     def from_linear(cls: type[_Layer], linear: nn.Linear, **options: Unpack[CallOptions]) -> _Layer:
         """The fused layer over the parameter objects of `linear`.
 
-        Device, dtype, training mode and `requires_grad` are those of `linear`. It must be a `torch.nn.Linear` itself,
-        as the fused layer would drop whatever else a call of it runs.
+        Device, dtype, training mode and `requires_grad` are those of `linear`. It must be a `torch.nn.Linear`, not of a
+        subclass, because the fused layer would not run what a subclass adds.
 
         Raises:
             TypeError: another class, also one that is derived from `torch.nn.Linear`; an unknown option.
@@ -76,7 +76,7 @@ class FusedLinear(nn.Module):
 
     @classmethod
     def _sharing(cls: type[_Layer], linear: nn.Linear, options: CallOptions, **own: Any) -> _Layer:
-        """A layer with the parameters of `linear`; `own`: the constructor's arguments beside a call's options."""
+        """A layer with the parameters of `linear`; `own`: the constructor's arguments without the call's options."""
         require_plain("linear", linear, nn.Linear)
         if unknown := sorted(options.keys() - CallOptions.__optional_keys__):
             raise TypeError(
@@ -104,9 +104,9 @@ class FusedLinear(nn.Module):
     def repack(self) -> None:
         """Split the weight into fp16 slices again, into the memory that is kept for them.
 
-        Needed after a change that torch does not count (see `epigemm.packs`), and before a CUDA graph is captured
-        that shall use the kept slices instead of splitting the weight at every replay. Does nothing where
-        fp32 products do not run on fp16 slices.
+        Needed after a change that torch does not count (see `epigemm.packs`), and before the capture of a CUDA graph
+        that should read the kept slices instead of splitting the weight at every replay. Does nothing where fp32
+        products do not run on fp16 slices.
 
         Raises:
             RuntimeError: the current stream is being captured into a CUDA graph.
@@ -114,7 +114,7 @@ class FusedLinear(nn.Module):
         weight_packs.repack(self.weight, self.precision)
 
     def _run(self, name: str, x: Tensor, *operands: Tensor) -> Tensor:
-        """By one of the epilogues that read a matrix."""
+        """Run a call with one of the epilogues that read a matrix."""
         weight, bias = self.weight, self.bias
         use = pack_use(weight)
         return formula_functions.run(name, x, weight, bias, operands, None, self.precision, self.strict, use)
@@ -128,7 +128,7 @@ class FusedLinear(nn.Module):
 
     @property
     def _epilogue_name(self) -> str | None:
-        """What follows the product, as `explain` names it."""
+        """The name of the epilogue, as in `explain`."""
         raise NotImplementedError
 
     def _formula_name(self, name: str) -> str:
@@ -136,15 +136,15 @@ class FusedLinear(nn.Module):
 
 
 class EpilogueLinear(FusedLinear):
-    """A layer that is told by its epilogue, with at most a bias and one scalar."""
+    """A layer that is defined by its epilogue, with at most a bias and one scalar."""
 
     _epilogue: ClassVar[Epilogue]
-    _scalar: ClassVar[str | None] = None  # the name of the epilogue's, and of the attribute
+    _scalar: ClassVar[str | None] = None  # the name of the epilogue's scalar and of the attribute
 
     def forward(self, x: Tensor) -> Tensor:
         """Apply the layer."""
-        # Module.__getattr__ takes half a microsecond for a parameter. Who replaces one by something that is none
-        # (torch.nn.utils.parametrize, weight norm) takes it out of this dictionary.
+        # Module.__getattr__ would take half a microsecond for a parameter. Code that replaces a parameter by another
+        # tensor (torch.nn.utils.parametrize, weight norm) removes it from this dictionary.
         weight: Tensor | None = self._parameters.get("weight")
         if weight is None:
             weight = self.weight
@@ -167,8 +167,8 @@ class EpilogueLinear(FusedLinear):
         return f"{super().extra_repr()}, {self._scalar}={'tensor' if isinstance(value, Tensor) else value}"
 
     def _set_scalar(self, value: float | Tensor) -> None:
-        # A tensor must follow the module to its device and dtype. It is no state of the layer that is replaced:
-        # not persistent.
+        # A tensor has to follow the module to its device and dtype. The buffer is not persistent, because the replaced
+        # layer has no such state.
         assert self._scalar is not None
         if isinstance(value, Tensor) and not isinstance(value, nn.Parameter):
             self.register_buffer(self._scalar, value, persistent=False)
@@ -179,14 +179,14 @@ class EpilogueLinear(FusedLinear):
 def pack_use(weight: Tensor) -> str:
     """What a layer's call may do with its weight's pack.
 
-    A weight that is no parameter (parametrised, or handed in by `torch.func.functional_call`) may be gone
-    after the call.
+    A weight that is not a parameter (parametrised, or passed by `torch.func.functional_call`) may exist only during the
+    call.
     """
     return weight_packs.KEEP if isinstance(weight, nn.Parameter) else weight_packs.FIND
 
 
 def checked_options(precision: str | None, strict: bool) -> tuple[str | None, bool]:
-    """The options of a layer's calls; TypeError or ValueError for what no call accepts."""
+    """The checked options of a layer's calls; TypeError or ValueError for what calls do not accept."""
     return None if precision is None else checks.precision(precision), checks.flag("strict", strict)
 
 
@@ -194,7 +194,7 @@ _NAMES: dict[type[nn.Module], tuple[set[str], set[str]]] = {
     nn.Linear: ({"weight", "bias"}, set()),
     nn.BatchNorm1d: ({"weight", "bias"}, {"running_mean", "running_var", "num_batches_tracked"}),
 }
-"""Of a layer that is what its class says: the names of its parameters, and of its buffers and modules."""
+"""By class: the names of the parameters of a plain layer, and of its buffers and modules."""
 
 _HOOKS = tuple(name for name in vars(nn.Identity()) if name.endswith("_hooks"))
 _CODES: dict[Any, Any] = {kind: kind.forward.__code__ for kind in _NAMES}
@@ -203,12 +203,12 @@ _TORCH_FUNCTIONS = [getattr(each, "__func__", each) for each in _PLAIN]
 
 
 def require_plain(name: str, layer: object, accepted: type[nn.Module]) -> None:
-    """TypeError unless a layer is of this very class, ValueError where a call of it runs something beside.
+    """TypeError unless a layer is exactly of this class; ValueError if its calls also run something else.
 
-    A fused layer does not call the layers that it shares: it would drop that in silence.
+    A fused layer does not call the layers whose parameters it shares, so that would be dropped silently.
     """
     kind: Any = type(layer)
-    # The projection of nn.MultiheadAttention is a Linear under another name.
+    # The projection of nn.MultiheadAttention is a subclass of Linear without changes.
     if kind is not accepted and (kind, accepted) != (NonDynamicallyQuantizableLinear, nn.Linear):
         derived = (
             "" if not issubclass(kind, accepted) else " itself, as a subclass may compute something else"
@@ -234,7 +234,7 @@ def require_plain(name: str, layer: object, accepted: type[nn.Module]) -> None:
 
 
 def _is_special(tensor: Tensor | None) -> bool:
-    """Whether operators on a tensor may mean something else: a quantised or distributed one, or one that watches."""
+    """Whether operators on a tensor may do something else: a quantised or distributed tensor, or another subclass."""
     if tensor is None:
         return False
     overrides = type(tensor).__torch_function__
@@ -243,14 +243,14 @@ def _is_special(tensor: Tensor | None) -> bool:
 
 
 def call_repr(epilogue: str | None, precision: str | None, strict: bool) -> str:
-    """What a layer's calls run, to be printed after other things; the mode of now, too, where it is batch-invariant."""
+    """The options of a layer's calls, as a suffix to print; with the batch-invariant mode if it is on now."""
     text = f"epilogue={epilogue}, precision={precision!r}" + (", strict=True" if strict else "")
     is_invariant = invariance.active and invariance.enabled()
     return text + (", batch_invariant=True" if is_invariant else "")
 
 
 def set_vector(module: nn.Module, name: str, vector: Tensor | None) -> None:
-    """Have a layer share a vector: a Parameter stays one, anything else is a buffer of the same name."""
+    """Add a shared vector to a layer: a Parameter stays one, another tensor becomes a buffer of the same name."""
     module._parameters.pop(name, None)
     if isinstance(vector, nn.Parameter):
         module.register_parameter(name, vector)

@@ -19,8 +19,9 @@ if TYPE_CHECKING:
 class LinearGLU(FusedLinear):
     """activation(x @ W1.T + b1) * (x @ W2.T + b2): the gated layers of transformers (SwiGLU, GeGLU, ...).
 
-    `weight` `[2N, K]` and `bias` `[2N]` have the rows of both, the activated ones first: `epigemm.linear_glu` says
-    which models have them so. Over two layers (`from_linears`) there are `weight2` and `bias2`, and each has N rows.
+    `weight` `[2N, K]` and `bias` `[2N]` have the rows of both products, the activated ones first: `epigemm.linear_glu`
+    says which models store them so. A layer over two layers (`from_linears`) also has `weight2` and `bias2`, each with
+    N rows.
 
     Example:
         >>> epigemm.nn.LinearGLU(64, 32, activation="gelu")(torch.randn(8, 64)).shape
@@ -48,7 +49,7 @@ class LinearGLU(FusedLinear):
     def from_linear(
         cls, linear: nn.Linear, *, activation: str = "silu", **options: Unpack[CallOptions]
     ) -> LinearGLU:
-        """The layer over the parameter objects of one with 2N rows, of which the first N are activated.
+        """The layer over the parameter objects of a layer with 2N rows, of which the first N are activated.
 
         Raises:
             TypeError: another class than `torch.nn.Linear`; an unknown option.
@@ -70,7 +71,7 @@ class LinearGLU(FusedLinear):
         activation: str = "silu",
         **options: Unpack[CallOptions],
     ) -> LinearGLU:
-        """The layer over the parameter objects of two, of which the first is activated.
+        """The layer over the parameter objects of two layers, of which the first is activated.
 
         Llama's is `LinearGLU.from_linears(mlp.gate_proj, mlp.up_proj)`.
 
@@ -110,7 +111,7 @@ class LinearGLU(FusedLinear):
         return self._formula_name(GATED + self.activation)
 
     def repack(self) -> None:
-        """As of `FusedLinear`, of both products' weights."""
+        """As of `FusedLinear`, for the weights of both products."""
         if self.weight2 is None:
             weight_packs.repack_halves(self.weight, self.precision)
             return

@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 class Linear(EpilogueLinear):
     """A linear layer with an epilogue of the user's: epilogue(x @ weight.T, operands...) in one kernel.
 
-    The epilogue's operand `bias: PerColumn`, if there is one, is the layer's own; the others are arguments of the
-    call, by position or name. Without an epilogue, the product and the bias alone.
+    If the epilogue has an operand `bias: PerColumn`, it is the layer's own bias. The other operands are arguments of
+    the call, by position or name. Without an epilogue the layer computes the product and the bias.
 
     Raises:
-        TypeError: `epilogue` is none; `bias=True`, and the epilogue has no operand `bias: PerColumn`; `bias=False`, and
-            it has one without the default None.
+        TypeError: `epilogue` is not an epilogue; `bias=True`, and it has no operand `bias: PerColumn`; `bias=False`,
+            and it has one without the default None.
 
     Example:
         >>> layer = epigemm.nn.Linear(64, 32, epilogue=swish_clamp)
@@ -74,7 +74,7 @@ class Linear(EpilogueLinear):
         return cls._sharing(linear, options, bias=bias, epilogue=epilogue)
 
     def forward(self, x: Tensor, *operands: Tensor | float | None, **named: Tensor | float | None) -> Tensor:
-        """Apply the layer; the epilogue's operands but the layer's own bias."""
+        """Apply the layer. `operands`: those of the epilogue, without the layer's own bias."""
         if self.epilogue is None:
             if operands or named:
                 raise TypeError("operands: got some for a layer without an epilogue; accepted is x alone")

@@ -1,4 +1,4 @@
-"""What csrc/call answers of a call where it gives no result."""
+"""The reasons why csrc/call gives no result for a call."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import enum
 
 
 class Reason(enum.IntEnum):
-    """What stands in the way of a result: call::Answer, of which csrc/call/torch.h tells what each one means."""
+    """Why there is no result: `call::Answer`. csrc/call/torch.h explains each of them."""
 
     NOT_PLAIN = 2
     DOES_NOT_FIT = 3
