@@ -21,7 +21,7 @@ const FP32Order fp32_orders[kFP32Orders] = {
 
 namespace {
 
-// The same for batch-invariant calls, which PyTorch's GEMM cannot answer.
+// The same for batch-invariant calls, for which PyTorch's GEMM is not allowed.
 constexpr FP32Order invariant_orders[kFP32Orders] = {
     {1, {Arithmetic::IEEE}, false},
     {2, {Arithmetic::Split, Arithmetic::IEEE}, false},
@@ -33,7 +33,7 @@ constexpr FP32Order invariant_orders[kFP32Orders] = {
 
 constexpr int kAllocated = 256;  // bytes: PyTorch aligns new CUDA memory to at least this
 
-// The problem on fp16 slices: they lie as the kernels want them, wherever the tensors lie.
+// The problem on fp16 slices, whose layout suits the kernels whatever the layout of the tensors is.
 Problem on_slices(const Prepared& prepared, Arithmetic arithmetic, bool is_packed) {
   Problem problem = prepared.problem;
   problem.arithmetic = arithmetic;
@@ -55,7 +55,7 @@ double tf32_microseconds(const Prepared& prepared) {
   return choose(problem).microseconds;
 }
 
-// Whether the kernels on slices can store the result where it lies: a matrix in rows of whole 16 bytes.
+// Whether the kernels on slices can store the result directly: to a matrix with rows of whole 16 bytes.
 bool is_storable(const Prepared& prepared) {
   constexpr int64_t kRowElements = 4;
   const Problem& problem = prepared.problem;
@@ -63,7 +63,7 @@ bool is_storable(const Prepared& prepared) {
          problem.out.row_stride % kRowElements == 0 && alignment_of(problem.out.data) >= 16;
 }
 
-// Whether copying the result out of padded rows costs as much as slices gain.
+// Whether copying the result from padded rows takes as long as slices save.
 bool does_copy_take_gain(const Problem& problem, double fused_us) {
   constexpr double kLaunchUs = 3.0;
   constexpr double kBytesPerUs = 4.0e6;  // device memory, roughly: copies of results are rare
@@ -105,7 +105,7 @@ Copies copies_of(const Prepared& prepared) {
   return prepared.is_x_strided && prepared.is_out_matrix ? copies_for(prepared.problem) : Copies{};
 }
 
-// Whether a kernel that multiplies the tensors as they lie, or copies of them, can address them. The one in fp32
+// Whether a kernel that multiplies the tensors themselves, or copies of them, can address them. The kernel in fp32
 // multiply-adds reads any strides.
 bool is_readable(const Prepared& prepared, Arithmetic arithmetic, const Copies& copies) {
   const bool is_strided = arithmetic == Arithmetic::IEEE && prepared.problem.x.element == ElementType::Float32;
@@ -197,9 +197,9 @@ std::string why_not_forced(const Prepared& prepared, const ForcedPlan& forced, c
     return why_not_readable(prepared);
   }
   Problem problem = problem_of(prepared, decision);
-  // A kernel that has not been run yet runs where its plan is named, and nowhere else.
+  // A family that is not offered yet runs only if its plan is forced.
   problem.is_any_family_offered = !forced.is_fastest;
-  // A plan that is named may be less accurate than its arithmetic promises: so it is measured.
+  // A forced plan may be less accurate than its arithmetic promises. (So its accuracy can be measured.)
   const std::string why_not = forced.is_fastest ? why_not_accurate(problem) : why_not_covered(problem);
   return why_not.empty() ? why_not_planned(problem, decision.plan) : why_not;
 }
@@ -218,7 +218,7 @@ Gemm choose_gemm(const Prepared& prepared) {
   const EpilogueInfo& info = epilogue_info(epilogue);
   const bool has_bias = info.takes_bias ? problem.has_bias : info.bias > 0;
   if (!has_bias) return Gemm::Product;
-  // A product that is rounded to 16 bits before its bias is added loses what the two cancel to.
+  // Product and bias may cancel: a product that is rounded to 16 bits before its bias is added loses the difference.
   const bool is_rounded = element_bytes(problem.x.element) == 2;
   if (epilogue != EpilogueId::bias && epilogue != EpilogueId::bias_relu) {
     return is_rounded ? Gemm::WithBias : Gemm::Product;
@@ -229,12 +229,12 @@ Gemm choose_gemm(const Prepared& prepared) {
     problem.epilogue = EpilogueId::bias;
     problem.arithmetic = Arithmetic::IEEE;
     problem.is_tf32_allowed = order_of(prepared).is_tf32_allowed;
-    // Where cuBLAS would split K, its GEMM with a fused ReLU is slower than a GEMM and a ReLU of its own.
+    // Where cuBLAS would split K, its GEMM with a fused ReLU is slower than a GEMM and a separate ReLU.
     if (!is_fallback_expected_in_one_kernel(problem)) return is_rounded ? Gemm::WithBias : Gemm::Product;
   }
   if (epilogue == EpilogueId::bias) return Gemm::WithBias;
-  // Without any K PyTorch leaves the ReLU out; a single column it computes as a matrix times a vector, and rounds
-  // before it adds the bias.
+  // With K = 0 PyTorch leaves the ReLU out. For a single column it multiplies a matrix by a vector, and rounds before
+  // it adds the bias.
   const bool has_gaps = !prepared.is_out_matrix || (problem.m > 1 && problem.out.row_stride != problem.n);
   const bool adds_relu =
       !problem.is_empty() && !is_double && problem.n > 1 && !has_gaps && problem.operands[0].stride == 1;

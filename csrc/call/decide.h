@@ -1,4 +1,5 @@
-// What runs a linear call. The one place that decides: from numbers, without launching or allocating anything.
+// Decides which kernels run a linear call. This is the only place that decides. It works on numbers alone, and launches
+// and allocates nothing.
 #pragma once
 
 #include <string>
@@ -10,7 +11,8 @@
 
 namespace epigemm::call {
 
-// What an fp32 product may run on, in this order; PyTorch's GEMM comes after the last. The rows of `fp32_orders`.
+// The arithmetics that an fp32 product may run in, in the order in which they are tried; PyTorch's GEMM comes last. A
+// row of `fp32_orders`.
 struct FP32Order {
   int count;
   Arithmetic tried[3];
@@ -20,7 +22,7 @@ struct FP32Order {
 constexpr int kFP32Orders = 6;
 extern const FP32Order fp32_orders[kFP32Orders];
 
-// A call as it is decided on.
+// What is known of a call when it is decided.
 struct Prepared {
   Problem problem;
   bool is_x_strided = false;  // x has one stride from row to row, whatever the one from column to column
@@ -36,18 +38,18 @@ struct Prepared {
   bool are_matrices() const { return is_x_matrix() && is_weight_matrix() && is_out_matrix; }
 };
 
-// The outcome for one arithmetic: runs, or why not.
+// The outcome for one arithmetic: it runs, or the reason why not.
 enum class Verdict { Runs, NotRepresentable, NoKernels, NotPlanned, MemoryIsShort, CopyTakesGain, TF32IsFaster };
 
 struct Tried {
   Verdict verdict = Verdict::NotPlanned;
-  Problem problem;   // as the planner saw it, with the copies that a fused plan runs on
-  Candidate chosen;  // where it was planned
+  Problem problem;   // as given to the planner, with the copies on which a fused plan runs
+  Candidate chosen;  // if it was planned
   bool is_padded = false;
-  double tf32_microseconds = 0;  // where that decided
+  double tf32_microseconds = 0;  // if it was compared
 };
 
-// A batch-invariant call runs on the first arithmetic that is accurate enough for its K: no predicted time counts.
+// A batch-invariant call runs in the first arithmetic that is accurate enough for its K. Predicted times are not used.
 const FP32Order& order_of(const Prepared& prepared);
 
 inline bool is_on_slices(Arithmetic arithmetic) {
@@ -56,21 +58,21 @@ inline bool is_on_slices(Arithmetic arithmetic) {
 
 Tried try_arithmetic(const Prepared& prepared, Arithmetic arithmetic);
 
-// The decision: which kernels run.
+// The decision: which kernels run the call.
 struct Decision {
-  Plan plan;  // the fallback's where nothing is fused
+  Plan plan;  // the fallback plan if nothing is fused
   Arithmetic arithmetic = Arithmetic::IEEE;
-  bool is_packed = false;  // on slices: the weight's were not charged to the call
-  bool is_padded = false;  // on slices: the result is stored elsewhere, in rows of whole 16 bytes, and copied
+  bool is_packed = false;  // on slices: the split of the weight is not counted in the call's time
+  bool is_padded = false;  // on slices: the result is written to rows of whole 16 bytes and then copied
   Copies copies = {};      // 16 bits: what the call copies for its kernel
 
   bool is_on_slices() const { return plan.is_fused() && call::is_on_slices(arithmetic); }
 };
 
-// `tried`: gets every arithmetic of the order, also those behind the one that runs.
+// `tried`: if not null, gets the outcome of every arithmetic of the order, also of those after the one that runs.
 Decision decide(const Prepared& prepared, std::vector<Tried>* tried = nullptr);
 
-// What runs under a plan that a caller forces, in place of a decision.
+// The decision for a plan that a caller forces.
 Decision decision_of(const Prepared& prepared, const ForcedPlan& forced);
 
 constexpr const char* kNoGemmKernels = "epigemm was built without the Hopper GEMM kernels";
@@ -81,8 +83,7 @@ const char* why_not_readable(const Prepared& prepared);
 // Why a forced plan cannot run, in words; empty where it can.
 std::string why_not_forced(const Prepared& prepared, const ForcedPlan& forced, const Decision& decision);
 
-// How much PyTorch's GEMM is to do in the fallback: where cuBLAS is slower with a bias, it comes in a kernel of its
-// own.
+// How much PyTorch's GEMM computes in the fallback. If cuBLAS is slower with a bias, another kernel adds it.
 Gemm choose_gemm(const Prepared& prepared);
 
 // The largest power of two, at most 256, that divides an address; PyTorch aligns new CUDA memory to that.

@@ -64,7 +64,7 @@ void lay_out(const Tensor& x, const Tensor& out, ElementwiseProblem* problem) {
   problem->out = out.data;
 }
 
-// By the kernel that the epilogue was linked into.
+// Runs the kernel into which the epilogue was linked.
 Answer elementwise_linked(const ElementwiseCall& call, const open::KernelNames& names, Torch& torch) {
   const Tensor& x = *call.x;
   const Extent extent = extent_of(x);

@@ -1,4 +1,4 @@
-// The functions of this module that the entry, a module of its own, calls.
+// The functions of this module that the entry calls, which is a module of its own.
 #pragma once
 
 #include "call/elementwise.h"

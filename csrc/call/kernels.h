@@ -6,7 +6,8 @@
 
 namespace epigemm::call {
 
-// Those of a fused plan; else the one of the epilogue alone, where it is linked, which follows PyTorch's GEMM.
+// The kernels of a fused plan. For the fallback the elementwise kernel behind PyTorch's GEMM, if the epilogue is
+// linked.
 open::KernelNames kernels_of(const Problem& problem, const Plan& plan);
 
 }  // namespace epigemm::call

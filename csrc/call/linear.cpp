@@ -18,16 +18,16 @@
 namespace epigemm::call {
 namespace {
 
-// A fused call, or one that follows PyTorch's GEMM: what its launches take.
+// What the launches of a call need.
 struct Resources {
   open::Kernels kernels;
-  bool is_linked = false;     // there are any
-  char* workspace = nullptr;  // of the copies, of the family, then of the fold; or of `zero_bias_bytes`
+  bool is_linked = false;     // whether the call runs linked kernels
+  char* workspace = nullptr;  // for the copies, then the family, then the fold; or for `zero_bias_bytes`
   int64_t copies_bytes = 0, family_bytes = 0;
   void* stream = nullptr;
 };
 
-// Whether the call ends here; a dry run notes the reason and goes on.
+// Whether the call ends with this reason. A dry run notes the reason and continues.
 bool ends(Answer reason, Torch& torch) {
   Record* const record = torch.record();
   if (record) record->reasons.push_back(reason);
@@ -39,25 +39,25 @@ bool does_everything(const LinearCall& call, const Problem& problem, Gemm gemm) 
   return gemm == Gemm::WithBiasAndReLU;
 }
 
-// Nothing where there is no fold. False after torch.raise().
+// Does nothing if there is no fold. False after torch.raise().
 bool run_fold_of(const FoldVectors* fold, const LinearCall& call, void* memory, Torch& torch, Problem* problem) {
   if (!fold) return true;
   return run_fold(*fold, *call.x, problem->n, memory, torch, problem->stream, problem->operands);
 }
 
-// How much PyTorch's GEMM does. The bias of a fold is added there, too, where the product is rounded to 16 bits.
+// How much PyTorch's GEMM computes. If the product is rounded to 16 bits, it also adds the bias of a fold.
 Gemm gemm_of(const LinearCall& call, const Prepared& prepared) {
   const bool folds_bias = call.operands.fold && call.operands.fold->vectors[0];
   return folds_bias && element_bytes(call.x->element) == 2 ? Gemm::WithBias : choose_gemm(prepared);
 }
 
-// A linked epilogue whose bias PyTorch's GEMM has added gets one of -0, which changes no sum.
+// Bytes for a bias of -0, which changes no sum: for a linked epilogue whose bias PyTorch's GEMM has added.
 int64_t zero_bias_bytes(const LinearCall& call, const Prepared& prepared, bool is_linked) {
   const bool is_replaced = is_linked && gemm_of(call, prepared) == Gemm::WithBias;
   return is_replaced ? element_bytes(call.x->element) * prepared.problem.n : 0;
 }
 
-// The compiled kernel of the epilogue alone, in place on the product.
+// Runs the compiled elementwise kernel of the epilogue, in place on the product.
 Answer run_compiled_behind(const LinearCall& call, const Matrix& product, Gemm gemm, Problem& problem, void* stream,
                            Torch& torch) {
   ElementwiseProblem elementwise;
@@ -119,7 +119,7 @@ Answer run_fused(const LinearCall& call, const Plan& plan, Prepared& prepared, c
   return Answer::Raised;
 }
 
-// What keeps a plan from being run at all; Done: nothing.
+// The reason why the plan cannot be run at all, or Done.
 Answer look_at_plan(const LinearCall& call, const Decision& decision) {
   if (decision.plan.is_fused()) return Answer::Done;
   if (call.weight2) return Answer::NoPair;
@@ -127,11 +127,12 @@ Answer look_at_plan(const LinearCall& call, const Decision& decision) {
   return has_elementwise(call.epilogue, call.x->is_cuda()) ? Answer::Done : Answer::ByReference;
 }
 
-// What has to be mended before a plan is run; Done: nothing more.
+// A reason that Python has to deal with before the plan is run, or Done.
 Answer look_at_tensors(const LinearCall& call, const Prepared& prepared, const Decision& decision,
                        const open::KernelNames& names, Torch& torch) {
   const bool are_operands_contiguous = prepared.problem.are_operands_contiguous;
-  // Kernels with an epilogue linked in read vectors without gaps, also behind PyTorch's GEMM.
+  // Kernels with a linked epilogue read only vectors without gaps. This includes the elementwise kernel behind
+  // PyTorch's GEMM.
   const bool is_operand_readable = are_operands_contiguous || (names.count == 0 && !decision.is_on_slices());
   const bool is_x_readable = prepared.is_x_strided || !decision.is_on_slices();
   if ((!is_operand_readable || !is_x_readable) && ends(Answer::NotReadable, torch)) return Answer::NotReadable;

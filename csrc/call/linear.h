@@ -28,49 +28,49 @@ struct GivenOperands {
   const FoldVectors* fold = nullptr;  // in place of them
 };
 
-// What a call pays for the weight's fp16 slices.
+// How the weight's fp16 slices are counted in a call's time.
 enum class SliceCost {
-  PerCall,  // they are made at every call, or by this one alone
-  None,     // they are there, or made for many calls
-  Stale,    // they are made again: by this call alone where it gains from that, else for many calls
+  PerCall,  // they are made by this call alone
+  None,     // they exist, or are made for many calls
+  Stale,    // the pack is stale: made again by this call if that pays for it alone, else for many calls
 };
 
 // The weight's fp16 slices for one arithmetic.
 struct WeightSlices {
   SliceCost cost = SliceCost::PerCall;
   bool is_memory_short = false;
-  void* pack = nullptr;  // where they are there
+  void* pack = nullptr;  // null if there is none
 };
 
-// What a caller wants to run, in place of what would be decided. The fallback, where the plan is that.
+// A plan to run in place of the decision. It may be the fallback.
 struct ForcedPlan {
   Arithmetic arithmetic = Arithmetic::IEEE;
   Plan plan;
-  bool is_fastest = false;  // the fastest of this arithmetic's fused plans, whatever the fallback takes, in its place
+  bool is_fastest = false;  // run this arithmetic's fastest fused plan instead, whatever the fallback takes
 };
 
 struct LinearCall {
   EpilogueId epilogue{};
   const Tensor* x = nullptr;
   const Tensor* weight = nullptr;
-  const Tensor* weight2 = nullptr;  // of a pair: the epilogue's first matrix, which is absent, is x @ weight2^T
+  const Tensor* weight2 = nullptr;  // of a pair: x @ weight2^T is the epilogue's first matrix, which is not given
   GivenOperands operands;
   const Tensor* out = nullptr;  // the caller's
   int fp32_order = 0;
   bool needs_other_setting = false;  // PyTorch's GEMM would be less accurate than the call asks for
   WeightSlices split, scaled;
-  bool is_strict = false;           // PyTorch's GEMM is no answer
-  bool is_batch_invariant = false;  // the same, and M must not choose the kernel
+  bool is_strict = false;           // must not run on PyTorch's GEMM
+  bool is_batch_invariant = false;  // the same, and the kernel must not depend on M
   bool is_out_apart = false;        // `out` is known to share no byte with an argument
-  bool is_out_padded = false;       // the kernels may write what is behind the rows of `out`, to whole 16 bytes
+  bool is_out_padded = false;       // kernels may write the padding behind the rows of `out`, up to whole 16 bytes
   const ForcedPlan* forced = nullptr;
-  const Device* described = nullptr;  // of a dry run: a GPU that is not there, in place of x's device
+  const Device* described = nullptr;  // for a dry run: a GPU that is only described, in place of x's device
 
   const WeightSlices& slices(Arithmetic arithmetic) const { return arithmetic == Arithmetic::Split ? split : scaled; }
 };
 
-// Makes the call, or says what stands in the way; nothing was launched or written then. Of a dry run (Torch::record)
-// nothing is launched or allocated. It goes on behind what can be mended, as if that were.
+// Makes the call, or returns the reason why not. In the second case nothing was launched or written. A dry run
+// (Torch::record) launches and allocates nothing. It continues after reasons that Python can deal with, as if it had.
 Answer linear(const LinearCall& call, Torch& torch);
 
 }  // namespace epigemm::call

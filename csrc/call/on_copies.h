@@ -6,8 +6,8 @@
 
 namespace epigemm::call {
 
-// Enqueues the kernels of the plan, and those that make problem.copies around them. `workspace`: copies_bytes(problem).
-// Returns nullptr, or what was refused and why.
+// Enqueues the kernels of the plan, with the kernels before and behind them that make problem.copies. `workspace` has
+// copies_bytes(problem) bytes. Returns nullptr, or what was refused and why.
 const char* launch_on_copies(const Problem& problem, const Plan& plan, const open::Kernels& kernels, void* workspace);
 
 }  // namespace epigemm::call

@@ -12,7 +12,7 @@ struct Extent {
   bool is_pair = false;  // of products: the first matrix is absent
 };
 
-// One value per operand of the epilogue, in its order. False where what is given does not fit.
+// Fills one value for each operand of the epilogue, in its order. False if the given operands do not fit.
 bool fill_operands(const EpilogueInfo& epilogue, const GivenOperands& given, const Extent& extent,
                    OperandValue* values);
 
@@ -22,25 +22,25 @@ bool fold_fits(const FoldVectors& fold, const Tensor& x, int64_t columns);
 // How much of a workspace the fold takes.
 int64_t fold_bytes(const Tensor& x, int64_t columns);
 
-// Folds into a workspace, and has scale_batch_norm's operands read it. False after torch.raise().
+// Folds into a workspace, and sets scale_batch_norm's operands to it. False after torch.raise().
 bool run_fold(const FoldVectors& fold, const Tensor& x, int64_t columns, void* workspace, Torch& torch, void* stream,
               OperandValue* values);
 
 // Runs a filled problem, simplified here. False after torch.raise().
 bool run_elementwise(ElementwiseProblem& problem, const Tensor& x, Torch& torch, void* stream);
 
-// The same by the kernel that the epilogue was linked into, from its operands by `problem`. `out` may be x.
+// The same by the kernel into which the epilogue was linked. The operands are those of `problem`. `out` may be x.
 bool run_linked(const Problem& problem, const void* kernel, const Matrix& x, const Matrix& out, Torch& torch,
                 void* stream);
 
-// Puts -0, which changes no sum, in the place of a linked epilogue's bias: for a 16-bit product that has it already.
-// `memory`: room for N elements. False after torch.raise().
+// Replaces a linked epilogue's bias by -0, which changes no sum, because the 16-bit product contains the bias already.
+// `memory`: for N elements. False after torch.raise().
 bool replace_bias(void* memory, Torch& torch, Problem* problem);
 
 // Whether `out` shares no byte with x or an operand; `may_be_x`: or is x itself.
 bool is_apart(const Tensor& out, const Tensor& x, const GivenOperands& operands, bool may_be_x);
 
-// Device kernels run there: the device was looked at by the cold path, which has loaded what was measured on it.
+// Whether kernels run on x's device. For a GPU, Python has made the device known and loaded what was measured on it.
 bool is_ready(const Tensor& x);
 void set_ready(int device);
 

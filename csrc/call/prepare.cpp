@@ -38,7 +38,7 @@ bool operands_fit(const LinearCall& call, const EpilogueInfo& epilogue, Problem*
   return fill_operands(epilogue, call.operands, extent, problem->operands);
 }
 
-// The second weight of a pair. False where it lies otherwise than the first one, as no kernel reads it.
+// The second weight of a pair. False if its layout differs from the first one's: no kernel reads that.
 bool read_weight2(const Tensor& weight2, Problem* problem) {
   Matrix matrix;
   as_strided(weight2, problem->n, problem->k, &matrix);
@@ -47,7 +47,7 @@ bool read_weight2(const Tensor& weight2, Problem* problem) {
   return matrix.row_stride == problem->weight.row_stride && matrix.column_stride == problem->weight.column_stride;
 }
 
-// Where the result goes: a matrix? A new one is contiguous.
+// Whether the result is a matrix. A new one is contiguous.
 bool set_output(const Tensor* out, Problem* problem) {
   problem->out = {nullptr, problem->x.element, problem->m > 1 ? problem->n : (problem->n + 15) / 16 * 16};
   return !out || as_matrix(*out, problem->m, problem->n, &problem->out);

@@ -6,7 +6,7 @@
 
 namespace epigemm::call {
 
-// Done, or why there is nothing to decide. Of IsEmpty everything is filled in.
+// Done, or why there is nothing to decide. For IsEmpty, too, everything is filled in.
 Answer prepare(const LinearCall& call, Prepared* prepared);
 
 }  // namespace epigemm::call

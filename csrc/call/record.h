@@ -1,4 +1,4 @@
-// A dry run of a linear call: what would be launched, and what would have to be mended first.
+// A dry run of a linear call: what would be launched, and the reasons that Python would have to deal with first.
 #pragma once
 
 #include <string>
@@ -9,13 +9,13 @@
 
 namespace epigemm::call {
 
-// Launches of a linear call, in its order. A copy is one of x and the weight, or one of the result. What a fused plan
-// on fp16 slices launches around its GEMM is its family's.
+// The launches of a linear call, in order. Copy: of x and the weight, or of the result. Fused: with everything that a
+// plan on fp16 slices launches around its GEMM.
 enum class Launch { Fold, Copy, Fused, TorchGemm, Elementwise };
 
 struct Record {
-  bool wants_tried = false;     // set by who asks: whether every arithmetic is to be tried
-  std::vector<Answer> reasons;  // what stands in the way, in the order in which the call comes by
+  bool wants_tried = false;     // set by the caller: whether to try every arithmetic
+  std::vector<Answer> reasons;  // the reasons on the way, in order
   Prepared prepared;
   Decision decision;
   Gemm gemm = Gemm::Product;         // what PyTorch's GEMM does in the fallback

@@ -8,14 +8,15 @@
 namespace epigemm::call {
 namespace {
 
-// PyTorch's node is C++. Ours is Python, so the engine's thread waits for the interpreter: 140 us a layer, forward and
-// backward, on an H200's host (docs/architecture.md). The layer's three products take about three times the first.
+// PyTorch's node is in C++. Ours is in Python, so the engine's thread waits for the interpreter: 140 us a layer,
+// forward and backward, on an H200's host (benchmarks/results/nvidia-h200/host/notes.md). The layer's three products
+// take about three times as long as the first.
 constexpr double kHostUs = 140;
 constexpr double kProducts = 3;
-// The same for a CPU, whose products have no model: some 20 us.
+// The same for a CPU, for whose products there is no model: some 20 us.
 constexpr double kFewProducts = 1 << 20;
 
-// grad @ weight, whose weight is a transposed matrix; or grad^T @ x, where both are.
+// For grad @ weight, where the weight is a transposed matrix, or grad^T @ x, where both are.
 bool is_fused(const Prepared& forward, int64_t m, int64_t n, int64_t k, bool is_x_transposed) {
   // In 16 bits PyTorch's GEMM multiplies transposed matrices (autograd/gradient_products.py).
   if (element_bytes(forward.problem.x.element) == 2) return false;
@@ -46,7 +47,7 @@ bool is_bound_by_host(const Prepared& prepared) {
 }  // namespace
 
 Answer recorder_of(const LinearCall& call) {
-  // Of more axes PyTorch's product is a view, where gradients are recorded.
+  // With more axes PyTorch's product is a view where gradients are recorded.
   const bool is_known =
       (call.epilogue == EpilogueId::bias && call.x->dim == 2) || call.epilogue == EpilogueId::bias_relu;
   if (!is_known || call.operands.fold || call.out || call.is_strict || call.is_batch_invariant ||

@@ -23,7 +23,7 @@ bool Tensor::is_contiguous() const {
 bool Tensor::is_dense() const {
   if (numel() == 0) return true;
   int64_t expected = 1;
-  uint64_t found = 0;  // axes, by their bits
+  uint64_t found = 0;  // a bit for each axis
   for (int step = 0; step < dim; ++step) {
     for (int axis = dim - 1; axis >= 0; --axis) {
       if ((found >> axis & 1) || (sizes[axis] != 1 && strides[axis] != expected)) continue;
@@ -57,7 +57,7 @@ bool are_apart(const Tensor& a, const Tensor& b) { return end_of(a) <= b.data ||
 
 bool as_strided(const Tensor& tensor, int64_t rows, int64_t columns, Matrix* matrix) {
   const int last = tensor.dim - 1;
-  // One row has no stride that anything could walk; any that the hardware accepts will do.
+  // With one row the row stride is never used. Any value that the hardware accepts will do.
   const int64_t any_stride = (columns + 15) / 16 * 16;
   *matrix = {tensor.data, tensor.element, any_stride, columns > 1 ? tensor.strides[last] : 1};
   if (rows <= 1) return true;

@@ -1,4 +1,4 @@
-// A tensor as a call reads it: each property once, whichever binding it comes through.
+// A tensor as calls read it: each property is read once, by either binding (csrc/python, csrc/torch).
 #pragma once
 
 #include "gemm/problem.h"

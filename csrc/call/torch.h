@@ -1,4 +1,5 @@
-// What a call needs of PyTorch: memory and its GEMM. Each binding implements it over its own handles.
+// What a call needs from PyTorch: memory and its GEMM. The bindings (csrc/python, csrc/torch) implement it with their
+// own handles.
 #pragma once
 
 #include "call/tensor.h"
@@ -8,49 +9,49 @@ namespace epigemm::call {
 
 struct Record;
 
-// How much of a linear call PyTorch's GEMM does.
+// How much of a linear call PyTorch's GEMM computes.
 enum class Gemm { Product, WithBias, WithBiasAndReLU };
 
-// Where a call ended. All but the first two: nothing was launched or written, and this stands in the way. Python's
-// table of deeds (python/epigemm/calls/deeds.py) says what is done about each.
+// The result of a call. All but the first two are reasons: nothing was launched or written. What Python does about each
+// of them is called a deed (python/epigemm/calls/deeds.py).
 enum class Answer {
   Done,             // the result is there
-  Raised,           // PyTorch has raised; or see Torch::raise
+  Raised,           // there is a Python error, from PyTorch or from Torch::raise
   NotPlain,         // not for plain calls: the binding cannot read the arguments, or a mode or a tracer is on
   DoesNotFit,       // the arguments do not fit each other
   IsEmpty,          // nothing is multiplied
-  NotReady,         // the device was not looked at yet
+  NotReady,         // the device is not known yet
   MayOverlap,       // `out` may share memory with an argument
-  NotStorable,      // the result cannot be written to `out` as it lies
-  NotReadable,      // tensors cannot be read as they lie
+  NotStorable,      // no kernel can write to `out` with its layout
+  NotReadable,      // no kernel can read the tensors with their layouts
   LacksPack,        // the weight's fp16 slices have to be made
   NoMemory,         // none for a workspace
   NotFused,         // the call is strict, and no fused kernel would run
   OtherSetting,     // PyTorch's GEMM needs another fp32 setting
   NotLinked,        // the epilogue was not linked yet into the kernel that would run
-  Recorded,         // a plain call but for autograd: some tensor requires a gradient
-  ByReference,      // no kernel of epigemm's is there for the epilogue: PyTorch's operators compute it
-  RecordedByTorch,  // Recorded, and PyTorch's own operators do it best (recorded.h)
-  NoPair,           // no kernel would compute a pair of products: the second one has to be there as a matrix
+  Recorded,         // plain except for autograd: some tensor requires a gradient
+  ByReference,      // epigemm has no kernel for the epilogue: PyTorch's operators compute it
+  RecordedByTorch,  // Recorded, and PyTorch's own operators should record it (recorded.h)
+  NoPair,           // no kernel would compute a pair of products: the second product has to be given as a matrix
 };
 
 class Torch {
  public:
-  // The result: a new one, or the caller's `out`. False after an error of PyTorch's.
+  // The result: a new tensor, or the caller's `out`. False after an error of PyTorch.
   virtual bool result(Tensor* result) = 0;
-  // Bytes on x's device, aligned to 256; nullptr where there is no memory.
+  // Memory on x's device, aligned to 256 bytes; nullptr if there is none.
   virtual void* workspace(int64_t bytes) = 0;
-  // PyTorch's GEMM into the result, which is a contiguous matrix. `bias`: where it adds one, its place among what the
-  // call gives, be it operands or the vectors of a fold. False after an error of PyTorch's.
+  // PyTorch's GEMM into the result, which is a contiguous matrix. `bias`: if the GEMM adds one, its position among the
+  // call's operands, or among the vectors of a fold. False after an error of PyTorch.
   virtual bool gemm(Gemm gemm, int bias, Tensor* result) = 0;
-  // The stream that PyTorch runs on, on x's device. False where it has none.
+  // PyTorch's current stream on x's device. False if there is none.
   virtual bool stream(void** stream) = 0;
   // Runs an elementwise problem on a CPU, on PyTorch's threads.
   virtual void run_on_cpu(const ElementwiseProblem& problem) = 0;
   virtual void run_derivative_on_cpu(const DerivativeProblem& problem) = 0;
-  // Has the call end in a RuntimeError.
+  // Makes the call end with a RuntimeError.
   virtual void raise(const char* message) = 0;
-  // Of a dry run: where what would be launched is written instead.
+  // For a dry run: the record of what would be launched.
   virtual Record* record() { return nullptr; }
 
  protected:

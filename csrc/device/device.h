@@ -10,9 +10,10 @@ struct Device {
   double clock_mhz = 0;            // the multiprocessors' highest
   double memory_bytes_per_us = 0;  // what a copy reaches, reads and writes counted
   double l2_bytes = 0;             // 0: not known
-  // Tensor cores that add fp32 sums at half the rate of fp16 sums: GeForce. No attribute tells, so the name does.
+  // Tensor cores with fp32 sums at half the rate of fp16 sums: GeForce. There is no attribute for it, so the name is
+  // used.
   bool has_half_rate_sums = false;
-  bool is_speed_assumed = false;  // the device does not tell its clock or its memory's speed
+  bool is_speed_assumed = false;  // the device does not report its clock or its memory's speed
 };
 
 // The share of the memory's nominal bandwidth that a copy reaches: 0.890 on an H200, 0.904 on an H100.

@@ -1,5 +1,5 @@
-// Enqueueing one kernel by the driver's own function. The runtime's does the same, but takes the host 5.5 us a launch
-// of a GEMM where this takes 3.2 (an H200's host: docs/architecture.md).
+// Launches one kernel by the driver's function. The runtime's function does the same, but takes the host 5.5 us for a
+// GEMM instead of 3.2 us (an H200's host: benchmarks/results/nvidia-h200/host/notes.md).
 #pragma once
 
 #include <cuda_runtime_api.h>

@@ -4,8 +4,8 @@
 //
 //   static constexpr auto operands = operand_list(accumulator(), per_column("bias"), scalar("scale"));
 //
-// From that one list the Hopper GEMM derives its epilogue tree, the elementwise CUDA kernel its loads, the CPU loop its
-// buffers and the torch binding its argument checks.
+// From that one list the open kernels derive their slots (open/functor.h), the elementwise CUDA kernel its loads, the
+// CPU loop its buffers and the torch binding its argument checks.
 #pragma once
 
 #if defined(__CUDACC__)

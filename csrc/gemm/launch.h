@@ -9,8 +9,8 @@ namespace epigemm {
 // Whether this build has the families' kernels.
 bool has_gemm_kernels();
 
-// Enqueues a family's kernels on the problem's stream; the plan is fused. `kernels`: those that the family names for
-// them (Family::kernels). Returns nullptr, or what was refused and why.
+// Enqueues a family's kernels on the problem's stream, for a fused plan. `kernels`: those of Family::kernels, with the
+// epilogue linked in. Returns nullptr, or what was refused and why.
 const char* launch(Problem const& problem, Plan const& plan, open::Kernels const& kernels);
 
 }  // namespace epigemm

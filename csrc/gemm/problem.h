@@ -1,4 +1,4 @@
-// The arguments that the binding passes to the planner and the kernels: plain structs, no tensor, no CUTLASS type.
+// The arguments of the planner and the kernels: plain structs, without tensors and CUTLASS types.
 #pragma once
 
 #include <cstdint>
@@ -9,7 +9,7 @@
 
 namespace epigemm {
 
-// What fp32 operands are multiplied in; without meaning for the other element types.
+// The arithmetic of products of fp32 operands; without meaning for the other element types.
 enum class Arithmetic {
   IEEE,    // every product and sum in fp32
   TF32,    // products of 10-bit mantissas on the tensor cores, sums in fp32
@@ -34,7 +34,7 @@ struct Sizes {
   }
 };
 
-// 16 bits: what the kernels cannot address as it lies. Each call copies it, to rows that they can
+// 16-bit matrices that the kernels cannot address. Each call copies them to rows that they can address
 // (gemm/planner/copies.h).
 struct Copies {
   bool x = false, weight = false, out = false;
@@ -43,34 +43,34 @@ struct Copies {
   bool operator==(const Copies& other) const { return x == other.x && weight == other.weight && out == other.out; }
 };
 
-// D = epilogue(x @ weight^T): x is M x K, weight N x K, out (D) M x N. Of a pair of products the epilogue's first
-// matrix is x @ weight2^T, which is written nowhere.
+// D = epilogue(x @ weight^T): x is M x K, weight N x K, out (D) M x N. For a pair of products the epilogue's first
+// matrix is x @ weight2^T, which is never stored.
 struct Problem : Sizes {
   EpilogueId epilogue{};
   Arithmetic arithmetic = Arithmetic::IEEE;
-  Matrix x, weight, out;                // the element type of each is a fact of its own
-  void* weight2 = nullptr;              // of a pair; as the weight, but for its address
+  Matrix x, weight, out;                // each has its own element type
+  void* weight2 = nullptr;              // for a pair; like the weight, except for its address
   int alignment = 0;                    // bytes: the largest power of two that divides the address of all of these
-  OperandValue operands[kMaxOperands];  // in the epilogue's order, the accumulator left out
+  OperandValue operands[kMaxOperands];  // in the epilogue's order, without the accumulator
   bool has_bias = true;                 // counts only where the epilogue has one
   bool are_operands_contiguous = true;  // every per-column vector has stride 1
-  bool is_out_padded = false;           // what is behind the rows of `out` may be written, to whole 16 bytes
+  bool is_out_padded = false;           // the padding behind the rows of `out` may be written, up to whole 16 bytes
   bool is_pair = false;                 // of products
   Copies copies;
-  bool is_packed = false;              // fp16 slices: the weight's are there already
-  bool is_tf32_allowed = false;        // fp32: to PyTorch's GEMM
+  bool is_packed = false;              // fp16 slices: the weight has a pack
+  bool is_tf32_allowed = false;        // fp32: whether PyTorch's GEMM may use TF32
   bool is_batch_invariant = false;     // the plan must not depend on M
-  bool is_any_family_offered = false;  // also those that wait for their first run: Family::is_offered
+  bool is_any_family_offered = false;  // also those that have not run on a GPU: Family::is_offered
   void* workspace = nullptr;           // fp16 slices of x, and of a weight that is not packed
-  void* packed_weight = nullptr;       // the weight's fp16 slices, where they are there already
+  void* packed_weight = nullptr;       // the weight's pack, if there is one
   Device device;
   void* stream = nullptr;  // cudaStream_t
 };
 
-// The order in which a persistent kernel walks the grid of output tiles.
+// The order in which a persistent kernel computes the grid of output tiles.
 enum class Raster { AlongM = 0, AlongN = 1 };
 
-// Who computes a problem: a family of fused kernels, or PyTorch's GEMM followed by what it does not do itself.
+// What computes a problem: a family of fused kernels, or the fallback.
 enum class FamilyId : int {
 #define EPIGEMM_FAMILY(name) name,
 #include "gemm/families.def"
@@ -85,7 +85,7 @@ struct Plan {
   FamilyId family = FamilyId::fallback;
   int tile = 0;  // index into the family's tiles for the problem's arithmetic
   Raster raster = Raster::AlongM;
-  int swizzle = 1;  // width of the strips of tiles that are walked together, in clusters
+  int swizzle = 1;  // width of the strips of tiles that are computed together, in clusters
   int splits = 1;   // CTAs that share the K of a tile
 
   bool is_fused() const { return family != FamilyId::fallback; }
@@ -96,7 +96,7 @@ inline bool operator==(const Plan& a, const Plan& b) {
          a.splits == b.splits;
 }
 
-// A plan and the time that is expected of it.
+// A plan and its predicted time.
 struct Candidate {
   Plan plan;
   double microseconds = 0;

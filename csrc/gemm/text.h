@@ -1,4 +1,4 @@
-// Reasons in words. Put together only where there is something to say: a stream costs more than the decision itself.
+// Builds the text of reasons. Only called if there is a reason, because a stream takes longer than the decision itself.
 #pragma once
 
 #include <sstream>

@@ -12,10 +12,11 @@
 namespace epigemm::link {
 namespace {
 
-// Of one epilogue, by name: few, so that a search tree is as fast as a hash. std::less<> compares views with strings.
+// The kernels of one epilogue, by name. There are few, so a search tree is as fast as a hash table. std::less<>
+// compares views with strings.
 using ByName = std::map<std::string, const void*, std::less<>>;
 
-// Every launch of a linked epilogue looks its kernel up; one is added now and then.
+// Every launch of a linked epilogue looks up its kernel. Kernels are rarely added.
 struct Table {
   std::shared_mutex mutex;
   std::unordered_map<EpilogueId, ByName> kernels;

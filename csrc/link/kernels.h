@@ -1,4 +1,4 @@
-// The open kernels that epilogues were linked into and that are loaded. Callable without CUDA headers.
+// The loaded kernels: open kernels with an epilogue linked into them. Callable without CUDA headers.
 #pragma once
 
 #include "epilogue/registry.h"
@@ -6,13 +6,14 @@
 
 namespace epigemm::link {
 
-// The kernel with this epilogue in it: a cudaKernel_t. Null where it was not linked yet.
+// The kernel with this epilogue in it, a cudaKernel_t; null if it has not been loaded.
 const void* find(EpilogueId epilogue, open::KernelName kernel);
 
-// All kernels of a launch. False where one was not linked yet.
+// All kernels of a launch. False if one has not been loaded.
 bool find(EpilogueId epilogue, const open::KernelNames& names, open::Kernels* kernels);
 
-// Loads a linked kernel. Returns nullptr, or what the driver refused and why. A kernel that is loaded already stays.
+// Loads a linked kernel. Returns nullptr, or what the driver refused and why. If the kernel is loaded already, it is
+// kept.
 const char* add(EpilogueId epilogue, open::KernelName kernel, const void* cubin);
 
 }  // namespace epigemm::link

@@ -14,7 +14,8 @@
 
 namespace epigemm::open {
 
-// What a functor may read beside the accumulator has one slot each: those of a kind side by side, kinds in their order.
+// Each operand that a functor may read, beside the accumulator, has a slot. The slots of a kind are consecutive, in the
+// order of the kinds.
 EPIGEMM_HOST_DEVICE constexpr int first_slot(OperandKind kind) {
   int slot = 0;
   for (int before = 1; before < static_cast<int>(kind); ++before) {
@@ -29,7 +30,7 @@ constexpr int kRows = traits_of(OperandKind::PerRow).most, kRow0 = first_slot(Op
 constexpr int kMatrices = traits_of(OperandKind::Matrix).most, kMatrix0 = first_slot(OperandKind::Matrix);
 constexpr int kSlots = first_slot(static_cast<OperandKind>(kOperandKinds));
 
-// What `epigemm_operand` says of a slot.
+// Results of `epigemm_operand`: how a slot is read.
 constexpr int kUnread = 0;
 constexpr int kOfElement = 1;  // x's element type
 constexpr int kOfCompute = 2;  // fp32; fp64 where x is fp64
@@ -50,7 +51,7 @@ struct Operands {
 
 #if defined(__CUDACC__)
 
-// Which operands are read, and as what: see above.
+// Whether a slot's operand is read, and with which type: see above.
 extern "C" __device__ int epigemm_operand(int slot);
 
 // The operands' values by slot: parameters of these functions, and their names.
@@ -61,7 +62,7 @@ extern "C" __device__ int epigemm_operand(int slot);
 extern "C" __device__ float epigemm_apply(float acc, EPIGEMM_SLOTS(float));
 extern "C" __device__ double epigemm_apply_double(double acc, EPIGEMM_SLOTS(double));
 
-// Its derivative by the operand in a slot, or by the accumulator (slot -1).
+// The epilogue's derivative by the operand in a slot, or by the accumulator (slot -1).
 extern "C" __device__ float epigemm_slope(float acc, EPIGEMM_SLOTS(float), int slot);
 extern "C" __device__ double epigemm_slope_double(double acc, EPIGEMM_SLOTS(double), int slot);
 

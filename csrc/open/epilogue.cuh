@@ -1,5 +1,5 @@
-// How a plain CUDA kernel calls the functor that is linked into it, and reads what that asks for. Every load stands
-// behind `epigemm_operand`: the linker drops those of slots that the functor does not read.
+// How a plain CUDA kernel calls the functor that is linked into it, and reads its operands. Every load depends on
+// `epigemm_operand`, so the linker drops the loads of slots that the functor does not read.
 #pragma once
 
 #include "device/types.cuh"
@@ -22,7 +22,7 @@ __device__ __forceinline__ double slope(double acc, const double (&v)[kSlots], i
 }
 static_assert(kSlots == 12, "the calls above name every slot");
 
-// Whether kWidth neighbours are known to lie within the row, at an address that allows wide loads.
+// Whether kWidth neighbours are known to be within the row, at an address that allows wide loads.
 enum class Access { Wide, Unknown };
 
 // kWidth neighbours of a row as one access of memory, or two.
@@ -41,7 +41,7 @@ struct alignas(sizeof(T) * kWidth < 16 ? sizeof(T) * kWidth : 16) Packed {
   }
 };
 
-// `count` of them exist; one beyond reads the last of the row.
+// `count` of them exist; the others are read from the row's last element.
 template <Access access, class T, int kWidth>
 __device__ __forceinline__ void load(Packed<T, kWidth>& to, const void* data, int64_t index, int64_t count) {
   const T* const from = static_cast<const T*>(data) + index;
@@ -55,8 +55,8 @@ __device__ __forceinline__ void load(Packed<T, kWidth>& to, const void* data, in
   }
 }
 
-// Neighbours of x's element type or of the compute type, as they lie in memory: converted where they are used, so that
-// no load waits for the one before it. `kind`: what epigemm_operand says.
+// Neighbours of x's element type or of the compute type, unconverted. They are converted where they are used, so that
+// no load waits for the one before it. `kind`: the result of epigemm_operand.
 template <class Element, int kWidth>
 class Neighbours {
  public:
@@ -82,14 +82,14 @@ class Neighbours {
   Packed<Compute, kWidth> of_compute_;
 };
 
-// The functor for kWidth neighbouring columns of x's element type: what is the same in all rows is loaded once.
+// The functor for kWidth neighbouring columns. Operands that are the same in all rows are loaded once.
 template <class Element, int kWidth, Access access>
 class Epilogue {
  public:
   using Compute = typename cuda::ComputeType<Element>::type;
   using Operands = open::Operands<Compute>;
 
-  // What it reads for one row of these columns.
+  // The operands of one row of these columns.
   struct Row {
     Neighbours<Element, 1> rows[kRows];
     Neighbours<Element, kWidth> matrices[kMatrices];

@@ -1,10 +1,10 @@
-// What open kernels call (open.h), made of a built-in functor:
+// What open kernels call (contract.h), made of a built-in functor:
 //
 //   EPIGEMM_LINKED_FUNCTOR(BiasReLU, float)
 //
-// In place of float: for results of fp16 Rounded, for those of bf16 RoundedToBFloat16.
+// In place of float, Rounded is for fp16 results and RoundedToBFloat16 for bf16 results.
 //
-// Compiled by nvcc with the package, and by NVRTC at first use: no C++ library.
+// Compiled by nvcc with the package, and by NVRTC at first use, which has no C++ library.
 #pragma once
 
 #include "epilogue/primitives.h"  // before the functor
@@ -12,7 +12,7 @@
 
 namespace epigemm::open {
 
-// Of an operand by its place in the functor's list: the first of a kind has the first of its kind's.
+// The slot of an operand by its position in the functor's list: operands of a kind have that kind's slots, in order.
 template <class Functor>
 EPIGEMM_HOST_DEVICE constexpr int slot_of(int place) {
   int slot = first_slot(Functor::operands[place].kind);
@@ -20,7 +20,7 @@ EPIGEMM_HOST_DEVICE constexpr int slot_of(int place) {
   return slot;
 }
 
-// What `epigemm_operand` says of a slot.
+// The result of `epigemm_operand` for a slot.
 template <class Functor, int Place = 1>
 __device__ __forceinline__ int kind_of_slot(int slot) {
   if constexpr (Place < Functor::operands.size()) {
@@ -32,7 +32,7 @@ __device__ __forceinline__ int kind_of_slot(int slot) {
   }
 }
 
-// Functor::apply of the accumulator and of the operands, which `number` makes from their values and slots.
+// Functor::apply for the accumulator and the operands, which `number` makes from their values and slots.
 template <class Functor, int Place = 1, class Make, class... Numbers>
 __device__ __forceinline__ auto apply_functor(const Make& make, Numbers... numbers) {
   if constexpr (Place < Functor::operands.size()) {
@@ -43,7 +43,7 @@ __device__ __forceinline__ auto apply_functor(const Make& make, Numbers... numbe
   }
 }
 
-// Values of T as Number, which the functor is applied to.
+// Values of T, converted to Number, to which the functor is applied.
 template <class Number, class T>
 struct Values {
   const T* values;
@@ -51,7 +51,7 @@ struct Values {
   __device__ __forceinline__ Number operator()(int slot) const { return Number(values[slot]); }
 };
 
-// And as dual numbers: the derivative by the operand in a slot, or by the accumulator (slot -1).
+// Values as dual numbers: for the derivative by the operand in a slot, or by the accumulator (slot -1).
 template <class T>
 struct Duals {
   const T* values;

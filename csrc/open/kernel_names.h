@@ -1,5 +1,5 @@
 // The open kernels by name: the symbol of each, "epigemm_open_sm90_tma_bfloat16_0_matrix". epigemm/ir/index.json says
-// which file has its IR. Whoever owns a kernel names it: a family of GEMM kernels, or the elementwise room.
+// which file has its IR. The owner of a kernel names it: a family of GEMM kernels, or csrc/elementwise.
 #pragma once
 
 #include <string_view>
@@ -9,7 +9,7 @@ namespace epigemm::open {
 // Names have static lifetime.
 using KernelName = std::string_view;
 
-// The open kernels of one launch, in the order in which it takes them.
+// The open kernels of one launch, in the launch's order.
 struct KernelNames {
   static constexpr int kMost = 2;
 

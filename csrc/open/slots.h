@@ -1,4 +1,4 @@
-// A call's operands as an open kernel takes them: each in its slot (contract.h).
+// Puts a call's operands into the slots of an open kernel (contract.h).
 #pragma once
 
 #include "epilogue/registry.h"
@@ -6,7 +6,7 @@
 
 namespace epigemm::open {
 
-// `values`: in the epilogue's order, the accumulator left out; vectors without gaps.
+// `values`: in the epilogue's order, without the accumulator; vectors have no gaps.
 template <class Compute>
 Operands<Compute> by_slot(const EpilogueInfo& epilogue, const OperandValue* values);
 

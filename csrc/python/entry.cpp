@@ -1,5 +1,5 @@
-// The entry: plain calls from Python to csrc/call, in CPython's limited API. It sees tensors through PyTorch's DLPack
-// exchange API, without PyTorch's dispatcher. Where it has no result it returns the reason, a call::Answer.
+// The entry: plain calls from Python to csrc/call, in CPython's limited API. It reads tensors through PyTorch's DLPack
+// exchange API, without PyTorch's dispatcher. If it has no result, it returns the reason, a call::Answer.
 #include <exception>
 #include <string>
 
@@ -30,8 +30,8 @@ struct Fold {
   }
 };
 
-// The epilogue's operands in its order: tensors, numbers, None where one is absent; or the vectors that they are folded
-// from.
+// The epilogue's operands in its order: tensors, numbers, or None for an absent one; or the vectors from which they are
+// folded.
 struct OperandTuple {
   call::Tensor storage[kMaxOperands];
   Fold fold;
@@ -50,7 +50,7 @@ struct OperandTuple {
   }
 };
 
-// Arguments of calls that a node of epigemm's records, if any.
+// Arguments of calls that are recorded by a node of epigemm, if at all.
 struct ByNode {
   static call::Answer recorder() { return call::Answer::Recorded; }
 };
@@ -150,7 +150,7 @@ struct LinearArguments {
   }
 };
 
-// A matrix transposed, without a copy.
+// A transposed view of a matrix.
 struct Transposed {
   call::Tensor tensor;
 
@@ -209,7 +209,7 @@ struct ProductsArguments : ByNode {
   }
 
  private:
-  // left @ right, or the reason why not.
+  // left @ right, or the reason why there is no result.
   PyObject* multiply(const Factor& left, const Factor& right) const {
     const Transposed transposed(right.view);
     call::LinearCall linear;
@@ -271,7 +271,7 @@ bool has_count(Py_ssize_t count, int wanted) {
   return false;
 }
 
-// A function of the module: reads a call's arguments, and runs a call that is plain.
+// A function of the module: reads a call's arguments, and makes the call if it is plain.
 template <class Arguments>
 PyObject* answer(PyObject*, PyObject* const* given, Py_ssize_t count) {
   if (!has_count(count, Arguments::Count)) return nullptr;
@@ -288,8 +288,9 @@ PyObject* answer(PyObject*, PyObject* const* given, Py_ssize_t count) {
   }
 }
 
-// sees(*tensors) -> int: who takes a call of these, None left out: Done for the kernels, Recorded for autograd alone,
-// NotPlain for a mode, a tracer or a transform. What autocast casts was cast before.
+// sees(*tensors) -> int: the route of a call of these tensors (a None is skipped). Done: it is plain. Recorded: only
+// autograd has to record it. NotPlain: a mode, a tracer or a transform has to intercept it. Autocast's casts were made
+// before.
 PyObject* sees(PyObject*, PyObject* const* given, Py_ssize_t count) {
   Reader reader(/*is_routed=*/false);
   bool is_read = reader.begin_cast();
@@ -301,7 +302,7 @@ PyObject* sees(PyObject*, PyObject* const* given, Py_ssize_t count) {
   return PyErr_Occurred() ? nullptr : reason(reader.found(is_read));
 }
 
-// init(exchange_api, functions, members): before any other.
+// init(exchange_api, functions, members): to be called before all others.
 PyObject* init(PyObject*, PyObject* const* given, Py_ssize_t count) {
   if (!has_count(count, 3) || !fill_state(given[0], given[1], given[2])) return nullptr;
   Py_RETURN_NONE;

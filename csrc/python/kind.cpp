@@ -22,7 +22,7 @@ namespace {
 //   OnCudaAlone: whether calls without CUDA tensors have no kind
 enum About { Model, Own, Parameters, Name, Watchers, Left, World, First, Deep, OnCudaAlone, kAboutCount };
 
-// Where equal calls have to give equal bits, whatever was called before.
+// Whether equal calls have to give equal bits.
 bool wants_same_bits() {
   if (!is_off(state.is_deterministic)) return true;
   if (PyDict_GetItemWithError(state.invariance, state.active) == Py_False) return false;
@@ -31,7 +31,7 @@ bool wants_same_bits() {
   return !enabled || !is_off(enabled);
 }
 
-// What a call is made in, which is part of its kind.
+// The modes of a call, which are part of its kind.
 struct Modes {
   explicit Modes(PyObject* about)
       : is_recording(!is_off(state.is_grad_enabled)),
@@ -61,8 +61,8 @@ struct Modes {
     return found.get();
   }
 
-  // The caller's, also while another thread has switched it for a GEMM of its own: no other thread runs meanwhile.
-  // By its first letter: "none", "ieee", "tf32" or "bf16".
+  // The setting of the caller, even if another thread has switched it for one of its GEMMs; no other thread runs at
+  // this time. It is identified by its first letter: "none", "ieee", "tf32" or "bf16".
   static Py_UCS4 fp32_setting() {
     Object found = Object::borrowed(PyDict_GetItemWithError(state.fp32_callers, state.cuda));
     if (!found) found = Object(PyObject_Call(state.fp32_setting, state.fp32_of_cuda, nullptr));
@@ -74,8 +74,9 @@ struct Modes {
   const bool is_recording, is_inference, is_autocast, is_training, is_distributed;
 };
 
-// What tells calls apart, value by value, as one number: nothing is allocated. A str stands there by its hash, another
-// object by the address of its class. Two kinds that are taken for one cost time alone; of exact ones, 2^-56 are.
+// A hash of a call, value by value, without allocations. A str counts by its hash, another object by the address of its
+// class. If two kinds have the same hash, that costs only time. Two exact kinds have the same hash with a probability
+// of 2^-56.
 class Key {
  public:
   Key(Py_ssize_t first, long deep, const Modes& modes) : first_(first), deep_(deep), modes_(modes) {
@@ -103,7 +104,7 @@ class Key {
   // Whether there is a CUDA tensor.
   bool has_device() const { return device_ >= 0; }
 
-  // In the last eight bits the number of the device behind that of a CPU, 0.
+  // The last eight bits are 0 for a CPU, else one more than the index of the GPU.
   std::uint64_t number() const { return found_ << 8 | static_cast<std::uint64_t>(device_ + 1); }
 
  private:
@@ -161,7 +162,7 @@ class Key {
     add('o', type);
   }
 
-  // It may be a size: which rows of a tensor are multiplied, or how many.
+  // A number may be a size, such as the rows of a tensor that are multiplied.
   void note_number(PyObject* number) {
     int overflow = 0;
     if (PyFloat_CheckExact(number)) return add('f', bits_of(PyFloat_AsDouble(number)));
@@ -175,7 +176,7 @@ class Key {
     return type == state.tensor_type || type == state.parameter_type;
   }
 
-  // By its attributes: PyTorch's exchange API takes several times as long where its code is in no cache.
+  // Reads attributes: PyTorch's exchange API takes several times as long if its code is in no cache.
   void note_tensor(PyObject* tensor) {
     const Object dtype(PyObject_GetAttr(tensor, state.dtype));
     const long index = number_of(state.get_device_of, tensor);
@@ -208,7 +209,7 @@ class Key {
     return bits;
   }
 
-  // A nested tensor has none.
+  // A nested tensor has no shape.
   void note_shape(PyObject* tensor) {
     const Object shape(PyObject_GetAttr(tensor, state.shape));
     const Py_ssize_t count = shape && PyTuple_Check(shape.get()) ? PyTuple_Size(shape.get()) : -1;
@@ -223,8 +224,8 @@ class Key {
   std::uint64_t found_ = 0;
 };
 
-// Counts a call that runs as it was; the last one is forgotten. False where nothing is known of its kind. Null after an
-// error.
+// Counts a call that runs the original model. After the last one the kind is removed. False if the kind is not in
+// `left`. Null after an error.
 PyObject* count_down(PyObject* left, PyObject* key) {
   PyObject* const found = PyDict_GetItemWithError(left, key);
   const long calls = found ? PyLong_AsLong(found) : 0;
@@ -260,11 +261,11 @@ PyObject* kind(PyObject*, PyObject* const* given, Py_ssize_t count) {
   }
   PyObject* const about = given[0];
   if (about == Py_None) Py_RETURN_FALSE;
-  // Who else has the model's __dict__, as a replica of DataParallel does, holds the list, too.
+  // Other owners of the model's __dict__, such as a replica of DataParallel, hold the list, too.
   constexpr std::uint32_t kHolders = 2;
   const bool is_known = given[1] == Py_True;
   const auto holders = static_cast<std::uint32_t>(Py_REFCNT(PyTuple_GetItem(about, Own)));
-  // Function modes see what is asked of tensors.
+  // Function modes would intercept reads of tensors' attributes.
   if (!is_known && (holders != kHolders || !is_off(state.has_function_mode))) Py_RETURN_FALSE;
   if (PyList_Size(PyTuple_GetItem(about, Watchers)) != 0 || wants_same_bits()) Py_RETURN_NONE;
   const Py_ssize_t first = PyLong_AsSsize_t(PyTuple_GetItem(about, First));

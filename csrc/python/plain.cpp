@@ -81,7 +81,7 @@ bool view_of(PyObject* object, call::Tensor* tensor) {
   tensor->dim = view.ndim;
   tensor->sizes = view.shape;
   tensor->strides = view.strides;
-  // A tensor of zeros that has no memory; one without strides.
+  // Not a tensor of zeros without memory, nor one without strides.
   return (view.data || tensor->numel() == 0) && (view.strides || view.ndim == 0);
 }
 
@@ -110,7 +110,7 @@ bool Reader::read_operand(PyObject* object, call::Tensor* storage, call::GivenOp
 call::Answer Reader::found(bool is_read) const {
   if (!is_read) return call::Answer::NotPlain;
   if (!needs_gradient_) return call::Answer::Done;
-  // A tensor without memory may stand for another one, of a transformation of PyTorch's that is over.
+  // A tensor without memory may be the wrapper of a PyTorch transformation that has ended.
   return is_in_memory_ ? call::Answer::Recorded : call::Answer::NotPlain;
 }
 

@@ -1,4 +1,4 @@
-// Plain calls: on plain tensors, with no autograd, tracer or mode that must see the call.
+// Plain calls: on plain tensors, and not to be intercepted by autograd, a tracer or a mode.
 #pragma once
 
 #include "call/linear.h"
@@ -6,35 +6,35 @@
 
 namespace epigemm::python {
 
-// Whether a function of PyTorch's returns False, None or 0.
+// Whether a function of PyTorch returns False, None or 0.
 bool is_off(PyObject* function);
 
-// Whether no mode, tracer or transform is at work. `*is_recording`: whether gradients are enabled.
+// Whether no mode, tracer or transform is active. `*is_recording`: whether gradients are enabled.
 bool is_seen_by_nobody(bool* is_recording);
 
-// Whether, besides, neither autocast nor a profiler is: autocast would have PyTorch's GEMM cast its operands, and a
-// profiler is told of the call where Python makes it.
+// Whether, in addition, neither autocast nor a profiler is active. Under autocast PyTorch's GEMM would cast its
+// operands, and with a profiler Python makes the call, so that it has a name in the profile.
 bool is_plain_here(bool* is_recording);
 
 // Reads tensor arguments of one call.
 class Reader {
  public:
-  // `is_routed`: autograd, tracers and modes are done with the call.
+  // `is_routed`: autograd, tracers and modes have handled the call.
   explicit Reader(bool is_routed) : is_routed_(is_routed) {}
 
-  // False where the call is none for the kernels, whatever its tensors are.
+  // False if the call is not plain, whatever its tensors are.
   bool begin() { return is_routed_ || is_plain_here(&is_recording_); }
-  // The same of a call that autocast has cast, if it is on.
+  // The same for a call whose autocast casts have been made.
   bool begin_cast() { return is_seen_by_nobody(&is_recording_); }
 
-  // A tensor; false where it is none that a plain or recorded call may read.
+  // Reads a tensor; false if a plain or recorded call may not read it.
   bool read(PyObject* object, call::Tensor* tensor);
-  // The same, or None: `*pointer` is null then.
+  // Reads a tensor or None, for which `*pointer` is null.
   bool read_optional(PyObject* object, call::Tensor* storage, const call::Tensor** pointer);
-  // A number, a tensor or None.
+  // Reads a number, a tensor or None.
   bool read_operand(PyObject* object, call::Tensor* storage, call::GivenOperand* operand);
 
-  // Done for a plain call whose arguments could all be read; else why it is not plain.
+  // Done for a plain call whose arguments could all be read; else the reason why it is not plain.
   call::Answer found(bool is_read) const;
 
  private:
@@ -44,7 +44,7 @@ class Reader {
   bool is_in_memory_ = true;
 };
 
-// A tensor of PyTorch's making.
+// Reads a tensor that PyTorch has made for the call.
 bool view_of(PyObject* object, call::Tensor* tensor);
 
 }  // namespace epigemm::python

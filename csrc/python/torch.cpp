@@ -6,13 +6,14 @@
 namespace epigemm::python {
 namespace {
 
-// The GIL, for as long as a loop runs.
+// Releases the GIL while a loop runs.
 struct Released {
   PyThreadState* const thread = PyEval_SaveThread();
   ~Released() { PyEval_RestoreThread(thread); }
 };
 
-// torch.OutOfMemoryError is a RuntimeError. Anything else, like KeyboardInterrupt, is the caller's.
+// Clears an out-of-memory error (torch.OutOfMemoryError is a RuntimeError). Other errors, such as KeyboardInterrupt,
+// stay set for the caller.
 void forget_shortage() {
   if (PyErr_ExceptionMatches(PyExc_RuntimeError) || PyErr_ExceptionMatches(PyExc_MemoryError)) PyErr_Clear();
 }

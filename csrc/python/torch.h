@@ -1,4 +1,4 @@
-// PyTorch's memory and GEMM through its Python functions: exactly what a user's own call would get.
+// PyTorch's memory and GEMM through its Python functions, which a user's own call would use.
 #pragma once
 
 #include "call/torch.h"
@@ -6,18 +6,18 @@
 
 namespace epigemm::python {
 
-// An answer other than a result, as Python gets it: `Reason` in entry.py.
+// An answer without a result, for Python: `Reason` in planning/reasons.py.
 PyObject* reason(call::Answer answer);
 
-// A call's tensors. `weight` or its transpose, the other null; both null: an elementwise call. `vectors`: a tuple that
-// holds the bias, where a GEMM may add one. `out`: None where there is none.
+// A call's tensors. One of `weight` and its transpose is null; both are null for an elementwise call. `vectors`: a
+// tuple with the bias that a GEMM may add. `out`: may be None.
 struct Arguments {
   PyObject *x, *weight, *transposed, *vectors, *out;
 };
 
 class PythonTorch final : public call::Torch {
  public:
-  // `raises_shortage`: the call ends in the error where there is no memory for a workspace.
+  // `raises_shortage`: without memory for a workspace the call raises the error.
   PythonTorch(const Arguments& given, const call::Tensor& x_view, int64_t columns, bool raises_shortage = false);
   ~PythonTorch();
 
@@ -44,7 +44,7 @@ class PythonTorch final : public call::Torch {
   const call::Tensor& x_view_;
   int64_t columns_;
   bool raises_shortage_;
-  int previous_device_ = -1;  // to go back to
+  int previous_device_ = -1;  // to restore
   Object result_, workspace_;
 };
 

@@ -1,4 +1,4 @@
-// CPython's watchers are no part of the limited API: they are looked up at run time. What it calls back only counts.
+// CPython's watchers are not part of the limited API, so they are looked up at run time. The callbacks only count.
 #include "python/watch.h"
 
 #include <dlfcn.h>
@@ -21,7 +21,7 @@ int on_type(PyTypeObject*) {
   return 0;
 }
 
-// CPython tells of all functions, also of each that is made.
+// CPython calls this for all functions, also for each new one.
 int on_function(int event, PyObject*, PyObject*) {
   constexpr int kModifyCode = 2;
   if (event == kModifyCode) ++count;
@@ -45,7 +45,7 @@ class Watchers {
         !find(watch_type_, "PyType_Watch") || !find(assign_version_, "PyUnstable_Type_AssignVersionTag")) {
       return;
     }
-    // An interpreter has room for eight of each.
+    // An interpreter can have eight watchers of each sort.
     dict_ = add_dict(&on_dict);
     type_ = add_type(&on_type);
     is_ready_ = dict_ >= 0 && type_ >= 0 && add_function(&on_function) >= 0;
@@ -55,7 +55,8 @@ class Watchers {
   bool is_ready() const { return is_ready_; }
 
   bool watch(PyObject* object) const {
-    // CPython tells of a class that has a version alone, and stops to give versions to one that changes often.
+    // CPython reports changes only of a class that has a version, and gives no new version to a class that changes
+    // often.
     const bool is_watched = PyDict_Check(object) ? watch_dict_(dict_, object) == 0
                                                  : watch_type_(type_, object) == 0 &&
                                                        assign_version_(reinterpret_cast<PyTypeObject*>(object)) == 1;

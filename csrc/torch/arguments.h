@@ -1,4 +1,4 @@
-// Arguments of the operators: what torch's stable ABI hands over, checked and turned into plain structs.
+// Arguments of the operators: passed by torch's stable ABI, checked, and converted to plain structs.
 #pragma once
 
 #include <torch/csrc/stable/accelerator.h>
@@ -18,7 +18,7 @@ namespace epigemm::binding {
 // A str argument. Not std::string: torch 2.10 to 2.13 leak the string that their conversion allocates at every call.
 class Name {
  public:
-  // Takes the handle over.
+  // Owns the handle.
   explicit Name(StringHandle handle) : handle_(handle) {
     std::size_t length = 0;
     const char* data = nullptr;
@@ -45,11 +45,11 @@ const char* arithmetic_name(Arithmetic arithmetic);
 // float16, bfloat16, float32 or float64; anything else is an error that names the argument.
 ElementType element_of(const TensorView& tensor, const char* argument);
 
-// As csrc/call reads tensors.
+// A tensor in the form that csrc/call reads.
 call::Tensor view_of(const TensorView& tensor, ElementType element, void* data);
 
-// Fills one value per operand of the epilogue, in its order: `bias` for the one that may be absent, `tensors` and
-// `scalars` for the others. `columns` is N. Where a tensor could be any of several scalars it is the first.
+// Fills one value for each operand of the epilogue, in its order: `bias` for the one that may be absent, `tensors` and
+// `scalars` for the others. `columns` is N. If a tensor could be one of several scalars, it is the first one.
 void fill_operands(const EpilogueInfo& epilogue, const TensorView& x, int64_t columns,
                    const std::optional<TensorView>& bias, const List<TensorView>& tensors, const List<double>& scalars,
                    OperandValue* values);
@@ -57,7 +57,8 @@ void fill_operands(const EpilogueInfo& epilogue, const TensorView& x, int64_t co
 // The CUDA stream that torch runs on at present.
 void* current_stream(int device);
 
-// Makes a device the current one for a scope. To ask which one is costs less than a guard, and most often it is it.
+// Makes a device the current one for a scope. It first asks which device is current, because that is faster than a
+// guard, and mostly it is the right one.
 class CurrentDevice {
  public:
   explicit CurrentDevice(int device) {

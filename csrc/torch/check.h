@@ -15,8 +15,8 @@ template <class... Parts>
   throw std::runtime_error(message.str());
 }
 
-// Becomes a RuntimeError in Python. Not STD_TORCH_CHECK, whose messages begin with the path of the source file. The
-// parts are put into words only when the condition does not hold.
+// Raises a RuntimeError in Python if the condition does not hold. Not STD_TORCH_CHECK, whose messages begin with the
+// path of the source file. The message is built only then.
 template <class... Parts>
 void check(bool condition, const Parts&... parts) {
   if (!condition) fail(parts...);

@@ -78,8 +78,8 @@ StableIValue passed(Number number) {
   return torch::stable::detail::from(number);
 }
 
-// Calls an operator that is written in Python. It returns an error's text as the bytes of a tensor, for neither an
-// exception nor a string gets through.
+// Calls an operator that is written in Python. It returns an error's text as the bytes of a tensor, because the stable
+// ABI passes neither exceptions nor strings.
 template <class... Arguments>
 void call_cold(const char* name, const Arguments&... arguments) {
   StableIValue stack[] = {passed(arguments)...};
@@ -91,7 +91,7 @@ void call_cold(const char* name, const Arguments&... arguments) {
   fail(std::string_view(static_cast<const char*>(text.data()), static_cast<std::size_t>(text.numel())));
 }
 
-// Whether the call is complete. If not, the cold path takes it.
+// Whether the call is complete. If not, the operator in Python makes it.
 bool is_done(call::Answer answer, const StableTorch& torch) {
   if (answer == call::Answer::Raised && !torch.message().empty()) fail(torch.message());
   return answer == call::Answer::Done;
@@ -150,15 +150,15 @@ int64_t digest_of(std::string_view name) {
   return static_cast<int64_t>(digest >> 1);
 }
 
-// Whether Python has packs of weights to find, or a shortage of memory to remember, for calls on fp16 slices.
+// Whether Python has packs of weights, or has noted a shortage of memory, that calls on fp16 slices have to consider.
 std::atomic<bool> has_state_in_python{false};
 
 void look_in_python() { has_state_in_python.store(true, std::memory_order_relaxed); }
 
 using FlatOperands = std::array<const Optional*, kMaxOperands>;
 
-// Makes a call of any epilogue, its operands in order. A graph may come from another process, in which another linked
-// epilogue had the number.
+// Makes a call with any epilogue, its operands in order. The graph may come from another process, in which the number
+// belonged to another linked epilogue.
 bool make_flat(int64_t epilogue, int64_t digest, const TensorView& x, const TensorView& weight,
                const FlatOperands& given, int64_t fp32, const TensorView& out) {
   const EpilogueInfo* const info = epilogue_at(epilogue);

@@ -1,4 +1,5 @@
-// epigemm::_dry_linear: a linear call that launches nothing and says what it would launch, and what stands in its way.
+// epigemm::_dry_linear: a linear call that launches nothing. It returns what it would launch, and the reasons on the
+// way.
 #include <sstream>
 
 #include "call/forced.h"
@@ -27,7 +28,7 @@ class DryTorch final : public call::Torch {
   call::Record* record() override { return &noted; }
 };
 
-// A call's tensors. `gpu`: [index, ...] describes the device that they stand for; a meta tensor has no data.
+// A call's tensors. `gpu`: [index, ...] describes a device in place of theirs; a meta tensor has no data.
 struct DryCall {
   call::LinearCall linear;
   call::Tensor x, weight, weight2, out, storage[kMaxOperands];
@@ -42,8 +43,8 @@ struct DryCall {
     read->device = is_described ? described.index : is_on_gpu ? tensor.device() : 0;
   }
 
-  // Distributes what the operators take among the epilogue's operands, but for the first matrix of a pair of products.
-  // False where their numbers differ.
+  // Assigns the operator's arguments to the epilogue's operands, except the first matrix of a pair of products. False
+  // if their numbers differ.
   bool read_operands(const EpilogueInfo& epilogue, const std::optional<TensorView>& bias,
                      const List<TensorView>& tensors, const List<double>& scalars) {
     std::size_t next_tensor = 0, next_scalar = 0;
@@ -78,7 +79,7 @@ std::string microseconds(double value) {
   return text.str();
 }
 
-// Why a planned call cannot run; empty where the planner decides.
+// Why a planned call cannot run; empty if the planner decides.
 std::string why_not(const call::Prepared& prepared, const Tried& tried) {
   switch (tried.verdict) {
     case Verdict::NotRepresentable:

@@ -1,5 +1,5 @@
-// epigemm::_call_functions and _set_ready: where the entry (csrc/python) finds csrc/call, and the devices that it
-// serves.
+// epigemm::_call_functions and _set_ready: the functions of csrc/call for the entry (csrc/python), and the devices on
+// which it may be used.
 #include "call/functions.h"
 
 #include <torch/csrc/stable/library.h>

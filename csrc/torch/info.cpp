@@ -15,7 +15,7 @@
 namespace epigemm::binding {
 namespace {
 
-// What families may multiply in, and of how many element types.
+// The arithmetics that families may have, and the number of element types of each.
 struct Multiplied {
   const char* name;
   Arithmetic arithmetic;
@@ -29,7 +29,7 @@ constexpr Multiplied kMultiplied[] = {{"16_bits", Arithmetic::IEEE, ElementType:
                                       {"scaled", Arithmetic::Scaled, ElementType::Float32, 1},
                                       {"pairs", Arithmetic::IEEE, ElementType::BFloat16, 2, true}};
 
-// How many tiles a family has for it; -1 where it does not multiply so.
+// How many tiles a family has for an arithmetic; -1 if it does not have the arithmetic.
 int tiles_of(const Family& family, const Multiplied& multiplied) {
   Problem problem;
   problem.arithmetic = multiplied.arithmetic;
@@ -38,7 +38,8 @@ int tiles_of(const Family& family, const Multiplied& multiplied) {
   return family.computes(problem) ? family.tile_count(problem) : -1;
 }
 
-// Of all families whose kernels calls may choose, for one epilogue, but for those of pairs: few epilogues are for them.
+// The number of GEMM kernels of one epilogue, in all families that calls may choose. Kernels of pairs are not counted:
+// they are for few epilogues.
 int gemm_kernels() {
   int count = 0;
   for (int id = 0; has_gemm_kernels() && id < kFamilyCount; ++id) {
@@ -51,7 +52,7 @@ int gemm_kernels() {
   return count;
 }
 
-// {arithmetic: number of tiles}, for what a family multiplies in.
+// {arithmetic: number of tiles} of a family.
 void write_family(std::ostream& json, FamilyId id) {
   const Family& family = family_of(id);
   json << (id == static_cast<FamilyId>(0) ? "" : ", ") << "\"" << family_name(id) << "\": {";

@@ -1,6 +1,6 @@
-// The operators' schemas. The public ones are implemented in Python (epigemm/operators/registration.py), where
-// autograd, fake kernels and allocation live; those with a leading underscore are the kernels underneath, called below
-// autograd alone: they know neither gradients nor version counters.
+// The operators' schemas. The public operators are implemented in Python (epigemm/operators/registration.py), with
+// autograd, fake kernels and allocation. Those with a leading underscore are implemented in C++ and called only below
+// autograd: they handle neither gradients nor version counters.
 #include <torch/csrc/stable/library.h>
 
 STABLE_TORCH_LIBRARY(epigemm, m) {

@@ -12,7 +12,7 @@
 namespace epigemm::binding {
 namespace {
 
-// The names between commas.
+// Splits a text at its commas.
 std::vector<std::string> split(std::string_view text) {
   std::vector<std::string> parts;
   while (!text.empty()) {
@@ -55,7 +55,7 @@ void add_kernel(const Name& epilogue, const Name& kernel, const TensorView& cubi
   check(!refused, "the linked kernel ", kernel.text(), " could not be loaded: ", refused ? refused : "");
 }
 
-// The kernel of an elementwise call; empty where it is linked.
+// The name of the kernel that an elementwise call needs; empty if it is loaded.
 std::string missing_elementwise(const Name& epilogue, const TensorView& x, bool is_derivative) {
   const ElementType element = element_of(x, "x");
   const open::KernelName name = is_derivative ? cuda::derivative_kernel(element) : cuda::elementwise_kernel(element);
@@ -102,8 +102,8 @@ cuda::OpenGradient gradient_into(const TensorView& out, const TensorView& acc, E
   return {out.mutable_data(), is_compute(element, x)};
 }
 
-// grad * d epilogue / d slot into each of `outs`; slot -1 is the accumulator. grad has the dtype of the call's x, acc
-// that or the arithmetic's.
+// Writes grad * d epilogue / d slot to each of `outs`; slot -1 is the accumulator. grad has the dtype of the call's x,
+// acc the same or the arithmetic's.
 void linked_derivative_out(const Name& epilogue_name, const TensorView& grad, const TensorView& acc,
                            const List<TensorView>& operands, const List<double>& scalars, const List<int64_t>& slots,
                            const List<TensorView>& outs) {

@@ -1,4 +1,4 @@
-// epigemm::_load_measured: measured choices into the planner's tables.
+// epigemm::_load_measured: loads measured choices into the planner's tables.
 #include "gemm/planner/measured.h"
 
 #include <iterator>
@@ -11,7 +11,7 @@
 namespace epigemm::binding {
 namespace {
 
-// What one row holds, in this order. The indices are those of the registry and of the enumerations.
+// The columns of a row. Indices are those of the registry and of the enumerations.
 enum Column {
   kEpilogue,
   kElement,

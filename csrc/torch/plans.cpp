@@ -16,7 +16,7 @@
 namespace epigemm::binding {
 namespace {
 
-// `measured`: microseconds, 0 where only a cost model's are known.
+// `measured`: microseconds, 0 if there is only a prediction.
 void write_plan(std::ostream& json, const Problem& problem, const Candidate& candidate, double measured) {
   const Plan& plan = candidate.plan;
   const TileText tile = family_of(plan.family).describe(problem, plan.tile);
@@ -31,7 +31,7 @@ void write_plan(std::ostream& json, const Problem& problem, const Candidate& can
   if (tile.shared_bytes > 0) json << ", \"shared_bytes\": " << tile.shared_bytes;
 }
 
-// The measured plan first.
+// The candidates, the measured plan first.
 std::vector<Candidate> with_measured(const Problem& problem, std::vector<Candidate> candidates, const Plan& measured) {
   const auto is_measured = [&](const Candidate& candidate) { return candidate.plan == measured; };
   candidates.erase(std::remove_if(candidates.begin(), candidates.end(), is_measured), candidates.end());

@@ -1,4 +1,4 @@
-// Plans in words: what _plan and _dry_linear answer, as JSON.
+// Plans as JSON, for _plan and _dry_linear.
 #pragma once
 
 #include <string>
@@ -9,10 +9,9 @@
 
 namespace epigemm::binding {
 
-// What the planner knows about a problem:
-// {"fused", "why_not", "why_not_covered", "source": "model" or "cache", "fallback_us", "is_fallback_one_kernel",
-// "is_speed_assumed", "candidates"} and, where fused, the members of the plan that runs. `why_not`: what the caller
-// knows besides.
+// The planner's answer for a problem: {"fused", "why_not", "why_not_covered", "source": "model" or "cache",
+// "fallback_us", "is_fallback_one_kernel", "is_speed_assumed", "candidates"} and, where fused, the members of the plan
+// that runs. `why_not`: a further reason of the caller.
 std::string plan_json(const Problem& problem, const std::string& why_not = "");
 
 // [capability, multiprocessors, then perhaps clock_mhz and memory_bytes_per_us, then perhaps l2_bytes and

@@ -1,4 +1,4 @@
-// epigemm::_split_rows_out: the fp16 slices of an fp32 matrix, which a pack of a weight holds.
+// epigemm::_split_rows_out: writes the fp16 slices of an fp32 matrix, for the pack of a weight.
 #include "gemm/sm90_fp16x3/layout.h"
 #include "gemm/sm90_fp16x3/split_rows.h"
 #include "torch/arguments.h"
@@ -15,7 +15,7 @@ StridedMatrix strided(const TensorView& tensor, const char* argument) {
   return {static_cast<const float*>(tensor.data()), tensor.size(0), tensor.size(1), tensor.stride(0), tensor.stride(1)};
 }
 
-// Bytes for slices. Sections are laid out from an address that is aligned for all of them.
+// The memory of a buffer for slices, whose address has to be aligned for all sections.
 void* buffer_of(const TensorView& buffer, int64_t bytes, const char* argument) {
   check(buffer.dtype() == aoti_torch_dtype_uint8() && buffer.dim() == 1 && buffer.is_contiguous(), argument,
         " must be a contiguous one-dimensional uint8 tensor");

@@ -11,15 +11,15 @@ void parallel_for(int64_t begin, int64_t end, int64_t grain, void (*body)(int64_
   check_code(torch_parallel_for(begin, end, grain, body, context));
 }
 
-// PyTorch's GEMMs with an `out`, as its compiled programs call them. Not by way of the dispatcher: the stable ABI has
-// no numbers of any type, which addmm takes, and to look an operator up by its name takes longer.
+// PyTorch's GEMMs with an `out`, by the C functions that its compiled programs call. Not through the dispatcher,
+// because the stable ABI cannot pass the Scalar arguments of addmm, and looking up an operator by name takes longer.
 struct Gemms {
   AOTITorchError (*addmm_out)(AtenTensorHandle out, AtenTensorHandle bias, AtenTensorHandle a, AtenTensorHandle b,
                               double beta, double alpha) = nullptr;
   AOTITorchError (*mm_out)(AtenTensorHandle out, AtenTensorHandle a, AtenTensorHandle b) = nullptr;
 };
 
-// Looked up, as `current_stream` does: those for CUDA are in a library that CPU builds lack.
+// Looked up at run time, as in `current_stream`, because those for CUDA are in a library that CPU builds lack.
 Gemms find_gemms(const char* library_name, const char* addmm_out, const char* mm_out) {
   Gemms gemms;
   void* const library = dlopen(library_name, RTLD_NOLOAD | RTLD_LAZY);
@@ -107,7 +107,7 @@ StableTorch::Handle StableTorch::matrix_of(const TensorView& tensor, int64_t row
   return Handle(handle);
 }
 
-// All leading axes as the rows of a matrix; null where that takes a copy.
+// All leading axes as the rows of a matrix; null if that would need a copy.
 StableTorch::Handle StableTorch::rows_of(const TensorView& tensor) const {
   call::Tensor view;
   if (!read(tensor, &view)) return nullptr;
@@ -120,7 +120,7 @@ StableTorch::Handle StableTorch::rows_of(const TensorView& tensor) const {
 
 bool StableTorch::gemm(call::Gemm gemm, int, call::Tensor* result) {
   const Gemms& gemms = gemms_for(x_);
-  // PyTorch has no C function for a GEMM with a ReLU that writes to `out`: that one is called from Python.
+  // PyTorch has no C function for a GEMM with a ReLU that writes to `out`, so Python calls that one.
   if (gemm == call::Gemm::WithBiasAndReLU || !gemms.addmm_out || !gemms.mm_out) return false;
   const int64_t n = weight_->size(0), k = weight_->size(1);
   const Handle rows = rows_of(x_), out = rows_of(out_);

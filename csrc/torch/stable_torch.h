@@ -1,4 +1,4 @@
-// PyTorch's memory, GEMM and stream over its stable ABI, for calls that come through an operator.
+// PyTorch's memory, GEMM and stream through its stable ABI, for calls of operators.
 #pragma once
 
 #include <optional>
@@ -9,7 +9,7 @@
 
 namespace epigemm::binding {
 
-// A tensor as csrc/call reads it. False where its type or device is none of those that have kernels.
+// A tensor in the form that csrc/call reads. False if there are no kernels for its type or device.
 bool read(const TensorView& tensor, call::Tensor* read);
 
 // Runs an elementwise problem on PyTorch's threads.
@@ -18,7 +18,8 @@ void run_derivative_on_cpu(const DerivativeProblem& problem);
 
 class StableTorch final : public call::Torch {
  public:
-  // Of a linear call; `weight`, `bias` null: there is none, or the call is elementwise. `out` gets the result.
+  // For a linear call; `weight` and `bias` are null if there is none, or for an elementwise call. `out` gets the
+  // result.
   StableTorch(const TensorView& x, const TensorView* weight, const TensorView* bias, const TensorView& out);
 
   bool result(call::Tensor* result) override;
@@ -29,7 +30,7 @@ class StableTorch final : public call::Torch {
   void run_derivative_on_cpu(const DerivativeProblem& problem) override;
   void raise(const char* message) override;
 
-  // The text given to `raise`. Empty where PyTorch failed: its errors keep neither type nor text across the stable ABI.
+  // The text given to `raise`. Empty if PyTorch failed: the stable ABI passes neither type nor text of its errors.
   const std::string& message() const { return message_; }
 
  private:

@@ -1,5 +1,5 @@
-// A tensor argument as the operators read it. Every accessor of torch::stable::Tensor is a call into torch: here each
-// property is asked for once, when the argument arrives, for these operators take as long as a handful of such calls.
+// A tensor argument of an operator. Every accessor of torch::stable::Tensor is a call into torch, and a handful of such
+// calls take as long as an operator. So each property is read once, when the argument is passed.
 #pragma once
 
 #include <torch/csrc/stable/library.h>
@@ -80,8 +80,8 @@ class TensorView {
   const void* data_ = nullptr;
 };
 
-// A `Tensor[]?`, `float[]?` or `int[]?` argument. None stands for an empty list: a list costs its caller a third of a
-// microsecond even when there is nothing in it.
+// A `Tensor[]?`, `float[]?` or `int[]?` argument. None means an empty list, because passing an empty list takes a third
+// of a microsecond.
 template <class Element>
 struct List {
   std::vector<Element> values;

@@ -17,9 +17,9 @@ Keyword arguments:
         slices on the tensor cores where these are at least as accurate as fp32 products and faster, else fp32
         products. "ieee" always gives fp32 products. "high" and "medium" allow TF32's error: one product of scaled fp16
         numbers, or a TF32 kernel where that is faster. "tf32" allows a TF32 kernel alone. If none of these runs,
-        torch's GEMM does, with the arithmetic of torch's own setting. Under torch's "highest" or "ieee" that is fp32: more
-        accurate and slower than asked for. So "high" and "medium" then try the products of "highest" first. Products
-        in the derivative follow `precision`, too.
+        torch's GEMM does, with the arithmetic of torch's own setting. Under torch's "highest" or "ieee" that is fp32:
+        more accurate and slower than asked for. So "high" and "medium" then try the products of "highest" first.
+        Products in the derivative follow `precision`, too.
     strict: raise RuntimeError, before anything is launched, if no fused kernel would run. The message says why. Raise
         torch.OutOfMemoryError if there is no memory for fp16 slices; without `strict` an fp32 product would run then.
 

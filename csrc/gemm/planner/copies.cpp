@@ -17,10 +17,10 @@ bool is_addressable(const Matrix& matrix, int64_t columns) {
          matrix.row_stride >= columns && reinterpret_cast<uintptr_t>(matrix.data) % kRowBytes == 0;
 }
 
-// Whether the copying kernel reads it: by rows, or by columns.
+// Whether the copying kernel can read the matrix, by rows or by columns.
 bool is_copyable(const Matrix& matrix) { return matrix.column_stride == 1 || matrix.row_stride == 1; }
 
-// Elements of a copy's row: whole 16 bytes; whole lines of L2, of which the kernels load faster, where that adds
+// Elements of a copy's row: a multiple of 16 bytes, or of L2's lines, which the kernels load faster, if that adds
 // little.
 int64_t copied_columns(int64_t columns) {
   constexpr int64_t kLine = 64;
@@ -47,9 +47,9 @@ std::string described(const char* argument, const Matrix& matrix) {
 
 Copies copies_for(const Problem& p) {
   if (element_bytes(p.x.element) != kElementBytes || p.is_batch_invariant || p.device.capability == 0) return {};
-  if (p.is_pair) return {};  // nobody copies a second weight
+  if (p.is_pair) return {};  // a second weight is never copied
   if (!is_copyable(p.x) || !is_copyable(p.weight) || p.out.column_stride != 1) return {};
-  // Rows that end between 16 bytes have something else behind them than zeros.
+  // What is behind a row that ends between 16 bytes is not zeros.
   return {!is_addressable(p.x, p.k), !is_addressable(p.weight, p.k), !is_addressable(p.out, p.n)};
 }
 
@@ -64,7 +64,7 @@ Problem on_copies(const Problem& problem) {
   if (copies.x && copies.weight) on.k = copied_columns(problem.k);
   if (copies.out) on.out = copy_of(problem.out, problem.n);
   on.is_out_padded = on.is_out_padded || copies.out;
-  on.alignment = kRowBytes;  // at least: what is not copied has it
+  on.alignment = kRowBytes;  // at least: matrices that are not copied have it
   on.copies = {};
   return on;
 }
@@ -77,9 +77,10 @@ int64_t bytes_of_steps(const Problem& p) {
   return bytes;
 }
 
-// As long as a copy at the memory's speed, whatever L2 keeps for the kernel behind it; a kernel more in the stream is
-// about what an elementwise kernel is behind a product (fallback.cpp). Turning a weight round takes longer by what
-// calls took more than predicted at 8192x768x3072, 8192x768x768, 4096x3072x768 and 2048x3072x768 (5.0 to 5.6 us, H100).
+// The time of the bytes at the memory's speed, as if L2 kept nothing for the next kernel, and for each kernel about the
+// time that an elementwise kernel adds behind a product (fallback.cpp). Transposing a weight takes longer by the time
+// that calls took more than predicted at 8192x768x3072, 8192x768x768, 4096x3072x768 and 2048x3072x768 (5.0 to 5.6 us,
+// H100).
 double copies_microseconds(const Problem& p) {
   constexpr double kKernelUs = 3.2, kTurnedUs = 5.2;
   const Copies& copies = p.copies;

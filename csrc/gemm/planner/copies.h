@@ -1,5 +1,5 @@
-// Copies of matrices in 16 bits that TMA cannot address: rows that are no whole 16 bytes, such addresses, a transposed
-// matrix. PyTorch's GEMM is slow with the first two. Plain C++.
+// Copies of 16-bit matrices that TMA cannot address: with rows or addresses that are not multiples of 16 bytes, or
+// transposed. With the first two PyTorch's GEMM is slow. Plain C++.
 #pragma once
 
 #include <cstdint>
@@ -10,32 +10,32 @@
 
 namespace epigemm {
 
-// Of N and K: below it no call is planned on copies, and PyTorch's GEMM counts as wide. Neither model was fitted there:
-// the program in which a network's layers of 131072x256x2 and 131072x3x256 were planned on copies took 1.04 ms for it,
-// the one before .59 (H100, bf16).
+// With a smaller N or K no call is planned on copies, and PyTorch's GEMM is modelled as one that loads 16 bytes.
+// Neither model was fitted there: a program that planned a network's layers of 131072x256x2 and 131072x3x256 on copies
+// took 1.04 ms, and the one before it 0.59 (H100, bf16).
 constexpr int64_t kLeastCopied = 32;
 
-// What has to be copied for the kernels. Nothing where something else keeps them from the problem.
+// The matrices that have to be copied for the kernels. None if the kernels cannot run the problem for another reason.
 Copies copies_for(const Problem& problem);
 
-// What it is for tensors without gaps, by the sizes alone.
+// The same for tensors without gaps, which depends on the sizes alone.
 Copies copies_for_sizes(const Problem& problem);
 
-// The problem as the kernels see it, on problem.copies. K is a multiple of what TMA loads: zeros lie behind x's and the
-// weight's columns. Where the copies lie is not known yet.
+// The problem that the kernels run, on problem.copies. K is rounded up to a multiple of what TMA loads, because x's and
+// the weight's columns are padded with zeros. The copies have no addresses yet.
 Problem on_copies(const Problem& problem);
 
-// Addresses, lengths and strides of what PyTorch's GEMM walks through, in bytes, or-ed: what divides all of them
-// divides the result.
+// The addresses, row lengths and strides of PyTorch's GEMM, in bytes, combined by `or`: a power of two that divides all
+// of them divides the result.
 int64_t bytes_of_steps(const Problem& problem);
 
-// What making problem.copies is expected to take.
+// The predicted time for making problem.copies.
 double copies_microseconds(const Problem& problem);
 
-// Bytes of a workspace for problem.copies, from an address that is aligned to as much as PyTorch's.
+// Bytes of a workspace for problem.copies, whose address is aligned as PyTorch's are.
 int64_t copies_bytes(const Problem& problem);
 
-// The addresses of the copies in such a workspace, for `on`, which is on_copies(problem).
+// Sets the addresses of the copies in such a workspace in `on`, which is on_copies(problem).
 void place_copies(const Problem& problem, void* workspace, Problem* on);
 
 // The copies of x and the weight, in words.

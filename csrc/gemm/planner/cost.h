@@ -12,15 +12,15 @@ namespace epigemm::cost {
 
 inline double as_double(int64_t number) { return static_cast<double>(number); }
 
-// Close to the largest, and more where they are alike: what limits together takes longer than each limit alone. Fourth
-// powers, for two square roots are an order cheaper than a general power.
+// Close to the largest one, and larger if they are similar: two limits together take longer than each of them alone.
+// Fourth powers, because two square roots are ten times cheaper than a general power.
 inline double norm4(double a, double b, double c = 0) {
   a *= a, b *= b, c *= c;
   return std::sqrt(std::sqrt(a * a + b * b + c * c));
 }
 
-// How rows of so many bytes lie in L2's lines of 128: a stage of K that straddles two of them costs L2 more. 0: whole
-// lines, 1: halves, 2: quarters, 3: less.
+// The alignment of rows of so many bytes to L2's lines of 128 bytes. A stage of K that straddles two lines costs L2
+// more. 0: whole lines, 1: halves, 2: quarters, 3: less.
 inline int alignment_class(int64_t row_bytes) {
   return row_bytes % 128 == 0 ? 0 : row_bytes % 64 == 0 ? 1 : row_bytes % 32 == 0 ? 2 : 3;
 }
@@ -28,7 +28,7 @@ inline int alignment_class(int64_t row_bytes) {
 // Device memory's bytes a clock cycle of the multiprocessors.
 inline double memory_bytes_per_cycle(const Device& device) { return device.memory_bytes_per_us / device.clock_mhz; }
 
-// The epilogues that the figures are fitted to are of two classes: next to nothing, or a sigmoid.
+// The figures were fitted to epilogues of two classes: with nearly no cost, or with a sigmoid.
 constexpr FunctorCost kSigmoid = functor_cost("sigmoid");
 
 inline double cycles_of(const FunctorCost& cost, const Problem& problem, FunctorKernel kernel) {
@@ -40,12 +40,12 @@ inline double functor_cycles(const Problem& problem, FunctorKernel kernel) {
 }
 
 inline bool is_transcendental(const Problem& problem, FunctorKernel kernel) {
-  constexpr double kLeast = 0.75;  // of a sigmoid: an exponential and half a one
+  constexpr double kLeast = 0.75;  // of a sigmoid's cost, which is that of two exponentials
   return functor_cycles(problem, kernel) >= kLeast * cycles_of(kSigmoid, problem, kernel);
 }
 
-// What a functor takes beside those of its class, in cycles of one multiprocessor. A lone exponential, which is in no
-// class, is counted in full.
+// The additional time of a functor compared with those of its class, in cycles of one multiprocessor. A single
+// exponential belongs to no class and is counted in full.
 inline double longer_functor_cycles(const Problem& problem, FunctorKernel kernel, double elements, bool has_sigmoid) {
   const double in_class = has_sigmoid ? cycles_of(kSigmoid, problem, kernel) : 0;
   return elements * std::max(0.0, functor_cycles(problem, kernel) - in_class);
@@ -54,9 +54,9 @@ inline double longer_functor_cycles(const Problem& problem, FunctorKernel kernel
   return longer_functor_cycles(problem, kernel, elements, is_transcendental(problem, kernel));
 }
 
-// Bytes of the epilogue's matrix operands, which are read once, from device memory; of a pair's first one nothing is
-// read. In a kernel of several rounds what the earlier ones read competes with the loads of later rounds; nothing
-// hides what the last one reads.
+// Bytes of the epilogue's matrix operands, which are read once from device memory. A pair's first matrix is not read.
+// In a kernel of several rounds these reads compete with the loads of later rounds; those of the last round are not
+// hidden.
 inline double matrix_bytes(const Problem& p) {
   const EpilogueInfo& epilogue = epilogue_info(p.epilogue);
   int bytes = 0;  // of one element of the result
@@ -69,11 +69,11 @@ inline double matrix_bytes(const Problem& p) {
   return bytes * as_double(p.m) * as_double(p.n);
 }
 
-// The rounds in which a persistent kernel goes through its clusters of tiles.
+// The rounds in which a persistent kernel computes its clusters of tiles.
 struct Rounds {
   double count;   // the last one included
-  double last;    // the share of the places that the last round takes
-  double places;  // clusters at work at once
+  double last;    // the share of the places that is used in the last round
+  double places;  // clusters that run at once
 };
 
 inline Rounds rounds_of(const Grid& grid, int ctas_per_cluster, int multiprocessors) {

@@ -9,8 +9,8 @@
 namespace epigemm {
 namespace {
 
-// The elementwise kernel, in place on the product, which L2 still holds in part; matrices it reads from memory. A
-// functor that is longer than those of its class is computed beside that.
+// The elementwise kernel, in place on the product, of which a part is still in L2. It reads matrices from memory. A
+// functor with a higher cost than its class is computed at the same time.
 double elementwise_microseconds(const Problem& p) {
   struct Cost {
     double fixed_us, bytes_in_l2, bytes_beyond, l2_bytes;
@@ -26,10 +26,11 @@ double elementwise_microseconds(const Problem& p) {
   return c.fixed_us + (functor > 0 ? cost::norm4(memory, functor) : memory);
 }
 
-// Two kernels in a row take this much less than the sum of their times: the second starts while the first ends.
+// Two consecutive kernels take so many microseconds less than the sum of their times, because the second starts while
+// the first ends.
 constexpr double kSharedStart = 2.5;
 
-// In 16 bits the product has its bias before it is rounded (csrc/call/decide.cpp).
+// In 16 bits the bias is added before the product is rounded (csrc/call/decide.cpp).
 bool is_bias_in_product(const Problem& p) {
   const EpilogueInfo& epilogue = epilogue_info(p.epilogue);
   return element_bytes(p.x.element) == 2 && (epilogue.takes_bias ? p.has_bias : epilogue.bias > 0);
@@ -61,7 +62,7 @@ bool is_fallback_expected_in_one_kernel(const Problem& p) {
 double fallback_microseconds(const Problem& p) {
   if (p.is_empty() || p.device.multiprocessors == 0) return 0;
   if (p.is_pair) {
-    Problem last = p;  // the second product is there
+    Problem last = p;  // of which the second product is a given matrix
     last.is_pair = false;
     return architecture_of(p.device).product_microseconds(p) + fallback_microseconds(last);
   }

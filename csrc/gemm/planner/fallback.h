@@ -5,16 +5,16 @@
 
 namespace epigemm {
 
-// Whether an epilogue may be a part of cuBLAS's GEMM: it adds a bias itself, and applies a ReLU behind a bias.
+// Whether cuBLAS's GEMM can compute the whole epilogue: it can add a bias, and apply a ReLU behind a bias.
 bool is_fallback_one_kernel(EpilogueId epilogue, bool has_bias);
 
-// The same for a problem: adding the ReLU takes a result without gaps between its rows.
+// The same for a problem: for the ReLU the result's rows must have no gaps between them.
 bool is_fallback_one_kernel(const Problem& problem);
 
-// Whether, besides, one kernel is expected to be no slower than two.
+// Whether, in addition, one kernel is predicted to be no slower than two.
 bool is_fallback_expected_in_one_kernel(const Problem& problem);
 
-// The predicted time. Of a pair of products: of both, the second one written and read.
+// The predicted time. For a pair of products it is the time of both, with a write and a read of the second one.
 double fallback_microseconds(const Problem& problem);
 
 }  // namespace epigemm

@@ -1,4 +1,4 @@
-// A family of fused GEMM kernels, as the planner sees it. Free of CUDA: the same on a machine without a GPU.
+// A family of fused GEMM kernels, for the planner. It does not use CUDA, so it works on a machine without a GPU.
 #pragma once
 
 #include <functional>
@@ -14,7 +14,7 @@ struct TileText {
   int m, n, k;  // elements
   int cluster_m, cluster_n;
   const char* schedule;
-  int shared_bytes = 0;  // of a CTA; 0: the family does not tell
+  int shared_bytes = 0;  // of a CTA; 0: not known
 };
 
 class Family {
@@ -23,48 +23,48 @@ class Family {
 
   virtual ~Family() = default;
 
-  // Whether this family multiplies in the problem's arithmetic and element types.
+  // Whether this family has kernels for the problem's arithmetic and element types.
   virtual bool computes(const Problem&) const = 0;
 
-  // False of kernels that have not been run on the GPUs that they are for. They are no candidates: a caller names the
-  // plan (csrc/call/forced.h), or asks for all families (Problem::is_any_family_offered).
+  // False for kernels that have not been run on their GPUs. They are not candidates, unless a caller forces the plan
+  // (csrc/call/forced.h) or asks for all families (Problem::is_any_family_offered).
   virtual bool is_offered() const { return true; }
 
-  // Empty where the kernels run on the device.
+  // Why the kernels do not run on the device; empty if they do.
   virtual std::string why_not_on(const Device&) const = 0;
 
-  // Empty where a kernel can run a problem that the family computes; else the reason why not, in words.
+  // Why no kernel can run a problem that the family computes; empty if one can.
   virtual std::string why_not(const Problem&) const = 0;
 
-  // Empty where a kernel can run the problem under this plan, which is one of the family's.
+  // Why the problem cannot run under this plan, which is one of the family's; empty if it can.
   virtual std::string why_not_planned(const Problem&, const Plan&) const = 0;
 
   // Whether the plan's kernel reads rows of any length and address, so that nothing is copied for it.
   virtual bool reads_any_rows(const Plan&) const { return false; }
 
-  // Empty where the plan's result is as accurate as the arithmetic promises.
+  // Why the plan's result is less accurate than the arithmetic promises; empty if it is not.
   virtual std::string why_not_accurate(const Problem&, const Plan&) const = 0;
 
-  // Calls `visit` for every plan worth a look. The problem can be run.
+  // Calls `visit` for every plan that may be the fastest. The problem can be run.
   virtual void for_each_candidate(const Problem&, const Visit& visit) const = 0;
 
-  // The predicted time of a plan, whether it is worth a look or not.
+  // The predicted time of any plan.
   virtual double microseconds(const Problem&, const Plan&) const = 0;
 
-  // The plan of batch-invariant calls, in which M decides nothing and K is not split. A fallback plan where the family
+  // The plan of batch-invariant calls, which does not depend on M and does not split K. A fallback plan if the family
   // has none.
   virtual Plan invariant_plan(const Problem&) const { return {}; }
 
-  // Bytes of problem.workspace that `launch` needs. A weight that is packed already (problem.packed_weight) takes none.
+  // Bytes of problem.workspace that `launch` needs. A weight with a pack (problem.packed_weight) needs none.
   virtual int64_t workspace_bytes(const Problem&) const { return 0; }
 
-  // The open kernels that `launch` takes for this plan, in its order.
+  // The open kernels of this plan, in the order of `launch`.
   virtual open::KernelNames kernels(const Problem&, const Plan&) const = 0;
 
-  virtual int tile_count(const Problem&) const = 0;  // of its arithmetic, and of pairs where it is one
+  virtual int tile_count(const Problem&) const = 0;  // for its arithmetic; the tiles of pairs if it is a pair
   virtual TileText describe(const Problem&, int tile) const = 0;
 
-  // Changes whenever a plan's numbers may mean another kernel than before.
+  // A text that changes whenever a plan's numbers may stand for another kernel than before.
   virtual std::string fingerprint() const = 0;
 };
 

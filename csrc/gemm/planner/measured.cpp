@@ -47,7 +47,7 @@ Key key_of(const Problem& problem) {
   key.arithmetic = problem.arithmetic;
   key.is_packed = on_slices && problem.is_packed;
   key.has_one_kernel_fallback = is_fallback_one_kernel(problem);
-  // A fused TF32 kernel stands against a TF32 GEMM.
+  // A fused TF32 kernel is always compared with a TF32 GEMM.
   key.is_tf32_allowed =
       problem.x.element == ElementType::Float32 && (problem.is_tf32_allowed || problem.arithmetic == Arithmetic::TF32);
   key.sizes = problem;

@@ -1,5 +1,5 @@
-// Choices that were measured: the planner prefers them to its cost models. A time holds for the M at
-// which it was measured; for any other M the models answer. Plain C++, one table per CUDA device.
+// Measured choices, which the planner prefers to its cost models. A time is used for the M at which it was measured;
+// for any other M the models decide. Plain C++, one table per CUDA device.
 #pragma once
 
 #include <optional>
@@ -11,7 +11,7 @@
 
 namespace epigemm::measured {
 
-// What a choice was measured for.
+// The calls for which a choice was measured.
 struct Key {
   EpilogueId epilogue{};
   ElementType element = ElementType::Float16;  // of x, weight and out
@@ -26,7 +26,7 @@ struct Key {
 
 Key key_of(const Problem& problem);
 
-// The best fused plan, and what was measured of it and of the fallback: the faster one runs.
+// The best fused plan, and the measured times of it and of the fallback: the faster one runs.
 struct Choice {
   Plan plan;
   double fused_microseconds = 0;
@@ -39,8 +39,8 @@ using Row = std::pair<Key, Choice>;
 
 constexpr int kMostDevices = 64;
 
-// Puts these rows in the place of a device's table, by its index below kMostDevices; the last row of a key counts. The
-// plans that the planner remembers are forgotten. Safe beside lookups from other threads.
+// Replaces the table of a device, by its index below kMostDevices. Of several rows with one key the last counts. Cached
+// plans are dropped. Other threads may look up at the same time.
 void load(int device, const std::vector<Row>& rows);
 
 std::optional<Choice> find(int device, const Key& key);

@@ -11,9 +11,9 @@
 namespace epigemm::plan_cache {
 namespace {
 
-constexpr std::size_t kMostPlans = 1 << 16;  // beyond, all are chosen again: a few MB
+constexpr std::size_t kMostPlans = 1 << 16;  // with more, the cache is emptied; a few MB
 
-// Flags and small numbers share one integer. Nothing of the problem that the planner looks at may be missing.
+// Flags and small numbers share one integer. Everything of the problem on which plans depend must be in the key.
 using Key = std::array<int64_t, 13>;
 
 Key key_of(const Problem& p) {
@@ -61,7 +61,7 @@ Cache& cache() {
   return cache;
 }
 
-// Described devices all have the index -1: the key could not tell them apart.
+// All described devices have the index -1, so the key would be the same for them.
 bool is_remembered(const Problem& problem) { return problem.device.index >= 0; }
 
 }  // namespace

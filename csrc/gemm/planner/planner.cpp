@@ -27,7 +27,7 @@ void for_each_family(const Problem& problem, Visit visit) {
   }
 }
 
-// Why no family's kernels run on the device. Empty where one's do.
+// Why the kernels of no family run on the device; empty if some do.
 std::string why_not_on_device(const Problem& problem) {
   std::string reason;
   for (int id = 0; id < kFamilyCount; ++id) {
@@ -39,7 +39,7 @@ std::string why_not_on_device(const Problem& problem) {
   return reason;
 }
 
-// Why no family computes the problem, whatever the operands' layout. Empty where one does.
+// Why no family computes the problem, whatever the operands' layout; empty if one does.
 std::string why_not_computed(const Problem& p) {
   if (!epilogue_info(p.epilogue).linear) {
     return text("epilogue '", epilogue_info(p.epilogue).name, "' has no GEMM kernels");
@@ -51,7 +51,7 @@ std::string why_not_computed(const Problem& p) {
   bool is_computed = false;
   for_each_family(p, [&](const Family&) { is_computed = true; });
   if (is_computed) return std::string();
-  // A device without any kernels is the first thing to know.
+  // If the device has no kernels at all, that is the reason to give.
   if (std::string reason = why_not_on_device(p); !reason.empty()) return reason;
   if (p.is_pair) return "no fused kernel multiplies x by two weights in this arithmetic";
   if (p.x.element == ElementType::Float64) {
@@ -80,7 +80,7 @@ std::string for_each_covering_family(const Problem& problem, Visit visit) {
   return reasons;
 }
 
-// Each with the time of the copies that it runs on.
+// Candidates, whose times include the copies on which they run.
 template <class Visit>
 void for_each_accurate_candidate(const Problem& problem, Visit visit) {
   const Problem on = on_copies(problem);
@@ -93,7 +93,7 @@ void for_each_accurate_candidate(const Problem& problem, Visit visit) {
   });
 }
 
-// The fastest fused plan by prediction; infinitely slow where there is none.
+// The fastest fused plan by prediction; with an infinite time if there is none.
 Candidate best_candidate(const Problem& problem) {
   Candidate best{{}, std::numeric_limits<double>::infinity()};
   for_each_accurate_candidate(problem, [&](const Candidate& candidate) {
@@ -102,16 +102,15 @@ Candidate best_candidate(const Problem& problem) {
   return best;
 }
 
-// How much faster than the fallback a fused kernel must be predicted to be. The fallback is what the user had, and an
-// expected gain below the models' usual error is no gain. Chosen on the shapes of the fit so that next to no
-// call of 20 us and more becomes slower by over 3 to 5%. Where K is very short, writes decide, which the models know
-// least.
+// The factor by which a fused kernel must be predicted to be faster than the fallback, because a gain below the models'
+// usual error may be none. Chosen on the shapes of the fit, so that nearly no call of 20 us and more becomes slower by
+// more than 3 to 5%. With a very short K the time depends on writes, for which the models are least accurate.
 double least_gain(const Problem& p, double fallback_us) {
   constexpr double kShortUs = 20, kOverBeforeHostUs = 9;
   constexpr int64_t kVeryShortK = 264, kShortKOnSlices = 600, kFewRows = 32, kFewRowsOfHost = 256, kLeastMedium = 65,
                     kMostMedium = 600;
   const bool is_short = fallback_us < kShortUs;
-  // Few rows, and a weight in whole lines: the models are most accurate here, and err towards too slow.
+  // With few rows and a weight in whole lines the models are most accurate, and predict fused kernels rather too slow.
   const bool is_streaming =
       p.m <= kFewRows && cost::alignment_class(p.k * element_bytes(p.weight.element)) == 0 && p.k >= kVeryShortK;
   switch (p.arithmetic) {
@@ -124,10 +123,10 @@ double least_gain(const Problem& p, double fallback_us) {
     case Arithmetic::TF32:
       return is_short ? 1.00 : 1.02;
     default:
-      // A call of few rows is over before the host has made the next one, and a kernel of ours keeps the host less than
-      // PyTorch's GEMM does. At 28 such sizes on an H100 it also took the device 0.1 to 1.3 us less.
+      // The device finishes a call of few rows before the host has made the next one, and a fused kernel takes less of
+      // the host's time than PyTorch's GEMM. At 28 such sizes on an H100 it also took the device 0.1 to 1.3 us less.
       if (p.m <= kFewRowsOfHost && fallback_us < kOverBeforeHostUs) return 0.97;
-      // Here cuBLAS chooses among many tiles and splits of K, and is up to a tenth faster than its model.
+      // Here cuBLAS has many tiles and splits of K to choose from, and is up to a tenth faster than its model.
       if (p.m >= kLeastMedium && p.m <= kMostMedium && p.k >= kVeryShortK) return 1.10;
       if (is_streaming) return is_fallback_one_kernel(p) ? 1.01 : 0.97;
       if (!is_short) return is_fallback_one_kernel(p) && p.k < kVeryShortK ? 1.25 : 1.04;
@@ -136,8 +135,8 @@ double least_gain(const Problem& p, double fallback_us) {
   }
 }
 
-// The same on copies, whose model is not fitted. Nor is that of PyTorch's GEMM on rows that are no whole 16 bytes as
-// close as elsewhere, least of all where it is short.
+// The same on copies, whose model is not fitted. The model of PyTorch's GEMM on rows that are not whole 16 bytes is
+// also less accurate than elsewhere, most of all for short times.
 double least_gain_on_copies(const Problem& p, double fallback_us) {
   constexpr double kShortUs = 20, kCopied = 1.05, kShort = 1.50, kLong = 1.15;
   constexpr int64_t kWhole = 16;
@@ -152,11 +151,11 @@ bool is_expected_to_gain(const Problem& problem, double fused_us, double fallbac
   return fallback_us >= std::max(least, architecture_of(problem.device).least_gain()) * fused_us;
 }
 
-// What the functor takes more than a cheap one within the fused kernel and within the elementwise one, where that is
-// why none is fused.
+// The functor's additional time over a cheap one in the fused kernel and in the elementwise one, if it is the reason
+// for the fallback.
 std::string what_functor_takes(const Problem& problem, double fused_us, double fallback_us) {
   Problem cheap = problem;
-  cheap.epilogue = EpilogueId::relu_div;  // next to nothing, in two kernels
+  cheap.epilogue = EpilogueId::relu_div;  // nearly no cost, and in two kernels
   const double cheap_us = best_candidate(cheap).microseconds, cheap_fallback_us = fallback_microseconds(cheap);
   const bool is_longer = cost::functor_cycles(problem, FunctorKernel::Elementwise) > 0 && cheap_us < fused_us;
   if (!is_longer || !is_expected_to_gain(cheap, cheap_us, cheap_fallback_us)) return {};
@@ -193,7 +192,7 @@ Plan invariant_plan(const Problem& problem) {
 
 constexpr double kNotTimed = std::numeric_limits<double>::infinity();
 
-// Kernels of pairs have not run on a GPU yet: they may be wrong, and their cost model is not fitted.
+// Kernels of pairs have not run on a GPU yet, so they may be wrong, and their cost model is not fitted.
 constexpr const char* kPairsAreForced = "kernels for two weights run where a plan is forced alone";
 
 Candidate chosen(const Problem& problem) {
@@ -285,14 +284,14 @@ double expected_microseconds(const Problem& problem, const Plan& plan) {
 
 bool is_tunable(const Problem& problem) {
   if (problem.is_batch_invariant || problem.is_pair) return false;
-  // The key of what is measured has no strides: with it belong the copies that the sizes ask for.
+  // The key of a measurement has no strides, so it only stands for the copies that the sizes require.
   return !problem.copies.any() || problem.copies == copies_for_sizes(problem);
 }
 
 std::optional<measured::Choice> find_measured(const Problem& problem) {
   if (!is_tunable(problem)) return std::nullopt;
   std::optional<measured::Choice> found = measured::find(problem.device.index, measured::key_of(problem));
-  // Strides and alignment are no part of the key: the plan may not cover these operands.
+  // Strides and alignment are not part of the key, so the plan may not cover these operands.
   if (found && (!why_not_covered(problem).empty() || !why_not_planned(problem, found->plan).empty() ||
                 !family_of(found->plan.family).why_not_accurate(on_copies(problem), found->plan).empty())) {
     found.reset();

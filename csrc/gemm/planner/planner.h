@@ -13,26 +13,27 @@ namespace epigemm {
 // Empty when a fused kernel can run the problem; else the reason why not, in words.
 std::string why_not_covered(const Problem& problem);
 
-// Empty when, besides, a fused kernel is as accurate as the arithmetic promises.
+// Empty when, in addition, a fused kernel is as accurate as the arithmetic promises.
 std::string why_not_accurate(const Problem& problem);
 
-// Empty when, besides, it was measured to be at least as fast as the fallback, or else is expected to be faster by the
-// margin that the models' errors ask for.
+// Empty when, in addition, it was measured to be at least as fast as the fallback, or else is predicted to be faster by
+// the margin for the models' errors.
 std::string why_not_fused(const Problem& problem);
 
 // Empty when a covered problem can run under this plan.
 std::string why_not_planned(const Problem& problem, const Plan& plan);
 
-// The fused plans worth a look, fastest first, by prediction. Meaningful where a fused kernel covers the problem.
+// The candidates among the fused plans, the fastest first, by prediction. Meaningful if a fused kernel covers the
+// problem.
 std::vector<Candidate> rank_candidates(const Problem& problem);
 
-// The predicted time of a fused plan, with the copies that it runs on.
+// The predicted time of a fused plan, including the copies on which it runs.
 double expected_microseconds(const Problem& problem, const Plan& plan);
 
-// Whether what is measured of the problem holds for others of its sizes, and the other way round.
+// Whether measurements of this problem hold for other problems of its sizes, and vice versa.
 bool is_tunable(const Problem& problem);
 
-// What was measured for this very problem; nothing where it was not, or the plan does not cover it.
+// The measurement for this problem; nothing if there is none, or if its plan does not cover the problem.
 std::optional<measured::Choice> find_measured(const Problem& problem);
 
 // How the problem runs: a fused plan where why_not_fused is empty, else the fallback. A batch-invariant problem gets

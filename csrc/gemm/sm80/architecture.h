@@ -18,7 +18,7 @@ struct Sm80 {
 
   static constexpr bool is_of(const Device& device) { return device.capability >= kLeastCapability; }
 
-  // A100, Hopper, and the data centre's Blackwell have more shared memory than the chips for graphics.
+  // A100, Hopper, and Blackwell for data centres have more shared memory than graphics GPUs.
   static constexpr bool is_of_data_centre(const Device& device) {
     const int major = device.capability / 10;
     return device.capability == 80 || device.capability == 87 || major == 9 || major == 10;
@@ -33,14 +33,14 @@ struct Sm80 {
     return shared_of_multiprocessor(device) - kSharedOfSystem;
   }
 
-  // By mma.sync in 16 bits with fp32 sums. Hopper and Blackwell reach their peak by other instructions. What this one
-  // reaches there is not published: A100's rate is assumed.
+  // The rate of mma.sync in 16 bits with fp32 sums. Hopper and Blackwell reach their peak with other instructions. The
+  // rate of mma.sync there is not published: A100's is assumed.
   static constexpr double tensor_flops_per_cycle(const Device& device) {
     if (is_of_data_centre(device) && device.capability != 87) return 2048;
     return device.has_half_rate_sums ? 512 : 1024;
   }
 
-  // The same by the instructions that cuBLAS takes.
+  // The rate of the instructions that cuBLAS uses.
   static constexpr double cublas_flops_per_cycle(const Device& device) {
     const int major = device.capability / 10;
     return major == 9 ? 4096 : major == 10 ? 8192 : tensor_flops_per_cycle(device);
@@ -50,7 +50,7 @@ struct Sm80 {
     return device.capability == 80 ? kFP32LanesFlopsPerCycle / 2 : kFP32LanesFlopsPerCycle;
   }
 
-  // Where the device does not tell: what the smaller chips have.
+  // If the device does not report it: that of the smaller chips.
   static constexpr double l2_bytes(const Device& device) {
     return device.l2_bytes > 0 ? device.l2_bytes : is_of_data_centre(device) ? 40e6 : 6e6;
   }

@@ -1,5 +1,5 @@
-// cuBLAS where nothing was fitted: a roofline with an efficiency. It has no tiles, so a partly filled last wave is not
-// counted against cuBLAS, and a fused plan is held to more than it should be.
+// The model of cuBLAS on GPUs for which nothing was fitted: a roofline with an efficiency. It has no tiles, so it
+// ignores partly filled last waves of cuBLAS, and a fused plan has to be faster than would be necessary.
 #include "gemm/planner/architecture.h"
 #include "gemm/planner/cost.h"
 #include "gemm/sm80/architecture.h"
@@ -34,7 +34,7 @@ class Ampere final : public Architecture {
   double product_microseconds(const Problem& p) const override { return product_us(p); }
   double product_with_bias_microseconds(const Problem& p) const override { return product_us(p); }
 
-  // Where it is slower is not known: PyTorch's own choice stays.
+  // It is not known where it is slower, so the bias stays in PyTorch's GEMM.
   bool adds_bias_apart(const Problem&) const override { return false; }
 
   double least_gain() const override { return 1.10; }

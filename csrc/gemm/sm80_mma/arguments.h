@@ -1,4 +1,4 @@
-// What a launch gives to an mma.sync kernel. Plain C++.
+// The arguments of an mma.sync kernel. Plain C++.
 #pragma once
 
 #include <cstdint>
@@ -12,7 +12,7 @@ struct Rows {
   int64_t stride;  // elements from row to row
 };
 
-// The order in which CTAs take the tiles: strips of `width` tiles, walked along one axis.
+// The order in which CTAs compute the tiles: strips that are `width` tiles wide, along one axis.
 struct Order {
   bool is_along_m;
   int walked, across;  // tiles along that axis, and along the other

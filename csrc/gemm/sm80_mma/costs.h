@@ -12,7 +12,7 @@
 
 namespace epigemm::sm80_mma {
 
-// The share of the tensor cores' rate that a multiprocessor full of this tile's CTAs reaches.
+// The share of the tensor cores' rate that a multiprocessor reaches when it is full of this tile's CTAs.
 constexpr double kShareOfRate[] = {
     0.85,  // 128x256x64
     0.85,  // 256x128x64
@@ -27,8 +27,8 @@ constexpr double kShareOfRate[] = {
 };
 static_assert(sizeof(kShareOfRate) / sizeof(double) == kTileCount, "every tile needs its cost");
 
-// CTAs of a multiprocessor, by shared memory and by registers: what a thread has beside its sums is what the linker
-// was seen to give, 48 to 108 registers, rounded up.
+// CTAs of a multiprocessor, limited by shared memory and by registers. A thread has 48 to 108 registers beside its sums
+// by the linker's output, here rounded up.
 inline int ctas_per_multiprocessor(const Tile& tile, const Device& device) {
   constexpr int kBesideSums = 110;
   const int by_shared = Sm80::shared_of_multiprocessor(device) / (tile.shared_bytes() + Sm80::kSharedOfSystem);
@@ -36,8 +36,8 @@ inline int ctas_per_multiprocessor(const Tile& tile, const Device& device) {
   return std::max(1, std::min(by_shared, by_registers));
 }
 
-// Bytes that come from device memory. Strips of `swizzle` tiles are walked along the raster's axis: the operand of that
-// axis is read once more for every strip, as far as L2 does not hold it.
+// Bytes that are read from device memory. Strips that are `swizzle` tiles wide run along the raster's axis: the operand
+// of that axis is read again for every strip, except for the part that is still in L2.
 inline double loaded_bytes(const Problem& p, const Plan& plan) {
   using cost::as_double;
   const Tile& tile = kTiles[plan.tile];
@@ -59,7 +59,7 @@ inline double microseconds(const Problem& p, const Plan& plan) {
   const double tiles = as_double(ceil_div(p.m, tile.m)) * as_double(ceil_div(p.n, tile.n));
   const double columns = as_double(round_up(p.k, tile.k));
 
-  // CTAs of the busiest multiprocessor: whole rounds, and what the last one leaves.
+  // CTAs of the busiest multiprocessor: whole rounds, and the partly filled last one.
   const double of_busiest = std::ceil(tiles / multiprocessors);
   const double compute =
       of_busiest * 2 * area * columns / (kShareOfRate[plan.tile] * Sm80::tensor_flops_per_cycle(p.device));
@@ -67,7 +67,7 @@ inline double microseconds(const Problem& p, const Plan& plan) {
   const double moved = loaded_bytes(p, plan) + kElementBytes * as_double(p.m) * as_double(p.n) + cost::matrix_bytes(p);
   const double memory = moved / cost::memory_bytes_per_cycle(p.device);
 
-  // A CTA's epilogue is hidden as far as others of its multiprocessor are at work.
+  // A CTA's epilogue is hidden while other CTAs of its multiprocessor are busy.
   const double of_tile =
       kEpiloguePerElement * area + cost::longer_functor_cycles(p, FunctorKernel::SwapAB, area, /*has_sigmoid=*/false);
   const double epilogue = of_tile * std::max(1.0, of_busiest / most);

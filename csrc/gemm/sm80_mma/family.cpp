@@ -10,7 +10,7 @@ namespace epigemm::sm80_mma {
 namespace {
 
 constexpr int kSwizzle = 8;
-// Of batch-invariant calls: the largest tile of all GPUs that two CTAs of a multiprocessor share.
+// The tile of batch-invariant calls: the largest tile of which every GPU's multiprocessor can run two CTAs.
 constexpr int kInvariantTile = 4, kInvariantTileByElements = 8;
 static_assert(kTiles[kInvariantTile].m == 128 && kTiles[kInvariantTile].n == 128);
 static_assert(kTiles[kInvariantTileByElements].loads == Loads::Elements);
@@ -25,7 +25,8 @@ class Mma final : public Family {
     return !problem.is_pair && element_bytes(problem.x.element) == kElementBytes && sm90::multiplies_as_stored(problem);
   }
 
-  // Compiled, linked and inspected for every one of these GPUs, and never run on any: no call chooses them yet.
+  // They were compiled, linked and inspected for each of these GPUs, but have not run on any, so no call chooses them
+  // yet.
   bool is_offered() const override { return false; }
 
   std::string why_not_on(const Device& device) const override {

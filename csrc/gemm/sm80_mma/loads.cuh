@@ -1,4 +1,4 @@
-// A thread's part of the loads of one operand, stage after stage: from rows in memory to a stage of shared memory.
+// A thread's part of the loads of one operand, stage by stage: from rows in memory to a stage of shared memory.
 #pragma once
 
 #include "cute/arch/copy_sm80.hpp"
@@ -8,7 +8,7 @@
 
 namespace epigemm::sm80_mma {
 
-// What is beyond the last row or the end of K counts as zeros. `kRows`: of the tile. `Layout`: of all stages.
+// Elements beyond the last row or the end of K are zeros. `kRows`: rows of the tile. `Layout`: of all stages.
 template <class Element, int TileIndex, int kRows, class Layout>
 class Loader {
   static constexpr Tile tile = kTiles[TileIndex];
@@ -40,7 +40,7 @@ class Loader {
     advance();
   }
 
-  // The same by elements: `fetch` starts the loads, and `put` stores what has come.
+  // The same by elements: `fetch` starts the loads, and `put` stores the loaded elements.
   __device__ __forceinline__ void fetch() {
     CUTLASS_PRAGMA_UNROLL
     for (int i = 0; i < kCount; ++i) {

@@ -12,7 +12,7 @@ constexpr int kInstruction =
     16;  // rows, and columns of K, of mma.sync.m16n8k16; ldmatrix brings 16 columns of N at once
 constexpr int kSumsPadding = 8;  // floats behind a row of sums: rows begin in different banks
 
-// How an operand comes to shared memory.
+// How an operand is loaded to shared memory.
 enum class Loads {
   Vectors,   // by cp.async, 16 bytes at a time, several stages ahead: rows of whole 16 bytes
   Elements,  // by elements, through registers, one stage ahead: rows of any length and address
@@ -27,7 +27,8 @@ struct Tile {
   constexpr int threads() const { return 32 * warps_m * warps_n; }
   constexpr int stage_bytes() const { return kElementBytes * k * (m + n); }
 
-  // The sums leave in passes of the rows that all warps hold side by side. Two passes have room beside each other.
+  // The sums go through shared memory in passes: one pass has the next 16 rows of every warp. There is memory for two
+  // passes.
   constexpr int pass_rows() const { return kInstruction * warps_m; }
   constexpr int sums_stride() const { return n + kSumsPadding; }
   constexpr int pass_bytes() const { return 4 * pass_rows() * sums_stride(); }
@@ -42,14 +43,14 @@ constexpr Tile kTiles[] = {
     // The same in 96 KB, for GPUs with 99 KB.
     {128, 256, 32, 4, 2, 4, Loads::Vectors},
     {256, 128, 32, 4, 4, 2, Loads::Vectors},
-    // 48 KB: two CTAs on every GPU, one of which loads while the other is in its epilogue.
+    // 48 KB: two CTAs fit on a multiprocessor of every GPU, and one loads while the other is in its epilogue.
     {128, 128, 32, 3, 2, 2, Loads::Vectors},
     // Fewer rows, or few tiles.
     {64, 128, 32, 4, 2, 2, Loads::Vectors},
     {64, 64, 64, 3, 2, 2, Loads::Vectors},
-    // M up to 16: the weight streams by once.
+    // M up to 16: the weight is read once.
     {16, 64, 64, 4, 1, 4, Loads::Vectors},
-    // Rows that are no whole 16 bytes.
+    // Rows that are not whole 16 bytes.
     {64, 128, 32, 2, 2, 2, Loads::Elements},
     {64, 64, 32, 2, 2, 2, Loads::Elements},
 };

@@ -1,4 +1,4 @@
-// Hopper: what its kernels may use. Plain C++.
+// Hopper's limits for kernels. Plain C++.
 #pragma once
 
 #include "device/device.h"
@@ -6,10 +6,11 @@
 namespace epigemm {
 
 struct Sm90 {
-  static constexpr int kCapability = 9;            // 9.x: sm_90a code runs on nothing else
+  static constexpr int kCapability = 9;            // 9.x: sm_90a code does not run on other GPUs
   static constexpr int kSharedBytes = 227 * 1024;  // of a CTA, at most
-  static constexpr int kTmaAlignment = 16;    // bytes: what the tensor memory accelerator asks of pointers and strides
-  static constexpr int kMostClusterCtas = 8;  // of the clusters that every device takes
+  static constexpr int kTmaAlignment =
+      16;  // bytes: the alignment that the tensor memory accelerator requires of pointers and strides
+  static constexpr int kMostClusterCtas = 8;  // the largest cluster that every device supports
 
   static constexpr bool is_of(const Device& device) { return device.capability / 10 == kCapability; }
 };

@@ -50,8 +50,8 @@ constexpr TensorCost kBiasTF32 = {7.05, 134,   371, 31.3, 0.193, {1, 1.09, 1.09,
 constexpr TensorCost kBareTF32 = {6.82, 245,   428,  31.8, 0, {1, 1.16, 1.13, 1.18}, 4830, 0.958, 0.631, 2.92,
                                   4.85, 0.753, 1.77, 1.18, 0};
 
-// In 16 bits cuBLAS loads by 16 bytes only where the rows of x, the weight and the result all allow it. Else it takes
-// kernels that load by one element, or by two, and are as slow whichever of the three is in the way. Fitted to 25
+// In 16 bits cuBLAS loads 16 bytes at a time only if the rows of x, the weight and the result all allow it. Otherwise
+// it uses kernels that load one element or two, and are equally slow whichever of the three is the cause. Fitted to 25
 // shapes of 20 to 2,300 us on an H200 and an H100 (random-51, random-52): the median error is 5%, the largest 50%, too
 // long at 20x13408x147. 65536x256x63, which they do not hold, takes 70 us (H200) where 58 are predicted.
 struct NarrowCost {
@@ -64,7 +64,7 @@ constexpr double kWideBytesPerCycle = 500;
 NarrowCost narrow_cost(const Problem& p) {
   constexpr int64_t kWide = 16, kByPairs = 4;
   constexpr NarrowCost kNone = {kWideBytesPerCycle, 1}, kPairs = {10, 3}, kSingle = {5, 4};
-  // A matrix times a vector is another kernel.
+  // For a matrix times a vector cuBLAS has another kernel.
   if (element_bytes(p.x.element) != 2 || p.m == 1 || std::min(p.n, p.k) < kLeastCopied) return kNone;
   const int64_t bytes = bytes_of_steps(p);
   return bytes % kWide == 0 ? kNone : bytes % kByPairs == 0 ? kPairs : kSingle;
@@ -120,8 +120,8 @@ struct SgemmCost {
   double l2_mb_per_us;
   double throttling, half_throttled_us;
   double memory_factor;
-  double epilogue_us;                                           // of a tile of 128 x 128
-  double lone_step_us;                                          // 32 columns of K, of a CTA with nobody beside it
+  double epilogue_us;   // of a tile of 128 x 128
+  double lone_step_us;  // 32 columns of K, of a CTA that has a multiprocessor to itself
   double few_us, few_walk[2], few_product, few_product_of_row;  // the kernels for few rows
   double split_us, split_mb_per_us;
   double step_us[std::size(kSgemmTiles)];  // 32 columns of K, of a tile of 128 x 128
@@ -134,7 +134,7 @@ constexpr SgemmCost kBiasSgemm = {
 constexpr SgemmCost kBareSgemm = {5.51, 3.39,         0.118, 9420,  0.801, 3.08, 0.792,
                                   6.88, {3.37, 7.98}, 0.723, 0.158, 5.71,  6.92, {2.36, 2.17, 2.16, 1.63, 3.97, 2.80}};
 
-// Up to 16 rows cuBLAS has kernels that walk along K once, with all rows in registers.
+// For up to 16 rows cuBLAS has kernels that go along K once, with all rows in registers.
 double few_rows_microseconds(const Problem& p, const SgemmCost& c, double slowdown) {
   constexpr int64_t kFewColumns = 512;
   constexpr double kFewColumnsUs = 5, kFewColumnsStep = 3.5e-3;
@@ -189,7 +189,7 @@ bool is_plain_fp32(const Problem& p) {
 // --- the bias
 // ----------------------------------------------------------------------------------------------------------
 
-// The properties for which cuBLAS has different kernels: fp32 arithmetic, and the layout of x and of the weight.
+// The cases for which cuBLAS has different kernels: fp32 arithmetic, and the layout of x and of the weight.
 enum class Kind { PlainFP32, TF32, TF32Misaligned, Bits16, Bits16OffLines, Bits16Misaligned };
 
 Kind kind_of(const Problem& p) {

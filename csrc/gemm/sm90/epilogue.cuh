@@ -19,15 +19,15 @@
 
 namespace epigemm::sm90 {
 
-// One thread's part of the epilogue. Of every 64 rows it has two, eight apart (r), and of every eight columns (j) two
-// neighbours (c).
+// One thread's part of the epilogue. It has two of every 64 rows, eight apart (index r), and two neighbours (index c)
+// of every eight columns (index j).
 template <class C>
 struct EpilogueConsumer {
   using Operand = typename C::Operand;
   using Output = typename C::Output;
   static constexpr bool kIsNarrow = sizeof(Output) == 2;
   static constexpr int kEights = C::kPassColumns / 8;  // of columns, in a pass
-  // Of them at work at once: 192 sums leave few registers.
+  // How many of them are computed at once: 192 sums leave few registers.
   static constexpr int kChunk = kIsNarrow ? (kEights % 4 == 0 ? 4 : 2) : (kEights % 2 == 0 ? 2 : 1);
   static_assert(kEights % kChunk == 0 && sizeof(Operand) == sizeof(Output), "a matrix by TMA lies where results will");
 
@@ -45,7 +45,7 @@ struct EpilogueConsumer {
       char* const slot = layout.slot(shared, group, ring.slot);
       wait_for(shared.ready[group][ring.slot], ring.phase);
       finish_pass(sums, m, n, {tile.row + m * C::kRowStep, tile.column + n * C::kPassColumns}, slot);
-      asm volatile("" ::: "memory");  // what was written stays before the fence
+      asm volatile("" ::: "memory");  // writes are not moved behind the fence
       cutlass::arch::fence_view_async_shared();
       __syncwarp();
       if (lane == 0) shared.written[group][ring.slot].arrive();
@@ -56,20 +56,20 @@ struct EpilogueConsumer {
  private:
   // --- a slot ------------------------------------------------------------------------------------------------------
 
-  // 16 bytes of a row of D, as TMA swizzles them.
+  // The address of 16 bytes of a row of D, swizzled as by TMA.
   CUTLASS_DEVICE static char* place_in(char* slab, int row, int chunk) {
     const int swizzled = C::kRowBytes == 128 ? chunk ^ (row & 7) : chunk ^ (row >> 1 & 3);
     return slab + row * C::kRowBytes + swizzled * 16;
   }
 
-  // 16 bits: where this lane's row of four matrices of 8 x 8 lies, columns 8 j and on.
+  // 16 bits: the address of this lane's row of four 8 x 8 matrices, from column 8 j on.
   CUTLASS_DEVICE cute::uint128_t& matrix_row(char* slot, int j) const {
     char* const at = C::kTransposed ? place_in(slot, (j + lane / 16) * 8 + lane % 8, warp * 2 + lane / 8 % 2)
                                     : place_in(slot, warp * 16 + lane % 16, lane / 16 + j);
     return *reinterpret_cast<cute::uint128_t*>(at);
   }
 
-  // 32 bits: where a number lies; the next column's is behind it, but for the transpose.
+  // 32 bits: the address of a number. The next column's number follows it, except in the transpose.
   CUTLASS_DEVICE float* number(char* slot, int j, int r, int c) const {
     const int row = warp * 16 + lane / 4 + r * 8, column = j * 8 + lane % 4 * 2 + c;
     if constexpr (C::kTransposed) {
@@ -122,7 +122,7 @@ struct EpilogueConsumer {
     }
   }
 
-  // From device memory, where TMA cannot: pairs where rows and pairs agree.
+  // Read from device memory if TMA cannot load the matrix: in pairs if pairs are along rows of the matrix.
   template <class T>
   CUTLASS_DEVICE void load(Matrix& to, int i, Place place) const {
     auto* const data = static_cast<T const*>(params.operands.data[open::kMatrix0 + i]);
@@ -171,7 +171,7 @@ struct EpilogueConsumer {
 
   template <class Sums>
   CUTLASS_DEVICE void finish_pass(Sums const& sums, int m, int n, Place place, char* slot) const {
-    // Of what is not read, anything: nothing comes of it.
+    // Values that are not read may be undefined.
     float of_row[C::kByRow][2], scalars[open::kScalars];
     CUTLASS_PRAGMA_UNROLL
     for (int i = 0; i < C::kByRow * 2; ++i) {

@@ -1,4 +1,4 @@
-// The helper's part of an epilogue (epilogue.cuh): one warp for each warpgroup.
+// The helper warp's part of an epilogue (epilogue.cuh): there is one for each warpgroup.
 #pragma once
 
 #include "cute/arch/copy_sm90_tma.hpp"
@@ -15,7 +15,7 @@ struct EpilogueHelper {
   const int group, lane;
   const EpilogueLayout<C> layout{};
 
-  // A tile's operands, and its first passes.
+  // Loads a tile's operands, and prepares its first passes.
   CUTLASS_DEVICE void begin(SlotRing ring, Place tile) const {
     bring_vectors(layout.by_column, tile.column, params.columns, kPassRows);
     bring_vectors(layout.by_row, tile.row, params.rows, C::kRowStep);
@@ -48,7 +48,7 @@ struct EpilogueHelper {
   }
 
  private:
-  // An absent one reads as zeros. The numbers are `step` apart from block to block of 64.
+  // An absent vector is read as zeros. From one block of 64 numbers to the next there are `step` numbers.
   template <class Vectors>
   CUTLASS_DEVICE void bring_vectors(Vectors const& vectors, int begin, int end, int step) const {
     constexpr int kEach = (Vectors::kLength + 31) / 32;
@@ -74,7 +74,7 @@ struct EpilogueHelper {
     }
   }
 
-  // Calls `visit` with each slab of a pass and where it is in D.
+  // Calls `visit` with each slab of a pass and its place in D.
   template <class Visit>
   CUTLASS_DEVICE void for_each_slab(Place tile, int pass, int slot, Visit const& visit) const {
     const int row = tile.row + pass / C::kPassesOfRow * C::kRowStep;

@@ -1,4 +1,4 @@
-// What the helper and the warpgroup of an epilogue share: what is where, and who waits for whom (epilogue.cuh).
+// What the helper and the warpgroup of an epilogue share: the layout of shared memory, and the barriers (epilogue.cuh).
 #pragma once
 
 #include <cuda.h>
@@ -13,16 +13,16 @@ using Barrier = cutlass::arch::ClusterTransactionBarrier;
 
 constexpr int kPassRows = 64;
 
-// What the epilogue reads and writes, but for the sums.
+// What the epilogue reads and writes, except the sums.
 struct EpilogueParams {
-  CUtensorMap out, matrix;  // of D, as it lies in memory
+  CUtensorMap out, matrix;  // of D in memory
   open::Operands<float> operands;
-  const float *row_roots, *column_roots;  // read where the sums have roots
+  const float *row_roots, *column_roots;  // read if the sums have roots
   int rows, columns;
   bool is_matrix_by_tma;
 };
 
-// What the functor's accumulator is: here the mainloop's sums as they are.
+// Makes the functor's accumulator from a sum of the mainloop. Here it is the sum itself.
 struct PlainSums {
   static constexpr bool has_roots = false;
 
@@ -33,10 +33,10 @@ struct PlainSums {
 // arrives for what the other lanes of its warp wrote, racecheck reports hazards.
 class Handover {
  public:
-  CUTLASS_DEVICE static Handover of_operands(int group) { return Handover(2 + group); }  // are there
+  CUTLASS_DEVICE static Handover of_operands(int group) { return Handover(2 + group); }  // are loaded
   CUTLASS_DEVICE static Handover of_room(int group) { return Handover(4 + group); }      // for the next tile's
 
-  // Ordinary accesses of shared memory stay before an arrival, and behind a wait.
+  // Ordinary accesses of shared memory are not moved behind an arrival, or before a wait.
   CUTLASS_DEVICE void arrive() const {
     asm volatile("" ::: "memory");
     cutlass::arch::NamedBarrier::arrive(kThreads, id_);
@@ -54,7 +54,7 @@ class Handover {
   const int id_;
 };
 
-// Where a tile, or what a warpgroup has of it, begins.
+// The first row and column of a tile, or of a warpgroup's part of it.
 struct Place {
   int row, column;
 };
@@ -78,7 +78,8 @@ struct EpilogueConfig {
   static constexpr int kPasses = GroupRows / kPassRows * kPassesOfRow;  // of a tile
   static_assert(TileN % kPassColumns == 0 && GroupRows % kPassRows == 0 && Slots_ <= kPasses);
 
-  // A slot is D's rows of up to 128 bytes, swizzled as TMA does; slabs of them where D's part of a pass is wider.
+  // A slot has rows of D of up to 128 bytes, swizzled as by TMA. If D's part of a pass is wider, it has several slabs
+  // of such rows.
   static constexpr int kDColumns = Transposed ? kPassRows : kPassColumns;
   static constexpr int kRowBytes = cute::min(128, kDColumns* static_cast<int>(sizeof(Output)));
   static constexpr int kSlabs = kDColumns * static_cast<int>(sizeof(Output)) / kRowBytes,
@@ -94,7 +95,7 @@ struct EpilogueConfig {
   static constexpr int kMostVectorBytes = (kByRow * GroupRows + kByColumn * TileN) * static_cast<int>(sizeof(float));
   static_assert(kMostVectorBytes <= VectorBytes + (Slots_ > 1 ? SlotBytes : 0), "a slot too many");
 
-  struct Shared {  // begins at a multiple of 1024 bytes, which swizzling asks for
+  struct Shared {  // at a multiple of 1024 bytes, which swizzling requires
     alignas(16) char memory[Groups][Slots_ * SlotBytes + VectorBytes];  // slots, then vectors
     float scalars[Groups][open::kScalars];
     Barrier ready[Groups][Slots_], written[Groups][Slots_];
@@ -108,7 +109,8 @@ struct EpilogueConfig {
   }
 };
 
-// The vectors along the rows, or along the columns: what they are, and where they are in shared memory, side by side.
+// The vectors along the rows, or along the columns: their kinds, and their offsets in shared memory, where they are
+// consecutive.
 template <class C, bool AlongRows>
 struct EpilogueVectors {
   static constexpr int kCount = AlongRows ? C::kByRow : C::kByColumn;
@@ -117,7 +119,7 @@ struct EpilogueVectors {
 
   int kinds[kCount], offsets[kCount], end;  // in bytes
 
-  // Asked once, in one place: every question is a call until the functor is there.
+  // epigemm_operand is called once, in one place, because each use is a call until the functor is linked.
   CUTLASS_DEVICE explicit EpilogueVectors(int begin) : end(begin) {
     CUTLASS_PRAGMA_UNROLL
     for (int i = 0; i < kCount; ++i) {
@@ -135,7 +137,7 @@ struct EpilogueVectors {
   }
 };
 
-// What the functor that is linked in makes of a warpgroup's shared memory.
+// How the linked functor divides a warpgroup's shared memory.
 template <class C>
 struct EpilogueLayout {
   const EpilogueVectors<C, /*AlongRows=*/false> by_column;
@@ -166,7 +168,7 @@ struct EpilogueLayout {
   }
 };
 
-// Which slot a pass has, and how often the slot has come round.
+// The slot of a pass, and how often the slot has been used.
 struct SlotRing {
   int slot = 0;
   uint32_t phase = 0;
@@ -179,7 +181,7 @@ struct SlotRing {
   }
 };
 
-// Ordinary accesses of shared memory stay behind it.
+// Ordinary accesses of shared memory are not moved before it.
 CUTLASS_DEVICE void wait_for(Barrier const& barrier, uint32_t phase) {
   barrier.wait(phase);
   asm volatile("" ::: "memory");

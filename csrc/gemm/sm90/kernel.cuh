@@ -23,7 +23,7 @@
 
 namespace epigemm::sm90 {
 
-// CUTLASS's mainloop, for one product of x and the weight as they are in memory.
+// CUTLASS's mainloop, for one product of x and the weight themselves.
 template <class Element_, int Stages, Schedule schedule>
 struct OneProduct {
   using Element = Element_;
@@ -76,7 +76,7 @@ struct Kernel {
     typename Mainloop::Params mainloop;
     EpilogueParams epilogue;
     int k, k_steps;
-    int lines_of_rows, lines_of_columns;  // the grid of clusters' tiles
+    int lines_of_rows, lines_of_columns;  // the grid of tiles of clusters
     int swizzle;
     bool is_along_rows;
   };
@@ -92,7 +92,7 @@ struct Kernel {
 
   // --- tiles ---------------------------------------------------------------------------------------------------------
 
-  // Which tiles of a cluster somebody has.
+  // The tiles of one warpgroup, or of the whole CTA.
   struct Tiles {
     int now, step, end;
 
@@ -110,7 +110,8 @@ struct Kernel {
     return takes_turns ? Tiles{all.now + group * all.step, kGroups * all.step, all.end} : all;
   }
 
-  // Which of the CTAs' tiles: down and across. Along one direction, in bands of `swizzle` lines.
+  // The position of a tile in the grid, down and across. The tiles are taken along one direction, in bands of `swizzle`
+  // lines.
   CUTLASS_DEVICE static Place index_of(Params const& p, Tiles const& tiles) {
     const int minor_count = p.is_along_rows ? p.lines_of_rows : p.lines_of_columns;
     const int major_count = p.is_along_rows ? p.lines_of_columns : p.lines_of_rows;
@@ -157,7 +158,7 @@ struct Kernel {
 
   // --- a warpgroup ---------------------------------------------------------------------------------------------------
 
-  // Whose mainloop it is.
+  // Waits until it is this warpgroup's turn to run its mainloop.
   CUTLASS_DEVICE static void wait_for_turn(int group) {
     if constexpr (takes_turns) cutlass::arch::NamedBarrier::sync(2 * 128, group);
   }
@@ -174,7 +175,7 @@ struct Kernel {
     PipelineState state;
     if (takes_turns && group == 1) {
       state.advance(p.k_steps);
-      hand_turn_on(group);  // the first one is the other's
+      hand_turn_on(group);  // the first mainloop is the other warpgroup's
     }
     SlotRing ring;
     for (Tiles tiles = tiles_of(p, group); tiles.is_there(); tiles = tiles.next()) {
@@ -210,7 +211,7 @@ struct Kernel {
     pipeline_params.num_consumers = 128 * kSharers;
     pipeline_params.transaction_bytes = p.mainloop.tma_transaction_bytes;
     Pipeline pipeline(shared.pipeline, pipeline_params, ClusterShape{});
-    // The peers' barriers must be there before anything is sent to them.
+    // The other CTAs' barriers must be initialised before anything is sent to them.
     if constexpr (kCluster > 1) {
       cute::cluster_arrive_relaxed();
       cute::cluster_wait();
@@ -218,9 +219,11 @@ struct Kernel {
       __syncthreads();
     }
 
-    // Barriers and descriptors are there before the kernel ahead is done; nothing that it writes is read before.
+    // Barriers and descriptors are set up before the previous kernel has ended. What that kernel writes is only read
+    // afterwards.
     if (role == 0) {
-      if constexpr (kGroups > 1) cutlass::arch::warpgroup_reg_dealloc<kProducerRegisters>();  // one has enough
+      if constexpr (kGroups > 1)
+        cutlass::arch::warpgroup_reg_dealloc<kProducerRegisters>();  // with one warpgroup there are enough
       if constexpr (Types::kPrefetchesRows) {
         if (warp == 1 && cute::elect_one_sync()) Mainloop::prefetch_rows(p.mainloop, index_of(p, all_tiles(p)).row);
       }

@@ -1,4 +1,4 @@
-// The names of open kernels that there are one of per element type and tile.
+// The names of open kernels, one for each element type and tile.
 #pragma once
 
 #include <string>

@@ -13,14 +13,14 @@
 
 namespace epigemm::sm90 {
 
-// x or the weight as the kernel reads it.
+// x or the weight, in the form that the kernel reads.
 struct Multiplied {
   const void* data;
   int64_t row_stride;            // elements
-  const float* roots = nullptr;  // where the sums have them
+  const float* roots = nullptr;  // if the sums have roots
 };
 
-// What the mainloop of a pair loads, of m rows of x and n of each weight (pair_mainloop.cuh). False where the driver
+// The parameters of a pair's mainloop, for m rows of x and n of each weight (pair_mainloop.cuh). False if the driver
 // refuses.
 template <class Mainloop>
 bool encode_pair(typename Mainloop::Params* params, Multiplied x, Multiplied weight, Multiplied weight2, int m, int n,
@@ -79,7 +79,7 @@ const char* launch(Problem const& problem, Plan const& plan, Multiplied x, Multi
   params.lines_of_rows = static_cast<int>(ceil_div(rows, Kernel::kRows * Kernel::kClusterRows));
   params.lines_of_columns = static_cast<int>(ceil_div(columns, Kernel::kColumns * Kernel::kClusterColumns));
   params.swizzle = plan.swizzle;
-  params.is_along_rows = (plan.raster == Raster::AlongM) != kTransposed;  // the plan speaks of D's axes
+  params.is_along_rows = (plan.raster == Raster::AlongM) != kTransposed;  // the plan's axes are D's
 
   const int64_t tiles = static_cast<int64_t>(params.lines_of_rows) * params.lines_of_columns;
   const int64_t places = std::max(1, problem.device.multiprocessors / Kernel::kCluster);

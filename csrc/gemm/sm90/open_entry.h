@@ -1,4 +1,4 @@
-// The entry of an open kernel: a name that the host finds in what the linker made.
+// The symbol of an open kernel, by which the host finds it in the linker's output.
 #pragma once
 
 #define EPIGEMM_OPEN_KERNEL(symbol, Gemm)                                                                  \

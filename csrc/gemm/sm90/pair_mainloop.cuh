@@ -10,7 +10,7 @@
 
 namespace epigemm::sm90 {
 
-// Base: CUTLASS's collective for tiles of as many columns as both halves have.
+// Base: CUTLASS's collective for tiles with the columns of both halves.
 template <class Base>
 struct PairMainloop : Base {
   using Element = typename Base::ElementA;
@@ -42,7 +42,7 @@ struct PairMainloop : Base {
     }
   }
 
-  // Nothing: K has no tensors here, and `load` counts its stages itself.
+  // Returns nothing: there are no tensors along K, and `load` counts its stages itself.
   template <class ProblemShape>
   CUTLASS_DEVICE auto load_init(ProblemShape const&, Params const&) const {
     return cute::make_tuple(cute::make_shape(0, 0, 0, 0));
@@ -85,7 +85,7 @@ struct PairMainloop : Base {
   static constexpr auto kCached = static_cast<uint64_t>(cute::TMA::CacheHintSm90::EVICT_NORMAL);
 };
 
-// Two products of x, of which the second one is the functor's first matrix.
+// Types for two products of x. The second product is the functor's first matrix.
 template <class Element, int Stages, Schedule schedule>
 struct TwoProducts : OneProduct<Element, Stages, schedule> {
   static constexpr int kWeights = 2;

@@ -18,8 +18,8 @@ inline constexpr CUtensorMapDataType kMapType<cutlass::bfloat16_t> = CU_TENSOR_M
 template <>
 inline constexpr CUtensorMapDataType kMapType<cutlass::tfloat32_t> = CU_TENSOR_MAP_DATA_TYPE_TFLOAT32;
 
-// Boxes of `box_rows` rows and `box_bytes`, 128 or 64, swizzled so; what lies beyond the matrix reads as zeros and is
-// not written. `row_stride` in elements; `promotion`: what is brought to L2 at once. False where the driver refuses.
+// Boxes of `box_rows` rows and `box_bytes`, 128 or 64, swizzled so; what is beyond the matrix is read as zeros and not
+// written. `row_stride` in elements; `promotion`: how much is loaded to L2 at once. False if the driver refuses.
 inline bool encode(CUtensorMap* map, CUtensorMapDataType type, int element_bytes, const void* data, int64_t row_stride,
                    int64_t rows, int64_t columns, int box_rows, int box_bytes,
                    CUtensorMapL2promotion promotion = CU_TENSOR_MAP_L2_PROMOTION_L2_256B) {

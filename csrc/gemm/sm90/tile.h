@@ -13,13 +13,13 @@ struct Tile {
   int m, n;  // output elements of one CTA
   int cluster_m, cluster_n;
   Schedule schedule;
-  bool transposed;  // the kernel's rows are the weight's: they come 64 at once, its columns in steps of 16
+  bool transposed;  // the kernel's rows are the weight's, 64 at a time; its columns are a multiple of 16
   int stages;       // of both operands in shared memory
-  int slots;        // of a warpgroup's results in shared memory, for passes of the epilogue
-  int slot_bytes;   // 64 rows of a warpgroup's part are a pass, as wide as fits
+  int slots;        // buffers in shared memory for a warpgroup's results, one for each pass of the epilogue
+  int slot_bytes;   // a pass has 64 rows of a warpgroup's part, as wide as a slot allows
 
-  // What the stages and slots leave to a warpgroup for the vectors that an epilogue reads. Where they take more, it has
-  // a slot less. `weights`: that x is multiplied by, of n rows each.
+  // The bytes that stages and slots leave to a warpgroup for the epilogue's vectors. If these need more, there is one
+  // slot less. `weights`: the number of weights that x is multiplied by, of n rows each.
   constexpr int vector_bytes(int slices, int weights) const {
     constexpr int kBarriersAndScalars = 1024, kAlignment = 1024;
     const int stages_bytes = stages * slices * (m + weights * n) * kStageRowBytes;
@@ -30,7 +30,7 @@ struct Tile {
   constexpr int groups() const { return schedule == Schedule::Single ? 1 : 2; }        // warpgroups that multiply
   constexpr int sharers() const { return schedule == Schedule::Cooperative ? 2 : 1; }  // of a tile
 
-  // The rows of a kernel's tile that a warpgroup finishes, of D or of its transpose.
+  // The rows of the tile (of D or of its transpose) whose epilogue a warpgroup computes.
   constexpr int group_rows() const { return (transposed ? n : m) / sharers(); }
 };
 

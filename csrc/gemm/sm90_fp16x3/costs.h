@@ -10,15 +10,15 @@
 
 namespace epigemm::sm90_fp16x3 {
 
-// The tables' times of computation are those at this clock.
+// The tables have times of computation at this clock.
 constexpr double kFittedClockMhz = 1980;
 constexpr double kMB = 1e-6;
 
 struct TileCost {
-  double step_us;      // one stage of K of one tile, where its slices come in time
+  double step_us;      // one stage of K of one tile, if its slices are loaded in time
   double epilogue_us;  // of one tile
-  double fixed_us;     // until the first stage is there, and from the last one on
-  double wide_us;      // more where many rows are split: the GEMM then starts later beside the split's end
+  double fixed_us;     // until the first stage is loaded, and after the last one
+  double wide_us;      // additional time if many rows are split, because the GEMM then starts later
 };
 
 constexpr TileCost kSplitTileCosts[] = {
@@ -37,18 +37,18 @@ constexpr TileCost kScaledTileCosts[] = {
 static_assert(sizeof(kSplitTileCosts) / sizeof(TileCost) == kSplitTileCount, "every tile needs its measured cost");
 static_assert(sizeof(kScaledTileCosts) / sizeof(TileCost) == kScaledTileCount, "every tile needs its measured cost");
 
-// What the tiles of an arithmetic share.
+// Figures that the tiles of an arithmetic share.
 struct SharedCost {
   double base_us;
   double l2_bandwidth;       // MB a microsecond, of all multiprocessors together
-  double cluster_bandwidth;  // what one cluster can take in
+  double cluster_bandwidth;  // what one cluster can load
   double throttling;         // sustained load lowers the clocks: by up to this share,
   double half_throttled_us;  // half of it from such a time on
   double memory_factor;      // the memory's time over that of a copy
-  double idle_speedup;       // how much faster a step is where next to no other multiprocessor works
-  double l2_mb;              // of an operand, what L2 keeps while the other one is walked
-  double split_share;        // of the split's time, what the GEMM does not hide
-  double absorbed_mb;        // of x's slices, what need not come from memory
+  double idle_speedup;       // how much faster a step is if nearly all other multiprocessors are idle
+  double l2_mb;              // the part of one operand that stays in L2 while the other one is read
+  double split_share;        // the share of the split's time that the GEMM does not hide
+  double absorbed_mb;        // the part of x's slices that need not be read from memory
 };
 
 constexpr SharedCost kSplitCost = {0.226, 39.7, 10.0, 0.113, 6490, 1.08, 0.304, 14.5, 0.925, 0.202};
@@ -60,8 +60,8 @@ inline Grid grid_of(const Problem& p, const Tile& tile) {
 
 inline int slice_bytes(Arithmetic arithmetic) { return arithmetic == Arithmetic::Split ? 4 : 2; }
 
-// The splitting pass over `rows` rows (split_rows.cu): a row is read as fp32 and written as slices, by one CTA that
-// holds it in registers; what a long row leaves over is read again, from L2.
+// The time to split `rows` rows (split_rows.cu). A row is read as fp32 and written as slices, by one CTA that holds it
+// in registers. The rest of a long row is read again, from L2.
 inline double split_microseconds(const Problem& p, int64_t rows) {
   constexpr double kFixed = 5.60, kMemoryFactor = 0.910;
   constexpr double kRow = 0.0535, kByte = 2.21e-5, kSlot = 1.11e-4, kReadAgain = 2.04e-4;  // us of a multiprocessor
@@ -84,7 +84,7 @@ inline double split_microseconds(const Problem& p, int64_t rows) {
   return us;
 }
 
-// What L2 cannot hold of the operand that is walked comes from memory once more for every strip of tiles.
+// The part of an operand that does not fit in L2 is read from memory again for every strip of tiles.
 inline double reread_mb(const Grid& grid, const Plan& plan, double places, double x_mb, double weight_mb,
                         double l2_mb) {
   const bool along_m = plan.raster == Raster::AlongM;
@@ -111,7 +111,7 @@ inline double microseconds(const Problem& p, const Plan& plan) {
   const cost::Rounds rounds = cost::rounds_of(grid, tile.cluster_m * tile.cluster_n, p.device.multiprocessors);
   // What a cluster loads for one stage of K, on average: tiles at the edges load less.
   const double load = kMB * kTileK * bytes * (m / as_double(grid.clusters_m) + n / as_double(grid.clusters_n));
-  // `share`: of the places, those at work.
+  // `share`: of the places that are busy.
   const auto step = [&](double share) {
     const double mma = slowdown * of_tile.step_us * (1 - shared.idle_speedup * (1 - share));
     return cost::norm4(mma, load * share * rounds.places / shared.l2_bandwidth, load / shared.cluster_bandwidth);

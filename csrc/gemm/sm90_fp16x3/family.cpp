@@ -18,28 +18,28 @@ namespace {
 // most of the error. From a recorded sweep (docs/numerics.md): from here on both the largest and the rms error are
 // below SGEMM's for every class of dense data.
 constexpr int64_t kLeastK = 128;
-// With fewer rows SGEMM takes kernels that split K into short sums, and is more accurate: its largest error is down to
+// With fewer rows SGEMM has kernels that split K into short sums, and is more accurate: its largest error is down to
 // 1/2.7 of the split's, its rms error to 1/1.8 (docs/numerics.md). From 16 rows on it sums as at many rows.
 constexpr int64_t kLeastRows = 16;
 // The single product is summed on the tensor cores alone, which truncate: from 16384 on the error on all-positive data
 // would exceed that of cuBLAS's TF32, which splits such long sums.
 constexpr int64_t kLeastScaledK = 16, kMostScaledK = 8192;
 
-// Of the kernel in multiply-adds (fp32_tile.cuh).
+// The tile of the kernel in multiply-adds (fp32_tile.cuh).
 constexpr int kMultiplyAddTileM = 128, kMultiplyAddTileN = 64;
 
-// At best: a multiprocessor's multiply-adds, one a lane and cycle. Nothing is compared with it.
+// The least time: one multiply-add a lane and cycle. It is not compared with anything.
 double multiply_add_microseconds(const Problem& p) {
   constexpr double kLanes = 128;
   using cost::as_double;
   return as_double(p.m) * as_double(p.n) * as_double(p.k) / (kLanes * p.device.multiprocessors * p.device.clock_mhz);
 }
 
-// Nothing pads the grid.
+// The grid is not padded.
 Plan plan_of(int index, Raster raster) { return {FamilyId::sm90_fp16x3, index, raster, /*swizzle=*/8, /*splits=*/1}; }
 
-// With more rows than a transposed tile has, the weight would stream by more than once, which a small one may. At a
-// short K these tiles were measured 8 to 30 us slower than their model says.
+// With more rows than a transposed tile has, the weight is read more than once, which is acceptable for a small one. At
+// a short K these tiles were measured 8 to 30 us slower than their model predicts.
 bool is_candidate(const Problem& p, const Tile& tile) {
   constexpr int64_t kLeastK = 512, kLeastKOfTwo = 2048, kMostColumnsOfTwo = 4096;
   if (!tile.transposed) return true;
@@ -64,7 +64,7 @@ class FP16x3 final : public Family {
            p.weight.element == ElementType::Float32 && p.out.element == ElementType::Float32;
   }
 
-  // Strides and alignment play no part: the slices are laid out by us.
+  // Strides and alignment do not matter, because the layout of the slices is our own.
   std::string why_not_on(const Device& device) const override { return sm90::why_not_on(device); }
 
   std::string why_not(const Problem& p) const override {
@@ -86,7 +86,7 @@ class FP16x3 final : public Family {
       return text("K = ", p.k, " is below ", kLeastK,
                   ", from where on the split's error is below that of an IEEE fp32 product");
     }
-    // A batch-invariant call may not choose by M.
+    // A batch-invariant call must not depend on M.
     if (p.arithmetic == Arithmetic::Split && p.m < kLeastRows && !p.is_batch_invariant) {
       return text("M = ", p.m, " is below ", kLeastRows,
                   ", from where on the split's error is below that of an IEEE fp32 product");
@@ -113,7 +113,7 @@ class FP16x3 final : public Family {
     return sm90_fp16x3::microseconds(problem, plan);
   }
 
-  // Along M: the CTAs at work then share their part of the weight, the larger operand, through L2.
+  // Along M: the CTAs that run at once then share their part of the weight, the larger operand, through L2.
   Plan invariant_plan(const Problem& problem) const override {
     if (problem.arithmetic == Arithmetic::IEEE) return {FamilyId::sm90_fp16x3};
     return plan_of(invariant_tile(problem.arithmetic), Raster::AlongM);

@@ -64,7 +64,7 @@ __device__ __forceinline__ constexpr ResultSet one_result(int i, int j) {
   return ResultSet{1} << (fp32_tile::kAcross * i + j);
 }
 
-// The results (i, j) of which holds(i, j, row of x, row of the weight).
+// The set of results (i, j) for which holds(i, j, row of x, row of the weight) is true.
 template <class F>
 __device__ __forceinline__ ResultSet results_where(const FixupArguments& p, int64_t m0, int64_t n0, F holds) {
   ResultSet set = 0;
@@ -96,9 +96,9 @@ __device__ __forceinline__ fp32_tile::ScaledMagnitudes scaled_magnitudes(const F
   return change;
 }
 
-// The results that are recomputed. Each depends on its two rows alone: a row's results do not change with its
-// neighbours. An eighth of K is summed, in whole partial sums: where that is in vain, it costs little beside the
-// recomputation.
+// The results to compute again. Each depends on its two rows alone, so a row's results do not depend on its neighbours.
+// An eighth of K is summed, in whole partial sums. If that proves nothing, its cost is small compared with computing
+// again.
 __device__ inline ResultSet rejected_results(const FixupArguments& p, int64_t m0, int64_t n0,
                                              fp32_tile::Shared& shared) {
   const int64_t summed = p.x.columns / 8;
@@ -123,7 +123,7 @@ __device__ inline ResultSet rejected_results(const FixupArguments& p, int64_t m0
 
 // --- results -------------------------------------------------------------------------------------------------------
 
-// The others keep what they have.
+// Other results keep their values.
 template <class Epilogue>
 __device__ inline void recompute(const FixupArguments& p, int64_t m0, int64_t n0, ResultSet wanted,
                                  fp32_tile::Shared& shared) {
@@ -133,7 +133,7 @@ __device__ inline void recompute(const FixupArguments& p, int64_t m0, int64_t n0
   for (int i = 0; i < fp32_tile::kDown; ++i) {
     const int64_t row = m0 + tile.row0() + i;
     if (row >= p.x.rows) break;
-    // Anew for every row: operands kept for all of them would take the registers of the products.
+    // Made again for every row, because operands of all rows would need the registers of the products.
     const Epilogue epilogue(p.operands, n0 + tile.column0(), p.weight.rows);
     const typename Epilogue::Row of_row = epilogue.row(row);
 #pragma unroll
@@ -159,8 +159,8 @@ __device__ inline void fixup_tile(const FixupArguments& p, int64_t m0, int64_t n
   if (__syncthreads_or(rejected)) recompute<Epilogue>(p, m0, n0, rejected, shared);
 }
 
-// Calls f(m0, n0) for the tiles of this CTA. Along a row of tiles first: the tiles of one bad row of x go to as many
-// CTAs.
+// Calls f(m0, n0) for the tiles of this CTA. Tiles are numbered along rows of tiles first, so the tiles of one failing
+// row of x go to different CTAs.
 template <class F>
 __device__ __forceinline__ void for_each_tile(const FixupArguments& p, F f) {
   const int64_t tiles_m = (p.x.rows + fp32_tile::kTileM - 1) / fp32_tile::kTileM;
@@ -178,18 +178,18 @@ __device__ __forceinline__ void wait_for_gemm() {
 
 template <class Epilogue>
 __device__ __forceinline__ void run_fixup(const FixupArguments& p) {
-  // All rows at once: the answer nearly always, and only some KB to read. They are there: the GEMM lets this kernel
-  // start when all its CTAs have waited for the splits.
+  // All rows at once: mostly this decides, and it reads only some KB. The statistics are complete, because the GEMM
+  // lets this kernel start when all its CTAs have waited for the splits.
   const RangeStatistics weight = statistics_of_rows(p.split_weight.statistics, 0, p.weight.rows);
   const RangeStatistics x = statistics_of_rows(p.split_x.statistics, 0, p.x.rows);
   const bool nothing = !out_of_range(x, weight, p.x.columns) && !has_non_finite(x.flags | weight.flags);
-  // In any case, even to return: whoever comes next waits for this kernel alone.
+  // In any case, even before returning, because the next kernel waits only for this one.
   wait_for_gemm();
   if (nothing) return;
   for_each_tile(p, [&](int64_t m0, int64_t n0) { fixup_tile<Epilogue>(p, m0, n0); });
 }
 
-// The whole product in fp32 multiply-adds: every result has the same chain of additions, wherever it stands.
+// The whole product in fp32 multiply-adds. Every result has the same order of additions, whatever its place.
 template <class Epilogue>
 __device__ __forceinline__ void run_fp32(const FixupArguments& p) {
   __shared__ fp32_tile::Shared shared;

@@ -1,12 +1,12 @@
-// Recomputing what the slices could not represent: launched behind every GEMM on slices, and done at once where there
-// is nothing to do.
+// The fixup computes again what the slices could not represent. It is launched behind every GEMM on slices, and returns
+// at once if there is nothing to do.
 #pragma once
 
 #include "gemm/sm90_fp16x3/kernels.h"
 
 namespace epigemm::sm90_fp16x3 {
 
-// A finished GEMM on slices, with the fp32 operands that the slices were made of.
+// A GEMM on slices, with the fp32 operands from which the slices were made.
 struct FixupProblem {
   SplitProblem split;
   StridedMatrix x, weight;
@@ -16,8 +16,8 @@ struct FixupProblem {
 // what was refused and why.
 const char* launch_fixup(FixupProblem const& fixup, const void* kernel);
 
-// The whole product in IEEE fp32, from operands of any strides; `split.x` and `split.weight` are not read. Its results
-// do not depend on M: what batch-invariant calls run on where slices will not do.
+// The whole product in IEEE fp32, from operands with any strides; `split.x` and `split.weight` are not read. Its
+// results do not depend on M. Batch-invariant calls use it where slices are not accurate enough.
 const char* launch_fp32(FixupProblem const& fixup, const void* kernel);
 
 }  // namespace epigemm::sm90_fp16x3

@@ -17,7 +17,7 @@ constexpr int kThreadsAcross = kTileN / kAcross;
 constexpr int kChunksPerPartialSum = 4;
 constexpr int kPartialSum = kChunk * kChunksPerPartialSum;  // of K
 
-// Chunks on their way from memory: one tile a CTA is bound by latency.
+// Chunks that are being loaded at once: with one tile a CTA, latency is the limit.
 constexpr int kStages = 3;
 
 // Columns of a chunk are rows here; the padding keeps transposing copies off each other's banks.
@@ -40,7 +40,7 @@ __device__ __forceinline__ void copy_async(float* to, const float* from, bool ex
 
 __device__ __forceinline__ void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 
-// All copies but those of the latest groups.
+// Waits for all copies except those of the latest groups.
 template <int Latest>
 __device__ __forceinline__ void wait_for_copies() {
   asm volatile("cp.async.wait_group %0;" ::"n"(Latest) : "memory");
@@ -74,13 +74,13 @@ struct ThreadTile {
   static __device__ int column0() { return static_cast<int>(threadIdx.x) % kThreadsAcross * kAcross; }
 };
 
-// What becomes of the elements of this thread's rows before they are multiplied: nothing,
+// How the elements of this thread's rows are changed before they are multiplied: not at all,
 struct Elements {
   __device__ __forceinline__ float of_x(float element, int) const { return element; }
   __device__ __forceinline__ float of_weight(float element, int) const { return element; }
 };
 
-// or magnitudes on the scale of their row's slices.
+// or to magnitudes, in the scale of their row's slices.
 struct ScaledMagnitudes {
   float x_scales[kDown], weight_scales[kAcross];
   __device__ __forceinline__ float of_x(float element, int i) const { return magnitude(element) * x_scales[i]; }

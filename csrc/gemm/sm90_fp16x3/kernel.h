@@ -1,4 +1,4 @@
-// The types of the kernels on fp16 slices. Their epilogue gets the true product.
+// The types of the kernels on fp16 slices. Their epilogue gets the product without the rows' scales.
 #pragma once
 
 #include <type_traits>
@@ -10,7 +10,7 @@
 
 namespace epigemm::sm90_fp16x3 {
 
-// The rows' scales taken back out.
+// Divides sums by the rows' scales.
 struct RescaledSums {
   static constexpr bool has_roots = true;
 
@@ -42,7 +42,8 @@ struct Types : std::conditional_t<arithmetic == Arithmetic::Split, ThreeProducts
   using Operand = float;
   using Output = float;
   using Sums = RescaledSums;
-  // The fixup reads the row statistics meanwhile. They are there: this kernel has waited for the splits.
+  // The fixup reads the row statistics in the meantime. They are complete, because this kernel has waited for the
+  // splits.
   static constexpr bool kStartsNextEarly = true;
 };
 

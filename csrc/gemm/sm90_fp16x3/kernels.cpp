@@ -17,7 +17,7 @@ const char* launch_on_slices(Problem const& problem, Plan const& plan, open::Ker
   const auto split = [&](StridedMatrix const& matrix, void* buffer) {
     return split_rows_cuda(matrix, slices, buffer, problem.device.index, problem.stream);
   };
-  // The weight is split first, so that the GEMM, which starts beside the end of x's split, finds it finished.
+  // The weight is split first, so that its split has ended when the GEMM starts, during the end of x's split.
   if (!weight_buffer) {
     weight_buffer = static_cast<char*>(x_buffer) + split_bytes(problem.m, problem.k, slices);
     if (const char* const refused = split(weight, weight_buffer)) return refused;

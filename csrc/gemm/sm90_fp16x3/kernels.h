@@ -1,4 +1,4 @@
-// The fp32 product on fp16 slices: what its Hopper kernels work on.
+// The fp32 product on fp16 slices: the arguments of its Hopper kernels.
 #pragma once
 
 #include "gemm/problem.h"

@@ -43,7 +43,7 @@ __device__ __forceinline__ float larger(float a, float b) { return a < b ? b : a
 struct Largest {
   __device__ float operator()(float a, float b) const { return larger(a, b); }
 };
-// Both counts and the flags of some elements of a row, as one number that shuffles can carry.
+// Both counts and the flags of some elements of a row, in one number for warp shuffles.
 using Counts = int64_t;
 __device__ __forceinline__ Counts counts(int32_t large, int32_t flags, int32_t tiny) {
   return int64_t(tiny) << 32 | large | flags;
@@ -116,7 +116,8 @@ struct Row {
   }
 };
 
-// One CTA a row. Held: how many vectors of its row a thread keeps in registers; longer rows are read again, from L2.
+// One CTA for each row. Held: the number of vectors that a thread keeps in registers. The rest of longer rows is read
+// again, from L2.
 template <int Held, bool Vectors>
 __global__ void __launch_bounds__(kMostThreads) split_rows_kernel(StridedMatrix matrix, SplitMatrix out, int slices) {
   cuda::let_dependents_start();
@@ -237,7 +238,7 @@ __global__ void __launch_bounds__(kStripThreads)
     row_largest[i] = reduce_warp(mine, Largest{});
   }
 
-  float next[kColumnsOfWarp];  // loaded while the block ahead is written
+  float next[kColumnsOfWarp];  // loaded while the previous block is written
   const auto load_block = [&](int64_t b) {
 #pragma unroll
     for (int i = 0; i < kColumnsOfWarp; ++i) next[i] = load(b * kInterleave + i * kStripWarps + warp);
@@ -277,14 +278,14 @@ __global__ void __launch_bounds__(kStripThreads)
       if (lane == 0 && row < matrix.rows) write_statistics(out, row, row_largest[i], all);
     }
   }
-  sharing.sync();  // a CTA's shared memory stays until the first one has read it
+  sharing.sync();  // a CTA's shared memory must exist until the first CTA has read it
 }
 
 // --- launch --------------------------------------------------------------------------------------------------------
 
 int threads_for(int64_t rows, int64_t padded_columns) {
-  // With few rows each must be fast by itself: at most two vectors a thread. With many, eight keep the memory busier
-  // and the reductions fewer.
+  // With few rows each row has to be fast: at most two vectors a thread. With many rows eight vectors use the memory
+  // better and need fewer reductions.
   constexpr int64_t kFewRows = 264;
   const int64_t vectors = padded_columns / kVector;
   const int64_t wanted = vectors / (rows <= kFewRows ? 2 : 8);
@@ -319,7 +320,7 @@ const char* launch_rows(const StridedMatrix& matrix, const SplitMatrix& out, int
   return launch(matrix.rows, /*cluster=*/1, threads, matrix, out, slices, place);
 }
 
-// As many CTAs for a strip as fill the GPU twice, and as each has two blocks of columns for.
+// The number of CTAs for a strip: enough to fill the GPU twice, but each with two blocks of columns at least.
 int ctas_sharing(int64_t strips, int64_t padded_columns) {
   constexpr int64_t kManyCtas = 264;
   const int64_t blocks = (padded_columns + kInterleave - 1) / kInterleave;

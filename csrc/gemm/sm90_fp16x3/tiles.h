@@ -15,13 +15,13 @@ using sm90::Tile;
 // Three products, three accumulators: 64 registers each is the most that fits two warpgroups. (Pingpong schedules, one
 // warpgroup a tile, were measured 3 to 7% slower: nothing overlaps a warpgroup's waits within a tile.)
 constexpr Tile kSplitTiles[] = {
-    // The workhorse; the cluster's CTAs along M share the weight's slices by multicast.
+    // The most used tile; the cluster's CTAs along M share the weight's slices by multicast.
     {128, 128, 2, 1, Schedule::Cooperative, false, 3, 3, 4096},
     // M up to 128 and small grids: twice the tiles for twice the multiprocessors.
     {128, 64, 1, 2, Schedule::Cooperative, false, 4, 2, 8192},
-    // M up to 64: the weight streams by at the memory's speed.
+    // M up to 64: the weight is read at the memory's speed.
     {64, 128, 1, 1, Schedule::Cooperative, true, 4, 2, 8192},
-    // M up to 16, where x's slices need less room and the weight's get more stages.
+    // M up to 16: x's slices need less memory, so there are more stages.
     {16, 128, 1, 1, Schedule::Cooperative, true, 6, 2, 2048},
 };
 

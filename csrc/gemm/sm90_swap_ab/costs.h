@@ -13,8 +13,8 @@
 namespace epigemm::sm90_swap_ab {
 
 struct TileCost {
-  double step_cycles;       // one stage of K of one CTA, where several share a multiprocessor
-  double lone_step_cycles;  // the same where each has one to itself: what its own waits take
+  double step_cycles;       // one stage of K of one CTA, if several share a multiprocessor
+  double lone_step_cycles;  // the same if each has a multiprocessor to itself, so that its waits are not hidden
 };
 
 constexpr TileCost kTileCosts[] = {
@@ -29,15 +29,15 @@ constexpr TileCost kTileCosts[] = {
 };
 static_assert(sizeof(kTileCosts) / sizeof(kTileCosts[0]) == kTileCount, "every tile needs its measured cost");
 
-// What depends on the element type and on the kind of epilogue.
+// Figures that depend on the element type and on the kind of epilogue.
 struct Cost {
   double base_us;
   double l2_bytes_per_cycle;  // of one multiprocessor, with all of them at work
   double misaligned[4];       // factors of L2's bytes by alignment class of K
   double outside;             // a row of a TMA box beyond the matrix, in bytes of L2 over those of a row inside
-  double visible_writes;      // of the result's bytes, what adds to the loads'
-  double serial_epilogues;    // how much of it each further CTA of a multiprocessor adds to the epilogue
-  double matrix_cycles;       // what reading a matrix operand adds to the epilogue, of a tile of 128 x 128
+  double visible_writes;      // the share of the result's bytes that is added to the loads'
+  double serial_epilogues;    // the share of an epilogue that each further CTA of a multiprocessor adds
+  double matrix_cycles;       // the time for reading a matrix operand in the epilogue of a tile of 128 x 128
   double epilogue_cycles[kTileCount];
 };
 
@@ -60,13 +60,13 @@ inline const Cost& cost_of(const Problem& p) {
 
 inline int64_t steps_of(const Problem& p) { return ceil_div(p.k * element_bytes(p.x.element), kTileKBytes); }
 
-// Clusters of 4 and 8 CTAs lie in one part of the chip each, whose numbers of multiprocessors they do not divide: 120
-// of an H200's and an H100's were seen in use.
+// A cluster of 4 or 8 CTAs is in one part of the chip, whose number of multiprocessors is not a multiple of that. On an
+// H200 and an H100, 120 multiprocessors were seen in use.
 inline int usable_multiprocessors(int splits, int multiprocessors) {
   return splits > 2 ? multiprocessors * 10 / 11 : multiprocessors;
 }
 
-// CTAs in step with each other share requests to L2; those of a cluster read different parts of K.
+// CTAs that run in step share requests to L2. Those of a cluster read different parts of K.
 inline double sharing(int splits, bool is_lone, int alignment) {
   constexpr double kWholeLines = 0.869, kOtherLines = 1.05, kPairs = 1.17, kMore = 1.11;
   if (splits > 1) return splits == 2 ? kPairs : kMore;

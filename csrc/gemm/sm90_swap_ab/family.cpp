@@ -11,11 +11,12 @@ namespace {
 
 constexpr int64_t kMostGridRows = 65535;  // CUDA's limit for a grid's second and third axis
 
-// Whether a tile is worth a look: about as tall as M asks for, a part of K for every CTA, and a place for all CTAs in
-// two rounds at most: the costs were fitted to such.
+// Whether a tile is a candidate: about as tall as M, with a part of K for every CTA, and at most two rounds of CTAs.
+// The costs were fitted to such tiles.
 bool is_candidate(const Problem& problem, int index, int splits) {
   constexpr int kMostRounds = 2;
-  // Eight parts of tiles of 256 columns were measured 3 to 15% slower than predicted: their reduction is long.
+  // Tiles of 256 columns with K in eight parts were measured 3 to 15% slower than predicted, because their reduction is
+  // long.
   constexpr int kWide = 256;
   const Tile& tile = kTiles[index];
   const bool is_tall_enough = problem.m <= 2 * tile.m || tile.m >= 64;

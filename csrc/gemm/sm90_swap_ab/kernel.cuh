@@ -24,7 +24,7 @@
 
 namespace epigemm::sm90_swap_ab {
 
-constexpr int kVector = 4;  // neighbouring columns of D that one thread finishes
+constexpr int kVector = 4;  // neighbouring columns of D for which one thread computes the epilogue
 constexpr int kSegment =
     32 * kVector;  // results of one warp: of one row, or of two rows of a tile that is half as wide
 
@@ -63,7 +63,7 @@ struct Config {
   static constexpr Tile tile = kTiles[TileIndex];
   static constexpr int kWarpgroups = tile.n > 64 ? 2 : 1;
   static constexpr int kConsumerThreads = 128 * kWarpgroups;
-  static constexpr int kThreads = kConsumerThreads + 32;  // and the warp that loads
+  static constexpr int kThreads = kConsumerThreads + 32;  // plus the warp that loads
   static constexpr int kTileK = kTileKBytes / static_cast<int>(sizeof(Element));
 
   // The kernel's rows are the weight's.
@@ -90,7 +90,7 @@ struct Config {
         cute::array_aligned<Element, cute::cosize_v<SmemLayoutWeight>, 1024> weight;
         cute::array_aligned<Element, cute::cosize_v<SmemLayoutX>, 1024> x;
       } stages;
-      float sums[tile.m * kSumsStride];  // when the last stage has been read
+      float sums[tile.m * kSumsStride];  // used when the last stage has been read
     };
     cutlass::arch::ClusterTransactionBarrier full[tile.stages];
     cutlass::arch::ClusterBarrier empty[tile.stages];
@@ -99,7 +99,7 @@ struct Config {
   static_assert((sizeof(Shared) + 1024) * tile.ctas_per_multiprocessor <= 228 * 1024, "does not fit");
 };
 
-// Where the ring of stages stands.
+// The position in the ring of stages.
 template <int Stages>
 struct RingPosition {
   int stage = 0;
@@ -122,7 +122,7 @@ __device__ __forceinline__ void prepare(typename Config::Shared& shared) {
     shared.empty[stage].init(Config::kWarpgroups);
   }
   cutlass::arch::fence_barrier_init();
-  cutlass::arch::fence_view_async_shared();  // this thread's loads signal them at once
+  cutlass::arch::fence_view_async_shared();  // the barriers must be visible to this thread's loads
 }
 
 template <class Config>
@@ -146,7 +146,7 @@ __device__ __forceinline__ void load(CUtensorMap const& weight_map, CUtensorMap 
 
 // --- multiplying ---------------------------------------------------------------------------------------------------
 
-// The sums of this CTA's part of K, left in its shared memory.
+// Computes the sums of this CTA's part of K, and leaves them in its shared memory.
 template <class Config>
 __device__ __forceinline__ void multiply(typename Config::Shared& shared, int count) {
   using namespace cute;
@@ -200,7 +200,7 @@ __device__ __forceinline__ float4 load_from_cta(const float* here, int rank) {
   return value;
 }
 
-// Sums over the cluster, in the order of K.
+// Adds over the cluster, in the order of K.
 template <int Splits>
 __device__ __forceinline__ float4 sum_up(const float4 (&parts)[Splits]) {
   float4 sum = parts[0];
@@ -214,7 +214,7 @@ __device__ __forceinline__ float4 sum_up(const float4 (&parts)[Splits]) {
   return sum;
 }
 
-// Rows of D begin at multiples of 16 bytes and are as long: a vector lies in D as a whole, or not at all.
+// Addresses and lengths of D's rows are multiples of 16 bytes, so a vector is in D as a whole, or not at all.
 template <class Epilogue, class Stored>
 __device__ __forceinline__ void store(Stored* out, float4 z, const Epilogue& epilogue,
                                       const typename Epilogue::Row& row) {
@@ -230,8 +230,8 @@ __device__ __forceinline__ void store(Stored* out, float4 z, const Epilogue& epi
   *reinterpret_cast<decltype(vector)*>(out) = vector;
 }
 
-// Which part of the tile a thread finishes: segments of 128 results, dealt out to the warps of all CTAs. A thread's
-// results are all in the same columns.
+// The part of the tile for which a thread computes the epilogue: segments of 128 results, distributed over the warps of
+// all CTAs. A thread's results are all in the same columns.
 template <class Config>
 struct Share {
   static constexpr int kAcross = Config::tile.n > kSegment ? Config::tile.n / kSegment : 1;
@@ -249,8 +249,8 @@ struct Share {
   __device__ __forceinline__ int row(int segment) const { return segment / kAcross * kRows + lane / kLanes; }
 };
 
-// Eight loads at a time, from however many CTAs: shared memory of another CTA takes long to answer. With operands of
-// rows no more than there are: they take registers.
+// Eight loads at a time, because shared memory of another CTA has a long latency. If there are operands by rows, fewer,
+// because these need registers.
 template <int Splits, class Epilogue, class Config>
 __device__ __forceinline__ void finish(const Arguments& p, const typename Config::Shared& shared,
                                        const Share<Config>& share, const Epilogue& epilogue, int m0, int n0) {
@@ -285,7 +285,7 @@ __device__ __forceinline__ void finish(const Arguments& p, const typename Config
 
 // --- the kernel ----------------------------------------------------------------------------------------------------
 
-// What the epilogue reads of a thread's rows, on its way while the sums are made.
+// The epilogue's operands of a thread's rows, which are loaded while the sums are computed.
 template <class Epilogue, class Config>
 __device__ __forceinline__ void prefetch(const Arguments& p, const Share<Config>& share, const Epilogue& epilogue,
                                          int m0, int n0) {
@@ -325,7 +325,7 @@ __device__ __forceinline__ void run(CUtensorMap const& weight_map, CUtensorMap c
     const Share<Config> share(rank, splits);
     NamedBarrier::sync(Config::kThreads, kPrepared);
     cutlass::arch::wait_on_dependent_grids();
-    // Now, while the loads are under way.
+    // Made here, while the loads are running.
     const Epilogue epilogue(p.operands, n0 + share.column(), p.n);
     prefetch<Epilogue, Config>(p, share, epilogue, m0, n0);
     multiply<Config>(shared, end - first);
@@ -344,7 +344,7 @@ __device__ __forceinline__ void run(CUtensorMap const& weight_map, CUtensorMap c
         finish<8>(p, shared, share, epilogue, m0, n0);
     }
   }
-  // No CTA leaves while another may still read its sums.
+  // No CTA may end while another one may still read its sums.
   if (splits > 1) cute::cluster_sync();
 }
 

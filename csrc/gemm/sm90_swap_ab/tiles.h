@@ -13,16 +13,16 @@ struct Tile {
 };
 
 constexpr Tile kTiles[] = {
-    // M up to 16: the weight streams by once, with nothing computed that nobody asked for. Two CTAs on a
-    // multiprocessor: one loads while the other reduces.
+    // M up to 16: the weight is read once, and no unneeded rows are computed. Two CTAs on a multiprocessor: one loads
+    // while the other reduces.
     {16, 64, 10, 2},
-    // The same for weights of many rows, whose 64-row tiles would not all find a place at once.
+    // The same for weights with many rows, whose 64-row tiles would not all run at once.
     {16, 128, 6, 2},
     // M up to 32.
     {32, 64, 8, 2},
-    // M up to 64 and wherever tiles are few: one CTA with as many loads under way as shared memory holds.
+    // M up to 64, and few tiles: one CTA, with as many loads at once as fit in shared memory.
     {64, 64, 12, 1},
-    // The more a CTA computes per load, the less L2 has to deliver: for more rows and larger weights.
+    // For more rows and larger weights: the more a CTA computes per load, the fewer bytes come from L2.
     {64, 128, 8, 1},
     {128, 128, 6, 1},
     {64, 256, 5, 1},

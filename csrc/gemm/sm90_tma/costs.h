@@ -13,21 +13,21 @@
 
 namespace epigemm::sm90_tma {
 
-// One stage of K (128 bytes) of a whole tile, in cycles, its data at hand: 512 and 256 are what the tensor cores need
-// for 128x128 and 64x128. What a narrow tile takes beside that are its waits.
+// One stage of K (128 bytes) of a whole tile, in cycles, with its data loaded. The tensor cores need 512 and 256 for
+// 128x128 and 64x128. The rest of a narrow tile's time are its waits.
 constexpr double kStepCycles[] = {1260, 1270, 962, 965, 713,  368, 1000, 627, 492,
                                   804,  228,  292, 379, 1430, 447, 1190, 268};
 
-// What depends on the element type and on the kind of epilogue.
+// Figures that depend on the element type and on the kind of epilogue.
 struct Cost {
   double base_us;
   double l2_bytes_per_cycle;  // a CTA's share of L2's bandwidth, with every place taken
   double misaligned[4];       // factors of L2's bytes by alignment class of K
   double outside;             // a row of a TMA box beyond the matrix, in bytes of L2 over those of a row inside
   double throttling;          // sustained load lowers the clocks by up to this share
-  double hidden_writes;       // of the result's bytes, what competes with the loads of later rounds
-  double visible_writes;      // of a round's results, what the epilogue waits for
-  double matrix_cycles;       // what reading a matrix operand adds to the epilogue, of a tile of 128 x 128
+  double hidden_writes;       // the share of the result's bytes that competes with the loads of later rounds
+  double visible_writes;      // the share of a round's results for which the epilogue waits
+  double matrix_cycles;       // the time for reading a matrix operand in the epilogue of a tile of 128 x 128
   double epilogue_cycles[kTileCount];
   double fixed_us[kTileCount];
 };
@@ -86,8 +86,8 @@ inline const Cost& cost_of(const Problem& p) {
   return is_16_bits ? kCheapIn16Bits : kCheapInTF32;
 }
 
-// The tile whose mainloop a pair's tile has, and whose registers: of as many columns as both products have. Its figures
-// stand in, those of the epilogue for half as many results. No pair was measured.
+// For each tile of a pair: the ordinary tile with the same mainloop and registers, which has the columns of both
+// products. Its figures are used, those of the epilogue for half as many results. No pair was measured.
 constexpr int kLikePairs[] = {4, 2, 0, 7};
 
 constexpr bool are_alike() {
@@ -109,8 +109,8 @@ inline Grid grid_of(const Problem& p, const Tile& tile) {
   return {ceil_div(ceil_div(p.m, tile.m), tile.cluster_m), ceil_div(ceil_div(p.n, tile.n), tile.cluster_n)};
 }
 
-// Bytes that come from device memory. Clusters are walked along the raster's axis, a strip of `swizzle` of them wide:
-// the operand of that axis is read once more for every strip, as far as L2 cannot hold it.
+// Bytes that are read from device memory. Clusters are computed along the raster's axis, in strips that are `swizzle`
+// clusters wide: the operand of that axis is read again for every strip, except for the part that is still in L2.
 struct Loads {
   double all, first_round;
 };
@@ -153,7 +153,7 @@ inline double microseconds(const Problem& p, const Plan& plan) {
   const int ctas = tile.cluster_m * tile.cluster_n;
   const cost::Rounds rounds = cost::rounds_of(grid, ctas, p.device.multiprocessors);
 
-  // What a cluster fetches from L2 for one stage of K, on average.
+  // What a cluster loads from L2 for one stage of K, on average.
   const double misaligned = c.misaligned[cost::alignment_class(p.k * element_bytes(p.x.element))];
   const double rows_outside =
       (padded_m - m) * tile.cluster_n / grid_m + weights * (padded_n - n) * tile.cluster_m / grid_n;
@@ -161,7 +161,7 @@ inline double microseconds(const Problem& p, const Plan& plan) {
   const bool is_across = (plan.raster == Raster::AlongN) == (tile.cluster_m > tile.cluster_n);
   const double inside = m * n / (padded_m * padded_n);
   const double mma = kStepCycles[like];
-  const auto step = [&](double share) {  // with that share of the places at work
+  const auto step = [&](double share) {  // with that share of the places busy
     return cost::norm4(mma * (1 - kIdleSpeedup * (1 - share)),
                        (is_across ? kAcrossCluster : 1) * fetched * share / (c.l2_bytes_per_cycle * ctas),
                        fetched / (kCtaBytesPerCycle * ctas));
@@ -171,7 +171,7 @@ inline double microseconds(const Problem& p, const Plan& plan) {
   const double per_byte =
       (1 + kMemoryMisaligned * (misaligned - 1)) * kMemoryFactor / cost::memory_bytes_per_cycle(p.device);
   const double written = bytes * m * n;
-  // An epilogue waits for the same share of what it reads as of what it writes.
+  // The epilogue waits for the same share of its reads as of its writes.
   const double read = cost::matrix_bytes(p), read_beside = (1 - c.visible_writes) * read;
   const Loads loads = loads_of(p, plan, grid, rounds.places);
   double mainloops = 0;
@@ -193,7 +193,7 @@ inline double microseconds(const Problem& p, const Plan& plan) {
                           cost::longer_functor_cycles(p, kernel, tile.m * tile.n, is_transcendental);
   double cycles = mainloops + rounds.count * epilogue;
   if (tile.schedule == Schedule::Pingpong) {
-    // One warpgroup's epilogue runs under the other's mainloop; each has every other tile.
+    // One warpgroup's epilogue runs during the other's mainloop; they have alternate tiles.
     const double of_one = mainloops / rounds.count;
     const bool is_even = std::fmod(rounds.count, 2) == 0;
     const double of_longer = std::ceil(rounds.count / 2) * (of_one + epilogue) + (is_even ? of_one : 0);
@@ -201,7 +201,8 @@ inline double microseconds(const Problem& p, const Plan& plan) {
   }
   cycles += read_beside / rounds.count / cost::memory_bytes_per_cycle(p.device);
   const double us = cycles / p.device.clock_mhz;
-  const double busy = steps * rounds.count * kStepCycles[like] * inside / cycles;  // of the tensor cores' time
+  const double busy = steps * rounds.count * kStepCycles[like] * inside /
+                      cycles;  // the share of time in which the tensor cores are busy
   return c.base_us + c.fixed_us[like] + us * (1 + c.throttling * busy * busy * us / (us + kHalfThrottledUs));
 }
 

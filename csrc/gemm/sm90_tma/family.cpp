@@ -1,4 +1,4 @@
-// The large tiles, on the tensors as they are.
+// The large tiles, which multiply the tensors themselves.
 #include "gemm/grid.h"
 #include "gemm/planner/family.h"
 #include "gemm/sm90/coverage.h"
@@ -9,7 +9,7 @@
 namespace epigemm::sm90_tma {
 namespace {
 
-// One order for all tiles: within 3% of the best of three for shapes of every kind (H100). Nothing pads the grid.
+// One order for all tiles: within 3% of the best of three for shapes of every kind (H100). The grid is not padded.
 Plan plan_of(int index) { return {FamilyId::sm90_tma, index, Raster::AlongM, /*swizzle=*/8, /*splits=*/1}; }
 
 int count_of(const Problem& problem) {
@@ -33,7 +33,7 @@ class Tma final : public Family {
     return plan.splits == 1 ? std::string() : text("splits must be 1 for a large tile, got ", plan.splits);
   }
 
-  // A batch-invariant call has no other plan: docs/batch-invariance.md says what its long TF32 sums cost.
+  // A batch-invariant call has no other plan. docs/batch-invariance.md gives the error of its long TF32 sums.
   std::string why_not_accurate(const Problem& problem, const Plan&) const override {
     if (problem.is_batch_invariant) return std::string();
     return sm90::why_sums_are_too_long(problem, /*splits=*/1);

@@ -1,4 +1,4 @@
-// The types of the large tiles' kernels: operands as they are in memory.
+// The types of the large tiles' kernels, which multiply the operands themselves.
 #pragma once
 
 #include "gemm/sm90/kernel.cuh"
@@ -22,7 +22,7 @@ struct Types : sm90::OneProduct<Element, kTiles[TileIndex].stages, kTiles[TileIn
   static constexpr Tile tile = kTiles[TileIndex];
 };
 
-// Of pairs, in 16 bits.
+// Types for pairs of products, in 16 bits.
 template <class Element, int TileIndex>
 struct PairTypes : sm90::TwoProducts<Element, kPairTiles[TileIndex].stages, kPairTiles[TileIndex].schedule> {
   using Operand = Element;

@@ -9,34 +9,34 @@ namespace epigemm::sm90_tma {
 using sm90::Schedule;
 using sm90::Tile;
 
-// K of a stage is always 128 bytes. More stages or more slots: the first where the mainloop is what takes the time, the
-// second where a costly epilogue is.
+// A stage has 128 bytes of K. Shared memory is used for more stages if the mainloop takes the time, or for more slots
+// if a costly epilogue does.
 constexpr Tile kTiles[] = {
     // 128 accumulators a thread, the most that registers allow. The cluster's two CTAs along M share the weight tile by
-    // multicast. Ahead where K is long and the waves are few.
+    // multicast. Fastest with a long K and few waves.
     {128, 256, 2, 1, Schedule::Cooperative, false, 4, 4, 4096},
-    // The same turned, for grids that it fills better; its two CTAs along N share the x tile.
+    // The same with M and N exchanged, for grids that it fills better; its two CTAs along N share the x tile.
     {256, 128, 1, 2, Schedule::Cooperative, false, 4, 4, 4096},
-    // For grids whose last wave the 128-wide tiles would leave half empty.
+    // For grids in which 128-wide tiles would leave the last wave half empty.
     {128, 192, 2, 1, Schedule::Pingpong, false, 5, 3, 4096},
-    // Large grids: the rate of the large tiles, with an epilogue that runs under the next tile's mainloop.
+    // Large grids: the rate of the large tiles, with an epilogue that runs during the next tile's mainloop.
     {192, 128, 1, 2, Schedule::Pingpong, false, 5, 3, 4096},
-    // The workhorse: nearly the large tiles' rate, and its epilogue runs under the next tile's mainloop.
+    // The most used tile: nearly the large tiles' rate, and its epilogue runs during the next tile's mainloop.
     {128, 128, 2, 1, Schedule::Pingpong, false, 6, 2, 8192},
-    // M up to 64, where a taller tile computes rows that nobody asked for, and small grids.
+    // M up to 64, for which a taller tile would compute rows that are not needed, and small grids.
     {64, 128, 1, 1, Schedule::Cooperative, true, 8, 1, 8192},
-    // 192x128 with larger slots, at the price of a stage. Ahead where K is short and the epilogue is the time.
+    // 192x128 with larger slots and one stage less. Fastest if K is short and the epilogue takes the time.
     {192, 128, 1, 2, Schedule::Pingpong, false, 4, 4, 8192},
-    // Few tiles, whose epilogue nothing hides: two warpgroups share it, and no cluster has to be set up.
+    // Few tiles, whose epilogue is not hidden: two warpgroups share it, and no cluster has to be set up.
     {128, 128, 1, 1, Schedule::Cooperative, false, 6, 2, 8192},
-    // Grids of few tiles, by the number of tiles: the one that makes one full wave, or two. Of all multiples of 16 as
-    // heights, these are the ones without which random shapes lose (docs/internals.md).
+    // Grids of few tiles: the tile is best whose grid makes one full wave, or two. Of all multiples of 16 as heights,
+    // these are the ones that random shapes need (docs/internals.md).
     {96, 128, 1, 1, Schedule::Cooperative, true, 7, 2, 6144},
     {160, 128, 1, 1, Schedule::Cooperative, true, 5, 2, 10240},
     {64, 64, 1, 1, Schedule::Single, true, 12, 1, 8192},
     {96, 64, 1, 1, Schedule::Single, true, 10, 2, 6144},
     {128, 64, 1, 1, Schedule::Single, true, 8, 2, 8192},
-    // The same, in 16 bits alone: CuTe's TMA takes multiples of 32 rows of TF32.
+    // The same, only in 16 bits: for TF32 CuTe's TMA needs multiples of 32 rows.
     {144, 256, 1, 1, Schedule::Cooperative, true, 4, 2, 6144},
     {80, 128, 1, 1, Schedule::Cooperative, true, 7, 1, 10240},
     {240, 128, 1, 1, Schedule::Cooperative, true, 4, 2, 6144},
@@ -46,12 +46,12 @@ constexpr Tile kTiles[] = {
 constexpr int kTileCount = sizeof(kTiles) / sizeof(kTiles[0]);
 constexpr int kTF32TileCount = kTileCount - 4;
 
-// The tiles of pairs of products (Problem::is_pair), in 16 bits: n columns of the result, so twice as many of sums. The
-// registers and the shared memory of a tile of 2n columns above. None of them has run on a GPU yet.
+// The tiles of pairs of products (Problem::is_pair), in 16 bits. n columns of the result have sums in 2n columns, so
+// registers and shared memory are those of a tile above with 2n columns. None of them has run on a GPU yet.
 constexpr Tile kPairTiles[] = {
-    // The workhorse, as 128x128 is above. The cluster's CTAs along M share the tiles of both weights.
+    // The counterpart of 128x128 above. The cluster's CTAs along M share the tiles of both weights.
     {128, 64, 2, 1, Schedule::Pingpong, false, 6, 2, 8192},
-    // 192 sums a thread: a quarter less to load for as many products, where N fills it.
+    // 192 sums a thread: a quarter less to load for the same products, if N fills it.
     {128, 96, 2, 1, Schedule::Pingpong, false, 5, 3, 4096},
     // Long K and few waves.
     {128, 128, 2, 1, Schedule::Cooperative, false, 4, 4, 4096},
@@ -61,8 +61,8 @@ constexpr Tile kPairTiles[] = {
 
 constexpr int kPairTileCount = sizeof(kPairTiles) / sizeof(kPairTiles[0]);
 
-// The tile of batch-invariant calls, whatever their M: near the best rate at many rows, and no taller than that needs.
-// Another one may change the last bits of results: to users that is a change of behaviour.
+// The tile of batch-invariant calls, for any M: nearly the best rate at many rows, and no taller than necessary.
+// Another tile may change the last bits of results, which is a change of behaviour for users.
 constexpr int kInvariantTile = 4;
 static_assert(kTiles[kInvariantTile].m == 128 && kTiles[kInvariantTile].n == 128, "the 128x128 tile");
 
