@@ -8,7 +8,7 @@
 
 namespace epigemm::call {
 
-// Facts about a call that the caller has established: a sum of these.
+// What a caller knows of a call: a sum of these.
 enum Circumstances {
   kRouted = 1,           // autograd, tracers and modes have handled the call, and are not checked again
   kOutApart = 2,         // `out` shares no byte with an argument

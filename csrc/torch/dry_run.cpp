@@ -28,7 +28,8 @@ class DryTorch final : public call::Torch {
   call::Record* record() override { return &noted; }
 };
 
-// A call's tensors. `gpu`: [index, ...] describes a device in place of theirs; a meta tensor has no data.
+// A call's tensors. `gpu`: [index, ...] describes a device to use in place of the tensors' device; a meta tensor has no
+// data.
 struct DryCall {
   call::LinearCall linear;
   call::Tensor x, weight, weight2, out, storage[kMaxOperands];

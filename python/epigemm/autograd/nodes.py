@@ -142,7 +142,7 @@ def _apply(node: Any) -> Callable[..., Any]:
 def _node(name: str, forward: Callable[[Any], Tensor], save: Any, derivatives: Any) -> Callable[..., Any]:
     """A node for calls whose derivative needs no product, or computes it again.
 
-    The tensors of a call are separate arguments, because autograd has to see them. The call object must not be saved.
+    The tensors of a call are separate arguments, because autograd must track them. The call object must not be saved.
     """
 
     def run(ctx: Any, call: Any, *inputs: Tensor | None) -> Tensor:

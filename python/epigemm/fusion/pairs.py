@@ -165,7 +165,7 @@ def undo(pairs: list[Pair]) -> None:
 
 
 class Before(NamedTuple):
-    """The difference of an unfused graph's times and kernels, before products were replaced minus now."""
+    """The times and kernels of a graph without fusion: before products were replaced, minus now."""
 
     device_us: float = 0.0
     kernels: int = 0

@@ -1,4 +1,4 @@
-"""What is known about the values of Dynamo's graphs: a fake tensor for each node, and facts about its sizes."""
+"""What is known about the values of Dynamo's graphs: a fake tensor for each node, and what is known of its sizes."""
 
 from __future__ import annotations
 

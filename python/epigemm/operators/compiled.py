@@ -148,7 +148,7 @@ def is_constant(number: float) -> bool:
 
 
 def _see(tensor: object) -> Seen | None:
-    """The facts of a plain tensor; None for other values."""
+    """What a trace needs of a plain tensor; None for other values."""
     kind = type(tensor)
     if kind is Tensor or kind is Parameter:
         return tensor.dtype, tensor.device, tensor.dim(), tensor.requires_grad  # type: ignore[attr-defined]
