@@ -109,7 +109,9 @@ def test_what_a_call_changes_for_good_is_refused() -> None:
         epigemm.explain(lazy, x)
     assert type(lazy[0]) is nn.LazyLinear and lazy(x).shape == (4, 8)
     traced: Any = torch.jit.trace(nn.Linear(8, 8), x)  # type: ignore[no-untyped-call]
-    with pytest.raises(ValueError, match=r"module: got a TopLevelTracedModule, into which nothing looks"):
+    with pytest.raises(
+        ValueError, match=r"module: got a TopLevelTracedModule, whose calls cannot be watched"
+    ):
         epigemm.explain(traced, x)
 
 

@@ -122,7 +122,7 @@ def _refuse(module: nn.Module) -> None:
         kind = type(each).__name__
         if isinstance(each, torch.jit.ScriptModule):
             raise ValueError(
-                f"module: got a {kind}, into which nothing looks; accepted are modules in Python"
+                f"module: got a {kind}, whose calls cannot be watched; accepted are modules in Python"
             )
         if any(is_lazy(parameter) for parameter in each._parameters.values() if parameter is not None):
             raise ValueError(

@@ -75,7 +75,8 @@ class _Linear:
             if result is not None:
                 return result
         raise RuntimeError(
-            f"epigemm: a call of {self.call.epilogue.name!r} came to no end; this is a mistake"
+            f"epigemm: a call of {self.call.epilogue.name!r} has no result after {_MOST_DEEDS} attempts; this is an "
+            "error in epigemm"
         )
 
     def again(self) -> Tensor:

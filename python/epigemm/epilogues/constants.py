@@ -287,6 +287,6 @@ def _check(epilogue: str, captured: _Captured) -> None:
     if callable(value) and of_torch and not isinstance(value, (torch.nn.Module, MethodType, *_BOUND)):
         return
     raise TypeError(
-        f"{place}: {name!r} is captured, and a {type(value).__name__} may change unseen; captured are numbers, "
+        f"{place}: {name!r} is captured, and a {type(value).__name__} may change unseen; accepted are numbers, "
         "strings, tuples of them, modules and functions; numbers become constants of the epilogue"
     )

@@ -306,7 +306,7 @@ def _views_to(region: Region, tail: fx.Node) -> tuple[fx.Node, ...]:
     while node is not region.product.node:
         if node in region.views:
             if len(region.carried(node)) > 1:
-                raise Refused(f"{node} takes the shape of a value in between")
+                raise Refused(f"{node} takes its shape from a value inside the chain")
             found.append(node)
         node = region.carried(node)[0]
     return tuple(reversed(found))

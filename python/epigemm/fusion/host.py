@@ -21,9 +21,11 @@ from epigemm.fusion.pairs import Before
 from epigemm.fusion.profit import Judged, Way
 from epigemm.fusion.values import hint, tensor_of
 
-WAITS = "the GPU waits for the host at these sizes, and fused calls spare the host too little"
+WAITS = "the GPU waits for the host at these sizes, and fused calls would save too little of its time"
 
-UNSURE = "it is not sure that fused calls pay: the first calls take turns with the model's own forward"
+UNSURE = (
+    "it is not sure that fused calls are faster: the first calls run them and the original forward in turn"
+)
 
 
 class Launches(Enum):

@@ -25,7 +25,9 @@ graph."""
 ON_CUDA_ALONE = True
 """Kinds are used for CUDA tensors alone: on a CPU graphs are no slower than the model."""
 
-PLAIN_IS_FASTER = "at some sizes the model itself was measured to be faster, and runs in their calls"
+PLAIN_IS_FASTER = (
+    "at some sizes the original model was measured to be faster, and calls of these sizes run it"
+)
 
 _MOST = 1024
 _FIRST, _DEEP = (

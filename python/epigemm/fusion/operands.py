@@ -184,7 +184,7 @@ def _substituted(part: Any, of_node: Callable[[fx.Node], Slot], most: float) -> 
     if isinstance(part, complex) or (isinstance(part, (int, float)) and not abs(part) <= most):
         raise Refused(f"{part!r:.12} is beyond what the product's type holds")
     if isinstance(part, slice):
-        raise Refused("an index takes elements out")
+        raise Refused("an index selects some of its elements")
     if isinstance(part, (tuple, list)) and not isinstance(part, torch.Size):
         return tuple(_substituted(each, of_node, most) for each in part)
     return part
@@ -215,7 +215,7 @@ def _kind_in(order: tuple[int, ...], value: Tensor, beside: Tensor, product: Ten
     if value.device == product.device and same_sizes(shape, result):
         strides = in_order((*(0,) * lacking, *value.stride()), order)
         if not lies_in_order(shape, strides):
-            raise Refused("the other operand lies in another order")
+            raise Refused("the other operand has its axes in another order")
     elif known(shape[-1] == 1) and not all(known(size == 1) for size in shape):
         # It is repeated along the leading axes, which is little memory for a vector.
         fits = all(known(size == 1) or known(size == full) for size, full in zip(shape, result, strict=True))
