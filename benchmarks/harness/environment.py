@@ -96,8 +96,8 @@ def describe(device: torch.device, trees: str | None) -> dict[str, Any]:
         "packages": {name: found[name] for name in _PACKAGES if name in found},
         "epigemm": epigemm.build_info(),
         "trees": parse_trees(trees) if trees else source_trees(),
-        # Where a record was written is nobody's business but its writer's: absolute paths shrink to their
-        # last part.
+        # Records are published, and do not tell on which paths they were written: of an absolute path only the last
+        # part is kept.
         "command": ["python", "-m", "benchmarks", *(_short(word) for word in sys.argv[1:])],
     }
 

@@ -265,7 +265,7 @@ def work(line: Connection, job: Job, device: torch.device, quick: bool) -> None:
         line.recv()  # its end would disturb the next one's measurement
     except NotMeasured as reason:
         line.send({"skipped": str(reason)})
-    except EOFError:  # nobody listens any more
+    except EOFError:  # the parent process has closed the connection
         pass
     except Exception as e:
         line.send({"failed": describe_error(e)})

@@ -1,6 +1,6 @@
-"""The road of fp32 calls on fp16 slices, watched: on a GPU as it is, on a CPU with the kernels written in PyTorch.
+"""Watches the fp32 calls that multiply fp16 slices: on a GPU as they are, on a CPU with kernels written in PyTorch.
 
-What is tested with it is everything around the kernels: which pack a call reads, when it is made, where the result
+It is for testing everything around the kernels: which pack a call reads, when the pack is made, where the result
 goes.
 """
 

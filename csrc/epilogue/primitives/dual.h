@@ -1,6 +1,6 @@
 // The derivatives of the primitives: each function of a dual number is that of its value and, as torch's backward has
-// it, of its slope. At kinks: abs'(0) = 0, clamp passes on its bounds (and between equal ones to nobody from below),
-// maximum and minimum halve on ties.
+// it, of its slope. At kinks: abs'(0) = 0; maximum and minimum halve on ties; clamp's derivative at a bound is that of
+// x. Where clamp's bounds are equal and x is below them, neither x nor a bound has a derivative.
 #pragma once
 
 #include "epilogue/dual.h"

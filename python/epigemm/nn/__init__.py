@@ -10,7 +10,7 @@ it, if the weight is an `nn.Parameter`. They are made again when the weight chan
 state dicts. `epigemm.packs` says which changes torch does not count: after those, call `repack()`.
 
 Imports: `functional`, `formula_functions`, `glu`, `user_epilogue`, `route`, `packs`, `arguments`, `epilogues`.
-Taken by nobody.
+Taken by no other room.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """`epigemm.tune`: measures the plans of a call, and has the planner know the fastest.
 
-Imports: `explain`, `calls`, `planning`. Taken by nobody.
+Imports: `explain`, `calls`, `planning`. Taken by no other room.
 """
 
 from epigemm.tuning.tuner import Tuning, tune

@@ -1,10 +1,9 @@
 """How long one call takes, measured so that alternatives can be compared.
 
 **In turn.** All alternatives of a case run interleaved, round by round, each round starting with another one,
-in one process. Before every timed call the L2 cache is flushed (a buffer of twice its size is read: the
-cache is full of somebody else's data, as between two layers of a model, but none of it has to be written back, which
-would slow down whoever comes first).
-Whatever the clocks do, they do to all alternatives alike.
+in one process, so that a change of the clocks affects all alternatives alike. Before every timed call a buffer of
+twice the L2 cache's size is read. The cache is then full of other data, as between two layers of a model, and none of
+that has to be written back, which would slow down the next kernel.
 
 **Alone.** Sustained load lowers a GPU's clocks, so each alternative is also measured by itself after a pause.
 
