@@ -1,5 +1,6 @@
-// Every thread writes whole vectors of the copy, whose elements it reads as widely as they lie. A copy is one pass over
-// memory; rows of odd lengths begin at every second byte, so that no wider load fits all of them.
+// Every thread writes whole vectors of the copy, and reads their elements by the widest access that their alignment
+// allows. A copy is one pass over memory; rows of odd lengths begin at every second byte, so that no wider load fits
+// all of them.
 #include "elementwise/copy_rows.h"
 
 #include <algorithm>
@@ -13,7 +14,7 @@ namespace {
 constexpr int kThreads = 256;
 constexpr int kVector = 8;   // elements that a thread writes at once: 16 bytes
 constexpr int kEach = 4;     // vectors of a thread, where it copies from rows
-constexpr int kSquare = 64;  // of a transposed matrix, rows and columns that a CTA turns round in shared memory
+constexpr int kSquare = 64;  // rows and columns of the square that a CTA transposes in shared memory
 
 enum class Way {
   Rows,    // row by row
@@ -57,7 +58,7 @@ __device__ __forceinline__ void move(To* to, const From* from) {
   *reinterpret_cast<Type*>(to) = *reinterpret_cast<const Type*>(from);
 }
 
-// `count` of the elements are there; the others are zeros.
+// A vector of which `count` elements are read; the others are zeros.
 template <int Bytes>
 __device__ __forceinline__ void load(const uint16_t* from, int count, Vector& vector) {
   constexpr int kStep = Bytes / 2;
@@ -118,7 +119,7 @@ __device__ __forceinline__ int at_most_a_vector(int64_t count) {
   return static_cast<int>(max(int64_t(0), min(int64_t(kVector), count)));
 }
 
-// Where a place lies in rows of `length`.
+// The row and the column of a place in rows of `length`.
 struct RowPlace {
   int64_t row;
   int64_t rest;

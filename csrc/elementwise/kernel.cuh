@@ -28,7 +28,8 @@ enum class Columns {
   Unaligned,  // the column wraps around inside a vector: element by element
 };
 
-// What functors compute in: fp32, or fp64 for fp64; marked where the result has 16 bits.
+// The type in which functors compute: fp64 for fp64, a type of epilogue/rounded.h where the result has 16 bits, else
+// fp32.
 template <class Element>
 struct ArgumentOf {
   using type = std::conditional_t<sizeof(Element) == 2, Rounded, typename ComputeType<Element>::type>;

@@ -1,5 +1,5 @@
-// Which kernel computes an epilogue alone: one that is compiled with the package, or one that it is linked into.
-// Callable without CUDA headers.
+// Which kernel computes an epilogue without a product: one that is compiled with the package, or one into which the
+// epilogue is linked at run time. Callable without CUDA headers.
 #pragma once
 
 #include "device/element.h"
@@ -8,10 +8,11 @@
 
 namespace epigemm {
 
-// Whether there is one, on a GPU or on a CPU. Elsewhere PyTorch's operators compute the epilogue.
+// Whether there is such a kernel. Where there is none, PyTorch's operators compute the epilogue.
 bool has_elementwise(EpilogueId epilogue, bool is_on_gpu);
 
-// The open kernel that the epilogue has to be linked into, by the element type of x; none where one is compiled.
+// The open kernel into which the epilogue has to be linked, for x of that element type; none where a compiled one
+// exists.
 open::KernelNames elementwise_kernels(EpilogueId epilogue, ElementType element);
 
 }  // namespace epigemm

@@ -14,7 +14,7 @@
 namespace epigemm::cuda {
 namespace {
 
-// A problem's matrix, and the properties that choose how threads walk it.
+// The matrix of a problem, and its properties that decide in which order threads pass over it.
 struct Walk {
   int64_t m, n;
   bool is_wide;

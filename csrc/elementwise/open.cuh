@@ -1,4 +1,5 @@
-// The open elementwise kernels: every thread has one vector of a row, and in 16 bits that of the next row, too.
+// The open elementwise kernels: every thread computes one vector of a row, and of 16-bit elements also the one below it
+// in the next row.
 #pragma once
 
 #include <type_traits>
@@ -117,7 +118,7 @@ __device__ __forceinline__ void run_elementwise(const OpenElementwiseArguments<E
 
 // --- derivatives ----------------------------------------------------------------------------------------------------
 
-// What the epilogue cuts off stays 0 behind an infinite or undefined grad, as in torch's own derivatives.
+// Where the epilogue's derivative is 0 the result is 0 even if grad is infinite or NaN, as in torch's own derivatives.
 template <class Compute>
 __device__ __forceinline__ Compute times_slope(Compute grad, Compute slope) {
   return slope == Compute(0) ? Compute(0) : grad * slope;

@@ -1,7 +1,7 @@
 // D = epilogue(x) and its derivatives by kernels into which the epilogue was linked. Callable without CUDA headers.
 //
 // Everything is a row-major matrix of m rows and n columns: leading axes have been flattened. Both axes may have any
-// size; with none of an axis nothing is launched.
+// size; where one is 0, nothing is launched.
 #pragma once
 
 #include "device/element.h"
@@ -32,8 +32,8 @@ struct OpenGradient {
   bool is_of_compute = false;  // fp32 (fp64 beside fp64) rather than x's element type
 };
 
-// gradient of a slot = grad * d epilogue / d slot, one value for every element: sums over rows and columns are the
-// caller's. 0 wherever that derivative is 0, whatever grad is.
+// gradient of a slot = grad * d epilogue / d slot, one value for every element: the caller sums over rows or columns. 0
+// wherever that derivative is 0, whatever grad is.
 struct OpenDerivative {
   ElementType element = ElementType::Float32;  // of x
   int64_t m = 0, n = 0;
@@ -43,12 +43,13 @@ struct OpenDerivative {
   int64_t acc_row_stride = 0;
   bool is_acc_of_compute = false;  // fp32 (fp64 beside fp64) rather than x's element type
   OpenGradient of_acc;
-  OpenGradient of_slot[open::kSlots];  // of those that the epilogue reads; others stay as they are
+  OpenGradient of_slot[open::kSlots];  // of operands that the epilogue reads; those of others are not written
   OpenOperands operands{};
   void* stream = nullptr;
 };
 
-// Enqueues writing `count` 16-bit values: a vector for an operand. Returns nullptr, or what was refused.
+// Enqueues a kernel that writes `count` times the same 16-bit value: the vector for an operand that is absent. Returns
+// nullptr, or what was refused.
 const char* fill(void* memory, uint16_t value, int64_t count, void* stream);
 
 // The open kernels of these functions, by the element type of x.

@@ -1,4 +1,4 @@
-// How a matrix is dealt out to the threads of an open kernel: host and device agree on it here.
+// How a matrix is divided among the threads of an open kernel. Host and device both use this file.
 #pragma once
 
 #include <algorithm>
@@ -11,7 +11,7 @@ namespace epigemm::cuda {
 constexpr int kOpenThreads = 256;  // of a block
 constexpr int kOpenBytes = 16;     // the widest access of a thread
 
-// A block's threads stand in a rectangle, `across` in every row. A thread has `width` neighbouring columns of
+// A block's threads form a rectangle with `across` threads in every row. A thread has `width` neighbouring columns of
 // `rows_of_thread` rows; blocks are numbered along the rows.
 struct OpenTiling {
   int across;  // a power of two
@@ -21,8 +21,8 @@ struct OpenTiling {
   int down() const { return kOpenThreads / across; }
 };
 
-// `width` is the vector's where all rows begin at multiples of it, else 1. Of all rectangles the one that leaves the
-// fewest threads without work; those of a row stay together, so that they share lines of memory.
+// `width` is that of a vector where all rows begin at multiples of it, else 1. The rectangle is the one that leaves the
+// fewest threads without work. Threads of a row stay together, so that they share lines of memory.
 inline OpenTiling open_tiling(int64_t m, int64_t n, int width, int rows_of_thread) {
   const auto ceil = [](int64_t a, int64_t b) { return a / b + (a % b != 0); };
   const int64_t threads_across = ceil(n, width), threads_down = ceil(m, rows_of_thread);

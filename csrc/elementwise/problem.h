@@ -37,8 +37,9 @@ struct DerivativeProblem : ElementwiseProblem {
   const void* grad = nullptr;
 };
 
-// Drops axes of size 1, orders the rest by out's strides and merges those that every tensor walks as one, so that the
-// kernels see the fewest axes: a contiguous problem without per-column operands ends as one axis, with them as two.
+// Drops axes of size 1, orders the rest by out's strides and merges axes that lie behind one another without gaps in
+// every tensor, so that the kernels have as few axes as possible: a contiguous problem has one axis in the end, or two
+// if it has per-column operands.
 void simplify(ElementwiseProblem& problem);
 
 // After simplify: one or two axes, x and out contiguous over both, per-column operands contiguous along the last.

@@ -1,4 +1,5 @@
-// The built-in epilogues by name. Include this only to ask for one of them: open kernels do not depend on the list.
+// The built-in epilogues by name. Include this only where one of them is named, so that what open kernels (csrc/open)
+// include does not depend on the list.
 #pragma once
 
 #include "epilogue/registry.h"

@@ -5,11 +5,11 @@
 
 namespace epigemm {
 
-// Who calls a functor: kernels differ in how many warps hide its latency.
+// The kernels that call a functor. They differ in how many warps hide its latency.
 enum class FunctorKernel {
   Elementwise,
-  Cooperative,  // the large tiles, of which all warps of a CTA compute one,
-  Pingpong,     // or half of them: twice as long on a tile
+  Cooperative,  // large tiles: all warps of a CTA compute one tile
+  Pingpong,     // large tiles: half of the warps compute one, which takes the functor twice as long
   SwapAB,
   Slices,
 };
@@ -35,7 +35,7 @@ constexpr NamedCost kCosts[] = {
 #undef EPIGEMM_COST
 };
 
-// The first of the table stands for what is not in it.
+// The first row of the table, `other`, stands for primitives that are not in it.
 constexpr const FunctorCost& cost_of_primitive(std::string_view name) {
   for (const NamedCost& each : kCosts) {
     if (each.primitive == name) return each.cost;
@@ -45,8 +45,8 @@ constexpr const FunctorCost& cost_of_primitive(std::string_view name) {
 
 }  // namespace detail
 
-// The cost of primitives, their names between commas. `has_short_forms`: whether results of 16 bits are made with
-// short functions, not with float's.
+// The sum of the costs of primitives, given by name between commas. `has_short_forms`: whether results of 16 bits are
+// computed with the functions of primitives/short.h, not with float's.
 constexpr FunctorCost functor_cost(std::string_view primitives, bool has_short_forms = true) {
   FunctorCost sum;
   while (!primitives.empty()) {

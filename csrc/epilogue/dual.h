@@ -1,6 +1,6 @@
-// The derivative of every functor without another line in it: `apply` is a template, and a dual number carries a value
-// and its derivative through any arithmetic (Clifford 1873; forward-mode differentiation). Include it before the
-// functors, so that their calls of math.h find the functions below.
+// The derivative of every functor, for which the functor needs no code: `apply` is a template, and a dual number
+// carries a value and its derivative through any arithmetic (Clifford 1873; forward-mode differentiation). Include it
+// before the functors, so that their calls of math.h find the functions below.
 #pragma once
 
 #include "epilogue/math.h"
@@ -8,8 +8,8 @@
 
 namespace epigemm {
 
-// `constant`: the derivative is none, whatever it is multiplied with or divided by. Where the compiler knows it, it
-// costs nothing; it keeps 0 from becoming 0 * infinity or 0 / 0.
+// `constant`: the number does not depend on the variable, so its term in a derivative is left out, which is not the
+// same as 0: 0 * infinity and 0 / 0 are NaN. It costs nothing where the compiler knows it.
 template <class T>
 struct Dual {
   T value;
@@ -22,7 +22,7 @@ struct Dual {
   EPIGEMM_HOST_DEVICE explicit Dual(Number number) : value(T(number)), derivative(T(0)), constant(true) {}
 };
 
-// The derivative of something made of a and b, of each of which one term is due.
+// The dual number of an operation on a and b, given its value and the terms of a and of b in its derivative.
 template <class T>
 EPIGEMM_HOST_DEVICE Dual<T> combined(T value, Dual<T> a, T term_of_a, Dual<T> b, T term_of_b) {
   if (a.constant && b.constant) return {value, T(0), true};

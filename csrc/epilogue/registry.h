@@ -1,5 +1,5 @@
-// The epilogues at run time: names, operand lists, forms. The built-in ones are those of registry.def; others are
-// registered while the process runs, and their ids follow.
+// The table of epilogues at run time: names, operands, costs. First come the built-in ones of registry.def; others are
+// registered while the process runs, and get the next ids.
 #pragma once
 
 #include <cstdint>
@@ -14,12 +14,12 @@ namespace epigemm {
 // builtin.h has the names of the built-in ones. The first is `bias`.
 enum class EpilogueId : int;
 
-// The accumulator not counted: of a built-in epilogue, and of one that is linked in (csrc/open/contract.h has its
-// slots). They bound the operand arrays that travel as kernel arguments.
+// The largest number of operands beside the accumulator, of a built-in epilogue and of one that is linked in (whose
+// slots are in csrc/open/contract.h). They bound the arrays of operands that are passed as kernel arguments.
 constexpr int kMaxBuiltinOperands = 4;
 constexpr int kMaxOperands = 12;
 
-// As in Operand, its name a string of its own.
+// As Operand, but it owns its name.
 struct RegisteredOperand {
   OperandKind kind;
   OperandElement element;
@@ -38,22 +38,24 @@ struct EpilogueInfo {
   FunctorCost cost;         // the planner's measure of it
 };
 
-// Whether the kernel of the epilogue alone, its derivative's and the CPU's loop are compiled with the package: those of
-// the built-in ones are. The others' are linked, or PyTorch's operators stand in.
+// Whether the package has compiled kernels that compute the epilogue without a product: forward, derivative, and the
+// CPU's loop. It has them for the built-in epilogues. For others they are linked, or PyTorch's operators are called
+// instead.
 bool has_compiled_elementwise(EpilogueId id);
 
 const EpilogueInfo* epilogues();                   // the built-in ones, in the order of registry.def
 const EpilogueInfo& epilogue_info(EpilogueId id);  // by id
-int first_matrix(const EpilogueInfo& epilogue);    // its place among the operands; 0: it reads none
+int first_matrix(const EpilogueInfo& epilogue);    // the place of the first matrix among the operands; 0: there is none
 const EpilogueInfo* find_epilogue(const char* name, std::size_t length);  // nullptr when there is none of that name
 
 // nullptr unless an epilogue has this number.
 const EpilogueInfo* epilogue_at(int64_t index);
 
-// An epilogue whose kernels are linked at run time. `operands`: the accumulator first; copied. An entry is never moved
-// or removed. `cost`: python/epigemm/epilogues/tracing/cost.py names its primitives. A name
-// stands for one operand list and one functor: registering them again gives the same id. `bias`: see there. Throws
-// std::invalid_argument where the name is taken or the operands have no room, std::length_error when the table is full.
+// An epilogue whose kernels are linked at run time. `operands`, which are copied, begin with the accumulator. `bias`:
+// as EpilogueInfo::bias. `cost`: of the primitives that python/epigemm/epilogues/tracing/cost.py counts. A name stands
+// for one operand list and one functor: registering them again gives the same id. An entry is never moved or removed.
+// Throws std::invalid_argument where the name is taken or the operands have no room, std::length_error when the table
+// is full.
 EpilogueId register_epilogue(const std::string& name, const std::vector<RegisteredOperand>& operands, int bias,
                              const FunctorCost& cost);
 

@@ -4,8 +4,8 @@
 //
 // On an H200 a multiprocessor can spend 28 instructions on a 16-bit element before it is slower than its memory, and
 // every one of them keeps a thread longer from its next load. Behind a product every one of them counts, for at short K
-// the tensor cores wait for the functor. Errors are far below the half unit of the 16 bits that a result is rounded to:
-// by thousands of times where they are some units in fp32's last place.
+// the tensor cores wait for the functor. The functions here are some units in fp32's last place off, which is thousands
+// of times less than the rounding of the result to 16 bits. primitives/rounded.h has less exact ones.
 #pragma once
 
 #include "epilogue/math.h"

@@ -25,7 +25,7 @@ EPIGEMM_HOST_DEVICE Dual<T> without_derivative(T value) {
   return {value, T(0), true};
 }
 
-// In `slope`, x is the argument and y the result.
+// Declares a function of one number. In `slope`, its derivative, x is the argument and y the result.
 #define EPIGEMM_DERIVATIVE(name, slope)                \
   template <class T>                                   \
   EPIGEMM_HOST_DEVICE Dual<T> name(Dual<T> argument) { \
@@ -80,13 +80,13 @@ EPIGEMM_DERIVATIVE(digamma, trigamma(x))
 EPIGEMM_DERIVATIVE(i0, i1(x))
 EPIGEMM_DERIVATIVE(sinc, x == T(0) ? T(0) : (cos(T(3.14159265358979323846) * x) - y) / x)
 
-// These ask for values alone.
+// These depend on the values alone.
 template <class T>
 EPIGEMM_HOST_DEVICE bool signbit(Dual<T> x) {
   return signbit(x.value);
 }
 
-// A sign that b gives: the slope is 0 where a is.
+// a with a sign that b gives: the slope is 0 where a is 0.
 template <class T>
 EPIGEMM_HOST_DEVICE Dual<T> copysign(Dual<T> a, Dual<T> b) {
   const T value = copysign(a.value, b.value);

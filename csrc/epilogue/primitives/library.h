@@ -1,9 +1,9 @@
 // Absolute value, signs and roundings of float and double, and the macros by which the library's functions are taken.
 //
-// Functions of one name are overloads: in library.h, transcendental.h and special.h of float and double, in rounded.h
-// of Rounded, in arithmetic.h templates made of those, in dual.h of Dual<T>, in activations.h templates of all. A
-// template finds only what is declared before it: hence that order. No header is needed where NVRTC compiles this text,
-// which it does without an include path.
+// Functions of one name are overloads: of float and double in library.h, transcendental.h and special.h, of Rounded in
+// rounded.h, of Dual<T> in dual.h. Those of arithmetic.h are templates made of float's, double's and Rounded's, those
+// of activations.h templates made of all. A template finds only what is declared before it: hence the order in which
+// these headers are included. NVRTC compiles this text without an include path, and needs no other header for it.
 #pragma once
 
 #if !defined(__CUDACC_RTC__)
@@ -14,7 +14,7 @@
 
 namespace epigemm::math {
 
-// Infinity and NaN: no constants, for NVRTC has no header that spells them.
+// Infinity and NaN. They are functions, for NVRTC has no header that defines such constants.
 #if defined(__CUDA_ARCH__)
 EPIGEMM_HOST_DEVICE double infinity() { return __longlong_as_double(0x7ff0000000000000ll); }
 EPIGEMM_HOST_DEVICE double not_a_number() { return __longlong_as_double(0x7ff8000000000000ll); }
@@ -23,7 +23,7 @@ EPIGEMM_HOST_DEVICE double infinity() { return __builtin_huge_val(); }
 EPIGEMM_HOST_DEVICE double not_a_number() { return __builtin_nan(""); }
 #endif
 
-// The C library's function of that name, on the device CUDA's: for float and double.
+// Declares the C library's function of that name, on the device CUDA's, for float and double.
 #define EPIGEMM_LIBRARY(name)                                      \
   EPIGEMM_HOST_DEVICE float name(float x) { return ::name##f(x); } \
   EPIGEMM_HOST_DEVICE double name(double x) { return ::name(x); }
@@ -68,7 +68,7 @@ EPIGEMM_HOST_DEVICE float minimum(float a, float b) {
 }
 #endif
 
-// A float's bits, and the float of some.
+// The bits of a float, and the float of given bits.
 #if defined(__CUDA_ARCH__)
 EPIGEMM_HOST_DEVICE unsigned bits_of(float x) { return __float_as_uint(x); }
 EPIGEMM_HOST_DEVICE float of_bits(unsigned bits) { return __uint_as_float(bits); }
@@ -77,7 +77,8 @@ EPIGEMM_HOST_DEVICE unsigned bits_of(float x) { return detail::bit_cast<unsigned
 EPIGEMM_HOST_DEVICE float of_bits(unsigned bits) { return detail::bit_cast<float>(bits); }
 #endif
 
-// x rounded to bfloat16, ties to even; beyond its largest number infinity. Doubles go by float, as torch's casts do.
+// x rounded to bfloat16, ties to even; infinity beyond its largest number. A double is rounded to float first, as
+// torch's casts do.
 EPIGEMM_HOST_DEVICE float to_bfloat16(float x) {
   const unsigned bits = bits_of(x);
   return x != x ? x : of_bits((bits + 0x7fffu + ((bits >> 16) & 1u)) & 0xffff0000u);

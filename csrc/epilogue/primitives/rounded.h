@@ -1,8 +1,9 @@
-// The same functions of `Rounded` and `RoundedToBFloat16`, floats whose results will be rounded to fp16 and to bf16:
-// with shorter instructions where their error is far below that rounding, relatively at most 2^-16 and of what bf16 has
-// of its own 2^-10.9. A sum whose terms cancel makes an error larger: a functor that subtracts behind tanh, expm1,
-// log1p or gelu is called with another type. For Python functions epigemm/epilogues/tracing/short.py decides so, by the
-// errors that are said here, in short.h and in short_bfloat16.h; no functor in C++ does that.
+// The primitives for `Rounded` and `RoundedToBFloat16`, floats whose results will be rounded to fp16 and to bf16. They
+// take fewer instructions where the error stays far below that rounding. It is at most 2^-16 of the result (pow at the
+// ends of bf16's range: 2^-15), and 2^-10.9 in the functions for bf16 alone (EPIGEMM_BFLOAT16_SHORT below). A sum whose
+// terms cancel makes an error larger. A functor that subtracts behind tanh, expm1, log1p or gelu therefore must not be
+// called with these types. No functor in C++ does that; for Python functions epigemm/epilogues/tracing/short.py chooses
+// the type, by the errors given here, in short.h and in short_bfloat16.h.
 #pragma once
 
 #include "epilogue/rounded.h"
@@ -70,7 +71,7 @@ EPIGEMM_ROUNDED_SHORT_2(pow)
 EPIGEMM_ROUNDED_SHORT_2(atan2)
 EPIGEMM_ROUNDED_SHORT_2(hypot)
 
-// bf16's own.
+// The functions that are for bf16 alone.
 #define EPIGEMM_BFLOAT16_SHORT(name)                                \
   EPIGEMM_HOST_DEVICE RoundedToBFloat16 name(RoundedToBFloat16 x) { \
     return RoundedToBFloat16(short_form::name##_bfloat16(x.value)); \

@@ -1,5 +1,6 @@
-// Functions of float in few instructions, for `Rounded`. Each says how far it is off on the device, relatively. A host
-// has them too, with its own exp2 and quotient: tests go through floats of every size there.
+// Functions of float in few instructions, for `Rounded`. A power of two behind a formula, as "2^-17.", is the largest
+// relative error on the device. The host compiles them too, with its own exp2 and quotient, for tests with floats of
+// every size.
 #pragma once
 
 #include "epilogue/primitives/special.h"

@@ -1,9 +1,9 @@
 // Angles of float in few instructions, for `Rounded`: without the slow path of CUDA's functions, whose branches keep
-// the elements of a thread from being computed side by side. short.h says how errors are meant.
+// the elements of a thread from being computed side by side. Errors are given as in short.h.
 //
 // Reduction (Cody and Waite 1980): a multiple n c of pi or pi/2 is subtracted in three steps, c = c1 + c2 + c3 with 24
-// bits each. The first is exact up to |x| = 1e5 and the second rounds to a unit of what is left, so that also what is
-// small beside x is right in all its digits. The parts are of one sign, so that -0 stays -0. Products are fused: a
+// bits each. The first is exact up to |x| = 1e5 and the second rounds to a unit of what is left, so that a rest that is
+// small beside x is right in all its digits, too. The parts are of one sign, so that -0 stays -0. Products are fused: a
 // host's fmaf is the device's.
 #pragma once
 
@@ -11,10 +11,10 @@
 
 namespace epigemm::math::short_form {
 
-// From there on the whole of 1 / pi would have to be known.
+// Beyond this the subtraction is not exact; see rest_of_far.
 constexpr float kFarthestAngle = 1e5f;
 
-// Whether a thread of the warp says so, of those that are there: a branch on it splits no warp. On a host: the
+// Whether `is_so` holds in any active thread of the warp: a branch on it does not split the warp. On a host: the
 // argument.
 EPIGEMM_HOST_DEVICE bool any_of_warp(bool is_so) {
 #if defined(__CUDA_ARCH__)
@@ -24,17 +24,18 @@ EPIGEMM_HOST_DEVICE bool any_of_warp(bool is_so) {
 #endif
 }
 
-// The nearest integer, plus a number whose last bit counts ones: the integer's lowest bits are the sum's.
+// Added to a float, it leaves the nearest integer in the sum's lowest bits, for the sum's last bit counts ones.
 constexpr float kToInteger = 12582912.0f;  // 1.5 * 2^23
 
-// What is left of an angle when n times pi (of a tangent pi / 2) is subtracted; odd: whether n is, in the sign's bit.
+// An angle less n times pi, or for the tangent less n times pi / 2. odd: whether n is odd, in the bit of the sign.
 struct Rest {
   float angle;
   unsigned odd;
 };
 
-// Of an angle beyond 1e5, which is m 2^e: its quotient by pi modulo 2, as 64 bits, by those of 1 / pi that count (Payne
-// and Hanek 1983). Doubled for quotients by pi / 2; `turn` is added to it. 2^-38 absolutely; NaN of what is not finite.
+// The rest of an angle x = m 2^e beyond 1e5. x / pi modulo 2 is computed as 64 bits, from those bits of 1 / pi that
+// affect it (Payne and Hanek 1983), doubled for quotients by pi / 2; `turn` is added to it. The absolute error is
+// 2^-38; NaN where x is not finite.
 EPIGEMM_HOST_DEVICE Rest rest_of_far(float x, bool is_doubled, unsigned long long turn) {
   constexpr unsigned kWords[] = {0u,          0x517cc1b7u, 0x27220a94u, 0xfe13abe8u,
                                  0xfa9a6ee0u, 0x6db14accu, 0x9e21c820u};   // the integer's, then the fraction's
@@ -55,7 +56,7 @@ EPIGEMM_HOST_DEVICE Rest rest_of_far(float x, bool is_doubled, unsigned long lon
   return {angle + (x - x), static_cast<unsigned>((quotient + (1ull << 62)) >> 32) & 0x80000000u};
 }
 
-// Beyond 1e5, as one of a warp seldom is.
+// `rest`, or that of rest_of_far beyond 1e5. Seldom is any thread of a warp there, and then none computes it.
 EPIGEMM_HOST_DEVICE Rest also_far(Rest rest, float x, bool is_doubled, unsigned long long turn) {
   const bool is_far = !(abs(x) <= kFarthestAngle);  // or NaN
   if (any_of_warp(is_far)) {

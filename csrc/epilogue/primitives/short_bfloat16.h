@@ -1,5 +1,5 @@
 // Functions of float in still fewer instructions than short.h's, for results that are rounded to bf16: to 8 digits, so
-// by up to 2^-8 of a result. Each says how far it is off, as there.
+// by up to 2^-8 of a result. Errors are given as in short.h.
 #pragma once
 
 #include "epilogue/primitives/short.h"
