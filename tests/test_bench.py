@@ -1,4 +1,4 @@
-"""`python -m epigemm.bench` says where the benchmarks are: what it names is there."""
+"""`python -m epigemm.bench` says where the benchmarks are, and the files that it names exist."""
 
 from __future__ import annotations
 

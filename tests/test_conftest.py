@@ -1,4 +1,4 @@
-"""The suite in shards, as a GPU machine runs it: each test once, and one record of all shards."""
+"""The suite in shards, as a machine with GPUs runs it: each test once, and one record of all shards."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`precompile`: what it is asked, and on a machine without a GPU what it says. See test_user_epilogue_gpu.py, too."""
+"""`precompile`: its arguments, and its answer on a machine without a GPU. See test_user_epilogue_gpu.py, too."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What takes long says so: to the logger `epigemm`, or in a terminal; else nothing is heard of it."""
+"""Steps that take long report it to the logger `epigemm`, and in a terminal; nothing is printed elsewhere."""
 
 from __future__ import annotations
 

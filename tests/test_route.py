@@ -1,4 +1,4 @@
-"""Who takes a call: the kernels, autograd alone, or a tracer, a mode or a transform."""
+"""What takes a call: the kernels, autograd with them, or the operator, for tracers, modes and transforms."""
 
 from __future__ import annotations
 

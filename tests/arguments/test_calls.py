@@ -1,4 +1,4 @@
-"""What a call is given, as one object: its sizes, its tensors by name, and the product behind it."""
+"""`Call`, which holds what a call is given: its sizes, its tensors by name, and the product that it computes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every kind of bad input: the exact exception, a message that says what and what else, and nothing written."""
+"""Every kind of bad input: the exact exception, a message with what was got and accepted, and nothing written."""
 
 from __future__ import annotations
 

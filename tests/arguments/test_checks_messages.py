@@ -1,4 +1,4 @@
-"""What errors name: the argument, the shape, the dtypes and the line that the caller has written."""
+"""Messages of errors name the argument, its shape and dtype, and the line of the caller's code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the modes share: a switch for all threads, blocks of one thread, and a global that compiled code can read."""
+"""The base of the modes: set for all threads, for a block of one thread, and read by compiled code as a global."""
 
 from __future__ import annotations
 

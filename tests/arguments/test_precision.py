@@ -1,4 +1,4 @@
-"""Which arithmetic an fp32 call gets: both of torch's settings APIs, mixed, and the call's own wish."""
+"""Which arithmetic an fp32 call gets from torch's two settings APIs, from both at once, and from its own argument."""
 
 from __future__ import annotations
 

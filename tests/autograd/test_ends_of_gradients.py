@@ -1,4 +1,4 @@
-"""Functions within which a gradient ends, by `detach` or a comparison: what is recorded is what PyTorch records."""
+"""Functions in which a gradient ends, by `detach` or a comparison: autograd records what it does for PyTorch's own."""
 
 from __future__ import annotations
 

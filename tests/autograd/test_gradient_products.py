@@ -1,4 +1,4 @@
-"""The products of a backward pass: autograd's, whatever needs them, and the accumulator that an epilogue has seen."""
+"""The matrix products of a backward pass, and the accumulator that an epilogue's derivative reads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Recorded calls that PyTorch's own operators take: small layers whose products are none for a fused kernel."""
+"""Recorded calls that PyTorch's own operators compute: small layers whose products no fused kernel takes."""
 
 from __future__ import annotations
 

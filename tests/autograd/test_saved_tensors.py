@@ -1,4 +1,4 @@
-"""What the derivatives keep of a forward call: no more than unfused operators, and nothing that changes behind them."""
+"""What a forward call saves for its derivatives: no more than unfused operators do, and changes of it are noticed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every command that the documentation names is one that the benchmarks take."""
+"""Every benchmark command in the documentation is accepted by the benchmarks."""
 
 from __future__ import annotations
 

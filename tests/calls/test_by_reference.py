@@ -1,4 +1,4 @@
-"""Calls by PyTorch's operators: what a call that no kernel takes computes, against float64."""
+"""Calls that no kernel takes and PyTorch's operators compute, against float64."""
 
 from __future__ import annotations
 

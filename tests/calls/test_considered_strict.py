@@ -1,4 +1,4 @@
-"""strict=True: an error that says why, before anything is launched, wherever no fused kernel would run."""
+"""strict=True: an error with the reason, before anything is launched, wherever no fused kernel would run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The fallback of the linear functions: what PyTorch's GEMM does of it, and that bias and ReLU are right in one."""
+"""The fallback of the linear functions: how PyTorch's GEMM is called, and that bias and ReLU are right in one call."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Elementwise calls to their end: whatever lies how, in place, and where no kernel is."""
+"""Elementwise calls: all layouts, in place, and without a kernel."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Plain calls by the entry: that its answers are right, and how it treats memory, threads and processes."""
+"""Plain calls that the C++ entry takes: right results, and how they treat memory, threads and processes."""
 
 from __future__ import annotations
 

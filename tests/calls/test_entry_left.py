@@ -1,4 +1,4 @@
-"""Plain calls by the entry: what it leaves to others, and to whom."""
+"""Plain calls that the C++ entry does not take: which they are, and what computes them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The road of batch-invariant calls on a GPU: on a CPU, with PyTorch in place of the kernels, what is launched."""
+"""What batch-invariant calls launch on a GPU, tested on a CPU with PyTorch in place of the kernels."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What kernels can read: matrices by rows, vectors without gaps, whatever a tensor's strides say."""
+"""Which layouts kernels can read: matrices by rows and vectors without gaps, whatever strides of size-1 axes say."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Derivatives of epilogues that are made at run time: a kernel on a GPU, elsewhere nothing."""
+"""Derivatives of epilogues that are made at run time: a kernel on a GPU, none elsewhere."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""fp32 calls on fp16 slices: which calls go there, through which memory, and what runs elsewhere."""
+"""fp32 calls on fp16 slices: which calls take them, which memory they use, and what computes the others."""
 
 from __future__ import annotations
 

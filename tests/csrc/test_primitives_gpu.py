@@ -1,7 +1,7 @@
 """Every primitive on the device, linked into the open elementwise kernels: values and derivatives against float64.
 
-The road is that of a user's epilogue: traced, its functor compiled by NVRTC, linked by nvJitLink, launched by the
-operators. Each primitive is linked once for each dtype and kind of kernel, in threads.
+The steps are those of a user's epilogue: it is traced, its functor compiled by NVRTC and linked by nvJitLink, and the
+operators launch it. Each primitive is linked once for each dtype and kind of kernel, in threads.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 A GPU's 2^x and 1 / x are one instruction each, off by at most 2 and 1 units in the last place (PTX ISA, ex2.approx.ftz
 and rcp.approx.ftz), its logarithm by 2^-22, its tanh by 2^-10.987. Here they are disturbed by as much, in both
-directions: what is left below the bound then is left on a GPU. It contracts products and sums, which only leaves
-roundings out.
+directions, so an error that stays below the bound stays below it on a GPU, too. A GPU also contracts products and sums,
+which only leaves roundings out.
 """
 
 from __future__ import annotations

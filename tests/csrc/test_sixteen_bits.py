@@ -1,7 +1,7 @@
 """Results of 16 bits as kernels make them, short functions and all, under g++: every number of fp16 and of bf16.
 
-The text is that of a kernel. What is one instruction on a GPU is disturbed by as much as that is off, in both
-directions, as in `test_short_forms`.
+The code is that of the kernels. Where a GPU has one inexact instruction, the host's result is disturbed by that
+instruction's error, in both directions, as in `test_short_forms`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a decorated function reads from around it: constants that change, and what may change unseen."""
+"""Constants that a decorated function reads from outside: which are accepted, and what happens when they change."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a decorated function may be called and take: signatures, names."""
+"""Which names and parameters a decorated function may have."""
 
 from __future__ import annotations
 

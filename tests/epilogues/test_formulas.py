@@ -1,4 +1,4 @@
-"""Built-in epilogues that read a matrix: each program computes its formula, and the build's are known again."""
+"""Built-in epilogues that read a matrix: their programs compute the formula, and find the kernels of the package."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is noted while a module runs: of each call what `explain` says of the function; PyTorch's products."""
+"""What is recorded while a module runs: for each call what `explain` says of the function, and PyTorch's products."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a call asks of the operators, found out without running them."""
+"""Which operators a call would run, found out without running them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a call changes of a module is put back."""
+"""The state of a module that a call changes is restored."""
 
 from __future__ import annotations
 

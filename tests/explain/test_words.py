@@ -1,4 +1,4 @@
-"""Words of explanations."""
+"""The words of explanations."""
 
 from __future__ import annotations
 

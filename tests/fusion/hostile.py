@@ -1,4 +1,4 @@
-"""What the hostile forwards of `test_hostile.py` are made of: a model's members, and changes to them."""
+"""What the forwards of `test_hostile.py` are made of: members of a model, and changes of them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Forwards whose result depends on what is hard to watch."""
+"""Forwards whose result depends on something that is hard to watch; they are not fused."""
 
 from __future__ import annotations
 

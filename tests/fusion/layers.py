@@ -1,4 +1,4 @@
-"""One layer and what may follow it, in every spelling that fusion promises to know."""
+"""One layer and what may follow it, in every spelling that fusion should recognise."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Chains that read the results of others: of products before and behind them, read once or twice."""
+"""Chains that read results of other products, before and behind them, once or twice."""
 
 from __future__ import annotations
 

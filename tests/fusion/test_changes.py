@@ -1,4 +1,4 @@
-"""Changes between two calls that Dynamo does not notice by itself: never another result."""
+"""Changes between two calls that Dynamo does not notice by itself: the fused result stays that of the plain model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A copy of a model that shares its tensors, or why there is none."""
+"""Copies of a model that share its tensors, and the reasons why a model has none."""
 
 from __future__ import annotations
 

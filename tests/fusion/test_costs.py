@@ -1,4 +1,4 @@
-"""What the device takes for kernels that are no chains, and for those behind a product."""
+"""Predicted times of kernels that belong to no chain, and of those that follow a product."""
 
 from __future__ import annotations
 

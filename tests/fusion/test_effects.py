@@ -1,4 +1,4 @@
-"""Sums in place onto what the graph has made: taken where nobody else sees the write, and right where somebody does."""
+"""In-place sums onto tensors of the graph: fused where nothing else reads the write, right where something does."""
 
 from __future__ import annotations
 

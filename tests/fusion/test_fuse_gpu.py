@@ -1,4 +1,4 @@
-"""What of fusion is CUDA's: kernels that run, kept packs, and graphs. Whole models: `test_models.py`."""
+"""Fusion on a GPU: kernels that run, kept packs, and CUDA graphs. Whole models: `test_models.py`."""
 
 from __future__ import annotations
 

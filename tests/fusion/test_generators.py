@@ -1,4 +1,4 @@
-"""Generators and coroutines that a model gives away run when they are asked, as the plain model's do."""
+"""Generators and coroutines that a model returns run when they are asked for values, as the plain model's do."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Calls in whose graphs nothing is fused run as they were, until they are asked again."""
+"""Calls in whose graphs nothing is fused run the plain model; every few calls their kind is looked at again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The launcher, with a CUDA that only notes what it is asked for."""
+"""The launcher of CUDA graphs, with a stand-in for CUDA that records what it is asked for."""
 
 from __future__ import annotations
 

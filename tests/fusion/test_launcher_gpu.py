@@ -1,4 +1,4 @@
-"""CUDA graphs of fused models on a GPU: right numbers whatever has changed, and a device that works on."""
+"""CUDA graphs of fused models on a GPU: right numbers after every change, and the device stays usable."""
 
 from __future__ import annotations
 

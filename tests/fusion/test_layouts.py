@@ -1,4 +1,4 @@
-"""A copy that puts sums in rows: kept where it pays and nobody sees it."""
+"""A copy that puts sums in rows is kept where it is faster and its strides cannot be noticed."""
 
 from __future__ import annotations
 

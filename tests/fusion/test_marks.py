@@ -1,4 +1,4 @@
-"""What a call's tensors are marked with, and that nothing is left."""
+"""Marks on the tensors of a call, and that none is left after it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which nodes of a graph are products, of what, and why others are not taken."""
+"""Which nodes of a graph are matrix products, of which operands, and why others are not fused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What Dynamo does not do by itself: what a call of a fused model looks at before it runs a graph."""
+"""What a call of a fused model checks before it runs a graph, beyond Dynamo's own guards."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Products whose halves are multiplied: made two, where nothing else reads them and where that pays."""
+"""A product whose halves are multiplied becomes a pair of products, where nothing else reads it and that is faster."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What decides on a GPU is the planner: its plan's time against the fallback's."""
+"""On a GPU the planner decides what is fused, by the times of its plan and of the fallback."""
 
 from __future__ import annotations
 

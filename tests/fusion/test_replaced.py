@@ -1,4 +1,4 @@
-"""Functions of torch's and of a model's classes and objects that others were put in the place of."""
+"""Functions of torch, and methods of a model's classes and objects, that were replaced by others."""
 
 from __future__ import annotations
 

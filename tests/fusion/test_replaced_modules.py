@@ -1,4 +1,4 @@
-"""Modules that are put in the place of others: one graph serves equal ones, and none that differ in what it reads."""
+"""Modules that replace others: equal ones share a graph, and those that differ in what it reads do not."""
 
 from __future__ import annotations
 

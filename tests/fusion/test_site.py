@@ -1,4 +1,4 @@
-"""One fused call of a graph: the chain's values, whatever lies how."""
+"""One fused call of a graph: the values of its chain, in all layouts."""
 
 from __future__ import annotations
 

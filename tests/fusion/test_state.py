@@ -1,4 +1,4 @@
-"""State that a forward reads in roundabout ways, and children that change it: never another result."""
+"""State that a forward reads indirectly, and children that change it: the result stays that of the plain model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Two forms of a call take turns; a clock that stands in for CUDA's events says how long each took."""
+"""Two forms of a call are timed in turn, by a scripted clock in place of CUDA's events."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is known of the tensors of a graph: how they lie, whether they share memory, for all sizes or for none."""
+"""What is known of the tensors of a graph: layouts and shared memory, for all sizes or for none."""
 
 from __future__ import annotations
 

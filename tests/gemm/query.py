@@ -1,4 +1,4 @@
-"""A question to the planner, for the tests of its answers."""
+"""The planner's argument, for the tests of its answers."""
 
 from __future__ import annotations
 

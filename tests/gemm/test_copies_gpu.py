@@ -1,4 +1,4 @@
-"""16 bits on copies of what TMA cannot address: odd K and N, addresses, transposed weights.
+"""16-bit products on copies of what TMA cannot address: odd K and N, addresses, transposed weights.
 
 Outputs, and the memory that copies are made in, are poisoned with NaN.
 """

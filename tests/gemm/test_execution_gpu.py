@@ -1,4 +1,4 @@
-"""Streams, graphs, devices, threads and the allocator: how the kernels live among other CUDA work."""
+"""Streams, CUDA graphs, devices, threads and the allocator: the kernels among other CUDA work."""
 
 from __future__ import annotations
 

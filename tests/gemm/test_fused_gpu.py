@@ -1,4 +1,4 @@
-"""The Hopper kernels alone: every tile, raster and swizzle, tile edges, and when they must decline."""
+"""The Hopper kernels by themselves: every tile, raster and swizzle, edges of tiles, and what they must refuse."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The gradings themselves, on a CPU: right references, and a failing grade for products that deserve one."""
+"""The gradings themselves, on a CPU: references are right, and inaccurate products fail."""
 
 from __future__ import annotations
 

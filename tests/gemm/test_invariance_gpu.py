@@ -1,4 +1,4 @@
-"""Batch invariance on a GPU, bit by bit: every epilogue and arithmetic, rows in every company and place."""
+"""Batch invariance on a GPU, bit by bit: every epilogue and arithmetic, rows at every place among any others."""
 
 from __future__ import annotations
 

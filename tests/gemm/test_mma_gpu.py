@@ -1,7 +1,7 @@
-"""The mma.sync kernels by force: no call chooses them, and any GPU since Ampere runs them.
+"""The mma.sync kernels with forced plans: the planner chooses none of them, and any GPU since Ampere can run them.
 
 The tests of `test_fused_gpu` and `test_epilogue_operands_gpu` take these tiles, too, with rows of whole 16 bytes. Here
-is what the other families cannot do, and what they do otherwise.
+are the tests of what only this family does, or does in another way.
 """
 
 from __future__ import annotations

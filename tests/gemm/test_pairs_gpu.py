@@ -1,4 +1,4 @@
-"""The kernels of pairs of products on a GPU, by force: every tile against float64, and against two kernels."""
+"""The kernels of pairs of products on a GPU, with forced plans: every tile against float64, and against two kernels."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The planner on fp32 products on fp16 slices: clear picks, exact reasons, properties that any cost model must keep."""
+"""The planner on fp32 products of fp16 slices: clear choices, exact reasons, properties of any cost model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the planner knows of an epilogue that is made at run time: its matrices and its length."""
+"""What the planner knows of an epilogue that is made at run time: its matrices and its cost."""
 
 from __future__ import annotations
 

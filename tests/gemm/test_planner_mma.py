@@ -1,4 +1,4 @@
-"""The planner and the mma.sync kernels, on GPUs that are described: nobody is offered what has not been run."""
+"""The planner and the mma.sync kernels, for described GPUs: kernels that have not been run on a GPU are not chosen."""
 
 from __future__ import annotations
 

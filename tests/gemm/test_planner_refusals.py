@@ -1,4 +1,4 @@
-"""What the planner refuses, and in which words; no question crashes it."""
+"""What the planner refuses, and with which words; no argument crashes it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Measured choices on a GPU: what tune() finds is used, right, kept, and never looked for in a capture."""
+"""Measured choices on a GPU: what tune() finds is used, right and kept, and not looked for in a capture."""
 
 from __future__ import annotations
 

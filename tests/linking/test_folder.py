@@ -1,4 +1,4 @@
-"""The folder of linked kernels: who else could have written a file, and how much is kept."""
+"""The folder of linked kernels: files that other users could have written, and how much is kept."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which NVRTC and nvJitLink are taken, and what is said where none is of use."""
+"""Which NVRTC and nvJitLink are loaded, and what is reported where none is usable."""
 
 from __future__ import annotations
 

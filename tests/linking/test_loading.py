@@ -1,4 +1,4 @@
-"""Where a call's kernels come from: the package, else linked anew; what is damaged or refused is said once."""
+"""Where a call's kernels come from: the package, or a new link; damaged and refused files are reported once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Kernels that the package was built with: found under their names for Hopper, and what is damaged is said."""
+"""Kernels that are in the package: found by their names for Hopper, and damaged files are reported."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Entries of the cache: what their key is made of, what a file says, and values that are made once."""
+"""Entries of the cache: what their key consists of, what a file contains, and values that are made once."""
 
 from __future__ import annotations
 

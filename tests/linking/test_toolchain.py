@@ -1,4 +1,4 @@
-"""What NVRTC and nvJitLink are asked, and what becomes of their errors: with fakes."""
+"""How NVRTC and nvJitLink are called, and how their errors are reported; the libraries are fakes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is taken for a plain layer: a fused layer calls no layer that it shares, and would drop the rest in silence."""
+"""What counts as a plain layer, whose forward a fused layer may replace: others are refused."""
 
 from __future__ import annotations
 

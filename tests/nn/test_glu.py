@@ -1,4 +1,4 @@
-"""`LinearGLU`: over one layer with the rows of both products, and over two. See test_citizens.py, too."""
+"""`LinearGLU` over one layer with the rows of both products, and over two layers. See test_citizens.py, too."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Modules keep the packs of their weights: through every way in which a weight changes, moves or is copied."""
+"""Modules keep the packs of their weights, whichever way a weight changes, moves or is copied."""
 
 from __future__ import annotations
 

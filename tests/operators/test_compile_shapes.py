@@ -1,4 +1,4 @@
-"""How often a call is compiled, and what becomes of a compiled one: saved, loaded, packaged.
+"""How often a call is compiled, and that compiled calls can be saved, loaded and packaged.
 
 Graph breaks, dynamic=True, export in one process: `test_registration.py`.
 """

@@ -1,4 +1,4 @@
-"""Compiled graphs hold the native operators, and run no Python of ours."""
+"""Compiled graphs hold the native operators, and run no Python of the package."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Packs that a captured graph reads: made again in place, before a replay would read old ones."""
+"""Packs that a captured graph reads are made again in place before a replay would read old ones."""
 
 from __future__ import annotations
 

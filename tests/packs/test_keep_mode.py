@@ -1,4 +1,4 @@
-"""`keep_packs` and `set_keep_packs`: when they are on, and what plain calls do with the packs of their weights then."""
+"""`keep_packs` and `set_keep_packs`: when they are on, and how plain calls then use the packs of their weights."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""fp32 calls that find no memory for their pieces."""
+"""fp32 calls that cannot allocate the memory for their slices."""
 
 from __future__ import annotations
 

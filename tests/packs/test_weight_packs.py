@@ -1,4 +1,4 @@
-"""Packs of weights: their bytes, whose they are, when they are current, and what a call makes of them."""
+"""Packs of weights: their size, which weight they belong to, when they are current, and how calls use them."""
 
 from __future__ import annotations
 

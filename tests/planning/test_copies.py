@@ -1,4 +1,4 @@
-"""In 16 bits, what TMA cannot address is copied where that is predicted to win: which copies, and what they take."""
+"""16-bit operands that TMA cannot address are copied where that is predicted to be faster: which, and at what cost."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What runs a call, as csrc/call decides it: numbers and words agree, and what each circumstance changes."""
+"""What runs a call, as csrc/call decides it: numbers and words agree, and each circumstance has its effect."""
 
 from __future__ import annotations
 

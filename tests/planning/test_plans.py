@@ -1,4 +1,4 @@
-"""What the planner says of numbers, in words and in times."""
+"""What the planner returns: numbers, words and times."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a traced epilogue may give at most and at least, whatever the last bits of its steps are.
+"""The greatest and the least value that a traced epilogue may give, whatever the last bits of its steps are.
 
 `enclosure` goes through a program with intervals: each step's result is known up to what its inputs are known to, plus
 the few units in the last place that the step itself may be off by. A step function near its step is an interval from

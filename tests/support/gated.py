@@ -1,4 +1,4 @@
-"""Pairs of products of one x: random ones, what they are exactly, and how far a result may be off."""
+"""Pairs of products of one x: random ones, their exact values, and the allowed errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What batch invariance is held against: rows in every company and place, compared bit by bit."""
+"""Cases of batch invariance: rows at many places among other rows, compared bit by bit."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""In the place of the entry's module: what csrc/call decides for a GPU, with kernels written in PyTorch on a CPU.
+"""In place of the entry's module: csrc/call decides as for a GPU, and kernels written in PyTorch run on a CPU.
 
-What is tested with it is everything around the kernels: which pack a call reads, when it is made, what is copied, where
+It is for testing everything around the kernels: which pack a call reads, when the pack is made, what is copied, where
 the result goes. The stand-in multiplies what is *in* the pack, so that a stale one gives a wrong result.
 """
 
@@ -61,7 +61,7 @@ def another_empty(module: Any, empty: Callable[..., Tensor]) -> Iterator[None]:
 
 
 class Pretended:
-    """The module `epigemm._entry`, or one in its place; every call takes the road behind the entry's first answer.
+    """The module `epigemm._entry`, or one in its place; every call goes on in Python after the first answer.
 
     Attributes:
         launches: every call on fp16 slices since the last `take`.

@@ -1,4 +1,4 @@
-"""What the tests of the entry have in common: watching what it answers."""
+"""What the tests of the entry share: recording what it answers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the site makes of pages: where links lead, and what tables keep on one line."""
+"""What the site changes in pages: the targets of links, and columns of tables that stay on one line."""
 
 from __future__ import annotations
 

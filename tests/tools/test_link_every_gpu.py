@@ -1,4 +1,4 @@
-"""The mma.sync kernels' machine code for GPUs that are not here: what is held against it, and the code itself."""
+"""The mma.sync kernels' machine code for GPUs that are not here: its checks, and the code itself."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Random launches: what is drawn, where tensors lie, that what is wrong is seen, and that what hangs is reported."""
+"""Random launches: what is drawn, where tensors lie, that wrong results are found, and that hangs are reported."""
 
 from __future__ import annotations
 

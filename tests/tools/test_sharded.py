@@ -1,4 +1,4 @@
-"""Scripts for compute-sanitizer, in parts: each job is in one, and what a part prints can be merged."""
+"""Scripts for compute-sanitizer, in parts: each job is in one part, and what the parts print can be merged."""
 
 from __future__ import annotations
 

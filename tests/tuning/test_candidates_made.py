@@ -1,4 +1,4 @@
-"""Tuning with epilogues that are made at run time: a CPU, scripted times, and linking that is a fake."""
+"""Tuning with epilogues that are made at run time, on a CPU with scripted times and a fake linker."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs timed in turn: the longer one takes longer, and each runs as often as it was asked for."""
+"""Runs timed in turn: the longer one takes longer, and each runs as often as it should."""
 
 from __future__ import annotations
 

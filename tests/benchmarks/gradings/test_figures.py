@@ -1,4 +1,4 @@
-"""The figures of the gradings: every class once, one scale, the K that the planner asks for."""
+"""The plots of the gradings: every class once, on one scale, with the K at which the planner switches."""
 
 from __future__ import annotations
 

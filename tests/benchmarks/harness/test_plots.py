@@ -1,4 +1,4 @@
-"""Figures from a small record: what is in them, and what is written into their files."""
+"""Plots of a small record: what they show, and what is written into their files."""
 
 from __future__ import annotations
 

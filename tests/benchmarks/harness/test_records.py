@@ -1,4 +1,4 @@
-"""Ratios are of what took turns, figures are left out where a time is missing; by hand."""
+"""Ratios are of programs timed in turn, and are left out where a time is missing; checked by hand."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Some rows and columns of a result stand for all of it: no wrong tile goes unseen."""
+"""Some rows and columns of a result are checked in place of all: every wrong tile is found."""
 
 from __future__ import annotations
 

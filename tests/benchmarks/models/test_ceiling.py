@@ -1,4 +1,4 @@
-"""What the best plans are expected to gain of eager's time on the device."""
+"""The share of eager's device time that the best plans are predicted to save."""
 
 from __future__ import annotations
 

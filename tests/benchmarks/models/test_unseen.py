@@ -1,4 +1,4 @@
-"""The nine models that fusion had not been made with: what they compute, and that fusion computes the same."""
+"""The nine models that were added after fusion was written: what they compute, and that fusion computes the same."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One job in its process: what is right, what it says, that nothing wrong is timed."""
+"""One job in its process: checked before it is timed, and what it reports."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What functors are made of to the planner, and its table of what that takes."""
+"""The primitives of a functor, of which the planner's cost of it is made, and the table of their costs."""
 
 from __future__ import annotations
 

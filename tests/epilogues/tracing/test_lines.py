@@ -1,4 +1,4 @@
-"""Which line of the user's is running: neither this package's nor torch's."""
+"""Which line of the user's code is running: no line of this package or of torch."""
 
 from __future__ import annotations
 

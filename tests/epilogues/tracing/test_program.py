@@ -1,4 +1,4 @@
-"""Programs by hand: what they read, where a gradient ends, which operand is a bias, and steps that nobody reads."""
+"""Programs written by hand: what they read, where a gradient ends, which operand is a bias, and unused steps."""
 
 from __future__ import annotations
 

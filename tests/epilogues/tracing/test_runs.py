@@ -1,4 +1,4 @@
-"""Functions that ask about their arguments: each is right in all dtypes and sizes, or refused at its line."""
+"""Functions that depend on dtypes and sizes of their arguments: right with all of them, or refused with the line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a 16-bit result may be made of short functions."""
+"""Where a 16-bit result may be computed with short functions."""
 
 from __future__ import annotations
 

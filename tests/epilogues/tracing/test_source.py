@@ -1,4 +1,4 @@
-"""The text of a functor: numbers, what is asked for, no name of the user's, and the user's line in errors."""
+"""The C++ text of a functor: numbers, the functions it calls, no name of the user's, and the user's line in errors."""
 
 from __future__ import annotations
 
