@@ -21,17 +21,17 @@ examples:
   python -m benchmarks --output bench                     the five models at their real sizes, all baselines
   python -m benchmarks --cases linear/bias_relu --dtypes bf16 --sizes 1024x8192x8192 4096x4096x4096
   python -m benchmarks --custom --no-max-autotune --output custom     any epilogue from one Python function
-  python -m benchmarks --glu --no-max-autotune --output glu   gated pairs against one product and a kernel behind it
-  python -m benchmarks --random 1 --count 200 --between   random shapes, each case held to its bar at every point
-  python -m benchmarks --random 1 --short --count 200     layers with a short K, held to the time of torch.mm
+  python -m benchmarks --glu --no-max-autotune --output glu   gated pairs against one product and the kernel after it
+  python -m benchmarks --random 1 --count 200 --between   random shapes, against the ratio wanted of each case
+  python -m benchmarks --random 1 --short --count 200     layers with a short K, against the time of torch.mm
   python -m benchmarks --host --output host               what a call costs the host, from Python to the launch
-  python -m benchmarks --models --output models           whole models, as they are, fused and compiled
+  python -m benchmarks --models --output models           whole models: plain, fused and compiled
   python -m benchmarks --models --cases '*/inference/*' --variants fuse graphs --shard 1/2 --output models-1
-  python -m benchmarks --functors --output DIR            what each primitive takes in each kernel, on a GPU
-  python -m benchmarks --functors --table DIR/summary.json        the planner's table of such a record
-  python -m benchmarks --plans --random 1 --count 1000 --output DIR   every plan, to fit the cost models to
+  python -m benchmarks --functors --output DIR            the cost of each primitive in each kernel, on a GPU
+  python -m benchmarks --functors --table DIR/summary.json        the planner's table, made of that record
+  python -m benchmarks --plans --random 1 --count 1000 --output DIR   all plans, to fit the cost models
   python -m benchmarks.gradings --output gradings         accuracy of fp32
-  python -m benchmarks --redraw benchmarks/results        the figures of all records, anew
+  python -m benchmarks --redraw benchmarks/results        draw the plots of all records again
 exit status: 0 fine, 1 one of our results is wrong or missing, 2 wrong usage
 """
 _LAYERS = "cases sizes dtypes peers exclude no_max_autotune quick time_budget"
@@ -79,62 +79,75 @@ def parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     kinds = p.add_argument_group("which record (without one of these: the five models)")
-    seed = "random shapes that follow from SEED alone; the record goes to random-SEED in --output, or in results/GPU"
-    between = "besides random shapes, M between powers of two on four layers, 72 points"
-    short = "with --random: layers with a short K, epilogues of 16 bits against torch.mm; into short-SEED"
-    models = "whole models; --cases: NETWORK/PRECISION/MODE/BATCH, parts of it, or patterns"
+    seed = "random shapes, which depend on SEED alone; the record goes to random-SEED in --output, or in "
+    seed += "benchmarks/results/GPU"
+    between = "also 72 points with M between powers of two, on four layers"
+    short = "with --random: layers with a short K in 16 bits against torch.mm; the folder is short-SEED"
+    models = "whole models; --cases takes NETWORK/PRECISION/MODE/BATCH, parts of it, or patterns"
     kinds.add_argument("--custom", action="store_true", help="epilogues made of one Python function")
     kinds.add_argument("--layers", action="store_true", help="with --custom: layers with a short K")
-    kinds.add_argument("--glu", action="store_true", help="gated pairs of products; --sizes: Mx2NxK")
+    kinds.add_argument("--glu", action="store_true", help="gated pairs of products; --sizes takes Mx2NxK")
     kinds.add_argument("--random", type=int, metavar="SEED", help=seed)
-    kinds.add_argument("--count", type=int, default=200, metavar="N", help="how many random shapes (200)")
+    kinds.add_argument(
+        "--count", type=int, default=200, metavar="N", help="number of random shapes (default: 200)"
+    )
     kinds.add_argument("--between", action="store_true", help=between)
     kinds.add_argument("--short", action="store_true", help=short)
     kinds.add_argument("--host", action="store_true", help="what a call costs the host")
     kinds.add_argument("--models", action="store_true", help=models)
     functors = (
-        "what each primitive takes in each kernel; --cases: primitives, --random: the seed of 50 functors"
+        "the cost of each primitive in each kernel; --cases takes primitives, --random a seed of 50 functors"
     )
     kinds.add_argument("--functors", action="store_true", help=functors)
-    kinds.add_argument("--plans", action="store_true", help="every plan, at --random or --sizes, unchecked")
-    redraw = "measure nothing, but draw the figures of the records below DIR anew, beside them or in --output"
+    kinds.add_argument(
+        "--plans",
+        action="store_true",
+        help="time all plans, at the shapes of --random or --sizes; no result is checked",
+    )
+    redraw = "measure nothing: draw the plots of the records below DIR again, beside them or in --output"
     kinds.add_argument("--redraw", type=Path, metavar="DIR", help=redraw)
     what = p.add_argument_group("what to compute")
-    cases = "names, parts of names, patterns, or 2/76"
-    sizes = "in place of the models' (elementwise: MxN)"
+    cases = "names, parts of names, patterns, or numbers of KernelBench, as 2/76 (default: all)"
+    sizes = "in place of the cases' own sizes (elementwise cases: MxN)"
     what.add_argument("--cases", nargs="+", default=[], metavar="NAME", help=cases)
     what.add_argument("--sizes", nargs="+", default=[], metavar="MxNxK", help=sizes)
-    what.add_argument("--dtypes", nargs="+", choices=list(DTYPES), default=["fp32", "bf16"], help="fp32 bf16")
+    what.add_argument(
+        "--dtypes", nargs="+", choices=list(DTYPES), default=["fp32", "bf16"], help="default: fp32 bf16"
+    )
     what.add_argument("--device", default="", help="cuda (default where there is one), cuda:1, cpu")
     variants = (
         "with --models: fuse (against eager), backend (against torch.compile), graphs (fuse in CUDA graphs "
     )
-    variants += "against eager), overhead (both compilers with mode='reduce-overhead'); fuse and backend"
+    variants += "against eager), overhead (both compilers with mode='reduce-overhead'); default: fuse backend"
     what.add_argument("--variants", nargs="+", choices=list(VARIANTS), default=[], help=variants)
     shard = "with --models: the I-th of N parts of the jobs; tools/merge_records.py merges their records"
     what.add_argument("--shard", default="1/1", metavar="I/N", help=shard)
     what.add_argument("--list", action="store_true", help="with --models: print the jobs, and measure none")
     who = p.add_argument_group("against what")
-    autotune = "leave out torch.compile's, which takes longest"
-    who.add_argument("--peers", nargs="+", default=[], metavar="NAME", help="these alone, beside epigemm")
-    who.add_argument("--exclude", nargs="+", default=[], metavar="NAME", help="leave these out")
+    autotune = 'leave out the baseline "torch.compile max-autotune", the slowest to prepare'
+    who.add_argument(
+        "--peers", nargs="+", default=[], metavar="NAME", help="compare with these baselines only"
+    )
+    who.add_argument("--exclude", nargs="+", default=[], metavar="NAME", help="leave these baselines out")
     who.add_argument("--no-max-autotune", action="store_true", help=autotune)
     how = p.add_argument_group("how long")
-    quick = "few rounds, nothing measured alone; --models: batches of 2, and no Inductor"
-    budget = "start no slow baseline, and with --random, --plans, --models, --custom or --glu no point, after so many "
-    budget += f"seconds (CPU: {CPU_TIME_BUDGET_S:g}; --models: 540)"
+    quick = "few rounds, in turn only; with --models: batches of 2, without Inductor"
+    budget = "after so many seconds start no slow baseline, and with --random, --plans, --models, --custom or --glu "
+    budget += f"no other point (default: on a CPU {CPU_TIME_BUDGET_S:g}; with --models 540)"
     how.add_argument("--quick", action="store_true", help=quick)
     how.add_argument("--time-budget", type=float, metavar="S", help=budget)
     keep = p.add_argument_group("what to keep")
-    add_output(keep, "summary.json, record.json, tables.md and plots")
-    table = "with --functors: measure nothing, but write csrc/epilogue/costs.def from a record"
+    add_output(keep, "the folder for summary.json, record.json, tables.md and plots")
+    table = (
+        "with --functors: measure nothing: write csrc/epilogue/costs.def from the summary.json of a record"
+    )
     keep.add_argument("--table", type=Path, metavar="SUMMARY", help=table)
     return p
 
 
 def add_output(group: argparse._ArgumentGroup, what: str) -> None:
     """The options that say where a record goes, and of which source it is."""
-    trees = "git trees of the source, where git is missing"
+    trees = "git tree hashes of the source, for a machine without git"
     group.add_argument("--output", type=Path, metavar="DIR", help=what)
     group.add_argument("--trees", metavar="csrc=HASH,python=HASH", help=trees)
 

@@ -167,15 +167,23 @@ def record(
 def parser() -> argparse.ArgumentParser:
     """The command line."""
     p = argparse.ArgumentParser(prog="python -m tools.random_launches", description=__doc__.splitlines()[0])
-    p.add_argument("--seed", type=int, default=0)
-    p.add_argument("--count", type=int, default=5000, help="how many launches (5000)")
-    p.add_argument("--only", type=int, metavar="NUMBER", help="one of them")
-    p.add_argument("--largest", type=int, default=launches.LARGEST, help="of M, N and K (4096)")
+    p.add_argument("--seed", type=int, default=0, help="what all launches are drawn from (default: 0)")
+    p.add_argument("--count", type=int, default=5000, help="number of launches (default: 5000)")
+    p.add_argument("--only", type=int, metavar="NUMBER", help="run the launch of this number alone")
+    p.add_argument(
+        "--largest", type=int, default=launches.LARGEST, help="the largest M, N and K (default: 4096)"
+    )
     p.add_argument("--shard", type=Shard.parse, default="1/1", help="I/N: the I-th of N parts")
     p.add_argument("--time-budget", type=float, metavar="S", help="start no launch after so many seconds")
-    p.add_argument("--limit", type=float, default=LIMIT_S, metavar="S", help="what takes longer hangs (60)")
-    p.add_argument("--device", default="cuda", help="cuda, cuda:1, cpu")
-    p.add_argument("--output", type=Path, metavar="FILE", help="the record, JSON")
+    p.add_argument(
+        "--limit",
+        type=float,
+        default=LIMIT_S,
+        metavar="S",
+        help="seconds after which a launch is reported as hanging (60)",
+    )
+    p.add_argument("--device", default="cuda", help="cuda (default), cuda:1, cpu")
+    p.add_argument("--output", type=Path, metavar="FILE", help="write the record to it, as JSON")
     p.add_argument("--trees", help="csrc=HASH,python=HASH: git trees of the source, where git is missing")
     return p
 

@@ -1,4 +1,4 @@
-"""All records of one tree, job after job, as far as a given time allows: first what checks, then what measures.
+"""Make all records of one tree, job after job, in a given time: first the checks, then the measurements.
 
     python -m tools.record_all --list
     python -m tools.record_all --output DIR --time-budget 1500
@@ -192,8 +192,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--output", type=Path, default=Path("build/records"))
-    parser.add_argument("--time-budget", type=float, default=3600, help="seconds (3600)")
+    parser.add_argument(
+        "--output", type=Path, default=Path("build/records"), help="folder (default: build/records)"
+    )
+    parser.add_argument("--time-budget", type=float, default=3600, help="seconds (default: 3600)")
     parser.add_argument("--only", nargs="+", default=[], metavar="NAME", help="jobs, or parts of their names")
     parser.add_argument(
         "--trees", help="csrc=HASH,python=HASH: git trees of the source, where git is missing"

@@ -39,7 +39,7 @@ SPOILT: dict[str, Callable[[Tensor], object]] = {
 def measure(
     device: torch.device, shapes: Sequence[tuple[int, int, int]] = SHAPES, effort: Effort | None = None
 ) -> list[dict[str, Any]]:
-    """Milliseconds of `linear_relu` for each kind of x, and of SGEMM's road, medians in turn, L2 flushed.
+    """Milliseconds of `linear_relu` for each kind of x, and with fp32 products: medians of turns, L2 flushed.
 
     Args:
         device: where to run.
