@@ -172,7 +172,7 @@ def test_an_out_of_three_dimensions(layout: str) -> None:
 
 @pytest.mark.parametrize("with_out", [False, True])
 def test_a_folded_bias_has_the_dtype_of_x(with_out: bool) -> None:
-    """As every other bias has, on each road. The other folded vectors may be fp32 beside 16 bits."""
+    """As every other bias has, whatever computes the call. The other folded vectors may be fp32 beside 16 bits."""
     x, weight, bias = torch.ones(2, 4).half(), torch.ones(3, 4).half(), torch.ones(3)
     out = torch.zeros(2, 3).half() if with_out else None
     with pytest.raises(RuntimeError, match=r"bias: got dtype torch\.float32"):

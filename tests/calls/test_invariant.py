@@ -184,7 +184,7 @@ def test_packs_are_used_and_made_as_ever(launches: Launches) -> None:
 
 
 def test_without_memory_it_raises(launches: Launches) -> None:
-    """Any other road has other bits. A pack that was made before memory ran out is read by the next attempt."""
+    """Any other kernel gives other bits. A pack that was made before memory ran out is read by the next attempt."""
     x, weight, bias = product(4, 16, 256)
     launches.short = 1
     with pytest.raises(torch.OutOfMemoryError):
@@ -237,7 +237,7 @@ def test_other_gpus_are_refused(
 
 
 def test_strict_calls_pass(launches: Launches) -> None:
-    """Every road is a fused kernel."""
+    """Whichever kernel runs, it is a fused one."""
     for dtype in (torch.float32, torch.float16):
         x, weight, bias = product(3, 13, 21, dtype)
         check(epigemm.linear_relu(x, weight, bias, strict=True), x, weight, bias)

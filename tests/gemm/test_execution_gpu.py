@@ -51,7 +51,7 @@ def test_calls_follow_the_current_stream(function: Public, rng: torch.Generator)
 
 @functions
 def test_calls_do_not_synchronise(function: Public, rng: torch.Generator) -> None:
-    """No host-device synchronisation on the road, 0-d scale tensors included."""
+    """No call waits for the device, 0-d scale tensors included."""
     for dtype in (torch.bfloat16, torch.float32, torch.float64):
         arguments = function.draw(rng, shape=(64, 64, 64), dtype=dtype, device="cuda", tensor_scalar=True)
         function.call(**arguments)

@@ -297,7 +297,7 @@ ODD_SHAPES = [
 def test_public_results_at_any_size(
     arithmetic: Arithmetic, shape: tuple[int, int, int], rng: torch.Generator
 ) -> None:
-    """Odd M, N and K, and nothing at all, on whatever road dispatch takes."""
+    """Odd M, N and K, and nothing at all, by whichever kernel the planner chooses."""
     for name in LINEAR:
         problem = make(name, arithmetic, shape, DEVICE, rng)
         check_public(problem, problem.run())

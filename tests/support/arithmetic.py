@@ -70,5 +70,5 @@ FP64 = Arithmetic("fp64", torch.float64)
 
 ARITHMETICS = [FP16, BF16, FP32, TF32, FP64]
 FUSED_ARITHMETICS = [FP16, BF16, TF32]  # what the Hopper kernels cover
-SPLIT_ARITHMETICS = [SPLIT, SCALED]  # fp32 from fp16 slices: kernels with a road of their own
+SPLIT_ARITHMETICS = [SPLIT, SCALED]  # fp32 from fp16 slices: computed by kernels of their own
 STORAGE = [FP16, BF16, FP32, FP64]  # one for each dtype: where the product's arithmetic plays no part

@@ -38,7 +38,7 @@ _PLANS = {"tf32": (0, 0, 0, 1, 1), "split": (2, 0, 0, 1, 1), "scaled": (2, 0, 0,
 
 @dataclass
 class Road:
-    """Where calls run, what they have launched, and a problem that dispatch puts on fp16 slices."""
+    """A device with a size of product that fp32 calls compute on fp16 slices, and the launches of those calls."""
 
     device: torch.device
     size: tuple[int, int, int]
@@ -46,7 +46,7 @@ class Road:
     capturing: bool = False
 
     def take(self) -> list[Launch]:
-        """What was launched since the last time."""
+        """What was launched since the last `take`."""
         taken, self.module.launches = self.module.launches, []
         return taken
 
@@ -144,7 +144,7 @@ def watched(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> Iterator[R
 
 @pytest.fixture
 def road(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> Iterator[Road]:
-    """fp32 calls on fp16 slices, on each device."""
+    """The launches of fp32 calls on fp16 slices, watched on each device."""
     with watched(device, monkeypatch) as watching:
         yield watching
 
