@@ -28,6 +28,8 @@ from torch.utils._device import DeviceContext
 
 from epigemm import _native
 from epigemm.epilogues.tracing.program import words
+from epigemm.fusion import inlined
+from epigemm.fusion.inlined import Inlined
 
 OTHER_CODE = "a function has other code since"
 _code, _order = attrgetter("__code__"), attrgetter("__mro__")
@@ -96,6 +98,7 @@ class Watched:
         self._was = [*self._objects()]
         self._names, self._read = set(_UNNAMED), set[str]()
         self._edition = 0  # of the list of what is compared
+        self._inlined = None if inlined.ARE_GUARDED else Inlined()
         self._is_told = _watch()  # whether CPython counts all changes
         self._known = (-1, 0, "")  # the count, the edition and the answer of the last comparison
         self._look()
@@ -109,6 +112,8 @@ class Watched:
         self._names.update(name for code in codes for name in code.co_names)
         self._read |= {*_members_read(context.guards_context.dynamo_guards), *_called(graph)}
         self._look()
+        if self._inlined is not None:
+            self._inlined.note(codes)
         if [each.__code__ for each in _CODED] != _CODES:
             return OTHER_CODE
         named = ((space, name) for space in _SPACES for name in self._named(space))
@@ -155,8 +160,13 @@ class Watched:
     def why_not(self) -> str:
         """What has changed since; empty if nothing has."""
         changes, edition, reason = self._known
-        if changes == _changes() and edition == self._edition:
-            return reason
+        if changes != _changes() or edition != self._edition:
+            reason = self._compared_again()
+        if not reason and self._inlined is not None and self._inlined.have_changed():
+            return inlined.CHANGED
+        return reason
+
+    def _compared_again(self) -> str:
         # In this order, so that a change by another thread in the meantime is compared again.
         changes, edition = _changes(), self._edition
         self._is_told = self._is_told and _watch(*self._watched())

@@ -1,0 +1,147 @@
+"""Defaults and closures of the functions that Dynamo inlined into a graph.
+
+Dynamo takes both for constants. From torch 2.13 on it guards them. Before, it does so for some functions alone: a graph
+would go on with the values that it was made with.
+"""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Callable, Iterable
+from operator import attrgetter, is_
+from types import BuiltinFunctionType, CellType, CodeType, FunctionType, ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+ARE_GUARDED = torch.torch_version.TorchVersion(torch.__version__) >= "2.13"
+CHANGED = "a function has other defaults or another closure since"
+_defaults_of, _content_of = attrgetter("__defaults__"), attrgetter("cell_contents")
+_EMPTY = object()
+# Values that hold no others. What `dataclass` makes has annotations in its closure.
+_OF_ANNOTATIONS = ("typing", "types", "dataclasses")
+_ALONE = (int, float, complex, str, bytes, type(None), type, ModuleType, BuiltinFunctionType)
+_Look = Callable[[Any], bool]  # whether a value is still the one that was noted
+
+
+class Inlined:
+    """What the functions that were inlined had as defaults and in their closures."""
+
+    def __init__(self) -> None:
+        self._codes: dict[int, CodeType] = {}  # by address: equal ones are code of other functions
+        # Loops in C compare these: they may be many.
+        self._functions: list[FunctionType] = []
+        self._defaults: list[Any] = []
+        self._cells: list[CellType] = []
+        self._contents: list[Any] = []
+        # Loops in Python: defaults that can change in place, and closures that may hold another model.
+        self._lists: list[tuple[Any, _Look]] = []
+        self._closures: list[_Closure] = []
+
+    def note(self, codes: Iterable[CodeType]) -> None:
+        """Look also at all functions with one of these codes, as they are now.
+
+        Some may belong to other models. Where one of these changes, calls run as the model is: slower, never wrong.
+        """
+        new = {id(code): code for code in codes if id(code) not in self._codes}
+        self._codes |= new
+        for function in gc.get_referrers(*new.values()) if new else ():
+            if isinstance(function, FunctionType) and id(function.__code__) in new:
+                self._note(function)
+
+    def _note(self, function: FunctionType) -> None:
+        cells = _cells(function)
+        if not all(map(_is_no_model, map(_content, cells))):
+            self._closures.append(_Closure(function))
+            return
+        if function.__defaults__:
+            self._functions.append(function)
+            self._defaults.append(function.__defaults__)
+            self._lists += _lists(function.__defaults__)
+        self._cells += cells
+        self._contents += map(_content, cells)
+
+    def have_changed(self) -> bool:
+        """Whether one of them has others now."""
+        return not (
+            all(map(is_, map(_defaults_of, self._functions), self._defaults))
+            and all(map(is_, map(_content_of, self._cells), self._contents))
+            and all(look(each) for each, look in self._lists)
+            and all(map(_Closure.is_same, self._closures))
+        )
+
+
+class _Closure:
+    """A function whose closure may hold another model: it is not kept alive."""
+
+    def __init__(self, function: FunctionType) -> None:
+        self._function = weakref.ref(function)
+        self._defaults = function.__defaults__
+        self._lists = _lists(self._defaults or ())
+        self._looks = [_identity(_content(cell)) for cell in _cells(function)]
+
+    def is_same(self) -> bool:
+        function = self._function()
+        if function is None:
+            return True
+        if function.__defaults__ is not self._defaults:
+            return False
+        looks = zip(self._looks, map(_content, _cells(function)), strict=True)
+        return all(look(each) for look, each in looks) and all(look(each) for each, look in self._lists)
+
+
+def _cells(function: FunctionType) -> list[CellType]:
+    """Of its closure, but for the class that methods with `super()` hold."""
+    pairs = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
+    return [cell for name, cell in pairs if name != "__class__"]
+
+
+def _content(cell: CellType) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:
+        return _EMPTY
+
+
+def _is_no_model(value: Any, seen: frozenset[int] = frozenset()) -> bool:
+    """Whether it holds no layers and no tensors, so that it may be kept alive. False where that is not plain."""
+    if isinstance(value, FunctionType):
+        within = (*map(_content, _cells(value)), *(value.__defaults__ or ()))
+        seen |= {id(value)}
+        return all(_is_no_model(each, seen) for each in within if id(each) not in seen)
+    return value is _EMPTY or isinstance(value, _ALONE) or type(value).__module__ in _OF_ANNOTATIONS
+
+
+def _lists(defaults: tuple[Any, ...]) -> list[tuple[Any, _Look]]:
+    """Those of a function's defaults that Dynamo reads without a guard, though they can change in place."""
+    return [(each, _same_parts(each)) for each in defaults if isinstance(each, (list, dict, set))]
+
+
+def _same_parts(value: Any) -> _Look:
+    if isinstance(value, dict):
+        keys, values = _same_parts([*value]), _same_parts([*value.values()])
+        return lambda now: keys([*now]) and values([*now.values()])
+    if isinstance(value, set):
+        was = {*value}
+        return lambda now: bool(now == was)
+    if not isinstance(value, (list, tuple)):
+        return _identity(value)
+    looks = [_same_parts(each) for each in value]
+    return lambda now: len(now) == len(looks) and all(map(_applied, looks, now))
+
+
+def _applied(look: _Look, now: Any) -> bool:
+    return look(now)
+
+
+def _identity(value: Any) -> _Look:
+    if isinstance(value, Tensor):  # those with weak references cannot be swapped (torch.utils.swap_tensors)
+        address = id(value)
+        return lambda now: id(now) == address
+    try:
+        of = weakref.ref(value)
+    except TypeError:  # numbers, strings, lists
+        return lambda now: now is value
+    return lambda now: now is of()
