@@ -152,7 +152,7 @@ def test_what_is_compared(name: str) -> None:
     function = case.function()
     model = case.model(function)
     seen = Inlined()
-    seen.note([function.__code__])
+    seen.note(function)
     assert not seen.have_changed()
     case.change(function)
     assert seen.have_changed()
@@ -162,7 +162,7 @@ def test_what_is_compared(name: str) -> None:
 def test_what_has_changed_back_is_as_it_was() -> None:
     function = same_code(scaled)
     seen, defaults = Inlined(), function.__defaults__
-    seen.note([function.__code__])
+    seen.note(function)
     function.__defaults__ = (7.0,)
     assert seen.have_changed()
     function.__defaults__ = defaults
@@ -173,7 +173,7 @@ def test_closures_are_not_kept_alive() -> None:
     layer = nn.Linear(WIDTH, WIDTH)
     function = applies(layer)
     seen, gone = Inlined(), weakref.ref(layer)
-    seen.note([function.__code__])
+    seen.note(function)
     del layer, function
     gc.collect()
     assert gone() is None and not seen.have_changed()
@@ -184,7 +184,7 @@ def test_a_function_that_calls_itself() -> None:
         return halved(times - 1, z / 2) if times else z
 
     seen = Inlined()
-    seen.note([halved.__code__])
+    seen.note(halved)
     assert not seen.have_changed()
 
 
@@ -192,7 +192,7 @@ def test_tensors_in_closures_can_be_swapped() -> None:
     kept = torch.ones(WIDTH)
     function = times(kept)
     seen = Inlined()
-    seen.note([function.__code__])
+    seen.note(function)
     swap: Any = torch.utils.swap_tensors
     swap(kept, torch.zeros(WIDTH))
     assert not seen.have_changed()

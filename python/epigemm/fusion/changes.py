@@ -98,7 +98,7 @@ class Watched:
         self._was = [*self._objects()]
         self._names, self._read = set(_UNNAMED), set[str]()
         self._edition = 0  # of the list of what is compared
-        self._inlined = None if inlined.ARE_GUARDED else Inlined()
+        self.inlined = None if inlined.ARE_GUARDED else Inlined()
         self._is_told = _watch()  # whether CPython counts all changes
         self._known = (-1, 0, "")  # the count, the edition and the answer of the last comparison
         self._look()
@@ -112,8 +112,6 @@ class Watched:
         self._names.update(name for code in codes for name in code.co_names)
         self._read |= {*_members_read(context.guards_context.dynamo_guards), *_called(graph)}
         self._look()
-        if self._inlined is not None:
-            self._inlined.note(codes)
         if [each.__code__ for each in _CODED] != _CODES:
             return OTHER_CODE
         named = ((space, name) for space in _SPACES for name in self._named(space))
@@ -162,7 +160,7 @@ class Watched:
         changes, edition, reason = self._known
         if changes != _changes() or edition != self._edition:
             reason = self._compared_again()
-        if not reason and self._inlined is not None and self._inlined.have_changed():
+        if not reason and self.inlined is not None and self.inlined.have_changed():
             return inlined.CHANGED
         return reason
 

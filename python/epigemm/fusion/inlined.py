@@ -6,15 +6,17 @@ would go on with the values that it was made with.
 
 from __future__ import annotations
 
-import gc
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from operator import attrgetter, is_
-from types import BuiltinFunctionType, CellType, CodeType, FunctionType, ModuleType
+from types import BuiltinFunctionType, CellType, FunctionType, ModuleType
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import Tensor
+from torch._dynamo.variables.functions import UserFunctionVariable
 
 ARE_GUARDED = torch.torch_version.TorchVersion(torch.__version__) >= "2.13"
 CHANGED = "a function has other defaults or another closure since"
@@ -26,32 +28,41 @@ _ALONE = (int, float, complex, str, bytes, type(None), type, ModuleType, Builtin
 _Look = Callable[[Any], bool]  # whether a value is still the one that was noted
 
 
+@contextmanager
+def noted(inlined: Inlined | None) -> Iterator[None]:
+    """In the block, which holds Dynamo's lock, have it note each function that Dynamo inlines."""
+    if inlined is None:
+        yield
+        return
+    bind = UserFunctionVariable.bind_args  # reads the defaults and the closure
+
+    def bind_noted(function: Any, *args: Any) -> Any:
+        inlined.note(function.fn)
+        return bind(function, *args)
+
+    with patch.object(UserFunctionVariable, "bind_args", bind_noted):
+        yield
+
+
 class Inlined:
     """What the functions that were inlined had as defaults and in their closures."""
 
     def __init__(self) -> None:
-        self._codes: dict[int, CodeType] = {}  # by address: equal ones are code of other functions
+        self._seen = weakref.WeakSet[Any]()
         # Loops in C compare these: they may be many.
         self._functions: list[FunctionType] = []
         self._defaults: list[Any] = []
         self._cells: list[CellType] = []
         self._contents: list[Any] = []
-        # Loops in Python: defaults that can change in place, and closures that may hold another model.
+        # Loops in Python: defaults that can change in place, and closures that may hold layers.
         self._lists: list[tuple[Any, _Look]] = []
         self._closures: list[_Closure] = []
 
-    def note(self, codes: Iterable[CodeType]) -> None:
-        """Look also at all functions with one of these codes, as they are now.
-
-        Some may belong to other models. Where one of these changes, calls run as the model is: slower, never wrong.
-        """
-        new = {id(code): code for code in codes if id(code) not in self._codes}
-        self._codes |= new
-        for function in gc.get_referrers(*new.values()) if new else ():
-            if isinstance(function, FunctionType) and id(function.__code__) in new:
-                self._note(function)
-
-    def _note(self, function: FunctionType) -> None:
+    def note(self, function: Any) -> None:
+        """Compare also this function, with what it has now."""
+        if not isinstance(function, FunctionType) or function in self._seen:
+            return
+        self._seen.add(function)
         cells = _cells(function)
         if not all(map(_is_no_model, map(_content, cells))):
             self._closures.append(_Closure(function))
@@ -60,8 +71,9 @@ class Inlined:
             self._functions.append(function)
             self._defaults.append(function.__defaults__)
             self._lists += _lists(function.__defaults__)
+        cells = [cell for cell in cells if _content(cell) is not _EMPTY]
         self._cells += cells
-        self._contents += map(_content, cells)
+        self._contents += map(_content_of, cells)
 
     def have_changed(self) -> bool:
         """Whether one of them has others now."""
@@ -74,7 +86,7 @@ class Inlined:
 
 
 class _Closure:
-    """A function whose closure may hold another model: it is not kept alive."""
+    """A function whose closure may hold layers: it is not kept alive, as another one may take its place."""
 
     def __init__(self, function: FunctionType) -> None:
         self._function = weakref.ref(function)

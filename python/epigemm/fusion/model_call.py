@@ -24,6 +24,7 @@ from epigemm.fusion import explaining
 from epigemm.fusion.changes import Watched, guard_more, why_not_now, why_not_with
 from epigemm.fusion.generators import COROUTINE, is_coroutine, kept_inside
 from epigemm.fusion.host import Launches
+from epigemm.fusion.inlined import noted
 from epigemm.fusion.kinds import Asked, Kinds, Ran, asked
 from epigemm.fusion.marks import Marks
 from epigemm.fusion.replayed import Replayed, Replays
@@ -125,7 +126,12 @@ class ModelCall(Uncopied):
                 **_SETTINGS,
             )
             try:
-                with own, kept_inside(self._leave), progress.doing(f"fusing {self._name}"):
+                with (
+                    own,
+                    kept_inside(self._leave),
+                    noted(self._watch().inlined),
+                    progress.doing(f"fusing {self._name}"),
+                ):
                     found = compile_frame(frame, *state)
                 self.report.add(self._of_frame or FusionReport())
             except _OF_DYNAMO:  # errors that Dynamo has to raise
