@@ -235,6 +235,8 @@ def test_out_on_another_device_or_not_a_tensor(function: Public, draw: Draw) -> 
     with pytest.raises(TypeError, match=r"out: got list; accepted"):
         function.call(**draw(function), out=[1.0])
     refuses(function, draw(function), RuntimeError, "out", "sparse", out=torch.zeros(M, N).to_sparse())
+    negated = torch._neg_view(poisoned((M, N), torch.float32, "cpu"))
+    refuses(function, draw(function), RuntimeError, "out", "negated", "its own values", out=negated)
 
 
 @linear_functions

@@ -258,6 +258,17 @@ def scalar_tensor(name: str, value: Tensor, x: Tensor, first: str = "x") -> None
     _require_device(name, value, x, first)
 
 
+def not_negated(out: Tensor) -> None:
+    """RuntimeError for an `out` whose memory holds the negative of its values.
+
+    Not where Dynamo traces, which breaks its graph there: the operator that it traces asks again.
+    """
+    if not torch.compiler.is_dynamo_compiling() and out.is_neg():
+        raise RuntimeError(
+            "out: got a lazily negated view; accepted is a tensor whose memory holds its own values"
+        )
+
+
 def output_overlap(
     out: Tensor, x: Tensor, others: Mapping[str, Tensor | None], *, in_place: bool, first: str = "x"
 ) -> None:
@@ -314,10 +325,7 @@ def _require_out(out: Tensor, shape: Sequence[int], x: Tensor, first: str) -> No
     _require_like("out", out, x.dtype, x, first)
     if out.shape != tuple(shape):
         raise RuntimeError(f"out: got shape {_shape(out)}; accepted is {list(shape)}")
-    if out.is_neg():
-        raise RuntimeError(
-            "out: got a lazily negated view; accepted is a tensor whose memory holds its own values"
-        )
+    not_negated(out)
 
 
 def _require_matrix_like(name: str, x: Tensor) -> None:
