@@ -141,4 +141,4 @@ def _huber_loss(x: Tensor, target: Tensor, reduction: int = 1, delta: float = 1.
 def _unreduced(loss: Tensor, reduction: int) -> Tensor:
     """A loss for each element; a sum or a mean is refused by name."""
     aten = torch.ops.aten
-    return loss if not reduction else aten.mean(loss) if reduction == 1 else aten.sum(loss)  # type: ignore[no-any-return]
+    return loss if not reduction else aten.mean(loss) if reduction == 1 else aten.sum(loss)
