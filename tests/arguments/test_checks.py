@@ -328,6 +328,9 @@ def test_eps_not_a_number(function: Public, eps: Any, draw: Draw) -> None:
 @pytest.mark.parametrize("name", ["running_mean", "running_var"])
 def test_batch_norm_without_running_statistics(function: Public, name: str, draw: Draw) -> None:
     refuses(function, {**draw(function), name: None}, ValueError, name, "None", "[N]")
+    arguments = {**draw(function), name: 1.0}
+    with pytest.raises(TypeError, match=rf"^{name}: got float; accepted is a torch.Tensor$"):
+        function.call(**arguments)
 
 
 @linear_functions

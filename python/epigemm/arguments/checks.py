@@ -145,13 +145,15 @@ def check_eps(eps: float) -> None:
 
 
 def running_statistics(running_mean: Tensor | None, running_var: Tensor | None) -> None:
-    """ValueError where inference BatchNorm is asked for without its statistics."""
+    """ValueError where inference BatchNorm is asked for without its statistics, TypeError for what is no tensor."""
     for name, vector in (("running_mean", running_mean), ("running_var", running_var)):
         if vector is None:
             raise ValueError(
                 f"{name}: got None; inference BatchNorm accepts a tensor of shape [N]. With batch statistics use "
                 "epigemm.linear_scale followed by torch.nn.functional.batch_norm."
             )
+        if not isinstance(vector, Tensor):
+            raise TypeError(f"{name}: got {_kind(vector)}; accepted is a torch.Tensor")
 
 
 def tensors(**arguments: object) -> None:
