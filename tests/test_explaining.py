@@ -83,6 +83,10 @@ def test_a_model_without_products_and_one_that_cannot_be_fused() -> None:
     assert found.notes[0].startswith("fuse would leave it alone: it holds a DataParallel")
     assert [each.runs for each in found] == ["PyTorch's own"]
 
+    found = epigemm.explain(nn.LSTM(8, 8), x)  # which Dynamo leaves alone
+    assert found.notes[0] == "none of these products is in a graph that fuse sees"
+    assert [(each.function, each.runs) for each in found] == [("lstm", "PyTorch's own")]
+
 
 def test_what_a_call_raises_is_raised() -> None:
     with pytest.raises(RuntimeError, match="x: got"):

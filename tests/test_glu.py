@@ -183,6 +183,9 @@ def test_compiled(is_whole: bool) -> None:
     args, named = given(pair, is_whole)
     compiled = torch.compile(epigemm.linear_glu, fullgraph=True, backend="aot_eager")
     torch.testing.assert_close(compiled(*args, **named), epigemm.linear_glu(*args, **named))
+    out = torch.empty(M, N)
+    torch.testing.assert_close(compiled(*args, **named, out=out), epigemm.linear_glu(*args, **named))
+    torch.testing.assert_close(out, epigemm.linear_glu(*args, **named))
     leaves = [each.clone().requires_grad_() for each in args]
     others = [each.detach().clone().requires_grad_() for each in leaves]
     torch.autograd.backward(compiled(*leaves, **named).sum())

@@ -104,6 +104,9 @@ def _if_fused(
         notes = [f"fuse would leave it alone: {made}", *_notes(heard)]
         return ModuleExplanation(about, heard.products, notes)
     tried = _heard(made, args, kwargs)
+    if not tried.products:  # as of nn.LSTM, which Dynamo leaves to PyTorch
+        notes = ["none of these products is in a graph that fuse sees", *_notes(tried)]
+        return ModuleExplanation(about, heard.products, notes)
     return ModuleExplanation(about, tried.products, _notes(tried))
 
 

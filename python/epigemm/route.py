@@ -175,6 +175,7 @@ def _linear(route: Reason | None, call: LinearCall, *, checked: bool = False) ->
     if out is None:
         result: Tensor = ops.linear(*product, *others)
         return result
+    checks.not_negated(out)
     ops.linear_out(*product, out, *others)
     return out
 
@@ -226,6 +227,7 @@ def _elementwise(route: Reason | None, call: ElementwiseCall) -> Tensor:
     if out is None:
         result: Tensor = ops.elementwise(epilogue.name, x, bias, operands, scalars)
         return result
+    checks.not_negated(out)
     ops.elementwise_out(epilogue.name, x, bias, operands, scalars, out)
     return out
 

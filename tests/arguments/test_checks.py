@@ -235,6 +235,8 @@ def test_out_on_another_device_or_not_a_tensor(function: Public, draw: Draw) -> 
     with pytest.raises(TypeError, match=r"out: got list; accepted"):
         function.call(**draw(function), out=[1.0])
     refuses(function, draw(function), RuntimeError, "out", "sparse", out=torch.zeros(M, N).to_sparse())
+    negated = torch._neg_view(poisoned((M, N), torch.float32, "cpu"))
+    refuses(function, draw(function), RuntimeError, "out", "negated", "its own values", out=negated)
 
 
 @linear_functions
@@ -326,6 +328,9 @@ def test_eps_not_a_number(function: Public, eps: Any, draw: Draw) -> None:
 @pytest.mark.parametrize("name", ["running_mean", "running_var"])
 def test_batch_norm_without_running_statistics(function: Public, name: str, draw: Draw) -> None:
     refuses(function, {**draw(function), name: None}, ValueError, name, "None", "[N]")
+    arguments = {**draw(function), name: 1.0}
+    with pytest.raises(TypeError, match=rf"^{name}: got float; accepted is a torch.Tensor$"):
+        function.call(**arguments)
 
 
 @linear_functions

@@ -132,7 +132,12 @@ BY_TORCH: dict[str, tuple[Callable[[], Any], tuple[int, ...], int]] = {
     "bmm": (lambda: torch.bmm(BATCHES, BATCHES.mT), (8, 8, 4), 3),
     "broadcast": (lambda: BATCHES.expand(2, 3, 8, 4) @ BATCHES.mT, (8, 8, 4), 6),
     "baddbmm": (lambda: torch.baddbmm(torch.zeros(3, 8, 8), BATCHES, BATCHES.mT), (8, 8, 4), 3),
+    "linalg.matmul": (lambda: torch.linalg.matmul(A, B), (4, 8, 16), 1),
     "einsum": (lambda: torch.einsum("ij,jk->ik", A, B), (), 1),
+    "inner": (lambda: torch.inner(A, A), (), 1),
+    "multi_dot": (lambda: torch.linalg.multi_dot([A, B, B.t()]), (), 1),
+    "lstm": (lambda: nn.LSTM(16, 3)(A), (), 1),
+    "gru_cell": (lambda: nn.GRUCell(16, 3)(A), (), 1),
 }
 
 

@@ -45,7 +45,9 @@ def test_over_two_layers() -> None:
     assert list(layer.state_dict()) == ["weight", "weight2", "bias2"]
     for same in (layer, copy.deepcopy(layer), pickle.loads(pickle.dumps(layer))):
         torch.testing.assert_close(same(x), F.silu(gate(x)) * up(x), rtol=1e-5, atol=1e-5)
-    assert "bias=False" in repr(layer) and "two weights, activation='silu'" in repr(layer)
+    assert " bias=False" in repr(layer)
+    assert "two weights, bias2=True, activation='silu'" in repr(layer)
+    assert "bias2=False" in repr(epigemm.nn.LinearGLU.from_linears(up, gate))
     backward(layer(x).sum())
     expected = [copy.deepcopy(gate), copy.deepcopy(up)]
     backward((F.silu(expected[0](x)) * expected[1](x)).sum())

@@ -46,6 +46,16 @@ def test_one_recompile_over_all_rows(function: Public, training: bool, rng: torc
     assert counter.frame_count <= 4
 
 
+@functions
+def test_out_without_graph_breaks(function: Public, rng: torch.Generator) -> None:
+    arguments = function.draw(rng)
+    expected = function.call(**arguments)
+    compiled, _ = counting(lambda out: function.call(**arguments, out=out))
+    out = torch.full_like(expected, torch.nan)
+    torch.testing.assert_close(compiled(out), expected)
+    torch.testing.assert_close(out, expected)
+
+
 @pytest.mark.parametrize("function", SCALED, ids=lambda f: f.name)
 @pytest.mark.parametrize("dynamic", [None, False, True], ids=str)
 def test_a_scale_as_a_tensor_never_recompiles(

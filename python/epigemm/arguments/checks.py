@@ -145,13 +145,15 @@ def check_eps(eps: float) -> None:
 
 
 def running_statistics(running_mean: Tensor | None, running_var: Tensor | None) -> None:
-    """ValueError where inference BatchNorm is asked for without its statistics."""
+    """ValueError where inference BatchNorm is asked for without its statistics, TypeError for what is no tensor."""
     for name, vector in (("running_mean", running_mean), ("running_var", running_var)):
         if vector is None:
             raise ValueError(
                 f"{name}: got None; inference BatchNorm accepts a tensor of shape [N]. With batch statistics use "
                 "epigemm.linear_scale followed by torch.nn.functional.batch_norm."
             )
+        if not isinstance(vector, Tensor):
+            raise TypeError(f"{name}: got {_kind(vector)}; accepted is a torch.Tensor")
 
 
 def tensors(**arguments: object) -> None:
@@ -258,6 +260,17 @@ def scalar_tensor(name: str, value: Tensor, x: Tensor, first: str = "x") -> None
     _require_device(name, value, x, first)
 
 
+def not_negated(out: Tensor) -> None:
+    """RuntimeError for an `out` whose memory holds the negative of its values.
+
+    Not where Dynamo traces, which breaks its graph there: the operator that it traces asks again.
+    """
+    if not torch.compiler.is_dynamo_compiling() and out.is_neg():
+        raise RuntimeError(
+            "out: got a lazily negated view; accepted is a tensor whose memory holds its own values"
+        )
+
+
 def output_overlap(
     out: Tensor, x: Tensor, others: Mapping[str, Tensor | None], *, in_place: bool, first: str = "x"
 ) -> None:
@@ -314,10 +327,7 @@ def _require_out(out: Tensor, shape: Sequence[int], x: Tensor, first: str) -> No
     _require_like("out", out, x.dtype, x, first)
     if out.shape != tuple(shape):
         raise RuntimeError(f"out: got shape {_shape(out)}; accepted is {list(shape)}")
-    if out.is_neg():
-        raise RuntimeError(
-            "out: got a lazily negated view; accepted is a tensor whose memory holds its own values"
-        )
+    not_negated(out)
 
 
 def _require_matrix_like(name: str, x: Tensor) -> None:

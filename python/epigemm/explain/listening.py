@@ -258,7 +258,13 @@ _PRODUCTS: dict[Any, Callable[..., _Sized]] = {
     torch.nn.functional.multi_head_attention_forward: _unknown,  # its products are inside one operator
     torch.einsum: _unknown,
     torch.tensordot: _unknown,
+    **dict.fromkeys(
+        (torch.inner, torch.chain_matmul, torch.linalg.multi_dot, torch.addbmm, torch.addmv), _unknown
+    ),
+    **dict.fromkeys((torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu), _unknown),
+    **dict.fromkeys((torch.lstm_cell, torch.gru_cell, torch.rnn_tanh_cell, torch.rnn_relu_cell), _unknown),
     torch.matmul: _of_matmul,
+    torch.linalg.matmul: _of_matmul,
     torch.mm: _of_matmul,
     torch.bmm: _of_matmul,
     torch.mv: _of_matmul,

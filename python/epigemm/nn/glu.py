@@ -119,6 +119,6 @@ class LinearGLU(FusedLinear):
         weight_packs.repack(self.weight2, self.precision)
 
     def extra_repr(self) -> str:
-        """As of `FusedLinear`, with the activation, and whether there are two weights."""
-        two = "" if self.weight2 is None else ", two weights"
+        """As of `FusedLinear`, with the activation, whether there are two weights, and the second one's bias."""
+        two = "" if self.weight2 is None else f", two weights, bias2={self.bias2 is not None}"
         return f"{super().extra_repr()}{two}, activation={self.activation!r}"
