@@ -23,11 +23,14 @@ from tests.support.compiling import fresh_compiler, no_python
 from tests.support.pieces import road
 from tests.support.splitting import split_rows
 from tests.support.stage import stage
+from tests.support.threads import share_cores
 from tests.support.untyped import backends
 from tests.support.watching import answered, known_device
 
 # Fixtures that tests of several rooms have, and an operator's CPU kernel.
 __all__ = ["answered", "fresh_compiler", "known_device", "no_python", "road", "split_rows", "stage"]
+
+share_cores()
 
 # Code that Inductor has kept from an earlier version of an operator would be run again.
 if "TORCHINDUCTOR_CACHE_DIR" not in os.environ:
