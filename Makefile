@@ -46,8 +46,9 @@ package_settings := ARCHITECTURES='$(ARCHITECTURES)' CMAKE_SETTINGS='$(CMAKE_SET
 bench: $(installed)/package
 	$(python) -m benchmarks --output build/bench $(BENCH_FLAGS)
 
+# worksteal: neighbours run in one process, which makes what a file's tests share once.
 test: $(installed)/package
-	$(python) -m pytest tests -n auto --maxprocesses 4 $(PYTEST_FLAGS)
+	$(python) -m pytest tests -n auto --maxprocesses 4 --dist worksteal $(PYTEST_FLAGS)
 
 # How much of other people's models `epigemm.fuse` takes. torch is named, as it is: pip would take the newest torchvision,
 # and the torch that belongs to it.

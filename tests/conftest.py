@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import gc
 import json
 import os
 import shutil
@@ -19,15 +20,19 @@ from hypothesis import HealthCheck, settings
 from benchmarks.harness import environment
 from benchmarks.harness.shards import Selection, Shard
 from tests.support.cases import cuda_unavailable
-from tests.support.compiling import fresh_compiler, no_python
+from tests.support.compiling import fresh_compiler, measure_no_guards, no_python
 from tests.support.pieces import road
 from tests.support.splitting import split_rows
 from tests.support.stage import stage
+from tests.support.threads import share_cores
 from tests.support.untyped import backends
 from tests.support.watching import answered, known_device
 
 # Fixtures that tests of several rooms have, and an operator's CPU kernel.
 __all__ = ["answered", "fresh_compiler", "known_device", "no_python", "road", "split_rows", "stage"]
+
+share_cores()
+measure_no_guards()
 
 # Code that Inductor has kept from an earlier version of an operator would be run again.
 if "TORCHINDUCTOR_CACHE_DIR" not in os.environ:
@@ -95,6 +100,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if item.get_closest_marker("gpu") is not None:
             item.add_marker(skip)
+
+
+def pytest_collection_finish() -> None:
+    """Tens of thousands of tests stay until the end: the garbage collector need not look at them each time."""
+    gc.freeze()
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -16,6 +16,7 @@ from epigemm.calls import entry
 from epigemm.epilogues.registry import EPILOGUES, RELU_DIV, SCALE_BATCH_NORM, SIGMOID_SCALE_RESIDUAL
 from tests.support.arithmetic import STORAGE, Arithmetic
 from tests.support.cases import ELEMENTWISE, Operands, draw_operands, poisoned, signed
+from tests.support.threads import threads
 from tests.support.untyped import backward
 
 dtypes = pytest.mark.parametrize("arithmetic", STORAGE, ids=lambda a: a.name)
@@ -60,6 +61,20 @@ def check(name: str, arithmetic: Arithmetic, grad: Tensor, x: Tensor, operands: 
     at_the_kink = z.abs() < 1e-5 * x.double().abs()
     error = (run(name, grad, x, operands).double() - expected).abs()
     assert bool(((error <= bound) | at_the_kink).all()), float((error - bound).max())
+
+
+@epilogues
+@dtypes
+def test_the_number_of_threads_changes_nothing(
+    name: str, arithmetic: Arithmetic, rng: torch.Generator
+) -> None:
+    """Two threads share the elements; the second begins within a row."""
+    x, grad = (signed((3, 40001), rng).to(arithmetic.dtype) for _ in range(2))
+    operands = draw_operands(name, 40001, arithmetic, "cpu", rng)
+    with threads(1):
+        expected = run(name, grad, x, operands)
+    with threads(2):
+        assert torch.equal(run(name, grad, x, operands), expected)
 
 
 @epilogues

@@ -11,6 +11,7 @@ from tests.support import reference
 from tests.support.arithmetic import BF16, STORAGE, Arithmetic
 from tests.support.cases import ELEMENTWISE, Operands, cuda_unavailable, draw_operands, poisoned, signed
 from tests.support.layouts import LAYOUTS
+from tests.support.threads import threads
 
 dtypes = pytest.mark.parametrize("arithmetic", STORAGE, ids=lambda a: a.name)
 epilogues = pytest.mark.parametrize("name", ELEMENTWISE)
@@ -47,6 +48,21 @@ def test_lengths(
         x = signed(shape, rng).to(device, arithmetic.dtype)
         operands = draw_operands(name, shape[-1], arithmetic, device, rng)
         check(name, x, operands, arithmetic, run(name, x, operands))
+
+
+@epilogues
+@dtypes
+def test_the_number_of_threads_changes_nothing(
+    name: str, arithmetic: Arithmetic, rng: torch.Generator
+) -> None:
+    """Two threads share the elements; the second begins within a row, at no whole 16-byte access."""
+    values = signed((3, 40001), rng).to(arithmetic.dtype)
+    operands = draw_operands(name, 40001, arithmetic, "cpu", rng)
+    for x in (values, LAYOUTS["every_second_column"](values)):
+        with threads(1):
+            expected = run(name, x, operands)
+        with threads(2):
+            assert torch.equal(run(name, x, operands), expected)
 
 
 @epilogues

@@ -14,6 +14,7 @@ import torch
 from tests.support.arithmetic import FP32
 from tests.support.cases import ELEMENTWISE, LINEAR, draw_operands, poisoned
 from tests.support.problems import make
+from tests.support.threads import threads
 
 ops: Any = torch.ops.epigemm
 
@@ -215,9 +216,10 @@ def test_native_calls_from_several_threads(rng: torch.Generator) -> None:
             if not torch.equal(actual, expected[name]):
                 wrong.append(name)
 
-    threads = [threading.Thread(target=work, args=(name,)) for name in ELEMENTWISE for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    callers = [threading.Thread(target=work, args=(name,)) for name in ELEMENTWISE for _ in range(2)]
+    with threads(2):
+        for caller in callers:
+            caller.start()
+        for caller in callers:
+            caller.join()
     assert not wrong

@@ -1,0 +1,33 @@
+"""How many threads of torch's a process of the tests has."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+
+def share_cores() -> None:
+    """Give each process of pytest-xdist's its part of the cores: torch would start a thread for every core in each.
+
+    Threads that wait for one another on cores that are taken use up more time than the tests do.
+    """
+    processes = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    if processes == 1 or "OMP_NUM_THREADS" in os.environ:
+        return
+    threads = max(1, (os.cpu_count() or 1) // processes)
+    torch.set_num_threads(threads)
+    os.environ["OMP_NUM_THREADS"] = str(threads)  # for the processes that tests start
+
+
+@contextmanager
+def threads(count: int) -> Iterator[None]:
+    """A block in which torch's loops run in so many threads, whatever the process has."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
