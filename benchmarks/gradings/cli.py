@@ -88,7 +88,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Exit status: 0 fine, 1 one of our checks failed, 2 wrong usage or no GPU that the kernels run on."""
     what = "Grade the accuracy of the fp32 products beside SGEMM and TF32, against float64."
     p = argparse.ArgumentParser(prog="python -m benchmarks.gradings", description=what, epilog=main.__doc__)
-    add_output(p.add_argument_group("what to keep"), "the folder for summary.json, gradings.json, tables.md and plots")
+    add_output(
+        p.add_argument_group("what to keep"),
+        "the folder for summary.json, gradings.json, tables.md and plots",
+    )
     options = p.parse_args(arguments)
     try:
         reason = "torch sees no CUDA device" if not torch.cuda.is_available() else cuda_status(0)
