@@ -97,6 +97,29 @@ def test_precompile_for_a_gpu_that_is_not_here(monkeypatch: pytest.MonkeyPatch) 
         epigemm.precompile(mixed, arch="sm_80")
 
 
+@epigemm.epilogue
+def several(acc: Tensor, bias: PerColumn, other: Matrix | None = None) -> tuple[Tensor, Tensor, Tensor]:
+    z = acc + bias if other is None else (acc + bias) * other
+    return F.gelu(z), z, (z * z).sum(0)
+
+
+def test_of_several_results_each_matrix_is_linked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """That of the product for all kernels, others alone; what is reduced and not stored in fp32 beside 16 bits."""
+    linker = Linker()
+    monkeypatch.setattr(loading, "link_for", linker)
+    epigemm.precompile(several, arch="sm_80", training=True)
+    alone = ["epigemm_open_elementwise_bfloat16", "epigemm_open_derivative_bfloat16"]
+    wide = [name.replace("bfloat16", "float32") for name in alone]
+    asked = [(name.partition(".")[0], symbols) for name, symbols, _ in linker.asked]
+    assert [name for name, _ in asked] == ["several_shared", "several_result0", "several_result2"] * 2
+    for (_, product), *others in (asked[:3], asked[3:]):
+        assert product[:2] == alone and len(product) > 2
+        assert [symbols for _, symbols in others] == [alone, wide]
+    linker.asked.clear()
+    epigemm.precompile(several, arch="sm_80", dtype=torch.float32)
+    assert [symbols for _, symbols, _ in linker.asked] == [["epigemm_open_elementwise_float32"]] * 6
+
+
 def test_what_is_no_epilogue() -> None:
     with pytest.raises(TypeError, match="function: got function"):
         epigemm.precompile(F.relu, [(1, 8, 8)])  # type: ignore[arg-type]

@@ -17,7 +17,8 @@ PACKAGE = Path(__file__).parents[1] / "python" / "epigemm"
 ROOMS = (
     *("_native", "cuda_graphs", "docstrings", "progress"),
     *("epilogues", "arguments", "planning", "linking", "packs", "calls", "autograd", "operators"),
-    *("route", "user_epilogue", "functional", "formula_functions", "glu", "precompiling"),
+    *("route", "decorated", "user_epilogue", "results_epilogue", "decorator"),
+    *("functional", "formula_functions", "glu", "precompiling"),
     *("nn", "explain", "tuning", "fusion", "explaining", "__init__", "__main__", "bench"),
 )
 MODULES = {

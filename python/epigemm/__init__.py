@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from epigemm import nn, progress
 from epigemm._native import build_info
 from epigemm.arguments.invariance import batch_invariant, is_batch_invariant, set_batch_invariant
+from epigemm.decorator import epilogue
 from epigemm.epilogues.kinds import Matrix, PerColumn, PerRow, Scalar
 from epigemm.explain.explanation import Explanation
 from epigemm.explain.products import ModuleExplanation
@@ -39,8 +40,9 @@ from epigemm.glu import linear_glu
 from epigemm.packs.keep_mode import keep_packs, set_keep_packs
 from epigemm.packs.weight_packs import PackedWeight, pack
 from epigemm.precompiling import precompile
+from epigemm.results_epilogue import ResultsEpilogue
 from epigemm.tuning.tuner import Tuning, tune
-from epigemm.user_epilogue import UserEpilogue, epilogue
+from epigemm.user_epilogue import UserEpilogue
 
 if TYPE_CHECKING:
     from epigemm import fusion
@@ -59,6 +61,7 @@ __all__ = [
     "PackedWeight",
     "PerColumn",
     "PerRow",
+    "ResultsEpilogue",
     "Scalar",
     "Tuning",
     "UserEpilogue",

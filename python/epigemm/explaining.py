@@ -8,10 +8,10 @@ from contextlib import ExitStack
 from typing import Any, overload
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.parameter import is_lazy
 
-from epigemm.explain import explanation
+from epigemm.explain import explanation, results
 from epigemm.explain.explanation import Explanation
 from epigemm.explain.listening import Listener
 from epigemm.explain.products import BY_TORCH, ModuleExplanation
@@ -25,7 +25,7 @@ def explain(fn_or_module: nn.Module, /, *args: Any, **kwargs: Any) -> ModuleExpl
 
 
 @overload
-def explain(fn_or_module: Callable[..., Tensor] | str, /, *args: Any, **kwargs: Any) -> Explanation: ...
+def explain(fn_or_module: Callable[..., Any] | str, /, *args: Any, **kwargs: Any) -> Explanation: ...
 
 
 def explain(fn_or_module: Any, /, *args: Any, **kwargs: Any) -> Any:
@@ -62,6 +62,8 @@ def explain(fn_or_module: Any, /, *args: Any, **kwargs: Any) -> Any:
         >>> explanation = epigemm.explain(model, x)  # doctest: +SKIP
         >>> print(explanation, explanation["layers.3"])  # doctest: +SKIP
     """
+    if results.takes(fn_or_module):
+        return results.explain(fn_or_module, *args, **kwargs)
     if not isinstance(fn_or_module, nn.Module):
         return explanation.explain(fn_or_module, *args, **kwargs)
     module, name = fn_or_module, type(fn_or_module).__name__

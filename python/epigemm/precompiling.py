@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,11 +21,22 @@ from epigemm.epilogues.registry import compute_dtype
 from epigemm.epilogues.traced import LinkedEpilogue
 from epigemm.linking import loading
 from epigemm.planning import dry_runs
+from epigemm.results_epilogue import ResultsEpilogue
 from epigemm.user_epilogue import UserEpilogue
+
+_Types = tuple[torch.dtype, torch.dtype]  # of x and of operands
+
+
+class _Wanted(NamedTuple):
+    """An epilogue whose calls need kernels: behind a product, or of a matrix alone."""
+
+    epilogue: UserEpilogue
+    types: _Types
+    has_product: bool = True
 
 
 def precompile(
-    function: UserEpilogue,
+    function: UserEpilogue | ResultsEpilogue,
     shapes: Iterable[tuple[int, int, int]] = (),
     *,
     dtype: torch.dtype = torch.bfloat16,
@@ -39,8 +50,9 @@ def precompile(
 
     Use it when a server starts, and before the capture of a CUDA graph, during which nothing is compiled. Kernels are
     kept on disk, in the cache's folder, which may be copied to other machines. For a function with optional operands,
-    each combination is linked. A function that only adds a bias, or a bias and a ReLU, runs on kernels of the package
-    and needs no linking, except for its `elementwise`.
+    each combination is linked. For a function with several results, the kernels of each matrix are linked. A function
+    that only adds a bias, or a bias and a ReLU, runs on kernels of the package and needs no linking, except for its
+    `elementwise`.
 
     Args:
         function: what `epigemm.epilogue` made.
@@ -65,31 +77,42 @@ def precompile(
     Example:
         >>> epigemm.precompile(swish_clamp, [(1, 4096, 4096), (2048, 4096, 4096)])  # doctest: +SKIP
     """
-    if not isinstance(function, UserEpilogue):
+    if not isinstance(function, (UserEpilogue, ResultsEpilogue)):
         raise TypeError(
             f"function: got {type(function).__name__}; accepted is what epigemm.epilogue makes of a function"
         )
     sizes = _sizes(shapes)
     precision = DEFAULT if precision is None else checks.precision(precision)
     checks.flag("training", training)
-    types = dtype, _operand_dtype(dtype, operand_dtype)
-    forms = [function, *function.without.values()]  # with all optional operands, and without some
+    forms = list(_forms(function, (dtype, _operand_dtype(dtype, operand_dtype))))
     if arch is not None:
         capability = _capability(arch, sizes, device)
-        symbols = _of_any_gpu(dtype, training)
-        return [name for form in forms for name in _link_for(form, symbols, types, capability)]
+        return [name for form in forms for name in _link_for(form, _of_any_gpu(form, training), capability)]
     place = _gpu(device)
     linked: list[str] = []
     wanted = list(itertools.product(forms, sizes))
     with progress.doing(f"precompiling {function.traced.name} for {len(wanted)} calls", len(wanted)) as task:
         for form, size in wanted:
-            call = _call(form, size, types, precision, place)
+            call = _call(form.epilogue, size, form.types, precision, place)
             for missing in _missing(form, call, training):
                 if reason := loading.link(call.epilogue, missing, place):
                     raise RuntimeError(f"{function.traced.name}: {reason}")
                 linked += missing.split(",") if missing else []
             task.advance()
     return linked
+
+
+def _forms(function: UserEpilogue | ResultsEpilogue, types: _Types) -> Iterator[_Wanted]:
+    """With its optional operands, and without; of several results each matrix that has a kernel."""
+    if isinstance(function, UserEpilogue):
+        yield from (_Wanted(each, types) for each in (function, *function.without.values()))
+        return
+    dtype, _ = types
+    wide = compute_dtype(dtype)
+    for form in (function, *function.without.values()):
+        for number, (matrix, epilogue) in enumerate(form.matrices(dtype)):
+            if epilogue is not None:
+                yield _Wanted(epilogue, (wide, wide) if matrix.is_wide else types, number == 0)
 
 
 def _sizes(shapes: object) -> list[tuple[int, int, int]]:
@@ -124,28 +147,24 @@ def _capability(arch: str, sizes: object, device: object) -> tuple[int, int]:
     return capability
 
 
-def _of_any_gpu(dtype: torch.dtype, training: bool) -> list[str]:
+def _of_any_gpu(form: _Wanted, training: bool) -> list[str]:
     """The kernels that are compiled for every GPU since Ampere."""
+    dtype, _ = form.types
     element = str(dtype).removeprefix("torch.")
     alone = [f"epigemm_open_elementwise_{element}", f"epigemm_open_derivative_{element}"]
-    tiles = build_info()["families"]["sm80_mma"]["16_bits"] if dtype.itemsize == 2 else 0
+    tiles = build_info()["families"]["sm80_mma"]["16_bits"] if dtype.itemsize == 2 and form.has_product else 0
     return alone[: 1 + training] + [f"epigemm_open_sm80_mma_{element}_{tile}" for tile in range(tiles)]
 
 
-def _link_for(
-    form: UserEpilogue,
-    symbols: list[str],
-    types: tuple[torch.dtype, torch.dtype],
-    capability: tuple[int, int],
-) -> list[str]:
-    linked, reason = loading.link_for(_linked(form, types), symbols, capability)
+def _link_for(form: _Wanted, symbols: list[str], capability: tuple[int, int]) -> list[str]:
+    linked, reason = loading.link_for(_linked(form.epilogue, form.types), symbols, capability)
     if reason:
-        raise RuntimeError(f"{form.traced.name}: {reason}")
+        raise RuntimeError(f"{form.epilogue.traced.name}: {reason}")
     return linked
 
 
-def _linked(form: UserEpilogue, types: tuple[torch.dtype, torch.dtype]) -> LinkedEpilogue:
-    """The epilogue for operands of these types; scalars are fp32. `types`: of x and of operands."""
+def _linked(form: UserEpilogue, types: _Types) -> LinkedEpilogue:
+    """The epilogue for operands of these types; scalars are fp32."""
     dtype, of_operands = types
     return form.linked([spec.kind == SCALAR or of_operands is not dtype for spec in form.traced.operands])
 
@@ -167,11 +186,11 @@ def _gpu(device: torch.device | str | None) -> torch.device:
 def _call(
     function: UserEpilogue,
     size: tuple[int, int, int],
-    types: tuple[torch.dtype, torch.dtype],
+    types: _Types,
     precision: str,
     device: torch.device,
 ) -> LinearCall:
-    """A call of this size with uninitialised tensors, for a dry run. `types`: of x and of operands."""
+    """A call of this size with uninitialised tensors, for a dry run."""
     (m, n, k), (dtype, of_operands) = size, types
 
     def empty(*shape: int, of: torch.dtype = dtype) -> Tensor:
@@ -195,12 +214,12 @@ def _call(
     )
 
 
-def _missing(function: UserEpilogue, call: LinearCall, training: bool) -> Iterator[str]:
+def _missing(form: _Wanted, call: LinearCall, training: bool) -> Iterator[str]:
     """The names of the kernels that are still missing, joined by commas."""
     yield elementwise_kernels.missing(call.epilogue, call.x)
     if training:
         yield elementwise_kernels.missing(call.epilogue, call.x, derivative=True)
-    if function.runs_built_in(call.operands, call.x):
+    if not form.has_product or form.epilogue.runs_built_in(call.operands, call.x):
         return
     for slices in (0, dry_runs.ALL_KEPT) if call.x.dtype == torch.float32 else (0,):
         yield ",".join(dry_runs.dry_run(call, slices).missing)

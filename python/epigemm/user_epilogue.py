@@ -1,27 +1,24 @@
-"""`epigemm.epilogue`: a Python function as the epilogue of a linear layer."""
+"""A Python function as the epilogue of a linear layer: what `epigemm.epilogue` makes of one with one result."""
 
 from __future__ import annotations
 
-import functools
 import itertools
 import math
-import sys
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
-from epigemm import progress
 from epigemm import route as _route
 from epigemm.arguments import checks
 from epigemm.arguments.calls import ElementwiseCall, LinearCall
 from epigemm.calls import entry
-from epigemm.epilogues.declaring import OperandSpec, Traced, trace
+from epigemm.decorated import Decorated, absent
+from epigemm.epilogues.declaring import OperandSpec, Traced
 from epigemm.epilogues.kinds import KINDS, PER_COLUMN, SCALAR
 from epigemm.epilogues.registry import BIAS, BIAS_RELU, Epilogue, compute_dtype
-from epigemm.epilogues.signatures import call_doc, call_signature
 from epigemm.epilogues.traced import LinkedEpilogue
 from epigemm.epilogues.tracing.program import REAL, Program, Ref, Step
 from epigemm.epilogues.tracing.source import functor_text
@@ -35,21 +32,22 @@ _is_compiling = torch.compiler.is_compiling
 _tracing_state = torch._C._get_tracing_state
 
 
-class UserEpilogue:
+class UserEpilogue(Decorated):
     """A user's function as the epilogue of a linear layer; made by `epigemm.epilogue`."""
 
+    traced: Traced
+    without: dict[tuple[int, ...], UserEpilogue]
+
     def __init__(self, traced: Traced) -> None:
-        self.traced = traced
+        super().__init__(traced)
         self._key = str(next(_keys))  # not a number, because Dynamo makes a symbol of the second one
         _made[self._key] = self
         self._linked: dict[tuple[bool, ...], LinkedEpilogue] = {}
         # If an operand is None, the epilogue is another one, of the remaining operands.
-        self.without = {absent: UserEpilogue(each) for absent, each in traced.without.items()}
-        self.takes_bias = any(each.name == "bias" and each.kind == PER_COLUMN for each in traced.operands)
+        self.without = {missing: UserEpilogue(each) for missing, each in traced.without.items()}
         # If the function is one of epigemm's own, with a bias or a bias and a ReLU. For those the planner knows that
         # PyTorch's GEMM may add them.
         self.copied = _built_in(self.traced)
-        self._names = {operand.name: place for place, operand in enumerate(self.traced.operands)}
         self._are_scalars = tuple(operand.kind == SCALAR for operand in self.traced.operands)
         self._lack_last_axis = [KINDS[kind].lacks_last_axis for kind in self.traced.kinds]
         differentiable = self.traced.program.with_gradient()
@@ -112,8 +110,8 @@ class UserEpilogue:
     ) -> Tensor:
         """Like calling it; `pack_use`: what the call may do with the weight's pack, as of `epigemm.route.linear`."""
         given = self._in_order(operands, named)
-        if self.without and (absent := _absent(given)):
-            other, rest = self.without[absent], [each for each in given if each is not None]
+        if self.without and (missing := absent(given)):
+            other, rest = self.without[missing], [each for each in given if each is not None]
             return other.call(x, weight, rest, {}, out, precision, strict, pack_use)
         why_not: Reason | None = None
         if isinstance(weight, PackedWeight):
@@ -173,8 +171,10 @@ class UserEpilogue:
             >>> y = swish_clamp.elementwise(z, bias, residual, limit=0.5)
         """
         given = self._in_order(operands, named)
-        if self.without and (absent := _absent(given)):
-            return self.without[absent].elementwise(z, *(each for each in given if each is not None), out=out)
+        if self.without and (missing := absent(given)):
+            return self.without[missing].elementwise(
+                z, *(each for each in given if each is not None), out=out
+            )
         why_not: Reason | None = None
         if True in self._ends:
             given = self._unrecorded(given)
@@ -198,27 +198,6 @@ class UserEpilogue:
         result = _route.elementwise_linked(flat, why_not)
         return result if is_flat else out if out is not None else result.reshape(z.shape)
 
-    def __get__(self, instance: object, owner: type | None = None) -> UserEpilogue:
-        # As a class attribute it is not a method. With this method `help` treats it as a function, and shows its call.
-        return self
-
-    def __repr__(self) -> str:
-        return f"epigemm.epilogue({self.traced.name})"
-
-    def __reduce__(self) -> str | tuple[Any, ...]:
-        # By its own name if it has replaced its function under that name; else by the function's name.
-        name = str(vars(self)["__qualname__"])
-        found: object = sys.modules.get(vars(self)["__module__"])
-        for part in name.split("."):
-            found = getattr(found, part, None)
-        return name if found is self else (epilogue, (vars(self)["__wrapped__"],))
-
-    def __copy__(self) -> UserEpilogue:
-        return self
-
-    def __deepcopy__(self, memo: object) -> UserEpilogue:
-        return self
-
     def runs_built_in(self, operands: Sequence[Tensor], x: Tensor) -> bool:
         """Whether a linear call with operands of these types is one of epigemm's own functions, on its kernels."""
         return self.copied is not None and operands[0].dtype is x.dtype
@@ -241,34 +220,6 @@ class UserEpilogue:
         if found is None:
             found = self._linked[key] = LinkedEpilogue(self.traced, key)
         return found
-
-    def _in_order(self, operands: Sequence[Any], named: Mapping[str, Tensor | float | None]) -> Sequence[Any]:
-        """The operands' values in order, one for each."""
-        specs = self.traced.operands
-        if not _is_compiling():
-            self.traced.check_unchanged()
-        elif compiled.is_exporting():
-            self._refuse_to_be_saved("torch.export")
-        if not named and len(operands) == len(specs) and not self.without:
-            return operands
-        if len(operands) > len(specs):
-            raise TypeError(
-                f"{self.traced.name}: got {len(operands)} operands; accepted are {[spec.name for spec in specs]}"
-            )
-        values: list[Any] = [*operands, *(spec.default for spec in specs[len(operands) :])]
-        for name, value in named.items():
-            place = self._names.get(name)
-            if place is None:
-                raise TypeError(
-                    f"{self.traced.name}: got an operand {name!r}; accepted are {[spec.name for spec in specs]}"
-                )
-            if place < len(operands):
-                raise TypeError(f"{self.traced.name}: got the operand {name!r} twice; accepted is one value")
-            values[place] = value
-        for spec, value in zip(specs, values, strict=True):
-            if value is None and not spec.is_optional:
-                raise TypeError(f"{spec.name}: got None; accepted is {KINDS[spec.kind].accepted}")
-        return values
 
     def _unrecorded(self, given: Sequence[Tensor | float]) -> list[Tensor | float]:
         """The operands, detached if their gradient ends inside the function."""
@@ -329,12 +280,8 @@ class UserEpilogue:
         return self._epilogue(tuple(folded)), tensors, numbers
 
     def _refuse_to_be_saved(self, under: str) -> None:
-        if self.traced.is_own:
-            return
-        raise NotImplementedError(
-            f"{self.traced.name}: got a call under {under}, whose programs cannot hold an epilogue that is made at run "
-            "time; accepted there are epigemm's own functions"
-        )
+        if not self.traced.is_own:
+            super()._refuse_to_be_saved(under)
 
     def _pairs(self, given: Sequence[Tensor | float]) -> list[tuple[Tensor | float, OperandSpec]]:
         return list(zip(given, self.traced.operands, strict=True))
@@ -372,10 +319,6 @@ def _built_in(traced: Traced) -> Epilogue | None:
 def _detached(value: _Given) -> _Given:
     is_recorded = isinstance(value, Tensor) and value.requires_grad
     return value.detach() if is_recorded else value  # type: ignore[union-attr, return-value]
-
-
-def _absent(given: Sequence[Tensor | float]) -> tuple[int, ...]:
-    return tuple([number for number, value in enumerate(given) if value is None])
 
 
 def _as_bias(value: Tensor | float, x: Tensor, weight: Tensor) -> Tensor | None:
@@ -416,46 +359,3 @@ def _flat_out(out: Tensor, shape: Sequence[int]) -> Tensor:
             f"out: got strides {tuple(out.stride())}; accepted is a tensor whose leading dimensions are one stride "
             "apart"
         ) from None
-
-
-def epilogue(function: Callable[..., Any]) -> UserEpilogue:
-    """Make a Python function the epilogue of a linear layer: one kernel computes the product and the function.
-
-    The function is ordinary pointwise PyTorch of the accumulator `[M, N]` and of operands annotated with
-    `epigemm.PerColumn`, `PerRow`, `Scalar` or `Matrix`; at most 4, 2, 4 and 2 of them. It is traced once, at
-    decoration. It computes in fp32 (in fp64 for fp64 tensors): operands are read in fp32, and the result is rounded
-    once to x's dtype. Scalars are run-time values. Numbers that the function reads from outside are constants; a call
-    raises an error if one has changed.
-
-    A kernel is linked when a call first needs it, which takes a second or two, and kept on disk. This needs NVRTC and
-    nvJitLink 13 (`pip install epigemm[jit]`). Without them, and on CPUs, PyTorch's GEMM runs, and then the function.
-
-    Args:
-        function: its first argument is the accumulator, the others are operands. A Scalar may have a number as its
-            default. Up to three others may have None, which the function then gets if a call does not give them.
-
-    Returns:
-        An object that is called as `f(x, weight, *operands, out=None, precision=None, strict=False)`; see
-        `UserEpilogue`.
-
-    Raises:
-        TypeError: a signature, a captured value or a result that no epilogue has.
-        ValueError: too many operands of a kind.
-        NotImplementedError: the function is not pointwise, reads a value, a shape or a device, writes in place, draws
-            random numbers or uses a captured tensor. The message names the line.
-
-    Example:
-        >>> @epigemm.epilogue
-        ... def swish_clamp(acc, bias: epigemm.PerColumn, residual: epigemm.Matrix, limit: epigemm.Scalar = 6.0):
-        ...     z = acc + bias
-        ...     return torch.clamp(z * torch.sigmoid(z), -limit, limit) + residual
-        >>> y = swish_clamp(x, weight, bias, residual, limit=0.5)
-    """
-    # The first one in a process imports torch._dynamo, for symbolic sizes, which takes seconds.
-    with progress.doing(f"tracing the epilogue {getattr(function, '__name__', function)}"):
-        made = UserEpilogue(trace(function))
-    functools.update_wrapper(made, function)
-    traced = made.traced
-    vars(made)["__signature__"] = call_signature(traced.operands)
-    vars(made)["__doc__"] = call_doc(function.__doc__, traced.name, traced.operands)
-    return made

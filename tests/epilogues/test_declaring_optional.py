@@ -151,7 +151,7 @@ def test_what_is_needed_is_still_asked_for() -> None:
 
 
 def _without_a_line(acc: Tensor, bias: PerColumn | None = None) -> Any:
-    return acc.sum(0) if bias is None else acc + bias
+    return acc - acc.sum(0) if bias is None else acc + bias
 
 
 def _four(acc: Tensor, a: PerColumn = None, b: PerColumn = None, c: PerRow = None, d: Matrix = None) -> Any:  # type: ignore[assignment]

@@ -271,6 +271,26 @@ def not_negated(out: Tensor) -> None:
         )
 
 
+def operand(kind: str, name: str, value: object, x: Tensor, shape: Sequence[int], first: str = "x") -> None:
+    """TypeError or RuntimeError unless `value` is an operand of this kind, as a caller gives it beside a matrix.
+
+    `shape`: of the matrix; `first`: what the caller calls x.
+    """
+    if kind == SCALAR and not isinstance(value, Tensor):
+        scalar_number(name, value)
+        return
+    if not isinstance(value, Tensor):
+        raise TypeError(f"{name}: got {_kind(value)}; accepted is {KINDS[kind].accepted}")
+    if kind == SCALAR:
+        scalar_tensor(name, value, x, first)
+        return
+    wide = compute_dtype(x.dtype)
+    _require_like(name, value, wide if value.dtype is wide else x.dtype, x, first, is_choice=True)
+    accepted = KINDS[kind].callers_shape(shape[:-1], shape[-1])
+    if tuple(value.shape) != accepted:
+        raise RuntimeError(f"{name}: got shape {_shape(value)}; accepted is {list(accepted)}")
+
+
 def output_overlap(
     out: Tensor, x: Tensor, others: Mapping[str, Tensor | None], *, in_place: bool, first: str = "x"
 ) -> None:

@@ -19,7 +19,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import FunctionType
-from typing import Any
+from typing import Any, overload
 
 from torch import Tensor, fx
 
@@ -27,6 +27,7 @@ from epigemm.epilogues import constants, evaluating, formulas
 from epigemm.epilogues.kinds import ANNOTATIONS, SCALAR, slots_of, too_many
 from epigemm.epilogues.tracing import reference, source
 from epigemm.epilogues.tracing.program import Program, words
+from epigemm.epilogues.tracing.results import Results
 
 _ACCEPTED = ", ".join(kind.__name__ for kind in ANNOTATIONS)
 _TAKEN = words("x weight z out precision strict self operands named")  # used by the calls themselves
@@ -45,25 +46,40 @@ class OperandSpec:
 
 
 @dataclass(frozen=True, eq=False)
-class Traced:
-    """An epilogue made of a Python function."""
+class Declared:
+    """What a function has declared, and captured."""
 
     name: str  # the function's
     operands: tuple[OperandSpec, ...]  # in the function's order
-    program: Program = field(repr=False)  # its steps
-    # the reference as a module: `graph(acc, *operands)`, scalars as 0-d tensors
-    graph: fx.GraphModule = field(repr=False)
-    source: str = field(repr=False)  # the functor in C++
-    digest: str  # of the source and the operands' kinds, the same in every process
     captured: constants.Captures = field(repr=False)  # what the function reads from outside
-    is_own: bool = False  # whether it is one of epigemm's own (`own`)
-    # the epilogues without optional operands, by the numbers of the operands that are None
-    without: Mapping[tuple[int, ...], Traced] = field(default_factory=dict, repr=False)
 
     @property
     def kinds(self) -> tuple[str, ...]:
         """The operands' kinds."""
         return tuple(operand.kind for operand in self.operands)
+
+    def check_unchanged(self) -> None:
+        """Raises RuntimeError if the function's code, or a number that it has captured, is another one since."""
+        changed = self.captured.changed()
+        if changed is not None:
+            raise RuntimeError(
+                f"{self.name}: {changed!r} has changed since the function was made an epilogue, of which it is a "
+                "constant; make it a Scalar operand, or decorate the function again"
+            )
+
+
+@dataclass(frozen=True, eq=False)
+class Traced(Declared):
+    """An epilogue made of a Python function."""
+
+    program: Program = field(repr=False)  # its steps
+    # the reference as a module: `graph(acc, *operands)`, scalars as 0-d tensors
+    graph: fx.GraphModule = field(repr=False)
+    source: str = field(repr=False)  # the functor in C++
+    digest: str  # of the source and the operands' kinds, the same in every process
+    is_own: bool = False  # whether it is one of epigemm's own (`own`)
+    # by the numbers of the operands that are None: what the function is of the others
+    without: Mapping[tuple[int, ...], Traced] = field(default_factory=dict, repr=False)
 
     @property
     def slots(self) -> tuple[int, ...]:
@@ -96,17 +112,26 @@ class Traced:
         functions = source.kernel_functions(self.program, self.kinds, elements, parts)
         return f"{source.prelude()}\n{self.source}\n{functions}"
 
-    def check_unchanged(self) -> None:
-        """Raises RuntimeError if the function's code, or a number that it has captured, has changed since."""
-        changed = self.captured.changed()
-        if changed is not None:
-            raise RuntimeError(
-                f"{self.name}: {changed!r} has changed since the function was made an epilogue, of which it is a "
-                "constant; make it a Scalar operand, or decorate the function again"
-            )
+
+@dataclass(frozen=True, eq=False)
+class TracedResults(Declared):
+    """A Python function that returns more than one matrix, or a reduction: as a whole, before it is taken apart."""
+
+    results: Results = field(repr=False)  # its steps, and what it returns
+    without: Mapping[tuple[int, ...], TracedResults] = field(
+        default_factory=dict, repr=False
+    )  # as of `Traced`
 
 
-def trace(function: Callable[..., Any]) -> Traced:
+@overload
+def trace(function: Callable[..., Tensor]) -> Traced: ...
+
+
+@overload
+def trace(function: Callable[..., Any]) -> Traced | TracedResults: ...
+
+
+def trace(function: Callable[..., Any]) -> Traced | TracedResults:
     """Makes an epilogue of a Python function.
 
     Raises:
@@ -123,12 +148,18 @@ def trace(function: Callable[..., Any]) -> Traced:
     operands = _operands(function, f"{name} ({start})")
     captured = constants.captures_of(function)
     optional = [number for number, operand in enumerate(operands) if operand.is_optional]
-    of_all = traced(function, operands, name, start, captured)
-    without = {
-        absent: traced(*_without(function, operands, absent), name, start, captured)
+    of_all = _trace(function, operands, name, start, captured)
+    without: Any = {
+        absent: _trace(*_without(function, operands, absent), name, start, captured)
         for count in range(1, len(optional) + 1)
         for absent in itertools.combinations(optional, count)
     }
+    for absent, each in without.items():
+        if _returns(each) != _returns(of_all):
+            names = ", ".join(operands[number].name for number in absent)
+            raise TypeError(
+                f"{name} ({start}): without {names} it returns other results than with all operands"
+            )
     return replace(of_all, without=without)
 
 
@@ -144,40 +175,58 @@ def _without(
     return of_the_others, tuple(each for number, each in enumerate(operands) if number not in absent)
 
 
-def traced(
+def _trace(
     function: Callable[..., Any],  # takes the accumulator and the operands
     operands: tuple[OperandSpec, ...],  # its operands
     name: str,  # an identifier
     start: str,  # `file:line` of where it begins, for messages
     captured: constants.Captures = constants.NONE,  # values that it reads from outside, which may change
-) -> Traced:
+) -> Traced | TracedResults:
     """`trace`, for a function whose operands and captured values are known."""
     from epigemm.epilogues.tracing import trace
 
-    kinds = [operand.kind for operand in operands]
-    program = trace.trace_program(function, kinds, name, start)
-    return _made(name, operands, program, captured)
+    found = trace.trace_results(function, [operand.kind for operand in operands], name, start)
+    if found.is_one_matrix:
+        return made(name, operands, found.program(found.results[0].value), captured)
+    return TracedResults(name, operands, captured, found.merged())
+
+
+def _returns(found: Traced | TracedResults) -> object:
+    """What a caller gets."""
+    if isinstance(found, Traced):
+        return None
+    return [each.about for each in found.results.results], found.results.structure
+
+
+def traced(
+    function: Callable[..., Tensor], operands: tuple[OperandSpec, ...], name: str, start: str
+) -> Traced:
+    """`trace` of a function that returns one matrix and has captured nothing, with its operands."""
+    found = _trace(function, operands, name, start)
+    assert isinstance(found, Traced)
+    return found
 
 
 def own(name: str) -> Traced:
     """One of `epigemm.epilogues.formulas`, as if it had been traced."""
     formula = formulas.FORMULAS[name]
     operands = tuple(OperandSpec(kind, operand) for kind, operand in formula.operands)
-    return _made(name, operands, formula.program, constants.NONE, is_own=True)
+    return made(name, operands, formula.program, is_own=True)
 
 
-def _made(
+def made(
     name: str,
     operands: tuple[OperandSpec, ...],
     program: Program,
-    captured: constants.Captures,
+    captured: constants.Captures = constants.NONE,
     *,
     is_own: bool = False,
 ) -> Traced:
+    """The epilogue of a program."""
     kinds = tuple(operand.kind for operand in operands)
     text = source.functor_text(program, kinds)
     graph = reference.reference_module(program)
-    return Traced(name, operands, program, graph, text, formulas.digest(text, kinds), captured, is_own)
+    return Traced(name, operands, captured, program, graph, text, formulas.digest(text, kinds), is_own)
 
 
 def _operands(function: FunctionType, place: str) -> tuple[OperandSpec, ...]:

@@ -8,9 +8,10 @@ from typing import Any
 
 from epigemm.epilogues.declaring import OperandSpec
 from epigemm.epilogues.kinds import KINDS, SCALAR
+from epigemm.epilogues.tracing.results import Results, written
 
 
-def call_signature(operands: Sequence[OperandSpec]) -> inspect.Signature:
+def call_signature(operands: Sequence[OperandSpec], *, takes_out: bool = True) -> inspect.Signature:
     """The signature of an epilogue's calls, as `help` shows it.
 
     Scalars with a default that come last are shown as keywords. A call also takes them by position.
@@ -20,7 +21,7 @@ def call_signature(operands: Sequence[OperandSpec]) -> inspect.Signature:
     last = max((place for place, each in enumerate(operands, 1) if not _is_setting(each)), default=0)
     given += [_parameter(each, kind) for each in operands[:last]]
     given += [_parameter(each, inspect.Parameter.KEYWORD_ONLY) for each in operands[last:]]
-    options = {"out": None, "precision": None, "strict": False}
+    options = {**({"out": None} if takes_out else {}), "precision": None, "strict": False}
     given += [
         inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default)
         for name, default in options.items()
@@ -39,13 +40,21 @@ def _parameter(operand: OperandSpec, kind: Any) -> inspect.Parameter:
     return inspect.Parameter(operand.name, kind, default=default)
 
 
-def call_doc(doc: str | None, name: str, operands: Sequence[OperandSpec]) -> str:
-    """The docstring of an epilogue: its function's docstring, and the arguments of a call."""
-    lines = [
-        inspect.cleandoc(doc) if doc else f"D = {name}(x @ weight.T, ...), in one kernel where there is one."
-    ]
+def call_doc(
+    doc: str | None, name: str, operands: Sequence[OperandSpec], results: Results | None = None
+) -> str:
+    """The docstring of an epilogue: its function's, what a call takes, and what it returns if that is no matrix."""
+    what = f"D = {name}(x @ weight.T, ...), in one kernel where there is one."
+    if results is not None:
+        what = f"The results of {name}(x @ weight.T, ...); the product and what they share are one kernel."
+    lines = [inspect.cleandoc(doc) if doc else what]
     lines += ["", "Args:", "    x: `[..., K]`.", "    weight: `[N, K]`, or an `epigemm.PackedWeight`."]
     for each in operands:
         lines.append(f"    {each.name}: {KINDS[each.kind].accepted}{' or None' if each.is_optional else ''}.")
-    lines += ["    out, precision, strict: as of `epigemm.linear`."]
+    options = "precision, strict" if results is not None else "out, precision, strict"
+    lines += [f"    {options}: as of `epigemm.linear`."]
+    if results is not None:
+        names = [f"r{number}" for number in range(len(results.results))]
+        lines += ["", "Returns:", f"    {written(results.structure, names)}"]
+        lines += [f"    {name}: {each}." for name, each in zip(names, results.results, strict=True)]
     return "\n".join(lines)

@@ -53,6 +53,7 @@ class Explanation:
         us: the time of the chosen kernel, or of the fallback, by which the planner decided; None if nothing was
             compared.
         is_measured: whether `us` was measured (by `epigemm.tune`), not predicted.
+        results: for a function with several results, what each of them is; `kernels` refers to them by name.
     """
 
     op: str
@@ -65,11 +66,13 @@ class Explanation:
     kernels: list[str] = field(default_factory=list)
     us: float | None = None
     is_measured: bool = False
+    results: list[str] = field(default_factory=list)
 
     def __str__(self) -> str:
         """The explanation as text, one line for each fact."""
         lines = [f"{self.op}", f"  path:       {self.path}", f"  kernel:     {self.kernel}"]
         lines += [f"  arithmetic: {self.arithmetic}"]
+        lines += _listed("results", self.results)
         lines += _listed("because", self.reasons)
         lines += _listed("launches", [f"{i}. {kernel}" for i, kernel in enumerate(self.kernels, 1)])
         lines += _listed("compared", [_candidate_text(candidate) for candidate in self.candidates])

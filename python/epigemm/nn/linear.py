@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
 from epigemm import docstrings
+from epigemm.decorated import Decorated
 from epigemm.epilogues.registry import BIAS
 from epigemm.nn.base import CallOptions, EpilogueLinear, Options, pack_use
+from epigemm.results_epilogue import ResultsEpilogue
 from epigemm.user_epilogue import UserEpilogue
 
 if TYPE_CHECKING:
@@ -20,7 +22,8 @@ class Linear(EpilogueLinear):
     """A linear layer with an epilogue of the user's: epilogue(x @ weight.T, operands...) in one kernel.
 
     If the epilogue has an operand `bias: PerColumn`, it is the layer's own bias. The other operands are arguments of
-    the call, by position or name. Without an epilogue the layer computes the product and the bias.
+    the call, by position or name. Without an epilogue the layer computes the product and the bias. With an epilogue of
+    several results the layer returns several.
 
     Raises:
         TypeError: `epilogue` is not an epilogue; `bias=True`, and it has no operand `bias: PerColumn`; `bias=False`,
@@ -39,10 +42,10 @@ class Linear(EpilogueLinear):
         out_features: int,
         bias: bool | None = None,
         *,
-        epilogue: UserEpilogue | None = None,
+        epilogue: UserEpilogue | ResultsEpilogue | None = None,
         **options: Unpack[Options],
     ) -> None:
-        if epilogue is not None and not isinstance(epilogue, UserEpilogue):
+        if epilogue is not None and not isinstance(epilogue, Decorated):
             raise TypeError(
                 f"epilogue: got {type(epilogue).__name__}; accepted is what epigemm.epilogue makes of a function"
             )
@@ -67,13 +70,16 @@ class Linear(EpilogueLinear):
 
     @classmethod
     def from_linear(
-        cls, linear: nn.Linear, epilogue: UserEpilogue | None = None, **options: Unpack[CallOptions]
+        cls,
+        linear: nn.Linear,
+        epilogue: UserEpilogue | ResultsEpilogue | None = None,
+        **options: Unpack[CallOptions],
     ) -> Linear:
         """The layer over the parameter objects of `linear`."""
         bias = isinstance(linear, nn.Linear) and linear.bias is not None
         return cls._sharing(linear, options, bias=bias, epilogue=epilogue)
 
-    def forward(self, x: Tensor, *operands: Tensor | float | None, **named: Tensor | float | None) -> Tensor:
+    def forward(self, x: Tensor, *operands: Tensor | float | None, **named: Tensor | float | None) -> Any:
         """Apply the layer. `operands`: those of the epilogue, without the layer's own bias."""
         if self.epilogue is None:
             if operands or named:

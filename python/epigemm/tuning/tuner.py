@@ -22,6 +22,7 @@ from epigemm.arguments import checks
 from epigemm.arguments.calls import LinearCall
 from epigemm.calls import elementwise_kernels
 from epigemm.calls.considered import consider
+from epigemm.explain import results
 from epigemm.explain.recorder import dtype_name, record
 from epigemm.packs import weight_packs
 from epigemm.planning import measured, plans
@@ -91,7 +92,7 @@ class Tuning:
         return "\n".join(lines)
 
 
-def tune(fn_or_name: Callable[..., Tensor] | str, *args: Any, **kwargs: Any) -> Tuning:
+def tune(fn_or_name: Callable[..., Any] | str, *args: Any, **kwargs: Any) -> Tuning:
     """Measure every way to run `fn(*args, **kwargs)` on its GPU, and choose the fastest from now on.
 
     Measured are the fused kernels that may be the fastest, in both raster orders and up to three swizzles, and the
@@ -101,7 +102,8 @@ def tune(fn_or_name: Callable[..., Tensor] | str, *args: Any, **kwargs: Any) -> 
     cost models. A plan that is no faster than the one that runs now, but for noise, does not replace it. The results
     of calls are as accurate as before. It takes less than half a second for most calls. An epilogue that was made by
     `epigemm.epilogue` is linked into all candidates first, which takes seconds, once; where that fails a candidate is
-    left out. Of `linear_glu` both products are measured, one after the other.
+    left out. Of `linear_glu` both products are measured, one after the other; of a function with several results the
+    one kernel that multiplies.
 
     Args:
         fn_or_name: a public linear function of epigemm, or its name; or what `epigemm.epilogue` made.
@@ -120,6 +122,8 @@ def tune(fn_or_name: Callable[..., Tensor] | str, *args: Any, **kwargs: Any) -> 
     Example:
         >>> print(epigemm.tune("linear_relu", x, weight, bias))  # doctest: +SKIP
     """
+    if results.takes(fn_or_name):
+        fn_or_name, args, kwargs = results.product_of(fn_or_name, *args, **kwargs)
     name, recorder = record(fn_or_name, *args, **kwargs)
     _, call = recorder.taken_apart()
     if not isinstance(call, LinearCall):

@@ -122,7 +122,7 @@ def concatenated(acc: Tensor) -> Tensor:
 
 
 def no_tensor(acc: Tensor) -> Any:
-    return (acc, acc)
+    return {"acc": acc}
 
 
 def nothing(acc: Tensor) -> Any:
@@ -393,7 +393,7 @@ class hidden:
         (product, NotImplementedError, "shape \\[N, M\\]|permute|mm"),
         (transposed, NotImplementedError, "shape \\[N, M\\]|permute|t is not supported"),
         (concatenated, NotImplementedError, "shape"),
-        (no_tensor, TypeError, "it returns tuple; an epilogue returns one tensor"),
+        (no_tensor, TypeError, "it returns dict; an epilogue returns a tensor, or a tuple"),
         (nothing, TypeError, "it returns NoneType"),
         (number, TypeError, "it returns float"),
         (vector, NotImplementedError, "its result has the shape \\[N\\], not \\[M, N\\]"),

@@ -50,10 +50,10 @@ NO_FUNCTOR = {
 """Functions that are refused by the name under which the user calls them. An error about their parts would name
 operators that the user has not written."""
 REDUCTIONS = words(
-    "sum mean prod amax amin max min var std norm linalg_vector_norm argmax argmin any all cumsum cumprod "
-    "logsumexp _softmax _log_softmax native_layer_norm native_group_norm median mode var_mean aminmax "
-    "count_nonzero"
+    "prod max min std norm linalg_vector_norm argmax argmin any all cumsum cumprod logsumexp _softmax "
+    "_log_softmax native_layer_norm native_group_norm median mode aminmax count_nonzero std_mean nansum"
 )
+"""Beside those that may be results: `reductions.OPERATORS`."""
 INDEXING = words("select index index_select gather slice take masked_select nonzero diagonal narrow scatter")
 PYTHON_OPERATORS: dict[Any, str] = {
     operator.neg: "neg",

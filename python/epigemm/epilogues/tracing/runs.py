@@ -19,6 +19,7 @@ from torch.overrides import TorchFunctionMode
 
 from epigemm.epilogues.kinds import KINDS, MATRIX, SCALAR
 from epigemm.epilogues.tracing.lines import user_line
+from epigemm.epilogues.tracing.results import structured
 
 ROWS, COLUMNS = 5, 7  # different primes, so that a size in the wrong place is noticed
 _FIXED = ("dim", "ndim", "ndimension")  # the same in all calls
@@ -61,6 +62,7 @@ class Transcript:
     calls: list[Call] = field(default_factory=list)
     error: Exception | None = None  # the error that has ended the run
     in_torch: bool = False  # whether the last call of torch raised it
+    shapes: list[list[int]] = field(default_factory=list)  # of the results, as they were traced
     _takes_tensors: bool = False
 
     def begin(self, function: Any, arguments: Any) -> None:
@@ -81,10 +83,11 @@ class Transcript:
         call = self.calls[-1]
         call.asks = is_known or (not tensors and name_of(call.about[0]) not in _FIXED)
 
-    def returns(self, result: Any, shape: tuple[int, int] | None = None) -> None:
-        """The run ends with this result, whose shape is compared with the one that it should have."""
-        is_whole = shape is None or (isinstance(result, Tensor) and result.shape == shape)
-        self.calls.append(Call(self.line, (self._described(result), is_whole)))
+    def returns(self, result: Any, shapes: list[list[int]] | None = None) -> None:
+        """The run ends with this result, whose shapes are compared with those that it should have."""
+        leaves, _ = structured(result)
+        self.shapes = [_shape(each) for each in leaves]
+        self.calls.append(Call(self.line, (self._described(result), shapes is None or shapes == self.shapes)))
 
     def _described(self, value: Any) -> Any:
         if isinstance(value, Tensor):
@@ -174,7 +177,9 @@ def check(function: Callable[..., Any], kinds: Sequence[str], start: str, traced
         try:
             with torch.device("meta"), Recorder(transcript):
                 result = function(*transcript.tensors)
-            transcript.returns(result, (arguments.rows, arguments.columns))
+            sizes = {ROWS: arguments.rows, COLUMNS: arguments.columns}
+            shapes = [[sizes.get(size, size) for size in shape] for shape in traced.shapes]
+            transcript.returns(result, shapes)
         except Exception as error:
             transcript.error = error
         return transcript
@@ -191,6 +196,13 @@ def check(function: Callable[..., Any], kinds: Sequence[str], start: str, traced
     for arguments, what in _OTHERS:
         if line := _difference(traced, run(arguments), arguments.dtype):
             raise Different(line, what)
+
+
+def _shape(result: Any) -> list[int]:
+    """The sizes of a result; of what is no tensor none."""
+    if not isinstance(result, Tensor):
+        return []
+    return [size.node.hint if isinstance(size, torch.SymInt) else size for size in result.shape]
 
 
 class Different(Exception):

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import fx
 
-from epigemm.epilogues.tracing import aten
+from epigemm.epilogues.tracing import aten, reductions
 from epigemm.epilogues.tracing import program as programs
 from epigemm.epilogues.tracing.aten import ON_SCALARS, SUPPORTED
 from epigemm.epilogues.tracing.program import BFLOAT16, BOOL, FLOAT, HALF, REAL, Program, Ref, Step, Value
+from epigemm.epilogues.tracing.results import Result, Results, Structure
 
 ROUNDED = {HALF: torch.float16, BFLOAT16: torch.bfloat16, FLOAT: torch.float32}
 """The kinds of numbers that are rounded to another type than the arithmetic's."""
@@ -34,20 +37,25 @@ class Builder:
         self.operands = -1
         self.steps: list[Step] = []
         self.values: dict[fx.Node, Value] = {}
+        self.reduced: dict[fx.Node, tuple[Result, ...]] = {}
+        self.whole = sizes
         self.python_operators = aten.PYTHON_OPERATORS | aten.symbolic_functions()
         self.node: fx.Node | None = None
 
-    def build(self) -> Program:
-        """The program of the whole graph. Raises `Refusal` with `self.node` at the node in question."""
+    def build(self, structure: Structure = 0) -> Results:
+        """What the whole graph returns, in this form. Raises `Refusal` with `self.node` at the node in question."""
         placeholders = [node for node in self.module.graph.nodes if node.op == "placeholder"]
         self.operands = len(placeholders) - 1
         for number, node in enumerate(placeholders):
             self.values[node] = Ref(number)
-        result: Value = 0.0
+        results: list[Result] = []
         for node in self.module.graph.nodes:
             self.node = node
             if node.op == "call_function":
-                self._call(node)
+                try:
+                    self._call(node)
+                except reductions.NotAResult as error:
+                    raise Refusal(str(error)) from None
             elif node.op == "get_attr":
                 constant = getattr(self.module, str(node.target))
                 if not isinstance(constant, torch.Tensor) or constant.dim() != 0:
@@ -56,11 +64,42 @@ class Builder:
                     )
                 self.values[node] = self._value(constant.item())
             elif node.op == "output":
-                result = self._value(node.args[0])
-        return programs.without_dead_steps(Program(self.operands, tuple(self.steps), result))
+                results = [self._result(each) for each in node.args[0]]
+        return Results(self.operands, tuple(self.steps), tuple(results), structure)
+
+    def _result(self, given: Any) -> Result:
+        if given in self.reduced:
+            return self.reduced[given][0]
+        value = given.meta.get("val") if isinstance(given, fx.Node) else None
+        is_fp32 = isinstance(value, torch.Tensor) and value.dtype is torch.float32
+        return self._in_its_type(Result(self._value(given), is_fp32=is_fp32))
+
+    def _in_its_type(self, result: Result) -> Result:
+        """fp32 is asked for beside fp64 alone; what rounds to it at the end is left to the result."""
+        if not result.is_fp32 or self.dtype is not torch.float64:
+            return replace(result, is_fp32=False)
+        value = result.value
+        if isinstance(value, Ref) and value.number > self.operands:
+            step = self.steps[value.number - self.operands - 1]
+            if step.op == "copy" and step.kind == FLOAT:
+                return replace(result, value=step.inputs[0])
+        return result
+
+    def _reduce(self, node: fx.Node) -> None:
+        """A reduction, or one of the two of a pair."""
+        if node.target is operator.getitem:
+            source, place = node.args
+            self.reduced[node] = (self.reduced[source][place],)  # type: ignore[index]
+            return
+        arguments = _arguments(node)
+        found = reductions.reduced(node, arguments, self.whole, self.hints)
+        value = self._value(arguments[0])
+        self.reduced[node] = tuple(self._in_its_type(replace(each, value=value)) for each in found)
 
     def _value(self, given: Any) -> Value:
         if isinstance(given, fx.Node):
+            if given in self.reduced:
+                reductions.refuse_reader(given)
             if given not in self.values:
                 raise Refusal("the size of a tensor is used as a number")
             return self.values[given]
@@ -143,6 +182,9 @@ class Builder:
 
     def _call(self, node: fx.Node) -> None:
         target = node.target
+        if reductions.name_of(node) in reductions.OPERATORS:
+            self._reduce(node)
+            return
         if target in self.python_operators:
             values = [self._real(self._value(argument)) for argument in node.args]
             self.values[node] = self.step(self.python_operators[target], *values)
@@ -181,10 +223,7 @@ class Builder:
             raise Refusal(
                 "reading a tensor's value (item, bool, float) is data-dependent control flow; use torch.where"
             )
-        if name in aten.REDUCTIONS:
-            raise Refusal(
-                f"{name} is a reduction; an epilogue sees one element at a time; supported are {SUPPORTED}"
-            )
+        reductions.refuse(name)
 
     def _operator(self, node: fx.Node, name: str, args: list[Any], kind: str) -> Value:
         if name in ("scalar_tensor", "full", "full_like"):

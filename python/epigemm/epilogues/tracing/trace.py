@@ -28,6 +28,7 @@ from epigemm.epilogues.tracing.aten import NO_FUNCTOR, ON_SCALARS, SUPPORTED
 from epigemm.epilogues.tracing.decompositions import decompositions
 from epigemm.epilogues.tracing.lines import is_users, return_line, user_line
 from epigemm.epilogues.tracing.program import FLOAT, REAL, Program, Step, Value, rewritten, words
+from epigemm.epilogues.tracing.results import Results, Structure, described, structured
 from epigemm.epilogues.tracing.runs import COLUMNS, ROWS, Recorder, Transcript
 from epigemm.epilogues.tracing.steps import Builder, Refusal
 
@@ -143,12 +144,12 @@ def _harmless(frame: FrameType) -> bool:
     return any("pow" in each.f_code.co_name for each in of_torch)
 
 
-def trace_program(function: Callable[..., Any], kinds: Sequence[str], name: str, start: str) -> Program:
-    """The program of `function(acc, *operands)`.
+def trace_results(function: Callable[..., Any], kinds: Sequence[str], name: str, start: str) -> Results:
+    """What `function(acc, *operands)` computes and returns.
 
     Raises:
         NotImplementedError: the function does what no functor can; the message names the line.
-        TypeError: it fails by itself under the trace, or returns no tensor.
+        TypeError: it fails by itself under the trace, or returns anything but tensors.
     """
     import torch._dynamo  # this waits if another thread is importing it; the import of one of its modules does not
     from torch.utils._python_dispatch import _disable_current_modes
@@ -163,32 +164,41 @@ def trace_program(function: Callable[..., Any], kinds: Sequence[str], name: str,
         torch.autocast("cpu", enabled=False),
         torch.autocast("cuda", enabled=False),
     ):
-        return _trace_program(function, kinds, name, start)
+        return _trace_results(function, kinds, name, start)
 
 
 _one_at_a_time = threading.RLock()
 """`make_fx` replaces parts of torch while it traces."""
 
 
-def _trace_program(function: Callable[..., Any], kinds: Sequence[str], name: str, start: str) -> Program:
-    program, watch = _trace_once(function, kinds, name, start, torch.float32)
+def _trace_results(function: Callable[..., Any], kinds: Sequence[str], name: str, start: str) -> Results:
+    found, watch = _trace_once(function, kinds, name, start, torch.float32)
     try:
         runs.check(function, kinds, start, watch.transcript)
     except runs.Different as different:
         raise NotImplementedError(f"{name} ({different.line}): {different}") from None
     if watch.dtype_line or watch.is_cast:
         wide, _ = _trace_once(function, kinds, name, start, torch.float64)
-        if repr(_in_fp32(wide)) != repr(_in_fp32(program)):
+        if _in_fp32(wide) != _in_fp32(found):
             line = watch.dtype_line or start
             raise NotImplementedError(
                 f"{name} ({line}): a tensor's dtype decides what is computed; an epilogue is one function, in "
                 "fp32 and for fp64 tensors in fp64"
             )
         return wide  # the fp64 trace: its constants have more digits, and it has the casts to fp32
-    return program
+    return found
 
 
-def _in_fp32(program: Program) -> Program:
+def _in_fp32(found: Results) -> str:
+    """The fp32 form of what an fp64 trace found, as text."""
+    every = [
+        (_program_in_fp32(found.program(each.value)), replace(each.about, is_fp32=False))
+        for each in found.results
+    ]
+    return repr((every, found.structure))
+
+
+def _program_in_fp32(program: Program) -> Program:
     """The fp32 form of a program from an fp64 trace: constants rounded to fp32, and no casts to fp32."""
 
     def change(number: int, step: Step) -> Step | Value:
@@ -209,7 +219,7 @@ def _of_fp32(value: float) -> float:
 
 def _trace_once(
     function: Callable[..., Any], kinds: Sequence[str], name: str, start: str, dtype: torch.dtype
-) -> tuple[Program, _Watch]:
+) -> tuple[Results, _Watch]:
     from torch._dynamo.source import ConstantSource as Source
     from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.fx.experimental.proxy_tensor import make_fx
@@ -237,7 +247,10 @@ def _trace_once(
     transcript = Transcript(start, list(arguments))
     watch = _Watch(transcript)
 
-    def traced(*given: Any) -> Tensor:
+    structure: Structure = 0
+
+    def traced(*given: Any) -> list[Tensor]:
+        nonlocal structure
         transcript.tensors[:] = given
         with torch.device("cpu"), watch:
             result = function(*given)
@@ -245,10 +258,11 @@ def _trace_once(
             transcript.line, error = watch.first
             raise error
         transcript.returns(result)
-        if not isinstance(result, Tensor):
+        leaves, structure = structured(result)
+        if not all(isinstance(each, Tensor) for each in leaves):
             transcript.line = return_line(function, transcript.line)
-            raise Refusal(f"it returns {type(result).__name__}; an epilogue returns one tensor")
-        return result
+            raise Refusal(f"it returns {described(result)}; {_RETURNED}")
+        return leaves
 
     def refused(line: str, reason: object) -> str:
         return f"{name} ({line}): {reason}"
@@ -268,13 +282,13 @@ def _trace_once(
     builder = Builder(module, (ROWS, COLUMNS), location)
     line = ""
     try:
-        program = builder.build()
+        found = builder.build(structure)
         line = return_line(function, transcript.line)
-        _check_result(module, builder)
+        _check_results(module, builder, structure)
     except Refusal as refusal:
         line = line or (location(builder.node) if builder.node is not None else start)
         raise NotImplementedError(refused(line, refusal)) from None
-    return program, watch
+    return found, watch
 
 
 def _translated(cause: Exception, name: str, start: str, line: str) -> Exception:
@@ -325,15 +339,27 @@ def _check_guards(environment: Any, name: str, start: str) -> None:
         )
 
 
-def _check_result(module: fx.GraphModule, builder: Builder) -> None:
+_RETURNED = "an epilogue returns a tensor, or a tuple or list of tensors"
+
+
+def _check_results(module: fx.GraphModule, builder: Builder, structure: Structure) -> None:
+    """Refuses a matrix of another shape or type; of a reduction the builder does."""
     (output,) = (node for node in module.graph.nodes if node.op == "output")
-    result = output.args[0]
-    value = result.meta.get("val") if isinstance(result, fx.Node) else None
-    if not isinstance(value, Tensor):
-        raise Refusal("it returns no tensor")
-    if builder.hints(value) != [ROWS, COLUMNS]:
-        raise Refusal(
-            f"its result has the shape {builder.shape_in_words(value)}, not [M, N], that of the accumulator"
-        )
-    if not value.is_floating_point():
-        raise Refusal(f"its result is of {value.dtype}, not floating point; supported are {SUPPORTED}")
+    for number, result in enumerate(output.args[0]):
+        if result in builder.reduced:
+            continue
+        which = "its result" if structure == 0 else f"its result {number}"
+        value = result.meta.get("val") if isinstance(result, fx.Node) else None
+        if not isinstance(value, Tensor):
+            raise Refusal("it returns no tensor")
+        if builder.hints(value) != [ROWS, COLUMNS]:
+            raise Refusal(
+                f"{which} has the shape {builder.shape_in_words(value)}, not [M, N], that of the accumulator"
+            )
+        if not value.is_floating_point():
+            raise Refusal(f"{which} is of {value.dtype}, not floating point; supported are {SUPPORTED}")
+        if structure != 0 and value.dtype not in (torch.float32, builder.dtype):
+            raise Refusal(
+                f"{which} is of {value.dtype}; a matrix among several results has x's dtype, or fp32 after "
+                "float(): return it without this cast, or after one more"
+            )

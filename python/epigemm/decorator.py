@@ -1,0 +1,73 @@
+"""`epigemm.epilogue`: a Python function becomes the epilogue of a linear layer."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, overload
+
+from torch import Tensor
+
+from epigemm import progress
+from epigemm.epilogues.declaring import Traced, trace
+from epigemm.epilogues.signatures import call_doc, call_signature
+from epigemm.results_epilogue import ResultsEpilogue
+from epigemm.user_epilogue import UserEpilogue
+
+
+@overload
+def epilogue(function: Callable[..., Tensor]) -> UserEpilogue: ...
+
+
+@overload
+def epilogue(function: Callable[..., tuple[Any, ...] | list[Any]]) -> ResultsEpilogue: ...
+
+
+def epilogue(function: Callable[..., Any]) -> UserEpilogue | ResultsEpilogue:
+    """Make a Python function the epilogue of a linear layer: one kernel computes the product and the function.
+
+    The function is ordinary pointwise PyTorch of the accumulator `[M, N]` and of operands annotated with
+    `epigemm.PerColumn`, `PerRow`, `Scalar` or `Matrix`; at most 4, 2, 4 and 2 of them. It is traced once, at
+    decoration. It computes in fp32 (in fp64 for fp64 tensors): operands are read in fp32, and the result is rounded
+    once to x's dtype. Scalars are run-time values. Numbers that the function reads from outside are constants; a call
+    raises an error if one has changed.
+
+    The function may return several results, as a tuple or list: matrices, and reductions of a matrix along one axis
+    (`sum`, `mean`, `amax`, `amin`, `var`, `var_mean`). Then one kernel computes the product and the step that all
+    results share. The other matrices and the reductions are separate launches.
+
+    A kernel is linked when a call first needs it, which takes a second or two, and kept on disk. This needs NVRTC and
+    nvJitLink 13 (`pip install epigemm[jit]`). Without them, and on CPUs, PyTorch's GEMM runs, and then the function.
+
+    Args:
+        function: its first argument is the accumulator, the others are operands. A Scalar may have a number as its
+            default. Up to three others may have None, which the function then gets if a call does not give them.
+
+    Returns:
+        An object that is called as `f(x, weight, *operands, out=None, precision=None, strict=False)`; see
+        `UserEpilogue`. For a function with several results, or with a reduction, a `ResultsEpilogue`; it has no `out`.
+
+    Raises:
+        TypeError: a signature, a captured value or a result that no epilogue has.
+        ValueError: too many operands of a kind.
+        NotImplementedError: the function is not pointwise, reads a reduction, a value, a shape or a device, writes in
+            place, draws random numbers or uses a captured tensor. The message names the line.
+
+    Example:
+        >>> @epigemm.epilogue
+        ... def swish_clamp(acc, bias: epigemm.PerColumn, residual: epigemm.Matrix, limit: epigemm.Scalar = 6.0):
+        ...     z = acc + bias
+        ...     return torch.clamp(z * torch.sigmoid(z), -limit, limit) + residual
+        >>> y = swish_clamp(x, weight, bias, residual, limit=0.5)
+    """
+    # The first one in a process imports torch._dynamo, for symbolic sizes, which takes seconds.
+    with progress.doing(f"tracing the epilogue {getattr(function, '__name__', function)}"):
+        traced = trace(function)
+        made = UserEpilogue(traced) if isinstance(traced, Traced) else ResultsEpilogue(traced)
+    functools.update_wrapper(made, function)
+    results = None if isinstance(traced, Traced) else traced.results
+    about = vars(made)
+    about["_decorator"] = epilogue
+    about["__signature__"] = call_signature(traced.operands, takes_out=results is None)
+    about["__doc__"] = call_doc(function.__doc__, traced.name, traced.operands, results)
+    return made

@@ -1,0 +1,132 @@
+"""A function with several results, taken apart into what today's kernels compute: one matrix each.
+
+The matrix that all results go through is the product's epilogue. It is stored in x's dtype. Each other matrix is an
+elementwise function of it, and each reduction is one of a matrix. `Parts` is the one list of these that a call,
+`explain` and `precompile` go through.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from epigemm.epilogues.declaring import Traced, TracedResults, made
+from epigemm.epilogues.tracing.program import Program, Ref, Value
+from epigemm.epilogues.tracing.results import MEAN, VAR, Result, narrowed
+
+_LONGEST = 48  # of a function's name within a part's
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """One matrix.
+
+    Attributes:
+        traced: its epilogue: of the product for the first matrix, of the first matrix for the others; None where it is
+            that itself.
+        places: of the operands that it reads, among the function's.
+        is_wide: whether it is fp32 beside an x of 16 bits.
+        source: the number of the matrix that it is a function of: the first one, or that in fp32.
+    """
+
+    traced: Traced | None
+    places: tuple[int, ...] = ()
+    is_wide: bool = False
+    source: int = 0
+
+    def operands(self, given: Sequence[Any]) -> list[Any]:
+        """Of a call's operands those that it reads."""
+        return [given[place] for place in self.places]
+
+
+class Reduction(NamedTuple):
+    """One reduction of a matrix; of `VAR`, the mean comes with it."""
+
+    matrix: int  # its number
+    kind: str
+    axis: int
+    correction: float
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What a call computes, in this order.
+
+    Attributes:
+        matrices: the first is that of the product.
+        reductions: what they are reduced to.
+        sources: of each result, the number of its matrix, or of its reduction.
+    """
+
+    matrices: list[Matrix] = field(default_factory=list)
+    reductions: list[Reduction] = field(default_factory=list)
+    sources: list[int] = field(default_factory=list)
+
+    def stores_shared(self, results: Sequence[Result]) -> bool:
+        """Whether the first matrix is a result."""
+        pairs = zip(results, self.sources, strict=True)
+        return any(result.is_stored and source == 0 for result, source in pairs)
+
+
+def take_apart(traced: TracedResults, *, is_exact: bool) -> Parts:
+    """The parts of a function, for tensors of its arithmetic's type (`is_exact`), or of 16 bits.
+
+    In 16 bits a matrix that is reduced and not stored, and one that is stored in fp32, is computed in fp32 from the
+    first one; a reduction of a matrix that is stored reads it as it is stored.
+    """
+    found = _Apart(traced, is_exact)
+    return found.parts
+
+
+class _Apart:
+    def __init__(self, traced: TracedResults, is_exact: bool) -> None:
+        self._traced, self._is_exact = traced, is_exact
+        self._shared = traced.results.shared(is_exact=is_exact)
+        self._numbers: dict[tuple[str, bool], int] = {(repr(Ref(self._shared)), False): 0}
+        self.parts = Parts()
+        first = traced.results.program(Ref(self._shared))
+        self.parts.matrices.append(self._matrix(first, "shared", is_wide=False))
+        every = traced.results.results
+        of_stored = {
+            number: self._stored(each, number) for number, each in enumerate(every) if each.is_stored
+        }
+        for number, each in enumerate(every):
+            source = of_stored[number] if each.is_stored else self._reduced(each, number)
+            self.parts.sources.append(source)
+
+    def _stored(self, result: Result, number: int) -> int:
+        return self._number(result.value, number, is_wide=result.is_fp32 and not self._is_exact)
+
+    def _reduced(self, result: Result, number: int) -> int:
+        wide, as_it_is = (repr(result.value), True), (repr(result.value), False)
+        known = next((self._numbers[key] for key in (wide, as_it_is) if key in self._numbers), None)
+        if known is None:
+            known = self._number(result.value, number, is_wide=not self._is_exact)
+        every = self.parts.reductions
+        if result.kind == MEAN:
+            for place, each in enumerate(every):
+                if (each.matrix, each.kind, each.axis) == (known, VAR, result.axis):
+                    return place
+        made = Reduction(known, result.kind, result.axis, result.correction)
+        if made not in every:
+            every.append(made)
+        return every.index(made)
+
+    def _number(self, value: Value, result: int, *, is_wide: bool) -> int:
+        key = (repr(value), is_wide)  # 0 is -0 to a dictionary, and NaN not NaN
+        if key not in self._numbers:
+            first = Ref(self._shared)
+            source = self._number(first, result, is_wide=True) if is_wide and value != first else 0
+            program = self._traced.results.rest(value, self._shared)
+            self.parts.matrices.append(self._matrix(program, f"result{result}", source, is_wide=is_wide))
+            self._numbers[key] = len(self.parts.matrices) - 1
+        return self._numbers[key]
+
+    def _matrix(self, program: Program, name: str, source: int = 0, *, is_wide: bool) -> Matrix:
+        if program.result == Ref(0):
+            return Matrix(None, (), is_wide)
+        program, places = narrowed(program)
+        operands = tuple(self._traced.operands[place] for place in places)
+        traced = made(f"{self._traced.name[:_LONGEST]}_{name}", operands, program)
+        return Matrix(traced, places, is_wide, source)

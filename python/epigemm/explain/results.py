@@ -1,0 +1,193 @@
+"""`explain` of a function with several results: every launch of the call, which is several calls."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from epigemm import functional
+from epigemm.arguments import invariance
+from epigemm.calls import reductions
+from epigemm.epilogues.kinds import SCALAR
+from epigemm.epilogues.parts import Matrix
+from epigemm.epilogues.registry import compute_dtype
+from epigemm.explain import explanation
+from epigemm.explain.explanation import REFERENCE, Explanation
+from epigemm.explain.recorder import Recorder, dtype_name
+from epigemm.packs.weight_packs import PackedWeight
+from epigemm.results_epilogue import ResultsEpilogue
+from epigemm.user_epilogue import UserEpilogue
+
+_SHARED = (
+    "the results come from one matrix, which is stored in x's dtype: each other matrix is one kernel more, each "
+    "reduction one of PyTorch's"
+)
+
+
+_OF_REDUCTIONS = "of reductions and casts PyTorch's own derivatives"
+
+
+class _Call(NamedTuple):
+    """A call, its operands in order: what computes the shared matrix, and of which shape and type that is."""
+
+    form: ResultsEpilogue
+    given: Sequence[Any]
+    function: Callable[..., Any] | None  # None: it is there
+    args: tuple[Any, ...]
+    options: dict[str, Any]
+    shape: tuple[int, ...]
+    like: Tensor  # of its type, on its device
+
+
+def takes(fn: object) -> bool:
+    """Whether it is a function with several results, or its `elementwise`."""
+    return isinstance(getattr(fn, "__self__", fn), ResultsEpilogue)
+
+
+def product_of(fn: Any, *args: Any, **kwargs: Any) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
+    """The call of one result that a call of several results begins with: a function and its arguments.
+
+    Raises:
+        ValueError: it begins with none, as `elementwise` of reductions alone.
+        Exception: whatever the call itself raises for these arguments.
+    """
+    call = _taken(fn)(*args, **kwargs)
+    if call.function is None:
+        raise ValueError(f"fn_or_name: got {fn!r}, which has no kernel; accepted are linear functions")
+    return call.function, call.args, call.options
+
+
+def explain(fn: Any, *args: Any, **kwargs: Any) -> Explanation:
+    """As `explanation.explain`, of a function with several results or its `elementwise`."""
+    call = _taken(fn)(*args, **kwargs)
+    form, dtype = call.form, call.like.dtype
+    matrices = _of_matrices(call)
+    names = [f"r{number}" for number in range(len(form.results))]
+    kernels = [*itertools.chain(*(each.kernels for each in matrices)), *_of_reductions(form, dtype)]
+    if dtype is torch.float64:
+        casts = zip(names, form.results, strict=True)
+        kernels += [f"torch cast to float32: {name}" for name, result in casts if result.is_fp32]
+    needed = [each.backward for each in matrices if each.backward and not each.backward.startswith("not ")]
+    first = next((each for each in matrices if each.op), matrices[0])
+    return replace(
+        first,
+        op=f"{form.traced.name}: {form.named_results(names)}, of {first.op or 'z'}",
+        reasons=[*first.reasons, _SHARED],
+        kernels=kernels,
+        backward="; ".join([*dict.fromkeys(needed), _OF_REDUCTIONS]) if needed else first.backward,
+        results=[f"{name}: {each}" for name, each in zip(names, form.results, strict=True)],
+    )
+
+
+def _of_matrices(call: _Call) -> list[Explanation]:
+    """What makes each matrix, the shared one first."""
+    form, dtype = call.form, call.like.dtype
+    shared = call.like.new_empty(call.shape).requires_grad_(_wants_gradients(*call.args))
+    found = []
+    for number, (matrix, epilogue) in enumerate(form.matrices(dtype)):
+        made = _of_matrix(matrix, epilogue, shared, call.given) if number else _of_shared(call)
+        if made.kernels:
+            made = replace(
+                made, kernels=[*made.kernels[:-1], made.kernels[-1] + _readers(form, dtype, number)]
+            )
+        found.append(made)
+    return found
+
+
+def _taken(fn: Any) -> Callable[..., _Call]:
+    made = getattr(fn, "__self__", fn)
+    assert isinstance(made, ResultsEpilogue)
+
+    def linear(
+        x: Tensor,
+        weight: Tensor | PackedWeight,
+        *operands: Any,
+        out: None = None,
+        precision: str | None = None,
+        strict: bool = False,
+        **named: Any,
+    ) -> _Call:
+        form, given = made.form(operands, named)
+        plain = weight.weight if isinstance(weight, PackedWeight) else weight
+        with torch.no_grad(), Recorder():  # which makes no copies where autocast casts
+            cast, plain = form.checked(x, plain, given, out)
+        matrix, epilogue = form.matrices(cast.dtype)[0]
+        options = {"precision": precision, "strict": strict}
+        shape = (*x.shape[:-1], plain.shape[0])
+        reads = matrix.operands(given)
+        function = functional.linear if epilogue is None else epilogue
+        return _Call(form, given, function, (x, weight, *reads), options, shape, cast)
+
+    def elementwise(z: Tensor, *operands: Any, out: None = None, **named: Any) -> _Call:
+        form, given = made.form(operands, named)
+        form.checked_elementwise(z, given, out)
+        matrix, epilogue = form.matrices(z.dtype)[0]
+        function = None if epilogue is None else epilogue.elementwise
+        return _Call(form, given, function, (z, *matrix.operands(given)), {}, tuple(z.shape), z)
+
+    return linear if fn is made else elementwise
+
+
+def _of_shared(call: _Call) -> Explanation:
+    if call.function is not None:
+        return explanation.explain(call.function, *call.args, **call.options)
+    z, form = call.like, call.form
+    launches = ["torch copy of z"] if form.parts(z.dtype).stores_shared(form.results) else []
+    return _by_torch(launches, dtype_name(compute_dtype(z.dtype)))
+
+
+def _of_matrix(
+    matrix: Matrix, epilogue: UserEpilogue | None, shared: Tensor, given: Sequence[Any]
+) -> Explanation:
+    """What makes one more matrix of the shared one."""
+    wide = compute_dtype(shared.dtype)
+    z = torch.empty_like(shared, dtype=wide) if matrix.is_wide else shared
+    if epilogue is None:
+        return _by_torch([_cast(shared, wide)], dtype_name(wide))
+    casts, operands = [], []
+    for kind, each in zip(epilogue.traced.kinds, matrix.operands(given), strict=True):
+        is_cast = matrix.is_wide and kind != SCALAR and each.dtype != wide
+        casts += [_cast(each, wide)] if is_cast else []
+        operands.append(torch.empty_like(each, dtype=wide) if is_cast else each)
+    found = explanation.explain(epilogue.elementwise, z, *operands)
+    return replace(found, kernels=[*casts, *found.kernels])
+
+
+def _by_torch(launches: list[str], arithmetic: str) -> Explanation:
+    return Explanation("", REFERENCE, "PyTorch's operators", arithmetic, [], kernels=launches)
+
+
+def _cast(source: Tensor, dtype: torch.dtype) -> str:
+    return f"torch cast of {list(source.shape)} to {dtype_name(dtype)}"
+
+
+def _of_reductions(form: ResultsEpilogue, dtype: torch.dtype) -> list[str]:
+    parts = form.parts(dtype)
+    found: list[str] = []
+    for number, reduction in enumerate(parts.reductions):
+        is_wide = form.matrices(dtype)[reduction.matrix].matrix.is_wide
+        invariant = invariance.enabled() and reduction.axis == 1
+        of = compute_dtype(dtype) if is_wide else dtype
+        names = [f"torch {each}" for each in reductions.launches(reduction.kind, of, invariant=invariant)]
+        every = zip(itertools.count(), form.results, parts.sources)
+        of_it = [f"r{place}" for place, each, source in every if not each.is_stored and source == number]
+        names[-1] += f" of each {'row' if reduction.axis else 'column'}: {', '.join(of_it)}"
+        found += names
+    return found
+
+
+def _readers(form: ResultsEpilogue, dtype: torch.dtype, matrix: int) -> str:
+    """Which results a matrix is."""
+    every = zip(itertools.count(), form.results, form.parts(dtype).sources)
+    stored = [f"r{place}" for place, each, source in every if each.is_stored and source == matrix]
+    return f": {', '.join(stored)}" if stored else ", which others read"
+
+
+def _wants_gradients(*tensors: Any) -> bool:
+    plain = [each.weight if isinstance(each, PackedWeight) else each for each in tensors]
+    return torch.is_grad_enabled() and any(isinstance(each, Tensor) and each.requires_grad for each in plain)

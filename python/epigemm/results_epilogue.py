@@ -1,0 +1,293 @@
+"""A Python function with several results, or with a reduction, as the epilogue of a linear layer.
+
+Today's kernels compute one matrix each. `epigemm.epilogues.parts` takes the function apart: the product and what all
+results share are one kernel, each other matrix is an elementwise one, reductions are PyTorch's operators. All of these
+are calls that differentiate, batch and compile by themselves, and so do calls with several results.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from epigemm import route as _route
+from epigemm.arguments import checks, invariance
+from epigemm.calls import reductions
+from epigemm.decorated import Decorated, absent
+from epigemm.epilogues.declaring import TracedResults
+from epigemm.epilogues.kinds import KINDS, SCALAR
+from epigemm.epilogues.parts import Matrix, Parts, take_apart
+from epigemm.epilogues.registry import BIAS, compute_dtype
+from epigemm.epilogues.tracing.results import AMAX, AMIN, MEAN, Result, filled, written
+from epigemm.packs import weight_packs
+from epigemm.packs.weight_packs import PackedWeight
+from epigemm.user_epilogue import UserEpilogue
+
+_is_compiling = torch.compiler.is_compiling
+_tracing_state = torch._C._get_tracing_state
+
+
+class Part(NamedTuple):
+    """A matrix of a call, and the epilogue that computes it; None: it is the product, or the first matrix in fp32."""
+
+    matrix: Matrix
+    epilogue: UserEpilogue | None
+
+
+class ResultsEpilogue(Decorated):
+    """A user's function with several results, or with a reduction: made by `epigemm.epilogue`."""
+
+    traced: TracedResults
+    without: dict[tuple[int, ...], ResultsEpilogue]
+
+    def __init__(self, traced: TracedResults) -> None:
+        super().__init__(traced)
+        self.without = {missing: ResultsEpilogue(each) for missing, each in traced.without.items()}
+        self.results = traced.results.results
+        # By whether x has the type of the arithmetic.
+        self._parts = {is_exact: take_apart(traced, is_exact=is_exact) for is_exact in (True, False)}
+        self._made = {is_exact: _made(parts) for is_exact, parts in self._parts.items()}
+        self._reduces_columns = any(not each.is_stored and each.axis == 0 for each in self.results)
+
+    def __call__(
+        self,
+        x: Tensor,
+        weight: Tensor | PackedWeight,
+        *operands: Tensor | float | None,
+        out: None = None,
+        precision: str | None = None,
+        strict: bool = False,
+        **named: Tensor | float | None,
+    ) -> Any:
+        """The results of f(x @ weight.T, operands...).
+
+        The product and what all results share are one kernel, each other matrix is one more, and each reduction.
+
+        Args:
+            x: `[..., K]`, fp16, bf16, fp32 or fp64.
+            weight: `[N, K]`, or an `epigemm.PackedWeight`.
+            operands: as of `epigemm.UserEpilogue`.
+            out: None. Results are new tensors: one that is written in place of another tensor could be an operand that
+                a later kernel of the call reads.
+            precision: of fp32 products, as for `epigemm.linear`.
+            strict: RuntimeError where no fused kernel would run the product.
+            named: operands by name.
+
+        Returns:
+            What the function returns: a tensor, or a tuple or list of tensors. A matrix is `[..., N]`, of x's dtype, or
+            fp32 where the function returns it after `float()`. A reduction is in fp32 (fp64 for fp64): of each column
+            `[N]`, of each row of x's shape without its last axis.
+
+        Raises:
+            TypeError: an operand that is missing, unknown or given twice, or no tensor or number.
+            ValueError: unknown precision.
+            IndexError: `amax` or `amin` of no elements.
+            RuntimeError: a shape, dtype, device or layout that does not fit; `out`; `strict`, and no fused kernel would
+                run; a reduction of each column in the batch-invariant mode; a number that the function has captured is
+                another one by now.
+            NotImplementedError: under `torch.export` or `torch.jit.trace`.
+
+        Example:
+            >>> y, z, total = gelu_with_sum(x, weight, bias)
+        """
+        return self.call(x, weight, operands, named, out, precision, strict, None)
+
+    def call(
+        self,
+        x: Tensor,
+        weight: Tensor | PackedWeight,
+        operands: Sequence[Tensor | float | None],
+        named: Mapping[str, Tensor | float | None],
+        out: None,
+        precision: str | None,
+        strict: bool,
+        pack_use: str | None,
+    ) -> Any:
+        """As calling it; `pack_use`: what the call may do with the weight's pack, as of `epigemm.route.linear`."""
+        form, given = self.form(operands, named)
+        if isinstance(weight, PackedWeight):
+            weight, pack_use = weight.weight, weight_packs.KEEP
+        x, weight = form.checked(x, weight, given, out)
+        matrix, epilogue = form.matrices(x.dtype)[0]
+        if epilogue is None:
+            shared = _route.linear(BIAS, x, weight, None, None, precision, None, strict, pack_use)
+        else:
+            reads = matrix.operands(given)
+            shared = epilogue.call(x, weight, reads, {}, None, precision, strict, pack_use)
+        return form._results(shared, given)
+
+    def elementwise(
+        self,
+        z: Tensor,
+        *operands: Tensor | float | None,
+        out: None = None,
+        **named: Tensor | float | None,
+    ) -> Any:
+        """The results of f(z, operands...), without a product.
+
+        Args:
+            z: `[..., N]`, fp16, bf16, fp32 or fp64; the function's first argument.
+            operands: as of a call.
+            out: None.
+            named: operands by name.
+
+        Returns:
+            As of a call.
+
+        Raises:
+            TypeError: an operand that is missing, unknown or given twice, or no tensor or number.
+            IndexError: `amax` or `amin` of no elements.
+            RuntimeError: a shape, dtype, device or layout that does not fit; `out`; a reduction of each column in the
+                batch-invariant mode.
+
+        Example:
+            >>> y, z, total = gelu_with_sum.elementwise(z, bias)
+        """
+        form, given = self.form(operands, named)
+        form.checked_elementwise(z, given, out)
+        matrix, epilogue = form.matrices(z.dtype)[0]
+        if epilogue is not None:
+            shared = form._elementwise(epilogue, matrix, z, given)
+        else:  # a result is no tensor of the caller's
+            is_result = form.parts(z.dtype).stores_shared(form.results)
+            shared = z.clone() if is_result else z
+        return form._results(shared, given)
+
+    def form(
+        self, operands: Sequence[Any], named: Mapping[str, Tensor | float | None]
+    ) -> tuple[ResultsEpilogue, Sequence[Any]]:
+        """The epilogue of the operands that are given, and these in its order."""
+        given = self._in_order(operands, named)
+        if self.without and (missing := absent(given)):
+            return self.without[missing], [each for each in given if each is not None]
+        return self, given
+
+    def matrices(self, dtype: torch.dtype) -> list[Part]:
+        """What a call computes for an x of this type: the shared matrix, then the others."""
+        return self._made[dtype is torch.float32 or dtype is torch.float64]
+
+    def parts(self, dtype: torch.dtype) -> Parts:
+        """The same as a description, and what follows: reductions, and where each result is from."""
+        return self._parts[dtype is torch.float32 or dtype is torch.float64]
+
+    def named_results(self, names: Sequence[str]) -> str:
+        """What the function returns, each result by a name."""
+        return written(self.traced.results.structure, names)
+
+    def checked(
+        self, x: Tensor, weight: Tensor, given: Sequence[Tensor | float], out: None
+    ) -> tuple[Tensor, Tensor]:
+        """x and weight as autocast has them, of a call whose arguments fit; nothing was launched."""
+        checks.tensors(x=x, weight=weight)
+        x, weight, _ = _route.autocast(x, weight)
+        checks.product(x, weight)
+        self._check(x, "x", (*x.shape[:-1], weight.shape[0]), given, out)
+        return x, weight
+
+    def checked_elementwise(self, z: Tensor, given: Sequence[Tensor | float], out: None) -> None:
+        """The same of an elementwise call."""
+        checks.tensors(z=z)
+        checks.matrices(z, "z")
+        self._check(z, "z", tuple(z.shape), given, out)
+
+    def _check(
+        self, x: Tensor, first: str, shape: Sequence[int], given: Sequence[Tensor | float], out: object
+    ) -> None:
+        """What no part checks before another is launched. `shape`: of a matrix; `first`: the name of x."""
+        if not _is_compiling() and _tracing_state() is not None:
+            self._refuse_to_be_saved("torch.jit.trace")
+        if out is not None:
+            raise RuntimeError(
+                f"out: got {type(out).__name__}; accepted is None, the results of {self.traced.name} are new tensors"
+            )
+        for spec, value in zip(self.traced.operands, given, strict=True):
+            checks.operand(spec.kind, spec.name, value, x, shape, first)
+        for number, result in enumerate(self.results):
+            size = shape[-1] if result.axis else math.prod(shape[:-1])
+            if result.kind in (AMAX, AMIN) and size == 0:
+                what = "columns" if result.axis else "rows"
+                raise IndexError(
+                    f"{first}: got no {what} for {result.kind}, the result {number} of {self.traced.name}; accepted is "
+                    f"a matrix [..., N] with some, not one of shape {list(shape)}"
+                )
+        if self._reduces_columns and invariance.enabled():
+            raise RuntimeError(
+                f"batch_invariant: got a call of {self.traced.name}, with a reduction that depends on all rows; "
+                "accepted are reductions of each row"
+            )
+
+    def _results(self, shared: Tensor, given: Sequence[Any]) -> Any:
+        """All results, of the shared matrix."""
+        lead, columns = shared.shape[:-1], shared.shape[-1]
+        parts, matrices = self.parts(shared.dtype), self._matrices(shared, given)
+        flat, invariant = (math.prod(lead), columns), invariance.enabled()
+        reduced = [
+            reductions.reduce(
+                matrices[of].reshape(flat), kind, axis, correction=correction, invariant=invariant
+            )
+            for of, kind, axis, correction in parts.reductions
+        ]
+        values = []
+        for result, source in zip(self.results, parts.sources, strict=True):
+            if result.is_stored:
+                value = matrices[source]
+            else:
+                value = _of_pair(result, reduced[source]).reshape(result.shape(lead, columns))
+            values.append(value.float() if result.is_fp32 else value)
+        return filled(self.traced.results.structure, values)
+
+    def _matrices(self, shared: Tensor, given: Sequence[Any]) -> list[Tensor]:
+        """The shared matrix, and the others."""
+        found, wide = [shared], compute_dtype(shared.dtype)
+        for matrix, epilogue in self.matrices(shared.dtype)[1:]:
+            z = found[matrix.source]
+            found.append(z.to(wide) if epilogue is None else self._elementwise(epilogue, matrix, z, given))
+        return found
+
+    def _elementwise(self, epilogue: UserEpilogue, matrix: Matrix, z: Tensor, given: Sequence[Any]) -> Tensor:
+        """A matrix as an elementwise function of another."""
+        operands = matrix.operands(given)
+        if matrix.is_wide:
+            kinds = zip(epilogue.traced.kinds, operands, strict=True)
+            operands = [each if kind == SCALAR else each.to(z.dtype) for kind, each in kinds]
+        if invariance.enabled() and z.is_cpu and z.numel() and not _is_compiling():
+            return _row_by_row(epilogue, z, operands)
+        return epilogue.elementwise(z, *operands)
+
+
+def _made(parts: Parts) -> list[Part]:
+    return [
+        Part(matrix, None if matrix.traced is None else UserEpilogue(matrix.traced))
+        for matrix in parts.matrices
+    ]
+
+
+def _of_pair(result: Result, pair: tuple[Tensor, Tensor | None]) -> Tensor:
+    """A reduction; a mean may come beside its variance."""
+    value, mean = pair
+    return mean if result.kind == MEAN and mean is not None else value
+
+
+def _row_by_row(epilogue: UserEpilogue, z: Tensor, operands: Sequence[Any]) -> Tensor:
+    """Each row alone, at the same alignment: PyTorch's operators compute the ends of a tensor by other instructions."""
+    count, columns = math.prod(z.shape[:-1]), z.shape[-1]
+    kinds = epilogue.traced.kinds
+
+    def of_row(kind: str, value: Any, row: int) -> Any:
+        if kind == SCALAR or not KINDS[kind].by_row:
+            return value
+        return value.reshape(KINDS[kind].callers_shape((count,), columns))[row : row + 1]
+
+    rows = z.reshape(count, columns)
+    parts = [
+        epilogue.elementwise(
+            rows[row : row + 1].clone(),
+            *(of_row(kind, value, row) for kind, value in zip(kinds, operands, strict=True)),
+        )
+        for row in range(count)
+    ]
+    return torch.cat(parts).reshape(z.shape)

@@ -1,0 +1,172 @@
+"""`explain` of functions with several results: every launch, and which result each of them is."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import epigemm
+from epigemm import Matrix, PerColumn
+from epigemm.calls import reductions
+from epigemm.explain import results
+from tests.support.results import FUNCTIONS, NAMES, draw, in_fp32, squares, statistics, the_product_twice
+from tests.support.stage import Stage
+
+
+@epigemm.epilogue
+def several(acc: Tensor, bias: PerColumn, other: Matrix) -> tuple[Tensor, ...]:
+    z = acc + bias
+    y = F.gelu(z) * other
+    return y, z, y.sum(0), (z * z).sum(0), z.float(), *torch.var_mean(z, 1)
+
+
+def given(dtype: torch.dtype = torch.float32, m: int = 6) -> list[Tensor]:
+    return [torch.ones(size, dtype=dtype) for size in ((m, 256), (64, 256), (64,), (m, 64))]
+
+
+def test_it_knows_what_it_explains() -> None:
+    assert results.takes(several) and results.takes(several.elementwise)
+    for other in (epigemm.linear, "linear", torch.nn.Linear(2, 2), epigemm.epilogue(lambda acc: acc * 2.0)):
+        assert not results.takes(other)
+
+
+def test_launches_on_a_cpu() -> None:
+    found = epigemm.explain(several, *given())
+    assert found.path == "gemm+elementwise" and found.kernel == "torch GEMM (addmm, with the bias)"
+    assert found.op.startswith("several: (r0, r1, r2, r3, r4, r5, r6), of several_shared: epigemm::linear")
+    assert found.results[:3] == [
+        "r0: a matrix, [..., N], x's dtype",
+        "r1: a matrix, [..., N], x's dtype",
+        "r2: sum of each column, [N], fp32 (fp64 beside fp64)",
+    ]
+    names = [kernel.partition(".")[0] for kernel in found.kernels]
+    assert names == [
+        "torch GEMM (addmm, with the bias): r1, r4",
+        "PyTorch reference, several_result0",
+        "PyTorch reference, several_result3",
+        "torch sum of each column: r2",
+        "torch sum of each column: r3",
+        "torch var_mean of each row: r5, r6",
+    ]
+    assert found.kernels[1].endswith(": r0") and found.kernels[2].endswith(", which others read")
+    text = str(found)
+    assert "  results:    r0: a matrix" in text and "6. torch var_mean of each row: r5, r6" in text
+    assert "no argument requires grad" in found.backward
+
+
+def test_in_16_bits_others_are_computed_in_fp32() -> None:
+    kernels = epigemm.explain(several, *given(torch.bfloat16)).kernels
+    assert [kernel.partition(".")[0] for kernel in kernels] == [
+        "torch GEMM (addmm, with the bias): r1",
+        "PyTorch reference, several_result0",
+        "torch cast of [6, 64] to float32: r4",
+        "PyTorch reference, several_result3",
+        "torch sum of each column: r2",
+        "torch sum of each column: r3",
+        "torch var_mean of each row: r5, r6",
+    ]
+
+
+def test_casts() -> None:
+    """Of the shared matrix, of the operands, and of a result."""
+
+    @epigemm.epilogue
+    def scaled(acc: Tensor, bias: PerColumn, other: Matrix) -> tuple[Tensor, Tensor, Tensor]:
+        z = acc + bias
+        return z, (z * other).sum(0), z.float()
+
+    kernels = epigemm.explain(scaled, *given(torch.float16)).kernels
+    assert kernels[1:3] == ["torch cast of [6, 64] to float32: r2"] * 1 + ["torch cast of [6, 64] to float32"]
+    assert epigemm.explain(scaled, *given(torch.float64)).kernels[-1] == "torch cast to float32: r2"
+    with torch.autocast("cpu"):
+        kernels = epigemm.explain(scaled, *given()).kernels
+    assert kernels[0] == "torch cast of [6, 256] from float32 to bfloat16"
+
+
+def test_the_elementwise_form() -> None:
+    *_, bias, other = given()
+    found = epigemm.explain(several.elementwise, other, bias, other)
+    assert found.path == "elementwise" and "several_shared" in found.kernel
+    assert found.kernels[0].endswith(": r1, r4")
+    found = epigemm.explain(squares.elementwise, other)
+    assert found.path == "elementwise" and found.kernels[-1] == "torch sum of each column: r0"
+    found = epigemm.explain(the_product_twice.elementwise, other)
+    assert found.path == "reference" and found.kernels == ["torch copy of z: r0, r1"]
+    assert found.op == "the_product_twice: (r0, r1), of z"
+
+
+def test_gradients_and_batch_invariance() -> None:
+    x, weight, bias, other = given()
+    found = epigemm.explain(several, x.requires_grad_(), weight, bias, other)
+    assert (
+        "one matrix product each" in found.backward
+        and "of reductions and casts PyTorch's own" in found.backward
+    )
+    found = epigemm.explain(several, x.detach(), weight, bias, other.requires_grad_())
+    assert not found.backward.startswith("not needed")
+
+    @epigemm.epilogue
+    def rows(acc: Tensor) -> tuple[Tensor, Tensor]:
+        return acc.sum(1), acc.amax(1)
+
+    with epigemm.batch_invariant():
+        kernels = epigemm.explain(rows, x.detach(), weight).kernels
+    assert kernels[-2:] == [
+        "torch sum, as sums of two numbers: one kernel for each halving of the columns of each row: r0",
+        "torch amax of each row: r1",
+    ]
+
+
+def test_nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any, **__: Any) -> None:
+        raise AssertionError("it ran")
+
+    monkeypatch.setattr(reductions, "reduce", refuse)
+    monkeypatch.setattr(epigemm.ResultsEpilogue, "_matrices", refuse)
+    monkeypatch.setattr(torch.nn.functional, "linear", refuse)
+    epigemm.explain(several, *given())
+    epigemm.explain(several.elementwise, given()[3], *given()[2:])
+
+
+def test_the_errors_are_those_of_the_call() -> None:
+    x, weight, bias, other = given()
+    with pytest.raises(RuntimeError, match=r"bias: got shape \[63\]"):
+        epigemm.explain(several, x, weight, bias[:-1], other)
+    with pytest.raises(RuntimeError, match="strict: got True"):
+        epigemm.explain(several, x, weight, bias, other, strict=True)
+    with pytest.raises(RuntimeError, match="out: got Tensor; accepted is None"):
+        epigemm.explain(several, x, weight, bias, other, out=x)
+
+
+@pytest.mark.parametrize("function", FUNCTIONS, ids=NAMES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
+def test_every_function_is_explained(function: Any, dtype: torch.dtype, rng: torch.Generator) -> None:
+    call = draw(function, rng, dtype, lead=(2, 3))
+    found = epigemm.explain(function, call.x, call.weight, *call.operands)
+    named = {f"r{number}" for number in range(len(function.results))}
+    assert {word.strip(",") for kernel in found.kernels for word in kernel.split(": ")[-1].split()} >= named
+    assert epigemm.explain(function.elementwise, call.product.to(dtype), *call.operands).kernels
+
+
+def test_on_a_gpu_the_product_is_one_kernel(stage: Stage) -> None:
+    """A pretended one, whose kernels are in Python."""
+    x, weight, bias, other = (each.bfloat16() for each in given(m=256))
+    found = epigemm.explain(several, x, weight, bias, other)
+    assert any("several_result0" in kernel and kernel.endswith(": r0") for kernel in found.kernels)
+    got = several(x, weight, bias, other)
+    assert got[0].shape == (256, 64)
+    tuned = epigemm.tune(several, x, weight, bias, other)
+    assert {entry.epilogue for entry in tuned.entries} == {"bias"}
+    tuned = epigemm.tune(statistics, x, weight, bias, bias)
+    assert all(entry.epilogue.startswith("statistics_shared") for entry in tuned.entries) and tuned.entries
+
+
+def test_what_has_no_product_is_not_tuned() -> None:
+    with pytest.raises(ValueError, match="which has no kernel; accepted are linear functions"):
+        epigemm.tune(the_product_twice.elementwise, torch.ones(2, 3))
+    with pytest.raises(ValueError, match="which has one kernel only"):
+        epigemm.tune(in_fp32.elementwise, torch.ones(2, 3), torch.ones(3), torch.ones(2, 3))

@@ -1,0 +1,81 @@
+"""`epigemm.epilogue`: what it makes of a function, by what that returns."""
+
+from __future__ import annotations
+
+import inspect
+import pydoc
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import epigemm
+from epigemm import PerColumn, ResultsEpilogue, Scalar, UserEpilogue
+
+
+def matrix(acc: Tensor) -> Any:
+    return torch.tanh(acc)
+
+
+def matrix_in_fp32(acc: Tensor) -> Any:
+    return torch.tanh(acc).float()
+
+
+def tuple_of_one(acc: Tensor) -> Any:
+    return (torch.tanh(acc),)
+
+
+def reduction(acc: Tensor) -> Any:
+    return acc.sum(0)
+
+
+@pytest.mark.parametrize(
+    ("function", "kind"),
+    [
+        (matrix, UserEpilogue),
+        (matrix_in_fp32, UserEpilogue),
+        (tuple_of_one, ResultsEpilogue),
+        (reduction, ResultsEpilogue),
+    ],
+)
+def test_what_it_makes(function: Any, kind: type) -> None:
+    made = epigemm.epilogue(function)
+    assert type(made) is kind
+    assert vars(made)["__wrapped__"] is function and vars(made)["__name__"] == function.__name__
+
+
+def test_one_matrix_has_the_dtype_of_x() -> None:
+    """As always; `return (y.float(),)` is what asks for fp32."""
+    x = torch.ones(2, 8, dtype=torch.bfloat16)
+    assert epigemm.epilogue(matrix_in_fp32)(x, x).dtype == torch.bfloat16
+
+
+@epigemm.epilogue
+def normalised(
+    acc: Tensor, bias: PerColumn, scale: Scalar = 1.0
+) -> tuple[Tensor, tuple[Tensor, Tensor], Tensor]:
+    z = (acc + bias) * scale
+    return z, torch.var_mean(z, 0, correction=0), z.amax(1)
+
+
+def test_help_says_what_it_returns() -> None:
+    assert (
+        str(inspect.signature(normalised)) == "(x, weight, bias, *, scale=1.0, precision=None, strict=False)"
+    )
+    text = pydoc.plain(pydoc.render_doc(normalised))
+    for words in (
+        "The results of normalised(x @ weight.T, ...)",
+        "precision, strict: as of",
+        "(r0, (r1, r2), r3)",
+        "r0: a matrix, [..., N], x's dtype.",
+        "r1: var of each column, [N], fp32 (fp64 beside fp64).",
+        "r2: mean of each column",
+        "r3: amax of each row, [...], fp32",
+    ):
+        assert words in text, words
+
+
+def test_a_function_without_a_code_object() -> None:
+    with pytest.raises(TypeError, match="epilogue: got builtin_function_or_method"):
+        epigemm.epilogue(torch.relu)

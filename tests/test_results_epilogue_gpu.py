@@ -1,0 +1,123 @@
+"""Functions with several results on a GPU: memory that held NaN, the same bits twice, and which kernels run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves
+
+import epigemm
+from epigemm import ResultsEpilogue
+from epigemm.linking import cubins
+from tests.support.results import (
+    FUNCTIONS,
+    NAMES,
+    Given,
+    assert_results,
+    draw,
+    every_reduction,
+    gelu_and_product,
+    in_fp32,
+    of_every_operand,
+    statistics,
+    wanted,
+)
+
+pytestmark = pytest.mark.gpu
+DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+
+
+def poison(*sizes: int) -> None:
+    """Leave NaN in the memory that the allocator gives next."""
+    held = [torch.full((size,), float("nan"), device="cuda") for size in sizes for _ in range(4)]
+    torch.cuda.synchronize()
+    del held
+
+
+def call(function: ResultsEpilogue, given: Given, **options: Any) -> list[Tensor]:
+    return tree_leaves(function(given.x, given.weight, *given.operands, **options))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(
+    "size", [(1024, 512, 1024), (64, 2048, 2048), (300, 520, 1024), (1, 136, 72)], ids=str
+)
+@pytest.mark.parametrize("function", FUNCTIONS, ids=NAMES)
+def test_poisoned_memory_and_two_runs(
+    function: ResultsEpilogue, size: tuple[int, int, int], dtype: torch.dtype, rng: torch.Generator
+) -> None:
+    m, n, k = size
+    given = draw(function, rng, dtype, "cuda", (m,), n, k)
+    want = wanted(function, given.product, given.operands)
+    results = []
+    for _ in range(2):
+        poison(m * n, m, n)
+        results.append(call(function, given))
+        assert_results(function, results[-1], want, dtype, (m, n))
+    for one, other in zip(*results, strict=True):
+        assert torch.equal(one, other) or bool(one.isnan().any())
+
+
+@pytest.mark.parametrize("precision", ["highest", "high", "tf32"])
+def test_every_arithmetic_of_fp32(precision: str, rng: torch.Generator) -> None:
+    """On fp16 slices the fixup writes some of the shared matrix again: every result reads it afterwards."""
+    given = draw(statistics, rng, torch.float32, "cuda", (2048,), 2048, 2048)
+    given.x[7, 3] = 3e9  # beside ones no slice holds it
+    given.x[100] *= 2.0**-60
+    z, statistics_of_z, rest = statistics(given.x, given.weight, *given.operands, precision=precision)
+    wide = z.double()
+    got, want = [each.double() for each in statistics_of_z], torch.var_mean(wide, 0, correction=0)
+    torch.testing.assert_close(got, list(want), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(rest[2].double(), wide.amax(1, keepdim=True), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+def test_the_product_is_one_kernel(dtype: torch.dtype, rng: torch.Generator) -> None:
+    given = draw(statistics, rng, dtype, "cuda", (2048,), 4096, 4096)
+    weight = epigemm.pack(given.weight) if dtype == torch.float32 else given.weight
+    statistics(given.x, weight, *given.operands, strict=True)
+    found = epigemm.explain(statistics, given.x, weight, *given.operands, strict=True)
+    assert found.path == "fused" and found.kernels[-1].startswith("torch ")
+
+
+def test_precompiled_calls_link_nothing(monkeypatch: pytest.MonkeyPatch, rng: torch.Generator) -> None:
+    def refuse(*_: object) -> None:
+        raise AssertionError("a call had to link")
+
+    for function in (in_fp32, of_every_operand):
+        epigemm.precompile(function, [(512, 1024, 1024)], training=True)
+        assert epigemm.precompile(function, [(512, 1024, 1024)], training=True) == []
+    monkeypatch.setattr(cubins, "build_cubins", refuse)
+    for function in (in_fp32, of_every_operand):
+        given = draw(function, rng, torch.bfloat16, "cuda", (512,), 1024, 1024)
+        results = call(function, given)
+        leaves = given.leaves()
+        found = [each for each in call(function, given) if each.requires_grad]
+        torch.autograd.grad(sum(each.sum() for each in found), leaves, allow_unused=True)  # type: ignore[arg-type]
+        assert_results(
+            function, results, wanted(function, given.product, given.operands), torch.bfloat16, (512, 1024)
+        )
+
+
+def test_cuda_graph(rng: torch.Generator) -> None:
+    given = draw(every_reduction, rng, torch.bfloat16, "cuda", (512,), 1024, 1024)
+    want = call(every_reduction, given)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = call(every_reduction, given)
+    for each in found:
+        each.zero_()
+    graph.replay()
+    torch.cuda.synchronize()
+    assert all(torch.equal(one, other) for one, other in zip(found, want, strict=True))
+
+
+def test_a_batch_invariant_call_on_a_gpu(rng: torch.Generator) -> None:
+    given = draw(gelu_and_product, rng, torch.bfloat16, "cuda", (300,), 512, 512)
+    with epigemm.batch_invariant():
+        every = call(gelu_and_product, given)
+        some = gelu_and_product(given.x[77:80], given.weight, *given.operands)
+    assert all(torch.equal(a[77:80], b) for a, b in zip(every, some, strict=True))
