@@ -38,6 +38,7 @@ from epigemm.functional import (
 from epigemm.glu import linear_glu
 from epigemm.packs.keep_mode import keep_packs, set_keep_packs
 from epigemm.packs.weight_packs import PackedWeight, pack
+from epigemm.planning.gpus import GPU
 from epigemm.precompiling import precompile
 from epigemm.tuning.tuner import Tuning, tune
 from epigemm.user_epilogue import UserEpilogue, epilogue
@@ -52,6 +53,7 @@ except PackageNotFoundError:  # Imported from a folder that was never installed.
     __version__ = str(build_info()["version"])
 
 __all__ = [
+    "GPU",
     "Explanation",
     "FusionReport",
     "Matrix",

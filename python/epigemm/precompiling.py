@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -20,7 +20,9 @@ from epigemm.epilogues.kinds import KINDS, SCALAR
 from epigemm.epilogues.registry import compute_dtype
 from epigemm.epilogues.traced import LinkedEpilogue
 from epigemm.linking import loading
-from epigemm.planning import dry_runs
+from epigemm.planning import dry_runs, gpus
+from epigemm.planning.dry_runs import DryRun
+from epigemm.planning.gpus import GPU
 from epigemm.user_epilogue import UserEpilogue
 
 
@@ -34,6 +36,7 @@ def precompile(
     operand_dtype: torch.dtype | None = None,
     training: bool = False,
     arch: str | None = None,
+    gpu: GPU | str | None = None,
 ) -> list[str]:
     """Link an epilogue into the kernels that calls of these sizes need, so that no call waits for that.
 
@@ -53,17 +56,25 @@ def precompile(
         arch: in place of `shapes` and `device`, a GPU that this machine need not have, as "sm_80" or "sm_120". All
             kernels are linked that exist for every GPU since Ampere: `elementwise`, which follows PyTorch's GEMM there,
             and in 16 bits the mma.sync kernels, which no call chooses yet. No driver is needed.
+        gpu: in place of `device`, a GPU that need not be here, by its name, as "A100 80 GB" or "RTX 4090", or an
+            `epigemm.GPU`: what calls of these shapes take there by the cost models' choice. On Hopper those may be
+            fused kernels. On other GPUs PyTorch's GEMM computes the product, and one elementwise kernel follows:
+            that one is linked. No driver is needed. What `epigemm.tune` measured there is not known here.
 
     Returns:
         The names of the kernels that were linked now.
 
     Raises:
-        TypeError: `function` was not made by `epigemm.epilogue`, `shapes` are not triples, or a dtype does not fit.
-        ValueError: `arch` is not such an architecture, or `shapes` or `device` is given, too.
+        TypeError: `function` was not made by `epigemm.epilogue`, `shapes` are not triples, a dtype does not fit, or
+            `gpu` is neither a name nor an `epigemm.GPU`.
+        ValueError: `arch` is not such an architecture, or `shapes` or `device` is given, too; no GPU has the name
+            `gpu`, or `arch` or `device` is given beside it.
         RuntimeError: there is no GPU with epigemm's kernels, or an epilogue cannot be linked; the message says why.
 
     Example:
         >>> epigemm.precompile(swish_clamp, [(1, 4096, 4096), (2048, 4096, 4096)])  # doctest: +SKIP
+        >>> epigemm.precompile(swish_clamp, [(2048, 4096, 4096)], gpu="A100 80 GB")  # doctest: +SKIP
+        ['epigemm_open_elementwise_bfloat16']
     """
     if not isinstance(function, UserEpilogue):
         raise TypeError(
@@ -74,6 +85,14 @@ def precompile(
     checks.flag("training", training)
     types = dtype, _operand_dtype(dtype, operand_dtype)
     forms = [function, *function.without.values()]  # with all optional operands, and without some
+    if gpu is not None:
+        elsewhere = _described(gpu, arch, device)
+        wanted_there = {form: _chosen(form, sizes, types, precision, training, elsewhere) for form in forms}
+        return [
+            name
+            for form, symbols in wanted_there.items()
+            for name in _link_for(form, symbols, types, elsewhere.capability)
+        ]
     if arch is not None:
         capability = _capability(arch, sizes, device)
         symbols = _of_any_gpu(dtype, training)
@@ -127,9 +146,45 @@ def _capability(arch: str, sizes: object, device: object) -> tuple[int, int]:
 def _of_any_gpu(dtype: torch.dtype, training: bool) -> list[str]:
     """The kernels that are compiled for every GPU since Ampere."""
     element = str(dtype).removeprefix("torch.")
-    alone = [f"epigemm_open_elementwise_{element}", f"epigemm_open_derivative_{element}"]
     tiles = build_info()["families"]["sm80_mma"]["16_bits"] if dtype.itemsize == 2 else 0
-    return alone[: 1 + training] + [f"epigemm_open_sm80_mma_{element}_{tile}" for tile in range(tiles)]
+    return _alone(dtype, training) + [f"epigemm_open_sm80_mma_{element}_{tile}" for tile in range(tiles)]
+
+
+def _alone(dtype: torch.dtype, training: bool) -> list[str]:
+    """The kernels of the epilogue without a product."""
+    element = str(dtype).removeprefix("torch.")
+    kinds = ("elementwise", "derivative") if training else ("elementwise",)
+    return [f"epigemm_open_{kind}_{element}" for kind in kinds]
+
+
+def _described(gpu: object, arch: object, device: object) -> GPU:
+    """The GPU that is named or described."""
+    found = gpus.find(gpu)
+    if arch is not None or device is not None:
+        raise ValueError(
+            f"gpu: got {gpu!r} beside {'device' if arch is None else 'arch'}; it takes the place of either"
+        )
+    return found
+
+
+def _chosen(
+    form: UserEpilogue,
+    sizes: Sequence[tuple[int, int, int]],
+    types: tuple[torch.dtype, torch.dtype],
+    precision: str,
+    training: bool,
+    gpu: GPU,
+) -> list[str]:
+    """The kernels that calls of these sizes take on a GPU elsewhere, each once."""
+    found = dict.fromkeys(_alone(types[0], training))
+    for size in sizes:
+        call = _call(form, size, types, precision, torch.device("meta"))
+        for run in _dry_runs(form, call, gpu.numbers):
+            what = "a fused kernel" if run.fused else "PyTorch's GEMM and one elementwise kernel"
+            packed = ", its weight packed," if run.packed else ""
+            progress.note(f"{form.traced.name}: {size} in {types[0]}{packed} on {gpu.name} is {what}")
+            found.update(dict.fromkeys(run.missing))
+    return list(found)
 
 
 def _link_for(
@@ -200,7 +255,16 @@ def _missing(function: UserEpilogue, call: LinearCall, training: bool) -> Iterat
     yield elementwise_kernels.missing(call.epilogue, call.x)
     if training:
         yield elementwise_kernels.missing(call.epilogue, call.x, derivative=True)
+    for run in _dry_runs(function, call):
+        yield ",".join(run.missing)
+
+
+def _dry_runs(function: UserEpilogue, call: LinearCall, gpu: tuple[int, ...] = ()) -> Iterator[DryRun]:
+    """What would come of a call, without and with a packed weight; nothing of a call on the package's own kernels.
+
+    Each is made when it is asked for: kernels may have been linked meanwhile. `gpu`: as of `dry_runs.dry_run`.
+    """
     if function.runs_built_in(call.operands, call.x):
         return
     for slices in (0, dry_runs.ALL_KEPT) if call.x.dtype == torch.float32 else (0,):
-        yield ",".join(dry_runs.dry_run(call, slices).missing)
+        yield dry_runs.dry_run(call, slices, gpu=gpu)
