@@ -57,8 +57,9 @@ def ask(
     alignment: int = _ALIGNED,  # bytes; the addresses of all three are multiples of it
     any_family: bool = False,  # whether to include kernels that are not used yet, because they have not run on a GPU
     # compute capability (90 for 9.0), multiprocessors and then perhaps clock in MHz and memory bandwidth in bytes a
-    # microsecond, then perhaps bytes of L2 and 1 where fp32 sums take the tensor cores twice as long (GeForce);
-    # empty: those of `device`
+    # microsecond, then perhaps bytes of L2 and 1 where fp32 sums take the tensor cores twice as long (GeForce), then
+    # perhaps, as `epigemm.calibrate` measures them, the tensor cores' flops a microsecond and cuBLAS's efficiency in
+    # thousandths; empty: those of `device`
     gpu: tuple[int, ...] = (),
     device: int = -1,  # the CUDA device whose measurements are used; -1: none
 ) -> dict[str, Any]:
@@ -66,6 +67,17 @@ def ask(
     flags = (packed, tf32_allowed, has_bias, invariant, any_family)
     problem = (epilogue, m, n, k, strides, alignment, dtype, arithmetic)
     answer: dict[str, Any] = json.loads(ops._plan(*problem, *flags, gpu or None, device))
+    return answer
+
+
+def architecture(gpu: tuple[int, ...] = (), device: int = -1) -> dict[str, Any]:
+    """What the planner knows of a GPU, `gpu` and `device` as of `ask`: its limits, and what it reaches.
+
+    Rates are of the whole GPU, in flops a microsecond: "tensor_flops_per_us" in 16 bits with fp32 sums by the
+    instructions of the architecture's own kernels, "cublas_flops_per_us" by cuBLAS's, "fp32_flops_per_us" without
+    tensor cores. "shared_bytes" is what a thread block has at most.
+    """
+    answer: dict[str, Any] = json.loads(ops._architecture(gpu or None, device))
     return answer
 
 
