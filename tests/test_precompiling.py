@@ -12,6 +12,7 @@ from torch import Tensor
 
 import epigemm
 from epigemm import Matrix, PerColumn, PerRow, Scalar, precompiling, progress
+from epigemm.calls import elementwise_kernels
 from epigemm.epilogues.kinds import SCALAR
 from epigemm.epilogues.traced import LinkedEpilogue
 from epigemm.linking import cubins, libraries, loading, store
@@ -78,7 +79,7 @@ def test_precompile_says_what_is_wrong(name: str) -> None:
 
 def test_precompile_needs_a_gpu_that_torch_sees(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(RuntimeError, match=r"device: got cuda, .* .torch finds no GPU"):
+    with pytest.raises(RuntimeError, match=r"device: got cuda, .* .no CUDA GPUs are available"):
         epigemm.precompile(mixed, [(1, 8, 8)])
 
 
@@ -214,7 +215,7 @@ def test_it_says_that_it_takes_long(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(progress, "NOTED", 0.0)
-    monkeypatch.setattr(precompiling, "_gpu", torch.device)
+    monkeypatch.setattr(elementwise_kernels, "gpu", torch.device)
     monkeypatch.setattr(precompiling, "_missing", lambda *_: iter(["a,b", ""]))
     monkeypatch.setattr(loading, "link", lambda *_: "")
     caplog.set_level("DEBUG", "epigemm")

@@ -40,6 +40,7 @@ from epigemm.packs.keep_mode import keep_packs, set_keep_packs
 from epigemm.packs.weight_packs import PackedWeight, pack
 from epigemm.planning.gpus import GPU
 from epigemm.precompiling import precompile
+from epigemm.tuning.calibrating import Calibration, calibrate
 from epigemm.tuning.tuner import Tuning, tune
 from epigemm.user_epilogue import UserEpilogue, epilogue
 
@@ -54,6 +55,7 @@ except PackageNotFoundError:  # Imported from a folder that was never installed.
 
 __all__ = [
     "GPU",
+    "Calibration",
     "Explanation",
     "FusionReport",
     "Matrix",
@@ -68,6 +70,7 @@ __all__ = [
     "batch_invariant",
     "bias_relu",
     "build_info",
+    "calibrate",
     "epilogue",
     "explain",
     "fuse",

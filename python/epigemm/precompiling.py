@@ -97,7 +97,7 @@ def precompile(
         capability = _capability(arch, sizes, device)
         symbols = _of_any_gpu(dtype, training)
         return [name for form in forms for name in _link_for(form, symbols, types, capability)]
-    place = _gpu(device)
+    place = elementwise_kernels.gpu(device)
     linked: list[str] = []
     wanted = list(itertools.product(forms, sizes))
     with progress.doing(f"precompiling {function.traced.name} for {len(wanted)} calls", len(wanted)) as task:
@@ -203,20 +203,6 @@ def _linked(form: UserEpilogue, types: tuple[torch.dtype, torch.dtype]) -> Linke
     """The epilogue for operands of these types; scalars are fp32. `types`: of x and of operands."""
     dtype, of_operands = types
     return form.linked([spec.kind == SCALAR or of_operands is not dtype for spec in form.traced.operands])
-
-
-def _gpu(device: torch.device | str | None) -> torch.device:
-    place = torch.device("cuda" if device is None else device)
-    if place.type != "cuda":
-        reason = "it is no GPU"
-    elif not torch.cuda.is_available():
-        reason = "torch finds no GPU"
-    else:
-        like = torch.empty(0, device=place)
-        if elementwise_kernels.has_native(like):
-            return like.device
-        reason = elementwise_kernels.why_none(like)
-    raise RuntimeError(f"device: got {place}, where no kernel of epigemm's runs ({reason})")
 
 
 def _call(

@@ -1,7 +1,7 @@
 // Every GPU since Ampere, as mma.sync's kernels see it: what they may use, and what it reaches. Plain C++.
 //
 // None of these rates was measured. Those of the tensor cores are NVIDIA's published figures (dense, fp32 sums) divided
-// by multiprocessors and boost clock, and tests/planning/test_plans_architectures.py holds them against data sheets.
+// by multiprocessors and boost clock, and tests/planning/test_architectures.py holds them against data sheets.
 // Those of L2 and of cuBLAS are assumed. Where epigemm.calibrate has measured a device, its figures count.
 #pragma once
 

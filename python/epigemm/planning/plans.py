@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from epigemm._native import build_info, cuda_status, ops
-from epigemm.planning import measured
+from epigemm.planning import calibrations, measured
 
 _ALIGNED = 256  # bytes: the least alignment of torch's allocator
 
@@ -25,6 +25,7 @@ def usable(device: int) -> bool:
     if cuda_status(device):
         return False
     measured.load(device)
+    calibrations.load(device)
     ops._set_ready(device)
     return True
 
@@ -67,17 +68,6 @@ def ask(
     flags = (packed, tf32_allowed, has_bias, invariant, any_family)
     problem = (epilogue, m, n, k, strides, alignment, dtype, arithmetic)
     answer: dict[str, Any] = json.loads(ops._plan(*problem, *flags, gpu or None, device))
-    return answer
-
-
-def architecture(gpu: tuple[int, ...] = (), device: int = -1) -> dict[str, Any]:
-    """What the planner knows of a GPU, `gpu` and `device` as of `ask`: its limits, and what it reaches.
-
-    Rates are of the whole GPU, in flops a microsecond: "tensor_flops_per_us" in 16 bits with fp32 sums by the
-    instructions of the architecture's own kernels, "cublas_flops_per_us" by cuBLAS's, "fp32_flops_per_us" without
-    tensor cores. "shared_bytes" is what a thread block has at most.
-    """
-    answer: dict[str, Any] = json.loads(ops._architecture(gpu or None, device))
     return answer
 
 

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import pytest
 
-from epigemm.planning import plans
+from epigemm.planning import architectures, plans
 from epigemm.planning.gpus import KNOWN
 
 A100, GA102 = "A100 Tensor Core GPU Architecture", "Ampere GA102 GPU Architecture"
@@ -55,7 +55,7 @@ def test_every_known_gpu_is_held_against_something() -> None:
 
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_a_gpu_reaches_what_is_published(name: str) -> None:
-    published, found = PUBLISHED[name], plans.architecture(KNOWN[name].numbers)
+    published, found = PUBLISHED[name], architectures.of(KNOWN[name].numbers)
     assert found["cublas_flops_per_us"] == pytest.approx(1e6 * published.tensor, rel=0.02), published.source
     assert (found["tensor_flops_per_us"] < found["cublas_flops_per_us"]) == (name in MMA_IS_SLOWER)
     if published.fp32:
@@ -66,7 +66,7 @@ def test_a_gpu_reaches_what_is_published(name: str) -> None:
 
 @pytest.mark.parametrize("name", KNOWN)
 def test_models_are_fitted_on_hopper_alone(name: str) -> None:
-    found = plans.architecture(KNOWN[name].numbers)
+    found = architectures.of(KNOWN[name].numbers)
     assert found["is_fitted"] == (KNOWN[name].capability == (9, 0)) == (found["name"] == "sm90")
     assert found["least_gain"] == (0 if found["is_fitted"] else 1.1)
     assert found["cublas_efficiency"] == (0 if found["is_fitted"] else 0.9)
@@ -80,7 +80,7 @@ def test_models_are_fitted_on_hopper_alone(name: str) -> None:
 )  # fmt: skip
 def test_limits_go_by_capability(capability: int, shared_kb: int, of_multiprocessor: int) -> None:
     """Of one that is not known as much as of the smaller ones: every tile that is planned fits."""
-    found = plans.architecture((capability, 10, 1000, 10**6))
+    found = architectures.of((capability, 10, 1000, 10**6))
     assert found["shared_bytes"] == 1024 * shared_kb
     assert found["tensor_flops_per_us"] == 10 * 1000 * of_multiprocessor
     assert found["l2_bytes"] > 0, "assumed, where the device does not tell"
@@ -91,7 +91,7 @@ def test_geforce_adds_fp32_sums_at_half_the_rate() -> None:
     for geforce, other in pairs:
         rates = []
         for name in (geforce, other):
-            found = plans.architecture(KNOWN[name].numbers)
+            found = architectures.of(KNOWN[name].numbers)
             rates.append(found["tensor_flops_per_us"] / found["multiprocessors"] / found["clock_mhz"])
             assert found["has_half_rate_sums"] == (name == geforce)
         assert rates == [512, 1024]
@@ -102,7 +102,7 @@ CALIBRATED = (250_000_000, 800)  # flops a microsecond, thousandths
 
 def test_figures_that_were_measured_count() -> None:
     numbers = KNOWN["A100 40 GB"].numbers
-    before, after = plans.architecture(numbers), plans.architecture((*numbers, *CALIBRATED))
+    before, after = architectures.of(numbers), architectures.of((*numbers, *CALIBRATED))
     assert after["is_calibrated"] and after["tensor_flops_per_us"] == after["cublas_flops_per_us"] == 250e6
     assert after["cublas_efficiency"] == 0.8 and after["least_gain"] == 1.05 < before["least_gain"]
     assert after["fp32_flops_per_us"] == before["fp32_flops_per_us"]
@@ -142,6 +142,6 @@ def test_hoppers_models_take_no_figures() -> None:
 )
 def test_numbers_that_describe_no_gpu(gpu: tuple[int, ...]) -> None:
     with pytest.raises(RuntimeError, match=r"gpu must be empty or|figures of a calibration must be positive"):
-        plans.architecture(gpu)
+        architectures.of(gpu)
     with pytest.raises(RuntimeError, match="device: got -1, which is no CUDA device"):
-        plans.architecture()
+        architectures.of()
