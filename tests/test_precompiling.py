@@ -106,10 +106,11 @@ def test_precompile_for_a_gpu_that_is_not_here(monkeypatch: pytest.MonkeyPatch) 
     assert name == mixed.linked([False, False, False, True]).name and capability == (12, 0)
     assert symbols == ["epigemm_open_elementwise_bfloat16", *tiles]
     epigemm.precompile(mixed, dtype=torch.float32, training=True, arch="sm_86")
-    assert linker.asked[-1][1:] == (
-        ["epigemm_open_elementwise_float32", "epigemm_open_derivative_float32"],
-        (8, 6),
-    )
+    alone = ["epigemm_open_elementwise_float32", "epigemm_open_derivative_float32"]
+    in_tf32 = [f"epigemm_open_sm80_mma_tf32_{tile}" for tile in range(3)]
+    assert linker.asked[-1][1:] == ([*alone, *in_tf32], (8, 6))
+    epigemm.precompile(mixed, dtype=torch.float64, arch="sm_86")
+    assert linker.asked[-1][1] == ["epigemm_open_elementwise_float64"]
     linker.reason = "no libraries"
     with pytest.raises(RuntimeError, match="mixed: no libraries"):
         epigemm.precompile(mixed, arch="sm_80")

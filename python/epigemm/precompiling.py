@@ -55,7 +55,7 @@ def precompile(
         training: whether to link the derivative's kernel, too.
         arch: in place of `shapes` and `device`, a GPU that this machine need not have, as "sm_80" or "sm_120". All
             kernels are linked that exist for every GPU since Ampere: `elementwise`, which follows PyTorch's GEMM there,
-            and in 16 bits the mma.sync kernels, which no call chooses yet. No driver is needed.
+            and the mma.sync kernels (16 bits, and TF32 for fp32), which no call chooses yet. No driver is needed.
         gpu: in place of `device`, a GPU that need not be here, by its name, as "A100 80 GB" or "RTX 4090", or an
             `epigemm.GPU`: what calls of these shapes take there by the cost models' choice. On Hopper those may be
             fused kernels. On other GPUs PyTorch's GEMM computes the product, and one elementwise kernel follows:
@@ -145,9 +145,10 @@ def _capability(arch: str, sizes: object, device: object) -> tuple[int, int]:
 
 def _of_any_gpu(dtype: torch.dtype, training: bool) -> list[str]:
     """The kernels that are compiled for every GPU since Ampere."""
-    element = str(dtype).removeprefix("torch.")
-    tiles = build_info()["families"]["sm80_mma"]["16_bits"] if dtype.itemsize == 2 else 0
-    return _alone(dtype, training) + [f"epigemm_open_sm80_mma_{element}_{tile}" for tile in range(tiles)]
+    multiplied = "tf32" if dtype == torch.float32 else str(dtype).removeprefix("torch.")
+    family = build_info()["families"]["sm80_mma"]
+    tiles = 0 if dtype == torch.float64 else family["tf32" if dtype == torch.float32 else "16_bits"]
+    return _alone(dtype, training) + [f"epigemm_open_sm80_mma_{multiplied}_{tile}" for tile in range(tiles)]
 
 
 def _alone(dtype: torch.dtype, training: bool) -> list[str]:

@@ -2,9 +2,9 @@
 
 At INFO the logger writes that something takes long, and then how long it took; at DEBUG it also writes what took more
 than a tenth of a second. At INFO it also writes what was decided for a GPU that this machine need not have. It is
-silent by default. `logging.basicConfig(level=logging.INFO)` or `TORCH_LOGS=epigemm` in
-the environment enables it. If it is not enabled and stderr is a terminal, a line is shown there during the work: by
-`rich` if it is installed, else plain text. `EPIGEMM_PROGRESS=0` turns the line off.
+silent by default. `logging.basicConfig(level=logging.INFO)` or `TORCH_LOGS=epigemm` in the environment enables it. If
+it is not enabled and stderr is a terminal, a line is shown there during the work: by `rich` if it is installed, else
+plain text. `EPIGEMM_PROGRESS=0` turns the line off.
 """
 
 from __future__ import annotations
