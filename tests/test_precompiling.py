@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,9 +12,12 @@ from torch import Tensor
 
 import epigemm
 from epigemm import Matrix, PerColumn, PerRow, Scalar, precompiling, progress
+from epigemm.calls import elementwise_kernels
 from epigemm.epilogues.kinds import SCALAR
 from epigemm.epilogues.traced import LinkedEpilogue
-from epigemm.linking import loading
+from epigemm.linking import cubins, libraries, loading, store
+from epigemm.planning import plans
+from epigemm.planning.gpus import KNOWN
 from epigemm.precompiling import _call
 
 
@@ -49,6 +53,20 @@ PRECOMPILE: dict[str, tuple[type[Exception], str, Any, dict[str, Any]]] = {
         (),
         {"arch": "sm_80", "device": "cuda"},
     ),
+    "no name": (TypeError, "gpu: got int; accepted is an epigemm.GPU, or one of: A100", (), {"gpu": 80}),
+    "unknown": (ValueError, "gpu: got 'GTX 1080'; accepted is an epigemm.GPU, or", (), {"gpu": "GTX 1080"}),
+    "a GPU beside an architecture": (
+        ValueError,
+        "gpu: got 'A10' beside arch; it takes the place of either",
+        (),
+        {"gpu": "A10", "arch": "sm_86"},
+    ),
+    "a GPU beside a device": (
+        ValueError,
+        "gpu: got 'A10' beside device",
+        (),
+        {"gpu": "A10", "device": "cuda"},
+    ),
 }
 
 
@@ -61,7 +79,7 @@ def test_precompile_says_what_is_wrong(name: str) -> None:
 
 def test_precompile_needs_a_gpu_that_torch_sees(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(RuntimeError, match=r"device: got cuda, .* .torch finds no GPU"):
+    with pytest.raises(RuntimeError, match=r"device: got cuda, .* .no CUDA GPUs are available"):
         epigemm.precompile(mixed, [(1, 8, 8)])
 
 
@@ -88,10 +106,11 @@ def test_precompile_for_a_gpu_that_is_not_here(monkeypatch: pytest.MonkeyPatch) 
     assert name == mixed.linked([False, False, False, True]).name and capability == (12, 0)
     assert symbols == ["epigemm_open_elementwise_bfloat16", *tiles]
     epigemm.precompile(mixed, dtype=torch.float32, training=True, arch="sm_86")
-    assert linker.asked[-1][1:] == (
-        ["epigemm_open_elementwise_float32", "epigemm_open_derivative_float32"],
-        (8, 6),
-    )
+    alone = ["epigemm_open_elementwise_float32", "epigemm_open_derivative_float32"]
+    in_tf32 = [f"epigemm_open_sm80_mma_tf32_{tile}" for tile in range(3)]
+    assert linker.asked[-1][1:] == ([*alone, *in_tf32], (8, 6))
+    epigemm.precompile(mixed, dtype=torch.float64, arch="sm_86")
+    assert linker.asked[-1][1] == ["epigemm_open_elementwise_float64"]
     linker.reason = "no libraries"
     with pytest.raises(RuntimeError, match="mixed: no libraries"):
         epigemm.precompile(mixed, arch="sm_80")
@@ -117,7 +136,85 @@ def test_of_several_results_each_matrix_is_linked(monkeypatch: pytest.MonkeyPatc
         assert [symbols for _, symbols in others] == [alone, wide]
     linker.asked.clear()
     epigemm.precompile(several, arch="sm_80", dtype=torch.float32)
-    assert [symbols for _, symbols, _ in linker.asked] == [["epigemm_open_elementwise_float32"]] * 6
+    alone = ["epigemm_open_elementwise_float32"]
+    product = [*alone, *(f"epigemm_open_sm80_mma_tf32_{tile}" for tile in range(3))]
+    assert [symbols for _, symbols, _ in linker.asked] == [product, alone, alone] * 2
+
+
+ALONE = "epigemm_open_elementwise_bfloat16"
+SIZES = [(1, 4096, 4096), (2048, 4096, 4096), (300, 1001, 513)]
+ALIGNED = [*SIZES[:2], (8192, 4096, 1024), (16, 8192, 8192)]
+
+
+@pytest.mark.parametrize("gpu", [name for name, known in KNOWN.items() if known.capability != (9, 0)])
+def test_other_gpus_than_hopper_follow_torchs_gemm(gpu: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One kernel is linked, once, for the GPU's own architecture."""
+    linker = Linker()
+    monkeypatch.setattr(loading, "link_for", linker)
+    for training, names in ((False, [ALONE]), (True, [ALONE, "epigemm_open_derivative_bfloat16"])):
+        assert epigemm.precompile(mixed, SIZES, gpu=gpu, training=training) == [ALONE]
+        assert linker.asked.pop()[1:] == (names, KNOWN[gpu].capability)
+    for precision in ("highest", "ieee", "high"):
+        epigemm.precompile(mixed, SIZES, dtype=torch.float32, precision=precision, gpu=gpu)
+        assert linker.asked.pop()[1] == ["epigemm_open_elementwise_float32"]
+    assert not linker.asked
+
+
+def test_a_hopper_gpu_that_is_not_here(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the planner chooses of these figures for every size, and nothing twice."""
+    linker = Linker()
+    monkeypatch.setattr(loading, "link_for", linker)
+    caplog.set_level("INFO", "epigemm")
+    gpu = KNOWN["H200"]
+    epigemm.precompile(mixed, ALIGNED, gpu=gpu)
+    ((name, symbols, capability),) = linker.asked
+    assert capability == (9, 0) and symbols[0] == ALONE and len(set(symbols)) == len(symbols)
+    wanted, expected = {ALONE}, []
+    for m, n, k in ALIGNED:
+        found = plans.ask(name, m, n, k, "bfloat16", "ieee", has_bias=False, gpu=gpu.numbers)
+        what = "a fused kernel" if found["fused"] else "PyTorch's GEMM and one elementwise kernel"
+        expected.append(f"mixed: ({m}, {n}, {k}) in torch.bfloat16 on NVIDIA H200 is {what}")
+        if found["fused"]:
+            wanted.add(f"epigemm_open_{found['family']}_bfloat16_{found['plan'][1]}")
+    assert set(symbols) == wanted and len(wanted) > 2
+    assert [text for text in caplog.messages if text.startswith("mixed: ")] == expected
+
+
+def test_fp32_for_a_gpu_that_is_not_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a packed weight and without one: as calls there would take it under the setting here."""
+    linker = Linker()
+    monkeypatch.setattr(loading, "link_for", linker)
+    epigemm.precompile(mixed, SIZES[1:2], dtype=torch.float32, precision="highest", gpu="h200")
+    symbols = linker.asked.pop()[1]
+    assert any("_sm90_fp16x3_split_" in each for each in symbols) and "epigemm_open_fixup" in symbols
+    epigemm.precompile(mixed, SIZES[1:2], dtype=torch.float32, precision="ieee", gpu="h200")
+    assert linker.asked.pop()[1] == ["epigemm_open_elementwise_float32"]
+
+
+def test_every_form_is_linked_and_a_copy_of_the_packages_own_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    @epigemm.epilogue
+    def optional(acc: Tensor, bias: PerColumn | None = None) -> Tensor:
+        return torch.relu(acc if bias is None else acc + bias)
+
+    linker = Linker()
+    monkeypatch.setattr(loading, "link_for", linker)
+    epigemm.precompile(optional, SIZES[1:2], gpu="H100")
+    with_bias, without = (symbols for _, symbols, _ in linker.asked)
+    assert with_bias == [ALONE], "bias and ReLU are a function of epigemm's"
+    assert ALONE in without
+
+
+@pytest.mark.skipif(bool(libraries.unavailable()), reason="NVRTC or nvJitLink is missing")
+@pytest.mark.skipif(cubins.ir_path(ALONE) is None, reason="a build without open kernels")
+@pytest.mark.parametrize("gpu", ["A100", "A10", "L40S", "RTX 4090", "B200", "RTX 5090"])
+def test_it_is_linked_without_a_driver(gpu: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EPIGEMM_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(store, "made", type(store.made)())
+    assert epigemm.precompile(mixed, SIZES, gpu=gpu) == [ALONE]
+    assert len(list((tmp_path / "cubins").glob("*.cubin"))) == 1
+    assert epigemm.precompile(mixed, SIZES, gpu=gpu) == []
 
 
 def test_what_is_no_epilogue() -> None:
@@ -144,7 +241,7 @@ def test_it_says_that_it_takes_long(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(progress, "NOTED", 0.0)
-    monkeypatch.setattr(precompiling, "_gpu", torch.device)
+    monkeypatch.setattr(elementwise_kernels, "gpu", torch.device)
     monkeypatch.setattr(precompiling, "_missing", lambda *_: iter(["a,b", ""]))
     monkeypatch.setattr(loading, "link", lambda *_: "")
     caplog.set_level("DEBUG", "epigemm")

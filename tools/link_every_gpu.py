@@ -25,7 +25,7 @@ from epigemm.planning import plans
 from tools.check_wheel import cuda_tool
 
 FAMILY = "sm80_mma"
-ELEMENTS = ("float16", "bfloat16")
+ELEMENTS = ("float16", "bfloat16", "tf32")
 SHARED_KB = {"sm_80": 163, "sm_86": 99, "sm_89": 99, "sm_90a": 227, "sm_100": 227, "sm_120": 99}
 """The GPUs, and the largest CTA's shared memory in each (CUDA's programming guide, technical specifications)."""
 MULTIPLY, COPY, SPILLS = "HMMA", "LDGSTS", ("LDL", "STL")
@@ -48,11 +48,12 @@ class Found(NamedTuple):
     instructions: dict[str, int]
 
 
-def tiles() -> dict[int, Tile]:
-    """All tiles by number: those for rows of whole 16 bytes, and those for other rows."""
+def tiles(element: str) -> dict[int, Tile]:
+    """All tiles of an element by number: those for rows of whole 16 bytes, and in 16 bits those for other rows."""
+    multiplied = ("float32", "tf32") if element == "tf32" else (element, "ieee")
     every = {}
     for columns in (128, 127):
-        answer = plans.ask("bias", 128, 128, columns, "bfloat16", "ieee", any_family=True, gpu=_ANY_TILE_FITS)
+        answer = plans.ask("bias", 128, 128, columns, *multiplied, any_family=True, gpu=_ANY_TILE_FITS)
         for each in answer["candidates"]:
             every[each["plan"][1]] = Tile(each["tile"], each["schedule"], each["shared_bytes"])
     return dict(sorted(every.items()))
@@ -110,7 +111,7 @@ def kernels(gpu: str, epilogue: str) -> Iterator[tuple[str, Tile, bytes]]:
     """The symbol, the tile and the machine code of each."""
     for element in ELEMENTS:
         functor: bytes | None = None
-        for number, tile in tiles().items():
+        for number, tile in tiles(element).items():
             symbol = f"epigemm_open_{FAMILY}_{element}_{number}"
             path = cubins.ir_path(symbol)
             if path is None:

@@ -13,32 +13,9 @@ from itertools import product
 from typing import ClassVar
 
 from epigemm.planning import plans
+from epigemm.planning.gpus import KNOWN
 
-_REACHABLE = 0.89  # of the nominal bandwidth: csrc/device/device.h
-
-
-def _gpu(
-    capability: int,
-    multiprocessors: int,
-    clock_mhz: int,
-    gb_a_second: int,
-    l2_mb: int,
-    *,
-    is_half: bool = False,
-) -> tuple[int, ...]:
-    """From its data sheet; `is_half`: fp32 sums at half the rate."""
-    bandwidth = round(_REACHABLE * 1000 * gb_a_second)
-    return capability, multiprocessors, clock_mhz, bandwidth, l2_mb * 1_000_000, int(is_half)
-
-
-GPUS = {
-    "A100 40 GB": _gpu(80, 108, 1410, 1555, 40),
-    "A100 80 GB": _gpu(80, 108, 1410, 2039, 40),
-    "A10": _gpu(86, 72, 1695, 600, 6),
-    "L40S": _gpu(89, 142, 2520, 864, 96),
-    "RTX 4090": _gpu(89, 128, 2520, 1008, 72, is_half=True),
-    "B200": _gpu(100, 148, 1850, 8000, 126),
-}
+GPUS = {name: KNOWN[name].numbers for name in ("A100 40 GB", "A100 80 GB", "A10", "L40S", "RTX 4090", "B200")}
 """As `plans.ask` takes them."""
 
 _ROWS = (1, 8, 16, 48, 128, 300, 512, 1024, 2048, 8192)

@@ -148,8 +148,10 @@ Answer look_at_tensors(const LinearCall& call, const Prepared& prepared, const D
 void fill(Record* record, const LinearCall& call, const Prepared& prepared, const Decision& decision,
           const open::KernelNames& names) {
   record->gemm = gemm_of(call, prepared);
+  // What is loaded here tells nothing of a GPU that is elsewhere.
+  const bool is_elsewhere = call.described && call.described->index < 0;
   for (const open::KernelName name : names) {
-    if (!link::find(call.epilogue, name)) record->missing.emplace_back(name);
+    if (is_elsewhere || !link::find(call.epilogue, name)) record->missing.emplace_back(name);
   }
   if (call.operands.fold) record->launches.push_back(Launch::Fold);
   if (decision.copies.x || decision.copies.weight) record->launches.push_back(Launch::Copy);

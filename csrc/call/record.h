@@ -20,7 +20,7 @@ struct Record {
   Decision decision;
   Gemm gemm = Gemm::Product;         // what PyTorch's GEMM does in the fallback
   std::vector<Tried> tried;          // every arithmetic of the call's order
-  std::vector<std::string> missing;  // open kernels that the epilogue was not linked into
+  std::vector<std::string> missing;  // open kernels that the epilogue was not linked into; all, of a GPU elsewhere
   std::vector<Launch> launches;
 };
 

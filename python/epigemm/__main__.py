@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import argparse
 import platform
-import re
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
-from pathlib import Path
 
 import torch
 
@@ -19,8 +17,8 @@ from epigemm.calls import elementwise_kernels
 from epigemm.calls.considered import consider
 from epigemm.epilogues.registry import BIAS_RELU
 from epigemm.linking import cache, libraries
+from epigemm.planning import calibrations
 
-_DRIVER = Path("/proc/driver/nvidia/version")
 _K = 4096
 _CALLS = (
     ("fp16 and bf16", torch.bfloat16, "default"),
@@ -38,7 +36,7 @@ def report() -> str:
         f"torch {torch.__version__} (CUDA {torch.version.cuda or 'not built in'}), Python {platform.python_version()}"
     ]
     lines += [f"  fp32 matmul setting: {torch.backends.cuda.matmul.fp32_precision}"]
-    lines += [f"  driver: {_driver()}", ""]
+    lines += [f"  driver: {calibrations.driver()}", ""]
     lines += [*_devices(), "", *_libraries(), "", f"cache: {cache.contents()}", ""]
     lines += ["what would run here:"]
     device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -48,15 +46,6 @@ def report() -> str:
         lines += [f"[{str(dtype).removeprefix('torch.')}, 1024 x 4096 x 4096]"]
         lines += str(epigemm.explain(epigemm.linear_relu, x, weight)).splitlines()
     return "\n".join(lines)
-
-
-def _driver() -> str:
-    """The version of NVIDIA's driver, as the kernel's module tells it."""
-    try:
-        found = re.search(r"\b\d{3}\.\d+(\.\d+)*", _DRIVER.read_text(encoding="utf-8"))
-    except OSError:
-        return "none"
-    return found.group() if found else "unknown"
 
 
 def _devices() -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -20,7 +20,9 @@ from epigemm.epilogues.kinds import KINDS, SCALAR
 from epigemm.epilogues.registry import compute_dtype
 from epigemm.epilogues.traced import LinkedEpilogue
 from epigemm.linking import loading
-from epigemm.planning import dry_runs
+from epigemm.planning import dry_runs, gpus
+from epigemm.planning.dry_runs import DryRun
+from epigemm.planning.gpus import GPU
 from epigemm.results_epilogue import ResultsEpilogue
 from epigemm.user_epilogue import UserEpilogue
 
@@ -45,6 +47,7 @@ def precompile(
     operand_dtype: torch.dtype | None = None,
     training: bool = False,
     arch: str | None = None,
+    gpu: GPU | str | None = None,
 ) -> list[str]:
     """Link an epilogue into the kernels that calls of these sizes need, so that no call waits for that.
 
@@ -64,18 +67,26 @@ def precompile(
         training: whether to link the derivative's kernel, too.
         arch: in place of `shapes` and `device`, a GPU that this machine need not have, as "sm_80" or "sm_120". All
             kernels are linked that exist for every GPU since Ampere: `elementwise`, which follows PyTorch's GEMM there,
-            and in 16 bits the mma.sync kernels, which no call chooses yet. No driver is needed.
+            and the mma.sync kernels (16 bits, and TF32 for fp32), which no call chooses yet. No driver is needed.
+        gpu: in place of `device`, a GPU that need not be here, by its name, as "A100 80 GB" or "RTX 4090", or an
+            `epigemm.GPU`: what calls of these shapes take there by the cost models' choice. On Hopper those may be
+            fused kernels. On other GPUs PyTorch's GEMM computes the product, and one elementwise kernel follows:
+            that one is linked. No driver is needed. What `epigemm.tune` measured there is not known here.
 
     Returns:
         The names of the kernels that were linked now.
 
     Raises:
-        TypeError: `function` was not made by `epigemm.epilogue`, `shapes` are not triples, or a dtype does not fit.
-        ValueError: `arch` is not such an architecture, or `shapes` or `device` is given, too.
+        TypeError: `function` was not made by `epigemm.epilogue`, `shapes` are not triples, a dtype does not fit, or
+            `gpu` is neither a name nor an `epigemm.GPU`.
+        ValueError: `arch` is not such an architecture, or `shapes` or `device` is given, too; no GPU has the name
+            `gpu`, or `arch` or `device` is given beside it.
         RuntimeError: there is no GPU with epigemm's kernels, or an epilogue cannot be linked; the message says why.
 
     Example:
         >>> epigemm.precompile(swish_clamp, [(1, 4096, 4096), (2048, 4096, 4096)])  # doctest: +SKIP
+        >>> epigemm.precompile(swish_clamp, [(2048, 4096, 4096)], gpu="A100 80 GB")  # doctest: +SKIP
+        ['epigemm_open_elementwise_bfloat16']
     """
     if not isinstance(function, (UserEpilogue, ResultsEpilogue)):
         raise TypeError(
@@ -85,10 +96,18 @@ def precompile(
     precision = DEFAULT if precision is None else checks.precision(precision)
     checks.flag("training", training)
     forms = list(_forms(function, (dtype, _operand_dtype(dtype, operand_dtype))))
+    if gpu is not None:
+        elsewhere = _described(gpu, arch, device)
+        chosen = [_chosen(form, sizes, precision, training, elsewhere) for form in forms]
+        return [
+            name
+            for form, symbols in zip(forms, chosen, strict=True)
+            for name in _link_for(form, symbols, elsewhere.capability)
+        ]
     if arch is not None:
         capability = _capability(arch, sizes, device)
         return [name for form in forms for name in _link_for(form, _of_any_gpu(form, training), capability)]
-    place = _gpu(device)
+    place = elementwise_kernels.gpu(device)
     linked: list[str] = []
     wanted = list(itertools.product(forms, sizes))
     with progress.doing(f"precompiling {function.traced.name} for {len(wanted)} calls", len(wanted)) as task:
@@ -150,10 +169,49 @@ def _capability(arch: str, sizes: object, device: object) -> tuple[int, int]:
 def _of_any_gpu(form: _Wanted, training: bool) -> list[str]:
     """The kernels that are compiled for every GPU since Ampere."""
     dtype, _ = form.types
+    multiplied = "tf32" if dtype == torch.float32 else str(dtype).removeprefix("torch.")
+    family = build_info()["families"]["sm80_mma"]
+    has_tiles = dtype != torch.float64 and form.has_product
+    tiles = family["tf32" if dtype == torch.float32 else "16_bits"] if has_tiles else 0
+    return _alone(dtype, training) + [f"epigemm_open_sm80_mma_{multiplied}_{tile}" for tile in range(tiles)]
+
+
+def _alone(dtype: torch.dtype, training: bool) -> list[str]:
+    """The kernels of the epilogue without a product."""
     element = str(dtype).removeprefix("torch.")
-    alone = [f"epigemm_open_elementwise_{element}", f"epigemm_open_derivative_{element}"]
-    tiles = build_info()["families"]["sm80_mma"]["16_bits"] if dtype.itemsize == 2 and form.has_product else 0
-    return alone[: 1 + training] + [f"epigemm_open_sm80_mma_{element}_{tile}" for tile in range(tiles)]
+    kinds = ("elementwise", "derivative") if training else ("elementwise",)
+    return [f"epigemm_open_{kind}_{element}" for kind in kinds]
+
+
+def _described(gpu: object, arch: object, device: object) -> GPU:
+    """The GPU that is named or described."""
+    found = gpus.find(gpu)
+    if arch is not None or device is not None:
+        raise ValueError(
+            f"gpu: got {gpu!r} beside {'device' if arch is None else 'arch'}; it takes the place of either"
+        )
+    return found
+
+
+def _chosen(
+    form: _Wanted,
+    sizes: Sequence[tuple[int, int, int]],
+    precision: str,
+    training: bool,
+    gpu: GPU,
+) -> list[str]:
+    """The kernels that calls of these sizes take on a GPU elsewhere, each once."""
+    found = dict.fromkeys(_alone(form.types[0], training))
+    for size in sizes:
+        call = _call(form.epilogue, size, form.types, precision, torch.device("meta"))
+        for run in _dry_runs(form, call, gpu.numbers):
+            what = "a fused kernel" if run.fused else "PyTorch's GEMM and one elementwise kernel"
+            packed = ", its weight packed," if run.packed else ""
+            progress.note(
+                f"{form.epilogue.traced.name}: {size} in {form.types[0]}{packed} on {gpu.name} is {what}"
+            )
+            found.update(dict.fromkeys(run.missing))
+    return list(found)
 
 
 def _link_for(form: _Wanted, symbols: list[str], capability: tuple[int, int]) -> list[str]:
@@ -167,20 +225,6 @@ def _linked(form: UserEpilogue, types: _Types) -> LinkedEpilogue:
     """The epilogue for operands of these types; scalars are fp32."""
     dtype, of_operands = types
     return form.linked([spec.kind == SCALAR or of_operands is not dtype for spec in form.traced.operands])
-
-
-def _gpu(device: torch.device | str | None) -> torch.device:
-    place = torch.device("cuda" if device is None else device)
-    if place.type != "cuda":
-        reason = "it is no GPU"
-    elif not torch.cuda.is_available():
-        reason = "torch finds no GPU"
-    else:
-        like = torch.empty(0, device=place)
-        if elementwise_kernels.has_native(like):
-            return like.device
-        reason = elementwise_kernels.why_none(like)
-    raise RuntimeError(f"device: got {place}, where no kernel of epigemm's runs ({reason})")
 
 
 def _call(
@@ -219,7 +263,16 @@ def _missing(form: _Wanted, call: LinearCall, training: bool) -> Iterator[str]:
     yield elementwise_kernels.missing(call.epilogue, call.x)
     if training:
         yield elementwise_kernels.missing(call.epilogue, call.x, derivative=True)
+    for run in _dry_runs(form, call):
+        yield ",".join(run.missing)
+
+
+def _dry_runs(form: _Wanted, call: LinearCall, gpu: tuple[int, ...] = ()) -> Iterator[DryRun]:
+    """What would come of a call, without and with a packed weight; nothing of a call on the package's own kernels.
+
+    Each is made when it is asked for: kernels may have been linked meanwhile. `gpu`: as of `dry_runs.dry_run`.
+    """
     if not form.has_product or form.epilogue.runs_built_in(call.operands, call.x):
         return
     for slices in (0, dry_runs.ALL_KEPT) if call.x.dtype == torch.float32 else (0,):
-        yield ",".join(dry_runs.dry_run(call, slices).missing)
+        yield dry_runs.dry_run(call, slices, gpu=gpu)

@@ -1,9 +1,10 @@
 """Reports work that takes longer than a second: to the logger `epigemm`, or in a terminal by a line on stderr.
 
 At INFO the logger writes that something takes long, and then how long it took; at DEBUG it also writes what took more
-than a tenth of a second. It is silent by default. `logging.basicConfig(level=logging.INFO)` or `TORCH_LOGS=epigemm` in
-the environment enables it. If it is not enabled and stderr is a terminal, a line is shown there during the work: by
-`rich` if it is installed, else plain text. `EPIGEMM_PROGRESS=0` turns the line off.
+than a tenth of a second. At INFO it also writes what was decided for a GPU that this machine need not have. It is
+silent by default. `logging.basicConfig(level=logging.INFO)` or `TORCH_LOGS=epigemm` in the environment enables it. If
+it is not enabled and stderr is a terminal, a line is shown there during the work: by `rich` if it is installed, else
+plain text. `EPIGEMM_PROGRESS=0` turns the line off.
 """
 
 from __future__ import annotations
@@ -70,6 +71,11 @@ class Task:
                     self._line.stop()
             if self._holds_line:
                 _one_line.release()
+
+
+def note(what: str) -> None:
+    """Tell the logger, at INFO, what was decided."""
+    _log.info("%s", what)
 
 
 @contextmanager

@@ -22,6 +22,8 @@ WHOLE = [(16, 64, 64, 0, 0), (1, 8, 8, 0, 0), (37, 72, 40, 8, 16), (130, 264, 13
 ODD = [(1, 1, 1, 3, 0), (37, 71, 41, 1, 3), (130, 133, 135, 0, 1), (70, 64, 64, 1, 0)]
 CASES = [("bfloat16", tile, each) for tile in BY_VECTORS for each in WHOLE]
 CASES += [("bfloat16", tile, each) for tile in BY_ELEMENTS for each in ODD]
+CASES += [("tf32", 0, each) for each in WHOLE[2:]]
+CASES += [("tf32", 2, each) for each in [*WHOLE[:3], (5, 12, 20, 4, 4)]]
 CASES += [("float16", 6, WHOLE[2]), ("float16", 9, ODD[1])]
 
 

@@ -84,6 +84,7 @@ def names_of_the_build() -> list[str]:
         names += [f"sm90_tma_{element}_{tile}_pair" for tile in range(4) if element != "tf32"]
     names += [f"sm90_swap_ab_{e}_{i}" for e in ("float16", "bfloat16", "tf32") for i in range(8)]
     names += [f"sm80_mma_{e}_{i}" for e in ("float16", "bfloat16") for i in range(10)]
+    names += [f"sm80_mma_tf32_{i}" for i in range(3)]
     names += [f"sm90_fp16x3_split_{i}" for i in range(4)] + [f"sm90_fp16x3_scaled_{i}" for i in range(3)]
     return sorted(f"epigemm_open_{name}" for name in [*names, "fixup", "fp32"])
 

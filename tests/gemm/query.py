@@ -8,8 +8,9 @@ from typing import Any
 
 from epigemm._native import build_info
 from epigemm.planning import plans
+from epigemm.planning.gpus import KNOWN
 
-H200 = (90, 132, 1980, 4285000)
+H200 = KNOWN["H200"].numbers[:4]
 SWAP_AB = "sm90_swap_ab"
 
 

@@ -43,6 +43,7 @@ KERNELS = [
     *kernels(torch.float16, "ieee", plans.MMA, 1e-2, "16_bits"),
     *kernels(torch.bfloat16, "ieee", plans.MMA, 1e-2, "16_bits"),
     *kernels(torch.float32, "tf32", plans.TMA, 1e-2),
+    *kernels(torch.float32, "tf32", plans.MMA, 1e-2),
     *kernels(torch.float32, "split", plans.FP16X3, 1e-4),
     *kernels(torch.float32, "scaled", plans.FP16X3, 1e-2),
 ] or [Kernel(torch.bfloat16, "ieee", plans.TMA, 0, 1e-2)]

@@ -16,7 +16,7 @@ import epigemm
 from benchmarks.gradings.products import forced_into
 from epigemm import Matrix, PerColumn, PerRow, Scalar
 from tests.support import plans
-from tests.support.arithmetic import BF16, FP16, Arithmetic
+from tests.support.arithmetic import BF16, FP16, TF32, Arithmetic
 from tests.support.cases import LINEAR, fused_unavailable
 from tests.support.layouts import LAYOUTS
 from tests.support.problems import Problem, make
@@ -25,6 +25,7 @@ pytestmark = pytest.mark.gpu
 
 DEVICE = torch.device("cuda")
 TILES = range(plans.tile_count(plans.MMA, "16_bits"))
+IN_TF32 = range(plans.tile_count(plans.MMA, "tf32"))
 BY_ELEMENTS = (8, 9)  # csrc/gemm/sm80_mma/tiles.h
 SIZES = [(1, 1, 1), (1, 1000, 513), (33, 65, 17), (129, 255, 63), (200, 1031, 100), (16, 64, 4097)]
 types = pytest.mark.parametrize("arithmetic", [FP16, BF16], ids=lambda each: each.name)
@@ -146,3 +147,48 @@ def test_a_tile_by_elements_reads_rows_alone(rng: torch.Generator) -> None:
     problem = make("bias", BF16, (64, 65, 64), DEVICE, rng, x_layout=LAYOUTS["transposed"])
     with pytest.raises(RuntimeError, match="plan: x is not a row-major matrix"):
         problem.run_fused(plans.numbers(plans.MMA, BY_ELEMENTS[0]))
+
+
+@pytest.mark.parametrize("k", [4, 8, 12, 16, 20, 32, 36, 48, 64, 96, 100, 1000])
+def test_lengths_of_k_in_tf32(k: int, rng: torch.Generator) -> None:
+    for tile in IN_TF32:
+        run(make("bias", TF32, (130, 136, k), DEVICE, rng), tile)
+
+
+def test_a_row_in_tf32_does_not_depend_on_the_others(rng: torch.Generator) -> None:
+    whole = make("bias_gelu", TF32, (300, 264, 520), DEVICE, rng)
+    for tile in IN_TF32:
+        every = run(whole, tile)
+        for rows in (1, 17, 128):
+            part = Problem(whole.name, TF32, whole.x[:rows], whole.weight, whole.operands)
+            assert torch.equal(run(part, tile), every[:rows])
+
+
+@pytest.mark.parametrize("is_x", [True, False], ids=["x", "weight"])
+def test_tf32_is_the_nearest(is_x: bool) -> None:
+    """Of both operands, ties away from zero; infinities and NaNs stay."""
+    step = 2.0**-10  # of TF32 between 1 and 2
+    given = [
+        1.0,
+        1 + step / 4,
+        1 + step / 2,
+        1 + 3 * step / 4,
+        -1 - step / 2,
+        -1 - step / 4,
+        math.inf,
+        math.nan,
+    ]
+    wanted = [1.0, 1.0, 1 + step, 1 + step, -1 - step, -1.0, math.inf, math.nan]
+    numbers = torch.tensor(given, device=DEVICE)
+    row = torch.zeros(8, 8, device=DEVICE)
+    row[:, 0] = numbers
+    ones = torch.zeros(8, 8, device=DEVICE)
+    ones[:, 0] = 1
+    x, weight = (row, ones) if is_x else (ones, row)
+    expected = torch.tensor(wanted, device=DEVICE)[:, None].expand(8, 8)
+    for tile in IN_TF32:
+        out = torch.full((8, 8), -1.0, device=DEVICE)
+        forced_into(out, "bias", x, weight, "tf32", plan=plans.numbers(plans.MMA, tile))
+        found = out if is_x else out.t()
+        assert torch.equal(found.isnan(), expected.isnan())
+        assert torch.equal(found.nan_to_num(0.0, 7.0), expected.nan_to_num(0.0, 7.0))

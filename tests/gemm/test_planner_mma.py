@@ -76,6 +76,53 @@ def test_what_no_kernel_reads(changed: dict[str, Any], why_not: str) -> None:
     assert not found["fused"] and found["candidates"] == [] and why_not in found["why_not_covered"]
 
 
+TF32 = replace(LARGE, dtype="float32", arithmetic="tf32", tf32_allowed=True)
+
+
+@pytest.mark.parametrize("gpu", [*AMPERE, H200])
+def test_tf32_is_not_offered_either(gpu: tuple[int, ...]) -> None:
+    for m, n, k in SHAPES[::20]:
+        found = replace(TF32, m=m, n=n, k=k, gpu=gpu).plan()
+        assert plans.MMA not in {each["family"] for each in found["candidates"]}
+        assert gpu is H200 or not found["fused"]
+
+
+@pytest.mark.parametrize("gpu", [*AMPERE, H200])
+@pytest.mark.parametrize("sizes", [(1, 8, 8), (16, 4096, 4096), (777, 1000, 520), (8192, 8192, 8192)])
+def test_every_candidate_in_tf32_fits_its_gpu(gpu: tuple[int, ...], sizes: tuple[int, int, int]) -> None:
+    m, n, k = sizes
+    found = asked(replace(TF32, m=m, n=n, k=k, gpu=gpu))
+    mine = [each for each in found["candidates"] if each["family"] == plans.MMA]
+    assert sorted(each["tile"] for each in mine) == ["128x128x16", "128x256x16", "64x64x32"]
+    assert all(each["shared_bytes"] <= 1024 * 99 and each["schedule"] == "multistage" for each in mine)
+
+
+@pytest.mark.parametrize("changed", [{"k": 8190}, {"n": 8190}, {"alignment": 8}, {"x_row_stride": 8193}])
+def test_tf32_reads_whole_vectors_alone(changed: dict[str, Any]) -> None:
+    found = asked(replace(TF32, **changed))
+    assert found["candidates"] == [] and not found["fused"]
+    assert asked(replace(TF32, **changed, invariant=True))["candidates"] == []
+
+
+def test_tf32_takes_twice_as_long() -> None:
+    (of_16_bits, of_tf32) = (asked(each) for each in (LARGE, TF32))
+    times = [each["candidates"][0]["predicted_us"] for each in (of_16_bits, of_tf32)]
+    assert 1.8 < times[1] / times[0] < 2.5
+    assert of_tf32["fallback_us"] == pytest.approx(2 * of_16_bits["fallback_us"], rel=0.02)
+
+
+def test_long_sums_in_tf32_are_no_less_accurate_than_cublas() -> None:
+    """As on Hopper: the tensor cores truncate when they accumulate."""
+    assert asked(replace(TF32, k=12288))["candidates"] != []
+    found = asked(replace(TF32, k=16384))
+    assert found["candidates"] == [] and "less accurate than cuBLAS" in found["why_not"]
+
+
+def test_the_invariant_plan_in_tf32() -> None:
+    found = [asked(replace(TF32, m=m, invariant=True))["candidates"] for m in (1, 77, 4096)]
+    assert [each["tile"] for (each,) in found] == 3 * ["128x128x16"]
+
+
 def test_the_invariant_plan_does_not_depend_on_m() -> None:
     for k, schedule in ((4096, "multistage"), (4095, "by elements")):
         found = [asked(Query(m=m, k=k, gpu=LARGE.gpu, invariant=True))["candidates"] for m in (1, 77, 4096)]

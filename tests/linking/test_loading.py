@@ -99,6 +99,7 @@ def test_kernels_are_linked_for_a_gpu_that_is_not_here(
     monkeypatch.setattr(cubins, "find", lambda *job: b"there" if job[1] == symbols[1] else None)
     assert loading.link_for(BIAS_RELU, symbols, (8, 0)) == ([symbols[0], symbols[2]], "")
     assert driver.linked == [symbols[0], symbols[2]] and not driver.loaded
+    assert loading.link_for(BIAS_RELU, [SYMBOL], (9, 0)) == ([], ""), "it lies in the package"
     driver.cannot_link = "nvJitLink did not"
     assert loading.link_for(BIAS_RELU, symbols, (8, 0)) == ([], "nvJitLink did not")
     assert loading.why_not(BIAS_RELU, symbols) == ""

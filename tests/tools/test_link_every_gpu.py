@@ -19,13 +19,17 @@ TILE = Tile("128x128x32", "multistage", 49152)
 RIGHT = {"HMMA": 64, "LDGSTS": 24, "LDL": 0, "STL": 0}
 
 
-def test_the_tiles_are_the_familys() -> None:
-    found = link_every_gpu.tiles()
-    assert [*found] == list(range(plans.FAMILIES[plans.MMA]["16_bits"]))
-    assert {each.schedule for each in found.values()} == {"multistage", "by elements"}
+@pytest.mark.parametrize(("element", "size"), [("float16", 2), ("bfloat16", 2), ("tf32", 4)])
+def test_the_tiles_are_the_familys(element: str, size: int) -> None:
+    found = link_every_gpu.tiles(element)
+    is_tf32 = element == "tf32"
+    assert [*found] == list(range(plans.FAMILIES[plans.MMA]["tf32" if is_tf32 else "16_bits"]))
+    schedules = {"multistage"} if is_tf32 else {"multistage", "by elements"}
+    assert {each.schedule for each in found.values()} == schedules
+    most = 99 if is_tf32 else max(SHARED_KB.values())
     for each in found.values():
         m, n, k = map(int, each.text.split("x"))
-        assert 0 < 2 * 2 * k * (m + n) <= each.shared_bytes <= 1024 * max(SHARED_KB.values())
+        assert 0 < 2 * size * k * (m + n) <= each.shared_bytes <= 1024 * most
 
 
 def test_right_code_has_no_problem() -> None:
@@ -83,5 +87,5 @@ def test_the_command() -> None:
         pytest.skip("there is no nvdisasm")
     assert done.returncode == 0, done.stdout + done.stderr
     lines = done.stdout.splitlines()[1:]
-    assert len(lines) == 2 * 2 * len(link_every_gpu.tiles())
+    assert len(lines) == 2 * sum(len(link_every_gpu.tiles(each)) for each in link_every_gpu.ELEMENTS)
     assert all(line.split()[-1] == "0" for line in lines)  # spills

@@ -148,7 +148,7 @@ double least_gain_on_copies(const Problem& p, double fallback_us) {
 bool is_expected_to_gain(const Problem& problem, double fused_us, double fallback_us) {
   const double least =
       problem.copies.any() ? least_gain_on_copies(problem, fallback_us) : least_gain(problem, fallback_us);
-  return fallback_us >= std::max(least, architecture_of(problem.device).least_gain()) * fused_us;
+  return fallback_us >= std::max(least, architecture_of(problem.device).least_gain(problem.device)) * fused_us;
 }
 
 // The functor's additional time over a cheap one in the fused kernel and in the elementwise one, if it is the reason

@@ -1,8 +1,8 @@
 // Every GPU since Ampere, as mma.sync's kernels see it: what they may use, and what it reaches. Plain C++.
 //
 // None of these rates was measured. Those of the tensor cores are NVIDIA's published figures (dense, fp32 sums) divided
-// by multiprocessors and boost clock: A100 312 TFLOPS, A10 125, L40S 362, RTX 4090 165.2, H100 989, B200 2250. That of
-// L2 is assumed.
+// by multiprocessors and boost clock, and tests/planning/test_architectures.py holds them against data sheets.
+// Those of L2 and of cuBLAS are assumed. Where epigemm.calibrate has measured a device, its figures count.
 #pragma once
 
 #include "device/device.h"
@@ -14,6 +14,7 @@ struct Sm80 {
   static constexpr int kRegisters = 64 * 1024;            // of a multiprocessor
   static constexpr int kSharedOfSystem = 1024;            // bytes of every CTA
   static constexpr double kL2BytesPerCycle = 64;          // of a multiprocessor
+  static constexpr double kCublasEfficiency = .9;         // of the peak rate, and of a copy's bandwidth
   static constexpr double kFP32LanesFlopsPerCycle = 256;  // of a multiprocessor; A100 has half of it
 
   static constexpr bool is_of(const Device& device) { return device.capability >= kLeastCapability; }
@@ -36,6 +37,7 @@ struct Sm80 {
   // The rate of mma.sync in 16 bits with fp32 sums. Hopper and Blackwell reach their peak with other instructions. The
   // rate of mma.sync there is not published: A100's is assumed.
   static constexpr double tensor_flops_per_cycle(const Device& device) {
+    if (device.is_calibrated()) return device.tensor_flops_per_us / (device.multiprocessors * device.clock_mhz);
     if (is_of_data_centre(device) && device.capability != 87) return 2048;
     return device.has_half_rate_sums ? 512 : 1024;
   }
@@ -44,6 +46,9 @@ struct Sm80 {
   static constexpr double cublas_flops_per_cycle(const Device& device) {
     const int major = device.capability / 10;
     return major == 9 ? 4096 : major == 10 ? 8192 : tensor_flops_per_cycle(device);
+  }
+  static constexpr double cublas_efficiency(const Device& device) {
+    return device.is_calibrated() ? device.cublas_efficiency : kCublasEfficiency;
   }
 
   static constexpr double fp32_flops_per_cycle(const Device& device) {

@@ -27,6 +27,19 @@ constexpr double kShareOfRate[] = {
 };
 static_assert(sizeof(kShareOfRate) / sizeof(double) == kTileCount, "every tile needs its cost");
 
+// Of TF32's rate, which is half of that of 16 bits.
+constexpr double kShareOfRateTF32[] = {
+    0.80,  // 128x256x16
+    0.75,  // 128x128x16
+    0.50,  // 64x64x32
+};
+static_assert(sizeof(kShareOfRateTF32) / sizeof(double) == kTileCountTF32, "every tile needs its cost");
+
+inline double flops_per_cycle(const Problem& p, int tile) {
+  const double of_16_bits = Sm80::tensor_flops_per_cycle(p.device);
+  return element_bytes(p.x.element) == 4 ? kShareOfRateTF32[tile] * of_16_bits / 2 : kShareOfRate[tile] * of_16_bits;
+}
+
 // CTAs of a multiprocessor, limited by shared memory and by registers. A thread has 48 to 108 registers beside its sums
 // by the linker's output, here rounded up.
 inline int ctas_per_multiprocessor(const Tile& tile, const Device& device) {
@@ -40,10 +53,10 @@ inline int ctas_per_multiprocessor(const Tile& tile, const Device& device) {
 // of that axis is read again for every strip, except for the part that is still in L2.
 inline double loaded_bytes(const Problem& p, const Plan& plan) {
   using cost::as_double;
-  const Tile& tile = kTiles[plan.tile];
+  const Tile& tile = tile_of(element_bytes(p.x.element), plan.tile);
   const bool is_along_m = plan.raster == Raster::AlongM;
-  const double x = kElementBytes * as_double(p.m) * as_double(p.k);
-  const double weight = kElementBytes * as_double(p.n) * as_double(p.k);
+  const double x = tile.element_bytes * as_double(p.m) * as_double(p.k);
+  const double weight = tile.element_bytes * as_double(p.n) * as_double(p.k);
   const double walked = is_along_m ? x : weight;
   const double strips = as_double(ceil_div(is_along_m ? ceil_div(p.n, tile.n) : ceil_div(p.m, tile.m), plan.swizzle));
   const double missed = std::clamp(walked / Sm80::l2_bytes(p.device) - 0.5, 0.0, 1.0);
@@ -53,7 +66,7 @@ inline double loaded_bytes(const Problem& p, const Plan& plan) {
 inline double microseconds(const Problem& p, const Plan& plan) {
   constexpr double kBaseUs = 5, kShareOfL2 = 0.7, kEpiloguePerElement = 0.25;  // cycles of a multiprocessor
   using cost::as_double;
-  const Tile& tile = kTiles[plan.tile];
+  const Tile& tile = tile_of(element_bytes(p.x.element), plan.tile);
   const int most = ctas_per_multiprocessor(tile, p.device);
   const double multiprocessors = p.device.multiprocessors, area = tile.m * tile.n;
   const double tiles = as_double(ceil_div(p.m, tile.m)) * as_double(ceil_div(p.n, tile.n));
@@ -61,10 +74,11 @@ inline double microseconds(const Problem& p, const Plan& plan) {
 
   // CTAs of the busiest multiprocessor: whole rounds, and the partly filled last one.
   const double of_busiest = std::ceil(tiles / multiprocessors);
-  const double compute =
-      of_busiest * 2 * area * columns / (kShareOfRate[plan.tile] * Sm80::tensor_flops_per_cycle(p.device));
-  const double l2 = of_busiest * kElementBytes * (tile.m + tile.n) * columns / (kShareOfL2 * Sm80::kL2BytesPerCycle);
-  const double moved = loaded_bytes(p, plan) + kElementBytes * as_double(p.m) * as_double(p.n) + cost::matrix_bytes(p);
+  const double compute = of_busiest * 2 * area * columns / flops_per_cycle(p, plan.tile);
+  const double l2 =
+      of_busiest * tile.element_bytes * (tile.m + tile.n) * columns / (kShareOfL2 * Sm80::kL2BytesPerCycle);
+  const double moved =
+      loaded_bytes(p, plan) + tile.element_bytes * as_double(p.m) * as_double(p.n) + cost::matrix_bytes(p);
   const double memory = moved / cost::memory_bytes_per_cycle(p.device);
 
   // A CTA's epilogue is hidden while other CTAs of its multiprocessor are busy.

@@ -1,4 +1,4 @@
-// The mma.sync kernels in 16 bits: every GPU since Ampere.
+// The mma.sync kernels in 16 bits and TF32: every GPU since Ampere.
 #include "gemm/grid.h"
 #include "gemm/planner/family.h"
 #include "gemm/sm80_mma/costs.h"
@@ -14,15 +14,23 @@ constexpr int kSwizzle = 8;
 constexpr int kInvariantTile = 4, kInvariantTileByElements = 8;
 static_assert(kTiles[kInvariantTile].m == 128 && kTiles[kInvariantTile].n == 128);
 static_assert(kTiles[kInvariantTileByElements].loads == Loads::Elements);
+constexpr int kInvariantTileTF32 = 1;
+static_assert(kTilesTF32[kInvariantTileTF32].m == 128 && kTilesTF32[kInvariantTileTF32].n == 128);
 
 Plan plan_of(int index) { return {FamilyId::sm80_mma, index, Raster::AlongM, kSwizzle, /*splits=*/1}; }
 
+bool is_tf32(const Problem& problem) { return element_bytes(problem.x.element) == 4; }
+
+const Tile& tile_for(const Problem& problem, int index) { return tile_of(element_bytes(problem.x.element), index); }
+
+// Of TF32 there are fewer tiles, all by vectors, as are those of 16 bits with their numbers.
 bool is_by_elements(const Plan& plan) { return kTiles[plan.tile].loads == Loads::Elements; }
+static_assert(kTileCountTF32 <= kInvariantTileByElements);
 
 class Mma final : public Family {
  public:
   bool computes(const Problem& problem) const override {
-    return !problem.is_pair && element_bytes(problem.x.element) == kElementBytes && sm90::multiplies_as_stored(problem);
+    return !problem.is_pair && sm90::multiplies_as_stored(problem);
   }
 
   // They were compiled, linked and inspected for each of these GPUs, but have not run on any, so no call chooses them
@@ -41,7 +49,7 @@ class Mma final : public Family {
   }
 
   std::string why_not_planned(const Problem& problem, const Plan& plan) const override {
-    const Tile& tile = kTiles[plan.tile];
+    const Tile& tile = tile_for(problem, plan.tile);
     if (plan.splits != 1) return text("splits must be 1 for an mma.sync tile, got ", plan.splits);
     if (tile.shared_bytes() > Sm80::shared_of_cta(problem.device)) {
       return text("the tile needs ", tile.shared_bytes(), " bytes of shared memory; this device has ",
@@ -53,11 +61,13 @@ class Mma final : public Family {
 
   bool reads_any_rows(const Plan& plan) const override { return is_by_elements(plan); }
 
-  std::string why_not_accurate(const Problem&, const Plan&) const override { return std::string(); }
+  std::string why_not_accurate(const Problem& problem, const Plan& plan) const override {
+    return sm90::why_sums_are_too_long(problem, plan.splits);
+  }
 
   void for_each_candidate(const Problem& problem, const Visit& visit) const override {
     const bool are_vectors_whole = sm90::why_not_whole_vectors(problem).empty();
-    for (int index = 0; index < kTileCount; ++index) {
+    for (int index = 0; index < tile_count(problem); ++index) {
       const Plan plan = plan_of(index);
       if (is_by_elements(plan) == are_vectors_whole || !why_not_planned(problem, plan).empty()) continue;
       visit({plan, sm80_mma::microseconds(problem, plan)});
@@ -69,7 +79,9 @@ class Mma final : public Family {
   }
 
   Plan invariant_plan(const Problem& problem) const override {
-    return plan_of(sm90::why_not_whole_vectors(problem).empty() ? kInvariantTile : kInvariantTileByElements);
+    const bool are_vectors_whole = sm90::why_not_whole_vectors(problem).empty();
+    if (is_tf32(problem)) return are_vectors_whole ? plan_of(kInvariantTileTF32) : Plan{};
+    return plan_of(are_vectors_whole ? kInvariantTile : kInvariantTileByElements);
   }
 
   open::KernelNames kernels(const Problem& problem, const Plan& plan) const override {
@@ -79,22 +91,24 @@ class Mma final : public Family {
     return names;
   }
 
-  int tile_count(const Problem&) const override { return kTileCount; }
+  int tile_count(const Problem& problem) const override { return is_tf32(problem) ? kTileCountTF32 : kTileCount; }
 
-  TileText describe(const Problem&, int index) const override {
-    const Tile& tile = kTiles[index];
+  TileText describe(const Problem& problem, int index) const override {
+    const Tile& tile = tile_for(problem, index);
     return {
         tile.m, tile.n, tile.k, 1, 1, tile.loads == Loads::Vectors ? "multistage" : "by elements", tile.shared_bytes()};
   }
 
   std::string fingerprint() const override {
     std::string text;
-    for (const Tile& tile : kTiles) {
+    const auto add = [&](const Tile& tile) {
       for (const int number :
            {tile.m, tile.n, tile.k, tile.stages, tile.warps_m, tile.warps_n, static_cast<int>(tile.loads)}) {
         text += std::to_string(number) + ",";
       }
-    }
+    };
+    for (const Tile& tile : kTiles) add(tile);
+    for (const Tile& tile : kTilesTF32) add(tile);
     return text;
   }
 };

@@ -3,8 +3,9 @@
 // - A CTA has one tile of D. Its warps load by cp.async, a ring of stages ahead, and multiply by mma.sync from
 //   registers, which ldmatrix fills one step of K ahead.
 // - K is not split, and every sum is made in the order of K: the same bits whatever M is.
-// - The sums leave through shared memory, a few rows at a time. A thread then has eight neighbours of a row: it reads
-//   the epilogue's operands by 16 bytes, and stores as much.
+// - fp32 operands are copied as they are, and rounded to TF32 in registers.
+// - The sums leave through shared memory, a few rows at a time. A thread then has 16 bytes of a row: it reads the
+//   epilogue's operands by as much, and stores it.
 #pragma once
 
 #include "cute/arch/copy_sm75.hpp"
@@ -29,32 +30,45 @@ struct Multiplied<__nv_bfloat16> {
   using Type = cutlass::bfloat16_t;
   using Instruction = cute::SM80_16x8x16_F32BF16BF16F32_TN;
 };
+template <>
+struct Multiplied<float> {
+  using Type = cutlass::tfloat32_t;
+  using Instruction = cute::SM80_16x8x8_F32TF32TF32F32_TN;
+};
+
+template <class Stored, int TileIndex>
+struct TileOf {
+  static constexpr Tile tile = tile_of(sizeof(Stored), TileIndex);
+};
 
 template <class Stored_, int TileIndex>
 struct Config {
   using Stored = Stored_;
   using Element = typename Multiplied<Stored>::Type;
-  static constexpr Tile tile = kTiles[TileIndex];
+  using OfTile = TileOf<Stored, TileIndex>;
+  static constexpr Tile tile = OfTile::tile;
+  static constexpr int kVector = tile.vector();
 
   // Warps take turns along both axes, 16 rows and 16 columns at a time.
   using TiledMma = decltype(cute::make_tiled_mma(
       typename Multiplied<Stored>::Instruction{},
       cute::Layout<cute::Shape<cute::Int<tile.warps_m>, cute::Int<tile.warps_n>, cute::_1>>{},
       cute::Tile<cute::Int<kInstruction * tile.warps_m>, cute::Int<kInstruction * tile.warps_n>,
-                 cute::Int<kInstruction>>{}));
+                 cute::Int<tile.instruction_k()>>{}));
 
   // The eight rows that ldmatrix reads at once lie in different banks.
-  static constexpr int kSwizzle = tile.k == 64 ? 3 : 2;
-  static_assert(tile.k == 64 || tile.k == 32, "rows of 128 or 64 bytes");
+  static constexpr int kSwizzle = tile.row_bytes() == 128 ? 3 : 2;
+  static_assert(tile.row_bytes() == 128 || tile.row_bytes() == 64);
+  static constexpr int kVectorBits = kVector == 8 ? 3 : 2;
   using Swizzled = decltype(cute::composition(
-      cute::Swizzle<kSwizzle, 3, 3>{},
+      cute::Swizzle<kSwizzle, kVectorBits, 3>{},
       cute::Layout<cute::Shape<cute::_8, cute::Int<tile.k>>, cute::Stride<cute::Int<tile.k>, cute::_1>>{}));
   template <int Rows>
   using Stages = decltype(cute::tile_to_shape(
       Swizzled{}, cute::Shape<cute::Int<Rows>, cute::Int<tile.k>, cute::Int<tile.stages>>{}));
 
-  using LoaderOfX = Loader<Element, TileIndex, tile.m, Stages<tile.m>>;
-  using LoaderOfWeight = Loader<Element, TileIndex, tile.n, Stages<tile.n>>;
+  using LoaderOfX = Loader<Element, OfTile, tile.m, Stages<tile.m>>;
+  using LoaderOfWeight = Loader<Element, OfTile, tile.n, Stages<tile.n>>;
 };
 
 // A CTA's tile of D, by its number.
@@ -110,6 +124,27 @@ struct Ring {
   }
 };
 
+// To the nearest TF32, ties away from zero: what the instruction leaves of an fp32 number else is cut off.
+__device__ __forceinline__ uint32_t rounded_to_tf32(uint32_t bits) {
+#ifdef __CUDA_ARCH__
+  uint32_t rounded;
+  asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(rounded) : "f"(__uint_as_float(bits)));
+  return rounded;
+#else  // under a C++ compiler
+  const bool is_nan = (bits & 0x7fffffffu) > 0x7f800000u;
+  return is_nan ? 0x7fffffffu : (bits + 0x1000u) & 0xffffe000u;
+#endif
+}
+
+template <class Fragment>
+__device__ __forceinline__ void round_fragment(Fragment&& fragment) {
+  CUTLASS_PRAGMA_UNROLL
+  for (int i = 0; i < cute::size(fragment); ++i) {
+    auto& bits = reinterpret_cast<uint32_t&>(fragment(i));
+    bits = rounded_to_tf32(bits);
+  }
+}
+
 // The sums of the whole K.
 template <class Config, class Sums>
 __device__ __forceinline__ void multiply(Ring<Config>& ring, int k, Sums& sums) {
@@ -160,6 +195,10 @@ __device__ __forceinline__ void multiply(Ring<Config>& ring, int k, Sums& sums) 
       }
       read((part + 1) % kParts, reading);
       if (part == 0) ring.begin(writing, is_left);
+      if constexpr (sizeof(Element) == 4) {
+        round_fragment(of_x(_, _, part));
+        round_fragment(of_weight(_, _, part));
+      }
       gemm(mma, of_x(_, _, part), of_weight(_, _, part), sums);
     }
   }
@@ -168,9 +207,10 @@ __device__ __forceinline__ void multiply(Ring<Config>& ring, int k, Sums& sums) 
 
 // --- finishing -----------------------------------------------------------------------------------------------------
 
-// Which results of a pass a thread finishes: eight neighbours of some rows, always in the same columns.
+// Which results of a pass a thread finishes: 16 bytes of neighbours of some rows, always in the same columns.
 template <class Config>
 struct Share {
+  static constexpr int kVector = Config::kVector;
   static constexpr int kVectorsOfRow = Config::tile.n / kVector;
   static constexpr int kStep = Config::tile.threads() / kVectorsOfRow;  // rows
   static constexpr int kRows = Config::tile.pass_rows() / kStep;
@@ -182,21 +222,26 @@ struct Share {
 
 // `count`: how many of the neighbours exist.
 template <class Config, class Stored>
-__device__ __forceinline__ void store(Stored* out, float const (&results)[kVector], int64_t count) {
-  uint32_t pairs[kVector / 2];
+__device__ __forceinline__ void store(Stored* out, float const (&results)[Config::kVector], int64_t count) {
+  constexpr int kVector = Config::kVector;
+  uint32_t words[kVectorBytes / 4];
   CUTLASS_PRAGMA_UNROLL
-  for (int i = 0; i < kVector / 2; ++i) {
-    Stored pair[2];
-    cuda::from_compute_pair<Stored>(results + 2 * i, pair);
-    pairs[i] = reinterpret_cast<uint32_t const&>(pair);
+  for (int i = 0; i < kVectorBytes / 4; ++i) {
+    if constexpr (sizeof(Stored) == 4) {
+      words[i] = reinterpret_cast<uint32_t const&>(results[i]);
+    } else {
+      Stored pair[2];
+      cuda::from_compute_pair<Stored>(results + 2 * i, pair);
+      words[i] = reinterpret_cast<uint32_t const&>(pair);
+    }
   }
-  const bool is_aligned = Config::tile.loads == Loads::Vectors || reinterpret_cast<uintptr_t>(out) % sizeof(pairs) == 0;
+  const bool is_aligned = Config::tile.loads == Loads::Vectors || reinterpret_cast<uintptr_t>(out) % sizeof(words) == 0;
   if (is_aligned && count >= kVector) {
-    *reinterpret_cast<uint4*>(out) = make_uint4(pairs[0], pairs[1], pairs[2], pairs[3]);
+    *reinterpret_cast<uint4*>(out) = make_uint4(words[0], words[1], words[2], words[3]);
   } else {
     CUTLASS_PRAGMA_UNROLL
     for (int i = 0; i < kVector; ++i) {
-      if (i < count) out[i] = reinterpret_cast<Stored const*>(pairs)[i];
+      if (i < count) out[i] = reinterpret_cast<Stored const*>(words)[i];
     }
   }
 }
@@ -208,6 +253,7 @@ __device__ __forceinline__ void finish_pass(Arguments const& p, Epilogue const& 
   using namespace cute;
   using Stored = typename Config::Stored;
   constexpr Tile tile = Config::tile;
+  constexpr int kVector = Config::kVector;
   const Share<Config> share;
   const int rows = p.m - row0;
   typename Epilogue::Row of_rows[Share<Config>::kRows];
@@ -229,9 +275,12 @@ __device__ __forceinline__ void finish_pass(Arguments const& p, Epilogue const& 
     const int row = share.row(i);
     if (row >= rows || column >= p.n) continue;
     const float* const from = shared + row * tile.sums_stride() + share.column();
-    const float4 low = reinterpret_cast<const float4*>(from)[0], high = reinterpret_cast<const float4*>(from)[1];
-    const float of_row[kVector] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
-    float results[kVector];
+    float of_row[kVector], results[kVector];
+    CUTLASS_PRAGMA_UNROLL
+    for (int j = 0; j < kVector / 4; ++j) {
+      const float4 four = reinterpret_cast<const float4*>(from)[j];
+      of_row[4 * j] = four.x, of_row[4 * j + 1] = four.y, of_row[4 * j + 2] = four.z, of_row[4 * j + 3] = four.w;
+    }
     CUTLASS_PRAGMA_UNROLL
     for (int j = 0; j < kVector; ++j) results[j] = epilogue.apply(of_row[j], of_rows[i], j);
     store<Config>(static_cast<Stored*>(p.out) + (row0 + row) * p.out_row_stride + column, results, p.n - column);
@@ -244,7 +293,7 @@ __device__ __forceinline__ void finish_pass(Arguments const& p, Epilogue const& 
 template <class Config>
 __device__ __forceinline__ void run(Arguments const& p) {
   using namespace cute;
-  using Epilogue = open::Epilogue<typename Config::Stored, kVector, open::Access::Unknown>;
+  using Epilogue = open::Epilogue<typename Config::Stored, Config::kVector, open::Access::Unknown>;
   constexpr Tile tile = Config::tile;
   extern __shared__ __align__(128) char memory[];
   const Place place = place_of(p.order, blockIdx.x);

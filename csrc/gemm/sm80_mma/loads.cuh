@@ -9,9 +9,10 @@
 namespace epigemm::sm80_mma {
 
 // Elements beyond the last row or the end of K are zeros. `kRows`: rows of the tile. `Layout`: of all stages.
-template <class Element, int TileIndex, int kRows, class Layout>
+template <class Element, class OfTile, int kRows, class Layout>
 class Loader {
-  static constexpr Tile tile = kTiles[TileIndex];
+  static constexpr Tile tile = OfTile::tile;
+  static constexpr int kVector = tile.vector();
   static constexpr int kVectorsOfRow = tile.k / kVector;
   static constexpr int kRowsAtOnce = tile.threads() / kVectorsOfRow;
   static constexpr int kCount = kRows / kRowsAtOnce;  // vectors of this thread

@@ -22,7 +22,7 @@ Order order_of(Problem const& problem, Plan const& plan, Tile const& tile) {
 }  // namespace
 
 const char* launch(Problem const& problem, Plan const& plan, open::Kernels const& kernels) {
-  const Tile& tile = kTiles[plan.tile];
+  const Tile& tile = tile_of(element_bytes(problem.x.element), plan.tile);
   const Order order = order_of(problem, plan, tile);
   Arguments arguments{{problem.x.data, problem.x.row_stride},
                       {problem.weight.data, problem.weight.row_stride},

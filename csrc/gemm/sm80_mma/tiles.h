@@ -6,11 +6,9 @@
 
 namespace epigemm::sm80_mma {
 
-constexpr int kElementBytes = 2;
-constexpr int kVector = 8;  // neighbours of 16 bits: what one thread loads, stores, or reads of a matrix at once
-constexpr int kInstruction =
-    16;  // rows, and columns of K, of mma.sync.m16n8k16; ldmatrix brings 16 columns of N at once
-constexpr int kSumsPadding = 8;  // floats behind a row of sums: rows begin in different banks
+constexpr int kVectorBytes = 16;  // what one thread loads, stores, or reads of a matrix at once
+constexpr int kInstruction = 16;  // rows of mma.sync; ldmatrix brings as many columns of N at once
+constexpr int kSumsPadding = 8;   // floats behind a row of sums: rows begin in different banks
 
 // How an operand is loaded to shared memory.
 enum class Loads {
@@ -23,9 +21,13 @@ struct Tile {
   int stages;            // of shared memory
   int warps_m, warps_n;  // a CTA's, along the tile's rows and columns
   Loads loads;
+  int element_bytes = 2;  // 4: fp32, which is rounded to TF32 in registers
 
+  constexpr int vector() const { return kVectorBytes / element_bytes; }  // neighbours
+  constexpr int instruction_k() const { return 32 / element_bytes; }     // mma.sync m16n8k16, or m16n8k8 of TF32
+  constexpr int row_bytes() const { return element_bytes * k; }          // of a stage
   constexpr int threads() const { return 32 * warps_m * warps_n; }
-  constexpr int stage_bytes() const { return kElementBytes * k * (m + n); }
+  constexpr int stage_bytes() const { return row_bytes() * (m + n); }
 
   // The sums go through shared memory in passes: one pass has the next 16 rows of every warp. There is memory for two
   // passes.
@@ -56,5 +58,18 @@ constexpr Tile kTiles[] = {
 };
 
 constexpr int kTileCount = sizeof(kTiles) / sizeof(kTiles[0]);
+
+// Of fp32 operands, as TF32: rows of whole 16 bytes. All fit in 99 KB.
+constexpr Tile kTilesTF32[] = {
+    {128, 256, 16, 4, 2, 4, Loads::Vectors, 4},  // large products
+    {128, 128, 16, 3, 2, 2, Loads::Vectors, 4},  // 48 KB: two CTAs on every GPU
+    {64, 64, 32, 3, 2, 2, Loads::Vectors, 4},    // fewer rows, or few tiles
+};
+
+constexpr int kTileCountTF32 = sizeof(kTilesTF32) / sizeof(kTilesTF32[0]);
+
+constexpr const Tile& tile_of(int element_bytes, int index) {
+  return element_bytes == 4 ? kTilesTF32[index] : kTiles[index];
+}
 
 }  // namespace epigemm::sm80_mma

@@ -29,6 +29,25 @@ def why_none(x: Tensor) -> str:
     return "" if x.is_cpu else f"x is on {x.device}; epigemm has kernels for CUDA and CPU"
 
 
+def gpu(device: torch.device | str | None) -> torch.device:
+    """A GPU that epigemm's kernels run on; None: the current one.
+
+    Raises:
+        RuntimeError: it is none.
+    """
+    place = torch.device("cuda" if device is None else device)
+    if place.type != "cuda":
+        reason = "it is no GPU"
+    elif not torch.cuda.is_available():
+        reason = "no CUDA GPUs are available"
+    else:
+        like = torch.empty(0, device=place)
+        if has_native(like):
+            return like.device
+        reason = why_none(like)
+    raise RuntimeError(f"device: got {place}, where no kernel of epigemm's runs ({reason})")
+
+
 def missing(epilogue: Epilogue, x: Tensor, *, derivative: bool = False) -> str:
     """The name of the elementwise kernel (or the derivative's) that has to be linked for such an x; empty if none."""
     name: str = ops._missing_elementwise(epilogue.name, x, derivative)

@@ -164,7 +164,7 @@ def _of_fp32(call: LinearCall, found: DryRun, place: Tensor, keeps_pack: bool) -
         "float32",
         found.arithmetic,
         packed=keeps_pack,
-        tf32_allowed=dry_runs.order_on(call, place).tf32_allowed,
+        tf32_allowed=dry_runs.order_on(call, place.device.type).tf32_allowed,
         has_bias=call.bias is not None,
         gpu=plans.gpu_numbers(device),
         device=device,

@@ -47,7 +47,7 @@ def link(epilogue: Epilogue, missing: str, device: torch.device) -> str:
 def link_for(
     epilogue: Epilogue, symbols: Sequence[str], capability: tuple[int, int]
 ) -> tuple[list[str], str]:
-    """Link kernels into the cache, for a GPU that this machine need not have.
+    """Link kernels into the cache, for a GPU that this machine need not have, except those that are in the package.
 
     Returns:
         The kernels that the cache did not have; and why they cannot be linked, or an empty text.
@@ -55,6 +55,7 @@ def link_for(
     Raises:
         libraries.CompileError: NVRTC refuses the epilogue, which is a mistake of epigemm's.
     """
+    symbols = [symbol for symbol in symbols if not prelinked.has(epilogue.prelinked, symbol, capability)]
     if missing := next((symbol for symbol in symbols if cubins.ir_path(symbol) is None), ""):
         return [], f"this build has no kernel {missing} that epilogues are linked into"
     jobs = _jobs(epilogue, symbols, capability)

@@ -69,7 +69,7 @@ class DryRun(NamedTuple):
     gemm: int  # what torch's GEMM does in the fallback
     plan: tuple[int, ...]  # family, tile, raster, swizzle, splits
     launches: list[str]
-    missing: list[str]  # the kernels into which the epilogue has to be linked first
+    missing: list[str]  # the kernels into which the epilogue has to be linked first; of a GPU elsewhere: all
     tried: list[Tried]  # every arithmetic, in order, if `tried` was asked for
 
 
@@ -83,23 +83,27 @@ def dry_run(
     plan: tuple[int, ...] = (),
     tried: bool = False,
     weight2: Tensor | None = None,
+    gpu: tuple[int, ...] = (),
 ) -> DryRun:
     """A dry run of a call on a CPU or a CUDA device.
 
     `slices`: the cost of the weight's slices, at `SHIFTS`. `place`: for meta tensors, a tensor on the device in
     question. `order`: the arithmetics to try; None: those of the call's precision. `circumstances`, `plan`: see
     csrc/call/forced.h. `weight2`: the second weight of a pair of products. The second product takes the place of the
-    epilogue's first matrix, which the call does not have then.
+    epilogue's first matrix, which the call does not have then. `gpu`: a GPU that this machine need not have, as
+    `plans.ask` takes it, in place of the tensors' device; `missing` has all kernels then.
 
     Raises:
         RuntimeError: the numbers of `plan` name none.
     """
     epilogue, x, weight, bias, operands, scalars, *_, strict, invariant, out = call
-    device = (x if place is None else place).get_device()
-    gpu = plans.gpu_numbers(device)
+    device = -1 if gpu else (x if place is None else place).get_device()
+    gpu = gpu or plans.gpu_numbers(device)
     described = (device, *gpu) if gpu or place is not None else None
-    if order is None:
-        order = call.order if place is None else order_on(call, place)
+    if order is None and gpu:
+        order = order_on(call, "cuda")
+    elif order is None:
+        order = call.order if place is None else order_on(call, place.device.type)
     answer = ops._dry_linear(
         epilogue.name,
         x,
@@ -125,10 +129,10 @@ def dry_run(
     return DryRun(**found)
 
 
-def order_on(call: LinearCall, place: Tensor) -> _precision.Order:
-    """The arithmetics to try for a call of meta tensors on the device of `place`."""
+def order_on(call: LinearCall, device_type: str) -> _precision.Order:
+    """The arithmetics to try for a call of meta tensors on a device of this type."""
     is_fp32 = call.x.dtype is torch.float32
-    return _precision.order(call.precision, place.device.type) if is_fp32 else _precision.ORDERS[0]
+    return _precision.order(call.precision, device_type) if is_fp32 else _precision.ORDERS[0]
 
 
 def _tried(found: dict[str, Any]) -> Tried:

@@ -252,10 +252,10 @@ def load(device: int) -> None:
         install(device, read(path, gpu).values())
         outdated = _outdated(path, gpu)
     except (OSError, ValueError, RuntimeError) as error:
-        _warn_once(path, f"the measured choices in {path} are ignored: {_first_line(error)}")
+        warn_once(path, f"the measured choices in {path} are ignored: {first_line(error)}")
         return
     if outdated is not None:
-        _warn_once(
+        warn_once(
             path,
             f"the measured choices in {outdated} are ignored: another version or other kernels left them",
         )
@@ -294,7 +294,7 @@ def _made(name: str) -> None:
             try:
                 _pass_on(device, _rows(known.values()))
             except RuntimeError as error:
-                _warn_once(Path(name), f"what was measured with {name} is ignored: {_first_line(error)}")
+                warn_once(Path(name), f"what was measured with {name} is ignored: {first_line(error)}")
                 _known[device] = {key: each for key, each in known.items() if each.epilogue != name}
 
 
@@ -312,7 +312,7 @@ def remember(device: int, entries: Iterable[Entry]) -> None:
     try:
         merge(path, gpu, entries)
     except OSError as error:
-        _warn_once(
+        warn_once(
             path.parent, f"measured choices last as long as this process: {path} cannot be written: {error}"
         )
 
@@ -329,11 +329,13 @@ def source_text(source: str, plan: Mapping[str, Any]) -> str:
 _warned: set[Path] = set()
 
 
-def _warn_once(about: Path, message: str) -> None:
+def warn_once(about: Path, message: str) -> None:
+    """Warn of what is wrong with a file, once a process."""
     if about not in _warned:
         _warned.add(about)
         warnings.warn(f"epigemm: {message}", RuntimeWarning, stacklevel=2)
 
 
-def _first_line(error: Exception) -> str:
+def first_line(error: Exception) -> str:
+    """What an error says, in a line."""
     return (str(error).splitlines() or [type(error).__name__])[0]

@@ -42,6 +42,13 @@ float drawn(uint32_t& state) {
   return static_cast<float>(static_cast<int>(state >> 24) % 17 - 8) / 4;
 }
 
+// Ties away from zero.
+double nearest_tf32(double value) {
+  int exponent = 0;
+  std::frexp(value, &exponent);
+  return std::ldexp(std::round(std::ldexp(value, 11 - exponent)), exponent - 11);
+}
+
 template <class T>
 struct Drawn {
   std::vector<T> all;
@@ -50,6 +57,7 @@ struct Drawn {
   const T* data() const { return all.data() + before; }
   T* data() { return all.data() + before; }
   double at(int i, int j) const { return static_cast<float>(all[before + i * stride + j]); }
+  double multiplied_at(int i, int j) const { return sizeof(T) == 4 ? nearest_tf32(at(i, j)) : at(i, j); }
 };
 
 template <class T>
@@ -61,7 +69,12 @@ Drawn<T> draw(int rows, int columns, const Sizes& sizes, uint32_t& state, bool i
   made.all.assign(sizes.before + rows * made.stride + 16, T(std::nanf("")));
   if (is_poisoned) std::fill(made.all.begin(), made.all.end(), kPoison<T>);
   for (int i = 0; i < rows && !is_poisoned; ++i) {
-    for (int j = 0; j < columns; ++j) made.all[sizes.before + i * made.stride + j] = T(drawn(state));
+    for (int j = 0; j < columns; ++j) {
+      float value = drawn(state);
+      // Of fp32 also what lies between two numbers of TF32, and halfway between them.
+      if (sizeof(T) == 4) value *= 1 + static_cast<float>(state >> 8 & 0x1fff) * 0x1p-13f / 1024;
+      made.all[sizes.before + i * made.stride + j] = T(value);
+    }
   }
   return made;
 }
@@ -109,12 +122,12 @@ int check(const Sizes& sizes) {
       for (int j = 0; j < sizes.n; ++j) {
         double sum = 0, magnitude = 0;
         for (int k = 0; k < sizes.k; ++k) {
-          const double product = x.at(i, k) * weight.at(j, k);
+          const double product = x.multiplied_at(i, k) * weight.multiplied_at(j, k);
           sum += product, magnitude += std::abs(product);
         }
         const double expected = (sum + column.at(0, j)) * wide_column.at(0, j) + 0.5 * row.at(0, i) +
                                 matrix.at(i, j) - wide_matrix.at(i, j);
-        const double unit = sizeof(Stored) == 2 && std::is_same_v<Stored, __half> ? 0x1p-11 : 0x1p-8;
+        const double unit = sizeof(Stored) == 4 ? 0x1p-24 : std::is_same_v<Stored, __half> ? 0x1p-11 : 0x1p-8;
         const double bound = std::abs(expected) * unit * 1.01 + 0x1p-20 * (1 + 4 * magnitude);
         const double error = std::abs(out.at(i, j) - expected) / bound;
         worst = error <= worst ? worst : error;  // a NaN is the worst
@@ -131,7 +144,7 @@ int check(const Sizes& sizes) {
 }
 
 // A tile of each kind, for the compiler takes five seconds over each: stages of 64 and 32 columns, warps side by side
-// along either axis, both ways of loading. The types differ by an instruction alone.
+// along either axis, both ways of loading. The types of 16 bits differ by an instruction alone.
 template <class Stored, int... TileIndex>
 int check_tile(int tile, const Sizes& sizes, std::integer_sequence<int, TileIndex...>) {
   int failed = 2;  // a tile that is not here
@@ -146,6 +159,9 @@ int main(int, char** given) {
   const Sizes sizes{number(3), number(4), number(5), number(6), number(7)};
   if (std::strcmp(given[1], "float16") == 0) {
     return check_tile<__half>(number(2), sizes, std::integer_sequence<int, 6, 9>{});
+  }
+  if (std::strcmp(given[1], "tf32") == 0) {
+    return check_tile<float>(number(2), sizes, std::integer_sequence<int, 0, 2>{});
   }
   return check_tile<__nv_bfloat16>(number(2), sizes, std::integer_sequence<int, 0, 3, 5, 7, 8>{});
 }

@@ -157,9 +157,19 @@ inline float value_of(uint32_t pair, int i, cute::half_t) {
   return static_cast<float>(cute::half_t::bitcast(static_cast<uint16_t>(pair >> 16 * i)));
 }
 
-// mma.sync.m16n8k16, row by column.
+// An operand of TF32 has its last 13 bits cut off by the instruction: here they are to be zeros.
+inline float value_of(uint32_t bits, int, cute::tfloat32_t) {
+  if (bits & 0x1fffu && (bits & 0x7fffffffu) != 0x7fffffffu) std::printf("not rounded to TF32\n"), std::exit(1);
+  float value;
+  std::memcpy(&value, &bits, 4);
+  return value;
+}
+
+// mma.sync, row by column: m16n8k16 in 16 bits, m16n8k8 in TF32.
 template <class Element>
 struct Multiply {
+  static constexpr int kOfRegister = 4 / sizeof(Element), kColumns = 8 * kOfRegister;
+
   using DRegisters = float[4];
   using ARegisters = uint32_t[4];
   using BRegisters = uint32_t[2];
@@ -178,11 +188,11 @@ struct Multiply {
   }
 
   static void multiply(Posted& w) {
-    float left[16][16], right[8][16];
+    float left[16][kColumns], right[8][kColumns];
     for (int l = 0; l < kWarp; ++l) {
       for (int i = 0; i < 4; ++i) {
-        for (int j = 0; j < 2; ++j) {
-          const int k = 2 * (l % 4) + 8 * (i / 2) + j;
+        for (int j = 0; j < kOfRegister; ++j) {
+          const int k = kOfRegister * (l % 4 + 4 * (i / 2)) + j;
           left[l / 4 + 8 * (i % 2)][k] = value_of(w.a[l][i], j, Element{});
           if (i % 2 == 0) right[l / 4][k] = value_of(w.b[l][i / 2], j, Element{});
         }
@@ -191,13 +201,14 @@ struct Multiply {
     for (int l = 0; l < kWarp; ++l) {
       for (int i = 0; i < 4; ++i) {
         const int row = l / 4 + 8 * (i / 2), column = 2 * (l % 4) + i % 2;
-        for (int k = 0; k < 16; ++k) w.c[l][i] += left[row][k] * right[column][k];
+        for (int k = 0; k < kColumns; ++k) w.c[l][i] += left[row][k] * right[column][k];
       }
     }
   }
 };
 struct MultiplyHalf : Multiply<cute::half_t> {};
 struct MultiplyBFloat16 : Multiply<cute::bfloat16_t> {};
+struct MultiplyTF32 : Multiply<cute::tfloat32_t> {};
 
 // 16 bytes, or zeros; not before it is waited for.
 template <class Source, class Target = Source>
@@ -231,10 +242,13 @@ template <>
 struct MMA_Traits<emulation::MultiplyHalf> : MMA_Traits<SM80_16x8x16_F32F16F16F32_TN> {};
 template <>
 struct MMA_Traits<emulation::MultiplyBFloat16> : MMA_Traits<SM80_16x8x16_F32BF16BF16F32_TN> {};
+template <>
+struct MMA_Traits<emulation::MultiplyTF32> : MMA_Traits<SM80_16x8x8_F32TF32TF32F32_TN> {};
 using emulation::CopyLater;
 using emulation::LoadMatrix;
 using emulation::MultiplyBFloat16;
 using emulation::MultiplyHalf;
+using emulation::MultiplyTF32;
 inline void emulated_fence() { emulation::fence(); }
 template <int N>
 void emulated_wait() {
@@ -245,6 +259,7 @@ void emulated_wait() {
 #define SM75_U32x4_LDSM_N LoadMatrix
 #define SM80_16x8x16_F32F16F16F32_TN MultiplyHalf
 #define SM80_16x8x16_F32BF16BF16F32_TN MultiplyBFloat16
+#define SM80_16x8x8_F32TF32TF32F32_TN MultiplyTF32
 #define SM80_CP_ASYNC_CACHEGLOBAL_ZFILL CopyLater
 #define cp_async_fence emulated_fence
 #define cp_async_wait emulated_wait
