@@ -136,10 +136,10 @@ def test_derivatives_of_functions(transform: str) -> None:
 # --- lines -----------------------------------------------------------------------------------------------------------
 
 
-def several(acc: Tensor) -> Any:
+def named(acc: Tensor) -> Any:
     z = torch.tanh(acc)
     z = z * 2
-    return z, z  # here
+    return {"z": z}  # here
 
 
 def a_number(acc: Tensor) -> Any:
@@ -169,14 +169,14 @@ def a_condition(acc: Tensor) -> Tensor:
 def the_first_of_two(acc: Tensor) -> Any:
     z = acc.relu()
     if SEVERAL:
-        return [z]  # here
+        return {"z": z}  # here
     return z
 
 
 SEVERAL = True
 
 
-@pytest.mark.parametrize("function", [several, a_number, nothing, a_column, a_condition, the_first_of_two])
+@pytest.mark.parametrize("function", [named, a_number, nothing, a_column, a_condition, the_first_of_two])
 def test_a_refused_result_names_the_return(function: Callable[..., Any]) -> None:
     lines, first = inspect.getsourcelines(function)
     (here,) = (first + place for place, line in enumerate(lines) if "# here" in line)
