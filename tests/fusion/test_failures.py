@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, fx, nn
 
 import epigemm
-from epigemm.fusion import FusionReport, changes, model, rewrite
+from epigemm.fusion import FusionReport, changes, model_call, rewrite
 
 SAYS = "epigemm's pass failed"
 
@@ -53,7 +53,7 @@ PLANTED: list[tuple[Any, str, Callable[[], Any], type[Exception]]] = [
     (rewrite, "fuse_graph", lambda: breaks_the_graph, RuntimeError),
 ]
 IN_FUSE_ALONE: list[tuple[Any, str, Callable[[], Any], type[Exception]]] = [
-    (model, "guard_more", lambda: fails, Planted),
+    (model_call, "guard_more", lambda: fails, Planted),
 ]
 names = "module, name, function, error"
 
