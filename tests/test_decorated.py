@@ -87,3 +87,23 @@ def test_whether_a_layer_has_its_bias() -> None:
         return (acc + bias,)
 
     assert one.takes_bias and two.takes_bias and not of_a_matrix.takes_bias
+
+
+def test_an_attribute_of_a_module_is_in_its_graph() -> None:
+    """Also where the package makes the epilogue while Dynamo traces."""
+
+    class Layer(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.randn(4, 8))
+            self.activation = one
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = epigemm.linear_gated(x, self.weight, None, gate=torch.ones(3, 4))
+            return self.activation(x, self.weight, y[0]) + epigemm.linear_residual(
+                x, self.weight, None, residual=y
+            )
+
+    layer, x = Layer(), torch.randn(3, 8)
+    compiled = torch.compile(layer, fullgraph=True, backend="eager")
+    torch.testing.assert_close(compiled(x), layer(x))

@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 _is_compiling = torch.compiler.is_compiling
+# Dynamo before torch 2.13: an object's attribute that has `__get__`, such as `self.activation = swish_clamp` in a
+# module, is looked for in its class, and breaks the graph.
+_TAKES_ATTRIBUTES_FOR_METHODS = torch.torch_version.TorchVersion(torch.__version__) < "2.13"
 
 
 class Decorated:
@@ -33,9 +36,11 @@ class Decorated:
         self.takes_bias = any(each.name == "bias" and each.kind == PER_COLUMN for each in traced.operands)
         self._names = {operand.name: place for place, operand in enumerate(traced.operands)}
 
-    def __get__(self, instance: object, owner: type | None = None) -> Self:
-        # As a class attribute it is not a method. With this method `help` treats it as a function, and shows its call.
-        return self
+    if not _TAKES_ATTRIBUTES_FOR_METHODS:
+
+        def __get__(self, instance: object, owner: type | None = None) -> Self:
+            # As a class attribute it is not a method. With this method `help` shows it as a function, with its call.
+            return self
 
     def __repr__(self) -> str:
         return f"epigemm.epilogue({self.traced.name})"

@@ -238,7 +238,8 @@ def _is_special(tensor: Tensor | None) -> bool:
     if tensor is None:
         return False
     overrides = type(tensor).__torch_function__
-    is_plain = getattr(overrides, "__func__", overrides) in _TORCH_FUNCTIONS
+    function = getattr(overrides, "__func__", overrides)
+    is_plain = any(function is each for each in _TORCH_FUNCTIONS)  # Dynamo cannot compare them otherwise
     return not is_plain or is_traceable_wrapper_subclass(tensor)
 
 
