@@ -30,6 +30,21 @@ def keyed(z: Tensor, by: dict[str, float] = {"by": 2.0}) -> Tensor:  # noqa: B00
     return z * by["by"]
 
 
+def nested(z: Tensor, by: tuple[list[float]] = ([2.0],)) -> Tensor:
+    return z * by[0][0]
+
+
+def named(z: Tensor, *, by: float = 2.0) -> Tensor:
+    return z * by
+
+
+class Box:
+    """Of which a forward makes an object."""
+
+    def __init__(self, by: float = 2.0) -> None:
+        self.by = by
+
+
 def times(by: Any) -> Callable[[Tensor], Tensor]:
     return lambda z: z * by
 
@@ -84,6 +99,11 @@ def closing_over(value: Callable[[], Any]) -> Callable[[Any], None]:
     return lambda f: close_over(f, value())
 
 
+def with_named(function: Any, by: float) -> Any:
+    function.__kwdefaults__ = {"by": by}
+    return function
+
+
 def same_code(function: Any) -> Any:
     """A new function of the same code and defaults, so that no case changes those of others."""
     return type(function)(function.__code__, globals(), function.__name__, function.__defaults__)
@@ -100,6 +120,7 @@ def is_method(f: Any) -> nn.Module:
 CASES = {
     "default": Case(Model, lambda: same_code(scaled), set_defaults(7.0)),
     "default list": Case(Model, lambda: same_code(listed), set_defaults([7.0])),
+    "keyword default": Case(Model, lambda: with_named(same_code(named), 2.0), lambda f: with_named(f, 7.0)),
     "number": Case(Model, lambda: times(2.0), closing_over(lambda: 5.0)),
     "tensor": Case(Model, lambda: times(torch.ones(WIDTH)), closing_over(lambda: torch.full((WIDTH,), 3.0))),
     "shape": Case(Model, lambda: times(torch.ones(WIDTH)), closing_over(lambda: torch.full((3, 1), 3.0))),
@@ -129,9 +150,10 @@ def test_a_call_notices(name: str) -> None:
     torch.testing.assert_close(fused(x), model(x))
 
 
-@pytest.mark.parametrize("function", [listed, keyed], ids=["list", "dict"])
+@pytest.mark.parametrize("function", [listed, keyed, nested], ids=["list", "dict", "within a tuple"])
 def test_defaults_that_change_in_place(function: Any) -> None:
     kept: Any = function.__defaults__[0]
+    kept = kept[0] if function is nested else kept
     model = Model(function)
     fused, x = epigemm.fuse(model), torch.randn(3, WIDTH)
     torch.testing.assert_close(fused(x), model(x))
@@ -141,6 +163,15 @@ def test_defaults_that_change_in_place(function: Any) -> None:
         torch.testing.assert_close(fused(x), model(x))
     finally:
         kept[key] = 2.0
+
+
+def test_defaults_of_a_class_of_which_the_forward_makes_an_object(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Dynamo does not guard these: it has the class's functions from no place that it could look at."""
+    model = Model(lambda z: z * Box().by)
+    fused, x = epigemm.fuse(model), torch.randn(3, WIDTH)
+    torch.testing.assert_close(fused(x), model(x))
+    monkeypatch.setattr(Box.__init__, "__defaults__", (7.0,))
+    torch.testing.assert_close(fused(x), model(x))
 
 
 # --- what compares them, also where Dynamo guards them ---------------------------------------------------------------

@@ -98,7 +98,7 @@ class Watched:
         self._was = [*self._objects()]
         self._names, self._read = set(_UNNAMED), set[str]()
         self._edition = 0  # of the list of what is compared
-        self.inlined = None if inlined.ARE_GUARDED else Inlined()
+        self.inlined = Inlined()
         self._is_told = _watch()  # whether CPython counts all changes
         self._known = (-1, 0, "")  # the count, the edition and the answer of the last comparison
         self._look()
@@ -160,7 +160,7 @@ class Watched:
         changes, edition, reason = self._known
         if changes != _changes() or edition != self._edition:
             reason = self._compared_again()
-        if not reason and self.inlined is not None and self.inlined.have_changed():
+        if not reason and self.inlined.compares and self.inlined.have_changed():
             return inlined.CHANGED
         return reason
 

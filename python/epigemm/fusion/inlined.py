@@ -1,7 +1,8 @@
 """Defaults and closures of the functions that Dynamo inlined into a graph.
 
-Dynamo takes both for constants. From torch 2.13 on it guards them. Before, it does so for some functions alone: a graph
-would go on with the values that it was made with.
+Dynamo takes both for constants. From torch 2.13 on it guards them, if it knows from where the traced code has the
+function: not for `__init__` of a class of which the code makes an object. Before, it does so for some functions alone.
+A graph would go on with the values that it was made with.
 """
 
 from __future__ import annotations
@@ -29,15 +30,13 @@ _Look = Callable[[Any], bool]  # whether a value is still the one that was noted
 
 
 @contextmanager
-def noted(inlined: Inlined | None) -> Iterator[None]:
-    """In the block, which holds Dynamo's lock, have it note each function that Dynamo inlines."""
-    if inlined is None:
-        yield
-        return
+def noted(inlined: Inlined) -> Iterator[None]:
+    """In the block, which holds Dynamo's lock, have it note each function that Dynamo inlines and does not guard."""
     bind = UserFunctionVariable.bind_args  # reads the defaults and the closure
 
     def bind_noted(function: Any, *args: Any) -> Any:
-        inlined.note(function.fn)
+        if not (ARE_GUARDED and function.get_source()):
+            inlined.note(function.fn)
         return bind(function, *args)
 
     with patch.object(UserFunctionVariable, "bind_args", bind_noted):
@@ -45,9 +44,14 @@ def noted(inlined: Inlined | None) -> Iterator[None]:
 
 
 class Inlined:
-    """What the functions that were inlined had as defaults and in their closures."""
+    """What the functions that were inlined had as defaults and in their closures.
+
+    Attributes:
+        compares: whether one of them had any.
+    """
 
     def __init__(self) -> None:
+        self.compares = False
         self._seen = weakref.WeakSet[Any]()
         # Loops in C compare these: they may be many.
         self._functions: list[FunctionType] = []
@@ -64,9 +68,12 @@ class Inlined:
             return
         self._seen.add(function)
         cells = _cells(function)
+        self.compares |= bool(cells or function.__defaults__ or function.__kwdefaults__)
         if not all(map(_is_no_model, map(_content, cells))):
             self._closures.append(_Closure(function))
             return
+        if function.__kwdefaults__:
+            self._lists.append((function, _same_named(function)))
         if function.__defaults__:
             self._functions.append(function)
             self._defaults.append(function.__defaults__)
@@ -92,13 +99,14 @@ class _Closure:
         self._function = weakref.ref(function)
         self._defaults = function.__defaults__
         self._lists = _lists(self._defaults or ())
+        self._named = _same_named(function)
         self._looks = [_identity(_content(cell)) for cell in _cells(function)]
 
     def is_same(self) -> bool:
         function = self._function()
         if function is None:
             return True
-        if function.__defaults__ is not self._defaults:
+        if function.__defaults__ is not self._defaults or not self._named(function):
             return False
         looks = zip(self._looks, map(_content, _cells(function)), strict=True)
         return all(look(each) for look, each in looks) and all(look(each) for each, look in self._lists)
@@ -128,7 +136,19 @@ def _is_no_model(value: Any, seen: frozenset[int] = frozenset()) -> bool:
 
 def _lists(defaults: tuple[Any, ...]) -> list[tuple[Any, _Look]]:
     """Those of a function's defaults that Dynamo reads without a guard, though they can change in place."""
-    return [(each, _same_parts(each)) for each in defaults if isinstance(each, (list, dict, set))]
+    return [(each, _same_parts(each)) for each in defaults if _can_change(each)]
+
+
+def _can_change(value: Any) -> bool:
+    if isinstance(value, tuple):
+        return any(map(_can_change, value))
+    return isinstance(value, (list, dict, set))
+
+
+def _same_named(function: FunctionType) -> _Look:
+    """Whether a function has the keyword-only defaults that this one has now."""
+    look = _same_parts(function.__kwdefaults__ or {})
+    return lambda now: look(now.__kwdefaults__ or {})
 
 
 def _same_parts(value: Any) -> _Look:
