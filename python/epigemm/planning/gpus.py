@@ -27,7 +27,8 @@ class GPU:
 
     Raises:
         TypeError: a figure is no number of its kind.
-        ValueError: a figure is not positive, or `capability` is below 8.0, where no kernel of epigemm's runs.
+        ValueError: a figure is not of 1 to 10^6 (`multiprocessors`: to 65,536), or `capability` is below 8.0, where no
+            kernel of epigemm's runs.
 
     Example:
         >>> epigemm.GPU("RTX A4000", (8, 6), 48, clock_mhz=1560, memory_gb_per_s=448, l2_mb=4).is_geforce
@@ -48,14 +49,16 @@ class GPU:
         if (
             not isinstance(of_capability, tuple)
             or len(of_capability) != 2
-            or not all(isinstance(each, int) for each in of_capability)
+            or not all(type(each) is int for each in of_capability)
         ):
             raise TypeError(f"capability: got {of_capability!r}; accepted are two integers, as (8, 6)")
-        if of_capability < _LEAST:
-            raise ValueError(f"capability: got {of_capability}; accepted are (8, 0) and later")
-        _positive("multiprocessors", self.multiprocessors, int)
+        if of_capability < _LEAST or not 0 <= of_capability[1] < 10:  # `numbers` has both in one
+            raise ValueError(
+                f"capability: got {of_capability}; accepted are (8, 0) and later, the second number at most 9"
+            )
+        _check("multiprocessors", self.multiprocessors, int, 65536)
         for name in ("clock_mhz", "memory_gb_per_s", "l2_mb"):
-            _positive(name, getattr(self, name), (int, float))
+            _check(name, getattr(self, name), (int, float), 10**6)
 
     @property
     def is_geforce(self) -> bool:
@@ -76,12 +79,12 @@ class GPU:
         )
 
 
-def _positive(name: str, value: object, kind: type | tuple[type, ...]) -> None:
+def _check(name: str, value: object, kind: type | tuple[type, ...], most: int) -> None:
     if not isinstance(value, kind) or isinstance(value, bool):
         accepted = "a whole number" if kind is int else "a number"
         raise TypeError(f"{name}: got {value!r}; accepted is {accepted}")
-    if not 0 < value < float("inf"):  # type: ignore[operator]
-        raise ValueError(f"{name}: got {value}; accepted is a positive number")
+    if not 1 <= value <= most:  # type: ignore[operator]
+        raise ValueError(f"{name}: got {value}; accepted is a number from 1 to {most}")
 
 
 # Capability, multiprocessors, clock, bandwidth, L2: from NVIDIA's data sheets and, for what these leave out, from the
