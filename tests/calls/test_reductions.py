@@ -11,6 +11,7 @@ from torch import Tensor
 from epigemm.calls import reductions
 from epigemm.epilogues.tracing.results import AMAX, AMIN, MEAN, REDUCTIONS, SUM, VAR
 from tests.support.invariance import bits
+from tests.support.threads import threads
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
@@ -64,10 +65,8 @@ def test_gradients(kind: str, rng: torch.Generator) -> None:
 @pytest.fixture
 def two_threads() -> Iterator[None]:
     """They share out a long sum where there is one row alone, else the rows."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
-    yield
-    torch.set_num_threads(before)
+    with threads(2):
+        yield
 
 
 @pytest.mark.parametrize("size", [(600, 1000), (8, 300000)], ids=str)
