@@ -98,9 +98,10 @@ def dry_run(
     """
     epilogue, x, weight, bias, operands, scalars, *_, strict, invariant, out = call
     device = -1 if gpu else (x if place is None else place).get_device()
+    is_elsewhere = bool(gpu)
     gpu = gpu or plans.gpu_numbers(device)
     described = (device, *gpu) if gpu or place is not None else None
-    if order is None and gpu:
+    if order is None and is_elsewhere:
         order = order_on(call, "cuda")
     elif order is None:
         order = call.order if place is None else order_on(call, place.device.type)
