@@ -29,6 +29,8 @@ from pathlib import Path
 
 from benchmarks.harness import environment
 
+PROCESSES = len(os.sched_getaffinity(0))
+"""As many as cores. On a machine of several GPUs `taskset` and CUDA_VISIBLE_DEVICES give each GPU a run of its own."""
 SHARDS = 45  # of compute-sanitizer, a process each
 LEFT = "{left}"  # in a command: the seconds that its job may take, less those that it needs to end
 ENDING_S = 30
@@ -61,7 +63,7 @@ def _python(*arguments: str) -> tuple[str, ...]:
 
 def _suite(index: int, output: Path, trees: str) -> Job:
     shard = ("--shard", f"{index}/2", "--summary-json", str(output / f"tests-{index}.json"))
-    options = ("-m", "gpu", "-n", str(os.cpu_count()), "-q", "-rf", "-p", "no:cacheprovider", "--tb=short")
+    options = ("-m", "gpu", "-n", str(PROCESSES), "-q", "-rf", "-p", "no:cacheprovider", "--tb=short")
     command = _python("pytest", "tests", *options, *shard, "--trees", trees)
     return Job(f"suite-{index}", 200, (command,))
 
@@ -146,7 +148,7 @@ def end(job: Job, output: Path, trees: str, left_s: float, run: Run) -> Ended:
         given = str(max(1, int(left - ENDING_S)))
         return run([given if word == LEFT else word for word in command], log, left) if left > 0 else 124
 
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
+    with ThreadPoolExecutor(PROCESSES) as pool:
         statuses = list(pool.map(one, job.commands, logs))
     failed = next((status for status in statuses if status), 0)
     if not failed and job.merged:
